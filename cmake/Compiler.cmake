@@ -1,0 +1,28 @@
+# Compiler flags, ccache, the fast linker and the sanitizers: what every target shares.
+
+if(NOT CMAKE_BUILD_TYPE)
+  set(CMAKE_BUILD_TYPE Release CACHE STRING "" FORCE)
+endif()
+
+find_program(THALWEG_CCACHE ccache)
+if(THALWEG_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
+  set(CMAKE_C_COMPILER_LAUNCHER ${THALWEG_CCACHE})
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${THALWEG_CCACHE})
+endif()
+
+find_program(THALWEG_MOLD mold)
+if(THALWEG_MOLD)
+  add_link_options(-fuse-ld=mold)
+endif()
+
+add_compile_options(-Wall -Wextra -Wno-unused-parameter -fvisibility=hidden)
+# Promise 2 (same bits everywhere): the compiler must not fuse a*b+c where the source does not.
+add_compile_options(-ffp-contract=off)
+
+if(THALWEG_SANITIZE)
+  add_compile_options(-fsanitize=${THALWEG_SANITIZE} -fno-omit-frame-pointer -g)
+  if(THALWEG_SANITIZE MATCHES "undefined")
+    add_compile_options(-fno-sanitize-recover=undefined)
+  endif()
+  add_link_options(-fsanitize=${THALWEG_SANITIZE})
+endif()

@@ -1,0 +1,42 @@
+// Element types of gradients and of what crosses the network. The numeric values are part of the
+// wire format and of the ipc format: never renumber.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+
+namespace thalweg {
+
+enum class DType : uint8_t { kFloat32 = 1, kFloat16 = 2, kBFloat16 = 3, kFloat64 = 4 };
+
+// True for the four values above; anything else came from outside and must be refused.
+constexpr bool IsValid(DType dtype) { return dtype >= DType::kFloat32 && dtype <= DType::kFloat64; }
+
+constexpr size_t SizeOf(DType dtype) {
+  switch (dtype) {
+    case DType::kFloat32:
+      return 4;
+    case DType::kFloat16:
+    case DType::kBFloat16:
+      return 2;
+    case DType::kFloat64:
+      return 8;
+  }
+  return 0;
+}
+
+// "fp32", "fp16", "bf16", "fp64".
+const char* Name(DType dtype);
+absl::StatusOr<DType> ParseDType(absl::string_view name);
+
+// The type in which a bucket of `bucket` elements crosses the network under codec `codec` (one of
+// fp32, fp16, bf16). Only fp32 gradients are narrowed: half types are already small, and whoever
+// trains in fp64 asked for the digits.
+constexpr DType WireType(DType bucket, DType codec) {
+  return bucket == DType::kFloat32 ? codec : bucket;
+}
+
+}  // namespace thalweg

@@ -1,0 +1,49 @@
+#include "core/base/env.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+
+namespace thalweg {
+
+const std::vector<EnvVar>& KnownEnvVars() {
+  static const std::vector<EnvVar> vars = {
+      {"THALWEG_AGGREGATORS", "", "host:port of every aggregator shard, comma separated, in order"},
+      {"THALWEG_CHUNK_BYTES", "524288", "bytes of gradient that travel as one chunk"},
+      {"THALWEG_CODEC", "fp32", "how fp32 gradients cross the network: fp32, fp16 or bf16"},
+      {"THALWEG_HTTP", "", "host:port for /metrics, /healthz and /readyz; empty: none"},
+      {"THALWEG_JOB", "", "name of the training job; default: made up by rank 0"},
+      {"THALWEG_LISTEN", "0.0.0.0:7070", "host:port on which an aggregator serves gRPC"},
+      {"THALWEG_LOG", "info", "least severe message shown: trace, debug, info, warn, error or off"},
+      {"THALWEG_SIDECAR", "", "Unix socket of this node's sidecar; empty: start one"},
+      {"THALWEG_TIMEOUT", "30", "seconds after which a wait fails, naming who was missing"},
+  };
+  return vars;
+}
+
+std::string GetEnv(const char* name) {
+  const auto& vars = KnownEnvVars();
+  const auto var = std::find_if(vars.begin(), vars.end(),
+                                [&](const EnvVar& v) { return std::strcmp(v.name, name) == 0; });
+  const char* value = std::getenv(name);
+  if (value != nullptr && *value != '\0') return value;
+  return var == vars.end() ? "" : var->default_value;
+}
+
+std::vector<std::string> UnknownEnvVars() {
+  std::vector<std::string> unknown;
+  for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) {
+    const std::string name(*entry, std::strcspn(*entry, "="));
+    if (name.rfind("THALWEG_", 0) != 0) continue;
+    const auto& vars = KnownEnvVars();
+    const bool known =
+        std::any_of(vars.begin(), vars.end(), [&](const EnvVar& v) { return name == v.name; });
+    if (!known) unknown.push_back(name);
+  }
+  std::sort(unknown.begin(), unknown.end());
+  return unknown;
+}
+
+}  // namespace thalweg

@@ -1,0 +1,136 @@
+// The exchange between a node and one aggregator shard, as both see it, without any transport:
+// server/transport carries these calls over gRPC, embedded mode makes them directly.
+//
+//   node                                   shard
+//    │ Join ─────────────────────────────▶ waits until every node of the job has joined
+//    │ ◀──────────────────────── Membership
+//    │ Attach(sink) ─────────────────────▶ from now on results go to the sink
+//    │ RegisterBucket ───────────────────▶ refuses a layout that differs between nodes
+//    │ Contribute (per chunk) ───────────▶ holds it; the last one of a round makes it fold
+//    │ ◀──────────────────── sink.OnResult to every node, the same bytes
+//    │ Leave ────────────────────────────▶
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "core/base/clock.h"
+#include "core/base/dtype.h"
+#include "core/base/layout.h"
+#include "core/base/payload.h"
+
+namespace thalweg {
+
+// What a node says of itself and of the job when it joins; everything but the first three fields
+// must be the same on all nodes of a job.
+struct JoinRequest {
+  uint32_t node = 0;      // 0 … num_nodes-1
+  std::string node_name;  // for people: host name and process
+  uint32_t workers = 0;   // how many workers this node stands for
+  std::string job;
+  uint32_t num_nodes = 0;
+  uint32_t world_size = 0;  // workers of all nodes together
+  uint32_t shard = 0;       // which of the job's shards the caller takes this one for
+  uint32_t num_shards = 0;
+  uint64_t chunk_bytes = 0;  // ChunkPlan::For's argument
+  DType codec = DType::kFloat32;
+  Duration round_timeout{};  // how long a round waits for its last contribution
+};
+
+// A member's key to its job on one shard. Random; 0 is never valid.
+using SessionToken = uint64_t;
+
+// The job's membership while its epoch lasts.
+struct Membership {
+  SessionToken token = 0;
+  uint64_t epoch = 0;
+  // Most chunks the node may have contributed without having got their results.
+  uint32_t window_chunks = 0;
+};
+
+// Names one chunk of one round. Round numbers of a chunk start at 1 and have no gaps.
+struct RoundId {
+  BucketId bucket;
+  uint32_t chunk = 0;
+  uint64_t round = 0;
+
+  auto operator<=>(const RoundId&) const = default;
+};
+
+// One node's share of a chunk: the mean over its workers, in wire type.
+struct Contribution {
+  RoundId id;
+  uint64_t epoch = 0;
+  DType wire = DType::kFloat32;
+  uint64_t elems = 0;
+  Payload payload;  // elems * SizeOf(wire) bytes
+};
+
+// The mean over all workers of the job, in wire type; the same bytes for every node.
+struct RoundResult {
+  RoundId id;
+  uint64_t epoch = 0;
+  DType wire = DType::kFloat32;
+  uint64_t elems = 0;
+  uint32_t workers = 0;          // how many workers the mean is over
+  uint64_t nonfinite_elems = 0;  // NaN and infinities among the results
+  Payload payload;
+};
+
+// "job 'name': …": the status with the job it is about, once. Errors pass through several hands on
+// their way to the workers, each of which may be the first to know the job.
+bool IsOfJob(const std::string& job, const absl::Status& status);
+absl::Status OfJob(const std::string& job, const absl::Status& status);
+
+// What a shard tells a node. Implemented by the sidecar and by the transport's server side.
+// Calls come from any thread, also concurrently, and must neither block nor call back into the
+// shard.
+class NodeSink {
+ public:
+  virtual ~NodeSink() = default;
+  virtual void OnResult(RoundResult result) = 0;
+  // The job has failed: `why` names job, bucket, round and who was missing. The last call made.
+  virtual void OnFailed(absl::Status why) = 0;
+};
+
+// One aggregator shard as a node sees it. Implemented by the aggregator itself and by the
+// transport's client side. Thread-safe.
+class Shard {
+ public:
+  virtual ~Shard() = default;
+
+  // Blocks until all nodes of the job have joined, or `deadline`. Errors: InvalidArgument (what the
+  // nodes say of the job differs), AlreadyExists (that node has joined), DeadlineExceeded (naming
+  // the nodes that are missing), Unavailable (no aggregator there).
+  virtual absl::StatusOr<Membership> Join(const JoinRequest& request, TimePoint deadline) = 0;
+
+  // Results and failures go to `sink` from now on. Once per token.
+  // Shared: the shard may be about to call the sink while its owner lets go of it.
+  virtual absl::Status Attach(SessionToken token, std::shared_ptr<NodeSink> sink) = 0;
+
+  // Announces bucket `id`; a new generation replaces the old one. Blocks for one round trip at
+  // most. InvalidArgument names the tensor and both nodes when another node announced something
+  // else.
+  virtual absl::Status RegisterBucket(SessionToken token, BucketId id, const BucketLayout& layout,
+                                      TimePoint deadline) = 0;
+
+  // Does not block. Repeating a contribution is harmless: it counts once.
+  virtual absl::Status Contribute(SessionToken token, Contribution contribution) = 0;
+
+  // Says that the node is alive; a node not heard of for kLease is taken for lost.
+  virtual absl::Status Heartbeat(SessionToken token, TimePoint deadline) = 0;
+
+  // Ends the membership. With OK the node is done: rounds it still owes fail with its name.
+  // Otherwise the whole job fails at once, for `reason`. Idempotent.
+  virtual void Leave(SessionToken token, const absl::Status& reason) = 0;
+};
+
+// How long a shard believes in a node it does not hear of, and how often nodes speak.
+inline constexpr Duration kLease = std::chrono::seconds(10);
+inline constexpr Duration kHeartbeatInterval = std::chrono::seconds(2);
+
+}  // namespace thalweg

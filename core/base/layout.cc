@@ -1,0 +1,94 @@
+#include "core/base/layout.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstddef>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+
+namespace thalweg {
+namespace {
+
+class Fnv1a {
+ public:
+  void Add(const void* data, size_t size) {
+    const auto* bytes = static_cast<const unsigned char*>(data);
+    for (size_t i = 0; i < size; ++i) hash_ = (hash_ ^ bytes[i]) * 0x100000001b3ULL;
+  }
+  void Add(uint64_t value) {
+    static_assert(std::endian::native == std::endian::little);
+    Add(&value, sizeof value);
+  }
+  uint64_t hash() const { return hash_; }
+
+ private:
+  uint64_t hash_ = 0xcbf29ce484222325ULL;
+};
+
+std::string Describe(const TensorSpec& t) {
+  return absl::StrCat("'", t.name, "' [", absl::StrJoin(t.shape, ", "), "]");
+}
+
+}  // namespace
+
+uint64_t TensorSpec::Elems() const {
+  uint64_t elems = 1;
+  for (int64_t dim : shape) elems *= static_cast<uint64_t>(dim);
+  return elems;
+}
+
+std::string ToString(BucketId id) {
+  return id.generation == 0 ? absl::StrCat(id.index)
+                            : absl::StrCat(id.index, " (layout ", id.generation, ")");
+}
+
+uint64_t BucketLayout::Elems() const {
+  uint64_t elems = 0;
+  for (const TensorSpec& t : tensors) elems += t.Elems();
+  return elems;
+}
+
+uint64_t BucketLayout::Fingerprint() const {
+  Fnv1a hash;
+  hash.Add(static_cast<uint64_t>(dtype));
+  hash.Add(tensors.size());
+  for (const TensorSpec& t : tensors) {
+    hash.Add(t.name.size());
+    hash.Add(t.name.data(), t.name.size());
+    hash.Add(t.shape.size());
+    for (int64_t dim : t.shape) hash.Add(static_cast<uint64_t>(dim));
+  }
+  return hash.hash();
+}
+
+absl::Status CheckSameLayout(BucketId id, const BucketLayout& a, const std::string& owner_a,
+                             const BucketLayout& b, const std::string& owner_b) {
+  if (a == b) return absl::OkStatus();
+  const std::string head =
+      absl::StrCat("bucket ", ToString(id), " differs between ", owner_a, " and ", owner_b, ": ");
+  const char* advice = "; all workers must build the same model with parameters in the same order";
+  if (a.dtype != b.dtype) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(head, "element type ", Name(a.dtype), " and ", Name(b.dtype), advice));
+  }
+  const size_t common = std::min(a.tensors.size(), b.tensors.size());
+  for (size_t i = 0; i < common; ++i) {
+    if (a.tensors[i] != b.tensors[i]) {
+      return absl::InvalidArgumentError(absl::StrCat(head, "tensor ", i, " is ",
+                                                     Describe(a.tensors[i]), " and ",
+                                                     Describe(b.tensors[i]), advice));
+    }
+  }
+  const bool a_longer = a.tensors.size() > b.tensors.size();
+  const TensorSpec& extra = a_longer ? a.tensors[common] : b.tensors[common];
+  return absl::InvalidArgumentError(absl::StrCat(head, "tensor ", common, ", ", Describe(extra),
+                                                 ", exists only on ", a_longer ? owner_a : owner_b,
+                                                 advice));
+}
+
+ChunkPlan ChunkPlan::For(uint64_t total_elems, DType dtype, uint64_t chunk_bytes) {
+  return {total_elems, std::max<uint64_t>(1, chunk_bytes / SizeOf(dtype))};
+}
+
+}  // namespace thalweg

@@ -1,0 +1,67 @@
+// What a gradient bucket consists of, and how it is cut into chunks.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "core/base/dtype.h"
+
+namespace thalweg {
+
+struct TensorSpec {
+  std::string name;            // the parameter's name in the model
+  std::vector<int64_t> shape;  // in elements
+
+  // Product of `shape`; 1 for a scalar.
+  uint64_t Elems() const;
+  bool operator==(const TensorSpec&) const = default;
+};
+
+// DDP numbers its buckets from 0 and re-cuts them after the first iteration: `generation` counts
+// the layouts that bucket `index` has had, from 0.
+struct BucketId {
+  uint32_t index = 0;
+  uint32_t generation = 0;
+
+  auto operator<=>(const BucketId&) const = default;
+};
+std::string ToString(BucketId id);  // "3" or "3 (layout 1)"
+
+struct BucketLayout {
+  DType dtype = DType::kFloat32;
+  std::vector<TensorSpec> tensors;  // in the order in which they lie in the bucket
+
+  uint64_t Elems() const;
+  // A 64-bit hash (FNV-1a) of element type, names, shapes and order: equal on all workers that
+  // agree.
+  uint64_t Fingerprint() const;
+  bool operator==(const BucketLayout&) const = default;
+};
+
+// OK when the layouts are equal; else InvalidArgument naming the first tensor that differs and both
+// owners, e.g. "rank 0" and "rank 3".
+absl::Status CheckSameLayout(BucketId id, const BucketLayout& a, const std::string& owner_a,
+                             const BucketLayout& b, const std::string& owner_b);
+
+// A bucket is cut into chunks of equal element count (the last may be shorter), which are reduced,
+// encoded, sent and summed independently of each other.
+struct ChunkPlan {
+  uint64_t total_elems = 0;
+  uint64_t chunk_elems = 1;
+
+  // `chunk_bytes` counts bytes of the bucket's own element type.
+  static ChunkPlan For(uint64_t total_elems, DType dtype, uint64_t chunk_bytes);
+
+  uint32_t Count() const {
+    return static_cast<uint32_t>((total_elems + chunk_elems - 1) / chunk_elems);
+  }
+  uint64_t Begin(uint32_t chunk) const { return chunk * chunk_elems; }
+  uint64_t Elems(uint32_t chunk) const {
+    const uint64_t begin = Begin(chunk);
+    return begin + chunk_elems < total_elems ? chunk_elems : total_elems - begin;
+  }
+};
+
+}  // namespace thalweg
