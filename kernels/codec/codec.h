@@ -1,0 +1,31 @@
+// Encoding and decoding of gradient chunks, and folding of encoded ones, on payloads whose pieces
+// end anywhere (also inside an element): received data is folded where it lies.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "absl/status/status.h"
+#include "core/base/dtype.h"
+#include "core/base/payload.h"
+
+namespace thalweg {
+
+// Folds N ≥ 1 encoded contributions in their given order, as FoldMean does, into `out`, which gets
+// `elems` elements of the same wire type. `workers[k]` is how many workers contribution k, a mean,
+// stands for: the result is the mean over all workers. Weights are first divided by their greatest
+// common divisor, so with equally large nodes this is the plain sum divided by N. Sets
+// `*nonfinite_elems`. Thread-safe.
+// InvalidArgument when a payload has another size than elems * SizeOf(wire), a contribution stands
+// for no worker, or `wire` is not a type.
+absl::Status FoldPayloads(std::span<const Payload> contributions, std::span<const uint32_t> workers,
+                          DType wire, uint64_t elems, void* out, uint64_t* nonfinite_elems);
+
+// Decodes a result of `elems` elements of `wire` type into `out` of the bucket's own type `bucket`
+// (WireType(bucket, codec) == wire for some codec).
+// InvalidArgument when the payload's size is wrong or no codec sends that bucket in that type.
+// Thread-safe.
+absl::Status DecodePayload(const Payload& payload, DType wire, DType bucket, uint64_t elems,
+                           void* out);
+
+}  // namespace thalweg
