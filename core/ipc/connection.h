@@ -1,0 +1,99 @@
+// One end of a Unix stream socket that carries frames (message.h) and file descriptors.
+#pragma once
+
+#include <sys/types.h>
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "core/base/clock.h"
+#include "core/base/mutex.h"
+#include "core/ipc/message.h"
+#include "core/ipc/unique_fd.h"
+
+namespace thalweg {
+
+struct PeerCredentials {
+  pid_t pid = 0;
+  uid_t uid = 0;
+  gid_t gid = 0;
+};
+
+struct Received {
+  Message message;
+  UniqueFd fd;  // valid when a descriptor came with the message
+};
+
+// How long Send waits for a peer that does not read.
+inline constexpr Duration kSendTimeout = std::chrono::seconds(10);
+
+// Thread-safe for one reader and any number of writers.
+class Connection {
+ public:
+  // Connects to the listener at `path`. Fails at once with Unavailable when there is none; waits
+  // until `deadline` (DeadlineExceeded) only while the listener's queue is full.
+  static absl::StatusOr<std::unique_ptr<Connection>> Connect(const std::string& path,
+                                                             TimePoint deadline);
+
+  // `socket` is a connected Unix stream socket. `send_timeout` is for tests.
+  explicit Connection(UniqueFd socket, Duration send_timeout = kSendTimeout);
+  ~Connection();  // the peer reads what was sent, then the end
+  Connection(const Connection&) = delete;
+  Connection& operator=(const Connection&) = delete;
+
+  // Writes the whole frame, with a copy of `fd` unless that is negative; `fd` remains the caller's.
+  // Errors: InvalidArgument (message too long: nothing was sent), Unavailable (the connection is
+  // closed), DeadlineExceeded (the peer does not read; the connection is shut down since the frame
+  // may be cut).
+  absl::Status Send(const Message& message, int fd = -1);
+
+  // The next message. DeadlineExceeded keeps what has come of a frame for the next call; a deadline
+  // in the past asks for what is there already. Unavailable: the peer has closed, or Shutdown() was
+  // called. InvalidArgument: the peer broke the protocol. The last two are final.
+  absl::StatusOr<Received> Receive(TimePoint deadline);
+
+  // The process at the other end when the connection was made.
+  absl::StatusOr<PeerCredentials> Peer() const;
+
+  // Ends the connection in both directions: reader and writers return Unavailable, and so do the
+  // peer's. Idempotent; any thread.
+  void Shutdown();
+
+  // For a forked child, where no other thread uses this: gives up the child's copy of the
+  // descriptor and leaves the parent's connection as it is.
+  void CloseInChild();
+
+ private:
+  // Of the frame that is being received.
+  struct Partial {
+    std::array<std::byte, kFrameHeaderBytes> header_bytes;
+    size_t header_have = 0;
+    FrameHeader header;
+    std::vector<std::byte> body;
+    size_t body_have = 0;
+    UniqueFd fd;
+  };
+
+  absl::Status WriteAll(const std::string& frame, int fd)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(send_mutex_);
+  absl::Status WaitFor(short events, TimePoint deadline) const;
+  absl::StatusOr<Received> ReceiveFrame(TimePoint deadline);
+  absl::Status ReadExactly(std::byte* data, size_t size, size_t& have, TimePoint deadline);
+  absl::StatusOr<size_t> ReadSome(std::byte* data, size_t size);
+
+  UniqueFd socket_;
+  const Duration send_timeout_;
+  // Relaxed: shutdown(2) itself wakes whoever waits, the flag only says why.
+  std::atomic<bool> shut_down_{false};
+  Mutex send_mutex_;       // keeps frames of different writers apart
+  Partial partial_;        // reader only
+  absl::Status received_;  // reader only: not OK once receiving has failed for good
+};
+
+}  // namespace thalweg

@@ -1,0 +1,46 @@
+// The Unix socket at which a sidecar takes connections of its node's workers.
+#pragma once
+
+#include <sys/types.h>
+
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "core/ipc/connection.h"
+#include "core/ipc/unique_fd.h"
+
+namespace thalweg {
+
+// Thread-safe.
+class Listener {
+ public:
+  // Listens at `path` (at most 107 bytes, in a folder that exists), mode 0600. A socket file that
+  // nobody serves any more is replaced. Errors: InvalidArgument (path too long), NotFound (no such
+  // folder), AlreadyExists (somebody listens there, or a file that is no socket is in the way).
+  // While the listener lives, `path`.lock keeps others from taking the path.
+  static absl::StatusOr<std::unique_ptr<Listener>> Bind(const std::string& path);
+
+  ~Listener();  // removes the files it made, if they are still its own
+  Listener(const Listener&) = delete;
+  Listener& operator=(const Listener&) = delete;
+
+  // Blocks until a process of this user, or root's, connects (others are dropped and logged) or
+  // Stop() is called (Cancelled). ResourceExhausted: this process has no descriptors left.
+  absl::StatusOr<std::unique_ptr<Connection>> Accept();
+
+  // Ends Accept(), now and later. Idempotent; any thread.
+  void Stop();
+
+ private:
+  Listener(std::string path, UniqueFd lock, UniqueFd socket, UniqueFd stop, ino_t inode);
+
+  const std::string path_;
+  UniqueFd lock_;    // holds the lock on path_ + ".lock"
+  UniqueFd socket_;  // not blocking
+  UniqueFd stop_;    // eventfd, readable once stopped
+  const ino_t inode_;
+  const pid_t owner_;  // a forked child must not remove its parent's files
+};
+
+}  // namespace thalweg

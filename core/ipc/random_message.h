@@ -1,0 +1,67 @@
+// For tests: messages with random contents, of every type, within the bounds of message.h.
+#pragma once
+
+#include <random>
+#include <string>
+
+#include "core/ipc/message.h"
+
+namespace thalweg {
+
+class RandomMessages {
+ public:
+  explicit RandomMessages(uint64_t seed) : random_(seed) {}
+
+  uint64_t Below(uint64_t limit) { return random_() % limit; }
+
+  // `type` counts from 0, in the order of Message's alternatives.
+  Message OfType(size_t type) {
+    switch (type) {
+      case 0:
+        return Hello{U32(),  Text(), U32(), U32(),      U32(),     U32(),
+                     Text(), U32(),  U32(), AnyDType(), random_(), random_()};
+      case 1:
+        return Welcome{random_(), U32(), Text()};
+      case 2:
+        return RegisterBucket{Id(), Layout()};
+      case 3:
+        return BucketReady{Id()};
+      case 4:
+        return Submit{Id(), random_()};
+      case 5:
+        return Complete{Id(),      random_(), U32(),     random_(), random_(),
+                        random_(), random_(), random_(), random_()};
+      case 6:
+        return Fail{static_cast<absl::StatusCode>(1 + Below(16)), Text()};
+      default:
+        return Leave{};
+    }
+  }
+  Message Any() { return OfType(Below(std::variant_size_v<Message>)); }
+
+  std::string Bytes(size_t size) {
+    std::string bytes(size, '\0');
+    for (char& byte : bytes) byte = static_cast<char>(random_());
+    return bytes;
+  }
+
+ private:
+  uint32_t U32() { return static_cast<uint32_t>(random_()); }
+  std::string Text() { return Bytes(Below(20)); }
+  BucketId Id() { return {U32(), U32()}; }
+  DType AnyDType() { return static_cast<DType>(1 + Below(4)); }
+  BucketLayout Layout() {
+    BucketLayout layout{AnyDType(), {}};
+    layout.tensors.resize(Below(6));
+    for (TensorSpec& tensor : layout.tensors) {
+      tensor.name = Text();
+      tensor.shape.resize(Below(5));
+      for (int64_t& dim : tensor.shape) dim = static_cast<int64_t>(Below(1000));
+    }
+    return layout;
+  }
+
+  std::mt19937_64 random_;
+};
+
+}  // namespace thalweg
