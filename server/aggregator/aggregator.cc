@@ -1,0 +1,192 @@
+#include "server/aggregator/aggregator.h"
+
+#include <spdlog/spdlog.h>
+
+#include <random>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "core/base/status_macros.h"
+
+namespace thalweg {
+namespace {
+
+constexpr Duration kTickInterval = std::chrono::milliseconds(25);
+constexpr uint32_t kMaxNodes = 4096;
+constexpr size_t kMaxJobs = 1024;
+constexpr size_t kMaxNameBytes = 512;
+
+SessionToken NewToken() {
+  std::random_device device;
+  SessionToken token = 0;
+  while (token == 0) token = (static_cast<uint64_t>(device()) << 32) | device();
+  return token;
+}
+
+absl::Status CheckRequest(const JoinRequest& r) {
+  const auto invalid = [&](const std::string& what) {
+    return absl::InvalidArgumentError(absl::StrCat("job '", r.job, "', node ", r.node, ": ", what));
+  };
+  if (r.job.empty() || r.job.size() > kMaxNameBytes || r.node_name.size() > kMaxNameBytes) {
+    return invalid(absl::StrCat("names must have 1 to ", kMaxNameBytes, " bytes"));
+  }
+  if (r.num_nodes == 0 || r.num_nodes > kMaxNodes) {
+    return invalid(absl::StrCat("expected 1 to ", kMaxNodes, " nodes, got ", r.num_nodes));
+  }
+  if (r.node >= r.num_nodes) return invalid(absl::StrCat("there are only ", r.num_nodes, " nodes"));
+  if (r.workers == 0 || r.workers > r.world_size) {
+    return invalid(absl::StrCat("stands for ", r.workers, " workers of ", r.world_size));
+  }
+  if (r.shard >= r.num_shards) {
+    return invalid(absl::StrCat("shard ", r.shard, " of ", r.num_shards));
+  }
+  if (r.chunk_bytes < kMinChunkBytes || r.chunk_bytes > kMaxChunkBytes) {
+    return invalid(absl::StrCat("chunks must have ", kMinChunkBytes, " to ", kMaxChunkBytes,
+                                " bytes, got ", r.chunk_bytes));
+  }
+  if (!IsValid(r.codec) || r.codec == DType::kFloat64) return invalid("unknown codec");
+  if (r.round_timeout <= Duration::zero()) return invalid("the round timeout must be positive");
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+Aggregator::Aggregator(const Options& options, MetricRegistry& registry)
+    : options_(options), metrics_(registry), ticker_("agg-tick", [this] { TickLoop(); }) {}
+
+Aggregator::~Aggregator() { Stop(absl::CancelledError("the aggregator is shutting down")); }
+
+absl::StatusOr<Membership> Aggregator::Join(const JoinRequest& request, TimePoint deadline) {
+  THALWEG_RETURN_IF_ERROR(CheckRequest(request));
+  const SessionToken token = NewToken();
+  std::shared_ptr<Job> job;
+  Membership membership;
+  {
+    MutexLock lock(mutex_);
+    if (!stopped_.ok()) return stopped_;
+    if (draining_ && !jobs_.contains(request.job)) {
+      return absl::UnavailableError("this aggregator is shutting down and takes no new jobs");
+    }
+    std::shared_ptr<Job>& slot = jobs_[request.job];
+    if (slot == nullptr) {
+      if (jobs_.size() > kMaxJobs) {
+        jobs_.erase(request.job);
+        return absl::ResourceExhaustedError(
+            absl::StrCat("this aggregator serves ", kMaxJobs, " jobs already"));
+      }
+      slot = std::make_shared<Job>(request, options_.window_chunks, metrics_);
+      metrics_.jobs.Set(static_cast<double>(jobs_.size()));
+    }
+    job = slot;
+    // Under the same lock as the look-up, so that the job cannot be removed for being empty in
+    // between.
+    auto admitted = job->AddMember(request, token, Now());
+    if (!admitted.ok()) {
+      ForgetIfEmptyLocked(request.job, job);
+      return admitted.status();
+    }
+    membership = *admitted;
+    seats_[token] = {job, request.job, request.node};
+  }
+  const absl::Status complete = job->WaitComplete(deadline);
+  if (!complete.ok()) {
+    job->Fail(complete);
+    Leave(token, absl::OkStatus());
+    return complete;
+  }
+  return membership;
+}
+
+absl::StatusOr<Aggregator::Seat> Aggregator::Find(SessionToken token) {
+  MutexLock lock(mutex_);
+  const auto found = seats_.find(token);
+  if (found == seats_.end()) {
+    return absl::NotFoundError("no such membership: the node has left, or was never admitted");
+  }
+  return found->second;
+}
+
+absl::Status Aggregator::Attach(SessionToken token, std::shared_ptr<NodeSink> sink) {
+  THALWEG_ASSIGN_OR_RETURN(const Seat seat, Find(token));
+  return seat.job->Attach(seat.node, std::move(sink));
+}
+
+absl::Status Aggregator::RegisterBucket(SessionToken token, BucketId id, const BucketLayout& layout,
+                                        TimePoint deadline) {
+  THALWEG_ASSIGN_OR_RETURN(const Seat seat, Find(token));
+  return seat.job->RegisterBucket(seat.node, id, layout);
+}
+
+absl::Status Aggregator::Contribute(SessionToken token, Contribution contribution) {
+  THALWEG_ASSIGN_OR_RETURN(const Seat seat, Find(token));
+  return seat.job->Contribute(seat.node, std::move(contribution), Now());
+}
+
+absl::Status Aggregator::Heartbeat(SessionToken token, TimePoint deadline) {
+  THALWEG_ASSIGN_OR_RETURN(const Seat seat, Find(token));
+  return seat.job->Heartbeat(seat.node, Now());
+}
+
+void Aggregator::Leave(SessionToken token, const absl::Status& reason) {
+  Seat seat;
+  {
+    MutexLock lock(mutex_);
+    const auto found = seats_.find(token);
+    if (found == seats_.end()) return;
+    seat = std::move(found->second);
+    seats_.erase(found);
+  }
+  seat.job->RemoveMember(seat.node, reason);
+  MutexLock lock(mutex_);
+  ForgetIfEmptyLocked(seat.job_name, seat.job);
+}
+
+void Aggregator::ForgetIfEmptyLocked(const std::string& name, const std::shared_ptr<Job>& job) {
+  const auto found = jobs_.find(name);
+  // A new job of the same name may have begun meanwhile.
+  if (found == jobs_.end() || found->second != job || !job->IsEmpty()) return;
+  jobs_.erase(found);
+  metrics_.jobs.Set(static_cast<double>(jobs_.size()));
+  changed_.NotifyAll();
+}
+
+void Aggregator::TickLoop() {
+  TimePoint next = Now();
+  while (true) {
+    std::vector<std::shared_ptr<Job>> jobs;
+    {
+      MutexLock lock(mutex_);
+      next += kTickInterval;
+      if (changed_.WaitUntil(mutex_, next, [&] { return !stopped_.ok(); })) return;
+      for (const auto& [name, job] : jobs_) jobs.push_back(job);
+    }
+    for (const auto& job : jobs) job->Tick(Now());
+  }
+}
+
+void Aggregator::Stop(const absl::Status& why) {
+  std::vector<std::shared_ptr<Job>> jobs;
+  {
+    MutexLock lock(mutex_);
+    if (!stopped_.ok()) return;
+    stopped_ = why;
+    for (const auto& [name, job] : jobs_) jobs.push_back(job);
+    changed_.NotifyAll();
+  }
+  for (const auto& job : jobs) job->Fail(why);
+  ticker_.Join();
+}
+
+size_t Aggregator::num_jobs() {
+  MutexLock lock(mutex_);
+  return jobs_.size();
+}
+
+bool Aggregator::Drain(TimePoint deadline) {
+  MutexLock lock(mutex_);
+  draining_ = true;
+  return changed_.WaitUntil(mutex_, deadline, [&] { return jobs_.empty(); });
+}
+
+}  // namespace thalweg

@@ -1,0 +1,69 @@
+// An aggregator shard: sums the contributions of the nodes of each job and gives every node the
+// same result.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <unordered_map>
+
+#include "core/base/exchange.h"
+#include "core/base/metrics.h"
+#include "core/base/mutex.h"
+#include "core/base/protocol.h"
+#include "core/base/thread.h"
+#include "server/aggregator/job.h"
+
+namespace thalweg {
+
+// Thread-safe. Knows nothing of models and keeps nothing of a job whose last node has left.
+class Aggregator : public Shard {
+ public:
+  struct Options {
+    uint32_t window_chunks = kDefaultWindowChunks;
+  };
+
+  Aggregator(const Options& options, MetricRegistry& registry);
+  ~Aggregator() override;  // stops
+
+  absl::StatusOr<Membership> Join(const JoinRequest& request, TimePoint deadline) override;
+  absl::Status Attach(SessionToken token, std::shared_ptr<NodeSink> sink) override;
+  absl::Status RegisterBucket(SessionToken token, BucketId id, const BucketLayout& layout,
+                              TimePoint deadline) override;
+  absl::Status Contribute(SessionToken token, Contribution contribution) override;
+  absl::Status Heartbeat(SessionToken token, TimePoint deadline) override;
+  void Leave(SessionToken token, const absl::Status& reason) override;
+
+  // Fails every job with `why`, also those that join later. Idempotent.
+  void Stop(const absl::Status& why);
+  // Jobs that have members.
+  size_t num_jobs();
+  // Takes no new jobs from now on, and waits for those that run; false when `deadline` came first.
+  bool Drain(TimePoint deadline);
+
+ private:
+  struct Seat {
+    std::shared_ptr<Job> job;  // shared with jobs_: calls may outlive the job's removal
+    std::string job_name;
+    uint32_t node = 0;
+  };
+
+  absl::StatusOr<Seat> Find(SessionToken token);
+  void ForgetIfEmptyLocked(const std::string& name, const std::shared_ptr<Job>& job)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void TickLoop();
+
+  const Options options_;
+  ShardMetrics metrics_;
+
+  Mutex mutex_;
+  CondVar changed_;
+  absl::Status stopped_ ABSL_GUARDED_BY(mutex_);
+  bool draining_ ABSL_GUARDED_BY(mutex_) = false;
+  std::map<std::string, std::shared_ptr<Job>> jobs_ ABSL_GUARDED_BY(mutex_);
+  std::unordered_map<SessionToken, Seat> seats_ ABSL_GUARDED_BY(mutex_);
+  Thread ticker_;  // last: it uses everything above
+};
+
+}  // namespace thalweg

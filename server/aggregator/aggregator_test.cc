@@ -1,0 +1,309 @@
+#include "server/aggregator/aggregator.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <functional>
+#include <future>
+#include <vector>
+
+namespace thalweg {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+constexpr Duration kPatience = std::chrono::seconds(30);  // far beyond what any test needs
+
+// Keeps what a node was told.
+class RecordingSink : public NodeSink {
+ public:
+  void OnResult(RoundResult result) override {
+    MutexLock lock(mutex_);
+    results_.push_back(std::move(result));
+    changed_.NotifyAll();
+  }
+  void OnFailed(absl::Status why) override {
+    MutexLock lock(mutex_);
+    failures_.push_back(std::move(why));
+    changed_.NotifyAll();
+  }
+  std::vector<RoundResult> WaitResults(size_t count) {
+    MutexLock lock(mutex_);
+    EXPECT_TRUE(
+        changed_.WaitUntil(mutex_, Now() + kPatience, [&] { return results_.size() >= count; }));
+    return results_;
+  }
+  absl::Status WaitFailure() {
+    MutexLock lock(mutex_);
+    const bool failed =
+        changed_.WaitUntil(mutex_, Now() + kPatience, [&] { return !failures_.empty(); });
+    EXPECT_TRUE(failed);
+    return failed ? failures_.front() : absl::OkStatus();
+  }
+  size_t num_failures() {
+    MutexLock lock(mutex_);
+    return failures_.size();
+  }
+
+ private:
+  Mutex mutex_;
+  CondVar changed_;
+  std::vector<RoundResult> results_;
+  std::vector<absl::Status> failures_;
+};
+
+JoinRequest Request(uint32_t node, uint32_t num_nodes) {
+  JoinRequest r;
+  r.job = "job";
+  r.node = node;
+  r.node_name = absl::StrCat("host", node);
+  r.workers = 1;
+  r.num_nodes = num_nodes;
+  r.world_size = num_nodes;
+  r.num_shards = 1;
+  r.chunk_bytes = kMinChunkBytes;
+  r.round_timeout = kPatience;
+  return r;
+}
+
+const BucketLayout kLayout{DType::kFloat32, {{"w", {2}}}};
+
+Contribution Share(uint64_t round, std::vector<float> values) {
+  const auto buffer = std::make_shared<std::vector<float>>(std::move(values));
+  return {{{0, 0}, 0, round},
+          1,
+          DType::kFloat32,
+          buffer->size(),
+          Payload(std::as_bytes(std::span<const float>(*buffer)), buffer)};
+}
+
+std::vector<float> Values(const RoundResult& result) {
+  std::vector<float> values(result.elems);
+  std::memcpy(values.data(), result.payload.pieces[0].data(), values.size() * sizeof(float));
+  return values;
+}
+
+class AggregatorTest : public ::testing::Test {
+ protected:
+  using Edit = std::function<void(JoinRequest&)>;
+
+  // All nodes join at once, as they do in a job. `edit` may change a node's request.
+  std::vector<absl::StatusOr<Membership>> JoinAll(uint32_t num_nodes, const Edit& edit = {},
+                                                  Duration patience = kPatience) {
+    std::vector<std::future<absl::StatusOr<Membership>>> joins;
+    for (uint32_t node = 0; node < num_nodes; ++node) {
+      JoinRequest request = Request(node, num_nodes);
+      if (edit) edit(request);
+      joins.push_back(std::async(std::launch::async, [this, request, patience] {
+        return aggregator_.Join(request, Now() + patience);
+      }));
+    }
+    std::vector<absl::StatusOr<Membership>> members;
+    for (auto& join : joins) members.push_back(join.get());
+    return members;
+  }
+
+  // A job whose nodes have joined, attached and registered kLayout.
+  void StartJob(uint32_t num_nodes, const Edit& edit = {}) {
+    for (auto& member : JoinAll(num_nodes, edit)) {
+      ASSERT_TRUE(member.ok()) << member.status();
+      tokens_.push_back(member->token);
+      sinks_.push_back(std::make_shared<RecordingSink>());
+      ASSERT_TRUE(aggregator_.Attach(tokens_.back(), sinks_.back()).ok());
+    }
+    for (SessionToken token : tokens_) {
+      ASSERT_TRUE(aggregator_.RegisterBucket(token, {0, 0}, kLayout, Now() + kPatience).ok());
+    }
+  }
+
+  MetricRegistry registry_;
+  Aggregator aggregator_{{}, registry_};
+  std::vector<SessionToken> tokens_;
+  std::vector<std::shared_ptr<RecordingSink>> sinks_;
+};
+
+TEST_F(AggregatorTest, EveryNodeGetsTheSameMean) {
+  StartJob(3);
+  for (uint64_t round = 1; round <= 2; ++round) {
+    for (uint32_t node : {2u, 0u, 1u}) {
+      const float value = static_cast<float>(node * round);
+      ASSERT_TRUE(aggregator_.Contribute(tokens_[node], Share(round, {value, 3})).ok());
+    }
+    for (auto& sink : sinks_) {
+      const RoundResult result = sink->WaitResults(round)[round - 1];
+      EXPECT_EQ(Values(result), (std::vector<float>{static_cast<float>(round), 3}));
+      EXPECT_EQ(result.workers, 3u);
+      // One buffer for all: encoded once, never copied.
+      EXPECT_EQ(result.payload.owner, sinks_[0]->WaitResults(round)[round - 1].payload.owner);
+    }
+  }
+}
+
+TEST_F(AggregatorTest, MeanIsOverWorkersNotNodes) {
+  StartJob(2, [](JoinRequest& r) {
+    r.world_size = 4;
+    r.workers = r.node == 0 ? 1 : 3;
+  });
+  ASSERT_TRUE(aggregator_.Contribute(tokens_[0], Share(1, {4, 0})).ok());
+  ASSERT_TRUE(aggregator_.Contribute(tokens_[1], Share(1, {8, 0})).ok());
+  EXPECT_EQ(Values(sinks_[0]->WaitResults(1)[0]), (std::vector<float>{7, 0}));
+}
+
+TEST_F(AggregatorTest, NonFiniteResultsAreCountedAndPassThrough) {
+  StartJob(1);
+  ASSERT_TRUE(aggregator_.Contribute(tokens_[0], Share(1, {INFINITY, 1})).ok());
+  EXPECT_EQ(sinks_[0]->WaitResults(1)[0].nonfinite_elems, 1u);
+  EXPECT_EQ(Values(sinks_[0]->WaitResults(1)[0])[0], INFINITY);
+  EXPECT_EQ(registry_.GetCounter("thalweg_shard_nonfinite_elements_total", "").Value(), 1);
+}
+
+TEST_F(AggregatorTest, NodeThatDoesNotComeIsNamedToAllWithinTheDeadline) {
+  const auto members = JoinAll(
+      2, [](JoinRequest& r) { r.num_nodes = r.world_size = 3; }, std::chrono::milliseconds(50));
+  for (const auto& member : members) {
+    EXPECT_EQ(member.status().code(), absl::StatusCode::kDeadlineExceeded);
+    EXPECT_THAT(std::string(member.status().message()),
+                AllOf(HasSubstr("'job'"), HasSubstr("node 2 of 3")));
+  }
+  EXPECT_EQ(aggregator_.num_jobs(), 0u);
+}
+
+TEST_F(AggregatorTest, DisagreementAboutTheJobFailsEveryNodeWithBothValues) {
+  const auto members = JoinAll(2, [](JoinRequest& r) { r.world_size = 2 + r.node; });
+  for (const auto& member : members) {
+    EXPECT_EQ(member.status().code(), absl::StatusCode::kInvalidArgument) << member.status();
+    EXPECT_THAT(std::string(member.status().message()),
+                AllOf(HasSubstr("world size"), HasSubstr("host0"), HasSubstr("host1")));
+  }
+  EXPECT_EQ(aggregator_.num_jobs(), 0u);
+}
+
+TEST_F(AggregatorTest, WorkersThatDoNotAddUpAreRefused) {
+  const auto members = JoinAll(2, [](JoinRequest& r) { r.world_size = 5; });
+  for (const auto& member : members) {
+    EXPECT_EQ(member.status().code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(std::string(member.status().message()), HasSubstr("2 workers together"));
+  }
+}
+
+TEST_F(AggregatorTest, SecondNodeWithTheSameNumberIsRefusedAndTheJobGoesOn) {
+  StartJob(1);
+  const auto second = aggregator_.Join(Request(0, 1), Now() + kPatience);
+  EXPECT_EQ(second.status().code(), absl::StatusCode::kAlreadyExists);
+  ASSERT_TRUE(aggregator_.Contribute(tokens_[0], Share(1, {1, 1})).ok());
+  EXPECT_EQ(sinks_[0]->WaitResults(1).size(), 1u);
+  EXPECT_EQ(sinks_[0]->num_failures(), 0u);
+}
+
+TEST_F(AggregatorTest, LateRoundFailsTheJobOnEveryNodeNamingWhoIsMissing) {
+  StartJob(2, [](JoinRequest& r) { r.round_timeout = std::chrono::milliseconds(50); });
+  ASSERT_TRUE(aggregator_.Contribute(tokens_[0], Share(1, {1, 1})).ok());
+  for (auto& sink : sinks_) {
+    const absl::Status why = sink->WaitFailure();
+    EXPECT_EQ(why.code(), absl::StatusCode::kDeadlineExceeded);
+    EXPECT_THAT(std::string(why.message()),
+                AllOf(HasSubstr("'job'"), HasSubstr("bucket 0"), HasSubstr("round 1"),
+                      HasSubstr("node 1 (host1)")));
+    EXPECT_EQ(sink->num_failures(), 1u);
+  }
+}
+
+TEST_F(AggregatorTest, LostNodeFailsTheJobAtOnceWithTheReason) {
+  StartJob(2);
+  aggregator_.Leave(tokens_[1], absl::UnavailableError("the connection broke"));
+  const absl::Status why = sinks_[0]->WaitFailure();
+  EXPECT_THAT(std::string(why.message()),
+              AllOf(HasSubstr("node 1 (host1)"), HasSubstr("the connection broke")));
+  EXPECT_FALSE(aggregator_.Contribute(tokens_[0], Share(1, {1, 1})).ok());
+}
+
+TEST_F(AggregatorTest, NodeThatLeavesWhileARoundWaitsForItFailsTheRound) {
+  StartJob(2);
+  ASSERT_TRUE(aggregator_.Contribute(tokens_[0], Share(1, {1, 1})).ok());
+  aggregator_.Leave(tokens_[1], absl::OkStatus());
+  EXPECT_THAT(std::string(sinks_[0]->WaitFailure().message()),
+              AllOf(HasSubstr("node 1 (host1) left"), HasSubstr("round 1 of bucket 0")));
+}
+
+TEST_F(AggregatorTest, OrderlyLeaveOfAllEndsTheJobWithoutFailure) {
+  StartJob(2);
+  for (uint32_t node : {0u, 1u}) {
+    ASSERT_TRUE(aggregator_.Contribute(tokens_[node], Share(1, {1, 1})).ok());
+  }
+  sinks_[0]->WaitResults(1);
+  for (SessionToken token : tokens_) aggregator_.Leave(token, absl::OkStatus());
+  EXPECT_EQ(aggregator_.num_jobs(), 0u);
+  for (auto& sink : sinks_) EXPECT_EQ(sink->num_failures(), 0u);
+  // The name is free again.
+  tokens_.clear();
+  sinks_.clear();
+  StartJob(2);
+}
+
+TEST_F(AggregatorTest, LayoutMismatchFailsTheJobNamingTensorAndNodes) {
+  StartJob(2);
+  ASSERT_TRUE(aggregator_.RegisterBucket(tokens_[0], {1, 0}, kLayout, Now() + kPatience).ok());
+  const BucketLayout other{DType::kFloat32, {{"v", {2}}}};
+  EXPECT_EQ(aggregator_.RegisterBucket(tokens_[1], {1, 0}, other, Now() + kPatience).code(),
+            absl::StatusCode::kInvalidArgument);
+  for (auto& sink : sinks_) {
+    EXPECT_THAT(std::string(sink->WaitFailure().message()),
+                AllOf(HasSubstr("'w'"), HasSubstr("'v'"), HasSubstr("host0"), HasSubstr("host1")));
+  }
+}
+
+TEST_F(AggregatorTest, ContributionThatDoesNotFitTheLayoutFailsTheJob) {
+  StartJob(1);
+  EXPECT_EQ(aggregator_.Contribute(tokens_[0], Share(1, {1, 2, 3})).code(),
+            absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(sinks_[0]->WaitFailure().code(), absl::StatusCode::kInvalidArgument);
+}
+
+TEST_F(AggregatorTest, UnknownTokenIsRefused) {
+  EXPECT_EQ(aggregator_.Contribute(7, Share(1, {1, 1})).code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(aggregator_.Heartbeat(7, Now()).code(), absl::StatusCode::kNotFound);
+  aggregator_.Leave(7, absl::OkStatus());
+}
+
+TEST_F(AggregatorTest, DrainRefusesNewJobsAndWaitsForRunningOnes) {
+  StartJob(1);
+  EXPECT_FALSE(aggregator_.Drain(Now()));
+  JoinRequest other = Request(0, 1);
+  other.job = "other";
+  EXPECT_EQ(aggregator_.Join(other, Now() + kPatience).status().code(),
+            absl::StatusCode::kUnavailable);
+  ASSERT_TRUE(aggregator_.Contribute(tokens_[0], Share(1, {1, 1})).ok());
+  aggregator_.Leave(tokens_[0], absl::OkStatus());
+  EXPECT_TRUE(aggregator_.Drain(Now() + kPatience));
+}
+
+TEST_F(AggregatorTest, StopTellsEveryNode) {
+  StartJob(2);
+  aggregator_.Stop(absl::UnavailableError("shutting down"));
+  for (auto& sink : sinks_) {
+    EXPECT_THAT(std::string(sink->WaitFailure().message()), HasSubstr("shutting down"));
+  }
+}
+
+// The lease test drives Job directly, because only there time is an argument.
+TEST(JobTest, NodeNotHeardOfForALeaseIsLost) {
+  MetricRegistry registry;
+  ShardMetrics metrics(registry);
+  Job job(Request(0, 1), 8, metrics);
+  ASSERT_TRUE(job.AddMember(Request(0, 1), 1, Now()).ok());
+  ASSERT_TRUE(job.WaitComplete(Now() + kPatience).ok());
+  const auto sink = std::make_shared<RecordingSink>();
+  ASSERT_TRUE(job.Attach(0, sink).ok());
+  const TimePoint now = Now();
+  ASSERT_TRUE(job.Heartbeat(0, now).ok());
+  job.Tick(now + kLease);
+  EXPECT_EQ(sink->num_failures(), 0u);
+  job.Tick(now + kLease + std::chrono::milliseconds(1));
+  EXPECT_THAT(std::string(sink->WaitFailure().message()),
+              AllOf(HasSubstr("node 0 (host0)"), HasSubstr("not been heard of")));
+}
+
+}  // namespace
+}  // namespace thalweg

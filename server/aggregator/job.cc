@@ -1,0 +1,340 @@
+#include "server/aggregator/job.h"
+
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "core/base/log.h"
+#include "core/base/status_macros.h"
+#include "server/round/fold.h"
+
+namespace thalweg {
+namespace {
+
+// Only fixed membership exists so far, so a job lives and dies in one epoch.
+constexpr uint64_t kEpoch = 1;
+
+std::string Seconds(Duration d) { return absl::StrCat(ToSeconds(d), " s"); }
+
+}  // namespace
+
+ShardMetrics::ShardMetrics(MetricRegistry& r)
+    : jobs(r.GetGauge("thalweg_shard_jobs", "Jobs that have members on this shard")),
+      held_bytes(r.GetGauge("thalweg_shard_held_bytes",
+                            "Payload bytes held for rounds that wait for more contributions")),
+      contributions(r.GetCounter("thalweg_shard_contributions_total", "Contributions received")),
+      duplicates(r.GetCounter("thalweg_shard_repeated_contributions_total",
+                              "Contributions that came again and were not summed")),
+      rounds_completed(r.GetCounter("thalweg_shard_rounds_total", "Chunk rounds completed")),
+      jobs_failed(r.GetCounter("thalweg_shard_jobs_failed_total", "Jobs that failed")),
+      bytes_in(r.GetCounter("thalweg_shard_received_bytes_total",
+                            "Payload bytes of contributions received")),
+      bytes_out(r.GetCounter("thalweg_shard_sent_bytes_total",
+                             "Payload bytes of results handed to nodes")),
+      nonfinite(r.GetCounter("thalweg_shard_nonfinite_elements_total",
+                             "NaN and infinite values among the results")),
+      fold_seconds(r.GetCounter("thalweg_shard_fold_seconds_total", "Time spent summing")) {}
+
+Job::Job(const JoinRequest& first, uint32_t window_chunks, ShardMetrics& metrics)
+    : spec_(first),
+      window_chunks_(window_chunks),
+      metrics_(metrics),
+      members_(first.num_nodes),
+      layouts_(first.codec, first.chunk_bytes),
+      engine_({kEpoch, first.num_nodes, window_chunks, first.round_timeout}) {}
+
+absl::Status Job::CheckSameJob(const JoinRequest& r) const {
+  const auto differs = [&](const char* what, const auto& theirs, const auto& ours) {
+    return absl::InvalidArgumentError(absl::StrCat("node ", r.node, " (", r.node_name, ") says ",
+                                                   what, " is ", theirs, ", node ", spec_.node,
+                                                   " (", spec_.node_name, ") says ", ours));
+  };
+  if (r.num_nodes != spec_.num_nodes) {
+    return differs("the number of nodes", r.num_nodes, spec_.num_nodes);
+  }
+  if (r.world_size != spec_.world_size) {
+    return differs("the world size", r.world_size, spec_.world_size);
+  }
+  if (r.num_shards != spec_.num_shards) {
+    return differs("the number of aggregators", r.num_shards, spec_.num_shards);
+  }
+  if (r.shard != spec_.shard) {
+    return differs("this aggregator's place in the list of aggregators", r.shard, spec_.shard);
+  }
+  if (r.chunk_bytes != spec_.chunk_bytes) {
+    return differs("the chunk size in bytes", r.chunk_bytes, spec_.chunk_bytes);
+  }
+  if (r.codec != spec_.codec) return differs("the codec", Name(r.codec), Name(spec_.codec));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Membership> Job::AddMember(const JoinRequest& request, SessionToken token,
+                                          TimePoint now) {
+  absl::Status refusal;
+  bool fatal = false;
+  {
+    MutexLock lock(mutex_);
+    if (!failure_.ok()) return failure_;
+    refusal = CheckSameJob(request);
+    fatal = !refusal.ok() && !IsCompleteLocked();
+    if (refusal.ok() && members_[request.node].token != 0) {
+      refusal = absl::AlreadyExistsError(absl::StrCat(
+          "job '", spec_.job, "' has a node ", request.node,
+          " already: ", members_[request.node].name, "; the newcomer is ", request.node_name));
+    }
+    if (refusal.ok() && joined_ + 1 == spec_.num_nodes) {
+      const uint32_t workers =
+          std::accumulate(members_.begin(), members_.end(), request.workers,
+                          [](uint32_t sum, const Member& m) { return sum + m.workers; });
+      if (workers != spec_.world_size) {
+        refusal = absl::InvalidArgumentError(
+            absl::StrCat("its nodes have ", workers, " workers together, but the world size is ",
+                         spec_.world_size));
+        fatal = true;
+      }
+    }
+    if (refusal.ok()) {
+      members_[request.node] = {
+          token,           false, absl::StrCat("node ", request.node, " (", request.node_name, ")"),
+          request.workers, now,   nullptr};
+      ++joined_;
+      ++present_;
+      changed_.NotifyAll();
+    }
+  }
+  if (fatal) Fail(refusal);
+  if (!refusal.ok()) return OfJob(spec_.job, refusal);
+  return Membership{token, kEpoch, window_chunks_};
+}
+
+absl::Status Job::WaitComplete(TimePoint deadline) {
+  MutexLock lock(mutex_);
+  const bool done =
+      changed_.WaitUntil(mutex_, deadline, [&] { return !failure_.ok() || IsCompleteLocked(); });
+  // The lease begins when the job does: until then the node was waiting here, not able to speak.
+  for (Member& member : members_) member.last_heard = std::max(member.last_heard, Now());
+  if (!failure_.ok()) return failure_;
+  if (done) return absl::OkStatus();
+  return OfJob(spec_.job,
+               absl::DeadlineExceededError(absl::StrCat(
+                   MissingMembersLocked(), " did not join aggregator shard ", spec_.shard)));
+}
+
+absl::Status Job::Attach(uint32_t node, std::shared_ptr<NodeSink> sink) {
+  MutexLock lock(mutex_);
+  if (!failure_.ok()) return failure_;
+  Member& member = members_[node];
+  if (member.sink != nullptr) {
+    return absl::AlreadyExistsError(absl::StrCat(member.name, " has an exchange stream already"));
+  }
+  member.sink = std::move(sink);
+  return absl::OkStatus();
+}
+
+absl::Status Job::RegisterBucket(uint32_t node, BucketId id, const BucketLayout& layout) {
+  absl::Status status;
+  {
+    MutexLock lock(mutex_);
+    THALWEG_RETURN_IF_ERROR(CheckActiveLocked(node));
+    status = layouts_.Register(NameLocked(node), id, layout);
+    if (status.ok() && engine_.DropOlderLayouts(id) > 0) {
+      status = absl::FailedPreconditionError(
+          absl::StrCat(NameLocked(node), " announced bucket ", ToString(id),
+                       " while a round of its earlier layout is open"));
+    }
+    UpdateHeldBytesLocked();
+  }
+  if (!status.ok()) Fail(status);
+  return OfJob(spec_.job, status);
+}
+
+absl::Status Job::Contribute(uint32_t node, Contribution contribution, TimePoint now) {
+  const uint64_t bytes = contribution.payload.SizeBytes();
+  std::optional<RoundEngine::CompleteRound> completed;
+  absl::Status status;
+  {
+    MutexLock lock(mutex_);
+    THALWEG_RETURN_IF_ERROR(CheckActiveLocked(node));
+    members_[node].last_heard = now;
+    for (const Member& member : members_) {
+      if (!member.has_left) continue;
+      status = absl::AbortedError(absl::StrCat(
+          "bucket ", ToString(contribution.id.bucket), " round ", contribution.id.round,
+          " cannot complete: ", member.name, " has left the job"));
+    }
+    if (status.ok()) status = layouts_.Check(contribution);
+    if (status.ok()) {
+      auto added = engine_.Add(node, std::move(contribution), now);
+      status = added.status();
+      if (status.ok()) {
+        metrics_.contributions.Add();
+        metrics_.bytes_in.Add(static_cast<double>(bytes));
+        if (added->verdict == RoundEngine::Verdict::kDuplicate ||
+            added->verdict == RoundEngine::Verdict::kStale) {
+          metrics_.duplicates.Add();
+        }
+        completed = std::move(added->completed);
+      } else {
+        status =
+            absl::Status(status.code(), absl::StrCat(NameLocked(node), ": ", status.message()));
+      }
+    }
+    UpdateHeldBytesLocked();
+  }
+  if (status.ok() && completed) status = Deliver(*completed);
+  if (!status.ok()) Fail(status);
+  return OfJob(spec_.job, status);
+}
+
+absl::Status Job::Deliver(const RoundEngine::CompleteRound& round) {
+  std::vector<uint32_t> workers;
+  std::vector<std::shared_ptr<NodeSink>> sinks;
+  {
+    MutexLock lock(mutex_);
+    for (const Member& member : members_) {
+      workers.push_back(member.workers);
+      if (member.sink != nullptr) sinks.push_back(member.sink);
+    }
+  }
+  const TimePoint start = Now();
+  THALWEG_ASSIGN_OR_RETURN(const RoundResult result, Fold(round, workers, kEpoch));
+  metrics_.fold_seconds.Add(ToSeconds(Now() - start));
+  metrics_.rounds_completed.Add();
+  metrics_.nonfinite.Add(static_cast<double>(result.nonfinite_elems));
+  for (const auto& sink : sinks) {
+    sink->OnResult(result);
+    metrics_.bytes_out.Add(static_cast<double>(result.payload.SizeBytes()));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Job::Heartbeat(uint32_t node, TimePoint now) {
+  MutexLock lock(mutex_);
+  THALWEG_RETURN_IF_ERROR(CheckActiveLocked(node));
+  members_[node].last_heard = now;
+  return absl::OkStatus();
+}
+
+void Job::RemoveMember(uint32_t node, const absl::Status& reason) {
+  absl::Status failure;
+  std::vector<std::shared_ptr<NodeSink>> sinks;
+  {
+    MutexLock lock(mutex_);
+    Member& member = members_[node];
+    if (member.token == 0 || member.has_left) return;
+    member.has_left = true;
+    member.sink = nullptr;
+    --present_;
+    if (!reason.ok()) {
+      // A sidecar that says why the job failed has named who it was; else it is the node itself.
+      failure =
+          IsOfJob(spec_.job, reason)
+              ? reason
+              : absl::Status(reason.code(), absl::StrCat(member.name, ": ", reason.message()));
+    } else if (const auto open = engine_.OldestWaitingFor(node)) {
+      failure = absl::AbortedError(absl::StrCat(member.name, " left while round ", open->id.round,
+                                                " of bucket ", ToString(open->id.bucket),
+                                                " waited for it"));
+    }
+    changed_.NotifyAll();
+    // Under the same lock, so that nobody finds the node gone and gives that as the reason.
+    if (!failure.ok()) sinks = FailLocked(failure);
+  }
+  Tell(sinks, OfJob(spec_.job, failure));
+}
+
+void Job::Tick(TimePoint now) {
+  std::optional<absl::Status> failure;
+  {
+    MutexLock lock(mutex_);
+    if (failure_.ok() && IsCompleteLocked()) failure = FindFailureLocked(now);
+  }
+  if (failure) Fail(*failure);
+}
+
+std::optional<absl::Status> Job::FindFailureLocked(TimePoint now) const {
+  for (const Member& member : members_) {
+    if (member.has_left || now - member.last_heard <= kLease) continue;
+    return absl::UnavailableError(
+        absl::StrCat(member.name, " has not been heard of for ", Seconds(kLease)));
+  }
+  const auto expired = engine_.Expired(now);
+  if (expired.empty()) return std::nullopt;
+  const RoundEngine::OpenRound& round = expired.front();
+  return absl::DeadlineExceededError(absl::StrCat(
+      "bucket ", ToString(round.id.bucket), " round ", round.id.round, " chunk ", round.id.chunk,
+      " waited ", Seconds(spec_.round_timeout), " for ", NamesLocked(round.missing),
+      "; if that is a long but healthy pause, raise the timeout (THALWEG_TIMEOUT)"));
+}
+
+void Job::Fail(const absl::Status& reason) {
+  std::vector<std::shared_ptr<NodeSink>> sinks;
+  {
+    MutexLock lock(mutex_);
+    sinks = FailLocked(reason);
+  }
+  Tell(sinks, OfJob(spec_.job, reason));
+}
+
+std::vector<std::shared_ptr<NodeSink>> Job::FailLocked(const absl::Status& reason) {
+  std::vector<std::shared_ptr<NodeSink>> sinks;
+  if (!failure_.ok()) return sinks;
+  failure_ = OfJob(spec_.job, reason);
+  metrics_.jobs_failed.Add();
+  spdlog::error("{}", Text(failure_));
+  // The rounds can never complete: what they hold is let go at once.
+  engine_ = RoundEngine({kEpoch, spec_.num_nodes, window_chunks_, spec_.round_timeout});
+  UpdateHeldBytesLocked();
+  for (const Member& member : members_) {
+    if (member.sink != nullptr) sinks.push_back(member.sink);
+  }
+  changed_.NotifyAll();
+  return sinks;
+}
+
+void Job::Tell(const std::vector<std::shared_ptr<NodeSink>>& sinks, const absl::Status& why) {
+  for (const auto& sink : sinks) sink->OnFailed(why);
+}
+
+bool Job::IsEmpty() {
+  MutexLock lock(mutex_);
+  return present_ == 0;
+}
+
+bool Job::IsCompleteLocked() const { return joined_ == spec_.num_nodes; }
+
+std::string Job::NameLocked(uint32_t node) const { return members_[node].name; }
+
+std::string Job::NamesLocked(const std::vector<uint32_t>& nodes) const {
+  std::vector<std::string> names;
+  for (uint32_t node : nodes) names.push_back(NameLocked(node));
+  return absl::StrJoin(names, ", ");
+}
+
+std::string Job::MissingMembersLocked() const {
+  std::vector<uint32_t> missing;
+  for (uint32_t node = 0; node < members_.size(); ++node) {
+    if (members_[node].token == 0) missing.push_back(node);
+  }
+  return absl::StrCat(missing.size() == 1 ? "node " : "nodes ", absl::StrJoin(missing, ", "),
+                      " of ", spec_.num_nodes);
+}
+
+absl::Status Job::CheckActiveLocked(uint32_t node) const {
+  if (!failure_.ok()) return failure_;
+  if (!IsCompleteLocked()) return absl::FailedPreconditionError("the job is not complete yet");
+  if (members_[node].has_left) return absl::NotFoundError("this node has left the job");
+  return absl::OkStatus();
+}
+
+void Job::UpdateHeldBytesLocked() {
+  const uint64_t held = engine_.held_bytes();
+  metrics_.held_bytes.Add(static_cast<double>(held) - static_cast<double>(reported_held_bytes_));
+  reported_held_bytes_ = held;
+}
+
+}  // namespace thalweg

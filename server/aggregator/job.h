@@ -1,0 +1,104 @@
+// One training job on one shard: who its members are, and the rounds they have open.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "core/base/exchange.h"
+#include "core/base/metrics.h"
+#include "core/base/mutex.h"
+#include "server/round/layout_registry.h"
+#include "server/round/round_engine.h"
+
+namespace thalweg {
+
+// Metrics of a shard; references into a MetricRegistry.
+struct ShardMetrics {
+  explicit ShardMetrics(MetricRegistry& registry);
+
+  Gauge& jobs;
+  Gauge& held_bytes;
+  Counter& contributions;
+  Counter& duplicates;
+  Counter& rounds_completed;
+  Counter& jobs_failed;
+  Counter& bytes_in;
+  Counter& bytes_out;
+  Counter& nonfinite;
+  Counter& fold_seconds;
+};
+
+// Thread-safe. Membership is fixed: a job needs all its nodes, and any failure is a failure of the
+// job, told to every node with the reason. Sinks are called with no lock held.
+class Job {
+ public:
+  Job(const JoinRequest& first, uint32_t window_chunks, ShardMetrics& metrics);
+
+  // Makes `request.node` a member. A request that contradicts the job is refused, and fails the job
+  // when it is still gathering, because then it can never become complete.
+  absl::StatusOr<Membership> AddMember(const JoinRequest& request, SessionToken token,
+                                       TimePoint now);
+  // Blocks until all nodes are there; else DeadlineExceeded naming the missing ones.
+  absl::Status WaitComplete(TimePoint deadline);
+
+  absl::Status Attach(uint32_t node, std::shared_ptr<NodeSink> sink);
+  absl::Status RegisterBucket(uint32_t node, BucketId id, const BucketLayout& layout);
+  absl::Status Contribute(uint32_t node, Contribution contribution, TimePoint now);
+  absl::Status Heartbeat(uint32_t node, TimePoint now);
+
+  void RemoveMember(uint32_t node, const absl::Status& reason);
+  // No members, or none left: the job can be forgotten.
+  bool IsEmpty();
+
+  // Fails the job when a round or a lease has run out.
+  void Tick(TimePoint now);
+  void Fail(const absl::Status& reason);
+
+ private:
+  struct Member {
+    SessionToken token = 0;  // 0: not a member
+    bool has_left = false;
+    std::string name;  // "node 1 (host)"
+    uint32_t workers = 0;
+    TimePoint last_heard;
+    std::shared_ptr<NodeSink> sink;
+  };
+
+  // Folds a complete round and hands the result to all members.
+  absl::Status Deliver(const RoundEngine::CompleteRound& round);
+  // Returns whom to Tell, once the lock is released; nobody when the job has failed before.
+  std::vector<std::shared_ptr<NodeSink>> FailLocked(const absl::Status& reason)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  static void Tell(const std::vector<std::shared_ptr<NodeSink>>& sinks, const absl::Status& why);
+  absl::Status CheckSameJob(const JoinRequest& request) const;
+  bool IsCompleteLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  std::string MissingMembersLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  std::string NameLocked(uint32_t node) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  std::string NamesLocked(const std::vector<uint32_t>& nodes) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status CheckActiveLocked(uint32_t node) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  std::optional<absl::Status> FindFailureLocked(TimePoint now) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void UpdateHeldBytesLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  const JoinRequest spec_;  // of the node that came first
+  const uint32_t window_chunks_;
+  ShardMetrics& metrics_;
+
+  Mutex mutex_;
+  CondVar changed_;
+  std::vector<Member> members_ ABSL_GUARDED_BY(mutex_);
+  uint32_t joined_ ABSL_GUARDED_BY(mutex_) = 0;  // members that have ever joined
+  uint32_t present_ ABSL_GUARDED_BY(mutex_) = 0;
+  absl::Status failure_ ABSL_GUARDED_BY(mutex_);
+  LayoutRegistry layouts_ ABSL_GUARDED_BY(mutex_);
+  RoundEngine engine_ ABSL_GUARDED_BY(mutex_);
+  uint64_t reported_held_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
+};
+
+}  // namespace thalweg

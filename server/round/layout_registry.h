@@ -1,0 +1,40 @@
+// What each bucket of a job consists of, as its nodes have announced it (promise 6: a mismatch is
+// refused at registration, naming the tensor and both nodes).
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+
+#include "absl/status/status.h"
+#include "core/base/exchange.h"
+#include "core/base/layout.h"
+
+namespace thalweg {
+
+// Thread-compatible.
+class LayoutRegistry {
+ public:
+  LayoutRegistry(DType codec, uint64_t chunk_bytes) : codec_(codec), chunk_bytes_(chunk_bytes) {}
+
+  // Accepts `layout` for `id` from the node called `owner`. The first announcement of a generation
+  // decides; later ones must equal it. InvalidArgument names the tensor and both owners.
+  // FailedPrecondition: a later generation of this index is in use already.
+  absl::Status Register(const std::string& owner, BucketId id, const BucketLayout& layout);
+
+  // Checks that a contribution is a chunk of a registered bucket with the right type and size.
+  absl::Status Check(const Contribution& contribution) const;
+
+ private:
+  struct Entry {
+    uint32_t generation;
+    BucketLayout layout;
+    std::string owner;
+    ChunkPlan plan;
+  };
+  const DType codec_;
+  const uint64_t chunk_bytes_;
+  std::map<uint32_t, Entry> entries_;  // by bucket index
+};
+
+}  // namespace thalweg

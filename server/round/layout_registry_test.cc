@@ -1,0 +1,61 @@
+#include "server/round/layout_registry.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <vector>
+
+namespace thalweg {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+const BucketLayout kLayout{DType::kFloat32, {{"w", {1000}}, {"b", {500}}}};
+
+Contribution Share(BucketId id, uint32_t chunk, DType wire, uint64_t elems) {
+  auto buffer = std::make_shared<std::vector<std::byte>>(elems * SizeOf(wire));
+  return {{id, chunk, 1}, 1, wire, elems, Payload(std::span<const std::byte>(*buffer), buffer)};
+}
+
+TEST(LayoutRegistryTest, DifferentLayoutIsRefusedNamingTensorAndNodes) {
+  LayoutRegistry registry(DType::kFloat32, 4096);
+  ASSERT_TRUE(registry.Register("node 0 (a)", {0, 0}, kLayout).ok());
+  ASSERT_TRUE(registry.Register("node 1 (b)", {0, 0}, kLayout).ok());
+  BucketLayout other = kLayout;
+  other.tensors[1].name = "bias";
+  const absl::Status status = registry.Register("node 2 (c)", {0, 0}, other);
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(status.message()),
+              AllOf(HasSubstr("'b'"), HasSubstr("'bias'"), HasSubstr("node 0 (a)"),
+                    HasSubstr("node 2 (c)")));
+}
+
+TEST(LayoutRegistryTest, NewGenerationReplacesAndOldOneIsRefused) {
+  LayoutRegistry registry(DType::kFloat32, 4096);
+  ASSERT_TRUE(registry.Register("a", {0, 0}, kLayout).ok());
+  const BucketLayout rebuilt{DType::kFloat32, {{"b", {500}}}};
+  ASSERT_TRUE(registry.Register("a", {0, 1}, rebuilt).ok());
+  EXPECT_EQ(registry.Register("b", {0, 0}, kLayout).code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(registry.Check(Share({0, 0}, 0, DType::kFloat32, 1024)).code(),
+            absl::StatusCode::kFailedPrecondition);
+  EXPECT_TRUE(registry.Check(Share({0, 1}, 0, DType::kFloat32, 500)).ok());
+}
+
+TEST(LayoutRegistryTest, ContributionMustMatchTypeSizeAndChunk) {
+  LayoutRegistry registry(DType::kFloat16, 4096);  // 1024 elements per chunk
+  ASSERT_TRUE(registry.Register("a", {0, 0}, kLayout).ok());
+  EXPECT_TRUE(registry.Check(Share({0, 0}, 0, DType::kFloat16, 1024)).ok());
+  EXPECT_TRUE(registry.Check(Share({0, 0}, 1, DType::kFloat16, 476)).ok());
+  EXPECT_FALSE(registry.Check(Share({0, 0}, 0, DType::kFloat32, 1024)).ok());
+  EXPECT_FALSE(registry.Check(Share({0, 0}, 1, DType::kFloat16, 1024)).ok());
+  EXPECT_FALSE(registry.Check(Share({0, 0}, 2, DType::kFloat16, 1)).ok());
+  EXPECT_FALSE(registry.Check(Share({1, 0}, 0, DType::kFloat16, 1024)).ok());
+  Contribution short_one = Share({0, 0}, 0, DType::kFloat16, 1024);
+  short_one.payload.pieces[0] = short_one.payload.pieces[0].first(2047);
+  EXPECT_FALSE(registry.Check(short_one).ok());
+}
+
+}  // namespace
+}  // namespace thalweg

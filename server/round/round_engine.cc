@@ -1,0 +1,117 @@
+#include "server/round/round_engine.h"
+
+#include "absl/strings/str_cat.h"
+
+namespace thalweg {
+
+RoundEngine::RoundEngine(const Options& options)
+    : options_(options), outstanding_(options.num_nodes, 0) {}
+
+absl::StatusOr<RoundEngine::Added> RoundEngine::Add(uint32_t node, Contribution contribution,
+                                                    TimePoint now) {
+  const RoundId id = contribution.id;
+  if (contribution.epoch != options_.epoch) {
+    return absl::FailedPreconditionError(absl::StrCat("contribution of epoch ", contribution.epoch,
+                                                      ", but the job is in ", options_.epoch));
+  }
+  const ChunkKey key(id.bucket, id.chunk);
+  const auto known = chunks_.find(key);
+  const uint64_t completed = known == chunks_.end() ? 0 : known->second.completed;
+  if (id.round <= completed) return Added{Verdict::kStale, std::nullopt};
+  if (id.round != completed + 1) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("contribution to round ", id.round, " of bucket ", ToString(id.bucket),
+                     " chunk ", id.chunk, ", but round ", completed + 1, " is not complete"));
+  }
+  if (known != chunks_.end() && known->second.count > 0 && known->second.held[node]) {
+    return Added{Verdict::kDuplicate, std::nullopt};
+  }
+  if (outstanding_[node] >= options_.window_chunks) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "more than the window of ", options_.window_chunks, " chunks without a result"));
+  }
+
+  ChunkState& state = known == chunks_.end() ? chunks_[key] : known->second;
+  if (state.count == 0) {
+    state.opened = now;
+    state.held.resize(options_.num_nodes);
+    ++open_rounds_;
+  }
+  held_bytes_ += contribution.payload.SizeBytes();
+  ++outstanding_[node];
+  ++state.count;
+  state.held[node] = std::move(contribution);
+  if (state.count < options_.num_nodes) return Added{Verdict::kHeld, std::nullopt};
+  return Added{Verdict::kCompleted, Take(key, state)};
+}
+
+RoundEngine::CompleteRound RoundEngine::Take(const ChunkKey& key, ChunkState& state) {
+  CompleteRound round;
+  round.id = {key.first, key.second, state.completed + 1};
+  round.wire = state.held[0]->wire;
+  round.elems = state.held[0]->elems;
+  for (uint32_t node = 0; node < options_.num_nodes; ++node) {
+    held_bytes_ -= state.held[node]->payload.SizeBytes();
+    --outstanding_[node];
+    round.payloads.push_back(std::move(state.held[node]->payload));
+  }
+  state.held.clear();
+  state.count = 0;
+  ++state.completed;
+  --open_rounds_;
+  return round;
+}
+
+RoundEngine::OpenRound RoundEngine::Describe(const ChunkKey& key, const ChunkState& state) const {
+  OpenRound open{{key.first, key.second, state.completed + 1}, state.opened, {}};
+  for (uint32_t node = 0; node < options_.num_nodes; ++node) {
+    if (!state.held[node]) open.missing.push_back(node);
+  }
+  return open;
+}
+
+std::vector<RoundEngine::OpenRound> RoundEngine::Expired(TimePoint now) const {
+  std::vector<OpenRound> expired;
+  if (open_rounds_ == 0) return expired;
+  for (const auto& [key, state] : chunks_) {
+    if (state.count > 0 && now - state.opened > options_.round_timeout) {
+      expired.push_back(Describe(key, state));
+    }
+  }
+  return expired;
+}
+
+std::optional<RoundEngine::OpenRound> RoundEngine::OldestWaitingFor(uint32_t node) const {
+  const ChunkState* oldest = nullptr;
+  ChunkKey oldest_key;
+  for (const auto& [key, state] : chunks_) {
+    if (state.count == 0 || state.held[node]) continue;
+    if (oldest == nullptr || state.opened < oldest->opened) {
+      oldest = &state;
+      oldest_key = key;
+    }
+  }
+  if (oldest == nullptr) return std::nullopt;
+  return Describe(oldest_key, *oldest);
+}
+
+size_t RoundEngine::DropOlderLayouts(BucketId id) {
+  size_t open = 0;
+  auto it = chunks_.lower_bound(ChunkKey(BucketId{id.index, 0}, 0));
+  while (it != chunks_.end() && it->first.first < id) {
+    ChunkState& state = it->second;
+    if (state.count > 0) {
+      ++open;
+      --open_rounds_;
+      for (uint32_t node = 0; node < options_.num_nodes; ++node) {
+        if (!state.held[node]) continue;
+        held_bytes_ -= state.held[node]->payload.SizeBytes();
+        --outstanding_[node];
+      }
+    }
+    it = chunks_.erase(it);
+  }
+  return open;
+}
+
+}  // namespace thalweg

@@ -1,0 +1,117 @@
+#include "server/round/round_engine.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <memory>
+
+namespace thalweg {
+namespace {
+
+using ::testing::ElementsAre;
+using Verdict = RoundEngine::Verdict;
+
+constexpr TimePoint kStart{};
+
+Contribution Share(RoundId id, float value, uint64_t epoch = 1) {
+  const auto buffer = std::make_shared<float>(value);
+  return {id, epoch, DType::kFloat32, 1,
+          Payload(std::as_bytes(std::span(buffer.get(), 1)), buffer)};
+}
+
+float ValueOf(const Payload& payload) {
+  float value;
+  std::memcpy(&value, payload.pieces[0].data(), sizeof value);
+  return value;
+}
+
+RoundEngine Engine(uint32_t nodes, uint32_t window = 8) {
+  return RoundEngine({1, nodes, window, std::chrono::seconds(10)});
+}
+
+TEST(RoundEngineTest, CompletesWithLastContributionInNodeOrderWhateverTheArrival) {
+  RoundEngine engine = Engine(3);
+  EXPECT_EQ(engine.Add(2, Share({{0, 0}, 0, 1}, 2), kStart)->verdict, Verdict::kHeld);
+  EXPECT_EQ(engine.Add(0, Share({{0, 0}, 0, 1}, 0), kStart)->verdict, Verdict::kHeld);
+  auto added = engine.Add(1, Share({{0, 0}, 0, 1}, 1), kStart);
+  ASSERT_TRUE(added.ok());
+  ASSERT_EQ(added->verdict, Verdict::kCompleted);
+  const auto& payloads = added->completed->payloads;
+  ASSERT_EQ(payloads.size(), 3u);
+  for (int node = 0; node < 3; ++node) EXPECT_EQ(ValueOf(payloads[node]), node);
+  EXPECT_EQ(engine.open_rounds(), 0u);
+  EXPECT_EQ(engine.held_bytes(), 0u);
+}
+
+TEST(RoundEngineTest, DuplicateCountsOnceAndFirstOneWins) {
+  RoundEngine engine = Engine(2);
+  ASSERT_TRUE(engine.Add(0, Share({{0, 0}, 0, 1}, 5), kStart).ok());
+  EXPECT_EQ(engine.Add(0, Share({{0, 0}, 0, 1}, 6), kStart)->verdict, Verdict::kDuplicate);
+  auto added = engine.Add(1, Share({{0, 0}, 0, 1}, 7), kStart);
+  EXPECT_EQ(ValueOf(added->completed->payloads[0]), 5);
+}
+
+TEST(RoundEngineTest, LateContributionIsStaleAndNotSummed) {
+  RoundEngine engine = Engine(1);
+  EXPECT_EQ(engine.Add(0, Share({{0, 0}, 0, 1}, 1), kStart)->verdict, Verdict::kCompleted);
+  EXPECT_EQ(engine.Add(0, Share({{0, 0}, 0, 1}, 1), kStart)->verdict, Verdict::kStale);
+  EXPECT_EQ(engine.open_rounds(), 0u);
+}
+
+TEST(RoundEngineTest, RoundFromTheFutureIsRefused) {
+  RoundEngine engine = Engine(2);
+  EXPECT_EQ(engine.Add(0, Share({{0, 0}, 0, 2}, 1), kStart).status().code(),
+            absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(engine.open_rounds(), 0u);
+}
+
+TEST(RoundEngineTest, OtherEpochIsRefused) {
+  RoundEngine engine = Engine(1);
+  EXPECT_EQ(engine.Add(0, Share({{0, 0}, 0, 1}, 1, 2), kStart).status().code(),
+            absl::StatusCode::kFailedPrecondition);
+}
+
+TEST(RoundEngineTest, WindowBoundsWhatOneNodeMakesTheShardHold) {
+  RoundEngine engine = Engine(2, 3);
+  for (uint32_t chunk = 0; chunk < 3; ++chunk) {
+    ASSERT_TRUE(engine.Add(0, Share({{0, 0}, chunk, 1}, 1), kStart).ok());
+  }
+  EXPECT_EQ(engine.Add(0, Share({{0, 0}, 3, 1}, 1), kStart).status().code(),
+            absl::StatusCode::kResourceExhausted);
+  // A completed round gives its place back.
+  ASSERT_EQ(engine.Add(1, Share({{0, 0}, 0, 1}, 1), kStart)->verdict, Verdict::kCompleted);
+  EXPECT_TRUE(engine.Add(0, Share({{0, 0}, 3, 1}, 1), kStart).ok());
+}
+
+TEST(RoundEngineTest, ExpiredRoundNamesMissingNodes) {
+  RoundEngine engine = Engine(4);
+  ASSERT_TRUE(engine.Add(1, Share({{7, 0}, 2, 1}, 1), kStart).ok());
+  ASSERT_TRUE(engine.Add(2, Share({{7, 0}, 2, 1}, 1), kStart + std::chrono::seconds(9)).ok());
+  EXPECT_TRUE(engine.Expired(kStart + std::chrono::seconds(10)).empty());
+  const auto expired = engine.Expired(kStart + std::chrono::seconds(11));
+  ASSERT_EQ(expired.size(), 1u);
+  EXPECT_EQ(expired[0].id, (RoundId{{7, 0}, 2, 1}));
+  EXPECT_THAT(expired[0].missing, ElementsAre(0, 3));
+}
+
+TEST(RoundEngineTest, OldestWaitingForFindsTheLongestWait) {
+  RoundEngine engine = Engine(2);
+  ASSERT_TRUE(engine.Add(0, Share({{5, 0}, 0, 1}, 1), kStart + std::chrono::seconds(1)).ok());
+  ASSERT_TRUE(engine.Add(0, Share({{9, 0}, 0, 1}, 1), kStart).ok());
+  EXPECT_EQ(engine.OldestWaitingFor(1)->id.bucket.index, 9u);
+  EXPECT_FALSE(engine.OldestWaitingFor(0).has_value());
+}
+
+TEST(RoundEngineTest, NewLayoutForgetsRoundsOfTheOldOne) {
+  RoundEngine engine = Engine(2);
+  ASSERT_TRUE(engine.Add(0, Share({{3, 0}, 0, 1}, 1), kStart).ok());
+  ASSERT_TRUE(engine.Add(0, Share({{4, 0}, 0, 1}, 1), kStart).ok());
+  EXPECT_EQ(engine.DropOlderLayouts({3, 1}), 1u);
+  EXPECT_EQ(engine.open_rounds(), 1u);
+  EXPECT_EQ(engine.held_bytes(), sizeof(float));
+  EXPECT_EQ(engine.Add(0, Share({{3, 1}, 0, 1}, 1), kStart)->verdict, Verdict::kHeld);
+}
+
+}  // namespace
+}  // namespace thalweg
