@@ -1,0 +1,85 @@
+// A worker's connection to its node's sidecar. Knows no framework: client/torch adapts it to
+// PyTorch.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "core/base/clock.h"
+#include "core/base/layout.h"
+#include "core/base/protocol.h"
+
+namespace thalweg {
+
+struct SessionOptions {
+  std::string sidecar_path;  // Unix socket
+  std::string job;           // unique among the jobs that the sidecar and the aggregators serve
+  uint32_t rank = 0;         // of this worker in the job
+  uint32_t world_size = 1;
+  uint32_t node = 0;  // of this node in the job; order of summation
+  uint32_t num_nodes = 1;
+  std::string node_name;
+  uint32_t local_rank = 0;  // among this node's workers; order of summation
+  uint32_t local_size = 1;
+  DType codec = DType::kFloat32;  // wire type of fp32 gradients: fp32, fp16 or bf16
+  uint64_t chunk_bytes = kDefaultChunkBytes;
+  Duration timeout = std::chrono::seconds(30);  // of every wait
+};
+
+// The mean over all workers of the job, in the bucket's own type.
+struct ReducedBucket {
+  std::span<const std::byte> bytes;
+  // Keeps `bytes` mapped. They are overwritten by the bucket's next round, read-only, and the same
+  // memory for all workers of the node.
+  std::shared_ptr<const void> owner;
+};
+
+// Sums since the session began; times in seconds.
+struct SessionStats {
+  uint64_t rounds = 0;               // buckets reduced
+  uint64_t raw_bytes = 0;            // gradient bytes that this worker handed over
+  uint64_t wire_bytes_sent = 0;      // payload bytes that the node sent for those buckets
+  uint64_t wire_bytes_received = 0;  // payload bytes that the node got back
+  uint64_t nonfinite_elems = 0;      // NaN and infinities among the results
+  double copy_seconds = 0;           // copying gradients into the arena
+  double reduce_seconds = 0;         // node: folding and encoding
+  double wait_seconds = 0;           // node: waiting for its own workers
+  double wire_seconds = 0;           // node: from first chunk sent to last result decoded
+  double total_seconds = 0;          // worker: from Submit to completion
+};
+
+// Thread-safe. After a fork the child must not use it, and its destructor does nothing there.
+class Session {
+ public:
+  // Called once per Submit, on the session's completion thread, on which no other work of the
+  // session depends. Must not call Close() or destroy the session.
+  using Done = std::function<void(absl::StatusOr<ReducedBucket>)>;
+
+  // Connects and waits until all workers of the job have. Errors name what is missing or differs.
+  static absl::StatusOr<std::unique_ptr<Session>> Connect(const SessionOptions& options);
+
+  virtual ~Session() = default;  // closes
+
+  // Announces a bucket (again, with the next generation, when its layout has changed). Does not
+  // wait for the other workers: a disagreement fails the session.
+  virtual absl::Status RegisterBucket(BucketId id, const BucketLayout& layout) = 0;
+
+  // Hands over one bucket's gradient (layout.Elems() elements), which is copied before this
+  // returns. All workers must submit the same buckets in the same order. A bucket's next Submit
+  // must come after its previous `done`.
+  virtual void Submit(BucketId id, std::span<const std::byte> gradient, Done done) = 0;
+
+  // OK, or why the session has failed; then every later Submit fails with it at once.
+  virtual absl::Status status() const = 0;
+  virtual SessionStats stats() const = 0;
+
+  // Leaves the job. Buckets in flight fail. Idempotent.
+  virtual void Close() = 0;
+};
+
+}  // namespace thalweg

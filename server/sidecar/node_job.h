@@ -1,0 +1,134 @@
+// One training job on one node: gathers the node's workers, joins the aggregators, and takes every
+// bucket through its rounds.
+//
+//   workers' connections ──AddWorker, RegisterBucket, Submit, WorkerLeft──▶ NodeJob
+//   run thread       wait for all workers → join all shards → welcome; then per bucket, in the
+//   order in
+//                    which they become ready: wait for inputs → encode → contribute, chunk by chunk
+//   shards' threads  OnResult: decode into the result arena; the last chunk completes the bucket
+//   monitor thread   heartbeats, deadlines, and telling everybody when the job has failed
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "core/base/exchange.h"
+#include "core/base/metrics.h"
+#include "core/base/mutex.h"
+#include "core/base/thread.h"
+#include "core/ipc/connection.h"
+#include "server/sidecar/device/device.h"
+#include "server/sidecar/node_bucket.h"
+#include "server/sidecar/shard_group.h"
+
+namespace thalweg {
+
+// Metrics of a sidecar; references into a MetricRegistry.
+struct SidecarMetrics {
+  explicit SidecarMetrics(MetricRegistry& registry);
+
+  MetricRegistry& registry;  // for those with a codec label
+  Gauge& jobs;
+  Gauge& workers;
+  Counter& buckets;
+  Counter& jobs_failed;
+  Counter& nonfinite;
+  Counter& wait_seconds;
+  Counter& reduce_seconds;
+  Counter& wire_seconds;
+};
+
+// What a NodeJob works with; all must outlive it.
+struct NodeContext {
+  std::vector<Shard*> shards;
+  Device& device;
+  SidecarMetrics& metrics;
+};
+
+// Thread-safe. Owns two threads. Fails as a whole: the first error is told to every worker and
+// shard.
+class NodeJob : public std::enable_shared_from_this<NodeJob> {
+ public:
+  // Shared: shards hold sinks that refer to the job weakly.
+  static std::shared_ptr<NodeJob> Start(const Hello& first, NodeContext& context);
+
+  // Takes a worker in. A worker that contradicts the job is refused, and fails the job while it
+  // gathers. The connection is shared with the thread that reads from it.
+  absl::Status AddWorker(const Hello& hello, std::shared_ptr<Connection> connection);
+  void OnRegisterBucket(uint32_t local_rank, const RegisterBucket& message, UniqueFd arena);
+  void OnSubmit(uint32_t local_rank, const Submit& message);
+  // The worker is gone, with OK when it said so itself.
+  void WorkerLeft(uint32_t local_rank, const absl::Status& reason);
+
+  void OnResult(uint32_t shard, RoundResult result);
+  void Fail(const absl::Status& reason);
+
+  // The last worker has left: the job is over, and to be stopped.
+  bool IsFinished();
+  // Ends both threads, after the workers and shards have been told of a failure. Idempotent; must
+  // come before the last reference goes, and not from a sink.
+  void Stop();
+  std::string name() const { return spec_.job; }
+
+ private:
+  struct Worker {
+    std::shared_ptr<Connection> connection;  // null: not here yet
+    uint32_t rank = 0;
+    bool has_left = false;
+  };
+  NodeJob(const Hello& first, NodeContext& context);
+
+  void FailLocked(const absl::Status& reason) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status CheckSameJob(const Hello& hello) const;
+  absl::StatusOr<std::shared_ptr<NodeBucket>> TakeLayout(uint32_t local_rank,
+                                                         const RegisterBucket& message,
+                                                         UniqueFd arena);
+  std::string RankNamesLocked(const std::vector<uint32_t>& local_ranks) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  // Run thread.
+  void Run();
+  absl::Status Gather();
+  absl::Status JoinShards();
+  std::shared_ptr<NodeBucket> NextBucket();
+  absl::Status Exchange(NodeBucket& bucket);
+  absl::Status SendChunk(NodeBucket& bucket, uint32_t chunk);
+  absl::Status WaitInputs(NodeBucket& bucket, uint32_t chunks);
+
+  // Monitor thread.
+  void Monitor();
+  absl::Status CheckDeadlinesLocked(TimePoint now) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  void Complete(NodeBucket& bucket);
+  void Broadcast(const Message& message);
+  absl::Status StoppedLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  const Hello spec_;  // of the worker that came first
+  const LayeredTimeout timeout_;
+  const TimePoint created_;
+  NodeContext& context_;
+  ShardGroup shards_;
+
+  Mutex mutex_;
+  CondVar changed_;
+  absl::Status failure_ ABSL_GUARDED_BY(mutex_);
+  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+  bool gathered_ ABSL_GUARDED_BY(mutex_) = false;
+  std::vector<Worker> workers_ ABSL_GUARDED_BY(mutex_);  // by local rank
+  uint32_t num_here_ ABSL_GUARDED_BY(mutex_) = 0;
+  uint32_t num_left_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::map<uint32_t, std::shared_ptr<NodeBucket>> buckets_ ABSL_GUARDED_BY(mutex_);  // by index
+  std::deque<std::shared_ptr<NodeBucket>> ready_ ABSL_GUARDED_BY(mutex_);
+  TimePoint last_progress_ ABSL_GUARDED_BY(mutex_);
+
+  Thread run_thread_;
+  Thread monitor_thread_;
+};
+
+}  // namespace thalweg

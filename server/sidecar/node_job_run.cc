@@ -1,0 +1,225 @@
+// The way of a bucket through a NodeJob: gather, join, then wait → encode → contribute → decode →
+// complete.
+
+#include <spdlog/spdlog.h>
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "core/base/protocol.h"
+#include "core/base/status_macros.h"
+#include "server/sidecar/node_job.h"
+
+namespace thalweg {
+namespace {
+
+// How long the run thread waits for a worker's chunks before it looks whether the job still lives.
+constexpr Duration kLookAround = std::chrono::milliseconds(50);
+
+// What one shard tells the job. Refers to it weakly: shards may hold on to a sink longer.
+class ShardSink : public NodeSink {
+ public:
+  ShardSink(std::weak_ptr<NodeJob> job, uint32_t shard) : job_(std::move(job)), shard_(shard) {}
+
+  void OnResult(RoundResult result) override {
+    if (const auto job = job_.lock()) job->OnResult(shard_, std::move(result));
+  }
+  void OnFailed(absl::Status why) override {
+    if (const auto job = job_.lock()) job->Fail(why);
+  }
+
+ private:
+  const std::weak_ptr<NodeJob> job_;
+  const uint32_t shard_;
+};
+
+}  // namespace
+
+void NodeJob::Run() {
+  absl::Status status = Gather();
+  if (status.ok()) status = JoinShards();
+  while (status.ok()) {
+    const std::shared_ptr<NodeBucket> bucket = NextBucket();
+    if (bucket == nullptr) return;
+    status = Exchange(*bucket);
+  }
+  Fail(status);
+}
+
+absl::Status NodeJob::Gather() {
+  MutexLock lock(mutex_);
+  // The monitor fails the job when its workers take too long.
+  changed_.WaitUntil(mutex_, TimePoint::max(),
+                     [&] { return num_here_ == spec_.local_size || !StoppedLocked().ok(); });
+  THALWEG_RETURN_IF_ERROR(StoppedLocked());
+  gathered_ = true;
+  return absl::OkStatus();
+}
+
+absl::Status NodeJob::JoinShards() {
+  JoinRequest request;
+  request.job = spec_.job;
+  request.node = spec_.node;
+  request.node_name = spec_.node_name;
+  request.workers = spec_.local_size;
+  request.num_nodes = spec_.num_nodes;
+  request.world_size = spec_.world_size;
+  request.chunk_bytes = spec_.chunk_bytes;
+  request.codec = spec_.codec;
+  request.round_timeout = timeout_.shard();
+  const std::weak_ptr<NodeJob> self = weak_from_this();
+  THALWEG_RETURN_IF_ERROR(shards_.Join(
+      request, [&](uint32_t shard) { return std::make_shared<ShardSink>(self, shard); },
+      created_ + timeout_.sidecar()));
+  spdlog::info("job '{}': node {} of {} with {} workers, {} shards, {} on the wire", spec_.job,
+               spec_.node, spec_.num_nodes, spec_.local_size, shards_.size(), Name(spec_.codec));
+  Broadcast(Welcome{shards_.epoch(), shards_.size(), THALWEG_VERSION});
+  return absl::OkStatus();
+}
+
+std::shared_ptr<NodeBucket> NodeJob::NextBucket() {
+  MutexLock lock(mutex_);
+  changed_.WaitUntil(mutex_, TimePoint::max(),
+                     [&] { return !ready_.empty() || !StoppedLocked().ok(); });
+  if (!StoppedLocked().ok()) return nullptr;
+  std::shared_ptr<NodeBucket> bucket = std::move(ready_.front());
+  ready_.pop_front();
+  return bucket;
+}
+
+absl::Status NodeJob::Exchange(NodeBucket& bucket) {
+  if (bucket.round == 1) {
+    THALWEG_RETURN_IF_ERROR(
+        shards_.RegisterBucket(bucket.id, bucket.layout, Now() + timeout_.shard()));
+  }
+  if (bucket.plan.Count() == 0) {
+    {
+      MutexLock lock(mutex_);
+      bucket.FinishRound(Now());
+    }
+    Complete(bucket);
+    return absl::OkStatus();
+  }
+  for (uint32_t chunk = 0; chunk < bucket.plan.Count(); ++chunk) {
+    THALWEG_RETURN_IF_ERROR(WaitInputs(bucket, chunk + 1));
+    THALWEG_RETURN_IF_ERROR(SendChunk(bucket, chunk));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status NodeJob::WaitInputs(NodeBucket& bucket, uint32_t chunks) {
+  const TimePoint start = Now();
+  for (size_t worker = 0; worker < bucket.inputs.size(); ++worker) {
+    while (bucket.inputs[worker]->WaitReady(chunks, Now() + kLookAround) < chunks) {
+      MutexLock lock(mutex_);
+      THALWEG_RETURN_IF_ERROR(StoppedLocked());
+      if (Now() - start > timeout_.sidecar()) {
+        return absl::DeadlineExceededError(
+            absl::StrCat("rank ", workers_[worker].rank, " stopped filling bucket ",
+                         ToString(bucket.id), " round ", bucket.round, " at chunk ", chunks - 1));
+      }
+    }
+  }
+  MutexLock lock(mutex_);
+  bucket.wait_time += Now() - start;
+  return absl::OkStatus();
+}
+
+absl::Status NodeJob::SendChunk(NodeBucket& bucket, uint32_t chunk) {
+  const uint64_t elems = bucket.plan.Elems(chunk);
+  const uint64_t begin = bucket.plan.Begin(chunk);
+  std::vector<const void*> shares;
+  for (const auto& input : bucket.inputs) {
+    shares.push_back(input->payload() + begin * SizeOf(bucket.layout.dtype));
+  }
+  std::byte* out = bucket.encoded.get() + begin * SizeOf(bucket.wire);
+  const TimePoint start = Now();
+  context_.device.Encode(shares, bucket.layout.dtype, bucket.wire, elems, out);
+  const TimePoint encoded = Now();
+  {
+    MutexLock lock(mutex_);
+    bucket.reduce_time += encoded - start;
+    if (!bucket.first_sent) bucket.first_sent = encoded;
+  }
+  Contribution contribution;
+  contribution.id = {bucket.id, chunk, bucket.round};
+  contribution.epoch = shards_.epoch();
+  contribution.wire = bucket.wire;
+  contribution.elems = elems;
+  contribution.payload = Payload({out, elems * SizeOf(bucket.wire)}, bucket.encoded);
+  return shards_.Contribute(std::move(contribution), Now() + timeout_.sidecar());
+}
+
+void NodeJob::OnResult(uint32_t shard, RoundResult received) {
+  std::shared_ptr<NodeBucket> bucket;
+  absl::Status status;
+  {
+    MutexLock lock(mutex_);
+    if (!StoppedLocked().ok()) return;
+    const auto found = buckets_.find(received.id.bucket.index);
+    if (found == buckets_.end() || found->second->id != received.id.bucket) {
+      status = absl::InvalidArgumentError(
+          absl::StrCat("result for unknown bucket ", ToString(received.id.bucket)));
+    } else {
+      bucket = found->second;
+      status = bucket->Claim(received);
+    }
+  }
+  if (status.ok()) {
+    std::byte* out = bucket->result->payload() +
+                     bucket->plan.Begin(received.id.chunk) * SizeOf(bucket->layout.dtype);
+    status = context_.device.Decode(received.payload, bucket->wire, bucket->layout.dtype,
+                                    received.elems, out);
+  }
+  if (!status.ok()) {
+    Fail(absl::Status(status.code(),
+                      absl::StrCat("aggregator shard ", shard, ": ", status.message())));
+    return;
+  }
+  shards_.OnAnswered(shard);
+  bool is_complete = false;
+  {
+    MutexLock lock(mutex_);
+    last_progress_ = Now();
+    is_complete = bucket->FinishChunk(received, last_progress_);
+  }
+  if (is_complete) Complete(*bucket);
+}
+
+void NodeJob::Complete(NodeBucket& bucket) {
+  ::thalweg::Complete message;
+  const uint64_t wire_bytes = bucket.plan.total_elems * SizeOf(bucket.wire);
+  {
+    MutexLock lock(mutex_);
+    message = {bucket.id,
+               bucket.round,
+               bucket.workers,
+               bucket.nonfinite_elems,
+               wire_bytes,
+               wire_bytes,
+               static_cast<uint64_t>(ToNanos(bucket.reduce_time)),
+               static_cast<uint64_t>(ToNanos(bucket.wait_time)),
+               static_cast<uint64_t>(ToNanos(bucket.wire_time))};
+  }
+  SidecarMetrics& metrics = context_.metrics;
+  const auto count_bytes = [&](const char* direction) {
+    const Labels labels = {{"codec", Name(bucket.wire)}, {"direction", direction}};
+    metrics.registry
+        .GetCounter("thalweg_sidecar_raw_bytes_total",
+                    "Gradient bytes before encoding (sent) and after decoding (received)", labels)
+        .Add(static_cast<double>(bucket.plan.total_elems * SizeOf(bucket.layout.dtype)));
+    metrics.registry
+        .GetCounter("thalweg_sidecar_wire_bytes_total", "Encoded gradient bytes exchanged", labels)
+        .Add(static_cast<double>(wire_bytes));
+  };
+  count_bytes("sent");
+  count_bytes("received");
+  metrics.buckets.Add();
+  metrics.nonfinite.Add(static_cast<double>(message.nonfinite_elems));
+  metrics.wait_seconds.Add(static_cast<double>(message.wait_ns) * 1e-9);
+  metrics.reduce_seconds.Add(static_cast<double>(message.reduce_ns) * 1e-9);
+  metrics.wire_seconds.Add(static_cast<double>(message.wire_ns) * 1e-9);
+  Broadcast(message);
+}
+
+}  // namespace thalweg

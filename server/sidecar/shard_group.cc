@@ -1,0 +1,107 @@
+#include "server/sidecar/shard_group.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "core/base/status_macros.h"
+
+namespace thalweg {
+
+ShardGroup::ShardGroup(std::vector<Shard*> shards)
+    : shards_(std::move(shards)), states_(shards_.size()) {}
+
+absl::Status ShardGroup::Join(JoinRequest request,
+                              const std::function<std::shared_ptr<NodeSink>(uint32_t)>& make_sink,
+                              TimePoint deadline) {
+  request.num_shards = size();
+  // Every node joins in this order, so one that waits at shard k has been admitted by all before
+  // it.
+  for (uint32_t k = 0; k < size(); ++k) {
+    request.shard = k;
+    THALWEG_ASSIGN_OR_RETURN(const Membership membership, shards_[k]->Join(request, deadline));
+    {
+      MutexLock lock(mutex_);
+      states_[k].membership = membership;
+    }
+    THALWEG_RETURN_IF_ERROR(shards_[k]->Attach(membership.token, make_sink(k)));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<SessionToken> ShardGroup::Token(uint32_t shard) {
+  MutexLock lock(mutex_);
+  if (left_) return LeftLocked();
+  if (!states_[shard].membership) return absl::FailedPreconditionError("shard not joined");
+  return states_[shard].membership->token;
+}
+
+absl::Status ShardGroup::LeftLocked() const {
+  return left_because_.ok() ? absl::CancelledError("the job has ended") : left_because_;
+}
+
+absl::Status ShardGroup::RegisterBucket(BucketId id, const BucketLayout& layout,
+                                        TimePoint deadline) {
+  for (uint32_t k = 0; k < size(); ++k) {
+    THALWEG_ASSIGN_OR_RETURN(const SessionToken token, Token(k));
+    THALWEG_RETURN_IF_ERROR(shards_[k]->RegisterBucket(token, id, layout, deadline));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ShardGroup::Contribute(Contribution contribution, TimePoint deadline) {
+  const uint32_t k = ShardOf(contribution.id.bucket, contribution.id.chunk);
+  THALWEG_ASSIGN_OR_RETURN(const SessionToken token, Token(k));
+  {
+    MutexLock lock(mutex_);
+    State& state = states_[k];
+    const bool has_place = changed_.WaitUntil(mutex_, deadline, [&] {
+      return left_ || state.outstanding < state.membership->window_chunks;
+    });
+    if (left_) return LeftLocked();
+    if (!has_place) {
+      return absl::DeadlineExceededError(
+          absl::StrCat("aggregator shard ", k, " owes ", state.outstanding, " results"));
+    }
+    ++state.outstanding;
+  }
+  return shards_[k]->Contribute(token, std::move(contribution));
+}
+
+void ShardGroup::OnAnswered(uint32_t shard) {
+  MutexLock lock(mutex_);
+  if (states_[shard].outstanding > 0) --states_[shard].outstanding;
+  changed_.NotifyAll();
+}
+
+absl::Status ShardGroup::Heartbeat() {
+  for (uint32_t k = 0; k < size(); ++k) {
+    auto token = Token(k);
+    if (!token.ok()) return absl::OkStatus();  // not joined yet, or over
+    const absl::Status status = shards_[k]->Heartbeat(*token, Now() + kHeartbeatInterval);
+    // A shard that is slow or away shows in the exchange; one that does not know us is a failure.
+    if (absl::IsNotFound(status)) return status;
+  }
+  return absl::OkStatus();
+}
+
+void ShardGroup::Leave(const absl::Status& reason) {
+  std::vector<std::pair<Shard*, SessionToken>> memberships;
+  {
+    MutexLock lock(mutex_);
+    if (left_) return;
+    left_ = true;
+    left_because_ = reason;
+    for (uint32_t k = 0; k < size(); ++k) {
+      if (states_[k].membership) memberships.emplace_back(shards_[k], states_[k].membership->token);
+    }
+    changed_.NotifyAll();
+  }
+  for (const auto& [shard, token] : memberships) shard->Leave(token, reason);
+}
+
+uint64_t ShardGroup::epoch() {
+  MutexLock lock(mutex_);
+  return states_.empty() || !states_[0].membership ? 0 : states_[0].membership->epoch;
+}
+
+}  // namespace thalweg

@@ -1,0 +1,65 @@
+// A job's memberships on all its aggregator shards, used as one.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "core/base/exchange.h"
+#include "core/base/mutex.h"
+
+namespace thalweg {
+
+// Thread-safe. Sinks may be called from shards' threads from Join on.
+class ShardGroup {
+ public:
+  // The shards must outlive the group.
+  explicit ShardGroup(std::vector<Shard*> shards);
+
+  // Joins and attaches to every shard; `make_sink(k)` gives shard k's sink. Blocks until all nodes
+  // of the job are there, at most until `deadline`. On error the caller leaves.
+  absl::Status Join(JoinRequest request,
+                    const std::function<std::shared_ptr<NodeSink>(uint32_t)>& make_sink,
+                    TimePoint deadline);
+  absl::Status RegisterBucket(BucketId id, const BucketLayout& layout, TimePoint deadline);
+
+  // Which shard sums a chunk: chunks of a bucket go round all shards, and buckets start at
+  // different ones.
+  uint32_t ShardOf(BucketId id, uint32_t chunk) const {
+    return (id.index + chunk) % static_cast<uint32_t>(shards_.size());
+  }
+  // Sends a chunk to its shard, after waiting for a place in its window until `deadline`.
+  absl::Status Contribute(Contribution contribution, TimePoint deadline);
+  // A result of `shard` has come: its place in the window is free.
+  void OnAnswered(uint32_t shard);
+
+  absl::Status Heartbeat();
+  // Ends all memberships, with OK or for `reason`; waits that are in progress return it.
+  // Idempotent.
+  void Leave(const absl::Status& reason);
+
+  uint32_t size() const { return static_cast<uint32_t>(shards_.size()); }
+  uint64_t epoch();
+
+ private:
+  struct State {
+    std::optional<Membership> membership;
+    uint32_t outstanding = 0;  // chunks contributed and not answered
+  };
+
+  absl::StatusOr<SessionToken> Token(uint32_t shard);
+  absl::Status LeftLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  const std::vector<Shard*> shards_;
+
+  Mutex mutex_;
+  CondVar changed_;
+  bool left_ ABSL_GUARDED_BY(mutex_) = false;
+  absl::Status left_because_ ABSL_GUARDED_BY(mutex_);
+  std::vector<State> states_ ABSL_GUARDED_BY(mutex_);  // by shard
+};
+
+}  // namespace thalweg

@@ -1,0 +1,210 @@
+#include "server/sidecar/sidecar.h"
+
+#include <spdlog/spdlog.h>
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "core/base/log.h"
+#include "core/base/protocol.h"
+#include "core/base/status_macros.h"
+
+namespace thalweg {
+namespace {
+
+// How long a process that has connected may take to say who it is.
+constexpr Duration kHelloTimeout = std::chrono::seconds(10);
+constexpr Duration kLookAround = std::chrono::milliseconds(500);
+constexpr uint32_t kMaxLocalWorkers = 1024;
+
+absl::Status CheckHello(const Hello& h) {
+  const auto invalid = [&](const std::string& what) {
+    return absl::InvalidArgumentError(absl::StrCat("job '", h.job, "', rank ", h.rank, ": ", what));
+  };
+  if (h.ipc_version != kIpcVersion) {
+    return invalid(absl::StrCat("worker speaks ipc version ", h.ipc_version, ", this sidecar ",
+                                kIpcVersion, "; install the same Thalweg version for both"));
+  }
+  if (h.job.empty()) return invalid("the job has no name");
+  if (h.rank >= h.world_size) {
+    return invalid(absl::StrCat("the world has only ", h.world_size, " workers"));
+  }
+  if (h.node >= h.num_nodes) return invalid(absl::StrCat("node ", h.node, " of ", h.num_nodes));
+  if (h.local_rank >= h.local_size || h.local_size > kMaxLocalWorkers) {
+    return invalid(absl::StrCat("local rank ", h.local_rank, " of ", h.local_size));
+  }
+  if (h.codec == DType::kFloat64) return invalid("fp64 is no codec: expected fp32, fp16 or bf16");
+  if (h.chunk_bytes < kMinChunkBytes || h.chunk_bytes > kMaxChunkBytes) {
+    return invalid(absl::StrCat("chunks must have ", kMinChunkBytes, " to ", kMaxChunkBytes,
+                                " bytes, got ", h.chunk_bytes));
+  }
+  if (h.timeout_ms == 0) return invalid("the timeout must be positive");
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Sidecar>> Sidecar::Start(const Options& options,
+                                                        MetricRegistry& registry) {
+  std::unique_ptr<Sidecar> sidecar(new Sidecar(options, registry));
+  THALWEG_ASSIGN_OR_RETURN(sidecar->listener_, Listener::Bind(options.socket_path));
+  sidecar->accept_thread_ = Thread("sidecar-accept", [raw = sidecar.get()] { raw->AcceptLoop(); });
+  return sidecar;
+}
+
+Sidecar::Sidecar(const Options& options, MetricRegistry& registry)
+    : metrics_(registry), context_{options.shards, *options.device, metrics_} {}
+
+Sidecar::~Sidecar() { Stop(absl::CancelledError("the sidecar is shutting down")); }
+
+void Sidecar::AcceptLoop() {
+  while (true) {
+    auto accepted = listener_->Accept();
+    if (absl::IsCancelled(accepted.status())) return;
+    if (!accepted.ok()) {
+      spdlog::error("cannot take a worker: {}", Text(accepted.status()));
+      MutexLock lock(mutex_);
+      // Out of descriptors: try again when a connection may have ended.
+      if (changed_.WaitUntil(mutex_, Now() + kLookAround, [&] { return stopping_; })) return;
+      continue;
+    }
+    MutexLock lock(mutex_);
+    if (stopping_) return;
+    ++num_connections_;
+    Reader& reader = readers_.emplace_back();
+    reader.connection = *std::move(accepted);
+    reader.thread = Thread("worker-reader", [this, &reader, connection = reader.connection] {
+      Serve(*connection, connection);
+      MutexLock lock(mutex_);
+      reader.done = true;
+      changed_.NotifyAll();
+    });
+  }
+}
+
+void Sidecar::Serve(Connection& connection, const std::shared_ptr<Connection>& shared) {
+  auto first = connection.Receive(Now() + kHelloTimeout);
+  absl::Status status = first.status();
+  const Hello* hello = first.ok() ? std::get_if<Hello>(&first->message) : nullptr;
+  if (status.ok() && hello == nullptr) {
+    status = absl::InvalidArgumentError(
+        absl::StrCat("expected Hello as the first message, got ", Name(first->message)));
+  }
+  if (status.ok()) {
+    auto job = Admit(*hello, shared);
+    status = job.status();
+    if (status.ok()) {
+      status = ReadMessages(connection, **job, hello->local_rank);
+      if (absl::IsInvalidArgument(status)) {
+        // The peer gets the reason too; it hears no broadcast once it has left the job.
+        connection.Send(Fail{status.code(), std::string(status.message())}).IgnoreError();
+      }
+      (*job)->WorkerLeft(hello->local_rank, status);
+      connection.Shutdown();
+      return;
+    }
+  }
+  spdlog::warn("refused a worker: {}", Text(status));
+  connection.Send(Fail{status.code(), std::string(status.message())}).IgnoreError();
+}
+
+absl::StatusOr<std::shared_ptr<NodeJob>> Sidecar::Admit(
+    const Hello& hello, const std::shared_ptr<Connection>& connection) {
+  THALWEG_RETURN_IF_ERROR(CheckHello(hello));
+  std::shared_ptr<NodeJob> job;
+  {
+    MutexLock lock(mutex_);
+    if (stopping_) return absl::UnavailableError("the sidecar is shutting down");
+    std::shared_ptr<NodeJob>& slot = jobs_[hello.job];
+    if (slot == nullptr) {
+      slot = NodeJob::Start(hello, context_);
+      metrics_.jobs.Set(static_cast<double>(jobs_.size()));
+    }
+    job = slot;
+  }
+  THALWEG_RETURN_IF_ERROR(job->AddWorker(hello, connection));
+  return job;
+}
+
+absl::Status Sidecar::ReadMessages(Connection& connection, NodeJob& job, uint32_t local_rank) {
+  while (true) {
+    auto received = connection.Receive(Now() + kLookAround);
+    if (absl::IsDeadlineExceeded(received.status())) continue;
+    THALWEG_RETURN_IF_ERROR(received.status());
+    if (std::holds_alternative<Leave>(received->message)) return absl::OkStatus();
+    if (const auto* fail = std::get_if<Fail>(&received->message)) {
+      return absl::Status(fail->code, fail->message);
+    }
+    if (const auto* bucket = std::get_if<RegisterBucket>(&received->message)) {
+      job.OnRegisterBucket(local_rank, *bucket, std::move(received->fd));
+    } else if (const auto* submit = std::get_if<Submit>(&received->message)) {
+      job.OnSubmit(local_rank, *submit);
+    } else {
+      return absl::InvalidArgumentError(
+          absl::StrCat("a worker must not send ", Name(received->message)));
+    }
+  }
+}
+
+Sidecar::Connections Sidecar::Reap() {
+  std::list<Reader> ended;
+  std::vector<std::shared_ptr<NodeJob>> over;
+  Connections connections;
+  {
+    MutexLock lock(mutex_);
+    for (auto reader = readers_.begin(); reader != readers_.end();) {
+      const auto next = std::next(reader);
+      if (reader->done) ended.splice(ended.end(), readers_, reader);
+      reader = next;
+    }
+    for (auto job = jobs_.begin(); job != jobs_.end();) {
+      if (job->second->IsFinished()) {
+        over.push_back(std::move(job->second));
+        job = jobs_.erase(job);
+      } else {
+        ++job;
+      }
+    }
+    metrics_.jobs.Set(static_cast<double>(jobs_.size()));
+    connections = {readers_.size(), num_connections_};
+  }
+  // Both join threads, which may need the lock.
+  ended.clear();
+  for (const auto& job : over) job->Stop();
+  return connections;
+}
+
+void Sidecar::StopAccepting() {
+  if (listener_ != nullptr) listener_->Stop();
+  accept_thread_.Join();
+}
+
+void Sidecar::Stop(const absl::Status& why) {
+  std::vector<std::shared_ptr<NodeJob>> jobs;
+  {
+    MutexLock lock(mutex_);
+    stopping_ = true;
+    for (const auto& [name, job] : jobs_) jobs.push_back(job);
+    changed_.NotifyAll();
+  }
+  StopAccepting();
+  for (const auto& job : jobs) {
+    job->Fail(why);
+    job->Stop();  // after it has told its workers why
+  }
+  MutexLock lock(mutex_);
+  for (Reader& reader : readers_) reader.connection->Shutdown();
+  const auto all_done = [&] {
+    for (const Reader& reader : readers_) {
+      if (!reader.done) return false;
+    }
+    return true;
+  };
+  // Every reader looks around twice a second at the latest.
+  changed_.WaitUntil(mutex_, TimePoint::max(), all_done);
+  std::list<Reader> readers;
+  readers.swap(readers_);
+  jobs_.clear();
+}
+
+}  // namespace thalweg

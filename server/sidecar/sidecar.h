@@ -1,0 +1,78 @@
+// A node's sidecar: takes connections of the node's workers and runs their jobs.
+#pragma once
+
+#include <cstdint>
+#include <list>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "core/base/exchange.h"
+#include "core/base/metrics.h"
+#include "core/base/mutex.h"
+#include "core/base/thread.h"
+#include "core/ipc/connection.h"
+#include "core/ipc/listener.h"
+#include "server/sidecar/device/device.h"
+#include "server/sidecar/node_job.h"
+
+namespace thalweg {
+
+// Thread-safe. One thread accepts, one thread per worker reads.
+class Sidecar {
+ public:
+  struct Options {
+    std::string socket_path;
+    // In order; they and the device must outlive the sidecar.
+    std::vector<Shard*> shards;
+    Device* device = nullptr;
+  };
+
+  // Listens when this returns.
+  static absl::StatusOr<std::unique_ptr<Sidecar>> Start(const Options& options,
+                                                        MetricRegistry& registry);
+  ~Sidecar();  // stops
+
+  struct Connections {
+    size_t now = 0;
+    uint64_t since_start = 0;
+  };
+  // Forgets workers that have gone and jobs that are over; to be called a few times a second.
+  Connections Reap();
+  // Takes no new workers from now on.
+  void StopAccepting();
+  // Fails the jobs that still run with `why` and ends. Idempotent.
+  void Stop(const absl::Status& why);
+
+ private:
+  struct Reader {
+    std::shared_ptr<Connection> connection;  // shared with the job
+    bool done = false;
+    Thread thread;
+  };
+
+  Sidecar(const Options& options, MetricRegistry& registry);
+
+  void AcceptLoop();
+  void Serve(Connection& connection, const std::shared_ptr<Connection>& shared);
+  absl::StatusOr<std::shared_ptr<NodeJob>> Admit(const Hello& hello,
+                                                 const std::shared_ptr<Connection>& connection);
+  absl::Status ReadMessages(Connection& connection, NodeJob& job, uint32_t local_rank);
+
+  SidecarMetrics metrics_;
+  NodeContext context_;
+  std::unique_ptr<Listener> listener_;
+
+  Mutex mutex_;
+  CondVar changed_;
+  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+  uint64_t num_connections_ ABSL_GUARDED_BY(mutex_) = 0;  // since the start
+  std::list<Reader> readers_ ABSL_GUARDED_BY(mutex_);
+  // Shared: readers and shards' sinks use a job while the table forgets it.
+  std::map<std::string, std::shared_ptr<NodeJob>> jobs_ ABSL_GUARDED_BY(mutex_);
+  Thread accept_thread_;
+};
+
+}  // namespace thalweg

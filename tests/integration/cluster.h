@@ -1,0 +1,125 @@
+// A whole cluster in one process: aggregators, sidecars and workers joined by real Unix sockets and
+// shared memory, with the calls between sidecar and aggregator made directly. No gRPC, so
+// ThreadSanitizer can watch.
+#pragma once
+
+#include <stdlib.h>
+
+#include <cstring>
+#include <filesystem>
+#include <functional>
+#include <future>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "client/core/session.h"
+#include "core/base/metrics.h"
+#include "server/aggregator/aggregator.h"
+#include "server/sidecar/device/cpu_device.h"
+#include "server/sidecar/sidecar.h"
+
+namespace thalweg {
+
+inline constexpr Duration kPatience = std::chrono::seconds(60);  // far beyond what any test needs
+
+class Cluster {
+ public:
+  // Wraps a shard as one node sees it, for faults.
+  using Wrap = std::function<std::unique_ptr<Shard>(Shard&)>;
+
+  Cluster(uint32_t nodes, uint32_t workers_per_node, uint32_t shards, const Wrap& wrap = {})
+      : workers_per_node_(workers_per_node) {
+    char dir[] = "/tmp/thalweg-test-XXXXXX";
+    dir_ = mkdtemp(dir);
+    for (uint32_t k = 0; k < shards; ++k) {
+      aggregators_.push_back(std::make_unique<Aggregator>(Aggregator::Options{}, registry_));
+    }
+    for (uint32_t node = 0; node < nodes; ++node) {
+      Sidecar::Options options{SocketPath(node), {}, &device_};
+      for (auto& aggregator : aggregators_) {
+        if (wrap) wrapped_.push_back(wrap(*aggregator));
+        options.shards.push_back(wrap ? wrapped_.back().get() : aggregator.get());
+      }
+      auto sidecar = Sidecar::Start(options, registry_);
+      if (!sidecar.ok()) std::abort();
+      sidecars_.push_back(*std::move(sidecar));
+    }
+  }
+  ~Cluster() {
+    sidecars_.clear();
+    std::filesystem::remove_all(dir_);
+  }
+
+  std::string SocketPath(uint32_t node) const { return absl::StrCat(dir_, "/", node, ".sock"); }
+  uint32_t world_size() const {
+    return static_cast<uint32_t>(sidecars_.size()) * workers_per_node_;
+  }
+
+  SessionOptions OptionsFor(uint32_t rank) const {
+    SessionOptions o;
+    o.node = rank / workers_per_node_;
+    o.sidecar_path = SocketPath(o.node);
+    o.job = "job";
+    o.rank = rank;
+    o.world_size = world_size();
+    o.num_nodes = static_cast<uint32_t>(sidecars_.size());
+    o.node_name = absl::StrCat("host", o.node);
+    o.local_rank = rank % workers_per_node_;
+    o.local_size = workers_per_node_;
+    o.chunk_bytes = kMinChunkBytes;
+    o.timeout = kPatience;
+    return o;
+  }
+
+  // Connects all workers at once. `edit` may change a rank's options.
+  std::vector<absl::StatusOr<std::unique_ptr<Session>>> ConnectAll(
+      const std::function<void(SessionOptions&)>& edit = {}) {
+    std::vector<std::future<absl::StatusOr<std::unique_ptr<Session>>>> pending;
+    for (uint32_t rank = 0; rank < world_size(); ++rank) {
+      SessionOptions options = OptionsFor(rank);
+      if (edit) edit(options);
+      pending.push_back(
+          std::async(std::launch::async, [options] { return Session::Connect(options); }));
+    }
+    std::vector<absl::StatusOr<std::unique_ptr<Session>>> sessions;
+    for (auto& session : pending) sessions.push_back(session.get());
+    return sessions;
+  }
+
+  MetricRegistry& registry() { return registry_; }
+  Sidecar& sidecar(uint32_t node) { return *sidecars_[node]; }
+  Aggregator& aggregator(uint32_t shard) { return *aggregators_[shard]; }
+
+ private:
+  const uint32_t workers_per_node_;
+  std::string dir_;
+  MetricRegistry registry_;
+  CpuDevice device_;
+  std::vector<std::unique_ptr<Aggregator>> aggregators_;
+  std::vector<std::unique_ptr<Shard>> wrapped_;
+  std::vector<std::unique_ptr<Sidecar>> sidecars_;
+};
+
+// The outcome of one Submit, as bytes.
+using Outcome = absl::StatusOr<std::vector<std::byte>>;
+
+inline std::future<Outcome> SubmitAsync(Session& session, BucketId id,
+                                        std::span<const std::byte> gradient) {
+  auto promise = std::make_shared<std::promise<Outcome>>();
+  session.Submit(id, gradient, [promise](absl::StatusOr<ReducedBucket> reduced) {
+    if (!reduced.ok()) return promise->set_value(reduced.status());
+    promise->set_value(std::vector<std::byte>(reduced->bytes.begin(), reduced->bytes.end()));
+  });
+  return promise->get_future();
+}
+
+// Waits with a bound, so that a hang is a failure with a name.
+template <typename T>
+T Get(std::future<T>& future) {
+  if (future.wait_for(kPatience) != std::future_status::ready) std::abort();
+  return future.get();
+}
+
+}  // namespace thalweg

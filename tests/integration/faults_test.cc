@@ -1,0 +1,283 @@
+// What goes wrong between workers and sidecars: every worker gets a clear error, soon, and nothing
+// hangs.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <fstream>
+#include <vector>
+
+#include "core/ipc/connection.h"
+#include "tests/integration/cluster.h"
+#include "tests/integration/reordering_shard.h"
+
+#if defined(__SANITIZE_THREAD__)
+#define THALWEG_TSAN 1
+#endif
+
+namespace thalweg {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+const BucketLayout kLayout{DType::kFloat32, {{"w", {2000}}}};
+const std::vector<float> kOnes(2000, 1.0f);
+
+std::span<const std::byte> Gradient() { return std::as_bytes(std::span(kOnes)); }
+
+template <typename T>
+std::string Message(const absl::StatusOr<T>& result) {
+  return std::string(result.status().message());
+}
+
+TEST(WorkerFaultTest, DifferentTensorIsNamedToEveryWorkerOfEveryNode) {
+  for (uint32_t odd_one : {1u, 2u}) {  // on the same node as rank 0, and on another
+    Cluster cluster(2, 2, 1);
+    auto sessions = cluster.ConnectAll();
+    std::vector<std::future<Outcome>> pending;
+    for (uint32_t rank = 0; rank < 4; ++rank) {
+      BucketLayout layout = kLayout;
+      const uint32_t node = rank / 2;
+      const bool differs = odd_one == 1 ? rank == 1 : node == 1;
+      if (differs) layout.tensors[0].name = "other";
+      // May fail already, for what an earlier rank announced; Submit then says why.
+      (*sessions[rank])->RegisterBucket({0, 0}, layout).IgnoreError();
+      pending.push_back(SubmitAsync(**sessions[rank], {0, 0}, Gradient()));
+    }
+    for (auto& outcome : pending) {
+      const Outcome result = Get(outcome);
+      EXPECT_EQ(result.status().code(), absl::StatusCode::kInvalidArgument);
+      EXPECT_THAT(Message(result),
+                  AllOf(HasSubstr("'w' [2000]"), HasSubstr("'other' [2000]"),
+                        odd_one == 1 ? HasSubstr("rank 1") : HasSubstr("node 1 (host1)")));
+    }
+  }
+}
+
+TEST(WorkerFaultTest, AnotherWorldSizeIsRefusedOnEveryWorker) {
+  Cluster cluster(1, 2, 1);
+  const auto sessions =
+      cluster.ConnectAll([](SessionOptions& o) { o.world_size = o.rank == 0 ? 2 : 3; });
+  for (const auto& session : sessions) {
+    EXPECT_EQ(session.status().code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(Message(session),
+                AllOf(HasSubstr("world size"), HasSubstr("rank 0"), HasSubstr("rank 1")));
+  }
+}
+
+TEST(WorkerFaultTest, AnotherWorldSizeOnAnotherNodeIsRefusedOnEveryWorker) {
+  Cluster cluster(2, 1, 1);
+  const auto sessions = cluster.ConnectAll([](SessionOptions& o) { o.world_size = 2 + o.node; });
+  for (const auto& session : sessions) {
+    EXPECT_THAT(Message(session), HasSubstr("world size"));
+  }
+}
+
+TEST(WorkerFaultTest, SecondWorkerWithTheSameRankIsRefusedAndTheJobGoesOn) {
+  Cluster cluster(1, 2, 1);
+  auto sessions = cluster.ConnectAll();
+  const auto second = Session::Connect(cluster.OptionsFor(1));
+  EXPECT_EQ(second.status().code(), absl::StatusCode::kAlreadyExists);
+  EXPECT_THAT(Message(second),
+              AllOf(HasSubstr("rank 1"), HasSubstr(absl::StrCat("process ", getpid()))));
+  std::vector<std::future<Outcome>> pending;
+  for (auto& session : sessions) {
+    ASSERT_TRUE((*session)->RegisterBucket({0, 0}, kLayout).ok());
+    pending.push_back(SubmitAsync(**session, {0, 0}, Gradient()));
+  }
+  for (auto& outcome : pending) EXPECT_TRUE(Get(outcome).ok());
+}
+
+TEST(WorkerFaultTest, WorkerThatDoesNotConnectIsMissedWithinTheTimeout) {
+  Cluster cluster(1, 3, 1);
+  SessionOptions options = cluster.OptionsFor(0);
+  options.timeout = std::chrono::milliseconds(300);
+  const auto session = Session::Connect(options);
+  EXPECT_EQ(session.status().code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_THAT(Message(session), HasSubstr("only 1 of the 3 workers of host0"));
+}
+
+TEST(WorkerFaultTest, NodeThatDoesNotComeIsNamedWithinTheTimeout) {
+  Cluster cluster(2, 1, 1);
+  SessionOptions options = cluster.OptionsFor(0);
+  options.timeout = std::chrono::milliseconds(300);
+  const auto session = Session::Connect(options);
+  EXPECT_EQ(session.status().code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_THAT(Message(session), HasSubstr("node 1 of 2 did not join"));
+}
+
+TEST(WorkerFaultTest, WorkerThatDoesNotSubmitIsNamedToTheOthers) {
+  Cluster cluster(1, 2, 1);
+  auto sessions =
+      cluster.ConnectAll([](SessionOptions& o) { o.timeout = std::chrono::seconds(1); });
+  for (auto& session : sessions) ASSERT_TRUE((*session)->RegisterBucket({0, 0}, kLayout).ok());
+  auto pending = SubmitAsync(**sessions[0], {0, 0}, Gradient());
+  const Outcome result = Get(pending);
+  EXPECT_EQ(result.status().code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_THAT(Message(result), AllOf(HasSubstr("'job'"), HasSubstr("bucket 0 round 1"),
+                                     HasSubstr("rank 1 did not submit")));
+}
+
+TEST(WorkerFaultTest, NodeThatDoesNotContributeIsNamedToTheOthers) {
+  Cluster cluster(2, 1, 1);
+  auto sessions =
+      cluster.ConnectAll([](SessionOptions& o) { o.timeout = std::chrono::seconds(1); });
+  for (auto& session : sessions) ASSERT_TRUE((*session)->RegisterBucket({0, 0}, kLayout).ok());
+  auto pending = SubmitAsync(**sessions[0], {0, 0}, Gradient());
+  const Outcome result = Get(pending);
+  EXPECT_THAT(Message(result), AllOf(HasSubstr("bucket 0"), HasSubstr("node 1 (host1)")));
+}
+
+TEST(WorkerFaultTest, WorkerThatVanishesMidStepFailsEveryWorkerAtOnce) {
+  Cluster cluster(2, 2, 2);
+  // Rank 3 speaks raw ipc, so that it can vanish without taking leave.
+  auto raw = std::async(std::launch::async, [&] {
+    const SessionOptions o = cluster.OptionsFor(3);
+    auto connection = *Connection::Connect(o.sidecar_path, Now() + kPatience);
+    const Hello hello{
+        kIpcVersion,  o.job,         3,
+        o.world_size, o.node,        o.num_nodes,
+        o.node_name,  o.local_rank,  o.local_size,
+        o.codec,      o.chunk_bytes, static_cast<uint64_t>(ToNanos(o.timeout) / 1000000)};
+    EXPECT_TRUE(connection->Send(hello).ok());
+    EXPECT_TRUE(connection->Receive(Now() + kPatience).ok());
+    return connection;
+  });
+  std::vector<std::future<absl::StatusOr<std::unique_ptr<Session>>>> connecting;
+  for (uint32_t rank = 0; rank < 3; ++rank) {
+    connecting.push_back(std::async(std::launch::async, [&cluster, rank] {
+      return Session::Connect(cluster.OptionsFor(rank));
+    }));
+  }
+  std::vector<std::unique_ptr<Session>> sessions;
+  std::vector<std::future<Outcome>> pending;
+  for (auto& c : connecting) {
+    sessions.push_back(*c.get());
+    ASSERT_TRUE(sessions.back()->RegisterBucket({0, 0}, kLayout).ok());
+    pending.push_back(SubmitAsync(*sessions.back(), {0, 0}, Gradient()));
+  }
+  raw.get().reset();
+  for (auto& outcome : pending) {
+    const Outcome result = Get(outcome);
+    EXPECT_THAT(Message(result), AllOf(HasSubstr("rank 3"), HasSubstr("host1")));
+  }
+}
+
+TEST(WorkerFaultTest, WorkerThatLeavesWhileOthersGoOnIsNamed) {
+  Cluster cluster(1, 2, 1);
+  auto sessions = cluster.ConnectAll();
+  for (auto& session : sessions) ASSERT_TRUE((*session)->RegisterBucket({0, 0}, kLayout).ok());
+  (*sessions[1])->Close();
+  auto pending = SubmitAsync(**sessions[0], {0, 0}, Gradient());
+  EXPECT_THAT(Message(Get(pending)), HasSubstr("rank 1"));
+}
+
+TEST(WorkerFaultTest, SubmitAfterAFailureFailsAtOnceWithItsReason) {
+  Cluster cluster(1, 1, 1);
+  auto session = *Session::Connect(cluster.OptionsFor(0));
+  cluster.sidecar(0).Stop(absl::UnavailableError("maintenance"));
+  ASSERT_FALSE(session->RegisterBucket({0, 0}, kLayout).ok() && session->status().ok());
+  for (int i = 0; i < 2; ++i) {
+    auto pending = SubmitAsync(*session, {0, 0}, Gradient());
+    EXPECT_FALSE(Get(pending).ok());
+  }
+  session->Close();
+  auto pending = SubmitAsync(*session, {0, 0}, Gradient());
+  EXPECT_FALSE(Get(pending).ok());
+}
+
+TEST(WorkerFaultTest, NobodyAtTheSocketIsSaidAtOnce) {
+  SessionOptions options;
+  options.sidecar_path = "/nonexistent/thalweg.sock";
+  options.job = "job";
+  const auto session = Session::Connect(options);
+  EXPECT_EQ(session.status().code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(Message(session), HasSubstr("/nonexistent/thalweg.sock"));
+}
+
+TEST(WorkerFaultTest, OtherIpcVersionIsRefusedNamingBoth) {
+  Cluster cluster(1, 1, 1);
+  auto connection = *Connection::Connect(cluster.SocketPath(0), Now() + kPatience);
+  Hello hello{kIpcVersion + 1, "job", 0, 1, 0, 1, "host", 0, 1, DType::kFloat32, 4096, 1000};
+  ASSERT_TRUE(connection->Send(hello).ok());
+  auto received = connection->Receive(Now() + kPatience);
+  ASSERT_TRUE(received.ok()) << received.status();
+  const auto* fail = std::get_if<Fail>(&received->message);
+  ASSERT_NE(fail, nullptr);
+  EXPECT_THAT(fail->message, AllOf(HasSubstr(absl::StrCat("version ", kIpcVersion + 1)),
+                                   HasSubstr(absl::StrCat("sidecar ", kIpcVersion))));
+}
+
+TEST(WorkerFaultTest, MessageOutOfTurnIsRefused) {
+  Cluster cluster(1, 1, 1);
+  auto connection = *Connection::Connect(cluster.SocketPath(0), Now() + kPatience);
+  ASSERT_TRUE(connection->Send(Submit{{0, 0}, 1}).ok());
+  auto received = connection->Receive(Now() + kPatience);
+  ASSERT_TRUE(received.ok()) << received.status();
+  EXPECT_THAT(std::get<Fail>(received->message).message, HasSubstr("expected Hello"));
+}
+
+TEST(WorkerFaultTest, CallbackThatWaitsForAnotherBucketDoesNotDeadlockTheSession) {
+  Cluster cluster(1, 1, 1);
+  auto session = *Session::Connect(cluster.OptionsFor(0));
+  for (uint32_t b : {0u, 1u}) ASSERT_TRUE(session->RegisterBucket({b, 0}, kLayout).ok());
+  // Bucket 0's callback keeps the completion thread until the sidecar has received bucket 1's
+  // result, which the progress thread must go on to count.
+  std::promise<void> first_done;
+  session->Submit({0, 0}, Gradient(), [&](absl::StatusOr<ReducedBucket>) {
+    auto second = SubmitAsync(*session, {1, 0}, Gradient());
+    while (session->stats().rounds < 2) std::this_thread::yield();
+    first_done.set_value();
+  });
+  auto done = first_done.get_future();
+  Get(done);
+}
+
+TEST(WorkerFaultTest, SocketFilesAreGoneAfterTheSidecar) {
+  std::string path;
+  {
+    Cluster cluster(1, 1, 1);
+    path = cluster.SocketPath(0);
+    ASSERT_TRUE(std::filesystem::exists(path));
+    cluster.sidecar(0).Stop(absl::UnavailableError("done"));
+  }
+  EXPECT_FALSE(std::filesystem::exists(path));
+}
+
+TEST(WorkerFaultTest, ForkedChildNeitherUsesNorKeepsAliveTheParentsSession) {
+#ifdef THALWEG_TSAN
+  GTEST_SKIP() << "ThreadSanitizer does not support fork in a threaded process";
+#endif
+  Cluster cluster(1, 1, 1);
+  auto session = *Session::Connect(cluster.OptionsFor(0));
+  ASSERT_TRUE(session->RegisterBucket({0, 0}, kLayout).ok());
+  int pipe_fds[2];
+  ASSERT_EQ(pipe(pipe_fds), 0);
+  const pid_t child = fork();
+  if (child == 0) {
+    const bool refused = !session->status().ok();
+    session.reset();
+    char byte;
+    // Lives until the parent has seen that its session works and ends without it.
+    const bool told = read(pipe_fds[0], &byte, 1) == 1;
+    _exit(refused && told ? 0 : 1);
+  }
+  auto pending = SubmitAsync(*session, {0, 0}, Gradient());
+  EXPECT_TRUE(Get(pending).ok());
+  session->Close();
+  const TimePoint deadline = Now() + kPatience;
+  while (cluster.sidecar(0).Reap().now > 0 && Now() < deadline) std::this_thread::yield();
+  EXPECT_EQ(cluster.sidecar(0).Reap().now, 0u);
+  ASSERT_EQ(write(pipe_fds[1], "x", 1), 1);
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+  close(pipe_fds[0]);
+  close(pipe_fds[1]);
+}
+
+}  // namespace
+}  // namespace thalweg
