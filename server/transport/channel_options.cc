@@ -1,0 +1,65 @@
+#include "server/transport/channel_options.h"
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "server/transport/frame_codec.h"
+
+namespace thalweg {
+namespace {
+
+using Arguments = std::vector<std::pair<std::string, int>>;
+
+// A peer whose machine or network is gone is noticed within 15 s. Pings are sent ahead of queued
+// data, so a slow link does not look like a dead one.
+constexpr int kKeepaliveMs = 10'000;
+constexpr int kKeepaliveTimeoutMs = 5'000;
+
+const Arguments& CommonArguments() {
+  static const Arguments arguments = {
+      {GRPC_ARG_KEEPALIVE_TIME_MS, kKeepaliveMs},
+      {GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kKeepaliveTimeoutMs},
+      {GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1},
+      {GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0},
+  };
+  return arguments;
+}
+
+}  // namespace
+
+grpc::ChannelArguments ClientArguments() {
+  grpc::ChannelArguments arguments;
+  for (const auto& [name, value] : CommonArguments()) arguments.SetInt(name, value);
+  // Without this, all channels of a process to one address share a TCP connection.
+  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+  arguments.SetMaxReceiveMessageSize(kMaxFrameBytes);
+  // Aggregators are inside the cluster; gRPC would follow http_proxy otherwise.
+  arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
+  arguments.SetInt(GRPC_ARG_SERVICE_CONFIG_DISABLE_RESOLUTION, 1);
+  // Calls are not repeated behind the caller's back, and chunks are not kept for it.
+  arguments.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);
+  // Nodes often start before the aggregator: look again soon.
+  arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
+  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 1000);
+  arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 2000);
+  return arguments;
+}
+
+void ApplyServerArguments(grpc::ServerBuilder& builder) {
+  for (const auto& [name, value] : CommonArguments()) builder.AddChannelArgument(name, value);
+  // Less than the clients' keepalive, else they would be sent away for pinging too much.
+  builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS,
+                             kKeepaliveMs / 2);
+  // Two aggregators on one port are a mistake, not load balancing.
+  builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
+  builder.SetMaxReceiveMessageSize(kMaxFrameBytes);
+}
+
+std::chrono::system_clock::time_point ToSystemTime(TimePoint deadline) {
+  using std::chrono::system_clock;
+  return system_clock::now() +
+         std::chrono::duration_cast<system_clock::duration>(Remaining(deadline, Now()));
+}
+
+}  // namespace thalweg

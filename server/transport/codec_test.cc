@@ -1,0 +1,120 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <string>
+
+#include "core/base/protocol.h"
+#include "server/transport/address.h"
+#include "server/transport/control_codec.h"
+#include "server/transport/status_codec.h"
+
+namespace thalweg {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+std::string Message(const absl::Status& status) { return std::string(status.message()); }
+
+TEST(StatusCodecTest, EveryCodeKeepsItsMeaningAndMessage) {
+  for (int code = 1; code <= 16; ++code) {
+    const absl::Status status(static_cast<absl::StatusCode>(code), "bucket 3 is late");
+    EXPECT_EQ(FromGrpc(ToGrpc(status)), status);
+  }
+  EXPECT_TRUE(FromGrpc(ToGrpc(absl::OkStatus())).ok());
+  EXPECT_EQ(ToGrpc(absl::DataLossError("")).error_code(), grpc::StatusCode::DATA_LOSS);
+  EXPECT_EQ(ToGrpc(absl::AlreadyExistsError("")).error_code(), grpc::StatusCode::ALREADY_EXISTS);
+}
+
+TEST(StatusCodecTest, CodesThatDoNotExistBecomeUnknown) {
+  EXPECT_EQ(StatusFromWire(17, "x"), absl::UnknownError("x"));
+  EXPECT_EQ(StatusFromWire(0xffffffffu, "x"), absl::UnknownError("x"));
+}
+
+TEST(StatusCodecTest, LongMessagesAreCut) {
+  const grpc::Status status = ToGrpc(absl::InternalError(std::string(100000, 'x')));
+  EXPECT_EQ(status.error_message().size(), kMaxStatusMessageBytes + 3);
+}
+
+TEST(AddressTest, HostAndPortAreTakenApart) {
+  const auto expect = [](const char* text, const char* host, int port) {
+    const auto address = ParseHostPort(text);
+    ASSERT_TRUE(address.ok()) << address.status();
+    EXPECT_EQ(address->host, host);
+    EXPECT_EQ(address->port, port);
+  };
+  expect("127.0.0.1:7070", "127.0.0.1", 7070);
+  expect("shard-0.agg:0", "shard-0.agg", 0);
+  expect("[::1]:65535", "::1", 65535);
+  expect(":9090", "0.0.0.0", 9090);
+  EXPECT_EQ(ToString(HostPort{"::1", 80}), "[::1]:80");
+}
+
+TEST(AddressTest, MalformedAddressesAreRefusedByName) {
+  for (const char* text : {"", "host", "host:", "host:x", "host:65536", "host:-1", "::1:80"}) {
+    const auto address = ParseHostPort(text);
+    EXPECT_EQ(address.status().code(), absl::StatusCode::kInvalidArgument) << text;
+    EXPECT_THAT(Message(address.status()), HasSubstr(text));
+  }
+}
+
+TEST(ControlCodecTest, ForeignVersionsAreRefusedNamingBoth) {
+  v1::JoinRequest proto = ToProto(JoinRequest{});
+  proto.set_min_wire_version(kWireVersion + 1);
+  proto.set_max_wire_version(kWireVersion + 4);
+  EXPECT_THAT(Message(FromProto(proto).status()),
+              AllOf(HasSubstr("versions 2 to 5"), HasSubstr("aggregator speaks 1")));
+  proto.set_min_wire_version(0);
+  proto.set_max_wire_version(0);
+  EXPECT_EQ(FromProto(proto).status().code(), absl::StatusCode::kInvalidArgument);
+  proto.set_max_wire_version(9);
+  EXPECT_TRUE(FromProto(proto).ok());
+}
+
+TEST(ControlCodecTest, UnusableJoinFieldsAreRefused) {
+  v1::JoinRequest proto = ToProto(JoinRequest{});
+  proto.set_codec(static_cast<v1::DType>(257));  // 1 when cut to a byte
+  EXPECT_THAT(Message(FromProto(proto).status()), HasSubstr("codec is 257"));
+  proto = ToProto(JoinRequest{});
+  proto.set_round_timeout_ms(~uint64_t{0});
+  EXPECT_THAT(Message(FromProto(proto).status()), HasSubstr("expected at most 86400000"));
+}
+
+TEST(ControlCodecTest, LayoutsRoundTrip) {
+  const BucketLayout layout{DType::kBFloat16, {{"w", {3, 4}}, {"scalar", {}}, {"none", {0, 9}}}};
+  const v1::RegisterBucketRequest proto = ToProto(7, {2, 1}, layout);
+  EXPECT_EQ(proto.token(), 7u);
+  EXPECT_EQ(proto.bucket().generation(), 1u);
+  const auto back = FromProto(proto);
+  ASSERT_TRUE(back.ok()) << back.status();
+  EXPECT_EQ(*back, layout);
+}
+
+TEST(ControlCodecTest, UncountableLayoutsAreRefusedByTensor) {
+  const auto refusal = [](std::vector<TensorSpec> tensors) {
+    return Message(FromProto(ToProto(1, {}, {DType::kFloat32, std::move(tensors)})).status());
+  };
+  EXPECT_THAT(refusal({{"bad", {-1}}}), HasSubstr("'bad' has a dimension of -1"));
+  EXPECT_THAT(refusal({{"big", {1 << 30, 1 << 30, 16}}}), HasSubstr("'big'"));
+  EXPECT_THAT(refusal({{"a", {int64_t{1} << 48}}, {"b", {1}}}), HasSubstr("at tensor 'b'"));
+  v1::RegisterBucketRequest proto = ToProto(1, {}, {});
+  proto.set_dtype(static_cast<v1::DType>(0));
+  EXPECT_THAT(Message(FromProto(proto).status()), HasSubstr("is 0, expected 1 to 4"));
+}
+
+TEST(ControlCodecTest, AnswersThatNoAggregatorGivesAreRefused) {
+  v1::JoinResponse proto;
+  proto.set_wire_version(kWireVersion);
+  proto.set_token(1);
+  proto.set_window_chunks(1);
+  EXPECT_TRUE(FromProto(proto).ok());
+  proto.set_token(0);
+  EXPECT_EQ(FromProto(proto).status().code(), absl::StatusCode::kInvalidArgument);
+  proto.set_token(1);
+  proto.set_wire_version(kWireVersion + 1);
+  EXPECT_EQ(FromProto(proto).status().code(), absl::StatusCode::kFailedPrecondition);
+}
+
+}  // namespace
+}  // namespace thalweg

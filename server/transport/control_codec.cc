@@ -1,0 +1,134 @@
+#include "server/transport/control_codec.h"
+
+#include <chrono>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "core/base/protocol.h"
+#include "core/base/status_macros.h"
+
+namespace thalweg {
+namespace {
+
+// Far beyond any model, and far from overflowing uint64_t when multiplied with an element's size.
+constexpr uint64_t kMaxBucketElems = uint64_t{1} << 48;
+constexpr std::chrono::milliseconds kMaxRoundTimeout = std::chrono::hours(24);
+
+absl::StatusOr<DType> ToDType(int value, const char* what) {
+  const auto dtype = static_cast<DType>(value);
+  if (value < 0 || value > 255 || !IsValid(dtype)) {
+    return absl::InvalidArgumentError(absl::StrCat(what, " is ", value, ", expected 1 to 4"));
+  }
+  return dtype;
+}
+
+// Adds the tensor's elements to `total`.
+absl::Status Count(const TensorSpec& tensor, uint64_t* total) {
+  uint64_t elems = 1;
+  for (int64_t dim : tensor.shape) {
+    if (dim < 0 || (dim > 0 && elems > kMaxBucketElems / static_cast<uint64_t>(dim))) {
+      return absl::InvalidArgumentError(absl::StrCat("tensor '", tensor.name,
+                                                     "' has a dimension of ", dim,
+                                                     ": its elements cannot be counted"));
+    }
+    elems *= static_cast<uint64_t>(dim);
+  }
+  *total += elems;
+  if (*total > kMaxBucketElems) {
+    return absl::InvalidArgumentError(absl::StrCat("bucket has more than ", kMaxBucketElems,
+                                                   " elements at tensor '", tensor.name, "'"));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+v1::JoinRequest ToProto(const JoinRequest& request) {
+  using std::chrono::duration_cast;
+  using std::chrono::milliseconds;
+  v1::JoinRequest proto;
+  proto.set_min_wire_version(kWireVersion);
+  proto.set_max_wire_version(kWireVersion);
+  proto.set_job(request.job);
+  proto.set_node(request.node);
+  proto.set_node_name(request.node_name);
+  proto.set_workers(request.workers);
+  proto.set_num_nodes(request.num_nodes);
+  proto.set_world_size(request.world_size);
+  proto.set_shard(request.shard);
+  proto.set_num_shards(request.num_shards);
+  proto.set_chunk_bytes(request.chunk_bytes);
+  proto.set_codec(static_cast<v1::DType>(request.codec));
+  proto.set_round_timeout_ms(
+      static_cast<uint64_t>(duration_cast<milliseconds>(request.round_timeout).count()));
+  return proto;
+}
+
+v1::RegisterBucketRequest ToProto(SessionToken token, BucketId id, const BucketLayout& layout) {
+  v1::RegisterBucketRequest proto;
+  proto.set_token(token);
+  proto.mutable_bucket()->set_index(id.index);
+  proto.mutable_bucket()->set_generation(id.generation);
+  proto.set_dtype(static_cast<v1::DType>(layout.dtype));
+  for (const TensorSpec& tensor : layout.tensors) {
+    v1::Tensor& out = *proto.add_tensors();
+    out.set_name(tensor.name);
+    out.mutable_shape()->Add(tensor.shape.begin(), tensor.shape.end());
+  }
+  return proto;
+}
+
+absl::StatusOr<JoinRequest> FromProto(const v1::JoinRequest& proto) {
+  if (proto.min_wire_version() > kWireVersion || proto.max_wire_version() < kWireVersion) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "node speaks wire versions ", proto.min_wire_version(), " to ", proto.max_wire_version(),
+        ", this aggregator speaks ", kWireVersion, ": install the same release on both"));
+  }
+  if (proto.round_timeout_ms() > static_cast<uint64_t>(kMaxRoundTimeout.count())) {
+    return absl::InvalidArgumentError(absl::StrCat("round_timeout_ms is ", proto.round_timeout_ms(),
+                                                   ", expected at most ",
+                                                   kMaxRoundTimeout.count()));
+  }
+  JoinRequest request;
+  THALWEG_ASSIGN_OR_RETURN(request.codec, ToDType(proto.codec(), "codec"));
+  request.node = proto.node();
+  request.node_name = proto.node_name();
+  request.workers = proto.workers();
+  request.job = proto.job();
+  request.num_nodes = proto.num_nodes();
+  request.world_size = proto.world_size();
+  request.shard = proto.shard();
+  request.num_shards = proto.num_shards();
+  request.chunk_bytes = proto.chunk_bytes();
+  request.round_timeout = std::chrono::milliseconds(proto.round_timeout_ms());
+  return request;
+}
+
+absl::StatusOr<BucketLayout> FromProto(const v1::RegisterBucketRequest& proto) {
+  BucketLayout layout;
+  THALWEG_ASSIGN_OR_RETURN(layout.dtype, ToDType(proto.dtype(), "dtype of the bucket"));
+  uint64_t elems = 0;
+  for (const v1::Tensor& tensor : proto.tensors()) {
+    TensorSpec spec{tensor.name(), {tensor.shape().begin(), tensor.shape().end()}};
+    THALWEG_RETURN_IF_ERROR(Count(spec, &elems));
+    layout.tensors.push_back(std::move(spec));
+  }
+  return layout;
+}
+
+absl::StatusOr<Membership> FromProto(const v1::JoinResponse& proto) {
+  if (proto.wire_version() != kWireVersion) {
+    return absl::FailedPreconditionError(absl::StrCat("the aggregator chose wire version ",
+                                                      proto.wire_version(), ", this node speaks ",
+                                                      kWireVersion));
+  }
+  if (proto.token() == 0 || proto.window_chunks() == 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the aggregator answered with token ", proto.token(), " and a window of ",
+                     proto.window_chunks(), " chunks, expected neither to be 0"));
+  }
+  return Membership{proto.token(), proto.epoch(), proto.window_chunks()};
+}
+
+}  // namespace thalweg

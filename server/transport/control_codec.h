@@ -1,0 +1,20 @@
+// Messages of control.proto to and from the types of core/base/exchange.h. What comes from the
+// network is refused with InvalidArgument when the C++ type cannot hold it; what it means for the
+// job is the shard's business. Stateless.
+#pragma once
+
+#include "absl/status/statusor.h"
+#include "core/base/exchange.h"
+#include "thalweg/v1/control.pb.h"
+
+namespace thalweg {
+
+v1::JoinRequest ToProto(const JoinRequest& request);
+v1::RegisterBucketRequest ToProto(SessionToken token, BucketId id, const BucketLayout& layout);
+
+// Also refuses a caller that does not speak kWireVersion, naming its versions and ours.
+absl::StatusOr<JoinRequest> FromProto(const v1::JoinRequest& proto);
+absl::StatusOr<BucketLayout> FromProto(const v1::RegisterBucketRequest& proto);
+absl::StatusOr<Membership> FromProto(const v1::JoinResponse& proto);
+
+}  // namespace thalweg

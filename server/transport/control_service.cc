@@ -1,0 +1,71 @@
+#include "server/transport/control_service.h"
+
+#include <algorithm>
+#include <chrono>
+
+#include "core/base/protocol.h"
+#include "server/transport/control_codec.h"
+#include "server/transport/status_codec.h"
+
+namespace thalweg {
+namespace {
+
+// For callers that set no deadline, or an absurd one.
+constexpr Duration kLongestCall = std::chrono::hours(1);
+// What the shard's answer needs to be back before the caller gives up.
+constexpr Duration kAnswerTime = std::chrono::milliseconds(500);
+
+// When the shard has to answer, so that its reason and not gRPC's "Deadline Exceeded" is what
+// arrives.
+TimePoint AnswerBy(const grpc::ServerContext& context) {
+  const auto left = context.deadline() - std::chrono::system_clock::now();
+  const Duration bounded = std::clamp<Duration>(
+      std::chrono::duration_cast<Duration>(std::min<decltype(left)>(left, kLongestCall)),
+      Duration::zero(), kLongestCall);
+  return Now() + bounded - std::min<Duration>(bounded / 10, kAnswerTime);
+}
+
+}  // namespace
+
+grpc::Status ControlService::Join(grpc::ServerContext* context, const v1::JoinRequest* request,
+                                  v1::JoinResponse* response) {
+  const absl::StatusOr<JoinRequest> parsed = FromProto(*request);
+  if (!parsed.ok()) return ToGrpc(parsed.status());
+  const absl::StatusOr<Membership> membership = shard_.Join(*parsed, AnswerBy(*context));
+  if (!membership.ok()) return ToGrpc(membership.status());
+  if (context->IsCancelled()) {
+    // Nobody will ever use the membership, and the others should not wait for its lease to end.
+    shard_.Leave(membership->token, absl::UnavailableError("gave up while the job was joining"));
+    return grpc::Status::CANCELLED;
+  }
+  response->set_wire_version(kWireVersion);
+  response->set_token(membership->token);
+  response->set_epoch(membership->epoch);
+  response->set_window_chunks(membership->window_chunks);
+  response->set_server_version(THALWEG_VERSION);
+  return grpc::Status::OK;
+}
+
+grpc::Status ControlService::RegisterBucket(grpc::ServerContext* context,
+                                            const v1::RegisterBucketRequest* request,
+                                            v1::RegisterBucketResponse* /*response*/) {
+  const absl::StatusOr<BucketLayout> layout = FromProto(*request);
+  if (!layout.ok()) return ToGrpc(layout.status());
+  const BucketId id{request->bucket().index(), request->bucket().generation()};
+  return ToGrpc(shard_.RegisterBucket(request->token(), id, *layout, AnswerBy(*context)));
+}
+
+grpc::Status ControlService::Heartbeat(grpc::ServerContext* context,
+                                       const v1::HeartbeatRequest* request,
+                                       v1::HeartbeatResponse* /*response*/) {
+  return ToGrpc(shard_.Heartbeat(request->token(), AnswerBy(*context)));
+}
+
+grpc::Status ControlService::Leave(grpc::ServerContext* /*context*/,
+                                   const v1::LeaveRequest* request,
+                                   v1::LeaveResponse* /*response*/) {
+  shard_.Leave(request->token(), StatusFromWire(request->code(), request->reason()));
+  return grpc::Status::OK;
+}
+
+}  // namespace thalweg

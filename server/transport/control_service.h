@@ -1,0 +1,29 @@
+// control.proto's service: unary calls to a Shard.
+#pragma once
+
+#include "core/base/exchange.h"
+#include "thalweg/v1/control.grpc.pb.h"
+
+namespace thalweg {
+
+// Thread-safe. A Join blocks one of gRPC's threads, which starts as many as there are calls.
+class ControlService final : public v1::Control::Service {
+ public:
+  // `shard` must outlive the service.
+  explicit ControlService(Shard& shard) : shard_(shard) {}
+
+  grpc::Status Join(grpc::ServerContext* context, const v1::JoinRequest* request,
+                    v1::JoinResponse* response) override;
+  grpc::Status RegisterBucket(grpc::ServerContext* context,
+                              const v1::RegisterBucketRequest* request,
+                              v1::RegisterBucketResponse* response) override;
+  grpc::Status Heartbeat(grpc::ServerContext* context, const v1::HeartbeatRequest* request,
+                         v1::HeartbeatResponse* response) override;
+  grpc::Status Leave(grpc::ServerContext* context, const v1::LeaveRequest* request,
+                     v1::LeaveResponse* response) override;
+
+ private:
+  Shard& shard_;
+};
+
+}  // namespace thalweg

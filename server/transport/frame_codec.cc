@@ -1,0 +1,323 @@
+#include "server/transport/frame_codec.h"
+
+#include <algorithm>
+#include <array>
+#include <limits>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "core/base/status_macros.h"
+#include "server/transport/status_codec.h"
+#include "thalweg/v1/exchange.pb.h"
+
+namespace thalweg {
+namespace {
+
+enum WireType : uint32_t { kVarint = 0, kFixed64 = 1, kBytes = 2, kFixed32 = 5 };
+
+constexpr uint32_t Tag(int field, WireType type) {
+  return static_cast<uint32_t>(field) << 3 | type;
+}
+constexpr uint32_t kChunkTag = Tag(v1::Frame::kChunkFieldNumber, kBytes);
+constexpr uint32_t kPayloadField = v1::Chunk::kPayloadFieldNumber;
+
+// Chunk's fields but the payload are all varints; they are kept by field number.
+constexpr std::array<const char*, 10> kScalarNames = {
+    "",      "epoch", "bucket_index", "bucket_generation", "chunk",
+    "round", "dtype", "elems",        "workers",           "nonfinite_elems"};
+using Scalars = std::array<uint64_t, kScalarNames.size()>;
+
+void AppendVarint(uint64_t value, std::string* out) {
+  for (; value >= 0x80; value >>= 7) out->push_back(static_cast<char>(value | 0x80));
+  out->push_back(static_cast<char>(value));
+}
+
+// A slice that refers to `piece` and keeps `owner` as long as gRPC keeps the slice.
+grpc::Slice ReferTo(std::span<const std::byte> piece, const std::shared_ptr<const void>& owner) {
+  using Owner = std::shared_ptr<const void>;
+  auto keep = std::make_unique<Owner>(owner);
+  // gRPC's slices are not const-correct: it only reads what it sends.
+  void* data = const_cast<std::byte*>(piece.data());
+  return grpc::Slice(
+      data, piece.size(),
+      [](void* kept) { std::unique_ptr<Owner> released(static_cast<Owner*>(kept)); },
+      keep.release());
+}
+
+// Reads forward through a list of slices as if they were one run of bytes.
+class Cursor {
+ public:
+  explicit Cursor(const std::vector<grpc::Slice>& slices) : slices_(slices) {
+    for (const grpc::Slice& slice : slices_) remaining_ += slice.size();
+    SkipEmpty();
+  }
+
+  uint64_t remaining() const { return remaining_; }
+
+  // False when the bytes end first, or the varint is longer than `max_bytes`. Bits beyond 64 are
+  // lost, as protobuf has it.
+  bool ReadVarint(size_t max_bytes, uint64_t* value) {
+    *value = 0;
+    for (size_t i = 0; i < max_bytes && remaining_ > 0; ++i) {
+      const uint8_t byte = slices_[slice_].begin()[offset_];
+      Advance(1);
+      *value |= uint64_t{byte & 0x7fu} << (7 * i);
+      if (byte < 0x80) return true;
+    }
+    return false;
+  }
+
+  // A field's tag; field numbers begin at 1.
+  bool ReadTag(uint32_t* tag) {
+    uint64_t value;
+    if (!ReadVarint(5, &value)) return false;
+    *tag = static_cast<uint32_t>(value);
+    return *tag >> 3 != 0;
+  }
+
+  // The length of what follows, all of which must be there.
+  bool ReadLength(uint64_t* length) { return ReadVarint(5, length) && *length <= remaining_; }
+
+  bool Skip(uint64_t bytes) {
+    if (bytes > remaining_) return false;
+    while (bytes > 0) bytes -= Step(bytes).size();
+    return true;
+  }
+
+  // The next `bytes` as views of the slices. Requires bytes <= remaining().
+  std::vector<std::span<const std::byte>> Take(uint64_t bytes) {
+    std::vector<std::span<const std::byte>> pieces;
+    while (bytes > 0) {
+      pieces.push_back(Step(bytes));
+      bytes -= pieces.back().size();
+    }
+    return pieces;
+  }
+
+ private:
+  // What is left of the current slice, `limit` bytes at most, and moves past it.
+  std::span<const std::byte> Step(uint64_t limit) {
+    const grpc::Slice& slice = slices_[slice_];
+    const size_t size = std::min<uint64_t>(slice.size() - offset_, limit);
+    const auto* begin = reinterpret_cast<const std::byte*>(slice.begin()) + offset_;
+    Advance(size);
+    return {begin, size};
+  }
+
+  // Requires that many bytes in the current slice.
+  void Advance(size_t bytes) {
+    offset_ += bytes;
+    remaining_ -= bytes;
+    SkipEmpty();
+  }
+
+  void SkipEmpty() {
+    while (slice_ < slices_.size() && offset_ == slices_[slice_].size()) {
+      ++slice_;
+      offset_ = 0;
+    }
+  }
+
+  const std::vector<grpc::Slice>& slices_;
+  size_t slice_ = 0;
+  size_t offset_ = 0;
+  uint64_t remaining_ = 0;
+};
+
+absl::Status Malformed(const Cursor& in, const std::string& what) {
+  return absl::InvalidArgumentError(
+      absl::StrCat("malformed frame, ", in.remaining(), " bytes before its end: ", what));
+}
+
+absl::Status SkipUnknown(uint32_t tag, Cursor* in) {
+  const uint32_t field = tag >> 3;
+  uint64_t value = 0;
+  bool complete = false;
+  switch (tag & 7) {
+    case kVarint:
+      complete = in->ReadVarint(10, &value);
+      break;
+    case kFixed64:
+      complete = in->Skip(8);
+      break;
+    case kFixed32:
+      complete = in->Skip(4);
+      break;
+    case kBytes:
+      complete = in->ReadLength(&value) && in->Skip(value);
+      break;
+    default:
+      return Malformed(*in, absl::StrCat("field ", field, " has wire type ", tag & 7,
+                                         ", expected 0, 1, 2 or 5"));
+  }
+  if (!complete) return Malformed(*in, absl::StrCat("field ", field, " is cut off or too long"));
+  return absl::OkStatus();
+}
+
+absl::Status ParseField(Cursor* in, Scalars* scalars, Payload* payload) {
+  uint32_t tag;
+  if (!in->ReadTag(&tag)) return Malformed(*in, "expected a field, got no valid tag");
+  const uint32_t field = tag >> 3;
+  const uint32_t type = tag & 7;
+  const bool is_payload = field == kPayloadField;
+  if (!is_payload && field >= scalars->size()) return SkipUnknown(tag, in);
+
+  const char* name = is_payload ? "payload" : kScalarNames[field];
+  const uint32_t expected = is_payload ? kBytes : kVarint;
+  if (type != expected) {
+    return Malformed(*in, absl::StrCat(name, " has wire type ", type, ", expected ", expected));
+  }
+  if (!is_payload) {
+    if (in->ReadVarint(10, &(*scalars)[field])) return absl::OkStatus();
+    return Malformed(*in, absl::StrCat(name, " is cut off or longer than 10 bytes"));
+  }
+  uint64_t length;
+  if (!in->ReadLength(&length)) return Malformed(*in, "payload is cut off");
+  payload->pieces = in->Take(length);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<ChunkHeader> ToHeader(const Scalars& scalars, size_t payload_bytes) {
+  const auto u32 = [&scalars](int field) { return static_cast<uint32_t>(scalars[field]); };
+  const uint32_t dtype = u32(v1::Chunk::kDtypeFieldNumber);
+  if (dtype > std::numeric_limits<uint8_t>::max() || !IsValid(static_cast<DType>(dtype))) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("malformed frame: dtype is ", dtype, ", expected 1 to 4"));
+  }
+  ChunkHeader header;
+  header.id.bucket = {u32(v1::Chunk::kBucketIndexFieldNumber),
+                      u32(v1::Chunk::kBucketGenerationFieldNumber)};
+  header.id.chunk = u32(v1::Chunk::kChunkFieldNumber);
+  header.id.round = scalars[v1::Chunk::kRoundFieldNumber];
+  header.epoch = scalars[v1::Chunk::kEpochFieldNumber];
+  header.wire = static_cast<DType>(dtype);
+  header.elems = scalars[v1::Chunk::kElemsFieldNumber];
+  header.workers = u32(v1::Chunk::kWorkersFieldNumber);
+  header.nonfinite_elems = scalars[v1::Chunk::kNonfiniteElemsFieldNumber];
+  // Divided rather than multiplied: elems comes from outside and may overflow.
+  const size_t elem_bytes = SizeOf(header.wire);
+  if (payload_bytes % elem_bytes != 0 || payload_bytes / elem_bytes != header.elems) {
+    return absl::InvalidArgumentError(absl::StrCat("malformed frame: the payload has ",
+                                                   payload_bytes, " bytes, expected ", header.elems,
+                                                   " elements of ", elem_bytes, " bytes"));
+  }
+  return header;
+}
+
+absl::StatusOr<ParsedFrame> ParseChunk(Cursor in, std::shared_ptr<const void> owner) {
+  uint64_t length;
+  if (!in.ReadLength(&length) || length != in.remaining()) {
+    return Malformed(in, "a chunk's length must be that of the rest of the frame");
+  }
+  Scalars scalars{};
+  ChunkFrame frame;
+  while (in.remaining() > 0) {
+    THALWEG_RETURN_IF_ERROR(ParseField(&in, &scalars, &frame.payload));
+  }
+  THALWEG_ASSIGN_OR_RETURN(frame.header, ToHeader(scalars, frame.payload.SizeBytes()));
+  frame.payload.owner = std::move(owner);
+  return frame;
+}
+
+absl::StatusOr<ParsedFrame> ParseSmall(Cursor in) {
+  if (in.remaining() > kMaxSmallFrameBytes) {
+    return Malformed(
+        in, absl::StrCat("a frame other than a chunk has ", kMaxSmallFrameBytes, " bytes at most"));
+  }
+  std::string bytes;
+  for (const auto& piece : in.Take(in.remaining())) {
+    bytes.append(reinterpret_cast<const char*>(piece.data()), piece.size());
+  }
+  v1::Frame frame;
+  if (!frame.ParseFromString(bytes)) return Malformed(in, "not a Frame message");
+  switch (frame.kind_case()) {
+    case v1::Frame::kOpen:
+      return OpenFrame{frame.open().token()};
+    case v1::Frame::kFailure: {
+      absl::Status why = StatusFromWire(frame.failure().code(), frame.failure().message());
+      if (why.ok()) why = absl::UnknownError(frame.failure().message());
+      return FailureFrame{std::move(why)};
+    }
+    case v1::Frame::kChunk:
+      return Malformed(in, "a chunk must be the only field of its frame");
+    case v1::Frame::KIND_NOT_SET:
+      break;
+  }
+  return Malformed(in, "expected open, chunk or failure, got none of them");
+}
+
+grpc::ByteBuffer Encode(const v1::Frame& frame) {
+  const grpc::Slice slice(frame.SerializeAsString());
+  return grpc::ByteBuffer(&slice, 1);
+}
+
+}  // namespace
+
+grpc::ByteBuffer EncodeOpen(SessionToken token) {
+  v1::Frame frame;
+  frame.mutable_open()->set_token(token);
+  return Encode(frame);
+}
+
+grpc::ByteBuffer EncodeFailure(const absl::Status& why) {
+  const grpc::Status status = ToGrpc(why);
+  v1::Frame frame;
+  frame.mutable_failure()->set_code(static_cast<uint32_t>(status.error_code()));
+  frame.mutable_failure()->set_message(status.error_message());
+  return Encode(frame);
+}
+
+grpc::ByteBuffer EncodeChunk(const ChunkHeader& header, const Payload& payload) {
+  const Scalars scalars = {0,
+                           header.epoch,
+                           header.id.bucket.index,
+                           header.id.bucket.generation,
+                           header.id.chunk,
+                           header.id.round,
+                           static_cast<uint64_t>(header.wire),
+                           header.elems,
+                           header.workers,
+                           header.nonfinite_elems};
+  std::string fields;
+  for (size_t field = 1; field < scalars.size(); ++field) {
+    if (scalars[field] == 0) continue;  // proto3 leaves out defaults
+    AppendVarint(Tag(static_cast<int>(field), kVarint), &fields);
+    AppendVarint(scalars[field], &fields);
+  }
+  const size_t payload_bytes = payload.SizeBytes();
+  if (payload_bytes > 0) {
+    AppendVarint(Tag(kPayloadField, kBytes), &fields);
+    AppendVarint(payload_bytes, &fields);
+  }
+  std::string head;
+  AppendVarint(kChunkTag, &head);
+  AppendVarint(fields.size() + payload_bytes, &head);
+  head += fields;
+
+  std::vector<grpc::Slice> slices;
+  slices.reserve(payload.pieces.size() + 1);
+  slices.emplace_back(head);
+  for (const auto& piece : payload.pieces) {
+    if (!piece.empty()) slices.push_back(ReferTo(piece, payload.owner));
+  }
+  return grpc::ByteBuffer(slices.data(), slices.size());
+}
+
+absl::StatusOr<ParsedFrame> ParseFrame(const grpc::ByteBuffer& bytes) {
+  // Shared because the payload's pieces lie in these slices, and short slices inside the Slice
+  // objects themselves: they must not move any more.
+  auto slices = std::make_shared<std::vector<grpc::Slice>>();
+  if (!bytes.Dump(slices.get()).ok()) {
+    return absl::InvalidArgumentError("malformed frame: not a readable message");
+  }
+  Cursor start(*slices);
+  Cursor in = start;
+  uint32_t tag;
+  if (in.ReadTag(&tag) && tag == kChunkTag) return ParseChunk(in, slices);
+  return ParseSmall(start);
+}
+
+}  // namespace thalweg

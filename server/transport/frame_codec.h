@@ -1,0 +1,59 @@
+// Frames of exchange.proto to and from bytes. Chunk frames are written and read by hand, so that
+// their payload is never copied: what is sent refers to the caller's memory, what was received is
+// read where it lies. docs/wire.md describes the bytes.
+//
+// Stateless; all functions may be called from any thread.
+#pragma once
+
+#include <cstdint>
+#include <variant>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "core/base/exchange.h"
+#include "core/base/protocol.h"
+#include "grpcpp/support/byte_buffer.h"
+
+namespace thalweg {
+
+// The largest message either side accepts; gRPC refuses a longer one before it is buffered.
+inline constexpr size_t kMaxFrameBytes = 2 * kMaxChunkBytes + 4096;
+// The largest frame of another kind than chunk, which is copied to be parsed.
+inline constexpr size_t kMaxSmallFrameBytes = 64 << 10;
+
+// A Contribution or a RoundResult without its payload; the last two fields are 0 on the way up.
+struct ChunkHeader {
+  RoundId id;
+  uint64_t epoch = 0;
+  DType wire = DType::kFloat32;
+  uint64_t elems = 0;
+  uint32_t workers = 0;
+  uint64_t nonfinite_elems = 0;
+
+  bool operator==(const ChunkHeader&) const = default;
+};
+
+struct OpenFrame {
+  SessionToken token = 0;
+};
+struct ChunkFrame {
+  ChunkHeader header;
+  Payload payload;  // refers to the received slices and keeps them
+};
+struct FailureFrame {
+  absl::Status why;  // never OK
+};
+using ParsedFrame = std::variant<OpenFrame, ChunkFrame, FailureFrame>;
+
+grpc::ByteBuffer EncodeOpen(SessionToken token);
+// The buffer keeps `payload.owner` until gRPC has sent it.
+grpc::ByteBuffer EncodeChunk(const ChunkHeader& header, const Payload& payload);
+grpc::ByteBuffer EncodeFailure(const absl::Status& why);
+
+// InvalidArgument when `bytes` is anything else than one frame of exactly one kind. A chunk is
+// refused besides when a known field has a foreign wire type, when dtype is none of ours, or when
+// the payload is not `elems` values long. Other rules (unknown fields, order, repetition) are
+// protobuf's.
+absl::StatusOr<ParsedFrame> ParseFrame(const grpc::ByteBuffer& bytes);
+
+}  // namespace thalweg

@@ -1,0 +1,284 @@
+// What a peer that does not keep to the protocol gets: its stream ends with the reason, its job
+// fails with the reason, and everybody else is served as before.
+#include <gmock/gmock.h>
+#include <grpcpp/generic/generic_stub.h>
+#include <grpcpp/grpcpp.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <memory>
+#include <random>
+#include <string>
+
+#include "core/base/thread.h"
+#include "server/transport/channel_options.h"
+#include "server/transport/fake_shard.h"
+#include "server/transport/frame_codec.h"
+#include "server/transport/shard_server.h"
+#include "thalweg/v1/control.grpc.pb.h"
+#include "thalweg/v1/exchange.pb.h"
+
+namespace thalweg {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+grpc::ByteBuffer Buffer(const std::string& bytes) {
+  const grpc::Slice slice(bytes);
+  return grpc::ByteBuffer(&slice, 1);
+}
+
+// A stream on which any bytes can be sent; every step has a deadline.
+class RawStream {
+ public:
+  explicit RawStream(const std::shared_ptr<grpc::Channel>& channel) {
+    context_.set_deadline(ToSystemTime(Now() + kTestPatience));
+    stream_ =
+        grpc::GenericStub(channel).PrepareCall(&context_, "/thalweg.v1.Exchange/Stream", &cq_);
+    stream_->StartCall(this);
+    Step();
+  }
+  ~RawStream() {
+    context_.TryCancel();
+    cq_.Shutdown();
+    void* tag;
+    bool ok;
+    while (cq_.Next(&tag, &ok)) {
+    }
+  }
+
+  bool Write(const grpc::ByteBuffer& frame) {
+    stream_->Write(frame, this);
+    return Step();
+  }
+  bool WritesDone() {
+    stream_->WritesDone(this);
+    return Step();
+  }
+  bool Read(grpc::ByteBuffer* frame) {
+    stream_->Read(frame, this);
+    return Step();
+  }
+  // What the server ended the stream with.
+  grpc::Status Finish() {
+    grpc::ByteBuffer ignored;
+    while (Read(&ignored)) {
+    }
+    grpc::Status status;
+    stream_->Finish(&status, this);
+    Step();
+    return status;
+  }
+
+ private:
+  bool Step() {
+    void* tag;
+    bool ok = false;
+    return cq_.AsyncNext(&tag, &ok, ToSystemTime(Now() + kTestPatience)) ==
+               grpc::CompletionQueue::GOT_EVENT &&
+           ok;
+  }
+
+  grpc::ClientContext context_;
+  grpc::CompletionQueue cq_;
+  std::unique_ptr<grpc::GenericClientAsyncReaderWriter> stream_;
+};
+
+class HostileClientTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    auto server = ShardServer::Start({.listen = "127.0.0.1:0"}, shard_, metrics_);
+    ASSERT_TRUE(server.ok()) << server.status();
+    server_ = *std::move(server);
+    channel_ = grpc::CreateCustomChannel(server_->address(), grpc::InsecureChannelCredentials(),
+                                         ClientArguments());
+  }
+
+  void TearDown() override { ExpectServing(); }
+
+  // An orderly node is still served.
+  void ExpectServing() {
+    RawStream stream(channel_);
+    grpc::ByteBuffer answer;
+    ASSERT_TRUE(stream.Write(EncodeOpen(token())));
+    ASSERT_TRUE(stream.Write(EncodeChunk({}, {})));
+    ASSERT_TRUE(stream.Read(&answer));
+    EXPECT_TRUE(ParseFrame(answer).ok());
+  }
+
+  SessionToken token() const { return shard_.join_answer->token; }
+
+  // Sends `frame` on an attached stream; the job must fail and the stream end with `code` and
+  // `text`.
+  void ExpectRefused(const grpc::ByteBuffer& frame, const std::string& text) {
+    const size_t leaves_before = shard_.leaves.Get().size();
+    RawStream stream(channel_);
+    ASSERT_TRUE(stream.Write(EncodeOpen(token())));
+    ASSERT_TRUE(stream.Write(frame));
+    const grpc::Status status = stream.Finish();
+    EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+    EXPECT_THAT(status.error_message(), HasSubstr(text));
+    const auto leaves = shard_.leaves.WaitFor(leaves_before + 1);
+    ASSERT_GT(leaves.size(), leaves_before);
+    EXPECT_EQ(leaves[leaves_before].first, token());
+    EXPECT_EQ(leaves[leaves_before].second.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(std::string(leaves[leaves_before].second.message()), HasSubstr(text));
+  }
+
+  MetricRegistry metrics_;
+  FakeShard shard_;
+  std::unique_ptr<ShardServer> server_;
+  std::shared_ptr<grpc::Channel> channel_;
+};
+
+TEST_F(HostileClientTest, FirstFrameMustBeOpen) {
+  for (const auto& frame :
+       {EncodeChunk({}, {}), EncodeFailure(absl::AbortedError("x")), Buffer("\x0a"), Buffer("")}) {
+    RawStream stream(channel_);
+    ASSERT_TRUE(stream.Write(frame));
+    EXPECT_EQ(stream.Finish().error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  }
+  EXPECT_TRUE(shard_.leaves.Get().empty());
+}
+
+TEST_F(HostileClientTest, MalformedFrameFailsTheJobWithTheReason) {
+  ExpectRefused(Buffer("\x12\x7f"), "node sent a malformed frame");
+  ExpectRefused(EncodeOpen(token()), "second open frame");
+  ExpectRefused(EncodeFailure(absl::AbortedError("x")), "sent a failure frame");
+}
+
+TEST_F(HostileClientTest, TooLongFrameIsRefused) {
+  RawStream stream(channel_);
+  ASSERT_TRUE(stream.Write(EncodeOpen(token())));
+  ASSERT_EQ(shard_.sinks.WaitFor(1).size(), 1u);
+  stream.Write(Buffer(std::string(kMaxFrameBytes + 1, 'x')));
+  const grpc::Status status = stream.Finish();
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+  EXPECT_THAT(status.error_message(), HasSubstr("larger than max"));
+  EXPECT_EQ(shard_.leaves.WaitFor(1).front().second.code(), absl::StatusCode::kUnavailable);
+}
+
+TEST_F(HostileClientTest, RandomBytesNeverGetThrough) {
+  std::mt19937 random(1);
+  for (int i = 0; i < 200; ++i) {
+    std::string bytes(random() % 50, '\0');
+    for (char& byte : bytes) byte = static_cast<char>(random());
+    RawStream stream(channel_);
+    if (i % 2 == 0) stream.Write(EncodeOpen(token()));
+    stream.Write(Buffer(bytes));
+    EXPECT_NE(stream.Finish().error_code(), grpc::StatusCode::OK);
+  }
+  EXPECT_TRUE(shard_.contributions.Get().empty());
+}
+
+TEST_F(HostileClientTest, HalfClosedStreamWithoutLeaveCountsAsLost) {
+  RawStream stream(channel_);
+  ASSERT_TRUE(stream.Write(EncodeOpen(token())));
+  ASSERT_TRUE(stream.WritesDone());
+  EXPECT_TRUE(stream.Finish().ok());
+  EXPECT_EQ(shard_.leaves.WaitFor(1).front().second.code(), absl::StatusCode::kUnavailable);
+}
+
+TEST_F(HostileClientTest, FailureFrameIsTheLastOneOfItsStream) {
+  RawStream stream(channel_);
+  ASSERT_TRUE(stream.Write(EncodeOpen(token())));
+  const auto sinks = shard_.sinks.WaitFor(1);
+  ASSERT_EQ(sinks.size(), 1u);
+  sinks.front()->OnResult({});
+  sinks.front()->OnFailed(absl::AbortedError("node 1 is gone"));
+  sinks.front()->OnResult({});
+  grpc::ByteBuffer frame;
+  ASSERT_TRUE(stream.Read(&frame));
+  ASSERT_TRUE(stream.Read(&frame));
+  const auto parsed = ParseFrame(frame);
+  ASSERT_TRUE(parsed.ok());
+  EXPECT_EQ(std::get<FailureFrame>(*parsed).why, absl::AbortedError("node 1 is gone"));
+  EXPECT_FALSE(stream.Read(&frame));
+  EXPECT_TRUE(stream.Finish().ok());
+}
+
+TEST_F(HostileClientTest, StoppingServerTellsTheReason) {
+  RawStream stream(channel_);
+  ASSERT_TRUE(stream.Write(EncodeOpen(token())));
+  ASSERT_EQ(shard_.sinks.WaitFor(1).size(), 1u);
+  grpc::Status status;
+  {
+    Thread reading("read", [&] { status = stream.Finish(); });
+    server_->Stop(kTestPatience);
+  }
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::UNAVAILABLE);
+  EXPECT_THAT(status.error_message(), AllOf(HasSubstr(server_->address()), HasSubstr("stopping")));
+  SetUp();
+}
+
+TEST_F(HostileClientTest, ForeignWireVersionIsRefusedAtJoin) {
+  const auto stub = v1::Control::NewStub(channel_);
+  grpc::ClientContext context;
+  context.set_deadline(ToSystemTime(Now() + kTestPatience));
+  v1::JoinRequest request;
+  request.set_min_wire_version(2);
+  request.set_max_wire_version(3);
+  v1::JoinResponse response;
+  const grpc::Status status = stub->Join(&context, request, &response);
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_THAT(status.error_message(), AllOf(HasSubstr("2 to 3"), HasSubstr("speaks 1")));
+  EXPECT_TRUE(shard_.joins.Get().empty());
+}
+
+TEST_F(HostileClientTest, MembershipOfANodeThatGaveUpJoiningIsEnded) {
+  const auto stub = v1::Control::NewStub(channel_);
+  Recorder<bool> entered;
+  Recorder<bool> release;
+  shard_.on_join = [&] {
+    entered.Add(true);
+    release.WaitFor(1);
+  };
+  grpc::ClientContext context;
+  context.set_deadline(ToSystemTime(Now() + kTestPatience));
+  v1::JoinRequest request;
+  request.set_max_wire_version(1);
+  request.set_codec(v1::DTYPE_FLOAT32);
+  v1::JoinResponse response;
+  grpc::Status status;
+  {
+    Thread joining("join", [&] { status = stub->Join(&context, request, &response); });
+    ASSERT_EQ(entered.WaitFor(1).size(), 1u);
+    context.TryCancel();
+  }
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::CANCELLED);
+  // On the same connection, so the server has seen the cancellation when it answers.
+  grpc::ClientContext heartbeat;
+  heartbeat.set_deadline(ToSystemTime(Now() + kTestPatience));
+  v1::HeartbeatResponse alive;
+  ASSERT_TRUE(stub->Heartbeat(&heartbeat, {}, &alive).ok());
+  release.Add(true);
+  const auto leaves = shard_.leaves.WaitFor(1);
+  ASSERT_EQ(leaves.size(), 1u);
+  EXPECT_EQ(leaves.front().first, token());
+  EXPECT_EQ(leaves.front().second.code(), absl::StatusCode::kUnavailable);
+}
+
+TEST_F(HostileClientTest, HealthServiceSaysServing) {
+  grpc::ClientContext context;
+  context.set_deadline(ToSystemTime(Now() + kTestPatience));
+  grpc::CompletionQueue cq;
+  const grpc::ByteBuffer request = Buffer("");
+  auto call = grpc::GenericStub(channel_).PrepareUnaryCall(&context, "/grpc.health.v1.Health/Check",
+                                                           request, &cq);
+  grpc::ByteBuffer response;
+  grpc::Status status;
+  call->StartCall();
+  call->Finish(&response, &status, this);
+  void* tag;
+  bool ok;
+  ASSERT_EQ(cq.AsyncNext(&tag, &ok, ToSystemTime(Now() + kTestPatience)),
+            grpc::CompletionQueue::GOT_EVENT);
+  ASSERT_TRUE(status.ok()) << status.error_message();
+  grpc::Slice slice;
+  ASSERT_TRUE(response.DumpToSingleSlice(&slice).ok());
+  EXPECT_EQ(std::string(slice.begin(), slice.end()), "\x08\x01");  // status: SERVING
+}
+
+}  // namespace
+}  // namespace thalweg

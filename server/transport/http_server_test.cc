@@ -1,0 +1,137 @@
+#include "server/transport/http_server.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <regex.h>
+
+#include <array>
+#include <cmath>
+#include <limits>
+#include <map>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "httplib.h"
+
+namespace thalweg {
+namespace {
+
+using ::testing::HasSubstr;
+
+// What a Prometheus server reads: each line a comment or a sample of the family announced before.
+struct Scrape {
+  std::map<std::string, std::string> types;
+  std::map<std::string, double> samples;  // by name and labels, as written
+};
+
+// The groups of POSIX extended `pattern` when it matches all of `line`; else nothing.
+std::vector<std::string> Match(const std::string& pattern, const std::string& line) {
+  regex_t regex;
+  EXPECT_EQ(regcomp(&regex, ("^" + pattern + "$").c_str(), REG_EXTENDED), 0);
+  std::array<regmatch_t, 8> found;
+  std::vector<std::string> groups;
+  if (regexec(&regex, line.c_str(), found.size(), found.data(), 0) == 0) {
+    for (const regmatch_t& group : found) {
+      groups.push_back(group.rm_so < 0 ? "" : line.substr(group.rm_so, group.rm_eo - group.rm_so));
+    }
+  }
+  regfree(&regex);
+  return groups;
+}
+
+void Parse(const std::string& text, Scrape* scrape) {
+  const std::string kName = "([a-zA-Z_:][a-zA-Z0-9_:]*)";
+  const std::string kLabels = R"re((\{([a-zA-Z_][a-zA-Z0-9_]*="([^"\]|\\["\n])*",?)*\})?)re";
+  ASSERT_TRUE(text.empty() || text.back() == '\n');
+  std::istringstream lines(text);
+  for (std::string line; std::getline(lines, line);) {
+    if (!Match("# HELP " + kName + " .*", line).empty()) continue;
+    if (const auto type = Match("# TYPE " + kName + " (counter|gauge)", line); !type.empty()) {
+      ASSERT_TRUE(scrape->types.emplace(type[1], type[2]).second) << line;
+      continue;
+    }
+    const auto sample = Match(kName + kLabels + " ([^ ]+)", line);
+    ASSERT_FALSE(sample.empty()) << line;
+    ASSERT_TRUE(scrape->types.contains(sample[1])) << line;
+    ASSERT_TRUE(scrape->samples.emplace(sample[1] + sample[2], std::stod(sample[5])).second)
+        << line;
+  }
+}
+
+class HttpServerTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    auto server = HttpServer::Start("127.0.0.1:0", metrics_, [this] { return ready_; });
+    ASSERT_TRUE(server.ok()) << server.status();
+    server_ = *std::move(server);
+    client_ = std::make_unique<httplib::Client>("http://" + server_->address());
+  }
+
+  MetricRegistry metrics_;
+  absl::Status ready_;
+  std::unique_ptr<HttpServer> server_;
+  std::unique_ptr<httplib::Client> client_;
+};
+
+TEST_F(HttpServerTest, MetricsAreValidAndComplete) {
+  metrics_.GetCounter("thalweg_rounds_total", "Rounds \"done\"", {{"job", "a"}}).Add(3);
+  metrics_.GetCounter("thalweg_rounds_total", "", {{"job", "quote \" slash \\ line \n"}}).Add(4);
+  metrics_.GetGauge("thalweg_nodes", "Nodes").Set(2.5);
+  metrics_.GetGauge("thalweg_ratio", "Ratio").Set(std::numeric_limits<double>::quiet_NaN());
+  const auto response = client_->Get("/metrics");
+  ASSERT_TRUE(response);
+  EXPECT_EQ(response->status, 200);
+  EXPECT_THAT(response->get_header_value("Content-Type"), HasSubstr("text/plain; version=0.0.4"));
+  Scrape scrape;
+  ASSERT_NO_FATAL_FAILURE(Parse(response->body, &scrape));
+  EXPECT_EQ(scrape.types["thalweg_rounds_total"], "counter");
+  EXPECT_EQ(scrape.types["thalweg_nodes"], "gauge");
+  EXPECT_EQ(scrape.samples.size(), 4u);
+  EXPECT_EQ(scrape.samples["thalweg_rounds_total{job=\"a\"}"], 3);
+  EXPECT_EQ(scrape.samples[R"(thalweg_rounds_total{job="quote \" slash \\ line \n"})"], 4);
+  EXPECT_EQ(scrape.samples["thalweg_nodes"], 2.5);
+  EXPECT_TRUE(std::isnan(scrape.samples["thalweg_ratio"]));
+}
+
+TEST_F(HttpServerTest, LargeCountsKeepTheirDigits) {
+  metrics_.GetCounter("thalweg_bytes_total", "Bytes").Add(9007199254740991.0);
+  Scrape scrape;
+  ASSERT_NO_FATAL_FAILURE(Parse(PrometheusText(metrics_), &scrape));
+  EXPECT_EQ(scrape.samples["thalweg_bytes_total"], 9007199254740991.0);
+}
+
+TEST_F(HttpServerTest, NoMetricsIsAnEmptyPage) { EXPECT_EQ(client_->Get("/metrics")->body, ""); }
+
+TEST_F(HttpServerTest, ReadinessSaysWhatIsMissing) {
+  EXPECT_EQ(client_->Get("/readyz")->status, 200);
+  ready_ = absl::UnavailableError("no aggregator at 10.0.0.1:7070");
+  const auto response = client_->Get("/readyz");
+  EXPECT_EQ(response->status, 503);
+  EXPECT_THAT(response->body, HasSubstr("no aggregator at 10.0.0.1:7070"));
+  EXPECT_EQ(client_->Get("/healthz")->status, 200);
+}
+
+TEST_F(HttpServerTest, OtherRequestsAreRefused) {
+  EXPECT_EQ(client_->Get("/")->status, 404);
+  EXPECT_EQ(client_->Post("/metrics", "", "text/plain")->status, 404);
+  EXPECT_EQ(client_->Post("/metrics", "x", "text/plain")->status, 413);  // bodies are not read
+}
+
+TEST_F(HttpServerTest, TakenPortIsUnavailable) {
+  const auto second =
+      HttpServer::Start(server_->address(), metrics_, [] { return absl::Status(); });
+  EXPECT_EQ(second.status().code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(std::string(second.status().message()), HasSubstr(server_->address()));
+}
+
+TEST_F(HttpServerTest, StopsTwiceAndFreesThePort) {
+  const std::string address = server_->address();
+  server_->Stop();
+  server_->Stop();
+  EXPECT_FALSE(client_->Get("/healthz"));
+  EXPECT_TRUE(HttpServer::Start(address, metrics_, [] { return absl::Status(); }).ok());
+}
+
+}  // namespace
+}  // namespace thalweg

@@ -1,0 +1,337 @@
+// RemoteShard and ShardServer with each other, over real sockets.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/base/thread.h"
+#include "server/transport/fake_shard.h"
+#include "server/transport/remote_shard.h"
+#include "server/transport/shard_server.h"
+
+namespace thalweg {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+std::string Message(const absl::Status& status) { return std::string(status.message()); }
+TimePoint Soon() { return Now() + kTestPatience; }
+
+JoinRequest ToShard(uint32_t shard) {
+  JoinRequest request;
+  request.shard = shard;
+  return request;
+}
+
+class LoopbackTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    StartServer("127.0.0.1:0");
+    node_ = RemoteShard::Create(server_->address(), metrics_);
+  }
+
+  void StartServer(const std::string& listen) {
+    auto server = ShardServer::Start({.listen = listen}, shard_, metrics_);
+    ASSERT_TRUE(server.ok()) << server.status();
+    server_ = *std::move(server);
+  }
+
+  void JoinAndAttach() {
+    const auto membership = node_->Join(ToShard(3), Soon());
+    ASSERT_TRUE(membership.ok()) << membership.status();
+    token_ = membership->token;
+    ASSERT_TRUE(node_->Attach(token_, sink_).ok());
+    ASSERT_EQ(shard_.sinks.WaitFor(1).size(), 1u);
+  }
+
+  // Contributes `bytes` as chunk number `chunk`.
+  absl::Status Contribute(uint32_t chunk, const std::shared_ptr<const std::string>& bytes) {
+    return node_->Contribute(token_, {{{7, 1}, chunk, 9},
+                                      5,
+                                      DType::kBFloat16,
+                                      bytes->size() / 2,
+                                      Payload(std::as_bytes(std::span(*bytes)), bytes)});
+  }
+
+  double Metric(const std::string& direction, const std::string& role) {
+    return metrics_
+        .GetCounter("thalweg_grpc_" + direction + "_payload_bytes_total", "", {{"role", role}})
+        .Value();
+  }
+
+  MetricRegistry metrics_;
+  FakeShard shard_;
+  std::shared_ptr<RecordingSink> sink_ = std::make_shared<RecordingSink>();
+  std::unique_ptr<ShardServer> server_;
+  std::unique_ptr<RemoteShard> node_;
+  SessionToken token_ = 0;
+};
+
+TEST_F(LoopbackTest, JoinCarriesEveryField) {
+  const TimePoint deadline = Now() + seconds(20);
+  const auto membership = node_->Join({.node = 2,
+                                       .node_name = "host-2:77",
+                                       .workers = 4,
+                                       .job = "bert",
+                                       .num_nodes = 3,
+                                       .world_size = 12,
+                                       .shard = 1,
+                                       .num_shards = 2,
+                                       .chunk_bytes = 1 << 19,
+                                       .codec = DType::kFloat16,
+                                       .round_timeout = milliseconds(24500)},
+                                      deadline);
+  ASSERT_TRUE(membership.ok()) << membership.status();
+  EXPECT_EQ(membership->token, 0xfedcba9876543210u);
+  EXPECT_EQ(membership->epoch, 5u);
+  EXPECT_EQ(membership->window_chunks, 64u);
+  const auto [request, shard_deadline] = shard_.joins.WaitFor(1).front();
+  EXPECT_EQ(request.node, 2u);
+  EXPECT_EQ(request.node_name, "host-2:77");
+  EXPECT_EQ(request.workers, 4u);
+  EXPECT_EQ(request.job, "bert");
+  EXPECT_EQ(request.num_nodes, 3u);
+  EXPECT_EQ(request.world_size, 12u);
+  EXPECT_EQ(request.shard, 1u);
+  EXPECT_EQ(request.num_shards, 2u);
+  EXPECT_EQ(request.chunk_bytes, 1u << 19);
+  EXPECT_EQ(request.codec, DType::kFloat16);
+  EXPECT_EQ(request.round_timeout, milliseconds(24500));
+  // The shard gives up first, so that its reason still arrives.
+  EXPECT_LT(shard_deadline, deadline);
+  EXPECT_GT(shard_deadline, deadline - seconds(3));
+}
+
+TEST_F(LoopbackTest, ShardsErrorsKeepCodeAndReason) {
+  shard_.join_answer = absl::DeadlineExceededError("job 'bert': node 1 did not join");
+  const absl::Status join = node_->Join(ToShard(3), Soon()).status();
+  EXPECT_EQ(join.code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_EQ(Message(join),
+            "aggregator shard 3 at " + server_->address() + ": job 'bert': node 1 did not join");
+  shard_.register_answer = absl::InvalidArgumentError("tensor 'w' differs");
+  const absl::Status bucket = node_->RegisterBucket(1, {}, {}, Soon());
+  EXPECT_EQ(bucket.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(Message(bucket), HasSubstr("tensor 'w' differs"));
+}
+
+TEST_F(LoopbackTest, ControlCallsArrive) {
+  const BucketLayout layout{DType::kFloat64, {{"w", {3, 4}}, {"b", {4}}}};
+  EXPECT_TRUE(node_->RegisterBucket(1, {4, 2}, layout, Soon()).ok());
+  const auto [id, announced] = shard_.buckets.WaitFor(1).front();
+  EXPECT_EQ(id, (BucketId{4, 2}));
+  EXPECT_EQ(announced, layout);
+  EXPECT_TRUE(node_->Heartbeat(77, Soon()).ok());
+  EXPECT_EQ(shard_.heartbeats.WaitFor(1).front(), 77u);
+  node_->Leave(77, absl::AbortedError("loss is NaN"));
+  const auto [token, reason] = shard_.leaves.WaitFor(1).front();
+  EXPECT_EQ(token, 77u);
+  EXPECT_EQ(reason, absl::AbortedError("loss is NaN"));
+}
+
+TEST_F(LoopbackTest, ChunkFieldsArriveBothWays) {
+  JoinAndAttach();
+  ASSERT_TRUE(Contribute(11, std::make_shared<std::string>("sixbytesyes!")).ok());
+  const Contribution up = shard_.contributions.WaitFor(1).front();
+  EXPECT_EQ(up.id, (RoundId{{7, 1}, 11, 9}));
+  EXPECT_EQ(up.epoch, 5u);
+  EXPECT_EQ(up.wire, DType::kBFloat16);
+  EXPECT_EQ(up.elems, 6u);
+  EXPECT_EQ(BytesOf(up.payload), "sixbytesyes!");
+  const RoundResult down = sink_->results.WaitFor(1).front();
+  EXPECT_EQ(down.id, up.id);
+  EXPECT_EQ(down.epoch, 5u);
+  EXPECT_EQ(down.wire, DType::kBFloat16);
+  EXPECT_EQ(down.elems, 6u);
+  EXPECT_EQ(down.workers, 8u);
+  EXPECT_EQ(down.nonfinite_elems, 2u);
+  EXPECT_EQ(BytesOf(down.payload), "sixbytesyes!");
+  EXPECT_EQ(Metric("sent", "client"), 12);
+  EXPECT_EQ(Metric("received", "server"), 12);
+  EXPECT_EQ(Metric("sent", "server"), 12);
+  EXPECT_EQ(Metric("received", "client"), 12);
+}
+
+TEST_F(LoopbackTest, ManyMegabytesArriveUnchangedAndInOrder) {
+  constexpr uint32_t kChunks = 128;
+  constexpr size_t kChunkBytes = 512 << 10;
+  // One buffer; each chunk is another window of it, at an odd offset.
+  auto data = std::make_shared<std::string>(kChunkBytes + 7 * kChunks, '\0');
+  uint64_t state = 1;
+  for (char& byte : *data)
+    byte = static_cast<char>((state = state * 6364136223846793005u + 1) >> 56);
+  JoinAndAttach();
+  const auto window = [&](uint32_t c) { return std::span(*data).subspan(7 * c, kChunkBytes); };
+  for (uint32_t c = 0; c < kChunks; ++c) {
+    const Payload payload(std::as_bytes(window(c)), data);
+    const Contribution chunk{{{0, 0}, c, 1}, 5, DType::kFloat32, kChunkBytes / 4, payload};
+    ASSERT_TRUE(node_->Contribute(token_, chunk).ok());
+  }
+  const auto results = sink_->results.WaitFor(kChunks);
+  ASSERT_EQ(results.size(), kChunks);
+  for (uint32_t c = 0; c < kChunks; ++c) {
+    ASSERT_EQ(results[c].id.chunk, c);
+    const std::string bytes = BytesOf(results[c].payload);
+    ASSERT_EQ(bytes.size(), kChunkBytes);
+    ASSERT_EQ(std::memcmp(bytes.data(), window(c).data(), kChunkBytes), 0) << "chunk " << c;
+  }
+  EXPECT_TRUE(sink_->failures.Get().empty());
+}
+
+TEST_F(LoopbackTest, OrderlyLeaveIsToldFirstAndMakesNoFailure) {
+  JoinAndAttach();
+  node_->Leave(token_, absl::OkStatus());
+  const auto leaves = shard_.leaves.WaitFor(1);
+  EXPECT_EQ(leaves.front().first, token_);
+  EXPECT_TRUE(leaves.front().second.ok());
+  EXPECT_EQ(Contribute(0, std::make_shared<std::string>("ab")).code(),
+            absl::StatusCode::kFailedPrecondition);
+  node_.reset();
+  server_->Stop(seconds(5));
+  EXPECT_TRUE(sink_->failures.Get().empty());
+}
+
+TEST_F(LoopbackTest, FailedJobIsToldOnceWithItsReason) {
+  JoinAndAttach();
+  const absl::Status why =
+      absl::DeadlineExceededError("job 'a': bucket 3, round 9: node 1 is late");
+  shard_.sinks.Get().front()->OnFailed(why);
+  EXPECT_EQ(sink_->failures.WaitFor(1).front(), why);
+  EXPECT_EQ(Contribute(0, std::make_shared<std::string>("ab")), why);
+  node_.reset();
+  EXPECT_EQ(sink_->failures.Get().size(), 1u);
+}
+
+TEST_F(LoopbackTest, ResultsAfterTheFailureAreDropped) {
+  JoinAndAttach();
+  const auto sink = shard_.sinks.Get().front();
+  sink->OnFailed(absl::AbortedError("over"));
+  sink->OnResult({});
+  EXPECT_EQ(sink_->failures.WaitFor(1).size(), 1u);
+  server_->Stop(seconds(5));
+  EXPECT_TRUE(sink_->results.Get().empty());
+}
+
+TEST_F(LoopbackTest, RefusedAttachReachesTheSink) {
+  ASSERT_TRUE(node_->Attach(1, sink_).ok());
+  const absl::Status why = sink_->failures.WaitFor(1).front();
+  EXPECT_EQ(why.code(), absl::StatusCode::kNotFound);
+  EXPECT_THAT(Message(why), AllOf(HasSubstr(server_->address()), HasSubstr("no such membership")));
+  EXPECT_TRUE(shard_.leaves.Get().empty());
+}
+
+TEST_F(LoopbackTest, SecondAttachAndContributionWithoutAttachAreRefused) {
+  EXPECT_EQ(Contribute(0, std::make_shared<std::string>("ab")).code(),
+            absl::StatusCode::kFailedPrecondition);
+  JoinAndAttach();
+  EXPECT_EQ(node_->Attach(token_, sink_).code(), absl::StatusCode::kFailedPrecondition);
+}
+
+TEST_F(LoopbackTest, TooLongContributionIsRefusedBeforeItIsSent) {
+  JoinAndAttach();
+  const absl::Status status = Contribute(0, std::make_shared<std::string>((8 << 20) + 2, 'x'));
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  ASSERT_TRUE(Contribute(1, std::make_shared<std::string>(8 << 20, 'x')).ok());
+  EXPECT_EQ(sink_->results.WaitFor(1).front().id.chunk, 1u);
+}
+
+TEST_F(LoopbackTest, StoppedServerFailsTheNodeOnceWithItsAddress) {
+  JoinAndAttach();
+  server_->Stop(Duration::zero());
+  server_->Stop(Duration::zero());
+  const absl::Status why = sink_->failures.WaitFor(1).front();
+  EXPECT_EQ(why.code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(Message(why), HasSubstr("aggregator shard 3 at " + server_->address()));
+  EXPECT_EQ(Contribute(0, std::make_shared<std::string>("ab")), why);
+  const TimePoint begin = Now();
+  node_->Leave(token_, absl::OkStatus());
+  EXPECT_LT(Now() - begin, seconds(10));
+  node_.reset();
+  EXPECT_EQ(sink_->failures.Get().size(), 1u);
+}
+
+TEST_F(LoopbackTest, StoppedServerDoesNotCallTheShardAnyMore) {
+  JoinAndAttach();
+  server_->Stop(Duration::zero());
+  const size_t leaves = shard_.leaves.Get().size();
+  EXPECT_EQ(leaves, 1u);
+  shard_.sinks.Get().front()->OnResult({});
+  shard_.sinks.Get().front()->OnFailed(absl::AbortedError("late"));
+  node_.reset();
+  server_.reset();
+  EXPECT_EQ(shard_.leaves.Get().size(), leaves);
+}
+
+TEST_F(LoopbackTest, LostNodeMakesItsJobFail) {
+  JoinAndAttach();
+  node_.reset();
+  const auto [token, reason] = shard_.leaves.WaitFor(1).front();
+  EXPECT_EQ(token, token_);
+  EXPECT_EQ(reason.code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(Message(reason), HasSubstr("lost its connection to the shard"));
+  EXPECT_TRUE(sink_->failures.Get().empty());
+}
+
+// Under AddressSanitizer: gRPC's threads go with its last user, while streams are still ending on
+// them.
+TEST_F(LoopbackTest, NodesAndServersMayGoAtAnyTime) {
+  for (int i = 0; i < 50; ++i) {
+    const size_t attached_before = shard_.sinks.Get().size();
+    ASSERT_TRUE(node_->Attach(shard_.join_answer->token, sink_).ok());
+    if (i % 2 == 0) shard_.sinks.WaitFor(attached_before + 1);
+    if (i % 3 == 0) server_.reset();
+    node_.reset();
+    ASSERT_NO_FATAL_FAILURE(SetUp());
+  }
+}
+
+TEST_F(LoopbackTest, RefusedContributionFailsTheJobWithTheReason) {
+  shard_.contribute_answer = absl::FailedPreconditionError("chunk of epoch 4, expected 5");
+  JoinAndAttach();
+  ASSERT_TRUE(Contribute(0, std::make_shared<std::string>("ab")).ok());
+  EXPECT_EQ(shard_.leaves.WaitFor(1).front().second, shard_.contribute_answer);
+  const absl::Status why = sink_->failures.WaitFor(1).front();
+  EXPECT_EQ(why.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(Message(why), HasSubstr("chunk of epoch 4, expected 5"));
+}
+
+TEST_F(LoopbackTest, NobodyListeningIsUnavailableWithinTheDeadline) {
+  const std::string address = server_->address();
+  server_.reset();
+  const auto node = RemoteShard::Create(address, metrics_);
+  const TimePoint begin = Now();
+  const absl::Status status = node->Join(ToShard(2), begin + seconds(1)).status();
+  EXPECT_LT(Now() - begin, seconds(3));
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(Message(status),
+              AllOf(HasSubstr("aggregator shard 2 at " + address), HasSubstr("within 1 s"),
+                    HasSubstr("is it running"), HasSubstr("Connection refused")));
+}
+
+TEST_F(LoopbackTest, JoinWaitsForAServerThatStartsLater) {
+  const std::string address = server_->address();
+  server_.reset();
+  const auto node = RemoteShard::Create(address, metrics_);
+  absl::Status status = absl::UnknownError("did not return");
+  {
+    Thread joining("join", [&] { status = node->Join({}, Soon()).status(); });
+    StartServer(address);
+  }
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+TEST_F(LoopbackTest, TakenPortAndMalformedAddressAreRefused) {
+  const auto taken = ShardServer::Start({.listen = server_->address()}, shard_, metrics_);
+  EXPECT_EQ(taken.status().code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(Message(taken.status()), HasSubstr(server_->address()));
+  const auto malformed = ShardServer::Start({.listen = "nonsense"}, shard_, metrics_);
+  EXPECT_EQ(malformed.status().code(), absl::StatusCode::kInvalidArgument);
+}
+
+}  // namespace
+}  // namespace thalweg
