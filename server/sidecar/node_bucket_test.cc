@@ -1,0 +1,108 @@
+#include "server/sidecar/node_bucket.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <memory>
+#include <utility>
+
+#include "core/base/protocol.h"
+
+namespace thalweg {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+
+constexpr TimePoint kStart{};
+constexpr int64_t kElems = 2500;  // three chunks of 1024 float32
+
+class NodeBucketTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    const BucketLayout layout{DType::kFloat32, {{"w", {kElems}}}};
+    bucket_ = *NodeBucket::Create({0, 0}, layout, "rank 0", DType::kFloat16, kMinChunkBytes, 2);
+    for (uint32_t rank : {0u, 1u}) {
+      arenas_.push_back(*BucketArena::Create("input", kElems * 4, true));
+      ASSERT_TRUE(bucket_->AddInput(rank, UniqueFd(dup(arenas_.back().fd()))).ok());
+    }
+  }
+  void SubmitBoth(uint64_t round) {
+    ASSERT_FALSE(*bucket_->Submit(0, round, kStart));
+    ASSERT_TRUE(*bucket_->Submit(1, round, kStart));
+  }
+  RoundResult Result(uint32_t chunk, uint64_t round) {
+    RoundResult r;
+    r.id = {{0, 0}, chunk, round};
+    r.wire = DType::kFloat16;
+    r.elems = bucket_->plan.Elems(chunk);
+    r.workers = 2;
+    return r;
+  }
+
+  std::shared_ptr<NodeBucket> bucket_;
+  std::vector<BucketArena> arenas_;
+};
+
+TEST_F(NodeBucketTest, IsReadyWhenAllWorkersHaveSubmittedAndNamesThoseMissing) {
+  EXPECT_THAT(bucket_->MissingWorkers(), IsEmpty());
+  EXPECT_FALSE(*bucket_->Submit(1, 1, kStart));
+  EXPECT_THAT(bucket_->MissingWorkers(), ElementsAre(0));
+  EXPECT_TRUE(*bucket_->Submit(0, 1, kStart));
+  EXPECT_TRUE(bucket_->in_flight());
+  EXPECT_THAT(bucket_->MissingWorkers(), IsEmpty());
+}
+
+TEST_F(NodeBucketTest, SubmitOutOfOrderIsRefused) {
+  EXPECT_FALSE(bucket_->Submit(0, 2, kStart).ok());
+  ASSERT_TRUE(bucket_->Submit(0, 1, kStart).ok());
+  EXPECT_FALSE(bucket_->Submit(0, 1, kStart).ok());
+  ASSERT_TRUE(bucket_->Submit(1, 1, kStart).ok());
+  EXPECT_FALSE(bucket_->Submit(0, 2, kStart).ok()) << "round 1 is in flight";
+}
+
+TEST_F(NodeBucketTest, SubmitBeforeTheArenaCameIsRefused) {
+  const auto bare =
+      *NodeBucket::Create({0, 0}, bucket_->layout, "rank 0", DType::kFloat32, 4096, 2);
+  EXPECT_FALSE(bare->Submit(0, 1, kStart).ok());
+}
+
+TEST_F(NodeBucketTest, ArenaOfAnotherSizeIsRefused) {
+  const auto bare =
+      *NodeBucket::Create({0, 0}, bucket_->layout, "rank 0", DType::kFloat32, 4096, 2);
+  auto small = *BucketArena::Create("input", kElems * 4 - 4, true);
+  EXPECT_FALSE(bare->AddInput(0, UniqueFd(dup(small.fd()))).ok());
+  EXPECT_FALSE(bucket_->AddInput(0, UniqueFd(dup(arenas_[0].fd()))).ok()) << "twice";
+}
+
+TEST_F(NodeBucketTest, LastChunkCompletesTheRoundWhateverTheOrder) {
+  SubmitBoth(1);
+  for (uint32_t chunk : {2u, 0u, 1u}) {
+    ASSERT_TRUE(bucket_->Claim(Result(chunk, 1)).ok());
+    EXPECT_EQ(bucket_->FinishChunk(Result(chunk, 1), kStart), chunk == 1);
+  }
+  EXPECT_FALSE(bucket_->in_flight());
+  EXPECT_EQ(bucket_->workers, 2u);
+  SubmitBoth(2);
+}
+
+TEST_F(NodeBucketTest, ResultThatDoesNotBelongToTheRoundIsRefused) {
+  EXPECT_FALSE(bucket_->Claim(Result(0, 1)).ok()) << "nothing is in flight";
+  SubmitBoth(1);
+  EXPECT_FALSE(bucket_->Claim(Result(0, 2)).ok());
+  RoundResult wrong = Result(0, 1);
+  wrong.id.chunk = 3;
+  EXPECT_FALSE(bucket_->Claim(wrong).ok());
+  wrong = Result(0, 1);
+  wrong.wire = DType::kFloat32;
+  EXPECT_FALSE(bucket_->Claim(wrong).ok());
+  wrong = Result(0, 1);
+  wrong.elems -= 1;
+  EXPECT_FALSE(bucket_->Claim(wrong).ok());
+  ASSERT_TRUE(bucket_->Claim(Result(0, 1)).ok());
+  EXPECT_EQ(bucket_->Claim(Result(0, 1)).code(), absl::StatusCode::kFailedPrecondition);
+}
+
+}  // namespace
+}  // namespace thalweg
