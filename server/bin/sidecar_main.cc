@@ -1,0 +1,141 @@
+// thalweg-sidecar: reduces the gradients of one node's workers and exchanges them with the
+// aggregators; without aggregators it is one itself (embedded mode).
+
+#include <spdlog/spdlog.h>
+
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_split.h"
+#include "core/base/env.h"
+#include "core/base/log.h"
+#include "server/aggregator/aggregator.h"
+#include "server/bin/program.h"
+#include "server/sidecar/device/cpu_device.h"
+#include "server/sidecar/sidecar.h"
+#include "server/transport/http_server.h"
+#include "server/transport/remote_shard.h"
+
+namespace thalweg {
+namespace {
+
+constexpr Duration kSignalPoll = std::chrono::milliseconds(100);
+
+struct Flags {
+  std::string socket = GetEnv("THALWEG_SIDECAR");
+  std::string aggregators = GetEnv("THALWEG_AGGREGATORS");
+  std::string http = GetEnv("THALWEG_HTTP");
+  double timeout_seconds = 0;
+  double drain_seconds = 30;
+  bool exit_when_idle = false;
+  bool own_dir = false;
+  int ready_fd = -1;
+};
+
+// Remote shards, or this process's own.
+std::vector<std::unique_ptr<Shard>> MakeShards(const std::string& addresses,
+                                               MetricRegistry& registry) {
+  std::vector<std::unique_ptr<Shard>> shards;
+  for (absl::string_view part : absl::StrSplit(addresses, ',', absl::SkipWhitespace())) {
+    shards.push_back(RemoteShard::Create(std::string(absl::StripAsciiWhitespace(part)), registry));
+  }
+  if (shards.empty()) {
+    shards.push_back(std::make_unique<Aggregator>(Aggregator::Options{}, registry));
+  }
+  return shards;
+}
+
+// Until a signal, or until the last worker has left when that was asked for.
+void WaitForEnd(const Flags& flags, Sidecar& sidecar, Signals& signals) {
+  const TimePoint start = Now();
+  while (!signals.Wait(kSignalPoll)) {
+    const Sidecar::Connections connections = sidecar.Reap();
+    if (!flags.exit_when_idle || connections.now > 0) continue;
+    if (connections.since_start > 0) {
+      spdlog::debug("the last worker has left");
+      return;
+    }
+    if (ToSeconds(Now() - start) > flags.timeout_seconds) {
+      spdlog::error("no worker has connected within {} s", flags.timeout_seconds);
+      return;
+    }
+  }
+  spdlog::info("shutting down: waiting up to {} s for {} workers", flags.drain_seconds,
+               sidecar.Reap().now);
+  sidecar.StopAccepting();
+  const TimePoint deadline = Now() + FromSeconds(flags.drain_seconds);
+  // A second signal means now.
+  while (sidecar.Reap().now > 0 && Now() < deadline && !signals.Wait(kSignalPoll)) {
+  }
+}
+
+int Serve(const Flags& flags, Signals& signals) {
+  MetricRegistry registry;
+  const auto shards = MakeShards(flags.aggregators, registry);
+  CpuDevice device;
+  Sidecar::Options options{flags.socket, {}, &device};
+  for (const auto& shard : shards) options.shards.push_back(shard.get());
+  auto sidecar = Sidecar::Start(options, registry);
+  if (!sidecar.ok()) {
+    spdlog::error("{}", Text(sidecar.status()));
+    return 1;
+  }
+  std::unique_ptr<HttpServer> http;
+  if (!flags.http.empty()) {
+    auto started = HttpServer::Start(flags.http, registry, [] { return absl::OkStatus(); });
+    if (!started.ok()) {
+      spdlog::error("{}", Text(started.status()));
+      return 1;
+    }
+    http = *std::move(started);
+  }
+  spdlog::info(
+      "serving at {} with {}", flags.socket,
+      flags.aggregators.empty() ? "an aggregator of its own" : "aggregators " + flags.aggregators);
+  AnnounceReady(flags.ready_fd, flags.socket, http == nullptr ? "" : http->address());
+  WaitForEnd(flags, **sidecar, signals);
+  (*sidecar)->Stop(absl::UnavailableError("the sidecar is shutting down"));
+  return 0;
+}
+
+}  // namespace
+}  // namespace thalweg
+
+int main(int argc, char** argv) {
+  thalweg::Signals signals;
+  thalweg::InitLogging("thalweg-sidecar");
+  thalweg::Flags flags;
+  if (!absl::SimpleAtod(thalweg::GetEnv("THALWEG_TIMEOUT"), &flags.timeout_seconds)) {
+    spdlog::error("THALWEG_TIMEOUT is not a number: '{}'", thalweg::GetEnv("THALWEG_TIMEOUT"));
+    return 2;
+  }
+  CLI::App app(
+      "Reduces the gradients of one node's workers and exchanges them with the aggregators.");
+  app.add_option("--socket", flags.socket, "Unix socket for the node's workers");
+  app.add_option("--aggregators", flags.aggregators,
+                 "host:port of every aggregator shard, comma separated, in the same order on all "
+                 "nodes; none: aggregate in this process (one node only)");
+  app.add_option("--http", flags.http, "host:port for /metrics, /healthz, /readyz; empty: none");
+  app.add_option("--timeout", flags.timeout_seconds,
+                 "With --exit-when-idle: seconds to wait for the first worker");
+  app.add_option("--drain-seconds", flags.drain_seconds,
+                 "How long SIGTERM lets running jobs finish");
+  app.add_flag("--exit-when-idle", flags.exit_when_idle, "Exit once the last worker has left");
+  app.add_flag("--own-dir", flags.own_dir, "Remove the socket's folder at exit");
+  thalweg::AddCommonOptions(app, &flags.ready_fd);
+  CLI11_PARSE(app, argc, argv);
+  if (flags.socket.empty()) {
+    spdlog::error("no socket: give --socket PATH or set THALWEG_SIDECAR");
+    return 2;
+  }
+  const int code = thalweg::Serve(flags, signals);
+  if (flags.own_dir) {
+    std::error_code ignored;
+    std::filesystem::remove(std::filesystem::path(flags.socket).parent_path(), ignored);
+  }
+  return code;
+}
