@@ -1,0 +1,92 @@
+import json
+import logging
+import subprocess
+
+import pytest
+
+from thalweg import _binaries, _config
+from thalweg._config import KNOWN, Config, ConfigError
+
+
+def test_empty_environment_gives_the_defaults():
+    config = Config.from_env({})
+    assert config.aggregators == ()
+    assert (config.codec, config.chunk_bytes, config.timeout) == ("fp32", 524288, 30.0)
+    assert (config.job, config.sidecar) == ("", "")
+
+
+def test_empty_value_means_default():
+    assert Config.from_env({"THALWEG_CODEC": "", "THALWEG_TIMEOUT": ""}) == Config.from_env({})
+
+
+def test_values_are_read():
+    config = Config.from_env(
+        {
+            "THALWEG_AGGREGATORS": "a:1, [::1]:2,",
+            "THALWEG_CHUNK_BYTES": "65536",
+            "THALWEG_CODEC": "bf16",
+            "THALWEG_JOB": "night",
+            "THALWEG_SIDECAR": "/run/s.sock",
+            "THALWEG_TIMEOUT": "2.5",
+        }
+    )
+    assert config == Config(("a:1", "[::1]:2"), 65536, "bf16", "night", "/run/s.sock", 2.5)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("THALWEG_AGGREGATORS", "host"),
+        ("THALWEG_AGGREGATORS", "host:0"),
+        ("THALWEG_AGGREGATORS", "host:99999"),
+        ("THALWEG_AGGREGATORS", ":70"),
+        ("THALWEG_CHUNK_BYTES", "many"),
+        ("THALWEG_CHUNK_BYTES", "4095"),
+        ("THALWEG_CHUNK_BYTES", "4194305"),
+        ("THALWEG_CODEC", "fp64"),
+        ("THALWEG_TIMEOUT", "0"),
+        ("THALWEG_TIMEOUT", "-1"),
+        ("THALWEG_TIMEOUT", "nan"),
+        ("THALWEG_TIMEOUT", "inf"),
+        ("THALWEG_TIMEOUT", "soon"),
+    ],
+)
+def test_malformed_value_is_refused_by_name(name, value):
+    with pytest.raises(ConfigError, match=name):
+        Config.from_env({name: value})
+
+
+def test_arguments_win_over_the_environment():
+    env = Config.from_env({"THALWEG_CODEC": "bf16", "THALWEG_TIMEOUT": "7"})
+    config = env.override(codec="fp16", timeout=None, chunk_bytes=4096)
+    assert (config.codec, config.timeout, config.chunk_bytes) == ("fp16", 7.0, 4096)
+
+
+@pytest.mark.parametrize("arguments", [("int8", None, None), (None, 0, None), (None, None, 0)])
+def test_malformed_argument_is_refused(arguments):
+    with pytest.raises(ConfigError):
+        Config.from_env({}).override(*arguments)
+
+
+def test_unknown_variable_is_warned_about_once(monkeypatch, caplog):
+    monkeypatch.setenv("THALWEG_CODEK", "fp16")
+    _config._warn_of_unknown.cache_clear()
+    with caplog.at_level(logging.WARNING, logger="thalweg"):
+        Config.from_env()
+        Config.from_env()
+    assert [r.getMessage().split()[3] for r in caplog.records] == ["THALWEG_CODEK"]
+
+
+def test_server_environment_keeps_the_users_log_level(monkeypatch):
+    monkeypatch.delenv("THALWEG_LOG", raising=False)
+    assert _config.server_environment(log="warn")["THALWEG_LOG"] == "warn"
+    monkeypatch.setenv("THALWEG_LOG", "trace")
+    assert _config.server_environment(log="warn")["THALWEG_LOG"] == "trace"
+
+
+@pytest.mark.parametrize("program", [_binaries.SIDECAR, _binaries.AGGREGATOR])
+def test_servers_know_the_same_variables_with_the_same_defaults(program):
+    output = subprocess.run(
+        [_binaries.find(program), "--list-env"], check=True, capture_output=True, timeout=10
+    ).stdout
+    assert json.loads(output) == KNOWN

@@ -1,0 +1,93 @@
+import pytest
+
+from thalweg._config import ConfigError
+from thalweg._topology import Introduction, Placement, Tensor, check, host_id, place, starters
+
+WEIGHT = Tensor("weight", "float32", (10, 3))
+BIAS = Tensor("bias", "float32", (10,))
+
+
+def worker(host="a", sidecar="", **changes):
+    fields = {
+        "running": "",
+        "aggregators": (),
+        "job": "job-1",
+        "codec": "fp32",
+        "chunk_bytes": 4096,
+        "timeout": 30.0,
+        "model": (WEIGHT, BIAS),
+        "problem": "",
+    }
+    return Introduction(host=host, sidecar=sidecar, **(fields | changes))
+
+
+def test_workers_of_one_host_and_socket_are_a_node():
+    sidecars = [("a", "/1"), ("a", "/2"), ("a", "/1"), ("b", "/1"), ("a", "/2")]
+    assert [place(sidecars, rank) for rank in range(5)] == [
+        Placement(node=0, num_nodes=3, local_rank=0, local_size=2),
+        Placement(node=1, num_nodes=3, local_rank=0, local_size=2),
+        Placement(node=0, num_nodes=3, local_rank=1, local_size=2),
+        Placement(node=2, num_nodes=3, local_rank=0, local_size=1),
+        Placement(node=1, num_nodes=3, local_rank=1, local_size=2),
+    ]
+
+
+def test_lowest_rank_of_each_host_starts_a_sidecar():
+    workers = [worker("a"), worker("b"), worker("b"), worker("a"), worker("c", "/run/c.sock")]
+    assert starters(workers) == {0: [0, 3], 1: [1, 2]}
+
+
+def test_configured_sidecars_are_not_started():
+    assert starters([worker(sidecar="/s")] * 3) == {}
+
+
+def test_running_sidecar_is_used_again_only_if_it_serves_all_workers_of_the_host():
+    running = worker(running="/tmp/x/sidecar.sock")
+    assert starters([running, running]) == {}
+    assert starters([running, worker()]) == {0: [0, 1]}
+    assert starters([running, worker(running="/tmp/y/sidecar.sock")]) == {0: [0, 1]}
+
+
+def test_workers_that_agree_pass():
+    check([worker(), worker()])
+    check([worker("a", "/s"), worker("b", "/s")])
+    check([worker("a", aggregators=("x:1",)), worker("b", aggregators=("x:1",))])
+
+
+def test_problem_of_one_worker_names_its_rank():
+    with pytest.raises(ConfigError, match="rank 1: no CPU"):
+        check([worker(), worker(problem="no CPU")])
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ((BIAS, WEIGHT), r"parameter 0: weight float32\[10, 3\] on rank 0, bias .* on rank 1"),
+        ((WEIGHT, Tensor("bias", "float32", (11,))), r"parameter 1: .*\[10\].*\[11\] on rank 1"),
+        ((WEIGHT, Tensor("bias", "float16", (10,))), "bias float32.* rank 0, bias float16"),
+        ((WEIGHT,), "rank 0 has 2 parameters, rank 1 has 1; only rank 0 has bias"),
+        ((WEIGHT, BIAS, WEIGHT), "rank 0 has 2 .* rank 1 has 3; only rank 1 has weight"),
+    ],
+)
+def test_models_that_differ_are_refused(model, message):
+    with pytest.raises(ValueError, match=message):
+        check([worker(), worker(model=model)])
+
+
+@pytest.mark.parametrize("setting", [{"codec": "fp16"}, {"chunk_bytes": 8192}, {"timeout": 5.0}])
+def test_settings_that_differ_are_refused(setting):
+    (name, value) = next(iter(setting.items()))
+    with pytest.raises(ConfigError, match=f"{name} is .* on rank 0 but {value} on rank 2"):
+        check([worker(), worker(), worker(**setting)])
+
+
+def test_several_hosts_need_aggregators():
+    with pytest.raises(ConfigError, match=r"2 nodes, but a has no aggregator.*THALWEG_AGGREGATORS"):
+        check([worker("a/boot1"), worker("b/boot2")])
+
+
+def test_host_id_is_stable_and_names_the_host():
+    assert host_id() == host_id()
+    name, _, boot = host_id().partition("/")
+    assert name
+    assert boot

@@ -1,0 +1,40 @@
+"""The native part: a worker's connection to its node's sidecar. `import torch` first."""
+
+from torch import Tensor
+
+class Session:
+    """Thread-safe. Does nothing in forked children of the process that made it."""
+
+    def __init__(
+        self,
+        *,
+        sidecar_path: str,
+        job: str,
+        rank: int,
+        world_size: int,
+        node: int,
+        num_nodes: int,
+        node_name: str,
+        local_rank: int,
+        local_size: int,
+        codec: str,
+        chunk_bytes: int,
+        timeout: float,
+    ) -> None:
+        """Connects and waits until all workers of the job have.
+
+        Raises ValueError (what the workers say of the job differs), TimeoutError (workers are
+        missing), ConnectionError (no sidecar there, or it lost an aggregator) or RuntimeError.
+        """
+
+    def attach(self, reducer: object, named_parameters: list[tuple[str, Tensor]]) -> None:
+        """Registers the communication hook with a DDP module's reducer."""
+
+    def stats(self) -> dict[str, float]:
+        """The fields of SessionStats in client/core/session.h."""
+
+    def status(self) -> str | None:
+        """None while the session works, else why it has failed."""
+
+    def close(self) -> None:
+        """Leaves the job; buckets in flight fail. May be called again."""

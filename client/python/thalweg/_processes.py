@@ -1,0 +1,131 @@
+"""Starting server programs, and knowing when they serve."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import select
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import IO
+
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class ServerError(RuntimeError):
+    """A server program did not come up."""
+
+
+class Server:
+    """A server program that announces itself: one JSON line on the descriptor of --ready-fd.
+
+    Not thread-safe. The program outlives this object.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        stdout: int | IO[bytes] | None = None,
+        stderr: int | IO[bytes] | None = None,
+        preexec: Callable[[], None] | None = None,
+    ) -> None:
+        self.name = name
+        self.address = ""
+        self.http = ""
+        self._ready_fd, write_fd = os.pipe2(os.O_CLOEXEC)
+        try:
+            # A session of its own: Ctrl-C reaches whoever started the server, not the server.
+            self.process = subprocess.Popen(
+                [*argv, "--ready-fd", str(write_fd)],
+                env=dict(env),
+                stdin=subprocess.DEVNULL,
+                stdout=stdout,
+                stderr=stderr,
+                pass_fds=(write_fd,),
+                start_new_session=True,
+                preexec_fn=preexec,
+            )
+        except OSError as error:
+            os.close(self._ready_fd)
+            raise ServerError(f"{name} cannot be started: {error}") from error
+        finally:
+            os.close(write_fd)
+
+    def wait_ready(self, timeout: float) -> None:
+        """Fills in `address` and `http`. On ServerError the program has been stopped."""
+        try:
+            line = _read_line(self._ready_fd, time.monotonic() + timeout)
+        except TimeoutError:
+            self.stop(grace=0)
+            raise ServerError(f"{self.name} was not ready within {timeout:g} s") from None
+        finally:
+            os.close(self._ready_fd)
+        try:
+            ready = json.loads(line)
+            self.address, self.http = str(ready["address"]), str(ready["http"])
+        except (ValueError, KeyError, TypeError) as error:
+            code = self.stop(grace=1)
+            if not line:
+                raise ServerError(
+                    f"{self.name} {describe_exit(code)} before it was ready (its message is above)"
+                ) from None
+            raise ServerError(f"{self.name} announced itself with {line!r}") from error
+
+    def stop(self, grace: float) -> int:
+        """SIGTERM, then SIGKILL after `grace` seconds; returns the exit code."""
+        with contextlib.suppress(ProcessLookupError):
+            self.process.terminate()
+        try:
+            return self.process.wait(timeout=grace)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            return self.process.wait()
+
+
+def die_with_parent(signum: signal.Signals) -> Callable[[], None]:
+    """For Popen's preexec_fn: the child gets `signum` when the calling *thread* ends, however.
+
+    Call it, and Popen, on the main thread of a process that has no other threads.
+    """
+    parent = os.getpid()
+
+    def prepare() -> None:
+        _libc.prctl(_PR_SET_PDEATHSIG, int(signum), 0, 0, 0)
+        if os.getppid() != parent:  # it ended before prctl
+            os._exit(1)
+
+    return prepare
+
+
+def describe_exit(code: int) -> str:
+    """Popen's return code in words."""
+    if code >= 0:
+        return f"exited with code {code}"
+    try:
+        return f"was killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was killed by signal {-code}"
+
+
+def _read_line(fd: int, deadline: float) -> bytes:
+    """Reads until newline or end of file."""
+    line = b""
+    poller = select.poll()
+    poller.register(fd, select.POLLIN)
+    while not line.endswith(b"\n"):
+        left = deadline - time.monotonic()
+        if left <= 0 or not poller.poll(left * 1000):
+            raise TimeoutError
+        data = os.read(fd, 4096)
+        if not data:
+            break
+        line += data
+    return line

@@ -1,0 +1,5 @@
+"""The `thalweg` command."""
+
+from thalweg.cli._main import main
+
+__all__ = ["main"]

@@ -1,0 +1,137 @@
+"""Arguments of the `thalweg` command."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from thalweg import __version__
+from thalweg._config import CODECS, ConfigError, parse_addresses
+
+_RUN_EPILOG = """\
+examples:
+  thalweg run --nodes 2 --nproc 2 train.py --epochs 3
+  thalweg run --nodes 2 --nproc 2 --shards 2 --codec fp16 -m thalweg.examples.fashion_mnist
+
+The script calls thalweg.ddp.attach(ddp_model) and is otherwise a plain torchrun script: RANK,
+LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, GROUP_RANK, NODE_RANK, MASTER_ADDR and MASTER_PORT
+are set.
+
+exit codes:
+  0      all workers succeeded
+  N      the worst exit code among the processes that failed (128 + signal for killed ones)
+  1      a server failed
+  2      wrong arguments
+  130    Ctrl-C;  143  SIGTERM
+"""
+
+_DOCTOR_EPILOG = """\
+exit codes:
+  0      everything that was checked works
+  1      something does not; its line begins with FAIL
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = _parser().parse_args(argv)
+    try:
+        return int(args.handler(args))
+    except ConfigError as error:
+        print(f"thalweg: {error}", file=sys.stderr)
+        return 2
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="thalweg", description="Gradient aggregation for data-parallel PyTorch training."
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    run = commands.add_parser(
+        "run",
+        help="run a training script on a whole cluster on this machine",
+        description="Starts aggregators, a sidecar per node and the workers, all on this machine.",
+        epilog=_RUN_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    run.add_argument("--nodes", type=_count, default=1, metavar="N", help="nodes (default 1)")
+    run.add_argument("--nproc", type=_count, default=1, metavar="L", help="workers per node")
+    run.add_argument(
+        "--shards", type=_count, default=1, metavar="S", help="aggregators (default 1)"
+    )
+    run.add_argument("--codec", choices=CODECS, help="sets THALWEG_CODEC")
+    run.add_argument("--timeout", type=_seconds, metavar="SECONDS", help="sets THALWEG_TIMEOUT")
+    run.add_argument("--port", type=_port, default=0, help="MASTER_PORT (default: a free one)")
+    run.add_argument("-m", "--module", action="store_true", help="SCRIPT is a module's name")
+    run.add_argument("script", metavar="SCRIPT")
+    run.add_argument("args", nargs=argparse.REMAINDER, metavar="ARGS", help="for the script")
+    run.set_defaults(handler=_run)
+
+    doctor = commands.add_parser(
+        "doctor",
+        help="check this machine and, if given, aggregators and a sidecar",
+        epilog=_DOCTOR_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    doctor.add_argument("--aggregators", metavar="HOST:PORT,…", help="default: THALWEG_AGGREGATORS")
+    doctor.add_argument("--sidecar", metavar="PATH", help="its socket; default: THALWEG_SIDECAR")
+    doctor.set_defaults(handler=_doctor)
+
+    version = commands.add_parser("version", help="print the version")
+    version.set_defaults(handler=_version)
+    return parser
+
+
+def _run(args: argparse.Namespace) -> int:
+    from thalweg.cli import _run
+
+    return _run.run(
+        _run.Plan(
+            nodes=args.nodes,
+            nproc=args.nproc,
+            shards=args.shards,
+            codec=args.codec,
+            timeout=args.timeout,
+            port=args.port,
+            command=[*(["-m"] if args.module else []), args.script, *args.args],
+        )
+    )
+
+
+def _doctor(args: argparse.Namespace) -> int:
+    from thalweg._config import Config
+    from thalweg.cli import _doctor
+
+    config = Config.from_env()
+    aggregators = config.aggregators
+    if args.aggregators is not None:
+        aggregators = parse_addresses("--aggregators", args.aggregators)
+    sidecar = config.sidecar if args.sidecar is None else args.sidecar
+    return _doctor.doctor(aggregators, sidecar)
+
+
+def _version(_: argparse.Namespace) -> int:
+    print(f"thalweg {__version__}")
+    return 0
+
+
+def _count(text: str) -> int:
+    number = int(text)
+    if not 1 <= number <= 1024:
+        raise argparse.ArgumentTypeError(f"{text} is not between 1 and 1024")
+    return number
+
+
+def _port(text: str) -> int:
+    number = int(text)
+    if not 0 <= number < 65536:
+        raise argparse.ArgumentTypeError(f"{text} is not a port")
+    return number
+
+
+def _seconds(text: str) -> float:
+    number = float(text)
+    if not 0 < number <= 86400:
+        raise argparse.ArgumentTypeError(f"{text} is not a number of seconds up to 86400")
+    return number

@@ -1,0 +1,136 @@
+"""`thalweg run`: aggregators, sidecars and workers of a small cluster, all on this machine."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from thalweg import _binaries, _config
+from thalweg._processes import Server, ServerError, die_with_parent
+from thalweg.cli._supervisor import Interrupted, Supervisor
+
+
+@dataclass(frozen=True)
+class Plan:
+    nodes: int
+    nproc: int
+    shards: int
+    codec: str | None
+    timeout: float | None
+    port: int
+    command: list[str]  # arguments of the Python interpreter
+
+
+def run(plan: Plan) -> int:
+    """Returns the exit code of `thalweg run`. Needs the main thread of a process without others."""
+    timeout = plan.timeout or _config.Config.from_env().timeout
+    folders: list[str] = []
+    with Supervisor(sys.stdout, sys.stderr) as supervisor:
+        try:
+            aggregators = _start_aggregators(supervisor, plan, timeout)
+            sockets = _start_sidecars(supervisor, plan, aggregators, timeout, folders)
+            _start_workers(supervisor, plan, sockets)
+            code = supervisor.wait()
+        except Interrupted as interrupted:
+            code = 128 + interrupted.signum
+        except (ServerError, FileNotFoundError) as error:
+            supervisor.say(str(error))
+            code = 1
+        finally:
+            supervisor.stop()
+            for folder in folders:
+                shutil.rmtree(folder, ignore_errors=True)
+    return code
+
+
+def _start_aggregators(supervisor: Supervisor, plan: Plan, timeout: float) -> list[str]:
+    argv = [str(_binaries.find(_binaries.AGGREGATOR))]
+    argv += ["--listen", "127.0.0.1:0", "--http", "127.0.0.1:0"]
+    names = [f"aggregator{shard}" for shard in range(plan.shards)]
+    servers = [_start_server(supervisor, name, argv) for name in names]
+    _await_all(supervisor, servers, timeout)
+    return [server.address for server in servers]
+
+
+def _start_sidecars(
+    supervisor: Supervisor, plan: Plan, aggregators: list[str], timeout: float, folders: list[str]
+) -> list[str]:
+    binary = str(_binaries.find(_binaries.SIDECAR))
+    servers, sockets = [], []
+    for node in range(plan.nodes):
+        # A folder per sidecar, which removes it also when the launcher is killed.
+        folders.append(tempfile.mkdtemp(prefix="thalweg-"))
+        sockets.append(str(Path(folders[-1]) / "sidecar.sock"))
+        argv = [binary, "--socket", sockets[-1], "--own-dir", "--http", "127.0.0.1:0"]
+        argv += ["--aggregators", ",".join(aggregators)]
+        servers.append(_start_server(supervisor, f"node{node}.sidecar", argv))
+    _await_all(supervisor, servers, timeout)
+    return sockets
+
+
+def _start_server(supervisor: Supervisor, name: str, argv: list[str]) -> Server:
+    with supervisor.pipes(name) as (stdout, stderr):
+        server = Server(
+            name,
+            argv,
+            env=_config.server_environment(log="info"),
+            stdout=stdout,
+            stderr=stderr,
+            preexec=die_with_parent(signal.SIGTERM),
+        )
+    supervisor.watch(name, server.process, is_worker=False)
+    return server
+
+
+def _await_all(supervisor: Supervisor, servers: list[Server], timeout: float) -> None:
+    for server in servers:
+        with supervisor.interruptible():
+            server.wait_ready(timeout)
+        supervisor.say(f"{server.name} serves at {server.address}, http://{server.http}")
+
+
+def _start_workers(supervisor: Supervisor, plan: Plan, sockets: list[str]) -> None:
+    port = plan.port or _free_port()
+    for rank in range(plan.nodes * plan.nproc):
+        node = rank // plan.nproc
+        supervisor.start_worker(
+            f"node{node}.worker{rank}",
+            [sys.executable, *plan.command],
+            env=_worker_environment(plan, rank, sockets[node], port),
+            to_terminal=rank == 0,
+        )
+
+
+def _worker_environment(plan: Plan, rank: int, sidecar: str, port: int) -> dict[str, str]:
+    node, local_rank = divmod(rank, plan.nproc)
+    world_size = plan.nodes * plan.nproc
+    env = {"PYTHONUNBUFFERED": "1", **os.environ}
+    if world_size > 1:  # as torchrun does: the cores are shared
+        env.setdefault("OMP_NUM_THREADS", "1")
+    env |= {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(local_rank),
+        "WORLD_SIZE": str(world_size),
+        "LOCAL_WORLD_SIZE": str(plan.nproc),
+        "GROUP_RANK": str(node),
+        "NODE_RANK": str(node),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "THALWEG_SIDECAR": sidecar,
+    }
+    if plan.codec is not None:
+        env["THALWEG_CODEC"] = plan.codec
+    if plan.timeout is not None:
+        env["THALWEG_TIMEOUT"] = f"{plan.timeout:g}"
+    return env
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])

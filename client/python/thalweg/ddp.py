@@ -1,0 +1,286 @@
+"""Thalweg for DistributedDataParallel: gradients are averaged by sidecars and aggregators.
+
+ddp_model = DistributedDataParallel(model)
+state = thalweg.ddp.attach(ddp_model, codec="fp16")
+...train as before...
+print(state.summary())
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import socket
+import tempfile
+import weakref
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from thalweg import _C, _binaries, _config, _processes, _topology
+from thalweg._config import Config
+from thalweg._topology import Introduction
+
+_T = TypeVar("_T")
+_SUN_PATH_MAX = 107
+_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+
+_states: weakref.WeakKeyDictionary[DistributedDataParallel, State] = weakref.WeakKeyDictionary()
+
+
+class State:
+    """A DDP module's connection to Thalweg: statistics, and the means to end it.
+
+    It lives as long as the DDP module unless it is closed before. Thread-safe.
+    """
+
+    def __init__(
+        self, session: _C.Session, *, job: str, codec: str, sidecar: str, ours: bool
+    ) -> None:
+        self.job = job
+        self.codec = codec
+        self.sidecar = sidecar
+        self._ours = ours  # the sidecar was started by attach() and leaves with its last worker
+        self._session = session
+        self._pid = os.getpid()
+        # Runs when the object is collected and at exit, whichever comes first.
+        self._finalizer = weakref.finalize(self, _close, session, self._pid)
+
+    @property
+    def closed(self) -> bool:
+        return not self._finalizer.alive
+
+    def status(self) -> str | None:
+        """None while everything works, else why it has failed."""
+        return self._session.status()
+
+    def stats(self) -> dict[str, float]:
+        """Sums since attach().
+
+        rounds, raw_bytes (gradients this worker handed over), wire_bytes_sent and
+        wire_bytes_received (by its node), compression (raw_bytes / wire_bytes_sent),
+        nonfinite_elems, and *_seconds: copy (this worker), wait, reduce, wire (the node), total.
+        """
+        stats = self._session.stats()
+        sent = stats["wire_bytes_sent"]
+        stats["compression"] = stats["raw_bytes"] / sent if sent else 1.0
+        return stats
+
+    def summary(self) -> str:
+        """The statistics for people."""
+        s = self.stats()
+        return (
+            f"{s['rounds']:.0f} buckets, {s['raw_bytes'] / 1e6:.1f} MB of gradients; sent "
+            f"{s['wire_bytes_sent'] / 1e6:.1f} MB, "
+            f"received {s['wire_bytes_received'] / 1e6:.1f} MB ({self.codec}, "
+            f"{s['compression']:.2f}x); seconds: copy {s['copy_seconds']:.2f}, "
+            f"wait {s['wait_seconds']:.2f}, reduce {s['reduce_seconds']:.2f}, "
+            f"wire {s['wire_seconds']:.2f}, total {s['total_seconds']:.2f}; "
+            f"non-finite elements: {s['nonfinite_elems']:.0f}"
+        )
+
+    def close(self) -> None:
+        """Leaves the job. backward() of the DDP module fails from then on. May be called again."""
+        self._finalizer()
+
+    def __repr__(self) -> str:
+        status = "closed" if self.closed else self.status() or "ok"
+        return f"<thalweg.ddp.State job={self.job!r} codec={self.codec} status={status!r}>"
+
+
+def attach(
+    ddp_model: DistributedDataParallel,
+    codec: str | None = None,
+    *,
+    timeout: float | None = None,
+    chunk_bytes: int | None = None,
+) -> State:
+    """Makes `ddp_model` average its gradients through Thalweg. Call it on all workers.
+
+    Without THALWEG_SIDECAR a sidecar is started on this machine; it leaves with its last worker.
+    `codec` says how fp32 gradients cross the network: fp32, fp16 or bf16. No wait takes longer than
+    `timeout` seconds. Arguments left out come from the environment.
+
+    Raises on all workers, saying what is wrong: ValueError (settings or models differ),
+    ConnectionError, TimeoutError (workers are missing), RuntimeError, TypeError (not a DDP module).
+    """
+    if not isinstance(ddp_model, DistributedDataParallel):
+        raise TypeError(
+            f"thalweg: attach() got a {type(ddp_model).__name__}, expected DistributedDataParallel"
+        )
+    problem = ""
+    try:
+        config = Config.from_env().override(codec, timeout, chunk_bytes)
+        problem = _why_not(ddp_model)
+    except _config.ConfigError as error:
+        config, problem = Config.from_env({}), str(error)  # the others must hear of it as well
+    introduction = Introduction(
+        host=_topology.host_id(),
+        sidecar=config.sidecar,
+        running=_running_sidecar(),
+        aggregators=config.aggregators,
+        job=f"{config.job or 'job'}-{secrets.token_hex(4)}",
+        codec=config.codec,
+        chunk_bytes=config.chunk_bytes,
+        timeout=config.timeout,
+        model=_describe(ddp_model),
+        problem=problem,
+    )
+    return _attach(ddp_model, introduction)
+
+
+def _attach(ddp_model: DistributedDataParallel, me: Introduction) -> State:
+    group = ddp_model.process_group
+    workers = _gather(me, group)
+    _topology.check(workers)
+    rank = dist.get_rank(group)
+    sidecar = _find_sidecar(workers, rank, group)
+    place = _topology.place(
+        [(w.host, path) for w, path in zip(workers, sidecar, strict=True)], rank
+    )
+
+    state, error = None, None
+    try:
+        session = _C.Session(
+            sidecar_path=sidecar[rank],
+            job=workers[0].job,
+            rank=rank,
+            world_size=len(workers),
+            node=place.node,
+            num_nodes=place.num_nodes,
+            node_name=socket.gethostname(),
+            local_rank=place.local_rank,
+            local_size=place.local_size,
+            codec=me.codec,
+            chunk_bytes=me.chunk_bytes,
+            timeout=me.timeout,
+        )
+        state = State(
+            session,
+            job=workers[0].job,
+            codec=me.codec,
+            sidecar=sidecar[rank],
+            ours=not me.sidecar,
+        )
+        session.attach(ddp_model.reducer, _parameters(ddp_model))
+    except Exception as failure:  # noqa: BLE001 - all workers must hear of it before it is raised
+        error = failure
+    try:
+        _raise_together(error, group)
+    except Exception:
+        if state is not None:
+            state.close()
+        raise
+    assert state is not None
+    _states[ddp_model] = state
+    return state
+
+
+def _find_sidecar(workers: list[Introduction], rank: int, group: dist.ProcessGroup) -> list[str]:
+    """The socket of every worker's sidecar, by rank, after starting those that are missing."""
+    starters = _topology.starters(workers)
+    started, error = "", None
+    if rank in starters:
+        try:
+            started = _start_sidecar(workers[rank])
+        except (_config.ConfigError, _processes.ServerError, OSError) as failure:
+            error = RuntimeError(f"thalweg: {failure}")
+    paths = [w.sidecar or w.running for w in workers]
+    if starters:
+        _raise_together(error, group)
+        announced = _gather(started, group)
+        for starter, members in starters.items():
+            for member in members:
+                paths[member] = announced[starter]
+    return paths
+
+
+def _start_sidecar(worker: Introduction) -> str:
+    folder = tempfile.mkdtemp(prefix="thalweg-")
+    try:
+        path = str(Path(folder) / "sidecar.sock")
+        if len(os.fsencode(path)) > _SUN_PATH_MAX:
+            raise _config.ConfigError(
+                f"{path} is longer than the {_SUN_PATH_MAX} bytes of a Unix socket's path: "
+                "set TMPDIR to a shorter one"
+            )
+        argv = [str(_binaries.find(_binaries.SIDECAR)), "--socket", path, "--own-dir"]
+        argv += ["--exit-when-idle", "--timeout", f"{worker.timeout:g}"]
+        if worker.aggregators:
+            argv += ["--aggregators", ",".join(worker.aggregators)]
+        server = _processes.Server(
+            _binaries.SIDECAR, argv, env=_config.server_environment(log="warn")
+        )
+        server.wait_ready(worker.timeout)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    return path
+
+
+def _why_not(ddp_model: DistributedDataParallel) -> str:
+    """Why this module cannot be attached to; empty if it can."""
+    if ddp_model in _states:
+        return "thalweg is attached to this module already: build a new DistributedDataParallel"
+    if ddp_model._comm_hooks:
+        return "the module has another communication hook: attach() must be the only one"
+    if ddp_model.mixed_precision is not None:
+        return "DistributedDataParallel(mixed_precision=…) is not supported: use torch.autocast"
+    for name, parameter in _parameters(ddp_model):
+        if parameter.device.type != "cpu":
+            return f"parameters on {parameter.device} are not supported yet ({name}): use the CPU"
+        if parameter.dtype not in _DTYPES:
+            return f"{name} is {parameter.dtype}, expected one of {', '.join(map(str, _DTYPES))}"
+    return ""
+
+
+def _parameters(ddp_model: DistributedDataParallel) -> list[tuple[str, torch.Tensor]]:
+    ignored = ddp_model.parameters_to_ignore
+    return [
+        (name, parameter)
+        for name, parameter in ddp_model.module.named_parameters()
+        if parameter.requires_grad and name not in ignored
+    ]
+
+
+def _describe(ddp_model: DistributedDataParallel) -> tuple[_topology.Tensor, ...]:
+    return tuple(
+        _topology.Tensor(name, str(parameter.dtype).removeprefix("torch."), tuple(parameter.shape))
+        for name, parameter in _parameters(ddp_model)
+    )
+
+
+def _running_sidecar() -> str:
+    """A sidecar that an earlier attach() of this process started and still uses."""
+    for state in _states.values():
+        ours = state._ours and state._pid == os.getpid()
+        if ours and not state.closed and state.status() is None:
+            return state.sidecar
+    return ""
+
+
+def _gather(value: _T, group: dist.ProcessGroup) -> list[_T]:
+    values: list[_T | None] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(values, value, group=group)
+    return values  # type: ignore[return-value]  # all_gather_object has filled every place
+
+
+def _raise_together(error: Exception | None, group: dist.ProcessGroup) -> None:
+    """Raises on all workers if it does on one: the own error first, else the first other's."""
+    errors = _gather("" if error is None else str(error), group)
+    if error is not None:
+        raise error
+    for rank, text in enumerate(errors):
+        if text:
+            raise RuntimeError(f"thalweg: rank {rank}: {text.removeprefix('thalweg: ')}")
+
+
+def _close(session: _C.Session, pid: int) -> None:
+    if os.getpid() == pid:  # a forked child must leave its parent's session alone
+        with contextlib.suppress(RuntimeError):
+            session.close()

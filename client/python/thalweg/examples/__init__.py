@@ -1,0 +1,1 @@
+"""Programs to learn from: `thalweg run … -m thalweg.examples.NAME`."""

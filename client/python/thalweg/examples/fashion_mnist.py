@@ -1,0 +1,198 @@
+"""A CNN on Fashion-MNIST with DistributedDataParallel, averaged by Thalweg or (--plain) by Gloo.
+
+    thalweg run --nodes 2 --nproc 2 --shards 2 --codec fp16 -m thalweg.examples.fashion_mnist
+
+The images are Debian's package dataset-fashion-mnist. Needs tqdm (`pip install thalweg[examples]`).
+Exit code 1: the workers' parameters differ, or --min-accuracy was missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import hashlib
+import json
+import os
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
+from tqdm import tqdm
+
+import thalweg.ddp
+
+_DATA = "/usr/share/datasets/fashion-mnist"
+
+
+class Net(nn.Module):
+    """Two convolutions, two dense layers, 0.2 million parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(1, 16, 5, padding=2)
+        self.conv2 = nn.Conv2d(16, 32, 5, padding=2)
+        self.dense1 = nn.Linear(32 * 7 * 7, 128)
+        self.dense2 = nn.Linear(128, 10)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        x = functional.max_pool2d(functional.relu(self.conv1(images)), 2)
+        x = functional.max_pool2d(functional.relu(self.conv2(x)), 2)
+        x = functional.relu(self.dense1(x.flatten(1)))
+        return self.dense2(x)  # type: ignore[no-any-return]
+
+
+def load(folder: Path, part: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Images (n, 1, 28, 28), centred, and labels (n) of "train" or "t10k", from IDX files."""
+    with gzip.open(folder / f"{part}-images-idx3-ubyte.gz") as file:
+        images = np.frombuffer(file.read(), np.uint8, offset=16).reshape(-1, 1, 28, 28)
+    with gzip.open(folder / f"{part}-labels-idx1-ubyte.gz") as file:
+        labels = np.frombuffer(file.read(), np.uint8, offset=8).astype(np.int64)
+    pixels = torch.from_numpy(images.astype(np.float32) / 255)
+    return (pixels - 0.286) / 0.353, torch.from_numpy(labels)
+
+
+def train_epoch(
+    ddp_model: DistributedDataParallel,
+    optimizer: torch.optim.Optimizer,
+    schedule: torch.optim.lr_scheduler.LRScheduler,
+    data: tuple[torch.Tensor, torch.Tensor],
+    batches: Iterable[torch.Tensor],
+) -> torch.Tensor:
+    """Trains on batches given as rows of indices; returns the workers' mean loss of each step."""
+    images, labels = data
+    losses = []
+    ddp_model.train()
+    for batch in batches:
+        optimizer.zero_grad()
+        loss = functional.cross_entropy(ddp_model(images[batch]), labels[batch])
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+        losses.append(loss.detach())
+    result = torch.stack(losses)
+    dist.all_reduce(result)
+    return result / dist.get_world_size()
+
+
+def batches_of_epoch(samples: int, epoch: int, batch: int, seed: int) -> torch.Tensor:
+    """This worker's share of a shuffle that all workers agree on: (steps, batch) indices."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    order = torch.randperm(samples, generator=torch.Generator().manual_seed(seed + epoch))
+    steps = samples // (batch * world)
+    return order[: steps * batch * world].view(steps, world, batch)[:, rank]
+
+
+@torch.no_grad()
+def accuracy(model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> float:
+    """On the whole test set, each worker doing its share."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    model.eval()
+    hits = torch.zeros(1)
+    for start in range(rank * 500, len(labels), world * 500):
+        part = slice(start, start + 500)
+        hits += (model(images[part]).argmax(1) == labels[part]).sum()
+    dist.all_reduce(hits)
+    return float(hits.item()) / len(labels)
+
+
+def replicas_identical(model: nn.Module) -> bool:
+    """Whether all workers hold the same parameters, bit for bit."""
+    digest = hashlib.sha256()
+    for parameter in model.parameters():
+        digest.update(parameter.detach().contiguous().numpy().tobytes())
+    digests: list[str | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(digests, digest.hexdigest())
+    return len(set(digests)) == 1
+
+
+def train(args: argparse.Namespace) -> dict[str, Any]:
+    """Returns the history of the training; the same on all workers but for their own statistics."""
+    torch.manual_seed(args.seed)
+    train_set, test_set = load(args.data, "train"), load(args.data, "t10k")
+    ddp_model = DistributedDataParallel(Net())
+    state = None if args.plain else thalweg.ddp.attach(ddp_model, codec=args.codec)
+    optimizer = torch.optim.SGD(ddp_model.parameters(), lr=args.lr, momentum=0.9, nesterov=True)
+    steps = len(train_set[1]) // (args.batch * dist.get_world_size())
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, args.lr, args.epochs * steps)
+
+    epochs, losses = [], []
+    started = time.monotonic()
+    for epoch in range(args.epochs):
+        title = f"epoch {epoch + 1}/{args.epochs}"
+        batches = batches_of_epoch(len(train_set[1]), epoch, args.batch, args.seed)
+        shown = tqdm(batches, desc=title, unit="step", disable=dist.get_rank() != 0)
+        step_losses = train_epoch(ddp_model, optimizer, schedule, train_set, shown)
+        losses += step_losses.tolist()
+        loss, test = float(step_losses.mean()), accuracy(ddp_model.module, *test_set)
+        seconds = time.monotonic() - started
+        epochs.append({"epoch": epoch + 1, "loss": loss, "accuracy": test, "seconds": seconds})
+        if dist.get_rank() == 0:
+            print(f"{title}: training loss {loss:.4f}, test accuracy {test:.4f}, {seconds:.1f} s")
+    return {
+        "by": "gloo" if state is None else "thalweg",
+        "codec": "fp32" if state is None else state.codec,
+        "workers": dist.get_world_size(),
+        "epochs": epochs,
+        "step_losses": losses,
+        "accuracy": epochs[-1]["accuracy"],
+        "train_seconds": time.monotonic() - started,
+        "replicas_identical": replicas_identical(ddp_model.module),
+        "stats": None if state is None else state.stats(),
+    }
+
+
+def report(history: dict[str, Any]) -> None:
+    print(f"test accuracy {history['accuracy']:.4f} after {history['train_seconds']:.1f} s")
+    if stats := history["stats"]:
+        print(f"raw gradients: {stats['raw_bytes']:.0f} bytes per worker")
+        print(
+            f"on the wire:   {stats['wire_bytes_sent']:.0f} bytes sent per node, "
+            f"{stats['wire_bytes_received']:.0f} received ({stats['compression']:.2f}x less)"
+        )
+        print(
+            f"time of worker 0 and its node: copy {stats['copy_seconds']:.2f} s, "
+            f"wait {stats['wait_seconds']:.2f} s, reduce {stats['reduce_seconds']:.2f} s, "
+            f"wire {stats['wire_seconds']:.2f} s"
+        )
+    same = "bit-identical" if history["replicas_identical"] else "DIFFERENT"
+    print(f"replicas: {same} on {history['workers']} workers")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="Fashion-MNIST with DistributedDataParallel")
+    parser.add_argument("--data", type=Path, default=Path(_DATA), help="folder of the IDX files")
+    parser.add_argument("--epochs", type=int, default=2)
+    parser.add_argument("--batch", type=int, default=64, help="images per worker and step")
+    parser.add_argument("--lr", type=float, default=0.1, help="highest learning rate")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--codec", help="fp32, fp16 or bf16 (default: THALWEG_CODEC)")
+    parser.add_argument("--plain", action="store_true", help="without Thalweg: Gloo's allreduce")
+    parser.add_argument("--out", type=Path, help="write the history to this JSON file")
+    parser.add_argument("--min-accuracy", type=float, default=0.0)
+    args = parser.parse_args(argv)
+    if not (args.data / "train-images-idx3-ubyte.gz").exists():
+        parser.error(f"no Fashion-MNIST in {args.data}: apt-get install dataset-fashion-mnist")
+
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    dist.init_process_group("gloo")
+    history = train(args)
+    rank = dist.get_rank()
+    dist.destroy_process_group()
+    if rank == 0:
+        report(history)
+        if args.out:
+            args.out.write_text(json.dumps(history), encoding="utf-8")
+    good = history["replicas_identical"] and history["accuracy"] >= args.min_accuracy
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

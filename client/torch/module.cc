@@ -1,0 +1,114 @@
+// The extension module thalweg._C: a Session for Python. Its contract in Python terms is _C.pyi.
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <torch/csrc/distributed/c10d/reducer.hpp>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "client/core/session.h"
+#include "client/torch/ddp_hook.h"
+
+namespace py = pybind11;
+
+namespace thalweg {
+namespace {
+
+PyObject* ExceptionFor(absl::StatusCode code) {
+  switch (code) {
+    case absl::StatusCode::kInvalidArgument:
+      return PyExc_ValueError;
+    case absl::StatusCode::kDeadlineExceeded:
+      return PyExc_TimeoutError;
+    case absl::StatusCode::kUnavailable:
+      return PyExc_ConnectionError;
+    default:
+      return PyExc_RuntimeError;
+  }
+}
+
+void ThrowIfError(const absl::Status& status) {
+  if (status.ok()) return;
+  PyErr_SetString(ExceptionFor(status.code()), absl::StrCat("thalweg: ", status.message()).c_str());
+  throw py::error_already_set();
+}
+
+std::shared_ptr<Session> Connect(const std::string& sidecar_path, const std::string& job,
+                                 uint32_t rank, uint32_t world_size, uint32_t node,
+                                 uint32_t num_nodes, const std::string& node_name,
+                                 uint32_t local_rank, uint32_t local_size, const std::string& codec,
+                                 uint64_t chunk_bytes, double timeout) {
+  const auto wire = ParseDType(codec);
+  ThrowIfError(wire.status());
+  const SessionOptions options{.sidecar_path = sidecar_path,
+                               .job = job,
+                               .rank = rank,
+                               .world_size = world_size,
+                               .node = node,
+                               .num_nodes = num_nodes,
+                               .node_name = node_name,
+                               .local_rank = local_rank,
+                               .local_size = local_size,
+                               .codec = *wire,
+                               .chunk_bytes = chunk_bytes,
+                               .timeout = FromSeconds(timeout)};
+  absl::StatusOr<std::unique_ptr<Session>> session;
+  {
+    py::gil_scoped_release release;
+    session = Session::Connect(options);
+  }
+  ThrowIfError(session.status());
+  return *std::move(session);
+}
+
+void Attach(const std::shared_ptr<Session>& session, c10d::Reducer& reducer,
+            const std::vector<std::pair<std::string, at::Tensor>>& named_parameters) {
+  DdpHook::ParameterNames names;
+  for (const auto& [name, parameter] : named_parameters) {
+    names[parameter.unsafeGetTensorImpl()] = name;
+  }
+  reducer.register_comm_hook(std::make_unique<DdpHook>(session, std::move(names)));
+}
+
+py::dict Stats(const Session& session) {
+  const SessionStats stats = session.stats();
+  py::dict result;
+  result["rounds"] = stats.rounds;
+  result["raw_bytes"] = stats.raw_bytes;
+  result["wire_bytes_sent"] = stats.wire_bytes_sent;
+  result["wire_bytes_received"] = stats.wire_bytes_received;
+  result["nonfinite_elems"] = stats.nonfinite_elems;
+  result["copy_seconds"] = stats.copy_seconds;
+  result["reduce_seconds"] = stats.reduce_seconds;
+  result["wait_seconds"] = stats.wait_seconds;
+  result["wire_seconds"] = stats.wire_seconds;
+  result["total_seconds"] = stats.total_seconds;
+  return result;
+}
+
+std::optional<std::string> StatusText(const Session& session) {
+  const absl::Status status = session.status();
+  if (status.ok()) return std::nullopt;
+  return std::string(status.message());
+}
+
+}  // namespace
+}  // namespace thalweg
+
+PYBIND11_MODULE(_C, m) {
+  using thalweg::Session;
+  py::class_<Session, std::shared_ptr<Session>>(m, "Session")
+      .def(py::init(&thalweg::Connect), py::kw_only(), py::arg("sidecar_path"), py::arg("job"),
+           py::arg("rank"), py::arg("world_size"), py::arg("node"), py::arg("num_nodes"),
+           py::arg("node_name"), py::arg("local_rank"), py::arg("local_size"), py::arg("codec"),
+           py::arg("chunk_bytes"), py::arg("timeout"))
+      .def("attach", &thalweg::Attach, py::arg("reducer"), py::arg("named_parameters"))
+      .def("stats", &thalweg::Stats)
+      .def("status", &thalweg::StatusText)
+      .def("close", &Session::Close, py::call_guard<py::gil_scoped_release>());
+}

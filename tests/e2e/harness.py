@@ -1,0 +1,215 @@
+"""A small cluster of real programs for tests: servers, and workers that run a job of jobs.py."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from thalweg import _binaries
+from thalweg._processes import Server
+
+JOBS = Path(__file__).parent / "jobs.py"
+TIMEOUT = 10.0  # THALWEG_TIMEOUT of the jobs
+# A worker that fails must have ended by then: its timeout, and what torch needs to load and leave.
+DEADLINE = 90.0
+
+
+@dataclass
+class Servers:
+    """Aggregators and sidecars. All their sockets are below `folder`."""
+
+    folder: Path
+    aggregators: list[Server] = field(default_factory=list)
+    sidecars: list[Server] = field(default_factory=list)
+
+    def add_aggregator(self) -> Server:
+        argv = [str(_binaries.find(_binaries.AGGREGATOR)), "--listen", "127.0.0.1:0"]
+        server = self._start("aggregator", [*argv, "--http", "127.0.0.1:0"])
+        self.aggregators.append(server)
+        return server
+
+    def add_sidecar(self, *flags: str, aggregators: str | None = None) -> Server:
+        """`aggregators`: default is those that were added; "" means embedded."""
+        if aggregators is None:
+            aggregators = ",".join(server.address for server in self.aggregators)
+        path = str(self.folder / f"s{len(self.sidecars)}.sock")
+        argv = [str(_binaries.find(_binaries.SIDECAR)), "--socket", path, "--http", "127.0.0.1:0"]
+        server = self._start("sidecar", [*argv, "--aggregators", aggregators, *flags])
+        self.sidecars.append(server)
+        return server
+
+    def _start(self, name: str, argv: list[str]) -> Server:
+        server = Server(name, argv, env=environment(self.folder))
+        server.wait_ready(20)
+        return server
+
+    def stop(self) -> None:
+        for server in [*self.sidecars, *self.aggregators]:
+            server.stop(grace=20)
+
+
+@contextlib.contextmanager
+def servers(nodes: int = 0, shards: int = 0) -> Iterator[Servers]:
+    """Afterwards nothing of them may be left: no process, no file."""
+    # Not pytest's folder: its paths are too long for Unix sockets.
+    folder = Path(tempfile.mkdtemp(prefix="e2e-"))
+    cluster = Servers(folder)
+    shm = shared_memory()
+    try:
+        for _ in range(shards):
+            cluster.add_aggregator()
+        for _ in range(nodes):
+            cluster.add_sidecar()
+        yield cluster
+        cluster.stop()
+        await_clean(folder, shm)
+    finally:
+        cluster.stop()
+        shutil.rmtree(folder)
+
+
+def await_clean(folder: Path, shm: set[str], seconds: float = 20) -> None:
+    """Fails unless soon no program mentions `folder`, it is empty and /dev/shm is as before."""
+    deadline = time.monotonic() + seconds
+    while True:
+        left = {
+            "processes": processes_below(folder),
+            "files": [str(path) for path in folder.iterdir()],
+            "shared memory": sorted(shared_memory() - shm),
+        }
+        if not any(left.values()):
+            return
+        assert time.monotonic() < deadline, f"left behind: {left}"
+        select.select([], [], [], 0.05)
+
+
+def shared_memory() -> set[str]:
+    return {path.name for path in Path("/dev/shm").iterdir()}
+
+
+def processes_below(folder: Path) -> dict[int, str]:
+    """Programs, not zombies, with `folder` in their arguments or as their TMPDIR."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdecimal() or int(entry.name) == os.getpid():
+            continue
+        with contextlib.suppress(OSError):
+            arguments = (entry / "cmdline").read_bytes()
+            variables = (entry / "environ").read_bytes()
+            if arguments and str(folder).encode() in arguments + variables:
+                found[int(entry.name)] = arguments.replace(b"\0", b" ").decode()
+    return found
+
+
+def environment(folder: Path) -> dict[str, str]:
+    env = {name: value for name, value in os.environ.items() if not name.startswith("THALWEG_")}
+    return env | {"TMPDIR": str(folder), "OMP_NUM_THREADS": "1", "THALWEG_TIMEOUT": str(TIMEOUT)}
+
+
+@dataclass
+class Worker:
+    rank: int
+    process: subprocess.Popen[bytes]
+    out: Path
+    log: Path
+
+    @property
+    def code(self) -> int:
+        return int(self.process.returncode)
+
+    @property
+    def output(self) -> str:
+        return self.log.read_text(encoding="utf-8", errors="replace")
+
+    @property
+    def result(self) -> Any:
+        return json.loads(self.out.read_text(encoding="utf-8"))
+
+
+class Job:
+    """`world` processes that run one function of jobs.py each."""
+
+    def __init__(
+        self,
+        name: str,
+        cluster: Servers,
+        tmp_path: Path,
+        *,
+        sidecar_of: list[str],
+        env: Mapping[str, str] | None = None,
+    ) -> None:
+        """`sidecar_of`: the socket of each worker's sidecar; "" leaves it to the worker."""
+        port = free_port()
+        self.workers = []
+        for rank, sidecar in enumerate(sidecar_of):
+            out, log = tmp_path / f"{name}{rank}.json", tmp_path / f"{name}{rank}.log"
+            variables = environment(cluster.folder) | dict(env or {})
+            variables |= {
+                "RANK": str(rank),
+                "WORLD_SIZE": str(len(sidecar_of)),
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(port),
+                "THALWEG_SIDECAR": sidecar,
+                "TORCHINDUCTOR_CACHE_DIR": str(tmp_path),  # else torch makes one in TMPDIR
+            }
+            with log.open("wb") as file:
+                process = subprocess.Popen(
+                    [sys.executable, str(JOBS), name, str(out)],
+                    env=variables,
+                    stdin=subprocess.DEVNULL,
+                    stdout=file,
+                    stderr=subprocess.STDOUT,
+                )
+            self.workers.append(Worker(rank, process, out, log))
+
+    def wait(self, seconds: float = DEADLINE) -> list[Worker]:
+        """All workers after they have ended; kills those that have not by then, and fails."""
+        deadline = time.monotonic() + seconds
+        late = []
+        for worker in self.workers:
+            try:
+                worker.process.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                worker.process.kill()
+                worker.process.wait()
+                late.append(worker.rank)
+        assert not late, f"workers {late} did not end within {seconds:g} s\n{self.output}"
+        return self.workers
+
+    def results(self, seconds: float = DEADLINE) -> list[Any]:
+        """What the workers' functions returned; all must have succeeded."""
+        for worker in self.wait(seconds):
+            assert worker.code == 0, f"worker {worker.rank} ended with {worker.code}\n{self.output}"
+        return [worker.result for worker in self.workers]
+
+    @property
+    def output(self) -> str:
+        return "".join(f"--- worker {worker.rank}\n{worker.output}" for worker in self.workers)
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+def metric(server: Server, name: str) -> float:
+    """Sum over all labels of a metric."""
+    with urllib.request.urlopen(f"http://{server.http}/metrics", timeout=10) as reply:
+        lines = reply.read().decode().splitlines()
+    samples = [line for line in lines if line.startswith((f"{name}{{", f"{name} "))]
+    values = [float(line.rpartition(" ")[2]) for line in samples]
+    assert values, f"no metric {name} at {server.http}"
+    return sum(values)
