@@ -1,0 +1,34 @@
+# The verbs of this repository. Logic lives in scripts/ and CMake; each verb works from a fresh clone.
+.DEFAULT_GOAL := help
+.PHONY: help setup build test demo lint format asan tsan bench
+
+help:    ## list the verbs
+	@sed -n 's/^\([a-z]*\): *## /  make \1\t/p' Makefile | expand -t 16
+
+setup:   ## install Debian packages and the pinned Python environment in .venv
+	@scripts/setup
+
+build:   ## build everything in build/release and install thalweg (editable) into .venv
+	@scripts/build
+
+test:    ## build, then run the C++ unit tests and the Python tests
+	@scripts/test
+
+demo:    ## train a CNN on Fashion-MNIST through 2 nodes x 2 workers; picture in out/demo
+	@scripts/build
+	@.venv/bin/python scripts/demo.py
+
+lint:    ## check format, style, types, spelling and clang-tidy; changes nothing
+	@scripts/lint
+
+format:  ## rewrite sources the way lint wants them
+	@scripts/format
+
+asan:    ## unit tests under AddressSanitizer and UndefinedBehaviorSanitizer
+	@scripts/sanitize asan
+
+tsan:    ## unit tests of the rooms without gRPC under ThreadSanitizer
+	@scripts/sanitize tsan
+
+bench:   ## run the micro-benchmarks
+	@scripts/bench

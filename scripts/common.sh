@@ -1,0 +1,23 @@
+# shellcheck shell=bash
+# Sourced by every script here: strict mode, the repository root as current directory, messages.
+set -euo pipefail
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
+cd "$root"
+# Programs of the pinned environment come before whatever else the machine has.
+PATH="$root/.venv/bin:$PATH"
+export PIP_DISABLE_PIP_VERSION_CHECK=1
+
+say() { printf '==> %s\n' "$*"; }
+die() {
+  printf 'error: %s\n' "$*" >&2
+  exit 1
+}
+
+# Files of the working tree that match the given patterns: tracked ones and new ones that git does
+# not ignore, NUL-separated. A file deleted but not yet committed is left out.
+tree_files() {
+  local file
+  git ls-files -z --cached --others --exclude-standard -- "$@" | while IFS= read -r -d '' file; do
+    if [ -e "$file" ]; then printf '%s\0' "$file"; fi
+  done
+}
