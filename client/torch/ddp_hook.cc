@@ -34,8 +34,9 @@ void CheckReducible(const c10d::GradBucket& bucket) {
   const at::Tensor& buffer = bucket.getBuffer();
   const std::string name = absl::StrCat("gradient bucket ", bucket.getIndex());
   if (buffer.is_sparse()) {
-    Throw(absl::StrCat(name, " is sparse, which is not supported: use dense gradients (for "
-                             "torch.nn.Embedding, sparse=False)"));
+    Throw(absl::StrCat(name,
+                       " is sparse, which is not supported: use dense gradients (for "
+                       "torch.nn.Embedding, sparse=False)"));
   }
   if (!buffer.is_cpu()) {
     Throw(absl::StrCat(name, " is on ", buffer.device().str(),
@@ -65,8 +66,9 @@ BucketLayout DdpHook::LayoutOf(const std::vector<at::Tensor>& parameters, DType 
   for (const at::Tensor& parameter : parameters) {
     const auto name = names_.find(parameter.unsafeGetTensorImpl());
     if (name == names_.end()) {
-      Throw("a parameter was replaced after attach(): build the DistributedDataParallel module and "
-            "attach to it again");
+      Throw(
+          "a parameter was replaced after attach(): build the DistributedDataParallel module and "
+          "attach to it again");
     }
     layout.tensors.push_back({name->second, parameter.sizes().vec()});
   }
@@ -92,8 +94,8 @@ BucketId DdpHook::Announce(const c10d::GradBucket& bucket, DType dtype) {
 
   const BucketLayout layout = LayoutOf(parameters, dtype);
   if (layout.Elems() != elems) {
-    Throw(absl::StrCat("gradient bucket ", id.index, " has ", elems, " elements, its parameters have ",
-                       layout.Elems()));
+    Throw(absl::StrCat("gradient bucket ", id.index, " has ", elems,
+                       " elements, its parameters have ", layout.Elems()));
   }
   if (const absl::Status status = session_->RegisterBucket(id, layout); !status.ok()) {
     Throw(std::string(status.message()));
@@ -108,19 +110,20 @@ c10::intrusive_ptr<c10::ivalue::Future> DdpHook::runHook(c10d::GradBucket& bucke
   const DType dtype = DTypeOf(buffer);
   const BucketId id = Announce(bucket, dtype);
 
-  auto future = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
+  auto future =
+      c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
   const std::span gradient(static_cast<const std::byte*>(buffer.const_data_ptr()), buffer.nbytes());
-  session_->Submit(id, gradient,
-                   [future, type = buffer.scalar_type()](absl::StatusOr<ReducedBucket> reduced) {
-                     if (!reduced.ok()) {
-                       future->setError(std::make_exception_ptr(std::runtime_error(
-                           absl::StrCat("thalweg: ", reduced.status().message()))));
-                       return;
-                     }
-                     c10::List<at::Tensor> result;
-                     result.push_back(Wrap(*std::move(reduced), type));
-                     future->markCompleted(c10::IValue(std::move(result)));
-                   });
+  session_->Submit(
+      id, gradient, [future, type = buffer.scalar_type()](absl::StatusOr<ReducedBucket> reduced) {
+        if (!reduced.ok()) {
+          future->setError(std::make_exception_ptr(
+              std::runtime_error(absl::StrCat("thalweg: ", reduced.status().message()))));
+          return;
+        }
+        c10::List<at::Tensor> result;
+        result.push_back(Wrap(*std::move(reduced), type));
+        future->markCompleted(c10::IValue(std::move(result)));
+      });
   return future;
 }
 

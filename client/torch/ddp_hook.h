@@ -1,5 +1,5 @@
-// PyTorch's DistributedDataParallel on top of a Session: the communication hook that its reducer calls
-// once per gradient bucket and backward pass.
+// PyTorch's DistributedDataParallel on top of a Session: the communication hook that its reducer
+// calls once per gradient bucket and backward pass.
 #pragma once
 
 #include <cstdint>
@@ -14,27 +14,32 @@
 
 namespace thalweg {
 
-// Returns futures that hold the mean over all workers in memory that is shared by the node and read-only:
-// the reducer copies it into the gradients (with gradient_as_bucket_view as well), so that nothing needs
-// to be copied here. Errors reach the user as RuntimeError from backward(), beginning with "thalweg: ".
+// Returns futures that hold the mean over all workers in memory that is shared by the node and
+// read-only: the reducer copies it into the gradients (with gradient_as_bucket_view as well), so
+// that nothing needs to be copied here. Errors reach the user as RuntimeError from backward(),
+// beginning with "thalweg: ".
 //
-// Threads: the reducer runs one hook at a time, in bucket order, without holding Python's lock. Futures
-// complete on the session's completion thread; completing them never takes Python's lock either.
+// Threads: the reducer runs one hook at a time, in bucket order, without holding Python's lock.
+// Futures complete on the session's completion thread; completing them never takes Python's lock
+// either.
 class DdpHook : public c10d::CommHookInterface {
  public:
-  // The reducer that owns the hook keeps the parameters alive, so that their addresses identify them.
+  // The reducer that owns the hook keeps the parameters alive, so that their addresses identify
+  // them.
   using ParameterNames = std::unordered_map<const c10::TensorImpl*, std::string>;
 
-  // Shared: the Python object that shows statistics and closes the session lives apart from the reducer.
+  // Shared: the Python object that shows statistics and closes the session lives apart from the
+  // reducer.
   DdpHook(std::shared_ptr<Session> session, ParameterNames names);
 
-  // Throws std::runtime_error for buckets that cannot be reduced: sparse, not on the CPU, of another
-  // element type than fp32, fp16, bf16 and fp64, or with parameters that had no name.
+  // Throws std::runtime_error for buckets that cannot be reduced: sparse, not on the CPU, of
+  // another element type than fp32, fp16, bf16 and fp64, or with parameters that had no name.
   c10::intrusive_ptr<c10::ivalue::Future> runHook(c10d::GradBucket& bucket) override;
   at::Tensor parseHookResult(const c10::IValue& result) override;
 
  private:
-  // What was last announced for a bucket index. DDP cuts its buckets anew after the first iteration.
+  // What was last announced for a bucket index. DDP cuts its buckets anew after the first
+  // iteration.
   struct Announced {
     BucketId id;
     DType dtype = DType::kFloat32;
