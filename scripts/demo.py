@@ -90,6 +90,7 @@ def main() -> int:
             f"{title}: accuracy {history['accuracy']:.4f}, replicas {same}, "
             f"{history['train_seconds']:.1f} s"
         )
+    print("(one machine: no network is saved, and its cores are shared; times say little)")
     print(f"{picture} and summary.json written; {time.monotonic() - started:.0f} s altogether")
     return 0
 

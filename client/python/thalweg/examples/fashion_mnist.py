@@ -171,7 +171,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--data", type=Path, default=Path(_DATA), help="folder of the IDX files")
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--batch", type=int, default=64, help="images per worker and step")
-    parser.add_argument("--lr", type=float, default=0.1, help="highest learning rate")
+    parser.add_argument("--lr", type=float, default=0.05, help="highest learning rate")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--codec", help="fp32, fp16 or bf16 (default: THALWEG_CODEC)")
     parser.add_argument("--plain", action="store_true", help="without Thalweg: Gloo's allreduce")
