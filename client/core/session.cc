@@ -320,8 +320,9 @@ void SessionImpl::CompletionLoop() {
     Completion next;
     {
       MutexLock lock(mutex_);
-      changed_.WaitUntil(mutex_, TimePoint::max(),
-                         [&] { return !completions_.empty() || no_more_completions_; });
+      changed_.WaitUntil(mutex_, kUntilStopped, [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+        return !completions_.empty() || no_more_completions_;
+      });
       if (completions_.empty()) return;
       next = std::move(completions_.front());
       completions_.pop_front();

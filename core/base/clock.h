@@ -21,6 +21,10 @@ inline Duration FromSeconds(double s) {
   return std::chrono::duration_cast<Duration>(std::chrono::duration<double>(s));
 }
 
+// For the idle wait of a thread that is ended by its owner's Stop(), which makes the predicate
+// true. Whoever waits for another process uses a real deadline.
+inline constexpr TimePoint kUntilStopped = TimePoint::max();
+
 // Time left until `deadline`, never negative.
 inline Duration Remaining(TimePoint deadline, TimePoint now) {
   return std::max(Duration::zero(), deadline - now);

@@ -158,7 +158,9 @@ void Aggregator::TickLoop() {
     {
       MutexLock lock(mutex_);
       next += kTickInterval;
-      if (changed_.WaitUntil(mutex_, next, [&] { return !stopped_.ok(); })) return;
+      if (changed_.WaitUntil(
+              mutex_, next, [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return !stopped_.ok(); }))
+        return;
       for (const auto& [name, job] : jobs_) jobs.push_back(job);
     }
     for (const auto& job : jobs) job->Tick(Now());
@@ -186,7 +188,8 @@ size_t Aggregator::num_jobs() {
 bool Aggregator::Drain(TimePoint deadline) {
   MutexLock lock(mutex_);
   draining_ = true;
-  return changed_.WaitUntil(mutex_, deadline, [&] { return jobs_.empty(); });
+  return changed_.WaitUntil(mutex_, deadline,
+                            [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return jobs_.empty(); });
 }
 
 }  // namespace thalweg

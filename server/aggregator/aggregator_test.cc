@@ -31,14 +31,16 @@ class RecordingSink : public NodeSink {
   }
   std::vector<RoundResult> WaitResults(size_t count) {
     MutexLock lock(mutex_);
-    EXPECT_TRUE(
-        changed_.WaitUntil(mutex_, Now() + kPatience, [&] { return results_.size() >= count; }));
+    EXPECT_TRUE(changed_.WaitUntil(
+        mutex_, Now() + kPatience,
+        [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return results_.size() >= count; }));
     return results_;
   }
   absl::Status WaitFailure() {
     MutexLock lock(mutex_);
-    const bool failed =
-        changed_.WaitUntil(mutex_, Now() + kPatience, [&] { return !failures_.empty(); });
+    const bool failed = changed_.WaitUntil(
+        mutex_, Now() + kPatience,
+        [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return !failures_.empty(); });
     EXPECT_TRUE(failed);
     return failed ? failures_.front() : absl::OkStatus();
   }

@@ -113,8 +113,9 @@ absl::StatusOr<Membership> Job::AddMember(const JoinRequest& request, SessionTok
 
 absl::Status Job::WaitComplete(TimePoint deadline) {
   MutexLock lock(mutex_);
-  const bool done =
-      changed_.WaitUntil(mutex_, deadline, [&] { return !failure_.ok() || IsCompleteLocked(); });
+  const bool done = changed_.WaitUntil(
+      mutex_, deadline,
+      [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return !failure_.ok() || IsCompleteLocked(); });
   // The lease begins when the job does: until then the node was waiting here, not able to speak.
   for (Member& member : members_) member.last_heard = std::max(member.last_heard, Now());
   if (!failure_.ok()) return failure_;

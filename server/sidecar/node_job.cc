@@ -269,7 +269,9 @@ void NodeJob::Monitor() {
     absl::Status late;
     {
       MutexLock lock(mutex_);
-      changed_.WaitUntil(mutex_, Now() + interval, [&] { return !StoppedLocked().ok(); });
+      changed_.WaitUntil(mutex_, Now() + interval, [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+        return !StoppedLocked().ok();
+      });
       end = StoppedLocked();
       if (end.ok()) late = CheckDeadlinesLocked(Now());
     }

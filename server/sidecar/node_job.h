@@ -66,7 +66,7 @@ class NodeJob : public std::enable_shared_from_this<NodeJob> {
   // The worker is gone, with OK when it said so itself.
   void WorkerLeft(uint32_t local_rank, const absl::Status& reason);
 
-  void OnResult(uint32_t shard, RoundResult result);
+  void OnResult(uint32_t shard, const RoundResult& result);
   void Fail(const absl::Status& reason);
 
   // The last worker has left: the job is over, and to be stopped.

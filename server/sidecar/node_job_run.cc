@@ -22,7 +22,7 @@ class ShardSink : public NodeSink {
   ShardSink(std::weak_ptr<NodeJob> job, uint32_t shard) : job_(std::move(job)), shard_(shard) {}
 
   void OnResult(RoundResult result) override {
-    if (const auto job = job_.lock()) job->OnResult(shard_, std::move(result));
+    if (const auto job = job_.lock()) job->OnResult(shard_, result);
   }
   void OnFailed(absl::Status why) override {
     if (const auto job = job_.lock()) job->Fail(why);
@@ -49,8 +49,9 @@ void NodeJob::Run() {
 absl::Status NodeJob::Gather() {
   MutexLock lock(mutex_);
   // The monitor fails the job when its workers take too long.
-  changed_.WaitUntil(mutex_, TimePoint::max(),
-                     [&] { return num_here_ == spec_.local_size || !StoppedLocked().ok(); });
+  changed_.WaitUntil(mutex_, kUntilStopped, [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return num_here_ == spec_.local_size || !StoppedLocked().ok();
+  });
   THALWEG_RETURN_IF_ERROR(StoppedLocked());
   gathered_ = true;
   return absl::OkStatus();
@@ -79,8 +80,9 @@ absl::Status NodeJob::JoinShards() {
 
 std::shared_ptr<NodeBucket> NodeJob::NextBucket() {
   MutexLock lock(mutex_);
-  changed_.WaitUntil(mutex_, TimePoint::max(),
-                     [&] { return !ready_.empty() || !StoppedLocked().ok(); });
+  changed_.WaitUntil(mutex_, kUntilStopped, [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return !ready_.empty() || !StoppedLocked().ok();
+  });
   if (!StoppedLocked().ok()) return nullptr;
   std::shared_ptr<NodeBucket> bucket = std::move(ready_.front());
   ready_.pop_front();
@@ -150,7 +152,7 @@ absl::Status NodeJob::SendChunk(NodeBucket& bucket, uint32_t chunk) {
   return shards_.Contribute(std::move(contribution), Now() + timeout_.sidecar());
 }
 
-void NodeJob::OnResult(uint32_t shard, RoundResult received) {
+void NodeJob::OnResult(uint32_t shard, const RoundResult& received) {
   std::shared_ptr<NodeBucket> bucket;
   absl::Status status;
   {

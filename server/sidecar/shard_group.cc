@@ -54,9 +54,10 @@ absl::Status ShardGroup::Contribute(Contribution contribution, TimePoint deadlin
   {
     MutexLock lock(mutex_);
     State& state = states_[k];
-    const bool has_place = changed_.WaitUntil(mutex_, deadline, [&] {
-      return left_ || state.outstanding < state.membership->window_chunks;
-    });
+    const bool has_place =
+        changed_.WaitUntil(mutex_, deadline, [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+          return left_ || state.outstanding < state.membership->window_chunks;
+        });
     if (left_) return LeftLocked();
     if (!has_place) {
       return absl::DeadlineExceededError(

@@ -65,7 +65,9 @@ void Sidecar::AcceptLoop() {
       spdlog::error("cannot take a worker: {}", Text(accepted.status()));
       MutexLock lock(mutex_);
       // Out of descriptors: try again when a connection may have ended.
-      if (changed_.WaitUntil(mutex_, Now() + kLookAround, [&] { return stopping_; })) return;
+      if (changed_.WaitUntil(mutex_, Now() + kLookAround,
+                             [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return stopping_; }))
+        return;
       continue;
     }
     MutexLock lock(mutex_);
@@ -194,14 +196,14 @@ void Sidecar::Stop(const absl::Status& why) {
   }
   MutexLock lock(mutex_);
   for (Reader& reader : readers_) reader.connection->Shutdown();
-  const auto all_done = [&] {
+  const auto all_done = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     for (const Reader& reader : readers_) {
       if (!reader.done) return false;
     }
     return true;
   };
   // Every reader looks around twice a second at the latest.
-  changed_.WaitUntil(mutex_, TimePoint::max(), all_done);
+  changed_.WaitUntil(mutex_, kUntilStopped, all_done);
   std::list<Reader> readers;
   readers.swap(readers_);
   jobs_.clear();

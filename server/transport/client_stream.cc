@@ -80,9 +80,11 @@ void ClientStream::Cancel() {
 
 bool ClientStream::WaitDone(TimePoint deadline) {
   {
-    MutexLock lock(done_->mutex);
     Done& done = *done_;
-    if (!done.changed.WaitUntil(done.mutex, deadline, [&done] { return done.reached; })) {
+    MutexLock lock(done.mutex);
+    if (!done.changed.WaitUntil(
+            done.mutex, deadline,
+            [&done]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(done.mutex) { return done.reached; })) {
       return false;
     }
   }

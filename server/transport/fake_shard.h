@@ -27,7 +27,9 @@ class Recorder {
   // The values once there are `count` of them, or what there is after the deadline.
   std::vector<T> WaitFor(size_t count) {
     MutexLock lock(mutex_);
-    changed_.WaitUntil(mutex_, Now() + kTestPatience, [&] { return values_.size() >= count; });
+    changed_.WaitUntil(mutex_, Now() + kTestPatience, [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+      return values_.size() >= count;
+    });
     return values_;
   }
   std::vector<T> Get() { return WaitFor(0); }

@@ -43,7 +43,9 @@ void StreamSet::Shutdown(const absl::Status& why) {
 
 bool StreamSet::WaitEmpty(TimePoint deadline) {
   MutexLock lock(mutex_);
-  return changed_.WaitUntil(mutex_, deadline, [this] { return streams_.empty(); });
+  return changed_.WaitUntil(mutex_, deadline, [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return streams_.empty();
+  });
 }
 
 StreamCounters StreamCounters::In(MetricRegistry& metrics, const std::string& role) {
