@@ -9,6 +9,7 @@ Exit code 1: the workers' parameters differ, or --min-accuracy was missed.
 from __future__ import annotations
 
 import argparse
+import gc
 import gzip
 import hashlib
 import json
@@ -185,6 +186,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     dist.init_process_group("gloo")
     history = train(args)
     rank = dist.get_rank()
+    # The DDP module, which is in a reference cycle, would keep Gloo's threads alive into Python's
+    # end, where torch aborts now and then.
+    gc.collect()
     dist.destroy_process_group()
     if rank == 0:
         report(history)
