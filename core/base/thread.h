@@ -35,7 +35,6 @@ class Thread {
   void Detach() {
     if (thread_.joinable()) thread_.detach();
   }
-  bool IsCurrent() const { return thread_.get_id() == std::this_thread::get_id(); }
 
  private:
   std::thread thread_;
