@@ -1,61 +1,13 @@
 #include "client/torch/ddp_hook.h"
 
-#include <span>
 #include <stdexcept>
 #include <utility>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "client/torch/tensor.h"
 
 namespace thalweg {
-namespace {
-
-[[noreturn]] void Throw(const std::string& what) {
-  throw std::runtime_error(absl::StrCat("thalweg: ", what));
-}
-
-DType DTypeOf(const at::Tensor& buffer) {
-  switch (buffer.scalar_type()) {
-    case at::kFloat:
-      return DType::kFloat32;
-    case at::kHalf:
-      return DType::kFloat16;
-    case at::kBFloat16:
-      return DType::kBFloat16;
-    case at::kDouble:
-      return DType::kFloat64;
-    default:
-      Throw(absl::StrCat("gradients are of type ", c10::toString(buffer.scalar_type()),
-                         ", expected Float, Half, BFloat16 or Double"));
-  }
-}
-
-void CheckReducible(const c10d::GradBucket& bucket) {
-  const at::Tensor& buffer = bucket.getBuffer();
-  const std::string name = absl::StrCat("gradient bucket ", bucket.getIndex());
-  if (buffer.is_sparse()) {
-    Throw(absl::StrCat(name,
-                       " is sparse, which is not supported: use dense gradients (for "
-                       "torch.nn.Embedding, sparse=False)"));
-  }
-  if (!buffer.is_cpu()) {
-    Throw(absl::StrCat(name, " is on ", buffer.device().str(),
-                       ", expected cpu: parameters on other devices are not supported yet"));
-  }
-  if (!buffer.is_contiguous()) Throw(absl::StrCat(name, " is not contiguous"));
-}
-
-at::Tensor Wrap(ReducedBucket reduced, at::ScalarType type) {
-  const auto elems = static_cast<int64_t>(reduced.bytes.size() / c10::elementSize(type));
-  if (elems == 0) return at::empty({0}, at::TensorOptions().dtype(type));
-  // torch has no type for read-only memory; the reducer only reads what a hook returns.
-  void* data = const_cast<std::byte*>(reduced.bytes.data());
-  return at::from_blob(
-      data, {elems}, [owner = std::move(reduced.owner)](void*) mutable { owner.reset(); },
-      at::TensorOptions().dtype(type));
-}
-
-}  // namespace
 
 DdpHook::DdpHook(std::shared_ptr<Session> session, ParameterNames names)
     : session_(std::move(session)), names_(std::move(names)) {}
@@ -105,25 +57,23 @@ BucketId DdpHook::Announce(const c10d::GradBucket& bucket, DType dtype) {
 }
 
 c10::intrusive_ptr<c10::ivalue::Future> DdpHook::runHook(c10d::GradBucket& bucket) {
-  CheckReducible(bucket);
   const at::Tensor& buffer = bucket.getBuffer();
-  const DType dtype = DTypeOf(buffer);
+  const DType dtype = CheckReducible(buffer, absl::StrCat("gradient bucket ", bucket.getIndex()));
   const BucketId id = Announce(bucket, dtype);
 
   auto future =
       c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
-  const std::span gradient(static_cast<const std::byte*>(buffer.const_data_ptr()), buffer.nbytes());
-  session_->Submit(
-      id, gradient, [future, type = buffer.scalar_type()](absl::StatusOr<ReducedBucket> reduced) {
-        if (!reduced.ok()) {
-          future->setError(std::make_exception_ptr(
-              std::runtime_error(absl::StrCat("thalweg: ", reduced.status().message()))));
-          return;
-        }
-        c10::List<at::Tensor> result;
-        result.push_back(Wrap(*std::move(reduced), type));
-        future->markCompleted(c10::IValue(std::move(result)));
-      });
+  session_->Submit(id, BytesOf(buffer),
+                   [future, type = buffer.scalar_type()](absl::StatusOr<ReducedBucket> reduced) {
+                     if (!reduced.ok()) {
+                       future->setError(std::make_exception_ptr(std::runtime_error(
+                           absl::StrCat("thalweg: ", reduced.status().message()))));
+                       return;
+                     }
+                     c10::List<at::Tensor> result;
+                     result.push_back(Wrap(*std::move(reduced), type));
+                     future->markCompleted(c10::IValue(std::move(result)));
+                   });
   return future;
 }
 

@@ -12,6 +12,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "client/core/session.h"
+#include "client/torch/all_reducer.h"
 #include "client/torch/ddp_hook.h"
 
 namespace py = pybind11;
@@ -111,4 +112,8 @@ PYBIND11_MODULE(_C, m) {
       .def("stats", &thalweg::Stats)
       .def("status", &thalweg::StatusText)
       .def("close", &Session::Close, py::call_guard<py::gil_scoped_release>());
+  py::class_<thalweg::AllReducer>(m, "AllReducer")
+      .def(py::init<std::shared_ptr<Session>>(), py::arg("session"))
+      .def("mean", &thalweg::AllReducer::Mean, py::call_guard<py::gil_scoped_release>(),
+           py::arg("tensor"), py::arg("bucket") = 0);
 }

@@ -38,3 +38,14 @@ class Session:
 
     def close(self) -> None:
         """Leaves the job; buckets in flight fail. May be called again."""
+
+class AllReducer:
+    """Reduces single tensors. All workers must make the same calls in the same order."""
+
+    def __init__(self, session: Session) -> None: ...
+    def mean(self, tensor: Tensor, bucket: int = 0) -> Tensor:
+        """The mean over all workers; blocks, releasing Python's lock. Raises RuntimeError.
+
+        The result is read-only memory shared by the node's workers, until the next call with the
+        same bucket.
+        """

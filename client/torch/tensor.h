@@ -1,0 +1,23 @@
+// Torch tensors as a Session sees them: an element type and bytes.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include "client/core/session.h"
+#include "core/base/dtype.h"
+
+namespace thalweg {
+
+// Throws std::runtime_error, whose text begins with "thalweg: ".
+[[noreturn]] void Throw(const std::string& what);
+
+// Throws when `tensor`, called `name` in the message, cannot be reduced: sparse, not on the CPU,
+// not contiguous, or of another element type than fp32, fp16, bf16 and fp64.
+DType CheckReducible(const at::Tensor& tensor, const std::string& name);
+
+std::span<const std::byte> BytesOf(const at::Tensor& tensor);
+
+// A one-dimensional tensor that is the result's memory: read-only, although torch cannot say so.
+at::Tensor Wrap(ReducedBucket reduced, at::ScalarType type);
+
+}  // namespace thalweg
