@@ -30,5 +30,5 @@ asan:    ## unit tests under AddressSanitizer and UndefinedBehaviorSanitizer
 tsan:    ## unit tests of the rooms without gRPC under ThreadSanitizer
 	@scripts/sanitize tsan
 
-bench:   ## run the micro-benchmarks
+bench:   ## measure all cases beside their peers into out/bench (root; about 25 min)
 	@scripts/bench

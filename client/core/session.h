@@ -26,8 +26,8 @@ struct SessionOptions {
   std::string node_name;
   uint32_t local_rank = 0;  // among this node's workers; order of summation
   uint32_t local_size = 1;
-  DType codec = DType::kFloat32;  // wire type of fp32 gradients: fp32, fp16 or bf16
-  uint64_t chunk_bytes = kDefaultChunkBytes;
+  DType codec = DType::kFloat32;                // wire type of fp32 gradients: fp32, fp16 or bf16
+  uint64_t chunk_bytes = 0;                     // 0: chosen from what the links carry
   Duration timeout = std::chrono::seconds(30);  // of every wait
 };
 
@@ -69,9 +69,9 @@ class Session {
   // wait for the other workers: a disagreement fails the session.
   virtual absl::Status RegisterBucket(BucketId id, const BucketLayout& layout) = 0;
 
-  // Hands over one bucket's gradient (layout.Elems() elements), which is copied before this
-  // returns. All workers must submit the same buckets in the same order. A bucket's next Submit
-  // must come after its previous `done`.
+  // Hands over one bucket's gradient (layout.Elems() elements), which is copied, and encoded for a
+  // node's only worker, before this returns. All workers must submit the same buckets in the same
+  // order. A bucket's next Submit must come after its previous `done`.
   virtual void Submit(BucketId id, std::span<const std::byte> gradient, Done done) = 0;
 
   // OK, or why the session has failed; then every later Submit fails with it at once.

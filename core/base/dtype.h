@@ -39,4 +39,10 @@ constexpr DType WireType(DType bucket, DType codec) {
   return bucket == DType::kFloat32 ? codec : bucket;
 }
 
+// The type in which a worker leaves its share of a bucket for its sidecar: a node's only worker
+// encodes while it copies; of several, the shares are folded first and encoded then.
+constexpr DType ShareType(DType bucket, DType codec, uint32_t workers_on_node) {
+  return workers_on_node == 1 ? WireType(bucket, codec) : bucket;
+}
+
 }  // namespace thalweg

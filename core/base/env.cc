@@ -11,14 +11,19 @@ namespace thalweg {
 const std::vector<EnvVar>& KnownEnvVars() {
   static const std::vector<EnvVar> vars = {
       {"THALWEG_AGGREGATORS", "", "host:port of every aggregator shard, comma separated, in order"},
-      {"THALWEG_CHUNK_BYTES", "524288", "bytes of gradient that travel as one chunk"},
+      {"THALWEG_CHANNELS", "auto", "TCP connections from a sidecar to each shard, 1 to 16"},
+      {"THALWEG_CHUNK_BYTES", "auto", "bytes of gradient that travel as one chunk"},
       {"THALWEG_CODEC", "fp32", "how fp32 gradients cross the network: fp32, fp16 or bf16"},
+      {"THALWEG_CPUS", "", "cores on which a server program runs, e.g. 0-3,8; empty: all"},
       {"THALWEG_HTTP", "", "host:port for /metrics, /healthz and /readyz; empty: none"},
       {"THALWEG_JOB", "", "name of the training job; default: made up by rank 0"},
       {"THALWEG_LISTEN", "0.0.0.0:7070", "host:port on which an aggregator serves gRPC"},
       {"THALWEG_LOG", "info", "least severe message shown: trace, debug, info, warn, error or off"},
       {"THALWEG_SIDECAR", "", "Unix socket of this node's sidecar; empty: start one"},
+      {"THALWEG_THREADS", "auto", "threads of a sidecar or aggregator that sum, send and receive"},
       {"THALWEG_TIMEOUT", "30", "seconds after which a wait fails, naming who was missing"},
+      {"THALWEG_WEIGHT", "1", "this aggregator's share of the gradients relative to the others'"},
+      {"THALWEG_WINDOW_CHUNKS", "auto", "chunks a node may have sent to a shard unanswered"},
   };
   return vars;
 }

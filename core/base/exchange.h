@@ -2,6 +2,7 @@
 // server/transport carries these calls over gRPC, embedded mode makes them directly.
 //
 //   node                                   shard
+//    │ MeasureLink ──────────────────────▶
 //    │ Join ─────────────────────────────▶ waits until every node of the job has joined
 //    │ ◀──────────────────────── Membership
 //    │ Attach(sink) ─────────────────────▶ from now on results go to the sink
@@ -25,8 +26,14 @@
 
 namespace thalweg {
 
+// What the way between a node and its shards carries, once each way.
+struct LinkSpeed {
+  double bytes_per_second = 0;  // 0: there is no network in between
+  Duration round_trip{};
+};
+
 // What a node says of itself and of the job when it joins; everything but the first three fields
-// must be the same on all nodes of a job.
+// and the link must be the same on all nodes of a job.
 struct JoinRequest {
   uint32_t node = 0;      // 0 … num_nodes-1
   std::string node_name;  // for people: host name and process
@@ -36,9 +43,11 @@ struct JoinRequest {
   uint32_t world_size = 0;  // workers of all nodes together
   uint32_t shard = 0;       // which of the job's shards the caller takes this one for
   uint32_t num_shards = 0;
-  uint64_t chunk_bytes = 0;  // ChunkPlan::For's argument
+  uint64_t chunk_bytes = 0;    // ChunkPlan::For's argument; 0: the shard chooses
+  uint32_t window_chunks = 0;  // 0: the shard chooses
   DType codec = DType::kFloat32;
   Duration round_timeout{};  // how long a round waits for its last contribution
+  LinkSpeed link;            // as this node has measured it; may differ between nodes
 };
 
 // A member's key to its job on one shard. Random; 0 is never valid.
@@ -48,8 +57,11 @@ using SessionToken = uint64_t;
 struct Membership {
   SessionToken token = 0;
   uint64_t epoch = 0;
+  uint64_t chunk_bytes = 0;
   // Most chunks the node may have contributed without having got their results.
   uint32_t window_chunks = 0;
+  // How much of the gradients this shard wants to sum, in proportion to the other shards' weights.
+  uint32_t weight = 1;
 };
 
 // Names one chunk of one round. Round numbers of a chunk start at 1 and have no gaps.
@@ -93,6 +105,8 @@ class NodeSink {
  public:
   virtual ~NodeSink() = default;
   virtual void OnResult(RoundResult result) = 0;
+  // Results that were taken by OnResult and that nobody has begun to send yet.
+  virtual uint32_t Backlog() const { return 0; }
   // The job has failed: `why` names job, bucket, round and who was missing. The last call made.
   virtual void OnFailed(absl::Status why) = 0;
 };
@@ -103,6 +117,10 @@ class Shard {
  public:
   virtual ~Shard() = default;
 
+  // Finds out what the way to this shard carries; takes some tens of milliseconds. Errors:
+  // Unavailable (no aggregator there), DeadlineExceeded.
+  virtual absl::StatusOr<LinkSpeed> MeasureLink(TimePoint deadline) = 0;
+
   // Blocks until all nodes of the job have joined, or `deadline`. Errors: InvalidArgument (what the
   // nodes say of the job differs), AlreadyExists (that node has joined), DeadlineExceeded (naming
   // the nodes that are missing), Unavailable (no aggregator there).
@@ -112,11 +130,11 @@ class Shard {
   // Shared: the shard may be about to call the sink while its owner lets go of it.
   virtual absl::Status Attach(SessionToken token, std::shared_ptr<NodeSink> sink) = 0;
 
-  // Announces bucket `id`; a new generation replaces the old one. Blocks for one round trip at
-  // most. InvalidArgument names the tensor and both nodes when another node announced something
-  // else.
+  // Announces bucket `id`; a new generation replaces the old one. `placement` is the fingerprint of
+  // which chunk goes to which shard. Blocks for one round trip at most. InvalidArgument names both
+  // nodes, and the tensor, when another node announced something else.
   virtual absl::Status RegisterBucket(SessionToken token, BucketId id, const BucketLayout& layout,
-                                      TimePoint deadline) = 0;
+                                      uint64_t placement, TimePoint deadline) = 0;
 
   // Does not block. Repeating a contribution is harmless: it counts once.
   virtual absl::Status Contribute(SessionToken token, Contribution contribution) = 0;

@@ -1,30 +1,14 @@
 #include "core/base/layout.h"
 
 #include <algorithm>
-#include <bit>
 #include <cstddef>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "core/base/hash.h"
 
 namespace thalweg {
 namespace {
-
-class Fnv1a {
- public:
-  void Add(const void* data, size_t size) {
-    const auto* bytes = static_cast<const unsigned char*>(data);
-    for (size_t i = 0; i < size; ++i) hash_ = (hash_ ^ bytes[i]) * 0x100000001b3ULL;
-  }
-  void Add(uint64_t value) {
-    static_assert(std::endian::native == std::endian::little);
-    Add(&value, sizeof value);
-  }
-  uint64_t hash() const { return hash_; }
-
- private:
-  uint64_t hash_ = 0xcbf29ce484222325ULL;
-};
 
 std::string Describe(const TensorSpec& t) {
   return absl::StrCat("'", t.name, "' [", absl::StrJoin(t.shape, ", "), "]");

@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/base/protocol.h"
 #include "core/base/thread.h"
 
 namespace thalweg {
@@ -69,7 +70,7 @@ TEST(BucketArenaTest, HeaderIsTheDocumentedBytes) {
   arena.PublishReady(0x0102);
   unsigned char page[4096];
   ASSERT_EQ(pread(arena.fd(), page, sizeof page, 0), 4096);
-  unsigned char expected[4096] = {'T', 'H', 'W', 'G', 'A', 'R', 'E', 'N', 1};
+  unsigned char expected[4096] = {'T', 'H', 'W', 'G', 'A', 'R', 'E', 'N', kIpcVersion};
   expected[16] = 0x88;  // 5000
   expected[17] = 0x13;
   expected[64] = 0x02;
@@ -110,10 +111,11 @@ TEST(BucketArenaTest, OpenedArenaIsMappedReadOnly) {
 
 TEST(BucketArenaTest, UnsealedMemfdIsRefused) {
   for (const int seals : {0, F_SEAL_SHRINK, F_SEAL_GROW}) {
-    EXPECT_THAT(std::string(OpenError(Forge("THWGAREN", 1, 10, 8192, seals), 10).message()),
-                HasSubstr("its owner could cut it"));
+    EXPECT_THAT(
+        std::string(OpenError(Forge("THWGAREN", kIpcVersion, 10, 8192, seals), 10).message()),
+        HasSubstr("its owner could cut it"));
   }
-  EXPECT_TRUE(OpenError(Forge("THWGAREN", 1, 10, 8192, kSeals), 10).ok());
+  EXPECT_TRUE(OpenError(Forge("THWGAREN", kIpcVersion, 10, 8192, kSeals), 10).ok());
 }
 
 TEST(BucketArenaTest, WrongSizeIsRefused) {
@@ -126,12 +128,14 @@ TEST(BucketArenaTest, WrongSizeIsRefused) {
 }
 
 TEST(BucketArenaTest, WrongHeaderIsRefused) {
-  EXPECT_THAT(std::string(OpenError(Forge("THWGARENA", 2, 10, 8192, kSeals), 10).message()),
-              HasSubstr("ipc version 2"));
-  EXPECT_THAT(std::string(OpenError(Forge("thwgaren", 1, 10, 8192, kSeals), 10).message()),
-              HasSubstr("magic"));
-  EXPECT_THAT(std::string(OpenError(Forge("THWGAREN", 1, 11, 8192, kSeals), 10).message()),
-              HasSubstr("header says 11"));
+  EXPECT_THAT(std::string(OpenError(Forge("THWGARENA", 99, 10, 8192, kSeals), 10).message()),
+              HasSubstr("ipc version 99"));
+  EXPECT_THAT(
+      std::string(OpenError(Forge("thwgaren", kIpcVersion, 10, 8192, kSeals), 10).message()),
+      HasSubstr("magic"));
+  EXPECT_THAT(
+      std::string(OpenError(Forge("THWGAREN", kIpcVersion, 11, 8192, kSeals), 10).message()),
+      HasSubstr("header says 11"));
 }
 
 TEST(BucketArenaTest, OtherDescriptorsAreRefused) {
@@ -146,7 +150,8 @@ TEST(BucketArenaTest, OtherDescriptorsAreRefused) {
 TEST(BucketArenaTest, AbsurdSizesAreRefusedBeforeAllocating) {
   for (const uint64_t bytes : {kMaxArenaPayloadBytes + 1, UINT64_MAX}) {
     EXPECT_TRUE(absl::IsInvalidArgument(BucketArena::Create("big", bytes, true).status()));
-    EXPECT_TRUE(absl::IsInvalidArgument(OpenError(Forge("THWGAREN", 1, 0, 4096, kSeals), bytes)));
+    EXPECT_TRUE(
+        absl::IsInvalidArgument(OpenError(Forge("THWGAREN", kIpcVersion, 0, 4096, kSeals), bytes)));
   }
 }
 

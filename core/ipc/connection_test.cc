@@ -203,7 +203,7 @@ TEST(ConnectionTest, ConcurrentWritersInterleaveWholeFrames) {
       for (uint64_t i = 0; i < kFrames; ++i) {
         // Longer than the socket's buffer now and then, so that a frame takes several writes.
         const size_t size = i % 20 == 0 ? 400'000 : i;
-        const Welcome message{i, w, std::string(size, static_cast<char>('a' + w))};
+        const Welcome message{i, w, std::string(size, static_cast<char>('a' + w)), 0};
         EXPECT_TRUE(pair.a->Send(message).ok());
       }
     });
@@ -276,7 +276,7 @@ TEST(ConnectionTest, PeerCredentialsAreOurs) {
 }
 
 TEST_F(RawPeerTest, FrameThatComesByteByByteIsKept) {
-  const Message message = Welcome{7, 2, "version"};
+  const Message message = Welcome{7, 2, "version", 65536};
   for (int round = 0; round < 2; ++round) {
     const std::string frame = EncodeFrame(message, true);
     for (size_t i = 0; i + 1 < frame.size(); ++i) {

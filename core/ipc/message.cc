@@ -186,7 +186,7 @@ void Visit(auto& archive, Is<Hello> auto& m) {
       m.local_rank, m.local_size, m.codec, m.chunk_bytes, m.timeout_ms);
 }
 void Visit(auto& archive, Is<Welcome> auto& m) {
-  All(archive, m.epoch, m.num_shards, m.server_version);
+  All(archive, m.epoch, m.num_shards, m.server_version, m.chunk_bytes);
 }
 void Visit(auto& archive, Is<RegisterBucket> auto& m) {
   All(archive, m.id.index, m.id.generation, m.layout);

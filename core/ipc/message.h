@@ -48,7 +48,7 @@ struct Hello {
   uint32_t local_rank = 0;
   uint32_t local_size = 0;
   DType codec = DType::kFloat32;
-  uint64_t chunk_bytes = 0;
+  uint64_t chunk_bytes = 0;  // 0: to be chosen
   uint64_t timeout_ms = 0;
   bool operator==(const Hello&) const = default;
 };
@@ -58,6 +58,7 @@ struct Welcome {
   uint64_t epoch = 0;
   uint32_t num_shards = 0;
   std::string server_version;
+  uint64_t chunk_bytes = 0;  // as agreed by all nodes
   bool operator==(const Welcome&) const = default;
 };
 

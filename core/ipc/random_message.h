@@ -21,7 +21,7 @@ class RandomMessages {
         return Hello{U32(),  Text(), U32(), U32(),      U32(),     U32(),
                      Text(), U32(),  U32(), AnyDType(), random_(), random_()};
       case 1:
-        return Welcome{random_(), U32(), Text()};
+        return Welcome{random_(), U32(), Text(), random_()};
       case 2:
         return RegisterBucket{Id(), Layout()};
       case 3:

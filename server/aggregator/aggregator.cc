@@ -41,9 +41,13 @@ absl::Status CheckRequest(const JoinRequest& r) {
   if (r.shard >= r.num_shards) {
     return invalid(absl::StrCat("shard ", r.shard, " of ", r.num_shards));
   }
-  if (r.chunk_bytes < kMinChunkBytes || r.chunk_bytes > kMaxChunkBytes) {
+  if (r.chunk_bytes != 0 && (r.chunk_bytes < kMinChunkBytes || r.chunk_bytes > kMaxChunkBytes)) {
     return invalid(absl::StrCat("chunks must have ", kMinChunkBytes, " to ", kMaxChunkBytes,
                                 " bytes, got ", r.chunk_bytes));
+  }
+  if (r.window_chunks > kMaxWindowChunks) {
+    return invalid(absl::StrCat("the window must have at most ", kMaxWindowChunks, " chunks, got ",
+                                r.window_chunks));
   }
   if (!IsValid(r.codec) || r.codec == DType::kFloat64) return invalid("unknown codec");
   if (r.round_timeout <= Duration::zero()) return invalid("the round timeout must be positive");
@@ -61,7 +65,6 @@ absl::StatusOr<Membership> Aggregator::Join(const JoinRequest& request, TimePoin
   THALWEG_RETURN_IF_ERROR(CheckRequest(request));
   const SessionToken token = NewToken();
   std::shared_ptr<Job> job;
-  Membership membership;
   {
     MutexLock lock(mutex_);
     if (!stopped_.ok()) return stopped_;
@@ -75,27 +78,27 @@ absl::StatusOr<Membership> Aggregator::Join(const JoinRequest& request, TimePoin
         return absl::ResourceExhaustedError(
             absl::StrCat("this aggregator serves ", kMaxJobs, " jobs already"));
       }
-      slot = std::make_shared<Job>(request, options_.window_chunks, metrics_);
+      slot = std::make_shared<Job>(request, options_.max_window_chunks, metrics_);
       metrics_.jobs.Set(static_cast<double>(jobs_.size()));
     }
     job = slot;
     // Under the same lock as the look-up, so that the job cannot be removed for being empty in
     // between.
-    auto admitted = job->AddMember(request, token, Now());
+    const absl::Status admitted = job->AddMember(request, token, Now());
     if (!admitted.ok()) {
       ForgetIfEmptyLocked(request.job, job);
-      return admitted.status();
+      return admitted;
     }
-    membership = *admitted;
     seats_[token] = {job, request.job, request.node};
   }
-  const absl::Status complete = job->WaitComplete(deadline);
-  if (!complete.ok()) {
-    job->Fail(complete);
+  const absl::StatusOr<Job::Terms> terms = job->WaitComplete(deadline);
+  if (!terms.ok()) {
+    job->Fail(terms.status());
     Leave(token, absl::OkStatus());
-    return complete;
+    return terms.status();
   }
-  return membership;
+  return Membership{token, terms->epoch, terms->flow.chunk_bytes, terms->flow.window_chunks,
+                    options_.weight};
 }
 
 absl::StatusOr<Aggregator::Seat> Aggregator::Find(SessionToken token) {
@@ -113,9 +116,9 @@ absl::Status Aggregator::Attach(SessionToken token, std::shared_ptr<NodeSink> si
 }
 
 absl::Status Aggregator::RegisterBucket(SessionToken token, BucketId id, const BucketLayout& layout,
-                                        TimePoint deadline) {
+                                        uint64_t placement, TimePoint /*deadline*/) {
   THALWEG_ASSIGN_OR_RETURN(const Seat seat, Find(token));
-  return seat.job->RegisterBucket(seat.node, id, layout);
+  return seat.job->RegisterBucket(seat.node, id, layout, placement);
 }
 
 absl::Status Aggregator::Contribute(SessionToken token, Contribution contribution) {

@@ -21,16 +21,19 @@ namespace thalweg {
 class Aggregator : public Shard {
  public:
   struct Options {
-    uint32_t window_chunks = kDefaultWindowChunks;
+    uint32_t max_window_chunks = kMaxWindowChunks;
+    uint32_t weight = 1;  // see Membership
   };
 
   Aggregator(const Options& options, MetricRegistry& registry);
   ~Aggregator() override;  // stops
 
+  // There is no network between the shard and whoever calls it directly.
+  absl::StatusOr<LinkSpeed> MeasureLink(TimePoint /*deadline*/) override { return LinkSpeed{}; }
   absl::StatusOr<Membership> Join(const JoinRequest& request, TimePoint deadline) override;
   absl::Status Attach(SessionToken token, std::shared_ptr<NodeSink> sink) override;
   absl::Status RegisterBucket(SessionToken token, BucketId id, const BucketLayout& layout,
-                              TimePoint deadline) override;
+                              uint64_t placement, TimePoint deadline) override;
   absl::Status Contribute(SessionToken token, Contribution contribution) override;
   absl::Status Heartbeat(SessionToken token, TimePoint deadline) override;
   void Leave(SessionToken token, const absl::Status& reason) override;

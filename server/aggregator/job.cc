@@ -39,13 +39,22 @@ ShardMetrics::ShardMetrics(MetricRegistry& r)
                              "NaN and infinite values among the results")),
       fold_seconds(r.GetCounter("thalweg_shard_fold_seconds_total", "Time spent summing")) {}
 
-Job::Job(const JoinRequest& first, uint32_t window_chunks, ShardMetrics& metrics)
+Job::Job(const JoinRequest& first, uint32_t max_window_chunks, ShardMetrics& metrics)
     : spec_(first),
-      window_chunks_(window_chunks),
+      max_window_chunks_(max_window_chunks),
       metrics_(metrics),
       members_(first.num_nodes),
       layouts_(first.codec, first.chunk_bytes),
-      engine_({kEpoch, first.num_nodes, window_chunks, first.round_timeout}) {}
+      engine_({kEpoch, first.num_nodes, 0, first.round_timeout}) {}
+
+void Job::BeginLocked() {
+  flow_ = PlanFlow(slowest_, spec_.num_shards);
+  if (spec_.chunk_bytes != 0) flow_.chunk_bytes = spec_.chunk_bytes;
+  if (spec_.window_chunks != 0) flow_.window_chunks = spec_.window_chunks;
+  flow_.window_chunks = std::min(flow_.window_chunks, max_window_chunks_);
+  layouts_ = LayoutRegistry(spec_.codec, flow_.chunk_bytes);
+  engine_ = RoundEngine({kEpoch, spec_.num_nodes, flow_.window_chunks, spec_.round_timeout});
+}
 
 absl::Status Job::CheckSameJob(const JoinRequest& r) const {
   const auto differs = [&](const char* what, const auto& theirs, const auto& ours) {
@@ -68,12 +77,14 @@ absl::Status Job::CheckSameJob(const JoinRequest& r) const {
   if (r.chunk_bytes != spec_.chunk_bytes) {
     return differs("the chunk size in bytes", r.chunk_bytes, spec_.chunk_bytes);
   }
+  if (r.window_chunks != spec_.window_chunks) {
+    return differs("the window in chunks", r.window_chunks, spec_.window_chunks);
+  }
   if (r.codec != spec_.codec) return differs("the codec", Name(r.codec), Name(spec_.codec));
   return absl::OkStatus();
 }
 
-absl::StatusOr<Membership> Job::AddMember(const JoinRequest& request, SessionToken token,
-                                          TimePoint now) {
+absl::Status Job::AddMember(const JoinRequest& request, SessionToken token, TimePoint now) {
   absl::Status refusal;
   bool fatal = false;
   {
@@ -103,15 +114,19 @@ absl::StatusOr<Membership> Job::AddMember(const JoinRequest& request, SessionTok
           request.workers, now,   nullptr};
       ++joined_;
       ++present_;
+      const LinkSpeed& link = request.link;
+      const bool slower =
+          slowest_.bytes_per_second <= 0 || link.bytes_per_second < slowest_.bytes_per_second;
+      if (link.bytes_per_second > 0 && slower) slowest_ = link;
+      if (IsCompleteLocked()) BeginLocked();
       changed_.NotifyAll();
     }
   }
   if (fatal) Fail(refusal);
-  if (!refusal.ok()) return OfJob(spec_.job, refusal);
-  return Membership{token, kEpoch, window_chunks_};
+  return OfJob(spec_.job, refusal);
 }
 
-absl::Status Job::WaitComplete(TimePoint deadline) {
+absl::StatusOr<Job::Terms> Job::WaitComplete(TimePoint deadline) {
   MutexLock lock(mutex_);
   const bool done = changed_.WaitUntil(
       mutex_, deadline,
@@ -119,7 +134,7 @@ absl::Status Job::WaitComplete(TimePoint deadline) {
   // The lease begins when the job does: until then the node was waiting here, not able to speak.
   for (Member& member : members_) member.last_heard = std::max(member.last_heard, Now());
   if (!failure_.ok()) return failure_;
-  if (done) return absl::OkStatus();
+  if (done) return Terms{kEpoch, flow_};
   return OfJob(spec_.job,
                absl::DeadlineExceededError(absl::StrCat(
                    MissingMembersLocked(), " did not join aggregator shard ", spec_.shard)));
@@ -136,12 +151,13 @@ absl::Status Job::Attach(uint32_t node, std::shared_ptr<NodeSink> sink) {
   return absl::OkStatus();
 }
 
-absl::Status Job::RegisterBucket(uint32_t node, BucketId id, const BucketLayout& layout) {
+absl::Status Job::RegisterBucket(uint32_t node, BucketId id, const BucketLayout& layout,
+                                 uint64_t placement) {
   absl::Status status;
   {
     MutexLock lock(mutex_);
     THALWEG_RETURN_IF_ERROR(CheckActiveLocked(node));
-    status = layouts_.Register(NameLocked(node), id, layout);
+    status = layouts_.Register(NameLocked(node), id, layout, placement);
     if (status.ok() && engine_.DropOlderLayouts(id) > 0) {
       status = absl::FailedPreconditionError(
           absl::StrCat(NameLocked(node), " announced bucket ", ToString(id),
@@ -169,7 +185,9 @@ absl::Status Job::Contribute(uint32_t node, Contribution contribution, TimePoint
     }
     if (status.ok()) status = layouts_.Check(contribution);
     if (status.ok()) {
-      auto added = engine_.Add(node, std::move(contribution), now);
+      const NodeSink* sink = members_[node].sink.get();
+      auto added =
+          engine_.Add(node, std::move(contribution), now, sink == nullptr ? 0 : sink->Backlog());
       status = added.status();
       if (status.ok()) {
         metrics_.contributions.Add();
@@ -288,7 +306,7 @@ std::vector<std::shared_ptr<NodeSink>> Job::FailLocked(const absl::Status& reaso
   metrics_.jobs_failed.Add();
   spdlog::error("{}", Text(failure_));
   // The rounds can never complete: what they hold is let go at once.
-  engine_ = RoundEngine({kEpoch, spec_.num_nodes, window_chunks_, spec_.round_timeout});
+  engine_ = RoundEngine({kEpoch, spec_.num_nodes, flow_.window_chunks, spec_.round_timeout});
   UpdateHeldBytesLocked();
   for (const Member& member : members_) {
     if (member.sink != nullptr) sinks.push_back(member.sink);

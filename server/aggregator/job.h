@@ -12,6 +12,7 @@
 #include "core/base/exchange.h"
 #include "core/base/metrics.h"
 #include "core/base/mutex.h"
+#include "server/round/flow_plan.h"
 #include "server/round/layout_registry.h"
 #include "server/round/round_engine.h"
 
@@ -37,17 +38,23 @@ struct ShardMetrics {
 // job, told to every node with the reason. Sinks are called with no lock held.
 class Job {
  public:
-  Job(const JoinRequest& first, uint32_t window_chunks, ShardMetrics& metrics);
+  // What holds for all members alike.
+  struct Terms {
+    uint64_t epoch = 0;
+    FlowPlan flow;
+  };
+
+  Job(const JoinRequest& first, uint32_t max_window_chunks, ShardMetrics& metrics);
 
   // Makes `request.node` a member. A request that contradicts the job is refused, and fails the job
   // when it is still gathering, because then it can never become complete.
-  absl::StatusOr<Membership> AddMember(const JoinRequest& request, SessionToken token,
-                                       TimePoint now);
+  absl::Status AddMember(const JoinRequest& request, SessionToken token, TimePoint now);
   // Blocks until all nodes are there; else DeadlineExceeded naming the missing ones.
-  absl::Status WaitComplete(TimePoint deadline);
+  absl::StatusOr<Terms> WaitComplete(TimePoint deadline);
 
   absl::Status Attach(uint32_t node, std::shared_ptr<NodeSink> sink);
-  absl::Status RegisterBucket(uint32_t node, BucketId id, const BucketLayout& layout);
+  absl::Status RegisterBucket(uint32_t node, BucketId id, const BucketLayout& layout,
+                              uint64_t placement);
   absl::Status Contribute(uint32_t node, Contribution contribution, TimePoint now);
   absl::Status Heartbeat(uint32_t node, TimePoint now);
 
@@ -76,6 +83,8 @@ class Job {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   static void Tell(const std::vector<std::shared_ptr<NodeSink>>& sinks, const absl::Status& why);
   absl::Status CheckSameJob(const JoinRequest& request) const;
+  // All nodes are there: settles the terms.
+  void BeginLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool IsCompleteLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::string MissingMembersLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::string NameLocked(uint32_t node) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -87,7 +96,7 @@ class Job {
   void UpdateHeldBytesLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const JoinRequest spec_;  // of the node that came first
-  const uint32_t window_chunks_;
+  const uint32_t max_window_chunks_;
   ShardMetrics& metrics_;
 
   Mutex mutex_;
@@ -96,6 +105,8 @@ class Job {
   uint32_t joined_ ABSL_GUARDED_BY(mutex_) = 0;  // members that have ever joined
   uint32_t present_ ABSL_GUARDED_BY(mutex_) = 0;
   absl::Status failure_ ABSL_GUARDED_BY(mutex_);
+  LinkSpeed slowest_ ABSL_GUARDED_BY(mutex_);  // of all links known
+  FlowPlan flow_ ABSL_GUARDED_BY(mutex_);      // once complete
   LayoutRegistry layouts_ ABSL_GUARDED_BY(mutex_);
   RoundEngine engine_ ABSL_GUARDED_BY(mutex_);
   uint64_t reported_held_bytes_ ABSL_GUARDED_BY(mutex_) = 0;

@@ -20,22 +20,23 @@ constexpr Duration kStopGrace = std::chrono::seconds(2);
 
 struct Flags {
   std::string listen = GetEnv("THALWEG_LISTEN");
-  std::string http = GetEnv("THALWEG_HTTP");
-  double drain_seconds = 30;
-  int ready_fd = -1;
+  uint32_t threads = 0;  // auto
+  uint32_t weight = 1;
+  CommonOptions common;
 };
 
 int Serve(const Flags& flags, Signals& signals) {
   MetricRegistry registry;
-  Aggregator aggregator({}, registry);
-  auto server = ShardServer::Start({flags.listen}, aggregator, registry);
+  Aggregator aggregator({.weight = flags.weight}, registry);
+  auto server = ShardServer::Start(
+      {flags.listen, flags.threads != 0 ? flags.threads : DefaultThreads()}, aggregator, registry);
   if (!server.ok()) {
     spdlog::error("{}", Text(server.status()));
     return 1;
   }
   std::unique_ptr<HttpServer> http;
-  if (!flags.http.empty()) {
-    auto started = HttpServer::Start(flags.http, registry, [] { return absl::OkStatus(); });
+  if (!flags.common.http.empty()) {
+    auto started = HttpServer::Start(flags.common.http, registry, [] { return absl::OkStatus(); });
     if (!started.ok()) {
       spdlog::error("{}", Text(started.status()));
       return 1;
@@ -44,13 +45,14 @@ int Serve(const Flags& flags, Signals& signals) {
   }
   spdlog::info("serving on {}{}", (*server)->address(),
                http == nullptr ? "" : ", metrics on " + http->address());
-  AnnounceReady(flags.ready_fd, (*server)->address(), http == nullptr ? "" : http->address());
+  AnnounceReady(flags.common.ready_fd, (*server)->address(),
+                http == nullptr ? "" : http->address());
 
   while (!signals.Wait(kSignalPoll)) {
   }
-  spdlog::info("shutting down: waiting up to {} s for {} jobs", flags.drain_seconds,
+  spdlog::info("shutting down: waiting up to {} s for {} jobs", flags.common.drain_seconds,
                aggregator.num_jobs());
-  const TimePoint deadline = Now() + FromSeconds(flags.drain_seconds);
+  const TimePoint deadline = Now() + FromSeconds(flags.common.drain_seconds);
   while (!aggregator.Drain(std::min(deadline, Now() + kSignalPoll))) {
     // A second signal means now.
     if (Now() >= deadline || signals.Wait(Duration::zero())) break;
@@ -64,15 +66,23 @@ int Serve(const Flags& flags, Signals& signals) {
 }  // namespace thalweg
 
 int main(int argc, char** argv) {
+  thalweg::PrepareProcess();
   thalweg::Signals signals;
   thalweg::InitLogging("thalweg-aggregator");
   thalweg::Flags flags;
   CLI::App app("Sums the gradients that the nodes of a training job send, and returns the mean.");
   app.add_option("--listen", flags.listen, "host:port to serve gRPC on; port 0 takes a free one");
-  app.add_option("--http", flags.http, "host:port for /metrics, /healthz, /readyz; empty: none");
-  app.add_option("--drain-seconds", flags.drain_seconds,
-                 "How long SIGTERM lets running jobs finish");
-  thalweg::AddCommonOptions(app, &flags.ready_fd);
+  thalweg::AddAutoOption(app, "--threads", "THALWEG_THREADS", 64, &flags.threads,
+                         "Threads that receive, sum and send; auto: one per 8 cores, 4 at most");
+  app.add_option("--weight", flags.weight,
+                 "How much of the gradients to sum, in proportion to the other shards' weights")
+      ->envname("THALWEG_WEIGHT")
+      ->check(CLI::Range(1, 1000));
+  thalweg::AddCommonOptions(app, &flags.common);
   CLI11_PARSE(app, argc, argv);
+  if (const absl::Status status = thalweg::RestrictToCpus(flags.common.cpus); !status.ok()) {
+    spdlog::error("{}", thalweg::Text(status));
+    return 2;
+  }
   return thalweg::Serve(flags, signals);
 }

@@ -1,15 +1,25 @@
 #include "server/bin/program.h"
 
+#include <malloc.h>
+#include <sched.h>
 #include <signal.h>
 #include <spdlog/spdlog.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
 #include <iostream>
+#include <map>
 #include <nlohmann/json.hpp>
+#include <thread>
+#include <vector>
 
-#include "core/base/env.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "absl/synchronization/mutex.h"
 
 namespace thalweg {
 namespace {
@@ -37,7 +47,23 @@ bool Signals::Wait(Duration patience) {
   return sigtimedwait(&set, nullptr, &timeout) > 0;
 }
 
-void AddCommonOptions(CLI::App& app, int* ready_fd) {
+void PrepareProcess() {
+  // Chunks come and go by the hundred per second: their pages stay ours instead of being given back
+  // and faulted in again.
+  mallopt(M_MMAP_THRESHOLD, 64 << 20);
+  mallopt(M_TRIM_THRESHOLD, 256 << 20);
+  // Debian's Abseil looks for deadlocks each time that gRPC locks a mutex.
+  absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
+  // A read ends when the rest of a message is there, not with each packet.
+  setenv("GRPC_EXPERIMENTS", "tcp_frame_size_tuning,tcp_rcv_lowat", /*overwrite=*/0);
+}
+
+void AddCommonOptions(CLI::App& app, CommonOptions* options) {
+  app.add_option("--http", options->http, "host:port for /metrics, /healthz, /readyz; empty: none");
+  app.add_option("--cpus", options->cpus, "Cores to run on, e.g. 0-3,8; empty: all");
+  app.add_option("--drain-seconds", options->drain_seconds,
+                 "How long SIGTERM lets running jobs finish");
+
   app.set_version_flag("--version", std::string("thalweg ") + THALWEG_VERSION);
   app.add_flag_callback(
       "--list-env",
@@ -48,13 +74,44 @@ void AddCommonOptions(CLI::App& app, int* ready_fd) {
         throw CLI::Success();
       },
       "Print every THALWEG_* environment variable with its default, as JSON");
-  app.add_option("--ready-fd", *ready_fd,
+  app.add_option("--ready-fd", options->ready_fd,
                  "File descriptor that gets one JSON line with the addresses once serving");
   std::string footer = "Environment:\n";
   for (const EnvVar& var : KnownEnvVars()) {
     footer += std::string("  ") + var.name + "  " + var.help + "\n";
   }
   app.footer(footer);
+}
+
+void AddAutoOption(CLI::App& app, const std::string& name, const char* env, uint32_t most,
+                   uint32_t* value, const std::string& help) {
+  app.add_option(name, *value, help)
+      ->envname(env)
+      ->transform(CLI::Transformer(std::map<std::string, std::string>{{"auto", "0"}}))
+      ->check(CLI::Range(0u, most))
+      ->type_name(absl::StrCat("auto|1…", most));
+}
+
+uint32_t DefaultThreads() { return std::clamp(std::thread::hardware_concurrency() / 8, 1u, 4u); }
+
+absl::Status RestrictToCpus(const std::string& cpus) {
+  if (cpus.empty()) return absl::OkStatus();
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  for (const absl::string_view part : absl::StrSplit(cpus, ',')) {
+    const std::vector<std::string> range = absl::StrSplit(part, absl::MaxSplits('-', 1));
+    int first = -1;
+    int last = -1;
+    if (!absl::SimpleAtoi(range.front(), &first) || !absl::SimpleAtoi(range.back(), &last) ||
+        first < 0 || last < first || last >= CPU_SETSIZE) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("cores '", cpus, "': expected a list such as 0-3,8, got '", part, "'"));
+    }
+    for (int cpu = first; cpu <= last; ++cpu) CPU_SET(cpu, &set);
+  }
+  if (sched_setaffinity(0, sizeof set, &set) == 0) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("cannot run on cores '", cpus, "': ", std::strerror(errno)));
 }
 
 void AnnounceReady(int fd, const std::string& address, const std::string& http) {

@@ -2,9 +2,12 @@
 #pragma once
 
 #include <CLI/CLI.hpp>
+#include <cstdint>
 #include <string>
 
+#include "absl/status/status.h"
 #include "core/base/clock.h"
+#include "core/base/env.h"
 
 namespace thalweg {
 
@@ -17,8 +20,32 @@ class Signals {
   bool Wait(Duration patience);
 };
 
-// Adds --version and --list-env (a JSON object name → default, of every THALWEG_* variable).
-void AddCommonOptions(CLI::App& app, int* ready_fd);
+// Settings of the C library and of gRPC that the data plane wants. Before any thread and any use of
+// gRPC; what the user has set in the environment wins.
+void PrepareProcess();
+
+// Options of both programs. --version and --list-env (a JSON object name → default, of every
+// THALWEG_* variable) print and exit.
+struct CommonOptions {
+  std::string http = GetEnv("THALWEG_HTTP");
+  std::string cpus = GetEnv("THALWEG_CPUS");
+  double drain_seconds = 30;
+  int ready_fd = -1;
+};
+void AddCommonOptions(CLI::App& app, CommonOptions* options);
+
+// An option that takes "auto" (read as 0) or a number from 1 to `most`, and has its default from
+// the environment variable `env`; anything else is an error of the command line.
+void AddAutoOption(CLI::App& app, const std::string& name, const char* env, uint32_t most,
+                   uint32_t* value, const std::string& help);
+
+// For an option of threads left to us. A core sums or folds at 2 GB/s and more: a few keep up with
+// any network, and a sidecar's workers need the others.
+uint32_t DefaultThreads();
+
+// Keeps this process to the cores in `cpus` ("0-3,8"), those of all threads started later included;
+// nothing happens when it is empty. InvalidArgument says what is wrong with it.
+absl::Status RestrictToCpus(const std::string& cpus);
 
 // Writes one JSON line {"address": …, "http": …} to `fd`, if that is not negative, and closes it:
 // whoever started this process knows now that it serves, and where.

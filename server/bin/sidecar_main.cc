@@ -13,6 +13,7 @@
 #include "absl/strings/str_split.h"
 #include "core/base/env.h"
 #include "core/base/log.h"
+#include "core/base/protocol.h"
 #include "server/aggregator/aggregator.h"
 #include "server/bin/program.h"
 #include "server/sidecar/device/cpu_device.h"
@@ -28,20 +29,26 @@ constexpr Duration kSignalPoll = std::chrono::milliseconds(100);
 struct Flags {
   std::string socket = GetEnv("THALWEG_SIDECAR");
   std::string aggregators = GetEnv("THALWEG_AGGREGATORS");
-  std::string http = GetEnv("THALWEG_HTTP");
   double timeout_seconds = 0;
-  double drain_seconds = 30;
+  uint32_t threads = 0;  // these three: 0 means auto
+  uint32_t channels = 0;
+  uint32_t window_chunks = 0;
   bool exit_when_idle = false;
   bool own_dir = false;
-  int ready_fd = -1;
+  CommonOptions common;
 };
 
+uint32_t ThreadsOf(const Flags& flags) {
+  return flags.threads != 0 ? flags.threads : DefaultThreads();
+}
+
 // Remote shards, or this process's own.
-std::vector<std::unique_ptr<Shard>> MakeShards(const std::string& addresses,
-                                               MetricRegistry& registry) {
+std::vector<std::unique_ptr<Shard>> MakeShards(const Flags& flags, MetricRegistry& registry) {
   std::vector<std::unique_ptr<Shard>> shards;
-  for (absl::string_view part : absl::StrSplit(addresses, ',', absl::SkipWhitespace())) {
-    shards.push_back(RemoteShard::Create(std::string(absl::StripAsciiWhitespace(part)), registry));
+  const RemoteShard::Options options{flags.channels, MakeClientPollers(ThreadsOf(flags))};
+  for (absl::string_view part : absl::StrSplit(flags.aggregators, ',', absl::SkipWhitespace())) {
+    shards.push_back(
+        RemoteShard::Create(std::string(absl::StripAsciiWhitespace(part)), options, registry));
   }
   if (shards.empty()) {
     shards.push_back(std::make_unique<Aggregator>(Aggregator::Options{}, registry));
@@ -64,10 +71,10 @@ void WaitForEnd(const Flags& flags, Sidecar& sidecar, Signals& signals) {
       return;
     }
   }
-  spdlog::info("shutting down: waiting up to {} s for {} workers", flags.drain_seconds,
+  spdlog::info("shutting down: waiting up to {} s for {} workers", flags.common.drain_seconds,
                sidecar.Reap().now);
   sidecar.StopAccepting();
-  const TimePoint deadline = Now() + FromSeconds(flags.drain_seconds);
+  const TimePoint deadline = Now() + FromSeconds(flags.common.drain_seconds);
   // A second signal means now.
   while (sidecar.Reap().now > 0 && Now() < deadline && !signals.Wait(kSignalPoll)) {
   }
@@ -75,9 +82,9 @@ void WaitForEnd(const Flags& flags, Sidecar& sidecar, Signals& signals) {
 
 int Serve(const Flags& flags, Signals& signals) {
   MetricRegistry registry;
-  const auto shards = MakeShards(flags.aggregators, registry);
+  const auto shards = MakeShards(flags, registry);
   CpuDevice device;
-  Sidecar::Options options{flags.socket, {}, &device};
+  Sidecar::Options options{flags.socket, {}, &device, ThreadsOf(flags), flags.window_chunks};
   for (const auto& shard : shards) options.shards.push_back(shard.get());
   auto sidecar = Sidecar::Start(options, registry);
   if (!sidecar.ok()) {
@@ -85,8 +92,8 @@ int Serve(const Flags& flags, Signals& signals) {
     return 1;
   }
   std::unique_ptr<HttpServer> http;
-  if (!flags.http.empty()) {
-    auto started = HttpServer::Start(flags.http, registry, [] { return absl::OkStatus(); });
+  if (!flags.common.http.empty()) {
+    auto started = HttpServer::Start(flags.common.http, registry, [] { return absl::OkStatus(); });
     if (!started.ok()) {
       spdlog::error("{}", Text(started.status()));
       return 1;
@@ -96,7 +103,7 @@ int Serve(const Flags& flags, Signals& signals) {
   spdlog::info(
       "serving at {} with {}", flags.socket,
       flags.aggregators.empty() ? "an aggregator of its own" : "aggregators " + flags.aggregators);
-  AnnounceReady(flags.ready_fd, flags.socket, http == nullptr ? "" : http->address());
+  AnnounceReady(flags.common.ready_fd, flags.socket, http == nullptr ? "" : http->address());
   WaitForEnd(flags, **sidecar, signals);
   (*sidecar)->Stop(absl::UnavailableError("the sidecar is shutting down"));
   return 0;
@@ -106,6 +113,7 @@ int Serve(const Flags& flags, Signals& signals) {
 }  // namespace thalweg
 
 int main(int argc, char** argv) {
+  thalweg::PrepareProcess();
   thalweg::Signals signals;
   thalweg::InitLogging("thalweg-sidecar");
   thalweg::Flags flags;
@@ -119,15 +127,26 @@ int main(int argc, char** argv) {
   app.add_option("--aggregators", flags.aggregators,
                  "host:port of every aggregator shard, comma separated, in the same order on all "
                  "nodes; none: aggregate in this process (one node only)");
-  app.add_option("--http", flags.http, "host:port for /metrics, /healthz, /readyz; empty: none");
+  thalweg::AddAutoOption(
+      app, "--threads", "THALWEG_THREADS", 64, &flags.threads,
+      "Threads that fold the workers' shares, and as many that wait for aggregators; "
+      "auto: one per 8 cores, 4 at most");
+  thalweg::AddAutoOption(app, "--channels", "THALWEG_CHANNELS", 16, &flags.channels,
+                         "TCP connections to each aggregator; auto: by what the link carries");
+  thalweg::AddAutoOption(app, "--window-chunks", "THALWEG_WINDOW_CHUNKS", thalweg::kMaxWindowChunks,
+                         &flags.window_chunks,
+                         "Chunks sent to an aggregator and not answered yet; auto: by what the "
+                         "link carries; the same on all nodes");
   app.add_option("--timeout", flags.timeout_seconds,
                  "With --exit-when-idle: seconds to wait for the first worker");
-  app.add_option("--drain-seconds", flags.drain_seconds,
-                 "How long SIGTERM lets running jobs finish");
   app.add_flag("--exit-when-idle", flags.exit_when_idle, "Exit once the last worker has left");
   app.add_flag("--own-dir", flags.own_dir, "Remove the socket's folder at exit");
-  thalweg::AddCommonOptions(app, &flags.ready_fd);
+  thalweg::AddCommonOptions(app, &flags.common);
   CLI11_PARSE(app, argc, argv);
+  if (const absl::Status status = thalweg::RestrictToCpus(flags.common.cpus); !status.ok()) {
+    spdlog::error("{}", thalweg::Text(status));
+    return 2;
+  }
   if (flags.socket.empty()) {
     spdlog::error("no socket: give --socket PATH or set THALWEG_SIDECAR");
     return 2;

@@ -1,6 +1,7 @@
 #include "server/round/layout_registry.h"
 
 #include "absl/strings/str_cat.h"
+#include "core/base/status_macros.h"
 
 namespace thalweg {
 namespace {
@@ -12,7 +13,7 @@ constexpr uint64_t kMaxBucketElems = uint64_t{1} << 40;
 }  // namespace
 
 absl::Status LayoutRegistry::Register(const std::string& owner, BucketId id,
-                                      const BucketLayout& layout) {
+                                      const BucketLayout& layout, uint64_t placement) {
   if (id.index >= kMaxBuckets || layout.Elems() > kMaxBucketElems) {
     return absl::InvalidArgumentError(absl::StrCat(owner, " announced bucket ", ToString(id),
                                                    " with ", layout.Elems(),
@@ -25,10 +26,16 @@ absl::Status LayoutRegistry::Register(const std::string& owner, BucketId id,
                      " uses layout ", found->second.generation, " of it already"));
   }
   if (found != entries_.end() && id.generation == found->second.generation) {
-    return CheckSameLayout(id, found->second.layout, found->second.owner, layout, owner);
+    const Entry& entry = found->second;
+    THALWEG_RETURN_IF_ERROR(CheckSameLayout(id, entry.layout, entry.owner, layout, owner));
+    if (placement == entry.placement) return absl::OkStatus();
+    return absl::InvalidArgumentError(
+        absl::StrCat(owner, " and ", entry.owner, " send chunks of bucket ", ToString(id),
+                     " to different shards: do all nodes run the same release, and did they "
+                     "announce their buckets in the same order?"));
   }
   entries_.insert_or_assign(id.index,
-                            Entry{id.generation, layout, owner,
+                            Entry{id.generation, layout, placement, owner,
                                   ChunkPlan::For(layout.Elems(), layout.dtype, chunk_bytes_)});
   return absl::OkStatus();
 }

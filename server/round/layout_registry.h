@@ -18,9 +18,10 @@ class LayoutRegistry {
   LayoutRegistry(DType codec, uint64_t chunk_bytes) : codec_(codec), chunk_bytes_(chunk_bytes) {}
 
   // Accepts `layout` for `id` from the node called `owner`. The first announcement of a generation
-  // decides; later ones must equal it. InvalidArgument names the tensor and both owners.
-  // FailedPrecondition: a later generation of this index is in use already.
-  absl::Status Register(const std::string& owner, BucketId id, const BucketLayout& layout);
+  // decides; later ones must equal it, in `placement` too. InvalidArgument names both owners, and
+  // the tensor. FailedPrecondition: a later generation of this index is in use already.
+  absl::Status Register(const std::string& owner, BucketId id, const BucketLayout& layout,
+                        uint64_t placement);
 
   // Checks that a contribution is a chunk of a registered bucket with the right type and size.
   absl::Status Check(const Contribution& contribution) const;
@@ -29,11 +30,12 @@ class LayoutRegistry {
   struct Entry {
     uint32_t generation;
     BucketLayout layout;
+    uint64_t placement;
     std::string owner;
     ChunkPlan plan;
   };
-  const DType codec_;
-  const uint64_t chunk_bytes_;
+  DType codec_;
+  uint64_t chunk_bytes_;
   std::map<uint32_t, Entry> entries_;  // by bucket index
 };
 

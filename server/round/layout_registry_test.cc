@@ -12,6 +12,7 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
+constexpr uint64_t kPlacement = 7;
 const BucketLayout kLayout{DType::kFloat32, {{"w", {1000}}, {"b", {500}}}};
 
 Contribution Share(BucketId id, uint32_t chunk, DType wire, uint64_t elems) {
@@ -21,23 +22,33 @@ Contribution Share(BucketId id, uint32_t chunk, DType wire, uint64_t elems) {
 
 TEST(LayoutRegistryTest, DifferentLayoutIsRefusedNamingTensorAndNodes) {
   LayoutRegistry registry(DType::kFloat32, 4096);
-  ASSERT_TRUE(registry.Register("node 0 (a)", {0, 0}, kLayout).ok());
-  ASSERT_TRUE(registry.Register("node 1 (b)", {0, 0}, kLayout).ok());
+  ASSERT_TRUE(registry.Register("node 0 (a)", {0, 0}, kLayout, kPlacement).ok());
+  ASSERT_TRUE(registry.Register("node 1 (b)", {0, 0}, kLayout, kPlacement).ok());
   BucketLayout other = kLayout;
   other.tensors[1].name = "bias";
-  const absl::Status status = registry.Register("node 2 (c)", {0, 0}, other);
+  const absl::Status status = registry.Register("node 2 (c)", {0, 0}, other, kPlacement);
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(std::string(status.message()),
               AllOf(HasSubstr("'b'"), HasSubstr("'bias'"), HasSubstr("node 0 (a)"),
                     HasSubstr("node 2 (c)")));
 }
 
+TEST(LayoutRegistryTest, DifferentPlacementIsRefusedNamingBothNodes) {
+  LayoutRegistry registry(DType::kFloat32, 4096);
+  ASSERT_TRUE(registry.Register("node 0 (a)", {0, 0}, kLayout, 1).ok());
+  const absl::Status status = registry.Register("node 1 (b)", {0, 0}, kLayout, 2);
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(status.message()),
+              AllOf(HasSubstr("node 0 (a)"), HasSubstr("node 1 (b)"), HasSubstr("shards")));
+}
+
 TEST(LayoutRegistryTest, NewGenerationReplacesAndOldOneIsRefused) {
   LayoutRegistry registry(DType::kFloat32, 4096);
-  ASSERT_TRUE(registry.Register("a", {0, 0}, kLayout).ok());
+  ASSERT_TRUE(registry.Register("a", {0, 0}, kLayout, kPlacement).ok());
   const BucketLayout rebuilt{DType::kFloat32, {{"b", {500}}}};
-  ASSERT_TRUE(registry.Register("a", {0, 1}, rebuilt).ok());
-  EXPECT_EQ(registry.Register("b", {0, 0}, kLayout).code(), absl::StatusCode::kFailedPrecondition);
+  ASSERT_TRUE(registry.Register("a", {0, 1}, rebuilt, kPlacement).ok());
+  EXPECT_EQ(registry.Register("b", {0, 0}, kLayout, kPlacement).code(),
+            absl::StatusCode::kFailedPrecondition);
   EXPECT_EQ(registry.Check(Share({0, 0}, 0, DType::kFloat32, 1024)).code(),
             absl::StatusCode::kFailedPrecondition);
   EXPECT_TRUE(registry.Check(Share({0, 1}, 0, DType::kFloat32, 500)).ok());
@@ -45,7 +56,7 @@ TEST(LayoutRegistryTest, NewGenerationReplacesAndOldOneIsRefused) {
 
 TEST(LayoutRegistryTest, ContributionMustMatchTypeSizeAndChunk) {
   LayoutRegistry registry(DType::kFloat16, 4096);  // 1024 elements per chunk
-  ASSERT_TRUE(registry.Register("a", {0, 0}, kLayout).ok());
+  ASSERT_TRUE(registry.Register("a", {0, 0}, kLayout, kPlacement).ok());
   EXPECT_TRUE(registry.Check(Share({0, 0}, 0, DType::kFloat16, 1024)).ok());
   EXPECT_TRUE(registry.Check(Share({0, 0}, 1, DType::kFloat16, 476)).ok());
   EXPECT_FALSE(registry.Check(Share({0, 0}, 0, DType::kFloat32, 1024)).ok());

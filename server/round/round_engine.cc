@@ -8,7 +8,7 @@ RoundEngine::RoundEngine(const Options& options)
     : options_(options), outstanding_(options.num_nodes, 0) {}
 
 absl::StatusOr<RoundEngine::Added> RoundEngine::Add(uint32_t node, Contribution contribution,
-                                                    TimePoint now) {
+                                                    TimePoint now, uint32_t backlog) {
   const RoundId id = contribution.id;
   if (contribution.epoch != options_.epoch) {
     return absl::FailedPreconditionError(absl::StrCat("contribution of epoch ", contribution.epoch,
@@ -26,7 +26,7 @@ absl::StatusOr<RoundEngine::Added> RoundEngine::Add(uint32_t node, Contribution 
   if (known != chunks_.end() && known->second.count > 0 && known->second.held[node]) {
     return Added{Verdict::kDuplicate, std::nullopt};
   }
-  if (outstanding_[node] >= options_.window_chunks) {
+  if (outstanding_[node] + backlog >= options_.window_chunks) {
     return absl::ResourceExhaustedError(absl::StrCat(
         "more than the window of ", options_.window_chunks, " chunks without a result"));
   }

@@ -25,7 +25,7 @@ class RoundEngine {
   struct Options {
     uint64_t epoch = 1;
     uint32_t num_nodes = 1;
-    uint32_t window_chunks = 1;  // most contributions of one node held at a time
+    uint32_t window_chunks = 1;  // most unanswered contributions of one node
     Duration round_timeout{};
   };
 
@@ -58,9 +58,12 @@ class RoundEngine {
   explicit RoundEngine(const Options& options);
 
   // Takes a contribution of `node` (< num_nodes), already checked against the bucket's layout.
+  // `backlog` results of earlier rounds have not been sent to it yet: they count as unanswered, so
+  // that a node which sends but never reads is bounded too.
   // FailedPrecondition: of another epoch, or of a round that cannot have begun.
   // ResourceExhausted: the node exceeds its window. On error nothing has changed.
-  absl::StatusOr<Added> Add(uint32_t node, Contribution contribution, TimePoint now);
+  absl::StatusOr<Added> Add(uint32_t node, Contribution contribution, TimePoint now,
+                            uint32_t backlog = 0);
 
   // Rounds that have been open for longer than the timeout.
   std::vector<OpenRound> Expired(TimePoint now) const;

@@ -84,6 +84,14 @@ TEST(RoundEngineTest, WindowBoundsWhatOneNodeMakesTheShardHold) {
   EXPECT_TRUE(engine.Add(0, Share({{0, 0}, 3, 1}, 1), kStart).ok());
 }
 
+TEST(RoundEngineTest, ResultsThatANodeDoesNotTakeCountTowardsItsWindow) {
+  RoundEngine engine = Engine(2, 3);
+  ASSERT_TRUE(engine.Add(0, Share({{0, 0}, 0, 1}, 1), kStart, 2).ok());
+  EXPECT_EQ(engine.Add(0, Share({{0, 0}, 1, 1}, 1), kStart, 2).status().code(),
+            absl::StatusCode::kResourceExhausted);
+  EXPECT_TRUE(engine.Add(0, Share({{0, 0}, 1, 1}, 1), kStart, 1).ok());
+}
+
 TEST(RoundEngineTest, ExpiredRoundNamesMissingNodes) {
   RoundEngine engine = Engine(4);
   ASSERT_TRUE(engine.Add(1, Share({{7, 0}, 2, 1}, 1), kStart).ok());

@@ -16,6 +16,7 @@ absl::StatusOr<std::shared_ptr<NodeBucket>> NodeBucket::Create(BucketId id,
   bucket->id = id;
   bucket->layout = layout;
   bucket->owner = owner;
+  bucket->share = ShareType(layout.dtype, codec, local_size);
   bucket->wire = WireType(layout.dtype, codec);
   bucket->plan = ChunkPlan::For(layout.Elems(), layout.dtype, chunk_bytes);
   bucket->inputs.resize(local_size);
@@ -23,8 +24,10 @@ absl::StatusOr<std::shared_ptr<NodeBucket>> NodeBucket::Create(BucketId id,
   THALWEG_ASSIGN_OR_RETURN(
       bucket->result,
       BucketArena::Create("thalweg-result", layout.Elems() * SizeOf(layout.dtype), true));
-  bucket->encoded =
-      std::make_shared_for_overwrite<std::byte[]>(layout.Elems() * SizeOf(bucket->wire));
+  if (local_size > 1) {
+    bucket->encoded =
+        std::make_unique_for_overwrite<std::byte[]>(layout.Elems() * SizeOf(bucket->wire));
+  }
   return bucket;
 }
 
@@ -34,7 +37,7 @@ absl::Status NodeBucket::AddInput(uint32_t local_rank, UniqueFd fd) {
         absl::StrCat("bucket ", ToString(id), " was announced twice"));
   }
   THALWEG_ASSIGN_OR_RETURN(inputs[local_rank],
-                           BucketArena::Open(std::move(fd), result->payload_bytes()));
+                           BucketArena::Open(std::move(fd), plan.total_elems * SizeOf(share)));
   return absl::OkStatus();
 }
 
@@ -74,6 +77,21 @@ std::vector<uint32_t> NodeBucket::MissingWorkers() const {
     if (!submitted[rank]) missing.push_back(rank);
   }
   return missing;
+}
+
+std::vector<const void*> NodeBucket::Shares(uint32_t chunk) const {
+  std::vector<const void*> shares;
+  shares.reserve(inputs.size());
+  for (const auto& input : inputs) {
+    shares.push_back(input->payload() + plan.Begin(chunk) * SizeOf(share));
+  }
+  return shares;
+}
+
+Payload NodeBucket::EncodedShare(uint32_t chunk) {
+  const std::byte* whole = encoded != nullptr ? encoded.get() : std::as_const(*inputs[0]).payload();
+  const size_t size = SizeOf(wire);
+  return Payload({whole + plan.Begin(chunk) * size, plan.Elems(chunk) * size}, shared_from_this());
 }
 
 absl::Status NodeBucket::Claim(const RoundResult& r) {

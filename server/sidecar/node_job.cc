@@ -51,7 +51,8 @@ NodeJob::NodeJob(const Hello& first, NodeContext& context)
       timeout_{std::chrono::milliseconds(first.timeout_ms)},
       created_(Now()),
       context_(context),
-      shards_(context.shards),
+      shards_(context.shards, context.metrics.registry),
+      pool_(context.threads),
       workers_(first.local_size) {}
 
 void NodeJob::Stop() {
@@ -138,6 +139,10 @@ absl::StatusOr<std::shared_ptr<NodeBucket>> NodeJob::TakeLayout(uint32_t local_r
                                                                 UniqueFd arena) {
   MutexLock lock(mutex_);
   const std::string owner = absl::StrCat("rank ", workers_[local_rank].rank);
+  if (chunk_bytes_ == 0) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(owner, " announced bucket ", ToString(message.id), " before it was welcomed"));
+  }
   std::shared_ptr<NodeBucket>& slot = buckets_[message.id.index];
   if (slot != nullptr && message.id < slot->id) {
     return absl::FailedPreconditionError(absl::StrCat(owner, " announced bucket ",
@@ -155,7 +160,7 @@ absl::StatusOr<std::shared_ptr<NodeBucket>> NodeJob::TakeLayout(uint32_t local_r
     }
     THALWEG_ASSIGN_OR_RETURN(std::shared_ptr<NodeBucket> bucket,
                              NodeBucket::Create(message.id, message.layout, owner, spec_.codec,
-                                                spec_.chunk_bytes, spec_.local_size));
+                                                chunk_bytes_, spec_.local_size));
     slot = std::move(bucket);
   }
   THALWEG_RETURN_IF_ERROR(slot->AddInput(local_rank, std::move(arena)));

@@ -3,8 +3,8 @@
 //
 //   workers' connections ──AddWorker, RegisterBucket, Submit, WorkerLeft──▶ NodeJob
 //   run thread       wait for all workers → join all shards → welcome; then per bucket, in the
-//   order in
-//                    which they become ready: wait for inputs → encode → contribute, chunk by chunk
+//                    order in which they become ready, chunk by chunk, with the fold threads'
+//                    help: wait for the inputs → encode → contribute
 //   shards' threads  OnResult: decode into the result arena; the last chunk completes the bucket
 //   monitor thread   heartbeats, deadlines, and telling everybody when the job has failed
 #pragma once
@@ -24,6 +24,7 @@
 #include "core/base/thread.h"
 #include "core/ipc/connection.h"
 #include "server/sidecar/device/device.h"
+#include "server/sidecar/fold_pool.h"
 #include "server/sidecar/node_bucket.h"
 #include "server/sidecar/shard_group.h"
 
@@ -49,9 +50,11 @@ struct NodeContext {
   std::vector<Shard*> shards;
   Device& device;
   SidecarMetrics& metrics;
+  uint32_t threads = 1;        // that fold, per job
+  uint32_t window_chunks = 0;  // to ask the shards for; 0: they choose
 };
 
-// Thread-safe. Owns two threads. Fails as a whole: the first error is told to every worker and
+// Thread-safe. Owns the threads. Fails as a whole: the first error is told to every worker and
 // shard.
 class NodeJob : public std::enable_shared_from_this<NodeJob> {
  public:
@@ -71,7 +74,7 @@ class NodeJob : public std::enable_shared_from_this<NodeJob> {
 
   // The last worker has left: the job is over, and to be stopped.
   bool IsFinished();
-  // Ends both threads, after the workers and shards have been told of a failure. Idempotent; must
+  // Ends the threads, after the workers and shards have been told of a failure. Idempotent; must
   // come before the last reference goes, and not from a sink.
   void Stop();
   std::string name() const { return spec_.job; }
@@ -99,6 +102,7 @@ class NodeJob : public std::enable_shared_from_this<NodeJob> {
   std::shared_ptr<NodeBucket> NextBucket();
   absl::Status Exchange(NodeBucket& bucket);
   absl::Status SendChunk(NodeBucket& bucket, uint32_t chunk);
+  absl::Status ReduceAlone(NodeBucket& bucket, uint32_t chunk);
   absl::Status WaitInputs(NodeBucket& bucket, uint32_t chunks);
 
   // Monitor thread.
@@ -114,12 +118,14 @@ class NodeJob : public std::enable_shared_from_this<NodeJob> {
   const TimePoint created_;
   NodeContext& context_;
   ShardGroup shards_;
+  FoldPool pool_;  // used by the run thread
 
   Mutex mutex_;
   CondVar changed_;
   absl::Status failure_ ABSL_GUARDED_BY(mutex_);
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   bool gathered_ ABSL_GUARDED_BY(mutex_) = false;
+  uint64_t chunk_bytes_ ABSL_GUARDED_BY(mutex_) = 0;     // once joined
   std::vector<Worker> workers_ ABSL_GUARDED_BY(mutex_);  // by local rank
   uint32_t num_here_ ABSL_GUARDED_BY(mutex_) = 0;
   uint32_t num_left_ ABSL_GUARDED_BY(mutex_) = 0;

@@ -1,8 +1,9 @@
 // The way of a bucket through a NodeJob: gather, join, then wait → encode → contribute → decode →
-// complete.
+// complete; for a node alone wait → reduce → complete.
 
 #include <spdlog/spdlog.h>
 
+#include <memory>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -66,15 +67,23 @@ absl::Status NodeJob::JoinShards() {
   request.num_nodes = spec_.num_nodes;
   request.world_size = spec_.world_size;
   request.chunk_bytes = spec_.chunk_bytes;
+  request.window_chunks = context_.window_chunks;
   request.codec = spec_.codec;
   request.round_timeout = timeout_.shard();
   const std::weak_ptr<NodeJob> self = weak_from_this();
   THALWEG_RETURN_IF_ERROR(shards_.Join(
       request, [&](uint32_t shard) { return std::make_shared<ShardSink>(self, shard); },
       created_ + timeout_.sidecar()));
-  spdlog::info("job '{}': node {} of {} with {} workers, {} shards, {} on the wire", spec_.job,
-               spec_.node, spec_.num_nodes, spec_.local_size, shards_.size(), Name(spec_.codec));
-  Broadcast(Welcome{shards_.epoch(), shards_.size(), THALWEG_VERSION});
+  const uint64_t chunk_bytes = shards_.chunk_bytes();
+  {
+    MutexLock lock(mutex_);
+    chunk_bytes_ = chunk_bytes;
+  }
+  spdlog::info(
+      "job '{}': node {} of {} with {} workers, {} shards, {} on the wire in chunks of {} KiB",
+      spec_.job, spec_.node, spec_.num_nodes, spec_.local_size, shards_.size(), Name(spec_.codec),
+      chunk_bytes >> 10);
+  Broadcast(Welcome{shards_.epoch(), shards_.size(), THALWEG_VERSION, chunk_bytes});
   return absl::OkStatus();
 }
 
@@ -91,8 +100,9 @@ std::shared_ptr<NodeBucket> NodeJob::NextBucket() {
 
 absl::Status NodeJob::Exchange(NodeBucket& bucket) {
   if (bucket.round == 1) {
-    THALWEG_RETURN_IF_ERROR(
-        shards_.RegisterBucket(bucket.id, bucket.layout, Now() + timeout_.shard()));
+    THALWEG_ASSIGN_OR_RETURN(bucket.shard_of_chunk,
+                             shards_.RegisterBucket(bucket.id, bucket.layout, bucket.plan,
+                                                    bucket.wire, Now() + timeout_.shard()));
   }
   if (bucket.plan.Count() == 0) {
     {
@@ -102,11 +112,10 @@ absl::Status NodeJob::Exchange(NodeBucket& bucket) {
     Complete(bucket);
     return absl::OkStatus();
   }
-  for (uint32_t chunk = 0; chunk < bucket.plan.Count(); ++chunk) {
+  return pool_.Run(bucket.plan.Count(), [&](uint32_t chunk) -> absl::Status {
     THALWEG_RETURN_IF_ERROR(WaitInputs(bucket, chunk + 1));
-    THALWEG_RETURN_IF_ERROR(SendChunk(bucket, chunk));
-  }
-  return absl::OkStatus();
+    return spec_.num_nodes == 1 ? ReduceAlone(bucket, chunk) : SendChunk(bucket, chunk);
+  });
 }
 
 absl::Status NodeJob::WaitInputs(NodeBucket& bucket, uint32_t chunks) {
@@ -129,14 +138,11 @@ absl::Status NodeJob::WaitInputs(NodeBucket& bucket, uint32_t chunks) {
 
 absl::Status NodeJob::SendChunk(NodeBucket& bucket, uint32_t chunk) {
   const uint64_t elems = bucket.plan.Elems(chunk);
-  const uint64_t begin = bucket.plan.Begin(chunk);
-  std::vector<const void*> shares;
-  for (const auto& input : bucket.inputs) {
-    shares.push_back(input->payload() + begin * SizeOf(bucket.layout.dtype));
-  }
-  std::byte* out = bucket.encoded.get() + begin * SizeOf(bucket.wire);
   const TimePoint start = Now();
-  context_.device.Encode(shares, bucket.layout.dtype, bucket.wire, elems, out);
+  if (bucket.encoded != nullptr) {
+    std::byte* out = bucket.encoded.get() + bucket.plan.Begin(chunk) * SizeOf(bucket.wire);
+    context_.device.Encode(bucket.Shares(chunk), bucket.share, bucket.wire, elems, out);
+  }
   const TimePoint encoded = Now();
   {
     MutexLock lock(mutex_);
@@ -148,8 +154,41 @@ absl::Status NodeJob::SendChunk(NodeBucket& bucket, uint32_t chunk) {
   contribution.epoch = shards_.epoch();
   contribution.wire = bucket.wire;
   contribution.elems = elems;
-  contribution.payload = Payload({out, elems * SizeOf(bucket.wire)}, bucket.encoded);
-  return shards_.Contribute(std::move(contribution), Now() + timeout_.sidecar());
+  contribution.payload = bucket.EncodedShare(chunk);
+  return shards_.Contribute(bucket.shard_of_chunk[chunk], std::move(contribution),
+                            Now() + timeout_.sidecar());
+}
+
+// The mean over the only node is the result; it takes the wire type's precision all the same, so
+// that the numbers do not depend on where the aggregator is.
+absl::Status NodeJob::ReduceAlone(NodeBucket& bucket, uint32_t chunk) {
+  const uint64_t elems = bucket.plan.Elems(chunk);
+  const DType dtype = bucket.layout.dtype;
+  std::byte* out = bucket.result->payload() + bucket.plan.Begin(chunk) * SizeOf(dtype);
+  RoundResult result;
+  result.id = {bucket.id, chunk, bucket.round};
+  result.workers = spec_.world_size;
+  const TimePoint start = Now();
+  if (bucket.wire == dtype) {
+    result.nonfinite_elems =
+        context_.device.Encode(bucket.Shares(chunk), bucket.share, bucket.wire, elems, out);
+  } else {
+    const size_t bytes = elems * SizeOf(bucket.wire);
+    const auto scratch = std::make_unique_for_overwrite<std::byte[]>(bytes);
+    result.nonfinite_elems = context_.device.Encode(bucket.Shares(chunk), bucket.share, bucket.wire,
+                                                    elems, scratch.get());
+    THALWEG_RETURN_IF_ERROR(context_.device.Decode(Payload({scratch.get(), bytes}, nullptr),
+                                                   bucket.wire, dtype, elems, out));
+  }
+  bool is_complete = false;
+  {
+    MutexLock lock(mutex_);
+    last_progress_ = Now();
+    bucket.reduce_time += last_progress_ - start;
+    is_complete = bucket.FinishChunk(result, last_progress_);
+  }
+  if (is_complete) Complete(bucket);
+  return absl::OkStatus();
 }
 
 void NodeJob::OnResult(uint32_t shard, const RoundResult& received) {
@@ -190,7 +229,8 @@ void NodeJob::OnResult(uint32_t shard, const RoundResult& received) {
 
 void NodeJob::Complete(NodeBucket& bucket) {
   ::thalweg::Complete message;
-  const uint64_t wire_bytes = bucket.plan.total_elems * SizeOf(bucket.wire);
+  const uint64_t wire_bytes =
+      spec_.num_nodes == 1 ? 0 : bucket.plan.total_elems * SizeOf(bucket.wire);
   {
     MutexLock lock(mutex_);
     message = {bucket.id,

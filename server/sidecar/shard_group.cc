@@ -7,24 +7,39 @@
 
 namespace thalweg {
 
-ShardGroup::ShardGroup(std::vector<Shard*> shards)
-    : shards_(std::move(shards)), states_(shards_.size()) {}
+ShardGroup::ShardGroup(std::vector<Shard*> shards, MetricRegistry& metrics)
+    : shards_(std::move(shards)), states_(shards_.size()) {
+  for (size_t k = 0; k < states_.size(); ++k) {
+    states_[k].wait_seconds = &metrics.GetCounter(
+        "thalweg_sidecar_shard_wait_seconds_total",
+        "Time for which sending waited because a shard owed a window of results",
+        {{"shard", absl::StrCat(k)}});
+  }
+}
 
 absl::Status ShardGroup::Join(JoinRequest request,
                               const std::function<std::shared_ptr<NodeSink>(uint32_t)>& make_sink,
                               TimePoint deadline) {
   request.num_shards = size();
+  // Each node at another shard, so that they do not measure each other.
+  THALWEG_ASSIGN_OR_RETURN(request.link, shards_[request.node % size()]->MeasureLink(deadline));
+  std::vector<uint32_t> weights;
   // Every node joins in this order, so one that waits at shard k has been admitted by all before
   // it.
   for (uint32_t k = 0; k < size(); ++k) {
     request.shard = k;
     THALWEG_ASSIGN_OR_RETURN(const Membership membership, shards_[k]->Join(request, deadline));
+    // The first shard chooses the chunk size, the others are told.
+    request.chunk_bytes = membership.chunk_bytes;
+    weights.push_back(membership.weight);
     {
       MutexLock lock(mutex_);
       states_[k].membership = membership;
     }
     THALWEG_RETURN_IF_ERROR(shards_[k]->Attach(membership.token, make_sink(k)));
   }
+  MutexLock lock(mutex_);
+  placement_.emplace(std::move(weights));
   return absl::OkStatus();
 }
 
@@ -39,27 +54,39 @@ absl::Status ShardGroup::LeftLocked() const {
   return left_because_.ok() ? absl::CancelledError("the job has ended") : left_because_;
 }
 
-absl::Status ShardGroup::RegisterBucket(BucketId id, const BucketLayout& layout,
-                                        TimePoint deadline) {
+absl::StatusOr<std::vector<uint32_t>> ShardGroup::RegisterBucket(BucketId id,
+                                                                 const BucketLayout& layout,
+                                                                 const ChunkPlan& plan, DType wire,
+                                                                 TimePoint deadline) {
+  std::vector<uint32_t> placed;
+  {
+    MutexLock lock(mutex_);
+    if (!placement_) return absl::FailedPreconditionError("shards not joined");
+    placed = placement_->Place(id.index, plan, SizeOf(wire));
+  }
+  const uint64_t fingerprint = Placement::Fingerprint(placed);
   for (uint32_t k = 0; k < size(); ++k) {
     THALWEG_ASSIGN_OR_RETURN(const SessionToken token, Token(k));
-    THALWEG_RETURN_IF_ERROR(shards_[k]->RegisterBucket(token, id, layout, deadline));
+    THALWEG_RETURN_IF_ERROR(shards_[k]->RegisterBucket(token, id, layout, fingerprint, deadline));
   }
-  return absl::OkStatus();
+  return placed;
 }
 
-absl::Status ShardGroup::Contribute(Contribution contribution, TimePoint deadline) {
-  const uint32_t k = ShardOf(contribution.id.bucket, contribution.id.chunk);
+absl::Status ShardGroup::Contribute(uint32_t k, Contribution contribution, TimePoint deadline) {
   THALWEG_ASSIGN_OR_RETURN(const SessionToken token, Token(k));
   {
     MutexLock lock(mutex_);
     State& state = states_[k];
-    const bool has_place =
-        changed_.WaitUntil(mutex_, deadline, [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-          return left_ || state.outstanding < state.membership->window_chunks;
-        });
+    const auto has_place = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+      return left_ || state.outstanding < state.membership->window_chunks;
+    };
+    if (!has_place()) {
+      const TimePoint start = Now();
+      changed_.WaitUntil(mutex_, deadline, has_place);
+      state.wait_seconds->Add(ToSeconds(Now() - start));
+    }
     if (left_) return LeftLocked();
-    if (!has_place) {
+    if (!has_place()) {
       return absl::DeadlineExceededError(
           absl::StrCat("aggregator shard ", k, " owes ", state.outstanding, " results"));
     }
@@ -103,6 +130,11 @@ void ShardGroup::Leave(const absl::Status& reason) {
 uint64_t ShardGroup::epoch() {
   MutexLock lock(mutex_);
   return states_.empty() || !states_[0].membership ? 0 : states_[0].membership->epoch;
+}
+
+uint64_t ShardGroup::chunk_bytes() {
+  MutexLock lock(mutex_);
+  return states_.empty() || !states_[0].membership ? 0 : states_[0].membership->chunk_bytes;
 }
 
 }  // namespace thalweg

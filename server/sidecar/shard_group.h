@@ -9,30 +9,31 @@
 
 #include "absl/status/status.h"
 #include "core/base/exchange.h"
+#include "core/base/metrics.h"
 #include "core/base/mutex.h"
+#include "server/sidecar/placement.h"
 
 namespace thalweg {
 
 // Thread-safe. Sinks may be called from shards' threads from Join on.
 class ShardGroup {
  public:
-  // The shards must outlive the group.
-  explicit ShardGroup(std::vector<Shard*> shards);
+  // The shards and metrics must outlive the group.
+  ShardGroup(std::vector<Shard*> shards, MetricRegistry& metrics);
 
-  // Joins and attaches to every shard; `make_sink(k)` gives shard k's sink. Blocks until all nodes
-  // of the job are there, at most until `deadline`. On error the caller leaves.
+  // Measures the link, then joins and attaches to every shard; `make_sink(k)` gives shard k's sink.
+  // Blocks until all nodes of the job are there, at most until `deadline`. On error the caller
+  // leaves.
   absl::Status Join(JoinRequest request,
                     const std::function<std::shared_ptr<NodeSink>(uint32_t)>& make_sink,
                     TimePoint deadline);
-  absl::Status RegisterBucket(BucketId id, const BucketLayout& layout, TimePoint deadline);
-
-  // Which shard sums a chunk: chunks of a bucket go round all shards, and buckets start at
-  // different ones.
-  uint32_t ShardOf(BucketId id, uint32_t chunk) const {
-    return (id.index + chunk) % static_cast<uint32_t>(shards_.size());
-  }
-  // Sends a chunk to its shard, after waiting for a place in its window until `deadline`.
-  absl::Status Contribute(Contribution contribution, TimePoint deadline);
+  // Announces a bucket to all shards and returns which shard sums each of its chunks. All nodes
+  // must announce their buckets in the same order.
+  absl::StatusOr<std::vector<uint32_t>> RegisterBucket(BucketId id, const BucketLayout& layout,
+                                                       const ChunkPlan& plan, DType wire,
+                                                       TimePoint deadline);
+  // Sends a chunk to `shard`, after waiting for a place in its window until `deadline`.
+  absl::Status Contribute(uint32_t shard, Contribution contribution, TimePoint deadline);
   // A result of `shard` has come: its place in the window is free.
   void OnAnswered(uint32_t shard);
 
@@ -43,11 +44,14 @@ class ShardGroup {
 
   uint32_t size() const { return static_cast<uint32_t>(shards_.size()); }
   uint64_t epoch();
+  // As agreed by all nodes; from Join on.
+  uint64_t chunk_bytes();
 
  private:
   struct State {
     std::optional<Membership> membership;
     uint32_t outstanding = 0;  // chunks contributed and not answered
+    Counter* wait_seconds = nullptr;
   };
 
   absl::StatusOr<SessionToken> Token(uint32_t shard);
@@ -59,7 +63,8 @@ class ShardGroup {
   CondVar changed_;
   bool left_ ABSL_GUARDED_BY(mutex_) = false;
   absl::Status left_because_ ABSL_GUARDED_BY(mutex_);
-  std::vector<State> states_ ABSL_GUARDED_BY(mutex_);  // by shard
+  std::vector<State> states_ ABSL_GUARDED_BY(mutex_);           // by shard
+  std::optional<Placement> placement_ ABSL_GUARDED_BY(mutex_);  // from Join on
 };
 
 }  // namespace thalweg

@@ -6,6 +6,8 @@
 #include <future>
 #include <vector>
 
+#include "core/base/protocol.h"
+
 namespace thalweg {
 namespace {
 
@@ -19,15 +21,18 @@ class FakeShard : public Shard {
   absl::StatusOr<Membership> Join(const JoinRequest& request, TimePoint) override {
     joined = request;
     if (!refusal.ok()) return refusal;
-    return Membership{7, 1, 2};
+    return Membership{7, 1, kMinChunkBytes, 2, 1};
   }
   absl::Status Attach(SessionToken, std::shared_ptr<NodeSink> node) override {
     sink = std::move(node);
     return absl::OkStatus();
   }
-  absl::Status RegisterBucket(SessionToken, BucketId, const BucketLayout&, TimePoint) override {
+  absl::Status RegisterBucket(SessionToken, BucketId, const BucketLayout&, uint64_t placement,
+                              TimePoint) override {
+    placements.push_back(placement);
     return absl::OkStatus();
   }
+  absl::StatusOr<LinkSpeed> MeasureLink(TimePoint) override { return link; }
   absl::Status Contribute(SessionToken, Contribution contribution) override {
     chunks.push_back(contribution.id.chunk);
     return absl::OkStatus();
@@ -37,6 +42,8 @@ class FakeShard : public Shard {
 
   absl::Status refusal, heartbeat;
   JoinRequest joined;
+  LinkSpeed link;
+  std::vector<uint64_t> placements;
   std::shared_ptr<NodeSink> sink;
   std::vector<uint32_t> chunks;
   std::vector<absl::Status> left;
@@ -55,12 +62,13 @@ Contribution Chunk(uint32_t chunk) {
 
 class ShardGroupTest : public ::testing::Test {
  protected:
-  absl::Status Join() {
+  absl::Status Join(const JoinRequest& request = {}) {
     return group_.Join(
-        {}, [](uint32_t) { return std::make_shared<NullSink>(); }, Now() + kPatience);
+        request, [](uint32_t) { return std::make_shared<NullSink>(); }, Now() + kPatience);
   }
   FakeShard a_, b_;
-  ShardGroup group_{{&a_, &b_}};
+  MetricRegistry metrics_;
+  ShardGroup group_{{&a_, &b_}, metrics_};
 };
 
 TEST_F(ShardGroupTest, EveryShardIsToldItsPlace) {
@@ -70,24 +78,37 @@ TEST_F(ShardGroupTest, EveryShardIsToldItsPlace) {
   EXPECT_EQ(b_.joined.num_shards, 2u);
 }
 
-TEST_F(ShardGroupTest, ChunksGoRoundAllShards) {
+TEST_F(ShardGroupTest, LinkIsMeasuredOnceAndToldToAllShardsWithTheFirstOnesChunkSize) {
+  b_.link = {1e6, {}};
+  JoinRequest request;
+  request.node = 3;  // measures shard 1
+  ASSERT_TRUE(Join(request).ok());
+  EXPECT_EQ(a_.joined.link.bytes_per_second, 1e6);
+  EXPECT_EQ(b_.joined.link.bytes_per_second, 1e6);
+  EXPECT_EQ(a_.joined.chunk_bytes, 0u);
+  EXPECT_EQ(b_.joined.chunk_bytes, kMinChunkBytes);
+}
+
+TEST_F(ShardGroupTest, AllShardsAreToldTheSamePlacement) {
   ASSERT_TRUE(Join().ok());
-  for (uint32_t chunk = 0; chunk < 4; ++chunk) {
-    ASSERT_TRUE(group_.Contribute(Chunk(chunk), Now()).ok());
-  }
-  EXPECT_EQ(a_.chunks, (std::vector<uint32_t>{0, 2}));
-  EXPECT_EQ(b_.chunks, (std::vector<uint32_t>{1, 3}));
+  const BucketLayout layout{DType::kFloat32, {{"w", {40}}}};
+  const auto placed =
+      group_.RegisterBucket({0, 0}, layout, {40, 10}, DType::kFloat32, Now() + kPatience);
+  ASSERT_TRUE(placed.ok());
+  EXPECT_EQ(*placed, (std::vector<uint32_t>{0, 1, 0, 1}));
+  EXPECT_EQ(a_.placements, std::vector<uint64_t>{Placement::Fingerprint(*placed)});
+  EXPECT_EQ(b_.placements, a_.placements);
 }
 
 TEST_F(ShardGroupTest, FullWindowWaitsForAnAnswer) {
   ASSERT_TRUE(Join().ok());
-  ASSERT_TRUE(group_.Contribute(Chunk(0), Now()).ok());
-  ASSERT_TRUE(group_.Contribute(Chunk(2), Now()).ok());
-  const absl::Status full = group_.Contribute(Chunk(4), Now());
+  ASSERT_TRUE(group_.Contribute(0, Chunk(0), Now()).ok());
+  ASSERT_TRUE(group_.Contribute(0, Chunk(2), Now()).ok());
+  const absl::Status full = group_.Contribute(0, Chunk(4), Now());
   EXPECT_EQ(full.code(), absl::StatusCode::kDeadlineExceeded);
   EXPECT_THAT(std::string(full.message()), HasSubstr("shard 0 owes 2 results"));
   auto waiting = std::async(std::launch::async,
-                            [&] { return group_.Contribute(Chunk(4), Now() + kPatience); });
+                            [&] { return group_.Contribute(0, Chunk(4), Now() + kPatience); });
   group_.OnAnswered(0);
   EXPECT_TRUE(waiting.get().ok());
   EXPECT_EQ(a_.chunks.size(), 3u);
@@ -95,10 +116,10 @@ TEST_F(ShardGroupTest, FullWindowWaitsForAnAnswer) {
 
 TEST_F(ShardGroupTest, LeavingEndsWaitsAndTellsEveryShardOnce) {
   ASSERT_TRUE(Join().ok());
-  ASSERT_TRUE(group_.Contribute(Chunk(0), Now()).ok());
-  ASSERT_TRUE(group_.Contribute(Chunk(2), Now()).ok());
+  ASSERT_TRUE(group_.Contribute(0, Chunk(0), Now()).ok());
+  ASSERT_TRUE(group_.Contribute(0, Chunk(2), Now()).ok());
   auto waiting = std::async(std::launch::async,
-                            [&] { return group_.Contribute(Chunk(4), Now() + kPatience); });
+                            [&] { return group_.Contribute(0, Chunk(4), Now() + kPatience); });
   group_.Leave(absl::AbortedError("because"));
   group_.Leave(absl::OkStatus());
   EXPECT_EQ(waiting.get().message(), "because");

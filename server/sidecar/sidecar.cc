@@ -34,7 +34,7 @@ absl::Status CheckHello(const Hello& h) {
     return invalid(absl::StrCat("local rank ", h.local_rank, " of ", h.local_size));
   }
   if (h.codec == DType::kFloat64) return invalid("fp64 is no codec: expected fp32, fp16 or bf16");
-  if (h.chunk_bytes < kMinChunkBytes || h.chunk_bytes > kMaxChunkBytes) {
+  if (h.chunk_bytes != 0 && (h.chunk_bytes < kMinChunkBytes || h.chunk_bytes > kMaxChunkBytes)) {
     return invalid(absl::StrCat("chunks must have ", kMinChunkBytes, " to ", kMaxChunkBytes,
                                 " bytes, got ", h.chunk_bytes));
   }
@@ -53,7 +53,8 @@ absl::StatusOr<std::unique_ptr<Sidecar>> Sidecar::Start(const Options& options,
 }
 
 Sidecar::Sidecar(const Options& options, MetricRegistry& registry)
-    : metrics_(registry), context_{options.shards, *options.device, metrics_} {}
+    : metrics_(registry),
+      context_{options.shards, *options.device, metrics_, options.threads, options.window_chunks} {}
 
 Sidecar::~Sidecar() { Stop(absl::CancelledError("the sidecar is shutting down")); }
 

@@ -1,8 +1,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <chrono>
+#include <limits>
 #include <string>
+#include <vector>
 
 #include "core/base/protocol.h"
 #include "server/transport/address.h"
@@ -79,13 +80,17 @@ TEST(ControlCodecTest, UnusableJoinFieldsAreRefused) {
   proto = ToProto(JoinRequest{});
   proto.set_round_timeout_ms(~uint64_t{0});
   EXPECT_THAT(Message(FromProto(proto).status()), HasSubstr("expected at most 86400000"));
+  proto = ToProto(JoinRequest{});
+  proto.set_link_round_trip_us(~uint64_t{0});
+  EXPECT_THAT(Message(FromProto(proto).status()), HasSubstr("expected at most 3600000000"));
 }
 
 TEST(ControlCodecTest, LayoutsRoundTrip) {
   const BucketLayout layout{DType::kBFloat16, {{"w", {3, 4}}, {"scalar", {}}, {"none", {0, 9}}}};
-  const v1::RegisterBucketRequest proto = ToProto(7, {2, 1}, layout);
+  const v1::RegisterBucketRequest proto = ToProto(7, {2, 1}, layout, 9);
   EXPECT_EQ(proto.token(), 7u);
   EXPECT_EQ(proto.bucket().generation(), 1u);
+  EXPECT_EQ(proto.placement(), 9u);
   const auto back = FromProto(proto);
   ASSERT_TRUE(back.ok()) << back.status();
   EXPECT_EQ(*back, layout);
@@ -93,27 +98,54 @@ TEST(ControlCodecTest, LayoutsRoundTrip) {
 
 TEST(ControlCodecTest, UncountableLayoutsAreRefusedByTensor) {
   const auto refusal = [](std::vector<TensorSpec> tensors) {
-    return Message(FromProto(ToProto(1, {}, {DType::kFloat32, std::move(tensors)})).status());
+    return Message(FromProto(ToProto(1, {}, {DType::kFloat32, std::move(tensors)}, 0)).status());
   };
   EXPECT_THAT(refusal({{"bad", {-1}}}), HasSubstr("'bad' has a dimension of -1"));
   EXPECT_THAT(refusal({{"big", {1 << 30, 1 << 30, 16}}}), HasSubstr("'big'"));
   EXPECT_THAT(refusal({{"a", {int64_t{1} << 48}}, {"b", {1}}}), HasSubstr("at tensor 'b'"));
-  v1::RegisterBucketRequest proto = ToProto(1, {}, {});
+  v1::RegisterBucketRequest proto = ToProto(1, {}, {}, 0);
   proto.set_dtype(static_cast<v1::DType>(0));
   EXPECT_THAT(Message(FromProto(proto).status()), HasSubstr("is 0, expected 1 to 4"));
 }
 
+TEST(ControlCodecTest, RatesThatNoLinkHasAreRefused) {
+  using Limits = std::numeric_limits<double>;
+  for (const double rate : {-1.0, Limits::quiet_NaN(), Limits::infinity(), -Limits::infinity()}) {
+    v1::JoinRequest proto = ToProto(JoinRequest{});
+    proto.set_link_bytes_per_second(rate);
+    const absl::Status status = FromProto(proto).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << rate;
+    EXPECT_THAT(Message(status), HasSubstr("link_bytes_per_second is"));
+  }
+  for (const double rate : {0.0, 1.25e10, Limits::max()}) {
+    v1::JoinRequest proto = ToProto(JoinRequest{});
+    proto.set_link_bytes_per_second(rate);
+    EXPECT_TRUE(FromProto(proto).ok()) << rate;
+  }
+}
+
 TEST(ControlCodecTest, AnswersThatNoAggregatorGivesAreRefused) {
-  v1::JoinResponse proto;
-  proto.set_wire_version(kWireVersion);
-  proto.set_token(1);
-  proto.set_window_chunks(1);
-  EXPECT_TRUE(FromProto(proto).ok());
-  proto.set_token(0);
-  EXPECT_EQ(FromProto(proto).status().code(), absl::StatusCode::kInvalidArgument);
-  proto.set_token(1);
-  proto.set_wire_version(kWireVersion + 1);
-  EXPECT_EQ(FromProto(proto).status().code(), absl::StatusCode::kFailedPrecondition);
+  const v1::JoinResponse good = ToProto(Membership{1, 0, 4096, 1, 1});
+  EXPECT_TRUE(FromProto(good).ok());
+  const auto refusal = [&good](auto change) {
+    v1::JoinResponse proto = good;
+    change(proto);
+    return FromProto(proto).status();
+  };
+  const std::vector<absl::Status> invalid = {
+      refusal([](auto& proto) { proto.set_token(0); }),
+      refusal([](auto& proto) { proto.set_window_chunks(0); }),
+      refusal([](auto& proto) { proto.set_weight(0); }),
+      refusal([](auto& proto) { proto.set_chunk_bytes(0); }),
+      refusal([](auto& proto) { proto.set_chunk_bytes(4095); }),
+      refusal([](auto& proto) { proto.set_chunk_bytes((4 << 20) + 1); }),
+  };
+  for (const absl::Status& status : invalid) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+    EXPECT_THAT(Message(status), HasSubstr("the aggregator answered with"));
+  }
+  EXPECT_EQ(refusal([](auto& proto) { proto.set_wire_version(kWireVersion + 1); }).code(),
+            absl::StatusCode::kFailedPrecondition);
 }
 
 }  // namespace

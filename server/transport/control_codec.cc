@@ -1,6 +1,7 @@
 #include "server/transport/control_codec.h"
 
 #include <chrono>
+#include <cmath>
 #include <string>
 #include <utility>
 
@@ -14,6 +15,7 @@ namespace {
 // Far beyond any model, and far from overflowing uint64_t when multiplied with an element's size.
 constexpr uint64_t kMaxBucketElems = uint64_t{1} << 48;
 constexpr std::chrono::milliseconds kMaxRoundTimeout = std::chrono::hours(24);
+constexpr std::chrono::microseconds kMaxRoundTrip = std::chrono::hours(1);
 
 absl::StatusOr<DType> ToDType(int value, const char* what) {
   const auto dtype = static_cast<DType>(value);
@@ -42,10 +44,25 @@ absl::Status Count(const TensorSpec& tensor, uint64_t* total) {
   return absl::OkStatus();
 }
 
+absl::StatusOr<LinkSpeed> LinkOf(const v1::JoinRequest& proto) {
+  const double rate = proto.link_bytes_per_second();
+  if (!std::isfinite(rate) || rate < 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("link_bytes_per_second is ", rate, ", expected a finite rate of 0 or more"));
+  }
+  if (proto.link_round_trip_us() > static_cast<uint64_t>(kMaxRoundTrip.count())) {
+    return absl::InvalidArgumentError(absl::StrCat("link_round_trip_us is ",
+                                                   proto.link_round_trip_us(),
+                                                   ", expected at most ", kMaxRoundTrip.count()));
+  }
+  return LinkSpeed{rate, std::chrono::microseconds(proto.link_round_trip_us())};
+}
+
 }  // namespace
 
 v1::JoinRequest ToProto(const JoinRequest& request) {
   using std::chrono::duration_cast;
+  using std::chrono::microseconds;
   using std::chrono::milliseconds;
   v1::JoinRequest proto;
   proto.set_min_wire_version(kWireVersion);
@@ -62,10 +79,27 @@ v1::JoinRequest ToProto(const JoinRequest& request) {
   proto.set_codec(static_cast<v1::DType>(request.codec));
   proto.set_round_timeout_ms(
       static_cast<uint64_t>(duration_cast<milliseconds>(request.round_timeout).count()));
+  proto.set_window_chunks(request.window_chunks);
+  proto.set_link_bytes_per_second(request.link.bytes_per_second);
+  proto.set_link_round_trip_us(
+      static_cast<uint64_t>(duration_cast<microseconds>(request.link.round_trip).count()));
   return proto;
 }
 
-v1::RegisterBucketRequest ToProto(SessionToken token, BucketId id, const BucketLayout& layout) {
+v1::JoinResponse ToProto(const Membership& membership) {
+  v1::JoinResponse proto;
+  proto.set_wire_version(kWireVersion);
+  proto.set_token(membership.token);
+  proto.set_epoch(membership.epoch);
+  proto.set_window_chunks(membership.window_chunks);
+  proto.set_server_version(THALWEG_VERSION);
+  proto.set_chunk_bytes(membership.chunk_bytes);
+  proto.set_weight(membership.weight);
+  return proto;
+}
+
+v1::RegisterBucketRequest ToProto(SessionToken token, BucketId id, const BucketLayout& layout,
+                                  uint64_t placement) {
   v1::RegisterBucketRequest proto;
   proto.set_token(token);
   proto.mutable_bucket()->set_index(id.index);
@@ -76,6 +110,7 @@ v1::RegisterBucketRequest ToProto(SessionToken token, BucketId id, const BucketL
     out.set_name(tensor.name);
     out.mutable_shape()->Add(tensor.shape.begin(), tensor.shape.end());
   }
+  proto.set_placement(placement);
   return proto;
 }
 
@@ -92,6 +127,7 @@ absl::StatusOr<JoinRequest> FromProto(const v1::JoinRequest& proto) {
   }
   JoinRequest request;
   THALWEG_ASSIGN_OR_RETURN(request.codec, ToDType(proto.codec(), "codec"));
+  THALWEG_ASSIGN_OR_RETURN(request.link, LinkOf(proto));
   request.node = proto.node();
   request.node_name = proto.node_name();
   request.workers = proto.workers();
@@ -101,6 +137,7 @@ absl::StatusOr<JoinRequest> FromProto(const v1::JoinRequest& proto) {
   request.shard = proto.shard();
   request.num_shards = proto.num_shards();
   request.chunk_bytes = proto.chunk_bytes();
+  request.window_chunks = proto.window_chunks();
   request.round_timeout = std::chrono::milliseconds(proto.round_timeout_ms());
   return request;
 }
@@ -123,12 +160,19 @@ absl::StatusOr<Membership> FromProto(const v1::JoinResponse& proto) {
                                                       proto.wire_version(), ", this node speaks ",
                                                       kWireVersion));
   }
-  if (proto.token() == 0 || proto.window_chunks() == 0) {
+  if (proto.token() == 0 || proto.window_chunks() == 0 || proto.weight() == 0) {
     return absl::InvalidArgumentError(
-        absl::StrCat("the aggregator answered with token ", proto.token(), " and a window of ",
-                     proto.window_chunks(), " chunks, expected neither to be 0"));
+        absl::StrCat("the aggregator answered with token ", proto.token(), ", a window of ",
+                     proto.window_chunks(), " chunks and weight ", proto.weight(),
+                     ", expected none of them to be 0"));
   }
-  return Membership{proto.token(), proto.epoch(), proto.window_chunks()};
+  if (proto.chunk_bytes() < kMinChunkBytes || proto.chunk_bytes() > kMaxChunkBytes) {
+    return absl::InvalidArgumentError(absl::StrCat("the aggregator answered with chunks of ",
+                                                   proto.chunk_bytes(), " bytes, expected ",
+                                                   kMinChunkBytes, " to ", kMaxChunkBytes));
+  }
+  return Membership{proto.token(), proto.epoch(), proto.chunk_bytes(), proto.window_chunks(),
+                    proto.weight()};
 }
 
 }  // namespace thalweg

@@ -10,7 +10,9 @@
 namespace thalweg {
 
 v1::JoinRequest ToProto(const JoinRequest& request);
-v1::RegisterBucketRequest ToProto(SessionToken token, BucketId id, const BucketLayout& layout);
+v1::JoinResponse ToProto(const Membership& membership);
+v1::RegisterBucketRequest ToProto(SessionToken token, BucketId id, const BucketLayout& layout,
+                                  uint64_t placement);
 
 // Also refuses a caller that does not speak kWireVersion, naming its versions and ours.
 absl::StatusOr<JoinRequest> FromProto(const v1::JoinRequest& proto);

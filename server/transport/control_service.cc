@@ -3,8 +3,9 @@
 #include <algorithm>
 #include <chrono>
 
-#include "core/base/protocol.h"
+#include "absl/strings/str_cat.h"
 #include "server/transport/control_codec.h"
+#include "server/transport/link_probe.h"
 #include "server/transport/status_codec.h"
 
 namespace thalweg {
@@ -27,6 +28,15 @@ TimePoint AnswerBy(const grpc::ServerContext& context) {
 
 }  // namespace
 
+grpc::Status ControlService::Probe(grpc::ServerContext* /*context*/,
+                                   const v1::ProbeRequest* request,
+                                   v1::ProbeResponse* /*response*/) {
+  const size_t bytes = request->padding().size();
+  if (bytes <= kMaxProbeBytes) return grpc::Status::OK;
+  return ToGrpc(absl::InvalidArgumentError(
+      absl::StrCat("a probe of ", bytes, " bytes, expected at most ", kMaxProbeBytes)));
+}
+
 grpc::Status ControlService::Join(grpc::ServerContext* context, const v1::JoinRequest* request,
                                   v1::JoinResponse* response) {
   const absl::StatusOr<JoinRequest> parsed = FromProto(*request);
@@ -38,11 +48,7 @@ grpc::Status ControlService::Join(grpc::ServerContext* context, const v1::JoinRe
     shard_.Leave(membership->token, absl::UnavailableError("gave up while the job was joining"));
     return grpc::Status::CANCELLED;
   }
-  response->set_wire_version(kWireVersion);
-  response->set_token(membership->token);
-  response->set_epoch(membership->epoch);
-  response->set_window_chunks(membership->window_chunks);
-  response->set_server_version(THALWEG_VERSION);
+  *response = ToProto(*membership);
   return grpc::Status::OK;
 }
 
@@ -52,7 +58,8 @@ grpc::Status ControlService::RegisterBucket(grpc::ServerContext* context,
   const absl::StatusOr<BucketLayout> layout = FromProto(*request);
   if (!layout.ok()) return ToGrpc(layout.status());
   const BucketId id{request->bucket().index(), request->bucket().generation()};
-  return ToGrpc(shard_.RegisterBucket(request->token(), id, *layout, AnswerBy(*context)));
+  return ToGrpc(shard_.RegisterBucket(request->token(), id, *layout, request->placement(),
+                                      AnswerBy(*context)));
 }
 
 grpc::Status ControlService::Heartbeat(grpc::ServerContext* context,

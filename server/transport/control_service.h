@@ -12,6 +12,8 @@ class ControlService final : public v1::Control::Service {
   // `shard` must outlive the service.
   explicit ControlService(Shard& shard) : shard_(shard) {}
 
+  grpc::Status Probe(grpc::ServerContext* context, const v1::ProbeRequest* request,
+                     v1::ProbeResponse* response) override;
   grpc::Status Join(grpc::ServerContext* context, const v1::JoinRequest* request,
                     v1::JoinResponse* response) override;
   grpc::Status RegisterBucket(grpc::ServerContext* context,

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <utility>
@@ -43,36 +44,54 @@ class Recorder {
 class RecordingSink : public NodeSink {
  public:
   void OnResult(RoundResult result) override { results.Add(std::move(result)); }
+  uint32_t Backlog() const override { return 0; }
   void OnFailed(absl::Status why) override { failures.Add(std::move(why)); }
 
   Recorder<RoundResult> results;
   Recorder<absl::Status> failures;
 };
 
-// Answers each contribution at once with a result of the same bytes, to the sink attached last. Set
-// the answers before use.
+// Answers each contribution at once with a result of the same bytes, to the sink of its token; node
+// n gets token join_answer->token + n. Set the answers before use.
 class FakeShard : public Shard {
  public:
+  absl::StatusOr<LinkSpeed> MeasureLink(TimePoint) override {
+    return absl::UnimplementedError("a server is not asked");
+  }
   absl::StatusOr<Membership> Join(const JoinRequest& request, TimePoint deadline) override {
     joins.Add({request, deadline});
     if (on_join != nullptr) on_join();
-    return join_answer;
+    absl::StatusOr<Membership> answer = join_answer;
+    if (answer.ok()) answer->token += request.node;
+    return answer;
   }
   absl::Status Attach(SessionToken token, std::shared_ptr<NodeSink> sink) override {
-    if (token != join_answer->token) return absl::NotFoundError("no such membership");
+    if (token < join_answer->token) return absl::NotFoundError("no such membership");
+    {
+      MutexLock lock(mutex_);
+      attached_[token] = sink;
+    }
     sinks.Add(std::move(sink));
     return absl::OkStatus();
   }
-  absl::Status RegisterBucket(SessionToken token, BucketId id, const BucketLayout& layout,
-                              TimePoint) override {
-    buckets.Add({id, layout});
+  absl::Status RegisterBucket(SessionToken, BucketId id, const BucketLayout& layout,
+                              uint64_t placement, TimePoint) override {
+    buckets.Add({id, layout, placement});
     return register_answer;
   }
   absl::Status Contribute(SessionToken token, Contribution contribution) override {
     if (!contribute_answer.ok()) return contribute_answer;
     contributions.Add(contribution);
-    sinks.Get().back()->OnResult({contribution.id, contribution.epoch, contribution.wire,
-                                  contribution.elems, 8, 2, std::move(contribution.payload)});
+    std::shared_ptr<NodeSink> sink;
+    {
+      MutexLock lock(mutex_);
+      sink = attached_[token];
+    }
+    if (sink->Backlog() >= window_chunks) {
+      return absl::FailedPreconditionError("node has more chunks on the way than its window");
+    }
+    sink->OnResult({contribution.id, contribution.epoch, contribution.wire, contribution.elems, 8,
+                    2, std::move(contribution.payload)});
     return absl::OkStatus();
   }
   absl::Status Heartbeat(SessionToken token, TimePoint) override {
@@ -83,18 +102,41 @@ class FakeShard : public Shard {
     leaves.Add({token, reason});
   }
 
-  absl::StatusOr<Membership> join_answer = Membership{0xfedcba9876543210u, 5, 64};
+  struct Bucket {
+    BucketId id;
+    BucketLayout layout;
+    uint64_t placement = 0;
+  };
+
+  absl::StatusOr<Membership> join_answer = Membership{0xfedcba9876543210u, 5, 1 << 18, 64, 3};
   absl::Status register_answer;
   absl::Status contribute_answer;
+  uint32_t window_chunks = 1024;
   std::function<void()> on_join;
 
   Recorder<std::pair<JoinRequest, TimePoint>> joins;
   Recorder<std::shared_ptr<NodeSink>> sinks;
-  Recorder<std::pair<BucketId, BucketLayout>> buckets;
+  Recorder<Bucket> buckets;
   Recorder<Contribution> contributions;
   Recorder<SessionToken> heartbeats;
   Recorder<std::pair<SessionToken, absl::Status>> leaves;
+
+ private:
+  Mutex mutex_;
+  std::map<SessionToken, std::shared_ptr<NodeSink>> attached_ ABSL_GUARDED_BY(mutex_);
 };
+
+inline JoinRequest OfNode(uint32_t node) {
+  JoinRequest request;
+  request.node = node;
+  return request;
+}
+
+// `payload` holds floats.
+inline RoundResult ResultOf(uint32_t chunk, Payload payload) {
+  const uint64_t elems = payload.SizeBytes() / 4;
+  return {{{}, chunk, 1}, 5, DType::kFloat32, elems, 1, 0, std::move(payload)};
+}
 
 inline std::string BytesOf(const Payload& payload) {
   std::string bytes;

@@ -2,14 +2,17 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <limits>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "absl/container/inlined_vector.h"
 #include "absl/strings/str_cat.h"
 #include "core/base/status_macros.h"
+#include "grpcpp/support/proto_buffer_reader.h"
 #include "server/transport/status_codec.h"
 #include "thalweg/v1/exchange.pb.h"
 
@@ -30,30 +33,56 @@ constexpr std::array<const char*, 10> kScalarNames = {
     "round", "dtype", "elems",        "workers",           "nonfinite_elems"};
 using Scalars = std::array<uint64_t, kScalarNames.size()>;
 
-void AppendVarint(uint64_t value, std::string* out) {
-  for (; value >= 0x80; value >>= 7) out->push_back(static_cast<char>(value | 0x80));
-  out->push_back(static_cast<char>(value));
-}
+constexpr size_t kMaxVarintBytes = 10;
+// Every scalar with its one-byte tag, and tags and lengths of payload and chunk.
+constexpr size_t kMaxHeadBytes = (kScalarNames.size() + 2) * (1 + kMaxVarintBytes);
 
-// A slice that refers to `piece` and keeps `owner` as long as gRPC keeps the slice.
-grpc::Slice ReferTo(std::span<const std::byte> piece, const std::shared_ptr<const void>& owner) {
-  using Owner = std::shared_ptr<const void>;
-  auto keep = std::make_unique<Owner>(owner);
-  // gRPC's slices are not const-correct: it only reads what it sends.
-  void* data = const_cast<std::byte*>(piece.data());
-  return grpc::Slice(
-      data, piece.size(),
-      [](void* kept) { std::unique_ptr<Owner> released(static_cast<Owner*>(kept)); },
-      keep.release());
-}
+// The bytes before a payload. They are written from the end, because a length comes before what it
+// counts.
+class Head {
+ public:
+  void PrependVarint(uint64_t value) {
+    std::array<uint8_t, kMaxVarintBytes> bytes;
+    size_t size = 0;
+    for (; value >= 0x80; value >>= 7) bytes[size++] = static_cast<uint8_t>(value | 0x80);
+    bytes[size++] = static_cast<uint8_t>(value);
+    begin_ -= size;
+    std::copy_n(bytes.begin(), size, bytes_.begin() + begin_);
+  }
 
-// Reads forward through a list of slices as if they were one run of bytes.
+  size_t size() const { return bytes_.size() - begin_; }
+  grpc::Slice Copy() const { return {bytes_.data() + begin_, size()}; }
+
+ private:
+  std::array<uint8_t, kMaxHeadBytes> bytes_;
+  size_t begin_ = kMaxHeadBytes;
+};
+
+// What keeps the pieces of a payload, until gRPC has let go of the last of them.
+class Lease {
+ public:
+  Lease(std::shared_ptr<const void> owner, size_t pieces)
+      : owner_(std::move(owner)), pieces_(pieces) {}
+
+  // gRPC's way to let go of a piece.
+  static void Release(void* lease) {
+    auto* held = static_cast<Lease*>(lease);
+    if (held->pieces_.fetch_sub(1, std::memory_order_acq_rel) == 1) {
+      std::unique_ptr<Lease> last(held);
+    }
+  }
+
+ private:
+  std::shared_ptr<const void> owner_;
+  // Release and acquire make every use of the pieces happen before the owner goes.
+  std::atomic<size_t> pieces_;
+};
+
+// Reads forward through a buffer's slices as if they were one run of bytes.
 class Cursor {
  public:
-  explicit Cursor(const std::vector<grpc::Slice>& slices) : slices_(slices) {
-    for (const grpc::Slice& slice : slices_) remaining_ += slice.size();
-    SkipEmpty();
-  }
+  // `bytes` must stay where it is while the cursor or anything taken from it is used.
+  explicit Cursor(grpc::ByteBuffer& bytes) : slices_(&bytes), remaining_(bytes.Length()) {}
 
   uint64_t remaining() const { return remaining_; }
 
@@ -62,8 +91,7 @@ class Cursor {
   bool ReadVarint(size_t max_bytes, uint64_t* value) {
     *value = 0;
     for (size_t i = 0; i < max_bytes && remaining_ > 0; ++i) {
-      const uint8_t byte = slices_[slice_].begin()[offset_];
-      Advance(1);
+      const auto byte = static_cast<uint8_t>(Step(1).front());
       *value |= uint64_t{byte & 0x7fu} << (7 * i);
       if (byte < 0x80) return true;
     }
@@ -90,6 +118,7 @@ class Cursor {
   // The next `bytes` as views of the slices. Requires bytes <= remaining().
   std::vector<std::span<const std::byte>> Take(uint64_t bytes) {
     std::vector<std::span<const std::byte>> pieces;
+    pieces.reserve(bytes / GRPC_TCP_DEFAULT_READ_SLICE_SIZE + 2);
     while (bytes > 0) {
       pieces.push_back(Step(bytes));
       bytes -= pieces.back().size();
@@ -98,33 +127,24 @@ class Cursor {
   }
 
  private:
-  // What is left of the current slice, `limit` bytes at most, and moves past it.
+  // What is left of the current slice, `limit` bytes at most, and moves past it. Requires
+  // 0 < limit <= remaining().
   std::span<const std::byte> Step(uint64_t limit) {
-    const grpc::Slice& slice = slices_[slice_];
-    const size_t size = std::min<uint64_t>(slice.size() - offset_, limit);
-    const auto* begin = reinterpret_cast<const std::byte*>(slice.begin()) + offset_;
-    Advance(size);
-    return {begin, size};
-  }
-
-  // Requires that many bytes in the current slice.
-  void Advance(size_t bytes) {
-    offset_ += bytes;
-    remaining_ -= bytes;
-    SkipEmpty();
-  }
-
-  void SkipEmpty() {
-    while (slice_ < slices_.size() && offset_ == slices_[slice_].size()) {
-      ++slice_;
-      offset_ = 0;
+    while (slice_.empty()) {
+      const void* data = nullptr;
+      int size = 0;
+      slices_.Next(&data, &size);
+      slice_ = {static_cast<const std::byte*>(data), static_cast<size_t>(size)};
     }
+    const auto step = slice_.first(std::min<uint64_t>(slice_.size(), limit));
+    slice_ = slice_.subspan(step.size());
+    remaining_ -= step.size();
+    return step;
   }
 
-  const std::vector<grpc::Slice>& slices_;
-  size_t slice_ = 0;
-  size_t offset_ = 0;
-  uint64_t remaining_ = 0;
+  grpc::ProtoBufferReader slices_;  // refers to the buffer's slices without counting references
+  std::span<const std::byte> slice_;
+  uint64_t remaining_;
 };
 
 absl::Status Malformed(const Cursor& in, const std::string& what) {
@@ -207,7 +227,8 @@ absl::StatusOr<ChunkHeader> ToHeader(const Scalars& scalars, size_t payload_byte
   return header;
 }
 
-absl::StatusOr<ParsedFrame> ParseChunk(Cursor in, std::shared_ptr<const void> owner) {
+// `in` is behind the chunk's tag, in the buffer that `owner` keeps.
+absl::StatusOr<ParsedFrame> ParseChunk(Cursor& in, std::shared_ptr<const void> owner) {
   uint64_t length;
   if (!in.ReadLength(&length) || length != in.remaining()) {
     return Malformed(in, "a chunk's length must be that of the rest of the frame");
@@ -222,7 +243,7 @@ absl::StatusOr<ParsedFrame> ParseChunk(Cursor in, std::shared_ptr<const void> ow
   return frame;
 }
 
-absl::StatusOr<ParsedFrame> ParseSmall(Cursor in) {
+absl::StatusOr<ParsedFrame> ParseSmall(Cursor& in) {
   if (in.remaining() > kMaxSmallFrameBytes) {
     return Malformed(
         in, absl::StrCat("a frame other than a chunk has ", kMaxSmallFrameBytes, " bytes at most"));
@@ -235,7 +256,7 @@ absl::StatusOr<ParsedFrame> ParseSmall(Cursor in) {
   if (!frame.ParseFromString(bytes)) return Malformed(in, "not a Frame message");
   switch (frame.kind_case()) {
     case v1::Frame::kOpen:
-      return OpenFrame{frame.open().token()};
+      return OpenFrame{frame.open().token(), frame.open().stream(), frame.open().num_streams()};
     case v1::Frame::kFailure: {
       absl::Status why = StatusFromWire(frame.failure().code(), frame.failure().message());
       if (why.ok()) why = absl::UnknownError(frame.failure().message());
@@ -249,6 +270,24 @@ absl::StatusOr<ParsedFrame> ParseSmall(Cursor in) {
   return Malformed(in, "expected open, chunk or failure, got none of them");
 }
 
+using Slices = absl::InlinedVector<grpc::Slice, 8>;
+
+// Slices that refer to the payload's pieces and keep its owner as long as gRPC keeps them. Requires
+// a payload that is not empty.
+void AppendPieces(const Payload& payload, Slices* slices) {
+  size_t count = 0;
+  for (const auto& piece : payload.pieces) count += piece.empty() ? 0 : 1;
+  slices->reserve(slices->size() + count);
+  auto lease = std::make_unique<Lease>(payload.owner, count);
+  for (const auto& piece : payload.pieces) {
+    if (piece.empty()) continue;
+    // gRPC's slices are not const-correct: it only reads what it sends.
+    void* data = const_cast<std::byte*>(piece.data());
+    slices->emplace_back(data, piece.size(), &Lease::Release, lease.get());
+  }
+  (void)lease.release();  // belongs to the slices now
+}
+
 grpc::ByteBuffer Encode(const v1::Frame& frame) {
   const grpc::Slice slice(frame.SerializeAsString());
   return grpc::ByteBuffer(&slice, 1);
@@ -256,9 +295,11 @@ grpc::ByteBuffer Encode(const v1::Frame& frame) {
 
 }  // namespace
 
-grpc::ByteBuffer EncodeOpen(SessionToken token) {
+grpc::ByteBuffer EncodeOpen(const OpenFrame& open) {
   v1::Frame frame;
-  frame.mutable_open()->set_token(token);
+  frame.mutable_open()->set_token(open.token);
+  frame.mutable_open()->set_stream(open.stream);
+  frame.mutable_open()->set_num_streams(open.num_streams);
   return Encode(frame);
 }
 
@@ -281,42 +322,36 @@ grpc::ByteBuffer EncodeChunk(const ChunkHeader& header, const Payload& payload) 
                            header.elems,
                            header.workers,
                            header.nonfinite_elems};
-  std::string fields;
-  for (size_t field = 1; field < scalars.size(); ++field) {
-    if (scalars[field] == 0) continue;  // proto3 leaves out defaults
-    AppendVarint(Tag(static_cast<int>(field), kVarint), &fields);
-    AppendVarint(scalars[field], &fields);
-  }
   const size_t payload_bytes = payload.SizeBytes();
+  Head head;
   if (payload_bytes > 0) {
-    AppendVarint(Tag(kPayloadField, kBytes), &fields);
-    AppendVarint(payload_bytes, &fields);
+    head.PrependVarint(payload_bytes);
+    head.PrependVarint(Tag(kPayloadField, kBytes));
   }
-  std::string head;
-  AppendVarint(kChunkTag, &head);
-  AppendVarint(fields.size() + payload_bytes, &head);
-  head += fields;
+  for (size_t field = scalars.size() - 1; field > 0; --field) {
+    if (scalars[field] == 0) continue;  // proto3 leaves out defaults
+    head.PrependVarint(scalars[field]);
+    head.PrependVarint(Tag(static_cast<int>(field), kVarint));
+  }
+  head.PrependVarint(head.size() + payload_bytes);
+  head.PrependVarint(kChunkTag);
 
-  std::vector<grpc::Slice> slices;
-  slices.reserve(payload.pieces.size() + 1);
-  slices.emplace_back(head);
-  for (const auto& piece : payload.pieces) {
-    if (!piece.empty()) slices.push_back(ReferTo(piece, payload.owner));
-  }
+  Slices slices;
+  slices.push_back(head.Copy());
+  if (payload_bytes > 0) AppendPieces(payload, &slices);
   return grpc::ByteBuffer(slices.data(), slices.size());
 }
 
-absl::StatusOr<ParsedFrame> ParseFrame(const grpc::ByteBuffer& bytes) {
-  // Shared because the payload's pieces lie in these slices, and short slices inside the Slice
-  // objects themselves: they must not move any more.
-  auto slices = std::make_shared<std::vector<grpc::Slice>>();
-  if (!bytes.Dump(slices.get()).ok()) {
-    return absl::InvalidArgumentError("malformed frame: not a readable message");
-  }
-  Cursor start(*slices);
-  Cursor in = start;
+absl::StatusOr<ParsedFrame> ParseFrame(grpc::ByteBuffer&& bytes) {
+  if (!bytes.Valid()) return absl::InvalidArgumentError("malformed frame: there is no message");
+  // Shared with the payload, whose pieces lie in its slices, short ones in the buffer itself: they
+  // must not move any more.
+  const auto owner = std::make_shared<grpc::ByteBuffer>();
+  owner->Swap(&bytes);
+  Cursor in(*owner);
   uint32_t tag;
-  if (in.ReadTag(&tag) && tag == kChunkTag) return ParseChunk(in, slices);
+  if (in.ReadTag(&tag) && tag == kChunkTag) return ParseChunk(in, owner);
+  Cursor start(*owner);
   return ParseSmall(start);
 }
 

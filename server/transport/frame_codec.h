@@ -18,6 +18,8 @@ namespace thalweg {
 
 // The largest message either side accepts; gRPC refuses a longer one before it is buffered.
 inline constexpr size_t kMaxFrameBytes = 2 * kMaxChunkBytes + 4096;
+// How many streams a node may open to one shard.
+inline constexpr uint32_t kMaxStreams = 16;
 // The largest frame of another kind than chunk, which is copied to be parsed.
 inline constexpr size_t kMaxSmallFrameBytes = 64 << 10;
 
@@ -35,6 +37,8 @@ struct ChunkHeader {
 
 struct OpenFrame {
   SessionToken token = 0;
+  uint32_t stream = 0;
+  uint32_t num_streams = 1;
 };
 struct ChunkFrame {
   ChunkHeader header;
@@ -45,7 +49,7 @@ struct FailureFrame {
 };
 using ParsedFrame = std::variant<OpenFrame, ChunkFrame, FailureFrame>;
 
-grpc::ByteBuffer EncodeOpen(SessionToken token);
+grpc::ByteBuffer EncodeOpen(const OpenFrame& open);
 // The buffer keeps `payload.owner` until gRPC has sent it.
 grpc::ByteBuffer EncodeChunk(const ChunkHeader& header, const Payload& payload);
 grpc::ByteBuffer EncodeFailure(const absl::Status& why);
@@ -53,7 +57,8 @@ grpc::ByteBuffer EncodeFailure(const absl::Status& why);
 // InvalidArgument when `bytes` is anything else than one frame of exactly one kind. A chunk is
 // refused besides when a known field has a foreign wire type, when dtype is none of ours, or when
 // the payload is not `elems` values long. Other rules (unknown fields, order, repetition) are
-// protobuf's.
-absl::StatusOr<ParsedFrame> ParseFrame(const grpc::ByteBuffer& bytes);
+// protobuf's. What the numbers mean is not looked at. A chunk's payload keeps `bytes`, which is
+// left empty.
+absl::StatusOr<ParsedFrame> ParseFrame(grpc::ByteBuffer&& bytes);
 
 }  // namespace thalweg

@@ -94,7 +94,7 @@ grpc::ByteBuffer Sliced(const std::string& bytes, const std::vector<size_t>& cut
 absl::Status Refusal(const std::string& bytes) { return ParseFrame(Sliced(bytes)).status(); }
 
 ChunkFrame MustParseChunk(const grpc::ByteBuffer& buffer) {
-  auto parsed = ParseFrame(buffer);
+  auto parsed = ParseFrame(grpc::ByteBuffer(buffer));
   EXPECT_TRUE(parsed.ok()) << parsed.status();
   if (!parsed.ok() || !std::holds_alternative<ChunkFrame>(*parsed)) return {};
   return std::get<ChunkFrame>(*parsed);
@@ -139,6 +139,8 @@ TEST(FrameCodecTest, WorkedExampleOfTheDocumentation) {
       "\x7a\x04\x00\x00\x80\x3f",
       23);
   EXPECT_EQ(Flatten(EncodeChunk(header, payload)), expected);
+  const std::string open("\x0a\x0d\x09\xef\xcd\xab\x89\x67\x45\x23\x01\x10\x01\x18\x02", 15);
+  EXPECT_EQ(Flatten(EncodeOpen({0x0123456789abcdefu, 1, 2})), open);
 }
 
 TEST(FrameCodecTest, ProtobufsChunkIsParsedAtEverySplit) {
@@ -199,6 +201,30 @@ TEST(FrameCodecTest, SentPayloadIsReferredToAndKeptUntilReleased) {
   EXPECT_TRUE(watch.expired());
 }
 
+TEST(FrameCodecTest, SentPayloadIsKeptUntilItsLastPieceIsReleased) {
+  auto data = std::make_shared<std::string>(3000, 'x');
+  const std::weak_ptr<std::string> watch = data;
+  std::vector<grpc::Slice> slices;
+  {
+    const auto bytes = std::as_bytes(std::span(*data));
+    Payload payload(bytes.first(1000), data);
+    payload.pieces.insert(payload.pieces.end(),
+                          {bytes.first(0), bytes.subspan(1000, 500), bytes.subspan(1500)});
+    data.reset();
+    ASSERT_TRUE(EncodeChunk(ChunkHeader{}, payload).Dump(&slices).ok());
+  }
+  ASSERT_EQ(slices.size(), 4u);  // the header, and three pieces that are not empty
+  for (size_t next : {2, 0, 3, 1}) {
+    EXPECT_FALSE(watch.expired());
+    slices[next] = grpc::Slice();
+  }
+  EXPECT_TRUE(watch.expired());
+}
+
+TEST(FrameCodecTest, BufferWithoutMessageIsRefused) {
+  EXPECT_EQ(ParseFrame(grpc::ByteBuffer()).status().code(), absl::StatusCode::kInvalidArgument);
+}
+
 TEST(FrameCodecTest, ParsedPayloadOutlivesTheBuffer) {
   Random random(5);
   const ChunkFrame chunk = RandomChunk(random, 3000);
@@ -209,9 +235,12 @@ TEST(FrameCodecTest, ParsedPayloadOutlivesTheBuffer) {
 }
 
 TEST(FrameCodecTest, SmallFramesRoundTrip) {
-  const auto open = ParseFrame(EncodeOpen(0x0123456789abcdefu));
-  ASSERT_TRUE(open.ok());
-  EXPECT_EQ(std::get<OpenFrame>(*open).token, 0x0123456789abcdefu);
+  const auto parsed = ParseFrame(EncodeOpen({0x0123456789abcdefu, 3, 7}));
+  ASSERT_TRUE(parsed.ok());
+  const auto open = std::get<OpenFrame>(*parsed);
+  EXPECT_EQ(open.token, 0x0123456789abcdefu);
+  EXPECT_EQ(open.stream, 3u);
+  EXPECT_EQ(open.num_streams, 7u);
   const absl::Status why = absl::DeadlineExceededError("job 'a': node 2 is missing");
   const auto failure = ParseFrame(EncodeFailure(why));
   ASSERT_TRUE(failure.ok());
@@ -347,7 +376,8 @@ std::string AnyFrame(Random& random) {
     case 0:
       return RandomBytes(random, random() % 40);
     case 1:
-      return Flatten(EncodeOpen(random()));
+      return Flatten(EncodeOpen({random(), static_cast<uint32_t>(RandomValue(random)),
+                                 static_cast<uint32_t>(RandomValue(random))}));
     case 2:
       return Flatten(EncodeFailure(absl::AbortedError(RandomBytes(random, random() % 9))));
     case 3:
@@ -362,6 +392,8 @@ void ExpectSame(const ParsedFrame& parsed, const v1::Frame& expected) {
   if (const auto* open = std::get_if<OpenFrame>(&parsed)) {
     ASSERT_TRUE(expected.has_open());
     ASSERT_EQ(open->token, expected.open().token());
+    ASSERT_EQ(open->stream, expected.open().stream());
+    ASSERT_EQ(open->num_streams, expected.open().num_streams());
   } else if (const auto* failure = std::get_if<FailureFrame>(&parsed)) {
     ASSERT_TRUE(expected.has_failure());
     ASSERT_EQ(std::string(failure->why.message()), expected.failure().message());

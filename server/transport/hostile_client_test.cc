@@ -1,11 +1,8 @@
 // What a peer that does not keep to the protocol gets: its stream ends with the reason, its job
 // fails with the reason, and everybody else is served as before.
 #include <gmock/gmock.h>
-#include <grpcpp/generic/generic_stub.h>
-#include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
 
-#include <atomic>
 #include <memory>
 #include <random>
 #include <string>
@@ -14,6 +11,7 @@
 #include "server/transport/channel_options.h"
 #include "server/transport/fake_shard.h"
 #include "server/transport/frame_codec.h"
+#include "server/transport/raw_stream.h"
 #include "server/transport/shard_server.h"
 #include "thalweg/v1/control.grpc.pb.h"
 #include "thalweg/v1/exchange.pb.h"
@@ -23,67 +21,6 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
-
-grpc::ByteBuffer Buffer(const std::string& bytes) {
-  const grpc::Slice slice(bytes);
-  return grpc::ByteBuffer(&slice, 1);
-}
-
-// A stream on which any bytes can be sent; every step has a deadline.
-class RawStream {
- public:
-  explicit RawStream(const std::shared_ptr<grpc::Channel>& channel) {
-    context_.set_deadline(ToSystemTime(Now() + kTestPatience));
-    stream_ =
-        grpc::GenericStub(channel).PrepareCall(&context_, "/thalweg.v1.Exchange/Stream", &cq_);
-    stream_->StartCall(this);
-    Step();
-  }
-  ~RawStream() {
-    context_.TryCancel();
-    cq_.Shutdown();
-    void* tag;
-    bool ok;
-    while (cq_.Next(&tag, &ok)) {
-    }
-  }
-
-  bool Write(const grpc::ByteBuffer& frame) {
-    stream_->Write(frame, this);
-    return Step();
-  }
-  bool WritesDone() {
-    stream_->WritesDone(this);
-    return Step();
-  }
-  bool Read(grpc::ByteBuffer* frame) {
-    stream_->Read(frame, this);
-    return Step();
-  }
-  // What the server ended the stream with.
-  grpc::Status Finish() {
-    grpc::ByteBuffer ignored;
-    while (Read(&ignored)) {
-    }
-    grpc::Status status;
-    stream_->Finish(&status, this);
-    Step();
-    return status;
-  }
-
- private:
-  bool Step() {
-    void* tag;
-    bool ok = false;
-    return cq_.AsyncNext(&tag, &ok, ToSystemTime(Now() + kTestPatience)) ==
-               grpc::CompletionQueue::GOT_EVENT &&
-           ok;
-  }
-
-  grpc::ClientContext context_;
-  grpc::CompletionQueue cq_;
-  std::unique_ptr<grpc::GenericClientAsyncReaderWriter> stream_;
-};
 
 class HostileClientTest : public ::testing::Test {
  protected:
@@ -101,20 +38,22 @@ class HostileClientTest : public ::testing::Test {
   void ExpectServing() {
     RawStream stream(channel_);
     grpc::ByteBuffer answer;
-    ASSERT_TRUE(stream.Write(EncodeOpen(token())));
+    ASSERT_TRUE(stream.Write(EncodeOpen({NextToken()})));
     ASSERT_TRUE(stream.Write(EncodeChunk({}, {})));
     ASSERT_TRUE(stream.Read(&answer));
-    EXPECT_TRUE(ParseFrame(answer).ok());
+    EXPECT_TRUE(ParseFrame(std::move(answer)).ok());
   }
 
-  SessionToken token() const { return shard_.join_answer->token; }
+  SessionToken token() const { return token_; }
+  // Another membership's: the streams of an earlier one may not have ended yet.
+  SessionToken NextToken() { return ++token_; }
 
   // Sends `frame` on an attached stream; the job must fail and the stream end with `code` and
   // `text`.
   void ExpectRefused(const grpc::ByteBuffer& frame, const std::string& text) {
     const size_t leaves_before = shard_.leaves.Get().size();
     RawStream stream(channel_);
-    ASSERT_TRUE(stream.Write(EncodeOpen(token())));
+    ASSERT_TRUE(stream.Write(EncodeOpen({NextToken()})));
     ASSERT_TRUE(stream.Write(frame));
     const grpc::Status status = stream.Finish();
     EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
@@ -128,6 +67,7 @@ class HostileClientTest : public ::testing::Test {
 
   MetricRegistry metrics_;
   FakeShard shard_;
+  SessionToken token_ = shard_.join_answer->token;
   std::unique_ptr<ShardServer> server_;
   std::shared_ptr<grpc::Channel> channel_;
 };
@@ -144,13 +84,13 @@ TEST_F(HostileClientTest, FirstFrameMustBeOpen) {
 
 TEST_F(HostileClientTest, MalformedFrameFailsTheJobWithTheReason) {
   ExpectRefused(Buffer("\x12\x7f"), "node sent a malformed frame");
-  ExpectRefused(EncodeOpen(token()), "second open frame");
+  ExpectRefused(EncodeOpen({token()}), "second open frame");
   ExpectRefused(EncodeFailure(absl::AbortedError("x")), "sent a failure frame");
 }
 
 TEST_F(HostileClientTest, TooLongFrameIsRefused) {
   RawStream stream(channel_);
-  ASSERT_TRUE(stream.Write(EncodeOpen(token())));
+  ASSERT_TRUE(stream.Write(EncodeOpen({token()})));
   ASSERT_EQ(shard_.sinks.WaitFor(1).size(), 1u);
   stream.Write(Buffer(std::string(kMaxFrameBytes + 1, 'x')));
   const grpc::Status status = stream.Finish();
@@ -165,7 +105,7 @@ TEST_F(HostileClientTest, RandomBytesNeverGetThrough) {
     std::string bytes(random() % 50, '\0');
     for (char& byte : bytes) byte = static_cast<char>(random());
     RawStream stream(channel_);
-    if (i % 2 == 0) stream.Write(EncodeOpen(token()));
+    if (i % 2 == 0) stream.Write(EncodeOpen({NextToken()}));
     stream.Write(Buffer(bytes));
     EXPECT_NE(stream.Finish().error_code(), grpc::StatusCode::OK);
   }
@@ -174,7 +114,7 @@ TEST_F(HostileClientTest, RandomBytesNeverGetThrough) {
 
 TEST_F(HostileClientTest, HalfClosedStreamWithoutLeaveCountsAsLost) {
   RawStream stream(channel_);
-  ASSERT_TRUE(stream.Write(EncodeOpen(token())));
+  ASSERT_TRUE(stream.Write(EncodeOpen({token()})));
   ASSERT_TRUE(stream.WritesDone());
   EXPECT_TRUE(stream.Finish().ok());
   EXPECT_EQ(shard_.leaves.WaitFor(1).front().second.code(), absl::StatusCode::kUnavailable);
@@ -182,7 +122,7 @@ TEST_F(HostileClientTest, HalfClosedStreamWithoutLeaveCountsAsLost) {
 
 TEST_F(HostileClientTest, FailureFrameIsTheLastOneOfItsStream) {
   RawStream stream(channel_);
-  ASSERT_TRUE(stream.Write(EncodeOpen(token())));
+  ASSERT_TRUE(stream.Write(EncodeOpen({token()})));
   const auto sinks = shard_.sinks.WaitFor(1);
   ASSERT_EQ(sinks.size(), 1u);
   sinks.front()->OnResult({});
@@ -191,7 +131,7 @@ TEST_F(HostileClientTest, FailureFrameIsTheLastOneOfItsStream) {
   grpc::ByteBuffer frame;
   ASSERT_TRUE(stream.Read(&frame));
   ASSERT_TRUE(stream.Read(&frame));
-  const auto parsed = ParseFrame(frame);
+  const auto parsed = ParseFrame(std::move(frame));
   ASSERT_TRUE(parsed.ok());
   EXPECT_EQ(std::get<FailureFrame>(*parsed).why, absl::AbortedError("node 1 is gone"));
   EXPECT_FALSE(stream.Read(&frame));
@@ -200,7 +140,7 @@ TEST_F(HostileClientTest, FailureFrameIsTheLastOneOfItsStream) {
 
 TEST_F(HostileClientTest, StoppingServerTellsTheReason) {
   RawStream stream(channel_);
-  ASSERT_TRUE(stream.Write(EncodeOpen(token())));
+  ASSERT_TRUE(stream.Write(EncodeOpen({token()})));
   ASSERT_EQ(shard_.sinks.WaitFor(1).size(), 1u);
   grpc::Status status;
   {
@@ -259,25 +199,32 @@ TEST_F(HostileClientTest, MembershipOfANodeThatGaveUpJoiningIsEnded) {
   EXPECT_EQ(leaves.front().second.code(), absl::StatusCode::kUnavailable);
 }
 
-TEST_F(HostileClientTest, HealthServiceSaysServing) {
-  grpc::ClientContext context;
-  context.set_deadline(ToSystemTime(Now() + kTestPatience));
-  grpc::CompletionQueue cq;
-  const grpc::ByteBuffer request = Buffer("");
-  auto call = grpc::GenericStub(channel_).PrepareUnaryCall(&context, "/grpc.health.v1.Health/Check",
-                                                           request, &cq);
-  grpc::ByteBuffer response;
-  grpc::Status status;
-  call->StartCall();
-  call->Finish(&response, &status, this);
-  void* tag;
-  bool ok;
-  ASSERT_EQ(cq.AsyncNext(&tag, &ok, ToSystemTime(Now() + kTestPatience)),
-            grpc::CompletionQueue::GOT_EVENT);
-  ASSERT_TRUE(status.ok()) << status.error_message();
-  grpc::Slice slice;
-  ASSERT_TRUE(response.DumpToSingleSlice(&slice).ok());
-  EXPECT_EQ(std::string(slice.begin(), slice.end()), "\x08\x01");  // status: SERVING
+TEST_F(HostileClientTest, ProbeIsAnsweredUpToItsBoundAndRefusedBeyond) {
+  const auto probe = [this](const std::string& request) {
+    grpc::ClientContext context;
+    context.set_deadline(ToSystemTime(Now() + kTestPatience));
+    grpc::CompletionQueue cq;
+    auto call = grpc::GenericStub(channel_).PrepareUnaryCall(&context, "/thalweg.v1.Control/Probe",
+                                                             Buffer(request), &cq);
+    grpc::ByteBuffer response;
+    grpc::Status status;
+    call->StartCall();
+    call->Finish(&response, &status, this);
+    void* tag;
+    bool ok;
+    EXPECT_EQ(cq.AsyncNext(&tag, &ok, ToSystemTime(Now() + kTestPatience)),
+              grpc::CompletionQueue::GOT_EVENT);
+    return status;
+  };
+  EXPECT_TRUE(probe("").ok());
+  EXPECT_EQ(probe("no protobuf at all").error_code(), grpc::StatusCode::INTERNAL);
+  v1::ProbeRequest padded;
+  padded.mutable_padding()->resize(4 << 20);
+  EXPECT_TRUE(probe(padded.SerializeAsString()).ok());
+  padded.mutable_padding()->push_back('x');
+  const grpc::Status refused = probe(padded.SerializeAsString());
+  EXPECT_EQ(refused.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_THAT(refused.error_message(), HasSubstr("4194305 bytes, expected at most 4194304"));
 }
 
 }  // namespace

@@ -15,6 +15,7 @@
 namespace thalweg {
 namespace {
 
+using std::chrono::microseconds;
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 using ::testing::AllOf;
@@ -33,7 +34,7 @@ class LoopbackTest : public ::testing::Test {
  protected:
   void SetUp() override {
     StartServer("127.0.0.1:0");
-    node_ = RemoteShard::Create(server_->address(), metrics_);
+    node_ = RemoteShard::Create(server_->address(), {}, metrics_);
   }
 
   void StartServer(const std::string& listen) {
@@ -84,12 +85,16 @@ TEST_F(LoopbackTest, JoinCarriesEveryField) {
                                        .shard = 1,
                                        .num_shards = 2,
                                        .chunk_bytes = 1 << 19,
+                                       .window_chunks = 48,
                                        .codec = DType::kFloat16,
-                                       .round_timeout = milliseconds(24500)},
+                                       .round_timeout = milliseconds(24500),
+                                       .link = {1.5e8, microseconds(250)}},
                                       deadline);
   ASSERT_TRUE(membership.ok()) << membership.status();
-  EXPECT_EQ(membership->token, 0xfedcba9876543210u);
+  EXPECT_EQ(membership->token, 0xfedcba9876543212u);
   EXPECT_EQ(membership->epoch, 5u);
+  EXPECT_EQ(membership->chunk_bytes, 1u << 18);
+  EXPECT_EQ(membership->weight, 3u);
   EXPECT_EQ(membership->window_chunks, 64u);
   const auto [request, shard_deadline] = shard_.joins.WaitFor(1).front();
   EXPECT_EQ(request.node, 2u);
@@ -101,6 +106,9 @@ TEST_F(LoopbackTest, JoinCarriesEveryField) {
   EXPECT_EQ(request.shard, 1u);
   EXPECT_EQ(request.num_shards, 2u);
   EXPECT_EQ(request.chunk_bytes, 1u << 19);
+  EXPECT_EQ(request.window_chunks, 48u);
+  EXPECT_EQ(request.link.bytes_per_second, 1.5e8);
+  EXPECT_EQ(request.link.round_trip, microseconds(250));
   EXPECT_EQ(request.codec, DType::kFloat16);
   EXPECT_EQ(request.round_timeout, milliseconds(24500));
   // The shard gives up first, so that its reason still arrives.
@@ -115,23 +123,46 @@ TEST_F(LoopbackTest, ShardsErrorsKeepCodeAndReason) {
   EXPECT_EQ(Message(join),
             "aggregator shard 3 at " + server_->address() + ": job 'bert': node 1 did not join");
   shard_.register_answer = absl::InvalidArgumentError("tensor 'w' differs");
-  const absl::Status bucket = node_->RegisterBucket(1, {}, {}, Soon());
+  const absl::Status bucket = node_->RegisterBucket(1, {}, {}, 0, Soon());
   EXPECT_EQ(bucket.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(Message(bucket), HasSubstr("tensor 'w' differs"));
 }
 
 TEST_F(LoopbackTest, ControlCallsArrive) {
   const BucketLayout layout{DType::kFloat64, {{"w", {3, 4}}, {"b", {4}}}};
-  EXPECT_TRUE(node_->RegisterBucket(1, {4, 2}, layout, Soon()).ok());
-  const auto [id, announced] = shard_.buckets.WaitFor(1).front();
+  EXPECT_TRUE(node_->RegisterBucket(1, {4, 2}, layout, 0x123456789abcdef0u, Soon()).ok());
+  const auto [id, announced, placement] = shard_.buckets.WaitFor(1).front();
   EXPECT_EQ(id, (BucketId{4, 2}));
   EXPECT_EQ(announced, layout);
+  EXPECT_EQ(placement, 0x123456789abcdef0u);
   EXPECT_TRUE(node_->Heartbeat(77, Soon()).ok());
   EXPECT_EQ(shard_.heartbeats.WaitFor(1).front(), 77u);
   node_->Leave(77, absl::AbortedError("loss is NaN"));
   const auto [token, reason] = shard_.leaves.WaitFor(1).front();
   EXPECT_EQ(token, 77u);
   EXPECT_EQ(reason, absl::AbortedError("loss is NaN"));
+}
+
+TEST_F(LoopbackTest, LinkIsMeasuredWithoutJoining) {
+  const TimePoint begin = Now();
+  const auto link = node_->MeasureLink(Soon());
+  const Duration took = Now() - begin;
+  ASSERT_TRUE(link.ok()) << link.status();
+  // Loopback on a busy machine: the bounds are only those of physics.
+  EXPECT_GT(link->round_trip, Duration::zero());
+  EXPECT_LT(link->round_trip, took / 5);
+  EXPECT_GT(link->bytes_per_second, (64 << 10) / ToSeconds(took));
+  EXPECT_TRUE(shard_.joins.Get().empty());
+}
+
+TEST_F(LoopbackTest, LinkToNobodyIsUnavailableNamingTheAddress) {
+  const std::string address = server_->address();
+  server_.reset();
+  const auto node = RemoteShard::Create(address, {}, metrics_);
+  const absl::Status status = node->MeasureLink(Now() + seconds(1)).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(Message(status), AllOf(HasSubstr("aggregator at " + address), HasSubstr("within 1 s"),
+                                     HasSubstr("is it running")));
 }
 
 TEST_F(LoopbackTest, ChunkFieldsArriveBothWays) {
@@ -282,7 +313,7 @@ TEST_F(LoopbackTest, LostNodeMakesItsJobFail) {
 TEST_F(LoopbackTest, NodesAndServersMayGoAtAnyTime) {
   for (int i = 0; i < 50; ++i) {
     const size_t attached_before = shard_.sinks.Get().size();
-    ASSERT_TRUE(node_->Attach(shard_.join_answer->token, sink_).ok());
+    ASSERT_TRUE(node_->Attach(shard_.join_answer->token + i, sink_).ok());
     if (i % 2 == 0) shard_.sinks.WaitFor(attached_before + 1);
     if (i % 3 == 0) server_.reset();
     node_.reset();
@@ -303,7 +334,7 @@ TEST_F(LoopbackTest, RefusedContributionFailsTheJobWithTheReason) {
 TEST_F(LoopbackTest, NobodyListeningIsUnavailableWithinTheDeadline) {
   const std::string address = server_->address();
   server_.reset();
-  const auto node = RemoteShard::Create(address, metrics_);
+  const auto node = RemoteShard::Create(address, {}, metrics_);
   const TimePoint begin = Now();
   const absl::Status status = node->Join(ToShard(2), begin + seconds(1)).status();
   EXPECT_LT(Now() - begin, seconds(3));
@@ -316,7 +347,7 @@ TEST_F(LoopbackTest, NobodyListeningIsUnavailableWithinTheDeadline) {
 TEST_F(LoopbackTest, JoinWaitsForAServerThatStartsLater) {
   const std::string address = server_->address();
   server_.reset();
-  const auto node = RemoteShard::Create(address, metrics_);
+  const auto node = RemoteShard::Create(address, {}, metrics_);
   absl::Status status = absl::UnknownError("did not return");
   {
     Thread joining("join", [&] { status = node->Join({}, Soon()).status(); });

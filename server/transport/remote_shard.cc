@@ -3,15 +3,19 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <functional>
 #include <map>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "core/base/status_macros.h"
 #include "grpcpp/grpcpp.h"
 #include "server/transport/channel_options.h"
-#include "server/transport/client_stream.h"
 #include "server/transport/control_codec.h"
+#include "server/transport/link_probe.h"
+#include "server/transport/poller.h"
+#include "server/transport/shard_streams.h"
 #include "server/transport/status_codec.h"
 #include "spdlog/spdlog.h"
 #include "thalweg/v1/control.grpc.pb.h"
@@ -22,21 +26,29 @@ namespace {
 constexpr Duration kLeaveTime = std::chrono::seconds(2);
 // What a cancelled stream needs to end: no network is involved any more.
 constexpr Duration kCancelTime = std::chrono::seconds(10);
-// Kept from Join's time for finding out why there is no connection.
-constexpr Duration kProbeTime = std::chrono::milliseconds(500);
+// Kept from a call's time for finding out why there is no connection.
+constexpr Duration kReasonTime = std::chrono::milliseconds(500);
+// What one connection carries, whose bytes pass through one thread at a time on either side.
+constexpr double kOneChannelBytesPerSecond = 600e6;
+
+std::shared_ptr<grpc::Channel> Connect(const std::string& address) {
+  return grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), ClientArguments());
+}
 
 class GrpcRemoteShard final : public RemoteShard {
  public:
-  GrpcRemoteShard(const std::string& address, MetricRegistry& metrics)
+  GrpcRemoteShard(const std::string& address, const Options& options, MetricRegistry& metrics)
       : address_(address),
+        options_(options),
         counters_(StreamCounters::In(metrics, "client")),
-        channel_(grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(),
-                                           ClientArguments())),
+        pollers_(options.pollers != nullptr ? options.pollers : std::make_shared<ClientPollers>(1)),
+        channel_(Connect(address)),
         control_(v1::Control::NewStub(channel_)),
-        peer_(absl::StrCat("aggregator at ", address)) {}
+        peer_(absl::StrCat("aggregator at ", address)),
+        connections_{{channel_, &pollers_->Next()}} {}
 
   ~GrpcRemoteShard() override {
-    std::map<SessionToken, std::shared_ptr<ClientStream>> streams;
+    std::map<SessionToken, std::shared_ptr<ShardStreams>> streams;
     {
       MutexLock lock(mutex_);
       streams.swap(streams_);
@@ -45,25 +57,27 @@ class GrpcRemoteShard final : public RemoteShard {
     for (auto& [token, stream] : streams) CancelAndWait(*stream);
   }
 
+  absl::StatusOr<LinkSpeed> MeasureLink(TimePoint deadline) override {
+    absl::StatusOr<LinkSpeed> speed;
+    THALWEG_RETURN_IF_ERROR(CallConnected(deadline, [&] {
+      speed = ProbeLink([&](size_t padding_bytes) { return Probe(padding_bytes, deadline); });
+      return speed.status();
+    }));
+    spdlog::debug("{}: {:.0f} MB/s, round trip {:.3f} ms", peer(), speed->bytes_per_second / 1e6,
+                  ToSeconds(speed->round_trip) * 1e3);
+    return speed;
+  }
+
   absl::StatusOr<Membership> Join(const JoinRequest& request, TimePoint deadline) override {
     {
       MutexLock lock(mutex_);
       peer_ = absl::StrCat("aggregator shard ", request.shard, " at ", address_);
     }
-    const TimePoint begin = Now();
-    const Duration left = Remaining(deadline, begin);
-    const bool connected = channel_->WaitForConnected(
-        ToSystemTime(begin + left - std::min<Duration>(left / 5, kProbeTime)));
+    OpenConnections(request.link);
     v1::JoinResponse response;
-    const absl::Status status =
-        Call(&v1::Control::Stub::Join, ToProto(request), &response, deadline);
-    if (!connected && (absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status)) &&
-        channel_->GetState(false) != GRPC_CHANNEL_READY) {
-      return absl::UnavailableError(
-          absl::StrCat(peer(), " cannot be reached within ", std::round(ToSeconds(left) * 10) / 10,
-                       " s: is it running, and is the address right? (", status.message(), ")"));
-    }
-    THALWEG_RETURN_IF_ERROR(Named(status));
+    THALWEG_RETURN_IF_ERROR(CallConnected(deadline, [&] {
+      return Call(&v1::Control::Stub::Join, ToProto(request), &response, deadline);
+    }));
     absl::StatusOr<Membership> membership = FromProto(response);
     if (!membership.ok()) return Named(membership.status());
     spdlog::debug("joined '{}' at {}, release {}", request.job, peer(), response.server_version());
@@ -77,28 +91,28 @@ class GrpcRemoteShard final : public RemoteShard {
     if (!is_new) {
       return absl::FailedPreconditionError(absl::StrCat("already attached to ", peer_));
     }
-    entry->second = ClientStream::Open(channel_, peer_, token, std::move(sink), counters_);
+    entry->second = ShardStreams::Open(connections_, peer_, token, std::move(sink), counters_);
     return absl::OkStatus();
   }
 
   absl::Status RegisterBucket(SessionToken token, BucketId id, const BucketLayout& layout,
-                              TimePoint deadline) override {
+                              uint64_t placement, TimePoint deadline) override {
     v1::RegisterBucketResponse response;
-    return Named(
-        Call(&v1::Control::Stub::RegisterBucket, ToProto(token, id, layout), &response, deadline));
+    return Named(Call(&v1::Control::Stub::RegisterBucket, ToProto(token, id, layout, placement),
+                      &response, deadline));
   }
 
   absl::Status Contribute(SessionToken token, Contribution contribution) override {
-    std::shared_ptr<ClientStream> stream;
+    std::shared_ptr<ShardStreams> streams;
     {
       MutexLock lock(mutex_);
       const auto entry = streams_.find(token);
       if (entry == streams_.end()) {
         return absl::FailedPreconditionError(absl::StrCat("not attached to ", peer_));
       }
-      stream = entry->second;
+      streams = entry->second;
     }
-    return stream->Send(contribution);
+    return streams->Send(contribution);
   }
 
   absl::Status Heartbeat(SessionToken token, TimePoint deadline) override {
@@ -109,12 +123,12 @@ class GrpcRemoteShard final : public RemoteShard {
   }
 
   void Leave(SessionToken token, const absl::Status& reason) override {
-    std::shared_ptr<ClientStream> stream;
+    std::shared_ptr<ShardStreams> streams;
     {
       MutexLock lock(mutex_);
-      if (auto entry = streams_.extract(token)) stream = std::move(entry.mapped());
+      if (auto entry = streams_.extract(token)) streams = std::move(entry.mapped());
     }
-    if (stream != nullptr) stream->Detach();
+    if (streams != nullptr) streams->Detach();
 
     const grpc::Status why = ToGrpc(reason);
     v1::LeaveRequest request;
@@ -128,12 +142,12 @@ class GrpcRemoteShard final : public RemoteShard {
       spdlog::info("{} was not told that this node leaves: {}", peer(),
                    std::string(left.message()));
     }
-    if (stream == nullptr) return;
+    if (streams == nullptr) return;
     if (left.ok()) {
-      stream->Finish();
-      if (stream->WaitDone(Now() + kLeaveTime)) return;
+      streams->Finish();
+      if (streams->WaitDone(Now() + kLeaveTime)) return;
     }
-    CancelAndWait(*stream);
+    CancelAndWait(*streams);
   }
 
  private:
@@ -146,10 +160,48 @@ class GrpcRemoteShard final : public RemoteShard {
     return FromGrpc((control_.get()->*method)(&context, request, response));
   }
 
-  // Requires that the stream is detached.
-  void CancelAndWait(ClientStream& stream) {
-    stream.Cancel();
-    if (!stream.WaitDone(Now() + kCancelTime)) {
+  // What `call` returns, with the peer's name; it is made when there is a connection, or when too
+  // little time is left for one.
+  absl::Status CallConnected(TimePoint deadline, const std::function<absl::Status()>& call) {
+    const TimePoint begin = Now();
+    const Duration left = Remaining(deadline, begin);
+    const bool connected = channel_->WaitForConnected(
+        ToSystemTime(begin + left - std::min<Duration>(left / 5, kReasonTime)));
+    const absl::Status status = call();
+    if (!connected && (absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status)) &&
+        channel_->GetState(false) != GRPC_CHANNEL_READY) {
+      return absl::UnavailableError(
+          absl::StrCat(peer(), " cannot be reached within ", std::round(ToSeconds(left) * 10) / 10,
+                       " s: is it running, and is the address right? (", status.message(), ")"));
+    }
+    return Named(status);
+  }
+
+  absl::StatusOr<Duration> Probe(size_t padding_bytes, TimePoint deadline) {
+    v1::ProbeRequest request;
+    request.mutable_padding()->resize(padding_bytes);
+    v1::ProbeResponse response;
+    const TimePoint begin = Now();
+    THALWEG_RETURN_IF_ERROR(Call(&v1::Control::Stub::Probe, request, &response, deadline));
+    return Now() - begin;
+  }
+
+  // Makes the connections that streams will use, so that they are there when the shard answers.
+  void OpenConnections(const LinkSpeed& link) {
+    const uint32_t wanted = options_.channels != 0                              ? options_.channels
+                            : link.bytes_per_second < kOneChannelBytesPerSecond ? 1
+                                                                                : 2;
+    MutexLock lock(mutex_);
+    while (connections_.size() < wanted) {
+      connections_.push_back({Connect(address_), &pollers_->Next()});
+      connections_.back().channel->GetState(/*try_to_connect=*/true);
+    }
+  }
+
+  // Requires that the streams are detached.
+  void CancelAndWait(ShardStreams& streams) {
+    streams.Cancel();
+    if (!streams.WaitDone(Now() + kCancelTime)) {
       spdlog::error("{}: a stream has not ended after it was cancelled", peer());
     }
   }
@@ -161,20 +213,27 @@ class GrpcRemoteShard final : public RemoteShard {
   absl::Status Named(const absl::Status& status) { return Prefixed(peer(), status); }
 
   const std::string address_;
+  const Options options_;
   const StreamCounters counters_;
-  const std::shared_ptr<grpc::Channel> channel_;
+  const std::shared_ptr<ClientPollers> pollers_;
+  const std::shared_ptr<grpc::Channel> channel_;  // for the control calls and the first stream
   const std::unique_ptr<v1::Control::Stub> control_;
 
   Mutex mutex_;
   std::string peer_ ABSL_GUARDED_BY(mutex_);
-  std::map<SessionToken, std::shared_ptr<ClientStream>> streams_ ABSL_GUARDED_BY(mutex_);
+  std::vector<ShardStreams::Connection> connections_ ABSL_GUARDED_BY(mutex_);
+  std::map<SessionToken, std::shared_ptr<ShardStreams>> streams_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace
 
-std::unique_ptr<RemoteShard> RemoteShard::Create(const std::string& address,
+std::shared_ptr<ClientPollers> MakeClientPollers(uint32_t threads) {
+  return std::make_shared<ClientPollers>(threads);
+}
+
+std::unique_ptr<RemoteShard> RemoteShard::Create(const std::string& address, const Options& options,
                                                  MetricRegistry& metrics) {
-  return std::make_unique<GrpcRemoteShard>(address, metrics);
+  return std::make_unique<GrpcRemoteShard>(address, options, metrics);
 }
 
 }  // namespace thalweg

@@ -1,8 +1,6 @@
 #include "server/transport/server_stream.h"
 
-#include <string>
 #include <utility>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "core/base/status_macros.h"
@@ -11,135 +9,99 @@
 
 namespace thalweg {
 
-void StreamSet::Add(const std::shared_ptr<ServerStream>& stream) {
-  absl::Status shut_down;
+void ServerStream::Accept(Service& service, grpc::ServerCompletionQueue& queue, NodeTable& nodes,
+                          StreamSet& streams) {
+  std::shared_ptr<ServerStream> stream(new ServerStream(service, queue, nodes, streams));
+  stream->self_ = stream;
+  service.RequestStream(&stream->context_, &stream->call_, &queue, &queue, &stream->accepted_);
+}
+
+void ServerStream::OnAccepted(bool ok) {
+  const std::shared_ptr<ServerStream> self = std::move(self_);
+  if (!ok) return;  // the server is stopping
+  Accept(service_, queue_, nodes_, streams_);
+  streams_.Add(self);
+}
+
+void ServerStream::End(const absl::Status& why) {
   {
     MutexLock lock(mutex_);
-    streams_.insert(stream);
-    shut_down = shut_down_;
+    if (!end_) end_ = why;
   }
-  if (shut_down.ok()) {
-    stream->Start();
-  } else {
-    stream->End(shut_down);
-  }
+  Do(writes_.Close());
 }
 
-void StreamSet::Remove(const std::shared_ptr<ServerStream>& stream) {
-  MutexLock lock(mutex_);
-  streams_.erase(stream);
-  changed_.NotifyAll();
-}
-
-void StreamSet::Shutdown(const absl::Status& why) {
-  std::vector<std::shared_ptr<ServerStream>> streams;
-  {
-    MutexLock lock(mutex_);
-    shut_down_ = why;
-    streams.assign(streams_.begin(), streams_.end());
-  }
-  for (const auto& stream : streams) stream->End(why);
-}
-
-bool StreamSet::WaitEmpty(TimePoint deadline) {
-  MutexLock lock(mutex_);
-  return changed_.WaitUntil(mutex_, deadline, [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    return streams_.empty();
-  });
-}
-
-StreamCounters StreamCounters::In(MetricRegistry& metrics, const std::string& role) {
-  return {metrics.GetCounter("thalweg_grpc_sent_payload_bytes_total",
-                             "Gradient bytes handed to gRPC", {{"role", role}}),
-          metrics.GetCounter("thalweg_grpc_received_payload_bytes_total",
-                             "Gradient bytes received through gRPC", {{"role", role}})};
-}
-
-void ServerStream::Start() { StartRead(&read_); }
-
-void ServerStream::End(const absl::Status& why, WriteQueue::Pending pending) {
-  {
-    MutexLock lock(mutex_);
-    if (!ended_) finish_ = ToGrpc(why);
-    ended_ = true;
-  }
-  Do(writes_.Close(pending));
-}
-
-void ServerStream::OnResult(RoundResult result) {
-  counters_.sent.Add(static_cast<double>(result.payload.SizeBytes()));
-  Do(writes_.Push(EncodeChunk(
-      {result.id, result.epoch, result.wire, result.elems, result.workers, result.nonfinite_elems},
-      result.payload)));
-}
-
-void ServerStream::OnFailed(absl::Status why) {
-  Do(writes_.Push(EncodeFailure(why)));
-  End(absl::OkStatus());
-}
-
-void ServerStream::OnReadDone(bool ok) {
+void ServerStream::OnRead(bool ok) {
   if (!ok) {
-    // The peer has ended the stream or is gone, or we have ended it. Whether the node has left in
-    // good order, the shard knows.
-    if (attached_) shard_.Leave(token_, absl::UnavailableError("lost its connection to the shard"));
-    End(absl::OkStatus());
+    ReadFailed();
+    OnEnd(ok);
     return;
   }
-  const absl::Status status = Handle(read_);
+  const bool opening = node_ == nullptr;
+  const absl::Status status = Handle();
   if (status.ok()) {
-    StartRead(&read_);
+    call_.Read(&read_, &read_done_);
     return;
   }
-  // Ending comes first: the node shall read this reason, and not the failure that its leaving
-  // makes.
-  End(status);
-  if (attached_) shard_.Leave(token_, status);
+  if (opening) {
+    End(status);  // nobody's stream yet: the node that it names is not to blame
+  } else {
+    node_->Refuse(status);
+  }
+  OnEnd(ok);
 }
 
-absl::Status ServerStream::Handle(const grpc::ByteBuffer& bytes) {
-  absl::StatusOr<ParsedFrame> parsed = ParseFrame(bytes);
+// The peer has ended the stream or is gone, or we have ended it.
+void ServerStream::ReadFailed() {
+  absl::Status end;
+  {
+    MutexLock lock(mutex_);
+    end = end_.value_or(absl::OkStatus());
+  }
+  node_ == nullptr ? End(absl::OkStatus()) : node_->Lost(index_, end);
+}
+
+absl::Status ServerStream::Handle() {
+  absl::StatusOr<ParsedFrame> parsed = ParseFrame(std::move(read_));
   if (!parsed.ok()) {
     return absl::InvalidArgumentError(
         absl::StrCat("node sent a malformed frame: ", parsed.status().message()));
   }
   if (const auto* open = std::get_if<OpenFrame>(&*parsed)) {
-    if (attached_) return absl::InvalidArgumentError("node sent a second open frame");
-    THALWEG_RETURN_IF_ERROR(shard_.Attach(open->token, shared_from_this()));
-    token_ = open->token;
-    attached_ = true;
-    return absl::OkStatus();
+    if (node_ != nullptr) return absl::InvalidArgumentError("node sent a second open frame");
+    THALWEG_ASSIGN_OR_RETURN(node_, nodes_.Admit(*open, shared_from_this()));
+    index_ = open->stream;
+    return node_->Begin(index_);
   }
   auto* chunk = std::get_if<ChunkFrame>(&*parsed);
   if (chunk == nullptr) return absl::InvalidArgumentError("node sent a failure frame");
-  if (!attached_) {
+  if (node_ == nullptr) {
     return absl::InvalidArgumentError("node sent a chunk frame first, expected an open frame");
   }
-  counters_.received.Add(static_cast<double>(chunk->payload.SizeBytes()));
-  const ChunkHeader& header = chunk->header;
-  return shard_.Contribute(token_, Contribution{header.id, header.epoch, header.wire, header.elems,
-                                                std::move(chunk->payload)});
+  return node_->Contribute(index_, std::move(*chunk));
 }
 
-void ServerStream::OnWriteDone(bool ok) {
-  if (!ok) {
-    End(absl::UnavailableError("lost its connection to the shard"), WriteQueue::Pending::kDrop);
-  }
+void ServerStream::OnWritten(bool ok) {
+  if (!ok) End(absl::UnavailableError("lost its connection to the shard"));
   Do(writes_.Written());
 }
 
-void ServerStream::OnDone() { streams_.Remove(shared_from_this()); }
+void ServerStream::OnEnd(bool /*ok*/) {
+  if (--ends_left_ > 0) return;
+  if (node_ != nullptr) nodes_.Release(*node_, index_);
+  streams_.Remove(shared_from_this());
+}
 
 void ServerStream::Do(WriteQueue::Turn turn) {
   if (turn == WriteQueue::Turn::kWrite) {
-    StartWrite(&writes_.current());
+    call_.Write(writes_.current(), &written_);
   } else if (turn == WriteQueue::Turn::kEnd) {
-    grpc::Status finish;
+    absl::Status end;
     {
       MutexLock lock(mutex_);
-      finish = finish_;
+      end = end_.value_or(absl::OkStatus());
     }
-    Finish(finish);
+    call_.Finish(ToGrpc(end), &ended_);
   }
 }
 

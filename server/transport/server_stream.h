@@ -1,86 +1,81 @@
-// One node's Exchange stream on the aggregator's side.
+// One gRPC stream of a node, on the aggregator's side.
 #pragma once
 
+#include <atomic>
 #include <memory>
-#include <set>
-#include <string>
+#include <optional>
+#include <utility>
 
-#include "core/base/exchange.h"
-#include "core/base/metrics.h"
 #include "core/base/mutex.h"
-#include "grpcpp/support/byte_buffer.h"
-#include "grpcpp/support/server_callback.h"
+#include "grpcpp/grpcpp.h"
+#include "server/transport/node_streams.h"
+#include "server/transport/poller.h"
+#include "server/transport/stream_set.h"
 #include "server/transport/write_queue.h"
+#include "thalweg/v1/exchange.grpc.pb.h"
 
 namespace thalweg {
 
-class ServerStream;
-
-// The streams that gRPC has not done with. Thread-safe.
-class StreamSet {
+// Thread-safe. Kept by the StreamSet until gRPC has done with it, and by its NodeStreams; after the
+// end, what it is told is dropped.
+class ServerStream final : public std::enable_shared_from_this<ServerStream> {
  public:
-  // Keeps the stream and sets it going; after Shutdown, ends it.
-  void Add(const std::shared_ptr<ServerStream>& stream);
-  void Remove(const std::shared_ptr<ServerStream>& stream);
-  // Ends the streams there are and those to come, for `why`.
-  void Shutdown(const absl::Status& why);
-  // True when no stream is left.
-  bool WaitEmpty(TimePoint deadline);
+  using Service = v1::Exchange::WithRawMethod_Stream<v1::Exchange::Service>;
 
- private:
-  Mutex mutex_;
-  CondVar changed_;
-  std::set<std::shared_ptr<ServerStream>> streams_ ABSL_GUARDED_BY(mutex_);
-  absl::Status shut_down_ ABSL_GUARDED_BY(mutex_);  // not OK: why no stream is accepted any more
-};
-
-struct StreamCounters {
-  Counter& sent;
-  Counter& received;
-
-  // thalweg_grpc_{sent,received}_payload_bytes_total with role `role`: "server" or "client".
-  static StreamCounters In(MetricRegistry& metrics, const std::string& role);
-};
-
-// Thread-safe as a NodeSink. Kept by the StreamSet until gRPC has done with it, and by the shard as
-// long as that likes: after the end, what it is told is dropped.
-class ServerStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>,
-                           public NodeSink,
-                           public std::enable_shared_from_this<ServerStream> {
- public:
-  // All references must outlive gRPC's use of the stream.
-  ServerStream(Shard& shard, StreamSet& streams, StreamCounters counters)
-      : shard_(shard), streams_(streams), counters_(counters) {}
+  // Waits for a node to open a stream, on `queue`'s thread; when it has, waits for the next one
+  // with a new ServerStream. Ends with the server. All references must outlive gRPC's use of the
+  // stream.
+  static void Accept(Service& service, grpc::ServerCompletionQueue& queue, NodeTable& nodes,
+                     StreamSet& streams);
 
   // Begins to read. Call once, after the stream is in the set.
-  void Start();
-  // Finishes with `why` after what is queued has been sent. Only the first reason counts.
-  void End(const absl::Status& why, WriteQueue::Pending pending = WriteQueue::Pending::kSend);
+  void Start() { call_.Read(&read_, &read_done_); }
 
-  void OnResult(RoundResult result) override;
-  void OnFailed(absl::Status why) override;
+  void Send(grpc::ByteBuffer&& frame) { Do(writes_.Push(std::move(frame))); }
+  // Finishes with `why`; results that wait are dropped. Only the first end counts.
+  void End(const absl::Status& why);
+  // Finishes with OK after this frame, unless it has ended already.
+  void EndWith(grpc::ByteBuffer&& frame) { Do(writes_.PushLast(std::move(frame))); }
+
+  size_t Waiting() const { return writes_.Waiting(); }
 
  private:
-  void OnReadDone(bool ok) override;
-  void OnWriteDone(bool ok) override;
-  void OnDone() override;
+  ServerStream(Service& service, grpc::ServerCompletionQueue& queue, NodeTable& nodes,
+               StreamSet& streams)
+      : service_(service), queue_(queue), nodes_(nodes), streams_(streams) {}
 
-  absl::Status Handle(const grpc::ByteBuffer& bytes);
+  void OnAccepted(bool ok);
+  void OnRead(bool ok);
+  void OnWritten(bool ok);
+  // Reading has ended; the status has been sent.
+  void OnEnd(bool ok);
+
+  void ReadFailed();
+  absl::Status Handle();
   void Do(WriteQueue::Turn turn);
 
-  Shard& shard_;
+  Service& service_;
+  grpc::ServerCompletionQueue& queue_;
+  NodeTable& nodes_;
   StreamSet& streams_;
-  const StreamCounters counters_;
+  std::shared_ptr<ServerStream> self_;  // until OnAccepted
+  grpc::ServerContext context_;
+  grpc::ServerAsyncReaderWriter<grpc::ByteBuffer, grpc::ByteBuffer> call_{&context_};
   WriteQueue writes_;
+  std::atomic<int> ends_left_{2};
 
-  // Only for OnReadDone, which gRPC calls once at a time.
+  // Only for OnRead, which happens once at a time, and the last OnEnd.
   grpc::ByteBuffer read_;
-  SessionToken token_ = 0;
-  bool attached_ = false;
+  std::shared_ptr<NodeStreams> node_;  // null until the open frame
+  uint32_t index_ = 0;
 
   Mutex mutex_;
-  bool ended_ ABSL_GUARDED_BY(mutex_) = false;
-  grpc::Status finish_ ABSL_GUARDED_BY(mutex_);
+  std::optional<absl::Status> end_ ABSL_GUARDED_BY(mutex_);  // how to finish; none: with OK
+
+  MemberCompletion<ServerStream, &ServerStream::OnAccepted> accepted_{*this};
+  MemberCompletion<ServerStream, &ServerStream::OnRead> read_done_{*this};
+  MemberCompletion<ServerStream, &ServerStream::OnWritten> written_{*this};
+  MemberCompletion<ServerStream, &ServerStream::OnEnd> ended_{*this};
 };
 
 }  // namespace thalweg

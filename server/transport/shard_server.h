@@ -1,7 +1,7 @@
-// Serves one Shard to the network: proto/thalweg/v1's Control and Exchange, and gRPC's standard
-// health service.
+// Serves one Shard to the network: proto/thalweg/v1's Control and Exchange.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <string>
 
@@ -22,7 +22,8 @@ namespace thalweg {
 class ShardServer {
  public:
   struct Options {
-    std::string listen;  // host:port; port 0 takes a free one
+    std::string listen;    // host:port; port 0 takes a free one
+    uint32_t threads = 1;  // ≥ 1, that receive, fold and send
   };
 
   // `shard` and `metrics` must outlive the server. Unavailable when the address cannot be bound.

@@ -2,16 +2,35 @@
 
 namespace thalweg {
 
-WriteQueue::Turn WriteQueue::Push(grpc::ByteBuffer frame) {
+// Frames are swapped throughout: grpc::ByteBuffer copies when it is moved. Those that are let go
+// are declared before the lock, so that they free their payloads outside of it.
+
+WriteQueue::Turn WriteQueue::Push(grpc::ByteBuffer&& frame) {
   MutexLock lock(mutex_);
   if (closed_) return Turn::kNothing;
-  // Swapped, here and below: grpc::ByteBuffer copies when it is moved.
   waiting_.emplace_back().Swap(&frame);
   return NextLocked();
 }
 
+WriteQueue::Turn WriteQueue::PushLast(grpc::ByteBuffer&& frame) {
+  Frames dropped;
+  MutexLock lock(mutex_);
+  if (closed_) return Turn::kNothing;
+  closed_ = true;
+  dropped.swap(waiting_);
+  waiting_.emplace_back().Swap(&frame);
+  return NextLocked();
+}
+
+WriteQueue::Turn WriteQueue::Close() {
+  Frames dropped;
+  MutexLock lock(mutex_);
+  if (!closed_) dropped.swap(waiting_);
+  closed_ = true;
+  return NextLocked();
+}
+
 WriteQueue::Turn WriteQueue::Written() {
-  // Released outside the lock: it may free a payload.
   grpc::ByteBuffer written;
   written.Swap(&current_);
   MutexLock lock(mutex_);
@@ -19,12 +38,9 @@ WriteQueue::Turn WriteQueue::Written() {
   return NextLocked();
 }
 
-WriteQueue::Turn WriteQueue::Close(Pending pending) {
-  std::deque<grpc::ByteBuffer> dropped;
+size_t WriteQueue::Waiting() const {
   MutexLock lock(mutex_);
-  closed_ = true;
-  if (pending == Pending::kDrop) dropped.swap(waiting_);
-  return NextLocked();
+  return waiting_.size();
 }
 
 WriteQueue::Turn WriteQueue::NextLocked() {

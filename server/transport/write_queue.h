@@ -2,6 +2,7 @@
 // stream counts as a write: the queue hands out that turn.
 #pragma once
 
+#include <cstddef>
 #include <deque>
 
 #include "core/base/mutex.h"
@@ -13,8 +14,8 @@ namespace thalweg {
 // anything but kNothing until Written() was called. So a stream is never ended during a write, and
 // a frame may be pushed at any time, also after the end.
 //
-// Not bounded here: a node may have window_chunks chunks unanswered, so neither side ever queues
-// more than that many chunks and one failure.
+// Not bounded here: a node sends no more than window_chunks chunks without an answer, and the shard
+// counts Waiting() against the node's window before it takes another contribution.
 class WriteQueue {
  public:
   enum class Turn {
@@ -22,25 +23,35 @@ class WriteQueue {
     kWrite,  // start writing current()
     kEnd,    // end the stream; told once
   };
-  enum class Pending { kSend, kDrop };
 
-  // Dropped after Close.
-  Turn Push(grpc::ByteBuffer frame);
+  // Whether the first turn is free, or is given back by the first Written().
+  enum class Start { kFree, kBusy };
+  explicit WriteQueue(Start start = Start::kFree) : busy_(start == Start::kBusy) {}
+
+  // Dropped after the end was ordered.
+  Turn Push(grpc::ByteBuffer&& frame);
+  // Orders the end after `frame`. What is waiting is dropped: who ends a stream so has no use for
+  // it, and a peer that does not read shall not make us keep it.
+  Turn PushLast(grpc::ByteBuffer&& frame);
+  // Orders the end and drops what is waiting, but for the frame of an earlier PushLast.
+  Turn Close();
   // The write of current() has ended.
   Turn Written();
-  // No frame is accepted any more; those waiting are sent before the end, or dropped. May be
-  // repeated.
-  Turn Close(Pending pending);
+
+  // Frames that nobody was told to write yet.
+  size_t Waiting() const;
 
   // Valid from kWrite until Written().
   const grpc::ByteBuffer& current() const { return current_; }
 
  private:
+  using Frames = std::deque<grpc::ByteBuffer>;
+
   Turn NextLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
-  Mutex mutex_;
-  std::deque<grpc::ByteBuffer> waiting_ ABSL_GUARDED_BY(mutex_);
-  bool busy_ ABSL_GUARDED_BY(mutex_) = false;  // a turn has been handed out
+  mutable Mutex mutex_;
+  Frames waiting_ ABSL_GUARDED_BY(mutex_);
+  bool busy_ ABSL_GUARDED_BY(mutex_);  // a turn has been handed out
   bool closed_ ABSL_GUARDED_BY(mutex_) = false;
   grpc::ByteBuffer current_;  // belongs to the holder of the turn
 };

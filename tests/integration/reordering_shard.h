@@ -26,6 +26,9 @@ class ReorderingShard : public Shard {
     courier_.Join();
   }
 
+  absl::StatusOr<LinkSpeed> MeasureLink(TimePoint deadline) override {
+    return shard_.MeasureLink(deadline);
+  }
   absl::StatusOr<Membership> Join(const JoinRequest& request, TimePoint deadline) override {
     return shard_.Join(request, deadline);
   }
@@ -33,8 +36,8 @@ class ReorderingShard : public Shard {
     return shard_.Attach(token, std::move(sink));
   }
   absl::Status RegisterBucket(SessionToken token, BucketId id, const BucketLayout& layout,
-                              TimePoint deadline) override {
-    return shard_.RegisterBucket(token, id, layout, deadline);
+                              uint64_t placement, TimePoint deadline) override {
+    return shard_.RegisterBucket(token, id, layout, placement, deadline);
   }
   absl::Status Heartbeat(SessionToken token, TimePoint deadline) override {
     return shard_.Heartbeat(token, deadline);

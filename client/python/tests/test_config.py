@@ -11,7 +11,7 @@ from thalweg._config import KNOWN, Config, ConfigError
 def test_empty_environment_gives_the_defaults():
     config = Config.from_env({})
     assert config.aggregators == ()
-    assert (config.codec, config.chunk_bytes, config.timeout) == ("fp32", 524288, 30.0)
+    assert (config.codec, config.chunk_bytes, config.timeout) == ("fp32", 0, 30.0)
     assert (config.job, config.sidecar) == ("", "")
 
 

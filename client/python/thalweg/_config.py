@@ -13,14 +13,19 @@ from dataclasses import dataclass, replace
 
 KNOWN: dict[str, str] = {
     "THALWEG_AGGREGATORS": "",
-    "THALWEG_CHUNK_BYTES": "524288",
+    "THALWEG_CHANNELS": "auto",
+    "THALWEG_CHUNK_BYTES": "auto",
     "THALWEG_CODEC": "fp32",
+    "THALWEG_CPUS": "",
     "THALWEG_HTTP": "",
     "THALWEG_JOB": "",
     "THALWEG_LISTEN": "0.0.0.0:7070",
     "THALWEG_LOG": "info",
     "THALWEG_SIDECAR": "",
+    "THALWEG_THREADS": "auto",
     "THALWEG_TIMEOUT": "30",
+    "THALWEG_WEIGHT": "1",
+    "THALWEG_WINDOW_CHUNKS": "auto",
 }
 
 CODECS = ("fp32", "fp16", "bf16")
@@ -37,7 +42,7 @@ class Config:
     """What a worker or the command line needs to know; servers read their own variables."""
 
     aggregators: tuple[str, ...]
-    chunk_bytes: int
+    chunk_bytes: int  # 0: chosen from what the links carry
     codec: str
     job: str
     sidecar: str
@@ -81,13 +86,16 @@ def _check_codec(what: str, value: str) -> str:
 
 
 def _check_chunk_bytes(what: str, value: str | int) -> int:
+    if value == "auto":
+        return 0
     try:
         number = int(value)
     except ValueError:
         number = -1
     if not MIN_CHUNK_BYTES <= number <= MAX_CHUNK_BYTES:
         raise ConfigError(
-            f"{what} is {value!r}, expected a number from {MIN_CHUNK_BYTES} to {MAX_CHUNK_BYTES}"
+            f"{what} is {value!r}, expected auto or a number from {MIN_CHUNK_BYTES} to "
+            f"{MAX_CHUNK_BYTES}"
         )
     return number
 

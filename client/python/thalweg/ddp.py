@@ -104,7 +104,8 @@ def attach(
 
     Without THALWEG_SIDECAR a sidecar is started on this machine; it leaves with its last worker.
     `codec` says how fp32 gradients cross the network: fp32, fp16 or bf16. No wait takes longer than
-    `timeout` seconds. Arguments left out come from the environment.
+    `timeout` seconds. `chunk_bytes` of gradient travel together; by default the links decide.
+    Arguments left out come from the environment.
 
     Raises on all workers, saying what is wrong: ValueError (settings or models differ),
     ConnectionError, TimeoutError (workers are missing), RuntimeError, TypeError (not a DDP module).

@@ -7,10 +7,10 @@
 
 namespace thalweg {
 
-void CpuDevice::Encode(std::span<const void* const> shares, DType bucket, DType wire, size_t elems,
-                       void* out) {
+uint64_t CpuDevice::Encode(std::span<const void* const> shares, DType share, DType wire,
+                           size_t elems, void* out) {
   const std::vector<float> weights(shares.size(), 1.0f);
-  FoldMean(shares, weights, static_cast<float>(shares.size()), bucket, wire, out, elems);
+  return FoldMean(shares, weights, static_cast<float>(shares.size()), share, wire, out, elems);
 }
 
 absl::Status CpuDevice::Decode(const Payload& result, DType wire, DType bucket, size_t elems,

@@ -7,8 +7,8 @@ namespace thalweg {
 
 class CpuDevice : public Device {
  public:
-  void Encode(std::span<const void* const> shares, DType bucket, DType wire, size_t elems,
-              void* out) override;
+  uint64_t Encode(std::span<const void* const> shares, DType share, DType wire, size_t elems,
+                  void* out) override;
   absl::Status Decode(const Payload& result, DType wire, DType bucket, size_t elems,
                       void* out) override;
 };

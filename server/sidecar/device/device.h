@@ -17,9 +17,10 @@ class Device {
   virtual ~Device() = default;
 
   // Folds the shares of the node's workers, in local rank order, into their mean and encodes it:
-  // `elems` elements of `bucket` type each, into `out` in `wire` type (WireType(bucket, codec)).
-  virtual void Encode(std::span<const void* const> shares, DType bucket, DType wire, size_t elems,
-                      void* out) = 0;
+  // `elems` elements of type `share` each, into `out` in `wire` type. Returns how many of the
+  // results are NaN or infinite.
+  virtual uint64_t Encode(std::span<const void* const> shares, DType share, DType wire,
+                          size_t elems, void* out) = 0;
 
   // Decodes a result of `elems` elements into `out` in `bucket` type. InvalidArgument when its size
   // is wrong.

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from thalweg import __version__
 from thalweg._config import CODECS, ConfigError, parse_addresses
+from thalweg.cli import _bench
 
 _RUN_EPILOG = """\
 examples:
@@ -77,6 +78,8 @@ def _parser() -> argparse.ArgumentParser:
     doctor.add_argument("--aggregators", metavar="HOST:PORT,…", help="default: THALWEG_AGGREGATORS")
     doctor.add_argument("--sidecar", metavar="PATH", help="its socket; default: THALWEG_SIDECAR")
     doctor.set_defaults(handler=_doctor)
+
+    _bench.add_parser(commands)
 
     version = commands.add_parser("version", help="print the version")
     version.set_defaults(handler=_version)

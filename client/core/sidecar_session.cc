@@ -1,0 +1,243 @@
+#include "client/core/sidecar_session.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "core/base/status_macros.h"
+#include "kernels/cast/cast.h"
+
+namespace thalweg {
+namespace {
+
+// How often the progress thread looks at deadlines while nothing comes.
+constexpr Duration kLookAround = std::chrono::milliseconds(250);
+
+}  // namespace
+
+absl::Status SidecarSession::RegisterBucket(BucketId id, const BucketLayout& layout) {
+  auto bucket = std::make_unique<Bucket>();
+  bucket->elems = layout.Elems();
+  bucket->dtype = layout.dtype;
+  bucket->share = ShareType(layout.dtype, options_.codec, options_.local_size);
+  bucket->plan = ChunkPlan::For(bucket->elems, layout.dtype, chunk_bytes_);
+  THALWEG_ASSIGN_OR_RETURN(
+      bucket->input,
+      BucketArena::Create("thalweg-gradient", bucket->elems * SizeOf(bucket->share), true));
+  const int fd = bucket->input->fd();
+  {
+    MutexLock lock(mutex_);
+    THALWEG_RETURN_IF_ERROR(status_);
+    auto& slot = buckets_[id.index];
+    if (slot.second != nullptr && slot.second->done != nullptr) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          "bucket ", ToString(id), " was registered while a round of it is in flight"));
+    }
+    slot = {id, std::move(bucket)};
+  }
+  return connection_->Send(::thalweg::RegisterBucket{id, layout}, fd);
+}
+
+void SidecarSession::Submit(BucketId id, std::span<const std::byte> gradient, Done done) {
+  auto bucket = BeginRound(id, gradient, done);
+  if (!bucket.ok()) {
+    Refuse(std::move(done), bucket.status());
+    return;
+  }
+  // Announced first, so that the sidecar works on the first chunks while the last are being copied.
+  const absl::Status sent = connection_->Send(::thalweg::Submit{id, (*bucket)->round});
+  if (!sent.ok()) {
+    Fail(sent);
+    return;
+  }
+  CopyIn(**bucket, gradient);
+}
+
+void SidecarSession::Refuse(Done done, absl::Status why) {
+  {
+    MutexLock lock(mutex_);
+    if (!no_more_completions_) {
+      completions_.push_back({std::move(done), std::move(why)});
+      changed_.NotifyAll();
+      return;
+    }
+  }
+  done(std::move(why));  // closed: there is no other thread left to call it
+}
+
+absl::StatusOr<SidecarSession::Bucket*> SidecarSession::BeginRound(
+    BucketId id, std::span<const std::byte> gradient, Done& done) {
+  MutexLock lock(mutex_);
+  THALWEG_RETURN_IF_ERROR(status_);
+  const auto found = buckets_.find(id.index);
+  if (found == buckets_.end() || found->second.first != id) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("bucket ", ToString(id), " is not registered"));
+  }
+  Bucket& bucket = *found->second.second;
+  if (gradient.size() != bucket.elems * SizeOf(bucket.dtype)) {
+    return absl::InvalidArgumentError(absl::StrCat("bucket ", ToString(id), " has ",
+                                                   bucket.elems * SizeOf(bucket.dtype),
+                                                   " bytes, got ", gradient.size()));
+  }
+  if (bucket.done != nullptr) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "bucket ", ToString(id), " was submitted while its round ", bucket.round, " is in flight"));
+  }
+  ++bucket.round;
+  bucket.done = std::move(done);
+  bucket.submitted = last_progress_ = Now();
+  bucket.chunks_seen = 0;
+  bucket.input->ResetReady();
+  stats_.raw_bytes += gradient.size();
+  return &bucket;
+}
+
+void SidecarSession::CopyIn(Bucket& bucket, std::span<const std::byte> gradient) {
+  const TimePoint start = Now();
+  for (uint32_t chunk = 0; chunk < bucket.plan.Count(); ++chunk) {
+    const uint64_t begin = bucket.plan.Begin(chunk);
+    Cast(bucket.dtype, gradient.data() + begin * SizeOf(bucket.dtype), bucket.share,
+         bucket.input->payload() + begin * SizeOf(bucket.share), bucket.plan.Elems(chunk));
+    bucket.input->PublishReady(chunk + 1);
+  }
+  MutexLock lock(mutex_);
+  stats_.copy_seconds += ToSeconds(Now() - start);
+}
+
+void SidecarSession::ProgressLoop() {
+  while (true) {
+    auto received = connection_->Receive(Now() + kLookAround);
+    absl::Status status = received.status();
+    if (received.ok()) {
+      status = Handle(*std::move(received));
+    } else if (absl::IsDeadlineExceeded(status)) {
+      status = CheckProgress(Now());
+    } else if (absl::IsUnavailable(status)) {
+      status = absl::UnavailableError(absl::StrCat("job '", options_.job, "': the sidecar at ",
+                                                   options_.sidecar_path,
+                                                   " is gone: ", status.message()));
+    }
+    if (!status.ok()) {
+      Fail(status);
+      return;
+    }
+  }
+}
+
+absl::Status SidecarSession::Handle(Received received) {
+  if (const auto* complete = std::get_if<Complete>(&received.message)) return Finish(*complete);
+  if (const auto* fail = std::get_if<::thalweg::Fail>(&received.message)) {
+    return absl::Status(fail->code, fail->message);
+  }
+  if (const auto* ready = std::get_if<BucketReady>(&received.message)) {
+    MutexLock lock(mutex_);
+    const auto found = buckets_.find(ready->id.index);
+    // The answer to a layout that has been replaced meanwhile.
+    if (found == buckets_.end() || found->second.first != ready->id) return absl::OkStatus();
+    Bucket& bucket = *found->second.second;
+    THALWEG_ASSIGN_OR_RETURN(
+        BucketArena arena,
+        BucketArena::Open(std::move(received.fd), bucket.elems * SizeOf(bucket.dtype)));
+    bucket.result = std::make_shared<const BucketArena>(std::move(arena));
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("the sidecar sent an unexpected ", Name(received.message)));
+}
+
+absl::Status SidecarSession::Finish(const Complete& m) {
+  MutexLock lock(mutex_);
+  const auto found = buckets_.find(m.id.index);
+  if (found == buckets_.end() || found->second.first != m.id ||
+      found->second.second->round != m.round || found->second.second->done == nullptr ||
+      found->second.second->result == nullptr) {
+    return absl::InvalidArgumentError(absl::StrCat("the sidecar completed round ", m.round,
+                                                   " of bucket ", ToString(m.id),
+                                                   ", which is not in flight"));
+  }
+  Bucket& bucket = *found->second.second;
+  const TimePoint now = Now();
+  last_progress_ = now;
+  ++stats_.rounds;
+  stats_.wire_bytes_sent += m.wire_bytes_sent;
+  stats_.wire_bytes_received += m.wire_bytes_received;
+  stats_.nonfinite_elems += m.nonfinite_elems;
+  stats_.reduce_seconds += static_cast<double>(m.reduce_ns) * 1e-9;
+  stats_.wait_seconds += static_cast<double>(m.wait_ns) * 1e-9;
+  stats_.wire_seconds += static_cast<double>(m.wire_ns) * 1e-9;
+  stats_.total_seconds += ToSeconds(now - bucket.submitted);
+  const BucketArena& arena = *bucket.result;
+  completions_.push_back({std::exchange(bucket.done, nullptr),
+                          ReducedBucket{{arena.payload(), arena.payload_bytes()}, bucket.result}});
+  changed_.NotifyAll();
+  return absl::OkStatus();
+}
+
+absl::Status SidecarSession::CheckProgress(TimePoint now) {
+  MutexLock lock(mutex_);
+  for (auto& [index, entry] : buckets_) {
+    Bucket& bucket = *entry.second;
+    if (bucket.done == nullptr) continue;
+    if (bucket.result != nullptr) {
+      // A big bucket on a slow network is alive as long as chunks come back.
+      const uint32_t seen = bucket.result->WaitReady(0, now);
+      if (seen != bucket.chunks_seen) last_progress_ = now;
+      bucket.chunks_seen = seen;
+    }
+    if (now - last_progress_ <= options_.timeout) continue;
+    return absl::DeadlineExceededError(
+        absl::StrCat("job '", options_.job, "': the sidecar at ", options_.sidecar_path,
+                     " has not answered for ", ToSeconds(options_.timeout), " s; bucket ",
+                     ToString(entry.first), " round ", bucket.round, " is in flight"));
+  }
+  return absl::OkStatus();
+}
+
+void SidecarSession::Fail(const absl::Status& why) {
+  {
+    MutexLock lock(mutex_);
+    if (!status_.ok()) return;
+    status_ = why;
+    for (auto& [index, entry] : buckets_) {
+      if (entry.second->done == nullptr) continue;
+      completions_.push_back({std::exchange(entry.second->done, nullptr), why});
+    }
+    changed_.NotifyAll();
+  }
+  connection_->Shutdown();
+}
+
+void SidecarSession::CompletionLoop() {
+  while (true) {
+    Completion next;
+    {
+      MutexLock lock(mutex_);
+      changed_.WaitUntil(mutex_, kUntilStopped, [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+        return !completions_.empty() || no_more_completions_;
+      });
+      if (completions_.empty()) return;
+      next = std::move(completions_.front());
+      completions_.pop_front();
+    }
+    next.done(std::move(next.outcome));
+  }
+}
+
+void SidecarSession::Close() {
+  {
+    MutexLock lock(mutex_);
+    if (std::exchange(closed_, true)) return;
+  }
+  // Nobody to tell when this fails: the sidecar is gone already.
+  if (status().ok()) connection_->Send(Leave{}).IgnoreError();
+  Fail(absl::CancelledError(absl::StrCat("job '", options_.job, "': the session was closed")));
+  progress_thread_.Join();
+  {
+    MutexLock lock(mutex_);
+    no_more_completions_ = true;
+    changed_.NotifyAll();
+  }
+  completion_thread_.Join();
+}
+
+}  // namespace thalweg

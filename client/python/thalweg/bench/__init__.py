@@ -1,0 +1,1 @@
+"""`thalweg bench`: Thalweg beside its peers, alternating in the same run on the same links."""

@@ -1,0 +1,50 @@
+#include "server/transport/link_probe.h"
+
+#include <algorithm>
+#include <chrono>
+
+#include "core/base/status_macros.h"
+
+namespace thalweg {
+namespace {
+
+constexpr int kEmptyCalls = 5;
+// With a long way there is no need to know its length so well.
+constexpr Duration kEmptyCallsTime = std::chrono::milliseconds(50);
+constexpr size_t kFirstBytes = 64 << 10;
+// Time on the wire beside which the scheduling of threads is small.
+constexpr Duration kTimeOnWire = std::chrono::milliseconds(20);
+
+absl::StatusOr<Duration> RoundTrip(const ProbeCall& call) {
+  Duration least = Duration::max();
+  Duration spent{};
+  for (int i = 0; i < kEmptyCalls && spent < kEmptyCallsTime; ++i) {
+    THALWEG_ASSIGN_OR_RETURN(const Duration took, call(0));
+    least = std::min(least, took);
+    spent += took;
+  }
+  return least;
+}
+
+}  // namespace
+
+absl::StatusOr<LinkSpeed> ProbeLink(const ProbeCall& call) {
+  THALWEG_ASSIGN_OR_RETURN(const Duration round_trip, RoundTrip(call));
+  // On a long way, TCP's slow start and the growth of flow control windows cost round trips of
+  // their own; four of them make that small too.
+  const Duration enough = kTimeOnWire + 4 * round_trip;
+  size_t bytes = kFirstBytes;
+  size_t spent = 0;
+  while (true) {
+    THALWEG_ASSIGN_OR_RETURN(const Duration took, call(bytes));
+    const bool measurable = took >= enough || bytes == kMaxProbeBytes;
+    if (measurable && spent >= kFreeBurstBytes) {
+      const Duration on_wire = std::max<Duration>(took - round_trip, std::chrono::microseconds(1));
+      return LinkSpeed{static_cast<double>(bytes) / ToSeconds(on_wire), round_trip};
+    }
+    spent += bytes;
+    if (!measurable) bytes = std::min(2 * bytes, kMaxProbeBytes);
+  }
+}
+
+}  // namespace thalweg

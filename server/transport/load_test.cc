@@ -1,0 +1,167 @@
+// Peers that do not read, or do not stop sending, and many at once: memory stays bounded, and the
+// others are served.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "core/base/thread.h"
+#include "server/transport/channel_options.h"
+#include "server/transport/fake_shard.h"
+#include "server/transport/frame_codec.h"
+#include "server/transport/raw_stream.h"
+#include "server/transport/remote_shard.h"
+#include "server/transport/shard_server.h"
+
+namespace thalweg {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr size_t kChunkBytes = 512 << 10;
+// What gRPC and the kernel may have in hand of a stream that is not read: flow control windows grow
+// to 4 MiB, socket buffers to a few.
+constexpr uint32_t kChunksOnTheWay = 32;
+
+class LoadTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    auto server = ShardServer::Start({.listen = "127.0.0.1:0"}, shard_, metrics_);
+    ASSERT_TRUE(server.ok()) << server.status();
+    server_ = *std::move(server);
+  }
+
+  std::unique_ptr<RawStream> Opened() {
+    auto stream = std::make_unique<RawStream>(grpc::CreateCustomChannel(
+        server_->address(), grpc::InsecureChannelCredentials(), ClientArguments()));
+    EXPECT_TRUE(stream->Write(EncodeOpen({shard_.join_answer->token})));
+    return stream;
+  }
+
+  Payload OneChunk() const { return {std::as_bytes(std::span(*data_)), data_}; }
+
+  MetricRegistry metrics_;
+  FakeShard shard_;
+  std::unique_ptr<ShardServer> server_;
+  const std::shared_ptr<const std::string> data_ = std::make_shared<std::string>(kChunkBytes, 'x');
+};
+
+TEST_F(LoadTest, BacklogIsWhatANodeDoesNotReadAndFallsWhenItReads) {
+  constexpr uint32_t kResults = 4 * kChunksOnTheWay;
+  const auto stream = Opened();
+  const auto sinks = shard_.sinks.WaitFor(1);
+  ASSERT_EQ(sinks.size(), 1u);
+  NodeSink& sink = *sinks.front();
+  EXPECT_EQ(sink.Backlog(), 0u);
+  for (uint32_t i = 0; i < kResults; ++i) {
+    sink.OnResult(ResultOf(i, OneChunk()));
+    EXPECT_LE(sink.Backlog(), i);  // the first is in gRPC's hands
+  }
+  EXPECT_GE(sink.Backlog(), kResults - kChunksOnTheWay);
+  for (uint32_t i = 0; i < kResults; ++i) {
+    grpc::ByteBuffer frame;
+    ASSERT_TRUE(stream->Read(&frame));
+    EXPECT_LE(sink.Backlog(), kResults - 1 - i);
+  }
+  EXPECT_EQ(sink.Backlog(), 0u);
+}
+
+TEST_F(LoadTest, NodeThatSendsWithoutEndAndReadsNothingIsRefusedAtItsWindow) {
+  constexpr uint32_t kWindow = 8;
+  constexpr uint32_t kFarTooMany = 1000;
+  shard_.window_chunks = kWindow;
+  const auto stream = Opened();
+  uint32_t sent = 0;
+  const auto chunk = [this](uint32_t number) {
+    const ChunkHeader header{{{}, number, 1}, 5, DType::kFloat32, kChunkBytes / 4};
+    return EncodeChunk(header, OneChunk());
+  };
+  {
+    Thread writing("write", [&] {
+      while (sent < kFarTooMany && stream->Write(chunk(sent))) ++sent;
+    });
+    const auto leaves = shard_.leaves.WaitFor(1);
+    ASSERT_EQ(leaves.size(), 1u);
+    EXPECT_THAT(std::string(leaves.front().second.message()), HasSubstr("than its window"));
+    // What waited is not kept for a node that does not read.
+    EXPECT_EQ(shard_.sinks.Get().front()->Backlog(), 0u);
+    stream->Cancel();
+  }
+  EXPECT_LT(sent, kWindow + 3 * kChunksOnTheWay);  // on the way up, on the way down
+  EXPECT_LE(shard_.contributions.Get().size(), kWindow + kChunksOnTheWay + 1);
+}
+
+TEST_F(LoadTest, NodeThatReadsNothingDoesNotDelayAnother) {
+  const auto idle = Opened();
+  const auto sink = shard_.sinks.WaitFor(1).front();
+  for (uint32_t i = 0; i < 2 * kChunksOnTheWay; ++i) {
+    sink->OnResult(ResultOf(i, OneChunk()));
+  }
+  EXPECT_GT(sink->Backlog(), 0u);
+  const auto node = RemoteShard::Create(server_->address(), {}, metrics_);
+  const auto results = std::make_shared<RecordingSink>();
+  const TimePoint deadline = Now() + kTestPatience;
+  const auto membership = node->Join(OfNode(1), deadline);
+  ASSERT_TRUE(membership.ok()) << membership.status();
+  ASSERT_TRUE(node->Attach(membership->token, results).ok());
+  for (uint32_t c = 0; c < 20; ++c) {
+    const Contribution chunk{{{}, c, 1}, 5, DType::kFloat32, kChunkBytes / 4, OneChunk()};
+    ASSERT_TRUE(node->Contribute(membership->token, chunk).ok());
+  }
+  EXPECT_EQ(results->results.WaitFor(20).size(), 20u);
+  node->Leave(membership->token, absl::OkStatus());
+}
+
+// One node of a job of its own: joins, gets its chunks back unchanged, leaves.
+void ExchangeAFewChunks(RemoteShard& shard, uint32_t node) {
+  constexpr uint32_t kChunks = 12;
+  const TimePoint deadline = Now() + kTestPatience;
+  const auto membership = shard.Join(OfNode(node), deadline);
+  ASSERT_TRUE(membership.ok()) << membership.status();
+  const auto sink = std::make_shared<RecordingSink>();
+  ASSERT_TRUE(shard.Attach(membership->token, sink).ok());
+  for (uint32_t c = 0; c < kChunks; ++c) {
+    const auto data = std::make_shared<std::string>(absl::StrCat("node ", node, " chunk ", c, " "));
+    data->resize(40000, static_cast<char>(node));
+    const Payload payload(std::as_bytes(std::span(*data)), data);
+    const Contribution chunk{{{}, c, 1}, 5, DType::kFloat32, data->size() / 4, payload};
+    ASSERT_TRUE(shard.Contribute(membership->token, chunk).ok());
+  }
+  const auto results = sink->results.WaitFor(kChunks);
+  ASSERT_EQ(results.size(), kChunks);
+  for (const RoundResult& result : results) {
+    const std::string bytes = BytesOf(result.payload);
+    EXPECT_EQ(bytes.size(), 40000u);
+    EXPECT_THAT(
+        bytes, ::testing::StartsWith(absl::StrCat("node ", node, " chunk ", result.id.chunk, " ")));
+  }
+  EXPECT_TRUE(sink->failures.Get().empty());
+  shard.Leave(membership->token, absl::OkStatus());
+}
+
+TEST_F(LoadTest, SixtyFourNodesAtOnceAllGetTheirResults) {
+  constexpr uint32_t kNodes = 64;
+  {
+    std::vector<Thread> threads;
+    for (uint32_t node = 0; node < kNodes; ++node) {
+      threads.emplace_back("node", [this, node] {
+        const auto shard =
+            RemoteShard::Create(server_->address(), {.channels = 1 + node % 3}, metrics_);
+        ExchangeAFewChunks(*shard, node);
+      });
+    }
+  }
+  EXPECT_EQ(shard_.contributions.Get().size(), kNodes * 12u);
+  const auto leaves = shard_.leaves.Get();
+  ASSERT_EQ(leaves.size(), 2u * kNodes);  // each node's own word, and the end of its streams
+  for (const auto& [token, reason] : leaves) {
+    EXPECT_TRUE(reason.ok() || reason.code() == absl::StatusCode::kUnavailable) << reason;
+  }
+}
+
+}  // namespace
+}  // namespace thalweg

@@ -1,0 +1,31 @@
+#include "server/transport/poller.h"
+
+#include <utility>
+
+namespace thalweg {
+
+Poller::Poller(std::unique_ptr<grpc::CompletionQueue> queue)
+    : queue_(std::move(queue)), thread_("grpc-poll", [this] { Loop(); }) {}
+
+Poller::~Poller() {
+  queue_->Shutdown();
+  thread_.Join();
+}
+
+void Poller::Loop() {
+  void* tag = nullptr;
+  bool ok = false;
+  while (queue_->Next(&tag, &ok)) static_cast<Completion*>(tag)->Happened(ok);
+}
+
+ClientPollers::ClientPollers(uint32_t threads) {
+  for (uint32_t i = 0; i < threads; ++i) {
+    pollers_.push_back(std::make_unique<Poller>(std::make_unique<grpc::CompletionQueue>()));
+  }
+}
+
+grpc::CompletionQueue& ClientPollers::Next() {
+  return pollers_[next_++ % pollers_.size()]->queue();
+}
+
+}  // namespace thalweg

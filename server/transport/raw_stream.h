@@ -1,0 +1,77 @@
+// An Exchange stream for this room's tests on which any bytes can be sent.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "grpcpp/generic/generic_stub.h"
+#include "grpcpp/grpcpp.h"
+#include "server/transport/channel_options.h"
+#include "server/transport/fake_shard.h"
+
+namespace thalweg {
+
+inline grpc::ByteBuffer Buffer(const std::string& bytes) {
+  const grpc::Slice slice(bytes);
+  return grpc::ByteBuffer(&slice, 1);
+}
+
+// Every step has a deadline.
+class RawStream {
+ public:
+  explicit RawStream(const std::shared_ptr<grpc::Channel>& channel) {
+    context_.set_deadline(ToSystemTime(Now() + kTestPatience));
+    stream_ =
+        grpc::GenericStub(channel).PrepareCall(&context_, "/thalweg.v1.Exchange/Stream", &cq_);
+    stream_->StartCall(this);
+    Step();
+  }
+  ~RawStream() {
+    context_.TryCancel();
+    cq_.Shutdown();
+    void* tag;
+    bool ok;
+    while (cq_.Next(&tag, &ok)) {
+    }
+  }
+
+  void Cancel() { context_.TryCancel(); }
+
+  bool Write(const grpc::ByteBuffer& frame) {
+    stream_->Write(frame, this);
+    return Step();
+  }
+  bool WritesDone() {
+    stream_->WritesDone(this);
+    return Step();
+  }
+  bool Read(grpc::ByteBuffer* frame) {
+    stream_->Read(frame, this);
+    return Step();
+  }
+  // What the server ended the stream with.
+  grpc::Status Finish() {
+    grpc::ByteBuffer ignored;
+    while (Read(&ignored)) {
+    }
+    grpc::Status status;
+    stream_->Finish(&status, this);
+    Step();
+    return status;
+  }
+
+ private:
+  bool Step() {
+    void* tag;
+    bool ok = false;
+    return cq_.AsyncNext(&tag, &ok, ToSystemTime(Now() + kTestPatience)) ==
+               grpc::CompletionQueue::GOT_EVENT &&
+           ok;
+  }
+
+  grpc::ClientContext context_;
+  grpc::CompletionQueue cq_;
+  std::unique_ptr<grpc::GenericClientAsyncReaderWriter> stream_;
+};
+
+}  // namespace thalweg

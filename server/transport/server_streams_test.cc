@@ -1,0 +1,211 @@
+// Several streams of one node, as the aggregator's side keeps them together.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "server/transport/channel_options.h"
+#include "server/transport/fake_shard.h"
+#include "server/transport/frame_codec.h"
+#include "server/transport/raw_stream.h"
+#include "server/transport/shard_server.h"
+
+namespace thalweg {
+namespace {
+
+using ::testing::HasSubstr;
+
+class ServerStreamsTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    auto server = ShardServer::Start({.listen = "127.0.0.1:0"}, shard_, metrics_);
+    ASSERT_TRUE(server.ok()) << server.status();
+    server_ = *std::move(server);
+  }
+
+  // On a connection of its own.
+  std::unique_ptr<RawStream> NewStream() {
+    return std::make_unique<RawStream>(grpc::CreateCustomChannel(
+        server_->address(), grpc::InsecureChannelCredentials(), ClientArguments()));
+  }
+  std::unique_ptr<RawStream> Opened(uint32_t stream, uint32_t num_streams) {
+    auto opened = NewStream();
+    EXPECT_TRUE(opened->Write(EncodeOpen({token(), stream, num_streams})));
+    return opened;
+  }
+
+  static grpc::ByteBuffer Chunk(uint32_t chunk) { return EncodeChunk({{{}, chunk, 1}}, {}); }
+
+  // The shard echoes, so afterwards both ends know each other.
+  static void ExpectEcho(RawStream& stream, uint32_t chunk) {
+    ASSERT_TRUE(stream.Write(Chunk(chunk)));
+    grpc::ByteBuffer answer;
+    ASSERT_TRUE(stream.Read(&answer));
+    const auto parsed = ParseFrame(std::move(answer));
+    ASSERT_TRUE(parsed.ok()) << parsed.status();
+    ASSERT_TRUE(std::holds_alternative<ChunkFrame>(*parsed));
+    EXPECT_EQ(std::get<ChunkFrame>(*parsed).header.id.chunk, chunk);
+  }
+
+  void ExpectRefused(uint32_t stream, uint32_t num_streams, grpc::StatusCode code,
+                     const std::string& text) {
+    const grpc::Status status = Opened(stream, num_streams)->Finish();
+    EXPECT_EQ(status.error_code(), code) << status.error_message();
+    EXPECT_THAT(status.error_message(), HasSubstr(text));
+  }
+
+  SessionToken token() const { return shard_.join_answer->token; }
+
+  MetricRegistry metrics_;
+  FakeShard shard_;
+  std::unique_ptr<ShardServer> server_;
+};
+
+TEST_F(ServerStreamsTest, StreamsOfANodeAreOneSinkAndResultsTakeTheChunksStream) {
+  const auto first = Opened(0, 3);
+  const auto second = Opened(1, 3);
+  const auto third = Opened(2, 3);
+  for (uint32_t round = 0; round < 4; ++round) {
+    ExpectEcho(*first, 3 * round);
+    ExpectEcho(*second, 3 * round + 1);
+    ExpectEcho(*third, 3 * round + 2);
+  }
+  EXPECT_EQ(shard_.sinks.Get().size(), 1u);
+  EXPECT_TRUE(shard_.leaves.Get().empty());
+}
+
+TEST_F(ServerStreamsTest, StreamsMayOpenInAnyOrder) {
+  const auto last = Opened(1, 2);
+  ExpectEcho(*last, 7);
+  const auto first = Opened(0, 2);
+  ExpectEcho(*first, 8);
+  EXPECT_EQ(shard_.sinks.Get().size(), 1u);
+}
+
+TEST_F(ServerStreamsTest, UnfittingOpenEndsItsOwnStreamOnly) {
+  const auto first = Opened(0, 2);
+  ExpectEcho(*first, 0);
+  const auto kInvalid = grpc::StatusCode::INVALID_ARGUMENT;
+  ExpectRefused(1, 3, kInvalid, "stream 1 of 3, expected one of 2 as it said before");
+  ExpectRefused(0, 2, grpc::StatusCode::ALREADY_EXISTS, "stream 0 of 2 open already");
+  ExpectRefused(0, 0, kInvalid, "stream 0 of 0, expected 1 to 16 streams");
+  ExpectRefused(2, 2, kInvalid, "stream 2 of 2, expected 1 to 16 streams");
+  ExpectRefused(0, 17, kInvalid, "stream 0 of 17, expected 1 to 16 streams");
+  const auto second = Opened(1, 2);
+  ExpectEcho(*second, 1);
+  ExpectEcho(*first, 2);
+  EXPECT_TRUE(shard_.leaves.Get().empty());
+  EXPECT_EQ(shard_.sinks.Get().size(), 1u);
+}
+
+TEST_F(ServerStreamsTest, ChunkOnAForeignStreamEndsTheNodeWithTheReason) {
+  const auto first = Opened(0, 2);
+  ExpectEcho(*first, 0);
+  const auto second = Opened(1, 2);
+  ExpectEcho(*second, 1);
+  ASSERT_TRUE(first->Write(Chunk(3)));
+  for (const auto& stream : {first.get(), second.get()}) {
+    const grpc::Status status = stream->Finish();
+    EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+    EXPECT_THAT(status.error_message(),
+                HasSubstr("chunk 3 on stream 0 of 2, expected it on stream 1"));
+  }
+  const auto leaves = shard_.leaves.WaitFor(1);
+  ASSERT_EQ(leaves.size(), 1u);
+  EXPECT_EQ(leaves.front().second.code(), absl::StatusCode::kInvalidArgument);
+}
+
+TEST_F(ServerStreamsTest, LostStreamMakesTheNodeLeaveOnceAndEndsTheOthers) {
+  const auto first = Opened(0, 2);
+  ExpectEcho(*first, 0);
+  const auto second = Opened(1, 2);
+  ExpectEcho(*second, 1);
+  second->Cancel();
+  const grpc::Status status = first->Finish();
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::UNAVAILABLE);
+  EXPECT_THAT(status.error_message(), HasSubstr("stream 1 of the node's 2 has ended"));
+  server_->Stop(kTestPatience);
+  const auto leaves = shard_.leaves.Get();
+  ASSERT_EQ(leaves.size(), 1u);
+  EXPECT_EQ(leaves.front().second, absl::UnavailableError("lost its connection to the shard"));
+}
+
+TEST_F(ServerStreamsTest, NodeWhoseStreamsHaveEndedIsForgotten) {
+  {
+    const auto first = Opened(0, 2);
+    ExpectEcho(*first, 0);
+    ASSERT_TRUE(first->WritesDone());
+    EXPECT_TRUE(first->Finish().ok());
+  }
+  // Its streams need not be as many as before. gRPC may take a moment to let go of the old one.
+  const TimePoint deadline = Now() + kTestPatience;
+  bool attached = false;
+  while (!attached && Now() < deadline) {
+    const auto again = Opened(0, 1);
+    grpc::ByteBuffer answer;
+    attached = again->Write(Chunk(0)) && again->Read(&answer);
+  }
+  EXPECT_TRUE(attached);
+  EXPECT_EQ(shard_.sinks.Get().size(), 2u);
+}
+
+TEST_F(ServerStreamsTest, FailureIsToldOnEveryStreamAlsoOnOneThatComesLate) {
+  const auto first = Opened(0, 3);
+  ExpectEcho(*first, 0);
+  const auto second = Opened(1, 3);
+  ExpectEcho(*second, 1);
+  const auto sink = shard_.sinks.WaitFor(1).front();
+  // More than flow control lets pass unread: the first stream cannot end yet.
+  const auto large = std::make_shared<std::string>(8 << 20, 'x');
+  for (uint32_t i = 0; i < 8; ++i) {
+    sink->OnResult(ResultOf(3 * i, Payload(std::as_bytes(std::span(*large)), large)));
+  }
+  const absl::Status why = absl::AbortedError("node 1 is gone");
+  sink->OnFailed(why);
+  // The failure, once for each stream at most; results are of no use any more.
+  EXPECT_LE(sink->Backlog(), 2u);
+  const auto late = Opened(2, 3);
+  for (const auto& stream : {late.get(), second.get(), first.get()}) {
+    grpc::ByteBuffer frame;
+    absl::StatusOr<ParsedFrame> parsed;
+    do {
+      ASSERT_TRUE(stream->Read(&frame));
+      parsed = ParseFrame(std::move(frame));
+      ASSERT_TRUE(parsed.ok());
+    } while (std::holds_alternative<ChunkFrame>(*parsed));
+    ASSERT_TRUE(std::holds_alternative<FailureFrame>(*parsed));
+    EXPECT_EQ(std::get<FailureFrame>(*parsed).why, why);
+    EXPECT_TRUE(stream->Finish().ok());
+  }
+}
+
+TEST_F(ServerStreamsTest, ShardsRefusalEndsEveryStreamWithoutLeaving) {
+  const SessionToken foreign = token() - 1;
+  for (uint32_t i = 0; i < 2; ++i) {
+    const auto stream = NewStream();
+    ASSERT_TRUE(stream->Write(EncodeOpen({foreign, i, 2})));
+    const grpc::Status status = stream->Finish();
+    EXPECT_EQ(status.error_code(), grpc::StatusCode::NOT_FOUND);
+    EXPECT_EQ(status.error_message(), "no such membership");
+  }
+  EXPECT_TRUE(shard_.leaves.Get().empty());
+}
+
+TEST_F(ServerStreamsTest, StoppingServerTellsTheSameReasonOnEveryStream) {
+  const auto first = Opened(0, 2);
+  ExpectEcho(*first, 0);
+  const auto second = Opened(1, 2);
+  ExpectEcho(*second, 1);
+  server_->Stop(Duration::zero());
+  for (const auto& stream : {first.get(), second.get()}) {
+    const grpc::Status status = stream->Finish();
+    EXPECT_EQ(status.error_code(), grpc::StatusCode::UNAVAILABLE);
+    EXPECT_THAT(status.error_message(), HasSubstr("is stopping"));
+  }
+  EXPECT_EQ(shard_.leaves.Get().size(), 1u);
+}
+
+}  // namespace
+}  // namespace thalweg

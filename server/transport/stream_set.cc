@@ -1,0 +1,43 @@
+#include "server/transport/stream_set.h"
+
+#include <vector>
+
+#include "server/transport/server_stream.h"
+
+namespace thalweg {
+
+void StreamSet::Add(const std::shared_ptr<ServerStream>& stream) {
+  absl::Status shut_down;
+  {
+    MutexLock lock(mutex_);
+    streams_.insert(stream);
+    shut_down = shut_down_;
+  }
+  stream->Start();
+  if (!shut_down.ok()) stream->End(shut_down);
+}
+
+void StreamSet::Remove(const std::shared_ptr<ServerStream>& stream) {
+  MutexLock lock(mutex_);
+  streams_.erase(stream);
+  changed_.NotifyAll();
+}
+
+void StreamSet::Shutdown(const absl::Status& why) {
+  std::vector<std::shared_ptr<ServerStream>> streams;
+  {
+    MutexLock lock(mutex_);
+    shut_down_ = why;
+    streams.assign(streams_.begin(), streams_.end());
+  }
+  for (const auto& stream : streams) stream->End(why);
+}
+
+bool StreamSet::WaitEmpty(TimePoint deadline) {
+  MutexLock lock(mutex_);
+  return changed_.WaitUntil(mutex_, deadline, [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return streams_.empty();
+  });
+}
+
+}  // namespace thalweg

@@ -1,0 +1,94 @@
+"""Clusters under load, for test_load.py: `load.py SCENARIO FILE` writes what happened as JSON.
+
+A program of its own, because workers are forked from a process without other threads.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import sys
+import time
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+from thalweg.bench import lab_case, torch_import
+from thalweg.bench.cluster import Cluster, Shape
+from thalweg.bench.lab_case import LabCase
+from thalweg.bench.resources import peak_rss_mb
+
+NODES = 4
+CHUNK_BYTES, WINDOW_CHUNKS = 64 << 10, 8
+SLOW_BYTES = 4 << 20
+SLOW_FACTOR = 10
+RATE = 100_000_000
+ROUNDS = 2
+TIMEOUT = 5.0
+_WAIT = re.compile(
+    r'^thalweg_sidecar_shard_wait_seconds_total\{shard="(\d+)"\} (\S+)$', re.MULTILINE
+)
+
+
+def slow_shard() -> dict[str, Any]:
+    """The last shard's link has a tenth of the others' rate."""
+    os.environ["THALWEG_CHUNK_BYTES"] = str(CHUNK_BYTES)
+    os.environ["THALWEG_WINDOW_CHUNKS"] = str(WINDOW_CHUNKS)
+    shape = Shape(NODES, NODES, 1, RATE, "fp32", slow_factor=SLOW_FACTOR)
+    case = LabCase(shape, SLOW_BYTES, "fp32", (), ROUNDS)
+    with Cluster(shape, http=True) as cluster:
+        lab_case.start_workers(cluster, case)
+        lab_case.open_systems(cluster, case)
+        bound = lab_case.slowest_bound(case)
+        # Checks every result.
+        seconds = [cluster.measure("thalweg", repeat, bound) for repeat in range(ROUNDS)]
+        return {
+            "seconds": seconds,
+            "waits": {node: read_waits(cluster, node) for node in cluster.nodes},
+            "shard_mb": [peak_rss_mb(cluster.server(s).process.pid) for s in cluster.shards],
+        }
+
+
+def read_waits(cluster: Cluster, node: str) -> dict[str, float]:
+    """Seconds for which the node waited, by shard."""
+    url = f"http://{cluster.server(node).http}/metrics"
+    with cluster.lab.inside(node), urllib.request.urlopen(url, timeout=10) as reply:
+        return {shard: float(value) for shard, value in _WAIT.findall(reply.read().decode())}
+
+
+def stopped_aggregator() -> dict[str, Any]:
+    """Shard 1 stops between two rounds; what every worker is told, and when."""
+    torch_import.import_torch()
+    from thalweg.bench import worker
+    from thalweg.bench.allreduce import factories, make_pattern
+
+    worker.TIMEOUT = TIMEOUT
+
+    class Worker(worker.Worker):
+        def do_run_failing(self) -> tuple[float, str]:
+            begin = time.monotonic()
+            try:
+                self.do_run("thalweg", begin)
+            except RuntimeError as error:
+                return time.monotonic() - begin, str(error)
+            return time.monotonic() - begin, ""
+
+    shape = Shape(2, 2, 2, None, "fp32")
+    size = 4 << 20
+    systems = factories(make_pattern(size, "fp32"))
+    with Cluster(shape) as cluster:
+        cluster.fork(lambda rank: Worker(cluster.lab, cluster.place(rank), systems))
+        cluster.call("open", "thalweg", size)
+        cluster.measure("thalweg", 0, None)
+        os.kill(cluster.server("shard1").process.pid, signal.SIGSTOP)
+        told = cluster.crew.call("run_failing", seconds=10 * TIMEOUT)
+        return {"told": told}
+
+
+SCENARIOS = {"slow_shard": slow_shard, "stopped_aggregator": stopped_aggregator}
+
+if __name__ == "__main__":
+    result = SCENARIOS[sys.argv[1]]()
+    Path(sys.argv[2]).write_text(json.dumps(result), encoding="utf-8")

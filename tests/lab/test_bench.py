@@ -1,0 +1,129 @@
+"""`thalweg bench` from end to end, on small links."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from thalweg.bench import suite
+from thalweg.bench.results import Results
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root")
+BENCH = [sys.executable, "-m", "thalweg", "bench"]
+SMALL = ["--nodes", "2", "--shards", "2", "--repeats", "2"]
+
+
+def namespaces():
+    folder = Path("/run/netns")
+    return {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+
+
+@pytest.fixture(autouse=True)
+def nothing_left():
+    before = namespaces()
+    yield
+    assert namespaces() <= before
+
+
+def run(*arguments):
+    return subprocess.run([*BENCH, *arguments], capture_output=True, text=True, timeout=110)
+
+
+def read_rows(path):
+    rows = json.loads(path.read_text())
+    keys = {"case", "system", "bytes", "median_s", "min_s", "max_s", "bound_s"}
+    assert all(set(row) == keys for row in rows)
+    assert all(0 < row["min_s"] <= row["median_s"] <= row["max_s"] for row in rows)
+    return rows
+
+
+def test_lab_reports_thalweg_beside_its_peers(tmp_path):
+    rows_path, resources_path = tmp_path / "rows.json", tmp_path / "resources.json"
+    arguments = ["--rate", "100mbit", "--bytes", "400000", "--peers", "gloo,iperf3"]
+    result = run(*("lab", *SMALL, *arguments, "--json", rows_path, "--resources", resources_path))
+    assert result.returncode == 0, result.stderr
+    rows = read_rows(rows_path)
+    assert [row["system"] for row in rows] == ["thalweg", "gloo", "iperf3"]
+    for row in rows:
+        assert row["bytes"] == 400_000
+        # The buckets' savings are worth a third of so few bytes.
+        assert 0.2 <= row["bound_s"] / row["median_s"] <= 1.5
+    used = json.loads(resources_path.read_text())
+    assert [entry["process"] for entry in used[::2]] == [
+        "aggregator max",
+        "sidecar max",
+        "worker max",
+    ]
+    assert all(entry["cpu_s_per_gb"] > 0 and entry["rss_mb"] > 1 for entry in used)
+    aggregator, sidecar, worker = used[::2]
+    # A node sends its gradients, a shard half of the result to each of 2 nodes; and headers.
+    assert 0.4 <= sidecar["sent_mb"] <= 0.48
+    assert 0.4 <= aggregator["sent_mb"] <= 0.48
+    assert worker["sent_mb"] is None
+
+
+def test_weights_make_up_for_a_slow_shard(tmp_path):
+    arguments = ["--rate", "100mbit", "--slow-shard", "10", "--bytes", "4000000", "--peers", ""]
+    result = run("lab", *SMALL, *arguments, "--weighted", "--json", tmp_path / "rows.json")
+    assert result.returncode == 0, result.stderr
+    (row,) = read_rows(tmp_path / "rows.json")
+    assert row["bound_s"] == pytest.approx(4e6 * 8 / 100e6 * 2 * 10 / 11)
+    assert 0.5 <= row["bound_s"] / row["median_s"] <= 1.2
+
+
+def test_step_reports_the_step_and_its_communication(tmp_path):
+    arguments = ["--rate", "none", "--codec", "fp16", "--repeats", "1", "--peers", "torch-fp16"]
+    result = run("step", *SMALL, *arguments, "--model", "swin-t", "--json", tmp_path / "rows.json")
+    assert result.returncode == 0, result.stderr
+    rows = read_rows(tmp_path / "rows.json")
+    assert [(row["case"].split()[-1], row["system"]) for row in rows] == [
+        ("step", "thalweg"),
+        ("step", "torch-fp16"),
+        ("communication", "thalweg"),
+        ("communication", "torch-fp16"),
+    ]
+
+
+def test_latency_reports_percentiles(tmp_path):
+    result = run("latency", *SMALL, "--count", "20", "--json", tmp_path / "rows.json")
+    assert result.returncode == 0, result.stderr
+    rows = read_rows(tmp_path / "rows.json")
+    assert [row["case"].split()[-1] for row in rows] == ["p50", "p50", "p99", "p99"]
+
+
+def test_suite_runs_its_cases_for_the_report(tmp_path, monkeypatch):
+    short = replace(suite.CASES["soak"], commands=("soak --nodes 2 --shards 1 --count 20",))
+    monkeypatch.setitem(suite.CASES, "soak", short)
+    one = suite.Suite(tmp_path, ("soak",), tmp_path)
+    one.check()
+    assert one.run() == []
+    rows = read_rows(tmp_path / "soak.json")
+    assert [row["case"].split(", ")[-1] for row in rows] == ["steps 1 to 2", "steps 3 to 20"]
+    assert Results.read(tmp_path).used("soak", "sidecar max", "steps 3 to 20")["rss_mb"] > 1
+
+
+def test_embedded_node_needs_no_aggregator(tmp_path):
+    arguments = ["--nodes", "1", "--workers", "2", "--shards", "0", "--rate", "none"]
+    arguments += ["--bytes", "400000", "--repeats", "1", "--peers", "gloo,memcpy"]
+    result = run("lab", *arguments, "--json", tmp_path / "rows.json")
+    assert result.returncode == 0, result.stderr
+    rows = read_rows(tmp_path / "rows.json")
+    assert [(row["system"], row["bound_s"]) for row in rows] == [
+        ("thalweg", None),
+        ("gloo", None),
+        ("memcpy", None),
+    ]
+
+
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_everything(signum, code):
+    arguments = ["lab", *SMALL, "--rate", "1mbit", "--bytes", "40000000"]
+    with subprocess.Popen([*BENCH, *arguments], stderr=subprocess.PIPE, text=True) as bench:
+        assert any("40000000 bytes" in line for line in bench.stderr)
+        bench.send_signal(signum)
+        assert bench.wait(30) == code
