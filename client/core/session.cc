@@ -49,6 +49,10 @@ class ForkSafeSession : public Session {
     if (status.ok()) return impl_->Submit(id, gradient, std::move(done));
     done(status);
   }
+  absl::StatusOr<ReducedBucket> Reduce(BucketId id, std::span<const std::byte> gradient) override {
+    THALWEG_RETURN_IF_ERROR(CheckProcess());
+    return impl_->Reduce(id, gradient);
+  }
   absl::Status status() const override {
     THALWEG_RETURN_IF_ERROR(CheckProcess());
     return impl_->status();

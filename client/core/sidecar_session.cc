@@ -1,5 +1,6 @@
 #include "client/core/sidecar_session.h"
 
+#include <future>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -28,7 +29,7 @@ absl::Status SidecarSession::RegisterBucket(BucketId id, const BucketLayout& lay
     MutexLock lock(mutex_);
     THALWEG_RETURN_IF_ERROR(status_);
     auto& slot = buckets_[id.index];
-    if (slot.second != nullptr && slot.second->done != nullptr) {
+    if (slot.second != nullptr && slot.second->callback.done != nullptr) {
       return absl::FailedPreconditionError(absl::StrCat(
           "bucket ", ToString(id), " was registered while a round of it is in flight"));
     }
@@ -37,19 +38,33 @@ absl::Status SidecarSession::RegisterBucket(BucketId id, const BucketLayout& lay
   return connection_->Send(::thalweg::RegisterBucket{id, layout}, fd);
 }
 
-void SidecarSession::Submit(BucketId id, std::span<const std::byte> gradient, Done done) {
-  auto bucket = BeginRound(id, gradient, done);
+absl::StatusOr<ReducedBucket> SidecarSession::Reduce(BucketId id,
+                                                     std::span<const std::byte> gradient) {
+  std::promise<absl::StatusOr<ReducedBucket>> outcome;
+  const auto set = [&outcome](absl::StatusOr<ReducedBucket> reduced) {
+    outcome.set_value(std::move(reduced));
+  };
+  Start(id, gradient, {set, CallOn::kProgressThread});
+  // Bounded: a session fails what is in flight when its timeout has passed.
+  return outcome.get_future().get();
+}
+
+void SidecarSession::Start(BucketId id, std::span<const std::byte> gradient, Callback callback) {
+  auto bucket = BeginRound(id, gradient, callback);
   if (!bucket.ok()) {
-    Refuse(std::move(done), bucket.status());
+    Refuse(std::move(callback.done), bucket.status());
     return;
   }
-  // Announced first, so that the sidecar works on the first chunks while the last are being copied.
+  // A bucket of several chunks is announced first, so that the sidecar works on them while the rest
+  // is being copied; a single chunk is there when the sidecar looks.
+  const bool copies_first = (*bucket)->plan.Count() == 1;
+  if (copies_first) CopyIn(**bucket, gradient);
   const absl::Status sent = connection_->Send(::thalweg::Submit{id, (*bucket)->round});
   if (!sent.ok()) {
     Fail(sent);
     return;
   }
-  CopyIn(**bucket, gradient);
+  if (!copies_first) CopyIn(**bucket, gradient);
 }
 
 void SidecarSession::Refuse(Done done, absl::Status why) {
@@ -65,7 +80,7 @@ void SidecarSession::Refuse(Done done, absl::Status why) {
 }
 
 absl::StatusOr<SidecarSession::Bucket*> SidecarSession::BeginRound(
-    BucketId id, std::span<const std::byte> gradient, Done& done) {
+    BucketId id, std::span<const std::byte> gradient, Callback& callback) {
   MutexLock lock(mutex_);
   THALWEG_RETURN_IF_ERROR(status_);
   const auto found = buckets_.find(id.index);
@@ -79,12 +94,12 @@ absl::StatusOr<SidecarSession::Bucket*> SidecarSession::BeginRound(
                                                    bucket.elems * SizeOf(bucket.dtype),
                                                    " bytes, got ", gradient.size()));
   }
-  if (bucket.done != nullptr) {
+  if (bucket.callback.done != nullptr) {
     return absl::FailedPreconditionError(absl::StrCat(
         "bucket ", ToString(id), " was submitted while its round ", bucket.round, " is in flight"));
   }
   ++bucket.round;
-  bucket.done = std::move(done);
+  bucket.callback = std::move(callback);
   bucket.submitted = last_progress_ = Now();
   bucket.chunks_seen = 0;
   bucket.input->ResetReady();
@@ -149,7 +164,7 @@ absl::Status SidecarSession::Finish(const Complete& m) {
   MutexLock lock(mutex_);
   const auto found = buckets_.find(m.id.index);
   if (found == buckets_.end() || found->second.first != m.id ||
-      found->second.second->round != m.round || found->second.second->done == nullptr ||
+      found->second.second->round != m.round || found->second.second->callback.done == nullptr ||
       found->second.second->result == nullptr) {
     return absl::InvalidArgumentError(absl::StrCat("the sidecar completed round ", m.round,
                                                    " of bucket ", ToString(m.id),
@@ -167,9 +182,14 @@ absl::Status SidecarSession::Finish(const Complete& m) {
   stats_.wire_seconds += static_cast<double>(m.wire_ns) * 1e-9;
   stats_.total_seconds += ToSeconds(now - bucket.submitted);
   const BucketArena& arena = *bucket.result;
-  completions_.push_back({std::exchange(bucket.done, nullptr),
-                          ReducedBucket{{arena.payload(), arena.payload_bytes()}, bucket.result}});
-  changed_.NotifyAll();
+  const ReducedBucket reduced{{arena.payload(), arena.payload_bytes()}, bucket.result};
+  const Callback callback = std::exchange(bucket.callback, {});
+  if (callback.thread == CallOn::kProgressThread) {
+    callback.done(reduced);
+  } else {
+    completions_.push_back({callback.done, reduced});
+    changed_.NotifyAll();
+  }
   return absl::OkStatus();
 }
 
@@ -177,7 +197,7 @@ absl::Status SidecarSession::CheckProgress(TimePoint now) {
   MutexLock lock(mutex_);
   for (auto& [index, entry] : buckets_) {
     Bucket& bucket = *entry.second;
-    if (bucket.done == nullptr) continue;
+    if (bucket.callback.done == nullptr) continue;
     if (bucket.result != nullptr) {
       // A big bucket on a slow network is alive as long as chunks come back.
       const uint32_t seen = bucket.result->WaitReady(0, now);
@@ -199,8 +219,8 @@ void SidecarSession::Fail(const absl::Status& why) {
     if (!status_.ok()) return;
     status_ = why;
     for (auto& [index, entry] : buckets_) {
-      if (entry.second->done == nullptr) continue;
-      completions_.push_back({std::exchange(entry.second->done, nullptr), why});
+      if (entry.second->callback.done == nullptr) continue;
+      completions_.push_back({std::exchange(entry.second->callback.done, nullptr), why});
     }
     changed_.NotifyAll();
   }

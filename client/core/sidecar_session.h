@@ -32,7 +32,10 @@ class SidecarSession : public Session {
   ~SidecarSession() override { Close(); }
 
   absl::Status RegisterBucket(BucketId id, const BucketLayout& layout) override;
-  void Submit(BucketId id, std::span<const std::byte> gradient, Done done) override;
+  void Submit(BucketId id, std::span<const std::byte> gradient, Done done) override {
+    Start(id, gradient, {std::move(done), CallOn::kCompletionThread});
+  }
+  absl::StatusOr<ReducedBucket> Reduce(BucketId id, std::span<const std::byte> gradient) override;
   absl::Status status() const override {
     MutexLock lock(mutex_);
     return status_;
@@ -51,6 +54,13 @@ class SidecarSession : public Session {
   }
 
  private:
+  // Foreign code runs on the completion thread; our own, which only wakes a waiter, may run on the
+  // progress thread.
+  enum class CallOn { kCompletionThread, kProgressThread };
+  struct Callback {
+    Done done;
+    CallOn thread = CallOn::kCompletionThread;
+  };
   struct Bucket {
     uint64_t elems = 0;
     ChunkPlan plan;
@@ -60,7 +70,7 @@ class SidecarSession : public Session {
     // Shared with the results handed out, which may outlive the bucket's layout.
     std::shared_ptr<const BucketArena> result;
     uint64_t round = 0;
-    Session::Done done;  // set while a round is in flight
+    Callback callback;  // set while a round is in flight
     TimePoint submitted;
     uint32_t chunks_seen = 0;  // finished by the sidecar, as of the last look
   };
@@ -70,7 +80,9 @@ class SidecarSession : public Session {
     absl::StatusOr<ReducedBucket> outcome;
   };
 
-  absl::StatusOr<Bucket*> BeginRound(BucketId id, std::span<const std::byte> gradient, Done& done);
+  void Start(BucketId id, std::span<const std::byte> gradient, Callback callback);
+  absl::StatusOr<Bucket*> BeginRound(BucketId id, std::span<const std::byte> gradient,
+                                     Callback& callback);
   void Refuse(Done done, absl::Status why);
   void CopyIn(Bucket& bucket, std::span<const std::byte> gradient);
   void ProgressLoop();

@@ -1,6 +1,5 @@
 #include "client/torch/all_reducer.h"
 
-#include <future>
 #include <string>
 #include <utility>
 
@@ -27,12 +26,7 @@ at::Tensor AllReducer::Mean(const at::Tensor& tensor, uint32_t bucket) {
   const DType dtype = CheckReducible(tensor, name);
   const BucketId id =
       Announce(bucket, {.dtype = dtype, .tensors = {{"tensor", tensor.sizes().vec()}}});
-  std::promise<absl::StatusOr<ReducedBucket>> outcome;
-  session_->Submit(id, BytesOf(tensor), [&outcome](absl::StatusOr<ReducedBucket> reduced) {
-    outcome.set_value(std::move(reduced));
-  });
-  // Bounded: a session fails what is in flight when its timeout has passed.
-  absl::StatusOr<ReducedBucket> reduced = outcome.get_future().get();
+  absl::StatusOr<ReducedBucket> reduced = session_->Reduce(id, BytesOf(tensor));
   if (!reduced.ok()) Throw(std::string(reduced.status().message()));
   return Wrap(*std::move(reduced), tensor.scalar_type()).view(tensor.sizes());
 }

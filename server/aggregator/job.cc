@@ -48,7 +48,7 @@ Job::Job(const JoinRequest& first, uint32_t max_window_chunks, ShardMetrics& met
       engine_({kEpoch, first.num_nodes, 0, first.round_timeout}) {}
 
 void Job::BeginLocked() {
-  flow_ = PlanFlow(slowest_, spec_.num_shards);
+  flow_ = PlanFlow(slowest_, spec_.num_shards, spec_.codec);
   if (spec_.chunk_bytes != 0) flow_.chunk_bytes = spec_.chunk_bytes;
   if (spec_.window_chunks != 0) flow_.window_chunks = spec_.window_chunks;
   flow_.window_chunks = std::min(flow_.window_chunks, max_window_chunks_);

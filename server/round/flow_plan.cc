@@ -17,15 +17,16 @@ constexpr uint32_t kLargestWindow = 64;
 
 }  // namespace
 
-FlowPlan PlanFlow(const LinkSpeed& slowest, uint32_t num_shards) {
-  if (slowest.bytes_per_second <= 0) return {kLocalChunk, kLargestWindow};
+FlowPlan PlanFlow(const LinkSpeed& slowest, uint32_t num_shards, DType codec) {
+  const uint64_t raw_per_wire = SizeOf(DType::kFloat32) / SizeOf(codec);
+  if (slowest.bytes_per_second <= 0) return {raw_per_wire * kLocalChunk, kLargestWindow};
   const double wanted = std::min(slowest.bytes_per_second * kChunkSeconds, 1.0 * kLargestChunk);
   const uint64_t chunk = std::max(kSmallestChunk, std::bit_floor(static_cast<uint64_t>(wanted)));
   const double seconds = kWindowSeconds + 2 * ToSeconds(slowest.round_trip);
   const double chunks =
       std::ceil(slowest.bytes_per_second * seconds / static_cast<double>(chunk * num_shards));
   const double window = std::clamp<double>(chunks, kSmallestWindow, kLargestWindow);
-  return {chunk, static_cast<uint32_t>(window)};
+  return {raw_per_wire * chunk, static_cast<uint32_t>(window)};
 }
 
 }  // namespace thalweg

@@ -60,6 +60,7 @@ void NodeJob::Stop() {
     MutexLock lock(mutex_);
     stopping_ = true;
     changed_.NotifyAll();
+    run_changed_.NotifyAll();
   }
   run_thread_.Join();
   monitor_thread_.Join();
@@ -168,28 +169,40 @@ absl::StatusOr<std::shared_ptr<NodeBucket>> NodeJob::TakeLayout(uint32_t local_r
 }
 
 void NodeJob::OnSubmit(uint32_t local_rank, const Submit& message) {
-  const auto take = [&]() -> absl::Status {
-    MutexLock lock(mutex_);
-    const auto found = buckets_.find(message.id.index);
-    if (found == buckets_.end() || found->second->id != message.id) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("bucket ", ToString(message.id), " was submitted but never announced"));
-    }
-    for (const Worker& worker : workers_) {
-      if (!worker.has_left) continue;
-      return absl::AbortedError(absl::StrCat("bucket ", ToString(message.id), " round ",
-                                             message.round, " cannot complete: rank ", worker.rank,
-                                             " has left the job"));
-    }
-    THALWEG_ASSIGN_OR_RETURN(const bool is_ready,
-                             found->second->Submit(local_rank, message.round, Now()));
-    if (is_ready) ready_.push_back(found->second);
-    last_progress_ = Now();
-    changed_.NotifyAll();
-    return absl::OkStatus();
-  };
-  const absl::Status status = take();
-  if (!status.ok()) Fail(status);
+  const auto to_run = TakeSubmit(local_rank, message);
+  if (!to_run.ok()) {
+    Fail(to_run.status());
+  } else if (*to_run != nullptr) {
+    RunAtOnce(*to_run);
+  }
+}
+
+absl::StatusOr<std::shared_ptr<NodeBucket>> NodeJob::TakeSubmit(uint32_t local_rank,
+                                                                const Submit& message) {
+  MutexLock lock(mutex_);
+  const auto found = buckets_.find(message.id.index);
+  if (found == buckets_.end() || found->second->id != message.id) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("bucket ", ToString(message.id), " was submitted but never announced"));
+  }
+  for (const Worker& worker : workers_) {
+    if (!worker.has_left) continue;
+    return absl::AbortedError(absl::StrCat("bucket ", ToString(message.id), " round ",
+                                           message.round, " cannot complete: rank ", worker.rank,
+                                           " has left the job"));
+  }
+  const std::shared_ptr<NodeBucket>& bucket = found->second;
+  THALWEG_ASSIGN_OR_RETURN(const bool is_ready, bucket->Submit(local_rank, message.round, Now()));
+  last_progress_ = Now();
+  if (!is_ready) return nullptr;
+  // The first round registers the bucket, which waits for the shards.
+  if (!running_ && ready_.empty() && bucket->round > 1 && bucket->plan.Count() == 1) {
+    running_ = true;
+    return bucket;
+  }
+  ready_.push_back(bucket);
+  run_changed_.NotifyAll();
+  return nullptr;
 }
 
 void NodeJob::WorkerLeft(uint32_t local_rank, const absl::Status& reason) {
@@ -218,6 +231,7 @@ void NodeJob::WorkerLeft(uint32_t local_rank, const absl::Status& reason) {
                                                 ToString(bucket->id), " waited for it"));
     }
     changed_.NotifyAll();
+    run_changed_.NotifyAll();
     // Under the same lock, so that nobody finds the worker gone and gives that as the reason.
     if (!failure.ok()) FailLocked(failure);
   }
@@ -233,6 +247,7 @@ void NodeJob::FailLocked(const absl::Status& reason) {
   if (!failure_.ok() || num_left_ == spec_.local_size) return;
   failure_ = OfJob(spec_.job, reason);
   changed_.NotifyAll();
+  run_changed_.NotifyAll();
 }
 
 bool NodeJob::IsFinished() {
@@ -299,7 +314,7 @@ void NodeJob::Monitor() {
   shards_.Leave(failure);
 }
 
-absl::Status NodeJob::CheckDeadlinesLocked(TimePoint now) const {
+absl::Status NodeJob::CheckDeadlinesLocked(TimePoint now) {
   const auto late = [&](const std::string& what) {
     return absl::DeadlineExceededError(absl::StrCat(
         what, " within ", ToSeconds(timeout_.sidecar()),
@@ -320,8 +335,8 @@ absl::Status NodeJob::CheckDeadlinesLocked(TimePoint now) const {
         now - std::max(last_progress_, bucket->ready_since) > timeout_.sidecar()) {
       return late(absl::StrCat("bucket ", ToString(bucket->id), " round ", bucket->round, ": ",
                                bucket->plan.Count() - bucket->finished_chunks, " of ",
-                               bucket->plan.Count(), " chunks did not come back from the ",
-                               shards_.size(), " aggregator shards"));
+                               bucket->plan.Count(), " chunks did not come back; missing are ",
+                               shards_.Debtors()));
     }
   }
   return absl::OkStatus();

@@ -92,22 +92,32 @@ class NodeJob : public std::enable_shared_from_this<NodeJob> {
   absl::StatusOr<std::shared_ptr<NodeBucket>> TakeLayout(uint32_t local_rank,
                                                          const RegisterBucket& message,
                                                          UniqueFd arena);
+  // Queues the bucket when it is ready. Returns it instead if it is so small that the caller shall
+  // RunAtOnce: that saves waking the run thread, and decides how long the smallest allreduce takes.
+  absl::StatusOr<std::shared_ptr<NodeBucket>> TakeSubmit(uint32_t local_rank,
+                                                         const Submit& message);
   std::string RankNamesLocked(const std::vector<uint32_t>& local_ranks) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  // Takes a small bucket through its round on the caller's thread, or leaves it to the run thread
+  // if that had to wait. Requires that TakeSubmit has made the caller the one that runs.
+  void RunAtOnce(const std::shared_ptr<NodeBucket>& bucket);
 
   // Run thread.
   void Run();
   absl::Status Gather();
   absl::Status JoinShards();
   std::shared_ptr<NodeBucket> NextBucket();
+  void ReleaseRun();
   absl::Status Exchange(NodeBucket& bucket);
+  absl::Status ExchangeChunk(NodeBucket& bucket, uint32_t chunk);
   absl::Status SendChunk(NodeBucket& bucket, uint32_t chunk);
   absl::Status ReduceAlone(NodeBucket& bucket, uint32_t chunk);
   absl::Status WaitInputs(NodeBucket& bucket, uint32_t chunks);
 
   // Monitor thread.
   void Monitor();
-  absl::Status CheckDeadlinesLocked(TimePoint now) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status CheckDeadlinesLocked(TimePoint now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   void Complete(NodeBucket& bucket);
   void Broadcast(const Message& message);
@@ -121,7 +131,8 @@ class NodeJob : public std::enable_shared_from_this<NodeJob> {
   FoldPool pool_;  // used by the run thread
 
   Mutex mutex_;
-  CondVar changed_;
+  CondVar changed_;      // anything but what run_changed_ is for
+  CondVar run_changed_;  // a bucket is ready, or nobody runs any more, or the job has stopped
   absl::Status failure_ ABSL_GUARDED_BY(mutex_);
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   bool gathered_ ABSL_GUARDED_BY(mutex_) = false;
@@ -131,6 +142,7 @@ class NodeJob : public std::enable_shared_from_this<NodeJob> {
   uint32_t num_left_ ABSL_GUARDED_BY(mutex_) = 0;
   std::map<uint32_t, std::shared_ptr<NodeBucket>> buckets_ ABSL_GUARDED_BY(mutex_);  // by index
   std::deque<std::shared_ptr<NodeBucket>> ready_ ABSL_GUARDED_BY(mutex_);
+  bool running_ ABSL_GUARDED_BY(mutex_) = false;  // somebody takes a bucket through its round
   TimePoint last_progress_ ABSL_GUARDED_BY(mutex_);
 
   Thread run_thread_;

@@ -43,6 +43,7 @@ void NodeJob::Run() {
     const std::shared_ptr<NodeBucket> bucket = NextBucket();
     if (bucket == nullptr) return;
     status = Exchange(*bucket);
+    ReleaseRun();
   }
   Fail(status);
 }
@@ -89,13 +90,35 @@ absl::Status NodeJob::JoinShards() {
 
 std::shared_ptr<NodeBucket> NodeJob::NextBucket() {
   MutexLock lock(mutex_);
-  changed_.WaitUntil(mutex_, kUntilStopped, [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    return !ready_.empty() || !StoppedLocked().ok();
+  run_changed_.WaitUntil(mutex_, kUntilStopped, [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return (!ready_.empty() && !running_) || !StoppedLocked().ok();
   });
   if (!StoppedLocked().ok()) return nullptr;
+  running_ = true;
   std::shared_ptr<NodeBucket> bucket = std::move(ready_.front());
   ready_.pop_front();
   return bucket;
+}
+
+void NodeJob::ReleaseRun() {
+  MutexLock lock(mutex_);
+  running_ = false;
+  if (!ready_.empty()) run_changed_.NotifyAll();
+}
+
+void NodeJob::RunAtOnce(const std::shared_ptr<NodeBucket>& bucket) {
+  bool can_run = spec_.num_nodes == 1 || shards_.HasPlace(bucket->shard_of_chunk[0]);
+  for (const auto& input : bucket->inputs) {
+    can_run = can_run && input->WaitReady(1, Now()) >= 1;
+  }
+  if (can_run) {
+    const absl::Status status = ExchangeChunk(*bucket, 0);
+    if (!status.ok()) Fail(status);
+  } else {
+    MutexLock lock(mutex_);
+    ready_.push_front(bucket);
+  }
+  ReleaseRun();
 }
 
 absl::Status NodeJob::Exchange(NodeBucket& bucket) {
@@ -114,8 +137,12 @@ absl::Status NodeJob::Exchange(NodeBucket& bucket) {
   }
   return pool_.Run(bucket.plan.Count(), [&](uint32_t chunk) -> absl::Status {
     THALWEG_RETURN_IF_ERROR(WaitInputs(bucket, chunk + 1));
-    return spec_.num_nodes == 1 ? ReduceAlone(bucket, chunk) : SendChunk(bucket, chunk);
+    return ExchangeChunk(bucket, chunk);
   });
+}
+
+absl::Status NodeJob::ExchangeChunk(NodeBucket& bucket, uint32_t chunk) {
+  return spec_.num_nodes == 1 ? ReduceAlone(bucket, chunk) : SendChunk(bucket, chunk);
 }
 
 absl::Status NodeJob::WaitInputs(NodeBucket& bucket, uint32_t chunks) {

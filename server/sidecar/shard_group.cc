@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "core/base/status_macros.h"
 
 namespace thalweg {
@@ -95,10 +96,27 @@ absl::Status ShardGroup::Contribute(uint32_t k, Contribution contribution, TimeP
   return shards_[k]->Contribute(token, std::move(contribution));
 }
 
+bool ShardGroup::HasPlace(uint32_t shard) {
+  MutexLock lock(mutex_);
+  const State& state = states_[shard];
+  return state.membership && state.outstanding < state.membership->window_chunks;
+}
+
 void ShardGroup::OnAnswered(uint32_t shard) {
   MutexLock lock(mutex_);
   if (states_[shard].outstanding > 0) --states_[shard].outstanding;
   changed_.NotifyAll();
+}
+
+std::string ShardGroup::Debtors() {
+  MutexLock lock(mutex_);
+  std::vector<std::string> names;
+  for (size_t k = 0; k < states_.size(); ++k) {
+    if (states_[k].outstanding == 0) continue;
+    names.push_back(
+        absl::StrCat("aggregator shard ", k, " (", states_[k].outstanding, " results)"));
+  }
+  return absl::StrJoin(names, ", ");
 }
 
 absl::Status ShardGroup::Heartbeat() {

@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -34,8 +35,13 @@ class ShardGroup {
                                                        TimePoint deadline);
   // Sends a chunk to `shard`, after waiting for a place in its window until `deadline`.
   absl::Status Contribute(uint32_t shard, Contribution contribution, TimePoint deadline);
+  // Whether Contribute would not wait, as long as nobody else contributes.
+  bool HasPlace(uint32_t shard);
   // A result of `shard` has come: its place in the window is free.
   void OnAnswered(uint32_t shard);
+
+  // Those that owe results, for messages: "aggregator shard 1 (2 results)", separated by commas.
+  std::string Debtors();
 
   absl::Status Heartbeat();
   // Ends all memberships, with OK or for `reason`; waits that are in progress return it.

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from thalweg.lab import Lab, LabError, parse_rate
-from thalweg.lab._rate import format_rate, tbf_arguments
+from thalweg.lab._rate import format_rate, packet_bytes, tbf_arguments
 
 LAB = Path(__file__).parent / "lab"
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root")
@@ -179,7 +179,9 @@ def test_other_rates_are_refused(text):
 
 @pytest.mark.parametrize("text", ["1mbit", "250mbit", "10gbit"])
 def test_a_gso_packet_fits_the_bucket_and_ten_the_queue(text):
-    arguments = tbf_arguments(parse_rate(text))
+    packet = packet_bytes(parse_rate(text))
+    assert packet >= 64 << 10
+    arguments = tbf_arguments(parse_rate(text), packet)
     values = dict(zip(arguments[1::2], arguments[2::2], strict=True))
-    assert int(values["burst"]) >= 65536 + 54
-    assert int(values["limit"]) - int(values["burst"]) >= 10 * 65536
+    assert int(values["burst"]) >= packet + 54
+    assert int(values["limit"]) - int(values["burst"]) >= 10 * packet
