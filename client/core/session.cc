@@ -101,6 +101,9 @@ absl::StatusOr<Welcome> AwaitWelcome(Connection& connection, const SessionOption
                                                    welcome->chunk_bytes, " bytes, expected ",
                                                    kMinChunkBytes, " to ", kMaxChunkBytes));
   }
+  if (welcome->num_shards == 0) {
+    return absl::InvalidArgumentError("the sidecar says that it has no aggregator shards");
+  }
   return *welcome;
 }
 
@@ -113,7 +116,7 @@ absl::StatusOr<std::unique_ptr<Session>> Session::Connect(const SessionOptions& 
   THALWEG_RETURN_IF_ERROR(connection->Send(MakeHello(options)));
   THALWEG_ASSIGN_OR_RETURN(const Welcome welcome, AwaitWelcome(*connection, options, deadline));
   return std::make_unique<ForkSafeSession>(
-      std::make_unique<SidecarSession>(options, welcome.chunk_bytes, std::move(connection)));
+      std::make_unique<SidecarSession>(options, welcome, std::move(connection)));
 }
 
 }  // namespace thalweg

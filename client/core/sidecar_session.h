@@ -23,9 +23,9 @@ namespace thalweg {
 //   completion thread  calls the callbacks, in the order of completion
 class SidecarSession : public Session {
  public:
-  SidecarSession(const SessionOptions& options, uint64_t chunk_bytes,
+  SidecarSession(const SessionOptions& options, Welcome welcome,
                  std::unique_ptr<Connection> connection)
-      : options_(options), chunk_bytes_(chunk_bytes), connection_(std::move(connection)) {
+      : options_(options), welcome_(std::move(welcome)), connection_(std::move(connection)) {
     progress_thread_ = Thread("thw-progress", [this] { ProgressLoop(); });
     completion_thread_ = Thread("thw-complete", [this] { CompletionLoop(); });
   }
@@ -94,7 +94,7 @@ class SidecarSession : public Session {
   void Fail(const absl::Status& why);
 
   const SessionOptions options_;
-  const uint64_t chunk_bytes_;
+  const Welcome welcome_;
   const std::unique_ptr<Connection> connection_;
 
   mutable Mutex mutex_;

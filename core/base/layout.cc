@@ -71,8 +71,15 @@ absl::Status CheckSameLayout(BucketId id, const BucketLayout& a, const std::stri
                                                  advice));
 }
 
-ChunkPlan ChunkPlan::For(uint64_t total_elems, DType dtype, uint64_t chunk_bytes) {
-  return {total_elems, std::max<uint64_t>(1, chunk_bytes / SizeOf(dtype))};
+ChunkPlan ChunkPlan::For(uint64_t total_elems, DType dtype, uint64_t chunk_bytes,
+                         uint32_t num_shards) {
+  constexpr uint64_t kChunksPerShard = 4;
+  constexpr uint64_t kSmallest = 16 << 10;  // bytes; below, the work per chunk outweighs the gain
+  constexpr uint64_t kAligned = 64;         // bytes
+  const uint64_t size = SizeOf(dtype);
+  const uint64_t share = total_elems / (kChunksPerShard * num_shards) * size;
+  const uint64_t spread = std::max(kSmallest, (share + kAligned - 1) / kAligned * kAligned);
+  return {total_elems, std::max<uint64_t>(1, std::min(chunk_bytes, spread) / size)};
 }
 
 }  // namespace thalweg

@@ -51,8 +51,11 @@ struct ChunkPlan {
   uint64_t total_elems = 0;
   uint64_t chunk_elems = 1;
 
-  // `chunk_bytes` counts bytes of the bucket's own element type.
-  static ChunkPlan For(uint64_t total_elems, DType dtype, uint64_t chunk_bytes);
+  // Chunks of `chunk_bytes`, counted in the bucket's own element type, or smaller ones for a small
+  // bucket: it shall have some for each shard, so that all links work and the first results come
+  // back while the last shares are on their way.
+  static ChunkPlan For(uint64_t total_elems, DType dtype, uint64_t chunk_bytes,
+                       uint32_t num_shards);
 
   uint32_t Count() const {
     return static_cast<uint32_t>((total_elems + chunk_elems - 1) / chunk_elems);

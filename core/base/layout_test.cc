@@ -51,7 +51,7 @@ TEST(LayoutTest, ExtraTensorIsNamedWithItsOwner) {
 
 TEST(ChunkPlanTest, ChunksCoverEveryElementOnce) {
   for (uint64_t total : {0u, 1u, 1023u, 1024u, 1025u, 5000u}) {
-    const ChunkPlan plan = ChunkPlan::For(total, DType::kFloat32, 4096);
+    const ChunkPlan plan = ChunkPlan::For(total, DType::kFloat32, 4096, 1);
     uint64_t covered = 0;
     for (uint32_t c = 0; c < plan.Count(); ++c) {
       EXPECT_EQ(plan.Begin(c), covered);
@@ -60,6 +60,19 @@ TEST(ChunkPlanTest, ChunksCoverEveryElementOnce) {
     }
     EXPECT_EQ(covered, total);
   }
+}
+
+TEST(ChunkPlanTest, SmallBucketHasFourChunksForEachShardDownTo16KiB) {
+  constexpr uint64_t kChunk = 1 << 20;
+  const auto chunk_bytes = [](uint64_t elems, uint32_t shards) {
+    return 4 * ChunkPlan::For(elems, DType::kFloat32, kChunk, shards).chunk_elems;
+  };
+  EXPECT_EQ(chunk_bytes(1 << 20, 4), 256u << 10);  // 4 MiB
+  EXPECT_EQ(chunk_bytes(64 << 10, 4), 16u << 10);  // 256 KiB
+  EXPECT_EQ(chunk_bytes(1000, 4), 16u << 10);
+  EXPECT_EQ(chunk_bytes(0, 4), 16u << 10);
+  EXPECT_EQ(chunk_bytes(100 << 20, 4), kChunk);
+  EXPECT_EQ(chunk_bytes((1 << 20) + 3, 4) % 64, 0u);
 }
 
 }  // namespace

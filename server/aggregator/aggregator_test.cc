@@ -3,10 +3,13 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <cstring>
 #include <functional>
 #include <future>
 #include <vector>
+
+#include "server/round/flow_plan.h"
 
 namespace thalweg {
 namespace {
@@ -29,6 +32,9 @@ class RecordingSink : public NodeSink {
     failures_.push_back(std::move(why));
     changed_.NotifyAll();
   }
+  uint32_t Backlog() const override { return backlog; }
+  std::atomic<uint32_t> backlog{0};
+
   std::vector<RoundResult> WaitResults(size_t count) {
     MutexLock lock(mutex_);
     EXPECT_TRUE(changed_.WaitUntil(
@@ -125,6 +131,40 @@ class AggregatorTest : public ::testing::Test {
   std::vector<SessionToken> tokens_;
   std::vector<std::shared_ptr<RecordingSink>> sinks_;
 };
+
+TEST_F(AggregatorTest, SlowestLinkDecidesTheChunksOfAllNodesUnlessTheJobSaysSo) {
+  const LinkSpeed slow{25e6, std::chrono::milliseconds(1)};
+  const LinkSpeed fast{1e9, {}};
+  const auto link = [&](JoinRequest& r) {
+    r.link = r.node == 1 ? slow : fast;
+    r.chunk_bytes = 0;
+  };
+  const FlowPlan expected = PlanFlow(slow, 1, DType::kFloat32);
+  for (const auto& member : JoinAll(3, link)) {
+    ASSERT_TRUE(member.ok()) << member.status();
+    EXPECT_EQ(member->chunk_bytes, expected.chunk_bytes);
+    EXPECT_EQ(member->window_chunks, expected.window_chunks);
+    aggregator_.Leave(member->token, absl::OkStatus());
+  }
+  for (const auto& member : JoinAll(2, [&](JoinRequest& r) {
+         link(r);
+         r.chunk_bytes = 8192;
+         r.window_chunks = 5;
+       })) {
+    ASSERT_TRUE(member.ok()) << member.status();
+    EXPECT_EQ(member->chunk_bytes, 8192u);
+    EXPECT_EQ(member->window_chunks, 5u);
+  }
+}
+
+TEST_F(AggregatorTest, NodeThatDoesNotTakeItsResultsIsStoppedAtItsWindow) {
+  StartJob(2, [](JoinRequest& r) { r.window_chunks = 3; });
+  sinks_[1]->backlog = 3;
+  EXPECT_TRUE(aggregator_.Contribute(tokens_[0], Share(1, {1, 2})).ok());
+  const absl::Status refused = aggregator_.Contribute(tokens_[1], Share(1, {1, 2}));
+  EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(std::string(refused.message()), AllOf(HasSubstr("node 1"), HasSubstr("window")));
+}
 
 TEST_F(AggregatorTest, EveryNodeGetsTheSameMean) {
   StartJob(3);

@@ -44,7 +44,7 @@ Job::Job(const JoinRequest& first, uint32_t max_window_chunks, ShardMetrics& met
       max_window_chunks_(max_window_chunks),
       metrics_(metrics),
       members_(first.num_nodes),
-      layouts_(first.codec, first.chunk_bytes),
+      layouts_(first.codec, first.chunk_bytes, first.num_shards),
       engine_({kEpoch, first.num_nodes, 0, first.round_timeout}) {}
 
 void Job::BeginLocked() {
@@ -52,7 +52,7 @@ void Job::BeginLocked() {
   if (spec_.chunk_bytes != 0) flow_.chunk_bytes = spec_.chunk_bytes;
   if (spec_.window_chunks != 0) flow_.window_chunks = spec_.window_chunks;
   flow_.window_chunks = std::min(flow_.window_chunks, max_window_chunks_);
-  layouts_ = LayoutRegistry(spec_.codec, flow_.chunk_bytes);
+  layouts_ = LayoutRegistry(spec_.codec, flow_.chunk_bytes, spec_.num_shards);
   engine_ = RoundEngine({kEpoch, spec_.num_nodes, flow_.window_chunks, spec_.round_timeout});
 }
 

@@ -34,9 +34,9 @@ absl::Status LayoutRegistry::Register(const std::string& owner, BucketId id,
                      " to different shards: do all nodes run the same release, and did they "
                      "announce their buckets in the same order?"));
   }
-  entries_.insert_or_assign(id.index,
-                            Entry{id.generation, layout, placement, owner,
-                                  ChunkPlan::For(layout.Elems(), layout.dtype, chunk_bytes_)});
+  entries_.insert_or_assign(
+      id.index, Entry{id.generation, layout, placement, owner,
+                      ChunkPlan::For(layout.Elems(), layout.dtype, chunk_bytes_, num_shards_)});
   return absl::OkStatus();
 }
 

@@ -15,7 +15,8 @@ namespace thalweg {
 // Thread-compatible.
 class LayoutRegistry {
  public:
-  LayoutRegistry(DType codec, uint64_t chunk_bytes) : codec_(codec), chunk_bytes_(chunk_bytes) {}
+  LayoutRegistry(DType codec, uint64_t chunk_bytes, uint32_t num_shards)
+      : codec_(codec), chunk_bytes_(chunk_bytes), num_shards_(num_shards) {}
 
   // Accepts `layout` for `id` from the node called `owner`. The first announcement of a generation
   // decides; later ones must equal it, in `placement` too. InvalidArgument names both owners, and
@@ -36,6 +37,7 @@ class LayoutRegistry {
   };
   DType codec_;
   uint64_t chunk_bytes_;
+  uint32_t num_shards_;
   std::map<uint32_t, Entry> entries_;  // by bucket index
 };
 

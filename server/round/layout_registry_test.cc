@@ -21,7 +21,7 @@ Contribution Share(BucketId id, uint32_t chunk, DType wire, uint64_t elems) {
 }
 
 TEST(LayoutRegistryTest, DifferentLayoutIsRefusedNamingTensorAndNodes) {
-  LayoutRegistry registry(DType::kFloat32, 4096);
+  LayoutRegistry registry(DType::kFloat32, 4096, 1);
   ASSERT_TRUE(registry.Register("node 0 (a)", {0, 0}, kLayout, kPlacement).ok());
   ASSERT_TRUE(registry.Register("node 1 (b)", {0, 0}, kLayout, kPlacement).ok());
   BucketLayout other = kLayout;
@@ -34,7 +34,7 @@ TEST(LayoutRegistryTest, DifferentLayoutIsRefusedNamingTensorAndNodes) {
 }
 
 TEST(LayoutRegistryTest, DifferentPlacementIsRefusedNamingBothNodes) {
-  LayoutRegistry registry(DType::kFloat32, 4096);
+  LayoutRegistry registry(DType::kFloat32, 4096, 1);
   ASSERT_TRUE(registry.Register("node 0 (a)", {0, 0}, kLayout, 1).ok());
   const absl::Status status = registry.Register("node 1 (b)", {0, 0}, kLayout, 2);
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
@@ -43,7 +43,7 @@ TEST(LayoutRegistryTest, DifferentPlacementIsRefusedNamingBothNodes) {
 }
 
 TEST(LayoutRegistryTest, NewGenerationReplacesAndOldOneIsRefused) {
-  LayoutRegistry registry(DType::kFloat32, 4096);
+  LayoutRegistry registry(DType::kFloat32, 4096, 1);
   ASSERT_TRUE(registry.Register("a", {0, 0}, kLayout, kPlacement).ok());
   const BucketLayout rebuilt{DType::kFloat32, {{"b", {500}}}};
   ASSERT_TRUE(registry.Register("a", {0, 1}, rebuilt, kPlacement).ok());
@@ -55,7 +55,7 @@ TEST(LayoutRegistryTest, NewGenerationReplacesAndOldOneIsRefused) {
 }
 
 TEST(LayoutRegistryTest, ContributionMustMatchTypeSizeAndChunk) {
-  LayoutRegistry registry(DType::kFloat16, 4096);  // 1024 elements per chunk
+  LayoutRegistry registry(DType::kFloat16, 4096, 1);  // 1024 elements per chunk
   ASSERT_TRUE(registry.Register("a", {0, 0}, kLayout, kPlacement).ok());
   EXPECT_TRUE(registry.Check(Share({0, 0}, 0, DType::kFloat16, 1024)).ok());
   EXPECT_TRUE(registry.Check(Share({0, 0}, 1, DType::kFloat16, 476)).ok());

@@ -7,18 +7,16 @@
 
 namespace thalweg {
 
-absl::StatusOr<std::shared_ptr<NodeBucket>> NodeBucket::Create(BucketId id,
-                                                               const BucketLayout& layout,
-                                                               const std::string& owner,
-                                                               DType codec, uint64_t chunk_bytes,
-                                                               uint32_t local_size) {
+absl::StatusOr<std::shared_ptr<NodeBucket>> NodeBucket::Create(
+    BucketId id, const BucketLayout& layout, const std::string& owner, DType codec,
+    uint64_t chunk_bytes, uint32_t num_shards, uint32_t local_size) {
   auto bucket = std::make_shared<NodeBucket>();
   bucket->id = id;
   bucket->layout = layout;
   bucket->owner = owner;
   bucket->share = ShareType(layout.dtype, codec, local_size);
   bucket->wire = WireType(layout.dtype, codec);
-  bucket->plan = ChunkPlan::For(layout.Elems(), layout.dtype, chunk_bytes);
+  bucket->plan = ChunkPlan::For(layout.Elems(), layout.dtype, chunk_bytes, num_shards);
   bucket->inputs.resize(local_size);
   bucket->submitted.resize(local_size);
   THALWEG_ASSIGN_OR_RETURN(

@@ -28,6 +28,7 @@ class NodeBucket : public std::enable_shared_from_this<NodeBucket> {
   static absl::StatusOr<std::shared_ptr<NodeBucket>> Create(BucketId id, const BucketLayout& layout,
                                                             const std::string& owner, DType codec,
                                                             uint64_t chunk_bytes,
+                                                            uint32_t num_shards,
                                                             uint32_t local_size);
 
   // The arena in which worker `local_rank` will put its share, in type `share`.

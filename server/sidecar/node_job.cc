@@ -23,21 +23,6 @@ Duration MonitorInterval(const LayeredTimeout& timeout) {
 
 }  // namespace
 
-SidecarMetrics::SidecarMetrics(MetricRegistry& r)
-    : registry(r),
-      jobs(r.GetGauge("thalweg_sidecar_jobs", "Jobs with workers on this node")),
-      workers(r.GetGauge("thalweg_sidecar_workers", "Workers connected")),
-      buckets(r.GetCounter("thalweg_sidecar_buckets_total", "Bucket rounds completed")),
-      jobs_failed(r.GetCounter("thalweg_sidecar_jobs_failed_total", "Jobs that failed")),
-      nonfinite(r.GetCounter("thalweg_sidecar_nonfinite_elements_total",
-                             "NaN and infinite values among the results")),
-      wait_seconds(r.GetCounter("thalweg_sidecar_wait_seconds_total",
-                                "Time that buckets waited for the node's own workers")),
-      reduce_seconds(r.GetCounter("thalweg_sidecar_reduce_seconds_total",
-                                  "Time spent folding and encoding the workers' shares")),
-      wire_seconds(r.GetCounter("thalweg_sidecar_wire_seconds_total",
-                                "Time from a bucket's first chunk sent to its last result")) {}
-
 std::shared_ptr<NodeJob> NodeJob::Start(const Hello& first, NodeContext& context) {
   std::shared_ptr<NodeJob> job(new NodeJob(first, context));
   NodeJob* raw = job.get();  // the destructor joins both threads
@@ -161,7 +146,7 @@ absl::StatusOr<std::shared_ptr<NodeBucket>> NodeJob::TakeLayout(uint32_t local_r
     }
     THALWEG_ASSIGN_OR_RETURN(std::shared_ptr<NodeBucket> bucket,
                              NodeBucket::Create(message.id, message.layout, owner, spec_.codec,
-                                                chunk_bytes_, spec_.local_size));
+                                                chunk_bytes_, shards_.size(), spec_.local_size));
     slot = std::move(bucket);
   }
   THALWEG_RETURN_IF_ERROR(slot->AddInput(local_rank, std::move(arena)));

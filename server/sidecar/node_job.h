@@ -19,40 +19,15 @@
 
 #include "absl/status/status.h"
 #include "core/base/exchange.h"
-#include "core/base/metrics.h"
 #include "core/base/mutex.h"
 #include "core/base/thread.h"
 #include "core/ipc/connection.h"
-#include "server/sidecar/device/device.h"
 #include "server/sidecar/fold_pool.h"
 #include "server/sidecar/node_bucket.h"
+#include "server/sidecar/node_context.h"
 #include "server/sidecar/shard_group.h"
 
 namespace thalweg {
-
-// Metrics of a sidecar; references into a MetricRegistry.
-struct SidecarMetrics {
-  explicit SidecarMetrics(MetricRegistry& registry);
-
-  MetricRegistry& registry;  // for those with a codec label
-  Gauge& jobs;
-  Gauge& workers;
-  Counter& buckets;
-  Counter& jobs_failed;
-  Counter& nonfinite;
-  Counter& wait_seconds;
-  Counter& reduce_seconds;
-  Counter& wire_seconds;
-};
-
-// What a NodeJob works with; all must outlive it.
-struct NodeContext {
-  std::vector<Shard*> shards;
-  Device& device;
-  SidecarMetrics& metrics;
-  uint32_t threads = 1;        // that fold, per job
-  uint32_t window_chunks = 0;  // to ask the shards for; 0: they choose
-};
 
 // Thread-safe. Owns the threads. Fails as a whole: the first error is told to every worker and
 // shard.

@@ -128,7 +128,7 @@ def test_interrupted_case_ends_the_suite():
 def test_list_shows_the_commands_of_the_chosen_cases(capsys):
     assert main(["bench", "suite", "--list", "--only", "scale,latency"]) == 0
     shown = capsys.readouterr().out
-    assert "thalweg bench lab --nodes 16 --shards 16 --rate 100mbit" in shown
+    assert "thalweg bench lab --nodes 16 --shards 16 --rate 50mbit" in shown
     assert "allreduce" not in shown
 
 

@@ -64,7 +64,7 @@ _ALL = (
     SuiteCase(
         "scale",
         90,
-        tuple(_lab(nodes, "100mbit", "iperf3", size=12_000_000) for nodes in SCALE_NODES),
+        tuple(_lab(nodes, "50mbit", "iperf3", size=12_000_000) for nodes in SCALE_NODES),
         resources=True,
     ),
     SuiteCase("latency", 30, ("latency --nodes 4 --shards 4 --count 1000 --peers gloo",)),

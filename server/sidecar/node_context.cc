@@ -1,0 +1,20 @@
+#include "server/sidecar/node_context.h"
+
+namespace thalweg {
+
+SidecarMetrics::SidecarMetrics(MetricRegistry& r)
+    : registry(r),
+      jobs(r.GetGauge("thalweg_sidecar_jobs", "Jobs with workers on this node")),
+      workers(r.GetGauge("thalweg_sidecar_workers", "Workers connected")),
+      buckets(r.GetCounter("thalweg_sidecar_buckets_total", "Bucket rounds completed")),
+      jobs_failed(r.GetCounter("thalweg_sidecar_jobs_failed_total", "Jobs that failed")),
+      nonfinite(r.GetCounter("thalweg_sidecar_nonfinite_elements_total",
+                             "NaN and infinite values among the results")),
+      wait_seconds(r.GetCounter("thalweg_sidecar_wait_seconds_total",
+                                "Time that buckets waited for the node's own workers")),
+      reduce_seconds(r.GetCounter("thalweg_sidecar_reduce_seconds_total",
+                                  "Time spent folding and encoding the workers' shares")),
+      wire_seconds(r.GetCounter("thalweg_sidecar_wire_seconds_total",
+                                "Time from a bucket's first chunk sent to its last result")) {}
+
+}  // namespace thalweg
