@@ -83,7 +83,7 @@ def scale(axes: Axes, results: Results) -> bool:
     axes.set_xticks(SCALE_NODES, [str(nodes) for nodes in SCALE_NODES], minor=False)
     axes.set_xticks([], minor=True)
     axes.set_ylim(bottom=0)
-    axes.set_title("Allreduce of 12 MB, fp32, 100 Mbit/s")
+    axes.set_title("Allreduce of 12 MB, fp32, 50 Mbit/s")
     return True
 
 
