@@ -1,6 +1,7 @@
 #include "client/core/sidecar_session.h"
 
 #include <future>
+#include <memory>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -41,13 +42,14 @@ absl::Status SidecarSession::RegisterBucket(BucketId id, const BucketLayout& lay
 
 absl::StatusOr<ReducedBucket> SidecarSession::Reduce(BucketId id,
                                                      std::span<const std::byte> gradient) {
-  std::promise<absl::StatusOr<ReducedBucket>> outcome;
-  const auto set = [&outcome](absl::StatusOr<ReducedBucket> reduced) {
-    outcome.set_value(std::move(reduced));
+  // Shared: whoever sets it may still be inside set_value when the waiter is gone.
+  const auto outcome = std::make_shared<std::promise<absl::StatusOr<ReducedBucket>>>();
+  const auto set = [outcome](absl::StatusOr<ReducedBucket> reduced) {
+    outcome->set_value(std::move(reduced));
   };
   Start(id, gradient, {set, CallOn::kProgressThread});
   // Bounded: a session fails what is in flight when its timeout has passed.
-  return outcome.get_future().get();
+  return outcome->get_future().get();
 }
 
 void SidecarSession::Start(BucketId id, std::span<const std::byte> gradient, Callback callback) {
@@ -183,12 +185,12 @@ absl::Status SidecarSession::Finish(const Complete& m) {
   stats_.wire_seconds += static_cast<double>(m.wire_ns) * 1e-9;
   stats_.total_seconds += ToSeconds(now - bucket.submitted);
   const BucketArena& arena = *bucket.result;
-  const ReducedBucket reduced{{arena.payload(), arena.payload_bytes()}, bucket.result};
-  const Callback callback = std::exchange(bucket.callback, {});
+  ReducedBucket reduced{{arena.payload(), arena.payload_bytes()}, bucket.result};
+  Callback callback = std::exchange(bucket.callback, {});
   if (callback.thread == CallOn::kProgressThread) {
-    callback.done(reduced);
+    callback.done(std::move(reduced));
   } else {
-    completions_.push_back({callback.done, reduced});
+    completions_.push_back({std::move(callback.done), std::move(reduced)});
     changed_.NotifyAll();
   }
   return absl::OkStatus();

@@ -14,5 +14,7 @@ inline constexpr uint32_t kIpcVersion = 2;
 inline constexpr uint64_t kMinChunkBytes = 4 << 10;
 inline constexpr uint64_t kMaxChunkBytes = 4 << 20;
 inline constexpr uint32_t kMaxWindowChunks = 1024;
+// Of an aggregator, see Membership.
+inline constexpr uint32_t kMaxWeight = 1000;
 
 }  // namespace thalweg

@@ -7,6 +7,7 @@
 
 #include "core/base/env.h"
 #include "core/base/log.h"
+#include "core/base/protocol.h"
 #include "server/aggregator/aggregator.h"
 #include "server/bin/program.h"
 #include "server/transport/http_server.h"
@@ -77,7 +78,7 @@ int main(int argc, char** argv) {
   app.add_option("--weight", flags.weight,
                  "How much of the gradients to sum, in proportion to the other shards' weights")
       ->envname("THALWEG_WEIGHT")
-      ->check(CLI::Range(1, 1000));
+      ->check(CLI::Range(1u, thalweg::kMaxWeight));
   thalweg::AddCommonOptions(app, &flags.common);
   CLI11_PARSE(app, argc, argv);
   if (const absl::Status status = thalweg::RestrictToCpus(flags.common.cpus); !status.ok()) {

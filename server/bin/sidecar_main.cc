@@ -44,14 +44,17 @@ uint32_t ThreadsOf(const Flags& flags) {
 
 // Remote shards, or this process's own.
 std::vector<std::unique_ptr<Shard>> MakeShards(const Flags& flags, MetricRegistry& registry) {
+  const std::vector<std::string> addresses =
+      absl::StrSplit(flags.aggregators, ',', absl::SkipWhitespace());
   std::vector<std::unique_ptr<Shard>> shards;
-  const RemoteShard::Options options{flags.channels, MakeClientPollers(ThreadsOf(flags))};
-  for (absl::string_view part : absl::StrSplit(flags.aggregators, ',', absl::SkipWhitespace())) {
-    shards.push_back(
-        RemoteShard::Create(std::string(absl::StripAsciiWhitespace(part)), options, registry));
-  }
-  if (shards.empty()) {
+  if (addresses.empty()) {
     shards.push_back(std::make_unique<Aggregator>(Aggregator::Options{}, registry));
+    return shards;
+  }
+  const RemoteShard::Options options{flags.channels, MakeClientPollers(ThreadsOf(flags))};
+  for (const std::string& address : addresses) {
+    shards.push_back(
+        RemoteShard::Create(std::string(absl::StripAsciiWhitespace(address)), options, registry));
   }
   return shards;
 }

@@ -178,7 +178,6 @@ absl::Status NodeJob::SendChunk(NodeBucket& bucket, uint32_t chunk) {
   }
   Contribution contribution;
   contribution.id = {bucket.id, chunk, bucket.round};
-  contribution.epoch = shards_.epoch();
   contribution.wire = bucket.wire;
   contribution.elems = elems;
   contribution.payload = bucket.EncodedShare(chunk);

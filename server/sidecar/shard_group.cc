@@ -74,10 +74,12 @@ absl::StatusOr<std::vector<uint32_t>> ShardGroup::RegisterBucket(BucketId id,
 }
 
 absl::Status ShardGroup::Contribute(uint32_t k, Contribution contribution, TimePoint deadline) {
-  THALWEG_ASSIGN_OR_RETURN(const SessionToken token, Token(k));
+  SessionToken token = 0;
   {
     MutexLock lock(mutex_);
+    if (left_) return LeftLocked();
     State& state = states_[k];
+    if (!state.membership) return absl::FailedPreconditionError("shard not joined");
     const auto has_place = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
       return left_ || state.outstanding < state.membership->window_chunks;
     };
@@ -92,6 +94,8 @@ absl::Status ShardGroup::Contribute(uint32_t k, Contribution contribution, TimeP
           absl::StrCat("aggregator shard ", k, " owes ", state.outstanding, " results"));
     }
     ++state.outstanding;
+    token = state.membership->token;
+    contribution.epoch = state.membership->epoch;
   }
   return shards_[k]->Contribute(token, std::move(contribution));
 }

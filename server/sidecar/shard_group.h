@@ -33,7 +33,8 @@ class ShardGroup {
   absl::StatusOr<std::vector<uint32_t>> RegisterBucket(BucketId id, const BucketLayout& layout,
                                                        const ChunkPlan& plan, DType wire,
                                                        TimePoint deadline);
-  // Sends a chunk to `shard`, after waiting for a place in its window until `deadline`.
+  // Sends a chunk to `shard` in the current epoch, after waiting for a place in its window until
+  // `deadline`.
   absl::Status Contribute(uint32_t shard, Contribution contribution, TimePoint deadline);
   // Whether Contribute would not wait, as long as nobody else contributes.
   bool HasPlace(uint32_t shard);

@@ -136,6 +136,7 @@ TEST(ControlCodecTest, AnswersThatNoAggregatorGivesAreRefused) {
       refusal([](auto& proto) { proto.set_token(0); }),
       refusal([](auto& proto) { proto.set_window_chunks(0); }),
       refusal([](auto& proto) { proto.set_weight(0); }),
+      refusal([](auto& proto) { proto.set_weight(kMaxWeight + 1); }),
       refusal([](auto& proto) { proto.set_chunk_bytes(0); }),
       refusal([](auto& proto) { proto.set_chunk_bytes(4095); }),
       refusal([](auto& proto) { proto.set_chunk_bytes((4 << 20) + 1); }),

@@ -166,6 +166,10 @@ absl::StatusOr<Membership> FromProto(const v1::JoinResponse& proto) {
                      proto.window_chunks(), " chunks and weight ", proto.weight(),
                      ", expected none of them to be 0"));
   }
+  if (proto.weight() > kMaxWeight) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "the aggregator answered with weight ", proto.weight(), ", expected at most ", kMaxWeight));
+  }
   if (proto.chunk_bytes() < kMinChunkBytes || proto.chunk_bytes() > kMaxChunkBytes) {
     return absl::InvalidArgumentError(absl::StrCat("the aggregator answered with chunks of ",
                                                    proto.chunk_bytes(), " bytes, expected ",

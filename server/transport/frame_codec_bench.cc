@@ -1,5 +1,5 @@
 // Frames of a 512 KiB chunk: what encoding and parsing one costs, which no payload byte takes part
-// in. Argument: how many slices the payload lies in; gRPC reads in slices of 8 KiB.
+// in. Argument: how many slices the payload lies in: as sent, in slices of 64 KiB, of 8 KiB.
 #include <cstddef>
 #include <memory>
 #include <utility>

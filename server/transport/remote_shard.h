@@ -36,7 +36,7 @@ class RemoteShard : public Shard {
     // for, that is 1 below 600 MB/s and else 2.
     uint32_t channels = 0;
     // Shared by all remote shards of a process. Null: a thread of its own.
-    std::shared_ptr<ClientPollers> pollers;
+    std::shared_ptr<ClientPollers> pollers = nullptr;
   };
 
   // Connects at the first call. `address` is host:port; `metrics` must outlive the shard.

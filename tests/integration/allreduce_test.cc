@@ -149,6 +149,53 @@ TEST(CountersTest, Fp16WireBytesAreExactlyHalfOfRawBytes) {
   }
 }
 
+// Two buckets, one of a single chunk: small ones take a shorter way through the sidecar.
+TEST(ReduceTest, BlockingReduceGivesEveryWorkerTheMeanInEveryRound) {
+  for (const auto& [nodes, workers] : {std::pair{1u, 2u}, std::pair{2u, 1u}, std::pair{2u, 2u}}) {
+    Cluster cluster(nodes, workers, 2);
+    auto sessions = cluster.ConnectAll();
+    const auto world = static_cast<float>(sessions.size());
+    std::vector<std::future<void>> running;
+    for (uint32_t rank = 0; rank < sessions.size(); ++rank) {
+      running.push_back(std::async(std::launch::async, [&, rank] {
+        Session& session = **sessions[rank];
+        for (uint32_t b : {0u, 2u}) {
+          ASSERT_TRUE(session.RegisterBucket({b, 0}, LayoutOf(b)).ok());
+        }
+        for (uint32_t round = 0; round < 50; ++round) {
+          for (uint32_t b : {0u, 2u}) {
+            // Small integers: their sum is exact.
+            const std::vector<float> share(kElems[b], static_cast<float>(rank * 4 + round));
+            const auto reduced = session.Reduce({b, 0}, std::as_bytes(std::span(share)));
+            ASSERT_TRUE(reduced.ok()) << reduced.status();
+            std::vector<float> got(kElems[b]);
+            ASSERT_EQ(reduced->bytes.size(), got.size() * sizeof(float));
+            std::memcpy(got.data(), reduced->bytes.data(), reduced->bytes.size());
+            const float mean = 2 * (world - 1) + static_cast<float>(round);
+            ASSERT_EQ(got, std::vector<float>(kElems[b], mean));
+          }
+        }
+      }));
+    }
+    for (auto& worker : running) Get(worker);
+  }
+}
+
+TEST(ReduceTest, WorkerThatWaitsHearsWhyTheJobFailed) {
+  Cluster cluster(2, 1, 1);
+  auto sessions = cluster.ConnectAll();
+  for (auto& session : sessions) ASSERT_TRUE((*session)->RegisterBucket({0, 0}, LayoutOf(0)).ok());
+  const std::vector<float> share(kElems[0], 1.0f);
+  auto waiting = std::async(std::launch::async, [&] {
+    return (*sessions[0])->Reduce({0, 0}, std::as_bytes(std::span(share))).status();
+  });
+  (*sessions[1])->Close();
+  const absl::Status why = Get(waiting);
+  EXPECT_FALSE(why.ok());
+  EXPECT_THAT(std::string(why.message()), ::testing::HasSubstr("job 'job'"));
+  EXPECT_EQ((*sessions[0])->Reduce({0, 0}, std::as_bytes(std::span(share))).status(), why);
+}
+
 TEST(LayoutTest, RebuiltBucketsContinueUnderANewLayout) {
   Cluster cluster(2, 2, 1);
   auto sessions = cluster.ConnectAll();
