@@ -74,12 +74,45 @@ absl::Status CheckSameLayout(BucketId id, const BucketLayout& a, const std::stri
 ChunkPlan ChunkPlan::For(uint64_t total_elems, DType dtype, uint64_t chunk_bytes,
                          uint32_t num_shards) {
   constexpr uint64_t kChunksPerShard = 4;
+  constexpr uint64_t kEdgeChunksPerShard = 2;
+  constexpr uint64_t kEdgeFraction = 4;
   constexpr uint64_t kSmallest = 16 << 10;  // bytes; below, the work per chunk outweighs the gain
   constexpr uint64_t kAligned = 64;         // bytes
+  const auto aligned = [](uint64_t bytes) { return (bytes + kAligned - 1) / kAligned * kAligned; };
   const uint64_t size = SizeOf(dtype);
   const uint64_t share = total_elems / (kChunksPerShard * num_shards) * size;
-  const uint64_t spread = std::max(kSmallest, (share + kAligned - 1) / kAligned * kAligned);
-  return {total_elems, std::max<uint64_t>(1, std::min(chunk_bytes, spread) / size)};
+  const uint64_t bytes = std::min(chunk_bytes, std::max(kSmallest, aligned(share)));
+  const uint64_t edge_bytes = std::min(bytes, std::max(kSmallest, aligned(bytes / kEdgeFraction)));
+  ChunkPlan plan{total_elems, std::max<uint64_t>(1, bytes / size)};
+  plan.edge_elems = std::max<uint64_t>(1, edge_bytes / size);
+  const uint64_t edge_chunks = kEdgeChunksPerShard * num_shards;
+  if (plan.edge_elems < plan.chunk_elems && total_elems >= 2 * edge_chunks * plan.edge_elems) {
+    plan.edge_chunks = static_cast<uint32_t>(edge_chunks);
+  }
+  return plan;
+}
+
+uint64_t ChunkPlan::LastEdge() const {
+  // A multiple, so that only the very last chunk is of odd size and all begin aligned.
+  return (total_elems - edge_chunks * edge_elems) / edge_elems * edge_elems;
+}
+
+uint32_t ChunkPlan::Count() const {
+  const auto ceil = [](uint64_t a, uint64_t b) { return static_cast<uint32_t>((a + b - 1) / b); };
+  if (edge_chunks == 0) return ceil(total_elems, chunk_elems);
+  const uint64_t last_edge = LastEdge();
+  return edge_chunks + ceil(last_edge - edge_chunks * edge_elems, chunk_elems) +
+         ceil(total_elems - last_edge, edge_elems);
+}
+
+uint64_t ChunkPlan::Begin(uint32_t chunk) const {
+  if (edge_chunks == 0) return std::min(total_elems, chunk * chunk_elems);
+  if (chunk <= edge_chunks) return chunk * edge_elems;
+  const uint64_t last_edge = LastEdge();
+  const uint64_t inner = (chunk - edge_chunks) * chunk_elems;
+  if (edge_chunks * edge_elems + inner < last_edge) return edge_chunks * edge_elems + inner;
+  const auto num_inner = (last_edge - edge_chunks * edge_elems + chunk_elems - 1) / chunk_elems;
+  return std::min(total_elems, last_edge + (chunk - edge_chunks - num_inner) * edge_elems);
 }
 
 }  // namespace thalweg

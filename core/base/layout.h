@@ -45,11 +45,15 @@ struct BucketLayout {
 absl::Status CheckSameLayout(BucketId id, const BucketLayout& a, const std::string& owner_a,
                              const BucketLayout& b, const std::string& owner_b);
 
-// A bucket is cut into chunks of equal element count (the last may be shorter), which are reduced,
-// encoded, sent and summed independently of each other.
+// A bucket is cut into chunks, which are reduced, encoded, sent and summed independently of each
+// other. The first and the last ones, `edge_chunks` of them at either end, are smaller than the
+// rest: until the first result comes back the way down lies idle, and after the last share has gone
+// up, the way up. The very last chunk may be shorter still.
 struct ChunkPlan {
   uint64_t total_elems = 0;
   uint64_t chunk_elems = 1;
+  uint32_t edge_chunks = 0;
+  uint64_t edge_elems = 1;  // ≤ chunk_elems
 
   // Chunks of `chunk_bytes`, counted in the bucket's own element type, or smaller ones for a small
   // bucket: it shall have some for each shard, so that all links work and the first results come
@@ -57,14 +61,12 @@ struct ChunkPlan {
   static ChunkPlan For(uint64_t total_elems, DType dtype, uint64_t chunk_bytes,
                        uint32_t num_shards);
 
-  uint32_t Count() const {
-    return static_cast<uint32_t>((total_elems + chunk_elems - 1) / chunk_elems);
-  }
-  uint64_t Begin(uint32_t chunk) const { return chunk * chunk_elems; }
-  uint64_t Elems(uint32_t chunk) const {
-    const uint64_t begin = Begin(chunk);
-    return begin + chunk_elems < total_elems ? chunk_elems : total_elems - begin;
-  }
+  uint32_t Count() const;
+  uint64_t Begin(uint32_t chunk) const;
+  uint64_t Elems(uint32_t chunk) const { return Begin(chunk + 1) - Begin(chunk); }
+
+ private:
+  uint64_t LastEdge() const;  // where the small chunks at the end begin
 };
 
 }  // namespace thalweg

@@ -50,16 +50,34 @@ TEST(LayoutTest, ExtraTensorIsNamedWithItsOwner) {
 }
 
 TEST(ChunkPlanTest, ChunksCoverEveryElementOnce) {
-  for (uint64_t total : {0u, 1u, 1023u, 1024u, 1025u, 5000u}) {
-    const ChunkPlan plan = ChunkPlan::For(total, DType::kFloat32, 4096, 1);
-    uint64_t covered = 0;
-    for (uint32_t c = 0; c < plan.Count(); ++c) {
-      EXPECT_EQ(plan.Begin(c), covered);
-      EXPECT_GT(plan.Elems(c), 0u);
-      covered += plan.Elems(c);
+  for (uint32_t shards : {1u, 3u, 8u}) {
+    for (uint64_t chunk_bytes : {4096u, 100'000u, 1u << 20}) {
+      for (uint64_t total : {0u, 1u, 1023u, 1024u, 5000u, 99'999u, 262'144u, 4'000'001u}) {
+        const ChunkPlan plan = ChunkPlan::For(total, DType::kFloat32, chunk_bytes, shards);
+        uint64_t covered = 0;
+        for (uint32_t c = 0; c < plan.Count(); ++c) {
+          ASSERT_EQ(plan.Begin(c), covered);
+          ASSERT_GT(plan.Elems(c), 0u);
+          ASSERT_LE(plan.Elems(c), plan.chunk_elems);
+          covered += plan.Elems(c);
+        }
+        ASSERT_EQ(covered, total);
+      }
     }
-    EXPECT_EQ(covered, total);
   }
+}
+
+TEST(ChunkPlanTest, LargeBucketBeginsAndEndsWithSmallAlignedChunks) {
+  constexpr uint64_t kChunk = 256 << 10;  // bytes
+  const ChunkPlan plan = ChunkPlan::For(10'000'001, DType::kFloat32, kChunk, 2);
+  const uint32_t count = plan.Count();
+  for (uint32_t c = 0; c < count; ++c) EXPECT_EQ(4 * plan.Begin(c) % 64, 0u);
+  for (uint32_t c = 0; c < 4; ++c) {
+    EXPECT_EQ(4 * plan.Elems(c), kChunk / 4);
+    EXPECT_EQ(4 * plan.Elems(count - 2 - c), kChunk / 4);
+  }
+  EXPECT_EQ(4 * plan.Elems(4), kChunk);
+  EXPECT_LE(4 * plan.Elems(count - 1), kChunk / 4);
 }
 
 TEST(ChunkPlanTest, SmallBucketHasFourChunksForEachShardDownTo16KiB) {
