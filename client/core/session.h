@@ -11,6 +11,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "core/base/clock.h"
+#include "core/base/codec_spec.h"
 #include "core/base/layout.h"
 #include "core/base/protocol.h"
 
@@ -26,7 +27,7 @@ struct SessionOptions {
   std::string node_name;
   uint32_t local_rank = 0;  // among this node's workers; order of summation
   uint32_t local_size = 1;
-  DType codec = DType::kFloat32;                // wire type of fp32 gradients: fp32, fp16 or bf16
+  CodecSpec codec;
   uint64_t chunk_bytes = 0;                     // 0: chosen from what the links carry
   Duration timeout = std::chrono::seconds(30);  // of every wait
 };

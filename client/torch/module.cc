@@ -44,8 +44,8 @@ std::shared_ptr<Session> Connect(const std::string& sidecar_path, const std::str
                                  uint32_t num_nodes, const std::string& node_name,
                                  uint32_t local_rank, uint32_t local_size, const std::string& codec,
                                  uint64_t chunk_bytes, double timeout) {
-  const auto wire = ParseDType(codec);
-  ThrowIfError(wire.status());
+  const auto spec = CodecSpec::Parse(codec);
+  ThrowIfError(spec.status());
   const SessionOptions options{.sidecar_path = sidecar_path,
                                .job = job,
                                .rank = rank,
@@ -55,7 +55,7 @@ std::shared_ptr<Session> Connect(const std::string& sidecar_path, const std::str
                                .node_name = node_name,
                                .local_rank = local_rank,
                                .local_size = local_size,
-                               .codec = *wire,
+                               .codec = *spec,
                                .chunk_bytes = chunk_bytes,
                                .timeout = FromSeconds(timeout)};
   absl::StatusOr<std::unique_ptr<Session>> session;

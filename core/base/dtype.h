@@ -32,17 +32,4 @@ constexpr size_t SizeOf(DType dtype) {
 const char* Name(DType dtype);
 absl::StatusOr<DType> ParseDType(absl::string_view name);
 
-// The type in which a bucket of `bucket` elements crosses the network under codec `codec` (one of
-// fp32, fp16, bf16). Only fp32 gradients are narrowed: half types are already small, and whoever
-// trains in fp64 asked for the digits.
-constexpr DType WireType(DType bucket, DType codec) {
-  return bucket == DType::kFloat32 ? codec : bucket;
-}
-
-// The type in which a worker leaves its share of a bucket for its sidecar: a node's only worker
-// encodes while it copies; of several, the shares are folded first and encoded then.
-constexpr DType ShareType(DType bucket, DType codec, uint32_t workers_on_node) {
-  return workers_on_node == 1 ? WireType(bucket, codec) : bucket;
-}
-
 }  // namespace thalweg

@@ -20,6 +20,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "core/base/clock.h"
+#include "core/base/codec_spec.h"
 #include "core/base/dtype.h"
 #include "core/base/layout.h"
 #include "core/base/payload.h"
@@ -45,7 +46,7 @@ struct JoinRequest {
   uint32_t num_shards = 0;
   uint64_t chunk_bytes = 0;    // ChunkPlan::For's argument; 0: the shard chooses
   uint32_t window_chunks = 0;  // 0: the shard chooses
-  DType codec = DType::kFloat32;
+  CodecSpec codec;
   Duration round_timeout{};  // how long a round waits for its last contribution
   LinkSpeed link;            // as this node has measured it; may differ between nodes
 };
@@ -62,6 +63,15 @@ struct Membership {
   uint32_t window_chunks = 0;
   // How much of the gradients this shard wants to sum, in proportion to the other shards' weights.
   uint32_t weight = 1;
+};
+
+// What the nodes say of a bucket, or of a part of one, before its first contribution; the same on
+// all of them.
+struct BucketAnnouncement {
+  BucketId id;
+  BucketLayout layout;
+  DType wire = DType::kFloat32;  // in which its elements cross the network
+  uint64_t placement = 0;        // fingerprint of which chunk goes to which shard
 };
 
 // Names one chunk of one round. Round numbers of a chunk start at 1 and have no gaps.
@@ -130,11 +140,10 @@ class Shard {
   // Shared: the shard may be about to call the sink while its owner lets go of it.
   virtual absl::Status Attach(SessionToken token, std::shared_ptr<NodeSink> sink) = 0;
 
-  // Announces bucket `id`; a new generation replaces the old one. `placement` is the fingerprint of
-  // which chunk goes to which shard. Blocks for one round trip at most. InvalidArgument names both
-  // nodes, and the tensor, when another node announced something else.
-  virtual absl::Status RegisterBucket(SessionToken token, BucketId id, const BucketLayout& layout,
-                                      uint64_t placement, TimePoint deadline) = 0;
+  // Announces a bucket; a new generation replaces the old one. Blocks for one round trip at most.
+  // InvalidArgument names both nodes, and the tensor, when another node announced something else.
+  virtual absl::Status RegisterBucket(SessionToken token, const BucketAnnouncement& bucket,
+                                      TimePoint deadline) = 0;
 
   // Does not block. Repeating a contribution is harmless: it counts once.
   virtual absl::Status Contribute(SessionToken token, Contribution contribution) = 0;

@@ -23,8 +23,11 @@ uint64_t TensorSpec::Elems() const {
 }
 
 std::string ToString(BucketId id) {
-  return id.generation == 0 ? absl::StrCat(id.index)
-                            : absl::StrCat(id.index, " (layout ", id.generation, ")");
+  std::vector<std::string> more;
+  if (id.generation != 0) more.push_back(absl::StrCat("layout ", id.generation));
+  if (id.part != 0) more.push_back(absl::StrCat("part ", id.part));
+  return more.empty() ? absl::StrCat(id.index)
+                      : absl::StrCat(id.index, " (", absl::StrJoin(more, ", "), ")");
 }
 
 uint64_t BucketLayout::Elems() const {
@@ -103,6 +106,15 @@ uint32_t ChunkPlan::Count() const {
   const uint64_t last_edge = LastEdge();
   return edge_chunks + ceil(last_edge - edge_chunks * edge_elems, chunk_elems) +
          ceil(total_elems - last_edge, edge_elems);
+}
+
+uint32_t ChunkPlan::ChunkOf(uint64_t elem) const {
+  uint32_t low = 0;
+  for (uint32_t high = Count(); high - low > 1;) {
+    const uint32_t middle = low + (high - low) / 2;
+    (Begin(middle) <= elem ? low : high) = middle;
+  }
+  return low;
 }
 
 uint64_t ChunkPlan::Begin(uint32_t chunk) const {

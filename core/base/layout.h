@@ -20,14 +20,17 @@ struct TensorSpec {
 };
 
 // DDP numbers its buckets from 0 and re-cuts them after the first iteration: `generation` counts
-// the layouts that bucket `index` has had, from 0.
+// the layouts that bucket `index` has had, from 0. `part` is 0 for the bucket itself; compression
+// exchanges other vectors in its stead (server/sidecar/part.h), which are parts 1 … kMaxParts - 1.
 struct BucketId {
   uint32_t index = 0;
   uint32_t generation = 0;
+  uint32_t part = 0;
 
   auto operator<=>(const BucketId&) const = default;
 };
-std::string ToString(BucketId id);  // "3" or "3 (layout 1)"
+inline constexpr uint32_t kMaxParts = 4;
+std::string ToString(BucketId id);  // "3", "3 (layout 1)", "3 (part 2)" or "3 (layout 1, part 2)"
 
 struct BucketLayout {
   DType dtype = DType::kFloat32;
@@ -63,6 +66,8 @@ struct ChunkPlan {
 
   uint32_t Count() const;
   uint64_t Begin(uint32_t chunk) const;
+  // The chunk that has element `elem` < total_elems.
+  uint32_t ChunkOf(uint64_t elem) const;
   uint64_t Elems(uint32_t chunk) const { return Begin(chunk + 1) - Begin(chunk); }
 
  private:

@@ -59,6 +59,8 @@ TEST(ChunkPlanTest, ChunksCoverEveryElementOnce) {
           ASSERT_EQ(plan.Begin(c), covered);
           ASSERT_GT(plan.Elems(c), 0u);
           ASSERT_LE(plan.Elems(c), plan.chunk_elems);
+          ASSERT_EQ(plan.ChunkOf(covered), c);
+          ASSERT_EQ(plan.ChunkOf(covered + plan.Elems(c) - 1), c);
           covered += plan.Elems(c);
         }
         ASSERT_EQ(covered, total);

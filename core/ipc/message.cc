@@ -36,6 +36,7 @@ class Writer {
     out_.append(value);
   }
   void Field(const DType& value) { Field(static_cast<uint8_t>(value)); }
+  void Field(const CodecSpec& value) { Field(value.ToString()); }
   void Field(const absl::StatusCode& value) { Field(static_cast<uint32_t>(value)); }
   void Field(const BucketLayout& layout);
 
@@ -62,6 +63,7 @@ class Reader {
   }
   void Field(std::string& value);
   void Field(DType& value);
+  void Field(CodecSpec& value);
   void Field(absl::StatusCode& value);
   void Field(BucketLayout& layout);
 
@@ -122,6 +124,16 @@ void Reader::Field(DType& value) {
     return Refuse(absl::StrCat("element type ", raw, ", expected 1 to 4"));
   }
   value = static_cast<DType>(raw);
+}
+
+void Reader::Field(CodecSpec& value) {
+  std::string text;
+  Field(text);
+  if (!ok()) return;
+  auto spec = CodecSpec::Parse(text);
+  if (!spec.ok()) return Refuse(std::string(spec.status().message()));
+  if (spec->ToString() != text) return Refuse(absl::StrCat("codec '", text, "' is not canonical"));
+  value = *std::move(spec);
 }
 
 void Reader::Field(absl::StatusCode& value) {

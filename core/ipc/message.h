@@ -12,6 +12,7 @@
 //
 //   u32, u64, i64   as they are
 //   DType           u8, one of the valid values
+//   CodecSpec       string, as CodecSpec::ToString writes it
 //   StatusCode      u32, 1 … 16 (never OK)
 //   string          u32 length, then the bytes
 //   BucketId        u32 index, u32 generation
@@ -31,6 +32,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "core/base/codec_spec.h"
 #include "core/base/dtype.h"
 #include "core/base/layout.h"
 
@@ -47,7 +49,7 @@ struct Hello {
   std::string node_name;
   uint32_t local_rank = 0;
   uint32_t local_size = 0;
-  DType codec = DType::kFloat32;
+  CodecSpec codec;
   uint64_t chunk_bytes = 0;  // 0: to be chosen
   uint64_t timeout_ms = 0;
   bool operator==(const Hello&) const = default;

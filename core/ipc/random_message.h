@@ -19,7 +19,7 @@ class RandomMessages {
     switch (type) {
       case 0:
         return Hello{U32(),  Text(), U32(), U32(),      U32(),     U32(),
-                     Text(), U32(),  U32(), AnyDType(), random_(), random_()};
+                     Text(), U32(),  U32(), AnyCodec(), random_(), random_()};
       case 1:
         return Welcome{random_(), U32(), Text(), random_()};
       case 2:
@@ -49,6 +49,14 @@ class RandomMessages {
   uint32_t U32() { return static_cast<uint32_t>(random_()); }
   std::string Text() { return Bytes(Below(20)); }
   BucketId Id() { return {U32(), U32()}; }
+  CodecSpec AnyCodec() {
+    CodecSpec codec;
+    if (Below(2) == 0) codec.kind = CodecKind::kPowerSgd;
+    codec.wire = static_cast<DType>(1 + Below(3));
+    // Other kinds have no such keys, so their defaults are what comes back.
+    if (codec.kind == CodecKind::kPowerSgd) codec.rank = 1 + Below(8);
+    return codec;
+  }
   DType AnyDType() { return static_cast<DType>(1 + Below(4)); }
   BucketLayout Layout() {
     BucketLayout layout{AnyDType(), {}};

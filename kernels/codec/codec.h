@@ -22,7 +22,7 @@ absl::Status FoldPayloads(std::span<const Payload> contributions, std::span<cons
                           DType wire, uint64_t elems, void* out, uint64_t* nonfinite_elems);
 
 // Decodes a result of `elems` elements of `wire` type into `out` of the bucket's own type `bucket`
-// (WireType(bucket, codec) == wire for some codec).
+// (DenseType(bucket, codec) == wire for some codec).
 // InvalidArgument when the payload's size is wrong or no codec sends that bucket in that type.
 // Thread-safe.
 absl::Status DecodePayload(const Payload& payload, DType wire, DType bucket, uint64_t elems,

@@ -14,6 +14,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "core/base/codec_spec.h"
 #include "kernels/cast/cast.h"
 #include "kernels/cast/element.h"
 #include "kernels/cast/test_util.h"
@@ -280,7 +281,7 @@ TEST(CodecDecodeTest, TypesThatNoCodecPairsAreRefused) {
     for (DType bucket : kAllTypes) {
       bool paired = false;
       for (DType codec : {DType::kFloat32, DType::kFloat16, DType::kBFloat16}) {
-        paired = paired || WireType(bucket, codec) == wire;
+        paired = paired || DenseType(bucket, {.wire = codec}) == wire;
       }
       EXPECT_EQ(DecodePayload(Payload(), wire, bucket, 0, nullptr).ok(), paired)
           << Name(wire) << " to " << Name(bucket);

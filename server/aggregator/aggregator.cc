@@ -49,7 +49,6 @@ absl::Status CheckRequest(const JoinRequest& r) {
     return invalid(absl::StrCat("the window must have at most ", kMaxWindowChunks, " chunks, got ",
                                 r.window_chunks));
   }
-  if (!IsValid(r.codec) || r.codec == DType::kFloat64) return invalid("unknown codec");
   if (r.round_timeout <= Duration::zero()) return invalid("the round timeout must be positive");
   return absl::OkStatus();
 }
@@ -115,10 +114,10 @@ absl::Status Aggregator::Attach(SessionToken token, std::shared_ptr<NodeSink> si
   return seat.job->Attach(seat.node, std::move(sink));
 }
 
-absl::Status Aggregator::RegisterBucket(SessionToken token, BucketId id, const BucketLayout& layout,
-                                        uint64_t placement, TimePoint /*deadline*/) {
+absl::Status Aggregator::RegisterBucket(SessionToken token, const BucketAnnouncement& bucket,
+                                        TimePoint /*deadline*/) {
   THALWEG_ASSIGN_OR_RETURN(const Seat seat, Find(token));
-  return seat.job->RegisterBucket(seat.node, id, layout, placement);
+  return seat.job->RegisterBucket(seat.node, bucket);
 }
 
 absl::Status Aggregator::Contribute(SessionToken token, Contribution contribution) {

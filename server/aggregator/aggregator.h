@@ -32,8 +32,8 @@ class Aggregator : public Shard {
   absl::StatusOr<LinkSpeed> MeasureLink(TimePoint /*deadline*/) override { return LinkSpeed{}; }
   absl::StatusOr<Membership> Join(const JoinRequest& request, TimePoint deadline) override;
   absl::Status Attach(SessionToken token, std::shared_ptr<NodeSink> sink) override;
-  absl::Status RegisterBucket(SessionToken token, BucketId id, const BucketLayout& layout,
-                              uint64_t placement, TimePoint deadline) override;
+  absl::Status RegisterBucket(SessionToken token, const BucketAnnouncement& bucket,
+                              TimePoint deadline) override;
   absl::Status Contribute(SessionToken token, Contribution contribution) override;
   absl::Status Heartbeat(SessionToken token, TimePoint deadline) override;
   void Leave(SessionToken token, const absl::Status& reason) override;

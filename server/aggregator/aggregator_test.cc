@@ -122,7 +122,7 @@ class AggregatorTest : public ::testing::Test {
       ASSERT_TRUE(aggregator_.Attach(tokens_.back(), sinks_.back()).ok());
     }
     for (SessionToken token : tokens_) {
-      ASSERT_TRUE(aggregator_.RegisterBucket(token, {0, 0}, kLayout, 0, Now() + kPatience).ok());
+      ASSERT_TRUE(aggregator_.RegisterBucket(token, {{0, 0}, kLayout}, Now() + kPatience).ok());
     }
   }
 
@@ -286,9 +286,9 @@ TEST_F(AggregatorTest, OrderlyLeaveOfAllEndsTheJobWithoutFailure) {
 
 TEST_F(AggregatorTest, LayoutMismatchFailsTheJobNamingTensorAndNodes) {
   StartJob(2);
-  ASSERT_TRUE(aggregator_.RegisterBucket(tokens_[0], {1, 0}, kLayout, 0, Now() + kPatience).ok());
+  ASSERT_TRUE(aggregator_.RegisterBucket(tokens_[0], {{1, 0}, kLayout}, Now() + kPatience).ok());
   const BucketLayout other{DType::kFloat32, {{"v", {2}}}};
-  EXPECT_EQ(aggregator_.RegisterBucket(tokens_[1], {1, 0}, other, 0, Now() + kPatience).code(),
+  EXPECT_EQ(aggregator_.RegisterBucket(tokens_[1], {{1, 0}, other}, Now() + kPatience).code(),
             absl::StatusCode::kInvalidArgument);
   for (auto& sink : sinks_) {
     EXPECT_THAT(std::string(sink->WaitFailure().message()),

@@ -44,15 +44,15 @@ Job::Job(const JoinRequest& first, uint32_t max_window_chunks, ShardMetrics& met
       max_window_chunks_(max_window_chunks),
       metrics_(metrics),
       members_(first.num_nodes),
-      layouts_(first.codec, first.chunk_bytes, first.num_shards),
+      layouts_(first.chunk_bytes, first.num_shards),
       engine_({kEpoch, first.num_nodes, 0, first.round_timeout}) {}
 
 void Job::BeginLocked() {
-  flow_ = PlanFlow(slowest_, spec_.num_shards, spec_.codec);
+  flow_ = PlanFlow(slowest_, spec_.num_shards, spec_.codec.wire);
   if (spec_.chunk_bytes != 0) flow_.chunk_bytes = spec_.chunk_bytes;
   if (spec_.window_chunks != 0) flow_.window_chunks = spec_.window_chunks;
   flow_.window_chunks = std::min(flow_.window_chunks, max_window_chunks_);
-  layouts_ = LayoutRegistry(spec_.codec, flow_.chunk_bytes, spec_.num_shards);
+  layouts_ = LayoutRegistry(flow_.chunk_bytes, spec_.num_shards);
   engine_ = RoundEngine({kEpoch, spec_.num_nodes, flow_.window_chunks, spec_.round_timeout});
 }
 
@@ -80,7 +80,9 @@ absl::Status Job::CheckSameJob(const JoinRequest& r) const {
   if (r.window_chunks != spec_.window_chunks) {
     return differs("the window in chunks", r.window_chunks, spec_.window_chunks);
   }
-  if (r.codec != spec_.codec) return differs("the codec", Name(r.codec), Name(spec_.codec));
+  if (r.codec != spec_.codec) {
+    return differs("the codec", r.codec.ToString(), spec_.codec.ToString());
+  }
   return absl::OkStatus();
 }
 
@@ -151,16 +153,16 @@ absl::Status Job::Attach(uint32_t node, std::shared_ptr<NodeSink> sink) {
   return absl::OkStatus();
 }
 
-absl::Status Job::RegisterBucket(uint32_t node, BucketId id, const BucketLayout& layout,
-                                 uint64_t placement) {
+absl::Status Job::RegisterBucket(uint32_t node, const BucketAnnouncement& bucket) {
   absl::Status status;
   {
     MutexLock lock(mutex_);
     THALWEG_RETURN_IF_ERROR(CheckActiveLocked(node));
-    status = layouts_.Register(NameLocked(node), id, layout, placement);
-    if (status.ok() && engine_.DropOlderLayouts(id) > 0) {
+    status = layouts_.Register(NameLocked(node), bucket);
+    if (status.ok()) engine_.AllowParts(bucket.id.part + 1);
+    if (status.ok() && engine_.DropOlderLayouts(bucket.id) > 0) {
       status = absl::FailedPreconditionError(
-          absl::StrCat(NameLocked(node), " announced bucket ", ToString(id),
+          absl::StrCat(NameLocked(node), " announced bucket ", ToString(bucket.id),
                        " while a round of its earlier layout is open"));
     }
     UpdateHeldBytesLocked();

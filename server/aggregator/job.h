@@ -53,8 +53,7 @@ class Job {
   absl::StatusOr<Terms> WaitComplete(TimePoint deadline);
 
   absl::Status Attach(uint32_t node, std::shared_ptr<NodeSink> sink);
-  absl::Status RegisterBucket(uint32_t node, BucketId id, const BucketLayout& layout,
-                              uint64_t placement);
+  absl::Status RegisterBucket(uint32_t node, const BucketAnnouncement& bucket);
   absl::Status Contribute(uint32_t node, Contribution contribution, TimePoint now);
   absl::Status Heartbeat(uint32_t node, TimePoint now);
 

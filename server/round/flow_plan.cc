@@ -17,8 +17,8 @@ constexpr uint32_t kLargestWindow = 64;
 
 }  // namespace
 
-FlowPlan PlanFlow(const LinkSpeed& slowest, uint32_t num_shards, DType codec) {
-  const uint64_t raw_per_wire = SizeOf(DType::kFloat32) / SizeOf(codec);
+FlowPlan PlanFlow(const LinkSpeed& slowest, uint32_t num_shards, DType wire) {
+  const uint64_t raw_per_wire = SizeOf(DType::kFloat32) / SizeOf(wire);
   if (slowest.bytes_per_second <= 0) return {raw_per_wire * kLocalChunk, kLargestWindow};
   const double wanted = std::min(slowest.bytes_per_second * kChunkSeconds, 1.0 * kLargestChunk);
   const uint64_t chunk = std::max(kSmallestChunk, std::bit_floor(static_cast<uint64_t>(wanted)));

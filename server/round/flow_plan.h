@@ -16,10 +16,10 @@ struct FlowPlan {
 // Small chunks fill the pipeline sooner: a round ends about two chunks after the link has carried
 // its last byte. Large ones cost less work per byte. A chunk gets as much as the slowest node's
 // link carries in 4 ms, in powers of two from 16 KiB to 1 MiB; without a network it gets what stays
-// in a core's cache. That is counted on the wire: under a codec of half the size, chunk_bytes,
+// in a core's cache. That is counted on the wire: under a wire type of half the size, chunk_bytes,
 // which counts the gradient's bytes, is twice as much. The window covers 100 ms and two round trips
 // of that link, spread over the shards, and 8 chunks at least: time for the other nodes to be late
 // without the link falling idle.
-FlowPlan PlanFlow(const LinkSpeed& slowest, uint32_t num_shards, DType codec);
+FlowPlan PlanFlow(const LinkSpeed& slowest, uint32_t num_shards, DType wire);
 
 }  // namespace thalweg

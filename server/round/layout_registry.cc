@@ -10,39 +10,56 @@ namespace {
 constexpr uint32_t kMaxBuckets = 1 << 16;
 constexpr uint64_t kMaxBucketElems = uint64_t{1} << 40;
 
+absl::Status CheckSame(const BucketAnnouncement& a, const std::string& owner_a,
+                       const BucketAnnouncement& b, const std::string& owner_b) {
+  THALWEG_RETURN_IF_ERROR(CheckSameLayout(a.id, a.layout, owner_a, b.layout, owner_b));
+  if (a.wire != b.wire) {
+    return absl::InvalidArgumentError(absl::StrCat(owner_b, " sends bucket ", ToString(a.id),
+                                                   " in ", Name(b.wire), ", ", owner_a, " in ",
+                                                   Name(a.wire)));
+  }
+  if (a.placement == b.placement) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(owner_b, " and ", owner_a, " send chunks of bucket ", ToString(a.id),
+                   " to different shards: do all nodes run the same release, and did they "
+                   "announce their buckets in the same order?"));
+}
+
 }  // namespace
 
-absl::Status LayoutRegistry::Register(const std::string& owner, BucketId id,
-                                      const BucketLayout& layout, uint64_t placement) {
-  if (id.index >= kMaxBuckets || layout.Elems() > kMaxBucketElems) {
+absl::Status LayoutRegistry::Register(const std::string& owner, const BucketAnnouncement& bucket) {
+  const BucketId id = bucket.id;
+  const BucketLayout& layout = bucket.layout;
+  if (id.index >= kMaxBuckets || id.part >= kMaxParts || layout.Elems() > kMaxBucketElems) {
     return absl::InvalidArgumentError(absl::StrCat(owner, " announced bucket ", ToString(id),
                                                    " with ", layout.Elems(),
                                                    " elements, beyond any bucket's limits"));
   }
-  const auto found = entries_.find(id.index);
-  if (found != entries_.end() && id.generation < found->second.generation) {
+  const bool narrowed = layout.dtype == DType::kFloat32 && SizeOf(bucket.wire) == 2;
+  if (bucket.wire != layout.dtype && !narrowed) {
+    return absl::InvalidArgumentError(absl::StrCat(owner, " announced bucket ", ToString(id),
+                                                   " of ", Name(layout.dtype), " to be sent in ",
+                                                   Name(bucket.wire)));
+  }
+  const auto found = entries_.find({id.index, id.part});
+  if (found != entries_.end() && id.generation < found->second.bucket.id.generation) {
     return absl::FailedPreconditionError(
         absl::StrCat(owner, " announced bucket ", ToString(id), ", but ", found->second.owner,
-                     " uses layout ", found->second.generation, " of it already"));
+                     " uses layout ", found->second.bucket.id.generation, " of it already"));
   }
-  if (found != entries_.end() && id.generation == found->second.generation) {
-    const Entry& entry = found->second;
-    THALWEG_RETURN_IF_ERROR(CheckSameLayout(id, entry.layout, entry.owner, layout, owner));
-    if (placement == entry.placement) return absl::OkStatus();
-    return absl::InvalidArgumentError(
-        absl::StrCat(owner, " and ", entry.owner, " send chunks of bucket ", ToString(id),
-                     " to different shards: do all nodes run the same release, and did they "
-                     "announce their buckets in the same order?"));
+  if (found != entries_.end() && id == found->second.bucket.id) {
+    return CheckSame(found->second.bucket, found->second.owner, bucket, owner);
   }
   entries_.insert_or_assign(
-      id.index, Entry{id.generation, layout, placement, owner,
-                      ChunkPlan::For(layout.Elems(), layout.dtype, chunk_bytes_, num_shards_)});
+      {id.index, id.part},
+      Entry{bucket, owner,
+            ChunkPlan::For(layout.Elems(), layout.dtype, chunk_bytes_, num_shards_)});
   return absl::OkStatus();
 }
 
 absl::Status LayoutRegistry::Check(const Contribution& c) const {
-  const auto found = entries_.find(c.id.bucket.index);
-  if (found == entries_.end() || found->second.generation != c.id.bucket.generation) {
+  const auto found = entries_.find({c.id.bucket.index, c.id.bucket.part});
+  if (found == entries_.end() || found->second.bucket.id != c.id.bucket) {
     return absl::FailedPreconditionError(
         absl::StrCat("bucket ", ToString(c.id.bucket), " has not been registered"));
   }
@@ -52,7 +69,7 @@ absl::Status LayoutRegistry::Check(const Contribution& c) const {
                                                    entry.plan.Count(), " chunks, got chunk ",
                                                    c.id.chunk));
   }
-  const DType wire = WireType(entry.layout.dtype, codec_);
+  const DType wire = entry.bucket.wire;
   const uint64_t elems = entry.plan.Elems(c.id.chunk);
   if (c.wire != wire || c.elems != elems || c.payload.SizeBytes() != elems * SizeOf(wire)) {
     return absl::InvalidArgumentError(

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <map>
 #include <string>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "core/base/exchange.h"
@@ -15,30 +16,26 @@ namespace thalweg {
 // Thread-compatible.
 class LayoutRegistry {
  public:
-  LayoutRegistry(DType codec, uint64_t chunk_bytes, uint32_t num_shards)
-      : codec_(codec), chunk_bytes_(chunk_bytes), num_shards_(num_shards) {}
+  LayoutRegistry(uint64_t chunk_bytes, uint32_t num_shards)
+      : chunk_bytes_(chunk_bytes), num_shards_(num_shards) {}
 
-  // Accepts `layout` for `id` from the node called `owner`. The first announcement of a generation
-  // decides; later ones must equal it, in `placement` too. InvalidArgument names both owners, and
-  // the tensor. FailedPrecondition: a later generation of this index is in use already.
-  absl::Status Register(const std::string& owner, BucketId id, const BucketLayout& layout,
-                        uint64_t placement);
+  // Accepts an announcement from the node called `owner`. The first of a generation decides; later
+  // ones must equal it. InvalidArgument names both owners, and the tensor. FailedPrecondition: a
+  // later generation of this index is in use already.
+  absl::Status Register(const std::string& owner, const BucketAnnouncement& bucket);
 
   // Checks that a contribution is a chunk of a registered bucket with the right type and size.
   absl::Status Check(const Contribution& contribution) const;
 
  private:
   struct Entry {
-    uint32_t generation;
-    BucketLayout layout;
-    uint64_t placement;
+    BucketAnnouncement bucket;
     std::string owner;
     ChunkPlan plan;
   };
-  DType codec_;
   uint64_t chunk_bytes_;
   uint32_t num_shards_;
-  std::map<uint32_t, Entry> entries_;  // by bucket index
+  std::map<std::pair<uint32_t, uint32_t>, Entry> entries_;  // by bucket index and part
 };
 
 }  // namespace thalweg

@@ -15,18 +15,23 @@ using ::testing::HasSubstr;
 constexpr uint64_t kPlacement = 7;
 const BucketLayout kLayout{DType::kFloat32, {{"w", {1000}}, {"b", {500}}}};
 
+BucketAnnouncement Announce(BucketId id, const BucketLayout& layout, uint64_t placement,
+                            DType wire = DType::kFloat32) {
+  return {id, layout, wire, placement};
+}
+
 Contribution Share(BucketId id, uint32_t chunk, DType wire, uint64_t elems) {
   auto buffer = std::make_shared<std::vector<std::byte>>(elems * SizeOf(wire));
   return {{id, chunk, 1}, 1, wire, elems, Payload(std::span<const std::byte>(*buffer), buffer)};
 }
 
 TEST(LayoutRegistryTest, DifferentLayoutIsRefusedNamingTensorAndNodes) {
-  LayoutRegistry registry(DType::kFloat32, 4096, 1);
-  ASSERT_TRUE(registry.Register("node 0 (a)", {0, 0}, kLayout, kPlacement).ok());
-  ASSERT_TRUE(registry.Register("node 1 (b)", {0, 0}, kLayout, kPlacement).ok());
+  LayoutRegistry registry(4096, 1);
+  ASSERT_TRUE(registry.Register("node 0 (a)", Announce({0, 0}, kLayout, kPlacement)).ok());
+  ASSERT_TRUE(registry.Register("node 1 (b)", Announce({0, 0}, kLayout, kPlacement)).ok());
   BucketLayout other = kLayout;
   other.tensors[1].name = "bias";
-  const absl::Status status = registry.Register("node 2 (c)", {0, 0}, other, kPlacement);
+  const absl::Status status = registry.Register("node 2 (c)", Announce({0, 0}, other, kPlacement));
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(std::string(status.message()),
               AllOf(HasSubstr("'b'"), HasSubstr("'bias'"), HasSubstr("node 0 (a)"),
@@ -34,20 +39,39 @@ TEST(LayoutRegistryTest, DifferentLayoutIsRefusedNamingTensorAndNodes) {
 }
 
 TEST(LayoutRegistryTest, DifferentPlacementIsRefusedNamingBothNodes) {
-  LayoutRegistry registry(DType::kFloat32, 4096, 1);
-  ASSERT_TRUE(registry.Register("node 0 (a)", {0, 0}, kLayout, 1).ok());
-  const absl::Status status = registry.Register("node 1 (b)", {0, 0}, kLayout, 2);
+  LayoutRegistry registry(4096, 1);
+  ASSERT_TRUE(registry.Register("node 0 (a)", Announce({0, 0}, kLayout, 1)).ok());
+  const absl::Status status = registry.Register("node 1 (b)", Announce({0, 0}, kLayout, 2));
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(std::string(status.message()),
               AllOf(HasSubstr("node 0 (a)"), HasSubstr("node 1 (b)"), HasSubstr("shards")));
 }
 
+TEST(LayoutRegistryTest, DifferentOrImpossibleWireTypeIsRefused) {
+  LayoutRegistry registry(4096, 1);
+  ASSERT_TRUE(registry.Register("a", Announce({0, 0}, kLayout, 1, DType::kFloat16)).ok());
+  const absl::Status differs = registry.Register("b", Announce({0, 0}, kLayout, 1));
+  EXPECT_THAT(std::string(differs.message()), HasSubstr("b sends bucket 0 in fp32, a in fp16"));
+  EXPECT_FALSE(registry.Register("a", Announce({1, 0}, kLayout, 1, DType::kFloat64)).ok());
+}
+
+TEST(LayoutRegistryTest, PartsOfABucketAreRegisteredOnTheirOwn) {
+  LayoutRegistry registry(4096, 1);
+  const BucketLayout factors{DType::kFloat32, {{"w/P", {20}}}};
+  ASSERT_TRUE(registry.Register("a", Announce({0, 0, 0}, kLayout, 1)).ok());
+  ASSERT_TRUE(registry.Register("a", Announce({0, 0, 1}, factors, 2)).ok());
+  EXPECT_TRUE(registry.Check(Share({0, 0, 0}, 0, DType::kFloat32, 1024)).ok());
+  EXPECT_TRUE(registry.Check(Share({0, 0, 1}, 0, DType::kFloat32, 20)).ok());
+  EXPECT_FALSE(registry.Check(Share({0, 0, 2}, 0, DType::kFloat32, 20)).ok());
+  EXPECT_FALSE(registry.Register("a", Announce({0, 0, kMaxParts}, factors, 2)).ok());
+}
+
 TEST(LayoutRegistryTest, NewGenerationReplacesAndOldOneIsRefused) {
-  LayoutRegistry registry(DType::kFloat32, 4096, 1);
-  ASSERT_TRUE(registry.Register("a", {0, 0}, kLayout, kPlacement).ok());
+  LayoutRegistry registry(4096, 1);
+  ASSERT_TRUE(registry.Register("a", Announce({0, 0}, kLayout, kPlacement)).ok());
   const BucketLayout rebuilt{DType::kFloat32, {{"b", {500}}}};
-  ASSERT_TRUE(registry.Register("a", {0, 1}, rebuilt, kPlacement).ok());
-  EXPECT_EQ(registry.Register("b", {0, 0}, kLayout, kPlacement).code(),
+  ASSERT_TRUE(registry.Register("a", Announce({0, 1}, rebuilt, kPlacement)).ok());
+  EXPECT_EQ(registry.Register("b", Announce({0, 0}, kLayout, kPlacement)).code(),
             absl::StatusCode::kFailedPrecondition);
   EXPECT_EQ(registry.Check(Share({0, 0}, 0, DType::kFloat32, 1024)).code(),
             absl::StatusCode::kFailedPrecondition);
@@ -55,8 +79,9 @@ TEST(LayoutRegistryTest, NewGenerationReplacesAndOldOneIsRefused) {
 }
 
 TEST(LayoutRegistryTest, ContributionMustMatchTypeSizeAndChunk) {
-  LayoutRegistry registry(DType::kFloat16, 4096, 1);  // 1024 elements per chunk
-  ASSERT_TRUE(registry.Register("a", {0, 0}, kLayout, kPlacement).ok());
+  LayoutRegistry registry(4096, 1);  // 1024 elements per chunk
+  ASSERT_TRUE(
+      registry.Register("a", Announce({0, 0}, kLayout, kPlacement, DType::kFloat16)).ok());
   EXPECT_TRUE(registry.Check(Share({0, 0}, 0, DType::kFloat16, 1024)).ok());
   EXPECT_TRUE(registry.Check(Share({0, 0}, 1, DType::kFloat16, 476)).ok());
   EXPECT_FALSE(registry.Check(Share({0, 0}, 0, DType::kFloat32, 1024)).ok());

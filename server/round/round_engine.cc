@@ -26,9 +26,11 @@ absl::StatusOr<RoundEngine::Added> RoundEngine::Add(uint32_t node, Contribution 
   if (known != chunks_.end() && known->second.count > 0 && known->second.held[node]) {
     return Added{Verdict::kDuplicate, std::nullopt};
   }
-  if (outstanding_[node] + backlog >= options_.window_chunks) {
-    return absl::ResourceExhaustedError(absl::StrCat(
-        "more than the window of ", options_.window_chunks, " chunks without a result"));
+  // Together, because the backlog is not counted by part.
+  if (const uint32_t window = parts_ * options_.window_chunks;
+      outstanding_[node] + backlog >= window) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("more than the window of ", window, " chunks without a result"));
   }
 
   ChunkState& state = known == chunks_.end() ? chunks_[key] : known->second;
@@ -97,8 +99,8 @@ std::optional<RoundEngine::OpenRound> RoundEngine::OldestWaitingFor(uint32_t nod
 
 size_t RoundEngine::DropOlderLayouts(BucketId id) {
   size_t open = 0;
-  auto it = chunks_.lower_bound(ChunkKey(BucketId{id.index, 0}, 0));
-  while (it != chunks_.end() && it->first.first < id) {
+  auto it = chunks_.lower_bound(ChunkKey(BucketId{id.index, 0, 0}, 0));
+  while (it != chunks_.end() && it->first.first < BucketId{id.index, id.generation, 0}) {
     ChunkState& state = it->second;
     if (state.count > 0) {
       ++open;

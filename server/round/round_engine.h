@@ -7,6 +7,7 @@
 // not depend on timing (promise 2).
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -25,7 +26,7 @@ class RoundEngine {
   struct Options {
     uint64_t epoch = 1;
     uint32_t num_nodes = 1;
-    uint32_t window_chunks = 1;  // most unanswered contributions of one node
+    uint32_t window_chunks = 1;  // most unanswered contributions of one node, by part
     Duration round_timeout{};
   };
 
@@ -56,6 +57,9 @@ class RoundEngine {
   };
 
   explicit RoundEngine(const Options& options);
+
+  // Parts 0 … `parts`-1 of buckets are in use: nodes have a window for each.
+  void AllowParts(uint32_t parts) { parts_ = std::max(parts_, parts); }
 
   // Takes a contribution of `node` (< num_nodes), already checked against the bucket's layout.
   // `backlog` results of earlier rounds have not been sent to it yet: they count as unanswered, so
@@ -89,6 +93,7 @@ class RoundEngine {
   CompleteRound Take(const ChunkKey& key, ChunkState& state);
 
   Options options_;
+  uint32_t parts_ = 1;
   std::map<ChunkKey, ChunkState> chunks_;
   std::vector<uint32_t> outstanding_;  // contributions held, by node
   size_t open_rounds_ = 0;

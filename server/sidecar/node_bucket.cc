@@ -7,24 +7,33 @@
 
 namespace thalweg {
 
-absl::StatusOr<std::shared_ptr<NodeBucket>> NodeBucket::Create(
-    BucketId id, const BucketLayout& layout, const std::string& owner, DType codec,
-    uint64_t chunk_bytes, uint32_t num_shards, uint32_t local_size) {
-  auto bucket = std::make_shared<NodeBucket>();
-  bucket->id = id;
-  bucket->layout = layout;
+NodeBucket::NodeBucket(BucketId bucket_id, const BucketLayout& bucket_layout,
+                       const BucketTerms& terms)
+    : id(bucket_id),
+      layout(bucket_layout),
+      share(ShareType(layout.dtype, terms.codec, terms.local_size)),
+      dense(id, layout, DenseType(layout.dtype, terms.codec), terms.chunk_bytes, terms.num_shards),
+      inputs(terms.local_size),
+      submitted(terms.local_size) {}
+
+absl::StatusOr<std::shared_ptr<NodeBucket>> NodeBucket::Create(BucketId id,
+                                                               const BucketLayout& layout,
+                                                               const std::string& owner,
+                                                               const BucketTerms& terms,
+                                                               MatrixStates& matrices) {
+  std::shared_ptr<NodeBucket> bucket(new NodeBucket(id, layout, terms));
   bucket->owner = owner;
-  bucket->share = ShareType(layout.dtype, codec, local_size);
-  bucket->wire = WireType(layout.dtype, codec);
-  bucket->plan = ChunkPlan::For(layout.Elems(), layout.dtype, chunk_bytes, num_shards);
-  bucket->inputs.resize(local_size);
-  bucket->submitted.resize(local_size);
-  THALWEG_ASSIGN_OR_RETURN(
-      bucket->result,
-      BucketArena::Create("thalweg-result", layout.Elems() * SizeOf(layout.dtype), true));
-  if (local_size > 1) {
-    bucket->encoded =
-        std::make_unique_for_overwrite<std::byte[]>(layout.Elems() * SizeOf(bucket->wire));
+  THALWEG_ASSIGN_OR_RETURN(bucket->result,
+                           BucketArena::Create("thalweg-result", bucket->RawBytes(), true));
+  bucket->dense.receive = bucket->result->payload();
+  if (terms.local_size > 1 || bucket->share != bucket->dense.bucket.wire) {
+    bucket->encoded = std::make_unique_for_overwrite<std::byte[]>(bucket->dense.WireBytes());
+    bucket->dense.send = bucket->encoded.get();
+  }
+  // Nothing crosses a network between the workers of one node.
+  if (terms.codec.kind == CodecKind::kPowerSgd && terms.num_nodes > 1) {
+    bucket->power_sgd = PowerSgd::Create(bucket->dense, terms.codec, terms.chunk_bytes,
+                                         terms.num_shards, matrices);
   }
   return bucket;
 }
@@ -35,7 +44,8 @@ absl::Status NodeBucket::AddInput(uint32_t local_rank, UniqueFd fd) {
         absl::StrCat("bucket ", ToString(id), " was announced twice"));
   }
   THALWEG_ASSIGN_OR_RETURN(inputs[local_rank],
-                           BucketArena::Open(std::move(fd), plan.total_elems * SizeOf(share)));
+                           BucketArena::Open(std::move(fd), dense.Elems() * SizeOf(share)));
+  if (encoded == nullptr) dense.send = std::as_const(*inputs[local_rank]).payload();
   return absl::OkStatus();
 }
 
@@ -57,10 +67,11 @@ absl::StatusOr<bool> NodeBucket::Submit(uint32_t local_rank, uint64_t submitted_
   ++round;
   ready = true;
   ready_since = now;
-  claimed.assign(plan.Count(), false);
+  compressed = power_sgd != nullptr && power_sgd->HasStarted();
+  if (!compressed) dense.BeginRound();
   finished_chunks = 0;
   workers = 0;
-  nonfinite_elems = 0;
+  wire_bytes = 0;
   reduce_time = Duration::zero();
   wait_time = now - first_submit;
   first_sent.reset();
@@ -77,51 +88,46 @@ std::vector<uint32_t> NodeBucket::MissingWorkers() const {
   return missing;
 }
 
-std::vector<const void*> NodeBucket::Shares(uint32_t chunk) const {
-  std::vector<const void*> shares;
-  shares.reserve(inputs.size());
-  for (const auto& input : inputs) {
-    shares.push_back(input->payload() + plan.Begin(chunk) * SizeOf(share));
-  }
-  return shares;
+Part* NodeBucket::FindPart(uint32_t part) {
+  if (part == 0) return &dense;
+  return power_sgd == nullptr ? nullptr : power_sgd->FindPart(part);
 }
 
-Payload NodeBucket::EncodedShare(uint32_t chunk) {
-  const std::byte* whole = encoded != nullptr ? encoded.get() : std::as_const(*inputs[0]).payload();
-  const size_t size = SizeOf(wire);
-  return Payload({whole + plan.Begin(chunk) * size, plan.Elems(chunk) * size}, shared_from_this());
-}
-
-absl::Status NodeBucket::Claim(const RoundResult& r) {
-  if (!ready || r.id.round != round || r.id.chunk >= plan.Count() || r.wire != wire ||
-      r.elems != plan.Elems(r.id.chunk)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("got ", r.elems, " ", Name(r.wire), " values for chunk ", r.id.chunk,
-                     ", round ", r.id.round, " of bucket ", ToString(id), ", whose round ", round,
-                     ready ? " is in flight" : " is complete"));
-  }
-  if (claimed[r.id.chunk]) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("chunk ", r.id.chunk, " of bucket ", ToString(id), " came twice"));
-  }
-  claimed[r.id.chunk] = true;
-  return absl::OkStatus();
-}
-
-bool NodeBucket::FinishChunk(const RoundResult& received, TimePoint now) {
-  workers = received.workers;
-  nonfinite_elems += received.nonfinite_elems;
+bool NodeBucket::FinishChunk(Part& part, const RoundResult& received) {
+  // Whoever waits for the result takes its counter for a sign of life.
   result->PublishReady(++finished_chunks);
-  if (finished_chunks < plan.Count()) return false;
-  FinishRound(now);
-  return true;
+  return part.FinishChunk(received);
 }
 
-void NodeBucket::FinishRound(TimePoint now) {
+void NodeBucket::FinishRound(const Part& last, TimePoint now) {
+  workers = last.workers;
   wire_time = first_sent ? now - *first_sent : Duration::zero();
   ready = false;
   num_submitted = 0;
   submitted.assign(submitted.size(), false);
+  if (power_sgd != nullptr) power_sgd->CountRound();
+}
+
+std::pair<uint32_t, uint32_t> NodeBucket::Outstanding() {
+  for (uint32_t number = 0; number < kMaxParts; ++number) {
+    const Part* part = FindPart(number);
+    if (part == nullptr || !part->in_flight) continue;
+    return {part->plan.Count() - part->finished_chunks, part->plan.Count()};
+  }
+  return {0, 0};
+}
+
+std::vector<const void*> NodeBucket::Shares(uint64_t begin) const {
+  std::vector<const void*> shares;
+  shares.reserve(inputs.size());
+  for (const auto& input : inputs) shares.push_back(input->payload() + begin * SizeOf(share));
+  return shares;
+}
+
+Payload NodeBucket::EncodedShare(const Part& part, uint32_t chunk) {
+  const size_t size = SizeOf(part.bucket.wire);
+  return Payload({part.send + part.plan.Begin(chunk) * size, part.plan.Elems(chunk) * size},
+                 shared_from_this());
 }
 
 }  // namespace thalweg

@@ -1,5 +1,5 @@
-// One bucket on one node: the workers' arenas, the node's encoded share, the result, and how far
-// the current round has come.
+// One bucket on one node: the workers' arenas, the node's share, the result, and how far the
+// current round has come.
 #pragma once
 
 #include <cstdint>
@@ -11,12 +11,24 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "core/base/clock.h"
+#include "core/base/codec_spec.h"
 #include "core/base/exchange.h"
 #include "core/base/layout.h"
 #include "core/base/payload.h"
 #include "core/ipc/bucket_arena.h"
+#include "server/sidecar/part.h"
+#include "server/sidecar/power_sgd.h"
 
 namespace thalweg {
+
+// What all buckets of a job have in common on this node.
+struct BucketTerms {
+  CodecSpec codec;
+  uint64_t chunk_bytes = 0;
+  uint32_t num_shards = 1;
+  uint32_t num_nodes = 1;
+  uint32_t local_size = 1;
+};
 
 // The members above "Round" never change after Create and AddInput; the others are guarded by the
 // mutex of the NodeJob that owns the bucket. While a round is in flight the bytes of the arenas
@@ -24,12 +36,12 @@ namespace thalweg {
 // `encoded`, the threads that bring results write disjoint chunks of `result`.
 class NodeBucket : public std::enable_shared_from_this<NodeBucket> {
  public:
-  // Allocates the result arena and, for several workers, the buffer for their encoded mean.
+  // Allocates the result arena and, unless the worker's arena is what is sent, the buffer for the
+  // node's encoded mean. `matrices` is the job's.
   static absl::StatusOr<std::shared_ptr<NodeBucket>> Create(BucketId id, const BucketLayout& layout,
-                                                            const std::string& owner, DType codec,
-                                                            uint64_t chunk_bytes,
-                                                            uint32_t num_shards,
-                                                            uint32_t local_size);
+                                                            const std::string& owner,
+                                                            const BucketTerms& terms,
+                                                            MatrixStates& matrices);
 
   // The arena in which worker `local_rank` will put its share, in type `share`.
   absl::Status AddInput(uint32_t local_rank, UniqueFd fd);
@@ -40,33 +52,32 @@ class NodeBucket : public std::enable_shared_from_this<NodeBucket> {
   // Local ranks that have not submitted, while others have; else empty.
   std::vector<uint32_t> MissingWorkers() const;
 
-  // Claims chunk `result.id.chunk` of the round for decoding. InvalidArgument when the result does
-  // not belong to the round in flight, FailedPrecondition when it came before.
-  absl::Status Claim(const RoundResult& received);
-  // The claimed chunk lies in `result`. True when that was the round's last: the bucket is idle
-  // again.
-  bool FinishChunk(const RoundResult& received, TimePoint now);
-  // Also for an empty bucket, which has no chunk to finish.
-  void FinishRound(TimePoint now);
+  // Null when the bucket has no such part.
+  Part* FindPart(uint32_t part);
+  // A chunk of `part` has come and been decoded. True when that was the part's last.
+  bool FinishChunk(Part& part, const RoundResult& received);
+  // All of the round's parts are here, the result is complete: the bucket is idle again.
+  void FinishRound(const Part& last, TimePoint now);
+  // Chunks of the part in flight: those without a result, and all.
+  std::pair<uint32_t, uint32_t> Outstanding();
 
-  // The workers' shares of a chunk, by local rank.
-  std::vector<const void*> Shares(uint32_t chunk) const;
-  // The node's encoded share of a chunk, which the payload refers to and keeps. For a node's only
-  // worker it is what lies in the worker's arena.
-  Payload EncodedShare(uint32_t chunk);
+  // The workers' shares from element `begin` on, by local rank.
+  std::vector<const void*> Shares(uint64_t begin) const;
+  // The node's share of a chunk in wire type, which the payload refers to and keeps.
+  Payload EncodedShare(const Part& part, uint32_t chunk);
 
   bool in_flight() const { return ready; }
+  uint64_t RawBytes() const { return dense.Elems() * SizeOf(layout.dtype); }
 
   BucketId id;
   BucketLayout layout;
   std::string owner;  // who announced it first, "rank 3"
   DType share = DType::kFloat32;
-  DType wire = DType::kFloat32;
-  ChunkPlan plan;
-  std::vector<uint32_t> shard_of_chunk;  // once registered with the shards, by the run thread
+  Part dense;  // the whole bucket
+  std::unique_ptr<PowerSgd> power_sgd;             // null: the bucket is never compressed
   std::vector<std::optional<BucketArena>> inputs;  // by local rank
   std::optional<BucketArena> result;
-  std::unique_ptr<std::byte[]> encoded;  // null for a node's only worker
+  std::unique_ptr<std::byte[]> encoded;  // null if a worker's arena is what is sent
 
   // Round.
   uint64_t round = 0;           // in flight, or the last one
@@ -75,14 +86,18 @@ class NodeBucket : public std::enable_shared_from_this<NodeBucket> {
   TimePoint first_submit;
   bool ready = false;  // all have submitted, results are outstanding
   TimePoint ready_since;
-  std::vector<bool> claimed;  // by chunk
-  uint32_t finished_chunks = 0;
-  uint32_t workers = 0;  // that the result is the mean over
-  uint64_t nonfinite_elems = 0;
+  bool compressed = false;
+  Part* last_part = nullptr;     // of a compressed round: with its result the round ends
+  uint32_t finished_chunks = 0;  // of all parts
+  uint32_t workers = 0;          // that the result is the mean over
+  uint64_t wire_bytes = 0;  // each way
   Duration reduce_time{};
   Duration wait_time{};
   std::optional<TimePoint> first_sent;
   Duration wire_time{};
+
+ private:
+  NodeBucket(BucketId bucket_id, const BucketLayout& bucket_layout, const BucketTerms& terms);
 };
 
 }  // namespace thalweg

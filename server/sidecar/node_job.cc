@@ -27,6 +27,9 @@ std::shared_ptr<NodeJob> NodeJob::Start(const Hello& first, NodeContext& context
   std::shared_ptr<NodeJob> job(new NodeJob(first, context));
   NodeJob* raw = job.get();  // the destructor joins both threads
   job->run_thread_ = Thread("job-run", [raw] { raw->Run(); });
+  if (job->spec_.codec.kind == CodecKind::kPowerSgd) {
+    job->finish_thread_ = Thread("job-finish", [raw] { raw->FinishLoop(); });
+  }
   job->monitor_thread_ = Thread("job-monitor", [raw] { raw->Monitor(); });
   return job;
 }
@@ -38,6 +41,7 @@ NodeJob::NodeJob(const Hello& first, NodeContext& context)
       context_(context),
       shards_(context.shards, context.metrics.registry),
       pool_(context.threads),
+      finish_pool_(first.codec.kind == CodecKind::kPowerSgd ? context.threads : 1),
       workers_(first.local_size) {}
 
 void NodeJob::Stop() {
@@ -46,8 +50,10 @@ void NodeJob::Stop() {
     stopping_ = true;
     changed_.NotifyAll();
     run_changed_.NotifyAll();
+    finish_changed_.NotifyAll();
   }
   run_thread_.Join();
+  finish_thread_.Join();
   monitor_thread_.Join();
 }
 
@@ -66,7 +72,9 @@ absl::Status NodeJob::CheckSameJob(const Hello& h) const {
   if (h.local_size != spec_.local_size) {
     return differs("the number of workers on this node", h.local_size, spec_.local_size);
   }
-  if (h.codec != spec_.codec) return differs("the codec", Name(h.codec), Name(spec_.codec));
+  if (h.codec != spec_.codec) {
+    return differs("the codec", h.codec.ToString(), spec_.codec.ToString());
+  }
   if (h.chunk_bytes != spec_.chunk_bytes) {
     return differs("the chunk size in bytes", h.chunk_bytes, spec_.chunk_bytes);
   }
@@ -144,9 +152,11 @@ absl::StatusOr<std::shared_ptr<NodeBucket>> NodeJob::TakeLayout(uint32_t local_r
           absl::StrCat(owner, " announced bucket ", ToString(message.id),
                        " while a round of its earlier layout is in flight"));
     }
-    THALWEG_ASSIGN_OR_RETURN(std::shared_ptr<NodeBucket> bucket,
-                             NodeBucket::Create(message.id, message.layout, owner, spec_.codec,
-                                                chunk_bytes_, shards_.size(), spec_.local_size));
+    const BucketTerms terms{spec_.codec, chunk_bytes_, shards_.size(), spec_.num_nodes,
+                            spec_.local_size};
+    THALWEG_ASSIGN_OR_RETURN(
+        std::shared_ptr<NodeBucket> bucket,
+        NodeBucket::Create(message.id, message.layout, owner, terms, matrices_));
     slot = std::move(bucket);
   }
   THALWEG_RETURN_IF_ERROR(slot->AddInput(local_rank, std::move(arena)));
@@ -181,7 +191,8 @@ absl::StatusOr<std::shared_ptr<NodeBucket>> NodeJob::TakeSubmit(uint32_t local_r
   last_progress_ = Now();
   if (!is_ready) return nullptr;
   // The first round registers the bucket, which waits for the shards.
-  if (!running_ && ready_.empty() && bucket->round > 1 && bucket->plan.Count() == 1) {
+  if (!running_ && ready_.empty() && bucket->round > 1 && !bucket->compressed &&
+      bucket->dense.plan.Count() == 1) {
     running_ = true;
     return bucket;
   }
@@ -217,6 +228,7 @@ void NodeJob::WorkerLeft(uint32_t local_rank, const absl::Status& reason) {
     }
     changed_.NotifyAll();
     run_changed_.NotifyAll();
+    finish_changed_.NotifyAll();
     // Under the same lock, so that nobody finds the worker gone and gives that as the reason.
     if (!failure.ok()) FailLocked(failure);
   }
@@ -233,6 +245,7 @@ void NodeJob::FailLocked(const absl::Status& reason) {
   failure_ = OfJob(spec_.job, reason);
   changed_.NotifyAll();
   run_changed_.NotifyAll();
+  finish_changed_.NotifyAll();
 }
 
 bool NodeJob::IsFinished() {
@@ -318,10 +331,10 @@ absl::Status NodeJob::CheckDeadlinesLocked(TimePoint now) {
     // Measured from the last sign of life, so that a slow network is not taken for a dead one.
     if (bucket->in_flight() &&
         now - std::max(last_progress_, bucket->ready_since) > timeout_.sidecar()) {
+      const auto [missing_chunks, chunks] = bucket->Outstanding();
       return late(absl::StrCat("bucket ", ToString(bucket->id), " round ", bucket->round, ": ",
-                               bucket->plan.Count() - bucket->finished_chunks, " of ",
-                               bucket->plan.Count(), " chunks did not come back; missing are ",
-                               shards_.Debtors()));
+                               missing_chunks, " of ", chunks,
+                               " chunks did not come back; missing are ", shards_.Debtors()));
     }
   }
   return absl::OkStatus();

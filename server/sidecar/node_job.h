@@ -5,7 +5,9 @@
 //   run thread       wait for all workers → join all shards → welcome; then per bucket, in the
 //                    order in which they become ready, chunk by chunk, with the fold threads'
 //                    help: wait for the inputs → encode → contribute
-//   shards' threads  OnResult: decode into the result arena; the last chunk completes the bucket
+//   shards' threads  OnResult: decode to where it belongs; the last chunk completes the bucket, or
+//                    leaves a compressed one to
+//   finish thread    (node_job_compress.cc) the steps of compression after the first
 //   monitor thread   heartbeats, deadlines, and telling everybody when the job has failed
 #pragma once
 
@@ -85,16 +87,30 @@ class NodeJob : public std::enable_shared_from_this<NodeJob> {
   std::shared_ptr<NodeBucket> NextBucket();
   void ReleaseRun();
   absl::Status Exchange(NodeBucket& bucket);
-  absl::Status ExchangeChunk(NodeBucket& bucket, uint32_t chunk);
-  absl::Status SendChunk(NodeBucket& bucket, uint32_t chunk);
+  absl::Status Announce(Part& part);
+  absl::Status ExchangeDense(NodeBucket& bucket, Part& part, FoldPool& pool);
+  absl::Status ExchangeChunk(NodeBucket& bucket, Part& part, uint32_t chunk);
+  void EncodeChunk(NodeBucket& bucket, uint32_t chunk);
+  absl::Status SendChunk(NodeBucket& bucket, Part& part, uint32_t chunk);
   absl::Status ReduceAlone(NodeBucket& bucket, uint32_t chunk);
   absl::Status WaitInputs(NodeBucket& bucket, uint32_t chunks);
+
+  // Compression. The run thread takes the first step of each bucket's round and sends its first
+  // part; the finish thread the others, as the parts come back. Second parts are sent in the order
+  // of the first ones, which is the same on all nodes: see ShardGroup::Contribute.
+  class Gradient;
+  absl::Status BeginCompressed(NodeBucket& bucket);
+  void FinishLoop();
+  absl::Status SendSecond(NodeBucket& bucket);
+  absl::Status FinishCompressed(NodeBucket& bucket);
+  absl::Status SendPart(NodeBucket& bucket, Part& part);
 
   // Monitor thread.
   void Monitor();
   absl::Status CheckDeadlinesLocked(TimePoint now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
-  void Complete(NodeBucket& bucket);
+  // The round's last part has come: tells the workers.
+  void Complete(NodeBucket& bucket, const Part& last, uint64_t nonfinite_elems);
   void Broadcast(const Message& message);
   absl::Status StoppedLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
@@ -103,11 +119,13 @@ class NodeJob : public std::enable_shared_from_this<NodeJob> {
   const TimePoint created_;
   NodeContext& context_;
   ShardGroup shards_;
-  FoldPool pool_;  // used by the run thread
+  FoldPool pool_;         // used by the run thread
+  FoldPool finish_pool_;  // used by the finish thread
 
   Mutex mutex_;
   CondVar changed_;      // anything but what run_changed_ is for
   CondVar run_changed_;  // a bucket is ready, or nobody runs any more, or the job has stopped
+  CondVar finish_changed_;  // a part of a compressed bucket has come, or the job has stopped
   absl::Status failure_ ABSL_GUARDED_BY(mutex_);
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   bool gathered_ ABSL_GUARDED_BY(mutex_) = false;
@@ -118,9 +136,14 @@ class NodeJob : public std::enable_shared_from_this<NodeJob> {
   std::map<uint32_t, std::shared_ptr<NodeBucket>> buckets_ ABSL_GUARDED_BY(mutex_);  // by index
   std::deque<std::shared_ptr<NodeBucket>> ready_ ABSL_GUARDED_BY(mutex_);
   bool running_ ABSL_GUARDED_BY(mutex_) = false;  // somebody takes a bucket through its round
+  // Compressed buckets whose first, and whose last part is under way, in the order of sending.
+  std::deque<std::shared_ptr<NodeBucket>> first_sent_ ABSL_GUARDED_BY(mutex_);
+  std::deque<std::shared_ptr<NodeBucket>> last_sent_ ABSL_GUARDED_BY(mutex_);
+  MatrixStates matrices_ ABSL_GUARDED_BY(mutex_);
   TimePoint last_progress_ ABSL_GUARDED_BY(mutex_);
 
   Thread run_thread_;
+  Thread finish_thread_;  // only when the codec compresses
   Thread monitor_thread_;
 };
 

@@ -82,7 +82,8 @@ absl::Status NodeJob::JoinShards() {
   }
   spdlog::info(
       "job '{}': node {} of {} with {} workers, {} shards, {} on the wire in chunks of {} KiB",
-      spec_.job, spec_.node, spec_.num_nodes, spec_.local_size, shards_.size(), Name(spec_.codec),
+      spec_.job, spec_.node, spec_.num_nodes, spec_.local_size, shards_.size(),
+      spec_.codec.ToString(),
       chunk_bytes >> 10);
   Broadcast(Welcome{shards_.epoch(), shards_.size(), THALWEG_VERSION, chunk_bytes});
   return absl::OkStatus();
@@ -107,12 +108,12 @@ void NodeJob::ReleaseRun() {
 }
 
 void NodeJob::RunAtOnce(const std::shared_ptr<NodeBucket>& bucket) {
-  bool can_run = spec_.num_nodes == 1 || shards_.HasPlace(bucket->shard_of_chunk[0]);
+  bool can_run = spec_.num_nodes == 1 || shards_.HasPlace(bucket->dense.shard_of_chunk[0]);
   for (const auto& input : bucket->inputs) {
     can_run = can_run && input->WaitReady(1, Now()) >= 1;
   }
   if (can_run) {
-    const absl::Status status = ExchangeChunk(*bucket, 0);
+    const absl::Status status = ExchangeChunk(*bucket, bucket->dense, 0);
     if (!status.ok()) Fail(status);
   } else {
     MutexLock lock(mutex_);
@@ -122,27 +123,36 @@ void NodeJob::RunAtOnce(const std::shared_ptr<NodeBucket>& bucket) {
 }
 
 absl::Status NodeJob::Exchange(NodeBucket& bucket) {
-  if (bucket.round == 1) {
-    THALWEG_ASSIGN_OR_RETURN(bucket.shard_of_chunk,
-                             shards_.RegisterBucket(bucket.id, bucket.layout, bucket.plan,
-                                                    bucket.wire, Now() + timeout_.shard()));
-  }
-  if (bucket.plan.Count() == 0) {
-    {
-      MutexLock lock(mutex_);
-      bucket.FinishRound(Now());
-    }
-    Complete(bucket);
+  if (bucket.compressed) return BeginCompressed(bucket);
+  if (bucket.dense.plan.Count() == 0) {
+    THALWEG_RETURN_IF_ERROR(Announce(bucket.dense));
+    Complete(bucket, bucket.dense, 0);
     return absl::OkStatus();
   }
-  return pool_.Run(bucket.plan.Count(), [&](uint32_t chunk) -> absl::Status {
+  return ExchangeDense(bucket, bucket.dense, pool_);
+}
+
+absl::Status NodeJob::Announce(Part& part) {
+  if (part.round > 1) return absl::OkStatus();
+  THALWEG_ASSIGN_OR_RETURN(
+      part.shard_of_chunk,
+      shards_.RegisterBucket(part.bucket, part.plan, Now() + timeout_.shard()));
+  return absl::OkStatus();
+}
+
+// `part` is the whole bucket.
+absl::Status NodeJob::ExchangeDense(NodeBucket& bucket, Part& part, FoldPool& pool) {
+  THALWEG_RETURN_IF_ERROR(Announce(part));
+  return pool.Run(part.plan.Count(), [&](uint32_t chunk) -> absl::Status {
     THALWEG_RETURN_IF_ERROR(WaitInputs(bucket, chunk + 1));
-    return ExchangeChunk(bucket, chunk);
+    return ExchangeChunk(bucket, part, chunk);
   });
 }
 
-absl::Status NodeJob::ExchangeChunk(NodeBucket& bucket, uint32_t chunk) {
-  return spec_.num_nodes == 1 ? ReduceAlone(bucket, chunk) : SendChunk(bucket, chunk);
+absl::Status NodeJob::ExchangeChunk(NodeBucket& bucket, Part& part, uint32_t chunk) {
+  if (spec_.num_nodes == 1) return ReduceAlone(bucket, chunk);
+  if (bucket.encoded != nullptr) EncodeChunk(bucket, chunk);
+  return SendChunk(bucket, part, chunk);
 }
 
 absl::Status NodeJob::WaitInputs(NodeBucket& bucket, uint32_t chunks) {
@@ -163,125 +173,131 @@ absl::Status NodeJob::WaitInputs(NodeBucket& bucket, uint32_t chunks) {
   return absl::OkStatus();
 }
 
-absl::Status NodeJob::SendChunk(NodeBucket& bucket, uint32_t chunk) {
-  const uint64_t elems = bucket.plan.Elems(chunk);
+void NodeJob::EncodeChunk(NodeBucket& bucket, uint32_t chunk) {
+  const Part& part = bucket.dense;
+  const uint64_t begin = part.plan.Begin(chunk);
   const TimePoint start = Now();
-  if (bucket.encoded != nullptr) {
-    std::byte* out = bucket.encoded.get() + bucket.plan.Begin(chunk) * SizeOf(bucket.wire);
-    context_.device.Encode(bucket.Shares(chunk), bucket.share, bucket.wire, elems, out);
-  }
-  const TimePoint encoded = Now();
+  context_.device.Encode(bucket.Shares(begin), bucket.share, part.bucket.wire,
+                         part.plan.Elems(chunk),
+                         bucket.encoded.get() + begin * SizeOf(part.bucket.wire));
+  MutexLock lock(mutex_);
+  bucket.reduce_time += Now() - start;
+}
+
+absl::Status NodeJob::SendChunk(NodeBucket& bucket, Part& part, uint32_t chunk) {
+  Contribution contribution;
+  contribution.id = {part.bucket.id, chunk, part.round};
+  contribution.wire = part.bucket.wire;
+  contribution.elems = part.plan.Elems(chunk);
+  contribution.payload = bucket.EncodedShare(part, chunk);
   {
     MutexLock lock(mutex_);
-    bucket.reduce_time += encoded - start;
-    if (!bucket.first_sent) bucket.first_sent = encoded;
+    bucket.wire_bytes += contribution.payload.SizeBytes();
+    if (!bucket.first_sent) bucket.first_sent = Now();
   }
-  Contribution contribution;
-  contribution.id = {bucket.id, chunk, bucket.round};
-  contribution.wire = bucket.wire;
-  contribution.elems = elems;
-  contribution.payload = bucket.EncodedShare(chunk);
-  return shards_.Contribute(bucket.shard_of_chunk[chunk], std::move(contribution),
+  return shards_.Contribute(part.shard_of_chunk[chunk], std::move(contribution),
                             Now() + timeout_.sidecar());
 }
 
 // The mean over the only node is the result; it takes the wire type's precision all the same, so
 // that the numbers do not depend on where the aggregator is.
 absl::Status NodeJob::ReduceAlone(NodeBucket& bucket, uint32_t chunk) {
-  const uint64_t elems = bucket.plan.Elems(chunk);
-  const DType dtype = bucket.layout.dtype;
-  std::byte* out = bucket.result->payload() + bucket.plan.Begin(chunk) * SizeOf(dtype);
+  Part& part = bucket.dense;
+  const uint64_t elems = part.plan.Elems(chunk);
+  const std::vector<const void*> shares = bucket.Shares(part.plan.Begin(chunk));
+  const DType wire = part.bucket.wire;
   RoundResult result;
-  result.id = {bucket.id, chunk, bucket.round};
+  result.id = {bucket.id, chunk, part.round};
   result.workers = spec_.world_size;
   const TimePoint start = Now();
-  if (bucket.wire == dtype) {
+  if (wire == bucket.layout.dtype) {
     result.nonfinite_elems =
-        context_.device.Encode(bucket.Shares(chunk), bucket.share, bucket.wire, elems, out);
+        context_.device.Encode(shares, bucket.share, wire, elems, part.Destination(chunk));
   } else {
-    const size_t bytes = elems * SizeOf(bucket.wire);
+    const size_t bytes = elems * SizeOf(wire);
     const auto scratch = std::make_unique_for_overwrite<std::byte[]>(bytes);
-    result.nonfinite_elems = context_.device.Encode(bucket.Shares(chunk), bucket.share, bucket.wire,
-                                                    elems, scratch.get());
-    THALWEG_RETURN_IF_ERROR(context_.device.Decode(Payload({scratch.get(), bytes}, nullptr),
-                                                   bucket.wire, dtype, elems, out));
+    result.nonfinite_elems =
+        context_.device.Encode(shares, bucket.share, wire, elems, scratch.get());
+    THALWEG_RETURN_IF_ERROR(context_.device.Decode(Payload({scratch.get(), bytes}, nullptr), wire,
+                                                   bucket.layout.dtype, elems,
+                                                   part.Destination(chunk)));
   }
   bool is_complete = false;
   {
     MutexLock lock(mutex_);
     last_progress_ = Now();
     bucket.reduce_time += last_progress_ - start;
-    is_complete = bucket.FinishChunk(result, last_progress_);
+    is_complete = bucket.FinishChunk(part, result);
   }
-  if (is_complete) Complete(bucket);
+  if (is_complete) Complete(bucket, part, part.nonfinite_elems);
   return absl::OkStatus();
 }
 
 void NodeJob::OnResult(uint32_t shard, const RoundResult& received) {
   std::shared_ptr<NodeBucket> bucket;
+  Part* part = nullptr;
   absl::Status status;
   {
     MutexLock lock(mutex_);
     if (!StoppedLocked().ok()) return;
     const auto found = buckets_.find(received.id.bucket.index);
-    if (found == buckets_.end() || found->second->id != received.id.bucket) {
+    if (found != buckets_.end()) part = found->second->FindPart(received.id.bucket.part);
+    if (part == nullptr || part->bucket.id != received.id.bucket) {
       status = absl::InvalidArgumentError(
           absl::StrCat("result for unknown bucket ", ToString(received.id.bucket)));
     } else {
       bucket = found->second;
-      status = bucket->Claim(received);
+      status = part->Claim(received);
     }
   }
   if (status.ok()) {
-    std::byte* out = bucket->result->payload() +
-                     bucket->plan.Begin(received.id.chunk) * SizeOf(bucket->layout.dtype);
-    status = context_.device.Decode(received.payload, bucket->wire, bucket->layout.dtype,
-                                    received.elems, out);
+    status = context_.device.Decode(received.payload, part->bucket.wire, part->bucket.layout.dtype,
+                                    received.elems, part->Destination(received.id.chunk));
   }
   if (!status.ok()) {
     Fail(absl::Status(status.code(),
                       absl::StrCat("aggregator shard ", shard, ": ", status.message())));
     return;
   }
-  shards_.OnAnswered(shard);
+  shards_.OnAnswered(shard, received.id.bucket.part);
   bool is_complete = false;
   {
     MutexLock lock(mutex_);
     last_progress_ = Now();
-    is_complete = bucket->FinishChunk(received, last_progress_);
+    is_complete = bucket->FinishChunk(*part, received) && !bucket->compressed;
+    if (bucket->compressed) finish_changed_.NotifyAll();
   }
-  if (is_complete) Complete(*bucket);
+  if (is_complete) Complete(*bucket, *part, part->nonfinite_elems);
 }
 
-void NodeJob::Complete(NodeBucket& bucket) {
+void NodeJob::Complete(NodeBucket& bucket, const Part& last, uint64_t nonfinite_elems) {
   ::thalweg::Complete message;
-  const uint64_t wire_bytes =
-      spec_.num_nodes == 1 ? 0 : bucket.plan.total_elems * SizeOf(bucket.wire);
   {
     MutexLock lock(mutex_);
+    bucket.FinishRound(last, Now());
     message = {bucket.id,
                bucket.round,
                bucket.workers,
-               bucket.nonfinite_elems,
-               wire_bytes,
-               wire_bytes,
+               nonfinite_elems,
+               bucket.wire_bytes,
+               bucket.wire_bytes,
                static_cast<uint64_t>(ToNanos(bucket.reduce_time)),
                static_cast<uint64_t>(ToNanos(bucket.wait_time)),
                static_cast<uint64_t>(ToNanos(bucket.wire_time))};
   }
   SidecarMetrics& metrics = context_.metrics;
-  const auto count_bytes = [&](const char* direction) {
-    const Labels labels = {{"codec", Name(bucket.wire)}, {"direction", direction}};
+  const std::string codec =
+      bucket.compressed ? spec_.codec.Name() : Name(bucket.dense.bucket.wire);
+  for (const char* direction : {"sent", "received"}) {
+    const Labels labels = {{"codec", codec}, {"direction", direction}};
     metrics.registry
         .GetCounter("thalweg_sidecar_raw_bytes_total",
                     "Gradient bytes before encoding (sent) and after decoding (received)", labels)
-        .Add(static_cast<double>(bucket.plan.total_elems * SizeOf(bucket.layout.dtype)));
+        .Add(static_cast<double>(bucket.RawBytes()));
     metrics.registry
         .GetCounter("thalweg_sidecar_wire_bytes_total", "Encoded gradient bytes exchanged", labels)
-        .Add(static_cast<double>(wire_bytes));
-  };
-  count_bytes("sent");
-  count_bytes("received");
+        .Add(static_cast<double>(message.wire_bytes_sent));
+  }
   metrics.buckets.Add();
   metrics.nonfinite.Add(static_cast<double>(message.nonfinite_elems));
   metrics.wait_seconds.Add(static_cast<double>(message.wait_ns) * 1e-9);

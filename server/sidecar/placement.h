@@ -25,7 +25,7 @@ class Placement {
   static uint64_t Fingerprint(std::span<const uint32_t> shard_of_chunk);
 
  private:
-  const std::vector<uint32_t> weights_;
+  std::vector<uint32_t> weights_;
   std::vector<uint64_t> loads_;                          // bytes, by shard
   std::map<uint32_t, std::vector<uint64_t>> of_bucket_;  // the part of loads_ that a bucket makes
 };

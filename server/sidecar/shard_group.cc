@@ -1,5 +1,6 @@
 #include "server/sidecar/shard_group.h"
 
+#include <numeric>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -40,7 +41,7 @@ absl::Status ShardGroup::Join(JoinRequest request,
     THALWEG_RETURN_IF_ERROR(shards_[k]->Attach(membership.token, make_sink(k)));
   }
   MutexLock lock(mutex_);
-  placement_.emplace(std::move(weights));
+  placements_.assign(kMaxParts, Placement(weights));
   return absl::OkStatus();
 }
 
@@ -55,20 +56,19 @@ absl::Status ShardGroup::LeftLocked() const {
   return left_because_.ok() ? absl::CancelledError("the job has ended") : left_because_;
 }
 
-absl::StatusOr<std::vector<uint32_t>> ShardGroup::RegisterBucket(BucketId id,
-                                                                 const BucketLayout& layout,
-                                                                 const ChunkPlan& plan, DType wire,
+absl::StatusOr<std::vector<uint32_t>> ShardGroup::RegisterBucket(BucketAnnouncement bucket,
+                                                                 const ChunkPlan& plan,
                                                                  TimePoint deadline) {
   std::vector<uint32_t> placed;
   {
     MutexLock lock(mutex_);
-    if (!placement_) return absl::FailedPreconditionError("shards not joined");
-    placed = placement_->Place(id.index, plan, SizeOf(wire));
+    if (placements_.empty()) return absl::FailedPreconditionError("shards not joined");
+    placed = placements_[bucket.id.part].Place(bucket.id.index, plan, SizeOf(bucket.wire));
   }
-  const uint64_t fingerprint = Placement::Fingerprint(placed);
+  bucket.placement = Placement::Fingerprint(placed);
   for (uint32_t k = 0; k < size(); ++k) {
     THALWEG_ASSIGN_OR_RETURN(const SessionToken token, Token(k));
-    THALWEG_RETURN_IF_ERROR(shards_[k]->RegisterBucket(token, id, layout, fingerprint, deadline));
+    THALWEG_RETURN_IF_ERROR(shards_[k]->RegisterBucket(token, bucket, deadline));
   }
   return placed;
 }
@@ -80,8 +80,9 @@ absl::Status ShardGroup::Contribute(uint32_t k, Contribution contribution, TimeP
     if (left_) return LeftLocked();
     State& state = states_[k];
     if (!state.membership) return absl::FailedPreconditionError("shard not joined");
+    uint32_t& outstanding = state.outstanding[contribution.id.bucket.part];
     const auto has_place = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-      return left_ || state.outstanding < state.membership->window_chunks;
+      return left_ || outstanding < state.membership->window_chunks;
     };
     if (!has_place()) {
       const TimePoint start = Now();
@@ -91,9 +92,9 @@ absl::Status ShardGroup::Contribute(uint32_t k, Contribution contribution, TimeP
     if (left_) return LeftLocked();
     if (!has_place()) {
       return absl::DeadlineExceededError(
-          absl::StrCat("aggregator shard ", k, " owes ", state.outstanding, " results"));
+          absl::StrCat("aggregator shard ", k, " owes ", outstanding, " results"));
     }
-    ++state.outstanding;
+    ++outstanding;
     token = state.membership->token;
     contribution.epoch = state.membership->epoch;
   }
@@ -103,12 +104,13 @@ absl::Status ShardGroup::Contribute(uint32_t k, Contribution contribution, TimeP
 bool ShardGroup::HasPlace(uint32_t shard) {
   MutexLock lock(mutex_);
   const State& state = states_[shard];
-  return state.membership && state.outstanding < state.membership->window_chunks;
+  return state.membership && state.outstanding[0] < state.membership->window_chunks;
 }
 
-void ShardGroup::OnAnswered(uint32_t shard) {
+void ShardGroup::OnAnswered(uint32_t shard, uint32_t part) {
   MutexLock lock(mutex_);
-  if (states_[shard].outstanding > 0) --states_[shard].outstanding;
+  uint32_t& outstanding = states_[shard].outstanding[part];
+  if (outstanding > 0) --outstanding;
   changed_.NotifyAll();
 }
 
@@ -116,9 +118,9 @@ std::string ShardGroup::Debtors() {
   MutexLock lock(mutex_);
   std::vector<std::string> names;
   for (size_t k = 0; k < states_.size(); ++k) {
-    if (states_[k].outstanding == 0) continue;
-    names.push_back(
-        absl::StrCat("aggregator shard ", k, " (", states_[k].outstanding, " results)"));
+    const auto& by_part = states_[k].outstanding;
+    const uint32_t owed = std::accumulate(by_part.begin(), by_part.end(), 0u);
+    if (owed > 0) names.push_back(absl::StrCat("aggregator shard ", k, " (", owed, " results)"));
   }
   return absl::StrJoin(names, ", ");
 }

@@ -1,6 +1,7 @@
 // A job's memberships on all its aggregator shards, used as one.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -28,18 +29,19 @@ class ShardGroup {
   absl::Status Join(JoinRequest request,
                     const std::function<std::shared_ptr<NodeSink>(uint32_t)>& make_sink,
                     TimePoint deadline);
-  // Announces a bucket to all shards and returns which shard sums each of its chunks. All nodes
-  // must announce their buckets in the same order.
-  absl::StatusOr<std::vector<uint32_t>> RegisterBucket(BucketId id, const BucketLayout& layout,
-                                                       const ChunkPlan& plan, DType wire,
-                                                       TimePoint deadline);
-  // Sends a chunk to `shard` in the current epoch, after waiting for a place in its window until
-  // `deadline`.
+  // Announces a bucket or part to all shards and returns which shard sums each of its chunks. All
+  // nodes must announce those of one part number in the same order.
+  absl::StatusOr<std::vector<uint32_t>> RegisterBucket(BucketAnnouncement bucket,
+                                                       const ChunkPlan& plan, TimePoint deadline);
+  // Sends a chunk to `shard` in the current epoch, after waiting until `deadline` for a place in
+  // its window. Each part number has a window of its own. As long as all nodes send what has one
+  // number in one order, and nothing with a lower number waits for a higher one, no two nodes can
+  // wait for each other.
   absl::Status Contribute(uint32_t shard, Contribution contribution, TimePoint deadline);
-  // Whether Contribute would not wait, as long as nobody else contributes.
+  // Whether Contribute to part 0 would not wait, as long as nobody else contributes.
   bool HasPlace(uint32_t shard);
-  // A result of `shard` has come: its place in the window is free.
-  void OnAnswered(uint32_t shard);
+  // A result of `shard` for `part` has come: its place in the window is free.
+  void OnAnswered(uint32_t shard, uint32_t part);
 
   // Those that owe results, for messages: "aggregator shard 1 (2 results)", separated by commas.
   std::string Debtors();
@@ -57,7 +59,8 @@ class ShardGroup {
  private:
   struct State {
     std::optional<Membership> membership;
-    uint32_t outstanding = 0;  // chunks contributed and not answered
+    // Chunks contributed and not answered, by part.
+    std::array<uint32_t, kMaxParts> outstanding{};
     Counter* wait_seconds = nullptr;
   };
 
@@ -71,7 +74,8 @@ class ShardGroup {
   bool left_ ABSL_GUARDED_BY(mutex_) = false;
   absl::Status left_because_ ABSL_GUARDED_BY(mutex_);
   std::vector<State> states_ ABSL_GUARDED_BY(mutex_);           // by shard
-  std::optional<Placement> placement_ ABSL_GUARDED_BY(mutex_);  // from Join on
+  // By part, from Join on: parts of different numbers are announced in an order of their own.
+  std::vector<Placement> placements_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace thalweg

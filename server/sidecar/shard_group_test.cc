@@ -27,9 +27,9 @@ class FakeShard : public Shard {
     sink = std::move(node);
     return absl::OkStatus();
   }
-  absl::Status RegisterBucket(SessionToken, BucketId, const BucketLayout&, uint64_t placement,
+  absl::Status RegisterBucket(SessionToken, const BucketAnnouncement& bucket,
                               TimePoint) override {
-    placements.push_back(placement);
+    placements.push_back(bucket.placement);
     return absl::OkStatus();
   }
   absl::StatusOr<LinkSpeed> MeasureLink(TimePoint) override { return link; }
@@ -92,8 +92,7 @@ TEST_F(ShardGroupTest, LinkIsMeasuredOnceAndToldToAllShardsWithTheFirstOnesChunk
 TEST_F(ShardGroupTest, AllShardsAreToldTheSamePlacement) {
   ASSERT_TRUE(Join().ok());
   const BucketLayout layout{DType::kFloat32, {{"w", {40}}}};
-  const auto placed =
-      group_.RegisterBucket({0, 0}, layout, {40, 10}, DType::kFloat32, Now() + kPatience);
+  const auto placed = group_.RegisterBucket({{}, layout}, {40, 10}, Now() + kPatience);
   ASSERT_TRUE(placed.ok());
   EXPECT_EQ(*placed, (std::vector<uint32_t>{0, 1, 0, 1}));
   EXPECT_EQ(a_.placements, std::vector<uint64_t>{Placement::Fingerprint(*placed)});
@@ -109,7 +108,7 @@ TEST_F(ShardGroupTest, FullWindowWaitsForAnAnswer) {
   EXPECT_THAT(std::string(full.message()), HasSubstr("shard 0 owes 2 results"));
   auto waiting = std::async(std::launch::async,
                             [&] { return group_.Contribute(0, Chunk(4), Now() + kPatience); });
-  group_.OnAnswered(0);
+  group_.OnAnswered(0, 0);
   EXPECT_TRUE(waiting.get().ok());
   EXPECT_EQ(a_.chunks.size(), 3u);
 }

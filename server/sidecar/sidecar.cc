@@ -33,7 +33,6 @@ absl::Status CheckHello(const Hello& h) {
   if (h.local_rank >= h.local_size || h.local_size > kMaxLocalWorkers) {
     return invalid(absl::StrCat("local rank ", h.local_rank, " of ", h.local_size));
   }
-  if (h.codec == DType::kFloat64) return invalid("fp64 is no codec: expected fp32, fp16 or bf16");
   if (h.chunk_bytes != 0 && (h.chunk_bytes < kMinChunkBytes || h.chunk_bytes > kMaxChunkBytes)) {
     return invalid(absl::StrCat("chunks must have ", kMinChunkBytes, " to ", kMaxChunkBytes,
                                 " bytes, got ", h.chunk_bytes));

@@ -75,8 +75,8 @@ TEST(ControlCodecTest, ForeignVersionsAreRefusedNamingBoth) {
 
 TEST(ControlCodecTest, UnusableJoinFieldsAreRefused) {
   v1::JoinRequest proto = ToProto(JoinRequest{});
-  proto.set_codec(static_cast<v1::DType>(257));  // 1 when cut to a byte
-  EXPECT_THAT(Message(FromProto(proto).status()), HasSubstr("codec is 257"));
+  proto.set_codec("zip");
+  EXPECT_THAT(Message(FromProto(proto).status()), HasSubstr("codec 'zip'"));
   proto = ToProto(JoinRequest{});
   proto.set_round_timeout_ms(~uint64_t{0});
   EXPECT_THAT(Message(FromProto(proto).status()), HasSubstr("expected at most 86400000"));
@@ -87,25 +87,31 @@ TEST(ControlCodecTest, UnusableJoinFieldsAreRefused) {
 
 TEST(ControlCodecTest, LayoutsRoundTrip) {
   const BucketLayout layout{DType::kBFloat16, {{"w", {3, 4}}, {"scalar", {}}, {"none", {0, 9}}}};
-  const v1::RegisterBucketRequest proto = ToProto(7, {2, 1}, layout, 9);
+  const v1::RegisterBucketRequest proto = ToProto(7, {{2, 1, 3}, layout, DType::kBFloat16, 9});
   EXPECT_EQ(proto.token(), 7u);
   EXPECT_EQ(proto.bucket().generation(), 1u);
   EXPECT_EQ(proto.placement(), 9u);
   const auto back = FromProto(proto);
   ASSERT_TRUE(back.ok()) << back.status();
-  EXPECT_EQ(*back, layout);
+  EXPECT_EQ(back->id, (BucketId{2, 1, 3}));
+  EXPECT_EQ(back->layout, layout);
+  EXPECT_EQ(back->wire, DType::kBFloat16);
+  EXPECT_EQ(back->placement, 9u);
 }
 
 TEST(ControlCodecTest, UncountableLayoutsAreRefusedByTensor) {
   const auto refusal = [](std::vector<TensorSpec> tensors) {
-    return Message(FromProto(ToProto(1, {}, {DType::kFloat32, std::move(tensors)}, 0)).status());
+    return Message(FromProto(ToProto(1, {{}, {DType::kFloat32, std::move(tensors)}})).status());
   };
   EXPECT_THAT(refusal({{"bad", {-1}}}), HasSubstr("'bad' has a dimension of -1"));
   EXPECT_THAT(refusal({{"big", {1 << 30, 1 << 30, 16}}}), HasSubstr("'big'"));
   EXPECT_THAT(refusal({{"a", {int64_t{1} << 48}}, {"b", {1}}}), HasSubstr("at tensor 'b'"));
-  v1::RegisterBucketRequest proto = ToProto(1, {}, {}, 0);
+  v1::RegisterBucketRequest proto = ToProto(1, {});
   proto.set_dtype(static_cast<v1::DType>(0));
   EXPECT_THAT(Message(FromProto(proto).status()), HasSubstr("is 0, expected 1 to 4"));
+  proto = ToProto(1, {});
+  proto.set_wire(static_cast<v1::DType>(257));  // 1 when cut to a byte
+  EXPECT_THAT(Message(FromProto(proto).status()), HasSubstr("wire of the bucket is 257"));
 }
 
 TEST(ControlCodecTest, RatesThatNoLinkHasAreRefused) {

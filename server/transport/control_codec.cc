@@ -76,7 +76,7 @@ v1::JoinRequest ToProto(const JoinRequest& request) {
   proto.set_shard(request.shard);
   proto.set_num_shards(request.num_shards);
   proto.set_chunk_bytes(request.chunk_bytes);
-  proto.set_codec(static_cast<v1::DType>(request.codec));
+  proto.set_codec(request.codec.ToString());
   proto.set_round_timeout_ms(
       static_cast<uint64_t>(duration_cast<milliseconds>(request.round_timeout).count()));
   proto.set_window_chunks(request.window_chunks);
@@ -98,19 +98,20 @@ v1::JoinResponse ToProto(const Membership& membership) {
   return proto;
 }
 
-v1::RegisterBucketRequest ToProto(SessionToken token, BucketId id, const BucketLayout& layout,
-                                  uint64_t placement) {
+v1::RegisterBucketRequest ToProto(SessionToken token, const BucketAnnouncement& bucket) {
   v1::RegisterBucketRequest proto;
   proto.set_token(token);
-  proto.mutable_bucket()->set_index(id.index);
-  proto.mutable_bucket()->set_generation(id.generation);
-  proto.set_dtype(static_cast<v1::DType>(layout.dtype));
-  for (const TensorSpec& tensor : layout.tensors) {
+  proto.mutable_bucket()->set_index(bucket.id.index);
+  proto.mutable_bucket()->set_generation(bucket.id.generation);
+  proto.mutable_bucket()->set_part(bucket.id.part);
+  proto.set_dtype(static_cast<v1::DType>(bucket.layout.dtype));
+  proto.set_wire(static_cast<v1::DType>(bucket.wire));
+  for (const TensorSpec& tensor : bucket.layout.tensors) {
     v1::Tensor& out = *proto.add_tensors();
     out.set_name(tensor.name);
     out.mutable_shape()->Add(tensor.shape.begin(), tensor.shape.end());
   }
-  proto.set_placement(placement);
+  proto.set_placement(bucket.placement);
   return proto;
 }
 
@@ -126,7 +127,7 @@ absl::StatusOr<JoinRequest> FromProto(const v1::JoinRequest& proto) {
                                                    kMaxRoundTimeout.count()));
   }
   JoinRequest request;
-  THALWEG_ASSIGN_OR_RETURN(request.codec, ToDType(proto.codec(), "codec"));
+  THALWEG_ASSIGN_OR_RETURN(request.codec, CodecSpec::Parse(proto.codec()));
   THALWEG_ASSIGN_OR_RETURN(request.link, LinkOf(proto));
   request.node = proto.node();
   request.node_name = proto.node_name();
@@ -142,16 +143,19 @@ absl::StatusOr<JoinRequest> FromProto(const v1::JoinRequest& proto) {
   return request;
 }
 
-absl::StatusOr<BucketLayout> FromProto(const v1::RegisterBucketRequest& proto) {
-  BucketLayout layout;
-  THALWEG_ASSIGN_OR_RETURN(layout.dtype, ToDType(proto.dtype(), "dtype of the bucket"));
+absl::StatusOr<BucketAnnouncement> FromProto(const v1::RegisterBucketRequest& proto) {
+  BucketAnnouncement bucket;
+  bucket.id = {proto.bucket().index(), proto.bucket().generation(), proto.bucket().part()};
+  bucket.placement = proto.placement();
+  THALWEG_ASSIGN_OR_RETURN(bucket.layout.dtype, ToDType(proto.dtype(), "dtype of the bucket"));
+  THALWEG_ASSIGN_OR_RETURN(bucket.wire, ToDType(proto.wire(), "wire of the bucket"));
   uint64_t elems = 0;
   for (const v1::Tensor& tensor : proto.tensors()) {
     TensorSpec spec{tensor.name(), {tensor.shape().begin(), tensor.shape().end()}};
     THALWEG_RETURN_IF_ERROR(Count(spec, &elems));
-    layout.tensors.push_back(std::move(spec));
+    bucket.layout.tensors.push_back(std::move(spec));
   }
-  return layout;
+  return bucket;
 }
 
 absl::StatusOr<Membership> FromProto(const v1::JoinResponse& proto) {

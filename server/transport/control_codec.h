@@ -11,12 +11,11 @@ namespace thalweg {
 
 v1::JoinRequest ToProto(const JoinRequest& request);
 v1::JoinResponse ToProto(const Membership& membership);
-v1::RegisterBucketRequest ToProto(SessionToken token, BucketId id, const BucketLayout& layout,
-                                  uint64_t placement);
+v1::RegisterBucketRequest ToProto(SessionToken token, const BucketAnnouncement& bucket);
 
 // Also refuses a caller that does not speak kWireVersion, naming its versions and ours.
 absl::StatusOr<JoinRequest> FromProto(const v1::JoinRequest& proto);
-absl::StatusOr<BucketLayout> FromProto(const v1::RegisterBucketRequest& proto);
+absl::StatusOr<BucketAnnouncement> FromProto(const v1::RegisterBucketRequest& proto);
 absl::StatusOr<Membership> FromProto(const v1::JoinResponse& proto);
 
 }  // namespace thalweg

@@ -55,11 +55,9 @@ grpc::Status ControlService::Join(grpc::ServerContext* context, const v1::JoinRe
 grpc::Status ControlService::RegisterBucket(grpc::ServerContext* context,
                                             const v1::RegisterBucketRequest* request,
                                             v1::RegisterBucketResponse* /*response*/) {
-  const absl::StatusOr<BucketLayout> layout = FromProto(*request);
-  if (!layout.ok()) return ToGrpc(layout.status());
-  const BucketId id{request->bucket().index(), request->bucket().generation()};
-  return ToGrpc(shard_.RegisterBucket(request->token(), id, *layout, request->placement(),
-                                      AnswerBy(*context)));
+  const absl::StatusOr<BucketAnnouncement> bucket = FromProto(*request);
+  if (!bucket.ok()) return ToGrpc(bucket.status());
+  return ToGrpc(shard_.RegisterBucket(request->token(), *bucket, AnswerBy(*context)));
 }
 
 grpc::Status ControlService::Heartbeat(grpc::ServerContext* context,

@@ -74,9 +74,9 @@ class FakeShard : public Shard {
     sinks.Add(std::move(sink));
     return absl::OkStatus();
   }
-  absl::Status RegisterBucket(SessionToken, BucketId id, const BucketLayout& layout,
-                              uint64_t placement, TimePoint) override {
-    buckets.Add({id, layout, placement});
+  absl::Status RegisterBucket(SessionToken, const BucketAnnouncement& bucket,
+                              TimePoint) override {
+    buckets.Add(bucket);
     return register_answer;
   }
   absl::Status Contribute(SessionToken token, Contribution contribution) override {
@@ -102,12 +102,6 @@ class FakeShard : public Shard {
     leaves.Add({token, reason});
   }
 
-  struct Bucket {
-    BucketId id;
-    BucketLayout layout;
-    uint64_t placement = 0;
-  };
-
   absl::StatusOr<Membership> join_answer = Membership{0xfedcba9876543210u, 5, 1 << 18, 64, 3};
   absl::Status register_answer;
   absl::Status contribute_answer;
@@ -116,7 +110,7 @@ class FakeShard : public Shard {
 
   Recorder<std::pair<JoinRequest, TimePoint>> joins;
   Recorder<std::shared_ptr<NodeSink>> sinks;
-  Recorder<Bucket> buckets;
+  Recorder<BucketAnnouncement> buckets;
   Recorder<Contribution> contributions;
   Recorder<SessionToken> heartbeats;
   Recorder<std::pair<SessionToken, absl::Status>> leaves;

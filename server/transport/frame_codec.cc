@@ -28,9 +28,9 @@ constexpr uint32_t kChunkTag = Tag(v1::Frame::kChunkFieldNumber, kBytes);
 constexpr uint32_t kPayloadField = v1::Chunk::kPayloadFieldNumber;
 
 // Chunk's fields but the payload are all varints; they are kept by field number.
-constexpr std::array<const char*, 10> kScalarNames = {
+constexpr std::array<const char*, 11> kScalarNames = {
     "",      "epoch", "bucket_index", "bucket_generation", "chunk",
-    "round", "dtype", "elems",        "workers",           "nonfinite_elems"};
+    "round", "dtype", "elems",        "workers",           "nonfinite_elems", "part"};
 using Scalars = std::array<uint64_t, kScalarNames.size()>;
 
 constexpr size_t kMaxVarintBytes = 10;
@@ -209,7 +209,8 @@ absl::StatusOr<ChunkHeader> ToHeader(const Scalars& scalars, size_t payload_byte
   }
   ChunkHeader header;
   header.id.bucket = {u32(v1::Chunk::kBucketIndexFieldNumber),
-                      u32(v1::Chunk::kBucketGenerationFieldNumber)};
+                      u32(v1::Chunk::kBucketGenerationFieldNumber),
+                      u32(v1::Chunk::kPartFieldNumber)};
   header.id.chunk = u32(v1::Chunk::kChunkFieldNumber);
   header.id.round = scalars[v1::Chunk::kRoundFieldNumber];
   header.epoch = scalars[v1::Chunk::kEpochFieldNumber];
@@ -321,7 +322,8 @@ grpc::ByteBuffer EncodeChunk(const ChunkHeader& header, const Payload& payload) 
                            static_cast<uint64_t>(header.wire),
                            header.elems,
                            header.workers,
-                           header.nonfinite_elems};
+                           header.nonfinite_elems,
+                           header.id.bucket.part};
   const size_t payload_bytes = payload.SizeBytes();
   Head head;
   if (payload_bytes > 0) {

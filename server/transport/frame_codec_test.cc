@@ -37,6 +37,7 @@ ChunkFrame RandomChunk(Random& random, uint64_t elems) {
   ChunkHeader& header = chunk.header;
   header.id.bucket = {static_cast<uint32_t>(RandomValue(random)),
                       static_cast<uint32_t>(RandomValue(random))};
+  header.id.bucket.part = random() % 4;
   header.id.chunk = static_cast<uint32_t>(RandomValue(random));
   header.id.round = RandomValue(random);
   header.epoch = random() % 8 == 0 ? 0 : RandomValue(random);
@@ -65,6 +66,7 @@ v1::Frame ToProto(const ChunkFrame& chunk) {
   proto.set_elems(header.elems);
   proto.set_workers(header.workers);
   proto.set_nonfinite_elems(header.nonfinite_elems);
+  proto.set_part(header.id.bucket.part);
   for (const auto& piece : chunk.payload.pieces) {
     proto.mutable_payload()->append(reinterpret_cast<const char*>(piece.data()), piece.size());
   }

@@ -178,7 +178,7 @@ TEST_F(HostileClientTest, MembershipOfANodeThatGaveUpJoiningIsEnded) {
   context.set_deadline(ToSystemTime(Now() + kTestPatience));
   v1::JoinRequest request;
   request.set_max_wire_version(1);
-  request.set_codec(v1::DTYPE_FLOAT32);
+  request.set_codec("fp32");
   v1::JoinResponse response;
   grpc::Status status;
   {

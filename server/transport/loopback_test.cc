@@ -86,7 +86,7 @@ TEST_F(LoopbackTest, JoinCarriesEveryField) {
                                        .num_shards = 2,
                                        .chunk_bytes = 1 << 19,
                                        .window_chunks = 48,
-                                       .codec = DType::kFloat16,
+                                       .codec = {.wire = DType::kFloat16},
                                        .round_timeout = milliseconds(24500),
                                        .link = {1.5e8, microseconds(250)}},
                                       deadline);
@@ -109,7 +109,7 @@ TEST_F(LoopbackTest, JoinCarriesEveryField) {
   EXPECT_EQ(request.window_chunks, 48u);
   EXPECT_EQ(request.link.bytes_per_second, 1.5e8);
   EXPECT_EQ(request.link.round_trip, microseconds(250));
-  EXPECT_EQ(request.codec, DType::kFloat16);
+  EXPECT_EQ(request.codec.wire, DType::kFloat16);
   EXPECT_EQ(request.round_timeout, milliseconds(24500));
   // The shard gives up first, so that its reason still arrives.
   EXPECT_LT(shard_deadline, deadline);
@@ -123,15 +123,15 @@ TEST_F(LoopbackTest, ShardsErrorsKeepCodeAndReason) {
   EXPECT_EQ(Message(join),
             "aggregator shard 3 at " + server_->address() + ": job 'bert': node 1 did not join");
   shard_.register_answer = absl::InvalidArgumentError("tensor 'w' differs");
-  const absl::Status bucket = node_->RegisterBucket(1, {}, {}, 0, Soon());
+  const absl::Status bucket = node_->RegisterBucket(1, {}, Soon());
   EXPECT_EQ(bucket.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(Message(bucket), HasSubstr("tensor 'w' differs"));
 }
 
 TEST_F(LoopbackTest, ControlCallsArrive) {
   const BucketLayout layout{DType::kFloat64, {{"w", {3, 4}}, {"b", {4}}}};
-  EXPECT_TRUE(node_->RegisterBucket(1, {4, 2}, layout, 0x123456789abcdef0u, Soon()).ok());
-  const auto [id, announced, placement] = shard_.buckets.WaitFor(1).front();
+  EXPECT_TRUE(node_->RegisterBucket(1, {{4, 2}, layout, DType::kFloat64, 0x123456789abcdef0u}, Soon()).ok());
+  const auto [id, announced, wire, placement] = shard_.buckets.WaitFor(1).front();
   EXPECT_EQ(id, (BucketId{4, 2}));
   EXPECT_EQ(announced, layout);
   EXPECT_EQ(placement, 0x123456789abcdef0u);

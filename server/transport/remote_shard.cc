@@ -95,11 +95,11 @@ class GrpcRemoteShard final : public RemoteShard {
     return absl::OkStatus();
   }
 
-  absl::Status RegisterBucket(SessionToken token, BucketId id, const BucketLayout& layout,
-                              uint64_t placement, TimePoint deadline) override {
+  absl::Status RegisterBucket(SessionToken token, const BucketAnnouncement& bucket,
+                              TimePoint deadline) override {
     v1::RegisterBucketResponse response;
-    return Named(Call(&v1::Control::Stub::RegisterBucket, ToProto(token, id, layout, placement),
-                      &response, deadline));
+    return Named(
+        Call(&v1::Control::Stub::RegisterBucket, ToProto(token, bucket), &response, deadline));
   }
 
   absl::Status Contribute(SessionToken token, Contribution contribution) override {

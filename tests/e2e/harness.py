@@ -140,7 +140,7 @@ class Worker:
 
 
 class Job:
-    """`world` processes that run one function of jobs.py each."""
+    """`world` processes that run one function of a script like jobs.py each."""
 
     def __init__(
         self,
@@ -150,6 +150,7 @@ class Job:
         *,
         sidecar_of: list[str],
         env: Mapping[str, str] | None = None,
+        script: Path = JOBS,
     ) -> None:
         """`sidecar_of`: the socket of each worker's sidecar; "" leaves it to the worker."""
         port = free_port()
@@ -167,7 +168,7 @@ class Job:
             }
             with log.open("wb") as file:
                 process = subprocess.Popen(
-                    [sys.executable, str(JOBS), name, str(out)],
+                    [sys.executable, str(script), name, str(out)],
                     env=variables,
                     stdin=subprocess.DEVNULL,
                     stdout=file,

@@ -201,7 +201,7 @@ TEST(WorkerFaultTest, NobodyAtTheSocketIsSaidAtOnce) {
 TEST(WorkerFaultTest, OtherIpcVersionIsRefusedNamingBoth) {
   Cluster cluster(1, 1, 1);
   auto connection = *Connection::Connect(cluster.SocketPath(0), Now() + kPatience);
-  Hello hello{kIpcVersion + 1, "job", 0, 1, 0, 1, "host", 0, 1, DType::kFloat32, 4096, 1000};
+  Hello hello{kIpcVersion + 1, "job", 0, 1, 0, 1, "host", 0, 1, {}, 4096, 1000};
   ASSERT_TRUE(connection->Send(hello).ok());
   auto received = connection->Receive(Now() + kPatience);
   ASSERT_TRUE(received.ok()) << received.status();

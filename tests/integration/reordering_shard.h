@@ -35,9 +35,9 @@ class ReorderingShard : public Shard {
   absl::Status Attach(SessionToken token, std::shared_ptr<NodeSink> sink) override {
     return shard_.Attach(token, std::move(sink));
   }
-  absl::Status RegisterBucket(SessionToken token, BucketId id, const BucketLayout& layout,
-                              uint64_t placement, TimePoint deadline) override {
-    return shard_.RegisterBucket(token, id, layout, placement, deadline);
+  absl::Status RegisterBucket(SessionToken token, const BucketAnnouncement& bucket,
+                              TimePoint deadline) override {
+    return shard_.RegisterBucket(token, bucket, deadline);
   }
   absl::Status Heartbeat(SessionToken token, TimePoint deadline) override {
     return shard_.Heartbeat(token, deadline);

@@ -1,0 +1,149 @@
+#include "kernels/codec/orthogonalise.h"
+
+#include <algorithm>
+#include <cassert>
+#include <cmath>
+
+namespace thalweg {
+namespace {
+
+constexpr size_t kLanes = 8;
+
+// What is left of a column below this part of its norm is the rounding of its float32 elements, up
+// to 2^-24 of each, and that of the columns before it.
+constexpr double kNegligible = 0x1p-22;
+
+// Vectors in double, each padded with zeros to whole groups of kLanes elements.
+class Workspace {
+ public:
+  Workspace(size_t count, size_t length)
+      : count_(count),
+        padded_((length + kLanes - 1) / kLanes * kLanes),
+        elements_(count * padded_) {}
+
+  double* At(size_t index) { return elements_.data() + index * padded_; }
+
+  // Orthonormalises vector `index` against those before it. Returns its norm after projection, or 0
+  // when it became zero.
+  double Orthonormalise(size_t index);
+
+  size_t count() const { return count_; }
+
+ private:
+  // Kept as kLanes interleaved sums, so that the order is the same for vectors of any width.
+  double Dot(const double* a, const double* b) const {
+    double sums[kLanes] = {};
+    for (size_t i = 0; i < padded_; i += kLanes) {
+      for (size_t lane = 0; lane < kLanes; ++lane) sums[lane] += a[i + lane] * b[i + lane];
+    }
+    return ((sums[0] + sums[4]) + (sums[2] + sums[6])) +
+           ((sums[1] + sums[5]) + (sums[3] + sums[7]));
+  }
+
+  double Norm(const double* a) const { return std::sqrt(Dot(a, a)); }
+
+  void Subtract(double factor, const double* from, double* to) const {
+    for (size_t i = 0; i < padded_; ++i) to[i] -= factor * from[i];
+  }
+
+  void Scale(double factor, double* a) const {
+    for (size_t i = 0; i < padded_; ++i) a[i] *= factor;
+  }
+
+  size_t count_;
+  size_t padded_;
+  std::vector<double> elements_;
+};
+
+double Workspace::Orthonormalise(size_t index) {
+  double* vector = At(index);
+  const double before = Norm(vector);
+  double after = before;
+  // The first projection leaves errors of 2^-53 of the norm before it, which may be large beside
+  // what is left; the second removes them, once and for all.
+  for (int pass = 0; pass < 2 && index > 0; ++pass) {
+    for (size_t k = 0; k < index; ++k) Subtract(Dot(vector, At(k)), At(k), vector);
+    after = Norm(vector);
+    if (!(after > kNegligible * before)) break;
+  }
+  // False for NaN as well.
+  const bool usable = after > kNegligible * before && std::isfinite(after);
+  if (usable) {
+    Scale(1.0 / after, vector);
+    return after;
+  }
+  std::fill(vector, vector + padded_, 0.0);
+  return 0;
+}
+
+// Orthonormalises, after which vector k is to be multiplied with (*scales)[k]; returns which became
+// zero.
+std::vector<size_t> OrthonormaliseAll(Workspace& vectors, double epsilon,
+                                      std::vector<double>* scales) {
+  std::vector<size_t> zeroed;
+  for (size_t k = 0; k < vectors.count(); ++k) {
+    const double norm = vectors.Orthonormalise(k);
+    scales->push_back(norm > 0 ? norm / (norm + epsilon) : 0.0);
+    if (norm == 0) zeroed.push_back(k);
+  }
+  return zeroed;
+}
+
+// Element i of vector k is at factor[k · vector_stride + i · element_stride].
+std::vector<size_t> Orthogonalise(std::span<float> factor, size_t rank, double epsilon,
+                                  size_t vector_stride, size_t element_stride) {
+  const size_t length = factor.size() / rank;
+  Workspace vectors(rank, length);
+  for (size_t k = 0; k < rank; ++k) {
+    const float* from = factor.data() + k * vector_stride;
+    double* to = vectors.At(k);
+    for (size_t i = 0; i < length; ++i) to[i] = from[i * element_stride];
+  }
+  std::vector<double> scales;
+  std::vector<size_t> zeroed = OrthonormaliseAll(vectors, epsilon, &scales);
+  for (size_t k = 0; k < rank; ++k) {
+    const double* from = vectors.At(k);
+    float* to = factor.data() + k * vector_stride;
+    for (size_t i = 0; i < length; ++i) {
+      to[i * element_stride] = static_cast<float>(from[i] * scales[k]);
+    }
+  }
+  return zeroed;
+}
+
+// splitmix64's output function: every bit of the result depends on every bit of `value`.
+uint64_t Mix(uint64_t value) {
+  value = (value ^ (value >> 30)) * 0xbf58476d1ce4e5b9u;
+  value = (value ^ (value >> 27)) * 0x94d049bb133111ebu;
+  return value ^ (value >> 31);
+}
+
+constexpr uint64_t kGoldenRatio = 0x9e3779b97f4a7c15u;
+
+}  // namespace
+
+std::vector<size_t> OrthogonaliseColumns(std::span<float> p, size_t rank, double epsilon) {
+  assert(rank > 0 && p.size() % rank == 0 && epsilon >= 0);
+  return Orthogonalise(p, rank, epsilon, 1, rank);
+}
+
+std::vector<size_t> OrthogonaliseRows(std::span<float> q, size_t rank, double epsilon) {
+  assert(rank > 0 && q.size() % rank == 0 && epsilon >= 0);
+  return Orthogonalise(q, rank, epsilon, q.size() / rank, 1);
+}
+
+void SeedDirection(const DirectionSeed& seed, std::span<float> direction) {
+  uint64_t key = 0;
+  for (uint64_t part : {seed.seed, seed.parameter, seed.column, seed.use}) {
+    key = Mix(key + kGoldenRatio + Mix(part + kGoldenRatio));
+  }
+  uint64_t counter = key;
+  for (float& element : direction) {
+    counter += kGoldenRatio;
+    // The upper 24 bits as a signed fraction: exact in float32.
+    const auto fraction = static_cast<int32_t>(Mix(counter) >> 40) - (1 << 23);
+    element = static_cast<float>(fraction) * 0x1p-23f;
+  }
+}
+
+}  // namespace thalweg

@@ -1,0 +1,138 @@
+// How a NodeJob takes a compressed bucket through its round: see PowerSgd for the steps.
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "core/base/status_macros.h"
+#include "server/sidecar/node_job.h"
+
+namespace thalweg {
+
+// A bucket's gradient as its workers' arenas hold it. One thread reads an element at a time.
+class NodeJob::Gradient : public GradientSource {
+ public:
+  Gradient(NodeJob& job, NodeBucket& bucket) : job_(job), bucket_(bucket) {}
+
+  absl::Status WaitFor(uint64_t end) override {
+    return job_.WaitInputs(bucket_, bucket_.dense.plan.ChunkOf(end - 1) + 1);
+  }
+
+  const float* Read(uint64_t begin, uint64_t elems, std::vector<float>& tile) override {
+    const std::vector<const void*> shares = bucket_.Shares(begin);
+    Device& device = job_.context_.device;
+    if (bucket_.share == DType::kFloat32) {
+      if (shares.size() == 1) return static_cast<const float*>(shares[0]);
+      tile.resize(elems);
+      device.Encode(shares, DType::kFloat32, DType::kFloat32, elems, tile.data());
+      return tile.data();
+    }
+    tile.resize(elems);
+    // Folded in the workers' own type, as it would be without compression, then widened.
+    std::vector<std::byte> narrow(elems * SizeOf(bucket_.share));
+    device.Encode(shares, bucket_.share, bucket_.share, elems, narrow.data());
+    device.Decode(Payload(narrow, nullptr), bucket_.share, DType::kFloat32, elems,
+                  tile.data())
+        .IgnoreError();  // the size is right
+    return tile.data();
+  }
+
+ private:
+  NodeJob& job_;
+  NodeBucket& bucket_;
+};
+
+absl::Status NodeJob::SendPart(NodeBucket& bucket, Part& part) {
+  THALWEG_RETURN_IF_ERROR(Announce(part));
+  for (uint32_t chunk = 0; chunk < part.plan.Count(); ++chunk) {
+    THALWEG_RETURN_IF_ERROR(SendChunk(bucket, part, chunk));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status NodeJob::BeginCompressed(NodeBucket& bucket) {
+  PowerSgd& codec = *bucket.power_sgd;
+  Gradient gradient(*this, bucket);
+  const TimePoint start = Now();
+  THALWEG_RETURN_IF_ERROR(codec.Project(pool_, context_.device, gradient));
+  {
+    MutexLock lock(mutex_);
+    bucket.reduce_time += Now() - start;
+    codec.first().BeginRound();
+    first_sent_.push_back(bucket.shared_from_this());
+  }
+  return SendPart(bucket, codec.first());
+}
+
+void NodeJob::FinishLoop() {
+  absl::Status status;
+  while (status.ok()) {
+    std::shared_ptr<NodeBucket> bucket;
+    bool is_last = false;
+    {
+      MutexLock lock(mutex_);
+      const auto first_is_here = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+        return !first_sent_.empty() && !first_sent_.front()->power_sgd->first().in_flight;
+      };
+      const auto finished = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+        return std::find_if(last_sent_.begin(), last_sent_.end(),
+                            [](const auto& b) { return !b->last_part->in_flight; });
+      };
+      finish_changed_.WaitUntil(mutex_, kUntilStopped, [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+        return first_is_here() || finished() != last_sent_.end() || !StoppedLocked().ok();
+      });
+      if (!StoppedLocked().ok()) return;
+      // Sending comes first: other nodes wait for it.
+      is_last = !first_is_here();
+      const auto next = is_last ? finished() : first_sent_.begin();
+      bucket = *next;
+      (is_last ? last_sent_ : first_sent_).erase(next);
+    }
+    status = is_last ? FinishCompressed(*bucket) : SendSecond(*bucket);
+  }
+  Fail(status);
+}
+
+absl::Status NodeJob::SendSecond(NodeBucket& bucket) {
+  PowerSgd& codec = *bucket.power_sgd;
+  const TimePoint start = Now();
+  const bool go_on = codec.IsFinite();
+  if (go_on) {
+    THALWEG_RETURN_IF_ERROR(codec.ProjectTransposed(finish_pool_, context_.device));
+  } else {
+    codec.whole().send = bucket.dense.send;
+    codec.whole().receive = bucket.dense.receive;
+  }
+  Part& part = go_on ? codec.second() : codec.whole();
+  {
+    MutexLock lock(mutex_);
+    bucket.reduce_time += Now() - start;
+    part.BeginRound();
+    bucket.last_part = &part;
+    last_sent_.push_back(bucket.shared_from_this());
+  }
+  return go_on ? SendPart(bucket, part) : ExchangeDense(bucket, part, finish_pool_);
+}
+
+absl::Status NodeJob::FinishCompressed(NodeBucket& bucket) {
+  PowerSgd& codec = *bucket.power_sgd;
+  const TimePoint start = Now();
+  uint64_t nonfinite_elems = 0;
+  if (bucket.last_part == &codec.whole()) {
+    Gradient gradient(*this, bucket);
+    THALWEG_RETURN_IF_ERROR(codec.GiveUp(finish_pool_, gradient));
+    nonfinite_elems = codec.whole().nonfinite_elems;
+  } else {
+    THALWEG_ASSIGN_OR_RETURN(
+        nonfinite_elems,
+        codec.Reconstruct(finish_pool_, context_.device, bucket.result->payload()));
+  }
+  {
+    MutexLock lock(mutex_);
+    bucket.reduce_time += Now() - start;
+  }
+  Complete(bucket, *bucket.last_part, nonfinite_elems);
+  return absl::OkStatus();
+}
+
+}  // namespace thalweg

@@ -1,0 +1,45 @@
+#include "server/sidecar/part.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+namespace thalweg {
+
+Part::Part(BucketId id, BucketLayout layout, DType wire, uint64_t chunk_bytes, uint32_t num_shards)
+    : bucket{id, std::move(layout), wire, 0},
+      plan(ChunkPlan::For(bucket.layout.Elems(), bucket.layout.dtype, chunk_bytes, num_shards)) {}
+
+void Part::BeginRound() {
+  ++round;
+  in_flight = true;
+  claimed.assign(plan.Count(), false);
+  finished_chunks = 0;
+  workers = 0;
+  nonfinite_elems = 0;
+}
+
+absl::Status Part::Claim(const RoundResult& r) {
+  if (!in_flight || r.id.round != round || r.id.chunk >= plan.Count() || r.wire != bucket.wire ||
+      r.elems != plan.Elems(r.id.chunk)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("got ", r.elems, " ", Name(r.wire), " values for chunk ", r.id.chunk,
+                     ", round ", r.id.round, " of bucket ", ToString(bucket.id), ", whose round ",
+                     round, in_flight ? " is in flight" : " is complete"));
+  }
+  if (claimed[r.id.chunk]) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("chunk ", r.id.chunk, " of bucket ", ToString(bucket.id), " came twice"));
+  }
+  claimed[r.id.chunk] = true;
+  return absl::OkStatus();
+}
+
+bool Part::FinishChunk(const RoundResult& result) {
+  workers = result.workers;
+  nonfinite_elems += result.nonfinite_elems;
+  if (++finished_chunks == plan.Count()) in_flight = false;
+  return !in_flight;
+}
+
+}  // namespace thalweg
