@@ -35,8 +35,10 @@ constexpr size_t kSums = 8;
 // Rows of pass 1 between changes of the factor's columns, while they stay in the nearest cache.
 constexpr size_t kTileRows = 4;
 
-// Columns of pass 2 whose sums stay in the nearest cache: 16 KiB for all columns of the factor.
-constexpr size_t kStripFloats = 4096;
+// Columns of pass 2 whose sums stay in the second-level cache: 64 KiB for all columns of the
+// factor. Rows are then read in long pieces, which matters more to the memory than sums in the
+// nearest cache.
+constexpr size_t kStripFloats = 16384;
 
 // The most columns of a factor that one pass over a block handles: 8, 4, 2 or 1.
 size_t ColumnsAtOnce(size_t left) { return left >= 8 ? 8 : left >= 4 ? 4 : left >= 2 ? 2 : 1; }
@@ -84,7 +86,7 @@ struct AddedRows {
 
 // kRanks columns of kRows rows of P: p[row · stride + c].
 template <size_t kRanks, size_t kRows, class Rows>
-void ProjectRows(const Rows& rows, const float* q, float* p, size_t stride) {
+void ProjectRows(Rows rows, const float* q, float* p, size_t stride) {
   const size_t cols = rows.cols;
   float sums[kRows][kRanks] = {};
   size_t j = 0;
@@ -122,7 +124,7 @@ void ProjectRows(const Rows& rows, const float* q, float* p, size_t stride) {
 }
 
 template <size_t kRanks, class Rows>
-void ProjectTile(const Rows& rows, size_t count, const float* q, float* p, size_t stride) {
+void ProjectTile(Rows rows, size_t count, const float* q, float* p, size_t stride) {
   constexpr size_t kRows = std::min(kTileRows, kSums / kRanks);
   size_t row = 0;
   for (; count - row >= kRows; row += kRows) {
@@ -132,7 +134,7 @@ void ProjectTile(const Rows& rows, size_t count, const float* q, float* p, size_
 }
 
 template <class Rows>
-void ProjectColumns(size_t ranks, const Rows& rows, size_t count, const float* q, float* p,
+void ProjectColumns(size_t ranks, Rows rows, size_t count, const float* q, float* p,
                     size_t stride) {
   switch (ranks) {
     case 8:

@@ -22,12 +22,12 @@ namespace HWY_NAMESPACE {
 #if THALWEG_VECTORS
 using D = hn::ScalableTag<float>;
 using V = hn::Vec<D>;
-#endif
 
 constexpr float kLargest = std::numeric_limits<float>::max();
 
 // Sums that are kept in registers at once: of the 16 of AVX2, half.
 constexpr size_t kSums = 8;
+#endif
 
 // Counts the non-finite among `elems` results and makes every NaN the same one, as a fold does.
 uint64_t SettleNonFinite(float* out, size_t elems) {
@@ -39,7 +39,8 @@ uint64_t SettleNonFinite(float* out, size_t elems) {
   return count;
 }
 
-// Pass 3 for kRows rows.
+// Pass 3 from one row on. Results are stored past no cache: interleaved with the other stores, that
+// takes almost twice as long.
 template <bool kFeedback>
 struct ProductRows {
   size_t cols;
