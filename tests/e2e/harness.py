@@ -115,7 +115,8 @@ def processes_below(folder: Path) -> dict[int, str]:
 
 
 def environment(folder: Path) -> dict[str, str]:
-    env = {name: value for name, value in os.environ.items() if not name.startswith("THALWEG_")}
+    ours = ("THALWEG_", "AIAK_")
+    env = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
     return env | {"TMPDIR": str(folder), "OMP_NUM_THREADS": "1", "THALWEG_TIMEOUT": str(TIMEOUT)}
 
 
@@ -140,7 +141,7 @@ class Worker:
 
 
 class Job:
-    """`world` processes that run one function of a script like jobs.py each."""
+    """`world` processes that run one function of jobs.py each."""
 
     def __init__(
         self,
@@ -150,9 +151,12 @@ class Job:
         *,
         sidecar_of: list[str],
         env: Mapping[str, str] | None = None,
-        script: Path = JOBS,
+        jobs: Path = JOBS,
     ) -> None:
-        """`sidecar_of`: the socket of each worker's sidecar; "" leaves it to the worker."""
+        """`sidecar_of`: the socket of each worker's sidecar; "" leaves it to the worker.
+
+        `jobs` is the script that has the function.
+        """
         port = free_port()
         self.workers = []
         for rank, sidecar in enumerate(sidecar_of):
@@ -168,7 +172,7 @@ class Job:
             }
             with log.open("wb") as file:
                 process = subprocess.Popen(
-                    [sys.executable, str(script), name, str(out)],
+                    [sys.executable, str(jobs), name, str(out)],
                     env=variables,
                     stdin=subprocess.DEVNULL,
                     stdout=file,

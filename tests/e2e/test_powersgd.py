@@ -14,7 +14,7 @@ SCRIPT = Path(__file__).parent / "powersgd_jobs.py"
 def run(name: str, tmp_path: Path, *, nodes: int, workers: int = 1, shards: int = 2) -> list[dict]:
     with servers(nodes=nodes, shards=shards) as cluster:
         sockets = [server.address for server in cluster.sidecars for _ in range(workers)]
-        return Job(name, cluster, tmp_path, sidecar_of=sockets, script=SCRIPT).results(150)
+        return Job(name, cluster, tmp_path, sidecar_of=sockets, jobs=SCRIPT).results(150)
 
 
 @pytest.mark.parametrize("world", [2, 4])

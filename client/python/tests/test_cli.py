@@ -34,7 +34,7 @@ def test_help_is_there(command, capsys):
         ["run"],
         ["run", "--nodes", "0", "x.py"],
         ["run", "--nproc", "many", "x.py"],
-        ["run", "--codec", "int8", "x.py"],
+        ["run", "--codec", "zip", "x.py"],
         ["run", "--timeout", "0", "x.py"],
         ["run", "--port", "65536", "x.py"],
     ],
@@ -65,6 +65,7 @@ def test_workers_learn_their_place(monkeypatch):
         "MASTER_PORT": "99",
         "THALWEG_SIDECAR": "/s",
         "THALWEG_CODEC": "fp16",
+        "THALWEG_ENABLE": "1",
         "THALWEG_TIMEOUT": "2.5",
         "OMP_NUM_THREADS": "1",
     }

@@ -62,7 +62,9 @@ def test_arguments_win_over_the_environment():
     assert (config.codec, config.timeout, config.chunk_bytes) == ("fp16", 7.0, 4096)
 
 
-@pytest.mark.parametrize("arguments", [("int8", None, None), (None, 0, None), (None, None, 0)])
+@pytest.mark.parametrize(
+    "arguments", [("zip", None, None), (7, None, None), (None, 0, None), (None, None, 0)]
+)
 def test_malformed_argument_is_refused(arguments):
     with pytest.raises(ConfigError):
         Config.from_env({}).override(*arguments)

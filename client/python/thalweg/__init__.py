@@ -1,16 +1,53 @@
 """Thalweg: gradient aggregation for data-parallel PyTorch training.
 
     import thalweg.ddp
-    state = thalweg.ddp.attach(ddp_model, codec="fp16")
+    state = thalweg.ddp.attach(ddp_model, thalweg.PowerSGD(rank=4))
 
-Importing `thalweg` itself loads neither torch nor native code.
+Importing `thalweg` itself loads neither torch nor native code. It is part of every `import torch`
+(thalweg/_autoload.py), hence loads nothing at all until it is asked for.
 """
 
-from importlib.metadata import PackageNotFoundError, version
+from __future__ import annotations
 
-try:
-    __version__ = version("thalweg")
-except PackageNotFoundError:  # imported from a source tree that was never installed
-    __version__ = "0+unknown"
+from typing import TYPE_CHECKING
 
-__all__ = ["__version__"]
+if TYPE_CHECKING:
+    from thalweg.codecs import BF16, FP16, FP32, Int8, OneBit, PowerSGD, TopK
+
+    __version__: str
+
+_CODECS = ("BF16", "FP16", "FP32", "Int8", "OneBit", "PowerSGD", "TopK")
+
+__all__ = [
+    "BF16",
+    "FP16",
+    "FP32",
+    "Int8",
+    "OneBit",
+    "PowerSGD",
+    "TopK",
+    "__version__",
+]
+
+
+def __getattr__(name: str) -> object:
+    value: object
+    if name == "__version__":
+        value = _version()
+    elif name in _CODECS:
+        from thalweg import codecs
+
+        value = getattr(codecs, name)
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("thalweg")
+    except PackageNotFoundError:  # imported from a source tree that was never installed
+        return "0+unknown"

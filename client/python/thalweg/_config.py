@@ -1,6 +1,8 @@
-"""Settings from the environment. The one place in Python that reads THALWEG_* variables.
+"""Settings from the environment. The one place in Python that reads THALWEG_* and AIAK_* variables.
 
-The C++ counterpart is core/base/env.cc; a test keeps the two lists equal.
+The C++ counterpart is core/base/env.cc; a test keeps the two lists equal. This module is part of
+every `import torch` (_autoload.py): it imports nothing that torch does not, and has no dataclasses,
+which take a millisecond each to define.
 """
 
 from __future__ import annotations
@@ -8,8 +10,11 @@ from __future__ import annotations
 import functools
 import logging
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from thalweg.codecs import Codec
 
 KNOWN: dict[str, str] = {
     "THALWEG_AGGREGATORS": "",
@@ -17,18 +22,57 @@ KNOWN: dict[str, str] = {
     "THALWEG_CHUNK_BYTES": "auto",
     "THALWEG_CODEC": "fp32",
     "THALWEG_CPUS": "",
+    "THALWEG_ENABLE": "",
+    "THALWEG_FP16_COMPRESSION": "0",
+    "THALWEG_FUSED_OPTIMIZER": "0",
+    "THALWEG_HIERARCHICAL_ALLREDUCE": "0",
     "THALWEG_HTTP": "",
     "THALWEG_JOB": "",
     "THALWEG_LISTEN": "0.0.0.0:7070",
     "THALWEG_LOG": "info",
+    "THALWEG_MATRIX_APPROXIMATION_RANK": "1",
+    "THALWEG_POWERSGD_COMPRESSION": "0",
     "THALWEG_SIDECAR": "",
+    "THALWEG_START_COMPRESS_ITER": "1000",
     "THALWEG_THREADS": "auto",
     "THALWEG_TIMEOUT": "30",
     "THALWEG_WEIGHT": "1",
     "THALWEG_WINDOW_CHUNKS": "auto",
 }
 
-CODECS = ("fp32", "fp16", "bf16")
+# Variables that AIAK-Training knows as AIAK_…; under its own prefix a variable wins.
+_AIAK = {
+    f"THALWEG_{name}": f"AIAK_{name}"
+    for name in (
+        "FP16_COMPRESSION",
+        "FUSED_OPTIMIZER",
+        "HIERARCHICAL_ALLREDUCE",
+        "MATRIX_APPROXIMATION_RANK",
+        "POWERSGD_COMPRESSION",
+        "START_COMPRESS_ITER",
+    )
+}
+# Any of them activates Thalweg without code, unless THALWEG_ENABLE is 0.
+_SWITCHES = (
+    "THALWEG_ENABLE",
+    "THALWEG_FP16_COMPRESSION",
+    "THALWEG_FUSED_OPTIMIZER",
+    "THALWEG_HIERARCHICAL_ALLREDUCE",
+    "THALWEG_POWERSGD_COMPRESSION",
+)
+_PARAMETERS = (
+    "THALWEG_CODEC",
+    "THALWEG_MATRIX_APPROXIMATION_RANK",
+    "THALWEG_START_COMPRESS_ITER",
+)
+_LOG_LEVELS = {
+    "trace": logging.DEBUG,
+    "debug": logging.DEBUG,
+    "info": logging.INFO,
+    "warn": logging.WARNING,
+    "error": logging.ERROR,
+    "off": logging.CRITICAL + 1,
+}
 MIN_CHUNK_BYTES = 4 << 10
 MAX_CHUNK_BYTES = 4 << 20
 
@@ -37,13 +81,12 @@ class ConfigError(ValueError):
     """A setting is malformed, or settings do not fit together."""
 
 
-@dataclass(frozen=True)
-class Config:
+class Config(NamedTuple):
     """What a worker or the command line needs to know; servers read their own variables."""
 
     aggregators: tuple[str, ...]
     chunk_bytes: int  # 0: chosen from what the links carry
-    codec: str
+    codec: str  # as Codec.spec() writes it
     job: str
     sidecar: str
     timeout: float
@@ -61,16 +104,17 @@ class Config:
         return cls(
             aggregators=parse_addresses("THALWEG_AGGREGATORS", get("THALWEG_AGGREGATORS")),
             chunk_bytes=_check_chunk_bytes("THALWEG_CHUNK_BYTES", get("THALWEG_CHUNK_BYTES")),
-            codec=_check_codec("THALWEG_CODEC", get("THALWEG_CODEC")),
+            codec=_choose_codec(env),
             job=get("THALWEG_JOB"),
             sidecar=get("THALWEG_SIDECAR"),
             timeout=_check_timeout("THALWEG_TIMEOUT", get("THALWEG_TIMEOUT")),
         )
 
-    def override(self, codec: str | None, timeout: float | None, chunk_bytes: int | None) -> Config:
+    def override(
+        self, codec: Codec | str | None, timeout: float | None, chunk_bytes: int | None
+    ) -> Config:
         """With arguments of the caller, which win over the environment unless they are None."""
-        return replace(
-            self,
+        return self._replace(
             codec=self.codec if codec is None else _check_codec("codec", codec),
             timeout=self.timeout if timeout is None else _check_timeout("timeout", timeout),
             chunk_bytes=self.chunk_bytes
@@ -79,10 +123,112 @@ class Config:
         )
 
 
-def _check_codec(what: str, value: str) -> str:
-    if value not in CODECS:
-        raise ConfigError(f"{what} is {value!r}, expected one of {', '.join(CODECS)}")
-    return value
+class Activation(NamedTuple):
+    """What the environment asks for a script that does not mention Thalweg."""
+
+    codec: str  # as Codec.spec() writes it; empty: DistributedDataParallel is left alone
+    variables: tuple[str, ...]  # NAME=value of all that had a say
+    remarks: tuple[str, ...]  # how they go together, where that is not plain
+    fused_optimizer: str  # NAME=value if that is asked for
+    log_level: int  # of Python's logging
+    timeout: float
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str] | None = None) -> Activation:
+        """Raises ConfigError naming the variable that is wrong."""
+        env = os.environ if environ is None else environ
+        if environ is None:
+            _warn_of_unknown()
+        on = [name for name in _SWITCHES if _is_on(env, name)]
+        fused = [name for name in on if name == "THALWEG_FUSED_OPTIMIZER"]
+        asking = [name for name in on if name not in fused]
+        asked = {"THALWEG_POWERSGD_COMPRESSION", "THALWEG_FP16_COMPRESSION"}.intersection(on)
+        remarks = []
+        if asked and env.get("THALWEG_CODEC"):
+            remarks.append("THALWEG_CODEC wins over the other variables")
+        elif len(asked) == 2:
+            remarks.append("FP16 and PowerSGD together are PowerSGD with fp16 factors")
+        return cls(
+            codec=_choose_codec(env) if asking else "",
+            variables=tuple(_assignments(env, [*asking, *_PARAMETERS])),
+            remarks=tuple(remarks),
+            fused_optimizer="".join(_assignments(env, fused)),
+            log_level=_check_log(*_look_up(env, "THALWEG_LOG")),
+            timeout=_check_timeout(*_look_up(env, "THALWEG_TIMEOUT")),
+        )
+
+
+def activation_is_wanted(environ: Mapping[str, str] | None = None) -> bool:
+    """Whether there may be an Activation; says so without looking closely, in microseconds."""
+    env = os.environ if environ is None else environ
+    values = [_look_up(env, name)[1] for name in _SWITCHES]
+    return env.get("THALWEG_ENABLE") != "0" and not {"", "0"}.issuperset(values)
+
+
+def _look_up(env: Mapping[str, str], name: str) -> tuple[str, str]:
+    """The variable that says it, and its value; empty ones count as unset."""
+    for variable in (name, _AIAK.get(name, name)):
+        if env.get(variable):
+            return variable, env[variable]
+    return name, KNOWN[name]
+
+
+def _assignments(env: Mapping[str, str], names: Iterable[str]) -> list[str]:
+    """NAME=value of those that are set."""
+    found = [_look_up(env, name) for name in names]
+    return [f"{variable}={value}" for variable, value in found if env.get(variable)]
+
+
+def _is_on(env: Mapping[str, str], name: str) -> bool:
+    variable, value = _look_up(env, name)
+    if value not in ("", "0", "1"):
+        raise ConfigError(f"{variable} is {value!r}, expected 0 or 1")
+    return value == "1"
+
+
+def _choose_codec(env: Mapping[str, str]) -> str:
+    """THALWEG_CODEC if it is set, else what the switches of AIAK-Training say."""
+    from thalweg import codecs
+
+    fp16 = _is_on(env, "THALWEG_FP16_COMPRESSION")
+    powersgd = _is_on(env, "THALWEG_POWERSGD_COMPRESSION")
+    if env.get("THALWEG_CODEC") or not (fp16 or powersgd):
+        return _check_codec(*_look_up(env, "THALWEG_CODEC"))
+    if not powersgd:
+        return codecs.FP16().spec()
+    try:
+        rank, start = (
+            codecs.read_value(codecs.PowerSGD, attribute, *_look_up(env, name))
+            for attribute, name in (
+                ("rank", "THALWEG_MATRIX_APPROXIMATION_RANK"),
+                ("start_iter", "THALWEG_START_COMPRESS_ITER"),
+            )
+        )
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    wire = "fp16" if fp16 else "fp32"
+    return codecs.parse(f"powersgd:rank={rank},start={start},wire={wire}").spec()
+
+
+def _check_codec(what: str, value: Codec | str) -> str:
+    from thalweg import codecs
+
+    if isinstance(value, codecs.Codec):
+        return value.spec()
+    if not isinstance(value, str):
+        raise ConfigError(
+            f"{what} is {value!r}, expected one such as thalweg.PowerSGD(rank=4), or its text"
+        )
+    try:
+        return codecs.parse(value, what).spec()
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+
+
+def _check_log(what: str, value: str) -> int:
+    if value not in _LOG_LEVELS:
+        raise ConfigError(f"{what} is {value!r}, expected one of {', '.join(_LOG_LEVELS)}")
+    return _LOG_LEVELS[value]
 
 
 def _check_chunk_bytes(what: str, value: str | int) -> int:

@@ -1,7 +1,7 @@
 """Thalweg for DistributedDataParallel: gradients are averaged by sidecars and aggregators.
 
 ddp_model = DistributedDataParallel(model)
-state = thalweg.ddp.attach(ddp_model, codec="fp16")
+state = thalweg.ddp.attach(ddp_model, thalweg.PowerSGD(rank=4))
 ...train as before...
 print(state.summary())
 """
@@ -18,17 +18,16 @@ import weakref
 from pathlib import Path
 from typing import TypeVar
 
-import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from thalweg import _C, _binaries, _config, _processes, _topology
+from thalweg import _C, _binaries, _config, _model, _processes, _topology
 from thalweg._config import Config
 from thalweg._topology import Introduction
+from thalweg.codecs import Codec
 
 _T = TypeVar("_T")
 _SUN_PATH_MAX = 107
-_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 _states: weakref.WeakKeyDictionary[DistributedDataParallel, State] = weakref.WeakKeyDictionary()
 
@@ -95,7 +94,7 @@ class State:
 
 def attach(
     ddp_model: DistributedDataParallel,
-    codec: str | None = None,
+    codec: Codec | str | None = None,
     *,
     timeout: float | None = None,
     chunk_bytes: int | None = None,
@@ -103,9 +102,9 @@ def attach(
     """Makes `ddp_model` average its gradients through Thalweg. Call it on all workers.
 
     Without THALWEG_SIDECAR a sidecar is started on this machine; it leaves with its last worker.
-    `codec` says how fp32 gradients cross the network: fp32, fp16 or bf16. No wait takes longer than
-    `timeout` seconds. `chunk_bytes` of gradient travel together; by default the links decide.
-    Arguments left out come from the environment.
+    `codec` says how fp32 gradients cross the network: one of thalweg.codecs, or its text. No wait
+    takes longer than `timeout` seconds. `chunk_bytes` of gradient travel together; by default the
+    links decide. Arguments left out come from the environment.
 
     Raises on all workers, saying what is wrong: ValueError (settings or models differ),
     ConnectionError, TimeoutError (workers are missing), RuntimeError, TypeError (not a DDP module).
@@ -117,7 +116,11 @@ def attach(
     problem = ""
     try:
         config = Config.from_env().override(codec, timeout, chunk_bytes)
-        problem = _why_not(ddp_model)
+        problem = _model.why_not(ddp_model)
+        if ddp_model in _states:
+            problem = (
+                "thalweg is attached to this module already: build a new DistributedDataParallel"
+            )
     except _config.ConfigError as error:
         config, problem = Config.from_env({}), str(error)  # the others must hear of it as well
     introduction = Introduction(
@@ -129,10 +132,15 @@ def attach(
         codec=config.codec,
         chunk_bytes=config.chunk_bytes,
         timeout=config.timeout,
-        model=_describe(ddp_model),
+        model=_model.describe(ddp_model),
         problem=problem,
     )
     return _attach(ddp_model, introduction)
+
+
+def state_of(ddp_model: DistributedDataParallel) -> State | None:
+    """The state of a module that is attached, be it by the environment; None: it is not."""
+    return _states.get(ddp_model)
 
 
 def _attach(ddp_model: DistributedDataParallel, me: Introduction) -> State:
@@ -168,7 +176,7 @@ def _attach(ddp_model: DistributedDataParallel, me: Introduction) -> State:
             sidecar=sidecar[rank],
             ours=not me.sidecar,
         )
-        session.attach(ddp_model.reducer, _parameters(ddp_model))
+        session.attach(ddp_model.reducer, _model.parameters(ddp_model))
     except Exception as failure:  # noqa: BLE001 - all workers must hear of it before it is raised
         error = failure
     try:
@@ -222,38 +230,6 @@ def _start_sidecar(worker: Introduction) -> str:
         shutil.rmtree(folder, ignore_errors=True)
         raise
     return path
-
-
-def _why_not(ddp_model: DistributedDataParallel) -> str:
-    """Why this module cannot be attached to; empty if it can."""
-    if ddp_model in _states:
-        return "thalweg is attached to this module already: build a new DistributedDataParallel"
-    if ddp_model._comm_hooks:
-        return "the module has another communication hook: attach() must be the only one"
-    if ddp_model.mixed_precision is not None:
-        return "DistributedDataParallel(mixed_precision=…) is not supported: use torch.autocast"
-    for name, parameter in _parameters(ddp_model):
-        if parameter.device.type != "cpu":
-            return f"parameters on {parameter.device} are not supported yet ({name}): use the CPU"
-        if parameter.dtype not in _DTYPES:
-            return f"{name} is {parameter.dtype}, expected one of {', '.join(map(str, _DTYPES))}"
-    return ""
-
-
-def _parameters(ddp_model: DistributedDataParallel) -> list[tuple[str, torch.Tensor]]:
-    ignored = ddp_model.parameters_to_ignore
-    return [
-        (name, parameter)
-        for name, parameter in ddp_model.module.named_parameters()
-        if parameter.requires_grad and name not in ignored
-    ]
-
-
-def _describe(ddp_model: DistributedDataParallel) -> tuple[_topology.Tensor, ...]:
-    return tuple(
-        _topology.Tensor(name, str(parameter.dtype).removeprefix("torch."), tuple(parameter.shape))
-        for name, parameter in _parameters(ddp_model)
-    )
 
 
 def _running_sidecar() -> str:

@@ -7,11 +7,12 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from thalweg._config import CODECS, ConfigError
+from thalweg._config import ConfigError
 from thalweg._processes import ServerError
 from thalweg.bench.shapes import MODELS
 from thalweg.cli import _bench_suite
 from thalweg.cli import _bench_types as types
+from thalweg.codecs import WIRE_TYPES
 from thalweg.lab import LabError
 
 if TYPE_CHECKING:
@@ -121,7 +122,9 @@ def _add_case(
     parser.add_argument("--shards", type=number(0, 64), default=4, help="default 4; 0: embedded")
     parser.add_argument("--workers", type=number(1, 16), default=1, help="per node; default 1")
     parser.add_argument("--rate", type=types.rate, default=rate, help=f"of links; default {rate}")
-    parser.add_argument("--codec", choices=CODECS, default="fp32", help="of fp32 on the network")
+    parser.add_argument(
+        "--codec", choices=WIRE_TYPES, default="fp32", help="of fp32 on the network"
+    )
     parser.add_argument("--json", type=types.output, metavar="FILE", help="write the rows there")
     if peers:
         parser.add_argument("--repeats", type=number(1, 1000), default=5, help="default 5")
@@ -139,7 +142,7 @@ def _add_case(
 
 
 def _add_dtype(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--dtype", choices=CODECS, default="fp32", help="of the tensor")
+    parser.add_argument("--dtype", choices=WIRE_TYPES, default="fp32", help="of the tensor")
 
 
 def _add_resources(parser: argparse.ArgumentParser) -> None:

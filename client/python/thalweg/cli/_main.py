@@ -6,18 +6,23 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from thalweg import __version__
-from thalweg._config import CODECS, ConfigError, parse_addresses
+from thalweg import __version__, codecs
+from thalweg._config import ConfigError, parse_addresses
 from thalweg.cli import _bench
 
 _RUN_EPILOG = """\
 examples:
   thalweg run --nodes 2 --nproc 2 train.py --epochs 3
   thalweg run --nodes 2 --nproc 2 --shards 2 --codec fp16 -m thalweg.examples.fashion_mnist
+  thalweg run --nodes 2 --codec powersgd:rank=4,start=100 plain_ddp.py
 
-The script calls thalweg.ddp.attach(ddp_model) and is otherwise a plain torchrun script: RANK,
-LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, GROUP_RANK, NODE_RANK, MASTER_ADDR and MASTER_PORT
-are set.
+The script is a plain torchrun script: RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, GROUP_RANK,
+NODE_RANK, MASTER_ADDR and MASTER_PORT are set. It calls thalweg.ddp.attach(ddp_model), or is run
+with --codec: then THALWEG_ENABLE is set too, and its DistributedDataParallel modules are attached
+without a call.
+
+codecs:
+  fp32, fp16, bf16, powersgd:RANK, int8, onebit, topk:RATIO; or with keys, NAME:KEY=VALUE,…
 
 exit codes:
   0      all workers succeeded
@@ -61,7 +66,9 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument(
         "--shards", type=_count, default=1, metavar="S", help="aggregators (default 1)"
     )
-    run.add_argument("--codec", choices=CODECS, help="sets THALWEG_CODEC")
+    run.add_argument(
+        "--codec", type=_codec, metavar="CODEC", help="sets THALWEG_CODEC and THALWEG_ENABLE"
+    )
     run.add_argument("--timeout", type=_seconds, metavar="SECONDS", help="sets THALWEG_TIMEOUT")
     run.add_argument("--port", type=_port, default=0, help="MASTER_PORT (default: a free one)")
     run.add_argument("-m", "--module", action="store_true", help="SCRIPT is a module's name")
@@ -124,6 +131,13 @@ def _count(text: str) -> int:
     if not 1 <= number <= 1024:
         raise argparse.ArgumentTypeError(f"{text} is not between 1 and 1024")
     return number
+
+
+def _codec(text: str) -> str:
+    try:
+        return codecs.parse(text).spec()
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _port(text: str) -> int:

@@ -126,6 +126,7 @@ def _worker_environment(plan: Plan, rank: int, sidecar: str, port: int) -> dict[
     }
     if plan.codec is not None:
         env["THALWEG_CODEC"] = plan.codec
+        env.setdefault("THALWEG_ENABLE", "1")
     if plan.timeout is not None:
         env["THALWEG_TIMEOUT"] = f"{plan.timeout:g}"
     return env

@@ -174,7 +174,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--batch", type=int, default=64, help="images per worker and step")
     parser.add_argument("--lr", type=float, default=0.05, help="highest learning rate")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--codec", help="fp32, fp16 or bf16 (default: THALWEG_CODEC)")
+    parser.add_argument("--codec", help="such as fp16 or powersgd:4 (default: THALWEG_CODEC)")
     parser.add_argument("--plain", action="store_true", help="without Thalweg: Gloo's allreduce")
     parser.add_argument("--out", type=Path, help="write the history to this JSON file")
     parser.add_argument("--min-accuracy", type=float, default=0.0)

@@ -1,0 +1,130 @@
+import logging
+
+import pytest
+
+from thalweg._config import KNOWN, Activation, Config, ConfigError, activation_is_wanted
+from thalweg.codecs import FP16, FP32, Int8, PowerSGD
+
+AIAK = {
+    "AIAK_HIERARCHICAL_ALLREDUCE": "0",
+    "AIAK_FP16_COMPRESSION": "0",
+    "AIAK_POWERSGD_COMPRESSION": "0",
+    "AIAK_MATRIX_APPROXIMATION_RANK": "1",
+    "AIAK_START_COMPRESS_ITER": "1000",
+    "AIAK_FUSED_OPTIMIZER": "0",
+}
+
+
+def test_every_variable_of_aiak_is_known_under_our_prefix_with_its_default():
+    ours = {name.replace("AIAK_", "THALWEG_"): default for name, default in AIAK.items()}
+    assert ours.items() <= KNOWN.items()
+
+
+@pytest.mark.parametrize(
+    "env", [{}, AIAK, {"AIAK_FP16_COMPRESSION": ""}, {"THALWEG_CODEC": "fp16"}, {"AIAK_OTHER": "1"}]
+)
+def test_nothing_is_activated_by_what_is_unset_or_off(env):
+    assert not activation_is_wanted(env)
+    assert Activation.from_env(env).codec == ""
+
+
+@pytest.mark.parametrize("prefix", ["AIAK_", "THALWEG_"])
+@pytest.mark.parametrize(
+    ("variables", "codec"),
+    [
+        ({"HIERARCHICAL_ALLREDUCE": "1"}, FP32()),
+        ({"FP16_COMPRESSION": "1"}, FP16()),
+        ({"POWERSGD_COMPRESSION": "1"}, PowerSGD(rank=1, start_iter=1000)),
+        (
+            {
+                "POWERSGD_COMPRESSION": "1",
+                "MATRIX_APPROXIMATION_RANK": "4",
+                "START_COMPRESS_ITER": "10",
+            },
+            PowerSGD(rank=4, start_iter=10),
+        ),
+        (
+            {"POWERSGD_COMPRESSION": "1", "FP16_COMPRESSION": "1", "FUSED_OPTIMIZER": "0"},
+            PowerSGD(rank=1, start_iter=1000, wire="fp16"),
+        ),
+    ],
+)
+def test_switches_choose_the_codec(prefix, variables, codec):
+    env = {prefix + name: value for name, value in variables.items()}
+    assert activation_is_wanted(env)
+    activation = Activation.from_env(env)
+    assert activation.codec == codec.spec()
+    said = {f"{name}={value}" for name, value in env.items() if value != "0"}
+    assert set(activation.variables) == said
+    assert Config.from_env(env).codec == codec.spec()  # attach() without a codec agrees
+
+
+def test_enable_takes_the_codec_as_configured():
+    assert Activation.from_env({"THALWEG_ENABLE": "1"}).codec == "fp32"
+    activation = Activation.from_env({"THALWEG_ENABLE": "1", "THALWEG_CODEC": "int8"})
+    assert activation.codec == Int8().spec()
+    assert activation.variables == ("THALWEG_ENABLE=1", "THALWEG_CODEC=int8")
+
+
+def test_enable_is_the_main_switch():
+    env = {"THALWEG_ENABLE": "0", "AIAK_FP16_COMPRESSION": "1"}
+    assert not activation_is_wanted(env)
+
+
+def test_configured_codec_wins_over_the_switches_and_says_so():
+    env = {"AIAK_POWERSGD_COMPRESSION": "1", "THALWEG_CODEC": "bf16"}
+    activation = Activation.from_env(env)
+    assert activation.codec == "bf16"
+    assert activation.remarks == ("THALWEG_CODEC wins over the other variables",)
+
+
+def test_fp16_and_powersgd_together_are_remarked_once():
+    env = {"AIAK_POWERSGD_COMPRESSION": "1", "AIAK_FP16_COMPRESSION": "1"}
+    remarks = ("FP16 and PowerSGD together are PowerSGD with fp16 factors",)
+    assert Activation.from_env(env).remarks == remarks
+
+
+def test_our_prefix_wins():
+    env = {"AIAK_FP16_COMPRESSION": "1", "THALWEG_FP16_COMPRESSION": "0"}
+    assert not activation_is_wanted(env)
+    env = {
+        "AIAK_POWERSGD_COMPRESSION": "1",
+        "AIAK_MATRIX_APPROXIMATION_RANK": "2",
+        "THALWEG_MATRIX_APPROXIMATION_RANK": "3",
+    }
+    assert Activation.from_env(env).codec == PowerSGD(rank=3).spec()
+
+
+def test_fused_optimizer_is_recognised_and_leaves_gradients_alone():
+    activation = Activation.from_env({"AIAK_FUSED_OPTIMIZER": "1"})
+    assert activation_is_wanted({"AIAK_FUSED_OPTIMIZER": "1"})
+    assert activation.codec == ""
+    assert activation.fused_optimizer == "AIAK_FUSED_OPTIMIZER=1"
+
+
+@pytest.mark.parametrize(
+    ("env", "message"),
+    [
+        ({"AIAK_FP16_COMPRESSION": "yes"}, "AIAK_FP16_COMPRESSION is 'yes', expected 0 or 1"),
+        ({"THALWEG_ENABLE": "2"}, "THALWEG_ENABLE is '2', expected 0 or 1"),
+        (
+            {"AIAK_POWERSGD_COMPRESSION": "1", "AIAK_MATRIX_APPROXIMATION_RANK": "0"},
+            "AIAK_MATRIX_APPROXIMATION_RANK is '0', expected a whole number from 1 to 256",
+        ),
+        (
+            {"AIAK_POWERSGD_COMPRESSION": "1", "THALWEG_START_COMPRESS_ITER": "soon"},
+            "THALWEG_START_COMPRESS_ITER is 'soon', expected a whole number from 0",
+        ),
+        ({"THALWEG_ENABLE": "1", "THALWEG_CODEC": "zip"}, "THALWEG_CODEC is 'zip', expected one"),
+        ({"THALWEG_ENABLE": "1", "THALWEG_LOG": "loud"}, "THALWEG_LOG is 'loud', expected one of"),
+    ],
+)
+def test_malformed_value_activates_and_is_then_refused_by_name(env, message):
+    assert activation_is_wanted(env)
+    with pytest.raises(ConfigError, match=message):
+        Activation.from_env(env)
+
+
+@pytest.mark.parametrize(("text", "level"), [("warn", logging.WARNING), ("", logging.INFO)])
+def test_log_level_is_that_of_the_servers(text, level):
+    assert Activation.from_env({"THALWEG_LOG": text}).log_level == level

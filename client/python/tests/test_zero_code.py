@@ -1,0 +1,124 @@
+"""What can be seen of activation without code in one process; tests/e2e has the rest."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+
+import pytest
+import torch.distributed as dist
+
+from thalweg import _zero_code
+from thalweg._config import ConfigError
+from thalweg._zero_code import Answer
+
+REPORT = """
+import json, sys
+from torch.nn.parallel import DistributedDataParallel as DDP
+print(json.dumps({
+    "modules": sorted(name for name in sys.modules if name.startswith("thalweg")),
+    "init": DDP.__init__.__code__.co_filename, "lazy": DDP._lazy_init.__code__.co_filename,
+}))
+"""
+
+
+def import_torch(before: str = "", **variables: str):
+    """A new interpreter's import of torch: what it has loaded, and what it said."""
+    names = ("THALWEG_", "AIAK_", "TORCH_DEVICE_BACKEND_AUTOLOAD")
+    env = {name: value for name, value in os.environ.items() if not name.startswith(names)}
+    result = subprocess.run(
+        [sys.executable, "-c", before + "\nimport torch" + REPORT],
+        env=env | variables,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout), result.stderr
+
+
+@pytest.mark.parametrize("variables", [{}, {"AIAK_FP16_COMPRESSION": "0"}, {"THALWEG_ENABLE": "0"}])
+def test_nothing_set_leaves_torch_as_it_is(variables):
+    loaded, said = import_torch(**variables)
+    assert loaded["modules"] == ["thalweg", "thalweg._autoload", "thalweg._config"]
+    assert loaded["init"].endswith("torch/nn/parallel/distributed.py")
+    assert loaded["lazy"].endswith("torch/nn/parallel/distributed.py")
+    assert said == ""
+
+
+def test_switch_prepares_distributed_data_parallel_and_loads_nothing_native():
+    loaded, said = import_torch(AIAK_FP16_COMPRESSION="1")
+    assert loaded["init"] == _zero_code.__file__
+    assert not loaded["lazy"].endswith("torch/nn/parallel/distributed.py")
+    assert not {"thalweg.ddp", "thalweg._C"}.intersection(loaded["modules"])
+    assert said == ""
+
+
+def test_importing_thalweg_first_is_no_circle():
+    loaded, _ = import_torch("import thalweg.ddp", AIAK_FP16_COMPRESSION="1")
+    assert loaded["init"] == _zero_code.__file__
+    assert "thalweg.ddp" in loaded["modules"]
+
+
+@pytest.mark.parametrize("broken", ["thalweg._config", "thalweg._zero_code"])
+def test_broken_thalweg_leaves_torch_usable_and_warns_once(broken):
+    breaking = f"import sys; sys.modules['{broken}'] = None"
+    loaded, said = import_torch(breaking, AIAK_FP16_COMPRESSION="1")
+    assert loaded["init"].endswith("torch/nn/parallel/distributed.py")
+    assert len(said.splitlines()) == 1
+    assert "cannot be activated" in said
+    assert broken in said
+
+
+def test_malformed_variable_does_not_break_the_import():
+    loaded, said = import_torch(AIAK_FP16_COMPRESSION="yes")
+    assert loaded["init"] == _zero_code.__file__
+    assert said == ""
+
+
+def test_workers_that_agree_are_attached():
+    assert _zero_code.decide([Answer("fp16"), Answer("fp16")]) == ""
+
+
+def test_obstacle_of_one_worker_holds_for_all():
+    answers = [Answer("fp16"), Answer("fp16", obstacle="parameters on cuda:1")]
+    assert _zero_code.decide(answers) == "rank 1: parameters on cuda:1"
+
+
+@pytest.mark.parametrize(
+    ("answers", "message"),
+    [
+        ([Answer("fp16"), Answer(error="AIAK_X is 2")], "thalweg: rank 1: AIAK_X is 2"),
+        ([Answer("fp16"), Answer("bf16")], "codec fp16 on rank 0 but bf16 on rank 1: set the same"),
+        ([Answer(), Answer("bf16")], r"codec \(none\) on rank 0 but bf16 on rank 1"),
+    ],
+)
+def test_workers_that_differ_are_refused(answers, message):
+    with pytest.raises(ConfigError, match=message):
+        _zero_code.decide(answers)
+
+
+def test_answers_are_exchanged_through_the_store():
+    store = dist.HashStore()
+    answers = [Answer("fp16"), Answer("fp16", obstacle="—"), Answer(error="x")]
+    heard = [None] * 3
+
+    def work(rank):
+        heard[rank] = _zero_code.exchange(store, answers[rank], key="k", rank=rank, world=3)
+
+    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    assert heard == [answers] * 3
+
+
+def test_ranks_without_the_variables_are_named():
+    store = dist.HashStore()
+    for rank in (0, 2):
+        store.set(_zero_code._announcement(rank), "1")
+    _zero_code.await_announcements(store, [0, 2], timeout=1)
+    with pytest.raises(ConfigError, match="not on rank 1, 3: set the same variables"):
+        _zero_code.await_announcements(store, [0, 1, 2, 3], timeout=0.1)

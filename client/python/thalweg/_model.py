@@ -1,0 +1,59 @@
+"""What a DistributedDataParallel module consists of, and whether Thalweg can serve it."""
+
+from __future__ import annotations
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from thalweg import _topology
+
+_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+
+
+def parameters(ddp_model: DistributedDataParallel) -> list[tuple[str, torch.Tensor]]:
+    """Those whose gradients DistributedDataParallel averages, by name."""
+    ignored = ddp_model.parameters_to_ignore
+    return [
+        (name, parameter)
+        for name, parameter in ddp_model.module.named_parameters()
+        if parameter.requires_grad and name not in ignored
+    ]
+
+
+def describe(ddp_model: DistributedDataParallel) -> tuple[_topology.Tensor, ...]:
+    return tuple(
+        _topology.Tensor(name, str(parameter.dtype).removeprefix("torch."), tuple(parameter.shape))
+        for name, parameter in parameters(ddp_model)
+    )
+
+
+def hook_of(ddp_model: DistributedDataParallel) -> str:
+    """The name of the communication hook that torch knows of; empty: none.
+
+    A hook in C++ of a third party is not seen; torch refuses a second hook then.
+    """
+    return str(ddp_model._get_ddp_logging_data().get("comm_hook", ""))
+
+
+def why_not(ddp_model: DistributedDataParallel) -> str:
+    """Why the module cannot be served; empty if it can."""
+    if ddp_model._delay_all_reduce_all_params or ddp_model._use_python_reducer:
+        return "the module has no reducer in C++ that a communication hook could belong to"
+    if ddp_model.mixed_precision is not None:
+        return "DistributedDataParallel(mixed_precision=…) is not supported: use torch.autocast"
+    if hook_of(ddp_model):
+        return "the module has another communication hook: attach() must be the only one"
+    for name, parameter in parameters(ddp_model):
+        if parameter.device.type != "cpu":
+            return f"parameters on {parameter.device} are not supported yet ({name}): use the CPU"
+        if parameter.dtype not in _DTYPES:
+            return f"{name} is {parameter.dtype}, expected one of {', '.join(map(str, _DTYPES))}"
+    return ""
+
+
+def sparse_module(ddp_model: DistributedDataParallel) -> str:
+    """The name of a module whose gradients will be sparse; empty: none is known to be."""
+    for name, module in ddp_model.module.named_modules():
+        if isinstance(module, torch.nn.Embedding | torch.nn.EmbeddingBag) and module.sparse:
+            return name or type(module).__name__
+    return ""

@@ -1,0 +1,238 @@
+"""How gradients cross the network: what `thalweg.ddp.attach(model, CODEC)` and THALWEG_CODEC take.
+
+A codec is a value, `thalweg.PowerSGD(rank=4)`, and has a text form in which every key is given:
+
+    powersgd:rank=4,start=1000,min_rate=2,wire=fp32,warm=1,feedback=1,seed=0,epsilon=0
+
+In text that is read, keys may be left out and come in any order; `powersgd:4` and `topk:0.01` are
+short for the first key. This module loads neither torch nor native code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+# Codecs that are nothing but a type of element.
+WIRE_TYPES = ("fp32", "fp16", "bf16")
+_MAX_RANK = 256
+_MAX_ITERATION = 1 << 40
+_MAX_SEED = (1 << 64) - 1
+_MAX_REAL = 1e6
+_UP_TO_MAX = f"a number from 0 to {_MAX_REAL:g}"
+
+
+@dataclass(frozen=True)
+class _Key:
+    """A parameter of a codec in its text form."""
+
+    name: str
+    expected: str
+    accepts: Callable[[Any], bool]
+    read: Callable[[str], Any]  # ValueError: this is no such value
+    write: Callable[[Any], str] = str
+
+
+class Codec:
+    """Base of all codecs: immutable, compared by value, safe to share between threads."""
+
+    name: ClassVar[str]
+    _keys: ClassVar[Mapping[str, _Key]] = {}  # by attribute, in the order of the text form
+    _shorthand: ClassVar[str] = ""  # the key that may be given without its name
+
+    def __post_init__(self) -> None:
+        for attribute, key in self._keys.items():
+            value = getattr(self, attribute)
+            if not key.accepts(value):
+                raise ValueError(
+                    f"{type(self).__name__}: {attribute} is {value!r}, expected {key.expected}"
+                )
+
+    def spec(self) -> str:
+        """The text form with every key, equal for equal codecs; `parse` reads it."""
+        pairs = [
+            f"{key.name}={key.write(getattr(self, attribute))}"
+            for attribute, key in self._keys.items()
+        ]
+        return f"{self.name}:{','.join(pairs)}" if pairs else self.name
+
+
+def parse(text: str, what: str = "codec") -> Codec:
+    """The codec that `text` describes. ValueError says what is wrong with `what`."""
+    name, colon, arguments = text.partition(":")
+    if name not in _BY_NAME:
+        raise ValueError(f"{what} is {text!r}, expected one of {', '.join(_BY_NAME)}")
+    kind = _BY_NAME[name]
+    if not colon:
+        return kind()
+    values: dict[str, Any] = {}
+    try:
+        for part in arguments.split(","):
+            attribute, value = _read_part(kind, part, alone=part == arguments)
+            if attribute in values:
+                raise ValueError(f"{part.partition('=')[0]} is given twice")
+            values[attribute] = value
+    except ValueError as error:
+        raise ValueError(f"{what} is {text!r}: {error}") from None
+    return kind(**values)
+
+
+def read_value(kind: type[Codec], attribute: str, what: str, text: str) -> object:
+    """What `text` says an attribute of a codec is. ValueError says what is wrong with `what`."""
+    key = kind._keys[attribute]
+    try:
+        value = key.read(text)
+    except ValueError:
+        value = None
+    if value is None or not key.accepts(value):
+        raise ValueError(f"{what} is {text!r}, expected {key.expected}")
+    return value
+
+
+def _read_part(kind: type[Codec], part: str, alone: bool) -> tuple[str, object]:
+    """One `key=value`: the attribute and its value."""
+    by_name = {key.name: attribute for attribute, key in kind._keys.items()}
+    name, equals, text = part.partition("=")
+    if alone and not equals and kind._shorthand:
+        name, text = kind._shorthand, part
+    elif not by_name:
+        raise ValueError(f"{kind.name} has no keys, got {part!r}")
+    elif not equals:
+        raise ValueError(f"expected key=value, got {part!r}; keys are {', '.join(by_name)}")
+    if name not in by_name:
+        raise ValueError(f"{kind.name} has no key {name!r}; keys are {', '.join(by_name)}")
+    return by_name[name], read_value(kind, by_name[name], name, text)
+
+
+def _integer(name: str, low: int, high: int) -> _Key:
+    def read(text: str) -> int:
+        if not (text.isascii() and text.isdigit()):
+            raise ValueError
+        return int(text)
+
+    def accepts(value: object) -> bool:
+        return type(value) is int and low <= value <= high
+
+    return _Key(name, f"a whole number from {low} to {high}", accepts, read)
+
+
+def _real(name: str, expected: str, inside: Callable[[float], bool]) -> _Key:
+    def accepts(value: object) -> bool:
+        return isinstance(value, int | float) and type(value) is not bool and inside(value)
+
+    return _Key(name, expected, accepts, float, _write_real)
+
+
+def _write_real(value: float) -> str:
+    """As C's %g where that gives the value back, so that both languages write the same text."""
+    short = f"{value + 0.0:g}"  # without the sign of -0.0
+    return short if float(short) == value else repr(float(value))
+
+
+def _flag(name: str) -> _Key:
+    def accepts(value: object) -> bool:
+        return type(value) is bool
+
+    read = {"0": False, "1": True}.get
+    return _Key(name, "True or False (in text 1 or 0)", accepts, read, lambda value: f"{value:d}")
+
+
+_START = _integer("start", 0, _MAX_ITERATION)
+_FEEDBACK = _flag("feedback")
+
+
+@dataclass(frozen=True)
+class FP32(Codec):
+    """Gradients cross the network as they are."""
+
+    name = "fp32"
+
+
+@dataclass(frozen=True)
+class FP16(Codec):
+    """fp32 gradients cross the network as IEEE half floats."""
+
+    name = "fp16"
+
+
+@dataclass(frozen=True)
+class BF16(Codec):
+    """fp32 gradients cross the network as bfloat16: fewer digits than fp16, the range of fp32."""
+
+    name = "bf16"
+
+
+@dataclass(frozen=True)
+class PowerSGD(Codec):
+    """Matrices cross the network as two factors of low rank; small tensors as they are.
+
+    Defaults are those of torch's PowerSGDState, where `rank` is called matrix_approximation_rank,
+    `start_iter` start_powerSGD_iter, `seed` random_seed and `epsilon` orthogonalization_epsilon.
+    """
+
+    rank: int = 1  # more is more accurate, and more bytes
+    start_iter: int = 1000  # iterations before it go without compression
+    min_compression_rate: float = 2.0  # matrices that would not shrink by more stay as they are
+    wire: str = "fp32"  # the type in which factors, and what is not compressed, are sent
+    warm_start: bool = True  # begin with the last iteration's factors
+    use_error_feedback: bool = True  # add what was lost to the next gradient
+    seed: int = 0  # of the first factors
+    epsilon: float = 0.0  # added to the norms by which columns are divided
+
+    name = "powersgd"
+    _shorthand = "rank"
+    _keys: ClassVar[Mapping[str, _Key]] = {
+        "rank": _integer("rank", 1, _MAX_RANK),
+        "start_iter": _START,
+        "min_compression_rate": _real("min_rate", _UP_TO_MAX, lambda x: 0 <= x <= _MAX_REAL),
+        "wire": _Key("wire", f"one of {', '.join(WIRE_TYPES)}", WIRE_TYPES.__contains__, str),
+        "warm_start": _flag("warm"),
+        "use_error_feedback": _FEEDBACK,
+        "seed": _integer("seed", 0, _MAX_SEED),
+        "epsilon": _real("epsilon", _UP_TO_MAX, lambda x: 0 <= x <= _MAX_REAL),
+    }
+
+
+@dataclass(frozen=True)
+class Int8(Codec):
+    """Blocks of gradients cross the network as 8-bit integers with a scale each."""
+
+    start_iter: int = 2
+    use_error_feedback: bool = True
+
+    name = "int8"
+    _keys: ClassVar[Mapping[str, _Key]] = {"start_iter": _START, "use_error_feedback": _FEEDBACK}
+
+
+@dataclass(frozen=True)
+class OneBit(Codec):
+    """Gradients cross the network as their signs, with a scale per block."""
+
+    start_iter: int = 2
+    use_error_feedback: bool = True
+
+    name = "onebit"
+    _keys: ClassVar[Mapping[str, _Key]] = {"start_iter": _START, "use_error_feedback": _FEEDBACK}
+
+
+@dataclass(frozen=True)
+class TopK(Codec):
+    """Of all gradients only those of the largest magnitude cross the network."""
+
+    ratio: float = 0.01  # how many of them
+    start_iter: int = 2
+    use_error_feedback: bool = True
+
+    name = "topk"
+    _shorthand = "ratio"
+    _keys: ClassVar[Mapping[str, _Key]] = {
+        "ratio": _real("ratio", "a number above 0, at most 1", lambda x: 0 < x <= 1),
+        "start_iter": _START,
+        "use_error_feedback": _FEEDBACK,
+    }
+
+
+_BY_NAME: dict[str, type[Codec]] = {
+    kind.name: kind for kind in (FP32, FP16, BF16, PowerSGD, Int8, OneBit, TopK)
+}

@@ -1,0 +1,139 @@
+"""Ordinary training with DistributedDataParallel: `plain_jobs.py NAME OUT` runs a function.
+
+Only `who_wins` mentions Thalweg. Of the variables that activate it, UNAWARE_RANK has none.
+"""
+
+import gc
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+if os.environ["RANK"] == os.environ.get("UNAWARE_RANK"):
+    for variable in [name for name in os.environ if name.startswith("AIAK_")]:
+        del os.environ[variable]
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+STEPS = 12
+
+
+def train(model: DistributedDataParallel) -> str:
+    """A digest of the parameters afterwards."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = torch.Generator().manual_seed(dist.get_rank())
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        model(torch.randn(8, 64, generator=data)).square().mean().backward()
+        optimizer.step()
+    result = hashlib.sha256()
+    for parameter in model.parameters():
+        result.update(parameter.detach().numpy().tobytes())
+    return result.hexdigest()
+
+
+def build() -> DistributedDataParallel:
+    torch.manual_seed(1)
+    layers = nn.Sequential(nn.Linear(64, 5000), nn.Tanh(), nn.Linear(5000, 10))
+    return DistributedDataParallel(layers, bucket_cap_mb=1)  # torch.compile knows no smaller ones
+
+
+def plain() -> dict[str, Any]:
+    digest = train(build())
+    return {
+        "digest": digest,
+        "modules": [name for name in sys.modules if name.startswith("thalweg")],
+    }
+
+
+def sparse() -> dict[str, Any]:
+    """Has gradients that only torch can average."""
+    torch.manual_seed(1)
+    model = DistributedDataParallel(nn.Embedding(10, 4, sparse=True))
+    model(torch.tensor([dist.get_rank()])).sum().backward()
+    return {"grad": model.module.weight.grad.to_dense().tolist()}
+
+
+def caught() -> dict[str, Any]:
+    """What a script is told that goes on after an error."""
+    try:
+        train(build())
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is the result
+        return {"error": f"{type(error).__name__}: {error}"}
+    return {"error": None}
+
+
+def who_wins() -> dict[str, Any]:
+    """The codec of modules that were treated differently before they were trained; null: none."""
+    import thalweg.ddp
+
+    result = {}
+    for treatment in (registers, registers_builtin, registers_late, attaches, evaluates, compiles):
+        model = build()
+        compiled = treatment(model)
+        digest = train(model if compiled is None else compiled)
+        state = thalweg.ddp.state_of(model)
+        result[treatment.__name__] = {"codec": state and state.codec, "digest": digest}
+        result[treatment.__name__]["rounds"] = state.stats()["rounds"] if state else 0
+    return result
+
+
+def registers(model: DistributedDataParallel) -> None:
+    model.register_comm_hook(dist.group.WORLD, mean)
+
+
+def mean(group: dist.ProcessGroup, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    work = dist.all_reduce(bucket.buffer().div_(group.size()), group=group, async_op=True)
+    return work.get_future().then(lambda future: future.value()[0])
+
+
+def registers_builtin(model: DistributedDataParallel) -> None:
+    model._register_builtin_comm_hook(dist.BuiltinCommHookType.ALLREDUCE)
+
+
+def registers_late(model: DistributedDataParallel) -> None:
+    """After an evaluation."""
+    evaluates(model)
+    registers(model)
+
+
+def attaches(model: DistributedDataParallel) -> None:
+    import thalweg.ddp
+
+    thalweg.ddp.attach(model, thalweg.BF16())
+
+
+def evaluates(model: DistributedDataParallel) -> None:
+    """On rank 0 only, in all ways that are not training."""
+    if dist.get_rank() == 0:
+        with torch.no_grad():
+            model(torch.zeros(1, 64))
+        model.eval()(torch.zeros(1, 64))
+        model.train()
+
+
+def compiles(model: DistributedDataParallel) -> nn.Module:
+    return torch.compile(model, backend="eager")
+
+
+JOBS: list[Callable[[], Any]] = [plain, sparse, caught, who_wins]
+
+
+def main() -> None:
+    name, out = sys.argv[1:]
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    result = next(job for job in JOBS if job.__name__ == name)()
+    Path(out).write_text(json.dumps(result), encoding="utf-8")
+    gc.collect()  # see jobs.py
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
