@@ -1,0 +1,67 @@
+#include "core/base/wire_format.h"
+
+#include <string>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace thalweg {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr WireFormat kDense[] = {WireFormat::kFloat32, WireFormat::kFloat16, WireFormat::kBFloat16,
+                                 WireFormat::kFloat64};
+constexpr WireFormat kLossy[] = {WireFormat::kInt8, WireFormat::kOneBit, WireFormat::kTopK};
+
+TEST(WireFormatTest, OnlyTheSevenValuesAreValid) {
+  for (int value = 0; value < 256; ++value) {
+    const bool dense = value >= 1 && value <= 4;
+    const bool lossy = value >= 16 && value <= 18;
+    EXPECT_EQ(IsDense(static_cast<WireFormat>(value)), dense) << value;
+    EXPECT_EQ(IsValid(static_cast<WireFormat>(value)), dense || lossy) << value;
+  }
+}
+
+TEST(WireFormatTest, DenseFormatsAreTheElementTypes) {
+  for (WireFormat format : kDense) {
+    EXPECT_EQ(FormatOf(DTypeOf(format)), format);
+    EXPECT_STREQ(Name(format), Name(DTypeOf(format)));
+    EXPECT_EQ(MaxEncodedBytes(format, 1000), 1000 * SizeOf(DTypeOf(format)));
+    EXPECT_TRUE(HasFixedSize(format));
+  }
+}
+
+TEST(WireFormatTest, EveryNameIsParsed) {
+  for (WireFormat format : kDense) EXPECT_EQ(ParseWireFormat(Name(format)).value(), format);
+  for (WireFormat format : kLossy) EXPECT_EQ(ParseWireFormat(Name(format)).value(), format);
+  EXPECT_STREQ(Name(static_cast<WireFormat>(9)), "invalid");
+  const absl::Status unknown = ParseWireFormat("int4").status();
+  EXPECT_EQ(unknown.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(unknown.message()), HasSubstr("'int4': expected fp32"));
+}
+
+TEST(WireFormatTest, SizesCountEveryBlockThatHasBegun) {
+  const struct {
+    uint64_t elems, int8, onebit, topk;
+  } cases[] = {
+      {0, 0, 0, 4},         {1, 5, 5, 9},         {8, 12, 5, 44},          {9, 13, 6, 49},
+      {256, 260, 36, 1284}, {257, 265, 37, 1289}, {1024, 1040, 132, 5124}, {1025, 1045, 137, 5129}};
+  for (const auto& c : cases) {
+    EXPECT_EQ(MaxEncodedBytes(WireFormat::kInt8, c.elems), c.int8) << c.elems;
+    EXPECT_EQ(MaxEncodedBytes(WireFormat::kOneBit, c.elems), c.onebit) << c.elems;
+    EXPECT_EQ(MaxEncodedBytes(WireFormat::kTopK, c.elems), c.topk) << c.elems;
+  }
+  EXPECT_TRUE(HasFixedSize(WireFormat::kInt8) && HasFixedSize(WireFormat::kOneBit));
+  EXPECT_FALSE(HasFixedSize(WireFormat::kTopK));
+}
+
+TEST(WireFormatTest, ChunksAreAsSmallAsPromised) {
+  const uint64_t elems = 1 << 18;
+  const double raw = 4.0 * static_cast<double>(elems);
+  EXPECT_LE(static_cast<double>(MaxEncodedBytes(WireFormat::kInt8, elems)), 0.26 * raw);
+  EXPECT_LE(static_cast<double>(MaxEncodedBytes(WireFormat::kOneBit, elems)), 0.035 * raw);
+}
+
+}  // namespace
+}  // namespace thalweg

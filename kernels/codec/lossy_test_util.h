@@ -1,0 +1,102 @@
+// What the tests of the lossy formats share.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <initializer_list>
+#include <limits>
+#include <memory>
+#include <random>
+#include <utility>
+#include <vector>
+
+#include "core/base/payload.h"
+#include "core/base/wire_format.h"
+#include "kernels/cast/element.h"
+#include "kernels/cast/test_util.h"
+
+namespace thalweg {
+
+using Bytes = std::vector<std::byte>;
+using Floats = std::vector<float>;
+
+inline constexpr float kInfinity = std::numeric_limits<float>::infinity();
+inline constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
+inline constexpr WireFormat kLossyFormats[] = {WireFormat::kInt8, WireFormat::kOneBit,
+                                               WireFormat::kTopK};
+
+// Around every block and tile of the formats.
+inline constexpr size_t kLossySizes[] = {0,   1,   2,   7,    8,    9,    33,   255, 256,
+                                         257, 511, 513, 1023, 1024, 1025, 1281, 5000};
+
+inline Bytes BytesOf(std::initializer_list<int> values) {
+  Bytes bytes;
+  for (int value : values) bytes.push_back(static_cast<std::byte>(value));
+  return bytes;
+}
+
+inline Floats RandomFloats(size_t elems, unsigned special_every, std::mt19937_64& random) {
+  const Bytes bytes = RandomElements<Fp32>(elems, special_every, random);
+  Floats floats(elems);
+  if (elems > 0) std::memcpy(floats.data(), bytes.data(), bytes.size());
+  return floats;
+}
+
+// Bit patterns, because NaN differs from itself and −0 does not from 0.
+inline std::vector<uint32_t> BitsOf(const Floats& floats) {
+  std::vector<uint32_t> bits;
+  for (float value : floats) bits.push_back(BitCast<uint32_t>(value));
+  return bits;
+}
+
+inline Floats Sum(const Floats& a, const Floats& b) {
+  Floats sum(a.size());
+  for (size_t i = 0; i < a.size(); ++i) sum[i] = a[i] + b[i];
+  return sum;
+}
+
+// The residual that x leaves when it decodes to `decoded`; of elements that are not sent as numbers
+// that from before.
+inline Floats ResidualOf(const Floats& x, const Floats& decoded, const Floats& before) {
+  Floats residual = before;
+  for (size_t i = 0; i < x.size(); ++i) {
+    if (std::isfinite(decoded[i])) residual[i] = x[i] - decoded[i];
+  }
+  return residual;
+}
+
+inline uint64_t CountNonFinite(const Floats& x) {
+  return static_cast<uint64_t>(
+      std::count_if(x.begin(), x.end(), [](float value) { return !std::isfinite(value); }));
+}
+
+// `bytes` cut into pieces of the given lengths and a last one with the rest; each piece is an
+// allocation of its own, so that AddressSanitizer sees a read beyond it.
+inline Payload Split(const Bytes& bytes, const std::vector<size_t>& lengths) {
+  auto owner = std::make_shared<std::vector<Bytes>>();
+  size_t begin = 0;
+  for (size_t length : lengths) {
+    const size_t end = std::min(bytes.size(), begin + length);
+    owner->emplace_back(bytes.begin() + static_cast<ptrdiff_t>(begin),
+                        bytes.begin() + static_cast<ptrdiff_t>(end));
+    begin = end;
+  }
+  owner->emplace_back(bytes.begin() + static_cast<ptrdiff_t>(begin), bytes.end());
+  Payload payload;
+  for (const Bytes& piece : *owner) payload.pieces.emplace_back(piece);
+  payload.owner = std::move(owner);
+  return payload;
+}
+
+inline std::vector<size_t> RandomLengths(size_t total, std::mt19937_64& random) {
+  std::vector<size_t> lengths;
+  for (size_t sum = 0; sum < total; sum += lengths.back()) {
+    lengths.push_back(random() % 4 == 0 ? 0 : random() % 700);
+  }
+  return lengths;
+}
+
+}  // namespace thalweg

@@ -1,0 +1,181 @@
+#include "kernels/codec/onebit.h"
+
+#include <cmath>
+#include <limits>
+
+#include "gtest/gtest.h"
+#include "hwy/highway.h"
+#include "kernels/codec/lossy_test_util.h"
+
+namespace thalweg {
+namespace {
+
+struct Result {
+  Bytes bytes;
+  Floats decoded;
+  Floats residual;
+  uint64_t nonfinite = 0;
+};
+
+Result Encode(const Floats& values, const Floats& residual, size_t misalignment) {
+  Result result;
+  result.residual = residual;
+  Buffer out(misalignment, MaxEncodedBytes(WireFormat::kOneBit, values.size()));
+  result.nonfinite =
+      EncodeOneBit(values.data(), residual.empty() ? nullptr : result.residual.data(),
+                   values.size(), out.Data());
+  result.bytes = out.Content();
+  result.decoded.resize(values.size());
+  DecodeOneBit(out.Data(), values.size(), result.decoded.data());
+  return result;
+}
+
+// The scale of docs/codecs.md: sixteen sums, then their sum by halves.
+float ScaleOf(const float* x, size_t elems) {
+  float sums[16] = {};
+  for (size_t i = 0; i < elems; ++i) {
+    sums[i % 16] = std::fma(std::fabs(x[i]), 1.0f / 2048, sums[i % 16]);
+  }
+  for (int half : {8, 4, 2, 1}) {
+    for (int j = 0; j < half; ++j) sums[j] = sums[j] + sums[j + half];
+  }
+  if (!std::isfinite(sums[0])) return kNaN;
+  return std::fmin(sums[0] / (static_cast<float>(elems) / 2048), std::numeric_limits<float>::max());
+}
+
+Result Reference(const Floats& x, const Floats& residual) {
+  Result result;
+  for (size_t begin = 0; begin < x.size(); begin += 1024) {
+    const size_t elems = std::min<size_t>(x.size() - begin, 1024);
+    const float scale = ScaleOf(&x[begin], elems);
+    const size_t at = result.bytes.size();
+    result.bytes.resize(at + 4 + (elems + 7) / 8);
+    std::memcpy(&result.bytes[at], &scale, 4);
+    for (size_t i = 0; i < elems; ++i) {
+      const bool negative = x[begin + i] < 0 && !std::isnan(scale);
+      if (negative) result.bytes[at + 4 + i / 8] |= std::byte{1} << (i % 8);
+      result.decoded.push_back(negative ? -scale : scale);
+    }
+  }
+  result.nonfinite = CountNonFinite(x);
+  if (!residual.empty()) result.residual = ResidualOf(x, result.decoded, residual);
+  return result;
+}
+
+void ExpectSame(const Result& got, const Result& expected) {
+  ASSERT_EQ(got.bytes, expected.bytes);
+  ASSERT_EQ(BitsOf(got.decoded), BitsOf(expected.decoded));
+  ASSERT_EQ(BitsOf(got.residual), BitsOf(expected.residual));
+  ASSERT_EQ(got.nonfinite, expected.nonfinite);
+}
+
+// The worked example of docs/codecs.md.
+TEST(OneBitTest, BlockIsTheDocumentedBytes) {
+  const Result result = Encode({1, -1, 3, -3, 2, -2, 0, -0.0f, -4, 4, -2, 2, 1, -1, 3, -3}, {}, 0);
+  EXPECT_EQ(result.bytes, BytesOf({0x00, 0x00, 0x00, 0x40, 0x2a, 0xa5}));
+  EXPECT_EQ(result.decoded, Floats({2, -2, 2, -2, 2, -2, 2, 2, -2, 2, -2, 2, 2, -2, 2, -2}));
+}
+
+TEST(OneBitTest, EveryBlockHasItsOwnScale) {
+  Floats values(1026, -0.5f);
+  values[1024] = 3;
+  values[1025] = -1;
+  Bytes expected(132, std::byte{0xff});
+  std::copy_n(BytesOf({0x00, 0x00, 0x00, 0x3f}).begin(), 4, expected.begin());
+  for (std::byte byte : BytesOf({0x00, 0x00, 0x00, 0x40, 0x02})) expected.push_back(byte);
+  EXPECT_EQ(Encode(values, {}, 0).bytes, expected);
+}
+
+TEST(OneBitTest, ResidualIsAddedAndLeftBehind) {
+  const Result result = Encode({1, 2}, {2, -3}, 0);
+  EXPECT_EQ(result.bytes, BytesOf({0x00, 0x00, 0x00, 0x40, 0x02}));
+  EXPECT_EQ(result.residual, Floats({1, 1}));
+}
+
+TEST(OneBitTest, ANonFiniteElementMakesItsBlockNaNAndKeepsTheResidual) {
+  for (float bad : {kNaN, kInfinity, -kInfinity}) {
+    for (size_t at : {0, 500, 1023, 1024, 1500}) {
+      Floats values(1501, 1);
+      const Floats before(1501, -2);
+      values[at] = bad;
+      const Result result = Encode(values, before, 0);
+      EXPECT_EQ(result.nonfinite, 1u);
+      for (size_t i = 0; i < values.size(); ++i) {
+        const bool same_block = i / 1024 == at / 1024;
+        ASSERT_EQ(BitCast<uint32_t>(result.decoded[i]), same_block ? Fp32::kNan : 0xbf800000u);
+        ASSERT_EQ(result.residual[i], same_block ? -2 : 0) << i;
+      }
+    }
+  }
+}
+
+TEST(OneBitTest, EqualsItsDefinitionForAnySizeAddressAndTarget) {
+  std::mt19937_64 random(13);
+  for (size_t elems : kLossySizes) {
+    for (unsigned special_every : {0u, 40u, 3000u}) {
+      const Floats values = RandomFloats(elems, special_every, random);
+      const Floats before = RandomFloats(elems, special_every * 2, random);
+      const Result plain = Reference(values, {});
+      const Result fed_back = Reference(Sum(values, before), before);
+      for (int64_t target : hwy::SupportedAndGeneratedTargets()) {
+        SCOPED_TRACE(testing::Message() << hwy::TargetName(target) << ", " << elems
+                                        << " elements, special " << special_every);
+        const ForcedTarget forced(target);
+        for (size_t misalignment : {0, 3}) {
+          ExpectSame(Encode(values, {}, misalignment), plain);
+          ExpectSame(Encode(values, before, misalignment), fed_back);
+        }
+      }
+    }
+  }
+}
+
+TEST(OneBitTest, ScaleIsTheMeanMagnitude) {
+  std::mt19937_64 random(14);
+  for (size_t elems : {1, 2, 3, 100, 1000, 1024}) {
+    const Floats values = RandomFloats(elems, 0, random);
+    double sum = 0;
+    for (float value : values) sum += std::fabs(double{value});
+    const double mean = sum / static_cast<double>(elems);
+    // 64 additions into each of the 16 sums, 4 that join them and the division: each is off by
+    // 2^-24 of a number that is not larger than the whole.
+    EXPECT_NEAR(std::fabs(Encode(values, {}, 0).decoded[0]), mean, 70 * std::ldexp(mean, -24));
+  }
+}
+
+TEST(OneBitTest, TheLargestFloatsHaveAScale) {
+  for (size_t elems : {1, 3, 1000, 1023, 1024}) {
+    const Floats values(elems, std::numeric_limits<float>::max());
+    const Result result = Encode(values, Floats(elems), 0);
+    EXPECT_EQ(CountNonFinite(result.decoded), 0u) << elems;
+    ExpectSame(result, Reference(values, Floats(elems)));
+  }
+}
+
+TEST(OneBitTest, AnyBytesDecodeToTheScaleOrNaN) {
+  std::mt19937_64 random(15);
+  for (size_t elems : {10, 1024, 1100}) {
+    for (float scale : {1.0f, -1.0f, -0.0f, 0x1p-149f, kInfinity, -kInfinity, kNaN}) {
+      Buffer in(1, MaxEncodedBytes(WireFormat::kOneBit, elems));
+      for (std::byte& byte : std::span(in.Data(), in.Content().size())) {
+        byte = static_cast<std::byte>(random());
+      }
+      Floats expected(elems);
+      for (size_t i = 0; i < elems; ++i) {
+        std::byte* const block = in.Data() + i / 1024 * 132;
+        std::memcpy(block, &scale, 4);
+        const bool negative = (block[4 + i % 1024 / 8] >> (i % 8) & std::byte{1}) != std::byte{0};
+        expected[i] = !std::isfinite(scale) ? kNaN : negative ? -scale : scale;
+      }
+      for (int64_t target : hwy::SupportedAndGeneratedTargets()) {
+        const ForcedTarget forced(target);
+        Floats got(elems);
+        DecodeOneBit(in.Data(), elems, got.data());
+        ASSERT_EQ(BitsOf(got), BitsOf(expected)) << hwy::TargetName(target) << ", " << scale;
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace thalweg
