@@ -57,6 +57,15 @@ class ForkSafeSession : public Session {
     THALWEG_RETURN_IF_ERROR(CheckProcess());
     return impl_->status();
   }
+  absl::Status SaveCodecState(
+      const std::function<void(std::span<const std::byte>)>& use) override {
+    THALWEG_RETURN_IF_ERROR(CheckProcess());
+    return impl_->SaveCodecState(use);
+  }
+  absl::Status LoadCodecState(std::span<const std::byte> state) override {
+    THALWEG_RETURN_IF_ERROR(CheckProcess());
+    return impl_->LoadCodecState(state);
+  }
   SessionStats stats() const override {
     return CheckProcess().ok() ? impl_->stats() : SessionStats{};
   }

@@ -80,6 +80,14 @@ class Session {
                                                std::span<const std::byte> gradient) = 0;
 
   // OK, or why the session has failed; then every later Submit fails with it at once.
+  // What the codec carries from round to round on this node, for a checkpoint: calls `use` with the
+  // bytes, which are gone afterwards. Blocks. FailedPrecondition while a round is in flight.
+  virtual absl::Status SaveCodecState(
+      const std::function<void(std::span<const std::byte>)>& use) = 0;
+  // Puts a saved state in its place, before the next round. One worker per node does that; if the
+  // state does not fit, the job fails. FailedPrecondition while a round is in flight.
+  virtual absl::Status LoadCodecState(std::span<const std::byte> state) = 0;
+
   virtual absl::Status status() const = 0;
   virtual SessionStats stats() const = 0;
 

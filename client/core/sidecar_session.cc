@@ -1,5 +1,6 @@
 #include "client/core/sidecar_session.h"
 
+#include <cstring>
 #include <future>
 #include <memory>
 #include <utility>
@@ -142,6 +143,55 @@ void SidecarSession::ProgressLoop() {
   }
 }
 
+absl::Status SidecarSession::CheckIdleLocked() const {
+  THALWEG_RETURN_IF_ERROR(status_);
+  for (const auto& [index, entry] : buckets_) {
+    if (entry.second->callback.done == nullptr) continue;
+    return absl::FailedPreconditionError(
+        absl::StrCat("bucket ", ToString(entry.first), " is being reduced: save or load the codec's "
+                     "state between two steps"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status SidecarSession::SaveCodecState(
+    const std::function<void(std::span<const std::byte>)>& use) {
+  {
+    MutexLock lock(mutex_);
+    THALWEG_RETURN_IF_ERROR(CheckIdleLocked());
+    codec_state_.reset();
+  }
+  THALWEG_RETURN_IF_ERROR(connection_->Send(GetCodecState{}));
+  std::optional<BucketArena> arena;
+  {
+    MutexLock lock(mutex_);
+    changed_.WaitUntil(mutex_, Now() + options_.timeout,
+                       [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+                         return codec_state_.has_value() || !status_.ok();
+                       });
+    THALWEG_RETURN_IF_ERROR(status_);
+    arena = std::exchange(codec_state_, std::nullopt);
+  }
+  if (!arena.has_value()) {
+    return absl::DeadlineExceededError(
+        absl::StrCat("job '", options_.job, "': the sidecar at ", options_.sidecar_path,
+                     " did not send the codec's state within ", ToSeconds(options_.timeout), " s"));
+  }
+  use({std::as_const(*arena).payload(), arena->payload_bytes()});
+  return absl::OkStatus();
+}
+
+absl::Status SidecarSession::LoadCodecState(std::span<const std::byte> state) {
+  {
+    MutexLock lock(mutex_);
+    THALWEG_RETURN_IF_ERROR(CheckIdleLocked());
+  }
+  THALWEG_ASSIGN_OR_RETURN(BucketArena arena,
+                           BucketArena::Create("thalweg-codec-state", state.size(), true));
+  std::memcpy(arena.payload(), state.data(), state.size());
+  return connection_->Send(CodecState{state.size()}, arena.fd());
+}
+
 absl::Status SidecarSession::Handle(Received received) {
   if (const auto* complete = std::get_if<Complete>(&received.message)) return Finish(*complete);
   if (const auto* fail = std::get_if<::thalweg::Fail>(&received.message)) {
@@ -157,6 +207,14 @@ absl::Status SidecarSession::Handle(Received received) {
         BucketArena arena,
         BucketArena::Open(std::move(received.fd), bucket.elems * SizeOf(bucket.dtype)));
     bucket.result = std::make_shared<const BucketArena>(std::move(arena));
+    return absl::OkStatus();
+  }
+  if (const auto* state = std::get_if<CodecState>(&received.message)) {
+    THALWEG_ASSIGN_OR_RETURN(BucketArena arena,
+                             BucketArena::Open(std::move(received.fd), state->bytes));
+    MutexLock lock(mutex_);
+    codec_state_ = std::move(arena);
+    changed_.NotifyAll();
     return absl::OkStatus();
   }
   return absl::InvalidArgumentError(

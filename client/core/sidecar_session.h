@@ -36,6 +36,9 @@ class SidecarSession : public Session {
     Start(id, gradient, {std::move(done), CallOn::kCompletionThread});
   }
   absl::StatusOr<ReducedBucket> Reduce(BucketId id, std::span<const std::byte> gradient) override;
+  absl::Status SaveCodecState(
+      const std::function<void(std::span<const std::byte>)>& use) override;
+  absl::Status LoadCodecState(std::span<const std::byte> state) override;
   absl::Status status() const override {
     MutexLock lock(mutex_);
     return status_;
@@ -84,6 +87,7 @@ class SidecarSession : public Session {
   absl::StatusOr<Bucket*> BeginRound(BucketId id, std::span<const std::byte> gradient,
                                      Callback& callback);
   void Refuse(Done done, absl::Status why);
+  absl::Status CheckIdleLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void CopyIn(Bucket& bucket, std::span<const std::byte> gradient);
   void ProgressLoop();
   void CompletionLoop();
@@ -105,6 +109,7 @@ class SidecarSession : public Session {
   // By bucket index. A bucket's memory is used without the lock by the one Submit that fills it.
   std::map<uint32_t, std::pair<BucketId, std::unique_ptr<Bucket>>> buckets_ ABSL_GUARDED_BY(mutex_);
   std::deque<Completion> completions_ ABSL_GUARDED_BY(mutex_);
+  std::optional<BucketArena> codec_state_ ABSL_GUARDED_BY(mutex_);  // the sidecar's answer
   SessionStats stats_ ABSL_GUARDED_BY(mutex_);
   TimePoint last_progress_ ABSL_GUARDED_BY(mutex_);
 

@@ -5,7 +5,9 @@
 
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
+#include <string_view>
 #include <torch/csrc/distributed/c10d/reducer.hpp>
 #include <utility>
 #include <vector>
@@ -92,6 +94,29 @@ py::dict Stats(const Session& session) {
   return result;
 }
 
+py::bytes SaveCodecState(Session& session) {
+  std::string state;
+  absl::Status status;
+  {
+    py::gil_scoped_release release;
+    status = session.SaveCodecState([&state](std::span<const std::byte> bytes) {
+      state.assign(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+    });
+  }
+  ThrowIfError(status);
+  return py::bytes(state);
+}
+
+void LoadCodecState(Session& session, const py::bytes& state) {
+  const std::string_view text = state;
+  absl::Status status;
+  {
+    py::gil_scoped_release release;
+    status = session.LoadCodecState(std::as_bytes(std::span(text)));
+  }
+  ThrowIfError(status);
+}
+
 std::optional<std::string> StatusText(const Session& session) {
   const absl::Status status = session.status();
   if (status.ok()) return std::nullopt;
@@ -109,6 +134,8 @@ PYBIND11_MODULE(_C, m) {
            py::arg("node_name"), py::arg("local_rank"), py::arg("local_size"), py::arg("codec"),
            py::arg("chunk_bytes"), py::arg("timeout"))
       .def("attach", &thalweg::Attach, py::arg("reducer"), py::arg("named_parameters"))
+      .def("save_codec_state", &thalweg::SaveCodecState)
+      .def("load_codec_state", &thalweg::LoadCodecState, py::arg("state"))
       .def("stats", &thalweg::Stats)
       .def("status", &thalweg::StatusText)
       .def("close", &Session::Close, py::call_guard<py::gil_scoped_release>());

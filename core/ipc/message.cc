@@ -16,7 +16,8 @@ constexpr uint32_t kMagic = 0x31574854;  // "THW1"
 constexpr uint16_t kFlagFd = 1;
 constexpr uint16_t kTypes = std::variant_size_v<Message>;
 constexpr const char* kNames[kTypes] = {"Hello",  "Welcome",  "RegisterBucket", "BucketReady",
-                                        "Submit", "Complete", "Fail",           "Leave"};
+                                        "Submit", "Complete", "Fail",           "Leave",
+                                        "GetCodecState", "CodecState"};
 
 template <typename T>
 concept Integer = std::unsigned_integral<T> || std::same_as<T, int64_t>;
@@ -213,6 +214,8 @@ void Visit(auto& archive, Is<Complete> auto& m) {
 }
 void Visit(auto& archive, Is<Fail> auto& m) { All(archive, m.code, m.message); }
 void Visit(auto&, Is<Leave> auto&) {}
+void Visit(auto&, Is<GetCodecState> auto&) {}
+void Visit(auto& archive, Is<CodecState> auto& m) { All(archive, m.bytes); }
 
 template <typename T>
 absl::StatusOr<Message> ParseAs(const char* name, std::span<const std::byte> body) {

@@ -4,7 +4,7 @@
 //
 //   byte  size  field
 //   0     4   A magic       "THW1"
-//   4     2   B type        1 … 8, in the order of Message's alternatives
+//   4     2   B type        1 … 10, in the order of Message's alternatives
 //   6     2   C flags       1: a file descriptor comes with the frame's first byte; else 0
 //   8     4   D body bytes  at most kMaxFrameBytes
 //   12    D   E body        the message's fields in the order of their declaration, without
@@ -110,8 +110,19 @@ struct Leave {
   bool operator==(const Leave&) const = default;
 };
 
-using Message =
-    std::variant<Hello, Welcome, RegisterBucket, BucketReady, Submit, Complete, Fail, Leave>;
+// Worker: asks for what the codec carries from round to round. Nothing may be in flight.
+struct GetCodecState {
+  bool operator==(const GetCodecState&) const = default;
+};
+
+// Sidecar: that state. Worker: put this in its place. The descriptor is an arena that holds it.
+struct CodecState {
+  uint64_t bytes = 0;
+  bool operator==(const CodecState&) const = default;
+};
+
+using Message = std::variant<Hello, Welcome, RegisterBucket, BucketReady, Submit, Complete, Fail,
+                             Leave, GetCodecState, CodecState>;
 
 inline constexpr size_t kFrameHeaderBytes = 12;
 inline constexpr uint32_t kMaxFrameBytes = 16 << 20;

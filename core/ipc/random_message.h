@@ -33,8 +33,12 @@ class RandomMessages {
                         random_(), random_(), random_(), random_()};
       case 6:
         return Fail{static_cast<absl::StatusCode>(1 + Below(16)), Text()};
-      default:
+      case 7:
         return Leave{};
+      case 8:
+        return GetCodecState{};
+      default:
+        return CodecState{random_()};
     }
   }
   Message Any() { return OfType(Below(std::variant_size_v<Message>)); }

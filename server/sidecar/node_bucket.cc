@@ -32,8 +32,9 @@ absl::StatusOr<std::shared_ptr<NodeBucket>> NodeBucket::Create(BucketId id,
   }
   // Nothing crosses a network between the workers of one node.
   if (terms.codec.kind == CodecKind::kPowerSgd && terms.num_nodes > 1) {
-    bucket->power_sgd = PowerSgd::Create(bucket->dense, terms.codec, terms.chunk_bytes,
-                                         terms.num_shards, matrices);
+    THALWEG_ASSIGN_OR_RETURN(bucket->power_sgd,
+                             PowerSgd::Create(bucket->dense, terms.codec, terms.chunk_bytes,
+                                              terms.num_shards, matrices));
   }
   return bucket;
 }

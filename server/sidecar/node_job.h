@@ -43,6 +43,9 @@ class NodeJob : public std::enable_shared_from_this<NodeJob> {
   absl::Status AddWorker(const Hello& hello, std::shared_ptr<Connection> connection);
   void OnRegisterBucket(uint32_t local_rank, const RegisterBucket& message, UniqueFd arena);
   void OnSubmit(uint32_t local_rank, const Submit& message);
+  // Both fail the job when a round is in flight, or the state is not one of this job's.
+  void OnGetCodecState(uint32_t local_rank);
+  void OnCodecState(uint32_t local_rank, const CodecState& message, UniqueFd arena);
   // The worker is gone, with OK when it said so itself.
   void WorkerLeft(uint32_t local_rank, const absl::Status& reason);
 
@@ -99,6 +102,9 @@ class NodeJob : public std::enable_shared_from_this<NodeJob> {
   // part; the finish thread the others, as the parts come back. Second parts are sent in the order
   // of the first ones, which is the same on all nodes: see ShardGroup::Contribute.
   class Gradient;
+  absl::Status SendCodecState(uint32_t local_rank);
+  absl::Status TakeCodecState(const CodecState& message, UniqueFd arena);
+  absl::Status CheckIdleLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status BeginCompressed(NodeBucket& bucket);
   void FinishLoop();
   absl::Status SendSecond(NodeBucket& bucket);

@@ -4,6 +4,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "core/base/status_macros.h"
 #include "server/sidecar/node_job.h"
 
@@ -133,6 +134,56 @@ absl::Status NodeJob::FinishCompressed(NodeBucket& bucket) {
   }
   Complete(bucket, *bucket.last_part, nonfinite_elems);
   return absl::OkStatus();
+}
+
+void NodeJob::OnGetCodecState(uint32_t local_rank) {
+  if (const absl::Status status = SendCodecState(local_rank); !status.ok()) Fail(status);
+}
+
+void NodeJob::OnCodecState(uint32_t local_rank, const CodecState& message, UniqueFd arena) {
+  absl::Status status = TakeCodecState(message, std::move(arena));
+  if (status.ok()) return;
+  MutexLock lock(mutex_);
+  FailLocked(absl::Status(status.code(), absl::StrCat("rank ", workers_[local_rank].rank, ": ",
+                                                      status.message())));
+}
+
+absl::Status NodeJob::CheckIdleLocked() const {
+  for (const auto& [index, bucket] : buckets_) {
+    if (!bucket->in_flight()) continue;
+    return absl::FailedPreconditionError(
+        absl::StrCat("codec state was asked for or loaded while round ", bucket->round,
+                     " of bucket ", ToString(bucket->id), " was in flight"));
+  }
+  return absl::OkStatus();
+}
+
+// Runs on the thread that reads from the worker, and no round can begin without that worker: the
+// states rest.
+absl::Status NodeJob::SendCodecState(uint32_t local_rank) {
+  MatrixStates states;
+  std::shared_ptr<Connection> connection;
+  {
+    MutexLock lock(mutex_);
+    THALWEG_RETURN_IF_ERROR(CheckIdleLocked());
+    states = matrices_;
+    connection = workers_[local_rank].connection;
+  }
+  THALWEG_ASSIGN_OR_RETURN(
+      BucketArena arena, BucketArena::Create("thalweg-codec-state", EncodedBytes(states), true));
+  Encode(states, {arena.payload(), arena.payload_bytes()});
+  // A worker that cannot be told is noticed by the thread that reads from it.
+  connection->Send(CodecState{arena.payload_bytes()}, arena.fd()).IgnoreError();
+  return absl::OkStatus();
+}
+
+absl::Status NodeJob::TakeCodecState(const CodecState& message, UniqueFd fd) {
+  THALWEG_ASSIGN_OR_RETURN(const BucketArena arena, BucketArena::Open(std::move(fd), message.bytes));
+  THALWEG_ASSIGN_OR_RETURN(MatrixStates loaded,
+                           DecodeMatrixStates({arena.payload(), arena.payload_bytes()}));
+  MutexLock lock(mutex_);
+  THALWEG_RETURN_IF_ERROR(CheckIdleLocked());
+  return Replace(matrices_, std::move(loaded));
 }
 
 }  // namespace thalweg

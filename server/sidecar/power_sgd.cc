@@ -6,6 +6,7 @@
 #include <cstring>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "core/base/hash.h"
 #include "core/base/status_macros.h"
 #include "kernels/codec/orthogonalise.h"
@@ -37,40 +38,49 @@ std::byte* Bytes(std::vector<float>& values) {
 
 PowerSgd::PowerSgd(const Part& dense, const CodecSpec& spec) : dense_(dense), spec_(spec) {}
 
-std::unique_ptr<PowerSgd> PowerSgd::Create(const Part& dense, const CodecSpec& spec,
-                                           uint64_t chunk_bytes, uint32_t num_shards,
-                                           MatrixStates& states) {
+absl::StatusOr<std::unique_ptr<PowerSgd>> PowerSgd::Create(const Part& dense,
+                                                           const CodecSpec& spec,
+                                                           uint64_t chunk_bytes,
+                                                           uint32_t num_shards,
+                                                           MatrixStates& states) {
   const BucketLayout& layout = dense.bucket.layout;
   // Factors in float32 would cost the digits for which somebody trains in float64.
-  if (layout.dtype == DType::kFloat64) return nullptr;
-  std::unique_ptr<PowerSgd> codec(new PowerSgd(dense, spec));
+  std::unique_ptr<PowerSgd> codec;
+  if (layout.dtype == DType::kFloat64) return codec;
+  codec.reset(new PowerSgd(dense, spec));
   uint64_t offset = 0;
   for (const TensorSpec& tensor : layout.tensors) {
-    codec->Add(tensor, offset, states);
+    THALWEG_RETURN_IF_ERROR(codec->Add(tensor, offset, states));
     offset += tensor.Elems();
   }
-  if (codec->matrices_.empty()) return nullptr;
+  if (codec->matrices_.empty()) return std::unique_ptr<PowerSgd>();
   codec->MakeParts(chunk_bytes, num_shards);
   codec->MakeTasks();
   return codec;
 }
 
-void PowerSgd::Add(const TensorSpec& tensor, uint64_t offset, MatrixStates& states) {
+absl::Status PowerSgd::Add(const TensorSpec& tensor, uint64_t offset, MatrixStates& states) {
   const uint64_t elems = tensor.Elems();
-  if (elems == 0) return;
+  if (elems == 0) return absl::OkStatus();
   const uint64_t rows = tensor.shape.empty() ? 1 : static_cast<uint64_t>(tensor.shape[0]);
   const uint64_t columns = elems / rows;
   if (!Compresses(rows, columns, spec_.rank, spec_.min_rate)) {
     plains_.push_back({offset, elems, 0});
-    return;
+    return absl::OkStatus();
   }
   std::shared_ptr<MatrixState>& state = states[tensor.name];
   const auto rank = static_cast<uint32_t>(FactorRank(rows, columns, spec_.rank));
-  if (state == nullptr || state->residual.size() != elems) {
+  if (state == nullptr) {
     state = std::make_shared<MatrixState>();
     state->residual.resize(elems);
   }
+  if (state->residual.size() != elems) {
+    return absl::InvalidArgumentError(absl::StrCat("parameter '", tensor.name, "' has ", elems,
+                                                   " elements, its codec state ",
+                                                   state->residual.size()));
+  }
   matrices_.push_back({offset, rows, columns, rank, 0, 0, HashOf(tensor.name), state});
+  return absl::OkStatus();
 }
 
 void PowerSgd::MakeParts(uint64_t chunk_bytes, uint32_t num_shards) {
@@ -181,7 +191,8 @@ absl::Status PowerSgd::PrepareFactors(FoldPool& pool) {
       SeedDirection({spec_.seed, m.name_hash, column, m.state->rounds},
                     std::span(factor).subspan(column * m.columns, m.columns));
     };
-    if (!spec_.warm || factor.empty()) {
+    // A factor of another size was loaded, from a run with another rank.
+    if (!spec_.warm || factor.size() != m.rank * m.columns) {
       factor.resize(m.rank * m.columns);
       for (uint32_t column = 0; column < m.rank; ++column) seed(column);
     }

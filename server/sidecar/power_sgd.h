@@ -16,10 +16,8 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <span>
-#include <string>
 #include <utility>
 #include <vector>
 
@@ -30,20 +28,10 @@
 #include "kernels/codec/powersgd.h"
 #include "server/sidecar/device/device.h"
 #include "server/sidecar/fold_pool.h"
+#include "server/sidecar/matrix_states.h"
 #include "server/sidecar/part.h"
 
 namespace thalweg {
-
-// What a matrix carries from round to round. Kept by the parameter's name, so that it survives when
-// DDP cuts its buckets anew.
-struct MatrixState {
-  std::vector<float> residual;  // rows × columns; in mid-round M itself
-  std::vector<float> factor;    // Q transposed, rank × columns; empty: none yet
-  uint64_t rounds = 0;          // that the parameter has been reduced in
-};
-// By parameter name. Guarded by the mutex of the NodeJob; the states themselves belong to the
-// round in flight of the bucket that holds the parameter.
-using MatrixStates = std::map<std::string, std::shared_ptr<MatrixState>>;
 
 // The node's gradient, folded over its workers, in float32.
 class GradientSource {
@@ -60,10 +48,12 @@ class GradientSource {
 class PowerSgd {
  public:
   // For a bucket whose dense part is `dense`, which must outlive this. Null when none of its
-  // tensors has enough to gain.
-  static std::unique_ptr<PowerSgd> Create(const Part& dense, const CodecSpec& spec,
-                                          uint64_t chunk_bytes, uint32_t num_shards,
-                                          MatrixStates& states);
+  // tensors has enough to gain. InvalidArgument names a tensor whose state, which somebody has
+  // loaded, is of another size.
+  static absl::StatusOr<std::unique_ptr<PowerSgd>> Create(const Part& dense, const CodecSpec& spec,
+                                                          uint64_t chunk_bytes,
+                                                          uint32_t num_shards,
+                                                          MatrixStates& states);
 
   // Whether the next round is to be compressed.
   bool HasStarted() const;
@@ -115,7 +105,7 @@ class PowerSgd {
     uint64_t sent_offset = 0;  // in the first part
   };
   PowerSgd(const Part& dense, const CodecSpec& spec);
-  void Add(const TensorSpec& tensor, uint64_t offset, MatrixStates& states);
+  absl::Status Add(const TensorSpec& tensor, uint64_t offset, MatrixStates& states);
   void MakeParts(uint64_t chunk_bytes, uint32_t num_shards);
   void MakeTasks();
   absl::Status PrepareFactors(FoldPool& pool);

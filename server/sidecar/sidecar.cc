@@ -141,6 +141,10 @@ absl::Status Sidecar::ReadMessages(Connection& connection, NodeJob& job, uint32_
       job.OnRegisterBucket(local_rank, *bucket, std::move(received->fd));
     } else if (const auto* submit = std::get_if<Submit>(&received->message)) {
       job.OnSubmit(local_rank, *submit);
+    } else if (std::holds_alternative<GetCodecState>(received->message)) {
+      job.OnGetCodecState(local_rank);
+    } else if (const auto* state = std::get_if<CodecState>(&received->message)) {
+      job.OnCodecState(local_rank, *state, std::move(received->fd));
     } else {
       return absl::InvalidArgumentError(
           absl::StrCat("a worker must not send ", Name(received->message)));

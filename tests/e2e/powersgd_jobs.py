@@ -1,12 +1,16 @@
 """Jobs that compare PowerSGD with torch's communication hook: `powersgd_jobs.py NAME OUT`."""
 
+import os
+import shutil
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
-from jobs import digest, job, main
+from jobs import digest, job, main, outcome
 from torch import nn
+from torch.distributed import checkpoint
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as torch_powersgd
 from torch.nn.parallel import DistributedDataParallel
 
@@ -188,6 +192,59 @@ def nonfinite() -> dict[str, Any]:
     counted = state.stats()["nonfinite_elems"]
     state.close()
     return {"iterations": result, "counted": counted}
+
+
+def step(model: DistributedDataParallel, optimizer: torch.optim.Optimizer, number: int) -> None:
+    data = torch.Generator().manual_seed(1000 * number + dist.get_rank())
+    optimizer.zero_grad()
+    model(torch.randn(4, 3, 8, 8, generator=data)).square().mean().backward()
+    optimizer.step()
+
+
+def fresh(codec: str) -> tuple[DistributedDataParallel, torch.optim.Optimizer, thalweg.ddp.State]:
+    torch.manual_seed(7)
+    model = DistributedDataParallel(Net(), bucket_cap_mb=0.1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    return model, optimizer, thalweg.ddp.attach(model, codec)
+
+
+@job
+def resume() -> dict[str, Any]:
+    """Ten steps, with a checkpoint after six; then the last four again from the checkpoint."""
+    codec = "powersgd:rank=2,start=3"
+    folder = str(Path(os.environ["TMPDIR"]) / "checkpoint")
+    model, optimizer, state = fresh(codec)
+    for number in range(10):
+        if number == 6:
+            saved = {"model": model.module, "optimizer": optimizer, "thalweg": state}
+            checkpoint.save(
+                {name: value.state_dict() for name, value in saved.items()}, checkpoint_id=folder
+            )
+        step(model, optimizer, number)
+    straight = digest(model)
+    state.close()
+
+    model, optimizer, state = fresh(codec)
+    step(model, optimizer, 0)  # gives the optimizer its state, and the sidecar one to replace
+    loaded = {
+        name: value.state_dict()
+        for name, value in {"model": model.module, "optimizer": optimizer, "thalweg": state}.items()
+    }
+    checkpoint.load(loaded, checkpoint_id=folder)
+    model.module.load_state_dict(loaded["model"])
+    optimizer.load_state_dict(loaded["optimizer"])
+    state.load_state_dict(loaded["thalweg"])
+    for number in range(6, 10):
+        step(model, optimizer, number)
+    resumed = digest(model)
+    wrong = dict(loaded["thalweg"], codec="fp16")
+    refused = outcome(lambda: state.load_state_dict(wrong))
+    state.close()
+
+    dist.barrier()
+    if dist.get_rank() == 0:
+        shutil.rmtree(folder)
+    return {"straight": straight, "resumed": resumed, "refused": refused}
 
 
 if __name__ == "__main__":

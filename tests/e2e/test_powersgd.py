@@ -53,3 +53,10 @@ def test_nonfinite_gradients_reach_the_optimizer_and_leave_no_trace(tmp_path):
             mean = 1.5 + number
             assert all(math.isclose(v, mean, rel_tol=1e-5) for v in iteration["column"])
         assert result["counted"] == 2 * 64
+
+
+def test_run_resumed_from_a_distributed_checkpoint_goes_on_bit_for_bit(tmp_path):
+    results = run("resume", tmp_path, nodes=2, workers=2)
+    for result in results:
+        assert result["resumed"] == result["straight"] == results[0]["straight"]
+        assert "saved with codec 'fp16'" in result["refused"]

@@ -33,6 +33,18 @@ class Session:
     def stats(self) -> dict[str, float]:
         """The fields of SessionStats in client/core/session.h."""
 
+    def save_codec_state(self) -> bytes:
+        """What the codec carries from round to round on this node.
+
+        Raises RuntimeError, also while a bucket is being reduced.
+        """
+
+    def load_codec_state(self, state: bytes) -> None:
+        """Puts a saved state in its place; one that does not fit fails the job.
+
+        Raises RuntimeError, also while a bucket is being reduced.
+        """
+
     def status(self) -> str | None:
         """None while the session works, else why it has failed."""
 

@@ -15,8 +15,9 @@ import shutil
 import socket
 import tempfile
 import weakref
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
@@ -39,12 +40,20 @@ class State:
     """
 
     def __init__(
-        self, session: _C.Session, *, job: str, codec: str, sidecar: str, ours: bool
+        self,
+        session: _C.Session,
+        *,
+        job: str,
+        codec: str,
+        sidecar: str,
+        ours: bool,
+        place: _topology.Placement,
     ) -> None:
         self.job = job
         self.codec = codec
         self.sidecar = sidecar
         self._ours = ours  # the sidecar was started by attach() and leaves with its last worker
+        self._place = place
         self._session = session
         self._pid = os.getpid()
         # Runs when the object is collected and at exit, whichever comes first.
@@ -82,6 +91,43 @@ class State:
             f"wire {s['wire_seconds']:.2f}, total {s['total_seconds']:.2f}; "
             f"non-finite elements: {s['nonfinite_elems']:.0f}"
         )
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the codec carries from step to step, for a checkpoint.
+
+        Call it on all workers, between two steps, and keep every worker's own, as
+        torch.distributed.checkpoint does: "codec" is the same everywhere, "nodeN" are bytes that
+        one worker of each node has. Raises RuntimeError.
+        """
+        result: dict[str, Any] = {"codec": self.codec}
+        if self._place.local_rank == 0:
+            result[self._node_key] = self._session.save_codec_state()
+        return result
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Goes on where `state_dict` was made; bit for bit if model and optimizer do, too.
+
+        Call it on all workers, with each its own, before the first step. The job needs as many
+        nodes as then. Raises ValueError when the state is of another codec or node.
+        """
+        saved = str(state_dict.get("codec", ""))
+        if saved.partition(":")[0] != self.codec.partition(":")[0]:
+            raise ValueError(
+                f"thalweg: the state was saved with codec {saved!r}, this job uses {self.codec!r}"
+            )
+        if self._place.local_rank != 0:
+            return
+        if self._node_key not in state_dict:
+            nodes = sorted(key for key in state_dict if key != "codec")
+            raise ValueError(
+                f"thalweg: the state has no {self._node_key!r}, only {nodes}: load what this node's "
+                "first worker saved, with as many nodes"
+            )
+        self._session.load_codec_state(state_dict[self._node_key])
+
+    @property
+    def _node_key(self) -> str:
+        return f"node{self._place.node}"
 
     def close(self) -> None:
         """Leaves the job. backward() of the DDP module fails from then on. May be called again."""
@@ -175,6 +221,7 @@ def _attach(ddp_model: DistributedDataParallel, me: Introduction) -> State:
             codec=me.codec,
             sidecar=sidecar[rank],
             ours=not me.sidecar,
+            place=place,
         )
         session.attach(ddp_model.reducer, _model.parameters(ddp_model))
     except Exception as failure:  # noqa: BLE001 - all workers must hear of it before it is raised

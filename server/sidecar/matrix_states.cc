@@ -1,0 +1,141 @@
+#include "server/sidecar/matrix_states.h"
+
+#include <cstring>
+#include <type_traits>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "core/base/status_macros.h"
+
+namespace thalweg {
+namespace {
+
+constexpr uint32_t kMagic = 0x31535754;  // "TWS1"
+constexpr size_t kFixedBytes = sizeof(uint32_t) + 3 * sizeof(uint64_t);  // of a matrix
+
+class Writer {
+ public:
+  explicit Writer(std::span<std::byte> out) : out_(out) {}
+
+  void Add(const void* data, size_t bytes) {
+    if (bytes > 0) std::memcpy(out_.data(), data, bytes);
+    out_ = out_.subspan(bytes);
+  }
+  template <typename T>
+    requires std::is_integral_v<T>
+  void Add(T value) {
+    Add(&value, sizeof value);
+  }
+
+ private:
+  std::span<std::byte> out_;
+};
+
+class Reader {
+ public:
+  explicit Reader(std::span<const std::byte> bytes) : rest_(bytes) {}
+
+  size_t left() const { return rest_.size(); }
+
+  absl::Status Take(void* to, size_t bytes) {
+    if (bytes > rest_.size()) {
+      return absl::InvalidArgumentError(absl::StrCat("codec state is cut off: ", bytes,
+                                                     " bytes expected, ", rest_.size(), " left"));
+    }
+    if (bytes > 0) std::memcpy(to, rest_.data(), bytes);
+    rest_ = rest_.subspan(bytes);
+    return absl::OkStatus();
+  }
+  // Checked before memory is asked for: the count is the peer's word.
+  template <typename Container>
+  absl::Status TakeInto(Container& to, uint64_t count) {
+    const size_t each = sizeof(typename Container::value_type);
+    if (count > rest_.size() / each) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "codec state is cut off: ", count, " elements expected, ", rest_.size(), " bytes left"));
+    }
+    to.resize(count);
+    return Take(to.data(), count * each);
+  }
+
+ private:
+  std::span<const std::byte> rest_;
+};
+
+absl::Status TakeMatrix(Reader& in, MatrixStates& states) {
+  uint32_t name_bytes = 0;
+  uint64_t factor = 0, residual = 0;
+  std::string name;
+  auto state = std::make_shared<MatrixState>();
+  THALWEG_RETURN_IF_ERROR(in.Take(&name_bytes, sizeof name_bytes));
+  THALWEG_RETURN_IF_ERROR(in.TakeInto(name, name_bytes));
+  THALWEG_RETURN_IF_ERROR(in.Take(&state->rounds, sizeof state->rounds));
+  THALWEG_RETURN_IF_ERROR(in.Take(&factor, sizeof factor));
+  THALWEG_RETURN_IF_ERROR(in.Take(&residual, sizeof residual));
+  THALWEG_RETURN_IF_ERROR(in.TakeInto(state->factor, factor));
+  THALWEG_RETURN_IF_ERROR(in.TakeInto(state->residual, residual));
+  if (states.emplace(name, std::move(state)).second) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("codec state has '", name, "' twice"));
+}
+
+}  // namespace
+
+size_t EncodedBytes(const MatrixStates& states) {
+  size_t bytes = 2 * sizeof(uint32_t);
+  for (const auto& [name, state] : states) {
+    const size_t elems = state->factor.size() + state->residual.size();
+    bytes += kFixedBytes + name.size() + elems * sizeof(float);
+  }
+  return bytes;
+}
+
+void Encode(const MatrixStates& states, std::span<std::byte> out) {
+  Writer writer(out);
+  writer.Add(kMagic);
+  writer.Add(static_cast<uint32_t>(states.size()));
+  for (const auto& [name, state] : states) {
+    writer.Add(static_cast<uint32_t>(name.size()));
+    writer.Add(name.data(), name.size());
+    writer.Add(state->rounds);
+    writer.Add(uint64_t{state->factor.size()});
+    writer.Add(uint64_t{state->residual.size()});
+    writer.Add(state->factor.data(), state->factor.size() * sizeof(float));
+    writer.Add(state->residual.data(), state->residual.size() * sizeof(float));
+  }
+}
+
+absl::StatusOr<MatrixStates> DecodeMatrixStates(std::span<const std::byte> bytes) {
+  Reader in(bytes);
+  uint32_t magic = 0, count = 0;
+  THALWEG_RETURN_IF_ERROR(in.Take(&magic, sizeof magic));
+  if (magic != kMagic) return absl::InvalidArgumentError("these bytes are no codec state");
+  THALWEG_RETURN_IF_ERROR(in.Take(&count, sizeof count));
+  MatrixStates states;
+  for (uint32_t i = 0; i < count; ++i) THALWEG_RETURN_IF_ERROR(TakeMatrix(in, states));
+  if (in.left() == 0) return states;
+  return absl::InvalidArgumentError(
+      absl::StrCat("codec state has ", in.left(), " bytes too many after its last matrix"));
+}
+
+absl::Status Replace(MatrixStates& states, MatrixStates loaded) {
+  for (const auto& [name, state] : loaded) {
+    const auto known = states.find(name);
+    if (known == states.end()) continue;
+    const size_t expected = known->second->residual.size();
+    if (state->residual.size() == expected) continue;
+    return absl::InvalidArgumentError(absl::StrCat("parameter '", name, "' has ", expected,
+                                                   " elements, its codec state ",
+                                                   state->residual.size()));
+  }
+  for (auto& [name, state] : loaded) {
+    std::shared_ptr<MatrixState>& known = states[name];
+    if (known == nullptr) {
+      known = std::move(state);
+    } else {
+      *known = std::move(*state);
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace thalweg
