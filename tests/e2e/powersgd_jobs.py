@@ -53,7 +53,7 @@ def fnv1a(text: str) -> int:
 
 
 def first_factor(name: str, columns: int, rank: int, use: int) -> torch.Tensor:
-    """The Q with which Thalweg begins, columns × rank, as docs/compression.md describes it."""
+    """The Q with which Thalweg begins, columns x rank, as docs/compression.md describes it."""
     q = np.empty((columns, rank))
     for column in range(rank):
         key = 0
@@ -74,7 +74,7 @@ class SameStart:
         )
         self.names = {parameter: name for name, parameter in model.named_parameters()}
 
-    def __call__(self, _: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    def hook(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         assert bucket.is_last() and bucket.index() == 0, "the comparison needs a single bucket"
         if self.state.iter == START and not self.state.q_memory_dict:
             self._fill(bucket)
@@ -129,7 +129,7 @@ def parity_with_torch() -> dict[str, Any]:
             torch.manual_seed(3)
             net = Net()
             model = DistributedDataParallel(net.to(dtype))
-            model.register_comm_hook(None, SameStart(net, rank))
+            model.register_comm_hook(SameStart(net, rank), SameStart.hook)
             runs[kind] = gradients(model, dtype)
         torch.manual_seed(3)
         model = DistributedDataParallel(Net())

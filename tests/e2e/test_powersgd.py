@@ -19,16 +19,17 @@ def run(name: str, tmp_path: Path, *, nodes: int, workers: int = 1, shards: int 
 
 @pytest.mark.parametrize("world", [2, 4])
 def test_gradients_are_those_of_torchs_hook(world, tmp_path):
-    # Both begin with the same Q. Torch's hook in float64 is the truth; how far its float32 run is
-    # from that is what rounding does to this computation. Ours adds the roundings in another
-    # order and orthogonalises in another way, so it may be off by as much again; measured at the
-    # worst iteration, because the error feedback carries roundings from one to the next.
+    # Both begin with the same Q, and torch's hook in float64 is the truth. Error feedback makes the
+    # singular values of what is compressed cross each other, and whoever is near a crossing has
+    # his roundings multiplied, so distances from the truth grow exponentially, torch's own float32
+    # run's included: to 1e-4 … 1e-1 within 20 iterations. So each iteration is measured by how far
+    # torch's float32 run has got by then. Ours rounds elsewhere, in other sizes: 16 times that far
+    # is allowed (10 was seen). Another algorithm would be off by about 1 at once.
     for result in run("parity_with_torch", tmp_path, nodes=world):
-        for rank, runs in result.items():
-            ours, theirs = max(runs["ours"]), max(runs["torch"])
-            print(f"rank {rank}: {ours:.2g}, torch {theirs:.2g}")
-            assert 0 < theirs < 1e-4
-            assert ours < 2 * theirs
+        for runs in result.values():
+            assert max(runs["ours"][:5]) < 2e-5
+            for number, ours in enumerate(runs["ours"]):
+                assert ours < 1e-6 + 16 * max(runs["torch"][: number + 1]), number
             assert runs["sent"] < runs["raw"] / 2
 
 

@@ -1,0 +1,122 @@
+"""What `thalweg.ddp.attach` returns."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import weakref
+from collections.abc import Mapping
+from typing import Any
+
+from thalweg import _C, _topology
+
+
+class State:
+    """A DDP module's connection to Thalweg: statistics, and the means to end it.
+
+    It lives as long as the DDP module unless it is closed before. Thread-safe.
+    """
+
+    def __init__(
+        self,
+        session: _C.Session,
+        *,
+        job: str,
+        codec: str,
+        sidecar: str,
+        ours: bool,
+        place: _topology.Placement,
+    ) -> None:
+        self.job = job
+        self.codec = codec
+        self.sidecar = sidecar
+        self._ours = ours  # the sidecar was started by attach() and leaves with its last worker
+        self._place = place
+        self._session = session
+        self._pid = os.getpid()
+        # Runs when the object is collected and at exit, whichever comes first.
+        self._finalizer = weakref.finalize(self, _close, session, self._pid)
+
+    @property
+    def closed(self) -> bool:
+        return not self._finalizer.alive
+
+    def status(self) -> str | None:
+        """None while everything works, else why it has failed."""
+        return self._session.status()
+
+    def stats(self) -> dict[str, float]:
+        """Sums since attach().
+
+        rounds, raw_bytes (gradients this worker handed over), wire_bytes_sent and
+        wire_bytes_received (by its node), compression (raw_bytes / wire_bytes_sent),
+        nonfinite_elems, and *_seconds: copy (this worker), wait, reduce, wire (the node), total.
+        """
+        stats = self._session.stats()
+        sent = stats["wire_bytes_sent"]
+        stats["compression"] = stats["raw_bytes"] / sent if sent else 1.0
+        return stats
+
+    def summary(self) -> str:
+        """The statistics for people."""
+        s = self.stats()
+        return (
+            f"{s['rounds']:.0f} buckets, {s['raw_bytes'] / 1e6:.1f} MB of gradients; sent "
+            f"{s['wire_bytes_sent'] / 1e6:.1f} MB, "
+            f"received {s['wire_bytes_received'] / 1e6:.1f} MB ({self.codec}, "
+            f"{s['compression']:.2f}x); seconds: copy {s['copy_seconds']:.2f}, "
+            f"wait {s['wait_seconds']:.2f}, reduce {s['reduce_seconds']:.2f}, "
+            f"wire {s['wire_seconds']:.2f}, total {s['total_seconds']:.2f}; "
+            f"non-finite elements: {s['nonfinite_elems']:.0f}"
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the codec carries from step to step, for a checkpoint.
+
+        Call it on all workers, between two steps, and keep every worker's own, as
+        torch.distributed.checkpoint does: "codec" is the same everywhere, "nodeN" are bytes that
+        one worker of each node has. Raises RuntimeError.
+        """
+        result: dict[str, Any] = {"codec": self.codec}
+        if self._place.local_rank == 0:
+            result[self._node_key] = self._session.save_codec_state()
+        return result
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Goes on where `state_dict` was made; bit for bit if model and optimizer do, too.
+
+        Call it on all workers, with each its own, before the first step. The job needs as many
+        nodes as then. Raises ValueError when the state is of another codec or node.
+        """
+        saved = str(state_dict.get("codec", ""))
+        if saved.partition(":")[0] != self.codec.partition(":")[0]:
+            raise ValueError(
+                f"thalweg: the state was saved with codec {saved!r}, this job uses {self.codec!r}"
+            )
+        if self._place.local_rank != 0:
+            return
+        if self._node_key not in state_dict:
+            nodes = sorted(key for key in state_dict if key != "codec")
+            raise ValueError(
+                f"thalweg: the state has no {self._node_key!r}, only {nodes}: load what this "
+                "node's first worker saved, with as many nodes"
+            )
+        self._session.load_codec_state(state_dict[self._node_key])
+
+    @property
+    def _node_key(self) -> str:
+        return f"node{self._place.node}"
+
+    def close(self) -> None:
+        """Leaves the job. backward() of the DDP module fails from then on. May be called again."""
+        self._finalizer()
+
+    def __repr__(self) -> str:
+        status = "closed" if self.closed else self.status() or "ok"
+        return f"<thalweg.ddp.State job={self.job!r} codec={self.codec} status={status!r}>"
+
+
+def _close(session: _C.Session, pid: int) -> None:
+    if os.getpid() == pid:  # a forked child must leave its parent's session alone
+        with contextlib.suppress(RuntimeError):
+            session.close()
