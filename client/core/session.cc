@@ -57,8 +57,7 @@ class ForkSafeSession : public Session {
     THALWEG_RETURN_IF_ERROR(CheckProcess());
     return impl_->status();
   }
-  absl::Status SaveCodecState(
-      const std::function<void(std::span<const std::byte>)>& use) override {
+  absl::Status SaveCodecState(const std::function<void(std::span<const std::byte>)>& use) override {
     THALWEG_RETURN_IF_ERROR(CheckProcess());
     return impl_->SaveCodecState(use);
   }

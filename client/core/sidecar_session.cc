@@ -147,9 +147,9 @@ absl::Status SidecarSession::CheckIdleLocked() const {
   THALWEG_RETURN_IF_ERROR(status_);
   for (const auto& [index, entry] : buckets_) {
     if (entry.second->callback.done == nullptr) continue;
-    return absl::FailedPreconditionError(
-        absl::StrCat("bucket ", ToString(entry.first), " is being reduced: save or load the codec's "
-                     "state between two steps"));
+    return absl::FailedPreconditionError(absl::StrCat("bucket ", ToString(entry.first),
+                                                      " is being reduced: save or load the codec's "
+                                                      "state between two steps"));
   }
   return absl::OkStatus();
 }

@@ -36,8 +36,7 @@ class SidecarSession : public Session {
     Start(id, gradient, {std::move(done), CallOn::kCompletionThread});
   }
   absl::StatusOr<ReducedBucket> Reduce(BucketId id, std::span<const std::byte> gradient) override;
-  absl::Status SaveCodecState(
-      const std::function<void(std::span<const std::byte>)>& use) override;
+  absl::Status SaveCodecState(const std::function<void(std::span<const std::byte>)>& use) override;
   absl::Status LoadCodecState(std::span<const std::byte> state) override;
   absl::Status status() const override {
     MutexLock lock(mutex_);

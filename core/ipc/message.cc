@@ -15,9 +15,9 @@ namespace {
 constexpr uint32_t kMagic = 0x31574854;  // "THW1"
 constexpr uint16_t kFlagFd = 1;
 constexpr uint16_t kTypes = std::variant_size_v<Message>;
-constexpr const char* kNames[kTypes] = {"Hello",  "Welcome",  "RegisterBucket", "BucketReady",
-                                        "Submit", "Complete", "Fail",           "Leave",
-                                        "GetCodecState", "CodecState"};
+constexpr const char* kNames[kTypes] = {
+    "Hello",    "Welcome", "RegisterBucket", "BucketReady",   "Submit",
+    "Complete", "Fail",    "Leave",          "GetCodecState", "CodecState"};
 
 template <typename T>
 concept Integer = std::unsigned_integral<T> || std::same_as<T, int64_t>;

@@ -12,9 +12,9 @@
 #include <utility>
 #include <vector>
 
+#include "core/base/codec_spec.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "core/base/codec_spec.h"
 #include "kernels/cast/cast.h"
 #include "kernels/cast/element.h"
 #include "kernels/cast/test_util.h"

@@ -50,10 +50,9 @@ absl::Status LayoutRegistry::Register(const std::string& owner, const BucketAnno
   if (found != entries_.end() && id == found->second.bucket.id) {
     return CheckSame(found->second.bucket, found->second.owner, bucket, owner);
   }
-  entries_.insert_or_assign(
-      {id.index, id.part},
-      Entry{bucket, owner,
-            ChunkPlan::For(layout.Elems(), layout.dtype, chunk_bytes_, num_shards_)});
+  entries_.insert_or_assign({id.index, id.part}, Entry{bucket, owner,
+                                                       ChunkPlan::For(layout.Elems(), layout.dtype,
+                                                                      chunk_bytes_, num_shards_)});
   return absl::OkStatus();
 }
 

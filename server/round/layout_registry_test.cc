@@ -80,8 +80,7 @@ TEST(LayoutRegistryTest, NewGenerationReplacesAndOldOneIsRefused) {
 
 TEST(LayoutRegistryTest, ContributionMustMatchTypeSizeAndChunk) {
   LayoutRegistry registry(4096, 1);  // 1024 elements per chunk
-  ASSERT_TRUE(
-      registry.Register("a", Announce({0, 0}, kLayout, kPlacement, DType::kFloat16)).ok());
+  ASSERT_TRUE(registry.Register("a", Announce({0, 0}, kLayout, kPlacement, DType::kFloat16)).ok());
   EXPECT_TRUE(registry.Check(Share({0, 0}, 0, DType::kFloat16, 1024)).ok());
   EXPECT_TRUE(registry.Check(Share({0, 0}, 1, DType::kFloat16, 476)).ok());
   EXPECT_FALSE(registry.Check(Share({0, 0}, 0, DType::kFloat32, 1024)).ok());

@@ -10,7 +10,7 @@
 namespace thalweg {
 namespace {
 
-constexpr uint32_t kMagic = 0x31535754;  // "TWS1"
+constexpr uint32_t kMagic = 0x31535754;                                  // "TWS1"
 constexpr size_t kFixedBytes = sizeof(uint32_t) + 3 * sizeof(uint64_t);  // of a matrix
 
 class Writer {

@@ -73,7 +73,7 @@ class NodeBucket : public std::enable_shared_from_this<NodeBucket> {
   BucketLayout layout;
   std::string owner;  // who announced it first, "rank 3"
   DType share = DType::kFloat32;
-  Part dense;  // the whole bucket
+  Part dense;                                      // the whole bucket
   std::unique_ptr<PowerSgd> power_sgd;             // null: the bucket is never compressed
   std::vector<std::optional<BucketArena>> inputs;  // by local rank
   std::optional<BucketArena> result;
@@ -90,7 +90,7 @@ class NodeBucket : public std::enable_shared_from_this<NodeBucket> {
   Part* last_part = nullptr;     // of a compressed round: with its result the round ends
   uint32_t finished_chunks = 0;  // of all parts
   uint32_t workers = 0;          // that the result is the mean over
-  uint64_t wire_bytes = 0;  // each way
+  uint64_t wire_bytes = 0;       // each way
   Duration reduce_time{};
   Duration wait_time{};
   std::optional<TimePoint> first_sent;

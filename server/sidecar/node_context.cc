@@ -15,6 +15,15 @@ SidecarMetrics::SidecarMetrics(MetricRegistry& r)
       reduce_seconds(r.GetCounter("thalweg_sidecar_reduce_seconds_total",
                                   "Time spent folding and encoding the workers' shares")),
       wire_seconds(r.GetCounter("thalweg_sidecar_wire_seconds_total",
-                                "Time from a bucket's first chunk sent to its last result")) {}
+                                "Time from a bucket's first chunk sent to its last result")),
+      compressed_buckets(r.GetCounter("thalweg_sidecar_compressed_buckets_total",
+                                      "Bucket rounds that crossed the network as factors")),
+      given_up_buckets(r.GetCounter("thalweg_sidecar_given_up_buckets_total",
+                                    "Bucket rounds sent whole because a factor was not finite")),
+      compression_error(r.GetGauge("thalweg_sidecar_compression_error_ratio",
+                                   "Norm of what compression left out, over the norm of what was "
+                                   "to be sent; sampled")),
+      residual_norm(r.GetGauge("thalweg_sidecar_residual_norm",
+                               "Norm of what compression has left out so far; sampled")) {}
 
 }  // namespace thalweg

@@ -23,6 +23,10 @@ struct SidecarMetrics {
   Counter& wait_seconds;
   Counter& reduce_seconds;
   Counter& wire_seconds;
+  Counter& compressed_buckets;
+  Counter& given_up_buckets;
+  Gauge& compression_error;
+  Gauge& residual_norm;
 };
 
 // What a NodeJob works with; all must outlive it.

@@ -110,6 +110,7 @@ class NodeJob : public std::enable_shared_from_this<NodeJob> {
   absl::Status SendSecond(NodeBucket& bucket);
   absl::Status FinishCompressed(NodeBucket& bucket);
   absl::Status SendPart(NodeBucket& bucket, Part& part);
+  void CountCompressedLocked(const NodeBucket& bucket) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   // Monitor thread.
   void Monitor();
@@ -129,8 +130,8 @@ class NodeJob : public std::enable_shared_from_this<NodeJob> {
   FoldPool finish_pool_;  // used by the finish thread
 
   Mutex mutex_;
-  CondVar changed_;      // anything but what run_changed_ is for
-  CondVar run_changed_;  // a bucket is ready, or nobody runs any more, or the job has stopped
+  CondVar changed_;         // anything but what run_changed_ is for
+  CondVar run_changed_;     // a bucket is ready, or nobody runs any more, or the job has stopped
   CondVar finish_changed_;  // a part of a compressed bucket has come, or the job has stopped
   absl::Status failure_ ABSL_GUARDED_BY(mutex_);
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
@@ -146,6 +147,7 @@ class NodeJob : public std::enable_shared_from_this<NodeJob> {
   std::deque<std::shared_ptr<NodeBucket>> first_sent_ ABSL_GUARDED_BY(mutex_);
   std::deque<std::shared_ptr<NodeBucket>> last_sent_ ABSL_GUARDED_BY(mutex_);
   MatrixStates matrices_ ABSL_GUARDED_BY(mutex_);
+  bool has_compressed_ ABSL_GUARDED_BY(mutex_) = false;
   TimePoint last_progress_ ABSL_GUARDED_BY(mutex_);
 
   Thread run_thread_;

@@ -1,6 +1,9 @@
 // How a NodeJob takes a compressed bucket through its round: see PowerSgd for the steps.
 
+#include <spdlog/spdlog.h>
+
 #include <algorithm>
+#include <cmath>
 #include <utility>
 #include <vector>
 
@@ -124,16 +127,38 @@ absl::Status NodeJob::FinishCompressed(NodeBucket& bucket) {
     THALWEG_RETURN_IF_ERROR(codec.GiveUp(finish_pool_, gradient));
     nonfinite_elems = codec.whole().nonfinite_elems;
   } else {
-    THALWEG_ASSIGN_OR_RETURN(
-        nonfinite_elems,
-        codec.Reconstruct(finish_pool_, context_.device, bucket.result->payload()));
+    THALWEG_ASSIGN_OR_RETURN(nonfinite_elems, codec.Reconstruct(finish_pool_, context_.device,
+                                                                bucket.result->payload()));
   }
   {
     MutexLock lock(mutex_);
     bucket.reduce_time += Now() - start;
+    CountCompressedLocked(bucket);
   }
   Complete(bucket, *bucket.last_part, nonfinite_elems);
   return absl::OkStatus();
+}
+
+void NodeJob::CountCompressedLocked(const NodeBucket& bucket) {
+  SidecarMetrics& metrics = context_.metrics;
+  if (bucket.last_part == &bucket.power_sgd->whole()) {
+    metrics.given_up_buckets.Add();
+    return;
+  }
+  metrics.compressed_buckets.Add();
+  if (!has_compressed_) {
+    has_compressed_ = true;
+    spdlog::info("job '{}': compression has begun in round {} of bucket {}", spec_.job,
+                 bucket.round, ToString(bucket.id));
+  }
+  CompressionLoss loss;
+  for (const auto& [index, other] : buckets_) {
+    if (other->power_sgd == nullptr) continue;
+    loss.residual += other->power_sgd->loss().residual;
+    loss.whole += other->power_sgd->loss().whole;
+  }
+  metrics.residual_norm.Set(std::sqrt(loss.residual));
+  if (loss.whole > 0) metrics.compression_error.Set(std::sqrt(loss.residual / loss.whole));
 }
 
 void NodeJob::OnGetCodecState(uint32_t local_rank) {
@@ -144,8 +169,8 @@ void NodeJob::OnCodecState(uint32_t local_rank, const CodecState& message, Uniqu
   absl::Status status = TakeCodecState(message, std::move(arena));
   if (status.ok()) return;
   MutexLock lock(mutex_);
-  FailLocked(absl::Status(status.code(), absl::StrCat("rank ", workers_[local_rank].rank, ": ",
-                                                      status.message())));
+  FailLocked(absl::Status(
+      status.code(), absl::StrCat("rank ", workers_[local_rank].rank, ": ", status.message())));
 }
 
 absl::Status NodeJob::CheckIdleLocked() const {
@@ -169,8 +194,8 @@ absl::Status NodeJob::SendCodecState(uint32_t local_rank) {
     states = matrices_;
     connection = workers_[local_rank].connection;
   }
-  THALWEG_ASSIGN_OR_RETURN(
-      BucketArena arena, BucketArena::Create("thalweg-codec-state", EncodedBytes(states), true));
+  THALWEG_ASSIGN_OR_RETURN(BucketArena arena,
+                           BucketArena::Create("thalweg-codec-state", EncodedBytes(states), true));
   Encode(states, {arena.payload(), arena.payload_bytes()});
   // A worker that cannot be told is noticed by the thread that reads from it.
   connection->Send(CodecState{arena.payload_bytes()}, arena.fd()).IgnoreError();
@@ -178,7 +203,8 @@ absl::Status NodeJob::SendCodecState(uint32_t local_rank) {
 }
 
 absl::Status NodeJob::TakeCodecState(const CodecState& message, UniqueFd fd) {
-  THALWEG_ASSIGN_OR_RETURN(const BucketArena arena, BucketArena::Open(std::move(fd), message.bytes));
+  THALWEG_ASSIGN_OR_RETURN(const BucketArena arena,
+                           BucketArena::Open(std::move(fd), message.bytes));
   THALWEG_ASSIGN_OR_RETURN(MatrixStates loaded,
                            DecodeMatrixStates({arena.payload(), arena.payload_bytes()}));
   MutexLock lock(mutex_);

@@ -83,8 +83,7 @@ absl::Status NodeJob::JoinShards() {
   spdlog::info(
       "job '{}': node {} of {} with {} workers, {} shards, {} on the wire in chunks of {} KiB",
       spec_.job, spec_.node, spec_.num_nodes, spec_.local_size, shards_.size(),
-      spec_.codec.ToString(),
-      chunk_bytes >> 10);
+      spec_.codec.ToString(), chunk_bytes >> 10);
   Broadcast(Welcome{shards_.epoch(), shards_.size(), THALWEG_VERSION, chunk_bytes});
   return absl::OkStatus();
 }
@@ -134,9 +133,8 @@ absl::Status NodeJob::Exchange(NodeBucket& bucket) {
 
 absl::Status NodeJob::Announce(Part& part) {
   if (part.round > 1) return absl::OkStatus();
-  THALWEG_ASSIGN_OR_RETURN(
-      part.shard_of_chunk,
-      shards_.RegisterBucket(part.bucket, part.plan, Now() + timeout_.shard()));
+  THALWEG_ASSIGN_OR_RETURN(part.shard_of_chunk, shards_.RegisterBucket(part.bucket, part.plan,
+                                                                       Now() + timeout_.shard()));
   return absl::OkStatus();
 }
 
@@ -286,8 +284,7 @@ void NodeJob::Complete(NodeBucket& bucket, const Part& last, uint64_t nonfinite_
                static_cast<uint64_t>(ToNanos(bucket.wire_time))};
   }
   SidecarMetrics& metrics = context_.metrics;
-  const std::string codec =
-      bucket.compressed ? spec_.codec.Name() : Name(bucket.dense.bucket.wire);
+  const std::string codec = bucket.compressed ? spec_.codec.Name() : Name(bucket.dense.bucket.wire);
   for (const char* direction : {"sent", "received"}) {
     const Labels labels = {{"codec", codec}, {"direction", direction}};
     metrics.registry

@@ -30,16 +30,24 @@ bool AllFinite(const float* values, uint64_t count) {
   return std::all_of(values, values + count, [](float value) { return std::isfinite(value); });
 }
 
-std::byte* Bytes(std::vector<float>& values) {
-  return reinterpret_cast<std::byte*>(values.data());
+CompressionLoss LossOf(std::span<const float> decoded, std::span<const float> residual) {
+  CompressionLoss loss;
+  for (size_t i = 0; i < decoded.size(); ++i) {
+    const double left = residual[i];
+    const double sent = decoded[i];
+    loss.residual += left * left;
+    loss.whole += (sent + left) * (sent + left);
+  }
+  return loss;
 }
+
+std::byte* Bytes(std::vector<float>& values) { return reinterpret_cast<std::byte*>(values.data()); }
 
 }  // namespace
 
 PowerSgd::PowerSgd(const Part& dense, const CodecSpec& spec) : dense_(dense), spec_(spec) {}
 
-absl::StatusOr<std::unique_ptr<PowerSgd>> PowerSgd::Create(const Part& dense,
-                                                           const CodecSpec& spec,
+absl::StatusOr<std::unique_ptr<PowerSgd>> PowerSgd::Create(const Part& dense, const CodecSpec& spec,
                                                            uint64_t chunk_bytes,
                                                            uint32_t num_shards,
                                                            MatrixStates& states) {
@@ -169,6 +177,10 @@ void PowerSgd::CountRound() {
   for (Matrix& m : matrices_) ++m.state->rounds;
 }
 
+bool PowerSgd::IsSampled() const {
+  return second_->round % kSampleEvery == 1;  // rounds of a part count from 1
+}
+
 Part* PowerSgd::FindPart(uint32_t number) {
   switch (number) {
     case 1:
@@ -206,8 +218,8 @@ absl::Status PowerSgd::PrepareFactors(FoldPool& pool) {
 
 absl::Status PowerSgd::Project(FoldPool& pool, Device& device, GradientSource& gradient) {
   THALWEG_RETURN_IF_ERROR(PrepareFactors(pool));
-  THALWEG_RETURN_IF_ERROR(pool.Run(
-      static_cast<uint32_t>(row_tasks_.size()), [&](uint32_t i) -> absl::Status {
+  THALWEG_RETURN_IF_ERROR(
+      pool.Run(static_cast<uint32_t>(row_tasks_.size()), [&](uint32_t i) -> absl::Status {
         const Task& task = row_tasks_[i];
         const auto [begin, elems] = Range(task);
         THALWEG_RETURN_IF_ERROR(gradient.WaitFor(begin + elems));
@@ -245,10 +257,10 @@ absl::Status PowerSgd::ProjectTransposed(FoldPool& pool, Device& device) {
       pool.Run(static_cast<uint32_t>(column_tasks_.size()), [this](uint32_t i) -> absl::Status {
         const Task& task = column_tasks_[i];
         const Matrix& m = matrices_[task.item];
-        thalweg::ProjectTransposed(
-            {m.rows, m.columns, m.rank}, m.state->residual,
-            std::span(first_mean_).subspan(m.p_offset, m.rows * m.rank), task.begin, task.end,
-            std::span(second_sent_).subspan(m.q_offset, m.rank * m.columns));
+        thalweg::ProjectTransposed({m.rows, m.columns, m.rank}, m.state->residual,
+                                   std::span(first_mean_).subspan(m.p_offset, m.rows * m.rank),
+                                   task.begin, task.end,
+                                   std::span(second_sent_).subspan(m.q_offset, m.rank * m.columns));
         return absl::OkStatus();
       }));
   return EncodePart(pool, device, *second_, second_sent_, second_encoded_);
@@ -257,8 +269,10 @@ absl::Status PowerSgd::ProjectTransposed(FoldPool& pool, Device& device) {
 absl::StatusOr<uint64_t> PowerSgd::Reconstruct(FoldPool& pool, Device& device, std::byte* result) {
   const DType dtype = dense_.bucket.layout.dtype;
   std::atomic<uint64_t> nonfinite{0};
-  THALWEG_RETURN_IF_ERROR(pool.Run(
-      static_cast<uint32_t>(row_tasks_.size()), [&](uint32_t i) -> absl::Status {
+  const bool is_sampled = IsSampled();
+  std::vector<CompressionLoss> losses(is_sampled ? row_tasks_.size() : 0);
+  THALWEG_RETURN_IF_ERROR(
+      pool.Run(static_cast<uint32_t>(row_tasks_.size()), [&](uint32_t i) -> absl::Status {
         const Task& task = row_tasks_[i];
         const auto [begin, elems] = Range(task);
         std::byte* out = result + begin * SizeOf(dtype);
@@ -269,10 +283,11 @@ absl::StatusOr<uint64_t> PowerSgd::Reconstruct(FoldPool& pool, Device& device, s
           const bool in_place = dtype == DType::kFloat32;
           if (!in_place) tile.resize(elems);
           float* decoded = in_place ? reinterpret_cast<float*>(out) : tile.data();
-          nonfinite += thalweg::Reconstruct(
-              m.Shape(task), P(first_mean_, task),
-              std::span(second_mean_).subspan(m.q_offset, m.rank * m.columns), m.Rows(task),
-              {decoded, elems});
+          nonfinite +=
+              thalweg::Reconstruct(m.Shape(task), P(first_mean_, task),
+                                   std::span(second_mean_).subspan(m.q_offset, m.rank * m.columns),
+                                   m.Rows(task), {decoded, elems});
+          if (is_sampled) losses[i] = LossOf({decoded, elems}, m.Rows(task));
           values = decoded;
           if (in_place) return absl::OkStatus();
         } else {
@@ -282,6 +297,11 @@ absl::StatusOr<uint64_t> PowerSgd::Reconstruct(FoldPool& pool, Device& device, s
         device.Encode({&share, 1}, DType::kFloat32, dtype, elems, out);
         return absl::OkStatus();
       }));
+  if (is_sampled) loss_ = {};
+  for (const CompressionLoss& loss : losses) {  // in one order, whoever computed them
+    loss_.residual += loss.residual;
+    loss_.whole += loss.whole;
+  }
   for (const Matrix& m : matrices_) {
     const auto begin = second_mean_.begin() + static_cast<std::ptrdiff_t>(m.q_offset);
     m.state->factor.assign(begin, begin + static_cast<std::ptrdiff_t>(m.rank * m.columns));

@@ -33,6 +33,12 @@
 
 namespace thalweg {
 
+// What a round of compression did not get across, as squared norms over all matrices of a bucket.
+struct CompressionLoss {
+  double residual = 0;  // what is left for later
+  double whole = 0;     // what was to be sent
+};
+
 // The node's gradient, folded over its workers, in float32.
 class GradientSource {
  public:
@@ -51,8 +57,7 @@ class PowerSgd {
   // tensors has enough to gain. InvalidArgument names a tensor whose state, which somebody has
   // loaded, is of another size.
   static absl::StatusOr<std::unique_ptr<PowerSgd>> Create(const Part& dense, const CodecSpec& spec,
-                                                          uint64_t chunk_bytes,
-                                                          uint32_t num_shards,
+                                                          uint64_t chunk_bytes, uint32_t num_shards,
                                                           MatrixStates& states);
 
   // Whether the next round is to be compressed.
@@ -74,6 +79,8 @@ class PowerSgd {
   // After second() has come: writes the whole result, in the bucket's type, into `result`. Returns
   // how many of its elements are not finite.
   absl::StatusOr<uint64_t> Reconstruct(FoldPool& pool, Device& device, std::byte* result);
+  // Of the last round that was sampled: the first one, and then one in kSampleEvery.
+  const CompressionLoss& loss() const { return loss_; }
   // After whole() has come instead: leaves no trace of the round.
   absl::Status GiveUp(FoldPool& pool, GradientSource& gradient);
 
@@ -117,6 +124,10 @@ class PowerSgd {
   // Where a task's elements begin in the bucket, and how many they are.
   std::pair<uint64_t, uint64_t> Range(const Task& task) const;
 
+  static constexpr uint64_t kSampleEvery = 100;
+
+  bool IsSampled() const;
+
   const Part& dense_;
   const CodecSpec spec_;
   std::vector<Matrix> matrices_;
@@ -133,6 +144,7 @@ class PowerSgd {
   std::vector<float> second_mean_;
   std::vector<std::byte> first_encoded_;  // empty when the wire type is float32
   std::vector<std::byte> second_encoded_;
+  CompressionLoss loss_;
 };
 
 }  // namespace thalweg

@@ -73,7 +73,7 @@ class ShardGroup {
   CondVar changed_;
   bool left_ ABSL_GUARDED_BY(mutex_) = false;
   absl::Status left_because_ ABSL_GUARDED_BY(mutex_);
-  std::vector<State> states_ ABSL_GUARDED_BY(mutex_);           // by shard
+  std::vector<State> states_ ABSL_GUARDED_BY(mutex_);  // by shard
   // By part, from Join on: parts of different numbers are announced in an order of their own.
   std::vector<Placement> placements_ ABSL_GUARDED_BY(mutex_);
 };

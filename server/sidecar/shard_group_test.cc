@@ -27,8 +27,7 @@ class FakeShard : public Shard {
     sink = std::move(node);
     return absl::OkStatus();
   }
-  absl::Status RegisterBucket(SessionToken, const BucketAnnouncement& bucket,
-                              TimePoint) override {
+  absl::Status RegisterBucket(SessionToken, const BucketAnnouncement& bucket, TimePoint) override {
     placements.push_back(bucket.placement);
     return absl::OkStatus();
   }

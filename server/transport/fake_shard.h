@@ -74,8 +74,7 @@ class FakeShard : public Shard {
     sinks.Add(std::move(sink));
     return absl::OkStatus();
   }
-  absl::Status RegisterBucket(SessionToken, const BucketAnnouncement& bucket,
-                              TimePoint) override {
+  absl::Status RegisterBucket(SessionToken, const BucketAnnouncement& bucket, TimePoint) override {
     buckets.Add(bucket);
     return register_answer;
   }

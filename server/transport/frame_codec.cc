@@ -29,8 +29,8 @@ constexpr uint32_t kPayloadField = v1::Chunk::kPayloadFieldNumber;
 
 // Chunk's fields but the payload are all varints; they are kept by field number.
 constexpr std::array<const char*, 11> kScalarNames = {
-    "",      "epoch", "bucket_index", "bucket_generation", "chunk",
-    "round", "dtype", "elems",        "workers",           "nonfinite_elems", "part"};
+    "",      "epoch", "bucket_index", "bucket_generation", "chunk", "round",
+    "dtype", "elems", "workers",      "nonfinite_elems",   "part"};
 using Scalars = std::array<uint64_t, kScalarNames.size()>;
 
 constexpr size_t kMaxVarintBytes = 10;

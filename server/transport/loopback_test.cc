@@ -130,7 +130,9 @@ TEST_F(LoopbackTest, ShardsErrorsKeepCodeAndReason) {
 
 TEST_F(LoopbackTest, ControlCallsArrive) {
   const BucketLayout layout{DType::kFloat64, {{"w", {3, 4}}, {"b", {4}}}};
-  EXPECT_TRUE(node_->RegisterBucket(1, {{4, 2}, layout, DType::kFloat64, 0x123456789abcdef0u}, Soon()).ok());
+  EXPECT_TRUE(
+      node_->RegisterBucket(1, {{4, 2}, layout, DType::kFloat64, 0x123456789abcdef0u}, Soon())
+          .ok());
   const auto [id, announced, wire, placement] = shard_.buckets.WaitFor(1).front();
   EXPECT_EQ(id, (BucketId{4, 2}));
   EXPECT_EQ(announced, layout);

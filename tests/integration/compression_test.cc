@@ -193,6 +193,11 @@ TEST(CompressionFeedbackTest, WhatIsLeftOutComesLater) {
   Balance balance;
   balance.Add(training.Run(0, layouts, 10, RandomShare), RandomShare, 0, 0, 0, elems);
   EXPECT_GT(balance.Relative(), 0.1) << "nothing was compressed";
+  // The two largest of 24 directions of a random matrix carry about a quarter of the squared norm.
+  const double error =
+      cluster.registry().GetGauge("thalweg_sidecar_compression_error_ratio", "").Value();
+  EXPECT_GT(error, 0.8);
+  EXPECT_LT(error, 1.0);
   balance.Add(training.Run(1, layouts, kFlushRounds, zeros), zeros, 0, 0, 0, elems);
   EXPECT_LT(balance.Relative(), 1e-4);
 }
@@ -253,8 +258,8 @@ TEST(CompressionNonfiniteTest, ReachesEveryWorkerElementByElementAndLeavesNoTrac
       return values;
     };
   };
-  for (const float bad : {std::numeric_limits<float>::infinity(),
-                          std::numeric_limits<float>::quiet_NaN()}) {
+  for (const float bad :
+       {std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {
     Cluster cluster(2, 1, 2);
     Training training(cluster, Codec());
     const Results results = training.Run(0, layouts, 10, share(bad));
