@@ -218,25 +218,27 @@ absl::Status PowerSgd::PrepareFactors(FoldPool& pool) {
 
 absl::Status PowerSgd::Project(FoldPool& pool, Device& device, GradientSource& gradient) {
   THALWEG_RETURN_IF_ERROR(PrepareFactors(pool));
-  THALWEG_RETURN_IF_ERROR(
-      pool.Run(static_cast<uint32_t>(row_tasks_.size()), [&](uint32_t i) -> absl::Status {
-        const Task& task = row_tasks_[i];
-        const auto [begin, elems] = Range(task);
-        THALWEG_RETURN_IF_ERROR(gradient.WaitFor(begin + elems));
-        std::vector<float> tile;
-        const float* g = gradient.Read(begin, elems, tile);
-        if (!task.is_matrix) {
-          float* out = first_sent_.data() + plains_[task.item].sent_offset + task.begin;
-          std::memcpy(out, g, elems * sizeof(float));
-          return absl::OkStatus();
-        }
-        const Matrix& m = matrices_[task.item];
-        const std::span<float> error = m.Rows(task);
-        if (!spec_.feedback) std::fill(error.begin(), error.end(), 0.0f);
-        AddErrorAndProject(m.Shape(task), {g, elems}, error, m.state->factor, P(first_sent_, task));
-        return absl::OkStatus();
-      }));
+  THALWEG_RETURN_IF_ERROR(pool.Run(static_cast<uint32_t>(row_tasks_.size()), [&](uint32_t i) {
+    return ProjectRows(row_tasks_[i], gradient);
+  }));
   return EncodePart(pool, device, *first_, first_sent_, first_encoded_);
+}
+
+absl::Status PowerSgd::ProjectRows(const Task& task, GradientSource& gradient) {
+  const auto [begin, elems] = Range(task);
+  THALWEG_RETURN_IF_ERROR(gradient.WaitFor(begin + elems));
+  std::vector<float> tile;
+  const float* g = gradient.Read(begin, elems, tile);
+  if (!task.is_matrix) {
+    float* out = first_sent_.data() + plains_[task.item].sent_offset + task.begin;
+    std::memcpy(out, g, elems * sizeof(float));
+    return absl::OkStatus();
+  }
+  const Matrix& m = matrices_[task.item];
+  const std::span<float> error = m.Rows(task);
+  if (!spec_.feedback) std::fill(error.begin(), error.end(), 0.0f);
+  AddErrorAndProject(m.Shape(task), {g, elems}, error, m.state->factor, P(first_sent_, task));
+  return absl::OkStatus();
 }
 
 bool PowerSgd::IsFinite() const {

@@ -116,6 +116,7 @@ class PowerSgd {
   void MakeParts(uint64_t chunk_bytes, uint32_t num_shards);
   void MakeTasks();
   absl::Status PrepareFactors(FoldPool& pool);
+  absl::Status ProjectRows(const Task& task, GradientSource& gradient);
   // Brings `values` into wire type, if that is another.
   absl::Status EncodePart(FoldPool& pool, Device& device, const Part& part,
                           const std::vector<float>& values, std::vector<std::byte>& encoded);

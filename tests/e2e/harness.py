@@ -210,11 +210,12 @@ def free_port() -> int:
         return int(server.getsockname()[1])
 
 
-def metric(server: Server, name: str) -> float:
-    """Sum over all labels of a metric."""
+def metric(server: Server, name: str, label: str = "") -> float:
+    """Sum over all labels of a metric; only of those with `label`, such as 'codec="fp16"'."""
     with urllib.request.urlopen(f"http://{server.http}/metrics", timeout=10) as reply:
         lines = reply.read().decode().splitlines()
     samples = [line for line in lines if line.startswith((f"{name}{{", f"{name} "))]
+    samples = [line for line in samples if label in line]
     values = [float(line.rpartition(" ")[2]) for line in samples]
-    assert values, f"no metric {name} at {server.http}"
+    assert values, f"no metric {name} {label} at {server.http}"
     return sum(values)

@@ -49,6 +49,25 @@ def test_variable_alone_halves_the_bytes_of_a_plain_script(plain, tmp_path):
     assert not lines(job.workers[1], "thalweg")
 
 
+def test_bytes_drop_at_the_iteration_that_the_variables_name(tmp_path):
+    env = {"AIAK_POWERSGD_COMPRESSION": "1", "AIAK_START_COMPRESS_ITER": "10"}
+    with servers(nodes=2, shards=1) as cluster:
+        sockets = [server.address for server in cluster.sidecars]
+        job = Job("plain", cluster, tmp_path, sidecar_of=sockets, env=env, jobs=JOBS)
+        results = job.results()
+        parameters = 64 * 5000 + 5000 + 5000 * 10 + 10
+        # Rank 1: rows + columns of both weights, and both biases as they are.
+        sent = (5000 + 64) + 5000 + (10 + 5000) + 10
+        for server in cluster.sidecars:
+            for codec, steps, elements in (("fp32", 10, parameters), ("powersgd", 2, sent)):
+                label = f'codec="{codec}",direction="sent"'
+                raw = metric(server, "thalweg_sidecar_raw_bytes_total", label)
+                wire = metric(server, "thalweg_sidecar_wire_bytes_total", label)
+                assert raw == steps * parameters * 4
+                assert wire == steps * elements * 4
+    assert results[0]["digest"] == results[1]["digest"]
+
+
 def test_fp32_without_code_gives_what_the_call_gives(plain, tmp_path):
     env = {"AIAK_HIERARCHICAL_ALLREDUCE": "1"}
     with servers() as nothing:
