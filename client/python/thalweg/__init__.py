@@ -12,20 +12,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from thalweg.codecs import BF16, FP16, FP32, Int8, OneBit, PowerSGD, TopK
+    from thalweg.codecs import BF16, FP16, FP32, PowerSGD
 
     __version__: str
 
-_CODECS = ("BF16", "FP16", "FP32", "Int8", "OneBit", "PowerSGD", "TopK")
+_CODECS = ("BF16", "FP16", "FP32", "PowerSGD")
 
 __all__ = [
     "BF16",
     "FP16",
     "FP32",
-    "Int8",
-    "OneBit",
     "PowerSGD",
-    "TopK",
     "__version__",
 ]
 

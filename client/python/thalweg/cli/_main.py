@@ -22,7 +22,7 @@ with --codec: then THALWEG_ENABLE is set too, and its DistributedDataParallel mo
 without a call.
 
 codecs:
-  fp32, fp16, bf16, powersgd:RANK, int8, onebit, topk:RATIO; or with keys, NAME:KEY=VALUE,…
+  fp32, fp16, bf16, powersgd:RANK; or with keys, NAME:KEY=VALUE,…
 
 exit codes:
   0      all workers succeeded
