@@ -3,6 +3,7 @@
 import pytest
 
 from thalweg.bench import lab_case
+from thalweg.cli import _bench_types as types
 from thalweg.cli import main
 
 
@@ -19,6 +20,15 @@ from thalweg.cli import main
         (["lab", "--weighted"], "give --slow-shard as well"),
         (["lab", "--slow-shard", "10", "--shards", "1"], "give --shards 2 and --rate"),
         (["step", "--model", "vgg16"], "invalid choice: 'vgg16'"),
+        (["step", "--codec", "int8"], "int8 is not measured here: expected fp32, fp16, bf16 or"),
+        (["step", "--codec", "powersgd:x"], "the codec is 'powersgd:x'"),
+        (["step", "--peers", "torch-powersgd"], "does what --codec powersgd:… says: give one"),
+        (["step", "--codec", "powersgd:2", "--peers", "torch-powersgd"], "give another rank"),
+        (["lab", "--codec", "powersgd:4"], "invalid choice: 'powersgd:4'"),
+        (["codec", "--codec", "fp16"], "fp16 is not measured here: expected powersgd"),
+        (["codec", "--shapes", "vgg16"], "'vgg16' is neither one of resnet50, bert-base, swin-t"),
+        (["codec", "--shapes", "4x0"], "nor shapes such as 64x3x7x7,1000x2048"),
+        (["codec", "--threads", "0"], "0 is not between 1 and 256"),
         (["latency", "--count", "0"], "0 is not between 1 and 100000"),
     ],
 )
@@ -32,7 +42,7 @@ def test_wrong_arguments_are_named_with_exit_code_2(capsys, arguments, message):
 
 
 @pytest.mark.parametrize(
-    "case", ["lab", "step", "latency", "sweep", "soak", "suite", "report", "micro"]
+    "case", ["lab", "step", "latency", "sweep", "soak", "codec", "suite", "report", "micro"]
 )
 def test_help_lists_the_exit_codes(capsys, case):
     with pytest.raises(SystemExit, match="0"):
@@ -60,3 +70,16 @@ def test_arguments_become_the_case(monkeypatch, capsys):
         ("gloo", "memcpy"),
         7,
     )
+
+
+@pytest.mark.parametrize(
+    ("given", "codec"),
+    [
+        ("bf16", "bf16"),
+        ("powersgd:4", "powersgd:rank=4,start=2"),
+        ("powersgd:rank=4,start=1000", "powersgd:rank=4"),
+        ("powersgd:start=7,wire=fp16", "powersgd:start=7,wire=fp16"),
+    ],
+)
+def test_steps_are_compressed_from_the_start(given, codec):
+    assert types.step_codec(given) == codec

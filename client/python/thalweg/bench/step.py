@@ -10,14 +10,18 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from thalweg import ddp
+from thalweg.bench.codec_torch import giant_bucket_mb, make_state
+from thalweg.bench.compression import warm_up_steps
 from thalweg.bench.place import Place
 from thalweg.bench.rows import BenchError
 from thalweg.bench.shapes import Shape, count_elements
 from thalweg.bench.worker import TIMEOUT, System
+from thalweg.codecs import Codec, PowerSGD, parse
 
 _PERIOD = 7
 
@@ -90,19 +94,26 @@ class HollowModel(nn.Module):
 class _Step:
     """One backward pass with communication, or, for `local`, without."""
 
-    def __init__(self, model: HollowModel, place: Place, *, local: bool = False) -> None:
+    def __init__(
+        self,
+        model: HollowModel,
+        place: Place,
+        *,
+        local: bool = False,
+        bucket_cap_mb: int | None = None,
+    ) -> None:
         # The hollow parameters are equal everywhere: there is nothing to broadcast.
-        self.module = DistributedDataParallel(model, init_sync=False)
+        self.module = DistributedDataParallel(model, init_sync=False, bucket_cap_mb=bucket_cap_mb)
+        self.codec: Codec = parse(place.codec)
         self._model = model
         self._local = local
         self._mean_rank = place.rank if local else (place.world_size - 1) / 2
         # Values are below 7 + ranks; the wire's type is the coarsest on the way.
-        coarsest = torch.finfo(torch.bfloat16 if place.codec == "bf16" else torch.float16).eps
+        coarsest = torch.finfo(torch.bfloat16 if "bf16" in place.codec else torch.float16).eps
         self._allowed = 4 * coarsest * (_PERIOD + place.world_size)
 
     def warm_up(self) -> None:
-        """DDP regroups its buckets after the first step."""
-        for repeat in range(2):
+        for repeat in range(warm_up_steps(self.codec)):
             self.prepare(repeat)
             self.run()
             self.check()
@@ -139,6 +150,18 @@ class _Thalweg(_Step):
         self._state.close()
 
 
+class _TorchPowerSgd(_Step):
+    """torch's hook hangs over Gloo with more than one bucket."""
+
+    def __init__(self, model: HollowModel, place: Place) -> None:
+        shapes = [tuple(parameter.shape) for parameter in model.weights]
+        super().__init__(model, place, bucket_cap_mb=giant_bucket_mb(shapes))
+        assert isinstance(self.codec, PowerSGD)
+        # Without epsilon a gradient that is zero everywhere would be divided by its norm.
+        state = make_state(self.codec, epsilon=1e-8)
+        self.module.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+
+
 def factories(shapes: list[Shape]) -> dict[str, Callable[..., System]]:
     """For a Worker whose process group has been started."""
     memory = Memory(shapes)
@@ -156,5 +179,6 @@ def factories(shapes: list[Shape]) -> dict[str, Callable[..., System]]:
         "thalweg": functools.partial(make, build=_Thalweg),
         "ddp": functools.partial(make, build=_Step),
         "torch-fp16": functools.partial(make, build=_Step, fp16=True),
+        "torch-powersgd": functools.partial(make, build=_TorchPowerSgd),
         "local": functools.partial(make, build=functools.partial(_Step, local=True)),
     }

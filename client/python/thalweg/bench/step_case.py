@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from thalweg.bench.cluster import Cluster, Shape
+from thalweg.bench.compression import warm_up_steps, wire_bytes
 from thalweg.bench.lab_case import measure_iperf3, run_alternating
 from thalweg.bench.rows import Row, make_row, ring_bound, say
 from thalweg.bench.shapes import count_elements, shapes_of
 from thalweg.bench.torch_import import import_torch
+from thalweg.codecs import Codec, PowerSGD, parse
 
-_ORDER = ("iperf3", "local", "thalweg", "ddp", "torch-fp16")
-_ROWS = ("thalweg", "ddp", "torch-fp16", "iperf3")
-_HALF = ("fp16", "bf16")
+_ORDER = ("iperf3", "local", "thalweg", "ddp", "torch-fp16", "torch-powersgd")
+_ROWS = ("thalweg", "ddp", "torch-fp16", "torch-powersgd", "iperf3")
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,10 @@ class StepCase:
     @property
     def name(self) -> str:
         return f"{self.model}, {self.shape}, {self.shape.codec}"
+
+    @property
+    def codec(self) -> Codec:
+        return parse(self.shape.codec)
 
     @property
     def size(self) -> int:
@@ -83,16 +88,25 @@ def make_rows(case: StepCase, times: Mapping[str, Sequence[float]]) -> list[Row]
 
 def _bounds(case: StepCase, rate: float | None) -> dict[str, float | None]:
     shape, size = case.shape, case.size
-    wire = size // 2 if shape.codec in _HALF else size
+    codec, shapes = case.codec, shapes_of(case.model)
+    factors = None
+    if isinstance(codec, PowerSGD):
+        # torch's hook sends them as the gradients are.
+        fp32_bytes = wire_bytes(replace(codec, wire="fp32"), shapes)
+        factors = ring_bound(fp32_bytes, rate, shape.ranks, shape.nodes)
     return {
-        "thalweg": shape.exchange_bound(wire, rate),
+        "thalweg": shape.exchange_bound(wire_bytes(codec, shapes), rate),
         "ddp": ring_bound(size, rate, shape.ranks, shape.nodes),
         "torch-fp16": ring_bound(size // 2, rate, shape.ranks, shape.nodes),
+        "torch-powersgd": factors,
         "iperf3": None if shape.rate is None else size * 8 / shape.rate,
     }
 
 
 def _opening_seconds(case: StepCase) -> float:
-    """Building and three steps, on a machine that has fewer cores than workers."""
+    """Building and the first steps, on a machine that has fewer cores than workers.
+
+    Steps before compression starts take as long as plain DDP's.
+    """
     slowest = max((b for b in _bounds(case, case.shape.rate).values() if b), default=0.0)
-    return 60 + 60 * slowest
+    return 60 + 20 * slowest * (1 + warm_up_steps(case.codec))

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from thalweg._config import ConfigError
 from thalweg._processes import ServerError
 from thalweg.bench.shapes import MODELS
-from thalweg.cli import _bench_suite
+from thalweg.cli import _bench_codec, _bench_suite
 from thalweg.cli import _bench_types as types
-from thalweg.codecs import WIRE_TYPES
+from thalweg.codecs import WIRE_TYPES, PowerSGD, parse
 from thalweg.lab import LabError
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ examples:
   thalweg bench lab --nodes 4 --shards 4 --rate 250mbit --bytes 25600000 --peers gloo,iperf3
   thalweg bench lab --nodes 1 --workers 2 --shards 0 --rate none --peers gloo,memcpy
   thalweg bench step --model bert-base --codec fp16 --peers ddp,torch-fp16
+  thalweg bench step --rate 100mbit --codec powersgd:4 --peers ddp,torch-powersgd
   thalweg bench suite --out out/bench && thalweg bench report out/bench
 
 exit codes:
@@ -66,12 +67,18 @@ def add_parser(commands: _Commands) -> None:
         "--weighted", action="store_true", help="and the other shards sum FACTOR times as much"
     )
 
-    step = _add_case(
-        cases, "step", "a DDP step", _run_step, ("ddp", "torch-fp16", "iperf3"), rate="250mbit"
+    peers = ("ddp", "torch-fp16", "torch-powersgd", "iperf3")
+    step = _add_case(cases, "step", "a DDP step", _run_step, peers, rate="250mbit", codec=False)
+    step.add_argument(
+        "--codec",
+        type=types.step_codec,
+        default="fp32",
+        help="fp32, fp16, bf16 or powersgd:rank=4,…, which starts at 2 unless it has start=…",
     )
     step.add_argument("--model", choices=MODELS, default="resnet50", help="whose parameters")
 
     _add_small_and_many(cases, reduce_peers)
+    _bench_codec.add_parser(cases, _guard)
     _bench_suite.add_parsers(cases, _guard)
 
 
@@ -109,6 +116,7 @@ def _add_case(
     peers: tuple[str, ...],
     *,
     rate: str,
+    codec: bool = True,
 ) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = cases.add_parser(
         name,
@@ -122,9 +130,10 @@ def _add_case(
     parser.add_argument("--shards", type=number(0, 64), default=4, help="default 4; 0: embedded")
     parser.add_argument("--workers", type=number(1, 16), default=1, help="per node; default 1")
     parser.add_argument("--rate", type=types.rate, default=rate, help=f"of links; default {rate}")
-    parser.add_argument(
-        "--codec", choices=WIRE_TYPES, default="fp32", help="of fp32 on the network"
-    )
+    if codec:
+        parser.add_argument(
+            "--codec", choices=WIRE_TYPES, default="fp32", help="of fp32 on the network"
+        )
     parser.add_argument("--json", type=types.output, metavar="FILE", help="write the rows there")
     if peers:
         parser.add_argument("--repeats", type=number(1, 1000), default=5, help="default 5")
@@ -179,6 +188,18 @@ def _run_lab(args: argparse.Namespace) -> None:
 def _run_step(args: argparse.Namespace) -> None:
     from thalweg.bench import step_case
 
+    codec = parse(args.codec)
+    if "torch-powersgd" in args.peers:
+        if not isinstance(codec, PowerSGD):
+            raise ConfigError(
+                "--peers torch-powersgd does what --codec powersgd:… says: give one, "
+                f"got --codec {args.codec}"
+            )
+        if codec.rank == 2:
+            raise ConfigError(
+                "--peers torch-powersgd gets wrong results at rank 2 from gradients of rank 1, "
+                "which are those measured here: give another rank"
+            )
     _report(
         args, step_case.run(step_case.StepCase(_shape(args), args.model, args.peers, args.repeats))
     )

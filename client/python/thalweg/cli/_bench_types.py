@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Collection
+from dataclasses import replace
 from pathlib import Path
 
+from thalweg.bench.compression import TORCH_START, shorten
+from thalweg.bench.shapes import MODELS, Shape, shapes_of
+from thalweg.codecs import WIRE_TYPES, Codec, PowerSGD, parse
 from thalweg.lab import parse_rate
 
 
@@ -62,3 +66,46 @@ def names(known: Collection[str]) -> Callable[[str], tuple[str, ...]]:
         return chosen
 
     return parse
+
+
+def step_codec(text: str) -> str:
+    """The text of a codec whose compression starts at once, unless `text` says when."""
+    codec = _parse_codec(text)
+    if isinstance(codec, PowerSGD):
+        return shorten(codec if "start=" in text else replace(codec, start_iter=TORCH_START))
+    if codec.name in WIRE_TYPES:
+        return codec.name
+    raise argparse.ArgumentTypeError(
+        f"{text} is not measured here: expected {', '.join(WIRE_TYPES)} or powersgd"
+    )
+
+
+def power_sgd(text: str) -> PowerSGD:
+    codec = _parse_codec(text)
+    if not isinstance(codec, PowerSGD):
+        raise argparse.ArgumentTypeError(
+            f"{text} is not measured here: expected powersgd, such as powersgd:4"
+        )
+    return codec
+
+
+def _parse_codec(text: str) -> Codec:
+    try:
+        return parse(text, "the codec")
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def shapes(text: str) -> tuple[str, list[Shape]]:
+    """A model's name, or shapes as in 64x3x7x7,1000x2048; and the shapes."""
+    if text in MODELS:
+        return text, shapes_of(text)
+    try:
+        found = [tuple(int(extent) for extent in shape.split("x")) for shape in text.split(",")]
+    except ValueError:
+        found = []
+    if not found or any(extent < 1 for shape in found for extent in shape):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is neither one of {', '.join(MODELS)} nor shapes such as 64x3x7x7,1000x2048"
+        )
+    return text, found
