@@ -21,7 +21,7 @@ from thalweg.bench.place import Place
 from thalweg.bench.rows import BenchError
 from thalweg.bench.shapes import Shape, count_elements
 from thalweg.bench.worker import TIMEOUT, System
-from thalweg.codecs import Codec, PowerSGD, parse
+from thalweg.codecs import FP32, PowerSGD, parse
 
 _PERIOD = 7
 
@@ -94,6 +94,8 @@ class HollowModel(nn.Module):
 class _Step:
     """One backward pass with communication, or, for `local`, without."""
 
+    _compresses = False
+
     def __init__(
         self,
         model: HollowModel,
@@ -104,7 +106,7 @@ class _Step:
     ) -> None:
         # The hollow parameters are equal everywhere: there is nothing to broadcast.
         self.module = DistributedDataParallel(model, init_sync=False, bucket_cap_mb=bucket_cap_mb)
-        self.codec: Codec = parse(place.codec)
+        self.codec = parse(place.codec)
         self._model = model
         self._local = local
         self._mean_rank = place.rank if local else (place.world_size - 1) / 2
@@ -113,7 +115,7 @@ class _Step:
         self._allowed = 4 * coarsest * (_PERIOD + place.world_size)
 
     def warm_up(self) -> None:
-        for repeat in range(warm_up_steps(self.codec)):
+        for repeat in range(warm_up_steps(self.codec if self._compresses else FP32())):
             self.prepare(repeat)
             self.run()
             self.check()
@@ -142,6 +144,8 @@ class _Step:
 
 
 class _Thalweg(_Step):
+    _compresses = True
+
     def __init__(self, model: HollowModel, place: Place) -> None:
         super().__init__(model, place)
         self._state = ddp.attach(self.module, codec=place.codec, timeout=TIMEOUT)
@@ -152,6 +156,8 @@ class _Thalweg(_Step):
 
 class _TorchPowerSgd(_Step):
     """torch's hook hangs over Gloo with more than one bucket."""
+
+    _compresses = True
 
     def __init__(self, model: HollowModel, place: Place) -> None:
         shapes = [tuple(parameter.shape) for parameter in model.weights]
