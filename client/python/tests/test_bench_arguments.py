@@ -20,7 +20,7 @@ from thalweg.cli import main
         (["lab", "--weighted"], "give --slow-shard as well"),
         (["lab", "--slow-shard", "10", "--shards", "1"], "give --shards 2 and --rate"),
         (["step", "--model", "vgg16"], "invalid choice: 'vgg16'"),
-        (["step", "--codec", "int8"], "int8 is not measured here: expected fp32, fp16, bf16 or"),
+        (["step", "--codec", "int8"], "the codec is 'int8', expected one of fp32, fp16"),
         (["step", "--codec", "powersgd:x"], "the codec is 'powersgd:x'"),
         (["step", "--peers", "torch-powersgd"], "does what --codec powersgd:… says: give one"),
         (["step", "--codec", "powersgd:2", "--peers", "torch-powersgd"], "give another rank"),
