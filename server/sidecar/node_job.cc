@@ -137,17 +137,18 @@ absl::StatusOr<std::shared_ptr<NodeBucket>> NodeJob::TakeLayout(uint32_t local_r
     return absl::FailedPreconditionError(
         absl::StrCat(owner, " announced bucket ", ToString(message.id), " before it was welcomed"));
   }
-  std::shared_ptr<NodeBucket>& slot = buckets_[message.id.index];
-  if (slot != nullptr && message.id < slot->id) {
+  const auto known = buckets_.find(message.id.index);
+  std::shared_ptr<NodeBucket> bucket = known == buckets_.end() ? nullptr : known->second;
+  if (bucket != nullptr && message.id < bucket->id) {
     return absl::FailedPreconditionError(absl::StrCat(owner, " announced bucket ",
-                                                      ToString(message.id), ", but ", slot->owner,
+                                                      ToString(message.id), ", but ", bucket->owner,
                                                       " has replaced that layout"));
   }
-  if (slot != nullptr && slot->id == message.id) {
+  if (bucket != nullptr && bucket->id == message.id) {
     THALWEG_RETURN_IF_ERROR(
-        CheckSameLayout(message.id, slot->layout, slot->owner, message.layout, owner));
+        CheckSameLayout(message.id, bucket->layout, bucket->owner, message.layout, owner));
   } else {
-    if (slot != nullptr && slot->in_flight()) {
+    if (bucket != nullptr && bucket->in_flight()) {
       return absl::FailedPreconditionError(
           absl::StrCat(owner, " announced bucket ", ToString(message.id),
                        " while a round of its earlier layout is in flight"));
@@ -155,12 +156,11 @@ absl::StatusOr<std::shared_ptr<NodeBucket>> NodeJob::TakeLayout(uint32_t local_r
     const BucketTerms terms{spec_.codec, chunk_bytes_, shards_.size(), spec_.num_nodes,
                             spec_.local_size};
     THALWEG_ASSIGN_OR_RETURN(
-        std::shared_ptr<NodeBucket> bucket,
-        NodeBucket::Create(message.id, message.layout, owner, terms, matrices_));
-    slot = std::move(bucket);
+        bucket, NodeBucket::Create(message.id, message.layout, owner, terms, matrices_));
+    buckets_[message.id.index] = bucket;
   }
-  THALWEG_RETURN_IF_ERROR(slot->AddInput(local_rank, std::move(arena)));
-  return slot;
+  THALWEG_RETURN_IF_ERROR(bucket->AddInput(local_rank, std::move(arena)));
+  return bucket;
 }
 
 void NodeJob::OnSubmit(uint32_t local_rank, const Submit& message) {
@@ -191,7 +191,7 @@ absl::StatusOr<std::shared_ptr<NodeBucket>> NodeJob::TakeSubmit(uint32_t local_r
   last_progress_ = Now();
   if (!is_ready) return nullptr;
   // The first round registers the bucket, which waits for the shards.
-  if (!running_ && ready_.empty() && bucket->round > 1 && !bucket->compressed &&
+  if (!running_ && ready_.empty() && !bucket->compressed && bucket->dense.round > 1 &&
       bucket->dense.plan.Count() == 1) {
     running_ = true;
     return bucket;

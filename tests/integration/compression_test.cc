@@ -1,10 +1,12 @@
 // PowerSGD through whole clusters. That its numbers are those of torch's hook is checked in
 // tests/e2e; here is what must hold whatever the numbers are.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <limits>
 #include <memory>
+#include <optional>
 #include <random>
 #include <string>
 #include <vector>
@@ -59,8 +61,13 @@ class Training {
     for (const auto& session : sessions_) EXPECT_TRUE(session.ok()) << session.status();
   }
 
+  // Announces the buckets unless the generation is that of the last run.
   Results Run(uint32_t generation, const std::vector<BucketLayout>& layouts, uint64_t rounds,
               const Source& source) {
+    if (generation_ != generation) {
+      for (const auto& session : sessions_) Announce(**session, generation, layouts);
+    }
+    generation_ = generation;
     Results results(sessions_.size());
     std::vector<std::future<void>> workers;
     for (uint32_t rank = 0; rank < sessions_.size(); ++rank) {
@@ -75,12 +82,15 @@ class Training {
   Session& session(uint32_t rank) { return **sessions_[rank]; }
 
  private:
-  void RunWorker(uint32_t rank, uint32_t generation, const std::vector<BucketLayout>& layouts,
-                 uint64_t rounds, const Source& source, std::vector<std::vector<Values>>* results) {
-    Session& session = **sessions_[rank];
+  static void Announce(Session& session, uint32_t generation,
+                       const std::vector<BucketLayout>& layouts) {
     for (uint32_t b = 0; b < layouts.size(); ++b) {
       ASSERT_TRUE(session.RegisterBucket({b, generation}, layouts[b]).ok());
     }
+  }
+  void RunWorker(uint32_t rank, uint32_t generation, const std::vector<BucketLayout>& layouts,
+                 uint64_t rounds, const Source& source, std::vector<std::vector<Values>>* results) {
+    Session& session = **sessions_[rank];
     for (uint64_t round = 0; round < rounds; ++round) {
       std::vector<Values> gradients;
       std::vector<std::future<Outcome>> pending;
@@ -101,6 +111,7 @@ class Training {
   }
 
   std::vector<absl::StatusOr<std::unique_ptr<Session>>> sessions_;
+  std::optional<uint32_t> generation_;
 };
 
 Values RandomShare(uint32_t rank, uint32_t bucket, uint64_t round) {
@@ -238,6 +249,64 @@ TEST(CompressionStartTest, RoundsBeforeTheStartAreExactAndBytesDropAfterIt) {
   training.Run(1, layouts, 1, share);
   EXPECT_EQ(training.session(0).stats().wire_bytes_sent - kStart * raw,
             (2 * (kRows + kColumns) + kBias) * sizeof(float));
+}
+
+// The state of one of Layout(0, 1)'s matrices after `rounds` rounds that left nothing out, as
+// server/sidecar/matrix_states.h describes it.
+std::vector<std::byte> StateAfter(uint64_t rounds) {
+  std::string bytes;
+  const auto add = [&bytes](auto value) {
+    bytes.append(reinterpret_cast<const char*>(&value), sizeof value);
+  };
+  bytes.append("TWS1");
+  add(uint32_t{1});
+  add(uint32_t{2});
+  bytes.append("w0");
+  add(rounds);
+  add(uint64_t{0});
+  add(uint64_t{kRows * kColumns});
+  bytes.append(kRows * kColumns * sizeof(float), '\0');
+  const auto view = std::as_bytes(std::span(bytes));
+  return {view.begin(), view.end()};
+}
+
+TEST(CompressionStateTest, LoadedStateDecidesWhetherTheNextRoundIsCompressed) {
+  Cluster cluster(2, 1, 1);
+  Training training(cluster, Codec());
+  const auto layouts = OneMatrixEach(1);
+  const auto share = [&](uint32_t rank, uint32_t, uint64_t) {
+    return Values(layouts[0].Elems(), static_cast<float>(4 * rank));
+  };
+  const uint64_t raw = layouts[0].Elems() * sizeof(float);
+  uint64_t sent = 0;
+  // Beginning with a compressed round: the bucket itself has not been exchanged before.
+  for (const uint64_t rounds : {10u, 0u, 0u, 10u, 1u}) {
+    for (uint32_t rank : {0u, 1u}) {
+      ASSERT_TRUE(training.session(rank).LoadCodecState(StateAfter(rounds)).ok());
+    }
+    training.Run(0, layouts, 1, share);
+    const uint64_t now = training.session(0).stats().wire_bytes_sent;
+    EXPECT_EQ(now - sent == raw, rounds < kStart) << rounds;
+    sent = now;
+  }
+}
+
+TEST(CompressionStateTest, StateOfAnotherShapeOrNoStateFailsTheJobWithTheReason) {
+  for (const bool is_state : {true, false}) {
+    Cluster cluster(2, 1, 1);
+    Training training(cluster, Codec());
+    auto state = StateAfter(1);
+    if (!is_state) state.resize(9);
+    ASSERT_TRUE(training.session(0).LoadCodecState(state).ok());
+    BucketLayout layout{DType::kFloat32, {{"w0", {kRows, kColumns + 1}}}};
+    Session& session = training.session(0);
+    session.RegisterBucket({0, 0}, layout).IgnoreError();
+    const Values share(layout.Elems());
+    const auto reduced = session.Reduce({0, 0}, std::as_bytes(std::span(share)));
+    EXPECT_THAT(std::string(reduced.status().message()),
+                ::testing::HasSubstr(is_state ? "'w0' has 792 elements, its codec state 768"
+                                              : "codec state is cut off"));
+  }
 }
 
 TEST(CompressionWindowTest, SmallestWindowAndManyBucketsDoNotBlockEachOther) {
