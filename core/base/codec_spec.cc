@@ -1,10 +1,8 @@
 #include "core/base/codec_spec.h"
 
 #include <array>
-#include <cmath>
 #include <functional>
 #include <limits>
-#include <map>
 #include <utility>
 #include <vector>
 

@@ -18,13 +18,13 @@
 #include "kernels/cast/cast.h"
 #include "kernels/cast/element.h"
 #include "kernels/cast/test_util.h"
+#include "kernels/codec/payload_test_util.h"
 #include "kernels/reduce/reduce.h"
 
 namespace thalweg {
 namespace {
 
 using ::testing::HasSubstr;
-using Bytes = std::vector<std::byte>;
 
 constexpr DType kAllTypes[] = {DType::kFloat32, DType::kFloat16, DType::kBFloat16, DType::kFloat64};
 
@@ -40,32 +40,6 @@ Bytes RandomBytes(DType type, size_t elems, unsigned special_every, std::mt19937
       return RandomElements<Fp64>(elems, special_every, random);
   }
   return {};
-}
-
-// `bytes` cut into pieces of the given lengths and a last one with the rest; each piece is an
-// allocation of its own, so that AddressSanitizer sees a read beyond it.
-Payload Split(const Bytes& bytes, const std::vector<size_t>& lengths) {
-  auto owner = std::make_shared<std::vector<Bytes>>();
-  size_t begin = 0;
-  for (size_t length : lengths) {
-    const size_t end = std::min(bytes.size(), begin + length);
-    owner->emplace_back(bytes.begin() + static_cast<ptrdiff_t>(begin),
-                        bytes.begin() + static_cast<ptrdiff_t>(end));
-    begin = end;
-  }
-  owner->emplace_back(bytes.begin() + static_cast<ptrdiff_t>(begin), bytes.end());
-  Payload payload;
-  for (const Bytes& piece : *owner) payload.pieces.emplace_back(piece);
-  payload.owner = std::move(owner);
-  return payload;
-}
-
-std::vector<size_t> RandomLengths(size_t total, std::mt19937_64& random) {
-  std::vector<size_t> lengths;
-  for (size_t sum = 0; sum < total; sum += lengths.back()) {
-    lengths.push_back(random() % 4 == 0 ? 0 : random() % 60);
-  }
-  return lengths;
 }
 
 template <class T>
@@ -140,7 +114,7 @@ TEST_P(CodecTest, FoldOfRandomPiecesEqualsFoldOfTheWhole) {
     std::vector<Payload> contributions;
     for (size_t k = 0; k < count; ++k) {
       whole.push_back(RandomBytes(wire, elems, 30, random));
-      contributions.push_back(Split(whole[k], RandomLengths(whole[k].size(), random)));
+      contributions.push_back(Split(whole[k], RandomLengths(whole[k].size(), 60, random)));
     }
     const Folded expected = FoldWhole(whole, wire, elems);
     const Folded got = Fold(contributions, std::vector<uint32_t>(count, 1), wire, elems);
@@ -173,7 +147,7 @@ TEST_P(CodecTest, DecodeOfAnyPiecesEqualsTheCastOfTheWhole) {
       Bytes expected(elems * SizeOf(bucket));
       Cast(wire, whole.data(), bucket, expected.data(), elems);
       Bytes got(expected.size());
-      const Payload payload = Split(whole, RandomLengths(whole.size(), random));
+      const Payload payload = Split(whole, RandomLengths(whole.size(), 60, random));
       const absl::Status status = DecodePayload(payload, wire, bucket, elems, got.data());
       ASSERT_TRUE(status.ok()) << status;
       ASSERT_EQ(got, expected) << Name(bucket) << ", " << repeat;
@@ -227,7 +201,7 @@ TEST(CodecFoldTest, UnequalWorkerCountsGiveTheMeanOverWorkers) {
   std::vector<Payload> contributions;
   for (size_t k = 0; k < workers.size(); ++k) {
     whole.push_back(RandomElements<Fp32>(elems, 0, random));
-    contributions.push_back(Split(whole[k], RandomLengths(whole[k].size(), random)));
+    contributions.push_back(Split(whole[k], RandomLengths(whole[k].size(), 60, random)));
   }
   const Folded got = Fold(contributions, workers, DType::kFloat32, elems);
   ASSERT_TRUE(got.status.ok()) << got.status;

@@ -82,7 +82,7 @@ class LossyFoldTest : public ::testing::TestWithParam<WireFormat> {
   std::vector<Payload> Pieces(std::mt19937_64& random) const {
     std::vector<Payload> payloads;
     for (const Bytes& bytes : encoded_) {
-      payloads.push_back(Split(bytes, RandomLengths(bytes.size(), random)));
+      payloads.push_back(Split(bytes, RandomLengths(bytes.size(), 700, random)));
     }
     return payloads;
   }

@@ -105,7 +105,7 @@ TEST_P(LossyTest, HalfTypesAreTheRoundedFloats) {
   for (DType bucket : {DType::kFloat16, DType::kBFloat16}) {
     for (size_t elems : kLossySizes) {
       const Bytes bytes = Encode(GetParam(), RandomFloats(elems, 50, random), nullptr);
-      const Payload payload = Split(bytes, RandomLengths(bytes.size(), random));
+      const Payload payload = Split(bytes, RandomLengths(bytes.size(), 700, random));
       const Floats floats = Decode(GetParam(), payload, elems);
       Bytes expected(2 * elems);
       Cast(DType::kFloat32, floats.data(), bucket, expected.data(), elems);
@@ -175,7 +175,7 @@ TEST_P(LossyTest, RandomAndMutatedPayloadsAreRefusedOrDecode) {
       bytes.resize(good.size());
       for (std::byte& byte : bytes) byte = static_cast<std::byte>(random());
     }
-    const Payload payload = Split(bytes, RandomLengths(bytes.size(), random));
+    const Payload payload = Split(bytes, RandomLengths(bytes.size(), 700, random));
     Floats out(elems);
     const absl::Status status =
         DecodeLossy(payload, GetParam(), DType::kFloat32, elems, out.data());

@@ -8,19 +8,16 @@
 #include <cstring>
 #include <initializer_list>
 #include <limits>
-#include <memory>
 #include <random>
-#include <utility>
 #include <vector>
 
-#include "core/base/payload.h"
 #include "core/base/wire_format.h"
 #include "kernels/cast/element.h"
 #include "kernels/cast/test_util.h"
+#include "kernels/codec/payload_test_util.h"
 
 namespace thalweg {
 
-using Bytes = std::vector<std::byte>;
 using Floats = std::vector<float>;
 
 inline constexpr float kInfinity = std::numeric_limits<float>::infinity();
@@ -71,32 +68,6 @@ inline Floats ResidualOf(const Floats& x, const Floats& decoded, const Floats& b
 inline uint64_t CountNonFinite(const Floats& x) {
   return static_cast<uint64_t>(
       std::count_if(x.begin(), x.end(), [](float value) { return !std::isfinite(value); }));
-}
-
-// `bytes` cut into pieces of the given lengths and a last one with the rest; each piece is an
-// allocation of its own, so that AddressSanitizer sees a read beyond it.
-inline Payload Split(const Bytes& bytes, const std::vector<size_t>& lengths) {
-  auto owner = std::make_shared<std::vector<Bytes>>();
-  size_t begin = 0;
-  for (size_t length : lengths) {
-    const size_t end = std::min(bytes.size(), begin + length);
-    owner->emplace_back(bytes.begin() + static_cast<ptrdiff_t>(begin),
-                        bytes.begin() + static_cast<ptrdiff_t>(end));
-    begin = end;
-  }
-  owner->emplace_back(bytes.begin() + static_cast<ptrdiff_t>(begin), bytes.end());
-  Payload payload;
-  for (const Bytes& piece : *owner) payload.pieces.emplace_back(piece);
-  payload.owner = std::move(owner);
-  return payload;
-}
-
-inline std::vector<size_t> RandomLengths(size_t total, std::mt19937_64& random) {
-  std::vector<size_t> lengths;
-  for (size_t sum = 0; sum < total; sum += lengths.back()) {
-    lengths.push_back(random() % 4 == 0 ? 0 : random() % 700);
-  }
-  return lengths;
 }
 
 }  // namespace thalweg

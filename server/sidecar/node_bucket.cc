@@ -72,7 +72,6 @@ absl::StatusOr<bool> NodeBucket::Submit(uint32_t local_rank, uint64_t submitted_
   if (!compressed) dense.BeginRound();
   finished_chunks = 0;
   workers = 0;
-  wire_bytes = 0;
   reduce_time = Duration::zero();
   wait_time = now - first_submit;
   first_sent.reset();

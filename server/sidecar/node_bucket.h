@@ -90,7 +90,6 @@ class NodeBucket : public std::enable_shared_from_this<NodeBucket> {
   Part* last_part = nullptr;     // of a compressed round: with its result the round ends
   uint32_t finished_chunks = 0;  // of all parts
   uint32_t workers = 0;          // that the result is the mean over
-  uint64_t wire_bytes = 0;       // each way
   Duration reduce_time{};
   Duration wait_time{};
   std::optional<TimePoint> first_sent;

@@ -190,7 +190,6 @@ absl::Status NodeJob::SendChunk(NodeBucket& bucket, Part& part, uint32_t chunk) 
   contribution.payload = bucket.EncodedShare(part, chunk);
   {
     MutexLock lock(mutex_);
-    bucket.wire_bytes += contribution.payload.SizeBytes();
     if (!bucket.first_sent) bucket.first_sent = Now();
   }
   return shards_.Contribute(part.shard_of_chunk[chunk], std::move(contribution),
@@ -262,14 +261,17 @@ void NodeJob::OnResult(uint32_t shard, const RoundResult& received) {
   {
     MutexLock lock(mutex_);
     last_progress_ = Now();
-    is_complete = bucket->FinishChunk(*part, received) && !bucket->compressed;
-    if (bucket->compressed) finish_changed_.NotifyAll();
+    const bool part_is_here = bucket->FinishChunk(*part, received);
+    is_complete = part_is_here && !bucket->compressed;
+    if (part_is_here && bucket->compressed) finish_changed_.NotifyAll();
   }
   if (is_complete) Complete(*bucket, *part, part->nonfinite_elems);
 }
 
 void NodeJob::Complete(NodeBucket& bucket, const Part& last, uint64_t nonfinite_elems) {
   ::thalweg::Complete message;
+  uint64_t wire_bytes = spec_.num_nodes == 1 ? 0 : last.WireBytes();
+  if (bucket.compressed) wire_bytes += bucket.power_sgd->first().WireBytes();
   {
     MutexLock lock(mutex_);
     bucket.FinishRound(last, Now());
@@ -277,8 +279,8 @@ void NodeJob::Complete(NodeBucket& bucket, const Part& last, uint64_t nonfinite_
                bucket.round,
                bucket.workers,
                nonfinite_elems,
-               bucket.wire_bytes,
-               bucket.wire_bytes,
+               wire_bytes,
+               wire_bytes,
                static_cast<uint64_t>(ToNanos(bucket.reduce_time)),
                static_cast<uint64_t>(ToNanos(bucket.wait_time)),
                static_cast<uint64_t>(ToNanos(bucket.wire_time))};

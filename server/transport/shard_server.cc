@@ -1,5 +1,6 @@
 #include "server/transport/shard_server.h"
 
+#include <algorithm>
 #include <atomic>
 #include <utility>
 #include <vector>
@@ -17,6 +18,11 @@
 
 namespace thalweg {
 namespace {
+
+// How long streams may take to tell their nodes that the server is stopping: gRPC cancels what has
+// not been sent by then, and a cancelled stream says nothing of why. A node that does not read must
+// not hold the server up.
+constexpr Duration kGoodbyeTime = std::chrono::seconds(1);
 
 // What cancelled streams need to end: no network is involved any more.
 constexpr Duration kCancelTime = std::chrono::seconds(10);
@@ -57,7 +63,9 @@ class GrpcShardServer final : public ShardServer {
     if (server_ == nullptr || stopped_.exchange(true)) return;
     streams_.Shutdown(
         absl::UnavailableError(absl::StrCat("aggregator at ", address(), " is stopping")));
-    server_->Shutdown(ToSystemTime(Now() + grace));
+    const TimePoint now = Now();
+    streams_.WaitEmpty(now + std::max(grace, kGoodbyeTime));
+    server_->Shutdown(ToSystemTime(now + grace));
     if (!streams_.WaitEmpty(Now() + kCancelTime)) {
       spdlog::error("aggregator at {}: streams have not ended after they were cancelled",
                     address());
