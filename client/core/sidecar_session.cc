@@ -22,8 +22,8 @@ absl::Status SidecarSession::RegisterBucket(BucketId id, const BucketLayout& lay
   bucket->elems = layout.Elems();
   bucket->dtype = layout.dtype;
   bucket->share = ShareType(layout.dtype, options_.codec, options_.local_size);
-  bucket->plan =
-      ChunkPlan::For(bucket->elems, layout.dtype, welcome_.chunk_bytes, welcome_.num_shards);
+  bucket->plan = ChunkPlan::For(bucket->elems, layout.dtype, FormatOf(layout.dtype),
+                                welcome_.chunk_bytes, welcome_.num_shards);
   THALWEG_ASSIGN_OR_RETURN(
       bucket->input,
       BucketArena::Create("thalweg-gradient", bucket->elems * SizeOf(bucket->share), true));

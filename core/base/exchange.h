@@ -21,9 +21,9 @@
 #include "absl/status/statusor.h"
 #include "core/base/clock.h"
 #include "core/base/codec_spec.h"
-#include "core/base/dtype.h"
 #include "core/base/layout.h"
 #include "core/base/payload.h"
+#include "core/base/wire_format.h"
 
 namespace thalweg {
 
@@ -70,8 +70,8 @@ struct Membership {
 struct BucketAnnouncement {
   BucketId id;
   BucketLayout layout;
-  DType wire = DType::kFloat32;  // in which its elements cross the network
-  uint64_t placement = 0;        // fingerprint of which chunk goes to which shard
+  WireFormat wire = WireFormat::kFloat32;  // in which its chunks cross the network
+  uint64_t placement = 0;                  // fingerprint of which chunk goes to which shard
 };
 
 // Names one chunk of one round. Round numbers of a chunk start at 1 and have no gaps.
@@ -83,20 +83,20 @@ struct RoundId {
   auto operator<=>(const RoundId&) const = default;
 };
 
-// One node's share of a chunk: the mean over its workers, in wire type.
+// One node's share of a chunk: the mean over its workers, in wire format.
 struct Contribution {
   RoundId id;
   uint64_t epoch = 0;
-  DType wire = DType::kFloat32;
+  WireFormat wire = WireFormat::kFloat32;
   uint64_t elems = 0;
-  Payload payload;  // elems * SizeOf(wire) bytes
+  Payload payload;  // IsPayloadSize(wire, elems, …)
 };
 
-// The mean over all workers of the job, in wire type; the same bytes for every node.
+// The mean over all workers of the job, in wire format; the same bytes for every node.
 struct RoundResult {
   RoundId id;
   uint64_t epoch = 0;
-  DType wire = DType::kFloat32;
+  WireFormat wire = WireFormat::kFloat32;
   uint64_t elems = 0;
   uint32_t workers = 0;          // how many workers the mean is over
   uint64_t nonfinite_elems = 0;  // NaN and infinities among the results

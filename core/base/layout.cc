@@ -6,12 +6,19 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "core/base/hash.h"
+#include "core/base/protocol.h"
 
 namespace thalweg {
 namespace {
 
 std::string Describe(const TensorSpec& t) {
   return absl::StrCat("'", t.name, "' [", absl::StrJoin(t.shape, ", "), "]");
+}
+
+// How many times the bytes of a dense chunk a chunk in this format has.
+uint64_t ChunkScale(WireFormat wire) {
+  if (IsDense(wire)) return 1;
+  return wire == WireFormat::kInt8 ? 4 : 16;
 }
 
 }  // namespace
@@ -74,18 +81,22 @@ absl::Status CheckSameLayout(BucketId id, const BucketLayout& a, const std::stri
                                                  advice));
 }
 
-ChunkPlan ChunkPlan::For(uint64_t total_elems, DType dtype, uint64_t chunk_bytes,
+ChunkPlan ChunkPlan::For(uint64_t total_elems, DType dtype, WireFormat wire, uint64_t chunk_bytes,
                          uint32_t num_shards) {
   constexpr uint64_t kChunksPerShard = 4;
   constexpr uint64_t kEdgeChunksPerShard = 2;
   constexpr uint64_t kEdgeFraction = 4;
   constexpr uint64_t kSmallest = 16 << 10;  // bytes; below, the work per chunk outweighs the gain
-  constexpr uint64_t kAligned = 64;         // bytes
-  const auto aligned = [](uint64_t bytes) { return (bytes + kAligned - 1) / kAligned * kAligned; };
+  const uint64_t scale = ChunkScale(wire);
+  const uint64_t smallest = scale * kSmallest;
+  const uint64_t largest = std::max(chunk_bytes, std::min(scale * chunk_bytes, kMaxChunkBytes));
+  // Bytes: a cache line, or whole blocks of every lossy format.
+  const uint64_t unit = scale == 1 ? 64 : kOneBitBlockElems * sizeof(float);
+  const auto aligned = [unit](uint64_t bytes) { return (bytes + unit - 1) / unit * unit; };
   const uint64_t size = SizeOf(dtype);
   const uint64_t share = total_elems / (kChunksPerShard * num_shards) * size;
-  const uint64_t bytes = std::min(chunk_bytes, std::max(kSmallest, aligned(share)));
-  const uint64_t edge_bytes = std::min(bytes, std::max(kSmallest, aligned(bytes / kEdgeFraction)));
+  const uint64_t bytes = std::min(largest, std::max(smallest, aligned(share)));
+  const uint64_t edge_bytes = std::min(bytes, std::max(smallest, aligned(bytes / kEdgeFraction)));
   ChunkPlan plan{total_elems, std::max<uint64_t>(1, bytes / size)};
   plan.edge_elems = std::max<uint64_t>(1, edge_bytes / size);
   const uint64_t edge_chunks = kEdgeChunksPerShard * num_shards;

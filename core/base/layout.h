@@ -7,6 +7,7 @@
 
 #include "absl/status/status.h"
 #include "core/base/dtype.h"
+#include "core/base/wire_format.h"
 
 namespace thalweg {
 
@@ -29,7 +30,7 @@ struct BucketId {
 
   auto operator<=>(const BucketId&) const = default;
 };
-inline constexpr uint32_t kMaxParts = 4;
+inline constexpr uint32_t kMaxParts = 16;
 std::string ToString(BucketId id);  // "3", "3 (layout 1)", "3 (part 2)" or "3 (layout 1, part 2)"
 
 struct BucketLayout {
@@ -60,8 +61,10 @@ struct ChunkPlan {
 
   // Chunks of `chunk_bytes`, counted in the bucket's own element type, or smaller ones for a small
   // bucket: it shall have some for each shard, so that all links work and the first results come
-  // back while the last shares are on their way.
-  static ChunkPlan For(uint64_t total_elems, DType dtype, uint64_t chunk_bytes,
+  // back while the last shares are on their way. In a lossy format chunks are larger, so that as
+  // much crosses the wire: chunk_bytes counts fourfold for int8 and sixteenfold for onebit and
+  // topk, up to kMaxChunkBytes. All dense formats have the same plan.
+  static ChunkPlan For(uint64_t total_elems, DType dtype, WireFormat wire, uint64_t chunk_bytes,
                        uint32_t num_shards);
 
   uint32_t Count() const;

@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <string>
+
 namespace thalweg {
 namespace {
 
@@ -49,11 +51,18 @@ TEST(LayoutTest, ExtraTensorIsNamedWithItsOwner) {
   EXPECT_THAT(std::string(status.message()), HasSubstr("'b' [7], exists only on node 1"));
 }
 
-TEST(ChunkPlanTest, ChunksCoverEveryElementOnce) {
+class ChunkPlanTest : public ::testing::TestWithParam<WireFormat> {};
+INSTANTIATE_TEST_SUITE_P(Formats, ChunkPlanTest,
+                         ::testing::Values(WireFormat::kFloat32, WireFormat::kInt8,
+                                           WireFormat::kOneBit, WireFormat::kTopK),
+                         [](const auto& info) { return std::string(Name(info.param)); });
+
+TEST_P(ChunkPlanTest, ChunksCoverEveryElementOnce) {
   for (uint32_t shards : {1u, 3u, 8u}) {
     for (uint64_t chunk_bytes : {4096u, 100'000u, 1u << 20}) {
       for (uint64_t total : {0u, 1u, 1023u, 1024u, 5000u, 99'999u, 262'144u, 4'000'001u}) {
-        const ChunkPlan plan = ChunkPlan::For(total, DType::kFloat32, chunk_bytes, shards);
+        const ChunkPlan plan =
+            ChunkPlan::For(total, DType::kFloat32, GetParam(), chunk_bytes, shards);
         uint64_t covered = 0;
         for (uint32_t c = 0; c < plan.Count(); ++c) {
           ASSERT_EQ(plan.Begin(c), covered);
@@ -69,9 +78,10 @@ TEST(ChunkPlanTest, ChunksCoverEveryElementOnce) {
   }
 }
 
-TEST(ChunkPlanTest, LargeBucketBeginsAndEndsWithSmallAlignedChunks) {
+TEST(ChunkPlanSizeTest, LargeBucketBeginsAndEndsWithSmallAlignedChunks) {
   constexpr uint64_t kChunk = 256 << 10;  // bytes
-  const ChunkPlan plan = ChunkPlan::For(10'000'001, DType::kFloat32, kChunk, 2);
+  const ChunkPlan plan =
+      ChunkPlan::For(10'000'001, DType::kFloat32, WireFormat::kFloat32, kChunk, 2);
   const uint32_t count = plan.Count();
   for (uint32_t c = 0; c < count; ++c) EXPECT_EQ(4 * plan.Begin(c) % 64, 0u);
   for (uint32_t c = 0; c < 4; ++c) {
@@ -82,10 +92,11 @@ TEST(ChunkPlanTest, LargeBucketBeginsAndEndsWithSmallAlignedChunks) {
   EXPECT_LE(4 * plan.Elems(count - 1), kChunk / 4);
 }
 
-TEST(ChunkPlanTest, SmallBucketHasFourChunksForEachShardDownTo16KiB) {
+TEST(ChunkPlanSizeTest, SmallBucketHasFourChunksForEachShardDownTo16KiB) {
   constexpr uint64_t kChunk = 1 << 20;
   const auto chunk_bytes = [](uint64_t elems, uint32_t shards) {
-    return 4 * ChunkPlan::For(elems, DType::kFloat32, kChunk, shards).chunk_elems;
+    return 4 *
+           ChunkPlan::For(elems, DType::kFloat32, WireFormat::kFloat32, kChunk, shards).chunk_elems;
   };
   EXPECT_EQ(chunk_bytes(1 << 20, 4), 256u << 10);  // 4 MiB
   EXPECT_EQ(chunk_bytes(64 << 10, 4), 16u << 10);  // 256 KiB
@@ -93,6 +104,36 @@ TEST(ChunkPlanTest, SmallBucketHasFourChunksForEachShardDownTo16KiB) {
   EXPECT_EQ(chunk_bytes(0, 4), 16u << 10);
   EXPECT_EQ(chunk_bytes(100 << 20, 4), kChunk);
   EXPECT_EQ(chunk_bytes((1 << 20) + 3, 4) % 64, 0u);
+}
+
+TEST(ChunkPlanSizeTest, LossyChunksAreLargerSoThatAsMuchCrossesTheWire) {
+  const auto chunk_bytes = [](WireFormat wire, uint64_t elems, uint64_t bytes) {
+    return 4 * ChunkPlan::For(elems, DType::kFloat32, wire, bytes, 4).chunk_elems;
+  };
+  constexpr uint64_t kLarge = 100 << 20;
+  for (WireFormat wire : {WireFormat::kOneBit, WireFormat::kTopK}) {
+    EXPECT_EQ(chunk_bytes(wire, kLarge, 64 << 10), 1u << 20);
+    EXPECT_EQ(chunk_bytes(wire, kLarge, 1 << 20), 4u << 20);
+    EXPECT_EQ(chunk_bytes(wire, 1000, 1 << 20), 256u << 10);
+    EXPECT_EQ(chunk_bytes(wire, 1000, 4096), 64u << 10);
+  }
+  EXPECT_EQ(chunk_bytes(WireFormat::kInt8, kLarge, 64 << 10), 256u << 10);
+  EXPECT_EQ(chunk_bytes(WireFormat::kInt8, kLarge, 2 << 20), 4u << 20);
+  EXPECT_EQ(chunk_bytes(WireFormat::kInt8, 1000, 1 << 20), 64u << 10);
+  // More than that stays what was asked for.
+  EXPECT_EQ(chunk_bytes(WireFormat::kOneBit, kLarge, 8 << 20), 8u << 20);
+  for (WireFormat wire : {WireFormat::kFloat16, WireFormat::kFloat64}) {
+    EXPECT_EQ(chunk_bytes(wire, kLarge, 64 << 10), 64u << 10);
+  }
+}
+
+TEST(ChunkPlanSizeTest, LossyChunksAreOfWholeBlocksButForTheLast) {
+  for (WireFormat wire : {WireFormat::kInt8, WireFormat::kOneBit, WireFormat::kTopK}) {
+    for (uint64_t total : {100'001u, 1'000'003u, 10'000'019u}) {
+      const ChunkPlan plan = ChunkPlan::For(total, DType::kFloat32, wire, 256 << 10, 3);
+      for (uint32_t c = 0; c < plan.Count(); ++c) EXPECT_EQ(plan.Begin(c) % 1024, 0u) << c;
+    }
+  }
 }
 
 }  // namespace

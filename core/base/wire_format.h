@@ -44,6 +44,9 @@ inline constexpr uint64_t kOneBitBlockElems = 1024;
 // Most elements of one chunk in a lossy format.
 inline constexpr uint64_t kMaxLossyElems = 0xffffffff;
 
+// A topk payload without entries is its count alone.
+inline constexpr uint64_t kMinTopKBytes = 4;
+
 // Most bytes that a chunk of `elems` elements takes. Requires elems ≤ 2^60.
 constexpr uint64_t MaxEncodedBytes(WireFormat format, uint64_t elems) {
   switch (format) {
@@ -54,7 +57,7 @@ constexpr uint64_t MaxEncodedBytes(WireFormat format, uint64_t elems) {
     case WireFormat::kTopK:
       // The count, and for each entry a float and the gap before it. A gap of d elements takes at
       // most d + 1 bytes, so all gaps together take at most one for each element.
-      return 4 + 5 * elems;
+      return kMinTopKBytes + 5 * elems;
     default:
       return elems * SizeOf(DTypeOf(format));
   }
@@ -62,6 +65,15 @@ constexpr uint64_t MaxEncodedBytes(WireFormat format, uint64_t elems) {
 
 // True when every payload of `elems` elements has exactly MaxEncodedBytes(format, elems) bytes.
 constexpr bool HasFixedSize(WireFormat format) { return format != WireFormat::kTopK; }
+
+// Whether a payload of `bytes` bytes may be a chunk of `elems` elements; both may come from outside
+// and be anything. What topk has in its bytes is for the decoder to check.
+constexpr bool IsPayloadSize(WireFormat format, uint64_t elems, uint64_t bytes) {
+  // Keeps the sizes from wrapping around; no payload has that many elements.
+  if (elems > (IsDense(format) ? uint64_t{1} << 60 : kMaxLossyElems)) return false;
+  const uint64_t most = MaxEncodedBytes(format, elems);
+  return HasFixedSize(format) ? bytes == most : bytes >= kMinTopKBytes && bytes <= most;
+}
 
 // "fp32", "fp16", "bf16", "fp64", "int8", "onebit", "topk".
 const char* Name(WireFormat format);

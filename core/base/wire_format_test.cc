@@ -56,6 +56,29 @@ TEST(WireFormatTest, SizesCountEveryBlockThatHasBegun) {
   EXPECT_FALSE(HasFixedSize(WireFormat::kTopK));
 }
 
+TEST(WireFormatTest, OnlyPossiblePayloadsAreAccepted) {
+  for (WireFormat format : kDense) {
+    EXPECT_TRUE(IsPayloadSize(format, 10, 10 * SizeOf(DTypeOf(format))));
+    EXPECT_FALSE(IsPayloadSize(format, 10, 10 * SizeOf(DTypeOf(format)) + 1));
+  }
+  EXPECT_TRUE(IsPayloadSize(WireFormat::kInt8, 257, 265));
+  EXPECT_FALSE(IsPayloadSize(WireFormat::kInt8, 257, 264));
+  EXPECT_TRUE(IsPayloadSize(WireFormat::kOneBit, 1025, 137));
+  EXPECT_FALSE(IsPayloadSize(WireFormat::kOneBit, 1025, 138));
+  for (uint64_t bytes : {4u, 9u, 54u}) EXPECT_TRUE(IsPayloadSize(WireFormat::kTopK, 10, bytes));
+  for (uint64_t bytes : {0u, 3u, 55u}) EXPECT_FALSE(IsPayloadSize(WireFormat::kTopK, 10, bytes));
+}
+
+TEST(WireFormatTest, ElementCountsWhoseSizeWouldOverflowAreRefused) {
+  // 2^62 elements of 4 bytes, and 2^64 - 1 of any lossy format, are few bytes modulo 2^64.
+  EXPECT_FALSE(IsPayloadSize(WireFormat::kFloat32, uint64_t{1} << 62, 0));
+  for (WireFormat format : kLossy) {
+    for (uint64_t elems : {kMaxLossyElems + 1, uint64_t{1} << 63, ~uint64_t{0}}) {
+      EXPECT_FALSE(IsPayloadSize(format, elems, MaxEncodedBytes(format, elems)));
+    }
+  }
+}
+
 TEST(WireFormatTest, ChunksAreAsSmallAsPromised) {
   const uint64_t elems = 1 << 18;
   const double raw = 4.0 * static_cast<double>(elems);

@@ -82,7 +82,7 @@ Contribution Share(uint64_t round, std::vector<float> values) {
   const auto buffer = std::make_shared<std::vector<float>>(std::move(values));
   return {{{0, 0}, 0, round},
           1,
-          DType::kFloat32,
+          WireFormat::kFloat32,
           buffer->size(),
           Payload(std::as_bytes(std::span<const float>(*buffer)), buffer)};
 }

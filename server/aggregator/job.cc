@@ -159,7 +159,7 @@ absl::Status Job::RegisterBucket(uint32_t node, const BucketAnnouncement& bucket
     MutexLock lock(mutex_);
     THALWEG_RETURN_IF_ERROR(CheckActiveLocked(node));
     status = layouts_.Register(NameLocked(node), bucket);
-    if (status.ok()) engine_.AllowParts(bucket.id.part + 1);
+    if (status.ok()) engine_.AllowPart(bucket.id.part);
     if (status.ok() && engine_.DropOlderLayouts(bucket.id) > 0) {
       status = absl::FailedPreconditionError(
           absl::StrCat(NameLocked(node), " announced bucket ", ToString(bucket.id),

@@ -35,8 +35,9 @@ absl::Status LayoutRegistry::Register(const std::string& owner, const BucketAnno
                                                    " with ", layout.Elems(),
                                                    " elements, beyond any bucket's limits"));
   }
-  const bool narrowed = layout.dtype == DType::kFloat32 && SizeOf(bucket.wire) == 2;
-  if (bucket.wire != layout.dtype && !narrowed) {
+  const bool narrowed =
+      layout.dtype == DType::kFloat32 && IsDense(bucket.wire) && SizeOf(DTypeOf(bucket.wire)) == 2;
+  if (bucket.wire != FormatOf(layout.dtype) && !narrowed) {
     return absl::InvalidArgumentError(absl::StrCat(owner, " announced bucket ", ToString(id),
                                                    " of ", Name(layout.dtype), " to be sent in ",
                                                    Name(bucket.wire)));
@@ -50,9 +51,10 @@ absl::Status LayoutRegistry::Register(const std::string& owner, const BucketAnno
   if (found != entries_.end() && id == found->second.bucket.id) {
     return CheckSame(found->second.bucket, found->second.owner, bucket, owner);
   }
-  entries_.insert_or_assign({id.index, id.part}, Entry{bucket, owner,
-                                                       ChunkPlan::For(layout.Elems(), layout.dtype,
-                                                                      chunk_bytes_, num_shards_)});
+  entries_.insert_or_assign(
+      {id.index, id.part},
+      Entry{bucket, owner,
+            ChunkPlan::For(layout.Elems(), layout.dtype, bucket.wire, chunk_bytes_, num_shards_)});
   return absl::OkStatus();
 }
 
@@ -68,9 +70,9 @@ absl::Status LayoutRegistry::Check(const Contribution& c) const {
                                                    entry.plan.Count(), " chunks, got chunk ",
                                                    c.id.chunk));
   }
-  const DType wire = entry.bucket.wire;
+  const WireFormat wire = entry.bucket.wire;
   const uint64_t elems = entry.plan.Elems(c.id.chunk);
-  if (c.wire != wire || c.elems != elems || c.payload.SizeBytes() != elems * SizeOf(wire)) {
+  if (c.wire != wire || c.elems != elems || !IsPayloadSize(wire, elems, c.payload.SizeBytes())) {
     return absl::InvalidArgumentError(
         absl::StrCat("chunk ", c.id.chunk, " of bucket ", ToString(c.id.bucket), ": expected ",
                      elems, " ", Name(wire), " values, got ", c.elems, " ", Name(c.wire),

@@ -16,12 +16,12 @@ constexpr uint64_t kPlacement = 7;
 const BucketLayout kLayout{DType::kFloat32, {{"w", {1000}}, {"b", {500}}}};
 
 BucketAnnouncement Announce(BucketId id, const BucketLayout& layout, uint64_t placement,
-                            DType wire = DType::kFloat32) {
+                            WireFormat wire = WireFormat::kFloat32) {
   return {id, layout, wire, placement};
 }
 
-Contribution Share(BucketId id, uint32_t chunk, DType wire, uint64_t elems) {
-  auto buffer = std::make_shared<std::vector<std::byte>>(elems * SizeOf(wire));
+Contribution Share(BucketId id, uint32_t chunk, WireFormat wire, uint64_t elems) {
+  auto buffer = std::make_shared<std::vector<std::byte>>(elems * SizeOf(DTypeOf(wire)));
   return {{id, chunk, 1}, 1, wire, elems, Payload(std::span<const std::byte>(*buffer), buffer)};
 }
 
@@ -49,10 +49,10 @@ TEST(LayoutRegistryTest, DifferentPlacementIsRefusedNamingBothNodes) {
 
 TEST(LayoutRegistryTest, DifferentOrImpossibleWireTypeIsRefused) {
   LayoutRegistry registry(4096, 1);
-  ASSERT_TRUE(registry.Register("a", Announce({0, 0}, kLayout, 1, DType::kFloat16)).ok());
+  ASSERT_TRUE(registry.Register("a", Announce({0, 0}, kLayout, 1, WireFormat::kFloat16)).ok());
   const absl::Status differs = registry.Register("b", Announce({0, 0}, kLayout, 1));
   EXPECT_THAT(std::string(differs.message()), HasSubstr("b sends bucket 0 in fp32, a in fp16"));
-  EXPECT_FALSE(registry.Register("a", Announce({1, 0}, kLayout, 1, DType::kFloat64)).ok());
+  EXPECT_FALSE(registry.Register("a", Announce({1, 0}, kLayout, 1, WireFormat::kFloat64)).ok());
 }
 
 TEST(LayoutRegistryTest, PartsOfABucketAreRegisteredOnTheirOwn) {
@@ -60,9 +60,9 @@ TEST(LayoutRegistryTest, PartsOfABucketAreRegisteredOnTheirOwn) {
   const BucketLayout factors{DType::kFloat32, {{"w/P", {20}}}};
   ASSERT_TRUE(registry.Register("a", Announce({0, 0, 0}, kLayout, 1)).ok());
   ASSERT_TRUE(registry.Register("a", Announce({0, 0, 1}, factors, 2)).ok());
-  EXPECT_TRUE(registry.Check(Share({0, 0, 0}, 0, DType::kFloat32, 1024)).ok());
-  EXPECT_TRUE(registry.Check(Share({0, 0, 1}, 0, DType::kFloat32, 20)).ok());
-  EXPECT_FALSE(registry.Check(Share({0, 0, 2}, 0, DType::kFloat32, 20)).ok());
+  EXPECT_TRUE(registry.Check(Share({0, 0, 0}, 0, WireFormat::kFloat32, 1024)).ok());
+  EXPECT_TRUE(registry.Check(Share({0, 0, 1}, 0, WireFormat::kFloat32, 20)).ok());
+  EXPECT_FALSE(registry.Check(Share({0, 0, 2}, 0, WireFormat::kFloat32, 20)).ok());
   EXPECT_FALSE(registry.Register("a", Announce({0, 0, kMaxParts}, factors, 2)).ok());
 }
 
@@ -73,21 +73,22 @@ TEST(LayoutRegistryTest, NewGenerationReplacesAndOldOneIsRefused) {
   ASSERT_TRUE(registry.Register("a", Announce({0, 1}, rebuilt, kPlacement)).ok());
   EXPECT_EQ(registry.Register("b", Announce({0, 0}, kLayout, kPlacement)).code(),
             absl::StatusCode::kFailedPrecondition);
-  EXPECT_EQ(registry.Check(Share({0, 0}, 0, DType::kFloat32, 1024)).code(),
+  EXPECT_EQ(registry.Check(Share({0, 0}, 0, WireFormat::kFloat32, 1024)).code(),
             absl::StatusCode::kFailedPrecondition);
-  EXPECT_TRUE(registry.Check(Share({0, 1}, 0, DType::kFloat32, 500)).ok());
+  EXPECT_TRUE(registry.Check(Share({0, 1}, 0, WireFormat::kFloat32, 500)).ok());
 }
 
 TEST(LayoutRegistryTest, ContributionMustMatchTypeSizeAndChunk) {
   LayoutRegistry registry(4096, 1);  // 1024 elements per chunk
-  ASSERT_TRUE(registry.Register("a", Announce({0, 0}, kLayout, kPlacement, DType::kFloat16)).ok());
-  EXPECT_TRUE(registry.Check(Share({0, 0}, 0, DType::kFloat16, 1024)).ok());
-  EXPECT_TRUE(registry.Check(Share({0, 0}, 1, DType::kFloat16, 476)).ok());
-  EXPECT_FALSE(registry.Check(Share({0, 0}, 0, DType::kFloat32, 1024)).ok());
-  EXPECT_FALSE(registry.Check(Share({0, 0}, 1, DType::kFloat16, 1024)).ok());
-  EXPECT_FALSE(registry.Check(Share({0, 0}, 2, DType::kFloat16, 1)).ok());
-  EXPECT_FALSE(registry.Check(Share({1, 0}, 0, DType::kFloat16, 1024)).ok());
-  Contribution short_one = Share({0, 0}, 0, DType::kFloat16, 1024);
+  ASSERT_TRUE(
+      registry.Register("a", Announce({0, 0}, kLayout, kPlacement, WireFormat::kFloat16)).ok());
+  EXPECT_TRUE(registry.Check(Share({0, 0}, 0, WireFormat::kFloat16, 1024)).ok());
+  EXPECT_TRUE(registry.Check(Share({0, 0}, 1, WireFormat::kFloat16, 476)).ok());
+  EXPECT_FALSE(registry.Check(Share({0, 0}, 0, WireFormat::kFloat32, 1024)).ok());
+  EXPECT_FALSE(registry.Check(Share({0, 0}, 1, WireFormat::kFloat16, 1024)).ok());
+  EXPECT_FALSE(registry.Check(Share({0, 0}, 2, WireFormat::kFloat16, 1)).ok());
+  EXPECT_FALSE(registry.Check(Share({1, 0}, 0, WireFormat::kFloat16, 1024)).ok());
+  Contribution short_one = Share({0, 0}, 0, WireFormat::kFloat16, 1024);
   short_one.payload.pieces[0] = short_one.payload.pieces[0].first(2047);
   EXPECT_FALSE(registry.Check(short_one).ok());
 }

@@ -41,7 +41,7 @@ Contribution Make(const RoundId& id, uint32_t node) {
   std::vector<float> values;
   for (uint64_t e = 0; e < kElems; ++e) values.push_back(Value(id, node, e));
   const auto buffer = std::make_shared<LiveCount>(std::move(values));
-  return {id, 1, DType::kFloat32, kElems,
+  return {id, 1, WireFormat::kFloat32, kElems,
           Payload(std::as_bytes(std::span<const float>(buffer->values)), buffer)};
 }
 

@@ -27,7 +27,7 @@ absl::StatusOr<RoundEngine::Added> RoundEngine::Add(uint32_t node, Contribution 
     return Added{Verdict::kDuplicate, std::nullopt};
   }
   // Together, because the backlog is not counted by part.
-  if (const uint32_t window = parts_ * options_.window_chunks;
+  if (const size_t window = parts_.count() * options_.window_chunks;
       outstanding_[node] + backlog >= window) {
     return absl::ResourceExhaustedError(
         absl::StrCat("more than the window of ", window, " chunks without a result"));

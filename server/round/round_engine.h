@@ -7,7 +7,7 @@
 // not depend on timing (promise 2).
 #pragma once
 
-#include <algorithm>
+#include <bitset>
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -33,7 +33,7 @@ class RoundEngine {
   // A round with all its contributions, in node order.
   struct CompleteRound {
     RoundId id;
-    DType wire = DType::kFloat32;
+    WireFormat wire = WireFormat::kFloat32;
     uint64_t elems = 0;
     std::vector<Payload> payloads;
   };
@@ -58,8 +58,8 @@ class RoundEngine {
 
   explicit RoundEngine(const Options& options);
 
-  // Parts 0 … `parts`-1 of buckets are in use: nodes have a window for each.
-  void AllowParts(uint32_t parts) { parts_ = std::max(parts_, parts); }
+  // Part `part` < kMaxParts of buckets is in use: nodes have a window for it, as for part 0.
+  void AllowPart(uint32_t part) { parts_.set(part); }
 
   // Takes a contribution of `node` (< num_nodes), already checked against the bucket's layout.
   // `backlog` results of earlier rounds have not been sent to it yet: they count as unanswered, so
@@ -93,7 +93,7 @@ class RoundEngine {
   CompleteRound Take(const ChunkKey& key, ChunkState& state);
 
   Options options_;
-  uint32_t parts_ = 1;
+  std::bitset<kMaxParts> parts_{1};
   std::map<ChunkKey, ChunkState> chunks_;
   std::vector<uint32_t> outstanding_;  // contributions held, by node
   size_t open_rounds_ = 0;

@@ -16,7 +16,7 @@ constexpr TimePoint kStart{};
 
 Contribution Share(RoundId id, float value, uint64_t epoch = 1) {
   const auto buffer = std::make_shared<float>(value);
-  return {id, epoch, DType::kFloat32, 1,
+  return {id, epoch, WireFormat::kFloat32, 1,
           Payload(std::as_bytes(std::span(buffer.get(), 1)), buffer)};
 }
 

@@ -124,7 +124,7 @@ class Rounds {
 
  private:
   Rounds(const BucketLayout& layout, const CodecSpec& spec, uint32_t threads)
-      : dense_(BucketId{}, layout, DenseType(layout.dtype, spec), kChunkBytes, 1),
+      : dense_(BucketId{}, layout, FormatOf(DenseType(layout.dtype, spec)), kChunkBytes, 1),
         // What is not compressed loses the digits that the wire's type does not have.
         wire_error_(spec.wire == DType::kFloat32 ? 0.0f : 0x1p-8f),
         threads_(threads),
@@ -137,7 +137,7 @@ class Rounds {
   // The mean over one node is its own share, which crosses the network in the wire's type.
   absl::Status Exchange(Part& part) {
     const Payload sent({part.send, part.WireBytes()}, nullptr);
-    return device_.Decode(sent, part.bucket.wire, part.bucket.layout.dtype, part.Elems(),
+    return device_.Decode(sent, part.WireType(), part.bucket.layout.dtype, part.Elems(),
                           part.receive);
   }
 

@@ -12,7 +12,8 @@ NodeBucket::NodeBucket(BucketId bucket_id, const BucketLayout& bucket_layout,
     : id(bucket_id),
       layout(bucket_layout),
       share(ShareType(layout.dtype, terms.codec, terms.local_size)),
-      dense(id, layout, DenseType(layout.dtype, terms.codec), terms.chunk_bytes, terms.num_shards),
+      dense(id, layout, FormatOf(DenseType(layout.dtype, terms.codec)), terms.chunk_bytes,
+            terms.num_shards),
       inputs(terms.local_size),
       submitted(terms.local_size) {}
 
@@ -26,7 +27,7 @@ absl::StatusOr<std::shared_ptr<NodeBucket>> NodeBucket::Create(BucketId id,
   THALWEG_ASSIGN_OR_RETURN(bucket->result,
                            BucketArena::Create("thalweg-result", bucket->RawBytes(), true));
   bucket->dense.receive = bucket->result->payload();
-  if (terms.local_size > 1 || bucket->share != bucket->dense.bucket.wire) {
+  if (terms.local_size > 1 || bucket->share != bucket->dense.WireType()) {
     bucket->encoded = std::make_unique_for_overwrite<std::byte[]>(bucket->dense.WireBytes());
     bucket->dense.send = bucket->encoded.get();
   }
@@ -125,7 +126,7 @@ std::vector<const void*> NodeBucket::Shares(uint64_t begin) const {
 }
 
 Payload NodeBucket::EncodedShare(const Part& part, uint32_t chunk) {
-  const size_t size = SizeOf(part.bucket.wire);
+  const size_t size = SizeOf(part.WireType());
   return Payload({part.send + part.plan.Begin(chunk) * size, part.plan.Elems(chunk) * size},
                  shared_from_this());
 }

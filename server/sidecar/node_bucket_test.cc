@@ -38,7 +38,7 @@ class NodeBucketTest : public ::testing::Test {
   RoundResult Result(uint32_t chunk, uint64_t round) {
     RoundResult r;
     r.id = {{0, 0}, chunk, round};
-    r.wire = DType::kFloat16;
+    r.wire = WireFormat::kFloat16;
     r.elems = bucket_->dense.plan.Elems(chunk);
     r.workers = 2;
     return r;

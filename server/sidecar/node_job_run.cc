@@ -175,9 +175,9 @@ void NodeJob::EncodeChunk(NodeBucket& bucket, uint32_t chunk) {
   const Part& part = bucket.dense;
   const uint64_t begin = part.plan.Begin(chunk);
   const TimePoint start = Now();
-  context_.device.Encode(bucket.Shares(begin), bucket.share, part.bucket.wire,
+  context_.device.Encode(bucket.Shares(begin), bucket.share, part.WireType(),
                          part.plan.Elems(chunk),
-                         bucket.encoded.get() + begin * SizeOf(part.bucket.wire));
+                         bucket.encoded.get() + begin * SizeOf(part.WireType()));
   MutexLock lock(mutex_);
   bucket.reduce_time += Now() - start;
 }
@@ -202,7 +202,7 @@ absl::Status NodeJob::ReduceAlone(NodeBucket& bucket, uint32_t chunk) {
   Part& part = bucket.dense;
   const uint64_t elems = part.plan.Elems(chunk);
   const std::vector<const void*> shares = bucket.Shares(part.plan.Begin(chunk));
-  const DType wire = part.bucket.wire;
+  const DType wire = part.WireType();
   RoundResult result;
   result.id = {bucket.id, chunk, part.round};
   result.workers = spec_.world_size;
@@ -248,7 +248,7 @@ void NodeJob::OnResult(uint32_t shard, const RoundResult& received) {
     }
   }
   if (status.ok()) {
-    status = context_.device.Decode(received.payload, part->bucket.wire, part->bucket.layout.dtype,
+    status = context_.device.Decode(received.payload, part->WireType(), part->bucket.layout.dtype,
                                     received.elems, part->Destination(received.id.chunk));
   }
   if (!status.ok()) {

@@ -6,9 +6,11 @@
 
 namespace thalweg {
 
-Part::Part(BucketId id, BucketLayout layout, DType wire, uint64_t chunk_bytes, uint32_t num_shards)
+Part::Part(BucketId id, BucketLayout layout, WireFormat wire, uint64_t chunk_bytes,
+           uint32_t num_shards)
     : bucket{id, std::move(layout), wire, 0},
-      plan(ChunkPlan::For(bucket.layout.Elems(), bucket.layout.dtype, chunk_bytes, num_shards)) {}
+      plan(ChunkPlan::For(bucket.layout.Elems(), bucket.layout.dtype, wire, chunk_bytes,
+                          num_shards)) {}
 
 void Part::BeginRound() {
   ++round;

@@ -15,7 +15,8 @@ namespace thalweg {
 // Guarded like the NodeBucket that it belongs to. While a round is in flight the bytes at `send`
 // and `receive` belong to it.
 struct Part {
-  Part(BucketId id, BucketLayout layout, DType wire, uint64_t chunk_bytes, uint32_t num_shards);
+  Part(BucketId id, BucketLayout layout, WireFormat wire, uint64_t chunk_bytes,
+       uint32_t num_shards);
 
   void BeginRound();
   // Claims chunk `result.id.chunk` of the round for decoding. InvalidArgument when the result does
@@ -25,7 +26,9 @@ struct Part {
   bool FinishChunk(const RoundResult& result);
 
   uint64_t Elems() const { return plan.total_elems; }
-  uint64_t WireBytes() const { return plan.total_elems * SizeOf(bucket.wire); }
+  uint64_t WireBytes() const { return plan.total_elems * SizeOf(WireType()); }
+  // Requires a dense wire format.
+  DType WireType() const { return DTypeOf(bucket.wire); }
   // Where the decoded result of a chunk belongs.
   std::byte* Destination(uint32_t chunk) {
     return receive + plan.Begin(chunk) * SizeOf(bucket.layout.dtype);
@@ -34,7 +37,7 @@ struct Part {
   BucketAnnouncement bucket;
   ChunkPlan plan;
   std::vector<uint32_t> shard_of_chunk;  // once announced to the shards, by the run thread
-  const std::byte* send = nullptr;       // this node's share, in bucket.wire type
+  const std::byte* send = nullptr;       // this node's share, in bucket.wire format
   std::byte* receive = nullptr;          // the mean, in bucket.layout.dtype
 
   // Round.

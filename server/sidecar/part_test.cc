@@ -12,7 +12,7 @@ class PartTest : public ::testing::Test {
   RoundResult Result(uint32_t chunk, uint64_t round) const {
     RoundResult r;
     r.id = {part_.bucket.id, chunk, round};
-    r.wire = DType::kFloat16;
+    r.wire = WireFormat::kFloat16;
     r.elems = part_.plan.Elems(chunk);
     r.workers = 2;
     r.nonfinite_elems = 1;
@@ -20,7 +20,8 @@ class PartTest : public ::testing::Test {
   }
 
   // Three chunks of 1024 float32.
-  Part part_{{3, 1, 2}, {DType::kFloat32, {{"w", {2500}}}}, DType::kFloat16, kMinChunkBytes, 1};
+  Part part_{
+      {3, 1, 2}, {DType::kFloat32, {{"w", {2500}}}}, WireFormat::kFloat16, kMinChunkBytes, 1};
 };
 
 TEST_F(PartTest, RoundIsOverWhenAllChunksHaveComeInAnyOrder) {
@@ -44,7 +45,7 @@ TEST_F(PartTest, ResultThatDoesNotBelongToTheRoundIsRefused) {
   wrong.id.chunk = 3;
   EXPECT_FALSE(part_.Claim(wrong).ok());
   wrong = Result(0, 1);
-  wrong.wire = DType::kFloat32;
+  wrong.wire = WireFormat::kFloat32;
   EXPECT_FALSE(part_.Claim(wrong).ok());
   wrong = Result(0, 1);
   wrong.elems -= 1;

@@ -9,8 +9,7 @@ namespace thalweg {
 Placement::Placement(std::vector<uint32_t> weights)
     : weights_(std::move(weights)), loads_(weights_.size()) {}
 
-std::vector<uint32_t> Placement::Place(uint32_t index, const ChunkPlan& plan,
-                                       size_t bytes_per_elem) {
+std::vector<uint32_t> Placement::Place(uint32_t index, const ChunkPlan& plan, WireFormat wire) {
   std::vector<uint64_t>& mine = of_bucket_[index];
   mine.resize(weights_.size());
   for (size_t k = 0; k < mine.size(); ++k) loads_[k] -= std::exchange(mine[k], 0);
@@ -18,7 +17,7 @@ std::vector<uint32_t> Placement::Place(uint32_t index, const ChunkPlan& plan,
   std::vector<uint32_t> shards;
   shards.reserve(plan.Count());
   for (uint32_t chunk = 0; chunk < plan.Count(); ++chunk) {
-    const uint64_t bytes = plan.Elems(chunk) * bytes_per_elem;
+    const uint64_t bytes = MaxEncodedBytes(wire, plan.Elems(chunk));
     uint32_t best = 0;
     for (uint32_t k = 1; k < weights_.size(); ++k) {
       // (load + bytes) / weight, compared without dividing.

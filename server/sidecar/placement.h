@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "core/base/layout.h"
+#include "core/base/wire_format.h"
 
 namespace thalweg {
 
@@ -18,8 +19,9 @@ class Placement {
  public:
   explicit Placement(std::vector<uint32_t> weights);  // by shard, each ≥ 1
 
-  // The shard of each chunk of bucket `index`; forgets the bucket's earlier layout.
-  std::vector<uint32_t> Place(uint32_t index, const ChunkPlan& plan, size_t bytes_per_elem);
+  // The shard of each chunk of bucket `index`, which cross the network in format `wire`; forgets
+  // the bucket's earlier layout.
+  std::vector<uint32_t> Place(uint32_t index, const ChunkPlan& plan, WireFormat wire);
 
   // Equal for equal placements.
   static uint64_t Fingerprint(std::span<const uint32_t> shard_of_chunk);

@@ -22,9 +22,9 @@ std::vector<uint64_t> BytesPerShard(const std::vector<uint32_t>& shards, const C
 
 TEST(PlacementTest, EqualShardsTakeTurnsAcrossBuckets) {
   Placement placement({1, 1, 1});
-  EXPECT_THAT(placement.Place(0, {40, 10}, 4), ElementsAre(0, 1, 2, 0));
-  EXPECT_THAT(placement.Place(1, {30, 10}, 4), ElementsAre(1, 2, 0));
-  EXPECT_THAT(placement.Place(2, {10, 10}, 4), ElementsAre(1));
+  EXPECT_THAT(placement.Place(0, {40, 10}, WireFormat::kFloat32), ElementsAre(0, 1, 2, 0));
+  EXPECT_THAT(placement.Place(1, {30, 10}, WireFormat::kFloat32), ElementsAre(1, 2, 0));
+  EXPECT_THAT(placement.Place(2, {10, 10}, WireFormat::kFloat32), ElementsAre(1));
 }
 
 TEST(PlacementTest, NoShardHasMoreThanOneChunkAboveItsShare) {
@@ -32,7 +32,8 @@ TEST(PlacementTest, NoShardHasMoreThanOneChunkAboveItsShare) {
   std::vector<uint64_t> total(4);
   const std::vector<ChunkPlan> buckets = {{1, 512}, {1000, 512}, {7, 512}, {99'999, 512}, {3, 512}};
   for (uint32_t index = 0; index < buckets.size(); ++index) {
-    const auto bytes = BytesPerShard(placement.Place(index, buckets[index], 4), buckets[index], 4);
+    const auto bytes = BytesPerShard(placement.Place(index, buckets[index], WireFormat::kFloat32),
+                                     buckets[index], 4);
     for (size_t k = 0; k < 4; ++k) total[k] += bytes[k];
   }
   const auto [least, most] = std::minmax_element(total.begin(), total.end());
@@ -42,15 +43,15 @@ TEST(PlacementTest, NoShardHasMoreThanOneChunkAboveItsShare) {
 TEST(PlacementTest, WeightsDecideTheShares) {
   Placement placement({1, 3, 6});
   const ChunkPlan plan{100'000, 100};
-  EXPECT_THAT(BytesPerShard(placement.Place(0, plan, 4), plan, 3),
+  EXPECT_THAT(BytesPerShard(placement.Place(0, plan, WireFormat::kFloat32), plan, 3),
               ElementsAre(40'000, 120'000, 240'000));
 }
 
 TEST(PlacementTest, ReplacedLayoutNoLongerCounts) {
   Placement placement({1, 1});
-  ASSERT_THAT(placement.Place(0, {10, 10}, 4), ElementsAre(0));
-  ASSERT_THAT(placement.Place(1, {10, 10}, 4), ElementsAre(1));
-  EXPECT_THAT(placement.Place(1, {20, 10}, 4), ElementsAre(1, 0));
+  ASSERT_THAT(placement.Place(0, {10, 10}, WireFormat::kFloat32), ElementsAre(0));
+  ASSERT_THAT(placement.Place(1, {10, 10}, WireFormat::kFloat32), ElementsAre(1));
+  EXPECT_THAT(placement.Place(1, {20, 10}, WireFormat::kFloat32), ElementsAre(1, 0));
 }
 
 TEST(PlacementTest, FingerprintTellsPlacementsApart) {

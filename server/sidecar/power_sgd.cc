@@ -127,12 +127,12 @@ void PowerSgd::MakeParts(uint64_t chunk_bytes, uint32_t num_shards) {
 
   const DType wire = spec_.wire;
   BucketId id = dense_.bucket.id;
-  const auto make = [&](uint32_t number, const BucketLayout& part_layout, DType part_wire) {
+  const auto make = [&](uint32_t number, const BucketLayout& part_layout, WireFormat part_wire) {
     id.part = number;
     return std::make_unique<Part>(id, part_layout, part_wire, chunk_bytes, num_shards);
   };
-  first_ = make(1, first, wire);
-  second_ = make(2, second, wire);
+  first_ = make(1, first, FormatOf(wire));
+  second_ = make(2, second, FormatOf(wire));
   whole_ = make(3, layout, dense_.bucket.wire);
 
   const auto prepare = [&](Part& part, std::vector<float>& sent, std::vector<float>& mean,
@@ -328,7 +328,7 @@ absl::Status PowerSgd::EncodePart(FoldPool& pool, Device& device, const Part& pa
                                   const std::vector<float>& values,
                                   std::vector<std::byte>& encoded) {
   if (encoded.empty()) return absl::OkStatus();
-  const DType wire = part.bucket.wire;
+  const DType wire = part.WireType();
   return pool.Run(part.plan.Count(), [&](uint32_t chunk) {
     const uint64_t begin = part.plan.Begin(chunk);
     const void* share = values.data() + begin;

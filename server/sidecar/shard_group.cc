@@ -63,7 +63,7 @@ absl::StatusOr<std::vector<uint32_t>> ShardGroup::RegisterBucket(BucketAnnouncem
   {
     MutexLock lock(mutex_);
     if (placements_.empty()) return absl::FailedPreconditionError("shards not joined");
-    placed = placements_[bucket.id.part].Place(bucket.id.index, plan, SizeOf(bucket.wire));
+    placed = placements_[bucket.id.part].Place(bucket.id.index, plan, bucket.wire);
   }
   bucket.placement = Placement::Fingerprint(placed);
   for (uint32_t k = 0; k < size(); ++k) {

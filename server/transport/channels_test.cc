@@ -59,7 +59,8 @@ class ChannelsTest : public ::testing::Test {
     for (uint32_t c = 0; c < count; ++c) {
       const auto bytes = std::make_shared<std::string>(4 * (c + 1), static_cast<char>(c));
       const Payload payload(std::as_bytes(std::span(*bytes)), bytes);
-      ASSERT_TRUE(node_->Contribute(token_, {{{}, c, 1}, 5, DType::kFloat32, c + 1, payload}).ok());
+      ASSERT_TRUE(
+          node_->Contribute(token_, {{{}, c, 1}, 5, WireFormat::kFloat32, c + 1, payload}).ok());
     }
     const auto results = sink_->results.WaitFor(count);
     ASSERT_EQ(results.size(), count);
@@ -143,7 +144,7 @@ TEST_F(ChannelsTest, RefusedContributionIsTheReasonWhicheverStreamItCameOn) {
     JoinAndAttach(3);
     Exchange(3);
     shard_.contribute_answer = absl::FailedPreconditionError("chunk of epoch 4, expected 5");
-    ASSERT_TRUE(node_->Contribute(token_, {{{}, chunk, 1}, 4, DType::kFloat32, 0, {}}).ok());
+    ASSERT_TRUE(node_->Contribute(token_, {{{}, chunk, 1}, 4, WireFormat::kFloat32, 0, {}}).ok());
     const absl::Status why = sink_->failures.WaitFor(1).front();
     EXPECT_EQ(why.code(), absl::StatusCode::kFailedPrecondition);
     EXPECT_THAT(std::string(why.message()), HasSubstr("chunk of epoch 4, expected 5"));

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "core/base/protocol.h"
 #include "server/transport/address.h"
 #include "server/transport/control_codec.h"
@@ -87,7 +88,7 @@ TEST(ControlCodecTest, UnusableJoinFieldsAreRefused) {
 
 TEST(ControlCodecTest, LayoutsRoundTrip) {
   const BucketLayout layout{DType::kBFloat16, {{"w", {3, 4}}, {"scalar", {}}, {"none", {0, 9}}}};
-  const v1::RegisterBucketRequest proto = ToProto(7, {{2, 1, 3}, layout, DType::kBFloat16, 9});
+  const v1::RegisterBucketRequest proto = ToProto(7, {{2, 1, 3}, layout, WireFormat::kBFloat16, 9});
   EXPECT_EQ(proto.token(), 7u);
   EXPECT_EQ(proto.bucket().generation(), 1u);
   EXPECT_EQ(proto.placement(), 9u);
@@ -95,8 +96,20 @@ TEST(ControlCodecTest, LayoutsRoundTrip) {
   ASSERT_TRUE(back.ok()) << back.status();
   EXPECT_EQ(back->id, (BucketId{2, 1, 3}));
   EXPECT_EQ(back->layout, layout);
-  EXPECT_EQ(back->wire, DType::kBFloat16);
+  EXPECT_EQ(back->wire, WireFormat::kBFloat16);
   EXPECT_EQ(back->placement, 9u);
+}
+
+TEST(ControlCodecTest, EveryWireFormatAndPartArrives) {
+  for (int wire : {1, 2, 3, 4, 16, 17, 18}) {
+    const auto format = static_cast<WireFormat>(wire);
+    const v1::RegisterBucketRequest proto = ToProto(1, {{0, 0, kMaxParts - 1}, {}, format});
+    EXPECT_EQ(static_cast<int>(proto.wire()), wire);
+    const auto back = FromProto(proto);
+    ASSERT_TRUE(back.ok()) << back.status();
+    EXPECT_EQ(back->wire, format);
+    EXPECT_EQ(back->id.part, kMaxParts - 1);
+  }
 }
 
 TEST(ControlCodecTest, UncountableLayoutsAreRefusedByTensor) {
@@ -110,8 +123,11 @@ TEST(ControlCodecTest, UncountableLayoutsAreRefusedByTensor) {
   proto.set_dtype(static_cast<v1::DType>(0));
   EXPECT_THAT(Message(FromProto(proto).status()), HasSubstr("is 0, expected 1 to 4"));
   proto = ToProto(1, {});
-  proto.set_wire(static_cast<v1::DType>(257));  // 1 when cut to a byte
-  EXPECT_THAT(Message(FromProto(proto).status()), HasSubstr("wire of the bucket is 257"));
+  for (int wire : {0, 5, 15, 19, 257}) {  // the last is 1 when cut to a byte
+    proto.set_wire(static_cast<v1::WireFormat>(wire));
+    EXPECT_THAT(Message(FromProto(proto).status()),
+                HasSubstr(absl::StrCat("wire of the bucket is ", wire, ", expected 1 to 4 or 16")));
+  }
 }
 
 TEST(ControlCodecTest, RatesThatNoLinkHasAreRefused) {

@@ -17,12 +17,14 @@ constexpr uint64_t kMaxBucketElems = uint64_t{1} << 48;
 constexpr std::chrono::milliseconds kMaxRoundTimeout = std::chrono::hours(24);
 constexpr std::chrono::microseconds kMaxRoundTrip = std::chrono::hours(1);
 
-absl::StatusOr<DType> ToDType(int value, const char* what) {
-  const auto dtype = static_cast<DType>(value);
-  if (value < 0 || value > 255 || !IsValid(dtype)) {
-    return absl::InvalidArgumentError(absl::StrCat(what, " is ", value, ", expected 1 to 4"));
+// As a DType or a WireFormat; `values` are those there are, for people.
+template <typename Enum>
+absl::StatusOr<Enum> ToEnum(int value, const char* what, const char* values) {
+  const auto converted = static_cast<Enum>(value);
+  if (value < 0 || value > 255 || !IsValid(converted)) {
+    return absl::InvalidArgumentError(absl::StrCat(what, " is ", value, ", expected ", values));
   }
-  return dtype;
+  return converted;
 }
 
 // Adds the tensor's elements to `total`.
@@ -105,7 +107,7 @@ v1::RegisterBucketRequest ToProto(SessionToken token, const BucketAnnouncement& 
   proto.mutable_bucket()->set_generation(bucket.id.generation);
   proto.mutable_bucket()->set_part(bucket.id.part);
   proto.set_dtype(static_cast<v1::DType>(bucket.layout.dtype));
-  proto.set_wire(static_cast<v1::DType>(bucket.wire));
+  proto.set_wire(static_cast<v1::WireFormat>(bucket.wire));
   for (const TensorSpec& tensor : bucket.layout.tensors) {
     v1::Tensor& out = *proto.add_tensors();
     out.set_name(tensor.name);
@@ -147,8 +149,10 @@ absl::StatusOr<BucketAnnouncement> FromProto(const v1::RegisterBucketRequest& pr
   BucketAnnouncement bucket;
   bucket.id = {proto.bucket().index(), proto.bucket().generation(), proto.bucket().part()};
   bucket.placement = proto.placement();
-  THALWEG_ASSIGN_OR_RETURN(bucket.layout.dtype, ToDType(proto.dtype(), "dtype of the bucket"));
-  THALWEG_ASSIGN_OR_RETURN(bucket.wire, ToDType(proto.wire(), "wire of the bucket"));
+  THALWEG_ASSIGN_OR_RETURN(bucket.layout.dtype,
+                           ToEnum<DType>(proto.dtype(), "dtype of the bucket", "1 to 4"));
+  THALWEG_ASSIGN_OR_RETURN(
+      bucket.wire, ToEnum<WireFormat>(proto.wire(), "wire of the bucket", "1 to 4 or 16 to 18"));
   uint64_t elems = 0;
   for (const v1::Tensor& tensor : proto.tensors()) {
     TensorSpec spec{tensor.name(), {tensor.shape().begin(), tensor.shape().end()}};

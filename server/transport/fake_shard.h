@@ -128,7 +128,7 @@ inline JoinRequest OfNode(uint32_t node) {
 // `payload` holds floats.
 inline RoundResult ResultOf(uint32_t chunk, Payload payload) {
   const uint64_t elems = payload.SizeBytes() / 4;
-  return {{{}, chunk, 1}, 5, DType::kFloat32, elems, 1, 0, std::move(payload)};
+  return {{{}, chunk, 1}, 5, WireFormat::kFloat32, elems, 1, 0, std::move(payload)};
 }
 
 inline std::string BytesOf(const Payload& payload) {

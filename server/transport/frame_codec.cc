@@ -29,8 +29,8 @@ constexpr uint32_t kPayloadField = v1::Chunk::kPayloadFieldNumber;
 
 // Chunk's fields but the payload are all varints; they are kept by field number.
 constexpr std::array<const char*, 11> kScalarNames = {
-    "",      "epoch", "bucket_index", "bucket_generation", "chunk", "round",
-    "dtype", "elems", "workers",      "nonfinite_elems",   "part"};
+    "",     "epoch", "bucket_index", "bucket_generation", "chunk", "round",
+    "wire", "elems", "workers",      "nonfinite_elems",   "part"};
 using Scalars = std::array<uint64_t, kScalarNames.size()>;
 
 constexpr size_t kMaxVarintBytes = 10;
@@ -202,10 +202,10 @@ absl::Status ParseField(Cursor* in, Scalars* scalars, Payload* payload) {
 
 absl::StatusOr<ChunkHeader> ToHeader(const Scalars& scalars, size_t payload_bytes) {
   const auto u32 = [&scalars](int field) { return static_cast<uint32_t>(scalars[field]); };
-  const uint32_t dtype = u32(v1::Chunk::kDtypeFieldNumber);
-  if (dtype > std::numeric_limits<uint8_t>::max() || !IsValid(static_cast<DType>(dtype))) {
+  const uint32_t wire = u32(v1::Chunk::kWireFieldNumber);
+  if (wire > std::numeric_limits<uint8_t>::max() || !IsValid(static_cast<WireFormat>(wire))) {
     return absl::InvalidArgumentError(
-        absl::StrCat("malformed frame: dtype is ", dtype, ", expected 1 to 4"));
+        absl::StrCat("malformed frame: wire is ", wire, ", expected 1 to 4 or 16 to 18"));
   }
   ChunkHeader header;
   header.id.bucket = {u32(v1::Chunk::kBucketIndexFieldNumber),
@@ -214,16 +214,14 @@ absl::StatusOr<ChunkHeader> ToHeader(const Scalars& scalars, size_t payload_byte
   header.id.chunk = u32(v1::Chunk::kChunkFieldNumber);
   header.id.round = scalars[v1::Chunk::kRoundFieldNumber];
   header.epoch = scalars[v1::Chunk::kEpochFieldNumber];
-  header.wire = static_cast<DType>(dtype);
+  header.wire = static_cast<WireFormat>(wire);
   header.elems = scalars[v1::Chunk::kElemsFieldNumber];
   header.workers = u32(v1::Chunk::kWorkersFieldNumber);
   header.nonfinite_elems = scalars[v1::Chunk::kNonfiniteElemsFieldNumber];
-  // Divided rather than multiplied: elems comes from outside and may overflow.
-  const size_t elem_bytes = SizeOf(header.wire);
-  if (payload_bytes % elem_bytes != 0 || payload_bytes / elem_bytes != header.elems) {
+  if (!IsPayloadSize(header.wire, header.elems, payload_bytes)) {
     return absl::InvalidArgumentError(absl::StrCat("malformed frame: the payload has ",
                                                    payload_bytes, " bytes, expected ", header.elems,
-                                                   " elements of ", elem_bytes, " bytes"));
+                                                   " elements in ", Name(header.wire)));
   }
   return header;
 }

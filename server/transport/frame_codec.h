@@ -27,7 +27,7 @@ inline constexpr size_t kMaxSmallFrameBytes = 64 << 10;
 struct ChunkHeader {
   RoundId id;
   uint64_t epoch = 0;
-  DType wire = DType::kFloat32;
+  WireFormat wire = WireFormat::kFloat32;
   uint64_t elems = 0;
   uint32_t workers = 0;
   uint64_t nonfinite_elems = 0;
@@ -55,10 +55,10 @@ grpc::ByteBuffer EncodeChunk(const ChunkHeader& header, const Payload& payload);
 grpc::ByteBuffer EncodeFailure(const absl::Status& why);
 
 // InvalidArgument when `bytes` is anything else than one frame of exactly one kind. A chunk is
-// refused besides when a known field has a foreign wire type, when dtype is none of ours, or when
-// the payload is not `elems` values long. Other rules (unknown fields, order, repetition) are
-// protobuf's. What the numbers mean is not looked at. A chunk's payload keeps `bytes`, which is
-// left empty.
+// refused besides when a known field has a foreign wire type, when its wire format is none of ours,
+// or when no `elems` elements take as many bytes as the payload has. Other rules (unknown fields,
+// order, repetition) are protobuf's. What the numbers mean is not looked at. A chunk's payload
+// keeps `bytes`, which is left empty.
 absl::StatusOr<ParsedFrame> ParseFrame(grpc::ByteBuffer&& bytes);
 
 }  // namespace thalweg

@@ -12,7 +12,7 @@ namespace thalweg {
 namespace {
 
 constexpr size_t kPayloadBytes = 512 << 10;
-const ChunkHeader kHeader{{{3, 1}, 2, 300}, 7, DType::kFloat16, kPayloadBytes / 2, 8, 0};
+const ChunkHeader kHeader{{{3, 1}, 2, 300}, 7, WireFormat::kFloat16, kPayloadBytes / 2, 8, 0};
 
 Payload InSlices(size_t count) {
   auto bytes = std::make_shared<std::vector<std::byte>>(kPayloadBytes);

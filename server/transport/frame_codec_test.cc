@@ -32,25 +32,40 @@ std::string RandomBytes(Random& random, size_t size) {
   return bytes;
 }
 
-ChunkFrame RandomChunk(Random& random, uint64_t elems) {
+constexpr WireFormat kFormats[] = {
+    WireFormat::kFloat32, WireFormat::kFloat16, WireFormat::kBFloat16, WireFormat::kFloat64,
+    WireFormat::kInt8,    WireFormat::kOneBit,  WireFormat::kTopK};
+
+// How many bytes the payload of such a chunk may have.
+size_t PayloadBytes(const ChunkHeader& header, Random& random) {
+  const size_t most = MaxEncodedBytes(header.wire, header.elems);
+  return header.wire == WireFormat::kTopK ? 4 + random() % (most - 3) : most;
+}
+
+ChunkFrame RandomChunk(Random& random, uint64_t elems, WireFormat wire) {
   ChunkFrame chunk;
   ChunkHeader& header = chunk.header;
   header.id.bucket = {static_cast<uint32_t>(RandomValue(random)),
                       static_cast<uint32_t>(RandomValue(random))};
-  header.id.bucket.part = random() % 4;
+  header.id.bucket.part = random() % kMaxParts;
   header.id.chunk = static_cast<uint32_t>(RandomValue(random));
   header.id.round = RandomValue(random);
   header.epoch = random() % 8 == 0 ? 0 : RandomValue(random);
-  header.wire = static_cast<DType>(1 + random() % 4);
+  header.wire = wire;
   header.elems = elems;
   header.workers = static_cast<uint32_t>(RandomValue(random));
   header.nonfinite_elems = RandomValue(random);
-  auto data = std::make_shared<std::string>(RandomBytes(random, elems * SizeOf(header.wire)));
+  auto data =
+      std::make_shared<std::string>(RandomBytes(random, PayloadBytes(chunk.header, random)));
   const auto bytes = std::as_bytes(std::span(*data));
   chunk.payload.owner = data;
   const size_t cut = bytes.empty() ? 0 : random() % bytes.size();
   chunk.payload.pieces = {bytes.first(cut), bytes.subspan(cut)};
   return chunk;
+}
+
+ChunkFrame RandomChunk(Random& random, uint64_t elems) {
+  return RandomChunk(random, elems, kFormats[random() % std::size(kFormats)]);
 }
 
 v1::Frame ToProto(const ChunkFrame& chunk) {
@@ -62,7 +77,7 @@ v1::Frame ToProto(const ChunkFrame& chunk) {
   proto.set_bucket_generation(header.id.bucket.generation);
   proto.set_chunk(header.id.chunk);
   proto.set_round(header.id.round);
-  proto.set_dtype(static_cast<v1::DType>(header.wire));
+  proto.set_wire(static_cast<v1::WireFormat>(header.wire));
   proto.set_elems(header.elems);
   proto.set_workers(header.workers);
   proto.set_nonfinite_elems(header.nonfinite_elems);
@@ -125,7 +140,7 @@ TEST(FrameCodecTest, ChunkBytesEqualProtobufs) {
 TEST(FrameCodecTest, ExtremeValuesAreEncodedAsProtobufDoes) {
   constexpr uint32_t k32 = std::numeric_limits<uint32_t>::max();
   constexpr uint64_t k64 = std::numeric_limits<uint64_t>::max();
-  const ChunkFrame chunk{{{{k32, k32}, k32, k64}, k64, DType::kFloat64, 0, k32, k64}, {}};
+  const ChunkFrame chunk{{{{k32, k32}, k32, k64}, k64, WireFormat::kFloat64, 0, k32, k64}, {}};
   const std::string bytes = ToProto(chunk).SerializeAsString();
   EXPECT_EQ(Flatten(EncodeChunk(chunk.header, chunk.payload)), bytes);
   EXPECT_EQ(MustParseChunk(Sliced(bytes)).header, chunk.header);
@@ -133,7 +148,7 @@ TEST(FrameCodecTest, ExtremeValuesAreEncodedAsProtobufDoes) {
 
 TEST(FrameCodecTest, WorkedExampleOfTheDocumentation) {
   const float value = 1.0f;
-  const ChunkHeader header{{{3, 1}, 2, 300}, 7, DType::kFloat32, 1};
+  const ChunkHeader header{{{3, 1}, 2, 300}, 7, WireFormat::kFloat32, 1};
   const Payload payload(std::as_bytes(std::span(&value, 1)), nullptr);
   const std::string expected(
       "\x12\x15"
@@ -169,7 +184,8 @@ TEST(FrameCodecTest, EveryTruncationIsRefused) {
 
 TEST(FrameCodecTest, ReceivedPayloadIsReadWhereItLies) {
   Random random(4);
-  const std::string bytes = ToProto(RandomChunk(random, 5000)).SerializeAsString();
+  const std::string bytes =
+      ToProto(RandomChunk(random, 5000, WireFormat::kFloat16)).SerializeAsString();
   const grpc::ByteBuffer buffer = Sliced(bytes, {100, 3000, 4001});
   std::vector<grpc::Slice> slices;
   ASSERT_TRUE(buffer.Dump(&slices).ok());
@@ -278,9 +294,9 @@ TEST(FrameCodecTest, RefusalsSayWhatWasExpected) {
   EXPECT_THAT(message(""), HasSubstr("expected open, chunk or failure"));
   EXPECT_THAT(message(Wrapped("\x2a\x01z")), HasSubstr("round has wire type 2, expected 0"));
   EXPECT_THAT(message(Wrapped("\x78\x01")), HasSubstr("payload has wire type 0, expected 2"));
-  EXPECT_THAT(message(Wrapped("\x30\x09")), HasSubstr("dtype is 9, expected 1 to 4"));
+  EXPECT_THAT(message(Wrapped("\x30\x09")), HasSubstr("wire is 9, expected 1 to 4 or 16 to 18"));
   EXPECT_THAT(message(Wrapped("\x30\x01\x38\x02\x7a\x04zzzz")),
-              HasSubstr("has 4 bytes, expected 2 elements of 4 bytes"));
+              HasSubstr("has 4 bytes, expected 2 elements in fp32"));
   EXPECT_THAT(message(Wrapped("\x08" + std::string(10, '\x80') + "\x01")),
               HasSubstr("epoch is cut off or longer than 10 bytes"));
   EXPECT_THAT(message(Wrapped("\x30\x01") + "\x12"), HasSubstr("length must be that of the rest"));
@@ -295,6 +311,15 @@ TEST(FrameCodecTest, OverflowingElementCountIsRefused) {
   chunk.header.elems = uint64_t{1} << 62;
   EXPECT_THAT(std::string(Refusal(ToProto(chunk).SerializeAsString()).message()),
               HasSubstr("the payload has 0 bytes"));
+}
+
+// Sizes as docs/codecs.md has them, too wide to overflow.
+bool MayBePayload(int wire, unsigned __int128 elems, uint64_t bytes) {
+  if (wire >= 1 && wire <= 4) return bytes == elems * SizeOf(static_cast<DType>(wire));
+  if (elems > 0xffffffff) return false;
+  if (wire == 16) return bytes == elems + 4 * ((elems + 255) / 256);
+  if (wire == 17) return bytes == (elems + 7) / 8 + 4 * ((elems + 1023) / 1024);
+  return wire == 18 && bytes >= 4 && bytes <= 4 + 5 * elems;
 }
 
 // What ParseFrame has to say of `bytes`, derived with protobuf's code alone; nullopt for a refusal.
@@ -320,21 +345,21 @@ std::optional<v1::Frame> Expected(const std::string& bytes) {
       return std::nullopt;
     }
   }
-  if (chunk.dtype() < 1 || chunk.dtype() > 4) return std::nullopt;
-  const auto elem_bytes = SizeOf(static_cast<DType>(chunk.dtype()));
-  if (static_cast<unsigned __int128>(chunk.elems()) * elem_bytes != chunk.payload().size()) {
-    return std::nullopt;
-  }
+  if (!MayBePayload(chunk.wire(), chunk.elems(), chunk.payload().size())) return std::nullopt;
   return frame;
 }
 
 // A chunk as a careless sender might write it: any order, repetitions, unknown fields, long
 // varints.
 std::string OddChunk(Random& random) {
-  const uint64_t elems = random() % 4;
+  ChunkHeader header;
+  header.wire = kFormats[random() % std::size(kFormats)];
+  header.elems = random() % 4;
+  const size_t bytes = PayloadBytes(header, random);
   std::vector<std::string> fields = {
-      "\x30\x01", "\x38" + std::string(1, static_cast<char>(elems)),
-      "\x7a" + std::string(1, static_cast<char>(elems * 4)) + RandomBytes(random, elems * 4)};
+      "\x30" + std::string(1, static_cast<char>(header.wire)),
+      "\x38" + std::string(1, static_cast<char>(header.elems)),
+      "\x7a" + std::string(1, static_cast<char>(bytes)) + RandomBytes(random, bytes)};
   for (size_t extra = random() % 6; extra > 0; --extra) {
     std::string field;
     const uint64_t number = random() % 4 == 0 ? 1 + random() % 40 : 1 + random() % 9;

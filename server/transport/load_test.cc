@@ -77,7 +77,7 @@ TEST_F(LoadTest, NodeThatSendsWithoutEndAndReadsNothingIsRefusedAtItsWindow) {
   const auto stream = Opened();
   uint32_t sent = 0;
   const auto chunk = [this](uint32_t number) {
-    const ChunkHeader header{{{}, number, 1}, 5, DType::kFloat32, kChunkBytes / 4};
+    const ChunkHeader header{{{}, number, 1}, 5, WireFormat::kFloat32, kChunkBytes / 4};
     return EncodeChunk(header, OneChunk());
   };
   {
@@ -109,7 +109,7 @@ TEST_F(LoadTest, NodeThatReadsNothingDoesNotDelayAnother) {
   ASSERT_TRUE(membership.ok()) << membership.status();
   ASSERT_TRUE(node->Attach(membership->token, results).ok());
   for (uint32_t c = 0; c < 20; ++c) {
-    const Contribution chunk{{{}, c, 1}, 5, DType::kFloat32, kChunkBytes / 4, OneChunk()};
+    const Contribution chunk{{{}, c, 1}, 5, WireFormat::kFloat32, kChunkBytes / 4, OneChunk()};
     ASSERT_TRUE(node->Contribute(membership->token, chunk).ok());
   }
   EXPECT_EQ(results->results.WaitFor(20).size(), 20u);
@@ -128,7 +128,7 @@ void ExchangeAFewChunks(RemoteShard& shard, uint32_t node) {
     const auto data = std::make_shared<std::string>(absl::StrCat("node ", node, " chunk ", c, " "));
     data->resize(40000, static_cast<char>(node));
     const Payload payload(std::as_bytes(std::span(*data)), data);
-    const Contribution chunk{{{}, c, 1}, 5, DType::kFloat32, data->size() / 4, payload};
+    const Contribution chunk{{{}, c, 1}, 5, WireFormat::kFloat32, data->size() / 4, payload};
     ASSERT_TRUE(shard.Contribute(membership->token, chunk).ok());
   }
   const auto results = sink->results.WaitFor(kChunks);

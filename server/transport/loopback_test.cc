@@ -55,7 +55,7 @@ class LoopbackTest : public ::testing::Test {
   absl::Status Contribute(uint32_t chunk, const std::shared_ptr<const std::string>& bytes) {
     return node_->Contribute(token_, {{{7, 1}, chunk, 9},
                                       5,
-                                      DType::kBFloat16,
+                                      WireFormat::kBFloat16,
                                       bytes->size() / 2,
                                       Payload(std::as_bytes(std::span(*bytes)), bytes)});
   }
@@ -131,7 +131,7 @@ TEST_F(LoopbackTest, ShardsErrorsKeepCodeAndReason) {
 TEST_F(LoopbackTest, ControlCallsArrive) {
   const BucketLayout layout{DType::kFloat64, {{"w", {3, 4}}, {"b", {4}}}};
   EXPECT_TRUE(
-      node_->RegisterBucket(1, {{4, 2}, layout, DType::kFloat64, 0x123456789abcdef0u}, Soon())
+      node_->RegisterBucket(1, {{4, 2}, layout, WireFormat::kFloat64, 0x123456789abcdef0u}, Soon())
           .ok());
   const auto [id, announced, wire, placement] = shard_.buckets.WaitFor(1).front();
   EXPECT_EQ(id, (BucketId{4, 2}));
@@ -173,13 +173,13 @@ TEST_F(LoopbackTest, ChunkFieldsArriveBothWays) {
   const Contribution up = shard_.contributions.WaitFor(1).front();
   EXPECT_EQ(up.id, (RoundId{{7, 1}, 11, 9}));
   EXPECT_EQ(up.epoch, 5u);
-  EXPECT_EQ(up.wire, DType::kBFloat16);
+  EXPECT_EQ(up.wire, WireFormat::kBFloat16);
   EXPECT_EQ(up.elems, 6u);
   EXPECT_EQ(BytesOf(up.payload), "sixbytesyes!");
   const RoundResult down = sink_->results.WaitFor(1).front();
   EXPECT_EQ(down.id, up.id);
   EXPECT_EQ(down.epoch, 5u);
-  EXPECT_EQ(down.wire, DType::kBFloat16);
+  EXPECT_EQ(down.wire, WireFormat::kBFloat16);
   EXPECT_EQ(down.elems, 6u);
   EXPECT_EQ(down.workers, 8u);
   EXPECT_EQ(down.nonfinite_elems, 2u);
@@ -202,7 +202,7 @@ TEST_F(LoopbackTest, ManyMegabytesArriveUnchangedAndInOrder) {
   const auto window = [&](uint32_t c) { return std::span(*data).subspan(7 * c, kChunkBytes); };
   for (uint32_t c = 0; c < kChunks; ++c) {
     const Payload payload(std::as_bytes(window(c)), data);
-    const Contribution chunk{{{0, 0}, c, 1}, 5, DType::kFloat32, kChunkBytes / 4, payload};
+    const Contribution chunk{{{0, 0}, c, 1}, 5, WireFormat::kFloat32, kChunkBytes / 4, payload};
     ASSERT_TRUE(node_->Contribute(token_, chunk).ok());
   }
   const auto results = sink_->results.WaitFor(kChunks);
