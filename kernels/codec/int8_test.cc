@@ -5,7 +5,7 @@
 
 #include "gtest/gtest.h"
 #include "hwy/highway.h"
-#include "kernels/codec/lossy_test_util.h"
+#include "kernels/codec/lossy_reference.h"
 
 namespace thalweg {
 namespace {
@@ -29,40 +29,9 @@ Result Encode(const Floats& values, const Floats& residual, size_t misalignment)
   return result;
 }
 
-float DecodeCode(int code, float scale) {
-  if (!std::isfinite(scale) || code == -128 || code == 127 || code == -127) return kNaN;
-  if (code == 126 || code == -126) return code > 0 ? kInfinity : -kInfinity;
-  return static_cast<float>(code) * scale;
-}
-
-// The definition of docs/codecs.md. The product of two floats is exact in double.
 Result Reference(const Floats& x, const Floats& residual) {
-  Result result;
-  for (size_t begin = 0; begin < x.size(); begin += 256) {
-    const size_t end = std::min(x.size(), begin + 256);
-    float largest = 0;
-    for (size_t i = begin; i < end; ++i) {
-      if (std::isfinite(x[i])) largest = std::max(largest, std::fabs(x[i]));
-    }
-    float scale = largest / 125;
-    if (scale < std::numeric_limits<float>::min()) scale = 0;
-    const size_t at = result.bytes.size();
-    result.bytes.resize(at + 4 + end - begin);
-    std::memcpy(&result.bytes[at], &scale, 4);
-    for (size_t i = begin; i < end; ++i) {
-      int code = 0;
-      if (std::isnan(x[i])) {
-        code = -128;
-      } else if (std::isinf(x[i])) {
-        code = x[i] > 0 ? 126 : -126;
-      } else if (scale > 0) {
-        code = static_cast<int>(std::nearbyint(double{x[i]} * double{1 / scale}));
-      }
-      result.bytes[at + 4 + i - begin] = static_cast<std::byte>(code);
-      result.decoded.push_back(DecodeCode(code, scale));
-    }
-  }
-  result.nonfinite = CountNonFinite(x);
+  auto [bytes, decoded] = ReferenceInt8(x);
+  Result result{std::move(bytes), std::move(decoded), {}, CountNonFinite(x)};
   if (!residual.empty()) result.residual = ResidualOf(x, result.decoded, residual);
   return result;
 }
@@ -158,7 +127,7 @@ TEST(Int8Test, AnyBytesDecodeAsDefined) {
           const int limited = repeat % 2 == 0 ? code : code % 125;
           std::memcpy(in.Data() + i / 256 * 260, &scale, 4);
           in.Data()[i + 4 * (i / 256 + 1)] = static_cast<std::byte>(limited);
-          expected[i] = DecodeCode(limited, scale);
+          expected[i] = ReferenceDecodeInt8(limited, scale);
         }
         for (int64_t target : hwy::SupportedAndGeneratedTargets()) {
           const ForcedTarget forced(target);

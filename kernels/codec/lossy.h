@@ -45,7 +45,7 @@ Encoded EncodeLossy(WireFormat format, double topk_ratio, const float* values, f
 absl::Status DecodeLossy(const Payload& payload, WireFormat format, DType bucket, uint64_t elems,
                          void* out);
 
-// Most bytes that FoldLossy gives.
+// Most bytes that FoldLossy gives; of a dense `format`, those that FoldPayloads gives.
 uint64_t MaxFoldedBytes(std::span<const Payload> contributions, WireFormat format, uint64_t elems);
 
 // Folds N ≥ 1 encoded contributions into at most MaxFoldedBytes bytes at `out`: decodes them, takes

@@ -5,7 +5,7 @@
 #include "gtest/gtest.h"
 #include "hwy/highway.h"
 #include "kernels/codec/lossy.h"
-#include "kernels/codec/lossy_test_util.h"
+#include "kernels/codec/lossy_reference.h"
 
 namespace thalweg {
 namespace {
@@ -50,22 +50,6 @@ Folded Fold(WireFormat format, const std::vector<Payload>& contributions,
   return folded;
 }
 
-// Σ w·v in order with fused additions, divided: the definition in reduce.h. For topk the indices
-// at which no contribution has an entry are zeros here and absent in the fold.
-Floats Mean(const std::vector<Floats>& values, const std::vector<uint32_t>& workers) {
-  Floats mean(values[0].size());
-  float divisor = 0;
-  for (uint32_t count : workers) divisor += static_cast<float>(count);
-  for (size_t i = 0; i < mean.size(); ++i) {
-    float sum = static_cast<float>(workers[0]) * values[0][i];
-    for (size_t k = 1; k < values.size(); ++k) {
-      sum = std::fma(static_cast<float>(workers[k]), values[k][i], sum);
-    }
-    mean[i] = std::isnan(sum) ? kNaN : sum / divisor;
-  }
-  return mean;
-}
-
 class LossyFoldTest : public ::testing::TestWithParam<WireFormat> {
  protected:
   // Encoded nodes' shares, in one piece each, and what they decode to.
@@ -104,7 +88,7 @@ TEST_P(LossyFoldTest, EqualsDecodingTheMeanAndEncodingAgain) {
                                                  {1, 2, 1, 1, 5},
                                                  {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1}}) {
       MakeContributions(workers.size(), elems, workers.size() % 2 == 0 ? 0 : 500, random);
-      const Floats mean = Mean(decoded_, workers);
+      const Floats mean = ReferenceMean(decoded_, workers);
       const Floats before = RandomFloats(elems, 0, random);
       Floats expected_residual = before;
       const Bytes expected = Encode(format, mean, &expected_residual);

@@ -5,7 +5,7 @@
 
 #include "gtest/gtest.h"
 #include "hwy/highway.h"
-#include "kernels/codec/lossy_test_util.h"
+#include "kernels/codec/lossy_reference.h"
 
 namespace thalweg {
 namespace {
@@ -30,34 +30,9 @@ Result Encode(const Floats& values, const Floats& residual, size_t misalignment)
   return result;
 }
 
-// The scale of docs/codecs.md: sixteen sums, then their sum by halves.
-float ScaleOf(const float* x, size_t elems) {
-  float sums[16] = {};
-  for (size_t i = 0; i < elems; ++i) {
-    sums[i % 16] = std::fma(std::fabs(x[i]), 1.0f / 2048, sums[i % 16]);
-  }
-  for (int half : {8, 4, 2, 1}) {
-    for (int j = 0; j < half; ++j) sums[j] = sums[j] + sums[j + half];
-  }
-  if (!std::isfinite(sums[0])) return kNaN;
-  return std::fmin(sums[0] / (static_cast<float>(elems) / 2048), std::numeric_limits<float>::max());
-}
-
 Result Reference(const Floats& x, const Floats& residual) {
-  Result result;
-  for (size_t begin = 0; begin < x.size(); begin += 1024) {
-    const size_t elems = std::min<size_t>(x.size() - begin, 1024);
-    const float scale = ScaleOf(&x[begin], elems);
-    const size_t at = result.bytes.size();
-    result.bytes.resize(at + 4 + (elems + 7) / 8);
-    std::memcpy(&result.bytes[at], &scale, 4);
-    for (size_t i = 0; i < elems; ++i) {
-      const bool negative = x[begin + i] < 0 && !std::isnan(scale);
-      if (negative) result.bytes[at + 4 + i / 8] |= std::byte{1} << (i % 8);
-      result.decoded.push_back(negative ? -scale : scale);
-    }
-  }
-  result.nonfinite = CountNonFinite(x);
+  auto [bytes, decoded] = ReferenceOneBit(x);
+  Result result{std::move(bytes), std::move(decoded), {}, CountNonFinite(x)};
   if (!residual.empty()) result.residual = ResidualOf(x, result.decoded, residual);
   return result;
 }

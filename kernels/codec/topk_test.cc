@@ -6,37 +6,12 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "kernels/codec/lossy_test_util.h"
+#include "kernels/codec/lossy_reference.h"
 
 namespace thalweg {
 namespace {
 
 using ::testing::HasSubstr;
-
-struct Entry {
-  uint64_t index;
-  float value;
-};
-
-// The bytes of docs/codecs.md.
-Bytes PayloadOf(const std::vector<Entry>& entries) {
-  Bytes bytes(4);
-  const auto count = static_cast<uint32_t>(entries.size());
-  std::memcpy(bytes.data(), &count, 4);
-  uint64_t next = 0;
-  for (const Entry& entry : entries) {
-    uint64_t gap = entry.index - next;
-    while (gap > 127) {
-      bytes.push_back(static_cast<std::byte>(128 + gap % 128));
-      gap /= 128;
-    }
-    bytes.push_back(static_cast<std::byte>(gap));
-    bytes.resize(bytes.size() + 4);
-    std::memcpy(&bytes[bytes.size() - 4], &entry.value, 4);
-    next = entry.index + 1;
-  }
-  return bytes;
-}
 
 struct Result {
   Bytes bytes;
@@ -75,13 +50,13 @@ Result Reference(const Floats& x, const Floats& residual, uint64_t count) {
       if (!std::isfinite(x[i])) result.residual[i] = residual[i];
     }
   }
-  std::vector<Entry> entries;
+  std::vector<ReferenceEntry> entries;
   for (uint64_t i : order) {
     if (x[i] == 0) continue;
     entries.push_back({i, std::isnan(x[i]) ? kNaN : x[i]});
     if (!residual.empty() && std::isfinite(x[i])) result.residual[i] = 0;
   }
-  result.bytes = PayloadOf(entries);
+  result.bytes = ReferenceTopK(entries);
   return result;
 }
 
@@ -104,28 +79,28 @@ TEST(TopKTest, EntriesAreTheDocumentedBytes) {
 TEST(TopKTest, ZerosNeverCross) {
   EXPECT_EQ(Encode(Floats(10), {}, 5).bytes, BytesOf({0, 0, 0, 0}));
   EXPECT_EQ(Encode({}, {}, 1).bytes, BytesOf({0, 0, 0, 0}));
-  EXPECT_EQ(Encode({0, -0.0f, 0x1p-149f}, {}, 3).bytes, PayloadOf({{2, 0x1p-149f}}));
+  EXPECT_EQ(Encode({0, -0.0f, 0x1p-149f}, {}, 3).bytes, ReferenceTopK({{2, 0x1p-149f}}));
 }
 
 TEST(TopKTest, OfEqualMagnitudesTheLowerIndexGoesFirst) {
-  EXPECT_EQ(Encode({1, -1, 1, -1}, {}, 2).bytes, PayloadOf({{0, 1}, {1, -1}}));
-  EXPECT_EQ(Encode({1, -1, 2, -1}, {}, 2).bytes, PayloadOf({{0, 1}, {2, 2}}));
+  EXPECT_EQ(Encode({1, -1, 1, -1}, {}, 2).bytes, ReferenceTopK({{0, 1}, {1, -1}}));
+  EXPECT_EQ(Encode({1, -1, 2, -1}, {}, 2).bytes, ReferenceTopK({{0, 1}, {2, 2}}));
 }
 
 TEST(TopKTest, ResidualIsAddedAndLeftBehind) {
   const Result result = Encode({1, 2, -3, 4}, {10, 0.5f, 1, -1}, 2);
-  EXPECT_EQ(result.bytes, PayloadOf({{0, 11}, {3, 3}}));
+  EXPECT_EQ(result.bytes, ReferenceTopK({{0, 11}, {3, 3}}));
   EXPECT_EQ(result.residual, Floats({0, 2.5f, -2, 0}));
 }
 
 TEST(TopKTest, AllNonFiniteElementsCrossAndKeepTheirResidual) {
   const Floats values = {kNaN, 1, kInfinity, -kInfinity, 5};
   const Result result = Encode(values, {1, 2, 3, 4, 5}, 1);
-  EXPECT_EQ(result.bytes, PayloadOf({{0, kNaN}, {2, kInfinity}, {3, -kInfinity}}));
+  EXPECT_EQ(result.bytes, ReferenceTopK({{0, kNaN}, {2, kInfinity}, {3, -kInfinity}}));
   EXPECT_EQ(result.residual, Floats({1, 3, 3, 4, 10}));
   EXPECT_EQ(result.nonfinite, 3u);
   EXPECT_EQ(Encode(values, {}, 4).bytes,
-            PayloadOf({{0, kNaN}, {2, kInfinity}, {3, -kInfinity}, {4, 5}}));
+            ReferenceTopK({{0, kNaN}, {2, kInfinity}, {3, -kInfinity}, {4, 5}}));
 }
 
 TEST(TopKTest, CountIsTheRatioRoundedUp) {
@@ -205,20 +180,20 @@ TEST(TopKTest, PayloadsThatAreNotOneChunkAreRefused) {
     EXPECT_THAT(std::string(status.message()), HasSubstr(c.expected));
   }
   // Rising indices whose sum would be beyond the chunk.
-  const Bytes two = PayloadOf({{8, 1}, {17, 1}});
+  const Bytes two = ReferenceTopK({{8, 1}, {17, 1}});
   EXPECT_TRUE(CheckTopK(two, 18).ok());
   EXPECT_FALSE(CheckTopK(two, 17).ok());
 }
 
 TEST(TopKTest, TheFoldIsTheMeanOverAllWorkersAtEveryIndexThatOccurs) {
-  const Bytes a = PayloadOf({{0, 1}, {5, -2}, {1024, 8}});
-  const Bytes b = PayloadOf({{5, 6}, {3000, kInfinity}});
-  const Bytes c = PayloadOf({{1024, -8}, {3000, -kInfinity}, {4999, 16}});
+  const Bytes a = ReferenceTopK({{0, 1}, {5, -2}, {1024, 8}});
+  const Bytes b = ReferenceTopK({{5, 6}, {3000, kInfinity}});
+  const Bytes c = ReferenceTopK({{1024, -8}, {3000, -kInfinity}, {4999, 16}});
   const std::vector<std::span<const std::byte>> payloads = {a, b, c};
   Bytes out(a.size() + b.size() + c.size());
   const Encoded folded = FoldTopK(payloads, {{1, 1, 2}, 4}, 5000, out.data());
   out.resize(folded.bytes);
-  EXPECT_EQ(out, PayloadOf({{0, 0.25f}, {5, 1}, {1024, -2}, {3000, kNaN}, {4999, 8}}));
+  EXPECT_EQ(out, ReferenceTopK({{0, 0.25f}, {5, 1}, {1024, -2}, {3000, kNaN}, {4999, 8}}));
   EXPECT_EQ(folded.nonfinite_elems, 1u);
 }
 

@@ -22,23 +22,6 @@ std::string Seconds(Duration d) { return absl::StrCat(ToSeconds(d), " s"); }
 
 }  // namespace
 
-ShardMetrics::ShardMetrics(MetricRegistry& r)
-    : jobs(r.GetGauge("thalweg_shard_jobs", "Jobs that have members on this shard")),
-      held_bytes(r.GetGauge("thalweg_shard_held_bytes",
-                            "Payload bytes held for rounds that wait for more contributions")),
-      contributions(r.GetCounter("thalweg_shard_contributions_total", "Contributions received")),
-      duplicates(r.GetCounter("thalweg_shard_repeated_contributions_total",
-                              "Contributions that came again and were not summed")),
-      rounds_completed(r.GetCounter("thalweg_shard_rounds_total", "Chunk rounds completed")),
-      jobs_failed(r.GetCounter("thalweg_shard_jobs_failed_total", "Jobs that failed")),
-      bytes_in(r.GetCounter("thalweg_shard_received_bytes_total",
-                            "Payload bytes of contributions received")),
-      bytes_out(r.GetCounter("thalweg_shard_sent_bytes_total",
-                             "Payload bytes of results handed to nodes")),
-      nonfinite(r.GetCounter("thalweg_shard_nonfinite_elements_total",
-                             "NaN and infinite values among the results")),
-      fold_seconds(r.GetCounter("thalweg_shard_fold_seconds_total", "Time spent summing")) {}
-
 Job::Job(const JoinRequest& first, uint32_t max_window_chunks, ShardMetrics& metrics)
     : spec_(first),
       max_window_chunks_(max_window_chunks),
@@ -160,58 +143,69 @@ absl::Status Job::RegisterBucket(uint32_t node, const BucketAnnouncement& bucket
     THALWEG_RETURN_IF_ERROR(CheckActiveLocked(node));
     status = layouts_.Register(NameLocked(node), bucket);
     if (status.ok()) engine_.AllowPart(bucket.id.part);
+    if (status.ok()) residuals_.DropOlderLayouts(bucket.id);
     if (status.ok() && engine_.DropOlderLayouts(bucket.id) > 0) {
       status = absl::FailedPreconditionError(
           absl::StrCat(NameLocked(node), " announced bucket ", ToString(bucket.id),
                        " while a round of its earlier layout is open"));
     }
-    UpdateHeldBytesLocked();
+    UpdateMemoryLocked();
   }
   if (!status.ok()) Fail(status);
   return OfJob(spec_.job, status);
 }
 
 absl::Status Job::Contribute(uint32_t node, Contribution contribution, TimePoint now) {
-  const uint64_t bytes = contribution.payload.SizeBytes();
-  std::optional<RoundEngine::CompleteRound> completed;
+  std::optional<Completed> completed;
   absl::Status status;
   {
     MutexLock lock(mutex_);
     THALWEG_RETURN_IF_ERROR(CheckActiveLocked(node));
     members_[node].last_heard = now;
-    for (const Member& member : members_) {
-      if (!member.has_left) continue;
-      status = absl::AbortedError(absl::StrCat(
-          "bucket ", ToString(contribution.id.bucket), " round ", contribution.id.round,
-          " cannot complete: ", member.name, " has left the job"));
-    }
-    if (status.ok()) status = layouts_.Check(contribution);
-    if (status.ok()) {
-      const NodeSink* sink = members_[node].sink.get();
-      auto added =
-          engine_.Add(node, std::move(contribution), now, sink == nullptr ? 0 : sink->Backlog());
-      status = added.status();
-      if (status.ok()) {
-        metrics_.contributions.Add();
-        metrics_.bytes_in.Add(static_cast<double>(bytes));
-        if (added->verdict == RoundEngine::Verdict::kDuplicate ||
-            added->verdict == RoundEngine::Verdict::kStale) {
-          metrics_.duplicates.Add();
-        }
-        completed = std::move(added->completed);
-      } else {
-        status =
-            absl::Status(status.code(), absl::StrCat(NameLocked(node), ": ", status.message()));
-      }
-    }
-    UpdateHeldBytesLocked();
+    auto held = HoldLocked(node, std::move(contribution), now);
+    status = held.status();
+    if (held.ok()) completed = *std::move(held);
+    UpdateMemoryLocked();
   }
-  if (status.ok() && completed) status = Deliver(*completed);
+  if (completed) status = Deliver(*completed);
   if (!status.ok()) Fail(status);
   return OfJob(spec_.job, status);
 }
 
-absl::Status Job::Deliver(const RoundEngine::CompleteRound& round) {
+absl::StatusOr<std::optional<Job::Completed>> Job::HoldLocked(uint32_t node,
+                                                              Contribution contribution,
+                                                              TimePoint now) {
+  for (const Member& member : members_) {
+    if (!member.has_left) continue;
+    return absl::AbortedError(absl::StrCat("bucket ", ToString(contribution.id.bucket), " round ",
+                                           contribution.id.round, " cannot complete: ", member.name,
+                                           " has left the job"));
+  }
+  THALWEG_RETURN_IF_ERROR(layouts_.Check(contribution));
+  const uint64_t bytes = contribution.payload.SizeBytes();
+  const NodeSink* sink = members_[node].sink.get();
+  auto added =
+      engine_.Add(node, std::move(contribution), now, sink == nullptr ? 0 : sink->Backlog());
+  if (!added.ok()) {
+    return absl::Status(added.status().code(),
+                        absl::StrCat(NameLocked(node), ": ", added.status().message()));
+  }
+  metrics_.contributions.Add();
+  metrics_.bytes_in.Add(static_cast<double>(bytes));
+  if (added->verdict == RoundEngine::Verdict::kDuplicate ||
+      added->verdict == RoundEngine::Verdict::kStale) {
+    metrics_.duplicates.Add();
+  }
+  if (!added->completed) return std::nullopt;
+  Completed completed{*std::move(added->completed), nullptr};
+  const RoundEngine::CompleteRound& round = completed.round;
+  if (HasResidual(round.wire)) {
+    completed.residual = residuals_.Get(round.id.bucket, round.id.chunk, round.elems);
+  }
+  return completed;
+}
+
+absl::Status Job::Deliver(const Completed& completed) {
   std::vector<uint32_t> workers;
   std::vector<std::shared_ptr<NodeSink>> sinks;
   {
@@ -222,7 +216,8 @@ absl::Status Job::Deliver(const RoundEngine::CompleteRound& round) {
     }
   }
   const TimePoint start = Now();
-  THALWEG_ASSIGN_OR_RETURN(const RoundResult result, Fold(round, workers, kEpoch));
+  THALWEG_ASSIGN_OR_RETURN(const RoundResult result,
+                           Fold(completed.round, workers, kEpoch, completed.residual.get()));
   metrics_.fold_seconds.Add(ToSeconds(Now() - start));
   metrics_.rounds_completed.Add();
   metrics_.nonfinite.Add(static_cast<double>(result.nonfinite_elems));
@@ -261,6 +256,8 @@ void Job::RemoveMember(uint32_t node, const absl::Status& reason) {
                                                 " of bucket ", ToString(open->id.bucket),
                                                 " waited for it"));
     }
+    if (present_ == 0) residuals_ = ResidualStore();
+    UpdateMemoryLocked();
     changed_.NotifyAll();
     // Under the same lock, so that nobody finds the node gone and gives that as the reason.
     if (!failure.ok()) sinks = FailLocked(failure);
@@ -309,7 +306,8 @@ std::vector<std::shared_ptr<NodeSink>> Job::FailLocked(const absl::Status& reaso
   spdlog::error("{}", Text(failure_));
   // The rounds can never complete: what they hold is let go at once.
   engine_ = RoundEngine({kEpoch, spec_.num_nodes, flow_.window_chunks, spec_.round_timeout});
-  UpdateHeldBytesLocked();
+  residuals_ = ResidualStore();
+  UpdateMemoryLocked();
   for (const Member& member : members_) {
     if (member.sink != nullptr) sinks.push_back(member.sink);
   }
@@ -352,10 +350,14 @@ absl::Status Job::CheckActiveLocked(uint32_t node) const {
   return absl::OkStatus();
 }
 
-void Job::UpdateHeldBytesLocked() {
+void Job::UpdateMemoryLocked() {
   const uint64_t held = engine_.held_bytes();
   metrics_.held_bytes.Add(static_cast<double>(held) - static_cast<double>(reported_held_bytes_));
   reported_held_bytes_ = held;
+  const uint64_t residuals = residuals_.bytes();
+  metrics_.residual_bytes.Add(static_cast<double>(residuals) -
+                              static_cast<double>(reported_residual_bytes_));
+  reported_residual_bytes_ = residuals;
 }
 
 }  // namespace thalweg

@@ -10,29 +10,14 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "core/base/exchange.h"
-#include "core/base/metrics.h"
 #include "core/base/mutex.h"
+#include "server/aggregator/shard_metrics.h"
 #include "server/round/flow_plan.h"
 #include "server/round/layout_registry.h"
+#include "server/round/residual_store.h"
 #include "server/round/round_engine.h"
 
 namespace thalweg {
-
-// Metrics of a shard; references into a MetricRegistry.
-struct ShardMetrics {
-  explicit ShardMetrics(MetricRegistry& registry);
-
-  Gauge& jobs;
-  Gauge& held_bytes;
-  Counter& contributions;
-  Counter& duplicates;
-  Counter& rounds_completed;
-  Counter& jobs_failed;
-  Counter& bytes_in;
-  Counter& bytes_out;
-  Counter& nonfinite;
-  Counter& fold_seconds;
-};
 
 // Thread-safe. Membership is fixed: a job needs all its nodes, and any failure is a failure of the
 // job, told to every node with the reason. Sinks are called with no lock held.
@@ -75,8 +60,18 @@ class Job {
     std::shared_ptr<NodeSink> sink;
   };
 
+  // A complete round, and the residual of its chunk, if it has one.
+  struct Completed {
+    RoundEngine::CompleteRound round;
+    std::shared_ptr<Residual> residual;
+  };
+
+  // Holds a contribution; the round, when that completes it.
+  absl::StatusOr<std::optional<Completed>> HoldLocked(uint32_t node, Contribution contribution,
+                                                      TimePoint now)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Folds a complete round and hands the result to all members.
-  absl::Status Deliver(const RoundEngine::CompleteRound& round);
+  absl::Status Deliver(const Completed& completed);
   // Returns whom to Tell, once the lock is released; nobody when the job has failed before.
   std::vector<std::shared_ptr<NodeSink>> FailLocked(const absl::Status& reason)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -92,7 +87,7 @@ class Job {
   absl::Status CheckActiveLocked(uint32_t node) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::optional<absl::Status> FindFailureLocked(TimePoint now) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void UpdateHeldBytesLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void UpdateMemoryLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const JoinRequest spec_;  // of the node that came first
   const uint32_t max_window_chunks_;
@@ -108,7 +103,9 @@ class Job {
   FlowPlan flow_ ABSL_GUARDED_BY(mutex_);      // once complete
   LayoutRegistry layouts_ ABSL_GUARDED_BY(mutex_);
   RoundEngine engine_ ABSL_GUARDED_BY(mutex_);
+  ResidualStore residuals_ ABSL_GUARDED_BY(mutex_);
   uint64_t reported_held_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
+  uint64_t reported_residual_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace thalweg

@@ -2,6 +2,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "core/base/status_macros.h"
+#include "server/round/residual_store.h"
 
 namespace thalweg {
 namespace {
@@ -35,9 +36,8 @@ absl::Status LayoutRegistry::Register(const std::string& owner, const BucketAnno
                                                    " with ", layout.Elems(),
                                                    " elements, beyond any bucket's limits"));
   }
-  const bool narrowed =
-      layout.dtype == DType::kFloat32 && IsDense(bucket.wire) && SizeOf(DTypeOf(bucket.wire)) == 2;
-  if (bucket.wire != FormatOf(layout.dtype) && !narrowed) {
+  const bool encoded = layout.dtype == DType::kFloat32 && bucket.wire != WireFormat::kFloat64;
+  if (bucket.wire != FormatOf(layout.dtype) && !encoded) {
     return absl::InvalidArgumentError(absl::StrCat(owner, " announced bucket ", ToString(id),
                                                    " of ", Name(layout.dtype), " to be sent in ",
                                                    Name(bucket.wire)));
@@ -58,27 +58,40 @@ absl::Status LayoutRegistry::Register(const std::string& owner, const BucketAnno
   return absl::OkStatus();
 }
 
-absl::Status LayoutRegistry::Check(const Contribution& c) const {
-  const auto found = entries_.find({c.id.bucket.index, c.id.bucket.part});
-  if (found == entries_.end() || found->second.bucket.id != c.id.bucket) {
+absl::StatusOr<const LayoutRegistry::Entry*> LayoutRegistry::Find(BucketId bucket,
+                                                                  uint32_t chunk) const {
+  const auto found = entries_.find({bucket.index, bucket.part});
+  if (found == entries_.end() || found->second.bucket.id != bucket) {
     return absl::FailedPreconditionError(
-        absl::StrCat("bucket ", ToString(c.id.bucket), " has not been registered"));
+        absl::StrCat("bucket ", ToString(bucket), " has not been registered"));
   }
   const Entry& entry = found->second;
-  if (c.id.chunk >= entry.plan.Count()) {
-    return absl::InvalidArgumentError(absl::StrCat("bucket ", ToString(c.id.bucket), " has ",
-                                                   entry.plan.Count(), " chunks, got chunk ",
-                                                   c.id.chunk));
+  if (chunk < entry.plan.Count()) return &entry;
+  return absl::InvalidArgumentError(absl::StrCat("bucket ", ToString(bucket), " has ",
+                                                 entry.plan.Count(), " chunks, got chunk ", chunk));
+}
+
+absl::Status LayoutRegistry::Check(const Contribution& c) const {
+  THALWEG_ASSIGN_OR_RETURN(const Entry* entry, Find(c.id.bucket, c.id.chunk));
+  const WireFormat wire = entry->bucket.wire;
+  const uint64_t elems = entry->plan.Elems(c.id.chunk);
+  const uint64_t bytes = c.payload.SizeBytes();
+  if (c.wire == wire && c.elems == elems && IsPayloadSize(wire, elems, bytes)) {
+    return absl::OkStatus();
   }
-  const WireFormat wire = entry.bucket.wire;
-  const uint64_t elems = entry.plan.Elems(c.id.chunk);
-  if (c.wire != wire || c.elems != elems || !IsPayloadSize(wire, elems, c.payload.SizeBytes())) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("chunk ", c.id.chunk, " of bucket ", ToString(c.id.bucket), ": expected ",
-                     elems, " ", Name(wire), " values, got ", c.elems, " ", Name(c.wire),
-                     " values in ", c.payload.SizeBytes(), " bytes"));
-  }
-  return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("chunk ", c.id.chunk, " of bucket ", ToString(c.id.bucket), ": expected ", elems,
+                   " elements in ", Name(wire), ", ", HasFixedSize(wire) ? "" : "at most ",
+                   MaxEncodedBytes(wire, elems), " bytes, got ", c.elems, " in ", Name(c.wire),
+                   ", ", bytes, " bytes"));
+}
+
+absl::StatusOr<uint64_t> LayoutRegistry::ResidualElems(BucketId bucket, uint32_t chunk) const {
+  THALWEG_ASSIGN_OR_RETURN(const Entry* entry, Find(bucket, chunk));
+  if (HasResidual(entry->bucket.wire)) return entry->plan.Elems(chunk);
+  return absl::InvalidArgumentError(
+      absl::StrCat("bucket ", ToString(bucket), " is sent in ", Name(entry->bucket.wire),
+                   ", which leaves no residual: expected one in int8 or onebit"));
 }
 
 }  // namespace thalweg

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "core/base/exchange.h"
 #include "core/base/layout.h"
 
@@ -24,8 +25,12 @@ class LayoutRegistry {
   // later generation of this index is in use already.
   absl::Status Register(const std::string& owner, const BucketAnnouncement& bucket);
 
-  // Checks that a contribution is a chunk of a registered bucket with the right type and size.
+  // Checks that a contribution is a chunk of a registered bucket with the right format and size.
   absl::Status Check(const Contribution& contribution) const;
+
+  // How many elements the residual of a chunk has. FailedPrecondition: no such bucket is
+  // registered. InvalidArgument: it has no such chunk, or is in a format without residuals.
+  absl::StatusOr<uint64_t> ResidualElems(BucketId bucket, uint32_t chunk) const;
 
  private:
   struct Entry {
@@ -33,6 +38,10 @@ class LayoutRegistry {
     std::string owner;
     ChunkPlan plan;
   };
+
+  // The entry of a registered bucket that has this chunk.
+  absl::StatusOr<const Entry*> Find(BucketId bucket, uint32_t chunk) const;
+
   uint64_t chunk_bytes_;
   uint32_t num_shards_;
   std::map<std::pair<uint32_t, uint32_t>, Entry> entries_;  // by bucket index and part

@@ -4,7 +4,10 @@
 #include <gtest/gtest.h>
 
 #include <memory>
+#include <string>
 #include <vector>
+
+#include "absl/strings/str_cat.h"
 
 namespace thalweg {
 namespace {
@@ -21,7 +24,7 @@ BucketAnnouncement Announce(BucketId id, const BucketLayout& layout, uint64_t pl
 }
 
 Contribution Share(BucketId id, uint32_t chunk, WireFormat wire, uint64_t elems) {
-  auto buffer = std::make_shared<std::vector<std::byte>>(elems * SizeOf(DTypeOf(wire)));
+  auto buffer = std::make_shared<std::vector<std::byte>>(MaxEncodedBytes(wire, elems));
   return {{id, chunk, 1}, 1, wire, elems, Payload(std::span<const std::byte>(*buffer), buffer)};
 }
 
@@ -91,6 +94,64 @@ TEST(LayoutRegistryTest, ContributionMustMatchTypeSizeAndChunk) {
   Contribution short_one = Share({0, 0}, 0, WireFormat::kFloat16, 1024);
   short_one.payload.pieces[0] = short_one.payload.pieces[0].first(2047);
   EXPECT_FALSE(registry.Check(short_one).ok());
+}
+
+TEST(LayoutRegistryTest, LossyFormatsAreForFloat32Alone) {
+  LayoutRegistry registry(4096, 1);
+  uint32_t index = 0;
+  for (WireFormat wire : {WireFormat::kInt8, WireFormat::kOneBit, WireFormat::kTopK}) {
+    EXPECT_TRUE(registry.Register("a", Announce({index++, 0, 1}, kLayout, 1, wire)).ok());
+    for (DType dtype : {DType::kFloat16, DType::kBFloat16, DType::kFloat64}) {
+      const absl::Status status =
+          registry.Register("a", Announce({index++, 0, 1}, {dtype, kLayout.tensors}, 1, wire));
+      EXPECT_THAT(std::string(status.message()),
+                  HasSubstr(absl::StrCat("of ", Name(dtype), " to be sent in ", Name(wire))));
+    }
+  }
+}
+
+TEST(LayoutRegistryTest, LossyContributionMustHaveThePlannedChunksSize) {
+  const BucketLayout layout{DType::kFloat32, {{"w", {40'000}}}};
+  // Chunks of 4096 bytes count fourfold and sixteenfold.
+  const struct {
+    WireFormat wire;
+    uint64_t elems;
+    size_t bytes;
+  } cases[] = {{WireFormat::kInt8, 4096, 4096 + 4 * 16},
+               {WireFormat::kOneBit, 16384, 16384 / 8 + 4 * 16},
+               {WireFormat::kTopK, 16384, 4 + 5 * 16384}};
+  for (const auto& c : cases) {
+    LayoutRegistry registry(4096, 1);
+    ASSERT_TRUE(registry.Register("a", Announce({0, 0, 1}, layout, 1, c.wire)).ok());
+    Contribution share = Share({0, 0, 1}, 0, c.wire, c.elems);
+    ASSERT_EQ(share.payload.SizeBytes(), c.bytes);
+    EXPECT_TRUE(registry.Check(share).ok()) << registry.Check(share);
+    EXPECT_FALSE(registry.Check(Share({0, 0, 1}, 0, c.wire, c.elems - 1)).ok());
+    EXPECT_FALSE(registry.Check(Share({0, 0, 1}, 0, WireFormat::kFloat32, c.elems)).ok());
+    const std::span<const std::byte> whole = share.payload.pieces[0];
+    share.payload.pieces[0] = whole.first(c.bytes - 1);
+    EXPECT_EQ(registry.Check(share).ok(), c.wire == WireFormat::kTopK);
+    share.payload.pieces[0] = whole.first(3);
+    EXPECT_THAT(std::string(registry.Check(share).message()),
+                AllOf(HasSubstr(absl::StrCat(c.bytes, " bytes")), HasSubstr(", 3 bytes")));
+    share.payload.pieces = {whole, whole.first(1)};
+    EXPECT_FALSE(registry.Check(share).ok());
+  }
+}
+
+TEST(LayoutRegistryTest, ResidualsBelongToChunksThatLoseSomething) {
+  const BucketLayout layout{DType::kFloat32, {{"w", {5000}}}};
+  LayoutRegistry registry(4096, 1);
+  ASSERT_TRUE(registry.Register("a", Announce({0, 0, 1}, layout, 1, WireFormat::kInt8)).ok());
+  ASSERT_TRUE(registry.Register("a", Announce({0, 0, 4}, layout, 1, WireFormat::kTopK)).ok());
+  EXPECT_EQ(registry.ResidualElems({0, 0, 1}, 0).value(), 4096u);
+  EXPECT_EQ(registry.ResidualElems({0, 0, 1}, 1).value(), 904u);
+  EXPECT_TRUE(absl::IsInvalidArgument(registry.ResidualElems({0, 0, 1}, 2).status()));
+  EXPECT_TRUE(absl::IsFailedPrecondition(registry.ResidualElems({0, 1, 1}, 0).status()));
+  EXPECT_TRUE(absl::IsFailedPrecondition(registry.ResidualElems({0, 0, 7}, 0).status()));
+  const absl::Status lossless = registry.ResidualElems({0, 0, 4}, 0).status();
+  EXPECT_TRUE(absl::IsInvalidArgument(lossless));
+  EXPECT_THAT(std::string(lossless.message()), HasSubstr("topk, which leaves no residual"));
 }
 
 }  // namespace

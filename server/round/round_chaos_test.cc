@@ -75,7 +75,7 @@ class RoundChaosTest : public ::testing::Test {
   }
 
   void CheckResult(const RoundEngine::CompleteRound& round) {
-    auto result = Fold(round, workers_, 1);
+    auto result = Fold(round, workers_, 1, nullptr);
     ASSERT_TRUE(result.ok()) << result.status();
     ASSERT_EQ(result->workers, 2 * kNodes);
     for (uint64_t e = 0; e < kElems; ++e) {

@@ -16,8 +16,14 @@
 
 namespace thalweg {
 
+// The largest payload of a chunk.
+inline constexpr size_t kMaxPayloadBytes = 2 * kMaxChunkBytes;
+// A topk chunk in which every element crosses is the one that encoding makes longer. Float32 chunks
+// alone are lossy.
+static_assert(kMaxPayloadBytes >=
+              MaxEncodedBytes(WireFormat::kTopK, kMaxChunkBytes / SizeOf(DType::kFloat32)));
 // The largest message either side accepts; gRPC refuses a longer one before it is buffered.
-inline constexpr size_t kMaxFrameBytes = 2 * kMaxChunkBytes + 4096;
+inline constexpr size_t kMaxFrameBytes = kMaxPayloadBytes + 4096;
 // How many streams a node may open to one shard.
 inline constexpr uint32_t kMaxStreams = 16;
 // The largest frame of another kind than chunk, which is copied to be parsed.

@@ -1,7 +1,6 @@
 #include "server/transport/shard_streams.h"
 
 #include "absl/strings/str_cat.h"
-#include "core/base/protocol.h"
 #include "server/transport/frame_codec.h"
 #include "server/transport/status_codec.h"
 
@@ -54,9 +53,9 @@ absl::Status ShardStreams::Send(const Contribution& contribution) {
     }
   }
   const size_t payload_bytes = contribution.payload.SizeBytes();
-  if (payload_bytes > 2 * kMaxChunkBytes) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "a contribution of ", payload_bytes, " bytes, expected at most ", 2 * kMaxChunkBytes));
+  if (payload_bytes > kMaxPayloadBytes) {
+    return absl::InvalidArgumentError(absl::StrCat("a contribution of ", payload_bytes,
+                                                   " bytes, expected at most ", kMaxPayloadBytes));
   }
   counters_.sent.Add(static_cast<double>(payload_bytes));
   streams_[contribution.id.chunk % streams_.size()]->Send(EncodeChunk(

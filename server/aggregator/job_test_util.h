@@ -1,0 +1,89 @@
+// A job on one shard, driven without threads: sinks are called within Contribute.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "core/base/protocol.h"
+#include "kernels/codec/lossy_reference.h"
+#include "server/aggregator/job.h"
+
+namespace thalweg {
+
+struct ListSink : NodeSink {
+  void OnResult(RoundResult result) override { results.push_back(std::move(result)); }
+  void OnFailed(absl::Status why) override { failures.push_back(std::move(why)); }
+  std::vector<RoundResult> results;
+  std::vector<absl::Status> failures;
+};
+
+inline Bytes BytesOf(const Payload& payload) {
+  Bytes bytes;
+  for (const auto& piece : payload.pieces) bytes.insert(bytes.end(), piece.begin(), piece.end());
+  return bytes;
+}
+
+// Chunks have kMinChunkBytes, counted as the format has it. Node k stands for workers[k].
+class TestJob {
+ public:
+  explicit TestJob(std::vector<uint32_t> workers) : workers_(std::move(workers)) {
+    JoinRequest request;
+    request.job = "job";
+    request.num_nodes = static_cast<uint32_t>(workers_.size());
+    for (uint32_t count : workers_) request.world_size += count;
+    request.num_shards = 1;
+    request.chunk_bytes = kMinChunkBytes;
+    request.window_chunks = 64;
+    request.round_timeout = std::chrono::seconds(30);
+    job_ = std::make_unique<Job>(request, 64, metrics_);
+    for (uint32_t node = 0; node < workers_.size(); ++node) {
+      request.node = node;
+      request.node_name = absl::StrCat("host", node);
+      request.workers = workers_[node];
+      EXPECT_TRUE(job_->AddMember(request, node + 1, Now()).ok());
+    }
+    EXPECT_TRUE(job_->WaitComplete(Now()).ok());
+    for (uint32_t node = 0; node < workers_.size(); ++node) {
+      sinks_.push_back(std::make_shared<ListSink>());
+      EXPECT_TRUE(job_->Attach(node, sinks_.back()).ok());
+    }
+  }
+
+  // All nodes announce `elems` float32 elements to be sent in `wire`.
+  void Register(BucketId id, uint64_t elems, WireFormat wire) {
+    const BucketLayout layout{DType::kFloat32, {{"w", {static_cast<int64_t>(elems)}}}};
+    for (uint32_t node = 0; node < workers_.size(); ++node) {
+      ASSERT_TRUE(job_->RegisterBucket(node, {id, layout, wire, 0}).ok());
+    }
+  }
+
+  absl::Status Contribute(uint32_t node, RoundId id, WireFormat wire, uint64_t elems,
+                          const Bytes& bytes) {
+    return job_->Contribute(node, {id, 1, wire, elems, Split(bytes, {})}, Now());
+  }
+
+  double Metric(const char* gauge) { return registry_.GetGauge(gauge, "").Value(); }
+  double ResidualBytes() { return Metric("thalweg_shard_residual_bytes"); }
+  double HeldBytes() { return Metric("thalweg_shard_held_bytes"); }
+  double NonFinite() {
+    return registry_.GetCounter("thalweg_shard_nonfinite_elements_total", "").Value();
+  }
+
+  Job& job() { return *job_; }
+  ListSink& sink(uint32_t node) { return *sinks_[node]; }
+  const std::vector<uint32_t>& workers() const { return workers_; }
+
+ private:
+  const std::vector<uint32_t> workers_;
+  MetricRegistry registry_;
+  ShardMetrics metrics_{registry_};
+  std::unique_ptr<Job> job_;
+  std::vector<std::shared_ptr<ListSink>> sinks_;
+};
+
+}  // namespace thalweg

@@ -1,0 +1,51 @@
+#include "server/round/residual_store.h"
+
+#include <gtest/gtest.h>
+
+namespace thalweg {
+namespace {
+
+TEST(ResidualStoreTest, ChunksOfPartsHaveResidualsOfTheirOwnFromFirstUseOn) {
+  ResidualStore store;
+  EXPECT_EQ(store.Find({0, 0, 1}, 0), nullptr);
+  const auto residual = store.Get({0, 0, 1}, 0, 10);
+  EXPECT_EQ(store.Get({0, 0, 1}, 0, 10), residual);
+  EXPECT_EQ(store.Find({0, 0, 1}, 0), residual);
+  EXPECT_NE(store.Get({0, 0, 1}, 1, 10), residual);
+  EXPECT_NE(store.Get({0, 0, 4}, 0, 10), residual);
+  EXPECT_NE(store.Get({1, 0, 1}, 0, 10), residual);
+  EXPECT_EQ(store.bytes(), 4 * 10 * sizeof(float));
+}
+
+TEST(ResidualStoreTest, NewLayoutDropsAllPartsOfTheBucketsEarlierOnes) {
+  ResidualStore store;
+  store.Get({3, 0, 1}, 0, 10);
+  store.Get({3, 1, 4}, 7, 10);
+  store.Get({3, 2, 1}, 0, 10);
+  store.Get({2, 0, 1}, 0, 10);
+  store.Get({4, 0, 1}, 0, 10);
+  store.DropOlderLayouts({3, 2, 5});
+  EXPECT_EQ(store.Find({3, 0, 1}, 0), nullptr);
+  EXPECT_EQ(store.Find({3, 1, 4}, 7), nullptr);
+  EXPECT_NE(store.Find({3, 2, 1}, 0), nullptr);
+  EXPECT_NE(store.Find({2, 0, 1}, 0), nullptr);
+  EXPECT_NE(store.Find({4, 0, 1}, 0), nullptr);
+  EXPECT_EQ(store.bytes(), 3 * 10 * sizeof(float));
+}
+
+TEST(ResidualStoreTest, ResidualInUseOutlivesItsLayout) {
+  ResidualStore store;
+  const auto residual = store.Get({3, 0, 1}, 0, 10);
+  store.DropOlderLayouts({3, 1, 0});
+  EXPECT_EQ(residual->elems, 10u);
+  EXPECT_NE(store.Get({3, 0, 1}, 0, 10), residual);
+}
+
+TEST(ResidualStoreTest, OnlyFormatsThatLoseSomethingHaveResiduals) {
+  EXPECT_TRUE(HasResidual(WireFormat::kInt8) && HasResidual(WireFormat::kOneBit));
+  EXPECT_FALSE(HasResidual(WireFormat::kTopK));
+  EXPECT_FALSE(HasResidual(WireFormat::kFloat16));
+}
+
+}  // namespace
+}  // namespace thalweg
