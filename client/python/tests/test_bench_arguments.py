@@ -42,7 +42,8 @@ def test_wrong_arguments_are_named_with_exit_code_2(capsys, arguments, message):
 
 
 @pytest.mark.parametrize(
-    "case", ["lab", "step", "latency", "sweep", "soak", "codec", "suite", "report", "micro"]
+    "case",
+    ["lab", "step", "latency", "sweep", "soak", "codec", "accuracy", "suite", "report", "micro"],
 )
 def test_help_lists_the_exit_codes(capsys, case):
     with pytest.raises(SystemExit, match="0"):

@@ -13,6 +13,7 @@ from thalweg.bench.suite_cases import SCALE_NODES
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 _NAMES = {
     "thalweg": "Thalweg",
@@ -44,22 +45,31 @@ _STEPS = {
 
 def write(folder: Path, results: Results) -> None:
     """A PNG file per plot whose cases were measured. Raises ConfigError without matplotlib."""
+    for name, draw in PLOTS.items():
+        figure = new_figure()
+        if draw(figure.add_subplot(), results):
+            save(figure, folder / f"{name}.png")
+        else:
+            say(f"no {name}.png: its cases are not measured")
+
+
+def new_figure() -> Figure:
+    """Raises ConfigError without matplotlib."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError:
         raise ConfigError("plots need matplotlib: install it, or leave --plots out") from None
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, draw in PLOTS.items():
-        figure = Figure(figsize=(8, 4), dpi=90, layout="constrained")
-        FigureCanvasAgg(figure)
-        axes = figure.add_subplot()
-        if not draw(axes, results):
-            say(f"no {name}.png: its cases are not measured")
-            continue
-        figure.legend(loc="outside lower center", ncols=5)
-        # No version, so that the same measurements give the same file.
-        figure.savefig(folder / f"{name}.png", metadata={"Software": None})
+    figure = Figure(figsize=(8, 4), dpi=90, layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def save(figure: Figure, path: Path) -> None:
+    """With a legend below, as a PNG file that is the same for the same measurements."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.legend(loc="outside lower center", ncols=5)
+    figure.savefig(path, metadata={"Software": None})  # no version
 
 
 def sweep(axes: Axes, results: Results) -> bool:

@@ -84,7 +84,7 @@ def _reach(results: Results) -> str:
             lines.append((target.case, target.target, "not measured", "-"))
         else:
             lines.append((target.case, target.target, measured.text, _MET[measured.met]))
-    return _table(("case", "target", "measured", "met"), lines)
+    return make_table(("case", "target", "measured", "met"), lines)
 
 
 def _rows(results: Results) -> str:
@@ -92,7 +92,7 @@ def _rows(results: Results) -> str:
     for name, rows in results.rows.items():
         if name != MICRO:
             lines += [(name, *cells) for cells in make_cells(rows)]
-    return _table(("suite case", *HEADINGS), lines, left=3)
+    return make_table(("suite case", *HEADINGS), lines, left=3)
 
 
 def _resources(results: Results) -> str:
@@ -109,7 +109,7 @@ def _resources(results: Results) -> str:
         for entry in entries
     ]
     headings = ("suite case", "case", "process", "CPU-s per GB", "MB resident", "MB sent")
-    return _table(headings, lines, left=3)
+    return make_table(headings, lines, left=3)
 
 
 def micro_table(rows: Sequence[Row]) -> str:
@@ -124,7 +124,7 @@ def micro_table(rows: Sequence[Row]) -> str:
         )
         for row in rows
     ]
-    return _table(("benchmark", "bytes", "median µs", "min", "max", "GB/s"), lines, left=1)
+    return make_table(("benchmark", "bytes", "median µs", "min", "max", "GB/s"), lines, left=1)
 
 
 def _machine(results: Results) -> str:
@@ -135,7 +135,7 @@ def _machine(results: Results) -> str:
         for name, case in sorted(cases.items(), key=lambda item: _order(results, item[0]))
     ]
     headings = ("suite case", "commands", "measured", "seconds")
-    return "\n".join([*about, "", _table(headings, lines, left=3)])
+    return "\n".join([*about, "", make_table(headings, lines, left=3)])
 
 
 def _order(results: Results, name: str) -> tuple[int, str]:
@@ -143,7 +143,7 @@ def _order(results: Results, name: str) -> tuple[int, str]:
     return (names.index(name) if name in names else len(names), name)
 
 
-def _table(headings: Sequence[str], lines: Iterable[Sequence[str]], left: int = 4) -> str:
+def make_table(headings: Sequence[str], lines: Iterable[Sequence[str]], left: int = 4) -> str:
     """The first `left` columns are words."""
     rule = ["---" if index < left else "---:" for index in range(len(headings))]
     return "\n".join(f"| {' | '.join(line)} |" for line in (headings, rule, *lines))

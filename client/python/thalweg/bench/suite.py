@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from thalweg._processes import describe_exit, die_with_parent
 from thalweg.bench import cluster, iperf, machine, micro
@@ -116,10 +116,20 @@ def select(only: Sequence[str], micro_dir: Path) -> tuple[str, ...]:
     return tuple(name for name in CASES if name != MICRO)
 
 
-def run_watched(argv: Sequence[str], env: dict[str, str], seconds: float) -> None:
-    """Raises BenchError unless the command succeeds in time. Leaves nothing running."""
+def run_watched(
+    argv: Sequence[str], env: dict[str, str], seconds: float, output: IO[bytes] | None = None
+) -> None:
+    """Raises BenchError unless the command succeeds in time. Leaves nothing running.
+
+    `output` gets what the command prints; default: it is shown.
+    """
     preexec = die_with_parent(signal.SIGTERM)
-    with _exiting_on_sigterm(), subprocess.Popen(argv, env=env, preexec_fn=preexec) as process:
+    with (
+        _exiting_on_sigterm(),
+        subprocess.Popen(
+            argv, env=env, stdout=output, stderr=output, preexec_fn=preexec
+        ) as process,
+    ):
         try:
             code = process.wait(seconds)
         except subprocess.TimeoutExpired:

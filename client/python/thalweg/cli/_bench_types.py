@@ -68,21 +68,34 @@ def names(known: Collection[str]) -> Callable[[str], tuple[str, ...]]:
     return parse
 
 
+def seeds(text: str) -> tuple[int, ...]:
+    """Whole numbers, with commas."""
+    parts = text.split(",")
+    if not all(part.isascii() and part.isdigit() for part in parts):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of whole numbers such as 1,2,3")
+    return tuple(dict.fromkeys(int(part) for part in parts))
+
+
+def codec(text: str) -> str:
+    """Any codec's text, short: the same for equal codecs."""
+    return shorten(_parse_codec(text))
+
+
 def step_codec(text: str) -> str:
     """The text of a codec whose compression starts at once, unless `text` says when."""
-    codec = _parse_codec(text)
-    if isinstance(codec, PowerSGD):
-        return shorten(codec if "start=" in text else replace(codec, start_iter=TORCH_START))
-    return codec.name
+    parsed = _parse_codec(text)
+    if isinstance(parsed, PowerSGD):
+        return shorten(parsed if "start=" in text else replace(parsed, start_iter=TORCH_START))
+    return parsed.name
 
 
 def power_sgd(text: str) -> PowerSGD:
-    codec = _parse_codec(text)
-    if not isinstance(codec, PowerSGD):
+    parsed = _parse_codec(text)
+    if not isinstance(parsed, PowerSGD):
         raise argparse.ArgumentTypeError(
             f"{text} is not measured here: expected powersgd, such as powersgd:4"
         )
-    return codec
+    return parsed
 
 
 def _parse_codec(text: str) -> Codec:

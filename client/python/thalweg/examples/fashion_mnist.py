@@ -1,4 +1,4 @@
-"""A CNN on Fashion-MNIST with DistributedDataParallel, averaged by Thalweg or (--plain) by Gloo.
+"""Fashion-MNIST with DistributedDataParallel, averaged by Thalweg or (--plain) by Gloo.
 
     thalweg run --nodes 2 --nproc 2 --shards 2 --codec fp16 -m thalweg.examples.fashion_mnist
 
@@ -17,7 +17,9 @@ import os
 import sys
 import time
 from collections.abc import Iterable, Sequence
+from itertools import islice
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import numpy as np
@@ -29,25 +31,9 @@ from torch.nn.parallel import DistributedDataParallel
 from tqdm import tqdm
 
 import thalweg.ddp
+from thalweg.examples.fashion_models import MODELS
 
 _DATA = "/usr/share/datasets/fashion-mnist"
-
-
-class Net(nn.Module):
-    """Two convolutions, two dense layers, 0.2 million parameters."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv1 = nn.Conv2d(1, 16, 5, padding=2)
-        self.conv2 = nn.Conv2d(16, 32, 5, padding=2)
-        self.dense1 = nn.Linear(32 * 7 * 7, 128)
-        self.dense2 = nn.Linear(128, 10)
-
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        x = functional.max_pool2d(functional.relu(self.conv1(images)), 2)
-        x = functional.max_pool2d(functional.relu(self.conv2(x)), 2)
-        x = functional.relu(self.dense1(x.flatten(1)))
-        return self.dense2(x)  # type: ignore[no-any-return]
 
 
 def load(folder: Path, part: str) -> tuple[torch.Tensor, torch.Tensor]:
@@ -60,13 +46,13 @@ def load(folder: Path, part: str) -> tuple[torch.Tensor, torch.Tensor]:
     return (pixels - 0.286) / 0.353, torch.from_numpy(labels)
 
 
-def train_epoch(
+def train_batches(
     ddp_model: DistributedDataParallel,
     optimizer: torch.optim.Optimizer,
     schedule: torch.optim.lr_scheduler.LRScheduler,
     data: tuple[torch.Tensor, torch.Tensor],
     batches: Iterable[torch.Tensor],
-) -> torch.Tensor:
+) -> list[float]:
     """Trains on batches given as rows of indices; returns the workers' mean loss of each step."""
     images, labels = data
     losses = []
@@ -80,7 +66,7 @@ def train_epoch(
         losses.append(loss.detach())
     result = torch.stack(losses)
     dist.all_reduce(result)
-    return result / dist.get_world_size()
+    return (result / dist.get_world_size()).tolist()
 
 
 def batches_of_epoch(samples: int, epoch: int, batch: int, seed: int) -> torch.Tensor:
@@ -118,30 +104,37 @@ def train(args: argparse.Namespace) -> dict[str, Any]:
     """Returns the history of the training; the same on all workers but for their own statistics."""
     torch.manual_seed(args.seed)
     train_set, test_set = load(args.data, "train"), load(args.data, "t10k")
-    ddp_model = DistributedDataParallel(Net())
+    ddp_model = DistributedDataParallel(MODELS[args.model]())
     state = None if args.plain else thalweg.ddp.attach(ddp_model, codec=args.codec)
     optimizer = torch.optim.SGD(ddp_model.parameters(), lr=args.lr, momentum=0.9, nesterov=True)
     steps = len(train_set[1]) // (args.batch * dist.get_world_size())
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, args.lr, args.epochs * steps)
 
-    epochs, losses = [], []
+    every = args.curve_every or steps
+    epochs, losses, curve = [], [], []
     started = time.monotonic()
     for epoch in range(args.epochs):
         title = f"epoch {epoch + 1}/{args.epochs}"
         batches = batches_of_epoch(len(train_set[1]), epoch, args.batch, args.seed)
-        shown = tqdm(batches, desc=title, unit="step", disable=dist.get_rank() != 0)
-        step_losses = train_epoch(ddp_model, optimizer, schedule, train_set, shown)
-        losses += step_losses.tolist()
-        loss, test = float(step_losses.mean()), accuracy(ddp_model.module, *test_set)
-        seconds = time.monotonic() - started
+        with tqdm(batches, desc=title, unit="step", disable=dist.get_rank() != 0) as shown:
+            left = iter(shown)
+            for _ in range(0, steps, every):
+                part = islice(left, every)
+                new = train_batches(ddp_model, optimizer, schedule, train_set, part)
+                losses += new
+                test = accuracy(ddp_model.module, *test_set)
+                curve.append({"step": len(losses), "loss": mean(new), "accuracy": test})
+        loss, seconds = mean(losses[-steps:]), time.monotonic() - started
         epochs.append({"epoch": epoch + 1, "loss": loss, "accuracy": test, "seconds": seconds})
         if dist.get_rank() == 0:
             print(f"{title}: training loss {loss:.4f}, test accuracy {test:.4f}, {seconds:.1f} s")
     return {
         "by": "gloo" if state is None else "thalweg",
         "codec": "fp32" if state is None else state.codec,
+        "model": args.model,
         "workers": dist.get_world_size(),
         "epochs": epochs,
+        "curve": curve,
         "step_losses": losses,
         "accuracy": epochs[-1]["accuracy"],
         "train_seconds": time.monotonic() - started,
@@ -170,7 +163,11 @@ def report(history: dict[str, Any]) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Fashion-MNIST with DistributedDataParallel")
     parser.add_argument("--data", type=Path, default=Path(_DATA), help="folder of the IDX files")
+    parser.add_argument("--model", choices=MODELS, default="cnn")
     parser.add_argument("--epochs", type=int, default=2)
+    parser.add_argument(
+        "--curve-every", type=int, metavar="STEPS", help="test that often; default: every epoch"
+    )
     parser.add_argument("--batch", type=int, default=64, help="images per worker and step")
     parser.add_argument("--lr", type=float, default=0.05, help="highest learning rate")
     parser.add_argument("--seed", type=int, default=1)
@@ -179,6 +176,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, help="write the history to this JSON file")
     parser.add_argument("--min-accuracy", type=float, default=0.0)
     args = parser.parse_args(argv)
+    if args.curve_every is not None and args.curve_every < 1:
+        parser.error(f"--curve-every is {args.curve_every}, expected 1 or more steps")
     if not (args.data / "train-images-idx3-ubyte.gz").exists():
         parser.error(f"no Fashion-MNIST in {args.data}: apt-get install dataset-fashion-mnist")
 
