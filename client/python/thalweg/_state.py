@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Mapping
 from typing import Any
 
-from thalweg import _C, _topology
+from thalweg import _C, _stats, _topology
 
 
 class State:
@@ -46,29 +46,24 @@ class State:
         return self._session.status()
 
     def stats(self) -> dict[str, float]:
-        """Sums since attach().
+        """Sums since attach(), of this worker and its node.
 
-        rounds, raw_bytes (gradients this worker handed over), wire_bytes_sent and
+        rounds (buckets), raw_bytes (gradients this worker handed over), wire_bytes_sent and
         wire_bytes_received (by its node), compression (raw_bytes / wire_bytes_sent),
         nonfinite_elems, and *_seconds: copy (this worker), wait, reduce, wire (the node), total.
+
+        What compression did, as far as it is counted: compressed_rounds, first_compressed_round
+        (from 1; 0: none yet), encode_seconds, decode_seconds, and the latest samples of
+        error_ratio (what was lost of a gradient, relative to it) and residual_norm; NaN before
+        the first.
         """
         stats = self._session.stats()
-        sent = stats["wire_bytes_sent"]
-        stats["compression"] = stats["raw_bytes"] / sent if sent else 1.0
+        stats["compression"] = _stats.ratio(stats["raw_bytes"], stats["wire_bytes_sent"])
         return stats
 
     def summary(self) -> str:
         """The statistics for people."""
-        s = self.stats()
-        return (
-            f"{s['rounds']:.0f} buckets, {s['raw_bytes'] / 1e6:.1f} MB of gradients; sent "
-            f"{s['wire_bytes_sent'] / 1e6:.1f} MB, "
-            f"received {s['wire_bytes_received'] / 1e6:.1f} MB ({self.codec}, "
-            f"{s['compression']:.2f}x); seconds: copy {s['copy_seconds']:.2f}, "
-            f"wait {s['wait_seconds']:.2f}, reduce {s['reduce_seconds']:.2f}, "
-            f"wire {s['wire_seconds']:.2f}, total {s['total_seconds']:.2f}; "
-            f"non-finite elements: {s['nonfinite_elems']:.0f}"
-        )
+        return _stats.describe(self.codec, self.stats())
 
     def state_dict(self) -> dict[str, Any]:
         """What the codec carries from step to step, for a checkpoint.

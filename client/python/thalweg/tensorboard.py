@@ -1,0 +1,73 @@
+"""Statistics of a job in TensorBoard, or in whatever else takes scalars.
+
+from torch.utils.tensorboard import SummaryWriter
+from thalweg.tensorboard import StatsWriter
+
+log = StatsWriter(state, SummaryWriter())
+for step in range(steps):
+    ...
+    log.write(step)
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from thalweg import _stats
+
+_SUMS = {
+    "raw_bytes": "bytes/raw",
+    "wire_bytes_sent": "bytes/sent",
+    "wire_bytes_received": "bytes/received",
+    "rounds": "buckets/all",
+    "compressed_rounds": "buckets/compressed",
+    "nonfinite_elems": "nonfinite_elements",
+} | {f"{name}_seconds": f"seconds/{name}" for name in _stats.SECONDS}
+
+
+class ScalarWriter(Protocol):
+    """The part of torch.utils.tensorboard.SummaryWriter that is needed."""
+
+    def add_scalar(self, tag: str, scalar_value: float, global_step: int, /) -> object: ...
+
+
+class Source(Protocol):
+    """The part of thalweg.ddp.State that is needed."""
+
+    def stats(self) -> dict[str, float]: ...
+
+
+class StatsWriter:
+    """Writes State.stats() as scalars below `prefix`. One thread at a time.
+
+    Bytes, buckets, seconds and non-finite elements are those since the write before, so that a
+    change shows at its step. compression/sent and compression/received are the raw bytes of that
+    time over those on the wire. error_ratio and residual_norm are the latest samples. What a codec
+    does not have is left out. The figures are those of one worker and its node: write on one.
+    """
+
+    def __init__(self, state: Source, writer: ScalarWriter, prefix: str = "thalweg") -> None:
+        self._state = state
+        self._writer = writer
+        self._prefix = prefix
+        self._last: dict[str, float] = {}
+
+    def write(self, step: int) -> None:
+        stats = self._state.stats()
+        new = {
+            name: stats[name] - self._last.get(name, 0.0)
+            for name in _SUMS
+            if _stats.known(stats, name)
+        }
+        self._last = stats
+        for name, value in new.items():
+            self._add(_SUMS[name], value, step)
+        for direction in ("sent", "received"):
+            if wire := new[f"wire_bytes_{direction}"]:
+                self._add(f"compression/{direction}", new["raw_bytes"] / wire, step)
+        for name in _stats.SAMPLES:
+            if _stats.known(stats, name):
+                self._add(name, stats[name], step)
+
+    def _add(self, tag: str, value: float, step: int) -> None:
+        self._writer.add_scalar(f"{self._prefix}/{tag}", value, step)
