@@ -11,7 +11,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "core/base/clock.h"
-#include "core/base/codec_spec.h"
+#include "core/base/codec_policy.h"
 #include "core/base/layout.h"
 #include "core/base/protocol.h"
 
@@ -27,7 +27,7 @@ struct SessionOptions {
   std::string node_name;
   uint32_t local_rank = 0;  // among this node's workers; order of summation
   uint32_t local_size = 1;
-  CodecSpec codec;
+  CodecPolicy codec;
   uint64_t chunk_bytes = 0;                     // 0: chosen from what the links carry
   Duration timeout = std::chrono::seconds(30);  // of every wait
 };
@@ -51,7 +51,12 @@ struct SessionStats {
   double reduce_seconds = 0;         // node: folding and encoding
   double wait_seconds = 0;           // node: waiting for its own workers
   double wire_seconds = 0;           // node: from first chunk sent to last result decoded
+  double decode_seconds = 0;         // node: decoding results, all threads together
   double total_seconds = 0;          // worker: from Submit to completion
+  // Not sums, but how things stand on this node.
+  uint64_t compressed_since = 0;  // the iteration, from 1, in which compression began; 0: not yet
+  double residual_norm = 0;       // of what compression has left for later
+  double error_ratio = 0;         // that, in proportion to the norm of what was to be sent
 };
 
 // Thread-safe. After a fork the child must not use it, and its destructor does nothing there.

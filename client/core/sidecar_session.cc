@@ -241,6 +241,10 @@ absl::Status SidecarSession::Finish(const Complete& m) {
   stats_.reduce_seconds += static_cast<double>(m.reduce_ns) * 1e-9;
   stats_.wait_seconds += static_cast<double>(m.wait_ns) * 1e-9;
   stats_.wire_seconds += static_cast<double>(m.wire_ns) * 1e-9;
+  stats_.decode_seconds += static_cast<double>(m.decode_ns) * 1e-9;
+  stats_.compressed_since = m.compressed_since;
+  stats_.residual_norm = m.residual_norm;
+  stats_.error_ratio = m.error_ratio;
   stats_.total_seconds += ToSeconds(now - bucket.submitted);
   const BucketArena& arena = *bucket.result;
   ReducedBucket reduced{{arena.payload(), arena.payload_bytes()}, bucket.result};

@@ -46,8 +46,8 @@ std::shared_ptr<Session> Connect(const std::string& sidecar_path, const std::str
                                  uint32_t num_nodes, const std::string& node_name,
                                  uint32_t local_rank, uint32_t local_size, const std::string& codec,
                                  uint64_t chunk_bytes, double timeout) {
-  const auto spec = CodecSpec::Parse(codec);
-  ThrowIfError(spec.status());
+  const auto policy = CodecPolicy::Parse(codec);
+  ThrowIfError(policy.status());
   const SessionOptions options{.sidecar_path = sidecar_path,
                                .job = job,
                                .rank = rank,
@@ -57,7 +57,7 @@ std::shared_ptr<Session> Connect(const std::string& sidecar_path, const std::str
                                .node_name = node_name,
                                .local_rank = local_rank,
                                .local_size = local_size,
-                               .codec = *spec,
+                               .codec = *policy,
                                .chunk_bytes = chunk_bytes,
                                .timeout = FromSeconds(timeout)};
   absl::StatusOr<std::unique_ptr<Session>> session;
@@ -90,7 +90,11 @@ py::dict Stats(const Session& session) {
   result["reduce_seconds"] = stats.reduce_seconds;
   result["wait_seconds"] = stats.wait_seconds;
   result["wire_seconds"] = stats.wire_seconds;
+  result["decode_seconds"] = stats.decode_seconds;
   result["total_seconds"] = stats.total_seconds;
+  result["compressed_since"] = stats.compressed_since;
+  result["residual_norm"] = stats.residual_norm;
+  result["error_ratio"] = stats.error_ratio;
   return result;
 }
 

@@ -67,4 +67,9 @@ struct CodecPolicy {
   bool operator==(const CodecPolicy&) const = default;
 };
 
+// The type in which a worker leaves its share of a bucket for its sidecar: a node's only worker
+// narrows while it copies, unless the sidecar needs the digits of some of them; of several, the
+// shares are folded first and narrowed then.
+DType ShareType(DType bucket, const CodecPolicy& codec, uint32_t workers_on_node);
+
 }  // namespace thalweg

@@ -198,5 +198,16 @@ TEST(CodecPolicyTest, AnyTextIsReadOrRefused) {
   EXPECT_GT(accepted, 100);
 }
 
+TEST(CodecPolicyTest, OnlyWorkerNarrowsUnlessTheSidecarCompressesOrSomeAreExcepted) {
+  const auto share = [](const char* policy, uint32_t workers) {
+    return ShareType(DType::kFloat32, *CodecPolicy::Parse(policy), workers);
+  };
+  EXPECT_EQ(share("fp16", 1), DType::kFloat16);
+  EXPECT_EQ(share("fp16", 2), DType::kFloat32);
+  EXPECT_EQ(share("fp16;bias=fp32", 1), DType::kFloat32);
+  EXPECT_EQ(share("powersgd:wire=fp16", 1), DType::kFloat32);
+  EXPECT_EQ(share("int8", 1), DType::kFloat32);
+}
+
 }  // namespace
 }  // namespace thalweg

@@ -235,9 +235,4 @@ DType DenseType(DType bucket, const CodecSpec& codec) {
   return bucket == DType::kFloat32 ? codec.wire : bucket;
 }
 
-DType ShareType(DType bucket, const CodecSpec& codec, uint32_t workers_on_node) {
-  const bool narrowed = workers_on_node == 1 && codec.kind == CodecKind::kCast;
-  return narrowed ? DenseType(bucket, codec) : bucket;
-}
-
 }  // namespace thalweg

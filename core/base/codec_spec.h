@@ -75,9 +75,4 @@ std::vector<CodecSpec> AutoCandidates(const CodecSpec& codec);
 // digits.
 DType DenseType(DType bucket, const CodecSpec& codec);
 
-// The type in which a worker leaves its share of a bucket for its sidecar: a node's only worker
-// narrows while it copies, unless the sidecar needs the digits to compress them; of several, the
-// shares are folded first and narrowed then.
-DType ShareType(DType bucket, const CodecSpec& codec, uint32_t workers_on_node);
-
 }  // namespace thalweg

@@ -112,14 +112,5 @@ TEST(CodecSpecTest, OnlyFp32IsNarrowed) {
   EXPECT_EQ(DenseType(DType::kFloat64, half), DType::kFloat64);
 }
 
-TEST(CodecSpecTest, OnlyWorkerNarrowsUnlessTheSidecarCompresses) {
-  const CodecSpec half{.wire = DType::kFloat16};
-  const CodecSpec factors{.kind = CodecKind::kPowerSgd, .wire = DType::kFloat16};
-  EXPECT_EQ(ShareType(DType::kFloat32, half, 1), DType::kFloat16);
-  EXPECT_EQ(ShareType(DType::kFloat32, half, 2), DType::kFloat32);
-  EXPECT_EQ(ShareType(DType::kFloat32, factors, 1), DType::kFloat32);
-  EXPECT_EQ(ShareType(DType::kFloat32, {.kind = CodecKind::kInt8}, 1), DType::kFloat32);
-}
-
 }  // namespace
 }  // namespace thalweg

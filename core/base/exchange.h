@@ -14,13 +14,15 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "core/base/clock.h"
-#include "core/base/codec_spec.h"
+#include "core/base/codec_cost.h"
+#include "core/base/codec_policy.h"
 #include "core/base/layout.h"
 #include "core/base/payload.h"
 #include "core/base/wire_format.h"
@@ -33,8 +35,8 @@ struct LinkSpeed {
   Duration round_trip{};
 };
 
-// What a node says of itself and of the job when it joins; everything but the first three fields
-// and the link must be the same on all nodes of a job.
+// What a node says of itself and of the job when it joins; everything but the first three fields,
+// the link and the costs must be the same on all nodes of a job.
 struct JoinRequest {
   uint32_t node = 0;      // 0 … num_nodes-1
   std::string node_name;  // for people: host name and process
@@ -46,9 +48,11 @@ struct JoinRequest {
   uint32_t num_shards = 0;
   uint64_t chunk_bytes = 0;    // ChunkPlan::For's argument; 0: the shard chooses
   uint32_t window_chunks = 0;  // 0: the shard chooses
-  CodecSpec codec;
+  CodecPolicy codec;
   Duration round_timeout{};  // how long a round waits for its last contribution
-  LinkSpeed link;            // as this node has measured it; may differ between nodes
+  LinkSpeed link;            // as this node has measured it
+  // As this node has measured them, for what auto chooses from: as many on all nodes.
+  std::vector<CodecCost> costs;
 };
 
 // A member's key to its job on one shard. Random; 0 is never valid.
@@ -63,6 +67,9 @@ struct Membership {
   uint32_t window_chunks = 0;
   // How much of the gradients this shard wants to sum, in proportion to the other shards' weights.
   uint32_t weight = 1;
+  // The slowest of all nodes: of those that have a network in between, and each cost by itself.
+  LinkSpeed link = {};
+  std::vector<CodecCost> costs = {};
 };
 
 // What the nodes say of a bucket, or of a part of one, before its first contribution; the same on
@@ -147,6 +154,20 @@ class Shard {
 
   // Does not block. Repeating a contribution is harmless: it counts once.
   virtual absl::Status Contribute(SessionToken token, Contribution contribution) = 0;
+
+  // What the shard's encoding of a chunk's results has left out so far and will add to the next one
+  // (docs/codecs.md), for a checkpoint: an element for each of the chunk; empty when the shard has
+  // none yet, which is the same as zeros. For parts in int8 and onebit.
+  // A node may read, and write, while it has the results of all rounds that it has contributed to:
+  // then the residual belongs to the last of them. Writing puts `values` in the residual's place;
+  // one node, the first, does it for all.
+  // Errors change nothing and do not fail the job: FailedPrecondition (the part is not registered
+  // in this layout), InvalidArgument (no such chunk, another format, another number of values than
+  // the chunk has elements, or one that is not finite).
+  virtual absl::StatusOr<std::vector<float>> ReadResidual(SessionToken token, BucketId bucket,
+                                                          uint32_t chunk, TimePoint deadline) = 0;
+  virtual absl::Status WriteResidual(SessionToken token, BucketId bucket, uint32_t chunk,
+                                     std::span<const float> values, TimePoint deadline) = 0;
 
   // Says that the node is alive; a node not heard of for kLease is taken for lost.
   virtual absl::Status Heartbeat(SessionToken token, TimePoint deadline) = 0;

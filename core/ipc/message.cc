@@ -1,5 +1,6 @@
 #include "core/ipc/message.h"
 
+#include <bit>
 #include <concepts>
 #include <cstring>
 #include <limits>
@@ -37,7 +38,8 @@ class Writer {
     out_.append(value);
   }
   void Field(const DType& value) { Field(static_cast<uint8_t>(value)); }
-  void Field(const CodecSpec& value) { Field(value.ToString()); }
+  void Field(const double& value) { Field(std::bit_cast<uint64_t>(value)); }
+  void Field(const CodecPolicy& value) { Field(value.ToString()); }
   void Field(const absl::StatusCode& value) { Field(static_cast<uint32_t>(value)); }
   void Field(const BucketLayout& layout);
 
@@ -64,7 +66,8 @@ class Reader {
   }
   void Field(std::string& value);
   void Field(DType& value);
-  void Field(CodecSpec& value);
+  void Field(double& value);
+  void Field(CodecPolicy& value);
   void Field(absl::StatusCode& value);
   void Field(BucketLayout& layout);
 
@@ -127,14 +130,22 @@ void Reader::Field(DType& value) {
   value = static_cast<DType>(raw);
 }
 
-void Reader::Field(CodecSpec& value) {
+void Reader::Field(double& value) {
+  uint64_t bits = 0;
+  Field(bits);
+  value = std::bit_cast<double>(bits);
+}
+
+void Reader::Field(CodecPolicy& value) {
   std::string text;
   Field(text);
   if (!ok()) return;
-  auto spec = CodecSpec::Parse(text);
-  if (!spec.ok()) return Refuse(std::string(spec.status().message()));
-  if (spec->ToString() != text) return Refuse(absl::StrCat("codec '", text, "' is not canonical"));
-  value = *std::move(spec);
+  auto policy = CodecPolicy::Parse(text);
+  if (!policy.ok()) return Refuse(std::string(policy.status().message()));
+  if (policy->ToString() != text) {
+    return Refuse(absl::StrCat("codec '", text, "' is not canonical"));
+  }
+  value = *std::move(policy);
 }
 
 void Reader::Field(absl::StatusCode& value) {
@@ -210,7 +221,8 @@ void Visit(auto& archive, Is<Submit> auto& m) {
 }
 void Visit(auto& archive, Is<Complete> auto& m) {
   All(archive, m.id.index, m.id.generation, m.round, m.workers, m.nonfinite_elems,
-      m.wire_bytes_sent, m.wire_bytes_received, m.reduce_ns, m.wait_ns, m.wire_ns);
+      m.wire_bytes_sent, m.wire_bytes_received, m.reduce_ns, m.wait_ns, m.wire_ns, m.decode_ns,
+      m.compressed_since, m.residual_norm, m.error_ratio);
 }
 void Visit(auto& archive, Is<Fail> auto& m) { All(archive, m.code, m.message); }
 void Visit(auto&, Is<Leave> auto&) {}

@@ -11,8 +11,9 @@
 //   padding:
 //
 //   u32, u64, i64   as they are
+//   f64             IEEE 754
 //   DType           u8, one of the valid values
-//   CodecSpec       string, as CodecSpec::ToString writes it
+//   CodecPolicy     string, as CodecPolicy::ToString writes it
 //   StatusCode      u32, 1 … 16 (never OK)
 //   string          u32 length, then the bytes
 //   BucketId        u32 index, u32 generation
@@ -32,7 +33,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "core/base/codec_spec.h"
+#include "core/base/codec_policy.h"
 #include "core/base/dtype.h"
 #include "core/base/layout.h"
 
@@ -49,7 +50,7 @@ struct Hello {
   std::string node_name;
   uint32_t local_rank = 0;
   uint32_t local_size = 0;
-  CodecSpec codec;
+  CodecPolicy codec;
   uint64_t chunk_bytes = 0;  // 0: to be chosen
   uint64_t timeout_ms = 0;
   bool operator==(const Hello&) const = default;
@@ -95,6 +96,12 @@ struct Complete {
   uint64_t reduce_ns = 0;
   uint64_t wait_ns = 0;
   uint64_t wire_ns = 0;
+  uint64_t decode_ns = 0;
+  uint64_t compressed_since = 0;  // the iteration, from 1, in which compression began; 0: not yet
+  // Over all that is compressed: the norm of what is left for later, and its share of what was to
+  // be sent. Sampled.
+  double residual_norm = 0;
+  double error_ratio = 0;
   bool operator==(const Complete&) const = default;
 };
 

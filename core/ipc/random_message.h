@@ -29,8 +29,8 @@ class RandomMessages {
       case 4:
         return Submit{Id(), random_()};
       case 5:
-        return Complete{Id(),      random_(), U32(),     random_(), random_(),
-                        random_(), random_(), random_(), random_()};
+        return Complete{Id(),      random_(), U32(),     random_(), random_(), random_(), random_(),
+                        random_(), random_(), random_(), random_(), Real(),    Real()};
       case 6:
         return Fail{static_cast<absl::StatusCode>(1 + Below(16)), Text()};
       case 7:
@@ -51,15 +51,16 @@ class RandomMessages {
 
  private:
   uint32_t U32() { return static_cast<uint32_t>(random_()); }
+  double Real() { return std::normal_distribution<double>()(random_); }
   std::string Text() { return Bytes(Below(20)); }
   BucketId Id() { return {U32(), U32()}; }
-  CodecSpec AnyCodec() {
+  CodecPolicy AnyCodec() {
     CodecSpec codec;
     if (Below(2) == 0) codec.kind = CodecKind::kPowerSgd;
     codec.wire = static_cast<DType>(1 + Below(3));
     // Other kinds have no such keys, so their defaults are what comes back.
     if (codec.kind == CodecKind::kPowerSgd) codec.rank = 1 + Below(8);
-    return codec;
+    return {codec, {}};
   }
   DType AnyDType() { return static_cast<DType>(1 + Below(4)); }
   BucketLayout Layout() {

@@ -96,8 +96,13 @@ absl::StatusOr<Membership> Aggregator::Join(const JoinRequest& request, TimePoin
     Leave(token, absl::OkStatus());
     return terms.status();
   }
-  return Membership{token, terms->epoch, terms->flow.chunk_bytes, terms->flow.window_chunks,
-                    options_.weight};
+  return Membership{.token = token,
+                    .epoch = terms->epoch,
+                    .chunk_bytes = terms->flow.chunk_bytes,
+                    .window_chunks = terms->flow.window_chunks,
+                    .weight = options_.weight,
+                    .link = terms->link,
+                    .costs = terms->costs};
 }
 
 absl::StatusOr<Aggregator::Seat> Aggregator::Find(SessionToken token) {
@@ -123,6 +128,19 @@ absl::Status Aggregator::RegisterBucket(SessionToken token, const BucketAnnounce
 absl::Status Aggregator::Contribute(SessionToken token, Contribution contribution) {
   THALWEG_ASSIGN_OR_RETURN(const Seat seat, Find(token));
   return seat.job->Contribute(seat.node, std::move(contribution), Now());
+}
+
+absl::StatusOr<std::vector<float>> Aggregator::ReadResidual(SessionToken token, BucketId bucket,
+                                                            uint32_t chunk,
+                                                            TimePoint /*deadline*/) {
+  THALWEG_ASSIGN_OR_RETURN(const Seat seat, Find(token));
+  return seat.job->ReadResidual(seat.node, bucket, chunk);
+}
+
+absl::Status Aggregator::WriteResidual(SessionToken token, BucketId bucket, uint32_t chunk,
+                                       std::span<const float> values, TimePoint /*deadline*/) {
+  THALWEG_ASSIGN_OR_RETURN(const Seat seat, Find(token));
+  return seat.job->WriteResidual(seat.node, bucket, chunk, values);
 }
 
 absl::Status Aggregator::Heartbeat(SessionToken token, TimePoint deadline) {

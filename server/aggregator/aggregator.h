@@ -5,8 +5,10 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <span>
 #include <string>
 #include <unordered_map>
+#include <vector>
 
 #include "core/base/exchange.h"
 #include "core/base/metrics.h"
@@ -35,6 +37,10 @@ class Aggregator : public Shard {
   absl::Status RegisterBucket(SessionToken token, const BucketAnnouncement& bucket,
                               TimePoint deadline) override;
   absl::Status Contribute(SessionToken token, Contribution contribution) override;
+  absl::StatusOr<std::vector<float>> ReadResidual(SessionToken token, BucketId bucket,
+                                                  uint32_t chunk, TimePoint deadline) override;
+  absl::Status WriteResidual(SessionToken token, BucketId bucket, uint32_t chunk,
+                             std::span<const float> values, TimePoint deadline) override;
   absl::Status Heartbeat(SessionToken token, TimePoint deadline) override;
   void Leave(SessionToken token, const absl::Status& reason) override;
 

@@ -157,6 +157,28 @@ TEST_F(AggregatorTest, SlowestLinkDecidesTheChunksOfAllNodesUnlessTheJobSaysSo) 
   }
 }
 
+TEST_F(AggregatorTest, AllNodesLearnTheSlowestLinkAndTheLargestCosts) {
+  const auto edit = [](JoinRequest& r) {
+    r.link = {1e9 / (1 + r.node % 2), std::chrono::milliseconds(r.node)};
+    r.costs = {{1.0 * r.node, 2.0 - r.node, 5}, {0, 0, 1.0 + r.node}};
+  };
+  for (const auto& member : JoinAll(3, edit)) {
+    ASSERT_TRUE(member.ok()) << member.status();
+    EXPECT_EQ(member->link.bytes_per_second, 5e8);
+    EXPECT_EQ(member->link.round_trip, std::chrono::milliseconds(1));
+    EXPECT_EQ(member->costs, (std::vector<CodecCost>{{2, 2, 5}, {0, 0, 3}}));
+  }
+}
+
+TEST_F(AggregatorTest, CostsOfOtherCodecsAreRefused) {
+  const auto edit = [](JoinRequest& r) { r.costs.resize(r.node); };
+  for (const auto& member : JoinAll(2, edit)) {
+    EXPECT_EQ(member.status().code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(std::string(member.status().message()),
+                HasSubstr("the number of codecs with a cost is"));
+  }
+}
+
 TEST_F(AggregatorTest, NodeThatDoesNotTakeItsResultsIsStoppedAtItsWindow) {
   StartJob(2, [](JoinRequest& r) { r.window_chunks = 3; });
   sinks_[1]->backlog = 3;

@@ -27,11 +27,12 @@ Job::Job(const JoinRequest& first, uint32_t max_window_chunks, ShardMetrics& met
       max_window_chunks_(max_window_chunks),
       metrics_(metrics),
       members_(first.num_nodes),
+      costs_(first.costs.size()),
       layouts_(first.chunk_bytes, first.num_shards),
       engine_({kEpoch, first.num_nodes, 0, first.round_timeout}) {}
 
 void Job::BeginLocked() {
-  flow_ = PlanFlow(slowest_, spec_.num_shards, spec_.codec.wire);
+  flow_ = PlanFlow(slowest_, spec_.num_shards, spec_.codec.fallback.wire);
   if (spec_.chunk_bytes != 0) flow_.chunk_bytes = spec_.chunk_bytes;
   if (spec_.window_chunks != 0) flow_.window_chunks = spec_.window_chunks;
   flow_.window_chunks = std::min(flow_.window_chunks, max_window_chunks_);
@@ -62,6 +63,9 @@ absl::Status Job::CheckSameJob(const JoinRequest& r) const {
   }
   if (r.window_chunks != spec_.window_chunks) {
     return differs("the window in chunks", r.window_chunks, spec_.window_chunks);
+  }
+  if (r.costs.size() != spec_.costs.size()) {
+    return differs("the number of codecs with a cost", r.costs.size(), spec_.costs.size());
   }
   if (r.codec != spec_.codec) {
     return differs("the codec", r.codec.ToString(), spec_.codec.ToString());
@@ -103,6 +107,7 @@ absl::Status Job::AddMember(const JoinRequest& request, SessionToken token, Time
       const bool slower =
           slowest_.bytes_per_second <= 0 || link.bytes_per_second < slowest_.bytes_per_second;
       if (link.bytes_per_second > 0 && slower) slowest_ = link;
+      for (size_t i = 0; i < costs_.size(); ++i) costs_[i] = Slower(costs_[i], request.costs[i]);
       if (IsCompleteLocked()) BeginLocked();
       changed_.NotifyAll();
     }
@@ -119,7 +124,7 @@ absl::StatusOr<Job::Terms> Job::WaitComplete(TimePoint deadline) {
   // The lease begins when the job does: until then the node was waiting here, not able to speak.
   for (Member& member : members_) member.last_heard = std::max(member.last_heard, Now());
   if (!failure_.ok()) return failure_;
-  if (done) return Terms{kEpoch, flow_};
+  if (done) return Terms{kEpoch, flow_, slowest_, costs_};
   return OfJob(spec_.job,
                absl::DeadlineExceededError(absl::StrCat(
                    MissingMembersLocked(), " did not join aggregator shard ", spec_.shard)));

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -27,6 +28,8 @@ class Job {
   struct Terms {
     uint64_t epoch = 0;
     FlowPlan flow;
+    LinkSpeed link;  // the slowest
+    std::vector<CodecCost> costs;
   };
 
   Job(const JoinRequest& first, uint32_t max_window_chunks, ShardMetrics& metrics);
@@ -41,6 +44,11 @@ class Job {
   absl::Status RegisterBucket(uint32_t node, const BucketAnnouncement& bucket);
   absl::Status Contribute(uint32_t node, Contribution contribution, TimePoint now);
   absl::Status Heartbeat(uint32_t node, TimePoint now);
+
+  // As Shard has them. (job_residuals.cc)
+  absl::StatusOr<std::vector<float>> ReadResidual(uint32_t node, BucketId bucket, uint32_t chunk);
+  absl::Status WriteResidual(uint32_t node, BucketId bucket, uint32_t chunk,
+                             std::span<const float> values);
 
   void RemoveMember(uint32_t node, const absl::Status& reason);
   // No members, or none left: the job can be forgotten.
@@ -87,6 +95,9 @@ class Job {
   absl::Status CheckActiveLocked(uint32_t node) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::optional<absl::Status> FindFailureLocked(TimePoint now) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // How many elements the chunk's residual has, or why the node may not use it.
+  absl::StatusOr<uint64_t> ResidualElemsLocked(uint32_t node, BucketId bucket, uint32_t chunk) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void UpdateMemoryLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const JoinRequest spec_;  // of the node that came first
@@ -99,8 +110,9 @@ class Job {
   uint32_t joined_ ABSL_GUARDED_BY(mutex_) = 0;  // members that have ever joined
   uint32_t present_ ABSL_GUARDED_BY(mutex_) = 0;
   absl::Status failure_ ABSL_GUARDED_BY(mutex_);
-  LinkSpeed slowest_ ABSL_GUARDED_BY(mutex_);  // of all links known
-  FlowPlan flow_ ABSL_GUARDED_BY(mutex_);      // once complete
+  LinkSpeed slowest_ ABSL_GUARDED_BY(mutex_);             // of all links known
+  std::vector<CodecCost> costs_ ABSL_GUARDED_BY(mutex_);  // the largest known
+  FlowPlan flow_ ABSL_GUARDED_BY(mutex_);                 // once complete
   LayoutRegistry layouts_ ABSL_GUARDED_BY(mutex_);
   RoundEngine engine_ ABSL_GUARDED_BY(mutex_);
   ResidualStore residuals_ ABSL_GUARDED_BY(mutex_);

@@ -1,6 +1,6 @@
 // thalweg-codec-rounds CODEC THREADS: what `thalweg bench codec` measures. Takes one bucket with
-// the gradients of a whole model through PowerSGD's rounds as the sidecar of a job's only node
-// would, with nothing in the place of the network.
+// the gradients of a whole model through a codec's rounds as the sidecar of a job's only node
+// would, with nothing in the place of the network and of the shards.
 //
 // Standard input has the shape of a gradient on each line, as in 64x3x7x7, then an empty line, then
 // a line for each round that is to be run. Each round is answered with a line of JSON: its seconds,
@@ -20,12 +20,12 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
 #include "core/base/clock.h"
-#include "core/base/codec_spec.h"
+#include "core/base/codec_policy.h"
 #include "core/base/status_macros.h"
 #include "kernels/codec/orthogonalise.h"
+#include "server/sidecar/codec/make_codecs.h"
 #include "server/sidecar/device/cpu_device.h"
 #include "server/sidecar/fold_pool.h"
-#include "server/sidecar/power_sgd.h"
 
 namespace thalweg {
 namespace {
@@ -35,13 +35,14 @@ constexpr uint64_t kMaxElems = uint64_t{1} << 33;
 constexpr uint32_t kMaxThreads = 256;
 
 // The share of a node's only worker: nothing to fold, nothing to wait for.
-class WholeGradient : public GradientSource {
+class WholeGradient : public Gradient {
  public:
-  explicit WholeGradient(const std::vector<float>& values) : values_(values) {}
+  WholeGradient(Device& device, const std::vector<float>& values)
+      : Gradient(device, DType::kFloat32), values_(values) {}
 
-  absl::Status WaitFor(uint64_t end) override { return absl::OkStatus(); }
-  const float* Read(uint64_t begin, uint64_t elems, std::vector<float>& tile) override {
-    return values_.data() + begin;
+  absl::Status WaitFor(uint64_t /*end*/) override { return absl::OkStatus(); }
+  std::vector<const void*> Shares(uint64_t begin) const override {
+    return {values_.data() + begin};
   }
 
  private:
@@ -52,34 +53,35 @@ class WholeGradient : public GradientSource {
 class Rounds {
  public:
   static absl::StatusOr<std::unique_ptr<Rounds>> Create(const BucketLayout& layout,
-                                                        const CodecSpec& spec, uint32_t threads) {
-    if (spec.kind != CodecKind::kPowerSgd) {
+                                                        const CodecPolicy& policy,
+                                                        uint32_t threads) {
+    std::unique_ptr<Rounds> rounds(new Rounds(layout, threads));
+    const CodecChoice choice{policy};
+    const CodecPlace place{{}, kChunkBytes, 1, &rounds->device_, rounds->Result()};
+    THALWEG_ASSIGN_OR_RETURN(rounds->codecs_, MakeCodecs(layout, place, choice, rounds->states_));
+    if (!rounds->codecs_.empty()) return rounds;
+    if (!policy.IsPlainCast()) {
       return absl::InvalidArgumentError(
-          absl::StrCat("codec is ", spec.ToString(), ", expected powersgd: others are casts"));
-    }
-    std::unique_ptr<Rounds> rounds(new Rounds(layout, spec, threads));
-    THALWEG_ASSIGN_OR_RETURN(
-        rounds->codec_, PowerSgd::Create(rounds->dense_, spec, kChunkBytes, 1, rounds->states_));
-    if (rounds->codec_ == nullptr) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("no shape has enough to gain by ", spec.ToString(),
+          absl::StrCat("no shape has enough to gain by ", policy.ToString(),
                        ": give larger ones, or a lower rank or min_rate"));
     }
+    rounds->codecs_.push_back(MakeDenseCodec(layout, place, choice, DType::kFloat32, 1));
     return rounds;
   }
 
   absl::StatusOr<double> Run() {
-    WholeGradient gradient(gradient_);
+    WholeGradient gradient(device_, gradient_);
     const TimePoint start = Now();
-    THALWEG_RETURN_IF_ERROR(codec_->Project(pool_, device_, gradient));
-    THALWEG_RETURN_IF_ERROR(Exchange(codec_->first()));
-    THALWEG_RETURN_IF_ERROR(codec_->ProjectTransposed(pool_, device_));
-    THALWEG_RETURN_IF_ERROR(Exchange(codec_->second()));
-    const auto nonfinite =
-        codec_->Reconstruct(pool_, device_, reinterpret_cast<std::byte*>(result_.data()));
+    for (const auto& codec : codecs_) {
+      THALWEG_ASSIGN_OR_RETURN(Part * part, codec->Begin(pool_, gradient));
+      while (part != nullptr) {
+        THALWEG_RETURN_IF_ERROR(Exchange(*codec, *part, gradient));
+        if (codec->EndsWith(*part)) break;
+        THALWEG_ASSIGN_OR_RETURN(part, codec->Next(pool_, gradient));
+      }
+    }
     const double seconds = ToSeconds(Now() - start);
-    THALWEG_RETURN_IF_ERROR(nonfinite.status());
-    codec_->CountRound();
+    for (const auto& codec : codecs_) codec->CountRound();
     return seconds;
   }
 
@@ -87,16 +89,20 @@ class Rounds {
   // result and of what is left out now. Both come from one rounded subtraction.
   absl::Status CheckFirst() const {
     constexpr float kAllowed = 2e-7f;  // of the larger one's magnitude: 2^-23, rounded up
+    // What is not compressed loses the digits that the wire's type does not have.
+    constexpr float kWireError = 0x1p-8f;
     uint64_t offset = 0;
-    for (const TensorSpec& tensor : dense_.bucket.layout.tensors) {
+    for (const TensorSpec& tensor : layout_.tensors) {
       const auto state = states_.find(tensor.name);
+      const bool has_residual = state != states_.end() && !state->second->residual.empty();
       for (uint64_t i = 0; i < tensor.Elems(); ++i) {
-        const float left = state == states_.end() ? 0 : state->second->residual[i];
+        const float left = has_residual ? state->second->residual[i] : 0;
         const float expected = gradient_[offset + i];
         const float got = result_[offset + i];
-        const float allowed = kAllowed * (std::abs(got) + std::abs(left) + std::abs(expected));
+        const float allowed = kAllowed * (std::abs(got) + std::abs(left) + std::abs(expected)) +
+                              (has_residual ? 0 : kWireError * std::abs(expected));
         // Not >, so that NaN is wrong as well.
-        if (!(std::abs(got + left - expected) <= allowed + wire_error_ * std::abs(expected))) {
+        if (!(std::abs(got + left - expected) <= allowed)) {
           return absl::DataLossError(absl::StrCat("gradient '", tensor.name, "', element ", i,
                                                   ": the result ", got, " and what is left, ", left,
                                                   ", should give ", expected));
@@ -123,10 +129,8 @@ class Rounds {
   }
 
  private:
-  Rounds(const BucketLayout& layout, const CodecSpec& spec, uint32_t threads)
-      : dense_(BucketId{}, layout, FormatOf(DenseType(layout.dtype, spec)), kChunkBytes, 1),
-        // What is not compressed loses the digits that the wire's type does not have.
-        wire_error_(spec.wire == DType::kFloat32 ? 0.0f : 0x1p-8f),
+  Rounds(const BucketLayout& layout, uint32_t threads)
+      : layout_(layout),
         threads_(threads),
         pool_(threads),
         gradient_(layout.Elems()),
@@ -134,22 +138,30 @@ class Rounds {
     SeedDirection({.seed = 1}, gradient_);
   }
 
-  // The mean over one node is its own share, which crosses the network in the wire's type.
-  absl::Status Exchange(Part& part) {
-    const Payload sent({part.send, part.WireBytes()}, nullptr);
-    return device_.Decode(sent, part.WireType(), part.bucket.layout.dtype, part.Elems(),
-                          part.receive);
+  std::byte* Result() { return reinterpret_cast<std::byte*>(result_.data()); }
+
+  // The mean over one node is its own share, as it has been encoded.
+  absl::Status Exchange(BucketCodec& codec, Part& part, Gradient& gradient) {
+    part.BeginRound();
+    return pool_.Run(part.plan.Count(), [&](uint32_t chunk) -> absl::Status {
+      THALWEG_ASSIGN_OR_RETURN(const auto share, codec.Encode(part, chunk, gradient));
+      RoundResult result;
+      result.id = {part.bucket.id, chunk, part.round};
+      result.wire = part.bucket.wire;
+      result.elems = part.plan.Elems(chunk);
+      result.payload = Payload(share, nullptr);
+      return codec.Decode(part, result);
+    });
   }
 
-  const Part dense_;
-  const float wire_error_;
+  const BucketLayout layout_;
   const uint32_t threads_;
   CpuDevice device_;
   FoldPool pool_;
-  MatrixStates states_;
-  std::unique_ptr<PowerSgd> codec_;
+  ParameterStates states_;
   std::vector<float> gradient_;
   std::vector<float> result_;
+  std::vector<std::unique_ptr<BucketCodec>> codecs_;
 };
 
 absl::StatusOr<BucketLayout> ReadShapes(std::istream& in) {
@@ -180,14 +192,14 @@ absl::StatusOr<BucketLayout> ReadShapes(std::istream& in) {
 }
 
 absl::Status Serve(const char* codec, const char* threads_text) {
-  THALWEG_ASSIGN_OR_RETURN(const CodecSpec spec, CodecSpec::Parse(codec));
+  THALWEG_ASSIGN_OR_RETURN(const CodecPolicy policy, CodecPolicy::Parse(codec));
   uint32_t threads = 0;
   if (!absl::SimpleAtoi(threads_text, &threads) || threads < 1 || threads > kMaxThreads) {
     return absl::InvalidArgumentError(
         absl::StrCat("THREADS is '", threads_text, "', expected a number from 1 to ", kMaxThreads));
   }
   THALWEG_ASSIGN_OR_RETURN(const BucketLayout layout, ReadShapes(std::cin));
-  THALWEG_ASSIGN_OR_RETURN(const auto rounds, Rounds::Create(layout, spec, threads));
+  THALWEG_ASSIGN_OR_RETURN(const auto rounds, Rounds::Create(layout, policy, threads));
   bool first = true;
   for (std::string line; std::getline(std::cin, line);) {
     THALWEG_ASSIGN_OR_RETURN(const double seconds, rounds->Run());

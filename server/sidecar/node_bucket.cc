@@ -1,9 +1,11 @@
 #include "server/sidecar/node_bucket.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "core/base/status_macros.h"
+#include "server/sidecar/codec/make_codecs.h"
 
 namespace thalweg {
 
@@ -12,30 +14,23 @@ NodeBucket::NodeBucket(BucketId bucket_id, const BucketLayout& bucket_layout,
     : id(bucket_id),
       layout(bucket_layout),
       share(ShareType(layout.dtype, terms.codec, terms.local_size)),
-      dense(id, layout, FormatOf(DenseType(layout.dtype, terms.codec)), terms.chunk_bytes,
-            terms.num_shards),
       inputs(terms.local_size),
       submitted(terms.local_size) {}
 
-absl::StatusOr<std::shared_ptr<NodeBucket>> NodeBucket::Create(BucketId id,
-                                                               const BucketLayout& layout,
-                                                               const std::string& owner,
-                                                               const BucketTerms& terms,
-                                                               MatrixStates& matrices) {
+absl::StatusOr<std::shared_ptr<NodeBucket>> NodeBucket::Create(
+    BucketId id, const BucketLayout& layout, const std::string& owner, const BucketTerms& terms,
+    uint32_t auto_choice, ParameterStates& states) {
   std::shared_ptr<NodeBucket> bucket(new NodeBucket(id, layout, terms));
   bucket->owner = owner;
-  THALWEG_ASSIGN_OR_RETURN(bucket->result,
-                           BucketArena::Create("thalweg-result", bucket->RawBytes(), true));
-  bucket->dense.receive = bucket->result->payload();
-  if (terms.local_size > 1 || bucket->share != bucket->dense.WireType()) {
-    bucket->encoded = std::make_unique_for_overwrite<std::byte[]>(bucket->dense.WireBytes());
-    bucket->dense.send = bucket->encoded.get();
-  }
+  const uint64_t bytes = layout.Elems() * SizeOf(layout.dtype);
+  THALWEG_ASSIGN_OR_RETURN(bucket->result, BucketArena::Create("thalweg-result", bytes, true));
+  const CodecPlace place{id, terms.chunk_bytes, terms.num_shards, terms.device,
+                         bucket->result->payload()};
+  CodecChoice choice{terms.codec, auto_choice};
+  bucket->dense = MakeDenseCodec(layout, place, choice, bucket->share, terms.local_size);
   // Nothing crosses a network between the workers of one node.
-  if (terms.codec.kind == CodecKind::kPowerSgd && terms.num_nodes > 1) {
-    THALWEG_ASSIGN_OR_RETURN(bucket->power_sgd,
-                             PowerSgd::Create(bucket->dense, terms.codec, terms.chunk_bytes,
-                                              terms.num_shards, matrices));
+  if (terms.num_nodes > 1) {
+    THALWEG_ASSIGN_OR_RETURN(bucket->codecs, MakeCodecs(layout, place, choice, states));
   }
   return bucket;
 }
@@ -46,8 +41,7 @@ absl::Status NodeBucket::AddInput(uint32_t local_rank, UniqueFd fd) {
         absl::StrCat("bucket ", ToString(id), " was announced twice"));
   }
   THALWEG_ASSIGN_OR_RETURN(inputs[local_rank],
-                           BucketArena::Open(std::move(fd), dense.Elems() * SizeOf(share)));
-  if (encoded == nullptr) dense.send = std::as_const(*inputs[local_rank]).payload();
+                           BucketArena::Open(std::move(fd), layout.Elems() * SizeOf(share)));
   return absl::OkStatus();
 }
 
@@ -69,12 +63,17 @@ absl::StatusOr<bool> NodeBucket::Submit(uint32_t local_rank, uint64_t submitted_
   ++round;
   ready = true;
   ready_since = now;
-  compressed = power_sgd != nullptr && power_sgd->HasStarted();
-  if (!compressed) dense.BeginRound();
+  compressed = !codecs.empty() && std::all_of(codecs.begin(), codecs.end(), [](const auto& codec) {
+    return codec->HasStarted();
+  });
+  if (!compressed) dense->part().BeginRound();
+  for (BucketCodec* codec : CodecsInUse()) codec->traffic = {};
+  codecs_left = CodecsInUse().size();
   finished_chunks = 0;
   workers = 0;
   reduce_time = Duration::zero();
   wait_time = now - first_submit;
+  decode_time = Duration::zero();
   first_sent.reset();
   result->ResetReady();
   return true;
@@ -89,9 +88,19 @@ std::vector<uint32_t> NodeBucket::MissingWorkers() const {
   return missing;
 }
 
-Part* NodeBucket::FindPart(uint32_t part) {
-  if (part == 0) return &dense;
-  return power_sgd == nullptr ? nullptr : power_sgd->FindPart(part);
+BucketCodec* NodeBucket::FindCodec(uint32_t part) {
+  if (part == 0) return dense.get();
+  for (const auto& codec : codecs) {
+    if (codec->FindPart(part) != nullptr) return codec.get();
+  }
+  return nullptr;
+}
+
+std::vector<BucketCodec*> NodeBucket::CodecsInUse() {
+  if (!compressed) return {dense.get()};
+  std::vector<BucketCodec*> in_use;
+  for (const auto& codec : codecs) in_use.push_back(codec.get());
+  return in_use;
 }
 
 bool NodeBucket::FinishChunk(Part& part, const RoundResult& received) {
@@ -100,22 +109,30 @@ bool NodeBucket::FinishChunk(Part& part, const RoundResult& received) {
   return part.FinishChunk(received);
 }
 
-void NodeBucket::FinishRound(const Part& last, TimePoint now) {
+bool NodeBucket::FinishCodec(const Part& last) {
   workers = last.workers;
+  return --codecs_left == 0;
+}
+
+void NodeBucket::FinishRound(TimePoint now) {
   wire_time = first_sent ? now - *first_sent : Duration::zero();
   ready = false;
   num_submitted = 0;
   submitted.assign(submitted.size(), false);
-  if (power_sgd != nullptr) power_sgd->CountRound();
+  for (const auto& codec : codecs) codec->CountRound();
 }
 
 std::pair<uint32_t, uint32_t> NodeBucket::Outstanding() {
+  uint32_t missing = 0;
+  uint32_t chunks = 0;
   for (uint32_t number = 0; number < kMaxParts; ++number) {
-    const Part* part = FindPart(number);
+    BucketCodec* codec = FindCodec(number);
+    const Part* part = codec == nullptr ? nullptr : codec->FindPart(number);
     if (part == nullptr || !part->in_flight) continue;
-    return {part->plan.Count() - part->finished_chunks, part->plan.Count()};
+    missing += part->plan.Count() - part->finished_chunks;
+    chunks += part->plan.Count();
   }
-  return {0, 0};
+  return {missing, chunks};
 }
 
 std::vector<const void*> NodeBucket::Shares(uint64_t begin) const {
@@ -123,12 +140,6 @@ std::vector<const void*> NodeBucket::Shares(uint64_t begin) const {
   shares.reserve(inputs.size());
   for (const auto& input : inputs) shares.push_back(input->payload() + begin * SizeOf(share));
   return shares;
-}
-
-Payload NodeBucket::EncodedShare(const Part& part, uint32_t chunk) {
-  const size_t size = SizeOf(part.WireType());
-  return Payload({part.send + part.plan.Begin(chunk) * size, part.plan.Elems(chunk) * size},
-                 shared_from_this());
 }
 
 }  // namespace thalweg

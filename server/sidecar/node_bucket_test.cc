@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "core/base/protocol.h"
+#include "server/sidecar/device/cpu_device.h"
 
 namespace thalweg {
 namespace {
@@ -18,14 +19,17 @@ using ::testing::IsEmpty;
 constexpr TimePoint kStart{};
 constexpr int64_t kElems = 2500;  // three chunks of 1024 float32
 
-const BucketTerms kTerms{
-    .codec = {.wire = DType::kFloat16}, .chunk_bytes = kMinChunkBytes, .local_size = 2};
+CpuDevice device;
+const BucketTerms kTerms{.codec = {{.wire = DType::kFloat16}, {}},
+                         .chunk_bytes = kMinChunkBytes,
+                         .local_size = 2,
+                         .device = &device};
 
 class NodeBucketTest : public ::testing::Test {
  protected:
   void SetUp() override {
     const BucketLayout layout{DType::kFloat32, {{"w", {kElems}}}};
-    bucket_ = *NodeBucket::Create({0, 0}, layout, "rank 0", kTerms, matrices_);
+    bucket_ = *NodeBucket::Create({0, 0}, layout, "rank 0", kTerms, 0, states_);
     for (uint32_t rank : {0u, 1u}) {
       arenas_.push_back(*BucketArena::Create("input", kElems * 4, true));
       ASSERT_TRUE(bucket_->AddInput(rank, UniqueFd(dup(arenas_.back().fd()))).ok());
@@ -39,12 +43,12 @@ class NodeBucketTest : public ::testing::Test {
     RoundResult r;
     r.id = {{0, 0}, chunk, round};
     r.wire = WireFormat::kFloat16;
-    r.elems = bucket_->dense.plan.Elems(chunk);
+    r.elems = bucket_->dense->part().plan.Elems(chunk);
     r.workers = 2;
     return r;
   }
 
-  MatrixStates matrices_;
+  ParameterStates states_;
   std::shared_ptr<NodeBucket> bucket_;
   std::vector<BucketArena> arenas_;
 };
@@ -67,12 +71,12 @@ TEST_F(NodeBucketTest, SubmitOutOfOrderIsRefused) {
 }
 
 TEST_F(NodeBucketTest, SubmitBeforeTheArenaCameIsRefused) {
-  const auto bare = *NodeBucket::Create({0, 0}, bucket_->layout, "rank 0", kTerms, matrices_);
+  const auto bare = *NodeBucket::Create({0, 0}, bucket_->layout, "rank 0", kTerms, 0, states_);
   EXPECT_FALSE(bare->Submit(0, 1, kStart).ok());
 }
 
 TEST_F(NodeBucketTest, ArenaOfAnotherSizeIsRefused) {
-  const auto bare = *NodeBucket::Create({0, 0}, bucket_->layout, "rank 0", kTerms, matrices_);
+  const auto bare = *NodeBucket::Create({0, 0}, bucket_->layout, "rank 0", kTerms, 0, states_);
   auto small = *BucketArena::Create("input", kElems * 4 - 4, true);
   EXPECT_FALSE(bare->AddInput(0, UniqueFd(dup(small.fd()))).ok());
   EXPECT_FALSE(bucket_->AddInput(0, UniqueFd(dup(arenas_[0].fd()))).ok()) << "twice";
@@ -81,10 +85,11 @@ TEST_F(NodeBucketTest, ArenaOfAnotherSizeIsRefused) {
 TEST_F(NodeBucketTest, LastChunkCompletesTheRoundWhateverTheOrder) {
   SubmitBoth(1);
   for (uint32_t chunk : {2u, 0u, 1u}) {
-    ASSERT_TRUE(bucket_->dense.Claim(Result(chunk, 1)).ok());
-    EXPECT_EQ(bucket_->FinishChunk(bucket_->dense, Result(chunk, 1)), chunk == 1);
+    ASSERT_TRUE(bucket_->dense->part().Claim(Result(chunk, 1)).ok());
+    EXPECT_EQ(bucket_->FinishChunk(bucket_->dense->part(), Result(chunk, 1)), chunk == 1);
   }
-  bucket_->FinishRound(bucket_->dense, kStart);
+  EXPECT_TRUE(bucket_->FinishCodec(bucket_->dense->part()));
+  bucket_->FinishRound(kStart);
   EXPECT_FALSE(bucket_->in_flight());
   EXPECT_EQ(bucket_->workers, 2u);
   SubmitBoth(2);

@@ -23,8 +23,10 @@ struct SidecarMetrics {
   Counter& wait_seconds;
   Counter& reduce_seconds;
   Counter& wire_seconds;
+  Counter& decode_seconds;
   Counter& compressed_buckets;
   Counter& given_up_buckets;
+  Gauge& compressed_since;
   Gauge& compression_error;
   Gauge& residual_norm;
 };

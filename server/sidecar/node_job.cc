@@ -21,13 +21,20 @@ Duration MonitorInterval(const LayeredTimeout& timeout) {
                               std::chrono::milliseconds(100));
 }
 
+// Whether there may be something to do between a bucket's first part and its result.
+bool HasSteps(const CodecPolicy& policy) {
+  const std::vector<CodecSpec> codecs = policy.Codecs();
+  return std::any_of(codecs.begin(), codecs.end(),
+                     [](const CodecSpec& codec) { return codec.kind == CodecKind::kPowerSgd; });
+}
+
 }  // namespace
 
 std::shared_ptr<NodeJob> NodeJob::Start(const Hello& first, NodeContext& context) {
   std::shared_ptr<NodeJob> job(new NodeJob(first, context));
   NodeJob* raw = job.get();  // the destructor joins both threads
   job->run_thread_ = Thread("job-run", [raw] { raw->Run(); });
-  if (job->spec_.codec.kind == CodecKind::kPowerSgd) {
+  if (HasSteps(job->spec_.codec)) {
     job->finish_thread_ = Thread("job-finish", [raw] { raw->FinishLoop(); });
   }
   job->monitor_thread_ = Thread("job-monitor", [raw] { raw->Monitor(); });
@@ -41,8 +48,11 @@ NodeJob::NodeJob(const Hello& first, NodeContext& context)
       context_(context),
       shards_(context.shards, context.metrics.registry),
       pool_(context.threads),
-      finish_pool_(first.codec.kind == CodecKind::kPowerSgd ? context.threads : 1),
-      workers_(first.local_size) {}
+      finish_pool_(HasSteps(first.codec) ? context.threads : 1),
+      workers_(first.local_size) {
+  if (first.codec.fallback.kind != CodecKind::kAuto || first.num_nodes == 1) return;
+  auto_terms_ = {AutoCandidates(first.codec.fallback), {}, {}, first.num_nodes, shards_.size()};
+}
 
 void NodeJob::Stop() {
   {
@@ -153,10 +163,11 @@ absl::StatusOr<std::shared_ptr<NodeBucket>> NodeJob::TakeLayout(uint32_t local_r
           absl::StrCat(owner, " announced bucket ", ToString(message.id),
                        " while a round of its earlier layout is in flight"));
     }
-    const BucketTerms terms{spec_.codec, chunk_bytes_, shards_.size(), spec_.num_nodes,
-                            spec_.local_size};
+    const BucketTerms terms{spec_.codec,     chunk_bytes_,     shards_.size(),
+                            spec_.num_nodes, spec_.local_size, &context_.device};
     THALWEG_ASSIGN_OR_RETURN(
-        bucket, NodeBucket::Create(message.id, message.layout, owner, terms, matrices_));
+        bucket, NodeBucket::Create(message.id, message.layout, owner, terms,
+                                   ChooseCodecLocked(message.id, message.layout), states_));
     buckets_[message.id.index] = bucket;
   }
   THALWEG_RETURN_IF_ERROR(bucket->AddInput(local_rank, std::move(arena)));
@@ -191,8 +202,8 @@ absl::StatusOr<std::shared_ptr<NodeBucket>> NodeJob::TakeSubmit(uint32_t local_r
   last_progress_ = Now();
   if (!is_ready) return nullptr;
   // The first round registers the bucket, which waits for the shards.
-  if (!running_ && ready_.empty() && !bucket->compressed && bucket->dense.round > 1 &&
-      bucket->dense.plan.Count() == 1) {
+  if (!running_ && ready_.empty() && !bucket->compressed && bucket->dense->part().round > 1 &&
+      bucket->dense->part().plan.Count() == 1) {
     running_ = true;
     return bucket;
   }

@@ -24,6 +24,7 @@
 #include "core/base/mutex.h"
 #include "core/base/thread.h"
 #include "core/ipc/connection.h"
+#include "server/sidecar/codec/auto_codec.h"
 #include "server/sidecar/fold_pool.h"
 #include "server/sidecar/node_bucket.h"
 #include "server/sidecar/node_context.h"
@@ -90,34 +91,47 @@ class NodeJob : public std::enable_shared_from_this<NodeJob> {
   std::shared_ptr<NodeBucket> NextBucket();
   void ReleaseRun();
   absl::Status Exchange(NodeBucket& bucket);
-  absl::Status Announce(Part& part);
-  absl::Status ExchangeDense(NodeBucket& bucket, Part& part, FoldPool& pool);
-  absl::Status ExchangeChunk(NodeBucket& bucket, Part& part, uint32_t chunk);
-  void EncodeChunk(NodeBucket& bucket, uint32_t chunk);
-  absl::Status SendChunk(NodeBucket& bucket, Part& part, uint32_t chunk);
+  absl::Status Announce(BucketCodec& codec, Part& part);
+  absl::Status SendPart(NodeBucket& bucket, BucketCodec& codec, Part& part, FoldPool& pool);
+  absl::Status ExchangeChunk(NodeBucket& bucket, BucketCodec& codec, Part& part, uint32_t chunk);
   absl::Status ReduceAlone(NodeBucket& bucket, uint32_t chunk);
   absl::Status WaitInputs(NodeBucket& bucket, uint32_t chunks);
 
-  // Compression. The run thread takes the first step of each bucket's round and sends its first
-  // part; the finish thread the others, as the parts come back. Second parts are sent in the order
-  // of the first ones, which is the same on all nodes: see ShardGroup::Contribute.
-  class Gradient;
-  absl::Status SendCodecState(uint32_t local_rank);
-  absl::Status TakeCodecState(const CodecState& message, UniqueFd arena);
-  absl::Status CheckIdleLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // A codec at work on a bucket, with a part under way.
+  struct Step {
+    std::shared_ptr<NodeBucket> bucket;
+    BucketCodec* codec = nullptr;
+    Part* part = nullptr;
+  };
+  class ArenaGradient;
+
+  // Compression. The run thread begins each bucket's round and sends the first part of each codec;
+  // the finish thread takes what steps are left, as the parts come back. What follows a first part
+  // is sent in the order of the first parts, which is the same on all nodes: see
+  // ShardGroup::Contribute.
   absl::Status BeginCompressed(NodeBucket& bucket);
   void FinishLoop();
-  absl::Status SendSecond(NodeBucket& bucket);
-  absl::Status FinishCompressed(NodeBucket& bucket);
-  absl::Status SendPart(NodeBucket& bucket, Part& part);
+  absl::Status TakeStep(const Step& step);
+  // The codec has its result, with `last`.
+  void FinishCodec(NodeBucket& bucket, const Part& last);
+  // The number, among the policy's codecs, of what auto takes for a bucket.
+  uint32_t ChooseCodecLocked(BucketId id, const BucketLayout& layout)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void CountCompressedLocked(const NodeBucket& bucket) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  absl::Status SendCodecState(uint32_t local_rank);
+  absl::Status TakeCodecState(const CodecState& message, UniqueFd arena);
+  absl::Status ReadShardResiduals(BucketCodec& codec);
+  absl::Status WriteShardResiduals(BucketCodec& codec, const Part& part);
+  absl::Status CheckIdleLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   // Monitor thread.
   void Monitor();
   absl::Status CheckDeadlinesLocked(TimePoint now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
-  // The round's last part has come: tells the workers.
-  void Complete(NodeBucket& bucket, const Part& last, uint64_t nonfinite_elems);
+  // All codecs have their results: the round is over, and the workers are told.
+  void Complete(NodeBucket& bucket);
+  void CountTraffic(NodeBucket& bucket);
   void Broadcast(const Message& message);
   absl::Status StoppedLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
@@ -143,11 +157,13 @@ class NodeJob : public std::enable_shared_from_this<NodeJob> {
   std::map<uint32_t, std::shared_ptr<NodeBucket>> buckets_ ABSL_GUARDED_BY(mutex_);  // by index
   std::deque<std::shared_ptr<NodeBucket>> ready_ ABSL_GUARDED_BY(mutex_);
   bool running_ ABSL_GUARDED_BY(mutex_) = false;  // somebody takes a bucket through its round
-  // Compressed buckets whose first, and whose last part is under way, in the order of sending.
-  std::deque<std::shared_ptr<NodeBucket>> first_sent_ ABSL_GUARDED_BY(mutex_);
-  std::deque<std::shared_ptr<NodeBucket>> last_sent_ ABSL_GUARDED_BY(mutex_);
-  MatrixStates matrices_ ABSL_GUARDED_BY(mutex_);
-  bool has_compressed_ ABSL_GUARDED_BY(mutex_) = false;
+  // Codecs whose first, and whose later part is under way, in the order of sending.
+  std::deque<Step> first_sent_ ABSL_GUARDED_BY(mutex_);
+  std::deque<Step> later_sent_ ABSL_GUARDED_BY(mutex_);
+  AutoTerms auto_terms_ ABSL_GUARDED_BY(mutex_);  // without candidates unless auto is to choose
+  ParameterStates states_ ABSL_GUARDED_BY(mutex_);
+  uint64_t compressed_since_ ABSL_GUARDED_BY(mutex_) = 0;  // the iteration; 0: not yet
+  CompressionLoss loss_ ABSL_GUARDED_BY(mutex_);           // of all buckets
   TimePoint last_progress_ ABSL_GUARDED_BY(mutex_);
 
   Thread run_thread_;

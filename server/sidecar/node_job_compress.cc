@@ -1,4 +1,4 @@
-// How a NodeJob takes a compressed bucket through its round: see PowerSgd for the steps.
+// How a NodeJob takes a compressed bucket through its round: see BucketCodec for the steps.
 
 #include <spdlog/spdlog.h>
 
@@ -9,156 +9,124 @@
 
 #include "absl/strings/str_cat.h"
 #include "core/base/status_macros.h"
+#include "server/sidecar/arena_gradient.h"
+#include "server/sidecar/codec/tensor_set.h"
 #include "server/sidecar/node_job.h"
 
 namespace thalweg {
 
-// A bucket's gradient as its workers' arenas hold it. One thread reads an element at a time.
-class NodeJob::Gradient : public GradientSource {
- public:
-  Gradient(NodeJob& job, NodeBucket& bucket) : job_(job), bucket_(bucket) {}
-
-  absl::Status WaitFor(uint64_t end) override {
-    return job_.WaitInputs(bucket_, bucket_.dense.plan.ChunkOf(end - 1) + 1);
+uint32_t NodeJob::ChooseCodecLocked(BucketId id, const BucketLayout& layout) {
+  std::vector<uint32_t> open;  // tensors that no rule is about
+  for (uint32_t i = 0; i < layout.tensors.size(); ++i) {
+    if (spec_.codec.CodecOf(layout.tensors[i]).kind == CodecKind::kAuto) open.push_back(i);
   }
-
-  const float* Read(uint64_t begin, uint64_t elems, std::vector<float>& tile) override {
-    const std::vector<const void*> shares = bucket_.Shares(begin);
-    Device& device = job_.context_.device;
-    if (bucket_.share == DType::kFloat32) {
-      if (shares.size() == 1) return static_cast<const float*>(shares[0]);
-      tile.resize(elems);
-      device.Encode(shares, DType::kFloat32, DType::kFloat32, elems, tile.data());
-      return tile.data();
-    }
-    tile.resize(elems);
-    // Folded in the workers' own type, as it would be without compression, then widened.
-    std::vector<std::byte> narrow(elems * SizeOf(bucket_.share));
-    device.Encode(shares, bucket_.share, bucket_.share, elems, narrow.data());
-    device.Decode(Payload(narrow, nullptr), bucket_.share, DType::kFloat32, elems,
-                  tile.data())
-        .IgnoreError();  // the size is right
-    return tile.data();
+  if (open.empty() || auto_terms_.candidates.empty()) return 0;
+  const Choice choice = ChooseCodec(TensorSet(layout, open).layout(), auto_terms_);
+  spdlog::info("job '{}': bucket {}: {}", spec_.job, ToString(id), choice.reason);
+  for (uint32_t k = 0; k < auto_terms_.candidates.size(); ++k) {
+    const Labels labels = {{"bucket", absl::StrCat(id.index)},
+                           {"codec", auto_terms_.candidates[k].Name()}};
+    context_.metrics.registry
+        .GetGauge("thalweg_sidecar_auto_predicted_seconds",
+                  "What auto has predicted that a codec would add to a step for this bucket",
+                  labels)
+        .Set(choice.seconds[k]);
+    context_.metrics.registry
+        .GetGauge("thalweg_sidecar_auto_choice", "1 for the codec that auto has chosen, else 0",
+                  labels)
+        .Set(k == choice.codec ? 1 : 0);
   }
-
- private:
-  NodeJob& job_;
-  NodeBucket& bucket_;
-};
-
-absl::Status NodeJob::SendPart(NodeBucket& bucket, Part& part) {
-  THALWEG_RETURN_IF_ERROR(Announce(part));
-  for (uint32_t chunk = 0; chunk < part.plan.Count(); ++chunk) {
-    THALWEG_RETURN_IF_ERROR(SendChunk(bucket, part, chunk));
-  }
-  return absl::OkStatus();
+  return choice.codec;
 }
 
 absl::Status NodeJob::BeginCompressed(NodeBucket& bucket) {
-  PowerSgd& codec = *bucket.power_sgd;
-  Gradient gradient(*this, bucket);
-  const TimePoint start = Now();
-  THALWEG_RETURN_IF_ERROR(codec.Project(pool_, context_.device, gradient));
-  {
-    MutexLock lock(mutex_);
-    bucket.reduce_time += Now() - start;
-    codec.first().BeginRound();
-    first_sent_.push_back(bucket.shared_from_this());
+  ArenaGradient gradient(*this, bucket);
+  for (const auto& codec : bucket.codecs) {
+    const TimePoint start = Now();
+    THALWEG_ASSIGN_OR_RETURN(Part* const part, codec->Begin(pool_, gradient));
+    {
+      MutexLock lock(mutex_);
+      bucket.reduce_time += Now() - start;
+      part->BeginRound();
+      if (!codec->EndsWith(*part)) {
+        first_sent_.push_back({bucket.shared_from_this(), codec.get(), part});
+      }
+    }
+    THALWEG_RETURN_IF_ERROR(SendPart(bucket, *codec, *part, pool_));
   }
-  return SendPart(bucket, codec.first());
+  return absl::OkStatus();
 }
 
 void NodeJob::FinishLoop() {
   absl::Status status;
   while (status.ok()) {
-    std::shared_ptr<NodeBucket> bucket;
-    bool is_last = false;
+    Step step;
     {
       MutexLock lock(mutex_);
       const auto first_is_here = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-        return !first_sent_.empty() && !first_sent_.front()->power_sgd->first().in_flight;
+        return !first_sent_.empty() && !first_sent_.front().part->in_flight;
       };
-      const auto finished = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-        return std::find_if(last_sent_.begin(), last_sent_.end(),
-                            [](const auto& b) { return !b->last_part->in_flight; });
+      const auto later_here = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+        return std::find_if(later_sent_.begin(), later_sent_.end(),
+                            [](const Step& s) { return !s.part->in_flight; });
       };
       finish_changed_.WaitUntil(mutex_, kUntilStopped, [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-        return first_is_here() || finished() != last_sent_.end() || !StoppedLocked().ok();
+        return first_is_here() || later_here() != later_sent_.end() || !StoppedLocked().ok();
       });
       if (!StoppedLocked().ok()) return;
       // Sending comes first: other nodes wait for it.
-      is_last = !first_is_here();
-      const auto next = is_last ? finished() : first_sent_.begin();
-      bucket = *next;
-      (is_last ? last_sent_ : first_sent_).erase(next);
+      std::deque<Step>& queue = first_is_here() ? first_sent_ : later_sent_;
+      const auto next = first_is_here() ? first_sent_.begin() : later_here();
+      step = *next;
+      queue.erase(next);
     }
-    status = is_last ? FinishCompressed(*bucket) : SendSecond(*bucket);
+    status = TakeStep(step);
   }
   Fail(status);
 }
 
-absl::Status NodeJob::SendSecond(NodeBucket& bucket) {
-  PowerSgd& codec = *bucket.power_sgd;
+absl::Status NodeJob::TakeStep(const Step& step) {
+  NodeBucket& bucket = *step.bucket;
+  ArenaGradient gradient(*this, bucket);
   const TimePoint start = Now();
-  const bool go_on = codec.IsFinite();
-  if (go_on) {
-    THALWEG_RETURN_IF_ERROR(codec.ProjectTransposed(finish_pool_, context_.device));
-  } else {
-    codec.whole().send = bucket.dense.send;
-    codec.whole().receive = bucket.dense.receive;
-  }
-  Part& part = go_on ? codec.second() : codec.whole();
+  THALWEG_ASSIGN_OR_RETURN(Part* const next, step.codec->Next(finish_pool_, gradient));
   {
     MutexLock lock(mutex_);
     bucket.reduce_time += Now() - start;
-    part.BeginRound();
-    bucket.last_part = &part;
-    last_sent_.push_back(bucket.shared_from_this());
+    if (next != nullptr) {
+      next->BeginRound();
+      later_sent_.push_back({step.bucket, step.codec, next});
+    }
   }
-  return go_on ? SendPart(bucket, part) : ExchangeDense(bucket, part, finish_pool_);
-}
-
-absl::Status NodeJob::FinishCompressed(NodeBucket& bucket) {
-  PowerSgd& codec = *bucket.power_sgd;
-  const TimePoint start = Now();
-  uint64_t nonfinite_elems = 0;
-  if (bucket.last_part == &codec.whole()) {
-    Gradient gradient(*this, bucket);
-    THALWEG_RETURN_IF_ERROR(codec.GiveUp(finish_pool_, gradient));
-    nonfinite_elems = codec.whole().nonfinite_elems;
-  } else {
-    THALWEG_ASSIGN_OR_RETURN(nonfinite_elems, codec.Reconstruct(finish_pool_, context_.device,
-                                                                bucket.result->payload()));
-  }
-  {
-    MutexLock lock(mutex_);
-    bucket.reduce_time += Now() - start;
-    CountCompressedLocked(bucket);
-  }
-  Complete(bucket, *bucket.last_part, nonfinite_elems);
+  if (next != nullptr) return SendPart(bucket, *step.codec, *next, finish_pool_);
+  FinishCodec(bucket, *step.part);
   return absl::OkStatus();
 }
 
 void NodeJob::CountCompressedLocked(const NodeBucket& bucket) {
   SidecarMetrics& metrics = context_.metrics;
-  if (bucket.last_part == &bucket.power_sgd->whole()) {
+  const auto gave_up = [](const auto& codec) { return codec->gave_up(); };
+  if (std::any_of(bucket.codecs.begin(), bucket.codecs.end(), gave_up)) {
     metrics.given_up_buckets.Add();
     return;
   }
   metrics.compressed_buckets.Add();
-  if (!has_compressed_) {
-    has_compressed_ = true;
-    spdlog::info("job '{}': compression has begun in round {} of bucket {}", spec_.job,
-                 bucket.round, ToString(bucket.id));
+  uint64_t rounds = 0;
+  for (const auto& codec : bucket.codecs) rounds = std::max(rounds, codec->rounds());
+  if (compressed_since_ == 0) {
+    compressed_since_ = rounds + 1;
+    metrics.compressed_since.Set(static_cast<double>(compressed_since_));
+    spdlog::info("job '{}': compression has begun after {} iterations", spec_.job, rounds);
   }
-  CompressionLoss loss;
+  loss_ = {};
   for (const auto& [index, other] : buckets_) {
-    if (other->power_sgd == nullptr) continue;
-    loss.residual += other->power_sgd->loss().residual;
-    loss.whole += other->power_sgd->loss().whole;
+    for (const auto& codec : other->codecs) {
+      loss_.residual += codec->loss().residual;
+      loss_.whole += codec->loss().whole;
+    }
   }
-  metrics.residual_norm.Set(std::sqrt(loss.residual));
-  if (loss.whole > 0) metrics.compression_error.Set(std::sqrt(loss.residual / loss.whole));
+  metrics.residual_norm.Set(std::sqrt(loss_.residual));
+  metrics.compression_error.Set(ErrorRatio(loss_));
 }
 
 void NodeJob::OnGetCodecState(uint32_t local_rank) {
@@ -184,32 +152,65 @@ absl::Status NodeJob::CheckIdleLocked() const {
 }
 
 // Runs on the thread that reads from the worker, and no round can begin without that worker: the
-// states rest.
+// states rest, here and at the shards.
 absl::Status NodeJob::SendCodecState(uint32_t local_rank) {
-  MatrixStates states;
+  ParameterStates states;
+  std::vector<std::shared_ptr<NodeBucket>> buckets;
   std::shared_ptr<Connection> connection;
   {
     MutexLock lock(mutex_);
     THALWEG_RETURN_IF_ERROR(CheckIdleLocked());
-    states = matrices_;
+    states = states_;
+    for (const auto& [index, bucket] : buckets_) buckets.push_back(bucket);
     connection = workers_[local_rank].connection;
+  }
+  for (const auto& bucket : buckets) {
+    for (const auto& codec : bucket->codecs) THALWEG_RETURN_IF_ERROR(ReadShardResiduals(*codec));
   }
   THALWEG_ASSIGN_OR_RETURN(BucketArena arena,
                            BucketArena::Create("thalweg-codec-state", EncodedBytes(states), true));
   Encode(states, {arena.payload(), arena.payload_bytes()});
+  for (const auto& bucket : buckets) {
+    for (const auto& codec : bucket->codecs) codec->ForgetShardResiduals();
+  }
   // A worker that cannot be told is noticed by the thread that reads from it.
   connection->Send(CodecState{arena.payload_bytes()}, arena.fd()).IgnoreError();
+  return absl::OkStatus();
+}
+
+// They are the same for all nodes, so the first one keeps them.
+absl::Status NodeJob::ReadShardResiduals(BucketCodec& codec) {
+  const Part* part = codec.PartWithShardResiduals();
+  if (spec_.node != 0 || part == nullptr || part->round == 0) return absl::OkStatus();
+  for (uint32_t chunk = 0; chunk < part->plan.Count(); ++chunk) {
+    THALWEG_ASSIGN_OR_RETURN(const std::vector<float> residual,
+                             shards_.ReadResidual(part->shard_of_chunk[chunk], part->bucket.id,
+                                                  chunk, Now() + timeout_.shard()));
+    if (!residual.empty()) codec.KeepShardResidual(chunk, residual);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status NodeJob::WriteShardResiduals(BucketCodec& codec, const Part& part) {
+  if (spec_.node != 0 || codec.PartWithShardResiduals() != &part) return absl::OkStatus();
+  for (uint32_t chunk = 0; chunk < part.plan.Count(); ++chunk) {
+    const std::vector<float> residual = codec.ShardResidual(chunk);
+    if (residual.empty()) continue;
+    THALWEG_RETURN_IF_ERROR(shards_.WriteResidual(part.shard_of_chunk[chunk], part.bucket.id, chunk,
+                                                  residual, Now() + timeout_.shard()));
+  }
+  codec.ForgetShardResiduals();
   return absl::OkStatus();
 }
 
 absl::Status NodeJob::TakeCodecState(const CodecState& message, UniqueFd fd) {
   THALWEG_ASSIGN_OR_RETURN(const BucketArena arena,
                            BucketArena::Open(std::move(fd), message.bytes));
-  THALWEG_ASSIGN_OR_RETURN(MatrixStates loaded,
-                           DecodeMatrixStates({arena.payload(), arena.payload_bytes()}));
+  THALWEG_ASSIGN_OR_RETURN(ParameterStates loaded,
+                           DecodeParameterStates({arena.payload(), arena.payload_bytes()}));
   MutexLock lock(mutex_);
   THALWEG_RETURN_IF_ERROR(CheckIdleLocked());
-  return Replace(matrices_, std::move(loaded));
+  return Replace(states_, std::move(loaded));
 }
 
 }  // namespace thalweg

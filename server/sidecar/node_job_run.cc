@@ -3,12 +3,16 @@
 
 #include <spdlog/spdlog.h>
 
+#include <cmath>
 #include <memory>
+#include <span>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "core/base/protocol.h"
 #include "core/base/status_macros.h"
+#include "server/sidecar/arena_gradient.h"
+#include "server/sidecar/codec/codec_costs.h"
 #include "server/sidecar/node_job.h"
 
 namespace thalweg {
@@ -71,20 +75,28 @@ absl::Status NodeJob::JoinShards() {
   request.window_chunks = context_.window_chunks;
   request.codec = spec_.codec;
   request.round_timeout = timeout_.shard();
+  std::vector<CodecSpec> candidates;
+  {
+    MutexLock lock(mutex_);
+    candidates = auto_terms_.candidates;
+  }
+  request.costs = MeasureCosts(candidates, spec_.num_nodes, context_.threads);
   const std::weak_ptr<NodeJob> self = weak_from_this();
   THALWEG_RETURN_IF_ERROR(shards_.Join(
       request, [&](uint32_t shard) { return std::make_shared<ShardSink>(self, shard); },
       created_ + timeout_.sidecar()));
-  const uint64_t chunk_bytes = shards_.chunk_bytes();
+  const Membership agreed = shards_.agreed();
   {
     MutexLock lock(mutex_);
-    chunk_bytes_ = chunk_bytes;
+    chunk_bytes_ = agreed.chunk_bytes;
+    auto_terms_.costs = agreed.costs;
+    auto_terms_.link = agreed.link;
   }
   spdlog::info(
       "job '{}': node {} of {} with {} workers, {} shards, {} on the wire in chunks of {} KiB",
       spec_.job, spec_.node, spec_.num_nodes, spec_.local_size, shards_.size(),
-      spec_.codec.ToString(), chunk_bytes >> 10);
-  Broadcast(Welcome{shards_.epoch(), shards_.size(), THALWEG_VERSION, chunk_bytes});
+      spec_.codec.ToString(), agreed.chunk_bytes >> 10);
+  Broadcast(Welcome{agreed.epoch, shards_.size(), THALWEG_VERSION, agreed.chunk_bytes});
   return absl::OkStatus();
 }
 
@@ -107,12 +119,13 @@ void NodeJob::ReleaseRun() {
 }
 
 void NodeJob::RunAtOnce(const std::shared_ptr<NodeBucket>& bucket) {
-  bool can_run = spec_.num_nodes == 1 || shards_.HasPlace(bucket->dense.shard_of_chunk[0]);
+  CastCodec& dense = *bucket->dense;
+  bool can_run = spec_.num_nodes == 1 || shards_.HasPlace(dense.part().shard_of_chunk[0]);
   for (const auto& input : bucket->inputs) {
     can_run = can_run && input->WaitReady(1, Now()) >= 1;
   }
   if (can_run) {
-    const absl::Status status = ExchangeChunk(*bucket, bucket->dense, 0);
+    const absl::Status status = ExchangeChunk(*bucket, dense, dense.part(), 0);
     if (!status.ok()) Fail(status);
   } else {
     MutexLock lock(mutex_);
@@ -123,34 +136,49 @@ void NodeJob::RunAtOnce(const std::shared_ptr<NodeBucket>& bucket) {
 
 absl::Status NodeJob::Exchange(NodeBucket& bucket) {
   if (bucket.compressed) return BeginCompressed(bucket);
-  if (bucket.dense.plan.Count() == 0) {
-    THALWEG_RETURN_IF_ERROR(Announce(bucket.dense));
-    Complete(bucket, bucket.dense, 0);
-    return absl::OkStatus();
-  }
-  return ExchangeDense(bucket, bucket.dense, pool_);
-}
-
-absl::Status NodeJob::Announce(Part& part) {
-  if (part.round > 1) return absl::OkStatus();
-  THALWEG_ASSIGN_OR_RETURN(part.shard_of_chunk, shards_.RegisterBucket(part.bucket, part.plan,
-                                                                       Now() + timeout_.shard()));
+  CastCodec& dense = *bucket.dense;
+  ArenaGradient gradient(*this, bucket);
+  THALWEG_RETURN_IF_ERROR(dense.Begin(pool_, gradient).status());
+  THALWEG_RETURN_IF_ERROR(SendPart(bucket, dense, dense.part(), pool_));
+  if (dense.part().plan.Count() == 0) Complete(bucket);
   return absl::OkStatus();
 }
 
-// `part` is the whole bucket.
-absl::Status NodeJob::ExchangeDense(NodeBucket& bucket, Part& part, FoldPool& pool) {
-  THALWEG_RETURN_IF_ERROR(Announce(part));
-  return pool.Run(part.plan.Count(), [&](uint32_t chunk) -> absl::Status {
-    THALWEG_RETURN_IF_ERROR(WaitInputs(bucket, chunk + 1));
-    return ExchangeChunk(bucket, part, chunk);
-  });
+absl::Status NodeJob::Announce(BucketCodec& codec, Part& part) {
+  if (part.round == 1) {
+    THALWEG_ASSIGN_OR_RETURN(part.shard_of_chunk, shards_.RegisterBucket(part.bucket, part.plan,
+                                                                         Now() + timeout_.shard()));
+  }
+  return WriteShardResiduals(codec, part);
 }
 
-absl::Status NodeJob::ExchangeChunk(NodeBucket& bucket, Part& part, uint32_t chunk) {
+absl::Status NodeJob::SendPart(NodeBucket& bucket, BucketCodec& codec, Part& part, FoldPool& pool) {
+  THALWEG_RETURN_IF_ERROR(Announce(codec, part));
+  return pool.Run(part.plan.Count(),
+                  [&](uint32_t chunk) { return ExchangeChunk(bucket, codec, part, chunk); });
+}
+
+absl::Status NodeJob::ExchangeChunk(NodeBucket& bucket, BucketCodec& codec, Part& part,
+                                    uint32_t chunk) {
   if (spec_.num_nodes == 1) return ReduceAlone(bucket, chunk);
-  if (bucket.encoded != nullptr) EncodeChunk(bucket, chunk);
-  return SendChunk(bucket, part, chunk);
+  ArenaGradient gradient(*this, bucket);
+  const TimePoint start = Now();
+  THALWEG_ASSIGN_OR_RETURN(const std::span<const std::byte> share,
+                           codec.Encode(part, chunk, gradient));
+  Contribution contribution;
+  contribution.id = {part.bucket.id, chunk, part.round};
+  contribution.wire = part.bucket.wire;
+  contribution.elems = part.plan.Elems(chunk);
+  contribution.payload = Payload(share, bucket.shared_from_this());
+  {
+    MutexLock lock(mutex_);
+    const TimePoint now = Now();
+    bucket.reduce_time += now - start - gradient.waited();
+    codec.traffic.sent += share.size();
+    if (!bucket.first_sent) bucket.first_sent = now;
+  }
+  return shards_.Contribute(part.shard_of_chunk[chunk], std::move(contribution),
+                            Now() + timeout_.sidecar());
 }
 
 absl::Status NodeJob::WaitInputs(NodeBucket& bucket, uint32_t chunks) {
@@ -171,138 +199,126 @@ absl::Status NodeJob::WaitInputs(NodeBucket& bucket, uint32_t chunks) {
   return absl::OkStatus();
 }
 
-void NodeJob::EncodeChunk(NodeBucket& bucket, uint32_t chunk) {
-  const Part& part = bucket.dense;
-  const uint64_t begin = part.plan.Begin(chunk);
-  const TimePoint start = Now();
-  context_.device.Encode(bucket.Shares(begin), bucket.share, part.WireType(),
-                         part.plan.Elems(chunk),
-                         bucket.encoded.get() + begin * SizeOf(part.WireType()));
-  MutexLock lock(mutex_);
-  bucket.reduce_time += Now() - start;
-}
-
-absl::Status NodeJob::SendChunk(NodeBucket& bucket, Part& part, uint32_t chunk) {
-  Contribution contribution;
-  contribution.id = {part.bucket.id, chunk, part.round};
-  contribution.wire = part.bucket.wire;
-  contribution.elems = part.plan.Elems(chunk);
-  contribution.payload = bucket.EncodedShare(part, chunk);
-  {
-    MutexLock lock(mutex_);
-    if (!bucket.first_sent) bucket.first_sent = Now();
-  }
-  return shards_.Contribute(part.shard_of_chunk[chunk], std::move(contribution),
-                            Now() + timeout_.sidecar());
-}
-
-// The mean over the only node is the result; it takes the wire type's precision all the same, so
-// that the numbers do not depend on where the aggregator is.
 absl::Status NodeJob::ReduceAlone(NodeBucket& bucket, uint32_t chunk) {
-  Part& part = bucket.dense;
-  const uint64_t elems = part.plan.Elems(chunk);
-  const std::vector<const void*> shares = bucket.Shares(part.plan.Begin(chunk));
-  const DType wire = part.WireType();
-  RoundResult result;
-  result.id = {bucket.id, chunk, part.round};
-  result.workers = spec_.world_size;
+  CastCodec& dense = *bucket.dense;
+  ArenaGradient gradient(*this, bucket);
   const TimePoint start = Now();
-  if (wire == bucket.layout.dtype) {
-    result.nonfinite_elems =
-        context_.device.Encode(shares, bucket.share, wire, elems, part.Destination(chunk));
-  } else {
-    const size_t bytes = elems * SizeOf(wire);
-    const auto scratch = std::make_unique_for_overwrite<std::byte[]>(bytes);
-    result.nonfinite_elems =
-        context_.device.Encode(shares, bucket.share, wire, elems, scratch.get());
-    THALWEG_RETURN_IF_ERROR(context_.device.Decode(Payload({scratch.get(), bytes}, nullptr), wire,
-                                                   bucket.layout.dtype, elems,
-                                                   part.Destination(chunk)));
-  }
+  RoundResult result;
+  result.id = {bucket.id, chunk, dense.part().round};
+  result.workers = spec_.world_size;
+  THALWEG_ASSIGN_OR_RETURN(result.nonfinite_elems, dense.Reduce(chunk, gradient));
   bool is_complete = false;
   {
     MutexLock lock(mutex_);
     last_progress_ = Now();
-    bucket.reduce_time += last_progress_ - start;
-    is_complete = bucket.FinishChunk(part, result);
+    bucket.reduce_time += last_progress_ - start - gradient.waited();
+    is_complete = bucket.FinishChunk(dense.part(), result);
   }
-  if (is_complete) Complete(bucket, part, part.nonfinite_elems);
+  if (is_complete) FinishCodec(bucket, dense.part());
   return absl::OkStatus();
 }
 
 void NodeJob::OnResult(uint32_t shard, const RoundResult& received) {
   std::shared_ptr<NodeBucket> bucket;
+  BucketCodec* codec = nullptr;
   Part* part = nullptr;
   absl::Status status;
   {
     MutexLock lock(mutex_);
     if (!StoppedLocked().ok()) return;
     const auto found = buckets_.find(received.id.bucket.index);
-    if (found != buckets_.end()) part = found->second->FindPart(received.id.bucket.part);
-    if (part == nullptr || part->bucket.id != received.id.bucket) {
-      status = absl::InvalidArgumentError(
-          absl::StrCat("result for unknown bucket ", ToString(received.id.bucket)));
-    } else {
+    if (found != buckets_.end()) {
       bucket = found->second;
-      status = part->Claim(received);
+      codec = bucket->FindCodec(received.id.bucket.part);
     }
+    if (codec != nullptr) part = codec->FindPart(received.id.bucket.part);
+    status = part != nullptr && part->bucket.id == received.id.bucket
+                 ? part->Claim(received)
+                 : absl::InvalidArgumentError(
+                       absl::StrCat("result for unknown bucket ", ToString(received.id.bucket)));
   }
-  if (status.ok()) {
-    status = context_.device.Decode(received.payload, part->WireType(), part->bucket.layout.dtype,
-                                    received.elems, part->Destination(received.id.chunk));
-  }
+  const TimePoint start = Now();
+  if (status.ok()) status = codec->Decode(*part, received);
   if (!status.ok()) {
     Fail(absl::Status(status.code(),
                       absl::StrCat("aggregator shard ", shard, ": ", status.message())));
     return;
   }
   shards_.OnAnswered(shard, received.id.bucket.part);
-  bool is_complete = false;
+  bool is_here = false;
+  bool is_last = false;
   {
     MutexLock lock(mutex_);
     last_progress_ = Now();
-    const bool part_is_here = bucket->FinishChunk(*part, received);
-    is_complete = part_is_here && !bucket->compressed;
-    if (part_is_here && bucket->compressed) finish_changed_.NotifyAll();
+    bucket->decode_time += last_progress_ - start;
+    codec->traffic.received += received.payload.SizeBytes();
+    is_here = bucket->FinishChunk(*part, received);
+    is_last = is_here && codec->EndsWith(*part);
+    if (is_here && !is_last) finish_changed_.NotifyAll();
   }
-  if (is_complete) Complete(*bucket, *part, part->nonfinite_elems);
+  if (is_last) FinishCodec(*bucket, *part);
 }
 
-void NodeJob::Complete(NodeBucket& bucket, const Part& last, uint64_t nonfinite_elems) {
-  ::thalweg::Complete message;
-  uint64_t wire_bytes = spec_.num_nodes == 1 ? 0 : last.WireBytes();
-  if (bucket.compressed) wire_bytes += bucket.power_sgd->first().WireBytes();
+void NodeJob::FinishCodec(NodeBucket& bucket, const Part& last) {
+  bool is_over = false;
   {
     MutexLock lock(mutex_);
-    bucket.FinishRound(last, Now());
-    message = {bucket.id,
-               bucket.round,
-               bucket.workers,
-               nonfinite_elems,
-               wire_bytes,
-               wire_bytes,
-               static_cast<uint64_t>(ToNanos(bucket.reduce_time)),
-               static_cast<uint64_t>(ToNanos(bucket.wait_time)),
-               static_cast<uint64_t>(ToNanos(bucket.wire_time))};
+    is_over = bucket.FinishCodec(last);
+    if (is_over && bucket.compressed) CountCompressedLocked(bucket);
+  }
+  if (is_over) Complete(bucket);
+}
+
+void NodeJob::Complete(NodeBucket& bucket) {
+  CountTraffic(bucket);
+  ::thalweg::Complete message;
+  {
+    MutexLock lock(mutex_);
+    bucket.FinishRound(Now());
+    message.id = bucket.id;
+    message.round = bucket.round;
+    message.workers = bucket.workers;
+    for (const BucketCodec* codec : bucket.CodecsInUse()) {
+      message.nonfinite_elems += codec->nonfinite_elems();
+      message.wire_bytes_sent += codec->traffic.sent;
+      message.wire_bytes_received += codec->traffic.received;
+    }
+    message.reduce_ns = static_cast<uint64_t>(ToNanos(bucket.reduce_time));
+    message.wait_ns = static_cast<uint64_t>(ToNanos(bucket.wait_time));
+    message.wire_ns = static_cast<uint64_t>(ToNanos(bucket.wire_time));
+    message.decode_ns = static_cast<uint64_t>(ToNanos(bucket.decode_time));
+    message.compressed_since = compressed_since_;
+    message.residual_norm = std::sqrt(loss_.residual);
+    message.error_ratio = ErrorRatio(loss_);
   }
   SidecarMetrics& metrics = context_.metrics;
-  const std::string codec = bucket.compressed ? spec_.codec.Name() : Name(bucket.dense.bucket.wire);
-  for (const char* direction : {"sent", "received"}) {
-    const Labels labels = {{"codec", codec}, {"direction", direction}};
-    metrics.registry
-        .GetCounter("thalweg_sidecar_raw_bytes_total",
-                    "Gradient bytes before encoding (sent) and after decoding (received)", labels)
-        .Add(static_cast<double>(bucket.RawBytes()));
-    metrics.registry
-        .GetCounter("thalweg_sidecar_wire_bytes_total", "Encoded gradient bytes exchanged", labels)
-        .Add(static_cast<double>(message.wire_bytes_sent));
-  }
   metrics.buckets.Add();
   metrics.nonfinite.Add(static_cast<double>(message.nonfinite_elems));
   metrics.wait_seconds.Add(static_cast<double>(message.wait_ns) * 1e-9);
   metrics.reduce_seconds.Add(static_cast<double>(message.reduce_ns) * 1e-9);
   metrics.wire_seconds.Add(static_cast<double>(message.wire_ns) * 1e-9);
+  metrics.decode_seconds.Add(static_cast<double>(message.decode_ns) * 1e-9);
   Broadcast(message);
+}
+
+// Nothing is in flight: nobody else touches the bucket before its workers are told.
+void NodeJob::CountTraffic(NodeBucket& bucket) {
+  MetricRegistry& registry = context_.metrics.registry;
+  for (const BucketCodec* codec : bucket.CodecsInUse()) {
+    const auto count = [&](const char* direction, uint64_t wire_bytes) {
+      const Labels labels = {{"codec", codec->name()}, {"direction", direction}};
+      registry
+          .GetCounter("thalweg_sidecar_raw_bytes_total",
+                      "Gradient bytes before encoding (sent) and after decoding (received)", labels)
+          .Add(static_cast<double>(codec->tensors().Bytes()));
+      registry
+          .GetCounter("thalweg_sidecar_wire_bytes_total", "Encoded gradient bytes exchanged",
+                      labels)
+          .Add(static_cast<double>(wire_bytes));
+    };
+    count("sent", codec->traffic.sent);
+    count("received", codec->traffic.received);
+  }
 }
 
 }  // namespace thalweg

@@ -2,18 +2,17 @@
 // compression sends in its stead. Every part has its own layout, chunks and count of rounds.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "core/base/exchange.h"
 #include "core/base/layout.h"
+#include "core/base/wire_format.h"
 
 namespace thalweg {
 
-// Guarded like the NodeBucket that it belongs to. While a round is in flight the bytes at `send`
-// and `receive` belong to it.
+// Guarded like the NodeBucket that it belongs to.
 struct Part {
   Part(BucketId id, BucketLayout layout, WireFormat wire, uint64_t chunk_bytes,
        uint32_t num_shards);
@@ -26,19 +25,10 @@ struct Part {
   bool FinishChunk(const RoundResult& result);
 
   uint64_t Elems() const { return plan.total_elems; }
-  uint64_t WireBytes() const { return plan.total_elems * SizeOf(WireType()); }
-  // Requires a dense wire format.
-  DType WireType() const { return DTypeOf(bucket.wire); }
-  // Where the decoded result of a chunk belongs.
-  std::byte* Destination(uint32_t chunk) {
-    return receive + plan.Begin(chunk) * SizeOf(bucket.layout.dtype);
-  }
 
   BucketAnnouncement bucket;
   ChunkPlan plan;
   std::vector<uint32_t> shard_of_chunk;  // once announced to the shards, by the run thread
-  const std::byte* send = nullptr;       // this node's share, in bucket.wire format
-  std::byte* receive = nullptr;          // the mean, in bucket.layout.dtype
 
   // Round.
   uint64_t round = 0;  // in flight, or the last one

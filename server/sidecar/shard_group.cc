@@ -31,8 +31,14 @@ absl::Status ShardGroup::Join(JoinRequest request,
   for (uint32_t k = 0; k < size(); ++k) {
     request.shard = k;
     THALWEG_ASSIGN_OR_RETURN(const Membership membership, shards_[k]->Join(request, deadline));
-    // The first shard chooses the chunk size, the others are told.
+    // The first shard chooses the chunk size, the others are told, and settles the costs.
+    if (k == 0 && membership.costs.size() != request.costs.size()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("aggregator shard 0 answered with the costs of ", membership.costs.size(),
+                       " codecs, expected ", request.costs.size()));
+    }
     request.chunk_bytes = membership.chunk_bytes;
+    request.costs.clear();
     weights.push_back(membership.weight);
     {
       MutexLock lock(mutex_);
@@ -114,6 +120,18 @@ void ShardGroup::OnAnswered(uint32_t shard, uint32_t part) {
   changed_.NotifyAll();
 }
 
+absl::StatusOr<std::vector<float>> ShardGroup::ReadResidual(uint32_t k, BucketId bucket,
+                                                            uint32_t chunk, TimePoint deadline) {
+  THALWEG_ASSIGN_OR_RETURN(const SessionToken token, Token(k));
+  return shards_[k]->ReadResidual(token, bucket, chunk, deadline);
+}
+
+absl::Status ShardGroup::WriteResidual(uint32_t k, BucketId bucket, uint32_t chunk,
+                                       std::span<const float> residual, TimePoint deadline) {
+  THALWEG_ASSIGN_OR_RETURN(const SessionToken token, Token(k));
+  return shards_[k]->WriteResidual(token, bucket, chunk, residual, deadline);
+}
+
 std::string ShardGroup::Debtors() {
   MutexLock lock(mutex_);
   std::vector<std::string> names;
@@ -151,14 +169,10 @@ void ShardGroup::Leave(const absl::Status& reason) {
   for (const auto& [shard, token] : memberships) shard->Leave(token, reason);
 }
 
-uint64_t ShardGroup::epoch() {
+Membership ShardGroup::agreed() {
   MutexLock lock(mutex_);
-  return states_.empty() || !states_[0].membership ? 0 : states_[0].membership->epoch;
-}
-
-uint64_t ShardGroup::chunk_bytes() {
-  MutexLock lock(mutex_);
-  return states_.empty() || !states_[0].membership ? 0 : states_[0].membership->chunk_bytes;
+  // The first shard chooses, the others are told.
+  return states_.empty() ? Membership{} : states_[0].membership.value_or(Membership{});
 }
 
 }  // namespace thalweg

@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -43,6 +44,13 @@ class ShardGroup {
   // A result of `shard` for `part` has come: its place in the window is free.
   void OnAnswered(uint32_t shard, uint32_t part);
 
+  // What `shard` has left out of the results of a chunk so far; empty: nothing. Both between
+  // rounds.
+  absl::StatusOr<std::vector<float>> ReadResidual(uint32_t shard, BucketId bucket, uint32_t chunk,
+                                                  TimePoint deadline);
+  absl::Status WriteResidual(uint32_t shard, BucketId bucket, uint32_t chunk,
+                             std::span<const float> residual, TimePoint deadline);
+
   // Those that owe results, for messages: "aggregator shard 1 (2 results)", separated by commas.
   std::string Debtors();
 
@@ -52,9 +60,8 @@ class ShardGroup {
   void Leave(const absl::Status& reason);
 
   uint32_t size() const { return static_cast<uint32_t>(shards_.size()); }
-  uint64_t epoch();
-  // As agreed by all nodes; from Join on.
-  uint64_t chunk_bytes();
+  // What all nodes have agreed on, from Join on: the slowest link, the largest costs.
+  Membership agreed();
 
  private:
   struct State {

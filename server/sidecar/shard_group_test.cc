@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <future>
+#include <span>
 #include <vector>
 
 #include "core/base/protocol.h"
@@ -21,7 +22,7 @@ class FakeShard : public Shard {
   absl::StatusOr<Membership> Join(const JoinRequest& request, TimePoint) override {
     joined = request;
     if (!refusal.ok()) return refusal;
-    return Membership{7, 1, kMinChunkBytes, 2, 1};
+    return Membership{7, 1, kMinChunkBytes, 2, 1, agreed_link, agreed_costs};
   }
   absl::Status Attach(SessionToken, std::shared_ptr<NodeSink> node) override {
     sink = std::move(node);
@@ -36,12 +37,21 @@ class FakeShard : public Shard {
     chunks.push_back(contribution.id.chunk);
     return absl::OkStatus();
   }
+  absl::StatusOr<std::vector<float>> ReadResidual(SessionToken, BucketId, uint32_t,
+                                                  TimePoint) override {
+    return absl::UnimplementedError("nobody asks");
+  }
+  absl::Status WriteResidual(SessionToken, BucketId, uint32_t, std::span<const float>,
+                             TimePoint) override {
+    return absl::UnimplementedError("nobody asks");
+  }
   absl::Status Heartbeat(SessionToken, TimePoint) override { return heartbeat; }
   void Leave(SessionToken, const absl::Status& reason) override { left.push_back(reason); }
 
   absl::Status refusal, heartbeat;
   JoinRequest joined;
-  LinkSpeed link;
+  LinkSpeed link, agreed_link;
+  std::vector<CodecCost> agreed_costs;
   std::vector<uint64_t> placements;
   std::shared_ptr<NodeSink> sink;
   std::vector<uint32_t> chunks;
@@ -86,6 +96,29 @@ TEST_F(ShardGroupTest, LinkIsMeasuredOnceAndToldToAllShardsWithTheFirstOnesChunk
   EXPECT_EQ(b_.joined.link.bytes_per_second, 1e6);
   EXPECT_EQ(a_.joined.chunk_bytes, 0u);
   EXPECT_EQ(b_.joined.chunk_bytes, kMinChunkBytes);
+}
+
+TEST_F(ShardGroupTest, FirstShardAloneSettlesLinkAndCosts) {
+  JoinRequest request;
+  request.costs = {{1, 2, 3}};
+  a_.agreed_costs = {{4, 5, 6}};
+  a_.agreed_link = {7e6, std::chrono::milliseconds(8)};
+  b_.agreed_link = {1, {}};
+  ASSERT_TRUE(Join(request).ok());
+  EXPECT_EQ(a_.joined.costs, request.costs);
+  EXPECT_TRUE(b_.joined.costs.empty());
+  EXPECT_EQ(group_.agreed().costs, a_.agreed_costs);
+  EXPECT_EQ(group_.agreed().link.bytes_per_second, 7e6);
+  EXPECT_EQ(group_.agreed().link.round_trip, std::chrono::milliseconds(8));
+}
+
+TEST_F(ShardGroupTest, CostsOfAnotherNumberOfCodecsAreRefused) {
+  a_.agreed_costs.resize(2);
+  JoinRequest request;
+  request.costs.resize(1);
+  const absl::Status joined = Join(request);
+  EXPECT_EQ(joined.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(joined.message()), HasSubstr("costs of 2 codecs, expected 1"));
 }
 
 TEST_F(ShardGroupTest, AllShardsAreToldTheSamePlacement) {

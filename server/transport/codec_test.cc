@@ -1,6 +1,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <limits>
 #include <string>
 #include <vector>
@@ -112,6 +113,19 @@ TEST(ControlCodecTest, EveryWireFormatAndPartArrives) {
   }
 }
 
+TEST(ControlCodecTest, FloatsAreTheirLittleEndianBytes) {
+  const std::string bytes("\x00\x00\x80\x3f\x00\x00\x00\x80", 8);
+  EXPECT_EQ(FloatsToBytes(std::vector<float>{1, -0.0f}), bytes);
+  const std::vector<float> back = FloatsFromBytes(bytes).value();
+  ASSERT_EQ(back.size(), 2u);
+  EXPECT_EQ(back[0], 1);
+  EXPECT_TRUE(back[1] == 0 && std::signbit(back[1]));
+  EXPECT_TRUE(FloatsFromBytes("")->empty());
+  const absl::Status cut = FloatsFromBytes(bytes.substr(0, 7)).status();
+  EXPECT_EQ(cut.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(Message(cut), HasSubstr("have 7 bytes, expected a multiple of 4"));
+}
+
 TEST(ControlCodecTest, UncountableLayoutsAreRefusedByTensor) {
   const auto refusal = [](std::vector<TensorSpec> tensors) {
     return Message(FromProto(ToProto(1, {{}, {DType::kFloat32, std::move(tensors)}})).status());
@@ -144,6 +158,37 @@ TEST(ControlCodecTest, RatesThatNoLinkHasAreRefused) {
     proto.set_link_bytes_per_second(rate);
     EXPECT_TRUE(FromProto(proto).ok()) << rate;
   }
+}
+
+TEST(ControlCodecTest, CostsArriveBitForBitBothWays) {
+  const std::vector<CodecCost> costs = {{1.0 / 3, 2e-300, 0}, {0, 0.1, 7e-10}};
+  const LinkSpeed link{1e9 / 7, std::chrono::microseconds(250)};
+  JoinRequest request;
+  request.costs = costs;
+  const auto arrived = FromProto(ToProto(request));
+  ASSERT_TRUE(arrived.ok()) << arrived.status();
+  EXPECT_EQ(arrived->costs, costs);
+  const auto answer = FromProto(ToProto(Membership{1, 0, 4096, 1, 1, link, costs}));
+  ASSERT_TRUE(answer.ok()) << answer.status();
+  EXPECT_EQ(answer->costs, costs);
+  EXPECT_EQ(answer->link.bytes_per_second, link.bytes_per_second);
+  EXPECT_EQ(answer->link.round_trip, link.round_trip);
+}
+
+TEST(ControlCodecTest, CostsThatNothingHasAreRefused) {
+  using Limits = std::numeric_limits<double>;
+  JoinRequest request;
+  for (const double seconds : {-1e-9, Limits::quiet_NaN(), Limits::infinity()}) {
+    for (const CodecCost& cost : {CodecCost{seconds, 1, 1}, {1, seconds, 1}, {1, 1, seconds}}) {
+      request.costs = {cost};
+      EXPECT_THAT(Message(FromProto(ToProto(request)).status()), HasSubstr("expected finite"));
+      const Membership answer{1, 0, 4096, 1, 1, {}, {cost}};
+      EXPECT_THAT(Message(FromProto(ToProto(answer)).status()), HasSubstr("expected finite"));
+    }
+  }
+  request.costs.assign(kMaxCodecs + 1, {});
+  EXPECT_THAT(Message(FromProto(ToProto(request)).status()),
+              HasSubstr("those of 6 codecs, expected at most 5"));
 }
 
 TEST(ControlCodecTest, AnswersThatNoAggregatorGivesAreRefused) {

@@ -1,9 +1,12 @@
 #include "server/transport/control_codec.h"
 
+#include <bit>
 #include <chrono>
 #include <cmath>
+#include <cstring>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "core/base/protocol.h"
@@ -46,7 +49,9 @@ absl::Status Count(const TensorSpec& tensor, uint64_t* total) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<LinkSpeed> LinkOf(const v1::JoinRequest& proto) {
+// Of a JoinRequest or a JoinResponse, as is CostsOf.
+template <class Proto>
+absl::StatusOr<LinkSpeed> LinkOf(const Proto& proto) {
   const double rate = proto.link_bytes_per_second();
   if (!std::isfinite(rate) || rate < 0) {
     return absl::InvalidArgumentError(
@@ -60,11 +65,41 @@ absl::StatusOr<LinkSpeed> LinkOf(const v1::JoinRequest& proto) {
   return LinkSpeed{rate, std::chrono::microseconds(proto.link_round_trip_us())};
 }
 
+template <class Proto>
+absl::StatusOr<std::vector<CodecCost>> CostsOf(const Proto& proto) {
+  if (proto.costs_size() > static_cast<int>(kMaxCodecs)) {
+    return absl::InvalidArgumentError(absl::StrCat("costs are those of ", proto.costs_size(),
+                                                   " codecs, expected at most ", kMaxCodecs));
+  }
+  std::vector<CodecCost> costs;
+  for (const v1::CodecCost& cost : proto.costs()) {
+    for (const double seconds : {cost.node(), cost.shard(), cost.factors()}) {
+      if (std::isfinite(seconds) && seconds >= 0) continue;
+      return absl::InvalidArgumentError(absl::StrCat(
+          "costs contain ", seconds, ", expected finite numbers of seconds of 0 or more"));
+    }
+    costs.push_back({cost.node(), cost.shard(), cost.factors()});
+  }
+  return costs;
+}
+
+template <class Proto>
+void SetLinkAndCosts(const LinkSpeed& link, const std::vector<CodecCost>& costs, Proto* proto) {
+  proto->set_link_bytes_per_second(link.bytes_per_second);
+  proto->set_link_round_trip_us(static_cast<uint64_t>(
+      std::chrono::duration_cast<std::chrono::microseconds>(link.round_trip).count()));
+  for (const CodecCost& cost : costs) {
+    v1::CodecCost& out = *proto->add_costs();
+    out.set_node(cost.node);
+    out.set_shard(cost.shard);
+    out.set_factors(cost.factors);
+  }
+}
+
 }  // namespace
 
 v1::JoinRequest ToProto(const JoinRequest& request) {
   using std::chrono::duration_cast;
-  using std::chrono::microseconds;
   using std::chrono::milliseconds;
   v1::JoinRequest proto;
   proto.set_min_wire_version(kWireVersion);
@@ -82,9 +117,7 @@ v1::JoinRequest ToProto(const JoinRequest& request) {
   proto.set_round_timeout_ms(
       static_cast<uint64_t>(duration_cast<milliseconds>(request.round_timeout).count()));
   proto.set_window_chunks(request.window_chunks);
-  proto.set_link_bytes_per_second(request.link.bytes_per_second);
-  proto.set_link_round_trip_us(
-      static_cast<uint64_t>(duration_cast<microseconds>(request.link.round_trip).count()));
+  SetLinkAndCosts(request.link, request.costs, &proto);
   return proto;
 }
 
@@ -97,15 +130,41 @@ v1::JoinResponse ToProto(const Membership& membership) {
   proto.set_server_version(THALWEG_VERSION);
   proto.set_chunk_bytes(membership.chunk_bytes);
   proto.set_weight(membership.weight);
+  SetLinkAndCosts(membership.link, membership.costs, &proto);
   return proto;
+}
+
+v1::BucketId ToProto(BucketId id) {
+  v1::BucketId proto;
+  proto.set_index(id.index);
+  proto.set_generation(id.generation);
+  proto.set_part(id.part);
+  return proto;
+}
+
+BucketId FromProto(const v1::BucketId& proto) {
+  return {proto.index(), proto.generation(), proto.part()};
+}
+
+std::string FloatsToBytes(std::span<const float> values) {
+  static_assert(std::endian::native == std::endian::little);
+  return {reinterpret_cast<const char*>(values.data()), values.size_bytes()};
+}
+
+absl::StatusOr<std::vector<float>> FloatsFromBytes(const std::string& bytes) {
+  if (bytes.size() % sizeof(float) != 0) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "values have ", bytes.size(), " bytes, expected a multiple of ", sizeof(float)));
+  }
+  std::vector<float> values(bytes.size() / sizeof(float));
+  if (!values.empty()) std::memcpy(values.data(), bytes.data(), bytes.size());
+  return values;
 }
 
 v1::RegisterBucketRequest ToProto(SessionToken token, const BucketAnnouncement& bucket) {
   v1::RegisterBucketRequest proto;
   proto.set_token(token);
-  proto.mutable_bucket()->set_index(bucket.id.index);
-  proto.mutable_bucket()->set_generation(bucket.id.generation);
-  proto.mutable_bucket()->set_part(bucket.id.part);
+  *proto.mutable_bucket() = ToProto(bucket.id);
   proto.set_dtype(static_cast<v1::DType>(bucket.layout.dtype));
   proto.set_wire(static_cast<v1::WireFormat>(bucket.wire));
   for (const TensorSpec& tensor : bucket.layout.tensors) {
@@ -129,8 +188,9 @@ absl::StatusOr<JoinRequest> FromProto(const v1::JoinRequest& proto) {
                                                    kMaxRoundTimeout.count()));
   }
   JoinRequest request;
-  THALWEG_ASSIGN_OR_RETURN(request.codec, CodecSpec::Parse(proto.codec()));
+  THALWEG_ASSIGN_OR_RETURN(request.codec, CodecPolicy::Parse(proto.codec()));
   THALWEG_ASSIGN_OR_RETURN(request.link, LinkOf(proto));
+  THALWEG_ASSIGN_OR_RETURN(request.costs, CostsOf(proto));
   request.node = proto.node();
   request.node_name = proto.node_name();
   request.workers = proto.workers();
@@ -147,7 +207,7 @@ absl::StatusOr<JoinRequest> FromProto(const v1::JoinRequest& proto) {
 
 absl::StatusOr<BucketAnnouncement> FromProto(const v1::RegisterBucketRequest& proto) {
   BucketAnnouncement bucket;
-  bucket.id = {proto.bucket().index(), proto.bucket().generation(), proto.bucket().part()};
+  bucket.id = FromProto(proto.bucket());
   bucket.placement = proto.placement();
   THALWEG_ASSIGN_OR_RETURN(bucket.layout.dtype,
                            ToEnum<DType>(proto.dtype(), "dtype of the bucket", "1 to 4"));
@@ -183,8 +243,11 @@ absl::StatusOr<Membership> FromProto(const v1::JoinResponse& proto) {
                                                    proto.chunk_bytes(), " bytes, expected ",
                                                    kMinChunkBytes, " to ", kMaxChunkBytes));
   }
-  return Membership{proto.token(), proto.epoch(), proto.chunk_bytes(), proto.window_chunks(),
-                    proto.weight()};
+  Membership membership{proto.token(), proto.epoch(), proto.chunk_bytes(), proto.window_chunks(),
+                        proto.weight()};
+  THALWEG_ASSIGN_OR_RETURN(membership.link, LinkOf(proto));
+  THALWEG_ASSIGN_OR_RETURN(membership.costs, CostsOf(proto));
+  return membership;
 }
 
 }  // namespace thalweg

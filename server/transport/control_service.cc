@@ -60,6 +60,25 @@ grpc::Status ControlService::RegisterBucket(grpc::ServerContext* context,
   return ToGrpc(shard_.RegisterBucket(request->token(), *bucket, AnswerBy(*context)));
 }
 
+grpc::Status ControlService::ReadResidual(grpc::ServerContext* context,
+                                          const v1::ReadResidualRequest* request,
+                                          v1::ReadResidualResponse* response) {
+  const auto values = shard_.ReadResidual(request->token(), FromProto(request->bucket()),
+                                          request->chunk(), AnswerBy(*context));
+  if (!values.ok()) return ToGrpc(values.status());
+  response->set_values(FloatsToBytes(*values));
+  return grpc::Status::OK;
+}
+
+grpc::Status ControlService::WriteResidual(grpc::ServerContext* context,
+                                           const v1::WriteResidualRequest* request,
+                                           v1::WriteResidualResponse* /*response*/) {
+  const auto values = FloatsFromBytes(request->values());
+  if (!values.ok()) return ToGrpc(values.status());
+  return ToGrpc(shard_.WriteResidual(request->token(), FromProto(request->bucket()),
+                                     request->chunk(), *values, AnswerBy(*context)));
+}
+
 grpc::Status ControlService::Heartbeat(grpc::ServerContext* context,
                                        const v1::HeartbeatRequest* request,
                                        v1::HeartbeatResponse* /*response*/) {

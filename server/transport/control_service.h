@@ -19,6 +19,10 @@ class ControlService final : public v1::Control::Service {
   grpc::Status RegisterBucket(grpc::ServerContext* context,
                               const v1::RegisterBucketRequest* request,
                               v1::RegisterBucketResponse* response) override;
+  grpc::Status ReadResidual(grpc::ServerContext* context, const v1::ReadResidualRequest* request,
+                            v1::ReadResidualResponse* response) override;
+  grpc::Status WriteResidual(grpc::ServerContext* context, const v1::WriteResidualRequest* request,
+                             v1::WriteResidualResponse* response) override;
   grpc::Status Heartbeat(grpc::ServerContext* context, const v1::HeartbeatRequest* request,
                          v1::HeartbeatResponse* response) override;
   grpc::Status Leave(grpc::ServerContext* context, const v1::LeaveRequest* request,

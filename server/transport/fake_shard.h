@@ -5,6 +5,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -93,6 +94,16 @@ class FakeShard : public Shard {
                     2, std::move(contribution.payload)});
     return absl::OkStatus();
   }
+  absl::StatusOr<std::vector<float>> ReadResidual(SessionToken token, BucketId bucket,
+                                                  uint32_t chunk, TimePoint) override {
+    residual_reads.Add({token, bucket, chunk, {}});
+    return residual_answer;
+  }
+  absl::Status WriteResidual(SessionToken token, BucketId bucket, uint32_t chunk,
+                             std::span<const float> values, TimePoint) override {
+    residual_writes.Add({token, bucket, chunk, {values.begin(), values.end()}});
+    return residual_answer.status();
+  }
   absl::Status Heartbeat(SessionToken token, TimePoint) override {
     heartbeats.Add(token);
     return absl::OkStatus();
@@ -101,9 +112,17 @@ class FakeShard : public Shard {
     leaves.Add({token, reason});
   }
 
+  struct ResidualCall {
+    SessionToken token;
+    BucketId bucket;
+    uint32_t chunk;
+    std::vector<float> values;
+  };
+
   absl::StatusOr<Membership> join_answer = Membership{0xfedcba9876543210u, 5, 1 << 18, 64, 3};
   absl::Status register_answer;
   absl::Status contribute_answer;
+  absl::StatusOr<std::vector<float>> residual_answer = std::vector<float>();
   uint32_t window_chunks = 1024;
   std::function<void()> on_join;
 
@@ -111,6 +130,7 @@ class FakeShard : public Shard {
   Recorder<std::shared_ptr<NodeSink>> sinks;
   Recorder<BucketAnnouncement> buckets;
   Recorder<Contribution> contributions;
+  Recorder<ResidualCall> residual_reads, residual_writes;
   Recorder<SessionToken> heartbeats;
   Recorder<std::pair<SessionToken, absl::Status>> leaves;
 

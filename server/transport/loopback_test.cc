@@ -86,7 +86,7 @@ TEST_F(LoopbackTest, JoinCarriesEveryField) {
                                        .num_shards = 2,
                                        .chunk_bytes = 1 << 19,
                                        .window_chunks = 48,
-                                       .codec = {.wire = DType::kFloat16},
+                                       .codec = {{.wire = DType::kFloat16}, {}},
                                        .round_timeout = milliseconds(24500),
                                        .link = {1.5e8, microseconds(250)}},
                                       deadline);
@@ -109,7 +109,7 @@ TEST_F(LoopbackTest, JoinCarriesEveryField) {
   EXPECT_EQ(request.window_chunks, 48u);
   EXPECT_EQ(request.link.bytes_per_second, 1.5e8);
   EXPECT_EQ(request.link.round_trip, microseconds(250));
-  EXPECT_EQ(request.codec.wire, DType::kFloat16);
+  EXPECT_EQ(request.codec.fallback.wire, DType::kFloat16);
   EXPECT_EQ(request.round_timeout, milliseconds(24500));
   // The shard gives up first, so that its reason still arrives.
   EXPECT_LT(shard_deadline, deadline);

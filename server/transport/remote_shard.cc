@@ -115,6 +115,31 @@ class GrpcRemoteShard final : public RemoteShard {
     return streams->Send(contribution);
   }
 
+  absl::StatusOr<std::vector<float>> ReadResidual(SessionToken token, BucketId bucket,
+                                                  uint32_t chunk, TimePoint deadline) override {
+    v1::ReadResidualRequest request;
+    request.set_token(token);
+    *request.mutable_bucket() = ToProto(bucket);
+    request.set_chunk(chunk);
+    v1::ReadResidualResponse response;
+    THALWEG_RETURN_IF_ERROR(
+        Named(Call(&v1::Control::Stub::ReadResidual, request, &response, deadline)));
+    absl::StatusOr<std::vector<float>> values = FloatsFromBytes(response.values());
+    if (!values.ok()) return Named(values.status());
+    return values;
+  }
+
+  absl::Status WriteResidual(SessionToken token, BucketId bucket, uint32_t chunk,
+                             std::span<const float> values, TimePoint deadline) override {
+    v1::WriteResidualRequest request;
+    request.set_token(token);
+    *request.mutable_bucket() = ToProto(bucket);
+    request.set_chunk(chunk);
+    request.set_values(FloatsToBytes(values));
+    v1::WriteResidualResponse response;
+    return Named(Call(&v1::Control::Stub::WriteResidual, request, &response, deadline));
+  }
+
   absl::Status Heartbeat(SessionToken token, TimePoint deadline) override {
     v1::HeartbeatRequest request;
     request.set_token(token);

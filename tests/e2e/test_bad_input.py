@@ -244,7 +244,7 @@ def refused(tmp_path_factory):
         (
             "bad codec on one",
             "ConfigError: thalweg: rank 1: codec is 'zip', expected one of fp32, fp16, bf16, "
-            "powersgd",
+            "powersgd, int8, onebit, topk, auto",
         ),
         (
             "hook",

@@ -39,7 +39,7 @@ BucketLayout LayoutOf(uint32_t bucket) {
 using Results = std::vector<std::vector<std::vector<std::byte>>>;
 
 Results TrainInLockStep(Cluster& cluster, uint64_t rounds, DType codec) {
-  auto sessions = cluster.ConnectAll([&](SessionOptions& o) { o.codec.wire = codec; });
+  auto sessions = cluster.ConnectAll([&](SessionOptions& o) { o.codec.fallback.wire = codec; });
   Results results(sessions.size());
   std::vector<std::future<void>> workers;
   for (uint32_t rank = 0; rank < sessions.size(); ++rank) {

@@ -6,27 +6,24 @@
 #include <cmath>
 #include <limits>
 #include <memory>
-#include <optional>
 #include <random>
 #include <string>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "tests/integration/cluster.h"
 #include "tests/integration/reordering_shard.h"
+#include "tests/integration/training.h"
 
 namespace thalweg {
 namespace {
-
-using Values = std::vector<float>;
 
 constexpr int64_t kRows = 24;
 constexpr int64_t kColumns = 32;
 constexpr int64_t kBias = 5;
 constexpr uint64_t kStart = 2;
 
-CodecSpec Codec(DType wire = DType::kFloat32) {
-  return {.kind = CodecKind::kPowerSgd, .wire = wire, .rank = 2, .start = kStart};
+CodecPolicy Codec(DType wire = DType::kFloat32) {
+  return {{.kind = CodecKind::kPowerSgd, .wire = wire, .rank = 2, .start = kStart}, {}};
 }
 
 // `count` matrices from number `first` on, each with a bias that is not compressed.
@@ -46,73 +43,6 @@ Values Gradient(uint32_t rank, uint32_t bucket, uint64_t round, uint64_t elems) 
   for (float& v : values) v = normal(rng);
   return values;
 }
-
-// What every worker got: [rank][round][bucket].
-using Results = std::vector<std::vector<std::vector<Values>>>;
-
-// A step submits all buckets of `layouts`, then waits for all. Bucket b of generation g in round r
-// holds gradient(rank, b, r).
-class Training {
- public:
-  using Source = std::function<Values(uint32_t rank, uint32_t bucket, uint64_t round)>;
-
-  Training(Cluster& cluster, const CodecSpec& codec)
-      : sessions_(cluster.ConnectAll([&](SessionOptions& o) { o.codec = codec; })) {
-    for (const auto& session : sessions_) EXPECT_TRUE(session.ok()) << session.status();
-  }
-
-  // Announces the buckets unless the generation is that of the last run.
-  Results Run(uint32_t generation, const std::vector<BucketLayout>& layouts, uint64_t rounds,
-              const Source& source) {
-    if (generation_ != generation) {
-      for (const auto& session : sessions_) Announce(**session, generation, layouts);
-    }
-    generation_ = generation;
-    Results results(sessions_.size());
-    std::vector<std::future<void>> workers;
-    for (uint32_t rank = 0; rank < sessions_.size(); ++rank) {
-      workers.push_back(std::async(std::launch::async, [&, rank] {
-        RunWorker(rank, generation, layouts, rounds, source, &results[rank]);
-      }));
-    }
-    for (auto& worker : workers) Get(worker);
-    return results;
-  }
-
-  Session& session(uint32_t rank) { return **sessions_[rank]; }
-
- private:
-  static void Announce(Session& session, uint32_t generation,
-                       const std::vector<BucketLayout>& layouts) {
-    for (uint32_t b = 0; b < layouts.size(); ++b) {
-      ASSERT_TRUE(session.RegisterBucket({b, generation}, layouts[b]).ok());
-    }
-  }
-  void RunWorker(uint32_t rank, uint32_t generation, const std::vector<BucketLayout>& layouts,
-                 uint64_t rounds, const Source& source, std::vector<std::vector<Values>>* results) {
-    Session& session = **sessions_[rank];
-    for (uint64_t round = 0; round < rounds; ++round) {
-      std::vector<Values> gradients;
-      std::vector<std::future<Outcome>> pending;
-      for (uint32_t b = 0; b < layouts.size(); ++b) {
-        gradients.push_back(source(rank, b, round));
-        pending.push_back(
-            SubmitAsync(session, {b, generation}, std::as_bytes(std::span(gradients.back()))));
-      }
-      results->emplace_back();
-      for (auto& outcome : pending) {
-        const Outcome bytes = Get(outcome);
-        ASSERT_TRUE(bytes.ok()) << bytes.status();
-        Values values(bytes->size() / sizeof(float));
-        std::memcpy(values.data(), bytes->data(), bytes->size());
-        results->back().push_back(std::move(values));
-      }
-    }
-  }
-
-  std::vector<absl::StatusOr<std::unique_ptr<Session>>> sessions_;
-  std::optional<uint32_t> generation_;
-};
 
 Values RandomShare(uint32_t rank, uint32_t bucket, uint64_t round) {
   return Gradient(rank, bucket, round, Layout(0, 1).Elems());
@@ -252,19 +182,20 @@ TEST(CompressionStartTest, RoundsBeforeTheStartAreExactAndBytesDropAfterIt) {
 }
 
 // The state of one of Layout(0, 1)'s matrices after `rounds` rounds that left nothing out, as
-// server/sidecar/matrix_states.h describes it.
+// server/sidecar/codec/parameter_states.h describes it.
 std::vector<std::byte> StateAfter(uint64_t rounds) {
   std::string bytes;
   const auto add = [&bytes](auto value) {
     bytes.append(reinterpret_cast<const char*>(&value), sizeof value);
   };
-  bytes.append("TWS1");
+  bytes.append("TWS2");
   add(uint32_t{1});
   add(uint32_t{2});
   bytes.append("w0");
   add(rounds);
   add(uint64_t{0});
   add(uint64_t{kRows * kColumns});
+  add(uint64_t{0});
   bytes.append(kRows * kColumns * sizeof(float), '\0');
   const auto view = std::as_bytes(std::span(bytes));
   return {view.begin(), view.end()};

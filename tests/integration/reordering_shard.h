@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <random>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -38,6 +39,14 @@ class ReorderingShard : public Shard {
   absl::Status RegisterBucket(SessionToken token, const BucketAnnouncement& bucket,
                               TimePoint deadline) override {
     return shard_.RegisterBucket(token, bucket, deadline);
+  }
+  absl::StatusOr<std::vector<float>> ReadResidual(SessionToken token, BucketId bucket,
+                                                  uint32_t chunk, TimePoint deadline) override {
+    return shard_.ReadResidual(token, bucket, chunk, deadline);
+  }
+  absl::Status WriteResidual(SessionToken token, BucketId bucket, uint32_t chunk,
+                             std::span<const float> values, TimePoint deadline) override {
+    return shard_.WriteResidual(token, bucket, chunk, values, deadline);
   }
   absl::Status Heartbeat(SessionToken token, TimePoint deadline) override {
     return shard_.Heartbeat(token, deadline);

@@ -3,7 +3,7 @@ import logging
 import pytest
 
 from thalweg._config import KNOWN, Activation, Config, ConfigError, activation_is_wanted
-from thalweg.codecs import FP16, FP32, PowerSGD
+from thalweg.codecs import FP16, FP32, Int8, PowerSGD
 
 AIAK = {
     "AIAK_HIERARCHICAL_ALLREDUCE": "0",
@@ -61,9 +61,14 @@ def test_switches_choose_the_codec(prefix, variables, codec):
 
 def test_enable_takes_the_codec_as_configured():
     assert Activation.from_env({"THALWEG_ENABLE": "1"}).codec == "fp32"
-    activation = Activation.from_env({"THALWEG_ENABLE": "1", "THALWEG_CODEC": "powersgd"})
-    assert activation.codec == PowerSGD().spec()
-    assert activation.variables == ("THALWEG_ENABLE=1", "THALWEG_CODEC=powersgd")
+    activation = Activation.from_env({"THALWEG_ENABLE": "1", "THALWEG_CODEC": "int8"})
+    assert activation.codec == Int8().spec()
+    assert activation.variables == ("THALWEG_ENABLE=1", "THALWEG_CODEC=int8")
+
+
+def test_configured_codec_may_have_rules():
+    env = {"THALWEG_ENABLE": "1", "THALWEG_CODEC": "fp16;*.bias=fp32"}
+    assert Activation.from_env(env).codec == "fp16;*.bias=fp32"
 
 
 def test_enable_is_the_main_switch():

@@ -193,6 +193,7 @@ def test_arguments_become_the_case(tmp_path, monkeypatch, capsys):
     [
         (["--seeds", "1,x"], "'1,x' is not a list of whole numbers"),
         (["--codec", "zip"], "the codec is 'zip'"),
+        (["--codec", "fp32;x"], "the codec: rule 1 'x'"),
         (["--models", "vgg"], "unknown: vgg; known are cnn, resnet, vit"),
         ([], "the following arguments are required: --json"),
     ],
@@ -201,6 +202,14 @@ def test_wrong_arguments_are_named_with_exit_code_2(capsys, argv, message):
     with pytest.raises(SystemExit, match="2"):
         main(["bench", "accuracy", *argv])
     assert message in capsys.readouterr().err
+
+
+def test_policies_are_known_by_their_whole_text():
+    short = types.codec("int8; elems<1000=fp32")
+    assert short == types.codec("int8:start=2,feedback=1;elems<1000=fp32")
+    assert short.startswith("int8:")
+    assert short.endswith(";elems<1000=fp32")
+    assert accuracy_report.table([make(Run("cnn", short, 1, 3))]).count(f"| `{short}` |") == 1
 
 
 def test_default_codecs_have_their_short_names():

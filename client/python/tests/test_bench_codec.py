@@ -12,7 +12,7 @@ from thalweg.bench.cluster import Shape
 from thalweg.bench.rows import BenchError
 from thalweg.bench.shapes import shapes_of
 from thalweg.cli import main
-from thalweg.codecs import BF16, FP16, FP32, PowerSGD, parse
+from thalweg.codecs import BF16, FP16, FP32, Int8, OneBit, PowerSGD, parse
 
 SHAPES = [(64, 3, 7, 7), (64,), (1000, 2048), (8, 8), ()]
 
@@ -44,6 +44,15 @@ def test_factors_and_what_does_not_shrink_are_sent():
     assert compression.wire_bytes(codec, SHAPES) == 4 * elements
     assert compression.wire_bytes(replace(codec, wire="fp16"), SHAPES) == 2 * elements
     assert compression.compressed_bytes(codec, SHAPES) == 4 * (64 * 147 + 1000 * 2048)
+
+
+@pytest.mark.parametrize(
+    ("codec", "least", "most"), [(Int8(), 0.25, 0.26), (OneBit(), 1 / 32, 0.035)]
+)
+def test_blocks_of_small_numbers_are_sent(codec, least, most):
+    elements = 64 * 147 + 64 + 1000 * 2048 + 64 + 1
+    assert least * 4 * elements < compression.wire_bytes(codec, SHAPES) < most * 4 * elements
+    assert compression.compressed_bytes(codec, SHAPES) == 4 * elements
 
 
 @pytest.mark.parametrize("rank", [1, 2, 4, 32])

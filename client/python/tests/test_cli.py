@@ -35,6 +35,7 @@ def test_help_is_there(command, capsys):
         ["run", "--nodes", "0", "x.py"],
         ["run", "--nproc", "many", "x.py"],
         ["run", "--codec", "zip", "x.py"],
+        ["run", "--codec", "fp16;a=auto", "x.py"],
         ["run", "--timeout", "0", "x.py"],
         ["run", "--port", "65536", "x.py"],
     ],

@@ -4,6 +4,7 @@ import subprocess
 
 import pytest
 
+import thalweg
 from thalweg import _binaries, _config
 from thalweg._config import KNOWN, Config, ConfigError
 
@@ -54,6 +55,20 @@ def test_values_are_read():
 def test_malformed_value_is_refused_by_name(name, value):
     with pytest.raises(ConfigError, match=name):
         Config.from_env({name: value})
+
+
+def test_codec_may_be_a_policy():
+    text = "int8;*.bias=fp32"
+    full = "int8:start=2,feedback=1;*.bias=fp32"
+    assert Config.from_env({"THALWEG_CODEC": text}).codec == full
+    by_value = thalweg.Policy(thalweg.Int8(), [thalweg.Rule(thalweg.FP32(), name="*.bias")])
+    for codec in (text, by_value):
+        assert Config.from_env({}).override(codec, None, None).codec == full
+
+
+def test_wrong_rule_is_refused_by_the_variables_name():
+    with pytest.raises(ConfigError, match=r"THALWEG_CODEC: rule 1 '\*=zip': the codec is 'zip'"):
+        Config.from_env({"THALWEG_CODEC": "int8;*=zip"})
 
 
 def test_arguments_win_over_the_environment():

@@ -12,17 +12,25 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from thalweg.codecs import BF16, FP16, FP32, PowerSGD
+    from thalweg.codecs import BF16, FP16, FP32, Auto, Int8, OneBit, PowerSGD, TopK
+    from thalweg.policy import Policy, Rule
 
     __version__: str
 
-_CODECS = ("BF16", "FP16", "FP32", "PowerSGD")
+_CODECS = ("BF16", "FP16", "FP32", "Auto", "Int8", "OneBit", "PowerSGD", "TopK")
+_POLICIES = ("Policy", "Rule")
 
 __all__ = [
     "BF16",
     "FP16",
     "FP32",
+    "Auto",
+    "Int8",
+    "OneBit",
+    "Policy",
     "PowerSGD",
+    "Rule",
+    "TopK",
     "__version__",
 ]
 
@@ -35,6 +43,10 @@ def __getattr__(name: str) -> object:
         from thalweg import codecs
 
         value = getattr(codecs, name)
+    elif name in _POLICIES:
+        from thalweg import policy
+
+        value = getattr(policy, name)
     else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     globals()[name] = value

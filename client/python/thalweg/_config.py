@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from thalweg.codecs import Codec
+    from thalweg.policy import Policy
 
 KNOWN: dict[str, str] = {
     "THALWEG_AGGREGATORS": "",
@@ -86,7 +87,7 @@ class Config(NamedTuple):
 
     aggregators: tuple[str, ...]
     chunk_bytes: int  # 0: chosen from what the links carry
-    codec: str  # as Codec.spec() writes it
+    codec: str  # as Policy.spec() writes it
     job: str
     sidecar: str
     timeout: float
@@ -111,7 +112,7 @@ class Config(NamedTuple):
         )
 
     def override(
-        self, codec: Codec | str | None, timeout: float | None, chunk_bytes: int | None
+        self, codec: Codec | Policy | str | None, timeout: float | None, chunk_bytes: int | None
     ) -> Config:
         """With arguments of the caller, which win over the environment unless they are None."""
         return self._replace(
@@ -126,7 +127,7 @@ class Config(NamedTuple):
 class Activation(NamedTuple):
     """What the environment asks for a script that does not mention Thalweg."""
 
-    codec: str  # as Codec.spec() writes it; empty: DistributedDataParallel is left alone
+    codec: str  # as Policy.spec() writes it; empty: DistributedDataParallel is left alone
     variables: tuple[str, ...]  # NAME=value of all that had a say
     remarks: tuple[str, ...]  # how they go together, where that is not plain
     fused_optimizer: str  # NAME=value if that is asked for
@@ -210,17 +211,18 @@ def _choose_codec(env: Mapping[str, str]) -> str:
     return codecs.parse(f"powersgd:rank={rank},start={start},wire={wire}").spec()
 
 
-def _check_codec(what: str, value: Codec | str) -> str:
-    from thalweg import codecs
+def _check_codec(what: str, value: Codec | Policy | str) -> str:
+    from thalweg import codecs, policy
 
-    if isinstance(value, codecs.Codec):
+    if isinstance(value, codecs.Codec | policy.Policy):
         return value.spec()
     if not isinstance(value, str):
         raise ConfigError(
-            f"{what} is {value!r}, expected one such as thalweg.PowerSGD(rank=4), or its text"
+            f"{what} is {value!r}, expected one such as thalweg.PowerSGD(rank=4), a policy, or its "
+            "text"
         )
     try:
-        return codecs.parse(value, what).spec()
+        return policy.parse(value, what).spec()
     except ValueError as error:
         raise ConfigError(str(error)) from None
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from thalweg import _topology
+from thalweg import _topology, policy
+from thalweg._config import ConfigError
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
@@ -49,6 +50,23 @@ def why_not(ddp_model: DistributedDataParallel) -> str:
         if parameter.dtype not in _DTYPES:
             return f"{name} is {parameter.dtype}, expected one of {', '.join(map(str, _DTYPES))}"
     return ""
+
+
+def spare_embeddings(ddp_model: DistributedDataParallel, codec: str) -> str:
+    """The policy `codec` with a rule for each embedding that it would compress to factors.
+
+    Raises ConfigError.
+    """
+    tables = {
+        id(module.weight)
+        for module in ddp_model.module.modules()
+        if isinstance(module, torch.nn.Embedding | torch.nn.EmbeddingBag)
+    }
+    named = [(name, tuple(p.shape)) for name, p in parameters(ddp_model) if id(p) in tables]
+    try:
+        return policy.spare(policy.parse(codec), named).spec()
+    except ValueError as error:
+        raise ConfigError(f"with the rules for its {len(named)} embeddings, {error}") from None
 
 
 def sparse_module(ddp_model: DistributedDataParallel) -> str:

@@ -50,12 +50,12 @@ class State:
 
         rounds (buckets), raw_bytes (gradients this worker handed over), wire_bytes_sent and
         wire_bytes_received (by its node), compression (raw_bytes / wire_bytes_sent),
-        nonfinite_elems, and *_seconds: copy (this worker), wait, reduce, wire (the node), total.
+        nonfinite_elems, and *_seconds: copy (this worker), wait, reduce, decode, wire (the node),
+        total.
 
-        What compression did, as far as it is counted: compressed_rounds, first_compressed_round
-        (from 1; 0: none yet), encode_seconds, decode_seconds, and the latest samples of
-        error_ratio (what was lost of a gradient, relative to it) and residual_norm; NaN before
-        the first.
+        Not sums: compressed_since (the iteration, counted from 1, in which compression began; 0:
+        not yet) and the latest samples of error_ratio (what was lost of a gradient, relative to
+        it) and residual_norm (of what is left for later).
         """
         stats = self._session.stats()
         stats["compression"] = _stats.ratio(stats["raw_bytes"], stats["wire_bytes_sent"])

@@ -1,13 +1,12 @@
-"""What State.stats() means, in words. Not every codec and version counts everything."""
+"""What State.stats() means, in words."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 
 from thalweg.codecs import WIRE_TYPES
 
-SECONDS = ("copy", "wait", "reduce", "encode", "decode", "wire", "total")
+SECONDS = ("copy", "wait", "reduce", "decode", "wire", "total")
 SAMPLES = ("error_ratio", "residual_norm")  # not sums: the latest that was measured
 
 
@@ -16,9 +15,9 @@ def ratio(raw: float, wire: float) -> float:
     return raw / wire if wire else 1.0
 
 
-def known(stats: Mapping[str, float], name: str) -> bool:
-    """Whether it has been counted or sampled."""
-    return not math.isnan(stats.get(name, math.nan))
+def compresses(stats: Mapping[str, float]) -> bool:
+    """Whether anything has crossed the network compressed; there are samples then."""
+    return stats["compressed_since"] > 0
 
 
 def describe(codec: str, stats: Mapping[str, float]) -> str:
@@ -28,26 +27,23 @@ def describe(codec: str, stats: Mapping[str, float]) -> str:
         f"codec {codec}{_since(codec, stats)}",
         f"{_direction(stats, 'sent')}, {_direction(stats, 'received')}",
     ]
-    if known(stats, "error_ratio"):
+    if compresses(stats):
         parts.append(f"relative error {stats['error_ratio']:.3g}")
-    if known(stats, "residual_norm"):
         parts.append(f"norm of the residual {stats['residual_norm']:.3g}")
-    seconds = [name for name in SECONDS if known(stats, f"{name}_seconds")]
     parts += [
-        "seconds: " + ", ".join(f"{name} {stats[f'{name}_seconds']:.2f}" for name in seconds),
+        "seconds: " + ", ".join(f"{name} {stats[f'{name}_seconds']:.2f}" for name in SECONDS),
         f"non-finite elements: {stats['nonfinite_elems']:.0f}",
     ]
     return "; ".join(parts)
 
 
 def _since(codec: str, stats: Mapping[str, float]) -> str:
-    if codec in WIRE_TYPES or not known(stats, "first_compressed_round"):
+    if codec in WIRE_TYPES:
         return ""
-    first = stats["first_compressed_round"]
-    if first == 0:
+    if not compresses(stats):
         return " (not compressing yet)"
     # Iterations are counted from 0, as in a codec's `start`.
-    return f" since iteration {first - 1:.0f} ({stats['compressed_rounds']:.0f} buckets)"
+    return f" since iteration {stats['compressed_since'] - 1:.0f}"
 
 
 def _direction(stats: Mapping[str, float], name: str) -> str:

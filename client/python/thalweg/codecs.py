@@ -4,8 +4,9 @@ A codec is a value, `thalweg.PowerSGD(rank=4)`, and has a text form in which eve
 
     powersgd:rank=4,start=1000,min_rate=2,wire=fp32,warm=1,feedback=1,seed=0,epsilon=0
 
-In text that is read, keys may be left out and come in any order; `powersgd:4` is short for the
-first key. This module loads neither torch nor native code.
+In text that is read, keys may be left out and come in any order; `powersgd:4` and `topk:0.01` are
+short for the first key. Exceptions for some of the tensors make it a policy (policy.py). This
+module loads neither torch nor native code.
 """
 
 from __future__ import annotations
@@ -138,6 +139,12 @@ def _flag(name: str) -> _Key:
     return _Key(name, "True or False (in text 1 or 0)", accepts, read, lambda value: f"{value:d}")
 
 
+_RANK = _integer("rank", 1, _MAX_RANK)
+_START = _integer("start", 0, _MAX_ITERATION)
+_SEED = _integer("seed", 0, _MAX_SEED)
+_FEEDBACK = _flag("feedback")
+
+
 @dataclass(frozen=True)
 class FP32(Codec):
     """Gradients cross the network as they are."""
@@ -179,15 +186,81 @@ class PowerSGD(Codec):
     name = "powersgd"
     _shorthand = "rank"
     _keys: ClassVar[Mapping[str, _Key]] = {
-        "rank": _integer("rank", 1, _MAX_RANK),
-        "start_iter": _integer("start", 0, _MAX_ITERATION),
+        "rank": _RANK,
+        "start_iter": _START,
         "min_compression_rate": _real("min_rate", _UP_TO_MAX, lambda x: 0 <= x <= _MAX_REAL),
         "wire": _Key("wire", f"one of {', '.join(WIRE_TYPES)}", WIRE_TYPES.__contains__, str),
         "warm_start": _flag("warm"),
-        "use_error_feedback": _flag("feedback"),
-        "seed": _integer("seed", 0, _MAX_SEED),
+        "use_error_feedback": _FEEDBACK,
+        "seed": _SEED,
         "epsilon": _real("epsilon", _UP_TO_MAX, lambda x: 0 <= x <= _MAX_REAL),
     }
 
 
-_BY_NAME: dict[str, type[Codec]] = {kind.name: kind for kind in (FP32, FP16, BF16, PowerSGD)}
+@dataclass(frozen=True)
+class Int8(Codec):
+    """Gradients cross the network as 8-bit integers, with a scale per 256 of them."""
+
+    start_iter: int = 2
+    use_error_feedback: bool = True
+
+    name = "int8"
+    _keys: ClassVar[Mapping[str, _Key]] = {"start_iter": _START, "use_error_feedback": _FEEDBACK}
+
+
+@dataclass(frozen=True)
+class OneBit(Codec):
+    """Gradients cross the network as their signs, with a scale per 1024 of them."""
+
+    start_iter: int = 2
+    use_error_feedback: bool = True
+
+    name = "onebit"
+    _keys: ClassVar[Mapping[str, _Key]] = {"start_iter": _START, "use_error_feedback": _FEEDBACK}
+
+
+@dataclass(frozen=True)
+class TopK(Codec):
+    """Of all gradients only those of the largest magnitude cross the network."""
+
+    ratio: float = 0.01  # how many of them
+    start_iter: int = 2
+    use_error_feedback: bool = True
+
+    name = "topk"
+    _shorthand = "ratio"
+    _keys: ClassVar[Mapping[str, _Key]] = {
+        "ratio": _real("ratio", "a number above 0, at most 1", lambda x: 0 < x <= 1),
+        "start_iter": _START,
+        "use_error_feedback": _FEEDBACK,
+    }
+
+
+@dataclass(frozen=True)
+class Auto(Codec):
+    """For each bucket the one of `candidates` with which a step is predicted to be shortest.
+
+    The arguments are PowerSGD's.
+    """
+
+    rank: int = 4
+    start_iter: int = 1000
+    seed: int = 0
+
+    name = "auto"
+    _shorthand = "rank"
+    _keys: ClassVar[Mapping[str, _Key]] = {
+        "rank": _RANK,
+        "start_iter": _START,
+        "seed": _SEED,
+    }
+
+    @property
+    def candidates(self) -> tuple[Codec, ...]:
+        factors = PowerSGD(rank=self.rank, start_iter=self.start_iter, seed=self.seed)
+        return FP32(), FP16(), Int8(), factors
+
+
+_BY_NAME: dict[str, type[Codec]] = {
+    kind.name: kind for kind in (FP32, FP16, BF16, PowerSGD, Int8, OneBit, TopK, Auto)
+}

@@ -25,6 +25,7 @@ from thalweg._config import Config
 from thalweg._state import State
 from thalweg._topology import Introduction
 from thalweg.codecs import Codec
+from thalweg.policy import Policy
 
 _T = TypeVar("_T")
 _SUN_PATH_MAX = 107
@@ -34,7 +35,7 @@ _states: weakref.WeakKeyDictionary[DistributedDataParallel, State] = weakref.Wea
 
 def attach(
     ddp_model: DistributedDataParallel,
-    codec: Codec | str | None = None,
+    codec: Codec | Policy | str | None = None,
     *,
     timeout: float | None = None,
     chunk_bytes: int | None = None,
@@ -42,9 +43,10 @@ def attach(
     """Makes `ddp_model` average its gradients through Thalweg. Call it on all workers.
 
     Without THALWEG_SIDECAR a sidecar is started on this machine; it leaves with its last worker.
-    `codec` says how fp32 gradients cross the network: one of thalweg.codecs, or its text. No wait
-    takes longer than `timeout` seconds. `chunk_bytes` of gradient travel together; by default the
-    links decide. Arguments left out come from the environment.
+    `codec` says how fp32 gradients cross the network: one of thalweg.codecs, a Policy where not all
+    tensors take the same, or the text of either. Embeddings are not compressed to factors unless a
+    rule says so. No wait takes longer than `timeout` seconds. `chunk_bytes` of gradient travel
+    together; by default the links decide. Arguments left out come from the environment.
 
     Raises on all workers, saying what is wrong: ValueError (settings or models differ),
     ConnectionError, TimeoutError (workers are missing), RuntimeError, TypeError (not a DDP module).
@@ -56,6 +58,7 @@ def attach(
     problem = ""
     try:
         config = Config.from_env().override(codec, timeout, chunk_bytes)
+        config = config._replace(codec=_model.spare_embeddings(ddp_model, config.codec))
         problem = _model.why_not(ddp_model)
         if ddp_model in _states:
             problem = (

@@ -19,8 +19,7 @@ _SUMS = {
     "raw_bytes": "bytes/raw",
     "wire_bytes_sent": "bytes/sent",
     "wire_bytes_received": "bytes/received",
-    "rounds": "buckets/all",
-    "compressed_rounds": "buckets/compressed",
+    "rounds": "buckets",
     "nonfinite_elems": "nonfinite_elements",
 } | {f"{name}_seconds": f"seconds/{name}" for name in _stats.SECONDS}
 
@@ -42,8 +41,8 @@ class StatsWriter:
 
     Bytes, buckets, seconds and non-finite elements are those since the write before, so that a
     change shows at its step. compression/sent and compression/received are the raw bytes of that
-    time over those on the wire. error_ratio and residual_norm are the latest samples. What a codec
-    does not have is left out. The figures are those of one worker and its node: write on one.
+    time over those on the wire. Once compression has started, error_ratio and residual_norm are the
+    latest samples. The figures are those of one worker and its node: write on one.
     """
 
     def __init__(self, state: Source, writer: ScalarWriter, prefix: str = "thalweg") -> None:
@@ -54,19 +53,15 @@ class StatsWriter:
 
     def write(self, step: int) -> None:
         stats = self._state.stats()
-        new = {
-            name: stats[name] - self._last.get(name, 0.0)
-            for name in _SUMS
-            if _stats.known(stats, name)
-        }
+        new = {name: stats[name] - self._last.get(name, 0.0) for name in _SUMS}
         self._last = stats
         for name, value in new.items():
             self._add(_SUMS[name], value, step)
         for direction in ("sent", "received"):
             if wire := new[f"wire_bytes_{direction}"]:
                 self._add(f"compression/{direction}", new["raw_bytes"] / wire, step)
-        for name in _stats.SAMPLES:
-            if _stats.known(stats, name):
+        if _stats.compresses(stats):
+            for name in _stats.SAMPLES:
                 self._add(name, stats[name], step)
 
     def _add(self, tag: str, value: float, step: int) -> None:

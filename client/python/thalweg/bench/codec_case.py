@@ -10,21 +10,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from thalweg.bench.codec_rounds import CodecRounds
-from thalweg.bench.compression import compressed_bytes, shorten
+from thalweg.bench.compression import compressed_bytes, passes, shorten
 from thalweg.bench.lab_case import run_alternating
 from thalweg.bench.rows import Row, count, make_row
 from thalweg.bench.shapes import Shape, count_elements
-from thalweg.codecs import PowerSGD
+from thalweg.codecs import Codec, PowerSGD
 
 _ROWS = ("thalweg", "torch", "memcpy")
-# Over the compressed gradients: gradient and residual are read, their sum written; it is read
-# again; and once more when the result is taken off it, which is written as well as the residual.
-_PASSES = 7
 
 
 @dataclass(frozen=True)
 class CodecCase:
-    codec: PowerSGD
+    codec: Codec
     model: str  # what the shapes are called
     shapes: list[Shape]
     threads: int
@@ -69,6 +66,7 @@ def _open_torch(case: CodecCase, stack: ExitStack) -> Callable[[], float]:
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     from thalweg.bench.codec_torch import TorchRounds
 
+    assert isinstance(case.codec, PowerSGD)
     peer = TorchRounds(case.codec, case.shapes, case.threads)
     stack.callback(peer.close)
     return peer.run
@@ -77,7 +75,7 @@ def _open_torch(case: CodecCase, stack: ExitStack) -> Callable[[], float]:
 def make_rows(case: CodecCase, times: Mapping[str, Sequence[float]]) -> list[Row]:
     """The bound of both: passes over the compressed gradients, as fast as memcpy moves bytes."""
     copied = 2 * case.size / statistics.median(times["memcpy"])
-    bound = _PASSES * compressed_bytes(case.codec, case.shapes) / copied
+    bound = passes(case.codec) * compressed_bytes(case.codec, case.shapes) / copied
     return [
         make_row(case.name, name, case.size, times[name], None if name == "memcpy" else bound)
         for name in _ROWS

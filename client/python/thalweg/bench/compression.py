@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from thalweg.bench.shapes import Shape
-from thalweg.codecs import Codec, PowerSGD
+from thalweg.codecs import Auto, Codec, PowerSGD
 
 # With warm start and error feedback torch's hook cannot compress any earlier.
 TORCH_START = 2
 _DDP_STEPS = 2  # DDP cuts its buckets anew after the first one
 _ITEM_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}
+# Elements and bytes of a block, docs/codecs.md; the last one of a chunk may be shorter.
+_BLOCKS = {"int8": (256, 260), "onebit": (1024, 132)}
 
 
 def shorten(codec: Codec) -> str:
@@ -24,15 +26,19 @@ def shorten(codec: Codec) -> str:
 
 def warm_up_steps(codec: Codec) -> int:
     """After which nothing is done for the first time, neither here nor in torch's hook."""
-    if not isinstance(codec, PowerSGD):
+    if not isinstance(codec, PowerSGD | Auto):
         return _DDP_STEPS
     return max(codec.start_iter, TORCH_START) + _DDP_STEPS
 
 
 def wire_bytes(codec: Codec, shapes: Iterable[Shape]) -> int:
-    """That a node sends in a round, and receives, once compression has started."""
+    """That a node sends in a round, and receives, once compression has started. Not of auto."""
     if not isinstance(codec, PowerSGD):
-        return _ITEM_BYTES[codec.name] * sum(math.prod(shape) for shape in shapes)
+        elements = sum(math.prod(shape) for shape in shapes)
+        if codec.name not in _BLOCKS:
+            return _ITEM_BYTES[codec.name] * elements
+        block, block_bytes = _BLOCKS[codec.name]
+        return math.ceil(elements * block_bytes / block)
     elements = 0
     for shape in shapes:
         rank = _rank(codec, shape)
@@ -41,9 +47,18 @@ def wire_bytes(codec: Codec, shapes: Iterable[Shape]) -> int:
     return _ITEM_BYTES[codec.wire] * elements
 
 
-def compressed_bytes(codec: PowerSGD, shapes: Iterable[Shape]) -> int:
-    """Of fp32 gradients that cross the network as factors."""
-    return 4 * sum(math.prod(shape) for shape in shapes if _rank(codec, shape))
+def compressed_bytes(codec: Codec, shapes: Sequence[Shape]) -> int:
+    """Of fp32 gradients that do not cross the network as they are."""
+    is_compressed = [not isinstance(codec, PowerSGD) or _rank(codec, shape) for shape in shapes]
+    return 4 * sum(math.prod(s) for s, yes in zip(shapes, is_compressed, strict=True) if yes)
+
+
+def passes(codec: Codec) -> int:
+    """How often a compressed gradient's memory is read or written at least, there and back."""
+    # The gradient and its residual are read, and in the end the result and what is left written.
+    # A factor at a time needs their sum, too: it is written, and read for the second factor and
+    # for what is left.
+    return 7 if isinstance(codec, PowerSGD) else 4
 
 
 def _matrix(shape: Shape) -> tuple[int, int]:

@@ -12,7 +12,7 @@ from thalweg.bench.lab_case import measure_iperf3, run_alternating
 from thalweg.bench.rows import Row, make_row, ring_bound, say
 from thalweg.bench.shapes import count_elements, shapes_of
 from thalweg.bench.torch_import import import_torch
-from thalweg.codecs import Codec, PowerSGD, parse
+from thalweg.codecs import Auto, Codec, PowerSGD, parse
 
 _ORDER = ("iperf3", "local", "thalweg", "ddp", "torch-fp16", "torch-powersgd")
 _ROWS = ("thalweg", "ddp", "torch-fp16", "torch-powersgd", "iperf3")
@@ -94,8 +94,11 @@ def _bounds(case: StepCase, rate: float | None) -> dict[str, float | None]:
         # torch's hook sends them as the gradients are.
         fp32_bytes = wire_bytes(replace(codec, wire="fp32"), shapes)
         factors = ring_bound(fp32_bytes, rate, shape.ranks, shape.nodes)
+    ours = None  # what auto sends is for the sidecars to choose
+    if not isinstance(codec, Auto):
+        ours = shape.exchange_bound(wire_bytes(codec, shapes), rate)
     return {
-        "thalweg": shape.exchange_bound(wire_bytes(codec, shapes), rate),
+        "thalweg": ours,
         "ddp": ring_bound(size, rate, shape.ranks, shape.nodes),
         "torch-fp16": ring_bound(size // 2, rate, shape.ranks, shape.nodes),
         "torch-powersgd": factors,

@@ -73,7 +73,8 @@ def add_parser(commands: _Commands) -> None:
         "--codec",
         type=types.step_codec,
         default="fp32",
-        help="fp32, fp16, bf16 or powersgd:rank=4,…, which starts at 2 unless it has start=…",
+        help="fp32, fp16, bf16, int8, onebit, or powersgd:rank=4,… or auto, which start at 2 "
+        "unless they have start=…",
     )
     step.add_argument("--model", choices=MODELS, default="resnet50", help="whose parameters")
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 _Handler = Callable[[argparse.Namespace], None]
 
 MODELS = ("cnn", "resnet", "vit")
-CODECS = ("fp32", "fp16", "powersgd:rank=4,start=10")
+CODECS = ("fp32", "fp16", "powersgd:rank=4,start=10", "int8", "onebit", "topk")
 
 _EPILOG = """\
 Every training runs on 2 nodes of one worker with 2 shards, all on this machine: its time says what
@@ -57,7 +57,7 @@ def add_parser(
         type=types.codec,
         action="append",
         metavar="CODEC",
-        help=f"may be given several times; default: {' '.join(CODECS)}",
+        help=f"or a policy; may be given several times; default: {' '.join(CODECS)}",
     )
     parser.add_argument("--seeds", type=types.seeds, default=(1, 2, 3), help="default 1,2,3")
     parser.add_argument("--epochs", type=types.number(1, 1000), default=3, help="default 3")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from thalweg._config import ConfigError
 from thalweg.bench.shapes import MODELS
 from thalweg.cli import _bench_types as types
+from thalweg.codecs import PowerSGD
 
 if TYPE_CHECKING:
     _Commands = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -20,11 +21,13 @@ _EPILOG = """\
 All gradients lie in one bucket, on one node, and nothing crosses a network. Thalweg's time is that
 of everything its sidecar computes in a round, in the program thalweg-codec-rounds, which `make
 build` builds; torch's is that of its powerSGD_hook, from the call until its future is done. They
-take turns. bound_s: seven passes over the compressed gradients at the speed of memcpy.
+take turns. bound_s: the least passes over the compressed gradients, seven for PowerSGD and four
+for the others, at the speed of memcpy.
 
 examples:
   thalweg bench codec --codec powersgd:4 --shapes resnet50 --json rows.json
   thalweg bench codec --codec powersgd:rank=8,wire=fp16 --shapes 768x768,3072x768 --peers ''
+  thalweg bench codec --codec int8 --shapes bert-base
 
 exit codes:
   0      measured, and the first result was right
@@ -39,13 +42,13 @@ def add_parser(
 ) -> None:
     parser: argparse.ArgumentParser = cases.add_parser(
         "codec",
-        help="PowerSGD's encoding and decoding",
-        description="Measures PowerSGD's encoding and decoding.",
+        help="encoding and decoding without a network",
+        description="Measures what a codec computes: powersgd, int8, onebit or topk.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "--codec", type=types.power_sgd, default="powersgd:4", help="default powersgd:4"
+        "--codec", type=types.compressing_codec, default="powersgd:4", help="default powersgd:4"
     )
     parser.add_argument(
         "--shapes",
@@ -59,9 +62,8 @@ def add_parser(
     parser.add_argument(
         "--peers",
         type=types.names(("torch",)),
-        default=("torch",),
         metavar="NAME,…",
-        help="default torch; empty: none",
+        help="torch, the default for powersgd, which alone it has; empty: none",
     )
     parser.add_argument(
         "--dir",
@@ -84,7 +86,11 @@ def _run(args: argparse.Namespace) -> None:
             "or give --dir"
         )
     model, shapes = args.shapes
-    case = codec_case.CodecCase(args.codec, model, shapes, args.threads, args.peers, args.repeats)
+    has_peer = isinstance(args.codec, PowerSGD)
+    peers = ("torch",) * has_peer if args.peers is None else args.peers
+    if peers and not has_peer:
+        raise ConfigError(f"torch has no {args.codec.name}: give --peers ''")
+    case = codec_case.CodecCase(args.codec, model, shapes, args.threads, peers, args.repeats)
     found = codec_case.run(case, program)
     print(rows.format_table(found))
     if args.json is not None:

@@ -7,9 +7,10 @@ from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
 
+from thalweg import policy
 from thalweg.bench.compression import TORCH_START, shorten
 from thalweg.bench.shapes import MODELS, Shape, shapes_of
-from thalweg.codecs import Codec, PowerSGD, parse
+from thalweg.codecs import WIRE_TYPES, Auto, Codec, Int8, OneBit, PowerSGD, TopK, parse
 from thalweg.lab import parse_rate
 
 
@@ -77,23 +78,32 @@ def seeds(text: str) -> tuple[int, ...]:
 
 
 def codec(text: str) -> str:
-    """Any codec's text, short: the same for equal codecs."""
-    return shorten(_parse_codec(text))
+    """The text of any codec or policy, the same for equal ones; of a single codec it is short."""
+    try:
+        parsed = policy.parse(text, "the codec")
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return parsed.spec() if parsed.rules else shorten(parsed.default)
 
 
 def step_codec(text: str) -> str:
     """The text of a codec whose compression starts at once, unless `text` says when."""
     parsed = _parse_codec(text)
-    if isinstance(parsed, PowerSGD):
+    if isinstance(parsed, PowerSGD | Auto):
         return shorten(parsed if "start=" in text else replace(parsed, start_iter=TORCH_START))
-    return parsed.name
-
-
-def power_sgd(text: str) -> PowerSGD:
-    parsed = _parse_codec(text)
-    if not isinstance(parsed, PowerSGD):
+    if parsed.name not in (*WIRE_TYPES, "int8", "onebit"):
         raise argparse.ArgumentTypeError(
-            f"{text} is not measured here: expected powersgd, such as powersgd:4"
+            f"{text} is not measured here: expected {', '.join(WIRE_TYPES)}, int8, onebit, "
+            "powersgd or auto"
+        )
+    return shorten(parsed)
+
+
+def compressing_codec(text: str) -> Codec:
+    parsed = _parse_codec(text)
+    if not isinstance(parsed, PowerSGD | Int8 | OneBit | TopK):
+        raise argparse.ArgumentTypeError(
+            f"{text} is not measured here: expected powersgd:4, int8, onebit or topk:0.01"
         )
     return parsed
 

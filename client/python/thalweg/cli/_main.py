@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from thalweg import __version__, codecs
+from thalweg import __version__, policy
 from thalweg._config import ConfigError, parse_addresses
 from thalweg.cli import _bench
 
@@ -22,7 +22,8 @@ with --codec: then THALWEG_ENABLE is set too, and its DistributedDataParallel mo
 without a call.
 
 codecs:
-  fp32, fp16, bf16, powersgd:RANK; or with keys, NAME:KEY=VALUE,…
+  fp32, fp16, bf16, powersgd:RANK, int8, onebit, topk:RATIO, auto; or with keys, NAME:KEY=VALUE,…
+  exceptions to it by name and size: 'powersgd:4;*.bias=fp32;elems<4096=fp16' (docs/compression.md)
 
 exit codes:
   0      all workers succeeded
@@ -135,7 +136,7 @@ def _count(text: str) -> int:
 
 def _codec(text: str) -> str:
     try:
-        return codecs.parse(text).spec()
+        return policy.parse(text).spec()
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
 

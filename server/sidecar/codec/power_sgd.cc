@@ -1,4 +1,4 @@
-#include "server/sidecar/power_sgd.h"
+#include "server/sidecar/codec/power_sgd.h"
 
 #include <algorithm>
 #include <atomic>
@@ -41,33 +41,32 @@ CompressionLoss LossOf(std::span<const float> decoded, std::span<const float> re
   return loss;
 }
 
-std::byte* Bytes(std::vector<float>& values) { return reinterpret_cast<std::byte*>(values.data()); }
-
 }  // namespace
 
-PowerSgd::PowerSgd(const Part& dense, const CodecSpec& spec) : dense_(dense), spec_(spec) {}
+PowerSgd::PowerSgd(TensorSet tensors, const CodecPlace& place, uint32_t number, DType dense,
+                   const CodecSpec& spec)
+    : BucketCodec(std::move(tensors), place),
+      spec_(spec),
+      number_(number),
+      whole_(tensors_, place, number + 2, dense, /*is_direct=*/false) {}
 
-absl::StatusOr<std::unique_ptr<PowerSgd>> PowerSgd::Create(const Part& dense, const CodecSpec& spec,
-                                                           uint64_t chunk_bytes,
-                                                           uint32_t num_shards,
-                                                           MatrixStates& states) {
-  const BucketLayout& layout = dense.bucket.layout;
-  // Factors in float32 would cost the digits for which somebody trains in float64.
-  std::unique_ptr<PowerSgd> codec;
-  if (layout.dtype == DType::kFloat64) return codec;
-  codec.reset(new PowerSgd(dense, spec));
-  uint64_t offset = 0;
-  for (const TensorSpec& tensor : layout.tensors) {
-    THALWEG_RETURN_IF_ERROR(codec->Add(tensor, offset, states));
-    offset += tensor.Elems();
+absl::StatusOr<std::unique_ptr<PowerSgd>> PowerSgd::Create(TensorSet tensors,
+                                                           const CodecPlace& place, uint32_t number,
+                                                           DType dense, const CodecSpec& spec,
+                                                           ParameterStates& states) {
+  std::unique_ptr<PowerSgd> codec(new PowerSgd(std::move(tensors), place, number, dense, spec));
+  for (size_t i = 0; i < codec->tensors_.layout().tensors.size(); ++i) {
+    THALWEG_RETURN_IF_ERROR(codec->Add(i, states));
   }
   if (codec->matrices_.empty()) return std::unique_ptr<PowerSgd>();
-  codec->MakeParts(chunk_bytes, num_shards);
+  codec->MakeParts();
   codec->MakeTasks();
   return codec;
 }
 
-absl::Status PowerSgd::Add(const TensorSpec& tensor, uint64_t offset, MatrixStates& states) {
+absl::Status PowerSgd::Add(size_t index, ParameterStates& states) {
+  const TensorSpec& tensor = tensors_.layout().tensors[index];
+  const uint64_t offset = tensors_.BucketOffset(index);
   const uint64_t elems = tensor.Elems();
   if (elems == 0) return absl::OkStatus();
   const uint64_t rows = tensor.shape.empty() ? 1 : static_cast<uint64_t>(tensor.shape[0]);
@@ -76,23 +75,14 @@ absl::Status PowerSgd::Add(const TensorSpec& tensor, uint64_t offset, MatrixStat
     plains_.push_back({offset, elems, 0});
     return absl::OkStatus();
   }
-  std::shared_ptr<MatrixState>& state = states[tensor.name];
+  THALWEG_ASSIGN_OR_RETURN(auto state, StateOf(states, tensor));
+  state->residual.resize(elems);
   const auto rank = static_cast<uint32_t>(FactorRank(rows, columns, spec_.rank));
-  if (state == nullptr) {
-    state = std::make_shared<MatrixState>();
-    state->residual.resize(elems);
-  }
-  if (state->residual.size() != elems) {
-    return absl::InvalidArgumentError(absl::StrCat("parameter '", tensor.name, "' has ", elems,
-                                                   " elements, its codec state ",
-                                                   state->residual.size()));
-  }
-  matrices_.push_back({offset, rows, columns, rank, 0, 0, HashOf(tensor.name), state});
+  matrices_.push_back({offset, rows, columns, rank, 0, 0, HashOf(tensor.name), std::move(state)});
   return absl::OkStatus();
 }
 
-void PowerSgd::MakeParts(uint64_t chunk_bytes, uint32_t num_shards) {
-  const BucketLayout& layout = dense_.bucket.layout;
+void PowerSgd::MakeParts() {
   BucketLayout first{DType::kFloat32, {}};
   BucketLayout second{DType::kFloat32, {}};
   uint64_t first_elems = 0;
@@ -108,14 +98,14 @@ void PowerSgd::MakeParts(uint64_t chunk_bytes, uint32_t num_shards) {
     second_elems += matrix.columns * matrix.rank;
   }
   // Named after the tensors, so that a mismatch between nodes names them too.
-  uint64_t offset = 0;
+  const std::vector<TensorSpec>& tensors = tensors_.layout().tensors;
   size_t next = 0;
   BucketLayout factors{DType::kFloat32, {}};
-  for (const TensorSpec& tensor : layout.tensors) {
-    const bool is_matrix = next < matrices_.size() && matrices_[next].offset == offset;
-    offset += tensor.Elems();
-    if (!is_matrix) {
-      if (tensor.Elems() > 0) first.tensors.push_back(tensor);
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const TensorSpec& tensor = tensors[i];
+    if (tensor.Elems() == 0) continue;
+    if (next == matrices_.size() || matrices_[next].offset != tensors_.BucketOffset(i)) {
+      first.tensors.push_back(tensor);
       continue;
     }
     const Matrix& m = matrices_[next++];
@@ -125,26 +115,16 @@ void PowerSgd::MakeParts(uint64_t chunk_bytes, uint32_t num_shards) {
   }
   first.tensors.insert(first.tensors.end(), factors.tensors.begin(), factors.tensors.end());
 
-  const DType wire = spec_.wire;
-  BucketId id = dense_.bucket.id;
-  const auto make = [&](uint32_t number, const BucketLayout& part_layout, WireFormat part_wire) {
-    id.part = number;
-    return std::make_unique<Part>(id, part_layout, part_wire, chunk_bytes, num_shards);
+  const auto prepare = [&](Factors& factors_of, uint32_t number, const BucketLayout& layout) {
+    factors_of.part = std::make_unique<Part>(MakePart(number, layout, FormatOf(spec_.wire)));
+    factors_of.sent.resize(layout.Elems());
+    factors_of.mean.resize(layout.Elems());
+    if (spec_.wire != DType::kFloat32) {
+      factors_of.encoded.resize(layout.Elems() * SizeOf(spec_.wire));
+    }
   };
-  first_ = make(1, first, FormatOf(wire));
-  second_ = make(2, second, FormatOf(wire));
-  whole_ = make(3, layout, dense_.bucket.wire);
-
-  const auto prepare = [&](Part& part, std::vector<float>& sent, std::vector<float>& mean,
-                           std::vector<std::byte>& encoded) {
-    sent.resize(part.Elems());
-    mean.resize(part.Elems());
-    if (wire != DType::kFloat32) encoded.resize(part.WireBytes());
-    part.send = encoded.empty() ? Bytes(sent) : encoded.data();
-    part.receive = Bytes(mean);
-  };
-  prepare(*first_, first_sent_, first_mean_, first_encoded_);
-  prepare(*second_, second_sent_, second_mean_, second_encoded_);
+  prepare(first_, number_, first);
+  prepare(second_, number_ + 1, second);
 }
 
 void PowerSgd::MakeTasks() {
@@ -177,21 +157,10 @@ void PowerSgd::CountRound() {
   for (Matrix& m : matrices_) ++m.state->rounds;
 }
 
-bool PowerSgd::IsSampled() const {
-  return second_->round % kSampleEvery == 1;  // rounds of a part count from 1
-}
-
 Part* PowerSgd::FindPart(uint32_t number) {
-  switch (number) {
-    case 1:
-      return first_.get();
-    case 2:
-      return second_.get();
-    case 3:
-      return whole_.get();
-    default:
-      return nullptr;
-  }
+  if (number == number_) return first_.part.get();
+  if (number == number_ + 1) return second_.part.get();
+  return whole_.FindPart(number);
 }
 
 absl::Status PowerSgd::PrepareFactors(FoldPool& pool) {
@@ -216,124 +185,157 @@ absl::Status PowerSgd::PrepareFactors(FoldPool& pool) {
   });
 }
 
-absl::Status PowerSgd::Project(FoldPool& pool, Device& device, GradientSource& gradient) {
+absl::StatusOr<Part*> PowerSgd::Begin(FoldPool& pool, Gradient& gradient) {
+  step_ = Step::kFirst;
   THALWEG_RETURN_IF_ERROR(PrepareFactors(pool));
   THALWEG_RETURN_IF_ERROR(pool.Run(static_cast<uint32_t>(row_tasks_.size()), [&](uint32_t i) {
     return ProjectRows(row_tasks_[i], gradient);
   }));
-  return EncodePart(pool, device, *first_, first_sent_, first_encoded_);
+  return first_.part.get();
 }
 
-absl::Status PowerSgd::ProjectRows(const Task& task, GradientSource& gradient) {
+absl::StatusOr<Part*> PowerSgd::Next(FoldPool& pool, Gradient& gradient) {
+  switch (step_) {
+    case Step::kFirst:
+      if (IsFinite()) {
+        step_ = Step::kSecond;
+        THALWEG_RETURN_IF_ERROR(ProjectTransposed(pool));
+        return second_.part.get();
+      }
+      step_ = Step::kWhole;
+      return whole_.Begin(pool, gradient);
+    case Step::kSecond:
+      THALWEG_RETURN_IF_ERROR(Reconstruct(pool));
+      return nullptr;
+    case Step::kWhole:
+      THALWEG_RETURN_IF_ERROR(GiveUp(pool, gradient));
+      return nullptr;
+  }
+  return absl::InternalError("no such step");
+}
+
+absl::StatusOr<std::span<const std::byte>> PowerSgd::Encode(const Part& part, uint32_t chunk,
+                                                            Gradient& gradient) {
+  if (&part == &whole_.part()) return whole_.Encode(part, chunk, gradient);
+  Factors& factors = &part == first_.part.get() ? first_ : second_;
+  const uint64_t begin = part.plan.Begin(chunk);
+  const uint64_t elems = part.plan.Elems(chunk);
+  const float* values = factors.sent.data() + begin;
+  if (factors.encoded.empty()) return std::as_bytes(std::span(values, elems));
+  const size_t size = SizeOf(spec_.wire);
+  std::byte* out = factors.encoded.data() + begin * size;
+  const void* share = values;
+  place_.device->Encode({&share, 1}, DType::kFloat32, spec_.wire, elems, out);
+  return std::span<const std::byte>(out, elems * size);
+}
+
+absl::Status PowerSgd::Decode(const Part& part, const RoundResult& received) {
+  if (&part == &whole_.part()) return whole_.Decode(part, received);
+  Factors& factors = &part == first_.part.get() ? first_ : second_;
+  return place_.device->Decode(received.payload, spec_.wire, DType::kFloat32, received.elems,
+                               factors.mean.data() + part.plan.Begin(received.id.chunk));
+}
+
+absl::Status PowerSgd::ProjectRows(const Task& task, Gradient& gradient) {
   const auto [begin, elems] = Range(task);
   THALWEG_RETURN_IF_ERROR(gradient.WaitFor(begin + elems));
   std::vector<float> tile;
   const float* g = gradient.Read(begin, elems, tile);
   if (!task.is_matrix) {
-    float* out = first_sent_.data() + plains_[task.item].sent_offset + task.begin;
+    float* out = first_.sent.data() + plains_[task.item].sent_offset + task.begin;
     std::memcpy(out, g, elems * sizeof(float));
     return absl::OkStatus();
   }
   const Matrix& m = matrices_[task.item];
   const std::span<float> error = m.Rows(task);
   if (!spec_.feedback) std::fill(error.begin(), error.end(), 0.0f);
-  AddErrorAndProject(m.Shape(task), {g, elems}, error, m.state->factor, P(first_sent_, task));
+  AddErrorAndProject(m.Shape(task), {g, elems}, error, m.state->factor, P(first_.sent, task));
   return absl::OkStatus();
 }
 
 bool PowerSgd::IsFinite() const {
   return std::all_of(matrices_.begin(), matrices_.end(), [this](const Matrix& m) {
-    return AllFinite(first_mean_.data() + m.p_offset, m.rows * m.rank);
+    return AllFinite(first_.mean.data() + m.p_offset, m.rows * m.rank);
   });
 }
 
-absl::Status PowerSgd::ProjectTransposed(FoldPool& pool, Device& device) {
+absl::Status PowerSgd::ProjectTransposed(FoldPool& pool) {
   THALWEG_RETURN_IF_ERROR(
       pool.Run(static_cast<uint32_t>(matrices_.size()), [this](uint32_t i) -> absl::Status {
         const Matrix& m = matrices_[i];
-        OrthogonaliseColumns(std::span(first_mean_).subspan(m.p_offset, m.rows * m.rank), m.rank,
+        OrthogonaliseColumns(std::span(first_.mean).subspan(m.p_offset, m.rows * m.rank), m.rank,
                              spec_.epsilon);
         return absl::OkStatus();
       }));
-  THALWEG_RETURN_IF_ERROR(
-      pool.Run(static_cast<uint32_t>(column_tasks_.size()), [this](uint32_t i) -> absl::Status {
-        const Task& task = column_tasks_[i];
-        const Matrix& m = matrices_[task.item];
-        thalweg::ProjectTransposed({m.rows, m.columns, m.rank}, m.state->residual,
-                                   std::span(first_mean_).subspan(m.p_offset, m.rows * m.rank),
-                                   task.begin, task.end,
-                                   std::span(second_sent_).subspan(m.q_offset, m.rank * m.columns));
-        return absl::OkStatus();
-      }));
-  return EncodePart(pool, device, *second_, second_sent_, second_encoded_);
+  return pool.Run(static_cast<uint32_t>(column_tasks_.size()), [this](uint32_t i) -> absl::Status {
+    const Task& task = column_tasks_[i];
+    const Matrix& m = matrices_[task.item];
+    thalweg::ProjectTransposed({m.rows, m.columns, m.rank}, m.state->residual,
+                               std::span(first_.mean).subspan(m.p_offset, m.rows * m.rank),
+                               task.begin, task.end,
+                               std::span(second_.sent).subspan(m.q_offset, m.rank * m.columns));
+    return absl::OkStatus();
+  });
 }
 
-absl::StatusOr<uint64_t> PowerSgd::Reconstruct(FoldPool& pool, Device& device, std::byte* result) {
-  const DType dtype = dense_.bucket.layout.dtype;
+uint64_t PowerSgd::ReconstructRows(const Task& task, CompressionLoss* loss) {
+  const DType dtype = tensors_.layout().dtype;
+  const auto [begin, elems] = Range(task);
+  std::byte* out = place_.result + begin * SizeOf(dtype);
+  std::vector<float> tile;
+  const float* values = first_.mean.data();
+  uint64_t nonfinite = 0;
+  if (task.is_matrix) {
+    const Matrix& m = matrices_[task.item];
+    const bool in_place = dtype == DType::kFloat32;
+    if (!in_place) tile.resize(elems);
+    float* decoded = in_place ? reinterpret_cast<float*>(out) : tile.data();
+    nonfinite =
+        thalweg::Reconstruct(m.Shape(task), P(first_.mean, task),
+                             std::span(second_.mean).subspan(m.q_offset, m.rank * m.columns),
+                             m.Rows(task), {decoded, elems});
+    if (loss != nullptr) *loss = LossOf({decoded, elems}, m.Rows(task));
+    if (in_place) return nonfinite;
+    values = decoded;
+  } else {
+    values += plains_[task.item].sent_offset + task.begin;
+  }
+  const void* share = values;
+  place_.device->Encode({&share, 1}, DType::kFloat32, dtype, elems, out);
+  return nonfinite;
+}
+
+absl::Status PowerSgd::Reconstruct(FoldPool& pool) {
   std::atomic<uint64_t> nonfinite{0};
-  const bool is_sampled = IsSampled();
-  std::vector<CompressionLoss> losses(is_sampled ? row_tasks_.size() : 0);
-  THALWEG_RETURN_IF_ERROR(
-      pool.Run(static_cast<uint32_t>(row_tasks_.size()), [&](uint32_t i) -> absl::Status {
-        const Task& task = row_tasks_[i];
-        const auto [begin, elems] = Range(task);
-        std::byte* out = result + begin * SizeOf(dtype);
-        std::vector<float> tile;
-        const float* values = first_mean_.data();
-        if (task.is_matrix) {
-          const Matrix& m = matrices_[task.item];
-          const bool in_place = dtype == DType::kFloat32;
-          if (!in_place) tile.resize(elems);
-          float* decoded = in_place ? reinterpret_cast<float*>(out) : tile.data();
-          nonfinite +=
-              thalweg::Reconstruct(m.Shape(task), P(first_mean_, task),
-                                   std::span(second_mean_).subspan(m.q_offset, m.rank * m.columns),
-                                   m.Rows(task), {decoded, elems});
-          if (is_sampled) losses[i] = LossOf({decoded, elems}, m.Rows(task));
-          values = decoded;
-          if (in_place) return absl::OkStatus();
-        } else {
-          values += plains_[task.item].sent_offset + task.begin;
-        }
-        const void* share = values;
-        device.Encode({&share, 1}, DType::kFloat32, dtype, elems, out);
-        return absl::OkStatus();
-      }));
+  const bool is_sampled = second_.part->round % kSampleEvery == 1;  // rounds count from 1
+  std::vector<CompressionLoss> losses(row_tasks_.size());
+  THALWEG_RETURN_IF_ERROR(pool.Run(static_cast<uint32_t>(row_tasks_.size()), [&](uint32_t i) {
+    nonfinite += ReconstructRows(row_tasks_[i], is_sampled ? &losses[i] : nullptr);
+    return absl::OkStatus();
+  }));
+  nonfinite_elems_ = nonfinite.load() + first_.part->nonfinite_elems;
   if (is_sampled) loss_ = {};
   for (const CompressionLoss& loss : losses) {  // in one order, whoever computed them
     loss_.residual += loss.residual;
     loss_.whole += loss.whole;
   }
   for (const Matrix& m : matrices_) {
-    const auto begin = second_mean_.begin() + static_cast<std::ptrdiff_t>(m.q_offset);
+    const auto begin = second_.mean.begin() + static_cast<std::ptrdiff_t>(m.q_offset);
     m.state->factor.assign(begin, begin + static_cast<std::ptrdiff_t>(m.rank * m.columns));
     // Nothing that is not finite goes into the next round.
     if (!AllFinite(m.state->factor.data(), m.state->factor.size())) m.state->factor.clear();
   }
-  return nonfinite.load() + first_->nonfinite_elems;
+  return absl::OkStatus();
 }
 
-absl::Status PowerSgd::GiveUp(FoldPool& pool, GradientSource& gradient) {
+absl::Status PowerSgd::GiveUp(FoldPool& pool, Gradient& gradient) {
+  nonfinite_elems_ = whole_.nonfinite_elems();
   return pool.Run(static_cast<uint32_t>(row_tasks_.size()), [&](uint32_t i) -> absl::Status {
     const Task& task = row_tasks_[i];
     if (!task.is_matrix) return absl::OkStatus();
     const auto [begin, elems] = Range(task);
     std::vector<float> tile;
     RestoreError({gradient.Read(begin, elems, tile), elems}, matrices_[task.item].Rows(task));
-    return absl::OkStatus();
-  });
-}
-
-absl::Status PowerSgd::EncodePart(FoldPool& pool, Device& device, const Part& part,
-                                  const std::vector<float>& values,
-                                  std::vector<std::byte>& encoded) {
-  if (encoded.empty()) return absl::OkStatus();
-  const DType wire = part.WireType();
-  return pool.Run(part.plan.Count(), [&](uint32_t chunk) {
-    const uint64_t begin = part.plan.Begin(chunk);
-    const void* share = values.data() + begin;
-    device.Encode({&share, 1}, DType::kFloat32, wire, part.plan.Elems(chunk),
-                  encoded.data() + begin * SizeOf(wire));
     return absl::OkStatus();
   });
 }

@@ -1,4 +1,4 @@
-#include "server/sidecar/matrix_states.h"
+#include "server/sidecar/codec/parameter_states.h"
 
 #include <cstring>
 #include <type_traits>
@@ -10,8 +10,8 @@
 namespace thalweg {
 namespace {
 
-constexpr uint32_t kMagic = 0x31535754;                                  // "TWS1"
-constexpr size_t kFixedBytes = sizeof(uint32_t) + 3 * sizeof(uint64_t);  // of a matrix
+constexpr uint32_t kMagic = 0x32535754;                                  // "TWS2"
+constexpr size_t kFixedBytes = sizeof(uint32_t) + 4 * sizeof(uint64_t);  // of each
 
 class Writer {
  public:
@@ -62,34 +62,43 @@ class Reader {
   std::span<const std::byte> rest_;
 };
 
-absl::Status TakeMatrix(Reader& in, MatrixStates& states) {
+absl::Status TakeParameter(Reader& in, ParameterStates& states) {
   uint32_t name_bytes = 0;
-  uint64_t factor = 0, residual = 0;
+  uint64_t factor = 0, residual = 0, shard_residual = 0;
   std::string name;
-  auto state = std::make_shared<MatrixState>();
+  auto state = std::make_shared<ParameterState>();
   THALWEG_RETURN_IF_ERROR(in.Take(&name_bytes, sizeof name_bytes));
   THALWEG_RETURN_IF_ERROR(in.TakeInto(name, name_bytes));
   THALWEG_RETURN_IF_ERROR(in.Take(&state->rounds, sizeof state->rounds));
   THALWEG_RETURN_IF_ERROR(in.Take(&factor, sizeof factor));
   THALWEG_RETURN_IF_ERROR(in.Take(&residual, sizeof residual));
+  THALWEG_RETURN_IF_ERROR(in.Take(&shard_residual, sizeof shard_residual));
   THALWEG_RETURN_IF_ERROR(in.TakeInto(state->factor, factor));
   THALWEG_RETURN_IF_ERROR(in.TakeInto(state->residual, residual));
+  THALWEG_RETURN_IF_ERROR(in.TakeInto(state->shard_residual, shard_residual));
   if (states.emplace(name, std::move(state)).second) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat("codec state has '", name, "' twice"));
 }
 
+absl::Status CheckSize(const std::string& name, uint64_t elems, const std::vector<float>& values) {
+  if (values.empty() || values.size() == elems) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("parameter '", name, "' has ", elems,
+                                                 " elements, its codec state ", values.size()));
+}
+
 }  // namespace
 
-size_t EncodedBytes(const MatrixStates& states) {
+size_t EncodedBytes(const ParameterStates& states) {
   size_t bytes = 2 * sizeof(uint32_t);
   for (const auto& [name, state] : states) {
-    const size_t elems = state->factor.size() + state->residual.size();
+    const size_t elems =
+        state->factor.size() + state->residual.size() + state->shard_residual.size();
     bytes += kFixedBytes + name.size() + elems * sizeof(float);
   }
   return bytes;
 }
 
-void Encode(const MatrixStates& states, std::span<std::byte> out) {
+void Encode(const ParameterStates& states, std::span<std::byte> out) {
   Writer writer(out);
   writer.Add(kMagic);
   writer.Add(static_cast<uint32_t>(states.size()));
@@ -99,41 +108,50 @@ void Encode(const MatrixStates& states, std::span<std::byte> out) {
     writer.Add(state->rounds);
     writer.Add(uint64_t{state->factor.size()});
     writer.Add(uint64_t{state->residual.size()});
-    writer.Add(state->factor.data(), state->factor.size() * sizeof(float));
-    writer.Add(state->residual.data(), state->residual.size() * sizeof(float));
+    writer.Add(uint64_t{state->shard_residual.size()});
+    for (const auto* values : {&state->factor, &state->residual, &state->shard_residual}) {
+      writer.Add(values->data(), values->size() * sizeof(float));
+    }
   }
 }
 
-absl::StatusOr<MatrixStates> DecodeMatrixStates(std::span<const std::byte> bytes) {
+absl::StatusOr<ParameterStates> DecodeParameterStates(std::span<const std::byte> bytes) {
   Reader in(bytes);
   uint32_t magic = 0, count = 0;
   THALWEG_RETURN_IF_ERROR(in.Take(&magic, sizeof magic));
   if (magic != kMagic) return absl::InvalidArgumentError("these bytes are no codec state");
   THALWEG_RETURN_IF_ERROR(in.Take(&count, sizeof count));
-  MatrixStates states;
-  for (uint32_t i = 0; i < count; ++i) THALWEG_RETURN_IF_ERROR(TakeMatrix(in, states));
+  ParameterStates states;
+  for (uint32_t i = 0; i < count; ++i) THALWEG_RETURN_IF_ERROR(TakeParameter(in, states));
   if (in.left() == 0) return states;
   return absl::InvalidArgumentError(
-      absl::StrCat("codec state has ", in.left(), " bytes too many after its last matrix"));
+      absl::StrCat("codec state has ", in.left(), " bytes too many after its last parameter"));
 }
 
-absl::Status Replace(MatrixStates& states, MatrixStates loaded) {
+absl::StatusOr<std::shared_ptr<ParameterState>> StateOf(ParameterStates& states,
+                                                        const TensorSpec& parameter) {
+  std::shared_ptr<ParameterState>& state = states[parameter.name];
+  if (state == nullptr) state = std::make_shared<ParameterState>();
+  THALWEG_RETURN_IF_ERROR(CheckSize(parameter.name, parameter.Elems(), state->residual));
+  THALWEG_RETURN_IF_ERROR(CheckSize(parameter.name, parameter.Elems(), state->shard_residual));
+  return state;
+}
+
+absl::Status Replace(ParameterStates& states, ParameterStates loaded) {
   for (const auto& [name, state] : loaded) {
     const auto known = states.find(name);
-    if (known == states.end()) continue;
-    const size_t expected = known->second->residual.size();
-    if (state->residual.size() == expected) continue;
-    return absl::InvalidArgumentError(absl::StrCat("parameter '", name, "' has ", expected,
-                                                   " elements, its codec state ",
-                                                   state->residual.size()));
+    if (known == states.end() || known->second->residual.empty()) continue;
+    const size_t elems = known->second->residual.size();
+    THALWEG_RETURN_IF_ERROR(CheckSize(name, elems, state->residual));
+    THALWEG_RETURN_IF_ERROR(CheckSize(name, elems, state->shard_residual));
   }
   for (auto& [name, state] : loaded) {
-    std::shared_ptr<MatrixState>& known = states[name];
-    if (known == nullptr) {
-      known = std::move(state);
-    } else {
-      *known = std::move(*state);
-    }
+    std::shared_ptr<ParameterState>& known = states[name];
+    if (known == nullptr) known = std::make_shared<ParameterState>();
+    const size_t elems = known->residual.size();
+    const std::shared_ptr<ParameterState> taken = std::move(state);
+    *known = std::move(*taken);
+    if (known->residual.empty()) known->residual.resize(elems);
   }
   return absl::OkStatus();
 }

@@ -1,0 +1,198 @@
+"""Which tensor takes which codec: a default, and rules that are exceptions to it.
+
+    thalweg.Policy(thalweg.PowerSGD(rank=4), [thalweg.Rule(thalweg.FP32(), name="*.bias")])
+
+The text form is the default's and after it, behind semicolons, the rules': matches joined by &, an
+equals sign, a codec.
+
+    powersgd:rank=4;*.bias=fp32;head.*&elems<4096&dims>1=int8
+
+This module loads neither torch nor native code.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from thalweg import codecs
+from thalweg.codecs import Auto, Codec, PowerSGD
+
+_MAX_BYTES = 64 << 10  # of the text form
+_MAX_CODECS = 5
+_MAX_BOUND = 1 << 48  # no tensor has more elements
+_SPACES = " \t\n\v\f\r"
+_SEPARATORS = ";&=<>"
+_BOUND = re.compile(r"(elems|dims)([<>])(.*)", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Rule:
+    """`codec` for the tensors for which all of the rest holds."""
+
+    codec: Codec
+    name: str = "*"  # the parameter's name; * stands for any bytes, ? for one
+    min_elems: int = 0
+    max_elems: int | None = None
+    min_dims: int = 0
+    max_dims: int | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.codec, Codec):
+            raise ValueError(f"Rule: codec is {self.codec!r}, expected one such as thalweg.FP16()")
+        if isinstance(self.codec, Auto):
+            raise ValueError("Rule: auto chooses for whole buckets: make it the policy's default")
+        if not _is_pattern(self.name):
+            raise ValueError(
+                f"Rule: name is {self.name!r}, expected a pattern without any of {_SEPARATORS} "
+                "and without spaces around it"
+            )
+        for what in ("elems", "dims"):
+            least, most = getattr(self, f"min_{what}"), getattr(self, f"max_{what}")
+            for field, bound in ((f"min_{what}", least), (f"max_{what}", most or 0)):
+                if type(bound) is not int or not 0 <= bound < _MAX_BOUND:
+                    raise ValueError(
+                        f"Rule: {field} is {bound!r}, expected a whole number from 0, "
+                        f"below {_MAX_BOUND}"
+                    )
+
+    def matches(self, name: str, shape: Sequence[int]) -> bool:
+        """Whether the rule holds for the parameter `name`."""
+        elems = 1
+        for extent in shape:
+            elems *= extent
+        return (
+            self.min_elems <= elems
+            and (self.max_elems is None or elems <= self.max_elems)
+            and self.min_dims <= len(shape)
+            and (self.max_dims is None or len(shape) <= self.max_dims)
+            and _regex(self.name).fullmatch(name.encode()) is not None
+        )
+
+    def spec(self) -> str:
+        matches = []
+        for what in ("elems", "dims"):
+            least, most = getattr(self, f"min_{what}"), getattr(self, f"max_{what}")
+            matches += [f"{what}>{least - 1}"] if least else []
+            matches += [] if most is None else [f"{what}<{most + 1}"]
+        if self.name != "*" or not matches:
+            matches.insert(0, self.name)
+        return f"{'&'.join(matches)}={self.codec.spec()}"
+
+
+@dataclass(frozen=True)
+class Policy:
+    """The codec of the first rule that holds for a tensor, else the default."""
+
+    default: Codec
+    rules: Sequence[Rule] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rules", tuple(self.rules))
+        if not isinstance(self.default, Codec):
+            raise ValueError(
+                f"Policy: default is {self.default!r}, expected one such as thalweg.PowerSGD()"
+            )
+        for rule in self.rules:
+            if not isinstance(rule, Rule):
+                raise ValueError(f"Policy: a rule is {rule!r}, expected a thalweg.Rule")
+        found = [codec.name for codec in self.codecs]
+        if len(found) > _MAX_CODECS:
+            raise ValueError(
+                f"Policy: {len(found)} different codecs ({', '.join(found)}), at most "
+                f"{_MAX_CODECS} are allowed"
+            )
+        size = len(self.spec().encode())
+        if size > _MAX_BYTES:
+            raise ValueError(
+                f"Policy: {size} bytes of text, at most {_MAX_BYTES} are allowed: let one pattern "
+                "stand for several names"
+            )
+
+    @property
+    def codecs(self) -> tuple[Codec, ...]:
+        """The different ones, in order of mention; of Auto those that it chooses from."""
+        first = self.default
+        found = first.candidates if isinstance(first, Auto) else (first,)
+        return tuple(dict.fromkeys([*found, *(rule.codec for rule in self.rules)]))
+
+    def spec(self) -> str:
+        """The text form with every key, equal for equal policies; `parse` reads it."""
+        return ";".join([self.default.spec(), *(rule.spec() for rule in self.rules)])
+
+
+def parse(text: str, what: str = "codec") -> Policy:
+    """The policy that `text` describes. ValueError says what is wrong with `what`."""
+    first, *rest = (piece.strip(_SPACES) for piece in text.split(";"))
+    default = codecs.parse(first, what)
+    rules = []
+    for number, piece in enumerate(rest, start=1):
+        try:
+            rules.append(_parse_rule(piece))
+        except ValueError as error:
+            raise ValueError(f"{what}: rule {number} {piece!r}: {error}") from None
+    try:
+        return Policy(default, rules)
+    except ValueError as error:
+        raise ValueError(f"{what}: {error}") from None
+
+
+def spare(policy: Policy, embeddings: Iterable[tuple[str, Sequence[int]]]) -> Policy:
+    """With rules that keep parameters, given by name and shape, from becoming factors by default.
+
+    Few rows of an embedding's gradient are not zero, and others in every step: it has as high a
+    rank as there are such rows, and no direction worth keeping from step to step.
+    """
+    if not isinstance(policy.default, PowerSGD | Auto):
+        return policy
+    wire = policy.default.wire if isinstance(policy.default, PowerSGD) else "fp32"
+    dense = codecs.parse(wire)
+    added = [
+        Rule(dense, name=re.sub(rf"[*{_SEPARATORS}\s]", "?", name, flags=re.ASCII))
+        for name, shape in embeddings
+        if not any(rule.matches(name, shape) for rule in policy.rules)
+    ]
+    return Policy(policy.default, [*policy.rules, *added]) if added else policy
+
+
+def _parse_rule(text: str) -> Rule:
+    left, equals, codec = text.partition("=")
+    if not equals:
+        raise ValueError("expected MATCH=CODEC, such as *.bias=fp32")
+    values: dict[str, int | str] = {}
+    for match in left.split("&"):
+        field, value = _parse_match(match.strip(_SPACES))
+        if field in values:
+            raise ValueError(f"two matches of one sort, the second {match!r}: make it two rules")
+        values[field] = value
+    return Rule(codecs.parse(codec.strip(_SPACES), "the codec"), **values)  # type: ignore[arg-type]
+
+
+def _parse_match(text: str) -> tuple[str, int | str]:
+    """A field of a rule, and its value."""
+    bound = _BOUND.fullmatch(text)
+    if bound is None:
+        if not _is_pattern(text):
+            raise ValueError(
+                f"{text!r} is neither a pattern of names nor a bound: expected elems<N, elems>N, "
+                "dims<N or dims>N"
+            )
+        return "name", text
+    what, relation, number = bound.groups()
+    least = 1 if relation == "<" else 0
+    if not (number.isascii() and number.isdigit()) or int(number) < least:
+        raise ValueError(f"the bound of {text!r} is {number!r}, expected a number from {least}")
+    if relation == "<":
+        return f"max_{what}", int(number) - 1
+    return f"min_{what}", int(number) + 1
+
+
+def _is_pattern(text: object) -> bool:
+    ok = isinstance(text, str) and text == text.strip(_SPACES) and text != ""
+    return ok and not set(_SEPARATORS).intersection(str(text))
+
+
+def _regex(pattern: str) -> re.Pattern[bytes]:
+    escaped = re.escape(pattern.encode())
+    return re.compile(escaped.replace(rb"\*", b".*").replace(rb"\?", b"."), re.DOTALL)

@@ -1,0 +1,64 @@
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "core/base/status_macros.h"
+#include "server/aggregator/job.h"
+
+namespace thalweg {
+
+absl::StatusOr<uint64_t> Job::ResidualElemsLocked(uint32_t node, BucketId bucket,
+                                                  uint32_t chunk) const {
+  THALWEG_RETURN_IF_ERROR(CheckActiveLocked(node));
+  const absl::StatusOr<uint64_t> elems = layouts_.ResidualElems(bucket, chunk);
+  if (elems.ok()) return elems;
+  return OfJob(spec_.job, elems.status());
+}
+
+absl::StatusOr<std::vector<float>> Job::ReadResidual(uint32_t node, BucketId bucket,
+                                                     uint32_t chunk) {
+  std::shared_ptr<Residual> residual;
+  {
+    MutexLock lock(mutex_);
+    THALWEG_RETURN_IF_ERROR(ResidualElemsLocked(node, bucket, chunk).status());
+    residual = residuals_.Find(bucket, chunk);
+  }
+  if (residual == nullptr) return std::vector<float>();
+  Residual& found = *residual;
+  MutexLock lock(found.mutex);
+  return found.values;
+}
+
+absl::Status Job::WriteResidual(uint32_t node, BucketId bucket, uint32_t chunk,
+                                std::span<const float> values) {
+  const auto refused = [&](const std::string& why) {
+    return OfJob(spec_.job,
+                 absl::InvalidArgumentError(absl::StrCat("residual of chunk ", chunk, " of bucket ",
+                                                         ToString(bucket), ": ", why)));
+  };
+  // A residual that is not finite would make all results to come so.
+  const auto bad =
+      std::find_if(values.begin(), values.end(), [](float v) { return !std::isfinite(v); });
+  if (bad != values.end()) {
+    return refused(
+        absl::StrCat("expected finite values, got ", *bad, " for element ", bad - values.begin()));
+  }
+  std::vector<float> copy(values.begin(), values.end());
+  std::shared_ptr<Residual> residual;
+  {
+    MutexLock lock(mutex_);
+    THALWEG_ASSIGN_OR_RETURN(const uint64_t elems, ResidualElemsLocked(node, bucket, chunk));
+    if (copy.size() != elems) {
+      return refused(absl::StrCat("expected ", elems, " values, got ", copy.size()));
+    }
+    residual = residuals_.Get(bucket, chunk, elems);
+    UpdateMemoryLocked();
+  }
+  Residual& written = *residual;
+  MutexLock lock(written.mutex);
+  written.values.swap(copy);
+  return absl::OkStatus();
+}
+
+}  // namespace thalweg

@@ -1,0 +1,45 @@
+// How an auto codec chooses for a bucket: by what each candidate is predicted to add to a step. The
+// same numbers on all nodes give the same choice: they are agreed in Join, and what is computed of
+// them here is plain arithmetic in one order.
+//
+//   link     bytes that a node sends / rate, times num_nodes / num_shards if shards have more to
+//            carry than nodes; as much comes back meanwhile
+//   casts and lossy formats go chunk by chunk, so that everything overlaps:
+//            max(link, computing at a node, computing at a shard) + a round trip
+//   PowerSGD goes in two steps, of which nothing overlaps with the computing at a node:
+//            computing at a node + max(link, computing at a shard) + two round trips
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "core/base/codec_cost.h"
+#include "core/base/codec_spec.h"
+#include "core/base/exchange.h"
+#include "core/base/layout.h"
+
+namespace thalweg {
+
+// What a job's nodes have agreed on.
+struct AutoTerms {
+  std::vector<CodecSpec> candidates;  // as AutoCandidates gives them
+  std::vector<CodecCost> costs;       // as many
+  LinkSpeed link;                     // without a rate there is no network to wait for
+  uint32_t num_nodes = 1;
+  uint32_t num_shards = 1;
+};
+
+struct Choice {
+  uint32_t codec = 0;           // number of the candidate
+  std::vector<double> seconds;  // predicted, by candidate
+  // For people: "25.6 MB in 12 tensors at 12.5 MB/s: powersgd 27 ms (sends 301 kB, computes 11 ms)
+  // rather than int8 …". Says that compression would not help where fp32 is chosen.
+  std::string reason;
+};
+
+// `tensors` are those of a bucket about which auto decides. Of candidates within 2 % of the fastest
+// the first, which is the most exact, is chosen. Thread-safe.
+Choice ChooseCodec(const BucketLayout& tensors, const AutoTerms& terms);
+
+}  // namespace thalweg

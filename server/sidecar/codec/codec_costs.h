@@ -1,0 +1,20 @@
+// Measures on this machine what auto needs to know of it.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "core/base/codec_cost.h"
+#include "core/base/codec_spec.h"
+
+namespace thalweg {
+
+// The cost of each of `candidates` when `threads` work at it, on a node and on the shards of a job
+// of `num_nodes`: shards are taken to run on machines like this one. Takes some 15 ms on the
+// caller's thread, twice as long on a busy machine. Requires candidates that are not auto, and
+// num_nodes and threads of 1 or more. Thread-safe.
+std::vector<CodecCost> MeasureCosts(std::span<const CodecSpec> candidates, uint32_t num_nodes,
+                                    uint32_t threads);
+
+}  // namespace thalweg

@@ -1,0 +1,43 @@
+// Which codecs a bucket goes through, as the job's policy has it.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "core/base/codec_policy.h"
+#include "core/base/layout.h"
+#include "server/sidecar/codec/bucket_codec.h"
+#include "server/sidecar/codec/cast_codec.h"
+#include "server/sidecar/codec/parameter_states.h"
+
+namespace thalweg {
+
+struct CodecChoice {
+  const CodecPolicy& policy;
+  // The number, among policy.Codecs(), of what auto has chosen for the bucket; else of no meaning.
+  uint32_t auto_choice = 0;
+};
+
+// The parts of the policy's codec number k are 1 + k · kPartsPerCodec and those that follow.
+inline constexpr uint32_t kPartsPerCodec = 3;
+static_assert(1 + kMaxCodecs * kPartsPerCodec <= kMaxParts);
+
+// For each tensor, the number of its codec among policy.Codecs().
+std::vector<uint32_t> AssignCodecs(const BucketLayout& bucket, const CodecChoice& choice);
+
+// Takes the bucket as it is, as part 0: in the widest of the types in which its codecs send what
+// they do not compress. `share` is the type in which workers leave their shares.
+std::unique_ptr<CastCodec> MakeDenseCodec(const BucketLayout& bucket, const CodecPlace& place,
+                                          const CodecChoice& choice, DType share,
+                                          uint32_t workers_on_node);
+
+// Between them they take every tensor that has elements; none if the bucket is best taken as it is.
+// InvalidArgument names a tensor whose state, which somebody has loaded, is of another size.
+absl::StatusOr<std::vector<std::unique_ptr<BucketCodec>>> MakeCodecs(const BucketLayout& bucket,
+                                                                     const CodecPlace& place,
+                                                                     const CodecChoice& choice,
+                                                                     ParameterStates& states);
+
+}  // namespace thalweg

@@ -1,0 +1,59 @@
+// What codecs carry from round to round, and how it looks as bytes: a worker can ask its sidecar
+// for them, keep them in a checkpoint, and hand them back to go on bit for bit.
+//
+//   byte  size  field
+//   0     4     A magic    "TWS2"
+//   4     4     B count    parameters that follow, by name
+//
+// each of which is, without padding, integers little-endian:
+//
+//   u32 name's length, the name, u64 rounds, u64 factor's elements, u64 residual's elements,
+//   u64 shard residual's elements, the factor, the residual, the shard residual as float32
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "core/base/layout.h"
+
+namespace thalweg {
+
+struct ParameterState {
+  // What this node has not got across yet; in mid-round of PowerSGD the matrix itself. Empty: none.
+  std::vector<float> residual;
+  std::vector<float> factor;  // PowerSGD's Q transposed, rank × columns; empty: none yet
+  uint64_t rounds = 0;        // that the parameter has been reduced in
+  // What the shards have left out of the results. Only while a state is saved or loaded, and only
+  // on node 0.
+  std::vector<float> shard_residual;
+};
+
+// By parameter name, so that it survives when DDP cuts its buckets anew. Guarded by the mutex of
+// the NodeJob; the states themselves belong to the round in flight of the bucket that holds the
+// parameter.
+using ParameterStates = std::map<std::string, std::shared_ptr<ParameterState>>;
+
+// The state of a parameter, new if there is none. InvalidArgument when there is one of another
+// size.
+absl::StatusOr<std::shared_ptr<ParameterState>> StateOf(ParameterStates& states,
+                                                        const TensorSpec& parameter);
+
+size_t EncodedBytes(const ParameterStates& states);
+// `out` has EncodedBytes(states) bytes.
+void Encode(const ParameterStates& states, std::span<std::byte> out);
+// Of bytes that nobody vouches for: InvalidArgument says what is wrong with them.
+absl::StatusOr<ParameterStates> DecodeParameterStates(std::span<const std::byte> bytes);
+
+// Puts `loaded` in the place of states of the same names, which keep their addresses; one without
+// residual makes a residual that is there zero.
+// InvalidArgument names a parameter whose sizes differ; then nothing has changed.
+absl::Status Replace(ParameterStates& states, ParameterStates loaded);
+
+}  // namespace thalweg
