@@ -133,10 +133,17 @@ def test_embedded_node_needs_no_aggregator(tmp_path):
     ]
 
 
+def heed_interrupts():
+    """As from a terminal: what a shell puts into the background ignores SIGINT."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_ends_everything(signum, code):
-    arguments = ["lab", *SMALL, "--rate", "1mbit", "--bytes", "40000000"]
-    with subprocess.Popen([*BENCH, *arguments], stderr=subprocess.PIPE, text=True) as bench:
+    command = [*BENCH, "lab", *SMALL, "--rate", "1mbit", "--bytes", "40000000"]
+    with subprocess.Popen(
+        command, stderr=subprocess.PIPE, text=True, preexec_fn=heed_interrupts
+    ) as bench:
         assert any("40000000 bytes" in line for line in bench.stderr)
         bench.send_signal(signum)
         assert bench.wait(30) == code
