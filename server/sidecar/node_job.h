@@ -117,7 +117,7 @@ class NodeJob : public std::enable_shared_from_this<NodeJob> {
   // The number, among the policy's codecs, of what auto takes for a bucket.
   uint32_t ChooseCodecLocked(BucketId id, const BucketLayout& layout)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void CountCompressedLocked(const NodeBucket& bucket) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void CountCompressedLocked(NodeBucket& bucket) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   absl::Status SendCodecState(uint32_t local_rank);
   absl::Status TakeCodecState(const CodecState& message, UniqueFd arena);

@@ -103,7 +103,7 @@ absl::Status NodeJob::TakeStep(const Step& step) {
   return absl::OkStatus();
 }
 
-void NodeJob::CountCompressedLocked(const NodeBucket& bucket) {
+void NodeJob::CountCompressedLocked(NodeBucket& bucket) {
   SidecarMetrics& metrics = context_.metrics;
   const auto gave_up = [](const auto& codec) { return codec->gave_up(); };
   if (std::any_of(bucket.codecs.begin(), bucket.codecs.end(), gave_up)) {
@@ -118,13 +118,11 @@ void NodeJob::CountCompressedLocked(const NodeBucket& bucket) {
     metrics.compressed_since.Set(static_cast<double>(compressed_since_));
     spdlog::info("job '{}': compression has begun after {} iterations", spec_.job, rounds);
   }
+  // Only this bucket's codecs are at rest.
+  bucket.loss = {};
+  for (const auto& codec : bucket.codecs) bucket.loss += codec->loss();
   loss_ = {};
-  for (const auto& [index, other] : buckets_) {
-    for (const auto& codec : other->codecs) {
-      loss_.residual += codec->loss().residual;
-      loss_.whole += codec->loss().whole;
-    }
-  }
+  for (const auto& [index, other] : buckets_) loss_ += other->loss;
   metrics.residual_norm.Set(std::sqrt(loss_.residual));
   metrics.compression_error.Set(ErrorRatio(loss_));
 }

@@ -40,6 +40,12 @@ struct CodecPlace {
 struct CompressionLoss {
   double residual = 0;  // what is left for later
   double whole = 0;     // what was to be sent
+
+  CompressionLoss& operator+=(const CompressionLoss& other) {
+    residual += other.residual;
+    whole += other.whole;
+    return *this;
+  }
 };
 
 // ‖residual‖ / ‖whole‖; 0 when nothing was to be sent.

@@ -144,10 +144,7 @@ absl::Status LossyCodec::Decode(const Part& part, const RoundResult& received) {
 
 CompressionLoss LossyCodec::loss() const {
   CompressionLoss sum;
-  for (const CompressionLoss& loss : losses_) {  // in one order, whoever encoded the chunks
-    sum.residual += loss.residual;
-    sum.whole += loss.whole;
-  }
+  for (const CompressionLoss& loss : losses_) sum += loss;  // in one order, whoever encoded them
   return sum;
 }
 

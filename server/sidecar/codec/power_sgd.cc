@@ -315,10 +315,7 @@ absl::Status PowerSgd::Reconstruct(FoldPool& pool) {
   }));
   nonfinite_elems_ = nonfinite.load() + first_.part->nonfinite_elems;
   if (is_sampled) loss_ = {};
-  for (const CompressionLoss& loss : losses) {  // in one order, whoever computed them
-    loss_.residual += loss.residual;
-    loss_.whole += loss.whole;
-  }
+  for (const CompressionLoss& loss : losses) loss_ += loss;  // in one order, whoever computed them
   for (const Matrix& m : matrices_) {
     const auto begin = second_.mean.begin() + static_cast<std::ptrdiff_t>(m.q_offset);
     m.state->factor.assign(begin, begin + static_cast<std::ptrdiff_t>(m.rank * m.columns));
