@@ -9,10 +9,9 @@ namespace thalweg {
 
 CastCodec::CastCodec(TensorSet tensors, const CodecPlace& place, uint32_t number, DType wire,
                      bool is_direct)
-    : BucketCodec(std::move(tensors), place),
+    : OnePartCodec(std::move(tensors), place, number, FormatOf(wire)),
       wire_(wire),
-      is_direct_(is_direct),
-      part_(MakePart(number, tensors_.layout(), FormatOf(wire))) {}
+      is_direct_(is_direct) {}
 
 absl::StatusOr<Part*> CastCodec::Begin(FoldPool& /*pool*/, Gradient& /*gradient*/) {
   // Only now: some buckets never get here.

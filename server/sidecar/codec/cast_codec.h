@@ -4,11 +4,11 @@
 #include <memory>
 #include <string>
 
-#include "server/sidecar/codec/bucket_codec.h"
+#include "server/sidecar/codec/one_part_codec.h"
 
 namespace thalweg {
 
-class CastCodec final : public BucketCodec {
+class CastCodec final : public OnePartCodec {
  public:
   // Sends the tensors as part `number`, in `wire` type. `is_direct`: they are the whole bucket, and
   // what the node's only worker puts into its arena is in wire type already.
@@ -16,18 +16,10 @@ class CastCodec final : public BucketCodec {
             bool is_direct);
 
   std::string name() const override { return Name(wire_); }
-  Part* FindPart(uint32_t number) override {
-    return number == part_.bucket.id.part ? &part_ : nullptr;
-  }
   absl::StatusOr<Part*> Begin(FoldPool& pool, Gradient& gradient) override;
   absl::StatusOr<std::span<const std::byte>> Encode(const Part& part, uint32_t chunk,
                                                     Gradient& gradient) override;
   absl::Status Decode(const Part& part, const RoundResult& received) override;
-  bool EndsWith(const Part& /*part*/) const override { return true; }
-  absl::StatusOr<Part*> Next(FoldPool& /*pool*/, Gradient& /*gradient*/) override {
-    return nullptr;
-  }
-  uint64_t nonfinite_elems() const override { return part_.nonfinite_elems; }
 
   Part& part() { return part_; }
   const Part& part() const { return part_; }
@@ -40,7 +32,6 @@ class CastCodec final : public BucketCodec {
  private:
   const DType wire_;
   const bool is_direct_;
-  Part part_;
   std::unique_ptr<std::byte[]> encoded_;  // from the first round on, unless is_direct_
 };
 

@@ -24,10 +24,9 @@ double SquaredNorm(const float* values, uint64_t elems) {
 
 LossyCodec::LossyCodec(TensorSet tensors, const CodecPlace& place, uint32_t number,
                        const CodecSpec& spec)
-    : BucketCodec(std::move(tensors), place),
+    : OnePartCodec(std::move(tensors), place, number, LossyFormat(spec)),
       spec_(spec),
       format_(LossyFormat(spec)),
-      part_(MakePart(number, {DType::kFloat32, tensors_.layout().tensors}, format_)),
       losses_(part_.plan.Count()) {}
 
 absl::StatusOr<std::unique_ptr<LossyCodec>> LossyCodec::Create(TensorSet tensors,

@@ -11,12 +11,12 @@
 #include "core/base/codec_spec.h"
 #include "core/base/wire_format.h"
 #include "kernels/codec/encoded.h"
-#include "server/sidecar/codec/bucket_codec.h"
+#include "server/sidecar/codec/one_part_codec.h"
 #include "server/sidecar/codec/parameter_states.h"
 
 namespace thalweg {
 
-class LossyCodec final : public BucketCodec {
+class LossyCodec final : public OnePartCodec {
  public:
   // Sends the tensors as part `number`. InvalidArgument names a tensor whose state, which somebody
   // has loaded, is of another size.
@@ -29,18 +29,10 @@ class LossyCodec final : public BucketCodec {
   bool HasStarted() const override;
   void CountRound() override;
   uint64_t rounds() const override { return states_.empty() ? 0 : states_[0]->rounds; }
-  Part* FindPart(uint32_t number) override {
-    return number == part_.bucket.id.part ? &part_ : nullptr;
-  }
   absl::StatusOr<Part*> Begin(FoldPool& pool, Gradient& gradient) override;
   absl::StatusOr<std::span<const std::byte>> Encode(const Part& part, uint32_t chunk,
                                                     Gradient& gradient) override;
   absl::Status Decode(const Part& part, const RoundResult& received) override;
-  bool EndsWith(const Part& /*part*/) const override { return true; }
-  absl::StatusOr<Part*> Next(FoldPool& /*pool*/, Gradient& /*gradient*/) override {
-    return nullptr;
-  }
-  uint64_t nonfinite_elems() const override { return part_.nonfinite_elems; }
   CompressionLoss loss() const override;
   const Part* PartWithShardResiduals() const override;
   void KeepShardResidual(uint32_t chunk, std::span<const float> residual) override;
@@ -63,7 +55,6 @@ class LossyCodec final : public BucketCodec {
 
   const CodecSpec spec_;
   const WireFormat format_;
-  Part part_;
   std::vector<std::shared_ptr<ParameterState>> states_;  // by tensor
   std::vector<uint64_t> encoded_begins_;                 // of the chunks in encoded_
   std::unique_ptr<std::byte[]> encoded_;                 // from the first round on

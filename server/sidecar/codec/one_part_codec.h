@@ -1,0 +1,32 @@
+// What codecs have in common that send one part, whose results are complete as they are decoded.
+#pragma once
+
+#include <cstdint>
+#include <utility>
+
+#include "server/sidecar/codec/bucket_codec.h"
+
+namespace thalweg {
+
+class OnePartCodec : public BucketCodec {
+ public:
+  Part* FindPart(uint32_t number) final {
+    return number == part_.bucket.id.part ? &part_ : nullptr;
+  }
+  bool EndsWith(const Part& /*part*/) const final { return true; }
+  absl::StatusOr<Part*> Next(FoldPool& /*pool*/, Gradient& /*gradient*/) final { return nullptr; }
+  uint64_t nonfinite_elems() const final { return part_.nonfinite_elems; }
+
+ protected:
+  // The part has all tensors; in float32 where `wire` is lossy, else as the bucket has them.
+  OnePartCodec(TensorSet tensors, const CodecPlace& place, uint32_t number, WireFormat wire)
+      : BucketCodec(std::move(tensors), place),
+        part_(MakePart(
+            number,
+            {IsDense(wire) ? tensors_.layout().dtype : DType::kFloat32, tensors_.layout().tensors},
+            wire)) {}
+
+  Part part_;
+};
+
+}  // namespace thalweg
