@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -58,32 +59,90 @@ inline ReferenceChunk ReferenceInt8(const Floats& x) {
   return result;
 }
 
-// Sixteen sums, then their sum by halves.
-inline float ReferenceOneBitScale(const float* x, size_t elems) {
+// Σ shrink·|x| in sixteen sums, then their sum by halves.
+inline float ReferenceSum(const Floats& x, float shrink) {
   float sums[16] = {};
-  for (size_t i = 0; i < elems; ++i) {
-    sums[i % 16] = std::fma(std::fabs(x[i]), 1.0f / 2048, sums[i % 16]);
+  for (size_t i = 0; i < x.size(); ++i) {
+    sums[i % 16] = std::fma(std::fabs(x[i]), shrink, sums[i % 16]);
   }
   for (int half : {8, 4, 2, 1}) {
     for (int j = 0; j < half; ++j) sums[j] = sums[j] + sums[j + half];
   }
-  if (!std::isfinite(sums[0])) return kNaN;
-  return std::fmin(sums[0] / (static_cast<float>(elems) / 2048), std::numeric_limits<float>::max());
+  return sums[0];
+}
+
+// Whether splitmix64's numbers flip the sign of an element of a whole block of onebit.
+inline bool ReferenceFlip(size_t i) {
+  uint64_t z = (i / 64 + 1) * 0x9e3779b97f4a7c15u;
+  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+  z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+  z = z ^ (z >> 31);
+  return (z >> i % 64 & 1) != 0;
+}
+
+// What a whole block with these signs decodes to, from the matrix: row i, column j is −1 to the
+// number of ones that i and j have in common.
+inline Floats ReferenceRotateBack(float scale, const std::vector<bool>& negative) {
+  Floats decoded(1024);
+  for (unsigned j = 0; j < 1024; ++j) {
+    int sum = 0;
+    for (unsigned i = 0; i < 1024; ++i) {
+      sum += negative[i] != (std::popcount(i & j) % 2 == 1) ? -1 : 1;
+    }
+    const auto signed_sum = static_cast<float>(sum);
+    decoded[j] = (ReferenceFlip(j) ? -signed_sum : signed_sum) * scale;
+  }
+  return decoded;
+}
+
+// Shrunken, flipped, transformed.
+inline Floats ReferenceRotate(Floats x) {
+  for (size_t i = 0; i < 1024; ++i) x[i] = (ReferenceFlip(i) ? -x[i] : x[i]) / 65536;
+  for (size_t stride = 512; stride > 0; stride /= 2) {
+    for (size_t i = 0; i < 1024; ++i) {
+      if ((i & stride) != 0) continue;
+      const float a = x[i];
+      const float b = x[i + stride];
+      x[i] = a + b;
+      x[i + stride] = a - b;
+    }
+  }
+  return x;
+}
+
+inline ReferenceChunk ReferenceOneBitBlock(const Floats& x) {
+  constexpr float kLargest = std::numeric_limits<float>::max();
+  const bool whole = x.size() == 1024;
+  const Floats signs = whole ? ReferenceRotate(x) : x;
+  const float sum = ReferenceSum(signs, whole ? 1 : 1.0f / 2048);
+  const float mean = sum / (static_cast<float>(x.size()) / 2048);
+  const float scale = whole ? std::fmin(sum / 16, kLargest / 1024) : std::fmin(mean, kLargest);
+  const bool finite = std::isfinite(sum);
+  ReferenceChunk result;
+  AppendFloat(finite ? scale : kNaN, &result.bytes);
+  result.bytes.resize(4 + (x.size() + 7) / 8);
+  std::vector<bool> negative(x.size());
+  for (size_t i = 0; finite && i < x.size(); ++i) {
+    negative[i] = signs[i] < 0;
+    if (negative[i]) result.bytes[4 + i / 8] |= std::byte{1} << (i % 8);
+  }
+  if (!finite) {
+    result.decoded.assign(x.size(), kNaN);
+  } else if (whole) {
+    result.decoded = ReferenceRotateBack(scale, negative);
+  } else {
+    for (bool minus : negative) result.decoded.push_back(minus ? -scale : scale);
+  }
+  return result;
 }
 
 inline ReferenceChunk ReferenceOneBit(const Floats& x) {
   ReferenceChunk result;
   for (size_t begin = 0; begin < x.size(); begin += 1024) {
-    const size_t elems = std::min<size_t>(x.size() - begin, 1024);
-    const float scale = ReferenceOneBitScale(&x[begin], elems);
-    AppendFloat(scale, &result.bytes);
-    const size_t signs = result.bytes.size();
-    result.bytes.resize(signs + (elems + 7) / 8);
-    for (size_t i = 0; i < elems; ++i) {
-      const bool negative = x[begin + i] < 0 && !std::isnan(scale);
-      if (negative) result.bytes[signs + i / 8] |= std::byte{1} << (i % 8);
-      result.decoded.push_back(negative ? -scale : scale);
-    }
+    const size_t end = std::min<size_t>(x.size(), begin + 1024);
+    const ReferenceChunk block = ReferenceOneBitBlock({&x[begin], &x[begin] + (end - begin)});
+    result.bytes.insert(result.bytes.end(), block.bytes.begin(), block.bytes.end());
+    result.decoded.insert(result.decoded.end(), block.decoded.begin(), block.decoded.end());
   }
   return result;
 }

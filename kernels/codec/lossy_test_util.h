@@ -55,12 +55,13 @@ inline Floats Sum(const Floats& a, const Floats& b) {
   return sum;
 }
 
-// The residual that x leaves when it decodes to `decoded`; of elements that are not sent as numbers
-// that from before.
+// The residual that x leaves when it decodes to `decoded`, at most the largest float; of elements
+// that are not sent as numbers that from before.
 inline Floats ResidualOf(const Floats& x, const Floats& decoded, const Floats& before) {
   Floats residual = before;
   for (size_t i = 0; i < x.size(); ++i) {
-    if (std::isfinite(decoded[i])) residual[i] = x[i] - decoded[i];
+    constexpr float kLargest = std::numeric_limits<float>::max();
+    if (std::isfinite(decoded[i])) residual[i] = std::clamp(x[i] - decoded[i], -kLargest, kLargest);
   }
   return residual;
 }

@@ -13,7 +13,8 @@
 #include "hwy/foreach_target.h"  // compiles the rest of this file once per target
 #include "hwy/highway.h"
 #include "kernels/cast/element.h"
-#include "kernels/cast/vector-inl.h"
+#include "kernels/codec/hadamard-inl.h"
+#include "kernels/codec/rotation.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace thalweg {
@@ -24,8 +25,14 @@ namespace {
 // the same for vectors of any length.
 constexpr size_t kPartials = 16;
 
-// Every magnitude is scaled while it is added, so that no sum of 1024 overflows.
-constexpr float kShrink = 0x1p-11f;
+// At most 8 elements, so that the partial sums fill whole vectors.
+using D = hn::CappedTag<float, 8>;
+using V = hn::Vec<D>;
+
+constexpr size_t kBlockBytes = sizeof(float) + kOneBitBlockElems / 8;
+constexpr float kLargest = std::numeric_limits<float>::max();
+// Larger ones could decode to infinity.
+constexpr float kLargestScale = kLargest / kOneBitBlockElems;
 
 float SumOf(float* partials) {
   for (size_t half = kPartials / 2; half > 0; half /= 2) {
@@ -34,30 +41,35 @@ float SumOf(float* partials) {
   return partials[0];
 }
 
-// From the shrunken sum of `elems` magnitudes. Rounding could take the mean of the very largest
-// floats beyond them.
-float ScaleOf(float sum, size_t elems) {
-  return std::min(sum / (static_cast<float>(elems) * kShrink), std::numeric_limits<float>::max());
-}
-
-// Encodes one block in which anything may occur.
 template <bool kFeedback>
-uint64_t EncodeAnyBlock(const float* values, float* residual, size_t elems, std::byte* out) {
-  float partials[kPartials] = {};
+uint64_t EncodeNaNBlock(const float* values, const float* residual, size_t elems, std::byte* out) {
+  StoreBits<Fp32>(Fp32::kNan, out, 0);
+  std::memset(out + sizeof(float), 0, (elems + 7) / 8);
   uint64_t nonfinite = 0;
   for (size_t i = 0; i < elems; ++i) {
+    if (!std::isfinite(kFeedback ? values[i] + residual[i] : values[i])) ++nonfinite;
+  }
+  return nonfinite;
+}
+
+// The last block of a chunk, which is not rotated.
+
+template <bool kFeedback>
+uint64_t EncodeShortBlock(const float* values, float* residual, size_t elems, std::byte* out) {
+  // Every magnitude is scaled while it is added, so that their sum does not overflow.
+  constexpr float kShrink = 0x1p-11f;
+  float partials[kPartials] = {};
+  for (size_t i = 0; i < elems; ++i) {
     const float x = kFeedback ? values[i] + residual[i] : values[i];
-    if (!std::isfinite(x)) ++nonfinite;
     partials[i % kPartials] = std::fma(std::fabs(x), kShrink, partials[i % kPartials]);
   }
+  const float sum = SumOf(partials);
+  if (!std::isfinite(sum)) return EncodeNaNBlock<kFeedback>(values, residual, elems, out);
+  // Rounding could take the mean of the very largest floats beyond them.
+  const float scale = std::min(sum / (static_cast<float>(elems) * kShrink), kLargest);
+  StoreBits<Fp32>(BitCast<uint32_t>(scale), out, 0);
   std::byte* const signs = out + sizeof(float);
   std::memset(signs, 0, (elems + 7) / 8);
-  if (nonfinite > 0) {
-    StoreBits<Fp32>(Fp32::kNan, out, 0);
-    return nonfinite;
-  }
-  const float scale = ScaleOf(SumOf(partials), elems);
-  StoreBits<Fp32>(BitCast<uint32_t>(scale), out, 0);
   for (size_t i = 0; i < elems; ++i) {
     const float x = kFeedback ? values[i] + residual[i] : values[i];
     if (x < 0) signs[i / 8] |= std::byte{1} << (i % 8);
@@ -66,12 +78,8 @@ uint64_t EncodeAnyBlock(const float* values, float* residual, size_t elems, std:
   return 0;
 }
 
-void DecodeAnyBlock(const std::byte* in, size_t elems, float* out) {
+void DecodeShortBlock(const std::byte* in, size_t elems, float* out) {
   const uint32_t scale = LoadBits<Fp32>(in, 0);
-  if ((scale & Fp32::kMagnitude) >= Fp32::kInfinity) {
-    std::fill_n(out, elems, Fp32::Widen(Fp32::kNan));
-    return;
-  }
   const std::byte* const signs = in + sizeof(float);
   for (size_t i = 0; i < elems; ++i) {
     const auto sign = std::to_integer<uint32_t>(signs[i / 8] >> (i % 8)) & 1u;
@@ -79,119 +87,127 @@ void DecodeAnyBlock(const std::byte* in, size_t elems, float* out) {
   }
 }
 
-#if THALWEG_VECTORS
-
-constexpr size_t kWordElems = 32;
-
-// Vectors of at most 8, so that the partial sums fill at least two of them.
-using D = hn::CappedTag<float, kPartials / 2>;
-using DBits = hn::RebindToUnsigned<D>;
+// Whole blocks.
 
 template <bool kFeedback>
-HWY_INLINE hn::Vec<D> LoadSum(const float* values, const float* residual, size_t i) {
+HWY_INLINE V LoadSum(const float* values, const float* residual, size_t i) {
   const D d;
-  const auto x = hn::LoadU(d, values + i);
+  const V x = hn::LoadU(d, values + i);
   if constexpr (kFeedback) return hn::Add(x, hn::LoadU(d, residual + i));
   return x;
 }
 
-template <bool kFeedback>
-HWY_INLINE float ShrunkenSum(const float* values, const float* residual) {
+HWY_INLINE V Flip(V v, size_t i) {
   const D d;
-  const size_t lanes = hn::Lanes(d);
-  const auto shrink = hn::Set(d, kShrink);
+  const hn::RebindToUnsigned<D> bits;
+  return hn::Xor(v, hn::BitCast(d, hn::LoadU(bits, &kRotationFlips[i])));
+}
+
+template <bool kFeedback>
+HWY_INLINE void Rotate(const float* values, const float* residual, float* rotated) {
+  const D d;
+  const V shrink = hn::Set(d, kRotationShrink);
+  for (size_t i = 0; i < kOneBitBlockElems; i += hn::Lanes(d)) {
+    const V x = LoadSum<kFeedback>(values, residual, i);
+    hn::StoreU(hn::Mul(Flip(x, i), shrink), d, rotated + i);
+  }
+  Hadamard(rotated);
+}
+
+HWY_INLINE float SumOfMagnitudes(const float* rotated) {
+  const D d;
   float partials[kPartials];
-  for (size_t j = 0; j < kPartials; j += 2 * lanes) {
-    auto sum0 = hn::Zero(d);
-    auto sum1 = hn::Zero(d);
+  for (size_t j = 0; j < kPartials; j += hn::Lanes(d)) {
+    V sum = hn::Zero(d);
     for (size_t i = j; i < kOneBitBlockElems; i += kPartials) {
-      const auto x0 = LoadSum<kFeedback>(values, residual, i);
-      const auto x1 = LoadSum<kFeedback>(values, residual, i + lanes);
-      sum0 = hn::MulAdd(hn::Abs(x0), shrink, sum0);
-      sum1 = hn::MulAdd(hn::Abs(x1), shrink, sum1);
+      sum = hn::Add(sum, hn::Abs(hn::LoadU(d, rotated + i)));
     }
-    hn::StoreU(sum0, d, partials + j);
-    hn::StoreU(sum1, d, partials + j + lanes);
+    hn::StoreU(sum, d, partials + j);
   }
   return SumOf(partials);
 }
 
-HWY_INLINE uint32_t BitsOf(hn::Mask<D> mask) {
+// Stores the signs as bits, and ±1 in place of the elements.
+HWY_INLINE void TakeSigns(float* rotated, std::byte* signs) {
   const D d;
-  uint64_t bits = 0;  // eight bytes, as many as may be written
-  hn::StoreMaskBits(d, mask, reinterpret_cast<uint8_t*>(&bits));
-  return static_cast<uint32_t>(bits) & ((1u << hn::Lanes(d)) - 1);
+  const V plus = hn::Set(d, 1.0f);
+  const V minus = hn::Set(d, -1.0f);
+  for (size_t word = 0; word < kOneBitBlockElems / 32; ++word) {
+    uint32_t bits = 0;
+    for (size_t j = 0; j < 32; j += hn::Lanes(d)) {
+      float* const at = rotated + word * 32 + j;
+      const auto negative = hn::Lt(hn::LoadU(d, at), hn::Zero(d));
+      uint64_t mask = 0;  // eight bytes, as many as may be written
+      hn::StoreMaskBits(d, negative, reinterpret_cast<uint8_t*>(&mask));
+      bits |= static_cast<uint32_t>(mask & ((1u << hn::Lanes(d)) - 1)) << j;
+      hn::StoreU(hn::IfThenElse(negative, minus, plus), d, at);
+    }
+    StoreBits<Fp32>(bits, signs, word);
+  }
+}
+
+// What ±1 at `signs` decode to, in their place.
+HWY_INLINE void RotateBack(float scale, float* signs) {
+  const D d;
+  const V factor = hn::Set(d, scale);
+  Hadamard(signs);
+  for (size_t i = 0; i < kOneBitBlockElems; i += hn::Lanes(d)) {
+    hn::StoreU(hn::Mul(Flip(hn::LoadU(d, signs + i), i), factor), d, signs + i);
+  }
 }
 
 template <bool kFeedback>
-HWY_INLINE uint64_t EncodeBlock(const float* values, float* residual, std::byte* out) {
-  const float sum = ShrunkenSum<kFeedback>(values, residual);
-  if (!std::isfinite(sum)) {
-    return EncodeAnyBlock<kFeedback>(values, residual, kOneBitBlockElems, out);
-  }
+uint64_t EncodeBlock(const float* values, float* residual, std::byte* out) {
   const D d;
-  const float scale = ScaleOf(sum, kOneBitBlockElems);
+  alignas(64) float rotated[kOneBitBlockElems];
+  Rotate<kFeedback>(values, residual, rotated);
+  const float sum = SumOfMagnitudes(rotated);
+  if (!std::isfinite(sum)) {
+    return EncodeNaNBlock<kFeedback>(values, residual, kOneBitBlockElems, out);
+  }
+  const float scale = std::min(sum * kRotationScale, kLargestScale);
   StoreBits<Fp32>(BitCast<uint32_t>(scale), out, 0);
-  std::byte* const signs = out + sizeof(float);
-  const auto plus = hn::Set(d, scale);
-  const auto minus = hn::Set(d, -scale);
-  for (size_t word = 0; word < kOneBitBlockElems / kWordElems; ++word) {
-    uint32_t bits = 0;
-    for (size_t j = 0; j < kWordElems; j += hn::Lanes(d)) {
-      const size_t i = word * kWordElems + j;
-      const auto x = LoadSum<kFeedback>(values, residual, i);
-      const auto negative = hn::Lt(x, hn::Zero(d));
-      bits |= BitsOf(negative) << j;
-      if constexpr (kFeedback) {
-        hn::StoreU(hn::Sub(x, hn::IfThenElse(negative, minus, plus)), d, residual + i);
-      }
+  TakeSigns(rotated, out + sizeof(float));
+  if constexpr (kFeedback) {
+    RotateBack(scale, rotated);
+    const V largest = hn::Set(d, kLargest);
+    for (size_t i = 0; i < kOneBitBlockElems; i += hn::Lanes(d)) {
+      const V x = LoadSum<kFeedback>(values, residual, i);
+      const V left = hn::Sub(x, hn::LoadU(d, rotated + i));
+      // The difference of two of the largest floats must not make the residual infinite.
+      hn::StoreU(hn::Max(hn::Min(left, largest), hn::Neg(largest)), d, residual + i);
     }
-    StoreBits<Fp32>(bits, signs, word);
   }
   return 0;
 }
 
-HWY_INLINE void DecodeBlock(const std::byte* in, float* out) {
-  const uint32_t scale = LoadBits<Fp32>(in, 0);
-  if ((scale & Fp32::kMagnitude) >= Fp32::kInfinity) {
-    return DecodeAnyBlock(in, kOneBitBlockElems, out);
-  }
+void DecodeBlock(const std::byte* in, float* out) {
   const D d;
-  const DBits bits;
-  const std::byte* const signs = in + sizeof(float);
-  const auto magnitude = hn::Set(bits, scale);
+  const hn::RebindToUnsigned<D> bits;
+  const auto one = hn::Set(bits, BitCast<uint32_t>(1.0f));
   const auto sign_bit = hn::Set(bits, ~Fp32::kMagnitude);
   // Bit k of a word becomes the sign of lane k.
-  const auto shift = hn::Sub(hn::Set(bits, 31u), hn::Iota(bits, 0));
-  for (size_t word = 0; word < kOneBitBlockElems / kWordElems; ++word) {
-    const uint32_t word_bits = LoadBits<Fp32>(signs, word);
-    for (size_t j = 0; j < kWordElems; j += hn::Lanes(d)) {
+  for (size_t word = 0; word < kOneBitBlockElems / 32; ++word) {
+    const uint32_t word_bits = LoadBits<Fp32>(in + sizeof(float), word);
+    for (size_t j = 0; j < 32; j += hn::Lanes(d)) {
+      const auto shift = hn::Sub(hn::Set(bits, 31u), hn::Iota(bits, 0));
       const auto sign = hn::And(hn::Shl(hn::Set(bits, word_bits >> j), shift), sign_bit);
-      hn::StoreU(hn::BitCast(d, hn::Xor(magnitude, sign)), d, out + word * kWordElems + j);
+      hn::StoreU(hn::BitCast(d, hn::Xor(one, sign)), d, out + word * 32 + j);
     }
   }
+  RotateBack(BitCast<float>(LoadBits<Fp32>(in, 0)), out);
 }
-
-#endif  // THALWEG_VECTORS
-
-constexpr size_t kBlockBytes = sizeof(float) + kOneBitBlockElems / 8;
 
 template <bool kFeedback>
 uint64_t EncodeAll(const float* values, float* residual, size_t elems, std::byte* out) {
   uint64_t nonfinite = 0;
-  for (size_t done = 0; done < elems; done += kOneBitBlockElems) {
-    const size_t block = std::min<size_t>(elems - done, kOneBitBlockElems);
-    float* const block_residual = kFeedback ? residual + done : nullptr;
-#if THALWEG_VECTORS
-    if (block == kOneBitBlockElems) {
-      nonfinite += EncodeBlock<kFeedback>(values + done, block_residual, out);
-      out += kBlockBytes;
-      continue;
-    }
-#endif
-    nonfinite += EncodeAnyBlock<kFeedback>(values + done, block_residual, block, out);
+  for (; elems >= kOneBitBlockElems; elems -= kOneBitBlockElems) {
+    nonfinite += EncodeBlock<kFeedback>(values, residual, out);
+    values += kOneBitBlockElems;
+    if (kFeedback) residual += kOneBitBlockElems;
     out += kBlockBytes;
   }
+  if (elems > 0) nonfinite += EncodeShortBlock<kFeedback>(values, residual, elems, out);
   return nonfinite;
 }
 
@@ -201,16 +217,15 @@ uint64_t EncodeOneBitForTarget(const float* values, float* residual, size_t elem
 }
 
 void DecodeOneBitForTarget(const std::byte* in, size_t elems, float* out) {
-#if THALWEG_VECTORS
-  for (; elems >= kOneBitBlockElems; elems -= kOneBitBlockElems) {
-    DecodeBlock(in, out);
-    in += kBlockBytes;
-    out += kOneBitBlockElems;
-  }
-#endif
   while (elems > 0) {
     const size_t block = std::min<size_t>(elems, kOneBitBlockElems);
-    DecodeAnyBlock(in, block, out);
+    if ((LoadBits<Fp32>(in, 0) & Fp32::kMagnitude) >= Fp32::kInfinity) {
+      std::fill_n(out, block, Fp32::Widen(Fp32::kNan));
+    } else if (block == kOneBitBlockElems) {
+      DecodeBlock(in, out);
+    } else {
+      DecodeShortBlock(in, block, out);
+    }
     in += kBlockBytes;
     out += block;
     elems -= block;

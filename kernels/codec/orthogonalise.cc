@@ -4,6 +4,8 @@
 #include <cassert>
 #include <cmath>
 
+#include "kernels/codec/splitmix.h"
+
 namespace thalweg {
 namespace {
 
@@ -111,15 +113,6 @@ std::vector<size_t> Orthogonalise(std::span<float> factor, size_t rank, double e
   return zeroed;
 }
 
-// splitmix64's output function: every bit of the result depends on every bit of `value`.
-uint64_t Mix(uint64_t value) {
-  value = (value ^ (value >> 30)) * 0xbf58476d1ce4e5b9u;
-  value = (value ^ (value >> 27)) * 0x94d049bb133111ebu;
-  return value ^ (value >> 31);
-}
-
-constexpr uint64_t kGoldenRatio = 0x9e3779b97f4a7c15u;
-
 }  // namespace
 
 std::vector<size_t> OrthogonaliseColumns(std::span<float> p, size_t rank, double epsilon) {
@@ -135,13 +128,13 @@ std::vector<size_t> OrthogonaliseRows(std::span<float> q, size_t rank, double ep
 void SeedDirection(const DirectionSeed& seed, std::span<float> direction) {
   uint64_t key = 0;
   for (uint64_t part : {seed.seed, seed.parameter, seed.column, seed.use}) {
-    key = Mix(key + kGoldenRatio + Mix(part + kGoldenRatio));
+    key = SplitMix(key + kSplitMixStep + SplitMix(part + kSplitMixStep));
   }
   uint64_t counter = key;
   for (float& element : direction) {
-    counter += kGoldenRatio;
+    counter += kSplitMixStep;
     // The upper 24 bits as a signed fraction: exact in float32.
-    const auto fraction = static_cast<int32_t>(Mix(counter) >> 40) - (1 << 23);
+    const auto fraction = static_cast<int32_t>(SplitMix(counter) >> 40) - (1 << 23);
     element = static_cast<float>(fraction) * 0x1p-23f;
   }
 }

@@ -140,10 +140,10 @@ TEST_P(FeedbackFoldTest, SumOfResultsStaysWithinOneResidualOfTheSumOfMeans) {
     ASSERT_NEAR(results[i] + left[i], means[i], kRounds * 5 * std::ldexp(largest, -24)) << i;
   }
   // ‖residual‖ = √(1 − δ)·‖x‖ with ‖x‖ ≤ ‖mean‖ + ‖residual before‖, so it stays below
-  // ‖mean‖·√(1 − δ) / (1 − √(1 − δ)). onebit: δ = (mean |x|)² / mean x², at least 0.36 where mean
-  // |x| is 0.6 of the root mean square (0.80 of normal numbers), which makes 4. int8 leaves out
-  // half a step of 1/125 of a block's largest element, at most √256 times its root mean square: √(1
-  // − δ) ≤ 16/250.
+  // ‖mean‖·√(1 − δ) / (1 − √(1 − δ)). onebit: δ = (mean |x|)² / mean x² of a rotated or short
+  // block, at least 0.36 where mean |x| is 0.6 of the root mean square (0.80 of normal numbers),
+  // which makes 4. int8 leaves out half a step of 1/125 of a block's largest element, at most √256
+  // times its root mean square: √(1 − δ) ≤ 16/250.
   const double most = GetParam() == WireFormat::kOneBit ? 4 : 0.07;
   EXPECT_LT(Norm(left), most * largest_norm);
 }
