@@ -67,7 +67,8 @@ def test_the_same_gradients_are_compressed_as_by_torch(rank):
 
 
 @pytest.mark.parametrize(
-    ("text", "steps"), [("fp32", 2), ("powersgd:rank=4,start=10", 12), ("powersgd:start=0", 4)]
+    ("text", "steps"),
+    [("fp32", 2), ("powersgd:rank=4,start=10", 12), ("powersgd:start=0", 4), ("int8", 4)],
 )
 def test_warm_up_ends_after_compression_has_started(text, steps):
     assert compression.warm_up_steps(parse(text)) == steps

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 
 from thalweg.bench.shapes import Shape
-from thalweg.codecs import Auto, Codec, PowerSGD
+from thalweg.codecs import Auto, Codec, Int8, OneBit, PowerSGD
 
 # With warm start and error feedback torch's hook cannot compress any earlier.
 TORCH_START = 2
@@ -26,7 +26,7 @@ def shorten(codec: Codec) -> str:
 
 def warm_up_steps(codec: Codec) -> int:
     """After which nothing is done for the first time, neither here nor in torch's hook."""
-    if not isinstance(codec, PowerSGD | Auto):
+    if not isinstance(codec, PowerSGD | Int8 | OneBit | Auto):
         return _DDP_STEPS
     return max(codec.start_iter, TORCH_START) + _DDP_STEPS
 
