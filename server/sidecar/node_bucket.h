@@ -93,7 +93,6 @@ class NodeBucket : public std::enable_shared_from_this<NodeBucket> {
   size_t codecs_left = 0;        // in use, that have not got their results
   uint32_t finished_chunks = 0;  // of all parts
   uint32_t workers = 0;          // that the result is the mean over
-  CompressionLoss loss;          // of the last compressed round
   Duration reduce_time{};
   Duration wait_time{};
   Duration decode_time{};

@@ -49,10 +49,8 @@ NodeJob::NodeJob(const Hello& first, NodeContext& context)
       shards_(context.shards, context.metrics.registry),
       pool_(context.threads),
       finish_pool_(HasSteps(first.codec) ? context.threads : 1),
-      workers_(first.local_size) {
-  if (first.codec.fallback.kind != CodecKind::kAuto || first.num_nodes == 1) return;
-  auto_terms_ = {AutoCandidates(first.codec.fallback), {}, {}, first.num_nodes, shards_.size()};
-}
+      workers_(first.local_size),
+      compression_(first.job, first.codec, first.num_nodes, shards_.size(), context.metrics) {}
 
 void NodeJob::Stop() {
   {
@@ -166,8 +164,9 @@ absl::StatusOr<std::shared_ptr<NodeBucket>> NodeJob::TakeLayout(uint32_t local_r
     const BucketTerms terms{spec_.codec,     chunk_bytes_,     shards_.size(),
                             spec_.num_nodes, spec_.local_size, &context_.device};
     THALWEG_ASSIGN_OR_RETURN(
-        bucket, NodeBucket::Create(message.id, message.layout, owner, terms,
-                                   ChooseCodecLocked(message.id, message.layout), states_));
+        bucket,
+        NodeBucket::Create(message.id, message.layout, owner, terms,
+                           compression_.Choose(message.id, message.layout), compression_.states()));
     buckets_[message.id.index] = bucket;
   }
   THALWEG_RETURN_IF_ERROR(bucket->AddInput(local_rank, std::move(arena)));

@@ -24,8 +24,8 @@
 #include "core/base/mutex.h"
 #include "core/base/thread.h"
 #include "core/ipc/connection.h"
-#include "server/sidecar/codec/auto_codec.h"
 #include "server/sidecar/fold_pool.h"
+#include "server/sidecar/job_compression.h"
 #include "server/sidecar/node_bucket.h"
 #include "server/sidecar/node_context.h"
 #include "server/sidecar/shard_group.h"
@@ -114,15 +114,9 @@ class NodeJob : public std::enable_shared_from_this<NodeJob> {
   absl::Status TakeStep(const Step& step);
   // The codec has its result, with `last`.
   void FinishCodec(NodeBucket& bucket, const Part& last);
-  // The number, among the policy's codecs, of what auto takes for a bucket.
-  uint32_t ChooseCodecLocked(BucketId id, const BucketLayout& layout)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void CountCompressedLocked(NodeBucket& bucket) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   absl::Status SendCodecState(uint32_t local_rank);
   absl::Status TakeCodecState(const CodecState& message, UniqueFd arena);
-  absl::Status ReadShardResiduals(BucketCodec& codec);
-  absl::Status WriteShardResiduals(BucketCodec& codec, const Part& part);
   absl::Status CheckIdleLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   // Monitor thread.
@@ -160,10 +154,7 @@ class NodeJob : public std::enable_shared_from_this<NodeJob> {
   // Codecs whose first, and whose later part is under way, in the order of sending.
   std::deque<Step> first_sent_ ABSL_GUARDED_BY(mutex_);
   std::deque<Step> later_sent_ ABSL_GUARDED_BY(mutex_);
-  AutoTerms auto_terms_ ABSL_GUARDED_BY(mutex_);  // without candidates unless auto is to choose
-  ParameterStates states_ ABSL_GUARDED_BY(mutex_);
-  uint64_t compressed_since_ ABSL_GUARDED_BY(mutex_) = 0;  // the iteration; 0: not yet
-  CompressionLoss loss_ ABSL_GUARDED_BY(mutex_);           // of all buckets
+  JobCompression compression_ ABSL_GUARDED_BY(mutex_);
   TimePoint last_progress_ ABSL_GUARDED_BY(mutex_);
 
   Thread run_thread_;

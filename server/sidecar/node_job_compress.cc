@@ -1,43 +1,16 @@
 // How a NodeJob takes a compressed bucket through its round: see BucketCodec for the steps.
 
-#include <spdlog/spdlog.h>
-
 #include <algorithm>
-#include <cmath>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "core/base/status_macros.h"
 #include "server/sidecar/arena_gradient.h"
-#include "server/sidecar/codec/tensor_set.h"
 #include "server/sidecar/node_job.h"
+#include "server/sidecar/shard_residuals.h"
 
 namespace thalweg {
-
-uint32_t NodeJob::ChooseCodecLocked(BucketId id, const BucketLayout& layout) {
-  std::vector<uint32_t> open;  // tensors that no rule is about
-  for (uint32_t i = 0; i < layout.tensors.size(); ++i) {
-    if (spec_.codec.CodecOf(layout.tensors[i]).kind == CodecKind::kAuto) open.push_back(i);
-  }
-  if (open.empty() || auto_terms_.candidates.empty()) return 0;
-  const Choice choice = ChooseCodec(TensorSet(layout, open).layout(), auto_terms_);
-  spdlog::info("job '{}': bucket {}: {}", spec_.job, ToString(id), choice.reason);
-  for (uint32_t k = 0; k < auto_terms_.candidates.size(); ++k) {
-    const Labels labels = {{"bucket", absl::StrCat(id.index)},
-                           {"codec", auto_terms_.candidates[k].Name()}};
-    context_.metrics.registry
-        .GetGauge("thalweg_sidecar_auto_predicted_seconds",
-                  "What auto has predicted that a codec would add to a step for this bucket",
-                  labels)
-        .Set(choice.seconds[k]);
-    context_.metrics.registry
-        .GetGauge("thalweg_sidecar_auto_choice", "1 for the codec that auto has chosen, else 0",
-                  labels)
-        .Set(k == choice.codec ? 1 : 0);
-  }
-  return choice.codec;
-}
 
 absl::Status NodeJob::BeginCompressed(NodeBucket& bucket) {
   ArenaGradient gradient(*this, bucket);
@@ -103,30 +76,6 @@ absl::Status NodeJob::TakeStep(const Step& step) {
   return absl::OkStatus();
 }
 
-void NodeJob::CountCompressedLocked(NodeBucket& bucket) {
-  SidecarMetrics& metrics = context_.metrics;
-  const auto gave_up = [](const auto& codec) { return codec->gave_up(); };
-  if (std::any_of(bucket.codecs.begin(), bucket.codecs.end(), gave_up)) {
-    metrics.given_up_buckets.Add();
-    return;
-  }
-  metrics.compressed_buckets.Add();
-  uint64_t rounds = 0;
-  for (const auto& codec : bucket.codecs) rounds = std::max(rounds, codec->rounds());
-  if (compressed_since_ == 0) {
-    compressed_since_ = rounds + 1;
-    metrics.compressed_since.Set(static_cast<double>(compressed_since_));
-    spdlog::info("job '{}': compression has begun after {} iterations", spec_.job, rounds);
-  }
-  // Only this bucket's codecs are at rest.
-  bucket.loss = {};
-  for (const auto& codec : bucket.codecs) bucket.loss += codec->loss();
-  loss_ = {};
-  for (const auto& [index, other] : buckets_) loss_ += other->loss;
-  metrics.residual_norm.Set(std::sqrt(loss_.residual));
-  metrics.compression_error.Set(ErrorRatio(loss_));
-}
-
 void NodeJob::OnGetCodecState(uint32_t local_rank) {
   if (const absl::Status status = SendCodecState(local_rank); !status.ok()) Fail(status);
 }
@@ -158,12 +107,15 @@ absl::Status NodeJob::SendCodecState(uint32_t local_rank) {
   {
     MutexLock lock(mutex_);
     THALWEG_RETURN_IF_ERROR(CheckIdleLocked());
-    states = states_;
+    states = compression_.states();
     for (const auto& [index, bucket] : buckets_) buckets.push_back(bucket);
     connection = workers_[local_rank].connection;
   }
   for (const auto& bucket : buckets) {
-    for (const auto& codec : bucket->codecs) THALWEG_RETURN_IF_ERROR(ReadShardResiduals(*codec));
+    for (const auto& codec : bucket->codecs) {
+      if (spec_.node != 0) continue;
+      THALWEG_RETURN_IF_ERROR(ReadShardResiduals(shards_, *codec, timeout_.shard()));
+    }
   }
   THALWEG_ASSIGN_OR_RETURN(BucketArena arena,
                            BucketArena::Create("thalweg-codec-state", EncodedBytes(states), true));
@@ -176,31 +128,6 @@ absl::Status NodeJob::SendCodecState(uint32_t local_rank) {
   return absl::OkStatus();
 }
 
-// They are the same for all nodes, so the first one keeps them.
-absl::Status NodeJob::ReadShardResiduals(BucketCodec& codec) {
-  const Part* part = codec.PartWithShardResiduals();
-  if (spec_.node != 0 || part == nullptr || part->round == 0) return absl::OkStatus();
-  for (uint32_t chunk = 0; chunk < part->plan.Count(); ++chunk) {
-    THALWEG_ASSIGN_OR_RETURN(const std::vector<float> residual,
-                             shards_.ReadResidual(part->shard_of_chunk[chunk], part->bucket.id,
-                                                  chunk, Now() + timeout_.shard()));
-    if (!residual.empty()) codec.KeepShardResidual(chunk, residual);
-  }
-  return absl::OkStatus();
-}
-
-absl::Status NodeJob::WriteShardResiduals(BucketCodec& codec, const Part& part) {
-  if (spec_.node != 0 || codec.PartWithShardResiduals() != &part) return absl::OkStatus();
-  for (uint32_t chunk = 0; chunk < part.plan.Count(); ++chunk) {
-    const std::vector<float> residual = codec.ShardResidual(chunk);
-    if (residual.empty()) continue;
-    THALWEG_RETURN_IF_ERROR(shards_.WriteResidual(part.shard_of_chunk[chunk], part.bucket.id, chunk,
-                                                  residual, Now() + timeout_.shard()));
-  }
-  codec.ForgetShardResiduals();
-  return absl::OkStatus();
-}
-
 absl::Status NodeJob::TakeCodecState(const CodecState& message, UniqueFd fd) {
   THALWEG_ASSIGN_OR_RETURN(const BucketArena arena,
                            BucketArena::Open(std::move(fd), message.bytes));
@@ -208,7 +135,7 @@ absl::Status NodeJob::TakeCodecState(const CodecState& message, UniqueFd fd) {
                            DecodeParameterStates({arena.payload(), arena.payload_bytes()}));
   MutexLock lock(mutex_);
   THALWEG_RETURN_IF_ERROR(CheckIdleLocked());
-  return Replace(states_, std::move(loaded));
+  return Replace(compression_.states(), std::move(loaded));
 }
 
 }  // namespace thalweg

@@ -3,7 +3,6 @@
 
 #include <spdlog/spdlog.h>
 
-#include <cmath>
 #include <memory>
 #include <span>
 #include <utility>
@@ -14,6 +13,7 @@
 #include "server/sidecar/arena_gradient.h"
 #include "server/sidecar/codec/codec_costs.h"
 #include "server/sidecar/node_job.h"
+#include "server/sidecar/shard_residuals.h"
 
 namespace thalweg {
 namespace {
@@ -78,7 +78,7 @@ absl::Status NodeJob::JoinShards() {
   std::vector<CodecSpec> candidates;
   {
     MutexLock lock(mutex_);
-    candidates = auto_terms_.candidates;
+    candidates = compression_.candidates();
   }
   request.costs = MeasureCosts(candidates, spec_.num_nodes, context_.threads);
   const std::weak_ptr<NodeJob> self = weak_from_this();
@@ -89,8 +89,7 @@ absl::Status NodeJob::JoinShards() {
   {
     MutexLock lock(mutex_);
     chunk_bytes_ = agreed.chunk_bytes;
-    auto_terms_.costs = agreed.costs;
-    auto_terms_.link = agreed.link;
+    compression_.Agree(agreed);
   }
   spdlog::info(
       "job '{}': node {} of {} with {} workers, {} shards, {} on the wire in chunks of {} KiB",
@@ -149,7 +148,8 @@ absl::Status NodeJob::Announce(BucketCodec& codec, Part& part) {
     THALWEG_ASSIGN_OR_RETURN(part.shard_of_chunk, shards_.RegisterBucket(part.bucket, part.plan,
                                                                          Now() + timeout_.shard()));
   }
-  return WriteShardResiduals(codec, part);
+  if (spec_.node != 0) return absl::OkStatus();
+  return WriteShardResiduals(shards_, codec, part, timeout_.shard());
 }
 
 absl::Status NodeJob::SendPart(NodeBucket& bucket, BucketCodec& codec, Part& part, FoldPool& pool) {
@@ -264,7 +264,7 @@ void NodeJob::FinishCodec(NodeBucket& bucket, const Part& last) {
   {
     MutexLock lock(mutex_);
     is_over = bucket.FinishCodec(last);
-    if (is_over && bucket.compressed) CountCompressedLocked(bucket);
+    if (is_over && bucket.compressed) compression_.Count(bucket);
   }
   if (is_over) Complete(bucket);
 }
@@ -287,9 +287,7 @@ void NodeJob::Complete(NodeBucket& bucket) {
     message.wait_ns = static_cast<uint64_t>(ToNanos(bucket.wait_time));
     message.wire_ns = static_cast<uint64_t>(ToNanos(bucket.wire_time));
     message.decode_ns = static_cast<uint64_t>(ToNanos(bucket.decode_time));
-    message.compressed_since = compressed_since_;
-    message.residual_norm = std::sqrt(loss_.residual);
-    message.error_ratio = ErrorRatio(loss_);
+    compression_.Describe(message);
   }
   SidecarMetrics& metrics = context_.metrics;
   metrics.buckets.Add();

@@ -1,0 +1,88 @@
+#include "server/sidecar/job_compression.h"
+
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "server/sidecar/codec/tensor_set.h"
+
+namespace thalweg {
+namespace {
+
+CompressionLoss Sum(const std::map<uint32_t, CompressionLoss>& losses) {
+  CompressionLoss sum;
+  for (const auto& [index, loss] : losses) sum += loss;
+  return sum;
+}
+
+}  // namespace
+
+JobCompression::JobCompression(std::string job, const CodecPolicy& policy, uint32_t num_nodes,
+                               uint32_t num_shards, SidecarMetrics& metrics)
+    : job_(std::move(job)), policy_(policy), metrics_(metrics) {
+  if (policy.fallback.kind != CodecKind::kAuto || num_nodes == 1) return;
+  terms_ = {AutoCandidates(policy.fallback), {}, {}, num_nodes, num_shards};
+}
+
+void JobCompression::Agree(const Membership& agreed) {
+  terms_.costs = agreed.costs;
+  terms_.link = agreed.link;
+}
+
+uint32_t JobCompression::Choose(BucketId id, const BucketLayout& layout) {
+  std::vector<uint32_t> open;  // tensors that no rule is about
+  for (uint32_t i = 0; i < layout.tensors.size(); ++i) {
+    if (policy_.CodecOf(layout.tensors[i]).kind == CodecKind::kAuto) open.push_back(i);
+  }
+  if (open.empty() || terms_.candidates.empty()) return 0;
+  const Choice choice = ChooseCodec(TensorSet(layout, open).layout(), terms_);
+  spdlog::info("job '{}': bucket {}: {}", job_, ToString(id), choice.reason);
+  for (uint32_t k = 0; k < terms_.candidates.size(); ++k) {
+    const Labels labels = {{"bucket", absl::StrCat(id.index)},
+                           {"codec", terms_.candidates[k].Name()}};
+    metrics_.registry
+        .GetGauge("thalweg_sidecar_auto_predicted_seconds",
+                  "What auto has predicted that a codec would add to a step for this bucket",
+                  labels)
+        .Set(choice.seconds[k]);
+    metrics_.registry
+        .GetGauge("thalweg_sidecar_auto_choice", "1 for the codec that auto has chosen, else 0",
+                  labels)
+        .Set(k == choice.codec ? 1 : 0);
+  }
+  return choice.codec;
+}
+
+void JobCompression::Count(const NodeBucket& bucket) {
+  const auto gave_up = [](const auto& codec) { return codec->gave_up(); };
+  if (std::any_of(bucket.codecs.begin(), bucket.codecs.end(), gave_up)) {
+    metrics_.given_up_buckets.Add();
+    return;
+  }
+  metrics_.compressed_buckets.Add();
+  uint64_t rounds = 0;
+  for (const auto& codec : bucket.codecs) rounds = std::max(rounds, codec->rounds());
+  if (compressed_since_ == 0) {
+    compressed_since_ = rounds + 1;
+    metrics_.compressed_since.Set(static_cast<double>(compressed_since_));
+    spdlog::info("job '{}': compression has begun after {} iterations", job_, rounds);
+  }
+  CompressionLoss& loss = loss_[bucket.id.index];
+  loss = {};
+  for (const auto& codec : bucket.codecs) loss += codec->loss();
+  const CompressionLoss whole = Sum(loss_);
+  metrics_.residual_norm.Set(std::sqrt(whole.residual));
+  metrics_.compression_error.Set(ErrorRatio(whole));
+}
+
+void JobCompression::Describe(Complete& message) const {
+  const CompressionLoss whole = Sum(loss_);
+  message.compressed_since = compressed_since_;
+  message.residual_norm = std::sqrt(whole.residual);
+  message.error_ratio = ErrorRatio(whole);
+}
+
+}  // namespace thalweg
