@@ -15,9 +15,11 @@ if(THALWEG_MOLD)
   add_link_options(-fuse-ld=mold)
 endif()
 
-add_compile_options(-Wall -Wextra -Wno-unused-parameter -fvisibility=hidden)
 # Promise 2 (same bits everywhere): the compiler must not fuse a*b+c where the source does not.
-add_compile_options(-ffp-contract=off)
+set(thalweg_flags -Wall -Wextra -Wno-unused-parameter -fvisibility=hidden -ffp-contract=off)
+list(JOIN thalweg_flags "," thalweg_host_flags)
+add_compile_options("$<$<COMPILE_LANGUAGE:C,CXX>:${thalweg_flags}>"
+                    "$<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=${thalweg_host_flags}>")
 
 if(THALWEG_SANITIZE)
   add_compile_options(-fsanitize=${THALWEG_SANITIZE} -fno-omit-frame-pointer -g)
