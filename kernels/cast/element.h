@@ -1,17 +1,19 @@
 // The element types as C++ types, so that a kernel is written once for all of them.
 #pragma once
 
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <limits>
 
 #include "kernels/cast/scalar.h"
+#include "kernels/host_device.h"
 
 namespace thalweg {
 
 template <class To, class From>
-inline To BitCast(From from) {
+THALWEG_HD inline To BitCast(From from) {
   static_assert(sizeof(To) == sizeof(From));
   To to;
   std::memcpy(&to, &from, sizeof(to));
@@ -29,8 +31,8 @@ struct Fp32 {
   static constexpr Bits kInfinity = 0x7f800000u;
   static constexpr Bits kNan = 0x7fc00000u;
   static constexpr float kOverflow = std::numeric_limits<float>::infinity();
-  static float Widen(Bits bits) { return BitCast<float>(bits); }
-  static Bits Narrow(float value) { return BitCast<Bits>(value); }
+  THALWEG_HD static float Widen(Bits bits) { return BitCast<float>(bits); }
+  THALWEG_HD static Bits Narrow(float value) { return BitCast<Bits>(value); }
 };
 
 struct Fp16 {
@@ -40,8 +42,27 @@ struct Fp16 {
   static constexpr Bits kInfinity = 0x7c00u;
   static constexpr Bits kNan = 0x7e00u;
   static constexpr float kOverflow = 65520.0f;
-  static float Widen(Bits bits) { return BitCast<float>(Fp32FromFp16(bits)); }
-  static Bits Narrow(float value) { return Fp16FromFp32(BitCast<uint32_t>(value)); }
+  // GPUs have these conversions, with the same bits but for NaN.
+  THALWEG_HD static float Widen(Bits bits) {
+#if defined(__CUDA_ARCH__)
+    if ((bits & kMagnitude) <= kInfinity) {
+      float value;
+      asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
+      return value;
+    }
+#endif
+    return BitCast<float>(Fp32FromFp16(bits));
+  }
+  THALWEG_HD static Bits Narrow(float value) {
+#if defined(__CUDA_ARCH__)
+    if (value == value) {
+      Bits bits;
+      asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+      return bits;
+    }
+#endif
+    return Fp16FromFp32(BitCast<uint32_t>(value));
+  }
 };
 
 struct BFloat16 {
@@ -51,8 +72,8 @@ struct BFloat16 {
   static constexpr Bits kInfinity = 0x7f80u;
   static constexpr Bits kNan = 0x7fc0u;
   static constexpr float kOverflow = 0x1.ffp127f;
-  static float Widen(Bits bits) { return BitCast<float>(Fp32FromBFloat16(bits)); }
-  static Bits Narrow(float value) { return BFloat16FromFp32(BitCast<uint32_t>(value)); }
+  THALWEG_HD static float Widen(Bits bits) { return BitCast<float>(Fp32FromBFloat16(bits)); }
+  THALWEG_HD static Bits Narrow(float value) { return BFloat16FromFp32(BitCast<uint32_t>(value)); }
 };
 
 struct Fp64 {
@@ -62,20 +83,30 @@ struct Fp64 {
   static constexpr Bits kInfinity = 0x7ff0000000000000u;
   static constexpr Bits kNan = 0x7ff8000000000000u;
   static constexpr double kOverflow = std::numeric_limits<double>::infinity();
-  static double Widen(Bits bits) { return BitCast<double>(bits); }
-  static Bits Narrow(double value) { return BitCast<Bits>(value); }
+  THALWEG_HD static double Widen(Bits bits) { return BitCast<double>(bits); }
+  THALWEG_HD static Bits Narrow(double value) { return BitCast<Bits>(value); }
 };
+
+// Whether the bits of an element stand for a number.
+template <class Element>
+THALWEG_HD constexpr bool IsFinite(typename Element::Bits bits) {
+  return (bits & Element::kMagnitude) < Element::kInfinity;
+}
+
+// a·b + c, rounded once.
+THALWEG_HD inline float Fma(float a, float b, float c) { return std::fma(a, b, c); }
+THALWEG_HD inline double Fma(double a, double b, double c) { return std::fma(a, b, c); }
 
 // Element `index` of an array at any address.
 template <class Element>
-inline typename Element::Bits LoadBits(const void* array, size_t index) {
+THALWEG_HD inline typename Element::Bits LoadBits(const void* array, size_t index) {
   typename Element::Bits bits;
   std::memcpy(&bits, static_cast<const std::byte*>(array) + index * sizeof(bits), sizeof(bits));
   return bits;
 }
 
 template <class Element>
-inline void StoreBits(typename Element::Bits bits, void* array, size_t index) {
+THALWEG_HD inline void StoreBits(typename Element::Bits bits, void* array, size_t index) {
   std::memcpy(static_cast<std::byte*>(array) + index * sizeof(bits), &bits, sizeof(bits));
 }
 

@@ -10,11 +10,7 @@
 
 #include <cstdint>
 
-#if defined(__CUDACC__)
-#define THALWEG_HD __host__ __device__
-#else
-#define THALWEG_HD
-#endif
+#include "kernels/host_device.h"
 
 namespace thalweg {
 

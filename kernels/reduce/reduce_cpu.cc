@@ -1,5 +1,4 @@
 #include <cassert>
-#include <cmath>
 #include <cstddef>
 #include <cstdint>
 
@@ -11,20 +10,21 @@
 #include "hwy/highway.h"
 #include "kernels/cast/element.h"
 #include "kernels/cast/vector-inl.h"
+#include "kernels/reduce/fold_scalar.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace thalweg {
 namespace HWY_NAMESPACE {
 
-// Counts the non-finite among `elems` results and makes every NaN the same one: which of several
-// NaNs a fused multiply-add passes on, and the sign of a new one, differ between processors.
+// Counts the non-finite among `elems` results and settles their NaNs.
 template <class Out>
 uint64_t SettleNonFinite(std::byte* out, size_t elems) {
   uint64_t count = 0;
   for (size_t i = 0; i < elems; ++i) {
-    const typename Out::Bits magnitude = LoadBits<Out>(out, i) & Out::kMagnitude;
-    if (magnitude >= Out::kInfinity) ++count;
-    if (magnitude > Out::kInfinity) StoreBits<Out>(Out::kNan, out, i);
+    const typename Out::Bits bits = LoadBits<Out>(out, i);
+    if (IsFinite<Out>(bits)) continue;
+    ++count;
+    StoreBits<Out>(SettleNaN<Out>(bits), out, i);
   }
   return count;
 }
@@ -48,27 +48,30 @@ class Folder {
     for (; elems - i >= 4 * lanes; i += 4 * lanes) nonfinite += FoldFour(i);
     for (; elems - i >= lanes; i += lanes) nonfinite += FoldOne(i);
 #endif
-    for (size_t rest = i; rest < elems; ++rest) FoldScalar(rest);
-    return nonfinite + SettleNonFinite<Out>(At(i), elems - i);
+    for (; i < elems; ++i) nonfinite += FoldScalar(i);
+    return nonfinite;
   }
 
  private:
   using Accumulator = typename In::Accumulator;
 
-  Accumulator Weight(size_t k) const { return static_cast<Accumulator>(weights_[k]); }
   std::byte* At(size_t i) const { return out_ + i * sizeof(typename Out::Bits); }
 
-  void FoldScalar(size_t i) const {
-    Accumulator sum = Weight(0) * In::Widen(LoadBits<In>(inputs_[0], i));
+  uint64_t FoldScalar(size_t i) const {
+    Accumulator sum = FoldFirst<In>(weights_[0], LoadBits<In>(inputs_[0], i));
     for (size_t k = 1; k < count_; ++k) {
-      sum = std::fma(Weight(k), In::Widen(LoadBits<In>(inputs_[k], i)), sum);
+      sum = FoldNext<In>(weights_[k], LoadBits<In>(inputs_[k], i), sum);
     }
-    StoreBits<Out>(Out::Narrow(sum / divisor_), out_, i);
+    const typename Out::Bits bits = FoldLast<Out>(sum, divisor_);
+    StoreBits<Out>(bits, out_, i);
+    return IsFinite<Out>(bits) ? 0 : 1;
   }
 
 #if THALWEG_VECTORS
   using D = hn::ScalableTag<Accumulator>;
   using V = hn::Vec<D>;
+
+  Accumulator Weight(size_t k) const { return static_cast<Accumulator>(weights_[k]); }
 
   const std::byte* At(size_t k, size_t i) const {
     return static_cast<const std::byte*>(inputs_[k]) + i * sizeof(typename In::Bits);

@@ -1,0 +1,98 @@
+// Launch() on a GPU; part of kernels/cuda/launch.h.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+
+#include "kernels/cuda/stream.h"
+
+namespace thalweg {
+
+class CudaThread {
+ public:
+  __device__ uint32_t Index() const { return threadIdx.x; }
+  __device__ uint32_t Block() const { return blockIdx.x; }
+  __device__ uint32_t Blocks() const { return gridDim.x; }
+  __device__ uint32_t Lane() const { return threadIdx.x % 32; }
+  __device__ uint32_t Warp() const { return threadIdx.x / 32; }
+
+  __device__ void SyncBlock() const { __syncthreads(); }
+  __device__ void SyncWarp() const { __syncwarp(); }
+
+  template <class T>
+  __device__ T Shuffle(T value, uint32_t lane) const {
+    return __shfl_sync(kAllLanes, value, static_cast<int>(lane));
+  }
+  template <class T>
+  __device__ T ShuffleUp(T value, uint32_t lanes) const {
+    return __shfl_up_sync(kAllLanes, value, lanes);
+  }
+  template <class T>
+  __device__ T ShuffleDown(T value, uint32_t lanes) const {
+    return __shfl_down_sync(kAllLanes, value, lanes);
+  }
+  template <class T>
+  __device__ T ShuffleXor(T value, uint32_t mask) const {
+    return __shfl_xor_sync(kAllLanes, value, static_cast<int>(mask));
+  }
+  __device__ uint32_t Ballot(bool predicate) const { return __ballot_sync(kAllLanes, predicate); }
+
+  __device__ uint32_t Add(uint32_t* counter, uint32_t value) const {
+    return atomicAdd(counter, value);
+  }
+  __device__ uint64_t Add(uint64_t* counter, uint64_t value) const {
+    static_assert(sizeof(unsigned long long) == sizeof(uint64_t));
+    return atomicAdd(reinterpret_cast<unsigned long long*>(counter), value);
+  }
+
+  __device__ std::byte* Extra() const {
+    extern __shared__ __align__(16) unsigned char extra[];
+    return reinterpret_cast<std::byte*>(extra);
+  }
+
+ private:
+  static constexpr uint32_t kAllLanes = 0xffffffffu;
+};
+
+template <class Kernel>
+__global__ void __launch_bounds__(Kernel::kThreads)
+    RunKernel(const __grid_constant__ typename Kernel::Args args) {
+  __shared__ typename Kernel::Shared shared;
+  Kernel::Run(CudaThread(), shared, args);
+}
+
+// Starts `blocks` blocks of Kernel on `stream`, none when that is 0, with `extra_bytes` of dynamic
+// shared memory each. Does not wait. Thread-safe.
+template <class Kernel>
+[[nodiscard]] LaunchError Launch(CudaStream stream, uint64_t blocks,
+                                 const typename Kernel::Args& args, uint32_t extra_bytes = 0) {
+  static_assert(Kernel::kThreads % 32 == 0 && Kernel::kThreads <= 1024);
+  static_assert(std::is_trivially_default_constructible_v<typename Kernel::Shared>);
+  if (blocks == 0) return cudaSuccess;
+  if (blocks > 0x7fffffffu) return cudaErrorInvalidConfiguration;
+  // Beyond 48 KiB a kernel must be told that it may.
+  if (extra_bytes + sizeof(typename Kernel::Shared) > 48 * 1024) {
+    const cudaError_t error =
+        cudaFuncSetAttribute(RunKernel<Kernel>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                             static_cast<int>(extra_bytes));
+    if (error != cudaSuccess) return error;
+  }
+  RunKernel<Kernel><<<static_cast<unsigned>(blocks), Kernel::kThreads, extra_bytes, stream>>>(args);
+  return cudaGetLastError();
+}
+
+[[nodiscard]] inline LaunchError FillZero(CudaStream stream, void* memory, uint64_t bytes) {
+  return bytes == 0 ? cudaSuccess : cudaMemsetAsync(memory, 0, bytes, stream);
+}
+
+// The two must not overlap.
+[[nodiscard]] inline LaunchError CopyOnDevice(CudaStream stream, const void* in, void* out,
+                                              uint64_t bytes) {
+  return bytes == 0 ? cudaSuccess
+                    : cudaMemcpyAsync(out, in, bytes, cudaMemcpyDeviceToDevice, stream);
+}
+
+}  // namespace thalweg

@@ -1,0 +1,115 @@
+// Launch() on the emulator; part of kernels/cuda/launch.h.
+//
+// It shows a kernel's logic: which element each thread reads and writes, that barriers suffice for
+// the order in which threads run, that none is missed by a thread. It says nothing about speed, nor
+// about two warps writing one address at the same time.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <type_traits>
+
+#include "kernels/cuda/stream.h"
+#include "kernels/emulator/emulator.h"
+
+namespace thalweg {
+
+class EmulatedThread {
+ public:
+  explicit EmulatedThread(Emulator& emulator, std::byte* extra)
+      : emulator_(emulator), extra_(extra), index_(emulator.thread()) {}
+
+  uint32_t Index() const { return index_; }
+  uint32_t Block() const { return emulator_.block(); }
+  uint32_t Blocks() const { return emulator_.blocks(); }
+  uint32_t Lane() const { return index_ % kWarpThreads; }
+  uint32_t Warp() const { return index_ / kWarpThreads; }
+
+  void SyncBlock() const { emulator_.SyncBlock(); }
+  void SyncWarp() const { emulator_.ExchangeInWarp("SyncWarp", 0); }
+
+  template <class T>
+  T Shuffle(T value, uint32_t lane) const {
+    return Exchange("Shuffle", value, lane % kWarpThreads);
+  }
+  // As CUDA's: a lane whose source is not in the warp keeps its own value.
+  template <class T>
+  T ShuffleUp(T value, uint32_t lanes) const {
+    return Exchange("ShuffleUp", value, Lane() >= lanes ? Lane() - lanes : Lane());
+  }
+  template <class T>
+  T ShuffleDown(T value, uint32_t lanes) const {
+    return Exchange("ShuffleDown", value, Lane() + lanes < kWarpThreads ? Lane() + lanes : Lane());
+  }
+  template <class T>
+  T ShuffleXor(T value, uint32_t mask) const {
+    return Exchange("ShuffleXor", value, (Lane() ^ mask) % kWarpThreads);
+  }
+  uint32_t Ballot(bool predicate) const {
+    const uint64_t* values = emulator_.ExchangeInWarp("Ballot", predicate ? 1 : 0);
+    uint32_t bits = 0;
+    for (uint32_t lane = 0; lane < kWarpThreads; ++lane) {
+      bits |= static_cast<uint32_t>(values[lane]) << lane;
+    }
+    return bits;
+  }
+
+  template <class T>
+  T Add(T* counter, T value) const {
+    return std::atomic_ref<T>(*counter).fetch_add(value, std::memory_order_relaxed);
+  }
+
+  std::byte* Extra() const { return extra_; }
+
+ private:
+  template <class T>
+  T Exchange(const char* name, T value, uint32_t from) const {
+    static_assert(std::is_trivially_copyable_v<T> && sizeof(T) <= sizeof(uint64_t));
+    uint64_t bits = 0;
+    std::memcpy(&bits, &value, sizeof(value));
+    const uint64_t* values = emulator_.ExchangeInWarp(name, bits);
+    std::memcpy(&value, &values[from], sizeof(value));
+    return value;
+  }
+
+  Emulator& emulator_;
+  std::byte* extra_;
+  uint32_t index_;
+};
+
+// Runs `blocks` blocks of Kernel, one after the other, before it returns. One thread at a time.
+template <class Kernel>
+[[nodiscard]] LaunchError Launch(CudaStream, uint64_t blocks, const typename Kernel::Args& args,
+                                 uint32_t extra_bytes = 0) {
+  using Shared = typename Kernel::Shared;
+  static_assert(Kernel::kThreads % kWarpThreads == 0 && Kernel::kThreads <= 1024);
+  static_assert(std::is_trivially_default_constructible_v<Shared>);
+  // On the heap, each of its own size, so that AddressSanitizer sees the first byte too many.
+  const auto shared = std::make_unique_for_overwrite<Shared>();
+  const auto extra = std::make_unique_for_overwrite<std::byte[]>(extra_bytes);
+  Emulator& emulator = Emulator::Get();
+  return emulator.Run(
+      static_cast<uint32_t>(blocks), Kernel::kThreads,
+      [&] {
+        // What a block finds in shared memory is anything.
+        std::memset(static_cast<void*>(shared.get()), kGarbage, sizeof(Shared));
+        std::memset(extra.get(), kGarbage, extra_bytes);
+      },
+      [&] { Kernel::Run(EmulatedThread(emulator, extra.get()), *shared, args); });
+}
+
+[[nodiscard]] inline LaunchError FillZero(CudaStream, void* memory, uint64_t bytes) {
+  if (bytes > 0) std::memset(memory, 0, bytes);
+  return 0;
+}
+
+[[nodiscard]] inline LaunchError CopyOnDevice(CudaStream, const void* in, void* out,
+                                              uint64_t bytes) {
+  if (bytes > 0) std::memcpy(out, in, bytes);
+  return 0;
+}
+
+}  // namespace thalweg

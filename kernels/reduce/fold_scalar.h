@@ -1,0 +1,33 @@
+// The arithmetic of the fold, one element at a time: reduce.h defines what it computes.
+#pragma once
+
+#include "kernels/cast/element.h"
+#include "kernels/host_device.h"
+
+namespace thalweg {
+
+// The first summand is a product alone, so that −0 stays −0.
+template <class In>
+THALWEG_HD inline typename In::Accumulator FoldFirst(float weight, typename In::Bits bits) {
+  return static_cast<typename In::Accumulator>(weight) * In::Widen(bits);
+}
+
+template <class In>
+THALWEG_HD inline typename In::Accumulator FoldNext(float weight, typename In::Bits bits,
+                                                    typename In::Accumulator sum) {
+  return Fma(static_cast<typename In::Accumulator>(weight), In::Widen(bits), sum);
+}
+
+// Every NaN becomes the same one: which of several NaNs a fused multiply-add passes on, and the
+// sign of a new one, differ between processors.
+template <class Out>
+THALWEG_HD inline typename Out::Bits SettleNaN(typename Out::Bits bits) {
+  return (bits & Out::kMagnitude) > Out::kInfinity ? Out::kNan : bits;
+}
+
+template <class Out, class Accumulator>
+THALWEG_HD inline typename Out::Bits FoldLast(Accumulator sum, float divisor) {
+  return SettleNaN<Out>(Out::Narrow(sum / divisor));
+}
+
+}  // namespace thalweg
