@@ -8,6 +8,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "core/base/dtype.h"
+#include "core/base/lossy_limits.h"
 
 namespace thalweg {
 
@@ -36,13 +37,6 @@ constexpr WireFormat FormatOf(DType dtype) { return static_cast<WireFormat>(dtyp
 
 // Requires a dense format.
 constexpr DType DTypeOf(WireFormat format) { return static_cast<DType>(format); }
-
-// Elements that share a scale; the last block of a chunk may have fewer.
-inline constexpr uint64_t kInt8BlockElems = 256;
-inline constexpr uint64_t kOneBitBlockElems = 1024;
-
-// Most elements of one chunk in a lossy format.
-inline constexpr uint64_t kMaxLossyElems = 0xffffffff;
 
 // A topk payload without entries is its count alone.
 inline constexpr uint64_t kMinTopKBytes = 4;

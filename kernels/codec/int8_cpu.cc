@@ -3,7 +3,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <limits>
 
 #include "core/base/wire_format.h"
 #include "kernels/codec/int8.h"
@@ -14,32 +13,12 @@
 #include "hwy/highway.h"
 #include "kernels/cast/element.h"
 #include "kernels/cast/vector-inl.h"
+#include "kernels/codec/int8_scalar.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace thalweg {
 namespace HWY_NAMESPACE {
 namespace {
-
-constexpr int kLargestCode = 125;
-constexpr int8_t kInfinityCode = 126;
-constexpr int8_t kNanCode = -128;
-
-// Adding this to a number below 2^22 rounds it to a whole one, ties to even, and leaves that one in
-// the lower bits of the sum.
-constexpr float kRounder = 0x1.8p23f;
-
-// What a code stands for, and its inverse. Below the normal range both are 0: the inverse of such a
-// scale could be infinite.
-struct Scale {
-  explicit Scale(uint32_t largest_magnitude)
-      : value(BitCast<float>(largest_magnitude) / kLargestCode) {
-    if (value < std::numeric_limits<float>::min()) value = 0;
-    if (value > 0) inverse = 1.0f / value;
-  }
-
-  float value;
-  float inverse = 0;
-};
 
 // Encodes one block in which anything may occur.
 template <bool kFeedback>
@@ -55,20 +34,12 @@ uint64_t EncodeAnyBlock(const float* values, float* residual, size_t elems, std:
       ++nonfinite;
     }
   }
-  const Scale scale(largest);
+  const Int8Scale scale = Int8ScaleOf(largest);
   StoreBits<Fp32>(BitCast<uint32_t>(scale.value), out, 0);
   auto* codes = reinterpret_cast<int8_t*>(out + sizeof(float));
   for (size_t i = 0; i < elems; ++i) {
     const float x = kFeedback ? values[i] + residual[i] : values[i];
-    if (std::isfinite(x)) {
-      const float rounded = std::fma(x, scale.inverse, kRounder) - kRounder;
-      codes[i] = static_cast<int8_t>(rounded);
-      if (kFeedback) residual[i] = x - rounded * scale.value;
-    } else if (std::isnan(x)) {
-      codes[i] = kNanCode;
-    } else {
-      codes[i] = x > 0 ? kInfinityCode : -kInfinityCode;
-    }
+    codes[i] = EncodeInt8Element(x, scale, kFeedback ? &residual[i] : nullptr);
   }
   return nonfinite;
 }
@@ -76,15 +47,7 @@ uint64_t EncodeAnyBlock(const float* values, float* residual, size_t elems, std:
 void DecodeAnyBlock(const std::byte* in, size_t elems, float* out) {
   const float scale = Fp32::Widen(LoadBits<Fp32>(in, 0));
   const auto* codes = reinterpret_cast<const int8_t*>(in + sizeof(float));
-  for (size_t i = 0; i < elems; ++i) {
-    float value = static_cast<float>(codes[i]) * scale;
-    if (codes[i] == kInfinityCode || codes[i] == -kInfinityCode) {
-      value = std::copysign(std::numeric_limits<float>::infinity(), static_cast<float>(codes[i]));
-    } else if (codes[i] < -kLargestCode || codes[i] > kLargestCode) {
-      value = Fp32::Widen(Fp32::kNan);
-    }
-    out[i] = std::isfinite(scale) ? value : Fp32::Widen(Fp32::kNan);
-  }
+  for (size_t i = 0; i < elems; ++i) out[i] = DecodeInt8Element(codes[i], scale);
 }
 
 #if THALWEG_VECTORS
@@ -126,12 +89,12 @@ HWY_INLINE uint64_t EncodeBlock(const float* values, float* residual, std::byte*
   const D d;
   const D32 d32;
   const hn::Rebind<int8_t, D> d8;
-  const Scale scale(largest);
+  const Int8Scale scale = Int8ScaleOf(largest);
   StoreBits<Fp32>(BitCast<uint32_t>(scale.value), out, 0);
   auto* codes = reinterpret_cast<int8_t*>(out + sizeof(float));
   const auto inverse = hn::Set(d, scale.inverse);
   const auto value = hn::Set(d, scale.value);
-  const auto rounder = hn::Set(d, kRounder);
+  const auto rounder = hn::Set(d, kInt8Rounder);
   const auto rounder_bits = hn::BitCast(d32, rounder);
   for (size_t i = 0; i < kInt8BlockElems; i += hn::Lanes(d)) {
     const auto x = LoadSum<kFeedback>(values, residual, i);
@@ -148,13 +111,13 @@ HWY_INLINE uint64_t EncodeBlock(const float* values, float* residual, std::byte*
 HWY_INLINE bool AllNumbers(const int8_t* codes) {
   const hn::ScalableTag<uint8_t> d;
   // -125 … 125 become 0 … 250, the rest 251 … 255.
-  const auto offset = hn::Set(d, static_cast<uint8_t>(kLargestCode));
+  const auto offset = hn::Set(d, static_cast<uint8_t>(kInt8LargestCode));
   auto largest = hn::Zero(d);
   for (size_t i = 0; i < kInt8BlockElems; i += hn::Lanes(d)) {
     const auto code = hn::LoadU(d, reinterpret_cast<const uint8_t*>(codes + i));
     largest = hn::Max(largest, hn::Add(code, offset));
   }
-  const auto limit = hn::Set(d, static_cast<uint8_t>(2 * kLargestCode));
+  const auto limit = hn::Set(d, static_cast<uint8_t>(2 * kInt8LargestCode));
   return hn::AllTrue(d, hn::Eq(hn::Max(largest, limit), limit));
 }
 

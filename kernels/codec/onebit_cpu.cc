@@ -14,6 +14,7 @@
 #include "hwy/highway.h"
 #include "kernels/cast/element.h"
 #include "kernels/codec/hadamard-inl.h"
+#include "kernels/codec/onebit_scalar.h"
 #include "kernels/codec/rotation.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -21,21 +22,15 @@ namespace thalweg {
 namespace HWY_NAMESPACE {
 namespace {
 
-// The sum of a block is kept in this many partial ones, element i in number i mod 16, so that it is
-// the same for vectors of any length.
-constexpr size_t kPartials = 16;
-
 // At most 8 elements, so that the partial sums fill whole vectors.
 using D = hn::CappedTag<float, 8>;
 using V = hn::Vec<D>;
 
 constexpr size_t kBlockBytes = sizeof(float) + kOneBitBlockElems / 8;
 constexpr float kLargest = std::numeric_limits<float>::max();
-// Larger ones could decode to infinity.
-constexpr float kLargestScale = kLargest / kOneBitBlockElems;
 
 float SumOf(float* partials) {
-  for (size_t half = kPartials / 2; half > 0; half /= 2) {
+  for (size_t half = kOneBitPartials / 2; half > 0; half /= 2) {
     for (size_t j = 0; j < half; ++j) partials[j] += partials[j + half];
   }
   return partials[0];
@@ -56,24 +51,22 @@ uint64_t EncodeNaNBlock(const float* values, const float* residual, size_t elems
 
 template <bool kFeedback>
 uint64_t EncodeShortBlock(const float* values, float* residual, size_t elems, std::byte* out) {
-  // Every magnitude is scaled while it is added, so that their sum does not overflow.
-  constexpr float kShrink = 0x1p-11f;
-  float partials[kPartials] = {};
+  float partials[kOneBitPartials] = {};
   for (size_t i = 0; i < elems; ++i) {
     const float x = kFeedback ? values[i] + residual[i] : values[i];
-    partials[i % kPartials] = std::fma(std::fabs(x), kShrink, partials[i % kPartials]);
+    float& partial = partials[i % kOneBitPartials];
+    partial = AddToOneBitPartial(std::fabs(x), partial);
   }
   const float sum = SumOf(partials);
   if (!std::isfinite(sum)) return EncodeNaNBlock<kFeedback>(values, residual, elems, out);
-  // Rounding could take the mean of the very largest floats beyond them.
-  const float scale = std::min(sum / (static_cast<float>(elems) * kShrink), kLargest);
+  const float scale = ShortOneBitScale(sum, elems);
   StoreBits<Fp32>(BitCast<uint32_t>(scale), out, 0);
   std::byte* const signs = out + sizeof(float);
   std::memset(signs, 0, (elems + 7) / 8);
   for (size_t i = 0; i < elems; ++i) {
     const float x = kFeedback ? values[i] + residual[i] : values[i];
     if (x < 0) signs[i / 8] |= std::byte{1} << (i % 8);
-    if (kFeedback) residual[i] = x - (x < 0 ? -scale : scale);
+    if (kFeedback) residual[i] = ShortOneBitResidual(x, scale);
   }
   return 0;
 }
@@ -83,7 +76,7 @@ void DecodeShortBlock(const std::byte* in, size_t elems, float* out) {
   const std::byte* const signs = in + sizeof(float);
   for (size_t i = 0; i < elems; ++i) {
     const auto sign = std::to_integer<uint32_t>(signs[i / 8] >> (i % 8)) & 1u;
-    out[i] = BitCast<float>(scale ^ (sign << 31));
+    out[i] = DecodeShortOneBit(sign, scale);
   }
 }
 
@@ -116,10 +109,10 @@ HWY_INLINE void Rotate(const float* values, const float* residual, float* rotate
 
 HWY_INLINE float SumOfMagnitudes(const float* rotated) {
   const D d;
-  float partials[kPartials];
-  for (size_t j = 0; j < kPartials; j += hn::Lanes(d)) {
+  float partials[kOneBitPartials];
+  for (size_t j = 0; j < kOneBitPartials; j += hn::Lanes(d)) {
     V sum = hn::Zero(d);
-    for (size_t i = j; i < kOneBitBlockElems; i += kPartials) {
+    for (size_t i = j; i < kOneBitBlockElems; i += kOneBitPartials) {
       sum = hn::Add(sum, hn::Abs(hn::LoadU(d, rotated + i)));
     }
     hn::StoreU(sum, d, partials + j);
@@ -165,7 +158,7 @@ uint64_t EncodeBlock(const float* values, float* residual, std::byte* out) {
   if (!std::isfinite(sum)) {
     return EncodeNaNBlock<kFeedback>(values, residual, kOneBitBlockElems, out);
   }
-  const float scale = std::min(sum * kRotationScale, kLargestScale);
+  const float scale = WholeOneBitScale(sum);
   StoreBits<Fp32>(BitCast<uint32_t>(scale), out, 0);
   TakeSigns(rotated, out + sizeof(float));
   if constexpr (kFeedback) {

@@ -10,7 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "core/base/wire_format.h"
+#include "core/base/lossy_limits.h"
 #include "kernels/codec/splitmix.h"
 
 namespace thalweg {

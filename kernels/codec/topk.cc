@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/cast/element.h"
+#include "kernels/codec/topk_scalar.h"
 #include "kernels/codec/topk_select.h"
 
 namespace thalweg {
@@ -20,14 +21,9 @@ class Writer {
  public:
   explicit Writer(std::byte* out) : out_(out), at_(out + kCountBytes) {}
 
-  // Requires an index above that of the last entry. Every NaN becomes the same one: which NaN an
-  // addition gives differs between processors.
+  // Requires an index above that of the last entry.
   void Add(uint64_t index, float value) {
-    uint64_t gap = index - next_;
-    for (; gap >= 0x80; gap >>= 7) *at_++ = static_cast<std::byte>(gap | 0x80);
-    *at_++ = static_cast<std::byte>(gap);
-    StoreBits<Fp32>(std::isnan(value) ? Fp32::kNan : BitCast<uint32_t>(value), at_, 0);
-    at_ += sizeof(float);
+    at_ = PutEntry(index - next_, value, at_);
     next_ = index + 1;
     ++count_;
     if (!std::isfinite(value)) ++nonfinite_;

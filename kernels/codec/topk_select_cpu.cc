@@ -17,6 +17,7 @@
 #include "hwy/highway.h"
 #include "kernels/cast/element.h"
 #include "kernels/cast/vector-inl.h"
+#include "kernels/codec/topk_scalar.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace thalweg {
@@ -71,7 +72,7 @@ uint64_t IndicesForTarget(const float* x, uint64_t elems, uint32_t bound, uint32
 #endif
   for (; i < elems; ++i) {
     indices[count] = static_cast<uint32_t>(i);
-    if ((BitCast<uint32_t>(x[i]) & Fp32::kMagnitude) >= bound) ++count;
+    if (MagnitudeBits(x[i]) >= bound) ++count;
   }
   return count;
 }
@@ -99,11 +100,9 @@ using Histogram = std::array<uint32_t, kBins>;
 constexpr uint64_t kSampleElems = 4096;
 constexpr uint64_t kRunElems = 16;
 
-uint32_t Magnitude(float x) { return BitCast<uint32_t>(x) & Fp32::kMagnitude; }
-
 // Orders elements by magnitude, and the lower index of equal ones first.
 uint64_t RankOf(const float* x, uint32_t index) {
-  return uint64_t{Magnitude(x[index])} << 32 | ~index;
+  return uint64_t{MagnitudeBits(x[index])} << 32 | ~index;
 }
 uint32_t IndexOf(uint64_t rank) { return ~static_cast<uint32_t>(rank); }
 uint32_t BinOf(uint64_t rank) { return static_cast<uint32_t>(rank >> (32 + kBinShift)); }
@@ -114,7 +113,7 @@ std::vector<uint32_t> SampleMagnitudes(const float* x, uint64_t elems) {
   const uint64_t stride = std::max(kRunElems, elems / (kSampleElems / kRunElems));
   for (uint64_t run = 0; run < elems && sample.size() < kSampleElems; run += stride) {
     const uint64_t end = std::min(elems, run + kRunElems);
-    for (uint64_t i = run; i < end; ++i) sample.push_back(Magnitude(x[i]));
+    for (uint64_t i = run; i < end; ++i) sample.push_back(MagnitudeBits(x[i]));
   }
   return sample;
 }

@@ -40,7 +40,7 @@
 namespace thalweg {
 
 // Of one kind of launches, how many blocks cover `items` of which each block takes `per_block`.
-constexpr uint64_t BlocksFor(uint64_t items, uint64_t per_block) {
+THALWEG_HD constexpr uint64_t BlocksFor(uint64_t items, uint64_t per_block) {
   return (items + per_block - 1) / per_block;
 }
 

@@ -139,6 +139,26 @@ THALWEG_DEVICE inline void WalkBlock(const Thread& thread, const Walk& walk, con
   }
 }
 
+// A word at any address; `aligned` when that is a multiple of 4.
+THALWEG_DEVICE inline uint32_t LoadWord(const std::byte* from, bool aligned) {
+  if (aligned) return *reinterpret_cast<const uint32_t*>(from);
+  uint32_t word;
+  std::memcpy(&word, from, sizeof(word));
+  return word;
+}
+
+THALWEG_DEVICE inline void StoreWord(uint32_t word, std::byte* to, bool aligned) {
+  if (aligned) {
+    *reinterpret_cast<uint32_t*>(to) = word;
+  } else {
+    std::memcpy(to, &word, sizeof(word));
+  }
+}
+
+inline bool IsAligned(const void* pointer, size_t bytes) {
+  return reinterpret_cast<uintptr_t>(pointer) % bytes == 0;
+}
+
 // Adds the `count`s of a warp's threads to `*total`, which is in global memory.
 template <class Thread>
 THALWEG_DEVICE inline void AddInWarp(const Thread& thread, uint32_t count, uint64_t* total) {

@@ -77,11 +77,13 @@ std::vector<uint32_t> Emulator::Order(uint32_t count) {
 void Emulator::StartThreads() {
   for (uint32_t thread = 0; thread < threads_; ++thread) {
     Fiber& fiber = fibers_[thread];
-    getcontext(&fiber.context);
-    fiber.context.uc_stack.ss_sp = fiber.stack.get();
-    fiber.context.uc_stack.ss_size = kStackBytes;
-    fiber.context.uc_link = nullptr;
-    makecontext(&fiber.context, &Emulator::Entry, 0);
+    ucontext_t& start = fiber.context.start;
+    getcontext(&start);
+    start.uc_stack.ss_sp = fiber.stack.get();
+    start.uc_stack.ss_size = kStackBytes;
+    start.uc_link = nullptr;
+    makecontext(&start, &Emulator::Entry, 0);
+    fiber.context.started = false;
     fiber.state = State::kReady;
     fiber.exchanges = 0;
     fiber.fake_stack = nullptr;
@@ -162,6 +164,19 @@ void Emulator::DescribeDeadlock() {
   error_.back() = '.';
 }
 
+void Emulator::Switch(Context& from, Context& to) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  // The sanitizers take jumps between stacks for errors.
+  swapcontext(&from.start, &to.start);
+#else
+  // Five times as fast as swapcontext(), which makes two system calls.
+  from.started = true;
+  if (_setjmp(from.jump) != 0) return;
+  if (to.started) _longjmp(to.jump, 1);
+  setcontext(&to.start);
+#endif
+}
+
 // The sanitizers must be told of every switch, or they take one stack for another.
 
 void Emulator::SwitchTo(uint32_t thread) {
@@ -175,7 +190,7 @@ void Emulator::SwitchTo(uint32_t thread) {
   scheduler_tsan_fiber_ = __tsan_get_current_fiber();
   __tsan_switch_to_fiber(fiber.tsan_fiber, 0);
 #endif
-  swapcontext(&scheduler_, &fiber.context);
+  Switch(scheduler_, fiber.context);
 #if defined(__SANITIZE_ADDRESS__)
   __sanitizer_finish_switch_fiber(fake_stack, nullptr, nullptr);
 #endif
@@ -194,7 +209,7 @@ void Emulator::Yield(State state, const char* waits_in) {
 #if defined(__SANITIZE_THREAD__)
   __tsan_switch_to_fiber(scheduler_tsan_fiber_, 0);
 #endif
-  swapcontext(&fiber.context, &scheduler_);
+  Switch(fiber.context, scheduler_);
 #if defined(__SANITIZE_ADDRESS__)
   __sanitizer_finish_switch_fiber(fiber.fake_stack, &scheduler_stack_, &scheduler_stack_bytes_);
 #endif

@@ -5,6 +5,7 @@
 // can.
 #pragma once
 
+#include <setjmp.h>
 #include <ucontext.h>
 
 #include <cstddef>
@@ -46,9 +47,14 @@ class Emulator {
 
  private:
   enum class State { kReady, kAtBarrier, kInWarp, kDone };
+  struct Context {
+    ucontext_t start;
+    jmp_buf jump;
+    bool started = false;
+  };
   struct Fiber {
     std::unique_ptr<std::byte[]> stack;
-    ucontext_t context;
+    Context context;
     State state = State::kDone;
     const char* waits_in = "";
     // Lanes differ by one call at most, so two places for values are enough.
@@ -67,6 +73,7 @@ class Emulator {
   void RunWarp(uint32_t warp);
   bool ReleaseWarp(uint32_t warp);
   bool ReleaseBlock();
+  static void Switch(Context& from, Context& to);
   void SwitchTo(uint32_t thread);
   void Yield(State state, const char* waits_in);
   void DescribeDeadlock();
@@ -84,7 +91,7 @@ class Emulator {
   std::vector<uint32_t> warp_order_;
   std::vector<uint32_t> lane_order_;
   std::mt19937 random_;
-  ucontext_t scheduler_;
+  Context scheduler_;
   const void* scheduler_stack_ = nullptr;  // as AddressSanitizer knows it
   size_t scheduler_stack_bytes_ = 0;
   void* scheduler_tsan_fiber_ = nullptr;

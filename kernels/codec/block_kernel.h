@@ -1,0 +1,54 @@
+// What the kernels of int8 and onebit share: a warp takes a block of a payload, which is a scale
+// and then the bytes of its elements.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/cuda/launch.h"
+#include "kernels/cuda/pack.h"
+#include "kernels/host_device.h"
+
+namespace thalweg {
+
+inline constexpr uint32_t kBlockKernelThreads = 256;
+inline constexpr uint32_t kWarpsOfBlockKernel = kBlockKernelThreads / 32;
+
+// Where the block of a warp lies.
+struct BlockPlace {
+  uint64_t first;   // element
+  uint32_t elems;   // 0 beyond the last block
+  uint64_t offset;  // byte of the payload
+};
+
+template <uint64_t kBlockElems, uint64_t kBlockBytes, class Thread>
+THALWEG_DEVICE inline BlockPlace PlaceOf(const Thread& thread, uint64_t elems) {
+  const uint64_t block = uint64_t{thread.Block()} * kWarpsOfBlockKernel + thread.Warp();
+  const uint64_t first = block * kBlockElems;
+  const uint64_t left = first < elems ? elems - first : 0;
+  const uint64_t here = left < kBlockElems ? left : kBlockElems;
+  return {first, static_cast<uint32_t>(here), block * kBlockBytes};
+}
+
+template <uint64_t kBlockElems>
+constexpr uint64_t BlocksOfBlockKernel(uint64_t elems) {
+  return BlocksFor(BlocksFor(elems, kBlockElems), kWarpsOfBlockKernel);
+}
+
+// The four bytes from number `at` on, as far as a block has them; `aligned` when the payload lies
+// at a multiple of 4.
+THALWEG_DEVICE inline uint32_t LoadBlockWord(const std::byte* bytes, uint32_t at, uint32_t size,
+                                             bool aligned) {
+  if (at + 4 <= size) return LoadWord(bytes + at, aligned);
+  uint32_t word = 0;
+  for (uint32_t b = 0; at + b < size; ++b) word |= static_cast<uint32_t>(bytes[at + b]) << (8 * b);
+  return word;
+}
+
+THALWEG_DEVICE inline void StoreBlockWord(uint32_t word, std::byte* bytes, uint32_t at,
+                                          uint32_t size, bool aligned) {
+  if (at + 4 <= size) return StoreWord(word, bytes + at, aligned);
+  for (; at < size; ++at, word >>= 8) bytes[at] = static_cast<std::byte>(word);
+}
+
+}  // namespace thalweg

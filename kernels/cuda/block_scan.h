@@ -1,0 +1,58 @@
+// Running sums and maxima over the threads of a block.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/host_device.h"
+
+namespace thalweg {
+
+struct SumOf {
+  template <class T>
+  THALWEG_DEVICE T operator()(T a, T b) const {
+    return a + b;
+  }
+};
+
+struct MaxOf {
+  template <class T>
+  THALWEG_DEVICE T operator()(T a, T b) const {
+    return a < b ? b : a;
+  }
+};
+
+template <class T>
+struct ScanResult {
+  T before;  // of the threads before this one; 0 for the first
+  T all;
+};
+
+// Combines the `value`s of the threads of a warp, 0 being neutral.
+template <class Thread, class T, class Combine>
+THALWEG_DEVICE inline ScanResult<T> ScanWarp(const Thread& thread, T value, Combine combine) {
+  for (uint32_t lanes = 1; lanes < 32; lanes *= 2) {
+    const T other = thread.ShuffleUp(value, lanes);
+    if (thread.Lane() >= lanes) value = combine(other, value);
+  }
+  const T before = thread.ShuffleUp(value, 1);
+  return {thread.Lane() == 0 ? T{0} : before, thread.Shuffle(value, 31)};
+}
+
+// The same for a block of kThreads, which shares `warps`, one for each warp. All threads must call
+// it; `warps` is free again when it returns.
+template <int kThreads, class Thread, class T, class Combine>
+THALWEG_DEVICE inline ScanResult<T> ScanBlock(const Thread& thread, T* warps, T value,
+                                              Combine combine) {
+  const ScanResult<T> in_warp = ScanWarp(thread, value, combine);
+  if (thread.Lane() == 0) warps[thread.Warp()] = in_warp.all;
+  thread.SyncBlock();
+  ScanResult<T> result{0, 0};
+  for (uint32_t warp = 0; warp < kThreads / 32; ++warp) {
+    if (warp == thread.Warp()) result.before = combine(result.all, in_warp.before);
+    result.all = combine(result.all, warps[warp]);
+  }
+  thread.SyncBlock();
+  return result;
+}
+
+}  // namespace thalweg
