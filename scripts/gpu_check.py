@@ -1,0 +1,169 @@
+"""Checks a bundle made by scripts/gpu_bundle on a machine with a GPU, and writes one JSON.
+
+Runs every test of the bundle, then again under compute-sanitizer where that is installed, then the
+benchmarks. Needs Python 3.10 and a driver, nothing else. Exits 0 only if a GPU was there and all
+that could run has passed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+SANITIZERS = ("memcheck", "racecheck", "synccheck")
+SANITIZER_EXIT = 99
+
+
+class Bundle:
+    """The programs of a bundle, run with its libraries until a deadline for all."""
+
+    def __init__(self, folder: Path, seconds: float) -> None:
+        self.folder = folder
+        self.deadline = time.monotonic() + seconds
+        self.env = {**os.environ, "LD_LIBRARY_PATH": str(folder / "lib")}
+
+    def programs(self, suffix: str) -> list[Path]:
+        return sorted((self.folder / "bin").glob(f"gpu_*_{suffix}"))
+
+    def run(self, command: list[str]) -> tuple[int, str, str]:
+        """Exit status, output and errors; -1 when the time was up."""
+        left = self.deadline - time.monotonic()
+        if left <= 0:
+            return -1, "", "not started: the time was up"
+        try:
+            done = subprocess.run(
+                command, capture_output=True, text=True, env=self.env, timeout=left
+            )
+        except subprocess.TimeoutExpired:
+            return -1, "", "stopped: the time was up"
+        return done.returncode, done.stdout, done.stderr
+
+
+def machine() -> dict[str, str]:
+    query = "name,driver_version,memory.total"
+    if shutil.which("nvidia-smi") is None:
+        return {"nvidia-smi": "not installed"}
+    command = ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    if done.returncode != 0:
+        return {"nvidia-smi": (done.stdout + done.stderr).strip()}
+    return dict(zip(query.split(","), done.stdout.splitlines()[0].split(", "), strict=True))
+
+
+def cases(report: dict[str, Any]) -> dict[str, Any]:
+    """What a GoogleTest report says: how many passed, which failed, which were skipped and why."""
+    result: dict[str, Any] = {"passed": 0, "failed": {}, "skipped": {}}
+    for suite in report["testsuites"]:
+        for case in suite["testsuite"]:
+            name = f"{suite['name']}.{case['name']}"
+            if case.get("failures"):
+                result["failed"][name] = case["failures"][0]["failure"]
+            elif case.get("result") == "SKIPPED":
+                reasons = [skip["message"] for skip in case.get("skipped", [])]
+                result["skipped"][name] = " ".join(" ".join(reasons).split())
+            else:
+                result["passed"] += 1
+    return result
+
+
+def run_test(bundle: Bundle, program: Path) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "report.json"
+        status, output, errors = bundle.run([str(program), f"--gtest_output=json:{report}"])
+        result: dict[str, Any] = {"exit": status}
+        if report.exists():
+            result |= cases(json.loads(report.read_text()))
+        else:
+            result["output"] = (output + errors)[-4000:]
+    result["ok"] = status == 0 and not result.get("skipped")
+    return result
+
+
+def run_sanitizers(bundle: Bundle) -> dict[str, Any]:
+    sanitizer = shutil.which("compute-sanitizer")
+    if sanitizer is None:
+        return {"not run": "compute-sanitizer is not installed"}
+    results: dict[str, Any] = {}
+    for tool in SANITIZERS:
+        for program in bundle.programs("test"):
+            command = [sanitizer, "--tool", tool, "--error-exitcode", str(SANITIZER_EXIT)]
+            status, output, errors = bundle.run([*command, str(program), "--gtest_brief=1"])
+            ok = status == 0
+            result: dict[str, Any] = {"exit": status, "ok": ok}
+            if not ok:
+                result["output"] = (output + errors)[-4000:]
+            results[f"{tool} {program.name}"] = result
+    return results
+
+
+def run_bench(bundle: Bundle, program: Path) -> dict[str, Any]:
+    status, output, errors = bundle.run([str(program)])
+    if status != 0:
+        return {"exit": status, "ok": False, "output": (output + errors)[-4000:]}
+    result: dict[str, Any] = {"exit": status, "ok": True, **json.loads(output)}
+    return result
+
+
+def why_no_gpu(tests: dict[str, Any]) -> str | None:
+    reasons = {reason for test in tests.values() for reason in test.get("skipped", {}).values()}
+    return min(reasons) if reasons else None
+
+
+def check(bundle: Bundle) -> dict[str, Any]:
+    version = bundle.folder / "version"
+    result: dict[str, Any] = {
+        "version": version.read_text().strip() if version.exists() else "unknown",
+        "machine": machine(),
+    }
+    tests = {program.name: run_test(bundle, program) for program in bundle.programs("test")}
+    result["tests"] = tests
+    reason = why_no_gpu(tests)
+    if reason is not None:
+        result |= {"ok": False, "error": f"nothing was checked: {reason}"}
+        return result
+    benches = {program.name: run_bench(bundle, program) for program in bundle.programs("bench")}
+    result["benchmarks"] = benches
+    result["sanitizers"] = run_sanitizers(bundle)
+    parts = [*tests.values(), *benches.values(), *result["sanitizers"].values()]
+    result["ok"] = all(part["ok"] for part in parts if isinstance(part, dict))
+    return result
+
+
+def main() -> int:
+    here = Path(__file__).resolve().parent
+    default = here if (here / "bin").is_dir() else here.parent / "out" / "gpu-bundle"
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--bundle", type=Path, default=default, help="default: %(default)s")
+    parser.add_argument(
+        "--out", type=Path, default=Path("gpu_check.json"), help="default: %(default)s"
+    )
+    parser.add_argument(
+        "--minutes", type=float, default=7.5, help="for all; what is left then fails (%(default)s)"
+    )
+    options = parser.parse_args()
+    bundle = Bundle(options.bundle, options.minutes * 60)
+    if not bundle.programs("test"):
+        parser.error(f"no tests in {options.bundle}/bin: make the bundle with scripts/gpu_bundle")
+    begin = time.monotonic()
+    result = check(bundle)
+    result["seconds"] = round(time.monotonic() - begin, 1)
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    options.out.write_text(json.dumps(result, indent=1) + "\n")
+    print(f"{options.out}: {'all passed' if result['ok'] else 'FAILED'}")
+    if "error" in result:
+        print(f"error: {result['error']}", file=sys.stderr)
+    return 0 if result["ok"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
