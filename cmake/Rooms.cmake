@@ -6,6 +6,7 @@ set(THALWEG_RESERVED_grpc "transport;proto")    # gRPC and protobuf
 set(THALWEG_RESERVED_prometheus "transport")    # prometheus-cpp
 set(THALWEG_RESERVED_httplib "transport")       # HTTP
 set(THALWEG_RESERVED_torch "torch")             # libtorch
+set(THALWEG_RESERVED_cuda "cuda_kernels")       # the CUDA run-time library
 
 define_property(GLOBAL PROPERTY THALWEG_ROOMS)
 

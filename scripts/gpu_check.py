@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Any
 
@@ -58,29 +59,29 @@ def machine() -> dict[str, str]:
     return dict(zip(query.split(","), done.stdout.splitlines()[0].split(", "), strict=True))
 
 
-def cases(report: dict[str, Any]) -> dict[str, Any]:
+def cases(report: Path) -> dict[str, Any]:
     """What a GoogleTest report says: how many passed, which failed, which were skipped and why."""
     result: dict[str, Any] = {"passed": 0, "failed": {}, "skipped": {}}
-    for suite in report["testsuites"]:
-        for case in suite["testsuite"]:
-            name = f"{suite['name']}.{case['name']}"
-            if case.get("failures"):
-                result["failed"][name] = case["failures"][0]["failure"]
-            elif case.get("result") == "SKIPPED":
-                reasons = [skip["message"] for skip in case.get("skipped", [])]
-                result["skipped"][name] = " ".join(" ".join(reasons).split())
-            else:
-                result["passed"] += 1
+    for case in ET.parse(report).iter("testcase"):
+        name = f"{case.get('classname')}.{case.get('name')}"
+        failure, skipped = case.find("failure"), case.find("skipped")
+        if failure is not None:
+            result["failed"][name] = failure.get("message", "")
+        elif skipped is not None:
+            # The place in the source, then the reason.
+            result["skipped"][name] = skipped.get("message", "").strip().splitlines()[-1]
+        else:
+            result["passed"] += 1
     return result
 
 
 def run_test(bundle: Bundle, program: Path) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
-        report = Path(folder) / "report.json"
-        status, output, errors = bundle.run([str(program), f"--gtest_output=json:{report}"])
+        report = Path(folder) / "report.xml"
+        status, output, errors = bundle.run([str(program), f"--gtest_output=xml:{report}"])
         result: dict[str, Any] = {"exit": status}
         if report.exists():
-            result |= cases(json.loads(report.read_text()))
+            result |= cases(report)
         else:
             result["output"] = (output + errors)[-4000:]
     result["ok"] = status == 0 and not result.get("skipped")
@@ -96,9 +97,8 @@ def run_sanitizers(bundle: Bundle) -> dict[str, Any]:
         for program in bundle.programs("test"):
             command = [sanitizer, "--tool", tool, "--error-exitcode", str(SANITIZER_EXIT)]
             status, output, errors = bundle.run([*command, str(program), "--gtest_brief=1"])
-            ok = status == 0
-            result: dict[str, Any] = {"exit": status, "ok": ok}
-            if not ok:
+            result: dict[str, Any] = {"exit": status, "ok": status == 0}
+            if status != 0:
                 result["output"] = (output + errors)[-4000:]
             results[f"{tool} {program.name}"] = result
     return results

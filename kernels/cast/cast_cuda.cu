@@ -2,6 +2,7 @@
 #include "kernels/cast/element.h"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/pack.h"
+#include "kernels/cuda/walk.h"
 
 namespace thalweg {
 namespace {

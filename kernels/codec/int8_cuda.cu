@@ -2,6 +2,7 @@
 #include "kernels/codec/block_kernel.h"
 #include "kernels/codec/block_launch.h"
 #include "kernels/codec/int8_scalar.h"
+#include "kernels/cuda/combine.h"
 
 namespace thalweg {
 namespace {

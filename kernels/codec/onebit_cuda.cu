@@ -3,6 +3,7 @@
 #include "kernels/codec/block_launch.h"
 #include "kernels/codec/onebit_scalar.h"
 #include "kernels/codec/rotation.h"
+#include "kernels/cuda/combine.h"
 
 namespace thalweg {
 namespace {

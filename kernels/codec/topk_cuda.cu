@@ -1,4 +1,7 @@
 #include "kernels/codec/topk_select_kernels.h"
+#include "kernels/codec/topk_tiles.h"
+#include "kernels/cuda/combine.h"
+#include "kernels/cuda/launch.h"
 
 namespace thalweg {
 namespace {

@@ -1,6 +1,8 @@
 #include "kernels/cast/element.h"
+#include "kernels/cuda/combine.h"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/pack.h"
+#include "kernels/cuda/walk.h"
 #include "kernels/reduce/fold_scalar.h"
 #include "kernels/reduce/reduce_launch.h"
 

@@ -1,4 +1,4 @@
-// Running sums and maxima over the threads of a block.
+// Sums and maxima over the threads of a warp or a block.
 #pragma once
 
 #include <cstdint>
@@ -53,6 +53,14 @@ THALWEG_DEVICE inline ScanResult<T> ScanBlock(const Thread& thread, T* warps, T 
   }
   thread.SyncBlock();
   return result;
+}
+
+// Adds the `count`s of a warp's threads to `*total`, which is in global memory.
+template <class Thread>
+THALWEG_DEVICE inline void AddInWarp(const Thread& thread, uint32_t count, uint64_t* total) {
+  if (thread.Ballot(count != 0) == 0) return;
+  for (uint32_t lanes = 16; lanes > 0; lanes /= 2) count += thread.ShuffleDown(count, lanes);
+  if (thread.Lane() == 0) thread.Add(total, uint64_t{count});
 }
 
 }  // namespace thalweg
