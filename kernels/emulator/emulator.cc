@@ -116,7 +116,7 @@ void Emulator::RunWarp(uint32_t warp) {
 }
 
 bool Emulator::ReleaseWarp(uint32_t warp) {
-  Fiber* const lanes = &fibers_[warp * kWarpThreads];
+  Fiber* const lanes = &fibers_[size_t{warp} * kWarpThreads];
   for (uint32_t lane = 0; lane < kWarpThreads; ++lane) {
     // Names are compared by address: each is one literal of EmulatedThread.
     if (lanes[lane].state != State::kInWarp || lanes[lane].waits_in != lanes[0].waits_in) {

@@ -92,9 +92,10 @@ class Emulator {
   std::vector<uint32_t> lane_order_;
   std::mt19937 random_;
   Context scheduler_;
-  const void* scheduler_stack_ = nullptr;  // as AddressSanitizer knows it
-  size_t scheduler_stack_bytes_ = 0;
-  void* scheduler_tsan_fiber_ = nullptr;
+  // As sanitizers know it; unused without one.
+  [[maybe_unused]] const void* scheduler_stack_ = nullptr;
+  [[maybe_unused]] size_t scheduler_stack_bytes_ = 0;
+  [[maybe_unused]] void* scheduler_tsan_fiber_ = nullptr;
 };
 
 }  // namespace thalweg
