@@ -1,9 +1,9 @@
 # The verbs of this repository. Logic lives in scripts/ and CMake; each verb works from a fresh clone.
 .DEFAULT_GOAL := help
-.PHONY: help setup build test demo lint format asan tsan bench
+.PHONY: help setup build test demo lint format asan tsan bench helm test-kube
 
 help:    ## list the verbs
-	@sed -n 's/^\([a-z]*\): *## /  make \1\t/p' Makefile | expand -t 16
+	@sed -n 's/^\([a-z-]*\): *## /  make \1\t/p' Makefile | expand -t 16
 
 setup:   ## install Debian packages and the pinned Python environment in .venv
 	@scripts/setup
@@ -29,6 +29,12 @@ asan:    ## unit tests under AddressSanitizer and UndefinedBehaviorSanitizer
 
 tsan:    ## unit tests of the rooms without gRPC under ThreadSanitizer
 	@scripts/sanitize tsan
+
+helm:    ## check the Helm chart and the manifests (builds helm and others into .tools, once)
+	@scripts/helm_check
+
+test-kube: ## the chart and the manifests on a real API server (builds it into .tools, once: 15 min)
+	@scripts/test_kube
 
 bench:   ## measure all cases beside their peers into out/bench (root; about 25 min)
 	@scripts/bench

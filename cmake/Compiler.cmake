@@ -22,7 +22,7 @@ add_compile_options("$<$<COMPILE_LANGUAGE:C,CXX>:${thalweg_flags}>"
                     "$<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=${thalweg_host_flags}>")
 
 if(THALWEG_SANITIZE)
-  add_compile_options(-fsanitize=${THALWEG_SANITIZE} -fno-omit-frame-pointer -g)
+  add_compile_options(-fsanitize=${THALWEG_SANITIZE} -fno-omit-frame-pointer)
   if(THALWEG_SANITIZE MATCHES "undefined")
     add_compile_options(-fno-sanitize-recover=undefined)
   endif()

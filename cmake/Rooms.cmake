@@ -6,7 +6,7 @@ set(THALWEG_RESERVED_grpc "transport;proto")    # gRPC and protobuf
 set(THALWEG_RESERVED_prometheus "transport")    # prometheus-cpp
 set(THALWEG_RESERVED_httplib "transport")       # HTTP
 set(THALWEG_RESERVED_torch "torch")             # libtorch
-set(THALWEG_RESERVED_cuda "cuda_kernels")       # the CUDA run-time library
+set(THALWEG_RESERVED_cuda "cuda_kernels;device")  # the CUDA run-time library
 
 define_property(GLOBAL PROPERTY THALWEG_ROOMS)
 
@@ -64,7 +64,37 @@ function(thalweg_check_rooms)
   endforeach()
 endfunction()
 
+# Has scripts/gpu_bundle take the program, whose name begins with gpu_, to a GPU machine.
+function(thalweg_gpu_program name)
+  if(NOT TARGET gpu_programs)
+    add_custom_target(gpu_programs)
+  endif()
+  add_dependencies(gpu_programs ${name})
+endfunction()
+
+# thalweg_walls(folder parts…): subfolders of a room that share what lies in `folder` and must not
+# know each other. Fails the configuration when a source of one includes a header of another.
+function(thalweg_walls folder)
+  foreach(part IN LISTS ARGN)
+    set(others ${ARGN})
+    list(REMOVE_ITEM others ${part})
+    list(JOIN others "|" others)
+    file(GLOB sources "${PROJECT_SOURCE_DIR}/${folder}/${part}/*")
+    if(NOT sources)
+      message(FATAL_ERROR "walls of ${folder}: '${part}' has no sources: is that its name?")
+    endif()
+    foreach(source IN LISTS sources)
+      file(STRINGS "${source}" across REGEX "^#include \"${folder}/(${others})/")
+      if(across)
+        message(FATAL_ERROR "${source} has ${across}: the parts of ${folder} must not know each "
+                            "other; move what both need to ${folder}")
+      endif()
+    endforeach()
+  endforeach()
+endfunction()
+
 # thalweg_test(NAME x_test ROOM room SOURCES … [LINK …] [LABELS …] [TIMEOUT s])
+# With the label gpu it is a program for thalweg_gpu_program.
 function(thalweg_test)
   if(NOT THALWEG_TESTS)
     return()
@@ -74,9 +104,14 @@ function(thalweg_test)
     set(ARG_TIMEOUT 120)
   endif()
   add_executable(${ARG_NAME} ${ARG_SOURCES})
+  # Tests take most of a build, and more than a third of that is optimising them.
+  target_compile_options(${ARG_NAME} PRIVATE "$<$<COMPILE_LANGUAGE:CXX>:-O0>")
   target_link_libraries(${ARG_NAME} PRIVATE thalweg_${ARG_ROOM} ${ARG_LINK} GTest::gmock
                                             GTest::gtest GTest::gtest_main)
   add_test(NAME ${ARG_NAME} COMMAND ${ARG_NAME})
+  if("gpu" IN_LIST ARG_LABELS)
+    thalweg_gpu_program(${ARG_NAME})
+  endif()
   # CTest's timeout is the watchdog of every unit test: a hang is a failure.
   set_tests_properties(${ARG_NAME} PROPERTIES TIMEOUT ${ARG_TIMEOUT}
                                               LABELS "unit;${ARG_ROOM};${ARG_LABELS}")
@@ -87,9 +122,10 @@ function(thalweg_test)
   endif()
 endfunction()
 
-# thalweg_bench(NAME x_bench ROOM room SOURCES … [LINK …]): a Google Benchmark program.
+# thalweg_bench(NAME x_bench ROOM room SOURCES … [LINK …]): a Google Benchmark program. None where a
+# sanitizer would make its figures meaningless.
 function(thalweg_bench)
-  if(NOT THALWEG_TESTS)
+  if(NOT THALWEG_TESTS OR THALWEG_SANITIZE)
     return()
   endif()
   cmake_parse_arguments(ARG "" "NAME;ROOM" "SOURCES;LINK" ${ARGN})

@@ -1,13 +1,14 @@
 """Checks a bundle made by scripts/gpu_bundle on a machine with a GPU, and writes one JSON.
 
-Runs every test of the bundle, then again under compute-sanitizer where that is installed, then the
-benchmarks. Needs Python 3.10 and a driver, nothing else. Exits 0 only if a GPU was there and all
-that could run has passed.
+Runs every test of the bundle, the benchmarks, their peers in torch where that is installed, then
+the tests again under compute-sanitizer where that is. Needs Python 3.10 and a driver, nothing else.
+Exits 0 only if a GPU was there and all that could run has passed.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 import shutil
@@ -60,8 +61,11 @@ def machine() -> dict[str, str]:
 
 
 def cases(report: Path) -> dict[str, Any]:
-    """What a GoogleTest report says: how many passed, which failed, which were skipped and why."""
+    """What a GoogleTest report says: how many passed, which failed, which were skipped and why, and
+    what they noted besides, such as the path of gradients."""
     result: dict[str, Any] = {"passed": 0, "failed": {}, "skipped": {}}
+    for noted in ET.parse(report).iter("property"):
+        result[noted.get("name", "")] = noted.get("value")
     for case in ET.parse(report).iter("testcase"):
         name = f"{case.get('classname')}.{case.get('name')}"
         failure, skipped = case.find("failure"), case.find("skipped")
@@ -104,12 +108,34 @@ def run_sanitizers(bundle: Bundle) -> dict[str, Any]:
     return results
 
 
-def run_bench(bundle: Bundle, program: Path) -> dict[str, Any]:
-    status, output, errors = bundle.run([str(program)])
+def run_bench(bundle: Bundle, program: Path, *runner: str) -> dict[str, Any]:
+    status, output, errors = bundle.run([*runner, str(program)])
     if status != 0:
         return {"exit": status, "ok": False, "output": (output + errors)[-4000:]}
     result: dict[str, Any] = {"exit": status, "ok": True, **json.loads(output)}
     return result
+
+
+def run_torch(bundle: Bundle) -> dict[str, Any]:
+    if importlib.util.find_spec("torch") is None:
+        return {"not run": f"torch is not installed in {sys.executable}"}
+    return run_bench(bundle, bundle.folder / "gpu_torch_bench.py", sys.executable)
+
+
+def compare(benches: dict[str, Any], torch: dict[str, Any]) -> list[dict[str, Any]]:
+    """How many times as long as ours torch's way takes, for each case that both have."""
+    ours = {row["case"]: row["ms"] for bench in benches.values() for row in bench.get("rows", ())}
+    pairs = [
+        (f"{model} rank 4 round", f"torch's PowerSGD hook, {name}")
+        for model, name in (("resnet50", "ResNet-50"), ("bert-large", "BERT-large"))
+    ]
+    pairs += [(case, case.replace("path ipc", "Gloo")) for case in ours if "path ipc" in case]
+    peers = {row["case"]: row["ms"] for row in torch.get("rows", ())}
+    return [
+        {"case": case, "peer": peer, "ratio": round(peers[peer] / ours[case], 2)}
+        for case, peer in pairs
+        if case in ours and peer in peers
+    ]
 
 
 def why_no_gpu(tests: dict[str, Any]) -> str | None:
@@ -131,9 +157,11 @@ def check(bundle: Bundle) -> dict[str, Any]:
         return result
     benches = {program.name: run_bench(bundle, program) for program in bundle.programs("bench")}
     result["benchmarks"] = benches
+    result["torch"] = torch = run_torch(bundle)
+    result["against torch"] = compare(benches, torch)
     result["sanitizers"] = run_sanitizers(bundle)
-    parts = [*tests.values(), *benches.values(), *result["sanitizers"].values()]
-    result["ok"] = all(part["ok"] for part in parts if isinstance(part, dict))
+    parts = [*tests.values(), *benches.values(), torch, *result["sanitizers"].values()]
+    result["ok"] = all(part.get("ok", True) for part in parts if isinstance(part, dict))
     return result
 
 

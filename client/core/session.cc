@@ -4,6 +4,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "client/core/fork_guard.h"
+#include "client/core/ipc_path.h"
+#include "client/core/pinned_path.h"
 #include "client/core/sidecar_session.h"
 #include "core/base/status_macros.h"
 #include "core/ipc/connection.h"
@@ -49,10 +51,16 @@ class ForkSafeSession : public Session {
     if (status.ok()) return impl_->Submit(id, gradient, std::move(done));
     done(status);
   }
+  void SubmitFromDevice(BucketId id, DeviceGradient gradient, Done done) override {
+    const absl::Status status = CheckProcess();
+    if (status.ok()) return impl_->SubmitFromDevice(id, std::move(gradient), std::move(done));
+    done(status);
+  }
   absl::StatusOr<ReducedBucket> Reduce(BucketId id, std::span<const std::byte> gradient) override {
     THALWEG_RETURN_IF_ERROR(CheckProcess());
     return impl_->Reduce(id, gradient);
   }
+  std::shared_ptr<DeviceRuntime> device() const override { return impl_->device(); }
   absl::Status status() const override {
     THALWEG_RETURN_IF_ERROR(CheckProcess());
     return impl_->status();
@@ -119,12 +127,29 @@ absl::StatusOr<Welcome> AwaitWelcome(Connection& connection, const SessionOption
 
 absl::StatusOr<std::unique_ptr<Session>> Session::Connect(const SessionOptions& options) {
   const TimePoint deadline = Now() + options.timeout;
+  Hello hello = MakeHello(options);
+  std::unique_ptr<DevicePath> pinned;
+  std::unique_ptr<DevicePath> ipc;
+  if (options.device != nullptr) {
+    THALWEG_ASSIGN_OR_RETURN(pinned, PinnedPath::Create(options.device));
+    hello.path = pinned->path();
+    // Not every device and system can; the sidecar need not be able to, either.
+    if (auto shared = IpcPath::Create(options.device); shared.ok()) {
+      hello.probe = (*shared)->probe();
+      ipc = *std::move(shared);
+    }
+  }
   THALWEG_ASSIGN_OR_RETURN(std::unique_ptr<Connection> connection,
                            Connection::Connect(options.sidecar_path, deadline));
-  THALWEG_RETURN_IF_ERROR(connection->Send(MakeHello(options)));
+  THALWEG_RETURN_IF_ERROR(connection->Send(hello));
   THALWEG_ASSIGN_OR_RETURN(const Welcome welcome, AwaitWelcome(*connection, options, deadline));
+  std::unique_ptr<DevicePath> path = std::move(welcome.path == GradientPath::kIpc ? ipc : pinned);
+  if (welcome.path != (path == nullptr ? GradientPath::kCpu : path->path())) {
+    return absl::InvalidArgumentError(absl::StrCat("the sidecar wants gradients by the path ",
+                                                   Name(welcome.path), ", which was not offered"));
+  }
   return std::make_unique<ForkSafeSession>(
-      std::make_unique<SidecarSession>(options, welcome, std::move(connection)));
+      std::make_unique<SidecarSession>(options, welcome, std::move(connection), std::move(path)));
 }
 
 }  // namespace thalweg

@@ -12,8 +12,10 @@
 #include "absl/status/statusor.h"
 #include "core/base/clock.h"
 #include "core/base/codec_policy.h"
+#include "core/base/gradient_path.h"
 #include "core/base/layout.h"
 #include "core/base/protocol.h"
+#include "core/device/device_runtime.h"
 
 namespace thalweg {
 
@@ -30,6 +32,15 @@ struct SessionOptions {
   CodecPolicy codec;
   uint64_t chunk_bytes = 0;                     // 0: chosen from what the links carry
   Duration timeout = std::chrono::seconds(30);  // of every wait
+  // Whose memory the gradients are in; null: the host's. Shared with what is queued on it.
+  std::shared_ptr<DeviceRuntime> device = nullptr;
+};
+
+// A bucket's gradient in a device's memory.
+struct DeviceGradient {
+  std::span<std::byte> bytes;         // the result comes back to the same place
+  DeviceStream producer = nullptr;    // the gradient is there when it has done its work so far
+  std::shared_ptr<const void> owner;  // keeps the memory; let go of when nothing uses it any more
 };
 
 // The mean over all workers of the job, in the bucket's own type.
@@ -38,6 +49,9 @@ struct ReducedBucket {
   // Keeps `bytes` mapped. They are overwritten by the bucket's next round, read-only, and the same
   // memory for all workers of the node.
   std::shared_ptr<const void> owner;
+  // Of a DeviceGradient: `bytes` are its own, and hold the result for streams that have been made
+  // to wait for this event during the call of `done`.
+  DeviceEvent arrived = nullptr;
 };
 
 // Sums since the session began; times in seconds.
@@ -47,7 +61,7 @@ struct SessionStats {
   uint64_t wire_bytes_sent = 0;      // payload bytes that the node sent for those buckets
   uint64_t wire_bytes_received = 0;  // payload bytes that the node got back
   uint64_t nonfinite_elems = 0;      // NaN and infinities among the results
-  double copy_seconds = 0;           // copying gradients into the arena
+  double copy_seconds = 0;           // copying gradients into the arena, or having it done
   double reduce_seconds = 0;         // node: folding and encoding
   double wait_seconds = 0;           // node: waiting for its own workers
   double wire_seconds = 0;           // node: from first chunk sent to last result decoded
@@ -57,6 +71,7 @@ struct SessionStats {
   uint64_t compressed_since = 0;  // the iteration, from 1, in which compression began; 0: not yet
   double residual_norm = 0;       // of what compression has left for later
   double error_ratio = 0;         // that, in proportion to the norm of what was to be sent
+  GradientPath path = GradientPath::kCpu;
 };
 
 // Thread-safe. After a fork the child must not use it, and its destructor does nothing there.
@@ -67,6 +82,7 @@ class Session {
   using Done = std::function<void(absl::StatusOr<ReducedBucket>)>;
 
   // Connects and waits until all workers of the job have. Errors name what is missing or differs.
+  // With a device, it must be the calling thread's current one.
   static absl::StatusOr<std::unique_ptr<Session>> Connect(const SessionOptions& options);
 
   virtual ~Session() = default;  // closes
@@ -79,6 +95,11 @@ class Session {
   // node's only worker, before this returns. All workers must submit the same buckets in the same
   // order. A bucket's next Submit must come after its previous `done`.
   virtual void Submit(BucketId id, std::span<const std::byte> gradient, Done done) = 0;
+
+  // The same for a session with a device, and only there. The calling thread's current device must
+  // be the session's, here and in RegisterBucket. Nothing waits for the device: neither this, nor
+  // `done`, which is called when the result is on its way to the gradient's memory.
+  virtual void SubmitFromDevice(BucketId id, DeviceGradient gradient, Done done) = 0;
 
   // Submits and waits for the outcome, which takes a thread switch less than waiting for `done`.
   virtual absl::StatusOr<ReducedBucket> Reduce(BucketId id,
@@ -93,10 +114,13 @@ class Session {
   // state does not fit, the job fails. FailedPrecondition while a round is in flight.
   virtual absl::Status LoadCodecState(std::span<const std::byte> state) = 0;
 
+  // As in SessionOptions.
+  virtual std::shared_ptr<DeviceRuntime> device() const = 0;
   virtual absl::Status status() const = 0;
   virtual SessionStats stats() const = 0;
 
-  // Leaves the job. Buckets in flight fail. Idempotent.
+  // Leaves the job. Buckets in flight fail. Copies that are queued on the device get `timeout` to
+  // be done; what they use is left behind otherwise. Idempotent.
   virtual void Close() = 0;
 };
 

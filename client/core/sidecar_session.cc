@@ -21,13 +21,23 @@ absl::Status SidecarSession::RegisterBucket(BucketId id, const BucketLayout& lay
   auto bucket = std::make_unique<Bucket>();
   bucket->elems = layout.Elems();
   bucket->dtype = layout.dtype;
-  bucket->share = ShareType(layout.dtype, options_.codec, options_.local_size);
+  bucket->share = ShareType(layout.dtype, options_.codec, options_.local_size, path());
   bucket->plan = ChunkPlan::For(bucket->elems, layout.dtype, FormatOf(layout.dtype),
                                 welcome_.chunk_bytes, welcome_.num_shards);
   THALWEG_ASSIGN_OR_RETURN(
-      bucket->input,
-      BucketArena::Create("thalweg-gradient", bucket->elems * SizeOf(bucket->share), true));
+      BucketArena arena,
+      BucketArena::Create("thalweg-gradient",
+                          UsesArenas() ? bucket->elems * SizeOf(bucket->share) : 0, true));
+  bucket->input = std::make_shared<BucketArena>(std::move(arena));
+  ::thalweg::RegisterBucket message{id, layout, {}};
+  if (path_ != nullptr) {
+    THALWEG_ASSIGN_OR_RETURN(bucket->lane,
+                             path_->OpenLane(bucket->input, bucket->elems * SizeOf(bucket->share)));
+    message.memory = bucket->lane->memory();
+  }
   const int fd = bucket->input->fd();
+  // Of the last layout: freed without the lock, since the device may have to wait for that.
+  std::pair<BucketId, std::unique_ptr<Bucket>> replaced = {id, std::move(bucket)};
   {
     MutexLock lock(mutex_);
     THALWEG_RETURN_IF_ERROR(status_);
@@ -36,9 +46,12 @@ absl::Status SidecarSession::RegisterBucket(BucketId id, const BucketLayout& lay
       return absl::FailedPreconditionError(absl::StrCat(
           "bucket ", ToString(id), " was registered while a round of it is in flight"));
     }
-    slot = {id, std::move(bucket)};
+    std::swap(slot, replaced);
+    if (replaced.second != nullptr && !UsesArenas()) {
+      slot.second->old_lane = std::move(replaced.second->lane);
+    }
   }
-  return connection_->Send(::thalweg::RegisterBucket{id, layout}, fd);
+  return connection_->Send(message, fd);
 }
 
 absl::StatusOr<ReducedBucket> SidecarSession::Reduce(BucketId id,
@@ -54,7 +67,7 @@ absl::StatusOr<ReducedBucket> SidecarSession::Reduce(BucketId id,
 }
 
 void SidecarSession::Start(BucketId id, std::span<const std::byte> gradient, Callback callback) {
-  auto bucket = BeginRound(id, gradient, callback);
+  auto bucket = BeginRound(id, gradient.size(), nullptr, callback);
   if (!bucket.ok()) {
     Refuse(std::move(callback.done), bucket.status());
     return;
@@ -75,7 +88,7 @@ void SidecarSession::Refuse(Done done, absl::Status why) {
   {
     MutexLock lock(mutex_);
     if (!no_more_completions_) {
-      completions_.push_back({std::move(done), std::move(why)});
+      completions_.push_back({std::move(done), std::move(why), std::nullopt});
       changed_.NotifyAll();
       return;
     }
@@ -83,20 +96,27 @@ void SidecarSession::Refuse(Done done, absl::Status why) {
   done(std::move(why));  // closed: there is no other thread left to call it
 }
 
-absl::StatusOr<SidecarSession::Bucket*> SidecarSession::BeginRound(
-    BucketId id, std::span<const std::byte> gradient, Callback& callback) {
+absl::StatusOr<SidecarSession::Bucket*> SidecarSession::BeginRound(BucketId id, size_t bytes,
+                                                                   DeviceGradient* gradient,
+                                                                   Callback& callback) {
   MutexLock lock(mutex_);
   THALWEG_RETURN_IF_ERROR(status_);
+  if ((gradient != nullptr) != (path_ != nullptr)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "bucket ", ToString(id), " is in ", gradient == nullptr ? "host" : "a device's",
+        " memory, but the session was connected for gradients in ",
+        path_ == nullptr ? "host" : "a device's", " memory: connect another one for these"));
+  }
   const auto found = buckets_.find(id.index);
   if (found == buckets_.end() || found->second.first != id) {
     return absl::FailedPreconditionError(
         absl::StrCat("bucket ", ToString(id), " is not registered"));
   }
   Bucket& bucket = *found->second.second;
-  if (gradient.size() != bucket.elems * SizeOf(bucket.dtype)) {
+  if (bytes != bucket.elems * SizeOf(bucket.dtype)) {
     return absl::InvalidArgumentError(absl::StrCat("bucket ", ToString(id), " has ",
                                                    bucket.elems * SizeOf(bucket.dtype),
-                                                   " bytes, got ", gradient.size()));
+                                                   " bytes, got ", bytes));
   }
   if (bucket.callback.done != nullptr) {
     return absl::FailedPreconditionError(absl::StrCat(
@@ -104,10 +124,11 @@ absl::StatusOr<SidecarSession::Bucket*> SidecarSession::BeginRound(
   }
   ++bucket.round;
   bucket.callback = std::move(callback);
+  if (gradient != nullptr) bucket.gradient = *gradient;
   bucket.submitted = last_progress_ = Now();
   bucket.chunks_seen = 0;
   bucket.input->ResetReady();
-  stats_.raw_bytes += gradient.size();
+  stats_.raw_bytes += bytes;
   return &bucket;
 }
 
@@ -124,13 +145,28 @@ void SidecarSession::CopyIn(Bucket& bucket, std::span<const std::byte> gradient)
 }
 
 void SidecarSession::ProgressLoop() {
+  if (path_ != nullptr) {
+    if (const absl::Status bound = options_.device->BindThread(); !bound.ok()) FailForAll(bound);
+  }
   while (true) {
     auto received = connection_->Receive(Now() + kLookAround);
     absl::Status status = received.status();
+    {
+      MutexLock lock(mutex_);
+      if (parts_in_order_) {
+        // Whatever comes is late, but for the end.
+        if (!absl::IsUnavailable(status)) continue;
+        sidecar_hung_up_ = true;
+        changed_.NotifyAll();
+        return;
+      }
+    }
     if (received.ok()) {
       status = Handle(*std::move(received));
     } else if (absl::IsDeadlineExceeded(status)) {
-      status = CheckProgress(Now());
+      status = path_ == nullptr ? absl::OkStatus() : path_->Check();
+      if (!status.ok()) FailForAll(status);
+      if (status.ok()) status = CheckProgress(Now());
     } else if (absl::IsUnavailable(status)) {
       status = absl::UnavailableError(absl::StrCat("job '", options_.job, "': the sidecar at ",
                                                    options_.sidecar_path,
@@ -203,9 +239,12 @@ absl::Status SidecarSession::Handle(Received received) {
     // The answer to a layout that has been replaced meanwhile.
     if (found == buckets_.end() || found->second.first != ready->id) return absl::OkStatus();
     Bucket& bucket = *found->second.second;
-    THALWEG_ASSIGN_OR_RETURN(
-        BucketArena arena,
-        BucketArena::Open(std::move(received.fd), bucket.elems * SizeOf(bucket.dtype)));
+    const uint64_t bytes = UsesArenas() ? bucket.elems * SizeOf(bucket.dtype) : 0;
+    THALWEG_ASSIGN_OR_RETURN(BucketArena arena, BucketArena::Open(std::move(received.fd), bytes));
+    if (bucket.lane != nullptr) {
+      THALWEG_RETURN_IF_ERROR(path_->SetResult(*bucket.lane, ready->memory));
+      bucket.old_lane.reset();
+    }
     bucket.result = std::make_shared<const BucketArena>(std::move(arena));
     return absl::OkStatus();
   }
@@ -249,10 +288,14 @@ absl::Status SidecarSession::Finish(const Complete& m) {
   const BucketArena& arena = *bucket.result;
   ReducedBucket reduced{{arena.payload(), arena.payload_bytes()}, bucket.result};
   Callback callback = std::exchange(bucket.callback, {});
+  std::optional<Landing> landing;
+  if (bucket.lane != nullptr) {
+    landing = {bucket.lane, bucket.result, std::exchange(bucket.gradient, {})};
+  }
   if (callback.thread == CallOn::kProgressThread) {
     callback.done(std::move(reduced));
   } else {
-    completions_.push_back({std::move(callback.done), std::move(reduced)});
+    completions_.push_back({std::move(callback.done), std::move(reduced), std::move(landing)});
     changed_.NotifyAll();
   }
   return absl::OkStatus();
@@ -278,18 +321,21 @@ absl::Status SidecarSession::CheckProgress(TimePoint now) {
   return absl::OkStatus();
 }
 
-void SidecarSession::Fail(const absl::Status& why) {
-  {
-    MutexLock lock(mutex_);
-    if (!status_.ok()) return;
-    status_ = why;
-    for (auto& [index, entry] : buckets_) {
-      if (entry.second->callback.done == nullptr) continue;
-      completions_.push_back({std::exchange(entry.second->callback.done, nullptr), why});
-    }
-    changed_.NotifyAll();
+bool SidecarSession::SetFailed(const absl::Status& why) {
+  MutexLock lock(mutex_);
+  if (!status_.ok()) return false;
+  status_ = why;
+  for (auto& [index, entry] : buckets_) {
+    if (entry.second->callback.done == nullptr) continue;
+    completions_.push_back({std::exchange(entry.second->callback.done, nullptr), why,
+                            Landing{nullptr, nullptr, std::exchange(entry.second->gradient, {})}});
   }
-  connection_->Shutdown();
+  changed_.NotifyAll();
+  return true;
+}
+
+void SidecarSession::Fail(const absl::Status& why) {
+  if (SetFailed(why)) connection_->Shutdown();
 }
 
 void SidecarSession::CompletionLoop() {
@@ -300,12 +346,14 @@ void SidecarSession::CompletionLoop() {
       changed_.WaitUntil(mutex_, kUntilStopped, [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
         return !completions_.empty() || no_more_completions_;
       });
-      if (completions_.empty()) return;
+      if (completions_.empty()) break;
       next = std::move(completions_.front());
       completions_.pop_front();
     }
+    if (next.outcome.ok() && next.landing.has_value()) next.outcome = Land(*next.landing);
     next.done(std::move(next.outcome));
   }
+  if (path_ != nullptr) ReleaseDevice();
 }
 
 void SidecarSession::Close() {
@@ -313,16 +361,24 @@ void SidecarSession::Close() {
     MutexLock lock(mutex_);
     if (std::exchange(closed_, true)) return;
   }
-  // Nobody to tell when this fails: the sidecar is gone already.
-  if (status().ok()) connection_->Send(Leave{}).IgnoreError();
-  Fail(absl::CancelledError(absl::StrCat("job '", options_.job, "': the session was closed")));
-  progress_thread_.Join();
+  const bool in_order = CanPartInOrder();
+  // Before the sidecar hears of it: that it then hangs up is not the reason.
+  const bool was_ok = SetFailed(
+      absl::CancelledError(absl::StrCat("job '", options_.job, "': the session was closed")));
+  if (!in_order) {
+    // Nobody to tell when this fails: the sidecar is gone already.
+    if (was_ok) connection_->Send(Leave{}).IgnoreError();
+    connection_->Shutdown();
+    progress_thread_.Join();
+  }
   {
     MutexLock lock(mutex_);
     no_more_completions_ = true;
     changed_.NotifyAll();
   }
   completion_thread_.Join();
+  connection_->Shutdown();
+  progress_thread_.Join();
 }
 
 }  // namespace thalweg

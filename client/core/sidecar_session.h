@@ -8,6 +8,7 @@
 #include <optional>
 #include <utility>
 
+#include "client/core/device_path.h"
 #include "client/core/session.h"
 #include "core/base/mutex.h"
 #include "core/base/thread.h"
@@ -23,9 +24,13 @@ namespace thalweg {
 //   completion thread  calls the callbacks, in the order of completion
 class SidecarSession : public Session {
  public:
+  // `path`: null for gradients in host memory.
   SidecarSession(const SessionOptions& options, Welcome welcome,
-                 std::unique_ptr<Connection> connection)
-      : options_(options), welcome_(std::move(welcome)), connection_(std::move(connection)) {
+                 std::unique_ptr<Connection> connection, std::unique_ptr<DevicePath> path)
+      : options_(options),
+        welcome_(std::move(welcome)),
+        connection_(std::move(connection)),
+        path_(std::move(path)) {
     progress_thread_ = Thread("thw-progress", [this] { ProgressLoop(); });
     completion_thread_ = Thread("thw-complete", [this] { CompletionLoop(); });
   }
@@ -35,16 +40,20 @@ class SidecarSession : public Session {
   void Submit(BucketId id, std::span<const std::byte> gradient, Done done) override {
     Start(id, gradient, {std::move(done), CallOn::kCompletionThread});
   }
+  void SubmitFromDevice(BucketId id, DeviceGradient gradient, Done done) override;
   absl::StatusOr<ReducedBucket> Reduce(BucketId id, std::span<const std::byte> gradient) override;
   absl::Status SaveCodecState(const std::function<void(std::span<const std::byte>)>& use) override;
   absl::Status LoadCodecState(std::span<const std::byte> state) override;
+  std::shared_ptr<DeviceRuntime> device() const override { return options_.device; }
   absl::Status status() const override {
     MutexLock lock(mutex_);
     return status_;
   }
   SessionStats stats() const override {
     MutexLock lock(mutex_);
-    return stats_;
+    SessionStats stats = stats_;
+    stats.path = path();
+    return stats;
   }
   void Close() override;
   // In a forked child: gives up the connection.
@@ -67,23 +76,37 @@ class SidecarSession : public Session {
     uint64_t elems = 0;
     ChunkPlan plan;
     DType dtype = DType::kFloat32;
-    DType share = DType::kFloat32;  // of what lies in `input`
-    std::optional<BucketArena> input;
+    DType share = DType::kFloat32;       // of what lies in `input`
+    std::shared_ptr<BucketArena> input;  // shared with copies in flight
     // Shared with the results handed out, which may outlive the bucket's layout.
     std::shared_ptr<const BucketArena> result;
     uint64_t round = 0;
     Callback callback;  // set while a round is in flight
+    // Only in a session with a device: the arenas as it sees them, and what is in flight.
+    std::shared_ptr<DevicePath::Lane> lane;
+    std::shared_ptr<DevicePath::Lane> old_lane;  // of the last layout, until the sidecar answers
+    DeviceGradient gradient;
     TimePoint submitted;
     uint32_t chunks_seen = 0;  // finished by the sidecar, as of the last look
   };
 
+  // A result that has yet to go to a device's memory, if there is one.
+  struct Landing {
+    std::shared_ptr<DevicePath::Lane> lane;
+    std::shared_ptr<const BucketArena> result;
+    DeviceGradient gradient;
+  };
   struct Completion {
     Session::Done done;
     absl::StatusOr<ReducedBucket> outcome;
+    std::optional<Landing> landing;
   };
 
+  GradientPath path() const { return path_ == nullptr ? GradientPath::kCpu : path_->path(); }
+  bool UsesArenas() const { return path_ == nullptr || path_->UsesArenas(); }
   void Start(BucketId id, std::span<const std::byte> gradient, Callback callback);
-  absl::StatusOr<Bucket*> BeginRound(BucketId id, std::span<const std::byte> gradient,
+  // `gradient` is null for one in host memory, of `bytes` in any case.
+  absl::StatusOr<Bucket*> BeginRound(BucketId id, size_t bytes, DeviceGradient* gradient,
                                      Callback& callback);
   void Refuse(Done done, absl::Status why);
   absl::Status CheckIdleLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -93,17 +116,32 @@ class SidecarSession : public Session {
   absl::Status Handle(Received received);
   absl::Status Finish(const Complete& message);
   absl::Status CheckProgress(TimePoint now);
-  // Fails everything in flight and everything that comes.
+  // Fails everything in flight and everything that comes. False if that has been done before.
+  bool SetFailed(const absl::Status& why);
+  // Does so, and gives the connection up.
   void Fail(const absl::Status& why);
+  // The same for a reason that the sidecar does not know yet.
+  void FailForAll(const absl::Status& why);
+  absl::StatusOr<ReducedBucket> Land(const Landing& landing);
+  // Where sidecar and worker have opened each other's memory, neither may free its own before the
+  // other has closed it: the worker first closes the result, then leaves, and the sidecar closes
+  // what it has opened before it hangs up. After a failure, or with rounds in flight, nobody knows
+  // how far the device has come: then memory is kept until the process ends.
+  bool CanPartInOrder();
+  void ReleaseDevice();
+  bool Part(const std::vector<std::shared_ptr<DevicePath::Lane>>& lanes);
 
   const SessionOptions options_;
   const Welcome welcome_;
   const std::unique_ptr<Connection> connection_;
+  const std::unique_ptr<DevicePath> path_;  // null without a device
 
   mutable Mutex mutex_;
   CondVar changed_;
   absl::Status status_ ABSL_GUARDED_BY(mutex_);
   bool closed_ ABSL_GUARDED_BY(mutex_) = false;
+  bool parts_in_order_ ABSL_GUARDED_BY(mutex_) = false;
+  bool sidecar_hung_up_ ABSL_GUARDED_BY(mutex_) = false;
   bool no_more_completions_ ABSL_GUARDED_BY(mutex_) = false;
   // By bucket index. A bucket's memory is used without the lock by the one Submit that fills it.
   std::map<uint32_t, std::pair<BucketId, std::unique_ptr<Bucket>>> buckets_ ABSL_GUARDED_BY(mutex_);

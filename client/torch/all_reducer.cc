@@ -23,7 +23,7 @@ BucketId AllReducer::Announce(uint32_t bucket, const BucketLayout& layout) {
 
 at::Tensor AllReducer::Mean(const at::Tensor& tensor, uint32_t bucket) {
   const std::string name = absl::StrCat("tensor of bucket ", bucket);
-  const DType dtype = CheckReducible(tensor, name);
+  const DType dtype = CheckReducible(tensor, name, c10::kCPU);
   const BucketId id =
       Announce(bucket, {.dtype = dtype, .tensors = {{"tensor", tensor.sizes().vec()}}});
   absl::StatusOr<ReducedBucket> reduced = session_->Reduce(id, BytesOf(tensor));

@@ -16,9 +16,9 @@ class AllReducer {
  public:
   explicit AllReducer(std::shared_ptr<Session> session) : session_(std::move(session)) {}
 
-  // The mean of `tensor` over all workers, of its shape. Blocks, without Python's lock needed. The
-  // result is read-only memory that the node's workers share; the next call with the same `bucket`
-  // overwrites it. Throws std::runtime_error.
+  // The mean of `tensor`, on the CPU, over all workers, of its shape. Blocks, without Python's lock
+  // needed. The result is read-only memory that the node's workers share; the next call with the
+  // same `bucket` overwrites it. Throws std::runtime_error.
   at::Tensor Mean(const at::Tensor& tensor, uint32_t bucket);
 
  private:

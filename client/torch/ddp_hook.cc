@@ -1,6 +1,7 @@
 #include "client/torch/ddp_hook.h"
 
-#include <stdexcept>
+#include <c10/core/DeviceGuard.h>
+
 #include <utility>
 
 #include "absl/status/status.h"
@@ -9,8 +10,12 @@
 
 namespace thalweg {
 
-DdpHook::DdpHook(std::shared_ptr<Session> session, ParameterNames names)
-    : session_(std::move(session)), names_(std::move(names)) {}
+DdpHook::DdpHook(std::shared_ptr<Session> session, ParameterNames names, c10::Device device)
+    : session_(std::move(session)),
+      names_(std::move(names)),
+      device_(device),
+      torch_device_(device.is_cpu() ? nullptr
+                                    : std::make_shared<const TorchDevice>(session_, device)) {}
 
 BucketLayout DdpHook::LayoutOf(const std::vector<at::Tensor>& parameters, DType dtype) const {
   BucketLayout layout{.dtype = dtype, .tensors = {}};
@@ -58,22 +63,34 @@ BucketId DdpHook::Announce(const c10d::GradBucket& bucket, DType dtype) {
 
 c10::intrusive_ptr<c10::ivalue::Future> DdpHook::runHook(c10d::GradBucket& bucket) {
   const at::Tensor& buffer = bucket.getBuffer();
-  const DType dtype = CheckReducible(buffer, absl::StrCat("gradient bucket ", bucket.getIndex()));
+  const DType dtype =
+      CheckReducible(buffer, absl::StrCat("gradient bucket ", bucket.getIndex()), device_);
+  // Announcing registers memory with the device, which must be the current one.
+  const c10::DeviceGuard guard(device_);
   const BucketId id = Announce(bucket, dtype);
+  if (torch_device_ != nullptr) return SubmitFromDevice(id, buffer);
 
   auto future =
       c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
   session_->Submit(id, BytesOf(buffer),
                    [future, type = buffer.scalar_type()](absl::StatusOr<ReducedBucket> reduced) {
-                     if (!reduced.ok()) {
-                       future->setError(std::make_exception_ptr(std::runtime_error(
-                           absl::StrCat("thalweg: ", reduced.status().message()))));
-                       return;
-                     }
+                     if (!reduced.ok()) return future->setError(ToException(reduced.status()));
                      c10::List<at::Tensor> result;
                      result.push_back(Wrap(*std::move(reduced), type));
                      future->markCompleted(c10::IValue(std::move(result)));
                    });
+  return future;
+}
+
+c10::intrusive_ptr<c10::ivalue::Future> DdpHook::SubmitFromDevice(BucketId id,
+                                                                  const at::Tensor& buffer) {
+  auto future = torch_device_->MakeFuture();
+  session_->SubmitFromDevice(
+      id, torch_device_->GradientOf(buffer),
+      [future, buffer, device = torch_device_](const absl::StatusOr<ReducedBucket>& reduced) {
+        if (!reduced.ok()) return future->setError(ToException(reduced.status()));
+        device->Complete(*future, buffer, reduced->arrived);
+      });
   return future;
 }
 

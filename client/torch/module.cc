@@ -1,11 +1,15 @@
-// The extension module thalweg._C: a Session for Python. Its contract in Python terms is _C.pyi.
+// The extension module thalweg._C: a Session and fused optimizers for Python. Its contract in
+// Python terms is _C.pyi.
+#include <c10/core/DeviceGuard.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
+#include <torch/csrc/jit/python/pybind_utils.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include <memory>
 #include <optional>
 #include <span>
+#include <stdexcept>
 #include <string>
 #include <string_view>
 #include <torch/csrc/distributed/c10d/reducer.hpp>
@@ -16,6 +20,7 @@
 #include "client/core/session.h"
 #include "client/torch/all_reducer.h"
 #include "client/torch/ddp_hook.h"
+#include "client/torch/optim_module.h"
 
 namespace py = pybind11;
 
@@ -45,21 +50,29 @@ std::shared_ptr<Session> Connect(const std::string& sidecar_path, const std::str
                                  uint32_t rank, uint32_t world_size, uint32_t node,
                                  uint32_t num_nodes, const std::string& node_name,
                                  uint32_t local_rank, uint32_t local_size, const std::string& codec,
-                                 uint64_t chunk_bytes, double timeout) {
+                                 uint64_t chunk_bytes, double timeout,
+                                 std::optional<int> cuda_device) {
   const auto policy = CodecPolicy::Parse(codec);
   ThrowIfError(policy.status());
-  const SessionOptions options{.sidecar_path = sidecar_path,
-                               .job = job,
-                               .rank = rank,
-                               .world_size = world_size,
-                               .node = node,
-                               .num_nodes = num_nodes,
-                               .node_name = node_name,
-                               .local_rank = local_rank,
-                               .local_size = local_size,
-                               .codec = *policy,
-                               .chunk_bytes = chunk_bytes,
-                               .timeout = FromSeconds(timeout)};
+  SessionOptions options{.sidecar_path = sidecar_path,
+                         .job = job,
+                         .rank = rank,
+                         .world_size = world_size,
+                         .node = node,
+                         .num_nodes = num_nodes,
+                         .node_name = node_name,
+                         .local_rank = local_rank,
+                         .local_size = local_size,
+                         .codec = *policy,
+                         .chunk_bytes = chunk_bytes,
+                         .timeout = FromSeconds(timeout)};
+  c10::OptionalDeviceGuard guard;
+  if (cuda_device.has_value()) {
+    auto device = OpenCudaDevice(*cuda_device);
+    ThrowIfError(device.status());
+    options.device = *std::move(device);
+    guard.reset_device(c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(*cuda_device)));
+  }
   absl::StatusOr<std::unique_ptr<Session>> session;
   {
     py::gil_scoped_release release;
@@ -69,13 +82,41 @@ std::shared_ptr<Session> Connect(const std::string& sidecar_path, const std::str
   return *std::move(session);
 }
 
-void Attach(const std::shared_ptr<Session>& session, c10d::Reducer& reducer,
-            const std::vector<std::pair<std::string, at::Tensor>>& named_parameters) {
+using NamedParameters = std::vector<std::pair<std::string, at::Tensor>>;
+
+std::unique_ptr<DdpHook> MakeHook(const std::shared_ptr<Session>& session,
+                                  const NamedParameters& named_parameters) {
   DdpHook::ParameterNames names;
   for (const auto& [name, parameter] : named_parameters) {
     names[parameter.unsafeGetTensorImpl()] = name;
   }
-  reducer.register_comm_hook(std::make_unique<DdpHook>(session, std::move(names)));
+  const c10::Device device =
+      named_parameters.empty() ? c10::Device(c10::kCPU) : named_parameters[0].second.device();
+  if (device.is_cpu() != (session->device() == nullptr)) {
+    throw std::runtime_error(absl::StrCat(
+        "thalweg: the parameters are on ", device.str(), ", but the session was connected for ",
+        device.is_cpu() ? "a device" : "the CPU", ": connect it for where they are"));
+  }
+  return std::make_unique<DdpHook>(session, std::move(names), device);
+}
+
+void Attach(const std::shared_ptr<Session>& session, c10d::Reducer& reducer,
+            const NamedParameters& named_parameters) {
+  reducer.register_comm_hook(MakeHook(session, named_parameters));
+}
+
+std::shared_ptr<torch::jit::PythonFutureWrapper> RunHook(DdpHook& hook, c10d::GradBucket& bucket) {
+  c10::intrusive_ptr<c10::ivalue::Future> future;
+  {
+    py::gil_scoped_release release;
+    future = hook.runHook(bucket);
+  }
+  return std::make_shared<torch::jit::PythonFutureWrapper>(std::move(future));
+}
+
+void SetError(torch::jit::PythonFutureWrapper& future, const std::string& text) {
+  // Python's own set_exception() hides the error from torch's C++, such as DDP's reducer.
+  future.fut->setError(std::make_exception_ptr(std::runtime_error(text)));
 }
 
 py::dict Stats(const Session& session) {
@@ -121,6 +162,10 @@ void LoadCodecState(Session& session, const py::bytes& state) {
   ThrowIfError(status);
 }
 
+std::string CudaProblem(int number) {
+  return std::string(OpenCudaDevice(number).status().message());
+}
+
 std::optional<std::string> StatusText(const Session& session) {
   const absl::Status status = session.status();
   if (status.ok()) return std::nullopt;
@@ -132,19 +177,27 @@ std::optional<std::string> StatusText(const Session& session) {
 
 PYBIND11_MODULE(_C, m) {
   using thalweg::Session;
+  m.def("cuda_problem", &thalweg::CudaProblem, py::arg("number"));
+  m.def("set_error", &thalweg::SetError, py::call_guard<py::gil_scoped_release>(),
+        py::arg("future"), py::arg("text"));
   py::class_<Session, std::shared_ptr<Session>>(m, "Session")
       .def(py::init(&thalweg::Connect), py::kw_only(), py::arg("sidecar_path"), py::arg("job"),
            py::arg("rank"), py::arg("world_size"), py::arg("node"), py::arg("num_nodes"),
            py::arg("node_name"), py::arg("local_rank"), py::arg("local_size"), py::arg("codec"),
-           py::arg("chunk_bytes"), py::arg("timeout"))
+           py::arg("chunk_bytes"), py::arg("timeout"), py::arg("cuda_device") = py::none())
       .def("attach", &thalweg::Attach, py::arg("reducer"), py::arg("named_parameters"))
       .def("save_codec_state", &thalweg::SaveCodecState)
       .def("load_codec_state", &thalweg::LoadCodecState, py::arg("state"))
       .def("stats", &thalweg::Stats)
+      .def("path", [](const Session& session) { return Name(session.stats().path); })
       .def("status", &thalweg::StatusText)
       .def("close", &Session::Close, py::call_guard<py::gil_scoped_release>());
+  py::class_<thalweg::DdpHook>(m, "DdpHook")
+      .def(py::init(&thalweg::MakeHook), py::arg("session"), py::arg("named_parameters"))
+      .def("run", &thalweg::RunHook, py::arg("bucket"));
   py::class_<thalweg::AllReducer>(m, "AllReducer")
       .def(py::init<std::shared_ptr<Session>>(), py::arg("session"))
       .def("mean", &thalweg::AllReducer::Mean, py::call_guard<py::gil_scoped_release>(),
            py::arg("tensor"), py::arg("bucket") = 0);
+  thalweg::DefineOptim(m);
 }

@@ -11,15 +11,15 @@ namespace thalweg {
 
 void Throw(const std::string& what) { throw std::runtime_error(absl::StrCat("thalweg: ", what)); }
 
-DType CheckReducible(const at::Tensor& tensor, const std::string& name) {
+DType CheckReducible(const at::Tensor& tensor, const std::string& name, c10::Device device) {
   if (tensor.is_sparse()) {
     Throw(absl::StrCat(name,
                        " is sparse, which is not supported: use dense gradients (for "
                        "torch.nn.Embedding, sparse=False)"));
   }
-  if (!tensor.is_cpu()) {
-    Throw(absl::StrCat(name, " is on ", tensor.device().str(),
-                       ", expected cpu: other devices are not supported yet"));
+  if (tensor.device() != device) {
+    Throw(absl::StrCat(name, " is on ", tensor.device().str(), ", expected ", device.str(),
+                       ": keep it on the device on which the session was connected"));
   }
   if (!tensor.is_contiguous()) Throw(absl::StrCat(name, " is not contiguous"));
   switch (tensor.scalar_type()) {

@@ -11,9 +11,9 @@ namespace thalweg {
 // Throws std::runtime_error, whose text begins with "thalweg: ".
 [[noreturn]] void Throw(const std::string& what);
 
-// Throws when `tensor`, called `name` in the message, cannot be reduced: sparse, not on the CPU,
+// Throws when `tensor`, called `name` in the message, cannot be reduced: sparse, not on `device`,
 // not contiguous, or of another element type than fp32, fp16, bf16 and fp64.
-DType CheckReducible(const at::Tensor& tensor, const std::string& name);
+DType CheckReducible(const at::Tensor& tensor, const std::string& name, c10::Device device);
 
 std::span<const std::byte> BytesOf(const at::Tensor& tensor);
 

@@ -198,8 +198,9 @@ const CodecSpec& CodecPolicy::CodecOf(const TensorSpec& tensor) const {
 
 bool CodecPolicy::IsPlainCast() const { return fallback.kind == CodecKind::kCast && rules.empty(); }
 
-DType ShareType(DType bucket, const CodecPolicy& codec, uint32_t workers_on_node) {
-  const bool narrowed = workers_on_node == 1 && codec.IsPlainCast();
+DType ShareType(DType bucket, const CodecPolicy& codec, uint32_t workers_on_node,
+                GradientPath path) {
+  const bool narrowed = workers_on_node == 1 && codec.IsPlainCast() && path == GradientPath::kCpu;
   return narrowed ? DenseType(bucket, codec.fallback) : bucket;
 }
 

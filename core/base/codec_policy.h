@@ -22,6 +22,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "core/base/codec_spec.h"
+#include "core/base/gradient_path.h"
 #include "core/base/layout.h"
 
 namespace thalweg {
@@ -69,7 +70,8 @@ struct CodecPolicy {
 
 // The type in which a worker leaves its share of a bucket for its sidecar: a node's only worker
 // narrows while it copies, unless the sidecar needs the digits of some of them; of several, the
-// shares are folded first and narrowed then.
-DType ShareType(DType bucket, const CodecPolicy& codec, uint32_t workers_on_node);
+// shares are folded first and narrowed then. A device copies, it does not narrow.
+DType ShareType(DType bucket, const CodecPolicy& codec, uint32_t workers_on_node,
+                GradientPath path);
 
 }  // namespace thalweg

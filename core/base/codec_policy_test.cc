@@ -199,14 +199,17 @@ TEST(CodecPolicyTest, AnyTextIsReadOrRefused) {
 }
 
 TEST(CodecPolicyTest, OnlyWorkerNarrowsUnlessTheSidecarCompressesOrSomeAreExcepted) {
-  const auto share = [](const char* policy, uint32_t workers) {
-    return ShareType(DType::kFloat32, *CodecPolicy::Parse(policy), workers);
+  const auto share = [](const char* policy, uint32_t workers,
+                        GradientPath path = GradientPath::kCpu) {
+    return ShareType(DType::kFloat32, *CodecPolicy::Parse(policy), workers, path);
   };
   EXPECT_EQ(share("fp16", 1), DType::kFloat16);
   EXPECT_EQ(share("fp16", 2), DType::kFloat32);
   EXPECT_EQ(share("fp16;bias=fp32", 1), DType::kFloat32);
   EXPECT_EQ(share("powersgd:wire=fp16", 1), DType::kFloat32);
   EXPECT_EQ(share("int8", 1), DType::kFloat32);
+  EXPECT_EQ(share("fp16", 1, GradientPath::kPinned), DType::kFloat32);
+  EXPECT_EQ(share("fp16", 1, GradientPath::kPageable), DType::kFloat32);
 }
 
 }  // namespace

@@ -79,6 +79,9 @@ struct BucketAnnouncement {
   BucketLayout layout;
   WireFormat wire = WireFormat::kFloat32;  // in which its chunks cross the network
   uint64_t placement = 0;                  // fingerprint of which chunk goes to which shard
+  // Bytes of gradient that one contribution of all its chunks stands for; nothing but statistics
+  // depends on it.
+  uint64_t raw_bytes = 0;
 };
 
 // Names one chunk of one round. Round numbers of a chunk start at 1 and have no gaps.

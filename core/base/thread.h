@@ -1,4 +1,4 @@
-// A named thread that is always joined. Thread-compatible.
+// A named thread that is joined, unless it is let go of. Thread-compatible.
 #pragma once
 
 #include <pthread.h>
@@ -31,7 +31,7 @@ class Thread {
   void Join() {
     if (thread_.joinable()) thread_.join();
   }
-  // Lets the thread go without joining it: only in a forked child, where it does not exist.
+  // Lets go without joining: of one that does not exist (in a forked child), or may never end.
   void Detach() {
     if (thread_.joinable()) thread_.detach();
   }

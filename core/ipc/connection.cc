@@ -93,7 +93,7 @@ absl::Status Connection::Send(const Message& message, int fd) {
   MutexLock lock(send_mutex_);
   absl::Status sent = WriteAll(frame, fd);
   if (!sent.ok()) {
-    Shutdown();
+    if (absl::IsDeadlineExceeded(sent)) Shutdown();
     sent = absl::Status(sent.code(), absl::StrCat("sending ", Name(message), ": ", sent.message()));
   }
   return sent;
@@ -130,9 +130,14 @@ absl::Status Connection::WriteAll(const std::string& frame, int fd) {
             "the peer has read nothing for ", ToSeconds(send_timeout_), " s, connection closed"));
       }
       THALWEG_RETURN_IF_ERROR(writable);
-    } else if (errno != EINTR) {
+    } else if (errno == EPIPE || errno == ECONNRESET) {
+      // What the peer said before it closed, such as why, is still there to be received.
       return absl::UnavailableError(
           absl::StrCat("the connection is closed: ", std::strerror(errno)));
+    } else if (errno != EINTR) {
+      const std::string why = std::strerror(errno);
+      Shutdown();
+      return absl::UnavailableError(absl::StrCat("the connection is closed after: ", why));
     }
   }
   return absl::OkStatus();

@@ -49,8 +49,8 @@ class Connection {
 
   // Writes the whole frame, with a copy of `fd` unless that is negative; `fd` remains the caller's.
   // Errors: InvalidArgument (message too long: nothing was sent), Unavailable (the connection is
-  // closed), DeadlineExceeded (the peer does not read; the connection is shut down since the frame
-  // may be cut).
+  // closed; what the peer sent before can still be received), DeadlineExceeded (the peer does not
+  // read; the connection is shut down since the frame may be cut).
   absl::Status Send(const Message& message, int fd = -1);
 
   // The next message. DeadlineExceeded keeps what has come of a frame for the next call; a deadline

@@ -266,6 +266,17 @@ TEST(ConnectionTest, WhatWasSentBeforeClosingIsStillRead) {
   EXPECT_THAT(std::string(end.message()), HasSubstr("closed"));
 }
 
+TEST(ConnectionTest, WhatThePeerSaidBeforeClosingIsReadAlsoAfterASendHasFailed) {
+  Pair pair = MakePair();
+  ASSERT_TRUE(pair.a->Send(Fail{absl::StatusCode::kInternal, "why"}).ok());
+  pair.a.reset();
+  EXPECT_TRUE(absl::IsUnavailable(pair.b->Send(Leave{})));
+  const auto received = pair.b->Receive(Soon());
+  ASSERT_TRUE(received.ok()) << received.status();
+  EXPECT_EQ(std::get<Fail>(received->message).message, "why");
+  EXPECT_TRUE(absl::IsUnavailable(pair.b->Receive(Soon()).status()));
+}
+
 TEST(ConnectionTest, PeerCredentialsAreOurs) {
   Pair pair = MakePair();
   auto peer = pair.a->Peer();

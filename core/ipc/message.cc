@@ -38,10 +38,14 @@ class Writer {
     out_.append(value);
   }
   void Field(const DType& value) { Field(static_cast<uint8_t>(value)); }
+  void Field(const GradientPath& value) { Field(static_cast<uint8_t>(value)); }
   void Field(const double& value) { Field(std::bit_cast<uint64_t>(value)); }
   void Field(const CodecPolicy& value) { Field(value.ToString()); }
   void Field(const absl::StatusCode& value) { Field(static_cast<uint32_t>(value)); }
   void Field(const BucketLayout& layout);
+  void Field(const DeviceMemory& memory) {
+    for (const std::string* part : {&memory.uuid, &memory.memory, &memory.event}) Field(*part);
+  }
 
  private:
   std::string& out_;
@@ -66,10 +70,14 @@ class Reader {
   }
   void Field(std::string& value);
   void Field(DType& value);
+  void Field(GradientPath& value);
   void Field(double& value);
   void Field(CodecPolicy& value);
   void Field(absl::StatusCode& value);
   void Field(BucketLayout& layout);
+  void Field(DeviceMemory& memory) {
+    for (std::string* part : {&memory.uuid, &memory.memory, &memory.event}) Field(*part);
+  }
 
   // OK when everything was there and valid, and nothing is left.
   absl::Status Finish();
@@ -128,6 +136,15 @@ void Reader::Field(DType& value) {
     return Refuse(absl::StrCat("element type ", raw, ", expected 1 to 4"));
   }
   value = static_cast<DType>(raw);
+}
+
+void Reader::Field(GradientPath& value) {
+  uint8_t raw = 0;
+  Field(raw);
+  if (!IsValid(static_cast<GradientPath>(raw))) {
+    return Refuse(absl::StrCat("gradients' path ", raw, ", expected 1 to 4"));
+  }
+  value = static_cast<GradientPath>(raw);
 }
 
 void Reader::Field(double& value) {
@@ -207,15 +224,17 @@ void All(Archive& archive, Fields&... fields) {
 
 void Visit(auto& archive, Is<Hello> auto& m) {
   All(archive, m.ipc_version, m.job, m.rank, m.world_size, m.node, m.num_nodes, m.node_name,
-      m.local_rank, m.local_size, m.codec, m.chunk_bytes, m.timeout_ms);
+      m.local_rank, m.local_size, m.codec, m.chunk_bytes, m.timeout_ms, m.path, m.probe);
 }
 void Visit(auto& archive, Is<Welcome> auto& m) {
-  All(archive, m.epoch, m.num_shards, m.server_version, m.chunk_bytes);
+  All(archive, m.epoch, m.num_shards, m.server_version, m.chunk_bytes, m.path);
 }
 void Visit(auto& archive, Is<RegisterBucket> auto& m) {
-  All(archive, m.id.index, m.id.generation, m.layout);
+  All(archive, m.id.index, m.id.generation, m.layout, m.memory);
 }
-void Visit(auto& archive, Is<BucketReady> auto& m) { All(archive, m.id.index, m.id.generation); }
+void Visit(auto& archive, Is<BucketReady> auto& m) {
+  All(archive, m.id.index, m.id.generation, m.memory);
+}
 void Visit(auto& archive, Is<Submit> auto& m) {
   All(archive, m.id.index, m.id.generation, m.round);
 }

@@ -12,10 +12,11 @@
 //
 //   u32, u64, i64   as they are
 //   f64             IEEE 754
-//   DType           u8, one of the valid values
+//   DType, GradientPath  u8, one of the valid values
 //   CodecPolicy     string, as CodecPolicy::ToString writes it
 //   StatusCode      u32, 1 … 16 (never OK)
 //   string          u32 length, then the bytes
+//   DeviceMemory    its three strings
 //   BucketId        u32 index, u32 generation
 //   BucketLayout    DType dtype, u32 count (at most kMaxTensors), then each TensorSpec
 //   TensorSpec      string name, u32 count (at most kMaxDims), then each dimension as i64
@@ -35,7 +36,9 @@
 #include "absl/status/statusor.h"
 #include "core/base/codec_policy.h"
 #include "core/base/dtype.h"
+#include "core/base/gradient_path.h"
 #include "core/base/layout.h"
+#include "core/ipc/device_memory.h"
 
 namespace thalweg {
 
@@ -53,6 +56,8 @@ struct Hello {
   CodecPolicy codec;
   uint64_t chunk_bytes = 0;  // 0: to be chosen
   uint64_t timeout_ms = 0;
+  GradientPath path = GradientPath::kCpu;  // unless the sidecar can work on a device's memory
+  DeviceMemory probe;                      // for the sidecar to try that; empty: not wanted
   bool operator==(const Hello&) const = default;
 };
 
@@ -61,20 +66,25 @@ struct Welcome {
   uint64_t epoch = 0;
   uint32_t num_shards = 0;
   std::string server_version;
-  uint64_t chunk_bytes = 0;  // as agreed by all nodes
+  uint64_t chunk_bytes = 0;                // as agreed by all nodes
+  GradientPath path = GradientPath::kCpu;  // that this worker's gradients are to take
   bool operator==(const Welcome&) const = default;
 };
 
-// Worker: a bucket and, as descriptor, the arena in which its gradients will lie.
+// Worker: a bucket and, as descriptor, the arena in which its gradients will lie, or else the
+// memory of a GPU.
 struct RegisterBucket {
   BucketId id;
   BucketLayout layout;
+  DeviceMemory memory;
   bool operator==(const RegisterBucket&) const = default;
 };
 
-// Sidecar: the bucket is registered; the descriptor is the arena in which its results will lie.
+// Sidecar: the bucket is registered; the descriptor is the arena in which its results will lie. On
+// a GPU they lie in `memory`, and only the arena's counter is used.
 struct BucketReady {
   BucketId id;
+  DeviceMemory memory;
   bool operator==(const BucketReady&) const = default;
 };
 

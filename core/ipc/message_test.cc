@@ -53,7 +53,8 @@ std::string Tensor(const std::vector<int64_t>& shape) {
   for (const int64_t dim : shape) bytes += I64(dim);
   return bytes;
 }
-absl::Status ParseLayout(const std::string& body) {
+absl::Status ParseLayout(const std::string& layout) {
+  const std::string body = layout + std::string(12, '\0');  // without memory of a GPU
   return ParseBody(kRegisterBucketType, AsBytes(body)).status();
 }
 
@@ -65,12 +66,14 @@ TEST(MessageTest, FrameIsTheDocumentedBytes) {
       28);
   EXPECT_EQ(EncodeFrame(Submit{{2, 1}, 7}, false), submit);
   const std::string register_bucket(
-      "THW1\x03\x00\x01\x00\x26\x00\x00\x00"
+      "THW1\x03\x00\x01\x00\x35\x00\x00\x00"
       "\x02\x00\x00\x00\x01\x00\x00\x00\x01\x01\x00\x00\x00"
       "\x01\x00\x00\x00w\x02\x00\x00\x00"
-      "\x03\x00\x00\x00\x00\x00\x00\x00\x04\x00\x00\x00\x00\x00\x00\x00",
-      12 + 0x26);
-  EXPECT_EQ(EncodeFrame(RegisterBucket{{2, 1}, {DType::kFloat32, {{"w", {3, 4}}}}}, true),
+      "\x03\x00\x00\x00\x00\x00\x00\x00\x04\x00\x00\x00\x00\x00\x00\x00"
+      "\x01\x00\x00\x00u\x01\x00\x00\x00m\x01\x00\x00\x00\x65",
+      12 + 0x35);
+  EXPECT_EQ(EncodeFrame(RegisterBucket{{2, 1}, {DType::kFloat32, {{"w", {3, 4}}}}, {"u", "m", "e"}},
+                        true),
             register_bucket);
 }
 
@@ -153,6 +156,16 @@ TEST(MessageTest, InvalidElementTypeIsRefused) {
   }
 }
 
+TEST(MessageTest, UnknownPathOfGradientsIsRefused) {
+  for (const char bad : {'\0', '\5', '\xff'}) {
+    std::string body = Body(Welcome{});
+    body.back() = bad;  // path
+    const auto parsed = ParseBody(2, AsBytes(body));
+    EXPECT_TRUE(absl::IsInvalidArgument(parsed.status()));
+    EXPECT_THAT(std::string(parsed.status().message()), HasSubstr("expected 1 to 4"));
+  }
+}
+
 TEST(MessageTest, StatusCodeOutOfRangeIsRefused) {
   for (const uint32_t bad : {0u, 17u, 0xffffffffu}) {
     const auto parsed = ParseBody(7, AsBytes(U32(bad) + U32(0)));
@@ -163,7 +176,7 @@ TEST(MessageTest, StatusCodeOutOfRangeIsRefused) {
 TEST(MessageTest, CountsBeyondTheBytesThereAreRefused) {
   // A list whose items would not fit is refused before anything is allocated for them: under a
   // sanitizer or a memory limit 4 billion of them would show.
-  EXPECT_THAT(std::string(ParseLayout(LayoutStart(1'000'000)).message()), HasSubstr("0 are left"));
+  EXPECT_THAT(std::string(ParseLayout(LayoutStart(1'000'000)).message()), HasSubstr("12 are left"));
   EXPECT_THAT(std::string(ParseLayout(LayoutStart(0xffffffff)).message()),
               HasSubstr("at most 1000000"));
   EXPECT_FALSE(ParseLayout(LayoutStart(2) + Tensor({})).ok());

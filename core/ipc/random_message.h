@@ -18,14 +18,14 @@ class RandomMessages {
   Message OfType(size_t type) {
     switch (type) {
       case 0:
-        return Hello{U32(),  Text(), U32(), U32(),      U32(),     U32(),
-                     Text(), U32(),  U32(), AnyCodec(), random_(), random_()};
+        return Hello{U32(), Text(), U32(),      U32(),     U32(),     U32(),     Text(),
+                     U32(), U32(),  AnyCodec(), random_(), random_(), AnyPath(), Memory()};
       case 1:
-        return Welcome{random_(), U32(), Text(), random_()};
+        return Welcome{random_(), U32(), Text(), random_(), AnyPath()};
       case 2:
-        return RegisterBucket{Id(), Layout()};
+        return RegisterBucket{Id(), Layout(), Memory()};
       case 3:
-        return BucketReady{Id()};
+        return BucketReady{Id(), Memory()};
       case 4:
         return Submit{Id(), random_()};
       case 5:
@@ -54,6 +54,8 @@ class RandomMessages {
   double Real() { return std::normal_distribution<double>()(random_); }
   std::string Text() { return Bytes(Below(20)); }
   BucketId Id() { return {U32(), U32()}; }
+  GradientPath AnyPath() { return static_cast<GradientPath>(1 + Below(4)); }
+  DeviceMemory Memory() { return {Text(), Text(), Text()}; }
   CodecPolicy AnyCodec() {
     CodecSpec codec;
     if (Below(2) == 0) codec.kind = CodecKind::kPowerSgd;

@@ -1,6 +1,6 @@
 #include "kernels/codec/block_launch.h"
-#include "kernels/codec/int8_cuda.h"
-#include "kernels/codec/onebit_cuda.h"
+#include "kernels/codec/int8/int8_cuda.h"
+#include "kernels/codec/onebit/onebit_cuda.h"
 #include "kernels/cuda/status.h"
 
 namespace thalweg {

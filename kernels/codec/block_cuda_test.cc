@@ -3,11 +3,11 @@
 #include <string>
 
 #include "gtest/gtest.h"
-#include "kernels/codec/int8.h"
-#include "kernels/codec/int8_cuda.h"
+#include "kernels/codec/int8/int8.h"
+#include "kernels/codec/int8/int8_cuda.h"
 #include "kernels/codec/lossy_test_util.h"
-#include "kernels/codec/onebit.h"
-#include "kernels/codec/onebit_cuda.h"
+#include "kernels/codec/onebit/onebit.h"
+#include "kernels/codec/onebit/onebit_cuda.h"
 #include "kernels/cuda/test_device.h"
 
 namespace thalweg {

@@ -12,9 +12,9 @@
 #include "kernels/cast/cast.h"
 #include "kernels/cast/element.h"
 #include "kernels/codec/cursor.h"
-#include "kernels/codec/int8.h"
-#include "kernels/codec/onebit.h"
-#include "kernels/codec/topk.h"
+#include "kernels/codec/int8/int8.h"
+#include "kernels/codec/onebit/onebit.h"
+#include "kernels/codec/topk/topk.h"
 #include "kernels/codec/weighting.h"
 #include "kernels/reduce/reduce.h"
 

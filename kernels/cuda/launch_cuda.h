@@ -57,8 +57,16 @@ class CudaThread {
   static constexpr uint32_t kAllLanes = 0xffffffffu;
 };
 
+// A multiprocessor must have registers for this many threads: the reads of fewer do not keep the
+// memory busy.
+inline constexpr uint32_t kThreadsAtOnce = 512;
+
 template <class Kernel>
-__global__ void __launch_bounds__(Kernel::kThreads)
+inline constexpr uint32_t kBlocksAtOnce =
+    (kThreadsAtOnce + Kernel::kThreads - 1) / Kernel::kThreads;
+
+template <class Kernel>
+__global__ void __launch_bounds__(Kernel::kThreads, kBlocksAtOnce<Kernel>)
     RunKernel(const __grid_constant__ typename Kernel::Args args) {
   __shared__ typename Kernel::Shared shared;
   Kernel::Run(CudaThread(), shared, args);
@@ -82,6 +90,27 @@ template <class Kernel>
   }
   RunKernel<Kernel><<<static_cast<unsigned>(blocks), Kernel::kThreads, extra_bytes, stream>>>(args);
   return cudaGetLastError();
+}
+
+// Starts as many blocks as the GPU holds at once, `at_most` at most, for kernels that divide their
+// work among however many there are.
+template <class Kernel>
+[[nodiscard]] LaunchError LaunchResident(CudaStream stream, uint64_t at_most,
+                                         const typename Kernel::Args& args) {
+  int device = 0;
+  int processors = 0;
+  int blocks_each = 0;
+  cudaError_t error = cudaGetDevice(&device);
+  if (error == cudaSuccess) {
+    error = cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
+  }
+  if (error == cudaSuccess) {
+    error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks_each, RunKernel<Kernel>,
+                                                          Kernel::kThreads, 0);
+  }
+  if (error != cudaSuccess) return error;
+  const uint64_t resident = static_cast<uint64_t>(processors) * static_cast<uint64_t>(blocks_each);
+  return Launch<Kernel>(stream, at_most < resident ? at_most : resident, args);
 }
 
 [[nodiscard]] inline LaunchError FillZero(CudaStream stream, void* memory, uint64_t bytes) {

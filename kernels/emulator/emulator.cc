@@ -31,6 +31,7 @@ Emulator::~Emulator() {
 
 int Emulator::Run(uint32_t blocks, uint32_t threads, const std::function<void()>& start,
                   const std::function<void()>& body) {
+  if (blocks > 0) CountLaunch();
   Prepare(threads);
   body_ = &body;
   blocks_ = blocks;

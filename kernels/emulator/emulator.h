@@ -36,6 +36,10 @@ class Emulator {
           const std::function<void()>& body);
   const std::string& error() const { return error_; }
 
+  // How many kernels, fills and copies there were.
+  uint64_t launches() const { return launches_; }
+  void CountLaunch() { ++launches_; }
+
   // For the body: which thread of which block runs, and where threads wait.
   uint32_t thread() const { return current_; }
   uint32_t block() const { return block_; }
@@ -87,6 +91,7 @@ class Emulator {
   uint32_t current_ = 0;
   const std::function<void()>* body_ = nullptr;
   std::string error_;
+  uint64_t launches_ = 0;
   // How this launch orders blocks, warps and lanes.
   std::vector<uint32_t> warp_order_;
   std::vector<uint32_t> lane_order_;

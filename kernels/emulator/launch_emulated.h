@@ -13,6 +13,7 @@
 #include <type_traits>
 
 #include "kernels/cuda/stream.h"
+#include "kernels/emulator/emulated_streams.h"
 #include "kernels/emulator/emulator.h"
 
 namespace thalweg {
@@ -80,13 +81,10 @@ class EmulatedThread {
   uint32_t index_;
 };
 
-// Runs `blocks` blocks of Kernel, one after the other, before it returns. One thread at a time.
 template <class Kernel>
-[[nodiscard]] LaunchError Launch(CudaStream, uint64_t blocks, const typename Kernel::Args& args,
-                                 uint32_t extra_bytes = 0) {
+[[nodiscard]] LaunchError RunBlocks(uint64_t blocks, const typename Kernel::Args& args,
+                                    uint32_t extra_bytes) {
   using Shared = typename Kernel::Shared;
-  static_assert(Kernel::kThreads % kWarpThreads == 0 && Kernel::kThreads <= 1024);
-  static_assert(std::is_trivially_default_constructible_v<Shared>);
   // On the heap, each of its own size, so that AddressSanitizer sees the first byte too many.
   const auto shared = std::make_unique_for_overwrite<Shared>();
   const auto extra = std::make_unique_for_overwrite<std::byte[]>(extra_bytes);
@@ -101,15 +99,41 @@ template <class Kernel>
       [&] { Kernel::Run(EmulatedThread(emulator, extra.get()), *shared, args); });
 }
 
-[[nodiscard]] inline LaunchError FillZero(CudaStream, void* memory, uint64_t bytes) {
-  if (bytes > 0) std::memset(memory, 0, bytes);
-  return 0;
+// Runs `blocks` blocks of Kernel, one after the other, before it returns, or when the stream gets
+// there (emulated_streams.h). One thread at a time.
+template <class Kernel>
+[[nodiscard]] LaunchError Launch(CudaStream stream, uint64_t blocks,
+                                 const typename Kernel::Args& args, uint32_t extra_bytes = 0) {
+  static_assert(Kernel::kThreads % kWarpThreads == 0 && Kernel::kThreads <= 1024);
+  static_assert(std::is_trivially_default_constructible_v<typename Kernel::Shared>);
+  return RunOnStream(stream, [=] { return RunBlocks<Kernel>(blocks, args, extra_bytes); });
 }
 
-[[nodiscard]] inline LaunchError CopyOnDevice(CudaStream, const void* in, void* out,
+// As many blocks as a GPU of three multiprocessors would hold: several, and few enough that each
+// has more than one piece of work.
+template <class Kernel>
+[[nodiscard]] LaunchError LaunchResident(CudaStream stream, uint64_t at_most,
+                                         const typename Kernel::Args& args) {
+  return Launch<Kernel>(stream, at_most < 3 ? at_most : 3, args);
+}
+
+[[nodiscard]] inline LaunchError FillZero(CudaStream stream, void* memory, uint64_t bytes) {
+  if (bytes == 0) return 0;
+  return RunOnStream(stream, [=] {
+    Emulator::Get().CountLaunch();
+    std::memset(memory, 0, bytes);
+    return 0;
+  });
+}
+
+[[nodiscard]] inline LaunchError CopyOnDevice(CudaStream stream, const void* in, void* out,
                                               uint64_t bytes) {
-  if (bytes > 0) std::memcpy(out, in, bytes);
-  return 0;
+  if (bytes == 0) return 0;
+  return RunOnStream(stream, [=] {
+    Emulator::Get().CountLaunch();
+    std::memcpy(out, in, bytes);
+    return 0;
+  });
 }
 
 }  // namespace thalweg

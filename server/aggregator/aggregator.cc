@@ -61,23 +61,28 @@ Aggregator::Aggregator(const Options& options, MetricRegistry& registry)
 Aggregator::~Aggregator() { Stop(absl::CancelledError("the aggregator is shutting down")); }
 
 absl::StatusOr<Membership> Aggregator::Join(const JoinRequest& request, TimePoint deadline) {
-  THALWEG_RETURN_IF_ERROR(CheckRequest(request));
+  const auto refuse = [&](absl::Status why) {
+    faults_.AddRefusal(request.job, why, Now());
+    return why;
+  };
+  if (const absl::Status status = CheckRequest(request); !status.ok()) return refuse(status);
   const SessionToken token = NewToken();
   std::shared_ptr<Job> job;
   {
     MutexLock lock(mutex_);
     if (!stopped_.ok()) return stopped_;
     if (draining_ && !jobs_.contains(request.job)) {
-      return absl::UnavailableError("this aggregator is shutting down and takes no new jobs");
+      return refuse(
+          absl::UnavailableError("this aggregator is shutting down and takes no new jobs"));
     }
     std::shared_ptr<Job>& slot = jobs_[request.job];
     if (slot == nullptr) {
       if (jobs_.size() > kMaxJobs) {
         jobs_.erase(request.job);
-        return absl::ResourceExhaustedError(
-            absl::StrCat("this aggregator serves ", kMaxJobs, " jobs already"));
+        return refuse(absl::ResourceExhaustedError(
+            absl::StrCat("this aggregator serves ", kMaxJobs, " jobs already")));
       }
-      slot = std::make_shared<Job>(request, options_.max_window_chunks, metrics_);
+      slot = std::make_shared<Job>(request, options_.max_window_chunks, metrics_, faults_);
       metrics_.jobs.Set(static_cast<double>(jobs_.size()));
     }
     job = slot;
@@ -198,6 +203,22 @@ void Aggregator::Stop(const absl::Status& why) {
   }
   for (const auto& job : jobs) job->Fail(why);
   ticker_.Join();
+}
+
+ShardReport Aggregator::Report(TimePoint now) {
+  ShardReport report;
+  std::vector<std::shared_ptr<Job>> jobs;
+  {
+    MutexLock lock(mutex_);
+    report.draining = draining_ || !stopped_.ok();
+    for (const auto& [name, job] : jobs_) jobs.push_back(job);
+  }
+  for (const auto& job : jobs) report.jobs.push_back(job->Report(now));
+  report.uptime = now - began_;
+  report.weight = options_.weight;
+  metrics_.Report(&report);
+  faults_.Report(now, &report);
+  return report;
 }
 
 size_t Aggregator::num_jobs() {

@@ -14,7 +14,9 @@
 #include "core/base/metrics.h"
 #include "core/base/mutex.h"
 #include "core/base/protocol.h"
+#include "core/base/shard_report.h"
 #include "core/base/thread.h"
+#include "server/aggregator/fault_log.h"
 #include "server/aggregator/job.h"
 
 namespace thalweg {
@@ -46,6 +48,8 @@ class Aggregator : public Shard {
 
   // Fails every job with `why`, also those that join later. Idempotent.
   void Stop(const absl::Status& why);
+  // How the shard and its jobs are doing. Cheap enough for every second.
+  ShardReport Report(TimePoint now);
   // Jobs that have members.
   size_t num_jobs();
   // Takes no new jobs from now on, and waits for those that run; false when `deadline` came first.
@@ -64,7 +68,9 @@ class Aggregator : public Shard {
   void TickLoop();
 
   const Options options_;
+  const TimePoint began_ = Now();
   ShardMetrics metrics_;
+  FaultLog faults_;
 
   Mutex mutex_;
   CondVar changed_;

@@ -355,7 +355,8 @@ TEST_F(AggregatorTest, StopTellsEveryNode) {
 TEST(JobTest, NodeNotHeardOfForALeaseIsLost) {
   MetricRegistry registry;
   ShardMetrics metrics(registry);
-  Job job(Request(0, 1), 8, metrics);
+  FaultLog faults;
+  Job job(Request(0, 1), 8, metrics, faults);
   ASSERT_TRUE(job.AddMember(Request(0, 1), 1, Now()).ok());
   ASSERT_TRUE(job.WaitComplete(Now() + kPatience).ok());
   const auto sink = std::make_shared<RecordingSink>();

@@ -20,12 +20,21 @@ constexpr uint64_t kEpoch = 1;
 
 std::string Seconds(Duration d) { return absl::StrCat(ToSeconds(d), " s"); }
 
+std::vector<Counter*> WaitedFor(const ShardMetrics& metrics, uint32_t num_nodes) {
+  std::vector<Counter*> counters;
+  for (uint32_t node = 0; node < num_nodes; ++node) counters.push_back(&metrics.WaitedFor(node));
+  return counters;
+}
+
 }  // namespace
 
-Job::Job(const JoinRequest& first, uint32_t max_window_chunks, ShardMetrics& metrics)
+Job::Job(const JoinRequest& first, uint32_t max_window_chunks, ShardMetrics& metrics,
+         FaultLog& faults)
     : spec_(first),
       max_window_chunks_(max_window_chunks),
       metrics_(metrics),
+      faults_(faults),
+      waited_for_(WaitedFor(metrics, first.num_nodes)),
       members_(first.num_nodes),
       costs_(first.costs.size()),
       layouts_(first.chunk_bytes, first.num_shards),
@@ -99,10 +108,15 @@ absl::Status Job::AddMember(const JoinRequest& request, SessionToken token, Time
     }
     if (refusal.ok()) {
       members_[request.node] = {
-          token,           false, absl::StrCat("node ", request.node, " (", request.node_name, ")"),
-          request.workers, now,   nullptr};
+          .token = token,
+          .name = absl::StrCat("node ", request.node, " (", request.node_name, ")"),
+          .host = request.node_name,
+          .workers = request.workers,
+          .last_heard = now,
+          .sink = nullptr};
       ++joined_;
       ++present_;
+      metrics_.nodes.Add(1);
       const LinkSpeed& link = request.link;
       const bool slower =
           slowest_.bytes_per_second <= 0 || link.bytes_per_second < slowest_.bytes_per_second;
@@ -112,7 +126,11 @@ absl::Status Job::AddMember(const JoinRequest& request, SessionToken token, Time
       changed_.NotifyAll();
     }
   }
-  if (fatal) Fail(refusal);
+  if (fatal) {
+    Fail(refusal);
+  } else if (!refusal.ok()) {
+    faults_.AddRefusal(spec_.job, refusal, now);
+  }
   return OfJob(spec_.job, refusal);
 }
 
@@ -188,6 +206,8 @@ absl::StatusOr<std::optional<Job::Completed>> Job::HoldLocked(uint32_t node,
   }
   THALWEG_RETURN_IF_ERROR(layouts_.Check(contribution));
   const uint64_t bytes = contribution.payload.SizeBytes();
+  const LayoutRegistry::Weight weight =
+      layouts_.WeightOf(contribution.id.bucket, contribution.elems);
   const NodeSink* sink = members_[node].sink.get();
   auto added =
       engine_.Add(node, std::move(contribution), now, sink == nullptr ? 0 : sink->Backlog());
@@ -195,14 +215,9 @@ absl::StatusOr<std::optional<Job::Completed>> Job::HoldLocked(uint32_t node,
     return absl::Status(added.status().code(),
                         absl::StrCat(NameLocked(node), ": ", added.status().message()));
   }
-  metrics_.contributions.Add();
-  metrics_.bytes_in.Add(static_cast<double>(bytes));
-  if (added->verdict == RoundEngine::Verdict::kDuplicate ||
-      added->verdict == RoundEngine::Verdict::kStale) {
-    metrics_.duplicates.Add();
-  }
+  CountLocked(node, weight, bytes, *added);
   if (!added->completed) return std::nullopt;
-  Completed completed{*std::move(added->completed), nullptr};
+  Completed completed{*std::move(added->completed), nullptr, weight.raw_bytes};
   const RoundEngine::CompleteRound& round = completed.round;
   if (HasResidual(round.wire)) {
     completed.residual = residuals_.Get(round.id.bucket, round.id.chunk, round.elems);
@@ -223,13 +238,8 @@ absl::Status Job::Deliver(const Completed& completed) {
   const TimePoint start = Now();
   THALWEG_ASSIGN_OR_RETURN(const RoundResult result,
                            Fold(completed.round, workers, kEpoch, completed.residual.get()));
-  metrics_.fold_seconds.Add(ToSeconds(Now() - start));
-  metrics_.rounds_completed.Add();
-  metrics_.nonfinite.Add(static_cast<double>(result.nonfinite_elems));
-  for (const auto& sink : sinks) {
-    sink->OnResult(result);
-    metrics_.bytes_out.Add(static_cast<double>(result.payload.SizeBytes()));
-  }
+  CountDelivery(result, completed.raw_bytes, sinks.size(), Now() - start);
+  for (const auto& sink : sinks) sink->OnResult(result);
   return absl::OkStatus();
 }
 
@@ -250,6 +260,7 @@ void Job::RemoveMember(uint32_t node, const absl::Status& reason) {
     member.has_left = true;
     member.sink = nullptr;
     --present_;
+    metrics_.nodes.Add(-1);
     if (!reason.ok()) {
       // A sidecar that says why the job failed has named who it was; else it is the node itself.
       failure =
@@ -262,10 +273,11 @@ void Job::RemoveMember(uint32_t node, const absl::Status& reason) {
                                                 " waited for it"));
     }
     if (present_ == 0) residuals_ = ResidualStore();
-    UpdateMemoryLocked();
     changed_.NotifyAll();
     // Under the same lock, so that nobody finds the node gone and gives that as the reason.
     if (!failure.ok()) sinks = FailLocked(failure);
+    if (present_ == 0 && failure_.ok()) metrics_.jobs_ended.Add(absl::StatusCode::kOk);
+    UpdateMemoryLocked();
   }
   Tell(sinks, OfJob(spec_.job, failure));
 }
@@ -307,7 +319,10 @@ std::vector<std::shared_ptr<NodeSink>> Job::FailLocked(const absl::Status& reaso
   std::vector<std::shared_ptr<NodeSink>> sinks;
   if (!failure_.ok()) return sinks;
   failure_ = OfJob(spec_.job, reason);
-  metrics_.jobs_failed.Add();
+  metrics_.jobs_ended.Add(failure_.code());
+  metrics_.rounds.Add(failure_.code(), static_cast<double>(engine_.open_rounds()));
+  tally_.rounds_lost = engine_.open_rounds();
+  faults_.AddFailure(spec_.job, failure_, tally_.rounds_lost, Now());
   spdlog::error("{}", Text(failure_));
   // The rounds can never complete: what they hold is let go at once.
   engine_ = RoundEngine({kEpoch, spec_.num_nodes, flow_.window_chunks, spec_.round_timeout});
@@ -356,13 +371,16 @@ absl::Status Job::CheckActiveLocked(uint32_t node) const {
 }
 
 void Job::UpdateMemoryLocked() {
-  const uint64_t held = engine_.held_bytes();
-  metrics_.held_bytes.Add(static_cast<double>(held) - static_cast<double>(reported_held_bytes_));
-  reported_held_bytes_ = held;
-  const uint64_t residuals = residuals_.bytes();
-  metrics_.residual_bytes.Add(static_cast<double>(residuals) -
-                              static_cast<double>(reported_residual_bytes_));
-  reported_residual_bytes_ = residuals;
+  const auto report = [](Gauge& gauge, uint64_t bytes, double& reported) {
+    const auto now = static_cast<double>(bytes);
+    if (now != reported) gauge.Add(now - reported);
+    reported = now;
+  };
+  const bool is_over = !failure_.ok() || present_ == 0;
+  report(metrics_.held_bytes, engine_.held_bytes(), reported_held_bytes_);
+  report(metrics_.held_limit_bytes, is_over ? 0 : engine_.max_held() * flow_.chunk_bytes,
+         reported_limit_bytes_);
+  report(metrics_.residual_bytes, residuals_.bytes(), reported_residual_bytes_);
 }
 
 }  // namespace thalweg

@@ -12,6 +12,9 @@
 #include "absl/status/statusor.h"
 #include "core/base/exchange.h"
 #include "core/base/mutex.h"
+#include "core/base/shard_report.h"
+#include "server/aggregator/fault_log.h"
+#include "server/aggregator/job_tally.h"
 #include "server/aggregator/shard_metrics.h"
 #include "server/round/flow_plan.h"
 #include "server/round/layout_registry.h"
@@ -32,7 +35,9 @@ class Job {
     std::vector<CodecCost> costs;
   };
 
-  Job(const JoinRequest& first, uint32_t max_window_chunks, ShardMetrics& metrics);
+  // `metrics` and `faults` must outlive it.
+  Job(const JoinRequest& first, uint32_t max_window_chunks, ShardMetrics& metrics,
+      FaultLog& faults);
 
   // Makes `request.node` a member. A request that contradicts the job is refused, and fails the job
   // when it is still gathering, because then it can never become complete.
@@ -54,6 +59,9 @@ class Job {
   // No members, or none left: the job can be forgotten.
   bool IsEmpty();
 
+  // How it is doing. (job_report.cc)
+  JobReport Report(TimePoint now);
+
   // Fails the job when a round or a lease has run out.
   void Tick(TimePoint now);
   void Fail(const absl::Status& reason);
@@ -63,23 +71,34 @@ class Job {
     SessionToken token = 0;  // 0: not a member
     bool has_left = false;
     std::string name;  // "node 1 (host)"
+    std::string host;
     uint32_t workers = 0;
     TimePoint last_heard;
     std::shared_ptr<NodeSink> sink;
+    uint64_t last_rounds = 0;  // as NodeReport has these two
+    Duration waited{};
   };
 
   // A complete round, and the residual of its chunk, if it has one.
   struct Completed {
     RoundEngine::CompleteRound round;
     std::shared_ptr<Residual> residual;
+    double raw_bytes = 0;
   };
 
   // Holds a contribution; the round, when that completes it.
   absl::StatusOr<std::optional<Completed>> HoldLocked(uint32_t node, Contribution contribution,
                                                       TimePoint now)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Counts what Add has said of a contribution. (job_report.cc)
+  void CountLocked(uint32_t node, const LayoutRegistry::Weight& weight, uint64_t bytes,
+                   const RoundEngine::Added& added) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Folds a complete round and hands the result to all members.
   absl::Status Deliver(const Completed& completed);
+  void ReportRoundsLocked(TimePoint now, JobReport* report) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Counts a result for `nodes` nodes. (job_report.cc)
+  void CountDelivery(const RoundResult& result, double raw_bytes, size_t nodes, Duration fold_time);
   // Returns whom to Tell, once the lock is released; nobody when the job has failed before.
   std::vector<std::shared_ptr<NodeSink>> FailLocked(const absl::Status& reason)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -103,6 +122,10 @@ class Job {
   const JoinRequest spec_;  // of the node that came first
   const uint32_t max_window_chunks_;
   ShardMetrics& metrics_;
+  FaultLog& faults_;
+  const std::vector<Counter*> waited_for_;  // by node
+  const TimePoint began_ = Now();
+  DeliveryTally delivered_;
 
   Mutex mutex_;
   CondVar changed_;
@@ -116,8 +139,11 @@ class Job {
   LayoutRegistry layouts_ ABSL_GUARDED_BY(mutex_);
   RoundEngine engine_ ABSL_GUARDED_BY(mutex_);
   ResidualStore residuals_ ABSL_GUARDED_BY(mutex_);
-  uint64_t reported_held_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
-  uint64_t reported_residual_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
+  JobTally tally_ ABSL_GUARDED_BY(mutex_);
+  // What this job has added to the shard's gauges.
+  double reported_held_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
+  double reported_limit_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
+  double reported_residual_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace thalweg

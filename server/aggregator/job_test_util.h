@@ -40,7 +40,7 @@ class TestJob {
     request.chunk_bytes = kMinChunkBytes;
     request.window_chunks = 64;
     request.round_timeout = std::chrono::seconds(30);
-    job_ = std::make_unique<Job>(request, 64, metrics_);
+    job_ = std::make_unique<Job>(request, 64, metrics_, faults_);
     for (uint32_t node = 0; node < workers_.size(); ++node) {
       request.node = node;
       request.node_name = absl::StrCat("host", node);
@@ -55,10 +55,10 @@ class TestJob {
   }
 
   // All nodes announce `elems` float32 elements to be sent in `wire`.
-  void Register(BucketId id, uint64_t elems, WireFormat wire) {
+  void Register(BucketId id, uint64_t elems, WireFormat wire, uint64_t raw_bytes = 0) {
     const BucketLayout layout{DType::kFloat32, {{"w", {static_cast<int64_t>(elems)}}}};
     for (uint32_t node = 0; node < workers_.size(); ++node) {
-      ASSERT_TRUE(job_->RegisterBucket(node, {id, layout, wire, 0}).ok());
+      ASSERT_TRUE(job_->RegisterBucket(node, {id, layout, wire, 0, raw_bytes}).ok());
     }
   }
 
@@ -75,6 +75,7 @@ class TestJob {
   }
 
   Job& job() { return *job_; }
+  MetricRegistry& registry() { return registry_; }
   ListSink& sink(uint32_t node) { return *sinks_[node]; }
   const std::vector<uint32_t>& workers() const { return workers_; }
 
@@ -82,6 +83,7 @@ class TestJob {
   const std::vector<uint32_t> workers_;
   MetricRegistry registry_;
   ShardMetrics metrics_{registry_};
+  FaultLog faults_;
   std::unique_ptr<Job> job_;
   std::vector<std::shared_ptr<ListSink>> sinks_;
 };

@@ -1,24 +1,72 @@
 #include "server/aggregator/shard_metrics.h"
 
+#include <string>
+
+#include "absl/strings/str_cat.h"
+
 namespace thalweg {
+namespace {
+
+Histogram& Phase(MetricRegistry& r, const std::string& phase) {
+  return r.GetHistogram("thalweg_shard_phase_seconds",
+                        "Time of a chunk's round in a phase: wait_for_slowest (from its first "
+                        "contribution to its last), fold (summing and encoding the mean)",
+                        {{"phase", phase}});
+}
+
+}  // namespace
 
 ShardMetrics::ShardMetrics(MetricRegistry& r)
-    : jobs(r.GetGauge("thalweg_shard_jobs", "Jobs that have members on this shard")),
+    : registry(r),
+      jobs(r.GetGauge("thalweg_shard_jobs", "Jobs that have members on this shard")),
+      nodes(r.GetGauge("thalweg_shard_nodes", "Members of all jobs on this shard")),
       held_bytes(r.GetGauge("thalweg_shard_held_bytes",
                             "Payload bytes held for rounds that wait for more contributions")),
+      held_limit_bytes(r.GetGauge("thalweg_shard_held_limit_bytes",
+                                  "Most that the jobs' windows let thalweg_shard_held_bytes be")),
       residual_bytes(r.GetGauge("thalweg_shard_residual_bytes",
                                 "Memory for what encoding results has left out so far")),
       contributions(r.GetCounter("thalweg_shard_contributions_total", "Contributions received")),
       duplicates(r.GetCounter("thalweg_shard_repeated_contributions_total",
                               "Contributions that came again and were not summed")),
-      rounds_completed(r.GetCounter("thalweg_shard_rounds_total", "Chunk rounds completed")),
-      jobs_failed(r.GetCounter("thalweg_shard_jobs_failed_total", "Jobs that failed")),
+      rounds(r, "thalweg_shard_rounds_total",
+             "Chunk rounds by outcome: ok, or why the job failed while they were open"),
+      jobs_ended(r, "thalweg_shard_jobs_ended_total",
+                 "Jobs that have ended, by outcome: ok, or why they failed"),
       bytes_in(r.GetCounter("thalweg_shard_received_bytes_total",
                             "Payload bytes of contributions received")),
       bytes_out(r.GetCounter("thalweg_shard_sent_bytes_total",
                              "Payload bytes of results handed to nodes")),
+      raw_bytes_in(r.GetCounter("thalweg_shard_received_raw_bytes_total",
+                                "Gradient bytes that the contributions received stand for")),
+      raw_bytes_out(r.GetCounter("thalweg_shard_sent_raw_bytes_total",
+                                 "Gradient bytes that the results handed to nodes stand for")),
       nonfinite(r.GetCounter("thalweg_shard_nonfinite_elements_total",
                              "NaN and infinite values among the results")),
-      fold_seconds(r.GetCounter("thalweg_shard_fold_seconds_total", "Time spent summing")) {}
+      nonfinite_rounds(r.GetCounter("thalweg_shard_nonfinite_rounds_total",
+                                    "Chunk rounds whose result has NaN or infinite values")),
+      wait_for_slowest(Phase(r, "wait_for_slowest")),
+      fold(Phase(r, "fold")) {}
+
+Counter& ShardMetrics::WaitedFor(uint32_t node) const {
+  return registry.GetCounter(
+      "thalweg_shard_waited_for_seconds_total",
+      absl::StrCat("Time that chunk rounds waited for one node alone, by that node; nodes from ",
+                   kNamedNodes, " on are one, 'other'"),
+      {{"node", node < kNamedNodes ? absl::StrCat(node) : "other"}});
+}
+
+void ShardMetrics::Report(ShardReport* report) const {
+  const auto whole = [](const auto& metric) { return static_cast<uint64_t>(metric.Value()); };
+  report->contributions = whole(contributions);
+  report->repeated_contributions = whole(duplicates);
+  report->rounds_completed = static_cast<uint64_t>(rounds.Value(absl::StatusCode::kOk));
+  report->nonfinite_elems = whole(nonfinite);
+  report->held_bytes = whole(held_bytes);
+  report->residual_bytes = whole(residual_bytes);
+  report->fold_time = FromSeconds(fold.Sum());
+  report->received = {raw_bytes_in.Value(), bytes_in.Value()};
+  report->sent = {raw_bytes_out.Value(), bytes_out.Value()};
+}
 
 }  // namespace thalweg

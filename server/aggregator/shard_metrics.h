@@ -1,7 +1,11 @@
 // What a shard counts.
 #pragma once
 
+#include <cstdint>
+
 #include "core/base/metrics.h"
+#include "core/base/outcome_counters.h"
+#include "core/base/shard_report.h"
 
 namespace thalweg {
 
@@ -9,17 +13,31 @@ namespace thalweg {
 struct ShardMetrics {
   explicit ShardMetrics(MetricRegistry& registry);
 
+  // Fills in the sums of all jobs.
+  void Report(ShardReport* report) const;
+
+  // What rounds have waited for node `node` alone. Nodes from kNamedNodes on are one.
+  Counter& WaitedFor(uint32_t node) const;
+  static constexpr uint32_t kNamedNodes = 64;
+
+  MetricRegistry& registry;
   Gauge& jobs;
+  Gauge& nodes;
   Gauge& held_bytes;
+  Gauge& held_limit_bytes;
   Gauge& residual_bytes;
   Counter& contributions;
   Counter& duplicates;
-  Counter& rounds_completed;
-  Counter& jobs_failed;
+  OutcomeCounters rounds;
+  OutcomeCounters jobs_ended;
   Counter& bytes_in;
   Counter& bytes_out;
+  Counter& raw_bytes_in;
+  Counter& raw_bytes_out;
   Counter& nonfinite;
-  Counter& fold_seconds;
+  Counter& nonfinite_rounds;
+  Histogram& wait_for_slowest;
+  Histogram& fold;
 };
 
 }  // namespace thalweg

@@ -2,6 +2,7 @@
 
 #include <spdlog/spdlog.h>
 
+#include <chrono>
 #include <memory>
 #include <string>
 
@@ -10,6 +11,7 @@
 #include "core/base/protocol.h"
 #include "server/aggregator/aggregator.h"
 #include "server/bin/program.h"
+#include "server/page/site.h"
 #include "server/transport/http_server.h"
 #include "server/transport/shard_server.h"
 
@@ -18,6 +20,10 @@ namespace {
 
 constexpr Duration kSignalPoll = std::chrono::milliseconds(200);
 constexpr Duration kStopGrace = std::chrono::seconds(2);
+
+double UnixSeconds() {
+  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+}
 
 struct Flags {
   std::string listen = GetEnv("THALWEG_LISTEN");
@@ -28,7 +34,9 @@ struct Flags {
 
 int Serve(const Flags& flags, Signals& signals) {
   MetricRegistry registry;
+  ExportProcessInfo(registry, "aggregator");
   Aggregator aggregator({.weight = flags.weight}, registry);
+  const Site site([&] { return aggregator.Report(Now()); }, UnixSeconds());
   auto server = ShardServer::Start(
       {flags.listen, flags.threads != 0 ? flags.threads : DefaultThreads()}, aggregator, registry);
   if (!server.ok()) {
@@ -37,7 +45,9 @@ int Serve(const Flags& flags, Signals& signals) {
   }
   std::unique_ptr<HttpServer> http;
   if (!flags.common.http.empty()) {
-    auto started = HttpServer::Start(flags.common.http, registry, [] { return absl::OkStatus(); });
+    auto started = HttpServer::Start(
+        flags.common.http, registry, [] { return absl::OkStatus(); },
+        [&](const std::string& path) { return site.Answer(path); });
     if (!started.ok()) {
       spdlog::error("{}", Text(started.status()));
       return 1;
@@ -45,7 +55,7 @@ int Serve(const Flags& flags, Signals& signals) {
     http = *std::move(started);
   }
   spdlog::info("serving on {}{}", (*server)->address(),
-               http == nullptr ? "" : ", metrics on " + http->address());
+               http == nullptr ? "" : ", live page and metrics on http://" + http->address());
   AnnounceReady(flags.common.ready_fd, (*server)->address(),
                 http == nullptr ? "" : http->address());
 

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <iostream>
@@ -59,7 +60,8 @@ void PrepareProcess() {
 }
 
 void AddCommonOptions(CLI::App& app, CommonOptions* options) {
-  app.add_option("--http", options->http, "host:port for /metrics, /healthz, /readyz; empty: none");
+  app.add_option("--http", options->http,
+                 "host:port for /metrics, /healthz, /readyz, an aggregator's page; empty: none");
   app.add_option("--cpus", options->cpus, "Cores to run on, e.g. 0-3,8; empty: all");
   app.add_option("--drain-seconds", options->drain_seconds,
                  "How long SIGTERM lets running jobs finish");
@@ -112,6 +114,16 @@ absl::Status RestrictToCpus(const std::string& cpus) {
   if (sched_setaffinity(0, sizeof set, &set) == 0) return absl::OkStatus();
   return absl::InvalidArgumentError(
       absl::StrCat("cannot run on cores '", cpus, "': ", std::strerror(errno)));
+}
+
+void ExportProcessInfo(MetricRegistry& registry, const std::string& name) {
+  registry
+      .GetGauge("thalweg_build_info", "1; which program this is, and of which version",
+                {{"program", name}, {"version", THALWEG_VERSION}})
+      .Set(1);
+  const auto since_epoch = std::chrono::system_clock::now().time_since_epoch();
+  registry.GetGauge("process_start_time_seconds", "When the process began, in Unix time")
+      .Set(std::chrono::duration<double>(since_epoch).count());
 }
 
 void AnnounceReady(int fd, const std::string& address, const std::string& http) {

@@ -8,6 +8,7 @@
 #include "absl/status/status.h"
 #include "core/base/clock.h"
 #include "core/base/env.h"
+#include "core/base/metrics.h"
 
 namespace thalweg {
 
@@ -46,6 +47,9 @@ uint32_t DefaultThreads();
 // Keeps this process to the cores in `cpus` ("0-3,8"), those of all threads started later included;
 // nothing happens when it is empty. InvalidArgument says what is wrong with it.
 absl::Status RestrictToCpus(const std::string& cpus);
+
+// Exports thalweg_build_info of program `name` and process_start_time_seconds.
+void ExportProcessInfo(MetricRegistry& registry, const std::string& name);
 
 // Writes one JSON line {"address": …, "http": …} to `fd`, if that is not negative, and closes it:
 // whoever started this process knows now that it serves, and where.

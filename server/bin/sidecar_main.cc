@@ -15,6 +15,7 @@
 #include "core/base/log.h"
 #include "core/base/protocol.h"
 #include "server/aggregator/aggregator.h"
+#include "server/bin/gpus.h"
 #include "server/bin/program.h"
 #include "server/sidecar/device/cpu_device.h"
 #include "server/sidecar/sidecar.h"
@@ -35,6 +36,7 @@ struct Flags {
   uint32_t window_chunks = 0;
   bool exit_when_idle = false;
   bool own_dir = false;
+  bool no_gpus = false;
   CommonOptions common;
 };
 
@@ -85,9 +87,12 @@ void WaitForEnd(const Flags& flags, Sidecar& sidecar, Signals& signals) {
 
 int Serve(const Flags& flags, Signals& signals) {
   MetricRegistry registry;
+  ExportProcessInfo(registry, "sidecar");
   const auto shards = MakeShards(flags, registry);
   CpuDevice device;
-  Sidecar::Options options{flags.socket, {}, &device, ThreadsOf(flags), flags.window_chunks};
+  const std::unique_ptr<Device> gpus = flags.no_gpus ? nullptr : OpenGpus();
+  Sidecar::Options options{flags.socket,       {}, &device, gpus.get(), ThreadsOf(flags),
+                           flags.window_chunks};
   for (const auto& shard : shards) options.shards.push_back(shard.get());
   auto sidecar = Sidecar::Start(options, registry);
   if (!sidecar.ok()) {
@@ -143,6 +148,9 @@ int main(int argc, char** argv) {
   app.add_option("--timeout", flags.timeout_seconds,
                  "With --exit-when-idle: seconds to wait for the first worker");
   app.add_flag("--exit-when-idle", flags.exit_when_idle, "Exit once the last worker has left");
+  app.add_flag("--no-gpus", flags.no_gpus,
+               "Take gradients on GPUs through host memory, also where workers and this process "
+               "could share the GPUs' memory");
   app.add_flag("--own-dir", flags.own_dir, "Remove the socket's folder at exit");
   thalweg::AddCommonOptions(app, &flags.common);
   CLI11_PARSE(app, argc, argv);

@@ -86,6 +86,16 @@ absl::Status LayoutRegistry::Check(const Contribution& c) const {
                    ", ", bytes, " bytes"));
 }
 
+LayoutRegistry::Weight LayoutRegistry::WeightOf(BucketId id, uint64_t elems) const {
+  const Entry& entry = entries_.at({id.index, id.part});
+  const BucketAnnouncement& bucket = entry.bucket;
+  const uint64_t total = entry.plan.total_elems;  // the layout would have to add its tensors up
+  if (total == 0) return {{bucket.wire}, 0};
+  const auto raw_bytes = static_cast<double>(bucket.raw_bytes);
+  return {{bucket.wire, bucket.raw_bytes > total * SizeOf(bucket.layout.dtype)},
+          raw_bytes * static_cast<double>(elems) / static_cast<double>(total)};
+}
+
 absl::StatusOr<uint64_t> LayoutRegistry::ResidualElems(BucketId bucket, uint32_t chunk) const {
   THALWEG_ASSIGN_OR_RETURN(const Entry* entry, Find(bucket, chunk));
   if (HasResidual(entry->bucket.wire)) return entry->plan.Elems(chunk);

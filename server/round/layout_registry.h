@@ -28,6 +28,19 @@ class LayoutRegistry {
   // Checks that a contribution is a chunk of a registered bucket with the right format and size.
   absl::Status Check(const Contribution& contribution) const;
 
+  // What a chunk of a registered bucket counts for in statistics. Requires that Check has passed.
+  struct Kind {
+    WireFormat wire = WireFormat::kFloat32;
+    bool factors = false;  // stands for more than its own elements
+
+    auto operator<=>(const Kind&) const = default;
+  };
+  struct Weight {
+    Kind kind;
+    double raw_bytes = 0;  // of gradient
+  };
+  Weight WeightOf(BucketId bucket, uint64_t elems) const;
+
   // How many elements the residual of a chunk has. FailedPrecondition: no such bucket is
   // registered. InvalidArgument: it has no such chunk, or is in a format without residuals.
   absl::StatusOr<uint64_t> ResidualElems(BucketId bucket, uint32_t chunk) const;

@@ -154,5 +154,21 @@ TEST(LayoutRegistryTest, ResidualsBelongToChunksThatLoseSomething) {
   EXPECT_THAT(std::string(lossless.message()), HasSubstr("topk, which leaves no residual"));
 }
 
+TEST(LayoutRegistryTest, ChunkStandsForItsShareOfTheGradient) {
+  LayoutRegistry registry(4096, 1);
+  BucketAnnouncement bucket = Announce({0, 0}, kLayout, kPlacement, WireFormat::kFloat16);
+  bucket.raw_bytes = 4 * 1500;
+  ASSERT_TRUE(registry.Register("node 0 (a)", bucket).ok());
+  EXPECT_EQ(registry.WeightOf({0, 0}, 300).raw_bytes, 1200);
+  EXPECT_EQ(registry.WeightOf({0, 0}, 300).kind.wire, WireFormat::kFloat16);
+  EXPECT_FALSE(registry.WeightOf({0, 0}, 300).kind.factors);
+
+  bucket.id.part = 1;
+  bucket.raw_bytes = 600'000;
+  ASSERT_TRUE(registry.Register("node 0 (a)", bucket).ok());
+  EXPECT_EQ(registry.WeightOf(bucket.id, 300).raw_bytes, 120'000);
+  EXPECT_TRUE(registry.WeightOf(bucket.id, 300).kind.factors);
+}
+
 }  // namespace
 }  // namespace thalweg

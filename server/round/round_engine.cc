@@ -36,6 +36,7 @@ absl::StatusOr<RoundEngine::Added> RoundEngine::Add(uint32_t node, Contribution 
   ChunkState& state = known == chunks_.end() ? chunks_[key] : known->second;
   if (state.count == 0) {
     state.opened = now;
+    state.latest = now;
     state.held.resize(options_.num_nodes);
     ++open_rounds_;
   }
@@ -43,12 +44,18 @@ absl::StatusOr<RoundEngine::Added> RoundEngine::Add(uint32_t node, Contribution 
   ++outstanding_[node];
   ++state.count;
   state.held[node] = std::move(contribution);
-  if (state.count < options_.num_nodes) return Added{Verdict::kHeld, std::nullopt};
-  return Added{Verdict::kCompleted, Take(key, state)};
+  if (state.count < options_.num_nodes) {
+    state.latest = now;
+    return Added{Verdict::kHeld, std::nullopt};
+  }
+  return Added{Verdict::kCompleted, Take(key, state, now)};
 }
 
-RoundEngine::CompleteRound RoundEngine::Take(const ChunkKey& key, ChunkState& state) {
+RoundEngine::CompleteRound RoundEngine::Take(const ChunkKey& key, ChunkState& state,
+                                             TimePoint now) {
   CompleteRound round;
+  round.open = now - state.opened;
+  round.missing_one = now - state.latest;
   round.id = {key.first, key.second, state.completed + 1};
   round.wire = state.held[0]->wire;
   round.elems = state.held[0]->elems;
@@ -95,6 +102,16 @@ std::optional<RoundEngine::OpenRound> RoundEngine::OldestWaitingFor(uint32_t nod
   }
   if (oldest == nullptr) return std::nullopt;
   return Describe(oldest_key, *oldest);
+}
+
+std::optional<RoundEngine::OpenRound> RoundEngine::Oldest() const {
+  if (open_rounds_ == 0) return std::nullopt;
+  const std::pair<const ChunkKey, ChunkState>* oldest = nullptr;
+  for (const auto& chunk : chunks_) {
+    if (chunk.second.count == 0) continue;
+    if (oldest == nullptr || chunk.second.opened < oldest->second.opened) oldest = &chunk;
+  }
+  return Describe(oldest->first, oldest->second);
 }
 
 size_t RoundEngine::DropOlderLayouts(BucketId id) {

@@ -36,6 +36,8 @@ class RoundEngine {
     WireFormat wire = WireFormat::kFloat32;
     uint64_t elems = 0;
     std::vector<Payload> payloads;
+    Duration open{};         // since the first contribution
+    Duration missing_one{};  // since the last but one; a node alone is not waited for
   };
 
   enum class Verdict {
@@ -73,24 +75,31 @@ class RoundEngine {
   std::vector<OpenRound> Expired(TimePoint now) const;
   // The open round that has waited longest for `node`, if any.
   std::optional<OpenRound> OldestWaitingFor(uint32_t node) const;
+  // The one that has been open for longest, if any.
+  std::optional<OpenRound> Oldest() const;
 
   // Forgets the rounds of earlier layouts of bucket `id.index`. Returns how many of them were open.
   size_t DropOlderLayouts(BucketId id);
 
   size_t open_rounds() const { return open_rounds_; }
   uint64_t held_bytes() const { return held_bytes_; }
+  // Contributions that all nodes together can have held here.
+  uint64_t max_held() const {
+    return uint64_t{options_.num_nodes} * options_.window_chunks * parts_.count();
+  }
 
  private:
   using ChunkKey = std::pair<BucketId, uint32_t>;
   struct ChunkState {
     uint64_t completed = 0;  // last complete round
     TimePoint opened;        // of round completed + 1, when count > 0
+    TimePoint latest;        // when its latest contribution came
     uint32_t count = 0;
     std::vector<std::optional<Contribution>> held;  // by node; empty when count is 0
   };
 
   OpenRound Describe(const ChunkKey& key, const ChunkState& state) const;
-  CompleteRound Take(const ChunkKey& key, ChunkState& state);
+  CompleteRound Take(const ChunkKey& key, ChunkState& state, TimePoint now);
 
   Options options_;
   std::bitset<kMaxParts> parts_{1};

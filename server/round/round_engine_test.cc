@@ -44,12 +44,43 @@ TEST(RoundEngineTest, CompletesWithLastContributionInNodeOrderWhateverTheArrival
   EXPECT_EQ(engine.held_bytes(), 0u);
 }
 
+TEST(RoundEngineTest, HoldsAtMostAWindowOfEachNodeAndPart) {
+  RoundEngine engine = Engine(3, 8);
+  EXPECT_EQ(engine.max_held(), 3u * 8);
+  engine.AllowPart(2);
+  EXPECT_EQ(engine.max_held(), 3u * 8 * 2);
+}
+
 TEST(RoundEngineTest, DuplicateCountsOnceAndFirstOneWins) {
   RoundEngine engine = Engine(2);
   ASSERT_TRUE(engine.Add(0, Share({{0, 0}, 0, 1}, 5), kStart).ok());
   EXPECT_EQ(engine.Add(0, Share({{0, 0}, 0, 1}, 6), kStart)->verdict, Verdict::kDuplicate);
   auto added = engine.Add(1, Share({{0, 0}, 0, 1}, 7), kStart);
   EXPECT_EQ(ValueOf(added->completed->payloads[0]), 5);
+}
+
+TEST(RoundEngineTest, RoundSaysHowLongItWasOpenAndHowLongOneWasMissing) {
+  RoundEngine engine = Engine(3);
+  const auto at = [](int ms) { return kStart + std::chrono::milliseconds(ms); };
+  ASSERT_TRUE(engine.Add(1, Share({{0, 0}, 0, 1}, 1), at(0)).ok());
+  ASSERT_TRUE(engine.Add(0, Share({{0, 0}, 0, 1}, 1), at(4)).ok());
+  ASSERT_TRUE(engine.Add(0, Share({{0, 0}, 0, 1}, 1), at(6)).ok());  // again
+  const auto added = engine.Add(2, Share({{0, 0}, 0, 1}, 1), at(9));
+  ASSERT_TRUE(added->completed);
+  EXPECT_EQ(added->completed->open, std::chrono::milliseconds(9));
+  EXPECT_EQ(added->completed->missing_one, std::chrono::milliseconds(5));
+}
+
+TEST(RoundEngineTest, OldestIsTheRoundThatOpenedFirst) {
+  RoundEngine engine = Engine(2);
+  EXPECT_FALSE(engine.Oldest());
+  const auto second = std::chrono::seconds(1);
+  ASSERT_TRUE(engine.Add(0, Share({{1, 0}, 0, 1}, 1), kStart + second).ok());
+  ASSERT_TRUE(engine.Add(1, Share({{2, 0}, 0, 1}, 1), kStart).ok());
+  ASSERT_TRUE(engine.Add(0, Share({{3, 0}, 0, 1}, 1), kStart + 2 * second).ok());
+  ASSERT_TRUE(engine.Oldest());
+  EXPECT_EQ(engine.Oldest()->id.bucket.index, 2u);
+  EXPECT_THAT(engine.Oldest()->missing, ElementsAre(0u));
 }
 
 TEST(RoundEngineTest, LateContributionIsStaleAndNotSummed) {

@@ -15,7 +15,7 @@ class NodeJob::ArenaGradient final : public Gradient {
  public:
   // Both must outlive it.
   ArenaGradient(NodeJob& job, NodeBucket& bucket)
-      : Gradient(job.context_.device, bucket.share), job_(job), bucket_(bucket) {}
+      : Gradient(bucket.share), job_(job), bucket_(bucket) {}
 
   absl::Status WaitFor(uint64_t end) override {
     const TimePoint start = Now();
@@ -24,7 +24,9 @@ class NodeJob::ArenaGradient final : public Gradient {
     waited_ += (Now() - start).count();
     return status;
   }
-  std::vector<const void*> Shares(uint64_t begin) const override { return bucket_.Shares(begin); }
+  std::vector<const void*> Shares(uint64_t begin) const override {
+    return bucket_.memory->Shares(begin);
+  }
 
   // By all threads together.
   Duration waited() const { return Duration(waited_.load()); }

@@ -22,7 +22,7 @@
 #include "core/base/clock.h"
 #include "core/base/codec_policy.h"
 #include "core/base/status_macros.h"
-#include "kernels/codec/orthogonalise.h"
+#include "kernels/codec/powersgd/orthogonalise.h"
 #include "server/sidecar/codec/make_codecs.h"
 #include "server/sidecar/device/cpu_device.h"
 #include "server/sidecar/fold_pool.h"
@@ -37,8 +37,8 @@ constexpr uint32_t kMaxThreads = 256;
 // The share of a node's only worker: nothing to fold, nothing to wait for.
 class WholeGradient : public Gradient {
  public:
-  WholeGradient(Device& device, const std::vector<float>& values)
-      : Gradient(device, DType::kFloat32), values_(values) {}
+  explicit WholeGradient(const std::vector<float>& values)
+      : Gradient(DType::kFloat32), values_(values) {}
 
   absl::Status WaitFor(uint64_t /*end*/) override { return absl::OkStatus(); }
   std::vector<const void*> Shares(uint64_t begin) const override {
@@ -57,20 +57,24 @@ class Rounds {
                                                         uint32_t threads) {
     std::unique_ptr<Rounds> rounds(new Rounds(layout, threads));
     const CodecChoice choice{policy};
-    const CodecPlace place{{}, kChunkBytes, 1, &rounds->device_, rounds->Result()};
-    THALWEG_ASSIGN_OR_RETURN(rounds->codecs_, MakeCodecs(layout, place, choice, rounds->states_));
+    const CodecPlace place{{}, kChunkBytes, 1};
+    THALWEG_ASSIGN_OR_RETURN(rounds->memory_,
+                             CpuDevice().MakeMemory({{}, layout, DType::kFloat32, 1}));
+    BucketMemory& memory = *rounds->memory_;
+    THALWEG_ASSIGN_OR_RETURN(rounds->codecs_,
+                             MakeCodecs(layout, memory, place, choice, rounds->states_));
     if (!rounds->codecs_.empty()) return rounds;
     if (!policy.IsPlainCast()) {
       return absl::InvalidArgumentError(
           absl::StrCat("no shape has enough to gain by ", policy.ToString(),
                        ": give larger ones, or a lower rank or min_rate"));
     }
-    rounds->codecs_.push_back(MakeDenseCodec(layout, place, choice, DType::kFloat32, 1));
+    rounds->codecs_.push_back(MakeDenseCodec(layout, memory, place, choice));
     return rounds;
   }
 
   absl::StatusOr<double> Run() {
-    WholeGradient gradient(device_, gradient_);
+    WholeGradient gradient(gradient_);
     const TimePoint start = Now();
     for (const auto& codec : codecs_) {
       THALWEG_ASSIGN_OR_RETURN(Part * part, codec->Begin(pool_, gradient));
@@ -98,7 +102,7 @@ class Rounds {
       for (uint64_t i = 0; i < tensor.Elems(); ++i) {
         const float left = has_residual ? state->second->residual[i] : 0;
         const float expected = gradient_[offset + i];
-        const float got = result_[offset + i];
+        const float got = Result()[offset + i];
         const float allowed = kAllowed * (std::abs(got) + std::abs(left) + std::abs(expected)) +
                               (has_residual ? 0 : kWireError * std::abs(expected));
         // Not >, so that NaN is wrong as well.
@@ -122,7 +126,7 @@ class Rounds {
     THALWEG_RETURN_IF_ERROR(pool_.Run(threads_, [&](uint32_t thread) {
       const uint64_t begin = std::min(elems, thread * piece);
       const uint64_t count = std::min(piece, elems - begin);
-      std::memcpy(result_.data() + begin, gradient_.data() + begin, count * sizeof(float));
+      std::memcpy(Result() + begin, gradient_.data() + begin, count * sizeof(float));
       return absl::OkStatus();
     }));
     return ToSeconds(Now() - start);
@@ -130,15 +134,11 @@ class Rounds {
 
  private:
   Rounds(const BucketLayout& layout, uint32_t threads)
-      : layout_(layout),
-        threads_(threads),
-        pool_(threads),
-        gradient_(layout.Elems()),
-        result_(layout.Elems()) {
+      : layout_(layout), threads_(threads), pool_(threads), gradient_(layout.Elems()) {
     SeedDirection({.seed = 1}, gradient_);
   }
 
-  std::byte* Result() { return reinterpret_cast<std::byte*>(result_.data()); }
+  float* Result() const { return reinterpret_cast<float*>(memory_->result().payload()); }
 
   // The mean over one node is its own share, as it has been encoded.
   absl::Status Exchange(BucketCodec& codec, Part& part, Gradient& gradient) {
@@ -156,11 +156,10 @@ class Rounds {
 
   const BucketLayout layout_;
   const uint32_t threads_;
-  CpuDevice device_;
   FoldPool pool_;
   ParameterStates states_;
   std::vector<float> gradient_;
-  std::vector<float> result_;
+  std::unique_ptr<BucketMemory> memory_;  // outlives codecs_
   std::vector<std::unique_ptr<BucketCodec>> codecs_;
 };
 

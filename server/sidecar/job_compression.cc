@@ -38,22 +38,32 @@ uint32_t JobCompression::Choose(BucketId id, const BucketLayout& layout) {
     if (policy_.CodecOf(layout.tensors[i]).kind == CodecKind::kAuto) open.push_back(i);
   }
   if (open.empty() || terms_.candidates.empty()) return 0;
-  const Choice choice = ChooseCodec(TensorSet(layout, open).layout(), terms_);
+  Choice& choice = choices_[id.index];
+  choice = ChooseCodec(TensorSet(layout, open).layout(), terms_);
   spdlog::info("job '{}': bucket {}: {}", job_, ToString(id), choice.reason);
+  ShowChoices();
+  return choice.codec;
+}
+
+// Summed over the buckets, of which a model may have thousands.
+void JobCompression::ShowChoices() {
   for (uint32_t k = 0; k < terms_.candidates.size(); ++k) {
-    const Labels labels = {{"bucket", absl::StrCat(id.index)},
-                           {"codec", terms_.candidates[k].Name()}};
+    double seconds = 0;
+    double buckets = 0;
+    for (const auto& [index, choice] : choices_) {
+      seconds += choice.seconds[k];
+      if (choice.codec == k) ++buckets;
+    }
+    const Labels labels = {{"codec", terms_.candidates[k].Name()}};
     metrics_.registry
         .GetGauge("thalweg_sidecar_auto_predicted_seconds",
-                  "What auto has predicted that a codec would add to a step for this bucket",
-                  labels)
-        .Set(choice.seconds[k]);
+                  "What auto has predicted that a codec would add to a step, by codec", labels)
+        .Set(seconds);
     metrics_.registry
-        .GetGauge("thalweg_sidecar_auto_choice", "1 for the codec that auto has chosen, else 0",
+        .GetGauge("thalweg_sidecar_auto_buckets", "Buckets for which auto has chosen a codec",
                   labels)
-        .Set(k == choice.codec ? 1 : 0);
+        .Set(buckets);
   }
-  return choice.codec;
 }
 
 void JobCompression::Count(const NodeBucket& bucket) {

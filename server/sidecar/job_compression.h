@@ -39,11 +39,14 @@ class JobCompression {
   void Describe(Complete& message) const;
 
  private:
+  void ShowChoices();
+
   const std::string job_;
   const CodecPolicy policy_;
   SidecarMetrics& metrics_;
   AutoTerms terms_;  // without candidates unless auto is to choose
   ParameterStates states_;
+  std::map<uint32_t, Choice> choices_;        // of auto, by bucket index
   uint64_t compressed_since_ = 0;             // the iteration; 0: not yet
   std::map<uint32_t, CompressionLoss> loss_;  // by bucket index
 };

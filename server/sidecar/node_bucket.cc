@@ -13,8 +13,7 @@ NodeBucket::NodeBucket(BucketId bucket_id, const BucketLayout& bucket_layout,
                        const BucketTerms& terms)
     : id(bucket_id),
       layout(bucket_layout),
-      share(ShareType(layout.dtype, terms.codec, terms.local_size)),
-      inputs(terms.local_size),
+      share(ShareType(layout.dtype, terms.codec, terms.local_size, terms.path)),
       submitted(terms.local_size) {}
 
 absl::StatusOr<std::shared_ptr<NodeBucket>> NodeBucket::Create(
@@ -22,32 +21,32 @@ absl::StatusOr<std::shared_ptr<NodeBucket>> NodeBucket::Create(
     uint32_t auto_choice, ParameterStates& states) {
   std::shared_ptr<NodeBucket> bucket(new NodeBucket(id, layout, terms));
   bucket->owner = owner;
-  const uint64_t bytes = layout.Elems() * SizeOf(layout.dtype);
-  THALWEG_ASSIGN_OR_RETURN(bucket->result, BucketArena::Create("thalweg-result", bytes, true));
-  const CodecPlace place{id, terms.chunk_bytes, terms.num_shards, terms.device,
-                         bucket->result->payload()};
-  CodecChoice choice{terms.codec, auto_choice};
-  bucket->dense = MakeDenseCodec(layout, place, choice, bucket->share, terms.local_size);
+  THALWEG_ASSIGN_OR_RETURN(
+      bucket->memory,
+      terms.device->MakeMemory({id, layout, bucket->share, terms.local_size, terms.patience}));
+  const CodecPlace place{id, terms.chunk_bytes, terms.num_shards, terms.num_nodes == 1};
+  const CodecChoice choice{terms.codec, auto_choice};
+  bucket->dense = MakeDenseCodec(layout, *bucket->memory, place, choice);
   // Nothing crosses a network between the workers of one node.
   if (terms.num_nodes > 1) {
-    THALWEG_ASSIGN_OR_RETURN(bucket->codecs, MakeCodecs(layout, place, choice, states));
+    THALWEG_ASSIGN_OR_RETURN(bucket->codecs,
+                             MakeCodecs(layout, *bucket->memory, place, choice, states));
   }
   return bucket;
 }
 
-absl::Status NodeBucket::AddInput(uint32_t local_rank, UniqueFd fd) {
-  if (inputs[local_rank].has_value()) {
+absl::Status NodeBucket::AddInput(uint32_t local_rank, UniqueFd fd,
+                                  const DeviceMemory& device_memory) {
+  if (memory->HasInput(local_rank)) {
     return absl::InvalidArgumentError(
         absl::StrCat("bucket ", ToString(id), " was announced twice"));
   }
-  THALWEG_ASSIGN_OR_RETURN(inputs[local_rank],
-                           BucketArena::Open(std::move(fd), layout.Elems() * SizeOf(share)));
-  return absl::OkStatus();
+  return memory->AddInput(local_rank, std::move(fd), device_memory);
 }
 
 absl::StatusOr<bool> NodeBucket::Submit(uint32_t local_rank, uint64_t submitted_round,
                                         TimePoint now) {
-  if (!inputs[local_rank].has_value()) {
+  if (!memory->HasInput(local_rank)) {
     return absl::InvalidArgumentError(
         absl::StrCat("bucket ", ToString(id), " was submitted before it was announced"));
   }
@@ -75,7 +74,7 @@ absl::StatusOr<bool> NodeBucket::Submit(uint32_t local_rank, uint64_t submitted_
   wait_time = now - first_submit;
   decode_time = Duration::zero();
   first_sent.reset();
-  result->ResetReady();
+  THALWEG_RETURN_IF_ERROR(memory->BeginRound());
   return true;
 }
 
@@ -86,6 +85,15 @@ std::vector<uint32_t> NodeBucket::MissingWorkers() const {
     if (!submitted[rank]) missing.push_back(rank);
   }
   return missing;
+}
+
+std::vector<uint32_t> NodeBucket::UnfilledBy() const {
+  const uint32_t chunks = dense->part().plan.Count();
+  std::vector<uint32_t> unfilled;
+  for (uint32_t rank = 0; rank < submitted.size(); ++rank) {
+    if (memory->WaitInput(rank, chunks, Now()) < chunks) unfilled.push_back(rank);
+  }
+  return unfilled;
 }
 
 BucketCodec* NodeBucket::FindCodec(uint32_t part) {
@@ -105,7 +113,7 @@ std::vector<BucketCodec*> NodeBucket::CodecsInUse() {
 
 bool NodeBucket::FinishChunk(Part& part, const RoundResult& received) {
   // Whoever waits for the result takes its counter for a sign of life.
-  result->PublishReady(++finished_chunks);
+  memory->result().PublishReady(++finished_chunks);
   return part.FinishChunk(received);
 }
 
@@ -133,13 +141,6 @@ std::pair<uint32_t, uint32_t> NodeBucket::Outstanding() {
     chunks += part->plan.Count();
   }
   return {missing, chunks};
-}
-
-std::vector<const void*> NodeBucket::Shares(uint64_t begin) const {
-  std::vector<const void*> shares;
-  shares.reserve(inputs.size());
-  for (const auto& input : inputs) shares.push_back(input->payload() + begin * SizeOf(share));
-  return shares;
 }
 
 }  // namespace thalweg

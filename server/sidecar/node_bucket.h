@@ -1,5 +1,4 @@
-// One bucket on one node: the workers' arenas, the node's share, the result, and how far the
-// current round has come.
+// One bucket on one node: its memory, its codecs, and how far the current round has come.
 #pragma once
 
 #include <cstdint>
@@ -14,10 +13,10 @@
 #include "core/base/codec_policy.h"
 #include "core/base/exchange.h"
 #include "core/base/layout.h"
-#include "core/ipc/bucket_arena.h"
 #include "server/sidecar/codec/bucket_codec.h"
-#include "server/sidecar/codec/cast_codec.h"
+#include "server/sidecar/codec/dense_codec.h"
 #include "server/sidecar/codec/parameter_states.h"
+#include "server/sidecar/device/device.h"
 #include "server/sidecar/part.h"
 
 namespace thalweg {
@@ -30,11 +29,13 @@ struct BucketTerms {
   uint32_t num_nodes = 1;
   uint32_t local_size = 1;
   Device* device = nullptr;
+  Duration patience{};                     // how long a device may take for what is queued on it
+  GradientPath path = GradientPath::kCpu;  // of the worker, if the node has one only
 };
 
 // The members above "Round" never change after Create and AddInput; the others are guarded by the
-// mutex of the NodeJob that owns the bucket. While a round is in flight the bytes of the arenas
-// belong to the round: the job's threads read the inputs and write disjoint pieces of `result`.
+// mutex of the NodeJob that owns the bucket. While a round is in flight what `memory` holds belongs
+// to the round: the job's threads read the shares and write disjoint pieces of the result.
 class NodeBucket : public std::enable_shared_from_this<NodeBucket> {
  public:
   // `auto_choice` is the number, among the policy's codecs, of what auto has chosen for this
@@ -45,14 +46,17 @@ class NodeBucket : public std::enable_shared_from_this<NodeBucket> {
                                                             uint32_t auto_choice,
                                                             ParameterStates& states);
 
-  // The arena in which worker `local_rank` will put its share, in type `share`.
-  absl::Status AddInput(uint32_t local_rank, UniqueFd fd);
+  // Where worker `local_rank` will put its share, in type `share`.
+  absl::Status AddInput(uint32_t local_rank, UniqueFd fd, const DeviceMemory& device_memory);
 
   // Begins round `round` for this worker. True when that makes it ready: all workers have submitted
   // it. InvalidArgument: out of order, or before its arena came.
   absl::StatusOr<bool> Submit(uint32_t local_rank, uint64_t submitted_round, TimePoint now);
   // Local ranks that have not submitted, while others have; else empty.
   std::vector<uint32_t> MissingWorkers() const;
+
+  // Local ranks whose share of the round in flight is not there, or not whole.
+  std::vector<uint32_t> UnfilledBy() const;
 
   // The codec whose part that is; null when the bucket has no such part.
   BucketCodec* FindCodec(uint32_t part);
@@ -62,13 +66,10 @@ class NodeBucket : public std::enable_shared_from_this<NodeBucket> {
   bool FinishChunk(Part& part, const RoundResult& received);
   // One of the codecs in use has its result. True when it was the last: the round is over.
   bool FinishCodec(const Part& last);
-  // The round is over: the bucket is idle again.
+  // The round is over, and its result where workers will find it: the bucket is idle again.
   void FinishRound(TimePoint now);
   // Chunks of the part in flight: those without a result, and all.
   std::pair<uint32_t, uint32_t> Outstanding();
-
-  // The workers' shares from element `begin` on, by local rank.
-  std::vector<const void*> Shares(uint64_t begin) const;
 
   bool in_flight() const { return ready; }
 
@@ -76,9 +77,8 @@ class NodeBucket : public std::enable_shared_from_this<NodeBucket> {
   BucketLayout layout;
   std::string owner;  // who announced it first, "rank 3"
   DType share = DType::kFloat32;
-  std::vector<std::optional<BucketArena>> inputs;  // by local rank
-  std::optional<BucketArena> result;
-  std::unique_ptr<CastCodec> dense;  // the whole bucket, until `codecs` have started
+  std::unique_ptr<BucketMemory> memory;
+  std::unique_ptr<DenseCodec> dense;  // the whole bucket, until `codecs` have started
   // Empty when the bucket is never compressed. Each tensor is one's.
   std::vector<std::unique_ptr<BucketCodec>> codecs;
 

@@ -32,7 +32,7 @@ class NodeBucketTest : public ::testing::Test {
     bucket_ = *NodeBucket::Create({0, 0}, layout, "rank 0", kTerms, 0, states_);
     for (uint32_t rank : {0u, 1u}) {
       arenas_.push_back(*BucketArena::Create("input", kElems * 4, true));
-      ASSERT_TRUE(bucket_->AddInput(rank, UniqueFd(dup(arenas_.back().fd()))).ok());
+      ASSERT_TRUE(bucket_->AddInput(rank, UniqueFd(dup(arenas_.back().fd())), {}).ok());
     }
   }
   void SubmitBoth(uint64_t round) {
@@ -78,8 +78,8 @@ TEST_F(NodeBucketTest, SubmitBeforeTheArenaCameIsRefused) {
 TEST_F(NodeBucketTest, ArenaOfAnotherSizeIsRefused) {
   const auto bare = *NodeBucket::Create({0, 0}, bucket_->layout, "rank 0", kTerms, 0, states_);
   auto small = *BucketArena::Create("input", kElems * 4 - 4, true);
-  EXPECT_FALSE(bare->AddInput(0, UniqueFd(dup(small.fd()))).ok());
-  EXPECT_FALSE(bucket_->AddInput(0, UniqueFd(dup(arenas_[0].fd()))).ok()) << "twice";
+  EXPECT_FALSE(bare->AddInput(0, UniqueFd(dup(small.fd())), {}).ok());
+  EXPECT_FALSE(bucket_->AddInput(0, UniqueFd(dup(arenas_[0].fd())), {}).ok()) << "twice";
 }
 
 TEST_F(NodeBucketTest, LastChunkCompletesTheRoundWhateverTheOrder) {

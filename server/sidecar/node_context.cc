@@ -1,23 +1,52 @@
 #include "server/sidecar/node_context.h"
 
 namespace thalweg {
+namespace {
+
+std::map<GradientPath, Gauge*> WorkersByPath(MetricRegistry& r) {
+  std::map<GradientPath, Gauge*> gauges;
+  for (const GradientPath path : kGradientPaths) {
+    gauges[path] =
+        &r.GetGauge("thalweg_sidecar_workers", "Workers connected, by the path of their gradients",
+                    {{"path", Name(path)}});
+  }
+  return gauges;
+}
+
+Histogram& Phase(MetricRegistry& r, const std::string& phase) {
+  return r.GetHistogram(
+      "thalweg_sidecar_phase_seconds",
+      "Time of a bucket's round in a phase; phases overlap: wait (for the node's own workers, what "
+      "they copy included), reduce (folding and encoding, by all threads together), wire (from the "
+      "first chunk sent to the last result), decode (by all threads together)",
+      {{"phase", phase}});
+}
+
+}  // namespace
 
 SidecarMetrics::SidecarMetrics(MetricRegistry& r)
     : registry(r),
       jobs(r.GetGauge("thalweg_sidecar_jobs", "Jobs with workers on this node")),
-      workers(r.GetGauge("thalweg_sidecar_workers", "Workers connected")),
+      workers(WorkersByPath(r)),
+      jobs_ended(r, "thalweg_sidecar_jobs_ended_total",
+                 "Jobs that have ended, by outcome: ok, or why they failed"),
+      steps(r.GetCounter("thalweg_sidecar_steps_total",
+                         "Rounds of jobs' first bucket completed: steps that exchange gradients")),
+      exchange_seconds(r.GetCounter("thalweg_sidecar_exchange_seconds_total",
+                                    "Time in which a job had a bucket under way, also while it "
+                                    "computed others")),
       buckets(r.GetCounter("thalweg_sidecar_buckets_total", "Bucket rounds completed")),
-      jobs_failed(r.GetCounter("thalweg_sidecar_jobs_failed_total", "Jobs that failed")),
+      bucket_seconds(r.GetHistogram("thalweg_sidecar_bucket_seconds",
+                                    "Time from the last worker's submission of a bucket to its "
+                                    "result")),
+      wait(Phase(r, "wait")),
+      reduce(Phase(r, "reduce")),
+      wire(Phase(r, "wire")),
+      decode(Phase(r, "decode")),
       nonfinite(r.GetCounter("thalweg_sidecar_nonfinite_elements_total",
                              "NaN and infinite values among the results")),
-      wait_seconds(r.GetCounter("thalweg_sidecar_wait_seconds_total",
-                                "Time that buckets waited for the node's own workers")),
-      reduce_seconds(r.GetCounter("thalweg_sidecar_reduce_seconds_total",
-                                  "Time spent folding and encoding the workers' shares")),
-      wire_seconds(r.GetCounter("thalweg_sidecar_wire_seconds_total",
-                                "Time from a bucket's first chunk sent to its last result")),
-      decode_seconds(r.GetCounter("thalweg_sidecar_decode_seconds_total",
-                                  "Time spent decoding results, by all threads together")),
+      nonfinite_buckets(r.GetCounter("thalweg_sidecar_nonfinite_buckets_total",
+                                     "Bucket rounds whose result has NaN or infinite values")),
       compressed_buckets(r.GetCounter("thalweg_sidecar_compressed_buckets_total",
                                       "Bucket rounds that crossed the network compressed")),
       given_up_buckets(r.GetCounter("thalweg_sidecar_given_up_buckets_total",

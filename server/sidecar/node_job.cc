@@ -49,6 +49,7 @@ NodeJob::NodeJob(const Hello& first, NodeContext& context)
       shards_(context.shards, context.metrics.registry),
       pool_(context.threads),
       finish_pool_(HasSteps(first.codec) ? context.threads : 1),
+      device_(&context.device),
       workers_(first.local_size),
       compression_(first.job, first.codec, first.num_nodes, shards_.size(), context.metrics) {}
 
@@ -92,8 +93,16 @@ absl::Status NodeJob::CheckSameJob(const Hello& h) const {
   return absl::OkStatus();
 }
 
+absl::Status NodeJob::ProbeGpu(const Hello& hello) const {
+  if (hello.probe == DeviceMemory())
+    return absl::UnavailableError("the worker has offered no memory");
+  if (context_.gpus == nullptr) return absl::UnavailableError("this sidecar has no GPU");
+  return context_.gpus->Probe(hello.probe);
+}
+
 absl::Status NodeJob::AddWorker(const Hello& hello, std::shared_ptr<Connection> connection) {
   absl::Status refusal = CheckSameJob(hello);
+  const absl::Status shares_gpu = ProbeGpu(hello);
   bool fatal = false;
   {
     MutexLock lock(mutex_);
@@ -111,9 +120,10 @@ absl::Status NodeJob::AddWorker(const Hello& hello, std::shared_ptr<Connection> 
       }
     }
     if (refusal.ok()) {
-      workers_[hello.local_rank] = {std::move(connection), hello.rank, false};
+      workers_[hello.local_rank] = {std::move(connection), hello.rank, hello.path, shares_gpu,
+                                    false};
       ++num_here_;
-      context_.metrics.workers.Add(1);
+      context_.metrics.Workers(hello.path).Add(1);
       changed_.NotifyAll();
     }
   }
@@ -133,7 +143,9 @@ void NodeJob::OnRegisterBucket(uint32_t local_rank, const RegisterBucket& messag
     connection = workers_[local_rank].connection;
   }
   // A worker that cannot be told is noticed by the thread that reads from it.
-  connection->Send(BucketReady{message.id}, (*bucket)->result->fd()).IgnoreError();
+  const BucketMemory& memory = *(*bucket)->memory;
+  connection->Send(BucketReady{message.id, memory.ResultFor(local_rank)}, memory.result().fd())
+      .IgnoreError();
 }
 
 absl::StatusOr<std::shared_ptr<NodeBucket>> NodeJob::TakeLayout(uint32_t local_rank,
@@ -161,15 +173,23 @@ absl::StatusOr<std::shared_ptr<NodeBucket>> NodeJob::TakeLayout(uint32_t local_r
           absl::StrCat(owner, " announced bucket ", ToString(message.id),
                        " while a round of its earlier layout is in flight"));
     }
-    const BucketTerms terms{spec_.codec,     chunk_bytes_,     shards_.size(),
-                            spec_.num_nodes, spec_.local_size, &context_.device};
+    THALWEG_RETURN_IF_ERROR(SaveStatesLocked());
+    BucketTerms terms;
+    terms.codec = spec_.codec;
+    terms.chunk_bytes = chunk_bytes_;
+    terms.num_shards = shards_.size();
+    terms.num_nodes = spec_.num_nodes;
+    terms.local_size = spec_.local_size;
+    terms.path = workers_[0].path;
+    terms.device = device_;
+    terms.patience = timeout_.sidecar();
     THALWEG_ASSIGN_OR_RETURN(
         bucket,
         NodeBucket::Create(message.id, message.layout, owner, terms,
                            compression_.Choose(message.id, message.layout), compression_.states()));
     buckets_[message.id.index] = bucket;
   }
-  THALWEG_RETURN_IF_ERROR(bucket->AddInput(local_rank, std::move(arena)));
+  THALWEG_RETURN_IF_ERROR(bucket->AddInput(local_rank, std::move(arena), message.memory));
   return bucket;
 }
 
@@ -200,6 +220,7 @@ absl::StatusOr<std::shared_ptr<NodeBucket>> NodeJob::TakeSubmit(uint32_t local_r
   THALWEG_ASSIGN_OR_RETURN(const bool is_ready, bucket->Submit(local_rank, message.round, Now()));
   last_progress_ = Now();
   if (!is_ready) return nullptr;
+  if (num_in_flight_++ == 0) in_flight_since_ = last_progress_;
   // The first round registers the bucket, which waits for the shards.
   if (!running_ && ready_.empty() && !bucket->compressed && bucket->dense->part().round > 1 &&
       bucket->dense->part().plan.Count() == 1) {
@@ -218,7 +239,7 @@ void NodeJob::WorkerLeft(uint32_t local_rank, const absl::Status& reason) {
     Worker& worker = workers_[local_rank];
     worker.has_left = true;
     ++num_left_;
-    context_.metrics.workers.Add(-1);
+    context_.metrics.Workers(worker.path).Add(-1);
     if (!reason.ok()) {
       failure =
           absl::Status(reason.code(), absl::StrCat("rank ", worker.rank, " on ", spec_.node_name,
@@ -242,6 +263,18 @@ void NodeJob::WorkerLeft(uint32_t local_rank, const absl::Status& reason) {
     // Under the same lock, so that nobody finds the worker gone and gives that as the reason.
     if (!failure.ok()) FailLocked(failure);
   }
+}
+
+void NodeJob::ReleaseWorker(uint32_t local_rank) {
+  std::vector<std::shared_ptr<NodeBucket>> buckets;
+  {
+    MutexLock lock(mutex_);
+    // No round begins without the worker; one that has begun ends, or fails.
+    changed_.WaitUntil(mutex_, Now() + timeout_.sidecar(),
+                       [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return !running_; });
+    for (const auto& [index, bucket] : buckets_) buckets.push_back(bucket);
+  }
+  for (const auto& bucket : buckets) bucket->memory->DropInput(local_rank);
 }
 
 void NodeJob::Fail(const absl::Status& reason) {
@@ -314,8 +347,8 @@ void NodeJob::Monitor() {
     MutexLock lock(mutex_);
     failure = failure_;
   }
+  context_.metrics.jobs_ended.Add(failure.code());
   if (!failure.ok()) {
-    context_.metrics.jobs_failed.Add();
     spdlog::error("{}", Text(failure));
     Broadcast(::thalweg::Fail{failure.code(), std::string(failure.message())});
   }
@@ -341,6 +374,11 @@ absl::Status NodeJob::CheckDeadlinesLocked(TimePoint now) {
     // Measured from the last sign of life, so that a slow network is not taken for a dead one.
     if (bucket->in_flight() &&
         now - std::max(last_progress_, bucket->ready_since) > timeout_.sidecar()) {
+      const std::vector<uint32_t> unfilled = bucket->UnfilledBy();
+      if (!unfilled.empty()) {
+        return late(absl::StrCat("bucket ", ToString(bucket->id), " round ", bucket->round, ": ",
+                                 RankNamesLocked(unfilled), " did not make all of the gradient"));
+      }
       const auto [missing_chunks, chunks] = bucket->Outstanding();
       return late(absl::StrCat("bucket ", ToString(bucket->id), " round ", bucket->round, ": ",
                                missing_chunks, " of ", chunks,

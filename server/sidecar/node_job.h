@@ -49,6 +49,8 @@ class NodeJob : public std::enable_shared_from_this<NodeJob> {
   void OnCodecState(uint32_t local_rank, const CodecState& message, UniqueFd arena);
   // The worker is gone, with OK when it said so itself.
   void WorkerLeft(uint32_t local_rank, const absl::Status& reason);
+  // After WorkerLeft: lets go of the worker's memory, once nothing uses it any more.
+  void ReleaseWorker(uint32_t local_rank);
 
   void OnResult(uint32_t shard, const RoundResult& result);
   void Fail(const absl::Status& reason);
@@ -64,12 +66,15 @@ class NodeJob : public std::enable_shared_from_this<NodeJob> {
   struct Worker {
     std::shared_ptr<Connection> connection;  // null: not here yet
     uint32_t rank = 0;
+    GradientPath path = GradientPath::kCpu;
+    absl::Status shares_gpu;  // OK: the sidecar can work on its GPU's memory; else why not
     bool has_left = false;
   };
   NodeJob(const Hello& first, NodeContext& context);
 
   void FailLocked(const absl::Status& reason) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status CheckSameJob(const Hello& hello) const;
+  absl::Status ProbeGpu(const Hello& hello) const;
   absl::StatusOr<std::shared_ptr<NodeBucket>> TakeLayout(uint32_t local_rank,
                                                          const RegisterBucket& message,
                                                          UniqueFd arena);
@@ -88,6 +93,9 @@ class NodeJob : public std::enable_shared_from_this<NodeJob> {
   void Run();
   absl::Status Gather();
   absl::Status JoinShards();
+  // Has gradients stay on the GPUs if that can be done with all workers' of this node.
+  void ChoosePath() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void SendWelcome(const Membership& agreed);
   std::shared_ptr<NodeBucket> NextBucket();
   void ReleaseRun();
   absl::Status Exchange(NodeBucket& bucket);
@@ -118,6 +126,8 @@ class NodeJob : public std::enable_shared_from_this<NodeJob> {
   absl::Status SendCodecState(uint32_t local_rank);
   absl::Status TakeCodecState(const CodecState& message, UniqueFd arena);
   absl::Status CheckIdleLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Brings what devices keep of the states to the states, but for buckets in flight.
+  absl::Status SaveStatesLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   // Monitor thread.
   void Monitor();
@@ -126,6 +136,7 @@ class NodeJob : public std::enable_shared_from_this<NodeJob> {
   // All codecs have their results: the round is over, and the workers are told.
   void Complete(NodeBucket& bucket);
   void CountTraffic(NodeBucket& bucket);
+  void CountTimes(const ::thalweg::Complete& message, Duration total);
   void Broadcast(const Message& message);
   absl::Status StoppedLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
@@ -141,6 +152,7 @@ class NodeJob : public std::enable_shared_from_this<NodeJob> {
   CondVar changed_;         // anything but what run_changed_ is for
   CondVar run_changed_;     // a bucket is ready, or nobody runs any more, or the job has stopped
   CondVar finish_changed_;  // a part of a compressed bucket has come, or the job has stopped
+  Device* device_ ABSL_GUARDED_BY(mutex_);  // that all buckets are on
   absl::Status failure_ ABSL_GUARDED_BY(mutex_);
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   bool gathered_ ABSL_GUARDED_BY(mutex_) = false;
@@ -156,6 +168,8 @@ class NodeJob : public std::enable_shared_from_this<NodeJob> {
   std::deque<Step> later_sent_ ABSL_GUARDED_BY(mutex_);
   JobCompression compression_ ABSL_GUARDED_BY(mutex_);
   TimePoint last_progress_ ABSL_GUARDED_BY(mutex_);
+  uint32_t num_in_flight_ ABSL_GUARDED_BY(mutex_) = 0;  // buckets
+  TimePoint in_flight_since_ ABSL_GUARDED_BY(mutex_);   // any bucket
 
   Thread run_thread_;
   Thread finish_thread_;  // only when the codec compresses

@@ -98,6 +98,14 @@ absl::Status NodeJob::CheckIdleLocked() const {
   return absl::OkStatus();
 }
 
+absl::Status NodeJob::SaveStatesLocked() {
+  for (const auto& [index, bucket] : buckets_) {
+    if (bucket->in_flight()) continue;  // of a new layout: it shares no parameter with others
+    for (const auto& codec : bucket->codecs) THALWEG_RETURN_IF_ERROR(codec->SaveStates());
+  }
+  return absl::OkStatus();
+}
+
 // Runs on the thread that reads from the worker, and no round can begin without that worker: the
 // states rest, here and at the shards.
 absl::Status NodeJob::SendCodecState(uint32_t local_rank) {
@@ -107,6 +115,7 @@ absl::Status NodeJob::SendCodecState(uint32_t local_rank) {
   {
     MutexLock lock(mutex_);
     THALWEG_RETURN_IF_ERROR(CheckIdleLocked());
+    THALWEG_RETURN_IF_ERROR(SaveStatesLocked());
     states = compression_.states();
     for (const auto& [index, bucket] : buckets_) buckets.push_back(bucket);
     connection = workers_[local_rank].connection;
@@ -135,6 +144,7 @@ absl::Status NodeJob::TakeCodecState(const CodecState& message, UniqueFd fd) {
                            DecodeParameterStates({arena.payload(), arena.payload_bytes()}));
   MutexLock lock(mutex_);
   THALWEG_RETURN_IF_ERROR(CheckIdleLocked());
+  THALWEG_RETURN_IF_ERROR(SaveStatesLocked());
   return Replace(compression_.states(), std::move(loaded));
 }
 

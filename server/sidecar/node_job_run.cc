@@ -3,6 +3,7 @@
 
 #include <spdlog/spdlog.h>
 
+#include <algorithm>
 #include <memory>
 #include <span>
 #include <utility>
@@ -90,13 +91,50 @@ absl::Status NodeJob::JoinShards() {
     MutexLock lock(mutex_);
     chunk_bytes_ = agreed.chunk_bytes;
     compression_.Agree(agreed);
+    ChoosePath();
   }
   spdlog::info(
       "job '{}': node {} of {} with {} workers, {} shards, {} on the wire in chunks of {} KiB",
       spec_.job, spec_.node, spec_.num_nodes, spec_.local_size, shards_.size(),
       spec_.codec.ToString(), agreed.chunk_bytes >> 10);
-  Broadcast(Welcome{agreed.epoch, shards_.size(), THALWEG_VERSION, agreed.chunk_bytes});
+  SendWelcome(agreed);
   return absl::OkStatus();
+}
+
+void NodeJob::ChoosePath() {
+  const bool use_gpus = std::all_of(workers_.begin(), workers_.end(),
+                                    [](const Worker& worker) { return worker.shares_gpu.ok(); });
+  if (use_gpus) device_ = context_.gpus;
+  for (Worker& worker : workers_) {
+    if (use_gpus) {
+      context_.metrics.Workers(worker.path).Add(-1);
+      worker.path = GradientPath::kIpc;
+      context_.metrics.Workers(worker.path).Add(1);
+    }
+    std::string why;
+    if (worker.path != GradientPath::kCpu && !use_gpus) {
+      why = absl::StrCat("; not ipc, since ", worker.shares_gpu.ok()
+                                                  ? "another worker's GPU cannot be shared"
+                                                  : worker.shares_gpu.message());
+    }
+    spdlog::info("job '{}': rank {}: path {}{}", spec_.job, worker.rank, Name(worker.path), why);
+  }
+}
+
+void NodeJob::SendWelcome(const Membership& agreed) {
+  std::vector<std::pair<std::shared_ptr<Connection>, GradientPath>> workers;
+  {
+    MutexLock lock(mutex_);
+    for (const Worker& worker : workers_) {
+      if (!worker.has_left) workers.emplace_back(worker.connection, worker.path);
+    }
+  }
+  // A worker that cannot be told is noticed by the thread that reads from it.
+  for (const auto& [connection, path] : workers) {
+    connection
+        ->Send(Welcome{agreed.epoch, shards_.size(), THALWEG_VERSION, agreed.chunk_bytes, path})
+        .IgnoreError();
+  }
 }
 
 std::shared_ptr<NodeBucket> NodeJob::NextBucket() {
@@ -114,14 +152,15 @@ std::shared_ptr<NodeBucket> NodeJob::NextBucket() {
 void NodeJob::ReleaseRun() {
   MutexLock lock(mutex_);
   running_ = false;
+  changed_.NotifyAll();
   if (!ready_.empty()) run_changed_.NotifyAll();
 }
 
 void NodeJob::RunAtOnce(const std::shared_ptr<NodeBucket>& bucket) {
-  CastCodec& dense = *bucket->dense;
+  DenseCodec& dense = *bucket->dense;
   bool can_run = spec_.num_nodes == 1 || shards_.HasPlace(dense.part().shard_of_chunk[0]);
-  for (const auto& input : bucket->inputs) {
-    can_run = can_run && input->WaitReady(1, Now()) >= 1;
+  for (uint32_t worker = 0; worker < spec_.local_size; ++worker) {
+    can_run = can_run && bucket->memory->WaitInput(worker, 1, Now()) >= 1;
   }
   if (can_run) {
     const absl::Status status = ExchangeChunk(*bucket, dense, dense.part(), 0);
@@ -135,7 +174,7 @@ void NodeJob::RunAtOnce(const std::shared_ptr<NodeBucket>& bucket) {
 
 absl::Status NodeJob::Exchange(NodeBucket& bucket) {
   if (bucket.compressed) return BeginCompressed(bucket);
-  CastCodec& dense = *bucket.dense;
+  DenseCodec& dense = *bucket.dense;
   ArenaGradient gradient(*this, bucket);
   THALWEG_RETURN_IF_ERROR(dense.Begin(pool_, gradient).status());
   THALWEG_RETURN_IF_ERROR(SendPart(bucket, dense, dense.part(), pool_));
@@ -183,8 +222,8 @@ absl::Status NodeJob::ExchangeChunk(NodeBucket& bucket, BucketCodec& codec, Part
 
 absl::Status NodeJob::WaitInputs(NodeBucket& bucket, uint32_t chunks) {
   const TimePoint start = Now();
-  for (size_t worker = 0; worker < bucket.inputs.size(); ++worker) {
-    while (bucket.inputs[worker]->WaitReady(chunks, Now() + kLookAround) < chunks) {
+  for (uint32_t worker = 0; worker < spec_.local_size; ++worker) {
+    while (bucket.memory->WaitInput(worker, chunks, Now() + kLookAround) < chunks) {
       MutexLock lock(mutex_);
       THALWEG_RETURN_IF_ERROR(StoppedLocked());
       if (Now() - start > timeout_.sidecar()) {
@@ -200,7 +239,7 @@ absl::Status NodeJob::WaitInputs(NodeBucket& bucket, uint32_t chunks) {
 }
 
 absl::Status NodeJob::ReduceAlone(NodeBucket& bucket, uint32_t chunk) {
-  CastCodec& dense = *bucket.dense;
+  DenseCodec& dense = *bucket.dense;
   ArenaGradient gradient(*this, bucket);
   const TimePoint start = Now();
   RoundResult result;
@@ -270,11 +309,18 @@ void NodeJob::FinishCodec(NodeBucket& bucket, const Part& last) {
 }
 
 void NodeJob::Complete(NodeBucket& bucket) {
+  if (const absl::Status status = bucket.memory->EndRound(); !status.ok()) return Fail(status);
   CountTraffic(bucket);
   ::thalweg::Complete message;
+  Duration total{};
   {
     MutexLock lock(mutex_);
-    bucket.FinishRound(Now());
+    const TimePoint now = Now();
+    bucket.FinishRound(now);
+    total = now - bucket.ready_since;
+    if (--num_in_flight_ == 0) {
+      context_.metrics.exchange_seconds.Add(ToSeconds(now - in_flight_since_));
+    }
     message.id = bucket.id;
     message.round = bucket.round;
     message.workers = bucket.workers;
@@ -289,14 +335,25 @@ void NodeJob::Complete(NodeBucket& bucket) {
     message.decode_ns = static_cast<uint64_t>(ToNanos(bucket.decode_time));
     compression_.Describe(message);
   }
-  SidecarMetrics& metrics = context_.metrics;
-  metrics.buckets.Add();
-  metrics.nonfinite.Add(static_cast<double>(message.nonfinite_elems));
-  metrics.wait_seconds.Add(static_cast<double>(message.wait_ns) * 1e-9);
-  metrics.reduce_seconds.Add(static_cast<double>(message.reduce_ns) * 1e-9);
-  metrics.wire_seconds.Add(static_cast<double>(message.wire_ns) * 1e-9);
-  metrics.decode_seconds.Add(static_cast<double>(message.decode_ns) * 1e-9);
+  CountTimes(message, total);
   Broadcast(message);
+}
+
+void NodeJob::CountTimes(const ::thalweg::Complete& message, Duration total) {
+  SidecarMetrics& metrics = context_.metrics;
+  const auto observe = [](Histogram& histogram, uint64_t ns) {
+    histogram.Observe(static_cast<double>(ns) * 1e-9);
+  };
+  metrics.buckets.Add();
+  if (message.id.index == 0) metrics.steps.Add();
+  metrics.nonfinite.Add(static_cast<double>(message.nonfinite_elems));
+  if (message.nonfinite_elems > 0) metrics.nonfinite_buckets.Add();
+  metrics.bucket_seconds.Observe(ToSeconds(total));
+  observe(metrics.wait, message.wait_ns);
+  observe(metrics.reduce, message.reduce_ns);
+  if (spec_.num_nodes == 1) return;
+  observe(metrics.wire, message.wire_ns);
+  observe(metrics.decode, message.decode_ns);
 }
 
 // Nothing is in flight: nobody else touches the bucket before its workers are told.

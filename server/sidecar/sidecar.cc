@@ -52,8 +52,8 @@ absl::StatusOr<std::unique_ptr<Sidecar>> Sidecar::Start(const Options& options,
 }
 
 Sidecar::Sidecar(const Options& options, MetricRegistry& registry)
-    : metrics_(registry),
-      context_{options.shards, *options.device, metrics_, options.threads, options.window_chunks} {}
+    : metrics_(registry), context_{options.shards, *options.device, options.gpus,
+                                   metrics_,       options.threads, options.window_chunks} {}
 
 Sidecar::~Sidecar() { Stop(absl::CancelledError("the sidecar is shutting down")); }
 
@@ -102,6 +102,7 @@ void Sidecar::Serve(Connection& connection, const std::shared_ptr<Connection>& s
         connection.Send(Fail{status.code(), std::string(status.message())}).IgnoreError();
       }
       (*job)->WorkerLeft(hello->local_rank, status);
+      (*job)->ReleaseWorker(hello->local_rank);
       connection.Shutdown();
       return;
     }

@@ -28,6 +28,7 @@ class Sidecar {
     // In order; they and the device must outlive the sidecar.
     std::vector<Shard*> shards;
     Device* device = nullptr;
+    Device* gpus = nullptr;      // null: gradients on GPUs come through host memory
     uint32_t threads = 1;        // that fold, per job, ≥ 1
     uint32_t window_chunks = 0;  // to ask the shards for; 0: they choose
   };

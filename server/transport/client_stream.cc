@@ -11,6 +11,9 @@ constexpr char kStreamMethod[] = "/thalweg.v1.Exchange/Stream";
 
 }  // namespace
 
+ClientStream::ClientStream(ShardStreams& owner)
+    : owner_(owner), writes_(owner.counters(), WriteQueue::Start::kBusy) {}
+
 void ClientStream::Prepare(const std::shared_ptr<grpc::Channel>& channel,
                            grpc::CompletionQueue& queue, const OpenFrame& open) {
   call_ = grpc::GenericStub(channel).PrepareCall(&context_, kStreamMethod, &queue);

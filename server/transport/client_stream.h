@@ -17,7 +17,7 @@ class ShardStreams;
 // Thread-safe. Owned by the ShardStreams, which keeps it until gRPC has done with it.
 class ClientStream {
  public:
-  explicit ClientStream(ShardStreams& owner) : owner_(owner) {}
+  explicit ClientStream(ShardStreams& owner);
 
   // Makes the stream ready for every other call; the first frame will be `open`.
   void Prepare(const std::shared_ptr<grpc::Channel>& channel, grpc::CompletionQueue& queue,
@@ -42,9 +42,9 @@ class ClientStream {
   ShardStreams& owner_;
   grpc::ClientContext context_;
   std::unique_ptr<grpc::GenericClientAsyncReaderWriter> call_;
-  WriteQueue writes_{WriteQueue::Start::kBusy};  // with the start of the call
-  grpc::ByteBuffer read_;                        // only for OnRead
-  grpc::Status status_;                          // for the last OnEnd
+  WriteQueue writes_;      // busy with the start of the call at first
+  grpc::ByteBuffer read_;  // only for OnRead
+  grpc::Status status_;    // for the last OnEnd
   std::atomic<int> ends_left_{2};
 
   MemberCompletion<ClientStream, &ClientStream::OnStarted> started_{*this};

@@ -89,7 +89,8 @@ TEST(ControlCodecTest, UnusableJoinFieldsAreRefused) {
 
 TEST(ControlCodecTest, LayoutsRoundTrip) {
   const BucketLayout layout{DType::kBFloat16, {{"w", {3, 4}}, {"scalar", {}}, {"none", {0, 9}}}};
-  const v1::RegisterBucketRequest proto = ToProto(7, {{2, 1, 3}, layout, WireFormat::kBFloat16, 9});
+  const v1::RegisterBucketRequest proto =
+      ToProto(7, {{2, 1, 3}, layout, WireFormat::kBFloat16, 9, 48});
   EXPECT_EQ(proto.token(), 7u);
   EXPECT_EQ(proto.bucket().generation(), 1u);
   EXPECT_EQ(proto.placement(), 9u);
@@ -99,6 +100,7 @@ TEST(ControlCodecTest, LayoutsRoundTrip) {
   EXPECT_EQ(back->layout, layout);
   EXPECT_EQ(back->wire, WireFormat::kBFloat16);
   EXPECT_EQ(back->placement, 9u);
+  EXPECT_EQ(back->raw_bytes, 48u);
 }
 
 TEST(ControlCodecTest, EveryWireFormatAndPartArrives) {

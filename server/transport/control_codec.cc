@@ -173,6 +173,7 @@ v1::RegisterBucketRequest ToProto(SessionToken token, const BucketAnnouncement& 
     out.mutable_shape()->Add(tensor.shape.begin(), tensor.shape.end());
   }
   proto.set_placement(bucket.placement);
+  proto.set_raw_bytes(bucket.raw_bytes);
   return proto;
 }
 
@@ -209,6 +210,7 @@ absl::StatusOr<BucketAnnouncement> FromProto(const v1::RegisterBucketRequest& pr
   BucketAnnouncement bucket;
   bucket.id = FromProto(proto.bucket());
   bucket.placement = proto.placement();
+  bucket.raw_bytes = proto.raw_bytes();
   THALWEG_ASSIGN_OR_RETURN(bucket.layout.dtype,
                            ToEnum<DType>(proto.dtype(), "dtype of the bucket", "1 to 4"));
   THALWEG_ASSIGN_OR_RETURN(

@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <limits>
 #include <utility>
 #include <vector>
 
@@ -18,6 +19,9 @@ namespace thalweg {
 namespace {
 
 constexpr char kPrometheusType[] = "text/plain; version=0.0.4; charset=utf-8";
+constexpr char kContentSecurityPolicy[] =
+    "default-src 'none'; connect-src 'self'; img-src 'self'; script-src 'self'; style-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 constexpr int kThreads = 4;
 constexpr std::chrono::seconds kSocketTimeout(5);
 
@@ -29,11 +33,15 @@ void AllowQuickRestart(socket_t socket) {
 
 class HttplibServer final : public HttpServer {
  public:
-  HttplibServer(const MetricRegistry& metrics, std::function<absl::Status()> ready) {
+  HttplibServer(const MetricRegistry& metrics, std::function<absl::Status()> ready,
+                HttpHandler pages) {
     http_.new_task_queue = [] { return new httplib::ThreadPool(kThreads); };
     http_.set_socket_options(AllowQuickRestart);
     http_.set_read_timeout(kSocketTimeout);
     http_.set_write_timeout(kSocketTimeout);
+    // A connection holds a thread while it is open: those of browsers that come back every second
+    // would leave none for probes.
+    http_.set_keep_alive_max_count(1);
     http_.set_keep_alive_timeout(1);  // seconds; Stop waits for idle connections
     http_.set_payload_max_length(0);
     http_.Get("/metrics", [&metrics](const httplib::Request&, httplib::Response& response) {
@@ -49,6 +57,8 @@ class HttplibServer final : public HttpServer {
                 response.set_content(status.ok() ? "ready\n" : absl::StrCat(Text(status), "\n"),
                                      "text/plain; charset=utf-8");
               });
+    Restrict();
+    if (pages) Serve(std::move(pages));
   }
   ~HttplibServer() override { Stop(); }
 
@@ -83,22 +93,79 @@ class HttplibServer final : public HttpServer {
   }
 
  private:
+  void Restrict() {
+    http_.set_default_headers({{"Cache-Control", "no-store"},
+                               {"Content-Security-Policy", kContentSecurityPolicy},
+                               {"Referrer-Policy", "no-referrer"},
+                               {"X-Content-Type-Options", "nosniff"}});
+    http_.set_error_handler([](const httplib::Request& request, httplib::Response& response) {
+      if (response.status != 404 || IsRead(request)) return;
+      response.status = 405;
+      response.set_header("Allow", "GET, HEAD");
+    });
+  }
+
+  // Not as httplib's routes: those are regular expressions, whose stack grows with the path.
+  void Serve(HttpHandler pages) {
+    http_.set_pre_routing_handler(
+        [pages = std::move(pages)](const httplib::Request& request, httplib::Response& response) {
+          if (!IsRead(request) || IsOurs(request.path)) {
+            return httplib::Server::HandlerResponse::Unhandled;
+          }
+          const HttpReply reply = pages(request.path);
+          response.status = reply.status;
+          response.set_content(reply.body, reply.type);
+          return httplib::Server::HandlerResponse::Handled;
+        });
+  }
+
+  static bool IsRead(const httplib::Request& request) {
+    return request.method == "GET" || request.method == "HEAD";
+  }
+  static bool IsOurs(const std::string& path) {
+    return path == "/metrics" || path == "/healthz" || path == "/readyz";
+  }
+
   HostPort address_;
   httplib::Server http_;
   Mutex join_mutex_;
   Thread thread_;
 };
 
+// Prometheus counts in each bucket also what is in those below.
+prometheus::ClientMetric::Histogram ToPrometheus(const MetricRegistry::Sample& sample) {
+  prometheus::ClientMetric::Histogram out;
+  out.sample_sum = sample.value;
+  for (size_t i = 0; i < sample.counts.size(); ++i) {
+    out.sample_count += sample.counts[i];
+    const double bound =
+        i < Histogram::kBounds ? Histogram::Bound(i) : std::numeric_limits<double>::infinity();
+    out.bucket.push_back({out.sample_count, bound});
+  }
+  return out;
+}
+
 prometheus::MetricFamily ToPrometheus(const MetricRegistry::Family& family) {
-  const bool is_counter = family.kind == MetricRegistry::Kind::kCounter;
   prometheus::MetricFamily out;
   out.name = family.name;
   out.help = family.help;
-  out.type = is_counter ? prometheus::MetricType::Counter : prometheus::MetricType::Gauge;
   for (const MetricRegistry::Sample& sample : family.samples) {
     prometheus::ClientMetric& metric = out.metric.emplace_back();
     for (const auto& [name, value] : sample.labels) metric.label.push_back({name, value});
-    (is_counter ? metric.counter.value : metric.gauge.value) = sample.value;
+    switch (family.kind) {
+      case MetricRegistry::Kind::kCounter:
+        out.type = prometheus::MetricType::Counter;
+        metric.counter.value = sample.value;
+        break;
+      case MetricRegistry::Kind::kGauge:
+        out.type = prometheus::MetricType::Gauge;
+        metric.gauge.value = sample.value;
+        break;
+      case MetricRegistry::Kind::kHistogram:
+        out.type = prometheus::MetricType::Histogram;
+        metric.histogram = ToPrometheus(sample);
+        break;
+    }
   }
   return out;
 }
@@ -107,8 +174,9 @@ prometheus::MetricFamily ToPrometheus(const MetricRegistry::Family& family) {
 
 absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::Start(const std::string& listen,
                                                               const MetricRegistry& metrics,
-                                                              std::function<absl::Status()> ready) {
-  auto server = std::make_unique<HttplibServer>(metrics, std::move(ready));
+                                                              std::function<absl::Status()> ready,
+                                                              HttpHandler pages) {
+  auto server = std::make_unique<HttplibServer>(metrics, std::move(ready), std::move(pages));
   THALWEG_RETURN_IF_ERROR(server->Listen(listen));
   return server;
 }

@@ -61,8 +61,9 @@ void Parse(const std::string& text, Scrape* scrape) {
 
 class HttpServerTest : public ::testing::Test {
  protected:
+  virtual HttpHandler Pages() { return nullptr; }
   void SetUp() override {
-    auto server = HttpServer::Start("127.0.0.1:0", metrics_, [this] { return ready_; });
+    auto server = HttpServer::Start("127.0.0.1:0", metrics_, [this] { return ready_; }, Pages());
     ASSERT_TRUE(server.ok()) << server.status();
     server_ = *std::move(server);
     client_ = std::make_unique<httplib::Client>("http://" + server_->address());
@@ -94,6 +95,19 @@ TEST_F(HttpServerTest, MetricsAreValidAndComplete) {
   EXPECT_TRUE(std::isnan(scrape.samples["thalweg_ratio"]));
 }
 
+TEST_F(HttpServerTest, HistogramHasCumulativeBucketsASumAndACount) {
+  Histogram& histogram = metrics_.GetHistogram("thalweg_wait_seconds", "Waits", {{"phase", "a"}});
+  for (const double seconds : {0.0, 0.25, 0.25, 100.0}) histogram.Observe(seconds);
+  const std::string text = PrometheusText(metrics_);
+  EXPECT_THAT(text, HasSubstr("# TYPE thalweg_wait_seconds histogram\n"));
+  for (const char* line :
+       {"_count{phase=\"a\"} 4\n", "_sum{phase=\"a\"} 100.5\n",
+        "_bucket{phase=\"a\",le=\"0.0001\"} 1\n", "_bucket{phase=\"a\",le=\"0.2048\"} 1\n",
+        "_bucket{phase=\"a\",le=\"0.4096\"} 3\n", "_bucket{phase=\"a\",le=\"+Inf\"} 4\n"}) {
+    EXPECT_THAT(text, HasSubstr(std::string("thalweg_wait_seconds") + line));
+  }
+}
+
 TEST_F(HttpServerTest, LargeCountsKeepTheirDigits) {
   metrics_.GetCounter("thalweg_bytes_total", "Bytes").Add(9007199254740991.0);
   Scrape scrape;
@@ -114,8 +128,51 @@ TEST_F(HttpServerTest, ReadinessSaysWhatIsMissing) {
 
 TEST_F(HttpServerTest, OtherRequestsAreRefused) {
   EXPECT_EQ(client_->Get("/")->status, 404);
-  EXPECT_EQ(client_->Post("/metrics", "", "text/plain")->status, 404);
   EXPECT_EQ(client_->Post("/metrics", "x", "text/plain")->status, 413);  // bodies are not read
+  for (const auto& refused :
+       {client_->Post("/metrics", "", "text/plain"), client_->Put("/none", "", "text/plain"),
+        client_->Delete("/metrics"), client_->Options("/metrics")}) {
+    EXPECT_EQ(refused->status, 405);
+    EXPECT_EQ(refused->get_header_value("Allow"), "GET, HEAD");
+  }
+}
+
+TEST_F(HttpServerTest, BrowsersAreKeptFromOtherSites) {
+  const auto response = client_->Get("/metrics");
+  const std::string policy = response->get_header_value("Content-Security-Policy");
+  EXPECT_THAT(policy, HasSubstr("default-src 'none'"));
+  EXPECT_THAT(policy, HasSubstr("frame-ancestors 'none'"));
+  EXPECT_EQ(policy.find("unsafe"), std::string::npos);
+  EXPECT_EQ(response->get_header_value("X-Content-Type-Options"), "nosniff");
+}
+
+class HttpPagesTest : public HttpServerTest {
+ protected:
+  HttpHandler Pages() override {
+    return [](const std::string& path) { return HttpReply{path == "/" ? 200 : 404, "a/b", path}; };
+  }
+};
+
+TEST_F(HttpPagesTest, HandlerAnswersAllOtherPaths) {
+  EXPECT_EQ(client_->Get("/")->status, 200);
+  EXPECT_EQ(client_->Get("/")->get_header_value("Content-Type"), "a/b");
+  EXPECT_EQ(client_->Get("/a%2Fb%20c?x=1")->body, "/a/b c");
+  EXPECT_EQ(client_->Get("/a")->status, 404);
+  EXPECT_EQ(client_->Get("/healthz")->body, "ok\n");
+  EXPECT_EQ(client_->Head("/")->status, 200);
+  EXPECT_EQ(client_->Head("/")->body, "");
+  const std::string deep = "/" + std::string(8000, 'x');  // longer ones are httplib's 414
+  EXPECT_EQ(client_->Get(deep)->body, deep);
+}
+
+TEST_F(HttpPagesTest, ConnectionsAreNotKeptFromOthers) {
+  client_->set_keep_alive(true);
+  EXPECT_EQ(client_->Get("/")->get_header_value("Connection"), "close");
+}
+
+TEST_F(HttpPagesTest, NothingCanBeChanged) {
+  EXPECT_EQ(client_->Post("/", "", "text/plain")->status, 405);
+  EXPECT_EQ(client_->Delete("/api/v1/jobs/a")->status, 405);
 }
 
 TEST_F(HttpServerTest, TakenPortIsUnavailable) {

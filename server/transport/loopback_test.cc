@@ -130,13 +130,15 @@ TEST_F(LoopbackTest, ShardsErrorsKeepCodeAndReason) {
 
 TEST_F(LoopbackTest, ControlCallsArrive) {
   const BucketLayout layout{DType::kFloat64, {{"w", {3, 4}}, {"b", {4}}}};
-  EXPECT_TRUE(
-      node_->RegisterBucket(1, {{4, 2}, layout, WireFormat::kFloat64, 0x123456789abcdef0u}, Soon())
-          .ok());
-  const auto [id, announced, wire, placement] = shard_.buckets.WaitFor(1).front();
+  EXPECT_TRUE(node_
+                  ->RegisterBucket(
+                      1, {{4, 2}, layout, WireFormat::kFloat64, 0x123456789abcdef0u, 4096}, Soon())
+                  .ok());
+  const auto [id, announced, wire, placement, raw_bytes] = shard_.buckets.WaitFor(1).front();
   EXPECT_EQ(id, (BucketId{4, 2}));
   EXPECT_EQ(announced, layout);
   EXPECT_EQ(placement, 0x123456789abcdef0u);
+  EXPECT_EQ(raw_bytes, 4096u);
   EXPECT_TRUE(node_->Heartbeat(77, Soon()).ok());
   EXPECT_EQ(shard_.heartbeats.WaitFor(1).front(), 77u);
   node_->Leave(77, absl::AbortedError("loss is NaN"));

@@ -95,6 +95,8 @@ class NodeTable {
   // gRPC has done with the stream.
   void Release(NodeStreams& node, uint32_t index);
 
+  const StreamCounters& counters() const { return counters_; }
+
  private:
   Shard& shard_;
   const StreamCounters counters_;

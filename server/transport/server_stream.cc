@@ -19,8 +19,9 @@ void ServerStream::Accept(Service& service, grpc::ServerCompletionQueue& queue, 
 void ServerStream::OnAccepted(bool ok) {
   const std::shared_ptr<ServerStream> self = std::move(self_);
   if (!ok) return;  // the server is stopping
-  Accept(service_, queue_, nodes_, streams_);
-  streams_.Add(self);
+  // Added first: the queue, whose thread this is, is not shut down before the set is empty, and
+  // takes no request afterwards.
+  if (streams_.Add(self)) Accept(service_, queue_, nodes_, streams_);
 }
 
 void ServerStream::End(const absl::Status& why) {

@@ -42,7 +42,11 @@ class ServerStream final : public std::enable_shared_from_this<ServerStream> {
  private:
   ServerStream(Service& service, grpc::ServerCompletionQueue& queue, NodeTable& nodes,
                StreamSet& streams)
-      : service_(service), queue_(queue), nodes_(nodes), streams_(streams) {}
+      : service_(service),
+        queue_(queue),
+        nodes_(nodes),
+        streams_(streams),
+        writes_(nodes.counters()) {}
 
   void OnAccepted(bool ok);
   void OnRead(bool ok);

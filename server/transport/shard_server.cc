@@ -66,6 +66,7 @@ class GrpcShardServer final : public ShardServer {
     const TimePoint now = Now();
     streams_.WaitEmpty(now + std::max(grace, kGoodbyeTime));
     server_->Shutdown(ToSystemTime(now + grace));
+    streams_.Close();
     if (!streams_.WaitEmpty(Now() + kCancelTime)) {
       spdlog::error("aggregator at {}: streams have not ended after they were cancelled",
                     address());

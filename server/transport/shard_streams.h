@@ -42,6 +42,8 @@ class ShardStreams {
   // True when gRPC has done with the streams. Not from gRPC's threads.
   bool WaitDone(TimePoint deadline);
 
+  const StreamCounters& counters() const { return counters_; }
+
   // For the streams. Passes on what was received.
   void Receive(grpc::ByteBuffer&& bytes);
   // For the streams: gRPC has done with one. Its last call.

@@ -1,4 +1,4 @@
-// Bytes of gradients that pass through gRPC.
+// What passes through gRPC's streams, and waits for them.
 #pragma once
 
 #include <string>
@@ -10,8 +10,10 @@ namespace thalweg {
 struct StreamCounters {
   Counter& sent;
   Counter& received;
+  Histogram& send_seconds;  // of each frame, from being queued until gRPC has taken it
+  Gauge& queued_bytes;      // of frames, until then
 
-  // thalweg_grpc_{sent,received}_payload_bytes_total with role `role`: "server" or "client".
+  // thalweg_grpc_… with role `role`: "server" or "client".
   static StreamCounters In(MetricRegistry& metrics, const std::string& role);
 };
 

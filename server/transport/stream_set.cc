@@ -6,15 +6,22 @@
 
 namespace thalweg {
 
-void StreamSet::Add(const std::shared_ptr<ServerStream>& stream) {
+bool StreamSet::Add(const std::shared_ptr<ServerStream>& stream) {
   absl::Status shut_down;
   {
     MutexLock lock(mutex_);
+    if (closed_) return false;
     streams_.insert(stream);
     shut_down = shut_down_;
   }
   stream->Start();
   if (!shut_down.ok()) stream->End(shut_down);
+  return true;
+}
+
+void StreamSet::Close() {
+  MutexLock lock(mutex_);
+  closed_ = true;
 }
 
 void StreamSet::Remove(const std::shared_ptr<ServerStream>& stream) {

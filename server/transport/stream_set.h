@@ -15,11 +15,14 @@ class ServerStream;
 // The streams that gRPC has not done with. Thread-safe.
 class StreamSet {
  public:
-  // Keeps the stream and sets it going; after Shutdown, ends it.
-  void Add(const std::shared_ptr<ServerStream>& stream);
+  // Keeps the stream and sets it going; after Shutdown, ends it. False after Close: nothing may be
+  // asked of gRPC any more.
+  [[nodiscard]] bool Add(const std::shared_ptr<ServerStream>& stream);
   void Remove(const std::shared_ptr<ServerStream>& stream);
   // Ends the streams there are and those to come, for `why`.
   void Shutdown(const absl::Status& why);
+  // Keeps no more streams.
+  void Close();
   // True when no stream is left.
   bool WaitEmpty(TimePoint deadline);
 
@@ -28,6 +31,7 @@ class StreamSet {
   CondVar changed_;
   std::set<std::shared_ptr<ServerStream>> streams_ ABSL_GUARDED_BY(mutex_);
   absl::Status shut_down_ ABSL_GUARDED_BY(mutex_);  // not OK: why no stream is accepted any more
+  bool closed_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
 }  // namespace thalweg

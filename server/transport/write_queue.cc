@@ -1,14 +1,26 @@
 #include "server/transport/write_queue.h"
 
+#include <utility>
+
 namespace thalweg {
 
 // Frames are swapped throughout: grpc::ByteBuffer copies when it is moved. Those that are let go
 // are declared before the lock, so that they free their payloads outside of it.
 
+WriteQueue::~WriteQueue() {
+  Frames dropped;
+  {
+    MutexLock lock(mutex_);
+    dropped.swap(waiting_);
+  }
+  if (current_.bytes.Valid()) dropped.emplace_back().bytes.Swap(&current_.bytes);
+  CountDropped(dropped);
+}
+
 WriteQueue::Turn WriteQueue::Push(grpc::ByteBuffer&& frame) {
   MutexLock lock(mutex_);
   if (closed_) return Turn::kNothing;
-  waiting_.emplace_back().Swap(&frame);
+  AddLocked(std::move(frame));
   return NextLocked();
 }
 
@@ -18,7 +30,8 @@ WriteQueue::Turn WriteQueue::PushLast(grpc::ByteBuffer&& frame) {
   if (closed_) return Turn::kNothing;
   closed_ = true;
   dropped.swap(waiting_);
-  waiting_.emplace_back().Swap(&frame);
+  CountDropped(dropped);
+  AddLocked(std::move(frame));
   return NextLocked();
 }
 
@@ -26,16 +39,34 @@ WriteQueue::Turn WriteQueue::Close() {
   Frames dropped;
   MutexLock lock(mutex_);
   if (!closed_) dropped.swap(waiting_);
+  CountDropped(dropped);
   closed_ = true;
   return NextLocked();
 }
 
 WriteQueue::Turn WriteQueue::Written() {
   grpc::ByteBuffer written;
-  written.Swap(&current_);
+  written.Swap(&current_.bytes);
+  if (written.Valid()) {  // not when the turn was that of Start::kBusy
+    counters_.send_seconds.Observe(ToSeconds(Now() - current_.queued));
+    counters_.queued_bytes.Add(-static_cast<double>(written.Length()));
+  }
   MutexLock lock(mutex_);
   busy_ = false;
   return NextLocked();
+}
+
+void WriteQueue::AddLocked(grpc::ByteBuffer&& frame) {
+  Frame& added = waiting_.emplace_back();
+  added.bytes.Swap(&frame);
+  added.queued = Now();
+  counters_.queued_bytes.Add(static_cast<double>(added.bytes.Length()));
+}
+
+void WriteQueue::CountDropped(const Frames& dropped) const {
+  for (const Frame& frame : dropped) {
+    counters_.queued_bytes.Add(-static_cast<double>(frame.bytes.Length()));
+  }
 }
 
 size_t WriteQueue::Waiting() const {
@@ -51,7 +82,8 @@ WriteQueue::Turn WriteQueue::NextLocked() {
     return closed_ ? Turn::kEnd : Turn::kNothing;
   }
   busy_ = true;
-  current_.Swap(&waiting_.front());
+  current_.bytes.Swap(&waiting_.front().bytes);
+  current_.queued = waiting_.front().queued;
   waiting_.pop_front();
   return Turn::kWrite;
 }

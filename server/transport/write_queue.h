@@ -5,8 +5,10 @@
 #include <cstddef>
 #include <deque>
 
+#include "core/base/clock.h"
 #include "core/base/mutex.h"
 #include "grpcpp/support/byte_buffer.h"
+#include "server/transport/stream_counters.h"
 
 namespace thalweg {
 
@@ -26,7 +28,9 @@ class WriteQueue {
 
   // Whether the first turn is free, or is given back by the first Written().
   enum class Start { kFree, kBusy };
-  explicit WriteQueue(Start start = Start::kFree) : busy_(start == Start::kBusy) {}
+  explicit WriteQueue(const StreamCounters& counters, Start start = Start::kFree)
+      : counters_(counters), busy_(start == Start::kBusy) {}
+  ~WriteQueue();
 
   // Dropped after the end was ordered.
   Turn Push(grpc::ByteBuffer&& frame);
@@ -42,18 +46,26 @@ class WriteQueue {
   size_t Waiting() const;
 
   // Valid from kWrite until Written().
-  const grpc::ByteBuffer& current() const { return current_; }
+  const grpc::ByteBuffer& current() const { return current_.bytes; }
 
  private:
-  using Frames = std::deque<grpc::ByteBuffer>;
+  struct Frame {
+    grpc::ByteBuffer bytes;
+    TimePoint queued;
+  };
+  using Frames = std::deque<Frame>;
 
+  void AddLocked(grpc::ByteBuffer&& frame) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void CountDropped(const Frames& dropped) const;
   Turn NextLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  const StreamCounters counters_;
 
   mutable Mutex mutex_;
   Frames waiting_ ABSL_GUARDED_BY(mutex_);
   bool busy_ ABSL_GUARDED_BY(mutex_);  // a turn has been handed out
   bool closed_ ABSL_GUARDED_BY(mutex_) = false;
-  grpc::ByteBuffer current_;  // belongs to the holder of the turn
+  Frame current_;  // empty, or being written; belongs to the holder of the turn
 };
 
 }  // namespace thalweg

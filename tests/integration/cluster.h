@@ -29,8 +29,11 @@ class Cluster {
   // Wraps a shard as one node sees it, for faults.
   using Wrap = std::function<std::unique_ptr<Shard>(Shard&)>;
 
+  // A node's GPUs, by its number; null: none.
+  using Gpus = std::function<Device*(uint32_t)>;
+
   Cluster(uint32_t nodes, uint32_t workers_per_node, uint32_t shards, const Wrap& wrap = {},
-          uint32_t window_chunks = 0)
+          uint32_t window_chunks = 0, const Gpus& gpus = {})
       : workers_per_node_(workers_per_node) {
     char dir[] = "/tmp/thalweg-test-XXXXXX";
     dir_ = mkdtemp(dir);
@@ -40,6 +43,7 @@ class Cluster {
     for (uint32_t node = 0; node < nodes; ++node) {
       Sidecar::Options options{SocketPath(node), {}, &device_};
       options.window_chunks = window_chunks;
+      if (gpus) options.gpus = gpus(node);
       for (auto& aggregator : aggregators_) {
         if (wrap) wrapped_.push_back(wrap(*aggregator));
         options.shards.push_back(wrap ? wrapped_.back().get() : aggregator.get());

@@ -66,6 +66,14 @@ def test_enable_takes_the_codec_as_configured():
     assert activation.variables == ("THALWEG_ENABLE=1", "THALWEG_CODEC=int8")
 
 
+def test_who_reduces_in_the_node_is_said_and_activates_nothing():
+    choice = {"THALWEG_NODE_REDUCE": "workers"}
+    assert not activation_is_wanted(choice)
+    activation = Activation.from_env({"AIAK_HIERARCHICAL_ALLREDUCE": "1"} | choice)
+    assert activation.variables == ("AIAK_HIERARCHICAL_ALLREDUCE=1", "THALWEG_NODE_REDUCE=workers")
+    assert Config.from_env({"AIAK_HIERARCHICAL_ALLREDUCE": "1"}).node_reduce == "sidecar"
+
+
 def test_configured_codec_may_have_rules():
     env = {"THALWEG_ENABLE": "1", "THALWEG_CODEC": "fp16;*.bias=fp32"}
     assert Activation.from_env(env).codec == "fp16;*.bias=fp32"
@@ -121,7 +129,7 @@ def test_fused_optimizer_is_recognised_and_leaves_gradients_alone():
             "THALWEG_START_COMPRESS_ITER is 'soon', expected a whole number from 0",
         ),
         ({"THALWEG_ENABLE": "1", "THALWEG_CODEC": "zip"}, "THALWEG_CODEC is 'zip', expected one"),
-        ({"THALWEG_ENABLE": "1", "THALWEG_LOG": "loud"}, "THALWEG_LOG is 'loud', expected one of"),
+        ({"THALWEG_ENABLE": "1", "THALWEG_LOG": "loud"}, "THALWEG_LOG is 'loud', expected trace"),
     ],
 )
 def test_malformed_value_activates_and_is_then_refused_by_name(env, message):

@@ -14,6 +14,7 @@ def test_empty_environment_gives_the_defaults():
     assert config.aggregators == ()
     assert (config.codec, config.chunk_bytes, config.timeout) == ("fp32", 0, 30.0)
     assert (config.job, config.sidecar) == ("", "")
+    assert config.node_reduce == "sidecar"
 
 
 def test_empty_value_means_default():
@@ -27,11 +28,14 @@ def test_values_are_read():
             "THALWEG_CHUNK_BYTES": "65536",
             "THALWEG_CODEC": "bf16",
             "THALWEG_JOB": "night",
+            "THALWEG_NODE_REDUCE": "workers",
             "THALWEG_SIDECAR": "/run/s.sock",
             "THALWEG_TIMEOUT": "2.5",
         }
     )
-    assert config == Config(("a:1", "[::1]:2"), 65536, "bf16", "night", "/run/s.sock", 2.5)
+    assert config == Config(
+        ("a:1", "[::1]:2"), 65536, "bf16", "night", "workers", "/run/s.sock", 2.5
+    )
 
 
 @pytest.mark.parametrize(
@@ -45,6 +49,7 @@ def test_values_are_read():
         ("THALWEG_CHUNK_BYTES", "4095"),
         ("THALWEG_CHUNK_BYTES", "4194305"),
         ("THALWEG_CODEC", "fp64"),
+        ("THALWEG_NODE_REDUCE", "worker"),
         ("THALWEG_TIMEOUT", "0"),
         ("THALWEG_TIMEOUT", "-1"),
         ("THALWEG_TIMEOUT", "nan"),
@@ -63,7 +68,7 @@ def test_codec_may_be_a_policy():
     assert Config.from_env({"THALWEG_CODEC": text}).codec == full
     by_value = thalweg.Policy(thalweg.Int8(), [thalweg.Rule(thalweg.FP32(), name="*.bias")])
     for codec in (text, by_value):
-        assert Config.from_env({}).override(codec, None, None).codec == full
+        assert Config.from_env({}).override(codec=codec).codec == full
 
 
 def test_wrong_rule_is_refused_by_the_variables_name():
@@ -73,16 +78,18 @@ def test_wrong_rule_is_refused_by_the_variables_name():
 
 def test_arguments_win_over_the_environment():
     env = Config.from_env({"THALWEG_CODEC": "bf16", "THALWEG_TIMEOUT": "7"})
-    config = env.override(codec="fp16", timeout=None, chunk_bytes=4096)
+    config = env.override(codec="fp16", timeout=None, chunk_bytes=4096, node_reduce="workers")
     assert (config.codec, config.timeout, config.chunk_bytes) == ("fp16", 7.0, 4096)
+    assert config.node_reduce == "workers"
 
 
 @pytest.mark.parametrize(
-    "arguments", [("zip", None, None), (7, None, None), (None, 0, None), (None, None, 0)]
+    ("name", "value"),
+    [("codec", "zip"), ("codec", 7), ("timeout", 0), ("chunk_bytes", 0), ("node_reduce", "us")],
 )
-def test_malformed_argument_is_refused(arguments):
-    with pytest.raises(ConfigError):
-        Config.from_env({}).override(*arguments)
+def test_malformed_argument_is_refused_by_name(name, value):
+    with pytest.raises(ConfigError, match=name):
+        Config.from_env({}).override(**{name: value})
 
 
 def test_unknown_variable_is_warned_about_once(monkeypatch, caplog):

@@ -29,25 +29,25 @@ COMPRESSED = PLAIN | {"compressed_since": 11, "error_ratio": 0.25, "residual_nor
 
 
 def test_casts_are_described_by_bytes_of_each_direction():
-    assert _stats.describe("fp16", PLAIN) == (
-        "20 buckets, 4.0 MB of gradients; codec fp16; sent 2.0 MB (2.00x less), received 1.0 MB "
-        "(4.00x less); seconds: copy 0.10, wait 0.20, reduce 0.30, decode 0.06, wire 0.40, total "
-        "1.00; non-finite elements: 3"
+    assert _stats.describe("fp16", PLAIN, "cpu") == (
+        "20 buckets, 4.0 MB of gradients; path cpu; codec fp16; sent 2.0 MB (2.00x less), "
+        "received 1.0 MB (4.00x less); seconds: copy 0.10, wait 0.20, reduce 0.30, decode 0.06, "
+        "wire 0.40, total 1.00; non-finite elements: 3"
     )
 
 
 def test_compression_is_described_with_its_begin_and_its_loss():
-    text = _stats.describe(POWERSGD, COMPRESSED)
-    assert f"; codec {POWERSGD} since iteration 10; sent 2.0 MB" in text
+    text = _stats.describe(POWERSGD, COMPRESSED, "pinned")
+    assert f"; path pinned; codec {POWERSGD} since iteration 10; sent 2.0 MB" in text
     assert "; relative error 0.25; norm of the residual 12.5; seconds: " in text
 
 
 def test_compression_that_has_not_begun_says_so():
-    text = _stats.describe(POWERSGD, PLAIN)
+    text = _stats.describe(POWERSGD, PLAIN, "cpu")
     assert f"codec {POWERSGD} (not compressing yet); sent" in text
     assert "relative error" not in text
     assert "residual" not in text
-    assert "not compressing" not in _stats.describe("fp32", PLAIN)
+    assert "not compressing" not in _stats.describe("fp32", PLAIN, "cpu")
 
 
 @pytest.mark.parametrize(("raw", "wire", "ratio"), [(8, 2, 4.0), (0, 0, 1.0)])

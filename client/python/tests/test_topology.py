@@ -14,6 +14,7 @@ def worker(host="a", sidecar="", **changes):
         "job": "job-1",
         "codec": "fp32",
         "chunk_bytes": 4096,
+        "node_reduce": "sidecar",
         "timeout": 30.0,
         "model": (WEIGHT, BIAS),
         "problem": "",
@@ -24,11 +25,11 @@ def worker(host="a", sidecar="", **changes):
 def test_workers_of_one_host_and_socket_are_a_node():
     sidecars = [("a", "/1"), ("a", "/2"), ("a", "/1"), ("b", "/1"), ("a", "/2")]
     assert [place(sidecars, rank) for rank in range(5)] == [
-        Placement(node=0, num_nodes=3, local_rank=0, local_size=2),
-        Placement(node=1, num_nodes=3, local_rank=0, local_size=2),
-        Placement(node=0, num_nodes=3, local_rank=1, local_size=2),
-        Placement(node=2, num_nodes=3, local_rank=0, local_size=1),
-        Placement(node=1, num_nodes=3, local_rank=1, local_size=2),
+        Placement(node=0, num_nodes=3, local_rank=0, ranks=(0, 2)),
+        Placement(node=1, num_nodes=3, local_rank=0, ranks=(1, 4)),
+        Placement(node=0, num_nodes=3, local_rank=1, ranks=(0, 2)),
+        Placement(node=2, num_nodes=3, local_rank=0, ranks=(3,)),
+        Placement(node=1, num_nodes=3, local_rank=1, ranks=(1, 4)),
     ]
 
 
@@ -74,7 +75,10 @@ def test_models_that_differ_are_refused(model, message):
         check([worker(), worker(model=model)])
 
 
-@pytest.mark.parametrize("setting", [{"codec": "fp16"}, {"chunk_bytes": 8192}, {"timeout": 5.0}])
+@pytest.mark.parametrize(
+    "setting",
+    [{"codec": "fp16"}, {"chunk_bytes": 8192}, {"node_reduce": "workers"}, {"timeout": 5.0}],
+)
 def test_settings_that_differ_are_refused(setting):
     (name, value) = next(iter(setting.items()))
     with pytest.raises(ConfigError, match=f"{name} is .* on rank 0 but {value} on rank 2"):

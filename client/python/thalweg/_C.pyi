@@ -1,6 +1,17 @@
-"""The native part: a worker's connection to its node's sidecar. `import torch` first."""
+"""The native part: a worker's connection to its node's sidecar, and fused optimizers.
+
+`import torch` first.
+"""
 
 from torch import Tensor
+from torch._C._distributed_c10d import GradBucket
+from torch.futures import Future
+
+def cuda_problem(number: int) -> str:
+    """Why the GPU of that number cannot be used here; empty if it can."""
+
+def set_error(future: Future[Tensor], text: str) -> None:
+    """Completes a future with a RuntimeError that torch's C++ sees as well."""
 
 class Session:
     """Thread-safe. Does nothing in forked children of the process that made it."""
@@ -20,11 +31,15 @@ class Session:
         codec: str,
         chunk_bytes: int,
         timeout: float,
+        cuda_device: int | None = None,
     ) -> None:
         """Connects and waits until all workers of the job have.
 
+        `cuda_device` is the number of the GPU that has the gradients; None: the CPU has.
+
         Raises ValueError (what the workers say of the job differs), TimeoutError (workers are
-        missing), ConnectionError (no sidecar there, or it lost an aggregator) or RuntimeError.
+        missing), ConnectionError (no sidecar there, it lost an aggregator, or there is no such GPU)
+        or RuntimeError (also when this build has no CUDA).
         """
 
     def attach(self, reducer: object, named_parameters: list[tuple[str, Tensor]]) -> None:
@@ -45,11 +60,24 @@ class Session:
         Raises RuntimeError, also while a bucket is being reduced.
         """
 
+    def path(self) -> str:
+        """SessionStats.path in client/core/session.h."""
+
     def status(self) -> str | None:
         """None while the session works, else why it has failed."""
 
     def close(self) -> None:
         """Leaves the job; buckets in flight fail. May be called again."""
+
+class DdpHook:
+    """What Session.attach() registers, for hooks in Python. One thread may use it at a time."""
+
+    def __init__(self, session: Session, named_parameters: list[tuple[str, Tensor]]) -> None: ...
+    def run(self, bucket: GradBucket) -> Future[list[Tensor]]:
+        """The bucket's mean over the session's workers, as the only element. Raises RuntimeError.
+
+        On the CPU it is read-only memory, until the bucket's next round; on a GPU the bucket's own.
+        """
 
 class AllReducer:
     """Reduces single tensors. All workers must make the same calls in the same order."""
@@ -61,3 +89,78 @@ class AllReducer:
         The result is read-only memory shared by the node's workers, until the next call with the
         same bucket.
         """
+
+class NotFusable(RuntimeError):
+    """What the kernels cannot update; nothing has been changed."""
+
+def check_fusable(params: list[Tensor]) -> None:
+    """Raises NotFusable unless parameters and gradients are dense fp32, fp16 or bf16 on the CPU."""
+
+class FusedTensors:
+    """Parameters of one group and their state, updated in one parallel region; not thread-safe.
+
+    Methods take the parameters' .grad times `grad_factor`, leave out parameters without, and say
+    how many they updated. They raise NotFusable if there is a gradient that they cannot take.
+    """
+
+    def __init__(
+        self,
+        params: list[Tensor],
+        states: list[list[Tensor]],
+        steps: list[Tensor],
+        copies: list[Tensor | None],
+    ) -> None:
+        """`states[k][i]`: state k of params[i], float32 of its shape.
+
+        `steps[i]`: one number; empty for SGD. `copies[i]`, of the same shape, gets what params[i]
+        becomes, rounded; may be empty. Raises NotFusable.
+        """
+
+    def check_grads(self) -> None:
+        """Raises NotFusable if there is a gradient that a step cannot take."""
+
+    def adam(
+        self,
+        *,
+        lr: float,
+        beta1: float,
+        beta2: float,
+        eps: float,
+        weight_decay: float,
+        decoupled: bool,
+        bias_correction: bool,
+        grad_factor: float,
+    ) -> int:
+        """States: exp_avg, exp_avg_sq, and with AMSGrad max_exp_avg_sq."""
+
+    def sgd(
+        self,
+        *,
+        lr: float,
+        momentum: float,
+        dampening: float,
+        weight_decay: float,
+        nesterov: bool,
+        fresh: list[bool],
+        grad_factor: float,
+    ) -> int:
+        """States: the momentum, or none. `fresh`: who has had none so far; []: nobody."""
+
+    def lamb(
+        self,
+        *,
+        lr: float,
+        beta1: float,
+        beta2: float,
+        eps: float,
+        weight_decay: float,
+        decoupled: bool,
+        bias_correction: bool,
+        grad_averaging: bool,
+        trust_ratio: bool,
+        grad_factor: float,
+    ) -> int:
+        """States: exp_avg, exp_avg_sq."""
+
+    def grad_squares(self) -> float:
+        """The sum of the squares of all gradients, the same bits for any number of threads."""

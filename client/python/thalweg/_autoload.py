@@ -7,7 +7,7 @@ docs/zero_code.md is set, and raises nothing.
 
 
 def activate() -> None:
-    """Has DistributedDataParallel ask the environment, if anything there is for it."""
+    """Does what the environment asks for: DistributedDataParallel, optimizers, other names."""
     try:
         from thalweg import _config
 
@@ -15,11 +15,22 @@ def activate() -> None:
             from thalweg import _zero_code
 
             _zero_code.activate()
+        if _config.activation_is_wanted(switches=["THALWEG_FUSED_OPTIMIZER"]):
+            from thalweg import _fused_optimizers
+
+            _fused_optimizers.activate()
+        names, apex = _config.compat_is_wanted()
+        if names:
+            from thalweg import compat  # noqa: F401 - importing it is all
+        if apex:
+            from thalweg.compat.apex import install
+
+            install()
     except Exception as error:  # noqa: BLE001 - torch must be usable whatever is wrong with Thalweg
         import logging
 
         logging.getLogger("thalweg").warning(
-            "thalweg: cannot be activated, DistributedDataParallel stays as it is: %s: %s",
+            "thalweg: cannot be activated, or not completely: %s: %s",
             type(error).__name__,
             error,
         )

@@ -10,8 +10,8 @@ from __future__ import annotations
 import functools
 import logging
 import os
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from thalweg.codecs import Codec
@@ -22,6 +22,7 @@ KNOWN: dict[str, str] = {
     "THALWEG_CHANNELS": "auto",
     "THALWEG_CHUNK_BYTES": "auto",
     "THALWEG_CODEC": "fp32",
+    "THALWEG_COMPAT": "",
     "THALWEG_CPUS": "",
     "THALWEG_ENABLE": "",
     "THALWEG_FP16_COMPRESSION": "0",
@@ -32,6 +33,8 @@ KNOWN: dict[str, str] = {
     "THALWEG_LISTEN": "0.0.0.0:7070",
     "THALWEG_LOG": "info",
     "THALWEG_MATRIX_APPROXIMATION_RANK": "1",
+    "THALWEG_NCCL_LIBRARY": "libnccl.so.2",
+    "THALWEG_NODE_REDUCE": "sidecar",
     "THALWEG_POWERSGD_COMPRESSION": "0",
     "THALWEG_SIDECAR": "",
     "THALWEG_START_COMPRESS_ITER": "1000",
@@ -64,6 +67,7 @@ _SWITCHES = (
 _PARAMETERS = (
     "THALWEG_CODEC",
     "THALWEG_MATRIX_APPROXIMATION_RANK",
+    "THALWEG_NODE_REDUCE",
     "THALWEG_START_COMPRESS_ITER",
 )
 _LOG_LEVELS = {
@@ -74,6 +78,7 @@ _LOG_LEVELS = {
     "error": logging.ERROR,
     "off": logging.CRITICAL + 1,
 }
+NODE_REDUCE = ("sidecar", "workers")
 MIN_CHUNK_BYTES = 4 << 10
 MAX_CHUNK_BYTES = 4 << 20
 
@@ -89,6 +94,7 @@ class Config(NamedTuple):
     chunk_bytes: int  # 0: chosen from what the links carry
     codec: str  # as Policy.spec() writes it
     job: str
+    node_reduce: str  # one of NODE_REDUCE
     sidecar: str
     timeout: float
 
@@ -99,29 +105,26 @@ class Config(NamedTuple):
         if environ is None:
             _warn_of_unknown()
 
-        def get(name: str) -> str:
-            return env.get(name) or KNOWN[name]
-
         return cls(
-            aggregators=parse_addresses("THALWEG_AGGREGATORS", get("THALWEG_AGGREGATORS")),
-            chunk_bytes=_check_chunk_bytes("THALWEG_CHUNK_BYTES", get("THALWEG_CHUNK_BYTES")),
+            aggregators=parse_addresses(*_look_up(env, "THALWEG_AGGREGATORS")),
+            chunk_bytes=_check_chunk_bytes(*_look_up(env, "THALWEG_CHUNK_BYTES")),
             codec=_choose_codec(env),
-            job=get("THALWEG_JOB"),
-            sidecar=get("THALWEG_SIDECAR"),
-            timeout=_check_timeout("THALWEG_TIMEOUT", get("THALWEG_TIMEOUT")),
+            job=_look_up(env, "THALWEG_JOB")[1],
+            node_reduce=_check_choice(*_look_up(env, "THALWEG_NODE_REDUCE"), NODE_REDUCE),
+            sidecar=_look_up(env, "THALWEG_SIDECAR")[1],
+            timeout=_check_timeout(*_look_up(env, "THALWEG_TIMEOUT")),
         )
 
-    def override(
-        self, codec: Codec | Policy | str | None, timeout: float | None, chunk_bytes: int | None
-    ) -> Config:
+    def override(self, **arguments: Any) -> Config:  # noqa: ANN401 - each is checked
         """With arguments of the caller, which win over the environment unless they are None."""
-        return self._replace(
-            codec=self.codec if codec is None else _check_codec("codec", codec),
-            timeout=self.timeout if timeout is None else _check_timeout("timeout", timeout),
-            chunk_bytes=self.chunk_bytes
-            if chunk_bytes is None
-            else _check_chunk_bytes("chunk_bytes", chunk_bytes),
-        )
+        checks: dict[str, Callable[[str, Any], Any]] = {
+            "chunk_bytes": _check_chunk_bytes,
+            "codec": _check_codec,
+            "node_reduce": functools.partial(_check_choice, choices=NODE_REDUCE),
+            "timeout": _check_timeout,
+        }
+        given = {n: checks[n](n, value) for n, value in arguments.items() if value is not None}
+        return self._replace(**given)
 
 
 class Activation(NamedTuple):
@@ -154,16 +157,31 @@ class Activation(NamedTuple):
             variables=tuple(_assignments(env, [*asking, *_PARAMETERS])),
             remarks=tuple(remarks),
             fused_optimizer="".join(_assignments(env, fused)),
-            log_level=_check_log(*_look_up(env, "THALWEG_LOG")),
+            log_level=_LOG_LEVELS[_check_choice(*_look_up(env, "THALWEG_LOG"), _LOG_LEVELS)],
             timeout=_check_timeout(*_look_up(env, "THALWEG_TIMEOUT")),
         )
 
 
-def activation_is_wanted(environ: Mapping[str, str] | None = None) -> bool:
-    """Whether there may be an Activation; says so without looking closely, in microseconds."""
+def activation_is_wanted(
+    environ: Mapping[str, str] | None = None, switches: Iterable[str] = _SWITCHES
+) -> bool:
+    """Whether one of `switches` may be on; says so without looking closely, in microseconds."""
     env = os.environ if environ is None else environ
-    values = [_look_up(env, name)[1] for name in _SWITCHES]
+    values = [_look_up(env, name)[1] for name in switches]
     return env.get("THALWEG_ENABLE") != "0" and not {"", "0"}.issuperset(values)
+
+
+def compat_is_wanted(environ: Mapping[str, str] | None = None) -> tuple[bool, bool]:
+    """Whether torch is to have the names of AIAK-Training, and whether there is to be an `apex`.
+
+    Any switch asks for the former. Raises ConfigError for a malformed THALWEG_COMPAT.
+    """
+    env = os.environ if environ is None else environ
+    value = env.get("THALWEG_COMPAT", "")
+    _check_choice("THALWEG_COMPAT", value or "0", ("0", "1", "apex"))
+    if env.get("THALWEG_ENABLE") == "0" or value == "0":
+        return False, False
+    return value != "" or activation_is_wanted(env), value == "apex"
 
 
 def _look_up(env: Mapping[str, str], name: str) -> tuple[str, str]:
@@ -182,9 +200,7 @@ def _assignments(env: Mapping[str, str], names: Iterable[str]) -> list[str]:
 
 def _is_on(env: Mapping[str, str], name: str) -> bool:
     variable, value = _look_up(env, name)
-    if value not in ("", "0", "1"):
-        raise ConfigError(f"{variable} is {value!r}, expected 0 or 1")
-    return value == "1"
+    return _check_choice(variable, value or "0", ("0", "1")) == "1"
 
 
 def _choose_codec(env: Mapping[str, str]) -> str:
@@ -227,12 +243,6 @@ def _check_codec(what: str, value: Codec | Policy | str) -> str:
         raise ConfigError(str(error)) from None
 
 
-def _check_log(what: str, value: str) -> int:
-    if value not in _LOG_LEVELS:
-        raise ConfigError(f"{what} is {value!r}, expected one of {', '.join(_LOG_LEVELS)}")
-    return _LOG_LEVELS[value]
-
-
 def _check_chunk_bytes(what: str, value: str | int) -> int:
     if value == "auto":
         return 0
@@ -246,6 +256,13 @@ def _check_chunk_bytes(what: str, value: str | int) -> int:
             f"{MAX_CHUNK_BYTES}"
         )
     return number
+
+
+def _check_choice(what: str, value: str, choices: Iterable[str]) -> str:
+    *others, last = choices
+    if value not in (*others, last):
+        raise ConfigError(f"{what} is {value!r}, expected {', '.join(others)} or {last}")
+    return value
 
 
 def _check_timeout(what: str, value: str | float) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from thalweg import _topology, policy
+from thalweg import _C, _topology, policy
 from thalweg._config import ConfigError
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
@@ -45,11 +45,31 @@ def why_not(ddp_model: DistributedDataParallel) -> str:
     if hook_of(ddp_model):
         return "the module has another communication hook: attach() must be the only one"
     for name, parameter in parameters(ddp_model):
-        if parameter.device.type != "cpu":
-            return f"parameters on {parameter.device} are not supported yet ({name}): use the CPU"
         if parameter.dtype not in _DTYPES:
             return f"{name} is {parameter.dtype}, expected one of {', '.join(map(str, _DTYPES))}"
-    return ""
+    return _why_not_there(ddp_model)
+
+
+def _why_not_there(ddp_model: DistributedDataParallel) -> str:
+    """Why the module cannot be served where it is; empty if it can."""
+    devices: dict[torch.device, str] = {}
+    for name, parameter in parameters(ddp_model):
+        devices.setdefault(parameter.device, name)
+    for device, name in devices.items():
+        if device.type not in ("cpu", "cuda"):
+            return f"{name} is on {device}, expected the CPU or a CUDA device"
+    if len(devices) > 1:
+        places = " and ".join(f"{device} ({name})" for device, name in devices.items())
+        return f"parameters are on {places}, expected one device: move the module to one"
+    number = cuda_device(ddp_model)
+    return "" if number is None else _C.cuda_problem(number)
+
+
+def cuda_device(ddp_model: DistributedDataParallel) -> int | None:
+    """The number of the GPU that the parameters are on; None: they are on the CPU."""
+    for _, parameter in parameters(ddp_model):
+        return parameter.device.index if parameter.device.type == "cuda" else None
+    return None
 
 
 def spare_embeddings(ddp_model: DistributedDataParallel, codec: str) -> str:

@@ -6,9 +6,18 @@ import contextlib
 import os
 import weakref
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from thalweg import _C, _stats, _topology
+
+
+class Member(Protocol):
+    """A worker's part in a job."""
+
+    def stats(self) -> dict[str, float]: ...
+    def path(self) -> str: ...
+    def status(self) -> str | None: ...
+    def close(self) -> None: ...
 
 
 class State:
@@ -19,8 +28,9 @@ class State:
 
     def __init__(
         self,
-        session: _C.Session,
+        member: Member,
         *,
+        keeper: _C.Session | None,
         job: str,
         codec: str,
         sidecar: str,
@@ -32,18 +42,26 @@ class State:
         self.sidecar = sidecar
         self._ours = ours  # the sidecar was started by attach() and leaves with its last worker
         self._place = place
-        self._session = session
+        self._member = member
+        self._keeper = keeper  # of what the node's codec carries; None: another worker has it
         self._pid = os.getpid()
         # Runs when the object is collected and at exit, whichever comes first.
-        self._finalizer = weakref.finalize(self, _close, session, self._pid)
+        self._finalizer = weakref.finalize(self, _close, member, self._pid)
 
     @property
     def closed(self) -> bool:
         return not self._finalizer.alive
 
+    @property
+    def path(self) -> str:
+        """How gradients reach the sidecar (docs/gpu.md): "cpu"; "pinned" for those of a GPU, or
+        "pageable" when it cannot lock the memory in which the results are; "ipc" when they stay on
+        it; "workers (…)" where a node's workers reduce among themselves, with their leader's."""
+        return self._member.path()
+
     def status(self) -> str | None:
         """None while everything works, else why it has failed."""
-        return self._session.status()
+        return self._member.status()
 
     def stats(self) -> dict[str, float]:
         """Sums since attach(), of this worker and its node.
@@ -57,13 +75,13 @@ class State:
         not yet) and the latest samples of error_ratio (what was lost of a gradient, relative to
         it) and residual_norm (of what is left for later).
         """
-        stats = self._session.stats()
+        stats = self._member.stats()
         stats["compression"] = _stats.ratio(stats["raw_bytes"], stats["wire_bytes_sent"])
         return stats
 
     def summary(self) -> str:
         """The statistics for people."""
-        return _stats.describe(self.codec, self.stats())
+        return _stats.describe(self.codec, self.stats(), self.path)
 
     def state_dict(self) -> dict[str, Any]:
         """What the codec carries from step to step, for a checkpoint.
@@ -73,8 +91,8 @@ class State:
         one worker of each node has. Raises RuntimeError.
         """
         result: dict[str, Any] = {"codec": self.codec}
-        if self._place.local_rank == 0:
-            result[self._node_key] = self._session.save_codec_state()
+        if self._keeper is not None:
+            result[self._node_key] = self._keeper.save_codec_state()
         return result
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -88,7 +106,7 @@ class State:
             raise ValueError(
                 f"thalweg: the state was saved with codec {saved!r}, this job uses {self.codec!r}"
             )
-        if self._place.local_rank != 0:
+        if self._keeper is None:
             return
         if self._node_key not in state_dict:
             nodes = sorted(key for key in state_dict if key != "codec")
@@ -96,7 +114,7 @@ class State:
                 f"thalweg: the state has no {self._node_key!r}, only {nodes}: load what this "
                 "node's first worker saved, with as many nodes"
             )
-        self._session.load_codec_state(state_dict[self._node_key])
+        self._keeper.load_codec_state(state_dict[self._node_key])
 
     @property
     def _node_key(self) -> str:
@@ -111,7 +129,7 @@ class State:
         return f"<thalweg.ddp.State job={self.job!r} codec={self.codec} status={status!r}>"
 
 
-def _close(session: _C.Session, pid: int) -> None:
+def _close(member: Member, pid: int) -> None:
     if os.getpid() == pid:  # a forked child must leave its parent's session alone
         with contextlib.suppress(RuntimeError):
-            session.close()
+            member.close()

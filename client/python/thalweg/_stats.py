@@ -20,10 +20,11 @@ def compresses(stats: Mapping[str, float]) -> bool:
     return stats["compressed_since"] > 0
 
 
-def describe(codec: str, stats: Mapping[str, float]) -> str:
+def describe(codec: str, stats: Mapping[str, float], path: str) -> str:
     raw = stats["raw_bytes"]
     parts = [
         f"{stats['rounds']:.0f} buckets, {raw / 1e6:.1f} MB of gradients",
+        f"path {path}",
         f"codec {codec}{_since(codec, stats)}",
         f"{_direction(stats, 'sent')}, {_direction(stats, 'received')}",
     ]

@@ -34,6 +34,7 @@ class Introduction:
     job: str
     codec: str
     chunk_bytes: int
+    node_reduce: str
     timeout: float
     model: tuple[Tensor, ...]
     problem: str  # why this worker cannot take part; empty: it can
@@ -44,7 +45,11 @@ class Placement:
     node: int
     num_nodes: int
     local_rank: int
-    local_size: int
+    ranks: tuple[int, ...]  # in the job, of this node's workers
+
+    @property
+    def local_size(self) -> int:
+        return len(self.ranks)
 
 
 @functools.cache
@@ -61,7 +66,7 @@ def check(workers: Sequence[Introduction]) -> None:
             raise ConfigError(f"thalweg: rank {rank}: {worker.problem}")
     for rank, worker in enumerate(workers):
         _check_same_model(workers[0].model, worker.model, rank)
-        for setting in ("codec", "chunk_bytes", "timeout"):
+        for setting in ("codec", "chunk_bytes", "node_reduce", "timeout"):
             ours, theirs = getattr(workers[0], setting), getattr(worker, setting)
             if ours != theirs:
                 raise ConfigError(
@@ -107,7 +112,7 @@ def place(sidecars: Sequence[tuple[str, str]], rank: int) -> Placement:
         node=list(nodes).index(sidecars[rank]),
         num_nodes=len(nodes),
         local_rank=members.index(rank),
-        local_size=len(members),
+        ranks=tuple(members),
     )
 
 

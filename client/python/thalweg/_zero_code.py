@@ -139,9 +139,6 @@ def _enlist(module: DistributedDataParallel) -> None:
         world=dist.get_world_size(group),
     )
     obstacle = decide(answers)
-    if activation.fused_optimizer:
-        text = f"{activation.fused_optimizer} has no effect: it is not available yet"
-        _say(module, activation, logging.WARNING, text)
     if activation.codec and obstacle:
         text = f"stays with torch's allreduce in spite of {_reasons(activation)}: {obstacle}"
         _say(module, activation, logging.WARNING, text)
@@ -179,15 +176,21 @@ def _reasons(activation: Activation) -> str:
     return "; ".join([", ".join(activation.variables), *activation.remarks])
 
 
-def _say(module: DistributedDataParallel, activation: Activation, level: int, text: str) -> None:
-    """On rank 0; visible also if the script has not set up logging."""
-    if dist.get_rank(module.process_group) != 0:
-        return
+def prepare_logger(level: int) -> logging.Logger:
+    """Thalweg's logger, with `level` and a way to standard error unless the script has set them."""
     logger = logging.getLogger("thalweg")
     if logger.level == logging.NOTSET:
-        logger.setLevel(activation.log_level)
+        logger.setLevel(level)
     if not logger.hasHandlers():
         handler = logging.StreamHandler()
         handler.setFormatter(logging.Formatter("thalweg: %(message)s"))
         logger.addHandler(handler)
+    return logger
+
+
+def _say(module: DistributedDataParallel, activation: Activation, level: int, text: str) -> None:
+    """On rank 0; visible also if the script has not set up logging."""
+    if dist.get_rank(module.process_group) != 0:
+        return
+    logger = prepare_logger(activation.log_level)
     logger.log(level, "DistributedDataParallel(%s) %s", type(module.module).__name__, text)

@@ -8,26 +8,30 @@ print(state.summary())
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 import shutil
 import socket
 import tempfile
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from thalweg import _C, _binaries, _config, _model, _processes, _topology
+from thalweg import _C, _binaries, _config, _model, _node_reduce, _processes, _topology
 from thalweg._config import Config
-from thalweg._state import State
-from thalweg._topology import Introduction
+from thalweg._state import Member, State
+from thalweg._topology import Introduction, Placement
 from thalweg.codecs import Codec
 from thalweg.policy import Policy
 
+_log = logging.getLogger("thalweg")
 _T = TypeVar("_T")
+_Closable = TypeVar("_Closable", _C.Session, Member)
 _SUN_PATH_MAX = 107
 
 _states: weakref.WeakKeyDictionary[DistributedDataParallel, State] = weakref.WeakKeyDictionary()
@@ -39,14 +43,18 @@ def attach(
     *,
     timeout: float | None = None,
     chunk_bytes: int | None = None,
+    node_reduce: str | None = None,
 ) -> State:
     """Makes `ddp_model` average its gradients through Thalweg. Call it on all workers.
 
-    Without THALWEG_SIDECAR a sidecar is started on this machine; it leaves with its last worker.
+    All its parameters must be on the CPU, or all on one GPU. Without THALWEG_SIDECAR a sidecar is
+    started on this machine; it leaves with its last worker.
     `codec` says how fp32 gradients cross the network: one of thalweg.codecs, a Policy where not all
     tensors take the same, or the text of either. Embeddings are not compressed to factors unless a
     rule says so. No wait takes longer than `timeout` seconds. `chunk_bytes` of gradient travel
-    together; by default the links decide. Arguments left out come from the environment.
+    together; by default the links decide. `node_reduce` says who sums the gradients of a node:
+    "sidecar", or "workers" among themselves, which needs a GPU for each (docs/gpu.md, path C).
+    Arguments left out come from the environment.
 
     Raises on all workers, saying what is wrong: ValueError (settings or models differ),
     ConnectionError, TimeoutError (workers are missing), RuntimeError, TypeError (not a DDP module).
@@ -57,7 +65,9 @@ def attach(
         )
     problem = ""
     try:
-        config = Config.from_env().override(codec, timeout, chunk_bytes)
+        config = Config.from_env().override(
+            codec=codec, timeout=timeout, chunk_bytes=chunk_bytes, node_reduce=node_reduce
+        )
         config = config._replace(codec=_model.spare_embeddings(ddp_model, config.codec))
         problem = _model.why_not(ddp_model)
         if ddp_model in _states:
@@ -74,6 +84,7 @@ def attach(
         job=f"{config.job or 'job'}-{secrets.token_hex(4)}",
         codec=config.codec,
         chunk_bytes=config.chunk_bytes,
+        node_reduce=config.node_reduce,
         timeout=config.timeout,
         model=_model.describe(ddp_model),
         problem=problem,
@@ -96,42 +107,70 @@ def _attach(ddp_model: DistributedDataParallel, me: Introduction) -> State:
         [(w.host, path) for w, path in zip(workers, sidecar, strict=True)], rank
     )
 
-    state, error = None, None
+    session = _together(lambda: _connect(ddp_model, workers, sidecar[rank], place), group)
     try:
-        session = _C.Session(
-            sidecar_path=sidecar[rank],
-            job=workers[0].job,
-            rank=rank,
-            world_size=len(workers),
-            node=place.node,
-            num_nodes=place.num_nodes,
-            node_name=socket.gethostname(),
-            local_rank=place.local_rank,
-            local_size=place.local_size,
-            codec=me.codec,
-            chunk_bytes=me.chunk_bytes,
-            timeout=me.timeout,
-        )
-        state = State(
-            session,
-            job=workers[0].job,
-            codec=me.codec,
-            sidecar=sidecar[rank],
-            ours=not me.sidecar,
-            place=place,
-        )
-        session.attach(ddp_model.reducer, _model.parameters(ddp_model))
-    except Exception as failure:  # noqa: BLE001 - all workers must hear of it before it is raised
-        error = failure
-    try:
-        _raise_together(error, group)
+        member = _together(lambda: _serve(ddp_model, workers, session, place), group)
     except Exception:
-        if state is not None:
-            state.close()
+        if session is not None:
+            session.close()
         raise
-    assert state is not None
+    assert member is not None
+    state = State(
+        member,
+        keeper=session if place.local_rank == 0 else None,
+        job=workers[0].job,
+        codec=me.codec,
+        sidecar=sidecar[rank],
+        ours=not me.sidecar,
+        place=place,
+    )
     _states[ddp_model] = state
+    _log.info("job %s: rank %d, codec %s, path %s", state.job, rank, state.codec, state.path)
     return state
+
+
+def _by_workers(workers: list[Introduction], place: Placement) -> bool:
+    """Whether the workers of nodes reduce among themselves; for one worker there is no other."""
+    return workers[0].node_reduce == "workers" and place.num_nodes < len(workers)
+
+
+def _connect(
+    ddp_model: DistributedDataParallel, workers: list[Introduction], sidecar: str, place: Placement
+) -> _C.Session | None:
+    """This worker's session; None: its node's leader has one for it."""
+    leaders_only = _by_workers(workers, place)
+    if leaders_only and place.local_rank != 0:
+        return None
+    return _C.Session(
+        sidecar_path=sidecar,
+        job=workers[0].job,
+        rank=place.node if leaders_only else place.ranks[place.local_rank],
+        world_size=place.num_nodes if leaders_only else len(workers),
+        node=place.node,
+        num_nodes=place.num_nodes,
+        node_name=socket.gethostname(),
+        local_rank=place.local_rank,
+        local_size=1 if leaders_only else place.local_size,
+        codec=workers[0].codec,
+        chunk_bytes=workers[0].chunk_bytes,
+        timeout=workers[0].timeout,
+        cuda_device=_model.cuda_device(ddp_model),
+    )
+
+
+def _serve(
+    ddp_model: DistributedDataParallel,
+    workers: list[Introduction],
+    session: _C.Session | None,
+    place: Placement,
+) -> Member:
+    """Registers the communication hook."""
+    if _by_workers(workers, place):
+        node = _node_reduce.Node(workers[0].job, place, len(workers), workers[0].timeout)
+        return _node_reduce.join(ddp_model, node, session)
+    assert session is not None
+    session.attach(ddp_model.reducer, _model.parameters(ddp_model))
+    return session
 
 
 def _find_sidecar(workers: list[Introduction], rank: int, group: dist.ProcessGroup) -> list[str]:
@@ -189,6 +228,22 @@ def _gather(value: _T, group: dist.ProcessGroup) -> list[_T]:
     values: list[_T | None] = [None] * dist.get_world_size(group)
     dist.all_gather_object(values, value, group=group)
     return values  # type: ignore[return-value]  # all_gather_object has filled every place
+
+
+def _together(make: Callable[[], _Closable | None], group: dist.ProcessGroup) -> _Closable | None:
+    """What `make` returns, if it has not raised on any worker. Else raises on all."""
+    made, error = None, None
+    try:
+        made = make()
+    except Exception as failure:  # noqa: BLE001 - all workers must hear of it before it is raised
+        error = failure
+    try:
+        _raise_together(error, group)
+    except Exception:
+        if made is not None:
+            made.close()
+        raise
+    return made
 
 
 def _raise_together(error: Exception | None, group: dist.ProcessGroup) -> None:

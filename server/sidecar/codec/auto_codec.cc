@@ -10,7 +10,7 @@
 #include "absl/strings/str_join.h"
 #include "core/base/clock.h"
 #include "core/base/wire_format.h"
-#include "kernels/codec/powersgd.h"
+#include "kernels/codec/powersgd/powersgd.h"
 
 namespace thalweg {
 namespace {

@@ -21,7 +21,6 @@
 #include "core/base/layout.h"
 #include "server/sidecar/codec/gradient.h"
 #include "server/sidecar/codec/tensor_set.h"
-#include "server/sidecar/device/device.h"
 #include "server/sidecar/fold_pool.h"
 #include "server/sidecar/part.h"
 
@@ -32,8 +31,9 @@ struct CodecPlace {
   BucketId bucket;
   uint64_t chunk_bytes = 0;
   uint32_t num_shards = 1;
-  Device* device = nullptr;
-  std::byte* result = nullptr;  // the whole bucket's, in its own type
+  bool is_alone = false;  // the only node: nothing is sent
+  // The whole bucket's, in its own type; null when it is not in host memory.
+  std::byte* result = nullptr;
 };
 
 // What a round of compression did not get across, as squared norms.
@@ -102,6 +102,10 @@ class BucketCodec {
   // Of the last round that was sampled: the first one, and then one in kSampleEvery.
   virtual CompressionLoss loss() const { return {}; }
 
+  // No round is in flight: brings what a device keeps of the states to the states, from where the
+  // next round takes it again. May wait for the device.
+  virtual absl::Status SaveStates() { return absl::OkStatus(); }
+
   // The part of which shards keep residuals; null: they lose nothing. For a checkpoint the caller
   // brings those residuals here, to be saved with the rest of the state, and brings loaded ones to
   // the shards; a chunk without any gives an empty vector.
@@ -120,10 +124,13 @@ class BucketCodec {
   absl::Status Scatter(uint64_t begin, uint64_t elems,
                        const std::function<absl::Status(std::byte*)>& decode) const;
 
-  Part MakePart(uint32_t number, BucketLayout layout, WireFormat wire) const {
+  // One that stands for `raw_bytes` of the tensors.
+  Part MakePart(uint32_t number, BucketLayout layout, WireFormat wire, uint64_t raw_bytes) const {
     BucketId id = place_.bucket;
     id.part = number;
-    return Part(id, std::move(layout), wire, place_.chunk_bytes, place_.num_shards);
+    Part part(id, std::move(layout), wire, place_.chunk_bytes, place_.num_shards);
+    part.bucket.raw_bytes = raw_bytes;
+    return part;
   }
 
   const TensorSet tensors_;

@@ -4,14 +4,13 @@
 #include <vector>
 
 #include "core/base/status_macros.h"
+#include "kernels/codec/codec.h"
 
 namespace thalweg {
 
 CastCodec::CastCodec(TensorSet tensors, const CodecPlace& place, uint32_t number, DType wire,
                      bool is_direct)
-    : OnePartCodec(std::move(tensors), place, number, FormatOf(wire)),
-      wire_(wire),
-      is_direct_(is_direct) {}
+    : DenseCodec(std::move(tensors), place, number, wire), is_direct_(is_direct) {}
 
 absl::StatusOr<Part*> CastCodec::Begin(FoldPool& /*pool*/, Gradient& /*gradient*/) {
   // Only now: some buckets never get here.
@@ -32,8 +31,8 @@ absl::StatusOr<std::span<const std::byte>> CastCodec::Encode(const Part& part, u
     return std::span(static_cast<const std::byte*>(gradient.Shares(begin)[0]), elems * size);
   }
   for (const TensorSet::Piece& piece : pieces) {
-    place_.device->Encode(gradient.Shares(piece.offset), gradient.share(), wire_, piece.elems,
-                          encoded_.get() + piece.begin * size);
+    FoldShares(gradient.Shares(piece.offset), gradient.share(), wire_, piece.elems,
+               encoded_.get() + piece.begin * size);
   }
   return std::span<const std::byte>(encoded_.get() + begin * size, elems * size);
 }
@@ -41,8 +40,7 @@ absl::StatusOr<std::span<const std::byte>> CastCodec::Encode(const Part& part, u
 absl::Status CastCodec::Decode(const Part& part, const RoundResult& received) {
   const uint64_t begin = part.plan.Begin(received.id.chunk);
   return Scatter(begin, received.elems, [&](std::byte* out) {
-    return place_.device->Decode(received.payload, wire_, tensors_.layout().dtype, received.elems,
-                                 out);
+    return DecodePayload(received.payload, wire_, tensors_.layout().dtype, received.elems, out);
   });
 }
 
@@ -53,13 +51,12 @@ absl::StatusOr<uint64_t> CastCodec::Reduce(uint32_t chunk, Gradient& gradient) {
   THALWEG_RETURN_IF_ERROR(gradient.WaitFor(begin + elems));
   const auto shares = gradient.Shares(begin);
   std::byte* out = place_.result + begin * SizeOf(dtype);
-  if (wire_ == dtype) return place_.device->Encode(shares, gradient.share(), wire_, elems, out);
+  if (wire_ == dtype) return FoldShares(shares, gradient.share(), wire_, elems, out);
   const size_t bytes = elems * SizeOf(wire_);
   const auto scratch = std::make_unique_for_overwrite<std::byte[]>(bytes);
-  const uint64_t nonfinite =
-      place_.device->Encode(shares, gradient.share(), wire_, elems, scratch.get());
+  const uint64_t nonfinite = FoldShares(shares, gradient.share(), wire_, elems, scratch.get());
   THALWEG_RETURN_IF_ERROR(
-      place_.device->Decode(Payload({scratch.get(), bytes}, nullptr), wire_, dtype, elems, out));
+      DecodePayload(Payload({scratch.get(), bytes}, nullptr), wire_, dtype, elems, out));
   return nonfinite;
 }
 

@@ -9,8 +9,8 @@
 #include "core/base/wire_format.h"
 #include "kernels/codec/codec.h"
 #include "kernels/codec/lossy.h"
-#include "kernels/codec/orthogonalise.h"
-#include "kernels/codec/powersgd.h"
+#include "kernels/codec/powersgd/orthogonalise.h"
+#include "kernels/codec/powersgd/powersgd.h"
 #include "kernels/reduce/reduce.h"
 
 namespace thalweg {

@@ -1,45 +1,29 @@
 #include "server/sidecar/codec/lossy_codec.h"
 
 #include <algorithm>
-#include <utility>
 
 #include "core/base/status_macros.h"
-#include "kernels/codec/lossy.h"
 
 namespace thalweg {
-namespace {
-
-// What stays in a core's cache with its residual. Formats with blocks give the same bytes whether
-// or not a chunk is cut here, since blocks divide it.
-constexpr uint64_t kTileElems = 64 << 10;
-static_assert(kTileElems % kInt8BlockElems == 0 && kTileElems % kOneBitBlockElems == 0);
-
-double SquaredNorm(const float* values, uint64_t elems) {
-  double sum = 0;
-  for (uint64_t i = 0; i < elems; ++i) sum += static_cast<double>(values[i]) * values[i];
-  return sum;
-}
-
-}  // namespace
 
 LossyCodec::LossyCodec(TensorSet tensors, const CodecPlace& place, uint32_t number,
                        const CodecSpec& spec)
     : OnePartCodec(std::move(tensors), place, number, LossyFormat(spec)),
       spec_(spec),
       format_(LossyFormat(spec)),
-      losses_(part_.plan.Count()) {}
-
-absl::StatusOr<std::unique_ptr<LossyCodec>> LossyCodec::Create(TensorSet tensors,
-                                                               const CodecPlace& place,
-                                                               uint32_t number,
-                                                               const CodecSpec& spec,
-                                                               ParameterStates& states) {
-  std::unique_ptr<LossyCodec> codec(new LossyCodec(std::move(tensors), place, number, spec));
-  for (const TensorSpec& tensor : codec->tensors_.layout().tensors) {
-    THALWEG_ASSIGN_OR_RETURN(auto state, StateOf(states, tensor));
-    codec->states_.push_back(std::move(state));
+      encoded_begins_{0} {
+  for (uint32_t chunk = 0; chunk < part_.plan.Count(); ++chunk) {
+    encoded_begins_.push_back(encoded_begins_.back() +
+                              MaxEncodedBytes(format_, part_.plan.Elems(chunk)));
   }
-  return codec;
+}
+
+absl::Status LossyCodec::TakeStates(ParameterStates& states) {
+  for (const TensorSpec& tensor : tensors_.layout().tensors) {
+    THALWEG_ASSIGN_OR_RETURN(auto state, StateOf(states, tensor));
+    states_.push_back(std::move(state));
+  }
+  return absl::OkStatus();
 }
 
 bool LossyCodec::HasStarted() const {
@@ -49,102 +33,6 @@ bool LossyCodec::HasStarted() const {
 
 void LossyCodec::CountRound() {
   for (const auto& state : states_) ++state->rounds;
-}
-
-absl::StatusOr<Part*> LossyCodec::Begin(FoldPool& /*pool*/, Gradient& /*gradient*/) {
-  if (encoded_ == nullptr) {
-    uint64_t bytes = 0;
-    for (uint32_t chunk = 0; chunk < part_.plan.Count(); ++chunk) {
-      encoded_begins_.push_back(bytes);
-      bytes += MaxEncodedBytes(format_, part_.plan.Elems(chunk));
-    }
-    encoded_ = std::make_unique_for_overwrite<std::byte[]>(bytes);
-  }
-  const auto& tensors = tensors_.layout().tensors;
-  for (size_t i = 0; spec_.feedback && i < states_.size(); ++i) {
-    states_[i]->residual.resize(tensors[i].Elems());
-  }
-  return &part_;
-}
-
-absl::StatusOr<std::span<const std::byte>> LossyCodec::Encode(const Part& part, uint32_t chunk,
-                                                              Gradient& gradient) {
-  const uint64_t begin = part.plan.Begin(chunk);
-  const uint64_t end = part.plan.Begin(chunk + 1);
-  const auto pieces = tensors_.BucketPieces(begin, end);
-  THALWEG_RETURN_IF_ERROR(gradient.WaitFor(pieces.back().offset + pieces.back().elems));
-  const bool is_sampled = part.round % kSampleEvery == 1;  // rounds of a part count from 1
-  CompressionLoss loss;
-  std::byte* const out = encoded_.get() + encoded_begins_[chunk];
-  uint64_t bytes = 0;
-  Tile tile;
-  // The largest elements are those of the whole chunk.
-  const uint64_t step = format_ == WireFormat::kTopK ? end - begin : kTileElems;
-  for (uint64_t b = begin; b < end; b += step) {
-    bytes += EncodeTile(b, std::min(end, b + step), gradient, tile, out + bytes,
-                        is_sampled ? &loss : nullptr);
-  }
-  if (is_sampled) losses_[chunk] = loss;
-  return std::span<const std::byte>(out, bytes);
-}
-
-const float* LossyCodec::Values(uint64_t begin, uint64_t end, const Gradient& gradient,
-                                Tile& tile) const {
-  const auto pieces = tensors_.BucketPieces(begin, end);
-  if (pieces.size() == 1) return gradient.Read(pieces[0].offset, pieces[0].elems, tile.share);
-  tile.values.resize(end - begin);
-  for (const TensorSet::Piece& piece : pieces) {
-    const float* values = gradient.Read(piece.offset, piece.elems, tile.share);
-    std::copy_n(values, piece.elems, tile.values.data() + (piece.begin - begin));
-  }
-  return tile.values.data();
-}
-
-uint64_t LossyCodec::EncodeTile(uint64_t begin, uint64_t end, const Gradient& gradient, Tile& tile,
-                                std::byte* out, CompressionLoss* loss) {
-  const uint64_t elems = end - begin;
-  const float* values = Values(begin, end, gradient, tile);
-  const auto pieces = tensors_.TensorPieces(begin, end);
-  const auto residual_of = [&](const TensorSet::Piece& piece) {
-    return states_[piece.tensor]->residual.data() + piece.offset;
-  };
-  float* residual = nullptr;
-  const bool gathered = pieces.size() > 1;
-  if (spec_.feedback && !gathered) residual = residual_of(pieces[0]);
-  if (spec_.feedback && gathered) {
-    tile.residual.resize(elems);
-    residual = tile.residual.data();
-    for (const auto& piece : pieces) {
-      std::copy_n(residual_of(piece), piece.elems, residual + (piece.begin - begin));
-    }
-  }
-  if (loss != nullptr && residual != nullptr) {
-    for (uint64_t i = 0; i < elems; ++i) {
-      const double whole = static_cast<double>(values[i]) + residual[i];
-      loss->whole += whole * whole;
-    }
-  }
-  const Encoded encoded = EncodeLossy(format_, spec_.topk_ratio, values, residual, elems, out);
-  if (loss != nullptr && residual != nullptr) loss->residual += SquaredNorm(residual, elems);
-  if (residual != nullptr && gathered) {
-    for (const auto& piece : pieces) {
-      std::copy_n(residual + (piece.begin - begin), piece.elems, residual_of(piece));
-    }
-  }
-  return encoded.bytes;
-}
-
-absl::Status LossyCodec::Decode(const Part& part, const RoundResult& received) {
-  const uint64_t begin = part.plan.Begin(received.id.chunk);
-  return Scatter(begin, received.elems, [&](std::byte* out) {
-    return DecodeLossy(received.payload, format_, tensors_.layout().dtype, received.elems, out);
-  });
-}
-
-CompressionLoss LossyCodec::loss() const {
-  CompressionLoss sum;
-  for (const CompressionLoss& loss : losses_) sum += loss;  // in one order, whoever encoded them
-  return sum;
 }
 
 const Part* LossyCodec::PartWithShardResiduals() const {

@@ -5,8 +5,6 @@
 #include <utility>
 
 #include "core/base/status_macros.h"
-#include "server/sidecar/codec/lossy_codec.h"
-#include "server/sidecar/codec/power_sgd.h"
 
 namespace thalweg {
 namespace {
@@ -47,15 +45,13 @@ std::vector<uint32_t> AssignCodecs(const BucketLayout& bucket, const CodecChoice
   return assigned;
 }
 
-std::unique_ptr<CastCodec> MakeDenseCodec(const BucketLayout& bucket, const CodecPlace& place,
-                                          const CodecChoice& choice, DType share,
-                                          uint32_t workers_on_node) {
-  const DType wire = DenseTypeOf(bucket, choice);
-  const bool is_direct = workers_on_node == 1 && share == wire;
-  return std::make_unique<CastCodec>(WholeBucket(bucket), place, 0, wire, is_direct);
+std::unique_ptr<DenseCodec> MakeDenseCodec(const BucketLayout& bucket, BucketMemory& memory,
+                                           const CodecPlace& place, const CodecChoice& choice) {
+  return memory.MakeCast(WholeBucket(bucket), place, 0, DenseTypeOf(bucket, choice));
 }
 
 absl::StatusOr<std::vector<std::unique_ptr<BucketCodec>>> MakeCodecs(const BucketLayout& bucket,
+                                                                     BucketMemory& memory,
                                                                      const CodecPlace& place,
                                                                      const CodecChoice& choice,
                                                                      ParameterStates& states) {
@@ -77,13 +73,13 @@ absl::StatusOr<std::vector<std::unique_ptr<BucketCodec>>> MakeCodecs(const Bucke
     TensorSet set(bucket, tensors);
     std::unique_ptr<BucketCodec> codec;
     if (spec.kind == CodecKind::kPowerSgd) {
-      THALWEG_ASSIGN_OR_RETURN(codec, PowerSgd::Create(set, place, number, dense, spec, states));
+      THALWEG_ASSIGN_OR_RETURN(codec, memory.MakePowerSgd(set, place, number, dense, spec, states));
     } else if (spec.kind != CodecKind::kCast) {
-      THALWEG_ASSIGN_OR_RETURN(codec, LossyCodec::Create(set, place, number, spec, states));
+      THALWEG_ASSIGN_OR_RETURN(codec, memory.MakeLossy(set, place, number, spec, states));
     }
     as_it_is = as_it_is && codec == nullptr && dense == whole;
     if (codec == nullptr) {
-      codec = std::make_unique<CastCodec>(std::move(set), place, number, dense, false);
+      codec = memory.MakeCast(std::move(set), place, number, dense);
     }
     made.push_back(std::move(codec));
   }

@@ -9,8 +9,9 @@
 #include "core/base/codec_policy.h"
 #include "core/base/layout.h"
 #include "server/sidecar/codec/bucket_codec.h"
-#include "server/sidecar/codec/cast_codec.h"
+#include "server/sidecar/codec/dense_codec.h"
 #include "server/sidecar/codec/parameter_states.h"
+#include "server/sidecar/device/device.h"
 
 namespace thalweg {
 
@@ -28,14 +29,14 @@ static_assert(1 + kMaxCodecs * kPartsPerCodec <= kMaxParts);
 std::vector<uint32_t> AssignCodecs(const BucketLayout& bucket, const CodecChoice& choice);
 
 // Takes the bucket as it is, as part 0: in the widest of the types in which its codecs send what
-// they do not compress. `share` is the type in which workers leave their shares.
-std::unique_ptr<CastCodec> MakeDenseCodec(const BucketLayout& bucket, const CodecPlace& place,
-                                          const CodecChoice& choice, DType share,
-                                          uint32_t workers_on_node);
+// they do not compress.
+std::unique_ptr<DenseCodec> MakeDenseCodec(const BucketLayout& bucket, BucketMemory& memory,
+                                           const CodecPlace& place, const CodecChoice& choice);
 
 // Between them they take every tensor that has elements; none if the bucket is best taken as it is.
 // InvalidArgument names a tensor whose state, which somebody has loaded, is of another size.
 absl::StatusOr<std::vector<std::unique_ptr<BucketCodec>>> MakeCodecs(const BucketLayout& bucket,
+                                                                     BucketMemory& memory,
                                                                      const CodecPlace& place,
                                                                      const CodecChoice& choice,
                                                                      ParameterStates& states);

@@ -26,19 +26,20 @@ class MakeCodecsTest : public ::testing::Test {
                                 uint32_t auto_choice = 0) {
     policy_ = *CodecPolicy::Parse(policy);
     const CodecChoice choice{policy_, auto_choice};
-    const CodecPlace place{{1}, kMinChunkBytes, 1, &device_, nullptr};
-    made_ = *MakeCodecs(Layout(dtype), place, choice, states_);
+    const CodecPlace place{{1}, kMinChunkBytes, 1};
+    memory_ = *CpuDevice().MakeMemory({{1}, Layout(dtype), dtype, 1});
+    made_ = *MakeCodecs(Layout(dtype), *memory_, place, choice, states_);
     std::vector<std::string> names;
     for (const auto& codec : made_) {
       std::string name = codec->name() + ":";
       for (const TensorSpec& tensor : codec->tensors().layout().tensors) name += " " + tensor.name;
       names.push_back(name);
     }
-    dense_ = MakeDenseCodec(Layout(dtype), place, choice, dtype, 1)->wire();
+    dense_ = MakeDenseCodec(Layout(dtype), *memory_, place, choice)->wire();
     return names;
   }
 
-  CpuDevice device_;
+  std::unique_ptr<BucketMemory> memory_;
   ParameterStates states_;
   CodecPolicy policy_;
   std::vector<std::unique_ptr<BucketCodec>> made_;

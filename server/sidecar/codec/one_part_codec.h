@@ -24,7 +24,7 @@ class OnePartCodec : public BucketCodec {
         part_(MakePart(
             number,
             {IsDense(wire) ? tensors_.layout().dtype : DType::kFloat32, tensors_.layout().tensors},
-            wire)) {}
+            wire, tensors_.Bytes())) {}
 
   Part part_;
 };

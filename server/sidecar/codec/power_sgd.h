@@ -11,7 +11,7 @@
 //                 so all do this.
 //
 // A gradient is passed over three times: once for M and P, once for Q, once for the result and what
-// is left out.
+// is left out. Here is what is the same wherever gradients lie.
 #pragma once
 
 #include <cstddef>
@@ -19,54 +19,38 @@
 #include <memory>
 #include <span>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "core/base/codec_spec.h"
-#include "kernels/codec/powersgd.h"
 #include "server/sidecar/codec/bucket_codec.h"
-#include "server/sidecar/codec/cast_codec.h"
+#include "server/sidecar/codec/dense_codec.h"
 #include "server/sidecar/codec/parameter_states.h"
 
 namespace thalweg {
 
-class PowerSgd final : public BucketCodec {
+class PowerSgd : public BucketCodec {
  public:
-  // Sends parts `number` to `number` + 2; the whole one in `dense` type. Null when none of the
-  // tensors has enough to gain. InvalidArgument names a tensor whose state, which somebody has
-  // loaded, is of another size.
-  static absl::StatusOr<std::unique_ptr<PowerSgd>> Create(TensorSet tensors,
-                                                          const CodecPlace& place, uint32_t number,
-                                                          DType dense, const CodecSpec& spec,
-                                                          ParameterStates& states);
-
-  std::string name() const override { return spec_.Name(); }
-  bool HasStarted() const override;
-  void CountRound() override;
-  uint64_t rounds() const override { return matrices_[0].state->rounds; }
-  Part* FindPart(uint32_t number) override;
-  absl::StatusOr<Part*> Begin(FoldPool& pool, Gradient& gradient) override;
+  std::string name() const final { return spec_.Name(); }
+  bool HasStarted() const final;
+  void CountRound() final;
+  uint64_t rounds() const final { return matrices_[0].state->rounds; }
+  Part* FindPart(uint32_t number) final;
+  absl::StatusOr<Part*> Begin(FoldPool& pool, Gradient& gradient) final;
   absl::StatusOr<std::span<const std::byte>> Encode(const Part& part, uint32_t chunk,
-                                                    Gradient& gradient) override;
-  absl::Status Decode(const Part& part, const RoundResult& received) override;
-  bool EndsWith(const Part& /*part*/) const override { return false; }
-  absl::StatusOr<Part*> Next(FoldPool& pool, Gradient& gradient) override;
-  uint64_t nonfinite_elems() const override { return nonfinite_elems_; }
-  bool gave_up() const override { return step_ == Step::kWhole; }
-  CompressionLoss loss() const override { return loss_; }
+                                                    Gradient& gradient) final;
+  absl::Status Decode(const Part& part, const RoundResult& received) final;
+  bool EndsWith(const Part& /*part*/) const final { return false; }
+  absl::StatusOr<Part*> Next(FoldPool& pool, Gradient& gradient) final;
+  uint64_t nonfinite_elems() const final { return nonfinite_elems_; }
+  bool gave_up() const final { return step_ == Step::kWhole; }
 
- private:
-  // A piece of work: rows or columns [begin, end) of a matrix, or elements of a plain tensor.
-  struct Task {
-    uint32_t item = 0;
-    bool is_matrix = false;
-    uint64_t begin = 0;
-    uint64_t end = 0;
-  };
+ protected:
   struct Matrix {
-    uint64_t offset = 0;  // of its first element in the bucket
+    size_t tensor = 0;        // its number in the set
+    uint64_t offset = 0;      // of its first element in the bucket
+    uint64_t set_offset = 0;  // the same in the set
     uint64_t rows = 0;
     uint64_t columns = 0;
     uint32_t rank = 0;
@@ -75,58 +59,59 @@ class PowerSgd final : public BucketCodec {
     uint64_t name_hash = 0;
     std::shared_ptr<ParameterState> state;
 
-    FactorShape Shape(const Task& task) const;
-    std::span<float> Rows(const Task& task) const;  // of state->residual
+    uint64_t QElems() const { return rank * columns; }
   };
   // A tensor that crosses the network as it is, in the first part.
   struct Plain {
-    uint64_t offset = 0;  // in the bucket
+    uint64_t offset = 0;      // in the bucket
+    uint64_t set_offset = 0;  // in the set
     uint64_t elems = 0;
     uint64_t sent_offset = 0;  // in the first part
   };
-  enum class Step { kFirst, kSecond, kWhole };  // which part is in flight, or was the last
 
-  PowerSgd(TensorSet tensors, const CodecPlace& place, uint32_t number, DType dense,
-           const CodecSpec& spec);
-  absl::Status Add(size_t tensor, ParameterStates& states);
-  void MakeParts();
-  void MakeTasks();
+  // Sends parts `number` and `number` + 1, and that of `whole`, whose number is the next.
+  PowerSgd(TensorSet tensors, const CodecPlace& place, uint32_t number, const CodecSpec& spec,
+           std::unique_ptr<DenseCodec> whole);
+  // To be called once. False: none of the tensors has enough to gain, and the codec is of no use.
+  // InvalidArgument names a tensor whose state, which somebody has loaded, is of another size.
+  absl::StatusOr<bool> TakeTensors(ParameterStates& states);
 
+  // Makes the factors of the states the orthonormal Q with which a round begins.
   absl::Status PrepareFactors(FoldPool& pool);
-  absl::Status ProjectRows(const Task& task, Gradient& gradient);
-  bool IsFinite() const;  // every mean P
-  absl::Status ProjectTransposed(FoldPool& pool);
-  absl::Status Reconstruct(FoldPool& pool);
-  // Returns how many results are not finite.
-  uint64_t ReconstructRows(const Task& task, CompressionLoss* loss);
-  // Leaves no trace of the round.
-  absl::Status GiveUp(FoldPool& pool, Gradient& gradient);
+  // Keeps `factor` for the next round, or nothing if it is not finite.
+  static void KeepFactor(const Matrix& matrix, std::span<const float> factor);
+  // Of the second part's round.
+  bool IsSampled() const { return second_->round % kSampleEvery == 1; }  // rounds count from 1
 
-  // A task's rows of P, in the first part's values.
-  std::span<float> P(std::vector<float>& first, const Task& task) const;
-  // Where a task's elements begin in the bucket, and how many they are.
-  std::pair<uint64_t, uint64_t> Range(const Task& task) const;
+  // The steps of a round: what the first part sends; what the second one sends, or false when some
+  // mean P is not finite; the result, and how many of the matrices' elements in it are not finite;
+  // or, instead of that, giving up: residual and factor become what they were before the round.
+  virtual absl::Status Project(FoldPool& pool, Gradient& gradient) = 0;
+  virtual absl::StatusOr<bool> ProjectTransposed(FoldPool& pool) = 0;
+  virtual absl::StatusOr<uint64_t> Reconstruct(FoldPool& pool) = 0;
+  virtual absl::Status GiveUp(FoldPool& pool, Gradient& gradient) = 0;
+  // Encode and Decode of the first and the second part.
+  virtual absl::StatusOr<std::span<const std::byte>> EncodeFactors(const Part& part, uint32_t chunk,
+                                                                   Gradient& gradient) = 0;
+  virtual absl::Status DecodeFactors(const Part& part, const RoundResult& received) = 0;
 
   const CodecSpec spec_;
-  const uint32_t number_;
   std::vector<Matrix> matrices_;
   std::vector<Plain> plains_;
-  std::vector<Task> row_tasks_;     // matrices by rows, and plain tensors, in the bucket's order
-  std::vector<Task> column_tasks_;  // matrices by columns
+  // In float32, before they are encoded.
+  std::unique_ptr<Part> first_;
+  std::unique_ptr<Part> second_;
 
-  // A part that consists of what is computed here, in float32.
-  struct Factors {
-    std::unique_ptr<Part> part;
-    std::vector<float> sent;         // this node's
-    std::vector<float> mean;         // over all nodes
-    std::vector<std::byte> encoded;  // `sent` in wire type; empty when that is float32
-  };
-  Factors first_;
-  Factors second_;
-  CastCodec whole_;
+ private:
+  enum class Step { kFirst, kSecond, kWhole };  // which part is in flight, or was the last
+
+  absl::Status Add(size_t tensor, uint64_t set_offset, ParameterStates& states);
+  void MakeParts();
+
+  const uint32_t number_;
+  const std::unique_ptr<DenseCodec> whole_;
   Step step_ = Step::kFirst;
   uint64_t nonfinite_elems_ = 0;
-  CompressionLoss loss_;
 };
 
 }  // namespace thalweg

@@ -1,16 +1,15 @@
-// Gradients in host memory, folded with SIMD by the calling thread.
+// Gradients in host memory, which workers share with the sidecar; worked on with SIMD by the
+// calling thread.
 #pragma once
 
 #include "server/sidecar/device/device.h"
 
 namespace thalweg {
 
-class CpuDevice : public Device {
+class CpuDevice final : public Device {
  public:
-  uint64_t Encode(std::span<const void* const> shares, DType share, DType wire, size_t elems,
-                  void* out) override;
-  absl::Status Decode(const Payload& result, DType wire, DType bucket, size_t elems,
-                      void* out) override;
+  absl::Status Probe(const DeviceMemory& probe) override;
+  absl::StatusOr<std::unique_ptr<BucketMemory>> MakeMemory(const MemoryTerms& terms) override;
 };
 
 }  // namespace thalweg

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from thalweg._config import ConfigError
 from thalweg._processes import ServerError
 from thalweg.bench.shapes import MODELS
-from thalweg.cli import _bench_accuracy, _bench_codec, _bench_suite
+from thalweg.cli import _bench_accuracy, _bench_codec, _bench_optim, _bench_suite
 from thalweg.cli import _bench_types as types
 from thalweg.codecs import WIRE_TYPES, PowerSGD, parse
 from thalweg.lab import LabError
@@ -80,6 +80,7 @@ def add_parser(commands: _Commands) -> None:
 
     _add_small_and_many(cases, reduce_peers)
     _bench_codec.add_parser(cases, _guard)
+    _bench_optim.add_parser(cases, _guard)
     _bench_accuracy.add_parser(cases, _guard)
     _bench_suite.add_parsers(cases, _guard)
 

@@ -1,0 +1,104 @@
+// What a session does for gradients in a device's memory.
+
+#include <algorithm>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "client/core/sidecar_session.h"
+#include "core/base/status_macros.h"
+
+namespace thalweg {
+
+void SidecarSession::SubmitFromDevice(BucketId id, DeviceGradient gradient, Done done) {
+  Callback callback{std::move(done), CallOn::kCompletionThread};
+  const auto bucket = BeginRound(id, gradient.bytes.size(), &gradient, callback);
+  if (!bucket.ok()) {
+    Refuse(std::move(callback.done), bucket.status());
+    return;
+  }
+  std::shared_ptr<DevicePath::Lane> lane;
+  {
+    MutexLock lock(mutex_);
+    lane = (*bucket)->lane;
+  }
+  if (lane == nullptr) return;  // closed meanwhile, which has failed the round
+  const TimePoint start = Now();
+  const absl::Status queued = path_->Send(lane, gradient, (*bucket)->plan);
+  if (!queued.ok()) {
+    FailForAll(queued);
+    return;
+  }
+  {
+    MutexLock lock(mutex_);
+    stats_.copy_seconds += ToSeconds(Now() - start);
+  }
+  const absl::Status sent = connection_->Send(::thalweg::Submit{id, (*bucket)->round});
+  if (!sent.ok()) Fail(sent);
+}
+
+absl::StatusOr<ReducedBucket> SidecarSession::Land(const Landing& landing) {
+  const auto fetch = [&]() -> absl::StatusOr<DeviceEvent> {
+    // Each time: the last callback may have made another device the thread's current one.
+    THALWEG_RETURN_IF_ERROR(options_.device->BindThread());
+    return path_->Fetch(landing.lane, landing.result, landing.gradient);
+  };
+  const auto arrived = fetch();
+  if (!arrived.ok()) {
+    FailForAll(arrived.status());
+    return arrived.status();
+  }
+  return ReducedBucket{landing.gradient.bytes, landing.gradient.owner, *arrived};
+}
+
+void SidecarSession::FailForAll(const absl::Status& why) {
+  // Before the sidecar hears of it, whose answer would be taken for the reason.
+  if (!SetFailed(why)) return;
+  // Nobody to tell when this fails: the sidecar is gone already.
+  connection_->Send(::thalweg::Fail{why.code(), std::string(why.message())}).IgnoreError();
+  connection_->Shutdown();
+}
+
+bool SidecarSession::CanPartInOrder() {
+  MutexLock lock(mutex_);
+  const bool is_idle = std::all_of(buckets_.begin(), buckets_.end(), [](const auto& entry) {
+    return entry.second.second->callback.done == nullptr;
+  });
+  parts_in_order_ = status_.ok() && is_idle && !UsesArenas();
+  return parts_in_order_;
+}
+
+void SidecarSession::ReleaseDevice() {
+  // A device that cannot even be bound is lost: Close finds that out.
+  options_.device->BindThread().IgnoreError();
+  const bool is_drained = path_->Close(Now() + options_.timeout);
+  std::vector<std::shared_ptr<DevicePath::Lane>> lanes;
+  {
+    MutexLock lock(mutex_);
+    for (auto& [index, entry] : buckets_) {
+      for (auto* lane : {&entry.second->lane, &entry.second->old_lane}) {
+        if (*lane != nullptr) lanes.push_back(std::exchange(*lane, nullptr));
+      }
+    }
+  }
+  if (UsesArenas() || (is_drained && Part(lanes))) return;
+  static Mutex mutex;
+  static auto* const kept = new std::vector<std::shared_ptr<DevicePath::Lane>>();
+  MutexLock lock(mutex);
+  kept->insert(kept->end(), lanes.begin(), lanes.end());
+}
+
+bool SidecarSession::Part(const std::vector<std::shared_ptr<DevicePath::Lane>>& lanes) {
+  {
+    MutexLock lock(mutex_);
+    if (!parts_in_order_) return false;
+  }
+  for (const auto& lane : lanes) path_->CloseResult(*lane);
+  connection_->Send(Leave{}).IgnoreError();
+  MutexLock lock(mutex_);
+  return changed_.WaitUntil(mutex_, Now() + options_.timeout,
+                            [&]()
+                                ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return sidecar_hung_up_; });
+}
+
+}  // namespace thalweg

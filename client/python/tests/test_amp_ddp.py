@@ -1,0 +1,64 @@
+"""Mixed precision under DistributedDataParallel: two processes over Gloo."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from amp_models import script_environment
+
+WORKER = Path(__file__).parent / "amp_ddp_worker.py"
+# Each of two steps: lr 0.25 times the mean over workers of (1, 2) + (1, 1).
+EXPECTED = [1.0 - 2 * 0.25 * 2.0, 2.0 - 2 * 0.25 * 3.0]
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    """What both workers have ended with."""
+    store = tmp_path_factory.mktemp("store") / "store"
+    workers = [
+        subprocess.Popen(
+            [sys.executable, WORKER, str(rank), store],
+            env=script_environment(),
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        said = [worker.communicate(timeout=90)[0] for worker in workers]
+    finally:
+        for worker in workers:
+            worker.kill()
+    assert [worker.returncode for worker in workers] == [0, 0]
+    return [json.loads(text.splitlines()[-1]) for text in said]
+
+
+def test_all_workers_start_from_the_masters_of_the_first_and_stay_equal(results):
+    first, second = (result["seeds"] for result in results)
+    assert first["initial"] != second["initial"]
+    assert first["shared"] == second["shared"] == first["initial"]  # all bits of float32
+    assert first["end"] == second["end"] != first["shared"]
+
+
+def test_overflow_of_one_worker_skips_the_step_of_all(results):
+    for result in results:
+        assert result["overflow"] == [[1.0, 2.0], 2.0**15]
+
+
+@pytest.mark.parametrize("view", [False, True])
+@pytest.mark.parametrize("level", ["O1", "O2"])
+@pytest.mark.parametrize("how", ["accumulation", "backwards"])
+def test_accumulated_gradients_are_the_mean_over_workers(results, how, level, view):
+    for result in results:
+        assert result[f"{how} {level} {view}"] == EXPECTED
+
+
+@pytest.mark.parametrize("view", [False, True])
+@pytest.mark.parametrize("hook", [False, True])
+def test_native_scaler_meets_averaged_gradients(results, hook, view):
+    for result in results:
+        weights, norm = result[f"aiak {hook} {view}"]
+        assert weights == EXPECTED
+        assert norm == pytest.approx((2.0**2 + 3.0**2) ** 0.5)

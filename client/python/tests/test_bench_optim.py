@@ -1,0 +1,67 @@
+import json
+
+import pytest
+import torch
+
+from thalweg.bench import optim_case
+from thalweg.bench.optim_case import OptimCase
+from thalweg.bench.rows import BenchError
+from thalweg.cli import main
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "dtype", "per_element"),
+    [
+        ("sgd", "fp32", 20),
+        ("adamw", "fp32", 28),
+        ("adamw", "bf16", 22),
+        ("adam", "fp16", 22),
+        ("lamb", "fp32", 44),
+    ],
+)
+def test_bytes_are_the_least_that_a_step_can_move(optimizer, dtype, per_element):
+    case = OptimCase(optimizer, dtype, 1000, 1, (), 1)
+    assert case.bytes_moved == per_element * 1000
+
+
+def test_bound_is_the_bytes_at_the_rate_of_the_fastest_triad():
+    case = OptimCase("adamw", "fp32", 1000, 1, ("torch",), 2)
+    times = {"thalweg": [3.0, 4.0], "torch": [5.0, 5.0], "triad": [2.0, 1.0]}
+    rows = {row.system: row for row in optim_case.make_rows(case, times, 14_000)}
+    assert rows["thalweg"].bound_s == rows["torch"].bound_s == 2.0
+    assert rows["thalweg"].bytes == 28_000
+    assert rows["triad"].bytes == 14_000
+    assert rows["triad"].bound_s is None
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "adam", "sgd", "lamb"])
+def test_rows_are_written_and_results_agree_with_the_peer(optimizer, tmp_path, capsys):
+    file = tmp_path / "rows.json"
+    arguments = f"--optimizer {optimizer} --numel 10000 --tensors 7 --repeats 3 --json {file}"
+    assert main(["bench", "optim", *arguments.split()]) == 0
+    rows = json.loads(file.read_text())
+    assert [row["system"] for row in rows] == ["thalweg", "torch", "triad"]
+    assert rows[0]["case"] == f"{optimizer} fp32, 10,000 in 7 tensors"
+    assert "of bound" in capsys.readouterr().out
+
+
+def test_wrong_result_is_refused(monkeypatch):
+    class Wrong(torch.optim.AdamW):
+        def __init__(self, params, lr, weight_decay):
+            super().__init__(params, 2 * lr, weight_decay=weight_decay)
+
+    monkeypatch.setattr("thalweg.optim.FusedAdamW", Wrong)
+    with pytest.raises(BenchError, match="tensor 0 differs from torch by"):
+        optim_case.run(OptimCase("adamw", "fp32", 1000, 1, ("torch",), 2))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("--numel 10 --tensors 11", "--tensors 11 is more than --numel 10"),
+        ("--optimizer lamb --param-dtype bf16", "torch's side of lamb is in fp32 only"),
+    ],
+)
+def test_wrong_arguments_are_refused(arguments, message, capsys):
+    assert main(["bench", "optim", *arguments.split()]) == 2
+    assert message in capsys.readouterr().err

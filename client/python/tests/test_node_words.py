@@ -1,0 +1,65 @@
+"""What the workers of a node tell each other."""
+
+from __future__ import annotations
+
+import socket
+import threading
+
+import pytest
+
+from thalweg import _node_words
+from thalweg._node_words import Address, Line
+
+
+def test_followers_are_known_by_their_rank_and_hear_what_is_said():
+    listener, address = _node_words.listen()
+    with listener:
+        ends = {rank: _node_words.connect(address, rank, 5.0) for rank in (7, 5)}
+        lines = _node_words.accept(listener, address.token, {5, 7}, 5.0)
+    for rank, line in lines.items():
+        line.send({"kind": "welcome", "rank": rank})
+        line.send({"kind": "result"})
+    for rank, end in ends.items():
+        assert end.receive(5.0) == {"kind": "welcome", "rank": rank}
+        assert end.receive(5.0) == {"kind": "result"}
+        assert end.receive(0.01) is None
+
+
+def test_strangers_are_not_taken_for_followers_and_the_missing_are_named():
+    listener, address = _node_words.listen()
+    with listener:
+        for guess in ("guessed", "ΔΨ"):
+            _node_words.connect(Address(address.name, guess), 1, 5.0)
+        _node_words.connect(address, 2, 5.0)
+        with pytest.raises(TimeoutError, match="rank 1, 3 of this node did not connect"):
+            _node_words.accept(listener, address.token, {1, 2, 3}, 0.2)
+
+
+@pytest.mark.parametrize("said", [b"", b"\xff\n", b"{\n", b"7\n", b"x" * (200 << 10)])
+def test_what_is_no_message_ends_the_connection(said):
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        writer = threading.Thread(target=lambda: (theirs.sendall(said), theirs.close()))
+        writer.start()
+        with pytest.raises(OSError):
+            Line(ours).receive(5.0)
+        ours.close()
+        writer.join()
+
+
+def test_hanging_up_ends_a_wait_of_either_side():
+    ours, theirs = (Line(end) for end in socket.socketpair())
+    ended = []
+
+    def wait(line: Line) -> None:
+        with pytest.raises(OSError):
+            line.receive()
+        ended.append(line)
+
+    threads = [threading.Thread(target=wait, args=(line,)) for line in (ours, theirs)]
+    for thread in threads:
+        thread.start()
+    ours.hang_up()
+    for thread in threads:
+        thread.join(5.0)
+    assert len(ended) == 2

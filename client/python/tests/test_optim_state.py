@@ -1,0 +1,108 @@
+"""Checkpoints of fused optimizers, and of torch's, taken up by the other."""
+
+import pytest
+import torch
+from optim_cases import bound, copy_of, distance, make_params, set_grads
+
+from thalweg.optim import FusedAdam, FusedAdamW, FusedLAMB, FusedSGD
+
+PAIRS = [
+    (FusedAdam, torch.optim.Adam, {"lr": 1e-2, "weight_decay": 0.1}),
+    (FusedAdamW, torch.optim.AdamW, {"lr": 1e-2}),
+    (FusedAdamW, torch.optim.AdamW, {"lr": 1e-2, "amsgrad": True}),
+    (FusedSGD, torch.optim.SGD, {"lr": 1e-2, "momentum": 0.9, "dampening": 0.3}),
+    (FusedSGD, torch.optim.SGD, {"lr": 1e-2}),
+]
+
+
+def run(optimizer, params, start, steps=10):
+    for step in range(start, start + steps):
+        set_grads(step, params)
+        optimizer.step()
+
+
+@pytest.mark.parametrize(("fused", "kind", "options"), PAIRS)
+@pytest.mark.parametrize("ours_first", [True, False])
+def test_the_other_goes_on_from_a_checkpoint(fused, kind, options, ours_first):
+    kinds = (fused, kind) if ours_first else (kind, fused)
+    params = make_params()
+    reference = copy_of(params, torch.float64)
+    first = kinds[0](params, **options)
+    run(first, params, 0)
+    taken = copy_of(params)
+    second = kinds[1](taken, **{**options, "lr": 1.0})
+    second.load_state_dict(first.state_dict())
+    run(second, taken, 10)
+    whole = kind(reference, **options)
+    for step in range(20):
+        set_grads(step, params, reference)
+        whole.step()
+    lr = 1e-2 * (15 if kind is torch.optim.SGD else 1)
+    assert distance(taken, reference) <= bound(20, lr)
+    assert second.state_dict()["state"].keys() == whole.state_dict()["state"].keys()
+    for index, state in second.state_dict()["state"].items():
+        assert state.keys() == whole.state_dict()["state"][index].keys()
+
+
+@pytest.mark.parametrize(
+    ("fused", "options"),
+    [
+        (FusedAdamW, {}),
+        (FusedAdamW, {"amsgrad": True}),
+        (FusedSGD, {"momentum": 0.9}),
+        (FusedLAMB, {"weight_decay": 0.1}),
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_resumed_runs_are_the_same_bits(tmp_path, fused, options, dtype):
+    params = make_params(dtype)
+    optimizer = fused(params, lr=1e-2, **options)
+    run(optimizer, params, 0)
+    torch.save({"params": params, "state": optimizer.state_dict()}, tmp_path / "checkpoint")
+    saved = torch.load(tmp_path / "checkpoint", weights_only=True)
+    resumed = copy_of(saved["params"])
+    other = fused(resumed, lr=1e-2, **options)
+    other.load_state_dict(saved["state"])
+    run(optimizer, params, 10)
+    run(other, resumed, 10)
+    assert all(torch.equal(a, b) for a, b in zip(params, resumed, strict=True))
+
+
+def test_loaded_moments_stay_float32_and_are_copies():
+    params = make_params(torch.bfloat16)
+    optimizer = FusedAdamW(params)
+    run(optimizer, params, 0)
+    state = optimizer.state_dict()
+    other = FusedAdamW(copy_of(params))
+    other.load_state_dict(state)
+    for index, param in enumerate(other.param_groups[0]["params"]):
+        for key in ("exp_avg", "exp_avg_sq"):
+            assert other.state[param][key].dtype is torch.float32
+            assert torch.equal(other.state[param][key], state["state"][index][key])
+            assert other.state[param][key] is not state["state"][index][key]
+
+
+def test_moments_of_torchs_half_optimizer_are_widened():
+    params = make_params(torch.bfloat16)
+    theirs = torch.optim.AdamW(params)
+    run(theirs, params, 0)
+    ours = FusedAdamW(copy_of(params))
+    ours.load_state_dict(theirs.state_dict())
+    run(ours, ours.param_groups[0]["params"], 10)
+    assert {s["exp_avg"].dtype for s in ours.state.values()} == {torch.float32}
+
+
+def test_load_hooks_see_and_change_what_is_loaded():
+    params = make_params()
+    optimizer = FusedAdamW(params)
+    run(optimizer, params, 0)
+    other = FusedAdamW(copy_of(params))
+
+    def halve(_, state):
+        first = {**state["state"][0], "exp_avg": state["state"][0]["exp_avg"] / 2}
+        return {**state, "state": {**state["state"], 0: first}}
+
+    other.register_load_state_dict_pre_hook(halve)
+    other.load_state_dict(optimizer.state_dict())
+    loaded = other.state[other.param_groups[0]["params"][0]]["exp_avg"]
+    assert torch.equal(loaded, optimizer.state[params[0]]["exp_avg"] / 2)

@@ -1,0 +1,202 @@
+"""`thalweg status` with shards that say what the tests want."""
+
+import http.server
+import json
+import threading
+
+import pytest
+
+from thalweg.cli import _status_table, main
+from thalweg.cli._status import Look, look
+
+
+def node(number, **values):
+    return {
+        "node": number,
+        "name": f"host{number}",
+        "state": "active",
+        "workers": 4,
+        "silent_seconds": 0.25,
+        "last_rounds": 0,
+        "waited_seconds": 0.0,
+    } | values
+
+
+def job(**values):
+    return {
+        "name": "resnet",
+        "state": "running",
+        "failure": "",
+        "codec": "fp16",
+        "workers": 8,
+        "shards": 2,
+        "rounds": 100,
+        "received": {"raw_bytes": 4000.0, "wire_bytes": 2000.0},
+        "sent": {"raw_bytes": 4000.0, "wire_bytes": 2000.0},
+        "waiting": None,
+        "nodes": [
+            node(0, last_rounds=60, waited_seconds=0.06),
+            node(1, last_rounds=40, waited_seconds=0.04),
+        ],
+    } | values
+
+
+def shard(uptime=50.0, started=1e9, **values):
+    return {
+        "version": "0.1.0",
+        "started_unix_seconds": started,
+        "uptime_seconds": uptime,
+        "draining": False,
+        "jobs": 1,
+        "rounds": 100,
+        "held_bytes": 0,
+        "received": {"raw_bytes": 4e6, "wire_bytes": 2e6},
+        "sent": {"raw_bytes": 4e6, "wire_bytes": 2e6},
+        "faults": [],
+    } | values
+
+
+def table(before, now, monkeypatch, columns=200):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    return _status_table.lines(before, now)
+
+
+def row_of(lines, start):
+    (found,) = [line for line in lines if line.strip().startswith(start)]
+    return " ".join(found.split())
+
+
+BEFORE = [Look("a:1", "", shard(), [job()])]
+LATER_JOB = job(
+    rounds=300,
+    received={"raw_bytes": 44000.0, "wire_bytes": 6000.0},
+    nodes=[
+        node(0, last_rounds=70, waited_seconds=0.07),
+        node(1, last_rounds=230, waited_seconds=0.8),
+    ],
+)
+LATER = shard(uptime=52.0, rounds=300, received={"raw_bytes": 0.0, "wire_bytes": 6e6})
+
+
+def test_rates_are_growth_over_the_shards_own_time(monkeypatch):
+    lines = table(BEFORE, [Look("a:1", "", LATER, [LATER_JOB])], monkeypatch)
+    assert row_of(lines, "a:1") == "a:1 52 s live 1 100 2 MB/s 0 B/s 0 B"
+    # Node 1 was last in 190 of 200 rounds and was waited for 0.76 s in these.
+    assert row_of(lines, "1 ") == "1 host1 active 4 250 ms ago 95% 4 ms slowest"
+    assert row_of(lines, "0 ") == "0 host0 active 4 250 ms ago 5% 1 ms"
+    # 40000 raw bytes more, as 4000.
+    assert any(line.startswith("job resnet ") and line.endswith(" 10x · seen on 1 of 2 shards")
+               for line in lines)  # fmt: skip
+
+
+@pytest.mark.parametrize("before", [[], [Look("a:1", "", shard(started=1.0), [])]])
+def test_without_an_earlier_look_at_the_same_process_there_are_no_rates(before, monkeypatch):
+    lines = table(before, [Look("a:1", "", LATER, [LATER_JOB])], monkeypatch)
+    assert row_of(lines, "a:1") == "a:1 52 s live 1 - - - 0 B"
+    assert " 77% " in row_of(lines, "1 ")  # 230 of 300, since the job began
+
+
+def test_parts_of_a_job_on_several_shards_are_one_job(monkeypatch):
+    waiting = {"bucket": 0, "part": 0, "chunk": 0, "round": 3, "nodes": [1], "seconds": 4.2}
+    now = [Look("a:1", "", shard(), [job()]), Look("b:1", "", shard(), [job(waiting=waiting)])]
+    lines = table([], now, monkeypatch)
+    (head,) = [line for line in lines if line.startswith("job ")]
+    assert head == "job resnet · running · fp16 · 2 nodes · 8 workers · 16 kB as 8 kB · 2x"
+    assert row_of(lines, "0 ").endswith(" 60% 1 ms")
+    assert lines[-1] == "  waiting for node 1 (host1) for 4.2 s"
+
+
+def test_failure_is_shown_with_its_reason_once(monkeypatch):
+    fault = {"seconds_ago": 90.0, "job": "resnet", "kind": "failed", "reason": "UNAVAILABLE",
+             "message": "node 1 (host1) is gone", "rounds_lost": 3}  # fmt: skip
+    failed = job(state="failed", failure="node 1 (host1) is gone")
+    looks = [Look(f"{name}:1", "", shard(faults=[fault]), [failed]) for name in "ab"]
+    lines = table([], looks, monkeypatch)
+    assert "  node 1 (host1) is gone" in lines
+    assert lines[-1].split(maxsplit=5)[:5] == ["2", "min", "ago", "resnet", "UNAVAILABLE"]
+    assert not lines[-2].strip().startswith("2 min")
+
+
+def test_names_cannot_command_the_terminal(monkeypatch):
+    lines = table([], [Look("a:1", "", shard(), [job(name="evil\x1b[2Jname\n")])], monkeypatch)
+    assert any(line.startswith("job evil?[2Jname? ") for line in lines)
+    assert not any("\x1b" in line or "\n" in line for line in lines)
+
+
+def test_lines_fit_the_terminal(monkeypatch):
+    lines = table([], [Look("a:1", "", shard(), [job(codec="x" * 300)])], monkeypatch, columns=60)
+    assert max(map(len, lines)) == 60
+
+
+@pytest.fixture
+def answers():
+    """An HTTP server that answers a path with what the dict has for it, else 404."""
+    bodies = {}
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            body = bodies.get(self.path)
+            self.send_response(404 if body is None else 200)
+            self.end_headers()
+            self.wfile.write((body or "").encode())
+
+        def log_message(self, *_):
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        bodies["address"] = f"127.0.0.1:{server.server_port}"
+        yield bodies
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "error"),
+    [
+        ("/api/v1/shard", None, "is answered with 404; expected the HTTP address of an aggregator"),
+        ("/api/v1/shard", "hello", "is no shard of Thalweg"),
+        ("/api/v1/shard", "[]", "/api/v1/shard is not an object"),
+        ("/api/v1/jobs", '{"jobs": 3}', "jobs is not a list"),
+        ("/api/v1/jobs", "{}", "is no shard of Thalweg: 'jobs'"),
+    ],
+)
+def test_what_is_no_shard_is_said_so(path, body, error, answers):
+    answers |= {"/api/v1/shard": json.dumps(shard()), "/api/v1/jobs": '{"jobs": []}'} | {path: body}
+    assert error in look(answers["address"]).error
+
+
+def test_json_is_one_line_for_each_look(answers, capsys):
+    answers["/api/v1/shard"] = json.dumps(shard())
+    answers["/api/v1/jobs"] = json.dumps({"jobs": [job()]})
+    assert main(["status", "--json", "--shards", answers["address"]]) == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    expected = {"address": answers["address"], "error": "", "shard": shard(), "jobs": [job()]}
+    assert json.loads(line) == {"shards": [expected]}
+
+
+def test_watching_goes_on_until_it_is_interrupted(answers, capsys, monkeypatch):
+    answers["/api/v1/shard"] = json.dumps(shard())
+    answers["/api/v1/jobs"] = json.dumps({"jobs": [job()]})
+    left = [0, 0, 0]
+
+    def sleep(_):
+        if not left:
+            raise KeyboardInterrupt
+        left.pop()
+
+    monkeypatch.setattr("time.sleep", sleep)
+    assert main(["status", "--watch", "--shards", answers["address"]]) == 130
+    assert capsys.readouterr().out.count("job resnet") == 3  # the first look has no rates
+
+
+def test_shard_that_is_not_there_is_an_exit_code_and_a_line(capsys):
+    assert main(["status", "--shards", "127.0.0.1:1"]) == 1
+    assert "127.0.0.1:1  not reachable: Connection refused" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("value", ["nowhere", ""])
+def test_wrong_addresses_are_refused(value, capsys):
+    assert main(["status", "--shards", value]) == 2
+    assert "--shards" in capsys.readouterr().err

@@ -1,0 +1,154 @@
+"""A worker whose node's leader hands its gradients to the sidecar, with the leader's own."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import threading
+import time
+from dataclasses import dataclass
+
+import torch
+from torch._C._distributed_c10d import GradBucket, Work
+
+from thalweg import _C
+from thalweg._node_leader import CLOSED
+from thalweg._node_sums import NodeSums, Outcome
+from thalweg._node_words import SILENCES, Line, Words
+
+
+@dataclass(eq=False)
+class _Bucket:
+    """A bucket whose result has not come yet."""
+
+    buffer: torch.Tensor
+    outcome: Outcome
+    work: Work
+    since: float
+
+
+class Follower:
+    """One thread takes results in, in the order in which the leader announces them. Thread-safe."""
+
+    def __init__(self, line: Line, sums: NodeSums, leader: int, timeout: float) -> None:
+        """`leader` is its rank in the job. Raises RuntimeError."""
+        self._line = line
+        self._sums = sums
+        self._leader = f"thalweg: rank {leader}, which speaks to the sidecar for this node,"
+        self._timeout = timeout
+        try:
+            welcome = line.receive(timeout)
+        except OSError as error:
+            raise RuntimeError(f"{self._leader} is gone") from error
+        if welcome is None:
+            raise RuntimeError(f"{self._leader} has said nothing for {timeout:g} s")
+        self._path: str = welcome["path"]
+        self._stats: dict[str, float] = welcome["stats"]
+        # Reentrant: close() may be called by a collection of garbage, anywhere on any thread.
+        self._lock = threading.RLock()
+        # All that follows is guarded by _lock.
+        self._reason = ""  # why no bucket is taken any more
+        self._leaver = ""  # why the next bucket will fail
+        self._orderly = True  # nothing was on its way at the end
+        self._waiting: collections.deque[_Bucket] = collections.deque()
+        self._heard = time.monotonic()
+        self._thread = threading.Thread(target=self._run, name="thw-follower", daemon=True)
+        self._thread.start()
+
+    def run_hook(self, bucket: GradBucket) -> Outcome:
+        """The communication hook."""
+        outcome = self._sums.make_outcome()
+        buffer = bucket.buffer()
+        with self._lock:
+            self._reason = reason = self._reason or self._leaver
+            if not reason:
+                work = self._sums.sum(buffer)
+                self._waiting.append(_Bucket(buffer, outcome, work, time.monotonic()))
+        if reason:
+            _C.set_error(outcome, reason)
+        return outcome
+
+    def stats(self) -> dict[str, float]:
+        """The leader's, as of the last backward pass: what it has counted holds for this worker."""
+        return dict(self._stats)
+
+    def path(self) -> str:
+        return f"workers ({self._path})"
+
+    def status(self) -> str | None:
+        return self._reason or None
+
+    def close(self) -> None:
+        """Leaves the job. Buckets on their way fail. May be called again."""
+        self._fail(CLOSED)
+        self._line.stop_listening()
+        if threading.current_thread() is not self._thread:
+            self._thread.join(self._timeout)
+
+    def _run(self) -> None:
+        try:
+            while self._follow(self._hear()):
+                pass
+        except OSError:
+            self._fail(f"{self._leader} is gone")
+        except Exception as error:  # noqa: BLE001 - whatever it is, backward() must hear of it
+            self._fail(str(error))
+        kind = "left" if self._reason in ("", CLOSED) else "failed"
+        with contextlib.suppress(OSError):  # of a leader that has ended before
+            self._line.send({"kind": kind, "reason": self._reason})
+        self._line.hang_up()
+        self._sums.end(self._orderly)
+
+    def _hear(self) -> Words:
+        """What the leader says next; it is not silent for long while a result is waited for."""
+        while True:
+            words = self._line.receive(self._timeout / SILENCES)
+            now = time.monotonic()
+            with self._lock:
+                if words is not None:
+                    self._heard = now
+                    return words
+                since = max(self._heard, self._waiting[0].since) if self._waiting else now
+            if now - since > self._timeout:
+                raise RuntimeError(f"{self._leader} has said nothing for {self._timeout:g} s")
+
+    def _follow(self, words: Words) -> bool:
+        """False: the leader will say no more."""
+        if words["kind"] == "result":
+            self._take_in(words)
+        elif words["kind"] == "failed":
+            self._fail(words["reason"])
+            return False
+        elif words["kind"] == "left":
+            with self._lock:
+                self._leaver = f"{self._leader} has left the job"
+                waited_for = bool(self._waiting)
+            if waited_for:
+                self._fail(self._leaver)
+            return False
+        return True
+
+    def _take_in(self, words: Words) -> None:
+        with self._lock:
+            if not self._waiting:  # closed in the meantime
+                return
+            self._stats = words.get("stats", self._stats)
+            bucket = self._waiting.popleft()
+        try:
+            with self._sums.on_the_way("down"):
+                self._sums.wait(bucket.work)  # the gradient was read before the result is written
+                self._sums.wait(self._sums.spread(bucket.buffer))
+                bucket.outcome.set_result(bucket.buffer)
+        except RuntimeError as error:
+            _C.set_error(bucket.outcome, str(error))
+            raise
+
+    def _fail(self, reason: str) -> None:
+        with self._lock:
+            if not self._reason:
+                self._reason = reason
+                self._orderly = reason == CLOSED and not self._waiting
+            failed = list(self._waiting)
+            self._waiting.clear()
+        for bucket in failed:
+            _C.set_error(bucket.outcome, self._reason)

@@ -1,0 +1,195 @@
+"""The worker of a node that hands the sum of its node's gradients to the sidecar."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch._C._distributed_c10d import GradBucket, Work
+
+from thalweg import _C
+from thalweg._node_sums import NodeSums, Outcome
+from thalweg._node_words import SILENCES, Line, Words
+
+CLOSED = "thalweg: the session was closed"
+
+
+@dataclass(eq=False)
+class _Bucket:
+    """A bucket on its way."""
+
+    bucket: GradBucket
+    outcome: Outcome
+    work: Work  # the sum, later the broadcast
+    step: torch.futures.Future[list[torch.Tensor]]  # the sum's, the session's, the broadcast's
+    result: torch.Tensor | None = None
+
+
+class Leader:
+    """One thread does what follows from a hook; it waits for nothing but events. Thread-safe.
+
+    A failure is told to the followers, and ends the session, so that other nodes hear of it.
+    """
+
+    def __init__(
+        self,
+        session: _C.Session,
+        hook: _C.DdpHook,
+        sums: NodeSums,
+        followers: Mapping[int, Line],
+        timeout: float,
+    ) -> None:
+        """`followers` are by their rank in the job."""
+        self._session = session
+        self._hook = hook
+        self._sums = sums
+        self._followers = followers
+        self._timeout = timeout
+        self._events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._lock = threading.Lock()  # held where a bucket is begun, and where that ends
+        self._reason = ""  # why no bucket is taken any more
+        self._leaver = ""  # why the next bucket will fail
+        # Buckets in order: summed by the node, with the sidecar, in a broadcast. What follows is
+        # the thread's, but for new buckets.
+        self._summing: collections.deque[_Bucket] = collections.deque()
+        self._reducing: collections.deque[_Bucket] = collections.deque()
+        self._spreading: collections.deque[_Bucket] = collections.deque()
+        self._told = 0.0
+        self._ended = False
+        self._tell({"kind": "welcome", "path": session.path(), "stats": session.stats()})
+        self._threads = [threading.Thread(target=self._run, name="thw-leader", daemon=True)]
+        self._threads += [
+            threading.Thread(target=self._listen, args=follower, name="thw-listen", daemon=True)
+            for follower in followers.items()
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def run_hook(self, bucket: GradBucket) -> Outcome:
+        """The communication hook."""
+        outcome = self._sums.make_outcome()
+        with self._lock:
+            self._reason = reason = self._reason or self._leaver
+            if not reason:
+                work = self._sums.sum(bucket.buffer())
+                entry = _Bucket(bucket, outcome, work, work.get_future())
+                self._summing.append(entry)
+        if reason:
+            _C.set_error(outcome, reason)
+            self._events.put(lambda: self._fail(reason))
+        else:
+            entry.step.add_done_callback(self._wake)
+        return outcome
+
+    def stats(self) -> dict[str, float]:
+        return self._session.stats()
+
+    def path(self) -> str:
+        return f"workers ({self._session.path()})"
+
+    def status(self) -> str | None:
+        return self._reason or self._session.status()
+
+    def close(self) -> None:
+        """Leaves the job. Buckets on their way fail. May be called again."""
+        self._events.put(lambda: self._end(CLOSED, {"kind": "left"}))
+        if threading.current_thread() not in self._threads:
+            self._threads[0].join(self._timeout)
+
+    def _run(self) -> None:
+        interval = self._timeout / SILENCES
+        while not self._ended:
+            try:
+                self._events.get(timeout=interval)()
+            except queue.Empty:
+                pass
+            except Exception as error:  # noqa: BLE001 - whatever it is, all workers must hear of it
+                self._fail(str(error))
+            # Followers that wait for a result take silence for the leader's end.
+            waited_for = self._summing or self._reducing
+            if waited_for and time.monotonic() - self._told >= interval:
+                self._tell({"kind": "working"})
+
+    def _wake(self, _: object) -> None:
+        self._events.put(self._advance)
+
+    def _advance(self) -> None:
+        """Each bucket leaves a queue when it has been done what it has waited for, in order."""
+        for waiting, act, following in (
+            (self._summing, self._submit, self._reducing),
+            (self._reducing, self._spread, self._spreading),
+            (self._spreading, self._complete, None),
+        ):
+            while waiting and waiting[0].step.done():
+                act(waiting[0])
+                entry = waiting.popleft()
+                if following is not None:
+                    following.append(entry)
+                    entry.step.add_done_callback(self._wake)
+
+    def _submit(self, entry: _Bucket) -> None:
+        with self._sums.on_the_way("up"):
+            self._sums.wait(entry.work)
+            entry.step = self._hook.run(entry.bucket)
+
+    def _spread(self, entry: _Bucket) -> None:
+        with self._sums.on_the_way("down"):
+            [entry.result] = entry.step.wait()
+            words: Words = {"kind": "result"}
+            if entry.bucket.is_last():
+                words["stats"] = self._session.stats()
+            self._tell(words)
+            entry.work = self._sums.spread(entry.result)
+        entry.step = entry.work.get_future()
+
+    def _complete(self, entry: _Bucket) -> None:
+        assert entry.result is not None
+        with self._sums.on_the_way("down"):
+            self._sums.wait(entry.work)
+            entry.outcome.set_result(entry.result)
+
+    def _tell(self, words: Words) -> None:
+        self._told = time.monotonic()
+        for line in self._followers.values():
+            with contextlib.suppress(OSError):  # who listens for its end says so
+                line.send(words)
+
+    def _listen(self, rank: int, line: Line) -> None:
+        """A follower says only that it leaves, or has failed."""
+        try:
+            words = line.receive()
+        except OSError:
+            self._events.put(lambda: self._fail(f"thalweg: rank {rank} is gone"))
+            return
+        if words is not None and words["kind"] == "failed":
+            reason = words["reason"]
+            self._events.put(lambda: self._fail(reason))
+        else:
+            self._events.put(lambda: self._lose(f"thalweg: rank {rank} has left the job"))
+
+    def _lose(self, reason: str) -> None:
+        self._leaver = reason
+        if self._summing or self._reducing or self._spreading:
+            self._fail(reason)
+
+    def _fail(self, reason: str) -> None:
+        self._end(reason, {"kind": "failed", "reason": reason})
+
+    def _end(self, reason: str, last_words: Words) -> None:
+        self._ended = True
+        self._tell(last_words)
+        with self._lock:
+            self._reason = self._reason or reason
+        on_its_way = [*self._summing, *self._reducing, *self._spreading]
+        for entry in on_its_way:
+            _C.set_error(entry.outcome, self._reason)
+        self._session.close()
+        for line in self._followers.values():
+            line.hang_up()
+        self._sums.end(orderly=last_words["kind"] == "left" and not on_its_way)

@@ -1,0 +1,89 @@
+"""Workers that sum their gradients among themselves, of whom one speaks to the sidecar (path C).
+
+A node's worker of local rank 0 is its leader, the others are its followers:
+
+    follower   hook: divide, sum ─┐                                         ┌─▶ take in, complete
+    leader     hook: divide, sum ─┴▶ the session's hook ─▶ announce, spread ┴─▶ complete
+
+Sums are issued in the order of DDP's hooks, and so are the results, whatever order they come in:
+collectives of a group need the same order on all workers. A follower joins in a result's broadcast
+only when the leader has announced it, so that it can hear of a failure instead, and no GPU is kept
+busy by waiting.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import GradBucket, PrefixStore, Store
+from torch.nn.parallel import DistributedDataParallel
+
+from thalweg import _C, _model, _node_words
+from thalweg._node_follower import Follower
+from thalweg._node_leader import Leader
+from thalweg._node_sums import NodeSums, Outcome
+from thalweg._topology import Placement
+
+
+class Node(NamedTuple):
+    """The workers of one node, as one of them sees them."""
+
+    job: str
+    place: Placement
+    world_size: int
+    timeout: float
+
+
+def join(
+    model: DistributedDataParallel, node: Node, session: _C.Session | None
+) -> Leader | Follower:
+    """Has `model` average its gradients over its node, and the leader by `session` over the nodes.
+
+    Call it on all workers of the node. Raises RuntimeError, OSError (TimeoutError among them).
+    """
+    default = dist.distributed_c10d._get_default_store()
+    store = PrefixStore(f"thalweg/{node.job}/node{node.place.node}", default)
+    parameters = _model.parameters(model)
+    device = parameters[0][1].device if parameters else torch.device("cpu")
+    member: Leader | Follower
+    if session is not None:
+        lines = _gather_followers(store, node)
+        sums = NodeSums(store, node.place, node.world_size, device, node.timeout)
+        hook = _C.DdpHook(session, parameters)
+        member = Leader(session, hook, sums, lines, node.timeout)
+    else:
+        line = _find_leader(store, node)
+        sums = NodeSums(store, node.place, node.world_size, device, node.timeout)
+        member = Follower(line, sums, node.place.ranks[0], node.timeout)
+    try:
+        model.register_comm_hook(member, node_hook)
+    except BaseException:
+        member.close()
+        raise
+    return member
+
+
+def _gather_followers(store: Store, node: Node) -> dict[int, _node_words.Line]:
+    listener, address = _node_words.listen()
+    with listener:
+        store.set("leader", "\n".join(address))
+        return _node_words.accept(listener, address.token, set(node.place.ranks[1:]), node.timeout)
+
+
+def _find_leader(store: Store, node: Node) -> _node_words.Line:
+    store.wait(["leader"], timedelta(seconds=node.timeout))
+    address = _node_words.Address(*store.get("leader").decode().split("\n"))
+    rank = node.place.ranks[node.place.local_rank]
+    return _node_words.connect(address, rank, node.timeout)
+
+
+def node_hook(member: Leader | Follower, bucket: GradBucket) -> Outcome:
+    """In torch's form; DDP's statistics have its name."""
+    return member.run_hook(bucket)
+
+
+# DDP compares annotations with types, not with their names.
+node_hook.__annotations__ |= {"bucket": GradBucket, "return": Outcome}

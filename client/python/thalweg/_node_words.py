@@ -1,0 +1,122 @@
+"""What the workers of a node tell each other when they reduce among themselves.
+
+Each follower has a socket to the node's leader. Either side learns at once when the other is gone,
+which collectives do not tell, and can be ended by either side, which collectives cannot.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import json
+import secrets
+import select
+import socket
+import time
+from typing import Any, NamedTuple
+
+Words = dict[str, Any]  # "kind" says which others there are
+
+SILENCES = 4  # a leader whose followers wait says something as often in a timeout
+_HELLO_SECONDS = 1.0  # from connecting to the first words
+_LONGEST = 64 << 10  # bytes of one message
+
+
+class Address(NamedTuple):
+    """Where a leader listens, and what its followers must know."""
+
+    name: str
+    token: str
+
+
+class Line:
+    """One end of a connection: JSON objects, one a line. One thread may receive, one send."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        connection.setblocking(True)
+        self._connection = connection
+        self._poller = select.poll()
+        self._poller.register(connection, select.POLLIN)
+        self._received = b""
+
+    def send(self, words: Words) -> None:
+        """Raises OSError when the other end is gone."""
+        self._connection.sendall(json.dumps(words).encode() + b"\n")
+
+    def receive(self, seconds: float | None = None) -> Words | None:
+        """The next words; None: nothing has come for so many seconds. Raises OSError at the end."""
+        while b"\n" not in self._received:
+            if not self._poller.poll(None if seconds is None else seconds * 1000):
+                return None
+            data = self._connection.recv(4096)
+            if not data or len(self._received) > _LONGEST:
+                raise ConnectionResetError("the connection has ended")
+            self._received += data
+        line, _, self._received = self._received.partition(b"\n")
+        with contextlib.suppress(ValueError):
+            words = json.loads(line)
+            if isinstance(words, dict):
+                return words
+        raise ConnectionResetError(f"the other end has said {line[:80]!r}, expected a JSON object")
+
+    def stop_listening(self) -> None:
+        """Ends what is received, and a call of receive(). May be called again, on any thread."""
+        with contextlib.suppress(OSError):
+            self._connection.shutdown(socket.SHUT_RD)
+
+    def hang_up(self) -> None:
+        """Ends the connection, and a call of receive(). May be called again, on any thread."""
+        with contextlib.suppress(OSError):
+            self._connection.shutdown(socket.SHUT_RDWR)
+
+
+def listen() -> tuple[socket.socket, Address]:
+    """A leader's socket. It has no file: whoever shares the network namespace can reach it."""
+    address = Address("thalweg-" + secrets.token_hex(16), secrets.token_hex(16))
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        listener.bind(f"\0{address.name}")
+        listener.listen(64)
+    except BaseException:
+        listener.close()
+        raise
+    return listener, address
+
+
+def accept(
+    listener: socket.socket, token: str, followers: set[int], timeout: float
+) -> dict[int, Line]:
+    """A line to each follower, by its rank. Raises TimeoutError naming those that are missing."""
+    deadline = time.monotonic() + timeout
+    lines: dict[int, Line] = {}
+    while missing := followers - lines.keys():
+        left = max(deadline - time.monotonic(), 0.001)
+        try:
+            listener.settimeout(left)
+            line = Line(listener.accept()[0])
+        except TimeoutError:
+            raise TimeoutError(
+                f"thalweg: rank {', '.join(map(str, sorted(missing)))} of this node did not "
+                f"connect to its leader within {timeout:g} s"
+            ) from None
+        hello: Words = {}
+        with contextlib.suppress(OSError):  # of a stranger
+            hello = line.receive(min(left, _HELLO_SECONDS)) or {}
+        said = str(hello.get("token")).encode(errors="replace")
+        if hmac.compare_digest(said, token.encode()) and hello.get("rank") in missing:
+            lines[hello["rank"]] = line
+    return lines
+
+
+def connect(address: Address, rank: int, timeout: float) -> Line:
+    """A follower's line to its leader. Raises OSError."""
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        connection.settimeout(timeout)
+        connection.connect(f"\0{address.name}")
+        line = Line(connection)
+        line.send({"kind": "hello", "rank": rank, "token": address.token})
+    except BaseException:
+        connection.close()
+        raise
+    return line

@@ -1,0 +1,187 @@
+"""Casting of arguments: what a patched or annotated function does with its tensors."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
+
+_SHORT = {torch.float32: "Float", torch.float16: "Half", torch.bfloat16: "BFloat16"}
+_CASTABLE = frozenset(_SHORT)  # float64 is there because somebody needs it, and stays
+
+
+class Casting:
+    """What all wrappers of the process consult. Torch's functions are global, hence this is too.
+
+    `active` and `suspended` are read without a lock: DataParallel's threads see what the thread
+    that started them has set.
+    """
+
+    def __init__(self) -> None:
+        self.active = False
+        self.suspended = False  # by disable()
+        self.stepping = False  # an optimizer is; its arithmetic is its own
+        self.half_dtype = torch.float16
+        self.verbose = False
+        self.caching = True
+        # Tensors of the host are left alone where there is an accelerator to compute on.
+        self.host = True
+        self.cache: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+
+    @property
+    def on(self) -> bool:
+        """Whether wrappers cast now."""
+        return self.active and not self.suspended and not self.stepping
+
+    @contextmanager
+    def disable(self) -> Iterator[None]:
+        """No casts within; may be nested."""
+        before = self.suspended
+        self.suspended = True
+        try:
+            yield
+        finally:
+            self.suspended = before
+
+    def clear_cache(self) -> None:
+        """Forgets all copies of parameters."""
+        self.cache = WeakTensorKeyDictionary()
+
+    def cast(self, tensor: Tensor, dtype: torch.dtype, name: str) -> Tensor:
+        """`tensor` in `dtype` if it is one that may be cast; parameters once per iteration."""
+        if tensor.dtype is dtype or tensor.dtype not in _CASTABLE:
+            return tensor
+        if not self.host and tensor.device.type == "cpu":
+            return tensor
+        if self.caching and dtype is self.half_dtype and tensor.is_leaf and tensor.requires_grad:
+            return self._cached(tensor, dtype, name)
+        self._say(tensor.dtype, dtype, name)
+        return tensor.to(dtype)
+
+    def _cached(self, param: Tensor, dtype: torch.dtype, name: str) -> Tensor:
+        """A copy serves as long as nobody writes into the parameter, with and without autograd."""
+        copies: dict[bool, tuple[int, Tensor]] = self.cache.setdefault(param, {})
+        differentiable = torch.is_grad_enabled()
+        found = copies.get(differentiable)
+        if found is None or found[0] != param._version or found[1].dtype is not dtype:
+            self._say(param.dtype, dtype, name)
+            found = copies[differentiable] = (param._version, param.to(dtype))
+        return found[1]
+
+    def _say(self, before: torch.dtype, after: torch.dtype, name: str) -> None:
+        if self.verbose:
+            print(f"{_SHORT[before]}->{_SHORT[after]} ({name})")
+
+
+casting = Casting()
+
+
+def map_tensors(value: Any, function: Callable[[Tensor], Tensor]) -> Any:  # noqa: ANN401
+    """`value` with `function` applied to its tensors, in lists, tuples and dicts of any depth."""
+    if isinstance(value, Tensor):
+        return function(value)
+    if isinstance(value, dict):
+        # Of the same class, whatever its constructor wants (models of transformers return such).
+        copy = value.copy() if type(value) is dict else _shallow(value)
+        for key, item in value.items():
+            copy[key] = map_tensors(item, function)
+        return copy
+    if isinstance(value, tuple | list):
+        items = [map_tensors(item, function) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    return value
+
+
+def tensors_in(value: object) -> Iterator[Tensor]:
+    """The tensors of an argument, in lists, tuples and dicts of any depth."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from tensors_in(item)
+    elif isinstance(value, tuple | list):
+        for item in value:
+            yield from tensors_in(item)
+
+
+def cast_all(function: Callable[..., Any], to_half: bool, name: str = "") -> Callable[..., Any]:
+    """`function` with its tensors cast to the half type, or to float32, while casting is on."""
+    shown = name or getattr(function, "__name__", "")
+
+    @functools.wraps(function)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        if not casting.on:
+            return function(*args, **kwargs)
+        dtype = casting.half_dtype if to_half else torch.float32
+
+        def one(tensor: Tensor) -> Tensor:
+            return casting.cast(tensor, dtype, shown)
+
+        return function(*map_tensors(args, one), **map_tensors(kwargs, one))
+
+    return wrapper
+
+
+def promote(function: Callable[..., Any], name: str = "") -> Callable[..., Any]:
+    """`function` with its tensors cast to the widest type among them, while casting is on."""
+    shown = name or getattr(function, "__name__", "")
+
+    @functools.wraps(function)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        if not casting.on:
+            return function(*args, **kwargs)
+        types = {t.dtype for t in tensors_in((args, kwargs)) if t.dtype in _CASTABLE}
+        if len(types) < 2:
+            return function(*args, **kwargs)
+        widest = functools.reduce(torch.promote_types, types)
+
+        def one(tensor: Tensor) -> Tensor:
+            return casting.cast(tensor, widest, shown)
+
+        return function(*map_tensors(args, one), **map_tensors(kwargs, one))
+
+    return wrapper
+
+
+def match_first(function: Callable[..., Any], name: str = "") -> Callable[..., Any]:
+    """An in-place method with its other tensors cast to the type of the one it writes into."""
+    shown = name or getattr(function, "__name__", "")
+
+    @functools.wraps(function)
+    def wrapper(target: Tensor, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        if not casting.on or target.dtype not in _CASTABLE:
+            return function(target, *args, **kwargs)
+
+        def one(tensor: Tensor) -> Tensor:
+            return casting.cast(tensor, target.dtype, shown)
+
+        return function(target, *map_tensors(args, one), **map_tensors(kwargs, one))
+
+    return wrapper
+
+
+def refuse_half(
+    function: Callable[..., Any], reason: str, *, first_only: bool = False
+) -> Callable[..., Any]:
+    """`function`, which raises NotImplementedError for half-precision arguments while casting."""
+
+    @functools.wraps(function)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        if casting.on:
+            seen = tensors_in(args[:1] if first_only else (args, kwargs))
+            if any(tensor.dtype in (torch.float16, torch.bfloat16) for tensor in seen):
+                raise NotImplementedError(reason)
+        return function(*args, **kwargs)
+
+    return wrapper
+
+
+def _shallow(value: Any) -> Any:  # noqa: ANN401
+    import copy
+
+    return copy.copy(value)

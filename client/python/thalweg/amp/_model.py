@@ -1,0 +1,160 @@
+"""O2 and O3: models in a half type, their inputs and outputs, and what their checkpoints hold."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from thalweg.amp._casts import map_tensors
+from thalweg.amp._masters import ensure_master, forget_master, master_of
+from thalweg.amp._steward import HALF_TYPES
+
+_CAST_HOOKS = "_amp_cast_hooks"
+
+
+def cast_model(
+    model: nn.Module, dtype: torch.dtype, *, keep_batchnorm_fp32: bool, masters: bool
+) -> None:
+    """Casts floating point parameters, their gradients and buffers to `dtype`, in place.
+
+    Batch normalisation keeps its type on request: its statistics do not survive a half type.
+    With `masters`, what a parameter was becomes its float32 master.
+    """
+    for module in model.modules():
+        if keep_batchnorm_fp32 and isinstance(module, _BatchNorm):
+            continue
+        for param in module._parameters.values():
+            if param is not None and param.is_floating_point() and param.dtype is not dtype:
+                _cast_parameter(param, dtype, masters=masters)
+        for name, buffer in module._buffers.items():
+            if buffer is not None and buffer.is_floating_point():
+                module._buffers[name] = buffer.to(dtype)
+        if isinstance(module, nn.RNNBase):
+            module.flatten_parameters()
+
+
+def cast_boundary(
+    model: nn.Module, inputs: torch.dtype | None, outputs: torch.dtype | None
+) -> None:
+    """Has `forward` get its floating point tensors as `inputs`, and give `outputs` (None: as is).
+
+    A second call replaces what the first one has set up. DataParallel's replicas share the hooks.
+    """
+    for hook in model.__dict__.pop(_CAST_HOOKS, ()):
+        hook.remove()
+    hooks = []
+    if inputs is not None:
+        cast = functools.partial(_cast_inputs, inputs)
+        hooks.append(model.register_forward_pre_hook(cast, with_kwargs=True))
+    if outputs is not None:
+        hooks.append(model.register_forward_hook(functools.partial(_cast_outputs, outputs)))
+    model.__dict__[_CAST_HOOKS] = hooks
+
+
+def checkpoint_masters(model: nn.Module) -> None:
+    """From now on `state_dict` holds float32 weights, the masters; loading one sets both.
+
+    Tensors of `state_dict` alias the masters, as they alias parameters otherwise.
+    """
+    for module in model.modules():
+        if _emit_masters in module._state_dict_hooks.values():
+            continue
+        module.register_state_dict_post_hook(_emit_masters)
+        module.register_load_state_dict_pre_hook(_take_masters)
+
+
+def require_float32(models: list[nn.Module]) -> None:
+    """Raises RuntimeError if a model has already been cast or distributed."""
+    for model in models:
+        if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
+            raise RuntimeError(
+                f"initialize() was given a {type(model).__name__}, expected the model inside it: "
+                "call initialize() first, then wrap what it returns"
+            )
+        for name, param in model.named_parameters():
+            if param.is_floating_point() and param.dtype in HALF_TYPES:
+                raise RuntimeError(
+                    f"parameter {name} is {param.dtype}, expected torch.float32: leave .half() "
+                    "out, initialize() casts what is to be cast"
+                )
+
+
+def _cast_parameter(param: nn.Parameter, dtype: torch.dtype, *, masters: bool) -> None:
+    weight = param.detach().float() if masters else None
+    if param.grad is not None:
+        grad = param.grad
+        param.grad = None
+    else:
+        grad = None
+    param.data = param.data.to(dtype)
+    if grad is not None:
+        param.grad = grad.to(dtype)
+    forget_master(param)
+    if weight is not None and dtype in HALF_TYPES:
+        ensure_master(param, weight)
+
+
+def _cast_inputs(dtype: torch.dtype, _: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:  # noqa: ANN401
+    return _cast_floating(args, dtype), _cast_floating(kwargs, dtype)
+
+
+def _cast_outputs(dtype: torch.dtype, _: nn.Module, args: Any, result: Any) -> Any:  # noqa: ANN401
+    return _cast_floating(result, dtype)
+
+
+def _cast_floating(value: Any, dtype: torch.dtype) -> Any:  # noqa: ANN401
+    return map_tensors(value, lambda t: t.to(dtype) if t.is_floating_point() else t)
+
+
+def _emit_masters(
+    module: nn.Module, state: dict[str, Any], prefix: str, local_metadata: dict[str, Any]
+) -> None:
+    """Hook of state_dict(): puts float32 in the place of what the module itself holds in half."""
+    for name, param in module._parameters.items():
+        if param is not None and prefix + name in state and param.dtype in HALF_TYPES:
+            master = master_of(param)
+            if master is None:
+                state[prefix + name] = param.detach().float()
+            else:
+                master.follow(param)
+                state[prefix + name] = master.weight.detach()
+    for name, buffer in module._buffers.items():
+        held = state.get(prefix + name) if buffer is not None else None
+        if isinstance(held, Tensor) and held.dtype in HALF_TYPES:
+            state[prefix + name] = held.detach().float()
+
+
+def _take_masters(  # noqa: PLR0917 - torch's hook
+    module: nn.Module,
+    state: dict[str, Any],
+    prefix: str,
+    local_metadata: dict[str, Any],
+    strict: bool,
+    missing_keys: list[str],
+    unexpected_keys: list[str],
+    error_msgs: list[str],
+) -> None:
+    """Hook of load_state_dict(): masters take the weights before they are rounded.
+
+    torch rounds the same values into the parameter next, hence the two stay equal; what does not
+    fit is left to torch to report.
+    """
+    for name, param in module._parameters.items():
+        master = None if param is None else master_of(param)
+        loaded = state.get(prefix + name)
+        if param is None or master is None or not isinstance(loaded, Tensor):
+            continue
+        if local_metadata.get("assign_to_params_buffers", False):
+            raise RuntimeError(
+                f"{prefix}{name} has a float32 master, which assign=True would lose: load with "
+                "assign=False"
+            )
+        if loaded.shape == param.shape:
+            with torch.no_grad():
+                master.weight.copy_(loaded)
+                param.copy_(master.weight)
+            master.mark_equal(param)

@@ -1,0 +1,160 @@
+"""`thalweg bench optim`: one optimizer step over parameters of a given number, type and cut."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from thalweg import optim
+from thalweg.bench.foreach_lamb import ForeachLamb
+from thalweg.bench.lab_case import run_alternating
+from thalweg.bench.rows import BenchError, Row, count, make_row
+
+TYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+_LR, _DECAY = 1e-3, 1e-2
+_STATES = {"sgd": 1, "adam": 2, "adamw": 2, "lamb": 2}
+
+
+@dataclass(frozen=True)
+class OptimCase:
+    optimizer: str
+    dtype: str  # of parameters and gradients
+    numel: int  # in all tensors
+    tensors: int
+    peers: tuple[str, ...]
+    repeats: int
+
+    @property
+    def name(self) -> str:
+        cut = count(self.tensors, "tensor")
+        return f"{self.optimizer} {self.dtype}, {self.numel:,} in {cut}"
+
+    @property
+    def bytes_moved(self) -> int:
+        """The least: each array read once, and written once if it changes.
+
+        LAMB reads gradients once more, for their norm, and does not write parameters before it has
+        read them and the moments once more, for the trust ratio: 44 bytes in float32.
+        """
+        width = TYPES[self.dtype].itemsize
+        per_element = 3 * width + 8 * _STATES[self.optimizer]
+        if self.optimizer == "lamb":
+            per_element += 2 * width + 8
+        return per_element * self.numel
+
+
+def run(case: OptimCase) -> list[Row]:
+    """Raises BenchError."""
+    systems = {"thalweg": _open(case, "thalweg")}
+    for peer in case.peers:
+        systems[peer] = _open(case, peer)
+    triad = _Triad(case.numel)
+
+    def once(system: str, _: int) -> float:
+        step: Callable[[], object] = triad.run if system == "triad" else systems[system].step
+        start = time.perf_counter()
+        step()
+        return time.perf_counter() - start
+
+    times = run_alternating((*systems, "triad"), case.repeats, once)
+    for peer in case.peers:
+        _check(case, peer, systems["thalweg"].params, systems[peer].params)
+    return make_rows(case, times, triad.bytes_moved)
+
+
+def make_rows(case: OptimCase, times: Mapping[str, Sequence[float]], triad_bytes: int) -> list[Row]:
+    """The bound: the bytes of a step at the rate of the fastest triad."""
+    bound = case.bytes_moved * min(times["triad"]) / triad_bytes
+    return [
+        make_row(
+            case.name,
+            system,
+            triad_bytes if system == "triad" else case.bytes_moved,
+            seconds,
+            None if system == "triad" else bound,
+        )
+        for system, seconds in times.items()
+    ]
+
+
+class _Triad:
+    """a = a + s·b in float32: two reads and one write, of lines that are there already."""
+
+    def __init__(self, numel: int) -> None:
+        # At least what no cache holds, so that small cases are bound by the same memory.
+        elements = max(numel, 1 << 24)
+        self._a, self._b = torch.zeros(elements), torch.ones(elements)
+        self.bytes_moved = 12 * elements
+
+    def run(self) -> None:
+        self._a.add_(self._b, alpha=1e-3)
+
+
+@dataclass(frozen=True)
+class _System:
+    params: list[Tensor]
+    step: Callable[[], object]
+
+
+def _open(case: OptimCase, system: str) -> _System:
+    generator = torch.Generator().manual_seed(1)
+    params: list[Tensor] = []
+    for part in torch.randn(case.numel, generator=generator).tensor_split(case.tensors):
+        param = torch.nn.Parameter(part.to(TYPES[case.dtype], copy=True))
+        param.grad = torch.roll(param.detach(), 1) * 0.01
+        params.append(param)
+    return _System(params, _stepper(case, system, params))
+
+
+def _stepper(case: OptimCase, system: str, params: list[Tensor]) -> Callable[[], object]:
+    ours = system == "thalweg"
+    if case.optimizer == "lamb":
+        if ours:
+            return optim.FusedLAMB(params, lr=_LR, weight_decay=_DECAY).step
+        return ForeachLamb(params, _LR, _DECAY).step
+    options: dict[str, Any] = {"lr": _LR, "weight_decay": _DECAY}
+    if case.optimizer == "sgd":
+        options["momentum"] = 0.9
+    if not ours:
+        options["fused" if system == "torch" else "foreach"] = True
+    kinds: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
+        "sgd": (optim.FusedSGD, torch.optim.SGD),
+        "adam": (optim.FusedAdam, torch.optim.Adam),
+        "adamw": (optim.FusedAdamW, torch.optim.AdamW),
+    }
+    step: Callable[[], object] = kinds[case.optimizer][0 if ours else 1](params, **options).step
+    return step
+
+
+def _check(case: OptimCase, peer: str, ours: list[Tensor], theirs: list[Tensor]) -> None:
+    """Float32 only: otherwise torch's moments are narrower than ours.
+
+    After n steps of at most about 3·lr each, every one of which may differ by some roundings of its
+    own size and one of the parameter's, whose size is at most 6: 1e-6 a step is generous, and a
+    wrong formula is off by lr. LAMB's steps are as long as three norms say, of gradients,
+    parameters and updates, which torch sums in float32; by how much that is off, parameters show.
+    """
+    if case.dtype != "fp32":
+        return
+    steps = case.repeats + 1
+    bound = 1e-6 * steps
+    if case.optimizer == "lamb":
+        bound += 3 * _LR * steps * 3 * max(map(_norm_error, theirs))
+    for index, (a, b) in enumerate(zip(ours, theirs, strict=True)):
+        difference = (a - b).abs().max().item()
+        if not difference <= bound:
+            raise BenchError(
+                f"{case.name}: tensor {index} differs from {peer} by {difference:.3g}, expected at "
+                f"most {bound:.3g}"
+            )
+
+
+def _norm_error(param: Tensor) -> float:
+    """Relative, of torch's norm in float32: 2e-3 of 32 million elements."""
+    norms = [torch.linalg.vector_norm(param, dtype=t).item() for t in (None, torch.float64)]
+    return float(abs(norms[0] / norms[1] - 1))

@@ -1,0 +1,163 @@
+"""`thalweg status`: what the shards are doing, from their HTTP API (docs/api.md)."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import http.client
+import json
+import os
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from thalweg._config import ConfigError, parse_addresses
+
+if TYPE_CHECKING:
+    _Commands = argparse._SubParsersAction[argparse.ArgumentParser]
+
+_ANSWER_SECONDS = 5.0
+_DEFAULT = "127.0.0.1:7071"  # the chart's port
+_HOME, _CLEAR_LINE, _CLEAR_REST = "\x1b[H", "\x1b[K", "\x1b[J"
+_CLEAR = "\x1b[2J"
+_EPILOG = """\
+The shards are named by the addresses of their HTTP ports (thalweg-aggregator --http); the page that
+a browser shows there says the same. Rates are over the interval between two looks.
+
+exit codes:
+  0      every shard has answered
+  1      one has not; the table says which, and why
+  2      wrong arguments
+  130    Ctrl-C
+"""
+
+
+class Look(NamedTuple):
+    """What one shard has answered."""
+
+    address: str
+    error: str  # why it has not; empty when it has
+    shard: dict[str, Any]  # /api/v1/shard
+    jobs: list[dict[str, Any]]  # of /api/v1/jobs
+
+
+def add_parser(commands: _Commands) -> None:
+    """Adds the command to `thalweg`'s."""
+    parser = commands.add_parser(
+        "status",
+        help="show what aggregator shards are doing",
+        description="Shows jobs, nodes, rates and recent faults of aggregator shards.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--shards",
+        metavar="HOST:PORT,…",
+        default=_DEFAULT,
+        help=f"their HTTP addresses; default: {_DEFAULT}",
+    )
+    parser.add_argument("--watch", action="store_true", help="go on until Ctrl-C")
+    parser.add_argument("--json", action="store_true", help="a line of JSON for each look")
+    parser.add_argument(
+        "--interval", type=_interval, default=1.0, metavar="SECONDS", help="default 1"
+    )
+    parser.set_defaults(handler=_handle)
+
+
+def _handle(args: argparse.Namespace) -> int:
+    addresses = parse_addresses("--shards", args.shards)
+    if not addresses:
+        raise ConfigError("--shards is empty, expected HOST:PORT,…")
+    try:
+        return status(addresses, watch=args.watch, as_json=args.json, interval=args.interval)
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # the reader, such as head, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def status(addresses: Sequence[str], *, watch: bool, as_json: bool, interval: float) -> int:
+    """Prints one look, or one every `interval` seconds, and returns the exit code."""
+    from thalweg.cli import _status_table
+
+    before: list[Look] = []
+    looks = _looks(addresses, interval)
+    live = watch and not as_json and sys.stdout.isatty()
+    if live:
+        print(_CLEAR, end="")
+    for now in looks:
+        if as_json:
+            print(json.dumps({"shards": [look._asdict() for look in now]}), flush=True)
+        elif not before and any(not look.error for look in now):
+            before = now  # rates need two looks
+            continue
+        else:
+            lines = _status_table.lines(before, now)
+            print(_frame(lines) if live else "\n".join(lines) + "\n" * watch, flush=True)
+        if not watch:
+            return int(any(look.error for look in now))
+        before = now
+    raise AssertionError("looks do not end")
+
+
+def _frame(lines: Sequence[str]) -> str:
+    """Replaces what the terminal shows without flicker."""
+    rows = os.get_terminal_size().lines - 1
+    return _HOME + "".join(f"{line}{_CLEAR_LINE}\n" for line in lines[:rows]) + _CLEAR_REST
+
+
+def _looks(addresses: Sequence[str], interval: float) -> Iterator[list[Look]]:
+    """All shards at once, again and again: a dead one does not hold up the others."""
+    with ThreadPoolExecutor(len(addresses)) as pool:
+        due = time.monotonic()
+        while True:
+            yield list(pool.map(look, addresses))
+            due = max(due + interval, time.monotonic())
+            time.sleep(max(0.0, due - time.monotonic()))
+
+
+def look(address: str) -> Look:
+    """Asks one shard."""
+    try:
+        shard, jobs = _get(address, "shard"), _get(address, "jobs")["jobs"]
+        if not isinstance(jobs, list):
+            raise ValueError("jobs is not a list")
+    except (OSError, http.client.HTTPException) as error:
+        return Look(address, f"not reachable: {_reason(error)}", {}, [])
+    except (ValueError, KeyError, TypeError) as error:
+        return Look(address, f"is no shard of Thalweg: {error}", {}, [])
+    return Look(address, "", shard, jobs)
+
+
+def _get(address: str, what: str) -> dict[str, Any]:
+    # Shards are inside the cluster: a proxy for the world outside does not know them.
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(f"http://{address}/api/v1/{what}", timeout=_ANSWER_SECONDS) as reply:
+            answer = json.load(reply)
+    except urllib.error.HTTPError as error:
+        with contextlib.closing(error):
+            raise ValueError(
+                f"/api/v1/{what} is answered with {error.code}; expected the HTTP address of an "
+                "aggregator of this release"
+            ) from None
+    if not isinstance(answer, dict):
+        raise ValueError(f"/api/v1/{what} is not an object")
+    return answer
+
+
+def _reason(error: BaseException) -> str:
+    cause = getattr(error, "reason", None) or error
+    return str(getattr(cause, "strerror", None) or cause or type(cause).__name__)
+
+
+def _interval(text: str) -> float:
+    number = float(text)
+    if not 0.1 <= number <= 3600:
+        raise argparse.ArgumentTypeError(f"{text} is not a number of seconds from 0.1 to 3600")
+    return number

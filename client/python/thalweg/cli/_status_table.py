@@ -1,0 +1,237 @@
+"""The table of `thalweg status`: two looks at the shards in, lines of text out."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from thalweg import __version__
+from thalweg.cli._status import Look
+
+_FAULTS = 8
+_NONE = "-"
+_Json = Mapping[str, Any]
+
+
+class Job(NamedTuple):
+    """One job, over all shards that have answered. Sums, or rates and sums over an interval."""
+
+    state: str
+    codec: str
+    workers: int
+    shards: int  # that have answered, of `of_shards`
+    of_shards: int
+    rounds: float
+    raw_bytes: float
+    wire_bytes: float
+    last_rounds: tuple[float, ...]  # by node
+    waited_seconds: tuple[float, ...]
+    nodes: tuple[_Json, ...]
+    remark: str  # a failure, or whom it waits for
+
+
+def lines(before: Sequence[Look], now: Sequence[Look]) -> list[str]:
+    """`before` may lack shards, or be empty: then there are no rates."""
+    clock = time.strftime("%H:%M:%S")
+    result = [f"thalweg {__version__} · {_count(len(now), 'shard')} · {clock}", ""]
+    result += _columns(_shard_rows(before, now), "<><>>>>>")
+    result += [f"{look.address}  {clean(look.error)}" for look in now if look.error]
+    earlier = _jobs(_comparable(before, now))
+    for name, job in _jobs(now).items():
+        result += ["", *_job_lines(name, job, earlier.get(name))]
+    result += _fault_lines(now)
+    width = shutil.get_terminal_size((120, 24)).columns
+    return [line if len(line) <= width else line[: width - 1] + "…" for line in result]
+
+
+def clean(text: str) -> str:
+    """Without what a terminal would obey: names and messages come from anywhere."""
+    return "".join(c if c.isprintable() else "?" for c in text)
+
+
+def size(value: float) -> str:
+    """Bytes for people: 118 MB."""
+    units = ["B", "kB", "MB", "GB", "TB", "PB"]
+    while value >= 999.5 and len(units) > 1:
+        value /= 1000
+        units.pop(0)
+    return f"{value:.3g} {units[0]}" if value < 999.5 else f"{value:.0f} {units[0]}"
+
+
+def duration(seconds: float) -> str:
+    """For people: 12 ms, 3.4 s, 2 min, 5 h 7 min, 3 d 4 h."""
+    if seconds < 0.9995:
+        return f"{1e3 * seconds:.3g} ms"
+    if seconds < 59.5:
+        return f"{seconds:.3g} s"
+    minutes = round(seconds / 60)
+    if minutes < 60:
+        return f"{minutes} min"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def _columns(rows: Sequence[Sequence[str]], align: str) -> list[str]:
+    """Rows of cells as lines, padded to columns; the first row is the head."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return ["  ".join(f"{c:{a}{w}}" for c, a, w in zip(row, align, widths, strict=True)).rstrip()
+            for row in rows]  # fmt: skip
+
+
+def _comparable(before: Sequence[Look], now: Sequence[Look]) -> list[Look]:
+    """Those earlier looks whose counters have gone on since: of the same process."""
+    current = {look.address: look for look in now if not look.error}
+    return [
+        look
+        for look in before
+        if not look.error
+        and look.address in current
+        and _era(look) == _era(current[look.address])
+        and _seconds(look) < _seconds(current[look.address])
+    ]
+
+
+def _era(look: Look) -> float:
+    return float(look.shard["started_unix_seconds"])
+
+
+def _seconds(look: Look) -> float:
+    return float(look.shard["uptime_seconds"])
+
+
+def _ratio(raw: float, wire: float) -> str:
+    return f"{raw / wire:.3g}x" if raw > 0 and wire > 0 else _NONE
+
+
+def _shard_rows(before: Sequence[Look], now: Sequence[Look]) -> list[list[str]]:
+    rows = [["SHARD", "UP", "STATE", "JOBS", "ROUNDS/S", "RECEIVED", "SENT", "HELD"]]
+    earlier = {look.address: look for look in _comparable(before, now)}
+    for look in now:
+        if look.error:
+            continue
+        shard = look.shard
+        row = [look.address, duration(_seconds(look))]
+        row += ["draining" if shard["draining"] else "live", str(shard["jobs"])]
+        if (old := earlier.get(look.address)) is None:
+            row += [_NONE] * 3
+        else:
+            passed = _seconds(look) - _seconds(old)
+            row.append(f"{(shard['rounds'] - old.shard['rounds']) / passed:,.0f}")
+            for way in ("received", "sent"):
+                grown = shard[way]["wire_bytes"] - old.shard[way]["wire_bytes"]
+                row.append(f"{size(grown / passed)}/s")
+        rows.append([*row, size(shard["held_bytes"])])
+    return rows
+
+
+def _jobs(looks: Iterable[Look]) -> dict[str, Job]:
+    parts: dict[str, list[_Json]] = {}
+    for look in looks:
+        for job in look.jobs:
+            parts.setdefault(job["name"], []).append(job)
+    return {name: _merge(parts[name]) for name in sorted(parts)}
+
+
+def _merge(parts: Sequence[_Json]) -> Job:
+    """One job's parts on several shards: sums, and the worst of the states."""
+    worst = max(parts, key=lambda part: ("running", "gathering", "failed").index(part["state"]))
+    count = max(len(part["nodes"]) for part in parts)
+
+    def by_node(key: str) -> tuple[float, ...]:
+        lists = [[node[key] for node in part["nodes"]] for part in parts]
+        return tuple(sum(values[i] for values in lists if i < len(values)) for i in range(count))
+
+    def bytes_of(kind: str) -> float:
+        return float(sum(part[way][kind] for part in parts for way in ("received", "sent")))
+
+    return Job(
+        state=worst["state"],
+        codec=worst["codec"],
+        workers=worst["workers"],
+        shards=len(parts),
+        of_shards=worst["shards"],
+        rounds=sum(part["rounds"] for part in parts),
+        raw_bytes=bytes_of("raw_bytes"),
+        wire_bytes=bytes_of("wire_bytes"),
+        last_rounds=by_node("last_rounds"),
+        waited_seconds=by_node("waited_seconds"),
+        nodes=tuple(worst["nodes"]),
+        remark=worst["failure"] or _waiting(parts),
+    )
+
+
+def _waiting(parts: Sequence[_Json]) -> str:
+    waits = [part for part in parts if part["waiting"] and part["waiting"]["seconds"] >= 1]
+    if not waits:
+        return ""
+    longest = max(waits, key=lambda part: float(part["waiting"]["seconds"]))
+    names = [f"node {i} ({longest['nodes'][i]['name']})" for i in longest["waiting"]["nodes"]]
+    return f"waiting for {', '.join(names)} for {duration(longest['waiting']['seconds'])}"
+
+
+def _job_lines(name: str, job: Job, before: Job | None) -> list[str]:
+    grown = job if before is None or before.shards != job.shards else _minus(job, before)
+    if grown.rounds <= 0:
+        grown = job  # nothing moves: what was so far
+    head = [f"job {clean(name)}", job.state, clean(job.codec), _count(len(job.nodes), "node")]
+    head += [_count(job.workers, "worker"), f"{size(job.raw_bytes)} as {size(job.wire_bytes)}"]
+    head.append(_ratio(grown.raw_bytes, grown.wire_bytes))
+    if job.shards != job.of_shards:
+        head.append(f"seen on {job.shards} of {job.of_shards} shards")
+    rows = [["NODE", "HOST", "STATE", "WORKERS", "HEARD OF", "LAST IN", "THEN WAITED FOR", ""]]
+    waited = sum(grown.waited_seconds)
+    for i, node in enumerate(job.nodes):
+        last, seconds = grown.last_rounds[i], grown.waited_seconds[i]
+        active = node["state"] == "active"
+        rows.append(
+            [
+                str(i),
+                clean(node["name"]),
+                node["state"],
+                str(node["workers"]),
+                f"{duration(node['silent_seconds'])} ago" if active else _NONE,
+                f"{last / grown.rounds:.0%}" if grown.rounds else _NONE,
+                duration(seconds / last) if last else _NONE,
+                "slowest" if len(job.nodes) > 1 and waited > 0 and seconds > 0.6 * waited else "",
+            ]
+        )
+    result = [" · ".join(head), *(f"  {line}" for line in _columns(rows, "><<>>>><"))]
+    return [*result, f"  {clean(job.remark)}"] if job.remark else result
+
+
+def _minus(job: Job, before: Job) -> Job:
+    def less(now: tuple[float, ...], then: tuple[float, ...]) -> tuple[float, ...]:
+        return tuple(a - b for a, b in zip(now, then, strict=True))
+
+    if len(job.nodes) != len(before.nodes) or job.rounds < before.rounds:
+        return job  # another job of that name
+    return job._replace(
+        rounds=job.rounds - before.rounds,
+        raw_bytes=job.raw_bytes - before.raw_bytes,
+        wire_bytes=job.wire_bytes - before.wire_bytes,
+        last_rounds=less(job.last_rounds, before.last_rounds),
+        waited_seconds=less(job.waited_seconds, before.waited_seconds),
+    )
+
+
+def _fault_lines(looks: Iterable[Look]) -> list[str]:
+    """The latest of all shards; every shard of a failed job has one, of which one is enough."""
+    latest: dict[tuple[str, str, str], _Json] = {}
+    for look in looks:
+        for fault in look.shard.get("faults", ()):
+            key = (fault["job"], fault["reason"], fault["kind"])
+            if key not in latest or fault["seconds_ago"] < latest[key]["seconds_ago"]:
+                latest[key] = fault
+    if not latest:
+        return []
+    rows = [["FAULTS", "JOB", "REASON", ""]]
+    for fault in sorted(latest.values(), key=lambda fault: float(fault["seconds_ago"]))[:_FAULTS]:
+        ago = f"{duration(fault['seconds_ago'])} ago"
+        rows.append([ago, clean(fault["job"]), fault["reason"], clean(fault["message"])])
+    return ["", *_columns(rows, "<<<<")]

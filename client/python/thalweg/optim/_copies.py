@@ -1,0 +1,54 @@
+"""Roundings of an optimizer's parameters that its step stores in the same pass."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+_ATTRIBUTE = "_thalweg_copies"
+
+
+class Copies:
+    """What one optimizer is to store beside its parameters, which are masters.
+
+    A fused step stores the copies of parameters that have a gradient; others know nothing of it.
+    """
+
+    def __init__(self, pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
+        """`pairs`: a parameter and its copy, of the same shape and in any type that is fused."""
+        self.of = {id(param): copy for param, copy in pairs}
+        self.stored = False
+
+
+def ask_for_copies(optimizer: Optimizer, pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
+    """From now on; takes the place of what was asked for before."""
+    optimizer.__dict__[_ATTRIBUTE] = Copies(pairs)
+
+
+def forget_copies(optimizer: Optimizer) -> None:
+    """From now on nothing is stored beside parameters."""
+    optimizer.__dict__.pop(_ATTRIBUTE, None)
+
+
+def take_stored(optimizer: Optimizer) -> bool:
+    """Whether the latest step has stored copies; asks once."""
+    copies = copies_of(optimizer)
+    stored = copies is not None and copies.stored
+    if copies is not None:
+        copies.stored = False
+    return stored
+
+
+def mark_stored(optimizer: Optimizer) -> None:
+    """The step has stored the copies of parameters that have a gradient."""
+    copies = copies_of(optimizer)
+    if copies is not None:
+        copies.stored = True
+
+
+def copies_of(optimizer: Optimizer) -> Copies | None:
+    """What has been asked for."""
+    copies: Copies | None = optimizer.__dict__.get(_ATTRIBUTE)
+    return copies

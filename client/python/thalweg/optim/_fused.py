@@ -1,0 +1,90 @@
+"""What Thalweg's optimizers add to torch's: one fused step, state in float32, and AMP's scaling."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._compile import _disable_dynamo
+from torch.optim import Optimizer
+
+from thalweg.optim._steps import Step
+
+_STATE = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer")
+
+
+class FusedMixin:
+    """Put before a torch optimizer: replaces its step().
+
+    GradScaler hands over its scale and whether an infinity was found: gradients are unscaled in the
+    step, which does nothing, and does not count, if one was. Gradients are never written to.
+    """
+
+    _step_supports_amp_scaling = True
+    _fused_step: Step
+
+    @_disable_dynamo  # torch.compile leaves the call as it is: there is nothing to fuse in it
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # noqa: ANN401
+        """One update. Returns what `closure`, which computes loss and gradients, returns.
+
+        Raises RuntimeError, before anything is changed, for parameters and gradients that cannot
+        be updated: docs/optim.md has them.
+        """
+        from thalweg._C import NotFusable  # import torch may define optimizers; this costs time
+
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        try:
+            type(self)._fused_step(self, own=True)
+        except NotFusable as error:
+            self._step_unfused(error)
+        return loss
+
+    def _step_unfused(self, reason: RuntimeError) -> None:
+        """The same update for what the kernels cannot take; raises `reason` if there is none."""
+        raise reason
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Optimizer.load_state_dict, but moments are float32 whatever the parameters are."""
+        assert isinstance(self, Optimizer)
+        seen: list[dict[str, Any]] = []
+
+        def remember(_: Optimizer, changed: dict[str, Any]) -> None:
+            seen[:] = [changed]
+
+        # Last of all hooks: they may put another dictionary in its place.
+        hook = self.register_load_state_dict_pre_hook(remember)
+        try:
+            super().load_state_dict(state_dict)  # type: ignore[misc]
+        finally:
+            hook.remove()
+        _restore_precision(self, seen[0])
+
+
+def refuse_modes(*, foreach: bool | None, capturable: bool, differentiable: bool) -> None:
+    """Raises RuntimeError for torch's other ways of doing a step."""
+    asked = {"foreach": foreach, "capturable": capturable, "differentiable": differentiable}
+    for name, value in asked.items():
+        if value:
+            raise RuntimeError(
+                f"thalweg: {name} is {value}, expected False: `fused` does not support `{name}`, "
+                "use torch's optimizer for it"
+            )
+
+
+def _restore_precision(optimizer: Optimizer, source: dict[str, Any]) -> None:
+    """Takes moments from `source` anew: torch has rounded them to the parameters' type."""
+    saved = chain.from_iterable(group["params"] for group in source["param_groups"])
+    params = chain.from_iterable(group["params"] for group in optimizer.param_groups)
+    for index, param in zip(saved, params, strict=True):
+        for key in _STATE:
+            value = source["state"].get(index, {}).get(key)
+            if isinstance(value, Tensor):
+                # A copy: torch shares what needs no cast, and two optimizers must not.
+                optimizer.state[param][key] = value.to(param.device, torch.float32, copy=True)

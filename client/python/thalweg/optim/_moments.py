@@ -1,0 +1,152 @@
+"""What LAMB and apex's Adam share: two float32 moments per parameter, a step without kernels."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from thalweg._fused_optimizers import fallbacks
+from thalweg.optim._fused import FusedMixin
+from thalweg.optim._steps import grad_factor
+
+_MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+class Batch(NamedTuple):
+    """A group's parameters that have gradients, with the same index in each list; float32."""
+
+    params: list[Tensor]  # as they are in the model, in any type
+    weights: list[Tensor]  # the same in float32
+    grads: list[Tensor]  # copies, which may be overwritten
+    exp_avgs: list[Tensor]
+    exp_avg_sqs: list[Tensor]
+    steps: list[float]  # counted from 1
+
+
+class MomentOptimizer(FusedMixin, Optimizer):
+    """Base: state `step`, `exp_avg` and `exp_avg_sq` as in torch's Adam, moments in float32.
+
+    `state_dict` is interchangeable with Adam's. A parameter without gradient is left alone, and its
+    step does not advance. What the kernels cannot update takes torch's multi-tensor operations,
+    and is counted in `thalweg.optim.fallbacks`.
+    """
+
+    def __init__(
+        self,
+        params: Any,  # noqa: ANN401
+        defaults: dict[str, Any],
+        *,
+        set_grad_none: bool,
+    ) -> None:
+        self._set_grad_none = set_grad_none
+        _check(defaults)
+        super().__init__(params, defaults)
+
+    def zero_grad(self, set_to_none: bool | None = None) -> None:
+        """Clears gradients; `set_to_none` None: as `set_grad_none` says."""
+        super().zero_grad(self._set_grad_none if set_to_none is None else set_to_none)
+
+    def _step_unfused(self, reason: RuntimeError) -> None:
+        """Raises RuntimeError if a gradient is sparse."""
+        factor = grad_factor(self)
+        if factor is None:
+            return
+        batches = [self._batch(group, factor) for group in self.param_groups]
+        norm = self._global_norm([grad for batch in batches for grad in batch.grads])
+        for group, batch in zip(self.param_groups, batches, strict=True):
+            if batch.params:
+                self._update(group, batch, norm)
+                rounded = [i for i, p in enumerate(batch.params) if p is not batch.weights[i]]
+                if rounded:
+                    torch._foreach_copy_(
+                        [batch.params[i] for i in rounded], [batch.weights[i] for i in rounded]
+                    )
+        fallbacks[str(reason).removeprefix("thalweg: ")] += 1
+
+    @abstractmethod
+    def _update(self, group: dict[str, Any], batch: Batch, norm: Tensor | None) -> None:
+        """Writes new values into `batch.weights`."""
+
+    def _global_norm(self, grads: list[Tensor]) -> Tensor | None:
+        """The norm of all gradients together, where `_update` needs it."""
+        return None
+
+    def _batch(self, group: dict[str, Any], factor: float) -> Batch:
+        params = [param for param in group["params"] if param.grad is not None]
+        for param in params:
+            if param.grad.is_sparse:
+                raise RuntimeError(
+                    f"a parameter of shape {tuple(param.shape)} has a sparse gradient, expected a "
+                    f"dense one: {type(self).__name__} cannot update it, torch.optim.SparseAdam can"
+                )
+            state = self.state[param]
+            if not state:
+                state["step"] = torch.tensor(0.0, dtype=torch.float32)
+                for key in _MOMENTS:
+                    state[key] = torch.zeros_like(param, dtype=torch.float32)
+            state["step"] += 1
+        grads = [param.grad.to(torch.float32, copy=True) for param in params]
+        if group["maximize"]:
+            factor = -factor
+        if grads and factor != 1:
+            torch._foreach_mul_(grads, factor)
+        return Batch(
+            params,
+            [p.detach() if p.dtype is torch.float32 else p.float() for p in params],
+            grads,
+            [self.state[param]["exp_avg"] for param in params],
+            [self.state[param]["exp_avg_sq"] for param in params],
+            [float(self.state[param]["step"]) for param in params],
+        )
+
+
+def adam_updates(group: dict[str, Any], batch: Batch, grad_share: float) -> list[Tensor]:
+    """Moves the moments, and gives what to subtract, times lr, from each weight.
+
+    m = β1·m + grad_share·g, v = β2·v + (1-β2)·g²; u = (m/c1) / (√(v/c2) + ε) with the bias
+    corrections c = 1-β^step, where the group asks for them. `adam_w_mode` adds λ·w to u, otherwise
+    to g beforehand. `batch.grads` is used up.
+    """
+    beta1, beta2 = group["betas"]
+    decay = group["weight_decay"]
+    grads = batch.grads
+    if decay != 0 and not group["adam_w_mode"]:
+        torch._foreach_add_(grads, batch.weights, alpha=decay)
+    torch._foreach_mul_(batch.exp_avgs, beta1)
+    torch._foreach_add_(batch.exp_avgs, grads, alpha=grad_share)
+    torch._foreach_mul_(batch.exp_avg_sqs, beta2)
+    torch._foreach_addcmul_(batch.exp_avg_sqs, grads, grads, 1 - beta2)
+    corrected = group["bias_correction"]
+    first = [1 - beta1**step if corrected else 1.0 for step in batch.steps]
+    second = [(1 - beta2**step if corrected else 1.0) ** 0.5 for step in batch.steps]
+    denominators = torch._foreach_sqrt(batch.exp_avg_sqs)
+    torch._foreach_div_(denominators, second)
+    torch._foreach_add_(denominators, group["eps"])
+    updates: list[Tensor] = list(torch._foreach_div(batch.exp_avgs, denominators))
+    torch._foreach_div_(updates, first)
+    if decay != 0 and group["adam_w_mode"]:
+        torch._foreach_add_(updates, batch.weights, alpha=decay)
+    return updates
+
+
+def subtract(batch: Batch, updates: Iterable[Tensor], lr: float | Tensor) -> None:
+    """weights -= lr·updates; the updates are used up."""
+    scaled = list(updates)
+    if isinstance(lr, Tensor) and lr.device.type == "cpu":
+        lr = lr.item()  # weights may be elsewhere
+    torch._foreach_mul_(scaled, lr)
+    torch._foreach_sub_(batch.weights, scaled)
+
+
+def _check(defaults: dict[str, Any]) -> None:
+    beta1, beta2 = defaults["betas"]
+    if not (0.0 <= beta1 < 1.0 and 0.0 <= beta2 < 1.0):
+        raise ValueError(f"betas are {defaults['betas']}, expected two from 0 to below 1")
+    for name in ("lr", "eps", "weight_decay"):
+        if not float(defaults[name]) >= 0.0:
+            raise ValueError(f"{name} is {defaults[name]}, expected 0 or more")

@@ -1,0 +1,149 @@
+"""Which tensors a step updates: found once, and again only when something has changed.
+
+Python's part of a step must not grow with each parameter by more than a few object comparisons:
+with a thousand small parameters it would take longer than the arithmetic.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable
+from itertools import chain
+from operator import is_, itemgetter
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from thalweg.optim._copies import copies_of
+
+if TYPE_CHECKING:
+    from thalweg._C import FusedTensors
+
+_Group = dict[str, Any]
+
+# What a group's parameters keep, by their names in torch's state, without "step".
+Keys = Callable[[_Group], tuple[str, ...]]
+
+
+class GroupPlan:
+    """The tensors of one group: those that have had a gradient, with their state."""
+
+    def __init__(self, optimizer: Optimizer, group: _Group, keys: Keys, *, steps: bool) -> None:
+        """Makes the state of parameters that have a gradient and none yet. Raises NotFusable."""
+        from thalweg._C import FusedTensors, NotFusable, check_fusable
+
+        self.keys = keys(group)
+        self.params = list(group["params"])
+        state = optimizer.state
+        used = [p for p in self.params if p.grad is not None or _has(state.get(p), self.keys)]
+        check_fusable(used)
+        members = set(map(id, used))
+        if len(members) != len(used):
+            raise NotFusable(
+                "thalweg: a group has a parameter twice, expected each once: they would be updated "
+                "at the same time"
+            )
+        self.fresh = [not _has(state.get(p), self.keys) for p in used]
+        self._dicts = [_complete(state[p] if self.keys else {}, p, self.keys, steps) for p in used]
+        names = (*self.keys, *(["step"] if steps else []))
+        self._kept = {name: [d[name] for d in self._dicts] for name in names}
+        self._idle = [p for p in self.params if id(p) not in members]
+        copies = copies_of(optimizer)
+        self.tensors: FusedTensors = FusedTensors(
+            used,
+            [self._kept[key] for key in self.keys],
+            self._kept["step"] if steps else [],
+            [copies.of.get(id(p)) for p in used] if copies else [],
+        )
+
+    def holds(self, group: _Group, keys: Keys) -> bool:
+        """Whether the group still has these parameters, and they this state."""
+        return (
+            self.keys == keys(group)
+            and _same(group["params"], self.params)
+            and not any(p.grad is not None for p in self._idle)
+            and all(_same(map(itemgetter(k), self._dicts), v) for k, v in self._kept.items())
+        )
+
+
+class Plan:
+    """The groups of one optimizer."""
+
+    def __init__(self, optimizer: Optimizer, keys: Keys, *, steps: bool, own: bool) -> None:
+        """Raises NotFusable."""
+        if not own:
+            _refuse_narrow(optimizer)
+        self._keys = keys
+        self.groups = [
+            GroupPlan(optimizer, group, keys, steps=steps) for group in optimizer.param_groups
+        ]
+        self._states = list(optimizer.state.values())
+        self._copies = copies_of(optimizer)
+
+    def holds(self, optimizer: Optimizer) -> bool:
+        groups = optimizer.param_groups
+        try:
+            return (
+                len(groups) == len(self.groups)
+                and copies_of(optimizer) is self._copies
+                and _same(optimizer.state.values(), self._states)
+                and all(p.holds(g, self._keys) for p, g in zip(self.groups, groups, strict=True))
+            )
+        except KeyError:  # part of a state has been deleted
+            return False
+
+
+_plans: weakref.WeakKeyDictionary[Optimizer, Plan] = weakref.WeakKeyDictionary()
+
+
+def plan_of(optimizer: Optimizer, keys: Keys, *, steps: bool, own: bool) -> Plan:
+    """The plan of this step.
+
+    `own`: the optimizer is Thalweg's, whose state is float32 whatever its parameters are; torch's
+    keep it in the parameters' type, and are refused unless that is float32. Raises NotFusable.
+    """
+    plan = _plans.get(optimizer)
+    if plan is None or not plan.holds(optimizer):
+        plan = _plans[optimizer] = Plan(optimizer, keys, steps=steps, own=own)
+    elif len(plan.groups) > 1:
+        for members in plan.groups:
+            members.tensors.check_grads()
+    return plan
+
+
+def _has(state: dict[str, Any] | None, keys: tuple[str, ...]) -> bool:
+    return state is not None and all(state.get(key) is not None for key in keys)
+
+
+def _complete(
+    state: dict[str, Any], param: Tensor, keys: Iterable[str], steps: bool
+) -> dict[str, Any]:
+    if steps and not isinstance(state.get("step"), Tensor):
+        state["step"] = torch.tensor(float(state.get("step", 0.0)), dtype=torch.float32)
+    for key in keys:
+        value = state.get(key)
+        if value is None:
+            state[key] = torch.zeros_like(param, dtype=torch.float32, requires_grad=False)
+        elif value.dtype is not torch.float32:
+            state[key] = value.float()
+    return state
+
+
+def _refuse_narrow(optimizer: Optimizer) -> None:
+    from thalweg._C import NotFusable
+
+    every = chain.from_iterable(group["params"] for group in optimizer.param_groups)
+    for param in every:
+        if param.dtype is not torch.float32:
+            raise NotFusable(
+                f"thalweg: a parameter is {param.dtype}, expected torch.float32: "
+                f"{type(optimizer).__name__} keeps its state in that type, thalweg.optim would not"
+            )
+
+
+def _same(a: Iterable[object], b: list[Any]) -> bool:
+    """Whether they are the same objects; `a` may not be longer unseen."""
+    items = list(a)
+    return len(items) == len(b) and all(map(is_, items, b))

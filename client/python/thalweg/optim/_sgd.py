@@ -1,0 +1,50 @@
+"""SGD in one pass."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from thalweg.optim._fused import FusedMixin, refuse_modes
+from thalweg.optim._steps import sgd_step
+
+
+class FusedSGD(FusedMixin, torch.optim.SGD):
+    """torch.optim.SGD, fused: 12 bytes per float32 parameter and step, 20 with momentum.
+
+    Arguments, groups and `state_dict` are torch's, and checkpoints can be exchanged with it in both
+    directions. Parameters are float32, float16 or bfloat16 on the CPU; `momentum_buffer` is float32
+    always. Raises RuntimeError for foreach and differentiable.
+    """
+
+    _fused_step = staticmethod(sgd_step)
+
+    def __init__(  # noqa: PLR0917 - torch's order
+        self,
+        params: Any,  # noqa: ANN401
+        lr: float | Tensor = 1e-3,
+        momentum: float = 0,
+        dampening: float = 0,
+        weight_decay: float | Tensor = 0,
+        nesterov: bool = False,
+        *,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        differentiable: bool = False,
+        fused: bool | None = None,
+    ) -> None:
+        super().__init__(
+            params,
+            lr,
+            momentum,
+            dampening,
+            weight_decay,
+            nesterov,
+            maximize=maximize,
+            foreach=foreach,
+            differentiable=differentiable,
+            fused=fused,
+        )
+        refuse_modes(foreach=foreach, capturable=False, differentiable=differentiable)

@@ -1,0 +1,172 @@
+// A device for tests: streams are threads, which the test can hold; device memory cannot be touched
+// by the host; what CUDA leaves undefined is noted as a violation.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/base/mutex.h"
+#include "core/base/thread.h"
+#include "core/device/device_runtime.h"
+
+namespace thalweg {
+
+// Thread-safe. To be destroyed when nobody calls it any more; what is still queued is dropped then.
+class FakeRuntime : public DeviceRuntime {
+ public:
+  enum class Call {
+    kBindThread,
+    kCreateStream,
+    kCreateEvent,
+    kRecord,
+    kWait,
+    kAllocate,
+    kShare,
+    kOpen,
+    kCopy,
+    kCopyToHost,
+    kCopyToDevice,
+    kLaunch,
+    kRegisterHost,
+  };
+
+  explicit FakeRuntime(bool registers_read_only = true, int number = 0);
+  ~FakeRuntime() override;
+
+  std::string uuid() const override { return std::string(16, static_cast<char>(number_)); }
+  int number() const override { return number_; }
+  absl::Status BindThread() override;
+  absl::StatusOr<DeviceStream> CreateStream() override;
+  void DestroyStream(DeviceStream stream) override;
+  absl::StatusOr<DeviceEvent> CreateEvent() override;
+  void DestroyEvent(DeviceEvent event) override;
+  absl::Status Record(DeviceEvent event, DeviceStream stream) override;
+  absl::Status Wait(DeviceStream stream, DeviceEvent event) override;
+  absl::StatusOr<void*> AllocateMemory(size_t bytes) override;
+  void FreeMemory(void* memory) override;
+  absl::StatusOr<void*> AllocateHost(size_t bytes) override;
+  void FreeHost(void* memory) override;
+  absl::StatusOr<std::string> ShareMemory(void* memory) override;
+  absl::StatusOr<void*> OpenMemory(const std::string& shared) override;
+  void CloseMemory(void* memory) override;
+  absl::StatusOr<DeviceEvent> CreateSharedEvent() override { return CreateEvent(); }
+  absl::StatusOr<std::string> ShareEvent(DeviceEvent event) override;
+  absl::StatusOr<DeviceEvent> OpenEvent(const std::string& shared) override;
+  absl::Status Copy(void* to, const void* from, size_t bytes, DeviceStream stream) override;
+  absl::Status CopyToHost(void* host, const void* device, size_t bytes,
+                          DeviceStream stream) override;
+  absl::Status CopyToDevice(void* device, const void* host, size_t bytes,
+                            DeviceStream stream) override;
+  absl::Status Launch(DeviceStream stream, void (*function)(void*), void* argument) override;
+  absl::Status RegisterHost(const void* begin, size_t bytes, Access access) override;
+  void UnregisterHost(const void* begin) override;
+  absl::Status Check(DeviceStream stream) override;
+
+  // Whether it is the calling thread's current one.
+  bool IsBound() const;
+
+  // Device memory, of zeros: an address that faults when the host uses it.
+  std::span<std::byte> Allocate(size_t bytes);
+  // As cudaFree without its wait: a copy that comes later is a violation.
+  void Free(std::span<std::byte> memory);
+  // The same memory as kernels see it, to be used within Run.
+  std::span<std::byte> Inside(std::span<std::byte> memory);
+  // Queues a "kernel".
+  void Run(DeviceStream stream, std::function<void()> kernel);
+  // Queues one that begins when `may_begin` returns true, which must not call the runtime; it is
+  // asked whenever a stream of this device has got on, and by LookAgain.
+  void RunWhen(DeviceStream stream, std::function<bool()> may_begin, std::function<void()> kernel);
+  void LookAgain();
+  // Queues one that uses device memory by its addresses, like a real one. While it runs, the host
+  // could use them, too.
+  void RunInPlace(DeviceStream stream, std::function<void()> kernel);
+
+  // The streams that were created, in that order, also those destroyed since.
+  DeviceStream stream(size_t index);
+  // A held stream begins nothing new.
+  void Hold(DeviceStream stream);
+  void Release(DeviceStream stream);
+  // Waits until all streams that are not held have nothing that they could do.
+  void Settle();
+  // How much has been done on all streams.
+  uint64_t work_done();
+
+  // The `nth` (from 1) of the calls of that sort to come returns `error`, once.
+  void FailAt(Call call, uint32_t nth, absl::Status error);
+  // Everything queued is dropped; every call returns `error` from now on.
+  void FailDevice(absl::Status error);
+
+  std::vector<std::string> violations();
+  size_t registered_ranges();
+  uint64_t copied_bytes(Call direction);
+  // Pieces of device memory that have not been freed, and that are open.
+  size_t allocated();
+  size_t opened();
+  // Copies from or to memory that was not registered: the caller had to wait for them.
+  uint64_t pageable_copies();
+
+ private:
+  struct Stream;
+  struct Event {
+    uint64_t recorded = 0;
+    uint64_t reached = 0;
+    bool destroyed = false;
+    Event* shared = nullptr;  // whose event it is, when it was opened
+  };
+  struct Memory {
+    size_t bytes = 0;
+    std::byte* inside = nullptr;  // null once freed
+    uint32_t opened = 0;          // by how many that share it
+  };
+  struct Registered {
+    size_t bytes = 0;
+    Access access = Access::kReadWrite;
+  };
+  struct Work {
+    std::function<bool()> may_begin;  // called with mutex_ held; null: always
+    std::function<void()> run;
+  };
+
+  void CheckThread(const char* call) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status Enter(Call call) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Enqueue(DeviceStream stream, Work work) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status CopyHost(Call direction, std::byte* host, std::byte* device, size_t bytes,
+                        DeviceStream stream);
+  void DoCopy(Call direction, std::byte* host, std::byte* device, size_t bytes, bool registered);
+  // Where those bytes are as kernels see them; null: they are not all in one piece of memory.
+  std::byte* InsideLocked(const std::byte* device, size_t bytes)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  const Registered* FindRegistered(const std::byte* host, size_t bytes)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  Stream& Of(DeviceStream stream) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool CanGoOn(const Stream& stream) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Violation(std::string what) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void StreamLoop(Stream& stream);
+  void ProtectLocked(int protection) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  const int number_;
+  const bool registers_read_only_;
+  Mutex mutex_;
+  CondVar changed_;
+  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+  absl::Status failure_ ABSL_GUARDED_BY(mutex_);
+  std::vector<std::unique_ptr<Stream>> streams_ ABSL_GUARDED_BY(mutex_);
+  std::vector<std::unique_ptr<Event>> events_ ABSL_GUARDED_BY(mutex_);
+  std::map<const std::byte*, Memory> memory_ ABSL_GUARDED_BY(mutex_);
+  std::map<const std::byte*, Registered> registered_ ABSL_GUARDED_BY(mutex_);
+  std::map<Call, std::map<uint32_t, absl::Status>> to_fail_ ABSL_GUARDED_BY(mutex_);
+  std::map<Call, uint32_t> calls_ ABSL_GUARDED_BY(mutex_);
+  std::map<Call, uint64_t> copied_bytes_ ABSL_GUARDED_BY(mutex_);
+  uint64_t work_done_ ABSL_GUARDED_BY(mutex_) = 0;
+  uint32_t running_in_place_ ABSL_GUARDED_BY(mutex_) = 0;
+  uint64_t pageable_copies_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::vector<std::string> violations_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace thalweg

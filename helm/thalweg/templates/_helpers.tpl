@@ -1,0 +1,162 @@
+{{/*
+Names: at most 40 characters, so that every name made from it is short enough. A StatefulSet's is the tightest:
+its pods carry it, and ten characters more, in a label of at most 63.
+*/}}
+{{- define "thalweg.fullname" -}}
+{{- $name := default .Chart.Name .Values.nameOverride -}}
+{{- $full := .Values.fullnameOverride -}}
+{{- if not $full -}}
+{{- $full = ternary .Release.Name (printf "%s-%s" .Release.Name $name) (contains $name .Release.Name) -}}
+{{- end -}}
+{{- if gt (len $full) 40 -}}
+{{- printf "%s-%s" (trunc 31 $full | trimSuffix "-") (sha256sum $full | trunc 8) -}}
+{{- else -}}
+{{- $full -}}
+{{- end -}}
+{{- end }}
+
+{{/* Labels that never change: selectors. Argument: root, component. */}}
+{{- define "thalweg.selectorLabels" -}}
+app.kubernetes.io/name: {{ default .root.Chart.Name .root.Values.nameOverride }}
+app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/component: {{ .component }}
+{{- end }}
+
+{{/* Labels of every resource. Argument: root, component. */}}
+{{- define "thalweg.labels" -}}
+{{ include "thalweg.selectorLabels" . }}
+app.kubernetes.io/part-of: thalweg
+app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .root.Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_" | trunc 63 }}
+{{- end }}
+
+{{/* Argument: root, image (one of aggregator, sidecar, training). */}}
+{{- define "thalweg.image" -}}
+{{- $all := .root.Values.image -}}
+{{- $one := index $all .image -}}
+{{- $registry := required "image.registry is not set: give the registry that your images were pushed to, e.g. --set image.registry=registry.baidubce.com/team (deploy/README.md says how they are built)" $all.registry -}}
+{{- $ending := printf ":%s" (default .root.Chart.AppVersion $all.tag) -}}
+{{- if $one.digest -}}{{- $ending = printf "@%s" $one.digest -}}{{- end -}}
+{{- printf "%s/%s%s" (trimSuffix "/" $registry) $one.repository $ending -}}
+{{- end }}
+
+{{- define "thalweg.pullSecrets" -}}
+imagePullSecrets:
+{{- range .Values.image.pullSecrets }}
+  - name: {{ . }}
+{{- else }} []
+{{- end }}
+{{- end }}
+
+{{- define "thalweg.podSecurityContext" -}}
+runAsNonRoot: true
+runAsUser: {{ .Values.runAsUser }}
+runAsGroup: {{ .Values.runAsUser }}
+fsGroup: {{ .Values.runAsUser }}
+seccompProfile:
+  type: RuntimeDefault
+{{- end }}
+
+{{- define "thalweg.containerSecurityContext" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+capabilities:
+  drop: [ALL]
+{{- end }}
+
+{{/* Every shard's host:port, in order: it must be the same on all nodes of a job. */}}
+{{- define "thalweg.aggregators" -}}
+{{- $name := printf "%s-aggregator" (include "thalweg.fullname" .) -}}
+{{- $addresses := list -}}
+{{- range $shard := until (int .Values.aggregator.replicas) -}}
+{{- $addresses = append $addresses (printf "%s-%d.%s.%s.svc.%s:%d" $name $shard $name $.Release.Namespace $.Values.clusterDomain (int $.Values.aggregator.grpcPort)) -}}
+{{- end -}}
+{{- join "," $addresses -}}
+{{- end }}
+
+{{/* startup, readiness and liveness over HTTP. Argument: the port's name. */}}
+{{- define "thalweg.probes" -}}
+startupProbe:
+  httpGet: {path: /readyz, port: {{ . }}}
+  periodSeconds: 1
+  failureThreshold: 60
+readinessProbe:
+  httpGet: {path: /readyz, port: {{ . }}}
+  periodSeconds: 5
+livenessProbe:
+  httpGet: {path: /healthz, port: {{ . }}}
+  periodSeconds: 10
+  timeoutSeconds: 5
+  failureThreshold: 6
+{{- end }}
+
+{{/* What every way to run a sidecar has in common. */}}
+{{- define "thalweg.sidecarContainer" -}}
+name: thalweg-sidecar
+image: {{ include "thalweg.image" (dict "root" . "image" "sidecar") }}
+imagePullPolicy: {{ .Values.image.pullPolicy }}
+args:
+  - --socket=/run/thalweg/sidecar.sock
+  - --http=0.0.0.0:{{ .Values.sidecar.httpPort }}
+  - --threads={{ .Values.sidecar.threads }}
+  - --channels={{ .Values.sidecar.channels }}
+  - --drain-seconds={{ .Values.sidecar.drainSeconds }}
+env:
+  - name: THALWEG_AGGREGATORS
+    value: {{ include "thalweg.aggregators" . }}
+  - name: THALWEG_LOG
+    value: {{ .Values.logLevel | quote }}
+ports:
+  - name: thalweg-http
+    containerPort: {{ .Values.sidecar.httpPort }}
+{{ include "thalweg.probes" "thalweg-http" }}
+securityContext:
+  {{- include "thalweg.containerSecurityContext" . | nindent 2 }}
+resources:
+  {{- toYaml .Values.sidecar.resources | nindent 2 }}
+volumeMounts:
+  - name: thalweg
+    mountPath: /run/thalweg
+{{- end }}
+
+{{/*
+The same as a native sidecar: it starts before the training container, which waits until it serves, and
+Kubernetes ends it after the training container. Without restartPolicy it would be an init container that never ends.
+*/}}
+{{- define "thalweg.nativeSidecar" -}}
+{{ include "thalweg.sidecarContainer" . }}
+restartPolicy: Always
+{{- end }}
+
+{{/* What pods of a PyTorchJob and of a TrainJob have in common, up to the containers. */}}
+{{- define "thalweg.jobPod" -}}
+enableServiceLinks: false
+automountServiceAccountToken: false
+{{ include "thalweg.pullSecrets" . }}
+securityContext:
+  {{- include "thalweg.podSecurityContext" . | nindent 2 }}
+# The sidecar gets this long once the training container has ended.
+terminationGracePeriodSeconds: {{ add .Values.sidecar.drainSeconds 10 }}
+initContainers:
+  - {{- include "thalweg.nativeSidecar" . | nindent 4 }}
+{{- end }}
+
+{{- define "thalweg.jobVolumes" -}}
+- name: thalweg
+  emptyDir: {}
+- name: shm
+  emptyDir: {medium: Memory, sizeLimit: {{ . }}}
+{{- end }}
+
+{{- define "thalweg.jobVolumeMounts" -}}
+- name: thalweg
+  mountPath: /run/thalweg
+- name: shm
+  mountPath: /dev/shm
+{{- end }}
+
+{{/* Labels of the pods of a job: by these the PodMonitor finds them. */}}
+{{- define "thalweg.jobLabels" -}}
+thalweg.io/sidecar: {{ include "thalweg.fullname" . }}
+{{- end }}

@@ -1,0 +1,204 @@
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "core/base/wire_format.h"
+#include "kernels/codec/int8/int8.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/codec/int8/int8_cpu.cc"
+#include "hwy/foreach_target.h"  // compiles the rest of this file once per target
+#include "hwy/highway.h"
+#include "kernels/cast/element.h"
+#include "kernels/cast/vector-inl.h"
+#include "kernels/codec/int8/int8_scalar.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace thalweg {
+namespace HWY_NAMESPACE {
+namespace {
+
+// Encodes one block in which anything may occur.
+template <bool kFeedback>
+uint64_t EncodeAnyBlock(const float* values, float* residual, size_t elems, std::byte* out) {
+  uint32_t largest = 0;
+  uint64_t nonfinite = 0;
+  for (size_t i = 0; i < elems; ++i) {
+    const float x = kFeedback ? values[i] + residual[i] : values[i];
+    const uint32_t magnitude = BitCast<uint32_t>(x) & Fp32::kMagnitude;
+    if (magnitude < Fp32::kInfinity) {
+      largest = std::max(largest, magnitude);
+    } else {
+      ++nonfinite;
+    }
+  }
+  const Int8Scale scale = Int8ScaleOf(largest);
+  StoreBits<Fp32>(BitCast<uint32_t>(scale.value), out, 0);
+  auto* codes = reinterpret_cast<int8_t*>(out + sizeof(float));
+  for (size_t i = 0; i < elems; ++i) {
+    const float x = kFeedback ? values[i] + residual[i] : values[i];
+    codes[i] = EncodeInt8Element(x, scale, kFeedback ? &residual[i] : nullptr);
+  }
+  return nonfinite;
+}
+
+void DecodeAnyBlock(const std::byte* in, size_t elems, float* out) {
+  const float scale = Fp32::Widen(LoadBits<Fp32>(in, 0));
+  const auto* codes = reinterpret_cast<const int8_t*>(in + sizeof(float));
+  for (size_t i = 0; i < elems; ++i) out[i] = DecodeInt8Element(codes[i], scale);
+}
+
+#if THALWEG_VECTORS
+
+using D = hn::ScalableTag<float>;
+using D32 = hn::RebindToSigned<D>;
+
+template <bool kFeedback>
+HWY_INLINE hn::Vec<D> LoadSum(const float* values, const float* residual, size_t i) {
+  const D d;
+  const auto x = hn::LoadU(d, values + i);
+  if constexpr (kFeedback) return hn::Add(x, hn::LoadU(d, residual + i));
+  return x;
+}
+
+// The bits of the largest |x|. Those of infinity and NaN are larger than all others.
+template <bool kFeedback>
+HWY_INLINE uint32_t LargestMagnitude(const float* values, const float* residual) {
+  const D d;
+  const D32 d32;
+  const size_t lanes = hn::Lanes(d);
+  auto even = hn::Zero(d32);
+  auto odd = hn::Zero(d32);
+  for (size_t i = 0; i < kInt8BlockElems; i += 2 * lanes) {
+    const auto x0 = hn::Abs(LoadSum<kFeedback>(values, residual, i));
+    const auto x1 = hn::Abs(LoadSum<kFeedback>(values, residual, i + lanes));
+    even = hn::Max(even, hn::BitCast(d32, x0));
+    odd = hn::Max(odd, hn::BitCast(d32, x1));
+  }
+  return static_cast<uint32_t>(hn::GetLane(hn::MaxOfLanes(d32, hn::Max(even, odd))));
+}
+
+template <bool kFeedback>
+HWY_INLINE uint64_t EncodeBlock(const float* values, float* residual, std::byte* out) {
+  const uint32_t largest = LargestMagnitude<kFeedback>(values, residual);
+  if (largest >= Fp32::kInfinity) {
+    return EncodeAnyBlock<kFeedback>(values, residual, kInt8BlockElems, out);
+  }
+  const D d;
+  const D32 d32;
+  const hn::Rebind<int8_t, D> d8;
+  const Int8Scale scale = Int8ScaleOf(largest);
+  StoreBits<Fp32>(BitCast<uint32_t>(scale.value), out, 0);
+  auto* codes = reinterpret_cast<int8_t*>(out + sizeof(float));
+  const auto inverse = hn::Set(d, scale.inverse);
+  const auto value = hn::Set(d, scale.value);
+  const auto rounder = hn::Set(d, kInt8Rounder);
+  const auto rounder_bits = hn::BitCast(d32, rounder);
+  for (size_t i = 0; i < kInt8BlockElems; i += hn::Lanes(d)) {
+    const auto x = LoadSum<kFeedback>(values, residual, i);
+    const auto sum = hn::MulAdd(x, inverse, rounder);
+    hn::StoreU(hn::DemoteTo(d8, hn::Sub(hn::BitCast(d32, sum), rounder_bits)), d8, codes + i);
+    if constexpr (kFeedback) {
+      hn::StoreU(hn::Sub(x, hn::Mul(hn::Sub(sum, rounder), value)), d, residual + i);
+    }
+  }
+  return 0;
+}
+
+// Whether all codes of a full block are numbers.
+HWY_INLINE bool AllNumbers(const int8_t* codes) {
+  const hn::ScalableTag<uint8_t> d;
+  // -125 … 125 become 0 … 250, the rest 251 … 255.
+  const auto offset = hn::Set(d, static_cast<uint8_t>(kInt8LargestCode));
+  auto largest = hn::Zero(d);
+  for (size_t i = 0; i < kInt8BlockElems; i += hn::Lanes(d)) {
+    const auto code = hn::LoadU(d, reinterpret_cast<const uint8_t*>(codes + i));
+    largest = hn::Max(largest, hn::Add(code, offset));
+  }
+  const auto limit = hn::Set(d, static_cast<uint8_t>(2 * kInt8LargestCode));
+  return hn::AllTrue(d, hn::Eq(hn::Max(largest, limit), limit));
+}
+
+HWY_INLINE void DecodeBlock(const std::byte* in, float* out) {
+  const float scale = Fp32::Widen(LoadBits<Fp32>(in, 0));
+  const auto* codes = reinterpret_cast<const int8_t*>(in + sizeof(float));
+  if (!std::isfinite(scale) || !AllNumbers(codes)) {
+    return DecodeAnyBlock(in, kInt8BlockElems, out);
+  }
+  const D d;
+  const D32 d32;
+  const hn::Rebind<int8_t, D> d8;
+  const auto value = hn::Set(d, scale);
+  for (size_t i = 0; i < kInt8BlockElems; i += hn::Lanes(d)) {
+    const auto code = hn::ConvertTo(d, hn::PromoteTo(d32, hn::LoadU(d8, codes + i)));
+    hn::StoreU(hn::Mul(code, value), d, out + i);
+  }
+}
+
+#endif  // THALWEG_VECTORS
+
+template <bool kFeedback>
+uint64_t EncodeAll(const float* values, float* residual, size_t elems, std::byte* out) {
+  uint64_t nonfinite = 0;
+  for (size_t done = 0; done < elems; done += kInt8BlockElems) {
+    const size_t block = std::min<size_t>(elems - done, kInt8BlockElems);
+    float* const block_residual = kFeedback ? residual + done : nullptr;
+#if THALWEG_VECTORS
+    if (block == kInt8BlockElems) {
+      nonfinite += EncodeBlock<kFeedback>(values + done, block_residual, out);
+      out += sizeof(float) + block;
+      continue;
+    }
+#endif
+    nonfinite += EncodeAnyBlock<kFeedback>(values + done, block_residual, block, out);
+    out += sizeof(float) + block;
+  }
+  return nonfinite;
+}
+
+uint64_t EncodeInt8ForTarget(const float* values, float* residual, size_t elems, std::byte* out) {
+  return residual == nullptr ? EncodeAll<false>(values, nullptr, elems, out)
+                             : EncodeAll<true>(values, residual, elems, out);
+}
+
+void DecodeInt8ForTarget(const std::byte* in, size_t elems, float* out) {
+#if THALWEG_VECTORS
+  for (; elems >= kInt8BlockElems; elems -= kInt8BlockElems) {
+    DecodeBlock(in, out);
+    in += sizeof(float) + kInt8BlockElems;
+    out += kInt8BlockElems;
+  }
+#endif
+  while (elems > 0) {
+    const size_t block = std::min<size_t>(elems, kInt8BlockElems);
+    DecodeAnyBlock(in, block, out);
+    in += sizeof(float) + block;
+    out += block;
+    elems -= block;
+  }
+}
+
+}  // namespace
+// NOLINTNEXTLINE(google-readability-namespace-comments)
+}  // namespace HWY_NAMESPACE
+}  // namespace thalweg
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace thalweg {
+
+HWY_EXPORT(EncodeInt8ForTarget);
+HWY_EXPORT(DecodeInt8ForTarget);
+
+uint64_t EncodeInt8(const float* values, float* residual, size_t elems, std::byte* out) {
+  return HWY_DYNAMIC_DISPATCH(EncodeInt8ForTarget)(values, residual, elems, out);
+}
+
+void DecodeInt8(const std::byte* in, size_t elems, float* out) {
+  HWY_DYNAMIC_DISPATCH(DecodeInt8ForTarget)(in, elems, out);
+}
+
+}  // namespace thalweg
+#endif  // HWY_ONCE

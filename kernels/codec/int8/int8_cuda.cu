@@ -1,0 +1,164 @@
+#include "core/base/lossy_limits.h"
+#include "kernels/codec/block_kernel.h"
+#include "kernels/codec/block_launch.h"
+#include "kernels/codec/int8/int8_scalar.h"
+#include "kernels/cuda/combine.h"
+
+namespace thalweg {
+namespace {
+
+// A warp takes a block of 256 elements, each lane eight of them: four, and the four that lie 128
+// later. So a lane's codes are two words, and a warp's accesses lie side by side.
+constexpr uint32_t kQuads = 2;
+constexpr uint32_t kQuadStride = 128;
+constexpr uint64_t kBlockBytes = sizeof(float) + kInt8BlockElems;
+
+using Quad = Pack<Fp32, 4>;
+
+// Zeros from number `elems` on. `wide` when the quad is all there and lies at a multiple of 16
+// bytes.
+THALWEG_DEVICE inline Quad LoadQuad(const float* array, uint32_t at, uint32_t elems, bool wide) {
+  if (wide) return LoadPack<Fp32, 4>(array, at);
+  Quad quad;
+  for (uint32_t e = 0; e < 4; ++e) {
+    quad.bits[e] = at + e < elems ? BitCast<uint32_t>(array[at + e]) : 0;
+  }
+  return quad;
+}
+
+THALWEG_DEVICE inline void StoreQuad(const Quad& quad, float* array, uint32_t at, uint32_t elems,
+                                     bool wide) {
+  if (wide) return StorePack<Fp32, 4>(quad, array, at);
+  for (uint32_t e = 0; e < 4; ++e) {
+    if (at + e < elems) array[at + e] = Fp32::Widen(quad.bits[e]);
+  }
+}
+
+template <class Thread>
+THALWEG_DEVICE inline uint32_t QuadAt(const Thread& thread, uint32_t quad) {
+  return quad * kQuadStride + 4 * thread.Lane();
+}
+
+template <bool kFeedback>
+struct EncodeInt8Kernel {
+  static constexpr uint32_t kThreads = kBlockKernelThreads;
+  struct Shared {};
+  struct Args {
+    BlockEncoding work;
+    bool wide;   // floats lie at multiples of 16 bytes
+    bool words;  // the payload at a multiple of 4
+  };
+
+  template <class Thread>
+  THALWEG_DEVICE static void Run(const Thread& thread, Shared&, const Args& args) {
+    const BlockPlace place = PlaceOf<kInt8BlockElems, kBlockBytes>(thread, args.work.elems);
+    if (place.elems == 0) return;
+    const bool wide = args.wide && place.elems == kInt8BlockElems;
+    const float* const values = args.work.values + place.first;
+    float* const residual = kFeedback ? args.work.residual + place.first : nullptr;
+    Quad x[kQuads];
+    Quad left[kQuads];
+    for (uint32_t q = 0; q < kQuads; ++q) {
+      const uint32_t at = QuadAt(thread, q);
+      x[q] = LoadQuad(values, at, place.elems, wide);
+      if constexpr (kFeedback) left[q] = LoadQuad(residual, at, place.elems, wide);
+    }
+    uint32_t nonfinite = 0;
+    uint32_t largest = 0;
+    for (uint32_t q = 0; q < kQuads; ++q) nonfinite += AddQuad(left[q], &x[q], &largest);
+    for (uint32_t mask = 16; mask > 0; mask /= 2) {
+      const uint32_t other = thread.ShuffleXor(largest, mask);
+      largest = other > largest ? other : largest;
+    }
+    const Int8Scale scale = Int8ScaleOf(largest);
+    std::byte* const out = args.work.out + place.offset;
+    if (thread.Lane() == 0) StoreWord(BitCast<uint32_t>(scale.value), out, args.words);
+    for (uint32_t q = 0; q < kQuads; ++q) {
+      const uint32_t at = QuadAt(thread, q);
+      const uint32_t codes = EncodeQuad(x[q], scale, &left[q]);
+      StoreBlockWord(codes, out + sizeof(float), at, place.elems, args.words);
+      if constexpr (kFeedback) StoreQuad(left[q], residual, at, place.elems, wide);
+    }
+    AddInWarp(thread, nonfinite, args.work.nonfinite);
+  }
+
+  // Adds what is left from before, raises `*largest` to the magnitudes that are finite, returns how
+  // many are not.
+  THALWEG_DEVICE static uint32_t AddQuad(const Quad& left, Quad* x, uint32_t* largest) {
+    uint32_t nonfinite = 0;
+    for (int e = 0; e < 4; ++e) {
+      if constexpr (kFeedback) {
+        x->bits[e] = Fp32::Narrow(Fp32::Widen(x->bits[e]) + Fp32::Widen(left.bits[e]));
+      }
+      const uint32_t magnitude = x->bits[e] & Fp32::kMagnitude;
+      if (magnitude >= Fp32::kInfinity) {
+        ++nonfinite;
+      } else if (magnitude > *largest) {
+        *largest = magnitude;
+      }
+    }
+    return nonfinite;
+  }
+
+  // The codes of four elements, the first in the lowest byte; sets what they leave.
+  THALWEG_DEVICE static uint32_t EncodeQuad(const Quad& x, const Int8Scale& scale, Quad* left) {
+    uint32_t codes = 0;
+    for (int e = 0; e < 4; ++e) {
+      float residual = kFeedback ? Fp32::Widen(left->bits[e]) : 0;
+      const int8_t code = EncodeInt8Element(Fp32::Widen(x.bits[e]), scale, &residual);
+      if constexpr (kFeedback) left->bits[e] = Fp32::Narrow(residual);
+      codes |= uint32_t{static_cast<uint8_t>(code)} << (8 * e);
+    }
+    return codes;
+  }
+};
+
+struct DecodeInt8Kernel {
+  static constexpr uint32_t kThreads = kBlockKernelThreads;
+  struct Shared {};
+  struct Args {
+    BlockDecoding work;
+    bool wide;
+    bool words;
+  };
+
+  template <class Thread>
+  THALWEG_DEVICE static void Run(const Thread& thread, Shared&, const Args& args) {
+    const BlockPlace place = PlaceOf<kInt8BlockElems, kBlockBytes>(thread, args.work.elems);
+    if (place.elems == 0) return;
+    const bool wide = args.wide && place.elems == kInt8BlockElems;
+    const std::byte* const in = args.work.in + place.offset;
+    const float scale = BitCast<float>(LoadWord(in, args.words));
+    uint32_t codes[kQuads];
+    for (uint32_t q = 0; q < kQuads; ++q) {
+      codes[q] = LoadBlockWord(in + sizeof(float), QuadAt(thread, q), place.elems, args.words);
+    }
+    for (uint32_t q = 0; q < kQuads; ++q) {
+      Quad decoded;
+      for (int e = 0; e < 4; ++e) {
+        const auto code = static_cast<int8_t>(static_cast<uint8_t>(codes[q] >> (8 * e)));
+        decoded.bits[e] = Fp32::Narrow(DecodeInt8Element(code, scale));
+      }
+      StoreQuad(decoded, args.work.out + place.first, QuadAt(thread, q), place.elems, wide);
+    }
+  }
+};
+
+}  // namespace
+
+LaunchError LaunchEncodeInt8(CudaStream stream, const BlockEncoding& work) {
+  const bool wide = IsAligned(work.values, 16) && IsAligned(work.residual, 16);
+  const bool words = IsAligned(work.out, 4);
+  const uint64_t blocks = BlocksOfBlockKernel<kInt8BlockElems>(work.elems);
+  if (work.residual == nullptr) {
+    return Launch<EncodeInt8Kernel<false>>(stream, blocks, {work, wide, words});
+  }
+  return Launch<EncodeInt8Kernel<true>>(stream, blocks, {work, wide, words});
+}
+
+LaunchError LaunchDecodeInt8(CudaStream stream, const BlockDecoding& work) {
+  return Launch<DecodeInt8Kernel>(stream, BlocksOfBlockKernel<kInt8BlockElems>(work.elems),
+                                  {work, IsAligned(work.out, 16), IsAligned(work.in, 4)});
+}
+
+}  // namespace thalweg

@@ -1,0 +1,95 @@
+// Between powersgd_cuda.cc, which checks arguments, and the kernels of PowerSGD.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/cuda/stream.h"
+
+namespace thalweg {
+
+// A plan's table: a PowerSgdMatrix for each matrix, then the tiles of rows, then those of columns.
+
+struct alignas(16) PowerSgdMatrix {
+  uint64_t offset;
+  uint64_t p_offset;
+  uint64_t q_offset;
+  uint64_t workspace_offset;  // in doubles
+  uint64_t rows;
+  uint64_t cols;
+  uint32_t rank;
+  uint32_t first_column;  // among those of all matrices
+};
+
+// What one block works on.
+struct alignas(16) PowerSgdTile {
+  uint32_t matrix;
+  uint32_t begin;  // row or column
+  uint32_t end;
+  uint32_t lanes;  // of rows: how many threads share one, a power of two
+};
+
+inline constexpr uint32_t kPowerSgdThreads = 256;
+// Rows that threads take at once in passes 1 and 3: each element of a factor that they read serves
+// as many.
+inline constexpr uint32_t kRowsAtOnce = 4;
+// Columns of a tile of pass 2: rows are read in pieces of 128 bytes.
+inline constexpr uint32_t kStripColumns = 32;
+
+struct PowerSgdTable {
+  const PowerSgdMatrix* matrices;
+  const PowerSgdTile* tiles;
+};
+
+// `error` may be null.
+struct ProjectWork {
+  PowerSgdTable table;
+  const float* gradient;
+  float* error;
+  const float* q;
+  float* p;
+  uint64_t* nonfinite;
+};
+
+struct OrthogonaliseWork {
+  const PowerSgdMatrix* matrices;
+  double* workspace;
+  float* factors;
+  bool are_rows;  // Q rather than P
+  double epsilon;
+  uint32_t* zeroed;
+  uint64_t* nonfinite;
+};
+
+struct TransposedWork {
+  PowerSgdTable table;
+  const float* x;
+  const float* p;
+  float* q;
+};
+
+// `error` may be null.
+struct ReconstructWork {
+  PowerSgdTable table;
+  const float* p;
+  const float* q;
+  float* error;
+  float* out;
+  uint64_t* nonfinite;
+};
+
+struct RestoreWork {
+  PowerSgdTable table;
+  const float* gradient;
+  float* error;
+};
+
+// A block for each tile, or matrix.
+LaunchError LaunchProject(CudaStream stream, uint32_t tiles, const ProjectWork& work);
+LaunchError LaunchOrthogonalise(CudaStream stream, uint32_t matrices,
+                                const OrthogonaliseWork& work);
+LaunchError LaunchTransposed(CudaStream stream, uint32_t tiles, const TransposedWork& work);
+LaunchError LaunchReconstruct(CudaStream stream, uint32_t tiles, const ReconstructWork& work);
+LaunchError LaunchRestore(CudaStream stream, uint32_t tiles, const RestoreWork& work);
+
+}  // namespace thalweg

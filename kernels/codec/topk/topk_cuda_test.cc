@@ -1,0 +1,165 @@
+#include "kernels/codec/topk/topk_cuda.h"
+
+#include <cmath>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "kernels/codec/lossy_test_util.h"
+#include "kernels/codec/topk/topk.h"
+#include "kernels/cuda/test_device.h"
+
+namespace thalweg {
+namespace {
+
+using ::testing::HasSubstr;
+
+struct Result {
+  Bytes bytes;
+  Floats residual;
+  uint64_t nonfinite = 0;
+};
+
+Result OnCpu(const Floats& values, const Floats& residual, uint64_t count) {
+  Result result;
+  result.residual = residual;
+  result.bytes.resize(MaxEncodedBytes(WireFormat::kTopK, values.size()));
+  const Encoded encoded =
+      EncodeTopK(values.data(), residual.empty() ? nullptr : result.residual.data(), values.size(),
+                 count, result.bytes.data());
+  result.bytes.resize(encoded.bytes);
+  result.nonfinite = encoded.nonfinite_elems;
+  return result;
+}
+
+// The payload begins `misalignment` bytes after a multiple of 256, floats one element after it.
+Result OnDevice(const Floats& values, const Floats& residual, uint64_t count, size_t misalignment) {
+  const DeviceBuffer input(values, sizeof(float));
+  const DeviceBuffer feedback(residual, sizeof(float));
+  const DeviceBuffer out(MaxEncodedBytes(WireFormat::kTopK, values.size()), misalignment);
+  const DeviceBuffer encoded(std::vector<uint64_t>{77, 77});
+  const DeviceBuffer scratch(Bytes(TopKScratchBytes(values.size()), std::byte{0x5a}), 0);
+  const absl::Status status = EncodeTopKOnDevice(
+      nullptr, input.As<float>(), residual.empty() ? nullptr : feedback.As<float>(), values.size(),
+      count, out.Data(), encoded.As<Encoded>(), scratch.Data());
+  EXPECT_TRUE(status.ok()) << status;
+  EXPECT_TRUE(FinishDevice().ok());
+  const std::vector<uint64_t> sizes = encoded.ContentAs<uint64_t>();
+  Result result{out.Content(), feedback.ContentAs<float>(), sizes[1]};
+  EXPECT_LE(sizes[0], result.bytes.size());
+  result.bytes.resize(std::min<size_t>(sizes[0], result.bytes.size()));
+  return result;
+}
+
+void ExpectSame(const Floats& values, const Floats& residual, uint64_t count,
+                size_t misalignment = 0) {
+  const Result expected = OnCpu(values, residual, count);
+  const Result got = OnDevice(values, residual, count, misalignment);
+  ASSERT_EQ(got.bytes, expected.bytes);
+  ASSERT_EQ(BitsOf(got.residual), BitsOf(expected.residual));
+  ASSERT_EQ(got.nonfinite, expected.nonfinite);
+}
+
+class TopKOnDeviceTest : public DeviceTest {};
+
+// The worked example of docs/codecs.md.
+TEST_F(TopKOnDeviceTest, EntriesAreTheDocumentedBytes) {
+  Floats values(300);
+  values[0] = 1;
+  values[5] = -2;
+  values[200] = 3;
+  EXPECT_EQ(OnDevice(values, {}, 2, 0).bytes,
+            BytesOf({0x02, 0x00, 0x00, 0x00, 0x05, 0x00, 0x00, 0x00, 0xc0, 0xc2, 0x01, 0x00, 0x00,
+                     0x40, 0x40}));
+}
+
+TEST_F(TopKOnDeviceTest, EqualsTheCpuForAnySizeAndRatio) {
+  std::mt19937_64 random(61);
+  for (size_t elems : {0, 1, 2, 31, 33, 257, 1023, 1025, 5000, 9000}) {
+    for (unsigned special_every : {0u, 10u, 1000u}) {
+      const Floats values = RandomFloats(elems, special_every, random);
+      const Floats before = RandomFloats(elems, special_every * 2, random);
+      for (double ratio : {0.01, 0.3, 1.0}) {
+        SCOPED_TRACE(testing::Message()
+                     << elems << " elements, special " << special_every << ", ratio " << ratio);
+        const uint64_t count = TopKCount(ratio, elems);
+        ExpectSame(values, {}, count);
+        ExpectSame(values, before, count, 1);
+      }
+    }
+  }
+}
+
+TEST_F(TopKOnDeviceTest, OfManyEqualMagnitudesTheLowerIndicesGoFirst) {
+  std::mt19937_64 random(62);
+  for (int repeat = 0; repeat < 12; ++repeat) {
+    Floats values(1 + random() % 6000);
+    for (float& value : values) value = static_cast<float>(static_cast<int>(random() % 7) - 3);
+    ExpectSame(values, {}, 1 + random() % values.size());
+  }
+}
+
+// Magnitudes that differ in their lowest bits alone, so that every digit decides.
+TEST_F(TopKOnDeviceTest, NeighbouringMagnitudesAreToldApart) {
+  std::mt19937_64 random(63);
+  Floats values(3000);
+  for (float& value : values) {
+    value = BitCast<float>(static_cast<uint32_t>(0x3f7ffc00u + random() % 2048));
+  }
+  for (uint64_t count : {1, 10, 1500, 2999, 3000}) ExpectSame(values, {}, count);
+}
+
+TEST_F(TopKOnDeviceTest, ZerosNeverCrossAndEveryElementThatIsNotFiniteDoes) {
+  ExpectSame(Floats(2000), Floats(2000), 5);
+  ExpectSame({0, -0.0f, 0x1p-149f}, {}, 3);
+  ExpectSame({kNaN, 1, kInfinity, -kInfinity, 5}, {1, 2, 3, 4, 5}, 1);
+  ExpectSame({kNaN, 1, kInfinity, -kInfinity, 5}, {1, 2, 3, 4, 5}, 4);
+  ExpectSame(Floats(2000, kNaN), Floats(2000, 3), 7);
+  ExpectSame(Floats(1500, 3e38f), Floats(1500, 3e38f), 7);  // sums that overflow
+}
+
+// Many tiles without an entry, so that gaps take several bytes and reach over tiles.
+TEST_F(TopKOnDeviceTest, GapsReachOverTiles) {
+  Floats values(40000);
+  for (size_t i : {3, 4, 150, 20000, 20129, 39999}) values[i] = static_cast<float>(i);
+  for (uint64_t count : {1, 3, 6, 40000}) ExpectSame(values, {}, count);
+}
+
+TEST_F(TopKOnDeviceTest, EntriesReadByTheHostAreScattered) {
+  std::mt19937_64 random(64);
+  for (size_t elems : {0, 1, 300, 3000}) {
+    const Floats values = RandomFloats(elems, 20, random);
+    const Bytes bytes = OnCpu(values, {}, TopKCount(0.1, elems)).bytes;
+    std::vector<uint32_t> indices;
+    Floats entries;
+    Floats expected(elems);
+    for (TopKEntries entry{std::span(bytes)}; !entry.Done(); entry.Next()) {
+      indices.push_back(static_cast<uint32_t>(entry.index()));
+      entries.push_back(entry.value());
+      expected[entry.index()] = entry.value();
+    }
+    const DeviceBuffer device_indices(indices);
+    const DeviceBuffer device_entries(entries);
+    const DeviceBuffer out(Floats(elems, 7));
+    ASSERT_TRUE(ScatterTopKOnDevice(nullptr, device_indices.As<uint32_t>(),
+                                    device_entries.As<float>(), indices.size(), out.As<float>(),
+                                    elems)
+                    .ok());
+    ASSERT_TRUE(FinishDevice().ok());
+    EXPECT_EQ(BitsOf(out.ContentAs<float>()), BitsOf(expected));
+  }
+}
+
+TEST(TopKOnDeviceArgumentsTest, TooManyElementsAndNoCountAreRefused) {
+  for (auto [elems, count] : {std::pair{kMaxLossyElems + 1, uint64_t{1}}, {uint64_t{9}, 0}}) {
+    const absl::Status status =
+        EncodeTopKOnDevice(nullptr, nullptr, nullptr, elems, count, nullptr, nullptr, nullptr);
+    EXPECT_TRUE(absl::IsInvalidArgument(status));
+    EXPECT_THAT(std::string(status.message()), HasSubstr("got " + std::to_string(elems)));
+  }
+}
+
+}  // namespace
+}  // namespace thalweg

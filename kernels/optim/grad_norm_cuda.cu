@@ -1,0 +1,128 @@
+#include "kernels/cast/element.h"
+#include "kernels/cuda/launch.h"
+#include "kernels/optim/granule_sums.h"
+#include "kernels/optim/optim_launch.h"
+
+namespace thalweg {
+namespace {
+
+// Sixteen lanes have a granule, each of them one of its sums: these take elements one behind the
+// other, so accesses are of one element, and those of the lanes together of whole sectors wherever
+// the array begins. Many are under way in each lane instead.
+struct GradSquaresKernel {
+  static constexpr uint32_t kThreads = 256;
+  static constexpr uint32_t kWarps = kThreads / 32;
+  static constexpr uint32_t kAtOnce = 32;
+  struct Shared {};
+  struct Args {
+    OptimTable table;
+    double* sums;
+  };
+
+  template <class Thread>
+  THALWEG_DEVICE static void Run(const Thread& thread, Shared&, const Args& args) {
+    const uint64_t warp = uint64_t{thread.Block()} * kWarps + thread.Warp();
+    const uint32_t half = thread.Lane() / kChains;
+    const uint32_t chain = thread.Lane() % kChains;
+    ForEachPieceOf(args.table, warp, uint64_t{thread.Blocks()} * kWarps,
+                   [&](const FlatPiece& piece) {
+                     const OptimEntry& tensor = args.table.entries[piece.tensor];
+                     for (uint64_t begin = piece.first; begin < piece.last; begin += 2 * kGranule) {
+                       const uint64_t first = begin + half * kGranule;
+                       const uint64_t after = first + kGranule;
+                       const uint64_t last = after < piece.last ? after : piece.last;
+                       const double total = TotalOfChains(
+                           thread, SquaresOf(tensor.grad, tensor.grad_type, first + chain, last));
+                       if (chain == 0 && first < last) {
+                         args.sums[piece.granule + (first - piece.first) / kGranule] = total;
+                       }
+                     }
+                   });
+  }
+
+  // Of every sixteenth element from `first` on.
+  THALWEG_DEVICE static double SquaresOf(const void* grad, ElementType type, uint64_t first,
+                                         uint64_t last) {
+    if (type == ElementType::kFp32) return SquaresOf<Fp32>(grad, first, last);
+    if (type == ElementType::kFp16) return SquaresOf<Fp16>(grad, first, last);
+    return SquaresOf<BFloat16>(grad, first, last);
+  }
+
+  template <class Element>
+  THALWEG_DEVICE static double SquaresOf(const void* grad, uint64_t first, uint64_t last) {
+    using Bits = typename Element::Bits;
+    double sum = 0;
+    for (uint64_t begin = first; begin < last; begin += uint64_t{kChains} * kAtOnce) {
+      // Zeros in place of what lies behind the end: adding them changes nothing.
+      Bits bits[kAtOnce];
+      for (uint32_t k = 0; k < kAtOnce; ++k) {
+        const uint64_t i = begin + uint64_t{k} * kChains;
+        bits[k] = i < last ? static_cast<const Bits*>(grad)[i] : Bits{0};
+      }
+      for (uint32_t k = 0; k < kAtOnce; ++k) {
+        const auto value = static_cast<double>(Element::Widen(bits[k]));
+        sum += value * value;
+      }
+    }
+    return sum;
+  }
+};
+
+struct TotalKernel {
+  static constexpr uint32_t kThreads = 256;
+  struct Shared {
+    double parts[kThreads];
+  };
+  using Args = TotalWork;
+
+  template <class Thread>
+  THALWEG_DEVICE static void Run(const Thread& thread, Shared& shared, const Args& args) {
+    const double total = TotalOfGranules<kThreads>(thread, args.sums, args.count, shared.parts);
+    if (thread.Index() != 0) return;
+    *args.total = total;
+    // Squares of finite float32 are far from overflowing float64: only others make it not finite.
+    if (args.found_inf != nullptr) *args.found_inf = std::isfinite(total) ? 0.0f : 1.0f;
+  }
+};
+
+struct LossScaleKernel {
+  static constexpr uint32_t kThreads = 32;
+  struct Shared {};
+  using Args = LossScaleWork;
+
+  template <class Thread>
+  THALWEG_DEVICE static void Run(const Thread& thread, Shared&, const Args& args) {
+    if (thread.Index() != 0) return;
+    int32_t clean = *args.growth_tracker + 1;
+    if (*args.found_inf != 0) {
+      *args.scale = Within(args, static_cast<float>(*args.scale * args.backoff));
+      clean = 0;
+    } else if (clean == args.interval) {
+      *args.scale = Within(args, static_cast<float>(*args.scale * args.growth));
+      clean = 0;
+    }
+    *args.growth_tracker = clean;
+  }
+
+  THALWEG_DEVICE static float Within(const Args& args, float scale) {
+    if (scale < args.least) return args.least;
+    return scale > args.most ? args.most : scale;
+  }
+};
+
+}  // namespace
+
+LaunchError LaunchGradSquares(CudaStream stream, const OptimTable& table, double* sums) {
+  return LaunchResident<GradSquaresKernel>(
+      stream, BlocksFor(table.granules, GradSquaresKernel::kWarps), {table, sums});
+}
+
+LaunchError LaunchTotal(CudaStream stream, const TotalWork& work) {
+  return Launch<TotalKernel>(stream, 1, work);
+}
+
+LaunchError LaunchLossScale(CudaStream stream, const LossScaleWork& work) {
+  return Launch<LossScaleKernel>(stream, 1, work);
+}
+
+}  // namespace thalweg

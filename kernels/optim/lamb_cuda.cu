@@ -1,0 +1,191 @@
+#include "kernels/cuda/launch.h"
+#include "kernels/optim/eight.h"
+#include "kernels/optim/granule_sums.h"
+#include "kernels/optim/optim_launch.h"
+
+namespace thalweg {
+namespace {
+
+// Moments of a tile by all warps but the last, which meanwhile adds up the squares of the tile
+// before it: each of its lanes one sum, of which additions follow each other.
+struct LambMomentsKernel {
+  static constexpr uint32_t kWorkers = 256;
+  static constexpr uint32_t kThreads = kWorkers + 32;
+  static constexpr uint32_t kTile = kWorkers * kEight;
+  static_assert(kGranule % kTile == 0 && kTile % kChains == 0);
+
+  // The elements of a chain lie one behind the other, with a gap after them, such that neither who
+  // writes nor who reads meets many others in one bank.
+  static constexpr uint32_t kChainElems = kTile / kChains + 1;
+  struct Squared {
+    float params[kChains * kChainElems];
+    float updates[kChains * kChainElems];
+  };
+  struct Shared {
+    Squared tiles[2];
+  };
+  using Args = LambMomentsWork;
+
+  THALWEG_DEVICE static uint32_t SlotOf(uint32_t i) {
+    return i % kChains * kChainElems + i / kChains;
+  }
+
+  template <class Thread>
+  THALWEG_DEVICE static void Run(const Thread& thread, Shared& shared, const Args& args) {
+    if (*args.step.skip != 0) return;
+    uint32_t tile = 0;
+    ForEachPieceOf(args.step.table, thread.Block(), thread.Blocks(), [&](const FlatPiece& piece) {
+      const OptimEntry& tensor = args.step.table.entries[piece.tensor];
+      const LambPrepared& prepared = args.step.prepared[piece.tensor];
+      double chain = 0;
+      for (uint64_t first = piece.first; first < piece.last; first += kTile, ++tile) {
+        const uint64_t last = first + kTile < piece.last ? first + kTile : piece.last;
+        Squared& squared = shared.tiles[tile % 2];
+        if (thread.Index() < kWorkers) Work(thread, tensor, prepared, first, last, &squared);
+        thread.SyncBlock();
+        if (thread.Index() < kWorkers || !prepared.is_trusted) continue;
+        if (first % kGranule == 0) chain = 0;
+        chain = AddSquares(thread, squared, static_cast<uint32_t>(last - first), chain);
+        if (last % kGranule != 0 && last != piece.last) continue;
+        const double total = TotalOfChains(thread, chain);
+        const uint64_t granule = piece.granule + (first - piece.first) / kGranule;
+        if (thread.Lane() == 0) args.param_squares[granule] = total;
+        if (thread.Lane() == kChains) args.update_squares[granule] = total;
+      }
+    });
+  }
+
+  template <class Thread>
+  THALWEG_DEVICE static void Work(const Thread& thread, const OptimEntry& tensor,
+                                  const LambPrepared& prepared, uint64_t first, uint64_t last,
+                                  Squared* squared) {
+    ForEachPlace(thread.Index(), kWorkers, tensor.head, first, last,
+                 [&]<bool kPacked>(const Place& place) {
+                   float params[kEight];
+                   float updates[kEight];
+                   Moments<kPacked>(tensor, prepared.factors, place, params, updates);
+                   if (!prepared.is_trusted) return;
+                   for (uint32_t e = 0; e < kEight; ++e) {
+                     if (e >= place.count) continue;
+                     const uint32_t slot = SlotOf(static_cast<uint32_t>(place.At(e) - first));
+                     squared->params[slot] = params[e];
+                     squared->updates[slot] = updates[e];
+                   }
+                 });
+  }
+
+  template <bool kPacked>
+  THALWEG_DEVICE static void Moments(const OptimEntry& tensor, const LambFactors& factors,
+                                     const Place& place, float* params, float* updates) {
+    constexpr ElementType kState = ElementType::kFp32;
+    const Eight param_bits = Load<kPacked>(tensor.param, tensor.param_type, place);
+    const Eight grad_bits = Load<kPacked>(tensor.grad, tensor.grad_type, place);
+    float grads[kEight];
+    float moments[2][kEight];
+    for (int k = 0; k < 2; ++k) {
+      Widen<kPacked>(Load<kPacked>(tensor.states[k], kState, place), kState, moments[k]);
+    }
+    Widen<kPacked>(param_bits, tensor.param_type, params);
+    Widen<kPacked>(grad_bits, tensor.grad_type, grads);
+    for (uint32_t e = 0; e < kEight; ++e) {
+      LambMoments(factors, params[e], grads[e], &moments[0][e], &moments[1][e]);
+      updates[e] = LambUpdate(factors, params[e], moments[0][e], moments[1][e]);
+    }
+    for (int k = 0; k < 2; ++k) Store<kPacked>(moments[k], kState, place, tensor.states[k]);
+  }
+
+  // Adds to this lane's sum its part of the first `count` elements of a tile: the lower lanes have
+  // the parameters', the upper ones the updates'.
+  template <class Thread>
+  THALWEG_DEVICE static double AddSquares(const Thread& thread, const Squared& squared,
+                                          uint32_t count, double sum) {
+    constexpr uint32_t kAtOnce = 16;  // reads under way
+    const uint32_t chain = thread.Lane() % kChains;
+    const float* const values =
+        (thread.Lane() < kChains ? squared.params : squared.updates) + chain * kChainElems;
+    const uint32_t own = (count + kChains - 1 - chain) / kChains;
+    for (uint32_t begin = 0; begin < own; begin += kAtOnce) {
+      float read[kAtOnce];
+      for (uint32_t k = 0; k < kAtOnce; ++k) read[k] = begin + k < own ? values[begin + k] : 0.0f;
+      for (uint32_t k = 0; k < kAtOnce; ++k) {
+        const double value = read[k];
+        sum += value * value;
+      }
+    }
+    return sum;
+  }
+};
+
+// A block for each tensor.
+struct TrustKernel {
+  static constexpr uint32_t kThreads = 256;
+  struct Shared {
+    double parts[kThreads];
+  };
+  using Args = TrustWork;
+
+  template <class Thread>
+  THALWEG_DEVICE static void Run(const Thread& thread, Shared& shared, const Args& args) {
+    LambPrepared& prepared = args.prepared[thread.Block()];
+    if (*args.skip != 0 || !prepared.is_trusted) return;
+    const FlatEntry& flat = args.table.entries[thread.Block()].flat;
+    const uint64_t count = GranulesOf(flat.elems);
+    const double params = TotalOfGranules<kThreads>(thread, args.param_squares + flat.first_granule,
+                                                    count, shared.parts);
+    const double updates = TotalOfGranules<kThreads>(
+        thread, args.update_squares + flat.first_granule, count, shared.parts);
+    if (thread.Index() == 0) prepared.rate = TrustedRate(prepared.rate, params, updates);
+  }
+};
+
+struct LambStepKernel {
+  static constexpr uint32_t kThreads = 256;
+  struct Shared {};
+  using Args = StepWork<LambPrepared>;
+
+  template <class Thread>
+  THALWEG_DEVICE static void Run(const Thread& thread, Shared&, const Args& args) {
+    if (*args.skip != 0) return;
+    ForEachPieceOf(args.table, thread.Block(), thread.Blocks(), [&](const FlatPiece& piece) {
+      const OptimEntry tensor = args.table.entries[piece.tensor];
+      const LambPrepared prepared = args.prepared[piece.tensor];
+      ForEachPlace(
+          thread.Index(), kThreads, tensor.head, piece.first, piece.last,
+          [&]<bool kPacked>(const Place& place) { Step<kPacked>(tensor, prepared, place); });
+    });
+  }
+
+  template <bool kPacked>
+  THALWEG_DEVICE static void Step(const OptimEntry& tensor, const LambPrepared& prepared,
+                                  const Place& place) {
+    constexpr ElementType kState = ElementType::kFp32;
+    const Eight bits = Load<kPacked>(tensor.param, tensor.param_type, place);
+    float params[kEight];
+    float moments[2][kEight];
+    for (int k = 0; k < 2; ++k) {
+      Widen<kPacked>(Load<kPacked>(tensor.states[k], kState, place), kState, moments[k]);
+    }
+    Widen<kPacked>(bits, tensor.param_type, params);
+    for (uint32_t e = 0; e < kEight; ++e) {
+      const float update = LambUpdate(prepared.factors, params[e], moments[0][e], moments[1][e]);
+      params[e] = LambStep(prepared.rate, params[e], update);
+    }
+    StoreParams<kPacked>(tensor, params, place);
+  }
+};
+
+}  // namespace
+
+LaunchError LaunchLambMoments(CudaStream stream, const LambMomentsWork& work) {
+  return LaunchResident<LambMomentsKernel>(stream, work.step.table.granules, work);
+}
+
+LaunchError LaunchTrust(CudaStream stream, const TrustWork& work) {
+  return Launch<TrustKernel>(stream, work.table.count, work);
+}
+
+LaunchError LaunchLambStep(CudaStream stream, const StepWork<LambPrepared>& work) {
+  return LaunchResident<LambStepKernel>(stream, work.table.granules, work);
+}
+
+}  // namespace thalweg

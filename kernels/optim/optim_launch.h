@@ -1,0 +1,138 @@
+// Between optim_cuda.cc, which checks arguments, and the kernels of the optimizers.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/cuda/stream.h"
+#include "kernels/host_device.h"
+#include "kernels/optim/factors_scalar.h"
+#include "kernels/optim/flat_index.h"
+#include "kernels/optim/update_scalar.h"
+
+namespace thalweg {
+
+enum class ElementType : uint8_t { kFp32, kFp16, kBFloat16 };
+
+// Of tensors whose arrays lie differently with regard to multiples of 16 bytes.
+inline constexpr uint8_t kNoPacks = 0xff;
+
+// A plan's table is one of these for each tensor.
+struct alignas(16) OptimEntry {
+  FlatEntry flat;
+  void* param;
+  const void* grad;
+  float* states[3];
+  void* copy;
+  float* step;
+  uint32_t group;
+  ElementType param_type;
+  ElementType grad_type;
+  ElementType copy_type;
+  uint8_t head;  // elements before the first multiple of 16 bytes in all arrays; or kNoPacks
+};
+
+struct OptimTable {
+  const OptimEntry* entries = nullptr;
+  uint64_t count = 0;
+  uint64_t size = 0;  // of the flat index
+  uint64_t granules = 0;
+};
+
+// Calls visit(const FlatPiece&) for the granules of the one of `sharers` that has number `sharer`:
+// equally many bytes each.
+template <class Visit>
+THALWEG_DEVICE inline void ForEachPieceOf(const OptimTable& table, uint64_t sharer,
+                                          uint64_t sharers, const Visit& visit) {
+  const OptimEntry* const entries = table.entries;
+  ForEachPiece([entries](size_t i) -> const FlatEntry& { return entries[i].flat; }, table.count,
+               table.size* sharer / sharers, table.size * (sharer + 1) / sharers, visit);
+}
+
+// What LAMB's phases know of a tensor.
+struct LambPrepared {
+  LambFactors factors;
+  float rate;       // lr, later times the trust ratio
+  bool is_trusted;  // whether there is a ratio
+};
+
+// A workspace has two sums for each granule, the word that says to skip the step, and what is
+// prepared for each tensor.
+inline constexpr uint64_t kSkipBytes = 16;
+inline constexpr uint64_t kPreparedBytes = 48;
+static_assert(sizeof(AdamFactors) <= kPreparedBytes && sizeof(SgdFactors) <= kPreparedBytes &&
+              sizeof(LambPrepared) <= kPreparedBytes);
+
+struct PrepareInputs {
+  const float* grad_scale;
+  const float* found_inf;
+  const double* grad_squares;
+};
+
+// `prepared` has one for each tensor.
+template <class Settings, class Prepared>
+struct PrepareWork {
+  OptimTable table;
+  const Settings* settings;
+  PrepareInputs inputs;
+  uint32_t* skip;
+  Prepared* prepared;
+};
+
+template <class Prepared>
+struct StepWork {
+  OptimTable table;
+  const uint32_t* skip;
+  const Prepared* prepared;
+};
+
+// Both arrays have one sum for each granule.
+struct LambMomentsWork {
+  StepWork<LambPrepared> step;
+  double* param_squares;
+  double* update_squares;
+};
+
+struct TrustWork {
+  OptimTable table;
+  const uint32_t* skip;
+  LambPrepared* prepared;
+  const double* param_squares;
+  const double* update_squares;
+};
+
+// `found_inf` may be null.
+struct TotalWork {
+  const double* sums;
+  uint64_t count;
+  double* total;
+  float* found_inf;
+};
+
+struct LossScaleWork {
+  const float* found_inf;
+  float* scale;
+  int32_t* growth_tracker;
+  double growth;
+  double backoff;
+  int32_t interval;
+  float least;
+  float most;
+};
+
+// sums[g] is that of granule g's squared gradients.
+LaunchError LaunchGradSquares(CudaStream stream, const OptimTable& table, double* sums);
+LaunchError LaunchTotal(CudaStream stream, const TotalWork& work);
+LaunchError LaunchLossScale(CudaStream stream, const LossScaleWork& work);
+
+// Of Adam, SGD and LAMB: their settings, with AdamFactors, SgdFactors, LambPrepared.
+template <class Settings, class Prepared>
+LaunchError LaunchPrepare(CudaStream stream, const PrepareWork<Settings, Prepared>& work);
+
+LaunchError LaunchAdamStep(CudaStream stream, const StepWork<AdamFactors>& work);
+LaunchError LaunchSgdStep(CudaStream stream, const StepWork<SgdFactors>& work);
+LaunchError LaunchLambMoments(CudaStream stream, const LambMomentsWork& work);
+LaunchError LaunchTrust(CudaStream stream, const TrustWork& work);
+LaunchError LaunchLambStep(CudaStream stream, const StepWork<LambPrepared>& work);
+
+}  // namespace thalweg

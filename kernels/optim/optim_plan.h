@@ -1,0 +1,55 @@
+// The tensors that an optimizer updates on a GPU, as its kernels read them.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "kernels/optim/optim.h"
+
+namespace thalweg {
+
+// All pointers are device memory, aligned to their elements.
+struct DeviceTensor : OptimTensor {
+  // How many steps have been done; counted by the kernels. Null: not counted.
+  float* step = nullptr;
+  uint32_t group = 0;  // whose settings it takes
+};
+
+// Made anew when pointers change. Immutable, thread-safe.
+class OptimPlan {
+ public:
+  // InvalidArgument names a tensor whose types are not fp32, fp16 or bf16, or that has elements and
+  // no parameter or gradient, or an array that is not aligned to its elements.
+  static absl::StatusOr<OptimPlan> Make(std::span<const DeviceTensor> tensors);
+
+  // What the kernels read: to be copied to device memory, at a multiple of 16 bytes, unless the
+  // same bytes are there already.
+  std::span<const std::byte> table() const { return table_; }
+  // How much device memory a step uses, at a multiple of 16 bytes.
+  uint64_t workspace_bytes() const;
+
+  // How many states all tensors with elements have, and whether the steps of all are counted.
+  uint32_t states() const { return states_; }
+  bool counts_steps() const { return counts_steps_; }
+
+  // For kernels/optim.
+  uint64_t tensors() const { return tensors_; }
+  uint64_t size() const { return size_; }  // of the flat index
+  uint64_t granules() const { return granules_; }
+
+ private:
+  OptimPlan() = default;
+  void Add(const DeviceTensor& tensor);
+
+  std::vector<std::byte> table_;
+  uint64_t tensors_ = 0;
+  uint64_t size_ = 0;
+  uint64_t granules_ = 0;
+  uint32_t states_ = 3;
+  bool counts_steps_ = true;
+};
+
+}  // namespace thalweg

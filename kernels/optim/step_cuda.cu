@@ -1,0 +1,105 @@
+#include "kernels/cuda/launch.h"
+#include "kernels/optim/eight.h"
+#include "kernels/optim/optim_launch.h"
+
+namespace thalweg {
+namespace {
+
+// A rule says how many states a tensor has at least, of one more that it may have, and what becomes
+// of an element. It returns the new parameter.
+
+struct AdamRule {
+  using Factors = AdamFactors;
+  static constexpr int kStates = 2;
+
+  template <int kHas>
+  THALWEG_DEVICE static float Step(const Factors& f, float param, float grad, float* first,
+                                   float* second, float* largest) {
+    return AdamStep(f, param, grad, first, second, kHas == 3 ? largest : nullptr);
+  }
+};
+
+struct SgdRule {
+  using Factors = SgdFactors;
+  static constexpr int kStates = 0;
+
+  template <int kHas>
+  THALWEG_DEVICE static float Step(const Factors& f, float param, float grad, float* momentum,
+                                   float*, float*) {
+    return SgdStep(f, param, grad, kHas == 1 ? momentum : nullptr);
+  }
+};
+
+// Types are looked at once for eight elements rather than be part of the kernel: one launch has
+// tensors of all kinds.
+template <class Rule>
+struct StepKernel {
+  static constexpr uint32_t kThreads = 256;
+  struct Shared {};
+  using Args = StepWork<typename Rule::Factors>;
+
+  template <class Thread>
+  THALWEG_DEVICE static void Run(const Thread& thread, Shared&, const Args& args) {
+    if (*args.skip != 0) return;
+    ForEachPieceOf(args.table, thread.Block(), thread.Blocks(), [&](const FlatPiece& piece) {
+      const OptimEntry& tensor = args.table.entries[piece.tensor];
+      const auto& factors = args.prepared[piece.tensor];
+      if (tensor.states[Rule::kStates] != nullptr) {
+        Walk<Rule::kStates + 1>(thread, tensor, factors, piece);
+      } else {
+        Walk<Rule::kStates>(thread, tensor, factors, piece);
+      }
+    });
+  }
+
+  // By value: stores through the pointers in them could change what they refer to.
+  template <int kHas, class Thread>
+  THALWEG_DEVICE static void Walk(const Thread& thread, const OptimEntry tensor,
+                                  const typename Rule::Factors factors, const FlatPiece& piece) {
+    ForEachPlace(thread.Index(), kThreads, tensor.head, piece.first, piece.last,
+                 [&]<bool kPacked>(const Place& place) {
+                   StepEight<kHas, kPacked>(tensor, factors, place);
+                 });
+  }
+
+  template <int kHas, bool kPacked>
+  THALWEG_DEVICE static void StepEight(const OptimEntry& tensor,
+                                       const typename Rule::Factors& factors, const Place& place) {
+    const Eight param_bits = Load<kPacked>(tensor.param, tensor.param_type, place);
+    const Eight grad_bits = Load<kPacked>(tensor.grad, tensor.grad_type, place);
+    float states[3][kEight];
+    for (int k = 0; k < kHas; ++k) {
+      Widen<kPacked>(Load<kPacked>(tensor.states[k], ElementType::kFp32, place), ElementType::kFp32,
+                     states[k]);
+    }
+    float params[kEight];
+    float grads[kEight];
+    Widen<kPacked>(param_bits, tensor.param_type, params);
+    Widen<kPacked>(grad_bits, tensor.grad_type, grads);
+    for (uint32_t e = 0; e < kEight; ++e) {
+      params[e] = Rule::template Step<kHas>(factors, params[e], grads[e], &states[0][e],
+                                            &states[1][e], &states[2][e]);
+    }
+    for (int k = 0; k < kHas; ++k) {
+      Store<kPacked>(states[k], ElementType::kFp32, place, tensor.states[k]);
+    }
+    StoreParams<kPacked>(tensor, params, place);
+  }
+};
+
+template <class Rule>
+LaunchError LaunchStep(CudaStream stream, const StepWork<typename Rule::Factors>& work) {
+  return LaunchResident<StepKernel<Rule>>(stream, work.table.granules, work);
+}
+
+}  // namespace
+
+LaunchError LaunchAdamStep(CudaStream stream, const StepWork<AdamFactors>& work) {
+  return LaunchStep<AdamRule>(stream, work);
+}
+
+LaunchError LaunchSgdStep(CudaStream stream, const StepWork<SgdFactors>& work) {
+  return LaunchStep<SgdRule>(stream, work);
+}
+
+}  // namespace thalweg

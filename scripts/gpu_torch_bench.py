@@ -1,0 +1,176 @@
+"""What Thalweg's GPU benchmarks are compared with: torch on the same GPU, as one JSON.
+
+Gloo's allreduce among processes that share the GPU, and torch's PowerSGD hook on one bucket with
+all matrices of a model, on one rank. Needs torch, not Thalweg. With --device cpu it shows that it
+works.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
+from torch.nn.parallel import DistributedDataParallel
+
+WARMUPS = 3
+RANK = 4
+# Of the encoder and the pooler, as gpu_powersgd_bench has them.
+BERT_LARGE = [(1024, 1024)] * 97 + [(4096, 1024)] * 24 + [(1024, 4096)] * 24
+_RESNET50_STAGES = ((64, 3), (128, 4), (256, 6), (512, 3))
+
+
+def resnet50() -> list[tuple[int, int]]:
+    """Its convolutions and its classifier, as PowerSGD sees them."""
+    matrices, inputs = [(64, 3 * 7 * 7)], 64
+    for width, blocks in _RESNET50_STAGES:
+        for block in range(blocks):
+            matrices += [(width, inputs), (width, width * 9), (4 * width, width)]
+            if block == 0:
+                matrices.append((4 * width, inputs))
+            inputs = 4 * width
+    return [*matrices, (1000, inputs)]
+
+
+def synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def median_ms(run: Callable[[], object], device: torch.device, repetitions: int) -> float:
+    times = []
+    for _ in range(WARMUPS + repetitions):
+        synchronize(device)
+        begin = time.perf_counter()
+        run()
+        synchronize(device)
+        times.append((time.perf_counter() - begin) * 1e3)
+    return statistics.median(times[WARMUPS:])
+
+
+def start_gloo(folder: Path, rank: int, workers: int) -> None:
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/store{workers}", rank=rank, world_size=workers
+    )
+
+
+def reduce_by_gloo(rank: int, workers: int, folder: Path, options: argparse.Namespace) -> None:
+    """A worker; that of rank 0 leaves the rows in the folder."""
+    start_gloo(folder, rank, workers)
+    device = torch.device(options.device)
+    rows = []
+    for mib in options.mib:
+        gradient = torch.ones((mib << 20) // 4, device=device)
+        milliseconds = median_ms(partial(dist.all_reduce, gradient), device, options.repetitions)
+        case = f"Gloo, {workers} workers, {mib} MiB"
+        rows.append({"case": case, "bytes": gradient.nbytes, "ms": milliseconds})
+    if rank == 0:
+        (folder / f"gloo{workers}.json").write_text(json.dumps(rows))
+    dist.destroy_process_group()
+
+
+def bench_gloo(options: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
+    rows = []
+    for workers in options.workers:
+        mp.spawn(reduce_by_gloo, (workers, folder, options), nprocs=workers)
+        rows += json.loads((folder / f"gloo{workers}.json").read_text())
+    return rows
+
+
+class Gradients(nn.Module):
+    """Matrices whose gradients are fixed random numbers."""
+
+    def __init__(self, matrices: list[tuple[int, int]], device: torch.device) -> None:
+        super().__init__()
+        self._gradients = [torch.randn(shape, device=device) for shape in matrices]
+        self._weights = nn.ParameterList(torch.zeros(shape, device=device) for shape in matrices)
+
+    def forward(self) -> torch.Tensor:
+        pairs = zip(self._weights, self._gradients, strict=True)
+        return torch.stack([(weight * gradient).sum() for weight, gradient in pairs]).sum()
+
+
+def time_powersgd(matrices: list[tuple[int, int]], device: torch.device, repetitions: int) -> float:
+    """Milliseconds of torch's hook alone, until the GPU is done."""
+    total_mib = math.ceil(4 * sum(rows * columns for rows, columns in matrices) / (1 << 20))
+    model = DistributedDataParallel(Gradients(matrices, device), bucket_cap_mb=total_mib + 1)
+    state = powerSGD_hook.PowerSGDState(None, RANK, start_powerSGD_iter=2)
+    times: list[float] = []
+
+    def hook(state: powerSGD_hook.PowerSGDState, bucket: Any) -> Any:  # noqa: ANN401 - torch's
+        synchronize(device)
+        begin = time.perf_counter()
+        future = powerSGD_hook.powerSGD_hook(state, bucket)
+        future.wait()
+        synchronize(device)
+        times.append((time.perf_counter() - begin) * 1e3)
+        return future
+
+    hook.__annotations__ = {}  # DDP refuses those that are text
+    model.register_comm_hook(state, hook)
+    steps = WARMUPS + repetitions
+    for _ in range(steps):
+        model.zero_grad()
+        model().backward()
+    if len(times) != steps:
+        raise SystemExit(f"error: {len(times)} buckets in {steps} steps, expected one in each")
+    return statistics.median(times[WARMUPS:])
+
+
+def bench_powersgd(options: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
+    folder.mkdir()
+    start_gloo(folder, 0, 1)
+    device = torch.device(options.device)
+    rows = []
+    for name, matrices in (("ResNet-50", resnet50()), ("BERT-large", BERT_LARGE)):
+        if name not in options.models:
+            continue
+        size = 4 * sum(rows * columns for rows, columns in matrices)
+        milliseconds = time_powersgd(matrices, device, options.repetitions)
+        rows.append({"case": f"torch's PowerSGD hook, {name}", "bytes": size, "ms": milliseconds})
+    dist.destroy_process_group()
+    return rows
+
+
+def numbers(text: str) -> list[int]:
+    return [int(part) for part in text.split(",") if part]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--device", default="cuda:0", help="default: %(default)s")
+    parser.add_argument("--workers", type=numbers, default=[2, 4], help="default: 2,4")
+    parser.add_argument("--mib", type=numbers, default=[1, 25, 256], help="default: 1,25,256")
+    parser.add_argument("--models", default="ResNet-50,BERT-large", help="default: %(default)s")
+    parser.add_argument("--repetitions", type=int, default=21, help="default: %(default)s")
+    options = parser.parse_args()
+    options.models = options.models.split(",")
+    if options.device.startswith("cuda") and not torch.cuda.is_available():
+        print(f"error: torch {torch.__version__} finds no GPU it can use", file=sys.stderr)
+        return 1
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        rows = bench_gloo(options, folder)
+        rows += bench_powersgd(options, folder / "powersgd")
+    result = {"torch": torch.__version__, "repetitions": options.repetitions, "rows": rows}
+    print(json.dumps(result, indent=1))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,113 @@
+// What a job counts, and what it says of itself.
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "server/aggregator/job.h"
+
+namespace thalweg {
+
+void Job::CountLocked(uint32_t node, const LayoutRegistry::Weight& weight, uint64_t bytes,
+                      const RoundEngine::Added& added) {
+  const bool repeated = added.verdict == RoundEngine::Verdict::kDuplicate ||
+                        added.verdict == RoundEngine::Verdict::kStale;
+  const auto wire_bytes = static_cast<double>(bytes);
+  metrics_.contributions.Add();
+  metrics_.bytes_in.Add(wire_bytes);
+  metrics_.raw_bytes_in.Add(weight.raw_bytes);
+  if (repeated) metrics_.duplicates.Add();
+
+  ++tally_.contributions;
+  if (repeated) ++tally_.repeated_contributions;
+  Volume& received = tally_.received[weight.kind];
+  received.raw_bytes += weight.raw_bytes;
+  received.wire_bytes += wire_bytes;
+  if (!added.completed) return;
+  // Contributions are timed before they wait for the lock: the last may be the older one.
+  const Duration open = std::max(Duration::zero(), added.completed->open);
+  const Duration alone = std::max(Duration::zero(), added.completed->missing_one);
+  metrics_.wait_for_slowest.Observe(ToSeconds(open));
+  waited_for_[node]->Add(ToSeconds(alone));
+  if (spec_.num_nodes == 1) return;
+  tally_.wait_time += open;
+  Member& last = members_[node];
+  ++last.last_rounds;
+  last.waited += alone;
+}
+
+void Job::CountDelivery(const RoundResult& result, double raw_bytes, size_t nodes,
+                        Duration fold_time) {
+  const auto count = static_cast<double>(nodes);
+  const double wire_bytes = count * static_cast<double>(result.payload.SizeBytes());
+  const auto nonfinite = static_cast<double>(result.nonfinite_elems);
+  metrics_.rounds.Add(absl::StatusCode::kOk);
+  metrics_.nonfinite.Add(nonfinite);
+  if (nonfinite > 0) metrics_.nonfinite_rounds.Add();
+  metrics_.fold.Observe(ToSeconds(fold_time));
+  metrics_.bytes_out.Add(wire_bytes);
+  metrics_.raw_bytes_out.Add(count * raw_bytes);
+  delivered_.rounds.Add();
+  delivered_.nonfinite.Add(nonfinite);
+  delivered_.fold_seconds.Add(ToSeconds(fold_time));
+  delivered_.wire_bytes.Add(wire_bytes);
+  delivered_.raw_bytes.Add(count * raw_bytes);
+}
+
+JobReport Job::Report(TimePoint now) {
+  JobReport report;
+  report.name = spec_.job;
+  report.age = now - began_;
+  report.codec = spec_.codec.ToString();
+  report.world_size = spec_.world_size;
+  report.shard = spec_.shard;
+  report.num_shards = spec_.num_shards;
+  report.round_timeout = spec_.round_timeout;
+  report.rounds_completed = static_cast<uint64_t>(delivered_.rounds.Value());
+  report.nonfinite_elems = static_cast<uint64_t>(delivered_.nonfinite.Value());
+  report.fold_time = FromSeconds(delivered_.fold_seconds.Value());
+  report.sent = {delivered_.raw_bytes.Value(), delivered_.wire_bytes.Value()};
+  report.nodes.reserve(spec_.num_nodes);  // not while contributions wait for the lock
+
+  MutexLock lock(mutex_);
+  ReportRoundsLocked(now, &report);
+  for (const Member& member : members_) {
+    NodeReport& node = report.nodes.emplace_back();
+    if (member.token == 0) continue;
+    node.name = member.host;
+    node.state = member.has_left ? NodeReport::State::kLeft : NodeReport::State::kActive;
+    node.workers = member.workers;
+    node.silent = std::max(Duration::zero(), now - member.last_heard);
+    node.last_rounds = member.last_rounds;
+    node.waited = member.waited;
+  }
+  return report;
+}
+
+void Job::ReportRoundsLocked(TimePoint now, JobReport* report) const {
+  if (!failure_.ok()) {
+    report->state = JobReport::State::kFailed;
+    report->failure = std::string(failure_.message());
+  } else if (IsCompleteLocked()) {
+    report->state = JobReport::State::kRunning;
+  }
+  report->chunk_bytes = flow_.chunk_bytes;
+  report->window_chunks = flow_.window_chunks;
+  report->link = slowest_;
+  report->contributions = tally_.contributions;
+  report->repeated_contributions = tally_.repeated_contributions;
+  report->rounds_lost = tally_.rounds_lost;
+  report->open_rounds = engine_.open_rounds();
+  report->held_bytes = engine_.held_bytes();
+  report->residual_bytes = residuals_.bytes();
+  report->wait_time = tally_.wait_time;
+  for (const auto& [kind, volume] : tally_.received) {
+    report->formats.push_back({kind.wire, kind.factors, volume});
+    report->received.raw_bytes += volume.raw_bytes;
+    report->received.wire_bytes += volume.wire_bytes;
+  }
+  if (auto oldest = engine_.Oldest()) {
+    report->waiting = {oldest->id, now - oldest->opened, std::move(oldest->missing)};
+  }
+}
+
+}  // namespace thalweg

@@ -1,0 +1,30 @@
+// What a job counts for itself beside its shard's metrics.
+#pragma once
+
+#include <map>
+
+#include "core/base/metrics.h"
+#include "core/base/shard_report.h"
+#include "server/round/layout_registry.h"
+
+namespace thalweg {
+
+// Written under the job's mutex.
+struct JobTally {
+  uint64_t contributions = 0;
+  uint64_t repeated_contributions = 0;
+  uint64_t rounds_lost = 0;
+  Duration wait_time{};
+  std::map<LayoutRegistry::Kind, Volume> received;
+};
+
+// Written without a lock, by whoever delivers a round.
+struct DeliveryTally {
+  Counter rounds;
+  Counter nonfinite;
+  Counter fold_seconds;
+  Counter raw_bytes;
+  Counter wire_bytes;
+};
+
+}  // namespace thalweg

@@ -1,0 +1,37 @@
+#include "server/bin/gpus.h"
+
+#include <spdlog/spdlog.h>
+
+#include <utility>
+#include <vector>
+
+#include "core/base/log.h"
+#include "core/device/nccl_group.h"
+#include "server/sidecar/cuda/cuda_device.h"
+
+namespace thalweg {
+namespace {
+
+// NCCL takes a second or two to connect the GPUs of a node.
+constexpr Duration kConnectPatience = std::chrono::seconds(30);
+
+}  // namespace
+
+std::unique_ptr<Device> OpenGpus() {
+  std::vector<std::shared_ptr<DeviceRuntime>> gpus;
+  for (int number = 0; number < CountCudaDevices(); ++number) {
+    auto gpu = OpenCudaDevice(number);
+    if (gpu.ok()) {
+      gpus.push_back(*std::move(gpu));
+    } else {
+      spdlog::warn("does without GPU {}: {}", number, Text(gpu.status()));
+    }
+  }
+  if (gpus.empty()) return nullptr;
+  spdlog::info("sees {} GPUs", gpus.size());
+  return std::make_unique<CudaDevice>(std::move(gpus), [](const auto& members) {
+    return OpenNcclGroup(members, kConnectPatience);
+  });
+}
+
+}  // namespace thalweg

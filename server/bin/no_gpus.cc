@@ -1,0 +1,8 @@
+// OpenGpus() of a build without CUDA.
+#include "server/bin/gpus.h"
+
+namespace thalweg {
+
+std::unique_ptr<Device> OpenGpus() { return nullptr; }
+
+}  // namespace thalweg

@@ -1,0 +1,176 @@
+#include "server/page/shard_json.h"
+
+#include <nlohmann/json.hpp>
+
+#include "absl/strings/str_cat.h"
+
+namespace thalweg {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+std::string Dump(const Json& json) {
+  return json.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n";
+}
+
+Json ToJson(const Volume& volume) {
+  return {{"raw_bytes", volume.raw_bytes}, {"wire_bytes", volume.wire_bytes}};
+}
+
+const char* Name(NodeReport::State state) {
+  switch (state) {
+    case NodeReport::State::kMissing:
+      return "missing";
+    case NodeReport::State::kActive:
+      return "active";
+    case NodeReport::State::kLeft:
+      return "left";
+  }
+  return "";
+}
+
+const char* Name(JobReport::State state) {
+  switch (state) {
+    case JobReport::State::kGathering:
+      return "gathering";
+    case JobReport::State::kRunning:
+      return "running";
+    case JobReport::State::kFailed:
+      return "failed";
+  }
+  return "";
+}
+
+Json ToJson(const NodeReport& node, size_t number) {
+  return {{"node", number},
+          {"name", node.name},
+          {"state", Name(node.state)},
+          {"workers", node.workers},
+          {"silent_seconds", ToSeconds(node.silent)},
+          {"last_rounds", node.last_rounds},
+          {"waited_seconds", ToSeconds(node.waited)}};
+}
+
+Json ToJson(const std::optional<WaitingReport>& waiting) {
+  if (!waiting) return nullptr;
+  const RoundId& id = waiting->round;
+  return {{"bucket", id.bucket.index}, {"part", id.bucket.part},
+          {"chunk", id.chunk},         {"round", id.round},
+          {"nodes", waiting->missing}, {"seconds", ToSeconds(waiting->open)}};
+}
+
+Json Formats(const JobReport& job) {
+  Json formats = Json::array();
+  for (const FormatReport& format : job.formats) {
+    formats.push_back({{"format", Name(format.wire)},
+                       {"factors", format.factors},
+                       {"received", ToJson(format.received)}});
+  }
+  return formats;
+}
+
+Json ToJson(const JobReport& job) {
+  Json nodes = Json::array();
+  for (size_t i = 0; i < job.nodes.size(); ++i) nodes.push_back(ToJson(job.nodes[i], i));
+  return {{"name", job.name},
+          {"state", Name(job.state)},
+          {"failure", job.failure},
+          {"age_seconds", ToSeconds(job.age)},
+          {"codec", job.codec},
+          {"formats", Formats(job)},
+          {"workers", job.world_size},
+          {"shard", job.shard},
+          {"shards", job.num_shards},
+          {"chunk_bytes", job.chunk_bytes},
+          {"window_chunks", job.window_chunks},
+          {"link_bytes_per_second", job.link.bytes_per_second},
+          {"link_round_trip_seconds", ToSeconds(job.link.round_trip)},
+          {"round_timeout_seconds", ToSeconds(job.round_timeout)},
+          {"contributions", job.contributions},
+          {"repeated_contributions", job.repeated_contributions},
+          {"rounds", job.rounds_completed},
+          {"rounds_lost", job.rounds_lost},
+          {"open_rounds", job.open_rounds},
+          {"nonfinite_elements", job.nonfinite_elems},
+          {"held_bytes", job.held_bytes},
+          {"residual_bytes", job.residual_bytes},
+          {"wait_seconds", ToSeconds(job.wait_time)},
+          {"fold_seconds", ToSeconds(job.fold_time)},
+          {"received", ToJson(job.received)},
+          {"sent", ToJson(job.sent)},
+          {"waiting", ToJson(job.waiting)},
+          {"nodes", std::move(nodes)}};
+}
+
+// What every answer begins with.
+Json Head(const ShardReport& report, StartTime started) {
+  return {{"version", THALWEG_VERSION},
+          {"started_unix_seconds", started},
+          {"uptime_seconds", ToSeconds(report.uptime)}};
+}
+
+Json Faults(const ShardReport& report) {
+  Json faults = Json::array();
+  for (const FaultReport& fault : report.faults) {
+    faults.push_back({{"seconds_ago", ToSeconds(fault.ago)},
+                      {"job", fault.job},
+                      {"kind", fault.refused ? "refused" : "failed"},
+                      {"reason", absl::StatusCodeToString(fault.code)},
+                      {"message", fault.message},
+                      {"rounds_lost", fault.rounds_lost}});
+  }
+  return faults;
+}
+
+Json Outcomes(const ShardReport& report) {
+  Json reasons = Json::array();
+  for (const ReasonReport& reason : report.reasons) {
+    reasons.push_back({{"reason", absl::StatusCodeToString(reason.code)},
+                       {"jobs_failed", reason.jobs_failed},
+                       {"nodes_refused", reason.nodes_refused},
+                       {"rounds_lost", reason.rounds_lost}});
+  }
+  return reasons;
+}
+
+}  // namespace
+
+std::string ShardJson(const ShardReport& report, StartTime started) {
+  Json json = Head(report, started);
+  json.update({{"weight", report.weight},
+               {"draining", report.draining},
+               {"jobs", report.jobs.size()},
+               {"contributions", report.contributions},
+               {"repeated_contributions", report.repeated_contributions},
+               {"rounds", report.rounds_completed},
+               {"nonfinite_elements", report.nonfinite_elems},
+               {"held_bytes", report.held_bytes},
+               {"residual_bytes", report.residual_bytes},
+               {"fold_seconds", ToSeconds(report.fold_time)},
+               {"received", ToJson(report.received)},
+               {"sent", ToJson(report.sent)},
+               {"reasons", Outcomes(report)},
+               {"faults", Faults(report)}});
+  return Dump(json);
+}
+
+std::string JobsJson(const ShardReport& report, StartTime started) {
+  Json json = Head(report, started);
+  json["jobs"] = Json::array();
+  for (const JobReport& job : report.jobs) json["jobs"].push_back(ToJson(job));
+  return Dump(json);
+}
+
+std::string JobJson(const ShardReport& report, StartTime started, const std::string& name) {
+  for (const JobReport& job : report.jobs) {
+    if (job.name != name) continue;
+    Json json = Head(report, started);
+    json["job"] = ToJson(job);
+    return Dump(json);
+  }
+  return "";
+}
+
+std::string ErrorJson(const std::string& error) { return Dump({{"error", error}}); }
+
+}  // namespace thalweg

@@ -1,0 +1,134 @@
+#include "server/page/site.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+#include <string>
+
+namespace thalweg {
+namespace {
+
+using ::testing::HasSubstr;
+using Json = nlohmann::json;
+
+constexpr double kStarted = 1'700'000'000.25;
+constexpr double kManyBytes = 9'007'199'254'740'991;  // 2^53 - 1, the last that a double can count
+
+JobReport TwoNodes() {
+  JobReport job;
+  job.name = "team/resnet 50%";
+  job.state = JobReport::State::kRunning;
+  job.codec = "powersgd:rank=4";
+  job.world_size = 8;
+  job.shard = 1;
+  job.num_shards = 2;
+  job.link = {.bytes_per_second = 125e6, .round_trip = std::chrono::microseconds(200)};
+  job.rounds_completed = 11;
+  job.rounds_lost = 2;
+  job.received = {kManyBytes, 5};
+  job.sent = {7, 8};
+  job.formats = {{WireFormat::kFloat16, true, {4, 1}}};
+  job.nodes.resize(2);
+  job.nodes[0] = {"host0 <b>", NodeReport::State::kActive,    4, std::chrono::milliseconds(1500),
+                  9,           std::chrono::milliseconds(250)};
+  job.waiting = {{{2, 0, 1}, 3, 12}, std::chrono::seconds(4), {1}};
+  return job;
+}
+
+class SiteTest : public ::testing::Test {
+ protected:
+  Json Get(const std::string& path, int status = 200) {
+    const HttpReply reply = site_.Answer(path);
+    EXPECT_EQ(reply.status, status);
+    EXPECT_EQ(reply.type, "application/json");
+    return Json::parse(reply.body);
+  }
+
+  SiteTest() {
+    report_.uptime = std::chrono::seconds(90);
+    report_.jobs = {TwoNodes()};
+  }
+
+  ShardReport report_;
+  Site site_{[this] { return report_; }, kStarted};
+};
+
+TEST_F(SiteTest, JobsCarryTheirStateInUnitsOfTheirNames) {
+  const Json answer = Get("/api/v1/jobs");
+  EXPECT_EQ(answer["started_unix_seconds"], kStarted);
+  EXPECT_EQ(answer["uptime_seconds"], 90);
+  ASSERT_EQ(answer["jobs"].size(), 1u);
+  const Json& job = answer["jobs"][0];
+  EXPECT_EQ(job["state"], "running");
+  EXPECT_EQ(job["codec"], "powersgd:rank=4");
+  EXPECT_EQ(job["rounds"], 11);
+  EXPECT_EQ(job["rounds_lost"], 2);
+  EXPECT_EQ(job["link_round_trip_seconds"], 200e-6);
+  EXPECT_EQ(job["received"], (Json{{"raw_bytes", kManyBytes}, {"wire_bytes", 5}}));
+  EXPECT_EQ(job["formats"][0]["format"], "fp16");
+  EXPECT_EQ(job["formats"][0]["factors"], true);
+  EXPECT_EQ(job["waiting"]["nodes"], Json::array({1}));
+  EXPECT_EQ(job["waiting"]["seconds"], 4);
+  const Json node = {{"node", 0},
+                     {"name", "host0 <b>"},
+                     {"state", "active"},
+                     {"workers", 4},
+                     {"silent_seconds", 1.5},
+                     {"last_rounds", 9},
+                     {"waited_seconds", 0.25}};
+  EXPECT_EQ(job["nodes"][0], node);
+  EXPECT_EQ(job["nodes"][1]["state"], "missing");
+}
+
+TEST_F(SiteTest, OneJobIsTheSameAsAmongAll) {
+  EXPECT_EQ(Get("/api/v1/jobs/team/resnet 50%")["job"], Get("/api/v1/jobs")["jobs"][0]);
+}
+
+TEST_F(SiteTest, UnknownJobIsNotFoundByName) {
+  EXPECT_THAT(Get("/api/v1/jobs/vgg", 404)["error"], HasSubstr("no job 'vgg'"));
+}
+
+TEST_F(SiteTest, UnknownPathsSayWhatThereIs) {
+  EXPECT_THAT(Get("/api/v1/", 404)["error"], HasSubstr("jobs/NAME"));
+  EXPECT_THAT(Get("/api/v1/jobs/", 404)["error"], HasSubstr("jobs/NAME"));
+  EXPECT_THAT(Get("/api/v2/jobs", 404)["error"], HasSubstr("/api/v1/jobs"));
+  EXPECT_THAT(Get("", 404)["error"], HasSubstr("/metrics"));
+  EXPECT_THAT(Get("/../page.css", 404)["error"], HasSubstr("no page"));
+}
+
+TEST_F(SiteTest, ShardSaysWhatWentWrong) {
+  report_.reasons = {{absl::StatusCode::kDeadlineExceeded, 1, 2, 3}};
+  report_.faults = {{"job", absl::StatusCode::kDeadlineExceeded, "waited 24 s for node 1", false, 3,
+                     std::chrono::seconds(5)}};
+  const Json answer = Get("/api/v1/shard");
+  EXPECT_EQ(answer["jobs"], 1);
+  EXPECT_EQ(answer["reasons"][0]["reason"], "DEADLINE_EXCEEDED");
+  EXPECT_EQ(answer["reasons"][0]["nodes_refused"], 2);
+  const Json& fault = answer["faults"][0];
+  EXPECT_EQ(fault["kind"], "failed");
+  EXPECT_EQ(fault["seconds_ago"], 5);
+  EXPECT_EQ(fault["rounds_lost"], 3);
+}
+
+TEST_F(SiteTest, TextThatIsNotUtf8StaysValidJson) {
+  report_.jobs[0].failure = "cut \xE2\x80";
+  EXPECT_THAT(Get("/api/v1/jobs")["jobs"][0]["failure"], HasSubstr("cut "));
+}
+
+TEST_F(SiteTest, PageComesWithItsPartsAndNothingFromElsewhere) {
+  const HttpReply page = site_.Answer("/");
+  EXPECT_EQ(page.type, "text/html; charset=utf-8");
+  EXPECT_THAT(page.body, HasSubstr("<!doctype html>"));
+  for (const char* part :
+       {"/page.css", "/page.js", "/job.js", "/rates.js", "/chart.js", "/icon.svg"}) {
+    EXPECT_THAT(page.body + site_.Answer("/page.js").body + site_.Answer("/job.js").body,
+                HasSubstr(part + 1));
+    EXPECT_EQ(site_.Answer(part).status, 200);
+    EXPECT_EQ(site_.Answer(part).body.find("https://"), std::string::npos);
+  }
+  EXPECT_EQ(site_.Answer("/page.css").type, "text/css; charset=utf-8");
+}
+
+}  // namespace
+}  // namespace thalweg

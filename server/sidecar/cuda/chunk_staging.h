@@ -1,0 +1,56 @@
+// Where the bytes of chunks wait between a GPU and the network, for codecs that know beforehand how
+// many bytes each chunk has.
+//
+//   on_gpu ─copy─▶ sent ─▶ network ─▶ received ─copy─▶ on_gpu
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "core/base/exchange.h"
+#include "core/base/layout.h"
+#include "server/sidecar/cuda/gpu_lane.h"
+
+namespace thalweg {
+
+// Everything is queued on the lane. The calling thread has to have the GPU bound.
+class ChunkStaging {
+ public:
+  // Where chunks begin, and where the last one ends, if elements have that many bytes.
+  static std::vector<uint64_t> Begins(const ChunkPlan& plan, uint64_t elem_bytes);
+
+  // Once. `lane` must outlive it. `on_gpu`: where the bytes are on the GPU; null: in memory of its
+  // own. `what`: the values that a payload has, for messages.
+  absl::Status Allocate(GpuLane& lane, std::vector<uint64_t> begins, absl::string_view what,
+                        std::byte* on_gpu = nullptr);
+  bool IsAllocated() const { return lane_ != nullptr; }
+  std::byte* on_gpu() const { return on_gpu_; }
+
+  // Queues that all chunks are sent.
+  absl::Status QueueSending();
+  // Waits for one of them. Thread-safe, as is what follows for different chunks.
+  absl::StatusOr<std::span<const std::byte>> Sent(uint32_t chunk) const;
+  // Brings the pieces of a payload together on the host, where they stay until the chunk is
+  // gathered again. InvalidArgument: it is of another size.
+  absl::StatusOr<const std::byte*> Gather(const RoundResult& received);
+  // The same, and queues that they are brought to the GPU.
+  absl::Status Receive(const RoundResult& received);
+
+ private:
+  uint64_t Bytes(uint32_t chunk) const { return begins_[chunk + 1] - begins_[chunk]; }
+
+  GpuLane* lane_ = nullptr;
+  std::vector<uint64_t> begins_;
+  absl::string_view what_;
+  std::byte* on_gpu_ = nullptr;
+  std::byte* sent_ = nullptr;      // on the host
+  std::byte* received_ = nullptr;  // on the host
+  StreamProgress* progress_ = nullptr;
+};
+
+}  // namespace thalweg

@@ -1,0 +1,137 @@
+#include "server/sidecar/cuda/cuda_memory.h"
+
+#include <gmock/gmock.h>
+
+#include "core/base/codec_policy.h"
+#include "core/base/protocol.h"
+#include "server/sidecar/codec/make_codecs.h"
+#include "server/sidecar/cuda/node_rounds.h"
+
+namespace thalweg {
+namespace {
+
+using ::testing::HasSubstr;
+
+const BucketLayout kLayout{DType::kFloat32, {{"a", {1500}}, {"b", {3, 700}}, {"c", {1}}}};
+
+class CudaMemoryTest : public ::testing::Test {
+ protected:
+  std::unique_ptr<DenseCodec> Codec(BucketMemory& memory) {
+    return MakeDenseCodec(kLayout, memory, {{3}, kMinChunkBytes, 1}, {policy_});
+  }
+  static std::vector<Floats> Gradients(size_t workers) {
+    return std::vector<Floats>(workers, RandomFloats(1, kLayout.Elems()));
+  }
+
+  const CodecPolicy policy_ = *CodecPolicy::Parse("fp16");
+  FakeGpus gpus_{2};
+  CudaDevice device_{{gpus_.All()[0]}, nullptr};
+};
+
+TEST_F(CudaMemoryTest, MemoryOfAGpuThatTheSidecarDoesNotSeeIsRefused) {
+  auto memory = *device_.MakeMemory({{3}, kLayout, DType::kFloat32, 1, kPatience});
+  FakeGpuWorker worker(gpus_[1], 64);
+  const absl::Status status = memory->AddInput(0, UniqueFd(), worker.Share());
+  EXPECT_EQ(status.code(), absl::StatusCode::kNotFound) << status;
+}
+
+TEST_F(CudaMemoryTest, GpuThatFailsEndsTheWaitWithItsErrorAndKeepsItsMemory) {
+  {
+    GpuNode gpu(gpus_, device_, kLayout, 1);
+    const auto codec = Codec(gpu.memory());
+    FoldPool pool(1);
+    MemoryGradient gradient(gpu.memory());
+    gpus_[0].Hold(static_cast<CudaMemory&>(gpu.memory()).home().stream());
+    gpu.Make(Gradients(1));
+    ASSERT_TRUE(gpu.memory().BeginRound().ok());
+    ASSERT_TRUE(codec->Begin(pool, gradient).ok());
+    gpus_.Settle();
+    gpus_[0].FailDevice(absl::InternalError("the GPU has fallen off the bus"));
+    codec->part().BeginRound();
+    EXPECT_EQ(codec->Encode(codec->part(), 0, gradient).status().message(),
+              "the GPU has fallen off the bus");
+  }
+  // What the GPU may still use was not freed.
+  EXPECT_GT(gpus_[0].allocated(), 0u);
+}
+
+TEST_F(CudaMemoryTest, NothingIsLeftWhenABucketIsGone) {
+  {
+    GpuNode gpu(gpus_, device_, kLayout, 2);
+    const auto codec = Codec(gpu.memory());
+    gpu.Make(Gradients(2));
+    ASSERT_TRUE(RunRound(*codec, gpu.memory()).ok());
+  }
+  EXPECT_EQ(gpus_[0].allocated(), 0u);
+  EXPECT_EQ(gpus_[0].opened(), 0u);
+  EXPECT_EQ(gpus_[0].registered_ranges(), 0u);
+}
+
+TEST_F(CudaMemoryTest, GpuThatFailsAfterItWasIdleKeepsItsMemory) {
+  {
+    GpuNode gpu(gpus_, device_, kLayout, 2);
+    const auto codec = Codec(gpu.memory());
+    gpu.Make(Gradients(2));
+    ASSERT_TRUE(RunRound(*codec, gpu.memory()).ok());
+    gpu.memory().DropInput(0);
+    EXPECT_EQ(gpus_[0].opened(), 1u);
+    gpus_[0].FailDevice(absl::InternalError("lost"));
+  }
+  EXPECT_GT(gpus_[0].allocated(), 0u);
+}
+
+TEST_F(CudaMemoryTest, WhatWasLeftBehindIsFreedWhenTheGpuHasDoneItsWork) {
+  const auto brief = std::chrono::milliseconds(20);
+  auto memory = *device_.MakeMemory({{3}, kLayout, DType::kFloat32, 1, brief});
+  FakeGpuWorker worker(gpus_[0], kLayout.Elems() * sizeof(float));
+  ASSERT_TRUE(memory->AddInput(0, UniqueFd(), worker.Share()).ok());
+  gpus_[0].Hold(worker.stream());
+  worker.Make(RandomFloats(1, kLayout.Elems()));
+  ASSERT_TRUE(memory->BeginRound().ok());
+  memory->DropInput(0);  // in vain
+  memory.reset();
+  EXPECT_EQ(gpus_[0].opened(), 1u);
+  gpus_[0].Release(worker.stream());
+  gpus_.Settle();
+  memory = *device_.MakeMemory({{4}, kLayout, DType::kFloat32, 1, kPatience});
+  FakeGpuWorker other(gpus_[0], kLayout.Elems() * sizeof(float));
+  ASSERT_TRUE(memory->AddInput(0, UniqueFd(), other.Share()).ok());
+  EXPECT_EQ(gpus_[0].opened(), 1u);  // the other's
+}
+
+class ProbeTest : public CudaMemoryTest {
+ protected:
+  // A worker's, with that content.
+  DeviceMemory Probe(size_t gpu, const char* content) {
+    workers_.push_back(std::make_unique<FakeGpuWorker>(gpus_[gpu], sizeof(kDeviceProbe)));
+    workers_.back()->Make(std::vector<char>(content, content + sizeof(kDeviceProbe)));
+    return workers_.back()->Share();
+  }
+
+  std::vector<std::unique_ptr<FakeGpuWorker>> workers_;
+};
+
+TEST_F(ProbeTest, MemoryThatCanBeReadPasses) {
+  EXPECT_TRUE(device_.Probe(Probe(0, kDeviceProbe)).ok());
+  EXPECT_EQ(gpus_[0].opened(), 0u);
+}
+
+TEST_F(ProbeTest, MemoryWithAnotherContentDoesNot) {
+  EXPECT_EQ(device_.Probe(Probe(0, std::string(sizeof(kDeviceProbe), 'x').data())).code(),
+            absl::StatusCode::kDataLoss);
+}
+
+TEST_F(ProbeTest, GpuThatTheSidecarDoesNotSeeDoesNot) {
+  const absl::Status status = device_.Probe(Probe(1, kDeviceProbe));
+  EXPECT_EQ(status.code(), absl::StatusCode::kNotFound);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("NVIDIA_VISIBLE_DEVICES"));
+}
+
+TEST_F(ProbeTest, SystemThatCannotOpenMemoryDoesNot) {
+  const DeviceMemory probe = Probe(0, kDeviceProbe);
+  gpus_[0].FailAt(FakeRuntime::Call::kOpen, 1, absl::UnimplementedError("no IPC here"));
+  EXPECT_EQ(device_.Probe(probe).message(), "no IPC here");
+}
+
+}  // namespace
+}  // namespace thalweg

@@ -1,0 +1,195 @@
+#include "server/sidecar/cuda/gpu_lane.h"
+
+#include <deque>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "core/base/mutex.h"
+#include "core/base/status_macros.h"
+
+namespace thalweg {
+
+struct GpuLane::Holdings {
+  Holdings(std::shared_ptr<DeviceRuntime> runtime, Duration how_long)
+      : gpu(std::move(runtime)), patience(how_long) {}
+  ~Holdings() {
+    for (void* memory : opened) gpu->CloseMemory(memory);
+    for (void* memory : device_memory) gpu->FreeMemory(memory);
+    for (void* memory : host_memory) gpu->FreeHost(memory);
+    for (const DeviceEvent event : events) gpu->DestroyEvent(event);
+    if (stream != nullptr) gpu->DestroyStream(stream);
+  }
+
+  const std::shared_ptr<DeviceRuntime> gpu;
+  const Duration patience;
+  DeviceStream stream = nullptr;
+  // Behind everything that was queued, as of the last wait; null: that could not be queued.
+  StreamProgress* idle = nullptr;
+  Mutex idle_mutex;  // one waits at a time
+  Mutex mutex;
+  std::vector<void*> device_memory;
+  std::vector<void*> host_memory;
+  std::vector<void*> opened;
+  std::vector<DeviceEvent> events;
+  std::deque<StreamProgress> progress;  // whose addresses the stream has
+  std::shared_ptr<DeviceGroup> group;   // null: none
+};
+
+struct GpuLane::LeftBehind {
+  static LeftBehind& Get() {
+    static auto* const left_behind = new LeftBehind();
+    return *left_behind;
+  }
+
+  Mutex mutex;
+  std::vector<std::unique_ptr<Holdings>> holdings;
+};
+
+absl::StatusOr<std::unique_ptr<GpuLane>> GpuLane::Create(std::shared_ptr<DeviceRuntime> gpu,
+                                                         Duration patience) {
+  SweepLeftBehind();
+  auto holdings = std::make_unique<Holdings>(std::move(gpu), patience);
+  THALWEG_RETURN_IF_ERROR(holdings->gpu->BindThread());
+  THALWEG_ASSIGN_OR_RETURN(holdings->stream, holdings->gpu->CreateStream());
+  return std::unique_ptr<GpuLane>(new GpuLane(std::move(holdings)));
+}
+
+GpuLane::GpuLane(std::unique_ptr<Holdings> holdings) : holdings_(std::move(holdings)) {}
+
+GpuLane::~GpuLane() {
+  SweepLeftBehind();
+  Holdings& held = *holdings_;
+  absl::Status idle = WaitUntilIdle();
+  if (const auto joined = group(); joined != nullptr && !idle.ok()) {
+    // What it has queued does not end by itself.
+    joined->Fail(idle);
+    joined->Abort();
+    if (held.idle != nullptr) {
+      idle = held.idle->WaitFor(*held.gpu, held.stream, nullptr, 1, held.patience);
+    }
+  }
+  if (idle.ok()) return;
+  // The GPU may still read and write all this, or is lost with it.
+  LeftBehind& left = LeftBehind::Get();
+  MutexLock lock(left.mutex);
+  left.holdings.push_back(std::move(holdings_));
+}
+
+absl::Status GpuLane::WaitUntilIdle() {
+  Holdings& held = *holdings_;
+  MutexLock lock(held.idle_mutex);
+  held.idle = nullptr;
+  THALWEG_RETURN_IF_ERROR(Bind());
+  // A new one each time: one that was waited for in vain is still under way.
+  StreamProgress& idle = MakeProgress(1);
+  THALWEG_RETURN_IF_ERROR(idle.Mark(*held.gpu, held.stream, 1));
+  held.idle = &idle;
+  return WaitFor(idle, 1);
+}
+
+void GpuLane::SweepLeftBehind() {
+  std::vector<std::unique_ptr<Holdings>> idle;  // freed without the lock
+  LeftBehind& left = LeftBehind::Get();
+  MutexLock lock(left.mutex);
+  for (auto it = left.holdings.begin(); it != left.holdings.end();) {
+    const StreamProgress* const mark = (*it)->idle;
+    const bool is_idle =
+        mark != nullptr && mark->Wait(1, Now()) == 1 && (*it)->gpu->BindThread().ok();
+    if (is_idle) idle.push_back(std::move(*it));
+    it = is_idle ? left.holdings.erase(it) : it + 1;
+  }
+}
+
+void GpuLane::Close(const Shared& opened) {
+  MutexLock lock(holdings_->mutex);
+  std::erase(holdings_->opened, opened.memory);
+  std::erase(holdings_->events, opened.event);
+  gpu().CloseMemory(opened.memory);
+  gpu().DestroyEvent(opened.event);
+}
+
+DeviceRuntime& GpuLane::gpu() const { return *holdings_->gpu; }
+DeviceStream GpuLane::stream() const { return holdings_->stream; }
+CudaStream GpuLane::kernel_stream() const {
+  return reinterpret_cast<CudaStream>(holdings_->stream);
+}
+
+absl::StatusOr<std::byte*> GpuLane::Allocate(uint64_t bytes) {
+  THALWEG_ASSIGN_OR_RETURN(void* const memory, gpu().AllocateMemory(bytes));
+  MutexLock lock(holdings_->mutex);
+  holdings_->device_memory.push_back(memory);
+  return static_cast<std::byte*>(memory);
+}
+
+absl::StatusOr<std::byte*> GpuLane::AllocateHost(uint64_t bytes) {
+  THALWEG_ASSIGN_OR_RETURN(void* const memory, gpu().AllocateHost(bytes));
+  MutexLock lock(holdings_->mutex);
+  holdings_->host_memory.push_back(memory);
+  return static_cast<std::byte*>(memory);
+}
+
+StreamProgress& GpuLane::MakeProgress(uint32_t most) {
+  MutexLock lock(holdings_->mutex);
+  return holdings_->progress.emplace_back(most);
+}
+
+absl::Status GpuLane::WaitFor(const StreamProgress& progress, uint32_t count) const {
+  const auto joined = group();
+  absl::Status status = progress.WaitFor(gpu(), stream(), joined.get(), count, holdings_->patience);
+  if (joined == nullptr) return status;
+  // What has been aborted has come to an end, too, but with anything for a result.
+  THALWEG_RETURN_IF_ERROR(joined->Check());
+  if (absl::IsDeadlineExceeded(status)) {
+    status = absl::DeadlineExceededError(absl::StrCat(
+        status.message(), "; it may wait for another GPU of the node, of which NCCL reports no ",
+        "error"));
+  }
+  if (!status.ok()) joined->Fail(status);
+  return status;
+}
+
+void GpuLane::Join(std::shared_ptr<DeviceGroup> group) {
+  MutexLock lock(holdings_->mutex);
+  holdings_->group = std::move(group);
+}
+
+std::shared_ptr<DeviceGroup> GpuLane::group() const {
+  MutexLock lock(holdings_->mutex);
+  return holdings_->group;
+}
+
+absl::StatusOr<GpuLane::Shared> GpuLane::AllocateShared(uint64_t bytes) {
+  Shared shared;
+  const uint64_t granules = (bytes + kSharedMemoryGranule - 1) / kSharedMemoryGranule;
+  THALWEG_ASSIGN_OR_RETURN(shared.memory,
+                           Allocate(std::max<uint64_t>(1, granules) * kSharedMemoryGranule));
+  THALWEG_ASSIGN_OR_RETURN(shared.event, gpu().CreateSharedEvent());
+  {
+    MutexLock lock(holdings_->mutex);
+    holdings_->events.push_back(shared.event);
+  }
+  shared.handles.uuid = gpu().uuid();
+  THALWEG_ASSIGN_OR_RETURN(shared.handles.memory, gpu().ShareMemory(shared.memory));
+  THALWEG_ASSIGN_OR_RETURN(shared.handles.event, gpu().ShareEvent(shared.event));
+  return shared;
+}
+
+absl::StatusOr<GpuLane::Shared> GpuLane::Open(const DeviceMemory& handles) {
+  if (handles.uuid != gpu().uuid()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("memory of GPU ", absl::BytesToHexString(handles.uuid),
+                     ", expected one of GPU ", absl::BytesToHexString(gpu().uuid())));
+  }
+  Shared shared;
+  MutexLock lock(holdings_->mutex);
+  THALWEG_ASSIGN_OR_RETURN(void* const memory, gpu().OpenMemory(handles.memory));
+  holdings_->opened.push_back(memory);
+  shared.memory = static_cast<std::byte*>(memory);
+  THALWEG_ASSIGN_OR_RETURN(shared.event, gpu().OpenEvent(handles.event));
+  holdings_->events.push_back(shared.event);
+  return shared;
+}
+
+}  // namespace thalweg

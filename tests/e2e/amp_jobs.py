@@ -1,0 +1,78 @@
+"""Jobs that train in mixed precision through Thalweg: `amp_jobs.py NAME OUT`."""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from jobs import digest, job, main
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import thalweg.compat
+import thalweg.ddp
+from thalweg import amp
+
+
+class Product(nn.Module):
+    """w·x: for small integers, everything is exact in float16."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor([1.0, 2.0]))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (self.weight * x).sum()
+
+
+def inputs(first: float, second: float) -> torch.Tensor:
+    """Rank 0 has as many times the mean as there are workers, the others nothing."""
+    scale = dist.get_world_size() if dist.get_rank() == 0 else 0
+    return torch.tensor([first, second]) * scale
+
+
+@job
+def native_scaler() -> dict[str, Any]:
+    """O2 under torch's GradScaler, with accumulation and clipping; gradients travel as fp16."""
+    model = Product()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.25)
+    torch.cuda.amp.aiak_amp_decorate(model, optimizer, loss_scale=64.0)
+    module = DistributedDataParallel(model)
+    thalweg.ddp.attach(module, "fp16")
+    scaler = torch.amp.GradScaler("cpu")
+    for _ in range(2):
+        optimizer.zero_grad()
+        with module.no_sync():
+            scaler.scale(module(inputs(1.0, 2.0))).backward()
+        scaler.scale(module(inputs(1.0, 1.0))).backward()
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(torch.cuda.amp.aiak_amp_parameters(optimizer), 1e6)
+        scaler.step(optimizer)
+        scaler.update()
+    return {"weights": model.state_dict()["weight"].tolist()}
+
+
+@job
+def own_scale() -> dict[str, Any]:
+    """O2 with scale_loss, from another seed on each worker."""
+    torch.manual_seed(dist.get_rank())
+    model = nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 1))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    amp.initialize(model, optimizer, opt_level="O2", verbosity=0)
+    module = DistributedDataParallel(model)
+    thalweg.ddp.attach(module, "fp16")
+    losses = []
+    for step in range(40):
+        data = torch.Generator().manual_seed(100 * step + dist.get_rank())
+        x = torch.randn(32, 8, generator=data)
+        optimizer.zero_grad()
+        loss = (module(x) - x.sum(1, keepdim=True)).square().mean()
+        with amp.scale_loss(loss, optimizer) as scaled:
+            scaled.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    masters = nn.ParameterList([nn.Parameter(p.detach()) for p in amp.master_params(optimizer)])
+    return {"digest": [digest(model), digest(masters)], "losses": losses}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,122 @@
+"""Workers that reduce inside their node, in real jobs: one session for each node."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from harness import TIMEOUT, Job, Servers, servers
+
+JOBS = Path(__file__).parent / "node_jobs.py"
+
+
+def start(
+    name: str,
+    cluster: Servers,
+    tmp_path: Path,
+    nodes: list[int],
+    variables: Mapping[str, str] | None = None,
+) -> Job:
+    """`nodes` says in which node each worker is."""
+    sockets = [cluster.sidecars[node].address for node in nodes]
+    return Job(name, cluster, tmp_path, sidecar_of=sockets, env=variables, jobs=JOBS)
+
+
+@pytest.fixture(scope="module")
+def two_nodes(tmp_path_factory) -> list[dict]:
+    """What the two workers of each of two nodes find out."""
+    with servers(nodes=2, shards=1) as cluster:
+        return start("all_modes", cluster, tmp_path_factory.mktemp("job"), [0, 0, 1, 1]).results()
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16", "fp64"])
+def test_all_workers_get_the_mean_and_the_same_bits(dtype, two_nodes):
+    results = [result["means"][dtype] for result in two_nodes]
+    assert len({result["bits"] for result in results}) == 1
+    for leader in (0, 2):
+        assert results[leader]["stats"] == results[leader + 1]["stats"]
+    for result in results:
+        assert result["excess"] <= 1
+        assert result["status"] is None
+        assert result["path"] == "workers (cpu)"
+        assert "path workers (cpu)" in result["summary"]
+        assert "the session was closed" in result["closed"]
+        # Of every worker's gradient, and once for each node: nothing is compressed.
+        assert result["stats"]["raw_bytes"] == result["bytes"]
+        assert result["stats"]["wire_bytes_sent"] == result["bytes"]
+
+
+def test_mean_is_over_workers_also_where_nodes_have_different_numbers(tmp_path):
+    with servers(nodes=2, shards=1) as cluster:
+        results = start("unequal", cluster, tmp_path, [0, 1, 0]).results()
+    assert len({result["bits"] for result in results}) == 1
+    assert [result["workers"] for result in results] == [2, 1, 2]
+    for result in results:
+        assert result["excess"] <= 1
+
+
+def test_modes_of_ddp_train_as_with_the_sidecars_sums(two_nodes):
+    results = [result["modes"] for result in two_nodes]
+    for mode in results[0]:
+        assert len({result[mode] for result in results}) == 1, mode
+    # Two workers, then two nodes: either side halves exactly and rounds each of two additions once.
+    modes = {mode.removesuffix(" workers") for mode in results[0] if mode.endswith(" workers")}
+    assert len(modes) == 3
+    for mode in modes:
+        assert results[0][f"{mode} workers"] == results[0][f"{mode} sidecar"]
+
+
+def test_codecs_state_goes_on_from_a_checkpoint_bit_for_bit(two_nodes):
+    results = [result["resumed"] for result in two_nodes]
+    assert len({digest for result in results for digest in result["digests"]}) == 1
+    keys = [result["keys"] for result in results]
+    assert keys == [["codec", "node0"], ["codec"], ["codec", "node1"], ["codec"]]
+
+
+def test_leader_that_dies_is_named_by_its_follower_at_once(tmp_path):
+    with servers(nodes=1) as cluster:
+        job = start("bereft", cluster, tmp_path, [0, 0], {"NODE_JOB_VICTIM": "rank 0"})
+        workers = job.wait()
+    assert workers[0].code == -signal.SIGKILL
+    assert workers[1].code == 0, job.output
+    assert workers[1].result["seconds"] < TIMEOUT / 2  # by its end, not by silence
+    for key in ("error", "again", "status"):
+        assert (
+            "rank 0, which speaks to the sidecar for this node, is gone" in workers[1].result[key]
+        )
+
+
+def test_follower_that_dies_fails_the_workers_of_all_nodes_at_once(tmp_path):
+    with servers(nodes=2, shards=1) as cluster:
+        job = start("bereft", cluster, tmp_path, [0, 0, 1], {"NODE_JOB_VICTIM": "rank 1"})
+        workers = job.wait()
+    assert workers[1].code == -signal.SIGKILL
+    for worker, expected in ((workers[0], "rank 1"), (workers[2], "node 0")):
+        assert worker.code == 0, job.output
+        assert worker.result["seconds"] < TIMEOUT / 2
+        for key in ("error", "again", "status"):
+            assert expected in worker.result[key]
+
+
+def test_sidecar_that_dies_fails_all_workers_of_its_node_with_the_reason(tmp_path):
+    with servers(nodes=1) as cluster:
+        sidecar = cluster.sidecars[0]
+        variables = {"NODE_JOB_VICTIM": f"pid {sidecar.process.pid}"}
+        results = start("bereft", cluster, tmp_path, [0, 0], variables).results()
+        for left in (sidecar.address, f"{sidecar.address}.lock"):
+            Path(left).unlink()
+    for result in results:
+        assert f"the sidecar at {sidecar.address} is gone" in result["error"]
+        assert result["seconds"] < TIMEOUT / 2
+
+
+def test_choices_are_those_of_the_environment_and_wrong_ones_are_refused(tmp_path):
+    variables = {"THALWEG_NODE_REDUCE": "workers", "AIAK_HIERARCHICAL_ALLREDUCE": "1"}
+    with servers(nodes=1) as cluster:
+        results = start("choices", cluster, tmp_path, [0, 0], variables).results()
+    for result in results:
+        assert result["path"] == "workers (cpu)"
+        assert "rank 0: node_reduce is 'nobody', expected sidecar or workers" in result["value"]
+        assert "node_reduce is workers on rank 0 but sidecar on rank 1" in result["differ"]

@@ -1,0 +1,106 @@
+"""A cluster with a job that steps on command, and a browser to look at it with."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+from harness import Job, Servers, metric, servers
+from playwright.sync_api import ConsoleMessage, Page, sync_playwright
+
+CHROMIUM = "/usr/bin/chromium"  # Debian's
+FLAGS = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--no-first-run",
+]
+NODES = 2
+JOB = "watched/50% <b>"  # a name that is neither a path, nor a URL, nor HTML
+
+
+@dataclass
+class Watched:
+    """The job does nothing but what it is told to: figures stand still in between."""
+
+    cluster: Servers
+    job: Job
+    orders: IO[str]
+    done: IO[str]
+
+    def step(self, count: int) -> None:
+        """Returns when all workers have made `count` steps."""
+        self.orders.write(f"{count}\n")
+        assert self.done.readline() == f"{count}\n", self.job.output
+
+    @property
+    def http(self) -> str:
+        return self.cluster.aggregators[0].http
+
+    def shard_metric(self, name: str, label: str = "") -> float:
+        return metric(self.cluster.aggregators[0], name, label)
+
+    def sent(self, kind: str) -> float:
+        """What the sidecars say that they have sent: "raw" or "wire" bytes."""
+        name = f"thalweg_sidecar_{kind}_bytes_total"
+        return sum(metric(server, name, 'direction="sent"') for server in self.cluster.sidecars)
+
+
+@contextlib.contextmanager
+def watched_job(folder: Path) -> Iterator[Watched]:
+    with servers(nodes=NODES, shards=1) as cluster:
+        env = {"THALWEG_JOB": JOB}
+        for name in ("orders", "done"):
+            os.mkfifo(folder / name)
+            env[f"WATCHED_{name.upper()}"] = str(folder / name)
+        sockets = [server.address for server in cluster.sidecars]
+        script = Path(__file__).parent / "watched_jobs.py"
+        job = Job("watched", cluster, folder, sidecar_of=sockets, env=env, jobs=script)
+        # For reading as well, so that neither end waits for the other to come, or outlives it.
+        with (folder / "orders").open("r+b", 0) as raw, (folder / "done").open("r+b", 0) as back:
+            orders = os.fdopen(os.dup(raw.fileno()), "w", buffering=1)
+            done = os.fdopen(os.dup(back.fileno()))
+            with orders, done:
+                try:
+                    yield Watched(cluster, job, orders, done)
+                finally:
+                    orders.write("0\n")
+                    job.results()
+
+
+@dataclass
+class Browser:
+    page: Page
+    complaints: list[str] = field(default_factory=list)  # errors and warnings of the console
+
+
+@contextlib.contextmanager
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        page = chromium.new_page(viewport={"width": 1180, "height": 900})
+        result = Browser(page)
+
+        def listen(message: ConsoleMessage) -> None:
+            if message.type in ("error", "warning"):
+                result.complaints.append(message.text)
+
+        page.on("console", listen)
+        page.on("pageerror", lambda error: result.complaints.append(str(error)))
+        yield result
+        chromium.close()
+
+
+def api(http: str, path: str) -> Any:
+    with urllib.request.urlopen(f"http://{http}/api/v1/{path}", timeout=10) as reply:
+        assert reply.headers["Content-Type"] == "application/json"
+        return json.load(reply)

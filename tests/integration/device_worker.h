@@ -1,0 +1,86 @@
+// A worker whose gradients are in the memory of a fake device.
+#pragma once
+
+#include <algorithm>
+#include <cstring>
+#include <future>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "core/device/fake_runtime.h"
+#include "tests/integration/cluster.h"
+
+namespace thalweg {
+
+// As torch does it: gradients are made on one stream, which also waits for the results.
+class DeviceWorker {
+ public:
+  // Connects; to be called for all workers at once.
+  DeviceWorker(SessionOptions options, std::shared_ptr<FakeRuntime> device)
+      : device_(std::move(device)) {
+    options.device = device_;
+    if (!device_->BindThread().ok()) std::abort();
+    session_ = Session::Connect(options);
+    if (session_.ok()) stream_ = *device_->CreateStream();
+  }
+
+  Session& session() { return **session_; }
+  absl::Status connected() const { return session_.status(); }
+  FakeRuntime& device() { return *device_; }
+  // In the order in which a session makes them.
+  DeviceStream out() { return device_->stream(0); }
+  DeviceStream in() { return device_->stream(2); }
+  DeviceStream stream() { return stream_; }
+
+  // Makes the gradient of a round, reduces it and gives back what the stream has seen of the result
+  // after it has waited for it. Of one bucket only, number 0.
+  std::future<Outcome> Reduce(const std::vector<float>& gradient, DType dtype = DType::kFloat32) {
+    if (!device_->BindThread().ok()) std::abort();
+    if (memory_.empty() && !gradient.empty()) memory_ = device_->Allocate(gradient.size() * 4);
+    const auto inside = gradient.empty() ? memory_ : device_->Inside(memory_);
+    device_->Run(stream_, [inside, gradient] {
+      std::memcpy(inside.data(), gradient.data(), inside.size());
+    });
+    auto seen = std::make_shared<std::promise<Outcome>>();
+    session().SubmitFromDevice(
+        {0, 0}, {memory_, stream_, owner_},
+        [this, seen, inside](const absl::StatusOr<ReducedBucket>& reduced) {
+          const absl::Status status =
+              reduced.ok() ? device_->Wait(stream_, reduced->arrived) : reduced.status();
+          if (!status.ok()) return seen->set_value(status);
+          device_->Run(stream_, [seen, inside] {
+            seen->set_value(std::vector<std::byte>(inside.begin(), inside.end()));
+          });
+          // As foreign code may leave the session's thread.
+          elsewhere_.BindThread().IgnoreError();
+        });
+    return seen->get_future();
+  }
+
+ private:
+  FakeRuntime elsewhere_;
+  const std::shared_ptr<FakeRuntime> device_;
+  absl::StatusOr<std::unique_ptr<Session>> session_;
+  DeviceStream stream_ = nullptr;
+  std::span<std::byte> memory_;
+  const std::shared_ptr<int> owner_ = std::make_shared<int>();
+};
+
+// A worker for each rank, with a device of its own.
+inline std::vector<std::unique_ptr<DeviceWorker>> ConnectDevices(
+    Cluster& cluster, const std::function<void(SessionOptions&)>& edit = {}) {
+  std::vector<std::future<std::unique_ptr<DeviceWorker>>> pending;
+  for (uint32_t rank = 0; rank < cluster.world_size(); ++rank) {
+    SessionOptions options = cluster.OptionsFor(rank);
+    if (edit) edit(options);
+    pending.push_back(std::async(std::launch::async, [options] {
+      return std::make_unique<DeviceWorker>(options, std::make_shared<FakeRuntime>());
+    }));
+  }
+  std::vector<std::unique_ptr<DeviceWorker>> workers;
+  for (auto& worker : pending) workers.push_back(worker.get());
+  return workers;
+}
+
+}  // namespace thalweg

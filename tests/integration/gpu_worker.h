@@ -1,0 +1,51 @@
+// A worker of a node, with its gradients on GPU 0, for programs that run one as a process of its
+// own: CUDA's handles are for other processes.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "client/core/session.h"
+
+namespace thalweg {
+
+// One bucket of floats, and one stream. One thread.
+class GpuWorker {
+ public:
+  static absl::StatusOr<std::unique_ptr<GpuWorker>> Connect(const std::string& socket,
+                                                            uint32_t rank, uint32_t workers,
+                                                            const std::string& codec,
+                                                            uint64_t elems);
+
+  // Queue: `values` become the gradient; it becomes `host()`; it is copied on the device.
+  absl::Status Fill(const std::vector<float>& values);
+  absl::Status Fetch();
+  absl::Status Copy();
+  // Queues that the gradient is reduced, and returns when the stream has to wait for the result
+  // only. `call`, unless null: how long handing it over takes.
+  absl::Status Reduce(Duration* call = nullptr);
+  // Waits until the stream has done what is queued.
+  absl::Status Finish();
+
+  const std::byte* host() const { return host_; }
+  size_t bytes() const { return bytes_; }
+  GradientPath path() const { return session_->stats().path; }
+
+ private:
+  explicit GpuWorker(uint64_t elems) : bytes_(elems * sizeof(float)) {}
+  absl::Status Allocate();
+
+  const size_t bytes_;
+  std::shared_ptr<DeviceRuntime> gpu_;
+  std::byte* memory_ = nullptr;
+  std::byte* other_ = nullptr;  // as large
+  std::byte* host_ = nullptr;
+  DeviceStream stream_ = nullptr;
+  std::unique_ptr<Session> session_;
+};
+
+}  // namespace thalweg

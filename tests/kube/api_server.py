@@ -1,0 +1,158 @@
+"""A Kubernetes API server on loopback, with nothing behind it: no scheduler, no controllers.
+
+It validates, prunes, stores and authorises as any other; pods never run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import socket
+import ssl
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+BIN = ROOT / ".tools" / "bin"
+START_SECONDS = 90.0
+_FLAGS = """
+--bind-address=127.0.0.1 --advertise-address=127.0.0.1 --service-cluster-ip-range=10.0.0.0/24
+--service-account-issuer=https://localhost --authorization-mode=RBAC
+--disable-admission-plugins=ServiceAccount --allow-privileged=true
+"""
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+class ApiServer:
+    """etcd and kube-apiserver. `folder` gets their files, and a kubeconfig of an administrator."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.port = free_port()
+        self.kubeconfig = folder / "kubeconfig"
+        self._token = secrets.token_hex(16)
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._context = ssl._create_unverified_context()  # its certificate is its own
+
+    def start(self) -> None:
+        """Raises RuntimeError, with the end of the log, unless it is ready in time."""
+        client, peer = (f"http://127.0.0.1:{free_port()}" for _ in range(2))
+        key, tokens = self.folder / "sa.key", self.folder / "tokens.csv"
+        subprocess.run(["openssl", "genrsa", "-out", key, "2048"], check=True, capture_output=True)
+        tokens.write_text(f"{self._token},admin,1,system:masters\n", encoding="ascii")
+        self._write_kubeconfig()
+        etcd = f"--listen-client-urls {client} --advertise-client-urls {client} "
+        etcd += f"--listen-peer-urls {peer} --initial-advertise-peer-urls {peer} "
+        etcd += f"--initial-cluster default={peer} --data-dir {self.folder / 'etcd'}"
+        self._spawn("etcd", etcd)
+        api = f"--etcd-servers={client} --secure-port={self.port} --cert-dir={self.folder / 'pki'} "
+        api += f"--service-account-key-file={key} --service-account-signing-key-file={key} "
+        self._spawn("kube-apiserver", f"{api} --token-auth-file={tokens} {_FLAGS}")
+        self._await("/readyz", lambda status, _: status == 200, START_SECONDS)
+
+    def stop(self) -> None:
+        for process in reversed(self._processes):
+            process.terminate()
+        for process in reversed(self._processes):
+            try:
+                process.wait(timeout=20)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+    def request(self, method: str, path: str, body: object = None) -> tuple[int, Any]:
+        """Status and JSON of the answer. `body`: text is YAML, anything else is sent as JSON."""
+        kind = "yaml" if isinstance(body, str) else "json"
+        text = body if isinstance(body, str) else json.dumps(body)
+        request = urllib.request.Request(
+            f"https://127.0.0.1:{self.port}{path}",
+            data=None if body is None else text.encode(),
+            method=method,
+            headers={
+                "Authorization": f"Bearer {self._token}",
+                "Content-Type": f"application/{kind}",
+            },
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=60, context=self._context) as response:
+                return response.status, _decode(response.read())
+        except urllib.error.HTTPError as error:
+            return error.code, _decode(error.read())
+
+    def define(self, path: Path) -> None:
+        """Creates a CustomResourceDefinition, in place of one of that name, and awaits its kind."""
+        where = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+        text = path.read_text(encoding="utf-8")
+        status, answer = self.request("POST", where, text)
+        if status == 409:
+            name = answer["details"]["name"]
+            _, old = self.request("DELETE", f"{where}/{name}")
+            self._await_kind(old, served=False)
+            self._await(f"{where}/{name}", lambda found, _: found == 404, 30)
+            status, answer = self.request("POST", where, text)
+        assert status == 201, answer
+        self._await_kind(answer, served=True)
+
+    def ca_certificate(self) -> Path:
+        return self.folder / "pki" / "apiserver.crt"
+
+    def _await_kind(self, crd: Any, *, served: bool) -> None:
+        spec = crd["spec"]
+        path = f"/apis/{spec['group']}/{spec['versions'][0]['name']}/{spec['names']['plural']}"
+        self._await(path, lambda status, _: (status == 200) == served, 30)
+
+    def _spawn(self, name: str, arguments: str) -> None:
+        with (self.folder / f"{name}.log").open("wb") as log:
+            argv = [BIN / name, *arguments.split()]
+            self._processes.append(
+                subprocess.Popen(argv, stdout=log, stderr=log, env=dict(os.environ))
+            )
+
+    def _await(self, path: str, is_done: Any, seconds: float) -> None:
+        """Asks again until is_done(status, answer), or the server has ended."""
+        deadline = time.monotonic() + seconds
+        while True:
+            try:
+                if is_done(*self.request("GET", path)):
+                    return
+            except OSError:  # not listening yet
+                pass
+            dead = [process.args for process in self._processes if process.poll() is not None]
+            if dead or time.monotonic() > deadline:
+                log = (self.folder / "kube-apiserver.log").read_text(encoding="utf-8")[-2000:]
+                raise RuntimeError(
+                    f"GET {path}: not as awaited in {seconds} s; ended: {dead}\n{log}"
+                )
+            # Its end is the one thing that can be waited for, and then ends the wait at once.
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._processes[-1].wait(timeout=0.1)
+
+    def _write_kubeconfig(self) -> None:
+        server = {"server": f"https://127.0.0.1:{self.port}", "insecure-skip-tls-verify": True}
+        content = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "clusters": [{"name": "local", "cluster": server}],
+            "users": [{"name": "admin", "user": {"token": self._token}}],
+            "contexts": [{"name": "local", "context": {"cluster": "local", "user": "admin"}}],
+            "current-context": "local",
+        }
+        self.kubeconfig.write_text(json.dumps(content), encoding="ascii")
+        self.kubeconfig.chmod(0o600)
+
+
+def _decode(body: bytes) -> Any:
+    try:
+        return json.loads(body)
+    except ValueError:
+        return body.decode()

@@ -1,0 +1,91 @@
+"""Checks that what is written by hand in deploy/ says what the chart and the programs say.
+
+Usage: helm template … --set pytorchJob.enabled=true | check_manifests.py COMPOSE_SCHEMA. Exit code
+1, and a line for each difference, if they do not.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+JOBS = ROOT / "deploy" / "jobs"
+_VARIABLE = re.compile(r"\b(?:THALWEG|AIAK)_[A-Z_]+\b")
+
+
+def load(text: str) -> list[dict[str, Any]]:
+    return [document for document in yaml.safe_load_all(text) if document]
+
+
+def sidecars(document: Any) -> Iterator[dict[str, Any]]:
+    """Every container named thalweg-sidecar, wherever it is."""
+    if isinstance(document, dict):
+        if document.get("name") == "thalweg-sidecar":
+            yield document
+        for value in document.values():
+            yield from sidecars(value)
+    elif isinstance(document, list):
+        for value in document:
+            yield from sidecars(value)
+
+
+def comparable(sidecar: dict[str, Any]) -> dict[str, Any]:
+    """Without what must differ: whose image it is, and how it learns of the shards."""
+    result = {key: value for key, value in sidecar.items() if key not in ("image", "envFrom")}
+    result["env"] = [v for v in sidecar["env"] if v["name"] != "THALWEG_AGGREGATORS"]
+    return result
+
+
+def differences(chart: list[dict[str, Any]]) -> Iterator[str]:
+    """A line for each manifest whose sidecar is not the chart's."""
+    expected = comparable(next(sidecars(chart)))
+    found = 0
+    for path in sorted(JOBS.glob("*.yaml")):
+        for sidecar in sidecars(load(path.read_text(encoding="utf-8"))):
+            found += 1
+            ours = comparable(sidecar)
+            for key in sorted(expected.keys() | ours.keys()):
+                if expected.get(key) != ours.get(key):
+                    yield f"{path.name}: {key} is {ours.get(key)}, in the chart {expected.get(key)}"
+    if found < 4:
+        yield f"deploy/jobs has {found} sidecars, expected a Master's and a Worker's in 2 files"
+
+
+def unknown_variables() -> Iterator[str]:
+    """A line for each variable that deploy/ or the chart sets and the programs do not know."""
+    known = set(_VARIABLE.findall((ROOT / "docs" / "zero_code.md").read_text(encoding="utf-8")))
+    known |= set(_VARIABLE.findall((ROOT / "core" / "base" / "env.cc").read_text(encoding="utf-8")))
+    files = [*(ROOT / "deploy").rglob("*.yaml"), *(ROOT / "helm" / "thalweg").rglob("*.yaml")]
+    files += (ROOT / "helm" / "thalweg").rglob("*.tpl")
+    for path in sorted(files):
+        for name in sorted(set(_VARIABLE.findall(path.read_text(encoding="utf-8"))) - known):
+            if not name.endswith("_"):  # AIAK_… in prose
+                yield f"{path.relative_to(ROOT)}: nothing knows {name}"
+
+
+def compose_errors(schema: Path) -> Iterator[str]:
+    """A line for each thing in the compose file that the specification does not know."""
+    validator = jsonschema.Draft7Validator(json.loads(schema.read_text(encoding="utf-8")))
+    compose = load((ROOT / "deploy" / "compose.yaml").read_text(encoding="utf-8"))[0]
+    for error in validator.iter_errors(compose):
+        yield f"compose.yaml: {'.'.join(map(str, error.absolute_path))}: {error.message}"
+
+
+def main() -> int:
+    wrong = [*differences(load(sys.stdin.read())), *unknown_variables()]
+    wrong += compose_errors(Path(sys.argv[1]))
+    for line in wrong:
+        print(f"error: {line}", file=sys.stderr)
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,127 @@
+"""What the chart tells containers to run, run with the real programs on this machine.
+
+Ports become 0, the socket's folder a temporary one, the shards' names the addresses they really
+have; everything else is as rendered.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from api_server import free_port
+from rendered import ROOT, needs_helm, pod_of, the
+
+from thalweg import _binaries
+from thalweg._processes import Server
+
+pytestmark = needs_helm
+
+
+def environment(container: dict[str, Any], folder: Path, **changes: str) -> dict[str, str]:
+    """This process's, without Thalweg's variables, and the container's with `changes`."""
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("THALWEG_", "AIAK_"))}
+    env |= {variable["name"]: variable["value"] for variable in container["env"]}
+    return env | changes | {"TMPDIR": str(folder), "OMP_NUM_THREADS": "1"}
+
+
+def start(name: str, container: dict[str, Any], folder: Path, **env: str) -> Server:
+    """A server program with the container's arguments, on ports that are free."""
+    argv = [re.sub(r"0\.0\.0\.0:\d+$", "127.0.0.1:0", a) for a in container["args"]]
+    argv = [a.replace("/run/thalweg", str(folder)) for a in argv]
+    server = Server(
+        name, [str(_binaries.find(name)), *argv], env=environment(container, folder, **env)
+    )
+    server.wait_ready(20)
+    return server
+
+
+@pytest.fixture
+def aggregators() -> Iterator[list[Server]]:
+    container = pod_of("StatefulSet")["containers"][0]
+    with tempfile.TemporaryDirectory(prefix="kube-") as name, contextlib.ExitStack() as stack:
+        servers = []
+        for _ in range(2):
+            server = start(_binaries.AGGREGATOR, container, Path(name))
+            stack.callback(server.stop, 20)
+            servers.append(server)
+        yield servers
+
+
+def addresses(servers: list[Server]) -> str:
+    return ",".join(server.address for server in servers)
+
+
+def metric(server: Server, name: str) -> float:
+    with urllib.request.urlopen(f"http://{server.http}/metrics", timeout=10) as response:
+        text = response.read().decode()
+    return float(re.search(rf"^{name} (\S+)$", text, re.MULTILINE)[1])
+
+
+def torchrun(arguments: list[str], env: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "torch.distributed.run", *arguments]
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=100)
+
+
+def test_helm_test_sends_a_round_through_every_shard(aggregators):
+    container = the("Pod", "test")["spec"]["containers"][0]
+    script = the("ConfigMap", "test")["data"]["round.py"]
+    with tempfile.TemporaryDirectory(prefix="kube-") as name:
+        folder = Path(name)
+        (folder / "round.py").write_text(script, encoding="utf-8")
+        program, *arguments = [a.replace("/test/", f"{name}/") for a in container["command"]]
+        env = environment(container, folder, THALWEG_AGGREGATORS=addresses(aggregators))
+        result = torchrun(arguments, env)
+    assert program == "torchrun"
+    assert result.returncode == 0, result.stderr
+    assert "2 nodes got the right mean of 524288 gradients" in result.stdout
+    # In float32, from two nodes: each gradient of each node reaches one shard, once.
+    received = [metric(server, "thalweg_shard_received_bytes_total") for server in aggregators]
+    assert all(received) and sum(received) == 2 * 4 * 524288, received
+
+
+def test_helm_test_fails_without_aggregators():
+    container = the("Pod", "test")["spec"]["containers"][0]
+    with tempfile.TemporaryDirectory(prefix="kube-") as name:
+        env = environment(container, Path(name), THALWEG_AGGREGATORS="127.0.0.1:1")
+        env["THALWEG_TIMEOUT"] = "3"
+        script = ROOT / "helm" / "thalweg" / "files" / "round.py"
+        result = torchrun(["--standalone", "--nproc-per-node=2", str(script)], env)
+    assert result.returncode != 0
+    assert "127.0.0.1:1" in result.stderr
+
+
+def test_plain_script_trains_through_the_sidecars_of_two_pods(aggregators):
+    pod = pod_of("PyTorchJob")
+    container = pod["containers"][0]
+    arguments = ["--nnodes=2", "--nproc-per-node=1", "--master-addr=127.0.0.1"]
+    arguments += [f"--master-port={free_port()}", str(ROOT / "deploy" / "train.py"), "--steps=10"]
+    command = [sys.executable, "-m", "torch.distributed.run", *arguments]
+    with contextlib.ExitStack() as stack:
+        workers = []
+        for rank in range(2):
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kube-")))
+            shards = addresses(aggregators)
+            sidecar = pod["initContainers"][0]
+            server = start(_binaries.SIDECAR, sidecar, folder, THALWEG_AGGREGATORS=shards)
+            stack.callback(server.stop, 20)
+            env = environment(container, folder, AIAK_START_COMPRESS_ITER="5")
+            env["THALWEG_SIDECAR"] = env["THALWEG_SIDECAR"].replace("/run/thalweg", str(folder))
+            env["PET_NODE_RANK"] = str(rank)
+            streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+            workers.append(subprocess.Popen(command, env=env, **streams))
+            stack.callback(workers[-1].kill)
+        said = [worker.communicate(timeout=100)[0] for worker in workers]
+    assert [worker.returncode for worker in workers] == [0, 0], said
+    assert "with codec powersgd:rank=4" in said[0]
+    assert "2 replicas are bit-identical" in said[0]
+    assert all(metric(server, "thalweg_shard_rounds_total") > 0 for server in aggregators)

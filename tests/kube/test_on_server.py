@@ -1,0 +1,211 @@
+"""The chart and the manifests on a real API server. `make test-kube` builds one and runs this."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from api_server import BIN, ROOT, ApiServer
+
+CHART = ROOT / "helm" / "thalweg"
+REGISTRY = "image.registry=registry.test/team"
+PROFILES = {
+    "defaults": [],
+    "cce-baidu": ["--values", CHART / "profiles" / "cce-baidu.yaml"],
+    "cce-huawei": ["--values", CHART / "profiles" / "cce-huawei.yaml"],
+    "jobs": ["--set", "pytorchJob.enabled=true,trainingRuntime.enabled=true"],
+    "old-cluster": ["--set", "sidecar.daemonSet.enabled=true"],
+}
+# NAME=FILE…: the definitions of jobs and monitors, as operators ship them.
+CRDS = dict(pair.split("=", 1) for pair in os.environ.get("THALWEG_KUBE_CRDS", "").split())
+LISTS = (
+    "/api/v1/namespaces/{0}/services",
+    "/api/v1/namespaces/{0}/configmaps",
+    "/apis/apps/v1/namespaces/{0}/statefulsets",
+    "/apis/apps/v1/namespaces/{0}/daemonsets",
+    "/apis/policy/v1/namespaces/{0}/poddisruptionbudgets",
+    "/apis/networking.k8s.io/v1/namespaces/{0}/networkpolicies",
+    "/apis/kubeflow.org/v1/namespaces/{0}/pytorchjobs",
+    "/apis/monitoring.coreos.com/v1/namespaces/{0}/servicemonitors",
+    "/apis/monitoring.coreos.com/v1/namespaces/{0}/podmonitors",
+    "/apis/monitoring.coreos.com/v1/namespaces/{0}/prometheusrules",
+    "/apis/trainer.kubeflow.org/v1alpha1/clustertrainingruntimes",
+)
+
+pytestmark = pytest.mark.skipif(not CRDS, reason="needs an API server: run `make test-kube`")
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    api = ApiServer(tmp_path_factory.mktemp("kube"))
+    with contextlib.ExitStack() as stack:
+        stack.callback(api.stop)
+        api.start()
+        for name, path in CRDS.items():
+            if name != "pytorchjob-1.7":
+                api.define(Path(path))
+        yield api
+
+
+@pytest.fixture
+def old_operator(server):
+    """While a test runs, PyTorchJob is what training operator 1.7 says it is."""
+    server.define(Path(CRDS["pytorchjob-1.7"]))
+    yield
+    server.define(Path(CRDS["pytorchjob-1.9"]))
+
+
+def helm(server: ApiServer, *arguments: object) -> subprocess.CompletedProcess[str]:
+    argv = [BIN / "helm", "--kubeconfig", server.kubeconfig, *arguments]
+    return subprocess.run(argv, capture_output=True, text=True, timeout=120)
+
+
+def do(server: ApiServer, *arguments: object) -> str:
+    result = helm(server, *arguments)
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+def stored(server: ApiServer, namespace: str) -> dict[str, Any]:
+    """Everything with our labels, by kind and name."""
+    found = {}
+    for path in LISTS:
+        query = "?labelSelector=app.kubernetes.io/part-of=thalweg"
+        status, answer = server.request("GET", path.format(namespace) + query)
+        assert status == 200, answer
+        kind = answer["kind"].removesuffix("List")
+        found |= {f"{kind}/{item['metadata']['name']}": item for item in answer["items"]}
+    return found
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_release_installs_upgrades_rolls_back_and_leaves_nothing(server, profile):
+    where = ["--namespace", profile]
+    values = [*PROFILES[profile], "--set", REGISTRY]
+    do(server, "install", "t", CHART, *where, "--create-namespace", *values)
+    first = stored(server, profile)
+    assert first["StatefulSet/t-thalweg-aggregator"]["spec"]["replicas"] == 2
+
+    do(server, "upgrade", "t", CHART, *where, *values, "--set", "aggregator.replicas=3")
+    second = stored(server, profile)
+    assert second["StatefulSet/t-thalweg-aggregator"]["spec"]["replicas"] == 3
+    shards = second["ConfigMap/t-thalweg-aggregators"]["data"]["THALWEG_AGGREGATORS"]
+    assert shards.count(f".{profile}.svc.cluster.local:7070") == 3
+    assert second.keys() == first.keys()
+
+    do(server, "rollback", "t", 1, *where)
+    third = stored(server, profile)
+    assert third["StatefulSet/t-thalweg-aggregator"]["spec"]["replicas"] == 2
+
+    do(server, "uninstall", "t", *where)
+    assert stored(server, profile) == {}
+
+
+def test_what_the_chart_renders_has_no_field_that_the_server_drops(server):
+    values = [*PROFILES["jobs"], *PROFILES["cce-huawei"], "--set", REGISTRY]
+    do(server, "install", "kept", CHART, "--namespace", "kept", "--create-namespace", *values)
+    found = stored(server, "kept")
+    job = found["PyTorchJob/kept-thalweg"]["spec"]["pytorchReplicaSpecs"]["Worker"]
+    runtime = found["ClusterTrainingRuntime/kept-thalweg"]["spec"]["template"]["spec"]
+    node = runtime["replicatedJobs"][0]["template"]["spec"]["template"]
+    for pod in (job["template"]["spec"], node["spec"]):
+        assert pod["initContainers"][0]["restartPolicy"] == "Always"
+        assert "startupProbe" in pod["initContainers"][0]
+    assert {"ServiceMonitor/kept-thalweg-aggregator", "PodMonitor/kept-thalweg-sidecar"} <= set(
+        found
+    )
+    do(server, "uninstall", "kept", "--namespace", "kept")
+
+
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "deploy" / "jobs").glob("*.yaml")), ids=lambda p: p.stem
+)
+def test_manifest_is_accepted_whole(server, path):
+    text = path.read_text(encoding="utf-8")
+    where = "kubeflow.org/v1/namespaces/default/pytorchjobs"
+    if "kind: TrainJob" in text:
+        where = "trainer.kubeflow.org/v1alpha1/namespaces/default/trainjobs"
+    status, answer = server.request(
+        "POST", f"/apis/{where}?dryRun=All&fieldValidation=Strict", text
+    )
+    assert status == 201, answer
+
+
+def test_chart_is_refused_beside_a_definition_that_drops_the_sidecar(server, old_operator):
+    text = (ROOT / "deploy" / "jobs" / "pytorchjob.yaml").read_text(encoding="utf-8")
+    _, job = server.request(
+        "POST", "/apis/kubeflow.org/v1/namespaces/default/pytorchjobs?dryRun=All", text
+    )
+    pod = job["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]
+    assert "restartPolicy" not in pod["initContainers"][0]  # the trap: accepted, and dropped
+
+    install = ["install", "t", CHART, "--namespace", "old", "--create-namespace", "--set", REGISTRY]
+    refused = helm(server, *install)
+    assert refused.returncode != 0
+    assert "pytorchjobs.kubeflow.org, version v1, does not know" in refused.stderr
+
+    do(server, *install, "--set", "sidecar.daemonSet.enabled=true")
+    do(server, "uninstall", "t", "--namespace", "old")
+
+
+def template(server: ApiServer, name: str, values: str) -> str:
+    """One template of the chart, rendered for namespace default."""
+    where = ["--namespace", "default", "--show-only", f"templates/{name}.yaml"]
+    where += ["--kube-version", "1.31"]
+    return do(server, "template", "t", CHART, *where, "--set", f"{REGISTRY},{values}")
+
+
+def hook(server: ApiServer, folder: Path) -> subprocess.CompletedProcess[str]:
+    """The hook's script, with its arguments, as its service account and with no other right."""
+    text = template(server, "preflight-hook", "preflight.hook.enabled=true")
+    rbac = "/apis/rbac.authorization.k8s.io/v1"
+    paths = {
+        "ServiceAccount": "/api/v1/namespaces/default/serviceaccounts",
+        "ClusterRole": f"{rbac}/clusterroles",
+        "ClusterRoleBinding": f"{rbac}/clusterrolebindings",
+    }
+    for document in text.split("\n---\n"):
+        kind = next(line[6:] for line in document.splitlines() if line.startswith("kind: "))
+        if kind in paths:
+            status, answer = server.request("POST", paths[kind], document)
+            assert status in (201, 409), answer
+    account = f"{paths['ServiceAccount']}/t-thalweg-preflight/token"
+    status, answer = server.request("POST", account, {"spec": {"expirationSeconds": 600}})
+    assert status == 201, answer
+    (folder / "token").write_text(answer["status"]["token"], encoding="ascii")
+    (folder / "ca.crt").write_bytes(server.ca_certificate().read_bytes())
+    command = [line[14:] for line in text.splitlines() if line.startswith("            - ")]
+    definitions = [argument for argument in command if "=properties." in argument]
+    assert len(definitions) == 2
+    env = os.environ | {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "SERVICE_ACCOUNT_DIR": str(folder)}
+    env["KUBERNETES_SERVICE_PORT"] = str(server.port)
+    argv = [sys.executable, CHART / "files" / "preflight.py", *definitions]
+    return subprocess.run(argv, env=env, capture_output=True, text=True, timeout=60)
+
+
+def test_hook_accepts_definitions_that_keep_the_sidecar(server, tmp_path):
+    result = hook(server, tmp_path)
+    assert result.returncode == 0, result.stderr
+
+
+def test_hook_refuses_a_definition_that_drops_the_sidecar(server, old_operator, tmp_path):
+    result = hook(server, tmp_path)
+    assert result.returncode == 1
+    assert "pytorchjobs.kubeflow.org, version v1, does not know" in result.stderr
+
+
+def test_server_refuses_what_no_schema_sees(server):
+    """That these tests can fail: a StatefulSet that would not select its own pods."""
+    text = template(server, "aggregator", "aggregator.replicas=2")
+    sets = [d for d in text.split("\n---\n") if "kind: StatefulSet" in d]
+    path = "/apis/apps/v1/namespaces/default/statefulsets?dryRun=All"
+    assert server.request("POST", path, sets[0])[0] == 201
+    status, answer = server.request(
+        "POST", path, sets[0].replace("matchLabels:", "matchLabels:\n      a: b")
+    )
+    assert status == 422, answer

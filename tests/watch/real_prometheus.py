@@ -1,0 +1,145 @@
+"""A real Prometheus that scrapes given servers, several times a second."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import select
+import shutil
+import subprocess
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+TOOLS = Path(__file__).resolve().parents[2] / ".tools" / "bin"
+PROGRAM, TOOL = (
+    shutil.which(name, path=f"{TOOLS}{os.pathsep}{os.defpath}")
+    for name in ("prometheus", "promtool")
+)
+SCRAPE_SECONDS = 0.25
+MINUTE_SECONDS = 0.5  # what a minute of a rule lasts here
+
+
+def hurried(rules: str) -> str:
+    """Rules whose minutes take MINUTE_SECONDS. Days stay."""
+
+    def shorter(match: re.Match[str]) -> str:
+        return f"{match[1]}{int(int(match[2]) * MINUTE_SECONDS * 1000)}ms"
+
+    return re.sub(r"(\[|for: )(\d+)m\b", shorter, rules)
+
+
+class Prometheus:
+    """Use as a context manager. Not thread-safe."""
+
+    def __init__(self, folder: Path, targets: Mapping[str, Sequence[str]], rules: str) -> None:
+        """`targets`: host:port of the servers of each scrape job."""
+        self._folder = folder
+        (folder / "rules.yaml").write_text(rules, encoding="utf-8")
+        interval = f"{int(SCRAPE_SECONDS * 1000)}ms"
+        jobs = [
+            {"job_name": k, "static_configs": [{"targets": list(v)}]} for k, v in targets.items()
+        ]
+        config = {
+            "global": {
+                "scrape_interval": interval,
+                "scrape_timeout": interval,
+                "evaluation_interval": interval,
+            },
+            "rule_files": ["rules.yaml"],
+            "scrape_configs": jobs,
+        }
+        # JSON is YAML.
+        (folder / "prometheus.yaml").write_text(json.dumps(config), encoding="utf-8")
+        self._url = ""
+
+    def __enter__(self) -> Prometheus:
+        assert PROGRAM is not None
+        self._log = (self._folder / "log").open("w+b")
+        argv = [PROGRAM, "--config.file=prometheus.yaml", "--storage.tsdb.path=data"]
+        argv += ["--web.listen-address=127.0.0.1:0", "--log.level=debug"]
+        self._process = subprocess.Popen(
+            argv, cwd=self._folder, stdin=subprocess.DEVNULL, stdout=self._log, stderr=self._log
+        )
+        try:
+            self._url = f"http://127.0.0.1:{self._port()}"
+            self.wait_for("Prometheus to be ready", self._is_ready, 20)
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()  # what it has stored goes with its folder
+        self._process.wait()
+        self._log.close()
+
+    def query(self, expression: str) -> list[dict[str, Any]]:
+        """The instant vector now: a list of {"metric": labels, "value": [time, text]}."""
+        return list(self._get("query", query=expression)["result"])
+
+    def rules(self) -> list[dict[str, Any]]:
+        """All rules with their state: name, query, type, health, lastError …"""
+        return [rule for group in self._get("rules")["groups"] for rule in group["rules"]]
+
+    def firing(self) -> set[str]:
+        """Names of alerts."""
+        alerts = self._get("alerts")["alerts"]
+        return {a["labels"]["alertname"] for a in alerts if a["state"] == "firing"}
+
+    def wait_for(self, what: str, condition: Any, seconds: float) -> None:
+        """Until `condition()` is true; fails after `seconds`."""
+        deadline = time.monotonic() + seconds
+        while not condition():
+            assert self._process.poll() is None, f"Prometheus has ended:\n{self.log}"
+            assert time.monotonic() < deadline, f"waited {seconds:g} s for {what}"
+            select.select([], [], [], SCRAPE_SECONDS / 2)
+
+    @property
+    def log(self) -> str:
+        return (self._folder / "log").read_text(encoding="utf-8", errors="replace")
+
+    def _port(self) -> int:
+        """That the system has chosen: the one TCP port on which the process listens."""
+        found: list[int] = []
+
+        def look() -> bool:
+            found.extend(listening_ports(self._process.pid))
+            return bool(found)
+
+        self.wait_for("Prometheus to listen", look, 20)
+        return found[0]
+
+    def _is_ready(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"{self._url}/-/ready", timeout=10):
+                return True
+        except urllib.error.URLError:
+            return False
+
+    def _get(self, what: str, **parameters: str) -> dict[str, Any]:
+        url = f"{self._url}/api/v1/{what}?{urllib.parse.urlencode(parameters)}"
+        with urllib.request.urlopen(url, timeout=10) as reply:
+            return dict(json.load(reply)["data"])
+
+
+def listening_ports(pid: int) -> list[int]:
+    """TCP ports on which a process listens, as /proc has them."""
+    sockets = set()
+    for fd in Path(f"/proc/{pid}/fd").iterdir():
+        try:
+            sockets.add(str(fd.readlink()))
+        except OSError:  # closed meanwhile
+            continue
+    ports = []
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and f"socket:[{fields[9]}]" in sockets:
+                ports.append(int(fields[1].rpartition(":")[2], 16))
+    return ports

@@ -1,0 +1,116 @@
+"""The dashboards and rules as files; on a real Prometheus they are in test_watch.py."""
+
+from __future__ import annotations
+
+import copy
+import subprocess
+from pathlib import Path
+
+import dashboards
+import pytest
+from real_prometheus import TOOL, hurried
+
+needs_promtool = pytest.mark.skipif(
+    TOOL is None, reason="there is no promtool; scripts/setup unpacks it"
+)
+
+
+def test_dashboards_and_rules_are_clean():
+    assert dashboards.lint() == []
+    assert len(list(dashboards.expressions())) > 50
+
+
+def duplicate_id(dashboard):
+    dashboard["panels"][1]["id"] = dashboard["panels"][0]["id"]
+
+
+def no_unit(dashboard):
+    del dashboard["panels"][0]["fieldConfig"]["defaults"]["unit"]
+
+
+def no_description(dashboard):
+    dashboard["panels"][0]["description"] = ""
+
+
+def fixed_datasource(dashboard):
+    dashboard["panels"][0]["targets"][0]["datasource"] = {"type": "prometheus", "uid": "abc"}
+
+
+def unknown_metric(dashboard):
+    dashboard["panels"][0]["targets"][0]["expr"] = "rate(thalweg_sidecar_stepz_total[1m])"
+
+
+def histogram_without_series(dashboard):
+    dashboard["panels"][0]["targets"][0]["expr"] = "sum(thalweg_sidecar_bucket_seconds)"
+
+
+def unknown_variable(dashboard):
+    dashboard["panels"][0]["targets"][0]["expr"] = 'thalweg_shard_jobs{job=~"$nobody"}'
+
+
+def unknown_record(dashboard):
+    dashboard["panels"][0]["targets"][0]["expr"] = "job:thalweg_shard:nothing"
+
+
+def overlap(dashboard):
+    dashboard["panels"][1]["gridPos"] = dashboard["panels"][0]["gridPos"]
+
+
+def no_datasource_variable(dashboard):
+    del dashboard["templating"]["list"][0]
+
+
+BREAKS = [
+    (duplicate_id, "ids of their own"),
+    (no_unit, "no unit"),
+    (no_description, "no description"),
+    (fixed_datasource, "data source"),
+    (unknown_metric, "stepz_total"),
+    (histogram_without_series, "no thalweg_sidecar_bucket_seconds"),
+    (unknown_variable, "$nobody"),
+    (unknown_record, "job:thalweg_shard:nothing"),
+    (overlap, "lies outside, or on"),
+    (no_datasource_variable, "no variable datasource"),
+]
+
+
+@pytest.mark.parametrize(("break_it", "said"), BREAKS, ids=[b.__name__ for b, _ in BREAKS])
+def test_linter_names_what_is_wrong(break_it, said):
+    dashboard = copy.deepcopy(dashboards.load()["training.json"])
+    known = dashboards.known_metrics()
+    assert list(dashboards.lint_dashboard(dashboard, known)) == []
+    break_it(dashboard)
+    problems = list(dashboards.lint_dashboard(dashboard, known))
+    assert any(said in problem for problem in problems), problems
+
+
+def test_linter_wants_known_metrics_and_runbooks_of_rules():
+    rules = "  - alert: A\n    expr: thalweg_nothing > 0\n    runbook: docs/runbooks/straggler.md\n"
+    problems = list(dashboards.lint_rules(rules, dashboards.known_metrics()))
+    assert problems == [
+        "there is no metric or record thalweg_nothing",
+        "alert A has no runbook with its name as the title",
+    ]
+
+
+@needs_promtool
+def test_rules_fire_at_their_thresholds_and_times():
+    tests = Path(__file__).with_name("rules_test.yaml")
+    for arguments in (["check", "rules", str(dashboards.RULES)], ["test", "rules", str(tests)]):
+        result = subprocess.run([str(TOOL), *arguments], capture_output=True, text=True)
+        assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_every_alert_has_a_test_of_its_time():
+    text = dashboards.RULES.read_text(encoding="utf-8")
+    tested = Path(__file__).with_name("rules_test.yaml").read_text(encoding="utf-8")
+    alerts = dashboards.alerts(text)
+    assert len(alerts) > 5
+    assert [name for name in alerts if f"alertname: {name}\n" not in tested] == []
+
+
+def test_hurried_rules_differ_in_minutes_only():
+    rules = "expr: rate(a[5m]) > max_over_time(b[1d])\nfor: 30m\nsummary: 5m"
+    assert (
+        hurried(rules) == "expr: rate(a[2500ms]) > max_over_time(b[1d])\nfor: 15000ms\nsummary: 5m"
+    )

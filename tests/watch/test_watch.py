@@ -1,0 +1,231 @@
+"""Dashboards and alerts on a real Prometheus that scrapes a real job of 2 nodes and 2 shards."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import re
+import subprocess
+import urllib.request
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import dashboards
+import metrics_doc
+import pytest
+from harness import Job, Servers, metric, servers
+from real_prometheus import PROGRAM, TOOL, Prometheus, hurried
+
+ROOT = dashboards.ROOT
+OUT = ROOT / "out" / "metrics"
+needs_prometheus = pytest.mark.skipif(
+    PROGRAM is None or TOOL is None, reason="there is no prometheus; scripts/setup unpacks it"
+)
+# What Grafana would put for the variables.
+VALUES = {
+    "sidecars": "sidecars",
+    "aggregators": "aggregators",
+    "node": ".+",
+    "shard": ".+",
+    "__rate_interval": "3s",
+    "__range": "1m",
+}
+# An alert's comparisons and conjunctions; between them are expressions that always have a value.
+CONDITION = re.compile(r"\s+(?:and on \([\w, ]+\)|(?:==|>)\s[\d.]+)")
+
+
+class Watched:
+    """The job, what it runs on, and what watches it."""
+
+    def __init__(self, cluster: Servers, job: Job, prometheus: Prometheus, folder: Path) -> None:
+        self.cluster = cluster
+        self.job = job
+        self.prometheus = prometheus
+        self._mode = folder / "mode"
+
+    def set_mode(self, mode: str) -> None:
+        """Of watch_job.py. In one go: a worker may be reading."""
+        new = self._mode.with_suffix(".new")
+        new.write_text(mode, encoding="utf-8")
+        new.replace(self._mode)
+
+    def value(self, expression: str) -> float:
+        """0 when there is none yet."""
+        result = self.prometheus.query(expression)
+        return float(result[0]["value"][1]) if result else 0.0
+
+    def has_data(self, expression: str) -> bool:
+        """At least one number."""
+        values = [float(sample["value"][1]) for sample in self.prometheus.query(expression)]
+        return any(not math.isnan(value) for value in values)
+
+    def pages(self) -> list[str]:
+        """/metrics of all servers."""
+        texts = []
+        for server in [*self.cluster.aggregators, *self.cluster.sidecars]:
+            with urllib.request.urlopen(f"http://{server.http}/metrics", timeout=10) as reply:
+                texts.append(reply.read().decode())
+        return texts
+
+
+@pytest.fixture(scope="module")
+def watched(tmp_path_factory) -> Iterator[Watched]:
+    folder = tmp_path_factory.mktemp("watch")
+    (folder / "mode").write_text("run", encoding="utf-8")
+    with contextlib.ExitStack() as stack:
+        cluster = stack.enter_context(servers(nodes=2, shards=2))
+        sockets = [server.address for server in cluster.sidecars]
+        script = Path(__file__).with_name("watch_job.py")
+        job = Job("watch", cluster, folder, sidecar_of=sockets, jobs=script)
+        stack.callback(end, job)
+        targets = {
+            "aggregators": [server.http for server in cluster.aggregators],
+            "sidecars": [server.http for server in cluster.sidecars],
+        }
+        rules = hurried(dashboards.RULES.read_text(encoding="utf-8"))
+        prometheus = stack.enter_context(Prometheus(folder, targets, rules))
+        watched = Watched(cluster, job, prometheus, folder)
+        prometheus.wait_for(
+            "the job to compress", lambda: watched.value(TRAINS) > 0 or has_ended(job), 60
+        )
+        assert not has_ended(job), job.output
+        yield watched
+
+
+# Compression is on, and a window of every rule has data.
+TRAINS = "min(increase(thalweg_sidecar_compressed_buckets_total[5s]))"
+
+
+def has_ended(job: Job) -> bool:
+    return any(worker.process.poll() is not None for worker in job.workers)
+
+
+def end(job: Job) -> None:
+    for worker in job.workers:
+        worker.process.kill()
+        worker.process.wait()
+
+
+def filled(expression: str) -> str:
+    """A dashboard's expression with its variables' values."""
+    return re.sub(r"\$(\w+)", lambda match: VALUES[match[1]], expression)
+
+
+def await_data(watched: Watched, expressions: Iterable[tuple[str, str]]) -> None:
+    """Each, by where it is, has to have returned data once: windows are short here."""
+    empty = list(expressions)
+
+    def all_have_had_data() -> bool:
+        empty[:] = [named for named in empty if not watched.has_data(named[1])]
+        return not empty
+
+    with contextlib.suppress(AssertionError):
+        watched.prometheus.wait_for("data", all_have_had_data, 15)
+    assert empty == []
+
+
+@needs_prometheus
+def test_every_expression_of_the_dashboards_returns_data(watched):
+    await_data(watched, [(where, filled(e)) for where, e in dashboards.expressions()])
+
+
+@needs_prometheus
+def test_every_expression_of_the_rules_returns_data(watched):
+    rules = watched.prometheus.rules()
+    assert len(rules) > 10
+    await_data(
+        watched,
+        [
+            (rule["name"], piece)
+            for rule in rules
+            for piece in (
+                CONDITION.split(rule["query"]) if rule["type"] == "alerting" else [rule["name"]]
+            )
+            if piece
+        ],
+    )
+    assert [rule for rule in rules if rule["health"] == "err"] == []
+
+
+@needs_prometheus
+def test_nothing_fires_while_a_job_is_well(watched):
+    assert watched.prometheus.firing() == set()
+
+
+@needs_prometheus
+def test_document_says_what_servers_export(watched):
+    pages = watched.pages()
+    OUT.mkdir(parents=True, exist_ok=True)
+    for number, page in enumerate(pages):
+        (OUT / f"{number}.txt").write_text(page, encoding="utf-8")
+    written = metrics_doc.DOCUMENT.read_text(encoding="utf-8")
+    assert metrics_doc.render(pages, written) == written, (
+        f"docs/metrics.md is stale: python tests/watch/metrics_doc.py {OUT.relative_to(ROOT)}/*.txt"
+    )
+
+
+def test_document_has_every_metric_in_the_sources():
+    listed = subprocess.run(
+        ["git", "ls-files", "server/*.cc", "core/*.cc"], cwd=ROOT, capture_output=True, check=True
+    )
+    sources = [name for name in listed.stdout.decode().split() if not name.endswith("_test.cc")]
+    names = set()
+    for name in sources:
+        text = (ROOT / name).read_text(encoding="utf-8")
+        names |= set(re.findall(r'"(thalweg_(?:sidecar|shard|grpc|build)_\w+)"', text))
+    document = metrics_doc.DOCUMENT.read_text(encoding="utf-8")
+    assert len(names) > 30
+    assert {name for name in names if f"| `{name}` |" not in document} == set()
+
+
+@needs_prometheus
+def test_promtool_finds_nothing_wrong_with_the_metrics(watched):
+    for page in watched.pages():
+        checked = subprocess.run(
+            [str(TOOL), "check", "metrics"], input=page, capture_output=True, text=True
+        )
+        assert (checked.returncode, checked.stderr) == (0, "")
+
+
+def await_alerts(watched: Watched, *names: str) -> None:
+    with contextlib.suppress(AssertionError):
+        watched.prometheus.wait_for(
+            f"{names} to fire", lambda: watched.prometheus.firing() >= set(names), 20
+        )
+    assert watched.prometheus.firing() == set(names)
+
+
+@needs_prometheus
+def test_slow_node_fires_the_straggler_alert_and_no_other(watched):
+    watched.set_mode("slow")
+    await_alerts(watched, "ThalwegStraggler")
+    share = watched.prometheus.query("job_node:thalweg_shard_waited_for:share_rate5m")
+    slowest = max(share, key=lambda sample: float(sample["value"][1]))
+    assert slowest["metric"]["node"] == "1"  # the last rank's
+
+
+@needs_prometheus
+def test_loss_that_is_no_number_fires_the_non_finite_alert_and_no_other(watched):
+    watched.set_mode("nan")
+    watched.prometheus.wait_for(
+        "the earlier fault to pass",
+        lambda: "ThalwegStraggler" not in watched.prometheus.firing(),
+        20,
+    )
+    await_alerts(watched, "ThalwegNonFinite")
+
+
+@needs_prometheus
+def test_killed_shard_fires_shard_down_and_jobs_failing(watched):
+    watched.set_mode("run")
+    watched.prometheus.wait_for(
+        "the earlier fault to pass", lambda: not watched.prometheus.firing(), 20
+    )
+    watched.cluster.aggregators[1].process.kill()
+    await_alerts(watched, "ThalwegShardDown", "ThalwegJobsFailing")
+    down = watched.prometheus.query('ALERTS{alertname="ThalwegShardDown"}')
+    assert [a["metric"]["instance"] for a in down] == [watched.cluster.aggregators[1].http]
+    name = "thalweg_sidecar_jobs_ended_total"
+    for server in watched.cluster.sidecars:
+        assert metric(server, name) == 1
+        assert metric(server, name, 'outcome="ok"') == 0
