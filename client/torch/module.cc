@@ -200,4 +200,5 @@ PYBIND11_MODULE(_C, m) {
       .def("mean", &thalweg::AllReducer::Mean, py::call_guard<py::gil_scoped_release>(),
            py::arg("tensor"), py::arg("bucket") = 0);
   thalweg::DefineOptim(m);
+  thalweg::DefineDeviceOptim(m);
 }

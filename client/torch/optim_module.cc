@@ -4,6 +4,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "client/torch/fused_tensors.h"
@@ -13,24 +14,61 @@ namespace py = pybind11;
 namespace thalweg {
 namespace {
 
-size_t Adam(FusedTensors& tensors, double lr, double beta1, double beta2, double eps,
-            double weight_decay, bool decoupled, bool bias_correction, double grad_factor) {
-  return tensors.Adam({lr, beta1, beta2, eps, weight_decay, decoupled, bias_correction},
-                      grad_factor);
+void Set(double lr, double weight_decay, bool maximize, OptimSettings* settings) {
+  settings->lr = lr;
+  settings->weight_decay = weight_decay;
+  settings->maximize = maximize;
 }
 
-size_t Sgd(FusedTensors& tensors, double lr, double momentum, double dampening, double weight_decay,
-           bool nesterov, const std::vector<bool>& fresh, double grad_factor) {
-  return tensors.Sgd({lr, momentum, dampening, weight_decay, nesterov}, fresh, grad_factor);
+void Set(std::pair<double, double> betas, double eps, bool decoupled, bool bias_correction,
+         AdamSettings* settings) {
+  settings->beta1 = betas.first;
+  settings->beta2 = betas.second;
+  settings->epsilon = eps;
+  settings->decoupled = decoupled;
+  settings->bias_correction = bias_correction;
 }
 
-size_t Lamb(FusedTensors& tensors, double lr, double beta1, double beta2, double eps,
-            double weight_decay, bool decoupled, bool bias_correction, bool grad_averaging,
-            bool trust_ratio, double grad_factor) {
-  return tensors.Lamb({{lr, beta1, beta2, eps, weight_decay, decoupled, bias_correction},
-                       grad_averaging,
-                       trust_ratio},
-                      grad_factor);
+void DefineSettings(py::module_& m) {
+  py::class_<AdamSettings>(m, "AdamSettings")
+      .def(py::init([](double lr, double weight_decay, bool maximize,
+                       std::pair<double, double> betas, double eps, bool decoupled,
+                       bool bias_correction) {
+             AdamSettings settings;
+             Set(lr, weight_decay, maximize, &settings);
+             Set(betas, eps, decoupled, bias_correction, &settings);
+             return settings;
+           }),
+           py::kw_only(), py::arg("lr"), py::arg("weight_decay"), py::arg("maximize"),
+           py::arg("betas"), py::arg("eps"), py::arg("decoupled"), py::arg("bias_correction"));
+  py::class_<SgdSettings>(m, "SgdSettings")
+      .def(py::init([](double lr, double weight_decay, bool maximize, double momentum,
+                       double dampening, bool nesterov) {
+             SgdSettings settings;
+             Set(lr, weight_decay, maximize, &settings);
+             settings.momentum = momentum;
+             settings.dampening = dampening;
+             settings.nesterov = nesterov;
+             return settings;
+           }),
+           py::kw_only(), py::arg("lr"), py::arg("weight_decay"), py::arg("maximize"),
+           py::arg("momentum"), py::arg("dampening"), py::arg("nesterov"));
+  py::class_<LambSettings>(m, "LambSettings")
+      .def(py::init([](double lr, double weight_decay, bool maximize,
+                       std::pair<double, double> betas, double eps, bool decoupled,
+                       bool bias_correction, double max_grad_norm, bool grad_averaging,
+                       bool trust_ratio) {
+             LambSettings settings;
+             Set(lr, weight_decay, maximize, &settings);
+             Set(betas, eps, decoupled, bias_correction, &settings);
+             settings.max_grad_norm = max_grad_norm;
+             settings.grad_averaging = grad_averaging;
+             settings.trust_ratio = trust_ratio;
+             return settings;
+           }),
+           py::kw_only(), py::arg("lr"), py::arg("weight_decay"), py::arg("maximize"),
+           py::arg("betas"), py::arg("eps"), py::arg("decoupled"), py::arg("bias_correction"),
+           py::arg("max_grad_norm"), py::arg("grad_averaging"), py::arg("trust_ratio"));
 }
 
 }  // namespace
@@ -38,23 +76,24 @@ size_t Lamb(FusedTensors& tensors, double lr, double beta1, double beta2, double
 void DefineOptim(py::module_& m) {
   py::register_exception<NotFusable>(m, "NotFusable", PyExc_RuntimeError);
   m.def("check_fusable", &CheckFusable, py::arg("params"));
+  DefineSettings(m);
   using NoLock = py::call_guard<py::gil_scoped_release>;
   py::class_<FusedTensors>(m, "FusedTensors")
-      .def(py::init<std::vector<at::Tensor>, std::vector<std::vector<at::Tensor>>,
-                    std::vector<at::Tensor>, std::vector<std::optional<at::Tensor>>>(),
+      .def(py::init([](std::vector<at::Tensor> params, std::vector<std::vector<at::Tensor>> states,
+                       std::vector<at::Tensor> steps,
+                       std::vector<std::optional<at::Tensor>> copies) {
+             return FusedTensors(
+                 {std::move(params), std::move(states), std::move(steps), std::move(copies)});
+           }),
            py::arg("params"), py::arg("states"), py::arg("steps"), py::arg("copies"))
       .def("check_grads", &FusedTensors::CheckGrads)
       .def("grad_squares", &FusedTensors::GradSquares, NoLock())
-      .def("adam", &Adam, NoLock(), py::kw_only(), py::arg("lr"), py::arg("beta1"),
-           py::arg("beta2"), py::arg("eps"), py::arg("weight_decay"), py::arg("decoupled"),
-           py::arg("bias_correction"), py::arg("grad_factor"))
-      .def("sgd", &Sgd, NoLock(), py::kw_only(), py::arg("lr"), py::arg("momentum"),
-           py::arg("dampening"), py::arg("weight_decay"), py::arg("nesterov"), py::arg("fresh"),
-           py::arg("grad_factor"))
-      .def("lamb", &Lamb, NoLock(), py::kw_only(), py::arg("lr"), py::arg("beta1"),
-           py::arg("beta2"), py::arg("eps"), py::arg("weight_decay"), py::arg("decoupled"),
-           py::arg("bias_correction"), py::arg("grad_averaging"), py::arg("trust_ratio"),
-           py::arg("grad_factor"));
+      .def("adam", &FusedTensors::Adam, NoLock(), py::arg("settings"), py::kw_only(),
+           py::arg("grad_scale"))
+      .def("sgd", &FusedTensors::Sgd, NoLock(), py::arg("settings"), py::kw_only(),
+           py::arg("grad_scale"))
+      .def("lamb", &FusedTensors::Lamb, NoLock(), py::arg("settings"), py::kw_only(),
+           py::arg("grad_scale"), py::arg("grad_squares") = 0.0);
 }
 
 }  // namespace thalweg

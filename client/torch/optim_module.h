@@ -1,11 +1,14 @@
-// The fused optimizers' part of thalweg._C.
+// The part of thalweg._C that thalweg.optim uses; _C.pyi has it in Python's terms.
 #pragma once
 
 #include <pybind11/pybind11.h>
 
 namespace thalweg {
 
-// Adds FusedTensors, NotFusable and check_fusable; _C.pyi has them in Python's terms.
+// FusedTensors, and the settings that FusedDeviceTensors takes as well.
 void DefineOptim(pybind11::module_& m);
+
+// FusedDeviceTensors; nothing in a build without CUDA.
+void DefineDeviceOptim(pybind11::module_& m);
 
 }  // namespace thalweg

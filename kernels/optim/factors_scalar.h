@@ -24,6 +24,7 @@ struct AdamSettings : OptimSettings {
   double beta2 = 0;
   double epsilon = 0;
   bool decoupled = false;  // AdamW
+  bool bias_correction = true;
 };
 
 struct SgdSettings : OptimSettings {
@@ -34,7 +35,6 @@ struct SgdSettings : OptimSettings {
 
 struct LambSettings : AdamSettings {
   bool grad_averaging = true;
-  bool bias_correction = true;
   bool trust_ratio = true;
 };
 
@@ -65,6 +65,7 @@ struct BiasCorrections {
 
 // `step` counts from 1.
 THALWEG_HD inline BiasCorrections BiasCorrectionsAt(const AdamSettings& s, double step) {
+  if (!s.bias_correction) return {};
   const auto t = static_cast<uint64_t>(step);
   return {1 - PowerOf(s.beta1, t), std::sqrt(1 - PowerOf(s.beta2, t))};
 }
@@ -85,8 +86,9 @@ THALWEG_HD inline double GradFactorOf(const OptimSettings& s, double unscale, do
   return factor;
 }
 
-THALWEG_HD inline AdamFactors FactorsOf(const AdamSettings& s, double step, double grad) {
-  const BiasCorrections corrections = BiasCorrectionsAt(s, step);
+// `grad` is GradFactorOf().
+THALWEG_HD inline AdamFactors FactorsOf(const AdamSettings& s, const BiasCorrections& corrections,
+                                        double grad) {
   const double lr = RateOf(s);
   AdamFactors factors;
   factors.grad = static_cast<float>(grad);
@@ -101,8 +103,7 @@ THALWEG_HD inline AdamFactors FactorsOf(const AdamSettings& s, double step, doub
 }
 
 // A parameter's first step takes the gradient as its momentum.
-THALWEG_HD inline SgdFactors FactorsOf(const SgdSettings& s, double step, double grad) {
-  const bool is_first = step == 1;
+THALWEG_HD inline SgdFactors FactorsOf(const SgdSettings& s, bool is_first, double grad) {
   SgdFactors factors;
   factors.grad = static_cast<float>(grad);
   factors.l2 = static_cast<float>(s.weight_decay);
@@ -114,9 +115,8 @@ THALWEG_HD inline SgdFactors FactorsOf(const SgdSettings& s, double step, double
   return factors;
 }
 
-THALWEG_HD inline LambFactors FactorsOf(const LambSettings& s, double step, double grad) {
-  const BiasCorrections corrections =
-      s.bias_correction ? BiasCorrectionsAt(s, step) : BiasCorrections{};
+THALWEG_HD inline LambFactors FactorsOf(const LambSettings& s, const BiasCorrections& corrections,
+                                        double grad) {
   const auto decay = static_cast<float>(s.weight_decay);
   LambFactors factors;
   factors.grad = static_cast<float>(grad);

@@ -69,15 +69,15 @@ struct GradSquaresKernel {
 };
 
 struct TotalKernel {
-  static constexpr uint32_t kThreads = 256;
+  static constexpr uint32_t kThreads = kParts;
   struct Shared {
-    double parts[kThreads];
+    double parts[kParts];
   };
   using Args = TotalWork;
 
   template <class Thread>
   THALWEG_DEVICE static void Run(const Thread& thread, Shared& shared, const Args& args) {
-    const double total = TotalOfGranules<kThreads>(thread, args.sums, args.count, shared.parts);
+    const double total = TotalOfGranules(thread, args.sums, args.count, shared.parts);
     if (thread.Index() != 0) return;
     *args.total = total;
     // Squares of finite float32 are far from overflowing float64: only others make it not finite.

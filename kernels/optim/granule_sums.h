@@ -1,8 +1,9 @@
-// Sums over granules on a GPU, in float64 and in orders that do not depend on the number of blocks.
+// Sums over granules, in float64 and in orders that depend on nothing but their number.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include "kernels/host_device.h"
 
@@ -22,18 +23,31 @@ THALWEG_DEVICE inline double TotalOfChains(const Thread& thread, double chain) {
   return total;
 }
 
-// Adds up `count` sums of granules: thread k every kThreads-th from number k on, and what the
-// threads have from the first to the last. So up to kThreads sums are added in their own order. All
-// threads of a block must call it, which share `parts`; the first of them gets the result.
-template <int kThreads, class Thread>
+// The sums of granules are added up in as many parts, each of every 256th, and these from the first
+// to the last.
+inline constexpr uint32_t kParts = 256;
+
+inline double TotalOfGranules(std::span<const double> sums) {
+  double total = 0;
+  for (size_t k = 0; k < kParts && k < sums.size(); ++k) {
+    double part = 0;
+    for (size_t i = k; i < sums.size(); i += kParts) part += sums[i];
+    total += part;
+  }
+  return total;
+}
+
+// The same by the kParts threads of a block, which share `parts`. All must call it; the first of
+// them gets the result.
+template <class Thread>
 THALWEG_DEVICE inline double TotalOfGranules(const Thread& thread, const double* sums,
                                              uint64_t count, double* parts) {
   constexpr uint32_t kAtOnce = 16;  // reads under way
   double part = 0;
-  for (uint64_t begin = thread.Index(); begin < count; begin += uint64_t{kThreads} * kAtOnce) {
+  for (uint64_t begin = thread.Index(); begin < count; begin += uint64_t{kParts} * kAtOnce) {
     double read[kAtOnce];
     for (uint32_t k = 0; k < kAtOnce; ++k) {
-      const uint64_t i = begin + uint64_t{k} * kThreads;
+      const uint64_t i = begin + uint64_t{k} * kParts;
       read[k] = i < count ? sums[i] : 0.0;
     }
     for (uint32_t k = 0; k < kAtOnce; ++k) part += read[k];
@@ -42,7 +56,7 @@ THALWEG_DEVICE inline double TotalOfGranules(const Thread& thread, const double*
   thread.SyncBlock();
   double total = 0;
   if (thread.Index() == 0) {
-    for (uint32_t k = 0; k < kThreads && k < count; ++k) total += parts[k];
+    for (uint32_t k = 0; k < kParts && k < count; ++k) total += parts[k];
   }
   thread.SyncBlock();
   return total;

@@ -118,9 +118,9 @@ struct LambMomentsKernel {
 
 // A block for each tensor.
 struct TrustKernel {
-  static constexpr uint32_t kThreads = 256;
+  static constexpr uint32_t kThreads = kParts;
   struct Shared {
-    double parts[kThreads];
+    double parts[kParts];
   };
   using Args = TrustWork;
 
@@ -130,10 +130,10 @@ struct TrustKernel {
     if (*args.skip != 0 || !prepared.is_trusted) return;
     const FlatEntry& flat = args.table.entries[thread.Block()].flat;
     const uint64_t count = GranulesOf(flat.elems);
-    const double params = TotalOfGranules<kThreads>(thread, args.param_squares + flat.first_granule,
-                                                    count, shared.parts);
-    const double updates = TotalOfGranules<kThreads>(
-        thread, args.update_squares + flat.first_granule, count, shared.parts);
+    const double params =
+        TotalOfGranules(thread, args.param_squares + flat.first_granule, count, shared.parts);
+    const double updates =
+        TotalOfGranules(thread, args.update_squares + flat.first_granule, count, shared.parts);
     if (thread.Index() == 0) prepared.rate = TrustedRate(prepared.rate, params, updates);
   }
 };

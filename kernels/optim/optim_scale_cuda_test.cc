@@ -135,11 +135,12 @@ TEST(OptimFactorsTest, PowersAreCorrectlyRoundedToFloat32AndCloseInFloat64) {
 TEST(OptimFactorsTest, EqualTheFormulasWithTheLibrarysPowersAtEveryStep) {
   AdamSettings settings;
   settings.lr = 1e-3;
+  settings.epsilon = 1e-8;
   for (const auto& [beta1, beta2] : {std::pair{0.9, 0.999}, {0.95, 0.98}, {0.0, 0.9999}}) {
     settings.beta1 = beta1;
     settings.beta2 = beta2;
     for (double step = 1; step <= 3000; ++step) {
-      const AdamFactors factors = FactorsOf(settings, step, 1);
+      const AdamFactors factors = FactorsOf(settings, BiasCorrectionsAt(settings, step), 1);
       const double root = std::sqrt(1 - std::pow(beta2, step));
       ASSERT_EQ(factors.epsilon, static_cast<float>(settings.epsilon * root)) << step;
       ASSERT_EQ(factors.step, static_cast<float>(1e-3 * root / (1 - std::pow(beta1, step))))

@@ -5,15 +5,16 @@ namespace thalweg {
 namespace {
 
 THALWEG_DEVICE inline AdamFactors Prepare(const AdamSettings& s, double step, double grad) {
-  return FactorsOf(s, step, grad);
+  return FactorsOf(s, BiasCorrectionsAt(s, step), grad);
 }
 
 THALWEG_DEVICE inline SgdFactors Prepare(const SgdSettings& s, double step, double grad) {
-  return FactorsOf(s, step, grad);
+  return FactorsOf(s, step == 1, grad);
 }
 
 THALWEG_DEVICE inline LambPrepared Prepare(const LambSettings& s, double step, double grad) {
-  return {FactorsOf(s, step, grad), static_cast<float>(RateOf(s)), s.trust_ratio};
+  return {FactorsOf(s, BiasCorrectionsAt(s, step), grad), static_cast<float>(RateOf(s)),
+          s.trust_ratio};
 }
 
 // A kernel of its own, with a thread for each tensor: steps must be counted after everybody has

@@ -2,7 +2,21 @@
 
 import torch
 
+from thalweg.optim import FusedAdam, FusedAdamW, FusedLAMB, FusedSGD
+
 SHAPES = ((1,), (7,), (33, 5), (2, 3, 4, 5), (4099,), (0,), ())
+
+# Every optimizer with options that take part in its arithmetic.
+CASES = [
+    (FusedAdam, {"lr": 1e-2, "weight_decay": 0.1, "amsgrad": True, "maximize": True}),
+    (FusedAdamW, {"lr": torch.tensor(1e-2), "weight_decay": 0.1}),
+    (FusedSGD, {"lr": 1e-2}),
+    (FusedSGD, {"lr": 1e-2, "momentum": 0.9, "dampening": 0.3, "weight_decay": 0.1}),
+    (FusedSGD, {"lr": 1e-2, "momentum": 0.9, "nesterov": True}),
+    (FusedLAMB, {"lr": 1e-2, "weight_decay": 0.1, "max_grad_norm": 1e-3}),
+    (FusedLAMB, {"lr": 1e-2, "max_grad_norm": None, "grad_averaging": False}),
+]
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 
 
 def make_params(dtype=torch.float32, seed=0, shapes=SHAPES):
@@ -43,3 +57,22 @@ def distance(ours, reference):
         for a, b in zip(ours, reference, strict=True)
         if a.numel()
     )
+
+
+def train_with_skips(params, kind, options, device):
+    """Four steps of copies of `params`, the second skipped for an infinity; params and state."""
+    ours = [torch.nn.Parameter(p.detach().to(device, copy=True)) for p in params]
+    groups = [{"params": ours[:3]}, {"params": ours[3:], "lr": 3e-3}]
+    optimizer = kind(groups, **options)
+    sources = copy_of(params)
+    for step in range(4):
+        set_grads(step, sources)
+        for source, param in zip(sources, ours, strict=True):
+            param.grad = (source.grad * 8).to(device)
+        if step < 3:
+            ours[1].grad = None  # comes late
+        optimizer.grad_scale = torch.tensor([8.0], device=device)
+        optimizer.found_inf = torch.tensor(float(step == 1), device=device)
+        optimizer.step()
+    kept = [value for state in optimizer.state.values() for value in state.values()]
+    return [tensor.detach().cpu() for tensor in (*ours, *kept)]

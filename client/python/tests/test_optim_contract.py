@@ -152,7 +152,7 @@ def test_gradients_unscaled_beforehand_are_not_unscaled_again():
 def test_what_cannot_be_fused_is_refused_before_anything_changes(fused, options):
     for make, expected in (
         (lambda: torch.ones(3).to_sparse(), "gradient of 1 dimensions is sparse, expected a dense"),
-        (lambda: torch.ones(3, device="meta"), "on meta, expected one on the CPU"),
+        (lambda: torch.ones(3, device="meta"), "on cpu, meta, expected all of an optimizer on one"),
         (lambda: torch.ones(3, dtype=torch.float64), "is Double, expected Float, Half or BFloat16"),
     ):
         grad = make()

@@ -94,13 +94,58 @@ class NotFusable(RuntimeError):
     """What the kernels cannot update; nothing has been changed."""
 
 def check_fusable(params: list[Tensor]) -> None:
-    """Raises NotFusable unless parameters and gradients are dense fp32, fp16 or bf16 on the CPU."""
+    """Raises NotFusable unless parameters and gradients can be updated together.
+
+    They must be dense, float32, float16 or bfloat16, and all on the CPU or on one GPU.
+    """
+
+class AdamSettings:
+    def __init__(
+        self,
+        *,
+        lr: float,
+        weight_decay: float,
+        maximize: bool,
+        betas: tuple[float, float],
+        eps: float,
+        decoupled: bool,
+        bias_correction: bool,
+    ) -> None: ...
+
+class SgdSettings:
+    def __init__(
+        self,
+        *,
+        lr: float,
+        weight_decay: float,
+        maximize: bool,
+        momentum: float,
+        dampening: float,
+        nesterov: bool,
+    ) -> None: ...
+
+class LambSettings:
+    def __init__(
+        self,
+        *,
+        lr: float,
+        weight_decay: float,
+        maximize: bool,
+        betas: tuple[float, float],
+        eps: float,
+        decoupled: bool,
+        bias_correction: bool,
+        max_grad_norm: float,
+        grad_averaging: bool,
+        trust_ratio: bool,
+    ) -> None:
+        """`max_grad_norm` 0: gradients are not clipped."""
 
 class FusedTensors:
-    """Parameters of one group and their state, updated in one parallel region; not thread-safe.
+    """Parameters of one group on the CPU, updated in one parallel region; not thread-safe.
 
-    Methods take the parameters' .grad times `grad_factor`, leave out parameters without, and say
-    how many they updated. They raise NotFusable if there is a gradient that they cannot take.
+    Methods take the parameters' .grad divided by `grad_scale`, leave out parameters without, and
+    say how many they updated. They raise NotFusable if there is a gradient that they cannot take.
     """
 
     def __init__(
@@ -112,55 +157,66 @@ class FusedTensors:
     ) -> None:
         """`states[k][i]`: state k of params[i], float32 of its shape.
 
-        `steps[i]`: one number; empty for SGD. `copies[i]`, of the same shape, gets what params[i]
-        becomes, rounded; may be empty. Raises NotFusable.
+        `steps[i]`: one number, how many it has done; may be empty for SGD without momentum.
+        `copies[i]`, of the same shape, gets what params[i] becomes, rounded; may be empty. Raises
+        NotFusable.
         """
 
     def check_grads(self) -> None:
         """Raises NotFusable if there is a gradient that a step cannot take."""
 
-    def adam(
-        self,
-        *,
-        lr: float,
-        beta1: float,
-        beta2: float,
-        eps: float,
-        weight_decay: float,
-        decoupled: bool,
-        bias_correction: bool,
-        grad_factor: float,
-    ) -> int:
+    def adam(self, settings: AdamSettings, *, grad_scale: float) -> int:
         """States: exp_avg, exp_avg_sq, and with AMSGrad max_exp_avg_sq."""
 
-    def sgd(
-        self,
-        *,
-        lr: float,
-        momentum: float,
-        dampening: float,
-        weight_decay: float,
-        nesterov: bool,
-        fresh: list[bool],
-        grad_factor: float,
-    ) -> int:
-        """States: the momentum, or none. `fresh`: who has had none so far; []: nobody."""
+    def sgd(self, settings: SgdSettings, *, grad_scale: float) -> int:
+        """States: the momentum, or none."""
 
-    def lamb(
-        self,
-        *,
-        lr: float,
-        beta1: float,
-        beta2: float,
-        eps: float,
-        weight_decay: float,
-        decoupled: bool,
-        bias_correction: bool,
-        grad_averaging: bool,
-        trust_ratio: bool,
-        grad_factor: float,
-    ) -> int:
-        """States: exp_avg, exp_avg_sq."""
+    def lamb(self, settings: LambSettings, *, grad_scale: float, grad_squares: float = 0.0) -> int:
+        """States: exp_avg, exp_avg_sq. `grad_squares`: wanted where `max_grad_norm` is not 0."""
 
     def grad_squares(self) -> float:
         """The sum of the squares of all gradients, the same bits for any number of threads."""
+
+class FusedDeviceTensors:
+    """The same on a GPU, in the current stream and without waiting. Only in builds with CUDA.
+
+    Tensors of one number are read when the step runs: `lr` in place of the settings', `grad_scale`,
+    and `found_inf`: unless it is 0, nothing changes and no step is counted. Steps are float32 on
+    the device.
+    """
+
+    def __init__(
+        self,
+        params: list[Tensor],
+        states: list[list[Tensor]],
+        steps: list[Tensor],
+        copies: list[Tensor | None],
+    ) -> None: ...
+    def check_grads(self) -> None: ...
+    def adam(
+        self,
+        settings: AdamSettings,
+        *,
+        lr: Tensor | None = None,
+        grad_scale: Tensor | None = None,
+        found_inf: Tensor | None = None,
+    ) -> int: ...
+    def sgd(
+        self,
+        settings: SgdSettings,
+        *,
+        lr: Tensor | None = None,
+        grad_scale: Tensor | None = None,
+        found_inf: Tensor | None = None,
+    ) -> int: ...
+    def lamb(
+        self,
+        settings: LambSettings,
+        *,
+        lr: Tensor | None = None,
+        grad_scale: Tensor | None = None,
+        found_inf: Tensor | None = None,
+        grad_squares: Tensor | None = None,
+    ) -> int: ...
+    def grad_squares(self) -> Tensor:
+        """One float64 on the device; the bits of FusedTensors."""

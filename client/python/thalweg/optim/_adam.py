@@ -15,9 +15,9 @@ class FusedAdam(FusedMixin, torch.optim.Adam):
     """torch.optim.Adam, fused: 28 bytes per float32 parameter and step (docs/optim.md).
 
     Arguments, groups and `state_dict` are torch's, and checkpoints can be exchanged with it in both
-    directions. Parameters are float32, float16 or bfloat16 on the CPU; `exp_avg`, `exp_avg_sq` and
-    `max_exp_avg_sq` are float32 always. Raises RuntimeError for foreach, capturable and
-    differentiable.
+    directions. Parameters are float32, float16 or bfloat16, on the CPU or one GPU; `exp_avg`,
+    `exp_avg_sq` and `max_exp_avg_sq` are float32 always. Raises RuntimeError for foreach,
+    capturable and differentiable.
     """
 
     _fused_step = staticmethod(adam_step)

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from thalweg._fused_optimizers import fallbacks
 from thalweg.optim._fused import FusedMixin
-from thalweg.optim._steps import grad_factor
+from thalweg.optim._steps import grad_scale
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 
@@ -53,10 +53,10 @@ class MomentOptimizer(FusedMixin, Optimizer):
 
     def _step_unfused(self, reason: RuntimeError) -> None:
         """Raises RuntimeError if a gradient is sparse."""
-        factor = grad_factor(self)
-        if factor is None:
+        scale = grad_scale(self)
+        if scale is None:
             return
-        batches = [self._batch(group, factor) for group in self.param_groups]
+        batches = [self._batch(group, 1 / scale) for group in self.param_groups]
         norm = self._global_norm([grad for batch in batches for grad in batch.grads])
         for group, batch in zip(self.param_groups, batches, strict=True):
             if batch.params:

@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable, Iterable
 from itertools import chain
 from operator import is_, itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,13 +18,28 @@ from torch.optim import Optimizer
 
 from thalweg.optim._copies import copies_of
 
-if TYPE_CHECKING:
-    from thalweg._C import FusedTensors
-
 _Group = dict[str, Any]
 
 # What a group's parameters keep, by their names in torch's state, without "step".
 Keys = Callable[[_Group], tuple[str, ...]]
+
+
+def on_device(optimizer: Optimizer) -> bool:
+    """Whether its parameters are on a GPU, where steps read their inputs when they run."""
+    every = chain.from_iterable(group["params"] for group in optimizer.param_groups)
+    first: Tensor | None = next(every, None)
+    return first is not None and first.is_cuda
+
+
+def tensors_type(optimizer: Optimizer) -> Any:  # noqa: ANN401 - a build may lack the second class
+    """The class that updates them: FusedTensors or FusedDeviceTensors. Raises NotFusable."""
+    from thalweg import _C
+
+    if not on_device(optimizer):
+        return _C.FusedTensors
+    if not hasattr(_C, "FusedDeviceTensors"):
+        raise _C.NotFusable("thalweg: parameters are on a GPU, and this build has no CUDA kernels")
+    return _C.FusedDeviceTensors
 
 
 class GroupPlan:
@@ -32,7 +47,7 @@ class GroupPlan:
 
     def __init__(self, optimizer: Optimizer, group: _Group, keys: Keys, *, steps: bool) -> None:
         """Makes the state of parameters that have a gradient and none yet. Raises NotFusable."""
-        from thalweg._C import FusedTensors, NotFusable, check_fusable
+        from thalweg._C import NotFusable, check_fusable
 
         self.keys = keys(group)
         self.params = list(group["params"])
@@ -45,16 +60,21 @@ class GroupPlan:
                 "thalweg: a group has a parameter twice, expected each once: they would be updated "
                 "at the same time"
             )
-        self.fresh = [not _has(state.get(p), self.keys) for p in used]
+        # Where torch counts none, the kernels have to know the first step of a momentum.
+        counters = (
+            [torch.tensor(float(_has(state.get(p), self.keys)), device=p.device) for p in used]
+            if self.keys and not steps
+            else []
+        )
         self._dicts = [_complete(state[p] if self.keys else {}, p, self.keys, steps) for p in used]
         names = (*self.keys, *(["step"] if steps else []))
         self._kept = {name: [d[name] for d in self._dicts] for name in names}
         self._idle = [p for p in self.params if id(p) not in members]
         copies = copies_of(optimizer)
-        self.tensors: FusedTensors = FusedTensors(
+        self.tensors = tensors_type(optimizer)(
             used,
             [self._kept[key] for key in self.keys],
-            self._kept["step"] if steps else [],
+            self._kept["step"] if steps else counters,
             [copies.of.get(id(p)) for p in used] if copies else [],
         )
 
@@ -75,6 +95,7 @@ class Plan:
         """Raises NotFusable."""
         if not own:
             _refuse_narrow(optimizer)
+        _refuse_several_devices(optimizer)
         self._keys = keys
         self.groups = [
             GroupPlan(optimizer, group, keys, steps=steps) for group in optimizer.param_groups
@@ -120,8 +141,11 @@ def _has(state: dict[str, Any] | None, keys: tuple[str, ...]) -> bool:
 def _complete(
     state: dict[str, Any], param: Tensor, keys: Iterable[str], steps: bool
 ) -> dict[str, Any]:
-    if steps and not isinstance(state.get("step"), Tensor):
-        state["step"] = torch.tensor(float(state.get("step", 0.0)), dtype=torch.float32)
+    if steps:
+        step = state.get("step", 0.0)
+        # On a GPU kernels count steps. torch takes them there as well.
+        if not isinstance(step, Tensor) or step.device != param.device:
+            state["step"] = torch.tensor(float(step), dtype=torch.float32, device=param.device)
     for key in keys:
         value = state.get(key)
         if value is None:
@@ -141,6 +165,18 @@ def _refuse_narrow(optimizer: Optimizer) -> None:
                 f"thalweg: a parameter is {param.dtype}, expected torch.float32: "
                 f"{type(optimizer).__name__} keeps its state in that type, thalweg.optim would not"
             )
+
+
+def _refuse_several_devices(optimizer: Optimizer) -> None:
+    from thalweg._C import NotFusable
+
+    every = chain.from_iterable(group["params"] for group in optimizer.param_groups)
+    devices = sorted({str(param.device) for param in every})
+    if len(devices) > 1:
+        raise NotFusable(
+            f"thalweg: parameters are on {', '.join(devices)}, expected all of an optimizer on one "
+            "device: use one for each"
+        )
 
 
 def _same(a: Iterable[object], b: list[Any]) -> bool:

@@ -15,8 +15,8 @@ class FusedSGD(FusedMixin, torch.optim.SGD):
     """torch.optim.SGD, fused: 12 bytes per float32 parameter and step, 20 with momentum.
 
     Arguments, groups and `state_dict` are torch's, and checkpoints can be exchanged with it in both
-    directions. Parameters are float32, float16 or bfloat16 on the CPU; `momentum_buffer` is float32
-    always. Raises RuntimeError for foreach and differentiable.
+    directions. Parameters are float32, float16 or bfloat16, on the CPU or one GPU;
+    `momentum_buffer` is float32 always. Raises RuntimeError for foreach and differentiable.
     """
 
     _fused_step = staticmethod(sgd_step)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import math
+import operator
+from functools import reduce
 from typing import Any, Protocol
 
+from torch import Tensor
 from torch.optim import Optimizer
 
 from thalweg.optim._copies import mark_stored
-from thalweg.optim._plan import plan_of
+from thalweg.optim._plan import on_device, plan_of
 
 
 class Step(Protocol):
@@ -21,83 +23,110 @@ class Step(Protocol):
 
 def adam_step(optimizer: Optimizer, *, own: bool) -> None:
     """torch's Adam, and AdamW, which is Adam with decoupled_weight_decay in its groups; apex's."""
-    factor = grad_factor(optimizer)
-    if factor is None:
+    from thalweg._C import AdamSettings
+
+    inputs = inputs_of(optimizer)
+    if inputs is None:
         return
     plan = plan_of(optimizer, _adam_keys, steps=True, own=own)
     for group, members in zip(optimizer.param_groups, plan.groups, strict=True):
-        beta1, beta2 = group["betas"]
-        members.tensors.adam(
-            lr=float(group["lr"]),
-            beta1=float(beta1),
-            beta2=float(beta2),
-            eps=group["eps"],
+        lr, device_lr = _lr(optimizer, group)
+        settings = AdamSettings(
+            lr=lr,
             weight_decay=group["weight_decay"],
+            maximize=group["maximize"],
+            betas=_betas(group),
+            eps=group["eps"],
             decoupled=group.get("decoupled_weight_decay", group.get("adam_w_mode", False)),
             bias_correction=group.get("bias_correction", True),
-            grad_factor=-factor if group["maximize"] else factor,
         )
+        members.tensors.adam(settings, **inputs, **device_lr)
     mark_stored(optimizer)
 
 
 def sgd_step(optimizer: Optimizer, *, own: bool) -> None:
     """torch's SGD."""
-    factor = grad_factor(optimizer)
-    if factor is None:
+    from thalweg._C import SgdSettings
+
+    inputs = inputs_of(optimizer)
+    if inputs is None:
         return
     plan = plan_of(optimizer, _sgd_keys, steps=False, own=own)
     for group, members in zip(optimizer.param_groups, plan.groups, strict=True):
-        members.tensors.sgd(
-            lr=float(group["lr"]),
+        lr, device_lr = _lr(optimizer, group)
+        settings = SgdSettings(
+            lr=lr,
+            weight_decay=float(group["weight_decay"]),
+            maximize=group["maximize"],
             momentum=group["momentum"],
             dampening=group["dampening"],
-            weight_decay=float(group["weight_decay"]),
             nesterov=group["nesterov"],
-            fresh=members.fresh if members.keys else [],
-            grad_factor=-factor if group["maximize"] else factor,
         )
-        members.fresh = []
+        members.tensors.sgd(settings, **inputs, **device_lr)
     mark_stored(optimizer)
 
 
 def lamb_step(optimizer: Optimizer, *, own: bool) -> None:
     """FusedLAMB's."""
-    factor = grad_factor(optimizer)
-    if factor is None:
+    from thalweg._C import LambSettings
+
+    inputs = inputs_of(optimizer)
+    if inputs is None:
         return
     plan = plan_of(optimizer, _lamb_keys, steps=True, own=own)
     groups = optimizer.param_groups
-    norm = 0.0
     if any(_bound(group) > 0 for group in groups):
-        squares = math.fsum(members.tensors.grad_squares() for members in plan.groups)
-        norm = math.sqrt(squares) * factor
+        squares = (members.tensors.grad_squares() for members in plan.groups)
+        inputs["grad_squares"] = reduce(operator.add, squares)
     for group, members in zip(groups, plan.groups, strict=True):
-        bound = _bound(group)
-        # Not max(): a norm that is NaN must not look like one within the bound.
-        clip = bound / norm if bound > 0 and not norm <= bound else 1.0
-        beta1, beta2 = group["betas"]
-        members.tensors.lamb(
-            lr=float(group["lr"]),
-            beta1=beta1,
-            beta2=beta2,
-            eps=group["eps"],
+        lr, device_lr = _lr(optimizer, group)
+        settings = LambSettings(
+            lr=lr,
             weight_decay=group["weight_decay"],
+            maximize=group["maximize"],
+            betas=_betas(group),
+            eps=group["eps"],
             decoupled=group["adam_w_mode"],
             bias_correction=group["bias_correction"],
+            max_grad_norm=_bound(group),
             grad_averaging=group["grad_averaging"],
             trust_ratio=group["use_nvlamb"] or group["weight_decay"] != 0,
-            grad_factor=(-factor if group["maximize"] else factor) * clip,
         )
+        members.tensors.lamb(settings, **inputs, **device_lr)
     mark_stored(optimizer)
 
 
-def grad_factor(optimizer: Optimizer) -> float | None:
-    """What gradients are multiplied with; None: GradScaler has found one that is not finite."""
+def grad_scale(optimizer: Optimizer) -> float | None:
+    """What gradients are divided by; None: GradScaler has found one that is not finite."""
     found = getattr(optimizer, "found_inf", None)
     if found is not None and float(found) != 0:
         return None
     scale = getattr(optimizer, "grad_scale", None)
-    return 1.0 if scale is None else 1.0 / float(scale)
+    return 1.0 if scale is None else float(scale)
+
+
+def inputs_of(optimizer: Optimizer) -> dict[str, Any] | None:
+    """What GradScaler hands over, in the words of the plan's tensors; None: there is no step."""
+    if on_device(optimizer):  # which reads it when the step runs, so that nobody waits
+        return {
+            "grad_scale": getattr(optimizer, "grad_scale", None),
+            "found_inf": getattr(optimizer, "found_inf", None),
+        }
+    scale = grad_scale(optimizer)
+    return None if scale is None else {"grad_scale": scale}
+
+
+def _lr(optimizer: Optimizer, group: dict[str, Any]) -> tuple[float, dict[str, Tensor]]:
+    """The rate; or none, and the tensor that the device reads it from."""
+    lr = group["lr"]
+    if isinstance(lr, Tensor) and on_device(optimizer):
+        return 0.0, {"lr": lr}
+    return float(lr), {}
+
+
+def _betas(group: dict[str, Any]) -> tuple[float, float]:
+    beta1, beta2 = group["betas"]
+    return float(beta1), float(beta2)
 
 
 def _bound(group: dict[str, Any]) -> float:

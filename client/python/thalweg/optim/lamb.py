@@ -23,9 +23,9 @@ class FusedLAMB(MomentOptimizer):
                           1 otherwise
 
     with bias corrections c = 1-β^step. A gradient that is not finite passes through, unless a
-    GradScaler skips the step. Three passes over memory for float32, float16 and bfloat16 on the
-    CPU, with norms summed in float64; what is elsewhere is updated by torch's multi-tensor
-    operations.
+    GradScaler skips the step. Three passes over memory for float32, float16 and bfloat16 on
+    the CPU or one GPU, with norms summed in float64; other tensors are updated by torch's
+    multi-tensor operations.
 
     Args:
         params: tensors, named tensors or groups, as any torch optimizer takes them; float32, or a

@@ -1,0 +1,56 @@
+"""The optimizers' way for GPUs, by kernels that the CPU emulates.
+
+What is promised of the optimizers beyond their arithmetic is tested again on it: the tests are
+those of the modules that are imported.
+"""
+
+import importlib.machinery
+import importlib.util
+from pathlib import Path
+
+import optim_cases
+import pytest
+import torch
+from test_lamb import *  # noqa: F403
+from test_optim_contract import *  # noqa: F403
+from test_optim_state import *  # noqa: F403
+
+from thalweg.optim import _plan, _steps
+
+BUILD = Path(__file__).parents[3] / "build" / "release" / "client" / "torch"
+NAME = "thalweg_emulated_optim"
+
+REAL = {"on_device": _plan.on_device, "tensors_type": _plan.tensors_type}
+
+
+@pytest.fixture(scope="module")
+def emulated():
+    path = BUILD / (NAME + importlib.machinery.EXTENSION_SUFFIXES[0])
+    if not path.exists():
+        pytest.skip(f"no {path.name}: this build has no tests")
+    spec = importlib.util.spec_from_file_location(NAME, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.FusedDeviceTensors
+
+
+@pytest.fixture(autouse=True)
+def on_emulated_device(monkeypatch, emulated):
+    """Has every optimizer of a test take the way of those on a GPU."""
+    for module in (_plan, _steps):
+        monkeypatch.setattr(module, "on_device", lambda _: True)
+    monkeypatch.setattr(_plan, "tensors_type", lambda _: emulated)
+
+
+@pytest.mark.parametrize("dtype", optim_cases.DTYPES)
+@pytest.mark.parametrize(("kind", "options"), optim_cases.CASES)
+def test_device_and_cpu_have_the_same_bits(kind, options, dtype, monkeypatch):
+    params = optim_cases.make_params(dtype)
+    emulated_bits = optim_cases.train_with_skips(params, kind, options, "cpu")
+    for name, real in REAL.items():
+        monkeypatch.setattr(_plan, name, real)
+    monkeypatch.setattr(_steps, "on_device", _plan.on_device)
+    expected = optim_cases.train_with_skips(params, kind, options, "cpu")
+    assert len(emulated_bits) == len(expected) >= len(params)
+    for ours, theirs in zip(emulated_bits, expected, strict=True):
+        assert torch.equal(ours, theirs)

@@ -1,0 +1,62 @@
+#include <pybind11/stl.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "client/torch/fused_device_tensors.h"
+#include "client/torch/optim_module.h"
+
+namespace py = pybind11;
+
+namespace thalweg {
+namespace {
+
+using Number = std::optional<at::Tensor>;
+
+}  // namespace
+
+void DefineDeviceOptim(py::module_& m) {
+  using NoLock = py::call_guard<py::gil_scoped_release>;
+  py::class_<FusedDeviceTensors>(m, "FusedDeviceTensors", py::module_local())
+      .def(py::init([](std::vector<at::Tensor> params, std::vector<std::vector<at::Tensor>> states,
+                       std::vector<at::Tensor> steps, std::vector<Number> copies) {
+             return FusedDeviceTensors(
+                 {std::move(params), std::move(states), std::move(steps), std::move(copies)});
+           }),
+           py::arg("params"), py::arg("states"), py::arg("steps"), py::arg("copies"))
+      .def("check_grads", &FusedDeviceTensors::CheckGrads)
+      .def("grad_squares", &FusedDeviceTensors::GradSquares, NoLock())
+      .def(
+          "adam",
+          [](FusedDeviceTensors& tensors, const AdamSettings& settings, Number lr,
+             Number grad_scale, Number found_inf) {
+            return tensors.Adam(settings,
+                                {std::move(lr), std::move(grad_scale), std::move(found_inf)});
+          },
+          NoLock(), py::arg("settings"), py::kw_only(), py::arg("lr") = py::none(),
+          py::arg("grad_scale") = py::none(), py::arg("found_inf") = py::none())
+      .def(
+          "sgd",
+          [](FusedDeviceTensors& tensors, const SgdSettings& settings, Number lr, Number grad_scale,
+             Number found_inf) {
+            return tensors.Sgd(settings,
+                               {std::move(lr), std::move(grad_scale), std::move(found_inf)});
+          },
+          NoLock(), py::arg("settings"), py::kw_only(), py::arg("lr") = py::none(),
+          py::arg("grad_scale") = py::none(), py::arg("found_inf") = py::none())
+      .def(
+          "lamb",
+          [](FusedDeviceTensors& tensors, const LambSettings& settings, Number lr,
+             Number grad_scale, Number found_inf, const Number& grad_squares) {
+            return tensors.Lamb(settings,
+                                {std::move(lr), std::move(grad_scale), std::move(found_inf)},
+                                grad_squares);
+          },
+          NoLock(), py::arg("settings"), py::kw_only(), py::arg("lr") = py::none(),
+          py::arg("grad_scale") = py::none(), py::arg("found_inf") = py::none(),
+          py::arg("grad_squares") = py::none());
+}
+
+}  // namespace thalweg

@@ -1,0 +1,8 @@
+// DefineDeviceOptim() of a build without CUDA.
+#include "client/torch/optim_module.h"
+
+namespace thalweg {
+
+void DefineDeviceOptim(pybind11::module_&) {}
+
+}  // namespace thalweg
