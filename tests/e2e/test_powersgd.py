@@ -24,10 +24,12 @@ def test_gradients_are_those_of_torchs_hook(world, tmp_path):
     # his roundings multiplied, so distances from the truth grow exponentially, torch's own float32
     # run's included: to 1e-4 … 1e-1 within 20 iterations. So each iteration is measured by how far
     # torch's float32 run has got by then. Ours rounds elsewhere, in other sizes: 16 times that far
-    # is allowed (10 was seen). Another algorithm would be off by about 1 at once.
+    # is allowed (10 was seen). Another algorithm would be off by about 1 at once, so the first
+    # iterations show that none is at work if they stay far below: torch's sums, with AVX2 or with
+    # AVX-512, lead to up to 2e-5.
     for result in run("parity_with_torch", tmp_path, nodes=world):
         for runs in result.values():
-            assert max(runs["ours"][:5]) < 2e-5
+            assert max(runs["ours"][:5]) < 1e-3
             for number, ours in enumerate(runs["ours"]):
                 assert ours < 1e-6 + 16 * max(runs["torch"][: number + 1]), number
             assert runs["sent"] < runs["raw"] / 2

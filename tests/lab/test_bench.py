@@ -90,7 +90,7 @@ def test_step_reports_the_step_and_its_communication(tmp_path):
 
 
 def test_step_is_compressed_when_it_is_measured(tmp_path):
-    arguments = ["--rate", "500mbit", "--codec", "powersgd:4", "--repeats", "1"]
+    arguments = ["--rate", "500mbit", "--codec", "powersgd:4", "--repeats", "3"]
     arguments += ["--peers", "torch-powersgd", "--model", "swin-t"]
     result = run("step", *SMALL, *arguments, "--json", tmp_path / "rows.json")
     assert result.returncode == 0, result.stderr
@@ -98,8 +98,8 @@ def test_step_is_compressed_when_it_is_measured(tmp_path):
     assert [row["system"] for row in rows] == ["thalweg", "torch-powersgd"]
     for row in rows:
         assert row["case"].endswith("powersgd:rank=4,start=2 step")
-        # As it is the gradient would take this long.
-        assert row["bound_s"] < row["median_s"] < row["bytes"] * 8 / 500e6
+        # As it is the gradient would take this long, however little else the machine had to do.
+        assert row["bound_s"] < row["min_s"] < row["bytes"] * 8 / 500e6
 
 
 def test_latency_reports_percentiles(tmp_path):
