@@ -68,7 +68,7 @@ def test_resumed_runs_are_the_same_bits(tmp_path, fused, options, dtype):
     assert all(torch.equal(a, b) for a, b in zip(params, resumed, strict=True))
 
 
-def test_loaded_moments_stay_float32_and_are_copies():
+def test_loaded_moments_stay_float32_and_all_state_is_copied():
     params = make_params(torch.bfloat16)
     optimizer = FusedAdamW(params)
     run(optimizer, params, 0)
@@ -80,6 +80,7 @@ def test_loaded_moments_stay_float32_and_are_copies():
             assert other.state[param][key].dtype is torch.float32
             assert torch.equal(other.state[param][key], state["state"][index][key])
             assert other.state[param][key] is not state["state"][index][key]
+        assert other.state[param]["step"] is not state["state"][index]["step"]
 
 
 def test_moments_of_torchs_half_optimizer_are_widened():

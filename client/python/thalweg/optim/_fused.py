@@ -83,8 +83,10 @@ def _restore_precision(optimizer: Optimizer, source: dict[str, Any]) -> None:
     saved = chain.from_iterable(group["params"] for group in source["param_groups"])
     params = chain.from_iterable(group["params"] for group in optimizer.param_groups)
     for index, param in zip(saved, params, strict=True):
+        # Copies: torch shares what needs no cast, and two optimizers must not.
         for key in _STATE:
             value = source["state"].get(index, {}).get(key)
             if isinstance(value, Tensor):
-                # A copy: torch shares what needs no cast, and two optimizers must not.
                 optimizer.state[param][key] = value.to(param.device, torch.float32, copy=True)
+        if isinstance(step := optimizer.state.get(param, {}).get("step"), Tensor):
+            optimizer.state[param]["step"] = step.clone()

@@ -8,20 +8,25 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 from torch.optim import Optimizer
 
 from thalweg._fused_optimizers import fallbacks
 from thalweg.optim._fused import FusedMixin
+from thalweg.optim._shards import local_grad, local_of, local_state
 from thalweg.optim._steps import grad_scale
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class Batch(NamedTuple):
-    """A group's parameters that have gradients, with the same index in each list; float32."""
+    """A group's parameters that have gradients, with the same index in each list; float32.
 
-    params: list[Tensor]  # as they are in the model, in any type
-    weights: list[Tensor]  # the same in float32
+    Of DTensors, what this process holds.
+    """
+
+    params: list[Tensor]  # as the optimizer has them: DTensors whole, in any type
+    weights: list[Tensor]
     grads: list[Tensor]  # copies, which may be overwritten
     exp_avgs: list[Tensor]
     exp_avg_sqs: list[Tensor]
@@ -57,22 +62,24 @@ class MomentOptimizer(FusedMixin, Optimizer):
         if scale is None:
             return
         batches = [self._batch(group, 1 / scale) for group in self.param_groups]
-        norm = self._global_norm([grad for batch in batches for grad in batch.grads])
+        norm = self._global_norm(batches)
         for group, batch in zip(self.param_groups, batches, strict=True):
             if batch.params:
                 self._update(group, batch, norm)
-                rounded = [i for i, p in enumerate(batch.params) if p is not batch.weights[i]]
+                rounded = [i for i, p in enumerate(batch.params) if p.dtype is not torch.float32]
                 if rounded:
                     torch._foreach_copy_(
-                        [batch.params[i] for i in rounded], [batch.weights[i] for i in rounded]
+                        [local_of(batch.params[i]) for i in rounded],
+                        [batch.weights[i] for i in rounded],
                     )
+                increment_version(batch.params)  # DTensors do not see what their parts are given
         fallbacks[str(reason).removeprefix("thalweg: ")] += 1
 
     @abstractmethod
     def _update(self, group: dict[str, Any], batch: Batch, norm: Tensor | None) -> None:
         """Writes new values into `batch.weights`."""
 
-    def _global_norm(self, grads: list[Tensor]) -> Tensor | None:
+    def _global_norm(self, batches: list[Batch]) -> Tensor | None:
         """The norm of all gradients together, where `_update` needs it."""
         return None
 
@@ -90,17 +97,18 @@ class MomentOptimizer(FusedMixin, Optimizer):
                 for key in _MOMENTS:
                     state[key] = torch.zeros_like(param, dtype=torch.float32)
             state["step"] += 1
-        grads = [param.grad.to(torch.float32, copy=True) for param in params]
+        held = [local_of(param) for param in params]
+        grads = [local_grad(param).to(torch.float32, copy=True) for param in params]
         if group["maximize"]:
             factor = -factor
         if grads and factor != 1:
             torch._foreach_mul_(grads, factor)
         return Batch(
             params,
-            [p.detach() if p.dtype is torch.float32 else p.float() for p in params],
+            [p.detach() if p.dtype is torch.float32 else p.float() for p in held],
             grads,
-            [self.state[param]["exp_avg"] for param in params],
-            [self.state[param]["exp_avg_sq"] for param in params],
+            [local_state(param, self.state[param]["exp_avg"]) for param in params],
+            [local_state(param, self.state[param]["exp_avg_sq"]) for param in params],
             [float(self.state[param]["step"]) for param in params],
         )
 

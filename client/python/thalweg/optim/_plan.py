@@ -7,7 +7,8 @@ with a thousand small parameters it would take longer than the arithmetic.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from itertools import chain
 from operator import is_, itemgetter
 from typing import Any
@@ -17,6 +18,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from thalweg.optim._copies import copies_of
+from thalweg.optim._shards import StandIns, is_dtensor, local_state
 
 _Group = dict[str, Any]
 
@@ -53,7 +55,8 @@ class GroupPlan:
         self.params = list(group["params"])
         state = optimizer.state
         used = [p for p in self.params if p.grad is not None or _has(state.get(p), self.keys)]
-        check_fusable(used)
+        self.stand_ins = StandIns(used)
+        check_fusable(self.stand_ins.tensors)
         members = set(map(id, used))
         if len(members) != len(used):
             raise NotFusable(
@@ -72,8 +75,8 @@ class GroupPlan:
         self._idle = [p for p in self.params if id(p) not in members]
         copies = copies_of(optimizer)
         self.tensors = tensors_type(optimizer)(
-            used,
-            [self._kept[key] for key in self.keys],
+            self.stand_ins.tensors,
+            [list(map(local_state, used, self._kept[key])) for key in self.keys],
             self._kept["step"] if steps else counters,
             [copies.of.get(id(p)) for p in used] if copies else [],
         )
@@ -83,6 +86,7 @@ class GroupPlan:
         return (
             self.keys == keys(group)
             and _same(group["params"], self.params)
+            and self.stand_ins.hold()
             and not any(p.grad is not None for p in self._idle)
             and all(_same(map(itemgetter(k), self._dicts), v) for k, v in self._kept.items())
         )
@@ -91,11 +95,15 @@ class GroupPlan:
 class Plan:
     """The groups of one optimizer."""
 
-    def __init__(self, optimizer: Optimizer, keys: Keys, *, steps: bool, own: bool) -> None:
+    def __init__(
+        self, optimizer: Optimizer, keys: Keys, *, steps: bool, own: bool, shards: bool
+    ) -> None:
         """Raises NotFusable."""
         if not own:
             _refuse_narrow(optimizer)
         _refuse_several_devices(optimizer)
+        if not shards:
+            _refuse_dtensors(optimizer)
         self._keys = keys
         self.groups = [
             GroupPlan(optimizer, group, keys, steps=steps) for group in optimizer.param_groups
@@ -115,23 +123,42 @@ class Plan:
         except KeyError:  # part of a state has been deleted
             return False
 
+    def show_grads(self) -> None:
+        """Takes the gradients of now. Raises NotFusable."""
+        for members in self.groups:
+            members.stand_ins.show_grads()
+        if len(self.groups) > 1:  # a step of one checks them itself before it changes anything
+            for members in self.groups:
+                members.tensors.check_grads()
+
+    def hide_grads(self) -> None:
+        """The step is over."""
+        for members in self.groups:
+            members.stand_ins.hide_grads()
+
 
 _plans: weakref.WeakKeyDictionary[Optimizer, Plan] = weakref.WeakKeyDictionary()
 
 
-def plan_of(optimizer: Optimizer, keys: Keys, *, steps: bool, own: bool) -> Plan:
-    """The plan of this step.
+@contextmanager
+def plan_of(
+    optimizer: Optimizer, keys: Keys, *, steps: bool, own: bool, shards: bool = True
+) -> Iterator[Plan]:
+    """The plan of a step, for as long as the step runs.
 
     `own`: the optimizer is Thalweg's, whose state is float32 whatever its parameters are; torch's
-    keep it in the parameters' type, and are refused unless that is float32. Raises NotFusable.
+    keep it in the parameters' type, and are refused unless that is float32. `shards`: parameters
+    may be DTensors. Raises NotFusable.
     """
     plan = _plans.get(optimizer)
     if plan is None or not plan.holds(optimizer):
-        plan = _plans[optimizer] = Plan(optimizer, keys, steps=steps, own=own)
-    elif len(plan.groups) > 1:
-        for members in plan.groups:
-            members.tensors.check_grads()
-    return plan
+        plan = _plans[optimizer] = Plan(optimizer, keys, steps=steps, own=own, shards=shards)
+    else:
+        plan.show_grads()
+    try:
+        yield plan
+    finally:
+        plan.hide_grads()
 
 
 def _has(state: dict[str, Any] | None, keys: tuple[str, ...]) -> bool:
@@ -176,6 +203,17 @@ def _refuse_several_devices(optimizer: Optimizer) -> None:
         raise NotFusable(
             f"thalweg: parameters are on {', '.join(devices)}, expected all of an optimizer on one "
             "device: use one for each"
+        )
+
+
+def _refuse_dtensors(optimizer: Optimizer) -> None:
+    from thalweg._C import NotFusable
+
+    every = chain.from_iterable(group["params"] for group in optimizer.param_groups)
+    if any(map(is_dtensor, every)):
+        raise NotFusable(
+            f"thalweg: a parameter is a DTensor, expected a plain tensor: in the middle of a step "
+            f"{type(optimizer).__name__} needs norms that go over processes"
         )
 
 

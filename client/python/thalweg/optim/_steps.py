@@ -28,19 +28,19 @@ def adam_step(optimizer: Optimizer, *, own: bool) -> None:
     inputs = inputs_of(optimizer)
     if inputs is None:
         return
-    plan = plan_of(optimizer, _adam_keys, steps=True, own=own)
-    for group, members in zip(optimizer.param_groups, plan.groups, strict=True):
-        lr, device_lr = _lr(optimizer, group)
-        settings = AdamSettings(
-            lr=lr,
-            weight_decay=group["weight_decay"],
-            maximize=group["maximize"],
-            betas=_betas(group),
-            eps=group["eps"],
-            decoupled=group.get("decoupled_weight_decay", group.get("adam_w_mode", False)),
-            bias_correction=group.get("bias_correction", True),
-        )
-        members.tensors.adam(settings, **inputs, **device_lr)
+    with plan_of(optimizer, _adam_keys, steps=True, own=own) as plan:
+        for group, members in zip(optimizer.param_groups, plan.groups, strict=True):
+            lr, device_lr = _lr(optimizer, group)
+            settings = AdamSettings(
+                lr=lr,
+                weight_decay=group["weight_decay"],
+                maximize=group["maximize"],
+                betas=_betas(group),
+                eps=group["eps"],
+                decoupled=group.get("decoupled_weight_decay", group.get("adam_w_mode", False)),
+                bias_correction=group.get("bias_correction", True),
+            )
+            members.tensors.adam(settings, **inputs, **device_lr)
     mark_stored(optimizer)
 
 
@@ -51,18 +51,18 @@ def sgd_step(optimizer: Optimizer, *, own: bool) -> None:
     inputs = inputs_of(optimizer)
     if inputs is None:
         return
-    plan = plan_of(optimizer, _sgd_keys, steps=False, own=own)
-    for group, members in zip(optimizer.param_groups, plan.groups, strict=True):
-        lr, device_lr = _lr(optimizer, group)
-        settings = SgdSettings(
-            lr=lr,
-            weight_decay=float(group["weight_decay"]),
-            maximize=group["maximize"],
-            momentum=group["momentum"],
-            dampening=group["dampening"],
-            nesterov=group["nesterov"],
-        )
-        members.tensors.sgd(settings, **inputs, **device_lr)
+    with plan_of(optimizer, _sgd_keys, steps=False, own=own) as plan:
+        for group, members in zip(optimizer.param_groups, plan.groups, strict=True):
+            lr, device_lr = _lr(optimizer, group)
+            settings = SgdSettings(
+                lr=lr,
+                weight_decay=float(group["weight_decay"]),
+                maximize=group["maximize"],
+                momentum=group["momentum"],
+                dampening=group["dampening"],
+                nesterov=group["nesterov"],
+            )
+            members.tensors.sgd(settings, **inputs, **device_lr)
     mark_stored(optimizer)
 
 
@@ -73,26 +73,26 @@ def lamb_step(optimizer: Optimizer, *, own: bool) -> None:
     inputs = inputs_of(optimizer)
     if inputs is None:
         return
-    plan = plan_of(optimizer, _lamb_keys, steps=True, own=own)
-    groups = optimizer.param_groups
-    if any(_bound(group) > 0 for group in groups):
-        squares = (members.tensors.grad_squares() for members in plan.groups)
-        inputs["grad_squares"] = reduce(operator.add, squares)
-    for group, members in zip(groups, plan.groups, strict=True):
-        lr, device_lr = _lr(optimizer, group)
-        settings = LambSettings(
-            lr=lr,
-            weight_decay=group["weight_decay"],
-            maximize=group["maximize"],
-            betas=_betas(group),
-            eps=group["eps"],
-            decoupled=group["adam_w_mode"],
-            bias_correction=group["bias_correction"],
-            max_grad_norm=_bound(group),
-            grad_averaging=group["grad_averaging"],
-            trust_ratio=group["use_nvlamb"] or group["weight_decay"] != 0,
-        )
-        members.tensors.lamb(settings, **inputs, **device_lr)
+    with plan_of(optimizer, _lamb_keys, steps=True, own=own, shards=False) as plan:
+        groups = optimizer.param_groups
+        if any(_bound(group) > 0 for group in groups):
+            squares = (members.tensors.grad_squares() for members in plan.groups)
+            inputs["grad_squares"] = reduce(operator.add, squares)
+        for group, members in zip(groups, plan.groups, strict=True):
+            lr, device_lr = _lr(optimizer, group)
+            settings = LambSettings(
+                lr=lr,
+                weight_decay=group["weight_decay"],
+                maximize=group["maximize"],
+                betas=_betas(group),
+                eps=group["eps"],
+                decoupled=group["adam_w_mode"],
+                bias_correction=group["bias_correction"],
+                max_grad_norm=_bound(group),
+                grad_averaging=group["grad_averaging"],
+                trust_ratio=group["use_nvlamb"] or group["weight_decay"] != 0,
+            )
+            members.tensors.lamb(settings, **inputs, **device_lr)
     mark_stored(optimizer)
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from thalweg.optim._moments import Batch, MomentOptimizer, adam_updates, subtract
+from thalweg.optim._shards import norms
 from thalweg.optim._steps import lamb_step
 
 
@@ -77,12 +77,13 @@ class FusedLAMB(MomentOptimizer):
         }
         super().__init__(params, defaults, set_grad_none=set_grad_none)
 
-    def _global_norm(self, grads: list[Tensor]) -> Tensor | None:
+    def _global_norm(self, batches: list[Batch]) -> Tensor | None:
         clipping = any((group["max_grad_norm"] or 0) > 0 for group in self.param_groups)
+        grads = [grad for batch in batches for grad in batch.grads]
         if not clipping or not grads:
             return None
-        norms = [norm.to(grads[0].device) for norm in torch._foreach_norm(grads)]
-        norm: Tensor = torch.linalg.vector_norm(torch.stack(norms))
+        each = norms(grads, [param for batch in batches for param in batch.params])
+        norm: Tensor = torch.linalg.vector_norm(torch.stack([n.to(each[0].device) for n in each]))
         return norm
 
     def _update(self, group: dict[str, Any], batch: Batch, norm: Tensor | None) -> None:
@@ -94,18 +95,18 @@ class FusedLAMB(MomentOptimizer):
         share = 1 - group["betas"][0] if group["grad_averaging"] else 1.0
         updates = adam_updates(group, batch, share)
         if group["use_nvlamb"] or group["weight_decay"] != 0:
-            torch._foreach_mul_(updates, _trust_ratios(batch.weights, updates))
+            torch._foreach_mul_(updates, _trust_ratios(batch, updates))
         subtract(batch, updates, group["lr"])
 
 
 LAMB = FusedLAMB  # AIAK's name
 
 
-def _trust_ratios(weights: Iterable[Tensor], updates: Iterable[Tensor]) -> list[Tensor]:
-    """‖w‖/‖u‖ of each pair; 1 where either is 0."""
+def _trust_ratios(batch: Batch, updates: list[Tensor]) -> list[Tensor]:
+    """‖w‖/‖u‖ of each parameter; 1 where either is 0."""
+    both = norms([*batch.weights, *updates], [*batch.params, *batch.params])
     ratios = []
-    pairs = zip(torch._foreach_norm(list(weights)), torch._foreach_norm(list(updates)), strict=True)
-    for of_weight, of_update in pairs:
+    for of_weight, of_update in zip(both[: len(updates)], both[len(updates) :], strict=True):
         usable = (of_weight != 0) & (of_update != 0)
         ratios.append(torch.where(usable, of_weight / of_update, 1.0))
     return ratios

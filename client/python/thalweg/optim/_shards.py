@@ -1,0 +1,133 @@
+"""DTensors: parameters of which each process holds a shard, or all, as fully_shard() makes them.
+
+The kernels update plain tensors, so each DTensor has a stand-in: a plain tensor in the same memory
+as what this process holds of it, with its gradient while a step runs. What differs is norms: those
+of LAMB are of whole tensors, and are summed over processes.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.autograd.graph import increment_version
+
+
+class _StandIn(NamedTuple):
+    param: Any  # a DTensor
+    local: Tensor  # what this process holds of it
+    tensor: Tensor  # the same memory
+
+
+class StandIns:
+    """`tensors`: parameters, with stand-ins in the places of those that are DTensors."""
+
+    def __init__(self, params: Iterable[Tensor]) -> None:
+        """Raises NotFusable."""
+        self.tensors: list[Tensor] = []
+        self._made: list[_StandIn] = []
+        for param in params:
+            tensor = local = local_of(param)
+            if is_dtensor(param):
+                tensor = local.detach()
+                self._made.append(_StandIn(param, local, tensor))
+            self.tensors.append(tensor)
+        self.show_grads()
+
+    def hold(self) -> bool:
+        """Whether the DTensors are where they were: fully_shard() may lay them anew."""
+        return all(made.param._local_tensor is made.local for made in self._made)
+
+    def show_grads(self) -> None:
+        """Gives the stand-ins the gradients of now. Raises NotFusable."""
+        for made in self._made:
+            grad = made.param.grad
+            made.tensor.grad = None if grad is None else local_grad(made.param)
+
+    def hide_grads(self) -> None:
+        """After a step: zero_grad() must free gradients, and autograd know who was written to."""
+        for made in self._made:
+            if made.tensor.grad is not None:
+                made.tensor.grad = None
+                increment_version(made.param)
+
+
+def is_dtensor(tensor: Tensor) -> bool:
+    # Not imported here: that takes a second, and who has a DTensor has done so.
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(tensor, module.DTensor)
+
+
+def local_of(tensor: Any) -> Tensor:  # noqa: ANN401
+    """What this process holds of a DTensor; any other tensor itself. Raises NotFusable."""
+    if not is_dtensor(tensor):
+        return tensor  # type: ignore[no-any-return]
+    if any(placement.is_partial() for placement in tensor.placements):
+        raise _not_fusable(
+            f"a DTensor of shape {tuple(tensor.shape)} is placed as {tensor.placements}, "
+            "expected shards or replicas"
+        )
+    local: Tensor = tensor._local_tensor
+    return local.wait() if hasattr(local, "wait") else local  # a collective may be under way
+
+
+def local_grad(param: Any) -> Tensor:  # noqa: ANN401
+    """What this process holds of a parameter's gradient. Raises NotFusable.
+
+    If the gradient is placed otherwise than the parameter, a collective of all processes.
+    """
+    grad = param.grad
+    if is_dtensor(param) and is_dtensor(grad) and not _alike(param, grad):
+        grad = grad.redistribute(param.device_mesh, param.placements)
+    return local_state(param, grad)
+
+
+def local_state(param: Any, value: Any) -> Tensor:  # noqa: ANN401
+    """What this process holds of what belongs to a parameter. Raises NotFusable."""
+    if is_dtensor(param) != is_dtensor(value) or (is_dtensor(param) and not _alike(param, value)):
+        raise _not_fusable(
+            f"a parameter of shape {tuple(param.shape)} is {_placement(param)}, but its gradient "
+            f"or state is {_placement(value)}, expected the same"
+        )
+    return local_of(value)
+
+
+def norms(tensors: Sequence[Tensor], params: Sequence[Any]) -> list[Tensor]:
+    """Euclidean norms, in float64, of whole tensors of which this process holds `tensors`.
+
+    `params`: which tensor belongs to which parameter. A collective of all processes that hold
+    shards: all must call it for the same parameters. The sums have the same bits on all of them.
+    """
+    squares = [n.square() for n in torch._foreach_norm(list(tensors), 2, dtype=torch.float64)]
+    shared: defaultdict[Any, list[int]] = defaultdict(list)  # by mesh and its sharded dimensions
+    for index, param in enumerate(params):
+        if is_dtensor(param):
+            sharded = [d for d, placed in enumerate(param.placements) if not placed.is_replicate()]
+            shared[param.device_mesh, tuple(sharded)].append(index)
+    for (mesh, dimensions), which in shared.items():
+        sums = torch.stack([squares[index] for index in which])
+        for dimension in dimensions:
+            dist.all_reduce(sums, group=mesh.get_group(dimension))
+        for index, total in zip(which, sums.unbind(), strict=True):
+            squares[index] = total
+    return [square.sqrt() for square in squares]
+
+
+def _alike(a: Any, b: Any) -> bool:  # noqa: ANN401
+    same: bool = a.placements == b.placements and a.device_mesh == b.device_mesh
+    return same
+
+
+def _placement(tensor: Any) -> str:  # noqa: ANN401
+    return f"a DTensor placed as {tensor.placements}" if is_dtensor(tensor) else "a plain tensor"
+
+
+def _not_fusable(text: str) -> RuntimeError:
+    from thalweg._C import NotFusable
+
+    return NotFusable(f"thalweg: {text}")
