@@ -46,7 +46,7 @@ int Serve(const Flags& flags, Signals& signals) {
   std::unique_ptr<HttpServer> http;
   if (!flags.common.http.empty()) {
     auto started = HttpServer::Start(
-        flags.common.http, registry, [] { return absl::OkStatus(); },
+        flags.common.http, registry, [&] { return signals.Ready(); },
         [&](const std::string& path) { return site.Answer(path); });
     if (!started.ok()) {
       spdlog::error("{}", Text(started.status()));

@@ -45,7 +45,14 @@ bool Signals::Wait(Duration patience) {
   const sigset_t set = HandledSignals();
   const auto nanos = ToNanos(patience);
   const timespec timeout{nanos / 1'000'000'000, nanos % 1'000'000'000};
-  return sigtimedwait(&set, nullptr, &timeout) > 0;
+  if (sigtimedwait(&set, nullptr, &timeout) <= 0) return false;
+  has_come_ = true;
+  return true;
+}
+
+absl::Status Signals::Ready() const {
+  if (!has_come_) return absl::OkStatus();
+  return absl::UnavailableError("shutting down: takes no new jobs");
 }
 
 void PrepareProcess() {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <CLI/CLI.hpp>
+#include <atomic>
 #include <cstdint>
 #include <string>
 
@@ -19,6 +20,12 @@ class Signals {
   Signals();
   // True when a signal has come, after at most `patience`.
   bool Wait(Duration patience);
+  // Whether this program takes new work: Unavailable once Wait() has returned true. From any
+  // thread.
+  absl::Status Ready() const;
+
+ private:
+  std::atomic<bool> has_come_ = false;
 };
 
 // Settings of the C library and of gRPC that the data plane wants. Before any thread and any use of
