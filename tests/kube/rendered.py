@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-HELM = ROOT / ".tools" / "bin" / "helm"
-_YAML_PYTHON = ROOT / ".tools" / "venv" / "bin" / "python"
+_VENV = ROOT / ".tools" / "venv" / "bin"
+HELM = _VENV / "helm"
+_YAML_PYTHON = _VENV / "python"
 _TO_JSON = "import json, sys, yaml; print(json.dumps([*yaml.safe_load_all(sys.stdin)]))"
 _SETTINGS = (
     "image.registry=registry.test/team,aggregator.replicas=2,"

@@ -62,9 +62,12 @@ def addresses(servers: list[Server]) -> str:
 
 
 def metric(server: Server, name: str) -> float:
+    """Sum over all labels."""
     with urllib.request.urlopen(f"http://{server.http}/metrics", timeout=10) as response:
         text = response.read().decode()
-    return float(re.search(rf"^{name} (\S+)$", text, re.MULTILINE)[1])
+    samples = re.findall(rf"^{name}(?:\{{.*\}})? (\S+)$", text, re.MULTILINE)
+    assert samples, f"no metric {name}"
+    return sum(map(float, samples))
 
 
 def torchrun(arguments: list[str], env: dict[str, str]) -> subprocess.CompletedProcess[str]:

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from api_server import BIN, ROOT, ApiServer
+from api_server import ROOT, ApiServer
+from rendered import HELM
 
 CHART = ROOT / "helm" / "thalweg"
 REGISTRY = "image.registry=registry.test/team"
@@ -61,7 +62,7 @@ def old_operator(server):
 
 
 def helm(server: ApiServer, *arguments: object) -> subprocess.CompletedProcess[str]:
-    argv = [BIN / "helm", "--kubeconfig", server.kubeconfig, *arguments]
+    argv = [str(word) for word in (HELM, "--kubeconfig", server.kubeconfig, *arguments)]
     return subprocess.run(argv, capture_output=True, text=True, timeout=120)
 
 
@@ -205,7 +206,9 @@ def test_server_refuses_what_no_schema_sees(server):
     sets = [d for d in text.split("\n---\n") if "kind: StatefulSet" in d]
     path = "/apis/apps/v1/namespaces/default/statefulsets?dryRun=All"
     assert server.request("POST", path, sets[0])[0] == 201
-    status, answer = server.request(
-        "POST", path, sets[0].replace("matchLabels:", "matchLabels:\n      a: b")
-    )
+    selector = "  selector:\n    matchLabels:\n"
+    assert selector in sets[0]
+    wrong = sets[0].replace(selector, f"{selector}      a: b\n")
+    status, answer = server.request("POST", path, wrong)
     assert status == 422, answer
+    assert "does not match template" in answer["message"]
