@@ -1,8 +1,10 @@
 #include "server/page/shard_json.h"
 
+#include <chrono>
 #include <nlohmann/json.hpp>
 
 #include "absl/strings/str_cat.h"
+#include "core/base/protocol.h"
 
 namespace thalweg {
 namespace {
@@ -105,6 +107,8 @@ Json ToJson(const JobReport& job) {
 // What every answer begins with.
 Json Head(const ShardReport& report, StartTime started) {
   return {{"version", THALWEG_VERSION},
+          {"wire_version", kWireVersion},
+          {"unix_seconds", ToSeconds(std::chrono::system_clock::now().time_since_epoch())},
           {"started_unix_seconds", started},
           {"uptime_seconds", ToSeconds(report.uptime)}};
 }

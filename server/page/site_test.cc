@@ -3,8 +3,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <nlohmann/json.hpp>
 #include <string>
+
+#include "core/base/protocol.h"
 
 namespace thalweg {
 namespace {
@@ -53,6 +56,17 @@ class SiteTest : public ::testing::Test {
   ShardReport report_;
   Site site_{[this] { return report_; }, kStarted};
 };
+
+TEST_F(SiteTest, EveryAnswerSaysWhatTheShardSpeaksAndWhatItsClockSays) {
+  for (const char* path : {"/api/v1/shard", "/api/v1/jobs", "/api/v1/jobs/team/resnet 50%"}) {
+    const auto now = std::chrono::system_clock::now().time_since_epoch();
+    const Json answer = Get(path);
+    EXPECT_EQ(answer["wire_version"], kWireVersion);
+    // Another unit would be years off; a clock may be set while a test runs.
+    EXPECT_NEAR(answer["unix_seconds"].get<double>(), std::chrono::duration<double>(now).count(),
+                3600);
+  }
+}
 
 TEST_F(SiteTest, JobsCarryTheirStateInUnitsOfTheirNames) {
   const Json answer = Get("/api/v1/jobs");

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,8 @@ from typing import Any
 import pytest
 from api_server import ROOT, ApiServer
 from rendered import HELM
+
+from thalweg.cli import _kubernetes
 
 CHART = ROOT / "helm" / "thalweg"
 REGISTRY = "image.registry=registry.test/team"
@@ -198,6 +201,58 @@ def test_hook_refuses_a_definition_that_drops_the_sidecar(server, old_operator, 
     result = hook(server, tmp_path)
     assert result.returncode == 1
     assert "pytorchjobs.kubeflow.org, version v1, does not know" in result.stderr
+
+
+def ailing_pod(server: ApiServer) -> None:
+    """A pod with the chart's label, whose image is not there, and an event that says so."""
+    name, pods = "t-thalweg-aggregator-0", "/api/v1/namespaces/default/pods"
+    labels = {"app.kubernetes.io/part-of": "thalweg"}
+    pod = {
+        "metadata": {"name": name, "labels": labels},
+        "spec": {"containers": [{"name": "aggregator", "image": "none"}]},
+    }
+    status, pod = server.request("POST", pods, pod)
+    assert status == 201, pod
+    waiting = {"waiting": {"reason": "ImagePullBackOff"}}
+    container = {"name": "aggregator", "image": "none", "imageID": "", "ready": False}
+    container |= {"restartCount": 0, "state": waiting}
+    pod["status"] = {"phase": "Pending", "containerStatuses": [container]}
+    status, answer = server.request("PUT", f"{pods}/{name}/status", pod)
+    assert status == 200, answer
+    event = {
+        "metadata": {"name": "e"},
+        "involvedObject": {"kind": "Pod", "name": name, "namespace": "default"},
+        "type": "Warning",
+        "reason": "Failed",
+        "message": "no such image",
+    }
+    status, answer = server.request("POST", "/api/v1/namespaces/default/events", event)
+    assert status == 201, answer
+
+
+needs_kubectl = pytest.mark.skipif(shutil.which("kubectl") is None, reason="there is no kubectl")
+
+
+@needs_kubectl
+def test_doctor_tells_what_ails_pods(server, monkeypatch):
+    monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig))
+    ailing_pod(server)
+    told = [f"{finding.level} {finding.text}" for finding in _kubernetes.findings("default")]
+    assert told == [
+        "ok Kubernetes: v1.31.0, pods of Thalweg: 1",
+        "FAIL pod t-thalweg-aggregator-0: Pending: aggregator: ImagePullBackOff",
+        "ok pytorchjobs.kubeflow.org: keeps native sidecars",
+        "ok clustertrainingruntimes.trainer.kubeflow.org: keeps native sidecars",
+        "warn event of Pod t-thalweg-aggregator-0: Failed: no such image",
+    ]
+
+
+@needs_kubectl
+def test_doctor_tells_a_definition_that_drops_the_sidecar(server, old_operator, monkeypatch):
+    monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig))
+    failures = [f.text for f in _kubernetes.findings("none") if f.level == "FAIL"]
+    assert len(failures) == 1
+    assert failures[0].startswith("pytorchjobs.kubeflow.org: drops restartPolicy")
 
 
 def test_server_refuses_what_no_schema_sees(server):

@@ -1,59 +1,12 @@
 """`thalweg status` with shards that say what the tests want."""
 
-import http.server
 import json
-import threading
 
 import pytest
+from shard_answers import http_server, job, node, shard
 
 from thalweg.cli import _status_table, main
 from thalweg.cli._status import Look, look
-
-
-def node(number, **values):
-    return {
-        "node": number,
-        "name": f"host{number}",
-        "state": "active",
-        "workers": 4,
-        "silent_seconds": 0.25,
-        "last_rounds": 0,
-        "waited_seconds": 0.0,
-    } | values
-
-
-def job(**values):
-    return {
-        "name": "resnet",
-        "state": "running",
-        "failure": "",
-        "codec": "fp16",
-        "workers": 8,
-        "shards": 2,
-        "rounds": 100,
-        "received": {"raw_bytes": 4000.0, "wire_bytes": 2000.0},
-        "sent": {"raw_bytes": 4000.0, "wire_bytes": 2000.0},
-        "waiting": None,
-        "nodes": [
-            node(0, last_rounds=60, waited_seconds=0.06),
-            node(1, last_rounds=40, waited_seconds=0.04),
-        ],
-    } | values
-
-
-def shard(uptime=50.0, started=1e9, **values):
-    return {
-        "version": "0.1.0",
-        "started_unix_seconds": started,
-        "uptime_seconds": uptime,
-        "draining": False,
-        "jobs": 1,
-        "rounds": 100,
-        "held_bytes": 0,
-        "received": {"raw_bytes": 4e6, "wire_bytes": 2e6},
-        "sent": {"raw_bytes": 4e6, "wire_bytes": 2e6},
-        "faults": [],
-    } | values
 
 
 def table(before, now, monkeypatch, columns=200):
@@ -130,26 +83,11 @@ def test_lines_fit_the_terminal(monkeypatch):
 
 @pytest.fixture
 def answers():
-    """An HTTP server that answers a path with what the dict has for it, else 404."""
+    """What a server answers, by path; "address" is its own."""
     bodies = {}
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self):
-            body = bodies.get(self.path)
-            self.send_response(404 if body is None else 200)
-            self.end_headers()
-            self.wfile.write((body or "").encode())
-
-        def log_message(self, *_):
-            pass
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        bodies["address"] = f"127.0.0.1:{server.server_port}"
+    with http_server(bodies) as address:
+        bodies["address"] = address
         yield bodies
-        server.shutdown()
-        thread.join()
 
 
 @pytest.mark.parametrize(

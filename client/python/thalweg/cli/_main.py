@@ -34,9 +34,14 @@ exit codes:
 """
 
 _DOCTOR_EPILOG = """\
+With --cluster: every aggregator by both of its ports, their versions and clocks, jobs that miss
+nodes or shards, failures of the last hour; and where kubectl knows a cluster, Thalweg's pods, their
+events, and definitions of jobs that would drop a sidecar. All of it is only read.
+
 exit codes:
-  0      everything that was checked works
+  0      everything that was checked works; lines that begin with warn may matter
   1      something does not; its line begins with FAIL
+  2      wrong arguments
 """
 
 
@@ -79,12 +84,24 @@ def _parser() -> argparse.ArgumentParser:
 
     doctor = commands.add_parser(
         "doctor",
-        help="check this machine and, if given, aggregators and a sidecar",
+        help="check this machine, or with --cluster the whole",
+        description="Checks this machine and, if given, aggregators and a sidecar.",
         epilog=_DOCTOR_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     doctor.add_argument("--aggregators", metavar="HOST:PORT,…", help="default: THALWEG_AGGREGATORS")
     doctor.add_argument("--sidecar", metavar="PATH", help="its socket; default: THALWEG_SIDECAR")
+    doctor.add_argument(
+        "--cluster", action="store_true", help="check the cluster, not this machine"
+    )
+    doctor.add_argument(
+        "--shards",
+        metavar="HOST:PORT,…",
+        help="with --cluster: HTTP addresses; default: port 7071 of the aggregators",
+    )
+    doctor.add_argument(
+        "--namespace", metavar="NAME", help="with --cluster: of Kubernetes; default: kubectl's"
+    )
     doctor.set_defaults(handler=_doctor)
 
     _status.add_parser(commands)
@@ -119,8 +136,23 @@ def _doctor(args: argparse.Namespace) -> int:
     aggregators = config.aggregators
     if args.aggregators is not None:
         aggregators = parse_addresses("--aggregators", args.aggregators)
+    if args.cluster:
+        return _cluster(args, aggregators)
+    if args.shards is not None or args.namespace is not None:
+        raise ConfigError("--shards and --namespace are for --cluster")
     sidecar = config.sidecar if args.sidecar is None else args.sidecar
     return _doctor.doctor(aggregators, sidecar)
+
+
+def _cluster(args: argparse.Namespace, aggregators: Sequence[str]) -> int:
+    from thalweg.cli import _cluster
+
+    shards = parse_addresses("--shards", args.shards or "")
+    if not aggregators and not shards:
+        raise ConfigError(
+            "--cluster needs to know the shards: set THALWEG_AGGREGATORS, --aggregators or --shards"
+        )
+    return _cluster.cluster(aggregators, shards, args.namespace or "")
 
 
 def _version(_: argparse.Namespace) -> int:

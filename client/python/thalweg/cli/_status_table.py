@@ -38,8 +38,8 @@ def lines(before: Sequence[Look], now: Sequence[Look]) -> list[str]:
     result = [f"thalweg {__version__} · {_count(len(now), 'shard')} · {clock}", ""]
     result += _columns(_shard_rows(before, now), "<><>>>>>")
     result += [f"{look.address}  {clean(look.error)}" for look in now if look.error]
-    earlier = _jobs(_comparable(before, now))
-    for name, job in _jobs(now).items():
+    earlier = merged_jobs(_comparable(before, now))
+    for name, job in merged_jobs(now).items():
         result += ["", *_job_lines(name, job, earlier.get(name))]
     result += _fault_lines(now)
     width = shutil.get_terminal_size((120, 24)).columns
@@ -130,7 +130,8 @@ def _shard_rows(before: Sequence[Look], now: Sequence[Look]) -> list[list[str]]:
     return rows
 
 
-def _jobs(looks: Iterable[Look]) -> dict[str, Job]:
+def merged_jobs(looks: Iterable[Look]) -> dict[str, Job]:
+    """By name; of each, what all shards that have answered know."""
     parts: dict[str, list[_Json]] = {}
     for look in looks:
         for job in look.jobs:
@@ -220,18 +221,23 @@ def _minus(job: Job, before: Job) -> Job:
     )
 
 
-def _fault_lines(looks: Iterable[Look]) -> list[str]:
-    """The latest of all shards; every shard of a failed job has one, of which one is enough."""
+def merged_faults(looks: Iterable[Look]) -> list[_Json]:
+    """The latest first; every shard of a failed job has one, of which one is enough."""
     latest: dict[tuple[str, str, str], _Json] = {}
     for look in looks:
         for fault in look.shard.get("faults", ()):
             key = (fault["job"], fault["reason"], fault["kind"])
             if key not in latest or fault["seconds_ago"] < latest[key]["seconds_ago"]:
                 latest[key] = fault
-    if not latest:
+    return sorted(latest.values(), key=lambda fault: float(fault["seconds_ago"]))
+
+
+def _fault_lines(looks: Iterable[Look]) -> list[str]:
+    faults = merged_faults(looks)[:_FAULTS]
+    if not faults:
         return []
     rows = [["FAULTS", "JOB", "REASON", ""]]
-    for fault in sorted(latest.values(), key=lambda fault: float(fault["seconds_ago"]))[:_FAULTS]:
+    for fault in faults:
         ago = f"{duration(fault['seconds_ago'])} ago"
         rows.append([ago, clean(fault["job"]), fault["reason"], clean(fault["message"])])
     return ["", *_columns(rows, "<<<<")]

@@ -1,0 +1,150 @@
+"""`thalweg doctor --cluster`: are the shards, their jobs and the cluster below them well?"""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+from thalweg import __version__
+from thalweg.cli import _kubernetes, _status_table
+from thalweg.cli._finding import Finding
+from thalweg.cli._status import Look, look
+from thalweg.cli._status_table import clean, duration
+
+_HTTP_PORT = 7071  # the chart's
+_CONNECT_SECONDS = 2.0
+_APART_SECONDS = 1.0  # of clocks: logs of two machines can no longer be laid side by side
+_SILENT_SECONDS = 5.0  # after 10 the job fails
+_RECENT_SECONDS = 3600.0
+_FAULTS = 5
+# How HTTP/2, and so gRPC, begins: a client's greeting and empty settings, and the type of frame
+# that the server answers with.
+_GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+_SETTINGS = 4
+
+
+class _Visit(NamedTuple):
+    """A shard's answers over HTTP."""
+
+    look: Look
+    apart_seconds: float  # how far its clock is from ours at least
+
+
+def cluster(aggregators: Sequence[str], shards: Sequence[str], namespace: str) -> int:
+    """Prints a line per finding and returns the exit code.
+
+    `aggregators` are gRPC addresses, `shards` HTTP addresses: without them, the aggregators' hosts
+    with the chart's port.
+    """
+    http = shards or [f"{a.rpartition(':')[0]}:{_HTTP_PORT}" for a in aggregators]
+    with ThreadPoolExecutor(1 + len(aggregators) + len(http)) as pool:
+        # All at once: what does not answer holds up no other.
+        below = pool.submit(_kubernetes.findings, namespace)
+        greeted, visits = pool.map(_greet, aggregators), pool.map(_visit, http)
+        findings = [*greeted, *_shards(list(visits)), *below.result()]
+    for finding in findings:
+        print(f"{finding.level:<4}  {clean(finding.text)}")
+    count = Counter(finding.level for finding in findings)
+    print(f"{count['ok']} ok, {count['warn']} warn, {count['FAIL']} FAIL")
+    return int(count["FAIL"] > 0)
+
+
+def _greet(address: str) -> Finding:
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.create_connection(
+            (host.strip("[]"), int(port)), _CONNECT_SECONDS
+        ) as connection:
+            connection.sendall(_GREETING)
+            head = connection.recv(9, socket.MSG_WAITALL)
+    except OSError as error:
+        return Finding("FAIL", f"gRPC {address}: cannot be reached: {error}")
+    if len(head) < 9 or head[3] != _SETTINGS:
+        return Finding("FAIL", f"gRPC {address}: something else than gRPC answers")
+    return Finding("ok", f"gRPC {address}: answers")
+
+
+def _visit(address: str) -> _Visit:
+    before = time.time()
+    seen = look(address)
+    after = time.time()
+    clock = float(seen.shard.get("unix_seconds", before))
+    return _Visit(seen, max(0.0, before - clock, clock - after))
+
+
+def _shards(visits: Sequence[_Visit]) -> Iterator[Finding]:
+    for seen, apart in visits:
+        if seen.error:
+            yield Finding("FAIL", f"HTTP {seen.address}: {seen.error}")
+            continue
+        up = duration(float(seen.shard["uptime_seconds"]))
+        yield Finding("ok", f"HTTP {seen.address}: thalweg {seen.shard['version']}, up for {up}")
+        if seen.shard["draining"]:
+            yield Finding("warn", f"HTTP {seen.address}: is shutting down, takes no new jobs")
+        if apart > _APART_SECONDS:
+            text = f"its clock is {duration(apart)} from this machine's"
+            yield Finding("warn", f"HTTP {seen.address}: {text}")
+    looks = [visit.look for visit in visits if not visit.look.error]
+    yield from _versions(looks)
+    yield from _jobs(looks)
+    yield from _faults(looks)
+
+
+def _versions(looks: Sequence[Look]) -> Iterator[Finding]:
+    wire = _by_value(looks, "wire_version")
+    if len(wire) > 1:
+        yield Finding("FAIL", f"shards speak different wire versions: {_told(wire)}")
+    versions = _by_value(looks, "version")
+    if len(versions) > 1:
+        yield Finding("warn", f"shards are of different versions: {_told(versions)}")
+    elif versions and __version__ not in versions:
+        yield Finding(
+            "warn", f"this machine has thalweg {__version__}, the shards {_told(versions)}"
+        )
+
+
+def _by_value(looks: Sequence[Look], key: str) -> dict[str, list[str]]:
+    result: dict[str, list[str]] = {}
+    for seen in looks:
+        result.setdefault(str(seen.shard.get(key, "unknown")), []).append(seen.address)
+    return result
+
+
+def _told(values: dict[str, list[str]]) -> str:
+    return "; ".join(f"{value} ({', '.join(who)})" for value, who in sorted(values.items()))
+
+
+def _jobs(looks: Sequence[Look]) -> Iterator[Finding]:
+    for name, job in _status_table.merged_jobs(looks).items():
+        if job.state == "failed":
+            yield Finding("FAIL", f"job {name}: has failed: {job.remark}")
+            continue
+        problems = [f"node {i} {text}" for i, node in enumerate(job.nodes) if (text := _ails(node))]
+        if job.shards != job.of_shards:
+            problems.append(f"it is on {job.shards} of its {job.of_shards} shards")
+        for problem in problems:
+            yield Finding("warn", f"job {name}: {problem}")
+        if not problems:
+            size = f"{len(job.nodes)} nodes, {job.workers} workers"
+            yield Finding("ok", f"job {name}: {job.state}, {size}")
+
+
+def _ails(node: Mapping[str, Any]) -> str:
+    """What is wrong with a node of a job; empty: nothing."""
+    silent = float(node["silent_seconds"])
+    if node["state"] == "missing":
+        return "has not come"
+    if node["state"] == "active" and silent > _SILENT_SECONDS:
+        return f"({node['name']}) has not been heard of for {duration(silent)}"
+    return ""
+
+
+def _faults(looks: Sequence[Look]) -> Iterator[Finding]:
+    recent = [f for f in _status_table.merged_faults(looks) if f["seconds_ago"] < _RECENT_SECONDS]
+    for fault in recent[:_FAULTS]:
+        when, what = duration(float(fault["seconds_ago"])), f"{fault['kind']}, {fault['reason']}"
+        yield Finding("warn", f"{when} ago, job {fault['job']}: {what}: {fault['message']}")
