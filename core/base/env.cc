@@ -32,6 +32,7 @@ const std::vector<EnvVar>& KnownEnvVars() {
       {"THALWEG_START_COMPRESS_ITER", "1000", "iteration at which PowerSGD without code starts"},
       {"THALWEG_THREADS", "auto", "threads of a sidecar or aggregator that sum, send and receive"},
       {"THALWEG_TIMEOUT", "30", "seconds after which a wait fails, naming who was missing"},
+      {"THALWEG_TRACE", "", "folder for files of what happens to every bucket; empty: none"},
       {"THALWEG_WEIGHT", "1", "this aggregator's share of the gradients relative to the others'"},
       {"THALWEG_WINDOW_CHUNKS", "auto", "chunks a node may have sent to a shard unanswered"},
   };

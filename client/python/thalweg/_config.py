@@ -40,6 +40,7 @@ KNOWN: dict[str, str] = {
     "THALWEG_START_COMPRESS_ITER": "1000",
     "THALWEG_THREADS": "auto",
     "THALWEG_TIMEOUT": "30",
+    "THALWEG_TRACE": "",
     "THALWEG_WEIGHT": "1",
     "THALWEG_WINDOW_CHUNKS": "auto",
 }
