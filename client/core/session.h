@@ -15,6 +15,7 @@
 #include "core/base/gradient_path.h"
 #include "core/base/layout.h"
 #include "core/base/protocol.h"
+#include "core/base/trace.h"
 #include "core/device/device_runtime.h"
 
 namespace thalweg {
@@ -34,6 +35,7 @@ struct SessionOptions {
   Duration timeout = std::chrono::seconds(30);  // of every wait
   // Whose memory the gradients are in; null: the host's. Shared with what is queued on it.
   std::shared_ptr<DeviceRuntime> device = nullptr;
+  std::shared_ptr<TraceWriter> trace = nullptr;  // null: nothing is traced
 };
 
 // A bucket's gradient in a device's memory.

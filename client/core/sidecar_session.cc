@@ -14,6 +14,8 @@ namespace {
 
 // How often the progress thread looks at deadlines while nothing comes.
 constexpr Duration kLookAround = std::chrono::milliseconds(250);
+// What the rest of a trace may take to be written.
+constexpr Duration kTraceTime = std::chrono::seconds(2);
 
 }  // namespace
 
@@ -75,13 +77,13 @@ void SidecarSession::Start(BucketId id, std::span<const std::byte> gradient, Cal
   // A bucket of several chunks is announced first, so that the sidecar works on them while the rest
   // is being copied; a single chunk is there when the sidecar looks.
   const bool copies_first = (*bucket)->plan.Count() == 1;
-  if (copies_first) CopyIn(**bucket, gradient);
+  if (copies_first) CopyIn(id, **bucket, gradient);
   const absl::Status sent = connection_->Send(::thalweg::Submit{id, (*bucket)->round});
   if (!sent.ok()) {
     Fail(sent);
     return;
   }
-  if (!copies_first) CopyIn(**bucket, gradient);
+  if (!copies_first) CopyIn(id, **bucket, gradient);
 }
 
 void SidecarSession::Refuse(Done done, absl::Status why) {
@@ -125,19 +127,21 @@ absl::StatusOr<SidecarSession::Bucket*> SidecarSession::BeginRound(BucketId id, 
   ++bucket.round;
   bucket.callback = std::move(callback);
   if (gradient != nullptr) bucket.gradient = *gradient;
-  bucket.submitted = last_progress_ = Now();
+  bucket.submitted = bucket.filled = last_progress_ = Now();
   bucket.chunks_seen = 0;
   bucket.input->ResetReady();
   stats_.raw_bytes += bytes;
   return &bucket;
 }
 
-void SidecarSession::CopyIn(Bucket& bucket, std::span<const std::byte> gradient) {
+void SidecarSession::CopyIn(BucketId id, Bucket& bucket, std::span<const std::byte> gradient) {
   const TimePoint start = Now();
-  for (uint32_t chunk = 0; chunk < bucket.plan.Count(); ++chunk) {
+  const uint32_t chunks = bucket.plan.Count();
+  for (uint32_t chunk = 0; chunk < chunks; ++chunk) {
     const uint64_t begin = bucket.plan.Begin(chunk);
     Cast(bucket.dtype, gradient.data() + begin * SizeOf(bucket.dtype), bucket.share,
          bucket.input->payload() + begin * SizeOf(bucket.share), bucket.plan.Elems(chunk));
+    if (trace_ && chunk + 1 == chunks) TraceCopyIn(id, bucket, start);
     bucket.input->PublishReady(chunk + 1);
   }
   MutexLock lock(mutex_);
@@ -292,10 +296,15 @@ absl::Status SidecarSession::Finish(const Complete& m) {
   if (bucket.lane != nullptr) {
     landing = {bucket.lane, bucket.result, std::exchange(bucket.gradient, {})};
   }
+  std::optional<TraceSubject> what;
+  if (trace_) what = Describe(m.id, bucket);
+  if (what) trace_.Wait("wait", bucket.filled, now, *what);
   if (callback.thread == CallOn::kProgressThread) {
     callback.done(std::move(reduced));
+    if (what) trace_.Work("copy_out", now, Now(), *std::move(what));
   } else {
-    completions_.push_back({std::move(callback.done), std::move(reduced), std::move(landing)});
+    completions_.push_back(
+        {std::move(callback.done), std::move(reduced), std::move(landing), std::move(what)});
     changed_.NotifyAll();
   }
   return absl::OkStatus();
@@ -350,8 +359,10 @@ void SidecarSession::CompletionLoop() {
       next = std::move(completions_.front());
       completions_.pop_front();
     }
+    const TimePoint start = Now();
     if (next.outcome.ok() && next.landing.has_value()) next.outcome = Land(*next.landing);
     next.done(std::move(next.outcome));
+    if (next.what) trace_.Work("copy_out", start, Now(), *std::move(next.what));
   }
   if (path_ != nullptr) ReleaseDevice();
 }
@@ -379,6 +390,8 @@ void SidecarSession::Close() {
   completion_thread_.Join();
   connection_->Shutdown();
   progress_thread_.Join();
+  // The process may end any moment now.
+  if (options_.trace != nullptr) options_.trace->Flush(Now() + kTraceTime);
 }
 
 }  // namespace thalweg

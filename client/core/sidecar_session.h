@@ -30,7 +30,12 @@ class SidecarSession : public Session {
       : options_(options),
         welcome_(std::move(welcome)),
         connection_(std::move(connection)),
-        path_(std::move(path)) {
+        path_(std::move(path)),
+        trace_(options.trace.get(), "worker", options.job,
+               {{"rank", options.rank},
+                {"node", options.node},
+                {"world_size", options.world_size},
+                {"num_nodes", options.num_nodes}}) {
     progress_thread_ = Thread("thw-progress", [this] { ProgressLoop(); });
     completion_thread_ = Thread("thw-complete", [this] { CompletionLoop(); });
   }
@@ -87,6 +92,7 @@ class SidecarSession : public Session {
     std::shared_ptr<DevicePath::Lane> old_lane;  // of the last layout, until the sidecar answers
     DeviceGradient gradient;
     TimePoint submitted;
+    TimePoint filled;  // if it is traced: the gradient is in the arena, or its copy is queued
     uint32_t chunks_seen = 0;  // finished by the sidecar, as of the last look
   };
 
@@ -100,6 +106,7 @@ class SidecarSession : public Session {
     Session::Done done;
     absl::StatusOr<ReducedBucket> outcome;
     std::optional<Landing> landing;
+    std::optional<TraceSubject> what = std::nullopt;  // of a result, if it is traced
   };
 
   GradientPath path() const { return path_ == nullptr ? GradientPath::kCpu : path_->path(); }
@@ -110,7 +117,10 @@ class SidecarSession : public Session {
                                      Callback& callback);
   void Refuse(Done done, absl::Status why);
   absl::Status CheckIdleLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void CopyIn(Bucket& bucket, std::span<const std::byte> gradient);
+  void CopyIn(BucketId id, Bucket& bucket, std::span<const std::byte> gradient);
+  // For the trace: the gradient has been copied since `start`, and nobody knows yet.
+  void TraceCopyIn(BucketId id, Bucket& bucket, TimePoint start);
+  TraceSubject Describe(BucketId id, const Bucket& bucket) const;
   void ProgressLoop();
   void CompletionLoop();
   absl::Status Handle(Received received);
@@ -135,6 +145,7 @@ class SidecarSession : public Session {
   const Welcome welcome_;
   const std::unique_ptr<Connection> connection_;
   const std::unique_ptr<DevicePath> path_;  // null without a device
+  const JobTrace trace_;
 
   mutable Mutex mutex_;
   CondVar changed_;

@@ -29,6 +29,7 @@ void SidecarSession::SubmitFromDevice(BucketId id, DeviceGradient gradient, Done
     FailForAll(queued);
     return;
   }
+  if (trace_) TraceCopyIn(id, **bucket, start);
   {
     MutexLock lock(mutex_);
     stats_.copy_seconds += ToSeconds(Now() - start);

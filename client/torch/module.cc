@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "client/core/process_trace.h"
 #include "client/core/session.h"
 #include "client/torch/all_reducer.h"
 #include "client/torch/ddp_hook.h"
@@ -66,6 +67,9 @@ std::shared_ptr<Session> Connect(const std::string& sidecar_path, const std::str
                          .codec = *policy,
                          .chunk_bytes = chunk_bytes,
                          .timeout = FromSeconds(timeout)};
+  auto trace = ProcessTrace();
+  ThrowIfError(trace.status());
+  options.trace = *std::move(trace);
   c10::OptionalDeviceGuard guard;
   if (cuda_device.has_value()) {
     auto device = OpenCudaDevice(*cuda_device);

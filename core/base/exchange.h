@@ -23,6 +23,7 @@
 #include "core/base/clock.h"
 #include "core/base/codec_cost.h"
 #include "core/base/codec_policy.h"
+#include "core/base/host_clock.h"
 #include "core/base/layout.h"
 #include "core/base/payload.h"
 #include "core/base/wire_format.h"
@@ -172,8 +173,9 @@ class Shard {
   virtual absl::Status WriteResidual(SessionToken token, BucketId bucket, uint32_t chunk,
                                      std::span<const float> values, TimePoint deadline) = 0;
 
-  // Says that the node is alive; a node not heard of for kLease is taken for lost.
-  virtual absl::Status Heartbeat(SessionToken token, TimePoint deadline) = 0;
+  // Says that the node is alive; a node not heard of for kLease is taken for lost. Gives what the
+  // shard's clock says.
+  virtual absl::StatusOr<ClockReading> Heartbeat(SessionToken token, TimePoint deadline) = 0;
 
   // Ends the membership. With OK the node is done: rounds it still owes fail with its name.
   // Otherwise the whole job fails at once, for `reason`. Idempotent.

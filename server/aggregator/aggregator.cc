@@ -82,7 +82,8 @@ absl::StatusOr<Membership> Aggregator::Join(const JoinRequest& request, TimePoin
         return refuse(absl::ResourceExhaustedError(
             absl::StrCat("this aggregator serves ", kMaxJobs, " jobs already")));
       }
-      slot = std::make_shared<Job>(request, options_.max_window_chunks, metrics_, faults_);
+      slot = std::make_shared<Job>(request, options_.max_window_chunks, metrics_, faults_,
+                                   options_.trace);
       metrics_.jobs.Set(static_cast<double>(jobs_.size()));
     }
     job = slot;
@@ -148,9 +149,10 @@ absl::Status Aggregator::WriteResidual(SessionToken token, BucketId bucket, uint
   return seat.job->WriteResidual(seat.node, bucket, chunk, values);
 }
 
-absl::Status Aggregator::Heartbeat(SessionToken token, TimePoint deadline) {
+absl::StatusOr<ClockReading> Aggregator::Heartbeat(SessionToken token, TimePoint /*deadline*/) {
   THALWEG_ASSIGN_OR_RETURN(const Seat seat, Find(token));
-  return seat.job->Heartbeat(seat.node, Now());
+  THALWEG_RETURN_IF_ERROR(seat.job->Heartbeat(seat.node, Now()));
+  return ReadClock();
 }
 
 void Aggregator::Leave(SessionToken token, const absl::Status& reason) {

@@ -16,6 +16,7 @@
 #include "core/base/protocol.h"
 #include "core/base/shard_report.h"
 #include "core/base/thread.h"
+#include "core/base/trace.h"
 #include "server/aggregator/fault_log.h"
 #include "server/aggregator/job.h"
 
@@ -26,7 +27,8 @@ class Aggregator : public Shard {
  public:
   struct Options {
     uint32_t max_window_chunks = kMaxWindowChunks;
-    uint32_t weight = 1;  // see Membership
+    uint32_t weight = 1;           // see Membership
+    TraceWriter* trace = nullptr;  // null: nothing is traced; must outlive the aggregator
   };
 
   Aggregator(const Options& options, MetricRegistry& registry);
@@ -43,7 +45,7 @@ class Aggregator : public Shard {
                                                   uint32_t chunk, TimePoint deadline) override;
   absl::Status WriteResidual(SessionToken token, BucketId bucket, uint32_t chunk,
                              std::span<const float> values, TimePoint deadline) override;
-  absl::Status Heartbeat(SessionToken token, TimePoint deadline) override;
+  absl::StatusOr<ClockReading> Heartbeat(SessionToken token, TimePoint deadline) override;
   void Leave(SessionToken token, const absl::Status& reason) override;
 
   // Fails every job with `why`, also those that join later. Idempotent.

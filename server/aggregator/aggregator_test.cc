@@ -327,7 +327,7 @@ TEST_F(AggregatorTest, ContributionThatDoesNotFitTheLayoutFailsTheJob) {
 
 TEST_F(AggregatorTest, UnknownTokenIsRefused) {
   EXPECT_EQ(aggregator_.Contribute(7, Share(1, {1, 1})).code(), absl::StatusCode::kNotFound);
-  EXPECT_EQ(aggregator_.Heartbeat(7, Now()).code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(aggregator_.Heartbeat(7, Now()).status().code(), absl::StatusCode::kNotFound);
   aggregator_.Leave(7, absl::OkStatus());
 }
 

@@ -29,12 +29,13 @@ std::vector<Counter*> WaitedFor(const ShardMetrics& metrics, uint32_t num_nodes)
 }  // namespace
 
 Job::Job(const JoinRequest& first, uint32_t max_window_chunks, ShardMetrics& metrics,
-         FaultLog& faults)
+         FaultLog& faults, TraceWriter* trace)
     : spec_(first),
       max_window_chunks_(max_window_chunks),
       metrics_(metrics),
       faults_(faults),
       waited_for_(WaitedFor(metrics, first.num_nodes)),
+      trace_(trace, "shard", first.job, {{"num_nodes", first.num_nodes}}),
       members_(first.num_nodes),
       costs_(first.costs.size()),
       layouts_(first.chunk_bytes, first.num_shards),
@@ -217,7 +218,7 @@ absl::StatusOr<std::optional<Job::Completed>> Job::HoldLocked(uint32_t node,
   }
   CountLocked(node, weight, bytes, *added);
   if (!added->completed) return std::nullopt;
-  Completed completed{*std::move(added->completed), nullptr, weight.raw_bytes};
+  Completed completed{*std::move(added->completed), nullptr, weight.raw_bytes, node, now};
   const RoundEngine::CompleteRound& round = completed.round;
   if (HasResidual(round.wire)) {
     completed.residual = residuals_.Get(round.id.bucket, round.id.chunk, round.elems);
@@ -238,8 +239,10 @@ absl::Status Job::Deliver(const Completed& completed) {
   const TimePoint start = Now();
   THALWEG_ASSIGN_OR_RETURN(const RoundResult result,
                            Fold(completed.round, workers, kEpoch, completed.residual.get()));
-  CountDelivery(result, completed.raw_bytes, sinks.size(), Now() - start);
+  const TimePoint end = Now();
+  CountDelivery(result, completed.raw_bytes, sinks.size(), end - start);
   for (const auto& sink : sinks) sink->OnResult(result);
+  if (trace_) TraceRound(completed, result, start, end);
   return absl::OkStatus();
 }
 

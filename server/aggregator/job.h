@@ -13,6 +13,7 @@
 #include "core/base/exchange.h"
 #include "core/base/mutex.h"
 #include "core/base/shard_report.h"
+#include "core/base/trace.h"
 #include "server/aggregator/fault_log.h"
 #include "server/aggregator/job_tally.h"
 #include "server/aggregator/shard_metrics.h"
@@ -35,9 +36,9 @@ class Job {
     std::vector<CodecCost> costs;
   };
 
-  // `metrics` and `faults` must outlive it.
-  Job(const JoinRequest& first, uint32_t max_window_chunks, ShardMetrics& metrics,
-      FaultLog& faults);
+  // `metrics`, `faults` and `trace` must outlive it. Without `trace` nothing is traced.
+  Job(const JoinRequest& first, uint32_t max_window_chunks, ShardMetrics& metrics, FaultLog& faults,
+      TraceWriter* trace = nullptr);
 
   // Makes `request.node` a member. A request that contradicts the job is refused, and fails the job
   // when it is still gathering, because then it can never become complete.
@@ -84,6 +85,8 @@ class Job {
     RoundEngine::CompleteRound round;
     std::shared_ptr<Residual> residual;
     double raw_bytes = 0;
+    uint32_t last_node = 0;  // whose contribution made it complete
+    TimePoint at;            // when that came
   };
 
   // Holds a contribution; the round, when that completes it.
@@ -95,6 +98,9 @@ class Job {
                    const RoundEngine::Added& added) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Folds a complete round and hands the result to all members.
   absl::Status Deliver(const Completed& completed);
+  // (job_report.cc)
+  void TraceRound(const Completed& completed, const RoundResult& result, TimePoint fold_begin,
+                  TimePoint fold_end) const;
   void ReportRoundsLocked(TimePoint now, JobReport* report) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Counts a result for `nodes` nodes. (job_report.cc)
@@ -126,6 +132,7 @@ class Job {
   const std::vector<Counter*> waited_for_;  // by node
   const TimePoint began_ = Now();
   DeliveryTally delivered_;
+  const JobTrace trace_;
 
   Mutex mutex_;
   CondVar changed_;

@@ -53,6 +53,21 @@ void Job::CountDelivery(const RoundResult& result, double raw_bytes, size_t node
   delivered_.raw_bytes.Add(count * raw_bytes);
 }
 
+void Job::TraceRound(const Completed& completed, const RoundResult& result, TimePoint fold_begin,
+                     TimePoint fold_end) const {
+  TraceSubject what;
+  what.bucket = result.id.bucket;
+  what.chunk = {result.id.chunk, result.id.round, spec_.shard};
+  what.raw_bytes = static_cast<uint64_t>(completed.raw_bytes);
+  what.wire_bytes = result.payload.SizeBytes();
+  what.codec = Name(result.wire);
+  trace_.Work("fold", fold_begin, fold_end, what);
+  trace_.Work("deliver", fold_end, Now(), what);
+  what.last_node = completed.last_node;
+  const Duration open = std::max(Duration::zero(), completed.round.open);
+  trace_.Wait("wait_for_slowest", completed.at - open, completed.at, std::move(what));
+}
+
 JobReport Job::Report(TimePoint now) {
   JobReport report;
   report.name = spec_.job;

@@ -9,6 +9,7 @@
 #include "core/base/env.h"
 #include "core/base/log.h"
 #include "core/base/protocol.h"
+#include "core/base/trace.h"
 #include "server/aggregator/aggregator.h"
 #include "server/bin/program.h"
 #include "server/page/site.h"
@@ -35,7 +36,12 @@ struct Flags {
 int Serve(const Flags& flags, Signals& signals) {
   MetricRegistry registry;
   ExportProcessInfo(registry, "aggregator");
-  Aggregator aggregator({.weight = flags.weight}, registry);
+  const auto trace = TraceWriter::FromEnv("aggregator");
+  if (!trace.ok()) {
+    spdlog::error("{}", Text(trace.status()));
+    return 1;
+  }
+  Aggregator aggregator({.weight = flags.weight, .trace = trace->get()}, registry);
   const Site site([&] { return aggregator.Report(Now()); }, UnixSeconds());
   auto server = ShardServer::Start(
       {flags.listen, flags.threads != 0 ? flags.threads : DefaultThreads()}, aggregator, registry);

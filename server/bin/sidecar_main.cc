@@ -14,6 +14,7 @@
 #include "core/base/env.h"
 #include "core/base/log.h"
 #include "core/base/protocol.h"
+#include "core/base/trace.h"
 #include "server/aggregator/aggregator.h"
 #include "server/bin/gpus.h"
 #include "server/bin/program.h"
@@ -45,12 +46,13 @@ uint32_t ThreadsOf(const Flags& flags) {
 }
 
 // Remote shards, or this process's own.
-std::vector<std::unique_ptr<Shard>> MakeShards(const Flags& flags, MetricRegistry& registry) {
+std::vector<std::unique_ptr<Shard>> MakeShards(const Flags& flags, MetricRegistry& registry,
+                                               TraceWriter* trace) {
   const std::vector<std::string> addresses =
       absl::StrSplit(flags.aggregators, ',', absl::SkipWhitespace());
   std::vector<std::unique_ptr<Shard>> shards;
   if (addresses.empty()) {
-    shards.push_back(std::make_unique<Aggregator>(Aggregator::Options{}, registry));
+    shards.push_back(std::make_unique<Aggregator>(Aggregator::Options{.trace = trace}, registry));
     return shards;
   }
   const RemoteShard::Options options{flags.channels, MakeClientPollers(ThreadsOf(flags))};
@@ -88,11 +90,16 @@ void WaitForEnd(const Flags& flags, Sidecar& sidecar, Signals& signals) {
 int Serve(const Flags& flags, Signals& signals) {
   MetricRegistry registry;
   ExportProcessInfo(registry, "sidecar");
-  const auto shards = MakeShards(flags, registry);
+  const auto trace = TraceWriter::FromEnv("sidecar");
+  if (!trace.ok()) {
+    spdlog::error("{}", Text(trace.status()));
+    return 1;
+  }
+  const auto shards = MakeShards(flags, registry, trace->get());
   CpuDevice device;
   const std::unique_ptr<Device> gpus = flags.no_gpus ? nullptr : OpenGpus();
-  Sidecar::Options options{flags.socket,       {}, &device, gpus.get(), ThreadsOf(flags),
-                           flags.window_chunks};
+  Sidecar::Options options{flags.socket,        {},          &device, gpus.get(), ThreadsOf(flags),
+                           flags.window_chunks, trace->get()};
   for (const auto& shard : shards) options.shards.push_back(shard.get());
   auto sidecar = Sidecar::Start(options, registry);
   if (!sidecar.ok()) {

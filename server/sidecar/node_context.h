@@ -9,6 +9,7 @@
 #include "core/base/gradient_path.h"
 #include "core/base/metrics.h"
 #include "core/base/outcome_counters.h"
+#include "core/base/trace.h"
 #include "server/sidecar/device/device.h"
 
 namespace thalweg {
@@ -46,8 +47,9 @@ struct NodeContext {
   Device& device;          // for gradients in host memory
   Device* gpus = nullptr;  // for those that workers share on GPUs; null: there is none
   SidecarMetrics& metrics;
-  uint32_t threads = 1;        // that fold, per job
-  uint32_t window_chunks = 0;  // to ask the shards for; 0: they choose
+  uint32_t threads = 1;          // that fold, per job
+  uint32_t window_chunks = 0;    // to ask the shards for; 0: they choose
+  TraceWriter* trace = nullptr;  // null: nothing is traced
 };
 
 }  // namespace thalweg

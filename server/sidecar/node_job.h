@@ -23,6 +23,7 @@
 #include "core/base/exchange.h"
 #include "core/base/mutex.h"
 #include "core/base/thread.h"
+#include "core/base/trace.h"
 #include "core/ipc/connection.h"
 #include "server/sidecar/fold_pool.h"
 #include "server/sidecar/job_compression.h"
@@ -138,12 +139,23 @@ class NodeJob : public std::enable_shared_from_this<NodeJob> {
   void CountTraffic(NodeBucket& bucket);
   void CountTimes(const ::thalweg::Complete& message, Duration total);
   void Broadcast(const Message& message);
+  // For the trace: a bucket; a codec's tensors in it; a chunk of a part. (node_job_report.cc)
+  TraceSubject Describe(const NodeBucket& bucket) const;
+  TraceSubject Describe(const NodeBucket& bucket, const BucketCodec& codec) const;
+  TraceSubject Describe(const NodeBucket& bucket, const BucketCodec& codec, const Part& part,
+                        uint32_t chunk, uint64_t wire_bytes) const;
+  // A round that was complete then, and has been returned now.
+  void TraceRound(const TraceSubject& what, TimePoint first_submit, TimePoint ready_since,
+                  TimePoint complete) const;
+  // A result that was sent for at `sent` and decoded from `begin` until `end`.
+  void TraceResult(const TraceSubject& what, TimePoint sent, TimePoint begin, TimePoint end) const;
   absl::Status StoppedLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const Hello spec_;  // of the worker that came first
   const LayeredTimeout timeout_;
   const TimePoint created_;
   NodeContext& context_;
+  const JobTrace trace_;
   ShardGroup shards_;
   FoldPool pool_;         // used by the run thread
   FoldPool finish_pool_;  // used by the finish thread

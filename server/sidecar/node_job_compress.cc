@@ -17,9 +17,11 @@ absl::Status NodeJob::BeginCompressed(NodeBucket& bucket) {
   for (const auto& codec : bucket.codecs) {
     const TimePoint start = Now();
     THALWEG_ASSIGN_OR_RETURN(Part* const part, codec->Begin(pool_, gradient));
+    const TimePoint end = Now();
+    if (trace_) trace_.Work("compress", start, end, Describe(bucket, *codec));
     {
       MutexLock lock(mutex_);
-      bucket.reduce_time += Now() - start;
+      bucket.reduce_time += end - start;
       part->BeginRound();
       if (!codec->EndsWith(*part)) {
         first_sent_.push_back({bucket.shared_from_this(), codec.get(), part});
@@ -63,9 +65,11 @@ absl::Status NodeJob::TakeStep(const Step& step) {
   ArenaGradient gradient(*this, bucket);
   const TimePoint start = Now();
   THALWEG_ASSIGN_OR_RETURN(Part* const next, step.codec->Next(finish_pool_, gradient));
+  const TimePoint end = Now();
+  if (trace_) trace_.Work("compress", start, end, Describe(bucket, *step.codec));
   {
     MutexLock lock(mutex_);
-    bucket.reduce_time += Now() - start;
+    bucket.reduce_time += end - start;
     if (next != nullptr) {
       next->BeginRound();
       later_sent_.push_back({step.bucket, step.codec, next});

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <optional>
 #include <span>
 #include <utility>
 
@@ -209,15 +210,25 @@ absl::Status NodeJob::ExchangeChunk(NodeBucket& bucket, BucketCodec& codec, Part
   contribution.wire = part.bucket.wire;
   contribution.elems = part.plan.Elems(chunk);
   contribution.payload = Payload(share, bucket.shared_from_this());
+  TimePoint encoded;
   {
     MutexLock lock(mutex_);
-    const TimePoint now = Now();
-    bucket.reduce_time += now - start - gradient.waited();
+    encoded = Now();
+    bucket.reduce_time += encoded - start - gradient.waited();
     codec.traffic.sent += share.size();
-    if (!bucket.first_sent) bucket.first_sent = now;
+    if (!bucket.first_sent) bucket.first_sent = encoded;
+    part.sent[chunk] = encoded;
   }
-  return shards_.Contribute(part.shard_of_chunk[chunk], std::move(contribution),
-                            Now() + timeout_.sidecar());
+  // Its result may be here, and the round over, before Contribute returns.
+  std::optional<TraceSubject> what;
+  if (trace_) what = Describe(bucket, codec, part, chunk, share.size());
+  const absl::Status sent = shards_.Contribute(part.shard_of_chunk[chunk], std::move(contribution),
+                                               encoded + timeout_.sidecar());
+  if (what) {
+    trace_.Work("reduce", start, encoded, *what);
+    trace_.Work("send", encoded, Now(), *std::move(what));
+  }
+  return sent;
 }
 
 absl::Status NodeJob::WaitInputs(NodeBucket& bucket, uint32_t chunks) {
@@ -233,8 +244,10 @@ absl::Status NodeJob::WaitInputs(NodeBucket& bucket, uint32_t chunks) {
       }
     }
   }
+  const TimePoint end = Now();
+  if (trace_) trace_.Work("wait_copy", start, end, Describe(bucket));
   MutexLock lock(mutex_);
-  bucket.wait_time += Now() - start;
+  bucket.wait_time += end - start;
   return absl::OkStatus();
 }
 
@@ -252,6 +265,9 @@ absl::Status NodeJob::ReduceAlone(NodeBucket& bucket, uint32_t chunk) {
     last_progress_ = Now();
     bucket.reduce_time += last_progress_ - start - gradient.waited();
     is_complete = bucket.FinishChunk(dense.part(), result);
+    if (trace_) {
+      trace_.Work("reduce", start, last_progress_, Describe(bucket, dense, dense.part(), chunk, 0));
+    }
   }
   if (is_complete) FinishCodec(bucket, dense.part());
   return absl::OkStatus();
@@ -262,6 +278,7 @@ void NodeJob::OnResult(uint32_t shard, const RoundResult& received) {
   BucketCodec* codec = nullptr;
   Part* part = nullptr;
   absl::Status status;
+  TimePoint sent;
   {
     MutexLock lock(mutex_);
     if (!StoppedLocked().ok()) return;
@@ -275,6 +292,7 @@ void NodeJob::OnResult(uint32_t shard, const RoundResult& received) {
                  ? part->Claim(received)
                  : absl::InvalidArgumentError(
                        absl::StrCat("result for unknown bucket ", ToString(received.id.bucket)));
+    if (status.ok()) sent = part->sent[received.id.chunk];
   }
   const TimePoint start = Now();
   if (status.ok()) status = codec->Decode(*part, received);
@@ -289,6 +307,10 @@ void NodeJob::OnResult(uint32_t shard, const RoundResult& received) {
   {
     MutexLock lock(mutex_);
     last_progress_ = Now();
+    if (trace_) {
+      TraceResult(Describe(*bucket, *codec, *part, received.id.chunk, received.payload.SizeBytes()),
+                  sent, start, last_progress_);
+    }
     bucket->decode_time += last_progress_ - start;
     codec->traffic.received += received.payload.SizeBytes();
     is_here = bucket->FinishChunk(*part, received);
@@ -309,6 +331,7 @@ void NodeJob::FinishCodec(NodeBucket& bucket, const Part& last) {
 }
 
 void NodeJob::Complete(NodeBucket& bucket) {
+  const TimePoint start = Now();
   if (const absl::Status status = bucket.memory->EndRound(); !status.ok()) return Fail(status);
   CountTraffic(bucket);
   ::thalweg::Complete message;
@@ -336,44 +359,12 @@ void NodeJob::Complete(NodeBucket& bucket) {
     compression_.Describe(message);
   }
   CountTimes(message, total);
+  // What the trace says, before the workers know: then the next round may begin.
+  const TraceSubject what = trace_ ? Describe(bucket) : TraceSubject();
+  const TimePoint first_submit = bucket.first_submit;
+  const TimePoint ready_since = bucket.ready_since;
   Broadcast(message);
-}
-
-void NodeJob::CountTimes(const ::thalweg::Complete& message, Duration total) {
-  SidecarMetrics& metrics = context_.metrics;
-  const auto observe = [](Histogram& histogram, uint64_t ns) {
-    histogram.Observe(static_cast<double>(ns) * 1e-9);
-  };
-  metrics.buckets.Add();
-  if (message.id.index == 0) metrics.steps.Add();
-  metrics.nonfinite.Add(static_cast<double>(message.nonfinite_elems));
-  if (message.nonfinite_elems > 0) metrics.nonfinite_buckets.Add();
-  metrics.bucket_seconds.Observe(ToSeconds(total));
-  observe(metrics.wait, message.wait_ns);
-  observe(metrics.reduce, message.reduce_ns);
-  if (spec_.num_nodes == 1) return;
-  observe(metrics.wire, message.wire_ns);
-  observe(metrics.decode, message.decode_ns);
-}
-
-// Nothing is in flight: nobody else touches the bucket before its workers are told.
-void NodeJob::CountTraffic(NodeBucket& bucket) {
-  MetricRegistry& registry = context_.metrics.registry;
-  for (const BucketCodec* codec : bucket.CodecsInUse()) {
-    const auto count = [&](const char* direction, uint64_t wire_bytes) {
-      const Labels labels = {{"codec", codec->name()}, {"direction", direction}};
-      registry
-          .GetCounter("thalweg_sidecar_raw_bytes_total",
-                      "Gradient bytes before encoding (sent) and after decoding (received)", labels)
-          .Add(static_cast<double>(codec->tensors().Bytes()));
-      registry
-          .GetCounter("thalweg_sidecar_wire_bytes_total", "Encoded gradient bytes exchanged",
-                      labels)
-          .Add(static_cast<double>(wire_bytes));
-    };
-    count("sent", codec->traffic.sent);
-    count("received", codec->traffic.received);
-  }
+  if (trace_) TraceRound(what, first_submit, ready_since, start);
 }
 
 }  // namespace thalweg

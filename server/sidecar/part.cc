@@ -16,6 +16,7 @@ void Part::BeginRound() {
   ++round;
   in_flight = true;
   claimed.assign(plan.Count(), false);
+  sent.resize(plan.Count());
   finished_chunks = 0;
   workers = 0;
   nonfinite_elems = 0;

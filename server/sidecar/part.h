@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "core/base/clock.h"
 #include "core/base/exchange.h"
 #include "core/base/layout.h"
 #include "core/base/wire_format.h"
@@ -33,7 +34,8 @@ struct Part {
   // Round.
   uint64_t round = 0;  // in flight, or the last one
   bool in_flight = false;
-  std::vector<bool> claimed;  // by chunk
+  std::vector<bool> claimed;    // by chunk
+  std::vector<TimePoint> sent;  // by chunk, if it was
   uint32_t finished_chunks = 0;
   uint32_t workers = 0;  // that the result is the mean over
   uint64_t nonfinite_elems = 0;

@@ -9,8 +9,16 @@
 
 namespace thalweg {
 
-ShardGroup::ShardGroup(std::vector<Shard*> shards, MetricRegistry& metrics)
-    : shards_(std::move(shards)), states_(shards_.size()) {
+namespace {
+
+// The best of a few comparisons of clocks, right after joining, serves a job too short for many
+// heartbeats.
+constexpr int kFirstComparisons = 5;
+
+}  // namespace
+
+ShardGroup::ShardGroup(std::vector<Shard*> shards, MetricRegistry& metrics, TraceWriter* trace)
+    : shards_(std::move(shards)), trace_(trace), states_(shards_.size()) {
   for (size_t k = 0; k < states_.size(); ++k) {
     states_[k].wait_seconds = &metrics.GetCounter(
         "thalweg_sidecar_shard_wait_seconds_total",
@@ -45,6 +53,9 @@ absl::Status ShardGroup::Join(JoinRequest request,
       states_[k].membership = membership;
     }
     THALWEG_RETURN_IF_ERROR(shards_[k]->Attach(membership.token, make_sink(k)));
+    for (int i = 0; trace_ != nullptr && i < kFirstComparisons; ++i) {
+      Heartbeat(k, membership.token).IgnoreError();  // the exchange will show what is wrong
+    }
   }
   MutexLock lock(mutex_);
   placements_.assign(kMaxParts, Placement(weights));
@@ -147,11 +158,21 @@ absl::Status ShardGroup::Heartbeat() {
   for (uint32_t k = 0; k < size(); ++k) {
     auto token = Token(k);
     if (!token.ok()) return absl::OkStatus();  // not joined yet, or over
-    const absl::Status status = shards_[k]->Heartbeat(*token, Now() + kHeartbeatInterval);
+    const absl::Status status = Heartbeat(k, *token);
     // A shard that is slow or away shows in the exchange; one that does not know us is a failure.
     if (absl::IsNotFound(status)) return status;
   }
   return absl::OkStatus();
+}
+
+absl::Status ShardGroup::Heartbeat(uint32_t k, SessionToken token) {
+  const TimePoint asked = Now();
+  const auto reading = shards_[k]->Heartbeat(token, asked + kHeartbeatInterval);
+  // A shard of an earlier release has no clock.
+  if (trace_ != nullptr && reading.ok() && !reading->clock.empty()) {
+    trace_->AddOffset(OffsetOf(*reading, asked, Now()));
+  }
+  return reading.status();
 }
 
 void ShardGroup::Leave(const absl::Status& reason) {

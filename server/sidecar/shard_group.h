@@ -14,6 +14,7 @@
 #include "core/base/exchange.h"
 #include "core/base/metrics.h"
 #include "core/base/mutex.h"
+#include "core/base/trace.h"
 #include "server/sidecar/placement.h"
 
 namespace thalweg {
@@ -21,8 +22,9 @@ namespace thalweg {
 // Thread-safe. Sinks may be called from shards' threads from Join on.
 class ShardGroup {
  public:
-  // The shards and metrics must outlive the group.
-  ShardGroup(std::vector<Shard*> shards, MetricRegistry& metrics);
+  // The shards, metrics and `trace` must outlive the group. With `trace`, which may be null, it
+  // compares its clock with the shards'.
+  ShardGroup(std::vector<Shard*> shards, MetricRegistry& metrics, TraceWriter* trace = nullptr);
 
   // Measures the link, then joins and attaches to every shard; `make_sink(k)` gives shard k's sink.
   // Blocks until all nodes of the job are there, at most until `deadline`. On error the caller
@@ -72,9 +74,11 @@ class ShardGroup {
   };
 
   absl::StatusOr<SessionToken> Token(uint32_t shard);
+  absl::Status Heartbeat(uint32_t shard, SessionToken token);
   absl::Status LeftLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const std::vector<Shard*> shards_;
+  TraceWriter* const trace_;
 
   Mutex mutex_;
   CondVar changed_;

@@ -45,7 +45,10 @@ class FakeShard : public Shard {
                              TimePoint) override {
     return absl::UnimplementedError("nobody asks");
   }
-  absl::Status Heartbeat(SessionToken, TimePoint) override { return heartbeat; }
+  absl::StatusOr<ClockReading> Heartbeat(SessionToken, TimePoint) override {
+    if (!heartbeat.ok()) return heartbeat;
+    return ClockReading{"a boot", 7};
+  }
   void Leave(SessionToken, const absl::Status& reason) override { left.push_back(reason); }
 
   absl::Status refusal, heartbeat;

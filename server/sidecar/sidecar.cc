@@ -52,8 +52,8 @@ absl::StatusOr<std::unique_ptr<Sidecar>> Sidecar::Start(const Options& options,
 }
 
 Sidecar::Sidecar(const Options& options, MetricRegistry& registry)
-    : metrics_(registry), context_{options.shards, *options.device, options.gpus,
-                                   metrics_,       options.threads, options.window_chunks} {}
+    : metrics_(registry), context_{options.shards,  *options.device,       options.gpus, metrics_,
+                                   options.threads, options.window_chunks, options.trace} {}
 
 Sidecar::~Sidecar() { Stop(absl::CancelledError("the sidecar is shutting down")); }
 

@@ -13,6 +13,7 @@
 #include "core/base/metrics.h"
 #include "core/base/mutex.h"
 #include "core/base/thread.h"
+#include "core/base/trace.h"
 #include "core/ipc/connection.h"
 #include "core/ipc/listener.h"
 #include "server/sidecar/device/device.h"
@@ -28,9 +29,10 @@ class Sidecar {
     // In order; they and the device must outlive the sidecar.
     std::vector<Shard*> shards;
     Device* device = nullptr;
-    Device* gpus = nullptr;      // null: gradients on GPUs come through host memory
-    uint32_t threads = 1;        // that fold, per job, ≥ 1
-    uint32_t window_chunks = 0;  // to ask the shards for; 0: they choose
+    Device* gpus = nullptr;        // null: gradients on GPUs come through host memory
+    uint32_t threads = 1;          // that fold, per job, ≥ 1
+    uint32_t window_chunks = 0;    // to ask the shards for; 0: they choose
+    TraceWriter* trace = nullptr;  // null: nothing is traced; must outlive the sidecar
   };
 
   // Listens when this returns.

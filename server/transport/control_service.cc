@@ -81,8 +81,12 @@ grpc::Status ControlService::WriteResidual(grpc::ServerContext* context,
 
 grpc::Status ControlService::Heartbeat(grpc::ServerContext* context,
                                        const v1::HeartbeatRequest* request,
-                                       v1::HeartbeatResponse* /*response*/) {
-  return ToGrpc(shard_.Heartbeat(request->token(), AnswerBy(*context)));
+                                       v1::HeartbeatResponse* response) {
+  const auto reading = shard_.Heartbeat(request->token(), AnswerBy(*context));
+  if (!reading.ok()) return ToGrpc(reading.status());
+  response->set_clock(reading->clock);
+  response->set_clock_nanos(static_cast<uint64_t>(reading->nanos));
+  return grpc::Status::OK;
 }
 
 grpc::Status ControlService::Leave(grpc::ServerContext* /*context*/,

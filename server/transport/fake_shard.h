@@ -104,9 +104,9 @@ class FakeShard : public Shard {
     residual_writes.Add({token, bucket, chunk, {values.begin(), values.end()}});
     return residual_answer.status();
   }
-  absl::Status Heartbeat(SessionToken token, TimePoint) override {
+  absl::StatusOr<ClockReading> Heartbeat(SessionToken token, TimePoint) override {
     heartbeats.Add(token);
-    return absl::OkStatus();
+    return ClockReading{"a boot", -5};
   }
   void Leave(SessionToken token, const absl::Status& reason) override {
     leaves.Add({token, reason});

@@ -139,7 +139,10 @@ TEST_F(LoopbackTest, ControlCallsArrive) {
   EXPECT_EQ(announced, layout);
   EXPECT_EQ(placement, 0x123456789abcdef0u);
   EXPECT_EQ(raw_bytes, 4096u);
-  EXPECT_TRUE(node_->Heartbeat(77, Soon()).ok());
+  const auto reading = node_->Heartbeat(77, Soon());
+  ASSERT_TRUE(reading.ok()) << reading.status();
+  EXPECT_EQ(reading->clock, "a boot");
+  EXPECT_EQ(reading->nanos, -5);
   EXPECT_EQ(shard_.heartbeats.WaitFor(1).front(), 77u);
   node_->Leave(77, absl::AbortedError("loss is NaN"));
   const auto [token, reason] = shard_.leaves.WaitFor(1).front();

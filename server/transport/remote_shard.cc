@@ -140,11 +140,13 @@ class GrpcRemoteShard final : public RemoteShard {
     return Named(Call(&v1::Control::Stub::WriteResidual, request, &response, deadline));
   }
 
-  absl::Status Heartbeat(SessionToken token, TimePoint deadline) override {
+  absl::StatusOr<ClockReading> Heartbeat(SessionToken token, TimePoint deadline) override {
     v1::HeartbeatRequest request;
     request.set_token(token);
     v1::HeartbeatResponse response;
-    return Named(Call(&v1::Control::Stub::Heartbeat, request, &response, deadline));
+    THALWEG_RETURN_IF_ERROR(
+        Named(Call(&v1::Control::Stub::Heartbeat, request, &response, deadline)));
+    return ClockReading{response.clock(), static_cast<int64_t>(response.clock_nanos())};
   }
 
   void Leave(SessionToken token, const absl::Status& reason) override {

@@ -48,7 +48,7 @@ class ReorderingShard : public Shard {
                              std::span<const float> values, TimePoint deadline) override {
     return shard_.WriteResidual(token, bucket, chunk, values, deadline);
   }
-  absl::Status Heartbeat(SessionToken token, TimePoint deadline) override {
+  absl::StatusOr<ClockReading> Heartbeat(SessionToken token, TimePoint deadline) override {
     return shard_.Heartbeat(token, deadline);
   }
   void Leave(SessionToken token, const absl::Status& reason) override {

@@ -26,8 +26,12 @@ class Training {
  public:
   using Source = std::function<Values(uint32_t rank, uint32_t bucket, uint64_t round)>;
 
-  Training(Cluster& cluster, const CodecPolicy& codec)
-      : sessions_(cluster.ConnectAll([&](SessionOptions& o) { o.codec = codec; })) {
+  Training(Cluster& cluster, const CodecPolicy& codec,
+           const std::shared_ptr<TraceWriter>& trace = nullptr)
+      : sessions_(cluster.ConnectAll([&](SessionOptions& o) {
+          o.codec = codec;
+          o.trace = trace;
+        })) {
     for (const auto& session : sessions_) EXPECT_TRUE(session.ok()) << session.status();
   }
 
