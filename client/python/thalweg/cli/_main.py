@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from thalweg import __version__, policy
 from thalweg._config import ConfigError, parse_addresses
-from thalweg.cli import _bench, _status
+from thalweg.cli import _bench, _status, _trace
 
 _RUN_EPILOG = """\
 examples:
@@ -105,6 +105,7 @@ def _parser() -> argparse.ArgumentParser:
     doctor.set_defaults(handler=_doctor)
 
     _status.add_parser(commands)
+    _trace.add_parser(commands)
     _bench.add_parser(commands)
 
     version = commands.add_parser("version", help="print the version")

@@ -1,0 +1,1 @@
+"""Traces of a job's processes, joined on one axis of time (docs/timeline.md)."""

@@ -1,0 +1,158 @@
+"""Whether a merged trace has everything, in an order that can be."""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from thalweg.timeline.spans import SIDES, Span, Timeline
+
+# What every round of every bucket has: at each worker, at each node.
+_OF_WORKER = ("copy_in", "wait", "copy_out")
+_OF_NODE = ("wait_workers", "exchange", "return")
+# What every chunk has: at each node (the first one also at a node alone), and at its shard.
+_OF_CHUNK = ("reduce", "send", "wire", "decode")
+_AT_SHARD = ("wait_for_slowest", "fold", "deliver")
+# Times have three decimals in the file.
+_ROUNDING_US = 0.01
+
+
+def problems(timeline: Timeline) -> list[str]:
+    """Empty: every bucket has all phases, and nothing is over before it began."""
+    if not timeline.spans:
+        return ["there are no spans of Thalweg"]
+    found = []
+    if timeline.dropped:
+        found.append(f"{timeline.dropped} spans were dropped: what follows may be because of that")
+    found += _negative(timeline)
+    found += _missing_of_buckets(timeline.spans)
+    found += _missing_of_chunks(timeline.spans)
+    found += _disorder(timeline)
+    return found
+
+
+def _negative(timeline: Timeline) -> Iterator[str]:
+    for span in timeline.spans:
+        if span.end < span.begin - _ROUNDING_US:
+            yield (
+                f"{timeline.names[span.process]}: {span.phase} of {_text(span.args)} ends "
+                f"{span.begin - span.end:.3f} us before it begins"
+            )
+
+
+def _missing_of_buckets(spans: Sequence[Span]) -> Iterator[str]:
+    """A round that one worker or node has traced must be there at all of them."""
+    seen: defaultdict[tuple[Any, ...], set[tuple[str, int]]] = defaultdict(set)
+    sizes: dict[str, tuple[int, int]] = {}  # by job: workers, nodes
+    for span in spans:
+        if span.side not in ("worker", "sidecar"):
+            continue
+        args = span.args
+        workers, nodes = sizes.get(args["job"], (0, 0))
+        sizes[args["job"]] = (args.get("world_size", workers), args.get("num_nodes", nodes))
+        place = args["rank"] if span.side == "worker" else args["node"]
+        if args["raw_bytes"] > 0:
+            seen[span.bucket_round].add((span.phase, place))
+    for (job, bucket, layout, number), phases in sorted(seen.items()):
+        workers, nodes = sizes[job]
+        wanted = [(phase, rank, "worker") for phase in _OF_WORKER for rank in range(workers)]
+        wanted += [(phase, node, "node") for phase in _OF_NODE for node in range(nodes)]
+        for phase, place, kind in wanted:
+            if (phase, place) not in phases:
+                yield (
+                    f"job {job}, bucket {bucket} (layout {layout}), round {number}: {kind} {place} "
+                    f"has no {phase}"
+                )
+
+
+def _missing_of_chunks(spans: Sequence[Span]) -> Iterator[str]:
+    """A chunk that one node or shard has traced must be there at all nodes and one shard."""
+    seen: defaultdict[tuple[Any, ...], set[tuple[str, int]]] = defaultdict(set)
+    nodes: dict[str, int] = {}
+    for span in spans:
+        if "chunk" in span.args:
+            nodes[span.args["job"]] = span.args["num_nodes"]
+            place = -1 if span.side == "shard" else span.args["node"]
+            seen[span.chunk_round].add((span.phase, place))
+    for (job, bucket, layout, part, number, chunk), phases in sorted(seen.items()):
+        alone = nodes[job] == 1
+        wanted = [
+            (p, node) for p in _OF_CHUNK[: 1 if alone else None] for node in range(nodes[job])
+        ]
+        wanted += [] if alone else [(phase, -1) for phase in _AT_SHARD]
+        for phase, node in wanted:
+            if (phase, node) not in phases:
+                where = "its shard" if node < 0 else f"node {node}"
+                yield (
+                    f"job {job}, bucket {bucket} (layout {layout}, part {part}), round {number}, "
+                    f"chunk {chunk}: {where} has no {phase}"
+                )
+
+
+def _disorder(timeline: Timeline) -> Iterator[str]:
+    """What one process causes another one to do cannot come later, clocks' errors granted."""
+    by_chunk: defaultdict[tuple[Any, ...], list[Span]] = defaultdict(list)
+    by_round: defaultdict[tuple[Any, ...], list[Span]] = defaultdict(list)
+    for span in timeline.spans:
+        if span.phase in ("send", "fold", "deliver", "decode"):
+            by_chunk[span.chunk_round].append(span)
+        elif span.phase in ("copy_in", "wait", "exchange", "return"):
+            of_node = (*span.bucket_round, span.args["node"])
+            by_round[of_node].append(span)
+    for group, orders in (
+        (by_chunk, (("send", "fold"), ("deliver", "decode"))),
+        (by_round, (("copy_in", "exchange"), ("return", "wait"))),
+    ):
+        for some in group.values():
+            for cause, effect in orders:
+                yield from _late(timeline, some, cause, effect)
+
+
+def _late(timeline: Timeline, spans: Sequence[Span], cause: str, effect: str) -> Iterator[str]:
+    for one in (span for span in spans if span.phase == cause):
+        for other in (span for span in spans if span.phase == effect):
+            allowed = _error(timeline, one.process, other.process)
+            # A wait and an exchange are effects by their ends: they have begun before.
+            reached = other.end if effect in ("wait", "exchange") else other.begin
+            if allowed is not None and one.begin - reached > allowed:
+                yield (
+                    f"{_text(one.args)}: {effect} at {timeline.names[other.process]} is "
+                    f"{one.begin - reached:.3f} us before {cause} at "
+                    f"{timeline.names[one.process]}; clocks may be wrong by {allowed:.3f} us"
+                )
+
+
+def _error(timeline: Timeline, one: int, other: int) -> float | None:
+    """How far apart two processes' times may be wrong, in microseconds; None: not known."""
+    (clock, error), (other_clock, other_error) = timeline.clocks[one], timeline.clocks[other]
+    if clock == other_clock:
+        return _ROUNDING_US
+    if error is None or other_error is None:
+        return None
+    return error + other_error + _ROUNDING_US
+
+
+def _text(args: dict[str, Any]) -> str:
+    text = f"job {args['job']}, bucket {args['bucket']}, round {args.get('round', '?')}"
+    return text + (f", chunk {args['chunk']}" if "chunk" in args else "")
+
+
+def table(timeline: Timeline) -> list[str]:
+    """The phases' times, as lines of text; in milliseconds."""
+    lengths: defaultdict[tuple[int, str], list[float]] = defaultdict(list)
+    for span in timeline.spans:
+        lengths[SIDES.index(span.side), span.phase].append((span.end - span.begin) / 1e3)
+    lines = [f"{'phase':24}{'spans':>8}{'mean':>11}{'median':>11}{'95 %':>11}{'most':>11}  ms"]
+    for (side, phase), times in sorted(lengths.items()):
+        times.sort()
+        figures = (
+            statistics.fmean(times),
+            statistics.median(times),
+            times[(len(times) * 95 + 99) // 100 - 1],
+            times[-1],
+        )
+        name = f"{SIDES[side]} {phase}"
+        lines.append(f"{name:24}{len(times):8}" + "".join(f"{f:11.3f}" for f in figures))
+    return lines

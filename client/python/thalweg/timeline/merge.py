@@ -1,0 +1,163 @@
+"""One trace of several: a track of each process, on the first shard's clock, with flows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from thalweg.timeline import clocks, torch_profile
+from thalweg.timeline.files import Event, TraceFile
+from thalweg.timeline.torch_profile import TorchProfile
+
+_ORDER = ("worker", "sidecar", "shard")
+
+
+@dataclass
+class Process:
+    """A process of the merged trace."""
+
+    trace: TraceFile
+    name: str
+    number: int  # the pid in the merged trace: those of several hosts may be equal
+    way: clocks.Way
+
+    @property
+    def error_us(self) -> float | None:
+        return None if self.way.error is None else self.way.error / 1e3
+
+
+@dataclass
+class Merged:
+    processes: list[Process]
+    events: list[Event]
+    warnings: list[str]
+
+    def write(self, path: Path) -> None:
+        with path.open("w", encoding="utf-8") as file:
+            file.write('{"displayTimeUnit":"ms","traceEvents":[\n')
+            file.write(",\n".join(json.dumps(event) for event in self.events))
+            file.write("\n]}\n")
+
+
+def merge(traces: Sequence[TraceFile], profiles: Iterable[TorchProfile] = ()) -> Merged:
+    """Raises ConfigError for a profile of which no worker is known."""
+    root, ways = clocks.ways(traces)
+    ordered = sorted(traces, key=_rank)
+    processes = [
+        Process(trace, _name(trace), number, ways[trace.clock])
+        for number, trace in enumerate(ordered, start=1)
+    ]
+    merged = Merged(processes, [], _warnings(processes, root))
+    for process in processes:
+        merged.events += _metadata(process)
+        merged.events += (_aligned(event, process) for event in process.trace.events)
+    number = len(processes)
+    for profile in profiles:
+        worker = torch_profile.worker_of(profile, [process.trace for process in processes])
+        owner = next(process for process in processes if process.trace is worker)
+        events = profile.events(owner.trace, owner.way, owner.name, number)
+        number = max([number, *(int(event["pid"]) for event in events)])
+        merged.events += events
+    _begin_at_zero(merged.events)
+    merged.events += _flows(merged.events)
+    return merged
+
+
+def _rank(trace: TraceFile) -> tuple[int, int, int, str]:
+    """Nodes in order, each with its workers and its sidecar; then the shards."""
+    side, place = trace.place()
+    is_shard = side == "shard"
+    position = _ORDER.index(side) if side in _ORDER else len(_ORDER)
+    first = place.get("shard", 0) if is_shard else place.get("node", 0)
+    return (is_shard or not place, first, 100_000 * position + place.get("rank", 0), trace.host)
+
+
+def _name(trace: TraceFile) -> str:
+    side, place = trace.place()
+    who = f"{trace.host} {trace.pid}"
+    if side == "worker":
+        return f"node {place['node']} worker {place['rank']} ({who})"
+    if side == "sidecar":
+        return f"node {place['node']} sidecar ({who})"
+    if side == "shard":
+        return f"shard {place['shard']} ({who})"
+    return f"{trace.program} without spans ({who})"
+
+
+def _warnings(processes: Sequence[Process], root: str) -> list[str]:
+    said = []
+    for process in processes:
+        trace = process.trace
+        if trace.dropped:
+            said.append(f"{process.name}: {trace.dropped} spans were dropped and are missing")
+        if trace.truncated:
+            said.append(f"{process.name}: the last line of {trace.path.name} is not whole")
+        if process.way.error is None:
+            said.append(
+                f"{process.name}: nobody has compared its host's clock with that of the first "
+                f"shard's ({root}); the wall clocks are taken, wrong by an unknown amount"
+            )
+    return said
+
+
+def _metadata(process: Process) -> list[Event]:
+    trace = process.trace
+    known = {"clock": trace.clock, "error_us": process.error_us, "dropped": trace.dropped}
+    names: list[tuple[str, dict[str, Any]]] = [
+        ("process_name", {"name": process.name}),
+        ("process_sort_index", {"sort_index": process.number}),
+        ("thalweg_process", known),
+    ]
+    return [
+        {"ph": "M", "name": name, "pid": process.number, "tid": 0, "args": args}
+        for name, args in names
+    ]
+
+
+def _aligned(event: Event, process: Process) -> Event:
+    event = {**event, "pid": process.number}
+    if "ts" in event:
+        begin = event["ts"] * 1e3
+        event["ts"] = process.way(begin) / 1e3
+        if "dur" in event:
+            event["dur"] = process.way(begin + event["dur"] * 1e3) / 1e3 - event["ts"]
+    return event
+
+
+def _begin_at_zero(events: Sequence[Event]) -> None:
+    first = min((event["ts"] for event in events if "ts" in event), default=0)
+    for event in events:
+        if "ts" in event:
+            event["ts"] = round(event["ts"] - first, 3)
+        if "dur" in event:
+            event["dur"] = round(event["dur"], 3)
+
+
+# Where an arrow begins, and where those that wait for it are.
+_ARROWS = {"send": "fold", "deliver": "decode"}
+
+
+def _flows(events: Sequence[Event]) -> list[Event]:
+    """Arrows from each node's sending of a chunk to the fold, and from there to the decoding."""
+    slices: dict[tuple[Any, ...], list[Event]] = {}
+    for event in events:
+        if event.get("name") in {*_ARROWS, *_ARROWS.values()} and event.get("cat") in _ORDER:
+            args = event["args"]
+            keys = ("job", "bucket", "layout", "part", "part_round", "chunk")
+            chunk = tuple(args[key] for key in keys)
+            slices.setdefault((event["name"], *chunk), []).append(event)
+    flows: list[Event] = []
+    for (name, *what), begins in slices.items():
+        for begin in begins:
+            for end in slices.get((_ARROWS.get(name, ""), *what), []):
+                common = {"cat": "chunk", "name": name, "id": len(flows) // 2 + 1}
+                flows.append({"ph": "s", **common, **_at(begin)})
+                flows.append({"ph": "f", "bp": "e", **common, **_at(end)})
+    return flows
+
+
+def _at(event: Event) -> dict[str, Any]:
+    return {key: event[key] for key in ("pid", "tid", "ts")}

@@ -1,0 +1,90 @@
+"""Reading a merged trace back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from thalweg._config import ConfigError
+
+SIDES = ("worker", "sidecar", "shard")
+
+
+class Span(NamedTuple):
+    """Times are microseconds."""
+
+    side: str
+    phase: str
+    begin: float
+    end: float
+    process: int
+    args: dict[str, Any]
+
+    @property
+    def bucket_round(self) -> tuple[str, int, int, int]:
+        """Job, bucket, layout and round, on a worker or sidecar."""
+        return (self.args["job"], self.args["bucket"], self.args["layout"], self.args["round"])
+
+    @property
+    def chunk_round(self) -> tuple[Any, ...]:
+        """Job, bucket, layout, part, the part's round and the chunk, also on a shard."""
+        names = ("job", "bucket", "layout", "part", "part_round", "chunk")
+        return tuple(self.args[name] for name in names)
+
+
+@dataclass
+class Timeline:
+    spans: list[Span]
+    names: dict[int, str]  # of processes
+    clocks: dict[int, tuple[str, float | None]]  # and how wrong they are at most; None: not known
+    dropped: int
+
+
+def read(path: Path) -> Timeline:
+    """Raises ConfigError, naming the file, unless `thalweg trace merge` has written it."""
+    try:
+        merged = json.loads(path.read_text(encoding="utf-8"))
+        events = merged["traceEvents"]
+        known = [event for event in events if event.get("name") == "thalweg_process"]
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        known = []
+    if not known:
+        raise ConfigError(f"{path} is no merged trace: make one with thalweg trace merge")
+    names = {
+        event["pid"]: event["args"]["name"]
+        for event in events
+        if event.get("name") == "process_name" and event.get("ph") == "M"
+    }
+    return Timeline(
+        spans=list(_spans(events)),
+        names=names,
+        clocks={e["pid"]: (e["args"]["clock"], e["args"]["error_us"]) for e in known},
+        dropped=sum(event["args"]["dropped"] for event in known),
+    )
+
+
+def _spans(events: list[dict[str, Any]]) -> Iterator[Span]:
+    """Waits are two events; one without the other is left out, as a killed process leaves it."""
+    begun: dict[tuple[int, str], dict[str, Any]] = {}
+    for event in events:
+        kind, side = event.get("ph"), event.get("cat")
+        if side not in SIDES:
+            continue
+        if kind == "X":
+            begin = event["ts"]
+            yield Span(
+                side, event["name"], begin, begin + event["dur"], event["pid"], event["args"]
+            )
+        elif kind == "b":
+            begun[event["pid"], event["id2"]["local"]] = event
+        elif kind == "e":
+            first = begun.pop((event["pid"], event["id2"]["local"]), None)
+            if first is not None:
+                yield Span(
+                    side, event["name"], first["ts"], event["ts"], event["pid"], first["args"]
+                )
