@@ -1,0 +1,104 @@
+#!/usr/bin/env python3
+"""Draws some milliseconds of a merged trace: draw_timeline.py MERGED.json OUT.png [--round N].
+
+One band for each process, a row for each span that overlaps others, colours by phase. Shows one
+round of all buckets, the last but one unless told otherwise. Needs matplotlib.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import matplotlib as mpl
+
+mpl.use("Agg")
+from matplotlib import pyplot as plt
+from matplotlib.patches import Patch
+
+from thalweg.timeline import spans
+from thalweg.timeline.spans import Span, Timeline
+
+# In the order of a bucket's way; None: not drawn, as others cover the same time.
+COLOURS = {
+    "copy_in": "#4878d0",
+    "wait": "#d5dbe6",
+    "copy_out": "#6acc64",
+    "wait_workers": "#f0e3c4",
+    "wait_copy": None,
+    "exchange": None,
+    "compress": "#956cb4",
+    "reduce": "#ee854a",
+    "send": "#d65f5f",
+    "wire": "#e4e4e4",
+    "decode": "#82c6e2",
+    "return": "#55a868",
+    "wait_for_slowest": "#f3d9d9",
+    "fold": "#8c613c",
+    "deliver": "#dc7ec0",
+}
+ROW, GAP = 1.0, 0.9
+
+
+def window(timeline: Timeline, number: int | None) -> tuple[float, float]:
+    """When the workers' round `number` begins and ends."""
+    workers = [span for span in timeline.spans if span.side == "worker"]
+    rounds = sorted({span.args["round"] for span in workers})
+    wanted = number or rounds[max(0, len(rounds) - 2)]
+    # After the framework has cut its buckets anew, rounds count from 1 again: the last layout.
+    layout = max(span.args["layout"] for span in workers)
+    some = [s for s in workers if (s.args["round"], s.args["layout"]) == (wanted, layout)]
+    if not some:
+        raise SystemExit(f"no round {wanted}: there are {rounds[0]} to {rounds[-1]}")
+    return min(span.begin for span in some), max(span.end for span in some)
+
+
+def lanes(some: list[Span]) -> list[list[Span]]:
+    """Rows in which nothing overlaps."""
+    rows: list[list[Span]] = []
+    for span in sorted(some, key=lambda span: span.begin):
+        row = next((row for row in rows if row[-1].end <= span.begin), None)
+        if row is None:
+            rows.append([span])
+        else:
+            row.append(span)
+    return rows
+
+
+def draw(timeline: Timeline, number: int | None) -> plt.Figure:
+    begin, end = window(timeline, number)
+    drawn = [s for s in timeline.spans if COLOURS.get(s.phase) and s.end > begin and s.begin < end]
+    figure, axes = plt.subplots(figsize=(13, 8), layout="constrained")
+    y = 0.0
+    ticks = []
+    for process in sorted(timeline.clocks):
+        top = y
+        for row in lanes([span for span in drawn if span.process == process]):
+            times = [((s.begin - begin) / 1e3, max(s.end - s.begin, 1) / 1e3) for s in row]
+            colours = [COLOURS[span.phase] for span in row]
+            axes.broken_barh(times, (y, ROW * 0.86), facecolors=colours, linewidth=0)
+            y += ROW
+        if y > top:
+            ticks.append(((top + y) / 2, timeline.names[process].partition(" (")[0]))
+            y += GAP
+    axes.set(xlim=(0, (end - begin) / 1e3), ylim=(y - GAP, 0), xlabel="ms")
+    axes.set_yticks([at for at, _ in ticks], [name for _, name in ticks])
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.tick_params(axis="y", length=0)
+    seen = {span.phase for span in drawn}
+    handles = [Patch(color=c, label=p) for p, c in COLOURS.items() if c and p in seen]
+    figure.legend(handles=handles, loc="outside lower center", ncols=7, frameon=False)
+    return figure
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("merged", type=Path)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--round", type=int)
+    args = parser.parse_args()
+    draw(spans.read(args.merged), args.round).savefig(args.out, dpi=110)
+
+
+if __name__ == "__main__":
+    main()
