@@ -108,8 +108,7 @@ int Serve(const Flags& flags, Signals& signals) {
   }
   std::unique_ptr<HttpServer> http;
   if (!flags.common.http.empty()) {
-    auto started =
-        HttpServer::Start(flags.common.http, registry, [&] { return signals.Ready(); });
+    auto started = HttpServer::Start(flags.common.http, registry, [&] { return signals.Ready(); });
     if (!started.ok()) {
       spdlog::error("{}", Text(started.status()));
       return 1;
