@@ -1,7 +1,6 @@
 #include "client/torch/fused_tensors.h"
 
 #include <ATen/ATen.h>
-#include <ATen/Parallel.h>
 #include <c10/core/GradMode.h>
 
 #include <span>
@@ -9,21 +8,11 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "client/torch/in_parallel.h"
 #include "kernels/optim/granule_sums.h"
 
 namespace thalweg {
 namespace {
-
-// Bytes below which another thread costs more than it does.
-constexpr int64_t kGrainBytes = 128 << 10;
-
-template <class Body>
-void InParallel(const FlatIndex& index, const Body& body) {
-  at::parallel_for(0, static_cast<int64_t>(index.Size()), kGrainBytes,
-                   [&](int64_t begin, int64_t end) {
-                     body(static_cast<uint64_t>(begin), static_cast<uint64_t>(end));
-                   });
-}
 
 // `work` with what an optimizer adds to each tensor, which complete(j, &tensor) sets.
 template <class Tensor, class Complete>

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "client/torch/fused_tensors.h"
+#include "client/torch/unscaled_grads.h"
 
 namespace py = pybind11;
 
@@ -77,6 +78,8 @@ void DefineOptim(py::module_& m) {
   py::register_exception<NotFusable>(m, "NotFusable", PyExc_RuntimeError);
   m.def("check_fusable", &CheckFusable, py::arg("params"));
   DefineSettings(m);
+  m.def("unscaled_grads", &UnscaledGrads, py::arg("grads"), py::arg("scale"),
+        py::call_guard<py::gil_scoped_release>());
   using NoLock = py::call_guard<py::gil_scoped_release>;
   py::class_<FusedTensors>(m, "FusedTensors")
       .def(py::init([](std::vector<at::Tensor> params, std::vector<std::vector<at::Tensor>> states,

@@ -1,4 +1,5 @@
 #include <cassert>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -63,6 +64,41 @@ void CastForTarget(DType from, const std::byte* in, DType to, std::byte* out, si
   CastAll<BFloat16, Fp32>(in, out, elems);
 }
 
+// The exponent of infinities and NaN in fp32, and of nothing else.
+constexpr int32_t kNonfinite = 0x7f800000;
+
+template <class From>
+bool WidenScaledAll(const std::byte* in, float factor, std::byte* out, size_t elems) {
+  bool is_finite = true;
+  size_t i = 0;
+#if THALWEG_VECTORS
+  const hn::ScalableTag<float> d;
+  const hn::RebindToSigned<decltype(d)> bits;
+  const auto factors = hn::Set(d, factor);
+  const auto nonfinite = hn::Set(bits, kNonfinite);
+  auto largest = hn::Zero(bits);
+  for (const size_t lanes = hn::Lanes(d); elems - i >= lanes; i += lanes) {
+    const auto values = LoadVector(From{}, d, in + i * sizeof(typename From::Bits));
+    largest = hn::Max(largest, hn::And(hn::BitCast(bits, values), nonfinite));
+    StoreVector(Fp32{}, d, hn::Mul(values, factors), out + i * sizeof(float));
+  }
+  is_finite = hn::AllTrue(bits, hn::Lt(largest, nonfinite));
+#endif
+  for (; i < elems; ++i) {
+    const float value = From::Widen(LoadBits<From>(in, i));
+    is_finite = is_finite && std::isfinite(value);
+    StoreBits<Fp32>(Fp32::Narrow(value * factor), out, i);
+  }
+  return is_finite;
+}
+
+bool WidenScaledForTarget(DType from, const std::byte* in, float factor, std::byte* out,
+                          size_t elems) {
+  if (from == DType::kFloat16) return WidenScaledAll<Fp16>(in, factor, out, elems);
+  assert(from == DType::kBFloat16);
+  return WidenScaledAll<BFloat16>(in, factor, out, elems);
+}
+
 // NOLINTNEXTLINE(google-readability-namespace-comments)
 }  // namespace HWY_NAMESPACE
 }  // namespace thalweg
@@ -73,6 +109,7 @@ namespace thalweg {
 
 HWY_EXPORT(CopyForTarget);
 HWY_EXPORT(CastForTarget);
+HWY_EXPORT(WidenScaledForTarget);
 
 namespace {
 
@@ -98,6 +135,11 @@ void Cast(DType from, const void* in, DType to, void* out, size_t elems) {
   if (from == to) return Copy(in, out, elems * SizeOf(from));
   HWY_DYNAMIC_DISPATCH(CastForTarget)
   (from, static_cast<const std::byte*>(in), to, static_cast<std::byte*>(out), elems);
+}
+
+bool WidenScaled(DType from, const void* in, float factor, void* out, size_t elems) {
+  return HWY_DYNAMIC_DISPATCH(WidenScaledForTarget)(from, static_cast<const std::byte*>(in), factor,
+                                                    static_cast<std::byte*>(out), elems);
 }
 
 }  // namespace thalweg

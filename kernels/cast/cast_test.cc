@@ -1,5 +1,6 @@
 #include "kernels/cast/cast.h"
 
+#include <cmath>
 #include <cstddef>
 #include <cstring>
 #include <numeric>
@@ -94,6 +95,54 @@ TYPED_TEST(CastTest, AnySizeAtAnyAddressGivesTheScalarBits) {
         for (size_t b : kMisalignments) {
           ASSERT_TRUE(this->RunCast(in, a, b) == expected)
               << hwy::TargetName(target) << ", " << elems << " elements at " << a << " and " << b;
+        }
+      }
+    }
+  }
+}
+
+template <class From>
+class WidenScaledTest : public ::testing::Test {
+ protected:
+  // What comes out, compared bit for bit with the product of each element; whether all are finite.
+  static bool Run(const std::vector<std::byte>& in, float factor, size_t a, size_t b) {
+    const size_t elems = in.size() / sizeof(typename From::Bits);
+    std::vector<std::byte> expected = ScalarCast<From, Fp32>(in);
+    for (size_t i = 0; i < elems; ++i) {
+      const float value = Fp32::Widen(LoadBits<Fp32>(expected.data(), i));
+      StoreBits<Fp32>(Fp32::Narrow(value * factor), expected.data(), i);
+    }
+    Buffer from(a, in);
+    Buffer to(b, elems * sizeof(float));
+    const bool is_finite = WidenScaled(kTypeOf<From>, from.Data(), factor, to.Data(), elems);
+    EXPECT_TRUE(to.Content() == expected) << elems << " elements at " << a << " and " << b;
+    return is_finite;
+  }
+};
+using HalfTypes = ::testing::Types<Fp16, BFloat16>;
+TYPED_TEST_SUITE(WidenScaledTest, HalfTypes);
+
+TYPED_TEST(WidenScaledTest, EveryTargetMultipliesAllPatternsAndSeesTheInfinite) {
+  for (int64_t target : hwy::SupportedAndGeneratedTargets()) {
+    const ForcedTarget forced(target);
+    EXPECT_FALSE(this->Run(AllPatterns16(), 0x1p-14f, 0, 0)) << hwy::TargetName(target);
+  }
+}
+
+TYPED_TEST(WidenScaledTest, OneElementThatIsNotFiniteIsSeenAnywhere) {
+  for (int64_t target : hwy::SupportedAndGeneratedTargets()) {
+    const ForcedTarget forced(target);
+    for (size_t elems : {0, 1, 7, 16, 33}) {
+      std::vector<std::byte> in(elems * 2);
+      for (size_t i = 0; i < elems; ++i) {
+        StoreBits<TypeParam>(TypeParam::Narrow(static_cast<float>(i) - 3), in.data(), i);
+      }
+      EXPECT_TRUE(this->Run(in, 3, 1, 3));
+      for (size_t i = 0; i < elems; ++i) {
+        for (const float bad : {INFINITY, -INFINITY, NAN}) {
+          auto with_bad = in;
+          StoreBits<TypeParam>(TypeParam::Narrow(bad), with_bad.data(), i);
+          EXPECT_FALSE(this->Run(with_bad, 3, 1, 3)) << elems << " elements, " << i;
         }
       }
     }

@@ -99,6 +99,12 @@ def check_fusable(params: list[Tensor]) -> None:
     They must be dense, float32, float16 or bfloat16, and all on the CPU or on one GPU.
     """
 
+def unscaled_grads(grads: list[Tensor], scale: float) -> tuple[list[Tensor], bool]:
+    """float32 copies divided by `scale`, and whether all were finite, in one pass.
+
+    Raises NotFusable unless all are dense, float16 or bfloat16, and on the CPU.
+    """
+
 class AdamSettings:
     def __init__(
         self,

@@ -19,7 +19,7 @@ from thalweg.amp._casts import casting
 from thalweg.amp._masters import Master, ensure_master
 from thalweg.amp._scaler import LossScaler
 from thalweg.amp._state import state
-from thalweg.amp._update import gather, publish, unscale
+from thalweg.amp._update import gather, gather_unscaled, publish, unscale
 from thalweg.optim._copies import ask_for_copies, forget_copies, take_stored
 
 HALF_TYPES = (torch.float16, torch.bfloat16)
@@ -126,9 +126,12 @@ class Steward:
         used = [(p, m.weight) for p, m in pairs if p.grad is not None and id(p) not in done]
         own = [p for p in self._own if p.grad is not None and id(p) not in done]
         done.update(id(param) for param in [*(param for param, _ in used), *own])
-        gathered = gather([grad_of(param) for param, _ in used])
-        if not scaler.trivial:
-            unscale([*gathered, *(grad_of(param) for param in own)], scaler)
+        halves = [grad_of(param) for param, _ in used]
+        if scaler.trivial:
+            gathered = gather(halves)
+        else:
+            gathered = gather_unscaled(halves, scaler)
+            unscale([grad_of(param) for param in own], scaler)
         for (_, weight), grad in zip(used, gathered, strict=True):
             weight.grad = grad if weight.grad is None else weight.grad.add_(grad)
         for target in own:

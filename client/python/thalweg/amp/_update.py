@@ -23,6 +23,21 @@ def gather(grads: Sequence[Tensor]) -> list[Tensor]:
     return gathered
 
 
+def gather_unscaled(grads: Sequence[Tensor], scaler: LossScaler) -> list[Tensor]:
+    """gather() and unscale(), in one pass where gradients are dense and on the CPU."""
+    from thalweg._C import NotFusable, unscaled_grads  # not before there is a gradient
+
+    try:
+        gathered, is_finite = unscaled_grads(list(grads), scaler.loss_scale())
+    except NotFusable:
+        gathered = gather(grads)
+        unscale(gathered, scaler)
+        return gathered
+    if scaler.dynamic and not is_finite:
+        scaler.found_inf(torch.device("cpu")).fill_(1.0)
+    return gathered
+
+
 def unscale(grads: Sequence[Tensor], scaler: LossScaler) -> None:
     """Divides in place by the scale; notes in `scaler.found_inf` what is not finite.
 

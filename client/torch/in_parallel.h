@@ -1,0 +1,23 @@
+// Work on many tensors in torch's threads.
+#pragma once
+
+#include <ATen/Parallel.h>
+
+#include <cstdint>
+
+#include "kernels/optim/flat_index.h"
+
+namespace thalweg {
+
+// Calls body(begin, end) for stretches that together cover `index`, in one parallel region. What
+// includes this is compiled with -fopenmp.
+template <class Body>
+void InParallel(const FlatIndex& index, const Body& body) {
+  constexpr int64_t kGrainBytes = 128 << 10;  // below, another thread costs more than it does
+  at::parallel_for(0, static_cast<int64_t>(index.Size()), kGrainBytes,
+                   [&](int64_t begin, int64_t end) {
+                     body(static_cast<uint64_t>(begin), static_cast<uint64_t>(end));
+                   });
+}
+
+}  // namespace thalweg
