@@ -12,11 +12,11 @@ from types import SimpleNamespace
 import torch
 import torch.distributed as dist
 
-from thalweg._node_follower import Follower
-from thalweg._node_leader import Leader
-from thalweg._node_sums import NodeSums
-from thalweg._node_words import Line
 from thalweg._topology import Placement
+from thalweg.node._follower import Follower
+from thalweg.node._leader import Leader
+from thalweg.node._sums import NodeSums
+from thalweg.node._words import Line
 
 TIMEOUT = 20.0  # of waits that nothing should need
 ELEMS = 1000

@@ -4,12 +4,13 @@ command. Real jobs are in tests/e2e/test_node_reduce.py."""
 from __future__ import annotations
 
 import threading
+from types import SimpleNamespace
 
 import pytest
 import torch
 from node_of_threads import ELEMS, TIMEOUT, bucket, gradient, make_sums, node
 
-from thalweg._node_words import SILENCES, Line
+from thalweg.node._words import SILENCES, Line
 
 SIZES = [2, 3]
 
@@ -134,6 +135,33 @@ def test_worker_that_leaves_fails_the_others_only_when_they_go_on(leaver):
         assert told[leaver] == "thalweg: the session was closed"
         assert f"rank {leaver}" in told[1 - leaver]
         assert "has left the job" in told[1 - leaver]
+
+
+def test_follower_may_leave_before_its_leader_knows_that_the_broadcast_is_over(monkeypatch):
+    with node(2) as made:
+        over: torch.futures.Future = torch.futures.Future()
+        heard = threading.Event()
+        spread, lose = made.leader._sums.spread, made.leader._lose
+
+        def spread_and_hear_late(result):
+            return SimpleNamespace(wait=spread(result).wait, get_future=lambda: over)
+
+        def note_and_lose(*arguments):
+            lose(*arguments)
+            heard.set()
+
+        monkeypatch.setattr(made.leader._sums, "spread", spread_and_hear_late)
+        monkeypatch.setattr(made.leader, "_lose", note_and_lose)
+        ours, theirs = made.backward(0)
+        made.hook.answer(0, torch.clone)
+        assert outcomes_of([theirs]) == [""]
+        made.followers[0].close()
+        assert heard.wait(TIMEOUT)
+        assert not ours.done()
+        over.set_result(None)
+        assert outcomes_of([ours]) == [""]
+        [told] = outcomes_of([made.leader.run_hook(bucket(1, gradient(1, 0)))])
+        assert "rank 1 has left the job" in told
 
 
 @pytest.mark.parametrize("closer", [0, 1])

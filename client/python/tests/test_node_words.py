@@ -7,15 +7,15 @@ import threading
 
 import pytest
 
-from thalweg import _node_words
-from thalweg._node_words import Address, Line
+from thalweg.node import _words
+from thalweg.node._words import Address, Line
 
 
 def test_followers_are_known_by_their_rank_and_hear_what_is_said():
-    listener, address = _node_words.listen()
+    listener, address = _words.listen()
     with listener:
-        ends = {rank: _node_words.connect(address, rank, 5.0) for rank in (7, 5)}
-        lines = _node_words.accept(listener, address.token, {5, 7}, 5.0)
+        ends = {rank: _words.connect(address, rank, 5.0) for rank in (7, 5)}
+        lines = _words.accept(listener, address.token, {5, 7}, 5.0)
     for rank, line in lines.items():
         line.send({"kind": "welcome", "rank": rank})
         line.send({"kind": "result"})
@@ -26,13 +26,13 @@ def test_followers_are_known_by_their_rank_and_hear_what_is_said():
 
 
 def test_strangers_are_not_taken_for_followers_and_the_missing_are_named():
-    listener, address = _node_words.listen()
+    listener, address = _words.listen()
     with listener:
         for guess in ("guessed", "ΔΨ"):
-            _node_words.connect(Address(address.name, guess), 1, 5.0)
-        _node_words.connect(address, 2, 5.0)
+            _words.connect(Address(address.name, guess), 1, 5.0)
+        _words.connect(address, 2, 5.0)
         with pytest.raises(TimeoutError, match="rank 1, 3 of this node did not connect"):
-            _node_words.accept(listener, address.token, {1, 2, 3}, 0.2)
+            _words.accept(listener, address.token, {1, 2, 3}, 0.2)
 
 
 @pytest.mark.parametrize("said", [b"", b"\xff\n", b"{\n", b"7\n", b"x" * (200 << 10)])

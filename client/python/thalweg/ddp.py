@@ -22,11 +22,13 @@ from typing import TypeVar
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from thalweg import _C, _binaries, _config, _model, _node_reduce, _processes, _topology
+from thalweg import _C, _binaries, _config, _model, _processes, _topology
 from thalweg._config import Config
 from thalweg._state import Member, State
 from thalweg._topology import Introduction, Placement
 from thalweg.codecs import Codec
+from thalweg.node import Node
+from thalweg.node import join as join_node
 from thalweg.policy import Policy
 
 _log = logging.getLogger("thalweg")
@@ -166,8 +168,8 @@ def _serve(
 ) -> Member:
     """Registers the communication hook."""
     if _by_workers(workers, place):
-        node = _node_reduce.Node(workers[0].job, place, len(workers), workers[0].timeout)
-        return _node_reduce.join(ddp_model, node, session)
+        node = Node(workers[0].job, place, len(workers), workers[0].timeout)
+        return join_node(ddp_model, node, session)
     assert session is not None
     session.attach(ddp_model.reducer, _model.parameters(ddp_model))
     return session

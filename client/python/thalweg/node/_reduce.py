@@ -21,11 +21,12 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import GradBucket, PrefixStore, Store
 from torch.nn.parallel import DistributedDataParallel
 
-from thalweg import _C, _model, _node_words
-from thalweg._node_follower import Follower
-from thalweg._node_leader import Leader
-from thalweg._node_sums import NodeSums, Outcome
+from thalweg import _C, _model
 from thalweg._topology import Placement
+from thalweg.node import _words
+from thalweg.node._follower import Follower
+from thalweg.node._leader import Leader
+from thalweg.node._sums import NodeSums, Outcome
 
 
 class Node(NamedTuple):
@@ -66,18 +67,18 @@ def join(
     return member
 
 
-def _gather_followers(store: Store, node: Node) -> dict[int, _node_words.Line]:
-    listener, address = _node_words.listen()
+def _gather_followers(store: Store, node: Node) -> dict[int, _words.Line]:
+    listener, address = _words.listen()
     with listener:
         store.set("leader", "\n".join(address))
-        return _node_words.accept(listener, address.token, set(node.place.ranks[1:]), node.timeout)
+        return _words.accept(listener, address.token, set(node.place.ranks[1:]), node.timeout)
 
 
-def _find_leader(store: Store, node: Node) -> _node_words.Line:
+def _find_leader(store: Store, node: Node) -> _words.Line:
     store.wait(["leader"], timedelta(seconds=node.timeout))
-    address = _node_words.Address(*store.get("leader").decode().split("\n"))
+    address = _words.Address(*store.get("leader").decode().split("\n"))
     rank = node.place.ranks[node.place.local_rank]
-    return _node_words.connect(address, rank, node.timeout)
+    return _words.connect(address, rank, node.timeout)
 
 
 def node_hook(member: Leader | Follower, bucket: GradBucket) -> Outcome:

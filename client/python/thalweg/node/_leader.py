@@ -14,8 +14,8 @@ import torch
 from torch._C._distributed_c10d import GradBucket, Work
 
 from thalweg import _C
-from thalweg._node_sums import NodeSums, Outcome
-from thalweg._node_words import SILENCES, Line, Words
+from thalweg.node._sums import NodeSums, Outcome
+from thalweg.node._words import SILENCES, Line, Words
 
 CLOSED = "thalweg: the session was closed"
 
@@ -60,6 +60,7 @@ class Leader:
         self._summing: collections.deque[_Bucket] = collections.deque()
         self._reducing: collections.deque[_Bucket] = collections.deque()
         self._spreading: collections.deque[_Bucket] = collections.deque()
+        self._spread_so_far = 0
         self._told = 0.0
         self._ended = False
         self._tell({"kind": "welcome", "path": session.path(), "stats": session.stats()})
@@ -146,6 +147,7 @@ class Leader:
                 words["stats"] = self._session.stats()
             self._tell(words)
             entry.work = self._sums.spread(entry.result)
+            self._spread_so_far += 1
         entry.step = entry.work.get_future()
 
     def _complete(self, entry: _Bucket) -> None:
@@ -161,7 +163,7 @@ class Leader:
                 line.send(words)
 
     def _listen(self, rank: int, line: Line) -> None:
-        """A follower says only that it leaves, or has failed."""
+        """A follower says only that it leaves, after how many results, or has failed."""
         try:
             words = line.receive()
         except OSError:
@@ -171,11 +173,15 @@ class Leader:
             reason = words["reason"]
             self._events.put(lambda: self._fail(reason))
         else:
-            self._events.put(lambda: self._lose(f"thalweg: rank {rank} has left the job"))
+            taken = 0 if words is None else words.get("taken", 0)
+            self._events.put(lambda: self._lose(f"thalweg: rank {rank} has left the job", taken))
 
-    def _lose(self, reason: str) -> None:
+    def _lose(self, reason: str, taken: int) -> None:
+        """A follower has left that took in the first `taken` results."""
         self._leaver = reason
-        if self._summing or self._reducing or self._spreading:
+        # It may have its last result before this worker knows that its own broadcast is over.
+        has_all = taken == self._spread_so_far
+        if self._summing or self._reducing or (self._spreading and not has_all):
             self._fail(reason)
 
     def _fail(self, reason: str) -> None:

@@ -12,9 +12,9 @@ import torch
 from torch._C._distributed_c10d import GradBucket, Work
 
 from thalweg import _C
-from thalweg._node_leader import CLOSED
-from thalweg._node_sums import NodeSums, Outcome
-from thalweg._node_words import SILENCES, Line, Words
+from thalweg.node._leader import CLOSED
+from thalweg.node._sums import NodeSums, Outcome
+from thalweg.node._words import SILENCES, Line, Words
 
 
 @dataclass(eq=False)
@@ -52,6 +52,7 @@ class Follower:
         self._orderly = True  # nothing was on its way at the end
         self._waiting: collections.deque[_Bucket] = collections.deque()
         self._heard = time.monotonic()
+        self._taken = 0  # results; the thread's own
         self._thread = threading.Thread(target=self._run, name="thw-follower", daemon=True)
         self._thread.start()
 
@@ -95,7 +96,7 @@ class Follower:
             self._fail(str(error))
         kind = "left" if self._reason in ("", CLOSED) else "failed"
         with contextlib.suppress(OSError):  # of a leader that has ended before
-            self._line.send({"kind": kind, "reason": self._reason})
+            self._line.send({"kind": kind, "reason": self._reason, "taken": self._taken})
         self._line.hang_up()
         self._sums.end(self._orderly)
 
@@ -138,6 +139,7 @@ class Follower:
             with self._sums.on_the_way("down"):
                 self._sums.wait(bucket.work)  # the gradient was read before the result is written
                 self._sums.wait(self._sums.spread(bucket.buffer))
+                self._taken += 1
                 bucket.outcome.set_result(bucket.buffer)
         except RuntimeError as error:
             _C.set_error(bucket.outcome, str(error))
