@@ -65,7 +65,7 @@ void CastForTarget(DType from, const std::byte* in, DType to, std::byte* out, si
 }
 
 // The exponent of infinities and NaN in fp32, and of nothing else.
-constexpr int32_t kNonfinite = 0x7f800000;
+[[maybe_unused]] constexpr int32_t kNonfinite = 0x7f800000;  // not where there are no vectors
 
 template <class From>
 bool WidenScaledAll(const std::byte* in, float factor, std::byte* out, size_t elems) {
