@@ -19,7 +19,8 @@ using Number = std::optional<at::Tensor>;
 
 void DefineDeviceOptim(py::module_& m) {
   using NoLock = py::call_guard<py::gil_scoped_release>;
-  py::class_<FusedDeviceTensors>(m, "FusedDeviceTensors", py::module_local())
+  py::class_<FusedDeviceTensors> tensors(m, "FusedDeviceTensors", py::module_local());
+  tensors
       .def(py::init([](std::vector<at::Tensor> params, std::vector<std::vector<at::Tensor>> states,
                        std::vector<at::Tensor> steps, std::vector<Number> copies) {
              return FusedDeviceTensors(
@@ -27,36 +28,28 @@ void DefineDeviceOptim(py::module_& m) {
            }),
            py::arg("params"), py::arg("states"), py::arg("steps"), py::arg("copies"))
       .def("check_grads", &FusedDeviceTensors::CheckGrads)
-      .def("grad_squares", &FusedDeviceTensors::GradSquares, NoLock())
-      .def(
-          "adam",
-          [](FusedDeviceTensors& tensors, const AdamSettings& settings, Number lr,
-             Number grad_scale, Number found_inf) {
-            return tensors.Adam(settings,
-                                {std::move(lr), std::move(grad_scale), std::move(found_inf)});
-          },
-          NoLock(), py::arg("settings"), py::kw_only(), py::arg("lr") = py::none(),
-          py::arg("grad_scale") = py::none(), py::arg("found_inf") = py::none())
-      .def(
-          "sgd",
-          [](FusedDeviceTensors& tensors, const SgdSettings& settings, Number lr, Number grad_scale,
-             Number found_inf) {
-            return tensors.Sgd(settings,
-                               {std::move(lr), std::move(grad_scale), std::move(found_inf)});
-          },
-          NoLock(), py::arg("settings"), py::kw_only(), py::arg("lr") = py::none(),
-          py::arg("grad_scale") = py::none(), py::arg("found_inf") = py::none())
-      .def(
-          "lamb",
-          [](FusedDeviceTensors& tensors, const LambSettings& settings, Number lr,
-             Number grad_scale, Number found_inf, const Number& grad_squares) {
-            return tensors.Lamb(settings,
-                                {std::move(lr), std::move(grad_scale), std::move(found_inf)},
-                                grad_squares);
-          },
-          NoLock(), py::arg("settings"), py::kw_only(), py::arg("lr") = py::none(),
-          py::arg("grad_scale") = py::none(), py::arg("found_inf") = py::none(),
-          py::arg("grad_squares") = py::none());
+      .def("grad_squares", &FusedDeviceTensors::GradSquares, NoLock());
+  // `more`: what a step takes besides.
+  const auto def_step = [&tensors](const char* name, auto step, const auto&... more) {
+    tensors.def(name, step, NoLock(), py::arg("settings"), py::kw_only(),
+                py::arg("lr") = py::none(), py::arg("grad_scale") = py::none(),
+                py::arg("found_inf") = py::none(), more...);
+  };
+  def_step("adam", [](FusedDeviceTensors& t, const AdamSettings& settings, const Number& lr,
+                      const Number& grad_scale, const Number& found_inf) {
+    return t.Adam(settings, {lr, grad_scale, found_inf});
+  });
+  def_step("sgd", [](FusedDeviceTensors& t, const SgdSettings& settings, const Number& lr,
+                     const Number& grad_scale, const Number& found_inf) {
+    return t.Sgd(settings, {lr, grad_scale, found_inf});
+  });
+  def_step(
+      "lamb",
+      [](FusedDeviceTensors& t, const LambSettings& settings, const Number& lr,
+         const Number& grad_scale, const Number& found_inf, const Number& grad_squares) {
+        return t.Lamb(settings, {lr, grad_scale, found_inf}, grad_squares);
+      },
+      py::arg("grad_squares") = py::none());
 }
 
 }  // namespace thalweg

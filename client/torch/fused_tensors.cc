@@ -68,7 +68,7 @@ void ApplyTrustRatios(const FlatIndex& index, std::span<const double> param_squa
 FusedTensors::FusedTensors(TensorGroup group) : group_(std::move(group)) {
   if (group_.device().is_cpu()) return;
   throw NotFusable(absl::StrCat("thalweg: parameters are on ", group_.device().str(),
-                                ", expected them on the CPU: this build has no CUDA kernels"));
+                                ", expected them on the CPU"));
 }
 
 double FusedTensors::NextStep(size_t i) const {
