@@ -3,6 +3,7 @@
 Usage: amp_ddp_worker.py RANK STORE
 """
 
+import gc
 import json
 import sys
 
@@ -117,6 +118,10 @@ def main():
             result[f"backwards {level} {view}"] = two_backwards(level, view)
         for hook in (False, True):
             result[f"aiak {hook} {view}"] = aiak(hook, view)
+    # Gloo's threads end with the last reference to their group, and DDP's modules, which refer to
+    # it, are in cycles. A thread that still drops a Python hook's future when the interpreter ends
+    # aborts the process.
+    gc.collect()
     dist.destroy_process_group()
     print(json.dumps(result))
 
