@@ -3,8 +3,9 @@
 # so the architecture in docs/architecture.md is enforced rather than drawn.
 
 set(THALWEG_RESERVED_grpc "transport;proto")    # gRPC and protobuf
-set(THALWEG_RESERVED_prometheus "transport")    # prometheus-cpp
-set(THALWEG_RESERVED_httplib "transport")       # HTTP
+set(THALWEG_RESERVED_prometheus "http")         # prometheus-cpp
+set(THALWEG_RESERVED_httplib "http")            # HTTP
+set(THALWEG_RESERVED_openssl "net;http")        # certificates, HTTPS; gRPC has its own way to it
 set(THALWEG_RESERVED_torch "torch")             # libtorch
 set(THALWEG_RESERVED_cuda "cuda_kernels;device")  # the CUDA run-time library
 

@@ -12,8 +12,8 @@
 #include "core/base/trace.h"
 #include "server/aggregator/aggregator.h"
 #include "server/bin/program.h"
+#include "server/http/http_server.h"
 #include "server/page/site.h"
-#include "server/transport/http_server.h"
 #include "server/transport/shard_server.h"
 
 namespace thalweg {
@@ -44,7 +44,8 @@ int Serve(const Flags& flags, Signals& signals) {
   Aggregator aggregator({.weight = flags.weight, .trace = trace->get()}, registry);
   const Site site([&] { return aggregator.Report(Now()); }, UnixSeconds());
   auto server = ShardServer::Start(
-      {flags.listen, flags.threads != 0 ? flags.threads : DefaultThreads()}, aggregator, registry);
+      {flags.listen, flags.threads != 0 ? flags.threads : DefaultThreads(), flags.common.tls},
+      aggregator, registry);
   if (!server.ok()) {
     spdlog::error("{}", Text(server.status()));
     return 1;
@@ -52,7 +53,8 @@ int Serve(const Flags& flags, Signals& signals) {
   std::unique_ptr<HttpServer> http;
   if (!flags.common.http.empty()) {
     auto started = HttpServer::Start(
-        flags.common.http, registry, [&] { return signals.Ready(); },
+        {flags.common.http, flags.common.tls, flags.common.http_token_file}, registry,
+        [&] { return signals.Ready(); },
         [&](const std::string& path) { return site.Answer(path); });
     if (!started.ok()) {
       spdlog::error("{}", Text(started.status()));
@@ -60,8 +62,10 @@ int Serve(const Flags& flags, Signals& signals) {
     }
     http = *std::move(started);
   }
-  spdlog::info("serving on {}{}", (*server)->address(),
-               http == nullptr ? "" : ", live page and metrics on http://" + http->address());
+  const std::string page = http == nullptr ? "" : http->scheme() + "://" + http->address();
+  spdlog::info("serving on {}{}{}", (*server)->address(),
+               flags.common.tls.enabled() ? " by mutual TLS" : "",
+               page.empty() ? "" : ", live page and metrics on " + page);
   AnnounceReady(flags.common.ready_fd, (*server)->address(),
                 http == nullptr ? "" : http->address());
 
@@ -97,7 +101,7 @@ int main(int argc, char** argv) {
       ->check(CLI::Range(1u, thalweg::kMaxWeight));
   thalweg::AddCommonOptions(app, &flags.common);
   CLI11_PARSE(app, argc, argv);
-  if (const absl::Status status = thalweg::RestrictToCpus(flags.common.cpus); !status.ok()) {
+  if (const absl::Status status = thalweg::ApplyCommonOptions(flags.common); !status.ok()) {
     spdlog::error("{}", thalweg::Text(status));
     return 2;
   }

@@ -21,6 +21,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/synchronization/mutex.h"
+#include "core/base/status_macros.h"
 
 namespace thalweg {
 namespace {
@@ -31,6 +32,26 @@ sigset_t HandledSignals() {
   sigaddset(&set, SIGTERM);
   sigaddset(&set, SIGINT);
   return set;
+}
+
+absl::Status RestrictToCpus(const std::string& cpus) {
+  if (cpus.empty()) return absl::OkStatus();
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  for (const absl::string_view part : absl::StrSplit(cpus, ',')) {
+    const std::vector<std::string> range = absl::StrSplit(part, absl::MaxSplits('-', 1));
+    int first = -1;
+    int last = -1;
+    if (!absl::SimpleAtoi(range.front(), &first) || !absl::SimpleAtoi(range.back(), &last) ||
+        first < 0 || last < first || last >= CPU_SETSIZE) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("cores '", cpus, "': expected a list such as 0-3,8, got '", part, "'"));
+    }
+    for (int cpu = first; cpu <= last; ++cpu) CPU_SET(cpu, &set);
+  }
+  if (sched_setaffinity(0, sizeof set, &set) == 0) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("cannot run on cores '", cpus, "': ", std::strerror(errno)));
 }
 
 }  // namespace
@@ -69,6 +90,16 @@ void PrepareProcess() {
 void AddCommonOptions(CLI::App& app, CommonOptions* options) {
   app.add_option("--http", options->http,
                  "host:port for /metrics, /healthz, /readyz, an aggregator's page; empty: none");
+  app.add_option(
+      "--http-token-file", options->http_token_file,
+      "File with a token that readers of the HTTP port must give, as bearer or password; "
+      "probes need none");
+  app.add_option(
+      "--tls-cert", options->tls.cert,
+      "PEM certificate of this program, and what leads to a CA. With the next two: mutual "
+      "TLS for gRPC, HTTPS for HTTP; replaced files are read again");
+  app.add_option("--tls-key", options->tls.key, "PEM key of --tls-cert");
+  app.add_option("--tls-ca", options->tls.ca, "PEM certificates of the CAs of sidecars and shards");
   app.add_option("--cpus", options->cpus, "Cores to run on, e.g. 0-3,8; empty: all");
   app.add_option("--drain-seconds", options->drain_seconds,
                  "How long SIGTERM lets running jobs finish");
@@ -103,24 +134,9 @@ void AddAutoOption(CLI::App& app, const std::string& name, const char* env, uint
 
 uint32_t DefaultThreads() { return std::clamp(std::thread::hardware_concurrency() / 8, 1u, 4u); }
 
-absl::Status RestrictToCpus(const std::string& cpus) {
-  if (cpus.empty()) return absl::OkStatus();
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  for (const absl::string_view part : absl::StrSplit(cpus, ',')) {
-    const std::vector<std::string> range = absl::StrSplit(part, absl::MaxSplits('-', 1));
-    int first = -1;
-    int last = -1;
-    if (!absl::SimpleAtoi(range.front(), &first) || !absl::SimpleAtoi(range.back(), &last) ||
-        first < 0 || last < first || last >= CPU_SETSIZE) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("cores '", cpus, "': expected a list such as 0-3,8, got '", part, "'"));
-    }
-    for (int cpu = first; cpu <= last; ++cpu) CPU_SET(cpu, &set);
-  }
-  if (sched_setaffinity(0, sizeof set, &set) == 0) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat("cannot run on cores '", cpus, "': ", std::strerror(errno)));
+absl::Status ApplyCommonOptions(const CommonOptions& options) {
+  THALWEG_RETURN_IF_ERROR(RestrictToCpus(options.cpus));
+  return CheckTlsFiles(options.tls);
 }
 
 void ExportProcessInfo(MetricRegistry& registry, const std::string& name) {

@@ -10,6 +10,7 @@
 #include "core/base/clock.h"
 #include "core/base/env.h"
 #include "core/base/metrics.h"
+#include "server/net/tls_files.h"
 
 namespace thalweg {
 
@@ -36,6 +37,8 @@ void PrepareProcess();
 // THALWEG_* variable) print and exit.
 struct CommonOptions {
   std::string http = GetEnv("THALWEG_HTTP");
+  std::string http_token_file = GetEnv("THALWEG_HTTP_TOKEN_FILE");
+  TlsFiles tls{GetEnv("THALWEG_TLS_CERT"), GetEnv("THALWEG_TLS_KEY"), GetEnv("THALWEG_TLS_CA")};
   std::string cpus = GetEnv("THALWEG_CPUS");
   double drain_seconds = 30;
   int ready_fd = -1;
@@ -51,9 +54,9 @@ void AddAutoOption(CLI::App& app, const std::string& name, const char* env, uint
 // any network, and a sidecar's workers need the others.
 uint32_t DefaultThreads();
 
-// Keeps this process to the cores in `cpus` ("0-3,8"), those of all threads started later included;
-// nothing happens when it is empty. InvalidArgument says what is wrong with it.
-absl::Status RestrictToCpus(const std::string& cpus);
+// Keeps this process to the cores that were asked for ("0-3,8"), those of all threads started later
+// included, and checks the TLS files. InvalidArgument says what is wrong.
+absl::Status ApplyCommonOptions(const CommonOptions& options);
 
 // Exports thalweg_build_info of program `name` and process_start_time_seconds.
 void ExportProcessInfo(MetricRegistry& registry, const std::string& name);

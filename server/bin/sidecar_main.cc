@@ -18,9 +18,9 @@
 #include "server/aggregator/aggregator.h"
 #include "server/bin/gpus.h"
 #include "server/bin/program.h"
+#include "server/http/http_server.h"
 #include "server/sidecar/device/cpu_device.h"
 #include "server/sidecar/sidecar.h"
-#include "server/transport/http_server.h"
 #include "server/transport/remote_shard.h"
 
 namespace thalweg {
@@ -55,7 +55,8 @@ std::vector<std::unique_ptr<Shard>> MakeShards(const Flags& flags, MetricRegistr
     shards.push_back(std::make_unique<Aggregator>(Aggregator::Options{.trace = trace}, registry));
     return shards;
   }
-  const RemoteShard::Options options{flags.channels, MakeClientPollers(ThreadsOf(flags))};
+  const RemoteShard::Options options{flags.channels, MakeClientPollers(ThreadsOf(flags)),
+                                     flags.common.tls};
   for (const std::string& address : addresses) {
     shards.push_back(
         RemoteShard::Create(std::string(absl::StripAsciiWhitespace(address)), options, registry));
@@ -108,7 +109,9 @@ int Serve(const Flags& flags, Signals& signals) {
   }
   std::unique_ptr<HttpServer> http;
   if (!flags.common.http.empty()) {
-    auto started = HttpServer::Start(flags.common.http, registry, [&] { return signals.Ready(); });
+    auto started =
+        HttpServer::Start({flags.common.http, flags.common.tls, flags.common.http_token_file},
+                          registry, [&] { return signals.Ready(); });
     if (!started.ok()) {
       spdlog::error("{}", Text(started.status()));
       return 1;
@@ -161,7 +164,7 @@ int main(int argc, char** argv) {
   app.add_flag("--own-dir", flags.own_dir, "Remove the socket's folder at exit");
   thalweg::AddCommonOptions(app, &flags.common);
   CLI11_PARSE(app, argc, argv);
-  if (const absl::Status status = thalweg::RestrictToCpus(flags.common.cpus); !status.ok()) {
+  if (const absl::Status status = thalweg::ApplyCommonOptions(flags.common); !status.ok()) {
     spdlog::error("{}", thalweg::Text(status));
     return 2;
   }

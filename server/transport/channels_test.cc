@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "server/transport/address.h"
+#include "server/net/address.h"
 #include "server/transport/fake_shard.h"
 #include "server/transport/remote_shard.h"
 #include "server/transport/shard_server.h"

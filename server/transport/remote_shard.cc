@@ -13,6 +13,7 @@
 #include "grpcpp/grpcpp.h"
 #include "server/transport/channel_options.h"
 #include "server/transport/control_codec.h"
+#include "server/transport/credentials.h"
 #include "server/transport/link_probe.h"
 #include "server/transport/poller.h"
 #include "server/transport/shard_streams.h"
@@ -31,10 +32,6 @@ constexpr Duration kReasonTime = std::chrono::milliseconds(500);
 // What one connection carries, whose bytes pass through one thread at a time on either side.
 constexpr double kOneChannelBytesPerSecond = 600e6;
 
-std::shared_ptr<grpc::Channel> Connect(const std::string& address) {
-  return grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), ClientArguments());
-}
-
 class GrpcRemoteShard final : public RemoteShard {
  public:
   GrpcRemoteShard(const std::string& address, const Options& options, MetricRegistry& metrics)
@@ -42,7 +39,8 @@ class GrpcRemoteShard final : public RemoteShard {
         options_(options),
         counters_(StreamCounters::In(metrics, "client")),
         pollers_(options.pollers != nullptr ? options.pollers : std::make_shared<ClientPollers>(1)),
-        channel_(Connect(address)),
+        credentials_(MakeChannelCredentials(options.tls)),
+        channel_(Connect()),
         control_(v1::Control::NewStub(channel_)),
         peer_(absl::StrCat("aggregator at ", address)),
         connections_{{channel_, &pollers_->Next()}} {}
@@ -197,9 +195,11 @@ class GrpcRemoteShard final : public RemoteShard {
     const absl::Status status = call();
     if (!connected && (absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status)) &&
         channel_->GetState(false) != GRPC_CHANNEL_READY) {
-      return absl::UnavailableError(
-          absl::StrCat(peer(), " cannot be reached within ", std::round(ToSeconds(left) * 10) / 10,
-                       " s: is it running, and is the address right? (", status.message(), ")"));
+      return absl::UnavailableError(absl::StrCat(
+          peer(), " cannot be reached within ", std::round(ToSeconds(left) * 10) / 10,
+          " s: is it running, and is the address right?",
+          options_.tls.enabled() ? " Does each end trust the other's certificate?" : "", " (",
+          status.message(), ")"));
     }
     return Named(status);
   }
@@ -213,6 +213,10 @@ class GrpcRemoteShard final : public RemoteShard {
     return Now() - begin;
   }
 
+  std::shared_ptr<grpc::Channel> Connect() const {
+    return grpc::CreateCustomChannel(address_, credentials_, ClientArguments());
+  }
+
   // Makes the connections that streams will use, so that they are there when the shard answers.
   void OpenConnections(const LinkSpeed& link) {
     const uint32_t wanted = options_.channels != 0                              ? options_.channels
@@ -220,7 +224,7 @@ class GrpcRemoteShard final : public RemoteShard {
                                                                                 : 2;
     MutexLock lock(mutex_);
     while (connections_.size() < wanted) {
-      connections_.push_back({Connect(address_), &pollers_->Next()});
+      connections_.push_back({Connect(), &pollers_->Next()});
       connections_.back().channel->GetState(/*try_to_connect=*/true);
     }
   }
@@ -243,6 +247,7 @@ class GrpcRemoteShard final : public RemoteShard {
   const Options options_;
   const StreamCounters counters_;
   const std::shared_ptr<ClientPollers> pollers_;
+  const std::shared_ptr<grpc::ChannelCredentials> credentials_;
   const std::shared_ptr<grpc::Channel> channel_;  // for the control calls and the first stream
   const std::unique_ptr<v1::Control::Stub> control_;
 

@@ -7,6 +7,7 @@
 
 #include "core/base/exchange.h"
 #include "core/base/metrics.h"
+#include "server/net/tls_files.h"
 
 namespace thalweg {
 
@@ -37,6 +38,8 @@ class RemoteShard : public Shard {
     uint32_t channels = 0;
     // Shared by all remote shards of a process. Null: a thread of its own.
     std::shared_ptr<ClientPollers> pollers = nullptr;
+    // With files: mutual TLS, where the shard's certificate must name the host in `address`.
+    TlsFiles tls = {};
   };
 
   // Connects at the first call. `address` is host:port; `metrics` must outlive the shard.

@@ -8,9 +8,10 @@
 #include "absl/strings/str_cat.h"
 #include "core/base/status_macros.h"
 #include "grpcpp/grpcpp.h"
-#include "server/transport/address.h"
+#include "server/net/address.h"
 #include "server/transport/channel_options.h"
 #include "server/transport/control_service.h"
+#include "server/transport/credentials.h"
 #include "server/transport/poller.h"
 #include "server/transport/server_stream.h"
 #include "spdlog/spdlog.h"
@@ -38,7 +39,7 @@ class GrpcShardServer final : public ShardServer {
     grpc::ServerBuilder builder;
     ApplyServerArguments(builder);
     int port = 0;
-    builder.AddListeningPort(ToString(address_), grpc::InsecureServerCredentials(), &port);
+    builder.AddListeningPort(ToString(address_), MakeServerCredentials(options.tls), &port);
     builder.RegisterService(&control_);
     builder.RegisterService(&exchange_);
     // With queues that are polled by us, gRPC's threads for the control calls do not poll.

@@ -9,6 +9,7 @@
 #include "core/base/clock.h"
 #include "core/base/exchange.h"
 #include "core/base/metrics.h"
+#include "server/net/tls_files.h"
 
 namespace thalweg {
 
@@ -24,6 +25,7 @@ class ShardServer {
   struct Options {
     std::string listen;    // host:port; port 0 takes a free one
     uint32_t threads = 1;  // ≥ 1, that receive, fold and send
+    TlsFiles tls = {};     // with files: mutual TLS
   };
 
   // `shard` and `metrics` must outlive the server. Unavailable when the address cannot be bound.

@@ -1,4 +1,4 @@
-#include "server/transport/address.h"
+#include "server/net/address.h"
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"

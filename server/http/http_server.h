@@ -8,6 +8,7 @@
 #include "absl/status/statusor.h"
 #include "core/base/http_reply.h"
 #include "core/base/metrics.h"
+#include "server/net/tls_files.h"
 
 namespace thalweg {
 
@@ -17,11 +18,22 @@ namespace thalweg {
 // show it in no frame. Thread-safe; owns its threads.
 class HttpServer {
  public:
-  // `listen` is host:port, port 0 takes a free one. `metrics` and what `ready` uses must outlive
-  // the server; `ready` is called from several threads and must not block. `pages` answers all
-  // other paths; without it they are not found. Unavailable when the address cannot be bound.
-  static absl::StatusOr<std::unique_ptr<HttpServer>> Start(const std::string& listen,
-                                                           const MetricRegistry& metrics,
+  struct Options {
+    std::string listen;  // host:port; port 0 takes a free one
+    // HTTPS when enabled; a file that is replaced counts for the next connection. No certificate is
+    // asked of clients: probes and browsers have none.
+    TlsFiles tls = {};
+    // A file with a token, without which all but /healthz and /readyz is 401 (token.h). Empty: all
+    // may read.
+    std::string token_file = "";
+  };
+
+  // `metrics`, which gets the expiry of the certificates, and what `ready` uses must outlive the
+  // server; `ready` is called from several threads and must not block. `pages` answers all other
+  // paths; without it they are not found. Unavailable when the address cannot be bound,
+  // InvalidArgument when there is no token in its file.
+  static absl::StatusOr<std::unique_ptr<HttpServer>> Start(const Options& options,
+                                                           MetricRegistry& metrics,
                                                            std::function<absl::Status()> ready,
                                                            HttpHandler pages = nullptr);
   // Stops.
@@ -29,11 +41,10 @@ class HttpServer {
 
   // host:port with the port really bound.
   virtual std::string address() const = 0;
+  // "http" or "https".
+  virtual std::string scheme() const = 0;
   // Ends when requests in progress have been answered. Idempotent.
   virtual void Stop() = 0;
 };
-
-// All metrics of `registry` in Prometheus' text format.
-std::string PrometheusText(const MetricRegistry& registry);
 
 }  // namespace thalweg

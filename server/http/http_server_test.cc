@@ -1,4 +1,4 @@
-#include "server/transport/http_server.h"
+#include "server/http/http_server.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "httplib.h"
+#include "server/http/prometheus_text.h"
 
 namespace thalweg {
 namespace {
@@ -63,7 +64,8 @@ class HttpServerTest : public ::testing::Test {
  protected:
   virtual HttpHandler Pages() { return nullptr; }
   void SetUp() override {
-    auto server = HttpServer::Start("127.0.0.1:0", metrics_, [this] { return ready_; }, Pages());
+    auto server =
+        HttpServer::Start({.listen = "127.0.0.1:0"}, metrics_, [this] { return ready_; }, Pages());
     ASSERT_TRUE(server.ok()) << server.status();
     server_ = *std::move(server);
     client_ = std::make_unique<httplib::Client>("http://" + server_->address());
@@ -177,7 +179,7 @@ TEST_F(HttpPagesTest, NothingCanBeChanged) {
 
 TEST_F(HttpServerTest, TakenPortIsUnavailable) {
   const auto second =
-      HttpServer::Start(server_->address(), metrics_, [] { return absl::Status(); });
+      HttpServer::Start({.listen = server_->address()}, metrics_, [] { return absl::Status(); });
   EXPECT_EQ(second.status().code(), absl::StatusCode::kUnavailable);
   EXPECT_THAT(std::string(second.status().message()), HasSubstr(server_->address()));
 }
@@ -187,7 +189,7 @@ TEST_F(HttpServerTest, StopsTwiceAndFreesThePort) {
   server_->Stop();
   server_->Stop();
   EXPECT_FALSE(client_->Get("/healthz"));
-  EXPECT_TRUE(HttpServer::Start(address, metrics_, [] { return absl::Status(); }).ok());
+  EXPECT_TRUE(HttpServer::Start({.listen = address}, metrics_, [] { return absl::Status(); }).ok());
 }
 
 }  // namespace

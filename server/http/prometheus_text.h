@@ -1,0 +1,15 @@
+// What Prometheus reads.
+#pragma once
+
+#include <string>
+
+#include "core/base/metrics.h"
+
+namespace thalweg {
+
+inline constexpr char kPrometheusType[] = "text/plain; version=0.0.4; charset=utf-8";
+
+// All metrics of `registry` in Prometheus' text format.
+std::string PrometheusText(const MetricRegistry& registry);
+
+}  // namespace thalweg

@@ -1,0 +1,52 @@
+#include "server/http/token.h"
+
+#include <openssl/crypto.h>
+
+#include <fstream>
+#include <iterator>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/escaping.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+
+namespace thalweg {
+namespace {
+
+constexpr absl::string_view kBearer = "Bearer ";
+constexpr absl::string_view kBasic = "Basic ";
+
+bool Same(absl::string_view given, const std::string& token) {
+  return given.size() == token.size() &&
+         CRYPTO_memcmp(given.data(), token.data(), token.size()) == 0;
+}
+
+}  // namespace
+
+absl::StatusOr<std::string> ReadToken(const std::string& path) {
+  std::ifstream file(path);
+  const std::string text{std::istreambuf_iterator<char>(file), {}};
+  const std::string token(absl::StripAsciiWhitespace(text));
+  if (!file.is_open() || token.empty()) {
+    return absl::InvalidArgumentError(absl::StrCat("'", path, "': expected a token, ",
+                                                   file.is_open() ? "got none" : "cannot read it"));
+  }
+  return token;
+}
+
+bool HasToken(const std::string& authorization, const std::string& token) {
+  // The names of schemes have no case (RFC 9110, 11.1).
+  if (absl::StartsWithIgnoreCase(authorization, kBearer)) {
+    return Same(absl::string_view(authorization).substr(kBearer.size()), token);
+  }
+  std::string credentials;
+  if (!absl::StartsWithIgnoreCase(authorization, kBasic) ||
+      !absl::Base64Unescape(absl::string_view(authorization).substr(kBasic.size()), &credentials)) {
+    return false;
+  }
+  const size_t colon = credentials.find(':');
+  return colon != std::string::npos &&
+         Same(absl::string_view(credentials).substr(colon + 1), token);
+}
+
+}  // namespace thalweg

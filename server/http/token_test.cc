@@ -1,0 +1,47 @@
+#include "server/http/token.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <string>
+
+#include "absl/strings/escaping.h"
+
+namespace thalweg {
+namespace {
+
+using ::testing::HasSubstr;
+
+std::string Basic(const std::string& credentials) {
+  return "Basic " + absl::Base64Escape(credentials);
+}
+
+TEST(TokenTest, BearerAndPasswordOfAnyUserAreAccepted) {
+  for (const std::string& header : {std::string("Bearer s3:cret"), std::string("bearer s3:cret"),
+                                    Basic("anne:s3:cret"), Basic(":s3:cret")}) {
+    EXPECT_TRUE(HasToken(header, "s3:cret")) << header;
+  }
+}
+
+TEST(TokenTest, EverythingElseIsRefused) {
+  for (const std::string& header :
+       {std::string(), std::string("s3cret"), std::string("Bearer"), std::string("Bearer "),
+        std::string("Bearer s3cre"), std::string("Bearer s3crets"), std::string("Bearer s3creT"),
+        std::string("Basic %%%"), Basic("s3cret"), Basic("s3cret:"), Basic("anne:other"),
+        std::string("Digest s3cret")}) {
+    EXPECT_FALSE(HasToken(header, "s3cret")) << header;
+  }
+}
+
+TEST(TokenTest, FilesAreReadWithoutTheSpaceAround) {
+  const std::string path = ::testing::TempDir() + "/token_test";
+  std::ofstream(path) << "  s3cret\n";
+  EXPECT_EQ(ReadToken(path).value(), "s3cret");
+  std::ofstream(path) << " \n";
+  EXPECT_THAT(std::string(ReadToken(path).status().message()), HasSubstr("got none"));
+  EXPECT_THAT(std::string(ReadToken("/none").status().message()), HasSubstr("cannot read it"));
+}
+
+}  // namespace
+}  // namespace thalweg

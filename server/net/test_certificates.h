@@ -1,0 +1,35 @@
+// Certificates for tests: a CA, and what it signs, as the files that programs read.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "absl/time/time.h"
+#include "server/net/tls_files.h"
+
+namespace thalweg {
+
+// A CA of its own for each object. Files lie in a new folder, which goes with the object.
+class TestCa {
+ public:
+  TestCa();
+  ~TestCa();
+  TestCa(const TestCa&) = delete;
+  TestCa& operator=(const TestCa&) = delete;
+
+  // Files of a certificate for `name`, valid from an hour ago until `valid` from now, for the host
+  // 127.0.0.1 only. Another call with the same name replaces them.
+  TlsFiles Issue(const std::string& name, absl::Duration valid = absl::Hours(1)) const;
+  // As Issue, for a host of this DNS name.
+  TlsFiles IssueFor(const std::string& host) const;
+  const std::string& folder() const { return folder_; }
+
+ private:
+  struct Signer;
+  TlsFiles Write(const std::string& name, const std::string& host, absl::Duration valid) const;
+
+  const std::string folder_;
+  const std::unique_ptr<Signer> signer_;
+};
+
+}  // namespace thalweg

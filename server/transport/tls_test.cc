@@ -1,0 +1,133 @@
+// Who is let in, and what happens when certificates are replaced.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <memory>
+#include <string>
+
+#include "server/net/test_certificates.h"
+#include "server/transport/fake_shard.h"
+#include "server/transport/remote_shard.h"
+#include "server/transport/shard_server.h"
+
+namespace thalweg {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+class TlsTest : public ::testing::Test {
+ protected:
+  void SetUp() override { StartServer(ca_.Issue("shard")); }
+
+  void StartServer(const TlsFiles& files) {
+    server_.reset();
+    auto server = ShardServer::Start({.listen = "127.0.0.1:0", .tls = files}, shard_, metrics_);
+    ASSERT_TRUE(server.ok()) << server.status();
+    server_ = *std::move(server);
+  }
+
+  std::unique_ptr<RemoteShard> Node(const TlsFiles& files) {
+    return RemoteShard::Create(server_->address(), {.channels = 2, .tls = files}, metrics_);
+  }
+
+  // What comes of trying to join for a second, which a connection to this machine needs nothing of.
+  absl::Status Join(RemoteShard& node) {
+    return node.Join(OfNode(0), Now() + std::chrono::seconds(1)).status();
+  }
+  void ExpectRefused(const TlsFiles& files) {
+    const auto node = Node(files);
+    const absl::Status status = Join(*node);
+    EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr(server_->address()));
+    EXPECT_TRUE(shard_.joins.Get().empty());
+  }
+
+  // Sends a chunk and waits for the same bytes.
+  void Exchange(RemoteShard& node, uint32_t chunk) {
+    const auto bytes = std::make_shared<std::string>(1 << 20, static_cast<char>('a' + chunk));
+    const Payload payload(std::as_bytes(std::span(*bytes)), bytes);
+    ASSERT_TRUE(
+        node.Contribute(token_, {{{}, chunk, 1}, 5, WireFormat::kFloat32, 1 << 18, payload}).ok());
+    const auto results = sink_->results.WaitFor(chunk + 1);
+    ASSERT_EQ(results.size(), chunk + 1);
+    EXPECT_EQ(BytesOf(results.back().payload), *bytes);
+  }
+  void JoinAndAttach(RemoteShard& node) {
+    const auto membership = node.Join(OfNode(0), Now() + kTestPatience);
+    ASSERT_TRUE(membership.ok()) << membership.status();
+    token_ = membership->token;
+    ASSERT_TRUE(node.Attach(token_, sink_).ok());
+  }
+
+  const TestCa ca_;
+  MetricRegistry metrics_;
+  FakeShard shard_;
+  std::unique_ptr<ShardServer> server_;
+  SessionToken token_ = 0;
+  const std::shared_ptr<RecordingSink> sink_ = std::make_shared<RecordingSink>();
+};
+
+TEST_F(TlsTest, NodesOfTheSameCaExchange) {
+  const auto node = Node(ca_.Issue("sidecar"));
+  ASSERT_NO_FATAL_FAILURE(JoinAndAttach(*node));
+  for (uint32_t chunk = 0; chunk < 4; ++chunk) ASSERT_NO_FATAL_FAILURE(Exchange(*node, chunk));
+}
+
+TEST_F(TlsTest, NodeWithoutTlsIsRefused) { ExpectRefused({}); }
+
+TEST_F(TlsTest, NodeOfAnotherCaIsRefusedByTheShard) {
+  const TestCa other;
+  TlsFiles files = other.Issue("sidecar");
+  files.ca = ca_.folder() + "/ca.crt";  // it trusts the shard
+  ExpectRefused(files);
+}
+
+TEST_F(TlsTest, NodeRefusesAShardOfAnotherCa) {
+  const TestCa other;
+  TlsFiles files = ca_.Issue("sidecar");  // the shard would trust it
+  files.ca = other.Issue("x").ca;
+  ExpectRefused(files);
+}
+
+TEST_F(TlsTest, NodeRefusesACertificateForAnotherHost) {
+  StartServer(ca_.IssueFor("shard-0.elsewhere"));
+  const auto node = Node(ca_.Issue("sidecar"));
+  const absl::Status status = Join(*node);
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
+  EXPECT_THAT(std::string(status.message()),
+              AllOf(HasSubstr("trust the other's certificate"), HasSubstr("127.0.0.1")));
+}
+
+TEST_F(TlsTest, NodeWithTlsIsNotServedByAShardWithout) {
+  StartServer({});
+  ExpectRefused(ca_.Issue("sidecar"));
+}
+
+TEST_F(TlsTest, ReplacedCertificatesCountForNewConnectionsAndOpenStreamsLiveOn) {
+  const auto early = Node(ca_.Issue("sidecar"));
+  ASSERT_NO_FATAL_FAILURE(JoinAndAttach(*early));
+  ASSERT_NO_FATAL_FAILURE(Exchange(*early, 0));
+
+  // The shard's files become those of another CA.
+  const TestCa other;
+  const TlsFiles replacement = other.Issue("shard");
+  for (const char* name : {"shard.crt", "shard.key", "ca.crt"}) {
+    std::filesystem::copy_file(other.folder() + "/" + name, ca_.folder() + "/" + name,
+                               std::filesystem::copy_options::overwrite_existing);
+  }
+  const TlsFiles files = other.Issue("sidecar");
+  const TimePoint deadline = Now() + kTestPatience;
+  absl::Status late = absl::UnknownError("not tried");
+  while (!late.ok() && Now() < deadline) {
+    const auto node = Node(files);
+    late = Join(*node);
+  }
+  EXPECT_TRUE(late.ok()) << late;
+  ASSERT_NO_FATAL_FAILURE(Exchange(*early, 1));
+  EXPECT_TRUE(sink_->failures.Get().empty());
+}
+
+}  // namespace
+}  // namespace thalweg
