@@ -148,6 +148,8 @@ absl::StatusOr<std::unique_ptr<Session>> Session::Connect(const SessionOptions& 
     return absl::InvalidArgumentError(absl::StrCat("the sidecar wants gradients by the path ",
                                                    Name(welcome.path), ", which was not offered"));
   }
+  // What was queued to try it out may not be done yet, and memory in use would be left behind.
+  if (ipc != nullptr) ipc->Close(deadline);
   return std::make_unique<ForkSafeSession>(
       std::make_unique<SidecarSession>(options, welcome, std::move(connection), std::move(path)));
 }
