@@ -60,6 +60,9 @@ class ForkSafeSession : public Session {
     THALWEG_RETURN_IF_ERROR(CheckProcess());
     return impl_->Reduce(id, gradient);
   }
+  void NotePrecision(double loss_scale, uint64_t skipped_steps) override {
+    if (!guard_.InChild()) impl_->NotePrecision(loss_scale, skipped_steps);
+  }
   std::shared_ptr<DeviceRuntime> device() const override { return impl_->device(); }
   absl::Status status() const override {
     THALWEG_RETURN_IF_ERROR(CheckProcess());

@@ -73,6 +73,8 @@ struct SessionStats {
   uint64_t compressed_since = 0;  // the iteration, from 1, in which compression began; 0: not yet
   double residual_norm = 0;       // of what compression has left for later
   double error_ratio = 0;         // that, in proportion to the norm of what was to be sent
+  double loss_scale = 0;          // as NotePrecision was told last; 0: never
+  uint64_t skipped_steps = 0;     // a sum: all that NotePrecision was told of
   GradientPath path = GradientPath::kCpu;
 };
 
@@ -115,6 +117,12 @@ class Session {
   // Puts a saved state in its place, before the next round. One worker per node does that; if the
   // state does not fit, the job fails. FailedPrecondition while a round is in flight.
   virtual absl::Status LoadCodecState(std::span<const std::byte> state) = 0;
+
+  // What loss scaling has come to, for the sidecar's metrics and stats(): the scale from now on,
+  // and steps skipped since the last call. At most once a step; says nothing where nothing has
+  // changed, and once the session has failed. Of a node's workers only the first one's matters to
+  // others.
+  virtual void NotePrecision(double loss_scale, uint64_t skipped_steps) = 0;
 
   // As in SessionOptions.
   virtual std::shared_ptr<DeviceRuntime> device() const = 0;

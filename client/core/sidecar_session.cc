@@ -232,6 +232,18 @@ absl::Status SidecarSession::LoadCodecState(std::span<const std::byte> state) {
   return connection_->Send(CodecState{state.size()}, arena.fd());
 }
 
+void SidecarSession::NotePrecision(double loss_scale, uint64_t skipped_steps) {
+  {
+    MutexLock lock(mutex_);
+    if (!status_.ok() || (skipped_steps == 0 && loss_scale == stats_.loss_scale)) return;
+    stats_.loss_scale = loss_scale;
+    stats_.skipped_steps += skipped_steps;
+  }
+  if (options_.local_rank != 0) return;
+  const absl::Status sent = connection_->Send(Precision{loss_scale, skipped_steps});
+  if (!sent.ok()) Fail(sent);
+}
+
 absl::Status SidecarSession::Handle(Received received) {
   if (const auto* complete = std::get_if<Complete>(&received.message)) return Finish(*complete);
   if (const auto* fail = std::get_if<::thalweg::Fail>(&received.message)) {

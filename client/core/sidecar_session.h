@@ -49,6 +49,7 @@ class SidecarSession : public Session {
   absl::StatusOr<ReducedBucket> Reduce(BucketId id, std::span<const std::byte> gradient) override;
   absl::Status SaveCodecState(const std::function<void(std::span<const std::byte>)>& use) override;
   absl::Status LoadCodecState(std::span<const std::byte> state) override;
+  void NotePrecision(double loss_scale, uint64_t skipped_steps) override;
   std::shared_ptr<DeviceRuntime> device() const override { return options_.device; }
   absl::Status status() const override {
     MutexLock lock(mutex_);

@@ -140,6 +140,8 @@ py::dict Stats(const Session& session) {
   result["compressed_since"] = stats.compressed_since;
   result["residual_norm"] = stats.residual_norm;
   result["error_ratio"] = stats.error_ratio;
+  result["loss_scale"] = stats.loss_scale;
+  result["skipped_steps"] = stats.skipped_steps;
   return result;
 }
 
@@ -193,6 +195,8 @@ PYBIND11_MODULE(_C, m) {
       .def("save_codec_state", &thalweg::SaveCodecState)
       .def("load_codec_state", &thalweg::LoadCodecState, py::arg("state"))
       .def("stats", &thalweg::Stats)
+      .def("note_precision", &Session::NotePrecision, py::call_guard<py::gil_scoped_release>(),
+           py::arg("loss_scale"), py::arg("skipped_steps"))
       .def("path", [](const Session& session) { return Name(session.stats().path); })
       .def("status", &thalweg::StatusText)
       .def("close", &Session::Close, py::call_guard<py::gil_scoped_release>());

@@ -8,7 +8,7 @@ namespace thalweg {
 // Sidecar ↔ aggregator (proto/thalweg/v1). A peer of another major version is refused at Join.
 inline constexpr uint32_t kWireVersion = 1;
 // Worker ↔ sidecar (core/ipc). Both come from the same installation, so they must be equal.
-inline constexpr uint32_t kIpcVersion = 5;
+inline constexpr uint32_t kIpcVersion = 6;
 
 // Bounds of what a job may ask for; within them a shard chooses (server/round/flow_plan.h).
 inline constexpr uint64_t kMinChunkBytes = 4 << 10;

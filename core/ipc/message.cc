@@ -17,8 +17,8 @@ constexpr uint32_t kMagic = 0x31574854;  // "THW1"
 constexpr uint16_t kFlagFd = 1;
 constexpr uint16_t kTypes = std::variant_size_v<Message>;
 constexpr const char* kNames[kTypes] = {
-    "Hello",    "Welcome", "RegisterBucket", "BucketReady",   "Submit",
-    "Complete", "Fail",    "Leave",          "GetCodecState", "CodecState"};
+    "Hello", "Welcome", "RegisterBucket", "BucketReady", "Submit",   "Complete",
+    "Fail",  "Leave",   "GetCodecState",  "CodecState",  "Precision"};
 
 template <typename T>
 concept Integer = std::unsigned_integral<T> || std::same_as<T, int64_t>;
@@ -247,6 +247,7 @@ void Visit(auto& archive, Is<Fail> auto& m) { All(archive, m.code, m.message); }
 void Visit(auto&, Is<Leave> auto&) {}
 void Visit(auto&, Is<GetCodecState> auto&) {}
 void Visit(auto& archive, Is<CodecState> auto& m) { All(archive, m.bytes); }
+void Visit(auto& archive, Is<Precision> auto& m) { All(archive, m.loss_scale, m.skipped_steps); }
 
 template <typename T>
 absl::StatusOr<Message> ParseAs(const char* name, std::span<const std::byte> body) {

@@ -4,7 +4,7 @@
 //
 //   byte  size  field
 //   0     4   A magic       "THW1"
-//   4     2   B type        1 … 10, in the order of Message's alternatives
+//   4     2   B type        1 … 11, in the order of Message's alternatives
 //   6     2   C flags       1: a file descriptor comes with the frame's first byte; else 0
 //   8     4   D body bytes  at most kMaxFrameBytes
 //   12    D   E body        the message's fields in the order of their declaration, without
@@ -138,8 +138,15 @@ struct CodecState {
   bool operator==(const CodecState&) const = default;
 };
 
+// A node's first worker, at any time: what loss scaling has come to.
+struct Precision {
+  double loss_scale = 0;
+  uint64_t skipped_steps = 0;  // since the last such message
+  bool operator==(const Precision&) const = default;
+};
+
 using Message = std::variant<Hello, Welcome, RegisterBucket, BucketReady, Submit, Complete, Fail,
-                             Leave, GetCodecState, CodecState>;
+                             Leave, GetCodecState, CodecState, Precision>;
 
 inline constexpr size_t kFrameHeaderBytes = 12;
 inline constexpr uint32_t kMaxFrameBytes = 16 << 20;

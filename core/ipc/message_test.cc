@@ -75,6 +75,11 @@ TEST(MessageTest, FrameIsTheDocumentedBytes) {
   EXPECT_EQ(EncodeFrame(RegisterBucket{{2, 1}, {DType::kFloat32, {{"w", {3, 4}}}}, {"u", "m", "e"}},
                         true),
             register_bucket);
+  const std::string precision(
+      "THW1\x0b\x00\x00\x00\x10\x00\x00\x00"
+      "\x00\x00\x00\x00\x00\x00\xe0\x3f\x03\x00\x00\x00\x00\x00\x00\x00",
+      28);
+  EXPECT_EQ(EncodeFrame(Precision{0.5, 3}, false), precision);
 }
 
 TEST(MessageTest, EveryMessageSurvivesTheRoundTrip) {
@@ -132,7 +137,7 @@ TEST(MessageTest, BadHeadersAreRefusedByName) {
     const char* expected;
   } cases[] = {{0, "X", "not a Thalweg process"},
                {4, std::string(2, '\0'), "type 0"},
-               {4, "\x0b", "type 11"},
+               {4, "\x0c", "type 12"},
                {6, "\x02", "flags 2"},
                {8, U32(kMaxFrameBytes + 1), "frame of 16777217 bytes"}};
   for (const auto& c : cases) {
@@ -146,7 +151,7 @@ TEST(MessageTest, BadHeadersAreRefusedByName) {
   EXPECT_TRUE(ParseFrameHeader(AsBytes(longest.replace(8, 4, U32(kMaxFrameBytes)))).ok());
   EXPECT_FALSE(ParseFrameHeader(AsBytes(good + '\0')).ok());
   EXPECT_FALSE(ParseBody(0, {}).ok());
-  EXPECT_FALSE(ParseBody(11, {}).ok());
+  EXPECT_FALSE(ParseBody(12, {}).ok());
 }
 
 TEST(MessageTest, InvalidElementTypeIsRefused) {

@@ -37,8 +37,10 @@ class RandomMessages {
         return Leave{};
       case 8:
         return GetCodecState{};
-      default:
+      case 9:
         return CodecState{random_()};
+      default:
+        return Precision{Real(), random_()};
     }
   }
   Message Any() { return OfType(Below(std::variant_size_v<Message>)); }

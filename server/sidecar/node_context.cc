@@ -57,6 +57,12 @@ SidecarMetrics::SidecarMetrics(MetricRegistry& r)
                                    "Norm of what compression left out, over the norm of what was "
                                    "to be sent; sampled")),
       residual_norm(r.GetGauge("thalweg_sidecar_residual_norm",
-                               "Norm of what compression has left out so far; sampled")) {}
+                               "Norm of what compression has left out so far; sampled")),
+      loss_scale(r.GetGauge("thalweg_sidecar_loss_scale",
+                            "Loss scale of mixed precision, as a job said last; with several "
+                            "scalers the smallest; 0: no job has said one")),
+      skipped_steps(r.GetCounter("thalweg_sidecar_skipped_steps_total",
+                                 "Steps that loss scalers have skipped because gradients were not "
+                                 "finite, of all jobs")) {}
 
 }  // namespace thalweg

@@ -39,6 +39,8 @@ struct SidecarMetrics {
   Gauge& compressed_since;
   Gauge& compression_error;
   Gauge& residual_norm;
+  Gauge& loss_scale;
+  Counter& skipped_steps;
 };
 
 // What a NodeJob works with; all must outlive it.

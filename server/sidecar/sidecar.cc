@@ -146,11 +146,24 @@ absl::Status Sidecar::ReadMessages(Connection& connection, NodeJob& job, uint32_
       job.OnGetCodecState(local_rank);
     } else if (const auto* state = std::get_if<CodecState>(&received->message)) {
       job.OnCodecState(local_rank, *state, std::move(received->fd));
+    } else if (const auto* precision = std::get_if<Precision>(&received->message)) {
+      THALWEG_RETURN_IF_ERROR(TakePrecision(*precision, local_rank));
     } else {
       return absl::InvalidArgumentError(
           absl::StrCat("a worker must not send ", Name(received->message)));
     }
   }
+}
+
+absl::Status Sidecar::TakePrecision(const Precision& precision, uint32_t local_rank) {
+  // All workers of a job skip the same steps: they are not to be counted once for each.
+  if (local_rank != 0) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "local rank ", local_rank, " sent Precision, expected it from local rank 0 only"));
+  }
+  metrics_.loss_scale.Set(precision.loss_scale);
+  metrics_.skipped_steps.Add(static_cast<double>(precision.skipped_steps));
+  return absl::OkStatus();
 }
 
 Sidecar::Connections Sidecar::Reap() {

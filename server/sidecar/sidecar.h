@@ -65,6 +65,8 @@ class Sidecar {
   absl::StatusOr<std::shared_ptr<NodeJob>> Admit(const Hello& hello,
                                                  const std::shared_ptr<Connection>& connection);
   absl::Status ReadMessages(Connection& connection, NodeJob& job, uint32_t local_rank);
+  // Takes no lock: rounds may be under way.
+  absl::Status TakePrecision(const Precision& precision, uint32_t local_rank);
 
   SidecarMetrics metrics_;
   NodeContext context_;

@@ -220,6 +220,27 @@ TEST(WorkerFaultTest, MessageOutOfTurnIsRefused) {
   EXPECT_THAT(std::get<Fail>(received->message).message, HasSubstr("expected Hello"));
 }
 
+TEST(WorkerFaultTest, LossScaleOfAnotherThanTheFirstWorkerIsRefused) {
+  Cluster cluster(1, 2, 1);
+  auto first = std::async(std::launch::async,
+                          [&cluster] { return Session::Connect(cluster.OptionsFor(0)); });
+  auto connection = *Connection::Connect(cluster.SocketPath(0), Now() + kPatience);
+  const SessionOptions o = cluster.OptionsFor(1);
+  const Hello hello{
+      kIpcVersion,  o.job,         1,
+      o.world_size, o.node,        o.num_nodes,
+      o.node_name,  o.local_rank,  o.local_size,
+      o.codec,      o.chunk_bytes, static_cast<uint64_t>(ToNanos(o.timeout) / 1000000)};
+  ASSERT_TRUE(connection->Send(hello).ok());
+  ASSERT_TRUE(connection->Receive(Now() + kPatience).ok());  // Welcome
+  ASSERT_TRUE(connection->Send(Precision{2, 3}).ok());
+  auto received = connection->Receive(Now() + kPatience);
+  ASSERT_TRUE(received.ok()) << received.status();
+  EXPECT_THAT(std::get<Fail>(received->message).message, HasSubstr("local rank 1 sent Precision"));
+  EXPECT_EQ(cluster.registry().GetGauge("thalweg_sidecar_loss_scale", "").Value(), 0);
+  ASSERT_TRUE(first.get().ok());
+}
+
 TEST(WorkerFaultTest, CallbackThatWaitsForAnotherBucketDoesNotDeadlockTheSession) {
   Cluster cluster(1, 1, 1);
   auto session = *Session::Connect(cluster.OptionsFor(0));

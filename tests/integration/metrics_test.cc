@@ -2,7 +2,9 @@
 #include <gtest/gtest.h>
 
 #include <limits>
+#include <span>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "tests/integration/training.h"
@@ -30,6 +32,9 @@ class SidecarMetricsTest : public ::testing::Test {
   // All sidecars of a test's cluster count in one registry.
   static double Counted(Cluster& cluster, const std::string& name) {
     return cluster.registry().GetCounter("thalweg_sidecar_" + name, "").Value();
+  }
+  static Gauge& LossScale(Cluster& cluster) {
+    return cluster.registry().GetGauge("thalweg_sidecar_loss_scale", "");
   }
   static Histogram& Phase(Cluster& cluster, const char* phase) {
     return cluster.registry().GetHistogram("thalweg_sidecar_phase_seconds", "", {{"phase", phase}});
@@ -81,6 +86,66 @@ TEST_F(SidecarMetricsTest, BucketsWithNonFiniteValuesAreCountedOnce) {
   });
   EXPECT_EQ(Counted(cluster, "nonfinite_buckets_total"), 2);  // one on each node
   EXPECT_EQ(Counted(cluster, "nonfinite_elements_total"), 4);
+}
+
+TEST_F(SidecarMetricsTest, LossScaleAndSkippedStepsAreThoseOfTheNodesFirstWorker) {
+  Cluster cluster(1, 2, 1);
+  Training training(cluster, *CodecPolicy::Parse("fp32"));
+  EXPECT_EQ(LossScale(cluster).Value(), 0);
+  for (const uint64_t skipped : {0, 1, 0, 2}) {
+    training.session(0).NotePrecision(512.0 / static_cast<double>(1 + skipped), skipped);
+    training.session(1).NotePrecision(4096, skipped);
+  }
+  training.Run(0, kLayouts, 1, Ones);  // the sidecar has read what came before
+  EXPECT_EQ(LossScale(cluster).Value(), 512.0 / 3);
+  EXPECT_EQ(Counted(cluster, "skipped_steps_total"), 3);
+  for (const uint32_t rank : {0, 1}) {
+    const SessionStats stats = training.session(rank).stats();
+    EXPECT_EQ(stats.loss_scale, rank == 0 ? 512.0 / 3 : 4096);
+    EXPECT_EQ(stats.skipped_steps, 3u);
+  }
+}
+
+TEST_F(SidecarMetricsTest, LossScaleThatHasNotChangedIsNotSaidAgain) {
+  Cluster cluster(1, 1, 1);
+  Training training(cluster, *CodecPolicy::Parse("fp32"));
+  training.session(0).NotePrecision(8, 1);
+  training.Run(0, kLayouts, 1, Ones);
+  EXPECT_EQ(LossScale(cluster).Value(), 8);
+  LossScale(cluster).Set(-1);
+  training.session(0).NotePrecision(8, 0);
+  training.Run(0, kLayouts, 1, Ones);
+  EXPECT_EQ(LossScale(cluster).Value(), -1);
+  training.session(0).NotePrecision(8, 1);
+  training.Run(0, kLayouts, 1, Ones);
+  EXPECT_EQ(LossScale(cluster).Value(), 8);
+  EXPECT_EQ(Counted(cluster, "skipped_steps_total"), 2);
+}
+
+TEST_F(SidecarMetricsTest, LossScaleIsTakenWhileARoundIsUnderWay) {
+  Cluster cluster(1, 2, 1);
+  Training training(cluster, *CodecPolicy::Parse("fp32"));
+  training.Run(0, kLayouts, 1, Ones);
+  const Values values = Ones(0, 0, 0);
+  const auto gradient = std::as_bytes(std::span(values));
+  auto first = SubmitAsync(training.session(0), {0, 0}, gradient);
+  training.session(0).NotePrecision(2, 5);
+  const TimePoint deadline = Now() + kPatience;
+  while (LossScale(cluster).Value() != 2 && Now() < deadline) std::this_thread::yield();
+  EXPECT_EQ(LossScale(cluster).Value(), 2);
+  auto second = SubmitAsync(training.session(1), {0, 0}, gradient);
+  EXPECT_TRUE(Get(first).ok());
+  EXPECT_TRUE(Get(second).ok());
+}
+
+TEST_F(SidecarMetricsTest, ClosedSessionSaysNothingOfItsLossScale) {
+  Cluster cluster(1, 1, 1);
+  Training training(cluster, *CodecPolicy::Parse("fp32"));
+  training.session(0).Close();
+  training.session(0).NotePrecision(8, 1);
+  EXPECT_EQ(training.session(0).stats().skipped_steps, 0u);
+  while (cluster.sidecar(0).Reap().now > 0) std::this_thread::yield();
+  EXPECT_EQ(LossScale(cluster).Value(), 0);
 }
 
 }  // namespace

@@ -60,6 +60,9 @@ class Session:
         Raises RuntimeError, also while a bucket is being reduced.
         """
 
+    def note_precision(self, loss_scale: float, skipped_steps: int) -> None:
+        """What loss scaling has come to: the scale now, and steps skipped since the last call."""
+
     def path(self) -> str:
         """SessionStats.path in client/core/session.h."""
 
