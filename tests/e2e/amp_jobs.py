@@ -1,5 +1,6 @@
 """Jobs that train in mixed precision through Thalweg: `amp_jobs.py NAME OUT`."""
 
+import os
 from typing import Any
 
 import torch
@@ -49,6 +50,27 @@ def native_scaler() -> dict[str, Any]:
         scaler.step(optimizer)
         scaler.update()
     return {"weights": model.state_dict()["weight"].tolist()}
+
+
+@job
+def overflows() -> dict[str, Any]:
+    """torch's GradScaler, its scale too large at first; attached by the environment or here."""
+    module = DistributedDataParallel(Product())
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.25)
+    if "THALWEG_ENABLE" not in os.environ:
+        thalweg.ddp.attach(module, "fp32")
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16, growth_interval=100)
+    made = 0
+    for first in (1.0, 1e34, 1e34, 1.0):  # at 2**15 the gradient is no float32
+        optimizer.zero_grad()
+        scaler.scale(module(inputs(first, 1.0))).backward()
+        before = module.module.weight.tolist()
+        scaler.step(optimizer)
+        made += module.module.weight.tolist() != before
+        scaler.update()
+    state = thalweg.ddp.state_of(module)
+    assert state is not None
+    return {"scale": scaler.get_scale(), "made": made, "stats": state.stats()}
 
 
 @job

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from harness import Job, servers
+import pytest
+from harness import Job, metric, servers
 
 SCRIPT = Path(__file__).parent / "amp_jobs.py"
 
@@ -26,3 +27,18 @@ def test_replicas_and_their_masters_have_the_same_bits_and_learn(tmp_path):
     assert first["digest"] == second["digest"]
     for result in (first, second):
         assert sum(result["losses"][-5:]) < sum(result["losses"][:5]) / 2
+
+
+@pytest.mark.parametrize("env", [{}, {"THALWEG_ENABLE": "1"}], ids=["attached", "zero_code"])
+def test_sidecars_show_the_scale_and_the_skipped_steps_of_gradscaler(env, tmp_path):
+    with servers(nodes=2, shards=1) as cluster:
+        sockets = [server.address for server in cluster.sidecars for _ in range(2)]
+        job = Job("overflows", cluster, tmp_path, sidecar_of=sockets, env=env, jobs=SCRIPT)
+        for result in job.results():
+            assert (result["scale"], result["made"]) == (2.0**14, 2)
+            assert result["stats"]["loss_scale"] == 2.0**14
+            assert result["stats"]["skipped_steps"] == 2
+        # The last news came before the last step's gradients, which have been averaged.
+        for server in cluster.sidecars:
+            assert metric(server, "thalweg_sidecar_loss_scale") == 2.0**14
+            assert metric(server, "thalweg_sidecar_skipped_steps_total") == 2

@@ -15,6 +15,7 @@ PLAIN = {
     "wire_bytes_sent": 2_000_000,
     "wire_bytes_received": 1_000_000,
     "nonfinite_elems": 3,
+    "skipped_steps": 0,
     "copy_seconds": 0.1,
     "wait_seconds": 0.2,
     "reduce_seconds": 0.3,
@@ -24,6 +25,7 @@ PLAIN = {
     "compressed_since": 0,
     "error_ratio": 0.0,
     "residual_norm": 0.0,
+    "loss_scale": 0.0,
 }
 COMPRESSED = PLAIN | {"compressed_since": 11, "error_ratio": 0.25, "residual_norm": 12.5}
 
@@ -48,6 +50,11 @@ def test_compression_that_has_not_begun_says_so():
     assert "relative error" not in text
     assert "residual" not in text
     assert "not compressing" not in _stats.describe("fp32", PLAIN, "cpu")
+
+
+def test_loss_scale_is_described_where_there_is_one():
+    text = _stats.describe("fp16", PLAIN | {"loss_scale": 65536.0, "skipped_steps": 2}, "cpu")
+    assert "; loss scale 65536; skipped steps 2; seconds: " in text
 
 
 @pytest.mark.parametrize(("raw", "wire", "ratio"), [(8, 2, 4.0), (0, 0, 1.0)])
@@ -84,6 +91,8 @@ def test_scalars_are_what_happened_since_the_write_before():
         "wire_bytes_received": 1_200_000,
         "decode_seconds": 0.5,
         "error_ratio": 0.5,
+        "loss_scale": 512.0,
+        "skipped_steps": 3,
     }
     writer = Recorder()
     log = StatsWriter(Counting(COMPRESSED, later), writer)
@@ -102,6 +111,8 @@ def test_scalars_are_what_happened_since_the_write_before():
     assert found["thalweg/nonfinite_elements", 7] == 3
     assert found["thalweg/error_ratio", 8] == 0.5
     assert found["thalweg/residual_norm", 8] == 12.5
+    assert found["thalweg/skipped_steps", 8] == 3
+    assert found["thalweg/loss_scale", 8] == 512
     assert {step for _, step in found} == {7, 8}
 
 
@@ -112,7 +123,7 @@ def test_what_there_is_nothing_to_say_of_is_left_out():
     log.write(1)
     tags = {tag for tag, _ in writer.scalars}
     assert all(tag.startswith("job/") for tag in tags)
-    assert not tags & {"job/error_ratio", "job/residual_norm"}
+    assert not tags & {"job/error_ratio", "job/residual_norm", "job/loss_scale"}
     assert ("job/compression/sent", 0) in writer.scalars
     assert ("job/compression/sent", 1) not in writer.scalars  # nothing was sent
 

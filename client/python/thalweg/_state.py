@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from thalweg import _C, _stats, _topology
+from thalweg import _C, _precision, _stats, _topology
 
 
 class Member(Protocol):
@@ -68,13 +68,15 @@ class State:
 
         rounds (buckets), raw_bytes (gradients this worker handed over), wire_bytes_sent and
         wire_bytes_received (by its node), compression (raw_bytes / wire_bytes_sent),
-        nonfinite_elems, and *_seconds: copy (this worker), wait, reduce, decode, wire (the node),
-        total.
+        nonfinite_elems, skipped_steps (by loss scalers of this process, torch's or thalweg.amp's),
+        and *_seconds: copy (this worker), wait, reduce, decode, wire (the node), total.
 
         Not sums: compressed_since (the iteration, counted from 1, in which compression began; 0:
-        not yet) and the latest samples of error_ratio (what was lost of a gradient, relative to
-        it) and residual_norm (of what is left for later).
+        not yet), the latest samples of error_ratio (what was lost of a gradient, relative to it)
+        and residual_norm (of what is left for later), and loss_scale (the smallest; 0: none yet).
+        A GPU's loss_scale and skipped_steps are known when a later step looks, or this does.
         """
+        _precision.settle()
         stats = self._member.stats()
         stats["compression"] = _stats.ratio(stats["raw_bytes"], stats["wire_bytes_sent"])
         return stats

@@ -31,6 +31,9 @@ def describe(codec: str, stats: Mapping[str, float], path: str) -> str:
     if compresses(stats):
         parts.append(f"relative error {stats['error_ratio']:.3g}")
         parts.append(f"norm of the residual {stats['residual_norm']:.3g}")
+    if stats["loss_scale"]:
+        parts.append(f"loss scale {stats['loss_scale']:g}")
+        parts.append(f"skipped steps {stats['skipped_steps']:.0f}")
     parts += [
         "seconds: " + ", ".join(f"{name} {stats[f'{name}_seconds']:.2f}" for name in SECONDS),
         f"non-finite elements: {stats['nonfinite_elems']:.0f}",

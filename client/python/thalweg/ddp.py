@@ -22,7 +22,7 @@ from typing import TypeVar
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from thalweg import _C, _binaries, _config, _model, _processes, _topology
+from thalweg import _C, _binaries, _config, _model, _precision, _processes, _topology
 from thalweg._config import Config
 from thalweg._state import Member, State
 from thalweg._topology import Introduction, Placement
@@ -117,6 +117,8 @@ def _attach(ddp_model: DistributedDataParallel, me: Introduction) -> State:
             session.close()
         raise
     assert member is not None
+    if session is not None:
+        _precision.watch(session)
     state = State(
         member,
         keeper=session if place.local_rank == 0 else None,

@@ -21,6 +21,7 @@ _SUMS = {
     "wire_bytes_received": "bytes/received",
     "rounds": "buckets",
     "nonfinite_elems": "nonfinite_elements",
+    "skipped_steps": "skipped_steps",
 } | {f"{name}_seconds": f"seconds/{name}" for name in _stats.SECONDS}
 
 
@@ -39,10 +40,11 @@ class Source(Protocol):
 class StatsWriter:
     """Writes State.stats() as scalars below `prefix`. One thread at a time.
 
-    Bytes, buckets, seconds and non-finite elements are those since the write before, so that a
-    change shows at its step. compression/sent and compression/received are the raw bytes of that
-    time over those on the wire. Once compression has started, error_ratio and residual_norm are the
-    latest samples. The figures are those of one worker and its node: write on one.
+    Bytes, buckets, seconds, non-finite elements and skipped steps are those since the write before,
+    so that a change shows at its step. compression/sent and compression/received are the raw bytes
+    of that time over those on the wire. Once compression has started, error_ratio and residual_norm
+    are the latest samples; so is loss_scale once there is one. The figures are those of one worker
+    and its node: write on one.
     """
 
     def __init__(self, state: Source, writer: ScalarWriter, prefix: str = "thalweg") -> None:
@@ -63,6 +65,8 @@ class StatsWriter:
         if _stats.compresses(stats):
             for name in _stats.SAMPLES:
                 self._add(name, stats[name], step)
+        if stats["loss_scale"]:
+            self._add("loss_scale", stats["loss_scale"], step)
 
     def _add(self, tag: str, value: float, step: int) -> None:
         self._writer.add_scalar(f"{self._prefix}/{tag}", value, step)

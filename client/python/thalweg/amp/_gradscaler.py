@@ -15,6 +15,7 @@ import torch
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
+from thalweg._precision import observing
 from thalweg.amp._scaler import SMALLEST_SCALE
 from thalweg.amp._state import state
 from thalweg.amp._steward import steward_of
@@ -87,11 +88,12 @@ def install() -> None:
     @functools.wraps(update)
     def update_and_clamp(self: GradScaler, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
         scaling: Scaling | None = self.__dict__.get(_SCALING)
-        if scaling is not None:
-            scaling.apply(self)
-        update(self, *args, **kwargs)
-        if scaling is not None and self._scale is not None:
-            scaling.clamp(self._scale)
+        with observing(self):  # the clamp included
+            if scaling is not None:
+                scaling.apply(self)
+            update(self, *args, **kwargs)
+            if scaling is not None and self._scale is not None:
+                scaling.clamp(self._scale)
 
     @functools.wraps(load)
     def load_and_remember(self: GradScaler, state_dict: dict[str, Any]) -> None:

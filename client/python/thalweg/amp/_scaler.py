@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from thalweg._precision import tell
+
 # Where no floor is given: the smallest scale whose inverse is a float32, so that it is never 0.
 SMALLEST_SCALE = 2.0**-126
 
@@ -56,6 +58,12 @@ class LossScaler:
 
         Waits for the devices. A static scale does not look.
         """
+        skip = self._decide()
+        if not self.trivial:
+            tell(self, self._scale, skipped=skip)
+        return skip
+
+    def _decide(self) -> bool:
         found = self._found
         self._found = {}
         if not self.dynamic:
@@ -97,6 +105,8 @@ class StaticLossScaler:
 
     def update_scale(self, overflow: bool) -> None:
         """Leaves the factor as it is."""
+        if self.cur_scale != 1.0:
+            tell(self, self.cur_scale, skipped=False)
 
     def scale_gradient(
         self, module: object, grad_in: tuple[Tensor | None, ...], grad_out: object
@@ -134,6 +144,7 @@ class DynamicLossScaler(StaticLossScaler):
         elif (self.cur_iter - self.last_overflow_iter) % self.scale_window == 0:
             self.cur_scale *= self.scale_factor
         self.cur_iter += 1
+        tell(self, self.cur_scale, skipped=overflow)
 
 
 def _values(grad: Tensor) -> Tensor:
