@@ -2,8 +2,12 @@
 
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+
+# For certificates.py.
+sys.path.append(str(Path(__file__).parents[3] / "tests" / "e2e"))
 
 
 @pytest.fixture(autouse=True)

@@ -54,21 +54,32 @@ def shard(uptime=50.0, started=1e9, **values):
     } | values
 
 
+class Server(http.server.ThreadingHTTPServer):
+    def handle_error(self, *_):
+        """Clients that give up are what some tests want."""
+
+
 @contextlib.contextmanager
-def http_server(bodies):
-    """Answers a path with what the dict has for it, else 404; yields its address."""
+def http_server(bodies, *, tls=None, token=""):
+    """Answers a path with what the dict has for it, else 404; yields its address.
+
+    With the SSLContext `tls` over HTTPS, with `token` only to whoever bears it.
+    """
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self):
             body = bodies.get(self.path)
-            self.send_response(404 if body is None else 200)
+            refused = token and self.headers["Authorization"] != f"Bearer {token}"
+            self.send_response(401 if refused else 404 if body is None else 200)
             self.end_headers()
             self.wfile.write((body or "").encode())
 
         def log_message(self, *_):
             pass
 
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+    with Server(("127.0.0.1", 0), Handler) as server:
+        if tls is not None:
+            server.socket = tls.wrap_socket(server.socket, server_side=True)
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         try:

@@ -141,7 +141,7 @@ def test_what_is_not_grpc_is_said_so(answer):
         finding = _greet(f"127.0.0.1:{server.getsockname()[1]}")
         thread.join()
     assert finding.level == "FAIL"
-    assert finding.text.endswith("something else than gRPC answers")
+    assert "something else than gRPC answers" in finding.text
 
 
 @pytest.mark.parametrize(

@@ -132,6 +132,20 @@ class Config(NamedTuple):
         return self._replace(**given)
 
 
+class SecurityFiles(NamedTuple):
+    """Paths; empty: none. The server programs read the same variables."""
+
+    tls_cert: str
+    tls_key: str
+    tls_ca: str
+    http_token: str
+
+    @classmethod
+    def from_env(cls) -> SecurityFiles:
+        names = ("TLS_CERT", "TLS_KEY", "TLS_CA", "HTTP_TOKEN_FILE")
+        return cls(*(os.environ.get(f"THALWEG_{name}", "") for name in names))
+
+
 class Activation(NamedTuple):
     """What the environment asks for a script that does not mention Thalweg."""
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import socket
+import ssl
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 from thalweg import __version__
-from thalweg.cli import _kubernetes, _status_table
+from thalweg.cli import _http, _kubernetes, _status_table
 from thalweg.cli._finding import Finding
 from thalweg.cli._status import Look, look
 from thalweg.cli._status_table import clean, duration
@@ -25,6 +28,7 @@ _FAULTS = 5
 # that the server answers with.
 _GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
 _SETTINGS = 4
+_UNASKED = "not asked more without THALWEG_TLS_CERT and THALWEG_TLS_KEY"
 
 
 class _Visit(NamedTuple):
@@ -34,7 +38,9 @@ class _Visit(NamedTuple):
     apart_seconds: float  # how far its clock is from ours at least
 
 
-def cluster(aggregators: Sequence[str], shards: Sequence[str], namespace: str) -> int:
+def cluster(
+    aggregators: Sequence[str], shards: Sequence[str], access: _http.Access, namespace: str
+) -> int:
     """Prints a line per finding and returns the exit code.
 
     `aggregators` are gRPC addresses, `shards` HTTP addresses: without them, the aggregators' hosts
@@ -44,7 +50,8 @@ def cluster(aggregators: Sequence[str], shards: Sequence[str], namespace: str) -
     with ThreadPoolExecutor(1 + len(aggregators) + len(http)) as pool:
         # All at once: what does not answer holds up no other.
         below = pool.submit(_kubernetes.findings, namespace)
-        greeted, visits = pool.map(_greet, aggregators), pool.map(_visit, http)
+        opened = itertools.repeat(access)
+        greeted, visits = pool.map(_greet, aggregators, opened), pool.map(_visit, http, opened)
         findings = [*greeted, *_shards(list(visits)), *below.result()]
     for finding in findings:
         print(f"{finding.level:<4}  {clean(finding.text)}")
@@ -53,24 +60,45 @@ def cluster(aggregators: Sequence[str], shards: Sequence[str], namespace: str) -
     return int(count["FAIL"] > 0)
 
 
-def _greet(address: str) -> Finding:
+def _greet(address: str, access: _http.Access = _http.PLAIN) -> Finding:
     host, _, port = address.rpartition(":")
+    host = host.strip("[]")
     try:
-        with socket.create_connection(
-            (host.strip("[]"), int(port)), _CONNECT_SECONDS
-        ) as connection:
-            connection.sendall(_GREETING)
-            head = connection.recv(9, socket.MSG_WAITALL)
+        with contextlib.ExitStack() as stack:
+            connection = socket.create_connection((host, int(port)), _CONNECT_SECONDS)
+            stack.enter_context(connection)
+            if access.grpc is not None:
+                connection = access.grpc.wrap_socket(connection, server_hostname=host)
+                stack.enter_context(connection)
+                if not access.has_certificate:
+                    return Finding("note", f"gRPC {address}: speaks TLS; {_UNASKED}")
+            head = _answer(connection)
+    except ssl.SSLError as error:
+        return Finding("FAIL", f"gRPC {address}: {_http.tls_error(error)}")
     except OSError as error:
         return Finding("FAIL", f"gRPC {address}: cannot be reached: {error}")
     if len(head) < 9 or head[3] != _SETTINGS:
-        return Finding("FAIL", f"gRPC {address}: something else than gRPC answers")
+        remark = "gRPC with TLS, which wants --tls-ca"
+        if access.grpc is not None:
+            remark = "it refuses the certificate in THALWEG_TLS_CERT"
+        return Finding("FAIL", f"gRPC {address}: something else than gRPC answers, or {remark}")
     return Finding("ok", f"gRPC {address}: answers")
 
 
-def _visit(address: str) -> _Visit:
+def _answer(connection: socket.socket) -> bytes:
+    """The head of the first frame; less when the other end has hung up."""
+    head = b""
+    # A refusal may come while the greeting is on its way.
+    with contextlib.suppress(ConnectionError, ssl.SSLError):
+        connection.sendall(_GREETING)
+        while len(head) < 9 and (more := connection.recv(9 - len(head))):
+            head += more
+    return head
+
+
+def _visit(address: str, access: _http.Access) -> _Visit:
     before = time.time()
-    seen = look(address)
+    seen = look(address, access)
     after = time.time()
     clock = float(seen.shard.get("unix_seconds", before))
     return _Visit(seen, max(0.0, before - clock, clock - after))

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from thalweg import __version__, policy
 from thalweg._config import ConfigError, parse_addresses
-from thalweg.cli import _bench, _status, _trace
+from thalweg.cli import _bench, _http, _status, _trace
 
 _RUN_EPILOG = """\
 examples:
@@ -102,6 +102,7 @@ def _parser() -> argparse.ArgumentParser:
     doctor.add_argument(
         "--namespace", metavar="NAME", help="with --cluster: of Kubernetes; default: kubectl's"
     )
+    _http.add_arguments(doctor)
     doctor.set_defaults(handler=_doctor)
 
     _status.add_parser(commands)
@@ -139,8 +140,9 @@ def _doctor(args: argparse.Namespace) -> int:
         aggregators = parse_addresses("--aggregators", args.aggregators)
     if args.cluster:
         return _cluster(args, aggregators)
-    if args.shards is not None or args.namespace is not None:
-        raise ConfigError("--shards and --namespace are for --cluster")
+    of_cluster = (args.shards, args.namespace, args.tls_ca, args.http_token_file)
+    if any(value is not None for value in of_cluster):
+        raise ConfigError("--shards, --namespace, --tls-ca and --http-token-file are for --cluster")
     sidecar = config.sidecar if args.sidecar is None else args.sidecar
     return _doctor.doctor(aggregators, sidecar)
 
@@ -153,7 +155,8 @@ def _cluster(args: argparse.Namespace, aggregators: Sequence[str]) -> int:
         raise ConfigError(
             "--cluster needs to know the shards: set THALWEG_AGGREGATORS, --aggregators or --shards"
         )
-    return _cluster.cluster(aggregators, shards, args.namespace or "")
+    access = _http.access_of(args)
+    return _cluster.cluster(aggregators, shards, access, args.namespace or "")
 
 
 def _version(_: argparse.Namespace) -> int:

@@ -89,10 +89,11 @@ def _start_server(supervisor: Supervisor, name: str, argv: list[str]) -> Server:
 
 
 def _await_all(supervisor: Supervisor, servers: list[Server], timeout: float) -> None:
+    scheme = "https" if _config.SecurityFiles.from_env().tls_cert else "http"
     for server in servers:
         with supervisor.interruptible():
             server.wait_ready(timeout)
-        supervisor.say(f"{server.name} serves at {server.address}, http://{server.http}")
+        supervisor.say(f"{server.name} serves at {server.address}, {scheme}://{server.http}")
 
 
 def _start_workers(supervisor: Supervisor, plan: Plan, sockets: list[str]) -> None:

@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import http.client
+import itertools
 import json
 import os
 import sys
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from thalweg._config import ConfigError, parse_addresses
+from thalweg.cli import _http
 
 if TYPE_CHECKING:
     _Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
-_ANSWER_SECONDS = 5.0
-_DEFAULT = "127.0.0.1:7071"  # the chart's port
+_DEFAULT = "localhost:7071"  # the chart's port, and a name in its certificates
 _HOME, _CLEAR_LINE, _CLEAR_REST = "\x1b[H", "\x1b[K", "\x1b[J"
 _CLEAR = "\x1b[2J"
 _EPILOG = """\
@@ -65,6 +63,7 @@ def add_parser(commands: _Commands) -> None:
     parser.add_argument(
         "--interval", type=_interval, default=1.0, metavar="SECONDS", help="default 1"
     )
+    _http.add_arguments(parser)
     parser.set_defaults(handler=_handle)
 
 
@@ -72,8 +71,11 @@ def _handle(args: argparse.Namespace) -> int:
     addresses = parse_addresses("--shards", args.shards)
     if not addresses:
         raise ConfigError("--shards is empty, expected HOST:PORT,…")
+    access = _http.access_of(args)
     try:
-        return status(addresses, watch=args.watch, as_json=args.json, interval=args.interval)
+        return status(
+            addresses, access, watch=args.watch, as_json=args.json, interval=args.interval
+        )
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:  # the reader, such as head, has seen enough
@@ -81,12 +83,14 @@ def _handle(args: argparse.Namespace) -> int:
         return 0
 
 
-def status(addresses: Sequence[str], *, watch: bool, as_json: bool, interval: float) -> int:
+def status(
+    addresses: Sequence[str], access: _http.Access, *, watch: bool, as_json: bool, interval: float
+) -> int:
     """Prints one look, or one every `interval` seconds, and returns the exit code."""
     from thalweg.cli import _status_table
 
     before: list[Look] = []
-    looks = _looks(addresses, interval)
+    looks = _looks(addresses, access, interval)
     live = watch and not as_json and sys.stdout.isatty()
     if live:
         print(_CLEAR, end="")
@@ -111,22 +115,24 @@ def _frame(lines: Sequence[str]) -> str:
     return _HOME + "".join(f"{line}{_CLEAR_LINE}\n" for line in lines[:rows]) + _CLEAR_REST
 
 
-def _looks(addresses: Sequence[str], interval: float) -> Iterator[list[Look]]:
+def _looks(addresses: Sequence[str], access: _http.Access, interval: float) -> Iterator[list[Look]]:
     """All shards at once, again and again: a dead one does not hold up the others."""
     with ThreadPoolExecutor(len(addresses)) as pool:
         due = time.monotonic()
         while True:
-            yield list(pool.map(look, addresses))
+            yield list(pool.map(look, addresses, itertools.repeat(access)))
             due = max(due + interval, time.monotonic())
             time.sleep(max(0.0, due - time.monotonic()))
 
 
-def look(address: str) -> Look:
+def look(address: str, access: _http.Access = _http.PLAIN) -> Look:
     """Asks one shard."""
     try:
-        shard, jobs = _get(address, "shard"), _get(address, "jobs")["jobs"]
+        shard, jobs = _get(access, address, "shard"), _get(access, address, "jobs")["jobs"]
         if not isinstance(jobs, list):
             raise ValueError("jobs is not a list")
+    except _http.AccessError as error:
+        return Look(address, str(error), {}, [])
     except (OSError, http.client.HTTPException) as error:
         return Look(address, f"not reachable: {_reason(error)}", {}, [])
     except (ValueError, KeyError, TypeError) as error:
@@ -134,18 +140,8 @@ def look(address: str) -> Look:
     return Look(address, "", shard, jobs)
 
 
-def _get(address: str, what: str) -> dict[str, Any]:
-    # Shards are inside the cluster: a proxy for the world outside does not know them.
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    try:
-        with opener.open(f"http://{address}/api/v1/{what}", timeout=_ANSWER_SECONDS) as reply:
-            answer = json.load(reply)
-    except urllib.error.HTTPError as error:
-        with contextlib.closing(error):
-            raise ValueError(
-                f"/api/v1/{what} is answered with {error.code}; expected the HTTP address of an "
-                "aggregator of this release"
-            ) from None
+def _get(access: _http.Access, address: str, what: str) -> dict[str, Any]:
+    answer = _http.get_json(access, address, f"/api/v1/{what}")
     if not isinstance(answer, dict):
         raise ValueError(f"/api/v1/{what} is not an object")
     return answer

@@ -1,0 +1,133 @@
+"""The programs' HTTP ports as the command line reaches them: with TLS and a token, or without."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import http.client
+import json
+import ssl
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from thalweg import _config
+from thalweg._config import ConfigError
+
+_ANSWER_SECONDS = 5.0
+
+
+class AccessError(Exception):
+    """There is a server, and it or we refuse the other; the message says what to do."""
+
+
+class Access(NamedTuple):
+    """What opens the ports. Thread-safe."""
+
+    http: ssl.SSLContext | None = None  # None: without TLS
+    grpc: ssl.SSLContext | None = None
+    has_certificate: bool = False  # which gRPC asks for
+    token: str = ""
+
+
+PLAIN = Access()
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds those that access_of() understands."""
+    parser.add_argument(
+        "--tls-ca",
+        metavar="FILE",
+        help="the servers speak TLS; their CA; default: THALWEG_TLS_CA",
+    )
+    parser.add_argument(
+        "--http-token-file",
+        metavar="FILE",
+        help="their HTTP token; default: THALWEG_HTTP_TOKEN_FILE",
+    )
+
+
+def access_of(args: argparse.Namespace) -> Access:
+    """Raises ConfigError naming the file that is wrong."""
+    files = _config.SecurityFiles.from_env()
+    ca = args.tls_ca or files.tls_ca
+    token_file = args.http_token_file or files.http_token
+    token = _read_token(token_file) if token_file else ""
+    if not ca:
+        return Access(token=token)
+    grpc = _context(ca)
+    grpc.set_alpn_protocols(["h2"])
+    has_certificate = bool(files.tls_cert and files.tls_key)
+    if has_certificate:
+        try:
+            grpc.load_cert_chain(files.tls_cert, files.tls_key)
+        except OSError as error:
+            raise ConfigError(
+                f"THALWEG_TLS_CERT and THALWEG_TLS_KEY are '{files.tls_cert}' and "
+                f"'{files.tls_key}': {error.strerror or error}"
+            ) from None
+    return Access(_context(ca), grpc, has_certificate, token)
+
+
+def get_json(access: Access, address: str, path: str) -> Any:  # noqa: ANN401 - as JSON is
+    """Raises AccessError, OSError or HTTPException, or ValueError for an answer that is no JSON."""
+    # Shards are inside the cluster: a proxy for the world outside does not know them.
+    handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]
+    if access.http is not None:
+        handlers.append(urllib.request.HTTPSHandler(context=access.http))
+    scheme = "http" if access.http is None else "https"
+    request = urllib.request.Request(f"{scheme}://{address}{path}")
+    if access.token:
+        request.add_header("Authorization", f"Bearer {access.token}")
+    opener = urllib.request.build_opener(*handlers)
+    try:
+        with opener.open(request, timeout=_ANSWER_SECONDS) as reply:
+            return json.load(reply)
+    except urllib.error.HTTPError as error:
+        with contextlib.closing(error):
+            raise _refusal(error.code, path, access) from None
+    except urllib.error.URLError as error:
+        if isinstance(error.reason, ssl.SSLError):
+            raise AccessError(tls_error(error.reason)) from None
+        raise
+    except (ConnectionResetError, http.client.BadStatusLine):
+        if access.http is None:
+            raise AccessError("does not answer as HTTP does: with TLS it wants --tls-ca") from None
+        raise
+
+
+def tls_error(error: ssl.SSLError) -> str:
+    """What a failed handshake means."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"its certificate is not trusted: {error.verify_message}"
+    if error.reason == "WRONG_VERSION_NUMBER":
+        return "does not speak TLS, which --tls-ca or THALWEG_TLS_CA asks for"
+    return f"TLS: {error.reason or error}"
+
+
+def _refusal(code: int, path: str, access: Access) -> Exception:
+    if code == http.HTTPStatus.UNAUTHORIZED:
+        wants = "wants another token than that in" if access.token else "wants a token:"
+        return AccessError(f"{wants} --http-token-file")
+    return ValueError(
+        f"{path} is answered with {code}; expected the HTTP address of an aggregator of this "
+        "release"
+    )
+
+
+def _context(ca: str) -> ssl.SSLContext:
+    try:
+        return ssl.create_default_context(cafile=ca)
+    except OSError as error:  # SSLError is one
+        raise ConfigError(f"--tls-ca '{ca}': {error.strerror or error}") from None
+
+
+def _read_token(path: str) -> str:
+    try:
+        token = Path(path).read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--http-token-file '{path}': {error}") from None
+    if not token:
+        raise ConfigError(f"--http-token-file '{path}' is empty")
+    return token

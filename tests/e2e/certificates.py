@@ -1,0 +1,74 @@
+"""Certificates for tests, made by openssl: a CA, and what it signs."""
+
+from __future__ import annotations
+
+import ipaddress
+import shutil
+import subprocess
+from pathlib import Path
+from typing import NamedTuple
+
+_OPENSSL = shutil.which("openssl") or "openssl"  # found once: tests change PATH
+_CONFIG = """\
+[req]
+distinguished_name = name
+[name]
+[ca]
+basicConstraints = critical,CA:TRUE
+keyUsage = critical,keyCertSign
+subjectKeyIdentifier = hash
+[signed]
+basicConstraints = critical,CA:FALSE
+keyUsage = critical,digitalSignature
+extendedKeyUsage = serverAuth,clientAuth
+"""
+
+
+class Secret(NamedTuple):
+    """A folder with the files that a Kubernetes secret for TLS has."""
+
+    folder: Path
+
+    @property
+    def ca(self) -> Path:
+        return self.folder / "ca.crt"
+
+    def environment(self) -> dict[str, str]:
+        """Has Thalweg's programs use them."""
+        names = {"CERT": "tls.crt", "KEY": "tls.key", "CA": "ca.crt"}
+        return {f"THALWEG_TLS_{key}": str(self.folder / name) for key, name in names.items()}
+
+
+class Authority:
+    """A CA in a folder of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir()
+        self._folder = folder
+        (folder / "config").write_text(_CONFIG, encoding="ascii")
+        self._make(folder / "ca.crt", folder / "ca.key", "CA of tests", "-extensions", "ca")
+
+    def issue(self, name: str, *hosts: str, days: int = 60) -> Secret:
+        """A certificate for host names and addresses, for both ends of TLS, in a new folder."""
+        secret = Secret(self._folder / name)
+        secret.folder.mkdir()
+        subject = ["-addext", f"subjectAltName={','.join(map(_name, hosts))}"]
+        signer = ["-CA", str(self._folder / "ca.crt"), "-CAkey", str(self._folder / "ca.key")]
+        arguments = [*signer, *subject, "-extensions", "signed", "-days", str(days)]
+        self._make(secret.folder / "tls.crt", secret.folder / "tls.key", name, *arguments)
+        secret.ca.write_bytes((self._folder / "ca.crt").read_bytes())
+        return secret
+
+    def _make(self, certificate: Path, key: Path, name: str, *arguments: str) -> None:
+        command = [_OPENSSL, "req", "-x509", "-config", str(self._folder / "config"), "-nodes"]
+        command += ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"]
+        command += ["-subj", f"/CN={name}", "-keyout", str(key), "-out", str(certificate)]
+        made = subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=30)
+        assert made.returncode == 0, made.stderr
+
+
+def _name(host: str) -> str:
+    try:
+        return f"IP:{ipaddress.ip_address(host)}"
+    except ValueError:
+        return f"DNS:{host}"
