@@ -65,15 +65,16 @@ kube_schemas() {
       "$(module_dir "k8s.io/kubernetes@v$1")/api/openapi-spec/swagger.json" "$folder.part"
     mv "$folder.part" "$folder"
   fi
-  [ -e "$tools/schemas/operators/prometheusrule-monitoring-v1.json" ] || operator_schemas
+  [ -e "$tools/schemas/operators/certificate-cert-manager-v1.json" ] || operator_schemas
 }
 
 # Prints NAME=FILE of each definition that the chart meets, as its operator ships it.
 crd_files() {
-  local training trainer prometheus kind
+  local training trainer prometheus certificates kind
   training=$(module_dir github.com/kubeflow/training-operator@v1.9.0)/manifests/base/crds
   trainer=$(module_dir github.com/kubeflow/trainer/v2@v2.1.0)/manifests/base/crds
   prometheus=$(module_dir github.com/prometheus-operator/prometheus-operator@v0.77.1)/example
+  certificates=$(module_dir github.com/cert-manager/cert-manager@v1.16.2)/deploy/crds
   echo "pytorchjob-1.9=$training/kubeflow.org_pytorchjobs.yaml"
   for kind in trainjobs clustertrainingruntimes; do
     echo "$kind-2.1=$trainer/trainer.kubeflow.org_$kind.yaml"
@@ -81,6 +82,7 @@ crd_files() {
   for kind in servicemonitors podmonitors prometheusrules; do
     echo "$kind=$prometheus/prometheus-operator-crd/monitoring.coreos.com_$kind.yaml"
   done
+  echo "certificates=$certificates/crd-certificates.yaml"
 }
 
 # Prints the file of a definition that drops native sidecars.
@@ -92,7 +94,7 @@ old_crd_file() {
 
 operator_schemas() {
   local folder=$tools/schemas/operators files
-  say "schemas: PyTorchJob, TrainJob, monitors, rules"
+  say "schemas: PyTorchJob, TrainJob, monitors, rules, certificates"
   mapfile -t files < <(crd_files | cut -d= -f2)
   rm -rf "$folder" "$folder.part"
   python tests/kube/schemas.py crds "${files[@]}" "$folder.part"

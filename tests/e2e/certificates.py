@@ -5,8 +5,9 @@ from __future__ import annotations
 import ipaddress
 import shutil
 import subprocess
+from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 _OPENSSL = shutil.which("openssl") or "openssl"  # found once: tests change PATH
 _CONFIG = """\
@@ -20,8 +21,8 @@ subjectKeyIdentifier = hash
 [signed]
 basicConstraints = critical,CA:FALSE
 keyUsage = critical,digitalSignature
-extendedKeyUsage = serverAuth,clientAuth
 """
+_USAGES = {"server auth": "serverAuth", "client auth": "clientAuth"}  # as cert-manager says it
 
 
 class Secret(NamedTuple):
@@ -48,11 +49,24 @@ class Authority:
         (folder / "config").write_text(_CONFIG, encoding="ascii")
         self._make(folder / "ca.crt", folder / "ca.key", "CA of tests", "-extensions", "ca")
 
-    def issue(self, name: str, *hosts: str, days: int = 60) -> Secret:
-        """A certificate for host names and addresses, for both ends of TLS, in a new folder."""
+    def fulfil(self, certificate: dict[str, Any], *hosts: str) -> Secret:
+        """What cert-manager makes of a Certificate, for `hosts` as well."""
+        spec = certificate["spec"]
+        usages = [_USAGES[usage] for usage in spec["usages"] if usage in _USAGES]
+        return self.issue(spec["secretName"], *spec["dnsNames"], *hosts, usages=usages)
+
+    def issue(
+        self,
+        name: str,
+        *hosts: str,
+        days: int = 60,
+        usages: Iterable[str] = ("serverAuth", "clientAuth"),
+    ) -> Secret:
+        """A certificate for host names and addresses, in a new folder."""
         secret = Secret(self._folder / name)
         secret.folder.mkdir()
         subject = ["-addext", f"subjectAltName={','.join(map(_name, hosts))}"]
+        subject += ["-addext", f"extendedKeyUsage={','.join(usages)}"]
         signer = ["-CA", str(self._folder / "ca.crt"), "-CAkey", str(self._folder / "ca.key")]
         arguments = [*signer, *subject, "-extensions", "signed", "-days", str(days)]
         self._make(secret.folder / "tls.crt", secret.folder / "tls.key", name, *arguments)

@@ -20,13 +20,21 @@ _SETTINGS = (
     "pytorchJob.enabled=true,sidecar.daemonSet.enabled=true"
 )
 
+# For the(…) and pod_of(…).
+TLS = (
+    "tls.enabled=true,tls.certManager.enabled=true,tls.certManager.issuerRef.name=thalweg,"
+    "httpToken.secret=page,"
+    "metrics.serviceMonitor.enabled=true,metrics.podMonitor.enabled=true"
+)
+
 needs_helm = pytest.mark.skipif(not HELM.exists(), reason="no helm in .tools: run `make helm`")
 
 
 @functools.cache
-def _render() -> list[dict[str, Any]]:
+def _render(settings: str) -> list[dict[str, Any]]:
     helm = [HELM, "template", "t", ROOT / "helm" / "thalweg", "--kube-version", "1.31"]
-    text = subprocess.run([*helm, "--set", _SETTINGS], capture_output=True, check=True, timeout=60)
+    helm += ["--set", f"{_SETTINGS},{settings}"]
+    text = subprocess.run(helm, capture_output=True, check=True, timeout=60)
     parsed = subprocess.run(
         [_YAML_PYTHON, "-c", _TO_JSON],
         input=text.stdout,
@@ -37,15 +45,16 @@ def _render() -> list[dict[str, Any]]:
     return [document for document in json.loads(parsed.stdout) if document]
 
 
-def the(kind: str, ending: str = "") -> dict[str, Any]:
+def the(kind: str, ending: str = "", settings: str = "") -> dict[str, Any]:
     """The one resource of that kind whose name ends so, with every job and sidecar switched on."""
-    found = [d for d in _render() if d["kind"] == kind and d["metadata"]["name"].endswith(ending)]
+    all_of_kind = [document for document in _render(settings) if document["kind"] == kind]
+    found = [document for document in all_of_kind if document["metadata"]["name"].endswith(ending)]
     assert len(found) == 1, f"{kind} …{ending}: {len(found)}"
     return found[0]
 
 
-def pod_of(kind: str, ending: str = "") -> dict[str, Any]:
+def pod_of(kind: str, ending: str = "", settings: str = "") -> dict[str, Any]:
     """The spec of the pods of a workload; of a PyTorchJob, its Master's."""
-    spec = the(kind, ending)["spec"]
+    spec = the(kind, ending, settings)["spec"]
     spec = spec["pytorchReplicaSpecs"]["Master"] if kind == "PyTorchJob" else spec
     return spec["template"]["spec"]

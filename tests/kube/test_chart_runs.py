@@ -7,7 +7,6 @@ have; everything else is as rendered.
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import subprocess
 import sys
@@ -15,34 +14,16 @@ import tempfile
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from api_server import free_port
+from chart_programs import addresses, environment, start, torchrun
 from rendered import ROOT, needs_helm, pod_of, the
 
 from thalweg import _binaries
 from thalweg._processes import Server
 
 pytestmark = needs_helm
-
-
-def environment(container: dict[str, Any], folder: Path, **changes: str) -> dict[str, str]:
-    """This process's, without Thalweg's variables, and the container's with `changes`."""
-    env = {k: v for k, v in os.environ.items() if not k.startswith(("THALWEG_", "AIAK_"))}
-    env |= {variable["name"]: variable["value"] for variable in container["env"]}
-    return env | changes | {"TMPDIR": str(folder), "OMP_NUM_THREADS": "1"}
-
-
-def start(name: str, container: dict[str, Any], folder: Path, **env: str) -> Server:
-    """A server program with the container's arguments, on ports that are free."""
-    argv = [re.sub(r"0\.0\.0\.0:\d+$", "127.0.0.1:0", a) for a in container["args"]]
-    argv = [a.replace("/run/thalweg", str(folder)) for a in argv]
-    server = Server(
-        name, [str(_binaries.find(name)), *argv], env=environment(container, folder, **env)
-    )
-    server.wait_ready(20)
-    return server
 
 
 @pytest.fixture
@@ -57,10 +38,6 @@ def aggregators() -> Iterator[list[Server]]:
         yield servers
 
 
-def addresses(servers: list[Server]) -> str:
-    return ",".join(server.address for server in servers)
-
-
 def metric(server: Server, name: str) -> float:
     """Sum over all labels."""
     with urllib.request.urlopen(f"http://{server.http}/metrics", timeout=10) as response:
@@ -68,11 +45,6 @@ def metric(server: Server, name: str) -> float:
     samples = re.findall(rf"^{name}(?:\{{.*\}})? (\S+)$", text, re.MULTILINE)
     assert samples, f"no metric {name}"
     return sum(map(float, samples))
-
-
-def torchrun(arguments: list[str], env: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "torch.distributed.run", *arguments]
-    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=100)
 
 
 def test_helm_test_sends_a_round_through_every_shard(aggregators):

@@ -18,12 +18,20 @@ from thalweg.cli import _kubernetes
 
 CHART = ROOT / "helm" / "thalweg"
 REGISTRY = "image.registry=registry.test/team"
+EVERYTHING = (
+    "pytorchJob.enabled=true,trainingRuntime.enabled=true,sidecar.daemonSet.enabled=true,"
+    "metrics.serviceMonitor.enabled=true,metrics.podMonitor.enabled=true"
+)
+SECRETS = "tls.aggregatorSecret=shards,tls.sidecarSecret=nodes"
+ISSUER = "tls.certManager.enabled=true,tls.certManager.issuerRef.name=thalweg"
 PROFILES = {
     "defaults": [],
     "cce-baidu": ["--values", CHART / "profiles" / "cce-baidu.yaml"],
     "cce-huawei": ["--values", CHART / "profiles" / "cce-huawei.yaml"],
     "jobs": ["--set", "pytorchJob.enabled=true,trainingRuntime.enabled=true"],
     "old-cluster": ["--set", "sidecar.daemonSet.enabled=true"],
+    "tls": ["--set", f"tls.enabled=true,{SECRETS},httpToken.secret=page,{EVERYTHING}"],
+    "cert-manager": ["--set", f"tls.enabled=true,{ISSUER},{EVERYTHING}"],
 }
 # NAME=FILE…: the definitions of jobs and monitors, as operators ship them.
 CRDS = dict(pair.split("=", 1) for pair in os.environ.get("THALWEG_KUBE_CRDS", "").split())
@@ -38,6 +46,7 @@ LISTS = (
     "/apis/monitoring.coreos.com/v1/namespaces/{0}/servicemonitors",
     "/apis/monitoring.coreos.com/v1/namespaces/{0}/podmonitors",
     "/apis/monitoring.coreos.com/v1/namespaces/{0}/prometheusrules",
+    "/apis/cert-manager.io/v1/namespaces/{0}/certificates",
     "/apis/trainer.kubeflow.org/v1alpha1/clustertrainingruntimes",
 )
 
@@ -124,6 +133,72 @@ def test_what_the_chart_renders_has_no_field_that_the_server_drops(server):
         found
     )
     do(server, "uninstall", "kept", "--namespace", "kept")
+
+
+def workloads(found: dict[str, Any], name: str) -> dict[str, tuple[Any, Any]]:
+    """Of everything that runs a program: its pod's spec and the program's container."""
+    job = found[f"PyTorchJob/{name}"]["spec"]["pytorchReplicaSpecs"]
+    runtime = found[f"ClusterTrainingRuntime/{name}"]["spec"]["template"]["spec"]
+    pods = {
+        "aggregator": found[f"StatefulSet/{name}-aggregator"],
+        "daemon set": found[f"DaemonSet/{name}-sidecar"],
+        "master": {"spec": job["Master"]},
+        "worker": {"spec": job["Worker"]},
+        "runtime": runtime["replicatedJobs"][0]["template"],
+    }
+    specs = {key: pod["spec"]["template"]["spec"] for key, pod in pods.items()}
+    native = ("master", "worker", "runtime")
+    return {
+        key: (spec, spec["initContainers" if key in native else "containers"][0])
+        for key, spec in specs.items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("profile", "shards", "nodes"),
+    [
+        ("tls", "shards", "nodes"),
+        ("cert-manager", "kept-thalweg-aggregator-tls", "kept-thalweg-sidecar-tls"),
+    ],
+)
+def test_every_program_gets_its_certificate_and_is_asked_over_https(server, profile, shards, nodes):
+    where = ["--namespace", f"kept-{profile}"]
+    values = [*PROFILES[profile], "--set", REGISTRY]
+    do(server, "install", "kept", CHART, *where, "--create-namespace", *values)
+    found = stored(server, f"kept-{profile}")
+    for key, (spec, container) in workloads(found, "kept-thalweg").items():
+        volumes = {v["name"]: v["secret"] for v in spec["volumes"] if "secret" in v}
+        expected = shards if key == "aggregator" else nodes
+        assert volumes["thalweg-tls"] == {"secretName": expected, "defaultMode": 0o440}, key
+        assert spec["securityContext"]["fsGroup"] == 65532, key
+        mounts = {m["mountPath"] for m in container["volumeMounts"] if m.get("readOnly")}
+        assert "/etc/thalweg/tls" in mounts, key
+        files = {v["value"] for v in container["env"] if v["name"].startswith("THALWEG_TLS_")}
+        assert files == {f"/etc/thalweg/tls/{name}" for name in ("tls.crt", "tls.key", "ca.crt")}
+        for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+            assert container[probe]["httpGet"]["scheme"] == "HTTPS", (key, probe)
+    endpoints = [
+        *found["ServiceMonitor/kept-thalweg-aggregator"]["spec"]["endpoints"],
+        *found["PodMonitor/kept-thalweg-sidecar"]["spec"]["podMetricsEndpoints"],
+    ]
+    for endpoint in endpoints:
+        assert endpoint["scheme"] == "https"
+        assert endpoint["tlsConfig"]["ca"]["secret"] == {"name": shards, "key": "ca.crt"}
+    certificates = {name for name in found if name.startswith("Certificate/")}
+    if profile == "tls":
+        assert certificates == set()
+    else:
+        assert certificates == {
+            "Certificate/kept-thalweg-aggregator",
+            "Certificate/kept-thalweg-sidecar",
+        }
+        shard = found["Certificate/kept-thalweg-aggregator"]["spec"]
+        service = f"kept-thalweg-aggregator.kept-{profile}.svc.cluster.local"
+        assert shard["secretName"] == shards
+        assert shard["dnsNames"] == [f"*.{service}", service, "localhost"]
+        addresses = found["ConfigMap/kept-thalweg-aggregators"]["data"]["THALWEG_AGGREGATORS"]
+        assert all(a.split(":")[0].endswith(f".{service}") for a in addresses.split(","))
+    do(server, "uninstall", "kept", *where)
 
 
 @pytest.mark.parametrize(

@@ -75,17 +75,18 @@ capabilities:
 {{- join "," $addresses -}}
 {{- end }}
 
-{{/* startup, readiness and liveness over HTTP. Argument: the port's name. */}}
+{{/* startup, readiness and liveness over HTTP; no token, no check of the certificate. Argument: root, port (its name). */}}
 {{- define "thalweg.probes" -}}
+{{- $scheme := .root.Values.tls.enabled | ternary ", scheme: HTTPS" "" -}}
 startupProbe:
-  httpGet: {path: /readyz, port: {{ . }}}
+  httpGet: {path: /readyz, port: {{ .port }}{{ $scheme }}}
   periodSeconds: 1
   failureThreshold: 60
 readinessProbe:
-  httpGet: {path: /readyz, port: {{ . }}}
+  httpGet: {path: /readyz, port: {{ .port }}{{ $scheme }}}
   periodSeconds: 5
 livenessProbe:
-  httpGet: {path: /healthz, port: {{ . }}}
+  httpGet: {path: /healthz, port: {{ .port }}{{ $scheme }}}
   periodSeconds: 10
   timeoutSeconds: 5
   failureThreshold: 6
@@ -107,10 +108,13 @@ env:
     value: {{ include "thalweg.aggregators" . }}
   - name: THALWEG_LOG
     value: {{ .Values.logLevel | quote }}
+  {{- with include "thalweg.securityEnv" . | trim }}
+  {{- . | nindent 2 }}
+  {{- end }}
 ports:
   - name: thalweg-http
     containerPort: {{ .Values.sidecar.httpPort }}
-{{ include "thalweg.probes" "thalweg-http" }}
+{{ include "thalweg.probes" (dict "root" . "port" "thalweg-http") }}
 securityContext:
   {{- include "thalweg.containerSecurityContext" . | nindent 2 }}
 resources:
@@ -118,6 +122,9 @@ resources:
 volumeMounts:
   - name: thalweg
     mountPath: /run/thalweg
+  {{- with include "thalweg.securityMounts" . | trim }}
+  {{- . | nindent 2 }}
+  {{- end }}
 {{- end }}
 
 {{/*
@@ -142,11 +149,13 @@ initContainers:
   - {{- include "thalweg.nativeSidecar" . | nindent 4 }}
 {{- end }}
 
+{{/* Argument: root, sharedMemory. */}}
 {{- define "thalweg.jobVolumes" -}}
 - name: thalweg
   emptyDir: {}
 - name: shm
-  emptyDir: {medium: Memory, sizeLimit: {{ . }}}
+  emptyDir: {medium: Memory, sizeLimit: {{ .sharedMemory }}}
+{{- include "thalweg.securityVolumes" (dict "root" .root "program" "sidecar") }}
 {{- end }}
 
 {{- define "thalweg.jobVolumeMounts" -}}

@@ -37,7 +37,7 @@ spec:
         {{- toYaml . | nindent 8 }}
         {{- end }}
   volumes:
-    {{- include "thalweg.jobVolumes" $job.sharedMemory | nindent 4 }}
+    {{- include "thalweg.jobVolumes" (dict "root" . "sharedMemory" $job.sharedMemory) | nindent 4 }}
     {{- with $job.volumes }}
     {{- toYaml . | nindent 4 }}
     {{- end }}

@@ -1,0 +1,43 @@
+"""The real programs on this machine, with what the chart tells containers to run.
+
+Ports become 0, the socket's folder a temporary one; everything else is as rendered.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from thalweg import _binaries
+from thalweg._processes import Server
+
+
+def environment(container: dict[str, Any], folder: Path, **changes: str) -> dict[str, str]:
+    """This process's, without Thalweg's variables, and the container's with `changes`."""
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("THALWEG_", "AIAK_"))}
+    env |= {variable["name"]: variable["value"] for variable in container["env"]}
+    return env | changes | {"TMPDIR": str(folder), "OMP_NUM_THREADS": "1"}
+
+
+def start(name: str, container: dict[str, Any], folder: Path, **env: str) -> Server:
+    """A server program with the container's arguments, on ports that are free."""
+    argv = [re.sub(r"0\.0\.0\.0:\d+$", "127.0.0.1:0", a) for a in container["args"]]
+    argv = [a.replace("/run/thalweg", str(folder)) for a in argv]
+    server = Server(
+        name, [str(_binaries.find(name)), *argv], env=environment(container, folder, **env)
+    )
+    server.wait_ready(20)
+    return server
+
+
+def addresses(servers: list[Server]) -> str:
+    return ",".join(server.address for server in servers)
+
+
+def torchrun(arguments: list[str], env: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "torch.distributed.run", *arguments]
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=100)
