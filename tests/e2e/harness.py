@@ -8,6 +8,7 @@ import os
 import select
 import shutil
 import socket
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -29,9 +30,10 @@ DEADLINE = 90.0
 
 @dataclass
 class Servers:
-    """Aggregators and sidecars. All their sockets are below `folder`."""
+    """Aggregators and sidecars. All their sockets are below `folder`; `env` is theirs alone."""
 
     folder: Path
+    env: Mapping[str, str] = field(default_factory=dict)
     aggregators: list[Server] = field(default_factory=list)
     sidecars: list[Server] = field(default_factory=list)
 
@@ -52,9 +54,21 @@ class Servers:
         return server
 
     def _start(self, name: str, argv: list[str]) -> Server:
-        server = Server(name, argv, env=environment(self.folder))
+        server = Server(name, argv, env=environment(self.folder) | dict(self.env))
         server.wait_ready(20)
         return server
+
+    def page(self, server: Server, path: str = "/metrics") -> str:
+        """What one of them answers over HTTP, or over HTTPS, to whoever has the token."""
+        tls = None
+        if ca := self.env.get("THALWEG_TLS_CA"):
+            tls = ssl.create_default_context(cafile=ca)
+        request = urllib.request.Request(f"http{'s' * bool(tls)}://{server.http}{path}")
+        if token := self.env.get("THALWEG_HTTP_TOKEN_FILE"):
+            bearer = Path(token).read_text(encoding="ascii").strip()
+            request.add_header("Authorization", f"Bearer {bearer}")
+        with urllib.request.urlopen(request, timeout=10, context=tls) as reply:
+            return str(reply.read().decode())
 
     def stop(self) -> None:
         for server in [*self.sidecars, *self.aggregators]:
@@ -62,11 +76,13 @@ class Servers:
 
 
 @contextlib.contextmanager
-def servers(nodes: int = 0, shards: int = 0) -> Iterator[Servers]:
+def servers(
+    nodes: int = 0, shards: int = 0, env: Mapping[str, str] | None = None
+) -> Iterator[Servers]:
     """Afterwards nothing of them may be left: no process, no file."""
     # Not pytest's folder: its paths are too long for Unix sockets.
     folder = Path(tempfile.mkdtemp(prefix="e2e-"))
-    cluster = Servers(folder)
+    cluster = Servers(folder, env or {})
     shm = shared_memory()
     try:
         for _ in range(shards):
@@ -213,9 +229,14 @@ def free_port() -> int:
 def metric(server: Server, name: str, label: str = "") -> float:
     """Sum over all labels of a metric; only of those with `label`, such as 'codec="fp16"'."""
     with urllib.request.urlopen(f"http://{server.http}/metrics", timeout=10) as reply:
-        lines = reply.read().decode().splitlines()
+        return metric_in(reply.read().decode(), name, label)
+
+
+def metric_in(page: str, name: str, label: str = "") -> float:
+    """The same of a page that was read from /metrics."""
+    lines = page.splitlines()
     samples = [line for line in lines if line.startswith((f"{name}{{", f"{name} "))]
     samples = [line for line in samples if label in line]
     values = [float(line.rpartition(" ")[2]) for line in samples]
-    assert values, f"no metric {name} {label} at {server.http}"
+    assert values, f"no metric {name} {label}"
     return sum(values)

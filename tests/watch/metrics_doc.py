@@ -16,7 +16,7 @@ DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
 SAMPLE = re.compile(r"^(\w+)(?:\{(.*)\})? \S+$")
 LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 # Labels whose values are names of something in the program, rather than numbers or versions.
-WORDS = ("codec", "direction", "outcome", "path", "phase", "program", "role")
+WORDS = ("certificate", "codec", "direction", "outcome", "path", "phase", "program", "role")
 
 SECTIONS = {
     "thalweg_sidecar_": ("Sidecar", "Of a node: what its workers' gradients go through."),

@@ -37,13 +37,20 @@ def hurried(rules: str) -> str:
 class Prometheus:
     """Use as a context manager. Not thread-safe."""
 
-    def __init__(self, folder: Path, targets: Mapping[str, Sequence[str]], rules: str) -> None:
-        """`targets`: host:port of the servers of each scrape job."""
+    def __init__(
+        self,
+        folder: Path,
+        targets: Mapping[str, Sequence[str]],
+        rules: str,
+        scrape: Mapping[str, Any],
+    ) -> None:
+        """`targets`: host:port of the servers of each scrape job; `scrape`: what all jobs set."""
         self._folder = folder
         (folder / "rules.yaml").write_text(rules, encoding="utf-8")
         interval = f"{int(SCRAPE_SECONDS * 1000)}ms"
         jobs = [
-            {"job_name": k, "static_configs": [{"targets": list(v)}]} for k, v in targets.items()
+            {"job_name": k, "static_configs": [{"targets": list(v)}], **scrape}
+            for k, v in targets.items()
         ]
         config = {
             "global": {

@@ -1,4 +1,7 @@
-"""Dashboards and alerts on a real Prometheus that scrapes a real job of 2 nodes and 2 shards."""
+"""Dashboards and alerts on a real Prometheus that scrapes a real job of 2 nodes and 2 shards.
+
+Everything speaks TLS, and Prometheus shows a token.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,14 @@ import contextlib
 import math
 import re
 import subprocess
-import urllib.request
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import dashboards
 import metrics_doc
 import pytest
-from harness import Job, Servers, metric, servers
+from certificates import Authority, Secret
+from harness import Job, Servers, metric_in, servers
 from real_prometheus import PROGRAM, TOOL, Prometheus, hurried
 
 ROOT = dashboards.ROOT
@@ -31,13 +34,32 @@ VALUES = {
     "__range": "1m",
 }
 # An alert's comparisons and conjunctions; between them are expressions that always have a value.
-CONDITION = re.compile(r"\s+(?:and on \([\w, ]+\)|(?:==|>)\s[\d.]+)")
+CONDITION = re.compile(r"\s+(?:and on \([\w, ]+\)|(?:==|>|<)\s[\d.]+)")
+
+
+class Kubelet:
+    """Puts secrets in the place of others as a kubelet does: all files at once, by a link."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._link = folder / "secret"
+        self._authority = Authority(folder / "authority")
+
+    def mount(self, days: int) -> Secret:
+        """A new certificate, valid for `days`; the secret's paths are always the same."""
+        new = self._folder / "new"
+        new.symlink_to(self._authority.issue(f"valid-{days}", "127.0.0.1", days=days).folder)
+        new.replace(self._link)
+        return Secret(self._link)
 
 
 class Watched:
     """The job, what it runs on, and what watches it."""
 
-    def __init__(self, cluster: Servers, job: Job, prometheus: Prometheus, folder: Path) -> None:
+    def __init__(
+        self, cluster: Servers, job: Job, prometheus: Prometheus, kubelet: Kubelet, folder: Path
+    ) -> None:
+        self.kubelet = kubelet
         self.cluster = cluster
         self.job = job
         self.prometheus = prometheus
@@ -61,19 +83,25 @@ class Watched:
 
     def pages(self) -> list[str]:
         """/metrics of all servers."""
-        texts = []
-        for server in [*self.cluster.aggregators, *self.cluster.sidecars]:
-            with urllib.request.urlopen(f"http://{server.http}/metrics", timeout=10) as reply:
-                texts.append(reply.read().decode())
-        return texts
+        cluster = self.cluster
+        return [cluster.page(server) for server in [*cluster.aggregators, *cluster.sidecars]]
 
 
 @pytest.fixture(scope="module")
 def watched(tmp_path_factory) -> Iterator[Watched]:
     folder = tmp_path_factory.mktemp("watch")
     (folder / "mode").write_text("run", encoding="utf-8")
+    (folder / "token").write_text("hunter2\n", encoding="ascii")
+    kubelet = Kubelet(folder)
+    secret = kubelet.mount(days=60)
+    env = secret.environment() | {"THALWEG_HTTP_TOKEN_FILE": str(folder / "token")}
+    scrape = {
+        "scheme": "https",
+        "tls_config": {"ca_file": str(secret.ca)},
+        "authorization": {"credentials_file": str(folder / "token")},
+    }
     with contextlib.ExitStack() as stack:
-        cluster = stack.enter_context(servers(nodes=2, shards=2))
+        cluster = stack.enter_context(servers(nodes=2, shards=2, env=env))
         sockets = [server.address for server in cluster.sidecars]
         script = Path(__file__).with_name("watch_job.py")
         job = Job("watch", cluster, folder, sidecar_of=sockets, jobs=script)
@@ -83,8 +111,8 @@ def watched(tmp_path_factory) -> Iterator[Watched]:
             "sidecars": [server.http for server in cluster.sidecars],
         }
         rules = hurried(dashboards.RULES.read_text(encoding="utf-8"))
-        prometheus = stack.enter_context(Prometheus(folder, targets, rules))
-        watched = Watched(cluster, job, prometheus, folder)
+        prometheus = stack.enter_context(Prometheus(folder, targets, rules, scrape))
+        watched = Watched(cluster, job, prometheus, kubelet, folder)
         prometheus.wait_for(
             "the job to compress", lambda: watched.value(TRAINS) > 0 or has_ended(job), 60
         )
@@ -92,6 +120,7 @@ def watched(tmp_path_factory) -> Iterator[Watched]:
         yield watched
 
 
+STEPS = "min(thalweg_sidecar_steps_total)"
 # Compression is on, and a window of every rule has data.
 TRAINS = "min(increase(thalweg_sidecar_compressed_buckets_total[5s]))"
 
@@ -172,7 +201,7 @@ def test_document_has_every_metric_in_the_sources():
     names = set()
     for name in sources:
         text = (ROOT / name).read_text(encoding="utf-8")
-        names |= set(re.findall(r'"(thalweg_(?:sidecar|shard|grpc|build)_\w+)"', text))
+        names |= set(re.findall(r'"(thalweg_(?:sidecar|shard|grpc|build|tls)_\w+)"', text))
     document = metrics_doc.DOCUMENT.read_text(encoding="utf-8")
     assert len(names) > 30
     assert {name for name in names if f"| `{name}` |" not in document} == set()
@@ -190,7 +219,7 @@ def test_promtool_finds_nothing_wrong_with_the_metrics(watched):
 def await_alerts(watched: Watched, *names: str) -> None:
     with contextlib.suppress(AssertionError):
         watched.prometheus.wait_for(
-            f"{names} to fire", lambda: watched.prometheus.firing() >= set(names), 20
+            f"{names} to fire", lambda: watched.prometheus.firing() >= set(names), 40
         )
     assert watched.prometheus.firing() == set(names)
 
@@ -216,6 +245,22 @@ def test_loss_that_is_no_number_fires_the_non_finite_alert_and_no_other(watched)
 
 
 @needs_prometheus
+def test_certificate_that_expires_soon_fires_its_alert_and_a_new_one_ends_it(watched):
+    watched.set_mode("run")
+    prometheus = watched.prometheus
+    prometheus.wait_for("the earlier fault to pass", lambda: not prometheus.firing(), 20)
+    watched.kubelet.mount(days=2)
+    await_alerts(watched, "ThalwegCertificateExpiring")
+    alerts = prometheus.query('ALERTS{alertname="ThalwegCertificateExpiring",alertstate="firing"}')
+    labels = [(a["metric"]["certificate"], a["metric"]["severity"]) for a in alerts]
+    assert set(labels) == {("own", "warning")}
+    steps = watched.value(STEPS)
+    watched.kubelet.mount(days=61)
+    prometheus.wait_for("the alert to end", lambda: not prometheus.firing(), 40)
+    prometheus.wait_for("the job to go on", lambda: watched.value(STEPS) > steps, 20)
+
+
+@needs_prometheus
 def test_killed_shard_fires_shard_down_and_jobs_failing(watched):
     watched.set_mode("run")
     watched.prometheus.wait_for(
@@ -227,5 +272,6 @@ def test_killed_shard_fires_shard_down_and_jobs_failing(watched):
     assert [a["metric"]["instance"] for a in down] == [watched.cluster.aggregators[1].http]
     name = "thalweg_sidecar_jobs_ended_total"
     for server in watched.cluster.sidecars:
-        assert metric(server, name) == 1
-        assert metric(server, name, 'outcome="ok"') == 0
+        page = watched.cluster.page(server)
+        assert metric_in(page, name) == 1
+        assert metric_in(page, name, 'outcome="ok"') == 0
