@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -59,6 +59,7 @@ class Container:
     no_new_privileges: bool = False
     read_only: bool = False
     mounts: Mapping[str, Path] = field(default_factory=dict)  # by the path inside
+    read_only_mounts: Collection[str] = ()  # of these
     shm_bytes: int = 64 << 20
     upper: Path | None = None
     sandbox: int = 0  # a process whose network, host name and IPC it shares; 0: the caller's
@@ -83,6 +84,7 @@ class Container:
             make = "mkdir -p" if outside.is_dir() else "touch"
             lines += [f"mkdir -p $(dirname {target}); [ -e {target} ] || {make} {target}"]
             lines += [f"mount --bind {shlex.quote(str(outside))} {target}"]
+            lines += [f"mount -o remount,bind,ro {target}"] * (inside in self.read_only_mounts)
         lines += ["mount -o remount,bind,ro ."] * self.read_only
         # The mounts hide what is outside; from here on there is the image alone.
         return [*lines, "pivot_root . .", "umount -l .", f"exec {shlex.join(self._start())}"]

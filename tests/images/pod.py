@@ -21,7 +21,7 @@ KNOWN = {
 
 
 class Pod:
-    """`configmaps`: their data by name. `env`: what an operator adds to the containers."""
+    """`configmaps`, `secrets`: their data by name. `env`: what an operator adds to containers."""
 
     def __init__(
         self,
@@ -31,6 +31,7 @@ class Pod:
         folder: Path,
         *,
         configmaps: Mapping[str, Mapping[str, str]],
+        secrets: Mapping[str, Mapping[str, str]],
         env: Mapping[str, str],
     ) -> None:
         self.name = name
@@ -40,6 +41,7 @@ class Pod:
         self._folder = folder / name
         self._folder.mkdir()
         self._configmaps = configmaps
+        self._secrets = secrets
         self._env = env
         self._volumes = {volume["name"]: self._volume(volume) for volume in spec.get("volumes", ())}
 
@@ -60,7 +62,8 @@ class Pod:
         address = f"{self.sandbox.address}:{port['containerPort']}"
         seconds = float(probe["periodSeconds"] * probe.get("failureThreshold", 3))
         running, path = self.running[container["name"]], probe["httpGet"]["path"]
-        running.await_(f"ready by {kind}", lambda: answers(address, path), seconds)
+        scheme = probe["httpGet"].get("scheme", "HTTP").lower()
+        running.await_(f"ready by {kind}", lambda: answers(address, path, scheme), seconds)
 
     def stop(self) -> dict[str, int]:
         """Containers, then sidecars; their exit codes, also of those that have ended before."""
@@ -83,9 +86,9 @@ class Pod:
         folder.mkdir()
         dropped = context.get("capabilities", {}).get("drop", [])
         assert dropped in ([], ["ALL"])
-        mounts = {"/etc/hosts": self._hosts}
-        for mount in container.get("volumeMounts", ()):
-            mounts[mount["mountPath"]] = self._volumes[mount["name"]]
+        asked = container.get("volumeMounts", ())
+        mounts = {m["mountPath"]: self._volumes[m["name"]] for m in asked}
+        mounts["/etc/hosts"] = self._hosts
         print(f"==> {self.name}: {name}", flush=True)
         self.running[name] = Running(
             f"{self.name}/{name}",
@@ -100,6 +103,7 @@ class Pod:
                 no_new_privileges=context.get("allowPrivilegeEscalation") is False,
                 read_only=context.get("readOnlyRootFilesystem", False),
                 mounts=mounts,
+                read_only_mounts={m["mountPath"] for m in asked if m.get("readOnly")},
                 sandbox=self.sandbox.pid,
             ),
         )
@@ -122,11 +126,18 @@ class Pod:
             for name, text in self._configmaps[volume["configMap"]["name"]].items():
                 (path / name).write_text(text, encoding="utf-8")
             return path
+        group = self.spec["securityContext"]["fsGroup"]
+        if "secret" in volume:
+            for name, text in self._secrets[volume["secret"]["secretName"]].items():
+                (path / name).write_text(text, encoding="ascii")
+                (path / name).chmod(volume["secret"]["defaultMode"])
+                shutil.chown(path / name, group=group)
+            return path
         options = volume["emptyDir"]
         if options.get("medium") == "Memory":
             size = options["sizeLimit"].removesuffix("i")
             mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", path]
             subprocess.run(mount, check=True)
-        shutil.chown(path, group=self.spec["securityContext"]["fsGroup"])
+        shutil.chown(path, group=group)
         path.chmod(0o2777)
         return path

@@ -1,10 +1,12 @@
-"""Runs the chart's pods and deploy/jobs/pytorchjob.yaml on the built images, without a cluster.
+"""Runs the chart's pods and a PyTorchJob's on the built images, without a cluster.
 
 Usage: helm template thalweg helm/thalweg … | pods.py IMAGES, in namespaces of its own
 (scripts/prove_images)
 
 Two shards; the job's two pods, each a native sidecar and a worker, with the variables that the
-training operator sets; the pod of `helm test`. Exit code 1 unless the job and the test succeed on
+training operator sets; the pod of `helm test`. The job is the release's, or, where that has none,
+deploy/jobs/pytorchjob.yaml. Certificates that the release asks of cert-manager are made, and its
+token. Exit code 1 unless the job and the test succeed on
 both shards, with the users, rights and read-only roots that the specs say, and all servers end with
 0 when they are asked to.
 """
@@ -22,6 +24,10 @@ from pod import Pod
 from running import Network, shard
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT / "tests" / "e2e"))
+from certificates import Authority  # noqa: E402
+
+TOKEN_SECRET, TOKEN = "page", "hunter2"
 NAMESPACE = "default"
 JOB_SECONDS = 400.0
 _MASTER_PORT = "23456"
@@ -35,19 +41,29 @@ class Cluster:
         self._images = images
         self._folder = folder
         self._network = Network(folder)
-        self._configmaps = {
-            d["metadata"]["name"]: d["data"] for d in self._documents if d["kind"] == "ConfigMap"
-        }
+        self._configmaps = {d["metadata"]["name"]: d["data"] for d in self.all("ConfigMap")}
+        self._secrets = {TOKEN_SECRET: {"token": TOKEN}} | self._certificates()
         self.pods: list[Pod] = []
 
+    def all(self, kind: str) -> list[dict[str, Any]]:
+        return [document for document in self._documents if document["kind"] == kind]
+
     def the(self, kind: str) -> dict[str, Any]:
-        (found,) = [document for document in self._documents if document["kind"] == kind]
-        return dict(found)
+        (found,) = self.all(kind)
+        return found
 
     def add(self, name: str, spec: dict[str, Any], *names: str, **env: str) -> Pod:
         """A pod that is found by its name and by `names`, not started yet."""
         sandbox = self._network.add(name, *names)
-        pod = Pod(name, spec, sandbox, self._folder, configmaps=self._configmaps, env=env)
+        pod = Pod(
+            name,
+            spec,
+            sandbox,
+            self._folder,
+            configmaps=self._configmaps,
+            secrets=self._secrets,
+            env=env,
+        )
         self.pods.append(pod)
         return pod
 
@@ -59,6 +75,17 @@ class Cluster:
             pod.stop()
             pod.remove()
         self._network.stop()
+
+    def _certificates(self) -> dict[str, dict[str, str]]:
+        """What cert-manager would put into secrets."""
+        authority = Authority(self._folder / "authority")
+        made = [authority.fulfil(certificate) for certificate in self.all("Certificate")]
+        return {
+            secret.folder.name: {
+                file.name: file.read_text(encoding="ascii") for file in secret.folder.iterdir()
+            }
+            for secret in made
+        }
 
 
 def shards(cluster: Cluster) -> list[Pod]:
@@ -78,9 +105,9 @@ def shards(cluster: Cluster) -> list[Pod]:
 
 
 def job(cluster: Cluster) -> list[Pod]:
-    """The pods of deploy/jobs/pytorchjob.yaml, as training operator 1.9 makes them."""
+    """The pods of the PyTorchJob, as training operator 1.9 makes them."""
     text = (ROOT / "deploy" / "jobs" / "pytorchjob.yaml").read_text(encoding="utf-8")
-    manifest = yaml.safe_load(text)
+    manifest = next(iter(cluster.all("PyTorchJob")), yaml.safe_load(text))
     name, replicas = manifest["metadata"]["name"], manifest["spec"]["pytorchReplicaSpecs"]
     templates = [
         (f"{name}-{kind.lower()}-{number}", replicas[kind]["template"]["spec"])
@@ -142,7 +169,9 @@ def check(cluster: Cluster) -> None:
 
 
 def rounds(pod: Pod) -> float:
-    return shard(f"{pod.sandbox.address}:7071")["rounds"]
+    """Asked for in the way that the pod's probes show, with the token, wanted or not."""
+    scheme = pod.spec["containers"][0]["livenessProbe"]["httpGet"].get("scheme", "HTTP").lower()
+    return shard(f"{pod.sandbox.address}:7071", scheme, TOKEN)["rounds"]
 
 
 def main() -> None:
@@ -154,7 +183,7 @@ def main() -> None:
     finally:
         cluster.close()
         subprocess.run(["rm", "-rf", folder], check=True)
-    print("the chart's pods and pytorchjob.yaml: run")
+    print("the chart's pods and the job's: run")
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import json
 import os
 import re
 import signal
+import ssl
 import subprocess
 import time
 import urllib.request
@@ -147,22 +148,27 @@ class Running:
         return int(children[0]) if children else None
 
 
-def answers(address: str, path: str) -> bool:
+def answers(address: str, path: str, scheme: str = "http") -> bool:
     """Whether GET of it succeeds, as an httpGet probe asks."""
     with contextlib.suppress(OSError):
-        return _get(address, path) is not None
+        return _get(address, path, scheme, "") is not None
     return False
 
 
-def shard(address: str) -> dict[str, float]:
+def shard(address: str, scheme: str = "http", token: str = "") -> dict[str, float]:
     """What an aggregator says of itself."""
-    result: dict[str, float] = json.loads(_get(address, "/api/v1/shard"))
+    result: dict[str, float] = json.loads(_get(address, "/api/v1/shard", scheme, token))
     return result
 
 
-def _get(address: str, path: str) -> bytes:
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    with opener.open(f"http://{address}{path}", timeout=5) as reply:
+def _get(address: str, path: str, scheme: str, token: str) -> bytes:
+    # As the kubelet: with TLS, whoever answers is believed.
+    tls = urllib.request.HTTPSHandler(context=ssl._create_unverified_context())
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), tls)
+    request = urllib.request.Request(f"{scheme}://{address}{path}")
+    if token:
+        request.add_header("Authorization", f"Bearer {token}")
+    with opener.open(request, timeout=5) as reply:
         body: bytes = reply.read()
         return body
 
