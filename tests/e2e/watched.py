@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -56,8 +56,8 @@ class Watched:
 
 
 @contextlib.contextmanager
-def watched_job(folder: Path) -> Iterator[Watched]:
-    with servers(nodes=NODES, shards=1) as cluster:
+def watched_job(folder: Path, server_env: Mapping[str, str] | None = None) -> Iterator[Watched]:
+    with servers(nodes=NODES, shards=1, env=server_env) as cluster:
         env = {"THALWEG_JOB": JOB}
         for name in ("orders", "done"):
             os.mkfifo(folder / name)
@@ -84,10 +84,11 @@ class Browser:
 
 
 @contextlib.contextmanager
-def browser() -> Iterator[Browser]:
+def browser(**options: Any) -> Iterator[Browser]:
+    """`options`: of Playwright's new_page()."""
     with sync_playwright() as playwright:
         chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        page = chromium.new_page(viewport={"width": 1180, "height": 900})
+        page = chromium.new_page(viewport={"width": 1180, "height": 900}, **options)
         result = Browser(page)
 
         def listen(message: ConsoleMessage) -> None:
