@@ -39,6 +39,7 @@ install_python_tools() {
   python -m venv --clear "$tools/venv"
   "$tools/venv/bin/python" -m pip install --quiet --retries 5 "${python_tools[@]}"
   touch "$stamp"
+  hash -r # the shell remembers where another python was
 }
 
 install_tools() {
