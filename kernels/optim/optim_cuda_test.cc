@@ -30,7 +30,7 @@ class Twins {
     for (TwinTensor& tensor : tensors_) tensors.push_back(tensor.OnDevice());
     plan_.emplace(OptimPlan::Make(tensors).value());
     table_.emplace(std::vector<std::byte>(plan_->table().begin(), plan_->table().end()));
-    workspace_.emplace(std::vector<std::byte>(plan_->workspace_bytes(), std::byte{0xa5}));
+    workspace_.emplace(std::vector<std::byte>(plan_->workspace_bytes() + kGuard, kUntouched));
   }
 
   void NewGrads() {
@@ -50,6 +50,9 @@ class Twins {
 
   void ExpectEqual() const {
     ASSERT_TRUE(FinishDevice().ok());
+    const std::vector<std::byte> workspace = workspace_->Content();
+    ASSERT_EQ(std::count(workspace.end() - kGuard, workspace.end(), kUntouched), kGuard)
+        << "the step has written behind its workspace";
     for (size_t i = 0; i < tensors_.size(); ++i) {
       ASSERT_TRUE(tensors_[i].IsEqual())
           << "tensor " << i << " of " << tensors_[i].kind().elems << " elements";
@@ -57,6 +60,9 @@ class Twins {
   }
 
  private:
+  static constexpr int kGuard = 64;  // bytes behind the workspace
+  static constexpr std::byte kUntouched{0xa5};
+
   std::mt19937_64 random_;
   std::vector<TwinTensor> tensors_;
   std::optional<OptimPlan> plan_;
@@ -185,6 +191,30 @@ TEST_F(OptimCudaTest, SgdEqualsTheCpuAndStartsFromTheFirstGradient) {
   }
 }
 
+TEST_F(OptimCudaTest, SgdWhoseStepsAreNotCountedKeepsItsMomentumFromTheStart) {
+  SgdSettings settings;
+  settings.lr = 1;
+  settings.momentum = 0.5;
+  const DeviceBuffer on_device(std::vector<SgdSettings>{settings});
+  const DeviceBuffer param(std::vector<float>{4});
+  const DeviceBuffer grad(std::vector<float>{1});
+  const DeviceBuffer momentum(std::vector<float>{2});
+  DeviceTensor tensor;
+  tensor.param = param.Data();
+  tensor.grad = grad.Data();
+  tensor.states[0] = momentum.As<float>();
+  tensor.elems = 1;
+  const OptimPlan plan = OptimPlan::Make({&tensor, 1}).value();
+  const DeviceBuffer table(std::vector<std::byte>(plan.table().begin(), plan.table().end()));
+  const DeviceBuffer workspace(plan.workspace_bytes());
+  ASSERT_TRUE(StepSgdOnDevice(nullptr, plan, {table.Data(), workspace.Data()},
+                              on_device.As<SgdSettings>(), {})
+                  .ok());
+  ASSERT_TRUE(FinishDevice().ok());
+  EXPECT_EQ(momentum.ContentAs<float>()[0], 2);  // half of 2, and 1
+  EXPECT_EQ(param.ContentAs<float>()[0], 2);
+}
+
 double SumOf(const std::vector<double>& sums, size_t first, size_t count) {
   double total = 0;
   for (size_t g = first; g < first + count; ++g) total += sums[g];
@@ -269,19 +299,21 @@ TEST_F(OptimCudaTest, LambEqualsTheCpuWithAndWithoutClippingAndTrust) {
   }
 }
 
-TEST_F(OptimCudaTest, ManySmallTensorsEqualTheCpu) {
-  std::vector<TensorKind> kinds(400);
-  for (size_t i = 0; i < kinds.size(); ++i) {
-    kinds[i] = {.elems = i % 37, .param = DType::kBFloat16, .grad = DType::kBFloat16};
-  }
-  Twins twins(kinds, 2);
+TEST_F(OptimCudaTest, ManySmallTensorsEqualTheCpuAndSoDoesOne) {
   const std::vector<LambSettings> settings = SomeLambSettings();
   const DeviceBuffer on_device(settings);
-  ASSERT_TRUE(StepLambOnDevice(nullptr, twins.plan(), twins.memory(), on_device.As<LambSettings>(),
-                               twins.inputs())
-                  .ok());
-  LambOnHost(twins, settings);
-  twins.ExpectEqual();
+  for (const size_t count : {400, 1}) {
+    std::vector<TensorKind> kinds(count);
+    for (size_t i = 0; i < count; ++i) {
+      kinds[i] = {.elems = (i + 5) % 37, .param = DType::kBFloat16, .grad = DType::kBFloat16};
+    }
+    Twins twins(kinds, 2);
+    ASSERT_TRUE(StepLambOnDevice(nullptr, twins.plan(), twins.memory(),
+                                 on_device.As<LambSettings>(), twins.inputs())
+                    .ok());
+    LambOnHost(twins, settings);
+    twins.ExpectEqual();
+  }
 }
 
 TEST_F(OptimCudaTest, InfiniteGradientSkipsTheStepAndIsNotCounted) {

@@ -159,6 +159,13 @@ TEST(OptimFactorsTest, NormThatIsNotANumberIsNoNormWithinTheBound) {
   EXPECT_EQ(GradFactorOf(settings, 0.5, 16), -0.25);
 }
 
+TEST(OptimFactorsTest, TrustRatioIsOneWhereANormIsZero) {
+  EXPECT_EQ(TrustedRate(0.5f, 16, 4), 1.0f);
+  EXPECT_EQ(TrustedRate(0.5f, 4, 16), 0.25f);
+  EXPECT_EQ(TrustedRate(0.5f, 0, 4), 0.5f);
+  EXPECT_EQ(TrustedRate(0.5f, 4, 0), 0.5f);
+}
+
 TEST(ForEachPlaceTest, EveryElementIsVisitedOnceAlsoBeyond32Bits) {
   for (const uint64_t base : {uint64_t{0}, uint64_t{1} << 33}) {
     for (const uint64_t elems : {1, 7, 8, 15, 16, 23, 300, 4096}) {
@@ -177,6 +184,25 @@ TEST(ForEachPlaceTest, EveryElementIsVisitedOnceAlsoBeyond32Bits) {
         EXPECT_EQ(packed, head == kNoPacks || head > elems ? 0 : (elems - head) / kEight * kEight);
       }
     }
+  }
+}
+
+// Accesses of 16 bytes begin where all arrays of a tensor have a multiple of that.
+TEST(OptimPlanTest, PacksBeginAtTheFirstPlaceThatAllArraysShare) {
+  alignas(16) std::byte arrays[2][64] = {};
+  const auto head = [&](DType type, size_t param_shift, size_t grad_shift) {
+    DeviceTensor tensor;
+    tensor.elems = 1;
+    tensor.param = arrays[0] + param_shift * SizeOf(type);
+    tensor.grad = arrays[1] + grad_shift * SizeOf(type);
+    tensor.param_type = tensor.grad_type = type;
+    const OptimPlan plan = OptimPlan::Make({&tensor, 1}).value();
+    return int{reinterpret_cast<const OptimEntry*>(plan.table().data())->head};
+  };
+  for (size_t shift = 0; shift < 8; ++shift) {
+    EXPECT_EQ(head(DType::kBFloat16, shift, shift), static_cast<int>((8 - shift) % 8));
+    EXPECT_EQ(head(DType::kFloat32, shift, shift), static_cast<int>((8 - shift) % 4));
+    EXPECT_EQ(head(DType::kBFloat16, shift, (shift + 1) % 8), int{kNoPacks});
   }
 }
 

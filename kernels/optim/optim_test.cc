@@ -15,16 +15,20 @@
 namespace thalweg {
 namespace {
 
-// The arrays of one tensor; parameters and gradients at odd addresses.
+// The arrays of one tensor, parameters and gradients at odd addresses; with some elements behind
+// the tensor, which nobody may touch.
 template <class Param, class Grad>
 struct Arrays {
-  Arrays(size_t elems, std::mt19937_64& random)
-      : param(1, RandomElements<Param>(elems, 0, random)),
-        grad(3, RandomElements<Grad>(elems, 0, random)),
-        copy(1, elems * 2) {
+  Arrays(size_t tensor_elems, std::mt19937_64& random)
+      : elems(tensor_elems),
+        param(1, RandomElements<Param>(elems + kBehind, 0, random)),
+        grad(3, RandomElements<Grad>(elems + kBehind, 0, random)),
+        copy(1, (elems + kBehind) * 2) {
     std::normal_distribution<float> normal;
     for (auto& state : states) {
-      for (size_t i = 0; i < elems; ++i) state.push_back(std::fabs(normal(random)) * 0.1f);
+      for (size_t i = 0; i < elems + kBehind; ++i) {
+        state.push_back(std::fabs(normal(random)) * 0.1f);
+      }
     }
   }
 
@@ -35,7 +39,7 @@ struct Arrays {
     tensor.grad = grad.Data();
     for (size_t k = 0; k < kept; ++k) tensor.states[k] = states[k].data();
     tensor.copy = copy.Data();
-    tensor.elems = states[0].size();
+    tensor.elems = elems;
     tensor.param_type = kTypeOf<Param>;
     tensor.grad_type = kTypeOf<Grad>;
     tensor.copy_type = DType::kBFloat16;
@@ -48,6 +52,9 @@ struct Arrays {
            copy.Content() == other.copy.Content();
   }
 
+  static constexpr size_t kBehind = 16;
+
+  size_t elems;
   Buffer param;
   Buffer grad;
   std::vector<float> states[3];
@@ -100,7 +107,7 @@ void ExpectEqualToScalar(size_t kept, const Scalar& scalar, const Run& run) {
 
 TYPED_TEST(OptimTest, AdamEqualsItsScalarFunctionOnEveryTarget) {
   for (bool largest : {false, true}) {
-    for (float first : {0.1f, 0.7f}) {
+    for (float first : {0.1f, 0.5f, 0.7f}) {
       for (float l2 : {0.0f, 0.01f}) {
         const AdamFactors factors = {.grad = -0.25f,
                                      .decay = 0.999f,
@@ -126,6 +133,37 @@ TYPED_TEST(OptimTest, AdamEqualsItsScalarFunctionOnEveryTarget) {
   }
 }
 
+TEST(AdamTest, LargestSecondMomentThatIsNotANumberStays) {
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  const size_t elems = 33;  // in vectors and behind them
+  for (int64_t target : hwy::SupportedAndGeneratedTargets()) {
+    const ForcedTarget forced(target);
+    std::vector<float> params(elems, 1), grads(elems, 1), firsts(elems), seconds(elems);
+    std::vector<float> largests(elems, 4);
+    for (const size_t i : {2, 32}) largests[i] = nan;  // was there before
+    for (const size_t i : {3, 31}) grads[i] = nan;     // comes now
+    AdamTensor tensor;
+    tensor.param = params.data();
+    tensor.grad = grads.data();
+    tensor.states[0] = firsts.data();
+    tensor.states[1] = seconds.data();
+    tensor.states[2] = largests.data();
+    tensor.elems = elems;
+    tensor.factors = {.first = 0.1f, .second_keep = 0.9f, .second = 0.1f, .step = 0.5f};
+    FlatIndex index;
+    index.Add(elems, StepBytes(tensor));
+    RunAdam({&tensor, 1}, index, 0, index.Size());
+    for (size_t i = 0; i < elems; ++i) {
+      const bool is_nan = i == 2 || i == 3 || i == 31 || i == 32;
+      EXPECT_EQ(std::isnan(largests[i]), is_nan) << hwy::TargetName(target) << ", " << i;
+      EXPECT_EQ(std::isnan(params[i]), is_nan) << hwy::TargetName(target) << ", " << i;
+      if (!is_nan) {
+        EXPECT_EQ(largests[i], 4);
+      }
+    }
+  }
+}
+
 TYPED_TEST(OptimTest, SgdEqualsItsScalarFunctionOnEveryTarget) {
   for (bool momentum : {false, true}) {
     for (bool nesterov : {false, true}) {
@@ -133,7 +171,7 @@ TYPED_TEST(OptimTest, SgdEqualsItsScalarFunctionOnEveryTarget) {
                                   .l2 = nesterov ? 0.0f : 0.01f,
                                   .keep = 0.9f,
                                   .take = 0.8f,
-                                  .momentum = 0.9f,
+                                  .momentum = 0.7f,
                                   .lr = 0.1f,
                                   .nesterov = nesterov};
       ExpectEqualToScalar<TypeParam, SgdTensor>(
@@ -233,6 +271,23 @@ TEST(SquaresTest, LargeFiniteGradientsDoNotOverflowAndOthersShow) {
   values[33] = std::numeric_limits<float>::infinity();
   RunGradSquares(tensors, index, 0, index.Size(), &sum);
   EXPECT_FALSE(std::isfinite(sum));
+}
+
+// What docs/optim.md has as bytes per parameter.
+TEST(StepBytesTest, CountEveryReadAndEveryWrite) {
+  OptimTensor tensor;
+  float state = 0;
+  for (const uint64_t expected : {12, 20, 28, 36}) {
+    EXPECT_EQ(StepBytes(tensor), expected);
+    if (expected < 36) tensor.states[(expected - 12) / 8] = &state;
+  }
+  tensor.states[2] = nullptr;
+  tensor.copy = &state;
+  tensor.copy_type = DType::kFloat16;
+  EXPECT_EQ(StepBytes(tensor), 30u);
+  tensor.copy = nullptr;
+  tensor.param_type = tensor.grad_type = DType::kBFloat16;
+  EXPECT_EQ(StepBytes(tensor), 22u);
 }
 
 TEST(FlatIndexTest, EveryElementIsVisitedOnceHoweverTheIndexIsCut) {
