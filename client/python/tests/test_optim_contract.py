@@ -132,6 +132,96 @@ def test_overflow_skips_the_step_and_does_not_count_it(fused, options):
         assert {int(s["step"]) for s in optimizer.state.values()} == {4}
 
 
+def scaled(optimizer, steps=1):
+    """A GradScaler of scale 1, and an optimizer that has done some steps with it."""
+    scaler = torch.amp.GradScaler("cpu", init_scale=1.0, growth_interval=100)
+    scaler.scale(torch.ones(()))
+    for step in range(steps):
+        set_grads(step, optimizer.param_groups[0]["params"])
+        scaler.step(optimizer)
+        scaler.update()
+    return scaler
+
+
+def versions(params):
+    return [p.grad._version for p in params]
+
+
+@pytest.mark.parametrize(("fused", "options"), ALL)
+def test_gradscaler_looks_at_gradients_without_writing_to_them(fused, options):
+    params = make_params()
+    optimizer = fused(params, lr=0.1, **options)
+    scaler = scaled(optimizer)
+    set_grads(1, params)
+    before = versions(params)
+    scaler.step(optimizer)
+    assert versions(params) == before
+
+
+def test_gradscaler_itself_looks_before_the_first_step():
+    params = make_params()
+    optimizer = FusedAdamW(params, lr=0.1)
+    scaler = scaled(optimizer, steps=0)
+    set_grads(0, params)
+    params[0].grad[0] = torch.inf
+    scaler.step(optimizer)
+    scaler.update()
+    assert scaler.get_scale() == 0.5
+    assert torch.equal(params[0], make_params()[0])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("value", [torch.inf, -torch.inf, torch.nan])
+@pytest.mark.parametrize("where", [0, 4])
+def test_every_value_that_is_not_finite_is_seen(dtype, value, where):
+    params = make_params(dtype)
+    optimizer = FusedSGD(params, lr=0.1)
+    scaler = scaled(optimizer)
+    set_grads(1, params)
+    params[where].grad[-1] = value
+    before = [p.detach().clone() for p in params]
+    scaler.step(optimizer)
+    scaler.update()
+    assert scaler.get_scale() == 0.5
+    assert all(torch.equal(a, b) for a, b in zip(params, before, strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_large_gradients_are_no_infinities(dtype):
+    params = make_params(dtype)
+    optimizer = FusedSGD(params, lr=0.1)
+    scaler = scaled(optimizer)
+    for param in params:
+        param.grad = torch.full_like(param, torch.finfo(dtype).max)
+    scaler.step(optimizer)
+    scaler.update()
+    assert scaler.get_scale() == 1.0
+
+
+def test_gradscaler_complains_of_missing_gradients_as_with_any_optimizer():
+    params = make_params()
+    optimizer = FusedAdamW(params, lr=0.1)
+    scaler = scaled(optimizer)
+    optimizer.zero_grad()
+    scaler.step(optimizer)
+    with pytest.raises(AssertionError, match="No inf checks were recorded"):
+        scaler.update()
+
+
+def test_gradient_that_appears_later_is_looked_at():
+    params = make_params()
+    late = torch.nn.Parameter(torch.ones(3))
+    optimizer = FusedAdamW([*params, late], lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1.0)
+    scaler.scale(torch.ones(()))
+    for found in (False, True):
+        set_grads(0, params)
+        late.grad = torch.full((3,), torch.nan) if found else None
+        scaler.step(optimizer)
+        scaler.update()
+        assert (scaler.get_scale() == 0.5) == found
+
+
 def test_gradients_unscaled_beforehand_are_not_unscaled_again():
     params, reference = make_params(), make_params()
     optimizer, plain = FusedAdamW(params, lr=0.1), FusedAdamW(reference, lr=0.1)

@@ -19,6 +19,7 @@ from thalweg._precision import observing
 from thalweg.amp._scaler import SMALLEST_SCALE
 from thalweg.amp._state import state
 from thalweg.amp._steward import steward_of
+from thalweg.optim import _finite
 
 _SCALING = "_amp_scaling"  # attribute of a GradScaler that follows a decoration
 _LOADED = "_amp_loaded"  # attribute of one whose scale comes from a checkpoint
@@ -64,6 +65,7 @@ def decorate(optimizer: Optimizer, scaling: Scaling) -> None:
 @functools.cache
 def install() -> None:
     """Wraps four methods of GradScaler; without a decorated optimizer they do what they did."""
+    _finite.install()  # below: it is to look at gradients that have been shown
     unscale = GradScaler._unscale_grads_
     scale: Callable[..., Any] = GradScaler.scale
     update: Callable[..., None] = GradScaler.update

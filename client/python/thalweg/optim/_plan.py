@@ -9,14 +9,16 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import reduce
 from itertools import chain
-from operator import is_, itemgetter
+from operator import add, is_, itemgetter
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from thalweg.optim import _finite
 from thalweg.optim._copies import copies_of
 from thalweg.optim._shards import StandIns, is_dtensor, local_state
 
@@ -28,8 +30,7 @@ Keys = Callable[[_Group], tuple[str, ...]]
 
 def on_device(optimizer: Optimizer) -> bool:
     """Whether its parameters are on a GPU, where steps read their inputs when they run."""
-    every = chain.from_iterable(group["params"] for group in optimizer.param_groups)
-    first: Tensor | None = next(every, None)
+    first: Tensor | None = next(_params(optimizer), None)
     return first is not None and first.is_cuda
 
 
@@ -108,8 +109,18 @@ class Plan:
         self.groups = [
             GroupPlan(optimizer, group, keys, steps=steps) for group in optimizer.param_groups
         ]
+        self.has_dtensors = any(map(is_dtensor, _params(optimizer)))
         self._states = list(optimizer.state.values())
         self._copies = copies_of(optimizer)
+        _finite.install()
+
+    def grad_squares(self) -> Any:  # noqa: ANN401
+        """The sum of the squares of all gradients: a float, of a GPU a tensor of one float64.
+
+        Finite exactly if all gradients are: squares of float32 do not overflow in float64. Of
+        DTensors only what this process holds. Raises NotFusable.
+        """
+        return reduce(add, (members.tensors.grad_squares() for members in self.groups))
 
     def holds(self, optimizer: Optimizer) -> bool:
         groups = optimizer.param_groups
@@ -140,6 +151,12 @@ class Plan:
 _plans: weakref.WeakKeyDictionary[Optimizer, Plan] = weakref.WeakKeyDictionary()
 
 
+def known_plan(optimizer: Optimizer) -> Plan | None:
+    """That of the last step, if the next one will use it."""
+    plan = _plans.get(optimizer)
+    return plan if plan is not None and plan.holds(optimizer) else None
+
+
 @contextmanager
 def plan_of(
     optimizer: Optimizer, keys: Keys, *, steps: bool, own: bool, shards: bool = True
@@ -150,8 +167,8 @@ def plan_of(
     keep it in the parameters' type, and are refused unless that is float32. `shards`: parameters
     may be DTensors. Raises NotFusable.
     """
-    plan = _plans.get(optimizer)
-    if plan is None or not plan.holds(optimizer):
+    plan = known_plan(optimizer)
+    if plan is None:
         plan = _plans[optimizer] = Plan(optimizer, keys, steps=steps, own=own, shards=shards)
     else:
         plan.show_grads()
@@ -159,6 +176,10 @@ def plan_of(
         yield plan
     finally:
         plan.hide_grads()
+
+
+def _params(optimizer: Optimizer) -> Iterator[Tensor]:
+    return chain.from_iterable(group["params"] for group in optimizer.param_groups)
 
 
 def _has(state: dict[str, Any] | None, keys: tuple[str, ...]) -> bool:
@@ -185,8 +206,7 @@ def _complete(
 def _refuse_narrow(optimizer: Optimizer) -> None:
     from thalweg._C import NotFusable
 
-    every = chain.from_iterable(group["params"] for group in optimizer.param_groups)
-    for param in every:
+    for param in _params(optimizer):
         if param.dtype is not torch.float32:
             raise NotFusable(
                 f"thalweg: a parameter is {param.dtype}, expected torch.float32: "
@@ -197,8 +217,7 @@ def _refuse_narrow(optimizer: Optimizer) -> None:
 def _refuse_several_devices(optimizer: Optimizer) -> None:
     from thalweg._C import NotFusable
 
-    every = chain.from_iterable(group["params"] for group in optimizer.param_groups)
-    devices = sorted({str(param.device) for param in every})
+    devices = sorted({str(param.device) for param in _params(optimizer)})
     if len(devices) > 1:
         raise NotFusable(
             f"thalweg: parameters are on {', '.join(devices)}, expected all of an optimizer on one "
@@ -209,8 +228,7 @@ def _refuse_several_devices(optimizer: Optimizer) -> None:
 def _refuse_dtensors(optimizer: Optimizer) -> None:
     from thalweg._C import NotFusable
 
-    every = chain.from_iterable(group["params"] for group in optimizer.param_groups)
-    if any(map(is_dtensor, every)):
+    if any(map(is_dtensor, _params(optimizer))):
         raise NotFusable(
             f"thalweg: a parameter is a DTensor, expected a plain tensor: in the middle of a step "
             f"{type(optimizer).__name__} needs norms that go over processes"

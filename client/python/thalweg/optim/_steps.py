@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import operator
-from functools import reduce
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -76,8 +74,7 @@ def lamb_step(optimizer: Optimizer, *, own: bool) -> None:
     with plan_of(optimizer, _lamb_keys, steps=True, own=own, shards=False) as plan:
         groups = optimizer.param_groups
         if any(_bound(group) > 0 for group in groups):
-            squares = (members.tensors.grad_squares() for members in plan.groups)
-            inputs["grad_squares"] = reduce(operator.add, squares)
+            inputs["grad_squares"] = plan.grad_squares()
         for group, members in zip(groups, plan.groups, strict=True):
             lr, device_lr = _lr(optimizer, group)
             settings = LambSettings(
@@ -108,9 +105,10 @@ def grad_scale(optimizer: Optimizer) -> float | None:
 def inputs_of(optimizer: Optimizer) -> dict[str, Any] | None:
     """What GradScaler hands over, in the words of the plan's tensors; None: there is no step."""
     if on_device(optimizer):  # which reads it when the step runs, so that nobody waits
+        found = getattr(optimizer, "found_inf", None)  # GradScaler's sum: of no gradients, 0
         return {
             "grad_scale": getattr(optimizer, "grad_scale", None),
-            "found_inf": getattr(optimizer, "found_inf", None),
+            "found_inf": found if isinstance(found, Tensor) else None,
         }
     scale = grad_scale(optimizer)
     return None if scale is None else {"grad_scale": scale}

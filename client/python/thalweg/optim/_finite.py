@@ -1,0 +1,55 @@
+"""GradScaler's question whether gradients are finite, answered by reading them.
+
+Torch asks by multiplying them by 1, which writes each again.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import torch
+from torch import Tensor
+from torch.amp.grad_scaler import GradScaler
+from torch.optim import Optimizer
+
+
+@functools.cache
+def install() -> None:
+    """Wraps a method of GradScaler; for optimizers without a plan it does what it did."""
+    unscale = GradScaler._unscale_grads_
+
+    @functools.wraps(unscale)
+    def unscale_or_look(
+        self: GradScaler,
+        optimizer: Optimizer,
+        inv_scale: Tensor,
+        found_inf: Tensor,
+        allow_fp16: bool,
+    ) -> dict[torch.device, Tensor]:
+        # Allowed only before a step that divides by itself: `inv_scale` is 1 then.
+        if allow_fp16 and (found := _look(optimizer)) is not None:
+            return {found.device: found}
+        return unscale(self, optimizer, inv_scale, found_inf, allow_fp16)
+
+    GradScaler._unscale_grads_ = unscale_or_look  # type: ignore[method-assign]
+
+
+@torch.no_grad()
+def _look(optimizer: Optimizer) -> Tensor | None:
+    """1 if there is an infinity or NaN, else 0, where gradients are; None: torch is to look."""
+    from thalweg._C import NotFusable
+    from thalweg.optim._plan import known_plan  # which imports this
+
+    grads = (p.grad is not None for group in optimizer.param_groups for p in group["params"])
+    plan = known_plan(optimizer)
+    # Of DTensors all processes have to hear, which torch sees to.
+    if plan is None or plan.has_dtensors or not any(grads):
+        return None
+    try:
+        squares = plan.grad_squares()
+    except NotFusable:
+        return None
+    if isinstance(squares, Tensor):
+        return squares.isfinite().logical_not().float()
+    return torch.tensor(float(not math.isfinite(squares)))
