@@ -13,6 +13,8 @@ from torch import Tensor
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
+from thalweg.optim._plan import known_plan
+
 
 @functools.cache
 def install() -> None:
@@ -39,7 +41,6 @@ def install() -> None:
 def _look(optimizer: Optimizer) -> Tensor | None:
     """1 if there is an infinity or NaN, else 0, where gradients are; None: torch is to look."""
     from thalweg._C import NotFusable
-    from thalweg.optim._plan import known_plan  # which imports this
 
     grads = (p.grad is not None for group in optimizer.param_groups for p in group["params"])
     plan = known_plan(optimizer)

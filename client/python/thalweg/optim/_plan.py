@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from thalweg.optim import _finite
 from thalweg.optim._copies import copies_of
 from thalweg.optim._shards import StandIns, is_dtensor, local_state
 
@@ -112,7 +111,6 @@ class Plan:
         self.has_dtensors = any(map(is_dtensor, _params(optimizer)))
         self._states = list(optimizer.state.values())
         self._copies = copies_of(optimizer)
-        _finite.install()
 
     def grad_squares(self) -> Any:  # noqa: ANN401
         """The sum of the squares of all gradients: a float, of a GPU a tensor of one float64.

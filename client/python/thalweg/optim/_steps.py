@@ -7,6 +7,7 @@ from typing import Any, Protocol
 from torch import Tensor
 from torch.optim import Optimizer
 
+from thalweg.optim import _finite
 from thalweg.optim._copies import mark_stored
 from thalweg.optim._plan import on_device, plan_of
 
@@ -104,6 +105,7 @@ def grad_scale(optimizer: Optimizer) -> float | None:
 
 def inputs_of(optimizer: Optimizer) -> dict[str, Any] | None:
     """What GradScaler hands over, in the words of the plan's tensors; None: there is no step."""
+    _finite.install()
     if on_device(optimizer):  # which reads it when the step runs, so that nobody waits
         found = getattr(optimizer, "found_inf", None)  # GradScaler's sum: of no gradients, 0
         return {
