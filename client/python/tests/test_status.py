@@ -6,7 +6,7 @@ import pytest
 from shard_answers import http_server, job, node, shard
 
 from thalweg.cli import _status_table, main
-from thalweg.cli._status import Look, look
+from thalweg.cli._look import Look, look
 
 
 def table(before, now, monkeypatch, columns=200):

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from thalweg import __version__
 from thalweg.cli import _http, _kubernetes, _status_table
 from thalweg.cli._finding import Finding
-from thalweg.cli._status import Look, look
+from thalweg.cli._look import Look, look
 from thalweg.cli._status_table import clean, duration
 
 _HTTP_PORT = 7071  # the chart's

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import http.client
 import itertools
 import json
 import os
@@ -11,10 +10,11 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
 
 from thalweg._config import ConfigError, parse_addresses
 from thalweg.cli import _http
+from thalweg.cli._look import Look, look
 
 if TYPE_CHECKING:
     _Commands = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -32,15 +32,6 @@ exit codes:
   2      wrong arguments
   130    Ctrl-C
 """
-
-
-class Look(NamedTuple):
-    """What one shard has answered."""
-
-    address: str
-    error: str  # why it has not; empty when it has
-    shard: dict[str, Any]  # /api/v1/shard
-    jobs: list[dict[str, Any]]  # of /api/v1/jobs
 
 
 def add_parser(commands: _Commands) -> None:
@@ -123,33 +114,6 @@ def _looks(addresses: Sequence[str], access: _http.Access, interval: float) -> I
             yield list(pool.map(look, addresses, itertools.repeat(access)))
             due = max(due + interval, time.monotonic())
             time.sleep(max(0.0, due - time.monotonic()))
-
-
-def look(address: str, access: _http.Access = _http.PLAIN) -> Look:
-    """Asks one shard."""
-    try:
-        shard, jobs = _get(access, address, "shard"), _get(access, address, "jobs")["jobs"]
-        if not isinstance(jobs, list):
-            raise ValueError("jobs is not a list")
-    except _http.AccessError as error:
-        return Look(address, str(error), {}, [])
-    except (OSError, http.client.HTTPException) as error:
-        return Look(address, f"not reachable: {_reason(error)}", {}, [])
-    except (ValueError, KeyError, TypeError) as error:
-        return Look(address, f"is no shard of Thalweg: {error}", {}, [])
-    return Look(address, "", shard, jobs)
-
-
-def _get(access: _http.Access, address: str, what: str) -> dict[str, Any]:
-    answer = _http.get_json(access, address, f"/api/v1/{what}")
-    if not isinstance(answer, dict):
-        raise ValueError(f"/api/v1/{what} is not an object")
-    return answer
-
-
-def _reason(error: BaseException) -> str:
-    cause = getattr(error, "reason", None) or error
-    return str(getattr(cause, "strerror", None) or cause or type(cause).__name__)
 
 
 def _interval(text: str) -> float:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from thalweg import __version__
-from thalweg.cli._status import Look
+from thalweg.cli._look import Look
 
 _FAULTS = 8
 _NONE = "-"
