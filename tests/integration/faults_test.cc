@@ -33,6 +33,14 @@ std::string Message(const absl::StatusOr<T>& result) {
   return std::string(result.status().message());
 }
 
+// What a worker with those options says first, for tests that speak raw ipc.
+Hello HelloOf(const SessionOptions& o) {
+  return {kIpcVersion,  o.job,         o.rank,
+          o.world_size, o.node,        o.num_nodes,
+          o.node_name,  o.local_rank,  o.local_size,
+          o.codec,      o.chunk_bytes, static_cast<uint64_t>(ToNanos(o.timeout) / 1000000)};
+}
+
 TEST(WorkerFaultTest, DifferentTensorIsNamedToEveryWorkerOfEveryNode) {
   for (uint32_t odd_one : {1u, 2u}) {  // on the same node as rank 0, and on another
     Cluster cluster(2, 2, 1);
@@ -137,12 +145,7 @@ TEST(WorkerFaultTest, WorkerThatVanishesMidStepFailsEveryWorkerAtOnce) {
   auto raw = std::async(std::launch::async, [&] {
     const SessionOptions o = cluster.OptionsFor(3);
     auto connection = *Connection::Connect(o.sidecar_path, Now() + kPatience);
-    const Hello hello{
-        kIpcVersion,  o.job,         3,
-        o.world_size, o.node,        o.num_nodes,
-        o.node_name,  o.local_rank,  o.local_size,
-        o.codec,      o.chunk_bytes, static_cast<uint64_t>(ToNanos(o.timeout) / 1000000)};
-    EXPECT_TRUE(connection->Send(hello).ok());
+    EXPECT_TRUE(connection->Send(HelloOf(o)).ok());
     EXPECT_TRUE(connection->Receive(Now() + kPatience).ok());
     return connection;
   });
@@ -226,12 +229,7 @@ TEST(WorkerFaultTest, LossScaleOfAnotherThanTheFirstWorkerIsRefused) {
                           [&cluster] { return Session::Connect(cluster.OptionsFor(0)); });
   auto connection = *Connection::Connect(cluster.SocketPath(0), Now() + kPatience);
   const SessionOptions o = cluster.OptionsFor(1);
-  const Hello hello{
-      kIpcVersion,  o.job,         1,
-      o.world_size, o.node,        o.num_nodes,
-      o.node_name,  o.local_rank,  o.local_size,
-      o.codec,      o.chunk_bytes, static_cast<uint64_t>(ToNanos(o.timeout) / 1000000)};
-  ASSERT_TRUE(connection->Send(hello).ok());
+  ASSERT_TRUE(connection->Send(HelloOf(o)).ok());
   ASSERT_TRUE(connection->Receive(Now() + kPatience).ok());  // Welcome
   ASSERT_TRUE(connection->Send(Precision{2, 3}).ok());
   auto received = connection->Receive(Now() + kPatience);
