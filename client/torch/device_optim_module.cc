@@ -28,6 +28,7 @@ void DefineDeviceOptim(py::module_& m) {
            }),
            py::arg("params"), py::arg("states"), py::arg("steps"), py::arg("copies"))
       .def("check_grads", &FusedDeviceTensors::CheckGrads)
+      .def("use_grads_of_copies", &FusedDeviceTensors::UseGradsOfCopies, py::arg("exponent"))
       .def("grad_squares", &FusedDeviceTensors::GradSquares, NoLock());
   // `more`: what a step takes besides.
   const auto def_step = [&tensors](const char* name, auto step, const auto&... more) {

@@ -5,6 +5,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <optional>
 #include <span>
@@ -33,6 +34,8 @@ class FusedDeviceTensors {
   explicit FusedDeviceTensors(TensorGroup group);
 
   void CheckGrads() const { group_.CheckGrads(); }
+  // See TensorGroup.
+  void UseGradsOfCopies(std::optional<int32_t> exponent) { group_.UseGradsOfCopies(exponent); }
 
   size_t Adam(const AdamSettings& settings, const DeviceInputs& inputs);
   size_t Sgd(const SgdSettings& settings, const DeviceInputs& inputs);
@@ -69,7 +72,7 @@ class FusedDeviceTensors {
   size_t Run(Step<Settings> step, Settings settings, const DeviceInputs& inputs,
              const std::optional<at::Tensor>& grad_squares);
 
-  const TensorGroup group_;
+  TensorGroup group_;
   Sent table_;
   Sent settings_;
   at::Tensor workspace_;

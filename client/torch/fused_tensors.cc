@@ -97,7 +97,8 @@ size_t FusedTensors::Adam(const AdamSettings& settings, double grad_scale) {
   Corrections corrections(settings);
   FlatIndex index;
   const auto tensors = Completed<AdamTensor>(work, &index, [&](size_t j, AdamTensor* tensor) {
-    tensor->factors = FactorsOf(settings, corrections.At(NextStep(work.which[j])), grad);
+    tensor->factors = FactorsOf(settings, corrections.At(NextStep(work.which[j])),
+                                FactorWithout(tensor->grad_exponent, grad));
   });
   InParallel(index, [&](uint64_t begin, uint64_t end) { RunAdam(tensors, index, begin, end); });
   Finish(work);
@@ -110,7 +111,8 @@ size_t FusedTensors::Sgd(const SgdSettings& settings, double grad_scale) {
   const double grad = GradFactorOf(settings, 1 / grad_scale, 0);
   FlatIndex index;
   const auto tensors = Completed<SgdTensor>(work, &index, [&](size_t j, SgdTensor* tensor) {
-    tensor->factors = FactorsOf(settings, NextStep(work.which[j]) == 1, grad);
+    tensor->factors = FactorsOf(settings, NextStep(work.which[j]) == 1,
+                                FactorWithout(tensor->grad_exponent, grad));
   });
   InParallel(index, [&](uint64_t begin, uint64_t end) { RunSgd(tensors, index, begin, end); });
   Finish(work);
@@ -124,7 +126,8 @@ size_t FusedTensors::Lamb(const LambSettings& settings, double grad_scale, doubl
   Corrections corrections(settings);
   FlatIndex index;
   auto tensors = Completed<LambTensor>(work, &index, [&](size_t j, LambTensor* tensor) {
-    tensor->factors = FactorsOf(settings, corrections.At(NextStep(work.which[j])), grad);
+    tensor->factors = FactorsOf(settings, corrections.At(NextStep(work.which[j])),
+                                FactorWithout(tensor->grad_exponent, grad));
     tensor->rate = static_cast<float>(RateOf(settings));
   });
   std::vector<double> param_squares(settings.trust_ratio ? index.Granules() : 0);

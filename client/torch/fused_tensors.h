@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 
 #include "client/torch/tensor_group.h"
 #include "kernels/optim/factors_scalar.h"
@@ -11,8 +12,9 @@
 namespace thalweg {
 
 // Thread-compatible. Methods use torch's threads and need not hold Python's lock. All take, from
-// the parameters' .grad, the gradients divided by `grad_scale`, and leave out parameters without.
-// Updates return how many parameters they were of; they throw NotFusable before any changes.
+// the parameters' .grad or their copies', the gradients divided by `grad_scale`, and leave out
+// parameters without. Updates return how many parameters they were of; they throw NotFusable before
+// any changes.
 class FusedTensors {
  public:
   // Throws NotFusable unless `group` is on the CPU. Its steps are counted: two states, or three
@@ -21,6 +23,8 @@ class FusedTensors {
 
   // Throws what a step would: with several objects, before the first one changes anything.
   void CheckGrads() const { group_.CheckGrads(); }
+  // See TensorGroup.
+  void UseGradsOfCopies(std::optional<int32_t> exponent) { group_.UseGradsOfCopies(exponent); }
 
   size_t Adam(const AdamSettings& settings, double grad_scale);
   // A parameter's first step takes the gradient as its momentum.
@@ -37,7 +41,7 @@ class FusedTensors {
   double NextStep(size_t i) const;
   void Finish(const TensorGroup::Work& work) const;
 
-  const TensorGroup group_;
+  TensorGroup group_;
 };
 
 }  // namespace thalweg

@@ -90,6 +90,7 @@ void DefineOptim(py::module_& m) {
            }),
            py::arg("params"), py::arg("states"), py::arg("steps"), py::arg("copies"))
       .def("check_grads", &FusedTensors::CheckGrads)
+      .def("use_grads_of_copies", &FusedTensors::UseGradsOfCopies, py::arg("exponent"))
       .def("grad_squares", &FusedTensors::GradSquares, NoLock())
       .def("adam", &FusedTensors::Adam, NoLock(), py::arg("settings"), py::kw_only(),
            py::arg("grad_scale"))

@@ -94,13 +94,15 @@ TensorGroup::TensorGroup(std::vector<at::Tensor> params,
 }
 
 void TensorGroup::CheckGrads() const {
-  for (const at::Tensor& param : params_) {
-    if (param.grad().defined()) Check(param.grad(), "gradient", device_);
-  }
+  for (size_t i = 0; i < params_.size(); ++i) Grad(i);
+}
+
+bool TensorGroup::HasGradOfCopy(size_t i) const {
+  return copies_exponent_.has_value() && !copies_.empty() && copies_[i].has_value();
 }
 
 at::Tensor TensorGroup::Grad(size_t i) const {
-  at::Tensor grad = params_[i].grad();
+  const at::Tensor grad = HasGradOfCopy(i) ? copies_[i]->grad() : params_[i].grad();
   if (!grad.defined()) return grad;
   Check(grad, "gradient", device_);
   return grad.is_neg() ? grad.resolve_neg() : grad;
@@ -136,6 +138,7 @@ TensorGroup::Work TensorGroup::Gather() const {
       tensor.copy_type = TypeOf(*copies_[i]);
     }
     tensor.elems = static_cast<uint64_t>(param.numel());
+    if (HasGradOfCopy(i)) tensor.grad_exponent = *copies_exponent_;
     tensor.param_type = TypeOf(param);
     tensor.grad_type = TypeOf(laid_grad);
     work.tensors.push_back(tensor);

@@ -5,6 +5,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <optional>
 #include <stdexcept>
 #include <vector>
@@ -23,7 +24,7 @@ class NotFusable : public std::runtime_error {
 // device: the CPU or a GPU.
 void CheckFusable(const std::vector<at::Tensor>& params);
 
-// Immutable but for what the tensors hold.
+// Thread-compatible.
 class TensorGroup {
  public:
   // states[k][i] is state k of params[i], fp32 and of its shape; steps[i] the number of steps it
@@ -31,6 +32,10 @@ class TensorGroup {
   // becomes, rounded; `copies` may be empty. Throws NotFusable.
   TensorGroup(std::vector<at::Tensor> params, std::vector<std::vector<at::Tensor>> states,
               std::vector<at::Tensor> steps, std::vector<std::optional<at::Tensor>> copies);
+
+  // From now on parameters that have a copy are masters: their gradients are those of the copies,
+  // which are 2^exponent times theirs. Null: all have their own.
+  void UseGradsOfCopies(std::optional<int32_t> exponent) { copies_exponent_ = exponent; }
 
   // The CPU for a group without parameters.
   at::Device device() const { return device_; }
@@ -57,7 +62,8 @@ class TensorGroup {
   void Finish(const Work& work) const;
 
  private:
-  // The gradient of params_[i], checked; undefined when it has none.
+  bool HasGradOfCopy(size_t i) const;
+  // The gradient for params_[i], checked; undefined when it has none.
   at::Tensor Grad(size_t i) const;
 
   const std::vector<at::Tensor> params_;
@@ -65,6 +71,7 @@ class TensorGroup {
   const std::vector<at::Tensor> steps_;
   const std::vector<std::optional<at::Tensor>> copies_;
   const at::Device device_;
+  std::optional<int32_t> copies_exponent_;
 };
 
 }  // namespace thalweg

@@ -86,6 +86,15 @@ THALWEG_HD inline double GradFactorOf(const OptimSettings& s, double unscale, do
   return factor;
 }
 
+// Of a tensor whose gradients are 2^exponent times the others', which is exact: what they, and the
+// sum of their squares, are multiplied with instead.
+THALWEG_HD inline double FactorWithout(int32_t exponent, double factor) {
+  return exponent == 0 ? factor : std::ldexp(factor, -exponent);
+}
+THALWEG_HD inline double SquaresWithout(int32_t exponent, double squares) {
+  return FactorWithout(2 * exponent, squares);
+}
+
 // `grad` is GradFactorOf().
 THALWEG_HD inline AdamFactors FactorsOf(const AdamSettings& s, const BiasCorrections& corrections,
                                         double grad) {

@@ -34,7 +34,8 @@ struct GradSquaresKernel {
                        const double total = TotalOfChains(
                            thread, SquaresOf(tensor.grad, tensor.grad_type, first + chain, last));
                        if (chain == 0 && first < last) {
-                         args.sums[piece.granule + (first - piece.first) / kGranule] = total;
+                         args.sums[piece.granule + (first - piece.first) / kGranule] =
+                             SquaresWithout(tensor.grad_exponent, total);
                        }
                      }
                    });

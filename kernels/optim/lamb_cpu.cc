@@ -2,6 +2,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/optim/factors_scalar.h"
 #include "kernels/optim/optim.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -218,8 +219,9 @@ void RunGradSquares(std::span<const OptimTensor> tensors, const FlatIndex& index
                     uint64_t end, double* sums) {
   index.ForEach(begin, end, [&](const FlatIndex::Piece& piece) {
     ForEachGranule(piece, [&](uint64_t first, uint64_t last, uint64_t granule) {
-      sums[granule] =
-          HWY_DYNAMIC_DISPATCH(GradSquaresForTarget)(tensors[piece.tensor], first, last);
+      const OptimTensor& tensor = tensors[piece.tensor];
+      const double sum = HWY_DYNAMIC_DISPATCH(GradSquaresForTarget)(tensor, first, last);
+      sums[granule] = SquaresWithout(tensor.grad_exponent, sum);
     });
   });
 }

@@ -26,6 +26,7 @@ struct OptimTensor {
   // Where the new parameter is stored as well, rounded; null: nowhere. `param` is then a master.
   void* copy = nullptr;
   uint64_t elems = 0;
+  int32_t grad_exponent = 0;  // `grad` is 2^grad_exponent times the parameter's gradient
   DType param_type = DType::kFloat32;
   DType grad_type = DType::kFloat32;
   DType copy_type = DType::kFloat32;
@@ -55,8 +56,8 @@ struct LambTensor : OptimTensor {
   float rate = 0;  // lr, by the second phase times the trust ratio
 };
 
-// Sums of squares in float64, whose order is that of the elements: sums[g] is that of granule g of
-// `index`. Elements that are not finite make it not finite.
+// Sums of the squares of the parameters' gradients in float64, whose order is that of the elements:
+// sums[g] is that of granule g of `index`. Elements that are not finite make it not finite.
 void RunGradSquares(std::span<const OptimTensor> tensors, const FlatIndex& index, uint64_t begin,
                     uint64_t end, double* sums);
 

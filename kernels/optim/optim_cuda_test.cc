@@ -82,6 +82,7 @@ std::vector<Tensor> OnHost(Twins& twins, const std::vector<Settings>& settings,
     static_cast<OptimTensor&>(tensor) = twin.OnHost();
     twin.HostStep() += 1;
     tensor.factors = factors(settings[twin.kind().group], twin.HostStep());
+    tensor.factors.grad = std::ldexp(tensor.factors.grad, -twin.kind().grad_exponent);
     index->Add(tensor.elems, StepBytes(tensor));
     tensors.push_back(tensor);
   }

@@ -30,6 +30,8 @@ struct alignas(16) OptimEntry {
   ElementType grad_type;
   ElementType copy_type;
   uint8_t head;  // elements before the first multiple of 16 bytes in all arrays; or kNoPacks
+  int32_t grad_exponent;
+  uint32_t padding[3];
 };
 
 struct OptimTable {

@@ -110,6 +110,7 @@ void OptimPlan::Add(const DeviceTensor& tensor) {
   entry.grad_type = ElementTypeOf(tensor.grad_type);
   entry.copy_type = ElementTypeOf(tensor.copy_type);
   entry.head = HeadOf(tensor);
+  entry.grad_exponent = tensor.grad_exponent;
   const size_t before = table_.size();
   table_.resize(before + sizeof(entry));
   std::memcpy(table_.data() + before, &entry, sizeof(entry));

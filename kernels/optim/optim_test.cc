@@ -273,6 +273,21 @@ TEST(SquaresTest, LargeFiniteGradientsDoNotOverflowAndOthersShow) {
   EXPECT_FALSE(std::isfinite(sum));
 }
 
+TEST(SquaresTest, AreOfTheGradientsWithoutTheirPowerOfTwo) {
+  std::vector<float> values = {3, 4};
+  OptimTensor tensor;
+  tensor.grad = values.data();
+  tensor.elems = values.size();
+  FlatIndex index;
+  index.Add(values.size(), sizeof(float));
+  for (const int32_t exponent : {-2, 0, 16}) {
+    tensor.grad_exponent = exponent;
+    double sum = 0;
+    RunGradSquares({{tensor}}, index, 0, index.Size(), &sum);
+    EXPECT_EQ(sum, 25 / std::pow(4.0, exponent));
+  }
+}
+
 // What docs/optim.md has as bytes per parameter.
 TEST(StepBytesTest, CountEveryReadAndEveryWrite) {
   OptimTensor tensor;

@@ -42,7 +42,8 @@ struct PrepareKernel {
       step = double{*tensor.step} + 1;
       *tensor.step = static_cast<float>(step);
     }
-    args.prepared[i] = Prepare(settings, step, GradFactorOf(settings, unscale, squares));
+    const double grad = GradFactorOf(settings, unscale, squares);
+    args.prepared[i] = Prepare(settings, step, FactorWithout(tensor.grad_exponent, grad));
   }
 };
 

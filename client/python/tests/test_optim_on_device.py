@@ -11,6 +11,7 @@ from pathlib import Path
 import optim_cases
 import pytest
 import torch
+from test_amp_deferred import *  # noqa: F403
 from test_lamb import *  # noqa: F403
 from test_optim_contract import *  # noqa: F403
 from test_optim_state import *  # noqa: F403

@@ -10,8 +10,9 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
+from thalweg.amp._gradients import grad_of
 from thalweg.amp._scaler import DynamicLossScaler, StaticLossScaler
-from thalweg.amp._steward import HALF_TYPES, grad_of
+from thalweg.amp._steward import HALF_TYPES
 from thalweg.amp._update import gather, publish
 from thalweg.optim._copies import ask_for_copies, take_stored
 
@@ -210,7 +211,8 @@ class FP16_Optimizer:
 
     @torch.no_grad()
     def _publish(self) -> None:
-        publish(self._masters, self._params, stored=take_stored(self.optimizer))
+        stored = self._masters if take_stored(self.optimizer) else ()
+        publish(self._masters, self._params, stored=stored)
 
     def _targets(self) -> list[Tensor]:
         return [param for group in self.param_groups for param in group["params"]]

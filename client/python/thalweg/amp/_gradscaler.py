@@ -75,11 +75,12 @@ def install() -> None:
     def materialise_and_unscale(
         self: GradScaler,
         optimizer: Optimizer,
-        *args: Any,  # noqa: ANN401
-        **kwargs: Any,  # noqa: ANN401
+        inv_scale: torch.Tensor,
+        found_inf: torch.Tensor,
+        allow_fp16: bool,
     ) -> Any:  # noqa: ANN401
-        _show_gradients(optimizer)
-        return unscale(self, optimizer, *args, **kwargs)
+        _show_gradients(optimizer, before_step=allow_fp16)
+        return unscale(self, optimizer, inv_scale, found_inf, allow_fp16)
 
     @functools.wraps(scale)
     def adopt_and_scale(self: GradScaler, outputs: Any) -> Any:  # noqa: ANN401
@@ -120,7 +121,7 @@ def _adopt(scaler: GradScaler) -> None:
         scaler._init_scale = scaling.initial()
 
 
-def _show_gradients(optimizer: Optimizer) -> None:
+def _show_gradients(optimizer: Optimizer, *, before_step: bool) -> None:
     steward = steward_of(optimizer)
     if steward is None:
         return
@@ -129,4 +130,4 @@ def _show_gradients(optimizer: Optimizer) -> None:
             "GradScaler was given an optimizer of thalweg.amp, whose gradients scale_loss() has "
             "divided already: use one or the other"
         )
-    steward.materialise()
+    steward.materialise(before_step=before_step)

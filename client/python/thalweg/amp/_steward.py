@@ -16,10 +16,11 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from thalweg.amp._casts import casting
+from thalweg.amp._gradients import MasterGradients, grad_of
 from thalweg.amp._masters import Master, ensure_master
 from thalweg.amp._scaler import LossScaler
 from thalweg.amp._state import state
-from thalweg.amp._update import gather, gather_unscaled, publish, unscale
+from thalweg.amp._update import publish, unscale
 from thalweg.optim._copies import ask_for_copies, forget_copies, take_stored
 
 HALF_TYPES = (torch.float16, torch.bfloat16)
@@ -38,8 +39,8 @@ class Steward:
         self.native = native
         self.skip = False
         self.pending: float | None = None  # the scale that gradients still carry
-        self._params: list[Parameter] = []  # half-precision, whose masters the optimizer updates
-        self._masters: list[Master] = []  # theirs
+        self._grads = MasterGradients(optimizer)
+        self._masters: list[Master] = []  # in the order of self._grads
         self._own: list[Parameter] = []  # the others, which are in the model themselves
         self._stash: dict[int, Tensor] = {}  # gradients from before begin(), by id of parameter
         self._hidden: list[tuple[Tensor, Tensor]] = []
@@ -57,6 +58,7 @@ class Steward:
 
     def retire(self) -> None:
         """The optimizer is on its own again; parameters that have masters keep them."""
+        self._grads.forget()
         for hook in self._hooks:
             hook.remove()
         for name in ("zero_grad", "add_param_group", "_amp_steward"):
@@ -78,12 +80,13 @@ class Steward:
 
         None: what the optimizer does by default; the model's own have their gradients removed.
         """
+        self._grads.forget()
         if set_to_none is None:
             self._zero_grad()
             set_to_none = True
         else:
             self._zero_grad(set_to_none)
-        for param in self._params:
+        for param in self._grads.params:
             if set_to_none:
                 param.grad = None
             elif param.grad is not None:
@@ -96,6 +99,7 @@ class Steward:
     def begin(self, scaler: LossScaler) -> None:
         """Before a backward: sets aside what is finished, for only new gradients to be divided."""
         scale = scaler.loss_scale()
+        self._grads.look()
         if self.pending is not None:
             if self.pending != scale:
                 for source in self._sources():
@@ -103,7 +107,7 @@ class Steward:
                         source.grad.mul_(scale / self.pending)
                 self.pending = scale
             return
-        for param in self._params:
+        for param in self._grads.params:
             param.grad = None
         if scaler.trivial:
             return
@@ -122,18 +126,11 @@ class Steward:
             self.pending = scaler.loss_scale()
             return
         self.pending = None
-        pairs = zip(self._params, self._masters, strict=True)
-        used = [(p, m.weight) for p, m in pairs if p.grad is not None and id(p) not in done]
         own = [p for p in self._own if p.grad is not None and id(p) not in done]
-        done.update(id(param) for param in [*(param for param, _ in used), *own])
-        halves = [grad_of(param) for param, _ in used]
-        if scaler.trivial:
-            gathered = gather(halves)
-        else:
-            gathered = gather_unscaled(halves, scaler)
+        done.update(map(id, own))
+        if not scaler.trivial:
             unscale([grad_of(param) for param in own], scaler)
-        for (_, weight), grad in zip(used, gathered, strict=True):
-            weight.grad = grad if weight.grad is None else weight.grad.add_(grad)
+        self._grads.take(scaler, done)
         for target in own:
             before = self._stash.pop(id(target), None)
             if before is not None and target.grad is not None:
@@ -149,21 +146,18 @@ class Steward:
         self.pending = None
 
     @torch.no_grad()
-    def materialise(self, *, again: bool = True) -> None:
+    def materialise(self, *, again: bool = True, before_step: bool = False) -> None:
         """Gives masters the model's gradients, as they are; only for `native`.
 
         Only now have they all been accumulated and averaged over workers: DistributedDataParallel
         writes its results after the hooks of the parameters have run.
+
+        Args:
+            again: even if they have got gradients since the last step.
+            before_step: the optimizer's step follows, so that they may be deferred.
         """
-        if not self.native or (self._materialised and not again):
-            return
-        used = [i for i, param in enumerate(self._params) if param.grad is not None]
-        gathered = gather([grad_of(self._params[i]) for i in used])
-        for master in self._masters:
-            master.weight.grad = None
-        for i, grad in zip(used, gathered, strict=True):
-            self._masters[i].weight.grad = grad
-        self._materialised = bool(used)
+        if self.native and (again or not self._materialised):
+            self._materialised = self._grads.take_as_they_are(before_step=before_step)
 
     def _adopt(self) -> None:
         """Puts masters in the places of half-precision parameters, with the state they have."""
@@ -179,15 +173,16 @@ class Steward:
                 group["params"][i] = master.weight
                 if param in self.optimizer.state:
                     self.optimizer.state[master.weight] = self.optimizer.state.pop(param)
-                self._params.append(param)
+                self._grads.params.append(param)
+                self._grads.weights.append(master.weight)
                 self._masters.append(master)
         if self._masters:
-            weights = [master.weight for master in self._masters]
-            ask_for_copies(self.optimizer, zip(weights, self._params, strict=True))
+            pairs = zip(self._grads.weights, self._grads.params, strict=True)
+            ask_for_copies(self.optimizer, pairs)
 
     def _sources(self) -> list[Tensor]:
         """Parameters of the model, in which backward leaves gradients."""
-        return [*self._params, *self._own]
+        return [*self._grads.params, *self._own]
 
     def _restore(self) -> None:
         """Puts back gradients that were set aside and met no new ones."""
@@ -209,38 +204,34 @@ class Steward:
                 "step() was called while gradients are still multiplied by the loss scale: leave "
                 "out delay_unscale in the last scale_loss before step()"
             )
+        self._grads.check()
         casting.stepping = True  # functions that the step uses compute in float32
         if self.skip:
+            self._grads.forget()
             self._hidden = [(p, p.grad) for p in self.targets() if p.grad is not None]
             for param, _grad in self._hidden:
                 param.grad = None
             return
-        self.materialise(again=False)
-        for param, master in zip(self._params, self._masters, strict=True):
+        self.materialise(again=False, before_step=True)
+        for param, master in zip(self._grads.params, self._masters, strict=True):
             master.follow(param)
 
     @torch.no_grad()
     def _after_step(self, _: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         casting.stepping = False
         stored = take_stored(self.optimizer)
-        weights = [master.weight for master in self._masters]
+        read = self._grads.end_step()
         if self.skip:
             for param, grad in self._hidden:
                 param.grad = grad
             self._hidden = []
         else:
-            publish(weights, self._params, stored=stored)
-            for param, master in zip(self._params, self._masters, strict=True):
+            publish(self._grads.weights, self._grads.params, stored=read if stored else ())
+            for param, master in zip(self._grads.params, self._masters, strict=True):
                 master.mark_equal(param)
-        for weight in weights:
+        for weight in self._grads.weights:
             weight.grad = None
         self.skip = self._materialised = False
-
-
-def grad_of(param: Tensor) -> Tensor:
-    """The gradient of a parameter that has one."""
-    assert param.grad is not None
-    return param.grad
 
 
 def _unshared(grad: Tensor) -> Tensor:

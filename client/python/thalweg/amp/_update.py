@@ -38,6 +38,18 @@ def gather_unscaled(grads: Sequence[Tensor], scaler: LossScaler) -> list[Tensor]
     return gathered
 
 
+def gather_divided(grads: Sequence[Tensor], scale: float) -> list[Tensor]:
+    """gather() of dense gradients, divided by `scale`."""
+    from thalweg._C import NotFusable, unscaled_grads
+
+    try:
+        gathered, _ = unscaled_grads(list(grads), scale)
+    except NotFusable:
+        gathered = gather(grads)
+        torch._foreach_mul_(gathered, 1.0 / scale)
+    return gathered
+
+
 def unscale(grads: Sequence[Tensor], scaler: LossScaler) -> None:
     """Divides in place by the scale; notes in `scaler.found_inf` what is not finite.
 
@@ -57,13 +69,16 @@ def unscale(grads: Sequence[Tensor], scaler: LossScaler) -> None:
             torch._foreach_mul_(tensors, 1.0 / scaler.loss_scale())
 
 
-def publish(masters: Sequence[Tensor], params: Sequence[Tensor], *, stored: bool) -> None:
+def publish(
+    masters: Sequence[Tensor], params: Sequence[Tensor], *, stored: Sequence[Tensor] = ()
+) -> None:
     """Rounds masters into the parameters of the model, to nearest even.
 
-    `stored`: the optimizer's step has done so where there are gradients.
+    `stored`: masters or parameters, whichever the optimizer's step has read gradients of, if it has
+    done so already for those that have one.
     """
     if stored:
-        left = [i for i, master in enumerate(masters) if master.grad is None]
+        left = [i for i, holder in enumerate(stored) if holder.grad is None]
         masters, params = [masters[i] for i in left], [params[i] for i in left]
     if masters:
         torch._foreach_copy_(list(params), list(masters))

@@ -1,13 +1,21 @@
-"""Roundings of an optimizer's parameters that its step stores in the same pass."""
+"""Half-precision copies of an optimizer's parameters, which are then masters.
+
+A fused step stores their roundings in the same pass, and can read the gradients that they have.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
 _ATTRIBUTE = "_thalweg_copies"
+
+# `.grad` of any tensor, of those too whose class has a property before it.
+raw_grad: Any = torch._C.TensorBase.grad
 
 
 class Copies:
@@ -20,6 +28,9 @@ class Copies:
         """`pairs`: a parameter and its copy, of the same shape and in any type that is fused."""
         self.of = {id(param): copy for param, copy in pairs}
         self.stored = False
+        # Not None: masters have no gradients; those of their copies, 2**grad_exponent times theirs,
+        # are in their place.
+        self.grad_exponent: int | None = None
 
 
 def ask_for_copies(optimizer: Optimizer, pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
@@ -52,3 +63,10 @@ def copies_of(optimizer: Optimizer) -> Copies | None:
     """What has been asked for."""
     copies: Copies | None = optimizer.__dict__.get(_ATTRIBUTE)
     return copies
+
+
+def has_grad(param: Tensor, copies: Copies | None) -> bool:
+    """Whether a step that stores `copies` has a gradient for `param`; not a look at it."""
+    if copies is not None and copies.grad_exponent is not None:
+        param = copies.of.get(id(param), param)
+    return raw_grad.__get__(param) is not None

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
+from thalweg.optim._copies import copies_of, has_grad
 from thalweg.optim._plan import known_plan
 
 
@@ -30,7 +31,7 @@ def install() -> None:
         allow_fp16: bool,
     ) -> dict[torch.device, Tensor]:
         # Allowed only before a step that divides by itself: `inv_scale` is 1 then.
-        if allow_fp16 and (found := _look(optimizer)) is not None:
+        if allow_fp16 and (found := look(optimizer)) is not None:
             return {found.device: found}
         return unscale(self, optimizer, inv_scale, found_inf, allow_fp16)
 
@@ -38,11 +39,15 @@ def install() -> None:
 
 
 @torch.no_grad()
-def _look(optimizer: Optimizer) -> Tensor | None:
-    """1 if there is an infinity or NaN, else 0, where gradients are; None: torch is to look."""
+def look(optimizer: Optimizer) -> Tensor | None:
+    """1 if a gradient of the next step is not finite, else 0, where gradients are.
+
+    None: that can only be found otherwise.
+    """
     from thalweg._C import NotFusable
 
-    grads = (p.grad is not None for group in optimizer.param_groups for p in group["params"])
+    copies = copies_of(optimizer)
+    grads = (has_grad(p, copies) for group in optimizer.param_groups for p in group["params"])
     plan = known_plan(optimizer)
     # Of DTensors all processes have to hear, which torch sees to.
     if plan is None or plan.has_dtensors or not any(grads):
