@@ -198,7 +198,7 @@ def activate_casts(
     loss_scale: float | str = "dynamic",
 ) -> NoOpHandle:
     """Casts are on, in the place of those that were on before; `half_dtype` None: off."""
-    if state.handle is not None:
+    if isinstance(state.handle, AmpHandle):
         state.handle._deactivate()
         state.handle = None
     if half_dtype is None:
@@ -212,8 +212,8 @@ def activate_casts(
     casting.host = not torch.accelerator.is_available()
     casting.suspended = casting.stepping = False
     casting.active = True
-    state.handle = AmpHandle(loss_scale, patches)
-    return state.handle
+    handle = state.handle = AmpHandle(loss_scale, patches)
+    return handle
 
 
 def rnn_cast(backend: Any, name: str, handle: NoOpHandle, verbose: bool = False) -> None:  # noqa: ANN401

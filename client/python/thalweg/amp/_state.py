@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
 
 from thalweg.amp._options import Options
 from thalweg.amp._scaler import LossScaler
-
-if TYPE_CHECKING:
-    from thalweg.amp._handle import AmpHandle
 
 
 class State:
@@ -18,7 +14,7 @@ class State:
     def __init__(self) -> None:
         self.options: Options | None = None  # None: initialize() has not been called
         self.loss_scalers: list[LossScaler] = []
-        self.handle: AmpHandle | None = None  # of the patched functions, with O1 and init()
+        self.handle: object = None  # the AmpHandle of the patched functions, with O1 and init()
         self.verbosity = 1
 
     @property

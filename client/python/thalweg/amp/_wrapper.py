@@ -4,22 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from torch import Tensor
 from torch.optim import Optimizer
 
 from thalweg.amp._scale_loss import scaled
+from thalweg.amp._scaler import LossScaler
 from thalweg.amp._steward import Steward, steward_of
 
-if TYPE_CHECKING:
-    from thalweg.amp._handle import NoOpHandle
+
+class Handle(Protocol):
+    """What is needed of the handle that `init` gives."""
+
+    def is_active(self) -> bool: ...
+
+    def new_scaler(self) -> LossScaler: ...
 
 
 class OptimWrapper:
     """What `wrap_optimizer` gives. Everything but losses and steps is the optimizer's own."""
 
-    def __init__(self, optimizer: Optimizer, handle: NoOpHandle, num_loss: int) -> None:
+    def __init__(self, optimizer: Optimizer, handle: Handle, num_loss: int) -> None:
         if num_loss < 1:
             raise ValueError(f"num_loss is {num_loss}, expected at least 1")
         self._optimizer = optimizer
