@@ -312,6 +312,23 @@ def test_who_clips_in_every_step_has_gradients_made_in_one_pass(calls):
     assert [name for name, _ in calls] == expected
 
 
+def test_who_accumulates_in_every_step_has_nothing_deferred(calls):
+    """Forward, which may have been compiled for ordinary parameters, comes between backwards."""
+    model, optimizer = deferred()
+    for number in range(3):
+        calls.clear()
+        types = []
+        for _ in range(2):
+            types.append(type(model.weight))
+            backward(model, optimizer, [1.0, 1.0])
+        optimizer.step()
+        optimizer.zero_grad()
+        assert len(calls) == 2
+        # Before that it cannot be known.
+        assert number == 0 or types == [Parameter] * 2
+    assert model.weight.tolist() == [-0.5, 0.5]
+
+
 def test_parameters_have_another_class_only_while_gradients_are_deferred():
     model, optimizer = deferred()
     (master,) = optimizer.param_groups[0]["params"]

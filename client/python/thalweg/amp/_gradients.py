@@ -16,7 +16,7 @@ from thalweg.optim._deferred import Deferral, can_defer
 from thalweg.optim._plan import known_plan
 
 # Gradients that were deferred in vain are read once more than others: for that many steps they are
-# made at once. Who clips them does so in every step.
+# made at once. Who clips them, or adds up those of several backwards, does so in every step.
 _STEPS_WITHOUT_DEFERRAL = 8
 
 
@@ -29,6 +29,7 @@ class MasterGradients:
         self._optimizer = optimizer
         self._deferral: Deferral | None = None
         self._undeferred = 0  # steps to come in which nothing is deferred
+        self._backwards = 0  # since the last step
 
     @torch.no_grad()
     def take(self, scaler: LossScaler, done: set[int]) -> None:
@@ -61,8 +62,9 @@ class MasterGradients:
             self._make(1.0)
         return has_any
 
-    def look(self) -> None:
+    def begin(self) -> None:
         """Backward is about to write where gradients may have been left."""
+        self._backwards += 1
         if self._deferral is not None:
             self._deferral.look()
 
@@ -87,6 +89,9 @@ class MasterGradients:
         was_left = self._deferral is not None and self._deferral.is_active
         self._undeferred = max(0, self._undeferred - 1)
         self.forget()
+        if self._backwards > 1:
+            self._undeferred = _STEPS_WITHOUT_DEFERRAL
+        self._backwards = 0
         return self.params if was_left else self.weights
 
     def _defer(self, scale: float) -> bool:

@@ -99,7 +99,7 @@ class Steward:
     def begin(self, scaler: LossScaler) -> None:
         """Before a backward: sets aside what is finished, for only new gradients to be divided."""
         scale = scaler.loss_scale()
-        self._grads.look()
+        self._grads.begin()
         if self.pending is not None:
             if self.pending != scale:
                 for source in self._sources():
