@@ -1,17 +1,20 @@
 """Checks a bundle made by scripts/gpu_bundle on a machine with a GPU, and writes one JSON.
 
-Runs every test of the bundle, the benchmarks, their peers in torch where that is installed, then
-the tests again under compute-sanitizer where that is. Needs Python 3.10 and a driver, nothing else.
-Exits 0 only if a GPU was there and all that could run has passed.
+Runs every test of the bundle, the benchmarks, their peers in torch where that is installed, the
+heaviest kernels under ncu, then the tests again under compute-sanitizer where these are. Needs
+Python 3.10 and a driver, nothing else. Exits 0 only if a GPU was there and all that could run has
+passed; whether it is fast enough is in the JSON.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.util
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -20,8 +23,22 @@ import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Any
 
+from gpu_targets import against_torch, targets
+
+# Seconds that one of them gets at most, so that one that hangs leaves time to the others.
+LIMIT = {"test": 90, "bench": 60, "torch": 90, "ncu": 60, "sanitizer": 90}
+TOOLKIT = "/usr/local/cuda/bin"  # where PATH does not have it
 SANITIZERS = ("memcheck", "racecheck", "synccheck")
 SANITIZER_EXIT = 99
+# One launch each of the three passes over a large model's gradients, after the warm-ups.
+PROFILED = ("gpu_powersgd_bench", "bert-large rank 4 round")
+NCU = (
+    *("--kernel-name-base", "demangled"),
+    *("--kernel-name", "regex:(Project|Transposed|Reconstruct)Kernel"),
+    *("--launch-skip", "9", "--launch-count", "3", "--kill", "yes"),
+    *("--section", "SpeedOfLight", "--section", "MemoryWorkloadAnalysis"),
+    *("--section", "LaunchStats", "--section", "Occupancy", "--section", "WarpStateStats"),
+)
 
 
 class Bundle:
@@ -35,18 +52,34 @@ class Bundle:
     def programs(self, suffix: str) -> list[Path]:
         return sorted((self.folder / "bin").glob(f"gpu_*_{suffix}"))
 
-    def run(self, command: list[str]) -> tuple[int, str, str]:
+    def run(self, command: list[str], kind: str) -> tuple[int, str, str]:
         """Exit status, output and errors; -1 when the time was up."""
-        left = self.deadline - time.monotonic()
+        left = min(LIMIT[kind], self.deadline - time.monotonic())
         if left <= 0:
             return -1, "", "not started: the time was up"
-        try:
-            done = subprocess.run(
-                command, capture_output=True, text=True, env=self.env, timeout=left
-            )
-        except subprocess.TimeoutExpired:
-            return -1, "", "stopped: the time was up"
-        return done.returncode, done.stdout, done.stderr
+        with subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            env=self.env,
+            start_new_session=True,
+        ) as program:
+            try:
+                output, errors = program.communicate(timeout=left)
+            except subprocess.TimeoutExpired:
+                # With its workers, which else would go on to use the GPU.
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(program.pid, signal.SIGKILL)
+                output, errors = program.communicate()
+                return -1, output, f"{errors}\nstopped after {left:.0f} s"
+        return program.returncode, output, errors
+
+
+def installed(name: str) -> str | None:
+    """Where a program of CUDA's toolkit is."""
+    return shutil.which(name) or shutil.which(name, path=TOOLKIT)
 
 
 def machine() -> dict[str, str]:
@@ -82,7 +115,7 @@ def cases(report: Path) -> dict[str, Any]:
 def run_test(bundle: Bundle, program: Path) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
-        status, output, errors = bundle.run([str(program), f"--gtest_output=xml:{report}"])
+        status, output, errors = bundle.run([str(program), f"--gtest_output=xml:{report}"], "test")
         result: dict[str, Any] = {"exit": status}
         if report.exists():
             result |= cases(report)
@@ -93,14 +126,15 @@ def run_test(bundle: Bundle, program: Path) -> dict[str, Any]:
 
 
 def run_sanitizers(bundle: Bundle) -> dict[str, Any]:
-    sanitizer = shutil.which("compute-sanitizer")
+    sanitizer = installed("compute-sanitizer")
     if sanitizer is None:
         return {"not run": "compute-sanitizer is not installed"}
     results: dict[str, Any] = {}
     for tool in SANITIZERS:
         for program in bundle.programs("test"):
             command = [sanitizer, "--tool", tool, "--error-exitcode", str(SANITIZER_EXIT)]
-            status, output, errors = bundle.run([*command, str(program), "--gtest_brief=1"])
+            command += [str(program), "--gtest_brief=1"]
+            status, output, errors = bundle.run(command, "sanitizer")
             result: dict[str, Any] = {"exit": status, "ok": status == 0}
             if status != 0:
                 result["output"] = (output + errors)[-4000:]
@@ -108,39 +142,45 @@ def run_sanitizers(bundle: Bundle) -> dict[str, Any]:
     return results
 
 
-def run_bench(bundle: Bundle, program: Path, *runner: str) -> dict[str, Any]:
-    status, output, errors = bundle.run([*runner, str(program)])
-    if status != 0:
-        return {"exit": status, "ok": False, "output": (output + errors)[-4000:]}
-    result: dict[str, Any] = {"exit": status, "ok": True, **json.loads(output)}
-    return result
+def run_bench(bundle: Bundle, program: Path) -> dict[str, Any]:
+    return rows_of(*bundle.run([str(program)], "bench"))
+
+
+def rows_of(status: int, output: str, errors: str) -> dict[str, Any]:
+    """What a benchmark has printed; of one that has failed the rows until then, and why."""
+    result: dict[str, Any] = {"exit": status, "ok": status == 0}
+    if status == 0:
+        try:
+            return {**result, **json.loads(output)}
+        except ValueError as error:
+            errors += f"\nits output is no JSON: {error}"
+    lines = [line.strip().rstrip(",") for line in output.splitlines()]
+    rows = [json.loads(line) for line in lines if line[:1] == "{" and line[-1:] == "}"]
+    return {**result, "ok": False, "rows": rows, "output": (output + errors)[-4000:]}
 
 
 def run_torch(bundle: Bundle) -> dict[str, Any]:
     if importlib.util.find_spec("torch") is None:
         return {"not run": f"torch is not installed in {sys.executable}"}
-    return run_bench(bundle, bundle.folder / "gpu_torch_bench.py", sys.executable)
+    command = [sys.executable, str(bundle.folder / "gpu_torch_bench.py")]
+    return rows_of(*bundle.run(command, "torch"))
 
 
-def compare(benches: dict[str, Any], torch: dict[str, Any]) -> list[dict[str, Any]]:
-    """How many times as long as ours torch's way takes, for each case that both have."""
-    ours = {row["case"]: row["ms"] for bench in benches.values() for row in bench.get("rows", ())}
-    pairs = [
-        (f"{model} rank 4 round", f"torch's PowerSGD hook, {name}")
-        for model, name in (("resnet50", "ResNet-50"), ("bert-large", "BERT-large"))
-    ]
-    pairs += [(case, case.replace("path ipc", "Gloo")) for case in ours if "path ipc" in case]
-    peers = {row["case"]: row["ms"] for row in torch.get("rows", ())}
-    return [
-        {"case": case, "peer": peer, "ratio": round(peers[peer] / ours[case], 2)}
-        for case, peer in pairs
-        if case in ours and peer in peers
-    ]
+def run_ncu(bundle: Bundle) -> dict[str, Any]:
+    """What the profiler says, in its words. It needs a right that containers often lack."""
+    ncu = installed("ncu")
+    if ncu is None:
+        return {"not run": "ncu is not installed"}
+    program, case = PROFILED
+    command = [ncu, *NCU, str(bundle.folder / "bin" / program), case]
+    status, output, errors = bundle.run(command, "ncu")
+    return {"exit": status, "output": (output + errors)[-20000:]}
 
 
 def why_no_gpu(tests: dict[str, Any]) -> str | None:
-    reasons = {reason for test in tests.values() for reason in test.get("skipped", {}).values()}
-    return min(reasons) if reasons else None
+    """None if there is one: then some program has skipped nothing."""
+    reasons = [set(test.get("skipped", {}).values()) for test in tests.values()]
+    return min(set.union(*reasons)) if all(reasons) else None
 
 
 def check(bundle: Bundle) -> dict[str, Any]:
@@ -158,7 +198,9 @@ def check(bundle: Bundle) -> dict[str, Any]:
     benches = {program.name: run_bench(bundle, program) for program in bundle.programs("bench")}
     result["benchmarks"] = benches
     result["torch"] = torch = run_torch(bundle)
-    result["against torch"] = compare(benches, torch)
+    result["against torch"] = against_torch(benches, torch)
+    result["targets"] = targets(benches, result["against torch"])
+    result["profile"] = run_ncu(bundle)
     result["sanitizers"] = run_sanitizers(bundle)
     parts = [*tests.values(), *benches.values(), torch, *result["sanitizers"].values()]
     result["ok"] = all(part.get("ok", True) for part in parts if isinstance(part, dict))

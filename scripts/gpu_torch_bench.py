@@ -1,8 +1,9 @@
 """What Thalweg's GPU benchmarks are compared with: torch on the same GPU, as one JSON.
 
-Gloo's allreduce among processes that share the GPU, and torch's PowerSGD hook on one bucket with
-all matrices of a model, on one rank. Needs torch, not Thalweg. With --device cpu it shows that it
-works.
+Gloo's allreduce among processes that share the GPU; torch's PowerSGD hook on one bucket with all
+matrices of a model, on one rank; and steps of optimizers: torch's fused AdamW, and the sequences
+that mixed precision (O2) takes in torch's operations. Needs torch, not Thalweg. With --device cpu
+it shows that it works.
 """
 
 from __future__ import annotations
@@ -25,6 +26,11 @@ import torch.multiprocessing as mp
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
+
+try:
+    from foreach_lamb import ForeachLamb  # in a bundle
+except ImportError:
+    from thalweg.bench.foreach_lamb import ForeachLamb
 
 WARMUPS = 3
 RANK = 4
@@ -61,15 +67,15 @@ def median_ms(run: Callable[[], object], device: torch.device, repetitions: int)
     return statistics.median(times[WARMUPS:])
 
 
-def start_gloo(folder: Path, rank: int, workers: int) -> None:
+def start(backend: str, folder: Path, rank: int, workers: int) -> None:
     dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/store{workers}", rank=rank, world_size=workers
+        backend, init_method=f"file://{folder}/store{workers}", rank=rank, world_size=workers
     )
 
 
 def reduce_by_gloo(rank: int, workers: int, folder: Path, options: argparse.Namespace) -> None:
     """A worker; that of rank 0 leaves the rows in the folder."""
-    start_gloo(folder, rank, workers)
+    start("gloo", folder, rank, workers)
     device = torch.device(options.device)
     rows = []
     for mib in options.mib:
@@ -132,8 +138,9 @@ def time_powersgd(matrices: list[tuple[int, int]], device: torch.device, repetit
 
 def bench_powersgd(options: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
     folder.mkdir()
-    start_gloo(folder, 0, 1)
     device = torch.device(options.device)
+    # Gloo would take the factors through the host's memory.
+    start("nccl" if device.type == "cuda" else "gloo", folder, 0, 1)
     rows = []
     for name, matrices in (("ResNet-50", resnet50()), ("BERT-large", BERT_LARGE)):
         if name not in options.models:
@@ -142,6 +149,64 @@ def bench_powersgd(options: argparse.Namespace, folder: Path) -> list[dict[str, 
         milliseconds = time_powersgd(matrices, device, options.repetitions)
         rows.append({"case": f"torch's PowerSGD hook, {name}", "bytes": size, "ms": milliseconds})
     dist.destroy_process_group()
+    return rows
+
+
+class FusedAdamW:
+    """Of one float32 parameter, which has a gradient."""
+
+    def __init__(self, numel: int, device: torch.device) -> None:
+        self.master = nn.Parameter(torch.randn(numel, device=device))
+        self.master.grad = torch.randn(numel, device=device) * 1e-3
+        self._optimizer = torch.optim.AdamW([self.master], lr=1e-3, fused=True)
+
+    def step(self) -> None:
+        self._optimizer.step()
+
+
+class Lamb(FusedAdamW):
+    """The same by LAMB, in torch's multi-tensor operations."""
+
+    def __init__(self, numel: int, device: torch.device) -> None:
+        super().__init__(numel, device)
+        self._optimizer = ForeachLamb([self.master], lr=1e-3, weight_decay=0.01)
+
+
+class MixedPrecision:
+    """A step of O2 in torch's operations: from fp16 gradients to fp16 parameters."""
+
+    def __init__(self, numel: int, device: torch.device, kind: type[FusedAdamW]) -> None:
+        self._masters = kind(numel, device)
+        self._grads = [torch.randn(numel, device=device).half()]
+        self._model = [torch.zeros(numel, device=device, dtype=torch.float16)]
+        self._found_inf = torch.zeros(1, device=device)
+        self._inverse_scale = torch.full((1,), 1e-3, device=device)
+
+    @torch.no_grad()
+    def step(self) -> None:
+        master = self._masters.master
+        grads = [master.grad]
+        torch._foreach_copy_(grads, self._grads)
+        torch._amp_foreach_non_finite_check_and_unscale_(
+            grads, self._found_inf, self._inverse_scale
+        )
+        self._masters.step()
+        torch._foreach_copy_(self._model, [master])
+
+
+def bench_optimizers(options: argparse.Namespace) -> list[dict[str, Any]]:
+    device = torch.device(options.device)
+    makes: dict[str, Callable[[], FusedAdamW | MixedPrecision]] = {
+        "torch's fused AdamW, fp32": partial(FusedAdamW, options.numel, device),
+        "torch's sequence for AdamW, O2": partial(
+            MixedPrecision, options.numel, device, FusedAdamW
+        ),
+        "torch's sequence for LAMB, O2": partial(MixedPrecision, options.numel, device, Lamb),
+    }
+    rows = []
+    for case, make in makes.items():
+        milliseconds = median_ms(make().step, device, options.repetitions)
+        rows.append({"case": case, "elems": options.numel, "ms": milliseconds})
     return rows
 
 
@@ -157,6 +222,9 @@ def main() -> int:
     parser.add_argument("--workers", type=numbers, default=[2, 4], help="default: 2,4")
     parser.add_argument("--mib", type=numbers, default=[1, 25, 256], help="default: 1,25,256")
     parser.add_argument("--models", default="ResNet-50,BERT-large", help="default: %(default)s")
+    parser.add_argument(
+        "--numel", type=int, default=64 << 20, help="parameters of optimizers (%(default)s)"
+    )
     parser.add_argument("--repetitions", type=int, default=21, help="default: %(default)s")
     options = parser.parse_args()
     options.models = options.models.split(",")
@@ -167,6 +235,7 @@ def main() -> int:
         folder = Path(name)
         rows = bench_gloo(options, folder)
         rows += bench_powersgd(options, folder / "powersgd")
+    rows += bench_optimizers(options)
     result = {"torch": torch.__version__, "repetitions": options.repetitions, "rows": rows}
     print(json.dumps(result, indent=1))
     return 0

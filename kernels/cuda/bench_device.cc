@@ -30,7 +30,7 @@ void Require(const absl::Status& status) {
   if (!status.ok()) End("a launch failed", status.ToString().c_str());
 }
 
-Bench::Bench() {
+Bench::Bench(int argc, char** argv) : only_(argc > 1 ? argv[1] : "") {
   cudaDeviceProp properties;
   Require(cudaGetDeviceProperties(&properties, 0), "no GPU");
   Require(cudaStreamCreate(&stream_), "cudaStreamCreate");
@@ -69,11 +69,12 @@ float Bench::MedianMs(const Work& work) const {
 }
 
 void Bench::Run(const std::string& name, uint64_t bytes, const Work& work) {
+  const bool is_first = copy_rate_ == 0;
+  if (!is_first && !only_.empty() && name != only_) return;
   const float ms = MedianMs(work);
   const absl::StatusOr<uint64_t> launches = CountLaunches(work);
   Require(launches.status());
   const double rate = static_cast<double>(bytes) / ms / 1e6;
-  const bool is_first = copy_rate_ == 0;
   if (is_first) copy_rate_ = rate;
   std::printf(
       "%s\n    {\"case\": \"%s\", \"bytes\": %llu, \"ms\": %.5f, \"gb_per_s\": %.1f, "

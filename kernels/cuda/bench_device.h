@@ -48,23 +48,27 @@ class DeviceArray {
 
 // Measures on GPU 0 and prints one JSON to standard output: begun with a case "copy" when this is
 // made, ended when it is destroyed. Ends the program when there is no GPU. One thread.
+// A program's one argument, if it has any, names the only case besides the copy: a profiler has the
+// kernels of that one to itself.
 class Bench {
  public:
   // Work that is launched in a stream.
   using Work = std::function<absl::Status(CudaStream)>;
 
-  Bench();
+  Bench(int argc, char** argv);
   Bench(const Bench&) = delete;
   Bench& operator=(const Bench&) = delete;
   ~Bench();
 
   // Prints a case: the bytes that `work` cannot do without reading or writing, the time of the
   // median repetition, their rate and its share of the copy's, and how often `work` launches.
+  // Nothing of a case that was not asked for.
   void Run(const std::string& name, uint64_t bytes, const Work& work);
 
  private:
   float MedianMs(const Work& work) const;
 
+  const std::string only_;  // empty: all
   cudaStream_t stream_ = nullptr;
   cudaEvent_t begin_ = nullptr;
   cudaEvent_t end_ = nullptr;

@@ -116,8 +116,8 @@ void BenchTopK(Bench& bench, const float* values, float* residual) {
   }
 }
 
-void RunAll() {
-  Bench bench;
+void RunAll(int argc, char** argv) {
+  Bench bench(argc, argv);
   const DeviceArray<float> values = Gradient();
   const DeviceArray<float> residual(kElems);
   const DeviceArray<float> out(kElems);
@@ -134,4 +134,4 @@ void RunAll() {
 }  // namespace
 }  // namespace thalweg
 
-int main() { thalweg::RunAll(); }
+int main(int argc, char** argv) { thalweg::RunAll(argc, argv); }

@@ -170,8 +170,8 @@ void BenchLamb(Bench& bench, const std::string& name, const std::vector<uint64_t
             });
 }
 
-void RunAll() {
-  Bench bench;
+void RunAll(int argc, char** argv) {
+  Bench bench(argc, argv);
   for (size_t states : {0, 1}) {
     BenchSgd(bench, kFp32, states);
     BenchSgd(bench, kO2, states);
@@ -189,4 +189,4 @@ void RunAll() {
 }  // namespace
 }  // namespace thalweg
 
-int main() { thalweg::RunAll(); }
+int main(int argc, char** argv) { thalweg::RunAll(argc, argv); }

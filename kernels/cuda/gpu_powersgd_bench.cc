@@ -136,8 +136,8 @@ void BenchModel(Bench& bench, const std::string& model_name, std::span<const Mat
   run("round", 7 * whole + 5 * factors, &Model::Round);
 }
 
-void RunAll() {
-  Bench bench;
+void RunAll(int argc, char** argv) {
+  Bench bench(argc, argv);
   for (size_t rank : {1, 2, 4, 8}) BenchModel(bench, "resnet50", kResNet50, rank);
   BenchModel(bench, "bert-large", kBertLarge, 4);
 }
@@ -145,4 +145,4 @@ void RunAll() {
 }  // namespace
 }  // namespace thalweg
 
-int main() { thalweg::RunAll(); }
+int main(int argc, char** argv) { thalweg::RunAll(argc, argv); }

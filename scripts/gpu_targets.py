@@ -1,0 +1,107 @@
+"""What scripts/gpu_check has measured beside torch, and beside what is aimed at."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+Row = dict[str, Any]
+
+_MODELS = {"resnet50": "ResNet-50", "bert-large": "BERT-large"}
+# Cases of ours that together do what one of torch's does.
+_OPTIMIZERS = {
+    "torch's fused AdamW, fp32": ("adamw fp32",),
+    "torch's sequence for AdamW, O2": ("norm O2 fp16", "adamw O2 fp16"),
+    "torch's sequence for LAMB, O2": ("lamb O2 fp16",),
+}
+_TIMES_TORCH = {
+    "torch's fused AdamW, fp32": 1.1,
+    "torch's sequence for AdamW, O2": 1.3,
+    "torch's sequence for LAMB, O2": 1.4,
+    "Gloo, 2 workers, 25 MiB": 5.0,
+    "Gloo, 2 workers, 256 MiB": 5.0,
+    **{f"torch's PowerSGD hook, {name}": 3.0 for name in _MODELS.values()},
+}
+# Shares of a copy's rate; names of cases begin like that.
+_OF_COPY = {
+    "fold ": 0.85,
+    "cast ": 0.85,
+    "int8 ": 0.85,
+    "adamw fp32": 0.9,
+    "adamw O2 fp16": 0.9,
+    "lamb O2 fp16": 0.9,
+    "gradient, 25 MiB": 0.8,
+    "gradient, 256 MiB": 0.8,
+    "result, 25 MiB": 0.8,
+    "result, 256 MiB": 0.8,
+}
+_WHOLE_CASES = tuple(case for case in _OF_COPY if not case.endswith(" "))
+_LAUNCHES = 12
+_HOOK_MS = 0.020  # beside two copies
+
+
+def against_torch(benches: Mapping[str, Row], torch: Row) -> list[Row]:
+    """How many times as long as ours torch's way takes, for each case that both have."""
+    ours = {row["case"]: row["ms"] for row in _rows(benches)}
+    pairs = {
+        f"torch's PowerSGD hook, {name}": (f"{model} rank 4 round",)
+        for model, name in _MODELS.items()
+    }
+    pairs |= {case.replace("path ipc", "Gloo"): (case,) for case in ours if "path ipc" in case}
+    pairs |= _OPTIMIZERS
+    peers = {row["case"]: row["ms"] for row in torch.get("rows", ())}
+    return [
+        {
+            "case": " + ".join(cases),
+            "peer": peer,
+            "ratio": round(peers[peer] / sum(ours[case] for case in cases), 2),
+        }
+        for peer, cases in pairs.items()
+        if peer in peers and all(case in ours for case in cases)
+    ]
+
+
+def targets(benches: Mapping[str, Row], compared: list[Row]) -> list[Row]:
+    """Each of the project's targets with what was measured; null where it was not."""
+    return [*_speed(benches), *_times_torch(compared), *_powersgd(benches), _hook(benches)]
+
+
+def _rows(benches: Mapping[str, Row]) -> list[Row]:
+    return [row for bench in benches.values() for row in bench.get("rows", ())]
+
+
+def _target(what: str, value: float | None, *, least: bool, bound: float) -> Row:
+    reached = value is not None and (value >= bound if least else value <= bound)
+    return {"what": what, "value": value, "at least" if least else "at most": bound, "ok": reached}
+
+
+def _speed(benches: Mapping[str, Row]) -> Iterator[Row]:
+    of_copy = {row["case"]: row["of_copy"] for row in _rows(benches) if "of_copy" in row}
+    for begin, bound in _OF_COPY.items():
+        cases = [begin] if begin in _WHOLE_CASES else [c for c in of_copy if c.startswith(begin)]
+        for case in cases or [f"{begin}…"]:
+            what = f"{case}: share of a copy's rate"
+            yield _target(what, of_copy.get(case), least=True, bound=bound)
+
+
+def _times_torch(compared: list[Row]) -> Iterator[Row]:
+    ratios = {row["peer"]: row["ratio"] for row in compared}
+    for peer, bound in _TIMES_TORCH.items():
+        what = f"times as fast as: {peer}"
+        yield _target(what, ratios.get(peer), least=True, bound=bound)
+
+
+def _powersgd(benches: Mapping[str, Row]) -> Iterator[Row]:
+    launches = {row["case"]: row["launches"] for row in _rows(benches) if "launches" in row}
+    for model in _MODELS:
+        case = f"{model} rank 4 round"
+        yield _target(f"{case}: launches", launches.get(case), least=False, bound=_LAUNCHES)
+
+
+def _hook(benches: Mapping[str, Row]) -> Row:
+    """Of the call that hands a gradient over, which waits for nothing on the GPU."""
+    case = "path ipc, 2 workers, 25 MiB"
+    rows = [row for row in _rows(benches) if row["case"] == case]
+    beyond = round(rows[0]["call_ms"] - rows[0]["two_copies_ms"], 5) if rows else None
+    what = f"{case}: milliseconds of the call beyond two copies"
+    return _target(what, beyond, least=False, bound=_HOOK_MS)
