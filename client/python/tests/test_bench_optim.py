@@ -45,6 +45,26 @@ def test_rows_are_written_and_results_agree_with_the_peer(optimizer, tmp_path, c
     assert "of bound" in capsys.readouterr().out
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("optimizer", ["adamw", "lamb"])
+def test_steps_on_a_gpu_agree_with_the_peer(optimizer, tmp_path):
+    file = tmp_path / "rows.json"
+    arguments = f"--optimizer {optimizer} --device cuda:0 --numel 10000 --tensors 7 --json {file}"
+    assert main(["bench", "optim", *arguments.split()]) == 0
+    rows = json.loads(file.read_text())
+    assert [row["system"] for row in rows] == ["thalweg", "torch", "triad"]
+    assert rows[0]["case"] == f"{optimizer} fp32, 10,000 in 7 tensors on cuda:0"
+
+
+def test_parameters_and_triad_are_on_the_device():
+    """`meta` is one that computes nothing."""
+    case = OptimCase("adamw", "fp32", 1000, 2, (), 1, "meta")
+    [param, _] = optim_case._open(case, "thalweg").params
+    assert param.device.type == param.grad.device.type == "meta"
+    assert optim_case._Triad(1, torch.device("meta"))._a.device.type == "meta"
+
+
 def test_wrong_result_is_refused(monkeypatch):
     class Wrong(torch.optim.AdamW):
         def __init__(self, params, lr, weight_decay):
@@ -60,6 +80,9 @@ def test_wrong_result_is_refused(monkeypatch):
     [
         ("--numel 10 --tensors 11", "--tensors 11 is more than --numel 10"),
         ("--optimizer lamb --param-dtype bf16", "torch's side of lamb is in fp32 only"),
+        ("--device meta", "--device meta is not known: give cpu, cuda or cuda:N"),
+        ("--device cuda:99", "--device cuda:99 cannot be used: "),
+        ("--device gpu", "--device gpu cannot be used: "),
     ],
 )
 def test_wrong_arguments_are_refused(arguments, message, capsys):

@@ -28,11 +28,13 @@ class OptimCase:
     tensors: int
     peers: tuple[str, ...]
     repeats: int
+    device: str = "cpu"
 
     @property
     def name(self) -> str:
         cut = count(self.tensors, "tensor")
-        return f"{self.optimizer} {self.dtype}, {self.numel:,} in {cut}"
+        where = "" if self.device == "cpu" else f" on {self.device}"
+        return f"{self.optimizer} {self.dtype}, {self.numel:,} in {cut}{where}"
 
     @property
     def bytes_moved(self) -> int:
@@ -50,21 +52,30 @@ class OptimCase:
 
 def run(case: OptimCase) -> list[Row]:
     """Raises BenchError."""
+    device = torch.device(case.device)
     systems = {"thalweg": _open(case, "thalweg")}
     for peer in case.peers:
         systems[peer] = _open(case, peer)
-    triad = _Triad(case.numel)
+    triad = _Triad(case.numel, device)
 
     def once(system: str, _: int) -> float:
         step: Callable[[], object] = triad.run if system == "triad" else systems[system].step
+        _finish(device)
         start = time.perf_counter()
         step()
+        _finish(device)
         return time.perf_counter() - start
 
     times = run_alternating((*systems, "triad"), case.repeats, once)
     for peer in case.peers:
         _check(case, peer, systems["thalweg"].params, systems[peer].params)
     return make_rows(case, times, triad.bytes_moved)
+
+
+def _finish(device: torch.device) -> None:
+    """Waits for what is queued on a GPU."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def make_rows(case: OptimCase, times: Mapping[str, Sequence[float]], triad_bytes: int) -> list[Row]:
@@ -85,10 +96,11 @@ def make_rows(case: OptimCase, times: Mapping[str, Sequence[float]], triad_bytes
 class _Triad:
     """a = a + s·b in float32: two reads and one write, of lines that are there already."""
 
-    def __init__(self, numel: int) -> None:
+    def __init__(self, numel: int, device: torch.device) -> None:
         # At least what no cache holds, so that small cases are bound by the same memory.
         elements = max(numel, 1 << 24)
-        self._a, self._b = torch.zeros(elements), torch.ones(elements)
+        self._a = torch.zeros(elements, device=device)
+        self._b = torch.ones(elements, device=device)
         self.bytes_moved = 12 * elements
 
     def run(self) -> None:
@@ -105,7 +117,7 @@ def _open(case: OptimCase, system: str) -> _System:
     generator = torch.Generator().manual_seed(1)
     params: list[Tensor] = []
     for part in torch.randn(case.numel, generator=generator).tensor_split(case.tensors):
-        param = torch.nn.Parameter(part.to(TYPES[case.dtype], copy=True))
+        param = torch.nn.Parameter(part.to(case.device, TYPES[case.dtype], copy=True))
         param.grad = torch.roll(param.detach(), 1) * 0.01
         params.append(param)
     return _System(params, _stepper(case, system, params))

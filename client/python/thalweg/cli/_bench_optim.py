@@ -17,8 +17,9 @@ _Handler = Callable[[argparse.Namespace], None]
 _EPILOG = """\
 All systems step in turns, on parameters of their own, with torch's number of threads
 (OMP_NUM_THREADS). bound_s: the least bytes a step can move, at the rate of a triad that takes its
-turns as well. torch is its fused optimizer, whose moments are in the parameters' type; for lamb,
-which torch does not have, one written in torch's foreach operations.
+turns as well. On a GPU a step ends when the GPU is done with it. torch is its fused optimizer,
+whose moments are in the parameters' type; for lamb, which torch does not have, one written in
+torch's foreach operations.
 
 examples:
   thalweg bench optim --optimizer adamw --numel 32000000 --peers torch --json rows.json
@@ -62,6 +63,7 @@ def add_parser(
         metavar="NAME,…",
         help="default torch; empty: none; known: torch, torch-foreach",
     )
+    parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N; default cpu")
     parser.add_argument("--json", type=types.output, metavar="FILE", help="write the rows there")
     parser.set_defaults(handler=guard(_run))
 
@@ -71,13 +73,33 @@ def _run(args: argparse.Namespace) -> None:
         raise ConfigError(f"--tensors {args.tensors} is more than --numel {args.numel}: give fewer")
     if args.optimizer == "lamb" and args.param_dtype != "fp32" and args.peers:
         raise ConfigError("torch's side of lamb is in fp32 only: give --peers ''")
+    _check_device(args.device)
     from thalweg.bench import optim_case, rows
 
     found = optim_case.run(
         optim_case.OptimCase(
-            args.optimizer, args.param_dtype, args.numel, args.tensors, args.peers, args.repeats
+            args.optimizer,
+            args.param_dtype,
+            args.numel,
+            args.tensors,
+            args.peers,
+            args.repeats,
+            args.device,
         )
     )
     print(rows.format_table(found))
     if args.json is not None:
         rows.write_json(args.json, found)
+
+
+def _check_device(name: str) -> None:
+    import torch
+
+    try:
+        kind = torch.device(name).type
+        if kind not in ("cpu", "cuda"):
+            raise ConfigError(f"--device {name} is not known: give cpu, cuda or cuda:N")
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(f"--device {name} cannot be used: {reason}") from error
