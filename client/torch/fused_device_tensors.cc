@@ -102,7 +102,8 @@ FusedDeviceTensors::Batch FusedDeviceTensors::Prepare() {
     workspace_ = Memory(plan->workspace_bytes(), group_.device());
   }
   const std::byte* const table = table_.Send(plan->table(), group_.device());
-  return {std::move(work), *std::move(plan), {table, BytesOf(workspace_)}};
+  const std::span<std::byte> workspace(BytesOf(workspace_), workspace_.nbytes());
+  return {std::move(work), *std::move(plan), {table, workspace}};
 }
 
 template <class Settings>

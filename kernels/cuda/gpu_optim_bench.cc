@@ -61,7 +61,7 @@ class Model {
   }
 
   const OptimPlan& plan() const { return *plan_; }
-  OptimMemory memory() const { return {table_->get(), workspace_->get()}; }
+  OptimMemory memory() const { return {table_->get(), {workspace_->get(), workspace_->bytes()}}; }
   uint64_t elems() const { return elems_; }
   uint64_t step_bytes() const { return step_bytes_; }
 

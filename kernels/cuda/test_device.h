@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -43,6 +44,7 @@ class DeviceBuffer {
   ~DeviceBuffer();
 
   std::byte* Data() const { return memory_ + misalignment_; }
+  std::span<std::byte> Span() const { return {Data(), bytes_}; }
   template <class T>
   T* As() const {
     return reinterpret_cast<T*>(Data());

@@ -16,9 +16,13 @@ absl::Status CheckAligned(const void* memory, const char* what) {
                                                  " bytes behind; give it memory of its own"));
 }
 
-absl::Status Check(const OptimMemory& memory) {
+absl::Status Check(const OptimPlan& plan, const OptimMemory& memory) {
   THALWEG_RETURN_IF_ERROR(CheckAligned(memory.table, "plan's table"));
-  return CheckAligned(memory.workspace, "workspace");
+  THALWEG_RETURN_IF_ERROR(CheckAligned(memory.workspace.data(), "workspace"));
+  if (memory.workspace.size() >= plan.workspace_bytes()) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("device optimizer: expected a workspace of ", plan.workspace_bytes(),
+                   " bytes, got ", memory.workspace.size(), "; make it anew with the plan"));
 }
 
 // Of optimizers that correct the bias of moments.
@@ -36,7 +40,7 @@ struct View {
   View(const OptimPlan& plan, const OptimMemory& memory)
       : table{reinterpret_cast<const OptimEntry*>(memory.table), plan.tensors(), plan.size(),
               plan.granules()},
-        param_squares(reinterpret_cast<double*>(memory.workspace)),
+        param_squares(reinterpret_cast<double*>(memory.workspace.data())),
         update_squares(param_squares + plan.granules()),
         skip(reinterpret_cast<uint32_t*>(update_squares + plan.granules())),
         prepared(reinterpret_cast<Prepared*>(reinterpret_cast<std::byte*>(skip) + kSkipBytes)) {}
@@ -66,7 +70,7 @@ absl::Status Prepare(CudaStream stream, const View<Prepared>& view, const Settin
 
 absl::Status GradSquaresOnDevice(CudaStream stream, const OptimPlan& plan,
                                  const OptimMemory& memory, double* squares, float* found_inf) {
-  THALWEG_RETURN_IF_ERROR(Check(memory));
+  THALWEG_RETURN_IF_ERROR(Check(plan, memory));
   const View<AdamFactors> view(plan, memory);
   THALWEG_RETURN_IF_ERROR(LaunchStatus(LaunchGradSquares(stream, view.table, view.param_squares),
                                        "squares of gradients"));
@@ -77,7 +81,7 @@ absl::Status GradSquaresOnDevice(CudaStream stream, const OptimPlan& plan,
 
 absl::Status StepAdamOnDevice(CudaStream stream, const OptimPlan& plan, const OptimMemory& memory,
                               const AdamSettings* settings, const StepInputs& inputs) {
-  THALWEG_RETURN_IF_ERROR(Check(memory));
+  THALWEG_RETURN_IF_ERROR(Check(plan, memory));
   THALWEG_RETURN_IF_ERROR(CheckMoments(plan, "Adam"));
   const View<AdamFactors> view(plan, memory);
   THALWEG_RETURN_IF_ERROR(Prepare(stream, view, settings, inputs));
@@ -86,7 +90,7 @@ absl::Status StepAdamOnDevice(CudaStream stream, const OptimPlan& plan, const Op
 
 absl::Status StepSgdOnDevice(CudaStream stream, const OptimPlan& plan, const OptimMemory& memory,
                              const SgdSettings* settings, const StepInputs& inputs) {
-  THALWEG_RETURN_IF_ERROR(Check(memory));
+  THALWEG_RETURN_IF_ERROR(Check(plan, memory));
   const View<SgdFactors> view(plan, memory);
   THALWEG_RETURN_IF_ERROR(Prepare(stream, view, settings, inputs));
   return LaunchStatus(LaunchSgdStep(stream, view.Step()), "a step of SGD");
@@ -94,7 +98,7 @@ absl::Status StepSgdOnDevice(CudaStream stream, const OptimPlan& plan, const Opt
 
 absl::Status StepLambOnDevice(CudaStream stream, const OptimPlan& plan, const OptimMemory& memory,
                               const LambSettings* settings, const StepInputs& inputs) {
-  THALWEG_RETURN_IF_ERROR(Check(memory));
+  THALWEG_RETURN_IF_ERROR(Check(plan, memory));
   THALWEG_RETURN_IF_ERROR(CheckMoments(plan, "LAMB"));
   const View<LambPrepared> view(plan, memory);
   THALWEG_RETURN_IF_ERROR(Prepare(stream, view, settings, inputs));

@@ -22,13 +22,14 @@
 //
 // All pointers are device memory with the alignment of their elements. Nothing allocates.
 // InvalidArgument when the plan does not have what the optimizer keeps, or its memory is not
-// aligned; Internal when CUDA cannot launch. Thread-safe; calls that share a workspace must be in
-// one stream.
+// aligned or too small; Internal when CUDA cannot launch. Thread-safe; calls that share a workspace
+// must be in one stream.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <span>
 
 #include "absl/status/status.h"
 #include "kernels/cuda/stream.h"
@@ -37,9 +38,10 @@
 
 namespace thalweg {
 
+// Both at multiples of 16 bytes.
 struct OptimMemory {
   const std::byte* table = nullptr;  // a copy of OptimPlan::table()
-  std::byte* workspace = nullptr;  // of OptimPlan::workspace_bytes(); both at multiples of 16 bytes
+  std::span<std::byte> workspace;    // OptimPlan::workspace_bytes() at least
 };
 
 // One number each.

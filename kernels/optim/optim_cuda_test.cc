@@ -38,7 +38,9 @@ class Twins {
   }
 
   const OptimPlan& plan() const { return *plan_; }
-  OptimMemory memory() const { return {table_->Data(), workspace_->Data()}; }
+  OptimMemory memory() const {
+    return {table_->Data(), workspace_->Span().first(plan_->workspace_bytes())};
+  }
   std::vector<TwinTensor>& tensors() { return tensors_; }
   StepInputs inputs() const {
     return {scale_.As<float>(), found_inf_.As<float>(), squares_.As<double>()};
@@ -208,7 +210,7 @@ TEST_F(OptimCudaTest, SgdWhoseStepsAreNotCountedKeepsItsMomentumFromTheStart) {
   const OptimPlan plan = OptimPlan::Make({&tensor, 1}).value();
   const DeviceBuffer table(std::vector<std::byte>(plan.table().begin(), plan.table().end()));
   const DeviceBuffer workspace(plan.workspace_bytes());
-  ASSERT_TRUE(StepSgdOnDevice(nullptr, plan, {table.Data(), workspace.Data()},
+  ASSERT_TRUE(StepSgdOnDevice(nullptr, plan, {table.Data(), workspace.Span()},
                               on_device.As<SgdSettings>(), {})
                   .ok());
   ASSERT_TRUE(FinishDevice().ok());
@@ -377,10 +379,16 @@ TEST_F(OptimCudaTest, PlanWithoutWhatTheOptimizerKeepsIsRefused) {
       StepAdamOnDevice(nullptr, twins.plan(), twins.memory(), nullptr, twins.inputs());
   EXPECT_TRUE(absl::IsInvalidArgument(status));
   EXPECT_THAT(std::string(status.message()), HasSubstr("got 1 states"));
-  OptimMemory memory = twins.memory();
-  memory.workspace += 8;
-  EXPECT_TRUE(absl::IsInvalidArgument(
-      StepSgdOnDevice(nullptr, twins.plan(), memory, nullptr, twins.inputs())));
+  const auto refusal = [&](std::span<std::byte> workspace) {
+    const OptimMemory memory = {twins.memory().table, workspace};
+    const absl::Status refused =
+        StepSgdOnDevice(nullptr, twins.plan(), memory, nullptr, twins.inputs());
+    EXPECT_TRUE(absl::IsInvalidArgument(refused));
+    return std::string(refused.message());
+  };
+  const std::span<std::byte> workspace = twins.memory().workspace;
+  EXPECT_THAT(refusal(workspace.subspan(8)), HasSubstr("got one 8 bytes behind"));
+  EXPECT_THAT(refusal(workspace.first(workspace.size() - 1)), HasSubstr("expected a workspace of"));
 }
 
 }  // namespace

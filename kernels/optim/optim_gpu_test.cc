@@ -63,7 +63,7 @@ TEST_F(OptimGpuTest, RecordedStepReadsScaleInfinityAndRateWhenItIsReplayed) {
   settings.lr_at = rate.As<float>();
   const DeviceBuffer on_device(std::vector<SgdSettings>{settings});
   Record([&](CudaStream stream) {
-    return StepSgdOnDevice(stream, plan, {table.Data(), workspace.Data()},
+    return StepSgdOnDevice(stream, plan, {table.Data(), workspace.Span()},
                            on_device.As<SgdSettings>(),
                            {.grad_scale = scale.As<float>(), .found_inf = found_inf.As<float>()});
   });
@@ -110,7 +110,7 @@ TEST_F(OptimGpuTest, ElementsBeyond32BitsAreUpdated) {
   settings.lr = 1;
   const DeviceBuffer on_device(std::vector<SgdSettings>{settings});
   const DeviceBuffer squares(sizeof(double));
-  const OptimMemory memory = {table.Data(), workspace.Data()};
+  const OptimMemory memory = {table.Data(), workspace.Span()};
   ASSERT_TRUE(GradSquaresOnDevice(nullptr, plan, memory, squares.As<double>(), nullptr).ok());
   ASSERT_TRUE(StepSgdOnDevice(nullptr, plan, memory, on_device.As<SgdSettings>(), {}).ok());
   ASSERT_TRUE(FinishDevice().ok());

@@ -29,7 +29,7 @@ class GradSquaresCudaTest : public DeviceTest {
     const DeviceBuffer workspace(plan.workspace_bytes());
     const DeviceBuffer squares(sizeof(double));
     const DeviceBuffer found_inf(std::vector<float>{7});
-    EXPECT_TRUE(GradSquaresOnDevice(nullptr, plan, {table.Data(), workspace.Data()},
+    EXPECT_TRUE(GradSquaresOnDevice(nullptr, plan, {table.Data(), workspace.Span()},
                                     squares.As<double>(), found_inf.As<float>())
                     .ok());
     EXPECT_TRUE(FinishDevice().ok());
@@ -71,6 +71,14 @@ TEST_F(GradSquaresCudaTest, MoreGranulesThanThreadsAreAddedInOneOrder) {
     const size_t elems = i % 8 == 0 ? kGranule : 1;
     twins.emplace_back(TensorKind{.elems = elems, .grad = DType::kBFloat16}, 0, random);
   }
+  EXPECT_EQ(Find(twins).squares, OnHost(twins));
+}
+
+TEST_F(GradSquaresCudaTest, WarpsWithSeveralGranulesOfATensorKeepTheirSumsApart) {
+  std::mt19937_64 random(6);
+  std::vector<TwinTensor> twins;
+  // An odd number of granules for each warp of the emulator, and a short one at the end.
+  twins.emplace_back(TensorKind{.elems = 3 * 24 * kGranule + 5}, 0, random);
   EXPECT_EQ(Find(twins).squares, OnHost(twins));
 }
 
@@ -204,6 +212,40 @@ TEST(OptimPlanTest, PacksBeginAtTheFirstPlaceThatAllArraysShare) {
     EXPECT_EQ(head(DType::kFloat32, shift, shift), static_cast<int>((8 - shift) % 4));
     EXPECT_EQ(head(DType::kBFloat16, shift, (shift + 1) % 8), int{kNoPacks});
   }
+}
+
+TEST(OptimPlanTest, WhereStepsAreCountedKeepsNothingFromBeingPacked) {
+  alignas(16) float arrays[3][4] = {};
+  DeviceTensor tensor;
+  tensor.elems = 4;
+  tensor.param = arrays[0];
+  tensor.grad = arrays[1];
+  tensor.step = arrays[2] + 1;
+  const OptimPlan plan = OptimPlan::Make({&tensor, 1}).value();
+  EXPECT_EQ(reinterpret_cast<const OptimEntry*>(plan.table().data())->head, 0);
+}
+
+TEST(OptimPlanTest, TensorsWithoutElementsNeedNoStates) {
+  float array[4] = {};
+  DeviceTensor tensor;
+  tensor.elems = 4;
+  tensor.param = tensor.states[0] = tensor.states[1] = array;
+  tensor.grad = array;
+  const std::vector<DeviceTensor> tensors = {{}, tensor};
+  EXPECT_EQ(OptimPlan::Make(tensors)->states(), 2);
+}
+
+TEST(OptimPlanTest, SmallTensorsHaveTheShareOfTheirTime) {
+  std::vector<float> array(2048);
+  const auto size = [&](uint64_t elems) {
+    DeviceTensor tensor;
+    tensor.elems = elems;
+    tensor.param = array.data();
+    tensor.grad = array.data();
+    return OptimPlan::Make({&tensor, 1})->size();
+  };
+  EXPECT_EQ(size(1), size(1024));
+  EXPECT_EQ(size(2048), 2 * size(1024));
 }
 
 TEST(OptimPlanTest, RefusesWhatKernelsCannotRead) {

@@ -64,6 +64,27 @@ def test_unused_late_and_added_parameters_take_part_from_their_first_gradient(fu
 
 
 @pytest.mark.parametrize(("fused", "kind", "options"), PAIRS)
+def test_parameters_whose_gradients_come_back_go_on_from_their_state(fused, kind, options):
+    params = make_params()
+    reference = copy_of(params)
+    ours, theirs = fused(params, **options), kind(reference, **options)
+    run((ours, theirs), (params, reference), 3)
+    states = [optimizer.state_dict() for optimizer in (ours, theirs)]
+    ours, theirs = fused(params, **options), kind(reference, **options)
+    for optimizer, state in zip((ours, theirs), states, strict=True):
+        optimizer.load_state_dict(state)
+    for step in range(3, 6):  # most are frozen, with the state of a checkpoint
+        set_grads(step, params, reference)
+        for lists in (params, reference):
+            for param in lists[1:]:
+                param.grad = None
+        ours.step()
+        theirs.step()
+    run((ours, theirs), (params, reference), 5, start=6)
+    assert distance(params, reference) <= CLOSE
+
+
+@pytest.mark.parametrize(("fused", "kind", "options"), PAIRS)
 def test_scheduler_changes_the_rate(fused, kind, options):
     params = make_params()
     reference = copy_of(params)

@@ -55,3 +55,25 @@ def test_device_and_cpu_have_the_same_bits(kind, options, dtype, monkeypatch):
     assert len(emulated_bits) == len(expected) >= len(params)
     for ours, theirs in zip(emulated_bits, expected, strict=True):
         assert torch.equal(ours, theirs)
+
+
+def test_clipping_without_the_norm_of_all_gradients_is_refused(emulated):
+    from thalweg._C import LambSettings
+
+    param, first, second = (torch.ones(3) for _ in range(3))
+    param.grad = torch.ones(3)
+    tensors = emulated([param], [[first], [second]], [torch.zeros(())], [])
+    settings = LambSettings(
+        lr=0.1,
+        weight_decay=0.0,
+        maximize=False,
+        betas=(0.9, 0.999),
+        eps=1e-8,
+        decoupled=True,
+        bias_correction=True,
+        max_grad_norm=1.0,
+        grad_averaging=True,
+        trust_ratio=False,
+    )
+    with pytest.raises(ValueError, match="expected grad_squares as well"):
+        tensors.lamb(settings)
