@@ -48,6 +48,8 @@ class Bundle:
         self.folder = folder
         self.deadline = time.monotonic() + seconds
         self.env = {**os.environ, "LD_LIBRARY_PATH": str(folder / "lib")}
+        # Python has libraries of its own, perhaps of the same names.
+        self.env_of = {"torch": dict(os.environ)}
 
     def programs(self, suffix: str) -> list[Path]:
         return sorted((self.folder / "bin").glob(f"gpu_*_{suffix}"))
@@ -63,7 +65,7 @@ class Bundle:
             stderr=subprocess.PIPE,
             text=True,
             errors="replace",
-            env=self.env,
+            env=self.env_of.get(kind, self.env),
             start_new_session=True,
         ) as program:
             try:
@@ -154,8 +156,11 @@ def rows_of(status: int, output: str, errors: str) -> dict[str, Any]:
             return {**result, **json.loads(output)}
         except ValueError as error:
             errors += f"\nits output is no JSON: {error}"
-    lines = [line.strip().rstrip(",") for line in output.splitlines()]
-    rows = [json.loads(line) for line in lines if line[:1] == "{" and line[-1:] == "}"]
+    rows = []
+    for line in output.splitlines():
+        with contextlib.suppress(ValueError):
+            rows.append(json.loads(line.strip().rstrip(",")))
+    rows = [row for row in rows if isinstance(row, dict) and "case" in row]
     return {**result, "ok": False, "rows": rows, "output": (output + errors)[-4000:]}
 
 

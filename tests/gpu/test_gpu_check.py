@@ -45,9 +45,9 @@ class Bundle:
             f"sys.exit({status})\n",
         )
 
-    def bench(self, name: str, rows: list[dict], status: int = 0) -> None:
+    def bench(self, name: str, rows: list[dict], status: int = 0, log: str = "") -> None:
         lines = ",\n".join(json.dumps(row) for row in rows)
-        text = f'{{\n"rows": [\n{lines}' + ("\n]\n}" if status == 0 else "")
+        text = f'{log}{{\n"rows": [\n{lines}' + ("\n]\n}" if status == 0 else "")
         self.program(name, f"print({text!r})\nsys.exit({status})\n")
 
     def torch(self, rows: list[dict]) -> None:
@@ -130,9 +130,12 @@ def test_one_case_less_fails_and_hides_nothing_else(case, bundle, gpu_check, mon
     assert result["benchmarks"]["gpu_b_bench"]["rows"] == [ROW]
 
 
-def test_bench_that_fails_keeps_its_rows(bundle, gpu_check, monkeypatch):
+@pytest.mark.parametrize(("status", "log"), [(1, ""), (0, "[info] job 'job': path ipc\n")])
+def test_bench_that_fails_or_prints_no_json_keeps_its_rows(
+    status, log, bundle, gpu_check, monkeypatch
+):
     bundle.test("gpu_a_test", PASSES)
-    bundle.bench("gpu_b_bench", [ROW], status=1)
+    bundle.bench("gpu_b_bench", [ROW], status=status, log=log)
     result = bundle.check(gpu_check, monkeypatch)
     assert not result["ok"]
     assert result["benchmarks"]["gpu_b_bench"]["rows"] == [ROW]

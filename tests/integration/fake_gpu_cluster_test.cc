@@ -3,7 +3,13 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <spdlog/sinks/ostream_sink.h>
+#include <spdlog/spdlog.h>
 
+#include <memory>
+#include <sstream>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "server/sidecar/cuda/fake_gpus.h"
@@ -13,7 +19,9 @@
 namespace thalweg {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 using Call = FakeRuntime::Call;
 
 constexpr size_t kElems = 5000;  // several chunks
@@ -151,6 +159,42 @@ TEST(GpuPathTest, OneWorkerWhoseMemoryCannotBeOpenedTakesItsNodeToHostMemory) {
         gpus.cluster().registry().GetGauge("thalweg_sidecar_workers", "", {{"path", path}});
     EXPECT_EQ(workers.Value(), 2) << path;
   }
+}
+
+// What servers log while it lives. Of tests that have no server running when it begins and ends.
+class CapturedLog {
+ public:
+  CapturedLog() {
+    spdlog::set_default_logger(std::make_shared<spdlog::logger>(
+        "captured", std::make_shared<spdlog::sinks::ostream_sink_mt>(text_)));
+  }
+  ~CapturedLog() { spdlog::set_default_logger(std::move(before_)); }
+  std::string text() const { return text_.str(); }
+
+ private:
+  std::shared_ptr<spdlog::logger> before_ = spdlog::default_logger();
+  std::ostringstream text_;
+};
+
+TEST(GpuPathTest, SidecarsLogSaysWhichPathWorkersTakeAndWhyNotTheFirst) {
+  const auto log_of = [](bool sees_gpus, bool opens_memory) {
+    CapturedLog log;
+    {
+      GpuCluster gpus(1, 2, sees_gpus);
+      if (!opens_memory) gpus.gpu(0).FailAt(Call::kOpen, 1, absl::UnimplementedError("no IPC"));
+      gpus.Connect("fp32");
+    }
+    return log.text();
+  };
+  const std::string ipc = log_of(true, true);
+  EXPECT_THAT(ipc, AllOf(HasSubstr("rank 0: path ipc"), HasSubstr("rank 1: path ipc")));
+  EXPECT_THAT(ipc, Not(HasSubstr("not ipc")));
+  EXPECT_THAT(log_of(true, false),
+              AllOf(HasSubstr("path pinned; not ipc, since no IPC"),
+                    HasSubstr("path pinned; not ipc, since another worker's GPU cannot be")));
+  const std::string none = log_of(false, true);
+  EXPECT_THAT(none, AllOf(HasSubstr("rank 0: path pinned; not ipc, since this sidecar has no GPU"),
+                          HasSubstr("rank 1: path pinned; not ipc, since this sidecar has no")));
 }
 
 // PowerSGD's first factor is summed in another order on a GPU, so its results differ from those of

@@ -14,6 +14,7 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "core/base/log.h"
 #include "core/base/status_macros.h"
 #include "core/device/device_runtime.h"
 #include "server/sidecar/cuda/cuda_device.h"
@@ -112,6 +113,7 @@ int main(int argc, char** argv) {
   if (argc == 5) {
     status = thalweg::Work(argv);
   } else {
+    thalweg::InitLogging("gpu_path_bench");  // else the sidecar's log would be among the JSON
     auto gpu = thalweg::OpenCudaDevice(0);
     status = gpu.status();
     if (gpu.ok()) {
