@@ -30,27 +30,22 @@ void DefineDeviceOptim(py::module_& m) {
       .def("check_grads", &FusedDeviceTensors::CheckGrads)
       .def("use_grads_of_copies", &FusedDeviceTensors::UseGradsOfCopies, py::arg("exponent"))
       .def("grad_squares", &FusedDeviceTensors::GradSquares, NoLock());
-  // `more`: what a step takes besides.
-  const auto def_step = [&tensors](const char* name, auto step, const auto&... more) {
-    tensors.def(name, step, NoLock(), py::arg("settings"), py::kw_only(),
-                py::arg("lr") = py::none(), py::arg("grad_scale") = py::none(),
-                py::arg("found_inf") = py::none(), more...);
+  const auto def_step = [&tensors]<class Settings>(const char* name,
+                                                   size_t (FusedDeviceTensors::*step)(
+                                                       const Settings&, const DeviceInputs&)) {
+    tensors.def(
+        name,
+        [step](FusedDeviceTensors& t, const Settings& settings, const Number& lr,
+               const Number& grad_scale, const Number& found_inf, const Number& grad_squares) {
+          return (t.*step)(settings, {lr, grad_scale, found_inf, grad_squares});
+        },
+        NoLock(), py::arg("settings"), py::kw_only(), py::arg("lr") = py::none(),
+        py::arg("grad_scale") = py::none(), py::arg("found_inf") = py::none(),
+        py::arg("grad_squares") = py::none());
   };
-  def_step("adam", [](FusedDeviceTensors& t, const AdamSettings& settings, const Number& lr,
-                      const Number& grad_scale, const Number& found_inf) {
-    return t.Adam(settings, {lr, grad_scale, found_inf});
-  });
-  def_step("sgd", [](FusedDeviceTensors& t, const SgdSettings& settings, const Number& lr,
-                     const Number& grad_scale, const Number& found_inf) {
-    return t.Sgd(settings, {lr, grad_scale, found_inf});
-  });
-  def_step(
-      "lamb",
-      [](FusedDeviceTensors& t, const LambSettings& settings, const Number& lr,
-         const Number& grad_scale, const Number& found_inf, const Number& grad_squares) {
-        return t.Lamb(settings, {lr, grad_scale, found_inf}, grad_squares);
-      },
-      py::arg("grad_squares") = py::none());
+  def_step("adam", &FusedDeviceTensors::Adam);
+  def_step("sgd", &FusedDeviceTensors::Sgd);
+  def_step("lamb", &FusedDeviceTensors::Lamb);
 }
 
 }  // namespace thalweg

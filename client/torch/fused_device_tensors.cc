@@ -107,8 +107,10 @@ FusedDeviceTensors::Batch FusedDeviceTensors::Prepare() {
 }
 
 template <class Settings>
-size_t FusedDeviceTensors::Run(Step<Settings> step, Settings settings, const DeviceInputs& inputs,
-                               const std::optional<at::Tensor>& grad_squares) {
+size_t FusedDeviceTensors::Run(Step<Settings> step, Settings settings, const DeviceInputs& inputs) {
+  if (settings.max_grad_norm > 0 && !inputs.grad_squares.has_value()) {
+    throw std::invalid_argument("thalweg: max_grad_norm is set, expected grad_squares as well");
+  }
   c10::NoGradGuard no_grad;
   const c10::DeviceGuard guard(group_.device());
   const Batch batch = Prepare();
@@ -120,7 +122,9 @@ size_t FusedDeviceTensors::Run(Step<Settings> step, Settings settings, const Dev
     read.grad_scale = numbers.Float(inputs.grad_scale, "grad_scale");
   }
   if (inputs.found_inf.has_value()) read.found_inf = numbers.Float(inputs.found_inf, "found_inf");
-  if (grad_squares.has_value()) read.grad_squares = numbers.Double(grad_squares, "grad_squares");
+  if (inputs.grad_squares.has_value()) {
+    read.grad_squares = numbers.Double(inputs.grad_squares, "grad_squares");
+  }
   const std::byte* const sent =
       settings_.Send(std::as_bytes(std::span(&settings, 1)), group_.device());
   ThrowIfFailed(step(CurrentStream(group_.device()), batch.plan, batch.memory,
@@ -130,19 +134,15 @@ size_t FusedDeviceTensors::Run(Step<Settings> step, Settings settings, const Dev
 }
 
 size_t FusedDeviceTensors::Adam(const AdamSettings& settings, const DeviceInputs& inputs) {
-  return Run(&StepAdamOnDevice, settings, inputs, std::nullopt);
+  return Run(&StepAdamOnDevice, settings, inputs);
 }
 
 size_t FusedDeviceTensors::Sgd(const SgdSettings& settings, const DeviceInputs& inputs) {
-  return Run(&StepSgdOnDevice, settings, inputs, std::nullopt);
+  return Run(&StepSgdOnDevice, settings, inputs);
 }
 
-size_t FusedDeviceTensors::Lamb(const LambSettings& settings, const DeviceInputs& inputs,
-                                const std::optional<at::Tensor>& grad_squares) {
-  if (settings.max_grad_norm > 0 && !grad_squares.has_value()) {
-    throw std::invalid_argument("thalweg: max_grad_norm is set, expected grad_squares as well");
-  }
-  return Run(&StepLambOnDevice, settings, inputs, grad_squares);
+size_t FusedDeviceTensors::Lamb(const LambSettings& settings, const DeviceInputs& inputs) {
+  return Run(&StepLambOnDevice, settings, inputs);
 }
 
 at::Tensor FusedDeviceTensors::GradSquares() {

@@ -23,6 +23,9 @@ struct DeviceInputs {
   std::optional<at::Tensor> lr;          // instead of the settings'
   std::optional<at::Tensor> grad_scale;  // gradients are divided by it
   std::optional<at::Tensor> found_inf;   // unless 0, nothing changes and no step is counted
+  // A float64 as of GradSquares(), of all gradients that are clipped together; wanted where
+  // settings have max_grad_norm.
+  std::optional<at::Tensor> grad_squares;
 };
 
 // Thread-compatible; work is put into torch's current stream. Methods need not hold Python's lock,
@@ -39,9 +42,7 @@ class FusedDeviceTensors {
 
   size_t Adam(const AdamSettings& settings, const DeviceInputs& inputs);
   size_t Sgd(const SgdSettings& settings, const DeviceInputs& inputs);
-  // `grad_squares`: one float64 on the device; wanted where the settings have max_grad_norm.
-  size_t Lamb(const LambSettings& settings, const DeviceInputs& inputs,
-              const std::optional<at::Tensor>& grad_squares);
+  size_t Lamb(const LambSettings& settings, const DeviceInputs& inputs);
 
   // One float64 on the device.
   at::Tensor GradSquares();
@@ -69,8 +70,7 @@ class FusedDeviceTensors {
   using Step = absl::Status (*)(CudaStream, const OptimPlan&, const OptimMemory&, const Settings*,
                                 const StepInputs&);
   template <class Settings>
-  size_t Run(Step<Settings> step, Settings settings, const DeviceInputs& inputs,
-             const std::optional<at::Tensor>& grad_squares);
+  size_t Run(Step<Settings> step, Settings settings, const DeviceInputs& inputs);
 
   TensorGroup group_;
   Sent table_;

@@ -90,10 +90,10 @@ void FusedTensors::Finish(const TensorGroup::Work& work) const {
   }
 }
 
-size_t FusedTensors::Adam(const AdamSettings& settings, double grad_scale) {
+size_t FusedTensors::Adam(const AdamSettings& settings, double grad_scale, double grad_squares) {
   c10::NoGradGuard no_grad;
   const TensorGroup::Work work = group_.Gather();
-  const double grad = GradFactorOf(settings, 1 / grad_scale, 0);
+  const double grad = GradFactorOf(settings, 1 / grad_scale, grad_squares);
   Corrections corrections(settings);
   FlatIndex index;
   const auto tensors = Completed<AdamTensor>(work, &index, [&](size_t j, AdamTensor* tensor) {
@@ -105,10 +105,10 @@ size_t FusedTensors::Adam(const AdamSettings& settings, double grad_scale) {
   return tensors.size();
 }
 
-size_t FusedTensors::Sgd(const SgdSettings& settings, double grad_scale) {
+size_t FusedTensors::Sgd(const SgdSettings& settings, double grad_scale, double grad_squares) {
   c10::NoGradGuard no_grad;
   const TensorGroup::Work work = group_.Gather();
-  const double grad = GradFactorOf(settings, 1 / grad_scale, 0);
+  const double grad = GradFactorOf(settings, 1 / grad_scale, grad_squares);
   FlatIndex index;
   const auto tensors = Completed<SgdTensor>(work, &index, [&](size_t j, SgdTensor* tensor) {
     tensor->factors = FactorsOf(settings, NextStep(work.which[j]) == 1,

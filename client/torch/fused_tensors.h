@@ -13,8 +13,9 @@ namespace thalweg {
 
 // Thread-compatible. Methods use torch's threads and need not hold Python's lock. All take, from
 // the parameters' .grad or their copies', the gradients divided by `grad_scale`, and leave out
-// parameters without. Updates return how many parameters they were of; they throw NotFusable before
-// any changes.
+// parameters without. Where settings have max_grad_norm, `grad_squares` is the sum of the squares
+// of all gradients that are clipped together, not divided; elsewhere it is not used. Updates return
+// how many parameters they were of; they throw NotFusable before any changes.
 class FusedTensors {
  public:
   // Throws NotFusable unless `group` is on the CPU. Its steps are counted: two states, or three
@@ -26,10 +27,9 @@ class FusedTensors {
   // See TensorGroup.
   void UseGradsOfCopies(std::optional<int32_t> exponent) { group_.UseGradsOfCopies(exponent); }
 
-  size_t Adam(const AdamSettings& settings, double grad_scale);
+  size_t Adam(const AdamSettings& settings, double grad_scale, double grad_squares);
   // A parameter's first step takes the gradient as its momentum.
-  size_t Sgd(const SgdSettings& settings, double grad_scale);
-  // `grad_squares`: of all gradients that are clipped together; not used where nothing is clipped.
+  size_t Sgd(const SgdSettings& settings, double grad_scale, double grad_squares);
   size_t Lamb(const LambSettings& settings, double grad_scale, double grad_squares);
 
   // The sum of the squares of all gradients, not divided, in float64 and in the order of

@@ -15,10 +15,15 @@ namespace py = pybind11;
 namespace thalweg {
 namespace {
 
-void Set(double lr, double weight_decay, bool maximize, OptimSettings* settings) {
+// What torch.nn.utils.clip_grad_norm_ adds to a norm before it divides by it.
+constexpr double kTorchNormEpsilon = 1e-6;
+
+void Set(double lr, double weight_decay, bool maximize, double max_grad_norm,
+         OptimSettings* settings) {
   settings->lr = lr;
   settings->weight_decay = weight_decay;
   settings->maximize = maximize;
+  settings->max_grad_norm = max_grad_norm;
 }
 
 void Set(std::pair<double, double> betas, double eps, bool decoupled, bool bias_correction,
@@ -32,44 +37,46 @@ void Set(std::pair<double, double> betas, double eps, bool decoupled, bool bias_
 
 void DefineSettings(py::module_& m) {
   py::class_<AdamSettings>(m, "AdamSettings")
-      .def(py::init([](double lr, double weight_decay, bool maximize,
+      .def(py::init([](double lr, double weight_decay, bool maximize, double max_grad_norm,
                        std::pair<double, double> betas, double eps, bool decoupled,
                        bool bias_correction) {
              AdamSettings settings;
-             Set(lr, weight_decay, maximize, &settings);
+             Set(lr, weight_decay, maximize, max_grad_norm, &settings);
+             settings.norm_epsilon = kTorchNormEpsilon;
              Set(betas, eps, decoupled, bias_correction, &settings);
              return settings;
            }),
            py::kw_only(), py::arg("lr"), py::arg("weight_decay"), py::arg("maximize"),
-           py::arg("betas"), py::arg("eps"), py::arg("decoupled"), py::arg("bias_correction"));
+           py::arg("max_grad_norm"), py::arg("betas"), py::arg("eps"), py::arg("decoupled"),
+           py::arg("bias_correction"));
   py::class_<SgdSettings>(m, "SgdSettings")
-      .def(py::init([](double lr, double weight_decay, bool maximize, double momentum,
-                       double dampening, bool nesterov) {
+      .def(py::init([](double lr, double weight_decay, bool maximize, double max_grad_norm,
+                       double momentum, double dampening, bool nesterov) {
              SgdSettings settings;
-             Set(lr, weight_decay, maximize, &settings);
+             Set(lr, weight_decay, maximize, max_grad_norm, &settings);
+             settings.norm_epsilon = kTorchNormEpsilon;
              settings.momentum = momentum;
              settings.dampening = dampening;
              settings.nesterov = nesterov;
              return settings;
            }),
            py::kw_only(), py::arg("lr"), py::arg("weight_decay"), py::arg("maximize"),
-           py::arg("momentum"), py::arg("dampening"), py::arg("nesterov"));
+           py::arg("max_grad_norm"), py::arg("momentum"), py::arg("dampening"),
+           py::arg("nesterov"));
   py::class_<LambSettings>(m, "LambSettings")
-      .def(py::init([](double lr, double weight_decay, bool maximize,
+      .def(py::init([](double lr, double weight_decay, bool maximize, double max_grad_norm,
                        std::pair<double, double> betas, double eps, bool decoupled,
-                       bool bias_correction, double max_grad_norm, bool grad_averaging,
-                       bool trust_ratio) {
+                       bool bias_correction, bool grad_averaging, bool trust_ratio) {
              LambSettings settings;
-             Set(lr, weight_decay, maximize, &settings);
+             Set(lr, weight_decay, maximize, max_grad_norm, &settings);
              Set(betas, eps, decoupled, bias_correction, &settings);
-             settings.max_grad_norm = max_grad_norm;
              settings.grad_averaging = grad_averaging;
              settings.trust_ratio = trust_ratio;
              return settings;
            }),
            py::kw_only(), py::arg("lr"), py::arg("weight_decay"), py::arg("maximize"),
-           py::arg("betas"), py::arg("eps"), py::arg("decoupled"), py::arg("bias_correction"),
-           py::arg("max_grad_norm"), py::arg("grad_averaging"), py::arg("trust_ratio"));
+           py::arg("max_grad_norm"), py::arg("betas"), py::arg("eps"), py::arg("decoupled"),
+           py::arg("bias_correction"), py::arg("grad_averaging"), py::arg("trust_ratio"));
 }
 
 }  // namespace
@@ -93,9 +100,9 @@ void DefineOptim(py::module_& m) {
       .def("use_grads_of_copies", &FusedTensors::UseGradsOfCopies, py::arg("exponent"))
       .def("grad_squares", &FusedTensors::GradSquares, NoLock())
       .def("adam", &FusedTensors::Adam, NoLock(), py::arg("settings"), py::kw_only(),
-           py::arg("grad_scale"))
+           py::arg("grad_scale"), py::arg("grad_squares") = 0.0)
       .def("sgd", &FusedTensors::Sgd, NoLock(), py::arg("settings"), py::kw_only(),
-           py::arg("grad_scale"))
+           py::arg("grad_scale"), py::arg("grad_squares") = 0.0)
       .def("lamb", &FusedTensors::Lamb, NoLock(), py::arg("settings"), py::kw_only(),
            py::arg("grad_scale"), py::arg("grad_squares") = 0.0);
 }

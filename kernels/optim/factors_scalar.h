@@ -16,6 +16,7 @@ struct OptimSettings {
   const float* lr_at = nullptr;  // where lr is read instead, unless null
   double weight_decay = 0;
   double max_grad_norm = 0;  // gradients are scaled down to this norm; 0: they are not
+  double norm_epsilon = 0;   // added to their norm: 1e-6 in torch's clipping, 0 in apex's
   bool maximize = false;
 };
 
@@ -80,8 +81,9 @@ THALWEG_HD inline double GradFactorOf(const OptimSettings& s, double unscale, do
   double factor = s.maximize ? -unscale : unscale;
   if (s.max_grad_norm > 0) {
     const double norm = std::sqrt(squares) * unscale;
-    // Not norm > …: a norm that is NaN must not look like one within the bound.
-    if (!(norm <= s.max_grad_norm)) factor *= s.max_grad_norm / norm;
+    const double share = s.max_grad_norm / (norm + s.norm_epsilon);
+    // Not share < 1: a norm that is NaN must not look like one within the bound.
+    if (!(share >= 1)) factor *= share;
   }
   return factor;
 }

@@ -104,6 +104,25 @@ AdamFactors AdamFactorsAt(const AdamSettings& s, double step) {
           .step = static_cast<float>(s.lr * root / (1 - std::pow(s.beta1, step)))};
 }
 
+double SumOf(const std::vector<double>& sums, size_t first, size_t count) {
+  double total = 0;
+  for (size_t g = first; g < first + count; ++g) total += sums[g];
+  return total;
+}
+
+// Of all gradients, which have fewer granules than a total has parts.
+double SquaresOnHost(Twins& twins) {
+  std::vector<OptimTensor> grads;
+  FlatIndex index;
+  for (TwinTensor& twin : twins.tensors()) {
+    grads.push_back(twin.OnHost());
+    index.Add(grads.back().elems, StepBytes(grads.back()));
+  }
+  std::vector<double> sums(index.Granules());
+  RunGradSquares(grads, index, 0, index.Size(), sums.data());
+  return SumOf(sums, 0, sums.size());
+}
+
 class OptimCudaTest : public DeviceTest {};
 
 std::vector<AdamSettings> SomeAdamSettings() {
@@ -138,6 +157,31 @@ TEST_F(OptimCudaTest, AdamEqualsTheCpuForAllTypesSizesAndAddresses) {
       twins.NewGrads();
     }
   }
+}
+
+TEST_F(OptimCudaTest, AdamClipsByTheNormThatLiesOnTheDevice) {
+  Twins twins(AllKinds(), 2);
+  std::vector<AdamSettings> settings = SomeAdamSettings();
+  settings[0].max_grad_norm = 1e-3;
+  settings[0].norm_epsilon = 1e-6;
+  ASSERT_TRUE(twins.FindSquares().ok());
+  const DeviceBuffer on_device(settings);
+  ASSERT_TRUE(StepAdamOnDevice(nullptr, twins.plan(), twins.memory(), on_device.As<AdamSettings>(),
+                               twins.inputs())
+                  .ok());
+  const double share = 1e-3 / (std::sqrt(SquaresOnHost(twins)) / kScale + 1e-6);
+  ASSERT_LT(share, 0.5);
+  FlatIndex index;
+  const auto tensors = OnHost<AdamTensor>(
+      twins, settings,
+      [share](const AdamSettings& s, double step) {
+        AdamFactors factors = AdamFactorsAt(s, step);
+        if (s.max_grad_norm > 0) factors.grad = static_cast<float>(-1.0 / kScale * share);
+        return factors;
+      },
+      &index);
+  RunAdam(tensors, index, 0, index.Size());
+  twins.ExpectEqual();
 }
 
 TEST_F(OptimCudaTest, LearningRateInDeviceMemoryIsReadThere) {
@@ -218,23 +262,9 @@ TEST_F(OptimCudaTest, SgdWhoseStepsAreNotCountedKeepsItsMomentumFromTheStart) {
   EXPECT_EQ(param.ContentAs<float>()[0], 2);
 }
 
-double SumOf(const std::vector<double>& sums, size_t first, size_t count) {
-  double total = 0;
-  for (size_t g = first; g < first + count; ++g) total += sums[g];
-  return total;
-}
-
 // All tensors have fewer granules than a total has parts, so these are added in their own order.
 void LambOnHost(Twins& twins, const std::vector<LambSettings>& settings) {
-  std::vector<OptimTensor> grads;
-  FlatIndex index;
-  for (TwinTensor& twin : twins.tensors()) {
-    grads.push_back(twin.OnHost());
-    index.Add(grads.back().elems, StepBytes(grads.back()));
-  }
-  std::vector<double> sums(index.Granules());
-  RunGradSquares(grads, index, 0, index.Size(), sums.data());
-  const double norm = std::sqrt(SumOf(sums, 0, sums.size())) / kScale;
+  const double norm = std::sqrt(SquaresOnHost(twins)) / kScale;
   const auto factors = [norm](const LambSettings& s, double step) {
     const double clip =
         s.max_grad_norm > 0 && norm > s.max_grad_norm ? s.max_grad_norm / norm : 1.0;
@@ -251,8 +281,8 @@ void LambOnHost(Twins& twins, const std::vector<LambSettings>& settings) {
                        .correction = static_cast<float>(root / first),
                        .epsilon = static_cast<float>(s.epsilon * root)};
   };
-  FlatIndex same;
-  auto tensors = OnHost<LambTensor>(twins, settings, factors, &same);
+  FlatIndex index;
+  auto tensors = OnHost<LambTensor>(twins, settings, factors, &index);
   std::vector<double> params(index.Granules());
   std::vector<double> updates(index.Granules());
   RunLambMoments(tensors, index, 0, index.Size(), params.data(), updates.data());

@@ -167,6 +167,24 @@ TEST(OptimFactorsTest, NormThatIsNotANumberIsNoNormWithinTheBound) {
   EXPECT_EQ(GradFactorOf(settings, 0.5, 16), -0.25);
 }
 
+TEST(OptimFactorsTest, InfiniteNormLeavesNothingOfFiniteGradients) {
+  OptimSettings settings;
+  settings.max_grad_norm = 1;
+  const double infinity = std::numeric_limits<double>::infinity();
+  EXPECT_EQ(GradFactorOf(settings, 0.5, infinity), 0.0);
+  settings.max_grad_norm = infinity;  // bounds no other norm
+  EXPECT_EQ(GradFactorOf(settings, 0.5, 1e300), 0.5);
+}
+
+TEST(OptimFactorsTest, EpsilonIsAddedToTheNormOfUnscaledGradients) {
+  OptimSettings settings;
+  settings.max_grad_norm = 1;
+  settings.norm_epsilon = 2;
+  EXPECT_EQ(GradFactorOf(settings, 1, 4), 0.25);      // 1 / (2 + 2)
+  EXPECT_EQ(GradFactorOf(settings, 0.5, 16), 0.125);  // the norm is 2 again
+  EXPECT_EQ(GradFactorOf(settings, 1, 0), 0.5);
+}
+
 TEST(OptimFactorsTest, TrustRatioIsOneWhereANormIsZero) {
   EXPECT_EQ(TrustedRate(0.5f, 16, 4), 1.0f);
   EXPECT_EQ(TrustedRate(0.5f, 4, 16), 0.25f);

@@ -15,6 +15,8 @@ CASES = [
     (FusedSGD, {"lr": 1e-2, "momentum": 0.9, "nesterov": True}),
     (FusedLAMB, {"lr": 1e-2, "weight_decay": 0.1, "max_grad_norm": 1e-3}),
     (FusedLAMB, {"lr": 1e-2, "max_grad_norm": None, "grad_averaging": False}),
+    (FusedAdamW, {"lr": 1e-2, "max_grad_norm": 1.0}),
+    (FusedSGD, {"lr": 1e-2, "momentum": 0.9, "maximize": True, "max_grad_norm": 1.0}),
 ]
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from amp_models import Exact, casts_off_afterwards, network, setup, train
+from amp_models import Exact, casts_off_afterwards, loss_of, network, setup, train
 
 from thalweg import amp
 from thalweg._C import NotFusable
@@ -65,6 +65,32 @@ def test_step_stores_the_roundings_of_masters(kind, peer, options, half, publish
             # A parameter that is rounded to the other neighbour changes gradients by some 2⁻¹¹ of
             # themselves; five steps of 0.01 move by that much less than 1e-4.
             torch.testing.assert_close(ours, reference, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize(("kind", "options"), [(k, o) for k, _, o in KINDS[:3]])
+@pytest.mark.parametrize("half", [torch.float16, torch.bfloat16])
+def test_step_clips_gradients_of_masters_as_clip_grad_norm_does(kind, options, half, published):
+    model, other = network(), network()
+    optimizer = kind(model.parameters(), max_grad_norm=0.1, **options)
+    plain = kind(other.parameters(), **options)
+    setup(model, optimizer, "O2", half_dtype=half, loss_scale=128.0)
+    setup(other, plain, "O2", half_dtype=half, loss_scale=128.0)
+    for step in range(5):
+        for clipped, (net, stepper) in enumerate(((other, plain), (model, optimizer))):
+            stepper.zero_grad()
+            with amp.scale_loss(loss_of(net, step), stepper) as scaled:
+                scaled.backward()
+            if not clipped:
+                norm = torch.nn.utils.clip_grad_norm_(amp.master_params(stepper), 0.1)
+            stepper.step()
+        assert norm > 0.1
+        # Torch sums in float32; models that differ by a rounding have other gradients by 2⁻⁸.
+        torch.testing.assert_close(optimizer.grad_norm.float(), norm, rtol=2.0**-8, atol=0)
+    assert not published
+    masters = [list(amp.master_params(o)) for o in (optimizer, plain)]
+    for ours, reference in zip(*masters, strict=True):
+        # As above, where half precision is coarser: five steps of 0.01, by 2⁻⁸ of themselves.
+        torch.testing.assert_close(ours, reference, rtol=0, atol=2e-4)
 
 
 def test_masters_without_gradient_are_still_rounded_into_the_model(published):

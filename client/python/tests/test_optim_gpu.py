@@ -23,14 +23,16 @@ def test_gpu_and_cpu_have_the_same_bits(kind, options, dtype):
         assert torch.equal(ours, theirs)
 
 
-@pytest.mark.parametrize("kind", [FusedAdamW, FusedLAMB])
-def test_steps_do_not_wait_for_the_gpu(kind):
+@pytest.mark.parametrize(
+    ("kind", "options"), [(FusedAdamW, {}), (FusedAdamW, {"max_grad_norm": 1.0}), (FusedLAMB, {})]
+)
+def test_steps_do_not_wait_for_the_gpu(kind, options):
     sources = make_params()
     set_grads(0, sources)
     params = [torch.nn.Parameter(p.detach().cuda()) for p in sources]
     for source, param in zip(sources, params, strict=True):
         param.grad = source.grad.cuda()
-    optimizer = kind(params, weight_decay=0.1)
+    optimizer = kind(params, weight_decay=0.1, **options)
     optimizer.step()  # makes the state
     torch.cuda.set_sync_debug_mode("error")
     try:

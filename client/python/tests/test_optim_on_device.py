@@ -13,6 +13,7 @@ import pytest
 import torch
 from test_amp_deferred import *  # noqa: F403
 from test_lamb import *  # noqa: F403
+from test_optim_clip import *  # noqa: F403
 from test_optim_contract import *  # noqa: F403
 from test_optim_state import *  # noqa: F403
 

@@ -115,11 +115,13 @@ class AdamSettings:
         lr: float,
         weight_decay: float,
         maximize: bool,
+        max_grad_norm: float,
         betas: tuple[float, float],
         eps: float,
         decoupled: bool,
         bias_correction: bool,
-    ) -> None: ...
+    ) -> None:
+        """`max_grad_norm`: as clip_grad_norm_'s; 0: gradients are not clipped."""
 
 class SgdSettings:
     def __init__(
@@ -128,10 +130,12 @@ class SgdSettings:
         lr: float,
         weight_decay: float,
         maximize: bool,
+        max_grad_norm: float,
         momentum: float,
         dampening: float,
         nesterov: bool,
-    ) -> None: ...
+    ) -> None:
+        """`max_grad_norm`: as clip_grad_norm_'s; 0: gradients are not clipped."""
 
 class LambSettings:
     def __init__(
@@ -140,21 +144,23 @@ class LambSettings:
         lr: float,
         weight_decay: float,
         maximize: bool,
+        max_grad_norm: float,
         betas: tuple[float, float],
         eps: float,
         decoupled: bool,
         bias_correction: bool,
-        max_grad_norm: float,
         grad_averaging: bool,
         trust_ratio: bool,
     ) -> None:
-        """`max_grad_norm` 0: gradients are not clipped."""
+        """`max_grad_norm`: as apex's, without an epsilon; 0: gradients are not clipped."""
 
 class FusedTensors:
     """Parameters of one group on the CPU, updated in one parallel region; not thread-safe.
 
     Methods take the parameters' .grad divided by `grad_scale`, leave out parameters without, and
-    say how many they updated. They raise NotFusable if there is a gradient that they cannot take.
+    say how many they updated. `grad_squares`: of all gradients that are clipped together, wanted
+    where settings have max_grad_norm. They raise NotFusable if there is a gradient that they cannot
+    take.
     """
 
     def __init__(
@@ -174,14 +180,14 @@ class FusedTensors:
     def check_grads(self) -> None:
         """Raises NotFusable if there is a gradient that a step cannot take."""
 
-    def adam(self, settings: AdamSettings, *, grad_scale: float) -> int:
+    def adam(self, settings: AdamSettings, *, grad_scale: float, grad_squares: float = 0.0) -> int:
         """States: exp_avg, exp_avg_sq, and with AMSGrad max_exp_avg_sq."""
 
-    def sgd(self, settings: SgdSettings, *, grad_scale: float) -> int:
+    def sgd(self, settings: SgdSettings, *, grad_scale: float, grad_squares: float = 0.0) -> int:
         """States: the momentum, or none."""
 
     def lamb(self, settings: LambSettings, *, grad_scale: float, grad_squares: float = 0.0) -> int:
-        """States: exp_avg, exp_avg_sq. `grad_squares`: wanted where `max_grad_norm` is not 0."""
+        """States: exp_avg, exp_avg_sq."""
 
     def grad_squares(self) -> float:
         """The sum of the squares of all gradients, the same bits for any number of threads."""
@@ -209,6 +215,7 @@ class FusedDeviceTensors:
         lr: Tensor | None = None,
         grad_scale: Tensor | None = None,
         found_inf: Tensor | None = None,
+        grad_squares: Tensor | None = None,
     ) -> int: ...
     def sgd(
         self,
@@ -217,6 +224,7 @@ class FusedDeviceTensors:
         lr: Tensor | None = None,
         grad_scale: Tensor | None = None,
         found_inf: Tensor | None = None,
+        grad_squares: Tensor | None = None,
     ) -> int: ...
     def lamb(
         self,

@@ -7,17 +7,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thalweg.optim._fused import FusedMixin, refuse_modes
+from thalweg.optim._clip import ClippingMixin
+from thalweg.optim._fused import refuse_modes
 from thalweg.optim._steps import adam_step
 
 
-class FusedAdam(FusedMixin, torch.optim.Adam):
+class FusedAdam(ClippingMixin, torch.optim.Adam):
     """torch.optim.Adam, fused: 28 bytes per float32 parameter and step (docs/optim.md).
 
     Arguments, groups and `state_dict` are torch's, and checkpoints can be exchanged with it in both
     directions. Parameters are float32, float16 or bfloat16, on the CPU or one GPU; `exp_avg`,
-    `exp_avg_sq` and `max_exp_avg_sq` are float32 always. Raises RuntimeError for foreach,
-    capturable and differentiable.
+    `exp_avg_sq` and `max_exp_avg_sq` are float32 always. `max_grad_norm`: gradients are clipped as
+    by clip_grad_norm_ over all groups, in the step; not part of `state_dict`. Raises RuntimeError
+    for foreach, capturable and differentiable.
     """
 
     _fused_step = staticmethod(adam_step)
@@ -37,6 +39,7 @@ class FusedAdam(FusedMixin, torch.optim.Adam):
         differentiable: bool = False,
         fused: bool | None = None,
         decoupled_weight_decay: bool = False,
+        max_grad_norm: float | None = None,
     ) -> None:
         super().__init__(
             params,
@@ -52,10 +55,11 @@ class FusedAdam(FusedMixin, torch.optim.Adam):
             fused=fused,
             decoupled_weight_decay=decoupled_weight_decay,
         )
+        self.max_grad_norm = max_grad_norm
         refuse_modes(foreach=foreach, capturable=capturable, differentiable=differentiable)
 
 
-class FusedAdamW(FusedMixin, torch.optim.AdamW):
+class FusedAdamW(ClippingMixin, torch.optim.AdamW):
     """torch.optim.AdamW, fused; all that FusedAdam says holds."""
 
     _fused_step = staticmethod(adam_step)
@@ -74,6 +78,7 @@ class FusedAdamW(FusedMixin, torch.optim.AdamW):
         capturable: bool = False,
         differentiable: bool = False,
         fused: bool | None = None,
+        max_grad_norm: float | None = None,
     ) -> None:
         super().__init__(
             params,
@@ -88,4 +93,5 @@ class FusedAdamW(FusedMixin, torch.optim.AdamW):
             differentiable=differentiable,
             fused=fused,
         )
+        self.max_grad_norm = max_grad_norm
         refuse_modes(foreach=foreach, capturable=capturable, differentiable=differentiable)

@@ -65,8 +65,14 @@ def copies_of(optimizer: Optimizer) -> Copies | None:
     return copies
 
 
-def has_grad(param: Tensor, copies: Copies | None) -> bool:
-    """Whether a step that stores `copies` has a gradient for `param`; not a look at it."""
+def read_grad(param: Tensor, copies: Copies | None) -> Tensor | None:
+    """What a step that stores `copies` reads as the gradient of `param`; not a look at it."""
     if copies is not None and copies.grad_exponent is not None:
         param = copies.of.get(id(param), param)
-    return raw_grad.__get__(param) is not None
+    grad: Tensor | None = raw_grad.__get__(param)
+    return grad
+
+
+def has_grad(param: Tensor, copies: Copies | None) -> bool:
+    """Whether a step that stores `copies` has a gradient for `param`."""
+    return read_grad(param, copies) is not None

@@ -14,6 +14,7 @@ from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
 from thalweg.optim._copies import copies_of, has_grad
+from thalweg.optim._norm import keep_squares
 from thalweg.optim._plan import known_plan
 
 
@@ -56,6 +57,7 @@ def look(optimizer: Optimizer) -> Tensor | None:
         squares = plan.grad_squares()
     except NotFusable:
         return None
+    keep_squares(optimizer, plan, squares)
     if isinstance(squares, Tensor):
         return squares.isfinite().logical_not().float()
     return torch.tensor(float(not math.isfinite(squares)))

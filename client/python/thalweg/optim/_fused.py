@@ -11,6 +11,7 @@ from torch import Tensor
 from torch._compile import _disable_dynamo
 from torch.optim import Optimizer
 
+from thalweg.optim._norm import Norm
 from thalweg.optim._steps import Step
 
 _STATE = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer")
@@ -25,6 +26,21 @@ class FusedMixin:
 
     _step_supports_amp_scaling = True
     _fused_step: Step
+    _norm: Norm | None = None
+
+    @property
+    def grad_norm(self) -> Tensor | None:
+        """Before clipping: of all gradients that the latest step clipped, divided by their scale.
+
+        In float64 on the gradients' device, computed here. Not finite after a step that GradScaler
+        has skipped, or None if its own check saw to that. None where there is no clipping.
+        """
+        return None if self._norm is None else self._norm.value()
+
+    def _grad_bounds(self) -> list[float]:
+        """For each group the norm that gradients are clipped to; 0: they are not."""
+        assert isinstance(self, Optimizer)
+        return [0.0] * len(self.param_groups)
 
     @_disable_dynamo  # torch.compile leaves the call as it is: there is nothing to fuse in it
     @torch.no_grad()

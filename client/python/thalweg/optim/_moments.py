@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 
 from thalweg._fused_optimizers import fallbacks
 from thalweg.optim._fused import FusedMixin
+from thalweg.optim._norm import Norm
 from thalweg.optim._shards import local_grad, local_of, local_state
 from thalweg.optim._steps import grad_scale
 
@@ -58,11 +59,14 @@ class MomentOptimizer(FusedMixin, Optimizer):
 
     def _step_unfused(self, reason: RuntimeError) -> None:
         """Raises RuntimeError if a gradient is sparse."""
+        self._norm = None
         scale = grad_scale(self)
         if scale is None:
             return
         batches = [self._batch(group, 1 / scale) for group in self.param_groups]
         norm = self._global_norm(batches)
+        if norm is not None:
+            self._norm = Norm(norm.square(), None)
         for group, batch in zip(self.param_groups, batches, strict=True):
             if batch.params:
                 self._update(group, batch, norm)

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from thalweg.optim._copies import copies_of, has_grad
+from thalweg.optim._copies import copies_of, has_grad, read_grad
 from thalweg.optim._deferred import look_at_others
-from thalweg.optim._shards import StandIns, is_dtensor, local_state
+from thalweg.optim._shards import StandIns, is_dtensor, local_state, total_squares
 
 _Group = dict[str, Any]
 
@@ -59,6 +59,7 @@ class GroupPlan:
         used = [
             p for p in self.params if has_grad(p, self._copies) or _has(state.get(p), self.keys)
         ]
+        self._used = used
         self.stand_ins = StandIns(used)
         check_fusable(self.stand_ins.tensors)
         members = set(map(id, used))
@@ -94,6 +95,12 @@ class GroupPlan:
             and all(_same(map(itemgetter(k), self._dicts), v) for k, v in self._kept.items())
         )
 
+    def with_grads(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Gradients, of DTensors what this process holds, each with its parameter."""
+        for param, tensor in zip(self._used, self.stand_ins.tensors, strict=True):
+            if tensor.grad is not None:
+                yield tensor.grad, param
+
 
 class Plan:
     """The groups of one optimizer."""
@@ -112,6 +119,7 @@ class Plan:
             GroupPlan(optimizer, group, keys, steps=steps) for group in optimizer.param_groups
         ]
         self.has_dtensors = any(map(is_dtensor, _params(optimizer)))
+        self._on_device = on_device(optimizer)
         self._states = list(optimizer.state.values())
         self._copies = copies_of(optimizer)
         self._follow_copies()
@@ -119,10 +127,21 @@ class Plan:
     def grad_squares(self) -> Any:  # noqa: ANN401
         """The sum of the squares of all gradients: a float, of a GPU a tensor of one float64.
 
-        Finite exactly if all gradients are: squares of float32 do not overflow in float64. Of
-        DTensors only what this process holds. Raises NotFusable.
+        Finite exactly if all gradients are: squares of float32 do not overflow in float64. With
+        DTensors a collective of all processes, which get the same bits. Raises NotFusable.
         """
-        return reduce(add, (members.tensors.grad_squares() for members in self.groups))
+        if not self.has_dtensors:
+            return reduce(add, (members.tensors.grad_squares() for members in self.groups))
+        for members in self.groups:
+            members.tensors.check_grads()
+        total = total_squares(pair for members in self.groups for pair in members.with_grads())
+        return total if self._on_device else total.item()
+
+    def grads(self) -> list[Tensor | None]:
+        """Those that a step would read now, in a certain order; not where there are DTensors."""
+        return [
+            read_grad(p, self._copies) for members in self.groups for p in members.stand_ins.tensors
+        ]
 
     def holds(self, optimizer: Optimizer) -> bool:
         groups = optimizer.param_groups

@@ -7,16 +7,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thalweg.optim._fused import FusedMixin, refuse_modes
+from thalweg.optim._clip import ClippingMixin
+from thalweg.optim._fused import refuse_modes
 from thalweg.optim._steps import sgd_step
 
 
-class FusedSGD(FusedMixin, torch.optim.SGD):
+class FusedSGD(ClippingMixin, torch.optim.SGD):
     """torch.optim.SGD, fused: 12 bytes per float32 parameter and step, 20 with momentum.
 
     Arguments, groups and `state_dict` are torch's, and checkpoints can be exchanged with it in both
     directions. Parameters are float32, float16 or bfloat16, on the CPU or one GPU;
-    `momentum_buffer` is float32 always. Raises RuntimeError for foreach and differentiable.
+    `momentum_buffer` is float32 always. `max_grad_norm`: gradients are clipped as by
+    clip_grad_norm_ over all groups, in the step; not part of `state_dict`. Raises RuntimeError for
+    foreach and differentiable.
     """
 
     _fused_step = staticmethod(sgd_step)
@@ -34,6 +37,7 @@ class FusedSGD(FusedMixin, torch.optim.SGD):
         foreach: bool | None = None,
         differentiable: bool = False,
         fused: bool | None = None,
+        max_grad_norm: float | None = None,
     ) -> None:
         super().__init__(
             params,
@@ -47,4 +51,5 @@ class FusedSGD(FusedMixin, torch.optim.SGD):
             differentiable=differentiable,
             fused=fused,
         )
+        self.max_grad_norm = max_grad_norm
         refuse_modes(foreach=foreach, capturable=False, differentiable=differentiable)

@@ -103,6 +103,18 @@ def norms(tensors: Sequence[Tensor], params: Sequence[Any]) -> list[Tensor]:
     `params`: which tensor belongs to which parameter. A collective of all processes that hold
     shards: all must call it for the same parameters. The sums have the same bits on all of them.
     """
+    return [square.sqrt() for square in _squares(tensors, params)]
+
+
+def total_squares(pairs: Iterable[tuple[Tensor, Any]]) -> Tensor:
+    """The sum of the squares of whole tensors; `pairs`: what norms() takes as two lists."""
+    both = list(pairs)
+    if not both:
+        return torch.zeros((), dtype=torch.float64)
+    return torch.stack(_squares([t for t, _ in both], [p for _, p in both])).sum()
+
+
+def _squares(tensors: Sequence[Tensor], params: Sequence[Any]) -> list[Tensor]:
     squares = [n.square() for n in torch._foreach_norm(list(tensors), 2, dtype=torch.float64)]
     shared: defaultdict[Any, list[int]] = defaultdict(list)  # by mesh and its sharded dimensions
     for index, param in enumerate(params):
@@ -115,7 +127,7 @@ def norms(tensors: Sequence[Tensor], params: Sequence[Any]) -> list[Tensor]:
             dist.all_reduce(sums, group=mesh.get_group(dimension))
         for index, total in zip(which, sums.unbind(), strict=True):
             squares[index] = total
-    return [square.sqrt() for square in squares]
+    return squares
 
 
 def _alike(a: Any, b: Any) -> bool:  # noqa: ANN401

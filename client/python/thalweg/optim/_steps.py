@@ -9,7 +9,8 @@ from torch.optim import Optimizer
 
 from thalweg.optim import _finite
 from thalweg.optim._copies import mark_stored
-from thalweg.optim._plan import on_device, plan_of
+from thalweg.optim._norm import Norm, drop_squares, grad_bounds, take_squares
+from thalweg.optim._plan import Plan, on_device, plan_of
 
 
 class Step(Protocol):
@@ -28,12 +29,15 @@ def adam_step(optimizer: Optimizer, *, own: bool) -> None:
     if inputs is None:
         return
     with plan_of(optimizer, _adam_keys, steps=True, own=own) as plan:
-        for group, members in zip(optimizer.param_groups, plan.groups, strict=True):
+        bounds = _clip(optimizer, plan, inputs)
+        groups = zip(optimizer.param_groups, plan.groups, bounds, strict=True)
+        for group, members, bound in groups:
             lr, device_lr = _lr(optimizer, group)
             settings = AdamSettings(
                 lr=lr,
                 weight_decay=group["weight_decay"],
                 maximize=group["maximize"],
+                max_grad_norm=bound,
                 betas=_betas(group),
                 eps=group["eps"],
                 decoupled=group.get("decoupled_weight_decay", group.get("adam_w_mode", False)),
@@ -51,12 +55,15 @@ def sgd_step(optimizer: Optimizer, *, own: bool) -> None:
     if inputs is None:
         return
     with plan_of(optimizer, _sgd_keys, steps=False, own=own) as plan:
-        for group, members in zip(optimizer.param_groups, plan.groups, strict=True):
+        bounds = _clip(optimizer, plan, inputs)
+        groups = zip(optimizer.param_groups, plan.groups, bounds, strict=True)
+        for group, members, bound in groups:
             lr, device_lr = _lr(optimizer, group)
             settings = SgdSettings(
                 lr=lr,
                 weight_decay=float(group["weight_decay"]),
                 maximize=group["maximize"],
+                max_grad_norm=bound,
                 momentum=group["momentum"],
                 dampening=group["dampening"],
                 nesterov=group["nesterov"],
@@ -73,20 +80,19 @@ def lamb_step(optimizer: Optimizer, *, own: bool) -> None:
     if inputs is None:
         return
     with plan_of(optimizer, _lamb_keys, steps=True, own=own, shards=False) as plan:
-        groups = optimizer.param_groups
-        if any(_bound(group) > 0 for group in groups):
-            inputs["grad_squares"] = plan.grad_squares()
-        for group, members in zip(groups, plan.groups, strict=True):
+        bounds = _clip(optimizer, plan, inputs)
+        groups = zip(optimizer.param_groups, plan.groups, bounds, strict=True)
+        for group, members, bound in groups:
             lr, device_lr = _lr(optimizer, group)
             settings = LambSettings(
                 lr=lr,
                 weight_decay=group["weight_decay"],
                 maximize=group["maximize"],
+                max_grad_norm=bound,
                 betas=_betas(group),
                 eps=group["eps"],
                 decoupled=group["adam_w_mode"],
                 bias_correction=group["bias_correction"],
-                max_grad_norm=_bound(group),
                 grad_averaging=group["grad_averaging"],
                 trust_ratio=group["use_nvlamb"] or group["weight_decay"] != 0,
             )
@@ -113,7 +119,26 @@ def inputs_of(optimizer: Optimizer) -> dict[str, Any] | None:
             "found_inf": found if isinstance(found, Tensor) else None,
         }
     scale = grad_scale(optimizer)
-    return None if scale is None else {"grad_scale": scale}
+    if scale is None:
+        squares = drop_squares(optimizer)
+        optimizer.__dict__["_norm"] = None if squares is None else Norm(squares, None)
+        return None
+    return {"grad_scale": scale}
+
+
+def _clip(optimizer: Optimizer, plan: Plan, inputs: dict[str, Any]) -> list[float]:
+    """For each group the norm that gradients are clipped to, or 0; adds to `inputs` what it takes.
+
+    Raises NotFusable.
+    """
+    bounds = grad_bounds(optimizer)
+    if not any(bounds):
+        optimizer.__dict__.pop("_norm", None)
+        return bounds
+    squares = take_squares(optimizer, plan)
+    inputs["grad_squares"] = squares
+    optimizer.__dict__["_norm"] = Norm(squares, inputs["grad_scale"])
+    return bounds
 
 
 def _lr(optimizer: Optimizer, group: dict[str, Any]) -> tuple[float, dict[str, Tensor]]:
@@ -127,10 +152,6 @@ def _lr(optimizer: Optimizer, group: dict[str, Any]) -> tuple[float, dict[str, T
 def _betas(group: dict[str, Any]) -> tuple[float, float]:
     beta1, beta2 = group["betas"]
     return float(beta1), float(beta2)
-
-
-def _bound(group: dict[str, Any]) -> float:
-    return group["max_grad_norm"] or 0.0
 
 
 def _adam_keys(group: dict[str, Any]) -> tuple[str, ...]:

@@ -77,10 +77,12 @@ class FusedLAMB(MomentOptimizer):
         }
         super().__init__(params, defaults, set_grad_none=set_grad_none)
 
+    def _grad_bounds(self) -> list[float]:
+        return [max(group["max_grad_norm"] or 0.0, 0.0) for group in self.param_groups]
+
     def _global_norm(self, batches: list[Batch]) -> Tensor | None:
-        clipping = any((group["max_grad_norm"] or 0) > 0 for group in self.param_groups)
         grads = [grad for batch in batches for grad in batch.grads]
-        if not clipping or not grads:
+        if not any(self._grad_bounds()) or not grads:
             return None
         each = norms(grads, [param for batch in batches for param in batch.params])
         norm: Tensor = torch.linalg.vector_norm(torch.stack([n.to(each[0].device) for n in each]))
