@@ -24,6 +24,13 @@ def test_bytes_are_the_least_that_a_step_can_move(optimizer, dtype, per_element)
     assert case.bytes_moved == per_element * 1000
 
 
+@pytest.mark.parametrize(("dtype", "per_element"), [("fp32", 32), ("bf16", 24)])
+def test_clipping_reads_gradients_once_more(dtype, per_element):
+    case = OptimCase("adamw", dtype, 1000, 1, (), 1, 0.5)
+    assert case.bytes_moved == per_element * 1000
+    assert case.name == f"adamw {dtype}, 1,000 in 1 tensor, clipped to 0.5"
+
+
 def test_bound_is_the_bytes_at_the_rate_of_the_fastest_triad():
     case = OptimCase("adamw", "fp32", 1000, 1, ("torch",), 2)
     times = {"thalweg": [3.0, 4.0], "torch": [5.0, 5.0], "triad": [2.0, 1.0]}
@@ -65,6 +72,23 @@ def test_parameters_and_triad_are_on_the_device():
     assert optim_case._Triad(1, torch.device("meta"))._a.device.type == "meta"
 
 
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+def test_clipped_results_agree_with_the_peers(optimizer, tmp_path):
+    file = tmp_path / "rows.json"
+    arguments = f"--optimizer {optimizer} --numel 10000 --tensors 7 --repeats 3 --json {file}"
+    clipping = "--max-grad-norm 0.1 --peers torch,torch-foreach"
+    assert main(["bench", "optim", *arguments.split(), *clipping.split()]) == 0
+    assert {row["bytes"] for row in json.loads(file.read_text())[:3]} == {
+        10_000 * (32 if optimizer == "adamw" else 24)
+    }
+
+
+def test_clipping_that_one_side_leaves_out_is_refused(monkeypatch):
+    monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", lambda *_: None)
+    with pytest.raises(BenchError, match="tensor 0 differs from torch by"):
+        optim_case.run(OptimCase("sgd", "fp32", 10_000, 1, ("torch",), 2, max_grad_norm=0.1))
+
+
 def test_wrong_result_is_refused(monkeypatch):
     class Wrong(torch.optim.AdamW):
         def __init__(self, params, lr, weight_decay):
@@ -83,6 +107,7 @@ def test_wrong_result_is_refused(monkeypatch):
         ("--device meta", "--device meta is not known: give cpu, cuda or cuda:N"),
         ("--device cuda:99", "--device cuda:99 cannot be used: "),
         ("--device gpu", "--device gpu cannot be used: "),
+        ("--optimizer lamb --max-grad-norm 2", "lamb clips to 1 always"),
     ],
 )
 def test_wrong_arguments_are_refused(arguments, message, capsys):

@@ -29,24 +29,29 @@ class OptimCase:
     peers: tuple[str, ...]
     repeats: int
     device: str = "cpu"
+    max_grad_norm: float | None = None  # of SGD, Adam and AdamW; LAMB always clips to 1
 
     @property
     def name(self) -> str:
         cut = count(self.tensors, "tensor")
+        clipped = "" if self.max_grad_norm is None else f", clipped to {self.max_grad_norm:g}"
         where = "" if self.device == "cpu" else f" on {self.device}"
-        return f"{self.optimizer} {self.dtype}, {self.numel:,} in {cut}{where}"
+        return f"{self.optimizer} {self.dtype}, {self.numel:,} in {cut}{clipped}{where}"
 
     @property
     def bytes_moved(self) -> int:
         """The least: each array read once, and written once if it changes.
 
-        LAMB reads gradients once more, for their norm, and does not write parameters before it has
-        read them and the moments once more, for the trust ratio: 44 bytes in float32.
+        Clipping reads gradients once more, for their norm. LAMB does so, and does not write
+        parameters before it has read them and the moments once more, for the trust ratio: 44 bytes
+        in float32.
         """
         width = TYPES[self.dtype].itemsize
         per_element = 3 * width + 8 * _STATES[self.optimizer]
         if self.optimizer == "lamb":
             per_element += 2 * width + 8
+        elif self.max_grad_norm is not None:
+            per_element += width
         return per_element * self.numel
 
 
@@ -139,8 +144,19 @@ def _stepper(case: OptimCase, system: str, params: list[Tensor]) -> Callable[[],
         "adam": (optim.FusedAdam, torch.optim.Adam),
         "adamw": (optim.FusedAdamW, torch.optim.AdamW),
     }
+    bound = case.max_grad_norm
+    if ours and bound is not None:
+        options["max_grad_norm"] = bound
     step: Callable[[], object] = kinds[case.optimizer][0 if ours else 1](params, **options).step
-    return step
+    if ours or bound is None:
+        return step
+
+    def clip_and_step() -> None:
+        # Writes gradients, and finds them clipped from the second time on, with the same work.
+        torch.nn.utils.clip_grad_norm_(params, bound)
+        step()
+
+    return clip_and_step
 
 
 def _check(case: OptimCase, peer: str, ours: list[Tensor], theirs: list[Tensor]) -> None:
@@ -148,8 +164,9 @@ def _check(case: OptimCase, peer: str, ours: list[Tensor], theirs: list[Tensor])
 
     After n steps of at most about 3·lr each, every one of which may differ by some roundings of its
     own size and one of the parameter's, whose size is at most 6: 1e-6 a step is generous, and a
-    wrong formula is off by lr. LAMB's steps are as long as three norms say, of gradients,
-    parameters and updates, which torch sums in float32; by how much that is off, parameters show.
+    wrong formula is off by lr. Clipping hardly shows in Adam, whose steps no factor changes. LAMB's
+    steps are as long as three norms say, of gradients, parameters and updates, which torch sums in
+    float32; by how much that is off, parameters show.
     """
     if case.dtype != "fp32":
         return

@@ -25,6 +25,7 @@ examples:
   thalweg bench optim --optimizer adamw --numel 32000000 --peers torch --json rows.json
   thalweg bench optim --param-dtype bf16
   thalweg bench optim --numel 1000000 --tensors 1000
+  thalweg bench optim --max-grad-norm 1
 
 exit codes:
   0      measured, and results were right
@@ -55,6 +56,12 @@ def add_parser(
         "--numel", type=number(1, 1 << 31), default=32_000_000, help="default 32000000"
     )
     parser.add_argument("--tensors", type=number(1, 100_000), default=1, help="default 1")
+    parser.add_argument(
+        "--max-grad-norm",
+        type=types.positive,
+        metavar="NORM",
+        help="clip gradients to it: in the step, torch's by clip_grad_norm_ before it",
+    )
     parser.add_argument("--repeats", type=number(1, 1000), default=11, help="default 11")
     parser.add_argument(
         "--peers",
@@ -74,6 +81,8 @@ def _run(args: argparse.Namespace) -> None:
     if args.optimizer == "lamb" and args.param_dtype != "fp32" and args.peers:
         raise ConfigError("torch's side of lamb is in fp32 only: give --peers ''")
     _check_device(args.device)
+    if args.optimizer == "lamb" and args.max_grad_norm is not None:
+        raise ConfigError("lamb clips to 1 always: leave out --max-grad-norm")
     from thalweg.bench import optim_case, rows
 
     found = optim_case.run(
@@ -85,6 +94,7 @@ def _run(args: argparse.Namespace) -> None:
             args.peers,
             args.repeats,
             args.device,
+            args.max_grad_norm,
         )
     )
     print(rows.format_table(found))

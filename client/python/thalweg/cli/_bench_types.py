@@ -24,6 +24,13 @@ def number(low: int, high: int) -> Callable[[str], int]:
     return parse
 
 
+def positive(text: str) -> float:
+    value = float(text)
+    if not value > 0:
+        raise argparse.ArgumentTypeError(f"{text} is not more than 0")
+    return value
+
+
 def size(text: str) -> int:
     value = int(text)
     if value < 4 or value % 4 or value > 4 << 30:
