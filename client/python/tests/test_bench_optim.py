@@ -2,8 +2,10 @@ import json
 
 import pytest
 import torch
+from amp_models import casts_off_afterwards
 
 from thalweg.bench import optim_case
+from thalweg.bench.mixed_optim import MixedSequence
 from thalweg.bench.optim_case import OptimCase
 from thalweg.bench.rows import BenchError
 from thalweg.cli import main
@@ -26,9 +28,16 @@ def test_bytes_are_the_least_that_a_step_can_move(optimizer, dtype, per_element)
 
 @pytest.mark.parametrize(("dtype", "per_element"), [("fp32", 32), ("bf16", 24)])
 def test_clipping_reads_gradients_once_more(dtype, per_element):
-    case = OptimCase("adamw", dtype, 1000, 1, (), 1, 0.5)
+    case = OptimCase("adamw", dtype, 1000, 1, (), 1, max_grad_norm=0.5)
     assert case.bytes_moved == per_element * 1000
     assert case.name == f"adamw {dtype}, 1,000 in 1 tensor, clipped to 0.5"
+
+
+@pytest.mark.parametrize(("optimizer", "per_element"), [("sgd", 22), ("adam", 30), ("lamb", 42)])
+def test_mixed_precision_moves_half_gradients_and_a_half_copy(optimizer, per_element):
+    case = OptimCase(optimizer, "fp32", 1000, 1, (), 1, mixed=True)
+    assert case.bytes_moved == per_element * 1000
+    assert case.name == f"{optimizer} O2, 1,000 in 1 tensor"
 
 
 def test_bound_is_the_bytes_at_the_rate_of_the_fastest_triad():
@@ -83,6 +92,21 @@ def test_clipped_results_agree_with_the_peers(optimizer, tmp_path):
     }
 
 
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd", "lamb"])
+def test_masters_agree_with_those_of_the_sequence(optimizer, tmp_path):
+    file = tmp_path / "rows.json"
+    arguments = f"--optimizer {optimizer} --numel 10000 --tensors 7 --repeats 3 --json {file}"
+    with casts_off_afterwards():
+        assert main(["bench", "optim", *arguments.split(), "--opt-level", "O2"]) == 0
+    assert json.loads(file.read_text())[0]["case"] == f"{optimizer} O2, 10,000 in 7 tensors"
+
+
+def test_mixed_step_that_is_left_out_is_refused(monkeypatch):
+    monkeypatch.setattr(MixedSequence, "step", lambda _: None)
+    with casts_off_afterwards(), pytest.raises(BenchError, match="tensor 0 differs from torch by"):
+        optim_case.run(OptimCase("sgd", "fp32", 10_000, 1, ("torch",), 2, mixed=True))
+
+
 def test_clipping_that_one_side_leaves_out_is_refused(monkeypatch):
     monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", lambda *_: None)
     with pytest.raises(BenchError, match="tensor 0 differs from torch by"):
@@ -108,6 +132,7 @@ def test_wrong_result_is_refused(monkeypatch):
         ("--device cuda:99", "--device cuda:99 cannot be used: "),
         ("--device gpu", "--device gpu cannot be used: "),
         ("--optimizer lamb --max-grad-norm 2", "lamb clips to 1 always"),
+        ("--opt-level O2 --param-dtype bf16", "O2 has fp16 parameters"),
     ],
 )
 def test_wrong_arguments_are_refused(arguments, message, capsys):

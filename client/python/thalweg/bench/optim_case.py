@@ -13,6 +13,7 @@ from torch import Tensor
 from thalweg import optim
 from thalweg.bench.foreach_lamb import ForeachLamb
 from thalweg.bench.lab_case import run_alternating
+from thalweg.bench.mixed_optim import MixedSequence, MixedStep
 from thalweg.bench.rows import BenchError, Row, count, make_row
 
 TYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
@@ -30,13 +31,15 @@ class OptimCase:
     repeats: int
     device: str = "cpu"
     max_grad_norm: float | None = None  # of SGD, Adam and AdamW; LAMB always clips to 1
+    mixed: bool = False  # O2: parameters and gradients float16, masters float32; `dtype` is fp32
 
     @property
     def name(self) -> str:
         cut = count(self.tensors, "tensor")
         clipped = "" if self.max_grad_norm is None else f", clipped to {self.max_grad_norm:g}"
         where = "" if self.device == "cpu" else f" on {self.device}"
-        return f"{self.optimizer} {self.dtype}, {self.numel:,} in {cut}{clipped}{where}"
+        dtype = "O2" if self.mixed else self.dtype
+        return f"{self.optimizer} {dtype}, {self.numel:,} in {cut}{clipped}{where}"
 
     @property
     def bytes_moved(self) -> int:
@@ -44,8 +47,12 @@ class OptimCase:
 
         Clipping reads gradients once more, for their norm. LAMB does so, and does not write
         parameters before it has read them and the moments once more, for the trust ratio: 44 bytes
-        in float32.
+        in float32. O2 reads gradients twice as well, to see whether they are finite, but both times
+        in float16, and stores parameters in float16 beside their masters.
         """
+        if self.mixed:
+            lamb = 12 if self.optimizer == "lamb" else 0
+            return (2 * 2 + 8 + 8 * _STATES[self.optimizer] + 2 + lamb) * self.numel
         width = TYPES[self.dtype].itemsize
         per_element = 3 * width + 8 * _STATES[self.optimizer]
         if self.optimizer == "lamb":
@@ -120,43 +127,62 @@ class _System:
 
 def _open(case: OptimCase, system: str) -> _System:
     generator = torch.Generator().manual_seed(1)
-    params: list[Tensor] = []
+    params: list[torch.nn.Parameter] = []
     for part in torch.randn(case.numel, generator=generator).tensor_split(case.tensors):
         param = torch.nn.Parameter(part.to(case.device, TYPES[case.dtype], copy=True))
         param.grad = torch.roll(param.detach(), 1) * 0.01
         params.append(param)
-    return _System(params, _stepper(case, system, params))
+    return _ours(case, params) if system == "thalweg" else _theirs(case, system, params)
 
 
-def _stepper(case: OptimCase, system: str, params: list[Tensor]) -> Callable[[], object]:
-    ours = system == "thalweg"
-    if case.optimizer == "lamb":
-        if ours:
-            return optim.FusedLAMB(params, lr=_LR, weight_decay=_DECAY).step
-        return ForeachLamb(params, _LR, _DECAY).step
-    options: dict[str, Any] = {"lr": _LR, "weight_decay": _DECAY}
-    if case.optimizer == "sgd":
-        options["momentum"] = 0.9
-    if not ours:
-        options["fused" if system == "torch" else "foreach"] = True
-    kinds: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
-        "sgd": (optim.FusedSGD, torch.optim.SGD),
-        "adam": (optim.FusedAdam, torch.optim.Adam),
-        "adamw": (optim.FusedAdamW, torch.optim.AdamW),
+def _ours(case: OptimCase, params: list[torch.nn.Parameter]) -> _System:
+    options = _options(case)
+    if case.max_grad_norm is not None:
+        options["max_grad_norm"] = case.max_grad_norm
+    kinds: dict[str, Callable[..., torch.optim.Optimizer]] = {
+        "sgd": optim.FusedSGD,
+        "adam": optim.FusedAdam,
+        "adamw": optim.FusedAdamW,
+        "lamb": optim.FusedLAMB,
     }
+    optimizer = kinds[case.optimizer](params, **options)
+    if not case.mixed:
+        return _System([*params], optimizer.step)
+    mixed = MixedStep(params, optimizer)
+    return _System(mixed.masters, mixed.step)
+
+
+def _theirs(case: OptimCase, system: str, params: list[torch.nn.Parameter]) -> _System:
+    if case.optimizer == "lamb":
+        step: Callable[[], object] = ForeachLamb([*params], _LR, _DECAY).step
+    else:
+        options = _options(case)
+        options["fused" if system == "torch" else "foreach"] = True
+        kinds: dict[str, Callable[..., torch.optim.Optimizer]] = {
+            "sgd": torch.optim.SGD,
+            "adam": torch.optim.Adam,
+            "adamw": torch.optim.AdamW,
+        }
+        step = kinds[case.optimizer](params, **options).step
+    if case.mixed:
+        step = MixedSequence(params, step).step
     bound = case.max_grad_norm
-    if ours and bound is not None:
-        options["max_grad_norm"] = bound
-    step: Callable[[], object] = kinds[case.optimizer][0 if ours else 1](params, **options).step
-    if ours or bound is None:
-        return step
+    if bound is None:
+        return _System([*params], step)
 
     def clip_and_step() -> None:
         # Writes gradients, and finds them clipped from the second time on, with the same work.
         torch.nn.utils.clip_grad_norm_(params, bound)
         step()
 
-    return clip_and_step
+    return _System([*params], clip_and_step)
+
+
+def _options(case: OptimCase) -> dict[str, Any]:
+    options: dict[str, Any] = {"lr": _LR, "weight_decay": _DECAY}
+    if case.optimizer == "sgd":
+        options["momentum"] = 0.9
+    return options
 
 
 def _check(case: OptimCase, peer: str, ours: list[Tensor], theirs: list[Tensor]) -> None:

@@ -19,7 +19,8 @@ All systems step in turns, on parameters of their own, with torch's number of th
 (OMP_NUM_THREADS). bound_s: the least bytes a step can move, at the rate of a triad that takes its
 turns as well. On a GPU a step ends when the GPU is done with it. torch is its fused optimizer,
 whose moments are in the parameters' type; for lamb, which torch does not have, one written in
-torch's foreach operations.
+torch's foreach operations. With O2, torch's side is apex's sequence: gradients made float32,
+checked and divided, the same step on masters, roundings.
 
 examples:
   thalweg bench optim --optimizer adamw --numel 32000000 --peers torch --json rows.json
@@ -51,6 +52,12 @@ def add_parser(
     parser.add_argument(
         "--param-dtype", choices=("fp32", "fp16", "bf16"), default="fp32", help="default fp32"
     )
+    parser.add_argument(
+        "--opt-level",
+        choices=("O0", "O2"),
+        default="O0",
+        help="O2: from fp16 gradients to fp16 parameters, by fp32 masters; default O0",
+    )
     number = types.number
     parser.add_argument(
         "--numel", type=number(1, 1 << 31), default=32_000_000, help="default 32000000"
@@ -80,9 +87,15 @@ def _run(args: argparse.Namespace) -> None:
         raise ConfigError(f"--tensors {args.tensors} is more than --numel {args.numel}: give fewer")
     if args.optimizer == "lamb" and args.param_dtype != "fp32" and args.peers:
         raise ConfigError("torch's side of lamb is in fp32 only: give --peers ''")
-    _check_device(args.device)
     if args.optimizer == "lamb" and args.max_grad_norm is not None:
         raise ConfigError("lamb clips to 1 always: leave out --max-grad-norm")
+    mixed = args.opt_level == "O2"
+    if mixed and (args.param_dtype != "fp32" or args.max_grad_norm is not None):
+        raise ConfigError(
+            "O2 has fp16 parameters, and is measured without clipping: leave out --param-dtype and "
+            "--max-grad-norm"
+        )
+    _check_device(args.device)
     from thalweg.bench import optim_case, rows
 
     found = optim_case.run(
@@ -95,6 +108,7 @@ def _run(args: argparse.Namespace) -> None:
             args.repeats,
             args.device,
             args.max_grad_norm,
+            mixed,
         )
     )
     print(rows.format_table(found))

@@ -1,0 +1,59 @@
+"""Steps of mixed precision, from float16 gradients to float16 parameters with float32 masters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from thalweg import amp
+
+
+class MixedStep:
+    """thalweg.amp's O2 around a fused optimizer. There is one at a time: its scale is apex's."""
+
+    def __init__(self, params: list[nn.Parameter], optimizer: Optimizer) -> None:
+        """`params`: float32, with gradients; become float16."""
+        self._grads = [_half_grad(param) for param in params]
+        self._params, self._optimizer = params, optimizer
+        self._loss = torch.zeros((), device=params[0].device)
+        amp.initialize(nn.ParameterList(params), optimizer, opt_level="O2", verbosity=0)
+        self.masters: list[Tensor] = list(amp.master_params(optimizer))
+
+    def step(self) -> None:
+        """What follows a backward."""
+        with amp.scale_loss(self._loss, self._optimizer):
+            for param, grad in zip(self._params, self._grads, strict=True):
+                param.grad = grad
+        self._optimizer.step()
+
+
+class MixedSequence:
+    """The same in torch's operations, one after the other, as apex's O2 does it."""
+
+    def __init__(self, params: list[nn.Parameter], update: Callable[[], object]) -> None:
+        """`params`: as in MixedStep; are the masters, of which `update` is a step."""
+        self._grads = [_half_grad(param) for param in params]
+        self._model = [param.detach().half() for param in params]
+        self._masters: list[Tensor] = [*params]
+        self._update = update
+        device = params[0].device
+        self._found_inf = torch.zeros((), device=device)
+        self._inverse = torch.full((), 2.0**-16, device=device)  # of the scale that O2 starts with
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Gradients to float32, check and division, update, roundings to the model."""
+        grads = [master.grad for master in self._masters if master.grad is not None]
+        torch._foreach_copy_(grads, self._grads)
+        torch._amp_foreach_non_finite_check_and_unscale_(grads, self._found_inf, self._inverse)
+        if self._found_inf.item() == 0:
+            self._update()
+        torch._foreach_copy_(self._model, self._masters)
+
+
+def _half_grad(param: Tensor) -> Tensor:
+    assert param.grad is not None
+    return param.grad.half()
