@@ -2,7 +2,7 @@ import json
 
 import pytest
 import torch
-from amp_models import casts_off_afterwards
+from amp_models import ROUNDOFF, casts_off_afterwards
 
 from thalweg.bench import optim_case
 from thalweg.bench.mixed_optim import MixedSequence
@@ -101,6 +101,21 @@ def test_masters_agree_with_those_of_the_sequence(optimizer, tmp_path):
     assert json.loads(file.read_text())[0]["case"] == f"{optimizer} O2, 10,000 in 7 tensors"
 
 
+def test_masters_are_how_torch_keeps_moments_of_half_parameters_in_float32():
+    case = OptimCase("adamw", "bf16", 1000, 2, (), 1)
+    theirs = optim_case._open(case, optim_case.MASTERS)
+    start = [param.detach().clone() for param in theirs.params]
+    theirs.step()
+    ours = optim_case._open(case, "thalweg")
+    ours.step()
+    for param, master, begin in zip(ours.params, theirs.params, start, strict=True):
+        assert master.dtype is torch.float32
+        assert not torch.equal(master, begin)
+        # A rounding to bfloat16 before the step, and one after it.
+        bound = ROUNDOFF[torch.bfloat16] * (begin.abs() + param.abs()) + 1e-6
+        assert ((param - master).abs() <= bound).all()
+
+
 def test_mixed_step_that_is_left_out_is_refused(monkeypatch):
     monkeypatch.setattr(MixedSequence, "step", lambda _: None)
     with casts_off_afterwards(), pytest.raises(BenchError, match="tensor 0 differs from torch by"):
@@ -133,6 +148,7 @@ def test_wrong_result_is_refused(monkeypatch):
         ("--device gpu", "--device gpu cannot be used: "),
         ("--optimizer lamb --max-grad-norm 2", "lamb clips to 1 always"),
         ("--opt-level O2 --param-dtype bf16", "O2 has fp16 parameters"),
+        ("--peers torch-masters", "fp32 parameters need no masters"),
     ],
 )
 def test_wrong_arguments_are_refused(arguments, message, capsys):

@@ -1,4 +1,4 @@
-"""Steps of mixed precision, from float16 gradients to float16 parameters with float32 masters."""
+"""Steps of mixed precision: from half gradients to half parameters, with float32 masters."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class MixedStep:
 
     def __init__(self, params: list[nn.Parameter], optimizer: Optimizer) -> None:
         """`params`: float32, with gradients; become float16."""
-        self._grads = [_half_grad(param) for param in params]
+        self._grads = [_grad(param).half() for param in params]
         self._params, self._optimizer = params, optimizer
         self._loss = torch.zeros((), device=params[0].device)
         amp.initialize(nn.ParameterList(params), optimizer, opt_level="O2", verbosity=0)
@@ -33,10 +33,21 @@ class MixedStep:
 class MixedSequence:
     """The same in torch's operations, one after the other, as apex's O2 does it."""
 
-    def __init__(self, params: list[nn.Parameter], update: Callable[[], object]) -> None:
-        """`params`: as in MixedStep; are the masters, of which `update` is a step."""
-        self._grads = [_half_grad(param) for param in params]
-        self._model = [param.detach().half() for param in params]
+    def __init__(
+        self,
+        params: list[nn.Parameter],
+        update: Callable[[], object],
+        *,
+        half: torch.dtype,
+        is_scaled: bool,
+    ) -> None:
+        """`params`: as in MixedStep; are the masters, of which `update` is a step.
+
+        `half`: of gradients and of the model. Without a scale nothing is divided or checked.
+        """
+        self._grads = [_grad(param).to(half) for param in params]
+        self._model = [param.detach().to(half) for param in params]
+        self._is_scaled = is_scaled
         self._masters: list[Tensor] = [*params]
         self._update = update
         device = params[0].device
@@ -48,12 +59,13 @@ class MixedSequence:
         """Gradients to float32, check and division, update, roundings to the model."""
         grads = [master.grad for master in self._masters if master.grad is not None]
         torch._foreach_copy_(grads, self._grads)
-        torch._amp_foreach_non_finite_check_and_unscale_(grads, self._found_inf, self._inverse)
+        if self._is_scaled:
+            torch._amp_foreach_non_finite_check_and_unscale_(grads, self._found_inf, self._inverse)
         if self._found_inf.item() == 0:
             self._update()
         torch._foreach_copy_(self._model, self._masters)
 
 
-def _half_grad(param: Tensor) -> Tensor:
+def _grad(param: Tensor) -> Tensor:
     assert param.grad is not None
-    return param.grad.half()
+    return param.grad

@@ -17,6 +17,7 @@ from thalweg.bench.mixed_optim import MixedSequence, MixedStep
 from thalweg.bench.rows import BenchError, Row, count, make_row
 
 TYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+MASTERS = "torch-masters"  # how moments of half-precision parameters are float32 in torch
 _LR, _DECAY = 1e-3, 1e-2
 _STATES = {"sgd": 1, "adam": 2, "adamw": 2, "lamb": 2}
 
@@ -128,8 +129,9 @@ class _System:
 def _open(case: OptimCase, system: str) -> _System:
     generator = torch.Generator().manual_seed(1)
     params: list[torch.nn.Parameter] = []
+    dtype = torch.float32 if system == MASTERS else TYPES[case.dtype]
     for part in torch.randn(case.numel, generator=generator).tensor_split(case.tensors):
-        param = torch.nn.Parameter(part.to(case.device, TYPES[case.dtype], copy=True))
+        param = torch.nn.Parameter(part.to(case.device, dtype, copy=True))
         param.grad = torch.roll(param.detach(), 1) * 0.01
         params.append(param)
     return _ours(case, params) if system == "thalweg" else _theirs(case, system, params)
@@ -157,7 +159,7 @@ def _theirs(case: OptimCase, system: str, params: list[torch.nn.Parameter]) -> _
         step: Callable[[], object] = ForeachLamb([*params], _LR, _DECAY).step
     else:
         options = _options(case)
-        options["fused" if system == "torch" else "foreach"] = True
+        options["foreach" if system == "torch-foreach" else "fused"] = True
         kinds: dict[str, Callable[..., torch.optim.Optimizer]] = {
             "sgd": torch.optim.SGD,
             "adam": torch.optim.Adam,
@@ -165,7 +167,9 @@ def _theirs(case: OptimCase, system: str, params: list[torch.nn.Parameter]) -> _
         }
         step = kinds[case.optimizer](params, **options).step
     if case.mixed:
-        step = MixedSequence(params, step).step
+        step = MixedSequence(params, step, half=torch.float16, is_scaled=True).step
+    if system == MASTERS:
+        step = MixedSequence(params, step, half=TYPES[case.dtype], is_scaled=False).step
     bound = case.max_grad_norm
     if bound is None:
         return _System([*params], step)

@@ -72,10 +72,11 @@ def add_parser(
     parser.add_argument("--repeats", type=number(1, 1000), default=11, help="default 11")
     parser.add_argument(
         "--peers",
-        type=types.names(("torch", "torch-foreach")),
+        type=types.names(("torch", "torch-foreach", "torch-masters")),
         default=("torch",),
         metavar="NAME,…",
-        help="default torch; empty: none; known: torch, torch-foreach",
+        help="default torch; empty: none; known: torch, torch-foreach, torch-masters (of fp16 and "
+        "bf16: float32 moments as torch can have them, by masters)",
     )
     parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N; default cpu")
     parser.add_argument("--json", type=types.output, metavar="FILE", help="write the rows there")
@@ -95,6 +96,8 @@ def _run(args: argparse.Namespace) -> None:
             "O2 has fp16 parameters, and is measured without clipping: leave out --param-dtype and "
             "--max-grad-norm"
         )
+    if "torch-masters" in args.peers and args.param_dtype == "fp32":
+        raise ConfigError("fp32 parameters need no masters: leave out torch-masters of --peers")
     _check_device(args.device)
     from thalweg.bench import optim_case, rows
 
