@@ -37,12 +37,12 @@ class GpuTest : public ::testing::Test {
   }
 
   // Queues milliseconds of work, so that whoever should wait for the stream and does not comes
-  // first: 16 GiB, of which no GPU writes more than 8 TB/s, in few calls, which take long under
+  // first: 64 GiB, of which no GPU writes more than 8 TB/s, in few calls, which take long under
   // compute-sanitizer.
   void KeepBusy(DeviceStream stream) {
     constexpr size_t kBytes = size_t{1} << 30;
     if (scratch_ == nullptr) scratch_ = Allocate(kBytes);
-    for (int i = 0; i < 16; ++i) Fill(scratch_, i, kBytes, stream);
+    for (int i = 0; i < 64; ++i) Fill(scratch_, i, kBytes, stream);
   }
   // Queues setting each byte to `value`.
   static void Fill(std::byte* memory, int value, size_t bytes, DeviceStream stream) {

@@ -42,8 +42,9 @@ double MedianMs(std::vector<Duration> times) {
 absl::Status Work(char** argv) {
   const uint32_t rank = Number(argv[2]);
   const uint64_t elems = (uint64_t{Number(argv[4])} << 20) / sizeof(float);
-  THALWEG_ASSIGN_OR_RETURN(const auto worker,
-                           GpuWorker::Connect(argv[1], rank, Number(argv[3]), "fp32", elems));
+  const GpuWorker::Place place = {.workers = Number(argv[3]), .rank = rank};
+  const BucketLayout layout{DType::kFloat32, {{"w", {static_cast<int64_t>(elems)}}}};
+  THALWEG_ASSIGN_OR_RETURN(const auto worker, GpuWorker::Connect(argv[1], place, "fp32", layout));
   THALWEG_RETURN_IF_ERROR(worker->Fill(std::vector<float>(elems, 1.0f)));
   THALWEG_RETURN_IF_ERROR(worker->Finish());
   std::vector<Duration> calls(kWarmups + kRepetitions), rounds(calls), copies(calls);

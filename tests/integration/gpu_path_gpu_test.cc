@@ -13,14 +13,26 @@
 #include "core/device/gpu_test.h"
 #include "server/sidecar/cuda/cuda_device.h"
 #include "tests/integration/cluster.h"
+#include "tests/integration/gpu_worker.h"
 #include "tests/integration/made_gradient.h"
 
 namespace thalweg {
 namespace {
 
-constexpr size_t kElems = 1'000'003;
-constexpr uint64_t kRounds = 3;
-const BucketLayout kLayout{DType::kFloat32, {{"w", {kElems}}}};
+constexpr int64_t kRows = 1000;
+constexpr uint64_t kRounds = 4;
+const BucketLayout kLayout{DType::kFloat32, {{"w", {kRows, kRows}}, {"b", {3}}}};
+
+struct Shape {
+  uint32_t nodes, workers;
+  const char* codec;
+};
+
+// What a worker tells of itself.
+struct Told {
+  std::string path;
+  std::string result;  // bytes
+};
 
 // What a worker has written; empty when it failed.
 std::string Output(const std::string& command) {
@@ -33,26 +45,35 @@ std::string Output(const std::string& command) {
   return pclose(pipe) == 0 ? output : "";
 }
 
-std::vector<std::string> OnGpu(Device* gpus, const char* codec, uint32_t workers) {
-  Cluster cluster(1, workers, 2, {}, 0, [&](uint32_t) { return gpus; });
+// All nodes share the GPU.
+std::vector<Told> OnGpu(Device* gpus, const Shape& shape) {
+  Cluster cluster(shape.nodes, shape.workers, 2, {}, 0, [&](uint32_t) { return gpus; });
   const auto worker =
       std::filesystem::read_symlink("/proc/self/exe").parent_path() / "gpu_path_worker";
   std::vector<std::future<std::string>> pending;
-  for (uint32_t rank = 0; rank < workers; ++rank) {
-    const std::string command = absl::StrCat(worker.string(), " ", cluster.SocketPath(0), " ", rank,
-                                             " ", workers, " ", codec, " ", kElems, " ", kRounds);
+  for (uint32_t rank = 0; rank < cluster.world_size(); ++rank) {
+    const std::string command = absl::StrCat(
+        worker.string(), " ", cluster.SocketPath(rank / shape.workers), " ", shape.nodes, " ",
+        shape.workers, " ", rank, " ", shape.codec, " ", kRows, " ", kRounds);
     pending.push_back(std::async(std::launch::async, [command] { return Output(command); }));
   }
-  std::vector<std::string> outputs;
-  for (auto& output : pending) outputs.push_back(output.get());
-  return outputs;
+  std::vector<Told> all;
+  for (auto& output : pending) {
+    const std::string text = output.get();
+    const size_t line = text.find('\n');
+    all.push_back(line == std::string::npos ? Told{}
+                                            : Told{text.substr(0, line), text.substr(line + 1)});
+  }
+  return all;
 }
 
 // The same job with gradients in host memory.
-std::string OnCpu(const char* codec, uint32_t workers) {
-  Cluster cluster(1, workers, 2);
-  const auto sessions = cluster.ConnectAll(
-      [&](SessionOptions& options) { options.codec = *CodecPolicy::Parse(codec); });
+std::string OnCpu(const Shape& shape) {
+  Cluster cluster(shape.nodes, shape.workers, 2);
+  const auto sessions = cluster.ConnectAll([&](SessionOptions& options) {
+    options.codec = *CodecPolicy::Parse(shape.codec);
+    options.chunk_bytes = GpuWorker::kChunkBytes;
+  });
   std::vector<std::byte> last;
   for (const auto& session : sessions) {
     EXPECT_TRUE((*session)->RegisterBucket({0, 0}, kLayout).ok());
@@ -61,7 +82,7 @@ std::string OnCpu(const char* codec, uint32_t workers) {
     std::vector<std::vector<float>> gradients;
     std::vector<std::future<Outcome>> pending;
     for (uint32_t rank = 0; rank < sessions.size(); ++rank) {
-      gradients.push_back(MadeGradient(rank, round, kElems));
+      gradients.push_back(MadeGradient(rank, round, kLayout.Elems()));
       pending.push_back(
           SubmitAsync(**sessions[rank], {0, 0}, std::as_bytes(std::span(gradients.back()))));
     }
@@ -74,19 +95,39 @@ class GpuPathGpuTest : public GpuTest {};
 
 TEST_F(GpuPathGpuTest, WorkersThatShareAGpuGetTheBitsOfACpu) {
   CudaDevice gpus({device_}, nullptr);
-  for (const char* codec : {"fp32", "fp16"}) {
-    for (const uint32_t workers : {1u, 2u, 4u}) {
-      const std::string expected = OnCpu(codec, workers);
-      for (const std::string& output : OnGpu(&gpus, codec, workers)) {
-        EXPECT_TRUE(output == expected) << codec << ", " << workers << " workers";
-      }
+  for (const Shape& shape :
+       {Shape{1, 1, "fp32"}, Shape{1, 2, "fp32"}, Shape{1, 4, "fp16"}, Shape{2, 1, "fp32"},
+        Shape{2, 2, "fp16"}, Shape{2, 2, "int8:start=2"}, Shape{2, 1, "onebit:start=1"},
+        Shape{2, 1, "topk:ratio=0.1,start=2"}}) {
+    const std::string expected = OnCpu(shape);
+    for (const Told& told : OnGpu(&gpus, shape)) {
+      EXPECT_EQ(told.path, "ipc");
+      EXPECT_TRUE(told.result == expected)
+          << shape.codec << ", " << shape.nodes << " nodes of " << shape.workers;
     }
   }
 }
 
+// Its first factor is summed in another order than on a CPU; for all workers in the same one.
+TEST_F(GpuPathGpuTest, WorkersOfAllNodesGetTheSameBitsOfPowerSgd) {
+  CudaDevice gpus({device_}, nullptr);
+  const Shape shape = {2, 2, "powersgd:rank=4,start=2,min_rate=1"};
+  const std::vector<Told> all = OnGpu(&gpus, shape);
+  for (const Told& told : all) {
+    EXPECT_EQ(told.path, "ipc");
+    EXPECT_EQ(told.result.size(), kLayout.Elems() * sizeof(float));
+    EXPECT_TRUE(told.result == all[0].result);
+  }
+  EXPECT_FALSE(all[0].result == OnCpu({2, 2, "fp32"}));  // it has been compressed
+}
+
 TEST_F(GpuPathGpuTest, SidecarWithoutTheGpuGetsTheSameBitsThroughHostMemory) {
-  const std::string expected = OnCpu("fp16", 2);
-  for (const std::string& output : OnGpu(nullptr, "fp16", 2)) EXPECT_TRUE(output == expected);
+  const Shape shape = {1, 2, "fp16"};
+  const std::string expected = OnCpu(shape);
+  for (const Told& told : OnGpu(nullptr, shape)) {
+    EXPECT_TRUE(told.path == "pinned" || told.path == "pageable") << told.path;
+    EXPECT_TRUE(told.result == expected);
+  }
 }
 
 }  // namespace

@@ -1,6 +1,6 @@
-// gpu_path_worker SOCKET RANK WORKERS CODEC ELEMS ROUNDS: reduces gradients of MadeGradient(),
-// prints the path they took, and writes what its stream has seen of the last result to standard
-// output.
+// gpu_path_worker SOCKET NODES WORKERS RANK CODEC ROWS ROUNDS: reduces gradients of MadeGradient(),
+// of a square matrix and a vector of three, and writes to standard output a line with the path they
+// took, then what its stream has seen of the last result.
 #include <cstdio>
 #include <cstdlib>
 
@@ -19,17 +19,17 @@ uint32_t Number(const char* text) {
 }
 
 absl::Status Work(char** argv) {
-  const uint32_t rank = Number(argv[2]);
-  const uint64_t elems = Number(argv[5]);
-  THALWEG_ASSIGN_OR_RETURN(const auto worker,
-                           GpuWorker::Connect(argv[1], rank, Number(argv[3]), argv[4], elems));
-  for (uint64_t round = 1; round <= Number(argv[6]); ++round) {
-    THALWEG_RETURN_IF_ERROR(worker->Fill(MadeGradient(rank, round, elems)));
+  const GpuWorker::Place place = {Number(argv[2]), Number(argv[3]), Number(argv[4])};
+  const int64_t rows = Number(argv[6]);
+  const BucketLayout layout{DType::kFloat32, {{"w", {rows, rows}}, {"b", {3}}}};
+  THALWEG_ASSIGN_OR_RETURN(const auto worker, GpuWorker::Connect(argv[1], place, argv[5], layout));
+  for (uint64_t round = 1; round <= Number(argv[7]); ++round) {
+    THALWEG_RETURN_IF_ERROR(worker->Fill(MadeGradient(place.rank, round, layout.Elems())));
     THALWEG_RETURN_IF_ERROR(worker->Reduce());
     THALWEG_RETURN_IF_ERROR(worker->Fetch());
     THALWEG_RETURN_IF_ERROR(worker->Finish());
   }
-  std::fprintf(stderr, "path %s\n", Name(worker->path()));
+  std::printf("%s\n", Name(worker->path()));
   if (std::fwrite(worker->host(), 1, worker->bytes(), stdout) != worker->bytes()) {
     return absl::InternalError("cannot write");
   }
@@ -40,8 +40,8 @@ absl::Status Work(char** argv) {
 }  // namespace thalweg
 
 int main(int argc, char** argv) {
-  if (argc != 7) {
-    std::fprintf(stderr, "usage: gpu_path_worker SOCKET RANK WORKERS CODEC ELEMS ROUNDS\n");
+  if (argc != 8) {
+    std::fprintf(stderr, "usage: gpu_path_worker SOCKET NODES WORKERS RANK CODEC ROWS ROUNDS\n");
     return 2;
   }
   const absl::Status status = thalweg::Work(argv);

@@ -5,6 +5,7 @@
 #include <future>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "core/base/status_macros.h"
 
 namespace thalweg {
@@ -18,21 +19,26 @@ void Set(void* promise) { static_cast<std::promise<void>*>(promise)->set_value()
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<GpuWorker>> GpuWorker::Connect(const std::string& socket,
-                                                              uint32_t rank, uint32_t workers,
+                                                              const Place& place,
                                                               const std::string& codec,
-                                                              uint64_t elems) {
-  std::unique_ptr<GpuWorker> worker(new GpuWorker(elems));
+                                                              const BucketLayout& layout) {
+  std::unique_ptr<GpuWorker> worker(new GpuWorker(layout.Elems()));
   THALWEG_RETURN_IF_ERROR(worker->Allocate());
   SessionOptions options;
   options.sidecar_path = socket;
   options.job = "job";
-  options.rank = options.local_rank = rank;
-  options.world_size = options.local_size = workers;
+  options.rank = place.rank;
+  options.world_size = place.nodes * place.workers;
+  options.node = place.rank / place.workers;
+  options.num_nodes = place.nodes;
+  options.node_name = absl::StrCat("host", options.node);
+  options.local_rank = place.rank % place.workers;
+  options.local_size = place.workers;
+  options.chunk_bytes = kChunkBytes;
   THALWEG_ASSIGN_OR_RETURN(options.codec, CodecPolicy::Parse(codec));
   options.timeout = kPatience;
   options.device = worker->gpu_;
   THALWEG_ASSIGN_OR_RETURN(worker->session_, Session::Connect(options));
-  const BucketLayout layout{DType::kFloat32, {{"w", {static_cast<int64_t>(elems)}}}};
   THALWEG_RETURN_IF_ERROR(worker->session_->RegisterBucket({0, 0}, layout));
   return worker;
 }

@@ -16,10 +16,18 @@ namespace thalweg {
 // One bucket of floats, and one stream. One thread.
 class GpuWorker {
  public:
+  // Which of all workers it is; `workers` are a node's.
+  struct Place {
+    uint32_t nodes = 1;
+    uint32_t workers = 1;
+    uint32_t rank = 0;
+  };
+  static constexpr uint64_t kChunkBytes = uint64_t{1} << 20;
+
   static absl::StatusOr<std::unique_ptr<GpuWorker>> Connect(const std::string& socket,
-                                                            uint32_t rank, uint32_t workers,
+                                                            const Place& place,
                                                             const std::string& codec,
-                                                            uint64_t elems);
+                                                            const BucketLayout& layout);
 
   // Queue: `values` become the gradient; it becomes `host()`; it is copied on the device.
   absl::Status Fill(const std::vector<float>& values);
