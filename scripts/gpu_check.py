@@ -28,7 +28,9 @@ from gpu_targets import against_torch, targets
 # Seconds that one of them gets at most, so that one that hangs leaves time to the others.
 LIMIT = {"test": 90, "bench": 60, "torch": 90, "ncu": 60, "sanitizer": 90}
 TOOLKIT = "/usr/local/cuda/bin"  # where PATH does not have it
+# Races and barriers are a matter of kernels; this program has all of them.
 SANITIZERS = ("memcheck", "racecheck", "synccheck")
+KERNELS = "gpu_kernels_test"
 SANITIZER_EXIT = 99
 # One launch each of the three passes over a large model's gradients, after the warm-ups.
 PROFILED = ("gpu_powersgd_bench", "bert-large rank 4 round")
@@ -131,16 +133,18 @@ def run_sanitizers(bundle: Bundle) -> dict[str, Any]:
     sanitizer = installed("compute-sanitizer")
     if sanitizer is None:
         return {"not run": "compute-sanitizer is not installed"}
+    names = [program.name for program in bundle.programs("test")]
+    runs = [(tool, name) for tool in SANITIZERS for name in names if name == KERNELS]
+    runs += [("memcheck", name) for name in names if name != KERNELS]
     results: dict[str, Any] = {}
-    for tool in SANITIZERS:
-        for program in bundle.programs("test"):
-            command = [sanitizer, "--tool", tool, "--error-exitcode", str(SANITIZER_EXIT)]
-            command += [str(program), "--gtest_brief=1"]
-            status, output, errors = bundle.run(command, "sanitizer")
-            result: dict[str, Any] = {"exit": status, "ok": status == 0}
-            if status != 0:
-                result["output"] = (output + errors)[-4000:]
-            results[f"{tool} {program.name}"] = result
+    for tool, name in runs:
+        command = [sanitizer, "--tool", tool, "--error-exitcode", str(SANITIZER_EXIT)]
+        command += [str(bundle.folder / "bin" / name), "--gtest_brief=1"]
+        status, output, errors = bundle.run(command, "sanitizer")
+        result: dict[str, Any] = {"exit": status, "ok": status == 0}
+        if status != 0:
+            result["output"] = (output + errors)[-4000:]
+        results[f"{tool} {name}"] = result
     return results
 
 

@@ -161,14 +161,15 @@ def test_program_that_hangs_ends_with_its_workers_and_the_next_has_its_turn(
 @pytest.mark.parametrize("finds", [False, True])
 def test_sanitizers_take_every_test_and_what_they_find_fails(finds, bundle, gpu_check, monkeypatch):
     bundle.test("gpu_a_test", PASSES)
+    bundle.test("gpu_kernels_test", PASSES)
     bundle.tool("compute-sanitizer", 99 if finds else 0)
     bundle.tool("ncu")
     result = bundle.check(gpu_check, monkeypatch)
     assert result["ok"] != finds
-    tools = ["memcheck", "racecheck", "synccheck"]
-    assert list(result["sanitizers"]) == [f"{tool} gpu_a_test" for tool in tools]
+    kernels = [f"{tool} gpu_kernels_test" for tool in ("memcheck", "racecheck", "synccheck")]
+    assert list(result["sanitizers"]) == [*kernels, "memcheck gpu_a_test"]
     if finds:
-        said = result["sanitizers"]["racecheck gpu_a_test"]["output"]
+        said = result["sanitizers"]["racecheck gpu_kernels_test"]["output"]
         assert "--tool racecheck --error-exitcode 99" in said
     assert "gpu_powersgd_bench bert-large rank 4 round" in result["profile"]["output"]
 
