@@ -3,6 +3,8 @@
 Usage: amp_ddp_worker.py RANK STORE
 """
 
+import contextlib
+import copy
 import gc
 import json
 import sys
@@ -18,6 +20,7 @@ import thalweg.compat  # noqa: F401
 from thalweg import amp
 
 RANK = int(sys.argv[1])
+CLIP = 0.1
 
 
 def setup(level, view=False, **options):
@@ -80,6 +83,43 @@ def two_backwards(level, view):
     return weights(module)
 
 
+def beside_float32(level):
+    """Training in two parts a step, with gradients clipped, and the same in float32 by one process.
+
+    How far apart both have ended, how far they have moved, and the norms at each step.
+    """
+    torch.manual_seed(5)
+    start = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+    model, reference = copy.deepcopy(start), copy.deepcopy(start)
+    optimizer = optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
+    theirs = optim.SGD(reference.parameters(), lr=0.5, momentum=0.9)
+    amp.initialize(model, optimizer, opt_level=level, loss_scale=128.0, verbosity=0)
+    module = DistributedDataParallel(model)
+    norms = []
+    for _ in range(10):
+        data = torch.randn(2, 2, 32, 8)  # of each rank two parts
+        optimizer.zero_grad()
+        for part, context in enumerate((module.no_sync(), contextlib.nullcontext())):
+            loss = (module(data[RANK, part]) - 1).square().mean() / 2
+            with (
+                context,
+                amp.scale_loss(loss, optimizer, delay_unscale=part == 0) as scaled,
+            ):
+                scaled.backward()
+        norm = nn.utils.clip_grad_norm_(amp.master_params(optimizer), CLIP)
+        optimizer.step()
+        theirs.zero_grad()
+        (reference(data.view(-1, 8)) - 1).square().mean().backward()
+        norms.append([norm.item(), nn.utils.clip_grad_norm_(reference.parameters(), CLIP).item()])
+        theirs.step()
+    ours, exact, begin = (
+        nn.utils.parameters_to_vector(list(params)).detach()
+        for params in (amp.master_params(optimizer), reference.parameters(), start.parameters())
+    )
+    apart, moved = (exact - ours).norm().item(), (exact - begin).norm().item()
+    return {"apart": apart, "moved": moved, "norms": norms}
+
+
 def overflow_of_one_worker():
     module, optimizer = setup("O2", loss_scale="dynamic")
     loss = module(inputs(float("inf"), 1.0) if RANK == 0 else inputs(0.0, 0.0))
@@ -112,6 +152,8 @@ def aiak(hook, view):
 def main():
     dist.init_process_group("gloo", init_method=f"file://{sys.argv[2]}", rank=RANK, world_size=2)
     result = {"seeds": masters_of_other_seeds(), "overflow": overflow_of_one_worker()}
+    for level in ("O1", "O2"):
+        result[f"float32 {level}"] = beside_float32(level)
     for view in (False, True):
         for level in ("O1", "O2"):
             result[f"accumulation {level} {view}"] = accumulation(level, view)

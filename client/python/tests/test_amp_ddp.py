@@ -55,6 +55,20 @@ def test_accumulated_gradients_are_the_mean_over_workers(results, how, level, vi
         assert result[f"{how} {level} {view}"] == EXPECTED
 
 
+@pytest.mark.parametrize("level", ["O1", "O2"])
+def test_clipped_and_accumulated_steps_follow_float32(results, level):
+    """Gradients of one part or rank only, of another scale or unclipped would be far apart.
+
+    float16's roundings are 2⁻¹¹ of what they round.
+    """
+    for result in results:
+        found = result[f"float32 {level}"]
+        assert found["apart"] < 0.01 * found["moved"]
+        for ours, exact in found["norms"]:
+            assert exact > 0.1  # so that all are clipped
+            assert ours == pytest.approx(exact, rel=0.01)
+
+
 @pytest.mark.parametrize("view", [False, True])
 @pytest.mark.parametrize("hook", [False, True])
 def test_native_scaler_meets_averaged_gradients(results, hook, view):

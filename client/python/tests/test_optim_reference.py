@@ -55,7 +55,7 @@ def test_half_parameters_are_those_of_float64_rounded(fused, kind, options, dtyp
     reference = copy_of(params, torch.float64)
     ours, theirs = fused(params, **options), kind(reference, foreach=False, **options)
     lr = 1e-2 * (15 if kind is torch.optim.SGD else 1)
-    for step in range(50):
+    for step in range(STEPS):
         set_grads(step, params, reference)
         ours.step()
         theirs.step()
