@@ -29,8 +29,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 try:
     from foreach_lamb import ForeachLamb  # in a bundle
+    from mixed_sequence import MixedSequence
 except ImportError:
     from thalweg.bench.foreach_lamb import ForeachLamb
+    from thalweg.bench.mixed_sequence import MixedSequence
 
 WARMUPS = 3
 RANK = 4
@@ -152,60 +154,34 @@ def bench_powersgd(options: argparse.Namespace, folder: Path) -> list[dict[str, 
     return rows
 
 
-class FusedAdamW:
-    """Of one float32 parameter, which has a gradient."""
-
-    def __init__(self, numel: int, device: torch.device) -> None:
-        self.master = nn.Parameter(torch.randn(numel, device=device))
-        self.master.grad = torch.randn(numel, device=device) * 1e-3
-        self._optimizer = torch.optim.AdamW([self.master], lr=1e-3, fused=True)
-
-    def step(self) -> None:
-        self._optimizer.step()
+def parameter(numel: int, device: torch.device) -> nn.Parameter:
+    """With a gradient."""
+    param = nn.Parameter(torch.randn(numel, device=device))
+    param.grad = torch.randn(numel, device=device) * 1e-3
+    return param
 
 
-class Lamb(FusedAdamW):
-    """The same by LAMB, in torch's multi-tensor operations."""
-
-    def __init__(self, numel: int, device: torch.device) -> None:
-        super().__init__(numel, device)
-        self._optimizer = ForeachLamb([self.master], lr=1e-3, weight_decay=0.01)
+def adamw(param: nn.Parameter) -> Callable[[], object]:
+    return torch.optim.AdamW([param], lr=1e-3, fused=True).step
 
 
-class MixedPrecision:
-    """A step of O2 in torch's operations: from fp16 gradients to fp16 parameters."""
-
-    def __init__(self, numel: int, device: torch.device, kind: type[FusedAdamW]) -> None:
-        self._masters = kind(numel, device)
-        self._grads = [torch.randn(numel, device=device).half()]
-        self._model = [torch.zeros(numel, device=device, dtype=torch.float16)]
-        self._found_inf = torch.zeros(1, device=device)
-        self._inverse_scale = torch.full((1,), 1e-3, device=device)
-
-    @torch.no_grad()
-    def step(self) -> None:
-        master = self._masters.master
-        grads = [master.grad]
-        torch._foreach_copy_(grads, self._grads)
-        torch._amp_foreach_non_finite_check_and_unscale_(
-            grads, self._found_inf, self._inverse_scale
-        )
-        self._masters.step()
-        torch._foreach_copy_(self._model, [master])
+def lamb(param: nn.Parameter) -> Callable[[], object]:
+    return ForeachLamb([param], lr=1e-3, weight_decay=0.01).step
 
 
 def bench_optimizers(options: argparse.Namespace) -> list[dict[str, Any]]:
     device = torch.device(options.device)
-    makes: dict[str, Callable[[], FusedAdamW | MixedPrecision]] = {
-        "torch's fused AdamW, fp32": partial(FusedAdamW, options.numel, device),
-        "torch's sequence for AdamW, O2": partial(
-            MixedPrecision, options.numel, device, FusedAdamW
-        ),
-        "torch's sequence for LAMB, O2": partial(MixedPrecision, options.numel, device, Lamb),
-    }
     rows = []
-    for case, make in makes.items():
-        milliseconds = median_ms(make().step, device, options.repetitions)
+    for case, make, mixed in (
+        ("torch's fused AdamW, fp32", adamw, False),
+        ("torch's sequence for AdamW, O2", adamw, True),
+        ("torch's sequence for LAMB, O2", lamb, True),
+    ):
+        param = parameter(options.numel, device)
+        step = make(param)
+        if mixed:
+            step = MixedSequence([param], step, half=torch.float16, is_scaled=True).step
+        milliseconds = median_ms(step, device, options.repetitions)
         rows.append({"case": case, "elems": options.numel, "ms": milliseconds})
     return rows
 

@@ -5,7 +5,7 @@ import torch
 from amp_models import ROUNDOFF, casts_off_afterwards
 
 from thalweg.bench import optim_case
-from thalweg.bench.mixed_optim import MixedSequence
+from thalweg.bench.mixed_sequence import MixedSequence
 from thalweg.bench.optim_case import OptimCase
 from thalweg.bench.rows import BenchError
 from thalweg.cli import main

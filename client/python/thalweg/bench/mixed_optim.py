@@ -1,14 +1,13 @@
-"""Steps of mixed precision: from half gradients to half parameters, with float32 masters."""
+"""Steps of mixed precision by thalweg.amp, beside those of mixed_sequence.py."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from thalweg import amp
+from thalweg.bench.mixed_sequence import grad_of
 
 
 class MixedStep:
@@ -16,7 +15,7 @@ class MixedStep:
 
     def __init__(self, params: list[nn.Parameter], optimizer: Optimizer) -> None:
         """`params`: float32, with gradients; become float16."""
-        self._grads = [_grad(param).half() for param in params]
+        self._grads = [grad_of(param).half() for param in params]
         self._params, self._optimizer = params, optimizer
         self._loss = torch.zeros((), device=params[0].device)
         amp.initialize(nn.ParameterList(params), optimizer, opt_level="O2", verbosity=0)
@@ -28,44 +27,3 @@ class MixedStep:
             for param, grad in zip(self._params, self._grads, strict=True):
                 param.grad = grad
         self._optimizer.step()
-
-
-class MixedSequence:
-    """The same in torch's operations, one after the other, as apex's O2 does it."""
-
-    def __init__(
-        self,
-        params: list[nn.Parameter],
-        update: Callable[[], object],
-        *,
-        half: torch.dtype,
-        is_scaled: bool,
-    ) -> None:
-        """`params`: as in MixedStep; are the masters, of which `update` is a step.
-
-        `half`: of gradients and of the model. Without a scale nothing is divided or checked.
-        """
-        self._grads = [_grad(param).to(half) for param in params]
-        self._model = [param.detach().to(half) for param in params]
-        self._is_scaled = is_scaled
-        self._masters: list[Tensor] = [*params]
-        self._update = update
-        device = params[0].device
-        self._found_inf = torch.zeros((), device=device)
-        self._inverse = torch.full((), 2.0**-16, device=device)  # of the scale that O2 starts with
-
-    @torch.no_grad()
-    def step(self) -> None:
-        """Gradients to float32, check and division, update, roundings to the model."""
-        grads = [master.grad for master in self._masters if master.grad is not None]
-        torch._foreach_copy_(grads, self._grads)
-        if self._is_scaled:
-            torch._amp_foreach_non_finite_check_and_unscale_(grads, self._found_inf, self._inverse)
-        if self._found_inf.item() == 0:
-            self._update()
-        torch._foreach_copy_(self._model, self._masters)
-
-
-def _grad(param: Tensor) -> Tensor:
-    assert param.grad is not None
-    return param.grad

@@ -13,7 +13,8 @@ from torch import Tensor
 from thalweg import optim
 from thalweg.bench.foreach_lamb import ForeachLamb
 from thalweg.bench.lab_case import run_alternating
-from thalweg.bench.mixed_optim import MixedSequence, MixedStep
+from thalweg.bench.mixed_optim import MixedStep
+from thalweg.bench.mixed_sequence import MixedSequence
 from thalweg.bench.rows import BenchError, Row, count, make_row
 
 TYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
