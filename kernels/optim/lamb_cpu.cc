@@ -23,27 +23,36 @@ constexpr size_t kTile = 512;
 // every sixteenth element, whatever the width of vectors: the same bits from all processors.
 class Squares {
  public:
-  // Requires that n is a multiple of kSums but for the last call.
-  void Add(const float* values, size_t n) {
+  // Of `n` elements from `first` on. Requires that n is a multiple of kSums but for the last call.
+  template <class Element>
+  void Add(const void* array, uint64_t first, size_t n) {
     size_t i = 0;
 #if THALWEG_VECTORS
     const size_t whole = n - n % kSums;
-    using D = hn::CappedTag<double, kSums>;
+    // At most half as wide as there are sums: two chains, so that neither waits for its own
+    // results.
+    using D = hn::CappedTag<double, kSums / 2>;
     const D d;
     const hn::Rebind<float, D> d32;
     const size_t lanes = hn::Lanes(d);
-    for (size_t k = 0; k < kSums; k += lanes) {
+    for (size_t k = 0; k < kSums; k += 2 * lanes) {
       auto sum = hn::LoadU(d, sums_ + k);
+      auto next = hn::LoadU(d, sums_ + k + lanes);
       for (size_t j = 0; j < whole; j += kSums) {
-        const auto value = hn::PromoteTo(d, hn::LoadU(d32, values + j + k));
+        const std::byte* const at = Address<Element>(array, first + j + k);
+        const auto value = hn::PromoteTo(d, LoadVector(Element{}, d32, at));
+        const auto beside =
+            hn::PromoteTo(d, LoadVector(Element{}, d32, Address<Element>(at, lanes)));
         sum = hn::MulAdd(value, value, sum);
+        next = hn::MulAdd(beside, beside, next);
       }
       hn::StoreU(sum, d, sums_ + k);
+      hn::StoreU(next, d, sums_ + k + lanes);
     }
     i = whole;
 #endif
     for (; i < n; ++i) {
-      const double value = values[i];
+      const double value = LoadScalar<Element>(array, first + i);
       sums_[i % kSums] += value * value;
     }
   }
@@ -59,26 +68,11 @@ class Squares {
   double sums_[kSums] = {};
 };
 
-template <class Element>
-void Widen(const void* array, uint64_t first, size_t n, float* out) {
-  size_t i = 0;
-#if THALWEG_VECTORS
-  const hn::ScalableTag<float> d;
-  for (const size_t lanes = hn::Lanes(d); n - i >= lanes; i += lanes) {
-    hn::StoreU(LoadVector(Element{}, d, Address<Element>(array, first + i)), d, out + i);
-  }
-#endif
-  for (; i < n; ++i) out[i] = LoadScalar<Element>(array, first + i);
-}
-
 double GradSquaresForTarget(const OptimTensor& tensor, uint64_t first, uint64_t last) {
   Squares squares;
-  float tile[kTile];
   WithType(tensor.grad_type, [&](auto grad) HWY_ATTR {
     for (uint64_t i = first; i < last; i += kTile) {
-      const size_t n = std::min<uint64_t>(kTile, last - i);
-      Widen<decltype(grad)>(tensor.grad, i, n, tile);
-      squares.Add(tile, n);
+      squares.Add<decltype(grad)>(tensor.grad, i, std::min<uint64_t>(kTile, last - i));
     }
   });
   return squares.Total();
@@ -175,8 +169,8 @@ void LambMomentsForTarget(const LambTensor& tensor, uint64_t first, uint64_t las
       const size_t n = std::min<uint64_t>(kTile, last - i);
       walk.Moments(i, n, params, updates);
       if (param_squares == nullptr) continue;
-      of_params.Add(params, n);
-      of_updates.Add(updates, n);
+      of_params.Add<Fp32>(params, 0, n);
+      of_updates.Add<Fp32>(updates, 0, n);
     }
   });
   if (param_squares == nullptr) return;

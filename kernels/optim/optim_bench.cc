@@ -79,6 +79,21 @@ void BM_Sgd(benchmark::State& state) {
 }
 BENCHMARK(BM_Sgd)->Arg(kInCache)->Arg(kInMemory);
 
+// The norm of gradients, which clipping takes before the step.
+void BM_GradSquares(benchmark::State& state, DType grad_type) {
+  Memory<OptimTensor, 0> memory(static_cast<uint64_t>(state.range(0)), grad_type, grad_type,
+                                DType::kFloat32, /*copy=*/false);
+  const FlatIndex& index = memory.index;
+  std::vector<double> sums(index.Granules());
+  for (auto _ : state) {
+    RunGradSquares(std::span(&memory.tensor, 1), index, 0, index.Size(), sums.data());
+    benchmark::ClobberMemory();
+  }
+  Count(state, static_cast<uint64_t>(state.range(0)) * SizeOf(grad_type));
+}
+BENCHMARK_CAPTURE(BM_GradSquares, fp32, DType::kFloat32)->Arg(kInCache)->Arg(kInMemory);
+BENCHMARK_CAPTURE(BM_GradSquares, bf16, DType::kBFloat16)->Arg(kInCache)->Arg(kInMemory);
+
 // All three phases: the norm of gradients, moments, parameters.
 void BM_Lamb(benchmark::State& state) {
   Memory<LambTensor, 2> memory(static_cast<uint64_t>(state.range(0)), DType::kFloat32,
