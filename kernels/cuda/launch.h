@@ -21,7 +21,6 @@
 //   ShuffleUp(value, lanes), ShuffleDown(value, lanes), ShuffleXor(value, mask)
 //   Ballot(bool)                     [__ballot_sync]; != 0 is any, == ~0u is all
 //   Add(counter, value)              [atomicAdd] on uint32_t and uint64_t; returns what was there
-//   Extra()                          the dynamic shared memory of the launch, aligned to 16
 //
 // Everything a warp does together needs all its 32 threads, everything a block does together all of
 // them: no thread may have returned or wait elsewhere.

@@ -48,11 +48,6 @@ class CudaThread {
     return atomicAdd(reinterpret_cast<unsigned long long*>(counter), value);
   }
 
-  __device__ std::byte* Extra() const {
-    extern __shared__ __align__(16) unsigned char extra[];
-    return reinterpret_cast<std::byte*>(extra);
-  }
-
  private:
   static constexpr uint32_t kAllLanes = 0xffffffffu;
 };
@@ -72,23 +67,15 @@ __global__ void __launch_bounds__(Kernel::kThreads, kBlocksAtOnce<Kernel>)
   Kernel::Run(CudaThread(), shared, args);
 }
 
-// Starts `blocks` blocks of Kernel on `stream`, none when that is 0, with `extra_bytes` of dynamic
-// shared memory each. Does not wait. Thread-safe.
+// Starts `blocks` blocks of Kernel on `stream`, none when that is 0. Does not wait. Thread-safe.
 template <class Kernel>
 [[nodiscard]] LaunchError Launch(CudaStream stream, uint64_t blocks,
-                                 const typename Kernel::Args& args, uint32_t extra_bytes = 0) {
+                                 const typename Kernel::Args& args) {
   static_assert(Kernel::kThreads % 32 == 0 && Kernel::kThreads <= 1024);
   static_assert(std::is_trivially_default_constructible_v<typename Kernel::Shared>);
   if (blocks == 0) return cudaSuccess;
   if (blocks > 0x7fffffffu) return cudaErrorInvalidConfiguration;
-  // Beyond 48 KiB a kernel must be told that it may.
-  if (extra_bytes + sizeof(typename Kernel::Shared) > 48 * 1024) {
-    const cudaError_t error =
-        cudaFuncSetAttribute(RunKernel<Kernel>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                             static_cast<int>(extra_bytes));
-    if (error != cudaSuccess) return error;
-  }
-  RunKernel<Kernel><<<static_cast<unsigned>(blocks), Kernel::kThreads, extra_bytes, stream>>>(args);
+  RunKernel<Kernel><<<static_cast<unsigned>(blocks), Kernel::kThreads, 0, stream>>>(args);
   return cudaGetLastError();
 }
 

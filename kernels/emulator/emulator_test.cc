@@ -118,23 +118,6 @@ TEST(EmulatorTest, LanesExchangeValues) {
   }
 }
 
-struct UsesExtra : KernelOf64<UsesExtra> {
-  template <class Thread>
-  static void Run(const Thread& thread, Shared&, const Args& args) {
-    auto* const values = reinterpret_cast<uint32_t*>(thread.Extra());
-    values[thread.Index()] = thread.Index();
-    thread.SyncBlock();
-    args.out[thread.Index()] = values[63 - thread.Index()];
-  }
-};
-
-TEST(EmulatorTest, BlocksHaveTheDynamicSharedMemoryOfTheLaunch) {
-  std::vector<uint32_t> out(64);
-  ASSERT_EQ(Launch<UsesExtra>(nullptr, 1, {out.data()}, 64 * 4), 0);
-  EXPECT_EQ(out[0], 63u);
-  EXPECT_EQ(out[63], 0u);
-}
-
 struct ReadsGarbage : KernelOf64<ReadsGarbage> {
   template <class Thread>
   static void Run(const Thread& thread, Shared& shared, const Args& args) {

@@ -20,8 +20,7 @@ namespace thalweg {
 
 class EmulatedThread {
  public:
-  explicit EmulatedThread(Emulator& emulator, std::byte* extra)
-      : emulator_(emulator), extra_(extra), index_(emulator.thread()) {}
+  explicit EmulatedThread(Emulator& emulator) : emulator_(emulator), index_(emulator.thread()) {}
 
   uint32_t Index() const { return index_; }
   uint32_t Block() const { return emulator_.block(); }
@@ -63,8 +62,6 @@ class EmulatedThread {
     return std::atomic_ref<T>(*counter).fetch_add(value, std::memory_order_relaxed);
   }
 
-  std::byte* Extra() const { return extra_; }
-
  private:
   template <class T>
   T Exchange(const char* name, T value, uint32_t from) const {
@@ -77,36 +74,30 @@ class EmulatedThread {
   }
 
   Emulator& emulator_;
-  std::byte* extra_;
   uint32_t index_;
 };
 
 template <class Kernel>
-[[nodiscard]] LaunchError RunBlocks(uint64_t blocks, const typename Kernel::Args& args,
-                                    uint32_t extra_bytes) {
+[[nodiscard]] LaunchError RunBlocks(uint64_t blocks, const typename Kernel::Args& args) {
   using Shared = typename Kernel::Shared;
   // On the heap, each of its own size, so that AddressSanitizer sees the first byte too many.
   const auto shared = std::make_unique_for_overwrite<Shared>();
-  const auto extra = std::make_unique_for_overwrite<std::byte[]>(extra_bytes);
   Emulator& emulator = Emulator::Get();
   return emulator.Run(
       static_cast<uint32_t>(blocks), Kernel::kThreads,
-      [&] {
-        // What a block finds in shared memory is anything.
-        std::memset(static_cast<void*>(shared.get()), kGarbage, sizeof(Shared));
-        std::memset(extra.get(), kGarbage, extra_bytes);
-      },
-      [&] { Kernel::Run(EmulatedThread(emulator, extra.get()), *shared, args); });
+      // What a block finds in shared memory is anything.
+      [&] { std::memset(static_cast<void*>(shared.get()), kGarbage, sizeof(Shared)); },
+      [&] { Kernel::Run(EmulatedThread(emulator), *shared, args); });
 }
 
 // Runs `blocks` blocks of Kernel, one after the other, before it returns, or when the stream gets
 // there (emulated_streams.h). One thread at a time.
 template <class Kernel>
 [[nodiscard]] LaunchError Launch(CudaStream stream, uint64_t blocks,
-                                 const typename Kernel::Args& args, uint32_t extra_bytes = 0) {
+                                 const typename Kernel::Args& args) {
   static_assert(Kernel::kThreads % kWarpThreads == 0 && Kernel::kThreads <= 1024);
   static_assert(std::is_trivially_default_constructible_v<typename Kernel::Shared>);
-  return RunOnStream(stream, [=] { return RunBlocks<Kernel>(blocks, args, extra_bytes); });
+  return RunOnStream(stream, [=] { return RunBlocks<Kernel>(blocks, args); });
 }
 
 // As many blocks as a GPU of three multiprocessors would hold: several, and few enough that each

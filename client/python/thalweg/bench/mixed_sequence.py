@@ -42,7 +42,7 @@ class MixedSequence:
         torch._foreach_copy_(grads, self._grads)
         if self._is_scaled:
             torch._amp_foreach_non_finite_check_and_unscale_(grads, self._found_inf, self._inverse)
-        if self._found_inf.item() == 0:
+        if not self._is_scaled or self._found_inf.item() == 0:
             self._update()
         torch._foreach_copy_(self._model, self._masters)
 
