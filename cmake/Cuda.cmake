@@ -105,5 +105,7 @@ find_package(CUDAToolkit 12.0 REQUIRED)
 # Promise 2 (same bits everywhere), as in Compiler.cmake: no fused a*b+c that the source does not name.
 # nvcc's defaults do the rest: subnormals kept, division and square root rounded to nearest.
 add_compile_options("$<$<COMPILE_LANGUAGE:CUDA>:-fmad=false>")
+# Kernels whose values do not fit into registers move more bytes than they are written to.
+add_compile_options("$<$<AND:$<COMPILE_LANGUAGE:CUDA>,$<CONFIG:Release>>:-Xptxas=--warn-on-spills,-Werror>")
 message(STATUS "CUDA kernels: ${CMAKE_CUDA_COMPILER} ${CMAKE_CUDA_COMPILER_VERSION}, "
                "architectures ${CMAKE_CUDA_ARCHITECTURES}")

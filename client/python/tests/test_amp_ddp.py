@@ -1,14 +1,8 @@
 """Mixed precision under DistributedDataParallel: two processes over Gloo."""
 
-import json
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
-from amp_models import script_environment
+from gloo_workers import run_workers
 
-WORKER = Path(__file__).parent / "amp_ddp_worker.py"
 # Each of two steps: lr 0.25 times the mean over workers of (1, 2) + (1, 1).
 EXPECTED = [1.0 - 2 * 0.25 * 2.0, 2.0 - 2 * 0.25 * 3.0]
 
@@ -16,23 +10,8 @@ EXPECTED = [1.0 - 2 * 0.25 * 2.0, 2.0 - 2 * 0.25 * 3.0]
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
     """What both workers have ended with."""
-    store = tmp_path_factory.mktemp("store") / "store"
-    workers = [
-        subprocess.Popen(
-            [sys.executable, WORKER, str(rank), store],
-            env=script_environment(),
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
-        said = [worker.communicate(timeout=90)[0] for worker in workers]
-    finally:
-        for worker in workers:
-            worker.kill()
-    assert [worker.returncode for worker in workers] == [0, 0]
-    return [json.loads(text.splitlines()[-1]) for text in said]
+    folder = tmp_path_factory.mktemp("store")
+    return run_workers("amp_ddp_worker.py", 2, folder, timeout=90)
 
 
 def test_all_workers_start_from_the_masters_of_the_first_and_stay_equal(results):

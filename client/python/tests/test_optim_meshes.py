@@ -4,16 +4,10 @@ Placements by hand, fully_shard() with replicas (HSDP), and fully_shard() of lay
 by columns and rows (FSDP and tensor parallelism).
 """
 
-import json
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
-from amp_models import script_environment
+from gloo_workers import run_workers
 from optim_cases import bound
 
-WORKER = Path(__file__).parent / "optim_mesh_worker.py"
 WAYS = ("by hand", "hybrid", "tensor")
 # Processes that hold the same of a parameter, by its index.
 FIRST, SECOND, ALL = ((0, 2), (1, 3)), ((0, 1), (2, 3)), ((0, 1, 2, 3),)  # replicated dimensions
@@ -27,23 +21,8 @@ REPLICAS = {
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
     """What the workers have found."""
-    store = tmp_path_factory.mktemp("store") / "store"
-    workers = [
-        subprocess.Popen(
-            [sys.executable, WORKER, str(rank), store],
-            env=script_environment() | {"OMP_NUM_THREADS": "1"},
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(4)
-    ]
-    try:
-        said = [worker.communicate(timeout=240)[0] for worker in workers]
-    finally:
-        for worker in workers:
-            worker.kill()
-    assert [worker.returncode for worker in workers] == [0] * 4
-    return [json.loads(text.splitlines()[-1]) for text in said]
+    folder = tmp_path_factory.mktemp("store")
+    return run_workers("optim_mesh_worker.py", 4, folder, timeout=240, OMP_NUM_THREADS="1")
 
 
 def test_model_is_split_along_both_dimensions(results):

@@ -1,38 +1,17 @@
 """Fused optimizers on DTensors and under fully_shard(): two processes over Gloo, on the CPU."""
 
-import json
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
-from amp_models import script_environment
+from gloo_workers import run_workers
 from optim_cases import bound
 
-WORKER = Path(__file__).parent / "optim_sharded_worker.py"
 ELEMENTWISE = ("SGD", "Adam", "AdamW", "apex")
 
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
     """What both workers have found."""
-    store = tmp_path_factory.mktemp("store") / "store"
-    workers = [
-        subprocess.Popen(
-            [sys.executable, WORKER, str(rank), store],
-            env=script_environment() | {"OMP_NUM_THREADS": "1"},
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
-        said = [worker.communicate(timeout=100)[0] for worker in workers]
-    finally:
-        for worker in workers:
-            worker.kill()
-    assert [worker.returncode for worker in workers] == [0, 0]
-    return [json.loads(text.splitlines()[-1]) for text in said]
+    folder = tmp_path_factory.mktemp("store")
+    return run_workers("optim_sharded_worker.py", 2, folder, timeout=100, OMP_NUM_THREADS="1")
 
 
 @pytest.mark.parametrize("kind", ELEMENTWISE)
