@@ -173,7 +173,8 @@ absl::Status FakeRuntime::CopyHost(Call direction, std::byte* host, std::byte* d
   }
   const bool registered = range != nullptr;
   const auto done = std::make_shared<bool>(false);
-  Enqueue(stream, {nullptr, [=, this] {
+  Enqueue(stream, {[=, this] { return MayCopy(direction); },
+                   [=, this] {
                      DoCopy(direction, host, device, bytes, registered);
                      MutexLock inner(mutex_);
                      *done = true;
@@ -209,6 +210,12 @@ absl::Status FakeRuntime::Copy(void* to, const void* from, size_t bytes, DeviceS
   return absl::OkStatus();
 }
 
+// Called by whoever holds mutex_, which a lambda cannot say.
+bool FakeRuntime::MayCopy(Call direction) ABSL_NO_THREAD_SAFETY_ANALYSIS {
+  const auto left = copies_left_.find(direction);
+  return left == copies_left_.end() || left->second > 0;
+}
+
 void FakeRuntime::DoCopy(Call direction, std::byte* host, std::byte* device, size_t bytes,
                          bool registered) {
   std::byte* inside = nullptr;
@@ -220,6 +227,7 @@ void FakeRuntime::DoCopy(Call direction, std::byte* host, std::byte* device, siz
       return Violation("host memory was unregistered before a copy was done");
     }
     copied_bytes_[direction] += bytes;
+    if (const auto left = copies_left_.find(direction); left != copies_left_.end()) --left->second;
   }
   if (direction == Call::kCopyToHost) {
     std::memcpy(host, inside, bytes);
@@ -297,6 +305,13 @@ void FakeRuntime::Hold(DeviceStream stream) {
 void FakeRuntime::Release(DeviceStream stream) {
   MutexLock lock(mutex_);
   Of(stream).held = false;
+  changed_.NotifyAll();
+}
+
+void FakeRuntime::LimitCopies(Call direction, std::optional<uint64_t> number) {
+  MutexLock lock(mutex_);
+  copies_left_.erase(direction);
+  if (number.has_value()) copies_left_[direction] = *number;
   changed_.NotifyAll();
 }
 

@@ -7,6 +7,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -92,6 +93,9 @@ class FakeRuntime : public DeviceRuntime {
   // A held stream begins nothing new.
   void Hold(DeviceStream stream);
   void Release(DeviceStream stream);
+  // Of the copies in that direction, on all streams, `number` more begin, and the others wait for
+  // the next such call; null: all begin.
+  void LimitCopies(Call direction, std::optional<uint64_t> number);
   // Waits until all streams that are not held have nothing that they could do.
   void Settle();
   // How much has been done on all streams.
@@ -138,6 +142,7 @@ class FakeRuntime : public DeviceRuntime {
   void Enqueue(DeviceStream stream, Work work) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status CopyHost(Call direction, std::byte* host, std::byte* device, size_t bytes,
                         DeviceStream stream);
+  bool MayCopy(Call direction) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void DoCopy(Call direction, std::byte* host, std::byte* device, size_t bytes, bool registered);
   // Where those bytes are as kernels see them; null: they are not all in one piece of memory.
   std::byte* InsideLocked(const std::byte* device, size_t bytes)
@@ -163,6 +168,7 @@ class FakeRuntime : public DeviceRuntime {
   std::map<Call, std::map<uint32_t, absl::Status>> to_fail_ ABSL_GUARDED_BY(mutex_);
   std::map<Call, uint32_t> calls_ ABSL_GUARDED_BY(mutex_);
   std::map<Call, uint64_t> copied_bytes_ ABSL_GUARDED_BY(mutex_);
+  std::map<Call, uint64_t> copies_left_ ABSL_GUARDED_BY(mutex_);  // of those that are limited
   uint64_t work_done_ ABSL_GUARDED_BY(mutex_) = 0;
   uint32_t running_in_place_ ABSL_GUARDED_BY(mutex_) = 0;
   uint64_t pageable_copies_ ABSL_GUARDED_BY(mutex_) = 0;

@@ -94,6 +94,19 @@ TEST_F(FakeRuntimeTest, PageableCopyMakesItsCallerWait) {
   EXPECT_EQ(device_.pageable_copies(), 1u);
 }
 
+TEST_F(FakeRuntimeTest, CopiesBeyondALimitWaitForTheNext) {
+  Register();
+  device_.LimitCopies(FakeRuntime::Call::kCopyToHost, 1);
+  for (size_t i = 0; i < 3; ++i) {
+    ASSERT_TRUE(device_.CopyToHost(host_ + i, &memory_[i], 1, stream_).ok());
+  }
+  device_.Settle();
+  EXPECT_EQ(device_.copied_bytes(FakeRuntime::Call::kCopyToHost), 1u);
+  device_.LimitCopies(FakeRuntime::Call::kCopyToHost, std::nullopt);
+  device_.Settle();
+  EXPECT_EQ(device_.copied_bytes(FakeRuntime::Call::kCopyToHost), 3u);
+}
+
 TEST_F(FakeRuntimeTest, LaunchedFunctionThatCallsTheRuntimeIsAViolation) {
   ASSERT_TRUE(
       device_

@@ -104,6 +104,45 @@ TEST_P(CudaCastTest, NothingIsReadBeforeTheWorkersStreamGetsThere) {
   EXPECT_EQ(std::memcmp(share->data(), expected.data(), share->size()), 0);
 }
 
+TEST_P(CudaCastTest, ChunkIsSentBeforeTheNextIsOnTheHost) {
+  GpuNode gpu(gpus_, device_, kLayout, 1);
+  const auto codec = Codec(gpu.memory());
+  FoldPool pool(1);
+  MemoryGradient gradient(gpu.memory());
+  gpu.Make({RandomGradient(6)});
+  gpus_[0].LimitCopies(FakeRuntime::Call::kCopyToHost, 1);
+  ASSERT_TRUE(gpu.memory().BeginRound().ok());
+  ASSERT_TRUE(codec->Begin(pool, gradient).ok());
+  codec->part().BeginRound();
+  ASSERT_GT(codec->part().plan.Count(), 1u);
+  const auto first = codec->Encode(codec->part(), 0, gradient);
+  ASSERT_TRUE(first.ok()) << first.status();
+  EXPECT_EQ(gpus_[0].copied_bytes(FakeRuntime::Call::kCopyToHost), first->size());
+  gpus_[0].LimitCopies(FakeRuntime::Call::kCopyToHost, std::nullopt);
+  EXPECT_TRUE(codec->Encode(codec->part(), 1, gradient).ok());
+}
+
+TEST_P(CudaCastTest, ChunkThatHasComeGoesToTheGpuBeforeTheNextHasCome) {
+  GpuNode gpu(gpus_, device_, kLayout, 1);
+  const auto codec = Codec(gpu.memory());
+  FoldPool pool(1);
+  MemoryGradient gradient(gpu.memory());
+  gpu.Make({RandomGradient(6)});
+  ASSERT_TRUE(gpu.memory().BeginRound().ok());
+  ASSERT_TRUE(codec->Begin(pool, gradient).ok());
+  Part& part = codec->part();
+  part.BeginRound();
+  ASSERT_GT(part.plan.Count(), 1u);
+  const auto share = codec->Encode(part, 0, gradient);
+  ASSERT_TRUE(share.ok()) << share.status();
+  RoundResult result;
+  result.elems = part.plan.Elems(0);
+  result.payload = Payload(*share, nullptr);
+  ASSERT_TRUE(codec->Decode(part, result).ok());
+  gpus_.Settle();
+  EXPECT_EQ(gpus_[0].copied_bytes(FakeRuntime::Call::kCopyToDevice), share->size());
+}
+
 TEST_P(CudaCastTest, WorkersFindTheResultOnlyWhenItIsComplete) {
   GpuNode gpu(gpus_, device_, kLayout, 1);
   const auto codec = Codec(gpu.memory());
