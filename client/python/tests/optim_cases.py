@@ -1,7 +1,9 @@
 """Parameters, gradients and references that the tests of the fused optimizers share."""
 
 import torch
+from amp_models import casts_off_afterwards
 
+from thalweg import amp
 from thalweg.optim import FusedAdam, FusedAdamW, FusedLAMB, FusedSGD
 
 SHAPES = ((1,), (7,), (33, 5), (2, 3, 4, 5), (4099,), (0,), ())
@@ -78,3 +80,26 @@ def train_with_skips(params, kind, options, device):
         optimizer.step()
     kept = [value for state in optimizer.state.values() for value in state.values()]
     return [tensor.detach().cpu() for tensor in (*ours, *kept)]
+
+
+def train_mixed(kind, options, device):
+    """Five steps of O2, the third skipped for an infinity; the model, masters and state."""
+    sources = make_params()
+    params = [torch.nn.Parameter(p.detach().to(device, copy=True)) for p in sources]
+    optimizer = kind(params, **options)
+    with casts_off_afterwards():
+        amp.initialize(torch.nn.ParameterList(params), optimizer, opt_level="O2", verbosity=0)
+        amp.load_state_dict({"loss_scaler0": {"loss_scale": 8.0, "unskipped": 0}})
+        for step in range(5):
+            set_grads(step, sources)
+            if step == 2:
+                sources[1].grad[0] = float("inf")
+            with amp.scale_loss(torch.zeros((), device=device), optimizer):
+                scale = 8.0 if step <= 2 else 4.0
+                for source, param in zip(sources, params, strict=True):
+                    param.grad = (source.grad * scale).half().to(device)
+            optimizer.step()
+        assert amp.state_dict()["loss_scaler0"]["loss_scale"] == 4.0
+        kept = [value for state in optimizer.state.values() for value in state.values()]
+        kept.extend(amp.master_params(optimizer))
+    return [tensor.detach().cpu() for tensor in (*params, *kept)]

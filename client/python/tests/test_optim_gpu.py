@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from optim_cases import CASES, DTYPES, make_params, set_grads, train_with_skips
+from optim_cases import CASES, DTYPES, make_params, set_grads, train_mixed, train_with_skips
 
 from thalweg.optim import FusedAdamW, FusedLAMB
 
@@ -19,6 +19,15 @@ def test_gpu_and_cpu_have_the_same_bits(kind, options, dtype):
     expected = train_with_skips(params, kind, options, "cpu")
     on_gpu = train_with_skips(params, kind, options, "cuda")
     assert len(on_gpu) == len(expected) >= len(params)
+    for ours, theirs in zip(on_gpu, expected, strict=True):
+        assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize(("kind", "options"), CASES)
+def test_mixed_precision_has_the_bits_of_the_cpu(kind, options):
+    expected = train_mixed(kind, options, "cpu")
+    on_gpu = train_mixed(kind, options, "cuda")
+    assert len(on_gpu) == len(expected)
     for ours, theirs in zip(on_gpu, expected, strict=True):
         assert torch.equal(ours, theirs)
 

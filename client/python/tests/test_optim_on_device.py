@@ -49,13 +49,28 @@ def on_emulated_device(monkeypatch, emulated):
 def test_device_and_cpu_have_the_same_bits(kind, options, dtype, monkeypatch):
     params = optim_cases.make_params(dtype)
     emulated_bits = optim_cases.train_with_skips(params, kind, options, "cpu")
-    for name, real in REAL.items():
-        monkeypatch.setattr(_plan, name, real)
-    monkeypatch.setattr(_steps, "on_device", _plan.on_device)
+    leave_the_device(monkeypatch)
     expected = optim_cases.train_with_skips(params, kind, options, "cpu")
     assert len(emulated_bits) == len(expected) >= len(params)
     for ours, theirs in zip(emulated_bits, expected, strict=True):
         assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize(("kind", "options"), optim_cases.CASES)
+def test_mixed_precision_has_the_bits_of_the_cpu(kind, options, monkeypatch):
+    emulated_bits = optim_cases.train_mixed(kind, options, "cpu")
+    leave_the_device(monkeypatch)
+    expected = optim_cases.train_mixed(kind, options, "cpu")
+    assert len(emulated_bits) == len(expected)
+    for ours, theirs in zip(emulated_bits, expected, strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def leave_the_device(monkeypatch):
+    """Has optimizers take the way of those on the CPU again."""
+    for name, real in REAL.items():
+        monkeypatch.setattr(_plan, name, real)
+    monkeypatch.setattr(_steps, "on_device", _plan.on_device)
 
 
 def test_clipping_without_the_norm_of_all_gradients_is_refused(emulated):
