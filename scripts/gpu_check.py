@@ -91,10 +91,14 @@ def machine() -> dict[str, str]:
     if shutil.which("nvidia-smi") is None:
         return {"nvidia-smi": "not installed"}
     command = ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    if done.returncode != 0:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    except subprocess.TimeoutExpired:
+        return {"nvidia-smi": "said nothing for 60 s"}
+    lines = done.stdout.splitlines()
+    if done.returncode != 0 or not lines:
         return {"nvidia-smi": (done.stdout + done.stderr).strip()}
-    return dict(zip(query.split(","), done.stdout.splitlines()[0].split(", "), strict=True))
+    return dict(zip(query.split(","), lines[0].split(", "), strict=False))
 
 
 def cases(report: Path) -> dict[str, Any]:

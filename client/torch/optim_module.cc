@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "client/torch/backward_watch.h"
 #include "client/torch/fused_tensors.h"
 #include "client/torch/unscaled_grads.h"
 
@@ -87,6 +88,11 @@ void DefineOptim(py::module_& m) {
   DefineSettings(m);
   m.def("unscaled_grads", &UnscaledGrads, py::arg("grads"), py::arg("scale"),
         py::call_guard<py::gil_scoped_release>());
+  py::class_<BackwardWatch>(m, "BackwardWatch")
+      .def(py::init<>())
+      .def("add", &BackwardWatch::Add, py::arg("param"))
+      .def("arm", &BackwardWatch::Arm, py::arg("told"))
+      .def("disarm", &BackwardWatch::Disarm);
   using NoLock = py::call_guard<py::gil_scoped_release>;
   py::class_<FusedTensors>(m, "FusedTensors")
       .def(py::init([](std::vector<at::Tensor> params, std::vector<std::vector<at::Tensor>> states,

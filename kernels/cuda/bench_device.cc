@@ -30,7 +30,7 @@ void Require(const absl::Status& status) {
   if (!status.ok()) End("a launch failed", status.ToString().c_str());
 }
 
-Bench::Bench(int argc, char** argv) : only_(argc > 1 ? argv[1] : "") {
+Bench::Bench(int argc, char** argv) : only_(argc > 1 ? argv[1] : ""), was_met_(only_.empty()) {
   cudaDeviceProp properties;
   Require(cudaGetDeviceProperties(&properties, 0), "no GPU");
   Require(cudaStreamCreate(&stream_), "cudaStreamCreate");
@@ -49,6 +49,7 @@ Bench::Bench(int argc, char** argv) : only_(argc > 1 ? argv[1] : "") {
 
 Bench::~Bench() {
   std::printf("\n  ]\n}\n");
+  if (!was_met_) End("no such case", only_.c_str());
   cudaEventDestroy(end_);
   cudaEventDestroy(begin_);
   cudaStreamDestroy(stream_);
@@ -71,6 +72,7 @@ float Bench::MedianMs(const Work& work) const {
 void Bench::Run(const std::string& name, uint64_t bytes, const Work& work) {
   const bool is_first = copy_rate_ == 0;
   if (!is_first && !only_.empty() && name != only_) return;
+  was_met_ = was_met_ || !is_first;
   const float ms = MedianMs(work);
   const absl::StatusOr<uint64_t> launches = CountLaunches(work);
   Require(launches.status());

@@ -69,6 +69,7 @@ class Bench {
   float MedianMs(const Work& work) const;
 
   const std::string only_;  // empty: all
+  bool was_met_;
   cudaStream_t stream_ = nullptr;
   cudaEvent_t begin_ = nullptr;
   cudaEvent_t end_ = nullptr;

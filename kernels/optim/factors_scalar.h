@@ -79,7 +79,7 @@ THALWEG_HD inline double RateOf(const OptimSettings& s) {
 // scaled gradients, which matters where max_grad_norm is set.
 THALWEG_HD inline double GradFactorOf(const OptimSettings& s, double unscale, double squares) {
   double factor = s.maximize ? -unscale : unscale;
-  if (s.max_grad_norm > 0) {
+  if (s.max_grad_norm > 0 && !std::isinf(s.max_grad_norm)) {
     const double norm = std::sqrt(squares) * unscale;
     const double share = s.max_grad_norm / (norm + s.norm_epsilon);
     // Not share < 1: a norm that is NaN must not look like one within the bound.

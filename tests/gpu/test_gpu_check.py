@@ -150,11 +150,11 @@ def test_program_that_hangs_ends_with_its_workers_and_the_next_has_its_turn(
         "import os, signal\nprint('case 7', flush=True)\nos.fork()\nsignal.pause()\n",
     )
     bundle.test("gpu_b_test", PASSES)
-    monkeypatch.setitem(gpu_check.LIMIT, "test", 5)
+    monkeypatch.setitem(gpu_check.LIMIT, "test", 12)
     result = bundle.check(gpu_check, monkeypatch)
     assert not result["ok"]
     assert "case 7" in result["tests"]["gpu_a_test"]["output"]
-    assert "stopped after 5 s" in result["tests"]["gpu_a_test"]["output"]
+    assert "stopped after 12 s" in result["tests"]["gpu_a_test"]["output"]
     assert result["tests"]["gpu_b_test"]["passed"] == 1
 
 

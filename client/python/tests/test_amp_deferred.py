@@ -9,6 +9,7 @@ import pytest
 import torch
 from amp_models import Exact, backward, casts_off_afterwards, loss_of, network, setup
 from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import Parameter
 
 import thalweg.compat  # noqa: F401 - gives torch the names
@@ -16,6 +17,7 @@ from thalweg import amp
 from thalweg.amp import _gradients
 from thalweg.amp._masters import master_of
 from thalweg.optim import FusedAdam, FusedAdamW, FusedLAMB, FusedSGD, _plan
+from thalweg.optim._copies import raw_grad
 
 KINDS = [
     (FusedAdam, {"lr": 0.01, "weight_decay": 0.1}),
@@ -213,8 +215,9 @@ def test_gradient_changed_by_a_reference_from_before_is_refused():
     model.weight.register_post_accumulate_grad_hook(lambda p: kept.append(p.grad))
     backward(model, optimizer, [1.0, 2.0])
     kept[0].zero_()
-    with pytest.raises(RuntimeError, match="changed by references from before"):
-        optimizer.step()
+    for use in (optimizer.step, lambda: model.weight.grad):
+        with pytest.raises(RuntimeError, match="references from before"):
+            use()
     optimizer.zero_grad()
     backward(model, optimizer, [1.0, 2.0])
     optimizer.step()
@@ -256,9 +259,8 @@ def test_overflow_that_is_found_in_the_model_skips_the_step(calls):
     assert not calls
 
 
-def test_gradients_that_are_cleared_instead_of_used_are_forgotten(calls):
+def test_gradients_that_are_cleared_instead_of_used_are_forgotten():
     model, optimizer = deferred()
-    calls.clear()
     backward(model, optimizer, [8.0, 8.0])
     optimizer.zero_grad()
     assert [p.grad for p in (model.weight, *amp.master_params(optimizer))] == [None, None]
@@ -267,7 +269,121 @@ def test_gradients_that_are_cleared_instead_of_used_are_forgotten(calls):
     backward(model, optimizer, [1.0, 2.0])
     optimizer.step()
     assert model.weight.tolist() == [0.75, 1.5]
-    assert not calls
+
+
+def test_gradients_that_are_cleared_to_zeros_are_zeros_of_masters():
+    model, optimizer = deferred(FusedAdamW)
+    backward(model, optimizer, [8.0, 8.0])
+    optimizer.zero_grad(set_to_none=False)
+    (master,) = amp.master_params(optimizer)
+    assert master.grad.tolist() == [0.0, 0.0]
+    optimizer.step()
+    assert optimizer.state[master]["step"] == 2
+
+
+def adversaries(kind, before_step):
+    """Four steps of two networks, of which one's loss gives gradients to the other as well."""
+    torch.manual_seed(0)
+    maker, judge = nn.Linear(8, 8), nn.Linear(8, 1)
+    makes, judges = (kind(m.parameters(), lr=0.01) for m in (maker, judge))
+    setup([maker, judge], [makes, judges], "O2", loss_scale=128.0, num_losses=2)
+    for _ in range(4):
+        makes.zero_grad()
+        judges.zero_grad()
+        fake = maker(torch.randn(4, 8))
+        with amp.scale_loss(judge(fake.detach()).square().mean(), judges) as scaled:
+            scaled.backward()
+        with amp.scale_loss((judge(fake) - 1).square().mean(), makes, loss_id=1) as scaled:
+            scaled.backward()
+        before_step(None, judges)
+        judges.step()
+        makes.step()
+    return [p.detach().clone() for model in (maker, judge) for p in model.parameters()]
+
+
+def clip(model, optimizer):
+    nn.utils.clip_grad_norm_(amp.master_params(optimizer), 0.1)
+
+
+@pytest.mark.parametrize("before_step", [do_nothing, clip])
+@pytest.mark.parametrize("kind", [FusedAdamW, FusedLAMB])
+def test_backward_of_another_loss_changes_nothing(kind, before_step, monkeypatch):
+    results = []
+    for defers in (True, False):
+        if not defers:
+            monkeypatch.setattr(_gradients, "can_defer", lambda *_: False)
+        results.append(adversaries(kind, before_step))
+    for ours, expected in zip(*results, strict=True):
+        assert torch.equal(ours, expected)
+
+
+def test_backward_into_a_parameter_without_gradient_changes_nothing():
+    model = nn.ModuleList([Exact(), Exact()])
+    optimizer = FusedSGD(model.parameters(), lr=0.25)
+    setup(model, optimizer, "O2", loss_scale=8.0)
+    for _ in range(3):
+        optimizer.zero_grad()
+        with amp.scale_loss(model[0](torch.tensor([1.0, 1.0])), optimizer) as scaled:
+            scaled.backward()
+        model[1](torch.tensor([1.0, 1.0])).backward()
+        optimizer.step()
+    assert model[0].weight.tolist() == [0.25, 1.25]
+    assert model[1].weight.tolist() == [1.0, 2.0]
+
+
+def test_look_in_inference_mode_leaves_ordinary_gradients():
+    model, optimizer = deferred()
+    backward(model, optimizer, [3.0, 4.0])
+    (master,) = amp.master_params(optimizer)
+    with torch.inference_mode():
+        assert master.grad.norm() == 5.0
+    nn.utils.clip_grad_norm_([master], 2.5)
+    optimizer.step()
+    expected = torch.tensor([1.0 - 0.375, 2.0 - 0.5])
+    torch.testing.assert_close(master.detach(), expected, rtol=0, atol=1e-6)
+
+
+def test_gradients_made_in_inference_mode_are_stepped():
+    model, optimizer = deferred()
+    with amp.scale_loss(torch.zeros(()), optimizer), torch.inference_mode():
+        grad = torch.tensor([128.0, 256.0], dtype=torch.float16)
+        model.weight.grad = grad
+    optimizer.step()
+    assert model.weight.tolist() == [0.75, 1.5]
+
+
+def test_parameter_that_comes_before_the_step_waits_for_the_next_backward():
+    model, optimizer = deferred()
+    late = Parameter(torch.ones(2, dtype=torch.float16))
+    backward(model, optimizer, [1.0, 2.0])
+    late.grad = torch.full((2,), 128.0, dtype=torch.float16)
+    optimizer.add_param_group({"params": [late]})
+    optimizer.step()
+    assert model.weight.tolist() == [0.75, 1.5]
+    assert late.tolist() == [1.0, 1.0]
+
+
+def test_step_that_was_skipped_has_no_norm():
+    model = Exact()
+    optimizer = FusedSGD(model.parameters(), lr=0.25, max_grad_norm=8.0)
+    setup(model, optimizer, "O2")
+    amp.load_state_dict({"loss_scaler0": {"loss_scale": 128.0, "unskipped": 0}})
+    norms = []
+    for inputs in ([3.0, 4.0], [3.0, 4.0], [float("inf"), 4.0], [3.0, 4.0]):
+        optimizer.zero_grad()
+        backward(model, optimizer, inputs)
+        optimizer.step()
+        norms.append(optimizer.grad_norm)
+    assert norms == [5.0, 5.0, None, 5.0]
+
+
+def test_gradients_that_are_cleared_are_not_kept_for_a_norm():
+    model, optimizer = deferred(FusedLAMB, loss_scale="dynamic")
+    backward(model, optimizer, [3.0, 4.0])
+    storage = StorageWeakRef(raw_grad.__get__(model.weight).untyped_storage())
+    assert not storage.expired()
+    optimizer.zero_grad()
+    assert storage.expired()
 
 
 def test_parameters_without_gradient_stay_and_are_rounded_into_the_model():
@@ -315,8 +431,9 @@ def test_another_fused_optimizer_of_the_masters_finds_their_gradients():
     assert master.tolist() == [0.5, 1.0]
 
 
-def test_scale_that_is_no_power_of_two_is_not_left_to_the_step(calls):
-    model, optimizer = open_apex(FusedSGD, {"lr": 0.01}, loss_scale=100.0)
+@pytest.mark.parametrize("scale", [100.0, 0.5])
+def test_scale_by_which_not_all_can_be_divided_is_not_left_to_the_step(scale, calls):
+    model, optimizer = open_apex(FusedSGD, {"lr": 0.01}, loss_scale=scale)
     train_apex(model, optimizer, range(3))
     assert [number for _, number in calls] == [4] * 3
 

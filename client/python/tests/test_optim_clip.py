@@ -143,7 +143,7 @@ def test_scale_of_zero_gives_what_it_gives_without_clipping():
 
 
 @pytest.mark.parametrize(("fused", "options"), CLIPPED)
-def test_gradients_are_not_written_to(fused, options):
+def test_gradients_that_are_clipped_are_not_written_to(fused, options):
     params = make_params()
     optimizer = fused(params, lr=0.1, **options)
     set_grads(0, params)
@@ -190,6 +190,12 @@ def test_infinite_bound_measures_and_does_not_clip():
     assert all(torch.equal(a, b) for a, b in zip(params, others, strict=True))
     assert ours.grad_norm.isfinite()
     assert plain.grad_norm is None
+    params[4].grad[0] = others[4].grad[0] = torch.inf
+    ours.step()
+    plain.step()
+    assert ours.grad_norm.isinf()
+    for a, b in zip(params, others, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
 
 
 def test_bound_may_change_from_step_to_step():

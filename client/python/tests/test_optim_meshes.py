@@ -22,7 +22,7 @@ REPLICAS = {
 def results(tmp_path_factory):
     """What the workers have found."""
     folder = tmp_path_factory.mktemp("store")
-    return run_workers("optim_mesh_worker.py", 4, folder, timeout=240, OMP_NUM_THREADS="1")
+    return run_workers("optim_mesh_worker.py", 4, folder, timeout=110, OMP_NUM_THREADS="1")
 
 
 def test_model_is_split_along_both_dimensions(results):

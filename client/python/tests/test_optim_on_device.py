@@ -10,6 +10,11 @@ from pathlib import Path
 
 import optim_cases
 import pytest
+import test_amp_deferred
+import test_lamb
+import test_optim_clip
+import test_optim_contract
+import test_optim_state
 import torch
 from test_amp_deferred import *  # noqa: F403
 from test_lamb import *  # noqa: F403
@@ -19,6 +24,7 @@ from test_optim_state import *  # noqa: F403
 
 from thalweg.optim import _plan, _steps
 
+MODULES = (test_amp_deferred, test_lamb, test_optim_clip, test_optim_contract, test_optim_state)
 BUILD = Path(__file__).parents[3] / "build" / "release" / "client" / "torch"
 NAME = "thalweg_emulated_optim"
 
@@ -42,6 +48,11 @@ def on_emulated_device(monkeypatch, emulated):
     for module in (_plan, _steps):
         monkeypatch.setattr(module, "on_device", lambda _: True)
     monkeypatch.setattr(_plan, "tensors_type", lambda _: emulated)
+
+
+def test_no_test_hides_another_of_the_same_name():
+    names = [name for m in MODULES for name in vars(m) if name.startswith("test_")]
+    assert len(names) == len(set(names)) > 100
 
 
 @pytest.mark.parametrize("dtype", optim_cases.DTYPES)

@@ -3,6 +3,8 @@
 `import torch` first.
 """
 
+from collections.abc import Callable
+
 from torch import Tensor
 from torch._C._distributed_c10d import GradBucket
 from torch.futures import Future
@@ -153,6 +155,18 @@ class LambSettings:
         trust_ratio: bool,
     ) -> None:
         """`max_grad_norm`: as apex's, without an epsilon; 0: gradients are not clipped."""
+
+class BackwardWatch:
+    """Tells that a backward pass is about to add to the gradients of some parameters."""
+
+    def __init__(self) -> None: ...
+    def add(self, param: Tensor) -> None:
+        """For as long as it lives; it must require a gradient."""
+
+    def arm(self, told: Callable[[], object]) -> None:
+        """Has `told` called before the next gradient arrives, once, by the backward's thread."""
+
+    def disarm(self) -> None: ...
 
 class FusedTensors:
     """Parameters of one group on the CPU, updated in one parallel region; not thread-safe.

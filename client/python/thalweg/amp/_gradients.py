@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -13,7 +14,11 @@ from thalweg.amp._scaler import LossScaler
 from thalweg.amp._update import gather, gather_divided, gather_unscaled
 from thalweg.optim import _finite
 from thalweg.optim._deferred import Deferral, can_defer
+from thalweg.optim._norm import drop_squares
 from thalweg.optim._plan import known_plan
+
+if TYPE_CHECKING:
+    from thalweg._C import BackwardWatch
 
 # Gradients that were deferred in vain are read once more than others: for that many steps they are
 # made at once. Who clips them, or adds up those of several backwards, does so in every step.
@@ -30,6 +35,8 @@ class MasterGradients:
         self._deferral: Deferral | None = None
         self._undeferred = 0  # steps to come in which nothing is deferred
         self._backwards = 0  # since the last step
+        self._watch: BackwardWatch | None = None
+        self._watched: set[int] = set()  # ids of parameters
 
     @torch.no_grad()
     def take(self, scaler: LossScaler, done: set[int]) -> None:
@@ -65,24 +72,32 @@ class MasterGradients:
     def begin(self) -> None:
         """Backward is about to write where gradients may have been left."""
         self._backwards += 1
+        self.look()
+
+    def look(self) -> None:
+        """Makes gradients that have been left."""
         if self._deferral is not None:
             self._deferral.look()
 
     def check(self) -> None:
         """Raises RuntimeError if gradients that a step is to read have changed unseen."""
-        if self._deferral is not None and not self._deferral.is_intact():
-            raise RuntimeError(
-                "step() was called after gradients of the model had been changed by references "
-                "from before, expected them unchanged: change those of master_params()"
-            )
+        if self._deferral is not None:
+            self._deferral.check()
 
     def forget(self) -> None:
         """Those that have been left are not used any more."""
+        drop_squares(self._optimizer)
         if self._deferral is not None:
             self._deferral.end()
             if self._deferral.was_looked_at:
                 self._undeferred = _STEPS_WITHOUT_DEFERRAL
             self._deferral = None
+
+    def clear(self) -> None:
+        """They are about to be cleared: those that have been left have to be there for that."""
+        if self._deferral is not None and self._deferral.is_intact():
+            self._deferral.look()
+        self.forget()
 
     def end_step(self) -> Sequence[Tensor]:
         """After a step: the tensors whose `.grad` it has read, one for each master."""
@@ -102,7 +117,6 @@ class MasterGradients:
             or known_plan(self._optimizer) is None
             or any(weight.grad is not None for weight in self.weights)
             or not can_defer([*self.weights, *self.params], scale)
-            or any(param.grad is not None and param.grad.is_sparse for param in self.params)
         ):
             return False
         self._deferral = Deferral(
@@ -110,9 +124,22 @@ class MasterGradients:
             self.weights,
             self.params,
             scale=scale,
+            watch=self._watch_backward(),
             make=lambda: self._make(scale),
         )
         return True
+
+    def _watch_backward(self) -> BackwardWatch:
+        """Of all parameters that a backward may give a gradient."""
+        if self._watch is None:
+            from thalweg._C import BackwardWatch
+
+            self._watch = BackwardWatch()
+        for param in self.params:
+            if param.requires_grad and id(param) not in self._watched:
+                self._watch.add(param)
+                self._watched.add(id(param))
+        return self._watch
 
     def _find_inf(self, scaler: LossScaler) -> bool:
         """Has a dynamic scaler know whether gradients that are left are finite; False: cannot."""
@@ -125,6 +152,7 @@ class MasterGradients:
         scaler.found_inf(found.device).add_(found)
         return True
 
+    @torch.inference_mode(False)
     @torch.no_grad()
     def _make(self, scale: float) -> None:
         used = [i for i, param in enumerate(self.params) if param.grad is not None]

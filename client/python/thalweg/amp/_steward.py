@@ -22,6 +22,7 @@ from thalweg.amp._scaler import LossScaler
 from thalweg.amp._state import state
 from thalweg.amp._update import publish, unscale
 from thalweg.optim._copies import ask_for_copies, forget_copies, take_stored
+from thalweg.optim._norm import drop_norm
 
 HALF_TYPES = (torch.float16, torch.bfloat16)
 
@@ -72,6 +73,7 @@ class Steward:
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Optimizer.add_param_group; half-precision parameters get masters."""
+        self._grads.look()
         self._add_param_group(param_group)
         self._adopt()
 
@@ -80,7 +82,7 @@ class Steward:
 
         None: what the optimizer does by default; the model's own have their gradients removed.
         """
-        self._grads.forget()
+        self._grads.clear()
         if set_to_none is None:
             self._zero_grad()
             set_to_none = True
@@ -225,6 +227,7 @@ class Steward:
             for param, grad in self._hidden:
                 param.grad = grad
             self._hidden = []
+            drop_norm(self.optimizer)
         else:
             publish(self._grads.weights, self._grads.params, stored=read if stored else ())
             for param, master in zip(self._grads.params, self._masters, strict=True):

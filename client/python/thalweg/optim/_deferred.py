@@ -3,21 +3,27 @@
 A fused step can read the gradient of a master where backward has left it: in the half-precision
 parameter that the master stands for. Whoever uses `.grad` of either before that step, to clip or to
 print it, is to find what would have been there anyway; so it is made when they ask. They ask in
-Python: for that time the parameters have a class whose `.grad` is a property.
+Python: for that time the parameters have a class whose `.grad` is a property. Another backward,
+which adds to what lies there, comes from C++: it is awaited by a hook.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from thalweg.optim._copies import copies_of, raw_grad
+
+if TYPE_CHECKING:
+    from thalweg._C import BackwardWatch
 
 # Of masters and their parameters: a weak reference. The optimizer alone keeps its deferral.
 _ATTRIBUTE = "_thalweg_deferral"
@@ -64,18 +70,21 @@ class Deferral:
         params: Sequence[Parameter],
         *,
         scale: float,
+        watch: BackwardWatch,
         make: Callable[[], None],
     ) -> None:
         """`masters` have no gradients, `params` those of masters times `scale`, and keep them.
 
-        `make`, which is called at most once, gives masters their gradients.
+        `watch` is of `params`. `make`, which is called at most once, gives masters their gradients.
         """
         copies = copies_of(optimizer)
         assert copies is not None
         self._copies = copies
         self._watched = [*masters, *params]
-        self._grads = [(p, p.grad, p.grad._version) for p in params if p.grad is not None]
+        self._grads = [(p, p.grad, -1 if p.grad is None else p.grad._version) for p in params]
         self._make = make
+        device = masters[0].device
+        self._stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
         self.is_active = True
         self.was_looked_at = False
         copies.grad_exponent = math.frexp(scale)[1] - 1
@@ -83,18 +92,43 @@ class Deferral:
             param.__dict__[_ATTRIBUTE] = weakref.ref(self)
             param.__class__ = _Watched
         _active.add(self)
+        self._watch = watch
+        reference = weakref.ref(self)  # the watch is not to keep what keeps it
+
+        def look() -> None:
+            if (deferral := reference()) is not None:
+                deferral.look()
+
+        watch.arm(look)
 
     def look(self) -> None:
-        """Makes the gradients, unless that has been done."""
-        if self.is_active:
-            self.end()
-            self.was_looked_at = True
+        """Makes the gradients, unless that has been done.
+
+        On a GPU, in the stream that was current when they were deferred. Raises RuntimeError if
+        they are no longer what they were.
+        """
+        if not self.is_active:
+            return
+        self.check()
+        self.end()
+        self.was_looked_at = True
+        with contextlib.nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
             self._make()
+        if self._stream is not None:
+            torch.cuda.current_stream(self._stream.device).wait_stream(self._stream)
+
+    def check(self) -> None:
+        """Raises RuntimeError if gradients that are left to the step have changed unseen."""
+        if not self.is_intact():
+            raise RuntimeError(
+                "gradients of the model were changed before step() by references from before, "
+                "expected them unchanged: change those of master_params()"
+            )
 
     def is_intact(self) -> bool:
         """Whether gradients are still those that there were, as far as torch has been told."""
         return all(
-            raw_grad.__get__(param) is grad and grad._version == version
+            raw_grad.__get__(param) is grad and (grad is None or grad._version == version)
             for param, grad, version in self._grads
         )
 
@@ -106,6 +140,7 @@ class Deferral:
             for param in self._watched:
                 _restore(param)
             _active.discard(self)
+            self._watch.disarm()
             self._watched = []
             self._grads = []
 
@@ -113,12 +148,15 @@ class Deferral:
 def can_defer(params: Sequence[Tensor], scale: float) -> bool:
     """Whether gradients of these, masters or their parameters, can be deferred.
 
-    Only a power of two is divided out of the gradient without a rounding: with others a step would
-    have other bits than one whose gradients were looked at.
+    Only a power of two, from 1 on, is divided out of the gradient without a rounding: with others a
+    step would have other bits than one whose gradients were looked at.
     """
-    if math.frexp(scale)[0] != 0.5:
+    if math.frexp(scale)[0] != 0.5 or scale < 1:
         return False
-    return all(type(param) is Parameter for param in params)
+    grads = [param.grad for param in params if type(param) is Parameter and param.grad is not None]
+    return all(type(param) is Parameter for param in params) and not any(
+        grad.is_sparse or grad.is_inference() for grad in grads
+    )
 
 
 def look_at(param: Tensor) -> None:

@@ -33,7 +33,8 @@ class FusedMixin:
         """Before clipping: of all gradients that the latest step clipped, divided by their scale.
 
         In float64 on the gradients' device, computed here. Not finite after a step that GradScaler
-        has skipped, or None if its own check saw to that. None where there is no clipping.
+        has skipped, or None if its own check saw to that; None after one that scale_loss has
+        skipped, and where there is no clipping.
         """
         return None if self._norm is None else self._norm.value()
 

@@ -43,7 +43,7 @@ def grad_bounds(optimizer: Any) -> list[float]:  # noqa: ANN401
 
 
 def keep_squares(optimizer: Optimizer, plan: Plan, squares: Any) -> None:  # noqa: ANN401
-    """For the step that follows, where it clips: the sum of what `plan` has as gradients now."""
+    """For the next step, where it clips: the sum of what `plan` has as gradients now."""
     if not any(grad_bounds(optimizer)):
         return
     grads = plan.grads()
@@ -57,6 +57,11 @@ def drop_squares(optimizer: Optimizer) -> Any:  # noqa: ANN401
     """Forgets what has been kept, gradients included; returns the sum, or None."""
     kept = _kept.pop(optimizer, None)
     return None if kept is None else kept.squares
+
+
+def drop_norm(optimizer: Optimizer) -> None:
+    """The latest step has clipped nothing."""
+    optimizer.__dict__.pop("_norm", None)
 
 
 def take_squares(optimizer: Optimizer, plan: Plan) -> Any:  # noqa: ANN401

@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 
 from thalweg.optim import _finite
 from thalweg.optim._copies import mark_stored
-from thalweg.optim._norm import Norm, drop_squares, grad_bounds, take_squares
+from thalweg.optim._norm import Norm, drop_norm, drop_squares, grad_bounds, take_squares
 from thalweg.optim._plan import Plan, on_device, plan_of
 
 
@@ -121,7 +121,9 @@ def inputs_of(optimizer: Optimizer) -> dict[str, Any] | None:
     scale = grad_scale(optimizer)
     if scale is None:
         squares = drop_squares(optimizer)
-        optimizer.__dict__["_norm"] = None if squares is None else Norm(squares, None)
+        drop_norm(optimizer)
+        if squares is not None:
+            optimizer.__dict__["_norm"] = Norm(squares, None)
         return None
     return {"grad_scale": scale}
 
@@ -133,7 +135,7 @@ def _clip(optimizer: Optimizer, plan: Plan, inputs: dict[str, Any]) -> list[floa
     """
     bounds = grad_bounds(optimizer)
     if not any(bounds):
-        optimizer.__dict__.pop("_norm", None)
+        drop_norm(optimizer)
         return bounds
     squares = take_squares(optimizer, plan)
     inputs["grad_squares"] = squares
