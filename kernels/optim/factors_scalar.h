@@ -88,8 +88,7 @@ THALWEG_HD inline double GradFactorOf(const OptimSettings& s, double unscale, do
   return factor;
 }
 
-// Of a tensor whose gradients are 2^exponent times the others', which is exact: what they, and the
-// sum of their squares, are multiplied with instead.
+// For gradients that are 2^exponent times the others': their factor, and what their squares count.
 THALWEG_HD inline double FactorWithout(int32_t exponent, double factor) {
   return exponent == 0 ? factor : std::ldexp(factor, -exponent);
 }
