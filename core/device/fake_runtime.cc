@@ -173,7 +173,7 @@ absl::Status FakeRuntime::CopyHost(Call direction, std::byte* host, std::byte* d
   }
   const bool registered = range != nullptr;
   const auto done = std::make_shared<bool>(false);
-  Enqueue(stream, {[=, this] { return MayCopy(direction); },
+  Enqueue(stream, {[=, this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return MayCopy(direction); },
                    [=, this] {
                      DoCopy(direction, host, device, bytes, registered);
                      MutexLock inner(mutex_);
@@ -210,8 +210,7 @@ absl::Status FakeRuntime::Copy(void* to, const void* from, size_t bytes, DeviceS
   return absl::OkStatus();
 }
 
-// Called by whoever holds mutex_, which a lambda cannot say.
-bool FakeRuntime::MayCopy(Call direction) ABSL_NO_THREAD_SAFETY_ANALYSIS {
+bool FakeRuntime::MayCopy(Call direction) {
   const auto left = copies_left_.find(direction);
   return left == copies_left_.end() || left->second > 0;
 }
