@@ -11,12 +11,14 @@ from pathlib import Path
 import optim_cases
 import pytest
 import test_amp_deferred
+import test_amp_deferred_looks
 import test_lamb
 import test_optim_clip
 import test_optim_contract
 import test_optim_state
 import torch
 from test_amp_deferred import *  # noqa: F403
+from test_amp_deferred_looks import *  # noqa: F403
 from test_lamb import *  # noqa: F403
 from test_optim_clip import *  # noqa: F403
 from test_optim_contract import *  # noqa: F403
@@ -24,7 +26,14 @@ from test_optim_state import *  # noqa: F403
 
 from thalweg.optim import _plan, _steps
 
-MODULES = (test_amp_deferred, test_lamb, test_optim_clip, test_optim_contract, test_optim_state)
+MODULES = (
+    test_amp_deferred,
+    test_amp_deferred_looks,
+    test_lamb,
+    test_optim_clip,
+    test_optim_contract,
+    test_optim_state,
+)
 BUILD = Path(__file__).parents[3] / "build" / "release" / "client" / "torch"
 NAME = "thalweg_emulated_optim"
 

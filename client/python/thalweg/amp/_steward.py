@@ -206,7 +206,8 @@ class Steward:
                 "step() was called while gradients are still multiplied by the loss scale: leave "
                 "out delay_unscale in the last scale_loss before step()"
             )
-        self._grads.check()
+        if not self.skip:
+            self._grads.check()
         casting.stepping = True  # functions that the step uses compute in float32
         if self.skip:
             self._grads.forget()

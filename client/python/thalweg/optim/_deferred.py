@@ -36,27 +36,27 @@ class _Watched(Parameter):
 
     @property
     def grad(self) -> Tensor | None:
-        look_at(self)
+        _look_at(self)
         return raw_grad.__get__(self)  # type: ignore[no-any-return]
 
     @grad.setter
     def grad(self, value: Tensor | None) -> None:
-        look_at(self)
+        _look_at(self)
         raw_grad.__set__(self, value)
 
     @grad.deleter
     def grad(self) -> None:
-        look_at(self)
+        _look_at(self)
         raw_grad.__delete__(self)
 
     # Copies and pickles are of ordinary parameters.
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:  # noqa: ANN401
-        look_at(self)
+        _look_at(self)
         return Parameter.__deepcopy__(self, memo)
 
     def __reduce_ex__(self, protocol: Any) -> Any:  # noqa: ANN401
-        look_at(self)
+        _look_at(self)
         return Parameter.__reduce_ex__(self, protocol)
 
 
@@ -153,13 +153,15 @@ def can_defer(params: Sequence[Tensor], scale: float) -> bool:
     """
     if math.frexp(scale)[0] != 0.5 or scale < 1:
         return False
-    grads = [param.grad for param in params if type(param) is Parameter and param.grad is not None]
-    return all(type(param) is Parameter for param in params) and not any(
-        grad.is_sparse or grad.is_inference() for grad in grads
-    )
+    for param in params:
+        if type(param) is not Parameter:
+            return False
+        if param.grad is not None and (param.grad.is_sparse or param.grad.is_inference()):
+            return False
+    return True
 
 
-def look_at(param: Tensor) -> None:
+def _look_at(param: Tensor) -> None:
     """Has the deferred gradient made of which it is a parameter's, or its master's."""
     if (deferral := _deferral_of(param)) is not None:
         deferral.look()
