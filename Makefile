@@ -1,4 +1,5 @@
-# The verbs of this repository. Logic lives in scripts/ and CMake; each verb works from a fresh clone.
+# These are the verbs of this repository. Logic lives in scripts/ and CMake; each verb works from a
+# fresh clone.
 .DEFAULT_GOAL := help
 .PHONY: help setup build test demo lint format asan tsan bench helm test-kube
 
@@ -15,25 +16,24 @@ test:    ## build, then run the C++ unit tests and the Python tests
 	@scripts/test
 
 demo:    ## train a CNN on Fashion-MNIST through 2 nodes x 2 workers; picture in out/demo
-	@scripts/build
-	@.venv/bin/python scripts/demo.py
+	@scripts/demo
 
 lint:    ## check format, style, types, spelling and clang-tidy; changes nothing
 	@scripts/lint
 
-format:  ## rewrite sources the way lint wants them
+format:  ## rewrite sources in the style that lint checks
 	@scripts/format
 
-asan:    ## unit tests under AddressSanitizer and UndefinedBehaviorSanitizer
+asan:    ## run the unit tests under AddressSanitizer and UndefinedBehaviorSanitizer
 	@scripts/sanitize asan
 
-tsan:    ## unit tests of the rooms without gRPC under ThreadSanitizer
+tsan:    ## run the unit tests of the rooms without gRPC under ThreadSanitizer
 	@scripts/sanitize tsan
 
 helm:    ## check the Helm chart and the manifests (builds helm and others into .tools, once)
 	@scripts/helm_check
 
-test-kube: ## the chart and the manifests on a real API server (builds it into .tools, once: 15 min)
+test-kube: ## test the chart and the manifests on a real API server (builds it into .tools, once: 15 min)
 	@scripts/test_kube
 
 bench:   ## measure all cases beside their peers into out/bench (root; about 25 min)

@@ -1,4 +1,4 @@
-# Compiler flags, ccache, the fast linker and the sanitizers: what every target shares.
+# This file sets what every target uses: compiler flags, ccache, the fast linker and the sanitizers.
 
 if(NOT CMAKE_BUILD_TYPE)
   set(CMAKE_BUILD_TYPE Release CACHE STRING "" FORCE)

@@ -1,9 +1,9 @@
-# Whether the CUDA kernels are built, and with what. Sets THALWEG_CUDA to ON or OFF, and with ON
-# enables the language CUDA and makes the target CUDA::cudart_static.
+# Decides whether the CUDA kernels are built, and with which compiler. Sets THALWEG_CUDA to ON or
+# OFF; with ON it enables the language CUDA and makes the target CUDA::cudart_static.
 #
-# nvcc is the one that CUDACXX or CMAKE_CUDA_COMPILER names, or in PATH, or in the nvidia-* wheels of
-# the Python that CMake uses. Wheels lack a few names that an installed toolkit has; a folder of links
-# in the build tree adds them.
+# nvcc is the one that CUDACXX or CMAKE_CUDA_COMPILER names, or the one in PATH, or the one in the
+# nvidia-* wheels of the Python that CMake uses. Wheels lack a few names that an installed toolkit
+# has; a folder of links in the build tree adds them.
 
 set(THALWEG_CUDA AUTO CACHE STRING "Build the CUDA kernels: ON, OFF, or AUTO (where nvcc is found)")
 set_property(CACHE THALWEG_CUDA PROPERTY STRINGS AUTO ON OFF)
@@ -29,10 +29,10 @@ function(thalweg_find_cuda_wheels out)
   set(${out} "${wheels}" PARENT_SCOPE)
 endfunction()
 
-# Makes of `folder` a toolkit whose files are those of `wheels`.
+# Makes `folder` a toolkit of links to the files of `wheels`.
 function(thalweg_link_cuda_toolkit wheels folder)
-  # nvcc looks beside bin/, so that is a folder of links and not a link to a folder. Of the libraries
-  # only CUDA's own: beside them lie gigabytes that are no part of a toolkit.
+  # nvcc looks beside bin/, so that is a folder of links and not a link to a folder. Only CUDA's own
+  # libraries are linked: the same folders have gigabytes that are not part of a toolkit.
   file(MAKE_DIRECTORY "${folder}/bin" "${folder}/lib64")
   foreach(part IN ITEMS include nvvm)
     file(CREATE_LINK "${wheels}/${part}" "${folder}/${part}" SYMBOLIC)
@@ -48,7 +48,7 @@ function(thalweg_link_cuda_toolkit wheels folder)
   file(CREATE_LINK libcudart.so.13 "${folder}/lib64/libcudart.so" SYMBOLIC)
 endfunction()
 
-# Sets CMAKE_CUDA_COMPILER when it is not set and there is an nvcc.
+# Sets CMAKE_CUDA_COMPILER when it is not set and an nvcc is found.
 macro(thalweg_find_nvcc)
   if(NOT CMAKE_CUDA_COMPILER AND NOT DEFINED ENV{CUDACXX})
     find_program(THALWEG_NVCC nvcc)
@@ -85,7 +85,7 @@ if(NOT THALWEG_CUDA)
   return()
 endif()
 
-# Machine code for what is in use (A100, H100, H200), PTX for what is newer.
+# The build has machine code for current GPUs (A100, H100, H200) and PTX for newer ones.
 if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
   set(CMAKE_CUDA_ARCHITECTURES 80-real 90-real 90-virtual)
 endif()
@@ -95,17 +95,18 @@ endif()
 set(CMAKE_CUDA_STANDARD 20)
 set(CMAKE_CUDA_STANDARD_REQUIRED ON)
 set(CMAKE_CUDA_EXTENSIONS OFF)
-# Programs run where a driver is and nothing else of CUDA.
+# The static run-time lets programs run where only a driver is installed.
 set(CMAKE_CUDA_RUNTIME_LIBRARY Static)
 if(THALWEG_CCACHE)
   set(CMAKE_CUDA_COMPILER_LAUNCHER "${THALWEG_CCACHE}")
 endif()
 enable_language(CUDA)
 find_package(CUDAToolkit 12.0 REQUIRED)
-# Promise 2 (same bits everywhere), as in Compiler.cmake: no fused a*b+c that the source does not name.
-# nvcc's defaults do the rest: subnormals kept, division and square root rounded to nearest.
+# Promise 2 (same bits everywhere), as in Compiler.cmake: nvcc must not fuse a*b+c where the source
+# does not. Its defaults keep subnormals and round division and square root to nearest.
 add_compile_options("$<$<COMPILE_LANGUAGE:CUDA>:-fmad=false>")
-# Kernels whose values do not fit into registers move more bytes than they are written to.
+# Kernels whose values do not fit into registers would move more bytes than they are written to
+# move.
 add_compile_options("$<$<AND:$<COMPILE_LANGUAGE:CUDA>,$<CONFIG:Release>>:-Xptxas=--warn-on-spills,-Werror>")
 message(STATUS "CUDA kernels: ${CMAKE_CUDA_COMPILER} ${CMAKE_CUDA_COMPILER_VERSION}, "
                "architectures ${CMAKE_CUDA_ARCHITECTURES}")

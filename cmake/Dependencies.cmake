@@ -1,4 +1,4 @@
-# Third-party libraries, all from Debian 12 (scripts/setup installs them), none vendored.
+# Third-party libraries all come from Debian 12 (scripts/setup installs them); none is vendored.
 
 find_package(Threads REQUIRED)
 find_package(absl REQUIRED)

@@ -1,7 +1,9 @@
-# What the Python package contains besides Python: the extension, the two programs, and the shared
-# libraries they need that an ordinary machine does not have. Included when all three targets exist.
+# This file installs what the Python package contains besides Python: the extension, the two
+# programs, and the shared libraries they need that an ordinary machine does not have. It is
+# included when all three targets exist.
 
-# DT_RPATH rather than DT_RUNPATH: only the former also finds what the bundled libraries need themselves.
+# DT_RPATH is used instead of DT_RUNPATH: only the former also finds what the bundled libraries
+# need.
 foreach(target thalweg_torch thalweg_sidecar_bin thalweg_aggregator_bin)
   target_link_options(${target} PRIVATE -Wl,--disable-new-dtags)
 endforeach()
@@ -13,8 +15,9 @@ install(TARGETS thalweg_torch LIBRARY DESTINATION thalweg COMPONENT thalweg)
 install(TARGETS thalweg_sidecar_bin thalweg_aggregator_bin
         RUNTIME DESTINATION thalweg/bin COMPONENT thalweg)
 
-# Bundled: everything but the C and C++ run-time libraries, and torch, which `import torch` has loaded
-# before the extension. Each library is one file named by its soname: wheels cannot hold links.
+# Everything is bundled except the C and C++ run-time libraries and torch, which `import torch` has
+# loaded before the extension. Each library is one file named by its soname: wheels cannot hold
+# links.
 install(CODE [[
   file(GET_RUNTIME_DEPENDENCIES
        EXECUTABLES $<TARGET_FILE:thalweg_sidecar_bin> $<TARGET_FILE:thalweg_aggregator_bin>

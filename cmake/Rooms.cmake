@@ -9,13 +9,14 @@ set(THALWEG_RESERVED_openssl "net;http")        # certificates, HTTPS; gRPC has 
 set(THALWEG_RESERVED_torch "torch")             # libtorch
 set(THALWEG_RESERVED_cuda "cuda_kernels;device")  # the CUDA run-time library
 
-define_property(GLOBAL PROPERTY THALWEG_ROOMS)
+include("${CMAKE_CURRENT_LIST_DIR}/Includes.cmake")
 
-# thalweg_room(NAME name LAYER n [SOURCES …] [DEPS rooms…] [EXTERNAL targets…]
+# thalweg_room(NAME name LAYER n [FOLDERS …] [SOURCES …] [DEPS rooms…] [EXTERNAL targets…]
 #              [RESERVED kinds…])
 # Makes the static library thalweg_<name> (alias thalweg::<name>); INTERFACE when it has no sources.
+# The room owns FOLDERS, which are relative to the project, or else the folder of the caller.
 function(thalweg_room)
-  cmake_parse_arguments(ARG "" "NAME;LAYER" "SOURCES;DEPS;EXTERNAL;RESERVED" ${ARGN})
+  cmake_parse_arguments(ARG "" "NAME;LAYER" "FOLDERS;SOURCES;DEPS;EXTERNAL;RESERVED" ${ARGN})
   set(target thalweg_${ARG_NAME})
   if(ARG_SOURCES)
     add_library(${target} STATIC ${ARG_SOURCES})
@@ -30,24 +31,33 @@ function(thalweg_room)
     target_link_libraries(${target} ${scope} thalweg_${dep})
   endforeach()
   target_link_libraries(${target} ${scope} ${ARG_EXTERNAL})
-  thalweg_declare_room(${ARG_NAME} ${ARG_LAYER} "${ARG_DEPS}" "${ARG_RESERVED}")
+  thalweg_declare_room(NAME ${ARG_NAME} LAYER ${ARG_LAYER} FOLDERS ${ARG_FOLDERS}
+                       DEPS ${ARG_DEPS} RESERVED ${ARG_RESERVED})
 endfunction()
 
-# Records a room for the check; for rooms that are not static libraries (torch module, programs).
-function(thalweg_declare_room name layer deps reserved)
-  set_property(GLOBAL APPEND PROPERTY THALWEG_ROOMS ${name})
-  set_property(GLOBAL PROPERTY THALWEG_LAYER_${name} ${layer})
-  set_property(GLOBAL PROPERTY THALWEG_DEPS_${name} "${deps}")
-  foreach(kind IN LISTS reserved)
-    if(NOT name IN_LIST THALWEG_RESERVED_${kind})
-      message(FATAL_ERROR "room '${name}' must not link ${kind}: only "
+# The part of thalweg_room() that makes no target: records the room for thalweg_check_rooms(). Rooms
+# that are not static libraries (the torch module, programs) call it themselves.
+function(thalweg_declare_room)
+  cmake_parse_arguments(ARG "" "NAME;LAYER" "FOLDERS;DEPS;RESERVED" ${ARGN})
+  set_property(GLOBAL APPEND PROPERTY THALWEG_ROOMS ${ARG_NAME})
+  set_property(GLOBAL PROPERTY THALWEG_LAYER_${ARG_NAME} ${ARG_LAYER})
+  set_property(GLOBAL PROPERTY THALWEG_DEPS_${ARG_NAME} "${ARG_DEPS}")
+  foreach(kind IN LISTS ARG_RESERVED)
+    if(NOT ARG_NAME IN_LIST THALWEG_RESERVED_${kind})
+      message(FATAL_ERROR "room '${ARG_NAME}' must not link ${kind}: only "
                           "'${THALWEG_RESERVED_${kind}}' may")
     endif()
   endforeach()
+  if(NOT ARG_FOLDERS)
+    file(RELATIVE_PATH ARG_FOLDERS "${PROJECT_SOURCE_DIR}" "${CMAKE_CURRENT_SOURCE_DIR}")
+  endif()
+  foreach(folder IN LISTS ARG_FOLDERS)
+    thalweg_claim_folder("${folder}" ${ARG_NAME})
+  endforeach()
 endfunction()
 
-# Fails the configuration when a room depends on a room of its own or a higher layer, or when a
-# header of a higher layer is included by a lower one.
+# Fails the configuration when a room depends on a room of its own or a higher layer, or when a file
+# includes one that its room may not know (Includes.cmake).
 function(thalweg_check_rooms)
   get_property(rooms GLOBAL PROPERTY THALWEG_ROOMS)
   foreach(room IN LISTS rooms)
@@ -63,9 +73,10 @@ function(thalweg_check_rooms)
       endif()
     endforeach()
   endforeach()
+  thalweg_check_includes()
 endfunction()
 
-# Has scripts/gpu_bundle take the program, whose name begins with gpu_, to a GPU machine.
+# Makes scripts/gpu_bundle take the program, whose name begins with gpu_, to a GPU machine.
 function(thalweg_gpu_program name)
   if(NOT TARGET gpu_programs)
     add_custom_target(gpu_programs)
@@ -73,17 +84,17 @@ function(thalweg_gpu_program name)
   add_dependencies(gpu_programs ${name})
 endfunction()
 
-# thalweg_walls(folder parts…): subfolders of a room that share what lies in `folder` and must not
-# know each other. Fails the configuration when a source of one includes a header of another.
+# thalweg_walls(folder): the subfolders of `folder`, part of a room, may use `folder` but not each
+# other. Fails the configuration when a source of one includes a header of another.
 function(thalweg_walls folder)
-  foreach(part IN LISTS ARGN)
-    set(others ${ARGN})
+  file(GLOB sources RELATIVE "${PROJECT_SOURCE_DIR}/${folder}" "${PROJECT_SOURCE_DIR}/${folder}/*/*")
+  list(TRANSFORM sources REPLACE "/.*" "" OUTPUT_VARIABLE parts)
+  list(REMOVE_DUPLICATES parts)
+  foreach(part IN LISTS parts)
+    set(others ${parts})
     list(REMOVE_ITEM others ${part})
     list(JOIN others "|" others)
     file(GLOB sources "${PROJECT_SOURCE_DIR}/${folder}/${part}/*")
-    if(NOT sources)
-      message(FATAL_ERROR "walls of ${folder}: '${part}' has no sources: is that its name?")
-    endif()
     foreach(source IN LISTS sources)
       file(STRINGS "${source}" across REGEX "^#include \"${folder}/(${others})/")
       if(across)
@@ -92,6 +103,18 @@ function(thalweg_walls folder)
       endif()
     endforeach()
   endforeach()
+endfunction()
+
+# thalweg_test_library(NAME x ROOM room SOURCES … [LINK …]): what tests of several rooms share, the
+# target thalweg_x. LINK names libraries beside the room.
+function(thalweg_test_library)
+  if(NOT THALWEG_TESTS)
+    return()
+  endif()
+  cmake_parse_arguments(ARG "" "NAME;ROOM" "SOURCES;LINK" ${ARGN})
+  add_library(thalweg_${ARG_NAME} STATIC ${ARG_SOURCES})
+  target_link_libraries(thalweg_${ARG_NAME} PUBLIC thalweg_${ARG_ROOM} ${ARG_LINK})
+  thalweg_declare_test(${ARG_NAME} "${ARG_ROOM};${ARG_LINK}" "${ARG_SOURCES}")
 endfunction()
 
 # thalweg_test(NAME x_test ROOM room SOURCES … [LINK …] [LABELS …] [TIMEOUT s])
@@ -105,10 +128,11 @@ function(thalweg_test)
     set(ARG_TIMEOUT 120)
   endif()
   add_executable(${ARG_NAME} ${ARG_SOURCES})
-  # Tests take most of a build, and more than a third of that is optimising them.
+  # Tests take most of a build, and optimising them takes more than a third of that.
   target_compile_options(${ARG_NAME} PRIVATE "$<$<COMPILE_LANGUAGE:CXX>:-O0>")
   target_link_libraries(${ARG_NAME} PRIVATE thalweg_${ARG_ROOM} ${ARG_LINK} GTest::gmock
                                             GTest::gtest GTest::gtest_main)
+  thalweg_declare_test(${ARG_NAME} "${ARG_ROOM};${ARG_LINK}" "${ARG_SOURCES}")
   add_test(NAME ${ARG_NAME} COMMAND ${ARG_NAME})
   if("gpu" IN_LIST ARG_LABELS)
     thalweg_gpu_program(${ARG_NAME})
@@ -123,8 +147,8 @@ function(thalweg_test)
   endif()
 endfunction()
 
-# thalweg_bench(NAME x_bench ROOM room SOURCES … [LINK …]): a Google Benchmark program. None where a
-# sanitizer would make its figures meaningless.
+# thalweg_bench(NAME x_bench ROOM room SOURCES … [LINK …]) makes a Google Benchmark program; none
+# where a sanitizer would make its figures meaningless.
 function(thalweg_bench)
   if(NOT THALWEG_TESTS OR THALWEG_SANITIZE)
     return()
@@ -133,4 +157,18 @@ function(thalweg_bench)
   add_executable(${ARG_NAME} ${ARG_SOURCES})
   target_link_libraries(${ARG_NAME} PRIVATE thalweg_${ARG_ROOM} ${ARG_LINK} benchmark::benchmark
                                             benchmark::benchmark_main)
+  thalweg_declare_test(${ARG_NAME} "${ARG_ROOM};${ARG_LINK}" "${ARG_SOURCES}")
+endfunction()
+
+# thalweg_gpu_bench(NAME gpu_x ROOM room SOURCES … [LINK …]): a program that measures on a GPU, or
+# that such a program starts; one for thalweg_gpu_program.
+function(thalweg_gpu_bench)
+  if(NOT THALWEG_TESTS)
+    return()
+  endif()
+  cmake_parse_arguments(ARG "" "NAME;ROOM" "SOURCES;LINK" ${ARGN})
+  add_executable(${ARG_NAME} ${ARG_SOURCES})
+  target_link_libraries(${ARG_NAME} PRIVATE thalweg_${ARG_ROOM} ${ARG_LINK})
+  thalweg_declare_test(${ARG_NAME} "${ARG_ROOM};${ARG_LINK}" "${ARG_SOURCES}")
+  thalweg_gpu_program(${ARG_NAME})
 endfunction()

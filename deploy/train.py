@@ -1,4 +1,4 @@
-"""An ordinary DistributedDataParallel script on made-up data. It knows nothing of Thalweg.
+"""An ordinary DistributedDataParallel script on generated data. It does not mention Thalweg.
 
     torchrun --nproc-per-node=2 train.py [--steps N]
 
@@ -18,14 +18,14 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 def build(device: torch.device) -> DistributedDataParallel:
-    """A perceptron of 1.6 million parameters, the same on all ranks."""
+    """Builds a perceptron of 1.6 million parameters, the same on all ranks."""
     torch.manual_seed(1)
     layers = nn.Sequential(nn.Linear(512, 1024), nn.ReLU(), nn.Linear(1024, 1024), nn.ReLU())
     return DistributedDataParallel(layers.append(nn.Linear(1024, 10)).to(device))
 
 
 def train(model: DistributedDataParallel, device: torch.device, steps: int) -> None:
-    """The label of a row of numbers is which of its first ten is the largest."""
+    """Trains. The label of a row of numbers is the index of the largest among its first ten."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     data = torch.Generator().manual_seed(dist.get_rank())
     for step in range(1, steps + 1):

@@ -1,4 +1,4 @@
-"""Ten steps of DDP through thalweg, compared with the same training done by one process alone."""
+"""Runs ten steps of DDP through thalweg, and compares with the same training in one process."""
 
 import copy
 
@@ -29,7 +29,7 @@ def main() -> None:
         mse_loss(alone(inputs.flatten(0, 1)), targets.flatten(0, 1)).backward()
         for optimizer in optimizers:
             optimizer.step()
-    # The two sum the same float32 products in another order: 80 products per weight and step.
+    # Both sum the same float32 products in another order: 80 products per weight and step.
     for ours, expected in zip(model.parameters(), alone.parameters(), strict=True):
         torch.testing.assert_close(ours, expected, rtol=1e-5, atol=1e-6)
     if state.stats()["rounds"] < STEPS:

@@ -13,8 +13,19 @@ die() {
   exit 1
 }
 
-# Files of the working tree that match the given patterns: tracked ones and new ones that git does
-# not ignore, NUL-separated. A file deleted but not yet committed is left out.
+# Prints the purpose for which a script was called: `demo` with --for demo, `all` without arguments.
+purpose_of() {
+  case $* in
+    "") echo all ;;
+    "--for demo") echo demo ;;
+    *) die "expected no argument or '--for demo', got '$*'" ;;
+  esac
+}
+
+has_gpu_driver() { [ -e /dev/nvidiactl ]; }
+
+# Prints the files of the working tree that match the given patterns, NUL-separated: tracked files,
+# and new ones that git does not ignore. A file that is deleted but not yet committed is left out.
 tree_files() {
   local file
   git ls-files -z --cached --others --exclude-standard -- "$@" | while IFS= read -r -d '' file; do

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The demo: Fashion-MNIST on 2 nodes x 2 workers and 2 aggregators, beside plain DDP over Gloo.
+"""Trains on Fashion-MNIST with 2 nodes x 2 workers and 2 aggregators, beside plain DDP over Gloo.
 
 Writes out/demo/fashion_mnist.png and out/demo/summary.json. Needs an installed thalweg.
 """

@@ -19,7 +19,8 @@ from matplotlib.patches import Patch
 from thalweg.timeline import spans
 from thalweg.timeline.spans import Span, Timeline
 
-# In the order of a bucket's way; None: not drawn, as others cover the same time.
+# The phases are in the order in which a bucket passes them; None is not drawn, as others cover the
+# same time.
 COLOURS = {
     "copy_in": "#4878d0",
     "wait": "#d5dbe6",
@@ -41,11 +42,12 @@ ROW, GAP = 1.0, 0.9
 
 
 def window(timeline: Timeline, number: int | None) -> tuple[float, float]:
-    """When the workers' round `number` begins and ends."""
+    """Returns when the workers' round `number` begins and ends."""
     workers = [span for span in timeline.spans if span.side == "worker"]
     rounds = sorted({span.args["round"] for span in workers})
     wanted = number or rounds[max(0, len(rounds) - 2)]
-    # After the framework has cut its buckets anew, rounds count from 1 again: the last layout.
+    # When the framework has rebuilt its buckets, rounds count from 1 again: the last layout is
+    # used.
     layout = max(span.args["layout"] for span in workers)
     some = [s for s in workers if (s.args["round"], s.args["layout"]) == (wanted, layout)]
     if not some:
@@ -54,7 +56,7 @@ def window(timeline: Timeline, number: int | None) -> tuple[float, float]:
 
 
 def lanes(some: list[Span]) -> list[list[Span]]:
-    """Rows in which nothing overlaps."""
+    """Returns rows in which no spans overlap."""
     rows: list[list[Span]] = []
     for span in sorted(some, key=lambda span: span.begin):
         row = next((row for row in rows if row[-1].end <= span.begin), None)

@@ -1,9 +1,9 @@
 """Checks a bundle made by scripts/gpu_bundle on a machine with a GPU, and writes one JSON.
 
-Runs every test of the bundle, the benchmarks, their peers in torch where that is installed, the
-heaviest kernels under ncu, then the tests again under compute-sanitizer where these are. Needs
-Python 3.10 and a driver, nothing else. Exits 0 only if a GPU was there and all that could run has
-passed; whether it is fast enough is in the JSON.
+Runs every test of the bundle, the benchmarks, torch's counterparts where torch is installed, the
+heaviest kernels under ncu, then the tests again under compute-sanitizer, where these tools exist.
+Needs only Python 3.10 and a driver. Exits 0 only if there was a GPU and everything that could run
+has passed; the JSON says whether it is fast enough.
 """
 
 from __future__ import annotations
@@ -25,14 +25,15 @@ from typing import Any
 
 from gpu_targets import against_torch, targets
 
-# Seconds that one of them gets at most, so that one that hangs leaves time to the others.
+# Each program gets at most this many seconds, so that one that hangs leaves time for the others.
 LIMIT = {"test": 90, "bench": 60, "torch": 90, "ncu": 60, "sanitizer": 90}
-TOOLKIT = "/usr/local/cuda/bin"  # where PATH does not have it
-# Races and barriers are a matter of kernels; this program has all of them.
+TOOLKIT = "/usr/local/cuda/bin"  # if PATH does not have it
+# Races and barriers concern only kernels, all of which this program has.
 SANITIZERS = ("memcheck", "racecheck", "synccheck")
 KERNELS = "gpu_kernels_test"
 SANITIZER_EXIT = 99
-# One launch each of the three passes over a large model's gradients, after the warm-ups.
+# The profile covers one launch of each of the three passes over a large model's gradients, after
+# the warm-ups.
 PROFILED = ("gpu_powersgd_bench", "bert-large rank 4 round")
 NCU = (
     *("--kernel-name-base", "demangled"),
@@ -44,20 +45,20 @@ NCU = (
 
 
 class Bundle:
-    """The programs of a bundle, run with its libraries until a deadline for all."""
+    """The programs of a bundle, run with its libraries until a common deadline."""
 
     def __init__(self, folder: Path, seconds: float) -> None:
         self.folder = folder
         self.deadline = time.monotonic() + seconds
         self.env = {**os.environ, "LD_LIBRARY_PATH": str(folder / "lib")}
-        # Python has libraries of its own, perhaps of the same names.
+        # Python's own libraries may have the same names.
         self.env_of = {"torch": dict(os.environ)}
 
     def programs(self, suffix: str) -> list[Path]:
         return sorted((self.folder / "bin").glob(f"gpu_*_{suffix}"))
 
     def run(self, command: list[str], kind: str) -> tuple[int, str, str]:
-        """Exit status, output and errors; -1 when the time was up."""
+        """Returns exit status, output and errors; -1 when the time was up."""
         left = min(LIMIT[kind], self.deadline - time.monotonic())
         if left <= 0:
             return -1, "", "not started: the time was up"
@@ -73,7 +74,8 @@ class Bundle:
             try:
                 output, errors = program.communicate(timeout=left)
             except subprocess.TimeoutExpired:
-                # With its workers, which else would go on to use the GPU.
+                # The program's workers are killed too; otherwise they would continue to use the
+                # GPU.
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(program.pid, signal.SIGKILL)
                 output, errors = program.communicate()
@@ -82,7 +84,7 @@ class Bundle:
 
 
 def installed(name: str) -> str | None:
-    """Where a program of CUDA's toolkit is."""
+    """Returns the path of a program of CUDA's toolkit."""
     return shutil.which(name) or shutil.which(name, path=TOOLKIT)
 
 
@@ -102,8 +104,11 @@ def machine() -> dict[str, str]:
 
 
 def cases(report: Path) -> dict[str, Any]:
-    """What a GoogleTest report says: how many passed, which failed, which were skipped and why, and
-    what they noted besides, such as the path of gradients."""
+    """Reads a GoogleTest report.
+
+    Returns how many cases passed, which failed, which were skipped and why, and recorded properties
+    such as the path of gradients.
+    """
     result: dict[str, Any] = {"passed": 0, "failed": {}, "skipped": {}}
     for noted in ET.parse(report).iter("property"):
         result[noted.get("name", "")] = noted.get("value")
@@ -113,7 +118,7 @@ def cases(report: Path) -> dict[str, Any]:
         if failure is not None:
             result["failed"][name] = failure.get("message", "")
         elif skipped is not None:
-            # The place in the source, then the reason.
+            # The message is the place in the source, then the reason.
             result["skipped"][name] = skipped.get("message", "").strip().splitlines()[-1]
         else:
             result["passed"] += 1
@@ -142,7 +147,7 @@ def run_sanitizers(bundle: Bundle) -> dict[str, Any]:
     runs += [("memcheck", name) for name in names if name != KERNELS]
     results: dict[str, Any] = {}
     for tool, name in runs:
-        # Some calls fail as tests expect: those are not what is looked for.
+        # Some calls fail as tests expect; those errors are not reported.
         command = [sanitizer, "--tool", tool, "--report-api-errors", "no"]
         command += ["--error-exitcode", str(SANITIZER_EXIT)]
         command += [str(bundle.folder / "bin" / name), "--gtest_brief=1"]
@@ -159,7 +164,7 @@ def run_bench(bundle: Bundle, program: Path) -> dict[str, Any]:
 
 
 def rows_of(status: int, output: str, errors: str) -> dict[str, Any]:
-    """What a benchmark has printed; of one that has failed the rows until then, and why."""
+    """Returns a benchmark's rows; for a failed one the rows until then, and the reason."""
     result: dict[str, Any] = {"exit": status, "ok": status == 0}
     if status == 0:
         try:
@@ -182,7 +187,7 @@ def run_torch(bundle: Bundle) -> dict[str, Any]:
 
 
 def run_ncu(bundle: Bundle) -> dict[str, Any]:
-    """What the profiler says, in its words. It needs a right that containers often lack."""
+    """Returns the profiler's output. The profiler needs a right that containers often lack."""
     ncu = installed("ncu")
     if ncu is None:
         return {"not run": "ncu is not installed"}
@@ -193,7 +198,7 @@ def run_ncu(bundle: Bundle) -> dict[str, Any]:
 
 
 def why_no_gpu(tests: dict[str, Any]) -> str | None:
-    """None if there is one: then some program has skipped nothing."""
+    """Returns None if there is a GPU: some program has then skipped nothing."""
     reasons = [set(test.get("skipped", {}).values()) for test in tests.values()]
     return min(set.union(*reasons)) if all(reasons) else None
 

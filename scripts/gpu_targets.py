@@ -1,4 +1,4 @@
-"""What scripts/gpu_check has measured beside torch, and beside what is aimed at."""
+"""Compares the results of scripts/gpu_check with torch and with the project's targets."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 Row = dict[str, Any]
 
 _MODELS = {"resnet50": "ResNet-50", "bert-large": "BERT-large"}
-# Cases of ours that together do what one of torch's does.
+# Several of our cases together do what one of torch's does.
 _OPTIMIZERS = {
     "torch's fused AdamW, fp32": ("adamw fp32",),
     "torch's sequence for AdamW, O2": ("norm O2 fp16", "adamw O2 fp16"),
@@ -22,7 +22,7 @@ _TIMES_TORCH = {
     "Gloo, 2 workers, 256 MiB": 5.0,
     **{f"torch's PowerSGD hook, {name}": 3.0 for name in _MODELS.values()},
 }
-# Shares of a copy's rate; names of cases begin like that.
+# These are fractions of a copy's rate, by the beginnings of case names.
 _OF_COPY = {
     "fold ": 0.85,
     "cast ": 0.85,
@@ -37,11 +37,11 @@ _OF_COPY = {
 }
 _WHOLE_CASES = tuple(case for case in _OF_COPY if not case.endswith(" "))
 _LAUNCHES = 12
-_HOOK_MS = 0.020  # beside two copies
+_HOOK_MS = 0.020  # compared with two copies
 
 
 def against_torch(benches: Mapping[str, Row], torch: Row) -> list[Row]:
-    """How many times as long as ours torch's way takes, for each case that both have."""
+    """Returns torch's time divided by ours, for each case that both have."""
     ours = {row["case"]: row["ms"] for row in _rows(benches)}
     pairs = {
         f"torch's PowerSGD hook, {name}": (f"{model} rank 4 round",)
@@ -62,7 +62,7 @@ def against_torch(benches: Mapping[str, Row], torch: Row) -> list[Row]:
 
 
 def targets(benches: Mapping[str, Row], compared: list[Row]) -> list[Row]:
-    """Each of the project's targets with what was measured; null where it was not."""
+    """Returns each of the project's targets with the measured value; null where there is none."""
     return [*_speed(benches), *_times_torch(compared), *_powersgd(benches), _hook(benches)]
 
 
@@ -99,7 +99,7 @@ def _powersgd(benches: Mapping[str, Row]) -> Iterator[Row]:
 
 
 def _hook(benches: Mapping[str, Row]) -> Row:
-    """Of the call that hands a gradient over, which waits for nothing on the GPU."""
+    """Returns the time of the call that submits a gradient, which does not wait for the GPU."""
     case = "path ipc, 2 workers, 25 MiB"
     rows = [row for row in _rows(benches) if row["case"] == case]
     beyond = round(rows[0]["call_ms"] - rows[0]["two_copies_ms"], 5) if rows else None

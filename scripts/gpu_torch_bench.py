@@ -1,4 +1,4 @@
-"""What Thalweg's GPU benchmarks are compared with: torch on the same GPU, as one JSON.
+"""Measures torch on a GPU for comparison with Thalweg's GPU benchmarks, as one JSON.
 
 Gloo's allreduce among processes that share the GPU; torch's PowerSGD hook on one bucket with all
 matrices of a model, on one rank; and steps of optimizers: torch's fused AdamW, and the sequences
@@ -31,18 +31,18 @@ try:
     from foreach_lamb import ForeachLamb  # in a bundle
     from mixed_sequence import MixedSequence
 except ImportError:
-    from thalweg.bench.foreach_lamb import ForeachLamb
-    from thalweg.bench.mixed_sequence import MixedSequence
+    from thalweg_bench.foreach_lamb import ForeachLamb
+    from thalweg_bench.mixed_sequence import MixedSequence
 
 WARMUPS = 3
 RANK = 4
-# Of the encoder and the pooler, as gpu_powersgd_bench has them.
+# These are the matrices of the encoder and the pooler, as gpu_powersgd_bench has them.
 BERT_LARGE = [(1024, 1024)] * 97 + [(4096, 1024)] * 24 + [(1024, 4096)] * 24
 _RESNET50_STAGES = ((64, 3), (128, 4), (256, 6), (512, 3))
 
 
 def resnet50() -> list[tuple[int, int]]:
-    """Its convolutions and its classifier, as PowerSGD sees them."""
+    """Returns its convolutions and its classifier, as PowerSGD sees them."""
     matrices, inputs = [(64, 3 * 7 * 7)], 64
     for width, blocks in _RESNET50_STAGES:
         for block in range(blocks):
@@ -76,7 +76,7 @@ def start(backend: str, folder: Path, rank: int, workers: int) -> None:
 
 
 def reduce_by_gloo(rank: int, workers: int, folder: Path, options: argparse.Namespace) -> None:
-    """A worker; that of rank 0 leaves the rows in the folder."""
+    """Runs a worker; that of rank 0 writes the rows into the folder."""
     start("gloo", folder, rank, workers)
     device = torch.device(options.device)
     rows = []
@@ -112,7 +112,7 @@ class Gradients(nn.Module):
 
 
 def time_powersgd(matrices: list[tuple[int, int]], device: torch.device, repetitions: int) -> float:
-    """Milliseconds of torch's hook alone, until the GPU is done."""
+    """Returns the milliseconds of torch's hook alone, until the GPU is done."""
     total_mib = math.ceil(4 * sum(rows * columns for rows, columns in matrices) / (1 << 20))
     model = DistributedDataParallel(Gradients(matrices, device), bucket_cap_mb=total_mib + 1)
     state = powerSGD_hook.PowerSGDState(None, RANK, start_powerSGD_iter=2)
@@ -127,7 +127,7 @@ def time_powersgd(matrices: list[tuple[int, int]], device: torch.device, repetit
         times.append((time.perf_counter() - begin) * 1e3)
         return future
 
-    hook.__annotations__ = {}  # DDP refuses those that are text
+    hook.__annotations__ = {}  # DDP refuses annotations that are text
     model.register_comm_hook(state, hook)
     steps = WARMUPS + repetitions
     for _ in range(steps):
@@ -141,7 +141,7 @@ def time_powersgd(matrices: list[tuple[int, int]], device: torch.device, repetit
 def bench_powersgd(options: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
     folder.mkdir()
     device = torch.device(options.device)
-    # Gloo would take the factors through the host's memory.
+    # Gloo would copy the factors through the host's memory.
     start("nccl" if device.type == "cuda" else "gloo", folder, 0, 1)
     rows = []
     for name, matrices in (("ResNet-50", resnet50()), ("BERT-large", BERT_LARGE)):
@@ -155,7 +155,7 @@ def bench_powersgd(options: argparse.Namespace, folder: Path) -> list[dict[str, 
 
 
 def parameter(numel: int, device: torch.device) -> nn.Parameter:
-    """With a gradient."""
+    """Returns a parameter with a gradient."""
     param = nn.Parameter(torch.randn(numel, device=device))
     param.grad = torch.randn(numel, device=device) * 1e-3
     return param

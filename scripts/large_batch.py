@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What LAMB is for: batches of 4096 that train as well as AdamW's of 128, on Fashion-MNIST.
+"""Shows LAMB's purpose: batches of 4096 train as well as AdamW's of 128, on Fashion-MNIST.
 
 Writes rows.json and large-batch.png to --out. A training that is in rows.json is not run again, so
 that seeds can be added one by one. Needs an installed thalweg; a training takes some minutes.
@@ -21,14 +21,14 @@ import torch
 from torch.nn import functional
 from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, LRScheduler, SequentialLR
 
-from thalweg.bench import plots
 from thalweg.examples.fashion_mnist import load
 from thalweg.examples.fashion_models import MODELS
 from thalweg.optim import FusedAdamW, FusedLAMB
+from thalweg_bench import plots
 
 OUT = Path(__file__).resolve().parent.parent / "out" / "large_batch"
 DATA = Path("/usr/share/datasets/fashion-mnist")
-WARM_UP = 0.1  # of all steps, linear; then a cosine down to 0
+WARM_UP = 0.1  # fraction of all steps, linear; then follows a cosine down to 0
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def accuracy(model: torch.nn.Module, images: torch.Tensor, labels: torch.Tensor)
 
 
 def train(name: str, seed: int) -> dict[str, Any]:
-    """A row: the curve has a point after each epoch."""
+    """Returns a row: the curve has a point after each epoch."""
     recipe = RECIPES[name]
     images, labels = load(DATA, "train")
     test = load(DATA, "t10k")
@@ -117,7 +117,7 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 
 def draw(rows: list[dict[str, Any]], path: Path) -> None:
-    """Loss and accuracy by epoch: means over seeds, in bands from the smallest to the largest."""
+    """Draws loss and accuracy by epoch: means over seeds, in bands from smallest to largest."""
     figure = plots.new_figure()
     left, right = figure.subplots(1, 2)
     for number, name in enumerate(dict.fromkeys(row["name"] for row in rows)):

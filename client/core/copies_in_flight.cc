@@ -5,7 +5,7 @@
 namespace thalweg {
 namespace {
 
-// How often whoever waits asks whether the device still works.
+// A waiting thread checks at this interval whether the device still works.
 constexpr Duration kLookAround = std::chrono::milliseconds(50);
 
 }  // namespace
@@ -43,7 +43,7 @@ void CopiesInFlight::Break() {
 }
 
 void CopiesInFlight::Reap() {
-  std::vector<std::unique_ptr<Copy>> done;  // freed without the lock
+  std::vector<std::unique_ptr<Copy>> done;  // freed after the lock is released
   {
     MutexLock lock(mutex_);
     done.swap(finished_);

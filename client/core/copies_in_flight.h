@@ -1,5 +1,5 @@
-// Copies that are queued on a device's streams, with what they use: nothing of it is freed before
-// they are done.
+// CopiesInFlight tracks copies that are queued on a device's streams, and keeps alive what they use
+// until they are done.
 #pragma once
 
 #include <map>
@@ -15,32 +15,32 @@
 
 namespace thalweg {
 
-// Thread-safe. Must outlive the copies: when Close returns false it has to be left behind, with
-// everything that the streams know of.
+// It is thread-safe and must outlive the copies: when Close returns false it must be left behind,
+// with everything that the streams use.
 class CopiesInFlight {
  public:
-  // What a function on a stream gets.
+  // A Copy is the argument of a function on a stream.
   struct Copy;
   using Uses = std::vector<std::shared_ptr<const void>>;
 
   CopiesInFlight();
   ~CopiesInFlight();
 
-  // Of a copy that is about to be queued. Cancelled: closed.
+  // Registers a copy that is about to be queued. Cancelled: Close has been called.
   absl::StatusOr<Copy*> Begin(Uses uses);
-  // For DeviceRuntime::Launch, behind the copy: it is done.
+  // Marks the copy as done; for DeviceRuntime::Launch, queued after the copy.
   static void Finish(void* copy);
-  // A copy could not be queued whole, and will not be done.
+  // Records that a copy could not be queued completely and will never be done.
   void Break();
-  // Frees what was used by copies that are done, which functions on streams must not.
+  // Frees what finished copies used. Functions on streams must not do this.
   void Reap();
 
-  // Lets none begin any more and waits until all are done. False when the device failed, a copy is
-  // broken, or `deadline` has come.
+  // Lets no copy begin any more and waits until all are done. Returns false when the device failed,
+  // a copy is broken, or `deadline` has come.
   bool Close(DeviceRuntime& device, DeviceStream stream, TimePoint deadline);
 
  private:
-  Mutex mutex_;  // never held during a call of the device
+  Mutex mutex_;  // never held while a device call runs
   CondVar changed_;
   bool closed_ ABSL_GUARDED_BY(mutex_) = false;
   bool broken_ ABSL_GUARDED_BY(mutex_) = false;

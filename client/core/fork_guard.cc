@@ -10,12 +10,13 @@
 
 namespace thalweg {
 
-// pthread_atfork knows no way to unregister, so there is one handler for the life of the process
-// and a list.
+// pthread_atfork has no way to unregister, so one handler serves a list for the life of the
+// process.
 class ForkRegistry {
  public:
   static ForkRegistry& Get() {
-    static auto* registry = new ForkRegistry;  // never destroyed: a fork may come at any time
+    // never destroyed, because a fork may come at any time
+    static auto* registry = new ForkRegistry;
     return *registry;
   }
   void Add(const ForkGuard* guard) {
@@ -28,7 +29,7 @@ class ForkRegistry {
   }
 
  private:
-  // The lock is held across the fork, so that the child sees a whole list.
+  // The lock is held across the fork, so that the child's list is consistent.
   ForkRegistry() { pthread_atfork(&Prepare, &InParent, &InChild); }
   static void Prepare() { Get().mutex_.lock(); }
   static void InParent() { Get().mutex_.unlock(); }

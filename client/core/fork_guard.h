@@ -1,6 +1,6 @@
-// Notices a fork. PyTorch's DataLoader forks workers from the training process; such a child has
-// copies of the parent's descriptors but none of its threads, and a connection whose copy lives on
-// in a child would hide the parent's death from the sidecar.
+// ForkGuard detects a fork. PyTorch's DataLoader forks workers from the training process; such a
+// child has copies of the parent's descriptors but none of its threads, and a connection whose copy
+// stays open in a child would hide the parent's death from the sidecar.
 #pragma once
 
 #include <sys/types.h>
@@ -18,7 +18,7 @@ class ForkGuard {
   ForkGuard(const ForkGuard&) = delete;
   ForkGuard& operator=(const ForkGuard&) = delete;
 
-  // True in a process forked from the one that made this.
+  // Returns true in a process forked from the one that made this object.
   bool InChild() const;
 
  private:

@@ -1,7 +1,7 @@
-// The pinned path beside copies of the same size from and to memory that CUDA has allocated, in the
-// same run. Prints JSON: for each case the bytes that cross the bus, the time of the median
-// repetition until the host knows that they have, that of the calls alone, and the rate as a share
-// of the copy's in that direction.
+// This benchmark compares the pinned path with copies of the same size from and to memory that CUDA
+// has allocated, in the same run. It prints JSON: for each case the bytes that cross the bus, the
+// time of the median repetition until the host knows that they have, the time of the calls alone,
+// and the rate as a fraction of the plain copy's in that direction.
 #include <cuda_runtime_api.h>
 #include <fcntl.h>
 
@@ -44,9 +44,9 @@ T Require(absl::StatusOr<T> value) {
   return *std::move(value);
 }
 
-// Milliseconds.
+// Times are in milliseconds.
 struct Times {
-  double call = 0;  // until what has been called returns
+  double call = 0;  // until the calls return
   double done = 0;  // until the bytes are there
 };
 
@@ -77,7 +77,7 @@ void Print(const std::string& name, uint64_t bytes, const Times& times, const Ti
       copy.done / times.done);
 }
 
-// One bucket, both ways.
+// Measures one bucket in both directions.
 void BenchBucket(PinnedPath& path, cudaStream_t stream, DeviceRuntime& device, uint64_t bytes) {
   void* memory = nullptr;
   void* allocated = nullptr;

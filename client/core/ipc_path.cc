@@ -13,7 +13,7 @@
 namespace thalweg {
 namespace {
 
-// Memory of this process that others can open, and its event.
+// A SharedMemory is memory of this process that others can open, with its event.
 struct SharedMemory {
   void* memory = nullptr;
   DeviceEvent event = nullptr;
@@ -61,10 +61,10 @@ class IpcLane final : public DevicePath::Lane {
   }
 
   SharedMemory share;
-  void* result = nullptr;             // the sidecar's, once it has answered
-  DeviceEvent result_made = nullptr;  // by the sidecar
-  DeviceEvent made = nullptr;         // the gradient, by its producer
-  DeviceEvent arrived = nullptr;      // the result in the gradient's memory
+  void* result = nullptr;             // the sidecar's, after its answer
+  DeviceEvent result_made = nullptr;  // recorded by the sidecar
+  DeviceEvent made = nullptr;         // recorded when the producer has made the gradient
+  DeviceEvent arrived = nullptr;      // recorded when the result is in the gradient's memory
   bool has_result = false;            // `arrived` has been recorded
 
  private:
@@ -76,7 +76,7 @@ class IpcLane final : public DevicePath::Lane {
 struct IpcPath::Shared {
   explicit Shared(std::shared_ptr<DeviceRuntime> runtime) : device(std::move(runtime)) {}
   ~Shared() { Release(); }
-  // On a thread of the device; nothing is queued.
+  // Frees everything. Must run on a thread of the device, with nothing queued.
   void Release() {
     Free(*device, std::exchange(probe, {}));
     if (probe_source != nullptr) device->FreeHost(std::exchange(probe_source, nullptr));
@@ -99,7 +99,7 @@ struct IpcPath::Shared {
     });
   }
 
-  // Has `queue` queue a copy on `stream`, during which nothing of `uses` is freed.
+  // Calls `queue` to queue a copy on `stream`; nothing of `uses` is freed before the copy is done.
   template <class Queueing>
   absl::Status Queue(CopiesInFlight::Uses uses, DeviceStream stream, const Queueing& queue) {
     copies.Reap();
@@ -116,13 +116,14 @@ struct IpcPath::Shared {
   SharedMemory probe;
   void* probe_source = nullptr;
   CopiesInFlight copies;
-  std::optional<bool> closed;  // how Close ended
+  std::optional<bool> closed;  // outcome of Close
 };
 
 absl::StatusOr<std::unique_ptr<IpcPath>> IpcPath::Create(std::shared_ptr<DeviceRuntime> device) {
   auto shared = std::make_unique<Shared>(std::move(device));
   const absl::Status opened = shared->Open();
-  std::unique_ptr<IpcPath> path(new IpcPath(std::move(shared)));  // which closes what is open
+  // its destructor closes what is open
+  std::unique_ptr<IpcPath> path(new IpcPath(std::move(shared)));
   if (!opened.ok()) return opened;
   return path;
 }
@@ -163,8 +164,8 @@ absl::Status IpcPath::Send(const std::shared_ptr<Lane>& lane, const DeviceGradie
   return shared_->Queue({lane, gradient.owner}, out, [&]() -> absl::Status {
     THALWEG_RETURN_IF_ERROR(device.Record(ipc.made, gradient.producer));
     THALWEG_RETURN_IF_ERROR(device.Wait(out, ipc.made));
-    // See Fetch. Without it, a framework whose producer does not wait for the last round's result
-    // would have the sidecar overwrite that result too early.
+    // See Fetch. Without this wait, the sidecar would overwrite the last round's result too early
+    // when the framework's producer does not wait for it.
     if (ipc.has_result) THALWEG_RETURN_IF_ERROR(device.Wait(out, ipc.arrived));
     if (!gradient.bytes.empty()) {
       THALWEG_RETURN_IF_ERROR(

@@ -1,4 +1,4 @@
-// The way of gradients in a device's memory to a sidecar that works on the same device: through
+// IpcPath moves gradients in a device's memory to a sidecar that works on the same device, through
 // memory that both have open.
 //
 //   producer's stream  ─event─▶ out: wait, copy, event ─▶ the sidecar's stream
@@ -16,17 +16,16 @@ namespace thalweg {
 
 class IpcPath final : public DevicePath {
  public:
-  // Unimplemented, or what the device says: it cannot share memory.
+  // Returns Unimplemented, or the device's error, when the device cannot share memory.
   static absl::StatusOr<std::unique_ptr<IpcPath>> Create(std::shared_ptr<DeviceRuntime> device);
   ~IpcPath() override;
 
-  // Memory that holds kDeviceProbe, for the sidecar to try.
+  // Returns memory that holds kDeviceProbe, with which the sidecar tries to share.
   const DeviceMemory& probe() const;
 
   GradientPath path() const override { return GradientPath::kIpc; }
   bool UsesArenas() const override { return false; }
-  // Allocates `bytes`: the framework's memory would be shared together with whatever lies beside
-  // it.
+  // Allocates `bytes`: sharing the framework's own memory would also share the memory next to it.
   absl::StatusOr<std::shared_ptr<Lane>> OpenLane(std::shared_ptr<BucketArena> input,
                                                  uint64_t bytes) override;
   absl::Status SetResult(Lane& lane, const DeviceMemory& memory) override;

@@ -19,7 +19,8 @@ constexpr size_t kElems = 1000;
 constexpr size_t kBytes = kElems * sizeof(float);
 constexpr Duration kPatience = std::chrono::seconds(60);  // far beyond what any test needs
 
-// A session's part and, in the sidecar's place, a stream and the memory of the result.
+// The fixture has a session's side of the path; a stream and the memory of the result replace the
+// sidecar.
 class IpcPathTest : public ::testing::Test {
  protected:
   void SetUp() override {
@@ -40,7 +41,7 @@ class IpcPathTest : public ::testing::Test {
   }
   void TearDown() override { EXPECT_THAT(device_->violations(), IsEmpty()); }
 
-  // In the order in which a path makes them.
+  // Streams are numbered in the order in which a path makes them.
   DeviceStream out() { return device_->stream(0); }
   DeviceStream in() { return device_->stream(1); }
 
@@ -58,7 +59,7 @@ class IpcPathTest : public ::testing::Test {
     device_->Run(producer_,
                  [inside = device_->Inside(gradient_.bytes), value] { Fill(inside, value); });
   }
-  // The sidecar makes a result of what it was sent, on its stream: the same, plus 1.
+  // Computes the sidecar's result on its stream: what it was sent, plus 1.
   void Answer() {
     ASSERT_TRUE(device_->Wait(sidecar_, shared_).ok());
     device_->Run(sidecar_, [from = Inside(share_), to = Inside(result_)] {
@@ -126,7 +127,7 @@ TEST_F(IpcPathTest, NextRoundWaitsUntilTheLastResultHasBeenTaken) {
   device_->Settle();
   device_->Hold(in());
   ASSERT_TRUE(path_->Fetch(lane_, nullptr, gradient_).ok());
-  Make(7);  // by a producer that does not wait for the result
+  Make(7);  // as a producer that does not wait for the result
   ASSERT_TRUE(path_->Send(lane_, gradient_, plan_).ok());
   Answer();
   device_->Settle();

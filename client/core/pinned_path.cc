@@ -15,15 +15,15 @@
 namespace thalweg {
 namespace {
 
-// A copy is at least that long if the bucket is. Each costs four calls, some 10 µs of the hook's
-// time, and crosses a PCIe 4 link in 160 µs; the sidecar can start on the first when it is there.
+// A copy has at least this size if the bucket has. Each copy costs four calls, some 10 µs of the
+// hook's time, and takes 160 µs on a PCIe 4 link; the sidecar can start when the first has arrived.
 constexpr uint64_t kPieceBytes = 4 << 20;
 constexpr uint64_t kPage = 4096;
 
 uint64_t WholePages(uint64_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
 
-// Whether the device can lock memory such as the results': of a sealed file, mapped read-only.
-// Tried out, since what a device says of itself does not settle it.
+// Returns whether the device can lock memory like the results': of a sealed file, mapped read-only.
+// It tries, because the device's own attributes do not settle it.
 bool LocksResults(DeviceRuntime& device) {
   const auto written = BucketArena::Create("thalweg-probe", kPage, true);
   if (!written.ok()) return false;
@@ -67,10 +67,10 @@ class PinnedLane final : public DevicePath::Lane {
   }
 
   const std::shared_ptr<BucketArena> input;
-  std::shared_ptr<const BucketArena> result;  // since the first Fetch
-  DeviceEvent made = nullptr;                 // the gradient, by its producer
-  DeviceEvent copied = nullptr;               // a piece of it
-  DeviceEvent arrived = nullptr;              // the result
+  std::shared_ptr<const BucketArena> result;  // set by the first Fetch
+  DeviceEvent made = nullptr;                 // recorded when the producer has made the gradient
+  DeviceEvent copied = nullptr;               // recorded when a piece is copied
+  DeviceEvent arrived = nullptr;              // recorded when the result has arrived
   bool has_result = false;                    // `arrived` has been recorded
 
  private:
@@ -78,11 +78,11 @@ class PinnedLane final : public DevicePath::Lane {
   std::vector<const std::byte*> registered_;
 };
 
-// What a function on a stream gets.
+// A Piece is the argument of a function on a stream.
 struct Piece {
   BucketArena* input = nullptr;
   uint32_t chunks_ready = 0;
-  CopiesInFlight::Copy* last_of = nullptr;  // the copy that is done with this piece
+  CopiesInFlight::Copy* last_of = nullptr;  // the copy that ends with this piece
 };
 
 }  // namespace
@@ -99,7 +99,7 @@ struct PinnedPath::Shared {
 
   absl::Status QueuePieces(const PinnedLane& lane, std::span<Piece> pieces,
                            const DeviceGradient& gradient, const ChunkPlan& plan);
-  static void Publish(void* piece);  // for a stream
+  static void Publish(void* piece);  // runs on a stream
 
   const std::shared_ptr<DeviceRuntime> device;
   DeviceStream out = nullptr;
@@ -108,7 +108,7 @@ struct PinnedPath::Shared {
   const bool locks_results;
 
   CopiesInFlight copies;
-  std::optional<bool> closed;  // how Close ended
+  std::optional<bool> closed;  // outcome of Close
 };
 
 void PinnedPath::Shared::Publish(void* piece) {
@@ -156,12 +156,12 @@ absl::Status PinnedPath::Shared::QueuePieces(const PinnedLane& lane, std::span<P
                                              const ChunkPlan& plan) {
   THALWEG_RETURN_IF_ERROR(device->Record(lane.made, gradient.producer));
   THALWEG_RETURN_IF_ERROR(device->Wait(out, lane.made));
-  // See Fetch. Without it, a framework whose producer does not wait for the last round's result
-  // would have the sidecar overwrite that result too early.
+  // See Fetch. Without this wait, the sidecar would overwrite the last round's result too early
+  // when the framework's producer does not wait for it.
   if (lane.has_result) THALWEG_RETURN_IF_ERROR(device->Wait(out, lane.arrived));
   const uint64_t elem_bytes = gradient.bytes.size() / plan.total_elems;
   uint64_t begin = 0;
-  // The last piece may be done, and with it the copy, before its Launch has returned.
+  // The last piece, and with it the copy, may be done before its Launch has returned.
   for (size_t i = 0, count = pieces.size(); i < count; ++i) {
     const uint64_t end = plan.Begin(pieces[i].chunks_ready) * elem_bytes;
     THALWEG_RETURN_IF_ERROR(device->CopyToHost(lane.input->payload() + begin,

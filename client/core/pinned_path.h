@@ -1,12 +1,13 @@
-// The way of gradients in a device's memory through a session's arenas: registered with the device,
-// so that each crosses the bus once in each direction, and no thread of the host waits for it.
+// PinnedPath moves gradients in a device's memory through a session's arenas. The arenas are
+// registered with the device, so that each gradient crosses the bus once in each direction, and no
+// thread of the host waits for it.
 //
 //   producer's stream  ─event─▶ out:    wait, copy piece 0, event, copy piece 1, event, …
 //                               notify: wait, ready = …; wait, ready = …        (the sidecar sees)
 //   (the round completes)       in:     copy the result, event ─▶ consumers' streams
 //
-// `notify` is a stream of its own so that the copies need not wait for the host to say so; `in`, so
-// that both directions of the bus are in use at once.
+// `notify` is a separate stream so that copies do not wait for the host's notifications; `in` is
+// one so that both directions of the bus are in use at once.
 #pragma once
 
 #include <memory>
@@ -22,15 +23,15 @@ class PinnedPath final : public DevicePath {
   static absl::StatusOr<std::unique_ptr<PinnedPath>> Create(std::shared_ptr<DeviceRuntime> device);
   ~PinnedPath() override;
 
-  // kPinned; kPageable when the device cannot lock memory that is mapped read-only: the copies of
-  // results make Fetch wait.
+  // Returns kPinned; or kPageable when the device cannot lock memory that is mapped read-only: then
+  // the copies of results make Fetch wait.
   GradientPath path() const override;
   bool UsesArenas() const override { return true; }
   absl::StatusOr<std::shared_ptr<Lane>> OpenLane(std::shared_ptr<BucketArena> input,
                                                  uint64_t bytes) override;
   absl::Status SetResult(Lane& lane, const DeviceMemory& memory) override;
   void CloseResult(Lane& /*lane*/) override {}
-  // The input arena's ready counter follows the copy.
+  // Advances the input arena's ready counter after each copied piece.
   absl::Status Send(const std::shared_ptr<Lane>& lane, const DeviceGradient& gradient,
                     const ChunkPlan& plan) override;
   absl::StatusOr<DeviceEvent> Fetch(const std::shared_ptr<Lane>& lane,
@@ -42,7 +43,7 @@ class PinnedPath final : public DevicePath {
  private:
   struct Shared;
   explicit PinnedPath(std::unique_ptr<Shared> shared);
-  // Keeps until the process ends what a device's streams may still use.
+  // Keeps what a device's streams may still use until the process ends.
   static void LeaveBehind(std::unique_ptr<Shared> shared);
 
   std::unique_ptr<Shared> shared_;

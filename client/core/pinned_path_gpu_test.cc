@@ -1,4 +1,5 @@
-// The path on a real GPU: the bytes are right although everything on the device comes late.
+// These tests run the path on a real GPU: the bytes are right although all work on the device is
+// late.
 #include <fcntl.h>
 #include <gmock/gmock.h>
 
@@ -12,7 +13,8 @@
 namespace thalweg {
 namespace {
 
-constexpr uint64_t kElems = 25 * (uint64_t{1} << 20) / 4 + 3;  // a bucket of DDP's, and a bit
+// a bucket of DDP's size, and three elements
+constexpr uint64_t kElems = 25 * (uint64_t{1} << 20) / 4 + 3;
 constexpr uint64_t kBytes = kElems * 4;
 constexpr Duration kPatience = std::chrono::seconds(60);  // far beyond what any test needs
 
@@ -25,7 +27,7 @@ class PinnedPathGpuTest : public GpuTest {
     RecordProperty("path", Name(path_->path()));
     input_ = std::make_shared<BucketArena>(*BucketArena::Create("input", kBytes, true));
     result_ = std::make_unique<BucketArena>(*BucketArena::Create("result", kBytes, true));
-    // As a worker has it: the sidecar's memory, mapped read-only.
+    // A worker has the sidecar's memory mapped read-only, as here.
     UniqueFd fd(fcntl(result_->fd(), F_DUPFD_CLOEXEC, 0));
     read_ = std::make_shared<const BucketArena>(*BucketArena::Open(std::move(fd), kBytes));
     lane_ = *path_->OpenLane(input_, kElems * 4);
@@ -43,7 +45,7 @@ class PinnedPathGpuTest : public GpuTest {
     GpuTest::TearDown();
   }
 
-  // A gradient of bytes `value`, late.
+  // Sends a gradient of bytes `value` that the producer makes late.
   absl::Status Send(int value) {
     KeepBusy(producer_);
     Fill(gradient_.bytes.data(), value, kBytes, producer_);
@@ -61,7 +63,7 @@ class PinnedPathGpuTest : public GpuTest {
 
   std::unique_ptr<PinnedPath> path_;
   std::shared_ptr<BucketArena> input_;
-  std::unique_ptr<BucketArena> result_;  // the sidecar's
+  std::unique_ptr<BucketArena> result_;  // the sidecar's result
   std::shared_ptr<const BucketArena> read_;
   std::shared_ptr<PinnedPath::Lane> lane_;
   DeviceStream producer_ = nullptr;
@@ -84,7 +86,7 @@ TEST_F(PinnedPathGpuTest, EveryRoundsGradientAndResultArriveWhole) {
     ASSERT_EQ(cudaMemcpyAsync(seen, gradient_.bytes.data(), kBytes, cudaMemcpyDeviceToDevice,
                               reinterpret_cast<cudaStream_t>(consumer_)),
               cudaSuccess);
-    // The next gradient overwrites the result, as backward does, when that has been used.
+    // The next gradient overwrites the result after its use, as backward does.
     const DeviceEvent used = *device_->CreateEvent();
     ASSERT_TRUE(device_->Record(used, consumer_).ok());
     ASSERT_TRUE(device_->Wait(producer_, used).ok());
@@ -100,7 +102,7 @@ TEST_F(PinnedPathGpuTest, ClosingWaitsForWhatIsQueuedAndFreesIt) {
   gradient_.owner = owner;
   ASSERT_TRUE(Send(9).ok());
   gradient_.owner.reset();
-  EXPECT_EQ(owner.use_count(), 2);  // KeepBusy has seen to it that the copy is not done yet
+  EXPECT_EQ(owner.use_count(), 2);  // KeepBusy ensures that the copy is not done yet
   EXPECT_TRUE(path_->Close(Now() + kPatience));
   EXPECT_EQ(owner.use_count(), 1);
   EXPECT_TRUE(InputIs(9));

@@ -20,7 +20,8 @@ constexpr uint64_t kChunk = 1 << 20;
 constexpr uint64_t kElems = 10 * kChunk / 4;
 constexpr Duration kPatience = std::chrono::seconds(60);  // far beyond what any test needs
 
-// A session's part: arenas, a bucket in device memory, and the stream that makes its gradients.
+// The fixture has a session's arenas, a bucket in device memory, and the stream that makes its
+// gradients.
 class PinnedPathTest : public ::testing::Test {
  protected:
   void Start(bool registers_read_only = true) {
@@ -54,7 +55,7 @@ class PinnedPathTest : public ::testing::Test {
   uint32_t Ready() { return input_->WaitReady(0, Now()); }
   std::vector<float> Input() { return ToVector(std::as_const(*input_).payload()); }
   std::vector<float> InMemory() { return ToVector(device_->Inside(gradient_.bytes).data()); }
-  // gmock's Each takes seconds for so many.
+  // This replaces gmock's Each, which takes seconds for so many elements.
   static bool All(const std::vector<float>& values, float value) {
     return values == std::vector<float>(kElems, value);
   }
@@ -122,7 +123,7 @@ TEST_F(PinnedPathTest, ConsumersThatWaitForTheEventSeeTheResult) {
   EXPECT_TRUE(All(seen, 5));
 }
 
-// Otherwise the sidecar would overwrite the result arena, from which the copy has yet to read.
+// Otherwise the sidecar would overwrite the result arena before the copy has read it.
 TEST_F(PinnedPathTest, NextGradientIsNotHandedOverBeforeTheLastResultHasBeenRead) {
   Start();
   lane_ = *path_->OpenLane(input_, kElems * 4);
@@ -186,7 +187,7 @@ TEST_F(PinnedPathTest, CloseLeavesBehindWhatAStalledStreamWillStillUse) {
   const DeviceStream streams[] = {device_->stream(0), device_->stream(2)};
   for (const DeviceStream stream : streams) {
     device_->Release(stream);
-    device_->Settle();  // TearDown looks for violations
+    device_->Settle();  // TearDown checks for violations
   }
   EXPECT_EQ(device_->copied_bytes(Call::kCopyToHost), kElems * 4);
   EXPECT_EQ(device_->copied_bytes(Call::kCopyToDevice), kElems * 4);
@@ -206,7 +207,7 @@ TEST_F(PinnedPathTest, WhoeverDestroysAClosedPathNeedsNoDevice) {
   FakeRuntime elsewhere;
   ASSERT_TRUE(elsewhere.BindThread().ok());
   EXPECT_TRUE(path_->Close(Now()));
-  path_.reset();  // TearDown looks for violations
+  path_.reset();  // TearDown checks for violations
 }
 
 TEST_F(PinnedPathTest, PathThatCouldNotBeClosedStaysSo) {
@@ -262,7 +263,7 @@ TEST_F(PinnedPathTest, EmptyBucketNeedsNoCopies) {
 
 class PinnedPathErrorTest : public PinnedPathTest, public ::testing::WithParamInterface<Call> {};
 
-// Every call of its kind, until there are no more.
+// Each call of its kind fails in turn, until there are no more.
 TEST_P(PinnedPathErrorTest, AnyCallThatFailsIsReportedAndFreesNothingInUse) {
   for (uint32_t nth = 1;; ++nth) {
     Start();
@@ -280,8 +281,7 @@ TEST_P(PinnedPathErrorTest, AnyCallThatFailsIsReportedAndFreesNothingInUse) {
       path_->Close(Now());
       lane_.reset();
     }
-    device_
-        ->Settle();  // in a session the copies never overlap: the result comes after the gradient
+    device_->Settle();  // a session's copies never overlap: the result follows the gradient
     device_->Release(out());
     path_.reset();
     lane_.reset();

@@ -10,7 +10,8 @@ namespace thalweg {
 absl::StatusOr<std::shared_ptr<TraceWriter>> ProcessTrace() {
   struct Shared {
     Mutex mutex;
-    pid_t pid = 0;  // whose it is: a child has the parent's writer, but not its thread
+    // the owner: a forked child has a copy of the parent's writer, but not its thread
+    pid_t pid = 0;
     std::weak_ptr<TraceWriter> writer;
   };
   static auto* const shared = new Shared();

@@ -1,4 +1,4 @@
-// The trace of a training process, whatever the number of its sessions.
+// ProcessTrace is the trace of a training process; all its sessions share it.
 #pragma once
 
 #include <memory>
@@ -8,8 +8,8 @@
 
 namespace thalweg {
 
-// As THALWEG_TRACE says; null when it is empty. Sessions that are there together share one, which
-// is closed with the last of them. A forked child has its own. Thread-safe.
+// Returns the trace that THALWEG_TRACE names; null when it is empty. Simultaneous sessions share
+// one trace, which is closed with the last of them. A forked child has its own. Thread-safe.
 absl::StatusOr<std::shared_ptr<TraceWriter>> ProcessTrace();
 
 }  // namespace thalweg

@@ -13,8 +13,8 @@
 namespace thalweg {
 namespace {
 
-Hello MakeHello(const SessionOptions& o) {
-  Hello hello;
+ipc::Hello MakeHello(const SessionOptions& o) {
+  ipc::Hello hello;
   hello.ipc_version = kIpcVersion;
   hello.job = o.job;
   hello.rank = o.rank;
@@ -30,8 +30,8 @@ Hello MakeHello(const SessionOptions& o) {
   return hello;
 }
 
-// What the user holds. In a forked child it lets go of the session without touching its threads,
-// locks and connection, which belong to the parent.
+// A ForkSafeSession is what users hold. In a forked child it releases the session without touching
+// its threads, locks and connection, which belong to the parent.
 class ForkSafeSession : public Session {
  public:
   explicit ForkSafeSession(std::unique_ptr<SidecarSession> impl)
@@ -91,11 +91,11 @@ class ForkSafeSession : public Session {
   }
 
   std::unique_ptr<SidecarSession> impl_;
-  const ForkGuard guard_;  // after impl_, so that it is gone first
+  const ForkGuard guard_;  // destroyed before impl_
 };
 
-absl::StatusOr<Welcome> AwaitWelcome(Connection& connection, const SessionOptions& options,
-                                     TimePoint deadline) {
+absl::StatusOr<ipc::Welcome> AwaitWelcome(Connection& connection, const SessionOptions& options,
+                                          TimePoint deadline) {
   auto received = connection.Receive(deadline);
   if (absl::IsDeadlineExceeded(received.status())) {
     return absl::DeadlineExceededError(absl::StrCat(
@@ -107,16 +107,16 @@ absl::StatusOr<Welcome> AwaitWelcome(Connection& connection, const SessionOption
                         absl::StrCat("job '", options.job, "': the sidecar at ",
                                      options.sidecar_path, ": ", received.status().message()));
   }
-  if (const auto* fail = std::get_if<Fail>(&received->message)) {
+  if (const auto* fail = std::get_if<ipc::Fail>(&received->message)) {
     return absl::Status(fail->code, fail->message);
   }
-  const auto* welcome = std::get_if<Welcome>(&received->message);
+  const auto* welcome = std::get_if<ipc::Welcome>(&received->message);
   if (welcome == nullptr) {
     return absl::InvalidArgumentError(
         absl::StrCat("the sidecar answered with ", Name(received->message)));
   }
   if (welcome->chunk_bytes < kMinChunkBytes || welcome->chunk_bytes > kMaxChunkBytes) {
-    return absl::InvalidArgumentError(absl::StrCat("the sidecar wants chunks of ",
+    return absl::InvalidArgumentError(absl::StrCat("the sidecar asks for chunks of ",
                                                    welcome->chunk_bytes, " bytes, expected ",
                                                    kMinChunkBytes, " to ", kMaxChunkBytes));
   }
@@ -130,13 +130,13 @@ absl::StatusOr<Welcome> AwaitWelcome(Connection& connection, const SessionOption
 
 absl::StatusOr<std::unique_ptr<Session>> Session::Connect(const SessionOptions& options) {
   const TimePoint deadline = Now() + options.timeout;
-  Hello hello = MakeHello(options);
+  ipc::Hello hello = MakeHello(options);
   std::unique_ptr<DevicePath> pinned;
   std::unique_ptr<DevicePath> ipc;
   if (options.device != nullptr) {
     THALWEG_ASSIGN_OR_RETURN(pinned, PinnedPath::Create(options.device));
     hello.path = pinned->path();
-    // Not every device and system can; the sidecar need not be able to, either.
+    // Not every device and system supports sharing, and the sidecar may not support it either.
     if (auto shared = IpcPath::Create(options.device); shared.ok()) {
       hello.probe = (*shared)->probe();
       ipc = *std::move(shared);
@@ -145,13 +145,15 @@ absl::StatusOr<std::unique_ptr<Session>> Session::Connect(const SessionOptions& 
   THALWEG_ASSIGN_OR_RETURN(std::unique_ptr<Connection> connection,
                            Connection::Connect(options.sidecar_path, deadline));
   THALWEG_RETURN_IF_ERROR(connection->Send(hello));
-  THALWEG_ASSIGN_OR_RETURN(const Welcome welcome, AwaitWelcome(*connection, options, deadline));
+  THALWEG_ASSIGN_OR_RETURN(const ipc::Welcome welcome,
+                           AwaitWelcome(*connection, options, deadline));
   std::unique_ptr<DevicePath> path = std::move(welcome.path == GradientPath::kIpc ? ipc : pinned);
   if (welcome.path != (path == nullptr ? GradientPath::kCpu : path->path())) {
-    return absl::InvalidArgumentError(absl::StrCat("the sidecar wants gradients by the path ",
+    return absl::InvalidArgumentError(absl::StrCat("the sidecar asks for gradients by the path ",
                                                    Name(welcome.path), ", which was not offered"));
   }
-  // What was queued to try it out may not be done yet, and memory in use would be left behind.
+  // The path is closed first: work queued to test sharing may not be done yet, and memory in use
+  // would be left behind.
   if (ipc != nullptr) ipc->Close(deadline);
   return std::make_unique<ForkSafeSession>(
       std::make_unique<SidecarSession>(options, welcome, std::move(connection), std::move(path)));

@@ -12,9 +12,9 @@
 namespace thalweg {
 namespace {
 
-// How often the progress thread looks at deadlines while nothing comes.
+// The progress thread checks deadlines at this interval while no message arrives.
 constexpr Duration kLookAround = std::chrono::milliseconds(250);
-// What the rest of a trace may take to be written.
+// Writing the rest of a trace may take this long.
 constexpr Duration kTraceTime = std::chrono::seconds(2);
 
 }  // namespace
@@ -31,14 +31,14 @@ absl::Status SidecarSession::RegisterBucket(BucketId id, const BucketLayout& lay
       BucketArena::Create("thalweg-gradient",
                           UsesArenas() ? bucket->elems * SizeOf(bucket->share) : 0, true));
   bucket->input = std::make_shared<BucketArena>(std::move(arena));
-  ::thalweg::RegisterBucket message{id, layout, {}};
+  ipc::RegisterBucket message{id, layout, {}};
   if (path_ != nullptr) {
     THALWEG_ASSIGN_OR_RETURN(bucket->lane,
                              path_->OpenLane(bucket->input, bucket->elems * SizeOf(bucket->share)));
     message.memory = bucket->lane->memory();
   }
   const int fd = bucket->input->fd();
-  // Of the last layout: freed without the lock, since the device may have to wait for that.
+  // The last layout's bucket is freed without the lock, because the device may have to wait.
   std::pair<BucketId, std::unique_ptr<Bucket>> replaced = {id, std::move(bucket)};
   {
     MutexLock lock(mutex_);
@@ -58,13 +58,13 @@ absl::Status SidecarSession::RegisterBucket(BucketId id, const BucketLayout& lay
 
 absl::StatusOr<ReducedBucket> SidecarSession::Reduce(BucketId id,
                                                      std::span<const std::byte> gradient) {
-  // Shared: whoever sets it may still be inside set_value when the waiter is gone.
+  // The promise is shared: its setter may still be inside set_value when the waiter has returned.
   const auto outcome = std::make_shared<std::promise<absl::StatusOr<ReducedBucket>>>();
   const auto set = [outcome](absl::StatusOr<ReducedBucket> reduced) {
     outcome->set_value(std::move(reduced));
   };
   Start(id, gradient, {set, CallOn::kProgressThread});
-  // Bounded: a session fails what is in flight when its timeout has passed.
+  // The wait is bounded: a session fails rounds in flight after its timeout.
   return outcome->get_future().get();
 }
 
@@ -74,11 +74,11 @@ void SidecarSession::Start(BucketId id, std::span<const std::byte> gradient, Cal
     Refuse(std::move(callback.done), bucket.status());
     return;
   }
-  // A bucket of several chunks is announced first, so that the sidecar works on them while the rest
-  // is being copied; a single chunk is there when the sidecar looks.
+  // A bucket of several chunks is announced before it is copied, so that the sidecar works on the
+  // first chunks meanwhile; a single chunk is copied before.
   const bool copies_first = (*bucket)->plan.Count() == 1;
   if (copies_first) CopyIn(id, **bucket, gradient);
-  const absl::Status sent = connection_->Send(::thalweg::Submit{id, (*bucket)->round});
+  const absl::Status sent = connection_->Send(ipc::Submit{id, (*bucket)->round});
   if (!sent.ok()) {
     Fail(sent);
     return;
@@ -95,7 +95,7 @@ void SidecarSession::Refuse(Done done, absl::Status why) {
       return;
     }
   }
-  done(std::move(why));  // closed: there is no other thread left to call it
+  done(std::move(why));  // closed: no other thread is left to call it
 }
 
 absl::StatusOr<SidecarSession::Bucket*> SidecarSession::BeginRound(BucketId id, size_t bytes,
@@ -158,7 +158,7 @@ void SidecarSession::ProgressLoop() {
     {
       MutexLock lock(mutex_);
       if (parts_in_order_) {
-        // Whatever comes is late, but for the end.
+        // The session has failed: all further messages are ignored until the end.
         if (!absl::IsUnavailable(status)) continue;
         sidecar_hung_up_ = true;
         changed_.NotifyAll();
@@ -201,7 +201,7 @@ absl::Status SidecarSession::SaveCodecState(
     THALWEG_RETURN_IF_ERROR(CheckIdleLocked());
     codec_state_.reset();
   }
-  THALWEG_RETURN_IF_ERROR(connection_->Send(GetCodecState{}));
+  THALWEG_RETURN_IF_ERROR(connection_->Send(ipc::GetCodecState{}));
   std::optional<BucketArena> arena;
   {
     MutexLock lock(mutex_);
@@ -229,7 +229,7 @@ absl::Status SidecarSession::LoadCodecState(std::span<const std::byte> state) {
   THALWEG_ASSIGN_OR_RETURN(BucketArena arena,
                            BucketArena::Create("thalweg-codec-state", state.size(), true));
   std::memcpy(arena.payload(), state.data(), state.size());
-  return connection_->Send(CodecState{state.size()}, arena.fd());
+  return connection_->Send(ipc::CodecState{state.size()}, arena.fd());
 }
 
 void SidecarSession::NotePrecision(double loss_scale, uint64_t skipped_steps) {
@@ -240,19 +240,20 @@ void SidecarSession::NotePrecision(double loss_scale, uint64_t skipped_steps) {
     stats_.skipped_steps += skipped_steps;
   }
   if (options_.local_rank != 0) return;
-  const absl::Status sent = connection_->Send(Precision{loss_scale, skipped_steps});
+  const absl::Status sent = connection_->Send(ipc::Precision{loss_scale, skipped_steps});
   if (!sent.ok()) Fail(sent);
 }
 
 absl::Status SidecarSession::Handle(Received received) {
-  if (const auto* complete = std::get_if<Complete>(&received.message)) return Finish(*complete);
-  if (const auto* fail = std::get_if<::thalweg::Fail>(&received.message)) {
+  if (const auto* complete = std::get_if<ipc::Complete>(&received.message))
+    return Finish(*complete);
+  if (const auto* fail = std::get_if<ipc::Fail>(&received.message)) {
     return absl::Status(fail->code, fail->message);
   }
-  if (const auto* ready = std::get_if<BucketReady>(&received.message)) {
+  if (const auto* ready = std::get_if<ipc::BucketReady>(&received.message)) {
     MutexLock lock(mutex_);
     const auto found = buckets_.find(ready->id.index);
-    // The answer to a layout that has been replaced meanwhile.
+    // The message answers a layout that has been replaced in the meantime.
     if (found == buckets_.end() || found->second.first != ready->id) return absl::OkStatus();
     Bucket& bucket = *found->second.second;
     const uint64_t bytes = UsesArenas() ? bucket.elems * SizeOf(bucket.dtype) : 0;
@@ -264,7 +265,7 @@ absl::Status SidecarSession::Handle(Received received) {
     bucket.result = std::make_shared<const BucketArena>(std::move(arena));
     return absl::OkStatus();
   }
-  if (const auto* state = std::get_if<CodecState>(&received.message)) {
+  if (const auto* state = std::get_if<ipc::CodecState>(&received.message)) {
     THALWEG_ASSIGN_OR_RETURN(BucketArena arena,
                              BucketArena::Open(std::move(received.fd), state->bytes));
     MutexLock lock(mutex_);
@@ -276,7 +277,7 @@ absl::Status SidecarSession::Handle(Received received) {
       absl::StrCat("the sidecar sent an unexpected ", Name(received.message)));
 }
 
-absl::Status SidecarSession::Finish(const Complete& m) {
+absl::Status SidecarSession::Finish(const ipc::Complete& m) {
   MutexLock lock(mutex_);
   const auto found = buckets_.find(m.id.index);
   if (found == buckets_.end() || found->second.first != m.id ||
@@ -328,7 +329,7 @@ absl::Status SidecarSession::CheckProgress(TimePoint now) {
     Bucket& bucket = *entry.second;
     if (bucket.callback.done == nullptr) continue;
     if (bucket.result != nullptr) {
-      // A big bucket on a slow network is alive as long as chunks come back.
+      // A large bucket on a slow network is alive as long as chunks come back.
       const uint32_t seen = bucket.result->WaitReady(0, now);
       if (seen != bucket.chunks_seen) last_progress_ = now;
       bucket.chunks_seen = seen;
@@ -385,12 +386,12 @@ void SidecarSession::Close() {
     if (std::exchange(closed_, true)) return;
   }
   const bool in_order = CanPartInOrder();
-  // Before the sidecar hears of it: that it then hangs up is not the reason.
+  // The reason is set before the sidecar hangs up, which would otherwise become the reason.
   const bool was_ok = SetFailed(
       absl::CancelledError(absl::StrCat("job '", options_.job, "': the session was closed")));
   if (!in_order) {
-    // Nobody to tell when this fails: the sidecar is gone already.
-    if (was_ok) connection_->Send(Leave{}).IgnoreError();
+    // A failure here has no consequence: the sidecar is already gone.
+    if (was_ok) connection_->Send(ipc::Leave{}).IgnoreError();
     connection_->Shutdown();
     progress_thread_.Join();
   }
@@ -402,7 +403,7 @@ void SidecarSession::Close() {
   completion_thread_.Join();
   connection_->Shutdown();
   progress_thread_.Join();
-  // The process may end any moment now.
+  // The process may end at any moment now.
   if (options_.trace != nullptr) options_.trace->Flush(Now() + kTraceTime);
 }
 

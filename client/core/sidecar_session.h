@@ -1,4 +1,4 @@
-// The session itself, without regard to forks.
+// SidecarSession implements Session without regard to forks.
 #pragma once
 
 #include <cstdint>
@@ -17,15 +17,15 @@
 
 namespace thalweg {
 
-// Two threads besides its callers':
+// A session has two threads besides its callers':
 //
-//   progress thread    reads the sidecar's messages; runs no code but its own, so it can never be
-//                      blocked by what a completion callback waits for
+//   progress thread    reads the sidecar's messages; runs only the session's own code, so what a
+//                      completion callback waits for can never block it
 //   completion thread  calls the callbacks, in the order of completion
 class SidecarSession : public Session {
  public:
-  // `path`: null for gradients in host memory.
-  SidecarSession(const SessionOptions& options, Welcome welcome,
+  // `path` is null for gradients in host memory.
+  SidecarSession(const SessionOptions& options, ipc::Welcome welcome,
                  std::unique_ptr<Connection> connection, std::unique_ptr<DevicePath> path)
       : options_(options),
         welcome_(std::move(welcome)),
@@ -62,17 +62,17 @@ class SidecarSession : public Session {
     return stats;
   }
   void Close() override;
-  // In a forked child: gives up the connection.
+  // Closes the child's copy of the connection in a forked child.
   void CloseInChild() { connection_->CloseInChild(); }
-  // In a forked child: neither thread exists there.
+  // Detaches both threads in a forked child, where they do not exist.
   void DetachInChild() {
     progress_thread_.Detach();
     completion_thread_.Detach();
   }
 
  private:
-  // Foreign code runs on the completion thread; our own, which only wakes a waiter, may run on the
-  // progress thread.
+  // Foreign code runs on the completion thread; our own callbacks, which only wake a waiter, may
+  // run on the progress thread.
   enum class CallOn { kCompletionThread, kProgressThread };
   struct Callback {
     Done done;
@@ -82,22 +82,24 @@ class SidecarSession : public Session {
     uint64_t elems = 0;
     ChunkPlan plan;
     DType dtype = DType::kFloat32;
-    DType share = DType::kFloat32;       // of what lies in `input`
+    DType share = DType::kFloat32;       // element type in `input`
     std::shared_ptr<BucketArena> input;  // shared with copies in flight
-    // Shared with the results handed out, which may outlive the bucket's layout.
+    // The results handed out share ownership; they may outlive the bucket's layout.
     std::shared_ptr<const BucketArena> result;
     uint64_t round = 0;
     Callback callback;  // set while a round is in flight
-    // Only in a session with a device: the arenas as it sees them, and what is in flight.
+    // These two exist only in a session with a device: its view of the arenas, and what is in
+    // flight.
     std::shared_ptr<DevicePath::Lane> lane;
-    std::shared_ptr<DevicePath::Lane> old_lane;  // of the last layout, until the sidecar answers
+    // lane of the last layout, until the sidecar answers
+    std::shared_ptr<DevicePath::Lane> old_lane;
     DeviceGradient gradient;
     TimePoint submitted;
-    TimePoint filled;  // if it is traced: the gradient is in the arena, or its copy is queued
-    uint32_t chunks_seen = 0;  // finished by the sidecar, as of the last look
+    TimePoint filled;          // when traced: the gradient is in the arena, or its copy is queued
+    uint32_t chunks_seen = 0;  // finished by the sidecar, at the last check
   };
 
-  // A result that has yet to go to a device's memory, if there is one.
+  // A Landing is a result that still has to go to a device's memory, if any.
   struct Landing {
     std::shared_ptr<DevicePath::Lane> lane;
     std::shared_ptr<const BucketArena> result;
@@ -107,43 +109,44 @@ class SidecarSession : public Session {
     Session::Done done;
     absl::StatusOr<ReducedBucket> outcome;
     std::optional<Landing> landing;
-    std::optional<TraceSubject> what = std::nullopt;  // of a result, if it is traced
+    std::optional<TraceSubject> what = std::nullopt;  // set when the result is traced
   };
 
   GradientPath path() const { return path_ == nullptr ? GradientPath::kCpu : path_->path(); }
   bool UsesArenas() const { return path_ == nullptr || path_->UsesArenas(); }
   void Start(BucketId id, std::span<const std::byte> gradient, Callback callback);
-  // `gradient` is null for one in host memory, of `bytes` in any case.
+  // `gradient` is null for a gradient in host memory; `bytes` is its size in either case.
   absl::StatusOr<Bucket*> BeginRound(BucketId id, size_t bytes, DeviceGradient* gradient,
                                      Callback& callback);
   void Refuse(Done done, absl::Status why);
   absl::Status CheckIdleLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void CopyIn(BucketId id, Bucket& bucket, std::span<const std::byte> gradient);
-  // For the trace: the gradient has been copied since `start`, and nobody knows yet.
+  // Traces that the gradient has been copied since `start`; called before anyone is told.
   void TraceCopyIn(BucketId id, Bucket& bucket, TimePoint start);
   TraceSubject Describe(BucketId id, const Bucket& bucket) const;
   void ProgressLoop();
   void CompletionLoop();
   absl::Status Handle(Received received);
-  absl::Status Finish(const Complete& message);
+  absl::Status Finish(const ipc::Complete& message);
   absl::Status CheckProgress(TimePoint now);
-  // Fails everything in flight and everything that comes. False if that has been done before.
+  // Fails everything in flight and everything later. Returns false if the session had already
+  // failed.
   bool SetFailed(const absl::Status& why);
-  // Does so, and gives the connection up.
+  // Calls SetFailed and closes the connection.
   void Fail(const absl::Status& why);
-  // The same for a reason that the sidecar does not know yet.
+  // Calls SetFailed for a reason that the sidecar does not know yet, and tells the sidecar.
   void FailForAll(const absl::Status& why);
   absl::StatusOr<ReducedBucket> Land(const Landing& landing);
   // Where sidecar and worker have opened each other's memory, neither may free its own before the
   // other has closed it: the worker first closes the result, then leaves, and the sidecar closes
-  // what it has opened before it hangs up. After a failure, or with rounds in flight, nobody knows
-  // how far the device has come: then memory is kept until the process ends.
+  // what it has opened before it hangs up. After a failure, or with rounds in flight, the device's
+  // progress is unknown: memory is then kept until the process ends.
   bool CanPartInOrder();
   void ReleaseDevice();
   bool Part(const std::vector<std::shared_ptr<DevicePath::Lane>>& lanes);
 
   const SessionOptions options_;
-  const Welcome welcome_;
+  const ipc::Welcome welcome_;
   const std::unique_ptr<Connection> connection_;
   const std::unique_ptr<DevicePath> path_;  // null without a device
   const JobTrace trace_;
@@ -155,7 +158,8 @@ class SidecarSession : public Session {
   bool parts_in_order_ ABSL_GUARDED_BY(mutex_) = false;
   bool sidecar_hung_up_ ABSL_GUARDED_BY(mutex_) = false;
   bool no_more_completions_ ABSL_GUARDED_BY(mutex_) = false;
-  // By bucket index. A bucket's memory is used without the lock by the one Submit that fills it.
+  // Buckets are stored by index. The one Submit that fills a bucket uses its memory without the
+  // lock.
   std::map<uint32_t, std::pair<BucketId, std::unique_ptr<Bucket>>> buckets_ ABSL_GUARDED_BY(mutex_);
   std::deque<Completion> completions_ ABSL_GUARDED_BY(mutex_);
   std::optional<BucketArena> codec_state_ ABSL_GUARDED_BY(mutex_);  // the sidecar's answer

@@ -1,4 +1,4 @@
-// What a session does for gradients in a device's memory.
+// This file holds the parts of SidecarSession for gradients in a device's memory.
 
 #include <algorithm>
 #include <memory>
@@ -22,7 +22,7 @@ void SidecarSession::SubmitFromDevice(BucketId id, DeviceGradient gradient, Done
     MutexLock lock(mutex_);
     lane = (*bucket)->lane;
   }
-  if (lane == nullptr) return;  // closed meanwhile, which has failed the round
+  if (lane == nullptr) return;  // closed in the meantime, which has failed the round
   const TimePoint start = Now();
   const absl::Status queued = path_->Send(lane, gradient, (*bucket)->plan);
   if (!queued.ok()) {
@@ -34,13 +34,14 @@ void SidecarSession::SubmitFromDevice(BucketId id, DeviceGradient gradient, Done
     MutexLock lock(mutex_);
     stats_.copy_seconds += ToSeconds(Now() - start);
   }
-  const absl::Status sent = connection_->Send(::thalweg::Submit{id, (*bucket)->round});
+  const absl::Status sent = connection_->Send(ipc::Submit{id, (*bucket)->round});
   if (!sent.ok()) Fail(sent);
 }
 
 absl::StatusOr<ReducedBucket> SidecarSession::Land(const Landing& landing) {
   const auto fetch = [&]() -> absl::StatusOr<DeviceEvent> {
-    // Each time: the last callback may have made another device the thread's current one.
+    // The device is bound each time, because the last callback may have changed the thread's
+    // device.
     THALWEG_RETURN_IF_ERROR(options_.device->BindThread());
     return path_->Fetch(landing.lane, landing.result, landing.gradient);
   };
@@ -53,10 +54,11 @@ absl::StatusOr<ReducedBucket> SidecarSession::Land(const Landing& landing) {
 }
 
 void SidecarSession::FailForAll(const absl::Status& why) {
-  // Before the sidecar hears of it, whose answer would be taken for the reason.
+  // The reason is set before the sidecar hears of it, whose answer would otherwise become the
+  // reason.
   if (!SetFailed(why)) return;
-  // Nobody to tell when this fails: the sidecar is gone already.
-  connection_->Send(::thalweg::Fail{why.code(), std::string(why.message())}).IgnoreError();
+  // A failure here has no consequence: the sidecar is already gone.
+  connection_->Send(ipc::Fail{why.code(), std::string(why.message())}).IgnoreError();
   connection_->Shutdown();
 }
 
@@ -70,7 +72,7 @@ bool SidecarSession::CanPartInOrder() {
 }
 
 void SidecarSession::ReleaseDevice() {
-  // A device that cannot even be bound is lost: Close finds that out.
+  // If the device cannot be bound it is lost, which Close finds out.
   options_.device->BindThread().IgnoreError();
   const bool is_drained = path_->Close(Now() + options_.timeout);
   std::vector<std::shared_ptr<DevicePath::Lane>> lanes;
@@ -95,7 +97,7 @@ bool SidecarSession::Part(const std::vector<std::shared_ptr<DevicePath::Lane>>& 
     if (!parts_in_order_) return false;
   }
   for (const auto& lane : lanes) path_->CloseResult(*lane);
-  connection_->Send(Leave{}).IgnoreError();
+  connection_->Send(ipc::Leave{}).IgnoreError();
   MutexLock lock(mutex_);
   return changed_.WaitUntil(mutex_, Now() + options_.timeout,
                             [&]()

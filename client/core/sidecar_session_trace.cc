@@ -1,4 +1,4 @@
-// What a session says of its buckets in the trace (docs/timeline.md).
+// This file writes a session's spans to the trace (docs/timeline.md).
 
 #include "client/core/sidecar_session.h"
 

@@ -1,4 +1,4 @@
-// Reduces single tensors through a Session, outside of DDP.
+// AllReducer reduces single tensors through a Session, outside of DDP.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -11,14 +11,14 @@
 
 namespace thalweg {
 
-// Thread-compatible. All workers must make the same calls in the same order.
+// It is thread-compatible. All workers must make the same calls in the same order.
 class AllReducer {
  public:
   explicit AllReducer(std::shared_ptr<Session> session) : session_(std::move(session)) {}
 
-  // The mean of `tensor`, on the CPU, over all workers, of its shape. Blocks, without Python's lock
-  // needed. The result is read-only memory that the node's workers share; the next call with the
-  // same `bucket` overwrites it. Throws std::runtime_error.
+  // Returns the mean over all workers of `tensor`, which must be on the CPU, in its shape. Blocks;
+  // does not need Python's lock. The result is read-only memory that the node's workers share; the
+  // next call with the same `bucket` overwrites it. Throws std::runtime_error.
   at::Tensor Mean(const at::Tensor& tensor, uint32_t bucket);
 
  private:

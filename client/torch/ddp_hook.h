@@ -1,5 +1,5 @@
-// PyTorch's DistributedDataParallel on top of a Session: the communication hook that its reducer
-// calls once per gradient bucket and backward pass.
+// DdpHook connects PyTorch's DistributedDataParallel to a Session: it is the communication hook
+// that DDP's reducer calls once per gradient bucket and backward pass.
 #pragma once
 
 #include <cstdint>
@@ -15,23 +15,24 @@
 
 namespace thalweg {
 
-// Returns futures that hold the mean over all workers. On the CPU it is in memory that is shared by
-// the node and read-only: the reducer copies it into the gradients (with gradient_as_bucket_view as
-// well), so that nothing needs to be copied here. On a device it is in the bucket itself, and the
-// future makes the streams of whoever waits for it wait for it, too. Errors reach the user as
-// RuntimeError from backward(), beginning with "thalweg: ".
+// The hook returns futures that hold the mean over all workers. On the CPU it is in memory that is
+// shared by the node and read-only: the reducer copies it into the gradients (also with
+// gradient_as_bucket_view), so the hook copies nothing. On a device it is in the bucket itself, and
+// the future makes its waiters' streams wait for it. Errors reach the user as RuntimeError from
+// backward(), beginning with "thalweg: ".
 //
 // Threads: one hook runs at a time, in bucket order, without holding Python's lock. Futures
-// complete on the session's completion thread; completing them takes Python's lock only where
-// somebody has added a callback in Python, so whoever ends the session must not hold it.
+// complete on the session's completion thread; completing them takes Python's lock only where a
+// callback has been added in Python, so a thread that closes the session must not hold it.
 class DdpHook : public c10d::CommHookInterface {
  public:
-  // The module whose gradients these are keeps the parameters alive, so that their addresses
+  // The module that owns these gradients keeps the parameters alive, so that their addresses
   // identify them.
   using ParameterNames = std::unordered_map<const c10::TensorImpl*, std::string>;
 
-  // Shared: the Python object that shows statistics and closes the session lives apart from the
-  // reducer. `device` is where the gradients are, the session's if it has one.
+  // The session is shared: the Python object that shows statistics and closes the session has
+  // another lifetime than the reducer. `device` holds the gradients; it is the session's device if
+  // it has one.
   DdpHook(std::shared_ptr<Session> session, ParameterNames names, c10::Device device);
 
   // Throws std::runtime_error for buckets that cannot be reduced: sparse, not on the device, of
@@ -40,8 +41,8 @@ class DdpHook : public c10d::CommHookInterface {
   at::Tensor parseHookResult(const c10::IValue& result) override;
 
  private:
-  // What was last announced for a bucket index. DDP cuts its buckets anew after the first
-  // iteration.
+  // An Announced is the last announcement of a bucket index. DDP rebuilds its buckets after the
+  // first iteration.
   struct Announced {
     BucketId id;
     DType dtype = DType::kFloat32;
@@ -49,7 +50,7 @@ class DdpHook : public c10d::CommHookInterface {
     std::vector<const c10::TensorImpl*> parameters;
   };
 
-  // Announces the bucket if its parameters, size or type are not those announced before.
+  // Announces the bucket if its parameters, size or type differ from the last announcement.
   BucketId Announce(const c10d::GradBucket& bucket, DType dtype);
   c10::intrusive_ptr<c10::ivalue::Future> SubmitFromDevice(BucketId id, const at::Tensor& buffer);
   BucketLayout LayoutOf(const std::vector<at::Tensor>& parameters, DType dtype) const;
@@ -57,7 +58,7 @@ class DdpHook : public c10d::CommHookInterface {
   const std::shared_ptr<Session> session_;
   const ParameterNames names_;
   const c10::Device device_;
-  // Shared with what is in flight; null for the CPU.
+  // The rounds in flight share ownership; null for the CPU.
   const std::shared_ptr<const TorchDevice> torch_device_;
   std::unordered_map<size_t, Announced> announced_;
 };

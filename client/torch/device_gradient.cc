@@ -45,7 +45,7 @@ void TorchDevice::Complete(c10::ivalue::Future& future, const at::Tensor& tensor
   try {
     const absl::Status status = runtime_->Wait(ToDeviceStream(arrivals_), arrived);
     if (!status.ok()) return future.setError(ToException(status));
-    // The future notes how far this stream has come, and has its waiters' streams wait for that.
+    // The future records the progress of this stream, and makes its waiters' streams wait for that.
     const c10::StreamGuard guard(arrivals_);
     c10::List<at::Tensor> result;
     result.push_back(tensor);

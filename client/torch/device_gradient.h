@@ -1,4 +1,4 @@
-// Torch tensors in a CUDA device's memory, as a Session with a device sees them.
+// This header adapts torch tensors in a CUDA device's memory to a Session with a device.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -12,8 +12,8 @@
 
 namespace thalweg {
 
-// One device and its streams. Thread-safe. Needs nothing of torch's that is made for CUDA: the same
-// module serves torch with CUDA and without.
+// A TorchDevice is one device and its streams. It is thread-safe. It uses none of torch's
+// CUDA-specific interfaces: the same module works with torch builds with and without CUDA.
 class TorchDevice {
  public:
   // `session` must have been connected with that device.
@@ -21,10 +21,11 @@ class TorchDevice {
 
   c10::Device device() const { return device_; }
 
-  // `tensor` as the current stream will have made it. Keeps its memory, not the tensor.
+  // Returns `tensor` as the current stream will have made it. Keeps its memory alive, not the
+  // tensor.
   DeviceGradient GradientOf(const at::Tensor& tensor) const;
 
-  // For futures whose value is on the device: whoever waits for them makes its streams wait for it.
+  // Makes a future whose value is on the device: its waiters' streams wait for the value.
   c10::intrusive_ptr<c10::ivalue::Future> MakeFuture() const;
   // Completes such a future with `tensor`, which holds the result when `arrived` is reached, or
   // with an error. Never throws.
@@ -33,11 +34,11 @@ class TorchDevice {
  private:
   const std::shared_ptr<DeviceRuntime> runtime_;
   const c10::Device device_;
-  // Of torch's pool: events can be handed to a future only by way of a stream of torch's.
+  // This stream comes from torch's pool: a future takes events only from a stream of torch's.
   const c10::Stream arrivals_;
 };
 
-// An error of the session as one for torch.
+// Converts an error of the session to an exception for torch.
 std::exception_ptr ToException(const absl::Status& status);
 
 }  // namespace thalweg

@@ -28,7 +28,6 @@ void DefineDeviceOptim(py::module_& m) {
            }),
            py::arg("params"), py::arg("states"), py::arg("steps"), py::arg("copies"))
       .def("check_grads", &FusedDeviceTensors::CheckGrads)
-      .def("use_grads_of_copies", &FusedDeviceTensors::UseGradsOfCopies, py::arg("exponent"))
       .def("grad_squares", &FusedDeviceTensors::GradSquares, NoLock());
   const auto def_step = [&tensors]<class Settings>(const char* name,
                                                    size_t (FusedDeviceTensors::*step)(

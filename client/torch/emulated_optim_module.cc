@@ -1,4 +1,4 @@
-// The extension module thalweg_emulated_optim: FusedDeviceTensors for tensors on the CPU.
+// This is the extension module thalweg_emulated_optim: FusedDeviceTensors for tensors on the CPU.
 #include <pybind11/pybind11.h>
 
 #include <exception>
@@ -9,7 +9,7 @@
 namespace py = pybind11;
 
 PYBIND11_MODULE(thalweg_emulated_optim, m) {
-  py::module_::import("thalweg._C");  // whose settings and exception these are
+  py::module_::import("thalweg._C");  // it defines the settings and the exception
   py::register_local_exception_translator([](std::exception_ptr error) {
     try {
       std::rethrow_exception(error);

@@ -35,8 +35,9 @@ std::byte* BytesOf(const at::Tensor& memory) {
   return static_cast<std::byte*>(memory.mutable_data_ptr());
 }
 
-// Tensors of one number as kernels read them, which live as long as this does. That is long enough
-// when what reads them has been put into the stream: torch gives memory on in the stream's order.
+// A Numbers holds tensors of one number in the form that kernels read, and keeps them alive. It may
+// be destroyed once the kernels that read them are queued: torch reuses memory in the stream's
+// order.
 class Numbers {
  public:
   explicit Numbers(at::Device device) : device_(device) {}
@@ -68,7 +69,8 @@ const std::byte* FusedDeviceTensors::Sent::Send(std::span<const std::byte> bytes
                                                 at::Device device) {
   if (!memory_.defined() || !std::equal(bytes.begin(), bytes.end(), bytes_.begin(), bytes_.end())) {
     bytes_.assign(bytes.begin(), bytes.end());
-    // From memory that nothing writes to before the copy is done, so that nobody waits for it.
+    // Nothing writes to this host memory before the copy is done, so nothing has to wait for the
+    // copy.
     const at::Tensor host =
         at::empty({static_cast<int64_t>(bytes.size())},
                   at::TensorOptions().dtype(at::kByte).pinned_memory(!device.is_cpu()));

@@ -1,11 +1,11 @@
-// The parameters of one group of a torch optimizer on a GPU, updated by the kernels of
-// kernels/optim/optim_cuda.h: without waiting for the GPU, with the bits of FusedTensors.
+// FusedDeviceTensors updates the parameters of one group of a torch optimizer on a GPU with the
+// kernels of kernels/optim/optim_cuda.h: without waiting for the GPU, and with the same bits as
+// FusedTensors.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 #include <cstddef>
-#include <cstdint>
 #include <functional>
 #include <optional>
 #include <span>
@@ -17,19 +17,19 @@
 
 namespace thalweg {
 
-// What a step reads on the device when it runs: one number each, of any type and place (those that
-// are not float32 on the device are copied).
+// DeviceInputs are what a step reads on the device when it runs: one number each, of any type and
+// place (those that are not float32 on the device are copied).
 struct DeviceInputs {
-  std::optional<at::Tensor> lr;          // instead of the settings'
+  std::optional<at::Tensor> lr;          // replaces the settings'
   std::optional<at::Tensor> grad_scale;  // gradients are divided by it
-  std::optional<at::Tensor> found_inf;   // unless 0, nothing changes and no step is counted
-  // A float64 as of GradSquares(), of all gradients that are clipped together; wanted where
-  // settings have max_grad_norm.
+  std::optional<at::Tensor> found_inf;   // if nonzero, nothing changes and no step is counted
+  // A float64 as GradSquares() returns it, of all gradients that are clipped together; required
+  // where settings have max_grad_norm.
   std::optional<at::Tensor> grad_squares;
 };
 
-// Thread-compatible; work is put into torch's current stream. Methods need not hold Python's lock,
-// and throw and return what those of FusedTensors do.
+// It is thread-compatible and queues its work on torch's current stream. Methods do not need
+// Python's lock; they throw and return what those of FusedTensors do.
 class FusedDeviceTensors {
  public:
   // Throws NotFusable unless the steps of `group` are float32 on its device. SGD needs steps only
@@ -37,18 +37,17 @@ class FusedDeviceTensors {
   explicit FusedDeviceTensors(TensorGroup group);
 
   void CheckGrads() const { group_.CheckGrads(); }
-  // See TensorGroup.
-  void UseGradsOfCopies(std::optional<int32_t> exponent) { group_.UseGradsOfCopies(exponent); }
 
   size_t Adam(const AdamSettings& settings, const DeviceInputs& inputs);
   size_t Sgd(const SgdSettings& settings, const DeviceInputs& inputs);
   size_t Lamb(const LambSettings& settings, const DeviceInputs& inputs);
 
-  // One float64 on the device.
+  // Returns one float64 on the device.
   at::Tensor GradSquares();
 
  private:
-  // Bytes that kernels read on the device, copied there when they are others than before.
+  // A Sent holds bytes that kernels read on the device; they are copied there when they have
+  // changed.
   class Sent {
    public:
     const std::byte* Send(std::span<const std::byte> bytes, at::Device device);
@@ -58,7 +57,7 @@ class FusedDeviceTensors {
     at::Tensor memory_;
   };
 
-  // The parameters that have gradients, as the kernels see them.
+  // A Batch is the parameters that have gradients, as the kernels see them.
   struct Batch {
     TensorGroup::Work work;
     OptimPlan plan;
@@ -72,7 +71,7 @@ class FusedDeviceTensors {
   template <class Settings>
   size_t Run(Step<Settings> step, Settings settings, const DeviceInputs& inputs);
 
-  TensorGroup group_;
+  const TensorGroup group_;
   Sent table_;
   Sent settings_;
   at::Tensor workspace_;

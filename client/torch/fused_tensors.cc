@@ -14,7 +14,7 @@
 namespace thalweg {
 namespace {
 
-// `work` with what an optimizer adds to each tensor, which complete(j, &tensor) sets.
+// Returns `work` with what an optimizer adds to each tensor; complete(j, &tensor) sets it.
 template <class Tensor, class Complete>
 std::vector<Tensor> Completed(const TensorGroup::Work& work, FlatIndex* index,
                               const Complete& complete) {
@@ -27,12 +27,12 @@ std::vector<Tensor> Completed(const TensorGroup::Work& work, FlatIndex* index,
   return tensors;
 }
 
-// As torch makes them; through torch, reading one takes as long as a thousand elements.
+// torch makes steps of this form; reading one through torch takes as long as a thousand elements.
 bool IsPlainStep(const at::Tensor& step) {
   return step.is_cpu() && step.scalar_type() == at::kFloat;
 }
 
-// Those of the latest step asked for: parameters mostly have done equally many.
+// The latest step's corrections are cached: most parameters have done equally many steps.
 class Corrections {
  public:
   explicit Corrections(const AdamSettings& settings) : settings_(settings) {}
@@ -51,7 +51,7 @@ class Corrections {
   BiasCorrections latest_;
 };
 
-// Multiplies each rate with its tensor's trust ratio.
+// Multiplies each rate by its tensor's trust ratio.
 void ApplyTrustRatios(const FlatIndex& index, std::span<const double> param_squares,
                       std::span<const double> update_squares, std::vector<LambTensor>& tensors) {
   for (size_t j = 0; j < tensors.size(); ++j) {
@@ -97,8 +97,7 @@ size_t FusedTensors::Adam(const AdamSettings& settings, double grad_scale, doubl
   Corrections corrections(settings);
   FlatIndex index;
   const auto tensors = Completed<AdamTensor>(work, &index, [&](size_t j, AdamTensor* tensor) {
-    tensor->factors = FactorsOf(settings, corrections.At(NextStep(work.which[j])),
-                                FactorWithout(tensor->grad_exponent, grad));
+    tensor->factors = FactorsOf(settings, corrections.At(NextStep(work.which[j])), grad);
   });
   InParallel(index, [&](uint64_t begin, uint64_t end) { RunAdam(tensors, index, begin, end); });
   Finish(work);
@@ -111,8 +110,7 @@ size_t FusedTensors::Sgd(const SgdSettings& settings, double grad_scale, double 
   const double grad = GradFactorOf(settings, 1 / grad_scale, grad_squares);
   FlatIndex index;
   const auto tensors = Completed<SgdTensor>(work, &index, [&](size_t j, SgdTensor* tensor) {
-    tensor->factors = FactorsOf(settings, NextStep(work.which[j]) == 1,
-                                FactorWithout(tensor->grad_exponent, grad));
+    tensor->factors = FactorsOf(settings, NextStep(work.which[j]) == 1, grad);
   });
   InParallel(index, [&](uint64_t begin, uint64_t end) { RunSgd(tensors, index, begin, end); });
   Finish(work);
@@ -126,8 +124,7 @@ size_t FusedTensors::Lamb(const LambSettings& settings, double grad_scale, doubl
   Corrections corrections(settings);
   FlatIndex index;
   auto tensors = Completed<LambTensor>(work, &index, [&](size_t j, LambTensor* tensor) {
-    tensor->factors = FactorsOf(settings, corrections.At(NextStep(work.which[j])),
-                                FactorWithout(tensor->grad_exponent, grad));
+    tensor->factors = FactorsOf(settings, corrections.At(NextStep(work.which[j])), grad);
     tensor->rate = static_cast<float>(RateOf(settings));
   });
   std::vector<double> param_squares(settings.trust_ratio ? index.Granules() : 0);

@@ -1,10 +1,9 @@
-// The parameters of one group of a torch optimizer on the CPU, updated in one parallel region by
-// kernels/optim.
+// FusedTensors updates the parameters of one group of a torch optimizer on the CPU, in one parallel
+// region, with kernels/optim.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
-#include <optional>
 
 #include "client/torch/tensor_group.h"
 #include "kernels/optim/factors_scalar.h"
@@ -12,36 +11,36 @@
 namespace thalweg {
 
 // Thread-compatible. Methods use torch's threads and need not hold Python's lock. All take, from
-// the parameters' .grad or their copies', the gradients divided by `grad_scale`, and leave out
-// parameters without. Where settings have max_grad_norm, `grad_squares` is the sum of the squares
-// of all gradients that are clipped together, not divided; elsewhere it is not used. Updates return
-// how many parameters they were of; they throw NotFusable before any changes.
+// the parameters' .grad, the gradients divided by `grad_scale`, and leave out parameters without.
+// Where settings have max_grad_norm, `grad_squares` is the sum of the squares of all gradients that
+// are clipped together, not divided; elsewhere it is not used. Updates return how many parameters
+// they were of; they throw NotFusable before any changes.
 class FusedTensors {
  public:
-  // Throws NotFusable unless `group` is on the CPU. Its steps are counted: two states, or three
-  // with AMSGrad, for Adam and LAMB; a momentum or nothing for SGD, which needs steps only for it.
+  // Throws NotFusable unless `group` is on the CPU and has counted steps, and two states (three
+  // with AMSGrad) for Adam and LAMB, or a momentum or nothing for SGD, which needs steps only with
+  // momentum.
   explicit FusedTensors(TensorGroup group);
 
-  // Throws what a step would: with several objects, before the first one changes anything.
+  // Throws what a step would throw: with several objects, call it before the first one changes
+  // anything.
   void CheckGrads() const { group_.CheckGrads(); }
-  // See TensorGroup.
-  void UseGradsOfCopies(std::optional<int32_t> exponent) { group_.UseGradsOfCopies(exponent); }
 
   size_t Adam(const AdamSettings& settings, double grad_scale, double grad_squares);
-  // A parameter's first step takes the gradient as its momentum.
+  // A parameter's first step uses the gradient as its momentum.
   size_t Sgd(const SgdSettings& settings, double grad_scale, double grad_squares);
   size_t Lamb(const LambSettings& settings, double grad_scale, double grad_squares);
 
-  // The sum of the squares of all gradients, not divided, in float64 and in the order of
-  // TotalOfGranules(): the same bits whatever the number of threads, and on a GPU.
+  // Returns the sum of the squares of all gradients, not divided, in float64 and in the order of
+  // TotalOfGranules(): the same bits for any number of threads, and on a GPU.
   double GradSquares() const;
 
  private:
-  // The number of the step that is being done; 1 where steps are not counted.
+  // Returns the number of the current step; 1 where steps are not counted.
   double NextStep(size_t i) const;
   void Finish(const TensorGroup::Work& work) const;
 
-  TensorGroup group_;
+  const TensorGroup group_;
 };
 
 }  // namespace thalweg

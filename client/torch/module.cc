@@ -1,5 +1,5 @@
-// The extension module thalweg._C: a Session and fused optimizers for Python. Its contract in
-// Python terms is _C.pyi.
+// This is the extension module thalweg._C: a Session and fused optimizers for Python. _C.pyi states
+// its contract in Python terms.
 #include <c10/core/DeviceGuard.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
@@ -22,6 +22,8 @@
 #include "client/torch/all_reducer.h"
 #include "client/torch/ddp_hook.h"
 #include "client/torch/optim_module.h"
+#include "core/base/env.h"
+#include "kernels/cast/cpu_capability.h"
 
 namespace py = pybind11;
 
@@ -119,7 +121,7 @@ std::shared_ptr<torch::jit::PythonFutureWrapper> RunHook(DdpHook& hook, c10d::Gr
 }
 
 void SetError(torch::jit::PythonFutureWrapper& future, const std::string& text) {
-  // Python's own set_exception() hides the error from torch's C++, such as DDP's reducer.
+  // Python's own set_exception() hides the error from torch's C++ code, such as DDP's reducer.
   future.fut->setError(std::make_exception_ptr(std::runtime_error(text)));
 }
 
@@ -183,6 +185,8 @@ std::optional<std::string> StatusText(const Session& session) {
 
 PYBIND11_MODULE(_C, m) {
   using thalweg::Session;
+  thalweg::ThrowIfError(thalweg::LimitCpuCapability(thalweg::GetEnv("THALWEG_CPU_CAPABILITY")));
+  m.def("cpu_capability", &thalweg::CpuCapability);
   m.def("cuda_problem", &thalweg::CudaProblem, py::arg("number"));
   m.def("set_error", &thalweg::SetError, py::call_guard<py::gil_scoped_release>(),
         py::arg("future"), py::arg("text"));

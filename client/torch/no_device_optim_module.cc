@@ -1,4 +1,4 @@
-// DefineDeviceOptim() of a build without CUDA.
+// This file defines DefineDeviceOptim() for builds without CUDA.
 #include "client/torch/optim_module.h"
 
 namespace thalweg {

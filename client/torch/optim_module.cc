@@ -7,7 +7,6 @@
 #include <utility>
 #include <vector>
 
-#include "client/torch/backward_watch.h"
 #include "client/torch/fused_tensors.h"
 #include "client/torch/unscaled_grads.h"
 
@@ -16,7 +15,7 @@ namespace py = pybind11;
 namespace thalweg {
 namespace {
 
-// What torch.nn.utils.clip_grad_norm_ adds to a norm before it divides by it.
+// torch.nn.utils.clip_grad_norm_ adds this to a norm before it divides by it.
 constexpr double kTorchNormEpsilon = 1e-6;
 
 void Set(double lr, double weight_decay, bool maximize, double max_grad_norm,
@@ -88,11 +87,6 @@ void DefineOptim(py::module_& m) {
   DefineSettings(m);
   m.def("unscaled_grads", &UnscaledGrads, py::arg("grads"), py::arg("scale"),
         py::call_guard<py::gil_scoped_release>());
-  py::class_<BackwardWatch>(m, "BackwardWatch")
-      .def(py::init<>())
-      .def("add", &BackwardWatch::Add, py::arg("param"))
-      .def("arm", &BackwardWatch::Arm, py::arg("told"))
-      .def("disarm", &BackwardWatch::Disarm);
   using NoLock = py::call_guard<py::gil_scoped_release>;
   py::class_<FusedTensors>(m, "FusedTensors")
       .def(py::init([](std::vector<at::Tensor> params, std::vector<std::vector<at::Tensor>> states,
@@ -103,7 +97,6 @@ void DefineOptim(py::module_& m) {
            }),
            py::arg("params"), py::arg("states"), py::arg("steps"), py::arg("copies"))
       .def("check_grads", &FusedTensors::CheckGrads)
-      .def("use_grads_of_copies", &FusedTensors::UseGradsOfCopies, py::arg("exponent"))
       .def("grad_squares", &FusedTensors::GradSquares, NoLock())
       .def("adam", &FusedTensors::Adam, NoLock(), py::arg("settings"), py::kw_only(),
            py::arg("grad_scale"), py::arg("grad_squares") = 0.0)

@@ -1,14 +1,15 @@
-// The part of thalweg._C that thalweg.optim uses; _C.pyi has it in Python's terms.
+// This header declares the part of thalweg._C that thalweg.optim uses; _C.pyi has it in Python's
+// terms.
 #pragma once
 
 #include <pybind11/pybind11.h>
 
 namespace thalweg {
 
-// FusedTensors, and the settings that FusedDeviceTensors takes as well.
+// Defines FusedTensors, and the settings that FusedDeviceTensors takes as well.
 void DefineOptim(pybind11::module_& m);
 
-// FusedDeviceTensors; nothing in a build without CUDA.
+// Defines FusedDeviceTensors; nothing in a build without CUDA.
 void DefineDeviceOptim(pybind11::module_& m);
 
 }  // namespace thalweg

@@ -1,4 +1,4 @@
-// Torch tensors as a Session sees them: an element type and bytes.
+// This header adapts torch tensors to a Session: an element type and bytes.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -17,7 +17,8 @@ DType CheckReducible(const at::Tensor& tensor, const std::string& name, c10::Dev
 
 std::span<const std::byte> BytesOf(const at::Tensor& tensor);
 
-// A one-dimensional tensor that is the result's memory: read-only, although torch cannot say so.
+// Returns a one-dimensional tensor on the result's memory. The memory is read-only, which torch
+// cannot express.
 at::Tensor Wrap(ReducedBucket reduced, at::ScalarType type);
 
 }  // namespace thalweg

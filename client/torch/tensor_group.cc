@@ -45,7 +45,7 @@ void Check(const at::Tensor& tensor, const char* what, at::Device device) {
   }
 }
 
-// Whether element for element lies where that of `like` does.
+// Returns whether the elements of `tensor` lie in memory in the same order as those of `like`.
 bool LiesAs(const at::Tensor& tensor, const at::Tensor& like) {
   return tensor.is_non_overlapping_and_dense() && tensor.strides() == like.strides();
 }
@@ -54,7 +54,7 @@ at::Tensor CopyAs(const at::Tensor& tensor, const at::Tensor& like) {
   return at::empty_strided(like.sizes(), like.strides(), tensor.options()).copy_(tensor);
 }
 
-// Autograd refuses a backward pass through values that have changed since.
+// The version tells autograd, which refuses a backward pass through values that have changed since.
 void BumpVersion(const at::Tensor& tensor) {
   if (!tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
 }
@@ -94,15 +94,13 @@ TensorGroup::TensorGroup(std::vector<at::Tensor> params,
 }
 
 void TensorGroup::CheckGrads() const {
-  for (size_t i = 0; i < params_.size(); ++i) Grad(i);
-}
-
-bool TensorGroup::HasGradOfCopy(size_t i) const {
-  return copies_exponent_.has_value() && !copies_.empty() && copies_[i].has_value();
+  for (const at::Tensor& param : params_) {
+    if (param.grad().defined()) Check(param.grad(), "gradient", device_);
+  }
 }
 
 at::Tensor TensorGroup::Grad(size_t i) const {
-  const at::Tensor grad = HasGradOfCopy(i) ? copies_[i]->grad() : params_[i].grad();
+  at::Tensor grad = params_[i].grad();
   if (!grad.defined()) return grad;
   Check(grad, "gradient", device_);
   return grad.is_neg() ? grad.resolve_neg() : grad;
@@ -138,7 +136,6 @@ TensorGroup::Work TensorGroup::Gather() const {
       tensor.copy_type = TypeOf(*copies_[i]);
     }
     tensor.elems = static_cast<uint64_t>(param.numel());
-    if (HasGradOfCopy(i)) tensor.grad_exponent = *copies_exponent_;
     tensor.param_type = TypeOf(param);
     tensor.grad_type = TypeOf(laid_grad);
     work.tensors.push_back(tensor);

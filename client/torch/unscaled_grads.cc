@@ -13,7 +13,7 @@
 namespace thalweg {
 namespace {
 
-constexpr uint64_t kBytesPerElem = 2 + 4;  // read and written
+constexpr uint64_t kBytesPerElem = 2 + 4;  // read 2, write 4
 
 struct Array {
   const std::byte* from;

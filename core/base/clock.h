@@ -21,17 +21,17 @@ inline Duration FromSeconds(double s) {
   return std::chrono::duration_cast<Duration>(std::chrono::duration<double>(s));
 }
 
-// For the idle wait of a thread that is ended by its owner's Stop(), which makes the predicate
-// true. Whoever waits for another process uses a real deadline.
+// The deadline of a thread's idle wait that its owner's Stop() ends by making the predicate true. A
+// thread that waits for another process uses a real deadline.
 inline constexpr TimePoint kUntilStopped = TimePoint::max();
 
-// Time left until `deadline`, never negative.
+// Returns the time left until `deadline`, never negative.
 inline Duration Remaining(TimePoint deadline, TimePoint now) {
   return std::max(Duration::zero(), deadline - now);
 }
 
-// How one user-visible timeout is shared by the layers that wait for each other: the innermost one
-// knows best who is missing, so it gives up first and its message is what the user reads.
+// A LayeredTimeout divides one user-visible timeout among the layers that wait for each other. The
+// innermost layer knows best who is missing, so it times out first and the user reads its message.
 struct LayeredTimeout {
   Duration worker;
 

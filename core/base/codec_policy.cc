@@ -17,10 +17,10 @@ namespace {
 
 // No tensor has more elements, nor dimensions.
 constexpr uint64_t kMaxBound = uint64_t{1} << 48;
-// Of a rule in an error message.
+// An error message quotes at most this much of a rule.
 constexpr size_t kMaxQuotedBytes = 100;
 
-// A bound of a rule in its text form. The text excludes N, the fields include it.
+// A Bound is a bound of a rule in its text form. The text excludes N, the fields include it.
 struct Bound {
   absl::string_view text;  // "elems>"
   uint64_t CodecRule::* field;
@@ -34,13 +34,13 @@ constexpr Bound kBounds[] = {{"elems>", &CodecRule::min_elems},
                              {"dims>", &CodecRule::min_dims},
                              {"dims<", &CodecRule::max_dims}};
 
-// Tries a shorter run for the last * wherever what follows it does not fit; earlier ones never need
-// to change, so this takes pattern times name steps at most.
+// Where the rest does not fit, the last * is tried with a longer run; earlier ones never need to
+// change, so this takes at most pattern times name steps.
 bool MatchesPattern(absl::string_view pattern, absl::string_view name) {
   size_t p = 0;
   size_t n = 0;
   std::optional<std::pair<size_t, size_t>>
-      last_star;  // where to resume: behind it, and in the name
+      last_star;  // where to resume: after the *, and in the name
   while (n < name.size()) {
     if (p < pattern.size() && pattern[p] == '*') {
       last_star = {++p, n};

@@ -1,5 +1,5 @@
-// Which tensor takes which codec: the one line of text that a job's workers, sidecars and shards
-// agree on.
+// A CodecPolicy says which tensor uses which codec. It is one line of text that a job's workers,
+// sidecars and shards agree on.
 //
 //   POLICY = CODEC[;RULE]…        the default, then exceptions to it
 //   RULE   = MATCH[&MATCH]…=CODEC for tensors for which every MATCH holds
@@ -8,9 +8,9 @@
 //
 //   powersgd:rank=4;embed*.weight=fp32;elems<4096=fp16
 //
-// The first rule that holds for a tensor decides; each rule has one pattern and one bound of each
-// sort at most. CODEC is as in codec_spec.h; auto can be the default only. Spaces around the pieces
-// are ignored.
+// The first rule that holds for a tensor decides; each rule has at most one pattern and one bound
+// of each kind. CODEC is as in codec_spec.h; auto is allowed as the default only. Spaces around the
+// pieces are ignored.
 #pragma once
 
 #include <cstddef>
@@ -27,7 +27,7 @@
 
 namespace thalweg {
 
-// Of a policy's canonical text.
+// The canonical text of a policy has at most this length.
 inline constexpr size_t kMaxPolicyBytes = size_t{64} << 10;
 inline constexpr size_t kMaxCodecs = 5;
 
@@ -41,7 +41,7 @@ struct CodecRule {
   uint64_t max_dims = kUnbounded;
   CodecSpec codec = {};
 
-  // True when all of the above holds for `tensor`.
+  // Returns true when all conditions above hold for `tensor`.
   bool Matches(const TensorSpec& tensor) const;
   bool operator==(const CodecRule&) const = default;
 };
@@ -50,27 +50,28 @@ struct CodecPolicy {
   CodecSpec fallback;
   std::vector<CodecRule> rules;
 
-  // InvalidArgument says which part of `text` is wrong, and what is known; also when it has more
-  // than kMaxCodecs codecs, or its canonical text more than kMaxPolicyBytes.
+  // Parses `text`. InvalidArgument says which part is wrong and what is allowed; it is also
+  // returned for more than kMaxCodecs codecs or a canonical text of more than kMaxPolicyBytes.
   static absl::StatusOr<CodecPolicy> Parse(absl::string_view text);
-  // Every key of every codec; in each rule first the pattern, unless it is a mere *, then elems>,
-  // elems<, dims>, dims<. Equal for equal policies.
+  // Returns the canonical text: every key of every codec; in each rule first the pattern, unless it
+  // is just *, then elems>, elems<, dims>, dims<. Equal policies have equal texts.
   std::string ToString() const;
 
-  // The different codecs in order of first mention, beginning with the default; an auto stands for
-  // its AutoCandidates.
+  // Returns the distinct codecs in order of first mention, beginning with the default; an auto is
+  // replaced by its AutoCandidates.
   std::vector<CodecSpec> Codecs() const;
-  // What `tensor` takes, possibly the auto. Valid as long as the policy is.
+  // Returns the codec of `tensor`, possibly an auto. Valid as long as the policy is.
   const CodecSpec& CodecOf(const TensorSpec& tensor) const;
-  // True when nothing but a narrower type is asked for: a cast, without rules.
+  // Returns true when the policy only narrows the type: a cast, without rules.
   bool IsPlainCast() const;
 
   bool operator==(const CodecPolicy&) const = default;
 };
 
-// The type in which a worker leaves its share of a bucket for its sidecar: a node's only worker
-// narrows while it copies, unless the sidecar needs the digits of some of them; of several, the
-// shares are folded first and narrowed then. A device copies, it does not narrow.
+// Returns the type in which a worker stores its share of a bucket for its sidecar. A node's only
+// worker narrows while it copies, unless the sidecar needs full precision for some tensors. With
+// several workers, the shares are folded first and narrowed afterwards. A device copies without
+// narrowing.
 DType ShareType(DType bucket, const CodecPolicy& codec, uint32_t workers_on_node,
                 GradientPath path);
 

@@ -28,7 +28,7 @@ std::string Refusal(const std::string& text) {
   return policy.ok() ? "accepted" : std::string(policy.status().message());
 }
 
-// What a tensor takes by `text`.
+// Returns the codec that a tensor gets under the policy `text`.
 std::string Taken(const std::string& text, const std::string& name, std::vector<int64_t> shape) {
   const CodecPolicy policy = Policy(text);
   return policy.CodecOf({name, std::move(shape)}).Name();
@@ -169,7 +169,8 @@ TEST(CodecPolicyTest, WrongRuleIsQuotedInPart) {
   EXPECT_LT(Refusal(absl::StrCat("fp32;", std::string(50'000, 'x'))).size(), 300u);
 }
 
-// Sentences of the grammar with mistakes in them: accepted or refused, and then the same again.
+// The texts are sentences of the grammar with random mistakes: each is either refused, or accepted
+// and then reproduced exactly.
 TEST(CodecPolicyTest, AnyTextIsReadOrRefused) {
   const std::vector<std::string> words = {"fp32",  "powersgd",
                                           "int8",  "topk",

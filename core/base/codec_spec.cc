@@ -22,7 +22,7 @@ constexpr uint64_t kMaxIteration = uint64_t{1} << 40;
 constexpr uint64_t kMaxSeed = std::numeric_limits<uint64_t>::max();
 constexpr double kMaxReal = 1e6;
 
-// A parameter in the text form. `read` says in its error what was expected.
+// A Key is a parameter in the text form. The error of `read` says what was expected.
 struct Key {
   absl::string_view name;
   absl::Status (*read)(absl::string_view text, CodecSpec& spec);
@@ -54,9 +54,10 @@ constexpr Key Flag(absl::string_view name) {
           [](const CodecSpec& spec) { return std::string(spec.*kField ? "1" : "0"); }};
 }
 
-// Six digits where they give the value back, as people write it; else as many as it takes.
+// Writes six digits where they reproduce the value, as people write it; otherwise as many as
+// needed.
 std::string WriteReal(double value) {
-  value += 0.0;  // without the sign of -0.0
+  value += 0.0;  // removes the sign of -0.0
   const std::string six_digits = absl::StrCat(value);
   double read = 0;
   if (absl::SimpleAtod(six_digits, &read) && read == value) return six_digits;
@@ -115,41 +116,53 @@ constexpr std::array kPowerSgdKeys = {kRank,
                                       kSeed,
                                       Real<&CodecSpec::epsilon>("epsilon")};
 constexpr std::array kLossyKeys = {kStart, kFeedback};
-constexpr std::array kTopKKeys = {kRatio, kStart, kFeedback};
+constexpr std::array kRatioKeys = {kRatio, kStart, kFeedback};
 constexpr std::array kAutoKeys = {kRank, kStart, kSeed};
 
 struct Kind {
   absl::string_view name;
   CodecSpec defaults;
   std::span<const Key> keys = {};
-  bool first_key_alone = false;  // its value may stand without its name
+  bool first_key_alone = false;  // its value may be given without its name
 };
 
-// As early as torch's hooks may: DDP cuts its buckets anew after the first iteration.
+// This is the first iteration that torch's hooks allow: DDP rebuilds its buckets after the first
+// one.
 constexpr uint64_t kLossyStart = 2;
 
-constexpr std::array<Kind, 8> kKinds = {{
+constexpr std::span<const Key> LossyKeys(WireFormat format) {
+  if (FindLossy(format)->takes_ratio) return kRatioKeys;
+  return kLossyKeys;
+}
+
+constexpr auto kKinds = std::to_array<Kind>({
     {"fp32", {.wire = DType::kFloat32}},
     {"fp16", {.wire = DType::kFloat16}},
     {"bf16", {.wire = DType::kBFloat16}},
     {"powersgd", {.kind = CodecKind::kPowerSgd}, kPowerSgdKeys, true},
-    {"int8", {.kind = CodecKind::kInt8, .start = kLossyStart}, kLossyKeys},
-    {"onebit", {.kind = CodecKind::kOneBit, .start = kLossyStart}, kLossyKeys},
-    {"topk", {.kind = CodecKind::kTopK, .start = kLossyStart}, kTopKKeys, true},
-    {"auto", {.kind = CodecKind::kAuto, .rank = 4}, kAutoKeys, true},
-}};
+#define THALWEG_LOSSY_KIND(Name, number, text, ...)                                  \
+  {text,                                                                             \
+   {.kind = CodecKind::kLossy, .format = WireFormat::k##Name, .start = kLossyStart}, \
+   LossyKeys(WireFormat::k##Name),                                                   \
+   FindLossy(WireFormat::k##Name)->takes_ratio},
+    THALWEG_LOSSY_FORMATS(THALWEG_LOSSY_KIND)
+#undef THALWEG_LOSSY_KIND
+        {"auto", {.kind = CodecKind::kAuto, .rank = 4}, kAutoKeys, true},
+});
 
 constexpr auto kNameOf = [](std::string* out, const auto& item) {
   out->append(item.name.data(), item.name.size());
 };
 
-// The first of the casts stands for all of them.
-const Kind& KindOf(CodecKind kind) {
-  const auto is_it = [kind](const Kind& known) { return known.defaults.kind == kind; };
+// The first of the casts represents all of them.
+const Kind& KindOf(const CodecSpec& spec) {
+  const auto is_it = [&spec](const Kind& known) {
+    return known.defaults.kind == spec.kind && known.defaults.format == spec.format;
+  };
   return *std::find_if(kKinds.begin(), kKinds.end(), is_it);
 }
 
-// Reads `part`, one of several "key=value" or the value of the first key alone.
+// Reads `part`: one of several "key=value", or the value of the first key alone.
 absl::Status ReadPart(const Kind& kind, absl::string_view part, bool alone, CodecSpec& spec) {
   std::pair<absl::string_view, absl::string_view> pair =
       absl::StrSplit(part, absl::MaxSplits('=', 1));
@@ -195,7 +208,7 @@ absl::StatusOr<CodecSpec> CodecSpec::Parse(absl::string_view text) {
 }
 
 std::string CodecSpec::ToString() const {
-  const Kind& described = KindOf(kind);
+  const Kind& described = KindOf(*this);
   if (described.keys.empty()) return Name();
   const auto pair = [this](std::string* out, const Key& key) {
     absl::StrAppend(out, key.name, "=", key.write(*this));
@@ -204,30 +217,14 @@ std::string CodecSpec::ToString() const {
 }
 
 std::string CodecSpec::Name() const {
-  return kind == CodecKind::kCast ? thalweg::Name(wire) : std::string(KindOf(kind).name);
-}
-
-bool IsLossy(const CodecSpec& codec) {
-  return codec.kind == CodecKind::kInt8 || codec.kind == CodecKind::kOneBit ||
-         codec.kind == CodecKind::kTopK;
-}
-
-WireFormat LossyFormat(const CodecSpec& codec) {
-  switch (codec.kind) {
-    case CodecKind::kOneBit:
-      return WireFormat::kOneBit;
-    case CodecKind::kTopK:
-      return WireFormat::kTopK;
-    default:
-      return WireFormat::kInt8;
-  }
+  return kind == CodecKind::kCast ? thalweg::Name(wire) : std::string(KindOf(*this).name);
 }
 
 std::vector<CodecSpec> AutoCandidates(const CodecSpec& codec) {
   return {
       {.wire = DType::kFloat32},
       {.wire = DType::kFloat16},
-      {.kind = CodecKind::kInt8, .start = kLossyStart},
+      {.kind = CodecKind::kLossy, .format = WireFormat::kInt8, .start = kLossyStart},
       {.kind = CodecKind::kPowerSgd, .rank = codec.rank, .start = codec.start, .seed = codec.seed}};
 }
 

@@ -89,7 +89,7 @@ TEST(CodecSpecTest, LossyCodecsHaveTheFormatOfTheirName) {
   for (const char* name : {"int8", "onebit", "topk"}) {
     const auto spec = CodecSpec::Parse(name);
     EXPECT_TRUE(IsLossy(*spec));
-    EXPECT_EQ(LossyFormat(*spec), *ParseWireFormat(name));
+    EXPECT_STREQ(Name(LossyFormat(*spec)), name);
   }
   for (const char* name : {"fp16", "powersgd", "auto"}) {
     EXPECT_FALSE(IsLossy(*CodecSpec::Parse(name)));

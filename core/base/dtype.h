@@ -1,5 +1,5 @@
-// Element types of gradients and of what crosses the network. The numeric values are part of the
-// wire format and of the ipc format: never renumber.
+// DType numbers the element types of gradients and of what crosses the network. The numeric values
+// are part of the wire format and of the ipc format: never renumber.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +12,7 @@ namespace thalweg {
 
 enum class DType : uint8_t { kFloat32 = 1, kFloat16 = 2, kBFloat16 = 3, kFloat64 = 4 };
 
-// True for the four values above; anything else came from outside and must be refused.
+// Returns true for the four values above; any other value came from outside and must be refused.
 constexpr bool IsValid(DType dtype) { return dtype >= DType::kFloat32 && dtype <= DType::kFloat64; }
 
 constexpr size_t SizeOf(DType dtype) {
@@ -28,7 +28,7 @@ constexpr size_t SizeOf(DType dtype) {
   return 0;
 }
 
-// "fp32", "fp16", "bf16", "fp64".
+// Returns "fp32", "fp16", "bf16" or "fp64".
 const char* Name(DType dtype);
 absl::StatusOr<DType> ParseDType(absl::string_view name);
 

@@ -15,6 +15,7 @@ const std::vector<EnvVar>& KnownEnvVars() {
       {"THALWEG_CHUNK_BYTES", "auto", "bytes of gradient that travel as one chunk"},
       {"THALWEG_CODEC", "fp32", "how fp32 gradients cross the network, e.g. fp16 or powersgd:4"},
       {"THALWEG_COMPAT", "", "1: torch has the names of AIAK-Training; apex: and there is an apex"},
+      {"THALWEG_CPU_CAPABILITY", "", "for tests: default, avx2 or avx512; empty: what the CPU has"},
       {"THALWEG_CPUS", "", "cores on which a server program runs, e.g. 0-3,8; empty: all"},
       {"THALWEG_ENABLE", "", "1: scripts use Thalweg without code; 0: whatever else is set, not"},
       {"THALWEG_FP16_COMPRESSION", "0", "1: without code, gradients cross the network as fp16"},

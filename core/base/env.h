@@ -1,4 +1,4 @@
-// The one place of the C++ code that reads the environment. client/python/thalweg/_config.py is its
+// The C++ code reads the environment only here. client/python/thalweg/_variables.py is the
 // counterpart in Python; a test keeps the two lists of names equal.
 #pragma once
 
@@ -13,13 +13,14 @@ struct EnvVar {
   const char* help;
 };
 
-// Every THALWEG_* variable that any part of Thalweg understands.
+// Returns every THALWEG_* variable that any part of Thalweg reads.
 const std::vector<EnvVar>& KnownEnvVars();
 
-// The value of a known variable, or its default when unset or empty.
+// Returns the value of a known variable, or its default when it is unset or empty.
 std::string GetEnv(const char* name);
 
-// Names in the environment that begin with THALWEG_ but are not known: most likely misspelt.
+// Returns names in the environment that begin with THALWEG_ but are unknown and therefore probably
+// misspelt.
 std::vector<std::string> UnknownEnvVars();
 
 }  // namespace thalweg

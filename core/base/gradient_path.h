@@ -1,5 +1,5 @@
-// How a worker's gradients come to its node's sidecar, and results back. The numeric values are
-// part of the ipc format: never renumber.
+// GradientPath says how a worker's gradients reach its node's sidecar, and how results return. The
+// numeric values are part of the ipc format: never renumber.
 #pragma once
 
 #include <array>
@@ -9,8 +9,9 @@ namespace thalweg {
 
 enum class GradientPath : uint8_t {
   kCpu = 1,     // the worker copies them from its own memory
-  kPinned = 2,  // a device copies them, by itself
-  // So, but it cannot lock the results' memory: the worker's driver copies these, and waits.
+  kPinned = 2,  // the device copies them asynchronously
+  // As kPinned, but the device cannot lock the results' memory: the worker's driver copies results
+  // and waits.
   kPageable = 3,
   kIpc = 4,  // the sidecar reads them on the same device
 };
@@ -18,12 +19,12 @@ enum class GradientPath : uint8_t {
 inline constexpr std::array kGradientPaths = {GradientPath::kCpu, GradientPath::kPinned,
                                               GradientPath::kPageable, GradientPath::kIpc};
 
-// True for the values above; anything else came from outside and must be refused.
+// Returns true for the values above; any other value came from outside and must be refused.
 constexpr bool IsValid(GradientPath path) {
   return path >= GradientPath::kCpu && path <= GradientPath::kIpc;
 }
 
-// As logs, metrics and statistics name it.
+// Returns the name for logs, metrics and statistics.
 constexpr const char* Name(GradientPath path) {
   switch (path) {
     case GradientPath::kCpu:

@@ -1,5 +1,5 @@
-// FNV-1a, 64 bits: a hash that is the same in every process and release, for telling peers apart
-// that disagree. Not for adversaries.
+// Fnv1a is the 64-bit FNV-1a hash. It is the same in every process and release, and detects peers
+// that disagree. It does not resist adversaries.
 #pragma once
 
 #include <bit>

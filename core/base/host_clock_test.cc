@@ -19,8 +19,8 @@ TEST(HostClockTest, ReadingIsTheSteadyClockAndNamesTheHost) {
   EXPECT_EQ(ReadClock().clock, reading.clock);
 }
 
-// Their clock is 3 s ahead. A call takes 10 ms, of which each way has any part: what is found is
-// wrong by no more than it says.
+// Their clock is 3 s ahead. A call takes 10 ms, divided arbitrarily between the two directions: the
+// offset is wrong by no more than its stated error.
 TEST(HostClockTest, OffsetIsWithinItsErrorWhicheverWayIsTheLongerOne) {
   constexpr int64_t kAhead = 3'000'000'000;
   const TimePoint asked = TimePoint(std::chrono::seconds(100));

@@ -1,4 +1,4 @@
-// What a program answers over HTTP, whoever serves it.
+// HttpReply is a program's answer over HTTP, independent of the server that sends it.
 #pragma once
 
 #include <functional>
@@ -12,7 +12,8 @@ struct HttpReply {
   std::string body;
 };
 
-// The answer to GET `path`, which comes decoded and without a query. Called from several threads.
+// An HttpHandler answers GET `path`, which is decoded and has no query. It is called from several
+// threads.
 using HttpHandler = std::function<HttpReply(const std::string& path)>;
 
 }  // namespace thalweg

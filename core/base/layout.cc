@@ -15,10 +15,10 @@ std::string Describe(const TensorSpec& t) {
   return absl::StrCat("'", t.name, "' [", absl::StrJoin(t.shape, ", "), "]");
 }
 
-// How many times the bytes of a dense chunk a chunk in this format has.
+// Returns the size of a chunk in this format as a multiple of a dense chunk's size.
 uint64_t ChunkScale(WireFormat wire) {
-  if (IsDense(wire)) return 1;
-  return wire == WireFormat::kInt8 ? 4 : 16;
+  const LossyTraits* const lossy = FindLossy(wire);
+  return lossy == nullptr ? 1 : lossy->chunk_scale;
 }
 
 }  // namespace
@@ -86,12 +86,13 @@ ChunkPlan ChunkPlan::For(uint64_t total_elems, DType dtype, WireFormat wire, uin
   constexpr uint64_t kChunksPerShard = 4;
   constexpr uint64_t kEdgeChunksPerShard = 2;
   constexpr uint64_t kEdgeFraction = 4;
-  constexpr uint64_t kSmallest = 16 << 10;  // bytes; below, the work per chunk outweighs the gain
+  // bytes; in smaller chunks the work per chunk outweighs the gain
+  constexpr uint64_t kSmallest = 16 << 10;
   const uint64_t scale = ChunkScale(wire);
   const uint64_t smallest = scale * kSmallest;
   const uint64_t largest = std::max(chunk_bytes, std::min(scale * chunk_bytes, kMaxChunkBytes));
-  // Bytes: a cache line, or whole blocks of every lossy format.
-  const uint64_t unit = scale == 1 ? 64 : kOneBitBlockElems * sizeof(float);
+  // The unit in bytes is a cache line, or whole blocks of every lossy format.
+  const uint64_t unit = scale == 1 ? 64 : kLossyUnitElems * sizeof(float);
   const auto aligned = [unit](uint64_t bytes) { return (bytes + unit - 1) / unit * unit; };
   const uint64_t size = SizeOf(dtype);
   const uint64_t share = total_elems / (kChunksPerShard * num_shards) * size;
@@ -107,7 +108,7 @@ ChunkPlan ChunkPlan::For(uint64_t total_elems, DType dtype, WireFormat wire, uin
 }
 
 uint64_t ChunkPlan::LastEdge() const {
-  // A multiple, so that only the very last chunk is of odd size and all begin aligned.
+  // The result is a multiple, so that all chunks begin aligned and only the last is of odd size.
   return (total_elems - edge_chunks * edge_elems) / edge_elems * edge_elems;
 }
 

@@ -1,4 +1,4 @@
-// What a gradient bucket consists of, and how it is cut into chunks.
+// This header describes the contents of a gradient bucket and its division into chunks.
 #pragma once
 
 #include <cstdint>
@@ -15,14 +15,14 @@ struct TensorSpec {
   std::string name;            // the parameter's name in the model
   std::vector<int64_t> shape;  // in elements
 
-  // Product of `shape`; 1 for a scalar.
+  // Returns the product of `shape`; 1 for a scalar.
   uint64_t Elems() const;
   bool operator==(const TensorSpec&) const = default;
 };
 
-// DDP numbers its buckets from 0 and re-cuts them after the first iteration: `generation` counts
+// DDP numbers its buckets from 0 and rebuilds them after the first iteration: `generation` counts
 // the layouts that bucket `index` has had, from 0. `part` is 0 for the bucket itself; compression
-// exchanges other vectors in its stead (server/sidecar/part.h), which are parts 1 … kMaxParts - 1.
+// exchanges other vectors in its place (server/sidecar/part.h), which are parts 1 … kMaxParts - 1.
 struct BucketId {
   uint32_t index = 0;
   uint32_t generation = 0;
@@ -31,50 +31,51 @@ struct BucketId {
   auto operator<=>(const BucketId&) const = default;
 };
 inline constexpr uint32_t kMaxParts = 16;
-std::string ToString(BucketId id);  // "3", "3 (layout 1)", "3 (part 2)" or "3 (layout 1, part 2)"
+// Returns "3", "3 (layout 1)", "3 (part 2)" or "3 (layout 1, part 2)".
+std::string ToString(BucketId id);
 
 struct BucketLayout {
   DType dtype = DType::kFloat32;
-  std::vector<TensorSpec> tensors;  // in the order in which they lie in the bucket
+  std::vector<TensorSpec> tensors;  // in the order of the bucket's memory
 
   uint64_t Elems() const;
-  // A 64-bit hash (FNV-1a) of element type, names, shapes and order: equal on all workers that
-  // agree.
+  // Returns a 64-bit hash (FNV-1a) of element type, names, shapes and order: equal on all workers
+  // that agree.
   uint64_t Fingerprint() const;
   bool operator==(const BucketLayout&) const = default;
 };
 
-// OK when the layouts are equal; else InvalidArgument naming the first tensor that differs and both
-// owners, e.g. "rank 0" and "rank 3".
+// Returns OK when the layouts are equal; otherwise InvalidArgument that names the first tensor that
+// differs and both owners, e.g. "rank 0" and "rank 3".
 absl::Status CheckSameLayout(BucketId id, const BucketLayout& a, const std::string& owner_a,
                              const BucketLayout& b, const std::string& owner_b);
 
 // A bucket is cut into chunks, which are reduced, encoded, sent and summed independently of each
-// other. The first and the last ones, `edge_chunks` of them at either end, are smaller than the
-// rest: until the first result comes back the way down lies idle, and after the last share has gone
-// up, the way up. The very last chunk may be shorter still.
+// other. The first and the last `edge_chunks` chunks are smaller than the rest: the downlink is
+// idle until the first result arrives, and the uplink after the last share is sent. The very last
+// chunk may be shorter still.
 struct ChunkPlan {
   uint64_t total_elems = 0;
   uint64_t chunk_elems = 1;
   uint32_t edge_chunks = 0;
   uint64_t edge_elems = 1;  // ≤ chunk_elems
 
-  // Chunks of `chunk_bytes`, counted in the bucket's own element type, or smaller ones for a small
-  // bucket: it shall have some for each shard, so that all links work and the first results come
-  // back while the last shares are on their way. In a lossy format chunks are larger, so that as
-  // much crosses the wire: chunk_bytes counts fourfold for int8 and sixteenfold for onebit and
-  // topk, up to kMaxChunkBytes. All dense formats have the same plan.
+  // Plans chunks of `chunk_bytes`, counted in the bucket's own element type. A small bucket gets
+  // smaller chunks: each shard should have some, so that all links work and the first results
+  // return while the last shares are in flight. In a lossy format chunks hold more elements, so
+  // that as much crosses the wire: chunk_bytes is multiplied by LossyTraits::chunk_scale, up to
+  // kMaxChunkBytes. All dense formats have the same plan.
   static ChunkPlan For(uint64_t total_elems, DType dtype, WireFormat wire, uint64_t chunk_bytes,
                        uint32_t num_shards);
 
   uint32_t Count() const;
   uint64_t Begin(uint32_t chunk) const;
-  // The chunk that has element `elem` < total_elems.
+  // Returns the chunk that contains element `elem` < total_elems.
   uint32_t ChunkOf(uint64_t elem) const;
   uint64_t Elems(uint32_t chunk) const { return Begin(chunk + 1) - Begin(chunk); }
 
  private:
-  uint64_t LastEdge() const;  // where the small chunks at the end begin
+  uint64_t LastEdge() const;  // first element of the small chunks at the end
 };
 
 }  // namespace thalweg

@@ -120,7 +120,7 @@ TEST(ChunkPlanSizeTest, LossyChunksAreLargerSoThatAsMuchCrossesTheWire) {
   EXPECT_EQ(chunk_bytes(WireFormat::kInt8, kLarge, 64 << 10), 256u << 10);
   EXPECT_EQ(chunk_bytes(WireFormat::kInt8, kLarge, 2 << 20), 4u << 20);
   EXPECT_EQ(chunk_bytes(WireFormat::kInt8, 1000, 1 << 20), 64u << 10);
-  // More than that stays what was asked for.
+  // A larger requested size is kept.
   EXPECT_EQ(chunk_bytes(WireFormat::kOneBit, kLarge, 8 << 20), 8u << 20);
   for (WireFormat wire : {WireFormat::kFloat16, WireFormat::kFloat64}) {
     EXPECT_EQ(chunk_bytes(wire, kLarge, 64 << 10), 64u << 10);

@@ -1,5 +1,5 @@
-// Counters, gauges and histograms, written by any room and read by server/transport, which exports
-// them in Prometheus' text format. Keeps the metrics library out of the rooms that only count.
+// This header holds counters, gauges and histograms. Any room writes them; server/http exports them
+// in Prometheus' text format. Rooms that only count need no metrics library.
 #pragma once
 
 #include <array>
@@ -17,8 +17,8 @@
 
 namespace thalweg {
 
-// Thread-safe; additions are relaxed because a reader needs each value alone, not an order among
-// them.
+// A Counter is thread-safe. Additions are relaxed because a reader needs each value by itself and
+// no order among them.
 class Counter {
  public:
   void Add(double amount = 1) { value_.fetch_add(amount, std::memory_order_relaxed); }
@@ -38,16 +38,17 @@ class Gauge {
   std::atomic<double> value_{0};
 };
 
-// How long something took, by size. Thread-safe and lock-free. All histograms have the same bounds,
-// so that their buckets can be added up.
+// A Histogram counts durations by size. It is thread-safe and lock-free. All histograms have the
+// same bounds, so that their buckets can be added up.
 class Histogram {
  public:
   static constexpr size_t kBounds = 19;
-  // Powers of two from 0.1 ms to 26 s: what a chunk takes in memory, and what no exchange should.
+  // The bounds are powers of two from 0.1 ms, the time of a chunk in memory, to 26 s, longer than
+  // any exchange should take.
   static constexpr double Bound(size_t i) { return 1e-4 * static_cast<double>(uint64_t{1} << i); }
 
   void Observe(double seconds);
-  // Observations in (Bound(i - 1), Bound(i)]; with i == kBounds those above all bounds.
+  // Returns the observations in (Bound(i - 1), Bound(i)]; with i == kBounds those above all bounds.
   uint64_t Count(size_t i) const { return counts_[i].load(std::memory_order_relaxed); }
   double Sum() const { return sum_.load(std::memory_order_relaxed); }
 
@@ -58,14 +59,15 @@ class Histogram {
 
 using Labels = std::map<std::string, std::string>;
 
-// Owns every metric of a process. Thread-safe. References stay valid as long as the registry.
+// A MetricRegistry owns every metric of a process. It is thread-safe. References stay valid as long
+// as the registry.
 class MetricRegistry {
  public:
   enum class Kind { kCounter, kGauge, kHistogram };
   struct Sample {
     Labels labels;
-    double value = 0;              // of a histogram: the sum
-    std::vector<uint64_t> counts;  // of a histogram: as Count
+    double value = 0;              // for a histogram: the sum
+    std::vector<uint64_t> counts;  // for a histogram: see Histogram::Count
   };
   struct Family {
     std::string name;
@@ -74,14 +76,14 @@ class MetricRegistry {
     std::vector<Sample> samples;
   };
 
-  // The metric with this name and these labels, made at first use. `help` is kept from the first
-  // call. A name must not be used for several kinds.
+  // Returns the metric with this name and these labels; makes it at first use. `help` is kept from
+  // the first call. A name must not be used for several kinds.
   Counter& GetCounter(const std::string& name, const std::string& help, const Labels& labels = {});
   Gauge& GetGauge(const std::string& name, const std::string& help, const Labels& labels = {});
   Histogram& GetHistogram(const std::string& name, const std::string& help,
                           const Labels& labels = {});
 
-  // All values now, sorted by name.
+  // Returns all current values, sorted by name.
   std::vector<Family> Snapshot() const;
 
  private:

@@ -35,7 +35,7 @@ TEST(MetricsTest, ConcurrentAdditionsAllCount) {
   EXPECT_EQ(registry.GetCounter("n_total", "").Value(), 40000);
 }
 
-// Bounds written out: 0.1 ms, 0.2 ms, … 0.4 ms is the third.
+// The test writes the bounds out: 0.1 ms, 0.2 ms, 0.4 ms is the third, and so on.
 TEST(MetricsTest, HistogramCountsUpToAndWithEachBound) {
   Histogram histogram;
   for (const double seconds : {0.0, 1e-4, 1.0001e-4, 4e-4, 26.2, 26.3, 1e9}) {

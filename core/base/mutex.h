@@ -36,13 +36,13 @@ class ABSL_SCOPED_LOCKABLE MutexLock {
   Mutex& mutex_;
 };
 
-// Every wait has a deadline; there is deliberately no Wait() without one.
+// A CondVar has no Wait() without a deadline, because every wait must have one.
 class CondVar {
  public:
   void NotifyAll() { cv_.notify_all(); }
 
-  // Waits until `ready()` holds or `deadline` passes; returns the last value of `ready()`.
-  // Requires `mutex` held; it is released while waiting, and `ready` runs with it held.
+  // Waits until `ready()` holds or `deadline` passes; returns the last value of `ready()`. Requires
+  // that `mutex` is held; it is released while waiting, and `ready` runs with it held.
   template <typename Predicate>
   bool WaitUntil(Mutex& mutex, TimePoint deadline, Predicate ready)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) ABSL_NO_THREAD_SAFETY_ANALYSIS {

@@ -1,5 +1,5 @@
-// A counter with a label that says how something ended: "ok", or the code of its failure in lower
-// case, "deadline_exceeded".
+// OutcomeCounters counts outcomes by a label: "ok", or the failure's code in lower case, such as
+// "deadline_exceeded".
 #pragma once
 
 #include <array>
@@ -10,7 +10,7 @@
 
 namespace thalweg {
 
-// Thread-safe. All outcomes are there from the beginning, so that the first failure is seen to be
+// It is thread-safe. All outcomes exist from the beginning, so that the first failure is visible as
 // an increase.
 class OutcomeCounters {
  public:

@@ -1,5 +1,6 @@
-// A run of bytes in one or more pieces, with whatever keeps them alive: how received or encoded
-// gradient data travels between rooms without being copied and without naming gRPC.
+// A Payload is a sequence of bytes in one or more pieces, with the owner that keeps them alive.
+// Received or encoded gradients travel between rooms in it without copies and without a dependency
+// on gRPC.
 #pragma once
 
 #include <cstddef>
@@ -10,12 +11,12 @@
 
 namespace thalweg {
 
-// Move-only in spirit, copyable cheaply: copies share the bytes. Thread-compatible; the bytes are
-// immutable once a Payload refers to them. Piece boundaries may fall anywhere, also inside an
-// element.
+// Copies are cheap and share the bytes. A Payload is thread-compatible; the bytes are immutable
+// once a Payload refers to them. Piece boundaries may fall anywhere, also inside an element.
 struct Payload {
   std::vector<std::span<const std::byte>> pieces;
-  // Keeps every piece alive. Shared because one encoded result is sent to all nodes of a round.
+  // Keeps every piece alive. It is shared because one encoded result is sent to all nodes of a
+  // round.
   std::shared_ptr<const void> owner;
 
   Payload() = default;

@@ -1,5 +1,5 @@
-// What a shard tells those who watch it, as plain values: server/aggregator fills it in,
-// server/page writes it down (docs/api.md).
+// ShardReport is a shard's state as plain values: server/aggregator fills it in, server/page
+// formats it (docs/api.md).
 #pragma once
 
 #include <cstdint>
@@ -14,35 +14,35 @@
 
 namespace thalweg {
 
-// Bytes of gradients since the job, or the process, began.
+// A Volume counts bytes of gradients since the job, or the process, began.
 struct Volume {
   double raw_bytes = 0;   // before encoding
-  double wire_bytes = 0;  // after it
+  double wire_bytes = 0;  // after encoding
 };
 
-// What contributions were sent as.
+// A FormatReport counts contributions in one format.
 struct FormatReport {
   WireFormat wire = WireFormat::kFloat32;
-  bool factors = false;  // PowerSGD's, that stand for whole gradients
+  bool factors = false;  // PowerSGD's factors, which represent whole gradients
   Volume received;
 };
 
 struct NodeReport {
   enum class State { kMissing, kActive, kLeft };
 
-  std::string name;  // as the node calls itself; empty while it is missing
+  std::string name;  // the node's own name; empty while it is missing
   State state = State::kMissing;
   uint32_t workers = 0;
-  Duration silent{};         // since it was last heard of; 0 while it is missing
-  uint64_t last_rounds = 0;  // rounds in which it was the last of several nodes
-  Duration waited{};         // in these, from the last but one contribution to its own
+  Duration silent{};         // since its last message; 0 while it is missing
+  uint64_t last_rounds = 0;  // rounds of several nodes in which it was the last
+  Duration waited{};         // in those rounds, from the last but one contribution to its own
 };
 
-// The round that has been open for longest.
+// A WaitingReport describes the round that has been open for longest.
 struct WaitingReport {
   RoundId round;
   Duration open{};
-  std::vector<uint32_t> missing;  // nodes
+  std::vector<uint32_t> missing;  // missing nodes
 };
 
 struct JobReport {
@@ -50,15 +50,15 @@ struct JobReport {
 
   std::string name;
   State state = State::kGathering;
-  std::string failure;  // with kFailed
-  Duration age{};       // since its first node came
-  std::string codec;    // the policy's text
+  std::string failure;  // set with kFailed
+  Duration age{};       // since its first node joined
+  std::string codec;    // the policy as text
   uint32_t world_size = 0;
   uint32_t shard = 0;
   uint32_t num_shards = 0;
-  uint64_t chunk_bytes = 0;  // these two: 0 while it gathers
+  uint64_t chunk_bytes = 0;  // this and the next are 0 while the job gathers
   uint32_t window_chunks = 0;
-  LinkSpeed link;  // the slowest
+  LinkSpeed link;  // the slowest link
   Duration round_timeout{};
 
   uint64_t contributions = 0;
@@ -69,12 +69,12 @@ struct JobReport {
   uint64_t nonfinite_elems = 0;
   uint64_t held_bytes = 0;
   uint64_t residual_bytes = 0;
-  Duration wait_time{};  // of rounds, from the first contribution to the last
+  Duration wait_time{};  // from the first contribution to the last, over all rounds
   Duration fold_time{};
   Volume received;
   Volume sent;
   std::vector<FormatReport> formats;
-  std::vector<NodeReport> nodes;  // by number
+  std::vector<NodeReport> nodes;  // by node number
   std::optional<WaitingReport> waiting;
 };
 
@@ -82,12 +82,12 @@ struct FaultReport {
   std::string job;
   absl::StatusCode code = absl::StatusCode::kUnknown;
   std::string message;
-  bool refused = false;  // a node was not admitted; else the job has failed
+  bool refused = false;  // true: a node was not admitted; false: the job has failed
   uint64_t rounds_lost = 0;
   Duration ago{};
 };
 
-// How often there was that reason, since the process began.
+// A ReasonReport counts failures and refusals with one reason since the process began.
 struct ReasonReport {
   absl::StatusCode code = absl::StatusCode::kUnknown;
   uint64_t jobs_failed = 0;
@@ -109,8 +109,8 @@ struct ShardReport {
   Volume received;
   Volume sent;
   std::vector<ReasonReport> reasons;
-  std::vector<FaultReport> faults;  // the latest first; not all of them
-  std::vector<JobReport> jobs;      // those that have members, by name
+  std::vector<FaultReport> faults;  // latest first; limited in number
+  std::vector<JobReport> jobs;      // jobs that have members, by name
 };
 
 }  // namespace thalweg

@@ -1,4 +1,4 @@
-// Early return on a non-OK absl::Status. (Debian's Abseil has no status_macros.h of its own.)
+// This macro returns early on a non-OK absl::Status. (Debian's Abseil has no status_macros.h.)
 #pragma once
 
 #include <utility>
@@ -14,8 +14,8 @@
 #define THALWEG_CONCAT_INNER_(a, b) a##b
 #define THALWEG_CONCAT_(a, b) THALWEG_CONCAT_INNER_(a, b)
 
-// Evaluates `expr` (an absl::StatusOr<T>), returns its status from the enclosing function when it
-// is an error, else moves the value into `lhs`, which may be a declaration.
+// Evaluates `expr` (an absl::StatusOr<T>). On an error it returns the status from the enclosing
+// function; otherwise it moves the value into `lhs`, which may be a declaration.
 #define THALWEG_ASSIGN_OR_RETURN(lhs, expr) \
   THALWEG_ASSIGN_OR_RETURN_IMPL_(THALWEG_CONCAT_(thalweg_or_, __LINE__), lhs, expr)
 

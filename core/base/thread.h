@@ -1,4 +1,5 @@
-// A named thread that is joined, unless it is let go of. Thread-compatible.
+// A Thread is named and is joined by its destructor, unless it has been detached.
+// Thread-compatible.
 #pragma once
 
 #include <pthread.h>
@@ -12,7 +13,7 @@ namespace thalweg {
 class Thread {
  public:
   Thread() = default;
-  // `name` is what top and gdb show; the kernel keeps its first 15 characters.
+  // top and gdb show `name`; the kernel keeps its first 15 characters.
   template <typename Function>
   Thread(std::string name, Function&& body)
       : thread_([name = std::move(name), body = std::forward<Function>(body)]() mutable {
@@ -27,11 +28,12 @@ class Thread {
   }
   ~Thread() { Join(); }
 
-  // Idempotent. Must not be called from the thread itself.
+  // Joins the thread. Idempotent. Must not be called from the thread itself.
   void Join() {
     if (thread_.joinable()) thread_.join();
   }
-  // Lets go without joining: of one that does not exist (in a forked child), or may never end.
+  // Detaches instead of joining: for a thread that does not exist (in a forked child) or may never
+  // end.
   void Detach() {
     if (thread_.joinable()) thread_.detach();
   }

@@ -17,7 +17,7 @@
 namespace thalweg {
 namespace {
 
-// Text as a JSON string. Other bytes are copied: whether they are UTF-8 is for the reader to see.
+// Returns the text as a JSON string. Other bytes are copied; whether they are UTF-8 is not checked.
 std::string Quoted(const std::string& text) {
   std::string quoted = "\"";
   for (const char c : text) {
@@ -32,7 +32,7 @@ std::string Quoted(const std::string& text) {
   return quoted + "\"";
 }
 
-// Nanoseconds in the unit of trace files.
+// Formats nanoseconds in the unit of trace files.
 std::string Micros(int64_t nanos) {
   return absl::StrCat(nanos / 1000, ".", absl::Dec(nanos % 1000, absl::kZeroPad3));
 }
@@ -43,7 +43,7 @@ std::string HostName() {
   return gethostname(host, sizeof host - 1) == 0 ? host : "unknown";
 }
 
-// What the host's two clocks show at one moment, in nanoseconds.
+// A Moment holds both of the host's clocks, read at the same time, in nanoseconds.
 struct Moment {
   int64_t steady = 0;
   int64_t wall = 0;
@@ -52,8 +52,8 @@ struct Moment {
 Moment ReadBothClocks() {
   Moment best;
   Duration shortest = Duration::max();
-  // The wall clock is read between two readings of the steady one; the thread may be interrupted
-  // there, but hardly each time.
+  // The wall clock is read between two readings of the steady clock; the thread may be interrupted
+  // in between, but hardly every time.
   for (int i = 0; i < 5; ++i) {
     const TimePoint before = Now();
     const auto wall = std::chrono::system_clock::now().time_since_epoch();
@@ -66,7 +66,7 @@ Moment ReadBothClocks() {
   return best;
 }
 
-// First lines: what the reader must know of the process before the first span.
+// Returns the first lines: what a reader must know about the process before the first span.
 std::string Header(const std::string& program, pid_t pid) {
   const Moment now = ReadBothClocks();
   const std::string host = HostName();
@@ -195,7 +195,7 @@ void TraceWriter::Run() {
     offsets.clear();
     {
       MutexLock lock(mutex_);
-      // Nobody wakes this thread for a span: that would cost more than adding it.
+      // Adding a span does not wake this thread: that would cost more than the adding.
       changed_.WaitUntil(mutex_, Now() + options_.interval,
                          [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
                            return closing_ || flushes_wanted_ > flushes_done_;
@@ -213,12 +213,12 @@ void TraceWriter::Run() {
                       R"(,"args":{"spans":)", dropped, "}},\n");
       dropped_before = dropped;
     }
-    // What says how good the trace is goes into the file even when it is full.
+    // Lines about the quality of the trace are written even when the file is full.
     Write(text);
     const bool fits = WriteSpans(spans);
     MutexLock lock(mutex_);
     if (!fits) dropped_ += spans.size();
-    is_last = is_last && dropped_ == dropped_before;  // else once more, to say so
+    is_last = is_last && dropped_ == dropped_before;  // otherwise write once more, to report it
     flushes_done_ = flushes;
     changed_.NotifyAll();
   }

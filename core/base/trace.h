@@ -1,6 +1,6 @@
-// What a process does with every bucket, as spans of time: a file that Perfetto and
-// chrome://tracing open, and that `thalweg trace merge` joins with those of the job's other
-// processes (docs/timeline.md).
+// TraceWriter records what a process does with every bucket, as spans of time, in a file that
+// Perfetto and chrome://tracing open. `thalweg trace merge` joins it with the files of the job's
+// other processes (docs/timeline.md).
 #pragma once
 
 #include <sys/types.h>
@@ -23,63 +23,64 @@
 
 namespace thalweg {
 
-// What a span is about.
+// A TraceSubject names what a span is about.
 struct TraceSubject {
   struct Chunk {
     uint32_t number = 0;
-    uint64_t round = 0;  // of the part
+    uint64_t round = 0;  // of the part's chunk
     uint32_t shard = 0;
   };
 
   BucketId bucket;
-  uint64_t round = 0;  // of the bucket; 0: whoever traces does not know it
+  uint64_t round = 0;  // of the bucket; 0 when unknown
   std::optional<Chunk> chunk = {};
-  uint64_t raw_bytes = 0;   // of gradient
-  uint64_t wire_bytes = 0;  // 0: nothing has been encoded
+  uint64_t raw_bytes = 0;   // gradient bytes
+  uint64_t wire_bytes = 0;  // 0 when nothing has been encoded
   std::string codec = {};
-  std::optional<uint32_t> last_node = {};  // for which the others have waited
+  std::optional<uint32_t> last_node = {};  // the node that the others have waited for
 };
 
 struct TraceSpan {
   enum class Kind : uint8_t {
-    kWork,  // of one thread, inside another span of that thread or beside it
+    kWork,  // of one thread; nested in another span of that thread or disjoint from it
     kWait,  // between threads or processes; any number at once
   };
 
   Kind kind = Kind::kWork;
   const char* side = "";   // "worker", "sidecar", "shard"; this and the next are literals
-  const char* phase = "";  // as docs/timeline.md has them
-  pid_t thread = 0;        // of work
+  const char* phase = "";  // as in docs/timeline.md
+  pid_t thread = 0;        // thread that works
   TimePoint begin;
   TimePoint end;
   std::shared_ptr<const std::string> origin;  // job and place, as JSON members
   TraceSubject what;
 };
 
-// Writes one file, on a thread of its own. Thread-safe; adding takes a short lock and never waits
-// for the file. Every line is an event, and what has been written stays when the process is killed.
+// A TraceWriter writes one file on a thread of its own. It is thread-safe; adding takes a short
+// lock and never waits for the file. Every line is an event; what is written survives when the
+// process is killed.
 class TraceWriter {
  public:
   struct Options {
-    size_t queue_spans = 1 << 16;    // that wait to be written; beyond them spans are dropped
-    uint64_t max_bytes = 256 << 20;  // of the file; beyond them spans are dropped
-    Duration interval = std::chrono::milliseconds(50);  // between two looks at the queue
+    size_t queue_spans = 1 << 16;    // limit of spans not yet written; further ones are dropped
+    uint64_t max_bytes = 256 << 20;  // limit of the file's size; further spans are dropped
+    Duration interval = std::chrono::milliseconds(50);  // time between two checks of the queue
   };
 
-  // Makes `folder` and in it a new file, thalweg-`program`-HOST-PID.json; with -2, -3 … before the
-  // dot when there is one.
+  // Makes `folder` and in it a new file, thalweg-`program`-HOST-PID.json; if that exists, -2, -3 …
+  // is inserted before the dot.
   static absl::StatusOr<std::unique_ptr<TraceWriter>> Open(const std::string& folder,
                                                            const std::string& program,
                                                            const Options& options);
-  // As THALWEG_TRACE says; null when it is empty.
+  // Opens the writer that THALWEG_TRACE names; returns null when it is empty.
   static absl::StatusOr<std::unique_ptr<TraceWriter>> FromEnv(const std::string& program);
-  ~TraceWriter();  // writes what is left
+  ~TraceWriter();  // writes the remaining spans
 
   void Add(TraceSpan span);
   void AddOffset(ClockOffset offset);
-  // Waits until what has been added is in the file, or dropped; false when `deadline` came first.
+  // Waits until all added spans have been written or dropped; returns false at `deadline`.
   bool Flush(TimePoint deadline);
-  // Spans that are not in the file and never will be.
+  // Returns how many spans have been dropped.
   uint64_t dropped();
   const std::string& path() const { return path_; }
 
@@ -89,7 +90,7 @@ class TraceWriter {
   void Run();
   std::string Format(const TraceSpan& span);
   std::string Format(const ClockOffset& offset) const;
-  // False when the file cannot take it, or them.
+  // Both return false when the file cannot take the text.
   bool Write(const std::string& text);
   bool WriteSpans(const std::vector<TraceSpan>& spans);
 
@@ -98,7 +99,7 @@ class TraceWriter {
   const Options options_;
   const pid_t pid_;
 
-  // The writing thread's.
+  // Only the writing thread uses these.
   uint64_t bytes_ = 0;
   uint64_t waits_ = 0;
   bool is_full_ = false;
@@ -114,22 +115,22 @@ class TraceWriter {
   uint64_t flushes_wanted_ ABSL_GUARDED_BY(mutex_) = 0;
   uint64_t flushes_done_ ABSL_GUARDED_BY(mutex_) = 0;
 
-  Thread thread_;  // last: it uses everything above
+  Thread thread_;  // declared last, because it uses everything above
 };
 
-// The spans of one job on one side. Copyable. When nothing is traced it is false, and must not be
-// used.
+// A JobTrace adds the spans of one job on one side. It is copyable. When nothing is traced it
+// converts to false and must not be used.
 class JobTrace {
  public:
   using Place = std::initializer_list<std::pair<const char*, uint64_t>>;
 
   JobTrace() = default;
-  // `writer` must outlive it; null: nothing is traced. `place` says where in the job this is, such
-  // as {{"node", 3}}; `side` and its names are literals.
+  // `writer` must outlive the object; nothing is traced when it is null. `place` says where in the
+  // job this is, such as {{"node", 3}}; `side` and the place's names are literals.
   JobTrace(TraceWriter* writer, const char* side, const std::string& job, Place place);
 
   explicit operator bool() const { return writer_ != nullptr; }
-  // A phase of the calling thread.
+  // Adds a phase of the calling thread.
   void Work(const char* phase, TimePoint begin, TimePoint end, TraceSubject what) const;
   void Wait(const char* phase, TimePoint begin, TimePoint end, TraceSubject what) const;
 

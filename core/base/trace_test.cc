@@ -62,7 +62,7 @@ class TraceTest : public ::testing::Test {
     return what;
   }
   static TimePoint At(int64_t nanos) { return TimePoint(std::chrono::nanoseconds(nanos)); }
-  // `count` spans of work.
+  // Adds `count` spans of work.
   static void Add(TraceWriter& writer, uint32_t count) {
     const JobTrace trace(&writer, "sidecar", "job", {{"node", 1}});
     for (uint32_t i = 0; i < count; ++i) trace.Work("reduce", At(1000), At(2500), Subject(i));
@@ -118,7 +118,7 @@ TEST_F(TraceTest, ThreadsAreNamedOnce) {
   const std::string path = writer->path();
   Thread("fold-1", [&] {
     Add(*writer, 3);
-    EXPECT_TRUE(writer->Flush(Now() + kNever));  // while the thread is there to be asked
+    EXPECT_TRUE(writer->Flush(Now() + kNever));  // the thread still exists
   }).Join();
   EXPECT_THAT(Lines(path, "thread_name"),
               ::testing::ElementsAre(HasSubstr(R"("args":{"name":"fold-1"})")));
@@ -143,7 +143,7 @@ TEST_F(TraceTest, FileThatIsFullSaysWhatItLacks) {
   EXPECT_TRUE(writer->Flush(Now() + kNever));
   Add(*writer, 20);
   EXPECT_TRUE(writer->Flush(Now() + kNever));
-  Add(*writer, 1);  // would fit, but there is no trace with holes
+  Add(*writer, 1);  // it would fit, but a trace must not have holes
   writer.reset();
   EXPECT_EQ(Lines(path, R"("ph":"X")").size(), 1u);
   EXPECT_THAT(Lines(path, "thalweg_dropped").back(), HasSubstr(R"("args":{"spans":21})"));

@@ -1,5 +1,5 @@
-// One call of CUDA's runtime for each of the interface: what has logic belongs elsewhere, where a
-// fake can take this file's place.
+// This file calls CUDA's runtime once for each call of the interface. Logic belongs elsewhere,
+// where a fake can replace this file.
 #include <cuda_runtime_api.h>
 
 #include <cstring>
@@ -31,7 +31,8 @@ absl::StatusCode CodeOf(cudaError_t error) {
 
 absl::Status ToStatus(cudaError_t error, const char* call) {
   if (error == cudaSuccess) return absl::OkStatus();
-  // Not to be found again by whoever asks cudaGetLastError next; errors of the device itself stay.
+  // The error is cleared, so that the next caller of cudaGetLastError does not get it; errors of
+  // the device itself stay.
   cudaGetLastError();
   return absl::Status(CodeOf(error), absl::StrCat("CUDA: ", call, ": ", cudaGetErrorName(error),
                                                   " (", cudaGetErrorString(error), ")"));
@@ -66,7 +67,7 @@ class CudaRuntime : public DeviceRuntime {
 
   absl::Status BindThread() override {
     THALWEG_RETURN_IF_ERROR(ToStatus(cudaSetDevice(number_), "cudaSetDevice"));
-    // Else a call of ours might spoil the capture of a graph on a thread of the user's.
+    // In the default mode, our calls could invalidate the capture of a graph on a user's thread.
     cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
     return ToStatus(cudaThreadExchangeStreamCaptureMode(&mode),
                     "cudaThreadExchangeStreamCaptureMode");
@@ -211,7 +212,7 @@ absl::StatusOr<std::shared_ptr<DeviceRuntime>> OpenCudaDevice(int number) {
   cudaDeviceProp properties;
   THALWEG_RETURN_IF_ERROR(
       ToStatus(cudaGetDeviceProperties(&properties, number), "cudaGetDeviceProperties"));
-  // Shared: what is queued on the device may outlive the session that has queued it.
+  // The ownership is shared: work queued on the device may outlive the session that queued it.
   return std::make_shared<CudaRuntime>(number, Bytes(properties.uuid), read_only != 0);
 }
 

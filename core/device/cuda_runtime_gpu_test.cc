@@ -68,7 +68,7 @@ TEST_F(CudaRuntimeGpuTest, StreamThatWaitsForAnEventSeesWhatCameBeforeIt) {
   ASSERT_EQ(cudaMemcpyAsync(seen, memory, kBytes, cudaMemcpyDeviceToDevice,
                             reinterpret_cast<cudaStream_t>(other_)),
             cudaSuccess);
-  device_->DestroyEvent(event);  // as is allowed before it is reached
+  device_->DestroyEvent(event);  // destroying it before it is reached is allowed
   std::vector<std::byte> values(kBytes);
   ASSERT_TRUE(device_->CopyToHost(values.data(), seen, kBytes, other_).ok());
   Synchronize(other_);

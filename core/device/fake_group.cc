@@ -12,7 +12,8 @@
 namespace thalweg {
 namespace {
 
-// The 16-bit types by the bits of their mantissa, in plain arithmetic.
+// These functions convert the 16-bit types by the number of their mantissa bits, in plain
+// arithmetic.
 double Widen(uint16_t bits, int mantissa) {
   const int bias = (1 << (14 - mantissa)) - 1;
   const int magnitude = bits & 0x7fff;
@@ -89,7 +90,7 @@ struct FakeGroup::Shared {
     }
     LookAgain();
   }
-  // With the mutex of a device held.
+  // Requires that a device's mutex is held.
   bool MayBegin(const Operation& operation) {
     MutexLock lock(mutex);
     if (is_aborted) return true;
@@ -102,7 +103,7 @@ struct FakeGroup::Shared {
   }
 
   const std::vector<FakeRuntime*> gpus;
-  Mutex order;  // of calls, the same on all devices
+  Mutex order;  // order of calls, the same on all devices
   Mutex mutex;
   bool hangs ABSL_GUARDED_BY(mutex) = false;
   bool is_aborted ABSL_GUARDED_BY(mutex) = false;
@@ -114,7 +115,7 @@ struct FakeGroup::Shared {
 };
 
 void FakeGroup::Shared::Do(Operation& operation) {
-  // Once; the streams of the other members wait until it is done.
+  // One stream does the work; the streams of the other members wait until it is done.
   MutexLock once(operation.mutex);
   {
     MutexLock lock(mutex);

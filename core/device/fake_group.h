@@ -1,5 +1,5 @@
-// A DeviceGroup among FakeRuntimes: what is queued begins when all members' streams have got there,
-// as with NCCL, and never while the test says that it hangs.
+// FakeGroup is a DeviceGroup of FakeRuntimes: as with NCCL, work begins when all members' streams
+// have reached it; it never begins while the test makes the group hang.
 #pragma once
 
 #include <functional>
@@ -13,8 +13,8 @@
 
 namespace thalweg {
 
-// Sums in the group's order, rounding each sum to the type. Thread-safe. The devices must outlive
-// what is queued.
+// It sums in the group's order and rounds each sum to the type. Thread-safe. The devices must
+// outlive the queued work.
 class FakeGroup final : public DeviceGroup {
  public:
   explicit FakeGroup(std::vector<FakeRuntime*> gpus);
@@ -27,23 +27,23 @@ class FakeGroup final : public DeviceGroup {
   void Fail(const absl::Status& why) override;
   void Abort() override;
 
-  // The next call fails with `error`.
+  // Makes the next call fail with `error`.
   void FailCall(absl::Status error);
-  // What has not begun does not begin, and nobody says why.
+  // Keeps work that has not begun from beginning, without an error.
   void Hang();
 
-  // Of all calls that have queued something, in order.
+  // Returns the roots of all calls that have queued work, in order.
   std::vector<size_t> roots();
   std::vector<std::string> violations();
 
  private:
   struct Shared;
   struct Operation;
-  // By what kernels see of the members' memory.
+  // A Body gets the members' memory as kernels see it.
   using Body = std::function<void(const std::vector<std::byte*>&)>;
   absl::Status Queue(std::span<const Member> members, size_t root, uint64_t bytes, Body body);
 
-  // Also of what is queued.
+  // The queued work shares ownership.
   const std::shared_ptr<Shared> shared_;
 };
 

@@ -37,7 +37,7 @@ class FakeGroupTest : public ::testing::Test {
     return values;
   }
   void Settle() {
-    for (int i = 0; i < 3; ++i) {  // what one does may let another go on
+    for (int i = 0; i < 3; ++i) {  // one device's progress may let another continue
       for (const auto& gpu : gpus_) gpu->Settle();
     }
   }

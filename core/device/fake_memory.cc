@@ -1,4 +1,4 @@
-// The memory of a FakeRuntime, and what is shared of it.
+// This file holds the memory of a FakeRuntime and what is shared of it.
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -88,7 +88,8 @@ absl::StatusOr<DeviceEvent> FakeRuntime::OpenEvent(const std::string& shared) {
   if (!absl::ConsumePrefix(&text, "event ") || !absl::SimpleAtoi(text, &number)) {
     return absl::InvalidArgumentError("fake: that is not a shared event");
   }
-  // An event of its own, as in another process, which is reached when the shared one is.
+  // The opened event is a separate one, as in another process; it is reached when the shared one
+  // is.
   auto opened = std::make_unique<Event>();
   opened->shared = reinterpret_cast<Event*>(number);
   events_.push_back(std::move(opened));
@@ -108,7 +109,8 @@ std::span<std::byte> FakeRuntime::Allocate(size_t bytes) {
   close(fd);
   MutexLock lock(mutex_);
   memory_[static_cast<std::byte*>(address)] = {whole, static_cast<std::byte*>(inside)};
-  // What is in place now stays there for kernels that begin before it ends.
+  // Memory allocated now stays accessible for in-place kernels that begin before the running one
+  // ends.
   if (running_in_place_ > 0) mprotect(address, whole, PROT_READ | PROT_WRITE);
   return {static_cast<std::byte*>(address), bytes};
 }
@@ -118,7 +120,7 @@ void FakeRuntime::Free(std::span<std::byte> memory) {
   Memory& found = memory_.at(memory.data());
   if (found.inside == nullptr) return Violation("memory was freed twice");
   munmap(std::exchange(found.inside, nullptr), found.bytes);
-  mprotect(memory.data(), found.bytes, PROT_NONE);  // the address stays taken
+  mprotect(memory.data(), found.bytes, PROT_NONE);  // the address stays reserved
 }
 
 std::span<std::byte> FakeRuntime::Inside(std::span<std::byte> memory) {

@@ -1,5 +1,5 @@
-// Libraries for nccl_library_test.cc: NCCL as far as loading looks at it, of a version that CMake
-// chooses, whole or with ncclGetVersion alone.
+// These are libraries for nccl_library_test.cc: NCCL as far as loading inspects it, of a version
+// that CMake sets, complete or with only ncclGetVersion.
 
 // NOLINTBEGIN(readability-identifier-naming): NCCL's names.
 #pragma GCC visibility push(default)

@@ -14,11 +14,10 @@ namespace thalweg {
 namespace {
 
 constexpr size_t kPage = 4096;
-// Of a caller that has to wait for a copy: longer than any test means to hold a stream.
+// A caller that must wait for a copy waits at most this long: longer than any test holds a stream.
 constexpr Duration kPatience = std::chrono::seconds(60);
 
-// In the order of FakeRuntime::Call.
-// In the order of Call.
+// The names are in the order of FakeRuntime::Call.
 constexpr const char* kCallNames[] = {
     "BindThread", "CreateStream", "CreateEvent", "Record",       "Wait",   "Allocate",    "Share",
     "Open",       "Copy",         "CopyToHost",  "CopyToDevice", "Launch", "RegisterHost"};

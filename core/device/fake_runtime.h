@@ -1,5 +1,5 @@
-// A device for tests: streams are threads, which the test can hold; device memory cannot be touched
-// by the host; what CUDA leaves undefined is noted as a violation.
+// FakeRuntime is a device for tests: streams are threads, which the test can hold; the host cannot
+// touch device memory; what CUDA leaves undefined is recorded as a violation.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,8 @@
 
 namespace thalweg {
 
-// Thread-safe. To be destroyed when nobody calls it any more; what is still queued is dropped then.
+// It is thread-safe. Destroy it when nothing calls it any more; work that is still queued is
+// dropped.
 class FakeRuntime : public DeviceRuntime {
  public:
   enum class Call {
@@ -69,50 +70,50 @@ class FakeRuntime : public DeviceRuntime {
   void UnregisterHost(const void* begin) override;
   absl::Status Check(DeviceStream stream) override;
 
-  // Whether it is the calling thread's current one.
+  // Returns whether the device is the calling thread's current one.
   bool IsBound() const;
 
-  // Device memory, of zeros: an address that faults when the host uses it.
+  // Allocates zeroed device memory: an address that faults when the host uses it.
   std::span<std::byte> Allocate(size_t bytes);
-  // As cudaFree without its wait: a copy that comes later is a violation.
+  // Frees as cudaFree does, but without its wait: a later copy is a violation.
   void Free(std::span<std::byte> memory);
-  // The same memory as kernels see it, to be used within Run.
+  // Returns the same memory as kernels see it, to be used within Run.
   std::span<std::byte> Inside(std::span<std::byte> memory);
   // Queues a "kernel".
   void Run(DeviceStream stream, std::function<void()> kernel);
-  // Queues one that begins when `may_begin` returns true, which must not call the runtime; it is
-  // asked whenever a stream of this device has got on, and by LookAgain.
+  // Queues a kernel that begins when `may_begin` returns true, which must not call the runtime; it
+  // is evaluated whenever a stream of this device has made progress, and by LookAgain.
   void RunWhen(DeviceStream stream, std::function<bool()> may_begin, std::function<void()> kernel);
   void LookAgain();
-  // Queues one that uses device memory by its addresses, like a real one. While it runs, the host
-  // could use them, too.
+  // Queues a kernel that uses device memory by its addresses, as a real one does. While it runs,
+  // the host could access them too.
   void RunInPlace(DeviceStream stream, std::function<void()> kernel);
 
-  // The streams that were created, in that order, also those destroyed since.
+  // Returns a stream by order of creation; destroyed ones count.
   DeviceStream stream(size_t index);
-  // A held stream begins nothing new.
+  // Hold keeps a stream from beginning new work until Release.
   void Hold(DeviceStream stream);
   void Release(DeviceStream stream);
-  // Of the copies in that direction, on all streams, `number` more begin, and the others wait for
-  // the next such call; null: all begin.
+  // Lets `number` more copies in that direction begin, on all streams together; the others wait for
+  // the next such call. Null lets all begin.
   void LimitCopies(Call direction, std::optional<uint64_t> number);
-  // Waits until all streams that are not held have nothing that they could do.
+  // Waits until no stream that is not held can make progress.
   void Settle();
-  // How much has been done on all streams.
+  // Returns how much work has been done on all streams.
   uint64_t work_done();
 
-  // The `nth` (from 1) of the calls of that sort to come returns `error`, once.
+  // Makes the `nth` (from 1) future call of that kind return `error`, once.
   void FailAt(Call call, uint32_t nth, absl::Status error);
-  // Everything queued is dropped; every call returns `error` from now on.
+  // Drops everything queued and makes every call return `error` from now on.
   void FailDevice(absl::Status error);
 
   std::vector<std::string> violations();
   size_t registered_ranges();
   uint64_t copied_bytes(Call direction);
-  // Pieces of device memory that have not been freed, and that are open.
+  // Return the numbers of pieces of device memory that have not been freed, and that are open.
   size_t allocated();
   size_t opened();
-  // Copies from or to memory that was not registered: the caller had to wait for them.
+  // Returns the number of copies from or to unregistered memory, for which the caller had to wait.
   uint64_t pageable_copies();
 
  private:
@@ -121,19 +122,19 @@ class FakeRuntime : public DeviceRuntime {
     uint64_t recorded = 0;
     uint64_t reached = 0;
     bool destroyed = false;
-    Event* shared = nullptr;  // whose event it is, when it was opened
+    Event* shared = nullptr;  // the event that this one was opened from
   };
   struct Memory {
     size_t bytes = 0;
     std::byte* inside = nullptr;  // null once freed
-    uint32_t opened = 0;          // by how many that share it
+    uint32_t opened = 0;          // number of openers
   };
   struct Registered {
     size_t bytes = 0;
     Access access = Access::kReadWrite;
   };
   struct Work {
-    std::function<bool()> may_begin;  // called with mutex_ held; null: always
+    std::function<bool()> may_begin;  // called with mutex_ held; always true when null
     std::function<void()> run;
   };
 
@@ -144,7 +145,8 @@ class FakeRuntime : public DeviceRuntime {
                         DeviceStream stream);
   bool MayCopy(Call direction) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void DoCopy(Call direction, std::byte* host, std::byte* device, size_t bytes, bool registered);
-  // Where those bytes are as kernels see them; null: they are not all in one piece of memory.
+  // Returns the address of those bytes as kernels see them, or null when they are not all in one
+  // piece of memory.
   std::byte* InsideLocked(const std::byte* device, size_t bytes)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   const Registered* FindRegistered(const std::byte* host, size_t bytes)
@@ -168,7 +170,7 @@ class FakeRuntime : public DeviceRuntime {
   std::map<Call, std::map<uint32_t, absl::Status>> to_fail_ ABSL_GUARDED_BY(mutex_);
   std::map<Call, uint32_t> calls_ ABSL_GUARDED_BY(mutex_);
   std::map<Call, uint64_t> copied_bytes_ ABSL_GUARDED_BY(mutex_);
-  std::map<Call, uint64_t> copies_left_ ABSL_GUARDED_BY(mutex_);  // of those that are limited
+  std::map<Call, uint64_t> copies_left_ ABSL_GUARDED_BY(mutex_);  // of the limited directions
   uint64_t work_done_ ABSL_GUARDED_BY(mutex_) = 0;
   uint32_t running_in_place_ ABSL_GUARDED_BY(mutex_) = 0;
   uint64_t pageable_copies_ ABSL_GUARDED_BY(mutex_) = 0;

@@ -1,5 +1,5 @@
-// What tests on a real GPU need beyond DeviceRuntime. They are skipped, with the reason, where no
-// GPU is; FakeRuntime shows order and lifetimes there.
+// GpuTest adds to DeviceRuntime what tests on a real GPU need. Without a GPU they are skipped with
+// the reason; tests with FakeRuntime show order and lifetimes there.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -13,7 +13,7 @@
 
 namespace thalweg {
 
-// Device 0, which is the test's thread's current one.
+// The tests use device 0, which is the test thread's current device.
 class GpuTest : public ::testing::Test {
  protected:
   void SetUp() override {
@@ -28,7 +28,7 @@ class GpuTest : public ::testing::Test {
     for (std::byte* memory : allocated_) cudaFree(memory);
   }
 
-  // Until the test ends.
+  // Allocates memory that lives until the test ends.
   std::byte* Allocate(size_t bytes) {
     void* memory = nullptr;
     EXPECT_EQ(cudaMalloc(&memory, bytes), cudaSuccess) << bytes << " bytes";
@@ -36,15 +36,15 @@ class GpuTest : public ::testing::Test {
     return allocated_.back();
   }
 
-  // Queues milliseconds of work, so that whoever should wait for the stream and does not comes
-  // first: 64 GiB, of which no GPU writes more than 8 TB/s, in few calls, which take long under
-  // compute-sanitizer.
+  // Queues milliseconds of work, so that a reader that should wait for the stream and does not
+  // comes too early: 64 GiB, of which no GPU writes more than 8 TB/s, in few calls, which take long
+  // under compute-sanitizer.
   void KeepBusy(DeviceStream stream) {
     constexpr size_t kBytes = size_t{1} << 30;
     if (scratch_ == nullptr) scratch_ = Allocate(kBytes);
     for (int i = 0; i < 64; ++i) Fill(scratch_, i, kBytes, stream);
   }
-  // Queues setting each byte to `value`.
+  // Queues a kernel that sets each byte to `value`.
   static void Fill(std::byte* memory, int value, size_t bytes, DeviceStream stream) {
     EXPECT_EQ(cudaMemsetAsync(memory, value, bytes, reinterpret_cast<cudaStream_t>(stream)),
               cudaSuccess);

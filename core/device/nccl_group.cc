@@ -23,7 +23,7 @@ int TypeOf(DType dtype) {
     case DType::kFloat64:
       return kNcclFloat64;
   }
-  return -1;  // which NCCL refuses
+  return -1;  // NCCL refuses it
 }
 
 absl::Status ErrorOf(const NcclApi& api, const std::string& what, int result) {
@@ -43,7 +43,7 @@ struct NcclGroup::State {
   State(const NcclApi& nccl, std::vector<std::shared_ptr<DeviceRuntime>> members, Duration how_long)
       : api(nccl), gpus(std::move(members)), patience(how_long), comms(gpus.size()) {}
 
-  // Has `work` done by the thread: the first of these is at an end when the second begins.
+  // Makes the thread do `work`; the previous work must have ended.
   void Begin(const char* name, std::function<void()> work) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
     done = false;
     thread = Thread(name, [this, work = std::move(work)] {
@@ -76,7 +76,7 @@ struct NcclGroup::State {
   const NcclApi api;
   const std::vector<std::shared_ptr<DeviceRuntime>> gpus;
   const Duration patience;
-  // Written by Connect; NCCL allows one thread to look for errors while another one calls.
+  // Connect writes this; NCCL allows one thread to check for errors while another one calls.
   std::vector<NcclComm> comms;
   Mutex mutex;
   CondVar changed;
@@ -84,7 +84,7 @@ struct NcclGroup::State {
   bool done ABSL_GUARDED_BY(mutex) = true;
   absl::Status failure ABSL_GUARDED_BY(mutex);
   bool is_aborted ABSL_GUARDED_BY(mutex) = false;
-  Thread thread;  // last: joined while the rest is there
+  Thread thread;  // declared last: joined while the rest exists
 };
 
 void NcclGroup::State::Connect() {
@@ -100,14 +100,15 @@ void NcclGroup::State::Connect() {
   failure = status;
 }
 
-// In a group, since a thread that takes apart one member after the other could wait for those that
-// it has yet to come to.
+// The members are taken apart in one group call: a thread that did one after the other could wait
+// for members that it has not reached yet.
 void NcclGroup::State::TakeApart(int (*how)(NcclComm)) {
   {
     MutexLock lock(mutex);
     if (!WaitForCaller()) return;  // its members are in use, perhaps for ever
   }
-  // One that it uses, so that NCCL does not begin to use another; a GPU may be lost.
+  // One of the group's devices is bound, so that NCCL does not start to use another; a GPU may be
+  // lost.
   for (const auto& gpu : gpus) {
     if (gpu->BindThread().ok()) break;
   }
@@ -183,7 +184,8 @@ absl::Status NcclGroup::Queue(
     result = one(members[i], state.comms[i], i == root);
   }
   if (started) {
-    const int ended = state.api.group_end();  // also after an error: this thread would stay in it
+    // also after an error: otherwise this thread would stay in the group
+    const int ended = state.api.group_end();
     if (result == kNcclSuccess) result = ended;
   }
   MutexLock lock(state.mutex);

@@ -1,4 +1,4 @@
-// DeviceGroup by NCCL: one process, a communicator with one member per GPU.
+// NcclGroup implements DeviceGroup with NCCL: one process, a communicator with one member per GPU.
 #pragma once
 
 #include <functional>
@@ -14,13 +14,14 @@
 
 namespace thalweg {
 
-// Thread-safe. Calls into NCCL come one after the other, so that all devices get them in the same
-// order. What may block in NCCL, connecting and taking apart, has a thread of its own: whoever
-// waits for it does so up to the group's patience, then leaves it behind for the rest of the
-// process. In the end a group that has failed is aborted, any other one destroyed.
+// An NcclGroup is thread-safe. It makes its calls into NCCL one after the other, so that all
+// devices get them in the same order. Calls that may block in NCCL (connecting and taking apart)
+// run on a thread of their own: callers wait for it up to the group's patience and then abandon it
+// for the rest of the process. At its end a group that has failed is aborted; any other one is
+// destroyed.
 class NcclGroup final : public DeviceGroup {
  public:
-  // Connects the GPUs. DeadlineExceeded: that takes longer than `patience`.
+  // Connects the GPUs. DeadlineExceeded: connecting takes longer than `patience`.
   static absl::StatusOr<std::shared_ptr<DeviceGroup>> Create(
       const NcclApi& api, std::vector<std::shared_ptr<DeviceRuntime>> gpus, Duration patience);
   ~NcclGroup() override;
@@ -35,14 +36,14 @@ class NcclGroup final : public DeviceGroup {
  private:
   struct State;
   explicit NcclGroup(std::unique_ptr<State> state);
-  // One call for each member, as one operation.
+  // Makes one call per member, as one operation.
   absl::Status Queue(const char* call, std::span<const Member> members, size_t root,
                      const std::function<int(const Member&, NcclComm, bool is_root)>& one);
 
   std::unique_ptr<State> state_;
 };
 
-// With the library that THALWEG_NCCL_LIBRARY names.
+// Opens a group with the library that THALWEG_NCCL_LIBRARY names.
 absl::StatusOr<std::shared_ptr<DeviceGroup>> OpenNcclGroup(
     const std::vector<std::shared_ptr<DeviceRuntime>>& gpus, Duration patience);
 

@@ -1,4 +1,4 @@
-// What NcclGroup asks of NCCL, of which a recorder takes the place.
+// These tests check NcclGroup's calls into NCCL, which a recorder replaces.
 #include "core/device/nccl_group.h"
 
 #include <gmock/gmock.h>
@@ -23,16 +23,17 @@ using ::testing::IsSupersetOf;
 using ::testing::Not;
 
 constexpr Duration kPatience = std::chrono::seconds(20);
-constexpr Duration kShort = std::chrono::milliseconds(30);  // of waits that have to end in vain
+constexpr Duration kShort = std::chrono::milliseconds(30);  // for waits that must time out
 
-// NCCL for two GPUs. Calls are noted as they begin; one kind can be made to fail or to block.
+// A Recorder replaces NCCL for two GPUs. It records calls as they begin; one kind of call can be
+// made to fail or to block.
 class Recorder {
  public:
   static Recorder& Get() {
-    static auto* const recorder = new Recorder;  // threads that are left behind go on using it
+    static auto* const recorder = new Recorder;  // abandoned threads keep using it
     return *recorder;
   }
-  // For the next test, when nothing is blocked any more.
+  // Prepares the next test, when nothing is blocked any more.
   void Reset() {
     Unblock();
     MutexLock lock(mutex_);
@@ -235,7 +236,7 @@ TEST_F(NcclGroupTest, ErrorOfWhatIsQueuedIsFoundAndStays) {
   EXPECT_EQ(status.message(), "NCCL: GPU 5: other error (what went wrong)");
   Recorder::Get().MeetAsyncError(kNcclSuccess);
   EXPECT_EQ(group_->Check(), status);
-  EXPECT_THAT(Recorder::Get().calls(), ElementsAre("init"));  // who uses it has to be told first
+  EXPECT_THAT(Recorder::Get().calls(), ElementsAre("init"));  // its users must be told first
   group_->Abort();
   EXPECT_TRUE(Recorder::Get().WaitFor("abort 105"));
   group_ = nullptr;
@@ -268,7 +269,7 @@ TEST_F(NcclGroupTest, CheckAndAbortDoNotWaitForACallThatBlocks) {
     group_->Abort();
     EXPECT_EQ(group_->Check().message(), "enough");
     EXPECT_THAT(Recorder::Get().calls(),
-                Not(Contains(HasSubstr("abort"))));  // its members are used
+                Not(Contains(HasSubstr("abort"))));  // its members are in use
     Recorder::Get().Unblock();
   }
   EXPECT_TRUE(Recorder::Get().WaitFor("abort 105"));
@@ -287,10 +288,10 @@ TEST_F(NcclGroupTest, CallBehindOneThatNeverReturnsFails) {
 TEST_F(NcclGroupTest, TakingApartThatDoesNotEndIsLeftBehind) {
   ASSERT_TRUE(Open(kShort).ok());
   Recorder::Get().BlockAt("destroy 103");
-  group_ = nullptr;  // would not come back
+  group_ = nullptr;  // would not return
   EXPECT_THAT(Recorder::Get().calls(), ElementsAre("init", "start", "destroy 103"));
   Recorder::Get().Unblock();
-  EXPECT_TRUE(Recorder::Get().WaitFor("end"));  // of the thread that is left behind
+  EXPECT_TRUE(Recorder::Get().WaitFor("end"));  // of the abandoned thread
 }
 
 TEST_F(NcclGroupTest, ConnectingThatFailsOrDoesNotEndIsAnError) {

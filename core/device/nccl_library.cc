@@ -8,7 +8,7 @@
 namespace thalweg {
 namespace {
 
-// As ncclGetVersion numbers them, from 2.9 on.
+// Versions are numbered as ncclGetVersion does from 2.9 on.
 constexpr int kOldest = 21800;
 constexpr int kFirstTooNew = 22900;
 
@@ -16,7 +16,7 @@ constexpr char kNeeded[] =
     "workers of a node on several GPUs need NCCL 2.18 to 2.28: install nvidia-nccl-cu13==2.28.9 "
     "(pip) and let THALWEG_NCCL_LIBRARY name its libnccl.so.2, or LD_LIBRARY_PATH the folder";
 
-// Where the function comes from: the path that was asked for may be a bare name.
+// Returns the file that the function comes from: the requested path may be a bare name.
 std::string FileOf(void* function, const std::string& path) {
   Dl_info info;
   return dladdr(function, &info) != 0 && info.dli_fname != nullptr ? info.dli_fname : path;

@@ -1,6 +1,6 @@
-// NCCL, loaded when it is needed: a node whose workers share one GPU needs none, so no program
-// links it, and building needs no header of it. Declared here is what we use of its ABI, which has
-// been the same since 2.18.
+// NcclApi is NCCL, loaded when it is needed: a node whose workers share one GPU needs none.
+// Therefore no program links NCCL, and building needs none of its headers. This header declares
+// what we use of its ABI, which has been the same since 2.18.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +11,7 @@
 
 namespace thalweg {
 
-// ncclComm_t: one member of a communicator.
+// NcclComm is ncclComm_t: one member of a communicator.
 using NcclComm = struct NcclCommTag*;
 
 // ncclResult_t
@@ -26,7 +26,8 @@ inline constexpr int kNcclBFloat16 = 9;
 // ncclRedOp_t
 inline constexpr int kNcclSum = 0;
 
-// NCCL's functions, in snake case; a DeviceStream is CUDA's stream. Enumerations are ints.
+// NcclApi holds NCCL's functions in snake case; a DeviceStream is CUDA's stream. Enumerations are
+// ints.
 struct NcclApi {
   int (*comm_init_all)(NcclComm* comms, int count, const int* devices) = nullptr;
   int (*comm_destroy)(NcclComm comm) = nullptr;
@@ -42,12 +43,12 @@ struct NcclApi {
   const char* (*get_last_error)(NcclComm comm) = nullptr;
 };
 
-// Loads the library of that path, or of that name from where the system looks for libraries; it
-// stays loaded. Needs no GPU. NotFound: it cannot be loaded; FailedPrecondition: it is not NCCL, or
-// not of a version from 2.18 to 2.28. Messages say what to install. Thread-safe.
+// Loads the library of that path, or of that name from the system's library path; it stays loaded.
+// No GPU is needed. NotFound: it cannot be loaded; FailedPrecondition: it is not NCCL, or not of a
+// version from 2.18 to 2.28. Messages say what to install. Thread-safe.
 absl::StatusOr<NcclApi> LoadNccl(const std::string& path);
 
-// What ncclGetVersion's number says: "2.28.9".
+// Formats ncclGetVersion's number, such as "2.28.9".
 std::string NcclVersionName(int version);
 
 }  // namespace thalweg

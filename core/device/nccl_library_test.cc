@@ -11,7 +11,7 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-// One of the libraries that fake_nccl.cc makes.
+// Returns the path of one of the libraries that fake_nccl.cc makes.
 std::string Fake(const std::string& name) {
   return absl::StrCat(THALWEG_FAKE_NCCL_FOLDER, "/libfake_nccl_", name, ".so");
 }

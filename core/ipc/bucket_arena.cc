@@ -36,8 +36,8 @@ struct Header {
 static_assert(offsetof(Header, version) == 8 && offsetof(Header, payload_bytes) == 16 &&
               offsetof(Header, ready) == 64);
 
-// A chunk is copied in some tens of microseconds; a reader that keeps pace with the writer finds
-// the next one ready within about this many pauses and saves going to sleep.
+// A chunk is copied in some tens of microseconds. A reader that keeps pace with the writer finds
+// the next one ready within about this many pauses, and need not sleep.
 constexpr int kSpins = 200;
 
 constexpr size_t kMaxNameBytes = 200;  // memfd_create takes 249
@@ -58,7 +58,7 @@ absl::Status SystemError(const std::string& what) {
   return absl::ResourceExhaustedError(absl::StrCat(what, ": ", std::strerror(errno)));
 }
 
-// The word is only ever loaded through the const form, so a read-only mapping serves.
+// The word is only loaded through the const form, so a read-only mapping suffices.
 std::atomic_ref<uint32_t> Ready(const std::byte* base) {
   auto* header = reinterpret_cast<Header*>(const_cast<std::byte*>(base));
   return std::atomic_ref<uint32_t>(header->ready);
@@ -69,7 +69,7 @@ const uint32_t* ReadyAddress(const std::byte* base) {
 }
 
 // Sleeps while the word is `expected`, until `deadline` (an absolute time on the clock that
-// steady_clock reads). May return early. Without FUTEX_PRIVATE_FLAG, since the waker is another
+// steady_clock reads). May return early. FUTEX_PRIVATE_FLAG is not set because the waker is another
 // process.
 void FutexWait(const uint32_t* word, uint32_t expected, TimePoint deadline) {
   const int64_t nanos = ToNanos(deadline.time_since_epoch());
@@ -109,7 +109,7 @@ absl::Status CheckFile(int fd, uint64_t payload_bytes) {
 }
 
 absl::Status CheckHeader(const std::byte* base, uint64_t payload_bytes) {
-  Header header;  // a copy, since the peer may still change the original
+  Header header;  // a copy, because the peer may still change the original
   std::memcpy(&header, base, sizeof header);
   if (std::memcmp(header.magic, kMagic, sizeof kMagic) != 0) {
     return absl::InvalidArgumentError("arena: magic is not THWGAREN");
@@ -145,8 +145,8 @@ absl::StatusOr<BucketArena> BucketArena::Create(const std::string& name, uint64_
   header.version = kIpcVersion;
   header.payload_bytes = payload_bytes;
   std::memcpy(base, &header, sizeof header);
-  // All at once and after the mapping: F_SEAL_SEAL forbids later seals, F_SEAL_FUTURE_WRITE later
-  // mappings.
+  // All seals are set at once and after the mapping: F_SEAL_SEAL forbids later seals,
+  // F_SEAL_FUTURE_WRITE later mappings.
   const int seals =
       F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL | (peers_read_only ? F_SEAL_FUTURE_WRITE : 0);
   if (fcntl(fd_number, F_ADD_SEALS, seals) != 0) return SystemError("arena: F_ADD_SEALS");
@@ -190,13 +190,13 @@ void BucketArena::Unmap() {
   base_ = nullptr;
 }
 
-// Relaxed: the message that announces the round is what orders this before the readers' loads.
+// Relaxed suffices: the message that announces the round orders this before the readers' loads.
 void BucketArena::ResetReady() { Ready(base_).store(0, std::memory_order_relaxed); }
 
 void BucketArena::PublishReady(uint32_t chunks) {
-  // Release: pairs with the acquire in WaitReady, so that the payload is seen with the count.
+  // The release pairs with the acquire in WaitReady, so that the payload is seen with the count.
   Ready(base_).store(chunks, std::memory_order_release);
-  // Always, as readers cannot write to the arena to say that they wait.
+  // It always wakes, because readers cannot write to the arena to say that they wait.
   syscall(SYS_futex, ReadyAddress(base_), FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 }
 

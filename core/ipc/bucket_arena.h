@@ -1,4 +1,5 @@
-// Memory of one bucket that two processes share: one writes it, the others read it.
+// BucketArena is the memory of one bucket that two processes share: one writes it, the others read
+// it.
 //
 // An arena is a memfd, passed over a Connection, of kArenaHeaderBytes + payload rounded up to whole
 // pages:
@@ -14,8 +15,8 @@
 //   4096      F payload        D bytes, then 0 up to the end of the last page
 //
 // Integers are little-endian. The file is sealed against shrinking, growing and further sealing, so
-// that a reader never meets a page that is gone (SIGBUS); with `peers_read_only` also against new
-// writable mappings, so that only the creator's mapping can change it.
+// that a reader never accesses a page that is gone (SIGBUS). With `peers_read_only` it is also
+// sealed against new writable mappings, so that only the creator's mapping can change it.
 #pragma once
 
 #include <cstddef>
@@ -32,43 +33,43 @@ namespace thalweg {
 inline constexpr uint64_t kArenaHeaderBytes = 4096;
 inline constexpr uint64_t kMaxArenaPayloadBytes = uint64_t{1} << 46;
 
-// Move-only. Thread-compatible, except that ResetReady/PublishReady (one writing thread) and
-// WaitReady (any number of readers, in any process) may run at the same time.
+// A BucketArena is move-only and thread-compatible, except that ResetReady/PublishReady (one
+// writing thread) and WaitReady (any number of readers, in any process) may run at the same time.
 class BucketArena {
  public:
-  // The writer's end: a new arena of zeros. `name` (cut to 200 bytes) appears in
-  // /proc/<pid>/maps. Errors: InvalidArgument
-  // (payload_bytes > kMaxArenaPayloadBytes), ResourceExhausted (no memory or descriptor left).
+  // Makes a new arena of zeros for the writer. `name` (truncated to 200 bytes) appears in
+  // /proc/<pid>/maps. Errors: InvalidArgument (payload_bytes > kMaxArenaPayloadBytes),
+  // ResourceExhausted (no memory or descriptor left).
   static absl::StatusOr<BucketArena> Create(const std::string& name, uint64_t payload_bytes,
                                             bool peers_read_only);
 
-  // A reader's end of a peer's arena, which must hold exactly `payload_bytes`. Nothing about `fd`
-  // is believed: InvalidArgument says what is wrong with it.
+  // Opens a peer's arena for reading; it must hold exactly `payload_bytes`. `fd` is not trusted:
+  // InvalidArgument says what is wrong with it.
   static absl::StatusOr<BucketArena> Open(UniqueFd fd, uint64_t payload_bytes);
 
   BucketArena(BucketArena&& other) noexcept;
   BucketArena& operator=(BucketArena&& other) noexcept;
   ~BucketArena();  // unmaps and closes; the memory lives until the last process has done so
 
-  // Page aligned. The mutable form requires an arena made by Create: an opened one is mapped
-  // read-only.
+  // Returns the payload, page aligned. The mutable form requires an arena made by Create: an opened
+  // one is mapped read-only.
   std::byte* payload() { return base_ + kArenaHeaderBytes; }
   const std::byte* payload() const { return base_ + kArenaHeaderBytes; }
   uint64_t payload_bytes() const { return payload_bytes_; }
-  // What to pass to Connection::Send; remains owned by the arena.
+  // Returns the descriptor for Connection::Send; the arena keeps ownership.
   int fd() const { return fd_.get(); }
 
-  // Writer: begins a round. To be called before the round is announced, else a reader may take the
-  // previous round's chunks for this one's.
+  // Begins a round (writer). Must be called before the round is announced; otherwise a reader may
+  // take the previous round's chunks for this one's.
   void ResetReady();
 
-  // Writer: the first `chunks` chunks are complete. Everything written to the payload before is
-  // visible to a reader that has seen this count.
+  // Publishes that the first `chunks` chunks are complete (writer). A reader that has seen this
+  // count sees everything written to the payload before.
   void PublishReady(uint32_t chunks);
 
-  // Reader: waits until at least `chunks` chunks are ready or `deadline` passes; returns the count
-  // seen last, which is below `chunks` only when the deadline has passed. The count is the peer's
-  // word: check it against the chunk plan before using it as an index.
+  // Waits until at least `chunks` chunks are ready or `deadline` passes (reader); returns the last
+  // count, which is below `chunks` only when the deadline has passed. The count comes from the
+  // peer: check it against the chunk plan before using it as an index.
   uint32_t WaitReady(uint32_t chunks, TimePoint deadline) const;
 
  private:

@@ -36,7 +36,7 @@ absl::Status OpenError(UniqueFd fd, uint64_t payload_bytes) {
   return BucketArena::Open(std::move(fd), payload_bytes).status();
 }
 
-// A memfd with the given header fields, as a peer that follows no rules might make it.
+// Returns a memfd with the given header fields, as a peer that breaks the rules could make it.
 UniqueFd Forge(const std::string& magic, uint32_t version, uint64_t payload_bytes, off_t file_bytes,
                int seals) {
   UniqueFd fd(memfd_create("forged", MFD_CLOEXEC | MFD_ALLOW_SEALING));
@@ -94,7 +94,7 @@ TEST(BucketArenaTest, ReadOnlyForPeersRefusesWritableMappings) {
   BucketArena sealed = MustCreate(100, true);
   EXPECT_EQ(mmap(nullptr, 8192, PROT_READ | PROT_WRITE, MAP_SHARED, sealed.fd(), 0), MAP_FAILED);
   EXPECT_LT(pwrite(sealed.fd(), "x", 1, 4096), 0);
-  sealed.payload()[0] = std::byte{1};  // the writer's own mapping still is writable
+  sealed.payload()[0] = std::byte{1};  // the writer's own mapping is still writable
 
   BucketArena open = MustCreate(100, false);
   void* base = mmap(nullptr, 8192, PROT_READ | PROT_WRITE, MAP_SHARED, open.fd(), 0);
@@ -182,8 +182,8 @@ TEST(BucketArenaTest, WaitReadyGivesUpAtTheDeadline) {
   EXPECT_EQ(reader->WaitReady(0, Now()), 0u);
 }
 
-// Each round the writer fills one chunk after the other while two readers follow; any chunk that is
-// counted ready before its bytes are there shows as a wrong sum. The acknowledgement goes through a
+// In each round the writer fills one chunk after the other while two readers follow; a chunk that
+// is counted ready before its bytes are there shows as a wrong sum. The acknowledgement uses a
 // second arena.
 TEST(BucketArenaTest, PayloadIsThereWhenTheCountSaysSo) {
   constexpr uint32_t kChunks = 64;

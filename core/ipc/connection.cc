@@ -18,7 +18,7 @@
 namespace thalweg {
 namespace {
 
-constexpr size_t kMaxFdsTaken = 2;  // one more than is allowed, so that a second one is noticed
+constexpr size_t kMaxFdsTaken = 2;  // one more than allowed, so that a second one is detected
 
 absl::Status ConnectError(const std::string& path, int error) {
   const std::string what =
@@ -35,15 +35,16 @@ absl::Status ConnectError(const std::string& path, int error) {
   }
 }
 
-// For connect(2), whose wait has no other bound. Sending does not wait in the kernel.
+// Sets the timeout for connect(2), whose wait has no other bound. Sending does not wait in the
+// kernel.
 absl::Status SetSendTimeout(int fd, Duration timeout) {
-  const int64_t micros = std::max<int64_t>(1, ToNanos(timeout) / 1000);  // 0 would be: for ever
+  const int64_t micros = std::max<int64_t>(1, ToNanos(timeout) / 1000);  // 0 would mean no timeout
   const timeval value = {.tv_sec = micros / 1'000'000, .tv_usec = micros % 1'000'000};
   if (setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &value, sizeof value) == 0) return absl::OkStatus();
   return absl::UnavailableError(absl::StrCat("SO_SNDTIMEO: ", std::strerror(errno)));
 }
 
-// Takes every descriptor that came with `header`; all of them, so that none is leaked.
+// Takes every descriptor that came with `header`, so that none is leaked.
 std::vector<UniqueFd> TakeFds(msghdr& header) {
   std::vector<UniqueFd> fds;
   for (cmsghdr* c = CMSG_FIRSTHDR(&header); c != nullptr; c = CMSG_NXTHDR(&header, c)) {
@@ -79,15 +80,15 @@ absl::StatusOr<std::unique_ptr<Connection>> Connection::Connect(const std::strin
 Connection::Connection(UniqueFd socket, Duration send_timeout)
     : socket_(std::move(socket)), send_timeout_(send_timeout) {}
 
-// Shut down, not just closed: a forked child may still hold a copy of the descriptor, and the peer
-// would not see the end before that child has ended.
+// The socket is shut down, not just closed: a forked child may still hold a copy of the descriptor,
+// and the peer would see the end only when that child ends.
 Connection::~Connection() { Shutdown(); }
 
-absl::Status Connection::Send(const Message& message, int fd) {
-  const std::string frame = EncodeFrame(message, fd >= 0);
-  if (frame.size() - kFrameHeaderBytes > kMaxFrameBytes) {
+absl::Status Connection::Send(const ipc::Message& message, int fd) {
+  const std::string frame = ipc::EncodeFrame(message, fd >= 0);
+  if (frame.size() - ipc::kFrameHeaderBytes > ipc::kMaxFrameBytes) {
     return absl::InvalidArgumentError(absl::StrCat(Name(message), " takes ", frame.size(),
-                                                   " bytes, at most ", kMaxFrameBytes,
+                                                   " bytes, at most ", ipc::kMaxFrameBytes,
                                                    " are allowed"));
   }
   MutexLock lock(send_mutex_);
@@ -101,46 +102,57 @@ absl::Status Connection::Send(const Message& message, int fd) {
 
 absl::Status Connection::WriteAll(const std::string& frame, int fd) {
   const TimePoint deadline = Now() + send_timeout_;
-  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
   for (size_t done = 0; done < frame.size();) {
+    const auto rest = absl::string_view(frame).substr(done);
+    THALWEG_ASSIGN_OR_RETURN(const size_t written, SendSome(rest, done == 0 ? fd : -1));
+    done += written;
+    if (written > 0) continue;
+    const absl::Status writable = WaitForRoom(deadline);
+    if (absl::IsDeadlineExceeded(writable)) {
+      return absl::DeadlineExceededError(absl::StrCat(
+          "the peer has read nothing for ", ToSeconds(send_timeout_), " s, connection closed"));
+    }
+    THALWEG_RETURN_IF_ERROR(writable);
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<size_t> Connection::SendSome(absl::string_view bytes, int fd) {
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
+  iovec piece = {.iov_base = const_cast<char*>(bytes.data()), .iov_len = bytes.size()};
+  msghdr header = {};
+  header.msg_iov = &piece;
+  header.msg_iovlen = 1;
+  if (fd >= 0) {  // it goes with the first byte
+    header.msg_control = control;
+    header.msg_controllen = sizeof control;
+    cmsghdr* rights = CMSG_FIRSTHDR(&header);
+    rights->cmsg_level = SOL_SOCKET;
+    rights->cmsg_type = SCM_RIGHTS;
+    rights->cmsg_len = CMSG_LEN(sizeof fd);
+    std::memcpy(CMSG_DATA(rights), &fd, sizeof fd);
+  }
+  for (;;) {
     if (shut_down_.load(std::memory_order_relaxed)) {
       return absl::UnavailableError("the connection is closed");
     }
-    iovec piece = {.iov_base = const_cast<char*>(frame.data()) + done,
-                   .iov_len = frame.size() - done};
-    msghdr header = {};
-    header.msg_iov = &piece;
-    header.msg_iovlen = 1;
-    if (fd >= 0 && done == 0) {  // it travels with the frame's first byte
-      header.msg_control = control;
-      header.msg_controllen = sizeof control;
-      cmsghdr* rights = CMSG_FIRSTHDR(&header);
-      rights->cmsg_level = SOL_SOCKET;
-      rights->cmsg_type = SCM_RIGHTS;
-      rights->cmsg_len = CMSG_LEN(sizeof fd);
-      std::memcpy(CMSG_DATA(rights), &fd, sizeof fd);
-    }
     const ssize_t n = sendmsg(socket_.get(), &header, MSG_NOSIGNAL | MSG_DONTWAIT);
-    if (n >= 0) {
-      done += static_cast<size_t>(n);
-    } else if (errno == EAGAIN) {
-      const absl::Status writable = WaitFor(POLLOUT, deadline);
-      if (absl::IsDeadlineExceeded(writable)) {
-        return absl::DeadlineExceededError(absl::StrCat(
-            "the peer has read nothing for ", ToSeconds(send_timeout_), " s, connection closed"));
-      }
-      THALWEG_RETURN_IF_ERROR(writable);
-    } else if (errno == EPIPE || errno == ECONNRESET) {
-      // What the peer said before it closed, such as why, is still there to be received.
-      return absl::UnavailableError(
-          absl::StrCat("the connection is closed: ", std::strerror(errno)));
-    } else if (errno != EINTR) {
-      const std::string why = std::strerror(errno);
-      Shutdown();
-      return absl::UnavailableError(absl::StrCat("the connection is closed after: ", why));
+    if (n >= 0) return static_cast<size_t>(n);
+    if (errno == EAGAIN) return 0;
+    if (errno == EINTR) continue;
+    const bool closed_by_peer = errno == EPIPE || errno == ECONNRESET;
+    const std::string why = std::strerror(errno);
+    // Messages that the peer sent before it closed, such as the reason, can still be received.
+    if (closed_by_peer) {
+      return absl::UnavailableError(absl::StrCat("the connection is closed: ", why));
     }
+    Shutdown();
+    return absl::UnavailableError(absl::StrCat("the connection is closed after: ", why));
   }
-  return absl::OkStatus();
+}
+
+absl::Status Connection::WaitForRoom(TimePoint deadline) const {
+  return WaitFor(POLLOUT, deadline);
 }
 
 absl::Status Connection::WaitFor(short events, TimePoint deadline) const {
@@ -150,8 +162,8 @@ absl::Status Connection::WaitFor(short events, TimePoint deadline) const {
                               .tv_nsec = static_cast<long>(nanos % 1'000'000'000)};
     pollfd poll_fd = {.fd = socket_.get(), .events = events, .revents = 0};
     const int ready = ppoll(&poll_fd, 1, &timeout, nullptr);
-    if (ready > 0) return absl::OkStatus();  // an error or the end shows at the next call, too
-    if (ready == 0) return absl::DeadlineExceededError("nothing came from the peer in time");
+    if (ready > 0) return absl::OkStatus();  // the next call reports an error or the end
+    if (ready == 0) return absl::DeadlineExceededError("the peer sent nothing before the deadline");
     if (errno != EINTR) return absl::UnavailableError(absl::StrCat("poll: ", std::strerror(errno)));
   }
 }
@@ -167,10 +179,10 @@ absl::StatusOr<Received> Connection::Receive(TimePoint deadline) {
 }
 
 absl::StatusOr<Received> Connection::ReceiveFrame(TimePoint deadline) {
-  if (partial_.header_have < kFrameHeaderBytes) {
-    THALWEG_RETURN_IF_ERROR(ReadExactly(partial_.header_bytes.data(), kFrameHeaderBytes,
+  if (partial_.header_have < ipc::kFrameHeaderBytes) {
+    THALWEG_RETURN_IF_ERROR(ReadExactly(partial_.header_bytes.data(), ipc::kFrameHeaderBytes,
                                         partial_.header_have, deadline));
-    THALWEG_ASSIGN_OR_RETURN(partial_.header, ParseFrameHeader(partial_.header_bytes));
+    THALWEG_ASSIGN_OR_RETURN(partial_.header, ipc::ParseFrameHeader(partial_.header_bytes));
     partial_.body.resize(partial_.header.body_bytes);
   }
   THALWEG_RETURN_IF_ERROR(
@@ -181,7 +193,7 @@ absl::StatusOr<Received> Connection::ReceiveFrame(TimePoint deadline) {
                                           ? "a descriptor came with a frame that announces none"
                                           : "a frame announces a descriptor, but none came");
   }
-  THALWEG_ASSIGN_OR_RETURN(Message message, ParseBody(frame.header.type, frame.body));
+  THALWEG_ASSIGN_OR_RETURN(ipc::Message message, ipc::ParseBody(frame.header.type, frame.body));
   return Received{std::move(message), std::move(frame.fd)};
 }
 
@@ -195,7 +207,7 @@ absl::Status Connection::ReadExactly(std::byte* data, size_t size, size_t& have,
   return absl::OkStatus();
 }
 
-// Returns 0 when nothing is there yet; the end of the stream is an error.
+// Returns 0 when no bytes are there yet; the end of the stream is an error.
 absl::StatusOr<size_t> Connection::ReadSome(std::byte* data, size_t size) {
   alignas(cmsghdr) char control[CMSG_SPACE(kMaxFdsTaken * sizeof(int))];
   iovec piece = {.iov_base = data, .iov_len = size};

@@ -1,4 +1,5 @@
-// One end of a Unix stream socket that carries frames (message.h) and file descriptors.
+// Connection is one end of a Unix stream socket that carries frames (message.h) and file
+// descriptors.
 #pragma once
 
 #include <sys/types.h>
@@ -12,6 +13,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "core/base/clock.h"
 #include "core/base/mutex.h"
 #include "core/ipc/message.h"
@@ -26,14 +28,14 @@ struct PeerCredentials {
 };
 
 struct Received {
-  Message message;
-  UniqueFd fd;  // valid when a descriptor came with the message
+  ipc::Message message;
+  UniqueFd fd;  // valid when the message had a descriptor
 };
 
-// How long Send waits for a peer that does not read.
+// Send waits this long for a peer that does not read.
 inline constexpr Duration kSendTimeout = std::chrono::seconds(10);
 
-// Thread-safe for one reader and any number of writers.
+// A Connection is thread-safe for one reader and any number of writers.
 class Connection {
  public:
   // Connects to the listener at `path`. Fails at once with Unavailable when there is none; waits
@@ -48,33 +50,42 @@ class Connection {
   Connection& operator=(const Connection&) = delete;
 
   // Writes the whole frame, with a copy of `fd` unless that is negative; `fd` remains the caller's.
-  // Errors: InvalidArgument (message too long: nothing was sent), Unavailable (the connection is
-  // closed; what the peer sent before can still be received), DeadlineExceeded (the peer does not
-  // read; the connection is shut down since the frame may be cut).
-  absl::Status Send(const Message& message, int fd = -1);
+  // Errors: InvalidArgument (the message is too long; nothing was sent), Unavailable (the
+  // connection is closed; what the peer sent before can still be received), DeadlineExceeded (the
+  // peer does not read; the connection is shut down, because the frame may be incomplete).
+  absl::Status Send(const ipc::Message& message, int fd = -1);
 
-  // The next message. DeadlineExceeded keeps what has come of a frame for the next call; a deadline
-  // in the past asks for what is there already. Unavailable: the peer has closed, or Shutdown() was
-  // called. InvalidArgument: the peer broke the protocol. The last two are final.
+  // For a writer that keeps a queue of its own and is the only one to send from then on: writes as
+  // much of `bytes`, which are a frame's or the rest of one, as the socket takes without waiting,
+  // and returns how many bytes that was. `fd` goes with the first byte, as in Send. Unavailable:
+  // the connection is closed.
+  absl::StatusOr<size_t> SendSome(absl::string_view bytes, int fd = -1);
+  // Waits until SendSome can go on, or the connection is closed. DeadlineExceeded: it cannot.
+  absl::Status WaitForRoom(TimePoint deadline) const;
+
+  // Returns the next message. DeadlineExceeded keeps the received part of a frame for the next
+  // call; a deadline in the past returns only what has already arrived. Unavailable: the peer has
+  // closed, or Shutdown() was called. InvalidArgument: the peer broke the protocol. The last two
+  // are final.
   absl::StatusOr<Received> Receive(TimePoint deadline);
 
-  // The process at the other end when the connection was made.
+  // Returns the process at the other end at the time of the connection.
   absl::StatusOr<PeerCredentials> Peer() const;
 
   // Ends the connection in both directions: reader and writers return Unavailable, and so do the
   // peer's. Idempotent; any thread.
   void Shutdown();
 
-  // For a forked child, where no other thread uses this: gives up the child's copy of the
-  // descriptor and leaves the parent's connection as it is.
+  // Closes the child's copy of the descriptor in a forked child, where no other thread uses it; the
+  // parent's connection stays as it is.
   void CloseInChild();
 
  private:
-  // Of the frame that is being received.
+  // A Partial is the frame that is being received.
   struct Partial {
-    std::array<std::byte, kFrameHeaderBytes> header_bytes;
+    std::array<std::byte, ipc::kFrameHeaderBytes> header_bytes;
     size_t header_have = 0;
-    FrameHeader header;
+    ipc::FrameHeader header;
     std::vector<std::byte> body;
     size_t body_have = 0;
     UniqueFd fd;
@@ -89,11 +100,11 @@ class Connection {
 
   UniqueFd socket_;
   const Duration send_timeout_;
-  // Relaxed: shutdown(2) itself wakes whoever waits, the flag only says why.
+  // Relaxed suffices: shutdown(2) itself wakes the waiters, and the flag only says why.
   std::atomic<bool> shut_down_{false};
   Mutex send_mutex_;       // keeps frames of different writers apart
-  Partial partial_;        // reader only
-  absl::Status received_;  // reader only: not OK once receiving has failed for good
+  Partial partial_;        // used by the reader only
+  absl::Status received_;  // used by the reader only: the error once receiving has failed for good
 };
 
 }  // namespace thalweg

@@ -46,7 +46,7 @@ Pair MakePair() {
           std::make_unique<Connection>(std::move(sockets.b))};
 }
 
-// A Connection whose peer is a bare socket, to break the rules with.
+// The peer of this fixture's Connection is a bare socket, which can break the rules.
 class RawPeerTest : public ::testing::Test {
  protected:
   RawPeerTest() : sockets_(MakeSockets()), connection_(std::move(sockets_.a)) {}
@@ -90,14 +90,14 @@ int WaitForChild(pid_t child) {
 
 TEST(ConnectionTest, EveryMessageArrivesInOrderInBothDirections) {
   Pair pair = MakePair();
-  RandomMessages random(1);
-  std::vector<Message> sent;
+  ipc::RandomMessages random(1);
+  std::vector<ipc::Message> sent;
   for (int i = 0; i < 50; ++i) {
     sent.push_back(random.Any());
     ASSERT_TRUE(pair.a->Send(sent.back()).ok());
     ASSERT_TRUE(pair.b->Send(sent.back()).ok());
   }
-  for (const Message& message : sent) {
+  for (const ipc::Message& message : sent) {
     for (Connection* end : {pair.a.get(), pair.b.get()}) {
       auto received = end->Receive(Soon());
       ASSERT_TRUE(received.ok()) << received.status();
@@ -108,8 +108,8 @@ TEST(ConnectionTest, EveryMessageArrivesInOrderInBothDirections) {
   EXPECT_TRUE(absl::IsDeadlineExceeded(pair.a->Receive(Now()).status()));
 }
 
-// Worker and sidecar in two processes: the parent's gradients reach the child through the arena
-// alone.
+// Worker and sidecar run in two processes: the parent's gradients reach the child only through the
+// arena.
 TEST(ConnectionTest, ArenaCrossesToAnotherProcess) {
   constexpr uint64_t kBytes = 100'000;
   Pair pair = MakePair();
@@ -126,11 +126,11 @@ TEST(ConnectionTest, ArenaCrossesToAnotherProcess) {
     for (uint64_t i = 0; i < kBytes; ++i) {
       sum += std::to_integer<uint64_t>(std::as_const(*arena).payload()[i]);
     }
-    _exit(pair.b->Send(Submit{{0, 0}, sum}).ok() ? 0 : 4);
+    _exit(pair.b->Send(ipc::Submit{{0, 0}, sum}).ok() ? 0 : 4);
   }
   auto arena = BucketArena::Create("test", kBytes, true);
   ASSERT_TRUE(arena.ok());
-  ASSERT_TRUE(pair.a->Send(RegisterBucket{}, arena->fd()).ok());
+  ASSERT_TRUE(pair.a->Send(ipc::RegisterBucket{}, arena->fd()).ok());
   uint64_t sum = 0;
   for (uint64_t i = 0; i < kBytes; ++i) {
     arena->payload()[i] = static_cast<std::byte>(i % 251);
@@ -139,7 +139,7 @@ TEST(ConnectionTest, ArenaCrossesToAnotherProcess) {
   arena->PublishReady(1);
   auto answer = pair.a->Receive(Soon());
   ASSERT_TRUE(answer.ok()) << answer.status();
-  EXPECT_EQ(answer->message, Message(Submit{{0, 0}, sum}));
+  EXPECT_EQ(answer->message, ipc::Message(ipc::Submit{{0, 0}, sum}));
   EXPECT_EQ(WaitForChild(child), 0);
 }
 
@@ -149,13 +149,13 @@ TEST(ConnectionTest, ChildThatClosesLeavesTheParentsConnectionAlive) {
   ASSERT_GE(child, 0);
   if (child == 0) {
     pair.a->CloseInChild();
-    const bool refused = absl::IsUnavailable(pair.a->Send(Leave{}));
+    const bool refused = absl::IsUnavailable(pair.a->Send(ipc::Leave{}));
     pair.a.reset();
     pair.b->CloseInChild();
     _exit(refused ? 0 : 1);
   }
   EXPECT_EQ(WaitForChild(child), 0);
-  ASSERT_TRUE(pair.a->Send(Leave{}).ok());
+  ASSERT_TRUE(pair.a->Send(ipc::Leave{}).ok());
   EXPECT_TRUE(pair.b->Receive(Soon()).ok());
 }
 
@@ -177,7 +177,7 @@ TEST(ConnectionTest, EndIsSeenAlthoughAForkedChildHoldsACopy) {
 }
 
 TEST(ConnectionTest, BigFrameWithDescriptorArrivesWhole) {
-  RegisterBucket big;
+  ipc::RegisterBucket big;
   for (int i = 0; i < 20'000; ++i) {
     big.layout.tensors.push_back({absl::StrCat("layer.", i, std::string(100, 'x')), {i, 3}});
   }
@@ -188,7 +188,7 @@ TEST(ConnectionTest, BigFrameWithDescriptorArrivesWhole) {
   auto received = pair.b->Receive(Soon());
   sender.Join();
   ASSERT_TRUE(received.ok()) << received.status();
-  EXPECT_EQ(received->message, Message(big));
+  EXPECT_EQ(received->message, ipc::Message(big));
   EXPECT_EQ(fcntl(received->fd.get(), F_GETFD) & FD_CLOEXEC, FD_CLOEXEC);
   EXPECT_TRUE(BucketArena::Open(std::move(received->fd), 77).ok());
 }
@@ -201,9 +201,9 @@ TEST(ConnectionTest, ConcurrentWritersInterleaveWholeFrames) {
   for (uint32_t w = 0; w < kWriters; ++w) {
     writers.emplace_back("writer", [&, w] {
       for (uint64_t i = 0; i < kFrames; ++i) {
-        // Longer than the socket's buffer now and then, so that a frame takes several writes.
+        // Some messages exceed the socket's buffer, so that a frame takes several writes.
         const size_t size = i % 20 == 0 ? 400'000 : i;
-        const Welcome message{i, w, std::string(size, static_cast<char>('a' + w)), 0};
+        const ipc::Welcome message{i, w, std::string(size, static_cast<char>('a' + w)), 0};
         EXPECT_TRUE(pair.a->Send(message).ok());
       }
     });
@@ -212,7 +212,7 @@ TEST(ConnectionTest, ConcurrentWritersInterleaveWholeFrames) {
   for (uint64_t i = 0; i < kWriters * kFrames; ++i) {
     auto received = pair.b->Receive(Soon());
     ASSERT_TRUE(received.ok()) << received.status();
-    const auto& message = std::get<Welcome>(received->message);
+    const auto& message = std::get<ipc::Welcome>(received->message);
     EXPECT_EQ(message.epoch, next[message.num_shards]++);
     const size_t size = message.epoch % 20 == 0 ? 400'000 : message.epoch;
     EXPECT_EQ(message.server_version,
@@ -225,17 +225,17 @@ TEST(ConnectionTest, PeerThatDoesNotReadIsGivenUp) {
   Connection connection(std::move(sockets.a), std::chrono::milliseconds(20));
   absl::Status sent;
   for (int i = 0; i < 1000 && sent.ok(); ++i) {
-    sent = connection.Send(Fail{absl::StatusCode::kAborted, std::string(100'000, 'x')});
+    sent = connection.Send(ipc::Fail{absl::StatusCode::kAborted, std::string(100'000, 'x')});
   }
   EXPECT_TRUE(absl::IsDeadlineExceeded(sent)) << sent;
-  EXPECT_TRUE(absl::IsUnavailable(connection.Send(Leave{})));
+  EXPECT_TRUE(absl::IsUnavailable(connection.Send(ipc::Leave{})));
 }
 
 TEST(ConnectionTest, MessageTooLongIsRefusedAndTheConnectionLivesOn) {
   Pair pair = MakePair();
-  const Fail big{absl::StatusCode::kAborted, std::string(kMaxFrameBytes, 'x')};
+  const ipc::Fail big{absl::StatusCode::kAborted, std::string(ipc::kMaxFrameBytes, 'x')};
   EXPECT_TRUE(absl::IsInvalidArgument(pair.a->Send(big)));
-  ASSERT_TRUE(pair.a->Send(Leave{}).ok());
+  ASSERT_TRUE(pair.a->Send(ipc::Leave{}).ok());
   EXPECT_TRUE(pair.b->Receive(Soon()).ok());
 }
 
@@ -247,15 +247,15 @@ TEST(ConnectionTest, ShutdownWakesTheReader) {
   pair.a->Shutdown();
   reader.Join();
   EXPECT_TRUE(absl::IsUnavailable(result)) << result;
-  EXPECT_TRUE(absl::IsUnavailable(pair.a->Send(Leave{})));
+  EXPECT_TRUE(absl::IsUnavailable(pair.a->Send(ipc::Leave{})));
   EXPECT_TRUE(absl::IsUnavailable(pair.b->Receive(Soon()).status()));
-  EXPECT_TRUE(absl::IsUnavailable(pair.b->Send(Leave{})));
+  EXPECT_TRUE(absl::IsUnavailable(pair.b->Send(ipc::Leave{})));
 }
 
 TEST(ConnectionTest, WhatWasSentBeforeClosingIsStillRead) {
   Pair pair = MakePair();
-  const Message last = Fail{absl::StatusCode::kDeadlineExceeded, "node 3 was missing"};
-  ASSERT_TRUE(pair.b->Send(Leave{}).ok());  // never read by a: the close then is a reset
+  const ipc::Message last = ipc::Fail{absl::StatusCode::kDeadlineExceeded, "node 3 was missing"};
+  ASSERT_TRUE(pair.b->Send(ipc::Leave{}).ok());  // a never reads it, so the close becomes a reset
   ASSERT_TRUE(pair.a->Send(last).ok());
   pair.a.reset();
   auto received = pair.b->Receive(Soon());
@@ -268,12 +268,12 @@ TEST(ConnectionTest, WhatWasSentBeforeClosingIsStillRead) {
 
 TEST(ConnectionTest, WhatThePeerSaidBeforeClosingIsReadAlsoAfterASendHasFailed) {
   Pair pair = MakePair();
-  ASSERT_TRUE(pair.a->Send(Fail{absl::StatusCode::kInternal, "why"}).ok());
+  ASSERT_TRUE(pair.a->Send(ipc::Fail{absl::StatusCode::kInternal, "why"}).ok());
   pair.a.reset();
-  EXPECT_TRUE(absl::IsUnavailable(pair.b->Send(Leave{})));
+  EXPECT_TRUE(absl::IsUnavailable(pair.b->Send(ipc::Leave{})));
   const auto received = pair.b->Receive(Soon());
   ASSERT_TRUE(received.ok()) << received.status();
-  EXPECT_EQ(std::get<Fail>(received->message).message, "why");
+  EXPECT_EQ(std::get<ipc::Fail>(received->message).message, "why");
   EXPECT_TRUE(absl::IsUnavailable(pair.b->Receive(Soon()).status()));
 }
 
@@ -287,9 +287,9 @@ TEST(ConnectionTest, PeerCredentialsAreOurs) {
 }
 
 TEST_F(RawPeerTest, FrameThatComesByteByByteIsKept) {
-  const Message message = Welcome{7, 2, "version", 65536};
+  const ipc::Message message = ipc::Welcome{7, 2, "version", 65536};
   for (int round = 0; round < 2; ++round) {
-    const std::string frame = EncodeFrame(message, true);
+    const std::string frame = ipc::EncodeFrame(message, true);
     for (size_t i = 0; i + 1 < frame.size(); ++i) {
       Write(frame.substr(i, 1), i == 0 ? 1 : 0);
       ASSERT_TRUE(absl::IsDeadlineExceeded(ReceiveError())) << i;
@@ -303,7 +303,7 @@ TEST_F(RawPeerTest, FrameThatComesByteByByteIsKept) {
 }
 
 TEST_F(RawPeerTest, EndWithinAFrameIsNamed) {
-  Write(EncodeFrame(Welcome{}, false).substr(0, 15));
+  Write(ipc::EncodeFrame(ipc::Welcome{}, false).substr(0, 15));
   sockets_.b.reset();
   const absl::Status end = ReceiveError();
   EXPECT_TRUE(absl::IsUnavailable(end));
@@ -311,22 +311,22 @@ TEST_F(RawPeerTest, EndWithinAFrameIsNamed) {
 }
 
 TEST_F(RawPeerTest, LengthBeyondTheLimitIsRefusedFromTheHeaderAlone) {
-  std::string header = EncodeFrame(Leave{}, false);
+  std::string header = ipc::EncodeFrame(ipc::Leave{}, false);
   header.replace(8, 4, "\xff\xff\xff\xff");
   Write(header);
   EXPECT_TRUE(absl::IsInvalidArgument(ReceiveError()));
-  Write(EncodeFrame(Leave{}, false));
+  Write(ipc::EncodeFrame(ipc::Leave{}, false));
   EXPECT_TRUE(absl::IsInvalidArgument(ReceiveError())) << "a broken stream must stay broken";
 }
 
 TEST_F(RawPeerTest, AnnouncedDescriptorMustCome) {
-  Write(EncodeFrame(BucketReady{}, true));
+  Write(ipc::EncodeFrame(ipc::BucketReady{}, true));
   EXPECT_THAT(std::string(ReceiveError().message()), HasSubstr("none came"));
 }
 
 TEST_F(RawPeerTest, UnexpectedDescriptorIsRefusedAndClosed) {
   const int before = OpenDescriptors();
-  Write(EncodeFrame(BucketReady{}, false), 1);
+  Write(ipc::EncodeFrame(ipc::BucketReady{}, false), 1);
   EXPECT_THAT(std::string(ReceiveError().message()), HasSubstr("announces none"));
   EXPECT_EQ(OpenDescriptors(), before);
 }
@@ -337,7 +337,7 @@ TEST_F(RawPeerTest, ExtraDescriptorsAreRefusedAndClosed) {
     Connection connection(std::move(sockets.a));
     std::swap(sockets_.b, sockets.b);
     const int before = OpenDescriptors();
-    Write(EncodeFrame(BucketReady{}, true), count);
+    Write(ipc::EncodeFrame(ipc::BucketReady{}, true), count);
     EXPECT_THAT(std::string(connection.Receive(Now()).status().message()),
                 HasSubstr("more than one descriptor"));
     EXPECT_EQ(OpenDescriptors(), before);
@@ -346,7 +346,7 @@ TEST_F(RawPeerTest, ExtraDescriptorsAreRefusedAndClosed) {
 
 TEST_F(RawPeerTest, SecondDescriptorLaterInTheFrameIsRefusedAndClosed) {
   const int before = OpenDescriptors();
-  const std::string frame = EncodeFrame(BucketReady{}, true);
+  const std::string frame = ipc::EncodeFrame(ipc::BucketReady{}, true);
   Write(frame.substr(0, 14), 1);
   Write(frame.substr(14), 1);
   EXPECT_TRUE(absl::IsInvalidArgument(ReceiveError()));
@@ -354,7 +354,7 @@ TEST_F(RawPeerTest, SecondDescriptorLaterInTheFrameIsRefusedAndClosed) {
 }
 
 TEST_F(RawPeerTest, MalformedBodyIsRefused) {
-  std::string frame = EncodeFrame(Fail{absl::StatusCode::kAborted, "x"}, false);
+  std::string frame = ipc::EncodeFrame(ipc::Fail{absl::StatusCode::kAborted, "x"}, false);
   frame[12] = 0;  // the code: OK
   Write(frame);
   const absl::Status error = ReceiveError();

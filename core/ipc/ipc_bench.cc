@@ -1,6 +1,6 @@
-// What it costs to hand a bucket from one thread to another: a message there and back, a chunk
-// through an arena there and back, and a bucket filled chunk by chunk while a reader keeps pace,
-// with a plain copy beside it. Bytes are those of the bucket.
+// These benchmarks measure the hand-over of a bucket between two threads: a message there and back,
+// a chunk through an arena there and back, and a bucket filled chunk by chunk while a reader keeps
+// pace, with a plain copy for comparison. Bytes are the bucket's.
 #include <sys/socket.h>
 
 #include <atomic>
@@ -32,10 +32,10 @@ void BM_MessageRoundTrip(benchmark::State& state) {
   Connection here{UniqueFd(fds[0])};
   Connection there{UniqueFd(fds[1])};
   Thread echo("echo", [&there] {
-    while (there.Receive(Soon()).ok()) there.Send(Submit{}).IgnoreError();
+    while (there.Receive(Soon()).ok()) there.Send(ipc::Submit{}).IgnoreError();
   });
   for (auto _ : state) {
-    here.Send(Submit{}).IgnoreError();
+    here.Send(ipc::Submit{}).IgnoreError();
     benchmark::DoNotOptimize(here.Receive(Soon()));
   }
   here.Shutdown();

@@ -43,8 +43,8 @@ absl::Status SystemError(const std::string& path, const char* call, int error) {
   }
 }
 
-// Takes the lock that makes one process the owner of `path`, without waiting. It ends with its
-// process, so a crashed owner leaves nothing to clear up.
+// Takes the lock that makes one process the owner of `path`, without waiting. The lock ends with
+// its process, so a crashed owner leaves nothing to clean up.
 absl::StatusOr<UniqueFd> TakeLock(const std::string& path) {
   const std::string lock_path = LockPath(path);
   for (;;) {
@@ -54,7 +54,7 @@ absl::StatusOr<UniqueFd> TakeLock(const std::string& path) {
       if (errno == EWOULDBLOCK) return InUse(path, "another process listens there");
       return SystemError(path, "flock", errno);
     }
-    // The previous owner may have removed the file between open and flock; then the lock on it is
+    // The previous owner may have removed the file between open and flock; the lock on it is then
     // worthless.
     struct stat locked = {};
     struct stat named = {};
@@ -65,7 +65,7 @@ absl::StatusOr<UniqueFd> TakeLock(const std::string& path) {
   }
 }
 
-// Removes a socket file at `path` that nobody listens at. Requires the lock.
+// Removes a socket file at `path` that has no listener. Requires the lock.
 absl::Status RemoveStale(const std::string& path, const sockaddr_un& address) {
   struct stat info = {};
   if (lstat(path.c_str(), &info) != 0) {
@@ -92,7 +92,7 @@ absl::StatusOr<std::unique_ptr<Listener>> Listener::Bind(const std::string& path
   UniqueFd socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   UniqueFd stop(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!socket.valid() || !stop.valid()) return SystemError(path, "socket", errno);
-  // Before bind, so that the file never has another mode.
+  // The mode is set before bind, so that the file never has another mode.
   if (fchmod(socket.get(), 0600) != 0) return SystemError(path, "fchmod", errno);
   if (bind(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0) {
     return SystemError(path, "bind", errno);
@@ -116,14 +116,14 @@ Listener::~Listener() {
   if (getpid() != owner_) return;
   struct stat info = {};
   if (lstat(path_.c_str(), &info) == 0 && info.st_ino == inode_) unlink(path_.c_str());
-  unlink(LockPath(path_).c_str());  // while still locked, so that it is ours
+  unlink(LockPath(path_).c_str());  // while the lock is held, so that it is our own
 }
 
 absl::StatusOr<std::unique_ptr<Connection>> Listener::Accept() {
   for (;;) {
     pollfd fds[2] = {{.fd = socket_.get(), .events = POLLIN, .revents = 0},
                      {.fd = stop_.get(), .events = POLLIN, .revents = 0}};
-    // No deadline: waiting for peers is what the caller's thread is for, and Stop() ends it.
+    // There is no deadline: the caller's thread exists to wait for peers, and Stop() ends the wait.
     if (poll(fds, 2, -1) < 0 && errno != EINTR) return SystemError(path_, "poll", errno);
     if (fds[1].revents != 0) return absl::CancelledError("the listener was stopped");
     UniqueFd socket(accept4(socket_.get(), nullptr, nullptr, SOCK_CLOEXEC));
@@ -141,7 +141,7 @@ absl::StatusOr<std::unique_ptr<Connection>> Listener::Accept() {
 
 void Listener::Stop() {
   const uint64_t one = 1;
-  // Fails only when the counter is full, that is when it was stopped before.
+  // The write fails only when the counter is full, that is, after an earlier stop.
   if (write(stop_.get(), &one, sizeof one) < 0 && errno != EAGAIN) {
     spdlog::error("listener at {}: cannot stop: {}", path_, std::strerror(errno));
   }

@@ -1,4 +1,4 @@
-// The Unix socket at which a sidecar takes connections of its node's workers.
+// Listener is the Unix socket on which a sidecar accepts connections from its node's workers.
 #pragma once
 
 #include <sys/types.h>
@@ -15,21 +15,21 @@ namespace thalweg {
 // Thread-safe.
 class Listener {
  public:
-  // Listens at `path` (at most 107 bytes, in a folder that exists), mode 0600. A socket file that
-  // nobody serves any more is replaced. Errors: InvalidArgument (path too long), NotFound (no such
-  // folder), AlreadyExists (somebody listens there, or a file that is no socket is in the way).
-  // While the listener lives, `path`.lock keeps others from taking the path.
+  // Listens at `path` (at most 107 bytes, in an existing folder) with mode 0600. A socket file
+  // without a listener is replaced. Errors: InvalidArgument (path too long), NotFound (no such
+  // folder), AlreadyExists (another process listens there, or a file that is no socket is in the
+  // way). While the listener lives, `path`.lock keeps others from taking the path.
   static absl::StatusOr<std::unique_ptr<Listener>> Bind(const std::string& path);
 
-  ~Listener();  // removes the files it made, if they are still its own
+  ~Listener();  // removes its files, if they are still its own
   Listener(const Listener&) = delete;
   Listener& operator=(const Listener&) = delete;
 
-  // Blocks until a process of this user, or root's, connects (others are dropped and logged) or
+  // Blocks until a process of this user or of root connects (others are dropped and logged) or
   // Stop() is called (Cancelled). ResourceExhausted: this process has no descriptors left.
   absl::StatusOr<std::unique_ptr<Connection>> Accept();
 
-  // Ends Accept(), now and later. Idempotent; any thread.
+  // Ends Accept(), now and later. Idempotent; may be called from any thread.
   void Stop();
 
  private:
@@ -37,7 +37,7 @@ class Listener {
 
   const std::string path_;
   UniqueFd lock_;    // holds the lock on path_ + ".lock"
-  UniqueFd socket_;  // not blocking
+  UniqueFd socket_;  // non-blocking
   UniqueFd stop_;    // eventfd, readable once stopped
   const ino_t inode_;
   const pid_t owner_;  // a forked child must not remove its parent's files

@@ -40,7 +40,8 @@ class ListenerTest : public ::testing::Test {
     EXPECT_TRUE(listener.ok()) << listener.status();
     return *std::move(listener);
   }
-  // A socket bound to path_ without any of Listener's care; listening unless `backlog` is negative.
+  // Binds a bare socket to path_, without any of Listener's checks; listens unless `backlog` is
+  // negative.
   UniqueFd BindBare(int backlog) {
     UniqueFd fd(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
     const sockaddr_un address = *UnixAddress(path_);
@@ -68,10 +69,10 @@ TEST_F(ListenerTest, ConnectedPeersTalk) {
   ASSERT_TRUE(client.ok()) << client.status();
   auto server = listener->Accept();
   ASSERT_TRUE(server.ok()) << server.status();
-  ASSERT_TRUE((*client)->Send(Submit{{1, 2}, 3}).ok());
+  ASSERT_TRUE((*client)->Send(ipc::Submit{{1, 2}, 3}).ok());
   auto received = (*server)->Receive(Soon());
   ASSERT_TRUE(received.ok());
-  EXPECT_EQ(received->message, Message(Submit{{1, 2}, 3}));
+  EXPECT_EQ(received->message, ipc::Message(ipc::Submit{{1, 2}, 3}));
   EXPECT_EQ((*server)->Peer()->pid, getpid());
 }
 
@@ -202,7 +203,7 @@ TEST_F(ListenerTest, ConnectToAFullQueueGivesUpAtTheDeadline) {
   EXPECT_TRUE(absl::IsDeadlineExceeded(status)) << status;
 }
 
-// Only root can become another user and open the file's mode to it.
+// Only root can become another user and change the file's mode for that user.
 TEST_F(ListenerTest, ForeignUserIsDroppedAndTheNextPeerServed) {
   if (geteuid() != 0) GTEST_SKIP() << "needs root";
   auto listener = MustBind();

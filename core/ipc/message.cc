@@ -10,7 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "core/base/status_macros.h"
 
-namespace thalweg {
+namespace thalweg::ipc {
 namespace {
 
 constexpr uint32_t kMagic = 0x31574854;  // "THW1"
@@ -23,7 +23,7 @@ constexpr const char* kNames[kTypes] = {
 template <typename T>
 concept Integer = std::unsigned_integral<T> || std::same_as<T, int64_t>;
 
-// Appends little-endian bytes.
+// A Writer appends little-endian bytes.
 class Writer {
  public:
   explicit Writer(std::string& out) : out_(out) {}
@@ -51,8 +51,8 @@ class Writer {
   std::string& out_;
 };
 
-// Takes the same fields off bytes that nobody vouches for. After the first error nothing is read
-// any more and status() says what was wrong.
+// A Reader reads the same fields from untrusted bytes. After the first error it reads nothing more,
+// and status() says what was wrong.
 class Reader {
  public:
   Reader(const char* message, std::span<const std::byte> bytes) : message_(message), rest_(bytes) {}
@@ -79,14 +79,14 @@ class Reader {
     for (std::string* part : {&memory.uuid, &memory.memory, &memory.event}) Field(*part);
   }
 
-  // OK when everything was there and valid, and nothing is left.
+  // Returns OK when all fields were there and valid, and no bytes are left.
   absl::Status Finish();
 
  private:
   bool ok() const { return status_.ok(); }
   void Refuse(const std::string& why);
   bool Need(uint64_t bytes, const char* what);
-  // The count of a list whose items take at least `item_bytes` each.
+  // Reads the count of a list whose items take at least `item_bytes` each.
   uint32_t Count(uint32_t limit, uint64_t item_bytes, const char* what);
   void ReadTensor(TensorSpec& tensor, uint64_t& bucket_elems);
 
@@ -187,7 +187,7 @@ void Reader::Field(BucketLayout& layout) {
 void Reader::ReadTensor(TensorSpec& tensor, uint64_t& bucket_elems) {
   Field(tensor.name);
   tensor.shape.resize(Count(kMaxDims, sizeof(int64_t), "dimensions"));
-  // 0 counts as 1, so that the order of the dimensions does not matter for what overflows.
+  // 0 counts as 1, so that an overflow does not depend on the order of the dimensions.
   uint64_t elems = 1;
   for (int64_t& dim : tensor.shape) {
     Field(dim);
@@ -212,7 +212,7 @@ absl::Status Reader::Finish() {
   return status_;
 }
 
-// Each message's fields, listed once for both directions. M is the message, const when it is
+// Fields lists each message's fields once for both directions. M is the message, const when it is
 // written.
 template <typename M, typename T>
 concept Is = std::same_as<std::remove_const_t<M>, T>;
@@ -319,4 +319,4 @@ absl::StatusOr<Message> ParseBody(uint16_t type, std::span<const std::byte> body
   return ParseIndex(type - 1, body, std::make_index_sequence<kTypes>());
 }
 
-}  // namespace thalweg
+}  // namespace thalweg::ipc

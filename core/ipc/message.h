@@ -1,4 +1,4 @@
-// What workers and their sidecar say to each other, and how it looks as bytes.
+// This header defines the messages between workers and their sidecar, and their bytes.
 //
 // A message is one frame on the stream. Integers are little-endian.
 //
@@ -40,9 +40,9 @@
 #include "core/base/layout.h"
 #include "core/ipc/device_memory.h"
 
-namespace thalweg {
+namespace thalweg::ipc {
 
-// Worker: who I am. The first message on a connection.
+// Hello is a worker's first message on a connection and describes the worker.
 struct Hello {
   uint32_t ipc_version = 0;  // kIpcVersion
   std::string job;
@@ -54,25 +54,26 @@ struct Hello {
   uint32_t local_rank = 0;
   uint32_t local_size = 0;
   CodecPolicy codec;
-  uint64_t chunk_bytes = 0;  // 0: to be chosen
+  uint64_t chunk_bytes = 0;  // 0: the sidecar chooses
   uint64_t timeout_ms = 0;
-  GradientPath path = GradientPath::kCpu;  // unless the sidecar can work on a device's memory
-  DeviceMemory probe;                      // for the sidecar to try that; empty: not wanted
+  GradientPath path = GradientPath::kCpu;  // used unless the sidecar can work on a device's memory
+  // memory for the sidecar to test sharing with; empty: no sharing
+  DeviceMemory probe;
   bool operator==(const Hello&) const = default;
 };
 
-// Sidecar: all workers of the job are here.
+// Welcome is the sidecar's message that all workers of the job are connected.
 struct Welcome {
   uint64_t epoch = 0;
   uint32_t num_shards = 0;
   std::string server_version;
   uint64_t chunk_bytes = 0;                // as agreed by all nodes
-  GradientPath path = GradientPath::kCpu;  // that this worker's gradients are to take
+  GradientPath path = GradientPath::kCpu;  // the path of this worker's gradients
   bool operator==(const Welcome&) const = default;
 };
 
-// Worker: a bucket and, as descriptor, the arena in which its gradients will lie, or else the
-// memory of a GPU.
+// RegisterBucket is a worker's announcement of a bucket. Its descriptor is the arena that will hold
+// the gradients; otherwise they lie in the memory of a GPU.
 struct RegisterBucket {
   BucketId id;
   BucketLayout layout;
@@ -80,26 +81,26 @@ struct RegisterBucket {
   bool operator==(const RegisterBucket&) const = default;
 };
 
-// Sidecar: the bucket is registered; the descriptor is the arena in which its results will lie. On
-// a GPU they lie in `memory`, and only the arena's counter is used.
+// BucketReady is the sidecar's answer that the bucket is registered. Its descriptor is the arena
+// that will hold the results. On a GPU they lie in `memory`, and only the arena's counter is used.
 struct BucketReady {
   BucketId id;
   DeviceMemory memory;
   bool operator==(const BucketReady&) const = default;
 };
 
-// Worker: a round begins; the arena fills, chunk by chunk.
+// Submit is a worker's message that a round begins; the arena fills chunk by chunk.
 struct Submit {
   BucketId id;
   uint64_t round = 0;
   bool operator==(const Submit&) const = default;
 };
 
-// Sidecar: the round's result lies in the result arena, whole.
+// Complete is the sidecar's message that the round's result is complete in the result arena.
 struct Complete {
   BucketId id;
   uint64_t round = 0;
-  uint32_t workers = 0;  // how many the mean is over
+  uint32_t workers = 0;  // number of workers in the mean
   uint64_t nonfinite_elems = 0;
   uint64_t wire_bytes_sent = 0;
   uint64_t wire_bytes_received = 0;
@@ -107,41 +108,43 @@ struct Complete {
   uint64_t wait_ns = 0;
   uint64_t wire_ns = 0;
   uint64_t decode_ns = 0;
-  uint64_t compressed_since = 0;  // the iteration, from 1, in which compression began; 0: not yet
-  // Over all that is compressed: the norm of what is left for later, and its share of what was to
-  // be sent. Sampled.
+  uint64_t compressed_since = 0;  // first compressed iteration, from 1; 0: none yet
+  // These two are sampled over everything that is compressed: the norm of what is left for later,
+  // and its ratio to the norm of what was to be sent.
   double residual_norm = 0;
   double error_ratio = 0;
   bool operator==(const Complete&) const = default;
 };
 
-// Either: the job is over, for this reason. `code` is never kOk.
+// Fail is sent by either side: the job is over, for this reason. `code` is never kOk.
 struct Fail {
   absl::StatusCode code = absl::StatusCode::kUnknown;
   std::string message;
   bool operator==(const Fail&) const = default;
 };
 
-// Worker: done, without complaint.
+// Leave is a worker's message that it is done without an error.
 struct Leave {
   bool operator==(const Leave&) const = default;
 };
 
-// Worker: asks for what the codec carries from round to round. Nothing may be in flight.
+// GetCodecState is a worker's request for what the codec carries from round to round. Nothing may
+// be in flight.
 struct GetCodecState {
   bool operator==(const GetCodecState&) const = default;
 };
 
-// Sidecar: that state. Worker: put this in its place. The descriptor is an arena that holds it.
+// CodecState is the sidecar's answer with that state, or a worker's request to restore it. The
+// descriptor is an arena that holds it.
 struct CodecState {
   uint64_t bytes = 0;
   bool operator==(const CodecState&) const = default;
 };
 
-// A node's first worker, at any time: what loss scaling has come to.
+// Precision is sent by a node's first worker at any time: the state of loss scaling.
 struct Precision {
   double loss_scale = 0;
-  uint64_t skipped_steps = 0;  // since the last such message
+  uint64_t skipped_steps = 0;  // since the previous such message
   bool operator==(const Precision&) const = default;
 };
 
@@ -154,7 +157,7 @@ inline constexpr uint32_t kMaxTensors = 1'000'000;
 inline constexpr uint32_t kMaxDims = 64;  // as in torch
 inline constexpr uint64_t kMaxBucketElems = uint64_t{1} << 48;
 
-// "Hello", "RegisterBucket" …, for error messages.
+// Returns "Hello", "RegisterBucket" …, for error messages.
 const char* Name(const Message& message);
 
 struct FrameHeader {
@@ -163,13 +166,13 @@ struct FrameHeader {
   uint32_t body_bytes = 0;
 };
 
-// The whole frame. The caller sees to it that what it encodes is within the bounds above.
+// Returns the whole frame. The caller must keep the message within the bounds above.
 std::string EncodeFrame(const Message& message, bool has_fd);
 
-// Both take bytes as the peer sent them and answer InvalidArgument, naming what was expected and
-// what was there, to everything that EncodeFrame does not make of a message within the bounds
-// above. `bytes` must be kFrameHeaderBytes long, and `body` as long as its header says.
+// Both take the peer's bytes. They return InvalidArgument, naming what was expected and what was
+// there, for everything that EncodeFrame does not produce from a message within the bounds above.
+// `bytes` must be kFrameHeaderBytes long, and `body` as long as its header says.
 absl::StatusOr<FrameHeader> ParseFrameHeader(std::span<const std::byte> bytes);
 absl::StatusOr<Message> ParseBody(uint16_t type, std::span<const std::byte> body);
 
-}  // namespace thalweg
+}  // namespace thalweg::ipc

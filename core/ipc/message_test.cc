@@ -9,7 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "core/ipc/random_message.h"
 
-namespace thalweg {
+namespace thalweg::ipc {
 namespace {
 
 using ::testing::HasSubstr;
@@ -44,7 +44,7 @@ std::string I64(int64_t value) {
   return U32(static_cast<uint32_t>(value)) + U32(static_cast<uint32_t>(value >> 32));
 }
 
-// The body of a RegisterBucket up to and including the tensor count.
+// Returns the body of a RegisterBucket up to and including the tensor count.
 std::string LayoutStart(uint32_t tensors) {
   return U32(0) + U32(0) + std::string(1, '\1') + U32(tensors);
 }
@@ -58,7 +58,7 @@ absl::Status ParseLayout(const std::string& layout) {
   return ParseBody(kRegisterBucketType, AsBytes(body)).status();
 }
 
-// The bytes of docs/ipc.md, written out by hand.
+// The expected bytes are those of docs/ipc.md, written out by hand.
 TEST(MessageTest, FrameIsTheDocumentedBytes) {
   const std::string submit(
       "THW1\x05\x00\x00\x00\x10\x00\x00\x00"
@@ -179,8 +179,8 @@ TEST(MessageTest, StatusCodeOutOfRangeIsRefused) {
 }
 
 TEST(MessageTest, CountsBeyondTheBytesThereAreRefused) {
-  // A list whose items would not fit is refused before anything is allocated for them: under a
-  // sanitizer or a memory limit 4 billion of them would show.
+  // A list whose items cannot fit is refused before memory is allocated for them: 4 billion items
+  // would show under a sanitizer or a memory limit.
   EXPECT_THAT(std::string(ParseLayout(LayoutStart(1'000'000)).message()), HasSubstr("12 are left"));
   EXPECT_THAT(std::string(ParseLayout(LayoutStart(0xffffffff)).message()),
               HasSubstr("at most 1000000"));
@@ -243,8 +243,8 @@ std::string Mutate(std::string frame, RandomMessages& random) {
   return frame;
 }
 
-// Whatever is accepted must be what EncodeFrame makes of it: nothing is guessed, ignored or
-// normalised.
+// Every accepted frame must equal what EncodeFrame makes of the message: nothing is guessed,
+// ignored or normalised.
 TEST(MessageTest, RandomAndMutatedFramesAreRefusedOrCanonical) {
   RandomMessages random(4);
   int accepted = 0;
@@ -254,7 +254,7 @@ TEST(MessageTest, RandomAndMutatedFramesAreRefusedOrCanonical) {
                                       : random.Bytes(random.Below(80));
     const auto header = ParseFrameHeader(AsBytes(Header(frame)));
     if (frame.size() < kFrameHeaderBytes) continue;
-    // Also bodies of headers that were refused: each function stands alone.
+    // Bodies of refused headers are parsed too: each function is tested independently.
     const uint16_t type = header.ok() ? header->type : static_cast<uint16_t>(1 + i % kTypes);
     const std::string body = frame.substr(kFrameHeaderBytes);
     const auto message = ParseBody(type, AsBytes(body));
@@ -268,8 +268,8 @@ TEST(MessageTest, RandomAndMutatedFramesAreRefusedOrCanonical) {
       EXPECT_EQ(EncodeFrame(*message, header->has_fd), frame);
     }
   }
-  EXPECT_GT(accepted, 1000);  // else the mutations are too wild to test anything
+  EXPECT_GT(accepted, 1000);  // otherwise the mutations are too strong to test anything
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::ipc

@@ -1,4 +1,5 @@
-// For tests: messages with random contents, of every type, within the bounds of message.h.
+// This header makes messages with random contents for tests: of every type, within message.h's
+// bounds.
 #pragma once
 
 #include <random>
@@ -6,7 +7,7 @@
 
 #include "core/ipc/message.h"
 
-namespace thalweg {
+namespace thalweg::ipc {
 
 class RandomMessages {
  public:
@@ -62,7 +63,7 @@ class RandomMessages {
     CodecSpec codec;
     if (Below(2) == 0) codec.kind = CodecKind::kPowerSgd;
     codec.wire = static_cast<DType>(1 + Below(3));
-    // Other kinds have no such keys, so their defaults are what comes back.
+    // Other kinds have no such keys, so parsing returns their defaults.
     if (codec.kind == CodecKind::kPowerSgd) codec.rank = 1 + Below(8);
     return {codec, {}};
   }
@@ -81,4 +82,4 @@ class RandomMessages {
   std::mt19937_64 random_;
 };
 
-}  // namespace thalweg
+}  // namespace thalweg::ipc

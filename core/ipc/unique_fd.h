@@ -1,4 +1,4 @@
-// Owns a file descriptor. Thread-compatible.
+// UniqueFd owns a file descriptor. It is thread-compatible.
 #pragma once
 
 #include <unistd.h>
@@ -24,7 +24,7 @@ class UniqueFd {
   int get() const { return fd_; }
   bool valid() const { return fd_ >= 0; }
 
-  // Gives up ownership: the caller closes it.
+  // Gives up ownership: the caller must close the descriptor.
   int release() { return std::exchange(fd_, -1); }
 
   // Closes the descriptor, if there is one.

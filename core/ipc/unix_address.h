@@ -1,4 +1,4 @@
-// The address of a Unix socket with a name in the file system.
+// This header makes the address of a Unix socket with a name in the file system.
 #pragma once
 
 #include <sys/un.h>
@@ -9,7 +9,8 @@
 
 namespace thalweg {
 
-// InvalidArgument when `path` is empty, has a zero byte or is longer than the 107 bytes that fit.
+// Returns InvalidArgument when `path` is empty, contains a zero byte or is longer than the 107
+// bytes that fit.
 absl::StatusOr<sockaddr_un> UnixAddress(const std::string& path);
 
 }  // namespace thalweg

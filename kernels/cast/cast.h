@@ -1,4 +1,4 @@
-// Conversion between fp32 and the 16-bit types.
+// Cast converts between fp32 and the 16-bit types.
 #pragma once
 
 #include <cstddef>
@@ -15,8 +15,8 @@ namespace thalweg {
 // and `out` must not overlap unless the types are equal. Thread-safe.
 void Cast(DType from, const void* in, DType to, void* out, size_t elems);
 
-// Converts `elems` elements of fp16 or bf16 to fp32 and multiplies them with `factor`. Whether all
-// of `in` are finite. Pointers need no alignment, and must not overlap. Thread-safe.
+// Converts `elems` elements of fp16 or bf16 to fp32 and multiplies them by `factor`. Returns
+// whether all of `in` are finite. Pointers need no alignment and must not overlap. Thread-safe.
 bool WidenScaled(DType from, const void* in, float factor, void* out, size_t elems);
 
 }  // namespace thalweg

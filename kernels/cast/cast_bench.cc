@@ -1,5 +1,5 @@
-// Casts, with a copy of as many input bytes beside them. Items are elements; bytes are read +
-// written.
+// These benchmarks run casts, and a copy of as many input bytes. Items are elements; bytes are read
+// + written.
 #include <cstddef>
 #include <cstdint>
 #include <cstring>

@@ -32,9 +32,9 @@ void CastAll(const std::byte* in, std::byte* out, size_t elems) {
   }
 }
 
-// Requires that the two do not overlap. Not memcpy, because the string instructions with which it
-// copies 4 KiB to 1 MiB on recent processors are an order of magnitude slower at some pairs of
-// addresses, and received pieces lie at any.
+// Copies; the two must not overlap. It is not memcpy: for 4 KiB to 1 MiB memcpy uses string
+// instructions, which on recent processors are an order of magnitude slower at some pairs of
+// addresses, and received pieces lie at any address.
 void CopyForTarget(const std::byte* in, std::byte* out, size_t bytes) {
   size_t i = 0;
 #if THALWEG_VECTORS
@@ -64,8 +64,8 @@ void CastForTarget(DType from, const std::byte* in, DType to, std::byte* out, si
   CastAll<BFloat16, Fp32>(in, out, elems);
 }
 
-// The exponent of infinities and NaN in fp32, and of nothing else.
-[[maybe_unused]] constexpr int32_t kNonfinite = 0x7f800000;  // not where there are no vectors
+// In fp32 only infinities and NaN have this exponent.
+[[maybe_unused]] constexpr int32_t kNonfinite = 0x7f800000;  // unused on targets without vectors
 
 template <class From>
 bool WidenScaledAll(const std::byte* in, float factor, std::byte* out, size_t elems) {

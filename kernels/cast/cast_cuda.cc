@@ -3,7 +3,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/cast/cast_launch.h"
 #include "kernels/cast/element.h"
-#include "kernels/cuda/status.h"
+#include "kernels/launch/status.h"
 
 namespace thalweg {
 namespace {

@@ -1,13 +1,13 @@
 #include "kernels/cast/cast_launch.h"
 #include "kernels/cast/element.h"
-#include "kernels/cuda/launch.h"
-#include "kernels/cuda/pack.h"
-#include "kernels/cuda/walk.h"
+#include "kernels/launch/launch.h"
+#include "kernels/launch/pack.h"
+#include "kernels/launch/walk.h"
 
 namespace thalweg {
 namespace {
 
-// Accesses are of 16 bytes in the narrower type and of 16 or 32 in the other; or of one element.
+// Accesses are of 16 bytes in the narrower type and of 16 or 32 in the other, or of one element.
 template <class From, class To, int kPackElems>
 struct CastKernel {
   static constexpr uint32_t kThreads = 256;
@@ -37,7 +37,8 @@ struct CastKernel {
   }
 };
 
-// Whether packs begin at multiples of 16 bytes in both.
+// Finds a walk in which packs begin at multiples of 16 bytes in both; returns false if there is
+// none.
 template <class From, class To>
 bool WalkBothInPacks(const void* in, void* out, uint64_t elems, uint32_t pack_elems, Walk* walk) {
   constexpr size_t kFromBytes = sizeof(typename From::Bits);

@@ -1,11 +1,11 @@
-// The conversions of kernels/cast/cast.h on a GPU: same contract, same bits.
+// CastOnDevice does the conversions of kernels/cast/cast.h on a GPU: same contract, same bits.
 #pragma once
 
 #include <cstdint>
 
 #include "absl/status/status.h"
 #include "core/base/dtype.h"
-#include "kernels/cuda/stream.h"
+#include "kernels/launch/stream.h"
 
 namespace thalweg {
 

@@ -11,7 +11,7 @@
 #include "kernels/cast/cast.h"
 #include "kernels/cast/element.h"
 #include "kernels/cast/test_util.h"
-#include "kernels/cuda/test_device.h"
+#include "kernels/launch/test_device.h"
 
 namespace thalweg {
 namespace {
@@ -26,7 +26,7 @@ Bytes OnCpu(DType from, const Bytes& in, DType to) {
   return out;
 }
 
-// The arrays begin that many elements after a multiple of 256 bytes.
+// Runs the cast on arrays that begin that many elements after a multiple of 256 bytes.
 Bytes OnDevice(DType from, const Bytes& in, DType to, size_t in_shift, size_t out_shift) {
   const size_t elems = in.size() / SizeOf(from);
   const DeviceBuffer input(in, in_shift * SizeOf(from));
@@ -52,7 +52,8 @@ TYPED_TEST_SUITE(CastOnDeviceTest, Conversions);
 TYPED_TEST(CastOnDeviceTest, EveryPatternEqualsTheCpu) {
   using From = typename TypeParam::From;
   Bytes patterns;
-  // All of 16 bits; of 32 bits those around the places where rounding changes, in every exponent.
+  // Returns all patterns of 16 bits; of 32 bits those around the places where rounding changes, in
+  // every exponent.
   for (uint32_t upper = 0; upper <= 0xffff; upper += sizeof(typename From::Bits) == 2 ? 1 : 9) {
     for (uint32_t lower : {0x0000u, 0x0001u, 0x1000u, 0x7fffu, 0x8000u, 0x8001u, 0xffffu}) {
       if (sizeof(typename From::Bits) == 2 && lower != 0) continue;

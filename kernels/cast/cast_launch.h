@@ -1,13 +1,14 @@
-// Between cast_cuda.cc, which checks arguments, and cast_cuda.cu, which has the kernel.
+// This header connects cast_cuda.cc, which checks arguments, and cast_cuda.cu, which has the
+// kernel.
 #pragma once
 
 #include <cstdint>
 
-#include "kernels/cuda/stream.h"
+#include "kernels/launch/stream.h"
 
 namespace thalweg {
 
-// Of the element types of kernels/cast/element.h.
+// From and To are element types of kernels/cast/element.h.
 template <class From, class To>
 LaunchError LaunchCast(CudaStream stream, const void* in, void* out, uint64_t elems);
 

@@ -30,8 +30,8 @@ std::vector<std::byte> ScalarCast(const std::vector<std::byte>& in) {
   return out;
 }
 
-// Every fp32 pattern whose upper half is anything and whose lower half lies around the places where
-// rounding changes.
+// Returns fp32 patterns with every upper half, and lower halves around the places where rounding
+// changes.
 std::vector<std::byte> Fp32Patterns() {
   std::vector<std::byte> result;
   for (uint32_t upper = 0; upper <= 0xffff; ++upper) {
@@ -104,7 +104,8 @@ TYPED_TEST(CastTest, AnySizeAtAnyAddressGivesTheScalarBits) {
 template <class From>
 class WidenScaledTest : public ::testing::Test {
  protected:
-  // What comes out, compared bit for bit with the product of each element; whether all are finite.
+  // Compares the results bit for bit with the product of each element; returns whether all are
+  // finite.
   static bool Run(const std::vector<std::byte>& in, float factor, size_t a, size_t b) {
     const size_t elems = in.size() / sizeof(typename From::Bits);
     std::vector<std::byte> expected = ScalarCast<From, Fp32>(in);

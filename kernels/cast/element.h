@@ -1,4 +1,5 @@
-// The element types as C++ types, so that a kernel is written once for all of them.
+// This header defines the element types as C++ types, so that a kernel is written once for all of
+// them.
 #pragma once
 
 #include <cmath>
@@ -8,7 +9,7 @@
 #include <limits>
 
 #include "kernels/cast/scalar.h"
-#include "kernels/host_device.h"
+#include "kernels/launch/host_device.h"
 
 namespace thalweg {
 
@@ -20,7 +21,7 @@ THALWEG_HD inline To BitCast(From from) {
   return to;
 }
 
-// Each has: Bits, its bit pattern; Accumulator, the type it is computed in; Widen and Narrow
+// Each type has: Bits, its bit pattern; Accumulator, the type it is computed in; Widen and Narrow
 // between the two; kMagnitude, all bits but the sign; kInfinity; kNan, the one NaN that sums give;
 // and kOverflow, the smallest magnitude of an Accumulator that Narrow makes infinite.
 
@@ -42,7 +43,7 @@ struct Fp16 {
   static constexpr Bits kInfinity = 0x7c00u;
   static constexpr Bits kNan = 0x7e00u;
   static constexpr float kOverflow = 65520.0f;
-  // GPUs have these conversions, with the same bits but for NaN.
+  // GPUs have instructions for these conversions, with the same bits except for NaN.
   THALWEG_HD static float Widen(Bits bits) {
 #if defined(__CUDA_ARCH__)
     if ((bits & kMagnitude) <= kInfinity) {
@@ -87,17 +88,17 @@ struct Fp64 {
   THALWEG_HD static Bits Narrow(double value) { return BitCast<Bits>(value); }
 };
 
-// Whether the bits of an element stand for a number.
+// Returns whether the bits of an element represent a finite number.
 template <class Element>
 THALWEG_HD constexpr bool IsFinite(typename Element::Bits bits) {
   return (bits & Element::kMagnitude) < Element::kInfinity;
 }
 
-// a·b + c, rounded once.
+// Returns a·b + c, rounded once.
 THALWEG_HD inline float Fma(float a, float b, float c) { return std::fma(a, b, c); }
 THALWEG_HD inline double Fma(double a, double b, double c) { return std::fma(a, b, c); }
 
-// Element `index` of an array at any address.
+// Returns element `index` of an array at any address.
 template <class Element>
 THALWEG_HD inline typename Element::Bits LoadBits(const void* array, size_t index) {
   typename Element::Bits bits;

@@ -1,6 +1,6 @@
-// The conversions between fp32 and the 16-bit types, one value at a time, on bit patterns and in
-// integer arithmetic only: the same bits from every compiler, processor and rounding mode, on CUDA
-// devices too. They are what every vector version is compared with.
+// These functions convert between fp32 and the 16-bit types, one value at a time, on bit patterns
+// and in integer arithmetic only: every compiler, processor and rounding mode gives the same bits,
+// CUDA devices too. Every vector version is compared with them.
 //
 // Narrowing rounds to nearest, ties to even; subnormals are kept; what exceeds the range becomes
 // infinite. NaN stays NaN with its sign and the upper bits of its payload, quieted. Widening is
@@ -10,7 +10,7 @@
 
 #include <cstdint>
 
-#include "kernels/host_device.h"
+#include "kernels/launch/host_device.h"
 
 namespace thalweg {
 
@@ -26,7 +26,8 @@ THALWEG_HD constexpr uint16_t Fp16FromFp32(uint32_t bits) {
     // A carry out of the fraction correctly increments the exponent.
     return static_cast<uint16_t>(sign | ((rebiased + 0x0fffu + ((rebiased >> 13) & 1u)) >> 13));
   }
-  // Subnormal or zero: a whole number of units of 2^-24. Below half a unit everything is zero.
+  // The result is subnormal or zero: a whole number of units of 2^-24. Below half a unit it is
+  // zero.
   const uint32_t shift = 126u - (magnitude >> 23);
   if (shift > 24u) return static_cast<uint16_t>(sign);
   const uint32_t significand = (magnitude & 0x007fffffu) | 0x00800000u;

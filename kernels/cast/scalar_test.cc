@@ -12,7 +12,7 @@
 namespace thalweg {
 namespace {
 
-// The two formats by their definition: fraction bits, and the exponent of the least normal number.
+// The two formats are defined by their fraction bits and the exponent of the least normal number.
 struct Fp16Format {
   using Element = Fp16;
   static constexpr int kFractionBits = 10;
@@ -24,8 +24,8 @@ struct BFloat16Format {
   static constexpr int kMinExponent = -126;
 };
 
-// The value of a pattern without sign. For the pattern of infinity this is the power of two that
-// the next value would be if the range went on, as the rule for rounding to infinity wants it.
+// Returns the value of a pattern without sign. For infinity this is the power of two that would
+// follow the largest value, as the rule for rounding to infinity requires.
 template <class Format>
 double Value(uint16_t magnitude) {
   const int exponent = magnitude >> Format::kFractionBits;
@@ -35,7 +35,7 @@ double Value(uint16_t magnitude) {
   return std::ldexp(fraction + (1 << Format::kFractionBits), least + exponent - 1);
 }
 
-// Rounds by searching among all values there are; every difference is exact in double.
+// Rounding searches among all existing values; every difference is exact in double.
 template <class Format>
 class Rounding {
  public:
@@ -120,7 +120,7 @@ TEST(ScalarNarrowingTest, NaNKeepsSignAndUpperPayloadAndBecomesQuiet) {
   EXPECT_EQ(Fp16FromFp32(0x7fc00000u), 0x7e00);
   EXPECT_EQ(Fp16FromFp32(0xffc00000u), 0xfe00);
   EXPECT_EQ(Fp16FromFp32(0x7f800001u),
-            0x7e00);  // signalling, payload only in the bits that are lost
+            0x7e00);  // signalling, with a payload only in the bits that are lost
   EXPECT_EQ(Fp16FromFp32(0xffaaa000u), 0xff55);
   EXPECT_EQ(BFloat16FromFp32(0x7f800001u), 0x7fc0);
   EXPECT_EQ(BFloat16FromFp32(0xff950000u), 0xffd5);

@@ -1,4 +1,4 @@
-// What the tests of the kernels share.
+// This header has helpers for the tests of all kernels.
 #pragma once
 
 #include <array>
@@ -23,7 +23,8 @@ inline constexpr DType kTypeOf<BFloat16> = DType::kBFloat16;
 template <>
 inline constexpr DType kTypeOf<Fp64> = DType::kFloat64;
 
-// Makes the kernels run as on a processor that has `target` only, while it lives. One thread.
+// A ForcedTarget makes the kernels run as on a processor that has only `target`, while it lives.
+// Only one thread may use it.
 class ForcedTarget {
  public:
   explicit ForcedTarget(int64_t target) { Use(target); }
@@ -38,8 +39,8 @@ class ForcedTarget {
   }
 };
 
-// An array that begins `misalignment` bytes after an aligned address and ends where its allocation
-// does, so that AddressSanitizer sees the first byte too many.
+// A Buffer is an array that begins `misalignment` bytes after an aligned address and ends where its
+// allocation does, so that AddressSanitizer sees an access one byte beyond it.
 class Buffer {
  public:
   Buffer(size_t misalignment, size_t bytes)
@@ -61,14 +62,15 @@ class Buffer {
 
 inline constexpr std::array<size_t, 5> kMisalignments = {0, 1, 2, 3, 5};
 
-// Around every multiple of a vector that a kernel treats differently.
+// Returns sizes around every multiple of a vector that a kernel treats differently.
 inline std::vector<size_t> TestSizes() {
   std::vector<size_t> sizes = {0, 1, 2, 7, 8, 9, 63, 64, 65, 127, 1000, 4097};
   for (size_t size = 15; size <= 33; ++size) sizes.push_back(size);
   return sizes;
 }
 
-// Zeros, the ends of the subnormal and normal ranges, infinities and NaNs, quiet and signalling.
+// Returns zeros, the ends of the subnormal and normal ranges, infinities and NaNs, quiet and
+// signalling.
 template <class Element>
 std::vector<typename Element::Bits> SpecialBits() {
   using Bits = typename Element::Bits;
@@ -85,8 +87,8 @@ std::vector<typename Element::Bits> SpecialBits() {
   return result;
 }
 
-// `elems` random elements around 1, of which about one in `special_every` is special or any pattern
-// at all; none when that is 0.
+// Returns `elems` random elements around 1. About one in `special_every` is special or has any bit
+// pattern; none when that is 0.
 template <class Element>
 std::vector<std::byte> RandomElements(size_t elems, unsigned special_every,
                                       std::mt19937_64& random) {

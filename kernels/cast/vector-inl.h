@@ -1,6 +1,6 @@
-// Vectors of elements as vectors of their accumulators, for the Highway target that is being
-// compiled: included by sources that compile themselves once per target, hence the guard that
-// toggles.
+// This header converts vectors of elements to vectors of their accumulators, for the Highway target
+// that is being compiled. Sources that compile themselves once per target include it, hence the
+// guard that toggles.
 //
 // THALWEG_VECTORS is 1 on targets with a fused multiply-add and fp16 conversion of their own. On
 // all others kernels use the scalar functions: slower, with equal bits.
@@ -84,7 +84,7 @@ HWY_INLINE void StoreVector(Fp16, D, hn::Vec<D> values, std::byte* to) {
   StoreBytes(d16, hn::DemoteTo(d16, values), to);
 }
 
-// As BFloat16FromFp32: Highway's own conversion truncates.
+// Converts as BFloat16FromFp32 does: Highway's own conversion truncates.
 template <class D>
 HWY_INLINE void StoreVector(BFloat16, D d, hn::Vec<D> values, std::byte* to) {
   const hn::RebindToUnsigned<D> d32;

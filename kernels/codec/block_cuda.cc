@@ -1,30 +1,42 @@
+#include "kernels/codec/block_cuda.h"
+
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "core/base/status_macros.h"
 #include "kernels/codec/block_launch.h"
-#include "kernels/codec/int8/int8_cuda.h"
-#include "kernels/codec/onebit/onebit_cuda.h"
-#include "kernels/cuda/status.h"
+#include "kernels/launch/status.h"
 
 namespace thalweg {
+namespace {
 
-absl::Status EncodeInt8OnDevice(CudaStream stream, const float* values, float* residual,
-                                uint64_t elems, std::byte* out, uint64_t* nonfinite) {
-  return LaunchStatus(LaunchEncodeInt8(stream, {values, residual, elems, out, nonfinite}),
-                      "device encode of int8");
+absl::StatusOr<BlockLaunches> LaunchesOf(WireFormat format) {
+  switch (format) {
+#define THALWEG_LAUNCHES_CASE(Name, ...) \
+  case WireFormat::k##Name:              \
+    return Name##Launches();
+    THALWEG_BLOCK_FORMATS(THALWEG_LAUNCHES_CASE)
+#undef THALWEG_LAUNCHES_CASE
+    default:
+      return absl::InvalidArgumentError(
+          absl::StrCat("expected a format of blocks, got ", Name(format)));
+  }
 }
 
-absl::Status DecodeInt8OnDevice(CudaStream stream, const std::byte* in, uint64_t elems,
-                                float* decoded) {
-  return LaunchStatus(LaunchDecodeInt8(stream, {in, elems, decoded}), "device decode of int8");
+}  // namespace
+
+absl::Status EncodeBlocksOnDevice(CudaStream stream, WireFormat format, const float* values,
+                                  float* residual, uint64_t elems, std::byte* out,
+                                  uint64_t* nonfinite) {
+  THALWEG_ASSIGN_OR_RETURN(const BlockLaunches launches, LaunchesOf(format));
+  return LaunchStatus(launches.encode(stream, {values, residual, elems, out, nonfinite}),
+                      absl::StrCat("device encode of ", Name(format)));
 }
 
-absl::Status EncodeOneBitOnDevice(CudaStream stream, const float* values, float* residual,
-                                  uint64_t elems, std::byte* out, uint64_t* nonfinite) {
-  return LaunchStatus(LaunchEncodeOneBit(stream, {values, residual, elems, out, nonfinite}),
-                      "device encode of onebit");
-}
-
-absl::Status DecodeOneBitOnDevice(CudaStream stream, const std::byte* in, uint64_t elems,
-                                  float* decoded) {
-  return LaunchStatus(LaunchDecodeOneBit(stream, {in, elems, decoded}), "device decode of onebit");
+absl::Status DecodeBlocksOnDevice(CudaStream stream, WireFormat format, const std::byte* in,
+                                  uint64_t elems, float* decoded) {
+  THALWEG_ASSIGN_OR_RETURN(const BlockLaunches launches, LaunchesOf(format));
+  return LaunchStatus(launches.decode(stream, {in, elems, decoded}),
+                      absl::StrCat("device decode of ", Name(format)));
 }
 
 }  // namespace thalweg

@@ -1,14 +1,14 @@
+#include "kernels/codec/block_cuda.h"
+
 #include <cmath>
 #include <limits>
 #include <string>
+#include <vector>
 
 #include "gtest/gtest.h"
-#include "kernels/codec/int8/int8.h"
-#include "kernels/codec/int8/int8_cuda.h"
+#include "kernels/codec/lossy.h"
 #include "kernels/codec/lossy_test_util.h"
-#include "kernels/codec/onebit/onebit.h"
-#include "kernels/codec/onebit/onebit_cuda.h"
-#include "kernels/cuda/test_device.h"
+#include "kernels/launch/test_device.h"
 
 namespace thalweg {
 namespace {
@@ -19,24 +19,32 @@ struct Result {
   uint64_t nonfinite = 0;
 };
 
-// How far behind a multiple of 256 bytes arrays begin.
+// A Shift says how far behind a multiple of 256 bytes arrays begin.
 struct Shift {
   size_t floats;  // of floats, in elements
   size_t bytes;   // of payloads
 };
 
+std::vector<WireFormat> BlockFormats() {
+  std::vector<WireFormat> formats;
+  for (const LossyTraits& traits : kLossyTraits) {
+    if (traits.block_elems != 0) formats.push_back(traits.format);
+  }
+  return formats;
+}
+
 class BlockFormatOnDeviceTest : public DeviceTest,
                                 public ::testing::WithParamInterface<WireFormat> {
  protected:
-  bool IsInt8() const { return GetParam() == WireFormat::kInt8; }
   size_t EncodedBytes(size_t elems) const { return MaxEncodedBytes(GetParam(), elems); }
 
-  // Without feedback when `residual` is empty.
+  // There is no feedback when `residual` is empty.
   Result OnCpu(const Floats& values, const Floats& residual) const {
     Result result{Bytes(EncodedBytes(values.size())), residual};
     float* const feedback = residual.empty() ? nullptr : result.residual.data();
-    result.nonfinite = (IsInt8() ? EncodeInt8 : EncodeOneBit)(values.data(), feedback,
-                                                              values.size(), result.bytes.data());
+    result.nonfinite =
+        EncodeLossy(GetParam(), 0, values.data(), feedback, values.size(), result.bytes.data())
+            .nonfinite_elems;
     return result;
   }
 
@@ -45,8 +53,8 @@ class BlockFormatOnDeviceTest : public DeviceTest,
     const DeviceBuffer feedback(residual, shift.floats * sizeof(float));
     const DeviceBuffer out(EncodedBytes(values.size()), shift.bytes);
     const DeviceBuffer nonfinite(std::vector<uint64_t>{7});
-    const absl::Status status = (IsInt8() ? EncodeInt8OnDevice : EncodeOneBitOnDevice)(
-        nullptr, input.As<float>(), residual.empty() ? nullptr : feedback.As<float>(),
+    const absl::Status status = EncodeBlocksOnDevice(
+        nullptr, GetParam(), input.As<float>(), residual.empty() ? nullptr : feedback.As<float>(),
         values.size(), out.Data(), nonfinite.As<uint64_t>());
     EXPECT_TRUE(status.ok()) << status;
     EXPECT_TRUE(FinishDevice().ok());
@@ -63,18 +71,19 @@ class BlockFormatOnDeviceTest : public DeviceTest,
 
   void ExpectSameDecoding(const Bytes& bytes, size_t elems, Shift shift) const {
     Floats expected(elems);
-    (IsInt8() ? DecodeInt8 : DecodeOneBit)(bytes.data(), elems, expected.data());
+    ASSERT_TRUE(
+        DecodeLossy(Payload(bytes, nullptr), GetParam(), DType::kFloat32, elems, expected.data())
+            .ok());
     const DeviceBuffer in(bytes, shift.bytes);
     const DeviceBuffer out(elems * sizeof(float), shift.floats * sizeof(float));
-    const absl::Status status = (IsInt8() ? DecodeInt8OnDevice : DecodeOneBitOnDevice)(
-        nullptr, in.Data(), elems, out.As<float>());
+    const absl::Status status =
+        DecodeBlocksOnDevice(nullptr, GetParam(), in.Data(), elems, out.As<float>());
     ASSERT_TRUE(status.ok()) << status;
     ASSERT_TRUE(FinishDevice().ok());
     ASSERT_EQ(BitsOf(out.ContentAs<float>()), BitsOf(expected));
   }
 };
-INSTANTIATE_TEST_SUITE_P(Formats, BlockFormatOnDeviceTest,
-                         ::testing::Values(WireFormat::kInt8, WireFormat::kOneBit),
+INSTANTIATE_TEST_SUITE_P(Formats, BlockFormatOnDeviceTest, ::testing::ValuesIn(BlockFormats()),
                          [](const auto& info) { return std::string(Name(info.param)); });
 
 TEST_P(BlockFormatOnDeviceTest, EncodingEqualsTheCpuForAnySizeAndAddress) {
@@ -109,7 +118,8 @@ TEST_P(BlockFormatOnDeviceTest, EveryMagnitudeEqualsTheCpu) {
   }
   values.resize(values.size() + 1024, std::numeric_limits<float>::max());
   values.resize(values.size() + 1024, -0.0f);
-  // Part by part, as blocks of 1024 may be encoded: on the emulator all at once would be slow.
+  // The reference encodes part by part, as blocks of 1024 allow: all at once would be slow on the
+  // emulator.
   for (size_t at = 0; at < values.size(); at += 40 * 1024) {
     const size_t end = std::min(values.size(), at + 40 * 1024);
     const Floats part(values.begin() + static_cast<ptrdiff_t>(at),
@@ -123,7 +133,7 @@ TEST_P(BlockFormatOnDeviceTest, AnyBytesDecodeAsOnTheCpu) {
   const float scales[] = {1, -0.1f, 0, -0.0f, 0x1p-149f, 3e38f, kInfinity, -kInfinity, kNaN};
   for (size_t elems : kLossySizes) {
     for (float scale : scales) {
-      const size_t block = IsInt8() ? 260 : 132;
+      const size_t block = MaxEncodedBytes(GetParam(), FindLossy(GetParam())->block_elems);
       Bytes bytes(EncodedBytes(elems));
       for (std::byte& byte : bytes) byte = static_cast<std::byte>(random());
       for (size_t at = 0; at < bytes.size(); at += block) std::memcpy(&bytes[at], &scale, 4);
@@ -135,16 +145,15 @@ TEST_P(BlockFormatOnDeviceTest, AnyBytesDecodeAsOnTheCpu) {
   }
 }
 
-// The worked examples of docs/codecs.md.
+// The expected bytes are the worked examples of docs/codecs.md.
 class DocumentedBytesOnDeviceTest : public DeviceTest {
  protected:
   static Bytes Encode(WireFormat format, const Floats& values) {
     const DeviceBuffer input(values);
     const DeviceBuffer out(MaxEncodedBytes(format, values.size()));
     const DeviceBuffer nonfinite(std::vector<uint64_t>{0});
-    EXPECT_TRUE((format == WireFormat::kInt8 ? EncodeInt8OnDevice : EncodeOneBitOnDevice)(
-                    nullptr, input.As<float>(), nullptr, values.size(), out.Data(),
-                    nonfinite.As<uint64_t>())
+    EXPECT_TRUE(EncodeBlocksOnDevice(nullptr, format, input.As<float>(), nullptr, values.size(),
+                                     out.Data(), nonfinite.As<uint64_t>())
                     .ok());
     return out.Content();
   }

@@ -1,24 +1,24 @@
-// What the kernels of int8 and onebit share: a warp takes a block of a payload, which is a scale
-// and then the bytes of its elements.
+// This header is for the kernels of the formats of blocks: a warp takes a block of a payload, which
+// is a scale followed by the bytes of its elements.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
-#include "kernels/cuda/launch.h"
-#include "kernels/cuda/pack.h"
-#include "kernels/host_device.h"
+#include "kernels/launch/host_device.h"
+#include "kernels/launch/launch.h"
+#include "kernels/launch/pack.h"
 
 namespace thalweg {
 
 inline constexpr uint32_t kBlockKernelThreads = 256;
 inline constexpr uint32_t kWarpsOfBlockKernel = kBlockKernelThreads / 32;
 
-// Where the block of a warp lies.
+// A BlockPlace locates the block of a warp.
 struct BlockPlace {
-  uint64_t first;   // element
+  uint64_t first;   // its first element
   uint32_t elems;   // 0 beyond the last block
-  uint64_t offset;  // byte of the payload
+  uint64_t offset;  // its first byte in the payload
 };
 
 template <uint64_t kBlockElems, uint64_t kBlockBytes, class Thread>
@@ -35,8 +35,8 @@ constexpr uint64_t BlocksOfBlockKernel(uint64_t elems) {
   return BlocksFor(BlocksFor(elems, kBlockElems), kWarpsOfBlockKernel);
 }
 
-// The four bytes from number `at` on, as far as a block has them; `aligned` when the payload lies
-// at a multiple of 4.
+// Returns the four bytes from number `at` on, as far as a block has them; `aligned` when the
+// payload lies at a multiple of 4.
 THALWEG_DEVICE inline uint32_t LoadBlockWord(const std::byte* bytes, uint32_t at, uint32_t size,
                                              bool aligned) {
   if (at + 4 <= size) return LoadWord(bytes + at, aligned);

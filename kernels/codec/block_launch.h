@@ -1,14 +1,17 @@
-// Between block_cuda.cc, which makes a Status of errors, and the kernels of int8 and onebit.
+// This header connects block_cuda.cc, which makes a Status of errors, and the kernels of the
+// formats whose payloads are blocks. Each such format of the registry (core/base/lossy_formats.h)
+// has a function <Name>Launches(), which the format's folder defines.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
-#include "kernels/cuda/stream.h"
+#include "core/base/lossy_formats.h"
+#include "kernels/launch/stream.h"
 
 namespace thalweg {
 
-// x = values + residual, or values when `residual` is null.
+// The encoded x is values + residual, or values when `residual` is null.
 struct BlockEncoding {
   const float* values;
   float* residual;
@@ -23,9 +26,13 @@ struct BlockDecoding {
   float* out;
 };
 
-LaunchError LaunchEncodeInt8(CudaStream stream, const BlockEncoding& work);
-LaunchError LaunchDecodeInt8(CudaStream stream, const BlockDecoding& work);
-LaunchError LaunchEncodeOneBit(CudaStream stream, const BlockEncoding& work);
-LaunchError LaunchDecodeOneBit(CudaStream stream, const BlockDecoding& work);
+struct BlockLaunches {
+  LaunchError (*encode)(CudaStream stream, const BlockEncoding& work);
+  LaunchError (*decode)(CudaStream stream, const BlockDecoding& work);
+};
+
+#define THALWEG_DECLARE_LAUNCHES(Name, ...) BlockLaunches Name##Launches();
+THALWEG_BLOCK_FORMATS(THALWEG_DECLARE_LAUNCHES)
+#undef THALWEG_DECLARE_LAUNCHES
 
 }  // namespace thalweg

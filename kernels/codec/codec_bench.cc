@@ -1,5 +1,5 @@
-// Folding and decoding 1 MiB chunks that arrive in pieces as a network delivers them, and in one
-// piece. Bytes are read + written, so that rates compare with the copy's.
+// These benchmarks fold and decode 1 MiB chunks, in pieces as a network delivers them and in one
+// piece. Bytes are read + written, so that rates can be compared with the copy's.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -7,15 +7,15 @@
 #include <vector>
 
 #include "benchmark/benchmark.h"
-#include "kernels/codec/codec.h"
+#include "kernels/codec/dense.h"
 
 namespace thalweg {
 namespace {
 
 constexpr size_t kChunkBytes = 1 << 20;
 
-// Pieces of `piece_bytes`, the first shorter by `offset`: an odd offset makes an element straddle
-// every boundary.
+// Returns pieces of `piece_bytes`, the first shorter by `offset`: an odd offset makes an element
+// straddle every boundary.
 Payload Pieces(const std::vector<std::byte>& bytes, size_t piece_bytes, size_t offset) {
   Payload payload;
   size_t end = 0;
@@ -26,7 +26,7 @@ Payload Pieces(const std::vector<std::byte>& bytes, size_t piece_bytes, size_t o
   return payload;
 }
 
-// Arguments: how many contributions, and the bytes of a piece.
+// The arguments are the number of contributions and the bytes of a piece.
 void BM_FoldPayloads(benchmark::State& state, DType wire) {
   const auto count = static_cast<size_t>(state.range(0));
   const auto piece_bytes = static_cast<size_t>(state.range(1));

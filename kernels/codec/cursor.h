@@ -1,4 +1,4 @@
-// Reading a payload from its first byte to its last, wherever its pieces end.
+// A Cursor reads a payload from its first byte to its last, wherever its pieces end.
 #pragma once
 
 #include <algorithm>
@@ -11,7 +11,7 @@
 
 namespace thalweg {
 
-// A position in a payload. One thread; must not outlive the payload.
+// It is a position in a payload, for one thread, and must not outlive the payload.
 class Cursor {
  public:
   explicit Cursor(const Payload& payload)
@@ -21,7 +21,7 @@ class Cursor {
 
   const std::byte* Data() const { return piece_->data() + offset_; }
 
-  // How many bytes lie one after the other from here; 0 only at the end.
+  // Returns how many bytes are contiguous from here; 0 only at the end.
   size_t ContiguousBytes() const { return piece_ == end_ ? 0 : piece_->size() - offset_; }
 
   // Requires `bytes` ≤ ContiguousBytes().

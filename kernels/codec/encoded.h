@@ -1,4 +1,4 @@
-// What encoding a chunk gives.
+// Encoded is the result of encoding a chunk.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +7,7 @@ namespace thalweg {
 
 struct Encoded {
   uint64_t bytes = 0;
-  uint64_t nonfinite_elems = 0;  // of the values that were encoded
+  uint64_t nonfinite_elems = 0;  // of the encoded values
 
   bool operator==(const Encoded&) const = default;
 };

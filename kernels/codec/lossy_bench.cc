@@ -1,11 +1,12 @@
-// The lossy formats on chunks of 1 MiB, taken in turn from a bucket of 64 MiB, so that gradients
-// and residuals come from memory. Bytes are those of the fp32 elements: for one that is encoded
-// with feedback, eight are read and four written beside the payload. A copy of as many is beside
-// them.
+// These benchmarks run the lossy formats on chunks of 1 MiB, taken in turn from a bucket of 64 MiB,
+// so that gradients and residuals come from memory. Bytes are those of the fp32 elements: encoding
+// one with feedback reads eight and writes four beside the payload. A copy of as many bytes is
+// measured too.
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <random>
+#include <string>
 #include <vector>
 
 #include "benchmark/benchmark.h"
@@ -42,12 +43,6 @@ void BM_Encode(benchmark::State& state, WireFormat format, bool feedback) {
   }
   SetBytes(state);
 }
-BENCHMARK_CAPTURE(BM_Encode, int8_feedback, WireFormat::kInt8, true);
-BENCHMARK_CAPTURE(BM_Encode, int8, WireFormat::kInt8, false);
-BENCHMARK_CAPTURE(BM_Encode, onebit_feedback, WireFormat::kOneBit, true);
-BENCHMARK_CAPTURE(BM_Encode, onebit, WireFormat::kOneBit, false);
-BENCHMARK_CAPTURE(BM_Encode, topk_feedback, WireFormat::kTopK, true);
-BENCHMARK_CAPTURE(BM_Encode, topk, WireFormat::kTopK, false);
 
 Payload Encoding(WireFormat format, std::vector<std::byte>& bytes) {
   const std::vector<float> values = Gradient(kChunkElems);
@@ -70,11 +65,8 @@ void BM_Decode(benchmark::State& state, WireFormat format) {
   }
   SetBytes(state);
 }
-BENCHMARK_CAPTURE(BM_Decode, int8, WireFormat::kInt8);
-BENCHMARK_CAPTURE(BM_Decode, onebit, WireFormat::kOneBit);
-BENCHMARK_CAPTURE(BM_Decode, topk, WireFormat::kTopK);
 
-// Argument: how many contributions. Bytes are those of the result's elements.
+// The argument is the number of contributions. Bytes are those of the result's elements.
 void BM_Fold(benchmark::State& state, WireFormat format) {
   std::vector<std::byte> bytes;
   const std::vector<Payload> contributions(static_cast<size_t>(state.range(0)),
@@ -91,9 +83,6 @@ void BM_Fold(benchmark::State& state, WireFormat format) {
   }
   SetBytes(state);
 }
-BENCHMARK_CAPTURE(BM_Fold, int8, WireFormat::kInt8)->Arg(2)->Arg(4)->Arg(16);
-BENCHMARK_CAPTURE(BM_Fold, onebit, WireFormat::kOneBit)->Arg(2)->Arg(4)->Arg(16);
-BENCHMARK_CAPTURE(BM_Fold, topk, WireFormat::kTopK)->Arg(2)->Arg(4)->Arg(16);
 
 void BM_Memcpy(benchmark::State& state) {
   const std::vector<float> in = Gradient(kChunks * kChunkElems);
@@ -107,6 +96,23 @@ void BM_Memcpy(benchmark::State& state) {
   SetBytes(state);
 }
 BENCHMARK(BM_Memcpy);
+
+// Before main() of the library: the formats of the registry.
+[[maybe_unused]] const bool kRegistered = [] {
+  for (const LossyTraits& traits : kLossyTraits) {
+    const std::string name = traits.name;
+    const WireFormat format = traits.format;
+    benchmark::RegisterBenchmark(("BM_Encode/" + name + "_feedback").c_str(), BM_Encode, format,
+                                 true);
+    benchmark::RegisterBenchmark(("BM_Encode/" + name).c_str(), BM_Encode, format, false);
+    benchmark::RegisterBenchmark(("BM_Decode/" + name).c_str(), BM_Decode, format);
+    benchmark::RegisterBenchmark(("BM_Fold/" + name).c_str(), BM_Fold, format)
+        ->Arg(2)
+        ->Arg(4)
+        ->Arg(16);
+  }
+  return true;
+}();
 
 }  // namespace
 }  // namespace thalweg

@@ -52,7 +52,7 @@ Folded Fold(WireFormat format, const std::vector<Payload>& contributions,
 
 class LossyFoldTest : public ::testing::TestWithParam<WireFormat> {
  protected:
-  // Encoded nodes' shares, in one piece each, and what they decode to.
+  // Makes encoded shares of nodes, in one piece each, and the values that they decode to.
   void MakeContributions(size_t count, size_t elems, unsigned special_every,
                          std::mt19937_64& random) {
     encoded_.clear();
@@ -98,8 +98,8 @@ TEST_P(LossyFoldTest, EqualsDecodingTheMeanAndEncodingAgain) {
         ASSERT_TRUE(got.status.ok()) << got.status;
         ASSERT_EQ(got.nonfinite, CountNonFinite(mean));
         if (format == WireFormat::kTopK) {
-          // Nothing is rounded away: not encoded again, and the residual is left alone. Adding 0
-          // makes −0, which an absent element cannot be, 0.
+          // Nothing is rounded away: the sums are not encoded again, and the residual is unchanged.
+          // Adding 0 turns −0 into 0, because an absent element is 0.
           const Floats zeros(elems);
           const Floats result = Decode(format, Split(got.bytes, {}), elems);
           ASSERT_EQ(BitsOf(Sum(result, zeros)), BitsOf(Sum(mean, zeros)));
@@ -159,7 +159,7 @@ TEST_P(LossyFoldTest, NothingIsLostOverManyRoundsAndBothDirections) {
     double held = shard_residual[i];
     for (const Floats& residual : node_residuals) held += double{residual[i]} / kNodes;
     // Each round rounds twice at a node, and at the shard three sums, the division, x and its
-    // residual: eight times at most, by 2^-24 of at most the three nodes' largest values together.
+    // residual: at most eight times, by 2^-24 of at most the three nodes' largest values together.
     const double tolerance = rounds * 8 * std::ldexp(kNodes * largest, -24);
     ASSERT_NEAR(arrived[i] + held, sent[i], tolerance) << i;
   }
@@ -200,7 +200,7 @@ TEST_P(LossyFoldTest, NonFiniteGradientsOfOneNodeReachAll) {
   const Floats result = Decode(GetParam(), Split(folded.bytes, {}), 1100);
   EXPECT_TRUE(std::isnan(result[3]));
   EXPECT_FALSE(std::isnan(result[1024]));
-  // A block of onebit goes as a whole.
+  // onebit sends whole blocks.
   EXPECT_EQ(folded.nonfinite, GetParam() == WireFormat::kOneBit ? 1024u : 1u);
   EXPECT_EQ(CountNonFinite(folded.residual), 0u);
 }

@@ -15,7 +15,7 @@ void AppendFloat(float value, Bytes* bytes) {
   std::memcpy(&(*bytes)[bytes->size() - 4], &value, 4);
 }
 
-// Σ shrink·|x| in sixteen sums, then their sum by halves.
+// Returns Σ shrink·|x|: sixteen sums, then their sum by halves.
 float ReferenceSum(const Floats& x, float shrink) {
   float sums[16] = {};
   for (size_t i = 0; i < x.size(); ++i) {
@@ -27,7 +27,7 @@ float ReferenceSum(const Floats& x, float shrink) {
   return sums[0];
 }
 
-// Whether splitmix64's numbers flip the sign of an element of a whole block of onebit.
+// Returns whether splitmix64's numbers flip the sign of an element of a whole block of onebit.
 bool ReferenceFlip(size_t i) {
   uint64_t z = (i / 64 + 1) * 0x9e3779b97f4a7c15u;
   z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
@@ -36,7 +36,7 @@ bool ReferenceFlip(size_t i) {
   return (z >> i % 64 & 1) != 0;
 }
 
-// Shrunken, flipped, transformed.
+// Shrinks, flips and transforms x.
 Floats ReferenceRotate(Floats x) {
   for (size_t i = 0; i < 1024; ++i) x[i] = (ReferenceFlip(i) ? -x[i] : x[i]) / 65536;
   for (size_t stride = 512; stride > 0; stride /= 2) {

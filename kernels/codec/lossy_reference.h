@@ -1,4 +1,5 @@
-// The lossy formats as docs/codecs.md defines them, an element at a time: what tests compare with.
+// This reference implements the lossy formats as docs/codecs.md defines them, an element at a time,
+// for comparison in tests.
 #pragma once
 
 #include <cstddef>
@@ -18,8 +19,8 @@ float ReferenceDecodeInt8(int code, float scale);
 
 ReferenceChunk ReferenceInt8(const Floats& x);
 
-// What a whole block with these signs decodes to, from the matrix: row i, column j is −1 to the
-// number of ones that i and j have in common.
+// Returns what a whole block with these signs decodes to, from the matrix: row i, column j is −1 to
+// the number of ones that i and j have in common.
 Floats ReferenceRotateBack(float scale, const std::vector<bool>& negative);
 
 ReferenceChunk ReferenceOneBit(const Floats& x);
@@ -29,10 +30,10 @@ struct ReferenceEntry {
   float value;
 };
 
-// A topk payload of these entries, whose indices rise.
+// Returns a topk payload of these entries, whose indices rise.
 Bytes ReferenceTopK(const std::vector<ReferenceEntry>& entries);
 
-// Σ w·v in order with fused additions, divided: the definition in reduce.h.
+// Returns Σ w·v in order with fused additions, divided: the definition in reduce.h.
 Floats ReferenceMean(const std::vector<Floats>& values, const std::vector<uint32_t>& workers);
 
 }  // namespace thalweg

@@ -56,8 +56,7 @@ TEST_P(LossyTest, TheResidualIsExactlyWhatWasLost) {
   }
 }
 
-// What has been decoded over many rounds and what the residual still holds are together what was
-// to be sent.
+// The values decoded over many rounds and the final residual add up to what was to be sent.
 TEST_P(LossyTest, NothingIsLostOverManyRounds) {
   const size_t elems = 3000;
   const int rounds = 100;
@@ -81,8 +80,8 @@ TEST_P(LossyTest, NothingIsLostOverManyRounds) {
   for (size_t i = 0; i < elems; ++i) {
     // Doubles add less than 2^-50 of the sums.
     ASSERT_NEAR(arrived[i] + residual[i], sent[i], roundings[i] * 1.001 + 1e-12) << i;
-    // About √100 is sent to every element; what is still missing has stayed far below the sum of
-    // the magnitudes.
+    // About √100 is sent to every element; what is missing stays far below the sum of the
+    // magnitudes.
     ASSERT_LT(std::fabs(residual[i]), 60) << i;
   }
 }
@@ -162,8 +161,8 @@ Bytes Mutate(Bytes bytes, std::mt19937_64& random) {
   return bytes;
 }
 
-// Whatever is accepted decodes to elements that are numbers, infinite or NaN, within the chunk:
-// AddressSanitizer watches.
+// Every accepted payload decodes to elements that are numbers, infinite or NaN, within the chunk:
+// AddressSanitizer checks that.
 TEST_P(LossyTest, RandomAndMutatedPayloadsAreRefusedOrDecode) {
   std::mt19937_64 random(27);
   int accepted = 0;
@@ -187,7 +186,7 @@ TEST_P(LossyTest, RandomAndMutatedPayloadsAreRefusedOrDecode) {
                                   nullptr, folded.data());
     EXPECT_EQ(result.ok(), status.ok());
   }
-  EXPECT_GT(accepted, 1000);  // else the mutations are too wild to test anything
+  EXPECT_GT(accepted, 1000);  // otherwise the mutations are too strong to test anything
 }
 
 TEST(LossyFormatTest, OtherFormatsAndBucketTypesAreRefused) {
@@ -195,7 +194,7 @@ TEST(LossyFormatTest, OtherFormatsAndBucketTypesAreRefused) {
     const auto format = static_cast<WireFormat>(value);
     const absl::Status status = DecodeLossy(Payload(), format, DType::kFloat32, 0, nullptr);
     EXPECT_TRUE(absl::IsInvalidArgument(status)) << value;
-    EXPECT_THAT(std::string(status.message()), HasSubstr("int8, onebit and topk"));
+    EXPECT_THAT(std::string(status.message()), HasSubstr("int8, onebit, topk"));
   }
   for (DType bucket : {DType::kFloat64, static_cast<DType>(9)}) {
     const absl::Status status = DecodeLossy(Payload(), WireFormat::kInt8, bucket, 0, nullptr);

@@ -1,7 +1,8 @@
-// What the tests of the lossy formats share.
+// This header has helpers for the tests of the lossy formats.
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -22,10 +23,13 @@ using Floats = std::vector<float>;
 
 inline constexpr float kInfinity = std::numeric_limits<float>::infinity();
 inline constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
-inline constexpr WireFormat kLossyFormats[] = {WireFormat::kInt8, WireFormat::kOneBit,
-                                               WireFormat::kTopK};
+inline constexpr auto kLossyFormats = [] {
+  std::array<WireFormat, kLossyTraits.size()> formats{};
+  for (size_t i = 0; i < formats.size(); ++i) formats[i] = kLossyTraits[i].format;
+  return formats;
+}();
 
-// Around every block and tile of the formats.
+// These sizes are around every block and tile of the formats.
 inline constexpr size_t kLossySizes[] = {0,   1,   2,   7,    8,    9,    33,   255, 256,
                                          257, 511, 513, 1023, 1024, 1025, 1281, 5000};
 
@@ -42,7 +46,7 @@ inline Floats RandomFloats(size_t elems, unsigned special_every, std::mt19937_64
   return floats;
 }
 
-// Bit patterns, because NaN differs from itself and −0 does not from 0.
+// Returns bit patterns, because NaN differs from itself and −0 does not differ from 0.
 inline std::vector<uint32_t> BitsOf(const Floats& floats) {
   std::vector<uint32_t> bits;
   for (float value : floats) bits.push_back(BitCast<uint32_t>(value));
@@ -55,8 +59,8 @@ inline Floats Sum(const Floats& a, const Floats& b) {
   return sum;
 }
 
-// The residual that x leaves when it decodes to `decoded`, at most the largest float; of elements
-// that are not sent as numbers that from before.
+// Returns the residual of x when it decodes to `decoded`, at most the largest float; for elements
+// that are not sent as numbers it is the previous residual.
 inline Floats ResidualOf(const Floats& x, const Floats& decoded, const Floats& before) {
   Floats residual = before;
   for (size_t i = 0; i < x.size(); ++i) {

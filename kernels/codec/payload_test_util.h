@@ -1,4 +1,4 @@
-// Payloads in pieces, for the tests of everything that reads them.
+// This header makes payloads in pieces for tests.
 #pragma once
 
 #include <algorithm>
@@ -14,8 +14,8 @@ namespace thalweg {
 
 using Bytes = std::vector<std::byte>;
 
-// `bytes` cut into pieces of the given lengths and a last one with the rest; each piece is an
-// allocation of its own, so that AddressSanitizer sees a read beyond it.
+// Returns `bytes` cut into pieces of the given lengths and a last one with the rest; each piece is
+// an allocation of its own, so that AddressSanitizer sees a read beyond it.
 inline Payload Split(const Bytes& bytes, const std::vector<size_t>& lengths) {
   auto owner = std::make_shared<std::vector<Bytes>>();
   size_t begin = 0;
@@ -32,7 +32,7 @@ inline Payload Split(const Bytes& bytes, const std::vector<size_t>& lengths) {
   return payload;
 }
 
-// Lengths below `limit`, a quarter of them 0, that make up `total` at least.
+// Returns lengths below `limit`, a quarter of them 0, that add up to at least `total`.
 inline std::vector<size_t> RandomLengths(size_t total, size_t limit, std::mt19937_64& random) {
   std::vector<size_t> lengths;
   for (size_t sum = 0; sum < total; sum += lengths.back()) {

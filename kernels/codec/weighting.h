@@ -1,4 +1,4 @@
-// With what weights the contributions of nodes of different size are folded.
+// This header computes the weights for folding contributions of nodes of different size.
 #pragma once
 
 #include <cstddef>
@@ -10,15 +10,16 @@
 
 namespace thalweg {
 
-// What FoldMean multiplies with and divides by.
+// FoldMean multiplies by the weights and divides by the divisor.
 struct Weighting {
   std::vector<float> weights;
   float divisor = 0;
 };
 
-// The weighting that makes the mean over all workers out of `contributions` ≥ 1 means, of which the
-// k-th stands for `workers[k]` workers. Weights are first divided by their greatest common divisor.
-// InvalidArgument when there are not as many counts as contributions or a count is 0. Thread-safe.
+// Returns the weighting that gives the mean over all workers from `contributions` ≥ 1 means, where
+// the k-th is over `workers[k]` workers. Weights are first divided by their greatest common
+// divisor. Returns InvalidArgument when there are not as many counts as contributions or a count is
+// 0. Thread-safe.
 absl::StatusOr<Weighting> WeightingOf(size_t contributions, std::span<const uint32_t> workers);
 
 }  // namespace thalweg

@@ -5,14 +5,14 @@
 #include <cstdlib>
 #include <vector>
 
-#include "kernels/cuda/count_launches.h"
+#include "kernels/launch/count_launches.h"
 
 namespace thalweg {
 namespace {
 
 constexpr int kWarmups = 3;
 constexpr int kRepetitions = 21;
-// Several times what a GPU's cache holds.
+// The copied array is several times as large as a GPU's cache.
 constexpr uint64_t kCopiedBytes = uint64_t{256} << 20;
 
 [[noreturn]] void End(const char* what, const char* why) {

@@ -1,5 +1,5 @@
-// What the benchmarks of the CUDA kernels have in common: memory on the GPU, and time beside that
-// of a copy on the same GPU in the same run.
+// This header is for the benchmarks of the CUDA kernels: memory on the GPU, and time compared with
+// a copy on the same GPU in the same run.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -11,15 +11,15 @@
 #include <string>
 
 #include "absl/status/status.h"
-#include "kernels/cuda/stream.h"
+#include "kernels/launch/stream.h"
 
 namespace thalweg {
 
-// End the program with a message unless all is well.
+// Both end the program with a message unless the call succeeded.
 void Require(cudaError_t error, const char* what);
 void Require(const absl::Status& status);
 
-// Device memory, zero at first. One thread.
+// A DeviceArray is device memory, zero at first. Only one thread may use it.
 template <class T>
 class DeviceArray {
  public:
@@ -46,13 +46,13 @@ class DeviceArray {
   std::unique_ptr<T, Free> memory_;
 };
 
-// Measures on GPU 0 and prints one JSON to standard output: begun with a case "copy" when this is
-// made, ended when it is destroyed. Ends the program when there is no GPU. One thread.
-// A program's one argument, if it has any, names the only case besides the copy: a profiler has the
-// kernels of that one to itself.
+// A Bench measures on GPU 0 and prints one JSON to standard output: the constructor begins it with
+// a case "copy", the destructor ends it. It ends the program when there is no GPU. Only one thread
+// may use it. A program's optional argument names the only case besides the copy, so that a
+// profiler sees only its kernels.
 class Bench {
  public:
-  // Work that is launched in a stream.
+  // A Work launches work in a stream.
   using Work = std::function<absl::Status(CudaStream)>;
 
   Bench(int argc, char** argv);
@@ -60,15 +60,15 @@ class Bench {
   Bench& operator=(const Bench&) = delete;
   ~Bench();
 
-  // Prints a case: the bytes that `work` cannot do without reading or writing, the time of the
-  // median repetition, their rate and its share of the copy's, and how often `work` launches.
-  // Nothing of a case that was not asked for.
+  // Measures and prints a case: the bytes that `work` must at least read or write, the time of the
+  // median repetition, their rate and its ratio to the copy's, and how often `work` launches.
+  // Prints nothing for a case that was not asked for.
   void Run(const std::string& name, uint64_t bytes, const Work& work);
 
  private:
   float MedianMs(const Work& work) const;
 
-  const std::string only_;  // empty: all
+  const std::string only_;  // runs all when empty
   bool was_met_;
   cudaStream_t stream_ = nullptr;
   cudaEvent_t begin_ = nullptr;

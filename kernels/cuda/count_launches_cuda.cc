@@ -4,13 +4,13 @@
 
 #include "absl/cleanup/cleanup.h"
 #include "core/base/status_macros.h"
-#include "kernels/cuda/count_launches.h"
-#include "kernels/cuda/status.h"
+#include "kernels/launch/count_launches.h"
+#include "kernels/launch/status.h"
 
 namespace thalweg {
 
 absl::StatusOr<uint64_t> CountLaunches(const std::function<absl::Status(CudaStream)>& work) {
-  // One of its own, because the default stream cannot be recorded.
+  // A separate stream is needed, because the default stream cannot be recorded.
   cudaStream_t stream = nullptr;
   THALWEG_RETURN_IF_ERROR(LaunchStatus(cudaStreamCreate(&stream), "creating a stream"));
   const absl::Cleanup destroy_stream = [stream] { cudaStreamDestroy(stream); };

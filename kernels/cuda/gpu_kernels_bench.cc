@@ -1,4 +1,4 @@
-// The CUDA kernels of elements and blocks beside a copy, as kernels/cuda/bench_device.h prints it.
+// These benchmarks compare the CUDA kernels of elements and blocks with a copy (bench_device.h).
 // The bytes of a case are those of each input once and each output once.
 #include <cstddef>
 #include <cstdint>
@@ -9,8 +9,7 @@
 
 #include "core/base/wire_format.h"
 #include "kernels/cast/cast_cuda.h"
-#include "kernels/codec/int8/int8_cuda.h"
-#include "kernels/codec/onebit/onebit_cuda.h"
+#include "kernels/codec/block_cuda.h"
 #include "kernels/codec/topk/topk.h"
 #include "kernels/codec/topk/topk_cuda.h"
 #include "kernels/cuda/bench_device.h"
@@ -19,12 +18,12 @@
 namespace thalweg {
 namespace {
 
-// Arrays of 256 MiB: several times what a GPU's cache holds.
+// Arrays have 256 MiB, several times as much as a GPU's cache.
 constexpr uint64_t kElems = uint64_t{64} << 20;
 constexpr uint64_t kChunkElems = uint64_t{1} << 18;
 constexpr double kRatio = 0.01;
 
-// Numbers around 1e-3 of either sign, as gradients have them.
+// Returns numbers around 1e-3 of either sign, like gradients.
 DeviceArray<float> Gradient() {
   std::vector<float> values(kElems);
   uint64_t state = 1;
@@ -76,24 +75,22 @@ void BenchCasts(Bench& bench, const void* in, void* out) {
 
 void BenchBlockFormats(Bench& bench, const float* values, float* residual, float* decoded,
                        uint64_t* nonfinite) {
-  const struct {
-    WireFormat format;
-    decltype(&EncodeInt8OnDevice) encode;
-    decltype(&DecodeInt8OnDevice) decode;
-  } formats[] = {{WireFormat::kInt8, &EncodeInt8OnDevice, &DecodeInt8OnDevice},
-                 {WireFormat::kOneBit, &EncodeOneBitOnDevice, &DecodeOneBitOnDevice}};
-  for (const auto& format : formats) {
-    const uint64_t payload_bytes = MaxEncodedBytes(format.format, kElems);
+  for (const LossyTraits& traits : kLossyTraits) {
+    if (traits.block_elems == 0) continue;
+    const WireFormat format = traits.format;
+    const uint64_t payload_bytes = MaxEncodedBytes(format, kElems);
     const DeviceArray<std::byte> payload(payload_bytes);
-    const std::string name = Name(format.format);
+    const std::string name = traits.name;
     bench.Run(name + " encode with feedback", kElems * 12 + payload_bytes, [&](CudaStream stream) {
-      return format.encode(stream, values, residual, kElems, payload.get(), nonfinite);
+      return EncodeBlocksOnDevice(stream, format, values, residual, kElems, payload.get(),
+                                  nonfinite);
     });
     bench.Run(name + " encode", kElems * 4 + payload_bytes, [&](CudaStream stream) {
-      return format.encode(stream, values, nullptr, kElems, payload.get(), nonfinite);
+      return EncodeBlocksOnDevice(stream, format, values, nullptr, kElems, payload.get(),
+                                  nonfinite);
     });
     bench.Run(name + " decode", kElems * 4 + payload_bytes, [&](CudaStream stream) {
-      return format.decode(stream, payload.get(), kElems, decoded);
+      return DecodeBlocksOnDevice(stream, format, payload.get(), kElems, decoded);
     });
   }
 }

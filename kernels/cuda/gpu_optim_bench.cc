@@ -1,4 +1,4 @@
-// Steps of the optimizers beside a copy, as kernels/cuda/bench_device.h prints it. The bytes of a
+// These benchmarks compare steps of the optimizers with a copy (bench_device.h). The bytes of a
 // case are those of each array that a phase reads, and of each that it writes.
 #include <cstddef>
 #include <cstdint>
@@ -29,13 +29,13 @@ constexpr Types kFp32 = {"fp32", DType::kFloat32, DType::kFloat32, std::nullopt}
 constexpr Types kBf16 = {"bf16", DType::kBFloat16, DType::kBFloat16, std::nullopt};
 constexpr Types kO2 = {"O2 fp16", DType::kFloat32, DType::kFloat16, DType::kFloat16};
 
-// Arrays of 256 MiB in float32, several times what a GPU's cache holds; the parameters of a small
-// model; and tensors whose step is all overhead.
+// The cases are: arrays of 256 MiB in float32, several times as much as a GPU's cache; the
+// parameters of a small model; and tensors whose step is all overhead.
 const std::vector<uint64_t> kOneLarge = {uint64_t{64} << 20};
 const std::vector<uint64_t> kLayers(400, 64'000);
 const std::vector<uint64_t> kSmall(1000, 1000);
 
-// Tensors one behind the other, each at a multiple of 256 elements.
+// A Model has contiguous tensors, each at a multiple of 256 elements.
 class Model {
  public:
   Model(const std::vector<uint64_t>& sizes, const Types& types, size_t states)
@@ -100,7 +100,7 @@ class Model {
   uint64_t step_bytes_ = 0;
 };
 
-// What a step reads besides.
+// Inputs are the other data that a step reads.
 template <class Settings>
 struct Inputs {
   explicit Inputs(const Settings& s)

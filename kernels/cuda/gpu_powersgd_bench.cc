@@ -1,5 +1,5 @@
-// PowerSGD of all matrices of a model in one bucket beside a copy, as kernels/cuda/bench_device.h
-// prints it: each pass, and a whole round of one node.
+// These benchmarks compare PowerSGD of all matrices of a model in one bucket with a copy
+// (bench_device.h): each pass, and a whole round of one node.
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -37,7 +37,7 @@ std::vector<float> RandomFloats(uint64_t elems) {
   return values;
 }
 
-// All matrices of a model in one bucket.
+// A Model has all matrices of a model in one bucket.
 class Model {
  public:
   Model(std::span<const Matrices> kinds, size_t rank) : Model(Place(kinds, rank)) {}

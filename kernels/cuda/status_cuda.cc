@@ -1,13 +1,14 @@
 #include <cuda_runtime_api.h>
 
 #include "absl/strings/str_cat.h"
-#include "kernels/cuda/status.h"
+#include "kernels/launch/status.h"
 
 namespace thalweg {
 
 absl::Status LaunchStatus(LaunchError error, absl::string_view what) {
   if (error == cudaSuccess) return absl::OkStatus();
-  // Launches learn of theirs from cudaGetLastError(): the thread's next one would find this again.
+  // Launches get their errors from cudaGetLastError(): without this the thread's next launch would
+  // find this one again.
   cudaGetLastError();
   const auto code = static_cast<cudaError_t>(error);
   return absl::InternalError(

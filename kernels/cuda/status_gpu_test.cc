@@ -1,7 +1,7 @@
 #include <cuda_runtime_api.h>
 
-#include "kernels/cuda/status.h"
-#include "kernels/cuda/test_device.h"
+#include "kernels/launch/status.h"
+#include "kernels/launch/test_device.h"
 
 namespace thalweg {
 namespace {

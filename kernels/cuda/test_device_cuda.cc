@@ -1,8 +1,8 @@
 #include <cuda_runtime_api.h>
 
 #include "absl/strings/str_cat.h"
-#include "kernels/cuda/status.h"
-#include "kernels/cuda/test_device.h"
+#include "kernels/launch/status.h"
+#include "kernels/launch/test_device.h"
 
 namespace thalweg {
 

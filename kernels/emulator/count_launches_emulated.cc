@@ -1,6 +1,6 @@
 #include "core/base/status_macros.h"
-#include "kernels/cuda/count_launches.h"
-#include "kernels/emulator/emulator.h"
+#include "kernels/launch/count_launches.h"
+#include "kernels/launch/emulator.h"
 
 namespace thalweg {
 

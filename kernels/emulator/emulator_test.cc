@@ -1,4 +1,4 @@
-#include "kernels/emulator/emulator.h"
+#include "kernels/launch/emulator.h"
 
 #include <cstdint>
 #include <string>
@@ -6,8 +6,8 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "kernels/cuda/launch.h"
-#include "kernels/cuda/status.h"
+#include "kernels/launch/launch.h"
+#include "kernels/launch/status.h"
 
 namespace thalweg {
 namespace {
@@ -77,7 +77,7 @@ TEST(EmulatorTest, BarriersOrderTheThreadsOfABlockAndMissingOnesShow) {
   EXPECT_EQ(WrongLaunches<Reverse<false>>(), kLaunches);
 }
 
-// Works where the lanes of a warp happen to run in rising order.
+// This kernel works only where the lanes of a warp happen to run in rising order.
 struct NeedsWarpBarrier : KernelOf64<NeedsWarpBarrier> {
   template <class Thread>
   static void Run(const Thread& thread, Shared& shared, const Args& args) {

@@ -1,6 +1,6 @@
 #include "absl/strings/str_cat.h"
-#include "kernels/cuda/status.h"
-#include "kernels/emulator/emulator.h"
+#include "kernels/launch/emulator.h"
+#include "kernels/launch/status.h"
 
 namespace thalweg {
 

@@ -1,6 +1,6 @@
 #include <new>
 
-#include "kernels/cuda/test_device.h"
+#include "kernels/launch/test_device.h"
 
 namespace thalweg {
 
@@ -8,7 +8,7 @@ absl::Status CheckDevice() { return absl::OkStatus(); }
 
 absl::Status FinishDevice() { return absl::OkStatus(); }
 
-// The allocation ends with the content, so that AddressSanitizer sees the first byte too many.
+// The allocation ends with the content, so that AddressSanitizer sees an access one byte beyond it.
 DeviceBuffer::DeviceBuffer(size_t bytes, size_t misalignment)
     : memory_(static_cast<std::byte*>(::operator new(bytes + misalignment, std::align_val_t(256)))),
       misalignment_(misalignment),

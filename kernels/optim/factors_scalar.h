@@ -1,22 +1,22 @@
-// From what a user sets to what a step multiplies with, in float64 and rounded to float32 at the
-// end: the same bits on processors and GPUs.
+// This header computes a step's factors from the user's settings, in float64 and rounded to float32
+// at the end: the same bits on processors and GPUs.
 #pragma once
 
 #include <cmath>
 #include <cstdint>
 
-#include "kernels/host_device.h"
+#include "kernels/launch/host_device.h"
 #include "kernels/optim/update_scalar.h"
 
 namespace thalweg {
 
-// The settings of a group of parameters.
+// OptimSettings are the settings of a group of parameters.
 struct OptimSettings {
   double lr = 0;
   const float* lr_at = nullptr;  // where lr is read instead, unless null
   double weight_decay = 0;
-  double max_grad_norm = 0;  // gradients are scaled down to this norm; 0: they are not
-  double norm_epsilon = 0;   // added to their norm: 1e-6 in torch's clipping, 0 in apex's
+  double max_grad_norm = 0;  // gradients are scaled down to this norm; 0: no clipping
+  double norm_epsilon = 0;   // added to the norm: 1e-6 in torch's clipping, 0 in apex's
   bool maximize = false;
 };
 
@@ -24,7 +24,7 @@ struct AdamSettings : OptimSettings {
   double beta1 = 0;
   double beta2 = 0;
   double epsilon = 0;
-  bool decoupled = false;  // AdamW
+  bool decoupled = false;  // true for AdamW
   bool bias_correction = true;
 };
 
@@ -39,8 +39,8 @@ struct LambSettings : AdamSettings {
   bool trust_ratio = true;
 };
 
-// base^exponent, 0 <= base <= 1, correctly rounded but for one result in 2^20 or fewer: squaring
-// in pairs of doubles, of which the second is what the first leaves out.
+// Returns base^exponent, 0 <= base <= 1, correctly rounded except for at most one result in 2^20:
+// it squares pairs of doubles, whose second is what the first leaves out.
 THALWEG_HD inline double PowerOf(double base, uint64_t exponent) {
   double power = 1, power_rest = 0;
   double square = base, square_rest = 0;
@@ -75,25 +75,17 @@ THALWEG_HD inline double RateOf(const OptimSettings& s) {
   return s.lr_at == nullptr ? s.lr : double{*s.lr_at};
 }
 
-// What gradients are multiplied with. `unscale` is 1/scale; `squares` the sum of the squares of all
-// scaled gradients, which matters where max_grad_norm is set.
+// Returns what gradients are multiplied by. `unscale` is 1/scale; `squares` is the sum of the
+// squares of all scaled gradients, used where max_grad_norm is set.
 THALWEG_HD inline double GradFactorOf(const OptimSettings& s, double unscale, double squares) {
   double factor = s.maximize ? -unscale : unscale;
   if (s.max_grad_norm > 0 && !std::isinf(s.max_grad_norm)) {
     const double norm = std::sqrt(squares) * unscale;
     const double share = s.max_grad_norm / (norm + s.norm_epsilon);
-    // Not share < 1: a norm that is NaN must not look like one within the bound.
+    // The condition is not share < 1: a norm that is NaN must not look like one within the bound.
     if (!(share >= 1)) factor *= share;
   }
   return factor;
-}
-
-// For gradients that are 2^exponent times the others': their factor, and what their squares count.
-THALWEG_HD inline double FactorWithout(int32_t exponent, double factor) {
-  return exponent == 0 ? factor : std::ldexp(factor, -exponent);
-}
-THALWEG_HD inline double SquaresWithout(int32_t exponent, double squares) {
-  return FactorWithout(2 * exponent, squares);
 }
 
 // `grad` is GradFactorOf().
@@ -112,7 +104,7 @@ THALWEG_HD inline AdamFactors FactorsOf(const AdamSettings& s, const BiasCorrect
   return factors;
 }
 
-// A parameter's first step takes the gradient as its momentum.
+// A parameter's first step uses the gradient as its momentum.
 THALWEG_HD inline SgdFactors FactorsOf(const SgdSettings& s, bool is_first, double grad) {
   SgdFactors factors;
   factors.grad = static_cast<float>(grad);
@@ -141,7 +133,7 @@ THALWEG_HD inline LambFactors FactorsOf(const LambSettings& s, const BiasCorrect
   return factors;
 }
 
-// lr times the trust ratio, which is 1 where one of the norms is 0.
+// Returns lr times the trust ratio, which is 1 where one of the norms is 0.
 THALWEG_HD inline float TrustedRate(float lr, double param_squares, double update_squares) {
   if (param_squares == 0 || update_squares == 0) return lr;
   return static_cast<float>(lr * std::sqrt(param_squares / update_squares));

@@ -1,12 +1,12 @@
-// One index over all elements of many tensors, so that one parallel region covers them however
-// large or small they are, and threads get the same number of bytes each.
+// FlatIndex is one index over all elements of many tensors, so that one parallel region covers
+// tensors of any size and threads get the same number of bytes each.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <vector>
 
-#include "kernels/host_device.h"
+#include "kernels/launch/host_device.h"
 
 namespace thalweg {
 
@@ -16,7 +16,7 @@ THALWEG_HD constexpr uint64_t GranulesOf(uint64_t elems) {
   return elems / kGranule + (elems % kGranule != 0 ? 1 : 0);
 }
 
-// Where a tensor lies in a flat index.
+// A FlatEntry locates a tensor in a flat index.
 struct FlatEntry {
   uint64_t position = 0;
   uint64_t first_granule = 0;
@@ -24,8 +24,8 @@ struct FlatEntry {
   uint64_t granule_bytes = 0;
 };
 
-// Elements [first, last) of tensor number `tensor`; `first` is a multiple of kGranule. `granule` is
-// the number of its first granule among those of all tensors.
+// A FlatPiece is elements [first, last) of tensor number `tensor`; `first` is a multiple of
+// kGranule. `granule` is the number of its first granule among those of all tensors.
 struct FlatPiece {
   size_t tensor = 0;
   uint64_t first = 0;
@@ -33,7 +33,7 @@ struct FlatPiece {
   uint64_t granule = 0;
 };
 
-// How many granules of a tensor begin before `position`.
+// Returns how many granules of a tensor begin before `position`.
 THALWEG_HD inline uint64_t GranulesBefore(const FlatEntry& entry, uint64_t position) {
   if (position <= entry.position) return 0;
   const uint64_t before =
@@ -42,7 +42,7 @@ THALWEG_HD inline uint64_t GranulesBefore(const FlatEntry& entry, uint64_t posit
   return before < count ? before : count;
 }
 
-// The last of `count` tensors that does not begin behind `position`; 0 when all do.
+// Returns the last of `count` tensors that does not begin behind `position`; 0 when all do.
 // entry(i) is the FlatEntry of tensor i.
 template <class Entry>
 THALWEG_HD size_t TensorAt(const Entry& entry, size_t count, uint64_t position) {
@@ -76,8 +76,9 @@ THALWEG_HD void ForEachPiece(const Entry& entry, size_t count, uint64_t begin, u
 }
 
 // Positions are bytes that an update reads and writes, tensor after tensor. Tensors are cut into
-// granules of kGranule elements, which belong to whoever has the position where they begin: where
-// stretches are cut decides who computes something, never what. Thread-compatible.
+// granules of kGranule elements. A granule belongs to the range that contains the position where it
+// begins: the cuts between ranges affect who computes something, never the result.
+// Thread-compatible.
 //
 //   FlatIndex index;
 //   for (const Tensor& tensor : tensors) index.Add(tensor.elems, 28);
@@ -98,11 +99,11 @@ class FlatIndex {
 
   uint64_t Size() const { return size_; }
   uint64_t Granules() const { return granules_; }
-  // The number of the first granule of a tensor.
+  // Returns the number of the first granule of a tensor.
   uint64_t FirstGranule(size_t tensor) const { return entries_[tensor].first_granule; }
   static constexpr uint64_t GranulesOf(uint64_t elems) { return thalweg::GranulesOf(elems); }
 
-  // ForEachPiece() of all tensors.
+  // Calls ForEachPiece() for all tensors.
   template <class Visit>
   void ForEach(uint64_t begin, uint64_t end, const Visit& visit) const {
     const auto entry = [this](size_t i) -> const FlatEntry& { return entries_[i]; };

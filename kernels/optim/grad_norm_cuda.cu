@@ -1,14 +1,14 @@
 #include "kernels/cast/element.h"
-#include "kernels/cuda/launch.h"
+#include "kernels/launch/launch.h"
 #include "kernels/optim/granule_sums.h"
 #include "kernels/optim/optim_launch.h"
 
 namespace thalweg {
 namespace {
 
-// Sixteen lanes have a granule, each of them one of its sums: these take elements one behind the
-// other, so accesses are of one element, and those of the lanes together of whole sectors wherever
-// the array begins. Many are under way in each lane instead.
+// Sixteen lanes have a granule, each of them one of its sums. The sums take adjacent elements, so
+// accesses are of one element, and the lanes together access whole sectors wherever the array
+// begins. Each lane has many reads in flight instead.
 struct GradSquaresKernel {
   static constexpr uint32_t kThreads = 256;
   static constexpr uint32_t kWarps = kThreads / 32;
@@ -34,14 +34,13 @@ struct GradSquaresKernel {
                        const double total = TotalOfChains(
                            thread, SquaresOf(tensor.grad, tensor.grad_type, first + chain, last));
                        if (chain == 0 && first < last) {
-                         args.sums[piece.granule + (first - piece.first) / kGranule] =
-                             SquaresWithout(tensor.grad_exponent, total);
+                         args.sums[piece.granule + (first - piece.first) / kGranule] = total;
                        }
                      }
                    });
   }
 
-  // Of every sixteenth element from `first` on.
+  // Returns the squares of every sixteenth element from `first` on.
   THALWEG_DEVICE static double SquaresOf(const void* grad, ElementType type, uint64_t first,
                                          uint64_t last) {
     if (type == ElementType::kFp32) return SquaresOf<Fp32>(grad, first, last);
@@ -54,7 +53,7 @@ struct GradSquaresKernel {
     using Bits = typename Element::Bits;
     double sum = 0;
     for (uint64_t begin = first; begin < last; begin += uint64_t{kChains} * kAtOnce) {
-      // Zeros in place of what lies behind the end: adding them changes nothing.
+      // Elements beyond the end are read as zeros: adding them changes nothing.
       Bits bits[kAtOnce];
       for (uint32_t k = 0; k < kAtOnce; ++k) {
         const uint64_t i = begin + uint64_t{k} * kChains;
@@ -81,7 +80,7 @@ struct TotalKernel {
     const double total = TotalOfGranules(thread, args.sums, args.count, shared.parts);
     if (thread.Index() != 0) return;
     *args.total = total;
-    // Squares of finite float32 are far from overflowing float64: only others make it not finite.
+    // Squares of finite float32 are far from overflowing float64: only non-finite ones make it so.
     if (args.found_inf != nullptr) *args.found_inf = std::isfinite(total) ? 0.0f : 1.0f;
   }
 };

@@ -1,11 +1,11 @@
-// Sums over granules, in float64 and in orders that depend on nothing but their number.
+// This header sums over granules, in float64 and in orders that depend only on their number.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <span>
 
-#include "kernels/host_device.h"
+#include "kernels/launch/host_device.h"
 
 namespace thalweg {
 
@@ -13,8 +13,8 @@ namespace thalweg {
 // processors do.
 inline constexpr uint32_t kChains = 16;
 
-// The total of sixteen chains that 16 neighbouring lanes of a warp have, from the first to the
-// last. All lanes of the warp must call it.
+// Returns the total of sixteen chains that 16 neighbouring lanes of a warp have, from the first to
+// the last. All lanes of the warp must call it.
 template <class Thread>
 THALWEG_DEVICE inline double TotalOfChains(const Thread& thread, double chain) {
   const uint32_t first = thread.Lane() / kChains * kChains;
@@ -23,8 +23,8 @@ THALWEG_DEVICE inline double TotalOfChains(const Thread& thread, double chain) {
   return total;
 }
 
-// The sums of granules are added up in as many parts, each of every 256th, and these from the first
-// to the last.
+// The sums of granules are added up in this many parts, each of every 256th, and the parts from the
+// first to the last.
 inline constexpr uint32_t kParts = 256;
 
 inline double TotalOfGranules(std::span<const double> sums) {
@@ -37,12 +37,12 @@ inline double TotalOfGranules(std::span<const double> sums) {
   return total;
 }
 
-// The same by the kParts threads of a block, which share `parts`. All must call it; the first of
-// them gets the result.
+// Does the same with the kParts threads of a block, which share `parts`. All must call it; the
+// first of them gets the result.
 template <class Thread>
 THALWEG_DEVICE inline double TotalOfGranules(const Thread& thread, const double* sums,
                                              uint64_t count, double* parts) {
-  constexpr uint32_t kAtOnce = 16;  // reads under way
+  constexpr uint32_t kAtOnce = 16;  // reads in flight
   double part = 0;
   for (uint64_t begin = thread.Index(); begin < count; begin += uint64_t{kParts} * kAtOnce) {
     double read[kAtOnce];

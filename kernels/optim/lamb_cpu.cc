@@ -2,7 +2,6 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "kernels/optim/factors_scalar.h"
 #include "kernels/optim/optim.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -16,21 +15,23 @@ HWY_BEFORE_NAMESPACE();
 namespace thalweg {
 namespace HWY_NAMESPACE {
 
-// Elements that lie in the first-level cache between being computed and being squared.
+// A tile's elements stay in the first-level cache between their computation and their squaring.
 constexpr size_t kTile = 512;
 
-// Sums squares in float64, where those of float32 neither round nor overflow. Sixteen sums, each of
-// every sixteenth element, whatever the width of vectors: the same bits from all processors.
+// Squares sums squares in float64, where the squares of float32 neither round nor overflow. It has
+// sixteen sums, each of every sixteenth element, for any width of vectors: all processors give the
+// same bits.
 class Squares {
  public:
-  // Of `n` elements from `first` on. Requires that n is a multiple of kSums but for the last call.
+  // Adds `n` elements from `first` on. Requires that n is a multiple of kSums, except in the last
+  // call.
   template <class Element>
   void Add(const void* array, uint64_t first, size_t n) {
     size_t i = 0;
 #if THALWEG_VECTORS
     const size_t whole = n - n % kSums;
-    // At most half as wide as there are sums: two chains, so that neither waits for its own
-    // results.
+    // Vectors are at most half as wide as there are sums: two chains, so that neither waits for its
+    // own results.
     using D = hn::CappedTag<double, kSums / 2>;
     const D d;
     const hn::Rebind<float, D> d32;
@@ -83,7 +84,8 @@ class LambWalk {
  public:
   explicit LambWalk(const LambTensor& tensor) : t_(tensor) {}
 
-  // Moments of `n` elements from `first` on; leaves parameters and updates in the two arrays.
+  // Computes the moments of `n` elements from `first` on; stores parameters and updates in the two
+  // arrays.
   void Moments(uint64_t first, size_t n, float* params, float* updates) const {
     size_t i = 0;
 #if THALWEG_VECTORS
@@ -153,7 +155,7 @@ class LambWalk {
   }
 #endif  // THALWEG_VECTORS
 
-  // By value: stores through the pointers in it could change what it refers to.
+  // It is a copy, because stores through the pointers in it could change the original.
   const LambTensor t_;
 };
 
@@ -179,7 +181,7 @@ void LambMomentsForTarget(const LambTensor& tensor, uint64_t first, uint64_t las
 }
 
 void LambStepForTarget(const LambTensor& tensor, uint64_t first, uint64_t last) {
-  // Without gradients, whose type does not matter.
+  // This phase reads no gradients, so their type does not matter.
   WithType(tensor.param_type,
            [&](auto param) HWY_ATTR { LambWalk<decltype(param), Fp32>(tensor).Step(first, last); });
 }
@@ -198,7 +200,7 @@ HWY_EXPORT(LambStepForTarget);
 
 namespace {
 
-// visit(first, last, granule) for each granule of a piece.
+// Calls visit(first, last, granule) for each granule of a piece.
 template <class Visit>
 void ForEachGranule(const FlatIndex::Piece& piece, const Visit& visit) {
   uint64_t granule = piece.granule;
@@ -213,9 +215,8 @@ void RunGradSquares(std::span<const OptimTensor> tensors, const FlatIndex& index
                     uint64_t end, double* sums) {
   index.ForEach(begin, end, [&](const FlatIndex::Piece& piece) {
     ForEachGranule(piece, [&](uint64_t first, uint64_t last, uint64_t granule) {
-      const OptimTensor& tensor = tensors[piece.tensor];
-      const double sum = HWY_DYNAMIC_DISPATCH(GradSquaresForTarget)(tensor, first, last);
-      sums[granule] = SquaresWithout(tensor.grad_exponent, sum);
+      sums[granule] =
+          HWY_DYNAMIC_DISPATCH(GradSquaresForTarget)(tensors[piece.tensor], first, last);
     });
   });
 }

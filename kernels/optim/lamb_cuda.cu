@@ -1,21 +1,21 @@
-#include "kernels/cuda/launch.h"
-#include "kernels/optim/eight.h"
+#include "kernels/launch/launch.h"
 #include "kernels/optim/granule_sums.h"
+#include "kernels/optim/load_store.h"
 #include "kernels/optim/optim_launch.h"
 
 namespace thalweg {
 namespace {
 
-// Moments of a tile by all warps but the last, which meanwhile adds up the squares of the tile
-// before it: each of its lanes one sum, of which additions follow each other.
+// All warps but the last compute the moments of a tile. The last adds up the squares of the
+// previous tile meanwhile: each of its lanes has one sum, whose additions follow each other.
 struct LambMomentsKernel {
   static constexpr uint32_t kWorkers = 256;
   static constexpr uint32_t kThreads = kWorkers + 32;
   static constexpr uint32_t kTile = kWorkers * kEight;
   static_assert(kGranule % kTile == 0 && kTile % kChains == 0);
 
-  // The elements of a chain lie one behind the other, with a gap after them, such that neither who
-  // writes nor who reads meets many others in one bank.
+  // The elements of a chain are contiguous, with a gap after them, such that neither writers nor
+  // readers have many conflicts in one bank.
   static constexpr uint32_t kChainElems = kTile / kChains + 1;
   struct Squared {
     float params[kChains * kChainElems];
@@ -95,11 +95,11 @@ struct LambMomentsKernel {
   }
 
   // Adds to this lane's sum its part of the first `count` elements of a tile: the lower lanes have
-  // the parameters', the upper ones the updates'.
+  // the parameters' sums, the upper ones the updates'.
   template <class Thread>
   THALWEG_DEVICE static double AddSquares(const Thread& thread, const Squared& squared,
                                           uint32_t count, double sum) {
-    constexpr uint32_t kAtOnce = 16;  // reads under way
+    constexpr uint32_t kAtOnce = 16;  // reads in flight
     const uint32_t chain = thread.Lane() % kChains;
     const float* const values =
         (thread.Lane() < kChains ? squared.params : squared.updates) + chain * kChainElems;
@@ -116,7 +116,7 @@ struct LambMomentsKernel {
   }
 };
 
-// A block for each tensor.
+// This kernel has a block for each tensor.
 struct TrustKernel {
   static constexpr uint32_t kThreads = kParts;
   struct Shared {

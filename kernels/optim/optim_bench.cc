@@ -1,5 +1,5 @@
-// Steps of one tensor in one thread, with a triad of float32 beside them. Items are elements; bytes
-// are read + written.
+// These benchmarks run steps of one tensor in one thread, and a triad of float32. Items are
+// elements; bytes are read + written.
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -14,7 +14,7 @@ namespace {
 constexpr int64_t kInCache = 1 << 14;
 constexpr int64_t kInMemory = 1 << 22;
 
-// A tensor of its own memory, with `kStates` states; all zeros.
+// A Memory is a tensor with `kStates` states in memory of its own; all zeros.
 template <class Tensor, int kStates>
 class Memory {
  public:
@@ -79,7 +79,7 @@ void BM_Sgd(benchmark::State& state) {
 }
 BENCHMARK(BM_Sgd)->Arg(kInCache)->Arg(kInMemory);
 
-// The norm of gradients, which clipping takes before the step.
+// Computes the norm of gradients, which clipping takes before the step.
 void BM_GradSquares(benchmark::State& state, DType grad_type) {
   Memory<OptimTensor, 0> memory(static_cast<uint64_t>(state.range(0)), grad_type, grad_type,
                                 DType::kFloat32, /*copy=*/false);
@@ -94,7 +94,7 @@ void BM_GradSquares(benchmark::State& state, DType grad_type) {
 BENCHMARK_CAPTURE(BM_GradSquares, fp32, DType::kFloat32)->Arg(kInCache)->Arg(kInMemory);
 BENCHMARK_CAPTURE(BM_GradSquares, bf16, DType::kBFloat16)->Arg(kInCache)->Arg(kInMemory);
 
-// All three phases: the norm of gradients, moments, parameters.
+// Runs all three phases: the norm of gradients, moments, parameters.
 void BM_Lamb(benchmark::State& state) {
   Memory<LambTensor, 2> memory(static_cast<uint64_t>(state.range(0)), DType::kFloat32,
                                DType::kFloat32, DType::kFloat32, /*copy=*/false);
@@ -110,7 +110,7 @@ void BM_Lamb(benchmark::State& state) {
     RunLambStep(std::span(&memory.tensor, 1), index, 0, index.Size());
     benchmark::ClobberMemory();
   }
-  // Gradients once more than StepBytes() has them, and parameters and moments for the last phase.
+  // Counts gradients once more than StepBytes(), and parameters and moments for the last phase.
   Count(state, index.Size() + static_cast<uint64_t>(state.range(0)) * 16);
 }
 BENCHMARK(BM_Lamb)->Arg(kInCache)->Arg(kInMemory);

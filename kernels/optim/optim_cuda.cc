@@ -2,7 +2,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "core/base/status_macros.h"
-#include "kernels/cuda/status.h"
+#include "kernels/launch/status.h"
 #include "kernels/optim/optim_launch.h"
 
 namespace thalweg {
@@ -25,7 +25,7 @@ absl::Status Check(const OptimPlan& plan, const OptimMemory& memory) {
                    " bytes, got ", memory.workspace.size(), "; make it anew with the plan"));
 }
 
-// Of optimizers that correct the bias of moments.
+// Checks the plan for optimizers that correct the bias of moments.
 absl::Status CheckMoments(const OptimPlan& plan, const char* name) {
   if (plan.states() >= 2 && plan.counts_steps()) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(
@@ -34,7 +34,7 @@ absl::Status CheckMoments(const OptimPlan& plan, const char* name) {
       "; make the plan of tensors that have both"));
 }
 
-// A step's view of the plan's memory. `Prepared` is what there is of each tensor.
+// A View is a step's view of the plan's memory. `Prepared` is the prepared data of each tensor.
 template <class Prepared>
 struct View {
   View(const OptimPlan& plan, const OptimMemory& memory)

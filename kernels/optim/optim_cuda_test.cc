@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "gmock/gmock.h"
-#include "kernels/cuda/count_launches.h"
+#include "kernels/launch/count_launches.h"
 #include "kernels/optim/optim_cuda_test_util.h"
 
 namespace thalweg {
@@ -17,7 +17,7 @@ using ::testing::HasSubstr;
 
 constexpr float kScale = 1024;
 
-// The tensors of an optimizer, updated in both memories.
+// Twins are the tensors of an optimizer, updated in both memories.
 class Twins {
  public:
   Twins(std::span<const TensorKind> kinds, size_t states) : random_(kinds.size()) {
@@ -84,14 +84,13 @@ std::vector<Tensor> OnHost(Twins& twins, const std::vector<Settings>& settings,
     static_cast<OptimTensor&>(tensor) = twin.OnHost();
     twin.HostStep() += 1;
     tensor.factors = factors(settings[twin.kind().group], twin.HostStep());
-    tensor.factors.grad = std::ldexp(tensor.factors.grad, -twin.kind().grad_exponent);
     index->Add(tensor.elems, StepBytes(tensor));
     tensors.push_back(tensor);
   }
   return tensors;
 }
 
-// The formulas of torch, in float64.
+// Returns torch's formulas in float64.
 AdamFactors AdamFactorsAt(const AdamSettings& s, double step) {
   const double root = std::sqrt(1 - std::pow(s.beta2, step));
   return {.grad = static_cast<float>((s.maximize ? -1.0 : 1.0) / kScale),
@@ -110,7 +109,7 @@ double SumOf(const std::vector<double>& sums, size_t first, size_t count) {
   return total;
 }
 
-// Of all gradients, which have fewer granules than a total has parts.
+// Returns the sum over all gradients, which have fewer granules than a total has parts.
 double SquaresOnHost(Twins& twins) {
   std::vector<OptimTensor> grads;
   FlatIndex index;
@@ -136,7 +135,7 @@ std::vector<AdamSettings> SomeAdamSettings() {
   AdamSettings decoupled = coupled;
   decoupled.maximize = false;
   decoupled.decoupled = true;
-  decoupled.beta1 = 0.4;  // so that the mean of moments starts from the other end
+  decoupled.beta1 = 0.4;  // makes the mean of moments start from the other end
   return {coupled, decoupled};
 }
 

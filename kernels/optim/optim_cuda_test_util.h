@@ -11,7 +11,7 @@
 
 #include "gtest/gtest.h"
 #include "kernels/cast/test_util.h"
-#include "kernels/cuda/test_device.h"
+#include "kernels/launch/test_device.h"
 #include "kernels/optim/optim_cuda.h"
 
 namespace thalweg {
@@ -32,7 +32,6 @@ struct TensorKind {
   size_t shift = 0;
   size_t grad_shift = 0;
   uint32_t group = 0;
-  int32_t grad_exponent = 0;
 };
 
 // Sizes around those that kernels treat differently, all types, arrays that lie alike and do not.
@@ -40,14 +39,12 @@ inline std::vector<TensorKind> AllKinds() {
   constexpr DType kTypes[] = {DType::kFloat32, DType::kFloat16, DType::kBFloat16};
   constexpr DType kCopies[] = {DType::kFloat64, DType::kBFloat16, DType::kFloat16, DType::kFloat32};
   constexpr size_t kShifts[][2] = {{0, 0}, {3, 3}, {0, 1}, {5, 2}};
-  constexpr int32_t kExponents[] = {0, 7, 0, -3};
   std::vector<TensorKind> kinds;
   for (size_t elems : {1, 0, 7, 8, 9, 33, 100, 2047, 2049, 4095, 4096, 4113, 9001}) {
     for (size_t k = 0; k < 3; ++k) {
       const size_t i = kinds.size();
       kinds.push_back({elems, kTypes[i % 3], kTypes[i / 3 % 3], kCopies[i % 4],
-                       kShifts[i % 5 % 4][0], kShifts[i % 5 % 4][1], static_cast<uint32_t>(i % 2),
-                       kExponents[i % 4]});
+                       kShifts[i % 5 % 4][0], kShifts[i % 5 % 4][1], static_cast<uint32_t>(i % 2)});
     }
   }
   return kinds;
@@ -133,7 +130,6 @@ class TwinTensor {
   OptimTensor Common() const {
     OptimTensor tensor;
     tensor.elems = kind_.elems;
-    tensor.grad_exponent = kind_.grad_exponent;
     tensor.param_type = kind_.param;
     tensor.grad_type = kind_.grad;
     if (HasCopy()) tensor.copy_type = kind_.copy;

@@ -1,11 +1,11 @@
-// What only a GPU can show of the optimizers: steps that a graph has recorded, and tensors of more
-// elements than 32 bits count.
+// These tests need a GPU: steps that a graph has recorded, and tensors whose number of elements
+// does not fit into 32 bits.
 #include <cuda_runtime_api.h>
 
 #include <cstring>
 #include <vector>
 
-#include "kernels/cuda/test_device.h"
+#include "kernels/launch/test_device.h"
 #include "kernels/optim/optim_cuda.h"
 
 namespace thalweg {

@@ -1,11 +1,11 @@
-// Between optim_cuda.cc, which checks arguments, and the kernels of the optimizers.
+// This header connects optim_cuda.cc, which checks arguments, and the kernels of the optimizers.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
-#include "kernels/cuda/stream.h"
-#include "kernels/host_device.h"
+#include "kernels/launch/host_device.h"
+#include "kernels/launch/stream.h"
 #include "kernels/optim/factors_scalar.h"
 #include "kernels/optim/flat_index.h"
 #include "kernels/optim/update_scalar.h"
@@ -14,10 +14,10 @@ namespace thalweg {
 
 enum class ElementType : uint8_t { kFp32, kFp16, kBFloat16 };
 
-// Of tensors whose arrays lie differently with regard to multiples of 16 bytes.
+// Marks tensors whose arrays lie at different distances from multiples of 16 bytes.
 inline constexpr uint8_t kNoPacks = 0xff;
 
-// A plan's table is one of these for each tensor.
+// A plan's table has one entry for each tensor.
 struct alignas(16) OptimEntry {
   FlatEntry flat;
   void* param;
@@ -30,8 +30,6 @@ struct alignas(16) OptimEntry {
   ElementType grad_type;
   ElementType copy_type;
   uint8_t head;  // elements before the first multiple of 16 bytes in all arrays; or kNoPacks
-  int32_t grad_exponent;
-  uint32_t padding[3];
 };
 
 struct OptimTable {
@@ -41,8 +39,8 @@ struct OptimTable {
   uint64_t granules = 0;
 };
 
-// Calls visit(const FlatPiece&) for the granules of the one of `sharers` that has number `sharer`:
-// equally many bytes each.
+// Calls visit(const FlatPiece&) for the granules of number `sharer` of `sharers`; all have equally
+// many bytes.
 template <class Visit>
 THALWEG_DEVICE inline void ForEachPieceOf(const OptimTable& table, uint64_t sharer,
                                           uint64_t sharers, const Visit& visit) {
@@ -51,15 +49,15 @@ THALWEG_DEVICE inline void ForEachPieceOf(const OptimTable& table, uint64_t shar
                table.size* sharer / sharers, table.size * (sharer + 1) / sharers, visit);
 }
 
-// What LAMB's phases know of a tensor.
+// LambPrepared is a tensor's data for LAMB's phases.
 struct LambPrepared {
   LambFactors factors;
   float rate;       // lr, later times the trust ratio
   bool is_trusted;  // whether there is a ratio
 };
 
-// A workspace has two sums for each granule, the word that says to skip the step, and what is
-// prepared for each tensor.
+// A workspace has two sums for each granule, the word that says to skip the step, and the prepared
+// data of each tensor.
 inline constexpr uint64_t kSkipBytes = 16;
 inline constexpr uint64_t kPreparedBytes = 48;
 static_assert(sizeof(AdamFactors) <= kPreparedBytes && sizeof(SgdFactors) <= kPreparedBytes &&
@@ -71,7 +69,7 @@ struct PrepareInputs {
   const double* grad_squares;
 };
 
-// `prepared` has one for each tensor.
+// `prepared` has one element for each tensor.
 template <class Settings, class Prepared>
 struct PrepareWork {
   OptimTable table;
@@ -122,12 +120,13 @@ struct LossScaleWork {
   float most;
 };
 
-// sums[g] is that of granule g's squared gradients.
+// Launches the sums: sums[g] is that of granule g's squared gradients.
 LaunchError LaunchGradSquares(CudaStream stream, const OptimTable& table, double* sums);
 LaunchError LaunchTotal(CudaStream stream, const TotalWork& work);
 LaunchError LaunchLossScale(CudaStream stream, const LossScaleWork& work);
 
-// Of Adam, SGD and LAMB: their settings, with AdamFactors, SgdFactors, LambPrepared.
+// Settings and Prepared are those of Adam, SGD or LAMB, with AdamFactors, SgdFactors or
+// LambPrepared.
 template <class Settings, class Prepared>
 LaunchError LaunchPrepare(CudaStream stream, const PrepareWork<Settings, Prepared>& work);
 

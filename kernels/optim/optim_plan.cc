@@ -12,11 +12,11 @@
 namespace thalweg {
 namespace {
 
-// So that tables of equal tensors are equal bytes.
+// This makes tables of equal tensors equal bytes.
 static_assert(std::has_unique_object_representations_v<OptimEntry>);
 
-// Smaller tensors take a block as long as this many elements, since reads of one are over before
-// those of the next begin.
+// A smaller tensor takes a block as long as this many elements would, because the reads of one
+// tensor end before those of the next begin.
 constexpr uint64_t kLeastElems = 1024;
 
 struct Array {
@@ -25,7 +25,7 @@ struct Array {
   DType type;
 };
 
-// Those that a tensor has.
+// Returns the arrays that a tensor has.
 std::vector<Array> ArraysOf(const DeviceTensor& tensor) {
   std::vector<Array> arrays;
   const auto add = [&arrays](const char* name, const void* data, DType type) {
@@ -61,7 +61,8 @@ absl::Status Check(const DeviceTensor& tensor, size_t number) {
   return absl::OkStatus();
 }
 
-// How many elements come before one that lies at a multiple of 16 bytes in all arrays.
+// Returns how many elements precede the first one that lies at a multiple of 16 bytes in all
+// arrays.
 uint8_t HeadOf(const DeviceTensor& tensor) {
   std::vector<Array> arrays = ArraysOf(tensor);
   if (tensor.step != nullptr) arrays.pop_back();
@@ -110,7 +111,6 @@ void OptimPlan::Add(const DeviceTensor& tensor) {
   entry.grad_type = ElementTypeOf(tensor.grad_type);
   entry.copy_type = ElementTypeOf(tensor.copy_type);
   entry.head = HeadOf(tensor);
-  entry.grad_exponent = tensor.grad_exponent;
   const size_t before = table_.size();
   table_.resize(before + sizeof(entry));
   std::memcpy(table_.data() + before, &entry, sizeof(entry));

@@ -1,4 +1,5 @@
-// The tensors that an optimizer updates on a GPU, as its kernels read them.
+// OptimPlan describes the tensors that an optimizer updates on a GPU, in the form that its kernels
+// read.
 #pragma once
 
 #include <cstddef>
@@ -13,29 +14,30 @@ namespace thalweg {
 
 // All pointers are device memory, aligned to their elements.
 struct DeviceTensor : OptimTensor {
-  // How many steps have been done; counted by the kernels. Null: not counted.
+  // The number of steps done; the kernels count it. Null: not counted.
   float* step = nullptr;
-  uint32_t group = 0;  // whose settings it takes
+  uint32_t group = 0;  // number of the group whose settings apply
 };
 
-// Made anew when pointers change. Immutable, thread-safe.
+// A plan must be made again when pointers change. It is immutable and thread-safe.
 class OptimPlan {
  public:
-  // InvalidArgument names a tensor whose types are not fp32, fp16 or bf16, or that has elements and
-  // no parameter or gradient, or an array that is not aligned to its elements.
+  // Makes a plan. InvalidArgument names a tensor whose types are not fp32, fp16 or bf16, or that
+  // has elements and no parameter or gradient, or an array that is not aligned to its elements.
   static absl::StatusOr<OptimPlan> Make(std::span<const DeviceTensor> tensors);
 
-  // What the kernels read: to be copied to device memory, at a multiple of 16 bytes, unless the
-  // same bytes are there already.
+  // Returns what the kernels read; copy it to device memory at a multiple of 16 bytes, unless the
+  // same bytes are already there.
   std::span<const std::byte> table() const { return table_; }
-  // How much device memory a step uses, at a multiple of 16 bytes.
+  // Returns how much device memory a step uses, at a multiple of 16 bytes.
   uint64_t workspace_bytes() const;
 
-  // How many states all tensors with elements have, and whether the steps of all are counted.
+  // Return how many states all tensors with elements have, and whether the steps of all are
+  // counted.
   uint32_t states() const { return states_; }
   bool counts_steps() const { return counts_steps_; }
 
-  // For kernels/optim.
+  // These are for kernels/optim.
   uint64_t tensors() const { return tensors_; }
   uint64_t size() const { return size_; }  // of the flat index
   uint64_t granules() const { return granules_; }

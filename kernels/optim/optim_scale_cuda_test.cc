@@ -1,11 +1,12 @@
-// What a step is multiplied with: norms, scales, factors, and the plan that says where things lie.
+// These tests cover a step's factors: norms, scales, factors, and the plan that says where things
+// lie.
 #include <cmath>
 #include <limits>
 #include <string>
 #include <vector>
 
 #include "gmock/gmock.h"
-#include "kernels/optim/eight.h"
+#include "kernels/optim/load_store.h"
 #include "kernels/optim/optim_cuda.h"
 #include "kernels/optim/optim_cuda_test_util.h"
 
@@ -36,7 +37,7 @@ class GradSquaresCudaTest : public DeviceTest {
     return {squares.ContentAs<double>()[0], found_inf.ContentAs<float>()[0]};
   }
 
-  // As the header defines the order.
+  // Sums in the order that the header defines.
   static double OnHost(std::vector<TwinTensor>& twins) {
     std::vector<OptimTensor> tensors;
     FlatIndex index;
@@ -66,7 +67,7 @@ TEST_F(GradSquaresCudaTest, EqualTheCpuForAllTypesSizesAndAddresses) {
 TEST_F(GradSquaresCudaTest, MoreGranulesThanThreadsAreAddedInOneOrder) {
   std::mt19937_64 random(4);
   std::vector<TwinTensor> twins;
-  // Of one element and of one granule by turns: sums of very different sizes.
+  // Tensors of one element and of one granule alternate: their sums have very different sizes.
   for (size_t i = 0; i < 600; ++i) {
     const size_t elems = i % 8 == 0 ? kGranule : 1;
     twins.emplace_back(TensorKind{.elems = elems, .grad = DType::kBFloat16}, 0, random);
@@ -77,7 +78,7 @@ TEST_F(GradSquaresCudaTest, MoreGranulesThanThreadsAreAddedInOneOrder) {
 TEST_F(GradSquaresCudaTest, WarpsWithSeveralGranulesOfATensorKeepTheirSumsApart) {
   std::mt19937_64 random(6);
   std::vector<TwinTensor> twins;
-  // An odd number of granules for each warp of the emulator, and a short one at the end.
+  // Each warp of the emulator has an odd number of granules, and there is a short one at the end.
   twins.emplace_back(TensorKind{.elems = 3 * 24 * kGranule + 5}, 0, random);
   EXPECT_EQ(Find(twins).squares, OnHost(twins));
 }
@@ -124,7 +125,7 @@ TEST_F(LossScaleCudaTest, ShrinksAtOnceGrowsAfterCleanStepsAndStaysWithinBounds)
   EXPECT_EQ(next(1), 4.0f);  // starts counting anew
   EXPECT_EQ(next(0), 4.0f);
   EXPECT_EQ(next(1), 2.0f);
-  EXPECT_EQ(next(2), 1.0f);  // two devices have found one
+  EXPECT_EQ(next(2), 1.0f);  // two devices have found an infinity
   EXPECT_EQ(next(1), 1.0f);
 }
 
@@ -132,7 +133,7 @@ TEST(OptimFactorsTest, PowersAreCorrectlyRoundedToFloat32AndCloseInFloat64) {
   for (const double base : {0.0, 0.5, 0.9, 0.99, 0.999, 0.9999, 0.999999}) {
     for (uint64_t exponent = 1; exponent < (1 << 24); exponent += 1 + exponent / 3) {
       const long double exact = std::pow(static_cast<long double>(base), exponent);
-      // One rounding to float64, and of subnormal numbers.
+      // There is one rounding to float64, also of subnormal numbers.
       const double allowed = static_cast<double>(exact) * 0x1p-53 + 0x1p-1074;
       EXPECT_NEAR(PowerOf(base, exponent), static_cast<double>(exact), allowed * 1.001)
           << base << "^" << exponent;
@@ -213,7 +214,8 @@ TEST(ForEachPlaceTest, EveryElementIsVisitedOnceAlsoBeyond32Bits) {
   }
 }
 
-// Accesses of 16 bytes begin where all arrays of a tensor have a multiple of that.
+// Accesses of 16 bytes begin at the first element where all arrays of a tensor have a multiple of
+// that.
 TEST(OptimPlanTest, PacksBeginAtTheFirstPlaceThatAllArraysShare) {
   alignas(16) std::byte arrays[2][64] = {};
   const auto head = [&](DType type, size_t param_shift, size_t grad_shift) {

@@ -15,8 +15,8 @@
 namespace thalweg {
 namespace {
 
-// The arrays of one tensor, parameters and gradients at odd addresses; with some elements behind
-// the tensor, which nobody may touch.
+// Arrays are those of one tensor, parameters and gradients at odd addresses; some elements follow
+// the tensor and must not be accessed.
 template <class Param, class Grad>
 struct Arrays {
   Arrays(size_t tensor_elems, std::mt19937_64& random)
@@ -73,7 +73,7 @@ using AllTypes = ::testing::Types<Types<Fp32, Fp32>, Types<Fp16, Fp16>, Types<BF
                                   Types<Fp32, Fp16>, Types<Fp32, BFloat16>, Types<BFloat16, Fp32>>;
 TYPED_TEST_SUITE(OptimTest, AllTypes);
 
-// Runs `step` on `elems` elements as one scalar loop and on every target, cut in every way.
+// Runs `step` on `elems` elements as one scalar loop and on every target, with all cuts.
 template <class Types, class Tensor, class Scalar, class Run>
 void ExpectEqualToScalar(size_t kept, const Scalar& scalar, const Run& run) {
   for (size_t elems : {1, 7, 16, 33, 100, 4095, 4096, 4113, 13000}) {
@@ -215,7 +215,8 @@ TYPED_TEST(OptimTest, LambEqualsItsScalarFunctionsOnEveryTarget) {
   }
 }
 
-// Sixteen sums per granule, of every sixteenth element each: the definition, in plain loops.
+// Sums as the definition says, in plain loops: sixteen sums per granule, of every sixteenth element
+// each.
 double SquaresOf(const std::vector<float>& values, size_t first, size_t last) {
   double sums[16] = {};
   for (size_t i = first; i < last; ++i) {
@@ -266,29 +267,14 @@ TEST(SquaresTest, LargeFiniteGradientsDoNotOverflowAndOthersShow) {
   index.Add(values.size(), sizeof(float));
   double sum = 0;
   RunGradSquares(tensors, index, 0, index.Size(), &sum);
-  // 40 equal squares in 64 bits: at most 40 roundings of 2^-53 each.
+  // 40 equal squares in 64 bits have at most 40 roundings of 2^-53 each.
   EXPECT_NEAR(sum, 40 * std::pow(static_cast<double>(3e38f), 2), sum * 40 * 0x1p-53);
   values[33] = std::numeric_limits<float>::infinity();
   RunGradSquares(tensors, index, 0, index.Size(), &sum);
   EXPECT_FALSE(std::isfinite(sum));
 }
 
-TEST(SquaresTest, AreOfTheGradientsWithoutTheirPowerOfTwo) {
-  std::vector<float> values = {3, 4};
-  OptimTensor tensor;
-  tensor.grad = values.data();
-  tensor.elems = values.size();
-  FlatIndex index;
-  index.Add(values.size(), sizeof(float));
-  for (const int32_t exponent : {-2, 0, 16}) {
-    tensor.grad_exponent = exponent;
-    double sum = 0;
-    RunGradSquares({{tensor}}, index, 0, index.Size(), &sum);
-    EXPECT_EQ(sum, 25 / std::pow(4.0, exponent));
-  }
-}
-
-// What docs/optim.md has as bytes per parameter.
+// The expected numbers are the bytes per parameter of docs/optim.md.
 TEST(StepBytesTest, CountEveryReadAndEveryWrite) {
   OptimTensor tensor;
   float state = 0;

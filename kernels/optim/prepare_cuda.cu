@@ -1,4 +1,4 @@
-#include "kernels/cuda/launch.h"
+#include "kernels/launch/launch.h"
 #include "kernels/optim/optim_launch.h"
 
 namespace thalweg {
@@ -17,9 +17,10 @@ THALWEG_DEVICE inline LambPrepared Prepare(const LambSettings& s, double step, d
           s.trust_ratio};
 }
 
-// A kernel of its own, with a thread for each tensor: steps must be counted after everybody has
-// read them, which blocks of the update could only know by waiting for each other; and a power in
-// float64 for every piece of a tensor would take blocks longer than the smaller pieces do.
+// This is a separate kernel with a thread for each tensor. Steps must be counted after all blocks
+// have read them, which blocks of the update could only know by waiting for each other. And
+// computing a power in float64 for every piece of a tensor would take a block longer than the
+// smaller pieces do.
 template <class Settings, class Prepared>
 struct PrepareKernel {
   static constexpr uint32_t kThreads = 256;
@@ -42,8 +43,7 @@ struct PrepareKernel {
       step = double{*tensor.step} + 1;
       *tensor.step = static_cast<float>(step);
     }
-    const double grad = GradFactorOf(settings, unscale, squares);
-    args.prepared[i] = Prepare(settings, step, FactorWithout(tensor.grad_exponent, grad));
+    args.prepared[i] = Prepare(settings, step, GradFactorOf(settings, unscale, squares));
   }
 };
 

@@ -14,63 +14,37 @@ HWY_BEFORE_NAMESPACE();
 namespace thalweg {
 namespace HWY_NAMESPACE {
 
-template <class Param, class Grad, bool kMomentum>
-class SgdWalk {
- public:
-  explicit SgdWalk(const SgdTensor& tensor) : t_(tensor) {}
+// The update of one tensor's elements, with momentum or without.
+template <bool kMomentum>
+struct SgdUpdate {
+  const SgdTensor tensor;
 
-  void Run(uint64_t first, uint64_t last) const {
-    uint64_t i = first;
-#if THALWEG_VECTORS
-    const size_t lanes = hn::Lanes(D());
-    for (; last - i >= lanes; i += lanes) StepVector(i);
-#endif
-    for (; i < last; ++i) {
-      const float param =
-          SgdStep(t_.factors, LoadScalar<Param>(t_.param, i), LoadScalar<Grad>(t_.grad, i),
-                  kMomentum ? t_.states[0] + i : nullptr);
-      StoreScalar<Param>(param, t_.param, i);
-      StoreCopyScalar(t_, param, i);
-    }
+  HWY_INLINE float Scalar(uint64_t i, float param, float grad) const {
+    return SgdStep(tensor.factors, param, grad, kMomentum ? tensor.states[0] + i : nullptr);
   }
 
- private:
 #if THALWEG_VECTORS
-  using D = hn::ScalableTag<float>;
-  using V = hn::Vec<D>;
-
-  HWY_INLINE void StepVector(uint64_t i) const {
-    const D d;
-    const SgdFactors& f = t_.factors;
-    const V param = LoadVector(Param{}, d, Address<Param>(t_.param, i));
-    V grad = ScaledGradientVector(d, f.grad, f.l2, param,
-                                  LoadVector(Grad{}, d, Address<Grad>(t_.grad, i)));
+  template <class D, class V = hn::Vec<D>>
+  HWY_INLINE V Vector(D d, uint64_t i, V param, V scaled_grad) const {
+    const SgdFactors& f = tensor.factors;
+    V grad = ScaledGradientVector(d, f.grad, f.l2, param, scaled_grad);
     if constexpr (kMomentum) {
-      const V momentum = hn::MulAdd(hn::LoadU(d, t_.states[0] + i), hn::Set(d, f.keep),
+      const V momentum = hn::MulAdd(hn::LoadU(d, tensor.states[0] + i), hn::Set(d, f.keep),
                                     hn::Mul(grad, hn::Set(d, f.take)));
-      hn::StoreU(momentum, d, t_.states[0] + i);
+      hn::StoreU(momentum, d, tensor.states[0] + i);
       grad = f.nesterov ? hn::MulAdd(momentum, hn::Set(d, f.momentum), grad) : momentum;
     }
-    const V next = hn::MulAdd(grad, hn::Set(d, -f.lr), param);
-    StoreVector(Param{}, d, next, Address<Param>(t_.param, i));
-    StoreCopy(t_, d, next, i);
+    return hn::MulAdd(grad, hn::Set(d, -f.lr), param);
   }
 #endif  // THALWEG_VECTORS
-
-  // By value: stores through the pointers in it could change what it refers to.
-  const SgdTensor t_;
 };
 
 void SgdForTarget(const SgdTensor& tensor, uint64_t first, uint64_t last) {
-  WithTypes(tensor, [&](auto param, auto grad) HWY_ATTR {
-    using Param = decltype(param);
-    using Grad = decltype(grad);
-    if (tensor.states[0] != nullptr) {
-      SgdWalk<Param, Grad, true>(tensor).Run(first, last);
-    } else {
-      SgdWalk<Param, Grad, false>(tensor).Run(first, last);
-    }
-  });
+  if (tensor.states[0] != nullptr) {
+    UpdateElements(SgdUpdate<true>{tensor}, first, last);
+  } else {
+    UpdateElements(SgdUpdate<false>{tensor}, first, last);
+  }
 }
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)

@@ -1,12 +1,12 @@
-#include "kernels/cuda/launch.h"
-#include "kernels/optim/eight.h"
+#include "kernels/launch/launch.h"
+#include "kernels/optim/load_store.h"
 #include "kernels/optim/optim_launch.h"
 
 namespace thalweg {
 namespace {
 
-// A rule says how many states a tensor has at least, of one more that it may have, and what becomes
-// of an element. It returns the new parameter.
+// A rule says how many states a tensor has at least, whether it may have one more, and how an
+// element changes. It returns the new parameter.
 
 struct AdamRule {
   using Factors = AdamFactors;
@@ -30,7 +30,7 @@ struct SgdRule {
   }
 };
 
-// Types are looked at once for eight elements rather than be part of the kernel: one launch has
+// Types are checked once for eight elements rather than being template parameters: one launch has
 // tensors of all kinds.
 template <class Rule>
 struct StepKernel {
@@ -52,7 +52,7 @@ struct StepKernel {
     });
   }
 
-  // By value: stores through the pointers in them could change what they refer to.
+  // They are copies, because stores through the pointers in them could change the originals.
   template <int kHas, class Thread>
   THALWEG_DEVICE static void Walk(const Thread& thread, const OptimEntry tensor,
                                   const typename Rule::Factors factors, const FlatPiece& piece) {

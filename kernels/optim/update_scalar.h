@@ -1,16 +1,17 @@
-// The arithmetic of the optimizers, one element at a time, in float32: optim.h says what they
-// compute. Every operation rounds once, in the order written here, on every processor.
+// This header has the arithmetic of the optimizers, one element at a time, in float32: optim.h says
+// what they compute. Every operation rounds once, in the order written here, on every processor.
 #pragma once
 
 #include <cmath>
 
 #include "kernels/cast/element.h"
-#include "kernels/host_device.h"
+#include "kernels/launch/host_device.h"
 
 namespace thalweg {
 
-// What a step of Adam multiplies with; the same for all elements of a tensor. Corrections of both
-// moments are in two of them, because processors divide slowly: one division and one root remain.
+// AdamFactors are a step's factors, the same for all elements of a tensor. The corrections of both
+// moments are folded into two of them, because processors divide slowly: one division and one root
+// remain.
 struct AdamFactors {
   float grad = 1;         // 1/scale, negative to ascend
   float decay = 1;        // of the parameter, before the step: 1 - lr·λ
@@ -49,7 +50,7 @@ THALWEG_HD inline float ScaledGradient(float factor, float l2, float param, floa
   return l2 != 0 ? Fma(param, l2, scaled) : scaled;
 }
 
-// Towards `to`, as torch's lerp does, which starts from the nearer end.
+// Moves towards `to`, as torch's lerp does, which starts from the nearer end.
 THALWEG_HD inline float Approach(float from, float to, float weight) {
   return weight < 0.5f ? Fma(weight, to - from, from) : Fma(weight - 1.0f, to - from, to);
 }
@@ -58,7 +59,7 @@ THALWEG_HD inline float SecondMoment(float keep, float take, float moment, float
   return Fma(take * grad, grad, moment * keep);
 }
 
-// `largest`: null without AMSGrad.
+// `largest` is null without AMSGrad.
 THALWEG_HD inline float AdamStep(const AdamFactors& f, float param, float grad, float* first,
                                  float* second, float* largest) {
   const float g = ScaledGradient(f.grad, f.l2, param, grad);
@@ -73,7 +74,7 @@ THALWEG_HD inline float AdamStep(const AdamFactors& f, float param, float grad, 
   return param * f.decay + (-f.step * *first) / (std::sqrt(bound) + f.epsilon);
 }
 
-// `momentum`: null without.
+// `momentum` is null without momentum.
 THALWEG_HD inline float SgdStep(const SgdFactors& f, float param, float grad, float* momentum) {
   float g = ScaledGradient(f.grad, f.l2, param, grad);
   if (momentum != nullptr) {
@@ -90,12 +91,12 @@ THALWEG_HD inline void LambMoments(const LambFactors& f, float param, float grad
   *second = SecondMoment(f.second_keep, f.second, *second, g);
 }
 
-// From the new moments.
+// Computes the update from the new moments.
 THALWEG_HD inline float LambUpdate(const LambFactors& f, float param, float first, float second) {
   return Fma(param, f.decay, (first * f.correction) / (std::sqrt(second) + f.epsilon));
 }
 
-// `rate`: lr times the trust ratio.
+// `rate` is lr times the trust ratio.
 THALWEG_HD inline float LambStep(float rate, float param, float update) {
   return Fma(update, -rate, param);
 }

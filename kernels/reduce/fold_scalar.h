@@ -1,8 +1,9 @@
-// The arithmetic of the fold, one element at a time: reduce.h defines what it computes.
+// This header has the arithmetic of the fold, one element at a time: reduce.h defines what it
+// computes.
 #pragma once
 
 #include "kernels/cast/element.h"
-#include "kernels/host_device.h"
+#include "kernels/launch/host_device.h"
 
 namespace thalweg {
 
@@ -18,8 +19,8 @@ THALWEG_HD inline typename In::Accumulator FoldNext(float weight, typename In::B
   return Fma(static_cast<typename In::Accumulator>(weight), In::Widen(bits), sum);
 }
 
-// Every NaN becomes the same one: which of several NaNs a fused multiply-add passes on, and the
-// sign of a new one, differ between processors.
+// Replaces every NaN by the same one: processors differ in which of several NaNs a fused
+// multiply-add passes on, and in the sign of a new one.
 template <class Out>
 THALWEG_HD inline typename Out::Bits SettleNaN(typename Out::Bits bits) {
   return (bits & Out::kMagnitude) > Out::kInfinity ? Out::kNan : bits;

@@ -1,6 +1,6 @@
 #include "kernels/reduce/norm_cuda.h"
 
-#include "kernels/cuda/status.h"
+#include "kernels/launch/status.h"
 #include "kernels/reduce/norm_launch.h"
 
 namespace thalweg {

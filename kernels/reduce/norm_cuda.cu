@@ -1,5 +1,5 @@
-#include "kernels/cuda/combine.h"
-#include "kernels/cuda/launch.h"
+#include "kernels/launch/combine.h"
+#include "kernels/launch/launch.h"
 #include "kernels/reduce/norm_launch.h"
 
 namespace thalweg {

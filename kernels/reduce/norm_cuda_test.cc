@@ -4,7 +4,7 @@
 #include <random>
 #include <vector>
 
-#include "kernels/cuda/test_device.h"
+#include "kernels/launch/test_device.h"
 
 namespace thalweg {
 namespace {
@@ -39,8 +39,8 @@ TEST_F(NormCudaTest, IsTheSquaredNormInFloat64) {
       sum += value * value;
       of_a += static_cast<long double>(a[i]) * a[i];
     }
-    // Every one of `elems` additions of positive numbers, and two operations before it, rounds by
-    // 2^-53 at most.
+    // Each of `elems` additions of positive numbers, and two operations before it, rounds by at
+    // most 2^-53.
     const double allowed = (static_cast<double>(elems) + 2) * 0x1p-53;
     EXPECT_NEAR(OnDevice(a, &b) / static_cast<double>(sum), 1.0, allowed) << elems;
     EXPECT_NEAR(OnDevice(a, nullptr) / static_cast<double>(of_a), 1.0, allowed) << elems;

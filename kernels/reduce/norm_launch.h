@@ -1,9 +1,9 @@
-// Between norm_cuda.cc and norm_cuda.cu, which has the kernel.
+// This header connects norm_cuda.cc and norm_cuda.cu, which has the kernel.
 #pragma once
 
 #include <cstdint>
 
-#include "kernels/cuda/stream.h"
+#include "kernels/launch/stream.h"
 
 namespace thalweg {
 
@@ -11,7 +11,7 @@ inline constexpr uint64_t kNormStretch = 64 << 10;  // elements of one partial s
 
 struct NormWork {
   const float* a;
-  const float* b;  // or null
+  const float* b;  // may be null
   uint64_t elems;
   double* partials;
 };

@@ -1,4 +1,4 @@
-// Folds, with a copy beside them. Bytes are read + written, so that rates compare with the copy's.
+// These benchmarks run folds and a copy. Bytes are read + written, so that rates can be compared.
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -10,7 +10,7 @@
 namespace thalweg {
 namespace {
 
-// Arguments: how many inputs, and of how many elements. Inputs lie at odd addresses.
+// The arguments are the numbers of inputs and of elements. Inputs lie at odd addresses.
 void BM_FoldMean(benchmark::State& state, DType in, DType out_type) {
   const auto count = static_cast<size_t>(state.range(0));
   const auto elems = static_cast<size_t>(state.range(1));

@@ -16,7 +16,7 @@ HWY_BEFORE_NAMESPACE();
 namespace thalweg {
 namespace HWY_NAMESPACE {
 
-// Counts the non-finite among `elems` results and settles their NaNs.
+// Counts the non-finite among `elems` results and replaces their NaNs by the same one.
 template <class Out>
 uint64_t SettleNonFinite(std::byte* out, size_t elems) {
   uint64_t count = 0;
@@ -29,7 +29,7 @@ uint64_t SettleNonFinite(std::byte* out, size_t elems) {
   return count;
 }
 
-// One fold: the arguments of FoldMean, for element types In and Out.
+// A Folder does one fold: it has FoldMean's arguments, for element types In and Out.
 template <class In, class Out>
 class Folder {
  public:
@@ -89,9 +89,9 @@ class Folder {
     return SettleNonFinite<Out>(At(i), hn::Lanes(d));
   }
 
-  // Four vectors at once, so that the latency of one chain of additions is hidden behind the
-  // others. Named one by one because vectors whose length the compiler does not know cannot form an
-  // array.
+  // Folds four vectors at once, so that the other chains of additions hide the latency of each.
+  // They are named one by one because vectors whose length the compiler does not know cannot form
+  // an array.
   HWY_INLINE uint64_t FoldFour(size_t i) const {
     const D d;
     const size_t lanes = hn::Lanes(d);
@@ -127,7 +127,7 @@ class Folder {
     return SettleNonFinite<Out>(At(i), 4 * lanes);
   }
 
-  // Which of `sums` are finite as Out. A comparison with NaN is false.
+  // Returns which of `sums` are finite as Out. A comparison with NaN is false.
   static HWY_INLINE hn::Mask<D> StaysFinite(V sums) {
     const D d;
     return hn::Lt(hn::Abs(sums), hn::Set(d, static_cast<Accumulator>(Out::kOverflow)));

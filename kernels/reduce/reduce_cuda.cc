@@ -4,7 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/cast/element.h"
-#include "kernels/cuda/status.h"
+#include "kernels/launch/status.h"
 #include "kernels/reduce/reduce_launch.h"
 
 namespace thalweg {

@@ -1,15 +1,15 @@
 #include "kernels/cast/element.h"
-#include "kernels/cuda/combine.h"
-#include "kernels/cuda/launch.h"
-#include "kernels/cuda/pack.h"
-#include "kernels/cuda/walk.h"
+#include "kernels/launch/combine.h"
+#include "kernels/launch/launch.h"
+#include "kernels/launch/pack.h"
+#include "kernels/launch/walk.h"
 #include "kernels/reduce/fold_scalar.h"
 #include "kernels/reduce/reduce_launch.h"
 
 namespace thalweg {
 namespace {
 
-// Accesses are of 16 bytes in Out, and of 16 or 32 in In; or of one element.
+// Accesses are of 16 bytes in Out and of 16 or 32 in In, or of one element.
 template <class In, class Out, int kPackElems>
 struct FoldKernel {
   static constexpr uint32_t kThreads = 256;
@@ -29,7 +29,7 @@ struct FoldKernel {
     AddInWarp(thread, nonfinite, args.work.nonfinite);
   }
 
-  // All packs advance together, so that their reads are under way at the same time.
+  // All packs advance together, so that their reads are in flight at the same time.
   template <int kPacks, int kElems>
   THALWEG_DEVICE static uint32_t Fold(const FoldWork& work, uint64_t first, uint64_t stride) {
     Pack<In, kElems> in[kPacks];

@@ -10,7 +10,7 @@
 #include "gtest/gtest.h"
 #include "kernels/cast/element.h"
 #include "kernels/cast/test_util.h"
-#include "kernels/cuda/test_device.h"
+#include "kernels/launch/test_device.h"
 #include "kernels/reduce/reduce.h"
 
 namespace thalweg {
@@ -92,7 +92,8 @@ TYPED_TEST(FoldOnDeviceTest, EqualsTheCpuForAnySizeAddressAndNumber) {
   using In = typename TypeParam::In;
   using Out = typename TypeParam::Out;
   std::mt19937_64 random(31);
-  // Around the blocks of either walk: 256 threads with 8 elements, or 2 packs of 2 to 8.
+  // The sizes are around the blocks of either walk: 256 threads with 8 elements, or 2 packs of 2 to
+  // 8.
   for (size_t elems : {0, 1, 2, 7, 8, 9, 31, 33, 255, 1030, 2047, 2049, 4097, 4120}) {
     for (size_t count : {1, 2, 3, 8}) {
       const Fold fold = RandomFold<In>(elems, count, count % 2 == 0 ? 0 : 50, random);

@@ -1,9 +1,10 @@
-// Between reduce_cuda.cc, which checks arguments, and reduce_cuda.cu, which has the kernel.
+// This header connects reduce_cuda.cc, which checks arguments, and reduce_cuda.cu, which has the
+// kernel.
 #pragma once
 
 #include <cstdint>
 
-#include "kernels/cuda/stream.h"
+#include "kernels/launch/stream.h"
 
 namespace thalweg {
 
@@ -19,7 +20,7 @@ struct FoldWork {
   uint64_t* nonfinite = nullptr;
 };
 
-// Of the element types of kernels/cast/element.h.
+// In and Out are element types of kernels/cast/element.h.
 template <class In, class Out>
 LaunchError LaunchFold(CudaStream stream, const FoldWork& work);
 

@@ -26,7 +26,7 @@ struct Result {
   bool operator==(const Result&) const = default;
 };
 
-// The definition in reduce.h, word by word.
+// Computes the definition in reduce.h, word by word.
 template <class In, class Out>
 Result Reference(const std::vector<std::vector<std::byte>>& inputs,
                  const std::vector<float>& weights, float divisor, size_t elems) {
@@ -77,7 +77,7 @@ TYPED_TEST(FoldMeanTest, EqualsItsDefinitionForAnySizeAddressNumberAndTarget) {
   std::mt19937_64 random(3);
   for (size_t elems : TestSizes()) {
     for (size_t count = 1; count <= 9; ++count) {
-      // Half of the runs all finite; the other half with specials in some vectors and not in
+      // Half of the runs are all finite; the other half has specials in some vectors and not in
       // others.
       const unsigned special_every = count % 2 == 0 ? 0 : 100 * static_cast<unsigned>(count);
       std::vector<std::vector<std::byte>> inputs;

@@ -87,8 +87,8 @@ absl::StatusOr<Membership> Aggregator::Join(const JoinRequest& request, TimePoin
       metrics_.jobs.Set(static_cast<double>(jobs_.size()));
     }
     job = slot;
-    // Under the same lock as the look-up, so that the job cannot be removed for being empty in
-    // between.
+    // The member is added under the lock of the look-up; otherwise the job could be removed as
+    // empty in between.
     const absl::Status admitted = job->AddMember(request, token, Now());
     if (!admitted.ok()) {
       ForgetIfEmptyLocked(request.job, job);
@@ -171,7 +171,7 @@ void Aggregator::Leave(SessionToken token, const absl::Status& reason) {
 
 void Aggregator::ForgetIfEmptyLocked(const std::string& name, const std::shared_ptr<Job>& job) {
   const auto found = jobs_.find(name);
-  // A new job of the same name may have begun meanwhile.
+  // A new job of the same name may have begun in the meantime.
   if (found == jobs_.end() || found->second != job || !job->IsEmpty()) return;
   jobs_.erase(found);
   metrics_.jobs.Set(static_cast<double>(jobs_.size()));

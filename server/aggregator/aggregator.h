@@ -1,5 +1,5 @@
-// An aggregator shard: sums the contributions of the nodes of each job and gives every node the
-// same result.
+// Aggregator is an aggregator shard: it sums the contributions of each job's nodes and gives every
+// node the same result.
 #pragma once
 
 #include <cstdint>
@@ -22,19 +22,20 @@
 
 namespace thalweg {
 
-// Thread-safe. Knows nothing of models and keeps nothing of a job whose last node has left.
+// An Aggregator is thread-safe. It knows nothing about models and keeps nothing of a job whose last
+// node has left.
 class Aggregator : public Shard {
  public:
   struct Options {
     uint32_t max_window_chunks = kMaxWindowChunks;
     uint32_t weight = 1;           // see Membership
-    TraceWriter* trace = nullptr;  // null: nothing is traced; must outlive the aggregator
+    TraceWriter* trace = nullptr;  // nothing is traced when null; must outlive the aggregator
   };
 
   Aggregator(const Options& options, MetricRegistry& registry);
-  ~Aggregator() override;  // stops
+  ~Aggregator() override;  // calls Stop
 
-  // There is no network between the shard and whoever calls it directly.
+  // Returns the default, because no network lies between the shard and its direct caller.
   absl::StatusOr<LinkSpeed> MeasureLink(TimePoint /*deadline*/) override { return LinkSpeed{}; }
   absl::StatusOr<Membership> Join(const JoinRequest& request, TimePoint deadline) override;
   absl::Status Attach(SessionToken token, std::shared_ptr<NodeSink> sink) override;
@@ -48,18 +49,18 @@ class Aggregator : public Shard {
   absl::StatusOr<ClockReading> Heartbeat(SessionToken token, TimePoint deadline) override;
   void Leave(SessionToken token, const absl::Status& reason) override;
 
-  // Fails every job with `why`, also those that join later. Idempotent.
+  // Fails every job with `why`, present and future ones. Idempotent.
   void Stop(const absl::Status& why);
-  // How the shard and its jobs are doing. Cheap enough for every second.
+  // Returns the state of the shard and its jobs. Cheap enough to call every second.
   ShardReport Report(TimePoint now);
-  // Jobs that have members.
+  // Returns the number of jobs that have members.
   size_t num_jobs();
-  // Takes no new jobs from now on, and waits for those that run; false when `deadline` came first.
+  // Takes no new jobs from now on and waits for the running ones; returns false at `deadline`.
   bool Drain(TimePoint deadline);
 
  private:
   struct Seat {
-    std::shared_ptr<Job> job;  // shared with jobs_: calls may outlive the job's removal
+    std::shared_ptr<Job> job;  // shared with jobs_, because calls may outlive the job's removal
     std::string job_name;
     uint32_t node = 0;
   };
@@ -80,7 +81,7 @@ class Aggregator : public Shard {
   bool draining_ ABSL_GUARDED_BY(mutex_) = false;
   std::map<std::string, std::shared_ptr<Job>> jobs_ ABSL_GUARDED_BY(mutex_);
   std::unordered_map<SessionToken, Seat> seats_ ABSL_GUARDED_BY(mutex_);
-  Thread ticker_;  // last: it uses everything above
+  Thread ticker_;  // declared last, because it uses everything above
 };
 
 }  // namespace thalweg

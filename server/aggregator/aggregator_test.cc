@@ -19,7 +19,7 @@ using ::testing::HasSubstr;
 
 constexpr Duration kPatience = std::chrono::seconds(30);  // far beyond what any test needs
 
-// Keeps what a node was told.
+// A RecordingSink records what a node is told.
 class RecordingSink : public NodeSink {
  public:
   void OnResult(RoundResult result) override {
@@ -97,7 +97,7 @@ class AggregatorTest : public ::testing::Test {
  protected:
   using Edit = std::function<void(JoinRequest&)>;
 
-  // All nodes join at once, as they do in a job. `edit` may change a node's request.
+  // Joins all nodes at once, as in a real job. `edit` may change a node's request.
   std::vector<absl::StatusOr<Membership>> JoinAll(uint32_t num_nodes, const Edit& edit = {},
                                                   Duration patience = kPatience) {
     std::vector<std::future<absl::StatusOr<Membership>>> joins;
@@ -113,7 +113,7 @@ class AggregatorTest : public ::testing::Test {
     return members;
   }
 
-  // A job whose nodes have joined, attached and registered kLayout.
+  // Starts a job whose nodes have joined, attached and registered kLayout.
   void StartJob(uint32_t num_nodes, const Edit& edit = {}) {
     for (auto& member : JoinAll(num_nodes, edit)) {
       ASSERT_TRUE(member.ok()) << member.status();
@@ -199,7 +199,7 @@ TEST_F(AggregatorTest, EveryNodeGetsTheSameMean) {
       const RoundResult result = sink->WaitResults(round)[round - 1];
       EXPECT_EQ(Values(result), (std::vector<float>{static_cast<float>(round), 3}));
       EXPECT_EQ(result.workers, 3u);
-      // One buffer for all: encoded once, never copied.
+      // All nodes share one buffer: it is encoded once and never copied.
       EXPECT_EQ(result.payload.owner, sinks_[0]->WaitResults(round)[round - 1].payload.owner);
     }
   }
@@ -300,7 +300,7 @@ TEST_F(AggregatorTest, OrderlyLeaveOfAllEndsTheJobWithoutFailure) {
   for (SessionToken token : tokens_) aggregator_.Leave(token, absl::OkStatus());
   EXPECT_EQ(aggregator_.num_jobs(), 0u);
   for (auto& sink : sinks_) EXPECT_EQ(sink->num_failures(), 0u);
-  // The name is free again.
+  // The job's name is free again.
   tokens_.clear();
   sinks_.clear();
   StartJob(2);
@@ -351,7 +351,7 @@ TEST_F(AggregatorTest, StopTellsEveryNode) {
   }
 }
 
-// The lease test drives Job directly, because only there time is an argument.
+// The lease test drives Job directly, because only Job takes the time as an argument.
 TEST(JobTest, NodeNotHeardOfForALeaseIsLost) {
   MetricRegistry registry;
   ShardMetrics metrics(registry);
@@ -367,7 +367,7 @@ TEST(JobTest, NodeNotHeardOfForALeaseIsLost) {
   EXPECT_EQ(sink->num_failures(), 0u);
   job.Tick(now + kLease + std::chrono::milliseconds(1));
   EXPECT_THAT(std::string(sink->WaitFailure().message()),
-              AllOf(HasSubstr("node 0 (host0)"), HasSubstr("not been heard of")));
+              AllOf(HasSubstr("node 0 (host0)"), HasSubstr("has sent nothing for")));
 }
 
 }  // namespace

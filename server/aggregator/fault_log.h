@@ -1,5 +1,5 @@
-// What has gone wrong on a shard, for those who look later: jobs are forgotten when their nodes
-// have left, their faults are not.
+// FaultLog remembers what has gone wrong on a shard. A job is removed when its nodes have left; its
+// faults stay.
 #pragma once
 
 #include <cstddef>
@@ -14,16 +14,17 @@
 
 namespace thalweg {
 
-// Thread-safe. Keeps the latest kKept faults, and how often each reason came.
+// A FaultLog is thread-safe. It keeps the latest kKept faults and counts how often each reason
+// occurred.
 class FaultLog {
  public:
   static constexpr size_t kKept = 50;
-  static constexpr size_t kMaxTextBytes = 1024;  // of names and messages; longer ones are cut
+  static constexpr size_t kMaxTextBytes = 1024;  // names and messages are truncated to this length
 
-  // Job `job` has failed, and with it the rounds that were open.
+  // Records that job `job` has failed, together with its open rounds.
   void AddFailure(const std::string& job, const absl::Status& why, uint64_t rounds_lost,
                   TimePoint now);
-  // A node was not admitted to `job`.
+  // Records that a node was not admitted to `job`.
   void AddRefusal(const std::string& job, const absl::Status& why, TimePoint now);
 
   // Fills in reasons and faults.
@@ -38,7 +39,7 @@ class FaultLog {
   void Add(Fault fault);
 
   Mutex mutex_;
-  std::deque<Fault> faults_ ABSL_GUARDED_BY(mutex_);  // the latest first
+  std::deque<Fault> faults_ ABSL_GUARDED_BY(mutex_);  // latest first
   std::map<absl::StatusCode, ReasonReport> reasons_ ABSL_GUARDED_BY(mutex_);
 };
 

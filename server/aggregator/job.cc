@@ -15,7 +15,7 @@
 namespace thalweg {
 namespace {
 
-// Only fixed membership exists so far, so a job lives and dies in one epoch.
+// Only fixed membership exists so far, so a job has one epoch.
 constexpr uint64_t kEpoch = 1;
 
 std::string Seconds(Duration d) { return absl::StrCat(ToSeconds(d), " s"); }
@@ -140,7 +140,8 @@ absl::StatusOr<Job::Terms> Job::WaitComplete(TimePoint deadline) {
   const bool done = changed_.WaitUntil(
       mutex_, deadline,
       [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return !failure_.ok() || IsCompleteLocked(); });
-  // The lease begins when the job does: until then the node was waiting here, not able to speak.
+  // The lease begins when the job does: until then the node was waiting here and could not send
+  // anything.
   for (Member& member : members_) member.last_heard = std::max(member.last_heard, Now());
   if (!failure_.ok()) return failure_;
   if (done) return Terms{kEpoch, flow_, slowest_, costs_};
@@ -265,7 +266,8 @@ void Job::RemoveMember(uint32_t node, const absl::Status& reason) {
     --present_;
     metrics_.nodes.Add(-1);
     if (!reason.ok()) {
-      // A sidecar that says why the job failed has named who it was; else it is the node itself.
+      // A sidecar that reports why the job failed has named the culprit; otherwise the leaving node
+      // is it.
       failure =
           IsOfJob(spec_.job, reason)
               ? reason
@@ -277,7 +279,8 @@ void Job::RemoveMember(uint32_t node, const absl::Status& reason) {
     }
     if (present_ == 0) residuals_ = ResidualStore();
     changed_.NotifyAll();
-    // Under the same lock, so that nobody finds the node gone and gives that as the reason.
+    // This runs under the same lock, so that no other call finds the node gone and reports that as
+    // the reason.
     if (!failure.ok()) sinks = FailLocked(failure);
     if (present_ == 0 && failure_.ok()) metrics_.jobs_ended.Add(absl::StatusCode::kOk);
     UpdateMemoryLocked();
@@ -298,7 +301,7 @@ std::optional<absl::Status> Job::FindFailureLocked(TimePoint now) const {
   for (const Member& member : members_) {
     if (member.has_left || now - member.last_heard <= kLease) continue;
     return absl::UnavailableError(
-        absl::StrCat(member.name, " has not been heard of for ", Seconds(kLease)));
+        absl::StrCat(member.name, " has sent nothing for ", Seconds(kLease)));
   }
   const auto expired = engine_.Expired(now);
   if (expired.empty()) return std::nullopt;
@@ -327,7 +330,7 @@ std::vector<std::shared_ptr<NodeSink>> Job::FailLocked(const absl::Status& reaso
   tally_.rounds_lost = engine_.open_rounds();
   faults_.AddFailure(spec_.job, failure_, tally_.rounds_lost, Now());
   spdlog::error("{}", Text(failure_));
-  // The rounds can never complete: what they hold is let go at once.
+  // The rounds can never complete, so their payloads are released at once.
   engine_ = RoundEngine({kEpoch, spec_.num_nodes, flow_.window_chunks, spec_.round_timeout});
   residuals_ = ResidualStore();
   UpdateMemoryLocked();

@@ -1,4 +1,4 @@
-// One training job on one shard: who its members are, and the rounds they have open.
+// Job is one training job on one shard: its members and their open rounds.
 #pragma once
 
 #include <cstdint>
@@ -24,26 +24,28 @@
 
 namespace thalweg {
 
-// Thread-safe. Membership is fixed: a job needs all its nodes, and any failure is a failure of the
-// job, told to every node with the reason. Sinks are called with no lock held.
+// A Job is thread-safe. Its membership is fixed: a job needs all its nodes. Any failure fails the
+// whole job, and every node is told the reason. Sinks are called with no lock held.
 class Job {
  public:
-  // What holds for all members alike.
+  // Terms are the same for all members.
   struct Terms {
     uint64_t epoch = 0;
     FlowPlan flow;
-    LinkSpeed link;  // the slowest
+    LinkSpeed link;  // the slowest of all nodes' links
     std::vector<CodecCost> costs;
   };
 
-  // `metrics`, `faults` and `trace` must outlive it. Without `trace` nothing is traced.
+  // `metrics`, `faults` and `trace` must outlive the job. Without `trace` nothing is traced.
   Job(const JoinRequest& first, uint32_t max_window_chunks, ShardMetrics& metrics, FaultLog& faults,
       TraceWriter* trace = nullptr);
 
-  // Makes `request.node` a member. A request that contradicts the job is refused, and fails the job
-  // when it is still gathering, because then it can never become complete.
+  // Makes `request.node` a member. A request that contradicts the job is refused. While the job is
+  // still gathering its nodes, such a request also fails the job, which can then never become
+  // complete.
   absl::Status AddMember(const JoinRequest& request, SessionToken token, TimePoint now);
-  // Blocks until all nodes are there; else DeadlineExceeded naming the missing ones.
+  // Blocks until all nodes have joined; returns DeadlineExceeded that names the missing nodes
+  // otherwise.
   absl::StatusOr<Terms> WaitComplete(TimePoint deadline);
 
   absl::Status Attach(uint32_t node, std::shared_ptr<NodeSink> sink);
@@ -51,66 +53,67 @@ class Job {
   absl::Status Contribute(uint32_t node, Contribution contribution, TimePoint now);
   absl::Status Heartbeat(uint32_t node, TimePoint now);
 
-  // As Shard has them. (job_residuals.cc)
+  // Both implement the methods of Shard with the same names. (job_residuals.cc)
   absl::StatusOr<std::vector<float>> ReadResidual(uint32_t node, BucketId bucket, uint32_t chunk);
   absl::Status WriteResidual(uint32_t node, BucketId bucket, uint32_t chunk,
                              std::span<const float> values);
 
   void RemoveMember(uint32_t node, const absl::Status& reason);
-  // No members, or none left: the job can be forgotten.
+  // Returns true when no member has joined or all have left: the job can then be removed.
   bool IsEmpty();
 
-  // How it is doing. (job_report.cc)
+  // Returns the job's state. (job_report.cc)
   JobReport Report(TimePoint now);
 
-  // Fails the job when a round or a lease has run out.
+  // Fails the job when a round or a lease has timed out.
   void Tick(TimePoint now);
   void Fail(const absl::Status& reason);
 
  private:
   struct Member {
-    SessionToken token = 0;  // 0: not a member
+    SessionToken token = 0;  // 0 when the node is not a member
     bool has_left = false;
     std::string name;  // "node 1 (host)"
     std::string host;
     uint32_t workers = 0;
     TimePoint last_heard;
     std::shared_ptr<NodeSink> sink;
-    uint64_t last_rounds = 0;  // as NodeReport has these two
+    uint64_t last_rounds = 0;  // see NodeReport for this and the next
     Duration waited{};
   };
 
-  // A complete round, and the residual of its chunk, if it has one.
+  // A Completed is a complete round with the residual of its chunk, if it has one.
   struct Completed {
     RoundEngine::CompleteRound round;
     std::shared_ptr<Residual> residual;
     double raw_bytes = 0;
-    uint32_t last_node = 0;  // whose contribution made it complete
-    TimePoint at;            // when that came
+    uint32_t last_node = 0;  // the node whose contribution completed it
+    TimePoint at;            // when that contribution arrived
   };
 
-  // Holds a contribution; the round, when that completes it.
+  // Stores a contribution; returns the round when the contribution completes it.
   absl::StatusOr<std::optional<Completed>> HoldLocked(uint32_t node, Contribution contribution,
                                                       TimePoint now)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Counts what Add has said of a contribution. (job_report.cc)
+  // Counts the outcome of RoundEngine::Add for a contribution. (job_report.cc)
   void CountLocked(uint32_t node, const LayoutRegistry::Weight& weight, uint64_t bytes,
                    const RoundEngine::Added& added) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Folds a complete round and hands the result to all members.
+  // Folds a complete round and sends the result to all members.
   absl::Status Deliver(const Completed& completed);
-  // (job_report.cc)
+  // Both write to the trace and to the report. (job_report.cc)
   void TraceRound(const Completed& completed, const RoundResult& result, TimePoint fold_begin,
                   TimePoint fold_end) const;
   void ReportRoundsLocked(TimePoint now, JobReport* report) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Counts a result for `nodes` nodes. (job_report.cc)
+  // Counts a result that goes to `nodes` nodes. (job_report.cc)
   void CountDelivery(const RoundResult& result, double raw_bytes, size_t nodes, Duration fold_time);
-  // Returns whom to Tell, once the lock is released; nobody when the job has failed before.
+  // Records the failure and returns the sinks to Tell after the lock is released; returns none when
+  // the job has already failed.
   std::vector<std::shared_ptr<NodeSink>> FailLocked(const absl::Status& reason)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   static void Tell(const std::vector<std::shared_ptr<NodeSink>>& sinks, const absl::Status& why);
   absl::Status CheckSameJob(const JoinRequest& request) const;
-  // All nodes are there: settles the terms.
+  // Fixes the terms when all nodes have joined.
   void BeginLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool IsCompleteLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::string MissingMembersLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -120,12 +123,12 @@ class Job {
   absl::Status CheckActiveLocked(uint32_t node) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::optional<absl::Status> FindFailureLocked(TimePoint now) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // How many elements the chunk's residual has, or why the node may not use it.
+  // Returns how many elements the chunk's residual has, or why the node may not use it.
   absl::StatusOr<uint64_t> ResidualElemsLocked(uint32_t node, BucketId bucket, uint32_t chunk) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void UpdateMemoryLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
-  const JoinRequest spec_;  // of the node that came first
+  const JoinRequest spec_;  // request of the node that came first
   const uint32_t max_window_chunks_;
   ShardMetrics& metrics_;
   FaultLog& faults_;
@@ -140,14 +143,14 @@ class Job {
   uint32_t joined_ ABSL_GUARDED_BY(mutex_) = 0;  // members that have ever joined
   uint32_t present_ ABSL_GUARDED_BY(mutex_) = 0;
   absl::Status failure_ ABSL_GUARDED_BY(mutex_);
-  LinkSpeed slowest_ ABSL_GUARDED_BY(mutex_);             // of all links known
-  std::vector<CodecCost> costs_ ABSL_GUARDED_BY(mutex_);  // the largest known
-  FlowPlan flow_ ABSL_GUARDED_BY(mutex_);                 // once complete
+  LinkSpeed slowest_ ABSL_GUARDED_BY(mutex_);             // of all links known so far
+  std::vector<CodecCost> costs_ ABSL_GUARDED_BY(mutex_);  // the largest known so far
+  FlowPlan flow_ ABSL_GUARDED_BY(mutex_);                 // set once the job is complete
   LayoutRegistry layouts_ ABSL_GUARDED_BY(mutex_);
   RoundEngine engine_ ABSL_GUARDED_BY(mutex_);
   ResidualStore residuals_ ABSL_GUARDED_BY(mutex_);
   JobTally tally_ ABSL_GUARDED_BY(mutex_);
-  // What this job has added to the shard's gauges.
+  // These are this job's shares in the shard's gauges.
   double reported_held_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   double reported_limit_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   double reported_residual_bytes_ ABSL_GUARDED_BY(mutex_) = 0;

@@ -1,4 +1,4 @@
-// What a shard counts of a job.
+// These tests check which metrics a shard counts for a job.
 #include <gtest/gtest.h>
 
 #include <limits>
@@ -14,7 +14,7 @@ constexpr TimePoint kStart{};
 
 class JobMetricsTest : public ::testing::Test {
  protected:
-  // Of two elements, in chunk `chunk` of the first round.
+  // Contributes two elements as chunk `chunk` of the first round.
   absl::Status Contribute(TestJob& job, uint32_t node, TimePoint now, float value = 1,
                           uint32_t chunk = 0) {
     Bytes bytes(2 * sizeof(float));
@@ -43,7 +43,7 @@ TEST_F(JobMetricsTest, WaitIsForTheNodeThatCameLast) {
   ASSERT_TRUE(Contribute(job, 1, kStart + std::chrono::seconds(3)).ok());
   EXPECT_EQ(Wait(job).Sum(), 3);
   EXPECT_EQ(WaitedFor(job, "0"), 0);
-  EXPECT_EQ(WaitedFor(job, "1"), 2);  // for it alone
+  EXPECT_EQ(WaitedFor(job, "1"), 2);  // seconds for node 1 alone
   EXPECT_EQ(WaitedFor(job, "2"), 0);
   EXPECT_EQ(Counted(job, "thalweg_shard_rounds_total", {{"outcome", "ok"}}), 1);
 }

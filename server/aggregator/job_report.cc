@@ -1,4 +1,4 @@
-// What a job counts, and what it says of itself.
+// This file holds the parts of Job that count and report.
 #include <algorithm>
 #include <string>
 #include <utility>
@@ -23,7 +23,7 @@ void Job::CountLocked(uint32_t node, const LayoutRegistry::Weight& weight, uint6
   received.raw_bytes += weight.raw_bytes;
   received.wire_bytes += wire_bytes;
   if (!added.completed) return;
-  // Contributions are timed before they wait for the lock: the last may be the older one.
+  // Contributions are timed before they wait for the lock, so the last one may be the older one.
   const Duration open = std::max(Duration::zero(), added.completed->open);
   const Duration alone = std::max(Duration::zero(), added.completed->missing_one);
   metrics_.wait_for_slowest.Observe(ToSeconds(open));
@@ -81,7 +81,8 @@ JobReport Job::Report(TimePoint now) {
   report.nonfinite_elems = static_cast<uint64_t>(delivered_.nonfinite.Value());
   report.fold_time = FromSeconds(delivered_.fold_seconds.Value());
   report.sent = {delivered_.raw_bytes.Value(), delivered_.wire_bytes.Value()};
-  report.nodes.reserve(spec_.num_nodes);  // not while contributions wait for the lock
+  // allocate before taking the lock, which contributions need
+  report.nodes.reserve(spec_.num_nodes);
 
   MutexLock lock(mutex_);
   ReportRoundsLocked(now, &report);

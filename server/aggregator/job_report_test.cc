@@ -1,4 +1,4 @@
-// What a shard says of its jobs to those who watch.
+// These tests check what a shard reports about its jobs.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -107,7 +107,7 @@ class ShardReportTest : public ::testing::Test {
     request.round_timeout = std::chrono::seconds(30);
     return request;
   }
-  // A job of one node.
+  // Starts a job of one node.
   SessionToken Begin(const std::string& job) {
     const auto membership = shard_.Join(Request(job, 0, 1), Now());
     EXPECT_TRUE(membership.ok()) << membership.status();
@@ -175,7 +175,7 @@ TEST_F(ShardReportTest, FailureSaysHowManyRoundsItCost) {
 
 TEST_F(ShardReportTest, RefusedNodeIsAFaultOfItsOwn) {
   Begin("job");
-  EXPECT_FALSE(shard_.Join(Request("job", 0, 1), Now()).ok());    // is there already
+  EXPECT_FALSE(shard_.Join(Request("job", 0, 1), Now()).ok());    // node 0 has already joined
   EXPECT_FALSE(shard_.Join(Request("other", 5, 2), Now()).ok());  // there is no node 5
   const ShardReport report = shard_.Report(Now());
   ASSERT_THAT(report.faults, SizeIs(2));
@@ -211,7 +211,7 @@ TEST(FaultLogTest, KeepsTheLatestAndCountsAll) {
   EXPECT_EQ(report.reasons[0].rounds_lost, 2 * count);
 }
 
-// For ThreadSanitizer, and for sums that never go back.
+// This test is for ThreadSanitizer; it also checks that sums never decrease.
 TEST_F(ShardReportTest, CanBeReadWhileRoundsGoOn) {
   constexpr uint64_t kRounds = 500;
   const SessionToken token = Begin("job");

@@ -37,7 +37,7 @@ absl::Status Job::WriteResidual(uint32_t node, BucketId bucket, uint32_t chunk,
                  absl::InvalidArgumentError(absl::StrCat("residual of chunk ", chunk, " of bucket ",
                                                          ToString(bucket), ": ", why)));
   };
-  // A residual that is not finite would make all results to come so.
+  // A non-finite residual would make all later results non-finite.
   const auto bad =
       std::find_if(values.begin(), values.end(), [](float v) { return !std::isfinite(v); });
   if (bad != values.end()) {

@@ -1,4 +1,4 @@
-// Reading a shard's residuals and writing them into another job.
+// These tests read a shard's residuals and write them into another job.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -18,7 +18,7 @@ constexpr BucketId kPart{3, 1, 4};
 
 class JobResidualsTest : public ::testing::TestWithParam<WireFormat> {
  protected:
-  // Rounds `first` … `last` of both chunks, whose shares depend on `seed` and the round alone.
+  // Runs rounds `first` … `last` of both chunks, whose shares depend only on `seed` and the round.
   // Returns the results.
   static std::vector<Bytes> Exchange(TestJob& job, uint64_t first, uint64_t last, uint64_t seed) {
     for (uint64_t round = first; round <= last; ++round) {
@@ -110,7 +110,7 @@ TEST_P(JobResidualsTest, UnfitResidualsAreRefusedAndChangeNothing) {
   EXPECT_EQ(job.job().WriteResidual(0, {9, 0, 1}, 0, Floats(1)).code(),
             absl::StatusCode::kFailedPrecondition);
   EXPECT_EQ(job.job().ReadResidual(0, kPart, 0).value(), before);
-  // The job goes on.
+  // The job continues.
   Exchange(job, 2, 2, 7);
   EXPECT_TRUE(job.sink(0).failures.empty());
 }

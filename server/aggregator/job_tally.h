@@ -1,4 +1,4 @@
-// What a job counts for itself beside its shard's metrics.
+// JobTally counts a job's events for its report, beside its shard's metrics.
 #pragma once
 
 #include <map>
@@ -9,7 +9,7 @@
 
 namespace thalweg {
 
-// Written under the job's mutex.
+// A JobTally is written under the job's mutex.
 struct JobTally {
   uint64_t contributions = 0;
   uint64_t repeated_contributions = 0;
@@ -18,7 +18,7 @@ struct JobTally {
   std::map<LayoutRegistry::Kind, Volume> received;
 };
 
-// Written without a lock, by whoever delivers a round.
+// A DeliveryTally is written without a lock by the threads that deliver rounds.
 struct DeliveryTally {
   Counter rounds;
   Counter nonfinite;

@@ -1,4 +1,4 @@
-// A job on one shard, driven without threads: sinks are called within Contribute.
+// TestJob is a job on one shard that runs without threads: sinks are called within Contribute.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -28,7 +28,7 @@ inline Bytes BytesOf(const Payload& payload) {
   return bytes;
 }
 
-// Chunks have kMinChunkBytes, counted as the format has it. Node k stands for workers[k].
+// Chunks have kMinChunkBytes, counted as the format counts them. Node k has workers[k] workers.
 class TestJob {
  public:
   explicit TestJob(std::vector<uint32_t> workers) : workers_(std::move(workers)) {
@@ -54,7 +54,7 @@ class TestJob {
     }
   }
 
-  // All nodes announce `elems` float32 elements to be sent in `wire`.
+  // Announces, for all nodes, a bucket of `elems` float32 elements to be sent in `wire`.
   void Register(BucketId id, uint64_t elems, WireFormat wire, uint64_t raw_bytes = 0) {
     const BucketLayout layout{DType::kFloat32, {{"w", {static_cast<int64_t>(elems)}}}};
     for (uint32_t node = 0; node < workers_.size(); ++node) {

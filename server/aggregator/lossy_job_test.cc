@@ -1,4 +1,4 @@
-// Jobs whose nodes send int8, onebit and topk.
+// These tests run jobs whose nodes send int8, onebit and topk.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -17,7 +17,7 @@ using ::testing::HasSubstr;
 
 constexpr BucketId kPart{3, 0, 1};
 
-// A node as the sidecar will be one: encodes with a residual of its own.
+// A Node encodes with a residual of its own, as the sidecar does.
 class Node {
  public:
   Node(WireFormat wire, uint64_t elems) : wire_(wire), residual_(elems) {}
@@ -42,7 +42,7 @@ class LossyJobTest : public ::testing::TestWithParam<WireFormat> {
     EXPECT_TRUE(DecodeLossy(payload, GetParam(), DType::kFloat32, elems, decoded.data()).ok());
     return decoded;
   }
-  // What the shard sends for a mean, and what it keeps.
+  // Returns what the shard must send for a mean; updates `residual` to what it must keep.
   static Bytes ReferenceResult(const Floats& mean, Floats& residual) {
     const Floats x = Sum(mean, residual);
     const ReferenceChunk chunk =
@@ -84,7 +84,7 @@ TEST_P(LossyJobTest, EveryNodeGetsTheDocumentedResultOfEveryChunk) {
       ASSERT_EQ(result.workers, 4u);
       ASSERT_EQ(result.nonfinite_elems, CountNonFinite(mean));
       if (GetParam() == WireFormat::kTopK) {
-        const Floats zeros(elems);  // makes −0 zero, which an absent element is
+        const Floats zeros(elems);  // the addition turns −0 into 0; absent elements are 0
         ASSERT_EQ(BitsOf(Sum(Decode(result.payload, elems), zeros)), BitsOf(Sum(mean, zeros)));
       } else {
         ASSERT_EQ(BytesOf(result.payload), ReferenceResult(mean, residuals[chunk]));
@@ -116,7 +116,7 @@ TEST_P(LossyJobTest, NonFiniteGradientsReachAllNodesAreCountedAndLeaveNoTrace) {
   Floats bad = good;
   bad[1100] = kInfinity;
   const Floats got = contribute(1, good, bad);
-  // A block of onebit goes as a whole: the second has 476 elements.
+  // onebit sends whole blocks: the second one has 476 elements.
   if (GetParam() == WireFormat::kOneBit) {
     EXPECT_TRUE(std::isnan(got[1100]) && std::isnan(got[1024]) && std::isnan(got[1499]));
     EXPECT_EQ(job.NonFinite(), 476);
@@ -170,7 +170,7 @@ TEST_P(LossyJobTest, MutatedPayloadsAreFoldedOrRefusedWithTheContributionsNumber
     ASSERT_EQ(job.sink(0).failures.size(), 1u);
     ASSERT_EQ(job.ResidualBytes(), 0);
   }
-  // Any bytes are blocks of int8 and onebit; gaps of topk may lead out of the chunk.
+  // int8 and onebit accept any bytes; gaps of topk may lead out of the chunk.
   EXPECT_EQ(refused > 0, GetParam() == WireFormat::kTopK);
 }
 
@@ -187,7 +187,7 @@ TEST_P(LossyJobTest, ResidualsGoWithTheLayoutAndWithTheJob) {
   one_round(job, kPart);
   one_round(job, {4, 0, 1});
   EXPECT_EQ(job.ResidualBytes(), fed_back ? 4800 : 0);
-  // Whatever part of the bucket is announced first.
+  // The outcome must not depend on which part of the bucket is announced first.
   job.Register({3, 1, 0}, 600, WireFormat::kFloat32);
   EXPECT_EQ(job.ResidualBytes(), fed_back ? 2400 : 0);
   job.job().RemoveMember(0, absl::OkStatus());

@@ -1,4 +1,4 @@
-// What a shard counts.
+// ShardMetrics holds the metrics of a shard.
 #pragma once
 
 #include <cstdint>
@@ -9,14 +9,15 @@
 
 namespace thalweg {
 
-// Metrics of a shard; references into a MetricRegistry.
+// The members are references into a MetricRegistry.
 struct ShardMetrics {
   explicit ShardMetrics(MetricRegistry& registry);
 
-  // Fills in the sums of all jobs.
+  // Fills in the sums over all jobs.
   void Report(ShardReport* report) const;
 
-  // What rounds have waited for node `node` alone. Nodes from kNamedNodes on are one.
+  // Returns the time that rounds have waited for node `node` alone. Nodes from kNamedNodes on share
+  // one counter.
   Counter& WaitedFor(uint32_t node) const;
   static constexpr uint32_t kNamedNodes = 64;
 

@@ -1,4 +1,4 @@
-// thalweg-aggregator: one aggregator shard.
+// thalweg-aggregator runs one aggregator shard.
 
 #include <spdlog/spdlog.h>
 
@@ -28,7 +28,7 @@ double UnixSeconds() {
 
 struct Flags {
   std::string listen = GetEnv("THALWEG_LISTEN");
-  uint32_t threads = 0;  // auto
+  uint32_t threads = 0;  // 0 means auto
   uint32_t weight = 1;
   CommonOptions common;
 };
@@ -75,7 +75,7 @@ int Serve(const Flags& flags, Signals& signals) {
                aggregator.num_jobs());
   const TimePoint deadline = Now() + FromSeconds(flags.common.drain_seconds);
   while (!aggregator.Drain(std::min(deadline, Now() + kSignalPoll))) {
-    // A second signal means now.
+    // A second signal ends the wait.
     if (Now() >= deadline || signals.Wait(Duration::zero())) break;
   }
   aggregator.Stop(absl::UnavailableError("the aggregator is shutting down"));

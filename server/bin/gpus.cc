@@ -24,11 +24,11 @@ std::unique_ptr<Device> OpenGpus() {
     if (gpu.ok()) {
       gpus.push_back(*std::move(gpu));
     } else {
-      spdlog::warn("does without GPU {}: {}", number, Text(gpu.status()));
+      spdlog::warn("GPU {} cannot be used, continuing without it: {}", number, Text(gpu.status()));
     }
   }
   if (gpus.empty()) return nullptr;
-  spdlog::info("sees {} GPUs", gpus.size());
+  spdlog::info("found {} GPUs", gpus.size());
   return std::make_unique<CudaDevice>(std::move(gpus), [](const auto& members) {
     return OpenNcclGroup(members, kConnectPatience);
   });

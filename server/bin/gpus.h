@@ -1,4 +1,4 @@
-// The node's GPUs, as the sidecar uses them.
+// This header opens the node's GPUs for the sidecar.
 #pragma once
 
 #include <memory>
@@ -7,7 +7,8 @@
 
 namespace thalweg {
 
-// Null when this process sees none, or this build is without CUDA. Says in the log what there is.
+// Opens the GPUs and logs what it found. Returns null when the process sees none or the build has
+// no CUDA.
 std::unique_ptr<Device> OpenGpus();
 
 }  // namespace thalweg

@@ -1,4 +1,4 @@
-// OpenGpus() of a build without CUDA.
+// This file defines OpenGpus() for builds without CUDA.
 #include "server/bin/gpus.h"
 
 namespace thalweg {

@@ -22,6 +22,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/synchronization/mutex.h"
 #include "core/base/status_macros.h"
+#include "kernels/cast/cpu_capability.h"
 
 namespace thalweg {
 namespace {
@@ -77,13 +78,14 @@ absl::Status Signals::Ready() const {
 }
 
 void PrepareProcess() {
-  // Chunks come and go by the hundred per second: their pages stay ours instead of being given back
-  // and faulted in again.
+  // Hundreds of chunks per second are allocated and freed: the process keeps their pages instead of
+  // returning them and faulting them in again.
   mallopt(M_MMAP_THRESHOLD, 64 << 20);
   mallopt(M_TRIM_THRESHOLD, 256 << 20);
-  // Debian's Abseil looks for deadlocks each time that gRPC locks a mutex.
+  // Debian's Abseil searches for deadlocks each time gRPC locks a mutex.
   absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
-  // A read ends when the rest of a message is there, not with each packet.
+  // With these experiments a read ends when the rest of a message has arrived, not with each
+  // packet.
   setenv("GRPC_EXPERIMENTS", "tcp_frame_size_tuning,tcp_rcv_lowat", /*overwrite=*/0);
 }
 
@@ -136,6 +138,11 @@ uint32_t DefaultThreads() { return std::clamp(std::thread::hardware_concurrency(
 
 absl::Status ApplyCommonOptions(const CommonOptions& options) {
   THALWEG_RETURN_IF_ERROR(RestrictToCpus(options.cpus));
+  const std::string capability = GetEnv("THALWEG_CPU_CAPABILITY");
+  THALWEG_RETURN_IF_ERROR(LimitCpuCapability(capability));
+  if (!capability.empty()) {
+    spdlog::warn("THALWEG_CPU_CAPABILITY={}: the kernels use {}", capability, CpuCapability());
+  }
   return CheckTlsFiles(options.tls);
 }
 

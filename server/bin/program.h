@@ -1,4 +1,4 @@
-// What the two server programs share: signals, the ready line, and options that only print.
+// This header holds what both server programs use: signals, the ready line and common options.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -14,27 +14,27 @@
 
 namespace thalweg {
 
-// Blocks SIGTERM and SIGINT in this thread and those it starts, so that Signals::Wait sees them.
-// First thing in main, before any thread.
+// A Signals blocks SIGTERM and SIGINT in this thread and those it starts later, so that Wait sees
+// them. Construct it first in main, before any thread.
 class Signals {
  public:
   Signals();
-  // True when a signal has come, after at most `patience`.
+  // Waits for a signal for at most `patience`; returns true when one has come.
   bool Wait(Duration patience);
-  // Whether this program takes new work: Unavailable once Wait() has returned true. From any
-  // thread.
+  // Returns whether this program takes new work: Unavailable once Wait() has returned true.
+  // Thread-safe.
   absl::Status Ready() const;
 
  private:
   std::atomic<bool> has_come_ = false;
 };
 
-// Settings of the C library and of gRPC that the data plane wants. Before any thread and any use of
-// gRPC; what the user has set in the environment wins.
+// Applies the settings of the C library and of gRPC that the data plane needs. Call before any
+// thread starts and before any use of gRPC; values from the user's environment take precedence.
 void PrepareProcess();
 
-// Options of both programs. --version and --list-env (a JSON object name → default, of every
-// THALWEG_* variable) print and exit.
+// CommonOptions are the options of both programs. --version and --list-env (a JSON object with name
+// → default of every THALWEG_* variable) print and exit.
 struct CommonOptions {
   std::string http = GetEnv("THALWEG_HTTP");
   std::string http_token_file = GetEnv("THALWEG_HTTP_TOKEN_FILE");
@@ -45,24 +45,25 @@ struct CommonOptions {
 };
 void AddCommonOptions(CLI::App& app, CommonOptions* options);
 
-// An option that takes "auto" (read as 0) or a number from 1 to `most`, and has its default from
-// the environment variable `env`; anything else is an error of the command line.
+// Adds an option that takes "auto" (stored as 0) or a number from 1 to `most`, with its default
+// from the environment variable `env`; anything else is an error of the command line.
 void AddAutoOption(CLI::App& app, const std::string& name, const char* env, uint32_t most,
                    uint32_t* value, const std::string& help);
 
-// For an option of threads left to us. A core sums or folds at 2 GB/s and more: a few keep up with
-// any network, and a sidecar's workers need the others.
+// Returns the number of threads for an option set to "auto". A core sums or folds at 2 GB/s and
+// more: a few threads keep up with any network, and a sidecar's workers need the other cores.
 uint32_t DefaultThreads();
 
-// Keeps this process to the cores that were asked for ("0-3,8"), those of all threads started later
-// included, and checks the TLS files. InvalidArgument says what is wrong.
+// Restricts this process, including all threads started later, to the requested cores ("0-3,8"),
+// limits its kernels to THALWEG_CPU_CAPABILITY, and checks the TLS files. Call it before any kernel
+// runs. InvalidArgument describes the error.
 absl::Status ApplyCommonOptions(const CommonOptions& options);
 
-// Exports thalweg_build_info of program `name` and process_start_time_seconds.
+// Exports thalweg_build_info for program `name`, and process_start_time_seconds.
 void ExportProcessInfo(MetricRegistry& registry, const std::string& name);
 
-// Writes one JSON line {"address": …, "http": …} to `fd`, if that is not negative, and closes it:
-// whoever started this process knows now that it serves, and where.
+// Writes one JSON line {"address": …, "http": …} to `fd`, unless it is negative, and closes it. The
+// line tells the parent process that this process serves, and where.
 void AnnounceReady(int fd, const std::string& address, const std::string& http);
 
 }  // namespace thalweg

@@ -1,5 +1,5 @@
-// thalweg-sidecar: reduces the gradients of one node's workers and exchanges them with the
-// aggregators; without aggregators it is one itself (embedded mode).
+// thalweg-sidecar reduces the gradients of one node's workers and exchanges them with the
+// aggregators. Without aggregators it contains one itself (embedded mode).
 
 #include <spdlog/spdlog.h>
 
@@ -32,7 +32,7 @@ struct Flags {
   std::string socket = GetEnv("THALWEG_SIDECAR");
   std::string aggregators = GetEnv("THALWEG_AGGREGATORS");
   double timeout_seconds = 0;
-  uint32_t threads = 0;  // these three: 0 means auto
+  uint32_t threads = 0;  // 0 means auto, here and in the next two
   uint32_t channels = 0;
   uint32_t window_chunks = 0;
   bool exit_when_idle = false;
@@ -45,7 +45,7 @@ uint32_t ThreadsOf(const Flags& flags) {
   return flags.threads != 0 ? flags.threads : DefaultThreads();
 }
 
-// Remote shards, or this process's own.
+// Makes the remote shards, or this process's own shard.
 std::vector<std::unique_ptr<Shard>> MakeShards(const Flags& flags, MetricRegistry& registry,
                                                TraceWriter* trace) {
   const std::vector<std::string> addresses =
@@ -64,7 +64,7 @@ std::vector<std::unique_ptr<Shard>> MakeShards(const Flags& flags, MetricRegistr
   return shards;
 }
 
-// Until a signal, or until the last worker has left when that was asked for.
+// Waits for a signal or, when the options ask for that, until the last worker has left.
 void WaitForEnd(const Flags& flags, Sidecar& sidecar, Signals& signals) {
   const TimePoint start = Now();
   while (!signals.Wait(kSignalPoll)) {
@@ -83,7 +83,7 @@ void WaitForEnd(const Flags& flags, Sidecar& sidecar, Signals& signals) {
                sidecar.Reap().now);
   sidecar.StopAccepting();
   const TimePoint deadline = Now() + FromSeconds(flags.common.drain_seconds);
-  // A second signal means now.
+  // A second signal ends the wait.
   while (sidecar.Reap().now > 0 && Now() < deadline && !signals.Wait(kSignalPoll)) {
   }
 }

@@ -29,8 +29,8 @@ void AllowQuickRestart(socket_t socket) {
   setsockopt(socket, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes));
 }
 
-// Each connection reads the certificate anew: connections are few, and a file that has been
-// replaced counts at once.
+// Each connection reads the certificate again: connections are few, and a replaced file takes
+// effect at once.
 int UseCertificate(SSL* connection, void* files) {
   const auto& tls = *static_cast<const TlsFiles*>(files);
   const bool used = SSL_use_certificate_chain_file(connection, tls.cert.c_str()) == 1 &&
@@ -38,7 +38,7 @@ int UseCertificate(SSL* connection, void* files) {
   return used ? 1 : 0;
 }
 
-// `files` must outlive it.
+// `files` must outlive the server.
 std::unique_ptr<httplib::Server> MakeServer(TlsFiles& files) {
   if (!files.enabled()) return std::make_unique<httplib::Server>();
   return std::make_unique<httplib::SSLServer>([&files](SSL_CTX& context) {
@@ -57,8 +57,8 @@ class HttplibServer final : public HttpServer {
     http_.set_socket_options(AllowQuickRestart);
     http_.set_read_timeout(kSocketTimeout);
     http_.set_write_timeout(kSocketTimeout);
-    // A connection holds a thread while it is open: those of browsers that come back every second
-    // would leave none for probes.
+    // An open connection occupies a thread: browsers that come back every second would leave none
+    // for probes.
     http_.set_keep_alive_max_count(1);
     http_.set_keep_alive_timeout(1);  // seconds; Stop waits for idle connections
     http_.set_payload_max_length(0);
@@ -94,9 +94,9 @@ class HttplibServer final : public HttpServer {
                                                  ": is the port taken, or the host not ours?"));
     }
     thread_ = Thread("http", [this] { http_.listen_after_bind(); });
-    // Before the loop runs, httplib ignores stop(); an answered request proves that it does.
+    // httplib ignores stop() before its loop runs; an answered request proves that the loop runs.
     httplib::Client probe(absl::StrCat(scheme(), "://", address()));
-    probe.enable_server_certificate_verification(false);  // it is ours
+    probe.enable_server_certificate_verification(false);  // the certificate is ours
     probe.set_connection_timeout(kSocketTimeout);
     probe.set_read_timeout(kSocketTimeout);
     if (!probe.Get("/healthz")) {
@@ -127,7 +127,8 @@ class HttplibServer final : public HttpServer {
     });
   }
 
-  // Pages are not httplib's routes: those are regular expressions, whose stack grows with the path.
+  // Pages do not use httplib's routes, which are regular expressions whose stack grows with the
+  // path.
   void Route(HttpHandler pages) {
     http_.set_pre_routing_handler([this, pages = std::move(pages)](const httplib::Request& request,
                                                                    httplib::Response& response) {
@@ -153,7 +154,8 @@ class HttplibServer final : public HttpServer {
   static bool IsProbe(const std::string& path) { return path == "/healthz" || path == "/readyz"; }
   static bool IsOurs(const std::string& path) { return path == "/metrics" || IsProbe(path); }
 
-  // The file is read each time, so that it may be replaced. Nobody is let in while it is not there.
+  // The file is read each time, so that it may be replaced. While it is missing, every request is
+  // refused.
   bool Admits(const httplib::Request& request) const {
     if (options_.token_file.empty()) return true;
     const auto token = ReadToken(options_.token_file);

@@ -20,13 +20,14 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// What a Prometheus server reads: each line a comment or a sample of the family announced before.
+// A Scrape is what a Prometheus server reads: each line is a comment or a sample of an announced
+// family.
 struct Scrape {
   std::map<std::string, std::string> types;
   std::map<std::string, double> samples;  // by name and labels, as written
 };
 
-// The groups of POSIX extended `pattern` when it matches all of `line`; else nothing.
+// Returns the groups of POSIX extended `pattern` when it matches all of `line`; otherwise nothing.
 std::vector<std::string> Match(const std::string& pattern, const std::string& line) {
   regex_t regex;
   EXPECT_EQ(regcomp(&regex, ("^" + pattern + "$").c_str(), REG_EXTENDED), 0);
@@ -130,7 +131,7 @@ TEST_F(HttpServerTest, ReadinessSaysWhatIsMissing) {
 
 TEST_F(HttpServerTest, OtherRequestsAreRefused) {
   EXPECT_EQ(client_->Get("/")->status, 404);
-  EXPECT_EQ(client_->Post("/metrics", "x", "text/plain")->status, 413);  // bodies are not read
+  EXPECT_EQ(client_->Post("/metrics", "x", "text/plain")->status, 413);  // bodies are not accepted
   for (const auto& refused :
        {client_->Post("/metrics", "", "text/plain"), client_->Put("/none", "", "text/plain"),
         client_->Delete("/metrics"), client_->Options("/metrics")}) {
@@ -163,7 +164,7 @@ TEST_F(HttpPagesTest, HandlerAnswersAllOtherPaths) {
   EXPECT_EQ(client_->Get("/healthz")->body, "ok\n");
   EXPECT_EQ(client_->Head("/")->status, 200);
   EXPECT_EQ(client_->Head("/")->body, "");
-  const std::string deep = "/" + std::string(8000, 'x');  // longer ones are httplib's 414
+  const std::string deep = "/" + std::string(8000, 'x');  // httplib answers longer paths with 414
   EXPECT_EQ(client_->Get(deep)->body, deep);
 }
 

@@ -1,4 +1,4 @@
-// The HTTP port behind TLS and a token.
+// These tests cover the HTTP port behind TLS and a token.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

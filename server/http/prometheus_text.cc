@@ -9,7 +9,7 @@
 namespace thalweg {
 namespace {
 
-// Prometheus counts in each bucket also what is in those below.
+// Each bucket of Prometheus includes the counts of all lower ones.
 prometheus::ClientMetric::Histogram ToPrometheus(const MetricRegistry::Sample& sample) {
   prometheus::ClientMetric::Histogram out;
   out.sample_sum = sample.value;

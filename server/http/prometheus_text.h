@@ -1,4 +1,4 @@
-// What Prometheus reads.
+// This header formats metrics for Prometheus.
 #pragma once
 
 #include <string>
@@ -9,7 +9,7 @@ namespace thalweg {
 
 inline constexpr char kPrometheusType[] = "text/plain; version=0.0.4; charset=utf-8";
 
-// All metrics of `registry` in Prometheus' text format.
+// Returns all metrics of `registry` in Prometheus' text format.
 std::string PrometheusText(const MetricRegistry& registry);
 
 }  // namespace thalweg

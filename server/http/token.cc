@@ -35,7 +35,7 @@ absl::StatusOr<std::string> ReadToken(const std::string& path) {
 }
 
 bool HasToken(const std::string& authorization, const std::string& token) {
-  // The names of schemes have no case (RFC 9110, 11.1).
+  // The names of authentication schemes are case-insensitive (RFC 9110, 11.1).
   if (absl::StartsWithIgnoreCase(authorization, kBearer)) {
     return Same(absl::string_view(authorization).substr(kBearer.size()), token);
   }

@@ -1,4 +1,4 @@
-// Who may read the HTTP port: whoever knows the token that lies in a file.
+// This header checks the token that protects the HTTP port; the token is stored in a file.
 #pragma once
 
 #include <string>
@@ -7,11 +7,12 @@
 
 namespace thalweg {
 
-// The token in `path`, without white space around it. InvalidArgument when there is none.
+// Returns the token in `path` without surrounding white space, or InvalidArgument when there is
+// none.
 absl::StatusOr<std::string> ReadToken(const std::string& path);
 
-// Whether an Authorization header has the token: "Bearer TOKEN", or "Basic …" with it as the
-// password of any user. How long this takes says nothing of the token but its length.
+// Returns whether an Authorization header carries the token: "Bearer TOKEN", or "Basic …" with the
+// token as the password of any user. The time that the check takes reveals only the token's length.
 bool HasToken(const std::string& authorization, const std::string& token);
 
 }  // namespace thalweg

@@ -1,4 +1,4 @@
-// host:port, as in the options of the servers.
+// HostPort is host:port as the options of the servers have it.
 #pragma once
 
 #include <string>
@@ -12,11 +12,11 @@ struct HostPort {
   int port = 0;
 };
 
-// Accepts "host:port", "[v6]:port" and ":port", which means all IPv4 addresses. InvalidArgument
-// names what is wrong.
+// Parses "host:port", "[v6]:port" or ":port", which means all IPv4 addresses. InvalidArgument names
+// the error.
 absl::StatusOr<HostPort> ParseHostPort(const std::string& text);
 
-// The opposite; an IPv6 host gets its brackets.
+// Formats the address; an IPv6 host gets its brackets.
 std::string ToString(const HostPort& address);
 
 }  // namespace thalweg

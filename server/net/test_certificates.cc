@@ -13,7 +13,7 @@
 namespace thalweg {
 namespace {
 
-// Tests end here at once: there is nothing to go on with.
+// Ends the test at once: without certificates it cannot continue.
 void Require(bool done) {
   if (!done) throw std::runtime_error("OpenSSL or the file system refuses a test's certificate");
 }

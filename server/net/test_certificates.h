@@ -1,4 +1,5 @@
-// Certificates for tests: a CA, and what it signs, as the files that programs read.
+// TestCa makes certificates for tests: a CA and the certificates that it signs, as files for
+// programs.
 #pragma once
 
 #include <memory>
@@ -9,7 +10,7 @@
 
 namespace thalweg {
 
-// A CA of its own for each object. Files lie in a new folder, which goes with the object.
+// Each object is a CA of its own. Its files lie in a new folder, which the destructor removes.
 class TestCa {
  public:
   TestCa();
@@ -17,10 +18,10 @@ class TestCa {
   TestCa(const TestCa&) = delete;
   TestCa& operator=(const TestCa&) = delete;
 
-  // Files of a certificate for `name`, valid from an hour ago until `valid` from now, for the host
-  // 127.0.0.1 only. Another call with the same name replaces them.
+  // Returns the files of a certificate for `name`, valid from an hour ago until `valid` from now,
+  // for the host 127.0.0.1 only. Another call with the same name replaces them.
   TlsFiles Issue(const std::string& name, absl::Duration valid = absl::Hours(1)) const;
-  // As Issue, for a host of this DNS name.
+  // Issues a certificate for a host of this DNS name; see Issue.
   TlsFiles IssueFor(const std::string& host) const;
   const std::string& folder() const { return folder_; }
 

@@ -46,7 +46,8 @@ absl::StatusOr<std::vector<Certificate>> ReadCertificates(const std::string& pat
   while (auto* certificate = PEM_read_bio_X509(file.get(), nullptr, nullptr, nullptr)) {
     certificates.emplace_back(certificate);
   }
-  // At the end of the file there is "no start line"; anything else is a broken certificate.
+  // At the end of the file OpenSSL reports "no start line"; any other error is a broken
+  // certificate.
   const bool whole = ERR_GET_REASON(ERR_peek_last_error()) == PEM_R_NO_START_LINE;
   ERR_clear_error();
   if (certificates.empty() || !whole) {
@@ -77,7 +78,7 @@ absl::Status CheckDates(const std::string& path, const X509* certificate) {
 
 absl::Status CheckKey(const TlsFiles& files, const X509* certificate) {
   THALWEG_ASSIGN_OR_RETURN(const Bio file, Open(files.key));
-  // A password is not asked for at a terminal: the callback has none.
+  // The callback returns no password; without it OpenSSL would ask at the terminal.
   const auto no_password = [](char*, int, int, void*) { return 0; };
   const Key key(PEM_read_bio_PrivateKey(file.get(), nullptr, no_password, nullptr));
   const bool fits = key != nullptr && X509_check_private_key(certificate, key.get()) == 1;

@@ -1,4 +1,4 @@
-// The certificates of a program, as files that may be replaced while it runs.
+// TlsFiles are the certificate files of a program. They may be replaced while it runs.
 #pragma once
 
 #include <string>
@@ -10,29 +10,29 @@
 
 namespace thalweg {
 
-// Paths of PEM files: all are given, or none.
+// The members are paths of PEM files; either all or none are given.
 struct TlsFiles {
-  std::string cert;  // the program's own certificate, then those that lead from it to a CA
-  std::string key;   // of that certificate, not encrypted
-  std::string ca;    // the certificates by which peers' are judged
+  std::string cert;  // the program's certificate, then the chain to a CA
+  std::string key;   // its private key, not encrypted
+  std::string ca;    // the CA certificates that verify peers
 
   bool enabled() const { return !cert.empty(); }
 };
 
-// Whether a program can serve with them: Ok also when none is given. InvalidArgument names the file
-// that is missing, unreadable or no PEM, the key that is another certificate's, and the certificate
-// that is not valid now, with its dates.
+// Checks that a program can serve with the files; OK also when none is given. InvalidArgument names
+// the file that is missing, unreadable or not PEM, the key that belongs to another certificate, or
+// the certificate that is not valid now, with its dates.
 absl::Status CheckTlsFiles(const TlsFiles& files);
 
-// When the first of the certificates in `path` expires. InvalidArgument names the file.
+// Returns when the first of the certificates in `path` expires. InvalidArgument names the file.
 absl::StatusOr<absl::Time> EarliestExpiry(const std::string& path);
 
-// Exports thalweg_tls_certificate_expiry_timestamp_seconds.
+// A CertificateExpiry exports thalweg_tls_certificate_expiry_timestamp_seconds.
 class CertificateExpiry {
  public:
-  // Refreshes. `metrics` must outlive this.
+  // Calls Refresh. `metrics` must outlive this object.
   CertificateExpiry(const TlsFiles& files, MetricRegistry& metrics);
-  // Reads the files again. One that cannot be read leaves its value as it was. Thread-safe.
+  // Reads the files again; a file that cannot be read leaves its value unchanged. Thread-safe.
   void Refresh();
 
  private:

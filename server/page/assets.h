@@ -1,4 +1,4 @@
-// The files of the live page, as they lie beside this one; CMake builds them in.
+// Assets are the files of the live page. They lie in this folder; CMake embeds them.
 #pragma once
 
 #include <string_view>
@@ -10,7 +10,7 @@ struct Asset {
   std::string_view bytes;
 };
 
-// Null when there is no such file. Valid for ever.
+// Returns the asset, or null when there is no such file. The pointer is always valid.
 const Asset* FindAsset(std::string_view name);
 
 }  // namespace thalweg

@@ -1,4 +1,4 @@
-// A line over the last minutes, as SVG.
+// Chart draws a line over the last minutes as SVG.
 
 const MOST = 300; // seconds on the axis, once there are so many
 const LEAST = 60;
@@ -31,7 +31,7 @@ export class Chart {
     this.line = svg("path", { class: "line" }, this.root);
   }
 
-  // A value at `seconds`, a clock of the caller's; null for none.
+  // Adds a value at `seconds` on the caller's clock; null adds none.
   add(seconds, value) {
     if (value !== null && Number.isFinite(value)) this.#points.push([seconds, value]);
     while (this.#points.length && this.#points[0][0] < seconds - MOST) this.#points.shift();

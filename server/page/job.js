@@ -1,4 +1,5 @@
-// The card of one job. Elements are made once and filled in again, so that focus and selection stay.
+// JobCard is the card of one job. Its elements are made once and then updated, so that focus and
+// selection stay.
 
 import { Chart } from "./chart.js";
 import { Track, bytes, countersOf, digits, duration, percent, plural, rate, ratesOf, slowest, times, whole } from "./rates.js";
@@ -9,7 +10,7 @@ export function setText(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
 
-// "value" in the element's own size, "note" in small print.
+// Shows "value" in the element's own size and "note" in small print.
 export function setFigure(element, value, note = "") {
   setText(element, value);
   if (note === "") return;
@@ -35,7 +36,8 @@ export class JobCard {
     this.charts = { rounds: chart("rounds", perSecond), bytes: chart("bytes", rate), ratio: chart("ratio", times) };
   }
 
-  // `answer` is the API's head, `now` a clock in seconds that goes on when the shard does not.
+  // `answer` is the head of the API's answer; `now` is a clock in seconds that also advances while
+  // the shard is down.
   show(job, answer, now) {
     const counters = countersOf(job);
     this.#track.add(answer.started_unix_seconds, answer.uptime_seconds, counters);

@@ -1,4 +1,4 @@
-// Asks the API again and again, and shows what it says.
+// This module polls the API and shows its answers.
 
 import { JobCard, setFigure, setText } from "./job.js";
 import { Track, bytes, countersOf, digits, duration, plural, rate, ratesOf, times, whole } from "./rates.js";
@@ -23,7 +23,7 @@ async function get(path) {
     const reply = await fetch(path, { cache: "no-store", signal: AbortSignal.timeout(PATIENCE) });
     if (reply.ok) return await reply.json();
   } catch {
-    // No connection, no answer in time, or half of one: the same to who looks.
+    // A failed connection, a timeout and a truncated answer look the same to the user.
   }
   throw new NoAnswer(path);
 }
@@ -43,7 +43,7 @@ async function update() {
   }
 }
 
-// Read out only when it changes.
+// Screen readers announce the status only when it changes.
 function setStatus(state, text) {
   byId("status").dataset.state = state;
   setText(byId("status"), text);

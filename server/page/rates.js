@@ -1,8 +1,8 @@
-// Rates from counters, and numbers for people. Knows nothing of the page.
+// This module computes rates from counters and formats numbers. It is independent of the page.
 
 const WINDOW = 3; // seconds over which a rate is taken
 
-// What a job has counted: sums that only grow while the process and the job are the same.
+// Returns a job's counters: sums that only grow within one process and one job.
 export function countersOf(job) {
   return {
     rounds: job.rounds,
@@ -17,11 +17,12 @@ export function countersOf(job) {
   };
 }
 
-// The latest samples of counters, and what they grew by.
+// A Track keeps the latest samples of counters and computes their growth.
 export class Track {
   #samples = [];
 
-  // `time` is the process's uptime in seconds; `era` names process and job: others' counters are not comparable.
+  // `time` is the process's uptime in seconds; `era` names process and job: counters of different
+  // eras are not comparable.
   add(era, time, counters) {
     const before = this.#samples.at(-1);
     const reset = before && (before.era !== era || time <= before.time || counters.rounds < before.counters.rounds);
@@ -30,7 +31,8 @@ export class Track {
     while (this.#samples.length > 2 && time - this.#samples[1].time >= WINDOW) this.#samples.shift();
   }
 
-  // Growth over the window with its length in seconds; null before there are two samples.
+  // Returns the growth over the window with the window's length in seconds; null before there are
+  // two samples.
   growth() {
     if (this.#samples.length < 2) return null;
     const first = this.#samples[0];
@@ -42,7 +44,8 @@ export class Track {
   }
 }
 
-// What a job does now: rates over the window, and ratios over it or, while nothing moves, since the job began.
+// Returns what a job does now: rates over the window; ratios over the window or, while nothing
+// moves, since the job began.
 export function ratesOf(counters, growth) {
   const moving = growth !== null && growth.rounds > 0;
   const base = moving ? growth : counters;
@@ -65,7 +68,7 @@ export function ratesOf(counters, growth) {
   };
 }
 
-// The node that others wait for most, if it stands out; else -1.
+// Returns the node that others wait for most, if it stands out; else -1.
 export function slowest(nodes) {
   if (nodes.length < 2) return -1;
   const order = nodes.map((node, i) => [node.share, i]).sort((a, b) => b[0] - a[0]);
@@ -79,7 +82,7 @@ export function whole(value) {
   return integer.format(value);
 }
 
-// Three significant digits, without an exponent.
+// Formats three significant digits without an exponent.
 export function digits(value) {
   if (value === null || value === undefined) return NONE;
   if (value >= 100) return whole(value);
@@ -111,7 +114,7 @@ export function percent(value) {
   return value === null ? NONE : `${Math.round(100 * value)} %`;
 }
 
-// Two significant digits: the third of a time that was just measured says nothing.
+// Formats two significant digits: a third digit of a single measured time has no meaning.
 const brief = (value) => (value < 9.95 ? value.toFixed(1) : value.toFixed(0));
 
 export function duration(seconds) {

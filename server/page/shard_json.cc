@@ -104,7 +104,7 @@ Json ToJson(const JobReport& job) {
           {"nodes", std::move(nodes)}};
 }
 
-// What every answer begins with.
+// Returns the fields that every answer begins with.
 Json Head(const ShardReport& report, StartTime started) {
   return {{"version", THALWEG_VERSION},
           {"wire_version", kWireVersion},

@@ -1,4 +1,4 @@
-// A shard's report as JSON, in the form that docs/api.md describes.
+// This header formats a shard's report as JSON, as docs/api.md describes.
 #pragma once
 
 #include <string>
@@ -7,17 +7,17 @@
 
 namespace thalweg {
 
-// When the process began, in seconds since 1970: two answers with the same are of one process, and
-// its counters have only grown in between.
+// StartTime says when the process began, in seconds since 1970. Two answers with the same StartTime
+// come from one process, whose counters have only grown in between.
 using StartTime = double;
 
-// GET /api/v1/shard. Text that is not UTF-8 has its wrong bytes replaced.
+// Returns the body of GET /api/v1/shard. Bytes that are not UTF-8 are replaced.
 std::string ShardJson(const ShardReport& report, StartTime started);
-// GET /api/v1/jobs.
+// Returns the body of GET /api/v1/jobs.
 std::string JobsJson(const ShardReport& report, StartTime started);
-// GET /api/v1/jobs/NAME; empty when there is no such job.
+// Returns the body of GET /api/v1/jobs/NAME; empty when there is no such job.
 std::string JobJson(const ShardReport& report, StartTime started, const std::string& name);
-// {"error": …}
+// Returns {"error": …}.
 std::string ErrorJson(const std::string& error);
 
 }  // namespace thalweg

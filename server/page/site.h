@@ -1,4 +1,4 @@
-// The live page of a shard, and the JSON API that it reads (docs/api.md).
+// Site serves the live page of a shard and the JSON API that the page reads (docs/api.md).
 #pragma once
 
 #include <functional>
@@ -11,14 +11,15 @@
 
 namespace thalweg {
 
-// Thread-safe, if `report` is.
+// A Site is thread-safe if `report` is.
 class Site {
  public:
-  // `report` says how the shard is doing now. It must not block.
+  // `report` returns the shard's current state. It must not block.
   Site(std::function<ShardReport()> report, StartTime started)
       : report_(std::move(report)), started_(started) {}
 
-  // For HttpServer: the page, its parts, and the API; 404 with an error in JSON for other paths.
+  // Answers for HttpServer: the page, its assets and the API; 404 with a JSON error for other
+  // paths.
   HttpReply Answer(const std::string& path) const;
 
  private:

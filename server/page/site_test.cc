@@ -16,7 +16,8 @@ using ::testing::HasSubstr;
 using Json = nlohmann::json;
 
 constexpr double kStarted = 1'700'000'000.25;
-constexpr double kManyBytes = 9'007'199'254'740'991;  // 2^53 - 1, the last that a double can count
+// 2^53 - 1, the largest consecutive integer in a double
+constexpr double kManyBytes = 9'007'199'254'740'991;
 
 JobReport TwoNodes() {
   JobReport job;
@@ -62,7 +63,8 @@ TEST_F(SiteTest, EveryAnswerSaysWhatTheShardSpeaksAndWhatItsClockSays) {
     const auto now = std::chrono::system_clock::now().time_since_epoch();
     const Json answer = Get(path);
     EXPECT_EQ(answer["wire_version"], kWireVersion);
-    // Another unit would be years off; a clock may be set while a test runs.
+    // A wrong unit would be years off; the bound is wide because the clock may be set while a test
+    // runs.
     EXPECT_NEAR(answer["unix_seconds"].get<double>(), std::chrono::duration<double>(now).count(),
                 3600);
   }

@@ -22,8 +22,8 @@ TEST(FlowPlanTest, ChunkIsFourMillisecondsOfTheLinkRoundedDownToAPowerOfTwo) {
 }
 
 TEST(FlowPlanTest, WindowCoversAHundredMillisecondsOfTheLinkOverAllShards) {
-  // 1 Gbit/s: 12.5 MB in 100 ms, 48 chunks of 256 KiB (rounded up), of which each shard gets its
-  // part.
+  // 1 Gbit/s carries 12.5 MB in 100 ms: 48 chunks of 256 KiB (rounded up), divided among the
+  // shards.
   const LinkSpeed link{1000 * kMegabit, {}};
   EXPECT_EQ(PlanFlow(link, 1, DType::kFloat32).window_chunks, 48u);
   EXPECT_EQ(PlanFlow(link, 4, DType::kFloat32).window_chunks, 12u);

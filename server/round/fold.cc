@@ -6,7 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "core/base/status_macros.h"
-#include "kernels/codec/codec.h"
+#include "kernels/codec/dense.h"
 #include "kernels/codec/lossy.h"
 
 namespace thalweg {
@@ -39,7 +39,7 @@ absl::StatusOr<Encoded> FoldInto(const RoundEngine::CompleteRound& round,
 absl::StatusOr<RoundResult> Fold(const RoundEngine::CompleteRound& round,
                                  std::span<const uint32_t> workers, uint64_t epoch,
                                  Residual* residual) {
-  // Shared: the same encoded bytes are sent to every node.
+  // The buffer is shared, because the same encoded bytes are sent to every node.
   const auto buffer = std::make_shared_for_overwrite<std::byte[]>(
       MaxFoldedBytes(round.payloads, round.wire, round.elems));
   const absl::StatusOr<Encoded> encoded = FoldInto(round, workers, residual, buffer.get());

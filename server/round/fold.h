@@ -1,4 +1,4 @@
-// From a complete round to its result.
+// Fold turns a complete round into its result.
 #pragma once
 
 #include <cstdint>
@@ -11,15 +11,14 @@
 
 namespace thalweg {
 
-// Folds the round's payloads, in node order and in one pass, into the mean over all workers,
-// encoded once. `workers[node]` is how many workers that node stands for. `residual`, the chunk's,
-// is what the encoding adds and where it puts what it leaves out; null unless
+// Folds the round's payloads, in node order and in one pass, into the mean over all workers and
+// encodes it once. `workers[node]` is the number of that node's workers. `residual` belongs to the
+// chunk: the encoding adds it and stores there what it leaves out. It is null unless
 // HasResidual(round.wire).
 //
-// Pure but for the residual, and thread-safe: runs outside any lock but the residual's. Rounds of
-// one chunk must be folded in their order for the residual to mean anything.
-// InvalidArgument, with nothing changed, says what is wrong with which contribution; their numbers
-// are those of the nodes.
+// Fold changes nothing but the residual and is thread-safe. It needs no lock but the residual's.
+// Rounds of one chunk must be folded in order for the residual to be meaningful. On InvalidArgument
+// nothing has changed; the message says what is wrong with which contribution, numbered by node.
 absl::StatusOr<RoundResult> Fold(const RoundEngine::CompleteRound& round,
                                  std::span<const uint32_t> workers, uint64_t epoch,
                                  Residual* residual);

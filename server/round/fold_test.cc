@@ -42,7 +42,7 @@ Floats ValuesOf(Residual& residual) {
 
 class FeedbackFoldTest : public ::testing::TestWithParam<WireFormat> {
  protected:
-  // Encoded shares of `values`, and what they decode to.
+  // Shares are encoded shares of `values` with the values that they decode to.
   struct Shares {
     std::vector<Payload> payloads;
     std::vector<Floats> decoded;
@@ -105,10 +105,10 @@ TEST_P(FeedbackFoldTest, SumOfResultsStaysWithinOneResidualOfTheSumOfMeans) {
   std::mt19937_64 random(2);
   Residual residual(kElems);
   std::vector<double> means(kElems), results(kElems);
-  double largest = 0;  // of all numbers that are rounded
+  double largest = 0;  // largest of all numbers that get rounded
   double largest_norm = 0;
   for (uint64_t round = 1; round <= kRounds; ++round) {
-    // What every round has in common adds up.
+    // All rounds have a common part, which adds up.
     std::vector<Floats> values;
     for (size_t node = 0; node < workers.size(); ++node) {
       values.push_back(RandomFloats(kElems, 0, random));
@@ -135,15 +135,15 @@ TEST_P(FeedbackFoldTest, SumOfResultsStaysWithinOneResidualOfTheSumOfMeans) {
   }
   const Floats left = ValuesOf(residual);
   for (size_t i = 0; i < kElems; ++i) {
-    // A round rounds a product, a sum, a quotient, x and the residual, each by 2^-24 at most of
+    // Each round rounds a product, a sum, a quotient, x and the residual, each by at most 2^-24 of
     // numbers no larger than `largest`.
     ASSERT_NEAR(results[i] + left[i], means[i], kRounds * 5 * std::ldexp(largest, -24)) << i;
   }
-  // ‖residual‖ = √(1 − δ)·‖x‖ with ‖x‖ ≤ ‖mean‖ + ‖residual before‖, so it stays below
-  // ‖mean‖·√(1 − δ) / (1 − √(1 − δ)). onebit: δ = (mean |x|)² / mean x² of a rotated or short
-  // block, at least 0.36 where mean |x| is 0.6 of the root mean square (0.80 of normal numbers),
-  // which makes 4. int8 leaves out half a step of 1/125 of a block's largest element, at most √256
-  // times its root mean square: √(1 − δ) ≤ 16/250.
+  // ‖residual‖ = √(1 − δ)·‖x‖ with ‖x‖ ≤ ‖mean‖ + ‖residual before‖, so it stays below ‖mean‖·√(1 −
+  // δ) / (1 − √(1 − δ)). For onebit, δ = (mean |x|)² / mean x² of a rotated or short block, which
+  // is at least 0.36 where mean |x| is 0.6 of the root mean square (0.80 for normal numbers); the
+  // bound is then 4. int8 leaves out half a step of 1/125 of a block's largest element, which is at
+  // most √256 times its root mean square: √(1 − δ) ≤ 16/250.
   const double most = GetParam() == WireFormat::kOneBit ? 4 : 0.07;
   EXPECT_LT(Norm(left), most * largest_norm);
 }
@@ -166,8 +166,8 @@ TEST_P(FeedbackFoldTest, BadContributionIsNamedAndChangesNothing) {
   EXPECT_EQ(BitsOf(ValuesOf(residual)), BitsOf(before));
 }
 
-// Only nodes that break the protocol make rounds of one chunk fold at once. Whatever the order, a
-// residual that is used by one at a time loses nothing.
+// Rounds of one chunk fold at the same time only if nodes break the protocol. In any order, a
+// residual that one fold uses at a time loses nothing.
 TEST_P(FeedbackFoldTest, FoldsOfOneChunkTakeTurns) {
   constexpr size_t kElems = 2048;
   constexpr int kThreads = 4;
@@ -196,7 +196,7 @@ TEST_P(FeedbackFoldTest, FoldsOfOneChunkTakeTurns) {
   for (size_t e = 0; e < kElems; ++e) {
     double arrived = left[e];
     for (const auto& sum : results) arrived += sum[e];
-    // x and the residual are rounded in each fold; both are below 64 here.
+    // Each fold rounds x and the residual; both are below 64 here.
     ASSERT_NEAR(arrived, kThreads * kFolds * double{shares.decoded[0][e]},
                 kThreads * kFolds * 2 * std::ldexp(64.0, -24))
         << e;

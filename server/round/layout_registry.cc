@@ -2,12 +2,11 @@
 
 #include "absl/strings/str_cat.h"
 #include "core/base/status_macros.h"
-#include "server/round/residual_store.h"
 
 namespace thalweg {
 namespace {
 
-// Bounds on what a peer can make a shard remember.
+// These bounds limit what a peer can make a shard store.
 constexpr uint32_t kMaxBuckets = 1 << 16;
 constexpr uint64_t kMaxBucketElems = uint64_t{1} << 40;
 
@@ -89,7 +88,8 @@ absl::Status LayoutRegistry::Check(const Contribution& c) const {
 LayoutRegistry::Weight LayoutRegistry::WeightOf(BucketId id, uint64_t elems) const {
   const Entry& entry = entries_.at({id.index, id.part});
   const BucketAnnouncement& bucket = entry.bucket;
-  const uint64_t total = entry.plan.total_elems;  // the layout would have to add its tensors up
+  // read from the plan: the layout would have to add up its tensors
+  const uint64_t total = entry.plan.total_elems;
   if (total == 0) return {{bucket.wire}, 0};
   const auto raw_bytes = static_cast<double>(bucket.raw_bytes);
   return {{bucket.wire, bucket.raw_bytes > total * SizeOf(bucket.layout.dtype)},
@@ -99,9 +99,9 @@ LayoutRegistry::Weight LayoutRegistry::WeightOf(BucketId id, uint64_t elems) con
 absl::StatusOr<uint64_t> LayoutRegistry::ResidualElems(BucketId bucket, uint32_t chunk) const {
   THALWEG_ASSIGN_OR_RETURN(const Entry* entry, Find(bucket, chunk));
   if (HasResidual(entry->bucket.wire)) return entry->plan.Elems(chunk);
-  return absl::InvalidArgumentError(
-      absl::StrCat("bucket ", ToString(bucket), " is sent in ", Name(entry->bucket.wire),
-                   ", which leaves no residual: expected one in int8 or onebit"));
+  return absl::InvalidArgumentError(absl::StrCat("bucket ", ToString(bucket), " is sent in ",
+                                                 Name(entry->bucket.wire),
+                                                 ", which leaves no residual"));
 }
 
 }  // namespace thalweg

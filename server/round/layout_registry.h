@@ -1,5 +1,5 @@
-// What each bucket of a job consists of, as its nodes have announced it (promise 6: a mismatch is
-// refused at registration, naming the tensor and both nodes).
+// LayoutRegistry holds the layout of each bucket of a job as its nodes announced it. A mismatch is
+// refused at registration with the tensor and both nodes named (promise 6).
 #pragma once
 
 #include <cstdint>
@@ -20,29 +20,30 @@ class LayoutRegistry {
   LayoutRegistry(uint64_t chunk_bytes, uint32_t num_shards)
       : chunk_bytes_(chunk_bytes), num_shards_(num_shards) {}
 
-  // Accepts an announcement from the node called `owner`. The first of a generation decides; later
-  // ones must equal it. InvalidArgument names both owners, and the tensor. FailedPrecondition: a
-  // later generation of this index is in use already.
+  // Accepts an announcement from the node called `owner`. The first announcement of a generation
+  // decides; later ones must equal it. Returns InvalidArgument that names both owners and the
+  // tensor, or FailedPrecondition when a later generation of this index is already in use.
   absl::Status Register(const std::string& owner, const BucketAnnouncement& bucket);
 
   // Checks that a contribution is a chunk of a registered bucket with the right format and size.
   absl::Status Check(const Contribution& contribution) const;
 
-  // What a chunk of a registered bucket counts for in statistics. Requires that Check has passed.
+  // A Kind says how a chunk of a registered bucket is counted in statistics. Requires that Check
+  // has passed.
   struct Kind {
     WireFormat wire = WireFormat::kFloat32;
-    bool factors = false;  // stands for more than its own elements
+    bool factors = false;  // represents more than its own elements
 
     auto operator<=>(const Kind&) const = default;
   };
   struct Weight {
     Kind kind;
-    double raw_bytes = 0;  // of gradient
+    double raw_bytes = 0;  // bytes of gradient
   };
   Weight WeightOf(BucketId bucket, uint64_t elems) const;
 
-  // How many elements the residual of a chunk has. FailedPrecondition: no such bucket is
-  // registered. InvalidArgument: it has no such chunk, or is in a format without residuals.
+  // Returns how many elements the residual of a chunk has. Returns FailedPrecondition when no such
+  // bucket is registered, InvalidArgument when it has no such chunk or its format has no residuals.
   absl::StatusOr<uint64_t> ResidualElems(BucketId bucket, uint32_t chunk) const;
 
  private:
@@ -52,7 +53,7 @@ class LayoutRegistry {
     ChunkPlan plan;
   };
 
-  // The entry of a registered bucket that has this chunk.
+  // Returns the entry of the registered bucket that contains this chunk.
   absl::StatusOr<const Entry*> Find(BucketId bucket, uint32_t chunk) const;
 
   uint64_t chunk_bytes_;

@@ -112,7 +112,8 @@ TEST(LayoutRegistryTest, LossyFormatsAreForFloat32Alone) {
 
 TEST(LayoutRegistryTest, LossyContributionMustHaveThePlannedChunksSize) {
   const BucketLayout layout{DType::kFloat32, {{"w", {40'000}}}};
-  // Chunks of 4096 bytes count fourfold and sixteenfold.
+  // A chunk of 4096 bytes holds 1024 elements of fp32, four times as many of int8, 16 times of
+  // onebit.
   const struct {
     WireFormat wire;
     uint64_t elems;

@@ -1,5 +1,5 @@
-// What a shard's encoding of results has left out so far and adds to the next ones: a residual for
-// each chunk that it sums in int8 or onebit (docs/codecs.md).
+// ResidualStore holds a shard's residuals: for each chunk of a format that HasResidual, what the
+// encoding of earlier results left out and the next encoding adds (docs/codecs.md).
 #pragma once
 
 #include <cstddef>
@@ -15,35 +15,30 @@
 
 namespace thalweg {
 
-// Whether results in this format lose something.
-constexpr bool HasResidual(WireFormat wire) {
-  return wire == WireFormat::kInt8 || wire == WireFormat::kOneBit;
-}
-
-// One chunk's. Folds, reads and writes take turns; nodes that wait for a round's result before they
-// go on to the next have nothing to wait for.
+// A Residual belongs to one chunk. Folds, reads and writes take turns on its mutex; nodes that wait
+// for a round's result before they contribute to the next never contend for it.
 struct Residual {
   explicit Residual(uint64_t num_elems) : elems(num_elems) {}
 
   const uint64_t elems;
   Mutex mutex;
-  // Empty until something was left out or written; the same as zeros.
+  // Empty is the same as all zeros; values are allocated when something is left out or written.
   std::vector<float> values ABSL_GUARDED_BY(mutex);
 };
 
-// The residuals of one job. Thread-compatible.
+// A ResidualStore holds the residuals of one job. It is thread-compatible.
 class ResidualStore {
  public:
-  // The residual of a chunk of `elems` elements, made at first use. Shared: a fold in progress
-  // keeps its residual when the store drops it.
+  // Returns the residual of a chunk of `elems` elements; makes it at first use. The ownership is
+  // shared: a fold in progress keeps its residual alive when the store drops it.
   std::shared_ptr<Residual> Get(BucketId bucket, uint32_t chunk, uint64_t elems);
-  // Null when there is none yet.
+  // Returns the residual, or null when it has not been made.
   std::shared_ptr<Residual> Find(BucketId bucket, uint32_t chunk) const;
 
-  // Forgets the residuals of earlier layouts of bucket `id.index`.
+  // Drops the residuals of earlier layouts of bucket `id.index`.
   void DropOlderLayouts(BucketId id);
 
-  // That the residuals have when all are in use.
+  // Returns the bytes that the residuals take when all are in use.
   uint64_t bytes() const { return bytes_; }
 
  private:

@@ -1,5 +1,5 @@
-// A hundred thousand chunks through one round engine while the network between it and the nodes
-// loses, repeats and reorders, checked against sums made independently in double precision.
+// This test sends a hundred thousand chunks through one round engine, while the simulated network
+// loses, repeats and reorders them, and compares with independent sums in double precision.
 
 #include <gtest/gtest.h>
 
@@ -22,7 +22,7 @@ constexpr uint32_t kChunks = 25;
 constexpr uint64_t kRounds = 1000;  // kBuckets * kChunks * kRounds = 100 000 chunks
 constexpr uint64_t kElems = 3;
 
-// Counts live payload buffers: what is not freed at the end has leaked.
+// A LiveCount counts live payload buffers: a count above 0 at the end is a leak.
 struct LiveCount {
   static inline int64_t live = 0;
   std::vector<float> values;
@@ -30,7 +30,7 @@ struct LiveCount {
   ~LiveCount() { --live; }
 };
 
-// A small integer, so that the sum over nodes is exact in float and in double alike.
+// Returns a small integer, so that the sum over nodes is exact in both float and double.
 float Value(const RoundId& id, uint32_t node, uint64_t elem) {
   const uint64_t mix =
       (id.bucket.index * 31 + id.chunk) * 7919 + id.round * 104729 + node * 13 + elem;
@@ -90,7 +90,7 @@ class RoundChaosTest : public ::testing::Test {
 
 TEST_F(RoundChaosTest, LossDuplicationAndReorderingNeverMakeAWrongSumOrALeak) {
   std::vector<Packet> network;
-  // Every node sends what it owes for the round each chunk is in; what is lost is sent again later.
+  // Every node sends its share of the round each chunk is in; lost packets are sent again later.
   while (total_completed_ < uint64_t{kBuckets} * kChunks * kRounds) {
     for (uint32_t bucket = 0; bucket < kBuckets; ++bucket) {
       for (uint32_t chunk = 0; chunk < kChunks; ++chunk) {
@@ -105,7 +105,7 @@ TEST_F(RoundChaosTest, LossDuplicationAndReorderingNeverMakeAWrongSumOrALeak) {
       }
     }
     std::shuffle(network.begin(), network.end(), rng_);
-    const size_t held_back = network.size() / 10;  // arrives in a later turn, perhaps stale
+    const size_t held_back = network.size() / 10;  // arrives in a later turn and may be stale
     while (network.size() > held_back) {
       ASSERT_NO_FATAL_FAILURE(Deliver(network.back()));
       network.pop_back();

@@ -26,7 +26,7 @@ absl::StatusOr<RoundEngine::Added> RoundEngine::Add(uint32_t node, Contribution 
   if (known != chunks_.end() && known->second.count > 0 && known->second.held[node]) {
     return Added{Verdict::kDuplicate, std::nullopt};
   }
-  // Together, because the backlog is not counted by part.
+  // The parts share one limit, because the backlog is not counted by part.
   if (const size_t window = parts_.count() * options_.window_chunks;
       outstanding_[node] + backlog >= window) {
     return absl::ResourceExhaustedError(

@@ -64,7 +64,7 @@ TEST(RoundEngineTest, RoundSaysHowLongItWasOpenAndHowLongOneWasMissing) {
   const auto at = [](int ms) { return kStart + std::chrono::milliseconds(ms); };
   ASSERT_TRUE(engine.Add(1, Share({{0, 0}, 0, 1}, 1), at(0)).ok());
   ASSERT_TRUE(engine.Add(0, Share({{0, 0}, 0, 1}, 1), at(4)).ok());
-  ASSERT_TRUE(engine.Add(0, Share({{0, 0}, 0, 1}, 1), at(6)).ok());  // again
+  ASSERT_TRUE(engine.Add(0, Share({{0, 0}, 0, 1}, 1), at(6)).ok());  // a duplicate
   const auto added = engine.Add(2, Share({{0, 0}, 0, 1}, 1), at(9));
   ASSERT_TRUE(added->completed);
   EXPECT_EQ(added->completed->open, std::chrono::milliseconds(9));
@@ -110,7 +110,7 @@ TEST(RoundEngineTest, WindowBoundsWhatOneNodeMakesTheShardHold) {
   }
   EXPECT_EQ(engine.Add(0, Share({{0, 0}, 3, 1}, 1), kStart).status().code(),
             absl::StatusCode::kResourceExhausted);
-  // A completed round gives its place back.
+  // A completed round frees its place in the window.
   ASSERT_EQ(engine.Add(1, Share({{0, 0}, 0, 1}, 1), kStart)->verdict, Verdict::kCompleted);
   EXPECT_TRUE(engine.Add(0, Share({{0, 0}, 3, 1}, 1), kStart).ok());
 }

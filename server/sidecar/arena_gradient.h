@@ -1,39 +1,46 @@
-// The gradient of a NodeJob's bucket, for its codecs.
+// The gradient of a bucket whose round runs, for its codecs.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
+#include <string>
 #include <vector>
 
 #include "core/base/clock.h"
 #include "server/sidecar/codec/gradient.h"
-#include "server/sidecar/node_job.h"
+#include "server/sidecar/job_outcome.h"
+#include "server/sidecar/node_bucket.h"
+#include "server/sidecar/round_report.h"
 
 namespace thalweg {
 
-class NodeJob::ArenaGradient final : public Gradient {
+// How codecs wait for what workers put into their memory. All of it must outlive the gradient.
+struct InputTerms {
+  const JobOutcome& outcome;  // ends the wait
+  const RoundReport& report;
+  Duration timeout;  // of one wait
+  uint32_t local_size = 1;
+  std::function<std::string(uint32_t)> rank_name;  // by local rank: "rank 3"
+};
+
+class ArenaGradient final : public Gradient {
  public:
   // Both must outlive it.
-  ArenaGradient(NodeJob& job, NodeBucket& bucket)
-      : Gradient(bucket.share), job_(job), bucket_(bucket) {}
+  ArenaGradient(NodeBucket& bucket, const InputTerms& terms)
+      : Gradient(bucket.share()), bucket_(bucket), terms_(terms) {}
 
-  absl::Status WaitFor(uint64_t end) override {
-    const TimePoint start = Now();
-    const ChunkPlan& plan = bucket_.dense->part().plan;
-    const absl::Status status = job_.WaitInputs(bucket_, plan.ChunkOf(end - 1) + 1);
-    waited_ += (Now() - start).count();
-    return status;
-  }
+  absl::Status WaitFor(uint64_t end) override;
   std::vector<const void*> Shares(uint64_t begin) const override {
-    return bucket_.memory->Shares(begin);
+    return bucket_.memory().Shares(begin);
   }
 
-  // By all threads together.
+  // Returns the time that all threads together have waited.
   Duration waited() const { return Duration(waited_.load()); }
 
  private:
-  NodeJob& job_;
   NodeBucket& bucket_;
+  const InputTerms& terms_;
   std::atomic<Duration::rep> waited_{0};
 };
 

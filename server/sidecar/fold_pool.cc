@@ -20,6 +20,8 @@ FoldPool::~FoldPool() {
 }
 
 absl::Status FoldPool::Run(uint32_t count, const std::function<absl::Status(uint32_t)>& work) {
+  // Waking the helpers would take longer than the work.
+  if (count <= 1) return count == 0 ? absl::OkStatus() : work(0);
   {
     MutexLock lock(mutex_);
     next_ = 0;

@@ -31,7 +31,7 @@ TEST(FoldPoolTest, FailureIsReturnedAndEndsTheRunButNotThePool) {
     return chunk < 10 ? absl::OkStatus() : absl::AbortedError("chunk is bad");
   });
   EXPECT_EQ(status.message(), "chunk is bad");
-  // The ten good ones, and a bad one per thread at most.
+  // Ten calls succeed, and at most one per thread fails.
   EXPECT_LE(begun, 13u);
   EXPECT_TRUE(pool.Run(5, [](uint32_t) { return absl::OkStatus(); }).ok());
 }

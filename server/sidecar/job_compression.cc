@@ -22,12 +22,16 @@ CompressionLoss Sum(const std::map<uint32_t, CompressionLoss>& losses) {
 
 JobCompression::JobCompression(std::string job, const CodecPolicy& policy, uint32_t num_nodes,
                                uint32_t num_shards, SidecarMetrics& metrics)
-    : job_(std::move(job)), policy_(policy), metrics_(metrics) {
-  if (policy.fallback.kind != CodecKind::kAuto || num_nodes == 1) return;
-  terms_ = {AutoCandidates(policy.fallback), {}, {}, num_nodes, num_shards};
-}
+    : job_(std::move(job)),
+      policy_(policy),
+      metrics_(metrics),
+      candidates_(policy.fallback.kind == CodecKind::kAuto && num_nodes > 1
+                      ? AutoCandidates(policy.fallback)
+                      : std::vector<CodecSpec>()),
+      terms_{candidates_, {}, {}, num_nodes, num_shards} {}
 
 void JobCompression::Agree(const Membership& agreed) {
+  MutexLock lock(mutex_);
   terms_.costs = agreed.costs;
   terms_.link = agreed.link;
 }
@@ -37,7 +41,8 @@ uint32_t JobCompression::Choose(BucketId id, const BucketLayout& layout) {
   for (uint32_t i = 0; i < layout.tensors.size(); ++i) {
     if (policy_.CodecOf(layout.tensors[i]).kind == CodecKind::kAuto) open.push_back(i);
   }
-  if (open.empty() || terms_.candidates.empty()) return 0;
+  if (open.empty() || candidates_.empty()) return 0;
+  MutexLock lock(mutex_);
   Choice& choice = choices_[id.index];
   choice = ChooseCodec(TensorSet(layout, open).layout(), terms_);
   spdlog::info("job '{}': bucket {}: {}", job_, ToString(id), choice.reason);
@@ -47,14 +52,14 @@ uint32_t JobCompression::Choose(BucketId id, const BucketLayout& layout) {
 
 // Summed over the buckets, of which a model may have thousands.
 void JobCompression::ShowChoices() {
-  for (uint32_t k = 0; k < terms_.candidates.size(); ++k) {
+  for (uint32_t k = 0; k < candidates_.size(); ++k) {
     double seconds = 0;
     double buckets = 0;
     for (const auto& [index, choice] : choices_) {
       seconds += choice.seconds[k];
       if (choice.codec == k) ++buckets;
     }
-    const Labels labels = {{"codec", terms_.candidates[k].Name()}};
+    const Labels labels = {{"codec", candidates_[k].Name()}};
     metrics_.registry
         .GetGauge("thalweg_sidecar_auto_predicted_seconds",
                   "What auto has predicted that a codec would add to a step, by codec", labels)
@@ -68,27 +73,29 @@ void JobCompression::ShowChoices() {
 
 void JobCompression::Count(const NodeBucket& bucket) {
   const auto gave_up = [](const auto& codec) { return codec->gave_up(); };
-  if (std::any_of(bucket.codecs.begin(), bucket.codecs.end(), gave_up)) {
+  if (std::any_of(bucket.compressing().begin(), bucket.compressing().end(), gave_up)) {
     metrics_.given_up_buckets.Add();
     return;
   }
   metrics_.compressed_buckets.Add();
+  MutexLock lock(mutex_);
   uint64_t rounds = 0;
-  for (const auto& codec : bucket.codecs) rounds = std::max(rounds, codec->rounds());
+  for (const auto& codec : bucket.compressing()) rounds = std::max(rounds, codec->rounds());
   if (compressed_since_ == 0) {
     compressed_since_ = rounds + 1;
     metrics_.compressed_since.Set(static_cast<double>(compressed_since_));
     spdlog::info("job '{}': compression has begun after {} iterations", job_, rounds);
   }
-  CompressionLoss& loss = loss_[bucket.id.index];
+  CompressionLoss& loss = loss_[bucket.id().index];
   loss = {};
-  for (const auto& codec : bucket.codecs) loss += codec->loss();
+  for (const auto& codec : bucket.compressing()) loss += codec->loss();
   const CompressionLoss whole = Sum(loss_);
   metrics_.residual_norm.Set(std::sqrt(whole.residual));
   metrics_.compression_error.Set(ErrorRatio(whole));
 }
 
-void JobCompression::Describe(Complete& message) const {
+void JobCompression::Describe(ipc::Complete& message) {
+  MutexLock lock(mutex_);
   const CompressionLoss whole = Sum(loss_);
   message.compressed_since = compressed_since_;
   message.residual_norm = std::sqrt(whole.residual);

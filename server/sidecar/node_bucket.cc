@@ -9,128 +9,160 @@
 
 namespace thalweg {
 
-NodeBucket::NodeBucket(BucketId bucket_id, const BucketLayout& bucket_layout,
+NodeBucket::NodeBucket(BucketId id, const BucketLayout& layout, const std::string& owner,
                        const BucketTerms& terms)
-    : id(bucket_id),
-      layout(bucket_layout),
-      share(ShareType(layout.dtype, terms.codec, terms.local_size, terms.path)),
-      submitted(terms.local_size) {}
+    : id_(id),
+      layout_(layout),
+      owner_(owner),
+      share_(ShareType(layout.dtype, terms.codec, terms.local_size, terms.path)),
+      local_size_(terms.local_size),
+      round_(id, terms.local_size) {}
 
 absl::StatusOr<std::shared_ptr<NodeBucket>> NodeBucket::Create(
     BucketId id, const BucketLayout& layout, const std::string& owner, const BucketTerms& terms,
     uint32_t auto_choice, ParameterStates& states) {
-  std::shared_ptr<NodeBucket> bucket(new NodeBucket(id, layout, terms));
-  bucket->owner = owner;
+  std::shared_ptr<NodeBucket> bucket(new NodeBucket(id, layout, owner, terms));
   THALWEG_ASSIGN_OR_RETURN(
-      bucket->memory,
-      terms.device->MakeMemory({id, layout, bucket->share, terms.local_size, terms.patience}));
+      bucket->memory_,
+      terms.device->MakeMemory({id, layout, bucket->share_, terms.local_size, terms.patience}));
   const CodecPlace place{id, terms.chunk_bytes, terms.num_shards, terms.num_nodes == 1};
   const CodecChoice choice{terms.codec, auto_choice};
-  bucket->dense = MakeDenseCodec(layout, *bucket->memory, place, choice);
+  bucket->whole_ = MakeDenseCodec(layout, *bucket->memory_, place, choice);
   // Nothing crosses a network between the workers of one node.
   if (terms.num_nodes > 1) {
-    THALWEG_ASSIGN_OR_RETURN(bucket->codecs,
-                             MakeCodecs(layout, *bucket->memory, place, choice, states));
+    THALWEG_ASSIGN_OR_RETURN(bucket->compressing_,
+                             MakeCodecs(layout, *bucket->memory_, place, choice, states));
   }
   return bucket;
 }
 
-absl::Status NodeBucket::AddInput(uint32_t local_rank, UniqueFd fd,
-                                  const DeviceMemory& device_memory) {
-  if (memory->HasInput(local_rank)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("bucket ", ToString(id), " was announced twice"));
-  }
-  return memory->AddInput(local_rank, std::move(fd), device_memory);
-}
-
-absl::StatusOr<bool> NodeBucket::Submit(uint32_t local_rank, uint64_t submitted_round,
-                                        TimePoint now) {
-  if (!memory->HasInput(local_rank)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("bucket ", ToString(id), " was submitted before it was announced"));
-  }
-  if (ready || submitted_round != round + 1 || submitted[local_rank]) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "bucket ", ToString(id), ": round ", submitted_round, " was submitted, but round ", round,
-        ready ? " is in flight" : " was the last"));
-  }
-  if (num_submitted == 0) first_submit = now;
-  submitted[local_rank] = true;
-  if (++num_submitted < submitted.size()) return false;
-
-  ++round;
-  ready = true;
-  ready_since = now;
-  compressed = !codecs.empty() && std::all_of(codecs.begin(), codecs.end(), [](const auto& codec) {
-    return codec->HasStarted();
-  });
-  if (!compressed) dense->part().BeginRound();
-  for (BucketCodec* codec : CodecsInUse()) codec->traffic = {};
-  codecs_left = CodecsInUse().size();
-  finished_chunks = 0;
-  workers = 0;
-  reduce_time = Duration::zero();
-  wait_time = now - first_submit;
-  decode_time = Duration::zero();
-  first_sent.reset();
-  THALWEG_RETURN_IF_ERROR(memory->BeginRound());
-  return true;
-}
-
-std::vector<uint32_t> NodeBucket::MissingWorkers() const {
-  std::vector<uint32_t> missing;
-  if (ready || num_submitted == 0) return missing;
-  for (uint32_t rank = 0; rank < submitted.size(); ++rank) {
-    if (!submitted[rank]) missing.push_back(rank);
-  }
-  return missing;
-}
-
-std::vector<uint32_t> NodeBucket::UnfilledBy() const {
-  const uint32_t chunks = dense->part().plan.Count();
-  std::vector<uint32_t> unfilled;
-  for (uint32_t rank = 0; rank < submitted.size(); ++rank) {
-    if (memory->WaitInput(rank, chunks, Now()) < chunks) unfilled.push_back(rank);
-  }
-  return unfilled;
-}
-
 BucketCodec* NodeBucket::FindCodec(uint32_t part) {
-  if (part == 0) return dense.get();
-  for (const auto& codec : codecs) {
+  if (part == 0) return whole_.get();
+  for (const auto& codec : compressing_) {
     if (codec->FindPart(part) != nullptr) return codec.get();
   }
   return nullptr;
 }
 
-std::vector<BucketCodec*> NodeBucket::CodecsInUse() {
-  if (!compressed) return {dense.get()};
-  std::vector<BucketCodec*> in_use;
-  for (const auto& codec : codecs) in_use.push_back(codec.get());
-  return in_use;
+absl::Status NodeBucket::AddInput(uint32_t local_rank, UniqueFd fd,
+                                  const DeviceMemory& device_memory) {
+  if (memory_->HasInput(local_rank)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("bucket ", ToString(id_), " was announced twice"));
+  }
+  return memory_->AddInput(local_rank, std::move(fd), device_memory);
 }
 
-bool NodeBucket::FinishChunk(Part& part, const RoundResult& received) {
+absl::StatusOr<bool> NodeBucket::Submit(uint32_t local_rank, uint64_t round, TimePoint now) {
+  if (!memory_->HasInput(local_rank)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("bucket ", ToString(id_), " was submitted before it was announced"));
+  }
+  MutexLock lock(mutex_);
+  return round_.Submit(local_rank, round, now);
+}
+
+void NodeBucket::BeginRound() {
+  std::vector<BucketCodec*> codecs;
+  const bool compresses =
+      !compressing_.empty() && std::all_of(compressing_.begin(), compressing_.end(),
+                                           [](const auto& codec) { return codec->HasStarted(); });
+  if (compresses) {
+    for (const auto& codec : compressing_) codecs.push_back(codec.get());
+  } else {
+    codecs.push_back(whole_.get());
+  }
+  MutexLock lock(mutex_);
+  round_.Begin(std::move(codecs));
+}
+
+std::vector<BucketCodec*> NodeBucket::CodecsInUse() const {
+  MutexLock lock(mutex_);
+  return round_.codecs();
+}
+
+void NodeBucket::BeginPart(Part& part) {
+  MutexLock lock(mutex_);
+  part.BeginRound();
+}
+
+void NodeBucket::NoteSent(BucketCodec& codec, Part& part, uint32_t chunk, uint64_t bytes,
+                          Duration encoding, TimePoint now) {
+  MutexLock lock(mutex_);
+  round_.AddReduceTime(encoding);
+  round_.NoteSent(codec, part, chunk, bytes, now);
+}
+
+absl::StatusOr<TimePoint> NodeBucket::Claim(Part& part, const RoundResult& received) {
+  MutexLock lock(mutex_);
+  THALWEG_RETURN_IF_ERROR(part.Claim(received));
+  return part.sent[received.id.chunk];
+}
+
+bool NodeBucket::FinishChunk(BucketCodec& codec, Part& part, const RoundResult& received,
+                             Duration decoding) {
+  MutexLock lock(mutex_);
+  round_.AddDecodeTime(decoding);
+  const bool is_last = round_.FinishChunk(codec, part, received);
   // Whoever waits for the result takes its counter for a sign of life.
-  memory->result().PublishReady(++finished_chunks);
-  return part.FinishChunk(received);
+  memory_->result().PublishReady(round_.finished_chunks());
+  return is_last;
 }
 
 bool NodeBucket::FinishCodec(const Part& last) {
-  workers = last.workers;
-  return --codecs_left == 0;
+  MutexLock lock(mutex_);
+  return round_.FinishCodec(last);
 }
 
-void NodeBucket::FinishRound(TimePoint now) {
-  wire_time = first_sent ? now - *first_sent : Duration::zero();
-  ready = false;
-  num_submitted = 0;
-  submitted.assign(submitted.size(), false);
-  for (const auto& codec : codecs) codec->CountRound();
+FinishedRound NodeBucket::FinishRound(TimePoint now) {
+  MutexLock lock(mutex_);
+  for (const auto& codec : compressing_) codec->CountRound();
+  return round_.Finish(now);
+}
+
+void NodeBucket::AddReduceTime(Duration time) {
+  MutexLock lock(mutex_);
+  round_.AddReduceTime(time);
+}
+
+void NodeBucket::AddWaitTime(Duration time) {
+  MutexLock lock(mutex_);
+  round_.AddWaitTime(time);
+}
+
+bool NodeBucket::in_flight() const {
+  MutexLock lock(mutex_);
+  return round_.in_flight();
+}
+
+bool NodeBucket::is_running() const {
+  MutexLock lock(mutex_);
+  return round_.is_running();
+}
+
+uint64_t NodeBucket::round() const {
+  MutexLock lock(mutex_);
+  return round_.number();
+}
+
+NodeBucket::Waiting NodeBucket::waiting() const {
+  MutexLock lock(mutex_);
+  return {round_.number(), round_.MissingWorkers(), round_.first_submit(), round_.is_running(),
+          round_.ready_since()};
+}
+
+std::vector<uint32_t> NodeBucket::UnfilledBy() const {
+  if (!is_running()) return {};
+  const uint32_t chunks = whole_->part().plan.Count();
+  std::vector<uint32_t> unfilled;
+  for (uint32_t rank = 0; rank < local_size_; ++rank) {
+    if (memory_->WaitInput(rank, chunks, Now()) < chunks) unfilled.push_back(rank);
+  }
+  return unfilled;
 }
 
 std::pair<uint32_t, uint32_t> NodeBucket::Outstanding() {
+  MutexLock lock(mutex_);
   uint32_t missing = 0;
   uint32_t chunks = 0;
   for (uint32_t number = 0; number < kMaxParts; ++number) {

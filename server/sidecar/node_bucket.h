@@ -1,10 +1,10 @@
-// One bucket on one node: its memory, its codecs, and how far the current round has come.
+// One bucket on one node: its memory, its codecs and its round.
 #pragma once
 
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -13,6 +13,8 @@
 #include "core/base/codec_policy.h"
 #include "core/base/exchange.h"
 #include "core/base/layout.h"
+#include "core/base/mutex.h"
+#include "server/sidecar/bucket_round.h"
 #include "server/sidecar/codec/bucket_codec.h"
 #include "server/sidecar/codec/dense_codec.h"
 #include "server/sidecar/codec/parameter_states.h"
@@ -21,7 +23,7 @@
 
 namespace thalweg {
 
-// What all buckets of a job have in common on this node.
+// Terms that all buckets of a job have in common on this node.
 struct BucketTerms {
   CodecPolicy codec;
   uint64_t chunk_bytes = 0;
@@ -33,9 +35,10 @@ struct BucketTerms {
   GradientPath path = GradientPath::kCpu;  // of the worker, if the node has one only
 };
 
-// The members above "Round" never change after Create and AddInput; the others are guarded by the
-// mutex of the NodeJob that owns the bucket. While a round is in flight what `memory` holds belongs
-// to the round: the job's threads read the shares and write disjoint pieces of the result.
+// Thread-safe, except AddInput, which one thread at a time may call, and only before the round that
+// needs the input. Its mutex guards the round, and the parts and traffic of the codecs; it is never
+// held while a device works. While a round runs, the contents of memory() belong to it: the job's
+// threads read the shares and write disjoint pieces of the result.
 class NodeBucket : public std::enable_shared_from_this<NodeBucket> {
  public:
   // `auto_choice` is the number, among the policy's codecs, of what auto has chosen for this
@@ -46,61 +49,78 @@ class NodeBucket : public std::enable_shared_from_this<NodeBucket> {
                                                             uint32_t auto_choice,
                                                             ParameterStates& states);
 
-  // Where worker `local_rank` will put its share, in type `share`.
+  BucketId id() const { return id_; }
+  const BucketLayout& layout() const { return layout_; }
+  const std::string& owner() const { return owner_; }  // who announced it first, "rank 3"
+  DType share() const { return share_; }
+  BucketMemory& memory() { return *memory_; }
+  const BucketMemory& memory() const { return *memory_; }
+  // Takes the whole bucket, as part 0, until all of compressing() have started.
+  DenseCodec& whole() { return *whole_; }
+  const DenseCodec& whole() const { return *whole_; }
+  // Empty when the bucket is never compressed. Each tensor belongs to one of them.
+  const std::vector<std::unique_ptr<BucketCodec>>& compressing() const { return compressing_; }
+  // Returns the codec whose part that is; null when the bucket has no such part.
+  BucketCodec* FindCodec(uint32_t part);
+
+  // Takes the memory into which worker `local_rank` will put its share, in type share().
   absl::Status AddInput(uint32_t local_rank, UniqueFd fd, const DeviceMemory& device_memory);
 
-  // Begins round `round` for this worker. True when that makes it ready: all workers have submitted
-  // it. InvalidArgument: out of order, or before its arena came.
-  absl::StatusOr<bool> Submit(uint32_t local_rank, uint64_t submitted_round, TimePoint now);
-  // Local ranks that have not submitted, while others have; else empty.
-  std::vector<uint32_t> MissingWorkers() const;
-
-  // Local ranks whose share of the round in flight is not there, or not whole.
-  std::vector<uint32_t> UnfilledBy() const;
-
-  // The codec whose part that is; null when the bucket has no such part.
-  BucketCodec* FindCodec(uint32_t part);
-  // Those that the round in flight goes through.
-  std::vector<BucketCodec*> CodecsInUse();
-  // A chunk of `part` has come and been decoded. True when that was the part's last.
-  bool FinishChunk(Part& part, const RoundResult& received);
-  // One of the codecs in use has its result. True when it was the last: the round is over.
+  // See BucketRound. InvalidArgument also: the worker's input has not been added.
+  absl::StatusOr<bool> Submit(uint32_t local_rank, uint64_t round, TimePoint now);
+  // Begins the round, which must be queued: it goes through compressing() once all of them have
+  // started, otherwise through whole(). The caller then has memory() begin it, too.
+  void BeginRound();
+  // Returns the codecs that the round goes through. Requires that it runs.
+  std::vector<BucketCodec*> CodecsInUse() const;
+  void BeginPart(Part& part);
+  void NoteSent(BucketCodec& codec, Part& part, uint32_t chunk, uint64_t bytes, Duration encoding,
+                TimePoint now);
+  // Claims the chunk of a result for decoding; returns when the chunk was sent. Errors as
+  // Part::Claim.
+  absl::StatusOr<TimePoint> Claim(Part& part, const RoundResult& received);
+  // The claimed chunk has been decoded. Returns true when it was the part's last.
+  bool FinishChunk(BucketCodec& codec, Part& part, const RoundResult& received, Duration decoding);
   bool FinishCodec(const Part& last);
-  // The round is over, and its result where workers will find it: the bucket is idle again.
-  void FinishRound(TimePoint now);
-  // Chunks of the part in flight: those without a result, and all.
+  // Ends the round, after memory() has ended it.
+  FinishedRound FinishRound(TimePoint now);
+  void AddReduceTime(Duration time);
+  void AddWaitTime(Duration time);
+
+  bool in_flight() const;
+  bool is_running() const;  // in flight, and begun
+  // Returns the number of the round in flight, or of the last one.
+  uint64_t round() const;
+  // The struct says what the bucket waits for, and since when.
+  struct Waiting {
+    uint64_t round = 0;             // as round()
+    std::vector<uint32_t> missing;  // local ranks that have not submitted the next round, while
+                                    // others have
+    TimePoint first_submit;
+    bool is_running = false;
+    TimePoint ready_since;
+  };
+  Waiting waiting() const;
+  // Returns the local ranks whose share of the round that runs is not there, or not whole.
+  std::vector<uint32_t> UnfilledBy() const;
+  // Returns how many chunks of the parts in flight are without a result, and how many there are.
   std::pair<uint32_t, uint32_t> Outstanding();
 
-  bool in_flight() const { return ready; }
-
-  BucketId id;
-  BucketLayout layout;
-  std::string owner;  // who announced it first, "rank 3"
-  DType share = DType::kFloat32;
-  std::unique_ptr<BucketMemory> memory;
-  std::unique_ptr<DenseCodec> dense;  // the whole bucket, until `codecs` have started
-  // Empty when the bucket is never compressed. Each tensor is one's.
-  std::vector<std::unique_ptr<BucketCodec>> codecs;
-
-  // Round.
-  uint64_t round = 0;           // in flight, or the last one
-  std::vector<bool> submitted;  // by local rank, to round + 1 or the round in flight
-  uint32_t num_submitted = 0;
-  TimePoint first_submit;
-  bool ready = false;  // all have submitted, results are outstanding
-  TimePoint ready_since;
-  bool compressed = false;       // through `codecs`, not `dense`
-  size_t codecs_left = 0;        // in use, that have not got their results
-  uint32_t finished_chunks = 0;  // of all parts
-  uint32_t workers = 0;          // that the result is the mean over
-  Duration reduce_time{};
-  Duration wait_time{};
-  Duration decode_time{};
-  std::optional<TimePoint> first_sent;
-  Duration wire_time{};
-
  private:
-  NodeBucket(BucketId bucket_id, const BucketLayout& bucket_layout, const BucketTerms& terms);
+  NodeBucket(BucketId id, const BucketLayout& layout, const std::string& owner,
+             const BucketTerms& terms);
+
+  const BucketId id_;
+  const BucketLayout layout_;
+  const std::string owner_;
+  const DType share_;
+  const uint32_t local_size_;
+  std::unique_ptr<BucketMemory> memory_;  // set by Create, as are the codecs; outlives them
+  std::unique_ptr<DenseCodec> whole_;
+  std::vector<std::unique_ptr<BucketCodec>> compressing_;
+
+  mutable Mutex mutex_;
+  BucketRound round_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace thalweg

@@ -17,6 +17,7 @@ using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 
 constexpr TimePoint kStart{};
+constexpr Duration kSecond = std::chrono::seconds(1);
 constexpr int64_t kElems = 2500;  // three chunks of 1024 float32
 
 CpuDevice device;
@@ -43,7 +44,7 @@ class NodeBucketTest : public ::testing::Test {
     RoundResult r;
     r.id = {{0, 0}, chunk, round};
     r.wire = WireFormat::kFloat16;
-    r.elems = bucket_->dense->part().plan.Elems(chunk);
+    r.elems = bucket_->whole().part().plan.Elems(chunk);
     r.workers = 2;
     return r;
   }
@@ -54,12 +55,12 @@ class NodeBucketTest : public ::testing::Test {
 };
 
 TEST_F(NodeBucketTest, IsReadyWhenAllWorkersHaveSubmittedAndNamesThoseMissing) {
-  EXPECT_THAT(bucket_->MissingWorkers(), IsEmpty());
+  EXPECT_THAT(bucket_->waiting().missing, IsEmpty());
   EXPECT_FALSE(*bucket_->Submit(1, 1, kStart));
-  EXPECT_THAT(bucket_->MissingWorkers(), ElementsAre(0));
+  EXPECT_THAT(bucket_->waiting().missing, ElementsAre(0));
   EXPECT_TRUE(*bucket_->Submit(0, 1, kStart));
   EXPECT_TRUE(bucket_->in_flight());
-  EXPECT_THAT(bucket_->MissingWorkers(), IsEmpty());
+  EXPECT_THAT(bucket_->waiting().missing, IsEmpty());
 }
 
 TEST_F(NodeBucketTest, SubmitOutOfOrderIsRefused) {
@@ -71,12 +72,12 @@ TEST_F(NodeBucketTest, SubmitOutOfOrderIsRefused) {
 }
 
 TEST_F(NodeBucketTest, SubmitBeforeTheArenaCameIsRefused) {
-  const auto bare = *NodeBucket::Create({0, 0}, bucket_->layout, "rank 0", kTerms, 0, states_);
+  const auto bare = *NodeBucket::Create({0, 0}, bucket_->layout(), "rank 0", kTerms, 0, states_);
   EXPECT_FALSE(bare->Submit(0, 1, kStart).ok());
 }
 
 TEST_F(NodeBucketTest, ArenaOfAnotherSizeIsRefused) {
-  const auto bare = *NodeBucket::Create({0, 0}, bucket_->layout, "rank 0", kTerms, 0, states_);
+  const auto bare = *NodeBucket::Create({0, 0}, bucket_->layout(), "rank 0", kTerms, 0, states_);
   auto small = *BucketArena::Create("input", kElems * 4 - 4, true);
   EXPECT_FALSE(bare->AddInput(0, UniqueFd(dup(small.fd())), {}).ok());
   EXPECT_FALSE(bucket_->AddInput(0, UniqueFd(dup(arenas_[0].fd())), {}).ok()) << "twice";
@@ -84,15 +85,34 @@ TEST_F(NodeBucketTest, ArenaOfAnotherSizeIsRefused) {
 
 TEST_F(NodeBucketTest, LastChunkCompletesTheRoundWhateverTheOrder) {
   SubmitBoth(1);
+  EXPECT_FALSE(bucket_->is_running());
+  bucket_->BeginRound();
+  EXPECT_TRUE(bucket_->is_running());
+  DenseCodec& whole = bucket_->whole();
+  EXPECT_THAT(bucket_->CodecsInUse(), ElementsAre(&whole));
+  bucket_->BeginPart(whole.part());
+  EXPECT_EQ(bucket_->Outstanding(), std::pair(3u, 3u));
   for (uint32_t chunk : {2u, 0u, 1u}) {
-    ASSERT_TRUE(bucket_->dense->part().Claim(Result(chunk, 1)).ok());
-    EXPECT_EQ(bucket_->FinishChunk(bucket_->dense->part(), Result(chunk, 1)), chunk == 1);
+    ASSERT_TRUE(bucket_->Claim(whole.part(), Result(chunk, 1)).ok());
+    EXPECT_EQ(bucket_->FinishChunk(whole, whole.part(), Result(chunk, 1), kSecond), chunk == 1);
   }
-  EXPECT_TRUE(bucket_->FinishCodec(bucket_->dense->part()));
-  bucket_->FinishRound(kStart);
+  EXPECT_TRUE(bucket_->FinishCodec(whole.part()));
+  const FinishedRound finished = bucket_->FinishRound(kStart + kSecond);
+  EXPECT_EQ(finished.message.round, 1u);
+  EXPECT_EQ(finished.message.workers, 2u);
+  EXPECT_EQ(finished.message.decode_ns, 3 * static_cast<uint64_t>(ToNanos(kSecond)));
+  EXPECT_EQ(finished.end - finished.ready_since, kSecond);
   EXPECT_FALSE(bucket_->in_flight());
-  EXPECT_EQ(bucket_->workers, 2u);
   SubmitBoth(2);
+}
+
+TEST_F(NodeBucketTest, WorkersThatHaveNotFilledTheirArenaAreNamedOnceTheRoundRuns) {
+  SubmitBoth(1);
+  EXPECT_THAT(bucket_->UnfilledBy(), IsEmpty());
+  bucket_->BeginRound();
+  EXPECT_THAT(bucket_->UnfilledBy(), ElementsAre(0, 1));
+  arenas_[0].PublishReady(3);
+  EXPECT_THAT(bucket_->UnfilledBy(), ElementsAre(1));
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// What all jobs of a sidecar share.
+// NodeContext has what all jobs of a sidecar share.
 #pragma once
 
 #include <cstdint>
@@ -14,15 +14,16 @@
 
 namespace thalweg {
 
-// Metrics of a sidecar; references into a MetricRegistry.
+// SidecarMetrics are the metrics of a sidecar; references into a MetricRegistry.
 struct SidecarMetrics {
   explicit SidecarMetrics(MetricRegistry& registry);
 
   Gauge& Workers(GradientPath path) const { return *workers.at(path); }
 
-  MetricRegistry& registry;  // for those with a codec label
+  MetricRegistry& registry;  // for metrics with a codec label
   Gauge& jobs;
-  std::map<GradientPath, Gauge*> workers;  // connected; all paths, also those that nobody takes
+  // connected workers; all paths have an entry, also unused ones
+  std::map<GradientPath, Gauge*> workers;
   OutcomeCounters jobs_ended;
   Counter& steps;
   Counter& exchange_seconds;
@@ -43,15 +44,15 @@ struct SidecarMetrics {
   Counter& skipped_steps;
 };
 
-// What a NodeJob works with; all must outlive it.
+// A NodeJob uses these objects; all must outlive it.
 struct NodeContext {
   std::vector<Shard*> shards;
   Device& device;          // for gradients in host memory
-  Device* gpus = nullptr;  // for those that workers share on GPUs; null: there is none
+  Device* gpus = nullptr;  // for gradients that workers share on GPUs; null: there is none
   SidecarMetrics& metrics;
-  uint32_t threads = 1;          // that fold, per job
-  uint32_t window_chunks = 0;    // to ask the shards for; 0: they choose
-  TraceWriter* trace = nullptr;  // null: nothing is traced
+  uint32_t threads = 1;          // folding threads per job
+  uint32_t window_chunks = 0;    // requested from the shards; 0: they choose
+  TraceWriter* trace = nullptr;  // nothing is traced when null
 };
 
 }  // namespace thalweg

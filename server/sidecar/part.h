@@ -1,5 +1,5 @@
-// One vector of a bucket's round on its way through the shards: the bucket itself (part 0), or what
-// compression sends in its stead. Every part has its own layout, chunks and count of rounds.
+// Part is one vector that a bucket's round sends through the shards: the bucket itself (part 0), or
+// what compression sends in its place. Every part has its own layout, chunks and count of rounds.
 #pragma once
 
 #include <cstdint>
@@ -13,31 +13,31 @@
 
 namespace thalweg {
 
-// Guarded like the NodeBucket that it belongs to.
+// The mutex of the NodeBucket guards a Part, except its plan and announcement, which do not change.
 struct Part {
   Part(BucketId id, BucketLayout layout, WireFormat wire, uint64_t chunk_bytes,
        uint32_t num_shards);
 
   void BeginRound();
-  // Claims chunk `result.id.chunk` of the round for decoding. InvalidArgument when the result does
-  // not belong to the round in flight, FailedPrecondition when it came before.
+  // Claims chunk `result.id.chunk` of the round for decoding. Returns InvalidArgument when the
+  // result does not belong to the round in flight, FailedPrecondition when it is a duplicate.
   absl::Status Claim(const RoundResult& result);
-  // The claimed chunk has been decoded. True when that was the round's last.
+  // Records that the claimed chunk has been decoded. Returns true when it was the round's last.
   bool FinishChunk(const RoundResult& result);
 
   uint64_t Elems() const { return plan.total_elems; }
 
   BucketAnnouncement bucket;
   ChunkPlan plan;
-  std::vector<uint32_t> shard_of_chunk;  // once announced to the shards, by the run thread
+  std::vector<uint32_t> shard_of_chunk;  // set by the run thread when announced to the shards
 
-  // Round.
+  // The following members are the round's.
   uint64_t round = 0;  // in flight, or the last one
   bool in_flight = false;
   std::vector<bool> claimed;    // by chunk
-  std::vector<TimePoint> sent;  // by chunk, if it was
+  std::vector<TimePoint> sent;  // by chunk, when it was sent
   uint32_t finished_chunks = 0;
-  uint32_t workers = 0;  // that the result is the mean over
+  uint32_t workers = 0;  // number of workers in the mean
   uint64_t nonfinite_elems = 0;
 };
 

@@ -19,7 +19,7 @@ class PartTest : public ::testing::Test {
     return r;
   }
 
-  // Three chunks of 1024 float32.
+  // The part has three chunks of 1024 float32.
   Part part_{
       {3, 1, 2}, {DType::kFloat32, {{"w", {2500}}}}, WireFormat::kFloat16, kMinChunkBytes, 1};
 };

@@ -1,4 +1,4 @@
-// Which shard sums which chunk.
+// Placement decides which shard sums which chunk.
 #pragma once
 
 #include <cstdint>
@@ -11,25 +11,25 @@
 
 namespace thalweg {
 
-// Gives every chunk to the shard that has the fewest bytes for its weight so far, the first such
-// shard on a tie: with equal weights chunks go round all shards, and small buckets spread over
-// them. Deterministic: nodes that place the same buckets in the same order agree.
+// It gives every chunk to the shard with the fewest bytes relative to its weight so far, the first
+// such shard on a tie. With equal weights, chunks go to all shards in turn, and small buckets
+// spread over them. It is deterministic: nodes that place the same buckets in the same order agree.
 // Thread-compatible.
 class Placement {
  public:
   explicit Placement(std::vector<uint32_t> weights);  // by shard, each ≥ 1
 
-  // The shard of each chunk of bucket `index`, which cross the network in format `wire`; forgets
-  // the bucket's earlier layout.
+  // Returns the shard of each chunk of bucket `index`, whose chunks cross the network in format
+  // `wire`; drops the bucket's earlier layout.
   std::vector<uint32_t> Place(uint32_t index, const ChunkPlan& plan, WireFormat wire);
 
-  // Equal for equal placements.
+  // Returns a value that is equal for equal placements.
   static uint64_t Fingerprint(std::span<const uint32_t> shard_of_chunk);
 
  private:
   std::vector<uint32_t> weights_;
   std::vector<uint64_t> loads_;                          // bytes, by shard
-  std::map<uint32_t, std::vector<uint64_t>> of_bucket_;  // the part of loads_ that a bucket makes
+  std::map<uint32_t, std::vector<uint64_t>> of_bucket_;  // each bucket's part of loads_
 };
 
 }  // namespace thalweg

@@ -11,8 +11,8 @@ namespace thalweg {
 
 namespace {
 
-// The best of a few comparisons of clocks, right after joining, serves a job too short for many
-// heartbeats.
+// For jobs too short for many heartbeats, this many comparisons of clocks are made right after
+// joining; the best one counts.
 constexpr int kFirstComparisons = 5;
 
 }  // namespace
@@ -31,15 +31,15 @@ absl::Status ShardGroup::Join(JoinRequest request,
                               const std::function<std::shared_ptr<NodeSink>(uint32_t)>& make_sink,
                               TimePoint deadline) {
   request.num_shards = size();
-  // Each node at another shard, so that they do not measure each other.
+  // Each node measures with another shard, so that nodes do not disturb each other.
   THALWEG_ASSIGN_OR_RETURN(request.link, shards_[request.node % size()]->MeasureLink(deadline));
   std::vector<uint32_t> weights;
-  // Every node joins in this order, so one that waits at shard k has been admitted by all before
-  // it.
+  // Every node joins in this order, so a node that waits at shard k has been admitted by all
+  // previous shards.
   for (uint32_t k = 0; k < size(); ++k) {
     request.shard = k;
     THALWEG_ASSIGN_OR_RETURN(const Membership membership, shards_[k]->Join(request, deadline));
-    // The first shard chooses the chunk size, the others are told, and settles the costs.
+    // The first shard chooses the chunk size, which the others are told, and settles the costs.
     if (k == 0 && membership.costs.size() != request.costs.size()) {
       return absl::InvalidArgumentError(
           absl::StrCat("aggregator shard 0 answered with the costs of ", membership.costs.size(),
@@ -54,7 +54,7 @@ absl::Status ShardGroup::Join(JoinRequest request,
     }
     THALWEG_RETURN_IF_ERROR(shards_[k]->Attach(membership.token, make_sink(k)));
     for (int i = 0; trace_ != nullptr && i < kFirstComparisons; ++i) {
-      Heartbeat(k, membership.token).IgnoreError();  // the exchange will show what is wrong
+      Heartbeat(k, membership.token).IgnoreError();  // the exchange will report what is wrong
     }
   }
   MutexLock lock(mutex_);
@@ -159,7 +159,8 @@ absl::Status ShardGroup::Heartbeat() {
     auto token = Token(k);
     if (!token.ok()) return absl::OkStatus();  // not joined yet, or over
     const absl::Status status = Heartbeat(k, *token);
-    // A shard that is slow or away shows in the exchange; one that does not know us is a failure.
+    // The exchange reports a slow or absent shard; a shard that does not know this node is a
+    // failure.
     if (absl::IsNotFound(status)) return status;
   }
   return absl::OkStatus();
@@ -192,7 +193,7 @@ void ShardGroup::Leave(const absl::Status& reason) {
 
 Membership ShardGroup::agreed() {
   MutexLock lock(mutex_);
-  // The first shard chooses, the others are told.
+  // The first shard chooses, and the others are told.
   return states_.empty() ? Membership{} : states_[0].membership.value_or(Membership{});
 }
 

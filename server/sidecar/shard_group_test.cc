@@ -4,10 +4,10 @@
 #include <gtest/gtest.h>
 
 #include <future>
-#include <span>
 #include <vector>
 
 #include "core/base/protocol.h"
+#include "server/sidecar/fake_shard.h"
 
 namespace thalweg {
 namespace {
@@ -15,56 +15,6 @@ namespace {
 using ::testing::HasSubstr;
 
 constexpr Duration kPatience = std::chrono::seconds(30);
-
-// Admits everybody with a window of two chunks, and remembers.
-class FakeShard : public Shard {
- public:
-  absl::StatusOr<Membership> Join(const JoinRequest& request, TimePoint) override {
-    joined = request;
-    if (!refusal.ok()) return refusal;
-    return Membership{7, 1, kMinChunkBytes, 2, 1, agreed_link, agreed_costs};
-  }
-  absl::Status Attach(SessionToken, std::shared_ptr<NodeSink> node) override {
-    sink = std::move(node);
-    return absl::OkStatus();
-  }
-  absl::Status RegisterBucket(SessionToken, const BucketAnnouncement& bucket, TimePoint) override {
-    placements.push_back(bucket.placement);
-    return absl::OkStatus();
-  }
-  absl::StatusOr<LinkSpeed> MeasureLink(TimePoint) override { return link; }
-  absl::Status Contribute(SessionToken, Contribution contribution) override {
-    chunks.push_back(contribution.id.chunk);
-    return absl::OkStatus();
-  }
-  absl::StatusOr<std::vector<float>> ReadResidual(SessionToken, BucketId, uint32_t,
-                                                  TimePoint) override {
-    return absl::UnimplementedError("nobody asks");
-  }
-  absl::Status WriteResidual(SessionToken, BucketId, uint32_t, std::span<const float>,
-                             TimePoint) override {
-    return absl::UnimplementedError("nobody asks");
-  }
-  absl::StatusOr<ClockReading> Heartbeat(SessionToken, TimePoint) override {
-    if (!heartbeat.ok()) return heartbeat;
-    return ClockReading{"a boot", 7};
-  }
-  void Leave(SessionToken, const absl::Status& reason) override { left.push_back(reason); }
-
-  absl::Status refusal, heartbeat;
-  JoinRequest joined;
-  LinkSpeed link, agreed_link;
-  std::vector<CodecCost> agreed_costs;
-  std::vector<uint64_t> placements;
-  std::shared_ptr<NodeSink> sink;
-  std::vector<uint32_t> chunks;
-  std::vector<absl::Status> left;
-};
-
-class NullSink : public NodeSink {
-  void OnResult(RoundResult) override {}
-  void OnFailed(absl::Status) override {}
-};
 
 Contribution Chunk(uint32_t chunk) {
   Contribution c;
@@ -145,7 +95,7 @@ TEST_F(ShardGroupTest, FullWindowWaitsForAnAnswer) {
                             [&] { return group_.Contribute(0, Chunk(4), Now() + kPatience); });
   group_.OnAnswered(0, 0);
   EXPECT_TRUE(waiting.get().ok());
-  EXPECT_EQ(a_.chunks.size(), 3u);
+  EXPECT_EQ(a_.chunks().size(), 3u);
 }
 
 TEST_F(ShardGroupTest, LeavingEndsWaitsAndTellsEveryShardOnce) {

@@ -17,7 +17,7 @@ constexpr Duration kHelloTimeout = std::chrono::seconds(10);
 constexpr Duration kLookAround = std::chrono::milliseconds(500);
 constexpr uint32_t kMaxLocalWorkers = 1024;
 
-absl::Status CheckHello(const Hello& h) {
+absl::Status CheckHello(const ipc::Hello& h) {
   const auto invalid = [&](const std::string& what) {
     return absl::InvalidArgumentError(absl::StrCat("job '", h.job, "', rank ", h.rank, ": ", what));
   };
@@ -87,7 +87,7 @@ void Sidecar::AcceptLoop() {
 void Sidecar::Serve(Connection& connection, const std::shared_ptr<Connection>& shared) {
   auto first = connection.Receive(Now() + kHelloTimeout);
   absl::Status status = first.status();
-  const Hello* hello = first.ok() ? std::get_if<Hello>(&first->message) : nullptr;
+  const ipc::Hello* hello = first.ok() ? std::get_if<ipc::Hello>(&first->message) : nullptr;
   if (status.ok() && hello == nullptr) {
     status = absl::InvalidArgumentError(
         absl::StrCat("expected Hello as the first message, got ", Name(first->message)));
@@ -99,7 +99,7 @@ void Sidecar::Serve(Connection& connection, const std::shared_ptr<Connection>& s
       status = ReadMessages(connection, **job, hello->local_rank);
       if (absl::IsInvalidArgument(status)) {
         // The peer gets the reason too; it hears no broadcast once it has left the job.
-        connection.Send(Fail{status.code(), std::string(status.message())}).IgnoreError();
+        (*job)->Refuse(hello->local_rank, status);
       }
       (*job)->WorkerLeft(hello->local_rank, status);
       (*job)->ReleaseWorker(hello->local_rank);
@@ -108,11 +108,11 @@ void Sidecar::Serve(Connection& connection, const std::shared_ptr<Connection>& s
     }
   }
   spdlog::warn("refused a worker: {}", Text(status));
-  connection.Send(Fail{status.code(), std::string(status.message())}).IgnoreError();
+  connection.Send(ipc::Fail{status.code(), std::string(status.message())}).IgnoreError();
 }
 
 absl::StatusOr<std::shared_ptr<NodeJob>> Sidecar::Admit(
-    const Hello& hello, const std::shared_ptr<Connection>& connection) {
+    const ipc::Hello& hello, const std::shared_ptr<Connection>& connection) {
   THALWEG_RETURN_IF_ERROR(CheckHello(hello));
   std::shared_ptr<NodeJob> job;
   {
@@ -134,19 +134,19 @@ absl::Status Sidecar::ReadMessages(Connection& connection, NodeJob& job, uint32_
     auto received = connection.Receive(Now() + kLookAround);
     if (absl::IsDeadlineExceeded(received.status())) continue;
     THALWEG_RETURN_IF_ERROR(received.status());
-    if (std::holds_alternative<Leave>(received->message)) return absl::OkStatus();
-    if (const auto* fail = std::get_if<Fail>(&received->message)) {
+    if (std::holds_alternative<ipc::Leave>(received->message)) return absl::OkStatus();
+    if (const auto* fail = std::get_if<ipc::Fail>(&received->message)) {
       return absl::Status(fail->code, fail->message);
     }
-    if (const auto* bucket = std::get_if<RegisterBucket>(&received->message)) {
+    if (const auto* bucket = std::get_if<ipc::RegisterBucket>(&received->message)) {
       job.OnRegisterBucket(local_rank, *bucket, std::move(received->fd));
-    } else if (const auto* submit = std::get_if<Submit>(&received->message)) {
+    } else if (const auto* submit = std::get_if<ipc::Submit>(&received->message)) {
       job.OnSubmit(local_rank, *submit);
-    } else if (std::holds_alternative<GetCodecState>(received->message)) {
+    } else if (std::holds_alternative<ipc::GetCodecState>(received->message)) {
       job.OnGetCodecState(local_rank);
-    } else if (const auto* state = std::get_if<CodecState>(&received->message)) {
+    } else if (const auto* state = std::get_if<ipc::CodecState>(&received->message)) {
       job.OnCodecState(local_rank, *state, std::move(received->fd));
-    } else if (const auto* precision = std::get_if<Precision>(&received->message)) {
+    } else if (const auto* precision = std::get_if<ipc::Precision>(&received->message)) {
       THALWEG_RETURN_IF_ERROR(TakePrecision(*precision, local_rank));
     } else {
       return absl::InvalidArgumentError(
@@ -155,7 +155,7 @@ absl::Status Sidecar::ReadMessages(Connection& connection, NodeJob& job, uint32_
   }
 }
 
-absl::Status Sidecar::TakePrecision(const Precision& precision, uint32_t local_rank) {
+absl::Status Sidecar::TakePrecision(const ipc::Precision& precision, uint32_t local_rank) {
   // All workers of a job skip the same steps: they are not to be counted once for each.
   if (local_rank != 0) {
     return absl::InvalidArgumentError(absl::StrCat(

@@ -1,4 +1,4 @@
-// A node's sidecar: takes connections of the node's workers and runs their jobs.
+// Sidecar is a node's sidecar: it accepts connections of the node's workers and runs their jobs.
 #pragma once
 
 #include <cstdint>
@@ -21,34 +21,34 @@
 
 namespace thalweg {
 
-// Thread-safe. One thread accepts, one thread per worker reads.
+// It is thread-safe. One thread accepts, and one thread per worker reads.
 class Sidecar {
  public:
   struct Options {
     std::string socket_path;
-    // In order; they and the device must outlive the sidecar.
+    // The shards are in order; they and the device must outlive the sidecar.
     std::vector<Shard*> shards;
     Device* device = nullptr;
     Device* gpus = nullptr;        // null: gradients on GPUs come through host memory
-    uint32_t threads = 1;          // that fold, per job, ≥ 1
-    uint32_t window_chunks = 0;    // to ask the shards for; 0: they choose
-    TraceWriter* trace = nullptr;  // null: nothing is traced; must outlive the sidecar
+    uint32_t threads = 1;          // folding threads per job, ≥ 1
+    uint32_t window_chunks = 0;    // requested from the shards; 0: they choose
+    TraceWriter* trace = nullptr;  // nothing is traced when null; must outlive the sidecar
   };
 
-  // Listens when this returns.
+  // Starts a sidecar, which listens when this returns.
   static absl::StatusOr<std::unique_ptr<Sidecar>> Start(const Options& options,
                                                         MetricRegistry& registry);
-  ~Sidecar();  // stops
+  ~Sidecar();  // calls Stop
 
   struct Connections {
     size_t now = 0;
     uint64_t since_start = 0;
   };
-  // Forgets workers that have gone and jobs that are over; to be called a few times a second.
+  // Removes workers that have gone and jobs that are over; call it a few times a second.
   Connections Reap();
-  // Takes no new workers from now on.
+  // Accepts no new workers from now on.
   void StopAccepting();
-  // Fails the jobs that still run with `why` and ends. Idempotent.
+  // Fails the running jobs with `why` and ends. Idempotent.
   void Stop(const absl::Status& why);
 
  private:
@@ -62,11 +62,11 @@ class Sidecar {
 
   void AcceptLoop();
   void Serve(Connection& connection, const std::shared_ptr<Connection>& shared);
-  absl::StatusOr<std::shared_ptr<NodeJob>> Admit(const Hello& hello,
+  absl::StatusOr<std::shared_ptr<NodeJob>> Admit(const ipc::Hello& hello,
                                                  const std::shared_ptr<Connection>& connection);
   absl::Status ReadMessages(Connection& connection, NodeJob& job, uint32_t local_rank);
-  // Takes no lock: rounds may be under way.
-  absl::Status TakePrecision(const Precision& precision, uint32_t local_rank);
+  // Takes no lock: rounds may be in flight.
+  absl::Status TakePrecision(const ipc::Precision& precision, uint32_t local_rank);
 
   SidecarMetrics metrics_;
   NodeContext context_;
@@ -77,7 +77,7 @@ class Sidecar {
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   uint64_t num_connections_ ABSL_GUARDED_BY(mutex_) = 0;  // since the start
   std::list<Reader> readers_ ABSL_GUARDED_BY(mutex_);
-  // Shared: readers and shards' sinks use a job while the table forgets it.
+  // The ownership is shared: readers and shards' sinks use a job while the table removes it.
   std::map<std::string, std::shared_ptr<NodeJob>> jobs_ ABSL_GUARDED_BY(mutex_);
   Thread accept_thread_;
 };

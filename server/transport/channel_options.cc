@@ -11,7 +11,7 @@ namespace {
 
 using Arguments = std::vector<std::pair<std::string, int>>;
 
-// A peer whose machine or network is gone is noticed within 15 s. Pings are sent ahead of queued
+// The keepalive notices within 15 s that a peer's machine or network is gone. Pings overtake queued
 // data, so a slow link does not look like a dead one.
 constexpr int kKeepaliveMs = 10'000;
 constexpr int kKeepaliveTimeoutMs = 5'000;
@@ -31,15 +31,15 @@ const Arguments& CommonArguments() {
 grpc::ChannelArguments ClientArguments() {
   grpc::ChannelArguments arguments;
   for (const auto& [name, value] : CommonArguments()) arguments.SetInt(name, value);
-  // Without this, all channels of a process to one address share a TCP connection.
+  // Without this option, all channels of a process to one address share a TCP connection.
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
   arguments.SetMaxReceiveMessageSize(kMaxFrameBytes);
-  // Aggregators are inside the cluster; gRPC would follow http_proxy otherwise.
+  // Aggregators are inside the cluster, but gRPC would follow http_proxy by default.
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
   arguments.SetInt(GRPC_ARG_SERVICE_CONFIG_DISABLE_RESOLUTION, 1);
-  // Calls are not repeated behind the caller's back, and chunks are not kept for it.
+  // gRPC does not repeat calls on its own and keeps no chunks for retries.
   arguments.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);
-  // Nodes often start before the aggregator: look again soon.
+  // Nodes often start before the aggregator, so they reconnect soon.
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
   arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 1000);
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 2000);
@@ -48,10 +48,11 @@ grpc::ChannelArguments ClientArguments() {
 
 void ApplyServerArguments(grpc::ServerBuilder& builder) {
   for (const auto& [name, value] : CommonArguments()) builder.AddChannelArgument(name, value);
-  // Less than the clients' keepalive, else they would be sent away for pinging too much.
+  // This interval is shorter than the clients' keepalive; otherwise the server would disconnect
+  // them for pinging too often.
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS,
                              kKeepaliveMs / 2);
-  // Two aggregators on one port are a mistake, not load balancing.
+  // Two aggregators on one port are a mistake and not load balancing.
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
   builder.SetMaxReceiveMessageSize(kMaxFrameBytes);
 }

@@ -1,4 +1,4 @@
-// gRPC settings that both ends of a connection must agree on or profit from.
+// This header declares the gRPC settings of both ends of a connection.
 #pragma once
 
 #include "core/base/clock.h"
@@ -10,7 +10,7 @@ namespace thalweg {
 grpc::ChannelArguments ClientArguments();
 void ApplyServerArguments(grpc::ServerBuilder& builder);
 
-// gRPC counts deadlines on the wall clock; ours are monotonic.
+// Converts a deadline for gRPC, which counts deadlines on the wall clock; ours are monotonic.
 std::chrono::system_clock::time_point ToSystemTime(TimePoint deadline);
 
 }  // namespace thalweg

@@ -1,4 +1,4 @@
-// Several TCP connections between a node and a shard, which share the node's fate.
+// These tests cover several TCP connections between a node and a shard; all fail when one fails.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
@@ -19,7 +19,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// This process's sockets that are connected to `address` (IPv4), asked of the kernel.
+// Returns this process's sockets that are connected to `address` (IPv4), as the kernel lists them.
 std::vector<int> ConnectionsTo(const std::string& address) {
   const int port = ParseHostPort(address)->port;
   std::vector<int> sockets;
@@ -44,7 +44,7 @@ class ChannelsTest : public ::testing::Test {
 
   void JoinAndAttach(uint32_t channels, double bytes_per_second = 0) {
     node_ = RemoteShard::Create(server_->address(), {.channels = channels}, metrics_);
-    // A membership of its own: the streams of an earlier one may not have ended yet.
+    // Each test uses a new membership: the streams of an earlier one may not have ended yet.
     JoinRequest request = OfNode(next_node_++);
     request.link.bytes_per_second = bytes_per_second;
     const auto membership = node_->Join(request, Now() + kTestPatience);
@@ -153,7 +153,8 @@ TEST_F(ChannelsTest, RefusedContributionIsTheReasonWhicheverStreamItCameOn) {
   }
 }
 
-// Under AddressSanitizer: streams that open and end on several connections while their owners go.
+// This test is for AddressSanitizer: streams open and end on several connections while their owners
+// are destroyed.
 TEST_F(ChannelsTest, NodesAndServersMayGoAtAnyTime) {
   for (int i = 0; i < 50; ++i) {
     const size_t attached_before = shard_.sinks.Get().size();

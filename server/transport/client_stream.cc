@@ -26,7 +26,7 @@ void ClientStream::Cancel() {
 }
 
 void ClientStream::OnStarted(bool /*ok*/) {
-  // A call that could not start says so to whoever reads.
+  // If the call could not start, the read reports it.
   call_->Read(&read_, &read_done_);
   Do(writes_.Written());
 }

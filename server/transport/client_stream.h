@@ -1,4 +1,4 @@
-// One gRPC stream of a node, on the node's side.
+// ClientStream is the node's end of one gRPC stream.
 #pragma once
 
 #include <atomic>
@@ -14,18 +14,19 @@ namespace thalweg {
 
 class ShardStreams;
 
-// Thread-safe. Owned by the ShardStreams, which keeps it until gRPC has done with it.
+// A ClientStream is thread-safe. The ShardStreams owns it until gRPC has completed its last
+// operation.
 class ClientStream {
  public:
   explicit ClientStream(ShardStreams& owner);
 
-  // Makes the stream ready for every other call; the first frame will be `open`.
+  // Prepares the stream; must be called before any other method. The first frame will be `open`.
   void Prepare(const std::shared_ptr<grpc::Channel>& channel, grpc::CompletionQueue& queue,
                const OpenFrame& open);
   void Start() { call_->StartCall(&started_); }
 
   void Send(grpc::ByteBuffer&& frame) { Do(writes_.Push(std::move(frame))); }
-  // Ends the stream in good order; frames that wait are dropped.
+  // Ends the stream with success; frames in the queue are dropped.
   void Finish() { Do(writes_.Close()); }
   // Ends the stream at once.
   void Cancel();
@@ -34,7 +35,7 @@ class ClientStream {
   void OnStarted(bool ok);
   void OnRead(bool ok);
   void OnWritten(bool ok);
-  // Reading has ended and the status is there; all is written and the end has been said.
+  // Runs when reading has ended and the status is known, and when the end of writing has completed.
   void OnEnd(bool ok);
 
   void Do(WriteQueue::Turn turn);
@@ -42,9 +43,9 @@ class ClientStream {
   ShardStreams& owner_;
   grpc::ClientContext context_;
   std::unique_ptr<grpc::GenericClientAsyncReaderWriter> call_;
-  WriteQueue writes_;      // busy with the start of the call at first
-  grpc::ByteBuffer read_;  // only for OnRead
-  grpc::Status status_;    // for the last OnEnd
+  WriteQueue writes_;      // The start of the call takes the first turn.
+  grpc::ByteBuffer read_;  // used by OnRead only
+  grpc::Status status_;    // read by the last OnEnd
   std::atomic<int> ends_left_{2};
 
   MemberCompletion<ClientStream, &ClientStream::OnStarted> started_{*this};

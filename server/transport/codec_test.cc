@@ -116,7 +116,7 @@ TEST(ControlCodecTest, UncountableLayoutsAreRefusedByTensor) {
   proto.set_dtype(static_cast<v1::DType>(0));
   EXPECT_THAT(Message(FromProto(proto).status()), HasSubstr("is 0, expected 1 to 4"));
   proto = ToProto(1, {});
-  for (int wire : {0, 5, 15, 19, 257}) {  // the last is 1 when cut to a byte
+  for (int wire : {0, 5, 15, 19, 257}) {  // the last would be 1 if it were cut to a byte
     proto.set_wire(static_cast<v1::WireFormat>(wire));
     EXPECT_THAT(Message(FromProto(proto).status()),
                 HasSubstr(absl::StrCat("wire of the bucket is ", wire, ", expected 1 to 4 or 16")));

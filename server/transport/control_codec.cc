@@ -15,12 +15,12 @@
 namespace thalweg {
 namespace {
 
-// Far beyond any model, and far from overflowing uint64_t when multiplied with an element's size.
+// This limit is far beyond any model; multiplied by an element's size it cannot overflow uint64_t.
 constexpr uint64_t kMaxBucketElems = uint64_t{1} << 48;
 constexpr std::chrono::milliseconds kMaxRoundTimeout = std::chrono::hours(24);
 constexpr std::chrono::microseconds kMaxRoundTrip = std::chrono::hours(1);
 
-// As a DType or a WireFormat; `values` are those there are, for people.
+// Converts `value` to a DType or a WireFormat; `values` names the valid ones for the error message.
 template <typename Enum>
 absl::StatusOr<Enum> ToEnum(int value, const char* what, const char* values) {
   const auto converted = static_cast<Enum>(value);
@@ -49,7 +49,7 @@ absl::Status Count(const TensorSpec& tensor, uint64_t* total) {
   return absl::OkStatus();
 }
 
-// Of a JoinRequest or a JoinResponse, as is CostsOf.
+// Reads the link's speed from a JoinRequest or a JoinResponse; CostsOf reads the costs from either.
 template <class Proto>
 absl::StatusOr<LinkSpeed> LinkOf(const Proto& proto) {
   const double rate = proto.link_bytes_per_second();

@@ -1,6 +1,6 @@
-// Messages of control.proto to and from the types of core/base/exchange.h. What comes from the
-// network is refused with InvalidArgument when the C++ type cannot hold it; what it means for the
-// job is the shard's business. Stateless.
+// This header converts messages of control.proto to and from the types of core/base/exchange.h.
+// InvalidArgument refuses what the C++ type cannot hold; the shard checks what the values mean for
+// the job. All functions are stateless.
 #pragma once
 
 #include <span>
@@ -17,15 +17,16 @@ v1::JoinRequest ToProto(const JoinRequest& request);
 v1::JoinResponse ToProto(const Membership& membership);
 v1::RegisterBucketRequest ToProto(SessionToken token, const BucketAnnouncement& bucket);
 v1::BucketId ToProto(BucketId id);
-// The bytes of ReadResidualResponse and WriteResidualRequest.
+// Encodes the values for ReadResidualResponse and WriteResidualRequest.
 std::string FloatsToBytes(std::span<const float> values);
 
-// Also refuses a caller that does not speak kWireVersion, naming its versions and ours.
+// Converts the request; also refuses a caller that does not speak kWireVersion, and names both
+// sides' versions.
 absl::StatusOr<JoinRequest> FromProto(const v1::JoinRequest& proto);
 absl::StatusOr<BucketAnnouncement> FromProto(const v1::RegisterBucketRequest& proto);
 absl::StatusOr<Membership> FromProto(const v1::JoinResponse& proto);
 BucketId FromProto(const v1::BucketId& proto);
-// Refuses bytes that are not whole floats.
+// Decodes floats; refuses bytes that are not a whole number of them.
 absl::StatusOr<std::vector<float>> FloatsFromBytes(const std::string& bytes);
 
 }  // namespace thalweg

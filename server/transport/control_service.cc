@@ -11,13 +11,13 @@
 namespace thalweg {
 namespace {
 
-// For callers that set no deadline, or an absurd one.
+// This bound applies to callers that set no deadline, or one that is later.
 constexpr Duration kLongestCall = std::chrono::hours(1);
-// What the shard's answer needs to be back before the caller gives up.
+// The shard answers this much before the caller's deadline, so that the answer arrives in time.
 constexpr Duration kAnswerTime = std::chrono::milliseconds(500);
 
-// When the shard has to answer, so that its reason and not gRPC's "Deadline Exceeded" is what
-// arrives.
+// Returns when the shard must answer, so that the caller gets the shard's reason and not gRPC's
+// "Deadline Exceeded".
 TimePoint AnswerBy(const grpc::ServerContext& context) {
   const auto left = context.deadline() - std::chrono::system_clock::now();
   const Duration bounded = std::clamp<Duration>(
@@ -44,7 +44,8 @@ grpc::Status ControlService::Join(grpc::ServerContext* context, const v1::JoinRe
   const absl::StatusOr<Membership> membership = shard_.Join(*parsed, AnswerBy(*context));
   if (!membership.ok()) return ToGrpc(membership.status());
   if (context->IsCancelled()) {
-    // Nobody will ever use the membership, and the others should not wait for its lease to end.
+    // The caller has gone and will not use the membership; without Leave, the other nodes would
+    // wait for its lease to end.
     shard_.Leave(membership->token, absl::UnavailableError("gave up while the job was joining"));
     return grpc::Status::CANCELLED;
   }

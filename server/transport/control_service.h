@@ -1,4 +1,4 @@
-// control.proto's service: unary calls to a Shard.
+// ControlService implements control.proto: unary calls to a Shard.
 #pragma once
 
 #include "core/base/exchange.h"
@@ -6,7 +6,8 @@
 
 namespace thalweg {
 
-// Thread-safe. A Join blocks one of gRPC's threads, which starts as many as there are calls.
+// The service is thread-safe. A Join blocks one of gRPC's threads; gRPC starts as many threads as
+// there are calls.
 class ControlService final : public v1::Control::Service {
  public:
   // `shard` must outlive the service.

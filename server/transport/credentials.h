@@ -1,4 +1,4 @@
-// Who may speak to whom over gRPC: mutual TLS, or everybody.
+// This header makes gRPC credentials: mutual TLS, or none.
 #pragma once
 
 #include <memory>
@@ -9,9 +9,10 @@
 
 namespace thalweg {
 
-// Without TLS when no files are given. With them, both ends show a certificate and check the
-// other's against the CA, and a client also that it names the host that was dialled. Files that are
-// replaced count for connections opened a second later; those that are open live on.
+// Both return insecure credentials when no files are given. With files, both ends present a
+// certificate and verify the other's against the CA; a client also verifies that the certificate
+// names the dialled host. Replaced files take effect within a second for new connections; open
+// connections keep theirs.
 std::shared_ptr<grpc::ServerCredentials> MakeServerCredentials(const TlsFiles& files);
 std::shared_ptr<grpc::ChannelCredentials> MakeChannelCredentials(const TlsFiles& files);
 

@@ -1,5 +1,5 @@
-// Doubles for this room's tests: a shard and a sink that record what they are told, and wait for it
-// with a deadline.
+// FakeShard and its sink are test doubles for this room: they record their calls, and tests wait
+// for the records with a deadline.
 #pragma once
 
 #include <functional>
@@ -17,7 +17,7 @@ namespace thalweg {
 
 inline constexpr Duration kTestPatience = std::chrono::seconds(60);
 
-// Values that may be added from any thread and are waited for.
+// A Recorder collects values that any thread may add, and lets a test wait for them.
 template <typename T>
 class Recorder {
  public:
@@ -26,7 +26,7 @@ class Recorder {
     values_.push_back(std::move(value));
     changed_.NotifyAll();
   }
-  // The values once there are `count` of them, or what there is after the deadline.
+  // Waits for `count` values and returns them, or the values so far after the deadline.
   std::vector<T> WaitFor(size_t count) {
     MutexLock lock(mutex_);
     changed_.WaitUntil(mutex_, Now() + kTestPatience, [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
@@ -52,8 +52,9 @@ class RecordingSink : public NodeSink {
   Recorder<absl::Status> failures;
 };
 
-// Answers each contribution at once with a result of the same bytes, to the sink of its token; node
-// n gets token join_answer->token + n. Set the answers before use.
+// A FakeShard answers each contribution at once with a result of the same bytes, through the sink
+// of the contribution's token; node n gets token join_answer->token + n. Set the answers before
+// use.
 class FakeShard : public Shard {
  public:
   absl::StatusOr<LinkSpeed> MeasureLink(TimePoint) override {
@@ -145,7 +146,7 @@ inline JoinRequest OfNode(uint32_t node) {
   return request;
 }
 
-// `payload` holds floats.
+// Returns a result with this payload, which holds floats.
 inline RoundResult ResultOf(uint32_t chunk, Payload payload) {
   const uint64_t elems = payload.SizeBytes() / 4;
   return {{{}, chunk, 1}, 5, WireFormat::kFloat32, elems, 1, 0, std::move(payload)};

@@ -27,18 +27,19 @@ constexpr uint32_t Tag(int field, WireType type) {
 constexpr uint32_t kChunkTag = Tag(v1::Frame::kChunkFieldNumber, kBytes);
 constexpr uint32_t kPayloadField = v1::Chunk::kPayloadFieldNumber;
 
-// Chunk's fields but the payload are all varints; they are kept by field number.
+// All fields of Chunk except the payload are varints; scalars are stored by field number.
 constexpr std::array<const char*, 11> kScalarNames = {
     "",     "epoch", "bucket_index", "bucket_generation", "chunk", "round",
     "wire", "elems", "workers",      "nonfinite_elems",   "part"};
 using Scalars = std::array<uint64_t, kScalarNames.size()>;
 
 constexpr size_t kMaxVarintBytes = 10;
-// Every scalar with its one-byte tag, and tags and lengths of payload and chunk.
+// This bound counts every scalar with its one-byte tag, and the tags and lengths of payload and
+// chunk.
 constexpr size_t kMaxHeadBytes = (kScalarNames.size() + 2) * (1 + kMaxVarintBytes);
 
-// The bytes before a payload. They are written from the end, because a length comes before what it
-// counts.
+// A Head holds the bytes before a payload. They are written from the end, because a length precedes
+// what it counts.
 class Head {
  public:
   void PrependVarint(uint64_t value) {
@@ -58,13 +59,13 @@ class Head {
   size_t begin_ = kMaxHeadBytes;
 };
 
-// What keeps the pieces of a payload, until gRPC has let go of the last of them.
+// A Lease keeps a payload's pieces alive until gRPC has released the last of them.
 class Lease {
  public:
   Lease(std::shared_ptr<const void> owner, size_t pieces)
       : owner_(std::move(owner)), pieces_(pieces) {}
 
-  // gRPC's way to let go of a piece.
+  // gRPC calls this to release a piece.
   static void Release(void* lease) {
     auto* held = static_cast<Lease*>(lease);
     if (held->pieces_.fetch_sub(1, std::memory_order_acq_rel) == 1) {
@@ -74,20 +75,20 @@ class Lease {
 
  private:
   std::shared_ptr<const void> owner_;
-  // Release and acquire make every use of the pieces happen before the owner goes.
+  // Release and acquire order every use of the pieces before the owner is destroyed.
   std::atomic<size_t> pieces_;
 };
 
-// Reads forward through a buffer's slices as if they were one run of bytes.
+// A Cursor reads forward through a buffer's slices as if they were contiguous.
 class Cursor {
  public:
-  // `bytes` must stay where it is while the cursor or anything taken from it is used.
+  // `bytes` must stay where it is while the cursor or anything returned by Take is in use.
   explicit Cursor(grpc::ByteBuffer& bytes) : slices_(&bytes), remaining_(bytes.Length()) {}
 
   uint64_t remaining() const { return remaining_; }
 
-  // False when the bytes end first, or the varint is longer than `max_bytes`. Bits beyond 64 are
-  // lost, as protobuf has it.
+  // Returns false when the bytes end too early or the varint is longer than `max_bytes`. Bits
+  // beyond 64 are dropped, as protobuf does.
   bool ReadVarint(size_t max_bytes, uint64_t* value) {
     *value = 0;
     for (size_t i = 0; i < max_bytes && remaining_ > 0; ++i) {
@@ -98,7 +99,7 @@ class Cursor {
     return false;
   }
 
-  // A field's tag; field numbers begin at 1.
+  // Reads a field's tag; field numbers begin at 1.
   bool ReadTag(uint32_t* tag) {
     uint64_t value;
     if (!ReadVarint(5, &value)) return false;
@@ -106,7 +107,7 @@ class Cursor {
     return *tag >> 3 != 0;
   }
 
-  // The length of what follows, all of which must be there.
+  // Reads the length of a field; returns false unless that many bytes remain.
   bool ReadLength(uint64_t* length) { return ReadVarint(5, length) && *length <= remaining_; }
 
   bool Skip(uint64_t bytes) {
@@ -115,7 +116,7 @@ class Cursor {
     return true;
   }
 
-  // The next `bytes` as views of the slices. Requires bytes <= remaining().
+  // Returns the next `bytes` as views of the slices. Requires bytes <= remaining().
   std::vector<std::span<const std::byte>> Take(uint64_t bytes) {
     std::vector<std::span<const std::byte>> pieces;
     pieces.reserve(bytes / GRPC_TCP_DEFAULT_READ_SLICE_SIZE + 2);
@@ -127,8 +128,8 @@ class Cursor {
   }
 
  private:
-  // What is left of the current slice, `limit` bytes at most, and moves past it. Requires
-  // 0 < limit <= remaining().
+  // Consumes and returns the rest of the current slice, at most `limit` bytes. Requires 0 < limit
+  // <= remaining().
   std::span<const std::byte> Step(uint64_t limit) {
     while (slice_.empty()) {
       const void* data = nullptr;
@@ -226,7 +227,7 @@ absl::StatusOr<ChunkHeader> ToHeader(const Scalars& scalars, size_t payload_byte
   return header;
 }
 
-// `in` is behind the chunk's tag, in the buffer that `owner` keeps.
+// Parses a chunk. `in` is positioned after the chunk's tag, in the buffer that `owner` keeps alive.
 absl::StatusOr<ParsedFrame> ParseChunk(Cursor& in, std::shared_ptr<const void> owner) {
   uint64_t length;
   if (!in.ReadLength(&length) || length != in.remaining()) {
@@ -271,8 +272,8 @@ absl::StatusOr<ParsedFrame> ParseSmall(Cursor& in) {
 
 using Slices = absl::InlinedVector<grpc::Slice, 8>;
 
-// Slices that refer to the payload's pieces and keep its owner as long as gRPC keeps them. Requires
-// a payload that is not empty.
+// Appends slices that refer to the payload's pieces and keep its owner alive while gRPC holds them.
+// Requires a non-empty payload.
 void AppendPieces(const Payload& payload, Slices* slices) {
   size_t count = 0;
   for (const auto& piece : payload.pieces) count += piece.empty() ? 0 : 1;
@@ -280,11 +281,11 @@ void AppendPieces(const Payload& payload, Slices* slices) {
   auto lease = std::make_unique<Lease>(payload.owner, count);
   for (const auto& piece : payload.pieces) {
     if (piece.empty()) continue;
-    // gRPC's slices are not const-correct: it only reads what it sends.
+    // gRPC's slices are not const-correct: gRPC only reads what it sends.
     void* data = const_cast<std::byte*>(piece.data());
     slices->emplace_back(data, piece.size(), &Lease::Release, lease.get());
   }
-  (void)lease.release();  // belongs to the slices now
+  (void)lease.release();  // the slices own it now
 }
 
 grpc::ByteBuffer Encode(const v1::Frame& frame) {
@@ -329,7 +330,7 @@ grpc::ByteBuffer EncodeChunk(const ChunkHeader& header, const Payload& payload) 
     head.PrependVarint(Tag(kPayloadField, kBytes));
   }
   for (size_t field = scalars.size() - 1; field > 0; --field) {
-    if (scalars[field] == 0) continue;  // proto3 leaves out defaults
+    if (scalars[field] == 0) continue;  // proto3 omits defaults
     head.PrependVarint(scalars[field]);
     head.PrependVarint(Tag(static_cast<int>(field), kVarint));
   }
@@ -344,8 +345,8 @@ grpc::ByteBuffer EncodeChunk(const ChunkHeader& header, const Payload& payload) 
 
 absl::StatusOr<ParsedFrame> ParseFrame(grpc::ByteBuffer&& bytes) {
   if (!bytes.Valid()) return absl::InvalidArgumentError("malformed frame: there is no message");
-  // Shared with the payload, whose pieces lie in its slices, short ones in the buffer itself: they
-  // must not move any more.
+  // The payload shares this buffer: its pieces point into the buffer's slices, and short slices lie
+  // in the ByteBuffer object itself, which therefore must not move.
   const auto owner = std::make_shared<grpc::ByteBuffer>();
   owner->Swap(&bytes);
   Cursor in(*owner);

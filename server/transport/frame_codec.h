@@ -1,8 +1,8 @@
-// Frames of exchange.proto to and from bytes. Chunk frames are written and read by hand, so that
-// their payload is never copied: what is sent refers to the caller's memory, what was received is
-// read where it lies. docs/wire.md describes the bytes.
+// This header converts frames of exchange.proto to and from bytes. Chunk frames are encoded and
+// parsed by hand, so that their payload is never copied: sent payloads refer to the caller's
+// memory, received ones to the received slices. docs/wire.md describes the bytes.
 //
-// Stateless; all functions may be called from any thread.
+// All functions are stateless and may be called from any thread.
 #pragma once
 
 #include <cstdint>
@@ -16,20 +16,21 @@
 
 namespace thalweg {
 
-// The largest payload of a chunk.
+// kMaxPayloadBytes is the largest payload of a chunk.
 inline constexpr size_t kMaxPayloadBytes = 2 * kMaxChunkBytes;
-// A topk chunk in which every element crosses is the one that encoding makes longer. Float32 chunks
-// alone are lossy.
-static_assert(kMaxPayloadBytes >=
-              MaxEncodedBytes(WireFormat::kTopK, kMaxChunkBytes / SizeOf(DType::kFloat32)));
-// The largest message either side accepts; gRPC refuses a longer one before it is buffered.
+// Encoding makes a chunk longer in a format that sends indices beside elements, if every element
+// crosses. Only float32 chunks have lossy encodings.
+static_assert(kMaxPayloadBytes >= MaxLossyBytes(kMaxChunkBytes / SizeOf(DType::kFloat32)));
+// kMaxFrameBytes is the largest message that either side accepts; gRPC refuses a longer one before
+// it is buffered.
 inline constexpr size_t kMaxFrameBytes = kMaxPayloadBytes + 4096;
-// How many streams a node may open to one shard.
+// A node may open at most this many streams to one shard.
 inline constexpr uint32_t kMaxStreams = 16;
-// The largest frame of another kind than chunk, which is copied to be parsed.
+// This is the largest frame that is not a chunk; such frames are copied to be parsed.
 inline constexpr size_t kMaxSmallFrameBytes = 64 << 10;
 
-// A Contribution or a RoundResult without its payload; the last two fields are 0 on the way up.
+// A ChunkHeader is a Contribution or a RoundResult without its payload; the last two fields are 0
+// in contributions.
 struct ChunkHeader {
   RoundId id;
   uint64_t epoch = 0;
@@ -48,7 +49,7 @@ struct OpenFrame {
 };
 struct ChunkFrame {
   ChunkHeader header;
-  Payload payload;  // refers to the received slices and keeps them
+  Payload payload;  // refers to the received slices and keeps them alive
 };
 struct FailureFrame {
   absl::Status why;  // never OK
@@ -56,15 +57,15 @@ struct FailureFrame {
 using ParsedFrame = std::variant<OpenFrame, ChunkFrame, FailureFrame>;
 
 grpc::ByteBuffer EncodeOpen(const OpenFrame& open);
-// The buffer keeps `payload.owner` until gRPC has sent it.
+// Encodes a chunk frame; the buffer keeps `payload.owner` alive until gRPC has sent it.
 grpc::ByteBuffer EncodeChunk(const ChunkHeader& header, const Payload& payload);
 grpc::ByteBuffer EncodeFailure(const absl::Status& why);
 
-// InvalidArgument when `bytes` is anything else than one frame of exactly one kind. A chunk is
-// refused besides when a known field has a foreign wire type, when its wire format is none of ours,
-// or when no `elems` elements take as many bytes as the payload has. Other rules (unknown fields,
-// order, repetition) are protobuf's. What the numbers mean is not looked at. A chunk's payload
-// keeps `bytes`, which is left empty.
+// Parses one frame. Returns InvalidArgument when `bytes` is not exactly one frame of exactly one
+// kind. A chunk is also refused when a known field has a wrong wire type, when its wire format is
+// unknown, or when `elems` elements cannot take as many bytes as the payload has. Other rules
+// (unknown fields, order, repetition) are protobuf's. The meaning of the numbers is not checked. A
+// chunk's payload takes over `bytes`, which is left empty.
 absl::StatusOr<ParsedFrame> ParseFrame(grpc::ByteBuffer&& bytes);
 
 }  // namespace thalweg

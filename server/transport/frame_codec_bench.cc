@@ -1,5 +1,6 @@
-// Frames of a 512 KiB chunk: what encoding and parsing one costs, which no payload byte takes part
-// in. Argument: how many slices the payload lies in: as sent, in slices of 64 KiB, of 8 KiB.
+// These benchmarks measure how long encoding and parsing the frame of a 512 KiB chunk takes; no
+// payload byte is touched. The argument is the number of slices that hold the payload: one as when
+// sent, slices of 64 KiB, slices of 8 KiB.
 #include <cstddef>
 #include <memory>
 #include <utility>
@@ -36,7 +37,7 @@ void BM_ParseFrame(benchmark::State& state) {
   const grpc::ByteBuffer frame =
       EncodeChunk(kHeader, InSlices(static_cast<size_t>(state.range(0))));
   for (auto _ : state) {
-    // As gRPC hands it over: a buffer of its own. BM_CopyFrame is that part alone.
+    // gRPC passes each frame in a buffer of its own. BM_CopyFrame measures that copy alone.
     benchmark::DoNotOptimize(ParseFrame(grpc::ByteBuffer(frame)));
   }
 }

@@ -1,5 +1,5 @@
-// Protobuf's own parser and serializer are the reference: the hand-written code must produce its
-// bytes and understand what it understands.
+// Protobuf's own parser and serializer are the reference: the hand-written code must produce the
+// same bytes and accept the same frames.
 #include "server/transport/frame_codec.h"
 
 #include <gmock/gmock.h>
@@ -23,7 +23,7 @@ using ::google::protobuf::io::CodedInputStream;
 using ::testing::HasSubstr;
 using Random = std::mt19937_64;
 
-// Values of every varint length.
+// Returns values of every varint length.
 uint64_t RandomValue(Random& random) { return random() >> (random() % 64); }
 
 std::string RandomBytes(Random& random, size_t size) {
@@ -36,7 +36,7 @@ constexpr WireFormat kFormats[] = {
     WireFormat::kFloat32, WireFormat::kFloat16, WireFormat::kBFloat16, WireFormat::kFloat64,
     WireFormat::kInt8,    WireFormat::kOneBit,  WireFormat::kTopK};
 
-// How many bytes the payload of such a chunk may have.
+// Returns a valid payload length for such a chunk.
 size_t PayloadBytes(const ChunkHeader& header, Random& random) {
   const size_t most = MaxEncodedBytes(header.wire, header.elems);
   return header.wire == WireFormat::kTopK ? 4 + random() % (most - 3) : most;
@@ -96,7 +96,7 @@ std::string Flatten(const grpc::ByteBuffer& buffer) {
   return bytes;
 }
 
-// `bytes` as a buffer that is cut at every position in `cuts` (ascending).
+// Returns `bytes` as a buffer that is cut at every position in `cuts` (ascending).
 grpc::ByteBuffer Sliced(const std::string& bytes, const std::vector<size_t>& cuts = {}) {
   std::vector<grpc::Slice> slices;
   size_t begin = 0;
@@ -305,7 +305,8 @@ TEST(FrameCodecTest, RefusalsSayWhatWasExpected) {
       HasSubstr("65536 bytes at most"));
 }
 
-// 2^62 fp32 elements would be 0 bytes, were the size computed by multiplication.
+// 2^62 fp32 elements would take 0 bytes if the size were computed by a multiplication that
+// overflows.
 TEST(FrameCodecTest, OverflowingElementCountIsRefused) {
   ChunkFrame chunk;
   chunk.header.elems = uint64_t{1} << 62;
@@ -313,7 +314,7 @@ TEST(FrameCodecTest, OverflowingElementCountIsRefused) {
               HasSubstr("the payload has 0 bytes"));
 }
 
-// Sizes as docs/codecs.md has them, too wide to overflow.
+// Computes sizes as docs/codecs.md states them, in a type too wide to overflow.
 bool MayBePayload(int wire, unsigned __int128 elems, uint64_t bytes) {
   if (wire >= 1 && wire <= 4) return bytes == elems * SizeOf(static_cast<DType>(wire));
   if (elems > 0xffffffff) return false;
@@ -322,7 +323,8 @@ bool MayBePayload(int wire, unsigned __int128 elems, uint64_t bytes) {
   return wire == 18 && bytes >= 4 && bytes <= 4 + 5 * elems;
 }
 
-// What ParseFrame has to say of `bytes`, derived with protobuf's code alone; nullopt for a refusal.
+// Returns what ParseFrame must find in `bytes`, derived with protobuf's code alone; nullopt when it
+// must refuse them.
 std::optional<v1::Frame> Expected(const std::string& bytes) {
   v1::Frame frame;
   if (!frame.ParseFromString(bytes)) return std::nullopt;
@@ -349,7 +351,7 @@ std::optional<v1::Frame> Expected(const std::string& bytes) {
   return frame;
 }
 
-// A chunk as a careless sender might write it: any order, repetitions, unknown fields, long
+// Returns a chunk in a valid but unusual encoding: any order, repetitions, unknown fields, long
 // varints.
 std::string OddChunk(Random& random) {
   ChunkHeader header;
@@ -452,7 +454,7 @@ TEST(FrameCodecTest, AgreesWithProtobufOnRandomAndMutatedFrames) {
     ++accepted;
     ASSERT_NO_FATAL_FAILURE(ExpectSame(*parsed, *expected));
   }
-  // Both verdicts must be well represented, or the comparison says little.
+  // Both outcomes must be frequent, or the comparison shows little.
   EXPECT_GT(accepted, 50000);
   EXPECT_LT(accepted, 150000);
 }

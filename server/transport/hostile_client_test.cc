@@ -1,5 +1,5 @@
-// What a peer that does not keep to the protocol gets: its stream ends with the reason, its job
-// fails with the reason, and everybody else is served as before.
+// These tests break the protocol: the peer's stream must end with the reason, its job must fail
+// with the reason, and all other nodes must be served as before.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -34,7 +34,7 @@ class HostileClientTest : public ::testing::Test {
 
   void TearDown() override { ExpectServing(); }
 
-  // An orderly node is still served.
+  // Checks that a correct node is still served.
   void ExpectServing() {
     RawStream stream(channel_);
     grpc::ByteBuffer answer;
@@ -45,7 +45,7 @@ class HostileClientTest : public ::testing::Test {
   }
 
   SessionToken token() const { return token_; }
-  // Another membership's: the streams of an earlier one may not have ended yet.
+  // Returns the token of a new membership: the streams of an earlier one may not have ended yet.
   SessionToken NextToken() { return ++token_; }
 
   // Sends `frame` on an attached stream; the job must fail and the stream end with `code` and
@@ -187,7 +187,7 @@ TEST_F(HostileClientTest, MembershipOfANodeThatGaveUpJoiningIsEnded) {
     context.TryCancel();
   }
   EXPECT_EQ(status.error_code(), grpc::StatusCode::CANCELLED);
-  // On the same connection, so the server has seen the cancellation when it answers.
+  // The call uses the same connection, so the server has seen the cancellation when it answers.
   grpc::ClientContext heartbeat;
   heartbeat.set_deadline(ToSystemTime(Now() + kTestPatience));
   v1::HeartbeatResponse alive;

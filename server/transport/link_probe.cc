@@ -9,10 +9,11 @@ namespace thalweg {
 namespace {
 
 constexpr int kEmptyCalls = 5;
-// With a long way there is no need to know its length so well.
+// Empty calls stop after this time: when the round trip is long, few samples measure it well
+// enough.
 constexpr Duration kEmptyCallsTime = std::chrono::milliseconds(50);
 constexpr size_t kFirstBytes = 64 << 10;
-// Time on the wire beside which the scheduling of threads is small.
+// A call with at least this time on the wire makes the cost of thread scheduling negligible.
 constexpr Duration kTimeOnWire = std::chrono::milliseconds(20);
 
 absl::StatusOr<Duration> RoundTrip(const ProbeCall& call) {
@@ -30,8 +31,8 @@ absl::StatusOr<Duration> RoundTrip(const ProbeCall& call) {
 
 absl::StatusOr<LinkSpeed> ProbeLink(const ProbeCall& call) {
   THALWEG_ASSIGN_OR_RETURN(const Duration round_trip, RoundTrip(call));
-  // On a long way, TCP's slow start and the growth of flow control windows cost round trips of
-  // their own; four of them make that small too.
+  // On links with a long round trip, TCP's slow start and the growth of flow control windows cost
+  // further round trips; a call of at least four more makes that negligible too.
   const Duration enough = kTimeOnWire + 4 * round_trip;
   size_t bytes = kFirstBytes;
   size_t spent = 0;

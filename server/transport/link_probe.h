@@ -1,4 +1,4 @@
-// What the way to a shard carries, from the times of calls of chosen lengths.
+// This header estimates the speed of the link to a shard from the times of calls of chosen lengths.
 #pragma once
 
 #include <cstddef>
@@ -9,21 +9,21 @@
 
 namespace thalweg {
 
-// The most padding that a Probe call carries.
+// A Probe call carries at most this much padding.
 inline constexpr size_t kMaxProbeBytes = 4 << 20;
 
-// How long a call with that many bytes of padding took.
+// A ProbeCall makes a call with that many bytes of padding and returns the time it took.
 using ProbeCall = std::function<absl::StatusOr<Duration>(size_t padding_bytes)>;
 
-// The round trip is the shortest of a few empty calls. Then calls with twice as much padding each
-// time show the rate, once one of them takes long enough to be measured.
+// Measures the link. The round trip is the shortest of a few empty calls. Calls whose padding
+// doubles each time then show the rate, as soon as one takes long enough to be measured.
 //
-// Links are shaped by token buckets, which let what they have saved up pass for free: a rate is
-// only believed after kFreeBurstBytes have been spent. All that takes 60 to 80 ms on links from
-// 100 Mbit/s to 1 Gbit/s, less beyond. Returns the first error of `call`.
+// Links are often shaped by token buckets, which let saved-up tokens pass at once: ProbeLink trusts
+// a rate only after it has sent kFreeBurstBytes. A probe takes 60 to 80 ms on links from 100 Mbit/s
+// to 1 Gbit/s, and less on faster ones. Returns the first error of `call`.
 absl::StatusOr<LinkSpeed> ProbeLink(const ProbeCall& call);
 
-// Buckets up to this size do not falsify the rate.
+// Token buckets up to this size do not distort the measured rate.
 inline constexpr size_t kFreeBurstBytes = 256 << 10;
 
 }  // namespace thalweg

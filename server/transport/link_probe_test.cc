@@ -12,14 +12,15 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// A link behind a token bucket, as `tc tbf` makes them, in seconds and bytes.
+// A Link simulates a link behind a token bucket, as `tc tbf` makes them, in seconds and bytes.
 class Link {
  public:
   Link(double rate, double burst, double round_trip)
       : rate_(rate), burst_(burst), round_trip_(round_trip), tokens_(burst) {}
 
   Duration Call(double bytes) {
-    // Saved-up tokens pass at the rate of the wire behind the bucket, the rest as tokens come.
+    // Saved-up tokens pass at the rate of the wire behind the bucket; the rest passes at the token
+    // rate.
     constexpr double kWire = 10e9;
     const double begin = now_;
     double waits = bytes / kWire;
@@ -53,8 +54,8 @@ TEST_P(LinkProbeTest, RateIsFoundBehindATokenBucket) {
   const auto speed = ProbeLink([&link](size_t bytes) { return link.Call(double(bytes)); });
   ASSERT_TRUE(speed.ok()) << speed.status();
   EXPECT_NEAR(ToSeconds(speed->round_trip), round_trip, 1e-6);
-  // The error is what the bucket saves up during the call's own round trip, five of which a
-  // measurable call takes, or a whole bucket of 256 KiB among 4 MiB.
+  // The error is the tokens that the bucket saves up during the call's own round trip (a measurable
+  // call takes five round trips), or a whole bucket of 256 KiB out of 4 MiB.
   EXPECT_GE(speed->bytes_per_second, 0.99 * rate);
   const bool is_near = round_trip <= 1e-3;
   EXPECT_LE(speed->bytes_per_second, (is_near ? 1.07 : 1.25) * rate);

@@ -1,5 +1,5 @@
-// Peers that do not read, or do not stop sending, and many at once: memory stays bounded, and the
-// others are served.
+// These tests use peers that do not read, peers that do not stop sending, and many peers at once:
+// memory must stay bounded, and the other peers must be served.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -23,8 +23,8 @@ namespace {
 using ::testing::HasSubstr;
 
 constexpr size_t kChunkBytes = 512 << 10;
-// What gRPC and the kernel may have in hand of a stream that is not read: flow control windows grow
-// to 4 MiB, socket buffers to a few.
+// gRPC and the kernel may buffer this many chunks of a stream that is not read: flow control
+// windows grow to 4 MiB, socket buffers to a few.
 constexpr uint32_t kChunksOnTheWay = 32;
 
 class LoadTest : public ::testing::Test {
@@ -59,7 +59,7 @@ TEST_F(LoadTest, BacklogIsWhatANodeDoesNotReadAndFallsWhenItReads) {
   EXPECT_EQ(sink.Backlog(), 0u);
   for (uint32_t i = 0; i < kResults; ++i) {
     sink.OnResult(ResultOf(i, OneChunk()));
-    EXPECT_LE(sink.Backlog(), i);  // the first is in gRPC's hands
+    EXPECT_LE(sink.Backlog(), i);  // gRPC holds the first
   }
   EXPECT_GE(sink.Backlog(), kResults - kChunksOnTheWay);
   for (uint32_t i = 0; i < kResults; ++i) {
@@ -87,11 +87,11 @@ TEST_F(LoadTest, NodeThatSendsWithoutEndAndReadsNothingIsRefusedAtItsWindow) {
     const auto leaves = shard_.leaves.WaitFor(1);
     ASSERT_EQ(leaves.size(), 1u);
     EXPECT_THAT(std::string(leaves.front().second.message()), HasSubstr("than its window"));
-    // What waited is not kept for a node that does not read.
+    // Queued results are not kept for a node that does not read.
     EXPECT_EQ(shard_.sinks.Get().front()->Backlog(), 0u);
     stream->Cancel();
   }
-  EXPECT_LT(sent, kWindow + 3 * kChunksOnTheWay);  // on the way up, on the way down
+  EXPECT_LT(sent, kWindow + 3 * kChunksOnTheWay);  // in flight to the shard and back
   EXPECT_LE(shard_.contributions.Get().size(), kWindow + kChunksOnTheWay + 1);
 }
 
@@ -116,7 +116,7 @@ TEST_F(LoadTest, NodeThatReadsNothingDoesNotDelayAnother) {
   node->Leave(membership->token, absl::OkStatus());
 }
 
-// One node of a job of its own: joins, gets its chunks back unchanged, leaves.
+// Runs one node in a job of its own: it joins, gets its chunks back unchanged, and leaves.
 void ExchangeAFewChunks(RemoteShard& shard, uint32_t node) {
   constexpr uint32_t kChunks = 12;
   const TimePoint deadline = Now() + kTestPatience;
@@ -157,7 +157,7 @@ TEST_F(LoadTest, SixtyFourNodesAtOnceAllGetTheirResults) {
   }
   EXPECT_EQ(shard_.contributions.Get().size(), kNodes * 12u);
   const auto leaves = shard_.leaves.Get();
-  ASSERT_EQ(leaves.size(), 2u * kNodes);  // each node's own word, and the end of its streams
+  ASSERT_EQ(leaves.size(), 2u * kNodes);  // the Leave of each node, and the end of its streams
   for (const auto& [token, reason] : leaves) {
     EXPECT_TRUE(reason.ok() || reason.code() == absl::StatusCode::kUnavailable) << reason;
   }

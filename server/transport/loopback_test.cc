@@ -1,4 +1,4 @@
-// RemoteShard and ShardServer with each other, over real sockets.
+// These tests connect RemoteShard and ShardServer over real sockets.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -111,7 +111,7 @@ TEST_F(LoopbackTest, JoinCarriesEveryField) {
   EXPECT_EQ(request.link.round_trip, microseconds(250));
   EXPECT_EQ(request.codec.fallback.wire, DType::kFloat16);
   EXPECT_EQ(request.round_timeout, milliseconds(24500));
-  // The shard gives up first, so that its reason still arrives.
+  // The shard gives up before the caller does, so that its reason still arrives.
   EXPECT_LT(shard_deadline, deadline);
   EXPECT_GT(shard_deadline, deadline - seconds(3));
 }
@@ -155,7 +155,7 @@ TEST_F(LoopbackTest, LinkIsMeasuredWithoutJoining) {
   const auto link = node_->MeasureLink(Soon());
   const Duration took = Now() - begin;
   ASSERT_TRUE(link.ok()) << link.status();
-  // Loopback on a busy machine: the bounds are only those of physics.
+  // The test runs over loopback on a busy machine, so the bounds are only physical ones.
   EXPECT_GT(link->round_trip, Duration::zero());
   EXPECT_LT(link->round_trip, took / 5);
   EXPECT_GT(link->bytes_per_second, (64 << 10) / ToSeconds(took));
@@ -198,7 +198,7 @@ TEST_F(LoopbackTest, ChunkFieldsArriveBothWays) {
 TEST_F(LoopbackTest, ManyMegabytesArriveUnchangedAndInOrder) {
   constexpr uint32_t kChunks = 128;
   constexpr size_t kChunkBytes = 512 << 10;
-  // One buffer; each chunk is another window of it, at an odd offset.
+  // All chunks lie in one buffer, each at another odd offset.
   auto data = std::make_shared<std::string>(kChunkBytes + 7 * kChunks, '\0');
   uint64_t state = 1;
   for (char& byte : *data)
@@ -315,8 +315,8 @@ TEST_F(LoopbackTest, LostNodeMakesItsJobFail) {
   EXPECT_TRUE(sink_->failures.Get().empty());
 }
 
-// Under AddressSanitizer: gRPC's threads go with its last user, while streams are still ending on
-// them.
+// This test is for AddressSanitizer: gRPC's threads end with its last user, while streams may still
+// be ending on them.
 TEST_F(LoopbackTest, NodesAndServersMayGoAtAnyTime) {
   for (int i = 0; i < 50; ++i) {
     const size_t attached_before = shard_.sinks.Get().size();

@@ -1,4 +1,4 @@
-// Lossy parts and residuals between a node and a shard over loopback gRPC.
+// These tests send lossy parts and residuals between a node and a shard over loopback gRPC.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

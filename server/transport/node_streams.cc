@@ -11,8 +11,8 @@
 namespace thalweg {
 namespace {
 
-// Shard::Attach does not block, so a stream that waits for another's to return waits for a thread
-// to be scheduled.
+// Shard::Attach does not block, so a stream that waits for another stream's Attach only waits for a
+// thread to be scheduled.
 constexpr Duration kAttachTime = std::chrono::seconds(10);
 
 }  // namespace
@@ -67,7 +67,7 @@ absl::Status NodeStreams::Begin(uint32_t index) {
     stream = streams_[index];
     end = end_;
   }
-  // A node that ended before this stream came.
+  // The node ended before this stream was added.
   if (end) EndOne(*stream, *end);
   return *attached;
 }
@@ -92,7 +92,7 @@ void NodeStreams::Refuse(const absl::Status& why) {
 }
 
 void NodeStreams::Lost(uint32_t index, const absl::Status& end) {
-  // Our own reason comes before the failure that the leaving makes, as in Refuse.
+  // Our own reason is sent before the failure that Leave causes, as in Refuse.
   if (!end.ok()) EndAll({.why = end});
   if (BeginLeave()) {
     shard_.Leave(token_, absl::UnavailableError("lost its connection to the shard"));
@@ -116,7 +116,8 @@ void NodeStreams::OnResult(RoundResult result) {
     stream = streams_[index];
   }
   if (stream == nullptr) {
-    // Results answer contributions, and this node's came on that stream or not at all.
+    // A result answers a contribution, and this node's contribution came on that stream or never
+    // came.
     EndAll({.why = absl::InternalError(absl::StrCat("chunk ", result.id.chunk,
                                                     " has a result, but its stream, ", index,
                                                     " of ", num_streams_, ", is not open"))});

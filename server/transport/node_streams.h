@@ -1,5 +1,5 @@
-// The streams of one membership on the aggregator's side. Together they are the node's NodeSink:
-// what happens to one of them happens to the node.
+// NodeStreams holds the streams of one membership on the aggregator's side. Together they are the
+// node's NodeSink: what happens to one stream happens to the node.
 #pragma once
 
 #include <cstdint>
@@ -18,8 +18,8 @@ namespace thalweg {
 
 class ServerStream;
 
-// Thread-safe. Kept by its streams, by the NodeTable while it has any, and by the shard as long as
-// that likes. Calls neither the shard nor gRPC under its lock.
+// A NodeStreams is thread-safe. Its streams share ownership, the NodeTable does while a stream is
+// left, and the shard for as long as it likes. It calls neither the shard nor gRPC under its lock.
 class NodeStreams final : public NodeSink, public std::enable_shared_from_this<NodeStreams> {
  public:
   NodeStreams(SessionToken token, uint32_t num_streams, Shard& shard, StreamCounters counters)
@@ -31,23 +31,24 @@ class NodeStreams final : public NodeSink, public std::enable_shared_from_this<N
 
   SessionToken token() const { return token_; }
 
-  // For the NodeTable. Takes the stream as number open.stream. InvalidArgument: the number of
-  // streams differs from the first's. AlreadyExists: that stream is open.
+  // Adds the stream as number open.stream; called by the NodeTable. Returns InvalidArgument when
+  // the number of streams differs from the first stream's, AlreadyExists when that stream is open.
   absl::Status Add(const OpenFrame& open, std::shared_ptr<ServerStream> stream);
-  // For the NodeTable. gRPC has done with the stream; true when none is left.
+  // Removes a stream whose gRPC operations have all completed; called by the NodeTable. Returns
+  // true when no stream is left.
   bool Remove(uint32_t index);
 
-  // Makes the node known to the shard if stream `index` is its first, else waits until the first
-  // has done that. The shard's refusal is that of all streams.
+  // If stream `index` is the node's first, attaches the node to the shard; otherwise waits until
+  // the first stream has done so. All streams get the shard's refusal.
   absl::Status Begin(uint32_t index);
   absl::Status Contribute(uint32_t index, ChunkFrame chunk);
-  // The peer broke the protocol or the shard refused: ends all streams with `why`, then the
-  // membership. In this order the node reads this reason, and not the failure that its leaving
-  // makes.
+  // Ends all streams with `why`, then the membership; called when the peer broke the protocol or
+  // the shard refused. In this order the node reads this reason and not the failure that its
+  // leaving causes.
   void Refuse(const absl::Status& why);
-  // Stream `index` cannot be read any more, because we have ended it with `end`, or else the peer
-  // has: ends the membership, that stream with OK, and the rest. Whether the node has left in good
-  // order, the shard knows.
+  // Stream `index` cannot be read any more, either because we ended it with `end` or because the
+  // peer did: ends the membership, that stream with OK, and the others. The shard knows whether the
+  // node left in good order.
   void Lost(uint32_t index, const absl::Status& end);
 
   void OnResult(RoundResult result) override;
@@ -55,17 +56,17 @@ class NodeStreams final : public NodeSink, public std::enable_shared_from_this<N
   void OnFailed(absl::Status why) override;
 
  private:
-  // How the node has ended.
+  // An End describes how the node ended.
   struct End {
     absl::Status why;
-    bool by_shard = false;  // `why` is the shard's, and travels as a failure frame
+    bool by_shard = false;  // `why` is the shard's, and is sent as a failure frame
   };
 
-  // Ends all streams, now and to come, unless the node has ended already.
+  // Ends all streams, present and future, unless the node has ended already.
   void EndAll(const End& end);
   static void EndOne(ServerStream& stream, const End& end);
-  // True for the one that shall call Shard::Leave. To be asked before streams are ended: their ends
-  // are reasons to leave, too, but not the first.
+  // Returns true to the one caller that must call Shard::Leave. Ask before ending streams: their
+  // ends are reasons to leave too, but not the first.
   bool BeginLeave();
 
   const SessionToken token_;
@@ -75,7 +76,7 @@ class NodeStreams final : public NodeSink, public std::enable_shared_from_this<N
 
   mutable Mutex mutex_;
   CondVar changed_;
-  // Null: not open yet, or gRPC has done with it.
+  // An entry is null before its stream opens and after gRPC has completed it.
   std::vector<std::shared_ptr<ServerStream>> streams_ ABSL_GUARDED_BY(mutex_);
   bool attaching_ ABSL_GUARDED_BY(mutex_) = false;
   std::optional<absl::Status> attached_ ABSL_GUARDED_BY(mutex_);  // the shard's answer
@@ -83,16 +84,16 @@ class NodeStreams final : public NodeSink, public std::enable_shared_from_this<N
   bool has_left_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
-// The nodes that have streams, by their tokens. Thread-safe.
+// A NodeTable holds the nodes that have streams, by token. It is thread-safe.
 class NodeTable {
  public:
   // The references must outlive the table.
   NodeTable(Shard& shard, StreamCounters counters) : shard_(shard), counters_(counters) {}
 
-  // The node that the stream belongs to; a new one for its first stream.
+  // Returns the node that the stream belongs to; creates it for its first stream.
   absl::StatusOr<std::shared_ptr<NodeStreams>> Admit(const OpenFrame& open,
                                                      std::shared_ptr<ServerStream> stream);
-  // gRPC has done with the stream.
+  // Removes the stream, whose gRPC operations have all completed.
   void Release(NodeStreams& node, uint32_t index);
 
   const StreamCounters& counters() const { return counters_; }
@@ -101,7 +102,7 @@ class NodeTable {
   Shard& shard_;
   const StreamCounters counters_;
 
-  // Held over Add and Remove, so that no stream joins a node that is being forgotten.
+  // This lock is held during Add and Remove, so that no stream joins a node that is being removed.
   Mutex mutex_;
   std::map<SessionToken, std::shared_ptr<NodeStreams>> nodes_ ABSL_GUARDED_BY(mutex_);
 };

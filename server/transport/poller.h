@@ -1,6 +1,7 @@
-// Threads that wait for gRPC. Each waits on a completion queue of its own, so that what arrives on
-// a connection is read, handled and answered by one thread without being handed on: with gRPC's own
-// callback threads every event wakes another one (docs/adr/0008-own-poll-threads.md).
+// Pollers are the threads that wait for gRPC. Each waits on a completion queue of its own, so that
+// one thread reads, handles and answers what arrives on a connection, with no hand-over to another
+// thread. gRPC's own callback threads wake another thread for every event
+// (docs/adr/0008-own-poll-threads.md).
 #pragma once
 
 #include <atomic>
@@ -14,15 +15,15 @@
 
 namespace thalweg {
 
-// What the tags of a Poller's queue point to. Happened is called once for every operation begun
-// with it, on the poller's thread, and must not block.
+// The tags of a Poller's queue point to Completions. Happened is called once for every operation
+// that was started with it, on the poller's thread, and must not block.
 class Completion {
  public:
   virtual ~Completion() = default;
   virtual void Happened(bool ok) = 0;
 };
 
-// A completion that calls a member function, so that an object can have one per kind of operation.
+// A MemberCompletion calls a member function, so that an object can have one per kind of operation.
 template <typename Owner, void (Owner::*kMethod)(bool)>
 class MemberCompletion final : public Completion {
  public:
@@ -33,11 +34,11 @@ class MemberCompletion final : public Completion {
   Owner& owner_;
 };
 
-// One thread and its queue. Thread-safe.
+// A Poller is one thread and its queue. It is thread-safe.
 class Poller {
  public:
   explicit Poller(std::unique_ptr<grpc::CompletionQueue> queue);
-  // Waits for the operations that have been begun. None may be begun from now on, but by these.
+  // Waits for the operations in flight. From now on only their completions may start another one.
   ~Poller();
 
   grpc::CompletionQueue& queue() { return *queue_; }
@@ -49,13 +50,13 @@ class Poller {
   Thread thread_;
 };
 
-// The pollers of a process's outgoing connections. Thread-safe. Must outlive the streams that use
-// it, and must not be destroyed by one of its own threads.
+// ClientPollers are the pollers of a process's outgoing connections. They are thread-safe, must
+// outlive the streams that use them, and must not be destroyed by one of their own threads.
 class ClientPollers {
  public:
   explicit ClientPollers(uint32_t threads);  // ≥ 1
 
-  // For one more connection: the pollers take turns.
+  // Returns the queue for one more connection; the pollers take turns.
   grpc::CompletionQueue& Next();
 
  private:

@@ -1,4 +1,4 @@
-// An Exchange stream for this room's tests on which any bytes can be sent.
+// RawStream is an Exchange stream for this room's tests that can send arbitrary bytes.
 #pragma once
 
 #include <memory>
@@ -16,7 +16,7 @@ inline grpc::ByteBuffer Buffer(const std::string& bytes) {
   return grpc::ByteBuffer(&slice, 1);
 }
 
-// Every step has a deadline.
+// Every step of a RawStream has a deadline.
 class RawStream {
  public:
   explicit RawStream(const std::shared_ptr<grpc::Channel>& channel) {
@@ -49,7 +49,7 @@ class RawStream {
     stream_->Read(frame, this);
     return Step();
   }
-  // What the server ended the stream with.
+  // Returns the status with which the server ended the stream.
   grpc::Status Finish() {
     grpc::ByteBuffer ignored;
     while (Read(&ignored)) {

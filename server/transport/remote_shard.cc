@@ -25,11 +25,11 @@ namespace thalweg {
 namespace {
 
 constexpr Duration kLeaveTime = std::chrono::seconds(2);
-// What a cancelled stream needs to end: no network is involved any more.
+// A cancelled stream ends within this time: the network is no longer involved.
 constexpr Duration kCancelTime = std::chrono::seconds(10);
-// Kept from a call's time for finding out why there is no connection.
+// A call reserves this time to find out why there is no connection.
 constexpr Duration kReasonTime = std::chrono::milliseconds(500);
-// What one connection carries, whose bytes pass through one thread at a time on either side.
+// One connection carries at most this rate, because one thread handles its bytes at either end.
 constexpr double kOneChannelBytesPerSecond = 600e6;
 
 class GrpcRemoteShard final : public RemoteShard {
@@ -83,7 +83,8 @@ class GrpcRemoteShard final : public RemoteShard {
   }
 
   absl::Status Attach(SessionToken token, std::shared_ptr<NodeSink> sink) override {
-    // Held over Open, which only starts the stream: a second Attach must find this one.
+    // The lock is held during Open, which only starts the streams, so that a second Attach finds
+    // this one.
     MutexLock lock(mutex_);
     auto [entry, is_new] = streams_.try_emplace(token);
     if (!is_new) {
@@ -164,7 +165,7 @@ class GrpcRemoteShard final : public RemoteShard {
     const absl::Status left =
         Call(&v1::Control::Stub::Leave, request, &response, Now() + kLeaveTime);
     if (!left.ok()) {
-      spdlog::info("{} was not told that this node leaves: {}", peer(),
+      spdlog::info("{} could not be told that this node leaves: {}", peer(),
                    std::string(left.message()));
     }
     if (streams == nullptr) return;
@@ -185,8 +186,8 @@ class GrpcRemoteShard final : public RemoteShard {
     return FromGrpc((control_.get()->*method)(&context, request, response));
   }
 
-  // What `call` returns, with the peer's name; it is made when there is a connection, or when too
-  // little time is left for one.
+  // Returns what `call` returns, prefixed with the peer's name. The call starts when there is a
+  // connection, or when the time left is too short to wait for one.
   absl::Status CallConnected(TimePoint deadline, const std::function<absl::Status()>& call) {
     const TimePoint begin = Now();
     const Duration left = Remaining(deadline, begin);
@@ -217,7 +218,7 @@ class GrpcRemoteShard final : public RemoteShard {
     return grpc::CreateCustomChannel(address_, credentials_, ClientArguments());
   }
 
-  // Makes the connections that streams will use, so that they are there when the shard answers.
+  // Connects the channels that streams will use, so that they are ready when the shard answers.
   void OpenConnections(const LinkSpeed& link) {
     const uint32_t wanted = options_.channels != 0                              ? options_.channels
                             : link.bytes_per_second < kOneChannelBytesPerSecond ? 1
@@ -229,7 +230,7 @@ class GrpcRemoteShard final : public RemoteShard {
     }
   }
 
-  // Requires that the streams are detached.
+  // Requires detached streams.
   void CancelAndWait(ShardStreams& streams) {
     streams.Cancel();
     if (!streams.WaitDone(Now() + kCancelTime)) {
@@ -248,7 +249,7 @@ class GrpcRemoteShard final : public RemoteShard {
   const StreamCounters counters_;
   const std::shared_ptr<ClientPollers> pollers_;
   const std::shared_ptr<grpc::ChannelCredentials> credentials_;
-  const std::shared_ptr<grpc::Channel> channel_;  // for the control calls and the first stream
+  const std::shared_ptr<grpc::Channel> channel_;  // used by the control calls and the first stream
   const std::unique_ptr<v1::Control::Stub> control_;
 
   Mutex mutex_;

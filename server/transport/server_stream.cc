@@ -19,8 +19,8 @@ void ServerStream::Accept(Service& service, grpc::ServerCompletionQueue& queue, 
 void ServerStream::OnAccepted(bool ok) {
   const std::shared_ptr<ServerStream> self = std::move(self_);
   if (!ok) return;  // the server is stopping
-  // Added first: the queue, whose thread this is, is not shut down before the set is empty, and
-  // takes no request afterwards.
+  // The set takes the stream first: its queue, which this thread polls, is shut down only when the
+  // set is empty, and accepts no request afterwards.
   if (streams_.Add(self)) Accept(service_, queue_, nodes_, streams_);
 }
 
@@ -45,14 +45,14 @@ void ServerStream::OnRead(bool ok) {
     return;
   }
   if (opening) {
-    End(status);  // nobody's stream yet: the node that it names is not to blame
+    End(status);  // no node owns the stream yet, so the node that it names is not failed
   } else {
     node_->Refuse(status);
   }
   OnEnd(ok);
 }
 
-// The peer has ended the stream or is gone, or we have ended it.
+// The peer ended the stream or is gone, or we ended it.
 void ServerStream::ReadFailed() {
   absl::Status end;
   {

@@ -1,4 +1,4 @@
-// One gRPC stream of a node, on the aggregator's side.
+// ServerStream is the aggregator's end of one gRPC stream of a node.
 #pragma once
 
 #include <atomic>
@@ -16,23 +16,22 @@
 
 namespace thalweg {
 
-// Thread-safe. Kept by the StreamSet until gRPC has done with it, and by its NodeStreams; after the
-// end, what it is told is dropped.
+// A ServerStream is thread-safe. The StreamSet keeps it until gRPC has completed its last
+// operation, and so does its NodeStreams. After the end, calls are ignored.
 class ServerStream final : public std::enable_shared_from_this<ServerStream> {
  public:
   using Service = v1::Exchange::WithRawMethod_Stream<v1::Exchange::Service>;
 
-  // Waits for a node to open a stream, on `queue`'s thread; when it has, waits for the next one
-  // with a new ServerStream. Ends with the server. All references must outlive gRPC's use of the
-  // stream.
+  // Waits on `queue`'s thread for a node to open a stream; then waits for the next one with a new
+  // ServerStream, until the server ends. All references must outlive gRPC's use of the stream.
   static void Accept(Service& service, grpc::ServerCompletionQueue& queue, NodeTable& nodes,
                      StreamSet& streams);
 
-  // Begins to read. Call once, after the stream is in the set.
+  // Starts reading. Call once, after the stream is in the set.
   void Start() { call_.Read(&read_, &read_done_); }
 
   void Send(grpc::ByteBuffer&& frame) { Do(writes_.Push(std::move(frame))); }
-  // Finishes with `why`; results that wait are dropped. Only the first end counts.
+  // Finishes with `why`; queued results are dropped. Only the first end counts.
   void End(const absl::Status& why);
   // Finishes with OK after this frame, unless it has ended already.
   void EndWith(grpc::ByteBuffer&& frame) { Do(writes_.PushLast(std::move(frame))); }
@@ -51,7 +50,7 @@ class ServerStream final : public std::enable_shared_from_this<ServerStream> {
   void OnAccepted(bool ok);
   void OnRead(bool ok);
   void OnWritten(bool ok);
-  // Reading has ended; the status has been sent.
+  // Runs when reading has ended and the status has been sent.
   void OnEnd(bool ok);
 
   void ReadFailed();
@@ -62,19 +61,19 @@ class ServerStream final : public std::enable_shared_from_this<ServerStream> {
   grpc::ServerCompletionQueue& queue_;
   NodeTable& nodes_;
   StreamSet& streams_;
-  std::shared_ptr<ServerStream> self_;  // until OnAccepted
+  std::shared_ptr<ServerStream> self_;  // set until OnAccepted
   grpc::ServerContext context_;
   grpc::ServerAsyncReaderWriter<grpc::ByteBuffer, grpc::ByteBuffer> call_{&context_};
   WriteQueue writes_;
   std::atomic<int> ends_left_{2};
 
-  // Only for OnRead, which happens once at a time, and the last OnEnd.
+  // Only OnRead, of which one runs at a time, and the last OnEnd use these.
   grpc::ByteBuffer read_;
   std::shared_ptr<NodeStreams> node_;  // null until the open frame
   uint32_t index_ = 0;
 
   Mutex mutex_;
-  std::optional<absl::Status> end_ ABSL_GUARDED_BY(mutex_);  // how to finish; none: with OK
+  std::optional<absl::Status> end_ ABSL_GUARDED_BY(mutex_);  // how to finish; with OK when empty
 
   MemberCompletion<ServerStream, &ServerStream::OnAccepted> accepted_{*this};
   MemberCompletion<ServerStream, &ServerStream::OnRead> read_done_{*this};

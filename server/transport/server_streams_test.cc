@@ -1,4 +1,4 @@
-// Several streams of one node, as the aggregator's side keeps them together.
+// These tests cover several streams of one node on the aggregator's side.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -25,7 +25,7 @@ class ServerStreamsTest : public ::testing::Test {
     server_ = *std::move(server);
   }
 
-  // On a connection of its own.
+  // Returns a stream on a connection of its own.
   std::unique_ptr<RawStream> NewStream() {
     return std::make_unique<RawStream>(grpc::CreateCustomChannel(
         server_->address(), grpc::InsecureChannelCredentials(), ClientArguments()));
@@ -38,7 +38,7 @@ class ServerStreamsTest : public ::testing::Test {
 
   static grpc::ByteBuffer Chunk(uint32_t chunk) { return EncodeChunk({{{}, chunk, 1}}, {}); }
 
-  // The shard echoes, so afterwards both ends know each other.
+  // Sends a chunk that the shard echoes; afterwards both ends know each other.
   static void ExpectEcho(RawStream& stream, uint32_t chunk) {
     ASSERT_TRUE(stream.Write(Chunk(chunk)));
     grpc::ByteBuffer answer;
@@ -139,7 +139,8 @@ TEST_F(ServerStreamsTest, NodeWhoseStreamsHaveEndedIsForgotten) {
     ASSERT_TRUE(first->WritesDone());
     EXPECT_TRUE(first->Finish().ok());
   }
-  // Its streams need not be as many as before. gRPC may take a moment to let go of the old one.
+  // The node may open another number of streams than before. gRPC may take a moment to release the
+  // old one.
   const TimePoint deadline = Now() + kTestPatience;
   bool attached = false;
   while (!attached && Now() < deadline) {
@@ -157,14 +158,14 @@ TEST_F(ServerStreamsTest, FailureIsToldOnEveryStreamAlsoOnOneThatComesLate) {
   const auto second = Opened(1, 3);
   ExpectEcho(*second, 1);
   const auto sink = shard_.sinks.WaitFor(1).front();
-  // More than flow control lets pass unread: the first stream cannot end yet.
+  // This is more than flow control lets pass unread, so the first stream cannot end yet.
   const auto large = std::make_shared<std::string>(8 << 20, 'x');
   for (uint32_t i = 0; i < 8; ++i) {
     sink->OnResult(ResultOf(3 * i, Payload(std::as_bytes(std::span(*large)), large)));
   }
   const absl::Status why = absl::AbortedError("node 1 is gone");
   sink->OnFailed(why);
-  // The failure, once for each stream at most; results are of no use any more.
+  // The backlog is the failure, at most once per stream; results have been dropped.
   EXPECT_LE(sink->Backlog(), 2u);
   const auto late = Opened(2, 3);
   for (const auto& stream : {late.get(), second.get(), first.get()}) {

@@ -20,12 +20,12 @@
 namespace thalweg {
 namespace {
 
-// How long streams may take to tell their nodes that the server is stopping: gRPC cancels what has
-// not been sent by then, and a cancelled stream says nothing of why. A node that does not read must
-// not hold the server up.
+// Streams get this time to tell their nodes that the server is stopping: gRPC then cancels what is
+// unsent, and a cancelled stream carries no reason. A node that does not read must not delay the
+// server.
 constexpr Duration kGoodbyeTime = std::chrono::seconds(1);
 
-// What cancelled streams need to end: no network is involved any more.
+// Cancelled streams end within this time: the network is no longer involved.
 constexpr Duration kCancelTime = std::chrono::seconds(10);
 
 class GrpcShardServer final : public ShardServer {
@@ -42,7 +42,7 @@ class GrpcShardServer final : public ShardServer {
     builder.AddListeningPort(ToString(address_), MakeServerCredentials(options.tls), &port);
     builder.RegisterService(&control_);
     builder.RegisterService(&exchange_);
-    // With queues that are polled by us, gRPC's threads for the control calls do not poll.
+    // When queues are polled by our threads, gRPC's threads for the control calls do not poll.
     std::vector<std::unique_ptr<grpc::ServerCompletionQueue>> queues;
     for (uint32_t i = 0; i < options.threads; ++i) queues.push_back(builder.AddCompletionQueue());
     server_ = builder.BuildAndStart();
@@ -82,7 +82,7 @@ class GrpcShardServer final : public ShardServer {
   StreamSet streams_;
   ServerStream::Service exchange_;
   std::unique_ptr<grpc::Server> server_;
-  std::vector<std::unique_ptr<Poller>> pollers_;  // after the server: its queues go first
+  std::vector<std::unique_ptr<Poller>> pollers_;  // destroyed before server_
   std::atomic<bool> stopped_{false};
 };
 

@@ -1,4 +1,4 @@
-// Serves one Shard to the network: proto/thalweg/v1's Control and Exchange.
+// ShardServer serves one Shard to the network: Control and Exchange of proto/thalweg/v1.
 #pragma once
 
 #include <cstdint>
@@ -13,8 +13,8 @@
 
 namespace thalweg {
 
-// Thread-safe. What arrives is checked before the shard sees it; a node that sends anything
-// malformed makes its job fail with InvalidArgument, one whose stream breaks makes it fail with
+// A ShardServer is thread-safe. It checks what arrives before the shard sees it. A node that sends
+// malformed data fails its job with InvalidArgument; a node whose stream breaks fails it with
 // Unavailable (through Shard::Leave).
 //
 //   auto server = ShardServer::Start({.listen = "0.0.0.0:7070"}, shard, metrics);
@@ -24,22 +24,23 @@ class ShardServer {
  public:
   struct Options {
     std::string listen;    // host:port; port 0 takes a free one
-    uint32_t threads = 1;  // ≥ 1, that receive, fold and send
+    uint32_t threads = 1;  // ≥ 1; they receive, fold and send
     TlsFiles tls = {};     // with files: mutual TLS
   };
 
-  // `shard` and `metrics` must outlive the server. Unavailable when the address cannot be bound.
+  // Starts a server. `shard` and `metrics` must outlive it. Returns Unavailable when the address
+  // cannot be bound.
   static absl::StatusOr<std::unique_ptr<ShardServer>> Start(const Options& options, Shard& shard,
                                                             MetricRegistry& metrics);
-  // Stops without grace.
+  // Stops without a grace period.
   virtual ~ShardServer() = default;
 
-  // host:port with the port really bound.
+  // Returns host:port with the port that is actually bound.
   virtual std::string address() const = 0;
 
-  // Ends every stream with Unavailable, gives calls in progress `grace` to end and cancels the
-  // rest. Afterwards the shard is not called any more. A Join in progress is waited for: make the
-  // shard end its joins first, else this lasts until the callers' deadlines. Idempotent.
+  // Ends every stream with Unavailable, lets calls in progress run for `grace` and cancels the
+  // rest. Afterwards the shard is not called any more. Stop waits for a Join in progress: make the
+  // shard end its joins first, or Stop lasts until the callers' deadlines. Stop is idempotent.
   virtual void Stop(Duration grace) = 0;
 };
 

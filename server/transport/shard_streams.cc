@@ -7,7 +7,7 @@
 namespace thalweg {
 namespace {
 
-// What the end of a stream that the node did not leave means for the job.
+// Returns the status that the job gets when a stream ends without the node having left.
 absl::Status LostStream(const std::string& peer, const grpc::Status& status) {
   if (status.ok()) return absl::UnavailableError(absl::StrCat(peer, " has closed the stream"));
   if (status.error_code() == grpc::StatusCode::UNAVAILABLE ||
@@ -39,7 +39,8 @@ std::shared_ptr<ShardStreams> ShardStreams::Open(const std::vector<Connection>& 
     all->streams_.back()->Prepare(connections[i].channel, *connections[i].queue,
                                   {token, i, num_streams});
   }
-  // Only now: a stream that fails cancels the others, from another thread.
+  // Streams start only when all are prepared: one that fails cancels the others from another
+  // thread.
   for (const auto& stream : all->streams_) stream->Start();
   return all;
 }
@@ -90,7 +91,7 @@ bool ShardStreams::WaitDone(TimePoint deadline) {
     }
   }
   MutexLock lock(mutex_);
-  self_.reset();  // the caller has a reference too
+  self_.reset();  // the caller holds a reference too
   return true;
 }
 

@@ -1,4 +1,4 @@
-// A node's Exchange streams to one aggregator shard, on the node's side: one membership's.
+// ShardStreams holds the node's ends of one membership's Exchange streams to one aggregator shard.
 #pragma once
 
 #include <memory>
@@ -14,9 +14,9 @@
 
 namespace thalweg {
 
-// Thread-safe. What ends one stream ends them all. Keeps itself until WaitDone has returned true,
-// and must be waited for: released by the thread that polls for it, it could drop the last
-// reference to that thread.
+// A ShardStreams is thread-safe. When one stream ends, all end. The object keeps itself alive until
+// WaitDone has returned true. Its user must call WaitDone: otherwise the polling thread could drop
+// the last reference, and would have to join itself.
 class ShardStreams {
  public:
   struct Connection {
@@ -24,33 +24,34 @@ class ShardStreams {
     grpc::CompletionQueue* queue = nullptr;  // must outlive the streams
   };
   // Opens a stream for `token` on each connection. `peer` names the shard in errors. The counters
-  // must outlive the streams, that is the time until WaitDone has returned true.
+  // must outlive the streams, that is until WaitDone has returned true.
   static std::shared_ptr<ShardStreams> Open(const std::vector<Connection>& connections,
                                             std::string peer, SessionToken token,
                                             std::shared_ptr<NodeSink> sink,
                                             StreamCounters counters);
 
-  // Queues the contribution on the stream of its chunk, or says why the streams have failed.
+  // Queues the contribution on its chunk's stream, or returns why the streams have failed.
   absl::Status Send(const Contribution& contribution);
 
-  // From now on the sink is not called.
+  // Stops all calls to the sink from now on.
   void Detach();
-  // Ends the streams in good order; contributions that wait are dropped. Requires Detach.
+  // Ends the streams with success; queued contributions are dropped. Requires Detach.
   void Finish();
   // Ends the streams at once.
   void Cancel();
-  // True when gRPC has done with the streams. Not from gRPC's threads.
+  // Waits until gRPC has completed the streams; returns false at the deadline. Must not run on
+  // gRPC's threads.
   bool WaitDone(TimePoint deadline);
 
   const StreamCounters& counters() const { return counters_; }
 
-  // For the streams. Passes on what was received.
+  // Passes on a received frame; called by the streams.
   void Receive(grpc::ByteBuffer&& bytes);
-  // For the streams: gRPC has done with one. Its last call.
+  // Is called by each stream as its last call, when gRPC has completed it.
   void StreamDone(const grpc::Status& status);
 
  private:
-  // Outlives the streams for the thread that says so.
+  // Done outlives the streams, for the thread that sets it.
   struct Done {
     Mutex mutex;
     CondVar changed;
@@ -61,20 +62,20 @@ class ShardStreams {
       : peer_(std::move(peer)), counters_(counters), sink_(std::move(sink)) {}
 
   absl::Status Handle(grpc::ByteBuffer&& bytes);
-  // Tells the sink and ends all streams, unless it has been told or the node has left.
+  // Tells the sink and ends all streams, unless the sink has been told or the node has left.
   void Fail(const absl::Status& why);
 
   const std::string peer_;
   const StreamCounters counters_;
   std::vector<std::unique_ptr<ClientStream>> streams_;  // unchanged after Open
 
-  // Shared with StreamDone, during which the streams may already be gone.
+  // StreamDone shares this, because the streams may be destroyed while it runs.
   const std::shared_ptr<Done> done_ = std::make_shared<Done>();
 
   Mutex mutex_;
-  std::shared_ptr<NodeSink> sink_ ABSL_GUARDED_BY(mutex_);  // null: it must not be called any more
-  absl::Status failure_ ABSL_GUARDED_BY(mutex_);            // what the sink was told
-  std::shared_ptr<ShardStreams> self_ ABSL_GUARDED_BY(mutex_);  // until WaitDone
+  std::shared_ptr<NodeSink> sink_ ABSL_GUARDED_BY(mutex_);      // null when calls must stop
+  absl::Status failure_ ABSL_GUARDED_BY(mutex_);                // the status that the sink got
+  std::shared_ptr<ShardStreams> self_ ABSL_GUARDED_BY(mutex_);  // set until WaitDone
 };
 
 }  // namespace thalweg

@@ -8,7 +8,7 @@ grpc::Status ToGrpc(const absl::Status& status) {
   if (status.ok()) return grpc::Status::OK;
   std::string message(status.message());
   if (message.size() > kMaxStatusMessageBytes) {
-    // Cut between characters: a Failure message must stay valid UTF-8.
+    // The cut is between characters: a Failure message must stay valid UTF-8.
     size_t end = kMaxStatusMessageBytes;
     while (end > 0 && (static_cast<uint8_t>(message[end]) & 0xc0) == 0x80) --end;
     message.resize(end);

@@ -1,4 +1,5 @@
-// absl::Status ↔ what gRPC carries. The two number their codes alike (google.rpc.Code).
+// This header converts absl::Status to and from what gRPC carries. Both number their codes alike
+// (google.rpc.Code).
 #pragma once
 
 #include <cstdint>
@@ -9,17 +10,17 @@
 
 namespace thalweg {
 
-// gRPC sends a status as HTTP/2 metadata, of which a receiver accepts 8 KiB; bytes that are not
-// plain ASCII take three each. Longer messages are cut.
+// gRPC sends a status as HTTP/2 metadata, of which a receiver accepts 8 KiB; bytes outside plain
+// ASCII take three each. Longer messages are truncated to this length.
 inline constexpr size_t kMaxStatusMessageBytes = 2000;
 
 grpc::Status ToGrpc(const absl::Status& status);
 absl::Status FromGrpc(const grpc::Status& status);
 
-// For codes in message fields; what is not a code of google.rpc.Code becomes kUnknown.
+// Converts a code from a message field; a number outside google.rpc.Code becomes kUnknown.
 absl::Status StatusFromWire(uint32_t code, const std::string& message);
 
-// `status` with "<who>: " before its message; OK stays OK.
+// Returns `status` with "<who>: " before its message; OK stays OK.
 absl::Status Prefixed(const std::string& who, const absl::Status& status);
 
 }  // namespace thalweg

@@ -1,4 +1,4 @@
-// What passes through gRPC's streams, and waits for them.
+// StreamCounters counts what passes through gRPC's streams and what is queued for them.
 #pragma once
 
 #include <string>
@@ -10,10 +10,10 @@ namespace thalweg {
 struct StreamCounters {
   Counter& sent;
   Counter& received;
-  Histogram& send_seconds;  // of each frame, from being queued until gRPC has taken it
-  Gauge& queued_bytes;      // of frames, until then
+  Histogram& send_seconds;  // per frame, from queueing until gRPC has taken it
+  Gauge& queued_bytes;      // bytes of frames in that state
 
-  // thalweg_grpc_… with role `role`: "server" or "client".
+  // Registers thalweg_grpc_… with role `role`: "server" or "client".
   static StreamCounters In(MetricRegistry& metrics, const std::string& role);
 };
 

@@ -1,4 +1,4 @@
-// The streams that a server has open.
+// StreamSet holds the open streams of a server.
 #pragma once
 
 #include <memory>
@@ -12,25 +12,25 @@ namespace thalweg {
 
 class ServerStream;
 
-// The streams that gRPC has not done with. Thread-safe.
+// A StreamSet holds the streams that gRPC has not completed. It is thread-safe.
 class StreamSet {
  public:
-  // Keeps the stream and sets it going; after Shutdown, ends it. False after Close: nothing may be
-  // asked of gRPC any more.
+  // Keeps the stream and starts it; after Shutdown, ends it instead. Returns false after Close,
+  // when gRPC may not be called any more.
   [[nodiscard]] bool Add(const std::shared_ptr<ServerStream>& stream);
   void Remove(const std::shared_ptr<ServerStream>& stream);
-  // Ends the streams there are and those to come, for `why`.
+  // Ends all streams, present and future, with `why`.
   void Shutdown(const absl::Status& why);
-  // Keeps no more streams.
+  // Makes Add refuse every further stream.
   void Close();
-  // True when no stream is left.
+  // Waits until no stream is left; returns false at the deadline.
   bool WaitEmpty(TimePoint deadline);
 
  private:
   Mutex mutex_;
   CondVar changed_;
   std::set<std::shared_ptr<ServerStream>> streams_ ABSL_GUARDED_BY(mutex_);
-  absl::Status shut_down_ ABSL_GUARDED_BY(mutex_);  // not OK: why no stream is accepted any more
+  absl::Status shut_down_ ABSL_GUARDED_BY(mutex_);  // OK, or why Add refuses streams
   bool closed_ ABSL_GUARDED_BY(mutex_) = false;
 };
 

@@ -1,4 +1,4 @@
-// Who is let in, and what happens when certificates are replaced.
+// These tests check which peers are admitted, and what happens when certificates are replaced.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -32,7 +32,7 @@ class TlsTest : public ::testing::Test {
     return RemoteShard::Create(server_->address(), {.channels = 2, .tls = files}, metrics_);
   }
 
-  // What comes of trying to join for a second, which a connection to this machine needs nothing of.
+  // Tries to join for a second, which is plenty on this machine, and returns the outcome.
   absl::Status Join(RemoteShard& node) {
     return node.Join(OfNode(0), Now() + std::chrono::seconds(1)).status();
   }
@@ -110,7 +110,7 @@ TEST_F(TlsTest, ReplacedCertificatesCountForNewConnectionsAndOpenStreamsLiveOn) 
   ASSERT_NO_FATAL_FAILURE(JoinAndAttach(*early));
   ASSERT_NO_FATAL_FAILURE(Exchange(*early, 0));
 
-  // The shard's files become those of another CA.
+  // The shard's files are replaced by those of another CA.
   const TestCa other;
   const TlsFiles replacement = other.Issue("shard");
   for (const char* name : {"shard.crt", "shard.key", "ca.crt"}) {

@@ -4,8 +4,8 @@
 
 namespace thalweg {
 
-// Frames are swapped throughout: grpc::ByteBuffer copies when it is moved. Those that are let go
-// are declared before the lock, so that they free their payloads outside of it.
+// Frames are swapped throughout, because moving a grpc::ByteBuffer copies it. Dropped frames are
+// declared before the lock, so that their payloads are freed outside it.
 
 WriteQueue::~WriteQueue() {
   Frames dropped;
@@ -47,7 +47,7 @@ WriteQueue::Turn WriteQueue::Close() {
 WriteQueue::Turn WriteQueue::Written() {
   grpc::ByteBuffer written;
   written.Swap(&current_.bytes);
-  if (written.Valid()) {  // not when the turn was that of Start::kBusy
+  if (written.Valid()) {  // invalid when the turn was Start::kBusy's
     counters_.send_seconds.Observe(ToSeconds(Now() - current_.queued));
     counters_.queued_bytes.Add(-static_cast<double>(written.Length()));
   }
@@ -77,7 +77,7 @@ size_t WriteQueue::Waiting() const {
 WriteQueue::Turn WriteQueue::NextLocked() {
   if (busy_) return Turn::kNothing;
   if (waiting_.empty()) {
-    // The turn to end is never given back, so this is reached once.
+    // The turn to end the stream is never returned, so this line runs at most once after the end.
     busy_ = closed_;
     return closed_ ? Turn::kEnd : Turn::kNothing;
   }

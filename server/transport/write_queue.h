@@ -1,5 +1,5 @@
-// The frames waiting to be written to a stream. gRPC allows one write at a time, and ending a
-// stream counts as a write: the queue hands out that turn.
+// WriteQueue holds the frames that wait to be written to a stream. gRPC allows one write at a time,
+// and ending a stream counts as a write; the queue hands out that turn.
 #pragma once
 
 #include <cstddef>
@@ -12,40 +12,40 @@
 
 namespace thalweg {
 
-// Thread-safe. Whoever is told kWrite or kEnd must do that, outside any lock; nobody else is told
-// anything but kNothing until Written() was called. So a stream is never ended during a write, and
-// a frame may be pushed at any time, also after the end.
+// A WriteQueue is thread-safe. A caller that gets kWrite or kEnd must act on it, outside any lock;
+// all other calls return kNothing until Written() has been called. A stream is therefore never
+// ended during a write, and a frame may be pushed at any time, also after the end.
 //
-// Not bounded here: a node sends no more than window_chunks chunks without an answer, and the shard
-// counts Waiting() against the node's window before it takes another contribution.
+// The queue itself has no bound: a node sends no more than window_chunks chunks without an answer,
+// and the shard compares Waiting() with the node's window before it takes another contribution.
 class WriteQueue {
  public:
   enum class Turn {
     kNothing,
     kWrite,  // start writing current()
-    kEnd,    // end the stream; told once
+    kEnd,    // end the stream; returned once
   };
 
-  // Whether the first turn is free, or is given back by the first Written().
+  // Start says whether the first turn is free or taken; the first Written() returns a taken one.
   enum class Start { kFree, kBusy };
   explicit WriteQueue(const StreamCounters& counters, Start start = Start::kFree)
       : counters_(counters), busy_(start == Start::kBusy) {}
   ~WriteQueue();
 
-  // Dropped after the end was ordered.
+  // Queues the frame; drops it once the end has been ordered.
   Turn Push(grpc::ByteBuffer&& frame);
-  // Orders the end after `frame`. What is waiting is dropped: who ends a stream so has no use for
-  // it, and a peer that does not read shall not make us keep it.
+  // Orders the end after `frame` and drops what is queued: a caller that ends a stream this way has
+  // no use for it, and a peer that does not read must not make us keep it.
   Turn PushLast(grpc::ByteBuffer&& frame);
-  // Orders the end and drops what is waiting, but for the frame of an earlier PushLast.
+  // Orders the end and drops what is queued, except the frame of an earlier PushLast.
   Turn Close();
-  // The write of current() has ended.
+  // Reports that the write of current() has ended.
   Turn Written();
 
-  // Frames that nobody was told to write yet.
+  // Returns the number of frames that nobody was told to write yet.
   size_t Waiting() const;
 
-  // Valid from kWrite until Written().
+  // Returns the frame to write; valid from kWrite until Written().
   const grpc::ByteBuffer& current() const { return current_.bytes; }
 
  private:
@@ -65,7 +65,7 @@ class WriteQueue {
   Frames waiting_ ABSL_GUARDED_BY(mutex_);
   bool busy_ ABSL_GUARDED_BY(mutex_);  // a turn has been handed out
   bool closed_ ABSL_GUARDED_BY(mutex_) = false;
-  Frame current_;  // empty, or being written; belongs to the holder of the turn
+  Frame current_;  // empty or being written; the holder of the turn owns it
 };
 
 }  // namespace thalweg

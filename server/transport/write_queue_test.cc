@@ -53,7 +53,7 @@ TEST_F(WriteQueueTest, DroppedFramesAreQueuedNoLonger) {
   WriteQueue queue(counters_);
   for (const size_t bytes : {1, 10, 100}) queue.Push(Frame(bytes));
   EXPECT_EQ(queue.PushLast(Frame(1000)), Turn::kNothing);
-  EXPECT_EQ(Queued(), 1001);  // the one being written, and the last
+  EXPECT_EQ(Queued(), 1001);  // the frame being written, and the last
   EXPECT_EQ(queue.Push(Frame(5)), Turn::kNothing);
   EXPECT_EQ(queue.Close(), Turn::kNothing);
   EXPECT_EQ(queue.Written(), Turn::kWrite);

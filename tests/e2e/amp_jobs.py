@@ -26,14 +26,14 @@ class Product(nn.Module):
 
 
 def inputs(first: float, second: float) -> torch.Tensor:
-    """Rank 0 has as many times the mean as there are workers, the others nothing."""
+    """Gives rank 0 the mean times the number of workers, and the others nothing."""
     scale = dist.get_world_size() if dist.get_rank() == 0 else 0
     return torch.tensor([first, second]) * scale
 
 
 @job
 def native_scaler() -> dict[str, Any]:
-    """O2 under torch's GradScaler, with accumulation and clipping; gradients travel as fp16."""
+    """Runs O2 under torch's GradScaler, with accumulation and clipping; gradients cross as fp16."""
     model = Product()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.25)
     torch.cuda.amp.aiak_amp_decorate(model, optimizer, loss_scale=64.0)
@@ -54,14 +54,14 @@ def native_scaler() -> dict[str, Any]:
 
 @job
 def overflows() -> dict[str, Any]:
-    """torch's GradScaler, its scale too large at first; attached by the environment or here."""
+    """Runs torch's GradScaler with too large a first scale; attached by the environment or here."""
     module = DistributedDataParallel(Product())
     optimizer = torch.optim.SGD(module.parameters(), lr=0.25)
     if "THALWEG_ENABLE" not in os.environ:
         thalweg.ddp.attach(module, "fp32")
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16, growth_interval=100)
     made = 0
-    for first in (1.0, 1e34, 1e34, 1.0):  # at 2**15 the gradient is no float32
+    for first in (1.0, 1e34, 1e34, 1.0):  # at 2**15 the gradient overflows float32
         optimizer.zero_grad()
         scaler.scale(module(inputs(first, 1.0))).backward()
         before = module.module.weight.tolist()
@@ -75,7 +75,7 @@ def overflows() -> dict[str, Any]:
 
 @job
 def own_scale() -> dict[str, Any]:
-    """O2 with scale_loss, from another seed on each worker."""
+    """Runs O2 with scale_loss, from another seed on each worker."""
     torch.manual_seed(dist.get_rank())
     model = nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 1))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)

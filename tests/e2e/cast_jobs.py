@@ -13,7 +13,7 @@ import thalweg.ddp
 
 ITERATIONS = 5
 HOOKS = {"fp16": default_hooks.fp16_compress_hook, "bf16": default_hooks.bf16_compress_hook}
-# Rounding to the type changes x by UNIT * |x|, or among its subnormal numbers by TINY, at most.
+# Rounding x to the type changes it by at most UNIT * |x|, or TINY among its subnormal numbers.
 UNIT = {"fp16": 2.0**-11, "bf16": 2.0**-8}
 TINY = {"fp16": 2.0**-25, "bf16": 2.0**-134}
 
@@ -25,7 +25,7 @@ def build() -> DistributedDataParallel:
 
 
 def backward(model: nn.Module, iteration: int) -> torch.Tensor:
-    """All parameters' gradients in one vector. The parameters are not changed."""
+    """Returns all parameters' gradients in one vector. The parameters are not changed."""
     data = torch.Generator().manual_seed(100 * iteration + dist.get_rank())
     model.zero_grad()
     x = torch.randn(8, 3, 8, 8, generator=data)
@@ -40,7 +40,7 @@ def gradient(model: nn.Module) -> torch.Tensor:
 
 
 def mean(values: torch.Tensor) -> torch.Tensor:
-    """Over all workers, in float64."""
+    """Returns the mean over all workers in float64."""
     total = values.clone()
     dist.all_reduce(total)
     return total / dist.get_world_size()
@@ -48,16 +48,16 @@ def mean(values: torch.Tensor) -> torch.Tensor:
 
 @job
 def parity_with_torch() -> dict[str, Any]:
-    """Largest errors of Thalweg, of torch's hook, and of each other, in units of what is allowed.
+    """Returns Thalweg's, torch's and their mutual largest errors in units of the allowed error.
 
-    "shift" is how far Thalweg's gradient is from the exact mean, in roundings of a vector.
+    "shift" is the distance of Thalweg's gradient from the exact mean, in roundings of a vector.
 
     Worker i has g_i; A is the mean of the |g_i|, w the number of workers. torch rounds each g_i,
-    divides it by w, a power of two, which is exact but for subnormal results, and adds them up in
-    the narrow type, w - 1 roundings of sums that are no more than A: (1 + w - 1) * UNIT * A, and
-    TINY for each of the w casts / w, w divisions and no addition, which is exact for subnormals.
-    Thalweg rounds each node's mean, and the nodes' mean: 2 * (UNIT * A + TINY). Products of these
-    and roundings in float32 are less than a hundredth of that.
+    divides it by w, a power of two (exact except for subnormal results), and adds them up in the
+    narrow type with w - 1 roundings of sums of at most A: (1 + w - 1) * UNIT * A, and TINY for each
+    of the w casts / w and w divisions; additions of subnormals are exact. Thalweg rounds each
+    node's mean, and the nodes' mean: 2 * (UNIT * A + TINY). Products of these and roundings in
+    float32 are less than a hundredth of that.
     """
     world = dist.get_world_size()
     result = {}
@@ -88,7 +88,7 @@ def parity_with_torch() -> dict[str, Any]:
 
 @job
 def range_of_fp16() -> dict[str, Any]:
-    """The gradient that the optimizer gets: each worker's is a row of what is given here."""
+    """Returns the optimizer's gradient; each worker's is a row of the given matrix."""
     mine = torch.tensor([[7e4, 1.0, 9e-8], [1e4, 3.0, 9e-8]][dist.get_rank() % 2])
     result = {}
     for name in ("torch", "ours"):

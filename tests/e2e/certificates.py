@@ -1,4 +1,4 @@
-"""Certificates for tests, made by openssl: a CA, and what it signs."""
+"""Makes certificates for tests with openssl: a CA, and the certificates that it signs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-_OPENSSL = shutil.which("openssl") or "openssl"  # found once: tests change PATH
+_OPENSSL = shutil.which("openssl") or "openssl"  # looked up once: tests change PATH
 _CONFIG = """\
 [req]
 distinguished_name = name
@@ -22,11 +22,11 @@ subjectKeyIdentifier = hash
 basicConstraints = critical,CA:FALSE
 keyUsage = critical,digitalSignature
 """
-_USAGES = {"server auth": "serverAuth", "client auth": "clientAuth"}  # as cert-manager says it
+_USAGES = {"server auth": "serverAuth", "client auth": "clientAuth"}  # by cert-manager's names
 
 
 class Secret(NamedTuple):
-    """A folder with the files that a Kubernetes secret for TLS has."""
+    """A folder with the files of a Kubernetes TLS secret."""
 
     folder: Path
 
@@ -35,7 +35,7 @@ class Secret(NamedTuple):
         return self.folder / "ca.crt"
 
     def environment(self) -> dict[str, str]:
-        """Has Thalweg's programs use them."""
+        """Returns the variables that make Thalweg's programs use the files."""
         names = {"CERT": "tls.crt", "KEY": "tls.key", "CA": "ca.crt"}
         return {f"THALWEG_TLS_{key}": str(self.folder / name) for key, name in names.items()}
 
@@ -50,7 +50,7 @@ class Authority:
         self._make(folder / "ca.crt", folder / "ca.key", "CA of tests", "-extensions", "ca")
 
     def fulfil(self, certificate: dict[str, Any], *hosts: str) -> Secret:
-        """What cert-manager makes of a Certificate, for `hosts` as well."""
+        """Returns what cert-manager makes of a Certificate, valid for `hosts` too."""
         spec = certificate["spec"]
         usages = [_USAGES[usage] for usage in spec["usages"] if usage in _USAGES]
         return self.issue(spec["secretName"], *spec["dnsNames"], *hosts, usages=usages)
@@ -62,7 +62,7 @@ class Authority:
         days: int = 60,
         usages: Iterable[str] = ("serverAuth", "clientAuth"),
     ) -> Secret:
-        """A certificate for host names and addresses, in a new folder."""
+        """Makes a certificate for host names and addresses, in a new folder."""
         secret = Secret(self._folder / name)
         secret.folder.mkdir()
         subject = ["-addext", f"subjectAltName={','.join(map(_name, hosts))}"]

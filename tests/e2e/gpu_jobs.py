@@ -26,19 +26,19 @@ def build() -> DistributedDataParallel:
 
 
 def gradient(model: nn.Module) -> torch.Tensor:
-    """All gradients as the next work on the current stream sees them, in one vector."""
+    """Returns all gradients as the next work on the current stream sees them, in one vector."""
     grads = [parameter.grad for parameter in model.parameters()]
     return torch.cat([grad.flatten() for grad in grads if grad is not None])
 
 
 def keep_busy() -> None:
-    """Whatever is queued next comes late, so that who does not wait for it is found out."""
+    """Delays what is queued next, so that a reader that does not wait for it is detected."""
     if device().type == "cuda":
         torch.cuda._sleep(BUSY_CYCLES)
 
 
 def mean(values: torch.Tensor) -> torch.Tensor:
-    """Over both workers, on the CPU, rounded once."""
+    """Returns the mean over both workers, on the CPU, rounded once."""
     total = values.cpu().double()
     dist.all_reduce(total)
     return (total / dist.get_world_size()).float()
@@ -52,10 +52,11 @@ def backward(model: DistributedDataParallel, x: torch.Tensor) -> torch.Tensor:
 
 
 def differing_steps(model: DistributedDataParallel) -> int:
-    """In how many steps an averaged gradient is not, bit for bit, the mean of the workers' own.
+    """Counts the steps in which an averaged gradient is not bit for bit the mean of the workers'
+    own.
 
-    Of two float32 the sum is exact in float64 unless their exponents are 29 apart, and then the
-    smaller one does not change how the larger one is rounded, but for ties, which halving keeps.
+    The sum of two float32 is exact in float64 unless their exponents are 29 apart. Then the smaller
+    one does not change the rounding of the larger one, except for ties, which halving keeps.
     """
     data = torch.Generator().manual_seed(dist.get_rank())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
@@ -88,7 +89,7 @@ def exact_means() -> dict[str, Any]:
 
 @job
 def closed_early() -> dict[str, Any]:
-    """What backward says after the session has been closed."""
+    """Returns the error of backward after the session has been closed."""
     model = build()
     state = thalweg.ddp.attach(model)
     x = torch.ones(4, 256, device=device())

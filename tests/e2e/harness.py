@@ -1,10 +1,11 @@
-"""A small cluster of real programs for tests: servers, and workers that run a job of jobs.py."""
+"""Runs a small cluster of real programs for tests: servers, and workers that run a job."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
+import re
 import select
 import shutil
 import socket
@@ -14,7 +15,7 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,13 +25,13 @@ from thalweg._processes import Server
 
 JOBS = Path(__file__).parent / "jobs.py"
 TIMEOUT = 10.0  # THALWEG_TIMEOUT of the jobs
-# A worker that fails must have ended by then: its timeout, and what torch needs to load and leave.
+# A failing worker must have ended by then: its timeout, and the time torch needs to load and exit.
 DEADLINE = 90.0
 
 
 @dataclass
 class Servers:
-    """Aggregators and sidecars. All their sockets are below `folder`; `env` is theirs alone."""
+    """Aggregators and sidecars. Their sockets are below `folder`; only they get `env`."""
 
     folder: Path
     env: Mapping[str, str] = field(default_factory=dict)
@@ -43,23 +44,29 @@ class Servers:
         self.aggregators.append(server)
         return server
 
-    def add_sidecar(self, *flags: str, aggregators: str | None = None) -> Server:
-        """`aggregators`: default is those that were added; "" means embedded."""
+    def add_sidecar(
+        self, *flags: str, aggregators: str | None = None, env: Mapping[str, str] | None = None
+    ) -> Server:
+        """Adds a sidecar. `aggregators`: default is those that were added; "" means embedded.
+
+        `env` is for this sidecar alone.
+        """
         if aggregators is None:
             aggregators = ",".join(server.address for server in self.aggregators)
         path = str(self.folder / f"s{len(self.sidecars)}.sock")
         argv = [str(_binaries.find(_binaries.SIDECAR)), "--socket", path, "--http", "127.0.0.1:0"]
-        server = self._start("sidecar", [*argv, "--aggregators", aggregators, *flags])
+        server = self._start("sidecar", [*argv, "--aggregators", aggregators, *flags], env)
         self.sidecars.append(server)
         return server
 
-    def _start(self, name: str, argv: list[str]) -> Server:
-        server = Server(name, argv, env=environment(self.folder) | dict(self.env))
+    def _start(self, name: str, argv: list[str], env: Mapping[str, str] | None = None) -> Server:
+        variables = environment(self.folder) | dict(self.env) | dict(env or {})
+        server = Server(name, argv, env=variables)
         server.wait_ready(20)
         return server
 
     def page(self, server: Server, path: str = "/metrics") -> str:
-        """What one of them answers over HTTP, or over HTTPS, to whoever has the token."""
+        """Returns an HTTP or HTTPS page of a server, with the token."""
         tls = None
         if ca := self.env.get("THALWEG_TLS_CA"):
             tls = ssl.create_default_context(cafile=ca)
@@ -79,8 +86,8 @@ class Servers:
 def servers(
     nodes: int = 0, shards: int = 0, env: Mapping[str, str] | None = None
 ) -> Iterator[Servers]:
-    """Afterwards nothing of them may be left: no process, no file."""
-    # Not pytest's folder: its paths are too long for Unix sockets.
+    """Starts servers; afterwards checks that no process and no file of them is left."""
+    # pytest's folder is not used: its paths are too long for Unix sockets.
     folder = Path(tempfile.mkdtemp(prefix="e2e-"))
     cluster = Servers(folder, env or {})
     shm = shared_memory()
@@ -113,11 +120,20 @@ def await_clean(folder: Path, shm: set[str], seconds: float = 20) -> None:
 
 
 def shared_memory() -> set[str]:
-    return {path.name for path in Path("/dev/shm").iterdir()}
+    """Returns the names in /dev/shm but for those that have a running process's number in them.
+
+    torch and OpenMP make such names, also in the tests that run beside this one.
+    """
+    names = {path.name for path in Path("/dev/shm").iterdir()}
+    return {name for name in names if not any(map(is_running, re.findall(r"\d+", name)))}
+
+
+def is_running(pid: str) -> bool:
+    return Path("/proc", pid).exists()
 
 
 def processes_below(folder: Path) -> dict[int, str]:
-    """Programs, not zombies, with `folder` in their arguments or as their TMPDIR."""
+    """Returns programs, not zombies, with `folder` in their arguments or as their TMPDIR."""
     found = {}
     for entry in Path("/proc").iterdir():
         if not entry.name.isdecimal() or int(entry.name) == os.getpid():
@@ -131,8 +147,13 @@ def processes_below(folder: Path) -> dict[int, str]:
 
 
 def environment(folder: Path) -> dict[str, str]:
+    """Returns this process's variables but for Thalweg's; a limit on the CPU is passed on."""
     ours = ("THALWEG_", "AIAK_")
-    env = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+    env = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(ours) or name == "THALWEG_CPU_CAPABILITY"
+    }
     return env | {"TMPDIR": str(folder), "OMP_NUM_THREADS": "1", "THALWEG_TIMEOUT": str(TIMEOUT)}
 
 
@@ -167,24 +188,28 @@ class Job:
         *,
         sidecar_of: list[str],
         env: Mapping[str, str] | None = None,
+        env_of: Sequence[Mapping[str, str]] = (),
         jobs: Path = JOBS,
     ) -> None:
-        """`sidecar_of`: the socket of each worker's sidecar; "" leaves it to the worker.
+        """Starts the job. `sidecar_of`: the socket of each worker's sidecar; "" leaves it to the
+        worker.
 
-        `jobs` is the script that has the function.
+        `jobs` is the script that has the function. `env` is for all workers, and `env_of` has
+        further variables for each.
         """
         port = free_port()
         self.workers = []
         for rank, sidecar in enumerate(sidecar_of):
             out, log = tmp_path / f"{name}{rank}.json", tmp_path / f"{name}{rank}.log"
             variables = environment(cluster.folder) | dict(env or {})
+            variables |= dict(env_of[rank]) if env_of else {}
             variables |= {
                 "RANK": str(rank),
                 "WORLD_SIZE": str(len(sidecar_of)),
                 "MASTER_ADDR": "127.0.0.1",
                 "MASTER_PORT": str(port),
                 "THALWEG_SIDECAR": sidecar,
-                "TORCHINDUCTOR_CACHE_DIR": str(tmp_path),  # else torch makes one in TMPDIR
+                "TORCHINDUCTOR_CACHE_DIR": str(tmp_path),  # otherwise torch makes one in TMPDIR
             }
             with log.open("wb") as file:
                 process = subprocess.Popen(
@@ -197,7 +222,7 @@ class Job:
             self.workers.append(Worker(rank, process, out, log))
 
     def wait(self, seconds: float = DEADLINE) -> list[Worker]:
-        """All workers after they have ended; kills those that have not by then, and fails."""
+        """Returns all workers when they have ended; at the deadline kills the rest, and fails."""
         deadline = time.monotonic() + seconds
         late = []
         for worker in self.workers:
@@ -211,7 +236,7 @@ class Job:
         return self.workers
 
     def results(self, seconds: float = DEADLINE) -> list[Any]:
-        """What the workers' functions returned; all must have succeeded."""
+        """Returns what the workers' functions returned; all must have succeeded."""
         for worker in self.wait(seconds):
             assert worker.code == 0, f"worker {worker.rank} ended with {worker.code}\n{self.output}"
         return [worker.result for worker in self.workers]
@@ -227,13 +252,15 @@ def free_port() -> int:
 
 
 def metric(server: Server, name: str, label: str = "") -> float:
-    """Sum over all labels of a metric; only of those with `label`, such as 'codec="fp16"'."""
+    """Returns a metric summed over its labels, or only those with `label`, such as
+    'codec="fp16"'.
+    """
     with urllib.request.urlopen(f"http://{server.http}/metrics", timeout=10) as reply:
         return metric_in(reply.read().decode(), name, label)
 
 
 def metric_in(page: str, name: str, label: str = "") -> float:
-    """The same of a page that was read from /metrics."""
+    """Returns the same sum of a page that was read from /metrics."""
     lines = page.splitlines()
     samples = [line for line in lines if line.startswith((f"{name}{{", f"{name} "))]
     samples = [line for line in samples if label in line]

@@ -1,4 +1,5 @@
-"""What the workers of the end-to-end tests do: `jobs.py NAME OUT` runs a function of this file.
+"""Contains the workers' jobs of the end-to-end tests: `jobs.py NAME OUT` runs a function of this
+file.
 
 Its result goes to OUT as JSON.
 """
@@ -33,7 +34,7 @@ def job(function: Callable[[], Any]) -> Callable[[], Any]:
 
 
 def digest(model: nn.Module) -> str:
-    """Of all parameters, bit for bit."""
+    """Returns a digest of all parameters, bit for bit."""
     result = hashlib.sha256()
     for parameter in model.parameters():
         result.update(parameter.detach().contiguous().view(torch.uint8).numpy().tobytes())
@@ -53,7 +54,7 @@ class Convex(nn.Module):
 
 
 def train_convex(codec: str | None, jitter: bool = False) -> dict[str, Any]:
-    """100 steps with or (codec None) without Thalweg; the loss of each step, over all workers."""
+    """Takes 100 steps with Thalweg, or without (codec None); returns the workers' losses."""
     rank, world = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(3)
     model = DistributedDataParallel(Convex(), bucket_cap_mb=0.1)
@@ -68,7 +69,7 @@ def train_convex(codec: str | None, jitter: bool = False) -> dict[str, Any]:
         x = functional.normalize(x)
         optimizer.zero_grad()
         loss = functional.cross_entropy(model(x), y)
-        if jitter:  # workers arrive in another order every step
+        if jitter:  # workers arrive in a different order in every step
             size = int(torch.randint(1, 400, (1,), generator=delays))
             torch.ones(size, size).mm(torch.ones(size, size))
         loss.backward()
@@ -95,7 +96,7 @@ def parity() -> dict[str, Any]:
 
 
 class Branches(nn.Module):
-    """Has a parameter that odd steps do not use."""
+    """A model with a parameter that odd steps do not use."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()
@@ -119,7 +120,7 @@ DTYPES = {
 def steps(
     model: DistributedDataParallel, dtype: torch.dtype, *, unused: bool, accumulate: bool
 ) -> list[torch.Tensor]:
-    """Four optimizer steps of two batches each; the parameters afterwards."""
+    """Takes four optimizer steps of two batches each; returns the parameters."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     data = torch.Generator().manual_seed(dist.get_rank())
     for step in range(4):
@@ -135,7 +136,7 @@ def steps(
 
 @job
 def modes() -> dict[str, Any]:
-    """The largest difference from plain DDP in units of the type's precision, for every mode."""
+    """Returns the largest difference from plain DDP in units of precision, for every mode."""
     result = {}
     flags = list(itertools.product([False, True], repeat=3))
     cases = [(view, static, unused, "fp32") for view, static, unused in flags]
@@ -149,7 +150,7 @@ def modes() -> dict[str, Any]:
             torch.manual_seed(5)
             model = DistributedDataParallel(Branches(dtype), bucket_cap_mb=1, **options)
             state = thalweg.ddp.attach(model) if ours else None
-            # A static graph has no parameters that are used only sometimes.
+            # A static graph cannot have parameters that are used only sometimes.
             sometimes = unused and not static
             finals.append(steps(model, dtype, unused=sometimes, accumulate=not static))
             if state is not None:
@@ -165,7 +166,7 @@ def modes() -> dict[str, Any]:
 
 @job
 def two_models() -> dict[str, Any]:
-    """Two models take turns, while DataLoader workers fork; both replicas' digests."""
+    """Trains two models in turn while DataLoader workers fork; returns both replicas' digests."""
     models = []
     for seed in (1, 2):
         torch.manual_seed(seed)
@@ -193,10 +194,10 @@ def two_models() -> dict[str, Any]:
 
 @job
 def killed_midway() -> dict[str, Any]:
-    """The last rank kills itself in the middle of a step; what the others are told."""
+    """Kills the last rank in the middle of a step; returns what the others are told."""
     model = DistributedDataParallel(nn.Linear(50, 3))
     thalweg.ddp.attach(model)
-    for _ in range(3):  # in the first ones DDP itself talks over Gloo
+    for _ in range(3):  # in the first steps DDP itself uses Gloo
         model(torch.ones(2, 50)).sum().backward()
     if dist.get_rank() == dist.get_world_size() - 1:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -268,9 +269,9 @@ def main() -> None:
     dist.init_process_group("gloo")
     result = JOBS[name]()
     Path(out).write_text(json.dumps(result), encoding="utf-8")
-    # torch aborts now and then ("terminate called without an active exception") when Python ends
-    # while a thread of Gloo still lets go of a tensor. Destroying the group joins its threads, once
-    # nothing refers to it any more: DDP modules do, from within reference cycles.
+    # torch sometimes aborts ("terminate called without an active exception") when Python ends while
+    # a thread of Gloo still releases a tensor. Destroying the group joins its threads, once nothing
+    # refers to it any more: DDP modules do, from within reference cycles.
     gc.collect()
     dist.destroy_process_group()
 

@@ -1,6 +1,6 @@
-"""Jobs whose workers reduce inside their node: `node_jobs.py NAME OUT`.
+"""Contains jobs whose workers reduce inside their node: `node_jobs.py NAME OUT`.
 
-NODE_JOB_VICTIM is who or what is killed in `bereft`.
+NODE_JOB_VICTIM names what is killed in `bereft`.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ WIDTH = 300
 
 
 def build(dtype: torch.dtype = torch.float32, **options: Any) -> DistributedDataParallel:
-    """Of seven buckets."""
+    """Builds a model of seven buckets."""
     torch.manual_seed(3)
     layers = [nn.Linear(WIDTH, WIDTH, dtype=dtype) for _ in range(7)]
     return DistributedDataParallel(nn.Sequential(*layers), bucket_cap_mb=0.1, **options)
@@ -43,18 +43,18 @@ def backward(model: DistributedDataParallel, x: torch.Tensor) -> torch.Tensor:
 
 
 def workers_of_my_node() -> int:
-    """As the harness places them."""
+    """Returns this node's workers, as the harness places them."""
     hosts: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(hosts, os.environ["THALWEG_SIDECAR"])
     return hosts.count(hosts[dist.get_rank()])
 
 
 def excess(averaged: torch.Tensor, own: torch.Tensor) -> float:
-    """The largest error of a mean, in units of its bound; more than 1 is wrong.
+    """Returns the largest error of a mean in units of its bound; more than 1 is wrong.
 
     In a type of precision u and smallest number t, a worker's gradient is divided (1 rounding),
-    added to those of its node (at most W - 1 of them) and of other nodes (again W - 1 at most, in
-    float32 at least), divided again and brought to its type: 2 W + 1 roundings at most, each of at
+    added to those of its node (at most W - 1 additions) and of other nodes (again at most W - 1, in
+    float32 at least), divided again and brought to its type: at most 2 W + 1 roundings, each of at
     most u of the mean of the absolute values, or t. Twice that covers their products.
     """
     world, info = dist.get_world_size(), torch.finfo(own.dtype)
@@ -73,13 +73,13 @@ def unequal() -> dict[str, Any]:
 
 @job
 def all_modes() -> dict[str, Any]:
-    """One after the other, so that processes need to be started only once."""
+    """Runs all modes one after the other, so that processes start only once."""
     result = {"means": {name: means(dtype) for name, dtype in DTYPES.items()}}
     return result | {"modes": modes(), "resumed": resumed()}
 
 
 def means(dtype: torch.dtype) -> dict[str, Any]:
-    """How far the gradients are from the mean, and what the state says."""
+    """Returns the gradients' distance from the mean, and the state's statistics."""
     model = build(dtype)
     state = thalweg.ddp.attach(model, codec="fp32", node_reduce="workers")
     data = torch.Generator().manual_seed(dist.get_rank())
@@ -90,7 +90,7 @@ def means(dtype: torch.dtype) -> dict[str, Any]:
         with model.no_sync():
             own = backward(model, x)
         size = int(torch.randint(1, 300, (1,), generator=delays))
-        torch.ones(size, size).mm(torch.ones(size, size))  # workers arrive in another order
+        torch.ones(size, size).mm(torch.ones(size, size))  # workers arrive in a different order
         averaged = backward(model, x)
         worst = max(worst, excess(averaged, own))
         bits.update(averaged.view(torch.uint8).numpy().tobytes())
@@ -122,7 +122,7 @@ def train(model: DistributedDataParallel, steps: int, data: torch.Generator) -> 
 
 
 def modes() -> dict[str, Any]:
-    """Digests of the parameters after training, by options of DDP; and with the sidecar's sums."""
+    """Returns digests of the trained parameters by options of DDP; also with the sidecar's sums."""
     result = {}
     for options in ({}, {"gradient_as_bucket_view": True}, {"find_unused_parameters": True}):
         for node_reduce in ("workers", "sidecar"):
@@ -146,11 +146,11 @@ def attach_int8(model: DistributedDataParallel) -> thalweg.ddp.State:
 
 
 def resumed() -> dict[str, Any]:
-    """Digests of the parameters after six steps, and after three and three with a checkpoint."""
+    """Returns digests of the parameters after six steps, without and with a checkpoint."""
     digests = []
     for halves in (False, True):
         torch.manual_seed(3)
-        # One parameter: DDP cuts no buckets anew, which would move int8's blocks.
+        # With one parameter DDP does not rebuild its buckets, which would move int8's blocks.
         model = DistributedDataParallel(nn.Linear(WIDTH, WIDTH, bias=False))
         data = torch.Generator().manual_seed(dist.get_rank())
         state = attach_int8(model)
@@ -173,11 +173,11 @@ def resumed() -> dict[str, Any]:
 
 @job
 def bereft() -> dict[str, Any]:
-    """What backward says when a worker, or a sidecar, has been killed between two steps."""
+    """Returns backward's error when a worker, or a sidecar, has been killed between two steps."""
     model = build()
     state = thalweg.ddp.attach(model, node_reduce="workers")
     data = torch.Generator().manual_seed(1)
-    for _ in range(3):  # in the first ones DDP itself talks over Gloo
+    for _ in range(3):  # in the first steps DDP itself uses Gloo
         backward(model, batch(data))
     dist.barrier()
     victim = os.environ["NODE_JOB_VICTIM"]
@@ -205,7 +205,7 @@ def choices() -> dict[str, Any]:
             lambda: thalweg.ddp.attach(model, node_reduce=["workers", "sidecar"][rank])
         ),
     }
-    model(torch.ones(1, 4)).sum().backward()  # attaches, as the environment says
+    model(torch.ones(1, 4)).sum().backward()  # attaches, because the environment asks for it
     state = thalweg.ddp.state_of(model)
     assert state is not None
     return result | {"path": state.path}

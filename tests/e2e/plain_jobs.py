@@ -1,6 +1,7 @@
-"""Ordinary training with DistributedDataParallel: `plain_jobs.py NAME OUT` runs a function.
+"""Contains ordinary training with DistributedDataParallel: `plain_jobs.py NAME OUT` runs a
+function.
 
-Only `who_wins` mentions Thalweg. Of the variables that activate it, UNAWARE_RANK has none.
+Only `who_wins` mentions Thalweg. UNAWARE_RANK has none of the variables that activate it.
 """
 
 import gc
@@ -25,7 +26,7 @@ STEPS = 12
 
 
 def train(model: DistributedDataParallel) -> str:
-    """A digest of the parameters afterwards."""
+    """Returns a digest of the parameters afterwards."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     data = torch.Generator().manual_seed(dist.get_rank())
     for _ in range(STEPS):
@@ -41,7 +42,7 @@ def train(model: DistributedDataParallel) -> str:
 def build() -> DistributedDataParallel:
     torch.manual_seed(1)
     layers = nn.Sequential(nn.Linear(64, 5000), nn.Tanh(), nn.Linear(5000, 10))
-    return DistributedDataParallel(layers, bucket_cap_mb=1)  # torch.compile knows no smaller ones
+    return DistributedDataParallel(layers, bucket_cap_mb=1)  # torch.compile makes no smaller ones
 
 
 def plain() -> dict[str, Any]:
@@ -53,7 +54,7 @@ def plain() -> dict[str, Any]:
 
 
 def sparse() -> dict[str, Any]:
-    """Has gradients that only torch can average."""
+    """Trains with gradients that only torch can average."""
     torch.manual_seed(1)
     model = DistributedDataParallel(nn.Embedding(10, 4, sparse=True))
     model(torch.tensor([dist.get_rank()])).sum().backward()
@@ -61,7 +62,7 @@ def sparse() -> dict[str, Any]:
 
 
 def caught() -> dict[str, Any]:
-    """What a script is told that goes on after an error."""
+    """Returns what a script sees that continues after an error."""
     try:
         train(build())
     except Exception as error:  # noqa: BLE001 - whatever it is, it is the result
@@ -70,7 +71,7 @@ def caught() -> dict[str, Any]:
 
 
 def who_wins() -> dict[str, Any]:
-    """The codec of modules that were treated differently before they were trained; null: none."""
+    """Returns the codec of modules that were treated differently before training; null: none."""
     import thalweg.ddp
 
     result = {}
@@ -98,7 +99,7 @@ def registers_builtin(model: DistributedDataParallel) -> None:
 
 
 def registers_late(model: DistributedDataParallel) -> None:
-    """After an evaluation."""
+    """Registers its hook after an evaluation."""
     evaluates(model)
     registers(model)
 
@@ -110,7 +111,7 @@ def attaches(model: DistributedDataParallel) -> None:
 
 
 def evaluates(model: DistributedDataParallel) -> None:
-    """On rank 0 only, in all ways that are not training."""
+    """Evaluates on rank 0 only, in all ways that are not training."""
     if dist.get_rank() == 0:
         with torch.no_grad():
             model(torch.zeros(1, 64))

@@ -1,4 +1,4 @@
-"""Mixed precision through real sidecars and aggregators."""
+"""Tests mixed precision through real sidecars and aggregators."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 from harness import Job, metric, servers
+
+pytestmark = pytest.mark.numeric
 
 SCRIPT = Path(__file__).parent / "amp_jobs.py"
 
@@ -18,7 +20,7 @@ def run(name: str, tmp_path: Path) -> list[dict]:
 
 def test_native_scaler_meets_gradients_that_thalweg_has_averaged(tmp_path):
     for result in run("native_scaler", tmp_path):
-        # Two steps of lr 0.25 times (1, 2) + (1, 1).
+        # The parameters move by two steps of lr 0.25 times (1, 2) + (1, 1).
         assert result["weights"] == [1.0 - 2 * 0.25 * 2.0, 2.0 - 2 * 0.25 * 3.0]
 
 
@@ -38,7 +40,7 @@ def test_sidecars_show_the_scale_and_the_skipped_steps_of_gradscaler(env, tmp_pa
             assert (result["scale"], result["made"]) == (2.0**14, 2)
             assert result["stats"]["loss_scale"] == 2.0**14
             assert result["stats"]["skipped_steps"] == 2
-        # The last news came before the last step's gradients, which have been averaged.
+        # The last report came before the last step's gradients, which have been averaged.
         for server in cluster.sidecars:
             assert metric(server, "thalweg_sidecar_loss_scale") == 2.0**14
             assert metric(server, "thalweg_sidecar_skipped_steps_total") == 2

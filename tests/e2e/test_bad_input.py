@@ -1,4 +1,4 @@
-"""What goes wrong outside is told to every worker, in words, within the deadline."""
+"""Tests that external failures are reported to every worker, in words, within the deadline."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PATIENCE = 2.0
 
 
 def connect(sidecar, rank, *, world_size=2, job, timeout=PATIENCE, **changes):
-    """One worker of a job on one node, as an exception or its status."""
+    """Connects one worker of a job on one node; returns an exception or its status."""
     arguments = {
         "node": 0,
         "num_nodes": 1,
@@ -44,7 +44,7 @@ def connect(sidecar, rank, *, world_size=2, job, timeout=PATIENCE, **changes):
 
 
 def together(*calls):
-    """Runs the calls at the same time, as workers would; returns the results and the seconds."""
+    """Makes the calls at the same time, as workers do; returns the results and the seconds."""
     start = time.monotonic()
     with concurrent.futures.ThreadPoolExecutor(len(calls)) as pool:
         results = [future.result() for future in [pool.submit(call) for call in calls]]
@@ -64,7 +64,7 @@ def job(request):
 
 @pytest.fixture
 def sidecar(cluster, job):
-    """A sidecar that must still work afterwards."""
+    """Yields a sidecar and checks that it still works afterwards."""
     path = cluster.sidecars[0].address
     yield path
     healthy = [
@@ -172,7 +172,7 @@ def test_aggregator_that_is_not_there_is_named_to_all_workers(job):
 
 
 def frames():
-    """Byte strings that are not a valid first frame."""
+    """Yields byte strings that are not a valid first frame."""
     rng = random.Random(1)
     hello_of_another_version = struct.pack("<4sHHI", b"THW1", 1, 0, 4) + struct.pack("<I", 99)
     yield "random bytes", rng.randbytes(1000)
@@ -192,7 +192,7 @@ def test_malformed_frame_ends_its_connection_only(sidecar, name, data, job):
         client.sendall(data)
         client.shutdown(socket.SHUT_WR)
         try:
-            while client.recv(4096):  # perhaps the reason, then the end
+            while client.recv(4096):  # the reason if there is one, then the end
                 pass
         except ConnectionResetError:
             pass

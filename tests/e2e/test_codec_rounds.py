@@ -1,4 +1,4 @@
-"""`thalweg bench codec` with the program of this build."""
+"""Tests `thalweg bench codec` with the program of this build."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""`thalweg doctor --cluster` on real aggregators and a real job."""
+"""Tests `thalweg doctor --cluster` on real aggregators and a real job."""
 
 import math
 
@@ -16,8 +16,8 @@ def doctor(grpc, http, capsys):
 
 
 def test_running_job_on_shards_that_answer_is_ok(tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("PATH", str(tmp_path))  # no kubectl
-    # However slow this machine is.
+    monkeypatch.setenv("PATH", str(tmp_path))  # hides kubectl
+    # The limit holds on machines of any speed.
     monkeypatch.setattr("thalweg.cli._cluster._SILENT_SECONDS", math.inf)
     with watched_job(tmp_path) as watched:
         watched.step(1)

@@ -1,4 +1,4 @@
-"""What a shard that has been told to end says while a job still needs it."""
+"""Tests what a shard reports that has been told to end while a job still needs it."""
 
 from __future__ import annotations
 
@@ -32,5 +32,5 @@ def test_shard_that_drains_is_alive_but_not_ready_and_ends_with_its_job(tmp_path
         assert "takes no new jobs" in text
         assert answer(watched.http, "/healthz")[0] == 200
         assert api(watched.http, "shard")["draining"]
-        watched.step(2)  # the job has what it came for
+        watched.step(2)  # the job has reached its goal
     assert shard.process.wait(20) == 0

@@ -1,4 +1,4 @@
-"""Jobs for which nothing was started: the workers start a sidecar with an aggregator inside."""
+"""Tests jobs without servers: the workers start a sidecar with an aggregator inside."""
 
 from __future__ import annotations
 

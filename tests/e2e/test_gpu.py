@@ -1,4 +1,4 @@
-"""Gradients on a GPU, and the same jobs on the CPU."""
+"""Tests gradients on a GPU, and the same jobs on the CPU."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PATHS = {"cpu": {"cpu"}, "cuda:0": {"ipc", "pinned", "pageable"}}
 
 
 def run(name: str, device: str, tmp_path: Path, nodes: int) -> list[dict]:
-    """Two workers on one device, on one node or on two."""
+    """Runs two workers on one device, on one node or on two."""
     variables = {"GPU_JOB_DEVICE": device, "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
     with servers(nodes=nodes, shards=1) as cluster:
         sockets = [cluster.sidecars[rank * nodes // 2].address for rank in range(2)]

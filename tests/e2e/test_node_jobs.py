@@ -1,4 +1,4 @@
-"""Workers that reduce inside their node, in real jobs: one session for each node."""
+"""Tests workers that reduce inside their node in real jobs: one session for each node."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ def start(
     nodes: list[int],
     variables: Mapping[str, str] | None = None,
 ) -> Job:
-    """`nodes` says in which node each worker is."""
+    """Starts a job; `nodes` gives the node of each worker."""
     sockets = [cluster.sidecars[node].address for node in nodes]
     return Job(name, cluster, tmp_path, sidecar_of=sockets, env=variables, jobs=JOBS)
 
 
 @pytest.fixture(scope="module")
 def two_nodes(tmp_path_factory) -> list[dict]:
-    """What the two workers of each of two nodes find out."""
+    """Returns the results of the two workers of each of two nodes."""
     with servers(nodes=2, shards=1) as cluster:
         return start("all_modes", cluster, tmp_path_factory.mktemp("job"), [0, 0, 1, 1]).results()
 
@@ -43,7 +43,7 @@ def test_all_workers_get_the_mean_and_the_same_bits(dtype, two_nodes):
         assert result["path"] == "workers (cpu)"
         assert "path workers (cpu)" in result["summary"]
         assert "the session was closed" in result["closed"]
-        # Of every worker's gradient, and once for each node: nothing is compressed.
+        # The statistics count every worker's gradient, and each node's once: nothing is compressed.
         assert result["stats"]["raw_bytes"] == result["bytes"]
         assert result["stats"]["wire_bytes_sent"] == result["bytes"]
 
@@ -61,7 +61,7 @@ def test_modes_of_ddp_train_as_with_the_sidecars_sums(two_nodes):
     results = [result["modes"] for result in two_nodes]
     for mode in results[0]:
         assert len({result[mode] for result in results}) == 1, mode
-    # Two workers, then two nodes: either side halves exactly and rounds each of two additions once.
+    # Two workers, then two nodes: each level halves exactly and rounds one addition.
     modes = {mode.removesuffix(" workers") for mode in results[0] if mode.endswith(" workers")}
     assert len(modes) == 3
     for mode in modes:
@@ -81,7 +81,8 @@ def test_leader_that_dies_is_named_by_its_follower_at_once(tmp_path):
         workers = job.wait()
     assert workers[0].code == -signal.SIGKILL
     assert workers[1].code == 0, job.output
-    assert workers[1].result["seconds"] < TIMEOUT / 2  # by its end, not by silence
+    # because the connection ends, not because it is silent
+    assert workers[1].result["seconds"] < TIMEOUT / 2
     for key in ("error", "again", "status"):
         assert (
             "rank 0, which speaks to the sidecar for this node, is gone" in workers[1].result[key]

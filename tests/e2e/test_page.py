@@ -1,4 +1,4 @@
-"""The live page, its API and `thalweg status`, looking at a real job."""
+"""Tests the live page, its API and `thalweg status` with a real job."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def view(watched):
 
 
 def name_of_job(watched):
-    """What attach() has called it: the name it was given, and a suffix."""
+    """Returns the name that attach() has given it: the requested name and a suffix."""
     name = api(watched.http, "jobs")["jobs"][0]["name"]
     assert name.startswith(JOB)
     return name
@@ -68,7 +68,7 @@ def test_api_has_the_values_of_the_metrics(watched):
 
 
 def test_bytes_are_those_that_the_nodes_have_counted(watched):
-    # The sidecars count their gradients themselves, and whole; the shard sums shares of them.
+    # The sidecars count whole gradients; the shard sums shares of them.
     received = only_job(watched)["received"]
     assert received["wire_bytes"] == watched.sent("wire")
     assert received["raw_bytes"] == pytest.approx(watched.sent("raw"), rel=1e-9)
@@ -81,7 +81,7 @@ def test_api_names_nodes_and_what_they_send(watched):
     assert [node["state"] for node in job["nodes"]] == ["active"] * NODES
     assert sum(node["last_rounds"] for node in job["nodes"]) == job["rounds"]
     assert sum(node["waited_seconds"] for node in job["nodes"]) == pytest.approx(
-        job["wait_seconds"]  # with two nodes, whoever waits waits for the other one
+        job["wait_seconds"]  # with two nodes, a node that waits waits for the other
     )
     assert job["codec"].startswith("powersgd:rank=2")
     formats = {(item["format"], item["factors"]): item["received"] for item in job["formats"]}
@@ -162,7 +162,7 @@ def test_status_passes_the_api_on_as_json(watched):
     assert shard["jobs"][0]["received"] == only_job(watched)["received"]
 
 
-# The last one: the page leaves the watched job.
+# This test comes last: the page leaves the watched job.
 def test_page_survives_a_restart_of_the_shard(view, tmp_path):
     ports = [f"127.0.0.1:{free_port()}" for _ in range(2)]
     program = str(_binaries.find(_binaries.AGGREGATOR))

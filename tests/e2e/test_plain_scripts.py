@@ -1,4 +1,4 @@
-"""Scripts that do not mention Thalweg, run with nothing but variables: docs/zero_code.md."""
+"""Tests scripts that do not mention Thalweg, run with variables only: docs/zero_code.md."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def lines(worker, text):
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory):
-    """Digest of the replicas without Thalweg."""
+    """Returns the digest of the replicas without Thalweg."""
     with servers() as nothing:
         folder = tmp_path_factory.mktemp("plain")
         job = Job("plain", nothing, folder, sidecar_of=["", ""], jobs=JOBS)
         results = job.results()
         assert "thalweg" not in job.output
     loaded = {name for result in results for name in result["modules"]}
-    assert loaded == {"thalweg", "thalweg._autoload", "thalweg._config"}
+    assert loaded == {"thalweg", "thalweg._autoload", "thalweg._variables"}
     assert results[0]["digest"] == results[1]["digest"]
     return results[0]["digest"]
 
@@ -56,7 +56,7 @@ def test_bytes_drop_at_the_iteration_that_the_variables_name(tmp_path):
         job = Job("plain", cluster, tmp_path, sidecar_of=sockets, env=env, jobs=JOBS)
         results = job.results()
         parameters = 64 * 5000 + 5000 + 5000 * 10 + 10
-        # Rank 1: rows + columns of both weights, and both biases as they are.
+        # With rank 1: rows + columns of both weights, and both biases unchanged.
         sent = (5000 + 64) + 5000 + (10 + 5000) + 10
         for server in cluster.sidecars:
             for codec, steps, elements in (("fp32", 10, parameters), ("powersgd", 2, sent)):
@@ -73,7 +73,7 @@ def test_fp32_without_code_gives_what_the_call_gives(plain, tmp_path):
     with servers() as nothing:
         job = Job("plain", nothing, tmp_path, sidecar_of=["", ""], env=env, jobs=JOBS)
         results = job.results()
-    # Two workers: (a + b) / 2 is rounded once by either side.
+    # With two workers, either side rounds (a + b) / 2 once.
     assert [result["digest"] for result in results] == [plain, plain]
     assert "thalweg.ddp" in results[0]["modules"]
 
@@ -84,7 +84,7 @@ def who_wins(tmp_path_factory):
         folder = tmp_path_factory.mktemp("wins")
         job = Job("who_wins", nothing, folder, sidecar_of=["", ""], env=FP16, jobs=JOBS)
         results = job.results()
-        assert "thalweg/_" not in job.output  # torch.compile has not looked at our code
+        assert "thalweg/_" not in job.output  # torch.compile has not traced our code
         return results, lines(job.workers[0], "thalweg: ")
 
 

@@ -1,4 +1,4 @@
-"""`thalweg run` with its real servers. The scripts do not load torch, which takes seconds."""
+"""Tests `thalweg run` with its real servers. The scripts do not load torch, which takes seconds."""
 
 from __future__ import annotations
 

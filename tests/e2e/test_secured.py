@@ -1,4 +1,4 @@
-"""A job by mutual TLS, and those who look at it: with certificate and token, and without."""
+"""Tests a job over mutual TLS and its clients, with and without certificate and token."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TOKEN = "hunter2"
 
 @pytest.fixture(scope="module")
 def secured(tmp_path_factory):
-    """A job that has made some steps. Its servers' environment says where certificates lie."""
+    """Yields a job that has made some steps. Its servers' environment names the certificates."""
     folder = tmp_path_factory.mktemp("secured")
     secret = Authority(folder / "authority").issue("all", "127.0.0.1")
     (folder / "token").write_text(f"{TOKEN}\n", encoding="ascii")
@@ -30,7 +30,7 @@ def secured(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def no_kubectl(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
-    # However slow this machine is.
+    # The limit holds on machines of any speed.
     monkeypatch.setattr("thalweg.cli._cluster._SILENT_SECONDS", math.inf)
 
 

@@ -1,4 +1,4 @@
-"""THALWEG_TRACE on real jobs: traces that merge, and in which nothing is missing."""
+"""Tests THALWEG_TRACE on real jobs: traces must merge and be complete."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from harness import DEADLINE, environment, servers
 from thalweg.cli import main
 from thalweg.timeline import files, spans
 
-# Rank 0 is profiled by torch during its steps.
+# torch profiles rank 0 during its steps.
 SCRIPT = textwrap.dedent("""
     import sys
     import torch, torch.distributed as dist
@@ -37,15 +37,15 @@ SCRIPT = textwrap.dedent("""
         train()
     dist.destroy_process_group()
 """)
-TORCH_WRONG_US = 250_000  # of clocks read on a busy machine; a wrong convention makes it years
+TORCH_WRONG_US = 250_000  # for clocks read on a busy machine; a wrong convention would be years off
 
 
 def run(folder: Path, tmp_path: Path, codec: str, command: list[str]) -> Path:
-    """Runs the script with traces, and returns where they are."""
+    """Runs the script with traces; returns the folder that holds them."""
     traces, script = tmp_path / "traces", tmp_path / "train.py"
     script.write_text(SCRIPT)
     env = environment(folder) | {"THALWEG_TRACE": str(traces), "THALWEG_TIMEOUT": "30"}
-    env["TORCHINDUCTOR_CACHE_DIR"] = str(tmp_path)  # else torch makes one in TMPDIR
+    env["TORCHINDUCTOR_CACHE_DIR"] = str(tmp_path)  # otherwise torch makes one in TMPDIR
     argv = [sys.executable, "-m", *command, str(script), codec, str(tmp_path / "torch.json")]
     result = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=DEADLINE)
     assert result.returncode == 0, result.stdout + result.stderr
@@ -60,7 +60,7 @@ def test_cluster_with_two_shards_has_every_phase_and_torch_fits_in(tmp_path, cap
     assert sorted(trace.program for trace in found) == 2 * ["aggregator"] + 2 * ["sidecar"] + 2 * [
         "worker"
     ]
-    # All programs read one clock here: what a comparison found is at most its error.
+    # All programs read one clock here, so a comparison's result is at most its error.
     for trace in found:
         assert len(trace.offsets) >= (10 if trace.program == "sidecar" else 0)
         assert {offset.clock for offset in trace.offsets} <= {trace.clock}
@@ -101,6 +101,7 @@ def test_sidecar_that_attach_starts_is_traced_too(tmp_path):
 
 def test_folder_that_cannot_be_written_is_said_at_once(tmp_path):
     (tmp_path / "file").write_text("")
+    (tmp_path / "never.py").write_text("")
     with servers() as nothing:
         env = environment(nothing.folder) | {"THALWEG_TRACE": str(tmp_path / "file" / "below")}
         argv = [sys.executable, "-m", "thalweg", "run", str(tmp_path / "never.py")]

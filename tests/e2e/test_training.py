@@ -1,4 +1,4 @@
-"""Real training jobs on several nodes and aggregators, compared with plain DDP over Gloo."""
+"""Compares real training jobs on several nodes and aggregators with plain DDP over Gloo."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from dataclasses import dataclass
 import pytest
 from harness import Job, metric, servers
 
+pytestmark = pytest.mark.numeric
+
 
 @dataclass
 class Parity:
     results: list[dict]
-    wire_bytes: float  # as counted by the sidecars' metrics, all runs
+    wire_bytes: float  # from the sidecars' metrics, for all runs
     raw_bytes: float
 
 
@@ -94,8 +96,8 @@ def modes(tmp_path_factory):
 
 
 def test_every_mode_of_ddp_agrees_with_plain_ddp(modes):
-    # Two workers: (a + b) / 2 is rounded once by either side, so that what is left are roundings
-    # of gradients too small for their type: two units in the last place after four steps.
+    # With two workers, either side rounds (a + b) / 2 once. What is left are roundings of gradients
+    # too small for their type: two units in the last place after four steps.
     for result in modes:
         assert len(result) == 12
         wrong = {mode: ulps for mode, ulps in result.items() if not ulps <= 2}

@@ -1,4 +1,4 @@
-"""A cluster with a job that steps on command, and a browser to look at it with."""
+"""Provides a cluster with a job that steps on command, and a browser."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ FLAGS = [
     "--no-first-run",
 ]
 NODES = 2
-JOB = "watched/50% <b>"  # a name that is neither a path, nor a URL, nor HTML
+JOB = "watched/50% <b>"  # this name is no path, no URL and no HTML
 
 
 @dataclass
 class Watched:
-    """The job does nothing but what it is told to: figures stand still in between."""
+    """A job that steps only when told to: its figures do not change in between."""
 
     cluster: Servers
     job: Job
@@ -50,7 +50,7 @@ class Watched:
         return metric(self.cluster.aggregators[0], name, label)
 
     def sent(self, kind: str) -> float:
-        """What the sidecars say that they have sent: "raw" or "wire" bytes."""
+        """Returns the sidecars' counts of sent bytes, "raw" or "wire"."""
         name = f"thalweg_sidecar_{kind}_bytes_total"
         return sum(metric(server, name, 'direction="sent"') for server in self.cluster.sidecars)
 
@@ -65,7 +65,8 @@ def watched_job(folder: Path, server_env: Mapping[str, str] | None = None) -> It
         sockets = [server.address for server in cluster.sidecars]
         script = Path(__file__).parent / "watched_jobs.py"
         job = Job("watched", cluster, folder, sidecar_of=sockets, env=env, jobs=script)
-        # For reading as well, so that neither end waits for the other to come, or outlives it.
+        # Both pipes are opened for reading too, so that neither end waits for the other or outlives
+        # it.
         with (folder / "orders").open("r+b", 0) as raw, (folder / "done").open("r+b", 0) as back:
             orders = os.fdopen(os.dup(raw.fileno()), "w", buffering=1)
             done = os.fdopen(os.dup(back.fileno()))
@@ -85,7 +86,7 @@ class Browser:
 
 @contextlib.contextmanager
 def browser(**options: Any) -> Iterator[Browser]:
-    """`options`: of Playwright's new_page()."""
+    """Opens a browser page; `options` are those of Playwright's new_page()."""
     with sync_playwright() as playwright:
         chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
         page = chromium.new_page(viewport={"width": 1180, "height": 900}, **options)

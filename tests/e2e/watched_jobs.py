@@ -1,4 +1,4 @@
-"""A job that steps when it is told to, for tests that look at it meanwhile."""
+"""Contains a job that steps when it is told to, for tests that watch it."""
 
 import os
 from pathlib import Path
@@ -36,7 +36,7 @@ def watched() -> dict[str, Any]:
 
 
 def _agree(steps: int) -> int:
-    """What the first worker says."""
+    """Returns the first worker's value on all workers."""
     told = torch.tensor(steps)
     dist.broadcast(told, 0)
     return int(told)

@@ -1,4 +1,4 @@
-"""What scripts/gpu_check says of a bundle, whose programs only claim to have used a GPU."""
+"""Tests scripts/gpu_check on a bundle whose programs only claim to have used a GPU."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def gpu_check(monkeypatch):
 
 
 class Bundle:
-    """A folder like those of scripts/gpu_bundle, and one with tools that are installed."""
+    """A folder like those of scripts/gpu_bundle, and one with installed tools."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder / "bundle"
@@ -144,7 +144,7 @@ def test_bench_that_fails_or_prints_no_json_keeps_its_rows(
 def test_program_that_hangs_ends_with_its_workers_and_the_next_has_its_turn(
     bundle, gpu_check, monkeypatch
 ):
-    # Its worker holds the same pipes: without its end they would never close.
+    # The program's worker holds the same pipes: while it lives they never close.
     bundle.program(
         "gpu_a_test",
         "import os, signal\nprint('case 7', flush=True)\nos.fork()\nsignal.pause()\n",
@@ -174,7 +174,7 @@ def test_sanitizers_take_every_test_and_what_they_find_fails(finds, bundle, gpu_
     assert "gpu_powersgd_bench bert-large rank 4 round" in result["profile"]["output"]
 
 
-# Cases are found by their names, which programs put together of these.
+# Cases are found by their names, which programs compose of these parts.
 @pytest.mark.parametrize(
     ("file", "parts"),
     [

@@ -2,7 +2,7 @@
 
 Usage: builder.py OUT [NAME=VALUE…]     build arguments, as with `docker build --build-arg`
 
-What an engine would get from a registry is made in another way: debootstrap installs Debian 12 in
+Images from a registry are replaced: debootstrap installs Debian 12 in
 place of the slim image. OUT gets a folder for each stage and a NAME.json for each image. A stage is
 built again when its instructions, the arguments, what it copies, or the stages below it have
 changed. Needs root and the package registries that the Dockerfile needs; PIP_CERT, where it is set,
@@ -40,7 +40,7 @@ Signed-By: /usr/share/keyrings/debian-archive-keyring.gpg
 
 
 class Builder:
-    """Of the stages of the Dockerfile; `out` keeps them."""
+    """Builds the stages of the Dockerfile and keeps them in `out`."""
 
     def __init__(self, out: Path, arguments: dict[str, str]) -> None:
         self._out = out
@@ -52,7 +52,7 @@ class Builder:
         self._copy_context()
 
     def build(self, name: str) -> Image:
-        """The image of that stage, after all that it needs."""
+        """Returns the image of that stage; builds first the stages that it needs."""
         if name in self._images:
             return self._images[name]
         stage = self._stages[name]
@@ -80,7 +80,7 @@ class Builder:
         print(f"==> stage {stage.name}: {time.monotonic() - start:.0f} s", flush=True)
 
     def _key(self, stage: Stage) -> str:
-        """A hash of what goes into the stage."""
+        """Returns a hash of everything that affects the stage."""
         parts = [self._keys.get(stage.base, stage.base), repr(stage.instructions)]
         parts.append(repr(sorted(self._arguments.items())))
         for name, value in stage.instructions:
@@ -101,24 +101,24 @@ class Builder:
         return found
 
     def _debian(self) -> Image:
-        """Debian 12 as small as debootstrap makes it, with its sources in the image's form."""
+        """Makes a minimal Debian 12 with debootstrap, with its sources in the image's form."""
         base = self._out / "base"
         if not base.exists():
             print("==> debootstrap", flush=True)
             part = base.with_suffix(".part")
             subprocess.run(["rm", "-rf", part], check=True)
-            # In a namespace of its own: what it mounts goes when it ends, however it ends.
+            # It runs in its own mount namespace: its mounts disappear when it ends in any way.
             command = ["unshare", "--mount", "debootstrap", "--variant=minbase", "bookworm", part]
             subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
             (part / "etc/apt/sources.list").unlink(missing_ok=True)
             (part / "etc/apt/sources.list.d/debian.sources").write_text(_SOURCES, encoding="ascii")
-            for name in ("resolv.conf", "hostname", "hosts"):  # this machine's
+            for name in ("resolv.conf", "hostname", "hosts"):  # from this machine
                 (part / "etc" / name).write_text("", encoding="ascii")
             part.rename(base)
         return Image([str(base)])
 
     def _copy_context(self) -> None:
-        """The repository without what .dockerignore names: names at the root, and **/NAME."""
+        """Copies the repository but for what .dockerignore names: NAME at the root, and **/NAME."""
         ignored = []
         for line in (ROOT / ".dockerignore").read_text(encoding="utf-8").split():
             everywhere = line.startswith("**/")
@@ -132,7 +132,7 @@ class Builder:
 
 
 def _digest(path: Path) -> str:
-    """Of the names, modes and bytes of a file or of all files below a folder."""
+    """Returns a digest of the names, modes and bytes of a file or of all files below a folder."""
     result = hashlib.sha256()
     for file in sorted([path, *path.rglob("*")]):
         if file.is_file():

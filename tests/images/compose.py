@@ -21,7 +21,7 @@ from container import DEFAULT_CAPABILITIES, Container, Image
 from running import Network, Running, Sandbox, shard
 
 ROOT = Path(__file__).resolve().parents[2]
-# Of a service; anything else is refused, not overlooked.
+# A service may have these keys; any other is refused and not ignored.
 KNOWN = {
     *("image", "build", "command", "environment", "depends_on", "healthcheck", "volumes"),
     *("read_only", "cap_drop", "shm_size"),
@@ -32,7 +32,7 @@ GRACE_SECONDS = 10.0  # of `docker compose stop`
 
 
 class Project:
-    """The services of the file, and what of them runs."""
+    """The services of the file, and the containers that run."""
 
     def __init__(self, images: Path, folder: Path) -> None:
         text = (ROOT / "deploy" / "compose.yaml").read_text(encoding="utf-8")
@@ -48,7 +48,7 @@ class Project:
             self.sandboxes[name] = self._network.add(name)
 
     def start(self, name: str) -> None:
-        """After what it depends on is healthy."""
+        """Starts the service after its dependencies are healthy."""
         if name in self.running:
             return
         service = self._services[name]
@@ -59,7 +59,7 @@ class Project:
         self.running[name] = Running(name, self._container(name, service))
 
     def stop(self) -> dict[str, int]:
-        """Stops what runs, the last started first; exit codes."""
+        """Stops what runs, the last started first; returns exit codes."""
         reverse = list(reversed(self.running))
         return {name: self.running[name].stop(GRACE_SECONDS) for name in reverse}
 
@@ -89,7 +89,7 @@ class Project:
         )
 
     def _volume(self, name: str, image: Image, path: str) -> Path:
-        """A new volume begins as what the image has there."""
+        """Makes a volume; a new one begins with the image's contents."""
         volume = self._folder / "volumes" / name
         if not volume.exists():
             found = image.find(path)
@@ -115,7 +115,7 @@ def _bytes(text: str) -> int:
 
 
 def check(project: Project) -> None:
-    """Raises AssertionError."""
+    """Checks the project. Raises AssertionError."""
     for name in WORKERS:
         project.start(name)
     for name, running in project.running.items():

@@ -1,7 +1,7 @@
 """Containers without an engine: layers by overlayfs, and the namespaces, root, user, capabilities
 and mounts that an engine would give. Needs root.
 
-Not as an engine does it: there is neither seccomp nor a limit of memory or CPU.
+Unlike with an engine, there is neither seccomp nor a limit of memory or CPU.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-# What Docker and containerd leave to a container that drops none.
+# Docker and containerd leave these to a container that drops none.
 DEFAULT_CAPABILITIES = (
     *("chown", "dac_override", "fowner", "fsetid", "kill", "setgid", "setuid", "setpcap"),
     *("net_bind_service", "net_raw", "sys_chroot", "mknod", "audit_write", "setfcap"),
@@ -22,7 +22,7 @@ PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 @dataclass(frozen=True)
 class Image:
-    """Layers, the lowest first, and what a container of it begins with."""
+    """Layers, the lowest first, and the settings that a container of it begins with."""
 
     layers: list[str]
     env: dict[str, str] = field(default_factory=lambda: {"PATH": PATH})
@@ -30,7 +30,8 @@ class Image:
     workdir: str = "/"
     entrypoint: list[str] = field(default_factory=list)
     command: list[str] = field(default_factory=list)
-    arguments: dict[str, str] = field(default_factory=dict)  # of the build; stages on it have them
+    # build arguments; stages based on it inherit them
+    arguments: dict[str, str] = field(default_factory=dict)
 
     def save(self, path: Path) -> None:
         path.write_text(json.dumps(asdict(self), indent=1), encoding="utf-8")
@@ -40,14 +41,14 @@ class Image:
         return Image(**json.loads(path.read_text(encoding="utf-8")))
 
     def find(self, path: str) -> Path | None:
-        """Where the file at that path of the image lies on this machine."""
+        """Returns where the file at that path of the image lies on this machine."""
         places = [Path(layer, path.lstrip("/")) for layer in reversed(self.layers)]
         return next((place for place in places if place.exists()), None)
 
 
 @dataclass(frozen=True)
 class Container:
-    """One process and its children. `folder` gets what they write, where `upper` is not set."""
+    """One process and its children. `folder` gets what they write, unless `upper` is set."""
 
     image: Image
     folder: Path
@@ -65,7 +66,7 @@ class Container:
     sandbox: int = 0  # a process whose network, host name and IPC it shares; 0: the caller's
 
     def argv(self) -> list[str]:
-        """Starts it. The process started has one child, which is init of the container."""
+        """Returns the command line that starts it. Its only child is the container's init."""
         sandbox = ["nsenter", f"--target={self.sandbox}", "--net", "--uts", "--ipc"]
         unshare = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "bash", "-c"]
         return [*(sandbox if self.sandbox else []), *unshare, "\n".join(self._script())]
@@ -86,7 +87,7 @@ class Container:
             lines += [f"mount --bind {shlex.quote(str(outside))} {target}"]
             lines += [f"mount -o remount,bind,ro {target}"] * (inside in self.read_only_mounts)
         lines += ["mount -o remount,bind,ro ."] * self.read_only
-        # The mounts hide what is outside; from here on there is the image alone.
+        # From here on the mounts hide everything but the image.
         return [*lines, "pivot_root . .", "umount -l .", f"exec {shlex.join(self._start())}"]
 
     def _start(self) -> list[str]:

@@ -1,4 +1,4 @@
-"""deploy/Dockerfile as stages of instructions, for the builder that needs no container engine."""
+"""Parses deploy/Dockerfile into stages of instructions, for the builder of these tests."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Dockerfile(NamedTuple):
 
 
 def parse(path: Path) -> Dockerfile:
-    """Raises ValueError for what the builder cannot do as an engine would."""
+    """Parses the file. Raises ValueError for what the builder cannot do as an engine would."""
     result = Dockerfile({}, {})
     stage: Stage | None = None
     for item in DockerfileParser(str(path)).structure:
@@ -57,12 +57,12 @@ def parse(path: Path) -> Dockerfile:
 
 
 def substitute(text: str, variables: Mapping[str, str]) -> str:
-    """Replaces $NAME and ${NAME}; one that is not set is empty."""
+    """Replaces $NAME and ${NAME}; an unset one is empty."""
     return _VARIABLE.sub(lambda match: variables.get(match[1] or match[2], ""), text)
 
 
 def pair(text: str) -> tuple[str, str]:
-    """NAME=VALUE, the value perhaps in quotes; without `=` it is empty."""
+    """Splits NAME=VALUE, where the value may be quoted; without `=` it is empty."""
     words = shlex.split(text)
     if len(words) != 1:
         raise ValueError(f"{text}: expected one NAME=VALUE")
@@ -71,7 +71,7 @@ def pair(text: str) -> tuple[str, str]:
 
 
 def command(text: str) -> list[str]:
-    """What ENTRYPOINT or CMD starts: a list in JSON, or a line for the shell."""
+    """Returns the command of ENTRYPOINT or CMD: a list in JSON, or a line for the shell."""
     if text.startswith("["):
         return [str(word) for word in json.loads(text)]
     return ["/bin/sh", "-c", text]

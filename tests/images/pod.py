@@ -1,4 +1,4 @@
-"""A pod on the built images: what the kubelet makes of its spec, without a kubelet. Needs root."""
+"""Runs a pod on the built images: does what the kubelet does with its spec. Needs root."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from typing import Any
 from container import DEFAULT_CAPABILITIES, Container, Image
 from running import Network, Running, Sandbox, answers
 
-# Of a container; anything else is refused, not overlooked. Requests are the scheduler's.
+# A container may have these keys; any other is refused and not ignored. Requests concern the
+# scheduler.
 KNOWN = {
     *("name", "image", "imagePullPolicy", "command", "args", "env", "envFrom", "ports"),
     *("startupProbe", "readinessProbe", "livenessProbe", "securityContext", "resources"),
@@ -21,7 +22,7 @@ KNOWN = {
 
 
 class Pod:
-    """`configmaps`, `secrets`: their data by name. `env`: what an operator adds to containers."""
+    """A pod. `configmaps`, `secrets`: data by name. `env`: what an operator adds to containers."""
 
     def __init__(
         self,
@@ -46,7 +47,7 @@ class Pod:
         self._volumes = {volume["name"]: self._volume(volume) for volume in spec.get("volumes", ())}
 
     def start(self, images: Path, network: Network) -> None:
-        """Native sidecars until they have started, then the containers."""
+        """Starts native sidecars, waits until they have started, then starts the containers."""
         self._images, self._hosts = images, network.hosts
         for container in self.spec.get("initContainers", ()):
             assert container["restartPolicy"] == "Always", "only native sidecars are known here"
@@ -56,7 +57,7 @@ class Pod:
             self._run(container)
 
     def await_probe(self, container: dict[str, Any], kind: str) -> None:
-        """Returns when it succeeds; fails after as many tries as it says."""
+        """Returns when the probe succeeds; fails after as many tries as it allows."""
         probe = container[kind]
         port = next(p for p in container["ports"] if p["name"] == probe["httpGet"]["port"])
         address = f"{self.sandbox.address}:{port['containerPort']}"
@@ -66,7 +67,9 @@ class Pod:
         running.await_(f"ready by {kind}", lambda: answers(address, path, scheme), seconds)
 
     def stop(self) -> dict[str, int]:
-        """Containers, then sidecars; their exit codes, also of those that have ended before."""
+        """Stops containers, then sidecars; returns their exit codes, also of those that ended
+        before.
+        """
         grace = float(self.spec.get("terminationGracePeriodSeconds", 30))
         return {name: self.running[name].stop(grace) for name in reversed(self.running)}
 

@@ -34,7 +34,7 @@ _MASTER_PORT = "23456"
 
 
 class Cluster:
-    """The release as helm has rendered it, and pods that run."""
+    """The rendered release, and pods that run."""
 
     def __init__(self, rendered: str, images: Path, folder: Path) -> None:
         self._documents = [d for d in yaml.safe_load_all(rendered) if d]
@@ -53,7 +53,7 @@ class Cluster:
         return found
 
     def add(self, name: str, spec: dict[str, Any], *names: str, **env: str) -> Pod:
-        """A pod that is found by its name and by `names`, not started yet."""
+        """Adds a pod that is found by its name and by `names`, not started yet."""
         sandbox = self._network.add(name, *names)
         pod = Pod(
             name,
@@ -77,7 +77,7 @@ class Cluster:
         self._network.stop()
 
     def _certificates(self) -> dict[str, dict[str, str]]:
-        """What cert-manager would put into secrets."""
+        """Makes what cert-manager would put into secrets."""
         authority = Authority(self._folder / "authority")
         made = [authority.fulfil(certificate) for certificate in self.all("Certificate")]
         return {
@@ -89,7 +89,7 @@ class Cluster:
 
 
 def shards(cluster: Cluster) -> list[Pod]:
-    """The StatefulSet's pods, ready."""
+    """Starts the StatefulSet's pods and waits until they are ready."""
     workload = cluster.the("StatefulSet")
     name, spec = workload["metadata"]["name"], workload["spec"]
     domain = f"{spec['serviceName']}.{NAMESPACE}.svc.cluster.local"
@@ -105,7 +105,7 @@ def shards(cluster: Cluster) -> list[Pod]:
 
 
 def job(cluster: Cluster) -> list[Pod]:
-    """The pods of the PyTorchJob, as training operator 1.9 makes them."""
+    """Returns the pods of the PyTorchJob as training operator 1.9 makes them."""
     text = (ROOT / "deploy" / "jobs" / "pytorchjob.yaml").read_text(encoding="utf-8")
     manifest = next(iter(cluster.all("PyTorchJob")), yaml.safe_load(text))
     name, replicas = manifest["metadata"]["name"], manifest["spec"]["pytorchReplicaSpecs"]
@@ -128,7 +128,7 @@ def job(cluster: Cluster) -> list[Pod]:
 
 
 def check_rights(pod: Pod) -> None:
-    """That what runs has the rights that its spec leaves it."""
+    """Checks that running programs have only the rights that their spec gives them."""
     for container in [*pod.spec.get("initContainers", ()), *pod.spec["containers"]]:
         running, name = pod.running[container["name"]], f"{pod.name}/{container['name']}"
         running.await_user("65532")
@@ -140,7 +140,7 @@ def check_rights(pod: Pod) -> None:
 
 
 def check(cluster: Cluster) -> None:
-    """Raises AssertionError."""
+    """Checks the cluster. Raises AssertionError."""
     aggregators = shards(cluster)
     pods = job(cluster)
     for pod in [*aggregators, *pods]:
@@ -169,7 +169,7 @@ def check(cluster: Cluster) -> None:
 
 
 def rounds(pod: Pod) -> float:
-    """Asked for in the way that the pod's probes show, with the token, wanted or not."""
+    """Returns the rounds, asked for as the pod's probes do, always with the token."""
     scheme = pod.spec["containers"][0]["livenessProbe"]["httpGet"].get("scheme", "HTTP").lower()
     return shard(f"{pod.sandbox.address}:7071", scheme, TOKEN)["rounds"]
 

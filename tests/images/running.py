@@ -1,7 +1,7 @@
-"""Containers that run, on a network of their own.
+"""Runs containers on a network of their own.
 
-The caller is the first process in namespaces of its own, for network, mounts and processes, so that
-what it starts ends with it: scripts/prove_images sees to that.
+The caller is the first process in its own network, mount and process namespaces, so that everything
+it starts ends with it: scripts/prove_images arranges that.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _POLL_SECONDS = 0.2
 
 
 class Sandbox:
-    """What the containers of a pod share: network, host name, IPC. Ends with this process."""
+    """The network, host name and IPC of a pod's containers. It ends with this process."""
 
     def __init__(self, name: str, address: str) -> None:
         self.name = name
@@ -43,7 +43,7 @@ class Sandbox:
 
 
 class Network:
-    """A bridge, and sandboxes on it that know each other by name."""
+    """A bridge with sandboxes that know each other by name."""
 
     def __init__(self, folder: Path) -> None:
         self.hosts = folder / "hosts"
@@ -53,7 +53,7 @@ class Network:
         _ip(f"addr add 10.88.0.1/24 dev {_SWITCH}", f"link set {_SWITCH} up")
 
     def add(self, name: str, *names: str) -> Sandbox:
-        """Others find it by `name` and `names`, also those that came before it."""
+        """Adds a sandbox; others, also earlier ones, find it by `name` and `names`."""
         number = len(self._sandboxes) + 2
         sandbox = Sandbox(name, f"10.88.0.{number}")
         self._sandboxes.append(sandbox)
@@ -72,7 +72,7 @@ class Network:
 
 
 class Running:
-    """A container that has been started. Its output is in `log`."""
+    """A started container. Its output is in `log`."""
 
     def __init__(self, name: str, container: Container) -> None:
         self.name = name
@@ -88,12 +88,12 @@ class Running:
         return self._log.read_text(encoding="utf-8", errors="replace")
 
     def await_user(self, user: str) -> None:
-        """Returns when the program runs, as user and group `user`."""
+        """Returns when the program runs as user and group `user`."""
         self.await_(f"user {user}", lambda: self.status("Uid").split() == [user] * 4, 20)
         assert self.status("Gid").split() == [user] * 4, self.name
 
     def status(self, field: str) -> str:
-        """Of /proc/PID/status of its first process; empty before there is one."""
+        """Returns a field of /proc/PID/status of the first process; empty before there is one."""
         if (init := self._init()) is None:
             return ""
         text = Path(f"/proc/{init}/status").read_text(encoding="ascii")
@@ -102,7 +102,7 @@ class Running:
         return match[1]
 
     def execute(self, command: Sequence[str]) -> bool:
-        """Runs it in the container as root; whether there is one and it exits with 0."""
+        """Runs a command in the container as root; returns whether it exists and exits with 0."""
         if (init := self._init()) is None:
             return False
         enter = ["nsenter", f"--target={init}", "--mount", "--net", "--pid", *command]
@@ -110,10 +110,10 @@ class Running:
         return subprocess.run(enter, stdout=silent, stderr=silent, timeout=30).returncode == 0
 
     def await_(self, what: str, is_so: Callable[[], bool], seconds: float) -> None:
-        """Asks again until it is so; fails when it is not in time, or the container has ended."""
+        """Polls until `is_so`; fails at the deadline or when the container has ended."""
         deadline = time.monotonic() + seconds
         while not is_so():
-            # Its end is the one thing that can be waited for, and then ends the wait at once.
+            # The end of the process is the only event to wait for, and it ends the wait at once.
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(_POLL_SECONDS)
             ended = self._process.poll() is not None
@@ -122,7 +122,7 @@ class Running:
             )
 
     def wait(self, seconds: float) -> int:
-        """Its exit code; 128 + N for signal N, as engines say."""
+        """Returns its exit code; 128 + N for signal N, as engines do."""
         try:
             code = self._process.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -130,7 +130,7 @@ class Running:
         return 128 - code if code < 0 else code
 
     def stop(self, grace: float) -> int:
-        """SIGTERM, and after `grace` seconds SIGKILL, as engines do; the exit code."""
+        """Sends SIGTERM, after `grace` seconds SIGKILL, as engines do; returns the exit code."""
         if (init := self._init()) is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(init, signal.SIGTERM)
@@ -140,7 +140,7 @@ class Running:
         return self.wait(10)
 
     def _init(self) -> int | None:
-        """The first process in the container."""
+        """Returns the first process in the container."""
         pid = self._process.pid
         if self._process.poll() is not None:
             return None
@@ -149,20 +149,20 @@ class Running:
 
 
 def answers(address: str, path: str, scheme: str = "http") -> bool:
-    """Whether GET of it succeeds, as an httpGet probe asks."""
+    """Returns whether GET succeeds, as an httpGet probe asks."""
     with contextlib.suppress(OSError):
         return _get(address, path, scheme, "") is not None
     return False
 
 
 def shard(address: str, scheme: str = "http", token: str = "") -> dict[str, float]:
-    """What an aggregator says of itself."""
+    """Returns an aggregator's report about itself."""
     result: dict[str, float] = json.loads(_get(address, "/api/v1/shard", scheme, token))
     return result
 
 
 def _get(address: str, path: str, scheme: str, token: str) -> bytes:
-    # As the kubelet: with TLS, whoever answers is believed.
+    # Like the kubelet, it verifies no certificate.
     tls = urllib.request.HTTPSHandler(context=ssl._create_unverified_context())
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), tls)
     request = urllib.request.Request(f"{scheme}://{address}{path}")

@@ -1,4 +1,4 @@
-"""What is in the built images, as CycloneDX 1.6: IMAGES/NAME.cdx.json for each.
+"""Lists the contents of the built images as CycloneDX 1.6: IMAGES/NAME.cdx.json for each.
 
 Usage: sbom.py IMAGES
 
@@ -40,7 +40,7 @@ def main() -> None:
 
 
 def describe(name: str, image: Image, built_in: Image) -> Bom:
-    """`built_in` is the stage that the wheel, and what it brings, comes from."""
+    """Describes an image; `built_in` is the stage that the wheel and its libraries come from."""
     version = thalweg_version()
     kind = ComponentType.CONTAINER
     bom = Bom()
@@ -50,7 +50,7 @@ def describe(name: str, image: Image, built_in: Image) -> Bom:
     brought = {owner(library, built_in) for library in libraries(image)}
     bom.components.update(debian({package: installed[package] for package in brought}))
     bom.components.update(python(image))
-    if name != "training":  # there it is one of Python's
+    if name != "training":  # in that image it is a Python package
         bom.components.add(
             Component(name="thalweg", version=version, type=ComponentType.APPLICATION)
         )
@@ -59,7 +59,7 @@ def describe(name: str, image: Image, built_in: Image) -> Bom:
 
 
 def packages(image: Image) -> dict[str, tuple[str, str]]:
-    """Versions and architectures of Debian's packages, by name."""
+    """Returns the versions and architectures of Debian's packages, by name."""
     status = image.find(_STATUS)
     assert status is not None
     result = {}
@@ -77,7 +77,7 @@ def debian(found: dict[str, tuple[str, str]]) -> Iterator[Component]:
 
 
 def libraries(image: Image) -> list[str]:
-    """Names of the shared libraries that came with the wheel."""
+    """Returns the names of the shared libraries that came with the wheel."""
     folders = [Path(layer, "opt/thalweg/lib") for layer in image.layers]
     folders += [
         folder
@@ -88,7 +88,7 @@ def libraries(image: Image) -> list[str]:
 
 
 def owner(library: str, image: Image) -> str:
-    """The Debian package that has a library of that name."""
+    """Returns the Debian package that has a library of that name."""
     for layer in image.layers:
         for listing in Path(layer, _LISTS.lstrip("/")).glob("*.list"):
             if f"/{library}\n" in listing.read_text(encoding="utf-8"):

@@ -15,12 +15,12 @@ from container import Container, Image
 from dockerfile import Instruction, substitute
 
 _NETWORK = ("/etc/resolv.conf", "/etc/hosts")
-_SOURCE = "/.source"  # where the stage sees what it copies
+_SOURCE = "/.source"  # where the stage sees the files to copy
 _CERTIFICATES = "/.certificates"
 
 
 class StageRun:
-    """A stage under way: what it has written is in `layer`, all else in `image`."""
+    """A stage being built: its writes are in `layer`, all else is in `image`."""
 
     def __init__(
         self,
@@ -29,7 +29,7 @@ class StageRun:
         arguments: Mapping[str, str],
         source: Callable[[str, str], Path],
     ) -> None:
-        """`source(stage, path)` is where something to copy lies; an empty stage is the context."""
+        """Prepares a stage. `source(stage, path)` locates a file; an empty stage is the context."""
         self.image = base
         self._base = base
         self._layer = layer
@@ -37,7 +37,7 @@ class StageRun:
         self._source = source
 
     def run(self, instruction: Instruction) -> None:
-        """Raises CalledProcessError when a command fails."""
+        """Runs an instruction. Raises CalledProcessError when a command fails."""
         name, value = instruction
         variables = self.image.arguments | self.image.env
         if name == "ARG":
@@ -62,9 +62,9 @@ class StageRun:
             self.image = replace(self.image, command=dockerfile.command(value))
 
     def _copy(self, words: list[str]) -> None:
-        """Files become root's, as they do without --chown; of a folder, what is in it is copied."""
+        """Copies files as root's, as without --chown; of a folder, its contents are copied."""
         stage = words.pop(0).removeprefix("--from=") if words[0].startswith("--") else ""
-        path, target = words  # several sources are not known here
+        path, target = words  # several sources are not supported
         source = self._source(stage, path)
         to = shlex.quote(target)
         if source.is_dir():
@@ -77,7 +77,7 @@ class StageRun:
         self._step(["/bin/bash", "-ec", f"{copy}; {script}"], {_SOURCE: source})
 
     def _step(self, command: list[str], mounts: Mapping[str, Path] | None = None) -> None:
-        """As root, with this machine's network."""
+        """Runs a command as root, with this machine's network."""
         lent = {path: Path(path) for path in _NETWORK} | dict(mounts or {})
         env = dict(self.image.arguments)
         if certificates := os.environ.get("PIP_CERT"):
@@ -88,7 +88,7 @@ class StageRun:
         with tempfile.TemporaryDirectory(prefix="step-", dir=self._layer) as folder:
             step = Container(image, Path(folder), command, env, mounts=lent, upper=upper)
             subprocess.run(step.argv(), check=True, stdin=subprocess.DEVNULL)
-        for path in (_SOURCE, _CERTIFICATES):  # the places that they were mounted on
+        for path in (_SOURCE, _CERTIFICATES):  # the mount points
             place = upper / path.lstrip("/")
             if place.is_dir():
                 place.rmdir()

@@ -1,4 +1,5 @@
-// Buckets through worker, sidecar, shard and back: the sums, their bits, and the counters.
+// These tests send buckets through worker, sidecar, shard and back, and check sums, bits and
+// counters.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -26,8 +27,7 @@ std::vector<float> Gradient(uint32_t rank, uint32_t bucket, uint64_t round, size
   return values;
 }
 
-// Elements per bucket: less than a chunk, exactly one, and several with a rest (1024 floats per
-// chunk).
+// The buckets have less than a chunk, exactly one, and several with a rest (1024 floats per chunk).
 constexpr size_t kElems[] = {7, 1024, 5000};
 constexpr uint32_t kBuckets = 3;
 
@@ -35,7 +35,7 @@ BucketLayout LayoutOf(uint32_t bucket) {
   return {DType::kFloat32, {{absl::StrCat("p", bucket), {static_cast<int64_t>(kElems[bucket])}}}};
 }
 
-// What every worker got: [rank][round * kBuckets + bucket].
+// Results hold what every worker got: [rank][round * kBuckets + bucket].
 using Results = std::vector<std::vector<std::vector<std::byte>>>;
 
 Results TrainInLockStep(Cluster& cluster, uint64_t rounds, DType codec) {
@@ -70,10 +70,10 @@ Results TrainInLockStep(Cluster& cluster, uint64_t rounds, DType codec) {
 
 class AllreduceTest : public ::testing::TestWithParam<Shape> {};
 
-// Bound on |got - mean| for values whose magnitudes sum to `magnitude` over W workers. Sums in
-// float32 round at most 2W times (each share once per addition, twice divided), relative to partial
-// sums bounded by the magnitude; each of two encodings (share, result) rounds to the codec's
-// precision.
+// Returns a bound on |got - mean| for values whose magnitudes sum to `magnitude` over W workers.
+// Sums in float32 round at most 2W times (each share once per addition, twice divided), relative to
+// partial sums bounded by the magnitude; each of two encodings (share, result) rounds to the
+// codec's precision.
 double Tolerance(double magnitude, uint32_t world, DType codec) {
   const double codec_eps = codec == DType::kFloat16    ? std::ldexp(1, -11)
                            : codec == DType::kBFloat16 ? std::ldexp(1, -8)
@@ -149,7 +149,7 @@ TEST(CountersTest, Fp16WireBytesAreExactlyHalfOfRawBytes) {
   }
 }
 
-// Two buckets, one of a single chunk: small ones take a shorter way through the sidecar.
+// One of the two buckets has a single chunk, which takes a shorter path through the sidecar.
 TEST(ReduceTest, BlockingReduceGivesEveryWorkerTheMeanInEveryRound) {
   for (const auto& [nodes, workers] : {std::pair{1u, 2u}, std::pair{2u, 1u}, std::pair{2u, 2u}}) {
     Cluster cluster(nodes, workers, 2);
@@ -164,7 +164,7 @@ TEST(ReduceTest, BlockingReduceGivesEveryWorkerTheMeanInEveryRound) {
         }
         for (uint32_t round = 0; round < 50; ++round) {
           for (uint32_t b : {0u, 2u}) {
-            // Small integers: their sum is exact.
+            // The sum of small integers is exact.
             const std::vector<float> share(kElems[b], static_cast<float>(rank * 4 + round));
             const auto reduced = session.Reduce({b, 0}, std::as_bytes(std::span(share)));
             ASSERT_TRUE(reduced.ok()) << reduced.status();

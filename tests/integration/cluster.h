@@ -1,6 +1,6 @@
-// A whole cluster in one process: aggregators, sidecars and workers joined by real Unix sockets and
-// shared memory, with the calls between sidecar and aggregator made directly. No gRPC, so
-// ThreadSanitizer can watch.
+// Cluster is a whole cluster in one process: aggregators, sidecars and workers joined by real Unix
+// sockets and shared memory. The sidecar calls the aggregator directly, without gRPC, so that
+// ThreadSanitizer can check everything.
 #pragma once
 
 #include <stdlib.h>
@@ -26,10 +26,10 @@ inline constexpr Duration kPatience = std::chrono::seconds(60);  // far beyond w
 
 class Cluster {
  public:
-  // Wraps a shard as one node sees it, for faults.
+  // A Wrap wraps a shard as one node sees it, to inject faults.
   using Wrap = std::function<std::unique_ptr<Shard>(Shard&)>;
 
-  // A node's GPUs, by its number; null: none.
+  // Gpus returns a node's GPUs, by the node's number, or null.
   using Gpus = std::function<Device*(uint32_t)>;
 
   Cluster(uint32_t nodes, uint32_t workers_per_node, uint32_t shards, const Wrap& wrap = {},
@@ -110,7 +110,7 @@ class Cluster {
   std::vector<std::unique_ptr<Sidecar>> sidecars_;
 };
 
-// The outcome of one Submit, as bytes.
+// An Outcome is the result of one Submit, as bytes.
 using Outcome = absl::StatusOr<std::vector<std::byte>>;
 
 inline std::future<Outcome> SubmitAsync(Session& session, BucketId id,
@@ -123,7 +123,7 @@ inline std::future<Outcome> SubmitAsync(Session& session, BucketId id,
   return promise->get_future();
 }
 
-// Waits with a bound, so that a hang is a failure with a name.
+// Waits with a bound, so that a hang becomes a failure.
 template <typename T>
 T Get(std::future<T>& future) {
   if (future.wait_for(kPatience) != std::future_status::ready) std::abort();

@@ -1,5 +1,5 @@
-// PowerSGD through whole clusters. That its numbers are those of torch's hook is checked in
-// tests/e2e; here is what must hold whatever the numbers are.
+// These tests run PowerSGD through whole clusters and check what must hold for any numbers.
+// tests/e2e compares the numbers with torch's hook.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -26,7 +26,7 @@ CodecPolicy Codec(DType wire = DType::kFloat32) {
   return {{.kind = CodecKind::kPowerSgd, .wire = wire, .rank = 2, .start = kStart}, {}};
 }
 
-// `count` matrices from number `first` on, each with a bias that is not compressed.
+// Returns `count` matrices from number `first` on, each with a bias that is not compressed.
 BucketLayout Layout(uint32_t first, uint32_t count) {
   BucketLayout layout;
   for (uint32_t i = first; i < first + count; ++i) {
@@ -84,8 +84,8 @@ INSTANTIATE_TEST_SUITE_P(Clusters, CompressionTest,
                                                "shards_", Name(s.wire));
                          });
 
-// The sum of all rounds' means over the workers, minus the sum of the results, relative to the
-// former.
+// A Balance is the sum of all rounds' means over the workers, minus the sum of the results,
+// relative to the former.
 class Balance {
  public:
   void Add(const Results& results, const Training::Source& source, uint32_t bucket,
@@ -119,10 +119,10 @@ class Balance {
   std::vector<double> missing_;
 };
 
-// Each round of zeros takes the largest part of what is left out of the residual, so after enough
-// of them everything that workers gave has come out. kRows / rank rounds would be enough if every
-// round took the best directions; twice that is plenty for the power iteration that it is. What
-// remains is rounding: 2^-24 per round and operation, far below 1e-4.
+// Each round of zeros takes the largest part out of the residual, so after enough of them
+// everything that workers gave has come out. kRows / rank rounds would suffice if every round took
+// the best directions; twice that is plenty for a power iteration. What remains is rounding: 2^-24
+// per round and operation, far below 1e-4.
 constexpr uint64_t kFlushRounds = 48;
 
 TEST(CompressionFeedbackTest, WhatIsLeftOutComesLater) {
@@ -149,7 +149,7 @@ TEST(CompressionFeedbackTest, ResidualFollowsItsParameterIntoAnotherBucket) {
   const size_t each = Layout(0, 1).Elems();
   const auto zeros = [&](uint32_t, uint32_t, uint64_t) { return Values(2 * each); };
   const Results apart = training.Run(0, OneMatrixEach(2), 10, RandomShare);
-  // DDP cuts its buckets anew: parameter 1, then 0, in one bucket.
+  // DDP rebuilds its buckets: parameter 1, then 0, in one bucket.
   BucketLayout both = Layout(1, 1);
   const BucketLayout first = Layout(0, 1);
   both.tensors.insert(both.tensors.end(), first.tensors.begin(), first.tensors.end());
@@ -167,7 +167,7 @@ TEST(CompressionStartTest, RoundsBeforeTheStartAreExactAndBytesDropAfterIt) {
   Training training(cluster, Codec());
   const auto layouts = OneMatrixEach(1);
   const uint64_t raw = layouts[0].Elems() * sizeof(float);
-  // Integers: their mean over two workers is exact.
+  // Their mean over two workers is exact, because they are integers.
   const auto share = [&](uint32_t rank, uint32_t, uint64_t round) {
     return Values(layouts[0].Elems(), static_cast<float>(4 * rank + 2 * round));
   };
@@ -181,8 +181,8 @@ TEST(CompressionStartTest, RoundsBeforeTheStartAreExactAndBytesDropAfterIt) {
             (2 * (kRows + kColumns) + kBias) * sizeof(float));
 }
 
-// The state of one of Layout(0, 1)'s matrices after `rounds` rounds that left nothing out, as
-// server/sidecar/codec/parameter_states.h describes it.
+// Returns the state of one of Layout(0, 1)'s matrices after `rounds` rounds that left nothing out,
+// as server/sidecar/codec/parameter_states.h describes it.
 std::vector<std::byte> StateAfter(uint64_t rounds) {
   std::string bytes;
   const auto add = [&bytes](auto value) {
@@ -210,7 +210,7 @@ TEST(CompressionStateTest, LoadedStateDecidesWhetherTheNextRoundIsCompressed) {
   };
   const uint64_t raw = layouts[0].Elems() * sizeof(float);
   uint64_t sent = 0;
-  // Beginning with a compressed round: the bucket itself has not been exchanged before.
+  // The first round is compressed: the bucket itself has not been exchanged before.
   for (const uint64_t rounds : {10u, 0u, 0u, 10u, 1u}) {
     for (uint32_t rank : {0u, 1u}) {
       ASSERT_TRUE(training.session(rank).LoadCodecState(StateAfter(rounds)).ok());

@@ -1,4 +1,4 @@
-// Gradients in a device's memory through worker, sidecar, shard and back, on a fake device.
+// These tests send gradients in a fake device's memory through worker, sidecar, shard and back.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -19,7 +19,7 @@ using Call = FakeRuntime::Call;
 constexpr size_t kElems = 5000;  // several chunks
 const BucketLayout kLayout{DType::kFloat32, {{"w", {kElems}}}};
 
-// Small integers times the number of workers: every mean is exact in fp16, too.
+// Returns small integers times the number of workers: every mean is exact, in fp16 too.
 std::vector<float> Gradient(uint32_t rank, uint64_t round, uint32_t world_size) {
   std::vector<float> values(kElems);
   for (size_t i = 0; i < kElems; ++i) {
@@ -90,7 +90,7 @@ TEST_P(DeviceTest, EveryWorkerSeesTheMeanInItsOwnMemory) {
   }
   for (const auto& worker : workers) {
     EXPECT_EQ(worker->session().stats().path, GradientPath::kPinned);
-    // Once each way, nothing through pageable memory.
+    // The gradient is copied once each way, and nothing goes through pageable memory.
     EXPECT_EQ(worker->device().copied_bytes(Call::kCopyToHost), 5 * kElems * 4);
     EXPECT_EQ(worker->device().copied_bytes(Call::kCopyToDevice),
               5 * kElems * 4 + sizeof(kDeviceProbe));
@@ -188,12 +188,13 @@ TEST(DevicePathTest, AnyCallThatFailsFailsEveryWorkerAndHangsNobody) {
     Cluster cluster(1, 2, 1);
     const auto workers = ConnectDevices(cluster);
     Register(workers);
-    // The first of the hook's calls; the completion thread's for those that only it makes.
+    // The first of the hook's calls fails; or the completion thread's, for calls that only it
+    // makes.
     workers[1]->device().FailAt(call, 1, absl::InternalError("injected"));
     auto pending = ReduceAll(workers, 1);
     EXPECT_THAT(std::string(Get(pending[1]).status().message()), HasSubstr("injected"));
     Outcome other = Get(pending[0]);
-    if (other.ok()) {  // the failure has come too late for it
+    if (other.ok()) {  // the failure came too late for it
       auto next = workers[0]->Reduce(Gradient(0, 2, 2));
       other = Get(next);
     }

@@ -1,4 +1,4 @@
-// A worker whose gradients are in the memory of a fake device.
+// DeviceWorker is a worker whose gradients are in the memory of a fake device.
 #pragma once
 
 #include <algorithm>
@@ -13,10 +13,10 @@
 
 namespace thalweg {
 
-// As torch does it: gradients are made on one stream, which also waits for the results.
+// Like torch, it computes gradients on one stream, which also waits for the results.
 class DeviceWorker {
  public:
-  // Connects; to be called for all workers at once.
+  // Connects; must be called for all workers at once.
   DeviceWorker(SessionOptions options, std::shared_ptr<FakeRuntime> device)
       : device_(std::move(device)) {
     options.device = device_;
@@ -28,13 +28,13 @@ class DeviceWorker {
   Session& session() { return **session_; }
   absl::Status connected() const { return session_.status(); }
   FakeRuntime& device() { return *device_; }
-  // In the order in which a session makes them.
+  // Streams are numbered in the order in which a session makes them.
   DeviceStream out() { return device_->stream(0); }
   DeviceStream in() { return device_->stream(2); }
   DeviceStream stream() { return stream_; }
 
-  // Makes the gradient of a round, reduces it and gives back what the stream has seen of the result
-  // after it has waited for it. Of one bucket only, number 0.
+  // Makes the gradient of a round, reduces it and returns what the stream sees of the result after
+  // its wait. Uses only bucket 0.
   std::future<Outcome> Reduce(const std::vector<float>& gradient, DType dtype = DType::kFloat32) {
     if (!device_->BindThread().ok()) std::abort();
     if (memory_.empty() && !gradient.empty()) memory_ = device_->Allocate(gradient.size() * 4);
@@ -52,7 +52,7 @@ class DeviceWorker {
           device_->Run(stream_, [seen, inside] {
             seen->set_value(std::vector<std::byte>(inside.begin(), inside.end()));
           });
-          // As foreign code may leave the session's thread.
+          // This leaves the session's thread as foreign code may leave it.
           elsewhere_.BindThread().IgnoreError();
         });
     return seen->get_future();
@@ -67,7 +67,7 @@ class DeviceWorker {
   const std::shared_ptr<int> owner_ = std::make_shared<int>();
 };
 
-// A worker for each rank, with a device of its own.
+// Connects a worker for each rank, with a device of its own.
 inline std::vector<std::unique_ptr<DeviceWorker>> ConnectDevices(
     Cluster& cluster, const std::function<void(SessionOptions&)>& edit = {}) {
   std::vector<std::future<std::unique_ptr<DeviceWorker>>> pending;

@@ -1,5 +1,5 @@
-// Gradients that stay on GPUs, through worker, sidecar, shard and back: fake GPUs, whose kernels
-// run on the emulator.
+// These tests send gradients that stay on GPUs through worker, sidecar, shard and back; the GPUs
+// are fake, and their kernels run on the emulator.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -31,7 +31,7 @@ std::vector<float> Gradient(uint32_t rank, uint64_t round) {
   return MadeGradient(rank, round, kElems);
 }
 
-// Nodes with a GPU each, which their workers share.
+// A GpuCluster has nodes with one GPU each, which their workers share.
 class GpuCluster {
  public:
   GpuCluster(uint32_t nodes, uint32_t workers, bool sidecars_see_gpus = true)
@@ -67,7 +67,7 @@ class GpuCluster {
       ASSERT_TRUE(worker->session().RegisterBucket({0, 0}, kLayout).ok());
     }
   }
-  // What each worker's stream finds after a round.
+  // Returns what each worker's stream sees after a round.
   std::vector<Outcome> Reduce(uint64_t round) {
     std::vector<std::future<Outcome>> pending;
     for (uint32_t rank = 0; rank < workers_.size(); ++rank) {
@@ -85,7 +85,7 @@ class GpuCluster {
   std::vector<std::unique_ptr<DeviceWorker>> workers_;
 };
 
-// The same job with gradients in host memory.
+// Runs the same job with gradients in host memory.
 std::vector<std::byte> OnCpu(uint32_t nodes, uint32_t workers, const char* codec, uint64_t rounds) {
   Cluster cluster(nodes, workers, 2);
   const auto sessions = cluster.ConnectAll(
@@ -161,7 +161,8 @@ TEST(GpuPathTest, OneWorkerWhoseMemoryCannotBeOpenedTakesItsNodeToHostMemory) {
   }
 }
 
-// What servers log while it lives. Of tests that have no server running when it begins and ends.
+// A CapturedLog captures what servers log while it lives, in tests without servers at its begin and
+// end.
 class CapturedLog {
  public:
   CapturedLog() {
@@ -197,7 +198,7 @@ TEST(GpuPathTest, SidecarsLogSaysWhichPathWorkersTakeAndWhyNotTheFirst) {
                           HasSubstr("rank 1: path pinned; not ipc, since this sidecar has no")));
 }
 
-// PowerSGD's first factor is summed in another order on a GPU, so its results differ from those of
+// On a GPU PowerSGD's first factor is summed in another order, so its results differ from those of
 // a cluster without GPUs; between the nodes of one job they must not.
 TEST(GpuPathTest, NodesWithAndWithoutGpusAgreeOnEveryBit) {
   for (const char* codec : {"powersgd:rank=2,start=2,min_rate=1", "onebit:start=1"}) {
@@ -234,7 +235,7 @@ TEST(GpuPathTest, NothingIsLeftOnTheGpuAfterTheJob) {
   for (uint64_t round = 1; round <= 3; ++round) ASSERT_TRUE(gpus.Reduce(round)[0].ok());
   for (uint32_t rank : {0u, 1u}) gpus.worker(rank).session().Close();
   const TimePoint deadline = Now() + kPatience;
-  // The gradients themselves remain, one for each worker.
+  // Only the gradients remain, one for each worker.
   while (gpus.gpu(0).allocated() > 2 && Now() < deadline) gpus.cluster().sidecar(0).Reap();
   EXPECT_EQ(gpus.gpu(0).allocated(), 2u);
   EXPECT_EQ(gpus.gpu(0).opened(), 0u);

@@ -1,5 +1,5 @@
-// What goes wrong between workers and sidecars: every worker gets a clear error, soon, and nothing
-// hangs.
+// These tests inject faults between workers and sidecars: every worker must soon get a clear error,
+// and nothing may hang.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -33,8 +33,8 @@ std::string Message(const absl::StatusOr<T>& result) {
   return std::string(result.status().message());
 }
 
-// What a worker with those options says first, for tests that speak raw ipc.
-Hello HelloOf(const SessionOptions& o) {
+// Returns the first message of a worker with those options, for tests that speak raw ipc.
+ipc::Hello HelloOf(const SessionOptions& o) {
   return {kIpcVersion,  o.job,         o.rank,
           o.world_size, o.node,        o.num_nodes,
           o.node_name,  o.local_rank,  o.local_size,
@@ -51,7 +51,7 @@ TEST(WorkerFaultTest, DifferentTensorIsNamedToEveryWorkerOfEveryNode) {
       const uint32_t node = rank / 2;
       const bool differs = odd_one == 1 ? rank == 1 : node == 1;
       if (differs) layout.tensors[0].name = "other";
-      // May fail already, for what an earlier rank announced; Submit then says why.
+      // The call may already fail because of an earlier rank's announcement; Submit then says why.
       (*sessions[rank])->RegisterBucket({0, 0}, layout).IgnoreError();
       pending.push_back(SubmitAsync(**sessions[rank], {0, 0}, Gradient()));
     }
@@ -141,7 +141,7 @@ TEST(WorkerFaultTest, NodeThatDoesNotContributeIsNamedToTheOthers) {
 
 TEST(WorkerFaultTest, WorkerThatVanishesMidStepFailsEveryWorkerAtOnce) {
   Cluster cluster(2, 2, 2);
-  // Rank 3 speaks raw ipc, so that it can vanish without taking leave.
+  // Rank 3 speaks raw ipc, so that it can vanish without a Leave.
   auto raw = std::async(std::launch::async, [&] {
     const SessionOptions o = cluster.OptionsFor(3);
     auto connection = *Connection::Connect(o.sidecar_path, Now() + kPatience);
@@ -204,11 +204,11 @@ TEST(WorkerFaultTest, NobodyAtTheSocketIsSaidAtOnce) {
 TEST(WorkerFaultTest, OtherIpcVersionIsRefusedNamingBoth) {
   Cluster cluster(1, 1, 1);
   auto connection = *Connection::Connect(cluster.SocketPath(0), Now() + kPatience);
-  Hello hello{kIpcVersion + 1, "job", 0, 1, 0, 1, "host", 0, 1, {}, 4096, 1000};
+  ipc::Hello hello{kIpcVersion + 1, "job", 0, 1, 0, 1, "host", 0, 1, {}, 4096, 1000};
   ASSERT_TRUE(connection->Send(hello).ok());
   auto received = connection->Receive(Now() + kPatience);
   ASSERT_TRUE(received.ok()) << received.status();
-  const auto* fail = std::get_if<Fail>(&received->message);
+  const auto* fail = std::get_if<ipc::Fail>(&received->message);
   ASSERT_NE(fail, nullptr);
   EXPECT_THAT(fail->message, AllOf(HasSubstr(absl::StrCat("version ", kIpcVersion + 1)),
                                    HasSubstr(absl::StrCat("sidecar ", kIpcVersion))));
@@ -217,10 +217,10 @@ TEST(WorkerFaultTest, OtherIpcVersionIsRefusedNamingBoth) {
 TEST(WorkerFaultTest, MessageOutOfTurnIsRefused) {
   Cluster cluster(1, 1, 1);
   auto connection = *Connection::Connect(cluster.SocketPath(0), Now() + kPatience);
-  ASSERT_TRUE(connection->Send(Submit{{0, 0}, 1}).ok());
+  ASSERT_TRUE(connection->Send(ipc::Submit{{0, 0}, 1}).ok());
   auto received = connection->Receive(Now() + kPatience);
   ASSERT_TRUE(received.ok()) << received.status();
-  EXPECT_THAT(std::get<Fail>(received->message).message, HasSubstr("expected Hello"));
+  EXPECT_THAT(std::get<ipc::Fail>(received->message).message, HasSubstr("expected Hello"));
 }
 
 TEST(WorkerFaultTest, LossScaleOfAnotherThanTheFirstWorkerIsRefused) {
@@ -231,20 +231,62 @@ TEST(WorkerFaultTest, LossScaleOfAnotherThanTheFirstWorkerIsRefused) {
   const SessionOptions o = cluster.OptionsFor(1);
   ASSERT_TRUE(connection->Send(HelloOf(o)).ok());
   ASSERT_TRUE(connection->Receive(Now() + kPatience).ok());  // Welcome
-  ASSERT_TRUE(connection->Send(Precision{2, 3}).ok());
+  ASSERT_TRUE(connection->Send(ipc::Precision{2, 3}).ok());
   auto received = connection->Receive(Now() + kPatience);
   ASSERT_TRUE(received.ok()) << received.status();
-  EXPECT_THAT(std::get<Fail>(received->message).message, HasSubstr("local rank 1 sent Precision"));
+  EXPECT_THAT(std::get<ipc::Fail>(received->message).message,
+              HasSubstr("local rank 1 sent Precision"));
   EXPECT_EQ(cluster.registry().GetGauge("thalweg_sidecar_loss_scale", "").Value(), 0);
   ASSERT_TRUE(first.get().ok());
+}
+
+// Far more results than a socket holds, so that most of them wait in the sidecar.
+TEST(WorkerFaultTest, WorkerThatDoesNotReadHoldsUpNobodyAndFindsAllResultsInOrder) {
+  constexpr uint64_t kRounds = 800;
+  const BucketLayout layout{DType::kFloat32, {{"w", {1}}}};
+  const float share = 1;
+  Cluster cluster(2, 2, 1);
+  std::vector<std::future<absl::StatusOr<std::unique_ptr<Session>>>> connecting;
+  for (const uint32_t rank : {0u, 2u, 3u}) {
+    connecting.push_back(std::async(std::launch::async, [&cluster, rank] {
+      return Session::Connect(cluster.OptionsFor(rank));
+    }));
+  }
+  const SessionOptions o = cluster.OptionsFor(1);
+  auto connection = *Connection::Connect(o.sidecar_path, Now() + kPatience);
+  ASSERT_TRUE(connection->Send(HelloOf(o)).ok());
+  ASSERT_TRUE(connection->Receive(Now() + kPatience).ok());  // Welcome
+  auto input = *BucketArena::Create("input", sizeof share, true);
+  std::memcpy(input.payload(), &share, sizeof share);
+  input.PublishReady(1);
+  ASSERT_TRUE(connection->Send(ipc::RegisterBucket{{0, 0}, layout, {}}, input.fd()).ok());
+  ASSERT_TRUE(connection->Receive(Now() + kPatience).ok());  // BucketReady
+  std::vector<std::unique_ptr<Session>> sessions;
+  for (auto& session : connecting) {
+    sessions.push_back(*session.get());
+    ASSERT_TRUE(sessions.back()->RegisterBucket({0, 0}, layout).ok());
+  }
+  for (uint64_t round = 1; round <= kRounds; ++round) {
+    ASSERT_TRUE(connection->Send(ipc::Submit{{0, 0}, round}).ok());
+    std::vector<std::future<Outcome>> pending;
+    for (auto& session : sessions) {
+      pending.push_back(SubmitAsync(*session, {0, 0}, std::as_bytes(std::span(&share, 1))));
+    }
+    for (auto& outcome : pending) ASSERT_TRUE(Get(outcome).ok()) << round;
+  }
+  for (uint64_t round = 1; round <= kRounds; ++round) {
+    const auto received = connection->Receive(Now() + kPatience);
+    ASSERT_TRUE(received.ok()) << received.status();
+    EXPECT_EQ(std::get<ipc::Complete>(received->message).round, round);
+  }
 }
 
 TEST(WorkerFaultTest, CallbackThatWaitsForAnotherBucketDoesNotDeadlockTheSession) {
   Cluster cluster(1, 1, 1);
   auto session = *Session::Connect(cluster.OptionsFor(0));
   for (uint32_t b : {0u, 1u}) ASSERT_TRUE(session->RegisterBucket({b, 0}, kLayout).ok());
-  // Bucket 0's callback keeps the completion thread until the sidecar has received bucket 1's
-  // result, which the progress thread must go on to count.
+  // Bucket 0's callback blocks the completion thread until the sidecar has received bucket 1's
+  // result, which the progress thread must still count.
   std::promise<void> first_done;
   session->Submit({0, 0}, Gradient(), [&](absl::StatusOr<ReducedBucket>) {
     auto second = SubmitAsync(*session, {1, 0}, Gradient());
@@ -280,7 +322,7 @@ TEST(WorkerFaultTest, ForkedChildNeitherUsesNorKeepsAliveTheParentsSession) {
     const bool refused = !session->status().ok();
     session.reset();
     char byte;
-    // Lives until the parent has seen that its session works and ends without it.
+    // The child lives until the parent has seen that its session works and ends without it.
     const bool told = read(pipe_fds[0], &byte, 1) == 1;
     _exit(refused && told ? 0 : 1);
   }

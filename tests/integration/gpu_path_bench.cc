@@ -1,8 +1,8 @@
-// A node's workers that share a GPU reduce a bucket, with a sidecar that works on that GPU (path A)
-// and with one that does not (path B). Prints JSON: for each case the bucket's bytes, the time of
-// the median repetition until the result is the gradient, that of the call alone which hands the
-// gradient over, and that of two copies of it on the GPU, which is what a worker's GPU does on path
-// A. gpu_path_bench SOCKET RANK WORKERS MIB is a worker; that of rank 0 prints.
+// A node's workers share a GPU and reduce a bucket, with a sidecar that works on that GPU (path A)
+// and with one that does not (path B). Prints JSON: for each case the bucket's bytes, the median
+// repetition's time until the gradient holds the result, the time of the submitting call alone, and
+// the time of two copies on the GPU, which is what a worker's GPU does on path A. gpu_path_bench
+// SOCKET RANK WORKERS MIB runs a worker; that of rank 0 prints.
 #include <algorithm>
 #include <array>
 #include <cstdio>
@@ -26,7 +26,7 @@ namespace {
 
 constexpr int kWarmups = 3;
 constexpr int kRepetitions = 21;
-constexpr int kPairs = 10;  // of copies in a repetition, so that waiting for them hardly counts
+constexpr int kPairs = 10;  // copies per repetition, so that the wait for them hardly counts
 
 uint32_t Number(const char* text) {
   uint32_t number = 0;
@@ -70,7 +70,7 @@ absl::Status Work(char** argv) {
   return absl::OkStatus();
 }
 
-// False when a worker has failed, which has said why.
+// Returns false when a worker has failed, which has reported why.
 bool BenchCase(Device* gpus, uint32_t workers, uint32_t mib, const char* separator) {
   Cluster cluster(1, workers, 1, {}, 0, [&](uint32_t) { return gpus; });
   const std::string self = std::filesystem::read_symlink("/proc/self/exe");
@@ -114,7 +114,8 @@ int main(int argc, char** argv) {
   if (argc == 5) {
     status = thalweg::Work(argv);
   } else {
-    thalweg::InitLogging("gpu_path_bench");  // else the sidecar's log would be among the JSON
+    // otherwise the sidecar's log would be mixed into the JSON
+    thalweg::InitLogging("gpu_path_bench");
     auto gpu = thalweg::OpenCudaDevice(0);
     status = gpu.status();
     if (gpu.ok()) {

@@ -1,5 +1,5 @@
-// The path of gradients that stay on a GPU, on a real one: a sidecar in this process, its workers
-// in processes of their own, since CUDA's handles are for other processes.
+// These tests use the path of gradients that stay on a real GPU: the sidecar runs in this process,
+// its workers in others, because CUDA's handles work only in other processes.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -28,13 +28,13 @@ struct Shape {
   const char* codec;
 };
 
-// What a worker tells of itself.
+// Told is a worker's report about itself.
 struct Told {
   std::string path;
   std::string result;  // bytes
 };
 
-// What a worker has written; empty when it failed.
+// Returns what a worker has written; empty when it failed.
 std::string Output(const std::string& command) {
   std::FILE* const pipe = popen(command.c_str(), "r");
   std::string output;
@@ -67,7 +67,7 @@ std::vector<Told> OnGpu(Device* gpus, const Shape& shape) {
   return all;
 }
 
-// The same job with gradients in host memory.
+// Runs the same job with gradients in host memory.
 std::string OnCpu(const Shape& shape) {
   Cluster cluster(shape.nodes, shape.workers, 2);
   const auto sessions = cluster.ConnectAll([&](SessionOptions& options) {
@@ -108,7 +108,8 @@ TEST_F(GpuPathGpuTest, WorkersThatShareAGpuGetTheBitsOfACpu) {
   }
 }
 
-// Its first factor is summed in another order than on a CPU; for all workers in the same one.
+// PowerSGD's first factor is summed in another order than on a CPU, but in the same for all
+// workers.
 TEST_F(GpuPathGpuTest, WorkersOfAllNodesGetTheSameBitsOfPowerSgd) {
   CudaDevice gpus({device_}, nullptr);
   const Shape shape = {2, 2, "powersgd:rank=4,start=2,min_rate=1"};

@@ -1,6 +1,6 @@
-// gpu_path_worker SOCKET NODES WORKERS RANK CODEC ROWS ROUNDS: reduces gradients of MadeGradient(),
-// of a square matrix and a vector of three, and writes to standard output a line with the path they
-// took, then what its stream has seen of the last result.
+// gpu_path_worker SOCKET NODES WORKERS RANK CODEC ROWS ROUNDS reduces gradients of MadeGradient(),
+// of a square matrix and a vector of three. It writes to standard output a line with their path,
+// then what its stream sees of the last result.
 #include <cstdio>
 #include <cstdlib>
 

@@ -13,7 +13,7 @@ namespace {
 
 constexpr Duration kPatience = std::chrono::seconds(60);
 
-// Runs on a thread of the driver's.
+// Runs on a thread of the driver.
 void Set(void* promise) { static_cast<std::promise<void>*>(promise)->set_value(); }
 
 }  // namespace

@@ -1,5 +1,5 @@
-// A worker of a node, with its gradients on GPU 0, for programs that run one as a process of its
-// own: CUDA's handles are for other processes.
+// GpuWorker is a worker of a node with its gradients on GPU 0, for programs that run it in a
+// process of its own: CUDA's handles work only in other processes.
 #pragma once
 
 #include <cstdint>
@@ -13,10 +13,10 @@
 
 namespace thalweg {
 
-// One bucket of floats, and one stream. One thread.
+// A GpuWorker has one bucket of floats and one stream. Only one thread may use it.
 class GpuWorker {
  public:
-  // Which of all workers it is; `workers` are a node's.
+  // A Place says which of all workers it is; `workers` are a node's.
   struct Place {
     uint32_t nodes = 1;
     uint32_t workers = 1;
@@ -29,12 +29,13 @@ class GpuWorker {
                                                             const std::string& codec,
                                                             const BucketLayout& layout);
 
-  // Queue: `values` become the gradient; it becomes `host()`; it is copied on the device.
+  // Each queues one step: `values` become the gradient; the gradient is copied to `host()`; the
+  // gradient is copied on the device.
   absl::Status Fill(const std::vector<float>& values);
   absl::Status Fetch();
   absl::Status Copy();
-  // Queues that the gradient is reduced, and returns when the stream has to wait for the result
-  // only. `call`, unless null: how long handing it over takes.
+  // Queues the reduction of the gradient, and returns when only the stream still has to wait for
+  // the result. `call`, unless null, receives the time of the submission.
   absl::Status Reduce(Duration* call = nullptr);
   // Waits until the stream has done what is queued.
   absl::Status Finish();
@@ -50,7 +51,7 @@ class GpuWorker {
   const size_t bytes_;
   std::shared_ptr<DeviceRuntime> gpu_;
   std::byte* memory_ = nullptr;
-  std::byte* other_ = nullptr;  // as large
+  std::byte* other_ = nullptr;  // of the same size
   std::byte* host_ = nullptr;
   DeviceStream stream_ = nullptr;
   std::unique_ptr<Session> session_;

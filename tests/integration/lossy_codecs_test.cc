@@ -1,5 +1,5 @@
-// int8, onebit and topk through whole clusters, and policies that mix codecs. What the formats do
-// with a chunk is tested in kernels/codec; here is what must hold of whole jobs.
+// These tests run int8, onebit and topk, and policies that mix codecs, through whole clusters.
+// kernels/codec tests the formats themselves; these tests check what must hold for whole jobs.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -20,7 +20,7 @@ namespace {
 
 constexpr uint64_t kStart = 2;
 
-// Sizes that neither chunks nor blocks divide; several chunks each.
+// Neither chunks nor blocks divide these sizes; each has several chunks.
 BucketLayout Layout(uint32_t bucket) {
   return {DType::kFloat32,
           {{absl::StrCat("embed", bucket), {70, 33}},
@@ -70,9 +70,9 @@ TEST_P(LossyCodecsTest, ReplicasAreBitIdenticalWhateverTheOrderOfArrival) {
             results);
 }
 
-// What workers gave, less what they got, is what the nodes and the shards still hold: nothing is
-// ever lost. Each of kRounds roundings of a float32 sum is at most 2^-24 of values that stay below
-// 100 here; their sum is far below 1e-3.
+// The difference between what workers gave and what they got is what the nodes and the shards still
+// hold: nothing is ever lost. Each of kRounds roundings of a float32 sum is at most 2^-24 of values
+// that stay below 100 here; their sum is far below 1e-3.
 TEST_P(LossyCodecsTest, WhatHasNotComeOutIsInTheResiduals) {
   constexpr uint64_t kRounds = 12;
   Cluster cluster(2, 2, 2);
@@ -132,7 +132,7 @@ TEST_P(LossyCodecsTest, LoadedStateGoesOnBitForBit) {
 TEST_P(LossyCodecsTest, RoundsBeforeTheStartAreExact) {
   Cluster cluster(2, 1, 1);
   Training training(cluster, codec());
-  // Integers: their mean over two workers is exact.
+  // Their mean over two workers is exact, because they are integers.
   const auto share = [](uint32_t rank, uint32_t, uint64_t round) {
     return Values(Layout(0).Elems(), static_cast<float>(uint64_t{4} * rank + 2 * round));
   };
@@ -160,7 +160,7 @@ INSTANTIATE_TEST_SUITE_P(Codecs, LossyCodecsTest,
                                                CodecPolicy::Parse(info.param)->fallback.Name());
                          });
 
-// Bytes of a compressed round in proportion to those of fp32, headers and scales included.
+// Returns a compressed round's bytes divided by those of fp32, headers and scales included.
 double BytesSent(const char* codec, bool received) {
   Cluster cluster(2, 1, 2);
   Training training(cluster, *CodecPolicy::Parse(codec));
@@ -181,7 +181,7 @@ TEST(LossyBytesTest, BothDirectionsAreSmall) {
   for (const bool received : {false, true}) {
     EXPECT_LE(BytesSent("int8:start=0", received), 0.26);
     EXPECT_LE(BytesSent("onebit:start=0", received), 0.035);
-    // Both nodes' entries come back: 4 bytes and a gap of one or two for each.
+    // Both nodes' entries come back: 4 bytes each and a gap of one or two.
     EXPECT_LE(BytesSent("topk:ratio=0.01,start=0", received), received ? 0.03 : 0.015);
   }
 }
@@ -198,7 +198,7 @@ TEST(PolicyTest, RulesDecideTensorByTensor) {
     if (i < embed) {
       ASSERT_EQ(got, mean) << "fp32 is exact";
     } else if (i >= embed + w) {
-      // Two shares and their mean, each rounded to 11 bits; the shares are below 8.
+      // Two shares and their mean are each rounded to 11 bits; the shares are below 8.
       ASSERT_NEAR(got, mean, 8 * 3 * 0x1p-12f);
     }
   }
@@ -207,7 +207,7 @@ TEST(PolicyTest, RulesDecideTensorByTensor) {
             raw * embed / static_cast<double>(a.size()) + 4 * w * 0.05 + 2 * 111 + 1);
 }
 
-// A shard that seems to be behind a link of some speed.
+// A DistantShard pretends to be behind a link of some speed.
 class DistantShard : public ReorderingShard {
  public:
   DistantShard(Shard& shard, double bytes_per_second)
@@ -220,7 +220,7 @@ class DistantShard : public ReorderingShard {
   const double bytes_per_second_;
 };
 
-// That a choice differs between nodes, shards would refuse: whatever the links, training works.
+// Shards would refuse choices that differ between nodes: training must work with any links.
 TEST(AutoTest, ChoosesByTheSlowestLinkAlikeOnAllNodes) {
   const BucketLayout layout{DType::kFloat32, {{"w", {700, 900}}}};
   const auto share = [&](uint32_t rank, uint32_t, uint64_t) {
@@ -244,7 +244,7 @@ TEST(AutoTest, ChoosesByTheSlowestLinkAlikeOnAllNodes) {
   // 2.5 MB take 25 s, their factors of rank 2 0.13 s: more than any processor needs to compute
   // them.
   EXPECT_EQ(chosen(1e5), "powersgd");
-  // And 2.5 us: less than the second round trip of factors.
+  // Here they take 2.5 us, less than the second round trip of factors.
   EXPECT_THAT(chosen(1e12), ::testing::AnyOf("fp32", "fp16", "int8"));
 }
 

@@ -1,4 +1,4 @@
-// Gradients that several processes can make alike.
+// Several processes can make these gradients independently.
 #pragma once
 
 #include <cstddef>

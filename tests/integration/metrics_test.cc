@@ -1,4 +1,4 @@
-// What sidecars count of a job.
+// These tests check which metrics sidecars count for a job.
 #include <gtest/gtest.h>
 
 #include <limits>
@@ -13,7 +13,7 @@ namespace thalweg {
 namespace {
 
 constexpr uint64_t kRounds = 3;
-// The first of several chunks, the second of one: those take ways of their own.
+// The first bucket has several chunks, the second one; their code paths differ.
 const std::vector<BucketLayout> kLayouts = {{DType::kFloat32, {{"a", {5000}}}},
                                             {DType::kFloat32, {{"b", {3}}}}};
 
@@ -56,7 +56,7 @@ TEST_F(SidecarMetricsTest, EveryNodeCountsStepsBucketsAndTheirPhases) {
   }
   const Histogram& whole = cluster.registry().GetHistogram("thalweg_sidecar_bucket_seconds", "");
   EXPECT_EQ(Observed(whole), kBuckets);
-  // Both buckets of a node are under way at once, but time passes once.
+  // Both buckets of a node are in flight at once, but the time counts once.
   const double exchange = Counted(cluster, "exchange_seconds_total");
   EXPECT_GT(exchange, 0);
   EXPECT_LE(exchange, whole.Sum());
@@ -96,7 +96,7 @@ TEST_F(SidecarMetricsTest, LossScaleAndSkippedStepsAreThoseOfTheNodesFirstWorker
     training.session(0).NotePrecision(512.0 / static_cast<double>(1 + skipped), skipped);
     training.session(1).NotePrecision(4096, skipped);
   }
-  training.Run(0, kLayouts, 1, Ones);  // the sidecar has read what came before
+  training.Run(0, kLayouts, 1, Ones);  // the sidecar has read all earlier messages
   EXPECT_EQ(LossScale(cluster).Value(), 512.0 / 3);
   EXPECT_EQ(Counted(cluster, "skipped_steps_total"), 3);
   for (const uint32_t rank : {0, 1}) {

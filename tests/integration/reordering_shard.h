@@ -1,4 +1,4 @@
-// A shard to which one node's contributions arrive late, out of order and sometimes twice.
+// ReorderingShard delivers one node's contributions late, out of order and sometimes twice.
 #pragma once
 
 #include <memory>
@@ -62,7 +62,7 @@ class ReorderingShard : public Shard {
   }
 
  private:
-  // Lets a few contributions gather (or a moment pass), then passes on a random one.
+  // Waits for a few contributions (or a moment), then passes on a random one.
   void Deliver() {
     while (true) {
       std::pair<SessionToken, Contribution> next;
@@ -77,7 +77,7 @@ class ReorderingShard : public Shard {
         }
         std::swap(waiting_[rng_() % waiting_.size()], waiting_.back());
         next = waiting_.back();
-        if (rng_() % 4 != 0) waiting_.pop_back();  // else it comes again
+        if (rng_() % 4 != 0) waiting_.pop_back();  // otherwise it comes again
       }
       shard_.Contribute(next.first, std::move(next.second)).IgnoreError();
     }

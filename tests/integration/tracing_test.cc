@@ -1,4 +1,4 @@
-// What workers, sidecars and shards say of a job in their trace.
+// These tests check what workers, sidecars and shards write about a job to their traces.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <stdlib.h>
@@ -21,7 +21,7 @@ namespace thalweg {
 namespace {
 
 constexpr uint64_t kRounds = 3;
-// The first of several chunks, the second of one: those take ways of their own.
+// The first bucket has several chunks, the second one; their code paths differ.
 const std::vector<BucketLayout> kLayouts = {{DType::kFloat32, {{"a", {100, 50}}}},
                                             {DType::kFloat32, {{"b", {3}}}}};
 
@@ -37,8 +37,8 @@ class TracingTest : public ::testing::Test {
   }
   ~TracingTest() override { std::filesystem::remove_all(folder_); }
 
-  // Trains, and reads how many spans of each phase there are. `chunk_rounds_` are those that the
-  // shards have counted.
+  // Trains, and returns how many spans of each phase there are. `chunk_rounds_` is the shards'
+  // count.
   std::map<std::string, uint64_t> Spans(uint32_t nodes, uint32_t workers, const char* codec) {
     std::shared_ptr<TraceWriter> trace = *TraceWriter::Open(folder_, "test", {});
     {
@@ -93,7 +93,7 @@ TEST_F(TracingTest, EveryWorkerNodeAndShardHasAllPhasesOfEveryRound) {
 TEST_F(TracingTest, StepsOfCompressionAreTraced) {
   constexpr uint64_t kNodes = 2;
   auto spans = Spans(kNodes, 1, "powersgd:rank=1,start=1");
-  // In all rounds but the first: each of the two factors of the bucket that has a matrix.
+  // Each of the two factors of the bucket that has a matrix, in all rounds but the first.
   EXPECT_GE(spans["compress"], 2 * kNodes * (kRounds - 1));
   for (const char* phase : {"reduce", "send", "wire", "decode"}) {
     EXPECT_EQ(spans[phase], kNodes * chunk_rounds_) << phase;

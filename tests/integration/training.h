@@ -1,4 +1,4 @@
-// Jobs of several workers that train on made-up gradients, round after round.
+// Training runs jobs of several workers on generated gradients, round after round.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -17,7 +17,7 @@ namespace thalweg {
 
 using Values = std::vector<float>;
 
-// What every worker got: [rank][round][bucket].
+// Results hold what every worker got: [rank][round][bucket].
 using Results = std::vector<std::vector<std::vector<Values>>>;
 
 // A step submits all buckets of `layouts`, then waits for all. Bucket b of generation g in round r
@@ -35,7 +35,7 @@ class Training {
     for (const auto& session : sessions_) EXPECT_TRUE(session.ok()) << session.status();
   }
 
-  // Announces the buckets unless the generation is that of the last run.
+  // Announces the buckets unless the generation is that of the previous run.
   Results Run(uint32_t generation, const std::vector<BucketLayout>& layouts, uint64_t rounds,
               const Source& source) {
     if (generation_ != generation) {

@@ -1,6 +1,6 @@
-"""A Kubernetes API server on loopback, with nothing behind it: no scheduler, no controllers.
+"""Runs a Kubernetes API server on loopback, without a scheduler and controllers.
 
-It validates, prunes, stores and authorises as any other; pods never run.
+It validates, prunes, stores and authorises like any other; pods never run.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def free_port() -> int:
 
 
 class ApiServer:
-    """etcd and kube-apiserver. `folder` gets their files, and a kubeconfig of an administrator."""
+    """Runs etcd and kube-apiserver. `folder` gets their files and an administrator's kubeconfig."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -42,10 +42,10 @@ class ApiServer:
         self.kubeconfig = folder / "kubeconfig"
         self._token = secrets.token_hex(16)
         self._processes: list[subprocess.Popen[bytes]] = []
-        self._context = ssl._create_unverified_context()  # its certificate is its own
+        self._context = ssl._create_unverified_context()  # it signs its own certificate
 
     def start(self) -> None:
-        """Raises RuntimeError, with the end of the log, unless it is ready in time."""
+        """Starts both. Raises RuntimeError with the end of the log unless ready in time."""
         client, peer = (f"http://127.0.0.1:{free_port()}" for _ in range(2))
         key, tokens = self.folder / "sa.key", self.folder / "tokens.csv"
         subprocess.run(["openssl", "genrsa", "-out", key, "2048"], check=True, capture_output=True)
@@ -71,7 +71,9 @@ class ApiServer:
                 process.wait()
 
     def request(self, method: str, path: str, body: object = None) -> tuple[int, Any]:
-        """Status and JSON of the answer. `body`: text is YAML, anything else is sent as JSON."""
+        """Returns status and JSON of the answer. A `body` of text is YAML, any other is sent as
+        JSON.
+        """
         kind = "yaml" if isinstance(body, str) else "json"
         text = body if isinstance(body, str) else json.dumps(body)
         request = urllib.request.Request(
@@ -90,7 +92,7 @@ class ApiServer:
             return error.code, _decode(error.read())
 
     def define(self, path: Path) -> None:
-        """Creates a CustomResourceDefinition, in place of one of that name, and awaits its kind."""
+        """Creates or replaces a CustomResourceDefinition, and waits until it is served."""
         where = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
         lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
         # cert-manager ships its definitions as templates, with placeholders in their labels.
@@ -121,13 +123,13 @@ class ApiServer:
             )
 
     def _await(self, path: str, is_done: Any, seconds: float) -> None:
-        """Asks again until is_done(status, answer), or the server has ended."""
+        """Polls until is_done(status, answer) or the server has ended."""
         deadline = time.monotonic() + seconds
         while True:
             try:
                 if is_done(*self.request("GET", path)):
                     return
-            except OSError:  # not listening yet
+            except OSError:  # it is not listening yet
                 pass
             dead = [process.args for process in self._processes if process.poll() is not None]
             if dead or time.monotonic() > deadline:
@@ -135,7 +137,7 @@ class ApiServer:
                 raise RuntimeError(
                     f"GET {path}: not as awaited in {seconds} s; ended: {dead}\n{log}"
                 )
-            # Its end is the one thing that can be waited for, and then ends the wait at once.
+            # The end of the process is the only event to wait for, and it ends the wait at once.
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._processes[-1].wait(timeout=0.1)
 

@@ -1,4 +1,4 @@
-"""The real programs on this machine, with what the chart tells containers to run.
+"""Runs the real programs on this machine as the chart runs them in containers.
 
 Ports become 0, the socket's folder a temporary one; everything else is as rendered.
 """
@@ -17,14 +17,14 @@ from thalweg._processes import Server
 
 
 def environment(container: dict[str, Any], folder: Path, **changes: str) -> dict[str, str]:
-    """This process's, without Thalweg's variables, and the container's with `changes`."""
+    """Returns this environment without Thalweg's variables, the container's, and `changes`."""
     env = {k: v for k, v in os.environ.items() if not k.startswith(("THALWEG_", "AIAK_"))}
     env |= {variable["name"]: variable["value"] for variable in container["env"]}
     return env | changes | {"TMPDIR": str(folder), "OMP_NUM_THREADS": "1"}
 
 
 def start(name: str, container: dict[str, Any], folder: Path, **env: str) -> Server:
-    """A server program with the container's arguments, on ports that are free."""
+    """Starts a server program with the container's arguments, on free ports."""
     argv = [re.sub(r"0\.0\.0\.0:\d+$", "127.0.0.1:0", a) for a in container["args"]]
     argv = [a.replace("/run/thalweg", str(folder)) for a in argv]
     server = Server(

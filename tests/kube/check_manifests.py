@@ -1,4 +1,4 @@
-"""Checks that what is written by hand in deploy/ says what the chart and the programs say.
+"""Checks that the hand-written files in deploy/ agree with the chart and the programs.
 
 Usage: helm template … --set pytorchJob.enabled=true | check_manifests.py COMPOSE_SCHEMA. Exit code
 1, and a line for each difference, if they do not.
@@ -26,7 +26,7 @@ def load(text: str) -> list[dict[str, Any]]:
 
 
 def sidecars(document: Any) -> Iterator[dict[str, Any]]:
-    """Every container named thalweg-sidecar, wherever it is."""
+    """Yields every container named thalweg-sidecar."""
     if isinstance(document, dict):
         if document.get("name") == "thalweg-sidecar":
             yield document
@@ -38,14 +38,14 @@ def sidecars(document: Any) -> Iterator[dict[str, Any]]:
 
 
 def comparable(sidecar: dict[str, Any]) -> dict[str, Any]:
-    """Without what must differ: whose image it is, and how it learns of the shards."""
+    """Returns the sidecar without what must differ: its image, and how it finds the shards."""
     result = {key: value for key, value in sidecar.items() if key not in ("image", "envFrom")}
     result["env"] = [v for v in sidecar["env"] if v["name"] != "THALWEG_AGGREGATORS"]
     return result
 
 
 def differences(chart: list[dict[str, Any]]) -> Iterator[str]:
-    """A line for each manifest whose sidecar is not the chart's."""
+    """Yields a line for each manifest whose sidecar is not the chart's."""
     expected = comparable(next(sidecars(chart)))
     found = 0
     for path in sorted(JOBS.glob("*.yaml")):
@@ -60,7 +60,7 @@ def differences(chart: list[dict[str, Any]]) -> Iterator[str]:
 
 
 def unknown_variables() -> Iterator[str]:
-    """A line for each variable that deploy/ or the chart sets and the programs do not know."""
+    """Yields a line for each variable that deploy/ or the chart sets and no program knows."""
     known = set(_VARIABLE.findall((ROOT / "docs" / "zero_code.md").read_text(encoding="utf-8")))
     known |= set(_VARIABLE.findall((ROOT / "core" / "base" / "env.cc").read_text(encoding="utf-8")))
     files = [*(ROOT / "deploy").rglob("*.yaml"), *(ROOT / "helm" / "thalweg").rglob("*.yaml")]
@@ -72,7 +72,7 @@ def unknown_variables() -> Iterator[str]:
 
 
 def compose_errors(schema: Path) -> Iterator[str]:
-    """A line for each thing in the compose file that the specification does not know."""
+    """Yields a line for each element of the compose file that the specification does not define."""
     validator = jsonschema.Draft7Validator(json.loads(schema.read_text(encoding="utf-8")))
     compose = load((ROOT / "deploy" / "compose.yaml").read_text(encoding="utf-8"))[0]
     for error in validator.iter_errors(compose):

@@ -21,7 +21,7 @@ SCRIPT = Path(__file__).resolve().parents[2] / "helm" / "thalweg" / "files" / "p
 
 
 def arguments(chart: str) -> list[str]:
-    """What the hook's Job gives to the script."""
+    """Returns the arguments that the hook's Job gives to the script."""
     for document in yaml.safe_load_all(chart):
         if document and document["kind"] == "Job":
             command = document["spec"]["template"]["spec"]["containers"][0]["command"]
@@ -30,10 +30,10 @@ def arguments(chart: str) -> list[str]:
 
 
 def answer(paths: list[str], words: list[str]) -> int:
-    """The script's exit code in a cluster that has the definitions in the files `paths`."""
+    """Returns the script's exit code in a cluster with the definitions of the files `paths`."""
     crds: dict[str, Any] = {}
     for path in paths:
-        # The parser in C: these files have ten thousand lines.
+        # The parser in C is used: these files have ten thousand lines.
         crd = yaml.load(Path(path).read_text(encoding="utf-8"), Loader=yaml.CSafeLoader)
         crds[crd["metadata"]["name"]] = crd
     spec = importlib.util.spec_from_file_location("preflight", SCRIPT)

@@ -1,4 +1,4 @@
-"""What helm renders of the chart. scripts/kube_tools.sh brings helm, and Python with YAML."""
+"""Renders the chart with helm. scripts/kube_tools.sh brings helm, and Python with YAML."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SETTINGS = (
     "pytorchJob.enabled=true,sidecar.daemonSet.enabled=true"
 )
 
-# For the(…) and pod_of(…).
+# These are settings for the(…) and pod_of(…).
 TLS = (
     "tls.enabled=true,tls.certManager.enabled=true,tls.certManager.issuerRef.name=thalweg,"
     "httpToken.secret=page,"
@@ -46,7 +46,7 @@ def _render(settings: str) -> list[dict[str, Any]]:
 
 
 def the(kind: str, ending: str = "", settings: str = "") -> dict[str, Any]:
-    """The one resource of that kind whose name ends so, with every job and sidecar switched on."""
+    """Returns the one resource of that kind with this ending; every job and sidecar is on."""
     all_of_kind = [document for document in _render(settings) if document["kind"] == kind]
     found = [document for document in all_of_kind if document["metadata"]["name"].endswith(ending)]
     assert len(found) == 1, f"{kind} …{ending}: {len(found)}"
@@ -54,7 +54,7 @@ def the(kind: str, ending: str = "", settings: str = "") -> dict[str, Any]:
 
 
 def pod_of(kind: str, ending: str = "", settings: str = "") -> dict[str, Any]:
-    """The spec of the pods of a workload; of a PyTorchJob, its Master's."""
+    """Returns the spec of a workload's pods; of a PyTorchJob's, its Master's."""
     spec = the(kind, ending, settings)["spec"]
     spec = spec["pytorchReplicaSpecs"]["Master"] if kind == "PyTorchJob" else spec
     return spec["template"]["spec"]

@@ -18,18 +18,18 @@ from typing import Any
 
 import yaml
 
-# Quantities and ports that are either a number or a name.
+# Quantities and ports are either a number or a name.
 _INT_OR_STRING = {"oneOf": [{"type": "string"}, {"type": "integer"}]}
 _QUANTITY = "io.k8s.apimachinery.pkg.api.resource.Quantity"
 
 
 def strict(node: Any) -> Any:
-    """`node` of an OpenAPI schema as a JSON schema that refuses unknown properties."""
+    """Returns `node` of an OpenAPI schema as a JSON schema that refuses unknown properties."""
     if isinstance(node, list):
         return [strict(item) for item in node]
     if not isinstance(node, dict):
         return node
-    # "is True": a schema of schemas has properties of these names.
+    # The check is for True: a schema of schemas has properties of these names.
     if node.get("format") == "int-or-string" or node.get("x-kubernetes-int-or-string") is True:
         return _INT_OR_STRING
     result = {key: strict(value) for key, value in node.items()}
@@ -40,7 +40,7 @@ def strict(node: Any) -> Any:
 
 
 def file_name(group: str, version: str, kind: str) -> str:
-    """As kubeconform's {{.ResourceKind}}{{.KindSuffix}}: only the group's first label counts."""
+    """Returns kubeconform's {{.ResourceKind}}{{.KindSuffix}}, with the group's first label."""
     parts = (kind, group.partition(".")[0], version)
     return "-".join(part for part in parts if part).lower() + ".json"
 
@@ -54,7 +54,7 @@ def from_swagger(swagger: Path, out: Path) -> int:
     kinds = 0
     for name, node in definitions.items():
         versions = node.get("x-kubernetes-group-version-kind", [])
-        if len(versions) != 1:  # what every kind has, e.g. DeleteOptions
+        if len(versions) != 1:  # every kind has it, e.g. DeleteOptions
             continue
         file = file_name(*(versions[0][key] for key in ("group", "version", "kind")))
         _write(out / file, {"$ref": f"_definitions.json#/definitions/{name}"})
@@ -66,11 +66,11 @@ def from_crds(files: list[Path], out: Path) -> int:
     """Writes a file per version of each definition; returns how many."""
     kinds = 0
     for path in files:
-        # The parser in C: these files have ten thousand lines.
+        # The parser in C is used: these files have ten thousand lines.
         spec = yaml.load(path.read_text(encoding="utf-8"), Loader=yaml.CSafeLoader)["spec"]
         for version in spec["versions"]:
             schema = strict(version["schema"]["openAPIV3Schema"])
-            # A definition leaves this to the API server.
+            # A definition leaves metadata to the API server.
             schema["properties"]["metadata"] = {"type": "object"}
             file = file_name(spec["group"], version["name"], spec["names"]["kind"])
             _write(out / file, schema)

@@ -1,7 +1,7 @@
-"""What the chart tells containers to run, run with the real programs on this machine.
+"""Runs the chart's commands with the real programs on this machine.
 
-Ports become 0, the socket's folder a temporary one, the shards' names the addresses they really
-have; everything else is as rendered.
+Ports become 0, the socket's folder a temporary one, the shards' names their real addresses;
+everything else is as rendered.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def aggregators() -> Iterator[list[Server]]:
 
 
 def metric(server: Server, name: str) -> float:
-    """Sum over all labels."""
+    """Returns a metric summed over all labels."""
     with urllib.request.urlopen(f"http://{server.http}/metrics", timeout=10) as response:
         text = response.read().decode()
     samples = re.findall(rf"^{name}(?:\{{.*\}})? (\S+)$", text, re.MULTILINE)
@@ -59,7 +59,7 @@ def test_helm_test_sends_a_round_through_every_shard(aggregators):
     assert program == "torchrun"
     assert result.returncode == 0, result.stderr
     assert "2 nodes got the right mean of 524288 gradients" in result.stdout
-    # In float32, from two nodes: each gradient of each node reaches one shard, once.
+    # Gradients are in float32, from two nodes: each gradient of each node reaches one shard once.
     received = [metric(server, "thalweg_shard_received_bytes_total") for server in aggregators]
     assert all(received) and sum(received) == 2 * 4 * 524288, received
 

@@ -1,8 +1,8 @@
-"""What the chart makes of TLS and a token, with the real programs on this machine.
+"""Runs the chart's configuration of TLS and token with the real programs on this machine.
 
-Secrets are folders, with what cert-manager would make of the chart's Certificates; a path in a
-container's environment leads to the secret that its pod mounts there. Ports become 0, the shards'
-names the addresses they really have.
+Secrets are folders with what cert-manager would make of the chart's Certificates; a path in a
+container's environment is mapped to the secret that its pod mounts there. Ports become 0, the
+shards' names their real addresses.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Release:
     aggregators: list[Server] = field(default_factory=list)
 
     def variables(self, pod: dict[str, Any], container: dict[str, Any]) -> dict[str, str]:
-        """Those of the container whose values are paths in its secrets, as they are here."""
+        """Returns the container's variables that are paths in its secrets, mapped to here."""
         volumes = {v["name"]: v["secret"]["secretName"] for v in pod["volumes"] if "secret" in v}
         folders = {
             mount["mountPath"]: self.secrets[volumes[mount["name"]]]
@@ -56,7 +56,7 @@ class Release:
 
 @pytest.fixture
 def release() -> Iterator[Release]:
-    """Two shards, whose certificate names this machine as well."""
+    """Yields two shards whose certificate names this machine too."""
     with tempfile.TemporaryDirectory(prefix="kube-") as name, contextlib.ExitStack() as stack:
         folder = Path(name)
         authority = Authority(folder / "authority")
@@ -79,7 +79,7 @@ def release() -> Iterator[Release]:
 
 
 def endpoint(kind: str) -> dict[str, Any]:
-    """How a monitor has servers scraped."""
+    """Returns how a monitor scrapes servers."""
     spec = the(kind, settings=TLS)["spec"]
     return dict(spec.get("endpoints", spec.get("podMetricsEndpoints"))[0])
 
@@ -89,7 +89,7 @@ def server_name(kind: str) -> str:
 
 
 def scrape(server: Server, kind: str, release: Release) -> str:
-    """The status line of an answer, asked for as Prometheus asks."""
+    """Returns the status line of an answer to a request like Prometheus's."""
     how = endpoint(kind)
     assert how["scheme"] == "https"
     ca, token = how["tlsConfig"]["ca"]["secret"], how["authorization"]["credentials"]
@@ -106,7 +106,7 @@ def scrape(server: Server, kind: str, release: Release) -> str:
 
 
 def probe(server: Server, container: dict[str, Any], kind: str) -> int:
-    """The status that a kubelet gets: it checks no certificate and has no token."""
+    """Returns the status for a kubelet, which checks no certificate and has no token."""
     get = container[kind]["httpGet"]
     url = f"{get['scheme'].lower()}://{server.http}{get['path']}"
     context = ssl._create_unverified_context()
@@ -142,7 +142,7 @@ def test_probes_and_monitors_reach_sidecars(release, kind, where):
 
 
 def helm_test(release: Release, env: dict[str, str]) -> Any:
-    """The result of the pod of `helm test`, with this environment beside its own."""
+    """Returns the result of the pod of `helm test`, with this environment added to its own."""
     container = the("Pod", "test", TLS)["spec"]["containers"][0]
     script = release.folder / "round.py"
     script.write_text(the("ConfigMap", "test", TLS)["data"]["round.py"], encoding="utf-8")

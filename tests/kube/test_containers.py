@@ -19,6 +19,7 @@ from thalweg import _binaries
 from thalweg._processes import Server
 
 pytestmark = [
+    pytest.mark.alone,
     needs_helm,
     pytest.mark.skipif(os.geteuid() != 0, reason="mounts file systems: run as root"),
 ]
@@ -32,7 +33,7 @@ CASES = {
 
 
 def privileges(pod: dict[str, Any], container: dict[str, Any]) -> list[str]:
-    """What starts a program as the security contexts of pod and container say."""
+    """Returns the command that applies the security contexts of pod and container."""
     merged = pod["securityContext"] | container["securityContext"]
     assert merged["allowPrivilegeEscalation"] is False
     assert merged["capabilities"]["drop"] == ["ALL"]
@@ -45,7 +46,7 @@ def privileges(pod: dict[str, Any], container: dict[str, Any]) -> list[str]:
 def contained(
     pod: dict[str, Any], container: dict[str, Any], folder: Path, command: str
 ) -> list[str]:
-    """A command line: `command` with `folder` at /run/thalweg and nothing else to write to."""
+    """Returns a command line: `command` with `folder` at /run/thalweg, its only writable one."""
     assert container["securityContext"]["readOnlyRootFilesystem"] is True
     package = _binaries.find(_binaries.SIDECAR).parent.parent
     mounts = f"""
@@ -69,7 +70,7 @@ def test_program_serves_as_the_chart_runs_it_and_ends_by_sigterm(case):
     container = pod[where][0]
     with tempfile.TemporaryDirectory(prefix="kube-") as folder:
         user = pod["securityContext"]["runAsUser"]
-        os.chown(folder, user, user)  # as fsGroup, or the DaemonSet's first container, does
+        os.chown(folder, user, user)  # fsGroup, or the DaemonSet's first container, does the same
         argv = contained(pod, container, Path(folder), f"/run/package/bin/{name}")
         env = {"PATH": os.environ["PATH"]} | {v["name"]: v["value"] for v in container["env"]}
         server = Server(name, [*argv, *container["args"]], env=env)
@@ -87,7 +88,7 @@ def test_machines_folder_is_handed_to_the_sidecars_user():
     pod = pod_of("DaemonSet")
     container = pod["initContainers"][0]
     with tempfile.TemporaryDirectory(prefix="kube-") as folder:
-        Path(folder).chmod(0o755)  # as the kubelet makes it: root's
+        Path(folder).chmod(0o755)  # the kubelet makes it root's
         argv = contained(pod, container, Path(folder), shlex.join(container["command"]))
         result = subprocess.run(argv, capture_output=True, text=True, timeout=20)
         found = Path(folder).stat()

@@ -1,4 +1,4 @@
-"""The chart and the manifests on a real API server. `make test-kube` builds one and runs this."""
+"""Tests the chart and the manifests on a real API server, which `make test-kube` builds."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ PROFILES = {
     "tls": ["--set", f"tls.enabled=true,{SECRETS},httpToken.secret=page,{EVERYTHING}"],
     "cert-manager": ["--set", f"tls.enabled=true,{ISSUER},{EVERYTHING}"],
 }
-# NAME=FILE…: the definitions of jobs and monitors, as operators ship them.
+# NAME=FILE…: the operators' own definitions of jobs and monitors.
 CRDS = dict(pair.split("=", 1) for pair in os.environ.get("THALWEG_KUBE_CRDS", "").split())
 LISTS = (
     "/api/v1/namespaces/{0}/services",
@@ -67,7 +67,7 @@ def server(tmp_path_factory):
 
 @pytest.fixture
 def old_operator(server):
-    """While a test runs, PyTorchJob is what training operator 1.7 says it is."""
+    """Defines PyTorchJob as training operator 1.7 does while a test runs."""
     server.define(Path(CRDS["pytorchjob-1.7"]))
     yield
     server.define(Path(CRDS["pytorchjob-1.9"]))
@@ -85,7 +85,7 @@ def do(server: ApiServer, *arguments: object) -> str:
 
 
 def stored(server: ApiServer, namespace: str) -> dict[str, Any]:
-    """Everything with our labels, by kind and name."""
+    """Returns everything with our labels, by kind and name."""
     found = {}
     for path in LISTS:
         query = "?labelSelector=app.kubernetes.io/part-of=thalweg"
@@ -136,7 +136,7 @@ def test_what_the_chart_renders_has_no_field_that_the_server_drops(server):
 
 
 def workloads(found: dict[str, Any], name: str) -> dict[str, tuple[Any, Any]]:
-    """Of everything that runs a program: its pod's spec and the program's container."""
+    """Yields the pod's spec and the container of everything that runs a program."""
     job = found[f"PyTorchJob/{name}"]["spec"]["pytorchReplicaSpecs"]
     runtime = found[f"ClusterTrainingRuntime/{name}"]["spec"]["template"]["spec"]
     pods = {
@@ -221,7 +221,8 @@ def test_chart_is_refused_beside_a_definition_that_drops_the_sidecar(server, old
         "POST", "/apis/kubeflow.org/v1/namespaces/default/pytorchjobs?dryRun=All", text
     )
     pod = job["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]
-    assert "restartPolicy" not in pod["initContainers"][0]  # the trap: accepted, and dropped
+    # the trap: the field is accepted, and dropped
+    assert "restartPolicy" not in pod["initContainers"][0]
 
     install = ["install", "t", CHART, "--namespace", "old", "--create-namespace", "--set", REGISTRY]
     refused = helm(server, *install)
@@ -233,14 +234,14 @@ def test_chart_is_refused_beside_a_definition_that_drops_the_sidecar(server, old
 
 
 def template(server: ApiServer, name: str, values: str) -> str:
-    """One template of the chart, rendered for namespace default."""
+    """Returns one template of the chart, rendered for namespace default."""
     where = ["--namespace", "default", "--show-only", f"templates/{name}.yaml"]
     where += ["--kube-version", "1.31"]
     return do(server, "template", "t", CHART, *where, "--set", f"{REGISTRY},{values}")
 
 
 def hook(server: ApiServer, folder: Path) -> subprocess.CompletedProcess[str]:
-    """The hook's script, with its arguments, as its service account and with no other right."""
+    """Runs the hook's script with its arguments, as its service account and with no other right."""
     text = template(server, "preflight-hook", "preflight.hook.enabled=true")
     rbac = "/apis/rbac.authorization.k8s.io/v1"
     paths = {
@@ -279,7 +280,7 @@ def test_hook_refuses_a_definition_that_drops_the_sidecar(server, old_operator, 
 
 
 def ailing_pod(server: ApiServer) -> None:
-    """A pod with the chart's label, whose image is not there, and an event that says so."""
+    """Creates a pod with the chart's label, a missing image, and an event that reports it."""
     name, pods = "t-thalweg-aggregator-0", "/api/v1/namespaces/default/pods"
     labels = {"app.kubernetes.io/part-of": "thalweg"}
     pod = {
@@ -331,7 +332,7 @@ def test_doctor_tells_a_definition_that_drops_the_sidecar(server, old_operator, 
 
 
 def test_server_refuses_what_no_schema_sees(server):
-    """That these tests can fail: a StatefulSet that would not select its own pods."""
+    """Shows that these tests can fail: a StatefulSet must not miss its own pods."""
     text = template(server, "aggregator", "aggregator.replicas=2")
     sets = [d for d in text.split("\n---\n") if "kind: StatefulSet" in d]
     path = "/apis/apps/v1/namespaces/default/statefulsets?dryRun=All"

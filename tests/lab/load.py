@@ -1,6 +1,6 @@
-"""Clusters under load, for test_load.py: `load.py SCENARIO FILE` writes what happened as JSON.
+"""Runs clusters under load for test_load.py: `load.py SCENARIO FILE` writes the outcome as JSON.
 
-A program of its own, because workers are forked from a process without other threads.
+It is a separate program because workers are forked from a process without other threads.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from thalweg.bench import lab_case, torch_import
-from thalweg.bench.cluster import Cluster, Shape
-from thalweg.bench.lab_case import LabCase
-from thalweg.bench.resources import peak_rss_mb
+from thalweg_bench import lab_case, torch_import
+from thalweg_bench.cluster import Cluster, Shape
+from thalweg_bench.lab_case import LabCase
+from thalweg_bench.resources import peak_rss_mb
 
 NODES = 4
 CHUNK_BYTES, WINDOW_CHUNKS = 64 << 10, 8
@@ -33,7 +33,7 @@ _WAIT = re.compile(
 
 
 def slow_shard() -> dict[str, Any]:
-    """The last shard's link has a tenth of the others' rate."""
+    """Gives the last shard's link a tenth of the others' rate."""
     os.environ["THALWEG_CHUNK_BYTES"] = str(CHUNK_BYTES)
     os.environ["THALWEG_WINDOW_CHUNKS"] = str(WINDOW_CHUNKS)
     shape = Shape(NODES, NODES, 1, RATE, "fp32", slow_factor=SLOW_FACTOR)
@@ -42,7 +42,7 @@ def slow_shard() -> dict[str, Any]:
         lab_case.start_workers(cluster, case)
         lab_case.open_systems(cluster, case)
         bound = lab_case.slowest_bound(case)
-        # Checks every result.
+        # Every result is checked.
         seconds = [cluster.measure("thalweg", repeat, bound) for repeat in range(ROUNDS)]
         return {
             "seconds": seconds,
@@ -52,17 +52,17 @@ def slow_shard() -> dict[str, Any]:
 
 
 def read_waits(cluster: Cluster, node: str) -> dict[str, float]:
-    """Seconds for which the node waited, by shard."""
+    """Returns the seconds for which the node waited, by shard."""
     url = f"http://{cluster.server(node).http}/metrics"
     with cluster.lab.inside(node), urllib.request.urlopen(url, timeout=10) as reply:
         return {shard: float(value) for shard, value in _WAIT.findall(reply.read().decode())}
 
 
 def stopped_aggregator() -> dict[str, Any]:
-    """Shard 1 stops between two rounds; what every worker is told, and when."""
+    """Stops shard 1 between two rounds; returns what every worker is told, and when."""
     torch_import.import_torch()
-    from thalweg.bench import worker
-    from thalweg.bench.allreduce import factories, make_pattern
+    from thalweg_bench import worker
+    from thalweg_bench.allreduce import factories, make_pattern
 
     worker.TIMEOUT = TIMEOUT
 

@@ -1,4 +1,4 @@
-"""`thalweg bench` from end to end, on small links."""
+"""Tests `thalweg bench` from end to end, on small links."""
 
 import json
 import os
@@ -10,10 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from thalweg.bench import suite
-from thalweg.bench.results import Results
+from thalweg_bench import suite
+from thalweg_bench.results import Results
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root")
+pytestmark = [
+    pytest.mark.alone,
+    pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root"),
+]
 BENCH = [sys.executable, "-m", "thalweg", "bench"]
 SMALL = ["--nodes", "2", "--shards", "2", "--repeats", "2"]
 
@@ -51,7 +54,7 @@ def test_lab_reports_thalweg_beside_its_peers(tmp_path):
     assert [row["system"] for row in rows] == ["thalweg", "gloo", "iperf3"]
     for row in rows:
         assert row["bytes"] == 400_000
-        # The buckets' savings are worth a third of so few bytes.
+        # With so few bytes, the buckets' savings are worth a third.
         assert 0.2 <= row["bound_s"] / row["median_s"] <= 1.5
     used = json.loads(resources_path.read_text())
     assert [entry["process"] for entry in used[::2]] == [
@@ -61,7 +64,8 @@ def test_lab_reports_thalweg_beside_its_peers(tmp_path):
     ]
     assert all(entry["cpu_s_per_gb"] > 0 and entry["rss_mb"] > 1 for entry in used)
     aggregator, sidecar, worker = used[::2]
-    # A node sends its gradients, a shard half of the result to each of 2 nodes; and headers.
+    # A node sends its gradients, a shard half of the result to each of 2 nodes; headers add to
+    # both.
     assert 0.4 <= sidecar["sent_mb"] <= 0.48
     assert 0.4 <= aggregator["sent_mb"] <= 0.48
     assert worker["sent_mb"] is None
@@ -98,7 +102,7 @@ def test_step_is_compressed_when_it_is_measured(tmp_path):
     assert [row["system"] for row in rows] == ["thalweg", "torch-powersgd"]
     for row in rows:
         assert row["case"].endswith("powersgd:rank=4,start=2 step")
-        # As it is the gradient would take this long, however little else the machine had to do.
+        # An uncompressed gradient would take this long on an otherwise idle machine.
         assert row["bound_s"] < row["min_s"] < row["bytes"] * 8 / 500e6
 
 
@@ -134,7 +138,7 @@ def test_embedded_node_needs_no_aggregator(tmp_path):
 
 
 def heed_interrupts():
-    """As from a terminal: what a shell puts into the background ignores SIGINT."""
+    """Restores SIGINT as a terminal has it: a shell makes background programs ignore it."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 

@@ -1,4 +1,4 @@
-"""The laboratory network: links as fast as told, and nothing left behind."""
+"""Tests the laboratory network: links have the requested rate, and nothing is left behind."""
 
 import os
 import runpy
@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from thalweg.lab import Lab, LabError, parse_rate
-from thalweg.lab._rate import format_rate, packet_bytes, tbf_arguments
+from thalweg_bench.lab import Lab, LabError, parse_rate
+from thalweg_bench.lab._rate import format_rate, packet_bytes, tbf_arguments
 
 LAB = Path(__file__).parent / "lab"
+pytestmark = pytest.mark.alone
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root")
 
 
@@ -32,7 +33,7 @@ def nothing_left():
 
 
 def transfer(lab, source, target, size):
-    """Bits per second at the receiver, without what the token buckets had saved up."""
+    """Returns bits per second at the receiver, without what the token buckets had saved up."""
     with lab.inside(target):
         server = socket.create_server((lab.address(target), 0))
     with lab.inside(source):
@@ -112,7 +113,7 @@ def test_everything_is_gone_after_a_signal(nothing_left, signum, code):
 
 @needs_root
 def test_next_lab_removes_what_a_killed_one_left(nothing_left):
-    script = "from thalweg.lab import Lab\nwith Lab(['a']) as l: print(flush=True); input()"
+    script = "from thalweg_bench.lab import Lab\nwith Lab(['a']) as l: print(flush=True); input()"
     with subprocess.Popen(
         [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as owner:
@@ -141,7 +142,7 @@ def test_command_prefixes_output_and_returns_the_worst_code(nothing_left):
 @needs_root
 def test_without_root_it_refuses_with_exit_code_2():
     pid = os.fork()
-    if pid == 0:  # Python's files may be root's alone: change the user after they were loaded
+    if pid == 0:  # root alone may read Python's files: change the user after they were loaded
         code = 99
         try:
             sys.argv = [str(LAB), "true"]

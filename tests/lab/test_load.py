@@ -1,4 +1,4 @@
-"""Slow and stuck aggregators: bounded memory, no deadlock, and the culprit is named."""
+"""Tests slow and stopped aggregators: bounded memory, no deadlock, and errors name the culprit."""
 
 import json
 import os
@@ -9,7 +9,10 @@ from pathlib import Path
 import load
 import pytest
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root")
+pytestmark = [
+    pytest.mark.alone,
+    pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root"),
+]
 
 
 def run(scenario, folder):
@@ -34,7 +37,7 @@ def namespaces():
 
 
 def test_slow_shard_delays_the_job_and_nothing_else(slow):
-    """It sums a quarter of what 4 nodes send, over a tenth of the rate. Results were right."""
+    """Bounds the delay: it sums a quarter of what 4 nodes send, over a tenth of the rate."""
     bound = load.SLOW_BYTES * 8 / load.RATE * load.SLOW_FACTOR
     for seconds in slow["seconds"]:
         assert 0.8 * bound <= seconds <= 2 * bound

@@ -26,18 +26,18 @@ Panel = dict[str, Any]
 
 
 def load() -> dict[str, dict[str, Any]]:
-    """All dashboards, by the file's name."""
+    """Returns all dashboards, by the file's name."""
     paths = sorted((FILES / "dashboards").glob("*.json"))
     return {path.name: json.loads(path.read_text(encoding="utf-8")) for path in paths}
 
 
 def panels(dashboard: dict[str, Any]) -> list[Panel]:
-    """Those that show something: rows only have a title."""
+    """Yields panels that show something: rows only have a title."""
     return [panel for panel in dashboard["panels"] if panel["type"] != "row"]
 
 
 def expressions() -> Iterator[tuple[str, str]]:
-    """Every query of every dashboard, with where it is."""
+    """Yields every query of every dashboard, with its place."""
     for name, dashboard in load().items():
         for panel in panels(dashboard):
             for target in panel["targets"]:
@@ -45,7 +45,7 @@ def expressions() -> Iterator[tuple[str, str]]:
 
 
 def known_metrics() -> set[str]:
-    """Names in docs/metrics.md; of histograms the series that they consist of."""
+    """Returns names in docs/metrics.md; for histograms the series that they consist of."""
     names = set(PROMETHEUS_OWN)
     text = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
     for name, kind in re.findall(r"^\| `(\w+)` \| (\w+) \|", text, re.MULTILINE):
@@ -55,14 +55,14 @@ def known_metrics() -> set[str]:
 
 
 def metrics_in(expression: str) -> set[str]:
-    """Names of metrics and records that a PromQL expression asks for."""
+    """Returns names of metrics and records that a PromQL expression uses."""
     bare = re.sub(r'"(?:[^"\\]|\\.)*"', "", expression)
     names = set(re.findall(r"(?<![\w:])((?:thalweg|process)_\w+|[a-z_]+:[\w:]+)", bare))
     return names | {name for name in PROMETHEUS_OWN if re.search(rf"\b{name}\b", bare)}
 
 
 def lint() -> list[str]:
-    """What is wrong, a line each."""
+    """Returns the problems, a line each."""
     dashboards = load()
     records = set(re.findall(r"record: (\S+)", RULES.read_text(encoding="utf-8")))
     known = known_metrics() | records
@@ -80,7 +80,7 @@ def lint() -> list[str]:
 
 
 def alerts(rules: str) -> dict[str, str]:
-    """The text of each alert in a file of rules, by name."""
+    """Returns the text of each alert in a file of rules, by name."""
     texts = re.split(r"^ +- alert: ", rules, flags=re.M)[1:]
     return {text.split("\n", 1)[0]: text for text in texts}
 

@@ -15,17 +15,17 @@ from pathlib import Path
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
 SAMPLE = re.compile(r"^(\w+)(?:\{(.*)\})? \S+$")
 LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
-# Labels whose values are names of something in the program, rather than numbers or versions.
+# These labels have names of something in the program as values, not numbers or versions.
 WORDS = ("certificate", "codec", "direction", "outcome", "path", "phase", "program", "role")
 
 SECTIONS = {
-    "thalweg_sidecar_": ("Sidecar", "Of a node: what its workers' gradients go through."),
+    "thalweg_sidecar_": ("Sidecar", "These metrics describe the exchange of a node's gradients."),
     "thalweg_shard_": (
         "Aggregator shard",
-        "Also exported by a sidecar that contains an aggregator.",
+        "A sidecar that contains an aggregator exports these as well.",
     ),
-    "thalweg_grpc_": ("Network", "Of both programs: `role` says which end of the streams."),
-    "": ("Process", "Of both programs."),
+    "thalweg_grpc_": ("Network", "Both programs export these; `role` is the end of the streams."),
+    "": ("Process", "Both programs export these."),
 }
 BEGIN, END = "<!-- generated: tables -->\n", "<!-- end -->\n"
 
@@ -38,7 +38,7 @@ class Family:
 
 
 def parse(text: str, families: dict[str, Family]) -> None:
-    """Adds what a /metrics page says of its metrics."""
+    """Adds the descriptions of metrics on a /metrics page."""
     current = ""
     for line in text.splitlines():
         if line.startswith("# "):
@@ -60,7 +60,7 @@ def describe_labels(labels: dict[str, set[str]]) -> str:
 
 
 def render(pages: Iterable[str], document: str) -> str:
-    """The document with new tables."""
+    """Returns the document with new tables."""
     families: dict[str, Family] = {}
     for page in pages:
         parse(page, families)

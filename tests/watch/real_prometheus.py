@@ -1,4 +1,4 @@
-"""A real Prometheus that scrapes given servers, several times a second."""
+"""Runs a real Prometheus that scrapes given servers several times a second."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ PROGRAM, TOOL = (
     for name in ("prometheus", "promtool")
 )
 SCRAPE_SECONDS = 0.25
-MINUTE_SECONDS = 0.5  # what a minute of a rule lasts here
+MINUTE_SECONDS = 0.5  # length of a rule's minute in these tests
 
 
 def hurried(rules: str) -> str:
-    """Rules whose minutes take MINUTE_SECONDS. Days stay."""
+    """Returns rules whose minutes take MINUTE_SECONDS. Days are unchanged."""
 
     def shorter(match: re.Match[str]) -> str:
         return f"{match[1]}{int(int(match[2]) * MINUTE_SECONDS * 1000)}ms"
@@ -44,7 +44,9 @@ class Prometheus:
         rules: str,
         scrape: Mapping[str, Any],
     ) -> None:
-        """`targets`: host:port of the servers of each scrape job; `scrape`: what all jobs set."""
+        """Prepares it. `targets`: host:port of the servers of each scrape job; `scrape`: settings
+        of all jobs.
+        """
         self._folder = folder
         (folder / "rules.yaml").write_text(rules, encoding="utf-8")
         interval = f"{int(SCRAPE_SECONDS * 1000)}ms"
@@ -82,25 +84,25 @@ class Prometheus:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._process.kill()  # what it has stored goes with its folder
+        self._process.kill()  # its data is removed with its folder
         self._process.wait()
         self._log.close()
 
     def query(self, expression: str) -> list[dict[str, Any]]:
-        """The instant vector now: a list of {"metric": labels, "value": [time, text]}."""
+        """Returns the instant vector now: a list of {"metric": labels, "value": [time, text]}."""
         return list(self._get("query", query=expression)["result"])
 
     def rules(self) -> list[dict[str, Any]]:
-        """All rules with their state: name, query, type, health, lastError …"""
+        """Returns all rules with their state: name, query, type, health, lastError …"""
         return [rule for group in self._get("rules")["groups"] for rule in group["rules"]]
 
     def firing(self) -> set[str]:
-        """Names of alerts."""
+        """Returns the names of firing alerts."""
         alerts = self._get("alerts")["alerts"]
         return {a["labels"]["alertname"] for a in alerts if a["state"] == "firing"}
 
     def wait_for(self, what: str, condition: Any, seconds: float) -> None:
-        """Until `condition()` is true; fails after `seconds`."""
+        """Polls until `condition()` is true; fails after `seconds`."""
         deadline = time.monotonic() + seconds
         while not condition():
             assert self._process.poll() is None, f"Prometheus has ended:\n{self.log}"
@@ -112,7 +114,7 @@ class Prometheus:
         return (self._folder / "log").read_text(encoding="utf-8", errors="replace")
 
     def _port(self) -> int:
-        """That the system has chosen: the one TCP port on which the process listens."""
+        """Returns the port that the system has chosen: the process listens on one TCP port."""
         found: list[int] = []
 
         def look() -> bool:
@@ -136,12 +138,12 @@ class Prometheus:
 
 
 def listening_ports(pid: int) -> list[int]:
-    """TCP ports on which a process listens, as /proc has them."""
+    """Returns the TCP ports on which a process listens, from /proc."""
     sockets = set()
     for fd in Path(f"/proc/{pid}/fd").iterdir():
         try:
             sockets.add(str(fd.readlink()))
-        except OSError:  # closed meanwhile
+        except OSError:  # closed in the meantime
             continue
     ports = []
     for table in ("tcp", "tcp6"):

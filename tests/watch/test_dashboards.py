@@ -1,4 +1,4 @@
-"""The dashboards and rules as files; on a real Prometheus they are in test_watch.py."""
+"""Tests the dashboards and rules as files; test_watch.py runs them on a real Prometheus."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Dashboards and alerts on a real Prometheus that scrapes a real job of 2 nodes and 2 shards.
+"""Tests dashboards and alerts on a real Prometheus that scrapes a real job of 2 nodes and 2 shards.
 
-Everything speaks TLS, and Prometheus shows a token.
+Everything uses TLS, and Prometheus sends a token.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ OUT = ROOT / "out" / "metrics"
 needs_prometheus = pytest.mark.skipif(
     PROGRAM is None or TOOL is None, reason="there is no prometheus; scripts/setup unpacks it"
 )
-# What Grafana would put for the variables.
+# Grafana would insert these values for the variables.
 VALUES = {
     "sidecars": "sidecars",
     "aggregators": "aggregators",
@@ -33,12 +33,12 @@ VALUES = {
     "__rate_interval": "3s",
     "__range": "1m",
 }
-# An alert's comparisons and conjunctions; between them are expressions that always have a value.
+# This splits an alert into its comparisons; between them are expressions that always have a value.
 CONDITION = re.compile(r"\s+(?:and on \([\w, ]+\)|(?:==|>|<)\s[\d.]+)")
 
 
 class Kubelet:
-    """Puts secrets in the place of others as a kubelet does: all files at once, by a link."""
+    """Replaces secrets as a kubelet does: all files at once, by a link."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -46,7 +46,7 @@ class Kubelet:
         self._authority = Authority(folder / "authority")
 
     def mount(self, days: int) -> Secret:
-        """A new certificate, valid for `days`; the secret's paths are always the same."""
+        """Makes a new certificate, valid for `days`; the secret's paths stay the same."""
         new = self._folder / "new"
         new.symlink_to(self._authority.issue(f"valid-{days}", "127.0.0.1", days=days).folder)
         new.replace(self._link)
@@ -54,7 +54,7 @@ class Kubelet:
 
 
 class Watched:
-    """The job, what it runs on, and what watches it."""
+    """The job, its servers, and the Prometheus that watches it."""
 
     def __init__(
         self, cluster: Servers, job: Job, prometheus: Prometheus, kubelet: Kubelet, folder: Path
@@ -66,23 +66,23 @@ class Watched:
         self._mode = folder / "mode"
 
     def set_mode(self, mode: str) -> None:
-        """Of watch_job.py. In one go: a worker may be reading."""
+        """Sets watch_job.py's mode in one operation: a worker may be reading."""
         new = self._mode.with_suffix(".new")
         new.write_text(mode, encoding="utf-8")
         new.replace(self._mode)
 
     def value(self, expression: str) -> float:
-        """0 when there is none yet."""
+        """Returns the expression's value; 0 when there is none yet."""
         result = self.prometheus.query(expression)
         return float(result[0]["value"][1]) if result else 0.0
 
     def has_data(self, expression: str) -> bool:
-        """At least one number."""
+        """Returns whether there is at least one number."""
         values = [float(sample["value"][1]) for sample in self.prometheus.query(expression)]
         return any(not math.isnan(value) for value in values)
 
     def pages(self) -> list[str]:
-        """/metrics of all servers."""
+        """Returns /metrics of all servers."""
         cluster = self.cluster
         return [cluster.page(server) for server in [*cluster.aggregators, *cluster.sidecars]]
 
@@ -136,12 +136,12 @@ def end(job: Job) -> None:
 
 
 def filled(expression: str) -> str:
-    """A dashboard's expression with its variables' values."""
+    """Returns a dashboard's expression with its variables' values."""
     return re.sub(r"\$(\w+)", lambda match: VALUES[match[1]], expression)
 
 
 def await_data(watched: Watched, expressions: Iterable[tuple[str, str]]) -> None:
-    """Each, by where it is, has to have returned data once: windows are short here."""
+    """Waits until each expression has returned data once: windows are short here."""
     empty = list(expressions)
 
     def all_have_had_data() -> bool:
@@ -230,7 +230,7 @@ def test_slow_node_fires_the_straggler_alert_and_no_other(watched):
     await_alerts(watched, "ThalwegStraggler")
     share = watched.prometheus.query("job_node:thalweg_shard_waited_for:share_rate5m")
     slowest = max(share, key=lambda sample: float(sample["value"][1]))
-    assert slowest["metric"]["node"] == "1"  # the last rank's
+    assert slowest["metric"]["node"] == "1"  # of the last rank
 
 
 @needs_prometheus

@@ -1,6 +1,6 @@
 """A worker that trains until it is killed: `watch_job.py NAME OUT`.
 
-Rank 0 reads in each step, from the file "mode" beside OUT, what all workers shall do:
+In each step rank 0 reads from the file "mode" beside OUT what all workers must do:
 
 run     a step
 slow    a step, for which the last rank is late
@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import thalweg.ddp
 
-# Every codec's metrics: auto decides for the first layer, the others have their own.
+# Every codec's metrics appear: auto decides for the first layer, rules for the others.
 POLICY = "auto:rank=1,start=1;last.weight=int8;middle.weight=powersgd:rank=1,start=1"
 MODES = ("run", "slow", "nan")
 LATE_SECONDS = 0.2
@@ -43,7 +43,7 @@ def pass_time(seconds: float) -> None:
 
 
 def read_mode(folder: Path) -> str:
-    """Rank 0's, on all workers."""
+    """Returns rank 0's mode on all workers."""
     number = torch.tensor(MODES.index((folder / "mode").read_text(encoding="utf-8")))
     dist.broadcast(number, 0)
     return MODES[int(number)]

@@ -35,7 +35,7 @@ def weights(module):
 
 
 def inputs(first, second):
-    """Rank 0 has twice the mean, rank 1 nothing: what is averaged shows."""
+    """Gives rank 0 twice the mean and rank 1 nothing, so that averaging shows."""
     return torch.tensor([first * 2.0, second * 2.0]) * (1 - RANK)
 
 
@@ -84,9 +84,9 @@ def two_backwards(level, view):
 
 
 def beside_float32(level):
-    """Training in two parts a step, with gradients clipped, and the same in float32 by one process.
+    """Trains in two parts a step with clipped gradients, and the same in float32 in one process.
 
-    How far apart both have ended, how far they have moved, and the norms at each step.
+    Returns how far apart both have ended, how far they have moved, and the norms at each step.
     """
     torch.manual_seed(5)
     start = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
@@ -97,7 +97,7 @@ def beside_float32(level):
     module = DistributedDataParallel(model)
     norms = []
     for _ in range(10):
-        data = torch.randn(2, 2, 32, 8)  # of each rank two parts
+        data = torch.randn(2, 2, 32, 8)  # two parts per rank
         optimizer.zero_grad()
         for part, context in enumerate((module.no_sync(), contextlib.nullcontext())):
             loss = (module(data[RANK, part]) - 1).square().mean() / 2
@@ -161,7 +161,7 @@ def main():
         for hook in (False, True):
             result[f"aiak {hook} {view}"] = aiak(hook, view)
     # Gloo's threads end with the last reference to their group, and DDP's modules, which refer to
-    # it, are in cycles. A thread that still drops a Python hook's future when the interpreter ends
+    # it, are in cycles. A thread that still releases a Python hook's future at interpreter exit
     # aborts the process.
     gc.collect()
     dist.destroy_process_group()

@@ -8,13 +8,13 @@ from torch import nn, optim
 
 from thalweg import amp
 
-# Of rounding to nearest: half the distance from 1 to the next number.
+# The largest relative error of rounding to nearest: half the distance from 1 to the next number.
 ROUNDOFF = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
 
 
 @contextlib.contextmanager
 def casts_off_afterwards():
-    """Torch's functions are what they were, whatever happens within."""
+    """Checks that torch's functions are restored, whatever happens within."""
     try:
         yield
     finally:
@@ -39,7 +39,7 @@ def loss_of(model, seed):
 
 
 def train(model, optimizer, steps, loss_id=0):
-    """Steps with the batches of these numbers; losses."""
+    """Takes a step with the batch of each number; returns the losses."""
     losses = []
     for number in steps:
         optimizer.zero_grad()
@@ -70,7 +70,7 @@ def backward(model, optimizer, inputs, **options):
 
 
 def script_environment():
-    """The environment of a script that is started without any of our variables."""
+    """Returns the environment of a script that is started without any of our variables."""
     ours = ("THALWEG_", "AIAK_", "TORCH_DEVICE_BACKEND_AUTOLOAD")
     return {name: value for name, value in os.environ.items() if not name.startswith(ours)}
 

@@ -1,4 +1,4 @@
-"""What every test here begins and ends with."""
+"""Sets up and cleans up every test of this folder."""
 
 import sys
 from collections.abc import Iterator
@@ -6,15 +6,16 @@ from pathlib import Path
 
 import pytest
 
-# For certificates.py.
+# tests/e2e has certificates.py.
 sys.path.append(str(Path(__file__).parents[3] / "tests" / "e2e"))
 
 
 @pytest.fixture(autouse=True)
 def no_decorations_are_left() -> Iterator[None]:
-    """GradScalers follow aiak_amp_decorate() for as long as an optimizer lives.
+    """Checks that no decorated optimizer is left: GradScalers follow aiak_amp_decorate() while one
+    lives.
 
-    One in a cycle lives until the garbage is collected, and would have a say in other tests.
+    An optimizer in a cycle lives until the garbage collection and would affect other tests.
     """
     yield
     decorations = sys.modules.get("thalweg.amp._gradscaler")

@@ -1,4 +1,4 @@
-"""Processes of one group over Gloo, for tests that need more than one."""
+"""Starts processes of one Gloo group for tests that need more than one."""
 
 import json
 import subprocess
@@ -9,9 +9,9 @@ from amp_models import script_environment
 
 
 def run_workers(name: str, number: int, folder: Path, *, timeout: float, **variables: str) -> list:
-    """What each of the workers, `name` beside this file, has printed as JSON in its last line.
+    """Returns what each worker, `name` beside this file, has printed as JSON in its last line.
 
-    They get their rank and the path of a common store; `timeout` in seconds.
+    Workers get their rank and the path of a common store; `timeout` is in seconds.
     """
     store = folder / "store"
     workers = [

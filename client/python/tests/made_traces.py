@@ -1,4 +1,4 @@
-"""Traces of a job that never ran: two nodes on two hosts, a shard on a third one, known clocks."""
+"""Makes traces of a fictitious job: two nodes on two hosts, a shard on a third, known clocks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MS = 1_000_000  # nanoseconds
 
 @dataclass
 class Host:
-    """`ahead` is what its steady clock shows beyond true time, and `drift` that per nanosecond."""
+    """A host whose steady clock is `ahead` of true time and gains `drift` per nanosecond."""
 
     name: str
     ahead: int
@@ -24,7 +24,7 @@ class Host:
 
 @dataclass
 class Writer:
-    """Writes what a process says; times are true ones, in nanoseconds."""
+    """Writes a process's trace; times are true ones, in nanoseconds."""
 
     host: Host
     program: str
@@ -51,7 +51,7 @@ class Writer:
         self.lines.append({"ph": "M", "name": name, "pid": self.pid, "args": args})
 
     def offset(self, other: Host, true: int, round_trip: int, there: int) -> None:
-        """A comparison begun at `true`; the other clock is read `there` after that."""
+        """Adds a comparison begun at `true`; the other clock is read `there` after that."""
         ours = self.host.steady(true) + round_trip // 2
         args = {
             "at_ns": ours,
@@ -83,7 +83,7 @@ class Writer:
 
 
 def hosts(drift: float = 0.0) -> list[Host]:
-    """Of node 0, of node 1, and of the shard; the shard's clock is behind all others."""
+    """Returns the hosts of nodes 0 and 1, and of the shard, whose clock is behind all others."""
     return [
         Host("a", ahead=7_000 * MS, wall_ahead=3 * MS, drift=drift),
         Host("b", ahead=-20 * MS, wall_ahead=-4 * MS),
@@ -92,7 +92,7 @@ def hosts(drift: float = 0.0) -> list[Host]:
 
 
 def job(on: list[Host], rounds: int = 2) -> list[Writer]:
-    """A worker and a sidecar for each node, then the shard; a bucket of two chunks."""
+    """Writes a worker and a sidecar for each node, then the shard; each has two chunks."""
     writers = []
     for node in range(2):
         place = {"node": node, "num_nodes": 2}
@@ -131,7 +131,7 @@ def _add_round(writers: list[Writer], number: int, begin: int) -> None:
 
 
 def compare_clocks(writers: list[Writer], on: list[Host], there: float = 0.5) -> None:
-    """Every sidecar with the shard's host, over 0.4 ms; that is read after the share `there`."""
+    """Compares every sidecar's clock with the shard's in 0.4 ms, of which `there` is one way."""
     for sidecar in (writers[1], writers[3]):
         for round_trip in (5 * MS, 400_000, 2 * MS):
             sidecar.offset(on[2], 60 * MS, round_trip, round(there * round_trip))

@@ -1,4 +1,4 @@
-"""A node whose workers are threads, over Gloo, with a session that tests command."""
+"""Runs a node whose workers are threads, over Gloo, with a session that tests control."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from thalweg.node._leader import Leader
 from thalweg.node._sums import NodeSums
 from thalweg.node._words import Line
 
-TIMEOUT = 20.0  # of waits that nothing should need
+TIMEOUT = 20.0  # for waits that should never time out
 ELEMS = 1000
 
 
 class Session:
-    """Counts, and can be made to fail."""
+    """A session that counts its calls and can be made to fail."""
 
     def __init__(self) -> None:
         self.rounds = 0
@@ -44,7 +44,7 @@ class Session:
 
 
 class Hook:
-    """Keeps what it is handed until `answer` is called, in whatever order."""
+    """A hook that keeps its buckets until `answer` is called, in any order."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -61,7 +61,7 @@ class Hook:
         return future
 
     def answer(self, index: int, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        """Completes the bucket's round, once it is handed over, with what `change` makes of it."""
+        """Completes the bucket's round, once it is submitted, with what `change` makes of it."""
         with self._handed:
             assert self._handed.wait_for(lambda: index in self._futures, TIMEOUT)
             future, gradient = self._futures.pop(index)
@@ -81,7 +81,7 @@ def bucket(index: int, values: torch.Tensor, last: bool = False) -> SimpleNamesp
 
 
 def make_sums(size: int, nodes: int = 1, world: int | None = None) -> list[NodeSums]:
-    """Of all workers of the node, by local rank."""
+    """Returns the sums of all workers of the node, by local rank."""
     store = dist.HashStore()
 
     def make(local_rank: int) -> NodeSums:
@@ -113,7 +113,7 @@ class Node:
         return [self.leader, *self.followers]
 
     def backward(self, index: int, last: bool = False) -> list[torch.futures.Future]:
-        """Hands over a bucket on all workers: worker r's is `gradient(index, r)`."""
+        """Submits a bucket on all workers: worker r's is `gradient(index, r)`."""
         return [
             member.run_hook(bucket(index, gradient(index, rank), last))  # type: ignore[arg-type]
             for rank, member in enumerate(self.members)

@@ -1,4 +1,4 @@
-"""Parameters, gradients and references that the tests of the fused optimizers share."""
+"""Provides parameters, gradients and references for the tests of the fused optimizers."""
 
 import torch
 from amp_models import casts_off_afterwards
@@ -8,7 +8,7 @@ from thalweg.optim import FusedAdam, FusedAdamW, FusedLAMB, FusedSGD
 
 SHAPES = ((1,), (7,), (33, 5), (2, 3, 4, 5), (4099,), (0,), ())
 
-# Every optimizer with options that take part in its arithmetic.
+# Each case is an optimizer with options that affect its arithmetic.
 CASES = [
     (FusedAdam, {"lr": 1e-2, "weight_decay": 0.1, "amsgrad": True, "maximize": True}),
     (FusedAdamW, {"lr": torch.tensor(1e-2), "weight_decay": 0.1}),
@@ -35,7 +35,7 @@ def copy_of(params, dtype=None):
 
 
 def set_grads(seed, *lists):
-    """The same gradients for all lists, rounded to the first's type, of very different sizes."""
+    """Sets the same gradients for all lists, rounded to the first's type, of many sizes."""
     generator = torch.Generator().manual_seed(1000 + seed)
     for group in zip(*lists, strict=True):
         scale = 10.0 ** torch.randint(-3, 1, (), generator=generator).item()
@@ -45,17 +45,17 @@ def set_grads(seed, *lists):
 
 
 def bound(steps, lr, size=6.0):
-    """How far float32 may be from float64 after `steps`.
+    """Returns the largest difference between float32 and float64 after `steps`.
 
-    Each step rounds the parameter, whose size is at most `size`, once or twice (decay), by 2^-24
-    of it each, and moves it by at most about 4·lr (gradients whose size does not change between
+    Each step rounds the parameter, whose size is at most `size`, once or twice (decay), by 2^-24 of
+    it each, and moves it by at most about 4·lr (gradients whose size does not change between
     steps), with an error of some tens of roundings of that: moments, square root, divisions.
     """
     return steps * 2.0**-24 * (2 * size + 40 * 4 * lr)
 
 
 def distance(ours, reference):
-    """Largest difference of any element; NaN if there is one."""
+    """Returns the largest difference of any element; NaN if there is one."""
     return max(
         ((a.detach().double() - b.detach().double()).abs().max().item())
         for a, b in zip(ours, reference, strict=True)
@@ -64,7 +64,7 @@ def distance(ours, reference):
 
 
 def train_with_skips(params, kind, options, device):
-    """Four steps of copies of `params`, the second skipped for an infinity; params and state."""
+    """Takes four steps of copies of `params`, the second skipped; returns params and state."""
     ours = [torch.nn.Parameter(p.detach().to(device, copy=True)) for p in params]
     groups = [{"params": ours[:3]}, {"params": ours[3:], "lr": 3e-3}]
     optimizer = kind(groups, **options)
@@ -74,7 +74,7 @@ def train_with_skips(params, kind, options, device):
         for source, param in zip(sources, ours, strict=True):
             param.grad = (source.grad * 8).to(device)
         if step < 3:
-            ours[1].grad = None  # comes late
+            ours[1].grad = None  # gets its first gradient later
         optimizer.grad_scale = torch.tensor([8.0], device=device)
         optimizer.found_inf = torch.tensor(float(step == 1), device=device)
         optimizer.step()
@@ -83,7 +83,7 @@ def train_with_skips(params, kind, options, device):
 
 
 def train_mixed(kind, options, device):
-    """Five steps of O2, the third skipped for an infinity; the model, masters and state."""
+    """Takes five O2 steps, the third skipped for an infinity; returns model, masters and state."""
     sources = make_params()
     params = [torch.nn.Parameter(p.detach().to(device, copy=True)) for p in sources]
     optimizer = kind(params, **options)

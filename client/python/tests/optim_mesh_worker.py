@@ -36,7 +36,7 @@ KINDS = {
     "clipped AdamW": (FusedAdamW, {"lr": 0.01, "max_grad_norm": 0.5}),
     "clipped SGD": (FusedSGD, {"lr": 0.01, "momentum": 0.9, "max_grad_norm": 0.5}),
 }
-# Some of them leave processes with less than others, or nothing.
+# Some placements leave processes with fewer elements than others, or none.
 PLACED = [
     ((7, 5), (Shard(0), Shard(1))),
     ((5, 6), (Shard(0), Shard(0))),
@@ -49,7 +49,7 @@ PLACED = [
 
 
 def share(tensor, placements):
-    """All processes have the whole tensor and take their parts; nothing is sent."""
+    """Every process has the whole tensor and takes its part; nothing is sent."""
     return distribute_tensor(tensor, MESH, placements, src_data_rank=None)
 
 
@@ -62,7 +62,7 @@ def same_bits(ours, others):
 
 
 def beside_whole(ours, plain, shards, params):
-    """What differs between parameters in shards and whole ones, and what replicas have."""
+    """Compares sharded parameters with whole ones; returns differences and replicas' values."""
     norms = [optimizer.grad_norm for optimizer in (ours, plain)]
     held = [p.to_local().detach().float().contiguous().numpy().tobytes() for p in shards]
     return {
@@ -74,7 +74,7 @@ def beside_whole(ours, plain, shards, params):
 
 
 def by_hand(kind, dtype=torch.float32):
-    """Gradients of shards carry a scale, a power of two, hence not even roundings differ."""
+    """Uses gradients with a scale that is a power of two, so that not even roundings differ."""
     fused, options = KINDS[kind]
     params = make_params(dtype, shapes=[shape for shape, _ in PLACED])
     shards = [
@@ -93,7 +93,7 @@ def by_hand(kind, dtype=torch.float32):
 
 
 def model(how):
-    """`hybrid`: replicas of shards, as HSDP; `tensor`: split by columns and rows, then shards."""
+    """Builds `hybrid`: replicas of shards (HSDP); or `tensor`: columns and rows, then shards."""
     torch.manual_seed(0)
     built = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 3))
     shards = MESH
@@ -107,7 +107,7 @@ def model(how):
 
 
 def backward(module, step, how):
-    """Processes that share the parameters of a layer, or its columns, have the same batch."""
+    """Gives the same batch to processes that share the parameters of a layer, or its columns."""
     number = RANK // 2 if how == "tensor" else RANK
     generator = torch.Generator().manual_seed(10 * step + number)
     inputs = torch.randn(16, 6, generator=generator)
@@ -116,7 +116,7 @@ def backward(module, step, how):
 
 
 def training(kind, how):
-    """Parameters beside those of whole tensors that get the same gradients; a checkpoint amid."""
+    """Trains parameters beside whole tensors with equal gradients, with a checkpoint in between."""
     fused, options = KINDS[kind]
     module = model(how)
     copies = [nn.Parameter(value) for value in whole(module.parameters())]
@@ -124,7 +124,7 @@ def training(kind, how):
     for step in range(6):
         if step == 3:
             saved = get_optimizer_state_dict(module, ours)
-            module.zero_grad()  # or torch does not make the state that it is to fill
+            module.zero_grad()  # otherwise torch does not create the state to fill
             ours = fused(module.parameters(), **options | {"lr": 1.0})
             set_optimizer_state_dict(module, ours, saved)
         backward(module, step, how)

@@ -24,7 +24,7 @@ from thalweg.compat._apex_optimizers import FusedAdam as ApexAdam
 from thalweg.optim import FusedAdam, FusedAdamW, FusedLAMB, FusedSGD, fallbacks, fused_steps
 
 RANK = int(sys.argv[1])
-# With two processes the second has less of these, or nothing.
+# With two processes the second gets fewer elements of these, or none.
 SHAPES = ((7, 5), (1, 4), (2, 3, 4), (4099,), (1,), (0,))
 KINDS = {
     "SGD": (FusedSGD, torch.optim.SGD, {"lr": 0.01, "momentum": 0.9, "weight_decay": 0.1}),
@@ -37,17 +37,17 @@ KINDS = {
 
 
 def share(tensor, mesh, placements):
-    """All processes have the whole tensor and take their parts; nothing is sent."""
+    """Every process has the whole tensor and takes its part; nothing is sent."""
     return distribute_tensor(tensor, mesh, placements, src_data_rank=None)
 
 
 def placement(index):
-    """The last but two is replicated, the others are in shards."""
+    """Replicates the last but two; the others are sharded."""
     return [Replicate()] if index == len(SHAPES) - 3 else [Shard(0)]
 
 
 def spread(params):
-    """DTensors of the values of these."""
+    """Returns DTensors with the values of `params`."""
     return [nn.Parameter(share(p.detach(), MESH, placement(i))) for i, p in enumerate(params)]
 
 
@@ -65,7 +65,7 @@ def same_bits(ours, others):
 
 
 def by_hand(kind, dtype=torch.float32):
-    """Whether shards become what whole tensors become, how far from torch's, and the state."""
+    """Returns whether shards equal whole tensors, their distance from torch's, and the state."""
     fused, peer, options = KINDS[kind]
     params = make_params(dtype, shapes=SHAPES)
     shards = spread(params)
@@ -114,7 +114,7 @@ def backward(module, step, scale=1.0):
 
 
 def training(kind):
-    """fully_shard()ed: parameters beside those of whole tensors that get the same gradients."""
+    """Trains fully_shard()ed parameters beside whole tensors with the same gradients."""
     fused, _, options = KINDS[kind]
     module = model()
     copies = [nn.Parameter(value) for value in whole(module.parameters())]
@@ -143,7 +143,7 @@ def train(module, optimizer, steps):
 
 
 def checkpoints(full):
-    """Ours to torch's and back, by torch.distributed.checkpoint, beside torch's alone."""
+    """Exchanges checkpoints with torch's by torch.distributed.checkpoint, beside torch's alone."""
     fused, peer, options = KINDS["AdamW"]
     how = StateDictOptions(full_state_dict=full)
     module, reference = model(), model()
@@ -157,7 +157,7 @@ def checkpoints(full):
     for index, kind in enumerate((fused, peer, fused)):
         if index:
             saved = get_optimizer_state_dict(module, optimizer, options=how)
-            module.zero_grad()  # or torch does not make the state that it is to fill
+            module.zero_grad()  # otherwise torch does not create the state to fill
             optimizer = kind(module.parameters(), **options | {"lr": 1.0})
             set_optimizer_state_dict(module, optimizer, saved, options=how)
         train(module, optimizer, range(3 * index, 3 * index + 3))
@@ -171,7 +171,7 @@ def checkpoints(full):
 
 
 def resumed(kind):
-    """state_dict() in mid-run, beside a run that was not interrupted."""
+    """Resumes from state_dict() in mid-run, beside a run that was not interrupted."""
     fused, _, options = KINDS[kind]
     module, other = model(), model()
     straight = fused(module.parameters(), **options)
@@ -187,12 +187,12 @@ def resumed(kind):
 
 
 def overflow(kind):
-    """An infinity in what one process holds skips everybody's step; scales leave no trace."""
+    """Checks that an infinity in one process skips all steps, and that scales leave no trace."""
     fused, _, options = KINDS[kind]
     module, other = model(), model()
     scaled, plain = fused(module.parameters(), **options), fused(other.parameters(), **options)
     scaler = torch.amp.GradScaler("cpu", init_scale=16.0, growth_interval=100)
-    scaler.scale(torch.ones(()))  # makes its state
+    scaler.scale(torch.ones(()))  # creates its state
     for step in range(4):
         scaled.zero_grad()
         plain.zero_grad()
@@ -274,7 +274,7 @@ def whole_state_for_a_shard():
 
 
 def without_code():
-    """torch's AdamW where the environment has it run fused; changes torch, hence comes last."""
+    """Runs torch's AdamW fused by the environment; it changes torch, and therefore comes last."""
     from thalweg import _fused_optimizers
 
     params = make_params(shapes=SHAPES)

@@ -1,4 +1,4 @@
-"""What shards answer over HTTP, and a server that does."""
+"""Provides shards' HTTP answers, and a server that gives them."""
 
 import contextlib
 import http.server
@@ -56,14 +56,15 @@ def shard(uptime=50.0, started=1e9, **values):
 
 class Server(http.server.ThreadingHTTPServer):
     def handle_error(self, *_):
-        """Clients that give up are what some tests want."""
+        """Ignores errors: some tests have clients that give up."""
 
 
 @contextlib.contextmanager
 def http_server(bodies, *, tls=None, token=""):
-    """Answers a path with what the dict has for it, else 404; yields its address.
+    """Serves `bodies` by path, else 404; yields its address.
 
-    With the SSLContext `tls` over HTTPS, with `token` only to whoever bears it.
+    With the SSLContext `tls` it uses HTTPS; with `token` it answers only requests that carry the
+    token.
     """
 
     class Handler(http.server.BaseHTTPRequestHandler):

@@ -1,4 +1,4 @@
-"""`thalweg status` and `doctor --cluster` with servers that speak TLS and want a token."""
+"""Tests `thalweg status` and `doctor --cluster` with servers that use TLS and require a token."""
 
 import json
 import socket
@@ -27,7 +27,7 @@ def secret(authority):
 
 @pytest.fixture(autouse=True)
 def environment(tmp_path, monkeypatch):
-    """No kubectl, and nothing of Thalweg's."""
+    """Removes kubectl and all variables of Thalweg."""
     monkeypatch.setenv("PATH", str(tmp_path))
     for name in ("AGGREGATORS", "TLS_CA", "TLS_CERT", "TLS_KEY", "HTTP_TOKEN_FILE"):
         monkeypatch.delenv(f"THALWEG_{name}", raising=False)
@@ -56,7 +56,7 @@ def serving(secret=None, token=""):
 
 
 def error_of(address, capsys, *arguments):
-    """What `thalweg status` says of the one shard; empty: it has answered."""
+    """Returns the error of `thalweg status` for the one shard; empty if it has answered."""
     main(["status", "--json", "--shards", address, *map(str, arguments)])
     return json.loads(capsys.readouterr().out)["shards"][0]["error"]
 
@@ -104,7 +104,7 @@ def test_certificate_of_another_host_is_not_trusted(authority, capsys):
 
 def test_tls_is_hinted_at_where_it_was_not_asked_for(secret, capsys):
     with serving(secret) as address:
-        assert "with TLS it wants --tls-ca" in error_of(address, capsys)
+        assert "if the server uses TLS, give --tls-ca" in error_of(address, capsys)
 
 
 def test_server_without_tls_is_said_so(secret, capsys):
@@ -129,11 +129,11 @@ def test_flags_of_the_cluster_are_for_the_cluster(secret, capsys):
     assert "--tls-ca" in capsys.readouterr().err
 
 
-SETTINGS = bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])  # how gRPC answers the greeting
+SETTINGS = bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])  # gRPC's answer to the greeting
 
 
 def greeted(capsys, context, *arguments):
-    """The doctor's line on a gRPC port that speaks TLS."""
+    """Returns the doctor's line on a gRPC port that uses TLS."""
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def serve():
@@ -144,7 +144,7 @@ def greeted(capsys, context, *arguments):
                         tls.sendall(SETTINGS)
                         tls.recv(100)
             except OSError:
-                pass  # the client has gone, or is refused
+                pass  # the client has gone, or was refused
             finally:
                 connection.close()
 

@@ -2,7 +2,8 @@ import logging
 
 import pytest
 
-from thalweg._config import KNOWN, Activation, Config, ConfigError, activation_is_wanted
+from thalweg._config import Activation, Config, ConfigError
+from thalweg._variables import KNOWN, activation_is_wanted
 from thalweg.codecs import FP16, FP32, Int8, PowerSGD
 
 AIAK = {
@@ -21,7 +22,7 @@ def test_every_variable_of_aiak_is_known_under_our_prefix_with_its_default():
 
 
 @pytest.mark.parametrize(
-    "env", [{}, AIAK, {"AIAK_FP16_COMPRESSION": ""}, {"THALWEG_CODEC": "fp16"}, {"AIAK_OTHER": "1"}]
+    "env", [{}, AIAK, {"AIAK_FP16_COMPRESSION": ""}, {"THALWEG_CODEC": ""}, {"AIAK_OTHER": "1"}]
 )
 def test_nothing_is_activated_by_what_is_unset_or_off(env):
     assert not activation_is_wanted(env)
@@ -56,7 +57,7 @@ def test_switches_choose_the_codec(prefix, variables, codec):
     assert activation.codec == codec.spec()
     said = {f"{name}={value}" for name, value in env.items() if value != "0"}
     assert set(activation.variables) == said
-    assert Config.from_env(env).codec == codec.spec()  # attach() without a codec agrees
+    assert Config.from_env(env).codec == codec.spec()  # attach() without a codec uses the same
 
 
 def test_enable_takes_the_codec_as_configured():
@@ -64,6 +65,16 @@ def test_enable_takes_the_codec_as_configured():
     activation = Activation.from_env({"THALWEG_ENABLE": "1", "THALWEG_CODEC": "int8"})
     assert activation.codec == Int8().spec()
     assert activation.variables == ("THALWEG_ENABLE=1", "THALWEG_CODEC=int8")
+
+
+@pytest.mark.parametrize("codec", ["int8", "fp32"])
+def test_codec_alone_activates(codec):
+    env = {"THALWEG_CODEC": codec}
+    assert activation_is_wanted(env)
+    activation = Activation.from_env(env)
+    assert activation.codec == Config.from_env(env).codec != ""
+    assert activation.variables == (f"THALWEG_CODEC={codec}",)
+    assert not activation_is_wanted(env | {"THALWEG_ENABLE": "0"})
 
 
 def test_who_reduces_in_the_node_is_said_and_activates_nothing():
@@ -88,7 +99,36 @@ def test_configured_codec_wins_over_the_switches_and_says_so():
     env = {"AIAK_POWERSGD_COMPRESSION": "1", "THALWEG_CODEC": "bf16"}
     activation = Activation.from_env(env)
     assert activation.codec == "bf16"
-    assert activation.remarks == ("THALWEG_CODEC wins over the other variables",)
+    assert activation.variables == ("THALWEG_CODEC=bf16",)
+    assert activation.remarks == ("THALWEG_CODEC wins over AIAK_POWERSGD_COMPRESSION=1",)
+
+
+@pytest.mark.parametrize(
+    ("env", "variables", "remarks"),
+    [
+        (
+            {"THALWEG_CODEC": "powersgd:4", "AIAK_START_COMPRESS_ITER": "5"},
+            ("THALWEG_CODEC=powersgd:4",),
+            ("THALWEG_CODEC wins over AIAK_START_COMPRESS_ITER=5",),
+        ),
+        (
+            {"THALWEG_ENABLE": "1", "THALWEG_CODEC": "bf16", "AIAK_FP16_COMPRESSION": "1"},
+            ("THALWEG_ENABLE=1", "THALWEG_CODEC=bf16"),
+            ("THALWEG_CODEC wins over AIAK_FP16_COMPRESSION=1",),
+        ),
+        (
+            {"AIAK_FP16_COMPRESSION": "1", "AIAK_MATRIX_APPROXIMATION_RANK": "4"},
+            ("AIAK_FP16_COMPRESSION=1",),
+            ("AIAK_MATRIX_APPROXIMATION_RANK=4 has no effect without PowerSGD",),
+        ),
+        (AIAK | {"AIAK_FP16_COMPRESSION": "1"}, ("AIAK_FP16_COMPRESSION=1",), None),
+    ],
+)
+def test_only_variables_that_have_an_effect_are_named_as_reasons(env, variables, remarks):
+    activation = Activation.from_env(env)
+    assert activation.variables == variables
+    if remarks is not None:
+        assert activation.remarks == remarks
 
 
 def test_fp16_and_powersgd_together_are_remarked_once():

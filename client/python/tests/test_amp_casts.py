@@ -1,4 +1,4 @@
-"""O1: what torch's functions compute in, and that they are put back."""
+"""Tests O1: the types that torch's functions compute in, and that the functions are restored."""
 
 import pytest
 import torch
@@ -29,7 +29,7 @@ def test_lists_name_functions_of_this_torch_and_none_twice():
     every = [entry for table in tables for entry in names(table)]
     assert len(every) == len(set(every))
     missing = {name for owner, name in every if not hasattr(owner, name)}
-    # Functions of torch whose methods have no counterpart, or of other releases.
+    # These are functions of torch whose methods have no counterpart, or of other releases.
     assert missing <= {"conv_tbc"}, missing
 
 
@@ -70,7 +70,7 @@ def test_products_are_computed_in_half(name, half):
     for given in (X, X.to(half)):
         result = MATRICES[name](given)
         assert result.dtype is half
-        # At most 18 products of factors below 4, with three roundings each.
+        # At most 18 products of factors below 4 are added, with three roundings each.
         atol = 18 * 4 * 3 * ROUNDOFF[half]
         torch.testing.assert_close(result.float(), expected, rtol=0, atol=atol)
 
@@ -240,7 +240,7 @@ def test_recurrent_networks_compute_in_half(kind):
     amp.init()
     result, _ = layer(inputs)
     assert result.dtype is torch.float16
-    # Values below 1 after ten steps, each with roundings of 2⁻¹¹ that tanh does not magnify.
+    # Values are below 1 after ten steps, each with roundings of 2⁻¹¹ that tanh does not magnify.
     torch.testing.assert_close(result.float(), expected, rtol=0, atol=40 * 2.0**-11)
     assert layer(packed)[0].data.dtype is torch.float16
     result.float().sum().backward()

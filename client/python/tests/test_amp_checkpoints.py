@@ -1,4 +1,4 @@
-"""What a checkpoint of a mixed precision run contains, and that a resumed run cannot be told."""
+"""Tests the contents of a checkpoint in mixed precision, and that a resumed run is the same."""
 
 import io
 
@@ -90,7 +90,7 @@ def test_what_cannot_be_loaded_is_reported_and_changes_nothing():
 
 
 def test_masters_follow_whoever_writes_into_the_model():
-    """An average of weights, say, that is put in and taken out again for an evaluation."""
+    """An average of weights, for example, may be put in and taken out again for an evaluation."""
     model = Exact((1 + 2.0**-20, 2.0))
     optimizer = optim.SGD(model.parameters(), lr=1.0)
     amp.initialize(model, optimizer, opt_level="O2", verbosity=0)

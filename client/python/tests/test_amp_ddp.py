@@ -1,15 +1,15 @@
-"""Mixed precision under DistributedDataParallel: two processes over Gloo."""
+"""Tests mixed precision under DistributedDataParallel: two processes over Gloo."""
 
 import pytest
 from gloo_workers import run_workers
 
-# Each of two steps: lr 0.25 times the mean over workers of (1, 2) + (1, 1).
+# Each of two steps subtracts lr 0.25 times the mean over workers of (1, 2) + (1, 1).
 EXPECTED = [1.0 - 2 * 0.25 * 2.0, 2.0 - 2 * 0.25 * 3.0]
 
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
-    """What both workers have ended with."""
+    """Returns the final values of both workers."""
     folder = tmp_path_factory.mktemp("store")
     return run_workers("amp_ddp_worker.py", 2, folder, timeout=90)
 
@@ -36,7 +36,7 @@ def test_accumulated_gradients_are_the_mean_over_workers(results, how, level, vi
 
 @pytest.mark.parametrize("level", ["O1", "O2"])
 def test_clipped_and_accumulated_steps_follow_float32(results, level):
-    """Gradients of one part or rank only, of another scale or unclipped would be far apart.
+    """Gradients of one part or rank only, of another scale or unclipped would be far off.
 
     float16's roundings are 2⁻¹¹ of what they round.
     """

@@ -1,4 +1,4 @@
-"""docs/amp.md lists every function of thalweg.amp, with tests that exist."""
+"""Tests that docs/amp.md lists every function of thalweg.amp, with tests that exist."""
 
 import re
 from pathlib import Path
@@ -7,7 +7,7 @@ from thalweg import amp
 from thalweg.amp import fp16_utils
 from thalweg.compat import _apex_optimizers, _apex_parallel
 
-# The interfaces of AIAK-Training and of apex that scripts use: what must be there.
+# Scripts use these interfaces of AIAK-Training and of apex, so they must exist.
 AIAK = "aiak_amp_decorate aiak_amp_parameters LAMB autocast GradScaler AIAK_FUSED_OPTIMIZER"
 APEX = """
 init AmpHandle NoOpHandle enable_caching verbose scale_loss wrap_optimizer rnn_cast weight_norm
@@ -22,7 +22,7 @@ TABLE = (TESTS.parents[2] / "docs" / "amp.md").read_text(encoding="utf-8").split
 
 
 def rows():
-    """The cells of each row but the heading's."""
+    """Yields the cells of each row but the heading's."""
     lines = [line for line in TABLE.splitlines() if line.startswith("|")]
     return [line.strip("|").split(" | ") for line in lines[2:]]
 

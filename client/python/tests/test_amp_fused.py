@@ -7,8 +7,10 @@ from amp_models import Exact, casts_off_afterwards, loss_of, network, setup, tra
 from thalweg import amp
 from thalweg._C import NotFusable
 from thalweg.amp import FP16_Optimizer
-from thalweg.amp._steward import steward_of
+from thalweg.amp._optimizer import mixed_optimizer_of
 from thalweg.optim import FusedAdam, FusedAdamW, FusedLAMB, FusedSGD
+
+pytestmark = pytest.mark.numeric
 
 KINDS = [
     (FusedAdam, torch.optim.Adam, {"lr": 0.01}),
@@ -169,7 +171,7 @@ def test_optimizer_that_is_given_back_updates_what_it_has_only():
     (master,) = amp.master_params(optimizer)
     for kept in (True, False):
         if not kept:
-            steward_of(optimizer).retire()
+            mixed_optimizer_of(optimizer).retire()
         master.grad = torch.ones(2)
         optimizer.step()
         assert model.weight.tolist() == [0.75, 1.75]

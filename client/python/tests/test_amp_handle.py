@@ -1,4 +1,4 @@
-"""The handle of the first generation of apex's AMP."""
+"""Tests the handle of the first generation of apex's AMP."""
 
 import types
 
@@ -161,7 +161,7 @@ def test_handle_that_does_nothing_has_the_same_calls():
         assert scaled is loss
     wrapped = handle.wrap_optimizer(optimizer, num_loss=1)
     assert isinstance(wrapped, amp.OptimWrapper)
-    for _ in range(2):  # more losses than one: nobody counts
+    for _ in range(2):  # with more losses than one, nothing is counted
         with wrapped.scale_loss(loss) as scaled:
             assert scaled is loss
     loss.backward()

@@ -1,4 +1,4 @@
-"""thalweg.amp.initialize and scale_loss, on CPU tensors."""
+"""Tests thalweg.amp.initialize and scale_loss on CPU tensors."""
 
 import copy
 import io
@@ -20,6 +20,8 @@ from torch.nn.utils.parametrizations import weight_norm
 from torch.utils.checkpoint import checkpoint
 
 from thalweg import amp
+
+pytestmark = pytest.mark.numeric
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,4 @@
-"""What thalweg.amp does to optimizers, and what it leaves to them."""
+"""Tests what thalweg.amp changes in optimizers, and what it leaves unchanged."""
 
 import warnings
 
@@ -9,6 +9,8 @@ from torch import nn, optim
 
 import thalweg.compat  # noqa: F401 - optim.LAMB
 from thalweg import amp
+
+pytestmark = pytest.mark.numeric
 
 
 @pytest.fixture(autouse=True)

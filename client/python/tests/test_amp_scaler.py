@@ -1,4 +1,4 @@
-"""Loss scales: when they change, and to what."""
+"""Tests when loss scales change, and to what."""
 
 import pytest
 import torch
@@ -6,6 +6,8 @@ from torch import nn
 
 from thalweg.amp import DynamicLossScaler, LossScaler
 from thalweg.amp.fp16_utils import LossScaler as StaticLossScaler
+
+pytestmark = pytest.mark.numeric
 
 CPU = torch.device("cpu")
 
@@ -32,7 +34,7 @@ def test_overflow_halves_and_starts_counting_anew():
     update(scaler)
     assert update(scaler, overflow=True)
     assert scaler.state_dict() == {"loss_scale": 2.0**15, "unskipped": 0}
-    assert not update(scaler)  # what was found is forgotten
+    assert not update(scaler)  # the finding is cleared
     update(scaler)
     assert scaler.loss_scale() == 2.0**15
     update(scaler)
@@ -77,7 +79,7 @@ def test_dynamic_scaler_of_fp16_utils_keeps_its_own_intervals():
     for overflow in (False, False, False, True, False, False, False, True, True, True, True, True):
         scaler.update_scale(overflow)
         history.append(scaler.loss_scale)
-    # Counted from one before the first update: (iteration - last overflow) % 3 == 0.
+    # The count starts one before the first update: (iteration - last overflow) % 3 == 0.
     assert history == [16, 16, 32, 16, 16, 16, 32, 16, 8, 4, 2, 1]
     scaler.update_scale(True)
     assert scaler.loss_scale == 1.0

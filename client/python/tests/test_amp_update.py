@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from thalweg.amp._scaler import LossScaler
-from thalweg.amp._update import gather, gather_unscaled, unscale
+from thalweg.amp._scaling import LossScaler, gather, gather_unscaled, unscale
 
 CPU = torch.device("cpu")
 

@@ -1,4 +1,4 @@
-"""O2 with torch's own optimizers, which only the environment has run fused."""
+"""Tests O2 with torch's own optimizers, which only the environment makes run fused."""
 
 import json
 import subprocess

@@ -1,11 +1,14 @@
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
 
 import thalweg
-from thalweg.cli import _run, main
+from thalweg import _binaries
+from thalweg._processes import Server
+from thalweg.cli import _passed_on, _run, main
 from thalweg.cli._run import Plan
 
 PLAN = Plan(nodes=2, nproc=3, shards=1, codec="fp16", timeout=2.5, port=0, command=["train.py"])
@@ -66,7 +69,6 @@ def test_workers_learn_their_place(monkeypatch):
         "MASTER_PORT": "99",
         "THALWEG_SIDECAR": "/s",
         "THALWEG_CODEC": "fp16",
-        "THALWEG_ENABLE": "1",
         "THALWEG_TIMEOUT": "2.5",
         "OMP_NUM_THREADS": "1",
     }
@@ -77,6 +79,72 @@ def test_threads_chosen_by_the_user_are_kept(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     env = _run._worker_environment(PLAN, rank=0, sidecar="/s", port=99)
     assert env["OMP_NUM_THREADS"] == "3"
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        (["nothere.py"], "there is no script {folder}/nothere.py"),
+        (["-m", "nowhere.at.all"], "there is no module 'nowhere' in {folder} or in Python's path"),
+    ],
+)
+def test_run_without_a_script_ends_before_it_starts_servers(
+    command, message, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    assert main(["run", *command]) == 2
+    shown = capsys.readouterr()
+    assert (shown.out, shown.err) == ("", f"thalweg: {message.format(folder=tmp_path)}\n")
+
+
+def test_module_in_the_current_folder_is_found(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine_alone.py").touch()
+    path = list(sys.path)
+    _run._check_is_there(["-m", "mine_alone"])
+    assert sys.path == path
+
+
+SERVERS = [("aggregator", _binaries.AGGREGATOR), ("sidecar", _binaries.SIDECAR)]
+
+
+@pytest.mark.parametrize(("command", "program"), SERVERS)
+@pytest.mark.parametrize("arguments", [["--help"], ["--nonsense"], []])
+def test_servers_get_all_arguments_and_their_exit_code_is_kept(command, program, arguments):
+    def run(*argv, executable=None):
+        done = subprocess.run(
+            [*argv, *arguments],
+            executable=executable,
+            env={"THALWEG_LISTEN": "nowhere"},  # without a --socket the sidecar ends by itself
+            capture_output=True,
+            text=True,
+            timeout=30,
+        )
+        return done.returncode, done.stdout
+
+    direct = run(program, executable=_binaries.find(program))
+    assert run(sys.executable, "-m", "thalweg", command) == direct
+    assert run(Path(sysconfig.get_path("scripts")) / program) == direct
+    assert (direct[0] == 0) == (arguments == ["--help"])
+
+
+def test_signals_reach_the_server():
+    argv = [sys.executable, "-m", "thalweg", "aggregator", "--listen", "127.0.0.1:0"]
+    server = Server("aggregator", argv, env={})
+    try:
+        server.wait_ready(20)
+        program = Path("/proc", str(server.process.pid), "exe").resolve()
+        assert program == _binaries.find(_binaries.AGGREGATOR).resolve()
+        server.process.terminate()
+        assert server.process.wait(20) == 0
+    finally:
+        server.stop(grace=1)
+
+
+def test_bench_says_where_it_is_when_it_is_not_installed(monkeypatch, capsys):
+    monkeypatch.setattr(_passed_on, "entry_points", lambda **_: ())
+    assert main(["bench", "lab", "--help"]) == 2
+    assert "clone Thalweg's repository, run `make setup build` there" in capsys.readouterr().err
 
 
 def test_command_does_not_load_torch():

@@ -1,4 +1,4 @@
-"""`thalweg doctor --cluster` with shards and a kubectl that say what the tests want."""
+"""Tests `thalweg doctor --cluster` with shards and a kubectl whose answers the tests choose."""
 
 import contextlib
 import json
@@ -19,14 +19,14 @@ NOBODY = "127.0.0.1:1"
 
 @pytest.fixture(autouse=True)
 def kubectl(tmp_path, monkeypatch):
-    """A folder that is PATH; `kubectl` in it answers, by its arguments, with files beside it."""
+    """Returns a folder that is PATH; its `kubectl` answers with files beside it, by arguments."""
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("THALWEG_AGGREGATORS", raising=False)
     return tmp_path
 
 
 def doctor(capsys, *shards, arguments=()):
-    """Exit code and lines, with shards that answer with these (shard, jobs)."""
+    """Returns exit code and lines, with shards that answer with these (shard, jobs)."""
     with contextlib.ExitStack() as stack:
         addresses = []
         for what, jobs in shards:
@@ -92,7 +92,7 @@ def test_members_that_miss_are_named(capsys):
     assert code == 0
     assert lines_of("warn", lines) == [
         "job resnet: node 1 has not come",
-        "job resnet: node 2 (host2) has not been heard of for 8 s",
+        "job resnet: node 2 (host2) has sent nothing for 8 s",
     ]
 
 
@@ -153,7 +153,7 @@ def test_wrong_arguments_of_the_doctor_exit_with_2(arguments, capsys):
 
 
 def fake_kubectl(folder, answers):
-    """`answers`: by the arguments' first words, standard output or (standard error,)."""
+    """Writes a kubectl with `answers` by its first arguments: output or (standard error,)."""
     script = ["#!/bin/sh", 'case "$*" in']
     for number, (words, answer) in enumerate(answers.items()):
         failed = isinstance(answer, tuple)

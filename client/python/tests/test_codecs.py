@@ -144,7 +144,7 @@ def test_codecs_differ_from_each_other():
     assert PowerSGD(rank=2) != PowerSGD(rank=3)
 
 
-# The same as in C++ (core/base/codec_spec_test.cc).
+# core/base/codec_spec_test.cc has the same cases.
 @pytest.mark.parametrize(
     ("codec", "text"),
     [

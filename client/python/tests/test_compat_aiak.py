@@ -1,4 +1,4 @@
-"""Names of AIAK-Training in torch: O2 under torch's own autocast and GradScaler."""
+"""Tests names of AIAK-Training in torch: O2 under torch's own autocast and GradScaler."""
 
 import subprocess
 import sys
@@ -12,7 +12,7 @@ from torch import nn, optim
 
 import thalweg.compat  # noqa: F401 - gives torch the names
 from thalweg import amp
-from thalweg._config import ConfigError, compat_is_wanted
+from thalweg._variables import ConfigError, compat_is_wanted
 
 SCRIPTS = Path(__file__).parent / "scripts"
 ADAMS = [
@@ -63,7 +63,7 @@ def test_names_are_in_torch():
 @pytest.mark.parametrize("build", ADAMS)
 @pytest.mark.parametrize("unscale", [False, True])
 def test_native_flow_follows_float32(build, unscale):
-    """Gradients that are not unscaled, not clipped or stale would differ by what weights move.
+    """Shows that gradients are unscaled, clipped and current: otherwise weights would be far off.
 
     float16's roundings, 2⁻¹¹ of a weight or activation, make far less than a tenth of that.
     """

@@ -1,4 +1,4 @@
-"""The module `apex` that thalweg.compat.apex puts up on request."""
+"""Tests the module `apex` that thalweg.compat.apex installs on request."""
 
 import importlib.util
 import logging

@@ -5,8 +5,9 @@ import subprocess
 import pytest
 
 import thalweg
-from thalweg import _binaries, _config
-from thalweg._config import KNOWN, Config, ConfigError
+from thalweg import _binaries, _config, _variables
+from thalweg._config import Config, ConfigError
+from thalweg._variables import KNOWN
 
 
 def test_empty_environment_gives_the_defaults():
@@ -92,13 +93,27 @@ def test_malformed_argument_is_refused_by_name(name, value):
         Config.from_env({}).override(**{name: value})
 
 
-def test_unknown_variable_is_warned_about_once(monkeypatch, caplog):
-    monkeypatch.setenv("THALWEG_CODEK", "fp16")
-    _config._warn_of_unknown.cache_clear()
+@pytest.mark.parametrize(
+    ("name", "right"),
+    [("THALWEG_CODEK", "THALWEG_CODEC"), ("AIAK_FP16_COMPRESION", "AIAK_FP16_COMPRESSION")],
+)
+def test_unknown_variable_is_warned_about_once(monkeypatch, caplog, name, right):
+    monkeypatch.setenv(name, "1")
+    _variables.warn_of_unknown.cache_clear()
     with caplog.at_level(logging.WARNING, logger="thalweg"):
         Config.from_env()
         Config.from_env()
-    assert [r.getMessage().split()[3] for r in caplog.records] == ["THALWEG_CODEK"]
+    [message] = [record.getMessage() for record in caplog.records]
+    assert message.startswith(f"unknown environment variable {name} is ignored; known are ")
+    assert right in message.replace(",", "").split()
+
+
+def test_variables_that_kubernetes_makes_for_services_are_not_warned_about():
+    port = "THALWEG_AGGREGATOR_0_PORT"
+    made = [f"{port}{end}" for end in ("", "_7070_TCP", "_7070_TCP_ADDR", "_7070_TCP_PORT")]
+    made += ["THALWEG_AGGREGATOR_0_SERVICE_HOST", "THALWEG_AGGREGATOR_0_SERVICE_PORT_HTTP"]
+    environ = dict.fromkeys([*made, "THALWEG_PORTS"], "1")
+    assert _variables.unknown_variables(environ) == ["THALWEG_PORTS"]
 
 
 def test_server_environment_keeps_the_users_log_level(monkeypatch):

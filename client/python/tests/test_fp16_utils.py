@@ -1,4 +1,4 @@
-"""FP16_Optimizer and the functions it is made of."""
+"""Tests FP16_Optimizer and the functions that it consists of."""
 
 import copy
 
@@ -7,6 +7,8 @@ import torch
 from torch import nn, optim
 
 from thalweg.amp import FP16_Optimizer, fp16_utils
+
+pytestmark = pytest.mark.numeric
 
 
 def exact(lr=0.25, **options):
@@ -68,7 +70,7 @@ def test_clipping_gives_the_norm():
     optimizer.backward(loss_of(param, own, 2.0))
     assert optimizer.clip_master_grads(1.5) == 3.0
     optimizer.step()
-    # Divided by the norm plus 1e-6, in torch's way.
+    # The gradient is divided by the norm plus 1e-6, as in torch.
     torch.testing.assert_close(own.detach(), torch.tensor([0.5]), rtol=0, atol=1e-6)
 
 

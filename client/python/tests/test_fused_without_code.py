@@ -1,4 +1,4 @@
-"""torch's own optimizers in a script that only the environment tells of Thalweg."""
+"""Tests torch's own optimizers in a script that only the environment tells of Thalweg."""
 
 import json
 import os
@@ -88,7 +88,8 @@ def test_the_variable_has_torchs_optimizers_run_fused(plain, variable):
         ours, theirs = said["results"][name], plain["results"][name]
         assert ours[1:2] == theirs[1:2]
         for a, b in zip(ours[0], theirs[0], strict=True):
-            # 20 steps of at most 0.1 with some tens of roundings each, of parameters up to 4.
+            # There are 20 steps of at most 0.1 with some tens of roundings each, of parameters up
+            # to 4.
             assert abs(a - b) <= 20 * 2.0**-24 * (2 * 4 + 40 * 0.1)
     lines = result.stderr.splitlines()
     assert sum(f"torch.optim.AdamW runs fused: {variable}=1" in line for line in lines) == 1

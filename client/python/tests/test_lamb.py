@@ -1,4 +1,4 @@
-"""LAMB against its formulas in float64, and the contract of torch's optimizers."""
+"""Tests LAMB against its formulas in float64, and the contract of torch's optimizers."""
 
 import copy
 import math
@@ -10,13 +10,15 @@ from torch import nn, optim
 from thalweg.compat._apex_optimizers import FusedAdam, FusedLAMB
 from thalweg.optim import LAMB
 
+pytestmark = pytest.mark.numeric
+
 SHAPES = [(7, 5), (3,), (1,), (2, 3, 4)]
 
 
 def reference(params, grads, steps, *, lr, weight_decay, betas, eps, adam_w_mode=True,
               grad_averaging=True, max_grad_norm=1.0, bias_correction=True,
               use_nvlamb=False, trust=True):  # fmt: skip
-    """The formulas, one tensor at a time, in float64. `grads(step, i)` gives gradients."""
+    """Computes the formulas, one tensor at a time, in float64. `grads(step, i)` gives gradients."""
     weights = [p.detach().double().clone() for p in params]
     first = [torch.zeros_like(w) for w in weights]
     second = [torch.zeros_like(w) for w in weights]

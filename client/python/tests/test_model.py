@@ -1,4 +1,4 @@
-"""Where a module's parameters may be."""
+"""Tests on which devices a module's parameters may be."""
 
 from types import SimpleNamespace
 
@@ -9,7 +9,7 @@ from thalweg import _C, _model
 
 
 def module_on(*devices):
-    """As much of a DistributedDataParallel as is looked at."""
+    """Returns the part of a DistributedDataParallel that is read."""
     named = [
         (f"p{index}", SimpleNamespace(device=torch.device(device), requires_grad=True))
         for index, device in enumerate(devices)

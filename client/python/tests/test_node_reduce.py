@@ -1,5 +1,6 @@
-"""Workers that reduce inside their node, as threads of this process, with a session that tests
-command. Real jobs are in tests/e2e/test_node_reduce.py."""
+"""Tests workers that reduce inside their node, as threads of this process with a controlled
+session. Real jobs are in tests/e2e/test_node_jobs.py.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +17,12 @@ SIZES = [2, 3]
 
 
 def mean(index: int, size: int) -> torch.Tensor:
-    """In float64."""
+    """Returns the mean in float64."""
     return torch.stack([gradient(index, rank).double() for rank in range(size)]).mean(0)
 
 
 def outcomes_of(futures) -> list[str]:
-    """What the workers are told; empty for a result."""
+    """Returns what each worker is told; empty for a result."""
     told = []
     for future in futures:
         try:
@@ -43,16 +44,16 @@ def test_each_bucket_gets_its_own_result_whatever_order_they_come_in(size, order
         for index in range(4):
             results = [future.wait() for future in futures[index]]
             assert all(torch.equal(result, results[0]) for result in results)
-            # A division and size - 1 additions round each by 2^-24 of at most 6 (the largest
-            # of 1000 normal values), the addition of up to 30 by 2^-24 of 36.
+            # A division and size - 1 additions each round by 2^-24 of at most 6 (the largest of
+            # 1000 normal values), the addition of up to 30 by 2^-24 of 36.
             error = (results[0].double() - mean(index, size) - 10 * index).abs().max()
             assert error <= 2.0**-24 * (6 * size + 36)
         assert made.hook.order == [0, 1, 2, 3]
 
 
 def test_nodes_with_fewer_workers_count_as_much_as_their_workers():
-    # Two nodes, three workers: the mean over nodes of (sum of a node's gradients / 1.5) is the mean
-    # over workers. 1.5 and these values are exact in float32.
+    # With two nodes and three workers, the mean over nodes of (sum of a node's gradients / 1.5) is
+    # the mean over workers. 1.5 and these values are exact in float32.
     sums = make_sums(2, nodes=2, world=3)
     gradients = [torch.tensor([3.0, 6.0]), torch.tensor([9.0, -3.0])]
     works = [one.sum(mine) for one, mine in zip(sums, gradients, strict=True)]
@@ -98,7 +99,7 @@ def test_failed_session_is_told_to_all_workers_and_for_good(size):
 def test_follower_that_dies_fails_the_node_and_ends_the_session():
     with node(3) as made:
         futures = made.backward(0)
-        made.lines[1].hang_up()  # without a word
+        made.lines[1].hang_up()  # without a message
         told = outcomes_of(futures)
         assert "rank 2 is gone" in told[0]
         assert "rank 2 is gone" in told[1]
@@ -182,7 +183,7 @@ def test_result_that_takes_longer_than_the_timeout_is_waited_for(monkeypatch):
         words = receive(self, seconds)
         if words is not None and words["kind"] == "working":
             heard.append(words)
-            if len(heard) > 2 * SILENCES:  # two timeouts have gone by
+            if len(heard) > 2 * SILENCES:  # two timeouts have passed
                 enough.set()
         return words
 
@@ -197,9 +198,9 @@ def test_result_that_takes_longer_than_the_timeout_is_waited_for(monkeypatch):
 def test_silent_leader_is_not_waited_for_longer_than_the_timeout(monkeypatch):
     with node(2, timeout=0.5) as made:
         monkeypatch.setattr(made.leader, "_tell", lambda words: None)
-        for told in outcomes_of(made.backward(0)):  # the leader hears of it
+        for told in outcomes_of(made.backward(0)):  # the leader learns of it
             assert "rank 0, which speaks to the sidecar" in told
-            assert "has said nothing for 0.5 s" in told
+            assert "has sent nothing for 0.5 s" in told
 
 
 def test_followers_have_the_leaders_path_and_its_statistics_of_the_last_backward_pass():

@@ -1,4 +1,4 @@
-"""What the workers of a node tell each other."""
+"""Tests the messages between the workers of a node."""
 
 from __future__ import annotations
 

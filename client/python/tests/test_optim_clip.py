@@ -1,4 +1,4 @@
-"""Clipping in the step, beside torch's clip_grad_norm_ before torch's step."""
+"""Tests clipping in the step, beside torch's clip_grad_norm_ before torch's step."""
 
 import copy
 import math
@@ -11,6 +11,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.utils import clip_grad_norm_
 
 from thalweg.optim import FusedAdam, FusedAdamW, FusedLAMB, FusedSGD, _plan
+
+pytestmark = pytest.mark.numeric
 
 CASES = [
     (FusedAdam, torch.optim.Adam, {"weight_decay": 0.1, "amsgrad": True}),
@@ -34,7 +36,7 @@ def two_groups(kind, params, **options):
 
 
 def clip_and_step(optimizer, params):
-    """torch's way; whether it has clipped."""
+    """Clips and steps as torch does; returns whether it has clipped."""
     norm = clip_grad_norm_(params, BOUND)
     optimizer.step()
     return bool(norm > BOUND)
@@ -73,7 +75,8 @@ def test_half_parameters_are_those_of_float64_rounded(fused, kind, options, dtyp
         exact = bound(step + 1, MOVE)
         for param, expected in zip(params, reference, strict=True):
             difference = (param.double() - expected).detach().abs()
-            # To nearest: half a unit away, and below the smallest normal number half of its unit.
+            # Rounding to nearest is off by half a unit, and below the smallest normal number by
+            # half of its unit.
             size = param.detach().double().abs().clamp_min(torch.finfo(dtype).smallest_normal)
             assert (difference <= torch.finfo(dtype).eps / 2 * size + exact).all()
             expected.data.copy_(param)
@@ -84,7 +87,7 @@ def test_half_parameters_are_those_of_float64_rounded(fused, kind, options, dtyp
 def test_without_a_scaler_what_is_not_finite_does_what_it_does_in_torch(
     fused, kind, options, value
 ):
-    """Of an infinite norm the factor is 0, and NaN only where the infinity is; of NaN it is NaN."""
+    """The factor of an infinite norm is 0, with NaN only at the infinity; that of NaN is NaN."""
     params = make_params()
     reference = copy_of(params, torch.float64)
     ours = two_groups(fused, params, max_grad_norm=BOUND, **options)
@@ -107,11 +110,11 @@ def test_without_a_scaler_what_is_not_finite_does_what_it_does_in_torch(
 
 @pytest.mark.parametrize(("fused", "options"), CLIPPED)
 def test_scales_leave_no_trace(fused, options):
-    """They are powers of two, hence not even roundings differ; a skipped step changes nothing."""
+    """They are powers of two, so not even roundings differ; a skipped step changes nothing."""
     params, unscaled = make_params(), make_params()
     ours, plain = fused(params, lr=0.1, **options), fused(unscaled, lr=0.1, **options)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=2)
-    scaler.scale(torch.ones(()))  # makes its state
+    scaler.scale(torch.ones(()))  # creates its state
     for step in range(6):
         set_grads(step, params, unscaled)
         for param in params:
@@ -225,7 +228,7 @@ def test_group_with_a_bound_of_its_own_is_refused():
 
 
 def move_of(optimizer):
-    """How far a long gradient moves the parameters, with lr 1."""
+    """Returns how far a long gradient moves the parameters, with lr 1."""
     optimizer.param_groups[0]["lr"] = 1.0
     params = optimizer.param_groups[0]["params"]
     before = [p.detach().clone() for p in params]
@@ -237,7 +240,7 @@ def move_of(optimizer):
 
 @pytest.mark.parametrize("theirs", [True, False])
 def test_clipping_outlives_loading(theirs):
-    """Checkpoints, torch's and ours, do not have it."""
+    """Checkpoints, torch's and ours, do not contain it."""
     params = make_params()
     set_grads(0, params)
     saved = torch.optim.SGD(params) if theirs else FusedSGD(params)
@@ -267,7 +270,7 @@ def test_copies_clip_as_well(how):
 
 @pytest.fixture
 def sums(monkeypatch):
-    """Grows by one for each time that squares are summed up."""
+    """Returns a list that grows by one for each time that squares are summed."""
     done = []
     real = _plan.Plan.grad_squares
     monkeypatch.setattr(_plan.Plan, "grad_squares", lambda plan: done.append(1) or real(plan))
@@ -275,7 +278,7 @@ def sums(monkeypatch):
 
 
 def scaled_run(optimizer):
-    """A GradScaler of scale 1, and a first step, after which it asks the plan."""
+    """Runs a GradScaler of scale 1, and a first step, after which it uses the plan."""
     scaler = torch.amp.GradScaler("cpu", init_scale=1.0, growth_interval=100)
     scaler.scale(torch.ones(()))
     set_grads(0, optimizer.param_groups[0]["params"])
@@ -298,7 +301,7 @@ def test_the_check_for_infinities_and_the_norm_are_one_sum(fused, options, sums)
         scaler.update()
         assert len(sums) == 1
     sums.clear()
-    optimizer.step()  # the same gradients, of which no check has been made
+    optimizer.step()  # the same gradients, without a check
     assert len(sums) == 1
 
 

@@ -1,4 +1,4 @@
-"""What torch.optim promises of every optimizer, of the fused ones."""
+"""Tests that the fused optimizers do what torch.optim promises of every optimizer."""
 
 import copy
 import pickle
@@ -9,6 +9,8 @@ from optim_cases import bound, copy_of, distance, make_params, set_grads
 
 from thalweg.compat._apex_optimizers import FusedAdam as ApexAdam
 from thalweg.optim import FusedAdam, FusedAdamW, FusedLAMB, FusedSGD, fallbacks
+
+pytestmark = pytest.mark.numeric
 
 PAIRS = [
     (FusedAdam, torch.optim.Adam, {"lr": 1e-2}),
@@ -147,14 +149,14 @@ def test_overflow_skips_the_step_and_does_not_count_it(fused, options):
         scaler.update()
         assert all(torch.equal(a, b) for a, b in zip(params, before, strict=True)) == overflow
     assert scaler.get_scale() == 4.0
-    # The scales are powers of two, hence not even roundings differ.
+    # The scales are powers of two, so not even roundings differ.
     assert all(torch.equal(a, b) for a, b in zip(params, unscaled, strict=True))
     if "step" in optimizer.state[params[0]]:
         assert {int(s["step"]) for s in optimizer.state.values()} == {4}
 
 
 def scaled(optimizer, steps=1):
-    """A GradScaler of scale 1, and an optimizer that has done some steps with it."""
+    """Returns a GradScaler of scale 1, and an optimizer that has done some steps with it."""
     scaler = torch.amp.GradScaler("cpu", init_scale=1.0, growth_interval=100)
     scaler.scale(torch.ones(()))
     for step in range(steps):
@@ -291,7 +293,7 @@ def test_gradient_that_turns_sparse_is_refused_before_another_group_changes():
 
 @pytest.mark.parametrize("kind", [FusedLAMB, ApexAdam])
 def test_lamb_and_adam_of_apex_update_what_cannot_be_fused_and_count_it(kind):
-    """Type for type, roundings of float32 apart: lr, 0.1, is what a wrong formula is off by."""
+    """Each type differs by float32 roundings; a wrong formula would be off by lr, 0.1."""
     params = make_params()
     wide = copy_of(params, torch.float64)
     ours, theirs = (kind(p, lr=0.1, weight_decay=0.1) for p in (params, wide))

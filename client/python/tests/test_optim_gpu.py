@@ -1,4 +1,4 @@
-"""The optimizers on a GPU, beside the CPU."""
+"""Compares the optimizers on a GPU with those on the CPU."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""torch's own inventory of optimizer arguments, right and wrong ones, on the fused optimizers."""
+"""Runs torch's own inventory of optimizer arguments, valid and invalid, on the fused optimizers."""
 
 import sys
 import types
@@ -10,7 +10,7 @@ from optim_cases import bound, copy_of, distance, make_params, set_grads
 
 from thalweg.optim import FusedAdam, FusedAdamW, FusedSGD
 
-# The inventory is in the wheel, but not this package, whose one name it needs at import.
+# The wheel has the inventory, but not this package, of which it needs one name at import.
 if "expecttest" not in sys.modules:
     stand_in = types.ModuleType("expecttest")
     stand_in.TestCase = unittest.TestCase

@@ -1,4 +1,4 @@
-"""Fused optimizers on DTensors of a mesh with two dimensions: four processes over Gloo, CPU.
+"""Tests fused optimizers on DTensors of a mesh with two dimensions: four processes over Gloo, CPU.
 
 Placements by hand, fully_shard() with replicas (HSDP), and fully_shard() of layers that are split
 by columns and rows (FSDP and tensor parallelism).
@@ -9,7 +9,7 @@ from gloo_workers import run_workers
 from optim_cases import bound
 
 WAYS = ("by hand", "hybrid", "tensor")
-# Processes that hold the same of a parameter, by its index.
+# These processes hold the same part of a parameter, by its index.
 FIRST, SECOND, ALL = ((0, 2), (1, 3)), ((0, 1), (2, 3)), ((0, 1, 2, 3),)  # replicated dimensions
 REPLICAS = {
     "by hand": {3: FIRST, 4: SECOND, 5: ALL},
@@ -20,7 +20,7 @@ REPLICAS = {
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
-    """What the workers have found."""
+    """Returns the workers' results."""
     folder = tmp_path_factory.mktemp("store")
     return run_workers("optim_mesh_worker.py", 4, folder, timeout=110, OMP_NUM_THREADS="1")
 
@@ -48,7 +48,7 @@ def test_shards_become_the_bits_of_whole_parameters(results, way, kind):
     ],
 )
 def test_norms_go_over_both_dimensions(results, way, kind):
-    """LAMB moves by 0.01·‖p‖, clipped gradients by less; another norm would be seen in that."""
+    """LAMB moves by 0.01·‖p‖, clipped gradients by less: a wrong norm would show in that."""
     for result in results:
         ours, whole = map(float.fromhex, result[way][kind]["norms"])
         assert ours == pytest.approx(whole, rel=1e-12)
@@ -60,7 +60,7 @@ def test_half_precision_shards_are_clipped_like_whole_ones(results):
     for result in results:
         ours, whole = map(float.fromhex, result["half"]["norms"])
         assert ours == pytest.approx(whole, rel=1e-12)
-        # One rounding to the other neighbour: 2⁻⁸ of up to 4.
+        # The bound is one rounding to the other neighbour: 2⁻⁸ of up to 4.
         assert result["half"]["distance"] <= 2.0**-8 * 4
 
 

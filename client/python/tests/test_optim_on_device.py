@@ -10,15 +10,13 @@ from pathlib import Path
 
 import optim_cases
 import pytest
-import test_amp_deferred
-import test_amp_deferred_looks
+import test_amp_gradients
 import test_lamb
 import test_optim_clip
 import test_optim_contract
 import test_optim_state
 import torch
-from test_amp_deferred import *  # noqa: F403
-from test_amp_deferred_looks import *  # noqa: F403
+from test_amp_gradients import *  # noqa: F403
 from test_lamb import *  # noqa: F403
 from test_optim_clip import *  # noqa: F403
 from test_optim_contract import *  # noqa: F403
@@ -26,9 +24,10 @@ from test_optim_state import *  # noqa: F403
 
 from thalweg.optim import _plan, _steps
 
+pytestmark = pytest.mark.numeric
+
 MODULES = (
-    test_amp_deferred,
-    test_amp_deferred_looks,
+    test_amp_gradients,
     test_lamb,
     test_optim_clip,
     test_optim_contract,

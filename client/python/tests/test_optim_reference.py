@@ -1,4 +1,4 @@
-"""Fused optimizers beside torch's in float64, and LAMB beside its formulas in float64."""
+"""Compares fused optimizers with torch's in float64, and LAMB with its formulas in float64."""
 
 import math
 
@@ -7,6 +7,8 @@ import torch
 from optim_cases import bound, copy_of, distance, make_params, set_grads
 
 from thalweg.optim import FusedAdam, FusedAdamW, FusedLAMB, FusedSGD
+
+pytestmark = pytest.mark.numeric
 
 STEPS = 200
 ADAM = [
@@ -62,14 +64,15 @@ def test_half_parameters_are_those_of_float64_rounded(fused, kind, options, dtyp
         exact = bound(step + 1, lr, max(p.abs().max().item() for p in reference if p.numel()))
         for param, expected in zip(params, reference, strict=True):
             difference = (param.double() - expected).detach().abs()
-            # To nearest: half a unit away, and below the smallest normal number half of its unit.
+            # Rounding to nearest is off by half a unit, and below the smallest normal number by
+            # half of its unit.
             size = param.detach().double().abs().clamp_min(torch.finfo(dtype).smallest_normal)
             assert (difference <= torch.finfo(dtype).eps / 2 * size + exact).all()
             expected.data.copy_(param)
 
 
 def lamb_step(params, states, step, *, lr, decay, nvlamb, averaging, clip, l2, maximize):
-    """The formulas of docs/optim.md on float64 tensors."""
+    """Computes the formulas of docs/optim.md on float64 tensors."""
     grads = [-p.grad if maximize else p.grad for p in params]
     norm = math.sqrt(sum(float((g * g).sum()) for g in grads))
     if clip and norm > clip:
@@ -123,12 +126,12 @@ def test_lamb_follows_its_formulas(options):
             maximize=options.get("maximize", False),
         )
     size = max(p.abs().max().item() for p in reference if p.numel())
-    # Here errors of parameters grow with them: by lr in each step, e² times in 200.
+    # Errors of parameters grow with them here: by lr in each step, e² times in 200.
     assert distance(params, reference) <= math.e**2 * bound(STEPS, 1e-2 * size, size)
 
 
 def odd_views():
-    """Parameters whose elements do not lie one behind the other from an aligned address on."""
+    """Returns parameters whose elements are not contiguous from an aligned address on."""
     base = torch.randn(5000, generator=torch.Generator().manual_seed(3))
     images = base[:120].view(2, 3, 4, 5).clone(memory_format=torch.channels_last)
     matrix = base[3000:3120].view(10, 12)

@@ -1,4 +1,4 @@
-"""Fused optimizers on DTensors and under fully_shard(): two processes over Gloo, on the CPU."""
+"""Tests fused optimizers on DTensors and under fully_shard(): two processes over Gloo, CPU."""
 
 import pytest
 from gloo_workers import run_workers
@@ -9,7 +9,7 @@ ELEMENTWISE = ("SGD", "Adam", "AdamW", "apex")
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
-    """What both workers have found."""
+    """Returns the results of both workers."""
     folder = tmp_path_factory.mktemp("store")
     return run_workers("optim_sharded_worker.py", 2, folder, timeout=100, OMP_NUM_THREADS="1")
 
@@ -34,7 +34,7 @@ def test_norms_of_lamb_go_over_all_shards(results, kind):
 
 def test_half_precision_shards_of_lamb_are_rounded_like_whole_ones(results):
     for result in results:
-        # One rounding to the other neighbour: 2⁻⁸ of up to 4.
+        # The bound is one rounding to the other neighbour: 2⁻⁸ of up to 4.
         assert result["half LAMB"]["distance"] <= 2.0**-8 * 4
 
 

@@ -1,10 +1,12 @@
-"""Checkpoints of fused optimizers, and of torch's, taken up by the other."""
+"""Tests checkpoints of fused optimizers, and of torch's, loaded by the other."""
 
 import pytest
 import torch
 from optim_cases import bound, copy_of, distance, make_params, set_grads
 
 from thalweg.optim import FusedAdam, FusedAdamW, FusedLAMB, FusedSGD
+
+pytestmark = pytest.mark.numeric
 
 PAIRS = [
     (FusedAdam, torch.optim.Adam, {"lr": 1e-2, "weight_decay": 0.1}),

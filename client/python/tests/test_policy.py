@@ -139,7 +139,7 @@ def test_rule_holds_for_the_tensors_it_names(rule, name, shape, holds):
         ("powersgd:wire=bf16", "e.weight=bf16"),
         ("auto", "e.weight=fp32"),
         ("powersgd;*.bias=fp32", "e.weight=fp32"),
-        ("powersgd;e.*=topk", ""),  # the user's rule decides already
+        ("powersgd;e.*=topk", ""),  # the user's rule takes precedence
         ("int8", ""),
         ("fp16", ""),
     ],
@@ -165,7 +165,7 @@ class Tables(torch.nn.Module):
         self.out = torch.nn.Linear(8, 50)
 
 
-class FakeDdp:  # what _model looks at
+class FakeDdp:  # the part that _model reads
     def __init__(self, module):
         self.module = module
         self.parameters_to_ignore = set()

@@ -1,4 +1,6 @@
-"""What sessions hear of loss scalers; that torch's do as before; that no device is waited for."""
+"""Tests what sessions are told of loss scalers, that torch's scalers are unchanged, and no
+waits.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +18,12 @@ from torch.amp import GradScaler
 from thalweg import _precision, amp
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
-# What each step's gradient is multiplied by.
+# Each step's gradient is multiplied by one of these.
 GRADIENTS = [1.0, float("inf"), float("nan"), 1.0, 1.0, 1.0, float("inf"), 1.0]
 
 
 class Listener:
-    """Stands in for a session, and adds up as one does."""
+    """Replaces a session, and adds up as one does."""
 
     def __init__(self):
         self.heard = []
@@ -54,7 +56,7 @@ def listener():
 
 
 class Training:
-    """A linear model under a GradScaler, and what a step is really seen to do."""
+    """A linear model under a GradScaler, and the observed effect of each step."""
 
     def __init__(self, *, device="cpu", **settings):
         torch.manual_seed(0)
@@ -164,7 +166,7 @@ def test_smallest_scale_of_several_scalers_is_told(listener):
     del training, small
     gc.collect()  # optimizer and hook refer to each other
     large.step(1.0)
-    assert listener.scale == 2048.0  # its third clean step
+    assert listener.scale == 2048.0  # after its third clean step
 
 
 def test_every_session_hears_of_a_scaler(listener):
@@ -176,7 +178,7 @@ def test_every_session_hears_of_a_scaler(listener):
 
 @pytest.mark.parametrize("watched_first", [True, False])
 def test_scale_is_the_clamped_one_of_a_decoration(watched_first):
-    """In a process of its own: which of the two comes first cannot be undone."""
+    """Runs in its own process: the order of the two cannot be undone."""
     lines = [
         "_precision.watch(listener)",
         "torch.cuda.amp.aiak_amp_decorate(t.model, t.optimizer, min_loss_scale=60.0)",
@@ -218,7 +220,7 @@ def test_session_hears_of_static_scales_but_not_of_none(listener):
     assert listener.heard == []
     amp.LossScaler(128.0).update_scale()
     assert listener.heard == [(128.0, 0)]
-    amp.fp16_utils.LossScaler(64.0).update_scale(True)  # which it does not look at
+    amp.fp16_utils.LossScaler(64.0).update_scale(True)  # it does not look at this one
     assert listener.heard[1:] == [(64.0, 0)]
 
 
@@ -230,7 +232,7 @@ def test_session_hears_what_the_dynamic_scaler_of_fp16_utils_decides(listener):
 
 
 class Copies:
-    """A device whose copies arrive when the test says so."""
+    """A device whose copies arrive when the test lets them."""
 
     def __init__(self, monkeypatch):
         self.arrived = 0
@@ -252,7 +254,7 @@ def test_what_has_not_arrived_is_told_later_and_together(monkeypatch, listener):
         training.step(gradient)
     assert listener.heard == []
     copies.arrived = 3
-    training.step(1.0)  # its own is still on its way
+    training.step(1.0)  # its own copy is still in flight
     assert listener.heard == [(16.0, 2)]
     _precision.settle()
     assert len(listener.heard) == 1

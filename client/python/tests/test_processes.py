@@ -82,7 +82,7 @@ def test_child_dies_with_its_parent():
 def test_child_whose_parent_is_gone_already_does_not_start():
     prepare = die_with_parent(signal.SIGKILL)
     child = os.fork()
-    if child == 0:  # its parent is not the grandchild's: as if the launcher had died before prctl
+    if child == 0:  # its parent is not the grandchild's, as if the launcher had died before prctl
         grandchild = os.fork()
         if grandchild == 0:
             prepare()

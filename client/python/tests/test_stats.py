@@ -1,4 +1,4 @@
-"""What statistics say: State.summary() and thalweg.tensorboard."""
+"""Tests the presentation of statistics: State.summary() and thalweg.tensorboard."""
 
 import subprocess
 import sys
@@ -63,7 +63,7 @@ def test_nothing_sent_is_no_compression(raw, wire, ratio):
 
 
 class Recorder:
-    """Takes scalars as torch's SummaryWriter does, by position."""
+    """Records scalars; its arguments are positional, as in torch's SummaryWriter."""
 
     def __init__(self):
         self.scalars = {}
@@ -74,7 +74,7 @@ class Recorder:
 
 
 class Counting:
-    """A state whose statistics are those given, one after the other."""
+    """A state that returns the given statistics, one after the other."""
 
     def __init__(self, *stats):
         self.left = list(stats)

@@ -1,4 +1,4 @@
-"""`thalweg status` with shards that say what the tests want."""
+"""Tests `thalweg status` with shards whose answers the tests choose."""
 
 import json
 
@@ -34,10 +34,10 @@ LATER = shard(uptime=52.0, rounds=300, received={"raw_bytes": 0.0, "wire_bytes":
 def test_rates_are_growth_over_the_shards_own_time(monkeypatch):
     lines = table(BEFORE, [Look("a:1", "", LATER, [LATER_JOB])], monkeypatch)
     assert row_of(lines, "a:1") == "a:1 52 s live 1 100 2 MB/s 0 B/s 0 B"
-    # Node 1 was last in 190 of 200 rounds and was waited for 0.76 s in these.
+    # Node 1 was last in 190 of 200 rounds, and the others waited 0.76 s for it in these.
     assert row_of(lines, "1 ") == "1 host1 active 4 250 ms ago 95% 4 ms slowest"
     assert row_of(lines, "0 ") == "0 host0 active 4 250 ms ago 5% 1 ms"
-    # 40000 raw bytes more, as 4000.
+    # 40000 more raw bytes took 4000 on the wire.
     assert any(line.startswith("job resnet ") and line.endswith(" 10x · seen on 1 of 2 shards")
                for line in lines)  # fmt: skip
 
@@ -83,7 +83,7 @@ def test_lines_fit_the_terminal(monkeypatch):
 
 @pytest.fixture
 def answers():
-    """What a server answers, by path; "address" is its own."""
+    """Returns a server's answers, by path; "address" is the server's own."""
     bodies = {}
     with http_server(bodies) as address:
         bodies["address"] = address
@@ -126,7 +126,7 @@ def test_watching_goes_on_until_it_is_interrupted(answers, capsys, monkeypatch):
 
     monkeypatch.setattr("time.sleep", sleep)
     assert main(["status", "--watch", "--shards", answers["address"]]) == 130
-    assert capsys.readouterr().out.count("job resnet") == 3  # the first look has no rates
+    assert capsys.readouterr().out.count("job resnet") == 3  # the first sample has no rates
 
 
 def test_shard_that_is_not_there_is_an_exit_code_and_a_line(capsys):

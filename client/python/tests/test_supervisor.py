@@ -151,7 +151,7 @@ def test_what_a_worker_has_started_ends_with_it():
         supervisor.watch("w", process, is_worker=True)
         assert supervisor.wait() == 0
         supervisor.stop()
-    # End of file: nobody holds the writing end any more.
+    # The pipe is at its end: no process has the writing end open.
     assert select.select([reader], [], [], 10)[0] == [reader]
     assert os.read(reader, 1) == b""
     os.close(reader)

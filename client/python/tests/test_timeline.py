@@ -30,7 +30,7 @@ def merged(tmp_path, writers, profiles=()):
 
 
 def find(path, phase, **args):
-    """Spans of the merged trace."""
+    """Returns spans of the merged trace."""
     found = [s for s in spans.read(path).spans if s.phase == phase]
     return [s for s in found if args.items() <= s.args.items()]
 
@@ -68,7 +68,8 @@ def test_error_of_clocks_is_no_more_than_what_is_said(tmp_path, there):
     compare_clocks(writers, on, there)
     result, path = merged(tmp_path, writers)
     errors = {p.name: p.error_us for p in result.processes}
-    assert max(errors.values()) == pytest.approx(200.0, abs=0.01)  # half of 0.4 ms: the best one
+    # half of 0.4 ms: the best comparison counts
+    assert max(errors.values()) == pytest.approx(200.0, abs=0.01)
     (fold,) = find(path, "fold", part_round=1, chunk=0)
     (send,) = find(path, "send", node=0, round=1, chunk=0)
     wrong = fold.begin - send.begin - 12_000
@@ -76,7 +77,7 @@ def test_error_of_clocks_is_no_more_than_what_is_said(tmp_path, there):
 
 
 def test_clock_that_drifts_is_followed(tmp_path):
-    """50 ppm, as without a time service: 30 ms in ten minutes."""
+    """Uses 50 ppm, as without a time service: 30 ms in ten minutes."""
     on = hosts(drift=50e-6)
     writers = job(on, rounds=1)
     minutes = 600_000 * MS
@@ -101,7 +102,7 @@ def test_host_without_comparison_is_brought_by_the_wall_clock_and_said_so(tmp_pa
     assert sum("nobody has compared" in warning for warning in result.warnings) == 2
     (fold,) = find(path, "fold", part_round=1, chunk=0)
     (send,) = find(path, "send", node=1, round=1, chunk=0)
-    # Its wall clock is 4 ms behind the shard's host's.
+    # Host b's wall clock is 4 ms behind that of the shard's host.
     assert fold.begin - send.begin == pytest.approx(12_000 + 4_000, abs=0.01)
     assert check.problems(spans.read(path)) == []
 
@@ -179,7 +180,7 @@ def test_span_that_ends_before_it_begins_is_a_problem(tmp_path, writers):
 def test_fold_before_its_contributions_is_a_problem_beyond_the_clocks_error(
     tmp_path, early, problems
 ):
-    """With comparisons of 0.4 ms; the fold begins 12 ms after the sending, less `early`."""
+    """Uses comparisons of 0.4 ms; the fold begins 12 ms after the sending, less `early`."""
     on = hosts()
     writers = job(on, rounds=1)
     compare_clocks(writers, on)
@@ -242,7 +243,7 @@ def test_file_that_is_no_trace_is_refused_by_name(tmp_path, text, reason):
 
 
 def test_profile_of_torch_lies_inside_its_worker(tmp_path, writers):
-    """Host b's wall clock is 4 ms behind; the profiler reads that one."""
+    """Host b's wall clock, which the profiler reads, is 4 ms behind."""
     base = 10**18 - 5 * MS
     ts = (100 * MS + 5 * MS + writers[2].host.wall_ahead) / 1e3
     profile = {

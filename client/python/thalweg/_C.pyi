@@ -1,22 +1,25 @@
 """The native part: a worker's connection to its node's sidecar, and fused optimizers.
 
-`import torch` first.
+`import torch` must come first.
 """
-
-from collections.abc import Callable
 
 from torch import Tensor
 from torch._C._distributed_c10d import GradBucket
 from torch.futures import Future
 
+def cpu_capability() -> str:
+    """Returns the name of the instruction set that the CPU kernels of this process use: "AVX2"."""
+
 def cuda_problem(number: int) -> str:
-    """Why the GPU of that number cannot be used here; empty if it can."""
+    """Returns why the GPU of that number cannot be used here; empty if it can."""
 
 def set_error(future: Future[Tensor], text: str) -> None:
-    """Completes a future with a RuntimeError that torch's C++ sees as well."""
+    """Completes a future with a RuntimeError that torch's C++ code sees as well."""
 
 class Session:
-    """Thread-safe. Does nothing in forked children of the process that made it."""
+    """A worker's connection. Thread-safe. Does nothing in forked children of the process that made
+    it.
+    """
 
     def __init__(
         self,
@@ -35,53 +38,57 @@ class Session:
         timeout: float,
         cuda_device: int | None = None,
     ) -> None:
-        """Connects and waits until all workers of the job have.
+        """Connects and waits until all workers of the job have connected.
 
-        `cuda_device` is the number of the GPU that has the gradients; None: the CPU has.
+        `cuda_device` is the number of the GPU that holds the gradients; None: the CPU does.
 
-        Raises ValueError (what the workers say of the job differs), TimeoutError (workers are
-        missing), ConnectionError (no sidecar there, it lost an aggregator, or there is no such GPU)
-        or RuntimeError (also when this build has no CUDA).
+        Raises ValueError (the workers disagree about the job), TimeoutError (workers are missing),
+        ConnectionError (no sidecar there, it lost an aggregator, or there is no such GPU) or
+        RuntimeError (also when this build has no CUDA).
         """
 
     def attach(self, reducer: object, named_parameters: list[tuple[str, Tensor]]) -> None:
         """Registers the communication hook with a DDP module's reducer."""
 
     def stats(self) -> dict[str, float]:
-        """The fields of SessionStats in client/core/session.h."""
+        """Returns the fields of SessionStats in client/core/session.h."""
 
     def save_codec_state(self) -> bytes:
-        """What the codec carries from round to round on this node.
+        """Returns what the codec carries from round to round on this node.
 
         Raises RuntimeError, also while a bucket is being reduced.
         """
 
     def load_codec_state(self, state: bytes) -> None:
-        """Puts a saved state in its place; one that does not fit fails the job.
+        """Restores a saved state; one that does not fit fails the job.
 
         Raises RuntimeError, also while a bucket is being reduced.
         """
 
     def note_precision(self, loss_scale: float, skipped_steps: int) -> None:
-        """What loss scaling has come to: the scale now, and steps skipped since the last call."""
+        """Reports the loss scale, and the steps skipped since the last call."""
 
     def path(self) -> str:
-        """SessionStats.path in client/core/session.h."""
+        """Returns SessionStats.path of client/core/session.h."""
 
     def status(self) -> str | None:
-        """None while the session works, else why it has failed."""
+        """Returns None while the session works, else why it has failed."""
 
     def close(self) -> None:
         """Leaves the job; buckets in flight fail. May be called again."""
 
 class DdpHook:
-    """What Session.attach() registers, for hooks in Python. One thread may use it at a time."""
+    """The hook that Session.attach() registers, for hooks in Python. One thread at a time may use
+    it.
+    """
 
     def __init__(self, session: Session, named_parameters: list[tuple[str, Tensor]]) -> None: ...
     def run(self, bucket: GradBucket) -> Future[list[Tensor]]:
-        """The bucket's mean over the session's workers, as the only element. Raises RuntimeError.
+        """Returns the bucket's mean over the session's workers as the only element. Raises
+        RuntimeError.
 
-        On the CPU it is read-only memory, until the bucket's next round; on a GPU the bucket's own.
+        On the CPU it is read-only memory, valid until the bucket's next round; on a GPU it is the
+        bucket's own memory.
         """
 
 class AllReducer:
@@ -89,14 +96,14 @@ class AllReducer:
 
     def __init__(self, session: Session) -> None: ...
     def mean(self, tensor: Tensor, bucket: int = 0) -> Tensor:
-        """The mean over all workers; blocks, releasing Python's lock. Raises RuntimeError.
+        """Returns the mean over all workers; blocks, releasing Python's lock. Raises RuntimeError.
 
         The result is read-only memory shared by the node's workers, until the next call with the
         same bucket.
         """
 
 class NotFusable(RuntimeError):
-    """What the kernels cannot update; nothing has been changed."""
+    """The kernels cannot update these tensors; nothing has been changed."""
 
 def check_fusable(params: list[Tensor]) -> None:
     """Raises NotFusable unless parameters and gradients can be updated together.
@@ -105,7 +112,7 @@ def check_fusable(params: list[Tensor]) -> None:
     """
 
 def unscaled_grads(grads: list[Tensor], scale: float) -> tuple[list[Tensor], bool]:
-    """float32 copies divided by `scale`, and whether all were finite, in one pass.
+    """Returns float32 copies divided by `scale`, and whether all were finite, in one pass.
 
     Raises NotFusable unless all are dense, float16 or bfloat16, and on the CPU.
     """
@@ -123,7 +130,7 @@ class AdamSettings:
         decoupled: bool,
         bias_correction: bool,
     ) -> None:
-        """`max_grad_norm`: as clip_grad_norm_'s; 0: gradients are not clipped."""
+        """`max_grad_norm` is clip_grad_norm_'s; 0: gradients are not clipped."""
 
 class SgdSettings:
     def __init__(
@@ -137,7 +144,7 @@ class SgdSettings:
         dampening: float,
         nesterov: bool,
     ) -> None:
-        """`max_grad_norm`: as clip_grad_norm_'s; 0: gradients are not clipped."""
+        """`max_grad_norm` is clip_grad_norm_'s; 0: gradients are not clipped."""
 
 class LambSettings:
     def __init__(
@@ -154,27 +161,15 @@ class LambSettings:
         grad_averaging: bool,
         trust_ratio: bool,
     ) -> None:
-        """`max_grad_norm`: as apex's, without an epsilon; 0: gradients are not clipped."""
-
-class BackwardWatch:
-    """Tells that a backward pass is about to add to the gradients of some parameters."""
-
-    def __init__(self) -> None: ...
-    def add(self, param: Tensor) -> None:
-        """For as long as it lives; it must require a gradient."""
-
-    def arm(self, told: Callable[[], object]) -> None:
-        """Has `told` called before the next gradient arrives, once, by the backward's thread."""
-
-    def disarm(self) -> None: ...
+        """`max_grad_norm` is apex's, without an epsilon; 0: gradients are not clipped."""
 
 class FusedTensors:
     """Parameters of one group on the CPU, updated in one parallel region; not thread-safe.
 
-    Methods take the parameters' .grad divided by `grad_scale`, leave out parameters without, and
-    say how many they updated. `grad_squares`: of all gradients that are clipped together, wanted
-    where settings have max_grad_norm. They raise NotFusable if there is a gradient that they cannot
-    take.
+    Methods take the parameters' .grad divided by `grad_scale`, skip parameters without a gradient,
+    and return how many they updated. `grad_squares` is of all gradients that are clipped together;
+    it is required where settings have max_grad_norm. They raise NotFusable if there is a gradient
+    that they cannot take.
     """
 
     def __init__(
@@ -184,10 +179,10 @@ class FusedTensors:
         steps: list[Tensor],
         copies: list[Tensor | None],
     ) -> None:
-        """`states[k][i]`: state k of params[i], float32 of its shape.
+        """`states[k][i]` is state k of params[i], float32 of its shape.
 
-        `steps[i]`: one number, how many it has done; may be empty for SGD without momentum.
-        `copies[i]`, of the same shape, gets what params[i] becomes, rounded; may be empty. Raises
+        `steps[i]` is one number, the steps it has done; may be empty for SGD without momentum.
+        `copies[i]`, of the same shape, receives the rounded new params[i]; may be empty. Raises
         NotFusable.
         """
 
@@ -195,23 +190,23 @@ class FusedTensors:
         """Raises NotFusable if there is a gradient that a step cannot take."""
 
     def adam(self, settings: AdamSettings, *, grad_scale: float, grad_squares: float = 0.0) -> int:
-        """States: exp_avg, exp_avg_sq, and with AMSGrad max_exp_avg_sq."""
+        """The states are exp_avg, exp_avg_sq, and with AMSGrad max_exp_avg_sq."""
 
     def sgd(self, settings: SgdSettings, *, grad_scale: float, grad_squares: float = 0.0) -> int:
-        """States: the momentum, or none."""
+        """The state is the momentum, or none."""
 
     def lamb(self, settings: LambSettings, *, grad_scale: float, grad_squares: float = 0.0) -> int:
-        """States: exp_avg, exp_avg_sq."""
+        """The states are exp_avg, exp_avg_sq."""
 
     def grad_squares(self) -> float:
-        """The sum of the squares of all gradients, the same bits for any number of threads."""
+        """Returns the sum of all gradients' squares, the same bits for any number of threads."""
 
 class FusedDeviceTensors:
-    """The same on a GPU, in the current stream and without waiting. Only in builds with CUDA.
+    """FusedTensors on a GPU, in the current stream and without waiting. Only in builds with CUDA.
 
-    Tensors of one number are read when the step runs: `lr` in place of the settings', `grad_scale`,
-    and `found_inf`: unless it is 0, nothing changes and no step is counted. Steps are float32 on
-    the device.
+    Tensors of one number are read when the step runs: `lr` replaces the settings', then
+    `grad_scale`, and `found_inf`: unless it is 0, nothing changes and no step is counted. Steps are
+    float32 on the device.
     """
 
     def __init__(
@@ -250,4 +245,4 @@ class FusedDeviceTensors:
         grad_squares: Tensor | None = None,
     ) -> int: ...
     def grad_squares(self) -> Tensor:
-        """One float64 on the device; the bits of FusedTensors."""
+        """Returns one float64 on the device; it has the bits of FusedTensors."""

@@ -4,7 +4,8 @@
     state = thalweg.ddp.attach(ddp_model, thalweg.PowerSGD(rank=4))
 
 Importing `thalweg` itself loads neither torch nor native code. It is part of every `import torch`
-(thalweg/_autoload.py), hence loads nothing at all until it is asked for.
+(thalweg/_autoload.py), hence loads nothing at all until it is asked for: `thalweg.ddp` is imported
+when the attribute is first used.
 """
 
 from __future__ import annotations
@@ -12,6 +13,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from thalweg import amp as amp
+    from thalweg import compat as compat
+    from thalweg import ddp as ddp
+    from thalweg import optim as optim
+    from thalweg import policy as policy
     from thalweg.codecs import BF16, FP16, FP32, Auto, Int8, OneBit, PowerSGD, TopK
     from thalweg.policy import Policy, Rule
 
@@ -19,6 +25,7 @@ if TYPE_CHECKING:
 
 _CODECS = ("BF16", "FP16", "FP32", "Auto", "Int8", "OneBit", "PowerSGD", "TopK")
 _POLICIES = ("Policy", "Rule")
+_MODULES = ("amp", "compat", "ddp", "optim", "policy")
 
 __all__ = [
     "BF16",
@@ -47,10 +54,18 @@ def __getattr__(name: str) -> object:
         from thalweg import policy
 
         value = getattr(policy, name)
+    elif name in _MODULES:
+        from importlib import import_module
+
+        value = import_module(f"{__name__}.{name}")
     else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     globals()[name] = value
     return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, *_MODULES})
 
 
 def _version() -> str:

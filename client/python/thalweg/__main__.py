@@ -1,4 +1,4 @@
-"""`python -m thalweg` is the `thalweg` command."""
+"""Runs the `thalweg` command as `python -m thalweg`."""
 
 import sys
 

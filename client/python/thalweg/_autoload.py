@@ -1,25 +1,26 @@
-"""What every `import torch` runs: the entry point of group torch.backends.
+"""Runs at every `import torch`, as an entry point of group torch.backends.
 
-An exception here would make `import torch` fail, and time spent here is spent by every program that
-uses torch. So this loads neither torch nor native code, returns at once unless a variable of
-docs/zero_code.md is set, and raises nothing.
+An exception here would make `import torch` fail, and every program that uses torch pays for the
+time spent here. Therefore this module loads neither torch nor native code, returns at once unless a
+variable of docs/zero_code.md is set, and raises nothing.
 """
 
 
 def activate() -> None:
-    """Does what the environment asks for: DistributedDataParallel, optimizers, other names."""
+    """Applies what the environment asks for: DistributedDataParallel, optimizers, other names."""
     try:
-        from thalweg import _config
+        from thalweg import _variables
 
-        if _config.activation_is_wanted():
+        _variables.warn_of_unknown()
+        if _variables.activation_is_wanted():
             from thalweg import _zero_code
 
             _zero_code.activate()
-        if _config.activation_is_wanted(switches=["THALWEG_FUSED_OPTIMIZER"]):
+        if _variables.activation_is_wanted(switches=["THALWEG_FUSED_OPTIMIZER"]):
             from thalweg import _fused_optimizers
 
             _fused_optimizers.activate()
-        names, apex = _config.compat_is_wanted()
+        names, apex = _variables.compat_is_wanted()
         if names:
             from thalweg import compat  # noqa: F401 - importing it is all
         if apex:

@@ -1,12 +1,11 @@
-"""torch.optim's SGD, Adam and AdamW run fused in scripts that do not mention Thalweg.
+"""Runs torch.optim's SGD, Adam and AdamW fused in scripts that do not mention Thalweg.
 
-Part of `import torch` when the environment asks for it: loads no native code before the first step.
-What cannot be fused takes torch's own step, is counted, and said once.
+It is part of `import torch` when the environment asks for it: loads no native code before the first
+step. An optimizer that cannot be fused takes torch's own step, which is counted and logged once.
 """
 
 from __future__ import annotations
 
-import collections
 import functools
 import logging
 from collections.abc import Callable
@@ -14,43 +13,39 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._compile import _disable_dynamo
 from torch.optim import SGD, Adam, Optimizer
 
+from thalweg import _logging, _torch_patches
 from thalweg._config import Activation
-
-_Original = Callable[..., Any]
-
-# Steps since the process began: those that ran fused, and by reason those that could not.
-fused_steps: collections.Counter[str] = collections.Counter()
-fallbacks: collections.Counter[str] = collections.Counter()
+from thalweg.optim._counts import fallbacks, fused_steps
 
 
 def activate() -> None:
-    """From now on SGD, Adam and AdamW take the fused step where they can. Call it once."""
-    SGD.step = _wrap(SGD, "sgd_step")  # type: ignore[method-assign]
-    Adam.step = _wrap(Adam, "adam_step")  # type: ignore[method-assign]
+    """Makes SGD, Adam and AdamW take the fused step where they can."""
+    for kind, name in ((SGD, "sgd_step"), (Adam, "adam_step")):
+        step = functools.partial(_step, kind, name)
+        _torch_patches.install("fused_optimizers", kind, "step", step)
 
 
-def _wrap(kind: type[Optimizer], name: str) -> _Original:
-    original: _Original = kind.step
-
-    @functools.wraps(original)
-    @_disable_dynamo
-    def step(self: Optimizer, closure: Callable[[], Any] | None = None) -> Any:  # noqa: ANN401
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        reason = _run(self, kind, name)
-        if reason:
-            if not fallbacks[reason]:
-                _say(self, logging.WARNING, f"keeps torch's step: {reason}")
-            fallbacks[reason] += 1
-            original(self)
-        return loss
-
-    return step
+def _step(
+    kind: type[Optimizer],
+    name: str,
+    original: Callable[[Optimizer], Any],
+    optimizer: Optimizer,
+    /,
+    closure: Callable[[], Any] | None = None,
+) -> Any:  # noqa: ANN401
+    loss = None
+    if closure is not None:
+        with torch.enable_grad():
+            loss = closure()
+    reason = _run(optimizer, kind, name)
+    if reason:
+        if not fallbacks[reason]:
+            _say(optimizer, logging.WARNING, f"keeps torch's step: {reason}")
+        fallbacks[reason] += 1
+        original(optimizer)
+    return loss
 
 
 @torch.no_grad()
@@ -67,7 +62,7 @@ def _run(optimizer: Optimizer, kind: type[Optimizer], name: str) -> str:
     for group in optimizer.param_groups:
         if group.get("capturable") or group.get("differentiable"):
             return "capturable or differentiable is set"
-    # Here, because a malformed variable must not break `import torch`.
+    # It is read here, because a malformed variable must not break `import torch`.
     asked = "" if fused_steps[type_name] else Activation.from_env().fused_optimizer
     try:
         getattr(_steps, name)(optimizer, own=False)
@@ -80,10 +75,8 @@ def _run(optimizer: Optimizer, kind: type[Optimizer], name: str) -> str:
 
 
 def _say(optimizer: Optimizer, level: int, text: str) -> None:
-    """On rank 0; visible also if the script has not set up logging."""
-    from thalweg._zero_code import prepare_logger
-
+    """Logs on rank 0; visible also if the script has not set up logging."""
     if dist.is_available() and dist.is_initialized() and dist.get_rank() != 0:
         return
-    logger = prepare_logger(Activation.from_env().log_level)
+    logger = _logging.prepare(Activation.from_env().log_level)
     logger.log(level, "torch.optim.%s %s", type(optimizer).__name__, text)

@@ -1,4 +1,4 @@
-"""What a DistributedDataParallel module consists of, and whether Thalweg can serve it."""
+"""Inspects a DistributedDataParallel module and decides whether Thalweg can serve it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 
 def parameters(ddp_model: DistributedDataParallel) -> list[tuple[str, torch.Tensor]]:
-    """Those whose gradients DistributedDataParallel averages, by name."""
+    """Returns the parameters whose gradients DistributedDataParallel averages, by name."""
     ignored = ddp_model.parameters_to_ignore
     return [
         (name, parameter)
@@ -29,15 +29,15 @@ def describe(ddp_model: DistributedDataParallel) -> tuple[_topology.Tensor, ...]
 
 
 def hook_of(ddp_model: DistributedDataParallel) -> str:
-    """The name of the communication hook that torch knows of; empty: none.
+    """Returns the name of the communication hook that torch knows of; empty: none.
 
-    A hook in C++ of a third party is not seen; torch refuses a second hook then.
+    A third party's hook in C++ is not seen; torch then refuses a second hook.
     """
     return str(ddp_model._get_ddp_logging_data().get("comm_hook", ""))
 
 
 def why_not(ddp_model: DistributedDataParallel) -> str:
-    """Why the module cannot be served; empty if it can."""
+    """Returns why the module cannot be served; empty if it can."""
     if ddp_model._delay_all_reduce_all_params or ddp_model._use_python_reducer:
         return "the module has no reducer in C++ that a communication hook could belong to"
     if ddp_model.mixed_precision is not None:
@@ -51,7 +51,7 @@ def why_not(ddp_model: DistributedDataParallel) -> str:
 
 
 def _why_not_there(ddp_model: DistributedDataParallel) -> str:
-    """Why the module cannot be served where it is; empty if it can."""
+    """Returns why the module cannot be served on its device; empty if it can."""
     devices: dict[torch.device, str] = {}
     for name, parameter in parameters(ddp_model):
         devices.setdefault(parameter.device, name)
@@ -66,14 +66,14 @@ def _why_not_there(ddp_model: DistributedDataParallel) -> str:
 
 
 def cuda_device(ddp_model: DistributedDataParallel) -> int | None:
-    """The number of the GPU that the parameters are on; None: they are on the CPU."""
+    """Returns the number of the GPU that holds the parameters; None: they are on the CPU."""
     for _, parameter in parameters(ddp_model):
         return parameter.device.index if parameter.device.type == "cuda" else None
     return None
 
 
 def spare_embeddings(ddp_model: DistributedDataParallel, codec: str) -> str:
-    """The policy `codec` with a rule for each embedding that it would compress to factors.
+    """Returns the policy `codec` with a rule for each embedding that it would compress to factors.
 
     Raises ConfigError.
     """
@@ -90,7 +90,7 @@ def spare_embeddings(ddp_model: DistributedDataParallel, codec: str) -> str:
 
 
 def sparse_module(ddp_model: DistributedDataParallel) -> str:
-    """The name of a module whose gradients will be sparse; empty: none is known to be."""
+    """Returns the name of a module whose gradients will be sparse; empty: none is known to be."""
     for name, module in ddp_model.module.named_modules():
         if isinstance(module, torch.nn.Embedding | torch.nn.EmbeddingBag) and module.sparse:
             return name or type(module).__name__

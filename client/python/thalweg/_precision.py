@@ -1,81 +1,60 @@
-"""What loss scalers decide, for sessions to tell their sidecars: scales, and steps skipped.
+"""Passes the decisions of loss scalers (scales and skipped steps) to sessions for their sidecars.
 
-Nothing here waits for a device: what lies on a GPU is copied to pinned memory, and looked at in a
-later step, once it is there. Nothing is done while there is no session.
+Nothing here waits for a device: values on a GPU are copied to pinned memory, and read in a later
+step, once they have arrived. Nothing is done while there is no session.
 """
 
 from __future__ import annotations
 
-import functools
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 from torch.amp.grad_scaler import GradScaler
 
+from thalweg import _torch_patches
+
 
 class Session(Protocol):
-    """The part of _C.Session that is needed."""
+    """The needed part of _C.Session."""
 
     def note_precision(self, loss_scale: float, skipped_steps: int) -> None: ...
 
 
 class _Decision(NamedTuple):
-    """Of a GradScaler's update()."""
+    """The outcome of a GradScaler's update()."""
 
     scaler: GradScaler
-    values: Tensor  # on the host: the scale, then flags, not 0 where there was an infinity
+    # on the host: the scale, then flags that are nonzero where there was an infinity
+    values: Tensor
     is_here: Callable[[], bool]
 
 
-_lock = threading.Lock()  # stats() may be called by any thread
+_lock = threading.Lock()  # any thread may call stats()
 _sessions: weakref.WeakSet[Session] = weakref.WeakSet()
 _scales: weakref.WeakKeyDictionary[object, float] = weakref.WeakKeyDictionary()
 _on_the_way: deque[_Decision] = deque()
-_observed: set[int] = set()  # ids of GradScalers in update()
 
 
 def watch(session: Session) -> None:
-    """The session hears of all scalers of this process from now on."""
-    _install()
+    """Makes the session receive the decisions of all scalers of this process from now on."""
+    _torch_patches.install("precision", GradScaler, "update", _update_and_observe)
     _sessions.add(session)
 
 
 def tell(scaler: object, scale: float, *, skipped: bool) -> None:
-    """The scaler has come to a scale, and may have skipped the step."""
+    """Records the scaler's new scale, and whether it skipped the step."""
     if _sessions:
         with _lock:
             _pass_on([(scaler, scale, skipped)])
 
 
-@contextmanager
-def observing(scaler: GradScaler) -> Iterator[None]:
-    """Around what makes up update(), which may have this around a part of it as well."""
-    if not _sessions or not scaler.is_enabled() or id(scaler) in _observed:
-        yield
-        return
-    _observed.add(id(scaler))
-    try:
-        # update() forgets them.
-        flags = [
-            flag
-            for optimizer in scaler._per_optimizer_states.values()
-            for flag in optimizer["found_inf_per_device"].values()
-        ]
-        yield
-    finally:
-        _observed.discard(id(scaler))
-    if scaler._scale is not None:
-        _look(scaler, [scaler._scale, *flags])
-
-
 def settle() -> None:
-    """Passes on what has come to the host meanwhile."""
+    """Passes on the values that have arrived on the host in the meantime."""
     with _lock:
         news = []
         while _on_the_way and _on_the_way[0].is_here():
@@ -91,7 +70,7 @@ def _pass_on(news: Sequence[tuple[object, float, bool]]) -> None:
         _scales[scaler] = scale
     skipped = sum(skipped for *_, skipped in news)
     for session in list(_sessions):
-        # The smallest: that scaler is in trouble, if any is.
+        # The smallest scale is reported: if a scaler is in trouble, it is that one.
         session.note_precision(min(_scales.values()), skipped)
 
 
@@ -106,7 +85,7 @@ def _look(scaler: GradScaler, values: Sequence[Tensor]) -> None:
 
 
 def _fetch(values: Sequence[Tensor]) -> tuple[Tensor, Callable[[], bool]]:
-    """Copies from a GPU, without waiting; and whether they are there."""
+    """Copies from a GPU, without waiting; returns the copies and whether they have arrived."""
     device = values[0].device
     together = torch.stack([value.to(device, non_blocking=True) for value in values])
     host = torch.empty(len(values), dtype=together.dtype, device="cpu", pin_memory=True)
@@ -116,13 +95,22 @@ def _fetch(values: Sequence[Tensor]) -> tuple[Tensor, Callable[[], bool]]:
     return host, arrived.query
 
 
-@functools.cache
-def _install() -> None:
-    update: Callable[..., None] = GradScaler.update
-
-    @functools.wraps(update)
-    def update_and_observe(self: GradScaler, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
-        with observing(self):
-            update(self, *args, **kwargs)
-
-    GradScaler.update = update_and_observe  # type: ignore[method-assign]
+def _update_and_observe(
+    update: Callable[..., None],
+    scaler: GradScaler,
+    /,
+    *args: Any,  # noqa: ANN401
+    **kwargs: Any,  # noqa: ANN401
+) -> None:
+    if not _sessions or not scaler.is_enabled():
+        update(scaler, *args, **kwargs)
+        return
+    # update() forgets them.
+    flags = [
+        flag
+        for optimizer in scaler._per_optimizer_states.values()
+        for flag in optimizer["found_inf_per_device"].values()
+    ]
+    update(scaler, *args, **kwargs)
+    if scaler._scale is not None:
+        _look(scaler, [scaler._scale, *flags])

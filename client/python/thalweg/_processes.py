@@ -1,4 +1,4 @@
-"""Starting server programs, and knowing when they serve."""
+"""Starts server programs and waits until they serve."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class ServerError(RuntimeError):
-    """A server program did not come up."""
+    """A server program did not start."""
 
 
 class Server:
@@ -42,7 +42,8 @@ class Server:
         self.http = ""
         self._ready_fd, write_fd = os.pipe2(os.O_CLOEXEC)
         try:
-            # A session of its own: Ctrl-C reaches whoever started the server, not the server.
+            # The server gets its own session: Ctrl-C reaches the process that started it, not the
+            # server.
             self.process = subprocess.Popen(
                 [*argv, "--ready-fd", str(write_fd)],
                 env=dict(env),
@@ -60,7 +61,7 @@ class Server:
             os.close(write_fd)
 
     def wait_ready(self, timeout: float) -> None:
-        """Fills in `address` and `http`. On ServerError the program has been stopped."""
+        """Sets `address` and `http`. On ServerError the program has been stopped."""
         try:
             line = _read_line(self._ready_fd, time.monotonic() + timeout)
         except TimeoutError:
@@ -80,7 +81,7 @@ class Server:
             raise ServerError(f"{self.name} announced itself with {line!r}") from error
 
     def stop(self, grace: float) -> int:
-        """SIGTERM, then SIGKILL after `grace` seconds; returns the exit code."""
+        """Sends SIGTERM, then SIGKILL after `grace` seconds; returns the exit code."""
         with contextlib.suppress(ProcessLookupError):
             self.process.terminate()
         try:
@@ -91,7 +92,7 @@ class Server:
 
 
 def die_with_parent(signum: signal.Signals) -> Callable[[], None]:
-    """For Popen's preexec_fn: the child gets `signum` when the calling *thread* ends, however.
+    """Gives the child `signum` when the calling *thread* ends in any way; for Popen's preexec_fn.
 
     Call it, and Popen, on the main thread of a process that has no other threads.
     """
@@ -99,14 +100,14 @@ def die_with_parent(signum: signal.Signals) -> Callable[[], None]:
 
     def prepare() -> None:
         _libc.prctl(_PR_SET_PDEATHSIG, int(signum), 0, 0, 0)
-        if os.getppid() != parent:  # it ended before prctl
+        if os.getppid() != parent:  # the parent ended before prctl
             os._exit(1)
 
     return prepare
 
 
 def describe_exit(code: int) -> str:
-    """Popen's return code in words."""
+    """Describes Popen's return code in words."""
     if code >= 0:
         return f"exited with code {code}"
     try:
@@ -116,7 +117,7 @@ def describe_exit(code: int) -> str:
 
 
 def _read_line(fd: int, deadline: float) -> bytes:
-    """Reads until newline or end of file."""
+    """Reads until a newline or the end of the file."""
     line = b""
     poller = select.poll()
     poller.register(fd, select.POLLIN)

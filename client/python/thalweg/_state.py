@@ -1,4 +1,4 @@
-"""What `thalweg.ddp.attach` returns."""
+"""Defines what `thalweg.ddp.attach` returns."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Member(Protocol):
 
 
 class State:
-    """A DDP module's connection to Thalweg: statistics, and the means to end it.
+    """A DDP module's connection to Thalweg: it gives statistics and can be closed.
 
     It lives as long as the DDP module unless it is closed before. Thread-safe.
     """
@@ -40,12 +40,12 @@ class State:
         self.job = job
         self.codec = codec
         self.sidecar = sidecar
-        self._ours = ours  # the sidecar was started by attach() and leaves with its last worker
+        self._ours = ours  # attach() started the sidecar, which ends with its last worker
         self._place = place
         self._member = member
-        self._keeper = keeper  # of what the node's codec carries; None: another worker has it
+        self._keeper = keeper  # keeps the state of the node's codec; None: another worker keeps it
         self._pid = os.getpid()
-        # Runs when the object is collected and at exit, whichever comes first.
+        # This runs when the object is collected or at exit, whichever comes first.
         self._finalizer = weakref.finalize(self, _close, member, self._pid)
 
     @property
@@ -60,21 +60,22 @@ class State:
         return self._member.path()
 
     def status(self) -> str | None:
-        """None while everything works, else why it has failed."""
+        """Returns None while everything works, else why it has failed."""
         return self._member.status()
 
     def stats(self) -> dict[str, float]:
-        """Sums since attach(), of this worker and its node.
+        """Returns sums since attach(), of this worker and its node.
 
-        rounds (buckets), raw_bytes (gradients this worker handed over), wire_bytes_sent and
+        rounds (buckets), raw_bytes (gradients that this worker submitted), wire_bytes_sent and
         wire_bytes_received (by its node), compression (raw_bytes / wire_bytes_sent),
         nonfinite_elems, skipped_steps (by loss scalers of this process, torch's or thalweg.amp's),
         and *_seconds: copy (this worker), wait, reduce, decode, wire (the node), total.
 
-        Not sums: compressed_since (the iteration, counted from 1, in which compression began; 0:
-        not yet), the latest samples of error_ratio (what was lost of a gradient, relative to it)
-        and residual_norm (of what is left for later), and loss_scale (the smallest; 0: none yet).
-        A GPU's loss_scale and skipped_steps are known when a later step looks, or this does.
+        These are not sums: compressed_since (the iteration, counted from 1, in which compression
+        began; 0: not yet), the latest samples of error_ratio (the lost part of a gradient, relative
+        to it) and residual_norm (norm of what is left for later), and loss_scale (the smallest; 0:
+        none yet). A GPU's loss_scale and skipped_steps are updated by a later step, or by this
+        call.
         """
         _precision.settle()
         stats = self._member.stats()
@@ -82,13 +83,13 @@ class State:
         return stats
 
     def summary(self) -> str:
-        """The statistics for people."""
+        """Formats the statistics for people."""
         return _stats.describe(self.codec, self.stats(), self.path)
 
     def state_dict(self) -> dict[str, Any]:
-        """What the codec carries from step to step, for a checkpoint.
+        """Returns what the codec carries from step to step, for a checkpoint.
 
-        Call it on all workers, between two steps, and keep every worker's own, as
+        Call it on all workers, between two steps, and store every worker's own result, as
         torch.distributed.checkpoint does: "codec" is the same everywhere, "nodeN" are bytes that
         one worker of each node has. Raises RuntimeError.
         """
@@ -98,10 +99,11 @@ class State:
         return result
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Goes on where `state_dict` was made; bit for bit if model and optimizer do, too.
+        """Restores `state_dict`; training continues bit for bit if model and optimizer are restored
+        too.
 
-        Call it on all workers, with each its own, before the first step. The job needs as many
-        nodes as then. Raises ValueError when the state is of another codec or node.
+        Call it on all workers, with each worker's own state, before the first step. The job needs
+        as many nodes as before. Raises ValueError when the state belongs to another codec or node.
         """
         saved = str(state_dict.get("codec", ""))
         if saved.partition(":")[0] != self.codec.partition(":")[0]:
@@ -132,6 +134,6 @@ class State:
 
 
 def _close(member: Member, pid: int) -> None:
-    if os.getpid() == pid:  # a forked child must leave its parent's session alone
+    if os.getpid() == pid:  # a forked child must not touch its parent's session
         with contextlib.suppress(RuntimeError):
             member.close()

@@ -1,4 +1,4 @@
-"""What State.stats() means, in words."""
+"""Describes State.stats() in words."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections.abc import Mapping
 from thalweg.codecs import WIRE_TYPES
 
 SECONDS = ("copy", "wait", "reduce", "decode", "wire", "total")
-SAMPLES = ("error_ratio", "residual_norm")  # not sums: the latest that was measured
+SAMPLES = ("error_ratio", "residual_norm")  # latest measurements, not sums
 
 
 def ratio(raw: float, wire: float) -> float:
-    """How many times fewer bytes went over the wire."""
+    """Returns how many times fewer bytes went over the wire."""
     return raw / wire if wire else 1.0
 
 
 def compresses(stats: Mapping[str, float]) -> bool:
-    """Whether anything has crossed the network compressed; there are samples then."""
+    """Returns whether anything has crossed the network compressed; samples exist from then on."""
     return stats["compressed_since"] > 0
 
 
@@ -46,7 +46,7 @@ def _since(codec: str, stats: Mapping[str, float]) -> str:
         return ""
     if not compresses(stats):
         return " (not compressing yet)"
-    # Iterations are counted from 0, as in a codec's `start`.
+    # The text counts iterations from 0, as a codec's `start` does.
     return f" since iteration {stats['compressed_since'] - 1:.0f}"
 
 

@@ -1,4 +1,4 @@
-"""What workers tell each other before they connect, and the nodes that follow from it."""
+"""Defines what workers exchange before they connect, and computes the nodes from it."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Introduction:
-    """What every worker says of itself, in order of rank."""
+    """A worker's report about itself; reports are listed in order of rank."""
 
     host: str
-    sidecar: str  # as configured; empty: one is to be started
-    running: str  # sidecar that an earlier attach() started and that still serves this worker
+    sidecar: str  # as configured; empty: one must be started
+    running: str  # sidecar of an earlier attach() that still serves this worker
     aggregators: tuple[str, ...]
     job: str
     codec: str
@@ -37,7 +37,7 @@ class Introduction:
     node_reduce: str
     timeout: float
     model: tuple[Tensor, ...]
-    problem: str  # why this worker cannot take part; empty: it can
+    problem: str  # why this worker cannot take part; empty if it can
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Placement:
     node: int
     num_nodes: int
     local_rank: int
-    ranks: tuple[int, ...]  # in the job, of this node's workers
+    ranks: tuple[int, ...]  # ranks in the job of this node's workers
 
     @property
     def local_size(self) -> int:
@@ -54,7 +54,7 @@ class Placement:
 
 @functools.cache
 def host_id() -> str:
-    """Equal for processes of one machine, also where several machines share a host name."""
+    """Returns an identity of this machine that is unique also where host names repeat."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     return f"{socket.gethostname()}/{boot}"
 
@@ -86,7 +86,7 @@ def check(workers: Sequence[Introduction]) -> None:
 
 
 def starters(workers: Sequence[Introduction]) -> dict[int, list[int]]:
-    """Which ranks must start a sidecar, each with all the ranks that will use it.
+    """Returns the ranks that must start a sidecar, each with all the ranks that will use it.
 
     A sidecar that already serves all of them is used again.
     """
@@ -103,7 +103,7 @@ def starters(workers: Sequence[Introduction]) -> dict[int, list[int]]:
 
 
 def place(sidecars: Sequence[tuple[str, str]], rank: int) -> Placement:
-    """Workers with the same (host, sidecar) are a node; nodes are ordered by their lowest rank."""
+    """Groups workers with the same (host, sidecar) into nodes, ordered by their lowest rank."""
     nodes: dict[tuple[str, str], list[int]] = {}
     for other, key in enumerate(sidecars):
         nodes.setdefault(key, []).append(other)

@@ -7,29 +7,36 @@ started without the variables. docs/zero_code.md says what wins over what.
 
 from __future__ import annotations
 
-import collections
 import functools
 import json
 import logging
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store
-from torch._compile import _disable_dynamo
+from torch.autograd.graph import register_multi_grad_hook
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.hooks import RemovableHandle
 
-from thalweg._config import KNOWN, Activation, ConfigError
+from thalweg import _logging, _rendezvous, _torch_patches
+from thalweg._config import Activation, ConfigError
+from thalweg._variables import KNOWN
 
-# Modules that wait for their first training step.
+# Modules that wait for their first training step: all workers have agreed to attach them.
 _enlisted: weakref.WeakKeyDictionary[DistributedDataParallel, Activation] = (
     weakref.WeakKeyDictionary()
 )
-_built: collections.Counter[str] = collections.Counter()  # modules, by process group
+# Modules that were copied or loaded. Perhaps not all workers have, so that nobody has asked them
+# before the first training step. True: torch takes them for modules that have run before.
+_copies: weakref.WeakKeyDictionary[DistributedDataParallel, bool] = weakref.WeakKeyDictionary()
+# Hooks that see an enlisted module run backward.
+_watches: weakref.WeakKeyDictionary[DistributedDataParallel, RemovableHandle] = (
+    weakref.WeakKeyDictionary()
+)
 
 
 @dataclass(frozen=True)
@@ -42,34 +49,82 @@ class Answer:
 
 
 def activate() -> None:
-    """From now on every DistributedDataParallel asks the environment. Call it once.
+    """From now on every DistributedDataParallel asks the environment.
 
     A module is enlisted when it is built, which all workers do together, and attached in the first
-    training step: until then the script may register a hook of its own.
+    training step: until then the script may register a hook of its own. A module that copy.deepcopy
+    or torch.load has made is enlisted in its first training step as well.
     """
-    build: Callable[..., None] = DistributedDataParallel.__init__
-    prepare: Callable[[DistributedDataParallel], None] = DistributedDataParallel._lazy_init
+    install = functools.partial(_torch_patches.install, "zero_code", DistributedDataParallel)
+    install("__init__", _build_and_enlist)
+    install("__setstate__", _restore_and_note)
+    install("_lazy_init", _prepare_and_attach)
 
-    @functools.wraps(build)
-    def build_and_enlist(self: DistributedDataParallel, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
-        if dist.is_initialized():
-            store().set(_announcement(dist.get_rank()), "1")
-        build(self, *args, **kwargs)
-        if dist.get_world_size(self.process_group) > 1:
-            _enlist(self)
 
-    # torch calls this at the beginning of forward() as long as _lazy_init_ran is not set.
-    @functools.wraps(prepare)
-    @_disable_dynamo  # torch.compile(module) would trace what is done here once
-    def prepare_and_attach(self: DistributedDataParallel) -> None:
-        if self not in _enlisted:
-            prepare(self)
-        elif self.training and torch.is_grad_enabled():
-            prepare(self)
-            _attach(self, _enlisted.pop(self))
+def _build_and_enlist(
+    build: Callable[..., None],
+    module: DistributedDataParallel,
+    /,
+    *args: Any,  # noqa: ANN401
+    **kwargs: Any,  # noqa: ANN401
+) -> None:
+    if dist.is_initialized():
+        _announce()
+    build(module, *args, **kwargs)
+    if dist.get_world_size(module.process_group) > 1:
+        _enlist(module)
 
-    DistributedDataParallel.__init__ = build_and_enlist  # type: ignore[method-assign]
-    DistributedDataParallel._lazy_init = prepare_and_attach  # type: ignore[method-assign]
+
+def _prepare_and_attach(
+    prepare: Callable[[DistributedDataParallel], None], module: DistributedDataParallel, /
+) -> None:
+    """torch calls it at the beginning of forward() as long as _lazy_init_ran is not set."""
+    if module not in _enlisted and module not in _copies:
+        prepare(module)
+    elif torch.is_grad_enabled() and (module.training or module.module.training):
+        if _copies.pop(module, False):
+            module._lazy_init_ran = True
+        else:
+            prepare(module)
+        if module not in _enlisted:
+            _enlist(module)
+        if activation := _enlisted.pop(module, None):
+            _attach(module, activation)
+    elif torch.is_grad_enabled() and module in _enlisted:
+        _watch(module, _enlisted[module])
+
+
+def _restore_and_note(
+    restore: Callable[..., None], module: DistributedDataParallel, /, state: dict[str, Any]
+) -> None:
+    restore(module, state)
+    if dist.get_world_size(module.process_group) > 1:
+        _announce()
+        _copies[module] = module._lazy_init_ran
+        module._lazy_init_ran = False
+
+
+def _watch(module: DistributedDataParallel, activation: Activation) -> None:
+    """Warns once when an enlisted module that is not attached yet runs backward."""
+    if module in _watches:
+        return
+    weak = weakref.ref(module)
+
+    def warn(_: object) -> None:
+        module = weak()
+        if module is None:
+            return
+        _watches[module].remove()
+        if module in _enlisted:
+            text = (
+                f"runs backward in eval mode, and is not attached in spite of "
+                f"{_reasons(activation)}: torch averages its gradients until a forward pass in "
+                "training mode. Call its train(), or thalweg.ddp.attach()"
+            )
+            _say(module, activation, logging.WARNING, text)
+
+    parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    _watches[module] = register_multi_grad_hook(parameters, warn, mode="any")
 
 
 def decide(answers: Sequence[Answer]) -> str:
@@ -92,31 +147,35 @@ def await_announcements(shared: Store, ranks: Sequence[int], timeout: float) -> 
     They announce themselves before they build a module, which is collective: nobody who is going to
     should need the timeout.
     """
-    keys = {rank: _announcement(rank) for rank in ranks}
-    try:
-        shared.wait(list(keys.values()), timedelta(seconds=timeout))
-    except RuntimeError as error:
-        missing = [rank for rank, key in keys.items() if not shared.check([key])]
+    places = _rendezvous.missing(shared, [_announcement(rank) for rank in ranks], timeout)
+    if places:
         raise ConfigError(
             f"thalweg: the environment activates it here, but not on rank "
-            f"{', '.join(map(str, missing))}: set the same variables everywhere"
-        ) from error
+            f"{', '.join(str(ranks[place]) for place in places)}: set the same variables everywhere"
+        )
 
 
-def exchange(shared: Store, answer: Answer, *, key: str, rank: int, world: int) -> list[Answer]:
-    """What all workers answer, by rank; waits for them as long as the process group does."""
+def exchange(
+    shared: Store, answer: Answer, *, key: str, rank: int, world: int, timeout: float
+) -> list[Answer]:
+    """Returns what all workers answer, by rank. Raises TimeoutError, naming those that do not."""
     keys = [f"{key}/{other}" for other in range(world)]
     shared.set(keys[rank], json.dumps(asdict(answer)))
-    shared.wait(keys)
+    absent = _rendezvous.missing(shared, keys, timeout)
+    if absent:
+        raise TimeoutError(
+            f"thalweg: rank {', '.join(map(str, absent))} has not come to the same "
+            f"DistributedDataParallel module within {timeout:g} s (THALWEG_TIMEOUT)"
+        )
     return [Answer(**json.loads(shared.get(key))) for key in keys]
-
-
-def store() -> Store:
-    return dist.distributed_c10d._get_default_store()
 
 
 def _announcement(rank: int) -> str:
     return f"thalweg/activated/{rank}"
+
+
+def _announce() -> None:
+    _rendezvous.default_store().set(_announcement(dist.get_rank()), "1")
 
 
 def _enlist(module: DistributedDataParallel) -> None:
@@ -129,14 +188,15 @@ def _enlist(module: DistributedDataParallel) -> None:
     except ConfigError as error:
         answer = Answer(error=str(error))
     group = module.process_group
-    await_announcements(store(), dist.get_process_group_ranks(group), timeout)
-    _built[group.group_name] += 1
+    shared = _rendezvous.default_store()
+    await_announcements(shared, dist.get_process_group_ranks(group), timeout)
     answers = exchange(
-        store(),
+        shared,
         answer,
-        key=f"thalweg/{group.group_name}/{_built[group.group_name]}",
+        key=_rendezvous.next_key("module", group),
         rank=dist.get_rank(group),
         world=dist.get_world_size(group),
+        timeout=timeout,
     )
     obstacle = decide(answers)
     if activation.codec and obstacle:
@@ -161,6 +221,8 @@ def _obstacle(module: DistributedDataParallel) -> str:
 def _attach(module: DistributedDataParallel, activation: Activation) -> None:
     from thalweg import _model, ddp
 
+    if module in _watches:
+        _watches.pop(module).remove()
     if ddp.state_of(module) is not None:  # the script has called attach()
         return
     hook = _model.hook_of(module)
@@ -176,21 +238,9 @@ def _reasons(activation: Activation) -> str:
     return "; ".join([", ".join(activation.variables), *activation.remarks])
 
 
-def prepare_logger(level: int) -> logging.Logger:
-    """Thalweg's logger, with `level` and a way to standard error unless the script has set them."""
-    logger = logging.getLogger("thalweg")
-    if logger.level == logging.NOTSET:
-        logger.setLevel(level)
-    if not logger.hasHandlers():
-        handler = logging.StreamHandler()
-        handler.setFormatter(logging.Formatter("thalweg: %(message)s"))
-        logger.addHandler(handler)
-    return logger
-
-
 def _say(module: DistributedDataParallel, activation: Activation, level: int, text: str) -> None:
     """On rank 0; visible also if the script has not set up logging."""
     if dist.get_rank(module.process_group) != 0:
         return
-    logger = prepare_logger(activation.log_level)
+    logger = _logging.prepare(activation.log_level)
     logger.log(level, "DistributedDataParallel(%s) %s", type(module.module).__name__, text)

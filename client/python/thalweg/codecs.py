@@ -1,11 +1,12 @@
-"""How gradients cross the network: what `thalweg.ddp.attach(model, CODEC)` and THALWEG_CODEC take.
+"""Defines the codecs: how gradients cross the network.
 
-A codec is a value, `thalweg.PowerSGD(rank=4)`, and has a text form in which every key is given:
+`thalweg.ddp.attach(model, CODEC)` and THALWEG_CODEC take a codec. It is a value,
+`thalweg.PowerSGD(rank=4)`, and has a text form in which every key is given:
 
     powersgd:rank=4,start=1000,min_rate=2,wire=fp32,warm=1,feedback=1,seed=0,epsilon=0
 
-In text that is read, keys may be left out and come in any order; `powersgd:4` and `topk:0.01` are
-short for the first key. Exceptions for some of the tensors make it a policy (policy.py). This
+In text that is parsed, keys are optional and may come in any order; `powersgd:4` and `topk:0.01`
+are short for the first key. Exceptions for some of the tensors make it a policy (policy.py). This
 module loads neither torch nor native code.
 """
 
@@ -15,7 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-# Codecs that are nothing but a type of element.
+# These codecs are only a type of element.
 WIRE_TYPES = ("fp32", "fp16", "bf16")
 _MAX_RANK = 256
 _MAX_ITERATION = 1 << 40
@@ -31,7 +32,7 @@ class _Key:
     name: str
     expected: str
     accepts: Callable[[Any], bool]
-    read: Callable[[str], Any]  # ValueError: this is no such value
+    read: Callable[[str], Any]  # raises ValueError when the text is no such value
     write: Callable[[Any], str] = str
 
 
@@ -51,7 +52,7 @@ class Codec:
                 )
 
     def spec(self) -> str:
-        """The text form with every key, equal for equal codecs; `parse` reads it."""
+        """Returns the text form with every key, equal for equal codecs; `parse` reads it."""
         pairs = [
             f"{key.name}={key.write(getattr(self, attribute))}"
             for attribute, key in self._keys.items()
@@ -60,7 +61,7 @@ class Codec:
 
 
 def parse(text: str, what: str = "codec") -> Codec:
-    """The codec that `text` describes. ValueError says what is wrong with `what`."""
+    """Returns the codec that `text` describes. ValueError says what is wrong with `what`."""
     name, colon, arguments = text.partition(":")
     if name not in _BY_NAME:
         raise ValueError(f"{what} is {text!r}, expected one of {', '.join(_BY_NAME)}")
@@ -80,7 +81,7 @@ def parse(text: str, what: str = "codec") -> Codec:
 
 
 def read_value(kind: type[Codec], attribute: str, what: str, text: str) -> object:
-    """What `text` says an attribute of a codec is. ValueError says what is wrong with `what`."""
+    """Returns the attribute's value in `text`. ValueError says what is wrong with `what`."""
     key = kind._keys[attribute]
     try:
         value = key.read(text)
@@ -92,7 +93,7 @@ def read_value(kind: type[Codec], attribute: str, what: str, text: str) -> objec
 
 
 def _read_part(kind: type[Codec], part: str, alone: bool) -> tuple[str, object]:
-    """One `key=value`: the attribute and its value."""
+    """Reads one `key=value`; returns the attribute and its value."""
     by_name = {key.name: attribute for attribute, key in kind._keys.items()}
     name, equals, text = part.partition("=")
     if alone and not equals and kind._shorthand:
@@ -126,8 +127,8 @@ def _real(name: str, expected: str, inside: Callable[[float], bool]) -> _Key:
 
 
 def _write_real(value: float) -> str:
-    """As C's %g where that gives the value back, so that both languages write the same text."""
-    short = f"{value + 0.0:g}"  # without the sign of -0.0
+    """Formats as C's %g where that reproduces the value, so that both languages agree."""
+    short = f"{value + 0.0:g}"  # removes the sign of -0.0
     return short if float(short) == value else repr(float(value))
 
 
@@ -147,7 +148,7 @@ _FEEDBACK = _flag("feedback")
 
 @dataclass(frozen=True)
 class FP32(Codec):
-    """Gradients cross the network as they are."""
+    """Gradients cross the network unchanged."""
 
     name = "fp32"
 
@@ -168,20 +169,21 @@ class BF16(Codec):
 
 @dataclass(frozen=True)
 class PowerSGD(Codec):
-    """Matrices cross the network as two factors of low rank; small tensors as they are.
+    """Matrices cross the network as two factors of low rank; small tensors stay as they are.
 
-    Defaults are those of torch's PowerSGDState, where `rank` is called matrix_approximation_rank,
-    `start_iter` start_powerSGD_iter, `seed` random_seed and `epsilon` orthogonalization_epsilon.
+    The defaults are those of torch's PowerSGDState, where `rank` is called
+    matrix_approximation_rank, `start_iter` start_powerSGD_iter, `seed` random_seed and `epsilon`
+    orthogonalization_epsilon.
     """
 
-    rank: int = 1  # more is more accurate, and more bytes
-    start_iter: int = 1000  # iterations before it go without compression
-    min_compression_rate: float = 2.0  # matrices that would not shrink by more stay as they are
-    wire: str = "fp32"  # the type in which factors, and what is not compressed, are sent
-    warm_start: bool = True  # begin with the last iteration's factors
-    use_error_feedback: bool = True  # add what was lost to the next gradient
-    seed: int = 0  # of the first factors
-    epsilon: float = 0.0  # added to the norms by which columns are divided
+    rank: int = 1  # a higher rank is more accurate and takes more bytes
+    start_iter: int = 1000  # number of the first iterations, which are not compressed
+    min_compression_rate: float = 2.0  # matrices that would shrink by less stay as they are
+    wire: str = "fp32"  # type in which factors and uncompressed tensors are sent
+    warm_start: bool = True  # start from the previous iteration's factors
+    use_error_feedback: bool = True  # add the compression error to the next gradient
+    seed: int = 0  # seed of the first factors
+    epsilon: float = 0.0  # added to the norms that columns are divided by
 
     name = "powersgd"
     _shorthand = "rank"
@@ -197,37 +199,52 @@ class PowerSGD(Codec):
     }
 
 
+class Lossy(Codec):
+    """Base of the codecs that send chunks in a lossy format (docs/codecs.md)."""
+
+    start_iter: int
+    use_error_feedback: bool
+    # The elements and the bytes of a block; None: a payload has no blocks.
+    block: ClassVar[tuple[int, int] | None] = None
+    # Only the sum of the results over many steps is accurate, not the result of one step.
+    is_coarse: ClassVar[bool] = False
+
+
 @dataclass(frozen=True)
-class Int8(Codec):
+class Int8(Lossy):
     """Gradients cross the network as 8-bit integers, with a scale per 256 of them."""
 
     start_iter: int = 2
     use_error_feedback: bool = True
 
     name = "int8"
+    block = (256, 260)
     _keys: ClassVar[Mapping[str, _Key]] = {"start_iter": _START, "use_error_feedback": _FEEDBACK}
 
 
 @dataclass(frozen=True)
-class OneBit(Codec):
+class OneBit(Lossy):
     """Gradients cross the network as their signs, with a scale per 1024 of them."""
 
     start_iter: int = 2
     use_error_feedback: bool = True
 
     name = "onebit"
+    block = (1024, 132)
+    is_coarse = True
     _keys: ClassVar[Mapping[str, _Key]] = {"start_iter": _START, "use_error_feedback": _FEEDBACK}
 
 
 @dataclass(frozen=True)
-class TopK(Codec):
-    """Of all gradients only those of the largest magnitude cross the network."""
+class TopK(Lossy):
+    """Only the gradients of the largest magnitude cross the network."""
 
-    ratio: float = 0.01  # how many of them
+    ratio: float = 0.01  # fraction of the elements
     start_iter: int = 2
     use_error_feedback: bool = True
 
     name = "topk"
+    is_coarse = True
     _shorthand = "ratio"
     _keys: ClassVar[Mapping[str, _Key]] = {
         "ratio": _real("ratio", "a number above 0, at most 1", lambda x: 0 < x <= 1),
@@ -238,7 +255,7 @@ class TopK(Codec):
 
 @dataclass(frozen=True)
 class Auto(Codec):
-    """For each bucket the one of `candidates` with which a step is predicted to be shortest.
+    """Each bucket uses the one of `candidates` with the shortest predicted step.
 
     The arguments are PowerSGD's.
     """
@@ -261,6 +278,13 @@ class Auto(Codec):
         return FP32(), FP16(), Int8(), factors
 
 
-_BY_NAME: dict[str, type[Codec]] = {
-    kind.name: kind for kind in (FP32, FP16, BF16, PowerSGD, Int8, OneBit, TopK, Auto)
-}
+# Messages and help texts list all codecs in this order.
+LOSSY: tuple[type[Lossy], ...] = (Int8, OneBit, TopK)
+_ALL: tuple[type[Codec], ...] = (FP32, FP16, BF16, PowerSGD, *LOSSY, Auto)
+_BY_NAME = {kind.name: kind for kind in _ALL}
+
+
+def usage() -> str:
+    """Returns the short text forms of all codecs, as `powersgd:RANK`."""
+    shorthands = {name: kind._shorthand.upper() for name, kind in _BY_NAME.items()}
+    return ", ".join(f"{name}:{key}" if key else name for name, key in shorthands.items())

@@ -22,7 +22,16 @@ from typing import TypeVar
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from thalweg import _C, _binaries, _config, _model, _precision, _processes, _topology
+from thalweg import (
+    _C,
+    _binaries,
+    _config,
+    _model,
+    _precision,
+    _processes,
+    _rendezvous,
+    _topology,
+)
 from thalweg._config import Config
 from thalweg._state import Member, State
 from thalweg._topology import Introduction, Placement
@@ -101,6 +110,7 @@ def state_of(ddp_model: DistributedDataParallel) -> State | None:
 
 def _attach(ddp_model: DistributedDataParallel, me: Introduction) -> State:
     group = ddp_model.process_group
+    _await_all(group, me.timeout)
     workers = _gather(me, group)
     _topology.check(workers)
     rank = dist.get_rank(group)
@@ -131,6 +141,20 @@ def _attach(ddp_model: DistributedDataParallel, me: Introduction) -> State:
     _states[ddp_model] = state
     _log.info("job %s: rank %d, codec %s, path %s", state.job, rank, state.codec, state.path)
     return state
+
+
+def _await_all(group: dist.ProcessGroup, timeout: float) -> None:
+    """Returns when all workers have come to attach(). Raises TimeoutError with the missing ranks.
+
+    What follows uses torch's collectives, which would wait as long as the process group does.
+    """
+    try:
+        store = _rendezvous.default_store()
+    except RuntimeError:  # the group is MPI's; torch's collectives then wait on their own terms
+        return
+    key = _rendezvous.next_key("attach", group)
+    rank, world = dist.get_rank(group), dist.get_world_size(group)
+    _rendezvous.meet(store, key, rank=rank, world=world, timeout=timeout)
 
 
 def _by_workers(workers: list[Introduction], place: Placement) -> bool:

@@ -1,9 +1,9 @@
-"""Which tensor takes which codec: a default, and rules that are exceptions to it.
+"""Defines policies, which say which tensor uses which codec: a default, and rules as exceptions.
 
     thalweg.Policy(thalweg.PowerSGD(rank=4), [thalweg.Rule(thalweg.FP32(), name="*.bias")])
 
-The text form is the default's and after it, behind semicolons, the rules': matches joined by &, an
-equals sign, a codec.
+The text form is the default's and after it, separated by semicolons, the rules': matches joined by
+&, an equals sign, a codec.
 
     powersgd:rank=4;*.bias=fp32;head.*&elems<4096&dims>1=int8
 
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from thalweg import codecs
 from thalweg.codecs import Auto, Codec, PowerSGD
 
-_MAX_BYTES = 64 << 10  # of the text form
+_MAX_BYTES = 64 << 10  # limit of the text form
 _MAX_CODECS = 5
 _MAX_BOUND = 1 << 48  # no tensor has more elements
 _SPACES = " \t\n\v\f\r"
@@ -29,7 +29,7 @@ _BOUND = re.compile(r"(elems|dims)([<>])(.*)", re.DOTALL)
 
 @dataclass(frozen=True)
 class Rule:
-    """`codec` for the tensors for which all of the rest holds."""
+    """Assigns `codec` to the tensors that meet all the other conditions."""
 
     codec: Codec
     name: str = "*"  # the parameter's name; * stands for any bytes, ? for one
@@ -58,7 +58,7 @@ class Rule:
                     )
 
     def matches(self, name: str, shape: Sequence[int]) -> bool:
-        """Whether the rule holds for the parameter `name`."""
+        """Returns whether the rule applies to the parameter `name`."""
         elems = 1
         for extent in shape:
             elems *= extent
@@ -83,7 +83,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class Policy:
-    """The codec of the first rule that holds for a tensor, else the default."""
+    """Assigns to a tensor the codec of the first rule that applies, or else the default."""
 
     default: Codec
     rules: Sequence[Rule] = ()
@@ -112,18 +112,18 @@ class Policy:
 
     @property
     def codecs(self) -> tuple[Codec, ...]:
-        """The different ones, in order of mention; of Auto those that it chooses from."""
+        """Returns the distinct codecs in order of first mention; Auto's candidates replace it."""
         first = self.default
         found = first.candidates if isinstance(first, Auto) else (first,)
         return tuple(dict.fromkeys([*found, *(rule.codec for rule in self.rules)]))
 
     def spec(self) -> str:
-        """The text form with every key, equal for equal policies; `parse` reads it."""
+        """Returns the text form with every key, equal for equal policies; `parse` reads it."""
         return ";".join([self.default.spec(), *(rule.spec() for rule in self.rules)])
 
 
 def parse(text: str, what: str = "codec") -> Policy:
-    """The policy that `text` describes. ValueError says what is wrong with `what`."""
+    """Returns the policy that `text` describes. ValueError says what is wrong with `what`."""
     first, *rest = (piece.strip(_SPACES) for piece in text.split(";"))
     default = codecs.parse(first, what)
     rules = []
@@ -139,10 +139,10 @@ def parse(text: str, what: str = "codec") -> Policy:
 
 
 def spare(policy: Policy, embeddings: Iterable[tuple[str, Sequence[int]]]) -> Policy:
-    """With rules that keep parameters, given by name and shape, from becoming factors by default.
+    """Adds rules that keep the given parameters (name and shape) from becoming factors by default.
 
-    Few rows of an embedding's gradient are not zero, and others in every step: it has as high a
-    rank as there are such rows, and no direction worth keeping from step to step.
+    Few rows of an embedding's gradient are nonzero, and they differ in every step: its rank is the
+    number of such rows, and it has no direction worth keeping from step to step.
     """
     if not isinstance(policy.default, PowerSGD | Auto):
         return policy
@@ -170,7 +170,7 @@ def _parse_rule(text: str) -> Rule:
 
 
 def _parse_match(text: str) -> tuple[str, int | str]:
-    """A field of a rule, and its value."""
+    """Returns a field of a rule, and its value."""
     bound = _BOUND.fullmatch(text)
     if bound is None:
         if not _is_pattern(text):

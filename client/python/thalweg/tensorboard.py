@@ -1,4 +1,4 @@
-"""Statistics of a job in TensorBoard, or in whatever else takes scalars.
+"""Writes statistics of a job to TensorBoard, or to any other writer of scalars.
 
 from torch.utils.tensorboard import SummaryWriter
 from thalweg.tensorboard import StatsWriter
@@ -26,25 +26,25 @@ _SUMS = {
 
 
 class ScalarWriter(Protocol):
-    """The part of torch.utils.tensorboard.SummaryWriter that is needed."""
+    """The needed part of torch.utils.tensorboard.SummaryWriter."""
 
     def add_scalar(self, tag: str, scalar_value: float, global_step: int, /) -> object: ...
 
 
 class Source(Protocol):
-    """The part of thalweg.ddp.State that is needed."""
+    """The needed part of thalweg.ddp.State."""
 
     def stats(self) -> dict[str, float]: ...
 
 
 class StatsWriter:
-    """Writes State.stats() as scalars below `prefix`. One thread at a time.
+    """Writes State.stats() as scalars below `prefix`. One thread at a time may use it.
 
-    Bytes, buckets, seconds, non-finite elements and skipped steps are those since the write before,
-    so that a change shows at its step. compression/sent and compression/received are the raw bytes
-    of that time over those on the wire. Once compression has started, error_ratio and residual_norm
-    are the latest samples; so is loss_scale once there is one. The figures are those of one worker
-    and its node: write on one.
+    Bytes, buckets, seconds, non-finite elements and skipped steps are counted since the previous
+    write, so that a change shows at its step. compression/sent and compression/received are the raw
+    bytes of that time divided by those on the wire. Once compression has started, error_ratio and
+    residual_norm are the latest samples; so is loss_scale once there is one. The figures are those
+    of one worker and its node: write on one worker.
     """
 
     def __init__(self, state: Source, writer: ScalarWriter, prefix: str = "thalweg") -> None:

@@ -24,7 +24,7 @@ _FIELD = ("initContainers", "items", "properties", "restartPolicy")
 
 
 def keeps(schema: dict[str, Any], path: list[str]) -> bool:
-    """Whether an object of `schema` keeps the field at `path`."""
+    """Returns whether an object of `schema` keeps the field at `path`."""
     for key in path:
         if schema.get("x-kubernetes-preserve-unknown-fields"):
             return True
@@ -35,7 +35,7 @@ def keeps(schema: dict[str, Any], path: list[str]) -> bool:
 
 
 def definition(name: str) -> dict[str, Any] | None:
-    """The CustomResourceDefinition `name`, None if there is none. Raises URLError otherwise."""
+    """Returns the CustomResourceDefinition `name`, None if there is none, or raises URLError."""
     host = f"{os.environ['KUBERNETES_SERVICE_HOST']}:{os.environ['KUBERNETES_SERVICE_PORT']}"
     token = (_ACCOUNT / "token").read_text(encoding="ascii").strip()
     request = urllib.request.Request(
@@ -53,7 +53,7 @@ def definition(name: str) -> dict[str, Any] | None:
 
 
 def refusals(name: str, path: list[str]) -> list[str]:
-    """A line for each served version that would drop the sidecar."""
+    """Returns a line for each served version that would drop the sidecar."""
     crd = definition(name)
     if crd is None:
         return []

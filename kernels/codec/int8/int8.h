@@ -1,5 +1,5 @@
-// The wire format int8: blocks of 256 elements, each a float32 scale and one byte for each element.
-// docs/codecs.md has it byte by byte.
+// This header implements the wire format int8: blocks of 256 elements, each a float32 scale and one
+// byte for each element. docs/codecs.md describes it byte by byte.
 #pragma once
 
 #include <cstddef>
@@ -7,17 +7,16 @@
 
 namespace thalweg {
 
-// Encodes x = values + residual (x = values when `residual` is null) into
-// MaxEncodedBytes(kInt8, elems) bytes at `out`, and sets residual = x − what the bytes decode to.
-// An element of x that is not finite crosses as itself and leaves its residual as it was. Returns
-// how many there are. Blocks are encoded one by one, so chunks cut at their boundaries give the
-// same bytes. Same bits from every processor. `residual` must not overlap `values`; `out` needs no
-// alignment. Thread-safe.
+// Encodes x = values + residual (x = values when `residual` is null) into MaxEncodedBytes(kInt8,
+// elems) bytes at `out`, and sets residual = x − what the bytes decode to. A non-finite element of
+// x is sent as such and leaves its residual unchanged. Returns how many there are. Blocks are
+// encoded one by one, so chunks cut at their boundaries give the same bytes. Every processor gives
+// the same bits. `residual` must not overlap `values`; `out` needs no alignment. Thread-safe.
 uint64_t EncodeInt8(const float* values, float* residual, size_t elems, std::byte* out);
 
-// Decodes MaxEncodedBytes(kInt8, elems) bytes, which may be any: a block whose scale is not finite
-// is all NaN, a code that EncodeInt8 never writes is NaN. Every NaN is the positive quiet one
-// without payload. Thread-safe.
+// Decodes any MaxEncodedBytes(kInt8, elems) bytes: a block whose scale is not finite is all NaN,
+// and so is a code that EncodeInt8 never writes. Every NaN is the positive quiet one without
+// payload. Thread-safe.
 void DecodeInt8(const std::byte* in, size_t elems, float* out);
 
 }  // namespace thalweg

@@ -13,6 +13,7 @@
 #include "hwy/highway.h"
 #include "kernels/cast/element.h"
 #include "kernels/cast/vector-inl.h"
+#include "kernels/codec/blocks-inl.h"
 #include "kernels/codec/int8/int8_scalar.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -20,7 +21,7 @@ namespace thalweg {
 namespace HWY_NAMESPACE {
 namespace {
 
-// Encodes one block in which anything may occur.
+// Encodes one block with any contents.
 template <bool kFeedback>
 uint64_t EncodeAnyBlock(const float* values, float* residual, size_t elems, std::byte* out) {
   uint32_t largest = 0;
@@ -63,7 +64,7 @@ HWY_INLINE hn::Vec<D> LoadSum(const float* values, const float* residual, size_t
   return x;
 }
 
-// The bits of the largest |x|. Those of infinity and NaN are larger than all others.
+// Returns the bits of the largest |x|. Those of infinity and NaN are larger than all others.
 template <bool kFeedback>
 HWY_INLINE uint32_t LargestMagnitude(const float* values, const float* residual) {
   const D d;
@@ -107,10 +108,10 @@ HWY_INLINE uint64_t EncodeBlock(const float* values, float* residual, std::byte*
   return 0;
 }
 
-// Whether all codes of a full block are numbers.
+// Returns whether all codes of a full block are numbers.
 HWY_INLINE bool AllNumbers(const int8_t* codes) {
   const hn::ScalableTag<uint8_t> d;
-  // -125 … 125 become 0 … 250, the rest 251 … 255.
+  // The addition maps -125 … 125 to 0 … 250, and the rest to 251 … 255.
   const auto offset = hn::Set(d, static_cast<uint8_t>(kInt8LargestCode));
   auto largest = hn::Zero(d);
   for (size_t i = 0; i < kInt8BlockElems; i += hn::Lanes(d)) {
@@ -139,45 +140,32 @@ HWY_INLINE void DecodeBlock(const std::byte* in, float* out) {
 
 #endif  // THALWEG_VECTORS
 
-template <bool kFeedback>
-uint64_t EncodeAll(const float* values, float* residual, size_t elems, std::byte* out) {
-  uint64_t nonfinite = 0;
-  for (size_t done = 0; done < elems; done += kInt8BlockElems) {
-    const size_t block = std::min<size_t>(elems - done, kInt8BlockElems);
-    float* const block_residual = kFeedback ? residual + done : nullptr;
+struct Int8Block {
+  static constexpr WireFormat kFormat = WireFormat::kInt8;
+
+  template <bool kFeedback>
+  static HWY_INLINE uint64_t Encode(const float* values, float* residual, size_t elems,
+                                    std::byte* out) {
 #if THALWEG_VECTORS
-    if (block == kInt8BlockElems) {
-      nonfinite += EncodeBlock<kFeedback>(values + done, block_residual, out);
-      out += sizeof(float) + block;
-      continue;
-    }
+    if (elems == kInt8BlockElems) return EncodeBlock<kFeedback>(values, residual, out);
 #endif
-    nonfinite += EncodeAnyBlock<kFeedback>(values + done, block_residual, block, out);
-    out += sizeof(float) + block;
+    return EncodeAnyBlock<kFeedback>(values, residual, elems, out);
   }
-  return nonfinite;
-}
+
+  static HWY_INLINE void Decode(const std::byte* in, size_t elems, float* out) {
+#if THALWEG_VECTORS
+    if (elems == kInt8BlockElems) return DecodeBlock(in, out);
+#endif
+    DecodeAnyBlock(in, elems, out);
+  }
+};
 
 uint64_t EncodeInt8ForTarget(const float* values, float* residual, size_t elems, std::byte* out) {
-  return residual == nullptr ? EncodeAll<false>(values, nullptr, elems, out)
-                             : EncodeAll<true>(values, residual, elems, out);
+  return EncodeEveryBlock<Int8Block>(values, residual, elems, out);
 }
 
 void DecodeInt8ForTarget(const std::byte* in, size_t elems, float* out) {
-#if THALWEG_VECTORS
-  for (; elems >= kInt8BlockElems; elems -= kInt8BlockElems) {
-    DecodeBlock(in, out);
-    in += sizeof(float) + kInt8BlockElems;
-    out += kInt8BlockElems;
-  }
-#endif
-  while (elems > 0) {
-    const size_t block = std::min<size_t>(elems, kInt8BlockElems);
-    DecodeAnyBlock(in, block, out);
-    in += sizeof(float) + block;
-    out += block;
-    elems -= block;
-  }
+  DecodeEveryBlock<Int8Block>(in, elems, out);
 }
 
 }  // namespace

@@ -1,22 +1,21 @@
-#include "core/base/lossy_limits.h"
 #include "kernels/codec/block_kernel.h"
 #include "kernels/codec/block_launch.h"
 #include "kernels/codec/int8/int8_scalar.h"
-#include "kernels/cuda/combine.h"
+#include "kernels/launch/combine.h"
 
 namespace thalweg {
 namespace {
 
-// A warp takes a block of 256 elements, each lane eight of them: four, and the four that lie 128
-// later. So a lane's codes are two words, and a warp's accesses lie side by side.
+// A warp takes a block of 256 elements. Each lane has eight: four, and the four that lie 128 later.
+// Thus a lane's codes are two words, and a warp's accesses are adjacent.
 constexpr uint32_t kQuads = 2;
 constexpr uint32_t kQuadStride = 128;
 constexpr uint64_t kBlockBytes = sizeof(float) + kInt8BlockElems;
 
 using Quad = Pack<Fp32, 4>;
 
-// Zeros from number `elems` on. `wide` when the quad is all there and lies at a multiple of 16
-// bytes.
+// Loads a quad, with zeros from number `elems` on. `wide` when the quad is complete and lies at a
+// multiple of 16 bytes.
 THALWEG_DEVICE inline Quad LoadQuad(const float* array, uint32_t at, uint32_t elems, bool wide) {
   if (wide) return LoadPack<Fp32, 4>(array, at);
   Quad quad;
@@ -46,7 +45,7 @@ struct EncodeInt8Kernel {
   struct Args {
     BlockEncoding work;
     bool wide;   // floats lie at multiples of 16 bytes
-    bool words;  // the payload at a multiple of 4
+    bool words;  // the payload lies at a multiple of 4
   };
 
   template <class Thread>
@@ -82,7 +81,7 @@ struct EncodeInt8Kernel {
     AddInWarp(thread, nonfinite, args.work.nonfinite);
   }
 
-  // Adds what is left from before, raises `*largest` to the magnitudes that are finite, returns how
+  // Adds the residual to x, raises `*largest` to the magnitudes that are finite, and returns how
   // many are not.
   THALWEG_DEVICE static uint32_t AddQuad(const Quad& left, Quad* x, uint32_t* largest) {
     uint32_t nonfinite = 0;
@@ -100,7 +99,7 @@ struct EncodeInt8Kernel {
     return nonfinite;
   }
 
-  // The codes of four elements, the first in the lowest byte; sets what they leave.
+  // Returns the codes of four elements, the first in the lowest byte; sets their residuals.
   THALWEG_DEVICE static uint32_t EncodeQuad(const Quad& x, const Int8Scale& scale, Quad* left) {
     uint32_t codes = 0;
     for (int e = 0; e < 4; ++e) {
@@ -144,9 +143,7 @@ struct DecodeInt8Kernel {
   }
 };
 
-}  // namespace
-
-LaunchError LaunchEncodeInt8(CudaStream stream, const BlockEncoding& work) {
+LaunchError Encode(CudaStream stream, const BlockEncoding& work) {
   const bool wide = IsAligned(work.values, 16) && IsAligned(work.residual, 16);
   const bool words = IsAligned(work.out, 4);
   const uint64_t blocks = BlocksOfBlockKernel<kInt8BlockElems>(work.elems);
@@ -156,9 +153,13 @@ LaunchError LaunchEncodeInt8(CudaStream stream, const BlockEncoding& work) {
   return Launch<EncodeInt8Kernel<true>>(stream, blocks, {work, wide, words});
 }
 
-LaunchError LaunchDecodeInt8(CudaStream stream, const BlockDecoding& work) {
+LaunchError Decode(CudaStream stream, const BlockDecoding& work) {
   return Launch<DecodeInt8Kernel>(stream, BlocksOfBlockKernel<kInt8BlockElems>(work.elems),
                                   {work, IsAligned(work.out, 16), IsAligned(work.in, 4)});
 }
+
+}  // namespace
+
+BlockLaunches Int8Launches() { return {&Encode, &Decode}; }
 
 }  // namespace thalweg

@@ -1,13 +1,17 @@
-// The arithmetic of the wire format int8, one element at a time: docs/codecs.md defines it.
+// This header has the arithmetic of the wire format int8, one element at a time: docs/codecs.md
+// defines it.
 #pragma once
 
 #include <cfloat>
 #include <cstdint>
 
+#include "core/base/lossy_formats.h"
 #include "kernels/cast/element.h"
-#include "kernels/host_device.h"
+#include "kernels/launch/host_device.h"
 
 namespace thalweg {
+
+inline constexpr uint64_t kInt8BlockElems = FindLossy(WireFormat::kInt8)->block_elems;
 
 inline constexpr int kInt8LargestCode = 125;
 inline constexpr int8_t kInt8InfinityCode = 126;
@@ -17,21 +21,21 @@ inline constexpr int8_t kInt8NanCode = -128;
 // the lower bits of the sum.
 inline constexpr float kInt8Rounder = 0x1.8p23f;
 
-// What a code stands for, and its inverse. Below the normal range both are 0: the inverse of such a
-// scale could be infinite.
+// An Int8Scale is the value of one code step, and its inverse. Below the normal range both are 0:
+// the inverse of such a scale could be infinite.
 struct Int8Scale {
   float value = 0;
   float inverse = 0;
 };
 
-// For a block whose finite elements have magnitudes of at most these bits.
+// Returns the scale for a block whose finite elements have magnitudes of at most these bits.
 THALWEG_HD inline Int8Scale Int8ScaleOf(uint32_t largest_magnitude) {
   const float value = BitCast<float>(largest_magnitude) / kInt8LargestCode;
   if (value < FLT_MIN) return {};
   return {value, 1.0f / value};
 }
 
-// The code of x. Where x is finite, sets `*residual`, unless that is null, to what it loses.
+// Returns the code of x. Where x is finite, sets `*residual`, unless that is null, to what is lost.
 THALWEG_HD inline int8_t EncodeInt8Element(float x, const Int8Scale& scale, float* residual) {
   const uint32_t bits = BitCast<uint32_t>(x);
   if (!IsFinite<Fp32>(bits)) {

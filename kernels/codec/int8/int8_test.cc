@@ -43,7 +43,7 @@ void ExpectSame(const Result& got, const Result& expected) {
   ASSERT_EQ(got.nonfinite, expected.nonfinite);
 }
 
-// The worked example of docs/codecs.md.
+// The expected bytes are the worked example of docs/codecs.md.
 TEST(Int8Test, BlockIsTheDocumentedBytes) {
   const Result result =
       Encode({125, -125, 1, -1, 0.5f, 1.5f, 2.5f, -2.5f, kNaN, kInfinity, -kInfinity, 0}, {}, 0);
@@ -122,7 +122,7 @@ TEST(Int8Test, AnyBytesDecodeAsDefined) {
         Buffer in(1, MaxEncodedBytes(WireFormat::kInt8, elems));
         Floats expected(elems);
         for (size_t i = 0; i < elems; ++i) {
-          // Half of the blocks without special codes.
+          // Half of the blocks have no special codes.
           const int code = static_cast<int>(random() % 256) - 128;
           const int limited = repeat % 2 == 0 ? code : code % 125;
           std::memcpy(in.Data() + i / 256 * 260, &scale, 4);

@@ -1,5 +1,6 @@
-// The Hadamard transform of one block of onebit, for the Highway target that is being compiled:
-// included by sources that compile themselves once per target, hence the guard that toggles.
+// This header has the Hadamard transform of one block of onebit, for the Highway target that is
+// being compiled. Sources that compile themselves once per target include it, hence the guard that
+// toggles.
 #if defined(THALWEG_KERNELS_CODEC_HADAMARD_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef THALWEG_KERNELS_CODEC_HADAMARD_INL_H_
 #undef THALWEG_KERNELS_CODEC_HADAMARD_INL_H_
@@ -10,8 +11,8 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "core/base/wire_format.h"
 #include "hwy/highway.h"
+#include "kernels/codec/onebit/rotation.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace thalweg {
@@ -39,7 +40,7 @@ HWY_INLINE void OneStride(D d, float* block, size_t stride) {
   }
 }
 
-// Strides 4q, 2q and q, in one pass over the block. Requires that q is not below a vector.
+// Handles strides 4q, 2q and q in one pass over the block. Requires that q is at least a vector.
 template <class D>
 HWY_INLINE void ThreeStrides(D d, float* block, size_t q) {
   for (size_t base = 0; base < kOneBitBlockElems; base += 8 * q) {
@@ -85,7 +86,7 @@ HWY_INLINE hn::Vec<D> InnerStrides(D, hn::Vec<D> v) {
 
 #else
 
-// The sign bit in every lane that is the second of its pair.
+// Returns the sign bit in every lane that is the second of its pair.
 template <class D>
 HWY_INLINE hn::Vec<D> SecondOfPair(D d, uint32_t stride) {
   const hn::RebindToUnsigned<D> bits;
@@ -94,8 +95,8 @@ HWY_INLINE hn::Vec<D> SecondOfPair(D d, uint32_t stride) {
   return hn::BitCast(d, hn::IfThenElseZero(is_second, hn::Set(bits, 0x80000000u)));
 }
 
-// The strides inside a vector: each lane gets the other of its pair, plus itself or, where it is
-// the second, minus itself.
+// Handles the strides inside a vector: each lane gets the other of its pair, plus itself or, where
+// it is the second, minus itself.
 template <class D>
 HWY_INLINE hn::Vec<D> InnerStrides(D d, hn::Vec<D> v) {
   if constexpr (hn::MaxLanes(d) >= 8) {
@@ -107,8 +108,8 @@ HWY_INLINE hn::Vec<D> InnerStrides(D d, hn::Vec<D> v) {
 
 #endif  // HWY_TARGET == HWY_SCALAR
 
-// For strides of 512, 256 … 1: of every two elements a and b that lie a stride apart, a becomes
-// a + b and b becomes a − b. `block` has kOneBitBlockElems elements.
+// Transforms `block`, of kOneBitBlockElems elements. For strides of 512, 256 … 1: of every two
+// elements a and b that lie a stride apart, a becomes a + b and b becomes a − b.
 inline void Hadamard(float* block) {
   const hn::CappedTag<float, 8> d;
   static_assert(hn::MaxLanes(d) == 1 || hn::MaxLanes(d) == 4 || hn::MaxLanes(d) == 8);

@@ -1,6 +1,6 @@
-// The wire format onebit: blocks of 1024 elements, rotated (rotation.h), each a float32 scale,
-// which is the mean magnitude, and the sign of each element. A chunk's last block, if it is
-// shorter, is not rotated. docs/codecs.md has it byte by byte.
+// This header implements the wire format onebit: blocks of 1024 elements, rotated (rotation.h),
+// each a float32 scale, which is the mean magnitude, and the sign of each element. A chunk's last
+// block is not rotated if it is shorter. docs/codecs.md describes the format byte by byte.
 #pragma once
 
 #include <cstddef>
@@ -8,17 +8,16 @@
 
 namespace thalweg {
 
-// Encodes x = values + residual (x = values when `residual` is null) into
-// MaxEncodedBytes(kOneBit, elems) bytes at `out`, and sets residual = x − what the bytes decode to,
-// or the largest float where that is infinite. A block in which an element of x is not finite
-// crosses as NaN and leaves its residual as it was. Returns how many elements of x are not finite.
-// Blocks are encoded one by one, so chunks cut at their boundaries give the same bytes. Same bits
-// from every processor. `residual` must not overlap `values`; `out` needs no alignment.
-// Thread-safe.
+// Encodes x = values + residual (x = values when `residual` is null) into MaxEncodedBytes(kOneBit,
+// elems) bytes at `out`, and sets residual = x − what the bytes decode to, or the largest float
+// where that is infinite. A block with a non-finite element of x is sent as NaN and leaves its
+// residual unchanged. Returns how many elements of x are not finite. Blocks are encoded one by one,
+// so chunks cut at their boundaries give the same bytes. Every processor gives the same bits.
+// `residual` must not overlap `values`; `out` needs no alignment. Thread-safe.
 uint64_t EncodeOneBit(const float* values, float* residual, size_t elems, std::byte* out);
 
-// Decodes MaxEncodedBytes(kOneBit, elems) bytes, which may be any: a block whose scale is not
-// finite is all NaN, each the positive quiet one without payload. Thread-safe.
+// Decodes any MaxEncodedBytes(kOneBit, elems) bytes: a block whose scale is not finite is all NaN,
+// each the positive quiet one without payload. Thread-safe.
 void DecodeOneBit(const std::byte* in, size_t elems, float* out);
 
 }  // namespace thalweg

@@ -5,7 +5,6 @@
 #include <cstring>
 #include <limits>
 
-#include "core/base/wire_format.h"
 #include "kernels/codec/onebit/onebit.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -13,6 +12,7 @@
 #include "hwy/foreach_target.h"  // compiles the rest of this file once per target
 #include "hwy/highway.h"
 #include "kernels/cast/element.h"
+#include "kernels/codec/blocks-inl.h"
 #include "kernels/codec/onebit/hadamard-inl.h"
 #include "kernels/codec/onebit/onebit_scalar.h"
 #include "kernels/codec/onebit/rotation.h"
@@ -22,11 +22,10 @@ namespace thalweg {
 namespace HWY_NAMESPACE {
 namespace {
 
-// At most 8 elements, so that the partial sums fill whole vectors.
+// Vectors have at most 8 elements, so that the partial sums fill whole vectors.
 using D = hn::CappedTag<float, 8>;
 using V = hn::Vec<D>;
 
-constexpr size_t kBlockBytes = sizeof(float) + kOneBitBlockElems / 8;
 constexpr float kLargest = std::numeric_limits<float>::max();
 
 float SumOf(float* partials) {
@@ -47,7 +46,7 @@ uint64_t EncodeNaNBlock(const float* values, const float* residual, size_t elems
   return nonfinite;
 }
 
-// The last block of a chunk, which is not rotated.
+// The following functions handle the last block of a chunk, which is not rotated.
 
 template <bool kFeedback>
 uint64_t EncodeShortBlock(const float* values, float* residual, size_t elems, std::byte* out) {
@@ -80,7 +79,7 @@ void DecodeShortBlock(const std::byte* in, size_t elems, float* out) {
   }
 }
 
-// Whole blocks.
+// The following functions handle whole blocks.
 
 template <bool kFeedback>
 HWY_INLINE V LoadSum(const float* values, const float* residual, size_t i) {
@@ -120,7 +119,7 @@ HWY_INLINE float SumOfMagnitudes(const float* rotated) {
   return SumOf(partials);
 }
 
-// Stores the signs as bits, and ±1 in place of the elements.
+// Stores the signs as bits, and replaces the elements by ±1.
 HWY_INLINE void TakeSigns(float* rotated, std::byte* signs) {
   const D d;
   const V plus = hn::Set(d, 1.0f);
@@ -130,7 +129,7 @@ HWY_INLINE void TakeSigns(float* rotated, std::byte* signs) {
     for (size_t j = 0; j < 32; j += hn::Lanes(d)) {
       float* const at = rotated + word * 32 + j;
       const auto negative = hn::Lt(hn::LoadU(d, at), hn::Zero(d));
-      uint64_t mask = 0;  // eight bytes, as many as may be written
+      uint64_t mask = 0;  // eight bytes, the most that may be written
       hn::StoreMaskBits(d, negative, reinterpret_cast<uint8_t*>(&mask));
       bits |= static_cast<uint32_t>(mask & ((1u << hn::Lanes(d)) - 1)) << j;
       hn::StoreU(hn::IfThenElse(negative, minus, plus), d, at);
@@ -139,7 +138,7 @@ HWY_INLINE void TakeSigns(float* rotated, std::byte* signs) {
   }
 }
 
-// What ±1 at `signs` decode to, in their place.
+// Replaces the ±1 at `signs` by what they decode to.
 HWY_INLINE void RotateBack(float scale, float* signs) {
   const D d;
   const V factor = hn::Set(d, scale);
@@ -167,7 +166,7 @@ uint64_t EncodeBlock(const float* values, float* residual, std::byte* out) {
     for (size_t i = 0; i < kOneBitBlockElems; i += hn::Lanes(d)) {
       const V x = LoadSum<kFeedback>(values, residual, i);
       const V left = hn::Sub(x, hn::LoadU(d, rotated + i));
-      // The difference of two of the largest floats must not make the residual infinite.
+      // The clamp keeps the residual finite where two of the largest floats are subtracted.
       hn::StoreU(hn::Max(hn::Min(left, largest), hn::Neg(largest)), d, residual + i);
     }
   }
@@ -191,38 +190,33 @@ void DecodeBlock(const std::byte* in, float* out) {
   RotateBack(BitCast<float>(LoadBits<Fp32>(in, 0)), out);
 }
 
-template <bool kFeedback>
-uint64_t EncodeAll(const float* values, float* residual, size_t elems, std::byte* out) {
-  uint64_t nonfinite = 0;
-  for (; elems >= kOneBitBlockElems; elems -= kOneBitBlockElems) {
-    nonfinite += EncodeBlock<kFeedback>(values, residual, out);
-    values += kOneBitBlockElems;
-    if (kFeedback) residual += kOneBitBlockElems;
-    out += kBlockBytes;
+struct OneBitBlock {
+  static constexpr WireFormat kFormat = WireFormat::kOneBit;
+
+  template <bool kFeedback>
+  static HWY_INLINE uint64_t Encode(const float* values, float* residual, size_t elems,
+                                    std::byte* out) {
+    if (elems == kOneBitBlockElems) return EncodeBlock<kFeedback>(values, residual, out);
+    return EncodeShortBlock<kFeedback>(values, residual, elems, out);
   }
-  if (elems > 0) nonfinite += EncodeShortBlock<kFeedback>(values, residual, elems, out);
-  return nonfinite;
-}
+
+  static HWY_INLINE void Decode(const std::byte* in, size_t elems, float* out) {
+    if ((LoadBits<Fp32>(in, 0) & Fp32::kMagnitude) >= Fp32::kInfinity) {
+      std::fill_n(out, elems, Fp32::Widen(Fp32::kNan));
+    } else if (elems == kOneBitBlockElems) {
+      DecodeBlock(in, out);
+    } else {
+      DecodeShortBlock(in, elems, out);
+    }
+  }
+};
 
 uint64_t EncodeOneBitForTarget(const float* values, float* residual, size_t elems, std::byte* out) {
-  return residual == nullptr ? EncodeAll<false>(values, nullptr, elems, out)
-                             : EncodeAll<true>(values, residual, elems, out);
+  return EncodeEveryBlock<OneBitBlock>(values, residual, elems, out);
 }
 
 void DecodeOneBitForTarget(const std::byte* in, size_t elems, float* out) {
-  while (elems > 0) {
-    const size_t block = std::min<size_t>(elems, kOneBitBlockElems);
-    if ((LoadBits<Fp32>(in, 0) & Fp32::kMagnitude) >= Fp32::kInfinity) {
-      std::fill_n(out, block, Fp32::Widen(Fp32::kNan));
-    } else if (block == kOneBitBlockElems) {
-      DecodeBlock(in, out);
-    } else {
-      DecodeShortBlock(in, block, out);
-    }
-    in += kBlockBytes;
-    out += block;
-    elems -= block;
-  }
+  DecodeEveryBlock<OneBitBlock>(in, elems, out);
 }
 
 }  // namespace

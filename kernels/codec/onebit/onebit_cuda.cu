@@ -1,16 +1,15 @@
-#include "core/base/lossy_limits.h"
 #include "kernels/codec/block_kernel.h"
 #include "kernels/codec/block_launch.h"
 #include "kernels/codec/onebit/onebit_scalar.h"
 #include "kernels/codec/onebit/rotation.h"
-#include "kernels/cuda/combine.h"
+#include "kernels/launch/combine.h"
 
 namespace thalweg {
 namespace {
 
-// A warp takes a block of 1024 elements in 32 rows; lane l has element l of each row. So the signs
-// of a row are a word of the payload, the strides of the Hadamard transform lie between rows or
-// between lanes, and the partial sum j takes in turn what lanes j and j + 16 have of each row.
+// A warp takes a block of 1024 elements in 32 rows; lane l has element l of each row. Thus the
+// signs of a row are a word of the payload, the strides of the Hadamard transform lie between rows
+// or between lanes, and partial sum j takes in turn the elements of lanes j and j + 16 of each row.
 constexpr uint32_t kRows = kOneBitBlockElems / 32;
 constexpr uint64_t kBlockBytes = sizeof(float) + kOneBitBlockElems / 8;
 static_assert(kOneBitPartials == 16);
@@ -43,7 +42,7 @@ THALWEG_DEVICE inline void Hadamard(const Thread& thread, float (&x)[kRows]) {
   }
 }
 
-// The sum of Add(magnitude, partial sum) over a block, in the order of the format.
+// Returns the sum of Add(magnitude, partial sum) over a block, in the order of the format.
 template <class Thread, class Add>
 THALWEG_DEVICE inline float SumOfMagnitudes(const Thread& thread, const float (&x)[kRows],
                                             const Add& add) {
@@ -60,7 +59,7 @@ THALWEG_DEVICE inline float SumOfMagnitudes(const Thread& thread, const float (&
   return thread.Shuffle(partial, 0);
 }
 
-// Of row number Lane(), the bits that say which elements are negative.
+// Returns, for row number Lane(), the bits that say which elements are negative.
 template <class Thread>
 THALWEG_DEVICE inline uint32_t SignsOf(const Thread& thread, const float (&x)[kRows]) {
   uint32_t signs = 0;
@@ -123,8 +122,8 @@ struct EncodeOneBitKernel {
     return kFeedback ? work.values[i] + work.residual[i] : work.values[i];
   }
 
-  // Keeping x beside the rotated block would take 32 registers more than reading it again, from a
-  // cache, costs.
+  // Reading x again, from a cache, costs less than keeping it beside the rotated block, which would
+  // take 32 more registers.
   template <class Thread>
   THALWEG_DEVICE static void EncodeWhole(const Thread& thread, const Args& args,
                                          const BlockPlace& place, float (&x)[kRows], float* scale,
@@ -203,9 +202,7 @@ Flips RowsOfFlips() {
   return flips;
 }
 
-}  // namespace
-
-LaunchError LaunchEncodeOneBit(CudaStream stream, const BlockEncoding& work) {
+LaunchError Encode(CudaStream stream, const BlockEncoding& work) {
   const bool words = IsAligned(work.out, 4);
   const uint64_t blocks = BlocksOfBlockKernel<kOneBitBlockElems>(work.elems);
   if (work.residual == nullptr) {
@@ -214,9 +211,13 @@ LaunchError LaunchEncodeOneBit(CudaStream stream, const BlockEncoding& work) {
   return Launch<EncodeOneBitKernel<true>>(stream, blocks, {work, RowsOfFlips(), words});
 }
 
-LaunchError LaunchDecodeOneBit(CudaStream stream, const BlockDecoding& work) {
+LaunchError Decode(CudaStream stream, const BlockDecoding& work) {
   return Launch<DecodeOneBitKernel>(stream, BlocksOfBlockKernel<kOneBitBlockElems>(work.elems),
                                     {work, RowsOfFlips(), IsAligned(work.in, 4)});
 }
+
+}  // namespace
+
+BlockLaunches OneBitLaunches() { return {&Encode, &Decode}; }
 
 }  // namespace thalweg

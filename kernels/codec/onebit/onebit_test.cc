@@ -46,14 +46,14 @@ void ExpectSame(const Result& got, const Result& expected) {
   ASSERT_EQ(got.nonfinite, expected.nonfinite);
 }
 
-// The worked example of docs/codecs.md.
+// The expected bytes are the worked example of docs/codecs.md.
 TEST(OneBitTest, BlockIsTheDocumentedBytes) {
   const Result result = Encode({1, -1, 3, -3, 2, -2, 0, -0.0f, -4, 4, -2, 2, 1, -1, 3, -3}, {}, 0);
   EXPECT_EQ(result.bytes, BytesOf({0x00, 0x00, 0x00, 0x40, 0x2a, 0xa5}));
   EXPECT_EQ(result.decoded, Floats({2, -2, 2, -2, 2, -2, 2, 2, -2, 2, -2, 2, 2, -2, 2, -2}));
 }
 
-// The second example: one element of a whole block, whose rotation is as large everywhere.
+// This is the second example: one element of a whole block, whose rotation has equal magnitudes.
 TEST(OneBitTest, WholeBlockIsTheDocumentedBytes) {
   const std::pair<size_t, int> cases[] = {{0, 0xff}, {1, 0x55}};
   for (auto [at, signs] : cases) {
@@ -79,9 +79,10 @@ TEST(OneBitTest, EveryBlockHasItsOwnScale) {
   EXPECT_EQ(Encode(values, {}, 0).bytes, expected);
 }
 
-// However a block's energy is distributed, its signs tell 2/π of it. The bound is one of chance: a
-// rotated element is a sum of up to 1024 others with signs that were drawn once. Few large elements
-// are the hard case, of which the signs and the mean magnitude of the block itself tell 1/100 here.
+// The signs keep 2/π of a block's energy, however it is distributed. The bound is probabilistic: a
+// rotated element is a sum of up to 1024 others with signs that were drawn once. A few large
+// elements are the hard case: the signs and the mean magnitude of the unrotated block keep only
+// 1/100 here.
 TEST(OneBitTest, MostOfABlocksEnergyCrosses) {
   std::mt19937_64 random(16);
   for (size_t large : {10, 100, 1024}) {
@@ -150,8 +151,8 @@ TEST(OneBitTest, ScaleOfAShortBlockIsTheMeanMagnitude) {
     double sum = 0;
     for (float value : values) sum += std::fabs(double{value});
     const double mean = sum / static_cast<double>(elems);
-    // 64 additions into each of the 16 sums, 4 that join them and the division: each is off by
-    // 2^-24 of a number that is not larger than the whole.
+    // 64 additions into each of the 16 sums, 4 that join them and the division are each off by
+    // 2^-24 of a number that is not larger than the total.
     EXPECT_NEAR(std::fabs(Encode(values, {}, 0).decoded[0]), mean, 70 * std::ldexp(mean, -24));
   }
 }

@@ -10,7 +10,7 @@
 namespace thalweg {
 namespace {
 
-// Vectors in double, each padded with zeros to whole groups of kDotSums elements.
+// A Workspace holds vectors in double, each padded with zeros to whole groups of kDotSums elements.
 class Workspace {
  public:
   Workspace(size_t count, size_t length)
@@ -55,8 +55,8 @@ double Workspace::Orthonormalise(size_t index) {
   double* vector = At(index);
   const double before = Norm(vector);
   double after = before;
-  // The first projection leaves errors of 2^-53 of the norm before it, which may be large beside
-  // what is left; the second removes them, once and for all.
+  // The first projection leaves errors of 2^-53 of the previous norm, which may be large compared
+  // with what is left; the second projection removes them.
   for (int pass = 0; pass < 2 && index > 0; ++pass) {
     for (size_t k = 0; k < index; ++k) Subtract(Dot(vector, At(k)), At(k), vector);
     after = Norm(vector);
@@ -70,8 +70,8 @@ double Workspace::Orthonormalise(size_t index) {
   return 0;
 }
 
-// Orthonormalises, after which vector k is to be multiplied with (*scales)[k]; returns which became
-// zero.
+// Orthonormalises, except that vector k must still be multiplied by (*scales)[k]; returns which
+// became zero.
 std::vector<size_t> OrthonormaliseAll(Workspace& vectors, double epsilon,
                                       std::vector<double>* scales) {
   std::vector<size_t> zeroed;
@@ -125,7 +125,7 @@ void SeedDirection(const DirectionSeed& seed, std::span<float> direction) {
   uint64_t counter = key;
   for (float& element : direction) {
     counter += kSplitMixStep;
-    // The upper 24 bits as a signed fraction: exact in float32.
+    // The upper 24 bits as a signed fraction are exact in float32.
     const auto fraction = static_cast<int32_t>(SplitMix(counter) >> 40) - (1 << 23);
     element = static_cast<float>(fraction) * 0x1p-23f;
   }

@@ -3,8 +3,8 @@
 #include "kernels/cast/element.h"
 #include "kernels/codec/powersgd/orthogonalise_scalar.h"
 #include "kernels/codec/powersgd/powersgd_launch.h"
-#include "kernels/cuda/combine.h"
-#include "kernels/cuda/launch.h"
+#include "kernels/launch/combine.h"
+#include "kernels/launch/launch.h"
 
 namespace thalweg {
 namespace {
@@ -12,10 +12,9 @@ namespace {
 // A block takes the vectors of one factor. Element i of each belongs to thread i mod kThreads,
 // which alone reads and writes it, so vectors need no barriers; only products do.
 //
-// A sum's order is that of kernels/codec/powersgd/orthogonalise.cc, so it is one addition after the
-// other in kDotSums threads. While these add up the products of a tile of elements the block
-// computes those of the next, and each vector is read once for a subtraction and the product that
-// follows it.
+// The order of a sum is that of kernels/codec/powersgd/orthogonalise.cc: kDotSums threads add one
+// product after the other. While they add the products of one tile of elements, the block computes
+// those of the next; each vector is read once for a subtraction and the following product.
 struct OrthogonaliseKernel {
   static constexpr uint32_t kThreads = kPowerSgdThreads;
   static constexpr uint32_t kTile = 2048;
@@ -62,8 +61,8 @@ struct OrthogonaliseKernel {
     }
   }
 
-  // Takes from vector `index` what those before it have of it. Returns its norm, or 0 when it has
-  // no direction of its own.
+  // Projects vector `index` out of those before it. Returns its norm, or 0 when it has no direction
+  // of its own.
   template <class Thread>
   THALWEG_DEVICE static double Project(const Thread& thread, Shared& shared, const Vectors& vectors,
                                        uint32_t index) {
@@ -83,7 +82,7 @@ struct OrthogonaliseKernel {
     return HasDirection(before, after) ? after : 0;
   }
 
-  // What is subtracted from a vector before a product is taken.
+  // The following types are what is subtracted from a vector before a product is taken.
   struct Nothing {
     THALWEG_DEVICE void From(double*, uint64_t) const {}
   };

@@ -11,14 +11,14 @@ namespace {
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
-// Which factor is orthogonalised.
+// Side says which factor is orthogonalised.
 enum class Side { kP, kQ };
 
 class OrthogonaliseOnDeviceTest : public DeviceTest, public ::testing::WithParamInterface<Side> {
  protected:
   bool IsP() const { return GetParam() == Side::kP; }
 
-  // A bucket whose matrices are `vectors` long where they are orthogonalised.
+  // Returns a bucket of matrices whose orthogonalised vectors have these lengths.
   PowerSgdBucket BucketOf(const std::vector<FactorShape>& vectors, uint32_t seed) const {
     std::vector<FactorShape> shapes;
     for (const auto& [length, other, rank] : vectors) {
@@ -27,7 +27,7 @@ class OrthogonaliseOnDeviceTest : public DeviceTest, public ::testing::WithParam
     return {shapes, 1, seed};
   }
 
-  // Element i of vector k of matrix m.
+  // Returns element i of vector k of matrix m.
   float& Element(PowerSgdBucket& bucket, const PlacedMatrix& m, size_t k, size_t i) const {
     return IsP() ? bucket.P(m)[i * m.shape.rank + k] : bucket.Q(m)[k * m.shape.cols + i];
   }
@@ -61,7 +61,8 @@ INSTANTIATE_TEST_SUITE_P(Factors, OrthogonaliseOnDeviceTest, ::testing::Values(S
 TEST_P(OrthogonaliseOnDeviceTest, EqualsTheCpuForAnyLengthAndRank) {
   for (size_t rank : {1, 2, 3, 4, 8, 16}) {
     std::vector<FactorShape> vectors;
-    // Around the block of threads and the tile of products, which are 256 and 2048 long.
+    // The lengths are around the block of threads and the tile of products, which are 256 and 2048
+    // long.
     for (size_t length : {1, 7, 9, 257, 2048, 4500}) {
       if (rank <= 4 || length < 2048) vectors.push_back({length, 3, rank});
     }
@@ -101,11 +102,11 @@ TEST_P(OrthogonaliseOnDeviceTest, RoundingsThatShowEqualTheCpu) {
   for (const PlacedMatrix& m : bucket.matrices) {
     const size_t length = IsP() ? m.shape.rows : m.shape.cols;
     Element(bucket, m, 0, 3) = Element(bucket, m, 0, length - 2) = 1;
-    // In the product with the first column these cancel. What is left is 2^-40 of them, of which
-    // doubles keep 13 bits: every element of that size shows in which order they were added.
+    // These cancel in the product with the first column. What is left is 2^-40 of them, of which
+    // doubles keep 13 bits: elements of that size reveal the order of the additions.
     Element(bucket, m, 1, 3) = 0x1p40f;
     Element(bucket, m, 1, length - 2) = -0x1p40f;
-    // Of this little is left, in which one of 2^8 elements shows how its double was rounded.
+    // Little is left of this: one of 2^8 elements reveals how its double was rounded.
     for (size_t i = 0; i < length; ++i) {
       float& element = Element(bucket, m, 2, i);
       element = Element(bucket, m, 0, i) + 0x1p-20f * element;

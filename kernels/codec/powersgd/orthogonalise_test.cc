@@ -23,7 +23,7 @@ using ::testing::IsEmpty;
 
 constexpr double kUnit = 0x1p-24;  // the relative error of one rounding to float32
 
-// A row-major matrix whose columns are the vectors.
+// Columns is a row-major matrix whose columns are the vectors.
 struct Columns {
   size_t rows;
   size_t rank;
@@ -55,8 +55,8 @@ Columns Random(size_t rows, size_t rank, uint32_t seed) {
   return result;
 }
 
-// Column k of the result must be a unit vector, orthogonal to the others up to float32's rounding
-// of both, and the unit of what those before it leave of column k of `input`: the one QR
+// Checks that column k of the result is a unit vector, orthogonal to the others up to float32's
+// rounding of both, and the unit of what the previous ones leave of column k of `input`: the one QR
 // decomposition whose diagonal is positive.
 void ExpectOrthonormalBasis(const Columns& got, const Columns& input) {
   for (size_t k = 0; k < got.rank; ++k) {
@@ -102,8 +102,8 @@ TEST(OrthogonaliseTest, ColumnsThatAreNearlyTheSameBecomeOrthonormal) {
   }
 }
 
-// Where one projection is not enough: each column is almost a direction that is itself what is left
-// of the column before, so that the errors of one are multiplied by 2^20 in the next.
+// One projection is not enough here: each column is almost the remainder of the column before, so
+// the errors of one are multiplied by 2^20 in the next.
 TEST(OrthogonaliseTest, ErrorsDoNotGrowFromColumnToColumn) {
   const size_t rows = 12;
   const auto walsh = [](size_t k, size_t i) { return std::popcount(k & i) % 2 == 0 ? 1.0 : -1.0; };
@@ -117,7 +117,7 @@ TEST(OrthogonaliseTest, ErrorsDoNotGrowFromColumnToColumn) {
   EXPECT_THAT(OrthogonaliseColumns(got.elements, 4, 0), IsEmpty());
   for (size_t i = 0; i < rows; ++i) {
     for (size_t k = 0; k < 4; ++k) {
-      // The errors of double, 2^-53, times 2^20 at most, and the rounding to float.
+      // The bound is the errors of double, 2^-53, times 2^20 at most, and the rounding to float.
       EXPECT_NEAR(got.elements[i * 4 + k], walsh(k, i) / std::sqrt(12.0), 1.01 * kUnit) << k;
     }
   }
@@ -156,7 +156,7 @@ TEST(OrthogonaliseTest, DividesByTheNormAndEpsilon) {
   EXPECT_THAT(rows, ElementsAre(0.6f, 0.8f, 0.8f, -0.6f));
   rows = {3, 4, 1, 0};
   EXPECT_THAT(OrthogonaliseRows(rows, 2, 5), IsEmpty());
-  // What the first leaves of the second has norm 0.8, in whatever length the first is given.
+  // The remainder of the second after the first has norm 0.8, for any length of the first.
   EXPECT_FLOAT_EQ(rows[0], 0.3f);
   EXPECT_FLOAT_EQ(rows[1], 0.4f);
   EXPECT_FLOAT_EQ(rows[2], 0.8f * 0.8f / 5.8f);
@@ -195,7 +195,7 @@ TEST(OrthogonaliseTest, MoreColumnsThanElementsLeaveZeros) {
 }
 
 TEST(SeedDirectionTest, GivesTheDocumentedSequence) {
-  // Computed with arbitrary precision from the definition of splitmix64.
+  // The values were computed with arbitrary precision from the definition of splitmix64.
   std::vector<float> direction(5);
   SeedDirection({}, direction);
   EXPECT_THAT(direction, ElementsAre(-0x1.84c6a8p-2f, 0x1.ef7138p-2f, -0x1.1ece2cp-1f,
@@ -220,8 +220,8 @@ TEST(SeedDirectionTest, IsUniformAndEveryMemberChangesIt) {
       mean += element / length;
       square += element * element / length;
     }
-    // Five standard deviations of the means of `length` independent values: of variance 1/3, and of
-    // squares of variance 4/45.
+    // The bounds are five standard deviations of the means of `length` independent values: of
+    // variance 1/3, and of squares of variance 4/45.
     EXPECT_NEAR(mean, 0, 5 * std::sqrt(1.0 / 3 / length));
     EXPECT_NEAR(square, 1.0 / 3, 5 * std::sqrt(4.0 / 45 / length));
   }

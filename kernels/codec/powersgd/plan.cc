@@ -16,12 +16,12 @@ namespace {
 constexpr uint64_t kLargestSide = std::numeric_limits<int32_t>::max();
 constexpr uint64_t kLargestRank = 256;
 
-// Enough that starting a block costs little, little enough that a bucket of 25 MB has work for all
-// multiprocessors of a GPU.
+// A tile is large enough that starting a block costs little, and small enough that a bucket of 25
+// MB has work for all multiprocessors of a GPU.
 constexpr uint64_t kTileElems = 16 << 10;
 
-// Rows of more columns are shared by all threads of a block: by a warp, a tile of them would be too
-// much work.
+// All threads of a block share a row with more columns: a tile of such rows would be too much work
+// for a warp.
 constexpr uint64_t kWarpColumns = 1024;
 
 absl::Status Check(const PlacedMatrix& matrix, size_t index) {
@@ -36,7 +36,7 @@ absl::Status Check(const PlacedMatrix& matrix, size_t index) {
                    cols, " of rank ", rank, "; send such a tensor uncompressed"));
 }
 
-// How many threads share a row, such that accesses of 16 bytes keep them all busy.
+// Returns how many threads share a row, such that accesses of 16 bytes keep them all busy.
 uint32_t LanesFor(uint64_t cols) {
   if (cols > kWarpColumns) return kPowerSgdThreads;
   return static_cast<uint32_t>(std::clamp<uint64_t>(std::bit_ceil((cols + 3) / 4), 4, 32));

@@ -1,4 +1,4 @@
-// How the matrices of a bucket are cut into pieces of work for a GPU.
+// PowerSgdPlan cuts the matrices of a bucket into pieces of work for a GPU.
 #pragma once
 
 #include <cstddef>
@@ -11,30 +11,31 @@
 
 namespace thalweg {
 
-// A matrix of a bucket, and where its first elements lie in the arrays of all matrices.
+// A PlacedMatrix is a matrix of a bucket, with its position in the arrays of all matrices.
 struct PlacedMatrix {
   FactorShape shape;
   uint64_t offset = 0;    // in the gradient, the error and the result
-  uint64_t p_offset = 0;  // of rows × rank elements
-  uint64_t q_offset = 0;  // of rank × cols elements
+  uint64_t p_offset = 0;  // in the array of rows × rank elements
+  uint64_t q_offset = 0;  // in the array of rank × cols elements
 };
 
-// Made once for a bucket. Immutable, thread-safe.
+// A plan is made once for a bucket. It is immutable and thread-safe.
 class PowerSgdPlan {
  public:
-  // InvalidArgument names a matrix without elements, with a rank of 0, or with more than 2^31 - 1
-  // rows, columns or a rank above 256.
+  // Makes a plan. InvalidArgument names a matrix without elements, with a rank of 0, or with more
+  // than 2^31 - 1 rows, columns or a rank above 256.
   static absl::StatusOr<PowerSgdPlan> Make(std::span<const PlacedMatrix> matrices);
 
-  // What the kernels read: to be copied to device memory, at a multiple of 16 bytes.
+  // Returns what the kernels read; copy it to device memory at a multiple of 16 bytes.
   std::span<const std::byte> table() const { return table_; }
-  // How much device memory orthogonalising uses, at a multiple of 8 bytes: every vector of the
-  // longer factor of each matrix in double.
+  // Returns how much device memory orthogonalising uses, at a multiple of 8 bytes: every vector of
+  // the longer factor of each matrix in double.
   uint64_t workspace_bytes() const { return workspace_bytes_; }
-  // The columns of all factors, those of the first matrix first.
+  // Returns the number of columns of all factors, those of the first matrix first.
   uint64_t columns() const { return columns_; }
 
-  // For kernels/codec: what `table` holds, and how many blocks work on it.
+  // These are for kernels/codec: the contents of `table`, and the numbers of blocks that work on
+  // them.
   uint32_t matrices() const { return matrices_; }
   uint32_t row_tiles() const { return row_tiles_; }
   uint32_t column_tiles() const { return column_tiles_; }

@@ -1,5 +1,5 @@
-// PowerSGD's arithmetic on one gradient: a matrix X of n rows and m columns is sent as two thin
-// factors, and what they miss is added to the next gradient.
+// This header has PowerSGD's arithmetic on one gradient: X of n rows and m columns is sent as two
+// thin factors, and what they miss is added to the next gradient.
 //
 //   X = G + E              the gradient and the error of earlier rounds
 //   P = X·Q                n × k; summed over the nodes, then orthogonalised to P̂ (orthogonalise.h)
@@ -24,48 +24,48 @@
 
 namespace thalweg {
 
-// A matrix, or some whole rows of one, and its factors.
+// A FactorShape describes a matrix, or some whole rows of one, and its factors.
 struct FactorShape {
   size_t rows = 0;  // n
   size_t cols = 0;  // m
   size_t rank = 0;  // k ≥ 1
 };
 
-// The rank of the factors of a matrix when at most `rank` is wanted: no more than it can have.
+// Returns the rank of the factors of a matrix when at most `rank` is wanted: no more than it can
+// have.
 size_t FactorRank(size_t rows, size_t cols, size_t rank);
 
-// Whether the factors of a matrix of rows × cols are smaller than it by more than `min_rate`:
-// (rows + cols) · FactorRank · min_rate < rows · cols. Never for a vector.
+// Returns whether the factors of a matrix of rows × cols are smaller than it by more than
+// `min_rate`: (rows + cols) · FactorRank · min_rate < rows · cols. It is always false for a vector.
 bool Compresses(size_t rows, size_t cols, size_t rank, double min_rate);
 
-// Pass 1 for some rows: X = G + E, stored over E, and P = X·Q.
-// `gradient` and `error` hold rows · cols elements, `q` rank · cols, `p` gets rows · rank. An empty
-// `error` stands for no error feedback: then X is `gradient` itself.
-// Returns how many elements of `gradient` are NaN or infinite. E keeps its value there, and is
-// never made infinite: a sum that overflows is stored as the largest finite number. A row of X with
-// such an element has a row of P that is not finite, so that whoever averages P sees it.
+// Does pass 1 for some rows: X = G + E, stored over E, and P = X·Q. `gradient` and `error` hold
+// rows · cols elements, `q` rank · cols, `p` gets rows · rank. An empty `error` means no error
+// feedback: then X is `gradient` itself. Returns how many elements of `gradient` are NaN or
+// infinite. E keeps its value there, and is never made infinite: a sum that overflows is stored as
+// the largest finite number. A row of X with such an element gives a non-finite row of P, so that
+// the average of P shows it.
 uint64_t AddErrorAndProject(const FactorShape& block, std::span<const float> gradient,
                             std::span<float> error, std::span<const float> q, std::span<float> p);
 
 // Gives up a round between passes 1 and 3: turns X, which AddErrorAndProject left in `error`, back
 // into E = X − G, up to the rounding of that sum. G is the same `gradient` as then; where it is not
-// finite `error` is left as it is. Any pieces of both, of one length.
+// finite `error` is unchanged. Both may be any pieces of equal length.
 void RestoreError(std::span<const float> gradient, std::span<float> error);
 
-// Pass 2 for columns [col_begin, col_end): Q = Xᵀ·P. `x` is the whole matrix, the `error` of pass 1
-// or, without error feedback, its `gradient`; `p` is rows · rank. Only those columns of `q`, whole
-// as well, are written.
-// Sums of 8 rows each, one fused multiply-add per row from zero, are added in the order of rows:
-// the same bits on every processor. Blocks of a multiple of 64 columns keep vectors full.
+// Does pass 2 for columns [col_begin, col_end): Q = Xᵀ·P. `x` is the whole matrix, the `error` of
+// pass 1 or, without error feedback, its `gradient`; `p` is rows · rank. Only those columns of `q`,
+// which is whole as well, are written. Sums of 8 rows each, one fused multiply-add per row from
+// zero, are added in the order of rows: the same bits on every processor. Blocks of a multiple of
+// 64 columns keep vectors full.
 void ProjectTransposed(const FactorShape& shape, std::span<const float> x, std::span<const float> p,
                        size_t col_begin, size_t col_end, std::span<float> q);
 
-// Pass 3 for some rows: `out` = P·Qᵀ, and E = X − `out` in place of X.
-// `out` may be the gradient's memory; an empty `error` stands for no error feedback. Each element
-// is the product of the factors' first columns, then one fused multiply-add per column: the same
-// bits on every processor, which keeps the replicas equal.
-// Returns how many elements of `out` are NaN or infinite. They are stored, every NaN as the same
-// one; `error` keeps X there, so that it stays finite.
+// Does pass 3 for some rows: `out` = P·Qᵀ, and E = X − `out` in place of X. `out` may be the
+// gradient's memory; an empty `error` means no error feedback. Each element is the product of the
+// factors' first columns, then one fused multiply-add per column: the same bits on every processor,
+// which keeps the replicas equal. Returns how many elements of `out` are NaN or infinite. They are
+// stored, every NaN as the same one; `error` keeps X there, so that it stays finite.
 uint64_t Reconstruct(const FactorShape& block, std::span<const float> p, std::span<const float> q,
                      std::span<float> error, std::span<float> out);
 

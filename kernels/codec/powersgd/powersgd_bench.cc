@@ -1,6 +1,6 @@
-// PowerSGD on all matrices of ResNet-50, one thread, phase after phase as in one bucket of all
-// gradients, with a copy beside it. Bytes are those read + written by counting: 3 per element in
-// passes 1 and 3, 1 in pass 2, times the 4 of a float.
+// These benchmarks run PowerSGD on all matrices of ResNet-50 in one thread, phase after phase as in
+// one bucket of all gradients, and a copy. Bytes are counted as read + written: 3 accesses per
+// element in passes 1 and 3, 1 in pass 2, times the 4 of a float.
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -104,7 +104,7 @@ class Model {
   std::vector<float> q_;
 };
 
-// Arguments of all: the rank.
+// The argument is the rank.
 template <class Phase>
 void Measure(benchmark::State& state, size_t floats_per_elem, Phase phase) {
   Model model(static_cast<size_t>(state.range(0)));

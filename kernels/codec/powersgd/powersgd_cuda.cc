@@ -3,7 +3,7 @@
 #include "absl/strings/str_cat.h"
 #include "core/base/status_macros.h"
 #include "kernels/codec/powersgd/powersgd_launch.h"
-#include "kernels/cuda/status.h"
+#include "kernels/launch/status.h"
 
 namespace thalweg {
 namespace {

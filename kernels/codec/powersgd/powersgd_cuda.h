@@ -1,6 +1,6 @@
-// PowerSGD's arithmetic on a GPU: the passes of kernels/codec/powersgd/powersgd.h and the
-// orthogonalisation of kernels/codec/powersgd/orthogonalise.h for all matrices of a bucket, each in
-// one launch. A round is:
+// This header has PowerSGD's arithmetic on a GPU: the passes of kernels/codec/powersgd/powersgd.h
+// and the orthogonalisation of kernels/codec/powersgd/orthogonalise.h for all matrices of a bucket,
+// each in one launch. A round is:
 //
 //   OrthogonaliseRows         Q
 //   AddErrorAndProject        G, E, Q → X, P, which is then averaged over the nodes
@@ -8,9 +8,9 @@
 //   ProjectTransposed         X, P̂ → Q, which is then averaged over the nodes
 //   Reconstruct               P̂, Q, X → G', E
 //
-// What must be the same on all nodes is the same on GPUs and processors, bit for bit:
-// orthogonalised factors and the result, so nodes of both kinds may share a job. So are X, E and Q.
-// P is not: its sums are in another order than a processor's, which also differs between rows that
+// Values that must agree on all nodes (orthogonalised factors and the result) have the same bits on
+// GPUs and processors, so nodes of both kinds may share a job. X, E and Q have the same bits too. P
+// does not: its sums are in another order than a processor's, which also differs between rows that
 // begin at multiples of 16 bytes and others. The same call always gives the same bits.
 //
 // Each pass reads and writes what powersgd.h says once, in accesses of 16 bytes for matrices whose
@@ -27,7 +27,7 @@
 
 #include "absl/status/status.h"
 #include "kernels/codec/powersgd/plan.h"
-#include "kernels/cuda/stream.h"
+#include "kernels/launch/stream.h"
 
 namespace thalweg {
 
@@ -47,25 +47,25 @@ absl::Status OrthogonaliseRowsOnDevice(CudaStream stream, const PowerSgdPlan& pl
                                        const PowerSgdMemory& memory, double epsilon, float* q,
                                        uint32_t* zeroed, uint64_t* nonfinite);
 
-// Pass 1. A null `error` stands for no error feedback. Adds to `*nonfinite` how many elements of
+// Does pass 1. A null `error` means no error feedback. Adds to `*nonfinite` how many elements of
 // matrices in `gradient` are NaN or infinite.
 absl::Status AddErrorAndProjectOnDevice(CudaStream stream, const PowerSgdPlan& plan,
                                         const PowerSgdMemory& memory, const float* gradient,
                                         float* error, const float* q, float* p,
                                         uint64_t* nonfinite);
 
-// Pass 2. `x` is the `error` of pass 1 or, without error feedback, its `gradient`.
+// Does pass 2. `x` is the `error` of pass 1 or, without error feedback, its `gradient`.
 absl::Status ProjectTransposedOnDevice(CudaStream stream, const PowerSgdPlan& plan,
                                        const PowerSgdMemory& memory, const float* x, const float* p,
                                        float* q);
 
-// Pass 3. `out` may be the gradient's memory. Adds to `*nonfinite` how many results are NaN or
+// Does pass 3. `out` may be the gradient's memory. Adds to `*nonfinite` how many results are NaN or
 // infinite.
 absl::Status ReconstructOnDevice(CudaStream stream, const PowerSgdPlan& plan,
                                  const PowerSgdMemory& memory, const float* p, const float* q,
                                  float* error, float* out, uint64_t* nonfinite);
 
-// Gives up a round between passes 1 and 3, of whose arrays these are; `error` is not null.
+// Gives up a round between passes 1 and 3, with that round's arrays; `error` must not be null.
 absl::Status RestoreErrorOnDevice(CudaStream stream, const PowerSgdPlan& plan,
                                   const PowerSgdMemory& memory, const float* gradient,
                                   float* error);

@@ -12,7 +12,7 @@
 #include "gtest/gtest.h"
 #include "kernels/codec/powersgd/orthogonalise.h"
 #include "kernels/codec/powersgd/powersgd_cuda_test_util.h"
-#include "kernels/cuda/count_launches.h"
+#include "kernels/launch/count_launches.h"
 
 namespace thalweg {
 namespace {
@@ -23,8 +23,8 @@ constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 constexpr double kUnit = 0x1p-24;  // the relative error of one rounding to float32
 
-// One of each kind: single elements, odd sides, rows shared by few lanes, a warp or a block; with
-// rank 4 also more rows than a tile or a strip takes at once.
+// Returns one shape of each kind: single elements, odd sides, rows shared by few lanes, a warp or a
+// block; with rank 4 also more rows than a tile or a strip takes at once.
 std::vector<FactorShape> Shapes(size_t rank) {
   constexpr size_t kSizes[][2] = {{1, 1},    {1, 70},   {9, 1},    {2, 3},    {3, 17},
                                   {8, 8},    {13, 33},  {17, 64},  {20, 147}, {5, 1100},
@@ -37,7 +37,7 @@ std::vector<FactorShape> Shapes(size_t rank) {
   return shapes;
 }
 
-// How a bucket and its matrices lie with regard to multiples of 16 bytes.
+// A Lie gives the positions of a bucket and its matrices relative to multiples of 16 bytes.
 struct Lie {
   size_t alignment;
   size_t shift;
@@ -55,7 +55,7 @@ void ForEachBucket(const Check& check) {
   }
 }
 
-// On the CPU, matrix by matrix.
+// The following functions run on the CPU, matrix by matrix.
 
 uint64_t AddErrorAndProject(PowerSgdBucket& b) {
   uint64_t nonfinite = 0;
@@ -98,7 +98,7 @@ absl::Status Reconstruct(const BucketOnDevice& d, CudaStream stream = nullptr) {
 
 using PowerSgdOnDeviceTest = DeviceTest;
 
-// `x` is what was projected.
+// Checks P; `x` is what was projected.
 void ExpectProducts(PowerSgdBucket& b, Floats& x, const Floats& got) {
   for (const PlacedMatrix& m : b.matrices) {
     const auto [rows, cols, rank] = m.shape;
@@ -111,7 +111,7 @@ void ExpectProducts(PowerSgdBucket& b, Floats& x, const Floats& got) {
           product += term;
           magnitude += std::abs(term);
         }
-        // A sum of m products in any order passes each term through at most m + 1 roundings.
+        // A sum of m products in any order rounds each term at most m + 1 times.
         ASSERT_NEAR(got[m.p_offset + i * rank + k], product,
                     static_cast<double>(cols + 1) * kUnit * magnitude)
             << rows << " x " << cols << ", row " << i << ", column " << k;
@@ -168,7 +168,7 @@ TEST_F(PowerSgdOnDeviceTest, NonFiniteElementsShowInTheirRowAndStayOutOfTheError
         bucket.Q(m)[j] = 0;
         ++count;
       }
-      // An overflowing sum is stored finite.
+      // An overflowing sum is stored as a finite number.
       bucket.Of(m, bucket.gradient)[cols + 5] = -3e38f;
       bucket.Of(m, bucket.error)[cols + 5] = -1e38f;
       bucket.Q(m)[5] = 1;

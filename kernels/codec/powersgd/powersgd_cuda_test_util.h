@@ -1,4 +1,4 @@
-// Buckets of matrices for the tests of PowerSGD on GPUs.
+// This header makes buckets of matrices for the tests of PowerSGD on GPUs.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +10,7 @@
 #include "gtest/gtest.h"
 #include "kernels/cast/element.h"
 #include "kernels/codec/powersgd/powersgd_cuda.h"
-#include "kernels/cuda/test_device.h"
+#include "kernels/launch/test_device.h"
 
 namespace thalweg {
 
@@ -22,7 +22,7 @@ inline std::vector<uint32_t> BitsOf(const Floats& values) {
   return bits;
 }
 
-// The arrays of a bucket. What lies between the matrices must stay as it is.
+// A PowerSgdBucket has the arrays of a bucket. The memory between the matrices must not change.
 struct PowerSgdBucket {
   // Matrices and factors begin at multiples of `alignment` elements.
   PowerSgdBucket(std::span<const FactorShape> shapes, size_t alignment, uint32_t seed) {
@@ -69,7 +69,7 @@ struct PowerSgdBucket {
   Floats q;
 };
 
-// A bucket in device memory, from `shift` elements after a multiple of 256 bytes on.
+// A BucketOnDevice is a bucket in device memory, `shift` elements after a multiple of 256 bytes.
 class BucketOnDevice {
  public:
   explicit BucketOnDevice(const PowerSgdBucket& bucket, size_t shift = 0)

@@ -1,14 +1,15 @@
-// Between powersgd_cuda.cc, which checks arguments, and the kernels of PowerSGD.
+// This header connects powersgd_cuda.cc, which checks arguments, and the kernels of PowerSGD.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
-#include "kernels/cuda/stream.h"
+#include "kernels/launch/stream.h"
 
 namespace thalweg {
 
-// A plan's table: a PowerSgdMatrix for each matrix, then the tiles of rows, then those of columns.
+// A plan's table has a PowerSgdMatrix for each matrix, then the tiles of rows, then those of
+// columns.
 
 struct alignas(16) PowerSgdMatrix {
   uint64_t offset;
@@ -21,19 +22,19 @@ struct alignas(16) PowerSgdMatrix {
   uint32_t first_column;  // among those of all matrices
 };
 
-// What one block works on.
+// A PowerSgdTile is the work of one block.
 struct alignas(16) PowerSgdTile {
   uint32_t matrix;
   uint32_t begin;  // row or column
   uint32_t end;
-  uint32_t lanes;  // of rows: how many threads share one, a power of two
+  uint32_t lanes;  // for rows: how many threads share one, a power of two
 };
 
 inline constexpr uint32_t kPowerSgdThreads = 256;
-// Rows that threads take at once in passes 1 and 3: each element of a factor that they read serves
-// as many.
+// Threads take this many rows at once in passes 1 and 3: each factor element read is used for as
+// many.
 inline constexpr uint32_t kRowsAtOnce = 4;
-// Columns of a tile of pass 2: rows are read in pieces of 128 bytes.
+// A tile of pass 2 has this many columns: rows are read in pieces of 128 bytes.
 inline constexpr uint32_t kStripColumns = 32;
 
 struct PowerSgdTable {
@@ -84,7 +85,7 @@ struct RestoreWork {
   float* error;
 };
 
-// A block for each tile, or matrix.
+// Each launch has a block for each tile, or matrix.
 LaunchError LaunchProject(CudaStream stream, uint32_t tiles, const ProjectWork& work);
 LaunchError LaunchOrthogonalise(CudaStream stream, uint32_t matrices,
                                 const OrthogonaliseWork& work);

@@ -23,7 +23,7 @@ constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 constexpr float kLargest = std::numeric_limits<float>::max();
 constexpr double kUnit = 0x1p-24;  // the relative error of one rounding to float32
 
-// Floats that begin anywhere relative to a vector's size, and end where their allocation does.
+// Floats begin anywhere relative to a vector's size, and end where their allocation does.
 class Floats {
  public:
   explicit Floats(size_t count, float value = 0) : storage_(kOffset + count, value) {}
@@ -51,7 +51,7 @@ void ExpectSameBits(std::span<const float> got, std::span<const float> expected)
   }
 }
 
-// Everything that one matrix needs.
+// A Case has everything that one matrix needs.
 struct Case {
   Case(size_t rows, size_t cols, size_t wanted_rank, std::mt19937& random)
       : shape{rows, cols, FactorRank(rows, cols, wanted_rank)},
@@ -67,7 +67,7 @@ struct Case {
   Floats q;
 };
 
-// Calls `check` with matrices of all sizes that are treated differently, on every target.
+// Calls `check` with matrices of all sizes that the code distinguishes, on every target.
 template <class Check>
 void ForEachCase(Check check) {
   constexpr size_t kSizes[][2] = {{1, 1},    {1, 70},   {9, 1},   {2, 3},    {3, 17},
@@ -105,7 +105,7 @@ TEST(AddErrorAndProjectTest, StoresTheSumAndItsProductWithTheFactor) {
           product += term;
           magnitude += std::abs(term);
         }
-        // A sum of m products in any order passes each term through at most m + 1 roundings.
+        // A sum of m products in any order rounds each term at most m + 1 times.
         ASSERT_NEAR(c.p[i * rank + k], product, static_cast<double>(cols + 1) * kUnit * magnitude);
       }
     }
@@ -190,7 +190,7 @@ TEST(RestoreErrorTest, UndoesTheAdditionUpToItsRounding) {
     RestoreError(c.gradient.All(), c.error.All());
     EXPECT_EQ(c.error[0], before.error[0]);
     for (size_t i = 1; i < c.shape.rows * c.shape.cols; ++i) {
-      // One rounding of the sum and one of the difference.
+      // The sum and the difference are rounded once each.
       const double tolerance =
           kUnit * (std::abs(static_cast<double>(added.error[i])) + std::abs(c.error[i]));
       ASSERT_NEAR(c.error[i], before.error[i], 1.0001 * tolerance) << i;
@@ -218,7 +218,7 @@ TEST(ProjectTransposedTest, EqualsItsDefinitionOnEveryTarget) {
           total = first == 0 ? sum : total + sum;
         }
         ASSERT_EQ(c.q[k * cols + j], total) << k << ", " << j;
-        // At most 8 roundings inside a block of rows and one for each block.
+        // There are at most 8 roundings inside a block of rows and one for each block.
         const auto roundings = static_cast<double>(8 + rows / 8 + 1);
         ASSERT_NEAR(total, product, roundings * kUnit * magnitude);
       }
@@ -314,7 +314,7 @@ double SquaredNorm(std::span<const float> values) {
   return sum;
 }
 
-// One node's round.
+// Runs one node's round.
 void CompressOnce(Case& c, Floats& out) {
   OrthogonaliseRows(c.q.All(), c.shape.rank, 0);
   AddErrorAndProject(c.shape, c.gradient.All(), c.error.All(), c.q.All(), c.p.All());
@@ -346,7 +346,7 @@ TEST(PowerSgdTest, WhatIsDecodedOverTimeIsWhatWasPutIn) {
       const double put_in = rounds * static_cast<double>(c.gradient[i]);
       ASSERT_NEAR(sent[i] + c.error[i], put_in, 1.0001 * rounding[i]) << "rank " << rank;
     }
-    // A round that removes the part δ = k / min(n, m) of ‖X‖² at least, as even an average
+    // A round that removes at least the fraction δ = k / min(n, m) of ‖X‖², as even an average
     // direction does, keeps ‖E‖ below 2 / δ · ‖G‖ forever: a vanishing part of what was put in.
     const double bound = 2.0 * 18 / static_cast<double>(rank);
     EXPECT_LT(std::sqrt(SquaredNorm(c.error.All()) / SquaredNorm(c.gradient.All())), bound);

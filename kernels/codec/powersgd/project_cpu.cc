@@ -8,7 +8,7 @@
 #include "kernels/codec/powersgd/powersgd.h"
 #include "kernels/codec/powersgd/powersgd_scalar.h"
 
-// Sums are kept in arrays of vectors, for which their length must be known: SVE uses NEON's.
+// Arrays of vectors hold the sums, so the vectors' length must be known: SVE uses NEON's.
 #define HWY_DISABLED_TARGETS (HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128)
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/codec/powersgd/project_cpu.cc"
@@ -27,21 +27,22 @@ using V = hn::Vec<D>;
 constexpr float kLargest = std::numeric_limits<float>::max();
 #endif
 
-// Sums that are kept in registers at once: of the 16 of AVX2, half.
+// This many sums are kept in registers at once: half of the 16 of AVX2.
 constexpr size_t kSums = 8;
 
-// Rows of pass 1 between changes of the factor's columns, while they stay in the nearest cache.
+// Pass 1 takes this many rows between changes of the factor's columns; they stay in the first-level
+// cache.
 constexpr size_t kTileRows = 4;
 
-// Columns of pass 2 whose sums stay in the second-level cache: 64 KiB for all columns of the
-// factor. Rows are then read in long pieces, which matters more to the memory than sums in the
-// nearest cache.
+// Pass 2 keeps the sums of this many columns in the second-level cache: 64 KiB for all columns of
+// the factor. Rows are then read in long pieces, which matters more to the memory than sums in the
+// first-level cache.
 constexpr size_t kStripFloats = 16384;
 
-// The most columns of a factor that one pass over a block handles: 8, 4, 2 or 1.
+// Returns how many columns of a factor one pass over a block handles: 8, 4, 2 or 1.
 size_t ColumnsAtOnce(size_t left) { return left >= 8 ? 8 : left >= 4 ? 4 : left >= 2 ? 2 : 1; }
 
-// Rows of a matrix as they are.
+// PlainRows are rows of a matrix, unchanged.
 struct PlainRows {
   const float* x;
   size_t cols;
@@ -53,7 +54,7 @@ struct PlainRows {
   PlainRows From(size_t row) const { return {x + row * cols, cols}; }
 };
 
-// Rows of gradient + error; each element that is read is stored over the error.
+// AddedRows are rows of gradient + error; each element that is read is stored over the error.
 struct AddedRows {
   const float* gradient;
   float* error;
@@ -82,7 +83,7 @@ struct AddedRows {
   AddedRows From(size_t row) const { return {gradient + row * cols, error + row * cols, cols}; }
 };
 
-// kRanks columns of kRows rows of P: p[row · stride + c].
+// Computes kRanks columns of kRows rows of P: p[row · stride + c].
 template <size_t kRanks, size_t kRows, class Rows>
 void ProjectRows(Rows rows, const float* q, float* p, size_t stride) {
   const size_t cols = rows.cols;
@@ -195,9 +196,9 @@ void RestoreErrorForTarget(const float* gradient, float* error, size_t elems) {
 
 // Adds to Q the products of up to kSummedRows rows of X and P, or sets it for the first of them.
 struct TransposedBlock {
-  const float* x;  // of the first row and column
+  const float* x;  // at the first row and column
   size_t rows;
-  size_t cols;  // of the whole matrix: how far its rows, and Q's, lie apart
+  size_t cols;  // of the whole matrix: the distance of its rows, and of Q's
   const float* p;
   size_t rank;
   float* q;

@@ -1,8 +1,8 @@
 #include "kernels/codec/powersgd/powersgd_launch.h"
 #include "kernels/codec/powersgd/powersgd_scalar.h"
 #include "kernels/codec/powersgd/tile.h"
-#include "kernels/cuda/combine.h"
-#include "kernels/cuda/launch.h"
+#include "kernels/launch/combine.h"
+#include "kernels/launch/launch.h"
 
 namespace thalweg {
 namespace {
@@ -10,17 +10,17 @@ namespace {
 constexpr uint32_t kWarps = kPowerSgdThreads / 32;
 constexpr uint32_t kMostRanks = 8;
 
-// One matrix of pass 1.
+// A Projection is one matrix of pass 1.
 struct Projection {
   const float* gradient;
   float* error;
-  const float* q;  // from the first column on that is computed
+  const float* q;  // at the first column that is computed
   float* p;
   uint64_t cols;
   uint32_t rank;
-  bool adds;  // else X lies in `error` already, or is `gradient`
+  bool adds;  // otherwise X already lies in `error`, or is `gradient`
 
-  // kWide columns of a row group's rows of X. What is not there is zero.
+  // Loads kWide columns of a row group's rows of X. Missing elements are zero.
   template <int kWide>
   THALWEG_DEVICE uint32_t LoadX(const RowGroup& group, uint64_t j,
                                 Floats<kWide> (&x)[kRowsAtOnce]) const {
@@ -54,7 +54,8 @@ struct Projection {
     return nonfinite;
   }
 
-  // This thread's part of kRanks columns of a group's rows of P. Returns as Add() does.
+  // Computes this thread's part of kRanks columns of a group's rows of P. Returns what Add()
+  // returns.
   template <int kRanks, int kWide>
   THALWEG_DEVICE uint32_t Walk(const RowGroup& group, float (&sums)[kRowsAtOnce][kRanks]) const {
     uint32_t nonfinite = 0;
@@ -146,7 +147,7 @@ struct ProjectKernel {
     return nonfinite;
   }
 
-  // Adds the sums of all warps in their order; thread 0 gets what they give.
+  // Adds the sums of all warps in their order; thread 0 gets the total.
   template <int kRanks, class Thread>
   THALWEG_DEVICE static void AddWarps(const Thread& thread, Shared& shared,
                                       float (&sums)[kRowsAtOnce][kRanks]) {

@@ -7,7 +7,7 @@
 #include "kernels/codec/powersgd/powersgd.h"
 #include "kernels/codec/powersgd/powersgd_scalar.h"
 
-// Sums are kept in arrays of vectors, for which their length must be known: SVE uses NEON's.
+// Arrays of vectors hold the sums, so the vectors' length must be known: SVE uses NEON's.
 #define HWY_DISABLED_TARGETS (HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128)
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/codec/powersgd/reconstruct_cpu.cc"
@@ -26,11 +26,12 @@ using V = hn::Vec<D>;
 
 constexpr float kLargest = std::numeric_limits<float>::max();
 
-// Sums that are kept in registers at once: of the 16 of AVX2, half.
+// This many sums are kept in registers at once: half of the 16 of AVX2.
 constexpr size_t kSums = 8;
 #endif
 
-// Counts the non-finite among `elems` results and makes every NaN the same one, as a fold does.
+// Counts the non-finite among `elems` results and replaces every NaN by the same one, as a fold
+// does.
 uint64_t SettleNonFinite(float* out, size_t elems) {
   uint64_t count = 0;
   for (size_t i = 0; i < elems; ++i) {
@@ -40,8 +41,8 @@ uint64_t SettleNonFinite(float* out, size_t elems) {
   return count;
 }
 
-// Pass 3 from one row on. Results are stored past no cache: interleaved with the other stores, that
-// takes almost twice as long.
+// ProductRows does pass 3 from one row on. It does not use stores that bypass the cache:
+// interleaved with the other stores they take almost twice as long.
 template <bool kFeedback>
 struct ProductRows {
   size_t cols;

@@ -1,13 +1,13 @@
 #include "kernels/codec/powersgd/powersgd_launch.h"
 #include "kernels/codec/powersgd/powersgd_scalar.h"
 #include "kernels/codec/powersgd/tile.h"
-#include "kernels/cuda/combine.h"
-#include "kernels/cuda/launch.h"
+#include "kernels/launch/combine.h"
+#include "kernels/launch/launch.h"
 
 namespace thalweg {
 namespace {
 
-// One matrix of pass 3.
+// A Reconstruction is one matrix of pass 3.
 struct Reconstruction {
   const float* p;
   const float* q;
@@ -20,7 +20,7 @@ struct Reconstruction {
   template <int kRank, int kWide>
   THALWEG_DEVICE uint32_t Walk(const RowGroup& group) const {
     constexpr int kHeld = kRank > 0 ? kRank : 1;
-    float rows[kRowsAtOnce][kHeld] = {};  // of P
+    float rows[kRowsAtOnce][kHeld] = {};  // rows of P
     for (uint32_t r = 0; kRank > 0 && r < group.count; ++r) {
       for (int k = 0; k < kHeld; ++k) rows[r][k] = p[(group.first + r) * rank + k];
     }

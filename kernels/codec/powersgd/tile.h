@@ -1,4 +1,5 @@
-// What the kernels of passes 1 and 3 share: how the threads of a block walk a tile of rows.
+// This header is for the kernels of passes 1 and 3: it defines how the threads of a block walk a
+// tile of rows.
 #pragma once
 
 #include <cstddef>
@@ -6,12 +7,12 @@
 #include <cstring>
 
 #include "kernels/codec/powersgd/powersgd_launch.h"
-#include "kernels/cuda/pack.h"
-#include "kernels/host_device.h"
+#include "kernels/launch/host_device.h"
+#include "kernels/launch/pack.h"
 
 namespace thalweg {
 
-// kWide elements that lie one behind the other: 1 or 4, these at a multiple of 16 bytes.
+// Floats holds kWide contiguous elements: 1, or 4 at a multiple of 16 bytes.
 template <int kWide>
 struct Floats {
   float at[kWide];
@@ -40,24 +41,25 @@ THALWEG_DEVICE inline void StoreFloats(const Floats<kWide>& floats, float* to) {
   }
 }
 
-// Whether rows of `cols` elements from `array` on begin at multiples of 16 bytes. Null does.
+// Returns whether rows of `cols` elements from `array` on begin at multiples of 16 bytes; true for
+// null.
 THALWEG_DEVICE inline bool HasWideRows(const float* array, uint64_t cols) {
   return cols % 4 == 0 && reinterpret_cast<uintptr_t>(array) % 16 == 0;
 }
 
-// `array` from element `offset` on, or null.
+// Returns `array` from element `offset` on, or null.
 template <class T>
 THALWEG_DEVICE inline T* From(T* array, uint64_t offset) {
   return array == nullptr ? nullptr : array + offset;
 }
 
-// The most columns of a factor that one walk handles: 8, 4, 2 or 1.
+// Returns how many columns of a factor one walk handles: 8, 4, 2 or 1.
 THALWEG_DEVICE inline uint32_t ColumnsAtOnce(uint32_t left) {
   return left >= 8 ? 8 : left >= 4 ? 4 : left >= 2 ? 2 : 1;
 }
 
-// Up to kRowsAtOnce rows that some threads of a block, of which this is number `lane`, walk
-// together.
+// A RowGroup is up to kRowsAtOnce rows that some threads of a block walk together; this thread is
+// number `lane` of them.
 struct RowGroup {
   uint64_t first;
   uint32_t count;  // 0 beyond the tile
@@ -65,7 +67,7 @@ struct RowGroup {
   uint32_t lanes;
 };
 
-// Calls visit(RowGroup) until all rows of the tile are visited: by all threads equally often.
+// Calls visit(RowGroup) until all rows of the tile are visited; all threads call it equally often.
 template <class Thread, class Visit>
 THALWEG_DEVICE inline void ForEachRowGroup(const Thread& thread, const PowerSgdTile& tile,
                                            const Visit& visit) {

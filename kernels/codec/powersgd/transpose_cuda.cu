@@ -1,14 +1,14 @@
 #include "kernels/codec/powersgd/powersgd_launch.h"
 #include "kernels/codec/powersgd/powersgd_scalar.h"
 #include "kernels/codec/powersgd/tile.h"
-#include "kernels/cuda/launch.h"
+#include "kernels/launch/launch.h"
 
 namespace thalweg {
 namespace {
 
-// Pass 2 on a strip of columns: threads take groups of kSummedRows rows side by side, and what
-// these sum up to is then added in their order, so that a thread need not walk all rows of its
-// columns for the bits to be those of one that does.
+// This kernel does pass 2 on a strip of columns: threads take groups of kSummedRows rows in
+// parallel, and the groups' sums are then added in order. A thread thus need not walk all rows of
+// its columns to get the same bits.
 struct TransposedKernel {
   static constexpr uint32_t kThreads = kPowerSgdThreads;
   static constexpr uint32_t kMostGroups = kThreads * 4 / kStripColumns;
@@ -19,8 +19,8 @@ struct TransposedKernel {
   using Args = TransposedWork;
 
   struct Strip {
-    const float* x;  // from its first column on
-    const float* p;  // from the first column on that is used
+    const float* x;  // at its first column
+    const float* p;  // at the first column that is used
     float* q;
     uint64_t rows;
     uint64_t cols;  // of the matrix
@@ -75,11 +75,11 @@ struct TransposedKernel {
     const uint32_t column = thread.Index() % kLanes * kWide;
     const uint32_t mine = thread.Index() / kLanes;
     const uint64_t groups = (strip.rows + kSummedRows - 1) / kSummedRows;
-    float total = 0;  // of row Index() / 32 of Q, column Index() % 32
+    float total = 0;  // for row Index() / 32 and column Index() % 32 of Q
     for (uint64_t first = 0; first < groups; first += kGroups) {
       float sums[kRanks][kWide] = {};
       if (column < strip.width) SumGroup<kRanks, kWide>(strip, first + mine, column, sums);
-      if (first > 0) thread.SyncBlock();  // until what is there has been added
+      if (first > 0) thread.SyncBlock();  // until the previous sums have been added
       for (int k = 0; k < kRanks; ++k) {
         for (int w = 0; w < kWide; ++w) {
           shared.sums[(mine * kRanks + k) * kStripColumns + column + w] = sums[k][w];
@@ -98,7 +98,7 @@ struct TransposedKernel {
     thread.SyncBlock();  // before the next columns are summed
   }
 
-  // Rows of a group that is not there add nothing.
+  // Computes a group's sums; rows of a missing group add nothing.
   template <int kRanks, int kWide>
   THALWEG_DEVICE static void SumGroup(const Strip& strip, uint64_t group, uint32_t column,
                                       float (&sums)[kRanks][kWide]) {

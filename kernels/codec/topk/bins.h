@@ -1,4 +1,5 @@
-// Counting elements by digits of their magnitudes, and finding where the largest of them end.
+// This header counts elements by digits of their magnitudes, and finds where the largest of them
+// end.
 #pragma once
 
 #include <cstdint>
@@ -6,7 +7,7 @@
 #include "kernels/cast/element.h"
 #include "kernels/codec/topk/tiles.h"
 #include "kernels/codec/topk/topk_launch.h"
-#include "kernels/cuda/combine.h"
+#include "kernels/launch/combine.h"
 
 namespace thalweg {
 
@@ -16,14 +17,14 @@ struct CutShared {
   TopKCut cut;
 };
 
-// Where the `wanted` largest of the elements counted in `bins` end; no bin when none is wanted.
-// With `kFirst`, `wanted` is first limited to the elements there are, and raised to those that are
-// not finite; `*limited` becomes that. All threads of the block must call it.
+// Returns where the `wanted` largest of the elements counted in `bins` end; no bin when none is
+// wanted. With `kFirst`, `wanted` is first limited to the number of elements, and raised to the
+// number of non-finite ones; `*limited` becomes that. All threads of the block must call it.
 template <uint32_t kBins, bool kFirst, class Thread>
 THALWEG_DEVICE inline TopKCut FindCut(const Thread& thread, CutShared& shared, const uint32_t* bins,
                                       uint32_t wanted, uint32_t* limited) {
   constexpr uint32_t kEach = kBins / kTopKThreads;
-  // The first thread has the highest bins: of the first cut those of infinity and NaN.
+  // The first thread has the highest bins: for the first cut those of infinity and NaN.
   static_assert(kBins != kUpperBins || (Fp32::kInfinity >> 20) + kEach == kBins);
   uint32_t bin = kBins - kEach * thread.Index();
   uint32_t count = 0;
@@ -47,7 +48,7 @@ THALWEG_DEVICE inline TopKCut FindCut(const Thread& thread, CutShared& shared, c
   return shared.cut;
 }
 
-// Adds the block's counts to those of all.
+// Adds the block's counts to the total counts.
 template <uint32_t kBins, class Thread>
 THALWEG_DEVICE inline void AddBins(const Thread& thread, const uint32_t* bins, uint32_t* all) {
   thread.SyncBlock();

@@ -65,7 +65,8 @@ uint64_t IndicesForTarget(const float* x, uint64_t elems, uint32_t bound, uint32
     const auto magnitude = hn::BitCast(d32, hn::Abs(hn::LoadU(d, x + i)));
     const auto found = hn::Gt(magnitude, below);
     if (hn::AllFalse(d32, found)) continue;
-    // There is room for a whole vector: no more indices have been written than elements passed.
+    // There is room for a whole vector: at most as many indices have been written as elements
+    // passed.
     const auto index = hn::Iota(d32, static_cast<int32_t>(i));
     count += hn::CompressStore(index, found, d32, reinterpret_cast<int32_t*>(indices + count));
   }
@@ -118,14 +119,14 @@ std::vector<uint32_t> SampleMagnitudes(const float* x, uint64_t elems) {
   return sample;
 }
 
-// The ranks, by rising index, of the elements among which are the largest `count`: mostly a few
-// more than those. A sample tells where they begin; when it misleads, that costs a pass, never an
+// Returns the ranks, by rising index, of a few more elements than the largest `count`, which are
+// among them. A sample gives the lower bound; a misleading sample costs another pass, but never an
 // element.
 std::vector<uint64_t> Candidates(const float* x, uint64_t elems, uint64_t count) {
   std::vector<uint32_t> sample = SampleMagnitudes(x, elems);
   const double expected =
       static_cast<double>(count) / static_cast<double>(elems) * static_cast<double>(sample.size());
-  // Four standard deviations more than expected.
+  // The rank is four standard deviations above the expected one.
   auto rank = static_cast<uint64_t>(expected + 4 * std::sqrt(expected) + 4);
   const auto indices = std::make_unique_for_overwrite<uint32_t[]>(elems);
   for (;; rank *= 2) {
@@ -144,7 +145,7 @@ std::vector<uint64_t> Candidates(const float* x, uint64_t elems, uint64_t count)
   }
 }
 
-// Which candidates are chosen: all in bins above `bin`, and `from_bin` of those in it.
+// A Cut says which candidates are chosen: all in bins above `bin`, and `from_bin` of those in it.
 struct Cut {
   uint32_t bin = 0;
   uint64_t from_bin = 0;

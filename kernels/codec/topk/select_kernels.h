@@ -1,4 +1,4 @@
-// The kernels of topk that find which elements are chosen: a radix select over magnitudes.
+// These kernels of topk find which elements are chosen, with a radix select over magnitudes.
 #pragma once
 
 #include <cstddef>
@@ -34,8 +34,8 @@ struct CountUpperKernel {
   }
 };
 
-// Finds the cut by the upper bits, writes each tile's candidates side by side, and counts those at
-// the cut by their middle bits. Sets the residual of every element that is finite.
+// Finds the cut by the upper bits, writes each tile's candidates contiguously, and counts those at
+// the cut by their middle bits. Sets the residual of every finite element.
 template <bool kFeedback>
 struct GatherKernel {
   static constexpr uint32_t kThreads = kTopKThreads;
@@ -114,7 +114,7 @@ struct CountLowerKernel {
   }
 };
 
-// Finds the least magnitude that is chosen, and how many candidates of each tile have it.
+// Finds the smallest chosen magnitude, and how many candidates of each tile have it.
 struct CountEqualKernel {
   static constexpr uint32_t kThreads = kTopKThreads;
   using Shared = CutShared;

@@ -1,17 +1,18 @@
-// How the kernels of topk walk over a chunk: in tiles, of which a warp takes one at a time.
+// This header defines how the kernels of topk walk over a chunk: in tiles, of which a warp takes
+// one at a time.
 #pragma once
 
 #include <cstdint>
 
 #include "kernels/codec/topk/topk_launch.h"
-#include "kernels/cuda/launch.h"
+#include "kernels/launch/launch.h"
 
 namespace thalweg {
 
 inline constexpr uint32_t kTopKThreads = 256;
 inline constexpr uint32_t kTilesAtOnce = kTopKThreads / 32;
 
-// Rows of 32 elements that a warp reads at once.
+// A warp reads this many rows of 32 elements at once.
 inline constexpr uint32_t kRowsAtOnce = 8;
 inline constexpr uint32_t kRowsOfTile = kTopKTileElems / 32;
 
@@ -33,7 +34,7 @@ THALWEG_DEVICE inline uint32_t LanesBelow(const Thread& thread) {
   return (1u << thread.Lane()) - 1;
 }
 
-// Number of bits that are 1.
+// Returns the number of bits that are 1.
 THALWEG_DEVICE inline uint32_t CountBits(uint32_t bits) {
 #if defined(__CUDA_ARCH__)
   return static_cast<uint32_t>(__popc(bits));
@@ -42,7 +43,7 @@ THALWEG_DEVICE inline uint32_t CountBits(uint32_t bits) {
 #endif
 }
 
-// Position of the highest bit that is 1. Requires that there is one.
+// Returns the position of the highest bit that is 1. Requires that there is one.
 THALWEG_DEVICE inline uint32_t HighestBit(uint32_t bits) {
 #if defined(__CUDA_ARCH__)
   return 31u - static_cast<uint32_t>(__clz(static_cast<int>(bits)));

@@ -16,7 +16,7 @@ namespace {
 
 constexpr size_t kCountBytes = sizeof(uint32_t);
 
-// Writes a payload entry by entry.
+// A Writer writes a payload entry by entry.
 class Writer {
  public:
   explicit Writer(std::byte* out) : out_(out), at_(out + kCountBytes) {}
@@ -73,7 +73,7 @@ absl::Status CheckTopK(std::span<const std::byte> payload, uint64_t elems) {
   }
   const uint32_t count = LoadBits<Fp32>(payload.data(), 0);
   size_t at = kCountBytes;
-  uint64_t next = 0;  // the least index that the next entry can have
+  uint64_t next = 0;  // the smallest possible index of the next entry
   for (uint32_t entry = 0; entry < count; ++entry) {
     const auto wrong = [&](const char* what) {
       return absl::InvalidArgumentError(absl::StrCat("entry ", entry, " of ", count, ": ", what,
@@ -126,7 +126,7 @@ void TopKEntries::ReadGap() {
 
 Encoded FoldTopK(std::span<const std::span<const std::byte>> contributions,
                  const Weighting& weighting, uint64_t elems, std::byte* out) {
-  // A tile of sums at a time; of which elements there is one, a bit says.
+  // Sums are computed a tile at a time; a bit says whether an element has a sum.
   constexpr uint64_t kTileElems = 1024;
   std::array<float, kTileElems> sums;
   std::array<uint64_t, kTileElems / 64> present{};

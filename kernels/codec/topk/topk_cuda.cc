@@ -3,14 +3,14 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
-#include "core/base/lossy_limits.h"
+#include "core/base/lossy_formats.h"
 #include "kernels/codec/topk/topk_launch.h"
-#include "kernels/cuda/status.h"
+#include "kernels/launch/status.h"
 
 namespace thalweg {
 namespace {
 
-// Where everything begins in the scratch memory.
+// A Layout gives the offsets in the scratch memory.
 struct Layout {
   explicit Layout(uint64_t elems) {
     const uint64_t tile_count = (elems + kTopKTileElems - 1) / kTopKTileElems;

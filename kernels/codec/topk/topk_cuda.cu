@@ -1,20 +1,21 @@
 #include "kernels/codec/topk/select_kernels.h"
 #include "kernels/codec/topk/tiles.h"
-#include "kernels/cuda/combine.h"
-#include "kernels/cuda/launch.h"
+#include "kernels/launch/combine.h"
+#include "kernels/launch/launch.h"
 
 namespace thalweg {
 namespace {
 
-// Blocks of the kernels that walk over tiles: all that 132 multiprocessors run at once.
+// Kernels that walk over tiles have at most this many blocks: all that 132 multiprocessors run at
+// once.
 constexpr uint64_t kMostBlocks = uint64_t{132} * 8;
 
 constexpr uint64_t kCountBytes = sizeof(uint32_t);
 
-// A single block that walks over all tiles.
+// A single block walks over all tiles.
 constexpr uint32_t kScanThreads = 1024;
 
-// Of each tile, how many candidates before it have the least magnitude chosen.
+// Computes for each tile how many candidates before it have the smallest chosen magnitude.
 struct ScanEqualKernel {
   static constexpr uint32_t kThreads = kScanThreads;
   struct Shared {
@@ -61,7 +62,7 @@ THALWEG_DEVICE inline void VisitChosen(const Thread& thread, const TopKWork& wor
   });
 }
 
-// How many bytes the entries of each tile take, the gap before its first one counted as none.
+// Computes how many bytes the entries of each tile take, without the gap before its first one.
 struct MeasureKernel {
   static constexpr uint32_t kThreads = kTopKThreads;
   struct Shared {};
@@ -98,7 +99,7 @@ struct MeasureKernel {
   }
 };
 
-// Where the entries of each tile begin in the payload; its count and size.
+// Computes where the entries of each tile begin in the payload, and the payload's count and size.
 struct PlaceKernel {
   static constexpr uint32_t kThreads = kScanThreads;
   struct Shared {
@@ -132,7 +133,7 @@ struct PlaceKernel {
   }
 };
 
-// Writes the entries, and 0 to the residuals of elements that cross as numbers.
+// Writes the entries, and sets the residuals of elements that are sent as numbers to 0.
 struct WriteKernel {
   static constexpr uint32_t kThreads = kTopKThreads;
   struct Shared {};
@@ -175,7 +176,7 @@ struct ScatterKernel {
   }
 };
 
-// Queues launches until one fails.
+// A Queue queues launches until one fails.
 class Queue {
  public:
   Queue(CudaStream stream, const TopKWork& work) : stream_(stream), work_(work) {

@@ -9,7 +9,7 @@
 #include "gtest/gtest.h"
 #include "kernels/codec/lossy_test_util.h"
 #include "kernels/codec/topk/topk.h"
-#include "kernels/cuda/test_device.h"
+#include "kernels/launch/test_device.h"
 
 namespace thalweg {
 namespace {
@@ -34,7 +34,7 @@ Result OnCpu(const Floats& values, const Floats& residual, uint64_t count) {
   return result;
 }
 
-// The payload begins `misalignment` bytes after a multiple of 256, floats one element after it.
+// The payload begins `misalignment` bytes after a multiple of 256, and floats one element after it.
 Result OnDevice(const Floats& values, const Floats& residual, uint64_t count, size_t misalignment) {
   const DeviceBuffer input(values, sizeof(float));
   const DeviceBuffer feedback(residual, sizeof(float));
@@ -64,7 +64,7 @@ void ExpectSame(const Floats& values, const Floats& residual, uint64_t count,
 
 class TopKOnDeviceTest : public DeviceTest {};
 
-// The worked example of docs/codecs.md.
+// The expected bytes are the worked example of docs/codecs.md.
 TEST_F(TopKOnDeviceTest, EntriesAreTheDocumentedBytes) {
   Floats values(300);
   values[0] = 1;
@@ -101,7 +101,7 @@ TEST_F(TopKOnDeviceTest, OfManyEqualMagnitudesTheLowerIndicesGoFirst) {
   }
 }
 
-// Magnitudes that differ in their lowest bits alone, so that every digit decides.
+// The magnitudes differ only in their lowest bits, so that every digit matters.
 TEST_F(TopKOnDeviceTest, NeighbouringMagnitudesAreToldApart) {
   std::mt19937_64 random(63);
   Floats values(3000);
@@ -120,7 +120,7 @@ TEST_F(TopKOnDeviceTest, ZerosNeverCrossAndEveryElementThatIsNotFiniteDoes) {
   ExpectSame(Floats(1500, 3e38f), Floats(1500, 3e38f), 7);  // sums that overflow
 }
 
-// Many tiles without an entry, so that gaps take several bytes and reach over tiles.
+// Many tiles have no entry, so that gaps take several bytes and reach over tiles.
 TEST_F(TopKOnDeviceTest, GapsReachOverTiles) {
   Floats values(40000);
   for (size_t i : {3, 4, 150, 20000, 20129, 39999}) values[i] = static_cast<float>(i);

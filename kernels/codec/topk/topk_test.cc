@@ -31,7 +31,7 @@ Result Encode(const Floats& values, const Floats& residual, uint64_t count) {
   return result;
 }
 
-// Chooses by sorting all of x.
+// Selects by sorting all of x.
 Result Reference(const Floats& x, const Floats& residual, uint64_t count) {
   const auto magnitude = [&](uint64_t i) {
     return std::isfinite(x[i]) ? std::fabs(x[i]) : kInfinity;
@@ -66,7 +66,7 @@ void ExpectSame(const Result& got, const Result& expected) {
   ASSERT_EQ(got.nonfinite, expected.nonfinite);
 }
 
-// The worked example of docs/codecs.md.
+// The expected bytes are the worked example of docs/codecs.md.
 TEST(TopKTest, EntriesAreTheDocumentedBytes) {
   Floats values(300);
   values[0] = 1;
@@ -179,7 +179,7 @@ TEST(TopKTest, PayloadsThatAreNotOneChunkAreRefused) {
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
     EXPECT_THAT(std::string(status.message()), HasSubstr(c.expected));
   }
-  // Rising indices whose sum would be beyond the chunk.
+  // The indices rise, but their sum would be beyond the chunk.
   const Bytes two = ReferenceTopK({{8, 1}, {17, 1}});
   EXPECT_TRUE(CheckTopK(two, 18).ok());
   EXPECT_FALSE(CheckTopK(two, 17).ok());

@@ -1,6 +1,6 @@
-// How an auto codec chooses for a bucket: by what each candidate is predicted to add to a step. The
-// same numbers on all nodes give the same choice: they are agreed in Join, and what is computed of
-// them here is plain arithmetic in one order.
+// An auto codec chooses for a bucket by the predicted time that each candidate adds to a step. The
+// same numbers on all nodes give the same choice: Join agrees on them, and the computation here is
+// plain arithmetic in one order.
 //
 //   link     bytes that a node sends / rate, times num_nodes / num_shards if shards have more to
 //            carry than nodes; as much comes back meanwhile
@@ -21,25 +21,25 @@
 
 namespace thalweg {
 
-// What a job's nodes have agreed on.
+// AutoTerms are the numbers that a job's nodes have agreed on.
 struct AutoTerms {
   std::vector<CodecSpec> candidates;  // as AutoCandidates gives them
-  std::vector<CodecCost> costs;       // as many
+  std::vector<CodecCost> costs;       // one per candidate
   LinkSpeed link;                     // without a rate there is no network to wait for
   uint32_t num_nodes = 1;
   uint32_t num_shards = 1;
 };
 
 struct Choice {
-  uint32_t codec = 0;           // number of the candidate
-  std::vector<double> seconds;  // predicted, by candidate
-  // For people: "25.6 MB in 12 tensors at 12.5 MB/s: powersgd 27 ms (sends 301 kB, computes 11 ms)
-  // rather than int8 …". Says that compression would not help where fp32 is chosen.
+  uint32_t codec = 0;           // number of the chosen candidate
+  std::vector<double> seconds;  // predicted time of each candidate
+  // Explains the choice: "25.6 MB in 12 tensors at 12.5 MB/s: powersgd 27 ms (sends 301 kB,
+  // computes 11 ms) rather than int8 …". Says that compression would not help where fp32 is chosen.
   std::string reason;
 };
 
-// `tensors` are those of a bucket about which auto decides. Of candidates within 2 % of the fastest
-// the first, which is the most exact, is chosen. Thread-safe.
+// Chooses for `tensors`, those of a bucket that auto decides about. Among candidates within 2 % of
+// the fastest it chooses the first, which is the most exact. Thread-safe.
 Choice ChooseCodec(const BucketLayout& tensors, const AutoTerms& terms);
 
 }  // namespace thalweg

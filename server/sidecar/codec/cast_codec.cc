@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "core/base/status_macros.h"
-#include "kernels/codec/codec.h"
+#include "kernels/codec/dense.h"
 
 namespace thalweg {
 
@@ -13,7 +13,7 @@ CastCodec::CastCodec(TensorSet tensors, const CodecPlace& place, uint32_t number
     : DenseCodec(std::move(tensors), place, number, wire), is_direct_(is_direct) {}
 
 absl::StatusOr<Part*> CastCodec::Begin(FoldPool& /*pool*/, Gradient& /*gradient*/) {
-  // Only now: some buckets never get here.
+  // The memory is allocated here, because some buckets never get here.
   if (!is_direct_ && encoded_ == nullptr) {
     encoded_ = std::make_unique_for_overwrite<std::byte[]>(tensors_.Elems() * SizeOf(wire_));
   }

@@ -1,4 +1,4 @@
-// DenseCodec for gradients in host memory.
+// CastCodec is the DenseCodec for gradients in host memory.
 #pragma once
 
 #include <memory>
@@ -9,8 +9,8 @@ namespace thalweg {
 
 class CastCodec final : public DenseCodec {
  public:
-  // `is_direct`: the tensors are the whole bucket, and what the node's only worker puts into its
-  // arena is in wire type already.
+  // `is_direct`: the tensors are the whole bucket, and the node's only worker puts them into its
+  // arena in wire type.
   CastCodec(TensorSet tensors, const CodecPlace& place, uint32_t number, DType wire,
             bool is_direct);
 
@@ -22,7 +22,7 @@ class CastCodec final : public DenseCodec {
 
  private:
   const bool is_direct_;
-  std::unique_ptr<std::byte[]> encoded_;  // from the first round on, unless is_direct_
+  std::unique_ptr<std::byte[]> encoded_;  // allocated in the first round, unless is_direct_
 };
 
 }  // namespace thalweg

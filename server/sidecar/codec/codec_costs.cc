@@ -7,7 +7,7 @@
 #include "core/base/clock.h"
 #include "core/base/payload.h"
 #include "core/base/wire_format.h"
-#include "kernels/codec/codec.h"
+#include "kernels/codec/dense.h"
 #include "kernels/codec/lossy.h"
 #include "kernels/codec/powersgd/orthogonalise.h"
 #include "kernels/codec/powersgd/powersgd.h"
@@ -16,16 +16,18 @@
 namespace thalweg {
 namespace {
 
-// A square matrix of 1 MiB: about a chunk, and enough that calls cost nothing beside it.
+// The measured matrix is square and has 1 MiB: about a chunk, and large enough that calls cost
+// little.
 constexpr size_t kSide = 512;
 constexpr size_t kElems = kSide * kSide;
 constexpr double kBytes = kElems * sizeof(float);
 
-// Others have the processor now and then: the quickest of a few runs is that of the code alone.
+// Other processes use the processor at times: the fastest of a few runs is the time of the code
+// alone.
 constexpr int kMostRuns = 5;
 constexpr double kEnoughSeconds = 1.5e-3;
 
-// More contributions, and higher ranks, take so long that they are extrapolated instead.
+// More contributions and higher ranks take so long that they are extrapolated instead.
 constexpr uint32_t kMostContributions = 4;
 constexpr uint32_t kHighestRank = 8;
 
@@ -44,8 +46,8 @@ double BestSeconds(const Run& run) {
   return best;
 }
 
-// The stages of a job with `num_nodes`, on the same gradient over and over. Its kernels cannot fail
-// on sizes that fit.
+// A Bench runs the stages of a job with `num_nodes`, repeatedly on the same gradient. Its kernels
+// cannot fail on sizes that fit.
 class Bench {
  public:
   explicit Bench(uint32_t num_nodes)
@@ -60,7 +62,7 @@ class Bench {
     const void* share = gradient_.data();
     constexpr float kWeight = 1;
     double encode = 0;
-    // fp32 is sent from where it lies.
+    // fp32 is sent without a copy.
     if (wire != DType::kFloat32) {
       encode = BestSeconds([&] {
         FoldMean({&share, 1}, {&kWeight, 1}, 1, DType::kFloat32, wire, sent_.data(), kElems);
@@ -117,13 +119,13 @@ class Bench {
   }
 
  private:
-  // What a contribution consists of: the first bytes of `sent_`, whatever they are.
+  // Sets the contents of a contribution: the first bytes of `sent_`, whatever they are.
   void SetSent(size_t bytes) {
     const Payload payload(std::span<const std::byte>(sent_).first(bytes), nullptr);
     std::fill(contributions_.begin(), contributions_.end(), payload);
   }
 
-  // Per byte in fp32, of contributions in `wire` type.
+  // Returns the cost per byte in fp32, of contributions in `wire` type.
   double FoldCost(DType wire) {
     uint64_t nonfinite = 0;
     const double fold = BestSeconds([&] {
@@ -144,8 +146,8 @@ class Bench {
   std::vector<float> residual_ = std::vector<float>(kElems);
   std::vector<float> shard_residual_ = std::vector<float>(kElems);
   std::vector<float> result_ = std::vector<float>(kElems);
-  // topk sends more than the gradient if its ratio is 1.
-  std::vector<std::byte> sent_ = std::vector<std::byte>(MaxEncodedBytes(WireFormat::kTopK, kElems));
+  // The size allows for formats that send indices and so possibly more than the gradient.
+  std::vector<std::byte> sent_ = std::vector<std::byte>(MaxLossyBytes(kElems));
 };
 
 CodecCost Measure(Bench& bench, const CodecSpec& spec) {

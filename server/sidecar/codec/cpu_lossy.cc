@@ -12,7 +12,7 @@ namespace {
 // What stays in a core's cache with its residual. Formats with blocks give the same bytes whether
 // or not a chunk is cut here, since blocks divide it.
 constexpr uint64_t kTileElems = 64 << 10;
-static_assert(kTileElems % kInt8BlockElems == 0 && kTileElems % kOneBitBlockElems == 0);
+static_assert(kTileElems % kLossyUnitElems == 0);
 
 double SquaredNorm(const float* values, uint64_t elems) {
   double sum = 0;
@@ -53,8 +53,8 @@ absl::StatusOr<std::span<const std::byte>> CpuLossy::Encode(const Part& part, ui
   std::byte* const out = encoded_.get() + encoded_begins()[chunk];
   uint64_t bytes = 0;
   Tile tile;
-  // The largest elements are those of the whole chunk.
-  const uint64_t step = format_ == WireFormat::kTopK ? end - begin : kTileElems;
+  // A format without blocks chooses among all elements of a chunk.
+  const uint64_t step = HasFixedSize(format_) ? kTileElems : end - begin;
   for (uint64_t b = begin; b < end; b += step) {
     bytes += EncodeTile(b, std::min(end, b + step), gradient, tile, out + bytes,
                         is_sampled ? &loss : nullptr);

@@ -7,15 +7,15 @@
 #include <utility>
 
 #include "core/base/status_macros.h"
-#include "kernels/codec/codec.h"
+#include "kernels/codec/dense.h"
 #include "kernels/codec/powersgd/orthogonalise.h"
 #include "server/sidecar/codec/cast_codec.h"
 
 namespace thalweg {
 namespace {
 
-// What one task works on: enough that handing it out costs nothing, little enough that its tile and
-// the factors stay in a core's cache.
+// A task is large enough that handing it out costs little, and small enough that its tile and the
+// factors stay in a core's cache.
 constexpr uint64_t kTaskElems = 64 << 10;
 constexpr uint64_t kTaskColumns = 256;
 
@@ -74,7 +74,7 @@ void CpuPowerSgd::MakeTasks() {
       column_tasks_.push_back({i, true, begin, std::min(m.columns, begin + kTaskColumns)});
     }
   }
-  // Gradients arrive in the bucket's order.
+  // The order is the bucket's, in which gradients arrive.
   std::sort(row_tasks_.begin(), row_tasks_.end(),
             [this](const Task& a, const Task& b) { return Range(a).first < Range(b).first; });
 }
@@ -184,7 +184,8 @@ absl::StatusOr<uint64_t> CpuPowerSgd::Reconstruct(FoldPool& pool) {
     return absl::OkStatus();
   }));
   if (is_sampled) loss_ = {};
-  for (const CompressionLoss& loss : losses) loss_ += loss;  // in one order, whoever computed them
+  // in one order, whichever threads computed them
+  for (const CompressionLoss& loss : losses) loss_ += loss;
   for (const Matrix& m : matrices_) {
     KeepFactor(m, std::span(q_.mean).subspan(m.q_offset, m.QElems()));
   }

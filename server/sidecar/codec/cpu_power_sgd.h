@@ -1,4 +1,4 @@
-// PowerSgd for gradients in host memory.
+// CpuPowerSgd is PowerSgd for gradients in host memory.
 #pragma once
 
 #include <cstddef>
@@ -17,9 +17,8 @@ namespace thalweg {
 
 class CpuPowerSgd final : public PowerSgd {
  public:
-  // Sends parts `number` to `number` + 2; the whole one in `dense` type. Null when none of the
-  // tensors has enough to gain. InvalidArgument names a tensor whose state, which somebody has
-  // loaded, is of another size.
+  // Sends parts `number` to `number` + 2; the whole one in `dense` type. Returns null when no
+  // tensor shrinks enough. InvalidArgument names a tensor whose loaded state has another size.
   static absl::StatusOr<std::unique_ptr<CpuPowerSgd>> Create(TensorSet tensors,
                                                              const CodecPlace& place,
                                                              uint32_t number, DType dense,
@@ -29,14 +28,14 @@ class CpuPowerSgd final : public PowerSgd {
   CompressionLoss loss() const override { return loss_; }
 
  private:
-  // A piece of work: rows or columns [begin, end) of a matrix, or elements of a plain tensor.
+  // A Task is rows or columns [begin, end) of a matrix, or elements of a plain tensor.
   struct Task {
     uint32_t item = 0;
     bool is_matrix = false;
     uint64_t begin = 0;
     uint64_t end = 0;
   };
-  // A part that consists of what is computed here, in float32.
+  // Factors are a part that is computed here, in float32.
   struct Factors {
     std::vector<float> sent;         // this node's
     std::vector<float> mean;         // over all nodes
@@ -62,11 +61,11 @@ class CpuPowerSgd final : public PowerSgd {
   uint64_t ReconstructRows(const Task& task, CompressionLoss* loss);
 
   Factors& Of(const Part& part) { return &part == first_.get() ? p_ : q_; }
-  // A task's rows of P, in the first part's values.
+  // Returns a task's rows of P, in the first part's values.
   std::span<float> P(std::vector<float>& first, const Task& task) const;
   std::span<float> ResidualRows(const Task& task) const;
   FactorShape Shape(const Task& task) const;
-  // Where a task's elements begin in the bucket, and how many they are.
+  // Returns where a task's elements begin in the bucket, and how many they are.
   std::pair<uint64_t, uint64_t> Range(const Task& task) const;
 
   std::vector<Task> row_tasks_;     // matrices by rows, and plain tensors, in the bucket's order

@@ -1,4 +1,4 @@
-// Gradients that cross the network as elements of one type.
+// DenseCodec sends gradients as elements of one type.
 #pragma once
 
 #include <cstdint>
@@ -22,9 +22,9 @@ class DenseCodec : public OnePartCodec {
   const Part& part() const { return part_; }
   DType wire() const { return wire_; }
 
-  // Puts the mean of a chunk of the whole bucket straight into the result, for a node that is
-  // alone: rounded to wire type all the same, so that the numbers do not depend on where the shards
-  // are. Counts what is not finite.
+  // Writes the mean of a chunk of the whole bucket directly into the result, on a node that is
+  // alone. It is rounded to wire type all the same, so that the numbers do not depend on where the
+  // shards are. Counts what is not finite.
   virtual absl::StatusOr<uint64_t> Reduce(uint32_t chunk, Gradient& gradient) = 0;
 
  protected:

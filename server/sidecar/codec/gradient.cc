@@ -2,7 +2,7 @@
 
 #include <cstddef>
 
-#include "kernels/codec/codec.h"
+#include "kernels/codec/dense.h"
 #include "kernels/reduce/reduce.h"
 
 namespace thalweg {
@@ -15,11 +15,11 @@ const float* Gradient::Read(uint64_t begin, uint64_t elems, std::vector<float>& 
     FoldShares(shares, DType::kFloat32, DType::kFloat32, elems, tile.data());
     return tile.data();
   }
-  // Folded in the workers' own type, as it would be without compression, then widened.
+  // The shares are folded in the workers' own type, as without compression, and then widened.
   std::vector<std::byte> narrow(elems * SizeOf(share_));
   FoldShares(shares, share_, share_, elems, narrow.data());
   DecodePayload(Payload(narrow, nullptr), share_, DType::kFloat32, elems, tile.data())
-      .IgnoreError();  // the size is right
+      .IgnoreError();  // the size is correct
   return tile.data();
 }
 

@@ -36,7 +36,7 @@ void LossyCodec::CountRound() {
 }
 
 const Part* LossyCodec::PartWithShardResiduals() const {
-  return format_ == WireFormat::kTopK ? nullptr : &part_;
+  return HasResidual(format_) ? &part_ : nullptr;
 }
 
 void LossyCodec::KeepShardResidual(uint32_t chunk, std::span<const float> residual) {

@@ -1,4 +1,4 @@
-// What codecs have in common that send one part, whose results are complete as they are decoded.
+// OnePartCodec is the base of codecs that send one part, whose results are complete once decoded.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,7 @@ class OnePartCodec : public BucketCodec {
   uint64_t nonfinite_elems() const final { return part_.nonfinite_elems; }
 
  protected:
-  // The part has all tensors; in float32 where `wire` is lossy, else as the bucket has them.
+  // The part has all tensors; in float32 where `wire` is lossy, else in the bucket's type.
   OnePartCodec(TensorSet tensors, const CodecPlace& place, uint32_t number, WireFormat wire)
       : BucketCodec(std::move(tensors), place),
         part_(MakePart(

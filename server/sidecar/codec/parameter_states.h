@@ -35,9 +35,9 @@ struct ParameterState {
   std::vector<float> shard_residual;
 };
 
-// By parameter name, so that it survives when DDP cuts its buckets anew. Guarded by the mutex of
-// the NodeJob; the states themselves belong to the round in flight of the bucket that holds the
-// parameter.
+// By parameter name, so that it survives when DDP cuts its buckets anew. Guarded by
+// the mutex of CodecStates; the states themselves belong to the round in flight of the bucket that
+// holds the parameter.
 using ParameterStates = std::map<std::string, std::shared_ptr<ParameterState>>;
 
 // The state of a parameter, new if there is none. InvalidArgument when there is one of another

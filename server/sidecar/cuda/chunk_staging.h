@@ -1,5 +1,5 @@
-// Where the bytes of chunks wait between a GPU and the network, for codecs that know beforehand how
-// many bytes each chunk has.
+// ChunkStaging holds the bytes of chunks between a GPU and the network, for codecs whose chunks
+// have known sizes.
 //
 //   on_gpu ─copy─▶ sent ─▶ network ─▶ received ─copy─▶ on_gpu
 #pragma once
@@ -18,27 +18,28 @@
 
 namespace thalweg {
 
-// Everything is queued on the lane. The calling thread has to have the GPU bound.
+// All work is queued on the lane. The GPU must be bound to the calling thread.
 class ChunkStaging {
  public:
-  // Where chunks begin, and where the last one ends, if elements have that many bytes.
+  // Returns where chunks begin, and where the last one ends, if elements have that many bytes.
   static std::vector<uint64_t> Begins(const ChunkPlan& plan, uint64_t elem_bytes);
 
-  // Once. `lane` must outlive it. `on_gpu`: where the bytes are on the GPU; null: in memory of its
-  // own. `what`: the values that a payload has, for messages.
+  // Allocates the memory; call once. `lane` must outlive this object. `on_gpu` is where the bytes
+  // are on the GPU; null: in memory of its own. `what` names the values of a payload in messages.
   absl::Status Allocate(GpuLane& lane, std::vector<uint64_t> begins, absl::string_view what,
                         std::byte* on_gpu = nullptr);
   bool IsAllocated() const { return lane_ != nullptr; }
   std::byte* on_gpu() const { return on_gpu_; }
 
-  // Queues that all chunks are sent.
+  // Queues the sending of all chunks.
   absl::Status QueueSending();
-  // Waits for one of them. Thread-safe, as is what follows for different chunks.
+  // Waits for a chunk and returns its bytes. It is thread-safe, as are the following for different
+  // chunks.
   absl::StatusOr<std::span<const std::byte>> Sent(uint32_t chunk) const;
-  // Brings the pieces of a payload together on the host, where they stay until the chunk is
-  // gathered again. InvalidArgument: it is of another size.
+  // Copies the pieces of a payload together on the host, where they stay until the chunk is
+  // gathered again. InvalidArgument: it has another size.
   absl::StatusOr<const std::byte*> Gather(const RoundResult& received);
-  // The same, and queues that they are brought to the GPU.
+  // Gathers the payload and queues its copy to the GPU.
   absl::Status Receive(const RoundResult& received);
 
  private:

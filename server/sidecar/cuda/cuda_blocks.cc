@@ -1,8 +1,7 @@
 #include "server/sidecar/cuda/cuda_blocks.h"
 
 #include "core/base/status_macros.h"
-#include "kernels/codec/int8/int8_cuda.h"
-#include "kernels/codec/onebit/onebit_cuda.h"
+#include "kernels/codec/block_cuda.h"
 
 namespace thalweg {
 
@@ -20,11 +19,10 @@ absl::Status CudaBlocks::Allocate() {
   return chunks_.Allocate(lane(), encoded_begins(), Name(format_));
 }
 
-// Blocks divide chunks, so the chunks' bytes follow each other in those of the whole.
+// Blocks divide chunks, so the chunks' bytes are contiguous in those of the whole.
 absl::Status CudaBlocks::QueueEncoding(const float* values, float* residual) {
-  const auto encode = format_ == WireFormat::kInt8 ? &EncodeInt8OnDevice : &EncodeOneBitOnDevice;
-  return encode(lane().kernel_stream(), values, residual, tensors_.Elems(), chunks_.on_gpu(),
-                reinterpret_cast<uint64_t*>(nonfinite_));
+  return EncodeBlocksOnDevice(lane().kernel_stream(), format_, values, residual, tensors_.Elems(),
+                              chunks_.on_gpu(), reinterpret_cast<uint64_t*>(nonfinite_));
 }
 
 absl::StatusOr<std::span<const std::byte>> CudaBlocks::Encode(const Part& /*part*/, uint32_t chunk,
@@ -39,9 +37,9 @@ absl::Status CudaBlocks::Decode(const Part& part, const RoundResult& received) {
   THALWEG_RETURN_IF_ERROR(lane().Bind());
   THALWEG_RETURN_IF_ERROR(chunks_.Receive(received));
   const uint64_t first = part.plan.Begin(chunk);
-  const auto decode = format_ == WireFormat::kInt8 ? &DecodeInt8OnDevice : &DecodeOneBitOnDevice;
-  THALWEG_RETURN_IF_ERROR(decode(lane().kernel_stream(), chunks_.on_gpu() + encoded_begins()[chunk],
-                                 received.elems, DecodeTarget(first)));
+  THALWEG_RETURN_IF_ERROR(DecodeBlocksOnDevice(lane().kernel_stream(), format_,
+                                               chunks_.on_gpu() + encoded_begins()[chunk],
+                                               received.elems, DecodeTarget(first)));
   return Place(first, first + received.elems);
 }
 

@@ -1,4 +1,5 @@
-// The formats int8 and onebit on a GPU: all blocks of a bucket in one launch.
+// CudaBlocks implements the formats whose payloads are blocks on a GPU: all blocks of a bucket in
+// one launch.
 #pragma once
 
 #include <cstddef>
@@ -32,7 +33,7 @@ class CudaBlocks final : public CudaLossy {
   absl::Status QueueSending() override { return chunks_.QueueSending(); }
 
   ChunkStaging chunks_;
-  std::byte* nonfinite_ = nullptr;  // on the GPU: a count that nobody reads, since shards count
+  std::byte* nonfinite_ = nullptr;  // on the GPU: an unused count, because the shards count
 };
 
 }  // namespace thalweg

@@ -65,7 +65,7 @@ absl::Status CudaCast::Finish() {
 
 absl::StatusOr<std::span<const std::byte>> CudaCast::Encode(const Part& /*part*/, uint32_t chunk,
                                                             Gradient& gradient) {
-  // First for the workers, so that the error names the one whose stream does not get there.
+  // It waits for the workers first, so that an error names the worker whose stream does not arrive.
   THALWEG_RETURN_IF_ERROR(gradient.WaitFor(tensors_.Elems()));
   THALWEG_RETURN_IF_ERROR(memory_.home().Bind());
   return chunks_.Sent(chunk);
@@ -95,7 +95,7 @@ absl::StatusOr<uint64_t> CudaCast::Reduce(uint32_t chunk, Gradient& gradient) {
   THALWEG_RETURN_IF_ERROR(memory_.home().Bind());
   THALWEG_RETURN_IF_ERROR(memory_.home().WaitFor(*finished_, 1));
   uint64_t nonfinite = 0;
-  if (chunk == 0) std::memcpy(&nonfinite, counted_, sizeof(nonfinite));  // of all chunks
+  if (chunk == 0) std::memcpy(&nonfinite, counted_, sizeof(nonfinite));  // for all chunks
   return nonfinite;
 }
 

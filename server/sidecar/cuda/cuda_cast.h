@@ -1,4 +1,4 @@
-// DenseCodec for gradients in the memory of a GPU.
+// CudaCast is the DenseCodec for gradients in the memory of a GPU.
 #pragma once
 
 #include <cstddef>
@@ -26,11 +26,11 @@ class CudaCast final : public DenseCodec {
 
  private:
   absl::Status Allocate();
-  // Folds the shares, in wire type, into the staging's memory or straight into the result.
+  // Folds the shares, in wire type, into the staging's memory or directly into the result.
   absl::Status Fold(bool into_result);
-  // Widens elements [begin, end) of what is encoded into the result.
+  // Widens elements [begin, end) of the encoded values into the result.
   absl::Status Widen(uint64_t begin, uint64_t end);
-  // What sending is for a node that is alone.
+  // Completes the round on a node that is alone and does not send.
   absl::Status Finish();
   bool SameType() const { return wire_ == tensors_.layout().dtype; }
   std::byte* Encoded(uint64_t element) const { return chunks_.on_gpu() + element * SizeOf(wire_); }
@@ -39,11 +39,11 @@ class CudaCast final : public DenseCodec {
   }
 
   CudaMemory& memory_;
-  // From the first round on. What is received goes back to the GPU if it is to be widened, or else
-  // straight to the result.
+  // Allocated in the first round. Received chunks are copied to the GPU if they must be widened, or
+  // else directly to the result.
   ChunkStaging chunks_;
   std::byte* nonfinite_ = nullptr;  // on the GPU
-  std::byte* counted_ = nullptr;    // the same on the host
+  std::byte* counted_ = nullptr;    // its copy on the host
   StreamProgress* finished_ = nullptr;
 };
 

@@ -1,5 +1,5 @@
-// That a node with GPUs sends and gets the same bytes as one without, and that it touches workers'
-// memory only when their streams have got there.
+// These tests check that a node with GPUs sends and gets the same bytes as one without, and that it
+// accesses workers' memory only when their streams have arrived.
 #include "server/sidecar/cuda/cuda_cast.h"
 
 #include <gmock/gmock.h>

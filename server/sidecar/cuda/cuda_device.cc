@@ -10,7 +10,7 @@
 namespace thalweg {
 namespace {
 
-// For a copy of a few bytes.
+// A copy of a few bytes may take this long.
 constexpr Duration kProbePatience = std::chrono::seconds(5);
 
 }  // namespace

@@ -1,4 +1,5 @@
-// Gradients in the memory of the node's GPUs, which workers share with the sidecar (CUDA IPC).
+// CudaDevice handles gradients in the memory of the node's GPUs, which workers share with the
+// sidecar (CUDA IPC).
 #pragma once
 
 #include <functional>
@@ -21,18 +22,19 @@ class CudaDevice final : public Device {
   using MakeGroup = std::function<absl::StatusOr<std::shared_ptr<DeviceGroup>>(
       const std::vector<std::shared_ptr<DeviceRuntime>>&)>;
 
-  // `gpus`: those that this process sees. `make_group` is called when workers of a node use more
+  // `gpus` are those that this process sees. `make_group` is called when workers of a node use more
   // than one.
   CudaDevice(std::vector<std::shared_ptr<DeviceRuntime>> gpus, MakeGroup make_group)
       : gpus_(std::move(gpus)), make_group_(std::move(make_group)) {}
 
   absl::Status Probe(const DeviceMemory& probe) override;
-  // Workers' memory may be on any of the GPUs.
+  // The workers' memory may be on any of the GPUs.
   absl::StatusOr<std::unique_ptr<BucketMemory>> MakeMemory(const MemoryTerms& terms) override;
 
-  // The GPU with that UUID. NotFound: this process does not see it.
+  // Returns the GPU with that UUID. NotFound: this process does not see it.
   absl::StatusOr<std::shared_ptr<DeviceRuntime>> Find(const std::string& uuid) const;
-  // For collectives among these GPUs, in this order. A group that has failed is replaced.
+  // Returns a group for collectives among these GPUs, in this order. A group that has failed is
+  // replaced.
   absl::StatusOr<std::shared_ptr<DeviceGroup>> GroupOf(
       const std::vector<std::shared_ptr<DeviceRuntime>>& gpus);
 
@@ -40,7 +42,7 @@ class CudaDevice final : public Device {
   const std::vector<std::shared_ptr<DeviceRuntime>> gpus_;
   const MakeGroup make_group_;
   Mutex mutex_;
-  // By the members' UUIDs; shared with the buckets that use them.
+  // Groups are stored by the members' UUIDs and shared with the buckets that use them.
   std::map<std::string, std::shared_ptr<DeviceGroup>> groups_ ABSL_GUARDED_BY(mutex_);
 };
 

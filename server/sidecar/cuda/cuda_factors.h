@@ -1,9 +1,9 @@
-// What PowerSGD exchanges in one of its parts, on a GPU: this node's values until they are sent,
-// then the mean over the nodes.
+// CudaFactors holds one of PowerSGD's parts on a GPU: this node's values until they are sent, then
+// the mean over the nodes.
 //
 //   values ─cast─▶ wire type ─▶ host ─▶ network ─▶ host ─▶ wire type ─cast─▶ values
 //
-// Without casts when the wire's type is float32.
+// There are no casts when the wire's type is float32.
 #pragma once
 
 #include <cstddef>
@@ -20,25 +20,25 @@
 
 namespace thalweg {
 
-// Everything is queued on the lane. The calling thread has to have the GPU bound.
+// All work is queued on the lane. The GPU must be bound to the calling thread.
 class CudaFactors {
  public:
-  // Once. Both must outlive it.
+  // Allocates the memory; call once. Both arguments must outlive this object.
   absl::Status Allocate(GpuLane& lane, const Part& part, DType wire);
 
-  // In float32, on the GPU.
+  // Returns the values, in float32 on the GPU.
   float* values() const { return values_; }
   uint64_t bytes() const { return part_->Elems() * sizeof(float); }
 
-  // Queues that the values are sent.
+  // Queues the sending of the values.
   absl::Status QueueSending();
   // Waits for a chunk of them. Thread-safe, as is Receive for different chunks.
   absl::StatusOr<std::span<const std::byte>> Sent(uint32_t chunk) const {
     return chunks_.Sent(chunk);
   }
-  // Queues that a chunk of the mean is brought to the GPU. InvalidArgument: it is of another size.
+  // Queues the copy of a chunk of the mean to the GPU. InvalidArgument: it has another size.
   absl::Status Receive(const RoundResult& received) { return chunks_.Receive(received); }
-  // Queues that the values are the mean, when all of it has come.
+  // Queues the conversion of the mean to values, when all of it has arrived.
   absl::Status QueueMean();
 
  private:
@@ -46,8 +46,8 @@ class CudaFactors {
   const Part* part_ = nullptr;
   DType wire_ = DType::kFloat32;
   float* values_ = nullptr;         // on the GPU
-  ChunkStaging chunks_;             // in wire type: the values themselves in float32
-  std::byte* nonfinite_ = nullptr;  // on the GPU: a count that nobody reads, since shards count
+  ChunkStaging chunks_;             // in wire type; in float32 the values themselves
+  std::byte* nonfinite_ = nullptr;  // on the GPU: an unused count, because the shards count
 };
 
 }  // namespace thalweg

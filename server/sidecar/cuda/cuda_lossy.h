@@ -1,4 +1,5 @@
-// LossyCodec for gradients in the memory of a GPU. How chunks are encoded is the formats' matter.
+// CudaLossy is the LossyCodec for gradients in the memory of a GPU. Derived classes encode the
+// formats.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +13,7 @@ namespace thalweg {
 // The residual stays on the GPU, in the order of the set, until SaveStates.
 class CudaLossy : public LossyCodec {
  public:
-  // Queues everything that a round computes, and what is sent as far as its size is known.
+  // Queues everything that a round computes, and the sending of chunks whose size is known.
   absl::StatusOr<Part*> Begin(FoldPool& pool, Gradient& gradient) final;
   CompressionLoss loss() const final { return on_gpu_.loss(); }
   absl::Status SaveStates() final;
@@ -24,14 +25,15 @@ class CudaLossy : public LossyCodec {
       : LossyCodec(std::move(tensors), place, number, spec),
         on_gpu_(tensors_, memory, spec.feedback) {}
 
-  // Once, before the first round.
+  // Allocates the memory; called once before the first round.
   virtual absl::Status Allocate() = 0;
-  // Queue: encodes all chunks; sends them. `values` are the set's, `residual` may be null.
+  // Both queue: the first encodes all chunks, the second sends them. `values` are the set's;
+  // `residual` may be null.
   virtual absl::Status QueueEncoding(const float* values, float* residual) = 0;
   virtual absl::Status QueueSending() = 0;
 
   GpuLane& lane() const { return on_gpu_.lane(); }
-  // As of CudaTensors.
+  // These are CudaTensors's.
   float* DecodeTarget(uint64_t begin) const { return on_gpu_.DecodeTarget(begin); }
   absl::Status Place(uint64_t begin, uint64_t end) { return on_gpu_.Place(begin, end); }
 

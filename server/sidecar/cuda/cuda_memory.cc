@@ -90,7 +90,7 @@ absl::Status CudaMemory::ExpectShares() {
 }
 
 absl::Status CudaMemory::FormGroup() {
-  // In one order whoever came first, so that all buckets use one group and sums do not change.
+  // The order is independent of arrival, so that all buckets use one group and sums do not change.
   std::sort(gpus_.begin(), gpus_.end(), [](const auto& a, const auto& b) {
     return a->lane->gpu().number() < b->lane->gpu().number();
   });
@@ -121,7 +121,7 @@ absl::Status CudaMemory::SumAtHome() {
       if (input->gpu == on_gpu.get()) shares.push_back(input->share.memory);
     }
     THALWEG_RETURN_IF_ERROR(lane.Bind());
-    // Divided before they are added up, so that fp16 does not overflow.
+    // The shares are divided before they are added up, so that fp16 does not overflow.
     THALWEG_RETURN_IF_ERROR(
         FoldMeanOnDevice(lane.kernel_stream(), shares, std::vector<float>(shares.size(), 1.0f),
                          static_cast<float>(terms_.local_size), terms_.share, terms_.share,
@@ -157,10 +157,10 @@ absl::StatusOr<std::unique_ptr<BucketCodec>> CudaMemory::MakeLossy(TensorSet ten
                                                                    uint32_t number,
                                                                    const CodecSpec& spec,
                                                                    ParameterStates& states) {
-  if (LossyFormat(spec) == WireFormat::kTopK) {
-    return CudaTopK::Create(std::move(tensors), place, number, spec, states, *this);
+  if (HasFixedSize(LossyFormat(spec))) {
+    return CudaBlocks::Create(std::move(tensors), place, number, spec, states, *this);
   }
-  return CudaBlocks::Create(std::move(tensors), place, number, spec, states, *this);
+  return CudaTopK::Create(std::move(tensors), place, number, spec, states, *this);
 }
 
 absl::StatusOr<std::unique_ptr<BucketCodec>> CudaMemory::MakePowerSgd(TensorSet tensors,

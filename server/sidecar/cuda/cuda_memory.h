@@ -1,12 +1,12 @@
-// A bucket in the memory of the node's GPUs.
+// CudaMemory is a bucket's memory on the node's GPUs.
 //
 //   workers' streams ─events─▶ fold → a codec's kernels → payloads to the host → network
 //   workers' streams ◀─event── result ◀── a codec's kernels ◀── payloads from the host ◀──┘
 //
 // Everything between the events is queued in the order of the round, on the stream of the bucket's
 // lane on one GPU, its home, so that the host waits only for what it sends. With workers on several
-// GPUs, each GPU folds its own workers' shares first, and NCCL sums them up at the home and takes
-// the result back. Homes differ between buckets, so that no GPU does all the work.
+// GPUs, each GPU first folds its own workers' shares, and NCCL sums them at the home and
+// distributes the result. Homes differ between buckets, so that the work is spread over the GPUs.
 #pragma once
 
 #include <cstdint>
@@ -52,18 +52,18 @@ class CudaMemory final : public BucketMemory {
                                                             const CodecSpec& spec,
                                                             ParameterStates& states) override;
 
-  // For codecs, from the first round on: where they work, and where the result belongs.
+  // These are for codecs, from the first round on: where they work, and where the result belongs.
   GpuLane& home() const { return *gpus_[home_]->lane; }
   std::byte* home_result() const { return gpus_[home_]->result.memory; }
   DType share() const { return terms_.share; }
 
  private:
-  // What the bucket has on one GPU.
+  // An OnGpu is what the bucket has on one GPU.
   struct OnGpu {
     std::unique_ptr<GpuLane> lane;
-    std::unique_ptr<GpuLane> arrivals;  // only notes when shares are there
+    std::unique_ptr<GpuLane> arrivals;  // only records when shares are there
     GpuLane::Shared result;
-    // With several GPUs: the sum of this one's shares, then at home of all, and a counter.
+    // With several GPUs: the sum of this GPU's shares (at home, of all), and a counter.
     std::byte* sum = nullptr;
     std::byte* nonfinite = nullptr;
   };
@@ -74,18 +74,18 @@ class CudaMemory final : public BucketMemory {
   };
 
   CudaMemory(CudaDevice& device, const MemoryTerms& terms, BucketArena progress);
-  // That of the GPU with that UUID; makes its lanes and its result if it is new.
+  // Returns the entry of the GPU with that UUID; makes its lanes and its result if it is new.
   absl::StatusOr<OnGpu*> UseGpu(const std::string& uuid);
   absl::Status ExpectShares();
-  // In the first round, when it is known which GPUs the workers use.
+  // Runs in the first round, when it is known which GPUs the workers use.
   absl::Status FormGroup();
   absl::Status SumAtHome();
 
   CudaDevice& device_;
   const MemoryTerms terms_;
-  BucketArena progress_;  // without a payload
+  BucketArena progress_;  // has no payload
   std::vector<std::unique_ptr<OnGpu>> gpus_;
-  size_t home_ = 0;                           // among gpus_
+  size_t home_ = 0;                           // index in gpus_
   std::shared_ptr<DeviceGroup> group_;        // null with one GPU
   std::vector<std::optional<Input>> inputs_;  // by local rank
 };

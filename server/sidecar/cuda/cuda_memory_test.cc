@@ -51,7 +51,7 @@ TEST_F(CudaMemoryTest, GpuThatFailsEndsTheWaitWithItsErrorAndKeepsItsMemory) {
     EXPECT_EQ(codec->Encode(codec->part(), 0, gradient).status().message(),
               "the GPU has fallen off the bus");
   }
-  // What the GPU may still use was not freed.
+  // Memory that the GPU may still use was not freed.
   EXPECT_GT(gpus_[0].allocated(), 0u);
 }
 
@@ -88,7 +88,7 @@ TEST_F(CudaMemoryTest, WhatWasLeftBehindIsFreedWhenTheGpuHasDoneItsWork) {
   gpus_[0].Hold(worker.stream());
   worker.Make(RandomFloats(1, kLayout.Elems()));
   ASSERT_TRUE(memory->BeginRound().ok());
-  memory->DropInput(0);  // in vain
+  memory->DropInput(0);  // without success
   memory.reset();
   EXPECT_EQ(gpus_[0].opened(), 1u);
   gpus_[0].Release(worker.stream());
@@ -96,12 +96,12 @@ TEST_F(CudaMemoryTest, WhatWasLeftBehindIsFreedWhenTheGpuHasDoneItsWork) {
   memory = *device_.MakeMemory({{4}, kLayout, DType::kFloat32, 1, kPatience});
   FakeGpuWorker other(gpus_[0], kLayout.Elems() * sizeof(float));
   ASSERT_TRUE(memory->AddInput(0, UniqueFd(), other.Share()).ok());
-  EXPECT_EQ(gpus_[0].opened(), 1u);  // the other's
+  EXPECT_EQ(gpus_[0].opened(), 1u);  // the other worker's
 }
 
 class ProbeTest : public CudaMemoryTest {
  protected:
-  // A worker's, with that content.
+  // Returns a worker's memory with that content.
   DeviceMemory Probe(size_t gpu, const char* content) {
     workers_.push_back(std::make_unique<FakeGpuWorker>(gpus_[gpu], sizeof(kDeviceProbe)));
     workers_.back()->Make(std::vector<char>(content, content + sizeof(kDeviceProbe)));

@@ -1,11 +1,11 @@
-// PowerSgd for gradients in the memory of a GPU. A round sends, gets and keeps the bits of one on a
-// node without GPUs but for P, whose sums are in another order
+// CudaPowerSgd is PowerSgd for gradients in the memory of a GPU. A round sends, receives and keeps
+// the same bits as on a node without GPUs, except for P, whose sums are in another order
 // (kernels/codec/powersgd/powersgd_cuda.h).
 //
-// Residuals stay on the GPU until SaveStates. So does Q: at the end of a round it is made
-// orthonormal for the next one, and goes to the host as it was before. There it is prepared
-// instead, as on a node without GPUs, where that takes more: to begin with, without warm start, and
-// when a direction of it has died.
+// Residuals stay on the GPU until SaveStates. So does Q: at the end of a round it is
+// orthonormalised for the next one, and its previous value is copied to the host. In the cases that
+// need more, Q is prepared on the host, as on a node without GPUs: in the first round, without warm
+// start, and when one of its directions became zero.
 #pragma once
 
 #include <cstddef>
@@ -26,7 +26,7 @@ namespace thalweg {
 
 class CudaPowerSgd final : public PowerSgd {
  public:
-  // As CpuPowerSgd::Create. `memory` must outlive it. InvalidArgument also for a matrix that the
+  // See CpuPowerSgd::Create. `memory` must outlive it. InvalidArgument also for a matrix that the
   // kernels cannot take.
   static absl::StatusOr<std::unique_ptr<CudaPowerSgd>> Create(
       TensorSet tensors, const CodecPlace& place, uint32_t number, DType dense,
@@ -36,14 +36,14 @@ class CudaPowerSgd final : public PowerSgd {
   absl::Status SaveStates() override;
 
  private:
-  // What kernels count: elements that are not finite, in this round's matrices.
+  // The kernels count elements that are not finite, in this round's matrices.
   enum Count { kInGradient, kInP, kInResult, kInQ, kCounts };
 
   CudaPowerSgd(TensorSet tensors, const CodecPlace& place, uint32_t number, const CodecSpec& spec,
                std::unique_ptr<DenseCodec> whole, CudaMemory& memory);
   absl::Status MakePlan();
   absl::Status Allocate();
-  // Queues what stays as it is.
+  // Queues the copies of data that does not change.
   absl::Status QueueConstants();
 
   absl::Status Project(FoldPool& pool, Gradient& gradient) override;
@@ -54,16 +54,16 @@ class CudaPowerSgd final : public PowerSgd {
                                                            Gradient& gradient) override;
   absl::Status DecodeFactors(const Part& part, const RoundResult& received) override;
 
-  // Has q_ be the orthonormal Q with which the round begins.
+  // Sets q_ to the orthonormal Q with which the round begins.
   absl::Status PrepareQ(FoldPool& pool);
-  // Whether what QueueNextQ has left in q_ is what the next round begins with.
+  // Returns whether the next round begins with what QueueNextQ has left in q_.
   bool IsNextQReady() const;
-  // second_factors_ hold what the next round's Q is made of: queues that.
+  // Queues the preparation of the next round's Q from second_factors_.
   absl::Status QueueNextQ();
-  // Takes that to the states.
+  // Copies the factors to the states.
   void KeepFactors();
   absl::Status QueueResult();
-  // Queues that a count is brought to the host.
+  // Queues the copy of a count to the host.
   absl::Status QueueCount(Count count);
   CudaFactors& Of(const Part& part) {
     return &part == first_.get() ? first_factors_ : second_factors_;
@@ -72,23 +72,23 @@ class CudaPowerSgd final : public PowerSgd {
   PowerSgdMemory kernel_memory() const { return {table_, reinterpret_cast<double*>(workspace_)}; }
 
   CudaTensors on_gpu_;
-  std::vector<std::shared_ptr<ParameterState>> states_;  // by tensor; null for plain ones
-  std::vector<Plain> runs_;  // plain tensors, joined where they follow each other
+  std::vector<std::shared_ptr<ParameterState>> states_;  // by tensor; null for plain tensors
+  std::vector<Plain> runs_;  // plain tensors, merged where they are contiguous
   std::optional<PowerSgdPlan> plan_;
   CudaFactors first_factors_;
   CudaFactors second_factors_;
-  const float* values_ = nullptr;  // the gradient of the round in flight
+  const float* values_ = nullptr;  // gradient of the round in flight
   bool is_allocated_ = false;
-  bool has_next_q_ = false;  // QueueNextQ has been called since the states were taken up
+  bool has_next_q_ = false;  // QueueNextQ has been called since the states were loaded
 
-  // On the GPU.
+  // These are on the GPU.
   std::byte* table_ = nullptr;
   std::byte* workspace_ = nullptr;
   float* q_ = nullptr;
-  float* zeros_ = nullptr;      // in place of a residual, without error feedback
+  float* zeros_ = nullptr;      // replaces the residual without error feedback
   uint32_t* zeroed_ = nullptr;  // by column of the factors
   uint64_t* counts_ = nullptr;
-  // On the host.
+  // These are on the host.
   float* host_q_ = nullptr;
   uint32_t* host_zeroed_ = nullptr;
   uint64_t* host_counts_ = nullptr;

@@ -3,7 +3,7 @@
 
 #include "core/base/protocol.h"
 #include "kernels/codec/powersgd/orthogonalise.h"
-#include "kernels/emulator/emulator.h"
+#include "kernels/launch/emulator.h"
 #include "server/sidecar/cuda/cuda_power_sgd.h"
 #include "server/sidecar/cuda/power_sgd_pair.h"
 

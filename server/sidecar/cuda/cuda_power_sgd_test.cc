@@ -1,4 +1,5 @@
-// That PowerSGD on a GPU sends, gets and keeps the same bits as in host memory, but for P's.
+// These tests check that PowerSGD on a GPU sends, receives and keeps the same bits as in host
+// memory, except for P's.
 #include "server/sidecar/cuda/cuda_power_sgd.h"
 
 #include <gmock/gmock.h>
@@ -11,8 +12,8 @@
 namespace thalweg {
 namespace {
 
-// A convolution, odd sizes, and rows of whole 16 bytes; "tall" is a matrix for rank 1 alone, and
-// "small" and the vectors are none.
+// The layout has a convolution, odd sizes, and rows of whole 16 bytes; "tall" is a matrix for rank
+// 1 only, and "small" and the vectors are none.
 const BucketLayout kLayout{DType::kFloat32,
                            {{"conv", {40, 3, 3, 3}},
                             {"bias", {7}},
@@ -41,7 +42,7 @@ std::vector<Floats> Gradients(uint64_t seed, uint32_t workers,
   return gradients;
 }
 
-// Not finite in the convolution and in a vector.
+// Returns gradients that are not finite in the convolution and in a vector.
 std::vector<Floats> NonFiniteGradients(uint64_t seed, uint32_t workers) {
   std::vector<Floats> gradients = Gradients(seed, workers);
   gradients[0][100] = std::nanf("");
@@ -84,7 +85,8 @@ TEST_P(CudaPowerSgdTest, RoundThatIsNotFiniteIsGivenUpWithoutATrace) {
     ASSERT_NO_FATAL_FAILURE(pair.Round(Gradients(1, workers)));
     ASSERT_NO_FATAL_FAILURE(pair.Round(NonFiniteGradients(2, workers)));
     EXPECT_TRUE(pair.gpu_codec().gave_up());
-    // The next begins with the same Q, whose orthonormal columns are made orthonormal once more.
+    // The next round begins with the same Q, whose orthonormal columns are orthonormalised once
+    // more.
     ASSERT_NO_FATAL_FAILURE(pair.Round(NonFiniteGradients(3, workers)));
     ASSERT_NO_FATAL_FAILURE(pair.ExpectSameStates());
     ASSERT_NO_FATAL_FAILURE(pair.Round(NonFiniteGradients(4, workers)));

@@ -61,7 +61,7 @@ absl::Status CudaTopK::QueueSending() {
 
 absl::Status CudaTopK::Grow(Staging& staging, uint64_t bytes, bool on_gpu) {
   if (staging.bytes >= bytes) return absl::OkStatus();
-  // What it had is kept until the end, so it grows by half at least.
+  // The old memory is kept until the end, so the new one is larger by at least half.
   staging.bytes = std::max(bytes, staging.bytes + staging.bytes / 2);
   THALWEG_ASSIGN_OR_RETURN(staging.host, lane().AllocateHost(staging.bytes));
   if (on_gpu) {

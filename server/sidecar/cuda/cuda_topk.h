@@ -1,5 +1,5 @@
-// The format topk on a GPU, chunk by chunk. How many bytes a chunk has is known only when it is
-// encoded, so each is fetched by whoever sends it.
+// CudaTopK implements the format topk on a GPU, chunk by chunk. The size of a chunk is known only
+// after encoding, so the thread that sends a chunk fetches it.
 #pragma once
 
 #include <cstddef>
@@ -28,15 +28,15 @@ class CudaTopK final : public CudaLossy {
   absl::Status Decode(const Part& part, const RoundResult& received) override;
 
  private:
-  // Host memory for one chunk and the same on the GPU, which grow as need be: between a hundredth
-  // of the chunk and several times its size. Used by one thread at a time.
+  // A Staging is host memory for one chunk and the same on the GPU, which grow as needed: between a
+  // hundredth of the chunk and several times its size. Only one thread at a time may use it.
   struct Staging {
     std::byte* host = nullptr;
     std::byte* gpu = nullptr;
     uint64_t bytes = 0;
   };
   struct Chunk {
-    Staging sent;  // without memory on the GPU
+    Staging sent;  // has no memory on the GPU
     Staging entries;
     StreamProgress* fetched = nullptr;
   };

@@ -1,5 +1,5 @@
-// For tests: GPUs whose streams the test can hold, with kernels that run on the emulator when a
-// stream gets there, and workers that share memory of theirs with the sidecar.
+// FakeGpus are GPUs for tests: the test can hold their streams, kernels run on the emulator when a
+// stream reaches them, and workers share memory of theirs with the sidecar.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -12,18 +12,18 @@
 #include <vector>
 
 #include "core/device/fake_runtime.h"
-#include "kernels/emulator/emulated_streams.h"
+#include "kernels/launch/emulated_streams.h"
 #include "server/sidecar/cuda/cuda_device.h"
 
 namespace thalweg {
 
-// One at a time.
+// Only one may exist at a time.
 class FakeGpus {
  public:
   explicit FakeGpus(int count) {
     for (int i = 0; i < count; ++i) gpus_.push_back(std::make_shared<FakeRuntime>(true, i + 1));
     SetEmulatedQueue([this](CudaStream stream, const std::function<void()>& kernel) {
-      // A launch goes to the current GPU, as the caller has bound it.
+      // A launch goes to the current GPU, which the caller has bound.
       for (const auto& gpu : gpus_) {
         if (gpu->IsBound()) gpu->RunInPlace(reinterpret_cast<DeviceStream>(stream), kernel);
       }
@@ -39,7 +39,7 @@ class FakeGpus {
   std::shared_ptr<FakeRuntime> Share(size_t i) { return gpus_[i]; }
   std::vector<std::shared_ptr<DeviceRuntime>> All() const { return {gpus_.begin(), gpus_.end()}; }
   const std::vector<std::shared_ptr<FakeRuntime>>& runtimes() const { return gpus_; }
-  // All together: what one of them does may let another go on.
+  // All settle together: progress of one may let another continue.
   void Settle() {
     uint64_t before = 0;
     do {
@@ -58,7 +58,7 @@ class FakeGpus {
   std::vector<std::shared_ptr<FakeRuntime>> gpus_;
 };
 
-// A worker's memory of one bucket, and its stream.
+// A FakeGpuWorker is a worker's memory of one bucket, and its stream.
 class FakeGpuWorker {
  public:
   FakeGpuWorker(FakeRuntime& gpu, size_t bytes) : gpu_(gpu), bytes_(bytes) {
@@ -77,7 +77,7 @@ class FakeGpuWorker {
     EXPECT_TRUE(gpu_.BindThread().ok());
     return {gpu_.uuid(), *gpu_.ShareMemory(memory_), *gpu_.ShareEvent(made_)};
   }
-  // Queues that the gradient is made.
+  // Queues the computation of the gradient.
   template <class T>
   void Make(std::vector<T> gradient) {
     ASSERT_EQ(gradient.size() * sizeof(T), bytes_);
@@ -94,7 +94,7 @@ class FakeGpuWorker {
     ASSERT_TRUE(gpu_.Wait(stream_, *gpu_.OpenEvent(result.event)).ok());
     gpu_.Run(stream_, [reached] { *reached = true; });
   }
-  // What its stream finds in the result when it waits for its event.
+  // Returns what its stream sees in the result after it has waited for the event.
   template <class T>
   std::vector<T> Fetch(const DeviceMemory& result, size_t elems) {
     EXPECT_TRUE(gpu_.BindThread().ok());

@@ -25,16 +25,16 @@ struct GpuLane::Holdings {
   const std::shared_ptr<DeviceRuntime> gpu;
   const Duration patience;
   DeviceStream stream = nullptr;
-  // Behind everything that was queued, as of the last wait; null: that could not be queued.
+  // It is queued behind everything else, as of the last wait; null: it could not be queued.
   StreamProgress* idle = nullptr;
-  Mutex idle_mutex;  // one waits at a time
+  Mutex idle_mutex;  // one thread waits at a time
   Mutex mutex;
   std::vector<void*> device_memory;
   std::vector<void*> host_memory;
   std::vector<void*> opened;
   std::vector<DeviceEvent> events;
-  std::deque<StreamProgress> progress;  // whose addresses the stream has
-  std::shared_ptr<DeviceGroup> group;   // null: none
+  std::deque<StreamProgress> progress;  // the stream has their addresses
+  std::shared_ptr<DeviceGroup> group;   // null: no group
 };
 
 struct GpuLane::LeftBehind {
@@ -71,7 +71,7 @@ GpuLane::~GpuLane() {
     }
   }
   if (idle.ok()) return;
-  // The GPU may still read and write all this, or is lost with it.
+  // The GPU may still read and write all this, or is lost.
   LeftBehind& left = LeftBehind::Get();
   MutexLock lock(left.mutex);
   left.holdings.push_back(std::move(holdings_));
@@ -82,7 +82,7 @@ absl::Status GpuLane::WaitUntilIdle() {
   MutexLock lock(held.idle_mutex);
   held.idle = nullptr;
   THALWEG_RETURN_IF_ERROR(Bind());
-  // A new one each time: one that was waited for in vain is still under way.
+  // It is new each time: one whose wait timed out is still queued.
   StreamProgress& idle = MakeProgress(1);
   THALWEG_RETURN_IF_ERROR(idle.Mark(*held.gpu, held.stream, 1));
   held.idle = &idle;
@@ -90,7 +90,7 @@ absl::Status GpuLane::WaitUntilIdle() {
 }
 
 void GpuLane::SweepLeftBehind() {
-  std::vector<std::unique_ptr<Holdings>> idle;  // freed without the lock
+  std::vector<std::unique_ptr<Holdings>> idle;  // freed after the lock is released
   LeftBehind& left = LeftBehind::Get();
   MutexLock lock(left.mutex);
   for (auto it = left.holdings.begin(); it != left.holdings.end();) {
@@ -139,7 +139,7 @@ absl::Status GpuLane::WaitFor(const StreamProgress& progress, uint32_t count) co
   const auto joined = group();
   absl::Status status = progress.WaitFor(gpu(), stream(), joined.get(), count, holdings_->patience);
   if (joined == nullptr) return status;
-  // What has been aborted has come to an end, too, but with anything for a result.
+  // Aborted work has also come to an end, but its result is meaningless.
   THALWEG_RETURN_IF_ERROR(joined->Check());
   if (absl::IsDeadlineExceeded(status)) {
     status = absl::DeadlineExceededError(absl::StrCat(

@@ -1,4 +1,5 @@
-// What one bucket has on one GPU: a stream on which all its work is done in order, and memory.
+// GpuLane is what one bucket has on one GPU: a stream on which all its work is done in order, and
+// memory.
 #pragma once
 
 #include <cstddef>
@@ -11,17 +12,17 @@
 #include "core/device/device_group.h"
 #include "core/device/device_runtime.h"
 #include "core/ipc/device_memory.h"
-#include "kernels/cuda/stream.h"
+#include "kernels/launch/stream.h"
 #include "server/sidecar/cuda/stream_progress.h"
 
 namespace thalweg {
 
-// Thread-safe. What the lane hands out lives as long as the lane and everything that has been
-// queued on its stream. If that does not come to an end, it is left behind, until another lane
-// comes or goes and finds it idle.
+// A GpuLane is thread-safe. What it hands out lives as long as the lane and everything that has
+// been queued on its stream. If that does not end, it is left behind until the creation or
+// destruction of another lane finds it idle.
 class GpuLane {
  public:
-  // `patience`: how long the GPU may take for what is queued, once it can be begun.
+  // `patience` limits how long the GPU may take for what is queued, once it can begin.
   static absl::StatusOr<std::unique_ptr<GpuLane>> Create(std::shared_ptr<DeviceRuntime> gpu,
                                                          Duration patience);
   ~GpuLane();
@@ -29,30 +30,31 @@ class GpuLane {
   DeviceRuntime& gpu() const;
   DeviceStream stream() const;
   CudaStream kernel_stream() const;
-  // Makes the GPU the calling thread's current one, as every other call here needs it.
+  // Makes the GPU the calling thread's current one, as every other call here requires.
   absl::Status Bind() const { return gpu().BindThread(); }
 
   absl::StatusOr<std::byte*> Allocate(uint64_t bytes);
   absl::StatusOr<std::byte*> AllocateHost(uint64_t bytes);
-  // For the lane's stream; `most` is the greatest count.
+  // Makes a progress counter for the lane's stream; `most` is the greatest count.
   StreamProgress& MakeProgress(uint32_t most);
-  // With a group, its errors are errors of the wait, and those of the wait are the group's: another
-  // GPU could wait for what is queued here.
+  // With a group, its errors are errors of the wait, and the wait's errors become the group's:
+  // another GPU could wait for what is queued here.
   absl::Status WaitFor(const StreamProgress& progress, uint32_t count) const;
-  // From now on operations of that group are queued on the stream. It is aborted with the lane if
-  // it has met an error by then, or the stream does not come to an end.
+  // From now on operations of that group are queued on the stream. The group is aborted with the
+  // lane if it has met an error by then, or if the stream does not end.
   void Join(std::shared_ptr<DeviceGroup> group);
 
-  // Memory and its event, for other processes. The caller records the event.
+  // A Shared is memory and its event, for other processes. The caller records the event.
   struct Shared {
     std::byte* memory = nullptr;
     DeviceEvent event = nullptr;
-    DeviceMemory handles;  // for other processes; empty of what Open returns
+    DeviceMemory handles;  // for other processes; empty in what Open returns
   };
   absl::StatusOr<Shared> AllocateShared(uint64_t bytes);
-  // Those of another process. InvalidArgument: of another GPU, or no such memory.
+  // Opens those of another process. InvalidArgument: they belong to another GPU, or there is no
+  // such memory.
   absl::StatusOr<Shared> Open(const DeviceMemory& handles);
-  // What Open has returned; nothing that is queued uses it. Once.
+  // Closes what Open has returned, once; no queued work may use it.
   void Close(const Shared& opened);
   // Waits for everything that has been queued.
   absl::Status WaitUntilIdle();

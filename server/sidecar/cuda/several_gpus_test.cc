@@ -1,4 +1,4 @@
-// Workers of a node on several GPUs, with a fake in NCCL's place.
+// These tests have workers of a node on several GPUs; a fake replaces NCCL.
 #include <gmock/gmock.h>
 
 #include <bit>
@@ -22,9 +22,9 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-using Places = std::vector<size_t>;  // of workers: GPUs
+using Places = std::vector<size_t>;  // workers' GPUs
 constexpr uint64_t kElems = 3601;
-// Of waits that have to end in vain; more than emulated kernels take.
+// Waits that must time out take this long, which is more than emulated kernels take.
 constexpr Duration kShort = std::chrono::seconds(1);
 
 uint16_t Narrow(DType dtype, float value) {
@@ -37,12 +37,12 @@ double Widen(DType dtype, uint16_t bits) {
                                                        : Fp32FromBFloat16(bits));
 }
 
-// Half a unit in the last place of 1.
+// Returns half a unit in the last place of 1.
 double RoundOff(DType dtype) {
   return std::ldexp(1, dtype == DType::kFloat32 ? -24 : dtype == DType::kFloat16 ? -11 : -8);
 }
 
-// A sidecar's GPUs, and the groups that it has made among them.
+// Gpus are a sidecar's GPUs, and the groups that it has made among them.
 class Gpus {
  public:
   explicit Gpus(int count) : gpus_(count) {}
@@ -53,7 +53,7 @@ class Gpus {
   CudaDevice& device() { return device_; }
   FakeGroup& group(size_t i) { return *groups_.at(i); }
   size_t groups() const { return groups_.size(); }
-  // Groups made from now on hang.
+  // Makes groups hang that are made from now on.
   void Hang() { hang_ = true; }
   void ExpectNothingLeft() {
     for (const auto& gpu : gpus_.runtimes()) {
@@ -77,7 +77,7 @@ class Gpus {
                      }};
 };
 
-// A bucket that crosses the network as it is.
+// A Bucket is sent uncompressed.
 class Bucket {
  public:
   Bucket(Gpus& gpus, const Places& places, DType dtype = DType::kFloat32, uint32_t index = 0,
@@ -90,7 +90,7 @@ class Bucket {
           std::make_unique<FakeGpuWorker>(gpus.all()[place], kElems * SizeOf(dtype)));
     }
   }
-  // In that order of ranks.
+  // Registers the shares in that order of ranks.
   void Share(const std::vector<uint32_t>& ranks) {
     for (const uint32_t rank : ranks) {
       ASSERT_TRUE(memory_->AddInput(rank, UniqueFd(), workers_[rank]->Share()).ok());
@@ -140,7 +140,7 @@ struct MeanCase {
 
 class SeveralGpusMeanTest : public ::testing::TestWithParam<MeanCase> {
  protected:
-  // One gradient per worker, and what they are in double.
+  // Makes one gradient per worker, and returns them and their values in double.
   template <class T>
   std::vector<std::vector<T>> MakeGradients(uint64_t seed) {
     std::vector<std::vector<T>> gradients(GetParam().places.size());
@@ -161,8 +161,8 @@ class SeveralGpusMeanTest : public ::testing::TestWithParam<MeanCase> {
 
   // Each GPU rounds its share once, so that is RoundOff of the shares' sum S of magnitudes; so is
   // each of the additions of NCCL, whose partial sums are at most S. Before, a GPU adds up its n
-  // shares and divides in fp32: n + 1 roundings. In fp16 what is less than normal is off by half of
-  // 2^-24 at most, each time. 1 % more for the products of these.
+  // shares and divides in fp32: n + 1 roundings. In fp16, numbers below normal are off by at most
+  // half of 2^-24 each time. 1 % more covers the products of these.
   void ExpectMean(const std::vector<double>& got) {
     const MeanCase& param = GetParam();
     const auto workers = static_cast<double>(param.places.size());
@@ -336,7 +336,7 @@ TEST(SeveralGpusTest, GroupThatHangsEndsWithTheWaitAndLeavesNothing) {
     other.Share();
     bucket.MakeAny();
     other.MakeAny();
-    ASSERT_TRUE(other.memory().BeginRound().ok());  // in flight, without anybody who waits
+    ASSERT_TRUE(other.memory().BeginRound().ok());  // in flight, and nobody waits for it
     EXPECT_EQ(bucket.Run().message(),
               "the GPU did not finish its work within 1 s; it may wait for another GPU of the "
               "node, of which NCCL reports no error");

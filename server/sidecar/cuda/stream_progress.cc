@@ -8,7 +8,7 @@
 namespace thalweg {
 namespace {
 
-// How often whoever waits asks whether the GPU still works.
+// A waiting thread checks at this interval whether the GPU still works.
 constexpr Duration kLookAround = std::chrono::milliseconds(50);
 
 }  // namespace

@@ -1,4 +1,4 @@
-// How far a stream has come, for threads of the host.
+// StreamProgress tells threads of the host how far a stream has come.
 #pragma once
 
 #include <cstdint>
@@ -12,21 +12,22 @@
 
 namespace thalweg {
 
-// Thread-safe. Must outlive what it has queued.
+// It is thread-safe and must outlive what it has queued.
 class StreamProgress {
  public:
   explicit StreamProgress(uint32_t most) : marks_(most + 1) {}
   StreamProgress(const StreamProgress&) = delete;
   StreamProgress& operator=(const StreamProgress&) = delete;
 
-  // Nothing is queued; counts from 0 again.
+  // Restarts the count at 0; nothing may be queued.
   void Reset();
-  // Queues: the count is `count`, at most `most`. Each count once between Resets, and rising.
+  // Queues the setting of the count to `count`, at most `most`. Between Resets counts rise and do
+  // not repeat.
   absl::Status Mark(DeviceRuntime& gpu, DeviceStream stream, uint32_t count);
   // Waits until the count is at least `count`, or until `deadline`. Returns the count.
   uint32_t Wait(uint32_t count, TimePoint deadline) const;
-  // The same, as long as that may take, up to `patience`: an error of the GPU ends it, too, or one
-  // of its group, unless that is null.
+  // Waits up to `patience`: an error of the GPU or of its group, unless that is null, also ends the
+  // wait.
   absl::Status WaitFor(DeviceRuntime& gpu, DeviceStream stream, DeviceGroup* group, uint32_t count,
                        Duration patience) const;
 
@@ -37,7 +38,7 @@ class StreamProgress {
   };
   static void Reach(void* place);
 
-  std::vector<Place> marks_;  // by count; what functions on streams get
+  std::vector<Place> marks_;  // by count; arguments of functions on streams
   mutable Mutex mutex_;
   mutable CondVar changed_;
   uint32_t count_ ABSL_GUARDED_BY(mutex_) = 0;

@@ -1,4 +1,4 @@
-// For tests: values of gradients.
+// This header makes values of gradients for tests.
 #pragma once
 
 #include <cstddef>
@@ -26,7 +26,7 @@ inline bool SameBits(const Floats& a, const Floats& b) {
   return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
 }
 
-// Values in a bucket's type, and back.
+// Both convert between values and a bucket's type.
 inline std::vector<std::byte> Narrowed(const Floats& values, DType dtype) {
   std::vector<std::byte> bytes(values.size() * SizeOf(dtype));
   Cast(DType::kFloat32, values.data(), dtype, bytes.data(), values.size());

@@ -1,5 +1,5 @@
-// Gradients in host memory, which workers share with the sidecar; worked on with SIMD by the
-// calling thread.
+// CpuDevice handles gradients in host memory, which workers share with the sidecar; the calling
+// thread works on them with SIMD.
 #pragma once
 
 #include "server/sidecar/device/device.h"

@@ -1,5 +1,5 @@
-// Where a node's gradients lie and are worked on. The sidecar does not know which kind it has: a
-// device makes the memory of a bucket, and that makes the codecs that work on it.
+// A Device determines where a node's gradients lie and are processed. The sidecar is independent of
+// its kind: a device makes the memory of a bucket, and that makes the codecs that work on it.
 #pragma once
 
 #include <cstdint>
@@ -25,44 +25,48 @@ namespace thalweg {
 struct MemoryTerms {
   BucketId id;
   BucketLayout layout;
-  DType share = DType::kFloat32;  // of what workers hand over
+  DType share = DType::kFloat32;  // type of the workers' shares
   uint32_t local_size = 1;
-  Duration patience{};  // how long a device may take for what is queued on it
+  Duration patience{};  // limit for queued work of a device
 };
 
-// A bucket's memory on one node: the shares of its workers, and the result. Guarded like the
-// NodeBucket that it belongs to, but for what codecs do with it while a round is in flight.
+// A BucketMemory is a bucket's memory on one node: the shares of its workers, and the result.
+// Inputs are added by one thread at a time, before the first round that needs them. The thread that
+// begins a round, and the one that ends it, use the memory alone; in between it belongs to the
+// codecs.
 class BucketMemory {
  public:
   virtual ~BucketMemory() = default;
 
-  // Where worker `local_rank` will put its share: an arena, or memory of a GPU. InvalidArgument:
-  // not what is expected.
+  // Registers where worker `local_rank` will put its share: an arena, or memory of a GPU.
+  // InvalidArgument: it is not what is expected.
   virtual absl::Status AddInput(uint32_t local_rank, UniqueFd fd, const DeviceMemory& memory) = 0;
   virtual bool HasInput(uint32_t local_rank) const = 0;
   // Waits until that worker has put `chunks` chunks there, or until `deadline`. Returns how many
-  // there are: what is queued from now on finds them. Thread-safe.
+  // there are; work queued from now on sees them. Thread-safe.
   virtual uint32_t WaitInput(uint32_t local_rank, uint32_t chunks, TimePoint deadline) const = 0;
-  // That worker has left and no round will come: lets go of its memory. May wait for a device; if
-  // that takes too long the memory stays as it is.
+  // Releases the memory of a worker that has left, when no round will come. May wait for a device;
+  // if that takes too long the memory stays as it is.
   virtual void DropInput(uint32_t /*local_rank*/) {}
-  // The shares from element `begin` on, by local rank: addresses on the device.
+  // Returns the shares from element `begin` on, by local rank: addresses on the device.
   virtual std::vector<const void*> Shares(uint64_t begin) const = 0;
 
-  // What workers map: its counter says how far a round has come, and in host memory the result
-  // lies in it.
+  // Returns what workers map: its counter says how far a round has come, and in host memory it
+  // contains the result.
   virtual BucketArena& result() = 0;
   virtual const BucketArena& result() const = 0;
-  // Where else the result lies for that worker.
+  // Returns where else the result lies for that worker.
   virtual DeviceMemory ResultFor(uint32_t /*local_rank*/) const { return {}; }
 
-  // All workers have submitted: their shares are there, or will be in the order of their events.
+  // Is called when all workers have submitted: their shares are there, or will be in the order of
+  // their events.
   virtual absl::Status BeginRound() = 0;
-  // All codecs have decoded their results: workers will find the result in the order of its event.
+  // Is called when all codecs have decoded their results: workers see the result in the order of
+  // its event.
   virtual absl::Status EndRound() { return absl::OkStatus(); }
 
-  // The codecs of server/sidecar/codec/make_codecs.h, for this memory; it must outlive them.
-  // Part 0 is the whole bucket.
+  // These make the codecs of server/sidecar/codec/make_codecs.h for this memory, which must outlive
+  // them. Part 0 is the whole bucket.
   virtual std::unique_ptr<DenseCodec> MakeCast(TensorSet tensors, const CodecPlace& place,
                                                uint32_t number, DType wire) = 0;
   virtual absl::StatusOr<std::unique_ptr<BucketCodec>> MakeLossy(TensorSet tensors,
@@ -70,7 +74,7 @@ class BucketMemory {
                                                                  uint32_t number,
                                                                  const CodecSpec& spec,
                                                                  ParameterStates& states) = 0;
-  // Null when none of the tensors has enough to gain.
+  // Returns null when no tensor shrinks enough.
   virtual absl::StatusOr<std::unique_ptr<BucketCodec>> MakePowerSgd(TensorSet tensors,
                                                                     const CodecPlace& place,
                                                                     uint32_t number, DType dense,
@@ -83,7 +87,7 @@ class Device {
  public:
   virtual ~Device() = default;
 
-  // Whether it can work on memory that a worker shares, of which `probe` is some: tries it out. OK,
+  // Tests whether it can work on memory that a worker shares, of which `probe` is some; returns OK,
   // or why not. May wait for a few seconds.
   virtual absl::Status Probe(const DeviceMemory& probe) = 0;
 

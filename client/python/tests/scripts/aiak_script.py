@@ -1,8 +1,8 @@
-"""A script as AIAK-Training's manual shows it; it knows nothing of what serves it."""
+"""A script as in AIAK-Training's manual; it does not mention Thalweg."""
 
 import torch
 from torch import nn
-from torch.cuda.amp import GradScaler, autocast  # without a GPU, both do nothing
+from torch.cuda.amp import GradScaler, autocast  # no effect without a GPU
 
 device = "cuda" if torch.cuda.is_available() else "cpu"
 torch.manual_seed(0)

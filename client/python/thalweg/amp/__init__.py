@@ -12,27 +12,21 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 
-# First: its import may activate thalweg.compat.apex, which needs modules of this package whole.
-import torch  # noqa: F401
-
-from thalweg.amp import _lists as lists
-from thalweg.amp._annotations import (
-    float_function,
-    half_function,
-    promote_function,
+from thalweg.amp import lists
+from thalweg.amp._casts import casting as _casting
+from thalweg.amp._casts import float_function, half_function, promote_function
+from thalweg.amp._functions import (
     register_float_function,
     register_half_function,
     register_promote_function,
 )
-from thalweg.amp._casts import casting as _casting
-from thalweg.amp._frontend import initialize, load_state_dict, state_dict
-from thalweg.amp._handle import AmpHandle, NoOpHandle, init, rnn_cast
+from thalweg.amp._initialize import initialize, load_state_dict, state_dict
+from thalweg.amp._optimizer import master_params
 from thalweg.amp._scale_loss import scale_loss
-from thalweg.amp._scaler import DynamicLossScaler, LossScaler
-from thalweg.amp._state import state as _amp_state
-from thalweg.amp._steward import master_params
-from thalweg.amp._wrapper import OptimWrapper
-from thalweg.amp.fp16_utils import FP16_Optimizer
+from thalweg.amp._scaling import LossScaler
+from thalweg.amp._scaling import state as _amp_state
+from thalweg.amp.first_generation._handle import AmpHandle, NoOpHandle, OptimWrapper, init, rnn_cast
+from thalweg.amp.fp16_utils import DynamicLossScaler, FP16_Optimizer
 
 __all__ = [
     "AmpHandle",
@@ -61,5 +55,5 @@ __all__ = [
 
 
 def disable_casts() -> AbstractContextManager[None]:
-    """Context in which O1 and init() cast nothing."""
+    """Returns a context in which O1 and init() cast nothing."""
     return _casting.disable()

@@ -1,4 +1,4 @@
-"""Casting of arguments: what a patched or annotated function does with its tensors."""
+"""Casting of arguments, as replaced and decorated functions do it with their tensors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _CASTABLE = frozenset(_SHORT)  # float64 is there because somebody needs it, and
 
 
 class Casting:
-    """What all wrappers of the process consult. Torch's functions are global, hence this is too.
+    """Settings that all casting functions of the process consult; torch's functions are global.
 
     `active` and `suspended` are read without a lock: DataParallel's threads see what the thread
     that started them has set.
@@ -25,7 +25,7 @@ class Casting:
     def __init__(self) -> None:
         self.active = False
         self.suspended = False  # by disable()
-        self.stepping = False  # an optimizer is; its arithmetic is its own
+        self.stepping = False  # an optimizer takes its step, whose arithmetic is its own
         self.half_dtype = torch.float16
         self.verbose = False
         self.caching = True
@@ -35,12 +35,12 @@ class Casting:
 
     @property
     def on(self) -> bool:
-        """Whether wrappers cast now."""
+        """Returns whether functions cast now."""
         return self.active and not self.suspended and not self.stepping
 
     @contextmanager
     def disable(self) -> Iterator[None]:
-        """No casts within; may be nested."""
+        """Switches casts off within the context, which may be nested."""
         before = self.suspended
         self.suspended = True
         try:
@@ -49,11 +49,11 @@ class Casting:
             self.suspended = before
 
     def clear_cache(self) -> None:
-        """Forgets all copies of parameters."""
+        """Drops all copies of parameters."""
         self.cache = WeakTensorKeyDictionary()
 
     def cast(self, tensor: Tensor, dtype: torch.dtype, name: str) -> Tensor:
-        """`tensor` in `dtype` if it is one that may be cast; parameters once per iteration."""
+        """Returns `tensor` in `dtype` if it may be cast; parameters are cast once per iteration."""
         if tensor.dtype is dtype or tensor.dtype not in _CASTABLE:
             return tensor
         if not self.host and tensor.device.type == "cpu":
@@ -64,7 +64,10 @@ class Casting:
         return tensor.to(dtype)
 
     def _cached(self, param: Tensor, dtype: torch.dtype, name: str) -> Tensor:
-        """A copy serves as long as nobody writes into the parameter, with and without autograd."""
+        """Returns a copy, which is kept until somebody writes into the parameter.
+
+        There is one copy for autograd and one without.
+        """
         copies: dict[bool, tuple[int, Tensor]] = self.cache.setdefault(param, {})
         differentiable = torch.is_grad_enabled()
         found = copies.get(differentiable)
@@ -82,11 +85,11 @@ casting = Casting()
 
 
 def map_tensors(value: Any, function: Callable[[Tensor], Tensor]) -> Any:  # noqa: ANN401
-    """`value` with `function` applied to its tensors, in lists, tuples and dicts of any depth."""
+    """Returns `value` with `function` applied to its tensors, in containers of any depth."""
     if isinstance(value, Tensor):
         return function(value)
     if isinstance(value, dict):
-        # Of the same class, whatever its constructor wants (models of transformers return such).
+        # A copy keeps the class, whose constructor is not known (models of transformers have such).
         copy = value.copy() if type(value) is dict else _shallow(value)
         for key, item in value.items():
             copy[key] = map_tensors(item, function)
@@ -98,7 +101,7 @@ def map_tensors(value: Any, function: Callable[[Tensor], Tensor]) -> Any:  # noq
 
 
 def tensors_in(value: object) -> Iterator[Tensor]:
-    """The tensors of an argument, in lists, tuples and dicts of any depth."""
+    """Yields the tensors of an argument, in lists, tuples and dicts of any depth."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, dict):
@@ -110,7 +113,7 @@ def tensors_in(value: object) -> Iterator[Tensor]:
 
 
 def cast_all(function: Callable[..., Any], to_half: bool, name: str = "") -> Callable[..., Any]:
-    """`function` with its tensors cast to the half type, or to float32, while casting is on."""
+    """Returns `function` with its tensors cast to half, or to float32, while casting is on."""
     shown = name or getattr(function, "__name__", "")
 
     @functools.wraps(function)
@@ -128,7 +131,7 @@ def cast_all(function: Callable[..., Any], to_half: bool, name: str = "") -> Cal
 
 
 def promote(function: Callable[..., Any], name: str = "") -> Callable[..., Any]:
-    """`function` with its tensors cast to the widest type among them, while casting is on."""
+    """Returns `function` with its tensors cast to their widest type while casting is on."""
     shown = name or getattr(function, "__name__", "")
 
     @functools.wraps(function)
@@ -149,7 +152,7 @@ def promote(function: Callable[..., Any], name: str = "") -> Callable[..., Any]:
 
 
 def match_first(function: Callable[..., Any], name: str = "") -> Callable[..., Any]:
-    """An in-place method with its other tensors cast to the type of the one it writes into."""
+    """Returns an in-place method with its other tensors cast to the type of its target."""
     shown = name or getattr(function, "__name__", "")
 
     @functools.wraps(function)
@@ -168,7 +171,10 @@ def match_first(function: Callable[..., Any], name: str = "") -> Callable[..., A
 def refuse_half(
     function: Callable[..., Any], reason: str, *, first_only: bool = False
 ) -> Callable[..., Any]:
-    """`function`, which raises NotImplementedError for half-precision arguments while casting."""
+    """Returns `function` with half-precision arguments refused while casting is on.
+
+    They raise NotImplementedError with `reason`.
+    """
 
     @functools.wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
@@ -179,6 +185,21 @@ def refuse_half(
         return function(*args, **kwargs)
 
     return wrapper
+
+
+def half_function(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorator: floating point tensors are cast to the half type while casts are on."""
+    return cast_all(function, True)
+
+
+def float_function(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorator: half-precision tensors are cast to float32 while casts are on."""
+    return cast_all(function, False)
+
+
+def promote_function(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorator: tensors are cast to the widest type among them while casts are on."""
+    return promote(function)
 
 
 def _shallow(value: Any) -> Any:  # noqa: ANN401

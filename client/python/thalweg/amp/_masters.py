@@ -1,24 +1,33 @@
 """Float32 masters of half-precision parameters.
 
-A parameter has one master, whatever number of optimizers updates it. The master is the weight: the
-parameter is its rounding, checkpoints contain the master, and whoever writes into the parameter
-(a broadcast, a checkpoint, an average of weights) has the master follow.
+A parameter has one master, however many optimizers update it. The master is the weight: the
+parameter is its rounding, checkpoints contain the master, and the master follows whoever writes
+into the parameter (a broadcast, a checkpoint, an average of weights).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from typing import Any
+
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.nn import Parameter
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.weak import WeakTensorKeyDictionary
+
+from thalweg import _torch_patches
+
+HALF_TYPES = (torch.float16, torch.bfloat16)
 
 _masters: WeakTensorKeyDictionary = WeakTensorKeyDictionary()  # by parameter
 
 
 class Master:
-    """`weight`, float32 and of the parameter's shape; what optimizers update and checkpoints hold.
+    """The float32 `weight` of a parameter, which optimizers update and checkpoints contain.
 
-    The parameter is passed to each method: a reference to it from here would keep it alive.
+    The parameter is passed to each method, because a reference to it from here would keep it alive.
     """
 
     __slots__ = ("_version", "weight")
@@ -31,14 +40,15 @@ class Master:
         self._version = param._version
 
     def mark_equal(self, param: Tensor) -> None:
-        """The parameter has just been rounded from the weight."""
+        """Notes that the parameter has just been rounded from the weight."""
         self._version = param._version
 
     def follow(self, param: Tensor) -> None:
-        """Has the weight follow a parameter that somebody else has written into since.
+        """Updates the weight if somebody else has written into the parameter since.
 
-        An element that is still its weight's rounding keeps the weight's precision; any other is
-        taken from the parameter. Writes through `param.data` go unseen: torch does not count them.
+        An element that is still the rounding of its weight keeps the weight's precision; any other
+        is taken from the parameter. Writes through `param.data` are missed: torch does not count
+        them.
         """
         if self._version == param._version:
             return
@@ -49,17 +59,17 @@ class Master:
 
 
 def master_of(param: Tensor) -> Master | None:
-    """The master of a parameter of a model, if it has one."""
+    """Returns the master of a model's parameter, or None if it has none."""
     master: Master | None = _masters.get(param)
     return master
 
 
 def ensure_master(param: Parameter, weight: Tensor | None = None) -> Master:
-    """The master of a half-precision parameter; made from `weight` (default: what it holds now).
+    """Returns the master of a half-precision parameter, which is made if there is none.
 
     Args:
-        param: of any shape, in a half type.
-        weight: float32, of the same shape: what the parameter was before it was rounded.
+        param: a parameter of any shape, in a half type.
+        weight: the float32 values that the parameter had before it was rounded; None: its values.
     """
     master = master_of(param)
     if master is None:
@@ -68,5 +78,56 @@ def ensure_master(param: Parameter, weight: Tensor | None = None) -> Master:
 
 
 def forget_master(param: Tensor) -> None:
-    """The parameter stands for itself again."""
+    """Removes the parameter's master."""
     _masters.pop(param, None)
+
+
+def publish(masters: Sequence[Tensor], params: Sequence[Tensor], *, stored: bool) -> None:
+    """Rounds masters into the parameters of the model, to nearest even.
+
+    The caller has disabled autograd. `stored` says that the optimizer's step has done so already
+    for masters that have a gradient.
+    """
+    if stored:
+        left = [i for i, master in enumerate(masters) if master.grad is None]
+        masters, params = [masters[i] for i in left], [params[i] for i in left]
+    if masters:
+        torch._foreach_copy_(list(params), list(masters))
+
+
+def share_when_distributed() -> None:
+    """Gives all workers rank 0's masters whenever a DistributedDataParallel is built from now on.
+
+    torch gives them rank 0's parameters only. Workers that were initialised with other seeds would
+    round to the same parameters once, and diverge from there.
+    """
+    _torch_patches.install("amp", DistributedDataParallel, "__init__", _build_and_share)
+
+
+def share_masters(module: DistributedDataParallel) -> None:
+    """Gives masters the bits of rank 0's. This is a collective over the module's process group."""
+    pairs = [(param, master_of(param)) for param in module.module.parameters()]
+    found = [(param, master) for param, master in pairs if master is not None]
+    if not found or dist.get_world_size(module.process_group) == 1:
+        return
+    for param, master in found:
+        master.follow(param)
+    bytes_at_once = 250 << 20  # torch does the same with parameters
+    weights = [master.weight.detach() for _, master in found]
+    dist._broadcast_coalesced(  # type: ignore[attr-defined]
+        module.process_group, weights, bytes_at_once, 0
+    )
+    for param, master in found:
+        master.mark_equal(param)
+
+
+def _build_and_share(
+    build: Callable[..., None],
+    module: DistributedDataParallel,
+    /,
+    *args: Any,  # noqa: ANN401
+    **kwargs: Any,  # noqa: ANN401
+) -> None:
+    build(module, *args, **kwargs)
+    if kwargs.get("init_sync", True):
+        share_masters(module)

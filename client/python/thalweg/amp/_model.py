@@ -1,4 +1,4 @@
-"""O2 and O3: models in a half type, their inputs and outputs, and what their checkpoints hold."""
+"""O2 and O3: models in a half type, their inputs and outputs, and their checkpoints."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from thalweg.amp._casts import map_tensors
-from thalweg.amp._masters import ensure_master, forget_master, master_of
-from thalweg.amp._steward import HALF_TYPES
+from thalweg.amp._masters import HALF_TYPES, ensure_master, forget_master, master_of
 
 _CAST_HOOKS = "_amp_cast_hooks"
 
@@ -22,7 +21,7 @@ def cast_model(
     """Casts floating point parameters, their gradients and buffers to `dtype`, in place.
 
     Batch normalisation keeps its type on request: its statistics do not survive a half type.
-    With `masters`, what a parameter was becomes its float32 master.
+    With `masters`, the former values of a parameter become its float32 master.
     """
     for module in model.modules():
         if keep_batchnorm_fp32 and isinstance(module, _BatchNorm):
@@ -40,9 +39,9 @@ def cast_model(
 def cast_boundary(
     model: nn.Module, inputs: torch.dtype | None, outputs: torch.dtype | None
 ) -> None:
-    """Has `forward` get its floating point tensors as `inputs`, and give `outputs` (None: as is).
+    """Casts the floating point tensors that `forward` takes and returns (None: leaves them).
 
-    A second call replaces what the first one has set up. DataParallel's replicas share the hooks.
+    A second call replaces the casts of the first one. DataParallel's replicas share the hooks.
     """
     for hook in model.__dict__.pop(_CAST_HOOKS, ()):
         hook.remove()
@@ -56,7 +55,7 @@ def cast_boundary(
 
 
 def checkpoint_masters(model: nn.Module) -> None:
-    """From now on `state_dict` holds float32 weights, the masters; loading one sets both.
+    """Makes `state_dict` contain the masters from now on; loading one sets masters and parameters.
 
     Tensors of `state_dict` alias the masters, as they alias parameters otherwise.
     """
@@ -113,7 +112,7 @@ def _cast_floating(value: Any, dtype: torch.dtype) -> Any:  # noqa: ANN401
 def _emit_masters(
     module: nn.Module, state: dict[str, Any], prefix: str, local_metadata: dict[str, Any]
 ) -> None:
-    """Hook of state_dict(): puts float32 in the place of what the module itself holds in half."""
+    """Hook of state_dict(): puts float32 in the place of the module's own half tensors."""
     for name, param in module._parameters.items():
         if param is not None and prefix + name in state and param.dtype in HALF_TYPES:
             master = master_of(param)
@@ -140,8 +139,8 @@ def _take_masters(  # noqa: PLR0917 - torch's hook
 ) -> None:
     """Hook of load_state_dict(): masters take the weights before they are rounded.
 
-    torch rounds the same values into the parameter next, hence the two stay equal; what does not
-    fit is left to torch to report.
+    torch rounds the same values into the parameter next, so the two stay equal. It also reports
+    tensors that do not fit.
     """
     for name, param in module._parameters.items():
         master = None if param is None else master_of(param)

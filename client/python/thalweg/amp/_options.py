@@ -1,4 +1,4 @@
-"""Optimization levels: what each of O0 to O3 sets, and how options of the caller change it."""
+"""Optimization levels: the options that O0 to O3 set, and how options of the caller change them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 @dataclass(frozen=True)
 class Options:
-    """What `initialize` does; the names are apex's."""
+    """The options of `initialize`; the names are apex's."""
 
     enabled: bool = True
     opt_level: str = "O1"
@@ -24,7 +24,7 @@ class Options:
     half_dtype: torch.dtype = torch.float16
 
 
-# None in cast_model_type of O2 and O3 stands for the half type, and "dynamic" for bfloat16 for 1.0.
+# cast_model_type of O2 and O3 is the half type. For bfloat16, "dynamic" stands for 1.0.
 _LEVELS: dict[str, dict[str, Any]] = {
     "O0": {"cast_model_type": torch.float32, "master_weights": False, "loss_scale": 1.0},
     "O1": {"patch_torch_functions": True, "loss_scale": "dynamic"},
@@ -35,7 +35,7 @@ _TEXT = {"True": True, "False": False}
 
 
 def choose(opt_level: str, half_dtype: torch.dtype, given: Mapping[str, object]) -> Options:
-    """The options of a level with those of the caller (None: not given) in their place.
+    """Returns the options of a level, replaced by those of the caller that are not None.
 
     Raises ValueError naming the option that is malformed or does not fit the level.
     """
@@ -62,7 +62,7 @@ def choose(opt_level: str, half_dtype: torch.dtype, given: Mapping[str, object])
 
 
 def _read(name: str, value: object) -> object:
-    """One option of the caller; command lines give flags and numbers as text."""
+    """Returns one option of the caller; command lines give flags and numbers as text."""
     if name in ("keep_batchnorm_fp32", "master_weights", "patch_torch_functions"):
         flag = _TEXT.get(value, value) if isinstance(value, str) else value
         if not isinstance(flag, bool):
@@ -76,7 +76,7 @@ def _read(name: str, value: object) -> object:
 
 
 def read_loss_scale(value: object) -> float | str:
-    """A positive number, or "dynamic"; numbers may be text. Raises ValueError."""
+    """Returns a positive number, or "dynamic"; numbers may be text. Raises ValueError."""
     if value == "dynamic":
         return "dynamic"
     try:

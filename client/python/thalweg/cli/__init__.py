@@ -1,4 +1,4 @@
-"""The `thalweg` command."""
+"""Implements the `thalweg` command."""
 
 from thalweg.cli._main import main
 

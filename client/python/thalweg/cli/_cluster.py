@@ -1,4 +1,4 @@
-"""`thalweg doctor --cluster`: are the shards, their jobs and the cluster below them well?"""
+"""`thalweg doctor --cluster` checks the shards, their jobs and the cluster that they run on."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ from thalweg.cli._finding import Finding
 from thalweg.cli._look import Look, look
 from thalweg.cli._status_table import clean, duration
 
-_HTTP_PORT = 7071  # the chart's
+_HTTP_PORT = 7071  # the chart's port
 _CONNECT_SECONDS = 2.0
-_APART_SECONDS = 1.0  # of clocks: logs of two machines can no longer be laid side by side
-_SILENT_SECONDS = 5.0  # after 10 the job fails
+# difference of clocks beyond which the logs of two machines cannot be compared
+_APART_SECONDS = 1.0
+_SILENT_SECONDS = 5.0  # the job fails after 10
 _RECENT_SECONDS = 3600.0
 _FAULTS = 5
-# How HTTP/2, and so gRPC, begins: a client's greeting and empty settings, and the type of frame
-# that the server answers with.
+# HTTP/2, and so gRPC, begins with a client's greeting and empty settings; the server answers with a
+# frame of this type.
 _GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
 _SETTINGS = 4
 _UNASKED = "not asked more without THALWEG_TLS_CERT and THALWEG_TLS_KEY"
@@ -35,7 +36,7 @@ class _Visit(NamedTuple):
     """A shard's answers over HTTP."""
 
     look: Look
-    apart_seconds: float  # how far its clock is from ours at least
+    apart_seconds: float  # lower bound of the difference between its clock and ours
 
 
 def cluster(
@@ -48,7 +49,7 @@ def cluster(
     """
     http = shards or [f"{a.rpartition(':')[0]}:{_HTTP_PORT}" for a in aggregators]
     with ThreadPoolExecutor(1 + len(aggregators) + len(http)) as pool:
-        # All at once: what does not answer holds up no other.
+        # All shards are asked at once, so that one that does not answer delays no other.
         below = pool.submit(_kubernetes.findings, namespace)
         opened = itertools.repeat(access)
         greeted, visits = pool.map(_greet, aggregators, opened), pool.map(_visit, http, opened)
@@ -78,7 +79,7 @@ def _greet(address: str, access: _http.Access = _http.PLAIN) -> Finding:
     except OSError as error:
         return Finding("FAIL", f"gRPC {address}: cannot be reached: {error}")
     if len(head) < 9 or head[3] != _SETTINGS:
-        remark = "gRPC with TLS, which wants --tls-ca"
+        remark = "gRPC with TLS: give --tls-ca"
         if access.grpc is not None:
             remark = "it refuses the certificate in THALWEG_TLS_CERT"
         return Finding("FAIL", f"gRPC {address}: something else than gRPC answers, or {remark}")
@@ -86,9 +87,9 @@ def _greet(address: str, access: _http.Access = _http.PLAIN) -> Finding:
 
 
 def _answer(connection: socket.socket) -> bytes:
-    """The head of the first frame; less when the other end has hung up."""
+    """Returns the head of the first frame; less when the other end has closed the connection."""
     head = b""
-    # A refusal may come while the greeting is on its way.
+    # A refusal may come while the greeting is still being sent.
     with contextlib.suppress(ConnectionError, ssl.SSLError):
         connection.sendall(_GREETING)
         while len(head) < 9 and (more := connection.recv(9 - len(head))):
@@ -162,12 +163,12 @@ def _jobs(looks: Sequence[Look]) -> Iterator[Finding]:
 
 
 def _ails(node: Mapping[str, Any]) -> str:
-    """What is wrong with a node of a job; empty: nothing."""
+    """Returns what is wrong with a node of a job; empty when nothing is."""
     silent = float(node["silent_seconds"])
     if node["state"] == "missing":
         return "has not come"
     if node["state"] == "active" and silent > _SILENT_SECONDS:
-        return f"({node['name']}) has not been heard of for {duration(silent)}"
+        return f"({node['name']}) has sent nothing for {duration(silent)}"
     return ""
 
 

@@ -1,4 +1,4 @@
-"""`thalweg doctor`: does this machine have what Thalweg needs?"""
+"""`thalweg doctor` checks that this machine has what Thalweg needs."""
 
 from __future__ import annotations
 

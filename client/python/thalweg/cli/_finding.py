@@ -1,4 +1,4 @@
-"""What `thalweg doctor --cluster` has found."""
+"""Defines the findings of `thalweg doctor --cluster`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from typing import Literal, NamedTuple
 
 
 class Finding(NamedTuple):
-    """`note`: could not be looked at, which need not be wrong. Only FAIL makes the exit code 1."""
+    """One finding. A `note` says that something could not be checked and may still be right. Only
+    FAIL makes the exit code 1.
+    """
 
     level: Literal["ok", "note", "warn", "FAIL"]
     text: str

@@ -1,4 +1,4 @@
-"""The programs' HTTP ports as the command line reaches them: with TLS and a token, or without."""
+"""Opens the programs' HTTP ports for the command line: with TLS and a token, or without."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ _ANSWER_SECONDS = 5.0
 
 
 class AccessError(Exception):
-    """There is a server, and it or we refuse the other; the message says what to do."""
+    """The server refuses us or we refuse the server; the message says what to do."""
 
 
 class Access(NamedTuple):
-    """What opens the ports. Thread-safe."""
+    """Credentials for the ports. Thread-safe."""
 
     http: ssl.SSLContext | None = None  # None: without TLS
     grpc: ssl.SSLContext | None = None
-    has_certificate: bool = False  # which gRPC asks for
+    has_certificate: bool = False  # gRPC requires one
     token: str = ""
 
 
@@ -35,7 +35,7 @@ PLAIN = Access()
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds those that access_of() understands."""
+    """Adds the arguments that access_of() reads."""
     parser.add_argument(
         "--tls-ca",
         metavar="FILE",
@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def access_of(args: argparse.Namespace) -> Access:
-    """Raises ConfigError naming the file that is wrong."""
+    """Returns the access that the arguments describe. ConfigError names a wrong file."""
     files = _config.SecurityFiles.from_env()
     ca = args.tls_ca or files.tls_ca
     token_file = args.http_token_file or files.http_token
@@ -71,8 +71,8 @@ def access_of(args: argparse.Namespace) -> Access:
 
 
 def get_json(access: Access, address: str, path: str) -> Any:  # noqa: ANN401 - as JSON is
-    """Raises AccessError, OSError or HTTPException, or ValueError for an answer that is no JSON."""
-    # Shards are inside the cluster: a proxy for the world outside does not know them.
+    """Returns the answer. Raises AccessError, OSError, HTTPException; ValueError if not JSON."""
+    # Shards are inside the cluster, where a proxy for outside addresses cannot reach them.
     handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]
     if access.http is not None:
         handlers.append(urllib.request.HTTPSHandler(context=access.http))
@@ -93,12 +93,14 @@ def get_json(access: Access, address: str, path: str) -> Any:  # noqa: ANN401 - 
         raise
     except (ConnectionResetError, http.client.BadStatusLine):
         if access.http is None:
-            raise AccessError("does not answer as HTTP does: with TLS it wants --tls-ca") from None
+            raise AccessError(
+                "the answer is not HTTP; if the server uses TLS, give --tls-ca"
+            ) from None
         raise
 
 
 def tls_error(error: ssl.SSLError) -> str:
-    """What a failed handshake means."""
+    """Explains a failed handshake."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"its certificate is not trusted: {error.verify_message}"
     if error.reason == "WRONG_VERSION_NUMBER":
@@ -119,7 +121,7 @@ def _refusal(code: int, path: str, access: Access) -> Exception:
 def _context(ca: str) -> ssl.SSLContext:
     try:
         return ssl.create_default_context(cafile=ca)
-    except OSError as error:  # SSLError is one
+    except OSError as error:  # SSLError is an OSError
         raise ConfigError(f"--tls-ca '{ca}': {error.strerror or error}") from None
 
 

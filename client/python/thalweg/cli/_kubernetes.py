@@ -1,4 +1,4 @@
-"""What kubectl says of Thalweg's pods, for `thalweg doctor --cluster`. Reads only."""
+"""Reads the state of Thalweg's pods with kubectl for `thalweg doctor --cluster`."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from thalweg.cli._finding import Finding
 
 _KUBECTL_SECONDS = 15.0
 _EVENTS = 5
-# The chart's labels: of its own pods, and of pods of jobs with a sidecar.
+# These are the chart's labels: of its own pods, and of pods of jobs with a sidecar.
 _SELECTORS = ("app.kubernetes.io/part-of=thalweg", "thalweg.io/sidecar")
-# Where a definition must know restartPolicy, or the API server drops it from the sidecar and the
-# job hangs. The chart's preflight refuses to install beside one that does not.
+# These are the places where a definition must declare restartPolicy; otherwise the API server drops
+# it from the sidecar and the job hangs. The chart's preflight refuses to install with such a
+# definition.
 _NATIVE_SIDECARS = {
     "pytorchjobs.kubeflow.org": "pytorchReplicaSpecs.template.spec",
     "clustertrainingruntimes.trainer.kubeflow.org": (
@@ -25,11 +26,11 @@ _NATIVE_SIDECARS = {
 
 
 class _KubectlError(RuntimeError):
-    """What kubectl has said."""
+    """Holds kubectl's error message."""
 
 
 def findings(namespace: str) -> list[Finding]:
-    """Of the cluster that kubectl knows; `namespace`: empty for the one of its context."""
+    """Returns findings about kubectl's cluster; an empty `namespace` means the context's."""
     if shutil.which("kubectl") is None:
         return [Finding("note", "Kubernetes: not looked at, there is no kubectl")]
     where = ["--namespace", namespace] if namespace else []
@@ -73,7 +74,7 @@ def _definitions() -> Iterator[Finding]:
         try:
             _kubectl("get", "customresourcedefinition", name)
         except _KubectlError:
-            continue  # not here, or not ours to see: then `explain` below would not tell why
+            continue  # missing, or not visible to us: `explain` below could not tell which
         kind = name.partition(".")[0]
         try:
             _kubectl("explain", f"{kind}.spec.{way}.initContainers.restartPolicy")
@@ -88,7 +89,7 @@ def _definitions() -> Iterator[Finding]:
 
 
 def _warnings(pods: list[dict[str, Any]], events: list[dict[str, Any]]) -> Iterator[Finding]:
-    """The latest events of these pods, and of what made them."""
+    """Returns the latest events of these pods and of the objects that created them."""
     names = {pod["metadata"]["name"] for pod in pods}
     names |= {owner["name"] for pod in pods for owner in pod["metadata"].get("ownerReferences", ())}
     ours = [event for event in events if event["involvedObject"].get("name") in names]

@@ -1,4 +1,4 @@
-"""What a shard says of itself over HTTP (docs/api.md)."""
+"""Reads what a shard reports about itself over HTTP (docs/api.md)."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from thalweg.cli import _http
 
 
 class Look(NamedTuple):
-    """What one shard has answered."""
+    """One shard's answer."""
 
     address: str
-    error: str  # why it has not; empty when it has
+    error: str  # why there is no answer; empty when there is one
     shard: dict[str, Any]  # /api/v1/shard
-    jobs: list[dict[str, Any]]  # of /api/v1/jobs
+    jobs: list[dict[str, Any]]  # the jobs of /api/v1/jobs
 
 
 def look(address: str, access: _http.Access = _http.PLAIN) -> Look:

@@ -1,4 +1,4 @@
-"""Arguments of the `thalweg` command."""
+"""Parses the arguments of the `thalweg` command."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from thalweg import __version__, policy
+from thalweg import __version__, codecs, policy
 from thalweg._config import ConfigError, parse_addresses
-from thalweg.cli import _bench, _http, _status, _trace
+from thalweg.cli import _http, _passed_on, _status, _trace
 
 _RUN_EPILOG = """\
 examples:
@@ -18,11 +18,12 @@ examples:
 
 The script is a plain torchrun script: RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, GROUP_RANK,
 NODE_RANK, MASTER_ADDR and MASTER_PORT are set. It calls thalweg.ddp.attach(ddp_model), or is run
-with --codec: then THALWEG_ENABLE is set too, and its DistributedDataParallel modules are attached
+with --codec: then THALWEG_CODEC is set, and its DistributedDataParallel modules are attached
 without a call.
 
 codecs:
-  fp32, fp16, bf16, powersgd:RANK, int8, onebit, topk:RATIO, auto; or with keys, NAME:KEY=VALUE,…
+  @CODECS@; or with keys,
+  NAME:KEY=VALUE,…
   exceptions to it by name and size: 'powersgd:4;*.bias=fp32;elems<4096=fp16' (docs/compression.md)
 
 exit codes:
@@ -31,7 +32,7 @@ exit codes:
   1      a server failed
   2      wrong arguments
   130    Ctrl-C;  143  SIGTERM
-"""
+""".replace("@CODECS@", codecs.usage())
 
 _DOCTOR_EPILOG = """\
 With --cluster: every aggregator by both of its ports, their versions and clocks, jobs that miss
@@ -72,9 +73,7 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument(
         "--shards", type=_count, default=1, metavar="S", help="aggregators (default 1)"
     )
-    run.add_argument(
-        "--codec", type=_codec, metavar="CODEC", help="sets THALWEG_CODEC and THALWEG_ENABLE"
-    )
+    run.add_argument("--codec", type=_codec, metavar="CODEC", help="sets THALWEG_CODEC")
     run.add_argument("--timeout", type=_seconds, metavar="SECONDS", help="sets THALWEG_TIMEOUT")
     run.add_argument("--port", type=_port, default=0, help="MASTER_PORT (default: a free one)")
     run.add_argument("-m", "--module", action="store_true", help="SCRIPT is a module's name")
@@ -107,7 +106,7 @@ def _parser() -> argparse.ArgumentParser:
 
     _status.add_parser(commands)
     _trace.add_parser(commands)
-    _bench.add_parser(commands)
+    _passed_on.add_parsers(commands)
 
     version = commands.add_parser("version", help="print the version")
     version.set_defaults(handler=_version)

@@ -1,7 +1,8 @@
-"""`thalweg run`: aggregators, sidecars and workers of a small cluster, all on this machine."""
+"""`thalweg run` starts the aggregators, sidecars and workers of a small cluster on this machine."""
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 import signal
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from thalweg import _binaries, _config
+from thalweg._config import ConfigError
 from thalweg._processes import Server, ServerError, die_with_parent
 from thalweg.cli._supervisor import Interrupted, Supervisor
 
@@ -28,7 +30,12 @@ class Plan:
 
 
 def run(plan: Plan) -> int:
-    """Returns the exit code of `thalweg run`. Needs the main thread of a process without others."""
+    """Runs the cluster and returns the exit code. Call it on the main thread of a process without
+    others.
+
+    Raises ConfigError, before it starts anything, when there is no such script or module.
+    """
+    _check_is_there(plan.command)
     timeout = plan.timeout or _config.Config.from_env().timeout
     folders: list[str] = []
     with Supervisor(sys.stdout, sys.stderr) as supervisor:
@@ -49,6 +56,23 @@ def run(plan: Plan) -> int:
     return code
 
 
+def _check_is_there(command: list[str]) -> None:
+    """Raises ConfigError unless Python would find the script, or the package of the module."""
+    if command[0] != "-m":
+        script = Path(command[0])
+        if not script.exists():
+            raise ConfigError(f"there is no script {script.absolute()}")
+        return
+    package = command[1].partition(".")[0]
+    sys.path.insert(0, "")  # where `python -m` looks first
+    try:
+        found = package and importlib.util.find_spec(package)
+    finally:
+        sys.path.remove("")
+    if not found:
+        raise ConfigError(f"there is no module {package!r} in {Path.cwd()} or in Python's path")
+
+
 def _start_aggregators(supervisor: Supervisor, plan: Plan, timeout: float) -> list[str]:
     argv = [str(_binaries.find(_binaries.AGGREGATOR))]
     argv += ["--listen", "127.0.0.1:0", "--http", "127.0.0.1:0"]
@@ -64,7 +88,7 @@ def _start_sidecars(
     binary = str(_binaries.find(_binaries.SIDECAR))
     servers, sockets = [], []
     for node in range(plan.nodes):
-        # A folder per sidecar, which removes it also when the launcher is killed.
+        # Each sidecar has its own folder, which it removes also when the launcher is killed.
         folders.append(tempfile.mkdtemp(prefix="thalweg-"))
         sockets.append(str(Path(folders[-1]) / "sidecar.sock"))
         argv = [binary, "--socket", sockets[-1], "--own-dir", "--http", "127.0.0.1:0"]
@@ -112,7 +136,7 @@ def _worker_environment(plan: Plan, rank: int, sidecar: str, port: int) -> dict[
     node, local_rank = divmod(rank, plan.nproc)
     world_size = plan.nodes * plan.nproc
     env = {"PYTHONUNBUFFERED": "1", **os.environ}
-    if world_size > 1:  # as torchrun does: the cores are shared
+    if world_size > 1:  # torchrun does the same, because the workers share the cores
         env.setdefault("OMP_NUM_THREADS", "1")
     env |= {
         "RANK": str(rank),
@@ -127,7 +151,6 @@ def _worker_environment(plan: Plan, rank: int, sidecar: str, port: int) -> dict[
     }
     if plan.codec is not None:
         env["THALWEG_CODEC"] = plan.codec
-        env.setdefault("THALWEG_ENABLE", "1")
     if plan.timeout is not None:
         env["THALWEG_TIMEOUT"] = f"{plan.timeout:g}"
     return env

@@ -1,4 +1,4 @@
-"""`thalweg status`: what the shards are doing, from their HTTP API (docs/api.md)."""
+"""`thalweg status` shows what the shards are doing, from their HTTP API (docs/api.md)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from thalweg.cli._look import Look, look
 if TYPE_CHECKING:
     _Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
-_DEFAULT = "localhost:7071"  # the chart's port, and a name in its certificates
+_DEFAULT = "localhost:7071"  # the chart's port; the host is a name in its certificates
 _HOME, _CLEAR_LINE, _CLEAR_REST = "\x1b[H", "\x1b[K", "\x1b[J"
 _CLEAR = "\x1b[2J"
 _EPILOG = """\
@@ -49,8 +49,8 @@ def add_parser(commands: _Commands) -> None:
         default=_DEFAULT,
         help=f"their HTTP addresses; default: {_DEFAULT}",
     )
-    parser.add_argument("--watch", action="store_true", help="go on until Ctrl-C")
-    parser.add_argument("--json", action="store_true", help="a line of JSON for each look")
+    parser.add_argument("--watch", action="store_true", help="repeat until Ctrl-C")
+    parser.add_argument("--json", action="store_true", help="print a line of JSON for each sample")
     parser.add_argument(
         "--interval", type=_interval, default=1.0, metavar="SECONDS", help="default 1"
     )
@@ -69,7 +69,7 @@ def _handle(args: argparse.Namespace) -> int:
         )
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:  # the reader, such as head, has seen enough
+    except BrokenPipeError:  # the reader, such as head, has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
 
@@ -77,7 +77,7 @@ def _handle(args: argparse.Namespace) -> int:
 def status(
     addresses: Sequence[str], access: _http.Access, *, watch: bool, as_json: bool, interval: float
 ) -> int:
-    """Prints one look, or one every `interval` seconds, and returns the exit code."""
+    """Prints the state once, or every `interval` seconds, and returns the exit code."""
     from thalweg.cli import _status_table
 
     before: list[Look] = []
@@ -89,7 +89,7 @@ def status(
         if as_json:
             print(json.dumps({"shards": [look._asdict() for look in now]}), flush=True)
         elif not before and any(not look.error for look in now):
-            before = now  # rates need two looks
+            before = now  # rates need two samples
             continue
         else:
             lines = _status_table.lines(before, now)
@@ -101,13 +101,13 @@ def status(
 
 
 def _frame(lines: Sequence[str]) -> str:
-    """Replaces what the terminal shows without flicker."""
+    """Replaces the terminal's contents without flicker."""
     rows = os.get_terminal_size().lines - 1
     return _HOME + "".join(f"{line}{_CLEAR_LINE}\n" for line in lines[:rows]) + _CLEAR_REST
 
 
 def _looks(addresses: Sequence[str], access: _http.Access, interval: float) -> Iterator[list[Look]]:
-    """All shards at once, again and again: a dead one does not hold up the others."""
+    """Asks all shards at once, repeatedly: a dead shard does not delay the others."""
     with ThreadPoolExecutor(len(addresses)) as pool:
         due = time.monotonic()
         while True:

@@ -1,4 +1,4 @@
-"""The table of `thalweg status`: two looks at the shards in, lines of text out."""
+"""Formats the table of `thalweg status` from two samples of the shards."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _Json = Mapping[str, Any]
 
 
 class Job(NamedTuple):
-    """One job, over all shards that have answered. Sums, or rates and sums over an interval."""
+    """One job, merged over all answering shards: sums, or rates and sums of an interval."""
 
     state: str
     codec: str
     workers: int
-    shards: int  # that have answered, of `of_shards`
+    shards: int  # number that have answered, out of `of_shards`
     of_shards: int
     rounds: float
     raw_bytes: float
@@ -29,11 +29,11 @@ class Job(NamedTuple):
     last_rounds: tuple[float, ...]  # by node
     waited_seconds: tuple[float, ...]
     nodes: tuple[_Json, ...]
-    remark: str  # a failure, or whom it waits for
+    remark: str  # a failure, or the nodes it waits for
 
 
 def lines(before: Sequence[Look], now: Sequence[Look]) -> list[str]:
-    """`before` may lack shards, or be empty: then there are no rates."""
+    """Returns the table's lines. `before` may lack shards or be empty: then there are no rates."""
     clock = time.strftime("%H:%M:%S")
     result = [f"thalweg {__version__} · {_count(len(now), 'shard')} · {clock}", ""]
     result += _columns(_shard_rows(before, now), "<><>>>>>")
@@ -47,12 +47,12 @@ def lines(before: Sequence[Look], now: Sequence[Look]) -> list[str]:
 
 
 def clean(text: str) -> str:
-    """Without what a terminal would obey: names and messages come from anywhere."""
+    """Removes control characters, which a terminal would obey: texts come from anywhere."""
     return "".join(c if c.isprintable() else "?" for c in text)
 
 
 def size(value: float) -> str:
-    """Bytes for people: 118 MB."""
+    """Formats bytes, for example 118 MB."""
     units = ["B", "kB", "MB", "GB", "TB", "PB"]
     while value >= 999.5 and len(units) > 1:
         value /= 1000
@@ -61,7 +61,7 @@ def size(value: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """For people: 12 ms, 3.4 s, 2 min, 5 h 7 min, 3 d 4 h."""
+    """Formats a duration, for example 12 ms, 3.4 s, 2 min, 5 h 7 min or 3 d 4 h."""
     if seconds < 0.9995:
         return f"{1e3 * seconds:.3g} ms"
     if seconds < 59.5:
@@ -78,14 +78,14 @@ def _count(number: int, what: str) -> str:
 
 
 def _columns(rows: Sequence[Sequence[str]], align: str) -> list[str]:
-    """Rows of cells as lines, padded to columns; the first row is the head."""
+    """Returns rows of cells as lines, padded to columns; the first row is the header."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     return ["  ".join(f"{c:{a}{w}}" for c, a, w in zip(row, align, widths, strict=True)).rstrip()
             for row in rows]  # fmt: skip
 
 
 def _comparable(before: Sequence[Look], now: Sequence[Look]) -> list[Look]:
-    """Those earlier looks whose counters have gone on since: of the same process."""
+    """Returns the earlier samples of processes that still run: their counters only grow."""
     current = {look.address: look for look in now if not look.error}
     return [
         look
@@ -131,7 +131,7 @@ def _shard_rows(before: Sequence[Look], now: Sequence[Look]) -> list[list[str]]:
 
 
 def merged_jobs(looks: Iterable[Look]) -> dict[str, Job]:
-    """By name; of each, what all shards that have answered know."""
+    """Returns jobs by name, each merged from all shards that have answered."""
     parts: dict[str, list[_Json]] = {}
     for look in looks:
         for job in look.jobs:
@@ -140,7 +140,7 @@ def merged_jobs(looks: Iterable[Look]) -> dict[str, Job]:
 
 
 def _merge(parts: Sequence[_Json]) -> Job:
-    """One job's parts on several shards: sums, and the worst of the states."""
+    """Merges one job's parts on several shards: adds sums and takes the worst of the states."""
     worst = max(parts, key=lambda part: ("running", "gathering", "failed").index(part["state"]))
     count = max(len(part["nodes"]) for part in parts)
 
@@ -179,7 +179,7 @@ def _waiting(parts: Sequence[_Json]) -> str:
 def _job_lines(name: str, job: Job, before: Job | None) -> list[str]:
     grown = job if before is None or before.shards != job.shards else _minus(job, before)
     if grown.rounds <= 0:
-        grown = job  # nothing moves: what was so far
+        grown = job  # nothing has moved: show the totals so far
     head = [f"job {clean(name)}", job.state, clean(job.codec), _count(len(job.nodes), "node")]
     head += [_count(job.workers, "worker"), f"{size(job.raw_bytes)} as {size(job.wire_bytes)}"]
     head.append(_ratio(grown.raw_bytes, grown.wire_bytes))
@@ -211,7 +211,7 @@ def _minus(job: Job, before: Job) -> Job:
         return tuple(a - b for a, b in zip(now, then, strict=True))
 
     if len(job.nodes) != len(before.nodes) or job.rounds < before.rounds:
-        return job  # another job of that name
+        return job  # it is another job with the same name
     return job._replace(
         rounds=job.rounds - before.rounds,
         raw_bytes=job.raw_bytes - before.raw_bytes,
@@ -222,7 +222,7 @@ def _minus(job: Job, before: Job) -> Job:
 
 
 def merged_faults(looks: Iterable[Look]) -> list[_Json]:
-    """The latest first; every shard of a failed job has one, of which one is enough."""
+    """Returns the faults, latest first; keeps one report of those by each shard of a failed job."""
     latest: dict[tuple[str, str, str], _Json] = {}
     for look in looks:
         for fault in look.shard.get("faults", ()):

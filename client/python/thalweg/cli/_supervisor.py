@@ -1,4 +1,4 @@
-"""Processes that live and die together, with their output in one stream."""
+"""Supervises processes that live and die together and merges their output into one stream."""
 
 from __future__ import annotations
 
@@ -44,7 +44,8 @@ class _Pipe:
 class LinePrefixer:
     """Turns a stream of bytes into whole lines with a prefix.
 
-    Of a line that rewrites itself with carriage returns (a progress bar) the last state counts.
+    For a line that rewrites itself with carriage returns (a progress bar), only the last state is
+    kept.
     """
 
     def __init__(self, prefix: str) -> None:
@@ -56,7 +57,7 @@ class LinePrefixer:
         if len(rest) > _MAX_LINE_BYTES:
             lines.append(rest)
             rest = b""
-        # The newest state is complete only when the next carriage return has come.
+        # The newest state is complete only when the next carriage return has arrived.
         self._rest = b"\r".join(rest.split(b"\r")[-2:])
         return b"".join(self._line(line) for line in lines)
 
@@ -70,9 +71,10 @@ class LinePrefixer:
 
 
 class Supervisor:
-    """Runs everything on one thread, so that children get their parent-death signal as meant.
+    """Runs everything on one thread, because a child's parent-death signal is tied to its parent's
+    thread.
 
-    Use as a context manager on the main thread: it takes over SIGINT and SIGTERM meanwhile.
+    Use it as a context manager on the main thread: it handles SIGINT and SIGTERM meanwhile.
     """
 
     def __init__(self, stdout: TextIO, stderr: TextIO) -> None:
@@ -104,7 +106,7 @@ class Supervisor:
     def pipes(
         self, name: str, to_terminal: bool = False
     ) -> Iterator[tuple[int | None, int | None]]:
-        """Standard output and error for a child; None where it may write to our terminal."""
+        """Returns a child's standard output and error; None where it may write to our terminal."""
         writers: list[int | None] = []
         for output in self._outputs:
             if to_terminal and output.isatty():
@@ -127,7 +129,8 @@ class Supervisor:
     ) -> None:
         self._raise_if_interrupted()
         with self.pipes(name, to_terminal) as (stdout, stderr):
-            # A process group of its own, so that stop() also reaches what the worker has started.
+            # The process gets its own group, so that stop() also reaches what the worker has
+            # started.
             process = subprocess.Popen(
                 list(argv),
                 env=dict(env),
@@ -161,7 +164,7 @@ class Supervisor:
             self._raise_if_interrupted()
 
     def stop(self) -> None:
-        """Ends all processes, workers first, and forwards their last words."""
+        """Ends all processes, workers first, and forwards their remaining output."""
         for is_worker in (True, False):
             doomed = [child for child in self._children if child.is_worker == is_worker]
             _signal_groups(doomed, signal.SIGTERM)
@@ -178,7 +181,7 @@ class Supervisor:
 
     @contextlib.contextmanager
     def interruptible(self) -> Iterator[None]:
-        """Signals raise Interrupted inside, at any point; elsewhere only wait() and starting do."""
+        """Makes signals raise Interrupted inside at any point, not only in wait() and start()."""
         self._raise_if_interrupted()
         self._raise_at_once = True
         try:
@@ -187,7 +190,7 @@ class Supervisor:
             self._raise_at_once = False
 
     def _poll(self, timeout: float | None) -> list[_Child]:
-        """Waits for output, which it forwards, or the end of children, which it returns."""
+        """Waits for output, which it forwards, or for the end of children, which it returns."""
         ended = []
         for key, _ in self._selector.select(timeout):
             if isinstance(key.data, _Pipe):
@@ -200,13 +203,13 @@ class Supervisor:
         return ended
 
     def _drain(self) -> None:
-        """Forwards what processes that have ended left in their pipes."""
+        """Forwards what ended processes left in their pipes."""
         while pipes := [key for key, _ in self._selector.select(0) if isinstance(key.data, _Pipe)]:
             for key in pipes:
                 self._forward(key.fd, key.data)
 
     def _reap(self, child: _Child) -> None:
-        if child.process.returncode is None:  # a zombie: its number still names its group
+        if child.process.returncode is None:  # a zombie: its number still identifies its group
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(child.process.pid, signal.SIGKILL)
             child.process.wait()
@@ -227,7 +230,7 @@ class Supervisor:
         try:
             output.buffer.write(data)
             output.buffer.flush()
-        except BrokenPipeError:  # nobody reads any more: end like a program that SIGPIPE kills
+        except BrokenPipeError:  # the reader has gone: end like a program that SIGPIPE kills
             self._interrupt = signal.SIGPIPE
 
     def _on_signal(self, signum: int, _: FrameType | None) -> None:
@@ -249,7 +252,7 @@ def _signal_groups(children: Sequence[_Child], signum: signal.Signals) -> None:
 
 
 def _exit_code(child: _Child) -> int:
-    """As shells count: 128 + signal. A server that ends by itself has failed, whatever it says."""
+    """Returns a shell's exit code: 128 + signal. A server that ends by itself has failed."""
     code = child.process.returncode
     if not child.is_worker:
         return 1

@@ -1,4 +1,4 @@
-"""`thalweg trace`: from the files of THALWEG_TRACE to one timeline (docs/timeline.md)."""
+"""`thalweg trace` merges the files of THALWEG_TRACE into one timeline (docs/timeline.md)."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def add_parser(commands: _Commands) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     verbs = trace.add_subparsers(required=True, metavar="VERB")
-    merge = verbs.add_parser("merge", help="one trace of several, on one clock")
+    merge = verbs.add_parser("merge", help="merge traces into one, on one clock")
     merge.add_argument(
         "paths", nargs="+", type=Path, metavar="PATH", help="traces, or folders that have them"
     )
@@ -51,7 +51,7 @@ def add_parser(commands: _Commands) -> None:
     )
     merge.add_argument("-o", "--output", required=True, type=Path, metavar="FILE")
     merge.set_defaults(handler=_merge)
-    check = verbs.add_parser("check", help="whether every bucket has all phases, in order")
+    check = verbs.add_parser("check", help="check that every bucket has all phases, in order")
     check.add_argument("file", type=Path, metavar="FILE", help="a merged trace")
     check.set_defaults(handler=_check)
 

@@ -1,4 +1,4 @@
-"""`apex.optimizers`: the signatures and defaults of apex, computed by thalweg.optim."""
+"""Implements `apex.optimizers`: apex's signatures and defaults, computed by thalweg.optim."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["FusedAdam", "FusedLAMB", "FusedSGD"]
 class FusedAdam(MomentOptimizer):
     """Adam with the weight decay of AdamW (`adam_w_mode`) or of L2; moments in float32.
 
-    Arguments are apex's. `capturable` and `master_weights` are refused if set, `amsgrad` too.
+    The arguments are apex's. `capturable`, `master_weights` and `amsgrad` are refused if set.
     """
 
     _fused_step = staticmethod(adam_step)
@@ -106,7 +106,7 @@ class FusedSGD(torch.optim.SGD):
         super().__init__(params, lr, momentum, dampening, weight_decay, nesterov)
 
     def zero_grad(self, set_to_none: bool | None = None) -> None:
-        """Clears gradients; `set_to_none` None: as `set_grad_none` says."""
+        """Clears gradients; with `set_to_none` None it does what `set_grad_none` says."""
         super().zero_grad(self._set_grad_none if set_to_none is None else set_to_none)
 
 

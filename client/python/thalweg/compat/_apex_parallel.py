@@ -1,4 +1,4 @@
-"""`apex.parallel`: torch's own DistributedDataParallel and SyncBatchNorm under apex's names."""
+"""Offers torch's DistributedDataParallel and SyncBatchNorm as `apex.parallel`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def convert_syncbn_model(
     process_group: Any = None,  # noqa: ANN401
     channel_last: bool = False,
 ) -> nn.Module:
-    """The module with SyncBatchNorm in the place of batch normalisation; `channel_last` is torch's.
+    """Replaces batch normalisation by SyncBatchNorm; `channel_last` is torch's.
 
     Args:
         module: of any kind.

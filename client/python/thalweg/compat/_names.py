@@ -1,4 +1,6 @@
-"""Puts the names of AIAK-Training into torch. Cheap: `import torch` itself may do it."""
+"""Puts the names of AIAK-Training into torch. It is cheap, because `import torch` itself may run
+it.
+"""
 
 from __future__ import annotations
 
@@ -56,10 +58,11 @@ def aiak_amp_decorate(  # noqa: PLR0917 - AIAK's order
     Raises:
         ValueError, RuntimeError, TypeError: as `thalweg.amp.initialize`.
     """
-    from thalweg.amp._frontend import as_list, prepare
-    from thalweg.amp._gradscaler import Scaling, decorate
+    from thalweg.amp._gradscaler import decorate
+    from thalweg.amp._initialize import as_list, prepare
     from thalweg.amp._model import require_float32
     from thalweg.amp._options import choose
+    from thalweg.amp._scaling import ScaleRule
 
     options = choose(
         "O2", half_dtype, {"keep_batchnorm_fp32": keep_batchnorm_fp32, "loss_scale": loss_scale}
@@ -70,17 +73,21 @@ def aiak_amp_decorate(  # noqa: PLR0917 - AIAK's order
     optimizers = as_list("optimizer", optimizer, Optimizer)
     require_float32(models)
     prepare(models, optimizers, options, native=True)
+    rule = ScaleRule(
+        options.loss_scale, min_loss_scale=min_loss_scale, max_loss_scale=max_loss_scale
+    )
     for item in optimizers:
-        decorate(item, Scaling(options.loss_scale, min_loss_scale, max_loss_scale))
+        decorate(item, rule)
     return model, optimizer
 
 
 def aiak_amp_parameters(optimizer: Optimizer) -> Iterator[Tensor]:
-    """The parameters that the optimizer updates, float32 masters included: what to clip.
+    """Returns the parameters that the optimizer updates, float32 masters included: the ones to
+    clip.
 
-    Call it after `scaler.unscale_(optimizer)`. An optimizer that was not decorated gives its
-    parameters.
+    Call it after `scaler.unscale_(optimizer)`. For an optimizer that was not decorated these are
+    its own parameters.
     """
-    from thalweg.amp._steward import master_params
+    from thalweg.amp import master_params
 
     return master_params(optimizer)

@@ -1,1 +1,1 @@
-"""Programs to learn from: `thalweg run … -m thalweg.examples.NAME`."""
+"""Contains example programs: `thalweg run … -m thalweg.examples.NAME`."""

@@ -1,4 +1,4 @@
-"""Fashion-MNIST with DistributedDataParallel, averaged by Thalweg or (--plain) by Gloo.
+"""Trains on Fashion-MNIST with DistributedDataParallel, averaged by Thalweg or (--plain) by Gloo.
 
     thalweg run --nodes 2 --nproc 2 --shards 2 --codec fp16 -m thalweg.examples.fashion_mnist
 
@@ -37,7 +37,7 @@ _DATA = "/usr/share/datasets/fashion-mnist"
 
 
 def load(folder: Path, part: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Images (n, 1, 28, 28), centred, and labels (n) of "train" or "t10k", from IDX files."""
+    """Reads images (n, 1, 28, 28), centred, and labels (n) of "train" or "t10k" from IDX files."""
     with gzip.open(folder / f"{part}-images-idx3-ubyte.gz") as file:
         images = np.frombuffer(file.read(), np.uint8, offset=16).reshape(-1, 1, 28, 28)
     with gzip.open(folder / f"{part}-labels-idx1-ubyte.gz") as file:
@@ -70,7 +70,7 @@ def train_batches(
 
 
 def batches_of_epoch(samples: int, epoch: int, batch: int, seed: int) -> torch.Tensor:
-    """This worker's share of a shuffle that all workers agree on: (steps, batch) indices."""
+    """Returns this worker's (steps, batch) indices of a shuffle that all workers agree on."""
     rank, world = dist.get_rank(), dist.get_world_size()
     order = torch.randperm(samples, generator=torch.Generator().manual_seed(seed + epoch))
     steps = samples // (batch * world)
@@ -79,7 +79,7 @@ def batches_of_epoch(samples: int, epoch: int, batch: int, seed: int) -> torch.T
 
 @torch.no_grad()
 def accuracy(model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> float:
-    """On the whole test set, each worker doing its share."""
+    """Returns the accuracy on the whole test set, of which each worker evaluates its share."""
     rank, world = dist.get_rank(), dist.get_world_size()
     model.eval()
     hits = torch.zeros(1)
@@ -91,7 +91,7 @@ def accuracy(model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> fl
 
 
 def replicas_identical(model: nn.Module) -> bool:
-    """Whether all workers hold the same parameters, bit for bit."""
+    """Returns whether all workers hold the same parameters, bit for bit."""
     digest = hashlib.sha256()
     for parameter in model.parameters():
         digest.update(parameter.detach().contiguous().numpy().tobytes())
@@ -101,7 +101,7 @@ def replicas_identical(model: nn.Module) -> bool:
 
 
 def train(args: argparse.Namespace) -> dict[str, Any]:
-    """Returns the history of the training; the same on all workers but for their own statistics."""
+    """Returns the training's history; only the statistics differ between workers."""
     torch.manual_seed(args.seed)
     train_set, test_set = load(args.data, "train"), load(args.data, "t10k")
     ddp_model = DistributedDataParallel(MODELS[args.model]())
@@ -185,8 +185,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     dist.init_process_group("gloo")
     history = train(args)
     rank = dist.get_rank()
-    # The DDP module, which is in a reference cycle, would keep Gloo's threads alive into Python's
-    # end, where torch aborts now and then.
+    # The DDP module, which is in a reference cycle, would keep Gloo's threads alive until Python
+    # exits, where torch sometimes aborts.
     gc.collect()
     dist.destroy_process_group()
     if rank == 0:

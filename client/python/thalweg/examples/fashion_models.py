@@ -1,4 +1,4 @@
-"""Small models for the 28 x 28 images of Fashion-MNIST: `MODELS` by name."""
+"""Defines small models for the 28 x 28 images of Fashion-MNIST: `MODELS` by name."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Cnn(nn.Module):
 
 
 class _Residual(nn.Module):
-    """Two 3 x 3 convolutions beside an identity, or a 1 x 1 convolution where shapes change."""
+    """Two 3 x 3 convolutions beside an identity; beside a 1 x 1 one where shapes change."""
 
     def __init__(self, channels: int, out: int, stride: int) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class _Residual(nn.Module):
 class ResNet(nn.Module):
     """Three stages of 16, 32 and 64 channels, one residual block each, 78 thousand parameters.
 
-    Group norm, as batch norm would make replicas depend on who has which images.
+    It uses group norm, because batch norm would make replicas depend on the distribution of images.
     """
 
     def __init__(self) -> None:

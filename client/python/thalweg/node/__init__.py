@@ -1,4 +1,4 @@
-"""Path C: the workers of a node sum their gradients, one speaks to the sidecar (docs/gpu.md)."""
+"""Implements path C: a node's workers sum, one speaks to the sidecar (docs/gpu.md)."""
 
 from thalweg.node._reduce import Node, join
 

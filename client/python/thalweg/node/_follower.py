@@ -1,4 +1,6 @@
-"""A worker whose node's leader hands its gradients to the sidecar, with the leader's own."""
+"""Implements a worker whose node's leader submits its gradients, summed with its own, to the
+sidecar.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ from thalweg.node._words import SILENCES, Line, Words
 
 @dataclass(eq=False)
 class _Bucket:
-    """A bucket whose result has not come yet."""
+    """A bucket whose result is pending."""
 
     buffer: torch.Tensor
     outcome: Outcome
@@ -28,10 +30,10 @@ class _Bucket:
 
 
 class Follower:
-    """One thread takes results in, in the order in which the leader announces them. Thread-safe."""
+    """Receives results on one thread, in the leader's order. Thread-safe."""
 
     def __init__(self, line: Line, sums: NodeSums, leader: int, timeout: float) -> None:
-        """`leader` is its rank in the job. Raises RuntimeError."""
+        """Starts the thread. `leader` is the leader's rank in the job. Raises RuntimeError."""
         self._line = line
         self._sums = sums
         self._leader = f"thalweg: rank {leader}, which speaks to the sidecar for this node,"
@@ -41,23 +43,23 @@ class Follower:
         except OSError as error:
             raise RuntimeError(f"{self._leader} is gone") from error
         if welcome is None:
-            raise RuntimeError(f"{self._leader} has said nothing for {timeout:g} s")
+            raise RuntimeError(f"{self._leader} has sent nothing for {timeout:g} s")
         self._path: str = welcome["path"]
         self._stats: dict[str, float] = welcome["stats"]
-        # Reentrant: close() may be called by a collection of garbage, anywhere on any thread.
+        # The lock is reentrant: a garbage collection may call close() anywhere on any thread.
         self._lock = threading.RLock()
-        # All that follows is guarded by _lock.
-        self._reason = ""  # why no bucket is taken any more
+        # _lock guards all members below.
+        self._reason = ""  # why no further bucket is accepted
         self._leaver = ""  # why the next bucket will fail
-        self._orderly = True  # nothing was on its way at the end
+        self._orderly = True  # nothing was in flight at the end
         self._waiting: collections.deque[_Bucket] = collections.deque()
         self._heard = time.monotonic()
-        self._taken = 0  # results; the thread's own
+        self._taken = 0  # results so far; used by the thread only
         self._thread = threading.Thread(target=self._run, name="thw-follower", daemon=True)
         self._thread.start()
 
     def run_hook(self, bucket: GradBucket) -> Outcome:
-        """The communication hook."""
+        """Is the communication hook."""
         outcome = self._sums.make_outcome()
         buffer = bucket.buffer()
         with self._lock:
@@ -70,7 +72,9 @@ class Follower:
         return outcome
 
     def stats(self) -> dict[str, float]:
-        """The leader's, as of the last backward pass: what it has counted holds for this worker."""
+        """Returns the leader's statistics, as of the last backward pass: they hold for this worker
+        too.
+        """
         return dict(self._stats)
 
     def path(self) -> str:
@@ -80,7 +84,7 @@ class Follower:
         return self._reason or None
 
     def close(self) -> None:
-        """Leaves the job. Buckets on their way fail. May be called again."""
+        """Leaves the job. Buckets in flight fail. May be called again."""
         self._fail(CLOSED)
         self._line.stop_listening()
         if threading.current_thread() is not self._thread:
@@ -95,13 +99,15 @@ class Follower:
         except Exception as error:  # noqa: BLE001 - whatever it is, backward() must hear of it
             self._fail(str(error))
         kind = "left" if self._reason in ("", CLOSED) else "failed"
-        with contextlib.suppress(OSError):  # of a leader that has ended before
+        with contextlib.suppress(OSError):  # if the leader has already ended
             self._line.send({"kind": kind, "reason": self._reason, "taken": self._taken})
         self._line.hang_up()
         self._sums.end(self._orderly)
 
     def _hear(self) -> Words:
-        """What the leader says next; it is not silent for long while a result is waited for."""
+        """Returns the leader's next message; the leader is never silent for long while a result is
+        pending.
+        """
         while True:
             words = self._line.receive(self._timeout / SILENCES)
             now = time.monotonic()
@@ -111,10 +117,10 @@ class Follower:
                     return words
                 since = max(self._heard, self._waiting[0].since) if self._waiting else now
             if now - since > self._timeout:
-                raise RuntimeError(f"{self._leader} has said nothing for {self._timeout:g} s")
+                raise RuntimeError(f"{self._leader} has sent nothing for {self._timeout:g} s")
 
     def _follow(self, words: Words) -> bool:
-        """False: the leader will say no more."""
+        """Handles a message; returns False if it is the leader's last."""
         if words["kind"] == "result":
             self._take_in(words)
         elif words["kind"] == "failed":
@@ -137,7 +143,8 @@ class Follower:
             bucket = self._waiting.popleft()
         try:
             with self._sums.on_the_way("down"):
-                self._sums.wait(bucket.work)  # the gradient was read before the result is written
+                # the gradient must be read before the result is written
+                self._sums.wait(bucket.work)
                 self._sums.wait(self._sums.spread(bucket.buffer))
                 self._taken += 1
                 bucket.outcome.set_result(bucket.buffer)

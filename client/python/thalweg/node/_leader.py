@@ -1,4 +1,4 @@
-"""The worker of a node that hands the sum of its node's gradients to the sidecar."""
+"""Implements the worker of a node that submits the sum of its node's gradients to the sidecar."""
 
 from __future__ import annotations
 
@@ -22,19 +22,20 @@ CLOSED = "thalweg: the session was closed"
 
 @dataclass(eq=False)
 class _Bucket:
-    """A bucket on its way."""
+    """A bucket in flight."""
 
     bucket: GradBucket
     outcome: Outcome
     work: Work  # the sum, later the broadcast
-    step: torch.futures.Future[list[torch.Tensor]]  # the sum's, the session's, the broadcast's
+    # of the sum, then of the session, then of the broadcast
+    step: torch.futures.Future[list[torch.Tensor]]
     result: torch.Tensor | None = None
 
 
 class Leader:
-    """One thread does what follows from a hook; it waits for nothing but events. Thread-safe.
+    """Completes on one thread what a hook starts; the thread waits only for events. Thread-safe.
 
-    A failure is told to the followers, and ends the session, so that other nodes hear of it.
+    A failure is reported to the followers and ends the session, so that other nodes learn of it.
     """
 
     def __init__(
@@ -45,18 +46,18 @@ class Leader:
         followers: Mapping[int, Line],
         timeout: float,
     ) -> None:
-        """`followers` are by their rank in the job."""
+        """Starts the thread. `followers` are keyed by their rank in the job."""
         self._session = session
         self._hook = hook
         self._sums = sums
         self._followers = followers
         self._timeout = timeout
         self._events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._lock = threading.Lock()  # held where a bucket is begun, and where that ends
-        self._reason = ""  # why no bucket is taken any more
+        self._lock = threading.Lock()  # held where a bucket begins, and where this member ends
+        self._reason = ""  # why no further bucket is accepted
         self._leaver = ""  # why the next bucket will fail
-        # Buckets in order: summed by the node, with the sidecar, in a broadcast. What follows is
-        # the thread's, but for new buckets.
+        # Buckets pass through these queues in order: summed by the node, reduced by the sidecar,
+        # broadcast. Only new buckets are added by other threads; the rest is done by this one.
         self._summing: collections.deque[_Bucket] = collections.deque()
         self._reducing: collections.deque[_Bucket] = collections.deque()
         self._spreading: collections.deque[_Bucket] = collections.deque()
@@ -73,7 +74,7 @@ class Leader:
             thread.start()
 
     def run_hook(self, bucket: GradBucket) -> Outcome:
-        """The communication hook."""
+        """Is the communication hook."""
         outcome = self._sums.make_outcome()
         with self._lock:
             self._reason = reason = self._reason or self._leaver
@@ -98,7 +99,7 @@ class Leader:
         return self._reason or self._session.status()
 
     def close(self) -> None:
-        """Leaves the job. Buckets on their way fail. May be called again."""
+        """Leaves the job. Buckets in flight fail. May be called again."""
         self._events.put(lambda: self._end(CLOSED, {"kind": "left"}))
         if threading.current_thread() not in self._threads:
             self._threads[0].join(self._timeout)
@@ -112,7 +113,7 @@ class Leader:
                 pass
             except Exception as error:  # noqa: BLE001 - whatever it is, all workers must hear of it
                 self._fail(str(error))
-            # Followers that wait for a result take silence for the leader's end.
+            # Followers that wait for a result interpret silence as the leader's end.
             waited_for = self._summing or self._reducing
             if waited_for and time.monotonic() - self._told >= interval:
                 self._tell({"kind": "working"})
@@ -121,7 +122,7 @@ class Leader:
         self._events.put(self._advance)
 
     def _advance(self) -> None:
-        """Each bucket leaves a queue when it has been done what it has waited for, in order."""
+        """Moves each bucket, in order, to the next queue when the step it waits for is done."""
         for waiting, act, following in (
             (self._summing, self._submit, self._reducing),
             (self._reducing, self._spread, self._spreading),
@@ -159,11 +160,13 @@ class Leader:
     def _tell(self, words: Words) -> None:
         self._told = time.monotonic()
         for line in self._followers.values():
-            with contextlib.suppress(OSError):  # who listens for its end says so
+            with contextlib.suppress(OSError):  # the listener of its connection reports its end
                 line.send(words)
 
     def _listen(self, rank: int, line: Line) -> None:
-        """A follower says only that it leaves, after how many results, or has failed."""
+        """Waits for a follower's message: that it leaves, after how many results, or that it has
+        failed.
+        """
         try:
             words = line.receive()
         except OSError:
@@ -177,7 +180,7 @@ class Leader:
             self._events.put(lambda: self._lose(f"thalweg: rank {rank} has left the job", taken))
 
     def _lose(self, reason: str, taken: int) -> None:
-        """A follower has left that took in the first `taken` results."""
+        """Handles a follower that has left after it took in the first `taken` results."""
         self._leaver = reason
         # It may have its last result before this worker knows that its own broadcast is over.
         has_all = taken == self._spread_so_far

@@ -1,4 +1,4 @@
-"""Workers that sum their gradients among themselves, of whom one speaks to the sidecar (path C).
+"""Lets workers sum their gradients among themselves; one of them speaks to the sidecar (path C).
 
 A node's worker of local rank 0 is its leader, the others are its followers:
 
@@ -6,9 +6,9 @@ A node's worker of local rank 0 is its leader, the others are its followers:
     leader     hook: divide, sum ─┴▶ the session's hook ─▶ announce, spread ┴─▶ complete
 
 Sums are issued in the order of DDP's hooks, and so are the results, whatever order they come in:
-collectives of a group need the same order on all workers. A follower joins in a result's broadcast
-only when the leader has announced it, so that it can hear of a failure instead, and no GPU is kept
-busy by waiting.
+the collectives of a group need the same order on all workers. A follower joins in a result's
+broadcast only when the leader has announced it. Until then it can still receive a failure, and no
+GPU is kept busy by waiting.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ class Node(NamedTuple):
 def join(
     model: DistributedDataParallel, node: Node, session: _C.Session | None
 ) -> Leader | Follower:
-    """Has `model` average its gradients over its node, and the leader by `session` over the nodes.
+    """Makes `model` average its gradients over its node, and the leader, with `session`, over the
+    nodes.
 
     Call it on all workers of the node. Raises RuntimeError, OSError (TimeoutError among them).
     """
@@ -82,7 +83,7 @@ def _find_leader(store: Store, node: Node) -> _words.Line:
 
 
 def node_hook(member: Leader | Follower, bucket: GradBucket) -> Outcome:
-    """In torch's form; DDP's statistics have its name."""
+    """Is the hook in torch's form; DDP's statistics contain its name."""
     return member.run_hook(bucket)
 
 

@@ -1,7 +1,7 @@
-"""Sums and broadcasts among the workers of a node, by torch's own collectives.
+"""Sums and broadcasts among the workers of a node with torch's own collectives.
 
-Sums and results have a group each, so that a result need not wait for a gradient that some worker
-has not made yet. On GPUs they are NCCL's, and nothing here waits for a GPU.
+Sums and results have separate groups, so that a result need not wait for a gradient that some
+worker has not computed yet. On GPUs the collectives are NCCL's, and nothing here waits for a GPU.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LEADER = 0  # local rank
 
 
 class _Group(Protocol):
-    """What is used of torch's backends, whose types do not say it."""
+    """The used part of torch's backends, whose types do not declare it."""
 
     def reduce(self, tensors: list[torch.Tensor], opts: ReduceOptions, /) -> Work: ...
     def broadcast(self, tensors: list[torch.Tensor], opts: BroadcastOptions, /) -> Work: ...
@@ -38,9 +38,10 @@ class _Group(Protocol):
 
 
 class NodeSums:
-    """One worker's part in them. All workers of a node call each of sum and spread equally often.
+    """One worker's part in the collectives. All workers of a node must call sum and spread equally
+    often.
 
-    `sum` and `spread` may be called by two threads.
+    Two threads may call `sum` and `spread`.
     """
 
     def __init__(
@@ -51,14 +52,14 @@ class NodeSums:
         device: torch.device,
         timeout: float,
     ) -> None:
-        """Waits for the node's other workers. `store` is theirs alone. Raises RuntimeError."""
+        """Waits for the node's other workers. `store` is only theirs. Raises RuntimeError."""
         make: Any = dist.ProcessGroupGloo if device.type == "cpu" else dist.ProcessGroupNCCL
         who = (place.local_rank, place.local_size, timedelta(seconds=timeout))
         self._sums: _Group = make(PrefixStore("sums", store), *who)
         self._results: _Group = make(PrefixStore("results", store), *who)
-        # What a node hands over counts as much as any other node's, so it must be the sum of its
-        # workers' gradients by the *mean* number of workers; where all nodes have as many, that is
-        # the mean of its own.
+        # All nodes have equal weight, so a node must submit the sum of its workers' gradients
+        # divided by the *mean* number of workers; where all nodes have equally many, that is the
+        # mean of its own.
         self._divisor = world_size / place.num_nodes
         me = place.ranks[place.local_rank]
         self._others = ", ".join(str(rank) for rank in place.ranks if rank != me)
@@ -69,7 +70,7 @@ class NodeSums:
         self._try_out(place.local_size)
 
     def _try_out(self, local_size: int) -> None:
-        """NCCL connects only when it is used first, which must not be in a backward pass."""
+        """Makes NCCL connect now: it does so at its first use, which must not be in a backward."""
         one = torch.ones(1, device=self._device)
         self.wait(self._sum(one))
         self.wait(self.spread(one))
@@ -79,8 +80,8 @@ class NodeSums:
     def sum(self, gradient: torch.Tensor) -> Work:
         """Replaces the leader's `gradient` by this node's share of the mean over all workers.
 
-        The followers' is lost. Divides before it sums: fp16 does not overflow where the mean
-        would not. Raises RuntimeError.
+        The followers' gradients are overwritten. Divides before it sums: fp16 does not overflow
+        where the mean would not. Raises RuntimeError.
         """
         if gradient.is_sparse:
             raise RuntimeError(
@@ -90,13 +91,13 @@ class NodeSums:
         return self._sum(gradient.div_(self._divisor))
 
     def _sum(self, tensor: torch.Tensor) -> Work:
-        options = ReduceOptions()  # whose operation is the sum
+        options = ReduceOptions()  # its operation is a sum
         options.rootRank = LEADER
         options.asyncOp = True
         return self._sums.reduce([tensor], options)
 
     def spread(self, result: torch.Tensor) -> Work:
-        """Fills all workers' tensors with the leader's."""
+        """Copies the leader's tensor to all workers' tensors."""
         options = BroadcastOptions()
         options.rootRank = LEADER
         options.rootTensor = 0
@@ -104,7 +105,7 @@ class NodeSums:
         return self._results.broadcast([result], options)
 
     def wait(self, work: Work) -> None:
-        """On a GPU, only the current stream waits. Raises RuntimeError."""
+        """Waits for `work`; on a GPU, only the current stream waits. Raises RuntimeError."""
         try:
             work.wait()
         except RuntimeError as error:
@@ -113,25 +114,29 @@ class NodeSums:
             ) from error
 
     def on_the_way(self, direction: str) -> AbstractContextManager[object]:
-        """In it, the current stream is one of the node's, on GPUs: "up" to the sidecar or "down"
-        from it."""
+        """Makes the current stream one of the node's, on GPUs: "up" to the sidecar or "down" from
+        it.
+        """
         stream = self._streams.get(direction)
         return contextlib.nullcontext() if stream is None else torch.cuda.stream(stream)
 
     def make_outcome(self) -> Outcome:
-        """A future for DDP; completed within on_the_way(), it has DDP's streams wait as well."""
+        """Returns a future for DDP; if completed within on_the_way(), it makes DDP's streams wait
+        too.
+        """
         return torch.futures.Future(devices=[] if self._device.type == "cpu" else [self._device])
 
     def end(self, orderly: bool) -> None:
-        """Nothing is summed or spread from now on. To be called once.
+        """Stops all sums and results. Call it once.
 
-        NCCL's end in order, with nothing on its way, waits for the other workers'; otherwise what
-        is on its way is given up.
+        NCCL's orderly end, with nothing in flight, waits for the other workers'; otherwise what is
+        in flight is aborted.
         """
         for group in (self._sums, self._results):
-            with contextlib.suppress(RuntimeError):  # which torch has logged
+            with contextlib.suppress(RuntimeError):  # torch has logged it
                 if orderly:
                     group.shutdown()
                 else:
                     group.abort()
-        del self._sums, self._results  # Gloo's threads end with them, and not with the process
+        # Gloo's threads end with these objects and not with the process
+        del self._sums, self._results

@@ -1,7 +1,7 @@
-"""What the workers of a node tell each other when they reduce among themselves.
+"""Carries messages between the workers of a node that reduce among themselves.
 
-Each follower has a socket to the node's leader. Either side learns at once when the other is gone,
-which collectives do not tell, and can be ended by either side, which collectives cannot.
+Each follower has a socket to the node's leader. Either side learns at once when the other is gone
+and can end the connection; collectives offer neither.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ import socket
 import time
 from typing import Any, NamedTuple
 
-Words = dict[str, Any]  # "kind" says which others there are
+Words = dict[str, Any]  # "kind" determines the other keys
 
-SILENCES = 4  # a leader whose followers wait says something as often in a timeout
-_HELLO_SECONDS = 1.0  # from connecting to the first words
-_LONGEST = 64 << 10  # bytes of one message
+SILENCES = 4  # a leader whose followers wait sends this many messages per timeout
+_HELLO_SECONDS = 1.0  # from connecting to the first message
+_LONGEST = 64 << 10  # largest message in bytes
 
 
 class Address(NamedTuple):
-    """Where a leader listens, and what its followers must know."""
+    """The address of a leader, and what its followers must know."""
 
     name: str
     token: str
 
 
 class Line:
-    """One end of a connection: JSON objects, one a line. One thread may receive, one send."""
+    """One end of a connection: a JSON object per line. One thread may receive, one may send."""
 
     def __init__(self, connection: socket.socket) -> None:
         connection.setblocking(True)
@@ -44,7 +44,7 @@ class Line:
         self._connection.sendall(json.dumps(words).encode() + b"\n")
 
     def receive(self, seconds: float | None = None) -> Words | None:
-        """The next words; None: nothing has come for so many seconds. Raises OSError at the end."""
+        """Returns the next message; None after `seconds` without one. Raises OSError at the end."""
         while b"\n" not in self._received:
             if not self._poller.poll(None if seconds is None else seconds * 1000):
                 return None
@@ -57,10 +57,10 @@ class Line:
             words = json.loads(line)
             if isinstance(words, dict):
                 return words
-        raise ConnectionResetError(f"the other end has said {line[:80]!r}, expected a JSON object")
+        raise ConnectionResetError(f"the other end sent {line[:80]!r}, expected a JSON object")
 
     def stop_listening(self) -> None:
-        """Ends what is received, and a call of receive(). May be called again, on any thread."""
+        """Ends receiving, and a call of receive(). May be called again, on any thread."""
         with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_RD)
 
@@ -71,7 +71,7 @@ class Line:
 
 
 def listen() -> tuple[socket.socket, Address]:
-    """A leader's socket. It has no file: whoever shares the network namespace can reach it."""
+    """Returns a leader's socket, which every process in the network namespace can reach."""
     address = Address("thalweg-" + secrets.token_hex(16), secrets.token_hex(16))
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -86,7 +86,7 @@ def listen() -> tuple[socket.socket, Address]:
 def accept(
     listener: socket.socket, token: str, followers: set[int], timeout: float
 ) -> dict[int, Line]:
-    """A line to each follower, by its rank. Raises TimeoutError naming those that are missing."""
+    """Returns a line to each follower by rank. Raises TimeoutError naming the missing ones."""
     deadline = time.monotonic() + timeout
     lines: dict[int, Line] = {}
     while missing := followers - lines.keys():
@@ -100,7 +100,7 @@ def accept(
                 f"connect to its leader within {timeout:g} s"
             ) from None
         hello: Words = {}
-        with contextlib.suppress(OSError):  # of a stranger
+        with contextlib.suppress(OSError):  # a stranger's connection
             hello = line.receive(min(left, _HELLO_SECONDS)) or {}
         said = str(hello.get("token")).encode(errors="replace")
         if hmac.compare_digest(said, token.encode()) and hello.get("rank") in missing:
@@ -109,7 +109,7 @@ def accept(
 
 
 def connect(address: Address, rank: int, timeout: float) -> Line:
-    """A follower's line to its leader. Raises OSError."""
+    """Returns a follower's line to its leader. Raises OSError."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         connection.settimeout(timeout)

@@ -7,8 +7,8 @@ them run fused: by class, and by reason where they could not. `fallbacks` has LA
 # First: its import may activate thalweg.compat, which needs thalweg.optim.lamb whole.
 import torch  # noqa: F401
 
-from thalweg._fused_optimizers import fallbacks, fused_steps
 from thalweg.optim._adam import FusedAdam, FusedAdamW
+from thalweg.optim._counts import fallbacks, fused_steps
 from thalweg.optim._sgd import FusedSGD
 from thalweg.optim.lamb import LAMB, FusedLAMB
 

@@ -1,4 +1,4 @@
-"""Adam and AdamW in one pass."""
+"""Implements Adam and AdamW in one pass."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class FusedAdam(ClippingMixin, torch.optim.Adam):
 
 
 class FusedAdamW(ClippingMixin, torch.optim.AdamW):
-    """torch.optim.AdamW, fused; all that FusedAdam says holds."""
+    """torch.optim.AdamW, fused; everything that FusedAdam's docstring says applies."""
 
     _fused_step = staticmethod(adam_step)
 

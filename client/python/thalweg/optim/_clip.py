@@ -1,4 +1,4 @@
-"""Clipping as part of the step: gradients are multiplied by a factor where they are used."""
+"""Clips as part of the step: gradients are multiplied by a factor where they are used."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from thalweg.optim._fused import FusedMixin
 class ClippingMixin(FusedMixin):
     """FusedMixin with torch's clip_grad_norm_ in the step, which writes no gradient."""
 
-    _max_grad_norm: float | None = None  # not in groups: loading a checkpoint replaces these
+    _max_grad_norm: float | None = None  # it is not in groups: loading a checkpoint replaces these
 
     @property
     def max_grad_norm(self) -> float | None:
-        """What the norm of all gradients together is brought down to, from the next step on.
+        """The bound of the norm of all gradients together, from the next step on.
 
-        None: no clipping; infinity: none either, but `grad_norm` is known. Raises ValueError unless
-        it is more than 0.
+        With None there is no clipping; with infinity neither, but `grad_norm` is known. Raises
+        ValueError unless it is more than 0.
         """
         return self._max_grad_norm
 
@@ -32,7 +32,7 @@ class ClippingMixin(FusedMixin):
         self._max_grad_norm = None if bound is None else float(bound)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Optimizer.add_param_group; raises ValueError if the group has its own max_grad_norm."""
+        """Is Optimizer.add_param_group; raises ValueError if the group has a max_grad_norm."""
         if isinstance(param_group, dict) and "max_grad_norm" in param_group:
             raise ValueError(
                 "a group has max_grad_norm, expected it as an argument of the optimizer: the norm "
@@ -41,7 +41,7 @@ class ClippingMixin(FusedMixin):
         super().add_param_group(param_group)  # type: ignore[misc]
 
     def __getstate__(self) -> dict[str, Any]:
-        """For copies and pickles, of which torch leaves out what it does not know."""
+        """Keeps our attributes in copies and pickles; torch omits what it does not know."""
         state: dict[str, Any] = super().__getstate__()  # type: ignore[misc]
         return {**state, "_max_grad_norm": self._max_grad_norm}
 

@@ -1,21 +1,16 @@
 """Half-precision copies of an optimizer's parameters, which are then masters.
 
-A fused step stores their roundings in the same pass, and can read the gradients that they have.
+A fused step stores the roundings in the pass that updates the masters.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
-import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
 _ATTRIBUTE = "_thalweg_copies"
-
-# `.grad` of any tensor, of those too whose class has a property before it.
-raw_grad: Any = torch._C.TensorBase.grad
 
 
 class Copies:
@@ -28,9 +23,6 @@ class Copies:
         """`pairs`: a parameter and its copy, of the same shape and in any type that is fused."""
         self.of = {id(param): copy for param, copy in pairs}
         self.stored = False
-        # Not None: masters have no gradients; those of their copies, 2**grad_exponent times theirs,
-        # are in their place.
-        self.grad_exponent: int | None = None
 
 
 def ask_for_copies(optimizer: Optimizer, pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
@@ -63,16 +55,3 @@ def copies_of(optimizer: Optimizer) -> Copies | None:
     """What has been asked for."""
     copies: Copies | None = optimizer.__dict__.get(_ATTRIBUTE)
     return copies
-
-
-def read_grad(param: Tensor, copies: Copies | None) -> Tensor | None:
-    """What a step that stores `copies` reads as the gradient of `param`; not a look at it."""
-    if copies is not None and copies.grad_exponent is not None:
-        param = copies.of.get(id(param), param)
-    grad: Tensor | None = raw_grad.__get__(param)
-    return grad
-
-
-def has_grad(param: Tensor, copies: Copies | None) -> bool:
-    """Whether a step that stores `copies` has a gradient for `param`."""
-    return read_grad(param, copies) is not None

@@ -5,38 +5,37 @@ Torch asks by multiplying them by 1, which writes each again.
 
 from __future__ import annotations
 
-import functools
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
-from thalweg.optim._copies import copies_of, has_grad
+from thalweg import _torch_patches
 from thalweg.optim._norm import keep_squares
 from thalweg.optim._plan import known_plan
 
 
-@functools.cache
 def install() -> None:
-    """Wraps a method of GradScaler; for optimizers without a plan it does what it did."""
-    unscale = GradScaler._unscale_grads_
+    """Replaces a method of GradScaler; for optimizers without a plan it does what it did."""
+    _torch_patches.install("finite", GradScaler, "_unscale_grads_", _unscale_or_look)
 
-    @functools.wraps(unscale)
-    def unscale_or_look(
-        self: GradScaler,
-        optimizer: Optimizer,
-        inv_scale: Tensor,
-        found_inf: Tensor,
-        allow_fp16: bool,
-    ) -> dict[torch.device, Tensor]:
-        # Allowed only before a step that divides by itself: `inv_scale` is 1 then.
-        if allow_fp16 and (found := look(optimizer)) is not None:
-            return {found.device: found}
-        return unscale(self, optimizer, inv_scale, found_inf, allow_fp16)
 
-    GradScaler._unscale_grads_ = unscale_or_look  # type: ignore[method-assign]
+def _unscale_or_look(  # noqa: PLR0917 - torch's order
+    unscale: Callable[..., dict[torch.device, Tensor]],
+    scaler: GradScaler,
+    /,
+    optimizer: Optimizer,
+    inv_scale: Tensor,
+    found_inf: Tensor,
+    allow_fp16: bool,
+) -> dict[torch.device, Tensor]:
+    # Allowed only before a step that divides by itself: `inv_scale` is 1 then.
+    if allow_fp16 and (found := look(optimizer)) is not None:
+        return {found.device: found}
+    return unscale(scaler, optimizer, inv_scale, found_inf, allow_fp16)
 
 
 @torch.no_grad()
@@ -47,11 +46,10 @@ def look(optimizer: Optimizer) -> Tensor | None:
     """
     from thalweg._C import NotFusable
 
-    copies = copies_of(optimizer)
-    grads = (has_grad(p, copies) for group in optimizer.param_groups for p in group["params"])
+    has_grads = (p.grad is not None for group in optimizer.param_groups for p in group["params"])
     plan = known_plan(optimizer)
     # Of DTensors all processes have to hear, which torch sees to.
-    if plan is None or plan.has_dtensors or not any(grads):
+    if plan is None or plan.has_dtensors or not any(has_grads):
         return None
     try:
         squares = plan.grad_squares()

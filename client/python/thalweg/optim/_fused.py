@@ -1,4 +1,4 @@
-"""What Thalweg's optimizers add to torch's: one fused step, state in float32, and AMP's scaling."""
+"""Extends torch's optimizers: one fused step, state in float32, and AMP's scaling."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _STATE = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer")
 class FusedMixin:
     """Put before a torch optimizer: replaces its step().
 
-    GradScaler hands over its scale and whether an infinity was found: gradients are unscaled in the
-    step, which does nothing, and does not count, if one was. Gradients are never written to.
+    GradScaler passes its scale and whether an infinity was found: gradients are unscaled in the
+    step, which does nothing, and does not count, if one was found. Gradients are never written to.
     """
 
     _step_supports_amp_scaling = True
@@ -30,28 +30,30 @@ class FusedMixin:
 
     @property
     def grad_norm(self) -> Tensor | None:
-        """Before clipping: of all gradients that the latest step clipped, divided by their scale.
+        """The norm before clipping of all gradients that the latest step clipped, divided by their
+        scale.
 
-        In float64 on the gradients' device, computed here. Not finite after a step that GradScaler
-        has skipped, or None if its own check saw to that; None after one that scale_loss has
-        skipped, and where there is no clipping.
+        It is a float64 on the gradients' device, computed here. After a step that GradScaler has
+        skipped it is not finite, or None if our own check caused the skip; it is None after a step
+        that scale_loss has skipped, and where there is no clipping.
         """
         return None if self._norm is None else self._norm.value()
 
     def _grad_bounds(self) -> list[float]:
-        """For each group the norm that gradients are clipped to; 0: they are not."""
+        """Returns for each group the norm that gradients are clipped to; 0: no clipping."""
         assert isinstance(self, Optimizer)
         return [0.0] * len(self.param_groups)
 
-    @_disable_dynamo  # torch.compile leaves the call as it is: there is nothing to fuse in it
+    @_disable_dynamo  # torch.compile leaves the call as it is: it contains nothing to fuse
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # noqa: ANN401
-        """One update. Returns what `closure`, which computes loss and gradients, returns.
+        """Updates once. Returns what `closure`, which computes loss and gradients, returns.
 
-        Raises RuntimeError, before anything is changed, for parameters and gradients that cannot
-        be updated: docs/optim.md has them.
+        Raises RuntimeError, before anything is changed, for parameters and gradients that cannot be
+        updated (docs/optim.md).
         """
-        from thalweg._C import NotFusable  # import torch may define optimizers; this costs time
+        # `import torch` may define optimizers, and this import costs time
+        from thalweg._C import NotFusable
 
         loss = None
         if closure is not None:
@@ -64,18 +66,18 @@ class FusedMixin:
         return loss
 
     def _step_unfused(self, reason: RuntimeError) -> None:
-        """The same update for what the kernels cannot take; raises `reason` if there is none."""
+        """Does the same update where the kernels cannot; raises `reason` if it cannot either."""
         raise reason
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Optimizer.load_state_dict, but moments are float32 whatever the parameters are."""
+        """Is Optimizer.load_state_dict, but moments are float32 whatever the parameters are."""
         assert isinstance(self, Optimizer)
         seen: list[dict[str, Any]] = []
 
         def remember(_: Optimizer, changed: dict[str, Any]) -> None:
             seen[:] = [changed]
 
-        # Last of all hooks: they may put another dictionary in its place.
+        # This hook comes last: the others may replace the dictionary.
         hook = self.register_load_state_dict_pre_hook(remember)
         try:
             super().load_state_dict(state_dict)  # type: ignore[misc]
@@ -96,11 +98,11 @@ def refuse_modes(*, foreach: bool | None, capturable: bool, differentiable: bool
 
 
 def _restore_precision(optimizer: Optimizer, source: dict[str, Any]) -> None:
-    """Takes moments from `source` anew: torch has rounded them to the parameters' type."""
+    """Takes moments from `source` again: torch has rounded them to the parameters' type."""
     saved = chain.from_iterable(group["params"] for group in source["param_groups"])
     params = chain.from_iterable(group["params"] for group in optimizer.param_groups)
     for index, param in zip(saved, params, strict=True):
-        # Copies: torch shares what needs no cast, and two optimizers must not.
+        # The values are copied: torch shares what needs no cast, and two optimizers must not share.
         for key in _STATE:
             value = source["state"].get(index, {}).get(key)
             if isinstance(value, Tensor):

@@ -1,4 +1,4 @@
-"""What LAMB and apex's Adam share: two float32 moments per parameter, a step without kernels."""
+"""Implements the base of LAMB and apex's Adam: two float32 moments, and a step without kernels."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 from torch.optim import Optimizer
 
-from thalweg._fused_optimizers import fallbacks
+from thalweg.optim._counts import fallbacks
 from thalweg.optim._fused import FusedMixin
 from thalweg.optim._norm import Norm
 from thalweg.optim._shards import local_grad, local_of, local_state
@@ -23,23 +23,23 @@ _MOMENTS = ("exp_avg", "exp_avg_sq")
 class Batch(NamedTuple):
     """A group's parameters that have gradients, with the same index in each list; float32.
 
-    Of DTensors, what this process holds.
+    Of DTensors it holds this process's part.
     """
 
-    params: list[Tensor]  # as the optimizer has them: DTensors whole, in any type
+    params: list[Tensor]  # as the optimizer has them: whole DTensors, in any type
     weights: list[Tensor]
-    grads: list[Tensor]  # copies, which may be overwritten
+    grads: list[Tensor]  # copies that may be overwritten
     exp_avgs: list[Tensor]
     exp_avg_sqs: list[Tensor]
     steps: list[float]  # counted from 1
 
 
 class MomentOptimizer(FusedMixin, Optimizer):
-    """Base: state `step`, `exp_avg` and `exp_avg_sq` as in torch's Adam, moments in float32.
+    """Base with state `step`, `exp_avg` and `exp_avg_sq` as in torch's Adam, moments in float32.
 
-    `state_dict` is interchangeable with Adam's. A parameter without gradient is left alone, and its
-    step does not advance. What the kernels cannot update takes torch's multi-tensor operations,
-    and is counted in `thalweg.optim.fallbacks`.
+    `state_dict` is interchangeable with Adam's. A parameter without gradient is unchanged, and its
+    step does not advance. What the kernels cannot update takes torch's multi-tensor operations, and
+    is counted in `thalweg.optim.fallbacks`.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class MomentOptimizer(FusedMixin, Optimizer):
         super().__init__(params, defaults)
 
     def zero_grad(self, set_to_none: bool | None = None) -> None:
-        """Clears gradients; `set_to_none` None: as `set_grad_none` says."""
+        """Clears gradients; with `set_to_none` None it does what `set_grad_none` says."""
         super().zero_grad(self._set_grad_none if set_to_none is None else set_to_none)
 
     def _step_unfused(self, reason: RuntimeError) -> None:
@@ -76,7 +76,7 @@ class MomentOptimizer(FusedMixin, Optimizer):
                         [local_of(batch.params[i]) for i in rounded],
                         [batch.weights[i] for i in rounded],
                     )
-                increment_version(batch.params)  # DTensors do not see what their parts are given
+                increment_version(batch.params)  # DTensors do not notice writes to their parts
         fallbacks[str(reason).removeprefix("thalweg: ")] += 1
 
     @abstractmethod
@@ -84,7 +84,7 @@ class MomentOptimizer(FusedMixin, Optimizer):
         """Writes new values into `batch.weights`."""
 
     def _global_norm(self, batches: list[Batch]) -> Tensor | None:
-        """The norm of all gradients together, where `_update` needs it."""
+        """Returns the norm of all gradients together, where `_update` needs it."""
         return None
 
     def _batch(self, group: dict[str, Any], factor: float) -> Batch:
@@ -118,11 +118,11 @@ class MomentOptimizer(FusedMixin, Optimizer):
 
 
 def adam_updates(group: dict[str, Any], batch: Batch, grad_share: float) -> list[Tensor]:
-    """Moves the moments, and gives what to subtract, times lr, from each weight.
+    """Updates the moments, and returns what to subtract, times lr, from each weight.
 
     m = β1·m + grad_share·g, v = β2·v + (1-β2)·g²; u = (m/c1) / (√(v/c2) + ε) with the bias
     corrections c = 1-β^step, where the group asks for them. `adam_w_mode` adds λ·w to u, otherwise
-    to g beforehand. `batch.grads` is used up.
+    to g beforehand. `batch.grads` is overwritten.
     """
     beta1, beta2 = group["betas"]
     decay = group["weight_decay"]
@@ -147,10 +147,10 @@ def adam_updates(group: dict[str, Any], batch: Batch, grad_share: float) -> list
 
 
 def subtract(batch: Batch, updates: Iterable[Tensor], lr: float | Tensor) -> None:
-    """weights -= lr·updates; the updates are used up."""
+    """Does weights -= lr·updates; the updates are overwritten."""
     scaled = list(updates)
     if isinstance(lr, Tensor) and lr.device.type == "cpu":
-        lr = lr.item()  # weights may be elsewhere
+        lr = lr.item()  # weights may be on another device
     torch._foreach_mul_(scaled, lr)
     torch._foreach_sub_(batch.weights, scaled)
 

@@ -1,4 +1,4 @@
-"""The norm of all gradients of an optimizer together, by which its steps clip."""
+"""Computes the norm of all gradients of an optimizer together, by which its steps clip."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from thalweg.optim._plan import Plan
 
 
 class Norm(NamedTuple):
-    """Of gradients that a step has clipped."""
+    """The norm of the gradients that a step has clipped."""
 
-    squares: Any  # their sum, not divided by the square of the scale: one number or a tensor of it
+    # sum of squares, not divided by the square of the scale: a number or a tensor with one
+    squares: Any
     scale: Any  # likewise; None: 1
 
     def value(self) -> Tensor:
@@ -30,44 +31,45 @@ class _Kept(NamedTuple):
     versions: list[int]
 
 
-# Of the check for infinities that precedes a step.
+# These are the sums of the check for infinities that precedes a step.
 _kept: weakref.WeakKeyDictionary[Optimizer, _Kept] = weakref.WeakKeyDictionary()
 
 
 def grad_bounds(optimizer: Any) -> list[float]:  # noqa: ANN401
-    """For each group the norm that gradients are clipped to; 0: they are not."""
+    """Returns for each group the norm that gradients are clipped to; 0: no clipping."""
     if hasattr(optimizer, "_grad_bounds"):
         bounds: list[float] = optimizer._grad_bounds()
         return bounds
-    return [0.0] * len(optimizer.param_groups)  # torch's own
+    return [0.0] * len(optimizer.param_groups)  # the optimizer is torch's own
 
 
 def keep_squares(optimizer: Optimizer, plan: Plan, squares: Any) -> None:  # noqa: ANN401
-    """For the next step, where it clips: the sum of what `plan` has as gradients now."""
+    """Keeps, for the next step if it clips, the sum of the present gradients of `plan`."""
     if not any(grad_bounds(optimizer)):
         return
     grads = plan.grads()
     try:
         _kept[optimizer] = _Kept(squares, grads, _versions(grads))
     except RuntimeError:
-        return  # made in inference mode, where nobody counts writes
+        return  # made in inference mode, which does not count writes
 
 
 def drop_squares(optimizer: Optimizer) -> Any:  # noqa: ANN401
-    """Forgets what has been kept, gradients included; returns the sum, or None."""
+    """Drops what has been kept, gradients included; returns the sum, or None."""
     kept = _kept.pop(optimizer, None)
     return None if kept is None else kept.squares
 
 
 def drop_norm(optimizer: Optimizer) -> None:
-    """The latest step has clipped nothing."""
+    """Records that the latest step has clipped nothing."""
     optimizer.__dict__.pop("_norm", None)
 
 
 def take_squares(optimizer: Optimizer, plan: Plan) -> Any:  # noqa: ANN401
-    """The sum of the squares of all gradients: what was kept, unless gradients have changed since.
+    """Returns the sum of the squares of all gradients: the kept one, unless gradients have changed.
 
-    Of one that a hook has written to through `.data`, torch does not say so. Raises NotFusable.
+    Writes by a hook through `.data` are not noticed, because torch does not report them. Raises
+    NotFusable.
     """
     kept = _kept.pop(optimizer, None)
     if kept is not None:

@@ -18,8 +18,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from thalweg.optim._copies import copies_of, has_grad, read_grad
-from thalweg.optim._deferred import look_at_others
+from thalweg.optim._copies import copies_of
 from thalweg.optim._shards import StandIns, is_dtensor, local_state, total_squares
 
 _Group = dict[str, Any]
@@ -55,10 +54,7 @@ class GroupPlan:
         self.keys = keys(group)
         self.params = list(group["params"])
         state = optimizer.state
-        self._copies = copies_of(optimizer)
-        used = [
-            p for p in self.params if has_grad(p, self._copies) or _has(state.get(p), self.keys)
-        ]
+        used = [p for p in self.params if p.grad is not None or _has(state.get(p), self.keys)]
         self._used = used
         self.stand_ins = StandIns(used)
         check_fusable(self.stand_ins.tensors)
@@ -78,11 +74,12 @@ class GroupPlan:
         names = (*self.keys, *(["step"] if steps else []))
         self._kept = {name: [d[name] for d in self._dicts] for name in names}
         self._idle = [p for p in self.params if id(p) not in members]
+        copies = copies_of(optimizer)
         self.tensors = tensors_type(optimizer)(
             self.stand_ins.tensors,
             [list(map(local_state, used, self._kept[key])) for key in self.keys],
             self._kept["step"] if steps else counters,
-            [self._copies.of.get(id(p)) for p in used] if self._copies else [],
+            [copies.of.get(id(p)) for p in used] if copies else [],
         )
 
     def holds(self, group: _Group, keys: Keys) -> bool:
@@ -91,7 +88,7 @@ class GroupPlan:
             self.keys == keys(group)
             and _same(group["params"], self.params)
             and self.stand_ins.hold()
-            and not any(has_grad(p, self._copies) for p in self._idle)
+            and not any(p.grad is not None for p in self._idle)
             and all(_same(map(itemgetter(k), self._dicts), v) for k, v in self._kept.items())
         )
 
@@ -122,7 +119,6 @@ class Plan:
         self._on_device = on_device(optimizer)
         self._states = list(optimizer.state.values())
         self._copies = copies_of(optimizer)
-        self._follow_copies()
 
     def grad_squares(self) -> Any:  # noqa: ANN401
         """The sum of the squares of all gradients: a float, of a GPU a tensor of one float64.
@@ -139,9 +135,7 @@ class Plan:
 
     def grads(self) -> list[Tensor | None]:
         """Those that a step would read now, in a certain order; not where there are DTensors."""
-        return [
-            read_grad(p, self._copies) for members in self.groups for p in members.stand_ins.tensors
-        ]
+        return [p.grad for members in self.groups for p in members.stand_ins.tensors]
 
     def holds(self, optimizer: Optimizer) -> bool:
         groups = optimizer.param_groups
@@ -168,12 +162,6 @@ class Plan:
         for members in self.groups:
             members.stand_ins.hide_grads()
 
-    def _follow_copies(self) -> None:
-        """Gradients are read where the copies say that they are."""
-        if self._copies is not None:
-            for members in self.groups:
-                members.tensors.use_grads_of_copies(self._copies.grad_exponent)
-
 
 _plans: weakref.WeakKeyDictionary[Optimizer, Plan] = weakref.WeakKeyDictionary()
 
@@ -181,10 +169,7 @@ _plans: weakref.WeakKeyDictionary[Optimizer, Plan] = weakref.WeakKeyDictionary()
 def known_plan(optimizer: Optimizer) -> Plan | None:
     """That of the last step, if the next one will use it."""
     plan = _plans.get(optimizer)
-    if plan is None or not plan.holds(optimizer):
-        return None
-    plan._follow_copies()
-    return plan
+    return plan if plan is not None and plan.holds(optimizer) else None
 
 
 @contextmanager
@@ -197,7 +182,6 @@ def plan_of(
     keep it in the parameters' type, and are refused unless that is float32. `shards`: parameters
     may be DTensors. Raises NotFusable.
     """
-    look_at_others(optimizer, _params(optimizer))
     plan = known_plan(optimizer)
     if plan is None:
         plan = _plans[optimizer] = Plan(optimizer, keys, steps=steps, own=own, shards=shards)

@@ -1,4 +1,4 @@
-"""SGD in one pass."""
+"""Implements SGD in one pass."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""DTensors: parameters of which each process holds a shard, or all, as fully_shard() makes them.
+"""Supports DTensors: parameters of which each process holds a shard, or all (fully_shard()).
 
 The kernels update plain tensors, so each DTensor has a stand-in: a plain tensor in the same memory
-as what this process holds of it, with its gradient while a step runs. What differs is norms: those
-of LAMB are of whole tensors, and are summed over processes.
+as this process's part of it, with its gradient while a step runs. Only norms differ: those of LAMB
+are of whole tensors, and are summed over processes.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from torch.autograd.graph import increment_version
 
 class _StandIn(NamedTuple):
     param: Any  # a DTensor
-    local: Tensor  # what this process holds of it
-    tensor: Tensor  # the same memory
+    local: Tensor  # this process's part of it
+    tensor: Tensor  # a plain tensor in the same memory
 
 
 class StandIns:
-    """`tensors`: parameters, with stand-ins in the places of those that are DTensors."""
+    """Holds `tensors`: parameters, with stand-ins in place of DTensors."""
 
     def __init__(self, params: Iterable[Tensor]) -> None:
-        """Raises NotFusable."""
+        """Makes the stand-ins. Raises NotFusable."""
         self.tensors: list[Tensor] = []
         self._made: list[_StandIn] = []
         for param in params:
@@ -40,17 +40,17 @@ class StandIns:
         self.show_grads()
 
     def hold(self) -> bool:
-        """Whether the DTensors are where they were: fully_shard() may lay them anew."""
+        """Returns whether the DTensors are where they were: fully_shard() may move them."""
         return all(made.param._local_tensor is made.local for made in self._made)
 
     def show_grads(self) -> None:
-        """Gives the stand-ins the gradients of now. Raises NotFusable."""
+        """Gives the stand-ins the present gradients. Raises NotFusable."""
         for made in self._made:
             grad = made.param.grad
             made.tensor.grad = None if grad is None else local_grad(made.param)
 
     def hide_grads(self) -> None:
-        """After a step: zero_grad() must free gradients, and autograd know who was written to."""
+        """Removes gradients, for zero_grad() to free them, and tells autograd of the writes."""
         for made in self._made:
             if made.tensor.grad is not None:
                 made.tensor.grad = None
@@ -58,13 +58,13 @@ class StandIns:
 
 
 def is_dtensor(tensor: Tensor) -> bool:
-    # Not imported here: that takes a second, and who has a DTensor has done so.
+    # It is not imported here: that takes a second, and a program with DTensors has imported it.
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(tensor, module.DTensor)
 
 
 def local_of(tensor: Any) -> Tensor:  # noqa: ANN401
-    """What this process holds of a DTensor; any other tensor itself. Raises NotFusable."""
+    """Returns this process's part of a DTensor; any other tensor itself. Raises NotFusable."""
     if not is_dtensor(tensor):
         return tensor  # type: ignore[no-any-return]
     if any(placement.is_partial() for placement in tensor.placements):
@@ -73,13 +73,13 @@ def local_of(tensor: Any) -> Tensor:  # noqa: ANN401
             "expected shards or replicas"
         )
     local: Tensor = tensor._local_tensor
-    return local.wait() if hasattr(local, "wait") else local  # a collective may be under way
+    return local.wait() if hasattr(local, "wait") else local  # a collective may be in flight
 
 
 def local_grad(param: Any) -> Tensor:  # noqa: ANN401
-    """What this process holds of a parameter's gradient. Raises NotFusable.
+    """Returns this process's part of a parameter's gradient. Raises NotFusable.
 
-    If the gradient is placed otherwise than the parameter, a collective of all processes.
+    It is a collective of all processes if the gradient is placed otherwise than the parameter.
     """
     grad = param.grad
     if is_dtensor(param) and is_dtensor(grad) and not _alike(param, grad):
@@ -88,7 +88,7 @@ def local_grad(param: Any) -> Tensor:  # noqa: ANN401
 
 
 def local_state(param: Any, value: Any) -> Tensor:  # noqa: ANN401
-    """What this process holds of what belongs to a parameter. Raises NotFusable."""
+    """Returns this process's part of what belongs to a parameter. Raises NotFusable."""
     if is_dtensor(param) != is_dtensor(value) or (is_dtensor(param) and not _alike(param, value)):
         raise _not_fusable(
             f"a parameter of shape {tuple(param.shape)} is {_placement(param)}, but its gradient "
@@ -98,16 +98,17 @@ def local_state(param: Any, value: Any) -> Tensor:  # noqa: ANN401
 
 
 def norms(tensors: Sequence[Tensor], params: Sequence[Any]) -> list[Tensor]:
-    """Euclidean norms, in float64, of whole tensors of which this process holds `tensors`.
+    """Returns Euclidean norms, in float64, of whole tensors of which this process holds `tensors`.
 
-    `params`: which tensor belongs to which parameter. A collective of all processes that hold
-    shards: all must call it for the same parameters. The sums have the same bits on all of them.
+    `params` says which tensor belongs to which parameter. This is a collective of all processes
+    that hold shards: all must call it for the same parameters. The sums have the same bits on all
+    of them.
     """
     return [square.sqrt() for square in _squares(tensors, params)]
 
 
 def total_squares(pairs: Iterable[tuple[Tensor, Any]]) -> Tensor:
-    """The sum of the squares of whole tensors; `pairs`: what norms() takes as two lists."""
+    """Returns the sum of whole tensors' squares; `pairs` is what norms() takes as two lists."""
     both = list(pairs)
     if not both:
         return torch.zeros((), dtype=torch.float64)

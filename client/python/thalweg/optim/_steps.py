@@ -1,4 +1,4 @@
-"""The fused steps, for Thalweg's optimizers and for torch's own."""
+"""Implements the fused steps, for Thalweg's optimizers and for torch's own."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from thalweg.optim._plan import Plan, on_device, plan_of
 
 class Step(Protocol):
     def __call__(self, optimizer: Any, *, own: bool) -> None:  # noqa: ANN401
-        """One update of all groups.
+        """Updates all groups once.
 
-        `own`: as in plan_of(). Raises NotFusable before anything is changed.
+        See plan_of() for `own`. Raises NotFusable before anything is changed.
         """
 
 
 def adam_step(optimizer: Optimizer, *, own: bool) -> None:
-    """torch's Adam, and AdamW, which is Adam with decoupled_weight_decay in its groups; apex's."""
+    """Does a step of torch's Adam or AdamW (a group's decoupled_weight_decay), or of apex's."""
     from thalweg._C import AdamSettings
 
     inputs = inputs_of(optimizer)
@@ -48,7 +48,7 @@ def adam_step(optimizer: Optimizer, *, own: bool) -> None:
 
 
 def sgd_step(optimizer: Optimizer, *, own: bool) -> None:
-    """torch's SGD."""
+    """Does a step of torch's SGD."""
     from thalweg._C import SgdSettings
 
     inputs = inputs_of(optimizer)
@@ -73,7 +73,7 @@ def sgd_step(optimizer: Optimizer, *, own: bool) -> None:
 
 
 def lamb_step(optimizer: Optimizer, *, own: bool) -> None:
-    """FusedLAMB's."""
+    """Does a step of FusedLAMB."""
     from thalweg._C import LambSettings
 
     inputs = inputs_of(optimizer)
@@ -101,7 +101,7 @@ def lamb_step(optimizer: Optimizer, *, own: bool) -> None:
 
 
 def grad_scale(optimizer: Optimizer) -> float | None:
-    """What gradients are divided by; None: GradScaler has found one that is not finite."""
+    """Returns what gradients are divided by; None: GradScaler has found one that is not finite."""
     found = getattr(optimizer, "found_inf", None)
     if found is not None and float(found) != 0:
         return None
@@ -110,10 +110,11 @@ def grad_scale(optimizer: Optimizer) -> float | None:
 
 
 def inputs_of(optimizer: Optimizer) -> dict[str, Any] | None:
-    """What GradScaler hands over, in the words of the plan's tensors; None: there is no step."""
+    """Returns what GradScaler passes, as inputs of the plan's tensors; None: there is no step."""
     _finite.install()
-    if on_device(optimizer):  # which reads it when the step runs, so that nobody waits
-        found = getattr(optimizer, "found_inf", None)  # GradScaler's sum: of no gradients, 0
+    if on_device(optimizer):  # the device reads it when the step runs, so that nothing waits
+        # GradScaler's sum, which is 0 without gradients
+        found = getattr(optimizer, "found_inf", None)
         return {
             "grad_scale": getattr(optimizer, "grad_scale", None),
             "found_inf": found if isinstance(found, Tensor) else None,
@@ -129,7 +130,7 @@ def inputs_of(optimizer: Optimizer) -> dict[str, Any] | None:
 
 
 def _clip(optimizer: Optimizer, plan: Plan, inputs: dict[str, Any]) -> list[float]:
-    """For each group the norm that gradients are clipped to, or 0; adds to `inputs` what it takes.
+    """Returns each group's bound of the norm, or 0, and adds what clipping needs to `inputs`.
 
     Raises NotFusable.
     """
@@ -144,7 +145,7 @@ def _clip(optimizer: Optimizer, plan: Plan, inputs: dict[str, Any]) -> list[floa
 
 
 def _lr(optimizer: Optimizer, group: dict[str, Any]) -> tuple[float, dict[str, Tensor]]:
-    """The rate; or none, and the tensor that the device reads it from."""
+    """Returns the rate, or none and the tensor from which the device reads it."""
     lr = group["lr"]
     if isinstance(lr, Tensor) and on_device(optimizer):
         return 0.0, {"lr": lr}

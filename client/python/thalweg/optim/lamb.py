@@ -1,4 +1,4 @@
-"""LAMB: Adam whose step in each tensor is in proportion to the tensor's norm."""
+"""Implements LAMB: Adam with a step in each tensor in proportion to the tensor's norm."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ LAMB = FusedLAMB  # AIAK's name
 
 
 def _trust_ratios(batch: Batch, updates: list[Tensor]) -> list[Tensor]:
-    """‖w‖/‖u‖ of each parameter; 1 where either is 0."""
+    """Returns ‖w‖/‖u‖ of each parameter; 1 where either is 0."""
     both = norms([*batch.weights, *updates], [*batch.params, *batch.params])
     ratios = []
     for of_weight, of_update in zip(both[: len(updates)], both[len(updates) :], strict=True):

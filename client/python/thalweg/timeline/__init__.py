@@ -1,1 +1,1 @@
-"""Traces of a job's processes, joined on one axis of time (docs/timeline.md)."""
+"""Joins the traces of a job's processes on one time axis (docs/timeline.md)."""

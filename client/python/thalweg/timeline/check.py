@@ -1,4 +1,4 @@
-"""Whether a merged trace has everything, in an order that can be."""
+"""Checks that a merged trace is complete and in a possible order."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Any
 
 from thalweg.timeline.spans import SIDES, Span, Timeline
 
-# What every round of every bucket has: at each worker, at each node.
+# Every round of every bucket has these phases at each worker and at each node.
 _OF_WORKER = ("copy_in", "wait", "copy_out")
 _OF_NODE = ("wait_workers", "exchange", "return")
-# What every chunk has: at each node (the first one also at a node alone), and at its shard.
+# Every chunk has these phases at each node (a node alone has only the first) and at its shard.
 _OF_CHUNK = ("reduce", "send", "wire", "decode")
 _AT_SHARD = ("wait_for_slowest", "fold", "deliver")
-# Times have three decimals in the file.
+# Times in the file have three decimals.
 _ROUNDING_US = 0.01
 
 
 def problems(timeline: Timeline) -> list[str]:
-    """Empty: every bucket has all phases, and nothing is over before it began."""
+    """Returns what is wrong; empty when buckets have all phases and none ends before its begin."""
     if not timeline.spans:
         return ["there are no spans of Thalweg"]
     found = []
@@ -43,9 +43,9 @@ def _negative(timeline: Timeline) -> Iterator[str]:
 
 
 def _missing_of_buckets(spans: Sequence[Span]) -> Iterator[str]:
-    """A round that one worker or node has traced must be there at all of them."""
+    """Reports rounds that one worker or node has traced but another has not."""
     seen: defaultdict[tuple[Any, ...], set[tuple[str, int]]] = defaultdict(set)
-    sizes: dict[str, tuple[int, int]] = {}  # by job: workers, nodes
+    sizes: dict[str, tuple[int, int]] = {}  # by job: numbers of workers and nodes
     for span in spans:
         if span.side not in ("worker", "sidecar"):
             continue
@@ -68,7 +68,7 @@ def _missing_of_buckets(spans: Sequence[Span]) -> Iterator[str]:
 
 
 def _missing_of_chunks(spans: Sequence[Span]) -> Iterator[str]:
-    """A chunk that one node or shard has traced must be there at all nodes and one shard."""
+    """Reports chunks that not all nodes and one shard have traced."""
     seen: defaultdict[tuple[Any, ...], set[tuple[str, int]]] = defaultdict(set)
     nodes: dict[str, int] = {}
     for span in spans:
@@ -92,7 +92,7 @@ def _missing_of_chunks(spans: Sequence[Span]) -> Iterator[str]:
 
 
 def _disorder(timeline: Timeline) -> Iterator[str]:
-    """What one process causes another one to do cannot come later, clocks' errors granted."""
+    """Reports effects that precede their cause by more than the clocks' error."""
     by_chunk: defaultdict[tuple[Any, ...], list[Span]] = defaultdict(list)
     by_round: defaultdict[tuple[Any, ...], list[Span]] = defaultdict(list)
     for span in timeline.spans:
@@ -114,7 +114,7 @@ def _late(timeline: Timeline, spans: Sequence[Span], cause: str, effect: str) ->
     for one in (span for span in spans if span.phase == cause):
         for other in (span for span in spans if span.phase == effect):
             allowed = _error(timeline, one.process, other.process)
-            # A wait and an exchange are effects by their ends: they have begun before.
+            # For a wait or an exchange the end is the effect: it began before its cause.
             reached = other.end if effect in ("wait", "exchange") else other.begin
             if allowed is not None and one.begin - reached > allowed:
                 yield (
@@ -125,7 +125,7 @@ def _late(timeline: Timeline, spans: Sequence[Span], cause: str, effect: str) ->
 
 
 def _error(timeline: Timeline, one: int, other: int) -> float | None:
-    """How far apart two processes' times may be wrong, in microseconds; None: not known."""
+    """Returns the maximal error between two processes' clocks in microseconds; None: unknown."""
     (clock, error), (other_clock, other_error) = timeline.clocks[one], timeline.clocks[other]
     if clock == other_clock:
         return _ROUNDING_US
@@ -140,7 +140,7 @@ def _text(args: dict[str, Any]) -> str:
 
 
 def table(timeline: Timeline) -> list[str]:
-    """The phases' times, as lines of text; in milliseconds."""
+    """Returns the phases' times in milliseconds as lines of text."""
     lengths: defaultdict[tuple[int, str], list[float]] = defaultdict(list)
     for span in timeline.spans:
         lengths[SIDES.index(span.side), span.phase].append((span.end - span.begin) / 1e3)

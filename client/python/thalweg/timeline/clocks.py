@@ -1,8 +1,8 @@
-"""From the steady clocks of several hosts to one of them.
+"""Converts times from the steady clocks of several hosts to one of them.
 
-Processes of a host read the same clock. Every sidecar has compared its own with the shards', again
-and again: a comparison is wrong by half its round trip at most. From a host without comparisons
-there is only the wall clock, which is wrong by as much as the hosts' time service lets it be.
+Processes of a host read the same clock. Every sidecar has compared its own clock with the shards'
+repeatedly: a comparison is wrong by at most half its round trip. For a host without comparisons
+only the wall clock is available, which is as wrong as the hosts' time service allows.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from dataclasses import dataclass, field
 
 from thalweg.timeline.files import Offset, TraceFile
 
-# In a window the comparison with the shortest round trip counts. Steady clocks drift apart by some
-# microseconds a second at most, where a time service steers them by much less.
+# Only the comparison with the shortest round trip in a window is used. Steady clocks drift apart by
+# at most some microseconds a second; a time service adjusts them by much less.
 _WINDOW = 10_000_000_000
 
 
 class Curve:
-    """What another clock shows beyond ours, over our time; linear between comparisons."""
+    """The offset of another clock from ours over our time; linear between comparisons."""
 
     def __init__(self, offsets: Sequence[Offset]) -> None:
         windows: dict[int, Offset] = {}
@@ -36,13 +36,13 @@ class Curve:
         self.error = max(offset.error for offset in best_ones)
 
     def forth(self, ours: float) -> float:
-        """From our time to theirs."""
+        """Converts our time to theirs."""
         return ours + self._beyond(ours)
 
     def back(self, theirs: float) -> float:
-        """From their time to ours."""
+        """Converts their time to ours."""
         ours = theirs - self._nanos[0]
-        for _ in range(2):  # offsets change by millionths: the second step is for large ones
+        for _ in range(2):  # offsets change by millionths: the second step matters for large ones
             ours = theirs - self._beyond(ours)
         return ours
 
@@ -59,10 +59,10 @@ class Curve:
 
 @dataclass
 class Way:
-    """From a clock to the one that all are brought to."""
+    """The conversion from a clock to the common one."""
 
-    error: int | None = 0  # at most, in nanoseconds; None: nobody has compared them
-    steps: list[tuple[Curve, bool]] = field(default_factory=list)  # forth, or back
+    error: int | None = 0  # upper bound in nanoseconds; None: the clocks were never compared
+    steps: list[tuple[Curve, bool]] = field(default_factory=list)  # each step is forth or back
     shift: int = 0
 
     def __call__(self, nanos: float) -> float:
@@ -72,7 +72,7 @@ class Way:
 
 
 def ways(traces: Sequence[TraceFile]) -> tuple[str, dict[str, Way]]:
-    """The first shard's clock, and the way to it from every process's clock."""
+    """Returns the first shard's clock, and the conversion from every process's clock to it."""
     root = _root(traces)
     found = _shortest(root, _curves(traces))
     by_clock = {trace.clock: trace for trace in traces}
@@ -85,7 +85,7 @@ def ways(traces: Sequence[TraceFile]) -> tuple[str, dict[str, Way]]:
 
 
 def _root(traces: Sequence[TraceFile]) -> str:
-    """Of the shard with the lowest number; without shards of the first process."""
+    """Returns the clock of the lowest shard; without shards, that of the first process."""
     shards = [
         (event["args"]["shard"], position)
         for position, trace in enumerate(traces)
@@ -96,7 +96,7 @@ def _root(traces: Sequence[TraceFile]) -> str:
 
 
 def _curves(traces: Sequence[TraceFile]) -> dict[tuple[str, str], Curve]:
-    """By the clock that was compared, and the one that it was compared with."""
+    """Returns curves by the clock that was compared and the clock it was compared with."""
     offsets: defaultdict[tuple[str, str], list[Offset]] = defaultdict(list)
     for trace in traces:
         for offset in trace.offsets:
@@ -106,10 +106,10 @@ def _curves(traces: Sequence[TraceFile]) -> dict[tuple[str, str], Curve]:
 
 
 def _shortest(root: str, curves: dict[tuple[str, str], Curve]) -> dict[str, Way]:
-    """Ways with the smallest error (Dijkstra)."""
+    """Finds the conversions with the smallest error (Dijkstra)."""
     found: dict[str, Way] = {}
     queue: list[tuple[int, int, str, Way]] = [(0, 0, root, Way())]
-    count = 0  # ways are not compared
+    count = 0  # a tie-breaker, because conversions cannot be ordered
     while queue:
         error, _, clock, way = heapq.heappop(queue)
         if clock in found:

@@ -1,4 +1,4 @@
-"""The files that THALWEG_TRACE leaves: one for each process."""
+"""Reads the files that THALWEG_TRACE leaves: one for each process."""
 
 from __future__ import annotations
 
@@ -14,34 +14,34 @@ Event = dict[str, Any]
 
 
 class Offset(NamedTuple):
-    """What another clock showed beyond this process's, in nanoseconds."""
+    """The offset of another clock from this process's clock, in nanoseconds."""
 
-    at: int  # of this process's clock
+    at: int  # on this process's clock
     clock: str
     nanos: int
-    error: int  # at most
+    error: int  # upper bound
 
 
 @dataclass
 class TraceFile:
-    """Times are nanoseconds of the process's steady clock, except in `events`: microseconds."""
+    """One file. Times are nanoseconds of the process's steady clock; `events` has microseconds."""
 
     path: Path
     program: str
     host: str
     pid: int
     clock: str
-    steady: int  # read at the same time as
+    steady: int  # read at the same time as `wall`
     wall: int
     events: list[Event] = field(default_factory=list)  # spans, and the names of threads
     offsets: list[Offset] = field(default_factory=list)
-    dropped: int = 0  # spans that are not there
-    truncated: bool = False  # the process was killed while it wrote
+    dropped: int = 0  # number of spans that were dropped
+    truncated: bool = False  # the process was killed while it wrote the file
 
     def place(self) -> tuple[str, dict[str, int]]:
-        """The side that this process is on, and where in the job, as far as its spans say.
+        """Returns this process's side and place in the job, as far as its spans say.
 
-        A sidecar with an aggregator inside is a sidecar.
+        A sidecar that contains an aggregator counts as a sidecar.
         """
         sides: dict[str, dict[str, int]] = {}
         for event in self.events:
@@ -54,7 +54,7 @@ class TraceFile:
 
 
 def find(paths: Iterable[Path]) -> list[Path]:
-    """The files among `paths` and in the folders among them. Raises ConfigError."""
+    """Returns the files among `paths` and in the folders among them. Raises ConfigError."""
     found: list[Path] = []
     for path in paths:
         if path.is_dir():
@@ -70,9 +70,9 @@ def find(paths: Iterable[Path]) -> list[Path]:
 
 
 def read(path: Path) -> TraceFile:
-    """Raises ConfigError, naming the file, unless it is a trace of Thalweg.
+    """Reads a file. Raises ConfigError that names the file unless it is a trace of Thalweg.
 
-    A last line that is not whole is left out: the process was killed, or still runs.
+    An incomplete last line is ignored: the process was killed or is still running.
     """
     trace: TraceFile | None = None
     for event, is_last in _events(path):
@@ -85,7 +85,7 @@ def read(path: Path) -> TraceFile:
         elif name == "thalweg_process":
             trace = _process(path, args)
         elif trace is None:
-            continue  # process_name, which merging makes anew
+            continue  # process_name: merging makes a new one
         elif name == "thalweg_offset":
             trace.offsets.append(
                 Offset(args["at_ns"], args["clock"], args["offset_ns"], args["error_ns"])
@@ -100,7 +100,7 @@ def read(path: Path) -> TraceFile:
 
 
 def _events(path: Path) -> Iterator[tuple[Event | None, bool]]:
-    """Each line's event, None if it is not one, and whether nothing comes after it."""
+    """Yields each line's event, None if it is not one, and whether it is the last line."""
     with path.open(encoding="utf-8", errors="replace") as file:
         if file.readline() != "[\n":
             raise ConfigError(f"{path} is no trace of Thalweg: its first line is not '['")

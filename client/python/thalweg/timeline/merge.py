@@ -1,4 +1,4 @@
-"""One trace of several: a track of each process, on the first shard's clock, with flows."""
+"""Merges traces into one, on the first shard's clock: a track per process, and flows."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Process:
 
     trace: TraceFile
     name: str
-    number: int  # the pid in the merged trace: those of several hosts may be equal
+    number: int  # the pid in the merged trace: pids of several hosts may be equal
     way: clocks.Way
 
     @property
@@ -43,7 +43,7 @@ class Merged:
 
 
 def merge(traces: Sequence[TraceFile], profiles: Iterable[TorchProfile] = ()) -> Merged:
-    """Raises ConfigError for a profile of which no worker is known."""
+    """Merges the traces. Raises ConfigError for a profile whose worker is unknown."""
     root, ways = clocks.ways(traces)
     ordered = sorted(traces, key=_rank)
     processes = [
@@ -67,7 +67,7 @@ def merge(traces: Sequence[TraceFile], profiles: Iterable[TorchProfile] = ()) ->
 
 
 def _rank(trace: TraceFile) -> tuple[int, int, int, str]:
-    """Nodes in order, each with its workers and its sidecar; then the shards."""
+    """Sorts nodes in order, each with its workers and its sidecar; then the shards."""
     side, place = trace.place()
     is_shard = side == "shard"
     position = _ORDER.index(side) if side in _ORDER else len(_ORDER)
@@ -136,12 +136,12 @@ def _begin_at_zero(events: Sequence[Event]) -> None:
             event["dur"] = round(event["dur"], 3)
 
 
-# Where an arrow begins, and where those that wait for it are.
+# An arrow leads from the phase on the left to the phase on the right that waits for it.
 _ARROWS = {"send": "fold", "deliver": "decode"}
 
 
 def _flows(events: Sequence[Event]) -> list[Event]:
-    """Arrows from each node's sending of a chunk to the fold, and from there to the decoding."""
+    """Returns arrows from each node's sending of a chunk to the fold, and on to the decoding."""
     slices: dict[tuple[Any, ...], list[Event]] = {}
     for event in events:
         if event.get("name") in {*_ARROWS, *_ARROWS.values()} and event.get("cat") in _ORDER:

@@ -1,4 +1,4 @@
-"""Reading a merged trace back."""
+"""Reads a merged trace."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SIDES = ("worker", "sidecar", "shard")
 
 
 class Span(NamedTuple):
-    """Times are microseconds."""
+    """One span. Times are in microseconds."""
 
     side: str
     phase: str
@@ -25,12 +25,12 @@ class Span(NamedTuple):
 
     @property
     def bucket_round(self) -> tuple[str, int, int, int]:
-        """Job, bucket, layout and round, on a worker or sidecar."""
+        """Returns job, bucket, layout and round, for a span of a worker or sidecar."""
         return (self.args["job"], self.args["bucket"], self.args["layout"], self.args["round"])
 
     @property
     def chunk_round(self) -> tuple[Any, ...]:
-        """Job, bucket, layout, part, the part's round and the chunk, also on a shard."""
+        """Returns job, bucket, layout, part, its round and the chunk; also for a shard's span."""
         names = ("job", "bucket", "layout", "part", "part_round", "chunk")
         return tuple(self.args[name] for name in names)
 
@@ -38,13 +38,13 @@ class Span(NamedTuple):
 @dataclass
 class Timeline:
     spans: list[Span]
-    names: dict[int, str]  # of processes
-    clocks: dict[int, tuple[str, float | None]]  # and how wrong they are at most; None: not known
+    names: dict[int, str]  # by process
+    clocks: dict[int, tuple[str, float | None]]  # clock and its maximal error; None: not known
     dropped: int
 
 
 def read(path: Path) -> Timeline:
-    """Raises ConfigError, naming the file, unless `thalweg trace merge` has written it."""
+    """Reads the trace. ConfigError names a file that `thalweg trace merge` has not written."""
     try:
         merged = json.loads(path.read_text(encoding="utf-8"))
         events = merged["traceEvents"]
@@ -69,7 +69,7 @@ def read(path: Path) -> Timeline:
 
 
 def _spans(events: list[dict[str, Any]]) -> Iterator[Span]:
-    """Waits are two events; one without the other is left out, as a killed process leaves it."""
+    """Yields the spans. A wait is two events; a lone one, from a killed process, is ignored."""
     begun: dict[tuple[int, str], dict[str, Any]] = {}
     for event in events:
         kind, side = event.get("ph"), event.get("cat")

@@ -1,8 +1,8 @@
-"""A trace of torch.profiler, brought to the same axis of time.
+"""Converts a trace of torch.profiler to the common time axis.
 
-As torch 2.11 writes it: `ts` is in microseconds since `baseTimeNanoseconds`, which is Unix time,
-and `pid` is the process, or a GPU's number, or a name. Unix time is the wall clock of the worker's
-host, and the worker's trace says what the steady clock showed at the same moment.
+In the format of torch 2.11, `ts` is in microseconds since `baseTimeNanoseconds`, which is Unix
+time, and `pid` is the process, or a GPU's number, or a name. Unix time is the wall clock of the
+worker's host; the worker's trace records the steady clock at the same moment.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from thalweg.timeline.files import Event, TraceFile
 class TorchProfile:
     path: Path
     base: int  # nanoseconds of Unix time
-    rank: int | None  # if the process group was known
+    rank: int | None  # set if the process group was known
     raw: list[Event]
 
     def pids(self) -> list[Any]:
-        """Of the events that have a time."""
+        """Returns the pids of the events that have a time."""
         return list(dict.fromkeys(event["pid"] for event in self.raw if "pid" in event))
 
     def events(self, worker: TraceFile, way: Way, name: str, last_pid: int) -> list[Event]:
-        """All of them, in microseconds of the common clock; their pids come after `last_pid`."""
+        """Yields all events in microseconds of the common clock; pids start after `last_pid`."""
         numbers = {pid: last_pid + i for i, pid in enumerate(self.pids(), start=1)}
         to_steady = self.base - worker.wall + worker.steady
         events: list[Event] = []
@@ -49,7 +49,7 @@ class TorchProfile:
 
 
 def read(path: Path) -> TorchProfile:
-    """Raises ConfigError, naming the file, unless it is a trace of torch.profiler."""
+    """Reads a profile. ConfigError names a file that is no trace of torch.profiler."""
     try:
         trace = json.loads(path.read_text(encoding="utf-8", errors="replace"))
     except (OSError, ValueError) as error:
@@ -64,9 +64,10 @@ def read(path: Path) -> TorchProfile:
 
 
 def worker_of(profile: TorchProfile, traces: Sequence[TraceFile]) -> TraceFile:
-    """The worker that was profiled. Raises ConfigError unless there is exactly one.
+    """Returns the profiled worker. Raises ConfigError unless there is exactly one.
 
-    It has that process number; where those of several hosts do, it has that rank.
+    The worker has the profile's process number; where workers of several hosts have it, also its
+    rank.
     """
     pids = profile.pids()
     found = [trace for trace in traces if trace.place()[0] == "worker" and trace.pid in pids]

@@ -1,0 +1,188 @@
+"""Replaces methods of torch's classes, and puts them back. No other module assigns to them.
+
+`DECLARED` lists every method that is replaced, by whom and for what. Where two parts of Thalweg
+replace the same method, it says which one calls the other: the order of installation does not
+matter. The casts of `thalweg.amp`'s level O1 are not among them: they replace functions by long
+lists, and only while a script asks for it (amp/_functions.py).
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from torch._compile import _disable_dynamo
+from torch.amp.grad_scaler import GradScaler
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import SGD, Adam
+
+# Takes the method that it stands in front of, then the method's own arguments. The first two must
+# be positional only: callers may name an argument of the method as they are named here.
+Around = Callable[..., Any]
+
+
+class Layer(NamedTuple):
+    """A part of Thalweg that replaces a method."""
+
+    user: str
+    why: str
+
+
+class Method(NamedTuple):
+    """A method of torch that is replaced."""
+
+    owner: type
+    name: str
+    layers: tuple[Layer, ...]  # innermost first: each one calls the one before it
+    compiled: bool  # False: torch.compile must not trace what is done in it, only call it
+
+
+DECLARED = (
+    Method(
+        DistributedDataParallel,
+        "__init__",
+        (
+            Layer("amp", "workers get rank 0's masters, as torch gives them its parameters"),
+            Layer("zero_code", "a module that is built is considered for attaching"),
+        ),
+        compiled=False,
+    ),
+    Method(
+        DistributedDataParallel,
+        "__setstate__",
+        (Layer("zero_code", "a module that is copied or loaded is considered, too"),),
+        compiled=False,
+    ),
+    Method(
+        DistributedDataParallel,
+        "_lazy_init",
+        (Layer("zero_code", "a module is attached in its first training step"),),
+        compiled=False,
+    ),
+    Method(
+        GradScaler,
+        "_unscale_grads_",
+        (
+            Layer("finite", "gradients are read, not rewritten, to see whether they are finite"),
+            Layer("amp", "masters get their gradients before anybody looks at them"),
+        ),
+        compiled=True,
+    ),
+    Method(
+        GradScaler,
+        "update",
+        (
+            Layer("amp", "the scale keeps to a decoration's settings"),
+            Layer("precision", "sidecars are told the scale that results, and of skipped steps"),
+        ),
+        compiled=True,
+    ),
+    Method(
+        GradScaler,
+        "scale",
+        (Layer("amp", "a scaler follows the latest decoration from its first loss"),),
+        compiled=True,
+    ),
+    Method(
+        GradScaler,
+        "load_state_dict",
+        (Layer("amp", "a scale that was loaded is not replaced by a decoration's"),),
+        compiled=True,
+    ),
+    Method(
+        SGD, "step", (Layer("fused_optimizers", "the step is one pass where it can be"),), False
+    ),
+    Method(
+        Adam, "step", (Layer("fused_optimizers", "the step is one pass where it can be"),), False
+    ),
+)
+
+
+class _Replacement:
+    """One method's layers. The function in torch's class stays the same while they change."""
+
+    def __init__(self, method: Method) -> None:
+        self._method = method
+        self._arounds: dict[str, Around] = {}
+        self._before = vars(method.owner)[method.name]  # a staticmethod is not its function
+        self._function: Callable[..., Any] = getattr(method.owner, method.name)
+        self._chain = self._function
+
+        @functools.wraps(self._function)
+        def replaced(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+            return self._chain(*args, **kwargs)
+
+        ours = replaced if method.compiled else _disable_dynamo(replaced)
+        self._ours = staticmethod(ours) if isinstance(self._before, staticmethod) else ours
+
+    def has(self, user: str, around: Around) -> bool:
+        return self._arounds.get(user) is around
+
+    def set(self, user: str, around: Around | None) -> None:
+        """Adds or exchanges a layer; None removes it."""
+        if around is None:
+            self._arounds.pop(user, None)
+        else:
+            self._arounds[user] = around
+        chain = self._function
+        for layer in self._method.layers:
+            if layer.user in self._arounds:
+                chain = functools.partial(self._arounds[layer.user], chain)
+        self._chain = chain
+
+    def put_in_place(self) -> None:
+        setattr(self._method.owner, self._method.name, self._ours)
+
+    def remove_if_unused(self) -> bool:
+        """Returns whether torch's own method is back.
+
+        It is not where others have replaced the method since. They keep calling ours, which then
+        does nothing but call torch's.
+        """
+        owner, name = self._method.owner, self._method.name
+        if self._arounds or vars(owner)[name] is not self._ours:
+            return False
+        setattr(owner, name, self._before)
+        return True
+
+
+_lock = threading.Lock()
+_replaced: dict[tuple[type, str], _Replacement] = {}
+
+
+def install(user: str, owner: type, name: str, around: Around) -> None:
+    """From now on `owner.name` is `around`, which gets what it replaces as its first argument.
+
+    `DECLARED` must list it (LookupError). Installing again exchanges the user's earlier function;
+    if it is the same, this takes no time. Thread-safe.
+    """
+    replacement = _replaced.get((owner, name))
+    if replacement is not None and replacement.has(user, around):
+        return
+    method = _declared(user, owner, name)
+    with _lock:
+        replacement = _replaced.get((owner, name))
+        if replacement is None:
+            replacement = _replaced[owner, name] = _Replacement(method)
+            replacement.put_in_place()
+        replacement.set(user, around)
+
+
+def uninstall(user: str) -> None:
+    """Takes back all that `user` has installed; a method without layers is torch's own object."""
+    with _lock:
+        for key, replacement in list(_replaced.items()):
+            replacement.set(user, None)
+            if replacement.remove_if_unused():
+                del _replaced[key]
+
+
+def _declared(user: str, owner: type, name: str) -> Method:
+    for method in DECLARED:
+        if (method.owner, method.name) == (owner, name):
+            if any(layer.user == user for layer in method.layers):
+                return method
+            break
+    raise LookupError(f"{owner.__name__}.{name} is not declared as replaced by {user!r}")

@@ -1,0 +1,150 @@
+"""Names of the environment's variables, and whether they ask for anything.
+
+`import torch` runs this module (_autoload.py): it imports only what torch imports too, and defines
+no dataclasses, which take a millisecond each. _config.py reads the values. The C++ counterpart is
+core/base/env.cc; a test keeps the two lists equal.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+from collections.abc import Iterable, Mapping
+
+KNOWN: dict[str, str] = {
+    "THALWEG_AGGREGATORS": "",
+    "THALWEG_CHANNELS": "auto",
+    "THALWEG_CHUNK_BYTES": "auto",
+    "THALWEG_CODEC": "fp32",
+    "THALWEG_COMPAT": "",
+    "THALWEG_CPU_CAPABILITY": "",
+    "THALWEG_CPUS": "",
+    "THALWEG_ENABLE": "",
+    "THALWEG_FP16_COMPRESSION": "0",
+    "THALWEG_FUSED_OPTIMIZER": "0",
+    "THALWEG_HIERARCHICAL_ALLREDUCE": "0",
+    "THALWEG_HTTP": "",
+    "THALWEG_HTTP_TOKEN_FILE": "",
+    "THALWEG_JOB": "",
+    "THALWEG_LISTEN": "0.0.0.0:7070",
+    "THALWEG_LOG": "info",
+    "THALWEG_MATRIX_APPROXIMATION_RANK": "1",
+    "THALWEG_NCCL_LIBRARY": "libnccl.so.2",
+    "THALWEG_NODE_REDUCE": "sidecar",
+    "THALWEG_POWERSGD_COMPRESSION": "0",
+    "THALWEG_SIDECAR": "",
+    "THALWEG_START_COMPRESS_ITER": "1000",
+    "THALWEG_THREADS": "auto",
+    "THALWEG_TIMEOUT": "30",
+    "THALWEG_TLS_CA": "",
+    "THALWEG_TLS_CERT": "",
+    "THALWEG_TLS_KEY": "",
+    "THALWEG_TRACE": "",
+    "THALWEG_WEIGHT": "1",
+    "THALWEG_WINDOW_CHUNKS": "auto",
+}
+
+# AIAK-Training has these variables as AIAK_…; a variable with our own prefix takes precedence.
+AIAK = {
+    f"THALWEG_{name}": f"AIAK_{name}"
+    for name in (
+        "FP16_COMPRESSION",
+        "FUSED_OPTIMIZER",
+        "HIERARCHICAL_ALLREDUCE",
+        "MATRIX_APPROXIMATION_RANK",
+        "POWERSGD_COMPRESSION",
+        "START_COMPRESS_ITER",
+    )
+}
+# Each of these activates Thalweg without code, unless THALWEG_ENABLE is 0. All but the codec are 0
+# or 1.
+SWITCHES = (
+    "THALWEG_CODEC",
+    "THALWEG_ENABLE",
+    "THALWEG_FP16_COMPRESSION",
+    "THALWEG_FUSED_OPTIMIZER",
+    "THALWEG_HIERARCHICAL_ALLREDUCE",
+    "THALWEG_POWERSGD_COMPRESSION",
+)
+# They choose a codec where THALWEG_CODEC does not: two switches, and what only PowerSGD needs.
+CODEC_SWITCHES = ("THALWEG_FP16_COMPRESSION", "THALWEG_POWERSGD_COMPRESSION")
+POWERSGD = ("THALWEG_MATRIX_APPROXIMATION_RANK", "THALWEG_START_COMPRESS_ITER")
+
+
+class ConfigError(ValueError):
+    """A setting is malformed, or settings contradict each other."""
+
+
+def activation_is_wanted(
+    environ: Mapping[str, str] | None = None, switches: Iterable[str] = SWITCHES
+) -> bool:
+    """Returns whether one of `switches` may be on; decides without parsing, in microseconds."""
+    env = os.environ if environ is None else environ
+    values = [env.get(name) or env.get(AIAK.get(name, name)) for name in switches]
+    return env.get("THALWEG_ENABLE") != "0" and not {None, "", "0"}.issuperset(values)
+
+
+def compat_is_wanted(environ: Mapping[str, str] | None = None) -> tuple[bool, bool]:
+    """Returns whether torch gets the names of AIAK-Training, and whether there is to be an `apex`.
+
+    Any switch asks for the former. Raises ConfigError for a malformed THALWEG_COMPAT.
+    """
+    env = os.environ if environ is None else environ
+    value = env.get("THALWEG_COMPAT", "")
+    check_choice("THALWEG_COMPAT", value or "0", ("0", "1", "apex"))
+    if env.get("THALWEG_ENABLE") == "0" or value == "0":
+        return False, False
+    return value != "" or activation_is_wanted(env), value == "apex"
+
+
+def look_up(env: Mapping[str, str], name: str) -> tuple[str, str]:
+    """Returns the variable that is set, and its value; empty ones count as unset."""
+    for variable in (name, AIAK.get(name, name)):
+        if env.get(variable):
+            return variable, env[variable]
+    return name, KNOWN[name]
+
+
+def assignments(env: Mapping[str, str], names: Iterable[str]) -> list[str]:
+    """Returns NAME=value of those that are set."""
+    found = [look_up(env, name) for name in names]
+    return [f"{variable}={value}" for variable, value in found if env.get(variable)]
+
+
+def is_on(env: Mapping[str, str], name: str) -> bool:
+    variable, value = look_up(env, name)
+    return check_choice(variable, value or "0", ("0", "1")) == "1"
+
+
+def check_choice(what: str, value: str, choices: Iterable[str]) -> str:
+    *others, last = choices
+    if value not in (*others, last):
+        raise ConfigError(f"{what} is {value!r}, expected {', '.join(others)} or {last}")
+    return value
+
+
+def unknown_variables(environ: Mapping[str, str]) -> list[str]:
+    """Names with a prefix of ours that mean nothing; those that Kubernetes makes are left out."""
+    ours = [name for name in environ if name.startswith(("THALWEG_", "AIAK_"))]
+    known = {*KNOWN, *AIAK.values()}
+    unknown = sorted(name for name in ours if name not in known)
+    if not unknown:
+        return []
+    import re
+
+    # A service that is called thalweg-… gives these to every pod of its namespace.
+    of_services = re.compile(r"_SERVICE_(HOST|PORT)|_PORT(_\d+_(TCP|UDP|SCTP).*)?$")
+    return [name for name in unknown if not of_services.search(name)]
+
+
+@functools.cache
+def warn_of_unknown() -> None:
+    """Names unknown variables, once per process; of a node's workers only the first one does."""
+    if os.environ.get("LOCAL_RANK", "") not in ("", "0"):
+        return
+    for name in unknown_variables(os.environ):
+        known = AIAK.values() if name.startswith("AIAK_") else KNOWN
+        logging.getLogger("thalweg").warning(
+            "unknown environment variable %s is ignored; known are %s", name, ", ".join(known)
+        )

@@ -1,0 +1,168 @@
+"""`initialize` with the options of apex, and the checkpoints of loss scales."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from thalweg.amp import _gradscaler
+from thalweg.amp._functions import activate_casts, deactivate_casts
+from thalweg.amp._masters import share_when_distributed
+from thalweg.amp._model import cast_boundary, cast_model, checkpoint_masters, require_float32
+from thalweg.amp._optimizer import MixedOptimizer, mixed_optimizer_of
+from thalweg.amp._options import Options, choose
+from thalweg.amp._scaling import LossScaler, state
+
+
+def initialize(  # noqa: PLR0917 - apex's order
+    models: Any,  # noqa: ANN401
+    optimizers: Any = None,  # noqa: ANN401
+    enabled: bool = True,
+    opt_level: str = "O1",
+    cast_model_type: torch.dtype | None = None,
+    patch_torch_functions: bool | str | None = None,
+    keep_batchnorm_fp32: bool | str | None = None,
+    master_weights: bool | str | None = None,
+    loss_scale: float | str | None = None,
+    cast_model_outputs: torch.dtype | None = None,
+    num_losses: int = 1,
+    verbosity: int = 1,
+    min_loss_scale: float | None = None,
+    max_loss_scale: float = 2.0**24,
+    *,
+    half_dtype: torch.dtype = torch.float16,
+) -> Any:  # noqa: ANN401
+    """Prepares models and optimizers for mixed precision; docs/amp.md says what each level does.
+
+    Call it once, after they are built and before DistributedDataParallel. Both are changed in place
+    and returned. A second call replaces loss scales and casts of functions of the first one.
+
+    Args:
+        models: a Module or a list of them, with float32 parameters.
+        optimizers: None, an Optimizer or a list of them.
+        enabled: False: everything is returned as it is, and scale_loss() does nothing.
+        opt_level: "O0" to "O3"; the options below, where given, replace what it sets.
+        cast_model_type: type for parameters and buffers.
+        patch_torch_functions: cast arguments of torch's functions by lists, as O1 does.
+        keep_batchnorm_fp32: leave batch normalisation in float32.
+        master_weights: optimizers update float32 masters of half-precision parameters.
+        loss_scale: "dynamic", or a positive number. With bfloat16, 1.0 unless given.
+        cast_model_outputs: type of what models return; float32 if their parameters are cast.
+        num_losses: how many loss scales there are, one for each `loss_id` of scale_loss().
+        verbosity: 0: log nothing; 1: log what was set up, and each skipped step.
+        min_loss_scale, max_loss_scale: bounds of dynamic scales.
+        half_dtype: torch.float16 or torch.bfloat16.
+
+    Returns:
+        `models`, or `(models, optimizers)` if there are optimizers, as they were given.
+
+    Raises:
+        ValueError: an option is malformed or does not fit the level.
+        RuntimeError: a model is not in float32, or is wrapped already.
+        TypeError: something is neither a Module nor an Optimizer.
+    """
+    state.verbosity = verbosity
+    if not enabled:
+        state.options = Options(enabled=False)
+        return models if optimizers is None else (models, optimizers)
+    given: dict[str, object] = {
+        "cast_model_type": cast_model_type,
+        "patch_torch_functions": patch_torch_functions,
+        "keep_batchnorm_fp32": keep_batchnorm_fp32,
+        "master_weights": master_weights,
+        "loss_scale": loss_scale,
+        "cast_model_outputs": cast_model_outputs,
+    }
+    options = choose(opt_level, half_dtype, given)
+    if num_losses < 1:
+        raise ValueError(f"num_losses is {num_losses}, expected at least 1")
+    all_models = as_list("models", models, nn.Module)
+    all_optimizers = as_list("optimizers", optimizers, Optimizer)
+    require_float32(all_models)
+    prepare(all_models, all_optimizers, options)
+    state.options = options
+    state.loss_scalers = [
+        LossScaler(options.loss_scale, min_loss_scale=min_loss_scale, max_loss_scale=max_loss_scale)
+        for _ in range(num_losses)
+    ]
+    if options.patch_torch_functions:
+        activate_casts(options.half_dtype)
+    else:
+        deactivate_casts()
+    state.say(f"mixed precision is set up: {options}")
+    return models if optimizers is None else (models, optimizers)
+
+
+def prepare(
+    models: list[nn.Module], optimizers: list[Optimizer], options: Options, *, native: bool = False
+) -> None:
+    """Casts the models and puts masters into the optimizers, as the options say.
+
+    `native`: torch's GradScaler scales the losses.
+    """
+    masters = bool(options.master_weights)
+    for optimizer in optimizers:
+        earlier = mixed_optimizer_of(optimizer)
+        if earlier is not None:
+            earlier.retire()
+    for model in models:
+        if options.cast_model_type is not None:
+            cast_model(
+                model,
+                options.cast_model_type,
+                keep_batchnorm_fp32=bool(options.keep_batchnorm_fp32),
+                masters=masters,
+            )
+            outputs = options.cast_model_outputs or torch.float32
+            cast_boundary(model, options.cast_model_type, outputs)
+        else:
+            cast_boundary(model, None, options.cast_model_outputs)
+        if masters:
+            checkpoint_masters(model)
+    scales = native or options.loss_scale != 1.0
+    for optimizer in optimizers:
+        MixedOptimizer(optimizer, masters=masters, scales=scales, native=native)
+    if masters:
+        share_when_distributed()
+    _gradscaler.install()
+
+
+def as_list(what: str, value: Any, expected: type) -> list[Any]:  # noqa: ANN401
+    """Returns `value`, alone or in a list or tuple, as a list of objects of one class.
+
+    Raises TypeError if there is one of another class.
+    """
+    items = [] if value is None else list(value) if isinstance(value, list | tuple) else [value]
+    for item in items:
+        if not isinstance(item, expected):
+            raise TypeError(
+                f"{what} contains a {type(item).__name__}, expected {expected.__name__} or a list "
+                "of them"
+            )
+    return items
+
+
+def state_dict(destination: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Returns `{"loss_scaler0": {"loss_scale": …, "unskipped": …}, …}`, for a checkpoint."""
+    result = {} if destination is None else destination
+    for number, scaler in enumerate(state.loss_scalers):
+        result[f"loss_scaler{number}"] = scaler.state_dict()
+    return result
+
+
+def load_state_dict(loaded: dict[str, Any]) -> None:
+    """Restores loss scales that `state_dict` returned; call it after initialize().
+
+    Raises RuntimeError if their number is not `num_losses` of initialize().
+    """
+    expected = [f"loss_scaler{number}" for number in range(len(state.loss_scalers))]
+    if sorted(loaded) != sorted(expected):
+        raise RuntimeError(
+            f"the state has {', '.join(sorted(loaded)) or 'nothing'}, expected "
+            f"{', '.join(expected) or 'nothing'}: call initialize() first, with the same num_losses"
+        )
+    for name, scaler in zip(expected, state.loss_scalers, strict=True):
+        scaler.load_state_dict(loaded[name])

@@ -1,0 +1,273 @@
+"""Mixed precision of one optimizer: masters, gradients divided by the scale, skipped steps.
+
+The optimizer stays the object it was. Its step is entered through torch's step hooks, not replaced,
+so a scheduler that was built before or after sees nothing. A step is skipped by hiding all
+gradients from it: every optimizer takes parameters without gradients for unused ones, and no state
+advances.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+from torch.optim import Optimizer
+
+from thalweg.amp._casts import casting
+from thalweg.amp._masters import HALF_TYPES, Master, ensure_master, publish
+from thalweg.amp._scaling import LossScaler, gather_unscaled, unscale
+from thalweg.optim._copies import ask_for_copies, forget_copies, take_stored
+from thalweg.optim._norm import drop_norm
+
+_ATTRIBUTE = "_amp_mixed_optimizer"
+_UNSCALED = LossScaler(1.0)
+
+
+class MixedOptimizer:
+    """The mixed precision of one optimizer; `mixed_optimizer_of` finds it.
+
+    Under a scale of this package, a backward pass lies between `begin_backward` and `end_backward`.
+    Under torch's GradScaler (`native`), gradients stay in the model, multiplied by its scale, until
+    `fill_masters` gives them to the masters. Only the thread of the training loop may use it.
+    """
+
+    def __init__(
+        self, optimizer: Optimizer, *, masters: bool, scales: bool = True, native: bool = False
+    ) -> None:
+        """`masters`: half-precision parameters get them. `scales`: losses are scaled."""
+        self.optimizer = optimizer
+        self.scales = scales
+        self.native = native
+        self.skip = False  # whether the next step does nothing
+        self._keeps_masters = masters
+        self._pending: float | None = None  # the scale that gradients still carry
+        self._params: list[Parameter] = []  # half-precision, whose masters the optimizer updates
+        self._masters: list[Master] = []  # of these, in the same order
+        self._own: list[Parameter] = []  # the others, which are in the model themselves
+        self._stash: dict[int, Tensor] = {}  # gradients from before a backward, by id of parameter
+        self._hidden: list[tuple[Tensor, Tensor]] = []
+        self._filled = False
+        self._zero_grad = optimizer.zero_grad
+        self._add_param_group = optimizer.add_param_group
+        self._hooks = [
+            optimizer.register_step_pre_hook(self._before_step),
+            optimizer.register_step_post_hook(self._after_step),
+        ]
+        optimizer.zero_grad = self.zero_grad  # type: ignore[method-assign]
+        optimizer.add_param_group = self.add_param_group  # type: ignore[method-assign]
+        optimizer.__dict__[_ATTRIBUTE] = self
+        self._adopt()
+
+    def retire(self) -> None:
+        """Leaves the optimizer to itself again; parameters that have masters keep them."""
+        for hook in self._hooks:
+            hook.remove()
+        for name in ("zero_grad", "add_param_group", _ATTRIBUTE):
+            self.optimizer.__dict__.pop(name, None)
+        forget_copies(self.optimizer)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Does Optimizer.add_param_group; half-precision parameters get masters."""
+        self._add_param_group(param_group)
+        self._adopt()
+
+    def zero_grad(self, set_to_none: bool | None = None) -> None:
+        """Does Optimizer.zero_grad, for masters and for the model's parameters alike.
+
+        With None, masters are cleared as the optimizer does by default, and the parameters that
+        have masters lose their gradients.
+        """
+        if set_to_none is None:
+            self._zero_grad()
+            set_to_none = True
+        else:
+            self._zero_grad(set_to_none)
+        for param in self._params:
+            if set_to_none:
+                param.grad = None
+            elif param.grad is not None:
+                param.grad = param.grad.detach().zero_()
+        self._stash.clear()
+        self._pending = None
+        self.skip = self._filled = False
+
+    @torch.no_grad()
+    def begin_backward(self, scaler: LossScaler) -> None:
+        """Sets finished gradients aside, so that only those of the next backward are divided."""
+        scale = scaler.loss_scale()
+        if self._pending is not None:
+            if self._pending != scale:
+                for source in [*self._params, *self._own]:
+                    if source.grad is not None:
+                        source.grad.mul_(scale / self._pending)
+                self._pending = scale
+            return
+        for param in self._params:
+            param.grad = None
+        if scaler.trivial:
+            return
+        for target in self._own:
+            if target.grad is not None:
+                self._stash[id(target)] = _unshared(target.grad)
+                target.grad = None
+
+    @torch.no_grad()
+    def end_backward(self, scaler: LossScaler, *, delay_unscale: bool, done: set[int]) -> None:
+        """Divides the backward's gradients and adds them to those that were set aside.
+
+        Args:
+            scaler: the one of `begin_backward`; it learns whether gradients are finite.
+            delay_unscale: leave gradients multiplied, for further backwards to add to them.
+            done: ids of parameters that other optimizers have seen to. It is extended by those of
+                this one.
+        """
+        if delay_unscale:
+            self._pending = scaler.loss_scale()
+            return
+        self._pending = None
+        pairs = zip(self._params, self._weights(), strict=True)
+        used = [(p, weight) for p, weight in pairs if p.grad is not None and id(p) not in done]
+        own = [p for p in self._own if p.grad is not None and id(p) not in done]
+        done.update(id(param) for param in [*(param for param, _ in used), *own])
+        gathered = gather_unscaled(_grads_of([param for param, _ in used]), scaler)
+        unscale(_grads_of(own), scaler)
+        for (_, weight), grad in zip(used, gathered, strict=True):
+            weight.grad = grad if weight.grad is None else weight.grad.add_(grad)
+        for target in own:
+            before = self._stash.pop(id(target), None)
+            if before is not None and target.grad is not None:
+                target.grad = before.add_(target.grad)
+        self._restore()
+
+    def abandon_backward(self) -> None:
+        """Puts gradients back as they were before a backward that has failed."""
+        for param in self._own:
+            if id(param) in self._stash:
+                param.grad = None
+        self._restore()
+        self._pending = None
+
+    @torch.no_grad()
+    def fill_masters(self, *, again: bool = True) -> None:
+        """Gives masters the model's gradients, still multiplied; does nothing unless `native`.
+
+        DistributedDataParallel writes its results after the hooks of the parameters have run, so
+        gradients are accumulated and averaged over workers only by now. Without `again`, masters
+        that have been given gradients since the last step keep them.
+        """
+        if not self.native or (self._filled and not again):
+            return
+        pairs = list(zip(self._params, self._weights(), strict=True))
+        for _, weight in pairs:
+            weight.grad = None
+        used = [(param, weight) for param, weight in pairs if param.grad is not None]
+        gathered = gather_unscaled(_grads_of([param for param, _ in used]), _UNSCALED)
+        for (_, weight), grad in zip(used, gathered, strict=True):
+            weight.grad = grad
+        self._filled = bool(used)
+
+    def _adopt(self) -> None:
+        """Puts masters in the places of half-precision parameters, with the state they have."""
+        known = {id(param) for param in [*self._own, *self._weights()]}
+        for group in self.optimizer.param_groups:
+            for i, param in enumerate(group["params"]):
+                if id(param) in known:
+                    continue
+                if not self._keeps_masters or param.dtype not in HALF_TYPES:
+                    self._own.append(param)
+                    continue
+                master = ensure_master(param)
+                group["params"][i] = master.weight
+                if param in self.optimizer.state:
+                    self.optimizer.state[master.weight] = self.optimizer.state.pop(param)
+                self._params.append(param)
+                self._masters.append(master)
+        if self._masters:
+            ask_for_copies(self.optimizer, zip(self._weights(), self._params, strict=True))
+
+    def _weights(self) -> list[Parameter]:
+        return [master.weight for master in self._masters]
+
+    def _restore(self) -> None:
+        """Puts back gradients that were set aside and met no new ones."""
+        for param in self._own:
+            before = self._stash.pop(id(param), None)
+            if before is not None:
+                param.grad = before
+        self._stash.clear()
+
+    def _before_step(self, _: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)  # args[0]: optimizer
+        if closure is not None and (self._masters or self.scales):
+            raise RuntimeError(
+                "step() was given a closure, expected none: mixed precision cannot run one. Call "
+                "backward under scale_loss, then step()"
+            )
+        if self._pending is not None:
+            raise RuntimeError(
+                "step() was called while gradients are still multiplied by the loss scale: leave "
+                "out delay_unscale in the last scale_loss before step()"
+            )
+        casting.stepping = True  # functions that the step uses compute in float32
+        if self.skip:
+            targets = [param for group in self.optimizer.param_groups for param in group["params"]]
+            self._hidden = [(param, param.grad) for param in targets if param.grad is not None]
+            for param, _grad in self._hidden:
+                param.grad = None
+            return
+        self.fill_masters(again=False)
+        for param, master in zip(self._params, self._masters, strict=True):
+            master.follow(param)
+
+    @torch.no_grad()
+    def _after_step(self, _: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        casting.stepping = False
+        stored = take_stored(self.optimizer)
+        weights = self._weights()
+        if self.skip:
+            for param, grad in self._hidden:
+                param.grad = grad
+            self._hidden = []
+            drop_norm(self.optimizer)
+        else:
+            publish(weights, self._params, stored=stored)
+            for param, master in zip(self._params, self._masters, strict=True):
+                master.mark_equal(param)
+        for weight in weights:
+            weight.grad = None
+        self.skip = self._filled = False
+
+
+def mixed_optimizer_of(optimizer: object) -> MixedOptimizer | None:
+    """Returns what `initialize`, `init` or a decoration has added to an optimizer, or None."""
+    found: MixedOptimizer | None = getattr(optimizer, "__dict__", {}).get(_ATTRIBUTE)
+    return found
+
+
+def master_params(optimizer: Optimizer) -> Iterator[Tensor]:
+    """Yields the parameters that `optimizer.step()` updates, with gradients to be clipped.
+
+    Yields:
+        float32 masters of half-precision parameters, other parameters as they are, in the order of
+        `param_groups`. Under GradScaler, gradients are divided by its scale after `unscale_`.
+    """
+    mixed = mixed_optimizer_of(optimizer)
+    if mixed is not None:
+        mixed.fill_masters(again=False)
+    for group in optimizer.param_groups:
+        yield from group["params"]
+
+
+def _grads_of(params: list[Parameter]) -> list[Tensor]:
+    return [param.grad for param in params if param.grad is not None]
+
+
+def _unshared(grad: Tensor) -> Tensor:
+    """Returns `grad`, or a copy if it lies in a bucket of DistributedDataParallel.
+
+    Buckets are written again by the next backward.
+    """
+    return grad.clone() if grad._is_view() else grad

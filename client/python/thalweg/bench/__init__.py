@@ -1,1 +1,0 @@
-"""`thalweg bench`: Thalweg beside its peers, alternating in the same run on the same links."""

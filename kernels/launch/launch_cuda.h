@@ -1,0 +1,113 @@
+// This header implements Launch() on a GPU; it is part of kernels/launch/launch.h.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+#include <type_traits>
+
+#include "kernels/launch/stream.h"
+
+namespace thalweg {
+
+class CudaThread {
+ public:
+  __device__ uint32_t Index() const { return threadIdx.x; }
+  __device__ uint32_t Block() const { return blockIdx.x; }
+  __device__ uint32_t Blocks() const { return gridDim.x; }
+  __device__ uint32_t Lane() const { return threadIdx.x % 32; }
+  __device__ uint32_t Warp() const { return threadIdx.x / 32; }
+
+  __device__ void SyncBlock() const { __syncthreads(); }
+  __device__ void SyncWarp() const { __syncwarp(); }
+
+  template <class T>
+  __device__ T Shuffle(T value, uint32_t lane) const {
+    return __shfl_sync(kAllLanes, value, static_cast<int>(lane));
+  }
+  template <class T>
+  __device__ T ShuffleUp(T value, uint32_t lanes) const {
+    return __shfl_up_sync(kAllLanes, value, lanes);
+  }
+  template <class T>
+  __device__ T ShuffleDown(T value, uint32_t lanes) const {
+    return __shfl_down_sync(kAllLanes, value, lanes);
+  }
+  template <class T>
+  __device__ T ShuffleXor(T value, uint32_t mask) const {
+    return __shfl_xor_sync(kAllLanes, value, static_cast<int>(mask));
+  }
+  __device__ uint32_t Ballot(bool predicate) const { return __ballot_sync(kAllLanes, predicate); }
+
+  __device__ uint32_t Add(uint32_t* counter, uint32_t value) const {
+    return atomicAdd(counter, value);
+  }
+  __device__ uint64_t Add(uint64_t* counter, uint64_t value) const {
+    static_assert(sizeof(unsigned long long) == sizeof(uint64_t));
+    return atomicAdd(reinterpret_cast<unsigned long long*>(counter), value);
+  }
+
+ private:
+  static constexpr uint32_t kAllLanes = 0xffffffffu;
+};
+
+// A multiprocessor must have registers for this many threads: the reads of fewer do not keep the
+// memory busy.
+inline constexpr uint32_t kThreadsAtOnce = 512;
+
+template <class Kernel>
+inline constexpr uint32_t kBlocksAtOnce =
+    (kThreadsAtOnce + Kernel::kThreads - 1) / Kernel::kThreads;
+
+template <class Kernel>
+__global__ void __launch_bounds__(Kernel::kThreads, kBlocksAtOnce<Kernel>)
+    RunKernel(const __grid_constant__ typename Kernel::Args args) {
+  __shared__ typename Kernel::Shared shared;
+  Kernel::Run(CudaThread(), shared, args);
+}
+
+// Starts `blocks` blocks of Kernel on `stream`, none when that is 0. Does not wait. Thread-safe.
+template <class Kernel>
+[[nodiscard]] LaunchError Launch(CudaStream stream, uint64_t blocks,
+                                 const typename Kernel::Args& args) {
+  static_assert(Kernel::kThreads % 32 == 0 && Kernel::kThreads <= 1024);
+  static_assert(std::is_trivially_default_constructible_v<typename Kernel::Shared>);
+  if (blocks == 0) return cudaSuccess;
+  if (blocks > 0x7fffffffu) return cudaErrorInvalidConfiguration;
+  RunKernel<Kernel><<<static_cast<unsigned>(blocks), Kernel::kThreads, 0, stream>>>(args);
+  return cudaGetLastError();
+}
+
+// Starts as many blocks as the GPU holds at once, at most `at_most`, for kernels that divide their
+// work among any number of blocks.
+template <class Kernel>
+[[nodiscard]] LaunchError LaunchResident(CudaStream stream, uint64_t at_most,
+                                         const typename Kernel::Args& args) {
+  int device = 0;
+  int processors = 0;
+  int blocks_each = 0;
+  cudaError_t error = cudaGetDevice(&device);
+  if (error == cudaSuccess) {
+    error = cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
+  }
+  if (error == cudaSuccess) {
+    error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks_each, RunKernel<Kernel>,
+                                                          Kernel::kThreads, 0);
+  }
+  if (error != cudaSuccess) return error;
+  const uint64_t resident = static_cast<uint64_t>(processors) * static_cast<uint64_t>(blocks_each);
+  return Launch<Kernel>(stream, at_most < resident ? at_most : resident, args);
+}
+
+[[nodiscard]] inline LaunchError FillZero(CudaStream stream, void* memory, uint64_t bytes) {
+  return bytes == 0 ? cudaSuccess : cudaMemsetAsync(memory, 0, bytes, stream);
+}
+
+// Copies; the two must not overlap.
+[[nodiscard]] inline LaunchError CopyOnDevice(CudaStream stream, const void* in, void* out,
+                                              uint64_t bytes) {
+  return bytes == 0 ? cudaSuccess
+                    : cudaMemcpyAsync(out, in, bytes, cudaMemcpyDeviceToDevice, stream);
+}
+
+}  // namespace thalweg

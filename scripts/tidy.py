@@ -1,0 +1,90 @@
+"""Runs clang-tidy over sources of a build, except those that passed before in the same state.
+
+A source's state is its compile command, .clang-tidy, clang-tidy's version, and the contents of all
+files that it includes, which the build recorded. States that passed are kept in .cache/clang-tidy.
+Usage: tidy.py BUILD_FOLDER SOURCE…; exit code 1 if clang-tidy finds anything.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+CACHE = Path(".cache/clang-tidy")
+
+
+def run(*argv: str, cwd: Path | None = None) -> str:
+    return subprocess.run(argv, cwd=cwd, check=True, capture_output=True, text=True).stdout
+
+
+def commands(build: Path) -> dict[Path, tuple[str, str]]:
+    """Returns the object file and the compile command of each source in the build."""
+    entries = json.loads((build / "compile_commands.json").read_text())
+    return {Path(entry["file"]): (entry["output"], entry["command"]) for entry in entries}
+
+
+def dependencies(build: Path) -> dict[str, list[Path]]:
+    """Returns the files that each object file was made from, by the object's path in the build."""
+    files: dict[str, list[Path]] = {}
+    current: list[Path] = []
+    for line in run("ninja", "-t", "deps", cwd=build).splitlines():
+        if line.startswith("    "):
+            current.append(build / line.strip())
+        elif line:
+            current = files.setdefault(line.partition(":")[0], [])
+    return files
+
+
+@functools.cache
+def digest(path: Path) -> bytes:
+    return hashlib.sha256(path.read_bytes()).digest()
+
+
+def state(command: str, files: list[Path], tool: bytes) -> str:
+    result = hashlib.sha256(tool)
+    # Where the checkout is does not matter.
+    result.update(command.replace(str(Path.cwd()), ".").encode())
+    for path in files:
+        result.update(digest(path))
+    return result.hexdigest()
+
+
+def check(build: Path, source: str, key: str) -> bool:
+    """Returns whether clang-tidy is content with the source, and prints what it finds."""
+    argv = ["clang-tidy", "-p", str(build), "--quiet", source]
+    done = subprocess.run(argv, capture_output=True, text=True)
+    if done.returncode == 0 and not done.stdout.strip():
+        if key:
+            (CACHE / key).touch()
+        return True
+    print(done.stdout + done.stderr, end="", flush=True)
+    return False
+
+
+def main(build: Path, sources: list[str]) -> int:
+    CACHE.mkdir(parents=True, exist_ok=True)
+    tool = run("clang-tidy", "--version").encode() + Path(".clang-tidy").read_bytes()
+    known, files = commands(build), dependencies(build)
+    keys = {}
+    for source in sources:
+        if Path(source).resolve() not in known:
+            print(f"{source}: the build in {build} does not compile it", file=sys.stderr)
+            return 1
+        output, command = known[Path(source).resolve()]
+        # Without recorded dependencies (the object was never built) the source is checked anew.
+        keys[source] = state(command, files[output], tool) if files.get(output) else ""
+    due = [source for source, key in keys.items() if not key or not (CACHE / key).exists()]
+    print(f"clang-tidy: {len(sources) - len(due)} files have passed before, {len(due)} to check")
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        passed = list(pool.map(lambda source: check(build, source, keys[source]), due))
+    return 0 if all(passed) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]).resolve(), sys.argv[2:]))

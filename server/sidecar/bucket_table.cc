@@ -1,0 +1,69 @@
+#include "server/sidecar/bucket_table.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "core/base/status_macros.h"
+
+namespace thalweg {
+
+void BucketTable::Open(const BucketTerms& terms) {
+  MutexLock lock(announcing_);
+  terms_ = terms;
+}
+
+absl::StatusOr<std::shared_ptr<NodeBucket>> BucketTable::Announce(
+    uint32_t local_rank, const std::string& owner, const ipc::RegisterBucket& message,
+    UniqueFd input) {
+  std::shared_ptr<NodeBucket> earlier;  // freed without a lock: a device may have to wait for that
+  MutexLock lock(announcing_);
+  if (!terms_) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(owner, " announced bucket ", ToString(message.id), " before it was welcomed"));
+  }
+  earlier = Find(message.id.index);
+  std::shared_ptr<NodeBucket> bucket = earlier;
+  if (earlier != nullptr && earlier->id() == message.id) {
+    THALWEG_RETURN_IF_ERROR(
+        CheckSameLayout(message.id, earlier->layout(), earlier->owner(), message.layout, owner));
+  } else {
+    THALWEG_ASSIGN_OR_RETURN(bucket, MakeBucket(earlier, owner, message));
+    MutexLock table_lock(mutex_);
+    buckets_[message.id.index] = bucket;
+  }
+  THALWEG_RETURN_IF_ERROR(bucket->AddInput(local_rank, std::move(input), message.memory));
+  return bucket;
+}
+
+absl::StatusOr<std::shared_ptr<NodeBucket>> BucketTable::MakeBucket(
+    const std::shared_ptr<NodeBucket>& earlier, const std::string& owner,
+    const ipc::RegisterBucket& message) {
+  if (earlier != nullptr && message.id < earlier->id()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(owner, " announced bucket ", ToString(message.id), ", but ", earlier->owner(),
+                     " has replaced that layout"));
+  }
+  if (earlier != nullptr && earlier->in_flight()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(owner, " announced bucket ", ToString(message.id),
+                     " while a round of its earlier layout is in flight"));
+  }
+  return states_.MakeBucket(All(), message.id, message.layout, owner, *terms_,
+                            compression_.Choose(message.id, message.layout));
+}
+
+std::shared_ptr<NodeBucket> BucketTable::Find(uint32_t index) const {
+  MutexLock lock(mutex_);
+  const auto found = buckets_.find(index);
+  return found == buckets_.end() ? nullptr : found->second;
+}
+
+std::vector<std::shared_ptr<NodeBucket>> BucketTable::All() const {
+  MutexLock lock(mutex_);
+  std::vector<std::shared_ptr<NodeBucket>> all;
+  all.reserve(buckets_.size());
+  for (const auto& [index, bucket] : buckets_) all.push_back(bucket);
+  return all;
+}
+
+}  // namespace thalweg

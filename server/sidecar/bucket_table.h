@@ -1,0 +1,61 @@
+// The buckets of a job on this node, by index, as its workers have announced them.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "core/base/mutex.h"
+#include "core/ipc/message.h"
+#include "core/ipc/unique_fd.h"
+#include "server/sidecar/codec_states.h"
+#include "server/sidecar/job_compression.h"
+#include "server/sidecar/node_bucket.h"
+
+namespace thalweg {
+
+// Thread-safe.
+class BucketTable {
+ public:
+  // Both must outlive the table.
+  BucketTable(CodecStates& states, JobCompression& compression)
+      : states_(states), compression_(compression) {}
+
+  // Accepts announcements from now on.
+  void Open(const BucketTerms& terms);
+
+  // Takes a worker's announcement: `owner` names the worker for messages, `input` is its arena. The
+  // first worker that announces a layout makes the bucket, which replaces the earlier layout of the
+  // same index. May wait for a device, and for other announcements. Errors: FailedPrecondition (the
+  // table is not open, a newer layout is there, a round of the earlier one is in flight),
+  // InvalidArgument (the layout differs from another worker's, or the input is not what it says).
+  absl::StatusOr<std::shared_ptr<NodeBucket>> Announce(uint32_t local_rank,
+                                                       const std::string& owner,
+                                                       const ipc::RegisterBucket& message,
+                                                       UniqueFd input);
+
+  // Null when there is no such bucket.
+  std::shared_ptr<NodeBucket> Find(uint32_t index) const;
+  std::vector<std::shared_ptr<NodeBucket>> All() const;  // by index
+
+ private:
+  absl::StatusOr<std::shared_ptr<NodeBucket>> MakeBucket(const std::shared_ptr<NodeBucket>& earlier,
+                                                         const std::string& owner,
+                                                         const ipc::RegisterBucket& message)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(announcing_);
+
+  CodecStates& states_;
+  JobCompression& compression_;
+
+  Mutex announcing_;  // one announcement at a time; held while a device works
+  std::optional<BucketTerms> terms_ ABSL_GUARDED_BY(announcing_);
+
+  mutable Mutex mutex_;
+  std::map<uint32_t, std::shared_ptr<NodeBucket>> buckets_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace thalweg

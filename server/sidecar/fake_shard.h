@@ -1,0 +1,87 @@
+// For tests: a shard that admits everybody with a window of two chunks, and remembers what it
+// hears.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "core/base/exchange.h"
+#include "core/base/mutex.h"
+#include "core/base/protocol.h"
+
+namespace thalweg {
+
+// Contribute, WaitForChunks and chunks are thread-safe.
+class FakeShard : public Shard {
+ public:
+  absl::StatusOr<Membership> Join(const JoinRequest& request, TimePoint) override {
+    joined = request;
+    if (!refusal.ok()) return refusal;
+    return Membership{7, 1, kMinChunkBytes, 2, 1, agreed_link, agreed_costs};
+  }
+  absl::Status Attach(SessionToken, std::shared_ptr<NodeSink> node) override {
+    sink = std::move(node);
+    return absl::OkStatus();
+  }
+  absl::Status RegisterBucket(SessionToken, const BucketAnnouncement& bucket, TimePoint) override {
+    placements.push_back(bucket.placement);
+    return absl::OkStatus();
+  }
+  absl::StatusOr<LinkSpeed> MeasureLink(TimePoint) override { return link; }
+  absl::Status Contribute(SessionToken, Contribution contribution) override {
+    MutexLock lock(mutex_);
+    chunks_.push_back(contribution.id);
+    changed_.NotifyAll();
+    return absl::OkStatus();
+  }
+  absl::StatusOr<std::vector<float>> ReadResidual(SessionToken, BucketId, uint32_t,
+                                                  TimePoint) override {
+    return std::vector<float>();
+  }
+  absl::Status WriteResidual(SessionToken, BucketId, uint32_t, std::span<const float>,
+                             TimePoint) override {
+    return absl::UnimplementedError("nobody asks");
+  }
+  absl::StatusOr<ClockReading> Heartbeat(SessionToken, TimePoint) override {
+    ++num_heartbeats;
+    if (!heartbeat.ok()) return heartbeat;
+    return ClockReading{"a boot", 7};
+  }
+  void Leave(SessionToken, const absl::Status& reason) override { left.push_back(reason); }
+
+  // Waits until there were `count` contributions; false at `deadline`.
+  bool WaitForChunks(size_t count, TimePoint deadline) {
+    MutexLock lock(mutex_);
+    return changed_.WaitUntil(mutex_, deadline, [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+      return chunks_.size() >= count;
+    });
+  }
+  std::vector<RoundId> chunks() {
+    MutexLock lock(mutex_);
+    return chunks_;
+  }
+
+  absl::Status refusal, heartbeat;
+  JoinRequest joined;
+  LinkSpeed link, agreed_link;
+  std::vector<CodecCost> agreed_costs;
+  std::vector<uint64_t> placements;
+  std::shared_ptr<NodeSink> sink;
+  std::vector<absl::Status> left;
+  int num_heartbeats = 0;
+
+ private:
+  Mutex mutex_;
+  CondVar changed_;
+  std::vector<RoundId> chunks_ ABSL_GUARDED_BY(mutex_);
+};
+
+class NullSink : public NodeSink {
+  void OnResult(RoundResult) override {}
+  void OnFailed(absl::Status) override {}
+};
+
+}  // namespace thalweg

@@ -1,0 +1,136 @@
+#include "server/sidecar/watchdog.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "server/sidecar/job_test_util.h"
+
+namespace thalweg {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+constexpr TimePoint kStart = TimePoint(std::chrono::hours(1));
+constexpr Duration kJustLate = std::chrono::milliseconds(9'001);  // 90 % of the timeout, and more
+constexpr uint32_t kWorkers = 2;
+
+// Time passes as the test says.
+class WatchdogTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    ASSERT_TRUE(
+        shards_
+            .Join(
+                {}, [](uint32_t) { return std::make_shared<NullSink>(); }, Now() + kTestPatience)
+            .ok());
+    table_.Open(TermsOf(hello_, device_));
+  }
+  void AdmitAll() {
+    for (uint32_t rank = 0; rank < kWorkers; ++rank) {
+      ends_.push_back(Connect());
+      ASSERT_TRUE(
+          roster_
+              .Admit(HelloOf(rank, kWorkers), ends_[rank].sidecar, absl::UnavailableError("no GPU"))
+              .ok());
+    }
+    ASSERT_TRUE(roster_.Gather().ok());
+  }
+  void SubmitAll(NodeBucket& bucket, TimePoint now) {
+    for (uint32_t rank = 0; rank < kWorkers; ++rank) {
+      ASSERT_TRUE(bucket.Submit(rank, 1, now).ok());
+    }
+  }
+  std::string Late(TimePoint now) {
+    const absl::Status status = watchdog_.Look(now);
+    EXPECT_TRUE(status.ok() || absl::IsDeadlineExceeded(status)) << status;
+    return std::string(status.message());
+  }
+
+  const ipc::Hello hello_ = HelloOf(0, kWorkers);
+  CpuDevice device_;
+  MetricRegistry registry_;
+  SidecarMetrics metrics_{registry_};
+  JobOutcome outcome_{"job"};
+  Progress progress_;
+  FakeShard shard_;
+  ShardGroup shards_{{&shard_}, registry_};
+  JobCompression compression_{"job", hello_.codec, 2, 1, metrics_};
+  CodecStates states_;
+  BucketTable table_{states_, compression_};
+  Roster roster_{hello_, metrics_, outcome_, [](const absl::Status&) {}};
+  Watchdog watchdog_{
+      {std::chrono::milliseconds(10'000)}, kStart, {outcome_, roster_, table_, progress_, shards_}};
+  std::vector<WorkerEnds> ends_;
+};
+
+TEST_F(WatchdogTest, WorkersThatDoNotConnectAreMissedAfterNineTenthsOfTheTimeout) {
+  EXPECT_EQ(Late(kStart + std::chrono::seconds(9)), "");
+  EXPECT_THAT(Late(kStart + kJustLate),
+              AllOf(HasSubstr("only 0 of the 2 workers of host1 connected within 9 s"),
+                    HasSubstr("THALWEG_TIMEOUT")));
+}
+
+TEST_F(WatchdogTest, WorkerThatDoesNotSubmitIsNamed) {
+  AdmitAll();
+  TestBucket bucket = Announce(table_, 3, 10, kWorkers);
+  const TimePoint submitted = kStart + std::chrono::hours(1);
+  ASSERT_TRUE(bucket.bucket->Submit(0, 1, submitted).ok());
+  EXPECT_EQ(Late(submitted + std::chrono::seconds(9)), "");
+  EXPECT_THAT(Late(submitted + kJustLate), HasSubstr("bucket 3 round 1: rank 6 did not submit"));
+}
+
+TEST_F(WatchdogTest, WorkersThatDoNotFillTheirArenaAreNamed) {
+  AdmitAll();
+  TestBucket bucket = Announce(table_, 3, 10, kWorkers);
+  SubmitAll(*bucket.bucket, kStart);
+  bucket.bucket->BeginRound();
+  bucket.inputs[1].PublishReady(1);
+  EXPECT_THAT(Late(kStart + kJustLate),
+              HasSubstr("bucket 3 round 1: rank 5 did not make all of the gradient"));
+}
+
+TEST_F(WatchdogTest, ResultsThatDoNotComeAreCountedFromTheLastProgress) {
+  AdmitAll();
+  TestBucket bucket = Announce(table_, 3, 1500, kWorkers);
+  bucket.Fill(1);
+  SubmitAll(*bucket.bucket, kStart);
+  bucket.bucket->BeginRound();
+  bucket.bucket->BeginPart(bucket.bucket->whole().part());
+  const TimePoint last = kStart + std::chrono::seconds(5);
+  progress_.Note(last);
+  EXPECT_EQ(Late(kStart + kJustLate), "");
+  EXPECT_THAT(Late(last + kJustLate),
+              HasSubstr("bucket 3 round 1: 2 of 2 chunks did not come back"));
+}
+
+TEST_F(WatchdogTest, BucketThatWaitsForItsTurnIsNotBlamed) {
+  AdmitAll();
+  TestBucket bucket = Announce(table_, 3, 10, kWorkers);
+  SubmitAll(*bucket.bucket, kStart);
+  EXPECT_EQ(Late(kStart + kJustLate), "");
+}
+
+TEST_F(WatchdogTest, HeartbeatsGoOutWhenTheyAreDue) {
+  AdmitAll();
+  const TimePoint due = kStart + kHeartbeatInterval;
+  EXPECT_TRUE(watchdog_.Look(due - std::chrono::milliseconds(1)).ok());
+  EXPECT_EQ(shard_.num_heartbeats, 0);
+  EXPECT_TRUE(watchdog_.Look(due).ok());
+  EXPECT_TRUE(watchdog_.Look(due + std::chrono::milliseconds(1)).ok());
+  EXPECT_EQ(shard_.num_heartbeats, 1);
+  shard_.heartbeat = absl::NotFoundError("who?");
+  EXPECT_EQ(watchdog_.Look(due + kHeartbeatInterval).message(), "who?");
+}
+
+TEST_F(WatchdogTest, WatchEndsWithTheJob) {
+  Thread watching("watching", [this] { watchdog_.Watch([](const absl::Status&) {}); });
+  outcome_.End();
+  watchdog_.Wake();
+  watching.Join();
+}
+
+}  // namespace
+}  // namespace thalweg

@@ -1,0 +1,36 @@
+"""Tests the parameter shapes of the models of `thalweg bench step`."""
+
+import math
+
+import pytest
+
+from thalweg_bench.shapes import MODELS, count_elements, shapes_of
+
+# These are the documented elements of torchvision's resnet50 and swin_t and of bert-base-uncased;
+# tensors are counted by layer: 2 per norm or linear layer with bias, 1 per convolution, plus Swin's
+# 12 tables.
+KNOWN = {
+    "resnet50": (25_557_032, 161),
+    "bert-base": (109_482_240, 199),
+    "swin-t": (28_288_354, 173),
+}
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_models_have_as_many_elements_and_tensors_as_the_originals(model):
+    shapes = shapes_of(model)
+    assert (count_elements(shapes), len(shapes)) == KNOWN[model]
+
+
+@pytest.mark.parametrize(
+    ("model", "first", "largest"),
+    [
+        ("resnet50", (64, 3, 7, 7), (512, 512, 3, 3)),
+        ("bert-base", (30522, 768), (30522, 768)),
+        ("swin-t", (96, 3, 4, 4), (3072, 768)),
+    ],
+)
+def test_first_and_largest_tensor_are_the_originals(model, first, largest):
+    shapes = shapes_of(model)
+    assert shapes[0] == first
+    assert max(shapes, key=math.prod) == largest

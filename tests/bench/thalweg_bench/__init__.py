@@ -1,0 +1,1 @@
+"""Implements `thalweg bench`: Thalweg and its peers, alternating on the same links."""

@@ -1,0 +1,126 @@
+"""Tests scripts that do not build and step their modules in the usual way: docs/zero_code.md."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from harness import DEADLINE, Job, environment, servers
+
+JOBS = Path(__file__).parent / "unusual_jobs.py"
+FP32 = {"THALWEG_CODEC": "fp32"}  # alone it activates
+
+
+def run(name, tmp_path, env, world=2):
+    with servers() as nothing:
+        job = Job(name, nothing, tmp_path, sidecar_of=[""] * world, env=env, jobs=JOBS)
+        return job.results(), [w.output.splitlines() for w in job.workers]
+
+
+@pytest.fixture(scope="module")
+def copies(tmp_path_factory):
+    """The results with and without Thalweg."""
+    return [run("copies", tmp_path_factory.mktemp("copies"), env)[0] for env in ({}, FP32)]
+
+
+@pytest.mark.parametrize("name", ["copied", "loaded", "copied when trained"])
+def test_module_that_was_not_built_by_its_class_is_attached(copies, name):
+    plain, attached = copies
+    for without, result in zip(plain, attached, strict=True):
+        assert without[name]["codec"] is None
+        assert result[name]["codec"] == "fp32"
+        assert result[name]["rounds"] >= 12
+        # Two workers: (a + b) / 2 is rounded once by either side.
+        assert result[name]["digest"] == without[name]["digest"]
+
+
+def test_backward_in_eval_mode_is_warned_about_once(tmp_path):
+    results, output = run("in_eval_mode", tmp_path, FP32)
+    for result in results:
+        assert result["eval"]["codec"] is None
+        assert result["train"]["codec"] == "fp32"
+    said = [[line for line in lines if "runs backward in eval mode" in line] for lines in output]
+    assert [len(lines) for lines in said] == [1, 0]
+    assert "DistributedDataParallel(Sequential)" in said[0][0]
+    assert "THALWEG_CODEC=fp32" in said[0][0]
+
+
+def test_rank_without_a_batch_is_named_within_the_timeout(tmp_path):
+    env = FP32 | {"THALWEG_TIMEOUT": "2"}
+    with servers() as nothing:
+        job = Job("no_batch", nothing, tmp_path, sidecar_of=["", ""], env=env, jobs=JOBS)
+        first = job.wait()[0]
+    error = first.result["error"]
+    assert error.startswith("TimeoutError: thalweg: rank 1 has not come to attach() within 2 s")
+    assert "has no batch at all" in error
+
+
+LIGHTNING = """
+import hashlib, json, os, sys
+import torch
+import pytorch_lightning as lightning
+
+class Model(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(1)
+        self.layer = torch.nn.Linear(30, 2)
+
+    def training_step(self, batch, index):
+        assert self.trainer.model is not self  # it is a DistributedDataParallel module
+        return self.layer(batch[0]).square().mean()
+
+    def validation_step(self, batch, index):
+        self.log("loss", self.layer(batch[0]).square().mean(), sync_dist=True)
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+data = torch.utils.data.TensorDataset(torch.randn(48, 30, generator=torch.manual_seed(2)))
+loader = torch.utils.data.DataLoader(data, batch_size=4)
+trainer = lightning.Trainer(
+    max_epochs=2, accelerator="cpu", devices=2, logger=False, enable_checkpointing=False,
+    enable_progress_bar=False, enable_model_summary=False, default_root_dir=sys.argv[1])
+model = Model()
+wrapper = []
+class Look(lightning.Callback):
+    def on_train_end(self, trainer, module):
+        ddp = sys.modules.get("thalweg.ddp")
+        state = ddp and ddp.state_of(trainer.model)
+        digest = hashlib.sha256(module.layer.weight.detach().numpy().tobytes()).hexdigest()
+        said = {"type": type(trainer.model).__name__, "digest": digest,
+                "codec": state and state.codec, "rounds": state.stats()["rounds"] if state else 0}
+        with open(f"{sys.argv[1]}/{trainer.global_rank}.json", "w") as file:
+            json.dump(said, file)
+trainer.callbacks.append(Look())
+trainer.fit(model, loader, loader)
+"""
+
+
+def test_lightnings_default_trainer_is_attached(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(LIGHTNING)
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    results = []
+    for env in ({}, FP32):
+        with servers() as nothing:
+            variables = environment(nothing.folder) | {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
+            done = subprocess.run(
+                [*launcher, "--log-dir", tmp_path, script, tmp_path],
+                env=variables | env,
+                capture_output=True,
+                text=True,
+                timeout=DEADLINE,
+            )
+        assert done.returncode == 0, done.stderr
+        results.append([json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1)])
+    plain, attached = results
+    for without, result in zip(plain, attached, strict=True):
+        assert result["type"] == without["type"] == "DistributedDataParallel"
+        assert result["codec"] == "fp32"
+        assert result["rounds"] == 12  # 2 epochs of 48 samples, of which either worker has half
+        # Two workers: (a + b) / 2 is rounded once by either side.
+        assert result["digest"] == without["digest"]
