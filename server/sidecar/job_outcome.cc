@@ -9,12 +9,14 @@ bool JobOutcome::Fail(const absl::Status& reason) {
   if (!goes_on_) return false;
   failure_ = OfJob(job_, reason);
   goes_on_ = false;
+  ended_.NotifyAll();
   return true;
 }
 
 void JobOutcome::End() {
   MutexLock lock(mutex_);
   goes_on_ = false;
+  ended_.NotifyAll();
 }
 
 absl::Status JobOutcome::Check() const {
@@ -26,6 +28,11 @@ absl::Status JobOutcome::Check() const {
 absl::Status JobOutcome::failure() const {
   MutexLock lock(mutex_);
   return failure_;
+}
+
+bool JobOutcome::WaitForEnd(TimePoint deadline) const {
+  MutexLock lock(mutex_);
+  return ended_.WaitUntil(mutex_, deadline, [this] { return !goes_on_; });
 }
 
 }  // namespace thalweg

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/status/status.h"
+#include "core/base/clock.h"
 #include "core/base/mutex.h"
 
 namespace thalweg {
@@ -25,11 +26,14 @@ class JobOutcome {
   absl::Status Check() const;
   // Returns the failure; OK when there was none.
   absl::Status failure() const;
+  // Waits until the job does not go on. Returns false when it still does at `deadline`.
+  bool WaitForEnd(TimePoint deadline) const;
 
  private:
   const std::string job_;
   std::atomic<bool> goes_on_{true};
   mutable Mutex mutex_;
+  mutable CondVar ended_;
   absl::Status failure_ ABSL_GUARDED_BY(mutex_);
 };
 

@@ -49,6 +49,7 @@ std::shared_ptr<NodeJob> NodeJob::Start(const ipc::Hello& first, NodeContext& co
     job->finish_thread_ = Thread("job-finish", [raw] { raw->runner_.FinishLoop(); });
   }
   job->monitor_thread_ = Thread("job-monitor", [raw] { raw->Monitor(); });
+  job->heartbeat_thread_ = Thread("job-heartbeat", [raw] { raw->SendHeartbeats(); });
   return job;
 }
 
@@ -77,6 +78,7 @@ void NodeJob::Stop() {
   run_thread_.Join();
   finish_thread_.Join();
   monitor_thread_.Join();
+  heartbeat_thread_.Join();
   roster_.Close(Now() + kSendTimeout);
 }
 
@@ -87,7 +89,6 @@ void NodeJob::Fail(const absl::Status& reason) {
 void NodeJob::WakeAll() {
   roster_.Wake();
   runner_.Wake();
-  watchdog_.Wake();
 }
 
 absl::Status NodeJob::ProbeGpu(const ipc::Hello& hello) const {
@@ -216,6 +217,12 @@ void NodeJob::Monitor() {
     roster_.TellAll(ipc::Fail{failure.code(), std::string(failure.message())});
   }
   shards_.Leave(failure);
+}
+
+void NodeJob::SendHeartbeats() {
+  while (!outcome_.WaitForEnd(Now() + kHeartbeatInterval)) {
+    if (const absl::Status unknown = shards_.Heartbeat(); !unknown.ok()) Fail(unknown);
+  }
 }
 
 }  // namespace thalweg

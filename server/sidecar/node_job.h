@@ -75,6 +75,7 @@ class NodeJob : public std::enable_shared_from_this<NodeJob>, private RoundRunne
   void Run();
   absl::Status JoinShards();
   void Monitor();
+  void SendHeartbeats();
 
   const ipc::Hello spec_;  // of the worker that came first
   const LayeredTimeout timeout_;
@@ -95,6 +96,7 @@ class NodeJob : public std::enable_shared_from_this<NodeJob>, private RoundRunne
   Thread run_thread_;
   Thread finish_thread_;  // only when codecs have steps after the first
   Thread monitor_thread_;
+  Thread heartbeat_thread_;  // its own, because a shard that does not answer makes it wait
 };
 
 }  // namespace thalweg

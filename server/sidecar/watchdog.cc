@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "core/base/exchange.h"
 #include "core/base/status_macros.h"
 
 namespace thalweg {
@@ -20,22 +19,15 @@ Duration LookInterval(const LayeredTimeout& timeout) {
 }  // namespace
 
 Watchdog::Watchdog(LayeredTimeout timeout, TimePoint start, const Context& context)
-    : timeout_(timeout),
-      start_(start),
-      context_(context),
-      next_heartbeat_(start + kHeartbeatInterval) {}
+    : timeout_(timeout), start_(start), context_(context) {}
 
-absl::Status Watchdog::Look(TimePoint now) {
+absl::Status Watchdog::Look(TimePoint now) const {
   const absl::Status late = CheckDeadlines(now);
-  if (!late.ok()) {
-    return absl::Status(late.code(),
-                        absl::StrCat(late.message(), " within ", ToSeconds(timeout_.sidecar()),
-                                     " s; if that is a long but healthy pause, raise the timeout "
-                                     "(THALWEG_TIMEOUT)"));
-  }
-  if (now < next_heartbeat_) return absl::OkStatus();
-  next_heartbeat_ = now + kHeartbeatInterval;
-  return context_.shards.Heartbeat();
+  if (late.ok()) return late;
+  return absl::Status(late.code(),
+                      absl::StrCat(late.message(), " within ", ToSeconds(timeout_.sidecar()),
+                                   " s; if that is a long but healthy pause, raise the timeout "
+                                   "(THALWEG_TIMEOUT)"));
 }
 
 absl::Status Watchdog::CheckDeadlines(TimePoint now) const {
@@ -69,23 +61,11 @@ absl::Status Watchdog::CheckBucket(NodeBucket& bucket, TimePoint now) const {
                            " chunks did not come back; missing are ", context_.shards.Debtors()));
 }
 
-void Watchdog::Watch(const std::function<void(const absl::Status&)>& on_late) {
+void Watchdog::Watch(const std::function<void(const absl::Status&)>& on_late) const {
   const Duration interval = LookInterval(timeout_);
-  for (;;) {
-    {
-      MutexLock lock(mutex_);
-      changed_.WaitUntil(mutex_, Now() + interval, [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-        return !context_.outcome.Check().ok();
-      });
-    }
-    if (!context_.outcome.Check().ok()) return;
+  while (!context_.outcome.WaitForEnd(Now() + interval)) {
     if (const absl::Status late = Look(Now()); !late.ok()) on_late(late);
   }
-}
-
-void Watchdog::Wake() {
-  MutexLock lock(mutex_);
-  changed_.NotifyAll();
 }
 
 }  // namespace thalweg

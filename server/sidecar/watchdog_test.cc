@@ -113,22 +113,9 @@ TEST_F(WatchdogTest, BucketThatWaitsForItsTurnIsNotBlamed) {
   EXPECT_EQ(Late(kStart + kJustLate), "");
 }
 
-TEST_F(WatchdogTest, HeartbeatsGoOutWhenTheyAreDue) {
-  AdmitAll();
-  const TimePoint due = kStart + kHeartbeatInterval;
-  EXPECT_TRUE(watchdog_.Look(due - std::chrono::milliseconds(1)).ok());
-  EXPECT_EQ(shard_.num_heartbeats, 0);
-  EXPECT_TRUE(watchdog_.Look(due).ok());
-  EXPECT_TRUE(watchdog_.Look(due + std::chrono::milliseconds(1)).ok());
-  EXPECT_EQ(shard_.num_heartbeats, 1);
-  shard_.heartbeat = absl::NotFoundError("who?");
-  EXPECT_EQ(watchdog_.Look(due + kHeartbeatInterval).message(), "who?");
-}
-
 TEST_F(WatchdogTest, WatchEndsWithTheJob) {
   Thread watching("watching", [this] { watchdog_.Watch([](const absl::Status&) {}); });
   outcome_.End();
-  watchdog_.Wake();
   watching.Join();
 }
 

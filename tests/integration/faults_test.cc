@@ -11,6 +11,7 @@
 
 #include "core/ipc/connection.h"
 #include "tests/integration/cluster.h"
+#include "tests/integration/forwarding_shard.h"
 #include "tests/integration/reordering_shard.h"
 
 #if defined(__SANITIZE_THREAD__)
@@ -115,6 +116,38 @@ TEST(WorkerFaultTest, NodeThatDoesNotComeIsNamedWithinTheTimeout) {
   const auto session = Session::Connect(options);
   EXPECT_EQ(session.status().code(), absl::StatusCode::kDeadlineExceeded);
   EXPECT_THAT(Message(session), HasSubstr("node 1 of 2 did not join"));
+}
+
+// Takes contributions and never answers anything, like a process that was stopped.
+class SilentShard : public ForwardingShard {
+ public:
+  using ForwardingShard::ForwardingShard;
+  absl::Status Contribute(SessionToken, Contribution) override { return absl::OkStatus(); }
+  absl::StatusOr<ClockReading> Heartbeat(SessionToken, TimePoint deadline) override {
+    MutexLock lock(mutex_);
+    changed_.WaitUntil(mutex_, deadline, [] { return false; });
+    return absl::DeadlineExceededError("no answer");
+  }
+
+ private:
+  Mutex mutex_;
+  CondVar changed_;
+};
+
+TEST(WorkerFaultTest, ShardThatDoesNotAnswerHeartbeatsIsStillNamedByTheSidecar) {
+  Cluster cluster(2, 1, 1, [](Shard& shard) { return std::make_unique<SilentShard>(shard); });
+  // The sidecars' patience ends while they wait for their first heartbeat to be answered.
+  auto sessions = cluster.ConnectAll(
+      [](SessionOptions& options) { options.timeout = kHeartbeatInterval * 3 / 2; });
+  std::vector<std::future<Outcome>> pending;
+  for (auto& session : sessions) {
+    ASSERT_TRUE((*session)->RegisterBucket({0, 0}, kLayout).ok());
+    pending.push_back(SubmitAsync(**session, {0, 0}, Gradient()));
+  }
+  for (auto& outcome : pending) {
+    EXPECT_THAT(Message(Get(outcome)),
+                HasSubstr("chunks did not come back; missing are aggregator shard 0"));
+  }
 }
 
 TEST(WorkerFaultTest, WorkerThatDoesNotSubmitIsNamedToTheOthers) {

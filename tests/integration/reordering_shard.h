@@ -1,21 +1,19 @@
 // ReorderingShard delivers one node's contributions late, out of order and sometimes twice.
 #pragma once
 
-#include <memory>
 #include <random>
-#include <span>
 #include <utility>
 #include <vector>
 
-#include "core/base/exchange.h"
 #include "core/base/mutex.h"
 #include "core/base/thread.h"
+#include "tests/integration/forwarding_shard.h"
 
 namespace thalweg {
 
-class ReorderingShard : public Shard {
+class ReorderingShard : public ForwardingShard {
  public:
-  ReorderingShard(Shard& shard, uint64_t seed) : shard_(shard), rng_(seed) {
+  ReorderingShard(Shard& shard, uint64_t seed) : ForwardingShard(shard), rng_(seed) {
     courier_ = Thread("courier", [this] { Deliver(); });
   }
   ~ReorderingShard() override {
@@ -27,33 +25,6 @@ class ReorderingShard : public Shard {
     courier_.Join();
   }
 
-  absl::StatusOr<LinkSpeed> MeasureLink(TimePoint deadline) override {
-    return shard_.MeasureLink(deadline);
-  }
-  absl::StatusOr<Membership> Join(const JoinRequest& request, TimePoint deadline) override {
-    return shard_.Join(request, deadline);
-  }
-  absl::Status Attach(SessionToken token, std::shared_ptr<NodeSink> sink) override {
-    return shard_.Attach(token, std::move(sink));
-  }
-  absl::Status RegisterBucket(SessionToken token, const BucketAnnouncement& bucket,
-                              TimePoint deadline) override {
-    return shard_.RegisterBucket(token, bucket, deadline);
-  }
-  absl::StatusOr<std::vector<float>> ReadResidual(SessionToken token, BucketId bucket,
-                                                  uint32_t chunk, TimePoint deadline) override {
-    return shard_.ReadResidual(token, bucket, chunk, deadline);
-  }
-  absl::Status WriteResidual(SessionToken token, BucketId bucket, uint32_t chunk,
-                             std::span<const float> values, TimePoint deadline) override {
-    return shard_.WriteResidual(token, bucket, chunk, values, deadline);
-  }
-  absl::StatusOr<ClockReading> Heartbeat(SessionToken token, TimePoint deadline) override {
-    return shard_.Heartbeat(token, deadline);
-  }
-  void Leave(SessionToken token, const absl::Status& reason) override {
-    shard_.Leave(token, reason);
-  }
   absl::Status Contribute(SessionToken token, Contribution contribution) override {
     MutexLock lock(mutex_);
     waiting_.emplace_back(token, std::move(contribution));
@@ -79,11 +50,10 @@ class ReorderingShard : public Shard {
         next = waiting_.back();
         if (rng_() % 4 != 0) waiting_.pop_back();  // otherwise it comes again
       }
-      shard_.Contribute(next.first, std::move(next.second)).IgnoreError();
+      ForwardingShard::Contribute(next.first, std::move(next.second)).IgnoreError();
     }
   }
 
-  Shard& shard_;
   Mutex mutex_;
   CondVar changed_;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
