@@ -6,6 +6,8 @@ cd "$root"
 # Programs of the pinned environment come before whatever else the machine has.
 PATH="$root/.venv/bin:$PATH"
 export PIP_DISABLE_PIP_VERSION_CHECK=1
+# Where Python may not keep what it has compiled, every process would compile torch again: 3 s each.
+unset PYTHONDONTWRITEBYTECODE
 
 say() { printf '==> %s\n' "$*"; }
 die() {
