@@ -6,14 +6,17 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "client/torch/joined_ranks.h"
 #include "client/torch/tensor.h"
 
 namespace thalweg {
 
-DdpHook::DdpHook(std::shared_ptr<Session> session, ParameterNames names, c10::Device device)
+DdpHook::DdpHook(std::shared_ptr<Session> session, ParameterNames names, c10::Device device,
+                 const c10d::Reducer* reducer)
     : session_(std::move(session)),
       names_(std::move(names)),
       device_(device),
+      reducer_(reducer),
       torch_device_(device.is_cpu() ? nullptr
                                     : std::make_shared<const TorchDevice>(session_, device)) {}
 
@@ -68,6 +71,7 @@ c10::intrusive_ptr<c10::ivalue::Future> DdpHook::runHook(c10d::GradBucket& bucke
   // Announcing registers memory with the device, which must be the current one.
   const c10::DeviceGuard guard(device_);
   const BucketId id = Announce(bucket, dtype);
+  if (reducer_ != nullptr) ScaleToJoined(*reducer_, buffer);
   if (torch_device_ != nullptr) return SubmitFromDevice(id, buffer);
 
   auto future =

@@ -6,6 +6,7 @@
 #include <memory>
 #include <string>
 #include <torch/csrc/distributed/c10d/comm.hpp>
+#include <torch/csrc/distributed/c10d/reducer.hpp>
 #include <unordered_map>
 #include <vector>
 
@@ -32,8 +33,9 @@ class DdpHook : public c10d::CommHookInterface {
 
   // The session is shared: the Python object that shows statistics and closes the session has
   // another lifetime than the reducer. `device` holds the gradients; it is the session's device if
-  // it has one.
-  DdpHook(std::shared_ptr<Session> session, ParameterNames names, c10::Device device);
+  // it has one. `reducer` owns the hook; null: its caller has scaled the gradients (ScaleToJoined).
+  DdpHook(std::shared_ptr<Session> session, ParameterNames names, c10::Device device,
+          const c10d::Reducer* reducer);
 
   // Throws std::runtime_error for buckets that cannot be reduced: sparse, not on the device, of
   // another element type than fp32, fp16, bf16 and fp64, or with parameters that had no name.
@@ -58,6 +60,7 @@ class DdpHook : public c10d::CommHookInterface {
   const std::shared_ptr<Session> session_;
   const ParameterNames names_;
   const c10::Device device_;
+  const c10d::Reducer* const reducer_;
   // The rounds in flight share ownership; null for the CPU.
   const std::shared_ptr<const TorchDevice> torch_device_;
   std::unordered_map<size_t, Announced> announced_;

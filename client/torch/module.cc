@@ -21,6 +21,7 @@
 #include "client/core/session.h"
 #include "client/torch/all_reducer.h"
 #include "client/torch/ddp_hook.h"
+#include "client/torch/joined_ranks.h"
 #include "client/torch/optim_module.h"
 #include "core/base/env.h"
 #include "kernels/cast/cpu_capability.h"
@@ -91,7 +92,8 @@ std::shared_ptr<Session> Connect(const std::string& sidecar_path, const std::str
 using NamedParameters = std::vector<std::pair<std::string, at::Tensor>>;
 
 std::unique_ptr<DdpHook> MakeHook(const std::shared_ptr<Session>& session,
-                                  const NamedParameters& named_parameters) {
+                                  const NamedParameters& named_parameters,
+                                  const c10d::Reducer* reducer) {
   DdpHook::ParameterNames names;
   for (const auto& [name, parameter] : named_parameters) {
     names[parameter.unsafeGetTensorImpl()] = name;
@@ -103,12 +105,17 @@ std::unique_ptr<DdpHook> MakeHook(const std::shared_ptr<Session>& session,
         "thalweg: the parameters are on ", device.str(), ", but the session was connected for ",
         device.is_cpu() ? "a device" : "the CPU", ": connect it for where they are"));
   }
-  return std::make_unique<DdpHook>(session, std::move(names), device);
+  return std::make_unique<DdpHook>(session, std::move(names), device, reducer);
 }
 
 void Attach(const std::shared_ptr<Session>& session, c10d::Reducer& reducer,
             const NamedParameters& named_parameters) {
-  reducer.register_comm_hook(MakeHook(session, named_parameters));
+  reducer.register_comm_hook(MakeHook(session, named_parameters, &reducer));
+}
+
+std::unique_ptr<DdpHook> MakeInnerHook(const std::shared_ptr<Session>& session,
+                                       const NamedParameters& named_parameters) {
+  return MakeHook(session, named_parameters, nullptr);
 }
 
 std::shared_ptr<torch::jit::PythonFutureWrapper> RunHook(DdpHook& hook, c10d::GradBucket& bucket) {
@@ -190,6 +197,8 @@ PYBIND11_MODULE(_C, m) {
   m.def("cuda_problem", &thalweg::CudaProblem, py::arg("number"));
   m.def("set_error", &thalweg::SetError, py::call_guard<py::gil_scoped_release>(),
         py::arg("future"), py::arg("text"));
+  m.def("scale_to_joined", &thalweg::ScaleToJoined, py::call_guard<py::gil_scoped_release>(),
+        py::arg("reducer"), py::arg("gradient"));
   py::class_<Session, std::shared_ptr<Session>>(m, "Session")
       .def(py::init(&thalweg::Connect), py::kw_only(), py::arg("sidecar_path"), py::arg("job"),
            py::arg("rank"), py::arg("world_size"), py::arg("node"), py::arg("num_nodes"),
@@ -205,7 +214,7 @@ PYBIND11_MODULE(_C, m) {
       .def("status", &thalweg::StatusText)
       .def("close", &Session::Close, py::call_guard<py::gil_scoped_release>());
   py::class_<thalweg::DdpHook>(m, "DdpHook")
-      .def(py::init(&thalweg::MakeHook), py::arg("session"), py::arg("named_parameters"))
+      .def(py::init(&thalweg::MakeInnerHook), py::arg("session"), py::arg("named_parameters"))
       .def("run", &thalweg::RunHook, py::arg("bucket"));
   py::class_<thalweg::AllReducer>(m, "AllReducer")
       .def(py::init<std::shared_ptr<Session>>(), py::arg("session"))

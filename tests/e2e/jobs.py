@@ -193,6 +193,15 @@ def two_models() -> dict[str, Any]:
 
 
 @job
+def left_out() -> dict[str, Any]:
+    """Returns the summary of a codec that compresses no gradient of its model."""
+    layers = nn.Linear(64, 64), nn.Linear(64, 64, dtype=torch.float64)
+    model = DistributedDataParallel(nn.Sequential(*layers))
+    with contextlib.closing(thalweg.ddp.attach(model, "powersgd:rank=1;1.bias=fp16")) as state:
+        return {"summary": state.summary()}
+
+
+@job
 def killed_midway() -> dict[str, Any]:
     """Kills the last rank in the middle of a step; returns what the others are told."""
     model = DistributedDataParallel(nn.Linear(50, 3))

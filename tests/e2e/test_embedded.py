@@ -31,6 +31,21 @@ def test_worker_killed_midway_is_named_to_the_others_and_nothing_is_left(tmp_pat
             assert "rank 2" in worker.result["error"]
 
 
+def test_codec_that_compresses_nothing_is_said_once_and_in_the_summary(tmp_path):
+    said = [
+        "2 of 4 parameters (1.weight, …) stay uncompressed in spite of powersgd and fp16: ",
+        "2 of 4 parameters (0.weight, …) stay uncompressed in spite of powersgd: all workers",
+    ]
+    with servers() as nothing:
+        workers = Job("left_out", nothing, tmp_path, sidecar_of=EMBEDDED).wait()
+    for worker, times in zip(workers, (1, 0), strict=True):
+        assert worker.code == 0, worker.output
+        for remark in said:
+            assert worker.output.count(remark) == times, worker.output
+            assert remark in worker.result["summary"]
+        assert "not compressing yet" not in worker.result["summary"]
+
+
 def test_several_hosts_without_aggregators_are_refused_at_once(tmp_path):
     with servers(nodes=0) as nothing:
         lonely = nothing.add_sidecar(aggregators="")

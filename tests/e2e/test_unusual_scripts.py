@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from harness import DEADLINE, Job, environment, servers
 
@@ -56,6 +57,43 @@ def test_rank_without_a_batch_is_named_within_the_timeout(tmp_path):
     error = first.result["error"]
     assert error.startswith("TimeoutError: thalweg: rank 1 has not come to attach() within 2 s")
     assert "has no batch at all" in error
+
+
+def by_step(ranks):
+    """Yields each step's own gradients and averages, by rank; rank r has left after r + 2 steps."""
+    for step in range(len(ranks[-1]["steps"])):
+        both = [np.array(rank["steps"][step]) for rank in ranks if step < len(rank["steps"])]
+        yield np.array([own for own, _ in both]), np.array([mean for _, mean in both])
+
+
+@pytest.mark.parametrize("node_reduce", [None, "sidecar", "workers"])
+def test_ranks_that_left_a_join_count_in_the_mean_as_torch_counts_them(tmp_path, node_reduce):
+    """Compares torch (None) and Thalweg with float64, on two nodes of two ranks and one.
+
+    With u float32's rounding, torch rounds 1/n, its product with each of n gradients, and at most
+    W - 1 additions. Thalweg rounds W/n and its product; on a node, the quotient by the ranks per
+    node and W - 1 additions; over the nodes, W - 1 additions and a quotient; quotients are products
+    with rounded reciprocals: 2 (W + 2) roundings. The factor 2 covers the products of roundings.
+    """
+    world, u = 3, 2.0**-24
+    env = FP32 | {"THALWEG_NODE_REDUCE": node_reduce} if node_reduce else {}
+    with servers(nodes=2, shards=1) as cluster:
+        first, second = [sidecar.address for sidecar in cluster.sidecars]
+        sidecars = [first, first, second] if node_reduce else [""] * world
+        job = Job("joins", cluster, tmp_path, sidecar_of=sidecars, env=env, jobs=JOBS)
+        modes = zip(*job.results(), strict=True)
+    for ranks in modes:
+        mode, counts = ranks[0]["mode"], []
+        for own, means in by_step(ranks):
+            counts.append(len(own))
+            divisor = world if mode == "initial world" else len(own)
+            mean, size = own.sum(axis=0) / divisor, np.abs(own).sum(axis=0) / divisor
+            error = np.abs(means - mean)
+            assert (error <= 2 * 2 * (world + 2) * u * size).all(), (mode, counts)
+            assert (means == means[0]).all(), (mode, counts)
+        assert counts == [3, 3, 2, 1]
+        buckets = 1 if mode == "unused" else 2  # torch then fills a single one
+        assert ranks[0]["rounds"] >= (buckets * len(ranks[0]["steps"]) if node_reduce else 0)
 
 
 LIGHTNING = """

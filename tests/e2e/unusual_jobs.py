@@ -18,6 +18,8 @@ import torch.distributed as dist
 from plain_jobs import build, train
 from torch.nn.parallel import DistributedDataParallel
 
+WIDTH = 16
+
 
 def seen(model: DistributedDataParallel, digest: str | None = None) -> dict[str, Any]:
     """Returns what Thalweg says of a module."""
@@ -73,7 +75,66 @@ def no_batch() -> dict[str, Any]:
     return {"error": None}
 
 
-JOBS: list[Callable[[], Any]] = [copies, in_eval_mode, no_batch]
+def joins() -> list[dict[str, Any]]:
+    """Returns the gradients of modules whose ranks leave join() one by one, in modes of DDP."""
+    results = []
+    for mode in ("initial world", "plain", "static graph", "views", "unused", "no_sync"):
+        model = build_joined(mode)
+        steps = leave(model, divide=mode == "initial world", twice=mode == "no_sync")
+        results.append({"mode": mode, "steps": steps, **seen(model)})
+    return results
+
+
+def build_joined(mode: str) -> DistributedDataParallel:
+    torch.manual_seed(1)
+    layers = [torch.nn.Linear(WIDTH, WIDTH) for _ in range(4)]
+    return DistributedDataParallel(
+        torch.nn.Sequential(*layers),
+        bucket_cap_mb=0.001,  # two layers do not fit in a bucket
+        static_graph=mode == "static graph",
+        gradient_as_bucket_view=mode == "views",
+        find_unused_parameters=mode == "unused",
+    )
+
+
+def leave(model: DistributedDataParallel, divide: bool, twice: bool) -> list[list[list[float]]]:
+    """Rank r steps r + 2 times; returns each step's own gradient, and the average.
+
+    `divide` is divide_by_initial_world_size; `twice`: each step accumulates two batches.
+    """
+    data = torch.Generator().manual_seed(dist.get_rank())
+    batches = [torch.randn(2, 4, WIDTH, generator=data) for _ in range(dist.get_rank() + 2)]
+    steps = []
+    with model.join(divide_by_initial_world_size=divide):
+        for batch in batches:
+            own = gradient(model.module, batch if twice else batch[1:])
+            model.zero_grad()
+            if twice:
+                with model.no_sync():
+                    loss(model(batch[0])).backward()
+            loss(model(batch[1])).backward()
+            steps.append([own, flat(model)])
+    return steps
+
+
+def loss(output: torch.Tensor) -> torch.Tensor:
+    return output.square().mean() * 1000
+
+
+def gradient(model: torch.nn.Module, batches: torch.Tensor) -> list[float]:
+    """Returns the gradient of this rank alone."""
+    alone = copy.deepcopy(model)
+    alone.zero_grad()
+    for batch in batches:
+        loss(alone(batch)).backward()
+    return flat(alone)
+
+
+def flat(model: torch.nn.Module) -> list[float]:
+    return [x for p in model.parameters() if p.grad is not None for x in p.grad.flatten().tolist()]
+
+
+JOBS: list[Callable[[], Any]] = [copies, in_eval_mode, no_batch, joins]
 
 
 def main() -> None:

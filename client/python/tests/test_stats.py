@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from thalweg import _stats
+from thalweg._left_out import LeftOut
 from thalweg.tensorboard import StatsWriter
 
 POWERSGD = "powersgd:rank=4,start=10,min_rate=2,wire=fp32,warm=1,feedback=1,seed=0,epsilon=0"
@@ -50,6 +51,14 @@ def test_compression_that_has_not_begun_says_so():
     assert "relative error" not in text
     assert "residual" not in text
     assert "not compressing" not in _stats.describe("fp32", PLAIN, "cpu")
+
+
+def test_what_the_codec_leaves_out_is_described_in_place_of_a_beginning_to_come():
+    alone = LeftOut(("powersgd compresses nothing: why",), everything=True)
+    text = _stats.describe(POWERSGD, PLAIN, "cpu", alone)
+    assert f"; codec {POWERSGD}; powersgd compresses nothing: why; sent" in text
+    text = _stats.describe(POWERSGD, PLAIN, "cpu", alone._replace(everything=False))
+    assert "(not compressing yet); powersgd compresses nothing: why; sent" in text
 
 
 def test_loss_scale_is_described_where_there_is_one():

@@ -16,6 +16,13 @@ def cuda_problem(number: int) -> str:
 def set_error(future: Future[Tensor], text: str) -> None:
     """Completes a future with a RuntimeError that torch's C++ code sees as well."""
 
+def scale_to_joined(reducer: object, gradient: Tensor) -> None:
+    """Makes the mean over all ranks, of which some have left join(), one over the others, in place.
+
+    It does so only if join() has divide_by_initial_world_size=False. Call it in a hook of
+    `reducer`.
+    """
+
 class Session:
     """A worker's connection. Thread-safe. Does nothing in forked children of the process that made
     it.
@@ -78,8 +85,8 @@ class Session:
         """Leaves the job; buckets in flight fail. May be called again."""
 
 class DdpHook:
-    """The hook that Session.attach() registers, for hooks in Python. One thread at a time may use
-    it.
+    """The hook that Session.attach() registers, for hooks in Python, which call scale_to_joined()
+    themselves. One thread at a time may use it.
     """
 
     def __init__(self, session: Session, named_parameters: list[tuple[str, Tensor]]) -> None: ...

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from thalweg import _C, _precision, _stats, _topology
+from thalweg._left_out import LeftOut
 
 
 class Member(Protocol):
@@ -36,12 +37,14 @@ class State:
         sidecar: str,
         ours: bool,
         place: _topology.Placement,
+        left_out: LeftOut,
     ) -> None:
         self.job = job
         self.codec = codec
         self.sidecar = sidecar
         self._ours = ours  # attach() started the sidecar, which ends with its last worker
         self._place = place
+        self._left_out = left_out
         self._member = member
         self._keeper = keeper  # keeps the state of the node's codec; None: another worker keeps it
         self._pid = os.getpid()
@@ -84,7 +87,7 @@ class State:
 
     def summary(self) -> str:
         """Formats the statistics for people."""
-        return _stats.describe(self.codec, self.stats(), self.path)
+        return _stats.describe(self.codec, self.stats(), self.path, self._left_out)
 
     def state_dict(self) -> dict[str, Any]:
         """Returns what the codec carries from step to step, for a checkpoint.

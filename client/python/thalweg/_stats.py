@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from thalweg._left_out import NOTHING, LeftOut
 from thalweg.codecs import WIRE_TYPES
 
 SECONDS = ("copy", "wait", "reduce", "decode", "wire", "total")
@@ -20,12 +21,13 @@ def compresses(stats: Mapping[str, float]) -> bool:
     return stats["compressed_since"] > 0
 
 
-def describe(codec: str, stats: Mapping[str, float], path: str) -> str:
+def describe(codec: str, stats: Mapping[str, float], path: str, left_out: LeftOut = NOTHING) -> str:
     raw = stats["raw_bytes"]
     parts = [
         f"{stats['rounds']:.0f} buckets, {raw / 1e6:.1f} MB of gradients",
         f"path {path}",
-        f"codec {codec}{_since(codec, stats)}",
+        f"codec {codec}{_since(codec, stats, left_out)}",
+        *left_out.remarks,
         f"{_direction(stats, 'sent')}, {_direction(stats, 'received')}",
     ]
     if compresses(stats):
@@ -41,8 +43,8 @@ def describe(codec: str, stats: Mapping[str, float], path: str) -> str:
     return "; ".join(parts)
 
 
-def _since(codec: str, stats: Mapping[str, float]) -> str:
-    if codec in WIRE_TYPES:
+def _since(codec: str, stats: Mapping[str, float], left_out: LeftOut) -> str:
+    if codec in WIRE_TYPES or left_out.everything:
         return ""
     if not compresses(stats):
         return " (not compressing yet)"

@@ -26,6 +26,7 @@ from thalweg import (
     _C,
     _binaries,
     _config,
+    _left_out,
     _model,
     _precision,
     _processes,
@@ -137,8 +138,12 @@ def _attach(ddp_model: DistributedDataParallel, me: Introduction) -> State:
         sidecar=sidecar[rank],
         ours=not me.sidecar,
         place=place,
+        left_out=_left_out.find(me.codec, me.model, place.num_nodes),
     )
     _states[ddp_model] = state
+    if place.local_rank == 0:
+        for remark in state._left_out.remarks:
+            _log.warning("job %s: %s", state.job, remark)
     _log.info("job %s: rank %d, codec %s, path %s", state.job, rank, state.codec, state.path)
     return state
 

@@ -13,6 +13,7 @@ GPU is kept busy by waiting.
 
 from __future__ import annotations
 
+import weakref
 from datetime import timedelta
 from typing import NamedTuple
 
@@ -61,7 +62,7 @@ def join(
         sums = NodeSums(store, node.place, node.world_size, device, node.timeout)
         member = Follower(line, sums, node.place.ranks[0], node.timeout)
     try:
-        model.register_comm_hook(member, node_hook)
+        model.register_comm_hook(_Hooked(member, weakref.ref(model)), node_hook)
     except BaseException:
         member.close()
         raise
@@ -82,9 +83,19 @@ def _find_leader(store: Store, node: Node) -> _words.Line:
     return _words.connect(address, rank, node.timeout)
 
 
-def node_hook(member: Leader | Follower, bucket: GradBucket) -> Outcome:
+class _Hooked(NamedTuple):
+    """What the hook needs. The module's reducer owns it, so it must not own the module."""
+
+    member: Leader | Follower
+    model: weakref.ref[DistributedDataParallel]
+
+
+def node_hook(hooked: _Hooked, bucket: GradBucket) -> Outcome:
     """Is the hook in torch's form; DDP's statistics contain its name."""
-    return member.run_hook(bucket)
+    model = hooked.model()
+    assert model is not None
+    _C.scale_to_joined(model.reducer, bucket.buffer())
+    return hooked.member.run_hook(bucket)
 
 
 # DDP compares annotations with types, not with their names.

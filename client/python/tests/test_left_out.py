@@ -1,0 +1,68 @@
+"""Tests which parameters are said to be left as they are by their codec."""
+
+import pytest
+
+from thalweg import _left_out
+from thalweg._topology import Tensor
+
+FLOAT = Tensor("layer.weight", "float32", (64, 64))
+DOUBLE = Tensor("head.weight", "float64", (64, 64))
+BIAS = Tensor("head.bias", "float64", (64,))
+LOSSY = ["powersgd:rank=4", "int8", "onebit", "topk:0.1", "auto"]
+
+
+@pytest.mark.parametrize("codec", [*LOSSY, "fp16", "bf16"])
+def test_float64_parameters_are_counted_under_every_codec_that_would_lose_digits(codec):
+    remarks, everything = _left_out.find(codec, (FLOAT, DOUBLE, BIAS), num_nodes=2)
+    [remark] = remarks
+    name = codec.partition(":")[0]
+    gradients = "gradients of 2 of 3 parameters (head.weight, …)"
+    assert remark.startswith(f"{gradients} stay uncompressed in spite of {name}: they are float64")
+    assert "train in float32" in remark
+    assert not everything
+
+
+def test_module_in_float64_leaves_the_codec_nothing_to_do():
+    left_out = _left_out.find("fp16", (DOUBLE,), num_nodes=2)
+    assert "gradients of 1 of 1 parameters (head.weight) stay" in left_out.remarks[0]
+    assert left_out.everything
+
+
+@pytest.mark.parametrize("codec", LOSSY)
+def test_one_node_compresses_nothing(codec):
+    remarks, everything = _left_out.find(codec, (FLOAT,), num_nodes=1)
+    [remark] = remarks
+    assert remark.startswith("gradients of 1 of 1 parameters (layer.weight) stay uncompressed")
+    assert f"in spite of {codec.partition(':')[0]}: all workers are on one node" in remark
+    assert everything
+
+
+def test_casts_on_one_node_are_not_remarked_because_they_round_there_too():
+    assert _left_out.find("fp16", (FLOAT,), num_nodes=1) == _left_out.NOTHING
+    other = Tensor("other.weight", "float32", (8, 8))
+    remarks, everything = _left_out.find("int8;layer.*=bf16", (FLOAT, other), num_nodes=1)
+    assert "gradients of 1 of 2 parameters (other.weight) stay" in remarks[0]
+    assert "in spite of int8: " in remarks[0]
+    assert not everything
+
+
+@pytest.mark.parametrize(
+    ("codec", "model", "nodes"),
+    [
+        ("fp32", (FLOAT, DOUBLE), 1),
+        ("powersgd:4;head.*=fp32", (FLOAT, DOUBLE, BIAS), 2),
+        ("onebit;elems>64=fp32", (FLOAT,), 1),
+        ("powersgd:4", (FLOAT,), 2),
+        ("powersgd:4", (), 1),
+    ],
+)
+def test_nothing_is_remarked_where_every_parameter_has_what_was_asked_for(codec, model, nodes):
+    assert _left_out.find(codec, model, nodes) == _left_out.NOTHING
+
+
+def test_rules_decide_which_codecs_are_named():
+    remarks, _ = _left_out.find("fp32;*.bias=int8;head.*=fp16", (FLOAT, BIAS, DOUBLE), 1)
+    assert ["in spite of int8 and fp16: " in remark for remark in remarks] == [True]
+    remarks, _ = _left_out.find("powersgd:4;head.*=fp16", (FLOAT, DOUBLE), 1)
+    assert "in spite of fp16: they are float64" in remarks[0]
+    assert "in spite of powersgd: all workers" in remarks[1]
