@@ -43,6 +43,17 @@ uint64_t BucketLayout::Elems() const {
   return elems;
 }
 
+std::vector<ElemRange> BucketLayout::Padding() const {
+  std::vector<ElemRange> padding;
+  uint64_t begin = 0;
+  for (const TensorSpec& t : tensors) {
+    const uint64_t end = begin + t.Elems();
+    if (t.name.empty()) padding.push_back({begin, end});
+    begin = end;
+  }
+  return padding;
+}
+
 uint64_t BucketLayout::Fingerprint() const {
   Fnv1a hash;
   hash.Add(static_cast<uint64_t>(dtype));
@@ -90,9 +101,10 @@ ChunkPlan ChunkPlan::For(uint64_t total_elems, DType dtype, WireFormat wire, uin
   constexpr uint64_t kSmallest = 16 << 10;
   const uint64_t scale = ChunkScale(wire);
   const uint64_t smallest = scale * kSmallest;
-  const uint64_t largest = std::max(chunk_bytes, std::min(scale * chunk_bytes, kMaxChunkBytes));
   // The unit in bytes is a cache line, or whole blocks of every lossy format.
   const uint64_t unit = scale == 1 ? 64 : kLossyUnitElems * sizeof(float);
+  const uint64_t scaled = std::min(scale * chunk_bytes, kMaxChunkBytes) / unit * unit;
+  const uint64_t largest = std::max(chunk_bytes, scaled);
   const auto aligned = [unit](uint64_t bytes) { return (bytes + unit - 1) / unit * unit; };
   const uint64_t size = SizeOf(dtype);
   const uint64_t share = total_elems / (kChunksPerShard * num_shards) * size;

@@ -34,11 +34,22 @@ inline constexpr uint32_t kMaxParts = 16;
 // Returns "3", "3 (layout 1)", "3 (part 2)" or "3 (layout 1, part 2)".
 std::string ToString(BucketId id);
 
+// Elements from `begin` up to, but not including, `end`.
+struct ElemRange {
+  uint64_t begin = 0;
+  uint64_t end = 0;
+
+  bool operator==(const ElemRange&) const = default;
+};
+
 struct BucketLayout {
   DType dtype = DType::kFloat32;
   std::vector<TensorSpec> tensors;  // in the order of the bucket's memory
 
   uint64_t Elems() const;
+  // Returns the tensors without a name: parts have them as padding between the others
+  // (docs/codecs.md).
+  std::vector<ElemRange> Padding() const;
   // Returns a 64-bit hash (FNV-1a) of element type, names, shapes and order: equal on all workers
   // that agree.
   uint64_t Fingerprint() const;

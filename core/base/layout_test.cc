@@ -5,6 +5,8 @@
 
 #include <string>
 
+#include "core/base/protocol.h"
+
 namespace thalweg {
 namespace {
 
@@ -56,6 +58,11 @@ INSTANTIATE_TEST_SUITE_P(Formats, ChunkPlanTest,
                          ::testing::Values(WireFormat::kFloat32, WireFormat::kInt8,
                                            WireFormat::kOneBit, WireFormat::kTopK),
                          [](const auto& info) { return std::string(Name(info.param)); });
+
+TEST(BucketLayoutTest, TensorsWithoutANameArePadding) {
+  const BucketLayout layout{DType::kFloat32, {{"w", {3}}, {"", {253}}, {"b", {2, 2}}, {"", {4}}}};
+  EXPECT_EQ(layout.Padding(), (std::vector<ElemRange>{{3, 256}, {260, 264}}));
+}
 
 TEST_P(ChunkPlanTest, ChunksCoverEveryElementOnce) {
   for (uint32_t shards : {1u, 3u, 8u}) {
@@ -130,8 +137,12 @@ TEST(ChunkPlanSizeTest, LossyChunksAreLargerSoThatAsMuchCrossesTheWire) {
 TEST(ChunkPlanSizeTest, LossyChunksAreOfWholeBlocksButForTheLast) {
   for (WireFormat wire : {WireFormat::kInt8, WireFormat::kOneBit, WireFormat::kTopK}) {
     for (uint64_t total : {100'001u, 1'000'003u, 10'000'019u}) {
-      const ChunkPlan plan = ChunkPlan::For(total, DType::kFloat32, wire, 256 << 10, 3);
-      for (uint32_t c = 0; c < plan.Count(); ++c) EXPECT_EQ(plan.Begin(c) % 1024, 0u) << c;
+      for (uint64_t chunk_bytes : {kMinChunkBytes, uint64_t{5'001}, uint64_t{256 << 10}}) {
+        const ChunkPlan plan = ChunkPlan::For(total, DType::kFloat32, wire, chunk_bytes, 3);
+        for (uint32_t c = 0; c < plan.Count(); ++c) {
+          ASSERT_EQ(plan.Begin(c) % kLossyUnitElems, 0u) << c << " of " << chunk_bytes;
+        }
+      }
     }
   }
 }

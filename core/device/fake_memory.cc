@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <cstring>
 #include <utility>
 
 #include "absl/strings/numbers.h"
@@ -107,6 +108,7 @@ std::span<std::byte> FakeRuntime::Allocate(size_t bytes) {
   }
   if (address == MAP_FAILED || inside == MAP_FAILED) std::abort();
   close(fd);
+  std::memset(inside, 0xff, bytes);  // NaNs: a device's memory begins with anything, too
   MutexLock lock(mutex_);
   memory_[static_cast<std::byte*>(address)] = {whole, static_cast<std::byte*>(inside)};
   // Memory allocated now stays accessible for in-place kernels that begin before the running one

@@ -222,7 +222,9 @@ absl::StatusOr<std::optional<Job::Completed>> Job::HoldLocked(uint32_t node,
   Completed completed{*std::move(added->completed), nullptr, weight.raw_bytes, node, now};
   const RoundEngine::CompleteRound& round = completed.round;
   if (HasResidual(round.wire)) {
-    completed.residual = residuals_.Get(round.id.bucket, round.id.chunk, round.elems);
+    const auto& [bucket, chunk, number] = round.id;
+    completed.residual =
+        residuals_.Get(bucket, chunk, round.elems, layouts_.Padding(bucket, chunk));
   }
   return completed;
 }

@@ -52,7 +52,7 @@ absl::Status Job::WriteResidual(uint32_t node, BucketId bucket, uint32_t chunk,
     if (copy.size() != elems) {
       return refused(absl::StrCat("expected ", elems, " values, got ", copy.size()));
     }
-    residual = residuals_.Get(bucket, chunk, elems);
+    residual = residuals_.Get(bucket, chunk, elems, layouts_.Padding(bucket, chunk));
     UpdateMemoryLocked();
   }
   Residual& written = *residual;

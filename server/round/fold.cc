@@ -1,5 +1,6 @@
 #include "server/round/fold.h"
 
+#include <algorithm>
 #include <cstddef>
 #include <memory>
 #include <numeric>
@@ -17,7 +18,12 @@ absl::StatusOr<Encoded> FoldWithResidual(const RoundEngine::CompleteRound& round
                                          std::byte* out) {
   MutexLock lock(residual.mutex);
   residual.values.resize(residual.elems);
-  return FoldLossy(round.payloads, workers, round.wire, round.elems, residual.values.data(), out);
+  float* const values = residual.values.data();
+  auto encoded = FoldLossy(round.payloads, workers, round.wire, round.elems, values, out);
+  for (const ElemRange& range : residual.padding) {
+    std::fill(values + range.begin, values + range.end, 0.0f);
+  }
+  return encoded;
 }
 
 absl::StatusOr<Encoded> FoldInto(const RoundEngine::CompleteRound& round,

@@ -92,6 +92,18 @@ TEST_P(FeedbackFoldTest, ResultAndResidualAreTheDocumentedOnesRoundByRound) {
   }
 }
 
+TEST_P(FeedbackFoldTest, NothingIsLeftOutOfPadding) {
+  std::mt19937_64 random(6);
+  Residual residual(3000, {{5, 1024}, {2500, 2600}});
+  const Shares shares = Encode({RandomFloats(3000, 0, random)});
+  ASSERT_TRUE(Fold(Round(GetParam(), 3000, shares.payloads), {{1}}, 9, &residual).ok());
+  const ReferenceChunk expected = ReferenceEncode(GetParam(), shares.decoded[0]);
+  Floats left = ResidualOf(shares.decoded[0], expected.decoded, Floats(3000));
+  std::fill(left.begin() + 5, left.begin() + 1024, 0.0f);
+  std::fill(left.begin() + 2500, left.begin() + 2600, 0.0f);
+  EXPECT_EQ(BitsOf(ValuesOf(residual)), BitsOf(left));
+}
+
 double Norm(const Floats& values) {
   double sum = 0;
   for (float value : values) sum += double{value} * value;

@@ -1,5 +1,7 @@
 #include "server/round/layout_registry.h"
 
+#include <algorithm>
+
 #include "absl/strings/str_cat.h"
 #include "core/base/status_macros.h"
 
@@ -53,7 +55,8 @@ absl::Status LayoutRegistry::Register(const std::string& owner, const BucketAnno
   entries_.insert_or_assign(
       {id.index, id.part},
       Entry{bucket, owner,
-            ChunkPlan::For(layout.Elems(), layout.dtype, bucket.wire, chunk_bytes_, num_shards_)});
+            ChunkPlan::For(layout.Elems(), layout.dtype, bucket.wire, chunk_bytes_, num_shards_),
+            layout.Padding()});
   return absl::OkStatus();
 }
 
@@ -102,6 +105,19 @@ absl::StatusOr<uint64_t> LayoutRegistry::ResidualElems(BucketId bucket, uint32_t
   return absl::InvalidArgumentError(absl::StrCat("bucket ", ToString(bucket), " is sent in ",
                                                  Name(entry->bucket.wire),
                                                  ", which leaves no residual"));
+}
+
+std::vector<ElemRange> LayoutRegistry::Padding(BucketId bucket, uint32_t chunk) const {
+  const Entry& entry = entries_.at({bucket.index, bucket.part});
+  const uint64_t begin = entry.plan.Begin(chunk);
+  const uint64_t end = entry.plan.Begin(chunk + 1);
+  std::vector<ElemRange> padding;
+  for (const ElemRange& range : entry.padding) {
+    const uint64_t first = std::max(begin, range.begin);
+    const uint64_t last = std::min(end, range.end);
+    if (first < last) padding.push_back({first - begin, last - begin});
+  }
+  return padding;
 }
 
 }  // namespace thalweg

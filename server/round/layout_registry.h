@@ -6,6 +6,7 @@
 #include <map>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -46,11 +47,15 @@ class LayoutRegistry {
   // bucket is registered, InvalidArgument when it has no such chunk or its format has no residuals.
   absl::StatusOr<uint64_t> ResidualElems(BucketId bucket, uint32_t chunk) const;
 
+  // Returns the padding in a chunk of a registered bucket, counted from the chunk's begin.
+  std::vector<ElemRange> Padding(BucketId bucket, uint32_t chunk) const;
+
  private:
   struct Entry {
     BucketAnnouncement bucket;
     std::string owner;
     ChunkPlan plan;
+    std::vector<ElemRange> padding;
   };
 
   // Returns the entry of the registered bucket that contains this chunk.

@@ -50,6 +50,16 @@ TEST(LayoutRegistryTest, DifferentPlacementIsRefusedNamingBothNodes) {
               AllOf(HasSubstr("node 0 (a)"), HasSubstr("node 1 (b)"), HasSubstr("shards")));
 }
 
+TEST(LayoutRegistryTest, PaddingOfAChunkIsCountedFromItsBegin) {
+  LayoutRegistry registry(4096, 1);  // chunks of 4096 elements in int8
+  const BucketLayout layout{DType::kFloat32,
+                            {{"w", {3}}, {"", {253}}, {"v", {3800}}, {"", {200}}, {"b", {900}}}};
+  ASSERT_TRUE(registry.Register("a", Announce({0, 0, 1}, layout, 1, WireFormat::kInt8)).ok());
+  EXPECT_EQ(registry.Padding({0, 0, 1}, 0),
+            (std::vector<ElemRange>{{3, 256}, {3 + 253 + 3800, 4096}}));
+  EXPECT_EQ(registry.Padding({0, 0, 1}, 1), (std::vector<ElemRange>{{0, 160}}));
+}
+
 TEST(LayoutRegistryTest, DifferentOrImpossibleWireTypeIsRefused) {
   LayoutRegistry registry(4096, 1);
   ASSERT_TRUE(registry.Register("a", Announce({0, 0}, kLayout, 1, WireFormat::kFloat16)).ok());

@@ -1,11 +1,14 @@
 #include "server/round/residual_store.h"
 
+#include <utility>
+
 namespace thalweg {
 
-std::shared_ptr<Residual> ResidualStore::Get(BucketId bucket, uint32_t chunk, uint64_t elems) {
+std::shared_ptr<Residual> ResidualStore::Get(BucketId bucket, uint32_t chunk, uint64_t elems,
+                                             std::vector<ElemRange> padding) {
   std::shared_ptr<Residual>& residual = residuals_[{bucket, chunk}];
   if (residual == nullptr) {
-    residual = std::make_shared<Residual>(elems);
+    residual = std::make_shared<Residual>(elems, std::move(padding));
     bytes_ += elems * sizeof(float);
   }
   return residual;

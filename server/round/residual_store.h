@@ -18,9 +18,12 @@ namespace thalweg {
 // A Residual belongs to one chunk. Folds, reads and writes take turns on its mutex; nodes that wait
 // for a round's result before they contribute to the next never contend for it.
 struct Residual {
-  explicit Residual(uint64_t num_elems) : elems(num_elems) {}
+  explicit Residual(uint64_t num_elems, std::vector<ElemRange> nobodys = {})
+      : elems(num_elems), padding(std::move(nobodys)) {}
 
   const uint64_t elems;
+  // What is left out of these elements is dropped: they are nobody's, and no checkpoint has them.
+  const std::vector<ElemRange> padding;
   Mutex mutex;
   // Empty is the same as all zeros; values are allocated when something is left out or written.
   std::vector<float> values ABSL_GUARDED_BY(mutex);
@@ -29,9 +32,10 @@ struct Residual {
 // A ResidualStore holds the residuals of one job. It is thread-compatible.
 class ResidualStore {
  public:
-  // Returns the residual of a chunk of `elems` elements; makes it at first use. The ownership is
-  // shared: a fold in progress keeps its residual alive when the store drops it.
-  std::shared_ptr<Residual> Get(BucketId bucket, uint32_t chunk, uint64_t elems);
+  // Returns the residual of a chunk of `elems` elements with this padding; makes it at first use.
+  // The ownership is shared: a fold in progress keeps its residual alive when the store drops it.
+  std::shared_ptr<Residual> Get(BucketId bucket, uint32_t chunk, uint64_t elems,
+                                std::vector<ElemRange> padding = {});
   // Returns the residual, or null when it has not been made.
   std::shared_ptr<Residual> Find(BucketId bucket, uint32_t chunk) const;
 

@@ -7,7 +7,7 @@ import thalweg
 from thalweg import _model, policy
 from thalweg._config import ConfigError
 from thalweg.codecs import BF16, FP16, FP32, Auto, Int8, OneBit, PowerSGD, TopK
-from thalweg.policy import Policy, Rule, parse, spare
+from thalweg.policy import Policy, Rule, except_embeddings, except_small_tensors, parse
 
 
 @pytest.mark.parametrize(
@@ -146,13 +146,13 @@ def test_rule_holds_for_the_tensors_it_names(rule, name, shape, holds):
 )
 def test_embeddings_are_spared_from_factors_unless_a_rule_decides(text, spared):
     before = parse(text)
-    after = spare(before, [("e.weight", (100, 8))])
+    after = except_embeddings(before, [("e.weight", (100, 8))])
     assert after.spec() == (f"{before.spec()};{spared}" if spared else before.spec())
 
 
 @pytest.mark.parametrize("name", ["a;b", "a&b=c", "x<1", " a\t", "elems>3", "*", "ä=", "a?"])
 def test_embedding_of_any_name_is_spared_by_a_rule_that_holds(name):
-    rules = parse(spare(Policy(PowerSGD()), [(name, (9, 9))]).spec()).rules
+    rules = parse(except_embeddings(Policy(PowerSGD()), [(name, (9, 9))]).spec()).rules
     assert [rule.matches(name, (9, 9)) for rule in rules] == [True]
 
 
@@ -172,21 +172,61 @@ class FakeDdp:  # the part that _model reads
 
 
 def test_embeddings_of_a_module_are_found_by_name():
-    spec = _model.spare_embeddings(FakeDdp(Tables()), "powersgd:4")
+    spec = _model.add_exceptions(FakeDdp(Tables()), "powersgd:4")
     assert spec == f"{PowerSGD(4).spec()};words.weight=fp32;bags.weight=fp32"
-    assert _model.spare_embeddings(FakeDdp(Tables()), "int8") == Int8().spec()
 
 
 def test_tied_embedding_is_found_under_the_name_that_its_gradient_has():
     module = torch.nn.Sequential(torch.nn.Linear(8, 50, bias=False), torch.nn.Embedding(50, 8))
     module[1].weight = module[0].weight
-    assert _model.spare_embeddings(FakeDdp(module), "auto").endswith(";0.weight=fp32")
+    assert _model.add_exceptions(FakeDdp(module), "auto").endswith(";0.weight=fp32")
 
 
 def test_too_many_codecs_with_embeddings_say_where_the_last_comes_from():
     codec = "powersgd;a=fp16;b=bf16;c=int8;d=onebit"
-    with pytest.raises(ConfigError, match="with the rules for its 2 embeddings, Policy: 6 diff"):
-        _model.spare_embeddings(FakeDdp(Tables()), codec)
+    with pytest.raises(ConfigError, match="embeddings and small tensors, Policy: 6 diff"):
+        _model.add_exceptions(FakeDdp(Tables()), codec)
+
+
+SMALL = [("bias", (1023,)), ("scale", ())]
+LARGE = [("weight", (32, 32))]
+
+
+@pytest.mark.parametrize(
+    ("text", "parameters", "added"),
+    [
+        ("int8", SMALL, "elems<1024=fp16"),
+        ("onebit:start=5", SMALL + LARGE, "elems<1024=fp16"),
+        ("topk:0.1", SMALL, "elems<1024=fp16"),
+        ("int8;bias=fp32", SMALL, "elems<1024=fp16"),  # for the scalar
+        ("int8", LARGE, ""),
+        ("int8;elems<1024=int8", SMALL, ""),  # the user's rule takes precedence
+        ("int8;bias=fp32;s*=topk", SMALL, ""),
+        ("auto", SMALL, ""),
+        ("powersgd", SMALL, ""),
+        ("fp32;a=int8", SMALL, ""),
+    ],
+)
+def test_small_tensors_are_excepted_from_lossy_defaults_unless_a_rule_decides(
+    text, parameters, added
+):
+    before = parse(text)
+    after = except_small_tensors(before, parameters)
+    assert after.spec() == (f"{before.spec()};{added}" if added else before.spec())
+
+
+def test_small_tensors_of_a_module_are_found():
+    module = torch.nn.Linear(64, 16)  # a weight of 1024 elements
+    spec = _model.add_exceptions(FakeDdp(module), "onebit")
+    assert spec == f"{OneBit().spec()};elems<1024=fp16"
+    module.bias.requires_grad_(False)
+    assert _model.add_exceptions(FakeDdp(module), "onebit") == OneBit().spec()
+
+
+def test_too_many_codecs_with_small_tensors_say_where_the_last_comes_from():
+    codec = "int8;a=fp32;b=bf16;c=topk;d=onebit"
+    with pytest.raises(ConfigError, match=r"embeddings and small tensors, Policy: 6 diff.*fp16"):
+        _model.add_exceptions(FakeDdp(Tables()), codec)
 
 
 def test_policy_is_found_in_the_package():

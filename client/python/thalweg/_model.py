@@ -72,21 +72,24 @@ def cuda_device(ddp_model: DistributedDataParallel) -> int | None:
     return None
 
 
-def spare_embeddings(ddp_model: DistributedDataParallel, codec: str) -> str:
-    """Returns the policy `codec` with a rule for each embedding that it would compress to factors.
+def add_exceptions(ddp_model: DistributedDataParallel, codec: str) -> str:
+    """Returns the policy `codec` with rules for what its default should not compress.
 
-    Raises ConfigError.
+    These are embeddings where it makes factors, and small tensors where it is lossy. Raises
+    ConfigError.
     """
     tables = {
         id(module.weight)
         for module in ddp_model.module.modules()
         if isinstance(module, torch.nn.Embedding | torch.nn.EmbeddingBag)
     }
-    named = [(name, tuple(p.shape)) for name, p in parameters(ddp_model) if id(p) in tables]
+    named = parameters(ddp_model)
+    embeddings = [(name, p.shape) for name, p in named if id(p) in tables]
     try:
-        return policy.spare(policy.parse(codec), named).spec()
+        chosen = policy.except_embeddings(policy.parse(codec), embeddings)
+        return policy.except_small_tensors(chosen, [(name, p.shape) for name, p in named]).spec()
     except ValueError as error:
-        raise ConfigError(f"with the rules for its {len(named)} embeddings, {error}") from None
+        raise ConfigError(f"with the rules for embeddings and small tensors, {error}") from None
 
 
 def sparse_module(ddp_model: DistributedDataParallel) -> str:

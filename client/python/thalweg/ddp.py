@@ -62,11 +62,11 @@ def attach(
     All its parameters must be on the CPU, or all on one GPU. Without THALWEG_SIDECAR a sidecar is
     started on this machine; it leaves with its last worker.
     `codec` says how fp32 gradients cross the network: one of thalweg.codecs, a Policy where not all
-    tensors take the same, or the text of either. Embeddings are not compressed to factors unless a
-    rule says so. No wait takes longer than `timeout` seconds. `chunk_bytes` of gradient travel
-    together; by default the links decide. `node_reduce` says who sums the gradients of a node:
-    "sidecar", or "workers" among themselves, which needs a GPU for each (docs/gpu.md, path C).
-    Arguments left out come from the environment.
+    tensors take the same, or the text of either. Embeddings are not compressed to factors, nor
+    small tensors lossily, unless a rule says so. No wait takes longer than `timeout` seconds.
+    `chunk_bytes` of gradient travel together; by default the links decide. `node_reduce` says who
+    sums the gradients of a node: "sidecar", or "workers" among themselves, which needs a GPU for
+    each (docs/gpu.md, path C). Arguments left out come from the environment.
 
     Raises on all workers, saying what is wrong: ValueError (settings or models differ),
     ConnectionError, TimeoutError (workers are missing), RuntimeError, TypeError (not a DDP module).
@@ -80,7 +80,7 @@ def attach(
         config = Config.from_env().override(
             codec=codec, timeout=timeout, chunk_bytes=chunk_bytes, node_reduce=node_reduce
         )
-        config = config._replace(codec=_model.spare_embeddings(ddp_model, config.codec))
+        config = config._replace(codec=_model.add_exceptions(ddp_model, config.codec))
         problem = _model.why_not(ddp_model)
         if ddp_model in _states:
             problem = (

@@ -17,11 +17,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from thalweg import codecs
-from thalweg.codecs import Auto, Codec, PowerSGD
+from thalweg.codecs import FP16, Auto, Codec, Lossy, PowerSGD
 
 _MAX_BYTES = 64 << 10  # limit of the text form
 _MAX_CODECS = 5
 _MAX_BOUND = 1 << 48  # no tensor has more elements
+# Tensors of fewer elements are small: the largest block of any format.
+SMALL_ELEMS = max(kind.block[0] for kind in codecs.LOSSY if kind.block)
 _SPACES = " \t\n\v\f\r"
 _SEPARATORS = ";&=<>"
 _BOUND = re.compile(r"(elems|dims)([<>])(.*)", re.DOTALL)
@@ -138,7 +140,7 @@ def parse(text: str, what: str = "codec") -> Policy:
         raise ValueError(f"{what}: {error}") from None
 
 
-def spare(policy: Policy, embeddings: Iterable[tuple[str, Sequence[int]]]) -> Policy:
+def except_embeddings(policy: Policy, embeddings: Iterable[tuple[str, Sequence[int]]]) -> Policy:
     """Adds rules that keep the given parameters (name and shape) from becoming factors by default.
 
     Few rows of an embedding's gradient are nonzero, and they differ in every step: its rank is the
@@ -154,6 +156,21 @@ def spare(policy: Policy, embeddings: Iterable[tuple[str, Sequence[int]]]) -> Po
         if not any(rule.matches(name, shape) for rule in policy.rules)
     ]
     return Policy(policy.default, [*policy.rules, *added]) if added else policy
+
+
+def except_small_tensors(policy: Policy, parameters: Iterable[tuple[str, Sequence[int]]]) -> Policy:
+    """Adds a rule that sends small ones of the given parameters in fp16 if the default is lossy.
+
+    In a format with blocks a small tensor takes a whole block, and topk, which sends the largest
+    elements of a chunk, may never choose one of a small tensor.
+    """
+    small = Rule(FP16(), max_elems=SMALL_ELEMS - 1)
+    if not isinstance(policy.default, Lossy) or not any(
+        small.matches(name, shape) and not any(rule.matches(name, shape) for rule in policy.rules)
+        for name, shape in parameters
+    ):
+        return policy
+    return Policy(policy.default, [*policy.rules, small])
 
 
 def _parse_rule(text: str) -> Rule:

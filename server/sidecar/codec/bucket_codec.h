@@ -122,8 +122,8 @@ class BucketCodec {
  protected:
   static constexpr uint64_t kSampleEvery = 100;
 
-  // Lets `decode` write the elements of the set from `begin` on, in the bucket's type, to their
-  // place in the result.
+  // Lets `decode` write the elements of the set from `begin` on, the first of which is no padding,
+  // in the bucket's type, to their place in the result.
   absl::Status Scatter(uint64_t begin, uint64_t elems,
                        const std::function<absl::Status(std::byte*)>& decode) const;
 

@@ -66,8 +66,10 @@ absl::StatusOr<std::span<const std::byte>> CpuLossy::Encode(const Part& part, ui
 const float* CpuLossy::Values(uint64_t begin, uint64_t end, const Gradient& gradient,
                               Tile& tile) const {
   const auto pieces = tensors_.BucketPieces(begin, end);
-  if (pieces.size() == 1) return gradient.Read(pieces[0].offset, pieces[0].elems, tile.share);
-  tile.values.resize(end - begin);
+  if (pieces[0].elems == end - begin) {
+    return gradient.Read(pieces[0].offset, pieces[0].elems, tile.share);
+  }
+  tile.values.assign(end - begin, 0.0f);
   for (const TensorSet::Piece& piece : pieces) {
     const float* values = gradient.Read(piece.offset, piece.elems, tile.share);
     std::copy_n(values, piece.elems, tile.values.data() + (piece.begin - begin));
@@ -84,10 +86,10 @@ uint64_t CpuLossy::EncodeTile(uint64_t begin, uint64_t end, const Gradient& grad
     return states_[piece.tensor]->residual.data() + piece.offset;
   };
   float* residual = nullptr;
-  const bool gathered = pieces.size() > 1;
+  const bool gathered = pieces[0].elems < elems;
   if (spec_.feedback && !gathered) residual = residual_of(pieces[0]);
   if (spec_.feedback && gathered) {
-    tile.residual.resize(elems);
+    tile.residual.assign(elems, 0.0f);
     residual = tile.residual.data();
     for (const auto& piece : pieces) {
       std::copy_n(residual_of(piece), piece.elems, residual + (piece.begin - begin));
@@ -100,7 +102,11 @@ uint64_t CpuLossy::EncodeTile(uint64_t begin, uint64_t end, const Gradient& grad
     }
   }
   const Encoded encoded = EncodeLossy(format_, spec_.topk_ratio, values, residual, elems, out);
-  if (loss != nullptr && residual != nullptr) loss->residual += SquaredNorm(residual, elems);
+  if (loss != nullptr && residual != nullptr) {
+    for (const auto& piece : pieces) {
+      loss->residual += SquaredNorm(residual + (piece.begin - begin), piece.elems);
+    }
+  }
   if (residual != nullptr && gathered) {
     for (const auto& piece : pieces) {
       std::copy_n(residual + (piece.begin - begin), piece.elems, residual_of(piece));

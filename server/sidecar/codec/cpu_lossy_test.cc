@@ -1,5 +1,6 @@
 // That a CpuLossy encodes what lies scattered over a bucket exactly as the kernels encode the
-// same values in one piece. What the kernels make of them is tested in kernels/codec.
+// same values in one piece, each tensor from the begin of a block on. What the kernels make of them
+// is tested in kernels/codec.
 #include "server/sidecar/codec/cpu_lossy.h"
 
 #include <gtest/gtest.h>
@@ -11,15 +12,14 @@
 
 #include "core/base/protocol.h"
 #include "kernels/codec/lossy.h"
+#include "kernels/codec/lossy_reference.h"
 
 namespace thalweg {
 namespace {
 
-using Floats = std::vector<float>;
-
 // Tensors 0, 2 and 3 are compressed: pieces of odd sizes that no chunk, tile or block divides.
 const BucketLayout kBucket{DType::kFloat32,
-                           {{"a", {77'003}}, {"plain", {501}}, {"b", {13}}, {"c", {40'960, 3}}}};
+                           {{"a", {77'003}}, {"plain", {501}}, {"b", {13}}, {"c", {40'961, 3}}}};
 const std::vector<uint32_t> kMembers = {0, 2, 3};
 
 class FloatGradient : public Gradient {
@@ -39,56 +39,34 @@ class FloatGradient : public Gradient {
   uint64_t waited_for_ = 0;
 };
 
-class CpuLossyTest : public ::testing::TestWithParam<const char*> {
- protected:
-  CpuLossyTest()
-      : spec_(*CodecSpec::Parse(GetParam())),
-        format_(LossyFormat(spec_)),
-        result_(kBucket.Elems(), -1.0f) {
+// A node whose results are its own shares.
+class LossyNode {
+ public:
+  LossyNode(const BucketLayout& bucket, const std::vector<uint32_t>& members, const CodecSpec& spec,
+            ParameterStates& states)
+      : result_(bucket.Elems(), -1.0f) {
     const CodecPlace place{
         {4, 1}, kMinChunkBytes * 16, 2, false, reinterpret_cast<std::byte*>(result_.data())};
-    codec_ = *CpuLossy::Create(TensorSet(kBucket, kMembers), place, 7, spec_, states_);
+    codec_ = *CpuLossy::Create(TensorSet(bucket, members), place, 7, spec, states);
   }
 
-  // The set's elements out of a vector over the bucket.
-  static Floats Gathered(const Floats& bucket) {
-    const TensorSet set(kBucket, kMembers);
-    Floats values;
-    for (const auto& piece : set.BucketPieces(0, set.Elems())) {
-      const auto begin = bucket.begin() + static_cast<ptrdiff_t>(piece.offset);
-      values.insert(values.end(), begin, begin + static_cast<ptrdiff_t>(piece.elems));
-    }
-    return values;
-  }
-  Floats Residual() const {
-    Floats residual;
-    for (const char* name : {"a", "b", "c"}) {
-      const Floats& one = states_.at(name)->residual;
-      residual.insert(residual.end(), one.begin(), one.end());
-    }
-    return residual;
-  }
-  Floats Random(uint64_t seed) const {
-    std::mt19937_64 rng(seed);
-    std::normal_distribution<float> normal;
-    Floats values(kBucket.Elems());
-    for (float& v : values) v = normal(rng);
-    return values;
-  }
+  CpuLossy& codec() { return *codec_; }
+  const Floats& result() const { return result_; }
+  // What it has sent in the last round, by chunk.
+  const std::vector<Bytes>& sent() const { return sent_; }
 
-  // One round whose result is this node's own share.
   void Exchange(const Floats& bucket) {
     FloatGradient gradient(bucket);
     FoldPool pool(2);
     Part& part = **codec_->Begin(pool, gradient);
     part.BeginRound();
-    encoded_.clear();
+    sent_.clear();
     for (uint32_t chunk = 0; chunk < part.plan.Count(); ++chunk) {
       const auto share = *codec_->Encode(part, chunk, gradient);
-      encoded_.emplace_back(share.begin(), share.end());
+      sent_.emplace_back(share.begin(), share.end());
       RoundResult result;
       result.id = {part.bucket.id, chunk, part.round};
-      result.wire = format_;
+      result.wire = part.bucket.wire;
       result.elems = part.plan.Elems(chunk);
       result.payload = Payload(share, nullptr);
       ASSERT_TRUE(codec_->Decode(part, result).ok());
@@ -97,80 +75,147 @@ class CpuLossyTest : public ::testing::TestWithParam<const char*> {
     codec_->CountRound();
   }
 
-  const CodecSpec spec_;
-  const WireFormat format_;
-  ParameterStates states_;
+ private:
   Floats result_;
   std::unique_ptr<CpuLossy> codec_;
-  std::vector<std::vector<std::byte>> encoded_;  // by chunk
+  std::vector<Bytes> sent_;
+};
+
+Floats Random(uint64_t seed, uint64_t elems = kBucket.Elems()) {
+  std::mt19937_64 rng(seed);
+  std::normal_distribution<float> normal;
+  Floats values(elems);
+  for (float& v : values) v = normal(rng);
+  return values;
+}
+
+class CpuLossyTest : public ::testing::TestWithParam<const char*> {
+ protected:
+  // As many elements as divide where a tensor begins.
+  uint64_t unit() const { return std::max<uint64_t>(1, FindLossy(format_)->block_elems); }
+
+  // What crosses the network of a vector over the bucket: the tensors with `padding` between them.
+  Floats Padded(const Floats& bucket, float padding = 0) const {
+    Floats values;
+    auto tensor = bucket.begin();
+    for (uint32_t i = 0; i < kBucket.tensors.size(); ++i) {
+      const auto end = tensor + static_cast<ptrdiff_t>(kBucket.tensors[i].Elems());
+      if (i != 1) {
+        values.resize((values.size() + unit() - 1) / unit() * unit(), padding);
+        values.insert(values.end(), tensor, end);
+      }
+      tensor = end;
+    }
+    return values;
+  }
+  // Makes the padding zero.
+  void Clear(Floats& padded) const {
+    const Floats belongs = Padded(Floats(kBucket.Elems(), 1.0f));
+    for (size_t i = 0; i < padded.size(); ++i) {
+      if (belongs[i] == 0) padded[i] = 0;
+    }
+  }
+  Floats Residual() const {
+    Floats bucket;
+    for (const TensorSpec& tensor : kBucket.tensors) {
+      const auto state = states_.find(tensor.name);
+      const Floats none(tensor.Elems());
+      const Floats& one = state == states_.end() ? none : state->second->residual;
+      bucket.insert(bucket.end(), one.begin(), one.end());
+    }
+    return Padded(bucket);
+  }
+
+  const CodecSpec spec_ = *CodecSpec::Parse(GetParam());
+  const WireFormat format_ = LossyFormat(spec_);
+  ParameterStates states_;
+  LossyNode node_{kBucket, kMembers, spec_, states_};
 };
 
 TEST_P(CpuLossyTest, ScatteredTensorsAreEncodedAsOneVector) {
-  const ChunkPlan plan = codec_->FindPart(7)->plan;
+  const ChunkPlan plan = node_.codec().FindPart(7)->plan;
   ASSERT_GT(plan.Count(), 3u);
   Floats residual(plan.total_elems);
   for (uint64_t round = 0; round < 3; ++round) {
     Floats gradient = Random(round);
     gradient[5] = std::numeric_limits<float>::infinity();
-    Exchange(gradient);
-    const Floats values = Gathered(gradient);
+    node_.Exchange(gradient);
+    const Floats values = Padded(gradient);
+    ASSERT_EQ(values.size(), plan.total_elems);
     Floats decoded(values.size());
     for (uint32_t chunk = 0; chunk < plan.Count(); ++chunk) {
       const uint64_t begin = plan.Begin(chunk);
       const uint64_t elems = plan.Elems(chunk);
-      std::vector<std::byte> expected(MaxEncodedBytes(format_, elems));
+      Bytes expected(MaxEncodedBytes(format_, elems));
       expected.resize(EncodeLossy(format_, spec_.topk_ratio, &values[begin], &residual[begin],
                                   elems, expected.data())
                           .bytes);
-      EXPECT_EQ(encoded_[chunk], expected) << "chunk " << chunk << ", round " << round;
+      EXPECT_EQ(node_.sent()[chunk], expected) << "chunk " << chunk << ", round " << round;
       ASSERT_TRUE(
           DecodeLossy(Payload(expected, nullptr), format_, DType::kFloat32, elems, &decoded[begin])
               .ok());
     }
+    Clear(residual);
+    Clear(decoded);
     EXPECT_EQ(Residual(), residual);
-    const Floats got = Gathered(result_);
+    const Floats got = Padded(node_.result());
     EXPECT_EQ(std::memcmp(got.data(), decoded.data(), decoded.size() * sizeof(float)), 0);
-    EXPECT_EQ(result_[77'003], -1.0f) << "a tensor of another codec was touched";
+    EXPECT_EQ(node_.result()[77'003], -1.0f) << "a tensor of another codec was touched";
   }
 }
 
 TEST_P(CpuLossyTest, StartsWhenAllItsParametersHaveSeenEnoughRounds) {
   ASSERT_EQ(spec_.start, 2u);
-  codec_->CountRound();
-  EXPECT_FALSE(codec_->HasStarted());
-  codec_->CountRound();
-  EXPECT_TRUE(codec_->HasStarted());
+  node_.codec().CountRound();
+  EXPECT_FALSE(node_.codec().HasStarted());
+  node_.codec().CountRound();
+  EXPECT_TRUE(node_.codec().HasStarted());
   EXPECT_EQ(states_.at("b")->rounds, 2u);
 }
 
-TEST_P(CpuLossyTest, ResidualsOfShardsGoThroughTheState) {
-  const Part* part = codec_->PartWithShardResiduals();
+TEST_P(CpuLossyTest, ResidualsOfShardsGoThroughTheStateWithoutThoseOfPadding) {
+  CpuLossy& codec = node_.codec();
+  const Part* part = codec.PartWithShardResiduals();
   ASSERT_EQ(part == nullptr, format_ == WireFormat::kTopK) << "top-k's shards lose nothing";
   if (part == nullptr) return;
-  const Floats all = Gathered(Random(9));
-  EXPECT_TRUE(codec_->ShardResidual(0).empty());
+  const Floats bucket = Random(9);
+  const Floats all = Padded(bucket, 7.0f);
+  EXPECT_TRUE(codec.ShardResidual(0).empty());
   for (uint32_t chunk = 0; chunk < part->plan.Count(); ++chunk) {
-    codec_->KeepShardResidual(chunk, {&all[part->plan.Begin(chunk)], part->plan.Elems(chunk)});
+    codec.KeepShardResidual(chunk, {&all[part->plan.Begin(chunk)], part->plan.Elems(chunk)});
   }
   EXPECT_EQ(states_.at("a")->shard_residual, Floats(all.begin(), all.begin() + 77'003));
+  const Floats expected = Padded(bucket);
   for (uint32_t chunk = 0; chunk < part->plan.Count(); ++chunk) {
-    const auto begin = all.begin() + static_cast<ptrdiff_t>(part->plan.Begin(chunk));
-    EXPECT_EQ(codec_->ShardResidual(chunk),
+    const auto begin = expected.begin() + static_cast<ptrdiff_t>(part->plan.Begin(chunk));
+    EXPECT_EQ(codec.ShardResidual(chunk),
               Floats(begin, begin + static_cast<ptrdiff_t>(part->plan.Elems(chunk))));
   }
-  codec_->ForgetShardResiduals();
-  EXPECT_TRUE(codec_->ShardResidual(0).empty());
+  codec.ForgetShardResiduals();
+  EXPECT_TRUE(codec.ShardResidual(0).empty());
+}
+
+TEST_P(CpuLossyTest, StatesThatWereSavedAndLoadedGoOnBitForBit) {
+  for (uint64_t round = 0; round < 2; ++round) node_.Exchange(Random(round));
+  Bytes saved(EncodedBytes(states_));
+  Encode(states_, saved);
+  ParameterStates loaded = *DecodeParameterStates(saved);
+  EXPECT_EQ(loaded.at("b")->residual.size(), 13u) << "padding was saved";
+  LossyNode other(kBucket, kMembers, spec_, loaded);
+  node_.Exchange(Random(2));
+  other.Exchange(Random(2));
+  EXPECT_EQ(other.sent(), node_.sent());
 }
 
 TEST_P(CpuLossyTest, SampledLossIsThatOfTheFirstRound) {
   const Floats gradient = Random(3);
-  Exchange(gradient);
+  node_.Exchange(gradient);
   double whole = 0, left = 0;
-  for (const float v : Gathered(gradient)) whole += static_cast<double>(v) * v;
+  for (const float v : Padded(gradient)) whole += static_cast<double>(v) * v;
   for (const float v : Residual()) left += static_cast<double>(v) * v;
   // Sums of doubles in another order: 2^-53 for each of 2e5 terms.
-  EXPECT_NEAR(codec_->loss().whole, whole, 1e-10 * whole);
-  EXPECT_NEAR(codec_->loss().residual, left, 1e-10 * left);
+  EXPECT_NEAR(node_.codec().loss().whole, whole, 1e-10 * whole);
+  EXPECT_NEAR(node_.codec().loss().residual, left, 1e-10 * left);
 }
 
 TEST_P(CpuLossyTest, StateOfAnotherSizeIsRefused) {
@@ -183,6 +228,58 @@ TEST_P(CpuLossyTest, StateOfAnotherSizeIsRefused) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Formats, CpuLossyTest, ::testing::Values("int8", "onebit", "topk:0.01"),
+                         [](const auto& info) { return CodecSpec::Parse(info.param)->Name(); });
+
+// Formats with blocks.
+class CpuLossyBlocksTest : public CpuLossyTest {
+ protected:
+  ReferenceChunk Reference(const Floats& x) const {
+    return format_ == WireFormat::kInt8 ? ReferenceInt8(x) : ReferenceOneBit(x);
+  }
+};
+
+TEST_P(CpuLossyBlocksTest, EveryTensorIsEncodedAsIfItWereAlone) {
+  const Floats gradient = Random(4);
+  node_.Exchange(gradient);
+  Bytes expected;
+  uint64_t begin = 0;
+  for (const TensorSpec& tensor : kBucket.tensors) {
+    const uint64_t end = begin + tensor.Elems();
+    if (tensor.name != "plain") {
+      Floats alone(&gradient[begin], &gradient[end]);
+      // The last tensor ends with a short block.
+      if (tensor.name != "c") alone.resize((alone.size() + unit() - 1) / unit() * unit());
+      const ReferenceChunk reference = Reference(alone);
+      expected.insert(expected.end(), reference.bytes.begin(), reference.bytes.end());
+      EXPECT_EQ(std::memcmp(&node_.result()[begin], reference.decoded.data(),
+                            tensor.Elems() * sizeof(float)),
+                0)
+          << tensor.name;
+    }
+    begin = end;
+  }
+  Bytes sent;
+  for (const Bytes& chunk : node_.sent()) sent.insert(sent.end(), chunk.begin(), chunk.end());
+  EXPECT_EQ(sent, expected);
+}
+
+TEST_P(CpuLossyBlocksTest, OneElementBesideALargeTensorIsExactToItsOwnScale) {
+  const BucketLayout bucket{DType::kFloat32, {{"first", {1}}, {"large", {5000}}, {"last", {1}}}};
+  Floats gradient = Random(5, bucket.Elems());
+  for (float& value : gradient) value *= 1e6f;
+  const float small = 0.3f;
+  gradient.front() = gradient.back() = small;
+  ParameterStates states;
+  LossyNode node(bucket, {0, 1, 2}, spec_, states);
+  node.Exchange(gradient);
+  // int8 rounds twice: the scale, and 125 times it. Of onebit's rotated block all 1024 magnitudes
+  // are the same; in each of sixteen sums 63 additions round.
+  const float tolerance = small * (format_ == WireFormat::kInt8 ? 2 : 64) * 0x1p-24f;
+  EXPECT_NEAR(node.result().front(), small, tolerance);
+  EXPECT_NEAR(node.result().back(), small, tolerance);
+}
+
+INSTANTIATE_TEST_SUITE_P(Formats, CpuLossyBlocksTest, ::testing::Values("int8", "onebit"),
                          [](const auto& info) { return CodecSpec::Parse(info.param)->Name(); });
 
 }  // namespace

@@ -5,10 +5,19 @@
 #include "core/base/status_macros.h"
 
 namespace thalweg {
+namespace {
+
+// Returns 1 for a format without blocks.
+uint64_t BlockElems(WireFormat format) {
+  return std::max<uint64_t>(1, FindLossy(format)->block_elems);
+}
+
+}  // namespace
 
 LossyCodec::LossyCodec(TensorSet tensors, const CodecPlace& place, uint32_t number,
                        const CodecSpec& spec)
-    : OnePartCodec(std::move(tensors), place, number, LossyFormat(spec)),
+    : OnePartCodec(std::move(tensors).AlignedTo(BlockElems(LossyFormat(spec))), place, number,
+                   LossyFormat(spec)),
       spec_(spec),
       format_(LossyFormat(spec)),
       encoded_begins_{0} {

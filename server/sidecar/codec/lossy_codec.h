@@ -29,7 +29,9 @@ class LossyCodec : public OnePartCodec {
   void ForgetShardResiduals() final;
 
  protected:
-  // Sends the tensors as part `number`.
+  // Sends the tensors as part `number`. In a format with blocks each tensor begins with a block: no
+  // other tensor has a say in its scales. So chunks and tiles of whole blocks begin with an element
+  // of a tensor. The padding is zero and has no residual; what it decodes to is dropped.
   LossyCodec(TensorSet tensors, const CodecPlace& place, uint32_t number, const CodecSpec& spec);
 
   // To be called once. InvalidArgument names a tensor whose state, which somebody has loaded, is of

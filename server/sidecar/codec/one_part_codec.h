@@ -18,12 +18,13 @@ class OnePartCodec : public BucketCodec {
   uint64_t nonfinite_elems() const final { return part_.nonfinite_elems; }
 
  protected:
-  // The part has all tensors; in float32 where `wire` is lossy, else in the bucket's type.
+  // The part has all tensors and their padding; in float32 where `wire` is lossy, else in the
+  // bucket's type.
   OnePartCodec(TensorSet tensors, const CodecPlace& place, uint32_t number, WireFormat wire)
       : BucketCodec(std::move(tensors), place),
         part_(MakePart(
             number,
-            {IsDense(wire) ? tensors_.layout().dtype : DType::kFloat32, tensors_.layout().tensors},
+            {IsDense(wire) ? tensors_.layout().dtype : DType::kFloat32, tensors_.PaddedTensors()},
             wire, tensors_.Bytes())) {}
 
   Part part_;

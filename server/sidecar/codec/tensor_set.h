@@ -1,4 +1,5 @@
-// Some tensors of a bucket, one after the other: what one codec takes care of.
+// Some tensors of a bucket, one after the other: what one codec takes care of. Between them there
+// may be padding, elements that belong to no tensor.
 #pragma once
 
 #include <cstddef>
@@ -23,16 +24,23 @@ class TensorSet {
   // The tensors of `bucket` with these numbers, which rise.
   TensorSet(const BucketLayout& bucket, const std::vector<uint32_t>& members);
 
-  // The set as if it were a bucket of its own.
+  // Moves the tensors into a set with the least padding that lets each begin at a multiple of
+  // `elems`.
+  TensorSet AlignedTo(uint64_t elems) &&;
+
+  // The set as if it were a bucket of its own, without the padding.
   const BucketLayout& layout() const { return layout_; }
-  uint64_t Elems() const { return begins_.back(); }
-  uint64_t Bytes() const { return Elems() * SizeOf(layout_.dtype); }
+  // The tensors, and the padding as tensors without a name.
+  std::vector<TensorSpec> PaddedTensors() const;
+  uint64_t Elems() const { return begins_.back(); }  // with the padding
+  uint64_t Bytes() const { return layout_.Elems() * SizeOf(layout_.dtype); }
   // Where a tensor begins in the bucket.
   uint64_t BucketOffset(size_t tensor) const { return bucket_offsets_[tensor]; }
 
-  // Elements [begin, end) of the set, cut where they do not follow each other in the bucket.
+  // Both leave out the padding. The first: elements [begin, end) of the set, cut where they do not
+  // follow each other in the set and in the bucket.
   std::vector<Piece> BucketPieces(uint64_t begin, uint64_t end) const;
-  // The same, cut where another tensor begins. Tensors without elements have no piece.
+  // The second: cut where another tensor begins. Tensors without elements have no piece.
   std::vector<Piece> TensorPieces(uint64_t begin, uint64_t end) const;
 
  private:

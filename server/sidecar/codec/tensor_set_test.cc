@@ -46,6 +46,42 @@ TEST(TensorSetTest, TensorPiecesNameTheTensorAndSkipEmptyOnes) {
   EXPECT_EQ(AsTuples(set.TensorPieces(2, 6)), (Parts{{2, 2, 2, 0}, {4, 0, 2, 2}}));
 }
 
+TensorSet Aligned(const std::vector<uint32_t>& members, uint64_t elems) {
+  return TensorSet(kBucket, members).AlignedTo(elems);
+}
+
+TEST(TensorSetTest, AlignedTensorsBeginAtMultiplesAndTheLastIsNotPadded) {
+  const TensorSet set = Aligned({0, 1, 3, 4}, 4);
+  EXPECT_EQ(AsTuples(set.TensorPieces(0, set.Elems())),
+            (Parts{{0, 0, 3, 0}, {4, 0, 4, 1}, {8, 0, 5, 2}, {16, 0, 1, 3}}));
+  EXPECT_EQ(set.Elems(), 17u);
+  EXPECT_EQ(set.PaddedTensors(),
+            (std::vector<TensorSpec>{
+                {"a", {3}}, {"", {1}}, {"b", {2, 2}}, {"c", {5}}, {"", {3}}, {"d", {}}}));
+}
+
+TEST(TensorSetTest, PaddingIsNoPartOfTheTensorsOfAnAlignedSet) {
+  const TensorSet set = Aligned({0, 3}, 4);
+  EXPECT_EQ(set.layout(), TensorSet(kBucket, {0, 3}).layout());
+  EXPECT_EQ(set.Bytes(), 16u);
+  EXPECT_EQ(set.BucketOffset(1), 7u);
+}
+
+TEST(TensorSetTest, PiecesOfTheBucketAreCutAtPadding) {
+  const TensorSet set = Aligned({0, 1, 3, 4}, 4);
+  EXPECT_EQ(AsTuples(set.BucketPieces(0, 17)), (Parts{{0, 0, 3, 0}, {4, 3, 9, 0}, {16, 12, 1, 0}}));
+  EXPECT_EQ(AsTuples(set.BucketPieces(1, 4)), (Parts{{1, 1, 2, 0}}));
+  EXPECT_EQ(AsTuples(set.BucketPieces(14, 17)), (Parts{{16, 12, 1, 0}}));
+  EXPECT_TRUE(set.BucketPieces(13, 16).empty());
+}
+
+TEST(TensorSetTest, AligningChangesNothingWhereTensorsHaveThatManyElements) {
+  const BucketLayout bucket{DType::kFloat32, {{"a", {8}}, {"b", {2, 2}}, {"c", {3}}}};
+  const TensorSet set = TensorSet(bucket, {0, 1, 2}).AlignedTo(4);
+  EXPECT_EQ(set.PaddedTensors(), bucket.tensors);
+  EXPECT_EQ(AsTuples(set.BucketPieces(0, 15)), (Parts{{0, 0, 15, 0}}));
+}
+
 TEST(TensorSetTest, EveryRangeIsCoveredInOrder) {
   const TensorSet set(kBucket, {0, 3, 4});
   for (uint64_t begin = 0; begin < set.Elems(); ++begin) {

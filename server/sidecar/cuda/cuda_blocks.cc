@@ -27,7 +27,7 @@ absl::Status CudaBlocks::QueueEncoding(const float* values, float* residual) {
 
 absl::StatusOr<std::span<const std::byte>> CudaBlocks::Encode(const Part& /*part*/, uint32_t chunk,
                                                               Gradient& gradient) {
-  THALWEG_RETURN_IF_ERROR(gradient.WaitFor(tensors_.Elems()));
+  THALWEG_RETURN_IF_ERROR(gradient.WaitFor(tensors_.layout().Elems()));
   THALWEG_RETURN_IF_ERROR(lane().Bind());
   return chunks_.Sent(chunk);
 }

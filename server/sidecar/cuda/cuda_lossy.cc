@@ -19,6 +19,7 @@ absl::StatusOr<Part*> CudaLossy::Begin(FoldPool& /*pool*/, Gradient& /*gradient*
   const bool is_sampled = spec_.feedback && (part_.round + 1) % kSampleEvery == 1;
   if (is_sampled) THALWEG_RETURN_IF_ERROR(on_gpu_.QueueNorm(Norm::kWhole, values, residual));
   THALWEG_RETURN_IF_ERROR(QueueEncoding(values, residual));
+  if (spec_.feedback) THALWEG_RETURN_IF_ERROR(on_gpu_.ClearResidualOfPadding());
   if (is_sampled) THALWEG_RETURN_IF_ERROR(on_gpu_.QueueNorm(Norm::kResidual, residual, nullptr));
   THALWEG_RETURN_IF_ERROR(QueueSending());
   return &part_;

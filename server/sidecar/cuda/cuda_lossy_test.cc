@@ -10,23 +10,30 @@
 namespace thalweg {
 namespace {
 
-// Tensors 0, 2 and 3 are compressed: two stretches, which no chunk or block divides.
+// Tensors 0, 2 and 3 are compressed: two stretches, which no chunk or block divides, so that there
+// is padding between tensors.
 const BucketLayout kLayout{DType::kFloat32,
                            {{"a", {3003}}, {"plain", {501}}, {"b", {13}}, {"c", {140, 31}}}};
+const BucketLayout kHalf{DType::kFloat16, kLayout.tensors};
+// Blocks divide all tensors but the last.
+const BucketLayout kAligned{DType::kFloat32,
+                            {{"a", {2048}}, {"plain", {1024}}, {"b", {1024}}, {"c", {140, 31}}}};
 const std::vector<uint32_t> kMembers = {0, 2, 3};
 const std::vector<uint32_t> kAll = {0, 1, 2, 3};
 
 class CudaLossyTest : public ::testing::TestWithParam<const char*> {
  protected:
   std::unique_ptr<BucketCodec> Codec(BucketMemory& memory, ParameterStates& states,
-                                     const std::vector<uint32_t>& members = kMembers) {
+                                     const std::vector<uint32_t>& members = kMembers,
+                                     const BucketLayout& layout = kLayout) {
     const CodecPlace place{{3}, kMinChunkBytes, 1};
-    return *memory.MakeLossy(TensorSet(kLayout, members), place, 4, spec_, states);
+    return *memory.MakeLossy(TensorSet(layout, members), place, 4, spec_, states);
   }
-  static std::vector<Floats> Gradients(uint64_t seed, uint32_t workers) {
+  static std::vector<Floats> Gradients(uint64_t seed, uint32_t workers,
+                                       const BucketLayout& layout = kLayout) {
     std::vector<Floats> gradients;
     for (uint32_t rank = 0; rank < workers; ++rank) {
-      gradients.push_back(RandomFloats(seed + rank, kLayout.Elems()));
+      gradients.push_back(RandomFloats(seed + rank, layout.Elems()));
     }
     if (seed % 20 == 0) gradients[0][3600] = std::nanf("");
     return gradients;
@@ -46,23 +53,25 @@ class CudaLossyTest : public ::testing::TestWithParam<const char*> {
 };
 
 TEST_P(CudaLossyTest, SendsGetsAndKeepsTheBitsOfANodeWithoutGpus) {
-  for (const auto& [workers, members] :
-       {std::pair(1u, kAll), std::pair(1u, kMembers), std::pair(3u, kMembers)}) {
+  for (const auto& [layout, workers, members] :
+       {std::tuple(kLayout, 1u, kAll), std::tuple(kLayout, 1u, kMembers),
+        std::tuple(kLayout, 3u, kMembers), std::tuple(kHalf, 1u, kAll),
+        std::tuple(kAligned, 1u, kAll)}) {
     gpu_states_.clear();
     cpu_states_.clear();
-    GpuNode gpu(gpus_, device_, kLayout, workers);
-    CpuNode cpu(kLayout, workers);
-    const auto gpu_codec = Codec(gpu.memory(), gpu_states_, members);
-    const auto cpu_codec = Codec(cpu.memory(), cpu_states_, members);
+    GpuNode gpu(gpus_, device_, layout, workers);
+    CpuNode cpu(layout, workers);
+    const auto gpu_codec = Codec(gpu.memory(), gpu_states_, members, layout);
+    const auto cpu_codec = Codec(cpu.memory(), cpu_states_, members, layout);
     for (uint64_t seed = 10; seed <= 30; seed += 10) {
-      gpu.Make(Gradients(seed, workers));
-      cpu.Make(Gradients(seed, workers));
-      const auto sent = RunRound(*gpu_codec, gpu.memory());
+      gpu.Make(Gradients(seed, workers, layout));
+      cpu.Make(Gradients(seed, workers, layout));
+      const auto sent = RunRound(*gpu_codec, gpu.memory(), layout.dtype);
       ASSERT_TRUE(sent.ok()) << sent.status();
-      EXPECT_EQ(*sent, *RunRound(*cpu_codec, cpu.memory())) << workers << " workers";
+      EXPECT_EQ(*sent, *RunRound(*cpu_codec, cpu.memory(), layout.dtype)) << workers << " workers";
       const Floats result = gpu.Result(workers - 1);
       const Floats expected = cpu.Result();
-      const TensorSet set(kLayout, members);
+      const TensorSet set(layout, members);
       for (const auto& piece : set.BucketPieces(0, set.Elems())) {
         EXPECT_EQ(std::memcmp(result.data() + piece.offset, expected.data() + piece.offset,
                               piece.elems * sizeof(float)),

@@ -15,6 +15,9 @@ absl::StatusOr<float*> AllocateFloats(GpuLane& lane, uint64_t count) {
   return reinterpret_cast<float*>(memory);
 }
 
+// Where a piece ends in the set.
+uint64_t EndOf(const TensorSet::Piece& piece) { return piece.begin + piece.elems; }
+
 double Sum(const double* partials, uint64_t count) {
   double sum = 0;
   for (uint64_t i = 0; i < count; ++i) sum += partials[i];
@@ -22,6 +25,34 @@ double Sum(const double* partials, uint64_t count) {
 }
 
 }  // namespace
+
+absl::Status CudaTensors::ClearPadding(void* array, size_t size) {
+  for (size_t i = 1; i < pieces_.size(); ++i) {
+    const uint64_t begin = EndOf(pieces_[i - 1]);
+    const uint64_t elems = pieces_[i].begin - begin;
+    if (elems == 0) continue;
+    THALWEG_RETURN_IF_ERROR(lane().gpu().Copy(static_cast<std::byte*>(array) + begin * size, zeros_,
+                                              elems * size, lane().stream()));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CudaTensors::ClearResidualOfPadding() {
+  return ClearPadding(residual_, sizeof(float));
+}
+
+absl::Status CudaTensors::AllocateZeros() {
+  uint64_t most = 0;
+  for (size_t i = 1; i < pieces_.size(); ++i) {
+    most = std::max(most, pieces_[i].begin - EndOf(pieces_[i - 1]));
+  }
+  if (most == 0) return absl::OkStatus();
+  const uint64_t bytes = most * sizeof(float);
+  THALWEG_ASSIGN_OR_RETURN(zeros_, lane().Allocate(bytes));
+  THALWEG_ASSIGN_OR_RETURN(std::byte* const staged, lane().AllocateHost(bytes));
+  std::fill_n(staged, bytes, std::byte{0});
+  return lane().gpu().CopyToDevice(zeros_, staged, bytes, lane().stream());
+}
 
 absl::Status CudaTensors::Allocate() {
   const uint64_t elems = tensors_.Elems();
@@ -34,6 +65,10 @@ absl::Status CudaTensors::Allocate() {
   if (!is_float) {
     THALWEG_ASSIGN_OR_RETURN(narrow_, lane().Allocate(elems * SizeOf(memory_.share())));
   }
+  THALWEG_RETURN_IF_ERROR(AllocateZeros());
+  // Later rounds leave the padding as it is.
+  THALWEG_RETURN_IF_ERROR(is_float ? ClearPadding(values_, sizeof(float))
+                                   : ClearPadding(narrow_, SizeOf(memory_.share())));
   if (tensors_.layout().dtype != DType::kFloat32 || !IsOnePiece()) {
     THALWEG_ASSIGN_OR_RETURN(decoded_, AllocateFloats(lane(), elems));
   }
@@ -52,15 +87,12 @@ absl::Status CudaTensors::Allocate() {
 
 absl::Status CudaTensors::Load(States states) {
   if (!has_residual_ || is_loaded_) return absl::OkStatus();
+  std::fill_n(staged_, tensors_.Elems(), 0.0f);
   for (const auto& piece : tensors_.TensorPieces(0, tensors_.Elems())) {
-    float* const to = staged_ + piece.begin;
-    if (states[piece.tensor] == nullptr) {
-      std::fill_n(to, piece.elems, 0.0f);
-      continue;
-    }
+    if (states[piece.tensor] == nullptr) continue;
     std::vector<float>& residual = states[piece.tensor]->residual;
     residual.resize(tensors_.layout().tensors[piece.tensor].Elems());
-    std::copy_n(residual.data() + piece.offset, piece.elems, to);
+    std::copy_n(residual.data() + piece.offset, piece.elems, staged_ + piece.begin);
   }
   is_loaded_ = true;
   return lane().gpu().CopyToDevice(residual_, staged_, tensors_.Elems() * sizeof(float),

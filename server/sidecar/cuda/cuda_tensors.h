@@ -16,8 +16,8 @@
 
 namespace thalweg {
 
-// All arrays are in the order of the set. Guarded like the codec; the calling thread has to have
-// the GPU bound.
+// All arrays are in the order of the set, with its padding. Guarded like the codec; the calling
+// thread has to have the GPU bound.
 class CudaTensors {
  public:
   // By tensor; null for one without a state.
@@ -42,8 +42,10 @@ class CudaTensors {
   // The mean of the shares in float32: where it is, or queues that it is put together. It stays for
   // the round.
   absl::StatusOr<const float*> QueueValues();
-  // Null without one. Zero where a tensor has no state.
+  // Null without one. Zero where a tensor has no state, and in the padding until it is encoded.
   float* residual() const { return residual_; }
+  // Queues that the residual of the padding becomes zero again.
+  absl::Status ClearResidualOfPadding();
 
   // Queues the squared norm of a + b, or of a. Only with a residual.
   absl::Status QueueNorm(Norm which, const float* a, const float* b);
@@ -56,6 +58,9 @@ class CudaTensors {
   absl::Status Place(uint64_t begin, uint64_t end);
 
  private:
+  // Queues zeros for the padding in an array of elements of `size` bytes.
+  absl::Status ClearPadding(void* array, size_t size);
+  absl::Status AllocateZeros();
   // The set is one stretch of the bucket.
   bool IsOnePiece() const { return pieces_.size() == 1; }
   std::byte* Result(uint64_t element) const {
@@ -68,6 +73,7 @@ class CudaTensors {
   const std::vector<TensorSet::Piece> pieces_ = tensors_.BucketPieces(0, tensors_.Elems());
   bool is_loaded_ = false;  // the states are in residual_
   // On the GPU; null where not needed.
+  std::byte* zeros_ = nullptr;   // as many as the padding has anywhere, in float32
   std::byte* narrow_ = nullptr;  // the mean in the shares' type
   float* values_ = nullptr;
   float* residual_ = nullptr;

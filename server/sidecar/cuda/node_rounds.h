@@ -39,10 +39,11 @@ class MemoryGradient : public Gradient {
 using Sent = std::vector<std::byte>;
 
 // Takes a codec through a round of a node whose peers all send the same. What has been sent.
-inline absl::StatusOr<Sent> RunRound(BucketCodec& codec, BucketMemory& memory) {
+inline absl::StatusOr<Sent> RunRound(BucketCodec& codec, BucketMemory& memory,
+                                     DType share = DType::kFloat32) {
   Sent sent;
   FoldPool pool(1);
-  MemoryGradient gradient(memory);
+  MemoryGradient gradient(memory, share);
   THALWEG_RETURN_IF_ERROR(memory.BeginRound());
   THALWEG_ASSIGN_OR_RETURN(Part * part, codec.Begin(pool, gradient));
   while (part != nullptr) {

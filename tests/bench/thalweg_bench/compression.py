@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 
 from thalweg.codecs import Auto, Codec, Lossy, PowerSGD
+from thalweg.policy import SMALL_ELEMS
 from thalweg_bench.shapes import Shape
 
 # With warm start and error feedback torch's hook cannot compress any earlier.
@@ -35,12 +36,10 @@ def wire_bytes(codec: Codec, shapes: Iterable[Shape]) -> int:
     """Returns the bytes that a node sends in a round, and receives, once compressed; not for
     auto.
     """
+    if isinstance(codec, Lossy) and codec.block is not None:
+        return sum(_bytes_in_blocks(codec.block, math.prod(shape)) for shape in shapes)
     if not isinstance(codec, PowerSGD):
-        elements = sum(math.prod(shape) for shape in shapes)
-        if not isinstance(codec, Lossy) or codec.block is None:
-            return _ITEM_BYTES[codec.name] * elements
-        block, block_bytes = codec.block  # the last one of a chunk may be shorter
-        return math.ceil(elements * block_bytes / block)
+        return _ITEM_BYTES[codec.name] * sum(math.prod(shape) for shape in shapes)
     elements = 0
     for shape in shapes:
         rank = _rank(codec, shape)
@@ -61,6 +60,13 @@ def passes(codec: Codec) -> int:
     # written. Factors also need their sum: it is written, and read for the second factor and for
     # the remainder.
     return 7 if isinstance(codec, PowerSGD) else 4
+
+
+def _bytes_in_blocks(block: tuple[int, int], elements: int) -> int:
+    if elements < SMALL_ELEMS:
+        return _ITEM_BYTES["fp16"] * elements
+    block_elements, block_bytes = block  # the last one of a bucket may be shorter
+    return math.ceil(elements / block_elements) * block_bytes
 
 
 def _matrix(shape: Shape) -> tuple[int, int]:
