@@ -17,6 +17,7 @@ absl::StatusOr<Encoded> FoldWithResidual(const RoundEngine::CompleteRound& round
                                          std::byte* out) {
   MutexLock lock(residual.mutex);
   residual.values.resize(residual.elems);
+  Rescale(residual.values, residual.loss_scale, round.loss_scale);
   return FoldLossy(round.payloads, workers, round.wire, round.elems, residual.values.data(), out);
 }
 

@@ -77,24 +77,25 @@ class CpuLossyTest : public ::testing::TestWithParam<const char*> {
   }
 
   // One round whose result is this node's own share.
-  void Exchange(const Floats& bucket) {
+  void Exchange(const Floats& bucket) { Exchange(bucket, *codec_); }
+  void Exchange(const Floats& bucket, CpuLossy& codec) {
     FloatGradient gradient(bucket);
     FoldPool pool(2);
-    Part& part = **codec_->Begin(pool, gradient);
+    Part& part = **codec.Begin(pool, gradient);
     part.BeginRound();
     encoded_.clear();
     for (uint32_t chunk = 0; chunk < part.plan.Count(); ++chunk) {
-      const auto share = *codec_->Encode(part, chunk, gradient);
+      const auto share = *codec.Encode(part, chunk, gradient);
       encoded_.emplace_back(share.begin(), share.end());
       RoundResult result;
       result.id = {part.bucket.id, chunk, part.round};
       result.wire = format_;
       result.elems = part.plan.Elems(chunk);
       result.payload = Payload(share, nullptr);
-      ASSERT_TRUE(codec_->Decode(part, result).ok());
+      ASSERT_TRUE(codec.Decode(part, result).ok());
     }
-    EXPECT_TRUE(codec_->EndsWith(part));
-    codec_->CountRound();
+    EXPECT_TRUE(codec.EndsWith(part));
+    codec.CountRound();
   }
 
   const CodecSpec spec_;
@@ -131,6 +132,29 @@ TEST_P(CpuLossyTest, ScatteredTensorsAreEncodedAsOneVector) {
     const Floats got = Gathered(result_);
     EXPECT_EQ(std::memcmp(got.data(), decoded.data(), decoded.size() * sizeof(float)), 0);
     EXPECT_EQ(result_[77'003], -1.0f) << "a tensor of another codec was touched";
+  }
+}
+
+TEST_P(CpuLossyTest, ResidualFollowsTheLossScale) {
+  const auto times = [](Floats values, float factor) {
+    for (float& value : values) value *= factor;
+    return values;
+  };
+  ParameterStates plain_states;
+  Floats plain_result(kBucket.Elems());
+  const CodecPlace place{
+      {4, 1}, kMinChunkBytes * 16, 2, false, reinterpret_cast<std::byte*>(plain_result.data())};
+  const auto plain = *CpuLossy::Create(TensorSet(kBucket, kMembers), place, 7, spec_, plain_states);
+  uint64_t round = 0;
+  for (const float scale : {1024.0f, 2048.0f, 2048.0f, 512.0f}) {
+    const Floats gradient = Random(++round);
+    ASSERT_TRUE(codec_->FollowLossScale(scale).ok());
+    Exchange(gradient, *plain);
+    Exchange(times(gradient, scale));
+    EXPECT_EQ(Gathered(result_), times(Gathered(plain_result), scale)) << "round " << round;
+    for (const char* name : {"a", "b", "c"}) {
+      EXPECT_EQ(states_.at(name)->residual, times(plain_states.at(name)->residual, scale)) << name;
+    }
   }
 }
 

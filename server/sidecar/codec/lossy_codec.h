@@ -29,6 +29,8 @@ class LossyCodec : public OnePartCodec {
   void ForgetShardResiduals() final;
 
  protected:
+  std::span<const std::shared_ptr<ParameterState>> States() const final { return states_; }
+
   // Sends the tensors as part `number`.
   LossyCodec(TensorSet tensors, const CodecPlace& place, uint32_t number, const CodecSpec& spec);
 
