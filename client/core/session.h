@@ -122,10 +122,10 @@ class Session {
   // state does not fit, the job fails. FailedPrecondition while a round is in flight.
   virtual absl::Status LoadCodecState(std::span<const std::byte> state) = 0;
 
-  // What loss scaling has come to, for the sidecar's metrics and stats(): the scale from now on,
-  // and steps skipped since the last call. At most once a step; says nothing where nothing has
-  // changed, and once the session has failed. Of a node's workers only the first one's matters to
-  // others.
+  // What loss scaling has come to, for codecs' residuals, metrics and stats(): the scale that
+  // gradients carry from now on, and steps skipped since the last call. Says nothing where nothing
+  // has changed, and once the session has failed. Of a node's workers only the first one's matters
+  // to others.
   virtual void NotePrecision(double loss_scale, uint64_t skipped_steps) = 0;
 
   // As in SessionOptions.

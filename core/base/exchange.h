@@ -25,6 +25,7 @@
 #include "core/base/codec_policy.h"
 #include "core/base/host_clock.h"
 #include "core/base/layout.h"
+#include "core/base/loss_scale.h"
 #include "core/base/payload.h"
 #include "core/base/wire_format.h"
 
@@ -101,6 +102,8 @@ struct Contribution {
   WireFormat wire = WireFormat::kFloat32;
   uint64_t elems = 0;
   Payload payload;  // IsPayloadSize(wire, elems, …)
+  // The loss scale that the node's gradients carry. Only in formats that HasResidual.
+  double loss_scale = kUnknownLossScale;
 };
 
 // A RoundResult is the mean over all workers of the job, in wire format; all nodes get the same
@@ -162,14 +165,15 @@ class Shard {
   virtual absl::Status Contribute(SessionToken token, Contribution contribution) = 0;
 
   // Read or write, for a checkpoint, what the shard's encoding of a chunk's results has left out so
-  // far and will add to the next one (docs/codecs.md). The values have one element for each of the
-  // chunk; an empty result means that the shard has no residual yet, which is the same as zeros.
-  // Both apply to parts in a format that HasResidual. A node may read and write while it has the
-  // results of all rounds that it has contributed to: the residual then belongs to the last of
-  // them. Writing replaces the residual; one node, the first, does it for all. Errors change
-  // nothing and do not fail the job: FailedPrecondition (the part is not registered in this
-  // layout), InvalidArgument (no such chunk, another format, a number of values that differs from
-  // the chunk's elements, or a value that is not finite).
+  // far and will add to the next one (docs/codecs.md), in true units: without the loss scale that
+  // contributions name. The values have one element for each of the chunk; an empty result means
+  // that the shard has no residual yet, which is the same as zeros. Both apply to parts in a format
+  // that HasResidual. A node may read and write while it has the results of all rounds that it has
+  // contributed to: the residual then belongs to the last of them. Writing replaces the residual;
+  // one node, the first, does it for all. Errors change nothing and do not fail the job:
+  // FailedPrecondition (the part is not registered in this layout), InvalidArgument (no such chunk,
+  // another format, a number of values that differs from the chunk's elements, or a value that is
+  // not finite).
   virtual absl::StatusOr<std::vector<float>> ReadResidual(SessionToken token, BucketId bucket,
                                                           uint32_t chunk, TimePoint deadline) = 0;
   virtual absl::Status WriteResidual(SessionToken token, BucketId bucket, uint32_t chunk,

@@ -143,7 +143,7 @@ struct CodecState {
 
 // Precision is sent by a node's first worker at any time: the state of loss scaling.
 struct Precision {
-  double loss_scale = 0;
+  double loss_scale = 0;       // that gradients carry from now on; 0: unknown
   uint64_t skipped_steps = 0;  // since the previous such message
   bool operator==(const Precision&) const = default;
 };

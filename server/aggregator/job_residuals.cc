@@ -27,6 +27,8 @@ absl::StatusOr<std::vector<float>> Job::ReadResidual(uint32_t node, BucketId buc
   if (residual == nullptr) return std::vector<float>();
   Residual& found = *residual;
   MutexLock lock(found.mutex);
+  // In place, so that this job goes on with the bits of one that starts with what is returned.
+  Rescale(found.values, found.loss_scale, kNoLossScale);
   return found.values;
 }
 
@@ -58,6 +60,7 @@ absl::Status Job::WriteResidual(uint32_t node, BucketId bucket, uint32_t chunk,
   Residual& written = *residual;
   MutexLock lock(written.mutex);
   written.values.swap(copy);
+  written.loss_scale = kNoLossScale;
   return absl::OkStatus();
 }
 

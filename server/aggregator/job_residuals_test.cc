@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <array>
 #include <random>
 #include <string>
 #include <vector>
@@ -20,17 +21,21 @@ class JobResidualsTest : public ::testing::TestWithParam<WireFormat> {
  protected:
   // Runs rounds `first` … `last` of both chunks, whose shares depend only on `seed` and the round.
   // Returns the results.
-  static std::vector<Bytes> Exchange(TestJob& job, uint64_t first, uint64_t last, uint64_t seed) {
+  // Each node's share is multiplied by the first node's loss scale; the nodes name `scales`.
+  static std::vector<Bytes> Exchange(TestJob& job, uint64_t first, uint64_t last, uint64_t seed,
+                                     std::array<double, 2> scales = {}) {
+    const float factor = scales[0] == kUnknownLossScale ? 1 : static_cast<float>(scales[0]);
     for (uint64_t round = first; round <= last; ++round) {
       std::mt19937_64 random(seed + round);
       for (uint32_t chunk = 0; chunk < 2; ++chunk) {
         for (uint32_t node = 0; node < 2; ++node) {
-          const Floats share = RandomFloats(ElemsOf(chunk), 0, random);
+          Floats share = RandomFloats(ElemsOf(chunk), 0, random);
+          for (float& value : share) value *= factor;
           const ReferenceChunk encoded =
               GetParam() == WireFormat::kInt8 ? ReferenceInt8(share) : ReferenceOneBit(share);
-          EXPECT_TRUE(
-              job.Contribute(node, {kPart, chunk, round}, GetParam(), share.size(), encoded.bytes)
-                  .ok());
+          EXPECT_TRUE(job.Contribute(node, {kPart, chunk, round}, GetParam(), share.size(),
+                                     encoded.bytes, scales[node])
+                          .ok());
         }
       }
     }
@@ -68,6 +73,58 @@ TEST_P(JobResidualsTest, ResidualWrittenIntoAFreshJobContinuesBitForBit) {
   ASSERT_EQ(expected.size(), 6u);
   EXPECT_EQ(Exchange(resumed, 1, 3, 105), expected);
   EXPECT_NE(Exchange(forgetful, 1, 3, 105), expected);
+}
+
+TEST_P(JobResidualsTest, ResidualIsReadAndWrittenInTrueUnitsAndFollowsTheFirstNodesScale) {
+  TestJob plain({1, 1}), scaled({1, 1}), resumed({1, 1});
+  for (TestJob* job : {&plain, &scaled, &resumed}) job->Register(kPart, kElems, GetParam());
+  Exchange(plain, 1, 5, 100);
+  Exchange(scaled, 1, 3, 100, {1024, 4});
+  Exchange(scaled, 4, 5, 100, {2048, 1024});
+  for (uint32_t chunk = 0; chunk < 2; ++chunk) {
+    const Floats residual = plain.job().ReadResidual(0, kPart, chunk).value();
+    EXPECT_EQ(scaled.job().ReadResidual(0, kPart, chunk).value(), residual);
+    ASSERT_TRUE(resumed.job().WriteResidual(0, kPart, chunk, residual).ok());
+  }
+  // Reading has changed nothing for the job that goes on.
+  EXPECT_EQ(Exchange(scaled, 6, 8, 100, {2048, 2048}), Exchange(resumed, 1, 3, 105, {2048, 2048}));
+  for (uint32_t chunk = 0; chunk < 2; ++chunk) {
+    EXPECT_EQ(scaled.job().ReadResidual(0, kPart, chunk).value(),
+              resumed.job().ReadResidual(0, kPart, chunk).value());
+  }
+}
+
+TEST_P(JobResidualsTest, LossScaleThatIsNoneIsRefusedBeforeItReachesTheResidual) {
+  for (const double scale : {-1.0, double{kNaN}, double{kInfinity}}) {
+    TestJob job({1, 1});
+    job.Register(kPart, kElems, GetParam());
+    Exchange(job, 1, 1, 7);
+    const Bytes bytes(MaxEncodedBytes(GetParam(), ElemsOf(0)));
+    const absl::Status status =
+        job.Contribute(0, {kPart, 0, 2}, GetParam(), ElemsOf(0), bytes, scale);
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(std::string(status.message()),
+                HasSubstr(absl::StrCat(
+                    "expected a positive, finite loss scale, or 0 for none, got ", scale)));
+  }
+}
+
+TEST_P(JobResidualsTest, NoScaleMakesResultsInfinite) {
+  TestJob job({1, 1});
+  job.Register(kPart, kElems, GetParam());
+  uint64_t round = 0;
+  for (const double scale : {1e300, 1e-300, 1e300, 1.0}) {
+    ++round;
+    const Floats share(ElemsOf(0), 1.25f);
+    const ReferenceChunk encoded =
+        GetParam() == WireFormat::kInt8 ? ReferenceInt8(share) : ReferenceOneBit(share);
+    for (uint32_t node : {0u, 1u}) {
+      ASSERT_TRUE(
+          job.Contribute(node, {kPart, 0, round}, GetParam(), share.size(), encoded.bytes, scale)
+              .ok());
+    }
+    EXPECT_EQ(job.sink(0).results.back().nonfinite_elems, 0u);
+  }
 }
 
 TEST_P(JobResidualsTest, ThereIsNoneBeforeTheFirstRoundNorAfterANewLayout) {

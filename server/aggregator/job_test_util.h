@@ -63,8 +63,8 @@ class TestJob {
   }
 
   absl::Status Contribute(uint32_t node, RoundId id, WireFormat wire, uint64_t elems,
-                          const Bytes& bytes) {
-    return job_->Contribute(node, {id, 1, wire, elems, Split(bytes, {})}, Now());
+                          const Bytes& bytes, double loss_scale = kUnknownLossScale) {
+    return job_->Contribute(node, {id, 1, wire, elems, Split(bytes, {}), loss_scale}, Now());
   }
 
   double Metric(const char* gauge) { return registry_.GetGauge(gauge, "").Value(); }

@@ -18,6 +18,7 @@ absl::StatusOr<Encoded> FoldWithResidual(const RoundEngine::CompleteRound& round
                                          std::byte* out) {
   MutexLock lock(residual.mutex);
   residual.values.resize(residual.elems);
+  Rescale(residual.values, residual.loss_scale, round.loss_scale);
   float* const values = residual.values.data();
   auto encoded = FoldLossy(round.payloads, workers, round.wire, round.elems, values, out);
   for (const ElemRange& range : residual.padding) {

@@ -13,8 +13,8 @@ namespace thalweg {
 
 // Folds the round's payloads, in node order and in one pass, into the mean over all workers and
 // encodes it once. `workers[node]` is the number of that node's workers. `residual` belongs to the
-// chunk: the encoding adds it and stores there what it leaves out. It is null unless
-// HasResidual(round.wire).
+// chunk: the encoding adds it, in units of round.loss_scale, and stores there what it leaves out.
+// It is null unless HasResidual(round.wire).
 //
 // Fold changes nothing but the residual and is thread-safe. It needs no lock but the residual's.
 // Rounds of one chunk must be folded in order for the residual to be meaningful. On InvalidArgument

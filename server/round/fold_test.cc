@@ -40,6 +40,11 @@ Floats ValuesOf(Residual& residual) {
   return residual.values;
 }
 
+Floats Times(Floats values, float factor) {
+  for (float& value : values) value *= factor;
+  return values;
+}
+
 class FeedbackFoldTest : public ::testing::TestWithParam<WireFormat> {
  protected:
   // Shares are encoded shares of `values` with the values that they decode to.
@@ -55,6 +60,13 @@ class FeedbackFoldTest : public ::testing::TestWithParam<WireFormat> {
       shares.decoded.push_back(std::move(chunk.decoded));
     }
     return shares;
+  }
+  static Floats Decoded(const RoundResult& result) {
+    Floats decoded(result.elems);
+    EXPECT_TRUE(
+        DecodeLossy(result.payload, GetParam(), DType::kFloat32, result.elems, decoded.data())
+            .ok());
+    return decoded;
   }
 };
 INSTANTIATE_TEST_SUITE_P(Formats, FeedbackFoldTest, ::testing::ValuesIn(kFedBack),
@@ -102,6 +114,30 @@ TEST_P(FeedbackFoldTest, NothingIsLeftOutOfPadding) {
   std::fill(left.begin() + 5, left.begin() + 1024, 0.0f);
   std::fill(left.begin() + 2500, left.begin() + 2600, 0.0f);
   EXPECT_EQ(BitsOf(ValuesOf(residual)), BitsOf(left));
+}
+
+TEST_P(FeedbackFoldTest, ResultsDoNotDependOnALossScaleThatChanges) {
+  constexpr size_t kElems = 3000;
+  const std::vector<uint32_t> workers = {2, 1};
+  std::mt19937_64 random(6);
+  Residual plain(kElems), scaled(kElems);
+  uint64_t number = 0;
+  for (const float scale : {1024.0f, 1024.0f, 2048.0f, 2048.0f, 512.0f, 512.0f}) {
+    ++number;
+    std::vector<Floats> values, multiples;
+    for (size_t node = 0; node < workers.size(); ++node) {
+      values.push_back(RandomFloats(kElems, 0, random));
+      multiples.push_back(Times(values.back(), scale));
+    }
+    auto round = Round(GetParam(), kElems, Encode(multiples).payloads, number);
+    round.loss_scale = scale;
+    const auto got = Fold(round, workers, 1, &scaled);
+    const auto want =
+        Fold(Round(GetParam(), kElems, Encode(values).payloads, number), workers, 1, &plain);
+    ASSERT_TRUE(got.ok() && want.ok()) << got.status() << want.status();
+    EXPECT_EQ(Decoded(*got), Times(Decoded(*want), scale)) << "round " << number;
+    EXPECT_EQ(ValuesOf(scaled), Times(ValuesOf(plain), scale)) << "round " << number;
+  }
 }
 
 double Norm(const Floats& values) {

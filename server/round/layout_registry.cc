@@ -78,6 +78,11 @@ absl::Status LayoutRegistry::Check(const Contribution& c) const {
   const WireFormat wire = entry->bucket.wire;
   const uint64_t elems = entry->plan.Elems(c.id.chunk);
   const uint64_t bytes = c.payload.SizeBytes();
+  if (!IsLossScale(c.loss_scale)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "chunk ", c.id.chunk, " of bucket ", ToString(c.id.bucket),
+        ": expected a positive, finite loss scale, or 0 for none, got ", c.loss_scale));
+  }
   if (c.wire == wire && c.elems == elems && IsPayloadSize(wire, elems, bytes)) {
     return absl::OkStatus();
   }

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "core/base/layout.h"
+#include "core/base/loss_scale.h"
 #include "core/base/mutex.h"
 #include "core/base/wire_format.h"
 
@@ -27,6 +28,8 @@ struct Residual {
   Mutex mutex;
   // Empty is the same as all zeros; values are allocated when something is left out or written.
   std::vector<float> values ABSL_GUARDED_BY(mutex);
+  // The loss scale in whose units the values are.
+  double loss_scale ABSL_GUARDED_BY(mutex) = kUnknownLossScale;
 };
 
 // A ResidualStore holds the residuals of one job. It is thread-compatible.

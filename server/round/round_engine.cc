@@ -59,6 +59,7 @@ RoundEngine::CompleteRound RoundEngine::Take(const ChunkKey& key, ChunkState& st
   round.id = {key.first, key.second, state.completed + 1};
   round.wire = state.held[0]->wire;
   round.elems = state.held[0]->elems;
+  round.loss_scale = state.held[0]->loss_scale;
   for (uint32_t node = 0; node < options_.num_nodes; ++node) {
     held_bytes_ -= state.held[node]->payload.SizeBytes();
     --outstanding_[node];

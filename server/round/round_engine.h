@@ -37,8 +37,9 @@ class RoundEngine {
     WireFormat wire = WireFormat::kFloat32;
     uint64_t elems = 0;
     std::vector<Payload> payloads;
-    Duration open{};         // time since the first contribution
-    Duration missing_one{};  // time since the last but one; unused with one node
+    double loss_scale = kUnknownLossScale;  // what the first node has named
+    Duration open{};                        // time since the first contribution
+    Duration missing_one{};                 // time since the last but one; unused with one node
   };
 
   enum class Verdict {

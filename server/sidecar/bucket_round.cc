@@ -28,10 +28,11 @@ absl::StatusOr<bool> BucketRound::Submit(uint32_t local_rank, uint64_t number, T
   return true;
 }
 
-void BucketRound::Begin(std::vector<BucketCodec*> codecs) {
+void BucketRound::Begin(std::vector<BucketCodec*> codecs, double loss_scale) {
   state_ = State::kRunning;
   codecs_ = std::move(codecs);
   codecs_left_ = codecs_.size();
+  loss_scale_ = loss_scale;
   for (BucketCodec* codec : codecs_) codec->traffic = {};
 }
 

@@ -34,8 +34,9 @@ class BucketRound {
   // Takes a worker's submission of round `number`. Returns true when it was the last worker's: the
   // round is queued. InvalidArgument: out of order.
   absl::StatusOr<bool> Submit(uint32_t local_rank, uint64_t number, TimePoint now);
-  // Requires a queued round. It will go through `codecs`, which are at rest.
-  void Begin(std::vector<BucketCodec*> codecs);
+  // Requires a queued round. It will go through `codecs`, which are at rest, with gradients that
+  // carry `loss_scale`.
+  void Begin(std::vector<BucketCodec*> codecs, double loss_scale);
   const std::vector<BucketCodec*>& codecs() const { return codecs_; }
   // A chunk of a part has been encoded and is about to be sent.
   void NoteSent(BucketCodec& codec, Part& part, uint32_t chunk, uint64_t bytes, TimePoint now);
@@ -50,7 +51,8 @@ class BucketRound {
   void AddWaitTime(Duration time) { wait_time_ += time; }
   void AddDecodeTime(Duration time) { decode_time_ += time; }
 
-  uint64_t number() const { return number_; }  // of the round in flight, or the last one
+  uint64_t number() const { return number_; }        // of the round in flight, or the last one
+  double loss_scale() const { return loss_scale_; }  // of the round that runs, or of the last one
   bool in_flight() const { return state_ != State::kGathering; }
   bool is_running() const { return state_ == State::kRunning; }
   TimePoint first_submit() const { return first_submit_; }
@@ -70,7 +72,8 @@ class BucketRound {
   TimePoint first_submit_;
   TimePoint ready_since_;
   std::vector<BucketCodec*> codecs_;  // that the round goes through
-  size_t codecs_left_ = 0;            // that have not got their results
+  double loss_scale_ = kUnknownLossScale;
+  size_t codecs_left_ = 0;  // that have not got their results
   uint32_t finished_chunks_ = 0;
   uint32_t workers_ = 0;  // that the result is the mean over
   Duration reduce_time_{};

@@ -46,6 +46,8 @@ absl::StatusOr<BucketArena> CodecStates::Save(const Buckets& buckets, ShardGroup
     MutexLock lock(mutex_);
     THALWEG_RETURN_IF_ERROR(CheckIdle(buckets));
     THALWEG_RETURN_IF_ERROR(CollectLocked(buckets));
+    // In place, so that this job goes on with the bits of one that loads the states.
+    ToTrueUnits(states_);
     states = states_;
   }
   // The asking worker's thread is here, and no round can begin without that worker: the states

@@ -24,7 +24,7 @@ class CodecStatesTest : public ::testing::Test {
     made.Fill(value);
     ASSERT_TRUE(*bucket.Submit(0, bucket.round() + 1, Now()));
     states_.AwaitUse();
-    bucket.BeginRound();
+    bucket.BeginRound(kUnknownLossScale);
     ASSERT_EQ(bucket.CodecsInUse().size(), 1u);
     bucket.FinishRound(Now());
   }
@@ -51,6 +51,24 @@ TEST_F(CodecStatesTest, WhatIsLoadedIsWhatWasSaved) {
   ASSERT_TRUE(states_.Load(table_.All(), *saved).ok());
   TakeThroughARound(bucket, 1);
   EXPECT_EQ(RoundsIn(*states_.Save(table_.All(), nullptr, kTestPatience)), 4u);
+}
+
+TEST_F(CodecStatesTest, StatesAreSavedInTrueUnitsAndGoOnInThoseOfTheNextRound) {
+  TestBucket bucket = Announce(table_, 0, kElems, 1);
+  ParameterStates states;
+  states["w0"] = std::make_shared<ParameterState>();
+  states["w0"]->residual.assign(kElems, 3);
+  auto arena = *BucketArena::Create("states", EncodedBytes(states), true);
+  Encode(states, {arena.payload(), arena.payload_bytes()});
+  ASSERT_TRUE(states_.Load(table_.All(), arena).ok());
+  BucketCodec& codec = *bucket.bucket->compressing()[0];
+  for (const double scale : {1024.0, 2048.0}) {
+    ASSERT_TRUE(codec.FollowLossScale(scale).ok());
+    const auto saved = states_.Save(table_.All(), nullptr, kTestPatience);
+    ASSERT_TRUE(saved.ok()) << saved.status();
+    const auto read = DecodeParameterStates({saved->payload(), saved->payload_bytes()});
+    EXPECT_EQ(read->at("w0")->residual, std::vector<float>(kElems, 3));
+  }
 }
 
 TEST_F(CodecStatesTest, NewLayoutGoesOnWithTheStatesOfTheOldOne) {
@@ -93,7 +111,7 @@ TEST_F(CodecStatesTest, LayoutIsReplacedOnlyBetweenRoundsAndByANewerOne) {
   };
   EXPECT_THAT(std::string(announce(1).status().message()),
               HasSubstr("while a round of its earlier layout is in flight"));
-  bucket.bucket->BeginRound();
+  bucket.bucket->BeginRound(kUnknownLossScale);
   bucket.bucket->FinishRound(Now());
   EXPECT_TRUE(announce(1).ok());
   EXPECT_THAT(std::string(announce(0).status().message()), HasSubstr("has replaced that layout"));

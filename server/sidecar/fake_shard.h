@@ -14,7 +14,7 @@
 
 namespace thalweg {
 
-// Contribute, WaitForChunks and chunks are thread-safe.
+// Contribute, WaitForChunks, chunks and loss_scales are thread-safe.
 class FakeShard : public Shard {
  public:
   absl::StatusOr<Membership> Join(const JoinRequest& request, TimePoint) override {
@@ -34,6 +34,7 @@ class FakeShard : public Shard {
   absl::Status Contribute(SessionToken, Contribution contribution) override {
     MutexLock lock(mutex_);
     chunks_.push_back(contribution.id);
+    loss_scales_.push_back(contribution.loss_scale);
     changed_.NotifyAll();
     return absl::OkStatus();
   }
@@ -64,6 +65,11 @@ class FakeShard : public Shard {
     return chunks_;
   }
 
+  std::vector<double> loss_scales() {  // of the chunks
+    MutexLock lock(mutex_);
+    return loss_scales_;
+  }
+
   absl::Status refusal, heartbeat;
   JoinRequest joined;
   LinkSpeed link, agreed_link;
@@ -77,6 +83,7 @@ class FakeShard : public Shard {
   Mutex mutex_;
   CondVar changed_;
   std::vector<RoundId> chunks_ ABSL_GUARDED_BY(mutex_);
+  std::vector<double> loss_scales_ ABSL_GUARDED_BY(mutex_);
 };
 
 class NullSink : public NodeSink {

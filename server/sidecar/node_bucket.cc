@@ -62,7 +62,7 @@ absl::StatusOr<bool> NodeBucket::Submit(uint32_t local_rank, uint64_t round, Tim
   return round_.Submit(local_rank, round, now);
 }
 
-void NodeBucket::BeginRound() {
+void NodeBucket::BeginRound(double loss_scale) {
   std::vector<BucketCodec*> codecs;
   const bool compresses =
       !compressing_.empty() && std::all_of(compressing_.begin(), compressing_.end(),
@@ -73,7 +73,12 @@ void NodeBucket::BeginRound() {
     codecs.push_back(whole_.get());
   }
   MutexLock lock(mutex_);
-  round_.Begin(std::move(codecs));
+  round_.Begin(std::move(codecs), loss_scale);
+}
+
+double NodeBucket::loss_scale() const {
+  MutexLock lock(mutex_);
+  return round_.loss_scale();
 }
 
 std::vector<BucketCodec*> NodeBucket::CodecsInUse() const {

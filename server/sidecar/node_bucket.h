@@ -69,8 +69,11 @@ class NodeBucket : public std::enable_shared_from_this<NodeBucket> {
   // See BucketRound. InvalidArgument also: the worker's input has not been added.
   absl::StatusOr<bool> Submit(uint32_t local_rank, uint64_t round, TimePoint now);
   // Begins the round, which must be queued: it goes through compressing() once all of them have
-  // started, otherwise through whole(). The caller then has memory() begin it, too.
-  void BeginRound();
+  // started, otherwise through whole(). Its gradients carry `loss_scale`. The caller then has
+  // memory() begin it, too.
+  void BeginRound(double loss_scale);
+  // Returns the same, of the round that runs.
+  double loss_scale() const;
   // Returns the codecs that the round goes through. Requires that it runs.
   std::vector<BucketCodec*> CodecsInUse() const;
   void BeginPart(Part& part);

@@ -86,7 +86,7 @@ TEST_F(NodeBucketTest, ArenaOfAnotherSizeIsRefused) {
 TEST_F(NodeBucketTest, LastChunkCompletesTheRoundWhateverTheOrder) {
   SubmitBoth(1);
   EXPECT_FALSE(bucket_->is_running());
-  bucket_->BeginRound();
+  bucket_->BeginRound(kUnknownLossScale);
   EXPECT_TRUE(bucket_->is_running());
   DenseCodec& whole = bucket_->whole();
   EXPECT_THAT(bucket_->CodecsInUse(), ElementsAre(&whole));
@@ -109,7 +109,7 @@ TEST_F(NodeBucketTest, LastChunkCompletesTheRoundWhateverTheOrder) {
 TEST_F(NodeBucketTest, WorkersThatHaveNotFilledTheirArenaAreNamedOnceTheRoundRuns) {
   SubmitBoth(1);
   EXPECT_THAT(bucket_->UnfilledBy(), IsEmpty());
-  bucket_->BeginRound();
+  bucket_->BeginRound(kUnknownLossScale);
   EXPECT_THAT(bucket_->UnfilledBy(), ElementsAre(0, 1));
   arenas_[0].PublishReady(3);
   EXPECT_THAT(bucket_->UnfilledBy(), ElementsAre(1));

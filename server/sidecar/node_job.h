@@ -44,6 +44,7 @@ class NodeJob : public std::enable_shared_from_this<NodeJob>, private RoundRunne
   absl::Status AddWorker(const ipc::Hello& hello, std::shared_ptr<Connection> connection);
   void OnRegisterBucket(uint32_t local_rank, const ipc::RegisterBucket& message, UniqueFd arena);
   void OnSubmit(uint32_t local_rank, const ipc::Submit& message);
+  void OnLossScale(double scale) { runner_.NoteLossScale(scale); }
   // Both fail the job when a round is in flight, or the state is not one of this job's.
   void OnGetCodecState(uint32_t local_rank);
   void OnCodecState(uint32_t local_rank, const ipc::CodecState& message, UniqueFd arena);

@@ -88,7 +88,7 @@ void RoundRunner::RunAtOnce(const std::shared_ptr<NodeBucket>& bucket) {
 absl::Status RoundRunner::Begin(NodeBucket& bucket) {
   if (bucket.is_running()) return absl::OkStatus();
   if (!bucket.compressing().empty()) context_.states.AwaitUse();
-  bucket.BeginRound();
+  bucket.BeginRound(loss_scale_);
   return bucket.memory().BeginRound();
 }
 
@@ -96,6 +96,7 @@ absl::Status RoundRunner::Exchange(const std::shared_ptr<NodeBucket>& bucket) {
   ArenaGradient gradient(*bucket, inputs_);
   for (BucketCodec* const codec : bucket->CodecsInUse()) {
     const TimePoint start = Now();
+    THALWEG_RETURN_IF_ERROR(codec->FollowLossScale(bucket->loss_scale()));
     THALWEG_ASSIGN_OR_RETURN(Part* const part, codec->Begin(pool_, gradient));
     const TimePoint end = Now();
     bucket->AddReduceTime(end - start);
@@ -141,6 +142,7 @@ absl::Status RoundRunner::SendChunk(const Step& step, uint32_t chunk) {
   contribution.wire = part->bucket.wire;
   contribution.elems = part->plan.Elems(chunk);
   contribution.payload = Payload(share, bucket);
+  if (HasResidual(contribution.wire)) contribution.loss_scale = bucket->loss_scale();
   const TimePoint encoded = Now();
   bucket->NoteSent(*codec, *part, chunk, share.size(), encoded - start - gradient.waited(),
                    encoded);

@@ -9,12 +9,14 @@
 //   finish thread     FinishLoop: the steps of compression after the first
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 
 #include "absl/status/status.h"
 #include "core/base/clock.h"
 #include "core/base/exchange.h"
+#include "core/base/loss_scale.h"
 #include "core/ipc/message.h"
 #include "server/sidecar/arena_gradient.h"
 #include "server/sidecar/bucket_table.h"
@@ -67,6 +69,8 @@ class RoundRunner {
   // A worker has submitted a round. Errors as TurnQueue::Submit; InvalidArgument also for a bucket
   // that nobody has announced.
   absl::Status Submit(uint32_t local_rank, const ipc::Submit& message);
+  // From now on gradients carry `scale`; rounds keep the one with which they have begun.
+  void NoteLossScale(double scale) { loss_scale_ = scale; }
   void OnResult(uint32_t shard, const RoundResult& received);
   // Worker `name` has left. Returns Aborted when a round waits for it; no other will begin.
   absl::Status OnWorkerLeft(uint32_t local_rank, const std::string& name);
@@ -103,6 +107,7 @@ class RoundRunner {
   const Context context_;
   const InputTerms inputs_;
   Listener& listener_;
+  std::atomic<double> loss_scale_{kUnknownLossScale};
   TurnQueue turns_;
   StepQueue steps_;
   FoldPool pool_;         // used by whoever has the turn

@@ -127,6 +127,18 @@ TEST_F(RoundRunnerTest, RoundIsCompleteWithItsLastResultWhateverTheOrder) {
   EXPECT_EQ(ResultAt(*made.bucket, 1999), 8);
 }
 
+TEST_F(RoundRunnerTest, ShardsAreToldTheLossScaleOfChunksWithResiduals) {
+  Start(1, "int8:start=0;w4=fp32");
+  runner_->NoteLossScale(1024);
+  for (const uint32_t index : {3u, 4u}) {
+    TestBucket made = Announce(table_, index, 1000, 1);
+    made.Fill(1);
+    ASSERT_TRUE(runner_->Submit(0, {{index, 0}, 1}).ok());
+    ASSERT_TRUE(shard_.WaitForChunks(index - 2, Now() + kTestPatience));
+  }
+  EXPECT_EQ(shard_.loss_scales(), (std::vector<double>{1024, kUnknownLossScale}));
+}
+
 TEST_F(RoundRunnerTest, SmallBucketIsSentByTheThreadThatSubmitsIt) {
   Start(1);
   TestBucket made = Announce(table_, 3, 10, 1);

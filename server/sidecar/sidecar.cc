@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "core/base/log.h"
+#include "core/base/loss_scale.h"
 #include "core/base/protocol.h"
 #include "core/base/status_macros.h"
 
@@ -147,7 +148,7 @@ absl::Status Sidecar::ReadMessages(Connection& connection, NodeJob& job, uint32_
     } else if (const auto* state = std::get_if<ipc::CodecState>(&received->message)) {
       job.OnCodecState(local_rank, *state, std::move(received->fd));
     } else if (const auto* precision = std::get_if<ipc::Precision>(&received->message)) {
-      THALWEG_RETURN_IF_ERROR(TakePrecision(*precision, local_rank));
+      THALWEG_RETURN_IF_ERROR(TakePrecision(*precision, job, local_rank));
     } else {
       return absl::InvalidArgumentError(
           absl::StrCat("a worker must not send ", Name(received->message)));
@@ -155,12 +156,19 @@ absl::Status Sidecar::ReadMessages(Connection& connection, NodeJob& job, uint32_
   }
 }
 
-absl::Status Sidecar::TakePrecision(const ipc::Precision& precision, uint32_t local_rank) {
+absl::Status Sidecar::TakePrecision(const ipc::Precision& precision, NodeJob& job,
+                                    uint32_t local_rank) {
   // All workers of a job skip the same steps: they are not to be counted once for each.
   if (local_rank != 0) {
     return absl::InvalidArgumentError(absl::StrCat(
         "local rank ", local_rank, " sent Precision, expected it from local rank 0 only"));
   }
+  if (!IsLossScale(precision.loss_scale)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("Precision has loss scale ", precision.loss_scale,
+                     ", expected a positive, finite one, or 0 for none"));
+  }
+  job.OnLossScale(precision.loss_scale);
   metrics_.loss_scale.Set(precision.loss_scale);
   metrics_.skipped_steps.Add(static_cast<double>(precision.skipped_steps));
   return absl::OkStatus();

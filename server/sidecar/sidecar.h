@@ -66,7 +66,7 @@ class Sidecar {
                                                  const std::shared_ptr<Connection>& connection);
   absl::Status ReadMessages(Connection& connection, NodeJob& job, uint32_t local_rank);
   // Takes no lock: rounds may be in flight.
-  absl::Status TakePrecision(const ipc::Precision& precision, uint32_t local_rank);
+  absl::Status TakePrecision(const ipc::Precision& precision, NodeJob& job, uint32_t local_rank);
 
   SidecarMetrics metrics_;
   NodeContext context_;

@@ -86,7 +86,7 @@ TEST_F(WatchdogTest, WorkersThatDoNotFillTheirArenaAreNamed) {
   AdmitAll();
   TestBucket bucket = Announce(table_, 3, 10, kWorkers);
   SubmitAll(*bucket.bucket, kStart);
-  bucket.bucket->BeginRound();
+  bucket.bucket->BeginRound(kUnknownLossScale);
   bucket.inputs[1].PublishReady(1);
   EXPECT_THAT(Late(kStart + kJustLate),
               HasSubstr("bucket 3 round 1: rank 5 did not make all of the gradient"));
@@ -97,7 +97,7 @@ TEST_F(WatchdogTest, ResultsThatDoNotComeAreCountedFromTheLastProgress) {
   TestBucket bucket = Announce(table_, 3, 1500, kWorkers);
   bucket.Fill(1);
   SubmitAll(*bucket.bucket, kStart);
-  bucket.bucket->BeginRound();
+  bucket.bucket->BeginRound(kUnknownLossScale);
   bucket.bucket->BeginPart(bucket.bucket->whole().part());
   const TimePoint last = kStart + std::chrono::seconds(5);
   progress_.Note(last);

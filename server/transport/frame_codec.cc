@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <bit>
 #include <limits>
 #include <memory>
 #include <string>
@@ -27,10 +28,13 @@ constexpr uint32_t Tag(int field, WireType type) {
 constexpr uint32_t kChunkTag = Tag(v1::Frame::kChunkFieldNumber, kBytes);
 constexpr uint32_t kPayloadField = v1::Chunk::kPayloadFieldNumber;
 
-// All fields of Chunk except the payload are varints; scalars are stored by field number.
-constexpr std::array<const char*, 11> kScalarNames = {
+constexpr uint32_t kLossScaleField = v1::Chunk::kLossScaleFieldNumber;
+
+// All fields of Chunk are varints, except the payload and the loss scale, a double. Scalars are
+// stored by field number, the double as its bits.
+constexpr std::array<const char*, 12> kScalarNames = {
     "",     "epoch", "bucket_index", "bucket_generation", "chunk", "round",
-    "wire", "elems", "workers",      "nonfinite_elems",   "part"};
+    "wire", "elems", "workers",      "nonfinite_elems",   "part",  "loss_scale"};
 using Scalars = std::array<uint64_t, kScalarNames.size()>;
 
 constexpr size_t kMaxVarintBytes = 10;
@@ -49,6 +53,11 @@ class Head {
     bytes[size++] = static_cast<uint8_t>(value);
     begin_ -= size;
     std::copy_n(bytes.begin(), size, bytes_.begin() + begin_);
+  }
+
+  void PrependFixed64(uint64_t value) {
+    for (int shift = 56; shift >= 0; shift -= 8)
+      bytes_[--begin_] = static_cast<uint8_t>(value >> shift);
   }
 
   size_t size() const { return bytes_.size() - begin_; }
@@ -97,6 +106,16 @@ class Cursor {
       if (byte < 0x80) return true;
     }
     return false;
+  }
+
+  // Returns false when fewer than 8 bytes remain.
+  bool ReadFixed64(uint64_t* value) {
+    if (remaining_ < 8) return false;
+    *value = 0;
+    for (int shift = 0; shift < 64; shift += 8) {
+      *value |= uint64_t{static_cast<uint8_t>(Step(1).front())} << shift;
+    }
+    return true;
   }
 
   // Reads a field's tag; field numbers begin at 1.
@@ -187,9 +206,13 @@ absl::Status ParseField(Cursor* in, Scalars* scalars, Payload* payload) {
   if (!is_payload && field >= scalars->size()) return SkipUnknown(tag, in);
 
   const char* name = is_payload ? "payload" : kScalarNames[field];
-  const uint32_t expected = is_payload ? kBytes : kVarint;
+  const uint32_t expected = is_payload ? kBytes : field == kLossScaleField ? kFixed64 : kVarint;
   if (type != expected) {
     return Malformed(*in, absl::StrCat(name, " has wire type ", type, ", expected ", expected));
+  }
+  if (field == kLossScaleField) {
+    if (in->ReadFixed64(&(*scalars)[field])) return absl::OkStatus();
+    return Malformed(*in, absl::StrCat(name, " is cut off"));
   }
   if (!is_payload) {
     if (in->ReadVarint(10, &(*scalars)[field])) return absl::OkStatus();
@@ -219,6 +242,7 @@ absl::StatusOr<ChunkHeader> ToHeader(const Scalars& scalars, size_t payload_byte
   header.elems = scalars[v1::Chunk::kElemsFieldNumber];
   header.workers = u32(v1::Chunk::kWorkersFieldNumber);
   header.nonfinite_elems = scalars[v1::Chunk::kNonfiniteElemsFieldNumber];
+  header.loss_scale = std::bit_cast<double>(scalars[kLossScaleField]);
   if (!IsPayloadSize(header.wire, header.elems, payload_bytes)) {
     return absl::InvalidArgumentError(absl::StrCat("malformed frame: the payload has ",
                                                    payload_bytes, " bytes, expected ", header.elems,
@@ -322,7 +346,8 @@ grpc::ByteBuffer EncodeChunk(const ChunkHeader& header, const Payload& payload) 
                            header.elems,
                            header.workers,
                            header.nonfinite_elems,
-                           header.id.bucket.part};
+                           header.id.bucket.part,
+                           std::bit_cast<uint64_t>(header.loss_scale)};
   const size_t payload_bytes = payload.SizeBytes();
   Head head;
   if (payload_bytes > 0) {
@@ -331,8 +356,13 @@ grpc::ByteBuffer EncodeChunk(const ChunkHeader& header, const Payload& payload) 
   }
   for (size_t field = scalars.size() - 1; field > 0; --field) {
     if (scalars[field] == 0) continue;  // proto3 omits defaults
-    head.PrependVarint(scalars[field]);
-    head.PrependVarint(Tag(static_cast<int>(field), kVarint));
+    const bool is_double = field == kLossScaleField;
+    if (is_double) {
+      head.PrependFixed64(scalars[field]);
+    } else {
+      head.PrependVarint(scalars[field]);
+    }
+    head.PrependVarint(Tag(static_cast<int>(field), is_double ? kFixed64 : kVarint));
   }
   head.PrependVarint(head.size() + payload_bytes);
   head.PrependVarint(kChunkTag);

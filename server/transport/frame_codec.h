@@ -29,8 +29,8 @@ inline constexpr uint32_t kMaxStreams = 16;
 // This is the largest frame that is not a chunk; such frames are copied to be parsed.
 inline constexpr size_t kMaxSmallFrameBytes = 64 << 10;
 
-// A ChunkHeader is a Contribution or a RoundResult without its payload; the last two fields are 0
-// in contributions.
+// A ChunkHeader is a Contribution or a RoundResult without its payload; workers and nonfinite_elems
+// are 0 in contributions, loss_scale in results.
 struct ChunkHeader {
   RoundId id;
   uint64_t epoch = 0;
@@ -38,6 +38,7 @@ struct ChunkHeader {
   uint64_t elems = 0;
   uint32_t workers = 0;
   uint64_t nonfinite_elems = 0;
+  double loss_scale = kUnknownLossScale;
 
   bool operator==(const ChunkHeader&) const = default;
 };

@@ -7,6 +7,7 @@
 #include <google/protobuf/unknown_field_set.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <cstring>
 #include <limits>
 #include <optional>
@@ -55,6 +56,7 @@ ChunkFrame RandomChunk(Random& random, uint64_t elems, WireFormat wire) {
   header.elems = elems;
   header.workers = static_cast<uint32_t>(RandomValue(random));
   header.nonfinite_elems = RandomValue(random);
+  if (random() % 2 == 0) header.loss_scale = std::ldexp(1.0 + random() % 2, random() % 64 - 32);
   auto data =
       std::make_shared<std::string>(RandomBytes(random, PayloadBytes(chunk.header, random)));
   const auto bytes = std::as_bytes(std::span(*data));
@@ -82,6 +84,7 @@ v1::Frame ToProto(const ChunkFrame& chunk) {
   proto.set_workers(header.workers);
   proto.set_nonfinite_elems(header.nonfinite_elems);
   proto.set_part(header.id.bucket.part);
+  proto.set_loss_scale(header.loss_scale);
   for (const auto& piece : chunk.payload.pieces) {
     proto.mutable_payload()->append(reinterpret_cast<const char*>(piece.data()), piece.size());
   }
@@ -140,10 +143,15 @@ TEST(FrameCodecTest, ChunkBytesEqualProtobufs) {
 TEST(FrameCodecTest, ExtremeValuesAreEncodedAsProtobufDoes) {
   constexpr uint32_t k32 = std::numeric_limits<uint32_t>::max();
   constexpr uint64_t k64 = std::numeric_limits<uint64_t>::max();
-  const ChunkFrame chunk{{{{k32, k32}, k32, k64}, k64, WireFormat::kFloat64, 0, k32, k64}, {}};
-  const std::string bytes = ToProto(chunk).SerializeAsString();
-  EXPECT_EQ(Flatten(EncodeChunk(chunk.header, chunk.payload)), bytes);
-  EXPECT_EQ(MustParseChunk(Sliced(bytes)).header, chunk.header);
+  using Double = std::numeric_limits<double>;
+  for (const double scale :
+       {0.0, -0.0, -1.0, Double::max(), Double::denorm_min(), Double::infinity()}) {
+    const ChunkFrame chunk{{{{k32, k32}, k32, k64}, k64, WireFormat::kFloat64, 0, k32, k64, scale},
+                           {}};
+    const std::string bytes = ToProto(chunk).SerializeAsString();
+    EXPECT_EQ(Flatten(EncodeChunk(chunk.header, chunk.payload)), bytes);
+    EXPECT_EQ(MustParseChunk(Sliced(bytes)).header, chunk.header);
+  }
 }
 
 TEST(FrameCodecTest, WorkedExampleOfTheDocumentation) {
@@ -293,6 +301,8 @@ TEST(FrameCodecTest, RefusalsSayWhatWasExpected) {
   };
   EXPECT_THAT(message(""), HasSubstr("expected open, chunk or failure"));
   EXPECT_THAT(message(Wrapped("\x2a\x01z")), HasSubstr("round has wire type 2, expected 0"));
+  EXPECT_THAT(message(Wrapped("\x58\x01")), HasSubstr("loss_scale has wire type 0, expected 1"));
+  EXPECT_THAT(message(Wrapped("\x59zzzzzzz")), HasSubstr("loss_scale is cut off"));
   EXPECT_THAT(message(Wrapped("\x78\x01")), HasSubstr("payload has wire type 0, expected 2"));
   EXPECT_THAT(message(Wrapped("\x30\x09")), HasSubstr("wire is 9, expected 1 to 4 or 16 to 18"));
   EXPECT_THAT(message(Wrapped("\x30\x01\x38\x02\x7a\x04zzzz")),

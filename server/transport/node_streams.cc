@@ -82,7 +82,7 @@ absl::Status NodeStreams::Contribute(uint32_t index, ChunkFrame chunk) {
   }
   counters_.received.Add(static_cast<double>(chunk.payload.SizeBytes()));
   return shard_.Contribute(token_, Contribution{header.id, header.epoch, header.wire, header.elems,
-                                                std::move(chunk.payload)});
+                                                std::move(chunk.payload), header.loss_scale});
 }
 
 void NodeStreams::Refuse(const absl::Status& why) {

@@ -59,9 +59,10 @@ absl::Status ShardStreams::Send(const Contribution& contribution) {
                                                    " bytes, expected at most ", kMaxPayloadBytes));
   }
   counters_.sent.Add(static_cast<double>(payload_bytes));
-  streams_[contribution.id.chunk % streams_.size()]->Send(EncodeChunk(
-      {contribution.id, contribution.epoch, contribution.wire, contribution.elems, 0, 0},
-      contribution.payload));
+  streams_[contribution.id.chunk % streams_.size()]->Send(
+      EncodeChunk({contribution.id, contribution.epoch, contribution.wire, contribution.elems, 0, 0,
+                   contribution.loss_scale},
+                  contribution.payload));
   return absl::OkStatus();
 }
 

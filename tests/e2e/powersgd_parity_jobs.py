@@ -49,7 +49,7 @@ def read_states(saved: bytes) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
 
     server/sidecar/codec/parameter_states.h describes the bytes. Either may be empty.
     """
-    assert saved[:4] == b"TWS2"
+    assert saved[:4] == b"TWS3"
     states, at = {}, 8
     for _ in range(int.from_bytes(saved[4:8], "little")):
         length = int.from_bytes(saved[at : at + 4], "little")

@@ -188,7 +188,7 @@ std::vector<std::byte> StateAfter(uint64_t rounds) {
   const auto add = [&bytes](auto value) {
     bytes.append(reinterpret_cast<const char*>(&value), sizeof value);
   };
-  bytes.append("TWS2");
+  bytes.append("TWS3");
   add(uint32_t{1});
   add(uint32_t{2});
   bytes.append("w0");

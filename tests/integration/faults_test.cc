@@ -6,7 +6,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <cmath>
 #include <fstream>
+#include <limits>
 #include <vector>
 
 #include "core/ipc/connection.h"
@@ -271,6 +273,21 @@ TEST(WorkerFaultTest, LossScaleOfAnotherThanTheFirstWorkerIsRefused) {
               HasSubstr("local rank 1 sent Precision"));
   EXPECT_EQ(cluster.registry().GetGauge("thalweg_sidecar_loss_scale", "").Value(), 0);
   ASSERT_TRUE(first.get().ok());
+}
+
+TEST(WorkerFaultTest, LossScaleThatIsNoneIsRefused) {
+  for (const double scale : {-1.0, std::nan(""), std::numeric_limits<double>::infinity()}) {
+    Cluster cluster(1, 1, 1);
+    auto connection = *Connection::Connect(cluster.SocketPath(0), Now() + kPatience);
+    ASSERT_TRUE(connection->Send(HelloOf(cluster.OptionsFor(0))).ok());
+    ASSERT_TRUE(connection->Receive(Now() + kPatience).ok());  // Welcome
+    ASSERT_TRUE(connection->Send(ipc::Precision{scale, 0}).ok());
+    auto received = connection->Receive(Now() + kPatience);
+    ASSERT_TRUE(received.ok()) << received.status();
+    EXPECT_THAT(std::get<ipc::Fail>(received->message).message,
+                HasSubstr("expected a positive, finite one, or 0 for none"));
+    EXPECT_EQ(cluster.registry().GetGauge("thalweg_sidecar_loss_scale", "").Value(), 0);
+  }
 }
 
 // Far more results than a socket holds, so that most of them wait in the sidecar.

@@ -97,7 +97,8 @@ TEST_P(LossyCodecsTest, WhatHasNotComeOutIsInTheResiduals) {
     for (const TensorSpec& tensor : Layout(0).tensors) {
       const auto state = states->find(tensor.name);
       for (size_t i = 0; state != states->end() && i < tensor.Elems(); ++i) {
-        const auto& [residual, factor, rounds, shard_residual] = *state->second;
+        const auto& residual = state->second->residual;
+        const auto& shard_residual = state->second->shard_residual;
         if (!residual.empty()) missing[offset + i] -= residual[i] / 2.0;
         if (!shard_residual.empty()) missing[offset + i] -= shard_residual[i];
       }

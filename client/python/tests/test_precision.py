@@ -148,9 +148,9 @@ def test_update_that_fails_says_nothing_and_leaves_the_next_one_to_be_seen(liste
     training.scaler.scale(torch.ones(1))
     with pytest.raises(AssertionError, match="No inf checks"):
         training.scaler.update()
-    assert listener.heard == []
+    assert listener.heard == [(64.0, 0)]
     training.step(1.0)
-    assert len(listener.heard) == 1
+    assert len(listener.heard) == 2
 
 
 def test_disabled_gradscaler_has_no_scale(listener):
@@ -162,7 +162,8 @@ def test_smallest_scale_of_several_scalers_is_told(listener):
     large, small = Training(init_scale=1024.0), Training(init_scale=8.0)
     for training in (large, small, large):
         training.step(1.0)
-    assert [scale for scale, _ in listener.heard] == [1024.0, 8.0, 8.0]
+    # before each scaler's first gradients, and after each step
+    assert [scale for scale, _ in listener.heard] == [1024.0, 1024.0, 8.0, 8.0, 8.0]
     del training, small
     gc.collect()  # optimizer and hook refer to each other
     large.step(1.0)
@@ -173,7 +174,33 @@ def test_every_session_hears_of_a_scaler(listener):
     second = Listener()
     _precision.watch(second)
     Training().step(float("inf"))
-    assert listener.heard == second.heard == [(32.0, 1)]
+    assert listener.heard == second.heard == [(64.0, 0), (32.0, 1)]
+
+
+def test_scale_is_known_before_gradients_carry_it(listener):
+    scaler = GradScaler("cpu", init_scale=64.0)
+    scaler.scale(torch.ones(1))
+    assert listener.heard == [(64.0, 0)]
+    scaler.scale(torch.ones(1))
+    assert len(listener.heard) == 1
+    scaler.load_state_dict(scaler.state_dict() | {"scale": 16.0})
+    assert listener.scale == 16.0
+    later = Listener()
+    _precision.watch(later)
+    scaler.scale(torch.ones(1))
+    assert later.heard == [(16.0, 0)]
+
+
+def test_scale_of_amp_is_known_before_gradients_carry_it(listener):
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    amp.initialize(model, optimizer, opt_level="O2", loss_scale=128.0, verbosity=0)
+    with amp.scale_loss(model(torch.ones(1, 1)).sum(), optimizer) as scaled:
+        assert listener.heard == [(128.0, 0)]
+        scaled.backward()
+    first = amp.fp16_utils.DynamicLossScaler(init_scale=64.0)
+    first.backward(torch.ones(1, requires_grad=True).sum())
+    assert listener.scale == 64.0
 
 
 @pytest.mark.parametrize("watched_first", [True, False])
@@ -198,7 +225,7 @@ def test_scale_is_the_clamped_one_of_a_decoration(watched_first):
     ran = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, cwd=Path(__file__).parent
     )
-    assert ran.stdout == "[(60.0, 1), (60.0, 1), (60.0, 0)] 60.0\n", ran.stderr
+    assert ran.stdout == "[(64.0, 0), (60.0, 1), (60.0, 1), (60.0, 0)] 60.0\n", ran.stderr
 
 
 def overflow(scaler):
@@ -252,15 +279,15 @@ def test_what_has_not_arrived_is_told_later_and_together(monkeypatch, listener):
     training = Training()
     for gradient in GRADIENTS[:3]:
         training.step(gradient)
-    assert listener.heard == []
+    assert listener.heard == [(64.0, 0)]  # which the host has chosen
     copies.arrived = 3
     training.step(1.0)  # its own copy is still in flight
-    assert listener.heard == [(16.0, 2)]
+    assert listener.heard[1:] == [(16.0, 2)]
     _precision.settle()
-    assert len(listener.heard) == 1
+    assert len(listener.heard) == 2
     copies.arrived = 4
     _precision.settle()
-    assert listener.heard[1:] == [(16.0, 0)]
+    assert listener.heard[2:] == [(16.0, 0)]
 
 
 @needs_gpu

@@ -42,8 +42,21 @@ _on_the_way: deque[_Decision] = deque()
 
 def watch(session: Session) -> None:
     """Makes the session receive the decisions of all scalers of this process from now on."""
-    _torch_patches.install("precision", GradScaler, "update", _update_and_observe)
+    for name, around in (
+        ("scale", _scale_and_observe),
+        ("update", _update_and_observe),
+        ("load_state_dict", _load_and_observe),
+    ):
+        _torch_patches.install("precision", GradScaler, name, around)
     _sessions.add(session)
+    with _lock:
+        _scales.clear()  # this session has heard of none
+
+
+def announce(scaler: object, scale: float) -> None:
+    """Makes sessions know a scale before they get gradients that carry it."""
+    if _sessions and _scales.get(scaler) != scale:
+        tell(scaler, scale, skipped=False)
 
 
 def tell(scaler: object, scale: float, *, skipped: bool) -> None:
@@ -93,6 +106,31 @@ def _fetch(values: Sequence[Tensor]) -> tuple[Tensor, Callable[[], bool]]:
     arrived = torch.cuda.Event()
     arrived.record(torch.cuda.current_stream(device))
     return host, arrived.query
+
+
+def _scale_and_observe(
+    scale: Callable[..., Any],
+    scaler: GradScaler,
+    /,
+    outputs: Any,  # noqa: ANN401
+) -> Any:  # noqa: ANN401
+    if not _sessions or not scaler.is_enabled():
+        return scale(scaler, outputs)
+    before = scaler._scale
+    scaled = scale(scaler, outputs)
+    if before is None:
+        announce(scaler, scaler._init_scale)
+    elif scaler not in _scales:  # it is older than the sessions
+        _look(scaler, [before])
+    return scaled
+
+
+def _load_and_observe(
+    load: Callable[..., None], scaler: GradScaler, /, state_dict: dict[str, Any]
+) -> None:
+    load(scaler, state_dict)
+    if scaler.is_enabled():
+        announce(scaler, scaler._init_scale)
 
 
 def _update_and_observe(

@@ -82,13 +82,19 @@ DECLARED = (
     Method(
         GradScaler,
         "scale",
-        (Layer("amp", "a scaler follows the latest decoration from its first loss"),),
+        (
+            Layer("amp", "a scaler follows the latest decoration from its first loss"),
+            Layer("precision", "sidecars know the scale before gradients carry it"),
+        ),
         compiled=True,
     ),
     Method(
         GradScaler,
         "load_state_dict",
-        (Layer("amp", "a scale that was loaded is not replaced by a decoration's"),),
+        (
+            Layer("amp", "a scale that was loaded is not replaced by a decoration's"),
+            Layer("precision", "sidecars know the scale before gradients carry it"),
+        ),
         compiled=True,
     ),
     Method(

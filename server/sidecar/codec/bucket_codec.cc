@@ -1,11 +1,25 @@
 #include "server/sidecar/codec/bucket_codec.h"
 
+#include <algorithm>
 #include <cstring>
 #include <memory>
 
 #include "core/base/status_macros.h"
 
 namespace thalweg {
+
+absl::Status BucketCodec::FollowLossScale(double loss_scale) {
+  const auto states = States();
+  const bool changes = std::any_of(states.begin(), states.end(), [&](const auto& state) {
+    return state != nullptr && ChangesUnits(state->loss_scale, loss_scale);
+  });
+  // So rarely that the host can do it, whatever the device.
+  if (changes) THALWEG_RETURN_IF_ERROR(SaveStates());
+  for (const auto& state : states) {
+    if (state != nullptr) Rescale(state->residual, state->loss_scale, loss_scale);
+  }
+  return absl::OkStatus();
+}
 
 absl::Status BucketCodec::Scatter(uint64_t begin, uint64_t elems,
                                   const std::function<absl::Status(std::byte*)>& decode) const {

@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <span>
 #include <string>
 #include <utility>
@@ -20,6 +21,7 @@
 #include "core/base/exchange.h"
 #include "core/base/layout.h"
 #include "server/sidecar/codec/gradient.h"
+#include "server/sidecar/codec/parameter_states.h"
 #include "server/sidecar/codec/tensor_set.h"
 #include "server/sidecar/fold_pool.h"
 #include "server/sidecar/part.h"
@@ -83,6 +85,9 @@ class BucketCodec {
   // Returns null for a part that is not this codec's.
   virtual Part* FindPart(uint32_t number) = 0;
 
+  // Before Begin: converts residuals to the units of a round whose gradients carry `loss_scale`. May
+  // wait for a device.
+  absl::Status FollowLossScale(double loss_scale);
   // Computes what a round needs before anything can be sent, and returns the first part to send.
   virtual absl::StatusOr<Part*> Begin(FoldPool& pool, Gradient& gradient) = 0;
   // Returns the node's share of a chunk of the part in flight; waits for the gradient if necessary.
@@ -105,8 +110,8 @@ class BucketCodec {
   // kSampleEvery.
   virtual CompressionLoss loss() const { return {}; }
 
-  // Copies a device's states to the host, from where the next round takes them again. No round may
-  // be in flight. May wait for the device.
+  // Copies a device's states to the host, from where the next round takes them again. Not while a
+  // round's parts are in flight. May wait for the device.
   virtual absl::Status SaveStates() { return absl::OkStatus(); }
 
   // Returns the part of which shards keep residuals; null if they lose nothing. For a checkpoint
@@ -120,6 +125,8 @@ class BucketCodec {
   Traffic traffic;  // of the round in flight, or of the last one
 
  protected:
+  // By tensor; null for one without a state.
+  virtual std::span<const std::shared_ptr<ParameterState>> States() const { return {}; }
   static constexpr uint64_t kSampleEvery = 100;
 
   // Lets `decode` write the elements of the set from `begin` on, the first of which is no padding,

@@ -164,6 +164,26 @@ TEST_P(CpuLossyTest, ScatteredTensorsAreEncodedAsOneVector) {
   }
 }
 
+TEST_P(CpuLossyTest, ResidualFollowsTheLossScale) {
+  const auto times = [](Floats values, float factor) {
+    for (float& value : values) value *= factor;
+    return values;
+  };
+  ParameterStates plain_states;
+  LossyNode plain(kBucket, kMembers, spec_, plain_states);
+  uint64_t round = 0;
+  for (const float scale : {1024.0f, 2048.0f, 2048.0f, 512.0f}) {
+    const Floats gradient = Random(++round);
+    ASSERT_TRUE(node_.codec().FollowLossScale(scale).ok());
+    plain.Exchange(gradient);
+    node_.Exchange(times(gradient, scale));
+    EXPECT_EQ(Padded(node_.result()), times(Padded(plain.result()), scale)) << "round " << round;
+    for (const char* name : {"a", "b", "c"}) {
+      EXPECT_EQ(states_.at(name)->residual, times(plain_states.at(name)->residual, scale)) << name;
+    }
+  }
+}
+
 TEST_P(CpuLossyTest, StartsWhenAllItsParametersHaveSeenEnoughRounds) {
   ASSERT_EQ(spec_.start, 2u);
   node_.codec().CountRound();

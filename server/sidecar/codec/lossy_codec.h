@@ -29,6 +29,8 @@ class LossyCodec : public OnePartCodec {
   void ForgetShardResiduals() final;
 
  protected:
+  std::span<const std::shared_ptr<ParameterState>> States() const final { return states_; }
+
   // Sends the tensors as part `number`. In a format with blocks each tensor begins with a block: no
   // other tensor has a say in its scales. So chunks and tiles of whole blocks begin with an element
   // of a tensor. The padding is zero and has no residual; what it decodes to is dropped.

@@ -10,7 +10,8 @@
 namespace thalweg {
 namespace {
 
-constexpr uint32_t kMagic = 0x32535754;                                  // "TWS2"
+constexpr uint32_t kMagic = 0x33535754;                                  // "TWS3"
+constexpr uint32_t kEarlierMagic = 0x32535754;                           // "TWS2"
 constexpr size_t kFixedBytes = sizeof(uint32_t) + 4 * sizeof(uint64_t);  // of each
 
 class Writer {
@@ -67,6 +68,7 @@ absl::Status TakeParameter(Reader& in, ParameterStates& states) {
   uint64_t factor = 0, residual = 0, shard_residual = 0;
   std::string name;
   auto state = std::make_shared<ParameterState>();
+  state->loss_scale = kNoLossScale;
   THALWEG_RETURN_IF_ERROR(in.Take(&name_bytes, sizeof name_bytes));
   THALWEG_RETURN_IF_ERROR(in.TakeInto(name, name_bytes));
   THALWEG_RETURN_IF_ERROR(in.Take(&state->rounds, sizeof state->rounds));
@@ -87,6 +89,12 @@ absl::Status CheckSize(const std::string& name, uint64_t elems, const std::vecto
 }
 
 }  // namespace
+
+void ToTrueUnits(ParameterStates& states) {
+  for (const auto& [name, state] : states) {
+    Rescale(state->residual, state->loss_scale, kNoLossScale);
+  }
+}
 
 size_t EncodedBytes(const ParameterStates& states) {
   size_t bytes = 2 * sizeof(uint32_t);
@@ -119,6 +127,11 @@ absl::StatusOr<ParameterStates> DecodeParameterStates(std::span<const std::byte>
   Reader in(bytes);
   uint32_t magic = 0, count = 0;
   THALWEG_RETURN_IF_ERROR(in.Take(&magic, sizeof magic));
+  if (magic == kEarlierMagic) {
+    return absl::InvalidArgumentError(
+        "codec state was saved by an earlier release, with residuals in units of a loss scale that "
+        "it does not name: load it with that release, or begin without it");
+  }
   if (magic != kMagic) return absl::InvalidArgumentError("these bytes are no codec state");
   THALWEG_RETURN_IF_ERROR(in.Take(&count, sizeof count));
   ParameterStates states;

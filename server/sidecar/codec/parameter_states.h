@@ -2,13 +2,15 @@
 // for them, keep them in a checkpoint, and hand them back to go on bit for bit.
 //
 //   byte  size  field
-//   0     4     A magic    "TWS2"
+//   0     4     A magic    "TWS3"
 //   4     4     B count    parameters that follow, by name
 //
 // each of which is, without padding, integers little-endian:
 //
 //   u32 name's length, the name, u64 rounds, u64 factor's elements, u64 residual's elements,
 //   u64 shard residual's elements, the factor, the residual, the shard residual as float32
+//
+// with both residuals in true units: without the loss scale that gradients carry.
 #pragma once
 
 #include <cstddef>
@@ -22,6 +24,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "core/base/layout.h"
+#include "core/base/loss_scale.h"
 
 namespace thalweg {
 
@@ -31,8 +34,9 @@ struct ParameterState {
   std::vector<float> factor;  // PowerSGD's Q transposed, rank × columns; empty: none yet
   uint64_t rounds = 0;        // that the parameter has been reduced in
   // What the shards have left out of the results. Only while a state is saved or loaded, and only
-  // on node 0.
+  // on node 0. In true units.
   std::vector<float> shard_residual;
+  double loss_scale = kUnknownLossScale;  // in whose units `residual` is
 };
 
 // By parameter name, so that it survives when DDP cuts its buckets anew. Guarded by
@@ -45,10 +49,14 @@ using ParameterStates = std::map<std::string, std::shared_ptr<ParameterState>>;
 absl::StatusOr<std::shared_ptr<ParameterState>> StateOf(ParameterStates& states,
                                                         const TensorSpec& parameter);
 
+// Converts the residuals to true units, for Encode.
+void ToTrueUnits(ParameterStates& states);
+
 size_t EncodedBytes(const ParameterStates& states);
 // `out` has EncodedBytes(states) bytes.
 void Encode(const ParameterStates& states, std::span<std::byte> out);
-// Of bytes that nobody vouches for: InvalidArgument says what is wrong with them.
+// Of bytes that nobody vouches for: InvalidArgument says what is wrong with them, also if an
+// earlier release has made them.
 absl::StatusOr<ParameterStates> DecodeParameterStates(std::span<const std::byte> bytes);
 
 // Puts `loaded` in the place of states of the same names, which keep their addresses; one without

@@ -61,6 +61,28 @@ TEST(ParameterStatesTest, ForeignAndSurplusBytesAreRefused) {
   EXPECT_THAT(std::string(DecodeParameterStates(bytes).status().message()), HasSubstr("no codec"));
 }
 
+TEST(ParameterStatesTest, StatesOfAnEarlierReleaseAreRefused) {
+  auto bytes = Bytes(Example());
+  ASSERT_EQ(bytes[3], std::byte{'3'});
+  bytes[3] = std::byte{'2'};
+  EXPECT_THAT(std::string(DecodeParameterStates(bytes).status().message()),
+              HasSubstr("in units of a loss scale that it does not name"));
+}
+
+TEST(ParameterStatesTest, ResidualsAreSavedInTrueUnits) {
+  ParameterStates states = Example();
+  states["a"]->loss_scale = 4;
+  ToTrueUnits(states);
+  const auto back = DecodeParameterStates(Bytes(states));
+  ASSERT_TRUE(back.ok()) << back.status();
+  const ParameterState& loaded = *back->at("a");
+  EXPECT_EQ(loaded.residual, (std::vector<float>{0.25f, 0.5f, 0.75f, 1}));
+  EXPECT_EQ(loaded.factor, (std::vector<float>{5, 6}));
+  EXPECT_EQ(loaded.loss_scale, kNoLossScale);
+  // Nobody knows of which scale these were, if of any.
+  EXPECT_EQ(back->at("layer.weight")->residual, (std::vector<float>{-1}));
+}
+
 TEST(ParameterStatesTest, MutatedBytesNeverDoHarm) {
   const auto good = Bytes(Example());
   std::mt19937_64 random(1);

@@ -29,6 +29,7 @@ PowerSgd::PowerSgd(TensorSet tensors, const CodecPlace& place, uint32_t number,
 
 absl::StatusOr<bool> PowerSgd::TakeTensors(ParameterStates& states) {
   uint64_t set_offset = 0;
+  states_.resize(tensors_.layout().tensors.size());
   for (size_t i = 0; i < tensors_.layout().tensors.size(); ++i) {
     THALWEG_RETURN_IF_ERROR(Add(i, set_offset, states));
     set_offset += tensors_.layout().tensors[i].Elems();
@@ -51,6 +52,7 @@ absl::Status PowerSgd::Add(size_t index, uint64_t set_offset, ParameterStates& s
   }
   THALWEG_ASSIGN_OR_RETURN(auto state, StateOf(states, tensor));
   state->residual.resize(elems);
+  states_[index] = state;
   const auto rank = static_cast<uint32_t>(FactorRank(rows, columns, spec_.rank));
   matrices_.push_back({index, offset, set_offset, rows, columns, rank, 0, 0, HashOf(tensor.name),
                        std::move(state)});

@@ -47,6 +47,8 @@ class PowerSgd : public BucketCodec {
   bool gave_up() const final { return step_ == Step::kWhole; }
 
  protected:
+  std::span<const std::shared_ptr<ParameterState>> States() const final { return states_; }
+
   struct Matrix {
     size_t tensor = 0;        // its number in the set
     uint64_t offset = 0;      // of its first element in the bucket
@@ -98,6 +100,7 @@ class PowerSgd : public BucketCodec {
   const CodecSpec spec_;
   std::vector<Matrix> matrices_;
   std::vector<Plain> plains_;
+  std::vector<std::shared_ptr<ParameterState>> states_;  // by tensor; null for plain tensors
   // In float32, before they are encoded.
   std::unique_ptr<Part> first_;
   std::unique_ptr<Part> second_;

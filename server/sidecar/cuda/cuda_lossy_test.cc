@@ -107,6 +107,23 @@ TEST_P(CudaLossyTest, StatesThatWereSavedGoOnInAnotherLayout) {
   EXPECT_EQ(*RunRound(*codec, gpu.memory()), expected);
 }
 
+TEST_P(CudaLossyTest, ResidualFollowsTheLossScaleAsOnANodeWithoutGpus) {
+  GpuNode gpu(gpus_, device_, kLayout, 1);
+  CpuNode cpu(kLayout, 1);
+  const auto gpu_codec = Codec(gpu.memory(), gpu_states_);
+  const auto cpu_codec = Codec(cpu.memory(), cpu_states_);
+  uint64_t seed = 0;
+  for (const double scale : {8.0, 8.0, 4.0, 16.0}) {
+    gpu.Make(Gradients(++seed, 1));
+    cpu.Make(Gradients(seed, 1));
+    ASSERT_TRUE(gpu_codec->FollowLossScale(scale).ok());
+    ASSERT_TRUE(cpu_codec->FollowLossScale(scale).ok());
+    EXPECT_EQ(*RunRound(*gpu_codec, gpu.memory()), *RunRound(*cpu_codec, cpu.memory())) << seed;
+  }
+  ASSERT_TRUE(gpu_codec->SaveStates().ok());
+  ExpectSameStates(gpu_states_, cpu_states_);
+}
+
 TEST_P(CudaLossyTest, StatesThatWereLoadedAreTakenUp) {
   GpuNode gpu(gpus_, device_, kLayout, 1);
   CpuNode cpu(kLayout, 1);

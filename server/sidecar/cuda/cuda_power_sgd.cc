@@ -42,10 +42,8 @@ absl::StatusOr<std::unique_ptr<CudaPowerSgd>> CudaPowerSgd::Create(
 }
 
 absl::Status CudaPowerSgd::MakePlan() {
-  states_.resize(tensors_.layout().tensors.size());
   std::vector<PlacedMatrix> placed;
   for (const Matrix& m : matrices_) {
-    states_[m.tensor] = m.state;
     placed.push_back({{m.rows, m.columns, m.rank}, m.set_offset, m.p_offset, m.q_offset});
   }
   for (const Plain& plain : plains_) {

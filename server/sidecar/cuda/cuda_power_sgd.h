@@ -72,7 +72,6 @@ class CudaPowerSgd final : public PowerSgd {
   PowerSgdMemory kernel_memory() const { return {table_, reinterpret_cast<double*>(workspace_)}; }
 
   CudaTensors on_gpu_;
-  std::vector<std::shared_ptr<ParameterState>> states_;  // by tensor; null for plain tensors
   std::vector<Plain> runs_;  // plain tensors, merged where they are contiguous
   std::optional<PowerSgdPlan> plan_;
   CudaFactors first_factors_;

@@ -89,6 +89,17 @@ TEST_F(CudaPowerSgdRoundsTest, FactorThatIsNotFiniteIsForgotten) {
   pair->ExpectSameStates();
 }
 
+TEST_F(CudaPowerSgdRoundsTest, ResidualFollowsTheLossScaleAsOnANodeWithoutGpus) {
+  const auto pair = Pair(Spec());
+  uint64_t seed = 0;
+  for (const double scale : {8.0, 8.0, 4.0, 16.0}) {
+    ASSERT_TRUE(pair->gpu_codec().FollowLossScale(scale).ok());
+    ASSERT_TRUE(pair->cpu_codec().FollowLossScale(scale).ok());
+    ASSERT_NO_FATAL_FAILURE(pair->Round(Gradients(++seed)));
+  }
+  pair->ExpectSameStates();
+}
+
 TEST_F(CudaPowerSgdRoundsTest, BucketsOfHalfTypesGetTheSameBits) {
   for (const DType dtype : {DType::kFloat16, DType::kBFloat16}) {
     for (const uint32_t workers : {1u, 3u}) {

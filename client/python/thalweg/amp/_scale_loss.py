@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
+from thalweg._precision import announce
 from thalweg.amp._casts import casting
 from thalweg.amp._optimizer import MixedOptimizer, mixed_optimizer_of
 from thalweg.amp._scaling import LossScaler, state
@@ -87,6 +88,8 @@ def scaled_backward(
     casting.stepping = False  # a step may have ended in an exception
     for optimizer in optimizers:
         optimizer.begin_backward(scaler)
+    if not scaler.trivial:
+        announce(scaler, scaler.loss_scale())
     try:
         yield loss.float() * scaler.loss_scale()
     except BaseException:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from thalweg._precision import tell
+from thalweg._precision import announce, tell
 
 
 class StaticLossScaler:
@@ -36,6 +36,8 @@ class StaticLossScaler:
 
     def backward(self, loss: Tensor, retain_graph: bool = False) -> None:
         """Runs the backward of the scaled loss."""
+        if self.cur_scale != 1.0:
+            announce(self, self.cur_scale)
         (loss * self.loss_scale).backward(retain_graph=retain_graph)
 
 
