@@ -122,13 +122,12 @@ class Session {
   // state does not fit, the job fails. FailedPrecondition while a round is in flight.
   virtual absl::Status LoadCodecState(std::span<const std::byte> state) = 0;
 
-  // What loss scaling has come to, for codecs' residuals, metrics and stats(): the scale that
-  // gradients carry from now on, and steps skipped since the last call. Says nothing where nothing
-  // has changed, and once the session has failed. Of a node's workers only the first one's matters
-  // to others.
+  // Reports loss scaling for codecs' residuals, metrics and stats(): the scale that gradients carry
+  // from now on, and the steps skipped since the last call. Does nothing when nothing has changed
+  // or the session has failed. The sidecar only hears it from the first worker of a node.
   virtual void NotePrecision(double loss_scale, uint64_t skipped_steps) = 0;
 
-  // As in SessionOptions.
+  // Returns the device of SessionOptions.
   virtual std::shared_ptr<DeviceRuntime> device() const = 0;
   virtual absl::Status status() const = 0;
   virtual SessionStats stats() const = 0;

@@ -137,7 +137,7 @@ class SidecarSession : public Session {
   // Calls SetFailed for a reason that the sidecar does not know yet, and tells the sidecar.
   void FailForAll(const absl::Status& why);
   absl::StatusOr<ReducedBucket> Land(const Landing& landing);
-  // Where sidecar and worker have opened each other's memory, neither may free its own before the
+  // When sidecar and worker have opened each other's memory, neither may free its own before the
   // other has closed it: the worker first closes the result, then leaves, and the sidecar closes
   // what it has opened before it hangs up. After a failure, or with rounds in flight, the device's
   // progress is unknown: memory is then kept until the process ends.

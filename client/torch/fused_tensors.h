@@ -12,9 +12,9 @@ namespace thalweg {
 
 // Thread-compatible. Methods use torch's threads and need not hold Python's lock. All take, from
 // the parameters' .grad, the gradients divided by `grad_scale`, and leave out parameters without.
-// Where settings have max_grad_norm, `grad_squares` is the sum of the squares of all gradients that
-// are clipped together, not divided; elsewhere it is not used. Updates return how many parameters
-// they were of; they throw NotFusable before any changes.
+// If the settings have max_grad_norm, `grad_squares` is the sum of the squares of all gradients
+// that are clipped together, not divided; otherwise it is not used. Updates return the number of
+// parameters that they updated; they throw NotFusable before they change any.
 class FusedTensors {
  public:
   // Throws NotFusable unless `group` is on the CPU and has counted steps, and two states (three

@@ -34,7 +34,7 @@ constexpr Bound kBounds[] = {{"elems>", &CodecRule::min_elems},
                              {"dims>", &CodecRule::min_dims},
                              {"dims<", &CodecRule::max_dims}};
 
-// Where the rest does not fit, the last * is tried with a longer run; earlier ones never need to
+// If the rest does not fit, the last * is tried with a longer run; earlier ones never need to
 // change, so this takes at most pattern times name steps.
 bool MatchesPattern(absl::string_view pattern, absl::string_view name) {
   size_t p = 0;

@@ -10,8 +10,8 @@ namespace thalweg {
 enum class GradientPath : uint8_t {
   kCpu = 1,     // the worker copies them from its own memory
   kPinned = 2,  // the device copies them asynchronously
-  // As kPinned, but the device cannot lock the results' memory: the worker's driver copies results
-  // and waits.
+  // Like kPinned, but the device cannot lock the results' memory: the worker's driver copies
+  // results and waits.
   kPageable = 3,
   kIpc = 4,  // the sidecar reads them on the same device
 };

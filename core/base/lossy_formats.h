@@ -24,8 +24,8 @@
 
 namespace thalweg {
 
-// How the values of a chunk cross the network. The dense formats have the numbers of their element
-// type (dtype.h). Never renumber.
+// A WireFormat says how the values of a chunk cross the network. The dense formats have the numbers
+// of their element type (dtype.h). Never renumber.
 enum class WireFormat : uint8_t {
   kFloat32 = 1,
   kFloat16 = 2,
@@ -45,7 +45,7 @@ struct LossyTraits {
   // encoded as a whole, and how many bytes it takes depends on its values.
   uint64_t block_elems = 0;
   uint32_t elem_bits = 0;  // at most
-  // How many times the elements of a dense chunk a chunk has, so that as many bytes cross.
+  // A chunk has this many times the elements of a dense chunk, so that as many bytes cross.
   uint32_t chunk_scale = 1;
   bool has_shard_residual = false;  // encoding a mean loses something
   bool takes_ratio = false;         // what share of the elements crosses is for the user to say

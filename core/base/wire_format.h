@@ -1,5 +1,5 @@
-// What follows from a WireFormat (lossy_formats.h) alone: names, sizes of payloads, and which
-// formats need a residual on shards. docs/codecs.md describes the formats byte by byte.
+// Functions of a WireFormat (lossy_formats.h) alone: names, sizes of payloads, and which formats
+// need a residual on shards. docs/codecs.md describes the formats byte by byte.
 #pragma once
 
 #include <algorithm>

@@ -113,7 +113,7 @@ class TwinTensor {
   void NewGrad(std::mt19937_64& random) { grad_.Fill(RandomOf(kind_.grad, kind_.elems, random)); }
   TwinArray& grad() { return grad_; }
 
-  // Whether both memories have the same bytes.
+  // Returns whether both memories have the same bytes.
   bool IsEqual() const {
     for (const TwinArray& state : states_) {
       if (!state.IsEqual()) return false;

@@ -19,11 +19,11 @@ namespace thalweg {
 // A Residual belongs to one chunk. Folds, reads and writes take turns on its mutex; nodes that wait
 // for a round's result before they contribute to the next never contend for it.
 struct Residual {
-  explicit Residual(uint64_t num_elems, std::vector<ElemRange> nobodys = {})
-      : elems(num_elems), padding(std::move(nobodys)) {}
+  explicit Residual(uint64_t num_elems, std::vector<ElemRange> padded = {})
+      : elems(num_elems), padding(std::move(padded)) {}
 
   const uint64_t elems;
-  // What is left out of these elements is dropped: they are nobody's, and no checkpoint has them.
+  // These elements belong to no tensor: their residual is dropped, and no checkpoint has it.
   const std::vector<ElemRange> padding;
   Mutex mutex;
   // Empty is the same as all zeros; values are allocated when something is left out or written.

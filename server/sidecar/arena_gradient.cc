@@ -6,7 +6,7 @@
 namespace thalweg {
 namespace {
 
-// How long a thread waits for a worker's chunks before it looks whether the job still goes on.
+// A thread waits this long for a worker's chunks before it checks whether the job still goes on.
 constexpr Duration kLookAround = std::chrono::milliseconds(50);
 
 }  // namespace

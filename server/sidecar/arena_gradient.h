@@ -15,7 +15,7 @@
 
 namespace thalweg {
 
-// How codecs wait for what workers put into their memory. All of it must outlive the gradient.
+// InputTerms say how codecs wait for the workers' gradients. All must outlive the gradient.
 struct InputTerms {
   const JobOutcome& outcome;  // ends the wait
   const RoundReport& report;

@@ -1,4 +1,4 @@
-// What compression has come to in a job on this node: what auto chooses, and what users are told.
+// A JobCompression decides for a job on this node what auto chooses, and tells users about it.
 #pragma once
 
 #include <cstdint>
@@ -23,9 +23,9 @@ class JobCompression {
   JobCompression(std::string job, const CodecPolicy& policy, uint32_t num_nodes,
                  uint32_t num_shards, SidecarMetrics& metrics);
 
-  // What auto chooses from; empty unless it is to choose.
+  // Returns the codecs that auto chooses from; empty unless it is to choose.
   const std::vector<CodecSpec>& candidates() const { return candidates_; }
-  // What the nodes know of each other, once they have joined.
+  // Takes what the nodes know of each other once they have joined.
   void Agree(const Membership& agreed);
   // The number, among the policy's codecs, of what auto takes for a bucket. Says why.
   uint32_t Choose(BucketId id, const BucketLayout& layout);

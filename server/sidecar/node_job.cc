@@ -15,14 +15,15 @@
 namespace thalweg {
 namespace {
 
-// Whether there may be something to do between a bucket's first part and its result.
+// Returns whether a codec may have steps between a bucket's first part and its result.
 bool HasSteps(const CodecPolicy& policy) {
   const std::vector<CodecSpec> codecs = policy.Codecs();
   return std::any_of(codecs.begin(), codecs.end(),
                      [](const CodecSpec& codec) { return codec.kind == CodecKind::kPowerSgd; });
 }
 
-// What one shard tells the job. Refers to it weakly: shards may hold on to a sink longer.
+// Passes on what one shard tells the job. It refers to the job weakly, because shards may hold a
+// sink longer.
 class ShardSink : public NodeSink {
  public:
   ShardSink(std::weak_ptr<NodeJob> job, uint32_t shard) : job_(std::move(job)), shard_(shard) {}

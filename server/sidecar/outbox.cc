@@ -10,7 +10,7 @@
 namespace thalweg {
 namespace {
 
-// How long the sender waits for room before it looks whether the outbox is to end.
+// The sender waits this long for room before it checks whether the outbox is to end.
 constexpr Duration kLookAround = std::chrono::milliseconds(100);
 
 }  // namespace

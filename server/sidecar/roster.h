@@ -41,9 +41,9 @@ class Roster {
   absl::Status CheckGathered(Duration waited, Duration timeout) const;
   void Wake();
 
-  // Whether the sidecar can work on the memory of all workers' GPUs: their gradients then take path
-  // kIpc, and the path that each asked for otherwise. Says so for each worker. Requires that all
-  // have come.
+  // Returns whether the sidecar can work on the memory of all workers' GPUs: their gradients then
+  // take path kIpc, and otherwise the path that each asked for. Logs this for each worker. Requires
+  // that all have come.
   bool ChoosePaths();
   GradientPath first_path() const;
 
@@ -53,8 +53,8 @@ class Roster {
   };
   // The worker is gone, with OK when it said so itself.
   Departure Leave(uint32_t local_rank, const absl::Status& reason);
-  // Whether all workers that came have left, and no others can come: all have, or the job has
-  // failed.
+  // Returns whether all workers that came have left and no others can come, because all have come
+  // or the job has failed.
   bool IsOver() const;
 
   std::string NameOf(uint32_t local_rank) const;  // "rank 3"

@@ -1,4 +1,4 @@
-// What a job counts of its buckets' rounds, and what it says about them in the trace
+// A RoundReport counts a job's rounds in the metrics and describes them in the trace
 // (docs/timeline.md).
 #pragma once
 

@@ -265,7 +265,7 @@ void RoundRunner::Complete(NodeBucket& bucket) {
   context_.compression.Describe(round.message);
   context_.report.CountTimes(round.message, round.end - round.ready_since);
   const JobTrace& trace = context_.report.trace();
-  // What the trace says, before the workers know: then the next round may begin.
+  // The trace describes the round before the workers know: then the next round may begin.
   const TraceSubject what = trace ? context_.report.Describe(bucket) : TraceSubject();
   listener_.OnComplete(round.message);
   if (!trace) return;

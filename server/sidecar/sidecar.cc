@@ -13,7 +13,7 @@
 namespace thalweg {
 namespace {
 
-// How long a process that has connected may take to say who it is.
+// A process that has connected may take this long to say who it is.
 constexpr Duration kHelloTimeout = std::chrono::seconds(10);
 constexpr Duration kLookAround = std::chrono::milliseconds(500);
 constexpr uint32_t kMaxLocalWorkers = 1024;

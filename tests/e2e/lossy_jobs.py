@@ -28,7 +28,7 @@ QUIET = ("large2", *SMALL)  # have gradients a million times smaller than the ot
 
 
 class Given(nn.Module):
-    """Has parameters of SHAPES whose gradients are the tensors of `gradients`."""
+    """A model with parameters of SHAPES whose gradients are the tensors of `gradients`."""
 
     def __init__(self) -> None:
         super().__init__()

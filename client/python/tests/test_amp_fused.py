@@ -28,7 +28,7 @@ def clean():
 
 @pytest.fixture
 def published(monkeypatch):
-    """How many masters were rounded in passes of their own."""
+    """Counts the masters that were rounded in passes of their own."""
     copied = []
     copy = torch._foreach_copy_
 
@@ -41,7 +41,7 @@ def published(monkeypatch):
 
 
 def rounded(model, optimizer):
-    """Whether all half-precision parameters are the roundings of the masters."""
+    """Returns whether all half-precision parameters are the roundings of the masters."""
     pairs = zip(model.parameters(), amp.master_params(optimizer), strict=True)
     return all(torch.equal(param, master.to(param.dtype)) for param, master in pairs)
 

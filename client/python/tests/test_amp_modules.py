@@ -1,4 +1,4 @@
-"""How the modules of thalweg.amp and the module `apex` import each other."""
+"""Tests which modules of thalweg.amp and of the module `apex` may import each other."""
 
 import ast
 import graphlib

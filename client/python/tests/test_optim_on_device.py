@@ -52,7 +52,7 @@ def emulated():
 
 @pytest.fixture(autouse=True)
 def on_emulated_device(monkeypatch, emulated):
-    """Has every optimizer of a test take the way of those on a GPU."""
+    """Makes every optimizer of a test take the way of those on a GPU."""
     for module in (_plan, _steps):
         monkeypatch.setattr(module, "on_device", lambda _: True)
     monkeypatch.setattr(_plan, "tensors_type", lambda _: emulated)
@@ -86,7 +86,7 @@ def test_mixed_precision_has_the_bits_of_the_cpu(kind, options, monkeypatch):
 
 
 def leave_the_device(monkeypatch):
-    """Has optimizers take the way of those on the CPU again."""
+    """Makes optimizers take the way of those on the CPU again."""
     for name, real in REAL.items():
         monkeypatch.setattr(_plan, name, real)
     monkeypatch.setattr(_steps, "on_device", _plan.on_device)

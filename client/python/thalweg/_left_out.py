@@ -11,7 +11,7 @@ from thalweg.codecs import FP32, WIRE_TYPES, Codec
 
 
 class LeftOut(NamedTuple):
-    """What a codec was chosen for and does not do."""
+    """Says what a codec was chosen for and does not do."""
 
     remarks: tuple[str, ...] = ()  # one for each reason
     everything: bool = False  # nothing is left that it does

@@ -57,9 +57,12 @@ class State:
 
     @property
     def path(self) -> str:
-        """How gradients reach the sidecar (docs/gpu.md): "cpu"; "pinned" for those of a GPU, or
-        "pageable" when it cannot lock the memory in which the results are; "ipc" when they stay on
-        it; "workers (…)" where a node's workers reduce among themselves, with their leader's."""
+        """Returns how gradients reach the sidecar (docs/gpu.md).
+
+        "cpu"; "pinned" for those of a GPU, or "pageable" when it cannot lock the memory of the
+        results; "ipc" when they stay on the GPU; "workers (…)" when a node's workers reduce among
+        themselves, with the leader's path.
+        """
         return self._member.path()
 
     def status(self) -> str | None:

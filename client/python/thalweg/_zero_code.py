@@ -41,7 +41,7 @@ _watches: weakref.WeakKeyDictionary[DistributedDataParallel, RemovableHandle] = 
 
 @dataclass(frozen=True)
 class Answer:
-    """What one worker makes of a module."""
+    """An Answer says whether one worker attaches a module, and how."""
 
     codec: str = ""  # empty: the environment leaves the module alone
     error: str = ""

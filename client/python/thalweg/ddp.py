@@ -163,7 +163,7 @@ def _await_all(group: dist.ProcessGroup, timeout: float) -> None:
 
 
 def _by_workers(workers: list[Introduction], place: Placement) -> bool:
-    """Whether the workers of nodes reduce among themselves; for one worker there is no other."""
+    """Returns whether the workers of each node reduce among themselves; false without any peer."""
     return workers[0].node_reduce == "workers" and place.num_nodes < len(workers)
 
 
@@ -264,7 +264,7 @@ def _gather(value: _T, group: dist.ProcessGroup) -> list[_T]:
 
 
 def _together(make: Callable[[], _Closable | None], group: dist.ProcessGroup) -> _Closable | None:
-    """What `make` returns, if it has not raised on any worker. Else raises on all."""
+    """Returns what `make` returns if it has raised on no worker; otherwise raises on all."""
     made, error = None, None
     try:
         made = make()

@@ -18,7 +18,7 @@ namespace {
 // By so much predictions may be wrong at least: it is not worth any digits of the gradients.
 constexpr double kNoDifference = 1.02;
 
-// What a candidate makes of the tensors.
+// A Prediction is what a candidate would cost for the tensors.
 struct Prediction {
   double sent_bytes = 0;  // by a node
   double node_seconds = 0;

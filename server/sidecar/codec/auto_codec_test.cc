@@ -81,7 +81,7 @@ TEST(AutoCodecTest, ComputingOfPowerSgdOverlapsWithNothing) {
 }
 
 TEST(AutoCodecTest, SlowLinksGetFactorsAndFastOnesNothing) {
-  // What MeasureCosts finds on two cores of a server, in seconds per byte.
+  // MeasureCosts finds these on two cores of a server, in seconds per byte.
   const std::vector<CodecCost> costs = {
       {7e-11, 3e-11, 0}, {8e-11, 4e-11, 0}, {3e-10, 1e-10, 0}, {4e-10, 3e-11, 2e-9}};
   const auto chosen = [&](double bytes_per_second) {
@@ -91,7 +91,7 @@ TEST(AutoCodecTest, SlowLinksGetFactorsAndFastOnesNothing) {
   };
   EXPECT_EQ(chosen(12.5e6).codec, kPowerSgd);  // 100 Mbit/s
   EXPECT_EQ(chosen(5e10).codec, kFp32);
-  // In between, the faster the link the more exact.
+  // Between these, a faster link means a more exact codec.
   uint32_t last = kPowerSgd;
   for (double rate = 1e7; rate < 1e11; rate *= 1.3) {
     const uint32_t codec = chosen(rate).codec;

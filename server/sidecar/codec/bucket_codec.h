@@ -85,8 +85,8 @@ class BucketCodec {
   // Returns null for a part that is not this codec's.
   virtual Part* FindPart(uint32_t number) = 0;
 
-  // Before Begin: converts residuals to the units of a round whose gradients carry `loss_scale`. May
-  // wait for a device.
+  // Before Begin: converts residuals to the units of a round whose gradients carry `loss_scale`.
+  // May wait for a device.
   absl::Status FollowLossScale(double loss_scale);
   // Computes what a round needs before anything can be sent, and returns the first part to send.
   virtual absl::StatusOr<Part*> Begin(FoldPool& pool, Gradient& gradient) = 0;

@@ -9,7 +9,7 @@
 namespace thalweg {
 namespace {
 
-// What stays in a core's cache with its residual. Formats with blocks give the same bytes whether
+// A tile stays in a core's cache with its residual. Formats with blocks give the same bytes whether
 // or not a chunk is cut here, since blocks divide it.
 constexpr uint64_t kTileElems = 64 << 10;
 static_assert(kTileElems % kLossyUnitElems == 0);

@@ -1,6 +1,6 @@
-// That a CpuLossy encodes what lies scattered over a bucket exactly as the kernels encode the
-// same values in one piece, each tensor from the begin of a block on. What the kernels make of them
-// is tested in kernels/codec.
+// Tests that a CpuLossy encodes tensors scattered over a bucket exactly as the kernels encode the
+// same values in one piece, in which each tensor begins with a block. The kernels themselves are
+// tested in kernels/codec.
 #include "server/sidecar/codec/cpu_lossy.h"
 
 #include <gtest/gtest.h>
@@ -52,7 +52,7 @@ class LossyNode {
 
   CpuLossy& codec() { return *codec_; }
   const Floats& result() const { return result_; }
-  // What it has sent in the last round, by chunk.
+  // Returns the payloads of the last round, by chunk.
   const std::vector<Bytes>& sent() const { return sent_; }
 
   void Exchange(const Floats& bucket) {
@@ -91,10 +91,11 @@ Floats Random(uint64_t seed, uint64_t elems = kBucket.Elems()) {
 
 class CpuLossyTest : public ::testing::TestWithParam<const char*> {
  protected:
-  // As many elements as divide where a tensor begins.
+  // Returns the number of elements of which every tensor begins at a multiple.
   uint64_t unit() const { return std::max<uint64_t>(1, FindLossy(format_)->block_elems); }
 
-  // What crosses the network of a vector over the bucket: the tensors with `padding` between them.
+  // Returns what crosses the network for a vector over the bucket: the tensors, with `padding`
+  // between them.
   Floats Padded(const Floats& bucket, float padding = 0) const {
     Floats values;
     auto tensor = bucket.begin();

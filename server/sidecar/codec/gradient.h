@@ -22,8 +22,8 @@ class Gradient {
   virtual std::vector<const void*> Shares(uint64_t begin) const = 0;
   DType share() const { return share_; }
 
-  // Of shares in host memory: the mean over the workers of elements [begin, begin + elems), in
-  // float32: a view of the only worker's share, or else put into `tile`.
+  // Returns the mean over the workers of elements [begin, begin + elems), in float32: a view of the
+  // only worker's share, or else a view of `tile`. The shares must be in host memory.
   const float* Read(uint64_t begin, uint64_t elems, std::vector<float>& tile) const;
 
  private:

@@ -40,7 +40,7 @@ class LossyCodec : public OnePartCodec {
   // another size.
   absl::Status TakeStates(ParameterStates& states);
 
-  // Where a chunk begins in a memory that has room for all, which the last one is the end of.
+  // Returns the offset of each chunk in a memory that has room for all, and then its size.
   const std::vector<uint64_t>& encoded_begins() const { return encoded_begins_; }
   bool IsSampled() const { return part_.round % kSampleEvery == 1; }  // rounds count from 1
 

@@ -14,7 +14,7 @@ DType Widest(DType a, DType b) {
   return DType::kFloat32;  // of fp16 and bf16 neither holds the other
 }
 
-// In what the tensors of a bucket cross the network uncompressed.
+// Returns the type in which the tensors of a bucket cross the network uncompressed.
 DType DenseTypeOf(const BucketLayout& bucket, const CodecChoice& choice) {
   const std::vector<CodecSpec> codecs = choice.policy.Codecs();
   const std::vector<uint32_t> assigned = AssignCodecs(bucket, choice);
@@ -56,7 +56,7 @@ absl::StatusOr<std::vector<std::unique_ptr<BucketCodec>>> MakeCodecs(const Bucke
                                                                      const CodecChoice& choice,
                                                                      ParameterStates& states) {
   std::vector<std::unique_ptr<BucketCodec>> made;
-  // In fewer digits than float32's, whoever trains in float64 would lose what they asked for.
+  // A codec has at most float32's digits; training in float64 asks for more.
   if (bucket.dtype == DType::kFloat64) return made;
   const std::vector<CodecSpec> codecs = choice.policy.Codecs();
   const std::vector<uint32_t> assigned = AssignCodecs(bucket, choice);

@@ -1,4 +1,4 @@
-// Which codecs a bucket goes through, as the job's policy has it.
+// Makes the codecs of a bucket, as the job's policy says.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// What codecs carry from round to round, and how it looks as bytes: a worker can ask its sidecar
+// The states that codecs carry from round to round, and their bytes: a worker can ask its sidecar
 // for them, keep them in a checkpoint, and hand them back to go on bit for bit.
 //
 //   byte  size  field
@@ -29,7 +29,7 @@
 namespace thalweg {
 
 struct ParameterState {
-  // What this node has not got across yet; in mid-round of PowerSGD the matrix itself. Empty: none.
+  // This node's residual; during a round of PowerSGD the matrix itself. Empty: none.
   std::vector<float> residual;
   std::vector<float> factor;  // PowerSGD's Q transposed, rank × columns; empty: none yet
   uint64_t rounds = 0;        // that the parameter has been reduced in
@@ -55,7 +55,7 @@ void ToTrueUnits(ParameterStates& states);
 size_t EncodedBytes(const ParameterStates& states);
 // `out` has EncodedBytes(states) bytes.
 void Encode(const ParameterStates& states, std::span<std::byte> out);
-// Of bytes that nobody vouches for: InvalidArgument says what is wrong with them, also if an
+// Decodes bytes from an untrusted source. InvalidArgument says what is wrong with them, also if an
 // earlier release has made them.
 absl::StatusOr<ParameterStates> DecodeParameterStates(std::span<const std::byte> bytes);
 

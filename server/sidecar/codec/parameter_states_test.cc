@@ -92,7 +92,7 @@ TEST(ParameterStatesTest, MutatedBytesNeverDoHarm) {
       bytes[random() % bytes.size()] = static_cast<std::byte>(random());
     }
     const auto states = DecodeParameterStates(bytes);
-    // What is accepted says the same again.
+    // An accepted state encodes to the same again.
     if (states.ok()) {
       EXPECT_LE(EncodedBytes(*states), bytes.size());
     }

@@ -92,7 +92,8 @@ void PowerSgd::MakeParts() {
   }
   first.tensors.insert(first.tensors.end(), factors.tensors.begin(), factors.tensors.end());
 
-  // In proportion to what each sends, so that every shard sees the same ratio.
+  // The bytes are split in proportion to what each part sends, so that every shard sees the same
+  // ratio.
   const double share =
       static_cast<double>(first_elems) / static_cast<double>(first_elems + second_elems);
   const auto first_raw = static_cast<uint64_t>(share * static_cast<double>(tensors_.Bytes()));

@@ -82,7 +82,7 @@ class PowerSgd : public BucketCodec {
   absl::Status PrepareFactors(FoldPool& pool);
   // Keeps `factor` for the next round, or nothing if it is not finite.
   static void KeepFactor(const Matrix& matrix, std::span<const float> factor);
-  // Of the second part's round.
+  // Returns whether the second part's round is one whose loss is measured.
   bool IsSampled() const { return second_->round % kSampleEvery == 1; }  // rounds count from 1
 
   // The steps of a round: what the first part sends; what the second one sends, or false when some
@@ -101,7 +101,7 @@ class PowerSgd : public BucketCodec {
   std::vector<Matrix> matrices_;
   std::vector<Plain> plains_;
   std::vector<std::shared_ptr<ParameterState>> states_;  // by tensor; null for plain tensors
-  // In float32, before they are encoded.
+  // The parts' values are float32 before they are encoded.
   std::unique_ptr<Part> first_;
   std::unique_ptr<Part> second_;
 

@@ -34,7 +34,7 @@ class TensorSet {
   std::vector<TensorSpec> PaddedTensors() const;
   uint64_t Elems() const { return begins_.back(); }  // with the padding
   uint64_t Bytes() const { return layout_.Elems() * SizeOf(layout_.dtype); }
-  // Where a tensor begins in the bucket.
+  // Returns the element at which a tensor begins in the bucket.
   uint64_t BucketOffset(size_t tensor) const { return bucket_offsets_[tensor]; }
 
   // Both leave out the padding. The first: elements [begin, end) of the set, cut where they do not

@@ -24,7 +24,7 @@ absl::Status CudaFactors::Allocate(GpuLane& lane, const Part& part, DType wire) 
 
 absl::Status CudaFactors::QueueSending() {
   if (wire_ != DType::kFloat32) {
-    // As on a node without GPUs, a fold of one input makes all NaNs the same one.
+    // Like on a node without GPUs, a fold of one input makes all NaNs the same one.
     const std::array<const void*, 1> inputs = {values_};
     const std::array<float, 1> weights = {1.0f};
     THALWEG_RETURN_IF_ERROR(FoldMeanOnDevice(

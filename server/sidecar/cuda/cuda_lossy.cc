@@ -15,7 +15,7 @@ absl::StatusOr<Part*> CudaLossy::Begin(FoldPool& /*pool*/, Gradient& /*gradient*
   THALWEG_RETURN_IF_ERROR(on_gpu_.Load(states_));
   THALWEG_ASSIGN_OR_RETURN(const float* const values, on_gpu_.QueueValues());
   float* const residual = on_gpu_.residual();
-  // Of the round that comes: its part begins after this.
+  // The part begins its round after this, so its round is still the last one.
   const bool is_sampled = spec_.feedback && (part_.round + 1) % kSampleEvery == 1;
   if (is_sampled) THALWEG_RETURN_IF_ERROR(on_gpu_.QueueNorm(Norm::kWhole, values, residual));
   THALWEG_RETURN_IF_ERROR(QueueEncoding(values, residual));

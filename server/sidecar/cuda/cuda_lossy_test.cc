@@ -1,4 +1,4 @@
-// That the lossy formats on a GPU send, get and keep the same bits as in host memory.
+// Tests that the lossy formats on a GPU send, get and keep the same bits as in host memory.
 #include "server/sidecar/cuda/cuda_lossy.h"
 
 #include <gmock/gmock.h>
@@ -146,7 +146,7 @@ TEST_P(CudaLossyTest, StatesThatWereLoadedAreTakenUp) {
   EXPECT_EQ(*RunRound(*gpu_codec, gpu.memory()), *RunRound(*cpu_codec, cpu.memory()));
 }
 
-// As on a node without GPUs: the size is only known here once a round has been.
+// Like on a node without GPUs, the size is only known here after a round.
 TEST_P(CudaLossyTest, StateOfAnotherSizeThatWasLoadedBeforeTheFirstRoundIsBroughtToSize) {
   GpuNode gpu(gpus_, device_, kLayout, 1);
   CpuNode cpu(kLayout, 1);

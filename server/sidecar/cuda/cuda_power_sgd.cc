@@ -47,7 +47,7 @@ absl::Status CudaPowerSgd::MakePlan() {
     placed.push_back({{m.rows, m.columns, m.rank}, m.set_offset, m.p_offset, m.q_offset});
   }
   for (const Plain& plain : plains_) {
-    // In the first part they all follow each other.
+    // The runs of the first part all follow each other.
     if (!runs_.empty() && runs_.back().set_offset + runs_.back().elems == plain.set_offset) {
       runs_.back().elems += plain.elems;
     } else {
@@ -81,7 +81,7 @@ absl::Status CudaPowerSgd::Allocate() {
 absl::Status CudaPowerSgd::QueueConstants() {
   DeviceRuntime& gpu = lane().gpu();
   const std::span<const std::byte> table = plan_->table();
-  // Of memory that is not registered a copy might wait for the gradient.
+  // A copy from memory that is not registered might wait for the gradient.
   THALWEG_ASSIGN_OR_RETURN(std::byte* const staged, lane().AllocateHost(table.size()));
   std::copy(table.begin(), table.end(), staged);
   THALWEG_RETURN_IF_ERROR(gpu.CopyToDevice(table_, staged, table.size(), lane().stream()));
@@ -105,7 +105,7 @@ bool CudaPowerSgd::IsNextQReady() const {
 }
 
 absl::Status CudaPowerSgd::PrepareQ(FoldPool& pool) {
-  // Of the last round, so that nothing here depends on this one's gradient.
+  // This waits for the last round only, so that nothing here depends on this round's gradient.
   if (has_next_q_) THALWEG_RETURN_IF_ERROR(lane().WaitFor(*made_next_q_, 1));
   if (IsNextQReady()) return absl::OkStatus();
   if (has_next_q_) KeepFactors();
@@ -193,7 +193,7 @@ absl::Status CudaPowerSgd::QueueResult() {
   const bool is_sampled = IsSampled();
   float* const residual = on_gpu_.residual();
   float* const decoded = on_gpu_.DecodeTarget(0);
-  // What was to be sent is where what is left will be.
+  // The matrix to be sent is in the memory in which its residual will be.
   if (is_sampled) THALWEG_RETURN_IF_ERROR(on_gpu_.QueueNorm(Norm::kWhole, residual, nullptr));
   THALWEG_RETURN_IF_ERROR(ReconstructOnDevice(lane().kernel_stream(), *plan_, kernel_memory(),
                                               first_factors_.values(), second_factors_.values(),

@@ -1,4 +1,4 @@
-// What PowerSGD on a GPU does when a round is not like the others, and what a round takes.
+// Tests rounds of PowerSGD on a GPU that differ from the others, and counts a round's launches.
 #include <gmock/gmock.h>
 
 #include "core/base/protocol.h"
@@ -41,7 +41,7 @@ class CudaPowerSgdRoundsTest : public ::testing::Test {
     }
     return gradients;
   }
-  // In the round after the first, which begins with what the first has left.
+  // Counts in the second round, which begins with the first one's residual.
   uint64_t LaunchesPerRound(const CodecSpec& spec, uint32_t workers) {
     states_ = {};
     const auto pair = Pair(spec, workers);
@@ -120,7 +120,7 @@ TEST_F(CudaPowerSgdRoundsTest, BucketsOfHalfTypesGetTheSameBits) {
   }
 }
 
-// As long as the gradient is not there, the host can begin the round.
+// The host can begin the round before the gradient is there.
 TEST_F(CudaPowerSgdRoundsTest, BeginDoesNotWaitForTheGradient) {
   const auto pair = Pair(Spec(",feedback=0"));
   for (const bool is_deficient : {false, true}) {
@@ -141,7 +141,7 @@ TEST_F(CudaPowerSgdRoundsTest, BeginDoesNotWaitForTheGradient) {
 
 TEST_F(CudaPowerSgdRoundsTest, ARoundTakesFewLaunches) {
   EXPECT_EQ(LaunchesPerRound(Spec(), 1), 5u);
-  // Also the fold of the shares, and a cast of both factors each way.
+  // The fold of the shares is added, and a cast of both factors each way.
   EXPECT_EQ(LaunchesPerRound(Spec(",wire=fp16"), 3), 10u);
 }
 

@@ -67,8 +67,8 @@ TEST_P(CudaPowerSgdTest, SendsGetsAndKeepsTheBitsOfANodeWithoutGpus) {
       ASSERT_NO_FATAL_FAILURE(pair.Round(Gradients(round, workers)));
       ASSERT_FALSE(pair.cpu_codec().gave_up());
     }
-    // What is left is the rounded difference of X and the result, so that their sum is X up to
-    // 2^-24 of what is left, and its squared norm is within 2^-23 · ‖X‖ · ‖what is left‖ of X's.
+    // The residual is the rounded difference of X and the result, so that their sum is X up to
+    // 2^-24 of the residual, and its squared norm is within 2^-23 · ‖X‖ · ‖residual‖ of X's.
     const CompressionLoss cpu = pair.cpu_codec().loss();
     const CompressionLoss gpu = pair.gpu_codec().loss();
     EXPECT_GT(cpu.residual, 0);

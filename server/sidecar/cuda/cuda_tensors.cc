@@ -15,7 +15,7 @@ absl::StatusOr<float*> AllocateFloats(GpuLane& lane, uint64_t count) {
   return reinterpret_cast<float*>(memory);
 }
 
-// Where a piece ends in the set.
+// Returns the element of the set at which a piece ends.
 uint64_t EndOf(const TensorSet::Piece& piece) { return piece.begin + piece.elems; }
 
 double Sum(const double* partials, uint64_t count) {

@@ -49,11 +49,11 @@ class CudaTensors {
 
   // Queues the squared norm of a + b, or of a. Only with a residual.
   absl::Status QueueNorm(Norm which, const float* a, const float* b);
-  // Of the norms that were queued last, which must have come; zeros without any.
+  // Returns the norms that were queued last, which must have come; zeros if there were none.
   CompressionLoss loss() const;
 
-  // Where elements [begin, end) of the result are to be decoded to, in float32, and the queueing of
-  // what brings them from there to where they belong.
+  // DecodeTarget returns where element `begin` of the result is to be decoded to, in float32; Place
+  // queues the copies that bring elements [begin, end) from there to where they belong.
   float* DecodeTarget(uint64_t begin) const;
   absl::Status Place(uint64_t begin, uint64_t end);
 

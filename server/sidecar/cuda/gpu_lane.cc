@@ -63,7 +63,7 @@ GpuLane::~GpuLane() {
   Holdings& held = *holdings_;
   absl::Status idle = WaitUntilIdle();
   if (const auto joined = group(); joined != nullptr && !idle.ok()) {
-    // What it has queued does not end by itself.
+    // The queued work does not end by itself.
     joined->Fail(idle);
     joined->Abort();
     if (held.idle != nullptr) {

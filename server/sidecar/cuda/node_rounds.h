@@ -51,7 +51,7 @@ inline absl::StatusOr<Sent> RunRound(BucketCodec& codec, BucketMemory& memory,
     for (uint32_t chunk = 0; chunk < part->plan.Count(); ++chunk) {
       THALWEG_ASSIGN_OR_RETURN(const auto share, codec.Encode(*part, chunk, gradient));
       sent.insert(sent.end(), share.begin(), share.end());
-      // What comes back is in pieces that end anywhere.
+      // The result comes in pieces that end anywhere.
       RoundResult result;
       result.id = {part->bucket.id, chunk, part->round};
       result.wire = part->bucket.wire;
@@ -116,7 +116,7 @@ class GpuNode {
       workers_[rank]->Make(Narrowed(gradients[rank], dtype_));
     }
   }
-  // As the worker's stream finds it.
+  // Returns the result as the worker's stream finds it.
   Floats Result(uint32_t rank = 0) {
     const auto bytes =
         workers_[rank]->Fetch<std::byte>(memory_->ResultFor(rank), elems_ * SizeOf(dtype_));

@@ -91,7 +91,7 @@ void PowerSgdPair::Exchange(Part& cpu_part, Part& gpu_part, Gradient& cpu_gradie
     result.elems = cpu_part.plan.Elems(chunk);
     const auto bytes = std::span<const std::byte>(mean).subspan(cpu_part.plan.Begin(chunk) * size,
                                                                 result.elems * size);
-    // What comes is in pieces that end anywhere.
+    // The result comes in pieces that end anywhere.
     result.payload.pieces = {bytes.first(bytes.size() / 3), bytes.subspan(bytes.size() / 3)};
     ASSERT_TRUE(cpu_codec_->Decode(cpu_part, result).ok());
     const absl::Status decoded = gpu_codec_->Decode(gpu_part, result);

@@ -9,13 +9,14 @@
 
 namespace thalweg {
 
-// Whose states the codecs use; both outlive the codecs.
+// The codecs use these states; both outlive the codecs.
 struct PairStates {
   ParameterStates gpu;
   ParameterStates cpu;
 };
 
-// What the node without GPUs sends is the mean that both get. Everything is compared on the way.
+// A PowerSgdPair runs a node with a GPU and one without beside each other and compares every step.
+// The payloads of the one without are the mean that both receive.
 class PowerSgdPair {
  public:
   // May change what both get of a part; its values are in wire type.
@@ -31,7 +32,7 @@ class PowerSgdPair {
 
   void Round(const std::vector<Floats>& gradients, const Tamper& tamper = nullptr);
 
-  // Also saves the states.
+  // Saves the states of both and compares them.
   void ExpectSameStates();
 
  private:
@@ -40,7 +41,7 @@ class PowerSgdPair {
   // All bits, but for P in the first part.
   void ExpectSameSent(const Part& part, const std::vector<std::byte>& cpu,
                       const std::vector<std::byte>& gpu);
-  // What is sent of a P.
+  // Compares what both send of a P.
   void ExpectNear(const TensorSpec& tensor, const Floats& cpu, const Floats& gpu);
   void ExpectSameResults();
 

@@ -25,7 +25,7 @@ SMALLEST_SCALE = 2.0**-126
 
 @dataclass(frozen=True)
 class ScaleRule:
-    """How a loss scale starts and changes.
+    """A ScaleRule says how a loss scale starts and changes.
 
     A dynamic scale starts at `init_scale` (at most `max_loss_scale`). It is divided by
     `scale_factor` when gradients are not finite, but not below `min_loss_scale`, and multiplied by

@@ -84,7 +84,7 @@ def _find_leader(store: Store, node: Node) -> _words.Line:
 
 
 class _Hooked(NamedTuple):
-    """What the hook needs. The module's reducer owns it, so it must not own the module."""
+    """The state of the hook. The module's reducer owns it, so it must not own the module."""
 
     member: Leader | Follower
     model: weakref.ref[DistributedDataParallel]

@@ -14,7 +14,7 @@ _ATTRIBUTE = "_thalweg_copies"
 
 
 class Copies:
-    """What one optimizer is to store beside its parameters, which are masters.
+    """Copies are what one optimizer stores beside its parameters, which are masters.
 
     A fused step stores the copies of parameters that have a gradient; others know nothing of it.
     """
@@ -36,7 +36,7 @@ def forget_copies(optimizer: Optimizer) -> None:
 
 
 def take_stored(optimizer: Optimizer) -> bool:
-    """Whether the latest step has stored copies; asks once."""
+    """Returns whether the latest step has stored copies, and forgets it."""
     copies = copies_of(optimizer)
     stored = copies is not None and copies.stored
     if copies is not None:
@@ -52,6 +52,6 @@ def mark_stored(optimizer: Optimizer) -> None:
 
 
 def copies_of(optimizer: Optimizer) -> Copies | None:
-    """What has been asked for."""
+    """Returns the copies that were asked for; None: none were."""
     copies: Copies | None = optimizer.__dict__.get(_ATTRIBUTE)
     return copies

@@ -1,4 +1,4 @@
-"""Which tensors a step updates: found once, and again only when something has changed.
+"""Finds which tensors a step updates: once, and again only when something has changed.
 
 Python's part of a step must not grow with each parameter by more than a few object comparisons:
 with a thousand small parameters it would take longer than the arithmetic.
@@ -28,7 +28,7 @@ Keys = Callable[[_Group], tuple[str, ...]]
 
 
 def on_device(optimizer: Optimizer) -> bool:
-    """Whether its parameters are on a GPU, where steps read their inputs when they run."""
+    """Returns whether the parameters are on a GPU, where steps read their inputs when they run."""
     first: Tensor | None = next(_params(optimizer), None)
     return first is not None and first.is_cuda
 
@@ -83,7 +83,7 @@ class GroupPlan:
         )
 
     def holds(self, group: _Group, keys: Keys) -> bool:
-        """Whether the group still has these parameters, and they this state."""
+        """Returns whether the group still has these parameters, with this state."""
         return (
             self.keys == keys(group)
             and _same(group["params"], self.params)
@@ -134,7 +134,7 @@ class Plan:
         return total if self._on_device else total.item()
 
     def grads(self) -> list[Tensor | None]:
-        """Those that a step would read now, in a certain order; not where there are DTensors."""
+        """Returns the gradients that a step would read now, in a fixed order; not for DTensors."""
         return [p.grad for members in self.groups for p in members.stand_ins.tensors]
 
     def holds(self, optimizer: Optimizer) -> bool:
@@ -167,7 +167,7 @@ _plans: weakref.WeakKeyDictionary[Optimizer, Plan] = weakref.WeakKeyDictionary()
 
 
 def known_plan(optimizer: Optimizer) -> Plan | None:
-    """That of the last step, if the next one will use it."""
+    """Returns the plan of the last step if the next one will use it."""
     plan = _plans.get(optimizer)
     return plan if plan is not None and plan.holds(optimizer) else None
 
@@ -251,6 +251,6 @@ def _refuse_dtensors(optimizer: Optimizer) -> None:
 
 
 def _same(a: Iterable[object], b: list[Any]) -> bool:
-    """Whether they are the same objects; `a` may not be longer unseen."""
+    """Returns whether both hold the same objects in the same order."""
     items = list(a)
     return len(items) == len(b) and all(map(is_, items, b))
