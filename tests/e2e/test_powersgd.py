@@ -8,8 +8,6 @@ from pathlib import Path
 import pytest
 from harness import Job, servers
 
-pytestmark = pytest.mark.numeric
-
 HERE = Path(__file__).parent
 
 
@@ -27,6 +25,7 @@ def run(
         return Job(name, cluster, tmp_path, sidecar_of=sockets, jobs=HERE / script).results(150)
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize("world", [2, 4])
 def test_each_iteration_is_torchs_from_the_same_state(world, tmp_path):
     # torch's hook in float64 begins every iteration with Thalweg's state, so that what is compared
@@ -43,6 +42,7 @@ def test_each_iteration_is_torchs_from_the_same_state(world, tmp_path):
             assert distances["sent"] < distances["raw"] / 2
 
 
+@pytest.mark.numeric
 def test_training_by_itself_learns_as_with_torchs_hook(tmp_path):
     for result in run("free_running", tmp_path, nodes=2):
         for losses in result.values():
@@ -58,6 +58,7 @@ def test_sixty_layers_in_many_buckets_finish_bit_identical(tmp_path):
         assert result["stats"]["nonfinite_elems"] == 0
 
 
+@pytest.mark.numeric
 def test_nonfinite_gradients_reach_the_optimizer_and_leave_no_trace(tmp_path):
     results = run("nonfinite", tmp_path, nodes=2)
     for result in results:
