@@ -17,8 +17,8 @@ std::string Describe(const TensorSpec& t) {
 
 // Returns the size of a chunk in this format as a multiple of a dense chunk's size.
 uint64_t ChunkScale(WireFormat wire) {
-  const LossyTraits* const lossy = FindLossy(wire);
-  return lossy == nullptr ? 1 : lossy->chunk_scale;
+  const auto lossy = FindLossy(wire);
+  return lossy ? lossy->chunk_scale : 1;
 }
 
 }  // namespace

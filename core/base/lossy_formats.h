@@ -7,6 +7,7 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 
 // FORMAT(Name, number, text, traits…): WireFormat::kName has this number on the wire and in ipc,
 // never to be given to another format, and users call it `text`. Formats whose payloads are blocks
@@ -60,12 +61,13 @@ inline constexpr auto kLossyTraits = std::to_array<LossyTraits>({
 #undef THALWEG_TRAITS
 });
 
-// Null when `format` is not a lossy one.
-constexpr const LossyTraits* FindLossy(WireFormat format) {
+// Returns nothing when `format` is not a lossy one. The value is a copy, because under UBSan GCC
+// does not take the comparison of an address with null for a constant.
+constexpr std::optional<LossyTraits> FindLossy(WireFormat format) {
   for (const LossyTraits& traits : kLossyTraits) {
-    if (traits.format == format) return &traits;
+    if (traits.format == format) return traits;
   }
-  return nullptr;
+  return std::nullopt;
 }
 
 // Blocks of every format divide this many elements.

@@ -3,8 +3,8 @@
 namespace thalweg {
 
 const char* Name(WireFormat format) {
-  const LossyTraits* const lossy = FindLossy(format);
-  return lossy == nullptr ? Name(DTypeOf(format)) : lossy->name;
+  const auto lossy = FindLossy(format);
+  return lossy ? lossy->name : Name(DTypeOf(format));
 }
 
 }  // namespace thalweg

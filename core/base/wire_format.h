@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <optional>
 
 #include "core/base/dtype.h"
 #include "core/base/lossy_formats.h"
@@ -18,7 +19,7 @@ constexpr bool IsDense(WireFormat format) {
 // Returns true for the dense formats and those of the registry; any other value came from outside
 // and must be refused.
 constexpr bool IsValid(WireFormat format) {
-  return IsDense(format) || FindLossy(format) != nullptr;
+  return IsDense(format) || FindLossy(format).has_value();
 }
 
 constexpr WireFormat FormatOf(DType dtype) { return static_cast<WireFormat>(dtype); }
@@ -28,8 +29,8 @@ constexpr DType DTypeOf(WireFormat format) { return static_cast<DType>(format); 
 
 // Returns the maximal bytes of a chunk of `elems` elements. Requires elems ≤ 2^60.
 constexpr uint64_t MaxEncodedBytes(WireFormat format, uint64_t elems) {
-  const LossyTraits* const lossy = FindLossy(format);
-  if (lossy == nullptr) return elems * SizeOf(DTypeOf(format));
+  const std::optional<LossyTraits> lossy = FindLossy(format);
+  if (!lossy) return elems * SizeOf(DTypeOf(format));
   const uint64_t block = lossy->block_elems;
   const uint64_t scales = block == 0 ? 0 : (elems + block - 1) / block * kBlockScaleBytes;
   const uint64_t bits = lossy->elem_bits;
@@ -48,23 +49,23 @@ constexpr uint64_t MaxLossyBytes(uint64_t elems) {
 // Returns true when every payload of `elems` elements has exactly MaxEncodedBytes(format, elems)
 // bytes.
 constexpr bool HasFixedSize(WireFormat format) {
-  const LossyTraits* const lossy = FindLossy(format);
-  return lossy == nullptr || lossy->block_elems != 0;
+  const std::optional<LossyTraits> lossy = FindLossy(format);
+  return !lossy || lossy->block_elems != 0;
 }
 
 // Returns true when a shard keeps a residual for results in this format, because they lose
 // something.
 constexpr bool HasResidual(WireFormat format) {
-  const LossyTraits* const lossy = FindLossy(format);
-  return lossy != nullptr && lossy->has_shard_residual;
+  const std::optional<LossyTraits> lossy = FindLossy(format);
+  return lossy && lossy->has_shard_residual;
 }
 
 // Returns whether a payload of `bytes` bytes may be a chunk of `elems` elements; both may come from
 // outside and have any value. The decoder checks the contents of payloads without a fixed size.
 constexpr bool IsPayloadSize(WireFormat format, uint64_t elems, uint64_t bytes) {
-  const LossyTraits* const lossy = FindLossy(format);
+  const std::optional<LossyTraits> lossy = FindLossy(format);
   // This check keeps the sizes from wrapping around; no payload has that many elements.
-  if (elems > (lossy == nullptr ? uint64_t{1} << 60 : kMaxLossyElems)) return false;
+  if (elems > (!lossy ? uint64_t{1} << 60 : kMaxLossyElems)) return false;
   const uint64_t most = MaxEncodedBytes(format, elems);
   return HasFixedSize(format) ? bytes == most : bytes >= lossy->min_bytes && bytes <= most;
 }
