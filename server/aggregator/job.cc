@@ -223,8 +223,11 @@ absl::StatusOr<std::optional<Job::Completed>> Job::HoldLocked(uint32_t node,
   const RoundEngine::CompleteRound& round = completed.round;
   if (HasResidual(round.wire)) {
     const auto& [bucket, chunk, number] = round.id;
-    completed.residual =
-        residuals_.Get(bucket, chunk, round.elems, layouts_.Padding(bucket, chunk));
+    completed.residual = residuals_.Find(bucket, chunk);
+    if (completed.residual == nullptr) {
+      completed.residual =
+          residuals_.Get(bucket, chunk, round.elems, layouts_.Padding(bucket, chunk));
+    }
   }
   return completed;
 }
