@@ -27,6 +27,8 @@ ipc::Hello MakeHello(const SessionOptions& o) {
   hello.codec = o.codec;
   hello.chunk_bytes = o.chunk_bytes;
   hello.timeout_ms = static_cast<uint64_t>(ToNanos(o.timeout) / 1'000'000);
+  hello.shards = o.shards;
+  hello.secret = o.secret;
   return hello;
 }
 

@@ -7,6 +7,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -15,6 +16,7 @@
 #include "core/base/gradient_path.h"
 #include "core/base/layout.h"
 #include "core/base/protocol.h"
+#include "core/base/shard_place.h"
 #include "core/base/trace.h"
 #include "core/device/device_runtime.h"
 
@@ -33,6 +35,10 @@ struct SessionOptions {
   CodecPolicy codec;
   uint64_t chunk_bytes = 0;                     // 0: chosen from the speed of the links
   Duration timeout = std::chrono::seconds(30);  // limit of every wait
+  // The job's shards in order, equal on all nodes; empty: those that the sidecar is configured
+  // with.
+  std::vector<ShardPlace> shards = {};
+  std::string secret = {};  // of the job, as 64 hexadecimal digits; empty: it has none
   // The device that holds the gradients; null: the host's memory. Queued work shares its ownership.
   std::shared_ptr<DeviceRuntime> device = nullptr;
   std::shared_ptr<TraceWriter> trace = nullptr;  // nothing is traced when null

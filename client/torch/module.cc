@@ -19,6 +19,7 @@
 #include "absl/strings/str_cat.h"
 #include "client/core/process_trace.h"
 #include "client/core/session.h"
+#include "client/core/shard_offer.h"
 #include "client/torch/all_reducer.h"
 #include "client/torch/ddp_hook.h"
 #include "client/torch/joined_ranks.h"
@@ -55,7 +56,13 @@ std::shared_ptr<Session> Connect(const std::string& sidecar_path, const std::str
                                  uint32_t num_nodes, const std::string& node_name,
                                  uint32_t local_rank, uint32_t local_size, const std::string& codec,
                                  uint64_t chunk_bytes, double timeout,
-                                 std::optional<int> cuda_device) {
+                                 std::optional<int> cuda_device,
+                                 const std::vector<std::string>& shards,
+                                 const std::vector<int>& hosts, const std::string& secret) {
+  if (shards.size() != hosts.size()) {
+    throw py::value_error(absl::StrCat("thalweg: ", shards.size(), " shards, but ", hosts.size(),
+                                       " hosts: there must be one for each"));
+  }
   const auto policy = CodecPolicy::Parse(codec);
   ThrowIfError(policy.status());
   SessionOptions options{.sidecar_path = sidecar_path,
@@ -69,7 +76,12 @@ std::shared_ptr<Session> Connect(const std::string& sidecar_path, const std::str
                          .local_size = local_size,
                          .codec = *policy,
                          .chunk_bytes = chunk_bytes,
-                         .timeout = FromSeconds(timeout)};
+                         .timeout = FromSeconds(timeout),
+                         .secret = secret};
+  for (size_t k = 0; k < shards.size(); ++k) {
+    const uint32_t host = hosts[k] < 0 ? kNoHost : static_cast<uint32_t>(hosts[k]);
+    options.shards.push_back({shards[k], host});
+  }
   auto trace = ProcessTrace();
   ThrowIfError(trace.status());
   options.trace = *std::move(trace);
@@ -87,6 +99,17 @@ std::shared_ptr<Session> Connect(const std::string& sidecar_path, const std::str
   }
   ThrowIfError(session.status());
   return *std::move(session);
+}
+
+std::unique_ptr<ShardOffer> AskForShard(const std::string& sidecar_path, const std::string& job,
+                                        const std::string& secret, double timeout) {
+  absl::StatusOr<std::unique_ptr<ShardOffer>> offer;
+  {
+    py::gil_scoped_release release;
+    offer = ShardOffer::Ask(sidecar_path, job, secret, FromSeconds(timeout));
+  }
+  ThrowIfError(offer.status());
+  return *std::move(offer);
 }
 
 using NamedParameters = std::vector<std::pair<std::string, at::Tensor>>;
@@ -203,7 +226,9 @@ PYBIND11_MODULE(_C, m) {
       .def(py::init(&thalweg::Connect), py::kw_only(), py::arg("sidecar_path"), py::arg("job"),
            py::arg("rank"), py::arg("world_size"), py::arg("node"), py::arg("num_nodes"),
            py::arg("node_name"), py::arg("local_rank"), py::arg("local_size"), py::arg("codec"),
-           py::arg("chunk_bytes"), py::arg("timeout"), py::arg("cuda_device") = py::none())
+           py::arg("chunk_bytes"), py::arg("timeout"), py::arg("cuda_device") = py::none(),
+           py::arg("shards") = std::vector<std::string>(), py::arg("hosts") = std::vector<int>(),
+           py::arg("secret") = "")
       .def("attach", &thalweg::Attach, py::arg("reducer"), py::arg("named_parameters"))
       .def("save_codec_state", &thalweg::SaveCodecState)
       .def("load_codec_state", &thalweg::LoadCodecState, py::arg("state"))
@@ -213,6 +238,12 @@ PYBIND11_MODULE(_C, m) {
       .def("path", [](const Session& session) { return Name(session.stats().path); })
       .def("status", &thalweg::StatusText)
       .def("close", &Session::Close, py::call_guard<py::gil_scoped_release>());
+  py::class_<thalweg::ShardOffer>(m, "ShardOffer")
+      .def(py::init(&thalweg::AskForShard), py::kw_only(), py::arg("sidecar_path"), py::arg("job"),
+           py::arg("secret"), py::arg("timeout"))
+      .def_property_readonly("address", &thalweg::ShardOffer::address)
+      .def_property_readonly("aggregators", &thalweg::ShardOffer::aggregators)
+      .def("close", &thalweg::ShardOffer::Close);
   py::class_<thalweg::DdpHook>(m, "DdpHook")
       .def(py::init(&thalweg::MakeInnerHook), py::arg("session"), py::arg("named_parameters"))
       .def("run", &thalweg::RunHook, py::arg("bucket"));

@@ -17,8 +17,8 @@ constexpr uint32_t kMagic = 0x31574854;  // "THW1"
 constexpr uint16_t kFlagFd = 1;
 constexpr uint16_t kTypes = std::variant_size_v<Message>;
 constexpr const char* kNames[kTypes] = {
-    "Hello", "Welcome", "RegisterBucket", "BucketReady", "Submit",   "Complete",
-    "Fail",  "Leave",   "GetCodecState",  "CodecState",  "Precision"};
+    "Hello", "Welcome",       "RegisterBucket", "BucketReady", "Submit",    "Complete",   "Fail",
+    "Leave", "GetCodecState", "CodecState",     "Precision",   "HostShard", "ShardHosted"};
 
 template <typename T>
 concept Integer = std::unsigned_integral<T> || std::same_as<T, int64_t>;
@@ -45,6 +45,15 @@ class Writer {
   void Field(const BucketLayout& layout);
   void Field(const DeviceMemory& memory) {
     for (const std::string* part : {&memory.uuid, &memory.memory, &memory.event}) Field(*part);
+  }
+  void Field(const ShardPlace& place) {
+    Field(place.address);
+    Field(place.host);
+  }
+  template <typename Item>
+  void Field(const std::vector<Item>& list) {
+    Field(static_cast<uint32_t>(list.size()));
+    for (const Item& item : list) Field(item);
   }
 
  private:
@@ -77,6 +86,16 @@ class Reader {
   void Field(BucketLayout& layout);
   void Field(DeviceMemory& memory) {
     for (std::string* part : {&memory.uuid, &memory.memory, &memory.event}) Field(*part);
+  }
+  void Field(ShardPlace& place) {
+    Field(place.address);
+    Field(place.host);
+  }
+  template <typename Item>
+  void Field(std::vector<Item>& list) {
+    constexpr uint64_t kLeastItemBytes = 4;  // the length of an empty text
+    list.resize(Count(kMaxShards, kLeastItemBytes, "shards"));
+    for (Item& item : list) Field(item);
   }
 
   // Returns OK when all fields were there and valid, and no bytes are left.
@@ -224,7 +243,8 @@ void All(Archive& archive, Fields&... fields) {
 
 void Visit(auto& archive, Is<Hello> auto& m) {
   All(archive, m.ipc_version, m.job, m.rank, m.world_size, m.node, m.num_nodes, m.node_name,
-      m.local_rank, m.local_size, m.codec, m.chunk_bytes, m.timeout_ms, m.path, m.probe);
+      m.local_rank, m.local_size, m.codec, m.chunk_bytes, m.timeout_ms, m.path, m.probe, m.shards,
+      m.secret);
 }
 void Visit(auto& archive, Is<Welcome> auto& m) {
   All(archive, m.epoch, m.num_shards, m.server_version, m.chunk_bytes, m.path);
@@ -248,6 +268,9 @@ void Visit(auto&, Is<Leave> auto&) {}
 void Visit(auto&, Is<GetCodecState> auto&) {}
 void Visit(auto& archive, Is<CodecState> auto& m) { All(archive, m.bytes); }
 void Visit(auto& archive, Is<Precision> auto& m) { All(archive, m.loss_scale, m.skipped_steps); }
+
+void Visit(auto& archive, Is<HostShard> auto& m) { All(archive, m.ipc_version, m.job, m.secret); }
+void Visit(auto& archive, Is<ShardHosted> auto& m) { All(archive, m.address, m.aggregators); }
 
 template <typename T>
 absl::StatusOr<Message> ParseAs(const char* name, std::span<const std::byte> body) {

@@ -4,7 +4,7 @@
 //
 //   byte  size  field
 //   0     4   A magic       "THW1"
-//   4     2   B type        1 … 11, in the order of Message's alternatives
+//   4     2   B type        1 … 13, in the order of Message's alternatives
 //   6     2   C flags       1: a file descriptor comes with the frame's first byte; else 0
 //   8     4   D body bytes  at most kMaxFrameBytes
 //   12    D   E body        the message's fields in the order of their declaration, without
@@ -17,6 +17,8 @@
 //   StatusCode      u32, 1 … 16 (never OK)
 //   string          u32 length, then the bytes
 //   DeviceMemory    its three strings
+//   ShardPlace      string address, u32 host
+//   list            u32 count (at most kMaxShards), then each ShardPlace or string
 //   BucketId        u32 index, u32 generation
 //   BucketLayout    DType dtype, u32 count (at most kMaxTensors), then each TensorSpec
 //   TensorSpec      string name, u32 count (at most kMaxDims), then each dimension as i64
@@ -31,6 +33,7 @@
 #include <span>
 #include <string>
 #include <variant>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -38,6 +41,7 @@
 #include "core/base/dtype.h"
 #include "core/base/gradient_path.h"
 #include "core/base/layout.h"
+#include "core/base/shard_place.h"
 #include "core/ipc/device_memory.h"
 
 namespace thalweg::ipc {
@@ -59,6 +63,10 @@ struct Hello {
   GradientPath path = GradientPath::kCpu;  // used unless the sidecar can work on a device's memory
   // memory for the sidecar to test sharing with; empty: no sharing
   DeviceMemory probe;
+  // The job's shards in order, equal on all nodes; empty: those that the sidecar is configured
+  // with.
+  std::vector<ShardPlace> shards;
+  std::string secret;  // of the job, as 64 hexadecimal digits; empty: it has none
   bool operator==(const Hello&) const = default;
 };
 
@@ -148,13 +156,30 @@ struct Precision {
   bool operator==(const Precision&) const = default;
 };
 
+// HostShard asks the sidecar to serve a shard to the nodes of a job. It takes the place of Hello;
+// the shard admits them while the connection lasts.
+struct HostShard {
+  uint32_t ipc_version = 0;  // kIpcVersion
+  std::string job;
+  std::string secret;  // as in Hello
+  bool operator==(const HostShard&) const = default;
+};
+
+// ShardHosted is the sidecar's answer.
+struct ShardHosted {
+  std::string address;                   // host:port of its shard; empty: it hosts none
+  std::vector<std::string> aggregators;  // that the sidecar is configured with
+  bool operator==(const ShardHosted&) const = default;
+};
+
 using Message = std::variant<Hello, Welcome, RegisterBucket, BucketReady, Submit, Complete, Fail,
-                             Leave, GetCodecState, CodecState, Precision>;
+                             Leave, GetCodecState, CodecState, Precision, HostShard, ShardHosted>;
 
 inline constexpr size_t kFrameHeaderBytes = 12;
 inline constexpr uint32_t kMaxFrameBytes = 16 << 20;
 inline constexpr uint32_t kMaxTensors = 1'000'000;
 inline constexpr uint32_t kMaxDims = 64;  // as in torch
+inline constexpr uint32_t kMaxShards = 65'536;
 inline constexpr uint64_t kMaxBucketElems = uint64_t{1} << 48;
 
 // Returns "Hello", "RegisterBucket" …, for error messages.

@@ -4,6 +4,7 @@
 
 #include <random>
 #include <string>
+#include <vector>
 
 #include "core/ipc/message.h"
 
@@ -19,8 +20,9 @@ class RandomMessages {
   Message OfType(size_t type) {
     switch (type) {
       case 0:
-        return Hello{U32(), Text(), U32(),      U32(),     U32(),     U32(),     Text(),
-                     U32(), U32(),  AnyCodec(), random_(), random_(), AnyPath(), Memory()};
+        return Hello{U32(),     Text(),   U32(),    U32(),      U32(),     U32(),
+                     Text(),    U32(),    U32(),    AnyCodec(), random_(), random_(),
+                     AnyPath(), Memory(), Places(), Text()};
       case 1:
         return Welcome{random_(), U32(), Text(), random_(), AnyPath()};
       case 2:
@@ -40,8 +42,12 @@ class RandomMessages {
         return GetCodecState{};
       case 9:
         return CodecState{random_()};
-      default:
+      case 10:
         return Precision{Real(), random_()};
+      case 11:
+        return HostShard{U32(), Text(), Text()};
+      default:
+        return ShardHosted{Text(), std::vector<std::string>(Below(4), Text())};
     }
   }
   Message Any() { return OfType(Below(std::variant_size_v<Message>)); }
@@ -67,6 +73,7 @@ class RandomMessages {
     if (codec.kind == CodecKind::kPowerSgd) codec.rank = 1 + Below(8);
     return {codec, {}};
   }
+  std::vector<ShardPlace> Places() { return std::vector<ShardPlace>(Below(4), {Text(), U32()}); }
   DType AnyDType() { return static_cast<DType>(1 + Below(4)); }
   BucketLayout Layout() {
     BucketLayout layout{AnyDType(), {}};

@@ -22,10 +22,6 @@ namespace {
 constexpr Duration kSignalPoll = std::chrono::milliseconds(200);
 constexpr Duration kStopGrace = std::chrono::seconds(2);
 
-double UnixSeconds() {
-  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
-}
-
 struct Flags {
   std::string listen = GetEnv("THALWEG_LISTEN");
   uint32_t threads = 0;  // 0 means auto

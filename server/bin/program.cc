@@ -146,14 +146,17 @@ absl::Status ApplyCommonOptions(const CommonOptions& options) {
   return CheckTlsFiles(options.tls);
 }
 
+double UnixSeconds() {
+  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+}
+
 void ExportProcessInfo(MetricRegistry& registry, const std::string& name) {
   registry
       .GetGauge("thalweg_build_info", "1; which program this is, and of which version",
                 {{"program", name}, {"version", THALWEG_VERSION}})
       .Set(1);
-  const auto since_epoch = std::chrono::system_clock::now().time_since_epoch();
   registry.GetGauge("process_start_time_seconds", "When the process began, in Unix time")
-      .Set(std::chrono::duration<double>(since_epoch).count());
+      .Set(UnixSeconds());
 }
 
 void AnnounceReady(int fd, const std::string& address, const std::string& http) {

@@ -59,6 +59,9 @@ uint32_t DefaultThreads();
 // runs. InvalidArgument describes the error.
 absl::Status ApplyCommonOptions(const CommonOptions& options);
 
+// Returns the wall clock's time in seconds since 1970.
+double UnixSeconds();
+
 // Exports thalweg_build_info for program `name`, and process_start_time_seconds.
 void ExportProcessInfo(MetricRegistry& registry, const std::string& name);
 

@@ -5,23 +5,21 @@
 
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <string>
-#include <vector>
 
-#include "absl/strings/ascii.h"
 #include "absl/strings/numbers.h"
-#include "absl/strings/str_split.h"
 #include "core/base/env.h"
 #include "core/base/log.h"
 #include "core/base/protocol.h"
 #include "core/base/trace.h"
-#include "server/aggregator/aggregator.h"
 #include "server/bin/gpus.h"
 #include "server/bin/program.h"
+#include "server/bin/sidecar_shards.h"
 #include "server/http/http_server.h"
+#include "server/page/site.h"
 #include "server/sidecar/device/cpu_device.h"
 #include "server/sidecar/sidecar.h"
-#include "server/transport/remote_shard.h"
 
 namespace thalweg {
 namespace {
@@ -31,6 +29,7 @@ constexpr Duration kSignalPoll = std::chrono::milliseconds(100);
 struct Flags {
   std::string socket = GetEnv("THALWEG_SIDECAR");
   std::string aggregators = GetEnv("THALWEG_AGGREGATORS");
+  std::string shard_listen;
   double timeout_seconds = 0;
   uint32_t threads = 0;  // 0 means auto, here and in the next two
   uint32_t channels = 0;
@@ -45,31 +44,13 @@ uint32_t ThreadsOf(const Flags& flags) {
   return flags.threads != 0 ? flags.threads : DefaultThreads();
 }
 
-// Makes the remote shards, or this process's own shard.
-std::vector<std::unique_ptr<Shard>> MakeShards(const Flags& flags, MetricRegistry& registry,
-                                               TraceWriter* trace) {
-  const std::vector<std::string> addresses =
-      absl::StrSplit(flags.aggregators, ',', absl::SkipWhitespace());
-  std::vector<std::unique_ptr<Shard>> shards;
-  if (addresses.empty()) {
-    shards.push_back(std::make_unique<Aggregator>(Aggregator::Options{.trace = trace}, registry));
-    return shards;
-  }
-  const RemoteShard::Options options{flags.channels, MakeClientPollers(ThreadsOf(flags)),
-                                     flags.common.tls};
-  for (const std::string& address : addresses) {
-    shards.push_back(
-        RemoteShard::Create(std::string(absl::StripAsciiWhitespace(address)), options, registry));
-  }
-  return shards;
-}
-
-// Waits for a signal or, when the options ask for that, until the last worker has left.
-void WaitForEnd(const Flags& flags, Sidecar& sidecar, Signals& signals) {
+// Waits for a signal or, when the options ask for that, until the last worker has left and other
+// nodes need this one's shard no more.
+void WaitForEnd(const Flags& flags, Sidecar& sidecar, SidecarShards& shards, Signals& signals) {
   const TimePoint start = Now();
   while (!signals.Wait(kSignalPoll)) {
     const Sidecar::Connections connections = sidecar.Reap();
-    if (!flags.exit_when_idle || connections.now > 0) continue;
+    if (!flags.exit_when_idle || connections.now > 0 || shards.IsServing()) continue;
     if (connections.since_start > 0) {
       spdlog::debug("the last worker has left");
       return;
@@ -84,7 +65,8 @@ void WaitForEnd(const Flags& flags, Sidecar& sidecar, Signals& signals) {
   sidecar.StopAccepting();
   const TimePoint deadline = Now() + FromSeconds(flags.common.drain_seconds);
   // A second signal ends the wait.
-  while (sidecar.Reap().now > 0 && Now() < deadline && !signals.Wait(kSignalPoll)) {
+  while ((sidecar.Reap().now > 0 || shards.IsServing()) && Now() < deadline &&
+         !signals.Wait(kSignalPoll)) {
   }
 }
 
@@ -96,33 +78,41 @@ int Serve(const Flags& flags, Signals& signals) {
     spdlog::error("{}", Text(trace.status()));
     return 1;
   }
-  const auto shards = MakeShards(flags, registry, trace->get());
+  const auto shards = SidecarShards::Start({flags.aggregators, flags.shard_listen, ThreadsOf(flags),
+                                            flags.channels, flags.common.tls, trace->get()},
+                                           registry);
+  if (!shards.ok()) {
+    spdlog::error("{}", Text(shards.status()));
+    return 1;
+  }
   CpuDevice device;
   const std::unique_ptr<Device> gpus = flags.no_gpus ? nullptr : OpenGpus();
-  Sidecar::Options options{flags.socket,        {},          &device, gpus.get(), ThreadsOf(flags),
-                           flags.window_chunks, trace->get()};
-  for (const auto& shard : shards) options.shards.push_back(shard.get());
-  auto sidecar = Sidecar::Start(options, registry);
+  auto sidecar = Sidecar::Start({flags.socket, &(*shards)->directory(), &device, gpus.get(),
+                                 ThreadsOf(flags), flags.window_chunks, trace->get()},
+                                registry);
   if (!sidecar.ok()) {
     spdlog::error("{}", Text(sidecar.status()));
     return 1;
   }
+  std::optional<Site> site;  // of the shard in this process
+  if (Aggregator* const own = (*shards)->own()) {
+    site.emplace([own] { return own->Report(Now()); }, UnixSeconds());
+  }
+  const HttpHandler pages = [&](const std::string& path) { return site->Answer(path); };
   std::unique_ptr<HttpServer> http;
   if (!flags.common.http.empty()) {
-    auto started =
-        HttpServer::Start({flags.common.http, flags.common.tls, flags.common.http_token_file},
-                          registry, [&] { return signals.Ready(); });
+    auto started = HttpServer::Start(
+        {flags.common.http, flags.common.tls, flags.common.http_token_file}, registry,
+        [&] { return signals.Ready(); }, site ? pages : nullptr);
     if (!started.ok()) {
       spdlog::error("{}", Text(started.status()));
       return 1;
     }
     http = *std::move(started);
   }
-  spdlog::info(
-      "serving at {} with {}", flags.socket,
-      flags.aggregators.empty() ? "an aggregator of its own" : "aggregators " + flags.aggregators);
+  spdlog::info("serving at {} with {}", flags.socket, (*shards)->Describe());
   AnnounceReady(flags.common.ready_fd, flags.socket, http == nullptr ? "" : http->address());
-  WaitForEnd(flags, **sidecar, signals);
+  WaitForEnd(flags, **sidecar, **shards, signals);
   (*sidecar)->Stop(absl::UnavailableError("the sidecar is shutting down"));
   return 0;
 }
@@ -144,7 +134,11 @@ int main(int argc, char** argv) {
   app.add_option("--socket", flags.socket, "Unix socket for the node's workers");
   app.add_option("--aggregators", flags.aggregators,
                  "host:port of every aggregator shard, comma separated, in the same order on all "
-                 "nodes; none: aggregate in this process (one node only)");
+                 "nodes; none: aggregate in this process (one node only, unless the workers name "
+                 "shards in sidecars)");
+  app.add_option("--shard-listen", flags.shard_listen,
+                 "host:port, or host:first-last, at which other nodes reach a shard that this "
+                 "process then serves to its jobs; port 0 takes a free one");
   thalweg::AddAutoOption(
       app, "--threads", "THALWEG_THREADS", 64, &flags.threads,
       "Threads that fold the workers' shares, and as many that wait for aggregators; "

@@ -2,6 +2,7 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "core/base/status_macros.h"
 
 namespace thalweg {
 
@@ -22,6 +23,25 @@ absl::StatusOr<HostPort> ParseHostPort(const std::string& text) {
   }
   if (address.host.empty()) address.host = "0.0.0.0";
   return address;
+}
+
+absl::StatusOr<std::vector<HostPort>> ParsePorts(const std::string& text) {
+  const size_t colon = text.rfind(':');
+  const size_t dash = colon == std::string::npos ? colon : text.find('-', colon);
+  THALWEG_ASSIGN_OR_RETURN(HostPort address, ParseHostPort(text.substr(0, dash)));
+  std::vector<HostPort> addresses = {address};
+  if (dash == std::string::npos) return addresses;
+  THALWEG_ASSIGN_OR_RETURN(const HostPort last,
+                           ParseHostPort(absl::StrCat(":", text.substr(dash + 1))));
+  if (address.port == 0 || last.port < address.port) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "address '", text, "': expected host:first-last with ports from 1 in ascending order"));
+  }
+  while (address.port < last.port) {
+    ++address.port;
+    addresses.push_back(address);
+  }
+  return addresses;
 }
 
 std::string ToString(const HostPort& address) {

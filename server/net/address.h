@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 
@@ -15,6 +16,10 @@ struct HostPort {
 // Parses "host:port", "[v6]:port" or ":port", which means all IPv4 addresses. InvalidArgument names
 // the error.
 absl::StatusOr<HostPort> ParseHostPort(const std::string& text);
+
+// Parses "host:port" as above, or "host:first-last", and returns an address for each port. A range
+// has at most 65535 ports and does not begin with 0.
+absl::StatusOr<std::vector<HostPort>> ParsePorts(const std::string& text);
 
 // Formats the address; an IPv6 host gets its brackets.
 std::string ToString(const HostPort& address);

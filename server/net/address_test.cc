@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <string>
+#include <vector>
 
 namespace thalweg {
 namespace {
@@ -29,6 +30,26 @@ TEST(AddressTest, MalformedAddressesAreRefusedByName) {
     const auto address = ParseHostPort(text);
     EXPECT_EQ(address.status().code(), absl::StatusCode::kInvalidArgument) << text;
     EXPECT_THAT(std::string(address.status().message()), HasSubstr(text));
+  }
+}
+
+TEST(AddressTest, RangeOfPortsHasAnAddressForEach) {
+  const auto expect = [](const char* text, std::vector<std::string> expected) {
+    const auto addresses = ParsePorts(text);
+    ASSERT_TRUE(addresses.ok()) << addresses.status();
+    std::vector<std::string> texts;
+    for (const HostPort& address : *addresses) texts.push_back(ToString(address));
+    EXPECT_EQ(texts, expected);
+  };
+  expect("10.0.0.1:0", {"10.0.0.1:0"});
+  expect("node-1:7100-7102", {"node-1:7100", "node-1:7101", "node-1:7102"});
+  expect("[::1]:65535-65535", {"[::1]:65535"});
+}
+
+TEST(AddressTest, MalformedRangesAreRefused) {
+  for (const char* text :
+       {"", "host:", "host:2-1", "host:0-5", "host:1-", "host:1-70000", "h:1-x"}) {
+    EXPECT_EQ(ParsePorts(text).status().code(), absl::StatusCode::kInvalidArgument) << text;
   }
 }
 

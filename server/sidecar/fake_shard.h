@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <utility>
@@ -32,10 +33,13 @@ class FakeShard : public Shard {
   }
   absl::StatusOr<LinkSpeed> MeasureLink(TimePoint) override { return link; }
   absl::Status Contribute(SessionToken, Contribution contribution) override {
-    MutexLock lock(mutex_);
-    chunks_.push_back(contribution.id);
-    loss_scales_.push_back(contribution.loss_scale);
-    changed_.NotifyAll();
+    {
+      MutexLock lock(mutex_);
+      chunks_.push_back(contribution.id);
+      loss_scales_.push_back(contribution.loss_scale);
+      changed_.NotifyAll();
+    }
+    if (on_contribute) on_contribute();
     return absl::OkStatus();
   }
   absl::StatusOr<std::vector<float>> ReadResidual(SessionToken, BucketId, uint32_t,
@@ -70,6 +74,7 @@ class FakeShard : public Shard {
     return loss_scales_;
   }
 
+  std::function<void()> on_contribute;  // called with no lock held; null: nothing
   absl::Status refusal, heartbeat;
   JoinRequest joined;
   LinkSpeed link, agreed_link;

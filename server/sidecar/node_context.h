@@ -3,7 +3,6 @@
 
 #include <cstdint>
 #include <map>
-#include <vector>
 
 #include "core/base/exchange.h"
 #include "core/base/gradient_path.h"
@@ -11,6 +10,7 @@
 #include "core/base/outcome_counters.h"
 #include "core/base/trace.h"
 #include "server/sidecar/device/device.h"
+#include "server/sidecar/shard_directory.h"
 
 namespace thalweg {
 
@@ -46,7 +46,7 @@ struct SidecarMetrics {
 
 // A NodeJob uses these objects; all must outlive it.
 struct NodeContext {
-  std::vector<Shard*> shards;
+  ShardDirectory& shards;
   Device& device;          // for gradients in host memory
   Device* gpus = nullptr;  // for gradients that workers share on GPUs; null: there is none
   SidecarMetrics& metrics;

@@ -42,8 +42,9 @@ class ShardSink : public NodeSink {
 
 }  // namespace
 
-std::shared_ptr<NodeJob> NodeJob::Start(const ipc::Hello& first, NodeContext& context) {
-  std::shared_ptr<NodeJob> job(new NodeJob(first, context));
+std::shared_ptr<NodeJob> NodeJob::Start(const ipc::Hello& first, std::vector<Shard*> shards,
+                                        NodeContext& context) {
+  std::shared_ptr<NodeJob> job(new NodeJob(first, std::move(shards), context));
   NodeJob* raw = job.get();  // the destructor joins the threads
   job->run_thread_ = Thread("job-run", [raw] { raw->Run(); });
   if (HasSteps(job->spec_.codec)) {
@@ -54,14 +55,14 @@ std::shared_ptr<NodeJob> NodeJob::Start(const ipc::Hello& first, NodeContext& co
   return job;
 }
 
-NodeJob::NodeJob(const ipc::Hello& first, NodeContext& context)
+NodeJob::NodeJob(const ipc::Hello& first, std::vector<Shard*> shards, NodeContext& context)
     : spec_(first),
       timeout_{std::chrono::milliseconds(first.timeout_ms)},
       created_(Now()),
       context_(context),
       outcome_(first.job),
       report_(first, context.metrics, context.trace),
-      shards_(context.shards, context.metrics.registry, context.trace),
+      shards_(std::move(shards), context.metrics.registry, context.trace),
       compression_(first.job, first.codec, first.num_nodes, shards_.size(), context.metrics),
       buckets_(states_, compression_),
       runner_({first.node, first.num_nodes, first.world_size, timeout_, context.threads,

@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "core/base/exchange.h"
@@ -35,8 +36,10 @@ namespace thalweg {
 // shard.
 class NodeJob : public std::enable_shared_from_this<NodeJob>, private RoundRunner::Listener {
  public:
-  // Shared: shards hold sinks that refer to the job weakly.
-  static std::shared_ptr<NodeJob> Start(const ipc::Hello& first, NodeContext& context);
+  // Shared: shards hold sinks that refer to the job weakly. The job uses the shards until Stop has
+  // returned.
+  static std::shared_ptr<NodeJob> Start(const ipc::Hello& first, std::vector<Shard*> shards,
+                                        NodeContext& context);
 
   // Takes a worker in. A worker that contradicts the job is refused, and fails the job while it
   // gathers. The connection is shared with the thread that reads from it; nobody else may send
@@ -66,7 +69,7 @@ class NodeJob : public std::enable_shared_from_this<NodeJob>, private RoundRunne
   std::string name() const { return spec_.job; }
 
  private:
-  NodeJob(const ipc::Hello& first, NodeContext& context);
+  NodeJob(const ipc::Hello& first, std::vector<Shard*> shards, NodeContext& context);
 
   void OnComplete(const ipc::Complete& message) override { roster_.TellAll(message); }
   void OnFailed(const absl::Status& why) override { Fail(why); }

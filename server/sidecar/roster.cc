@@ -43,6 +43,22 @@ absl::Status Roster::CheckSameJob(const ipc::Hello& h) const {
   if (h.timeout_ms != first_.timeout_ms) {
     return differs("the timeout in ms", h.timeout_ms, first_.timeout_ms);
   }
+  const auto places = [](const ipc::Hello& hello) {
+    return absl::StrJoin(hello.shards, ", ", [](std::string* out, const ShardPlace& place) {
+      absl::StrAppend(out, place.address);
+      if (place.host != kNoHost) absl::StrAppend(out, " (node ", place.host, ")");
+    });
+  };
+  if (h.shards != first_.shards) {
+    return differs("the list of shards", absl::StrCat("'", places(h), "'"),
+                   absl::StrCat("'", places(first_), "'"));
+  }
+  if (h.secret != first_.secret) {
+    return absl::InvalidArgumentError(absl::StrCat("rank ", h.rank,
+                                                   " has another secret of the "
+                                                   "job than rank ",
+                                                   first_.rank));
+  }
   return absl::OkStatus();
 }
 

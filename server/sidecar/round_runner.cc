@@ -71,8 +71,7 @@ void RoundRunner::RunLoop() {
 
 void RoundRunner::RunAtOnce(const std::shared_ptr<NodeBucket>& bucket) {
   absl::Status status = Begin(*bucket);
-  bool can_run =
-      terms_.num_nodes == 1 || context_.shards.HasPlace(bucket->whole().part().shard_of_chunk[0]);
+  bool can_run = true;
   for (uint32_t worker = 0; status.ok() && worker < inputs_.local_size; ++worker) {
     can_run = can_run && bucket->memory().WaitInput(worker, 1, Now()) >= 1;
   }
@@ -150,8 +149,8 @@ absl::Status RoundRunner::SendChunk(const Step& step, uint32_t chunk) {
   const JobTrace& trace = context_.report.trace();
   std::optional<TraceSubject> what;
   if (trace) what = context_.report.Describe(*bucket, *codec, *part, chunk, share.size());
-  const absl::Status sent = context_.shards.Contribute(
-      part->shard_of_chunk[chunk], std::move(contribution), encoded + terms_.timeout.sidecar());
+  const absl::Status sent =
+      context_.shards.Contribute(part->shard_of_chunk[chunk], std::move(contribution));
   if (what) {
     trace.Work("reduce", start, encoded, *what);
     trace.Work("send", encoded, Now(), *std::move(what));
@@ -188,7 +187,6 @@ void RoundRunner::OnResult(uint32_t shard, const RoundResult& received) {
     return listener_.OnFailed(absl::Status(
         status.code(), absl::StrCat("aggregator shard ", shard, ": ", status.message())));
   }
-  context_.shards.OnAnswered(shard, received.id.bucket.part);
   const TimePoint end = Now();
   context_.progress.Note(end);
   if (const JobTrace& trace = context_.report.trace()) {
@@ -197,11 +195,14 @@ void RoundRunner::OnResult(uint32_t shard, const RoundResult& received) {
     trace.Wait("wire", sent, start, what);
     trace.Work("decode", start, end, what);
   }
-  if (!step.bucket->FinishChunk(*step.codec, *step.part, received, end - start)) return;
-  if (step.codec->EndsWith(*step.part)) {
-    FinishCodec(step);
-  } else {
-    steps_.NoteHere(*step.part);
+  const absl::Status sent = context_.shards.OnAnswered(shard, received.id.bucket.part);
+  if (!sent.ok()) return listener_.OnFailed(sent);
+  if (step.bucket->FinishChunk(*step.codec, *step.part, received, end - start)) {
+    if (step.codec->EndsWith(*step.part)) {
+      FinishCodec(step);
+    } else {
+      steps_.NoteHere(*step.part);
+    }
   }
 }
 

@@ -1,5 +1,6 @@
 #include "server/sidecar/shard_group.h"
 
+#include <deque>
 #include <numeric>
 #include <utility>
 
@@ -20,10 +21,11 @@ constexpr int kFirstComparisons = 5;
 ShardGroup::ShardGroup(std::vector<Shard*> shards, MetricRegistry& metrics, TraceWriter* trace)
     : shards_(std::move(shards)), trace_(trace), states_(shards_.size()) {
   for (size_t k = 0; k < states_.size(); ++k) {
-    states_[k].wait_seconds = &metrics.GetCounter(
-        "thalweg_sidecar_shard_wait_seconds_total",
-        "Time for which sending waited because a shard owed a window of results",
-        {{"shard", absl::StrCat(k)}});
+    Counter& wait_seconds =
+        metrics.GetCounter("thalweg_sidecar_shard_wait_seconds_total",
+                           "Time for which chunks waited because a shard owed a window of results",
+                           {{"shard", absl::StrCat(k)}});
+    for (uint32_t part = 0; part < kMaxParts; ++part) states_[k].queues.emplace_back(wait_seconds);
   }
 }
 
@@ -90,45 +92,41 @@ absl::StatusOr<std::vector<uint32_t>> ShardGroup::RegisterBucket(BucketAnnouncem
   return placed;
 }
 
-absl::Status ShardGroup::Contribute(uint32_t k, Contribution contribution, TimePoint deadline) {
-  SessionToken token = 0;
+absl::Status ShardGroup::Contribute(uint32_t k, Contribution contribution) {
+  const uint32_t part = contribution.id.bucket.part;
   {
     MutexLock lock(mutex_);
     if (left_) return LeftLocked();
     State& state = states_[k];
     if (!state.membership) return absl::FailedPreconditionError("shard not joined");
-    uint32_t& outstanding = state.outstanding[contribution.id.bucket.part];
-    const auto has_place = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-      return left_ || outstanding < state.membership->window_chunks;
-    };
-    if (!has_place()) {
-      const TimePoint start = Now();
-      changed_.WaitUntil(mutex_, deadline, has_place);
-      state.wait_seconds->Add(ToSeconds(Now() - start));
-    }
-    if (left_) return LeftLocked();
-    if (!has_place()) {
-      return absl::DeadlineExceededError(
-          absl::StrCat("aggregator shard ", k, " owes ", outstanding, " results"));
-    }
-    ++outstanding;
-    token = state.membership->token;
     contribution.epoch = state.membership->epoch;
+    if (!state.queues[part].Push(std::move(contribution))) return absl::OkStatus();
   }
-  return shards_[k]->Contribute(token, std::move(contribution));
+  return Send(k, part);
 }
 
-bool ShardGroup::HasPlace(uint32_t shard) {
-  MutexLock lock(mutex_);
-  const State& state = states_[shard];
-  return state.membership && state.outstanding[0] < state.membership->window_chunks;
+absl::Status ShardGroup::OnAnswered(uint32_t k, uint32_t part) {
+  {
+    MutexLock lock(mutex_);
+    if (left_ || !states_[k].queues[part].NoteAnswered()) return absl::OkStatus();
+  }
+  return Send(k, part);
 }
 
-void ShardGroup::OnAnswered(uint32_t shard, uint32_t part) {
-  MutexLock lock(mutex_);
-  uint32_t& outstanding = states_[shard].outstanding[part];
-  if (outstanding > 0) --outstanding;
-  changed_.NotifyAll();
+absl::Status ShardGroup::Send(uint32_t k, uint32_t part) {
+  while (true) {
+    std::optional<Contribution> next;
+    SessionToken token = 0;
+    {
+      MutexLock lock(mutex_);
+      const Membership& membership = *states_[k].membership;
+      next = states_[k].queues[part].Next(membership.window_chunks, Now());
+      token = membership.token;
+    }
+    if (!next) return absl::OkStatus();
+    // A shard in this process may have the round's result, and call OnAnswered, before it returns.
+    THALWEG_RETURN_IF_ERROR(shards_[k]->Contribute(token, *std::move(next)));
+  }
 }
 
 absl::StatusOr<std::vector<float>> ShardGroup::ReadResidual(uint32_t k, BucketId bucket,
@@ -147,8 +145,9 @@ std::string ShardGroup::Debtors() {
   MutexLock lock(mutex_);
   std::vector<std::string> names;
   for (size_t k = 0; k < states_.size(); ++k) {
-    const auto& by_part = states_[k].outstanding;
-    const uint32_t owed = std::accumulate(by_part.begin(), by_part.end(), 0u);
+    const uint32_t owed =
+        std::accumulate(states_[k].queues.begin(), states_[k].queues.end(), 0u,
+                        [](uint32_t sum, const SendQueue& queue) { return sum + queue.owed(); });
     if (owed > 0) names.push_back(absl::StrCat("aggregator shard ", k, " (", owed, " results)"));
   }
   return absl::StrJoin(names, ", ");
@@ -178,6 +177,7 @@ absl::Status ShardGroup::Heartbeat(uint32_t k, SessionToken token) {
 
 void ShardGroup::Leave(const absl::Status& reason) {
   std::vector<std::pair<Shard*, SessionToken>> memberships;
+  std::vector<std::deque<Contribution>> unsent;  // released without the lock
   {
     MutexLock lock(mutex_);
     if (left_) return;
@@ -185,8 +185,8 @@ void ShardGroup::Leave(const absl::Status& reason) {
     left_because_ = reason;
     for (uint32_t k = 0; k < size(); ++k) {
       if (states_[k].membership) memberships.emplace_back(shards_[k], states_[k].membership->token);
+      for (SendQueue& queue : states_[k].queues) unsent.push_back(queue.Close());
     }
-    changed_.NotifyAll();
   }
   for (const auto& [shard, token] : memberships) shard->Leave(token, reason);
 }

@@ -1,7 +1,6 @@
 // ShardGroup combines a job's memberships on all its aggregator shards.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -16,6 +15,7 @@
 #include "core/base/mutex.h"
 #include "core/base/trace.h"
 #include "server/sidecar/placement.h"
+#include "server/sidecar/send_queue.h"
 
 namespace thalweg {
 
@@ -36,15 +36,14 @@ class ShardGroup {
   // nodes must announce those of one part number in the same order.
   absl::StatusOr<std::vector<uint32_t>> RegisterBucket(BucketAnnouncement bucket,
                                                        const ChunkPlan& plan, TimePoint deadline);
-  // Sends a chunk to `shard` in the current epoch, after waiting until `deadline` for a place in
-  // its window. Each part number has a window of its own. No two nodes can wait for each other as
-  // long as all nodes send the chunks of each part number in the same order, and nothing with a
-  // lower number waits for a higher one.
-  absl::Status Contribute(uint32_t shard, Contribution contribution, TimePoint deadline);
-  // Returns whether Contribute to part 0 would not wait, if nobody else contributes.
-  bool HasPlace(uint32_t shard);
-  // Frees a place in the window: a result of `shard` for `part` has arrived.
-  void OnAnswered(uint32_t shard, uint32_t part);
+  // Sends a chunk to `shard` in the current epoch, without blocking: while the shard owes a window
+  // of results, the chunk waits in a queue, and other shards' chunks pass it. Each part number has
+  // a window and a queue of its own at each shard. No two nodes can wait for each other as long as
+  // all nodes contribute the chunks of each part number in the same order.
+  absl::Status Contribute(uint32_t shard, Contribution contribution);
+  // A result of `shard` for `part` has arrived: frees its place in the window, and sends what has
+  // waited for it. Errors are those of Contribute.
+  absl::Status OnAnswered(uint32_t shard, uint32_t part);
 
   // Read and write what `shard` has left out of the results of a chunk so far; empty means nothing.
   // Both may be called only between rounds.
@@ -58,7 +57,7 @@ class ShardGroup {
   std::string Debtors();
 
   absl::Status Heartbeat();
-  // Ends all memberships, with OK or for `reason`; waits in progress return it. Idempotent.
+  // Ends all memberships, with OK or for `reason`; later calls return it. Idempotent.
   void Leave(const absl::Status& reason);
 
   uint32_t size() const { return static_cast<uint32_t>(shards_.size()); }
@@ -68,12 +67,12 @@ class ShardGroup {
  private:
   struct State {
     std::optional<Membership> membership;
-    // Counts chunks contributed and not answered, by part.
-    std::array<uint32_t, kMaxParts> outstanding{};
-    Counter* wait_seconds = nullptr;
+    std::vector<SendQueue> queues;  // by part
   };
 
   absl::StatusOr<SessionToken> Token(uint32_t shard);
+  // Sends what a queue lets go; called by whoever the queue has told to send.
+  absl::Status Send(uint32_t shard, uint32_t part);
   absl::Status Heartbeat(uint32_t shard, SessionToken token);
   absl::Status LeftLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
@@ -81,7 +80,6 @@ class ShardGroup {
   TraceWriter* const trace_;
 
   Mutex mutex_;
-  CondVar changed_;
   bool left_ ABSL_GUARDED_BY(mutex_) = false;
   absl::Status left_because_ ABSL_GUARDED_BY(mutex_);
   std::vector<State> states_ ABSL_GUARDED_BY(mutex_);  // by shard

@@ -3,7 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <future>
+#include <algorithm>
 #include <vector>
 
 #include "core/base/protocol.h"
@@ -84,29 +84,53 @@ TEST_F(ShardGroupTest, AllShardsAreToldTheSamePlacement) {
   EXPECT_EQ(b_.placements, a_.placements);
 }
 
-TEST_F(ShardGroupTest, FullWindowWaitsForAnAnswer) {
+TEST_F(ShardGroupTest, FullWindowOfOneShardDoesNotHoldUpAnother) {
   ASSERT_TRUE(Join().ok());
-  ASSERT_TRUE(group_.Contribute(0, Chunk(0), Now()).ok());
-  ASSERT_TRUE(group_.Contribute(0, Chunk(2), Now()).ok());
-  const absl::Status full = group_.Contribute(0, Chunk(4), Now());
-  EXPECT_EQ(full.code(), absl::StatusCode::kDeadlineExceeded);
-  EXPECT_THAT(std::string(full.message()), HasSubstr("shard 0 owes 2 results"));
-  auto waiting = std::async(std::launch::async,
-                            [&] { return group_.Contribute(0, Chunk(4), Now() + kPatience); });
-  group_.OnAnswered(0, 0);
-  EXPECT_TRUE(waiting.get().ok());
-  EXPECT_EQ(a_.chunks().size(), 3u);
+  for (const uint32_t chunk : {0, 2, 4}) ASSERT_TRUE(group_.Contribute(0, Chunk(chunk)).ok());
+  for (const uint32_t chunk : {1, 3}) ASSERT_TRUE(group_.Contribute(1, Chunk(chunk)).ok());
+  EXPECT_EQ(a_.chunks().size(), 2u);
+  EXPECT_EQ(b_.chunks().size(), 2u);
+  EXPECT_EQ(group_.Debtors(), "aggregator shard 0 (2 results), aggregator shard 1 (2 results)");
+  ASSERT_TRUE(group_.OnAnswered(0, 0).ok());
+  ASSERT_EQ(a_.chunks().size(), 3u);
+  EXPECT_EQ(a_.chunks()[2].chunk, 4u);
+  EXPECT_EQ(b_.chunks().size(), 2u);
 }
 
-TEST_F(ShardGroupTest, LeavingEndsWaitsAndTellsEveryShardOnce) {
+TEST_F(ShardGroupTest, WindowOfOnePartDoesNotHoldUpAnother) {
   ASSERT_TRUE(Join().ok());
-  ASSERT_TRUE(group_.Contribute(0, Chunk(0), Now()).ok());
-  ASSERT_TRUE(group_.Contribute(0, Chunk(2), Now()).ok());
-  auto waiting = std::async(std::launch::async,
-                            [&] { return group_.Contribute(0, Chunk(4), Now() + kPatience); });
+  for (const uint32_t chunk : {0, 2, 4}) ASSERT_TRUE(group_.Contribute(0, Chunk(chunk)).ok());
+  Contribution other = Chunk(0);
+  other.id.bucket.part = 1;
+  ASSERT_TRUE(group_.Contribute(0, other).ok());
+  ASSERT_EQ(a_.chunks().size(), 3u);
+  EXPECT_EQ(a_.chunks()[2].bucket.part, 1u);
+}
+
+TEST_F(ShardGroupTest, AnswersDuringContributeSendTheRestWithoutRecursion) {
+  ASSERT_TRUE(Join().ok());
+  // As a shard in this process does when the contribution completes the round.
+  int depth = 0, deepest = 0;
+  a_.on_contribute = [&] {
+    deepest = std::max(deepest, ++depth);
+    EXPECT_TRUE(group_.OnAnswered(0, 0).ok());
+    --depth;
+  };
+  for (uint32_t chunk = 0; chunk < 10; ++chunk) {
+    ASSERT_TRUE(group_.Contribute(0, Chunk(chunk)).ok());
+  }
+  EXPECT_EQ(a_.chunks().size(), 10u);
+  EXPECT_EQ(deepest, 1);
+}
+
+TEST_F(ShardGroupTest, LeavingDropsWhatWaitsAndTellsEveryShardOnce) {
+  ASSERT_TRUE(Join().ok());
+  for (const uint32_t chunk : {0, 2, 4}) ASSERT_TRUE(group_.Contribute(0, Chunk(chunk)).ok());
   group_.Leave(absl::AbortedError("because"));
   group_.Leave(absl::OkStatus());
-  EXPECT_EQ(waiting.get().message(), "because");
+  EXPECT_EQ(group_.Contribute(1, Chunk(1)).message(), "because");
+  EXPECT_TRUE(group_.OnAnswered(0, 0).ok());
+  EXPECT_EQ(a_.chunks().size(), 2u);
   for (FakeShard* shard : {&a_, &b_}) {
     ASSERT_EQ(shard->left.size(), 1u);
     EXPECT_EQ(shard->left[0].message(), "because");

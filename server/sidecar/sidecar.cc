@@ -18,14 +18,18 @@ constexpr Duration kHelloTimeout = std::chrono::seconds(10);
 constexpr Duration kLookAround = std::chrono::milliseconds(500);
 constexpr uint32_t kMaxLocalWorkers = 1024;
 
+absl::Status CheckVersion(uint32_t theirs, const std::string& job) {
+  if (theirs == kIpcVersion) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("job '", job, "': worker speaks ipc version ",
+                                                 theirs, ", this sidecar ", kIpcVersion,
+                                                 "; install the same Thalweg version for both"));
+}
+
 absl::Status CheckHello(const ipc::Hello& h) {
   const auto invalid = [&](const std::string& what) {
     return absl::InvalidArgumentError(absl::StrCat("job '", h.job, "', rank ", h.rank, ": ", what));
   };
-  if (h.ipc_version != kIpcVersion) {
-    return invalid(absl::StrCat("worker speaks ipc version ", h.ipc_version, ", this sidecar ",
-                                kIpcVersion, "; install the same Thalweg version for both"));
-  }
+  THALWEG_RETURN_IF_ERROR(CheckVersion(h.ipc_version, h.job));
   if (h.job.empty()) return invalid("the job has no name");
   if (h.rank >= h.world_size) {
     return invalid(absl::StrCat("the world has only ", h.world_size, " workers"));
@@ -53,7 +57,7 @@ absl::StatusOr<std::unique_ptr<Sidecar>> Sidecar::Start(const Options& options,
 }
 
 Sidecar::Sidecar(const Options& options, MetricRegistry& registry)
-    : metrics_(registry), context_{options.shards,  *options.device,       options.gpus, metrics_,
+    : metrics_(registry), context_{*options.shards, *options.device,       options.gpus, metrics_,
                                    options.threads, options.window_chunks, options.trace} {}
 
 Sidecar::~Sidecar() { Stop(absl::CancelledError("the sidecar is shutting down")); }
@@ -89,7 +93,11 @@ void Sidecar::Serve(Connection& connection, const std::shared_ptr<Connection>& s
   auto first = connection.Receive(Now() + kHelloTimeout);
   absl::Status status = first.status();
   const ipc::Hello* hello = first.ok() ? std::get_if<ipc::Hello>(&first->message) : nullptr;
-  if (status.ok() && hello == nullptr) {
+  const auto* host = first.ok() ? std::get_if<ipc::HostShard>(&first->message) : nullptr;
+  if (host != nullptr) {
+    status = HostShard(connection, *host);
+    if (status.ok()) return connection.Shutdown();
+  } else if (status.ok() && hello == nullptr) {
     status = absl::InvalidArgumentError(
         absl::StrCat("expected Hello as the first message, got ", Name(first->message)));
   }
@@ -112,21 +120,40 @@ void Sidecar::Serve(Connection& connection, const std::shared_ptr<Connection>& s
   connection.Send(ipc::Fail{status.code(), std::string(status.message())}).IgnoreError();
 }
 
+absl::Status Sidecar::HostShard(Connection& connection, const ipc::HostShard& request) {
+  THALWEG_RETURN_IF_ERROR(CheckVersion(request.ipc_version, request.job));
+  THALWEG_ASSIGN_OR_RETURN(const ShardDirectory::Offer offer, context_.shards.OfferTo(request));
+  THALWEG_RETURN_IF_ERROR(connection.Send(offer.answer));
+  while (true) {
+    const auto received = connection.Receive(Now() + kLookAround);
+    if (absl::IsDeadlineExceeded(received.status())) continue;
+    if (absl::IsUnavailable(received.status())) return absl::OkStatus();
+    THALWEG_RETURN_IF_ERROR(received.status());
+    return absl::InvalidArgumentError(
+        absl::StrCat("a worker must not send ", Name(received->message), " after HostShard"));
+  }
+}
+
 absl::StatusOr<std::shared_ptr<NodeJob>> Sidecar::Admit(
     const ipc::Hello& hello, const std::shared_ptr<Connection>& connection) {
   THALWEG_RETURN_IF_ERROR(CheckHello(hello));
-  std::shared_ptr<NodeJob> job;
-  {
-    MutexLock lock(mutex_);
-    if (stopping_) return absl::UnavailableError("the sidecar is shutting down");
-    std::shared_ptr<NodeJob>& slot = jobs_[hello.job];
-    if (slot == nullptr) {
-      slot = NodeJob::Start(hello, context_);
-      metrics_.jobs.Set(static_cast<double>(jobs_.size()));
-    }
-    job = slot;
-  }
+  THALWEG_ASSIGN_OR_RETURN(std::shared_ptr<NodeJob> job, FindJob(hello));
   THALWEG_RETURN_IF_ERROR(job->AddWorker(hello, connection));
+  return job;
+}
+
+absl::StatusOr<std::shared_ptr<NodeJob>> Sidecar::FindJob(const ipc::Hello& hello) {
+  MutexLock lock(mutex_);
+  if (stopping_) return absl::UnavailableError("the sidecar is shutting down");
+  const auto found = jobs_.find(hello.job);
+  if (found != jobs_.end()) return found->second.job;
+  auto shards = context_.shards.ShardsOf(hello);
+  if (!shards.ok()) return OfJob(hello.job, shards.status());
+  std::vector<Shard*> pointers;
+  for (const auto& shard : *shards) pointers.push_back(shard.get());
+  std::shared_ptr<NodeJob> job = NodeJob::Start(hello, std::move(pointers), context_);
+  jobs_[hello.job] = {job, *std::move(shards)};
+  metrics_.jobs.Set(static_cast<double>(jobs_.size()));
   return job;
 }
 
@@ -176,7 +203,7 @@ absl::Status Sidecar::TakePrecision(const ipc::Precision& precision, NodeJob& jo
 
 Sidecar::Connections Sidecar::Reap() {
   std::list<Reader> ended;
-  std::vector<std::shared_ptr<NodeJob>> over;
+  std::vector<Entry> over;
   Connections connections;
   {
     MutexLock lock(mutex_);
@@ -186,7 +213,7 @@ Sidecar::Connections Sidecar::Reap() {
       reader = next;
     }
     for (auto job = jobs_.begin(); job != jobs_.end();) {
-      if (job->second->IsFinished()) {
+      if (job->second.job->IsFinished()) {
         over.push_back(std::move(job->second));
         job = jobs_.erase(job);
       } else {
@@ -198,7 +225,9 @@ Sidecar::Connections Sidecar::Reap() {
   }
   // Both join threads, which may need the lock.
   ended.clear();
-  for (const auto& job : over) job->Stop();
+  for (const Entry& entry : over) entry.job->Stop();
+  over.clear();
+  context_.shards.Prune();
   return connections;
 }
 
@@ -212,7 +241,7 @@ void Sidecar::Stop(const absl::Status& why) {
   {
     MutexLock lock(mutex_);
     stopping_ = true;
-    for (const auto& [name, job] : jobs_) jobs.push_back(job);
+    for (const auto& [name, entry] : jobs_) jobs.push_back(entry.job);
     changed_.NotifyAll();
   }
   StopAccepting();

@@ -26,8 +26,8 @@ class Sidecar {
  public:
   struct Options {
     std::string socket_path;
-    // The shards are in order; they and the device must outlive the sidecar.
-    std::vector<Shard*> shards;
+    // These two must outlive the sidecar.
+    ShardDirectory* shards = nullptr;
     Device* device = nullptr;
     Device* gpus = nullptr;        // null: gradients on GPUs come through host memory
     uint32_t threads = 1;          // folding threads per job, ≥ 1
@@ -44,7 +44,8 @@ class Sidecar {
     size_t now = 0;
     uint64_t since_start = 0;
   };
-  // Removes workers that have gone and jobs that are over; call it a few times a second.
+  // Removes workers that have gone, jobs that are over, and shards that they alone have used; call
+  // it a few times a second.
   Connections Reap();
   // Accepts no new workers from now on.
   void StopAccepting();
@@ -58,12 +59,23 @@ class Sidecar {
     Thread thread;
   };
 
+  struct Entry {
+    // The ownership is shared: readers and shards' sinks use a job while the table removes it.
+    std::shared_ptr<NodeJob> job;
+    // A sink must not release these, so that the job does not own them; it has been stopped before.
+    std::vector<std::shared_ptr<Shard>> shards;
+  };
+
   Sidecar(const Options& options, MetricRegistry& registry);
 
   void AcceptLoop();
   void Serve(Connection& connection, const std::shared_ptr<Connection>& shared);
   absl::StatusOr<std::shared_ptr<NodeJob>> Admit(const ipc::Hello& hello,
                                                  const std::shared_ptr<Connection>& connection);
+  // Serves a shard to a job's nodes until the worker that asks for it hangs up.
+  absl::Status HostShard(Connection& connection, const ipc::HostShard& request);
+  // Returns the job that the worker belongs to; the first worker starts it.
+  absl::StatusOr<std::shared_ptr<NodeJob>> FindJob(const ipc::Hello& hello);
   absl::Status ReadMessages(Connection& connection, NodeJob& job, uint32_t local_rank);
   // Takes no lock: rounds may be in flight.
   absl::Status TakePrecision(const ipc::Precision& precision, NodeJob& job, uint32_t local_rank);
@@ -77,8 +89,7 @@ class Sidecar {
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   uint64_t num_connections_ ABSL_GUARDED_BY(mutex_) = 0;  // since the start
   std::list<Reader> readers_ ABSL_GUARDED_BY(mutex_);
-  // The ownership is shared: readers and shards' sinks use a job while the table removes it.
-  std::map<std::string, std::shared_ptr<NodeJob>> jobs_ ABSL_GUARDED_BY(mutex_);
+  std::map<std::string, Entry> jobs_ ABSL_GUARDED_BY(mutex_);
   Thread accept_thread_;
 };
 

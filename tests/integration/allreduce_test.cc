@@ -17,6 +17,7 @@ namespace {
 struct Shape {
   uint32_t nodes, workers, shards;
   DType codec;
+  bool hosted = false;  // the first shards are in the nodes' sidecars
 };
 
 std::vector<float> Gradient(uint32_t rank, uint32_t bucket, uint64_t round, size_t elems) {
@@ -38,8 +39,11 @@ BucketLayout LayoutOf(uint32_t bucket) {
 // Results hold what every worker got: [rank][round * kBuckets + bucket].
 using Results = std::vector<std::vector<std::vector<std::byte>>>;
 
-Results TrainInLockStep(Cluster& cluster, uint64_t rounds, DType codec) {
-  auto sessions = cluster.ConnectAll([&](SessionOptions& o) { o.codec.fallback.wire = codec; });
+Results TrainInLockStep(Cluster& cluster, uint64_t rounds, DType codec, bool hosted = false) {
+  auto sessions = cluster.ConnectAll([&](SessionOptions& o) {
+    o.codec.fallback.wire = codec;
+    if (hosted) o.shards = cluster.HostedPlaces();
+  });
   Results results(sessions.size());
   std::vector<std::future<void>> workers;
   for (uint32_t rank = 0; rank < sessions.size(); ++rank) {
@@ -88,7 +92,7 @@ TEST_P(AllreduceTest, EveryWorkerGetsTheSameBitsOfTheMean) {
   Cluster cluster(shape.nodes, shape.workers, shape.shards);
   const uint32_t world = cluster.world_size();
   constexpr uint64_t kRounds = 3;
-  const Results results = TrainInLockStep(cluster, kRounds, shape.codec);
+  const Results results = TrainInLockStep(cluster, kRounds, shape.codec, shape.hosted);
   for (uint32_t rank = 1; rank < world; ++rank) ASSERT_EQ(results[rank], results[0]);
   for (uint64_t round = 1; round <= kRounds; ++round) {
     for (uint32_t b = 0; b < kBuckets; ++b) {
@@ -116,11 +120,13 @@ INSTANTIATE_TEST_SUITE_P(
     Shapes, AllreduceTest,
     ::testing::Values(Shape{1, 1, 1, DType::kFloat32}, Shape{1, 4, 1, DType::kFloat32},
                       Shape{2, 2, 2, DType::kFloat32}, Shape{3, 1, 2, DType::kFloat32},
-                      Shape{2, 3, 3, DType::kFloat16}, Shape{2, 2, 1, DType::kBFloat16}),
+                      Shape{2, 3, 3, DType::kFloat16}, Shape{2, 2, 1, DType::kBFloat16},
+                      Shape{2, 1, 2, DType::kFloat32, true}, Shape{3, 2, 4, DType::kFloat16, true},
+                      Shape{3, 1, 2, DType::kFloat32, true}),
     [](const auto& info) {
       const Shape& s = info.param;
-      return absl::StrCat(s.nodes, "nodes", s.workers, "workers", s.shards, "shards",
-                          Name(s.codec));
+      return absl::StrCat(s.nodes, "nodes", s.workers, "workers", s.shards, "shards", Name(s.codec),
+                          s.hosted ? "Hosted" : "");
     });
 
 TEST(DeterminismTest, ArrivalOrderDoesNotChangeABit) {

@@ -42,14 +42,26 @@ class Cluster {
           std::make_unique<Aggregator>(Aggregator::Options{.trace = trace}, registry_));
     }
     for (uint32_t node = 0; node < nodes; ++node) {
-      Sidecar::Options options{SocketPath(node), {}, &device_};
+      Sidecar::Options options{SocketPath(node), nullptr, &device_};
       options.window_chunks = window_chunks;
       options.trace = trace;
       if (gpus) options.gpus = gpus(node);
+      std::vector<Shard*> shards;
       for (auto& aggregator : aggregators_) {
         if (wrap) wrapped_.push_back(wrap(*aggregator));
-        options.shards.push_back(wrap ? wrapped_.back().get() : aggregator.get());
+        shards.push_back(wrap ? wrapped_.back().get() : aggregator.get());
       }
+      ShardDirectory::Options directory{.configured = std::move(shards)};
+      if (node < aggregators_.size()) {
+        directory.hosted = {aggregators_[node].get(), absl::StrCat("shard", node),
+                            [](const auto&, const auto&) { return std::shared_ptr<void>(); }};
+      }
+      directory.connect = [this](const std::string& address) {
+        const size_t shard = std::stoul(address.substr(5));
+        return std::shared_ptr<Shard>(std::shared_ptr<void>(), aggregators_[shard].get());
+      };
+      directories_.push_back(std::make_unique<ShardDirectory>(std::move(directory)));
+      options.shards = directories_.back().get();
       auto sidecar = Sidecar::Start(options, registry_);
       if (!sidecar.ok()) std::abort();
       sidecars_.push_back(*std::move(sidecar));
@@ -63,6 +75,15 @@ class Cluster {
   std::string SocketPath(uint32_t node) const { return absl::StrCat(dir_, "/", node, ".sock"); }
   uint32_t world_size() const {
     return static_cast<uint32_t>(sidecars_.size()) * workers_per_node_;
+  }
+
+  // The shards as if the first ones were in the sidecars, for SessionOptions.
+  std::vector<ShardPlace> HostedPlaces() const {
+    std::vector<ShardPlace> places;
+    for (uint32_t k = 0; k < aggregators_.size(); ++k) {
+      places.push_back({absl::StrCat("shard", k), k < sidecars_.size() ? k : kNoHost});
+    }
+    return places;
   }
 
   SessionOptions OptionsFor(uint32_t rank) const {
@@ -107,6 +128,7 @@ class Cluster {
   CpuDevice device_;
   std::vector<std::unique_ptr<Aggregator>> aggregators_;
   std::vector<std::unique_ptr<Shard>> wrapped_;
+  std::vector<std::unique_ptr<ShardDirectory>> directories_;
   std::vector<std::unique_ptr<Sidecar>> sidecars_;
 };
 

@@ -1,0 +1,97 @@
+#include "server/bin/sidecar_shards.h"
+
+#include <chrono>
+#include <utility>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "core/base/status_macros.h"
+#include "server/identity/job_key.h"
+#include "server/net/address.h"
+
+namespace thalweg {
+namespace {
+
+constexpr Duration kStopGrace = std::chrono::seconds(2);
+
+std::vector<std::string> SplitAddresses(const std::string& text) {
+  std::vector<std::string> addresses;
+  for (const absl::string_view address : absl::StrSplit(text, ',', absl::SkipWhitespace())) {
+    addresses.emplace_back(absl::StripAsciiWhitespace(address));
+  }
+  return addresses;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<SidecarShards>> SidecarShards::Start(const Options& options,
+                                                                    MetricRegistry& registry) {
+  std::unique_ptr<SidecarShards> shards(new SidecarShards(options));
+  const std::vector<std::string> addresses = SplitAddresses(options.aggregators);
+  const bool is_hosting = !options.listen.empty();
+  ShardDirectory::Options directory;
+  if (is_hosting || addresses.empty()) {
+    shards->own_ = std::make_unique<Aggregator>(
+        Aggregator::Options{.trace = options.trace, .hosted_only = is_hosting}, registry);
+  }
+  const RemoteShard::Options remote{options.channels, MakeClientPollers(options.threads),
+                                    options.tls};
+  for (const std::string& address : addresses) {
+    shards->configured_.push_back(RemoteShard::Create(address, remote, registry));
+    directory.configured.push_back(shards->configured_.back().get());
+  }
+  if (addresses.empty()) directory.configured.push_back(shards->own_.get());
+  directory.addresses = addresses;
+  directory.connect = [remote, &registry](const std::string& address) -> std::shared_ptr<Shard> {
+    return RemoteShard::Create(address, remote, registry);
+  };
+  if (is_hosting) {
+    THALWEG_RETURN_IF_ERROR(shards->Listen(registry));
+    Aggregator* const own = shards->own_.get();
+    directory.hosted = {own, shards->server_->address(),
+                        [own](const std::string& job, const std::string& identity) {
+                          return std::make_shared<Aggregator::Hosting>(own->Host(job, identity));
+                        }};
+  }
+  shards->directory_ = std::make_unique<ShardDirectory>(std::move(directory));
+  return shards;
+}
+
+SidecarShards::~SidecarShards() {
+  directory_.reset();
+  if (own_ != nullptr) own_->Stop(absl::UnavailableError("the sidecar is shutting down"));
+  if (server_ != nullptr) server_->Stop(kStopGrace);
+}
+
+absl::Status SidecarShards::Listen(MetricRegistry& registry) {
+  THALWEG_ASSIGN_OR_RETURN(const std::vector<HostPort> places, ParsePorts(options_.listen));
+  const std::string& host = places[0].host;
+  if (host == "0.0.0.0" || host == "::") {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--shard-listen ", options_.listen,
+                     ": expected the address at which other nodes reach this host, got ", host));
+  }
+  for (const HostPort& place : places) {
+    auto server =
+        ShardServer::Start({ToString(place), options_.threads, options_.tls}, *own_, registry);
+    if (server.ok()) {
+      server_ = *std::move(server);
+      return absl::OkStatus();
+    }
+    if (!absl::IsUnavailable(server.status()) || places.size() == 1) return server.status();
+  }
+  return absl::UnavailableError(
+      absl::StrCat("--shard-listen ", options_.listen, ": none of the ports is free"));
+}
+
+std::string SidecarShards::Describe() const {
+  std::string text = options_.aggregators.empty()
+                         ? "an aggregator of its own"
+                         : absl::StrCat("aggregators ", options_.aggregators);
+  if (server_ != nullptr) absl::StrAppend(&text, ", serving a shard at ", server_->address());
+  return text;
+}
+
+}  // namespace thalweg

@@ -1,0 +1,60 @@
+// ShardDirectory finds the shards of a sidecar's jobs.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/base/exchange.h"
+#include "core/base/mutex.h"
+#include "core/ipc/message.h"
+
+namespace thalweg {
+
+// Thread-safe.
+class ShardDirectory {
+ public:
+  // A shard in this process that also serves other nodes.
+  struct Hosted {
+    Shard* shard = nullptr;  // null: this sidecar hosts none
+    std::string address;     // host:port at which other nodes reach it
+    // Lets the nodes of a job that knows the secret join, until the result is released.
+    std::function<absl::StatusOr<std::shared_ptr<void>>(const std::string& job,
+                                                        const std::string& secret)>
+        invite;
+  };
+  struct Options {
+    // Used by jobs that name no shards, in this order; their addresses, if they have any. They must
+    // outlive the directory.
+    std::vector<Shard*> configured;
+    std::vector<std::string> addresses;
+    Hosted hosted;
+    // Makes a shard that connects to the address at its first call. Null: jobs may only name the
+    // hosted shard.
+    std::function<std::shared_ptr<Shard>(const std::string& address)> connect;
+  };
+  explicit ShardDirectory(Options options) : options_(std::move(options)) {}
+
+  // Returns the shards of the job that the worker describes, in order. Its own node's shard is
+  // called directly. InvalidArgument: a shard that cannot be had.
+  absl::StatusOr<std::vector<std::shared_ptr<Shard>>> ShardsOf(const ipc::Hello& hello);
+  // What this sidecar offers to a job; the caller holds the invitation while nodes may join.
+  struct Offer {
+    ipc::ShardHosted answer;
+    std::shared_ptr<void> invitation;
+  };
+  absl::StatusOr<Offer> OfferTo(const ipc::HostShard& request);
+
+  // Releases shards that no job uses any more. It may close connections, and must not run on their
+  // threads.
+  void Prune();
+
+ private:
+  const Options options_;
+  Mutex mutex_;
+  std::map<std::string, std::shared_ptr<Shard>> by_address_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace thalweg

@@ -1,0 +1,101 @@
+#include "server/sidecar/shard_directory.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "server/sidecar/fake_shard.h"
+
+namespace thalweg {
+namespace {
+
+using ::testing::HasSubstr;
+
+class ShardDirectoryTest : public ::testing::Test {
+ protected:
+  ShardDirectory Directory(Shard* hosted) {
+    ShardDirectory::Hosted host;
+    if (hosted != nullptr) {
+      host = {hosted, "10.0.0.1:7100", [this](const std::string& job, const std::string&) {
+                invited_ = std::make_shared<std::string>(job);
+                return invited_;
+              }};
+    }
+    return ShardDirectory({{&configured_}, {"agg:7070"}, host, [this](const std::string& address) {
+                             connected_.push_back(address);
+                             return std::make_shared<FakeShard>();
+                           }});
+  }
+  static ipc::Hello NodeOne(std::vector<ShardPlace> shards) {
+    ipc::Hello hello;
+    hello.node = 1;
+    hello.num_nodes = 2;
+    hello.shards = std::move(shards);
+    return hello;
+  }
+
+  FakeShard configured_, own_;
+  std::vector<std::string> connected_;
+  std::shared_ptr<std::string> invited_;
+};
+
+TEST_F(ShardDirectoryTest, JobThatNamesNoShardsGetsTheConfiguredOnes) {
+  ShardDirectory directory = Directory(nullptr);
+  const auto shards = directory.ShardsOf(NodeOne({}));
+  ASSERT_TRUE(shards.ok());
+  ASSERT_EQ(shards->size(), 1u);
+  EXPECT_EQ((*shards)[0].get(), &configured_);
+}
+
+TEST_F(ShardDirectoryTest, OwnShardIsCalledDirectlyAndOthersByTheirAddress) {
+  ShardDirectory directory = Directory(&own_);
+  const auto shards =
+      directory.ShardsOf(NodeOne({{"10.0.0.2:7100", 0}, {"10.0.0.1:7100", 1}, {"agg:1", kNoHost}}));
+  ASSERT_TRUE(shards.ok());
+  ASSERT_EQ(shards->size(), 3u);
+  EXPECT_EQ((*shards)[1].get(), &own_);
+  EXPECT_EQ(connected_, (std::vector<std::string>{"10.0.0.2:7100", "agg:1"}));
+}
+
+TEST_F(ShardDirectoryTest, JobsShareAConnectionUntilTheLastOneHasEnded) {
+  ShardDirectory directory = Directory(&own_);
+  auto first = directory.ShardsOf(NodeOne({{"10.0.0.2:7100", 0}}));
+  auto second = directory.ShardsOf(NodeOne({{"10.0.0.2:7100", 0}}));
+  EXPECT_EQ((*first)[0], (*second)[0]);
+  const std::weak_ptr<Shard> shard = (*first)[0];
+  first->clear();
+  directory.Prune();
+  EXPECT_FALSE(shard.expired());
+  second->clear();
+  directory.Prune();
+  EXPECT_TRUE(shard.expired());
+}
+
+TEST_F(ShardDirectoryTest, ShardThatThisSidecarIsToHostButDoesNotIsRefused) {
+  ShardDirectory directory = Directory(nullptr);
+  const absl::Status refused = directory.ShardsOf(NodeOne({{"10.0.0.1:7100", 1}})).status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("--shard-listen"));
+}
+
+TEST_F(ShardDirectoryTest, OfferHasTheAddressAndInvitesTheJobWhileItLasts) {
+  ShardDirectory directory = Directory(&own_);
+  auto offer = directory.OfferTo({kIpcVersion, "job", "secret"});
+  ASSERT_TRUE(offer.ok());
+  EXPECT_EQ(offer->answer.address, "10.0.0.1:7100");
+  EXPECT_EQ(offer->answer.aggregators, (std::vector<std::string>{"agg:7070"}));
+  EXPECT_EQ(*invited_, "job");
+  EXPECT_EQ(invited_.use_count(), 2);
+  offer->invitation.reset();
+  EXPECT_EQ(invited_.use_count(), 1);
+}
+
+TEST_F(ShardDirectoryTest, OfferOfASidecarThatHostsNoneHasNoAddress) {
+  ShardDirectory directory = Directory(nullptr);
+  const auto offer = directory.OfferTo({kIpcVersion, "job", "secret"});
+  ASSERT_TRUE(offer.ok());
+  EXPECT_EQ(offer->answer.address, "");
+  EXPECT_EQ(offer->invitation, nullptr);
+}
+
+}  // namespace
+}  // namespace thalweg
