@@ -11,6 +11,7 @@ from thalweg_bench.rows import (
     Row,
     exchange_bound,
     format_table,
+    hosted_bound,
     make_row,
     percentile,
     ring_bound,
@@ -94,6 +95,18 @@ def test_nothing_bounds_what_needs_no_link():
     assert exchange_bound(4, MBIT, 1, 0) is None
     assert ring_bound(4, None, 4, 4) is None
     assert ring_bound(4, MBIT, 4, 1) is None
+
+
+@pytest.mark.parametrize("nodes", [2, 3, 4, 8])
+def test_bound_with_hosted_shards_is_the_closed_form_at_equal_rates(nodes: int) -> None:
+    for shards in range(nodes + 1):
+        expected = 2 * nodes * (nodes - 1) / (nodes**2 + shards * nodes - 2 * shards)
+        assert hosted_bound(1000, 8000, nodes, shards) == pytest.approx(expected)
+
+
+def test_bound_with_a_slow_node_is_its_own_link_when_others_can_sum_everything() -> None:
+    # The slow node carries the gradient at a quarter of the rate; the others sum a third each.
+    assert hosted_bound(1000, 8000, 4, 0, slow_node=4) == pytest.approx(4)
 
 
 def test_bounds_use_the_rate_that_iperf3_got():

@@ -19,7 +19,7 @@ from thalweg_bench.crew import Crew
 from thalweg_bench.lab import Lab, format_rate
 from thalweg_bench.place import Place
 from thalweg_bench.resources import Process, Usage
-from thalweg_bench.rows import count, exchange_bound
+from thalweg_bench.rows import count, exchange_bound, hosted_bound
 
 _READY_SECONDS = 30.0
 _SETUP_SECONDS = 60.0  # for what takes no noticeable time unless something hangs
@@ -36,6 +36,8 @@ class Shape:
     codec: str
     slow_factor: int = 1  # factor by which the last shard's link is slower
     weighted: bool = False  # true if the other shards sum more by that factor
+    local: bool = False  # true if every sidecar hosts a shard as well
+    slow_node: int = 1  # factor by which the last node's link is slower
 
     def __str__(self) -> str:
         workers = "" if self.workers == 1 else f" x {self.workers} workers"
@@ -43,7 +45,10 @@ class Shape:
         if self.slow_factor > 1:
             how = ", weighted" if self.weighted else ""
             shards += f" (one at 1/{self.slow_factor}{how})"
-        return f"{count(self.nodes, 'node')}{workers}, {shards}, {format_rate(self.rate)}"
+        if self.local:
+            shards = f"local + {self.shards} shards"
+        slow = f" (one at 1/{self.slow_node})" if self.slow_node > 1 else ""
+        return f"{count(self.nodes, 'node')}{slow}{workers}, {shards}, {format_rate(self.rate)}"
 
     @property
     def slow_rate(self) -> int | None:
@@ -51,6 +56,8 @@ class Shape:
 
     def exchange_bound(self, wire_bytes: int, rate: float | None) -> float | None:
         """Returns the bound with links that really carry `rate`."""
+        if self.local:
+            return hosted_bound(wire_bytes, rate, self.nodes, self.shards, slow_node=self.slow_node)
         slow, weighted = self.slow_factor, self.weighted
         return exchange_bound(
             wire_bytes, rate, self.nodes, self.shards, slow_factor=slow, weighted=weighted
@@ -73,11 +80,14 @@ class Cluster:
         self.nodes = [f"node{index}" for index in range(shape.nodes)]
         self.shards = [f"shard{index}" for index in range(shape.shards)]
         rates = dict.fromkeys(self.shards[-1:], shape.slow_rate)
+        if shape.slow_node > 1 and shape.rate is not None:
+            rates[self.nodes[-1]] = shape.rate // shape.slow_node
         self.lab = Lab([*self.nodes, *self.shards], shape.rate, rates=rates)
         self.crew = Crew()
         self.sockets: list[str] = []
         self.addresses: tuple[str, ...] = ()
         self._job = f"bench-{secrets.token_hex(4)}"
+        self._secret = secrets.token_hex(32)
         self._http = http
         self._servers: list[tuple[Server, str]] = []
         self._cleanup = contextlib.ExitStack()
@@ -117,11 +127,20 @@ class Cluster:
             sidecar=self.sockets[rank // shape.workers],
             job=self._job,
             codec=shape.codec,
+            shards=self._hosted_addresses() + self.addresses if shape.local else (),
+            hosts=(*range(shape.nodes), *[-1] * shape.shards) if shape.local else (),
+            secret=self._secret if shape.local else "",
         )
 
     def call(self, method: str, *arguments: object, seconds: float = _SETUP_SECONDS) -> None:
         """Calls the method in all workers at once. Raises BenchError."""
         self.crew.call(method, *arguments, seconds=seconds)
+
+    def open(self, system: str, *arguments: object, seconds: float = _SETUP_SECONDS) -> None:
+        """Opens the system in all workers at once. Raises BenchError."""
+        self.call("offer", seconds=seconds)
+        self.call("open", system, *arguments, seconds=seconds)
+        self.call("end_offer", seconds=seconds)
 
     def measure(
         self, system: str, repeat: int, bound: float | None, usage: Usage | None = None
@@ -174,8 +193,13 @@ class Cluster:
             self.sockets.append(path)
             argv = [binary, "--socket", path, "--own-dir"]
             argv += ["--aggregators", ",".join(self.addresses)]
+            if self.shape.local:
+                argv += ["--shard-listen", f"{self.lab.address(name)}:{_PORT}"]
             self._start(f"{name}.sidecar", name, "sidecar", argv)
         self._await_ready()
+
+    def _hosted_addresses(self) -> tuple[str, ...]:
+        return tuple(f"{self.lab.address(name)}:{_PORT}" for name in self.nodes)
 
     def _start(self, name: str, namespace: str, kind: str, argv: list[str]) -> None:
         http = ["--http", "127.0.0.1:0"] if self._http else []

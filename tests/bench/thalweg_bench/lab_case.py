@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from thalweg_bench import iperf
 from thalweg_bench.cluster import Cluster, Shape
 from thalweg_bench.resources import Usage
-from thalweg_bench.rows import Row, count, make_row, ring_bound, say
+from thalweg_bench.rows import Row, count, hosted_bound, make_row, ring_bound, say
 from thalweg_bench.torch_import import import_torch
 
 # iperf3 comes first: its rate is that of the following rounds.
@@ -69,7 +69,7 @@ def open_systems(cluster: Cluster, case: LabCase) -> None:
     say(f"{case.name}, {case.size} bytes")
     for system in ("thalweg", *case.peers):
         if system != "iperf3":
-            cluster.call("open", system, case.size)
+            cluster.open(system, case.size)
 
 
 def measure(cluster: Cluster, case: LabCase) -> Outcome:
@@ -90,8 +90,9 @@ def measure(cluster: Cluster, case: LabCase) -> Outcome:
 
 
 def measure_iperf3(cluster: Cluster, size: int) -> float:
-    """Returns how long `size` bytes take from a node to an aggregator."""
-    goodput = iperf.measure_goodput(cluster.lab, cluster.nodes[0], cluster.shards[0])
+    """Returns how long `size` bytes take from a node to an aggregator, or to the next node."""
+    target = (cluster.shards or cluster.nodes[1:])[0]
+    goodput = iperf.measure_goodput(cluster.lab, cluster.nodes[0], target)
     return size * 8 / goodput
 
 
@@ -139,6 +140,10 @@ def _bounds(case: LabCase, rate: float | None) -> dict[str, float | None]:
 def round_bytes(case: LabCase) -> dict[str, float]:
     """Returns the payload in and out of one process in one round."""
     shape = case.shape
+    if shape.local:
+        # At one byte per second the bound in seconds is what the busiest node carries in bytes.
+        carried = hosted_bound(case.wire_bytes, 8, shape.nodes, shape.shards) or 0.0
+        return {"aggregator": 2 * carried, "sidecar": 2 * carried, "worker": 2 * case.size}
     return {
         # Every node sends its share of the wire bytes to each shard and receives as many.
         "aggregator": 2 * shape.nodes * case.wire_bytes / max(1, shape.shards),

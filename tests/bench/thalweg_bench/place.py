@@ -15,10 +15,17 @@ class Place:
     sidecar: str
     job: str
     codec: str
+    shards: tuple[str, ...] = ()  # addresses, if sidecars host some; otherwise the sidecar knows
+    hosts: tuple[int, ...] = ()  # by shard, the node that hosts it, or -1
+    secret: str = ""
 
     @property
     def world_size(self) -> int:
         return self.nodes * self.workers
+
+    @property
+    def local_rank(self) -> int:
+        return self.rank % self.workers
 
     @property
     def node(self) -> int:

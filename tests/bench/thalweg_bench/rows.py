@@ -64,6 +64,33 @@ def exchange_bound(
     return wire_bytes * 8 / rate * max(1.0, nodes * max(fast, slow_factor) / parts)
 
 
+def hosted_bound(
+    wire_bytes: float, rate: float | None, nodes: int, shards: int, *, slow_node: int = 1
+) -> float | None:
+    """Returns the bound where every node hosts a shard too, and all share the sums as well as can
+    be.
+
+    A node that sums x bytes carries wire_bytes + (nodes - 2)·x in each direction, another shard
+    nodes·x. The last node's link may be slower by `slow_node`.
+    """
+    if rate is None or nodes < 2:
+        return None
+    node_rates = [rate / 8] * (nodes - 1) + [rate / 8 / slow_node]
+
+    def summed_within(seconds: float) -> float:
+        spare = [seconds * r - wire_bytes for r in node_rates]
+        if min(spare) < 0:
+            return -1.0
+        hosted = sum(min(wire_bytes, s / (nodes - 2)) if nodes > 2 else wire_bytes for s in spare)
+        return hosted + shards * seconds * rate / 8 / nodes
+
+    low, high = 0.0, 2 * nodes * wire_bytes / min(node_rates)
+    for _ in range(100):
+        middle = (low + high) / 2
+        low, high = (low, middle) if summed_within(middle) >= wire_bytes else (middle, high)
+    return high
+
+
 def ring_bound(size: int, rate: float | None, ranks: int, nodes: int) -> float | None:
     """Returns the bound of a ring allreduce: every rank sends 2·(N-1)/N of the bytes to its
     successor.

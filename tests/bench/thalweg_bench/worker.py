@@ -53,14 +53,30 @@ class Worker:
         self._factories = factories
         self._systems: dict[str, System] = {}
         self._opened = 0
+        self._offer: _C.ShardOffer | None = None
 
     def do_start_gloo(self) -> None:
         start_gloo(self._place, self._master)
 
+    def do_offer(self) -> None:
+        """Makes the node's sidecar host a shard for what is opened next."""
+        place = self._next_place()
+        if place.shards and place.local_rank == 0:
+            self._offer = _C.ShardOffer(
+                sidecar_path=place.sidecar, job=place.job, secret=place.secret, timeout=TIMEOUT
+            )
+
     def do_open(self, name: str, *arguments: object) -> None:
+        place = self._next_place()
         self._opened += 1
-        place = replace(self._place, job=f"{self._place.job}-{self._opened}")
         self._systems[name] = self._factories[name](place, *arguments)
+
+    def do_end_offer(self) -> None:
+        if self._offer is not None:
+            self._offer.close()
+
+    def _next_place(self) -> Place:
+        return replace(self._place, job=f"{self._place.job}-{self._opened + 1}")
 
     def do_prepare(self, name: str, repeat: int) -> None:
         self._systems[name].prepare(repeat)
@@ -110,9 +126,12 @@ def open_session(place: Place) -> _C.Session:
         node=place.node,
         num_nodes=place.nodes,
         node_name=f"{socket.gethostname()}-node{place.node}",
-        local_rank=place.rank % place.workers,
+        local_rank=place.local_rank,
         local_size=place.workers,
         codec=place.codec,
         chunk_bytes=config.chunk_bytes,
         timeout=TIMEOUT,
+        shards=list(place.shards),
+        hosts=list(place.hosts),
+        secret=place.secret,
     )

@@ -12,11 +12,11 @@ from thalweg._processes import ServerError
 from thalweg.codecs import WIRE_TYPES, PowerSGD, parse
 from thalweg_bench.cli import _accuracy, _codec, _optim, _suite
 from thalweg_bench.cli import _types as types
+from thalweg_bench.cli._shape import shape_of
 from thalweg_bench.lab import LabError
 from thalweg_bench.shapes import MODELS
 
 if TYPE_CHECKING:
-    from thalweg_bench.cluster import Shape
     from thalweg_bench.lab_case import LabCase, Outcome
     from thalweg_bench.rows import Row
 
@@ -29,6 +29,7 @@ environment (THALWEG_CHUNK_BYTES and so on) reach servers and workers.
 
 examples:
   thalweg bench lab --nodes 4 --shards 4 --rate 250mbit --bytes 25600000 --peers gloo,iperf3
+  thalweg bench lab --nodes 4 --shards 0 --local-shards 1 --slow-node 4
   thalweg bench lab --nodes 1 --workers 2 --shards 0 --rate none --peers gloo,memcpy
   thalweg bench step --model bert-base --codec fp16 --peers ddp,torch-fp16
   thalweg bench step --rate 100mbit --codec powersgd:4 --peers ddp,torch-powersgd
@@ -72,6 +73,13 @@ def make_parser() -> argparse.ArgumentParser:
         default=1,
         metavar="FACTOR",
         help="the last shard's link has 1/FACTOR of the rate",
+    )
+    lab.add_argument(
+        "--slow-node",
+        type=types.number(2, 100),
+        default=1,
+        metavar="FACTOR",
+        help="the last node's link has 1/FACTOR of the rate",
     )
     lab.add_argument(
         "--weighted", action="store_true", help="and the other shards sum FACTOR times as much"
@@ -142,6 +150,12 @@ def _add_case(
     number = types.number
     parser.add_argument("--nodes", type=number(1, 64), default=4, help="default 4")
     parser.add_argument("--shards", type=number(0, 64), default=4, help="default 4; 0: embedded")
+    parser.add_argument(
+        "--local-shards",
+        choices=("0", "1"),
+        default="0",
+        help="1: every sidecar hosts a shard, beside those of --shards; default 0",
+    )
     parser.add_argument("--workers", type=number(1, 16), default=1, help="per node; default 1")
     parser.add_argument("--rate", type=types.rate, default=rate, help=f"of links; default {rate}")
     if codec:
@@ -160,7 +174,7 @@ def _add_case(
         )
     else:
         parser.set_defaults(repeats=1, peers=())
-    parser.set_defaults(handler=_guard(handler), slow_shard=1, weighted=False)
+    parser.set_defaults(handler=_guard(handler), slow_shard=1, slow_node=1, weighted=False)
     return parser
 
 
@@ -215,7 +229,8 @@ def _run_step(args: argparse.Namespace) -> None:
                 "which are those measured here: give another rank"
             )
     _report(
-        args, step_case.run(step_case.StepCase(_shape(args), args.model, args.peers, args.repeats))
+        args,
+        step_case.run(step_case.StepCase(shape_of(args), args.model, args.peers, args.repeats)),
     )
 
 
@@ -240,7 +255,7 @@ def _run_soak(args: argparse.Namespace) -> None:
 def _lab_case(args: argparse.Namespace, size: int) -> LabCase:
     from thalweg_bench.lab_case import LabCase
 
-    return LabCase(_shape(args), size, args.dtype, args.peers, args.repeats)
+    return LabCase(shape_of(args), size, args.dtype, args.peers, args.repeats)
 
 
 def _report_outcome(args: argparse.Namespace, outcome: Outcome) -> None:
@@ -257,32 +272,3 @@ def _report(args: argparse.Namespace, found: list[Row]) -> None:
     print(rows.format_table(found))
     if args.json is not None:
         rows.write_json(args.json, found)
-
-
-def _shape(args: argparse.Namespace) -> Shape:
-    """Returns the cluster's shape. Raises ConfigError for an impossible one."""
-    from thalweg_bench import iperf
-    from thalweg_bench.cluster import Shape, check_installed
-
-    if args.shards == 0 and args.nodes != 1:
-        raise ConfigError(
-            f"--shards 0 is for one node, got --nodes {args.nodes}: nodes need a shard to meet at"
-        )
-    if "iperf3" in args.peers:
-        if args.shards == 0:
-            raise ConfigError("--peers iperf3 sends to an aggregator: give --shards 1 or more")
-        iperf.check_installed()
-    if args.slow_shard > 1 and (args.shards < 2 or args.rate is None):
-        raise ConfigError("--slow-shard makes one link of several slow: give --shards 2 and --rate")
-    if args.weighted and args.slow_shard == 1:
-        raise ConfigError("--weighted is about a slow shard: give --slow-shard as well")
-    check_installed()
-    return Shape(
-        args.nodes,
-        args.shards,
-        args.workers,
-        args.rate,
-        args.codec,
-        slow_factor=args.slow_shard,
-        weighted=args.weighted,
-    )
