@@ -1,0 +1,42 @@
+"""Trains with arithmetic that is exact in fp32, as a script that does not mention Thalweg.
+
+Every rank prints one line of JSON: its rank and the sum and digest of the weights.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+INPUTS, OUTPUTS, STEPS, RATE = 64, 1024, 5, 2.0**-10
+
+
+def gradient(rank: int, world: int, step: int) -> float:
+    """The gradient of every weight; its mean over the ranks has no rounding."""
+    return float(world * (rank + step + 1))
+
+
+def main() -> None:
+    dist.init_process_group("gloo")
+    rank, world = dist.get_rank(), dist.get_world_size()
+    model = torch.nn.Linear(INPUTS, OUTPUTS, bias=False)
+    torch.nn.init.zeros_(model.weight)
+    ddp = DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=RATE)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        ddp(torch.full((1, INPUTS), gradient(rank, world, step))).sum().backward()
+        optimizer.step()
+    weights = model.weight.detach().numpy()
+    digest = hashlib.sha256(weights.tobytes()).hexdigest()
+    values = sorted({float(value) for value in weights.ravel()})
+    print(json.dumps({"rank": rank, "values": values, "digest": digest}), flush=True)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
