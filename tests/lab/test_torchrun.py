@@ -34,13 +34,9 @@ def expected_weight():
     return -rate * sum(gradients) / world
 
 
-@pytest.mark.parametrize(
-    "setting",
-    [{"THALWEG_ENABLE": "1"}, {"AIAK_HIERARCHICAL_ALLREDUCE": "1"}],
-    ids=lambda s: [*s][0],
-)
-def test_one_variable_makes_three_hosts_train_through_their_own_sidecars(tmp_path, setting):
-    ended = run(tmp_path, **setting)
+@pytest.mark.parametrize("variable", ["THALWEG_ENABLE", "AIAK_HIERARCHICAL_ALLREDUCE"])
+def test_one_variable_makes_three_hosts_train_through_their_own_sidecars(tmp_path, variable):
+    ended = run(tmp_path, **{variable: "1"})
     outputs = "\n".join(host["output"] for host in ended)
     assert [host["code"] for host in ended] == [0] * torchrun.HOSTS, outputs
     told = [json.loads(line) for line in re.findall(r"\{.*\}", outputs)]
