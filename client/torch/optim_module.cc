@@ -85,7 +85,7 @@ void DefineOptim(py::module_& m) {
   py::register_exception<NotFusable>(m, "NotFusable", PyExc_RuntimeError);
   m.def("check_fusable", &CheckFusable, py::arg("params"));
   DefineSettings(m);
-  m.def("unscaled_grads", &UnscaledGrads, py::arg("grads"), py::arg("scale"),
+  m.def("unscaled_grads", &UnscaledGrads, py::arg("grads"), py::arg("scale"), py::arg("memory"),
         py::call_guard<py::gil_scoped_release>());
   using NoLock = py::call_guard<py::gil_scoped_release>;
   py::class_<FusedTensors>(m, "FusedTensors")

@@ -32,22 +32,39 @@ void Check(const at::Tensor& grad) {
                                 ", expected dense Half or BFloat16 on the CPU"));
 }
 
+// The Python object and the argument refer to the tensor.
+constexpr size_t kOwnReferences = 2;
+
+const std::optional<at::Tensor> kNoMemory;
+
+// Returns `memory` if a gradient like `dense` can lie there, otherwise new memory.
+at::Tensor FloatsLike(const at::Tensor& dense, const std::optional<at::Tensor>& memory) {
+  if (memory && memory->use_count() == kOwnReferences && memory->storage().use_count() == 1 &&
+      memory->scalar_type() == at::kFloat && memory->is_cpu() && memory->sizes() == dense.sizes() &&
+      memory->strides() == dense.strides()) {
+    return *memory;
+  }
+  return at::empty_strided(dense.sizes(), dense.strides(), dense.options().dtype(at::kFloat));
+}
+
 }  // namespace
 
-std::pair<std::vector<at::Tensor>, bool> UnscaledGrads(const std::vector<at::Tensor>& grads,
-                                                       double scale) {
+std::pair<std::vector<at::Tensor>, bool> UnscaledGrads(
+    const std::vector<at::Tensor>& grads, double scale,
+    const std::vector<std::optional<at::Tensor>>& memory) {
   c10::NoGradGuard no_grad;
   for (const at::Tensor& grad : grads) Check(grad);
   std::vector<at::Tensor> keep_alive;
   std::vector<at::Tensor> unscaled;
   std::vector<Array> arrays;
   FlatIndex index;
-  for (const at::Tensor& grad : grads) {
+  for (size_t i = 0; i < grads.size(); ++i) {
+    const at::Tensor& grad = grads[i];
     const at::Tensor plain = grad.is_neg() ? grad.resolve_neg() : grad;
     const at::Tensor& dense =
         keep_alive.emplace_back(plain.is_non_overlapping_and_dense() ? plain : plain.contiguous());
-    const at::Tensor& out = unscaled.emplace_back(
-        at::empty_strided(dense.sizes(), dense.strides(), dense.options().dtype(at::kFloat)));
+    const at::Tensor& out =
+        unscaled.emplace_back(FloatsLike(dense, i < memory.size() ? memory[i] : kNoMemory));
     arrays.push_back({static_cast<const std::byte*>(dense.const_data_ptr()),
                       static_cast<std::byte*>(out.mutable_data_ptr()),
                       dense.scalar_type() == at::kHalf ? DType::kFloat16 : DType::kBFloat16});

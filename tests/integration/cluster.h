@@ -139,10 +139,7 @@ inline std::future<Outcome> SubmitAsync(Session& session, BucketId id,
                                         std::span<const std::byte> gradient) {
   auto promise = std::make_shared<std::promise<Outcome>>();
   session.Submit(id, gradient, [promise](absl::StatusOr<ReducedBucket> reduced) {
-    if (!reduced.ok()) {
-      // A status of its own: ThreadSanitizer does not see the reference count in Abseil's library.
-      return promise->set_value(absl::Status(reduced.status().code(), reduced.status().message()));
-    }
+    if (!reduced.ok()) return promise->set_value(reduced.status());
     promise->set_value(std::vector<std::byte>(reduced->bytes.begin(), reduced->bytes.end()));
   });
   return promise->get_future();

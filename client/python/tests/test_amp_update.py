@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from thalweg import amp
 from thalweg.amp._scaling import LossScaler, gather, gather_unscaled, unscale
 
 CPU = torch.device("cpu")
@@ -53,3 +54,49 @@ def test_sparse_gradients_take_two_passes():
     sparse = torch.eye(3, dtype=torch.float16).to_sparse()
     gathered = gather_unscaled([*some_grads(torch.float16), sparse], scaler)
     assert torch.equal(gathered[-1].to_dense(), torch.eye(3) / 2)
+
+
+GRADIENT = 2.0**-10  # times the scale of 2^16 that O2 starts with, it is finite in fp16
+
+
+def small_loss(param):
+    return param.float().sum() * GRADIENT
+
+
+def mixed_step(param, optimizer):
+    """Does a backward and a step; returns where the master's gradient lay in between."""
+    with amp.scale_loss(small_loss(param), optimizer) as loss:
+        loss.backward()
+    (master,) = amp.master_params(optimizer)
+    place = master.grad.data_ptr()
+    optimizer.step()
+    return place
+
+
+@pytest.fixture
+def mixed():
+    model = torch.nn.Linear(999, 1000, bias=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    return amp.initialize(model, optimizer, opt_level="O2", verbosity=0)
+
+
+def test_gradients_of_masters_lie_where_those_of_the_step_before_lay(mixed):
+    model, optimizer = mixed
+    assert len({mixed_step(model.weight, optimizer) for _ in range(3)}) == 1
+
+
+@pytest.mark.parametrize(
+    "keep",
+    [lambda g: g, lambda g: g[1:], lambda g: g.detach(), lambda g: g.numpy()],
+    ids=["tensor", "view", "alias", "array"],
+)
+def test_gradient_that_somebody_keeps_is_not_overwritten(mixed, keep):
+    model, optimizer = mixed
+    with amp.scale_loss(small_loss(model.weight), optimizer) as loss:
+        loss.backward()
+    (master,) = amp.master_params(optimizer)
+    kept = keep(master.grad)
+    optimizer.step()
+    with amp.scale_loss(small_loss(model.weight) * 2, optimizer) as loss:
+        loss.backward()
+    assert torch.as_tensor(kept).eq(GRADIENT).all()

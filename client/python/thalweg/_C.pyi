@@ -118,8 +118,13 @@ def check_fusable(params: list[Tensor]) -> None:
     They must be dense, float32, float16 or bfloat16, and all on the CPU or on one GPU.
     """
 
-def unscaled_grads(grads: list[Tensor], scale: float) -> tuple[list[Tensor], bool]:
+def unscaled_grads(
+    grads: list[Tensor], scale: float, memory: list[Tensor | None]
+) -> tuple[list[Tensor], bool]:
     """Returns float32 copies divided by `scale`, and whether all were finite, in one pass.
+
+    A copy lies in its tensor of `memory`, which may be shorter than `grads`, if that has the same
+    shape and strides and nothing but `memory` refers to it.
 
     Raises NotFusable unless all are dense, float16 or bfloat16, and on the CPU.
     """

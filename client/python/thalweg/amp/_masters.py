@@ -7,6 +7,7 @@ into the parameter (a broadcast, a checkpoint, an average of weights).
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -21,6 +22,8 @@ from thalweg import _torch_patches
 
 HALF_TYPES = (torch.float16, torch.bfloat16)
 
+_OWN_REFERENCES = 2  # a local variable and the argument of getrefcount()
+
 _masters: WeakTensorKeyDictionary = WeakTensorKeyDictionary()  # by parameter
 
 
@@ -30,7 +33,7 @@ class Master:
     The parameter is passed to each method, because a reference to it from here would keep it alive.
     """
 
-    __slots__ = ("_version", "weight")
+    __slots__ = ("_memory", "_version", "weight")
 
     def __init__(self, param: Parameter, weight: Tensor) -> None:
         self.weight = Parameter(
@@ -38,6 +41,22 @@ class Master:
             requires_grad=param.requires_grad,
         )
         self._version = param._version
+        self._memory: Tensor | None = None  # of an earlier gradient
+
+    def drop_grad(self) -> None:
+        """Removes the weight's gradient; keeps its memory for the next, unless others refer to it.
+
+        On the CPU, the system needs as long to clear new memory as a gradient takes to be made.
+        """
+        grad = self.weight.grad
+        self.weight.grad = None
+        if grad is not None and grad.is_cpu and sys.getrefcount(grad) == _OWN_REFERENCES:
+            self._memory = grad
+
+    def take_memory(self) -> Tensor | None:
+        """Returns the memory of an earlier gradient, if there is any, for the next one."""
+        memory, self._memory = self._memory, None
+        return memory
 
     def mark_equal(self, param: Tensor) -> None:
         """Notes that the parameter has just been rounded from the weight."""

@@ -8,7 +8,7 @@ advances.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -128,13 +128,14 @@ class MixedOptimizer:
             self._pending = scaler.loss_scale()
             return
         self._pending = None
-        pairs = zip(self._params, self._weights(), strict=True)
-        used = [(p, weight) for p, weight in pairs if p.grad is not None and id(p) not in done]
+        pairs = zip(self._params, self._masters, strict=True)
+        used = [(p, master) for p, master in pairs if p.grad is not None and id(p) not in done]
         own = [p for p in self._own if p.grad is not None and id(p) not in done]
         done.update(id(param) for param in [*(param for param, _ in used), *own])
-        gathered = gather_unscaled(_grads_of([param for param, _ in used]), scaler)
+        gathered = _gather(used, scaler)
         unscale(_grads_of(own), scaler)
-        for (_, weight), grad in zip(used, gathered, strict=True):
+        for (_, master), grad in zip(used, gathered, strict=True):
+            weight = master.weight
             weight.grad = grad if weight.grad is None else weight.grad.add_(grad)
         for target in own:
             before = self._stash.pop(id(target), None)
@@ -160,13 +161,12 @@ class MixedOptimizer:
         """
         if not self.native or (self._filled and not again):
             return
-        pairs = list(zip(self._params, self._weights(), strict=True))
-        for _, weight in pairs:
-            weight.grad = None
-        used = [(param, weight) for param, weight in pairs if param.grad is not None]
-        gathered = gather_unscaled(_grads_of([param for param, _ in used]), _UNSCALED)
-        for (_, weight), grad in zip(used, gathered, strict=True):
-            weight.grad = grad
+        pairs = list(zip(self._params, self._masters, strict=True))
+        for _, master in pairs:
+            master.drop_grad()
+        used = [(param, master) for param, master in pairs if param.grad is not None]
+        for (_, master), grad in zip(used, _gather(used, _UNSCALED), strict=True):
+            master.weight.grad = grad
         self._filled = bool(used)
 
     def _adopt(self) -> None:
@@ -236,8 +236,8 @@ class MixedOptimizer:
             publish(weights, self._params, stored=stored)
             for param, master in zip(self._params, self._masters, strict=True):
                 master.mark_equal(param)
-        for weight in weights:
-            weight.grad = None
+        for master in self._masters:
+            master.drop_grad()
         self.skip = self._filled = False
 
 
@@ -259,6 +259,12 @@ def master_params(optimizer: Optimizer) -> Iterator[Tensor]:
         mixed.fill_masters(again=False)
     for group in optimizer.param_groups:
         yield from group["params"]
+
+
+def _gather(used: Sequence[tuple[Parameter, Master]], scaler: LossScaler) -> list[Tensor]:
+    """Returns masters' gradients, in memory of their earlier ones where that is free."""
+    memory = [master.take_memory() for _, master in used]
+    return gather_unscaled(_grads_of([param for param, _ in used]), scaler, memory)
 
 
 def _grads_of(params: list[Parameter]) -> list[Tensor]:

@@ -176,14 +176,19 @@ def gather(grads: Sequence[Tensor]) -> list[Tensor]:
     return gathered
 
 
-def gather_unscaled(grads: Sequence[Tensor], scaler: LossScaler) -> list[Tensor]:
-    """Does gather() and unscale(), in one pass where gradients are dense and on the CPU."""
+def gather_unscaled(
+    grads: Sequence[Tensor], scaler: LossScaler, memory: Sequence[Tensor | None] = ()
+) -> list[Tensor]:
+    """Does gather() and unscale(), in one pass where gradients are dense and on the CPU.
+
+    That pass uses tensors of `memory` that nothing else refers to again.
+    """
     if not grads:
         return []
     from thalweg._C import NotFusable, unscaled_grads  # loaded only once there is a gradient
 
     try:
-        gathered, is_finite = unscaled_grads(list(grads), scaler.loss_scale())
+        gathered, is_finite = unscaled_grads(list(grads), scaler.loss_scale(), list(memory))
     except NotFusable:
         gathered = gather(grads)
         unscale(gathered, scaler)
