@@ -10,6 +10,7 @@
 #include "core/base/log.h"
 #include "core/base/protocol.h"
 #include "core/base/status_macros.h"
+#include "server/round/share_plan.h"
 #include "server/sidecar/codec/codec_costs.h"
 
 namespace thalweg {
@@ -204,6 +205,11 @@ absl::Status NodeJob::JoinShards() {
       "job '{}': node {} of {} with {} workers, {} shards, {} on the wire in chunks of {} KiB",
       spec_.job, spec_.node, spec_.num_nodes, spec_.local_size, shards_.size(),
       spec_.codec.ToString(), agreed.chunk_bytes >> 10);
+  if (spec_.num_nodes > 1) {
+    // All nodes have the same plan, so one says it aloud.
+    spdlog::log(spec_.node == 0 ? spdlog::level::info : spdlog::level::debug, "job '{}': {}",
+                spec_.job, Describe(shards_.plan()));
+  }
   roster_.Welcome(
       {agreed.epoch, shards_.size(), THALWEG_VERSION, agreed.chunk_bytes, GradientPath::kCpu});
   return absl::OkStatus();
