@@ -35,7 +35,7 @@ class Shape:
     rate: int | None  # of every link, in bits per second
     codec: str
     slow_factor: int = 1  # factor by which the last shard's link is slower
-    weighted: bool = False  # true if the other shards sum more by that factor
+    weighted: bool = False  # true if weights say so, and not what the nodes measure
 
     def __str__(self) -> str:
         workers = "" if self.workers == 1 else f" x {self.workers} workers"
@@ -51,9 +51,8 @@ class Shape:
 
     def exchange_bound(self, wire_bytes: int, rate: float | None) -> float | None:
         """Returns the bound with links that really carry `rate`."""
-        slow, weighted = self.slow_factor, self.weighted
         return exchange_bound(
-            wire_bytes, rate, self.nodes, self.shards, slow_factor=slow, weighted=weighted
+            wire_bytes, rate, self.nodes, self.shards, slow_factor=self.slow_factor
         )
 
     @property
