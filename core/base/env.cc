@@ -38,7 +38,8 @@ const std::vector<EnvVar>& KnownEnvVars() {
       {"THALWEG_TLS_CERT", "", "PEM file of a program's certificate; empty: no TLS"},
       {"THALWEG_TLS_KEY", "", "PEM file of that certificate's key"},
       {"THALWEG_TRACE", "", "folder for files of what happens to every bucket; empty: none"},
-      {"THALWEG_WEIGHT", "1", "this aggregator's share of the gradients relative to the others'"},
+      {"THALWEG_WEIGHT", "auto",
+       "this aggregator's share of the gradients relative to the others'"},
       {"THALWEG_WINDOW_CHUNKS", "auto", "chunks a node may have sent to a shard unanswered"},
   };
   return vars;

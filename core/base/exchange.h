@@ -27,6 +27,7 @@
 #include "core/base/layout.h"
 #include "core/base/loss_scale.h"
 #include "core/base/payload.h"
+#include "core/base/shard_place.h"
 #include "core/base/wire_format.h"
 
 namespace thalweg {
@@ -37,8 +38,8 @@ struct LinkSpeed {
   Duration round_trip{};
 };
 
-// A JoinRequest describes the node and its job. Everything except the first three fields, the link
-// and the costs must be the same on all nodes of a job.
+// A JoinRequest describes the node and its job. Everything except the first three fields, the link,
+// the costs and the rates must be the same on all nodes of a job.
 struct JoinRequest {
   uint32_t node = 0;      // 0 … num_nodes-1
   std::string node_name;  // for people: host name and process
@@ -55,10 +56,31 @@ struct JoinRequest {
   LinkSpeed link;            // as measured by this node
   // Costs of what auto chooses from, as measured by this node; all nodes give equally many.
   std::vector<CodecCost> costs;
+  // By shard: the node that hosts it, or kNoHost. A node hosts at most one. Empty: none is hosted.
+  std::vector<uint32_t> hosts;
+  // By shard, only for the job's first one: the rate in bytes per second at which this node could
+  // send to it; 0: not measured. Empty: none is measured.
+  std::vector<double> shard_rates;
 };
 
 // A member's key to its job on one shard. It is random; 0 is never valid.
 using SessionToken = uint64_t;
+
+// A ShareForecast says how long the shares of a job's shards keep the links busy. It is for people.
+struct ShareForecast {
+  double seconds_per_byte = 0;       // of encoded gradient; 0: the links' rates are unknown
+  double ring_seconds_per_byte = 0;  // what a ring all-reduce over the nodes would take
+  // The link that takes longest: that of a shard with a machine of its own, or of a node.
+  bool at_shard = false;
+  uint32_t number = 0;  // of the shard or node
+  double load = 0;      // bytes that the link carries each way for a byte of gradient
+
+  bool operator==(const ShareForecast&) const = default;
+};
+
+// The shares of a job's shards sum up to this. All numbers up to 16 divide it, so that as many
+// shards can have exactly equal shares.
+inline constexpr uint32_t kShareTotal = 720'720;
 
 // A Membership describes the job while its epoch lasts.
 struct Membership {
@@ -67,11 +89,16 @@ struct Membership {
   uint64_t chunk_bytes = 0;
   // The node may have at most this many contributed chunks without a result.
   uint32_t window_chunks = 0;
-  // This shard sums a part of the gradients in proportion to its weight among the shards' weights.
-  uint32_t weight = 1;
+  // If any shard of the job has a weight, each sums a part of the gradients in proportion to its
+  // weight, and 0 counts as 1. Otherwise the first shard's `shares` decide.
+  uint32_t weight = 0;
   // The slowest link of all nodes that have a network in between, and the largest of each cost.
   LinkSpeed link = {};
   std::vector<CodecCost> costs = {};
+  // By shard, only from the job's first one: its part of the gradients in units of 1/kShareTotal,
+  // chosen for the rates of the links, and what that predicts.
+  std::vector<uint32_t> shares = {};
+  ShareForecast forecast = {};
 };
 
 // A BucketAnnouncement describes a bucket, or a part of one, before its first contribution; all

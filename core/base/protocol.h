@@ -17,6 +17,8 @@ inline constexpr uint32_t kIpcVersion = 7;
 inline constexpr uint64_t kMinChunkBytes = 4 << 10;
 inline constexpr uint64_t kMaxChunkBytes = 4 << 20;
 inline constexpr uint32_t kMaxWindowChunks = 1024;
+// A job has at most this many shards.
+inline constexpr uint32_t kMaxShards = 8192;
 // The largest weight of an aggregator; see Membership.
 inline constexpr uint32_t kMaxWeight = 1000;
 

@@ -97,7 +97,7 @@ struct ReasonReport {
 
 struct ShardReport {
   Duration uptime{};
-  uint32_t weight = 1;
+  uint32_t weight = 0;  // 0: none is set
   bool draining = false;
   uint64_t contributions = 0;
   uint64_t repeated_contributions = 0;

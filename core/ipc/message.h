@@ -41,6 +41,7 @@
 #include "core/base/dtype.h"
 #include "core/base/gradient_path.h"
 #include "core/base/layout.h"
+#include "core/base/protocol.h"
 #include "core/base/shard_place.h"
 #include "core/ipc/device_memory.h"
 
@@ -179,7 +180,6 @@ inline constexpr size_t kFrameHeaderBytes = 12;
 inline constexpr uint32_t kMaxFrameBytes = 16 << 20;
 inline constexpr uint32_t kMaxTensors = 1'000'000;
 inline constexpr uint32_t kMaxDims = 64;  // as in torch
-inline constexpr uint32_t kMaxShards = 65'536;
 inline constexpr uint64_t kMaxBucketElems = uint64_t{1} << 48;
 
 // Returns "Hello", "RegisterBucket" …, for error messages.

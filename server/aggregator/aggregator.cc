@@ -24,10 +24,40 @@ SessionToken NewToken() {
   return token;
 }
 
+absl::Status Invalid(const JoinRequest& r, const std::string& what) {
+  return absl::InvalidArgumentError(absl::StrCat("job '", r.job, "', node ", r.node, ": ", what));
+}
+
+// Checks what the request says about the job's shards; the number of nodes is known to be valid.
+absl::Status CheckShards(const JoinRequest& r) {
+  if (r.num_shards > kMaxShards) {
+    return Invalid(r, absl::StrCat("expected at most ", kMaxShards, " shards, got ", r.num_shards));
+  }
+  if (r.shard >= r.num_shards) {
+    return Invalid(r, absl::StrCat("shard ", r.shard, " of ", r.num_shards));
+  }
+  if (!r.hosts.empty() && r.hosts.size() != r.num_shards) {
+    return Invalid(
+        r, absl::StrCat("names the hosts of ", r.hosts.size(), " shards of ", r.num_shards));
+  }
+  if (!r.shard_rates.empty() && r.shard_rates.size() != r.num_shards) {
+    return Invalid(
+        r, absl::StrCat("has rates of ", r.shard_rates.size(), " shards of ", r.num_shards));
+  }
+  std::vector<bool> is_host(r.num_nodes);
+  for (const uint32_t host : r.hosts) {
+    if (host == kNoHost) continue;
+    if (host >= r.num_nodes) {
+      return Invalid(r, absl::StrCat("a shard is said to be on node ", host, " of ", r.num_nodes));
+    }
+    if (is_host[host]) return Invalid(r, absl::StrCat("two shards are said to be on node ", host));
+    is_host[host] = true;
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CheckRequest(const JoinRequest& r) {
-  const auto invalid = [&](const std::string& what) {
-    return absl::InvalidArgumentError(absl::StrCat("job '", r.job, "', node ", r.node, ": ", what));
-  };
+  const auto invalid = [&](const std::string& what) { return Invalid(r, what); };
   if (r.job.empty() || r.job.size() > kMaxNameBytes || r.node_name.size() > kMaxNameBytes) {
     return invalid(absl::StrCat("names must have 1 to ", kMaxNameBytes, " bytes"));
   }
@@ -38,9 +68,7 @@ absl::Status CheckRequest(const JoinRequest& r) {
   if (r.workers == 0 || r.workers > r.world_size) {
     return invalid(absl::StrCat("stands for ", r.workers, " workers of ", r.world_size));
   }
-  if (r.shard >= r.num_shards) {
-    return invalid(absl::StrCat("shard ", r.shard, " of ", r.num_shards));
-  }
+  THALWEG_RETURN_IF_ERROR(CheckShards(r));
   if (r.chunk_bytes != 0 && (r.chunk_bytes < kMinChunkBytes || r.chunk_bytes > kMaxChunkBytes)) {
     return invalid(absl::StrCat("chunks must have ", kMinChunkBytes, " to ", kMaxChunkBytes,
                                 " bytes, got ", r.chunk_bytes));
@@ -51,6 +79,18 @@ absl::Status CheckRequest(const JoinRequest& r) {
   }
   if (r.round_timeout <= Duration::zero()) return invalid("the round timeout must be positive");
   return absl::OkStatus();
+}
+
+Membership MembershipOf(SessionToken token, const Job::Terms& terms, uint32_t weight) {
+  return {.token = token,
+          .epoch = terms.epoch,
+          .chunk_bytes = terms.flow.chunk_bytes,
+          .window_chunks = terms.flow.window_chunks,
+          .weight = weight,
+          .link = terms.link,
+          .costs = terms.costs,
+          .shares = terms.plan.shares,
+          .forecast = terms.plan.forecast};
 }
 
 }  // namespace
@@ -102,13 +142,7 @@ absl::StatusOr<Membership> Aggregator::Join(const JoinRequest& request, TimePoin
     Leave(token, absl::OkStatus());
     return terms.status();
   }
-  return Membership{.token = token,
-                    .epoch = terms->epoch,
-                    .chunk_bytes = terms->flow.chunk_bytes,
-                    .window_chunks = terms->flow.window_chunks,
-                    .weight = options_.weight,
-                    .link = terms->link,
-                    .costs = terms->costs};
+  return MembershipOf(token, *terms, options_.weight);
 }
 
 absl::StatusOr<Aggregator::Seat> Aggregator::Find(SessionToken token) {

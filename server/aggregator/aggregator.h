@@ -28,7 +28,7 @@ class Aggregator : public Shard {
  public:
   struct Options {
     uint32_t max_window_chunks = kMaxWindowChunks;
-    uint32_t weight = 1;           // see Membership
+    uint32_t weight = 0;           // see Membership
     TraceWriter* trace = nullptr;  // nothing is traced when null; must outlive the aggregator
   };
 

@@ -15,9 +15,6 @@
 namespace thalweg {
 namespace {
 
-// Only fixed membership exists so far, so a job has one epoch.
-constexpr uint64_t kEpoch = 1;
-
 std::string Seconds(Duration d) { return absl::StrCat(ToSeconds(d), " s"); }
 
 std::vector<Counter*> WaitedFor(const ShardMetrics& metrics, uint32_t num_nodes) {
@@ -38,50 +35,9 @@ Job::Job(const JoinRequest& first, uint32_t max_window_chunks, ShardMetrics& met
       trace_(trace, "shard", first.job, {{"num_nodes", first.num_nodes}}),
       members_(first.num_nodes),
       costs_(first.costs.size()),
+      rates_(first.num_nodes, HostsOf(first)),
       layouts_(first.chunk_bytes, first.num_shards),
       engine_({kEpoch, first.num_nodes, 0, first.round_timeout}) {}
-
-void Job::BeginLocked() {
-  flow_ = PlanFlow(slowest_, spec_.num_shards, spec_.codec.fallback.wire);
-  if (spec_.chunk_bytes != 0) flow_.chunk_bytes = spec_.chunk_bytes;
-  if (spec_.window_chunks != 0) flow_.window_chunks = spec_.window_chunks;
-  flow_.window_chunks = std::min(flow_.window_chunks, max_window_chunks_);
-  layouts_ = LayoutRegistry(flow_.chunk_bytes, spec_.num_shards);
-  engine_ = RoundEngine({kEpoch, spec_.num_nodes, flow_.window_chunks, spec_.round_timeout});
-}
-
-absl::Status Job::CheckSameJob(const JoinRequest& r) const {
-  const auto differs = [&](const char* what, const auto& theirs, const auto& ours) {
-    return absl::InvalidArgumentError(absl::StrCat("node ", r.node, " (", r.node_name, ") says ",
-                                                   what, " is ", theirs, ", node ", spec_.node,
-                                                   " (", spec_.node_name, ") says ", ours));
-  };
-  if (r.num_nodes != spec_.num_nodes) {
-    return differs("the number of nodes", r.num_nodes, spec_.num_nodes);
-  }
-  if (r.world_size != spec_.world_size) {
-    return differs("the world size", r.world_size, spec_.world_size);
-  }
-  if (r.num_shards != spec_.num_shards) {
-    return differs("the number of aggregators", r.num_shards, spec_.num_shards);
-  }
-  if (r.shard != spec_.shard) {
-    return differs("this aggregator's place in the list of aggregators", r.shard, spec_.shard);
-  }
-  if (r.chunk_bytes != spec_.chunk_bytes) {
-    return differs("the chunk size in bytes", r.chunk_bytes, spec_.chunk_bytes);
-  }
-  if (r.window_chunks != spec_.window_chunks) {
-    return differs("the window in chunks", r.window_chunks, spec_.window_chunks);
-  }
-  if (r.costs.size() != spec_.costs.size()) {
-    return differs("the number of codecs with a cost", r.costs.size(), spec_.costs.size());
-  }
-  if (r.codec != spec_.codec) {
-    return differs("the codec", r.codec.ToString(), spec_.codec.ToString());
-  }
-  return absl::OkStatus();
-}
 
 absl::Status Job::AddMember(const JoinRequest& request, SessionToken token, TimePoint now) {
   absl::Status refusal;
@@ -118,11 +74,7 @@ absl::Status Job::AddMember(const JoinRequest& request, SessionToken token, Time
       ++joined_;
       ++present_;
       metrics_.nodes.Add(1);
-      const LinkSpeed& link = request.link;
-      const bool slower =
-          slowest_.bytes_per_second <= 0 || link.bytes_per_second < slowest_.bytes_per_second;
-      if (link.bytes_per_second > 0 && slower) slowest_ = link;
-      for (size_t i = 0; i < costs_.size(); ++i) costs_[i] = Slower(costs_[i], request.costs[i]);
+      LearnLocked(request);
       if (IsCompleteLocked()) BeginLocked();
       changed_.NotifyAll();
     }
@@ -144,7 +96,7 @@ absl::StatusOr<Job::Terms> Job::WaitComplete(TimePoint deadline) {
   // anything.
   for (Member& member : members_) member.last_heard = std::max(member.last_heard, Now());
   if (!failure_.ok()) return failure_;
-  if (done) return Terms{kEpoch, flow_, slowest_, costs_};
+  if (done) return Terms{kEpoch, flow_, slowest_, costs_, plan_};
   return OfJob(spec_.job,
                absl::DeadlineExceededError(absl::StrCat(
                    MissingMembersLocked(), " did not join aggregator shard ", spec_.shard)));

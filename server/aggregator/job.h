@@ -19,8 +19,10 @@
 #include "server/aggregator/shard_metrics.h"
 #include "server/round/flow_plan.h"
 #include "server/round/layout_registry.h"
+#include "server/round/link_rates.h"
 #include "server/round/residual_store.h"
 #include "server/round/round_engine.h"
+#include "server/round/share_plan.h"
 
 namespace thalweg {
 
@@ -34,6 +36,7 @@ class Job {
     FlowPlan flow;
     LinkSpeed link;  // the slowest of all nodes' links
     std::vector<CodecCost> costs;
+    SharePlan plan;  // empty unless this is the job's first shard
   };
 
   // `metrics`, `faults` and `trace` must outlive the job. Without `trace` nothing is traced.
@@ -112,8 +115,10 @@ class Job {
   std::vector<std::shared_ptr<NodeSink>> FailLocked(const absl::Status& reason)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   static void Tell(const std::vector<std::shared_ptr<NodeSink>>& sinks, const absl::Status& why);
+  // These three are in job_terms.cc. The second takes what a new member has measured, and the third
+  // fixes the terms when all nodes have joined.
   absl::Status CheckSameJob(const JoinRequest& request) const;
-  // Fixes the terms when all nodes have joined.
+  void LearnLocked(const JoinRequest& request) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void BeginLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool IsCompleteLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::string MissingMembersLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -127,6 +132,9 @@ class Job {
   absl::StatusOr<uint64_t> ResidualElemsLocked(uint32_t node, BucketId bucket, uint32_t chunk) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void UpdateMemoryLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  // Only fixed membership exists so far, so a job has one epoch.
+  static constexpr uint64_t kEpoch = 1;
 
   const JoinRequest spec_;  // request of the node that came first
   const uint32_t max_window_chunks_;
@@ -145,7 +153,9 @@ class Job {
   absl::Status failure_ ABSL_GUARDED_BY(mutex_);
   LinkSpeed slowest_ ABSL_GUARDED_BY(mutex_);             // of all links known so far
   std::vector<CodecCost> costs_ ABSL_GUARDED_BY(mutex_);  // the largest known so far
-  FlowPlan flow_ ABSL_GUARDED_BY(mutex_);                 // set once the job is complete
+  LinkRates rates_ ABSL_GUARDED_BY(mutex_);
+  SharePlan plan_ ABSL_GUARDED_BY(mutex_);  // this and the next are set once the job is complete
+  FlowPlan flow_ ABSL_GUARDED_BY(mutex_);
   LayoutRegistry layouts_ ABSL_GUARDED_BY(mutex_);
   RoundEngine engine_ ABSL_GUARDED_BY(mutex_);
   ResidualStore residuals_ ABSL_GUARDED_BY(mutex_);

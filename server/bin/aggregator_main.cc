@@ -25,7 +25,7 @@ constexpr Duration kStopGrace = std::chrono::seconds(2);
 struct Flags {
   std::string listen = GetEnv("THALWEG_LISTEN");
   uint32_t threads = 0;  // 0 means auto
-  uint32_t weight = 1;
+  uint32_t weight = 0;   // 0 means auto
   CommonOptions common;
 };
 
@@ -91,10 +91,9 @@ int main(int argc, char** argv) {
   app.add_option("--listen", flags.listen, "host:port to serve gRPC on; port 0 takes a free one");
   thalweg::AddAutoOption(app, "--threads", "THALWEG_THREADS", 64, &flags.threads,
                          "Threads that receive, sum and send; auto: one per 8 cores, 4 at most");
-  app.add_option("--weight", flags.weight,
-                 "How much of the gradients to sum, in proportion to the other shards' weights")
-      ->envname("THALWEG_WEIGHT")
-      ->check(CLI::Range(1u, thalweg::kMaxWeight));
+  thalweg::AddAutoOption(app, "--weight", "THALWEG_WEIGHT", thalweg::kMaxWeight, &flags.weight,
+                         "How much of the gradients to sum, in proportion to the other shards' "
+                         "weights; auto: as the links allow, if no shard has a weight");
   thalweg::AddCommonOptions(app, &flags.common);
   CLI11_PARSE(app, argc, argv);
   if (const absl::Status status = thalweg::ApplyCommonOptions(flags.common); !status.ok()) {

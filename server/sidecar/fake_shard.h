@@ -21,7 +21,8 @@ class FakeShard : public Shard {
   absl::StatusOr<Membership> Join(const JoinRequest& request, TimePoint) override {
     joined = request;
     if (!refusal.ok()) return refusal;
-    return Membership{7, 1, kMinChunkBytes, 2, 1, agreed_link, agreed_costs};
+    return Membership{
+        7, 1, kMinChunkBytes, 2, weight, agreed_link, agreed_costs, agreed_shares, agreed_forecast};
   }
   absl::Status Attach(SessionToken, std::shared_ptr<NodeSink> node) override {
     sink = std::move(node);
@@ -31,7 +32,10 @@ class FakeShard : public Shard {
     placements.push_back(bucket.placement);
     return absl::OkStatus();
   }
-  absl::StatusOr<LinkSpeed> MeasureLink(TimePoint) override { return link; }
+  absl::StatusOr<LinkSpeed> MeasureLink(TimePoint) override {
+    ++num_measurements;
+    return link;
+  }
   absl::Status Contribute(SessionToken, Contribution contribution) override {
     {
       MutexLock lock(mutex_);
@@ -78,11 +82,15 @@ class FakeShard : public Shard {
   absl::Status refusal, heartbeat;
   JoinRequest joined;
   LinkSpeed link, agreed_link;
+  uint32_t weight = 1;
   std::vector<CodecCost> agreed_costs;
+  std::vector<uint32_t> agreed_shares;
+  ShareForecast agreed_forecast;
   std::vector<uint64_t> placements;
   std::shared_ptr<NodeSink> sink;
   std::vector<absl::Status> left;
   int num_heartbeats = 0;
+  int num_measurements = 0;
 
  private:
   Mutex mutex_;

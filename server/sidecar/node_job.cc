@@ -10,6 +10,7 @@
 #include "core/base/log.h"
 #include "core/base/protocol.h"
 #include "core/base/status_macros.h"
+#include "server/round/share_plan.h"
 #include "server/sidecar/codec/codec_costs.h"
 
 namespace thalweg {
@@ -184,6 +185,7 @@ absl::Status NodeJob::JoinShards() {
   request.window_chunks = context_.window_chunks;
   request.codec = spec_.codec;
   request.round_timeout = timeout_.shard();
+  for (const ShardPlace& place : spec_.shards) request.hosts.push_back(place.host);
   request.costs = MeasureCosts(compression_.candidates(), spec_.num_nodes, context_.threads);
   const std::weak_ptr<NodeJob> self = weak_from_this();
   THALWEG_RETURN_IF_ERROR(shards_.Join(
@@ -205,6 +207,11 @@ absl::Status NodeJob::JoinShards() {
       "job '{}': node {} of {} with {} workers, {} shards, {} on the wire in chunks of {} KiB",
       spec_.job, spec_.node, spec_.num_nodes, spec_.local_size, shards_.size(),
       spec_.codec.ToString(), agreed.chunk_bytes >> 10);
+  if (spec_.num_nodes > 1) {
+    // All nodes have the same plan, so one says it aloud.
+    spdlog::log(spec_.node == 0 ? spdlog::level::info : spdlog::level::debug, "job '{}': {}",
+                spec_.job, Describe(shards_.plan()));
+  }
   roster_.Welcome(
       {agreed.epoch, shards_.size(), THALWEG_VERSION, agreed.chunk_bytes, GradientPath::kCpu});
   return absl::OkStatus();

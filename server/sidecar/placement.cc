@@ -20,7 +20,7 @@ std::vector<uint32_t> Placement::Place(uint32_t index, const ChunkPlan& plan, Wi
     const uint64_t bytes = MaxEncodedBytes(wire, plan.Elems(chunk));
     uint32_t best = 0;
     for (uint32_t k = 1; k < weights_.size(); ++k) {
-      // This compares (load + bytes) / weight without dividing.
+      // This compares (load + bytes) / weight without dividing, and a weight of 0 never wins.
       if ((loads_[k] + bytes) * weights_[best] < (loads_[best] + bytes) * weights_[k]) best = k;
     }
     loads_[best] += bytes;

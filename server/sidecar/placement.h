@@ -12,12 +12,12 @@
 namespace thalweg {
 
 // It gives every chunk to the shard with the fewest bytes relative to its weight so far, the first
-// such shard on a tie. With equal weights, chunks go to all shards in turn, and small buckets
-// spread over them. It is deterministic: nodes that place the same buckets in the same order agree.
-// Thread-compatible.
+// such shard on a tie; a shard of weight 0 gets none. With equal weights, chunks go to all shards
+// in turn, and small buckets spread over them. It is deterministic: nodes that place the same
+// buckets in the same order agree. Thread-compatible.
 class Placement {
  public:
-  explicit Placement(std::vector<uint32_t> weights);  // by shard, each ≥ 1
+  explicit Placement(std::vector<uint32_t> weights);  // by shard; one is not 0
 
   // Returns the shard of each chunk of bucket `index`, whose chunks cross the network in format
   // `wire`; drops the bucket's earlier layout.

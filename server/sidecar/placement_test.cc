@@ -47,6 +47,19 @@ TEST(PlacementTest, WeightsDecideTheShares) {
               ElementsAre(40'000, 120'000, 240'000));
 }
 
+TEST(PlacementTest, ShardOfWeightZeroGetsNothing) {
+  const ChunkPlan plan{1'000, 10};
+  for (const std::vector<uint32_t>& weights :
+       {std::vector<uint32_t>{0, 0, 5, 5}, {5, 0, 0, 5}, {5, 5, 0, 0}}) {
+    Placement placement(weights);
+    for (const uint32_t bucket : {0, 1}) {
+      const auto bytes =
+          BytesPerShard(placement.Place(bucket, plan, WireFormat::kFloat32), plan, 4);
+      for (size_t k = 0; k < 4; ++k) EXPECT_EQ(bytes[k], weights[k] * 400);
+    }
+  }
+}
+
 TEST(PlacementTest, ReplacedLayoutNoLongerCounts) {
   Placement placement({1, 1});
   ASSERT_THAT(placement.Place(0, {10, 10}, WireFormat::kFloat32), ElementsAre(0));

@@ -1,5 +1,6 @@
 #include "server/sidecar/shard_group.h"
 
+#include <algorithm>
 #include <deque>
 #include <numeric>
 #include <utility>
@@ -7,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "core/base/status_macros.h"
+#include "server/round/link_rates.h"
 
 namespace thalweg {
 
@@ -15,6 +17,21 @@ namespace {
 // For jobs too short for many heartbeats, this many comparisons of clocks are made right after
 // joining; the best one counts.
 constexpr int kFirstComparisons = 5;
+
+// Returns what the shards sum, from their weights and what the first one has chosen.
+absl::StatusOr<SharePlan> Settle(std::vector<uint32_t> weights, const Membership& first) {
+  const auto is_set = [](uint32_t weight) { return weight > 0; };
+  if (std::any_of(weights.begin(), weights.end(), is_set)) {
+    for (uint32_t& weight : weights) weight = std::max(weight, 1u);
+    return SharePlan{std::move(weights), {}};
+  }
+  if (first.shares.size() != weights.size()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("aggregator shard 0 answered with the shares of ", first.shares.size(),
+                     " shards, expected ", weights.size()));
+  }
+  return SharePlan{first.shares, first.forecast};
+}
 
 }  // namespace
 
@@ -26,29 +43,55 @@ ShardGroup::ShardGroup(std::vector<Shard*> shards, MetricRegistry& metrics, Trac
                            "Time for which chunks waited because a shard owed a window of results",
                            {{"shard", absl::StrCat(k)}});
     for (uint32_t part = 0; part < kMaxParts; ++part) states_[k].queues.emplace_back(wait_seconds);
+    states_[k].share = &metrics.GetGauge(
+        "thalweg_sidecar_shard_share",
+        "Part of the gradients that a shard sums, in the job that has joined last",
+        {{"shard", absl::StrCat(k)}});
   }
+}
+
+absl::Status ShardGroup::MeasureLinks(JoinRequest* request, TimePoint deadline) {
+  if (!request->hosts.empty() && request->hosts.size() != size()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "the job names the hosts of ", request->hosts.size(), " shards, there are ", size()));
+  }
+  LinkSpeed& slowest = request->link;
+  slowest = {};
+  request->shard_rates.assign(size(), 0);
+  for (const uint32_t k : ShardsToMeasure(request->node, request->num_nodes, HostsOf(*request))) {
+    THALWEG_ASSIGN_OR_RETURN(const LinkSpeed link, shards_[k]->MeasureLink(deadline));
+    request->shard_rates[k] = link.bytes_per_second;
+    if (link.bytes_per_second <= 0) continue;  // there is no network in between
+    slowest.round_trip = std::max(slowest.round_trip, link.round_trip);
+    if (slowest.bytes_per_second <= 0 || link.bytes_per_second < slowest.bytes_per_second) {
+      slowest.bytes_per_second = link.bytes_per_second;
+    }
+  }
+  return absl::OkStatus();
 }
 
 absl::Status ShardGroup::Join(JoinRequest request,
                               const std::function<std::shared_ptr<NodeSink>(uint32_t)>& make_sink,
                               TimePoint deadline) {
   request.num_shards = size();
-  // Each node measures with another shard, so that nodes do not disturb each other.
-  THALWEG_ASSIGN_OR_RETURN(request.link, shards_[request.node % size()]->MeasureLink(deadline));
+  THALWEG_RETURN_IF_ERROR(MeasureLinks(&request, deadline));
   std::vector<uint32_t> weights;
   // Every node joins in this order, so a node that waits at shard k has been admitted by all
   // previous shards.
   for (uint32_t k = 0; k < size(); ++k) {
     request.shard = k;
     THALWEG_ASSIGN_OR_RETURN(const Membership membership, shards_[k]->Join(request, deadline));
-    // The first shard chooses the chunk size, which the others are told, and settles the costs.
+    // The first shard chooses the chunk size and the window, which the others are told, and settles
+    // the costs and the shares.
     if (k == 0 && membership.costs.size() != request.costs.size()) {
       return absl::InvalidArgumentError(
           absl::StrCat("aggregator shard 0 answered with the costs of ", membership.costs.size(),
                        " codecs, expected ", request.costs.size()));
     }
     request.chunk_bytes = membership.chunk_bytes;
+    request.window_chunks = membership.window_chunks;
     request.costs.clear();
+    request.shard_rates.clear();
     weights.push_back(membership.weight);
     {
       MutexLock lock(mutex_);
@@ -59,8 +102,12 @@ absl::Status ShardGroup::Join(JoinRequest request,
       Heartbeat(k, membership.token).IgnoreError();  // the exchange will report what is wrong
     }
   }
+  THALWEG_ASSIGN_OR_RETURN(SharePlan plan, Settle(std::move(weights), agreed()));
   MutexLock lock(mutex_);
-  placements_.assign(kMaxParts, Placement(weights));
+  const double total = std::accumulate(plan.shares.begin(), plan.shares.end(), 0.0);
+  for (uint32_t k = 0; k < size(); ++k) states_[k].share->Set(plan.shares[k] / total);
+  placements_.assign(kMaxParts, Placement(plan.shares));
+  plan_ = std::move(plan);
   return absl::OkStatus();
 }
 
@@ -195,6 +242,11 @@ Membership ShardGroup::agreed() {
   MutexLock lock(mutex_);
   // The first shard chooses, and the others are told.
   return states_.empty() ? Membership{} : states_[0].membership.value_or(Membership{});
+}
+
+SharePlan ShardGroup::plan() {
+  MutexLock lock(mutex_);
+  return plan_;
 }
 
 }  // namespace thalweg

@@ -14,6 +14,7 @@
 #include "core/base/metrics.h"
 #include "core/base/mutex.h"
 #include "core/base/trace.h"
+#include "server/round/share_plan.h"
 #include "server/sidecar/placement.h"
 #include "server/sidecar/send_queue.h"
 
@@ -26,9 +27,10 @@ class ShardGroup {
   // compares its clock with the shards'.
   ShardGroup(std::vector<Shard*> shards, MetricRegistry& metrics, TraceWriter* trace = nullptr);
 
-  // Measures the link, then joins and attaches to every shard; `make_sink(k)` gives shard k's sink.
-  // Blocks until all nodes of the job have joined, at most until `deadline`. On an error the caller
-  // must leave.
+  // Measures links (server/round/link_rates.h), then joins and attaches to every shard;
+  // `make_sink(k)` gives shard k's sink. `request.hosts`, if any, is by shard of this group. Blocks
+  // until all nodes of the job have joined, at most until `deadline`. On an error the caller must
+  // leave.
   absl::Status Join(JoinRequest request,
                     const std::function<std::shared_ptr<NodeSink>(uint32_t)>& make_sink,
                     TimePoint deadline);
@@ -63,13 +65,19 @@ class ShardGroup {
   uint32_t size() const { return static_cast<uint32_t>(shards_.size()); }
   // Returns what all nodes have agreed on, from Join on: the slowest link, the largest costs.
   Membership agreed();
+  // Returns which part of the gradients each shard sums, from Join on: the shards' weights if any
+  // is set, then without a forecast, otherwise what the first shard has chosen.
+  SharePlan plan();
 
  private:
   struct State {
     std::optional<Membership> membership;
     std::vector<SendQueue> queues;  // by part
+    Gauge* share = nullptr;
   };
 
+  // Measures this node's part of the job's links; fills in the request's link and rates.
+  absl::Status MeasureLinks(JoinRequest* request, TimePoint deadline);
   absl::StatusOr<SessionToken> Token(uint32_t shard);
   // Sends what a queue lets go; called by whoever the queue has told to send.
   absl::Status Send(uint32_t shard, uint32_t part);
@@ -83,6 +91,7 @@ class ShardGroup {
   bool left_ ABSL_GUARDED_BY(mutex_) = false;
   absl::Status left_because_ ABSL_GUARDED_BY(mutex_);
   std::vector<State> states_ ABSL_GUARDED_BY(mutex_);  // by shard
+  SharePlan plan_ ABSL_GUARDED_BY(mutex_);
   // Placements are by part, from Join on: each part number's parts are announced in their own
   // order.
   std::vector<Placement> placements_ ABSL_GUARDED_BY(mutex_);

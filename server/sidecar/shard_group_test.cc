@@ -40,15 +40,20 @@ TEST_F(ShardGroupTest, EveryShardIsToldItsPlace) {
   EXPECT_EQ(b_.joined.num_shards, 2u);
 }
 
-TEST_F(ShardGroupTest, LinkIsMeasuredOnceAndToldToAllShardsWithTheFirstOnesChunkSize) {
+TEST_F(ShardGroupTest, LinkIsMeasuredOnceAndToldToAllShardsWithTheFirstOnesTerms) {
   b_.link = {1e6, {}};
   JoinRequest request;
   request.node = 3;  // measures shard 1
+  request.num_nodes = 4;
   ASSERT_TRUE(Join(request).ok());
   EXPECT_EQ(a_.joined.link.bytes_per_second, 1e6);
   EXPECT_EQ(b_.joined.link.bytes_per_second, 1e6);
+  EXPECT_EQ(a_.num_measurements, 0);
+  EXPECT_EQ(b_.num_measurements, 1);
   EXPECT_EQ(a_.joined.chunk_bytes, 0u);
   EXPECT_EQ(b_.joined.chunk_bytes, kMinChunkBytes);
+  EXPECT_EQ(a_.joined.window_chunks, 0u);
+  EXPECT_EQ(b_.joined.window_chunks, 2u);
 }
 
 TEST_F(ShardGroupTest, FirstShardAloneSettlesLinkAndCosts) {

@@ -170,6 +170,50 @@ TEST(ControlCodecTest, CostsThatNothingHasAreRefused) {
               HasSubstr("those of 6 codecs, expected at most 5"));
 }
 
+TEST(ControlCodecTest, HostsRatesAndSharesArriveBothWays) {
+  JoinRequest request;
+  EXPECT_TRUE(FromProto(ToProto(request))->hosts.empty());
+  EXPECT_TRUE(FromProto(ToProto(request))->shard_rates.empty());
+  request.hosts = {0, 3, kNoHost};
+  request.shard_rates = {0, 1e9 / 3, 2e-300};
+  const v1::JoinRequest proto = ToProto(request);
+  EXPECT_EQ(proto.shard_hosts(1), 4u);
+  EXPECT_EQ(proto.shard_hosts(2), 0u);
+  const auto arrived = FromProto(proto);
+  ASSERT_TRUE(arrived.ok()) << arrived.status();
+  EXPECT_EQ(arrived->hosts, request.hosts);
+  EXPECT_EQ(arrived->shard_rates, request.shard_rates);
+
+  Membership membership{1, 0, 4096, 1, 0};
+  EXPECT_TRUE(FromProto(ToProto(membership))->shares.empty());
+  EXPECT_EQ(FromProto(ToProto(membership))->forecast, ShareForecast());
+  membership.shares = {kShareTotal - 7, 0, 7};
+  membership.forecast = {1e-9 / 3, 2e-9, true, 2, 0.75};
+  const auto answer = FromProto(ToProto(membership));
+  ASSERT_TRUE(answer.ok()) << answer.status();
+  EXPECT_EQ(answer->weight, 0u);
+  EXPECT_EQ(answer->shares, membership.shares);
+  EXPECT_EQ(answer->forecast, membership.forecast);
+}
+
+TEST(ControlCodecTest, RatesAndForecastsThatNothingHasAreRefused) {
+  using Limits = std::numeric_limits<double>;
+  for (const double value : {-1e-9, Limits::quiet_NaN(), Limits::infinity()}) {
+    JoinRequest request;
+    request.shard_rates = {1, value};
+    EXPECT_THAT(Message(FromProto(ToProto(request)).status()),
+                HasSubstr("expected a finite number of 0 or more"));
+    for (const ShareForecast& forecast :
+         {ShareForecast{value, 1}, {1, value}, {1, 1, false, 0, value}}) {
+      Membership answer{1, 0, 4096, 1, 0};
+      answer.shares = {kShareTotal};
+      answer.forecast = forecast;
+      EXPECT_THAT(Message(FromProto(ToProto(answer)).status()),
+                  HasSubstr("expected a finite number of 0 or more"));
+    }
+  }
+}
+
 TEST(ControlCodecTest, AnswersThatNoAggregatorGivesAreRefused) {
   const v1::JoinResponse good = ToProto(Membership{1, 0, 4096, 1, 1});
   EXPECT_TRUE(FromProto(good).ok());
@@ -181,7 +225,12 @@ TEST(ControlCodecTest, AnswersThatNoAggregatorGivesAreRefused) {
   const std::vector<absl::Status> invalid = {
       refusal([](auto& proto) { proto.set_token(0); }),
       refusal([](auto& proto) { proto.set_window_chunks(0); }),
-      refusal([](auto& proto) { proto.set_weight(0); }),
+      refusal([](auto& proto) { proto.add_shares(kShareTotal - 1); }),
+      // In 32 bits, these sum up to kShareTotal.
+      refusal([](auto& proto) {
+        proto.add_shares(kShareTotal + 1);
+        proto.add_shares(~0u);
+      }),
       refusal([](auto& proto) { proto.set_weight(kMaxWeight + 1); }),
       refusal([](auto& proto) { proto.set_chunk_bytes(0); }),
       refusal([](auto& proto) { proto.set_chunk_bytes(4095); }),

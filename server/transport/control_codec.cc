@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cmath>
 #include <cstring>
+#include <numeric>
 #include <string>
 #include <utility>
 #include <vector>
@@ -49,6 +50,12 @@ absl::Status Count(const TensorSpec& tensor, uint64_t* total) {
   return absl::OkStatus();
 }
 
+absl::Status CheckNumber(const char* what, double value) {
+  if (std::isfinite(value) && value >= 0) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(what, " is ", value, ", expected a finite number of 0 or more"));
+}
+
 // Reads the link's speed from a JoinRequest or a JoinResponse; CostsOf reads the costs from either.
 template <class Proto>
 absl::StatusOr<LinkSpeed> LinkOf(const Proto& proto) {
@@ -82,6 +89,26 @@ absl::StatusOr<std::vector<CodecCost>> CostsOf(const Proto& proto) {
   }
   return costs;
 }
+
+absl::StatusOr<std::vector<uint32_t>> SharesOf(const v1::JoinResponse& proto) {
+  const uint64_t sum = std::accumulate(proto.shares().begin(), proto.shares().end(), uint64_t{0});
+  if (proto.shares_size() > 0 && sum != kShareTotal) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "the aggregator answered with shares that sum up to ", sum, ", expected ", kShareTotal));
+  }
+  return std::vector<uint32_t>(proto.shares().begin(), proto.shares().end());
+}
+
+absl::StatusOr<ShareForecast> ForecastOf(const v1::ShareForecast& proto) {
+  THALWEG_RETURN_IF_ERROR(CheckNumber("seconds_per_byte", proto.seconds_per_byte()));
+  THALWEG_RETURN_IF_ERROR(CheckNumber("ring_seconds_per_byte", proto.ring_seconds_per_byte()));
+  THALWEG_RETURN_IF_ERROR(CheckNumber("load", proto.load()));
+  return ShareForecast{proto.seconds_per_byte(), proto.ring_seconds_per_byte(), proto.at_shard(),
+                       proto.number(), proto.load()};
+}
+
+// A host crosses the network as its number plus 1, and kNoHost as 0.
+static_assert(kNoHost + 1 == 0);
 
 template <class Proto>
 void SetLinkAndCosts(const LinkSpeed& link, const std::vector<CodecCost>& costs, Proto* proto) {
@@ -118,6 +145,8 @@ v1::JoinRequest ToProto(const JoinRequest& request) {
       static_cast<uint64_t>(duration_cast<milliseconds>(request.round_timeout).count()));
   proto.set_window_chunks(request.window_chunks);
   SetLinkAndCosts(request.link, request.costs, &proto);
+  for (const uint32_t host : request.hosts) proto.add_shard_hosts(host + 1);
+  proto.mutable_shard_rates()->Add(request.shard_rates.begin(), request.shard_rates.end());
   return proto;
 }
 
@@ -131,6 +160,15 @@ v1::JoinResponse ToProto(const Membership& membership) {
   proto.set_chunk_bytes(membership.chunk_bytes);
   proto.set_weight(membership.weight);
   SetLinkAndCosts(membership.link, membership.costs, &proto);
+  if (membership.shares.empty()) return proto;
+  proto.mutable_shares()->Add(membership.shares.begin(), membership.shares.end());
+  const ShareForecast& forecast = membership.forecast;
+  v1::ShareForecast& out = *proto.mutable_forecast();
+  out.set_seconds_per_byte(forecast.seconds_per_byte);
+  out.set_ring_seconds_per_byte(forecast.ring_seconds_per_byte);
+  out.set_at_shard(forecast.at_shard);
+  out.set_number(forecast.number);
+  out.set_load(forecast.load);
   return proto;
 }
 
@@ -203,6 +241,11 @@ absl::StatusOr<JoinRequest> FromProto(const v1::JoinRequest& proto) {
   request.chunk_bytes = proto.chunk_bytes();
   request.window_chunks = proto.window_chunks();
   request.round_timeout = std::chrono::milliseconds(proto.round_timeout_ms());
+  for (const uint32_t host : proto.shard_hosts()) request.hosts.push_back(host - 1);
+  for (const double rate : proto.shard_rates()) {
+    THALWEG_RETURN_IF_ERROR(CheckNumber("one of shard_rates", rate));
+    request.shard_rates.push_back(rate);
+  }
   return request;
 }
 
@@ -230,11 +273,10 @@ absl::StatusOr<Membership> FromProto(const v1::JoinResponse& proto) {
                                                       proto.wire_version(), ", this node speaks ",
                                                       kWireVersion));
   }
-  if (proto.token() == 0 || proto.window_chunks() == 0 || proto.weight() == 0) {
+  if (proto.token() == 0 || proto.window_chunks() == 0) {
     return absl::InvalidArgumentError(
-        absl::StrCat("the aggregator answered with token ", proto.token(), ", a window of ",
-                     proto.window_chunks(), " chunks and weight ", proto.weight(),
-                     ", expected none of them to be 0"));
+        absl::StrCat("the aggregator answered with token ", proto.token(), " and a window of ",
+                     proto.window_chunks(), " chunks, expected neither of them to be 0"));
   }
   if (proto.weight() > kMaxWeight) {
     return absl::InvalidArgumentError(absl::StrCat(
@@ -249,6 +291,8 @@ absl::StatusOr<Membership> FromProto(const v1::JoinResponse& proto) {
                         proto.weight()};
   THALWEG_ASSIGN_OR_RETURN(membership.link, LinkOf(proto));
   THALWEG_ASSIGN_OR_RETURN(membership.costs, CostsOf(proto));
+  THALWEG_ASSIGN_OR_RETURN(membership.shares, SharesOf(proto));
+  THALWEG_ASSIGN_OR_RETURN(membership.forecast, ForecastOf(proto.forecast()));
   return membership;
 }
 

@@ -33,7 +33,8 @@ _WAIT = re.compile(
 
 
 def slow_shard() -> dict[str, Any]:
-    """Gives the last shard's link a tenth of the others' rate."""
+    """Gives the last shard's link a tenth of the others' rate, and an equal share."""
+    os.environ["THALWEG_WEIGHT"] = "1"
     os.environ["THALWEG_CHUNK_BYTES"] = str(CHUNK_BYTES)
     os.environ["THALWEG_WINDOW_CHUNKS"] = str(WINDOW_CHUNKS)
     shape = Shape(NODES, NODES, 1, RATE, "fp32", slow_factor=SLOW_FACTOR)

@@ -71,9 +71,10 @@ def test_lab_reports_thalweg_beside_its_peers(tmp_path):
     assert worker["sent_mb"] is None
 
 
-def test_weights_make_up_for_a_slow_shard(tmp_path):
+@pytest.mark.parametrize("weighted", [(), ("--weighted",)])
+def test_shares_make_up_for_a_slow_shard(tmp_path, weighted):
     arguments = ["--rate", "100mbit", "--slow-shard", "10", "--bytes", "4000000", "--peers", ""]
-    result = run("lab", *SMALL, *arguments, "--weighted", "--json", tmp_path / "rows.json")
+    result = run("lab", *SMALL, *arguments, *weighted, "--json", tmp_path / "rows.json")
     assert result.returncode == 0, result.stderr
     (row,) = read_rows(tmp_path / "rows.json")
     assert row["bound_s"] == pytest.approx(4e6 * 8 / 100e6 * 2 * 10 / 11)

@@ -41,7 +41,7 @@ KNOWN: dict[str, str] = {
     "THALWEG_TLS_CERT": "",
     "THALWEG_TLS_KEY": "",
     "THALWEG_TRACE": "",
-    "THALWEG_WEIGHT": "1",
+    "THALWEG_WEIGHT": "auto",
     "THALWEG_WINDOW_CHUNKS": "auto",
 }
 

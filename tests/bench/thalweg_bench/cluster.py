@@ -35,7 +35,7 @@ class Shape:
     rate: int | None  # of every link, in bits per second
     codec: str
     slow_factor: int = 1  # factor by which the last shard's link is slower
-    weighted: bool = False  # true if the other shards sum more by that factor
+    weighted: bool = False  # true if weights say so, and not what the nodes measure
     local: bool = False  # true if every sidecar hosts a shard as well
     slow_node: int = 1  # factor by which the last node's link is slower
 
@@ -58,9 +58,8 @@ class Shape:
         """Returns the bound with links that really carry `rate`."""
         if self.local:
             return hosted_bound(wire_bytes, rate, self.nodes, self.shards, slow_node=self.slow_node)
-        slow, weighted = self.slow_factor, self.weighted
         return exchange_bound(
-            wire_bytes, rate, self.nodes, self.shards, slow_factor=slow, weighted=weighted
+            wire_bytes, rate, self.nodes, self.shards, slow_factor=self.slow_factor
         )
 
     @property

@@ -49,19 +49,16 @@ def exchange_bound(
     shards: int,
     *,
     slow_factor: int = 1,
-    weighted: bool = False,
 ) -> float | None:
     """Returns Thalweg's bound: each node sends and receives its gradients once, at the same time.
 
     A shard's link carries nodes/shards times as much as a node's. One shard's link may be slower by
-    `slow_factor`; with `weighted`, every other shard sums more than the slow one by that factor.
+    `slow_factor`; every other shard then sums more than the slow one by that factor.
     """
     if rate is None or shards == 0:
         return None
-    weight = slow_factor if weighted else 1
-    parts = weight * (shards - 1) + 1
-    fast = weight if shards > 1 else 0
-    return wire_bytes * 8 / rate * max(1.0, nodes * max(fast, slow_factor) / parts)
+    parts = slow_factor * (shards - 1) + 1
+    return wire_bytes * 8 / rate * max(1.0, nodes * slow_factor / parts)
 
 
 def hosted_bound(

@@ -82,7 +82,7 @@ def make_parser() -> argparse.ArgumentParser:
         help="the last node's link has 1/FACTOR of the rate",
     )
     lab.add_argument(
-        "--weighted", action="store_true", help="and the other shards sum FACTOR times as much"
+        "--weighted", action="store_true", help="and the other shards have FACTOR as their weight"
     )
 
     peers = ("ddp", "torch-fp16", "torch-powersgd", "iperf3")

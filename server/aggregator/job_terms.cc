@@ -1,0 +1,86 @@
+// This file holds the parts of Job in which its nodes agree.
+#include <algorithm>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "server/aggregator/job.h"
+
+namespace thalweg {
+namespace {
+
+// Returns the nodes that host the job's shards, e.g. "'0, 1, none'".
+std::string HostsText(const JoinRequest& request) {
+  const auto append = [](std::string* text, uint32_t host) {
+    if (host == kNoHost) {
+      absl::StrAppend(text, "none");
+    } else {
+      absl::StrAppend(text, host);
+    }
+  };
+  return absl::StrCat("'", absl::StrJoin(HostsOf(request), ", ", append), "'");
+}
+
+}  // namespace
+
+void Job::LearnLocked(const JoinRequest& request) {
+  const LinkSpeed& link = request.link;
+  const bool slower =
+      slowest_.bytes_per_second <= 0 || link.bytes_per_second < slowest_.bytes_per_second;
+  if (link.bytes_per_second > 0 && slower) slowest_ = link;
+  for (size_t i = 0; i < costs_.size(); ++i) costs_[i] = Slower(costs_[i], request.costs[i]);
+  rates_.Add(request.node, request.shard_rates);
+}
+
+void Job::BeginLocked() {
+  uint32_t num_shards = spec_.num_shards;
+  // The first shard chooses for all; the nodes tell the others its window.
+  if (spec_.shard == 0) {
+    plan_ = PlanShares(rates_.Resolve());
+    num_shards -= static_cast<uint32_t>(std::count(plan_.shares.begin(), plan_.shares.end(), 0u));
+  }
+  flow_ = PlanFlow(slowest_, num_shards, spec_.codec.fallback.wire);
+  if (spec_.chunk_bytes != 0) flow_.chunk_bytes = spec_.chunk_bytes;
+  if (spec_.window_chunks != 0) flow_.window_chunks = spec_.window_chunks;
+  flow_.window_chunks = std::min(flow_.window_chunks, max_window_chunks_);
+  layouts_ = LayoutRegistry(flow_.chunk_bytes, spec_.num_shards);
+  engine_ = RoundEngine({kEpoch, spec_.num_nodes, flow_.window_chunks, spec_.round_timeout});
+}
+
+absl::Status Job::CheckSameJob(const JoinRequest& r) const {
+  const auto differs = [&](const char* what, const auto& theirs, const auto& ours) {
+    return absl::InvalidArgumentError(absl::StrCat("node ", r.node, " (", r.node_name, ") says ",
+                                                   what, " is ", theirs, ", node ", spec_.node,
+                                                   " (", spec_.node_name, ") says ", ours));
+  };
+  if (r.num_nodes != spec_.num_nodes) {
+    return differs("the number of nodes", r.num_nodes, spec_.num_nodes);
+  }
+  if (r.world_size != spec_.world_size) {
+    return differs("the world size", r.world_size, spec_.world_size);
+  }
+  if (r.num_shards != spec_.num_shards) {
+    return differs("the number of aggregators", r.num_shards, spec_.num_shards);
+  }
+  if (r.shard != spec_.shard) {
+    return differs("this aggregator's place in the list of aggregators", r.shard, spec_.shard);
+  }
+  if (HostsOf(r) != HostsOf(spec_)) {
+    return differs("the list of nodes that host the shards", HostsText(r), HostsText(spec_));
+  }
+  if (r.chunk_bytes != spec_.chunk_bytes) {
+    return differs("the chunk size in bytes", r.chunk_bytes, spec_.chunk_bytes);
+  }
+  if (r.window_chunks != spec_.window_chunks) {
+    return differs("the window in chunks", r.window_chunks, spec_.window_chunks);
+  }
+  if (r.costs.size() != spec_.costs.size()) {
+    return differs("the number of codecs with a cost", r.costs.size(), spec_.costs.size());
+  }
+  if (r.codec != spec_.codec) {
+    return differs("the codec", r.codec.ToString(), spec_.codec.ToString());
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace thalweg
