@@ -195,8 +195,10 @@ void RoundRunner::OnResult(uint32_t shard, const RoundResult& received) {
     trace.Wait("wire", sent, start, what);
     trace.Work("decode", start, end, what);
   }
-  const absl::Status sent = context_.shards.OnAnswered(shard, received.id.bucket.part);
-  if (!sent.ok()) return listener_.OnFailed(sent);
+  if (const absl::Status status = context_.shards.OnAnswered(shard, received.id.bucket.part);
+      !status.ok()) {
+    return listener_.OnFailed(status);
+  }
   if (step.bucket->FinishChunk(*step.codec, *step.part, received, end - start)) {
     if (step.codec->EndsWith(*step.part)) {
       FinishCodec(step);
