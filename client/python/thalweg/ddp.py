@@ -157,9 +157,21 @@ def _await_all(group: dist.ProcessGroup, timeout: float) -> None:
         store = _rendezvous.default_store()
     except RuntimeError:  # the group is MPI's; torch's collectives then wait on their own terms
         return
-    key = _rendezvous.next_key("attach", group)
-    rank, world = dist.get_rank(group), dist.get_world_size(group)
-    _rendezvous.meet(store, key, rank=rank, world=world, timeout=timeout)
+    try:
+        _rendezvous.gather(
+            store,
+            f"attach/{group.group_name}",
+            "",
+            where="attach()",
+            rank=dist.get_rank(group),
+            world=dist.get_world_size(group),
+            timeout=timeout,
+        )
+    except TimeoutError as error:
+        raise TimeoutError(
+            f"{error}. All workers must attach, which without code they do in their first training "
+            "step: a worker that has no batch at all, or is later than that, cannot take part"
+        ) from None
 
 
 def _by_workers(workers: list[Introduction], place: Placement) -> bool:
