@@ -46,15 +46,6 @@ def test_codec_that_compresses_nothing_is_said_once_and_in_the_summary(tmp_path)
         assert "not compressing yet" not in worker.result["summary"]
 
 
-def test_several_hosts_without_aggregators_are_refused_at_once(tmp_path):
-    with servers(nodes=0) as nothing:
-        lonely = nothing.add_sidecar(aggregators="")
-        workers = Job("refused", nothing, tmp_path, sidecar_of=["", lonely.address]).wait()
-        for worker in workers:
-            assert "2 nodes" in worker.result["sidecar"]
-            assert "THALWEG_AGGREGATORS" in worker.result["sidecar"]
-
-
 def test_torchrun_needs_one_added_line(tmp_path):
     script = tmp_path / "train.py"
     script.write_text(

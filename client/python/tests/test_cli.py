@@ -1,3 +1,4 @@
+import dataclasses
 import subprocess
 import sys
 import sysconfig
@@ -11,7 +12,16 @@ from thalweg._processes import Server
 from thalweg.cli import _passed_on, _run, main
 from thalweg.cli._run import Plan
 
-PLAN = Plan(nodes=2, nproc=3, shards=1, codec="fp16", timeout=2.5, port=0, command=["train.py"])
+PLAN = Plan(
+    nodes=2,
+    nproc=3,
+    shards=1,
+    local_shards="1",
+    codec="fp16",
+    timeout=2.5,
+    port=0,
+    command=["train.py"],
+)
 
 
 def test_version_is_that_of_cmake(capsys):
@@ -37,6 +47,8 @@ def test_help_is_there(command, capsys):
         ["run"],
         ["run", "--nodes", "0", "x.py"],
         ["run", "--nproc", "many", "x.py"],
+        ["run", "--shards", "-1", "x.py"],
+        ["run", "--local-shards", "yes", "x.py"],
         ["run", "--codec", "zip", "x.py"],
         ["run", "--codec", "fp16;a=auto", "x.py"],
         ["run", "--timeout", "0", "x.py"],
@@ -69,10 +81,34 @@ def test_workers_learn_their_place(monkeypatch):
         "MASTER_PORT": "99",
         "THALWEG_SIDECAR": "/s",
         "THALWEG_CODEC": "fp16",
+        "THALWEG_LOCAL_SHARDS": "1",
         "THALWEG_TIMEOUT": "2.5",
         "OMP_NUM_THREADS": "1",
     }
     assert {name: env.get(name) for name in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("changes", "listen"),
+    [
+        ({}, True),
+        ({"local_shards": "auto"}, True),
+        ({"local_shards": "0"}, False),
+        ({"local_shards": None}, False),
+        ({"local_shards": None, "shards": 0}, True),
+        ({"local_shards": "0", "shards": 0}, False),
+        ({"nodes": 1, "shards": 0}, False),
+    ],
+)
+def test_sidecars_listen_where_they_are_to_host_shards_for_other_nodes(changes, listen):
+    assert dataclasses.replace(PLAN, **changes).sidecars_listen == listen
+
+
+def test_local_shards_are_left_to_the_environment_unless_they_are_chosen(monkeypatch):
+    monkeypatch.setenv("THALWEG_LOCAL_SHARDS", "0")
+    plan = dataclasses.replace(PLAN, local_shards=None)
+    env = _run._worker_environment(plan, rank=0, sidecar="/s", port=99)
+    assert env["THALWEG_LOCAL_SHARDS"] == "0"
 
 
 def test_threads_chosen_by_the_user_are_kept(monkeypatch):
@@ -170,5 +206,27 @@ def test_doctor_reports_a_sidecar_that_is_not_there(capsys, tmp_path):
 def test_doctor_is_content_with_this_machine(capsys):
     assert main(["doctor"]) == 0
     out = capsys.readouterr().out
+    assert "no aggregators are configured: the sidecars of a job's nodes host its shards" in out
     assert "expect no speed-up" in out
     assert "FAIL" not in out
+
+
+def test_doctor_tells_the_address_for_other_hosts_and_its_rule(capsys, monkeypatch):
+    monkeypatch.setenv("THALWEG_INTERFACE", "lo")
+    monkeypatch.setenv("THALWEG_SHARD_PORTS", "7000-7010")
+    main(["doctor"])
+    line = "ok    address for other hosts: 127.0.0.1, port 7000-7010 (THALWEG_INTERFACE=lo;"
+    assert line in capsys.readouterr().out
+
+
+def test_doctor_reports_an_interface_that_is_not_there(capsys, monkeypatch):
+    monkeypatch.setenv("THALWEG_INTERFACE", "nowhere0")
+    assert main(["doctor"]) == 1
+    text = "FAIL  address for other hosts: THALWEG_INTERFACE=nowhere0 names no interface"
+    assert text in capsys.readouterr().out
+
+
+def test_doctor_says_what_is_malformed(capsys, monkeypatch):
+    monkeypatch.setenv("THALWEG_SHARD_PORTS", "many")
+    assert main(["doctor"]) == 2
+    assert "THALWEG_SHARD_PORTS is 'many'" in capsys.readouterr().err

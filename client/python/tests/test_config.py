@@ -6,7 +6,7 @@ import pytest
 
 import thalweg
 from thalweg import _binaries, _config, _variables
-from thalweg._config import Config, ConfigError
+from thalweg._config import Config, ConfigError, Network
 from thalweg._variables import KNOWN
 
 
@@ -15,7 +15,7 @@ def test_empty_environment_gives_the_defaults():
     assert config.aggregators == ()
     assert (config.codec, config.chunk_bytes, config.timeout) == ("fp32", 0, 30.0)
     assert (config.job, config.sidecar) == ("", "")
-    assert config.node_reduce == "sidecar"
+    assert (config.local_shards, config.node_reduce) == ("auto", "sidecar")
 
 
 def test_empty_value_means_default():
@@ -29,13 +29,14 @@ def test_values_are_read():
             "THALWEG_CHUNK_BYTES": "65536",
             "THALWEG_CODEC": "bf16",
             "THALWEG_JOB": "night",
+            "THALWEG_LOCAL_SHARDS": "1",
             "THALWEG_NODE_REDUCE": "workers",
             "THALWEG_SIDECAR": "/run/s.sock",
             "THALWEG_TIMEOUT": "2.5",
         }
     )
     assert config == Config(
-        ("a:1", "[::1]:2"), 65536, "bf16", "night", "workers", "/run/s.sock", 2.5
+        ("a:1", "[::1]:2"), 65536, "bf16", "night", "1", "workers", "/run/s.sock", 2.5
     )
 
 
@@ -50,6 +51,7 @@ def test_values_are_read():
         ("THALWEG_CHUNK_BYTES", "4095"),
         ("THALWEG_CHUNK_BYTES", "4194305"),
         ("THALWEG_CODEC", "fp64"),
+        ("THALWEG_LOCAL_SHARDS", "yes"),
         ("THALWEG_NODE_REDUCE", "worker"),
         ("THALWEG_TIMEOUT", "0"),
         ("THALWEG_TIMEOUT", "-1"),
@@ -61,6 +63,32 @@ def test_values_are_read():
 def test_malformed_value_is_refused_by_name(name, value):
     with pytest.raises(ConfigError, match=name):
         Config.from_env({name: value})
+
+
+@pytest.mark.parametrize("ports", ["0", "7000", "65535", "7000-7000", "7000-7010"])
+def test_network_is_read(ports):
+    network = Network.from_env(
+        {
+            "THALWEG_INTERFACE": "eth0",
+            "THALWEG_SHARD_PORTS": ports,
+            "MASTER_ADDR": "host0",
+            "GLOO_SOCKET_IFNAME": "eth1",
+            "NCCL_SOCKET_IFNAME": "^lo",
+        }
+    )
+    assert network == Network("eth0", ports, "host0", "eth1", "^lo")
+
+
+def test_any_interface_and_port_is_the_default():
+    assert Network.from_env({}) == Network("", "0", "", "", "")
+
+
+@pytest.mark.parametrize(
+    "ports", ["65536", "-1", "any", "0-10", "10-9", "7000-65536", "1-2-3", "7-"]
+)
+def test_malformed_ports_are_refused(ports):
+    with pytest.raises(ConfigError, match=f"THALWEG_SHARD_PORTS is '{ports}', expected a port"):
+        Network.from_env({"THALWEG_SHARD_PORTS": ports})
 
 
 def test_codec_may_be_a_policy():
@@ -85,8 +113,23 @@ def test_arguments_win_over_the_environment():
 
 
 @pytest.mark.parametrize(
+    ("argument", "setting"), [(True, "1"), (False, "0"), ("auto", "auto"), ("1", "1"), (None, "0")]
+)
+def test_local_shards_may_be_a_bool_or_text(argument, setting):
+    env = Config.from_env({"THALWEG_LOCAL_SHARDS": "0"})
+    assert env.override(local_shards=argument).local_shards == setting
+
+
+@pytest.mark.parametrize(
     ("name", "value"),
-    [("codec", "zip"), ("codec", 7), ("timeout", 0), ("chunk_bytes", 0), ("node_reduce", "us")],
+    [
+        ("codec", "zip"),
+        ("codec", 7),
+        ("timeout", 0),
+        ("chunk_bytes", 0),
+        ("local_shards", 2),
+        ("node_reduce", "us"),
+    ],
 )
 def test_malformed_argument_is_refused_by_name(name, value):
     with pytest.raises(ConfigError, match=name):

@@ -1,51 +1,95 @@
-"""Tests how workers meet through a store, in one process."""
+"""Tests how workers meet through a store; they are threads of one process."""
 
-import threading
+from concurrent.futures import Future, ThreadPoolExecutor
+from datetime import timedelta
 
 import pytest
 import torch.distributed as dist
 
 from thalweg import _rendezvous
 
-
-def test_all_that_come_go_on():
-    store, problems = dist.HashStore(), []
-
-    def come(rank):
-        try:
-            _rendezvous.meet(store, "k", rank=rank, world=3, timeout=30)
-        except TimeoutError as error:
-            problems.append(error)
-
-    threads = [threading.Thread(target=come, args=(rank,)) for rank in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-        assert not thread.is_alive()
-    assert problems == []
+TIMEOUT = 30.0  # for waits that should never time out
+SHORT = 0.2
 
 
-def test_missing_ranks_are_named_with_the_timeout():
-    store = dist.HashStore()
-    store.set("k/2", "1")
-    text = r"rank 1, 3 has not come to attach\(\) within 0.1 s \(THALWEG_TIMEOUT\)"
-    with pytest.raises(TimeoutError, match=text):
-        _rendezvous.meet(store, "k", rank=0, world=4, timeout=0.1)
+@pytest.fixture(params=["hash", "tcp"])
+def connect(request):
+    """Returns a function that connects to one store, as every worker does."""
+    if request.param == "hash":
+        store = dist.HashStore()
+        return lambda: store
+    server = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+
+    def client():
+        return dist.PrefixStore("default", dist.TCPStore("localhost", server.port, is_master=False))
+
+    return client
 
 
-def test_rank_that_comes_when_others_have_given_up_is_told_at_once():
-    store = dist.HashStore()
-    with pytest.raises(TimeoutError):
-        _rendezvous.meet(store, "k", rank=0, world=2, timeout=0.1)
-    with pytest.raises(TimeoutError, match=r"rank 1 has come to attach\(\) when others"):
-        _rendezvous.meet(store, "k", rank=1, world=2, timeout=3600)
+def come(connect, pool, rank, value="", *, world, timeout=TIMEOUT) -> Future:
+    def gather():
+        return _rendezvous.gather(
+            connect(), "k", value, where="attach()", rank=rank, world=world, timeout=timeout
+        )
+
+    return pool.submit(gather)
 
 
-def test_each_meeting_of_a_group_has_a_key_of_its_own():
-    class Group:
-        group_name = "a group of this test"
+def meet(connect, values, *, world=0, timeout=TIMEOUT):
+    """Lets the ranks of `values` meet; returns what each learns, or its TimeoutError."""
+    with ThreadPoolExecutor(len(values)) as pool:
+        world = world or len(values)
+        all_ = [
+            come(connect, pool, rank, value, world=world, timeout=timeout)
+            for rank, value in values.items()
+        ]
+    return [one.exception() or one.result() for one in all_]
 
-    first, second = (_rendezvous.next_key("attach", Group()) for _ in range(2))
-    assert first != second
-    assert _rendezvous.next_key("module", Group()) not in {first, second}
+
+def test_all_that_come_learn_what_all_give(connect):
+    assert meet(connect, {0: "a", 2: "", 1: "c"}) == [["a", "c", ""]] * 3
+
+
+def test_missing_ranks_are_named_to_all_that_came(connect):
+    errors = meet(connect, {0: "a", 2: "c"}, world=4, timeout=SHORT)
+    text = "thalweg: rank 1, 3 has not come to attach() within 0.2 s (THALWEG_TIMEOUT)"
+    assert [str(error) for error in errors] == [text] * 2
+    assert isinstance(errors[0], TimeoutError)
+
+
+def test_rank_0_is_named_when_nobody_answers(connect):
+    [error] = meet(connect, {1: "b"}, world=3, timeout=SHORT)
+    assert isinstance(error, TimeoutError)
+    assert "rank 0 has not come to attach()" in str(error)
+
+
+def test_second_meeting_gives_new_answers(connect):
+    assert meet(connect, {0: "a", 1: "b"}) == [["a", "b"]] * 2
+    assert meet(connect, {0: "c", 1: "d"}) == [["c", "d"]] * 2
+
+
+@pytest.mark.parametrize("comes", [0, 1])
+def test_what_an_earlier_attempt_left_is_no_answer(connect, comes):
+    """Its workers had met; of the next attempt's, only one comes."""
+    meet(connect, {0: "old", 1: "old"})
+    [error] = meet(connect, {comes: "new"}, world=2, timeout=SHORT)
+    assert isinstance(error, TimeoutError)
+    assert f"rank {1 - comes} has not come" in str(error)
+
+
+def test_rank_0_goes_on_waiting_when_it_has_answered_a_question_of_an_earlier_attempt(connect):
+    store = connect()
+    meet(connect, {1: "old"}, world=2, timeout=SHORT)  # its rank 0 never came
+    stale = f"thalweg/k/answer/{store.get('thalweg/k/asks/1').decode()}"
+    with ThreadPoolExecutor(2) as pool:
+        first = come(connect, pool, 0, "new 0", world=2)
+        store.wait([stale], timedelta(seconds=TIMEOUT))
+        second = come(connect, pool, 1, "new 1", world=2)
+    assert first.result() == second.result() == ["new 0", "new 1"]
+
+
+def test_host_of_a_store_is_that_of_its_server():
+    server = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    inner = dist.PrefixStore("inner", server)
+    assert _rendezvous.host_of(dist.PrefixStore("outer", inner)) == "localhost"
+    assert _rendezvous.host_of(dist.PrefixStore("outer", dist.HashStore())) == ""

@@ -1,25 +1,10 @@
 import pytest
+from job_of_threads import worker
 
 from thalweg._config import ConfigError
-from thalweg._topology import Introduction, Placement, Tensor, check, host_id, place, starters
+from thalweg._topology import Placement, Tensor, check, host_id, may_host, place, starters
 
-WEIGHT = Tensor("weight", "float32", (10, 3))
-BIAS = Tensor("bias", "float32", (10,))
-
-
-def worker(host="a", sidecar="", **changes):
-    fields = {
-        "running": "",
-        "aggregators": (),
-        "job": "job-1",
-        "codec": "fp32",
-        "chunk_bytes": 4096,
-        "node_reduce": "sidecar",
-        "timeout": 30.0,
-        "model": (WEIGHT, BIAS),
-        "problem": "",
-    }
-    return Introduction(host=host, sidecar=sidecar, **(fields | changes))
+WEIGHT, BIAS = worker().model
 
 
 def test_workers_of_one_host_and_socket_are_a_node():
@@ -49,10 +34,28 @@ def test_running_sidecar_is_used_again_only_if_it_serves_all_workers_of_the_host
     assert starters([running, worker(running="/tmp/y/sidecar.sock")]) == {0: [0, 1]}
 
 
+def test_running_sidecar_is_used_again_only_if_it_listens_as_the_job_needs_it():
+    running = {"running": "/tmp/x/sidecar.sock"}
+    listening = running | {"running_listens": True}
+    assert starters([worker(**listening)] * 2) == {0: [0, 1]}
+    assert starters([worker("a", **running), worker("b", **listening)]) == {0: [0]}
+    off = {"local_shards": "0"}
+    assert starters([worker("a", **running, **off), worker("b", **listening, **off)]) == {1: [1]}
+
+
+def test_sidecars_may_host_shards_where_there_are_several_nodes():
+    assert not may_host([worker("a"), worker("a")])
+    assert may_host([worker("a"), worker("b")])
+    assert may_host([worker("a", "/1"), worker("a", "/2")])
+    assert not may_host([worker("a", local_shards="0"), worker("b", local_shards="0")])
+
+
 def test_workers_that_agree_pass():
     check([worker(), worker()])
     check([worker("a", "/s"), worker("b", "/s")])
-    check([worker("a", aggregators=("x:1",)), worker("b", aggregators=("x:1",))])
+    check([worker("a"), worker("b")])
+    off = {"local_shards": "0", "aggregators": ("x:1",)}
+    check([worker("a", **off), worker("b", **off)])
 
 
 def test_problem_of_one_worker_names_its_rank():
@@ -77,7 +80,13 @@ def test_models_that_differ_are_refused(model, message):
 
 @pytest.mark.parametrize(
     "setting",
-    [{"codec": "fp16"}, {"chunk_bytes": 8192}, {"node_reduce": "workers"}, {"timeout": 5.0}],
+    [
+        {"codec": "fp16"},
+        {"chunk_bytes": 8192},
+        {"local_shards": "1"},
+        {"node_reduce": "workers"},
+        {"timeout": 5.0},
+    ],
 )
 def test_settings_that_differ_are_refused(setting):
     (name, value) = next(iter(setting.items()))
@@ -85,9 +94,10 @@ def test_settings_that_differ_are_refused(setting):
         check([worker(), worker(), worker(**setting)])
 
 
-def test_several_hosts_need_aggregators():
-    with pytest.raises(ConfigError, match=r"2 nodes, but a has no aggregator.*THALWEG_AGGREGATORS"):
-        check([worker("a/boot1"), worker("b/boot2")])
+def test_several_hosts_need_aggregators_where_sidecars_may_host_no_shards():
+    text = r"2 nodes, but a has no aggregator.*THALWEG_LOCAL_SHARDS is 0.*THALWEG_AGGREGATORS"
+    with pytest.raises(ConfigError, match=text):
+        check([worker(host, local_shards="0") for host in ("a/boot1", "b/boot2")])
 
 
 def test_host_id_is_stable_and_names_the_host():

@@ -132,7 +132,7 @@ def test_answers_are_exchanged_through_the_store():
 
     def work(rank):
         heard[rank] = _zero_code.exchange(
-            store, answers[rank], key="k", rank=rank, world=3, timeout=10
+            store, answers[rank], name="k", rank=rank, world=3, timeout=10
         )
 
     threads = [threading.Thread(target=work, args=(rank,)) for rank in range(3)]
@@ -141,6 +141,11 @@ def test_answers_are_exchanged_through_the_store():
     for thread in threads:
         thread.join(10)
     assert heard == [answers] * 3
+
+
+def test_worker_that_does_not_come_to_the_module_is_named():
+    with pytest.raises(TimeoutError, match=r"rank 1 has not come to the same Distributed.* 0.1 s"):
+        _zero_code.exchange(dist.HashStore(), Answer(), name="k", rank=0, world=2, timeout=0.1)
 
 
 def test_ranks_without_the_variables_are_named():

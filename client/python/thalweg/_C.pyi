@@ -23,6 +23,22 @@ def scale_to_joined(reducer: object, gradient: Tensor) -> None:
     `reducer`.
     """
 
+class ShardOffer:
+    """Asks a sidecar to host a shard of a job. The shard stays offered until this is closed, or for
+    as long as the job lasts once the sidecar's node has joined it. Thread-safe.
+    """
+
+    address: str
+    """host:port at which other nodes reach the shard; empty if the sidecar hosts none."""
+    aggregators: list[str]
+    """host:port of the shards that the sidecar was started with."""
+
+    def __init__(self, *, sidecar_path: str, job: str, secret: str, timeout: float) -> None:
+        """Raises ConnectionError (no sidecar there), TimeoutError or RuntimeError."""
+
+    def close(self) -> None:
+        """Ends the offer. May be called again."""
+
 class Session:
     """A worker's connection. Thread-safe. Does nothing in forked children of the process that made
     it.
@@ -44,10 +60,17 @@ class Session:
         chunk_bytes: int,
         timeout: float,
         cuda_device: int | None = None,
+        shards: list[str] = ...,
+        hosts: list[int] = ...,
+        secret: str = "",
     ) -> None:
         """Connects and waits until all workers of the job have connected.
 
         `cuda_device` is the number of the GPU that holds the gradients; None: the CPU does.
+        `shards` are the addresses of the job's shards, in an order that is equal on all nodes;
+        empty: those that the sidecar was started with, or its own on a single node. hosts[k] is the
+        number of the node that hosts shards[k]; -1: a machine of its own does. `secret`, 64
+        hexadecimal digits, proves to shards and nodes that they belong to the job.
 
         Raises ValueError (the workers disagree about the job), TimeoutError (workers are missing),
         ConnectionError (no sidecar there, it lost an aggregator, or there is no such GPU) or

@@ -31,6 +31,7 @@ __all__ = [
     "Activation",
     "Config",
     "ConfigError",
+    "Network",
     "SecurityFiles",
     "parse_addresses",
     "server_environment",
@@ -44,6 +45,7 @@ _LOG_LEVELS = {
     "error": logging.ERROR,
     "off": logging.CRITICAL + 1,
 }
+LOCAL_SHARDS = ("auto", "0", "1")
 NODE_REDUCE = ("sidecar", "workers")
 MIN_CHUNK_BYTES = 4 << 10
 MAX_CHUNK_BYTES = 4 << 20
@@ -56,6 +58,7 @@ class Config(NamedTuple):
     chunk_bytes: int  # 0: chosen from the speed of the links
     codec: str  # in the form of Policy.spec()
     job: str
+    local_shards: str  # one of LOCAL_SHARDS
     node_reduce: str  # one of NODE_REDUCE
     sidecar: str
     timeout: float
@@ -72,6 +75,7 @@ class Config(NamedTuple):
             chunk_bytes=_check_chunk_bytes(*look_up(env, "THALWEG_CHUNK_BYTES")),
             codec=_choose_codec(env),
             job=look_up(env, "THALWEG_JOB")[1],
+            local_shards=_check_local_shards(*look_up(env, "THALWEG_LOCAL_SHARDS")),
             node_reduce=check_choice(*look_up(env, "THALWEG_NODE_REDUCE"), NODE_REDUCE),
             sidecar=look_up(env, "THALWEG_SIDECAR")[1],
             timeout=_check_timeout(*look_up(env, "THALWEG_TIMEOUT")),
@@ -84,11 +88,34 @@ class Config(NamedTuple):
         checks: dict[str, Callable[[str, Any], Any]] = {
             "chunk_bytes": _check_chunk_bytes,
             "codec": _check_codec,
+            "local_shards": _check_local_shards,
             "node_reduce": functools.partial(check_choice, choices=NODE_REDUCE),
             "timeout": _check_timeout,
         }
         given = {n: checks[n](n, value) for n, value in arguments.items() if value is not None}
         return self._replace(**given)
+
+
+class Network(NamedTuple):
+    """How other hosts reach this one. The last three are variables of torch, Gloo and NCCL."""
+
+    interface: str  # a name or an address; empty: the others say it
+    shard_ports: str  # a port or FIRST-LAST; 0: any
+    master: str
+    gloo_interfaces: str
+    nccl_interfaces: str
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str] | None = None) -> Network:
+        """Reads the environment. Raises ConfigError that names the wrong variable."""
+        env = os.environ if environ is None else environ
+        return cls(
+            interface=look_up(env, "THALWEG_INTERFACE")[1],
+            shard_ports=_check_ports(*look_up(env, "THALWEG_SHARD_PORTS")),
+            master=env.get("MASTER_ADDR", ""),
+            gloo_interfaces=env.get("GLOO_SOCKET_IFNAME", ""),
+            nccl_interfaces=env.get("NCCL_SOCKET_IFNAME", ""),
+        )
 
 
 class SecurityFiles(NamedTuple):
@@ -201,6 +228,19 @@ def _check_chunk_bytes(what: str, value: str | int) -> int:
             f"{MAX_CHUNK_BYTES}"
         )
     return number
+
+
+def _check_local_shards(what: str, value: str | bool) -> str:
+    return check_choice(what, str(int(value)) if isinstance(value, bool) else value, LOCAL_SHARDS)
+
+
+def _check_ports(what: str, value: str) -> str:
+    ends = value.split("-")
+    numbers = [int(end) if end.isdecimal() else -1 for end in ends]
+    is_range = len(numbers) == 2 and 1 <= numbers[0] <= numbers[1] < 65536
+    if not is_range and not (len(numbers) == 1 and 0 <= numbers[0] < 65536):
+        raise ConfigError(f"{what} is {value!r}, expected a port, 0 for any, or FIRST-LAST")
+    return value
 
 
 def _check_timeout(what: str, value: str | float) -> float:

@@ -2,18 +2,27 @@
 
 The group's collectives may need a device that the script has not chosen, and their own timeout is
 half an hour.
+
+A store may outlive its workers: torchrun keeps one over its restarts, and so does a script that
+destroys its process group and makes another. Neither the store nor the environment says which keys
+an earlier attempt has left: after the loss of a node, TORCHELASTIC_RESTART_COUNT even differs
+between the workers of an attempt. So every meeting has a random name, and the workers learn it by
+questions that are random too: what an earlier attempt has left is never read as an answer.
 """
 
 from __future__ import annotations
 
-import collections
+import json
+import secrets
+import time
 from collections.abc import Sequence
 from datetime import timedelta
 
 import torch.distributed as dist
-from torch._C._distributed_c10d import Store
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
-_meetings: collections.Counter[str] = collections.Counter()  # by process group and occasion
+_POLL_SECONDS = 0.02  # how often rank 0 looks for new questions
+_GRACE_SECONDS = 1.0  # rank 0 tells its decision within this time
 
 
 def default_store() -> Store:
@@ -22,6 +31,13 @@ def default_store() -> Store:
     if store is None:
         raise RuntimeError("thalweg: MPI process groups have no store: use gloo or nccl")
     return store
+
+
+def host_of(shared: Store) -> str:
+    """Returns the host that serves a store, as this worker names it; empty: no host does."""
+    while isinstance(shared, PrefixStore):
+        shared = shared.underlying_store
+    return shared.host if isinstance(shared, TCPStore) else ""
 
 
 def missing(shared: Store, keys: Sequence[str], timeout: float) -> list[int]:
@@ -33,33 +49,69 @@ def missing(shared: Store, keys: Sequence[str], timeout: float) -> list[int]:
     return []
 
 
-def next_key(occasion: str, group: dist.ProcessGroup) -> str:
-    """Returns a key for this meeting, equal on all workers if they have met equally often."""
-    name = f"thalweg/{occasion}/{group.group_name}"
-    _meetings[name] += 1
-    return f"{name}/{_meetings[name]}"
+def gather(
+    shared: Store, name: str, value: str, *, where: str, rank: int, world: int, timeout: float
+) -> list[str]:
+    """Returns what all ranks give under this name, by rank; messages say `where` they meet.
 
-
-def meet(shared: Store, key: str, *, rank: int, world: int, timeout: float) -> None:
-    """Returns when all workers have called it with this key.
-
-    Raises TimeoutError, which names the ranks that have not, after `timeout` seconds. A worker that
-    comes after that gets TimeoutError as well, at once.
+    Rank 0 decides. If it has waited `timeout` seconds for another rank, TimeoutError names that one
+    to all that have come. A rank that rank 0 does not answer for as long, because it has not come
+    or has given up, gets TimeoutError as well.
     """
-    keys = [f"{key}/{other}" for other in range(world)]
-    given_up = f"{key}/given up"
-    shared.set(keys[rank], "1")
-    absent = missing(shared, keys, timeout)
+    if rank == 0:
+        answers = _collect(shared, name, value, world, timeout)
+    else:
+        answers = _take_part(shared, name, value, rank, timeout)
+    absent = [str(other) for other, answer in enumerate(answers) if answer is None]
     if absent:
-        shared.set(given_up, "1")
         raise TimeoutError(
-            f"thalweg: rank {', '.join(map(str, absent))} has not come to attach() within "
-            f"{timeout:g} s (THALWEG_TIMEOUT). All workers must attach, which without code they do "
-            "in their first training step: a worker that has no batch at all, or is later than "
-            "that, cannot take part"
+            f"thalweg: rank {', '.join(absent)} has not come to {where} within {timeout:g} s "
+            "(THALWEG_TIMEOUT)"
         )
-    if shared.check([given_up]):
-        raise TimeoutError(
-            f"thalweg: rank {rank} has come to attach() when others had waited {timeout:g} s for "
-            "it (THALWEG_TIMEOUT), and had given up"
-        )
+    return [answer for answer in answers if answer is not None]
+
+
+def _collect(shared: Store, name: str, value: str, world: int, timeout: float) -> list[str | None]:
+    """Names the meeting to all who ask, and returns the values of those that come, after telling
+    them.
+    """
+    meeting = secrets.token_hex(8)
+    deadline = time.monotonic() + timeout
+    told: dict[int, str] = {}
+    absent = list(range(1, world))
+    while absent and time.monotonic() < deadline:
+        for rank in absent:
+            question = _read(shared, _key(name, "asks", rank))
+            if question and question != told.get(rank):
+                shared.set(_key(name, "answer", question), meeting)
+                told[rank] = question
+        time.sleep(_POLL_SECONDS)  # torch would log a warning whenever a wait() times out
+        absent = [rank for rank in absent if not shared.check([_key(name, meeting, rank)])]
+    answers = [value, *(_read(shared, _key(name, meeting, rank)) for rank in range(1, world))]
+    shared.set(_key(name, meeting, "all"), json.dumps(answers))
+    return answers
+
+
+def _take_part(shared: Store, name: str, value: str, rank: int, timeout: float) -> list[str | None]:
+    """Returns what rank 0 has collected, or only that rank 0 is absent."""
+    question = secrets.token_hex(8)
+    answer = _key(name, "answer", question)
+    shared.set(_key(name, "asks", rank), question)
+    if missing(shared, [answer], timeout):
+        return [None]
+    meeting = shared.get(answer).decode()
+    shared.set(_key(name, meeting, rank), value)
+    collected = _key(name, meeting, "all")
+    if missing(shared, [collected], timeout + _GRACE_SECONDS):
+        return [None]
+    answers: list[str | None] = json.loads(shared.get(collected))
+    return answers
+
+
+def _read(shared: Store, key: str) -> str | None:
+    """Returns the value of a key that is set."""
+    return shared.get(key).decode() if shared.check([key]) else None
+
+
+def _key(name: str, *parts: str | int) -> str:
+    return "/".join(["thalweg", name, *map(str, parts)])

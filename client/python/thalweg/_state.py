@@ -36,6 +36,7 @@ class State:
         codec: str,
         sidecar: str,
         ours: bool,
+        listens: bool,
         place: _topology.Placement,
         left_out: LeftOut,
     ) -> None:
@@ -43,6 +44,7 @@ class State:
         self.codec = codec
         self.sidecar = sidecar
         self._ours = ours  # attach() started the sidecar, which ends with its last worker
+        self._listens = listens  # it was started to serve a shard to other nodes
         self._place = place
         self._left_out = left_out
         self._member = member

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import socket
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from thalweg._config import ConfigError
@@ -30,10 +30,13 @@ class Introduction:
     host: str
     sidecar: str  # as configured; empty: one must be started
     running: str  # sidecar of an earlier attach() that still serves this worker
+    running_listens: bool  # it can serve a shard to other nodes
     aggregators: tuple[str, ...]
     job: str
+    secret: str = field(repr=False)  # rank 0's is that of the job; never in logs or messages
     codec: str
     chunk_bytes: int
+    local_shards: str
     node_reduce: str
     timeout: float
     model: tuple[Tensor, ...]
@@ -59,6 +62,11 @@ def host_id() -> str:
     return f"{socket.gethostname()}/{boot}"
 
 
+def host_name(host: str) -> str:
+    """Returns the name in the identity of a machine."""
+    return host.partition("/")[0]
+
+
 def check(workers: Sequence[Introduction]) -> None:
     """Raises the same error on every worker when they cannot train together."""
     for rank, worker in enumerate(workers):
@@ -66,37 +74,49 @@ def check(workers: Sequence[Introduction]) -> None:
             raise ConfigError(f"thalweg: rank {rank}: {worker.problem}")
     for rank, worker in enumerate(workers):
         _check_same_model(workers[0].model, worker.model, rank)
-        for setting in ("codec", "chunk_bytes", "node_reduce", "timeout"):
+        for setting in ("codec", "chunk_bytes", "local_shards", "node_reduce", "timeout"):
             ours, theirs = getattr(workers[0], setting), getattr(worker, setting)
             if ours != theirs:
                 raise ConfigError(
                     f"thalweg: {setting} is {ours} on rank 0 but {theirs} on rank {rank}: "
                     "it must be the same on all workers"
                 )
-    nodes = {(w.host, w.sidecar) for w in workers}
-    started = [workers[rank] for rank in starters(workers)]
-    without = [w for w in started if not w.aggregators]
-    if len(nodes) > 1 and without:
-        host = without[0].host.partition("/")[0]
+    without = [workers[r] for r in starters(workers) if not workers[r].aggregators]
+    if workers[0].local_shards == "0" and without and _count_nodes(workers) > 1:
         raise ConfigError(
-            f"thalweg: the workers form {len(nodes)} nodes, but {host} has no aggregator to meet "
-            "the others at: set THALWEG_AGGREGATORS to host:port of every aggregator on all "
-            "workers, or THALWEG_SIDECAR to the socket of each node's sidecar"
+            f"thalweg: the workers form {_count_nodes(workers)} nodes, but "
+            f"{host_name(without[0].host)} has no aggregator to meet the others at, and "
+            "THALWEG_LOCAL_SHARDS is 0: set it to auto, THALWEG_AGGREGATORS to host:port of every "
+            "aggregator on all workers, or THALWEG_SIDECAR to the socket of each node's sidecar"
         )
+
+
+def may_host(workers: Sequence[Introduction]) -> bool:
+    """Returns whether the sidecars may host the job's shards; a single node needs none."""
+    return workers[0].local_shards != "0" and _count_nodes(workers) > 1
+
+
+def _count_nodes(workers: Sequence[Introduction]) -> int:
+    return len({(worker.host, worker.sidecar) for worker in workers})
 
 
 def starters(workers: Sequence[Introduction]) -> dict[int, list[int]]:
     """Returns the ranks that must start a sidecar, each with all the ranks that will use it.
 
-    A sidecar that already serves all of them is used again.
+    A sidecar that already serves all of them is used again, unless it listens for other nodes and
+    this job does not need it to, or the other way round.
     """
+    listens = may_host(workers)
     hosts: dict[str, list[int]] = {}
     for rank, worker in enumerate(workers):
         if not worker.sidecar:
             hosts.setdefault(worker.host, []).append(rank)
     result = {}
     for ranks in hosts.values():
-        running = {workers[rank].running for rank in ranks}
+        running = {
+            workers[rank].running if workers[rank].running_listens == listens else ""
+            for rank in ranks
+        }
         if running == {""} or len(running) > 1:
             result[ranks[0]] = ranks
     return result

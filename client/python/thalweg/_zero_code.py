@@ -145,7 +145,8 @@ def await_announcements(shared: Store, ranks: Sequence[int], timeout: float) -> 
     """ConfigError names the ranks whose environment does not activate Thalweg.
 
     They announce themselves before they build a module, which is collective: nobody who is going to
-    should need the timeout.
+    should need the timeout. An announcement that an earlier attempt has left in the store hides a
+    rank only here: exchange() names it.
     """
     places = _rendezvous.missing(shared, [_announcement(rank) for rank in ranks], timeout)
     if places:
@@ -156,18 +157,19 @@ def await_announcements(shared: Store, ranks: Sequence[int], timeout: float) -> 
 
 
 def exchange(
-    shared: Store, answer: Answer, *, key: str, rank: int, world: int, timeout: float
+    shared: Store, answer: Answer, *, name: str, rank: int, world: int, timeout: float
 ) -> list[Answer]:
     """Returns what all workers answer, by rank. Raises TimeoutError, naming those that do not."""
-    keys = [f"{key}/{other}" for other in range(world)]
-    shared.set(keys[rank], json.dumps(asdict(answer)))
-    absent = _rendezvous.missing(shared, keys, timeout)
-    if absent:
-        raise TimeoutError(
-            f"thalweg: rank {', '.join(map(str, absent))} has not come to the same "
-            f"DistributedDataParallel module within {timeout:g} s (THALWEG_TIMEOUT)"
-        )
-    return [Answer(**json.loads(shared.get(key))) for key in keys]
+    given = _rendezvous.gather(
+        shared,
+        name,
+        json.dumps(asdict(answer)),
+        where="the same DistributedDataParallel module",
+        rank=rank,
+        world=world,
+        timeout=timeout,
+    )
+    return [Answer(**json.loads(one)) for one in given]
 
 
 def _announcement(rank: int) -> str:
@@ -193,7 +195,7 @@ def _enlist(module: DistributedDataParallel) -> None:
     answers = exchange(
         shared,
         answer,
-        key=_rendezvous.next_key("module", group),
+        name=f"module/{group.group_name}",
         rank=dist.get_rank(group),
         world=dist.get_world_size(group),
         timeout=timeout,

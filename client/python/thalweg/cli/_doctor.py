@@ -14,13 +14,14 @@ from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
 
-from thalweg import __version__, _binaries
+from thalweg import __version__, _addresses, _binaries
+from thalweg._config import ConfigError, Network
 
 _CONNECT_SECONDS = 2.0
 _SIMD_FLAGS = ("avx512f", "avx2", "sse4_2", "sve", "asimd")  # best first; as in /proc/cpuinfo
 
 
-def doctor(aggregators: Sequence[str], sidecar: str) -> int:
+def doctor(aggregators: Sequence[str], sidecar: str, network: Network) -> int:
     """Prints one line per check and returns the exit code."""
     checks: list[tuple[str, Callable[[], str]]] = [
         ("thalweg", lambda: __version__),
@@ -34,6 +35,7 @@ def doctor(aggregators: Sequence[str], sidecar: str) -> int:
         ("Unix sockets", _descriptor_passing),
         ("/dev/shm", _shm),
         ("SIMD", _simd),
+        ("address for other hosts", lambda: _address(network)),
     ]
     if sidecar:
         checks.append(("sidecar", lambda: _connect_sidecar(sidecar)))
@@ -42,8 +44,8 @@ def doctor(aggregators: Sequence[str], sidecar: str) -> int:
 
     failed = [name for name, check in checks if not _report(name, check)]
     if not aggregators:
-        print("note  no aggregators are configured: a job runs on one machine, with its aggregator")
-        print("      embedded; no network is saved there: expect no speed-up")
+        print("note  no aggregators are configured: the sidecars of a job's nodes host its shards;")
+        print("      on one machine no network is saved: expect no speed-up")
     print(f"{len(checks) - len(failed)} of {len(checks)} checks passed")
     return 1 if failed else 0
 
@@ -51,7 +53,13 @@ def doctor(aggregators: Sequence[str], sidecar: str) -> int:
 def _report(name: str, check: Callable[[], str]) -> bool:
     try:
         print(f"ok    {name}: {check()}")
-    except (OSError, ImportError, RuntimeError, subprocess.SubprocessError) as error:
+    except (
+        OSError,
+        ImportError,
+        RuntimeError,
+        ConfigError,
+        subprocess.SubprocessError,
+    ) as error:
         print(f"FAIL  {name}: {error}")
         return False
     return True
@@ -119,6 +127,16 @@ def _simd() -> str:
     found = re.search(r"^(?:flags|Features)\s*:(.*)$", text, re.MULTILINE)
     flags = set(found.group(1).split()) if found else set()
     return next((flag for flag in _SIMD_FLAGS if flag in flags), "none known: scalar code is used")
+
+
+def _address(network: Network) -> str:
+    """What this host would publish if its sidecar hosted a shard."""
+    found = _addresses.candidate(network, "")
+    ports = "any port" if network.shard_ports == "0" else f"port {network.shard_ports}"
+    text = f"{found.address}, {ports} ({found.rule}; THALWEG_INTERFACE, THALWEG_SHARD_PORTS)"
+    if _addresses.is_loopback(found.address):
+        text += "; in a job of several hosts, the route to another one decides"
+    return text
 
 
 def _connect(address: str) -> str:

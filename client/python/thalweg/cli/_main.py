@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from thalweg import __version__, codecs, policy
-from thalweg._config import ConfigError, parse_addresses
+from thalweg._config import LOCAL_SHARDS, ConfigError, parse_addresses
 from thalweg.cli import _http, _passed_on, _status, _trace
 
 _RUN_EPILOG = """\
@@ -15,6 +15,7 @@ examples:
   thalweg run --nodes 2 --nproc 2 train.py --epochs 3
   thalweg run --nodes 2 --nproc 2 --shards 2 --codec fp16 -m thalweg.examples.fashion_mnist
   thalweg run --nodes 2 --codec powersgd:rank=4,start=100 plain_ddp.py
+  thalweg run --nodes 3 --shards 0 train.py   (the nodes' sidecars host the shards)
 
 The script is a plain torchrun script: RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, GROUP_RANK,
 NODE_RANK, MASTER_ADDR and MASTER_PORT are set. It calls thalweg.ddp.attach(ddp_model), or is run
@@ -71,7 +72,12 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--nodes", type=_count, default=1, metavar="N", help="nodes (default 1)")
     run.add_argument("--nproc", type=_count, default=1, metavar="L", help="workers per node")
     run.add_argument(
-        "--shards", type=_count, default=1, metavar="S", help="aggregators (default 1)"
+        "--shards", type=_shards, default=1, metavar="S", help="aggregators (default 1)"
+    )
+    run.add_argument(
+        "--local-shards",
+        choices=LOCAL_SHARDS,
+        help="sets THALWEG_LOCAL_SHARDS: whether sidecars host shards (default: with --shards 0)",
     )
     run.add_argument("--codec", type=_codec, metavar="CODEC", help="sets THALWEG_CODEC")
     run.add_argument("--timeout", type=_seconds, metavar="SECONDS", help="sets THALWEG_TIMEOUT")
@@ -121,6 +127,7 @@ def _run(args: argparse.Namespace) -> int:
             nodes=args.nodes,
             nproc=args.nproc,
             shards=args.shards,
+            local_shards=args.local_shards,
             codec=args.codec,
             timeout=args.timeout,
             port=args.port,
@@ -130,7 +137,7 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _doctor(args: argparse.Namespace) -> int:
-    from thalweg._config import Config
+    from thalweg._config import Config, Network
     from thalweg.cli import _doctor
 
     config = Config.from_env()
@@ -143,7 +150,7 @@ def _doctor(args: argparse.Namespace) -> int:
     if any(value is not None for value in of_cluster):
         raise ConfigError("--shards, --namespace, --tls-ca and --http-token-file are for --cluster")
     sidecar = config.sidecar if args.sidecar is None else args.sidecar
-    return _doctor.doctor(aggregators, sidecar)
+    return _doctor.doctor(aggregators, sidecar, Network.from_env())
 
 
 def _cluster(args: argparse.Namespace, aggregators: Sequence[str]) -> int:
@@ -168,6 +175,10 @@ def _count(text: str) -> int:
     if not 1 <= number <= 1024:
         raise argparse.ArgumentTypeError(f"{text} is not between 1 and 1024")
     return number
+
+
+def _shards(text: str) -> int:
+    return 0 if text == "0" else _count(text)
 
 
 def _codec(text: str) -> str:

@@ -22,11 +22,18 @@ from thalweg.cli._supervisor import Interrupted, Supervisor
 class Plan:
     nodes: int
     nproc: int
-    shards: int
+    shards: int  # aggregators
+    local_shards: str | None  # one of _config.LOCAL_SHARDS; None: left to the environment
     codec: str | None
     timeout: float | None
     port: int
     command: list[str]  # arguments of the Python interpreter
+
+    @property
+    def sidecars_listen(self) -> bool:
+        """Whether sidecars can host shards: where it was asked for, or there is nothing else."""
+        asked = self.local_shards in ("auto", "1") or self.shards == 0
+        return asked and self.local_shards != "0" and self.nodes > 1
 
 
 def run(plan: Plan) -> int:
@@ -93,6 +100,8 @@ def _start_sidecars(
         sockets.append(str(Path(folders[-1]) / "sidecar.sock"))
         argv = [binary, "--socket", sockets[-1], "--own-dir", "--http", "127.0.0.1:0"]
         argv += ["--aggregators", ",".join(aggregators)]
+        if plan.sidecars_listen:
+            argv += ["--shard-listen", "127.0.0.1:0"]
         servers.append(_start_server(supervisor, f"node{node}.sidecar", argv))
     _await_all(supervisor, servers, timeout)
     return sockets
@@ -151,6 +160,8 @@ def _worker_environment(plan: Plan, rank: int, sidecar: str, port: int) -> dict[
     }
     if plan.codec is not None:
         env["THALWEG_CODEC"] = plan.codec
+    if plan.local_shards is not None:
+        env["THALWEG_LOCAL_SHARDS"] = plan.local_shards
     if plan.timeout is not None:
         env["THALWEG_TIMEOUT"] = f"{plan.timeout:g}"
     return env

@@ -18,11 +18,10 @@ from datetime import timedelta
 from typing import NamedTuple
 
 import torch
-import torch.distributed as dist
 from torch._C._distributed_c10d import GradBucket, PrefixStore, Store
 from torch.nn.parallel import DistributedDataParallel
 
-from thalweg import _C, _model
+from thalweg import _C, _model, _rendezvous
 from thalweg._topology import Placement
 from thalweg.node import _words
 from thalweg.node._follower import Follower
@@ -47,8 +46,9 @@ def join(
 
     Call it on all workers of the node. Raises RuntimeError, OSError (TimeoutError among them).
     """
-    default = dist.distributed_c10d._get_default_store()
-    store = PrefixStore(f"thalweg/{node.job}/node{node.place.node}", default)
+    # The name of a job is new at every attach(): no other attempt has written there.
+    prefix = f"thalweg/{node.job}/node{node.place.node}"
+    store = PrefixStore(prefix, _rendezvous.default_store())
     parameters = _model.parameters(model)
     device = parameters[0][1].device if parameters else torch.device("cpu")
     member: Leader | Follower

@@ -1,0 +1,172 @@
+"""Tests how workers agree on a job's shards, with sidecars that are not real."""
+
+import pytest
+from job_of_threads import Workers, worker
+
+from thalweg import _C, _collectives, _shards, _topology
+from thalweg._config import ConfigError
+from thalweg._shards import Node, Shards, arrange
+
+A, B, C = (Node(number, f"host{number}/boot", f"10.0.0.{number}:7000", ()) for number in range(3))
+
+
+def test_shards_of_nodes_come_first_and_in_the_order_of_nodes():
+    extra = ("x:1", "y:2")
+    nodes = [node._replace(aggregators=extra) for node in (A, B._replace(address=""), C)]
+    shards = arrange(nodes, "auto")
+    assert shards.addresses == ("10.0.0.0:7000", "10.0.0.2:7000", "x:1", "y:2")
+    assert shards.hosts == (0, 2, -1, -1)
+
+
+def test_aggregators_alone_are_the_shards_where_no_sidecar_can_host_one():
+    nodes = [node._replace(address="", aggregators=("x:1",)) for node in (A, B)]
+    assert arrange(nodes, "auto")[:2] == (("x:1",), (-1,))
+
+
+def test_job_without_any_shard_is_refused():
+    nodes = [node._replace(address="") for node in (A, B)]
+    with pytest.raises(ConfigError, match=r"2 nodes, but none of their sidecars .*--shard-listen"):
+        arrange(nodes, "auto")
+
+
+def test_node_that_must_host_a_shard_and_does_not_is_named():
+    with pytest.raises(ConfigError, match=r"local_shards is 1, .* node 1 \(host1\) hosts no shard"):
+        arrange([A, B._replace(address=""), C], "1")
+    assert arrange([A, B, C], "1").hosts == (0, 1, 2)
+
+
+def test_aggregators_that_differ_are_refused_with_both_nodes():
+    nodes = [A._replace(aggregators=("x:1", "y:2")), B._replace(aggregators=("x:1", "y:2")), C]
+    text = r"node 0 \(host0\) are x:1,y:2, but those of node 2 \(host2\) are none: .*_AGGREGATORS"
+    with pytest.raises(ConfigError, match=text):
+        arrange(nodes, "auto")
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:7000", "[::]:7000", "0.0.0.0:7000"])
+def test_address_that_other_hosts_cannot_reach_is_refused(address):
+    with pytest.raises(ConfigError, match=r"host1 would publish .*THALWEG_INTERFACE"):
+        arrange([A, B._replace(address=address)], "auto")
+
+
+def test_loopback_is_right_where_all_nodes_are_on_one_machine():
+    nodes = [Node(number, "host/boot", f"127.0.0.1:700{number}", ()) for number in range(2)]
+    assert arrange(nodes, "1").addresses == ("127.0.0.1:7000", "127.0.0.1:7001")
+
+
+def test_shard_that_is_not_reached_is_told_with_both_ends_and_what_to_set():
+    shards = arrange([A, B, C], "auto")
+    hint = shards.hint("thalweg: 10.0.0.2:7000: connection refused", 0)
+    assert "node 0 (host0), at 10.0.0.0:7000, must reach node 2 (host2) at 10.0.0.2:7000" in hint
+    assert "THALWEG_INTERFACE" in hint
+    assert "THALWEG_SHARD_PORTS" in hint
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["rank 1 is missing", "10.0.0.0:7000 refuses", "110.0.0.2:7000", "10.0.0.2:70001", "x:1"],
+)
+def test_errors_about_something_else_get_no_hint(text):
+    nodes = [node._replace(aggregators=("x:1",)) for node in (A, B, C)]
+    assert arrange(nodes, "auto").hint(text, 0) == ""
+    assert Shards().hint(text, 0) == ""
+
+
+class FakeOffer:
+    """Stands in for the native ShardOffer: the socket's name says what the sidecar answers."""
+
+    open: set[str]
+    secrets: set[str]
+
+    def __init__(self, *, sidecar_path, job, secret, timeout):
+        assert (job, timeout) == ("job-1", 30.0)
+        if sidecar_path == "/missing":
+            raise ConnectionError("thalweg: no sidecar at /missing")
+        self._path = sidecar_path
+        self.address = "" if sidecar_path == "/idle" else f"127.0.0.1:{sidecar_path.strip('/')}"
+        self.aggregators = ["own:1"] if sidecar_path == "/idle" else []
+        FakeOffer.open.add(sidecar_path)
+        FakeOffer.secrets.add(secret)
+
+    def close(self):
+        FakeOffer.open.remove(self._path)
+
+
+@pytest.fixture
+def offer(monkeypatch):
+    """Returns a function that gives the Shards that each worker gets, or its error."""
+    monkeypatch.setattr(_C, "ShardOffer", FakeOffer, raising=False)
+    FakeOffer.open, FakeOffer.secrets = set(), set()
+
+    def offered(workers, work=lambda shards: shards):
+        sidecars = [(w.host, w.sidecar) for w in workers]
+
+        def on(rank):
+            place = _topology.place(sidecars, rank)
+            with _shards.offered(workers, place, workers[rank].sidecar, None) as shards:
+                return work(shards)
+
+        results = Workers(len(workers), monkeypatch).run(on)
+        assert not FakeOffer.open
+        return results
+
+    return offered
+
+
+def test_all_workers_of_all_nodes_get_the_same_shards(offer):
+    workers = [worker("a", path, secret=path * 32) for path in ("/71", "/72", "/71", "/72")]
+
+    def note(shards):
+        offers = set(FakeOffer.open)
+        _collectives.gather(None, None)  # nobody leaves before
+        return shards.addresses, shards.hosts, offers
+
+    results = offer(workers, note)
+    assert results == [(("127.0.0.1:71", "127.0.0.1:72"), (0, 1), {"/71", "/72"})] * 4
+    assert FakeOffer.secrets == {workers[0].secret}
+
+
+def test_workers_aggregators_win_over_those_of_the_sidecars(offer):
+    paths = ("/idle", "/71")
+    [shards, _] = offer([worker("a", path, aggregators=("x:1",)) for path in paths])
+    assert (shards.addresses, shards.hosts) == (("127.0.0.1:71", "x:1"), (1, -1))
+
+
+def test_sidecars_aggregators_must_agree_where_the_workers_have_none(offer):
+    for error in offer([worker("a", "/71"), worker("a", "/idle")]):
+        assert isinstance(error, ConfigError)
+        assert "node 0 (a) are none, but those of node 1 (a) are own:1" in str(error)
+
+
+@pytest.mark.parametrize(
+    "workers",
+    [
+        [worker("a", "/71")] * 2,
+        [worker("a", path, local_shards="0") for path in ("/71", "/72")],
+    ],
+    ids=["one node", "switched off"],
+)
+def test_no_sidecar_is_asked_where_none_is_to_host(workers, offer):
+    assert offer(workers) == [Shards()] * 2
+    assert FakeOffer.secrets == set()
+
+
+def test_offers_are_closed_when_a_worker_fails(offer):
+    results = offer([worker("a", path) for path in ("/71", "/missing")])
+    assert [str(error) for error in results] == [
+        "thalweg: rank 1: no sidecar at /missing",
+        "thalweg: no sidecar at /missing",
+    ]
+
+
+def test_offers_are_closed_when_sessions_do_not_connect(offer):
+    def fail(shards):
+        raise ConnectionError(shards.addresses[0])
+
+    results = offer([worker("a", path) for path in ("/71", "/72")], fail)
+    assert [type(error) for error in results] == [ConnectionError] * 2
+
+
+def test_secret_is_not_in_the_text_of_an_introduction():
+    one = worker(secret="c0ffee")
+    assert "c0ffee" not in repr(one) + str(one)
+    assert "job-1" in repr(one)

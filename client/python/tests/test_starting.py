@@ -1,0 +1,127 @@
+"""Tests which sidecars attach() starts and where they listen, with programs that are not real."""
+
+import functools
+
+import pytest
+import torch.distributed as dist
+from job_of_threads import Workers, worker
+
+from thalweg import _addresses, _processes, _rendezvous, _starting
+from thalweg._addresses import System
+from thalweg._config import ConfigError, Network
+
+PORTS = Network.from_env({"THALWEG_SHARD_PORTS": "7000-7010"})
+
+
+class FakeServer:
+    """Notes the arguments of the programs that would be started."""
+
+    started: list[list[str]]
+
+    def __init__(self, name, argv, *, env):
+        FakeServer.started.append(argv)
+
+    def wait_ready(self, timeout):
+        pass
+
+
+@pytest.fixture
+def start(monkeypatch):
+    """Returns a function that starts the sidecars of workers: (what find_sidecars() returns or
+    raises on each, --shard-listen of each sidecar; None: it has none).
+    """
+    monkeypatch.setattr(_processes, "Server", FakeServer)
+    FakeServer.started = []
+
+    def started(introductions, networks=None):
+        job = Workers(len(introductions), monkeypatch)
+        networks = networks or [PORTS] * len(introductions)
+        results = job.run(
+            lambda rank: _starting.find_sidecars(introductions, rank, networks[rank], None)
+        )
+        return results, [
+            argv[argv.index("--shard-listen") + 1] if "--shard-listen" in argv else None
+            for argv in FakeServer.started
+        ]
+
+    return started
+
+
+ROUTES = {"myself": "127.0.1.1", "a": "10.0.0.2", "10.0.0.2": "10.0.0.1", "v6": "fd00::2"}
+
+
+@pytest.fixture(autouse=True)
+def imaginary_network(monkeypatch):
+    """Replaces this host's interfaces and routes."""
+    system = System(lambda: {"eth0": ["10.5.0.1"]}, lambda _: False, ROUTES.__getitem__)
+    for name in ("candidate", "settle"):
+        function = functools.partial(getattr(_addresses, name), system=system)
+        monkeypatch.setattr(_addresses, name, function)
+    monkeypatch.setattr(_rendezvous, "default_store", dist.HashStore)
+
+
+def test_sidecar_of_a_single_node_does_not_listen(start):
+    results, listens = start([worker(), worker()])
+    assert listens == [None]
+    assert results[0] == results[1]
+    assert results[0][0] == results[0][1] != ""
+
+
+def test_sidecar_beside_others_of_one_machine_listens_on_loopback(start):
+    results, listens = start([worker(), worker(sidecar="/other.sock")])
+    assert listens == ["127.0.0.1:7000-7010"]
+    assert results[0][1] == "/other.sock"
+
+
+def test_no_sidecar_listens_where_local_shards_are_off(start):
+    setting = {"local_shards": "0", "aggregators": ("x:1",)}
+    _, listens = start([worker("a", **setting), worker("b", **setting)])
+    assert listens == [None, None]
+
+
+def test_sidecars_that_serve_already_are_used_again(start):
+    running = {"running": "/r.sock", "running_listens": True}
+    results, listens = start([worker("a", **running), worker("b", **running)])
+    assert listens == []
+    assert results == [["/r.sock"] * 2] * 2
+
+
+def test_each_host_listens_at_the_address_that_others_reach(start):
+    networks = [PORTS._replace(master=master) for master in ("myself", "", "a")]
+    results, listens = start([worker("a"), worker("a"), worker("b")], networks)
+    assert sorted(listens) == ["10.0.0.1:7000-7010", "10.0.0.2:7000-7010"]
+    assert results[0] == results[1] == results[2]
+    assert results[0][0] == results[0][1] != results[0][2]
+
+
+def test_address_of_ipv6_is_in_brackets(start):
+    networks = [PORTS._replace(interface="eth0"), PORTS._replace(master="v6")]
+    _, listens = start([worker("a"), worker("b")], networks)
+    assert sorted(listens) == ["10.5.0.1:7000-7010", "[fd00::2]:7000-7010"]
+
+
+def test_host_that_others_cannot_reach_is_named_to_all_before_a_sidecar_is_started(start):
+    networks = [PORTS._replace(master="myself")] * 2
+    results, listens = start([worker("a/boot"), worker("b/boot")], networks)
+    assert listens == []
+    text = "thalweg: a would publish 127.0.1.1 as the address of the shard that it hosts"
+    for error in results:
+        assert isinstance(error, ConfigError)
+        assert str(error).startswith(text)
+        assert "THALWEG_INTERFACE" in str(error)
+
+
+def test_unknown_interface_of_one_host_is_told_to_all(start):
+    networks = [PORTS._replace(interface="eth0"), PORTS._replace(interface="eth7")]
+    results, listens = start([worker("a"), worker("b")], networks)
+    assert listens == []
+    assert isinstance(results[1], ConfigError)
+    for error in results:
+        assert "THALWEG_INTERFACE=eth7 names no interface with an address" in str(error)
+        assert "eth0 (10.5.0.1)" in str(error)
+
+
+def test_interfaces_are_not_asked_for_where_no_sidecar_is_started(start):
+    networks = [PORTS._replace(interface="eth7")] * 2
+    results, listens = start([worker("a", "/s"), worker("b", "/s")], networks)
+    assert (results, listens) == ([["/s", "/s"]] * 2, [])

@@ -1,0 +1,119 @@
+"""Agrees with a job's other workers on its shards, which the nodes' sidecars may host."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import torch.distributed as dist
+
+from thalweg import _C, _addresses, _collectives, _topology
+from thalweg._config import ConfigError
+from thalweg._topology import Introduction, Placement
+
+
+class Node(NamedTuple):
+    """What a node's first worker tells the others about its sidecar."""
+
+    number: int
+    host: str  # as in Introduction
+    address: str  # host:port of the shard that it hosts; empty: it hosts none
+    aggregators: tuple[str, ...]
+
+    @property
+    def host_name(self) -> str:
+        return _topology.host_name(self.host)
+
+    def __str__(self) -> str:
+        return f"node {self.number} ({self.host_name})"
+
+
+class Shards(NamedTuple):
+    """A job's shards in their order."""
+
+    addresses: tuple[str, ...] = ()  # none: those that each node's sidecar was started with
+    hosts: tuple[int, ...] = ()  # numbers of the nodes that host them; -1: a machine of its own
+    nodes: tuple[Node, ...] = ()
+
+    def hint(self, text: str, me: int) -> str:
+        """Returns what to do about an error of node `me` that names a shard of another node."""
+        for address, host in zip(self.addresses, self.hosts, strict=True):
+            named = re.search(rf"(?<![\w.:]){re.escape(address)}(?!\d)", text)
+            if named and host not in (-1, me):
+                own = (
+                    f"at {self.nodes[me].address}" if self.nodes[me].address else "without a shard"
+                )
+                return (
+                    f". {self.nodes[me]}, {own}, must reach {self.nodes[host]} at {address}: set "
+                    "THALWEG_INTERFACE to the interface of the network between them, and open the "
+                    "ports of THALWEG_SHARD_PORTS in firewalls"
+                )
+        return ""
+
+
+@contextlib.contextmanager
+def offered(
+    workers: Sequence[Introduction], place: Placement, sidecar: str, group: dist.ProcessGroup
+) -> Iterator[Shards]:
+    """Gives the job's shards, which stay ready for its sessions until the context ends.
+
+    All workers enter it together, with the socket of their sidecar.
+    """
+    if not _topology.may_host(workers):
+        yield Shards()
+        return
+    offer = _collectives.together(
+        lambda: _offer(workers[0], sidecar) if place.local_rank == 0 else None, group
+    )
+    try:
+        mine = None
+        if offer is not None:
+            me = workers[place.ranks[0]]
+            extra = me.aggregators or tuple(offer.aggregators)
+            mine = Node(place.node, me.host, offer.address, extra)
+        nodes = [node for node in _collectives.gather(mine, group) if node is not None]
+        yield arrange(sorted(nodes), workers[0].local_shards)
+    finally:
+        if offer is not None:
+            offer.close()
+
+
+def arrange(nodes: Sequence[Node], local_shards: str) -> Shards:
+    """Lists the shards, those of nodes first. Raises ConfigError, the same on all workers."""
+    hosting = [node for node in nodes if node.address]
+    idle = [node for node in nodes if not node.address]
+    if local_shards == "1" and idle:
+        raise ConfigError(
+            f"thalweg: local_shards is 1, but the sidecar of {idle[0]} hosts no shard: start it "
+            "with --shard-listen HOST:PORT, or set THALWEG_LOCAL_SHARDS to auto"
+        )
+    for node in nodes:
+        if node.aggregators != nodes[0].aggregators:
+            raise ConfigError(
+                f"thalweg: the aggregators of {nodes[0]} are {_listed(nodes[0].aggregators)}, but "
+                f"those of {node} are {_listed(node.aggregators)}: set THALWEG_AGGREGATORS to the "
+                "same list on all workers"
+            )
+    if not hosting and not nodes[0].aggregators:
+        raise ConfigError(
+            f"thalweg: the workers form {len(nodes)} nodes, but none of their sidecars hosts a "
+            "shard, and there is no aggregator to meet at: start the sidecars with --shard-listen "
+            "HOST:PORT, or set THALWEG_AGGREGATORS to host:port of every aggregator"
+        )
+    if len({node.host for node in nodes}) > 1:
+        for node in hosting:
+            _addresses.check_published(node.host_name, _addresses.host_in(node.address))
+    extra = nodes[0].aggregators
+    addresses = (*(node.address for node in hosting), *extra)
+    hosts = (*(node.number for node in hosting), *[-1] * len(extra))
+    return Shards(addresses, hosts, tuple(nodes))
+
+
+def _offer(job: Introduction, sidecar: str) -> _C.ShardOffer:
+    return _C.ShardOffer(sidecar_path=sidecar, job=job.job, secret=job.secret, timeout=job.timeout)
+
+
+def _listed(aggregators: Sequence[str]) -> str:
+    return ",".join(aggregators) or "none"

@@ -1,0 +1,111 @@
+"""Starts the sidecars that a job lacks."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch.distributed as dist
+
+from thalweg import (
+    _addresses,
+    _binaries,
+    _collectives,
+    _config,
+    _processes,
+    _rendezvous,
+    _topology,
+)
+from thalweg._config import Network
+from thalweg._topology import Introduction
+
+_SUN_PATH_MAX = 107
+
+
+def find_sidecars(
+    workers: Sequence[Introduction], rank: int, network: Network, group: dist.ProcessGroup
+) -> list[str]:
+    """Returns the socket of every worker's sidecar, by rank, after starting those that are missing.
+
+    All workers call it together.
+    """
+    paths = [worker.sidecar or worker.running for worker in workers]
+    starters = _topology.starters(workers)
+    if starters:
+        starts, listen = rank in starters, ""
+        if _topology.may_host(workers):
+            address = _find_address(workers, rank, network, group)
+            listen = _addresses.join(address, network.shard_ports)
+        started = _collectives.gather_made(
+            lambda: _start(workers[rank], listen) if starts else "", group
+        )
+        for starter, members in starters.items():
+            for member in members:
+                paths[member] = started[starter]
+    return paths
+
+
+def _find_address(
+    workers: Sequence[Introduction], rank: int, network: Network, group: dist.ProcessGroup
+) -> str:
+    """Returns the address at which a sidecar of this worker's listens for the other nodes.
+
+    All workers call it together. Raises ConfigError.
+    """
+    hosts = [worker.host for worker in workers]
+    if len(set(hosts)) == 1:
+        return _addresses.LOOPBACK
+    starters = _topology.starters(workers)
+    starts = rank in starters
+    candidates = _collectives.gather_made(lambda: _candidate(network) if starts else "", group)
+    addresses = _collectives.gather(_addresses.settle(hosts, candidates, rank), group)
+    for starter in starters:
+        _addresses.check_published(_topology.host_name(hosts[starter]), addresses[starter])
+    return addresses[rank]
+
+
+def _candidate(network: Network) -> str:
+    store_host = ""
+    with contextlib.suppress(RuntimeError):  # MPI's groups have no store
+        store_host = _rendezvous.host_of(_rendezvous.default_store())
+    try:
+        return _addresses.candidate(network, store_host).address
+    except _config.ConfigError as error:
+        raise _config.ConfigError(f"thalweg: {error}") from None
+
+
+def _start(worker: Introduction, listen: str) -> str:
+    """Returns the socket of a new sidecar. Raises RuntimeError."""
+    try:
+        return _start_in(tempfile.mkdtemp(prefix="thalweg-"), worker, listen)
+    except (_config.ConfigError, _processes.ServerError, OSError) as failure:
+        raise RuntimeError(f"thalweg: {failure}") from failure
+
+
+def _start_in(folder: str, worker: Introduction, listen: str) -> str:
+    """Starts it with its socket in `folder`. With `listen`, HOST:PORTS, it can host a shard."""
+    try:
+        path = str(Path(folder) / "sidecar.sock")
+        if len(os.fsencode(path)) > _SUN_PATH_MAX:
+            raise _config.ConfigError(
+                f"{path} is longer than the {_SUN_PATH_MAX} bytes of a Unix socket's path: "
+                "set TMPDIR to a shorter one"
+            )
+        argv = [str(_binaries.find(_binaries.SIDECAR)), "--socket", path, "--own-dir"]
+        argv += ["--exit-when-idle", "--timeout", f"{worker.timeout:g}"]
+        if worker.aggregators:
+            argv += ["--aggregators", ",".join(worker.aggregators)]
+        if listen:
+            argv += ["--shard-listen", listen]
+        server = _processes.Server(
+            _binaries.SIDECAR, argv, env=_config.server_environment(log="warn")
+        )
+        server.wait_ready(worker.timeout)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    return path
