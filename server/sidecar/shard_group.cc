@@ -1,6 +1,7 @@
 #include "server/sidecar/shard_group.h"
 
 #include <algorithm>
+#include <cmath>
 #include <deque>
 #include <numeric>
 #include <utility>
@@ -17,6 +18,9 @@ namespace {
 // For jobs too short for many heartbeats, this many comparisons of clocks are made right after
 // joining; the best one counts.
 constexpr int kFirstComparisons = 5;
+// A shard with any share gets this many chunks at once, so that one can travel while it sums
+// another.
+constexpr uint32_t kLeastWindow = 2;
 
 // Returns what the shards sum, from their weights and what the first one has chosen.
 absl::StatusOr<SharePlan> Settle(std::vector<uint32_t> weights, const Membership& first) {
@@ -105,7 +109,13 @@ absl::Status ShardGroup::Join(JoinRequest request,
   THALWEG_ASSIGN_OR_RETURN(SharePlan plan, Settle(std::move(weights), agreed()));
   MutexLock lock(mutex_);
   const double total = std::accumulate(plan.shares.begin(), plan.shares.end(), 0.0);
-  for (uint32_t k = 0; k < size(); ++k) states_[k].share->Set(plan.shares[k] / total);
+  const double largest = *std::max_element(plan.shares.begin(), plan.shares.end());
+  for (uint32_t k = 0; k < size(); ++k) {
+    State& state = states_[k];
+    state.share->Set(plan.shares[k] / total);
+    const double window = std::ceil(state.membership->window_chunks * plan.shares[k] / largest);
+    state.window = std::max(static_cast<uint32_t>(window), kLeastWindow);
+  }
   placements_.assign(kMaxParts, Placement(plan.shares));
   plan_ = std::move(plan);
   return absl::OkStatus();
@@ -166,9 +176,8 @@ absl::Status ShardGroup::Send(uint32_t k, uint32_t part) {
     SessionToken token = 0;
     {
       MutexLock lock(mutex_);
-      const Membership& membership = *states_[k].membership;
-      next = states_[k].queues[part].Next(membership.window_chunks, Now());
-      token = membership.token;
+      next = states_[k].queues[part].Next(states_[k].window, Now());
+      token = states_[k].membership->token;
     }
     if (!next) return absl::OkStatus();
     // A shard in this process may have the round's result, and call OnAnswered, before it returns.

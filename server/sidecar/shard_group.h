@@ -73,6 +73,7 @@ class ShardGroup {
   struct State {
     std::optional<Membership> membership;
     std::vector<SendQueue> queues;  // by part
+    uint32_t window = 0;  // chunks of a part that this node has sent and that are not answered
     Gauge* share = nullptr;
   };
 
