@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -22,7 +23,9 @@ class FakeShard : public Shard {
     if (!refusal.ok()) return refusal;
     return Membership{7, 1, kMinChunkBytes, 2, 1, agreed_link, agreed_costs};
   }
-  absl::Status Attach(SessionToken, std::shared_ptr<NodeSink> node) override {
+  absl::Status Attach(SessionToken, const std::string& identity,
+                      std::shared_ptr<NodeSink> node) override {
+    attached_identity = identity;
     sink = std::move(node);
     return absl::OkStatus();
   }
@@ -72,6 +75,7 @@ class FakeShard : public Shard {
 
   absl::Status refusal, heartbeat;
   JoinRequest joined;
+  std::string attached_identity;
   LinkSpeed link, agreed_link;
   std::vector<CodecCost> agreed_costs;
   std::vector<uint64_t> placements;

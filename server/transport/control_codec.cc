@@ -117,6 +117,7 @@ v1::JoinRequest ToProto(const JoinRequest& request) {
   proto.set_round_timeout_ms(
       static_cast<uint64_t>(duration_cast<milliseconds>(request.round_timeout).count()));
   proto.set_window_chunks(request.window_chunks);
+  proto.set_identity(request.identity);
   SetLinkAndCosts(request.link, request.costs, &proto);
   return proto;
 }
