@@ -5,7 +5,7 @@
 set(THALWEG_RESERVED_grpc "transport;proto")    # gRPC and protobuf
 set(THALWEG_RESERVED_prometheus "http")         # prometheus-cpp
 set(THALWEG_RESERVED_httplib "http")            # HTTP
-set(THALWEG_RESERVED_openssl "net;http")        # certificates, HTTPS; gRPC has its own way to it
+set(THALWEG_RESERVED_openssl "identity;net;http")  # keys, certificates, HTTPS; gRPC has its own way
 set(THALWEG_RESERVED_torch "torch")             # libtorch
 set(THALWEG_RESERVED_cuda "cuda_kernels;device")  # the CUDA run-time library
 

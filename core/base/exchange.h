@@ -24,6 +24,7 @@
 #include "core/base/codec_cost.h"
 #include "core/base/codec_policy.h"
 #include "core/base/host_clock.h"
+#include "core/base/job_signer.h"
 #include "core/base/layout.h"
 #include "core/base/loss_scale.h"
 #include "core/base/payload.h"
@@ -40,6 +41,9 @@ struct LinkSpeed {
 
 // A JoinRequest describes the node and its job. Everything except the first three fields, the link,
 // the costs and the rates must be the same on all nodes of a job.
+//
+// Job and identity together name the job on a shard: whoever does not know its secret can only name
+// another one.
 struct JoinRequest {
   uint32_t node = 0;      // 0 … num_nodes-1
   std::string node_name;  // for people: host name and process
@@ -61,6 +65,11 @@ struct JoinRequest {
   // By shard, only for the job's first one: the rate in bytes per second at which this node could
   // send to it; 0: not measured. Empty: none is measured.
   std::vector<double> shard_rates;
+  // The public key that belongs to the job's secret; empty: the job has none. A caller in the same
+  // process is believed, one on another machine must prove that it knows the secret.
+  std::string identity;
+  // Proves the identity to a RemoteShard's other end. It never leaves the process.
+  std::shared_ptr<const JobSigner> signer;
 };
 
 // A member's key to its job on one shard. It is random; 0 is never valid.
@@ -176,12 +185,15 @@ class Shard {
 
   // Blocks until all nodes of the job have joined, or `deadline`. Errors: InvalidArgument (the
   // nodes disagree about the job), AlreadyExists (that node has joined), DeadlineExceeded (names
-  // the missing nodes), Unavailable (no aggregator there).
+  // the missing nodes), Unavailable (no aggregator there), PermissionDenied (the identity has not
+  // been proved, or the shard does not serve the job).
   virtual absl::StatusOr<Membership> Join(const JoinRequest& request, TimePoint deadline) = 0;
 
-  // Sends results and failures to `sink` from now on. Call once per token. The ownership is shared
-  // because the shard may be about to call the sink while its owner releases it.
-  virtual absl::Status Attach(SessionToken token, std::shared_ptr<NodeSink> sink) = 0;
+  // Sends results and failures to `sink` from now on. Call once per token, with the identity of its
+  // Join: PermissionDenied refuses another one. The ownership is shared because the shard may be
+  // about to call the sink while its owner releases it.
+  virtual absl::Status Attach(SessionToken token, const std::string& identity,
+                              std::shared_ptr<NodeSink> sink) = 0;
 
   // Announces a bucket; a new generation replaces the old one. Blocks for one round trip at most.
   // InvalidArgument names both nodes and the tensor when another node announced something else.

@@ -49,6 +49,7 @@ struct JobReport {
   enum class State { kGathering, kRunning, kFailed };
 
   std::string name;
+  std::string identity;  // in hexadecimal; empty: the job has no secret
   State state = State::kGathering;
   std::string failure;  // set with kFailed
   Duration age{};       // since its first node joined
@@ -110,7 +111,7 @@ struct ShardReport {
   Volume sent;
   std::vector<ReasonReport> reasons;
   std::vector<FaultReport> faults;  // latest first; limited in number
-  std::vector<JobReport> jobs;      // jobs that have members, by name
+  std::vector<JobReport> jobs;      // jobs that have members, by name and identity
 };
 
 }  // namespace thalweg

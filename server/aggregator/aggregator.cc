@@ -101,41 +101,8 @@ Aggregator::Aggregator(const Options& options, MetricRegistry& registry)
 Aggregator::~Aggregator() { Stop(absl::CancelledError("the aggregator is shutting down")); }
 
 absl::StatusOr<Membership> Aggregator::Join(const JoinRequest& request, TimePoint deadline) {
-  const auto refuse = [&](absl::Status why) {
-    faults_.AddRefusal(request.job, why, Now());
-    return why;
-  };
-  if (const absl::Status status = CheckRequest(request); !status.ok()) return refuse(status);
   const SessionToken token = NewToken();
-  std::shared_ptr<Job> job;
-  {
-    MutexLock lock(mutex_);
-    if (!stopped_.ok()) return stopped_;
-    if (draining_ && !jobs_.contains(request.job)) {
-      return refuse(
-          absl::UnavailableError("this aggregator is shutting down and takes no new jobs"));
-    }
-    std::shared_ptr<Job>& slot = jobs_[request.job];
-    if (slot == nullptr) {
-      if (jobs_.size() > kMaxJobs) {
-        jobs_.erase(request.job);
-        return refuse(absl::ResourceExhaustedError(
-            absl::StrCat("this aggregator serves ", kMaxJobs, " jobs already")));
-      }
-      slot = std::make_shared<Job>(request, options_.max_window_chunks, metrics_, faults_,
-                                   options_.trace);
-      metrics_.jobs.Set(static_cast<double>(jobs_.size()));
-    }
-    job = slot;
-    // The member is added under the lock of the look-up; otherwise the job could be removed as
-    // empty in between.
-    const absl::Status admitted = job->AddMember(request, token, Now());
-    if (!admitted.ok()) {
-      ForgetIfEmptyLocked(request.job, job);
-      return admitted;
-    }
-    seats_[token] = {job, request.job, request.node};
-  }
+  THALWEG_ASSIGN_OR_RETURN(const std::shared_ptr<Job> job, Admit(request, token));
   const absl::StatusOr<Job::Terms> terms = job->WaitComplete(deadline);
   if (!terms.ok()) {
     job->Fail(terms.status());
@@ -143,6 +110,68 @@ absl::StatusOr<Membership> Aggregator::Join(const JoinRequest& request, TimePoin
     return terms.status();
   }
   return MembershipOf(token, *terms, options_.weight);
+}
+
+absl::StatusOr<std::shared_ptr<Job>> Aggregator::Admit(const JoinRequest& request,
+                                                       SessionToken token) {
+  const auto refuse = [&](absl::Status why) {
+    faults_.AddRefusal(request.job, why, Now());
+    return why;
+  };
+  if (const absl::Status status = CheckRequest(request); !status.ok()) return refuse(status);
+  const JobId id{request.job, request.identity};
+  MutexLock lock(mutex_);
+  if (!stopped_.ok()) return stopped_;
+  if (const absl::Status status = CheckOpenLocked(id); !status.ok()) return refuse(status);
+  std::shared_ptr<Job>& slot = jobs_[id];
+  if (slot == nullptr) {
+    slot = std::make_shared<Job>(request, options_.max_window_chunks, metrics_, faults_,
+                                 options_.trace);
+    metrics_.jobs.Set(static_cast<double>(jobs_.size()));
+    // The first node of several waits for the others, and without a secret it cannot choose them.
+    if (id.identity.empty() && request.num_nodes > 1) {
+      spdlog::warn("job '{}' has no secret: whoever reaches this port can take part in it",
+                   id.name);
+    }
+  }
+  const std::shared_ptr<Job> job = slot;
+  // The member is added under the lock of the look-up; otherwise the job could be removed as empty
+  // in between.
+  const absl::Status admitted = job->AddMember(request, token, Now());
+  if (!admitted.ok()) {
+    ForgetIfEmptyLocked(id, job);
+    return admitted;
+  }
+  seats_[token] = {job, id, request.node};
+  return job;
+}
+
+absl::Status Aggregator::CheckOpenLocked(const JobId& id) const {
+  if (options_.hosted_only && !invited_.contains(id)) {
+    return absl::PermissionDeniedError(absl::StrCat("this sidecar does not host a shard for job '",
+                                                    id.name,
+                                                    "', at least not for one with this secret"));
+  }
+  if (jobs_.contains(id)) return absl::OkStatus();
+  if (draining_) {
+    return absl::UnavailableError("this aggregator is shutting down and takes no new jobs");
+  }
+  if (jobs_.size() >= kMaxJobs) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("this aggregator serves ", kMaxJobs, " jobs already"));
+  }
+  return absl::OkStatus();
+}
+
+std::unique_ptr<Aggregator::Hosting> Aggregator::Host(const std::string& job,
+                                                      const std::string& identity) {
+  MutexLock lock(mutex_);
+  return std::unique_ptr<Hosting>(new Hosting(*this, invited_.insert(JobId{job, identity})));
+}
+
+Aggregator::Hosting::~Hosting() {
+  MutexLock lock(shard_.mutex_);
+  shard_.invited_.erase(invitation_);
 }
 
 absl::StatusOr<Aggregator::Seat> Aggregator::Find(SessionToken token) {
@@ -154,8 +183,13 @@ absl::StatusOr<Aggregator::Seat> Aggregator::Find(SessionToken token) {
   return found->second;
 }
 
-absl::Status Aggregator::Attach(SessionToken token, std::shared_ptr<NodeSink> sink) {
+absl::Status Aggregator::Attach(SessionToken token, const std::string& identity,
+                                std::shared_ptr<NodeSink> sink) {
   THALWEG_ASSIGN_OR_RETURN(const Seat seat, Find(token));
+  if (identity != seat.job_id.identity) {
+    return absl::PermissionDeniedError(
+        "the stream has proved another secret than that of the node's job, or none");
+  }
   return seat.job->Attach(seat.node, std::move(sink));
 }
 
@@ -200,11 +234,11 @@ void Aggregator::Leave(SessionToken token, const absl::Status& reason) {
   }
   seat.job->RemoveMember(seat.node, reason);
   MutexLock lock(mutex_);
-  ForgetIfEmptyLocked(seat.job_name, seat.job);
+  ForgetIfEmptyLocked(seat.job_id, seat.job);
 }
 
-void Aggregator::ForgetIfEmptyLocked(const std::string& name, const std::shared_ptr<Job>& job) {
-  const auto found = jobs_.find(name);
+void Aggregator::ForgetIfEmptyLocked(const JobId& id, const std::shared_ptr<Job>& job) {
+  const auto found = jobs_.find(id);
   // A new job of the same name may have begun in the meantime.
   if (found == jobs_.end() || found->second != job || !job->IsEmpty()) return;
   jobs_.erase(found);
@@ -222,7 +256,7 @@ void Aggregator::TickLoop() {
       if (changed_.WaitUntil(
               mutex_, next, [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return !stopped_.ok(); }))
         return;
-      for (const auto& [name, job] : jobs_) jobs.push_back(job);
+      for (const auto& [id, job] : jobs_) jobs.push_back(job);
     }
     for (const auto& job : jobs) job->Tick(Now());
   }
@@ -234,7 +268,7 @@ void Aggregator::Stop(const absl::Status& why) {
     MutexLock lock(mutex_);
     if (!stopped_.ok()) return;
     stopped_ = why;
-    for (const auto& [name, job] : jobs_) jobs.push_back(job);
+    for (const auto& [id, job] : jobs_) jobs.push_back(job);
     changed_.NotifyAll();
   }
   for (const auto& job : jobs) job->Fail(why);
@@ -247,7 +281,7 @@ ShardReport Aggregator::Report(TimePoint now) {
   {
     MutexLock lock(mutex_);
     report.draining = draining_ || !stopped_.ok();
-    for (const auto& [name, job] : jobs_) jobs.push_back(job);
+    for (const auto& [id, job] : jobs_) jobs.push_back(job);
   }
   for (const auto& job : jobs) report.jobs.push_back(job->Report(now));
   report.uptime = now - began_;

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <set>
 #include <span>
 #include <string>
 #include <unordered_map>
@@ -22,6 +23,13 @@
 
 namespace thalweg {
 
+// A JobId names a job on a shard: jobs of one name with different identities are different jobs.
+struct JobId {
+  std::string name;
+  std::string identity;  // see JoinRequest
+  auto operator<=>(const JobId&) const = default;
+};
+
 // An Aggregator is thread-safe. It knows nothing about models and keeps nothing of a job whose last
 // node has left.
 class Aggregator : public Shard {
@@ -30,6 +38,23 @@ class Aggregator : public Shard {
     uint32_t max_window_chunks = kMaxWindowChunks;
     uint32_t weight = 0;           // see Membership
     TraceWriter* trace = nullptr;  // nothing is traced when null; must outlive the aggregator
+    bool hosted_only = false;      // nodes may join only jobs that Host has invited
+  };
+
+  // A Hosting invites nodes to a job until it is destroyed. Nodes that have joined by then stay.
+  class Hosting {
+   public:
+    ~Hosting();
+    Hosting(const Hosting&) = delete;
+    Hosting& operator=(const Hosting&) = delete;
+
+   private:
+    friend class Aggregator;
+    using Invitation = std::multiset<JobId>::iterator;
+    Hosting(Aggregator& shard, Invitation invitation) : shard_(shard), invitation_(invitation) {}
+
+    Aggregator& shard_;
+    const Invitation invitation_;
   };
 
   Aggregator(const Options& options, MetricRegistry& registry);
@@ -38,7 +63,8 @@ class Aggregator : public Shard {
   // Returns the default, because no network lies between the shard and its direct caller.
   absl::StatusOr<LinkSpeed> MeasureLink(TimePoint /*deadline*/) override { return LinkSpeed{}; }
   absl::StatusOr<Membership> Join(const JoinRequest& request, TimePoint deadline) override;
-  absl::Status Attach(SessionToken token, std::shared_ptr<NodeSink> sink) override;
+  absl::Status Attach(SessionToken token, const std::string& identity,
+                      std::shared_ptr<NodeSink> sink) override;
   absl::Status RegisterBucket(SessionToken token, const BucketAnnouncement& bucket,
                               TimePoint deadline) override;
   absl::Status Contribute(SessionToken token, Contribution contribution) override;
@@ -48,6 +74,10 @@ class Aggregator : public Shard {
                              std::span<const float> values, TimePoint deadline) override;
   absl::StatusOr<ClockReading> Heartbeat(SessionToken token, TimePoint deadline) override;
   void Leave(SessionToken token, const absl::Status& reason) override;
+
+  // With hosted_only: lets nodes join this job, until the result and all others for the same job
+  // are destroyed. The aggregator must outlive the result.
+  std::unique_ptr<Hosting> Host(const std::string& job, const std::string& identity);
 
   // Fails every job with `why`, present and future ones. Idempotent.
   void Stop(const absl::Status& why);
@@ -61,12 +91,16 @@ class Aggregator : public Shard {
  private:
   struct Seat {
     std::shared_ptr<Job> job;  // shared with jobs_, because calls may outlive the job's removal
-    std::string job_name;
+    JobId job_id;
     uint32_t node = 0;
   };
 
+  // Gives the node a seat in its job, which begins to gather with its first node.
+  absl::StatusOr<std::shared_ptr<Job>> Admit(const JoinRequest& request, SessionToken token);
+  // Returns why no node may join the job now, which may exist or not.
+  absl::Status CheckOpenLocked(const JobId& id) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::StatusOr<Seat> Find(SessionToken token);
-  void ForgetIfEmptyLocked(const std::string& name, const std::shared_ptr<Job>& job)
+  void ForgetIfEmptyLocked(const JobId& id, const std::shared_ptr<Job>& job)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void TickLoop();
 
@@ -79,7 +113,8 @@ class Aggregator : public Shard {
   CondVar changed_;
   absl::Status stopped_ ABSL_GUARDED_BY(mutex_);
   bool draining_ ABSL_GUARDED_BY(mutex_) = false;
-  std::map<std::string, std::shared_ptr<Job>> jobs_ ABSL_GUARDED_BY(mutex_);
+  std::multiset<JobId> invited_ ABSL_GUARDED_BY(mutex_);  // one for each Hosting
+  std::map<JobId, std::shared_ptr<Job>> jobs_ ABSL_GUARDED_BY(mutex_);
   std::unordered_map<SessionToken, Seat> seats_ ABSL_GUARDED_BY(mutex_);
   Thread ticker_;  // declared last, because it uses everything above
 };

@@ -62,9 +62,10 @@ class RecordingSink : public NodeSink {
   std::vector<absl::Status> failures_;
 };
 
-JoinRequest Request(uint32_t node, uint32_t num_nodes) {
+JoinRequest Request(uint32_t node, uint32_t num_nodes, const std::string& identity = "") {
   JoinRequest r;
   r.job = "job";
+  r.identity = identity;
   r.node = node;
   r.node_name = absl::StrCat("host", node);
   r.workers = 1;
@@ -119,7 +120,7 @@ class AggregatorTest : public ::testing::Test {
       ASSERT_TRUE(member.ok()) << member.status();
       tokens_.push_back(member->token);
       sinks_.push_back(std::make_shared<RecordingSink>());
-      ASSERT_TRUE(aggregator_.Attach(tokens_.back(), sinks_.back()).ok());
+      ASSERT_TRUE(aggregator_.Attach(tokens_.back(), "", sinks_.back()).ok());
     }
     for (SessionToken token : tokens_) {
       ASSERT_TRUE(aggregator_.RegisterBucket(token, {{0, 0}, kLayout}, Now() + kPatience).ok());
@@ -323,6 +324,44 @@ TEST_F(AggregatorTest, ContributionThatDoesNotFitTheLayoutFailsTheJob) {
   EXPECT_EQ(aggregator_.Contribute(tokens_[0], Share(1, {1, 2, 3})).code(),
             absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(sinks_[0]->WaitFailure().code(), absl::StatusCode::kInvalidArgument);
+}
+
+TEST_F(AggregatorTest, StreamOfAnotherIdentityIsRefusedAndTheJobGoesOn) {
+  const auto membership = aggregator_.Join(Request(0, 1, "id"), Now());
+  ASSERT_TRUE(membership.ok()) << membership.status();
+  const SessionToken token = membership->token;
+  const auto sink = std::make_shared<RecordingSink>();
+  for (const char* identity : {"", "other"}) {
+    EXPECT_EQ(aggregator_.Attach(token, identity, std::make_shared<RecordingSink>()).code(),
+              absl::StatusCode::kPermissionDenied);
+  }
+  ASSERT_TRUE(aggregator_.Attach(token, "id", sink).ok());
+  ASSERT_TRUE(aggregator_.RegisterBucket(token, {{0, 0}, kLayout}, Now() + kPatience).ok());
+  ASSERT_TRUE(aggregator_.Contribute(token, Share(1, {1, 1})).ok());
+  EXPECT_EQ(sink->WaitResults(1).size(), 1u);
+}
+
+TEST_F(AggregatorTest, JobsOfOneNameWithDifferentIdentitiesAreDifferentJobs) {
+  std::vector<SessionToken> tokens;
+  for (const char* identity : {"", "a", "b"}) {
+    // They would contradict each other if they were one job.
+    const uint32_t num_nodes = 1 + static_cast<uint32_t>(tokens.size());
+    for (const auto& member :
+         JoinAll(num_nodes, [&](JoinRequest& request) { request.identity = identity; })) {
+      ASSERT_TRUE(member.ok()) << member.status();
+      tokens.push_back(member->token);
+    }
+  }
+  const ShardReport report = aggregator_.Report(Now());
+  ASSERT_EQ(report.jobs.size(), 3u);
+  const char* const identities[] = {"", "61", "62"};  // in hexadecimal
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_EQ(report.jobs[i].name, "job");
+    EXPECT_EQ(report.jobs[i].identity, identities[i]);
+    EXPECT_EQ(report.jobs[i].state, JobReport::State::kRunning);
+  }
+  for (SessionToken token : tokens) aggregator_.Leave(token, absl::OkStatus());
+  EXPECT_EQ(aggregator_.num_jobs(), 0u);
 }
 
 TEST_F(AggregatorTest, UnknownTokenIsRefused) {

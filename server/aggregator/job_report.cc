@@ -3,6 +3,7 @@
 #include <string>
 #include <utility>
 
+#include "absl/strings/escaping.h"
 #include "server/aggregator/job.h"
 
 namespace thalweg {
@@ -71,6 +72,7 @@ void Job::TraceRound(const Completed& completed, const RoundResult& result, Time
 JobReport Job::Report(TimePoint now) {
   JobReport report;
   report.name = spec_.job;
+  report.identity = absl::BytesToHexString(spec_.identity);
   report.age = now - began_;
   report.codec = spec_.codec.ToString();
   report.world_size = spec_.world_size;

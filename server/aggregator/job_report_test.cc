@@ -112,7 +112,7 @@ class ShardReportTest : public ::testing::Test {
     const auto membership = shard_.Join(Request(job, 0, 1), Now());
     EXPECT_TRUE(membership.ok()) << membership.status();
     const SessionToken token = membership->token;
-    EXPECT_TRUE(shard_.Attach(token, std::make_shared<ListSink>()).ok());
+    EXPECT_TRUE(shard_.Attach(token, "", std::make_shared<ListSink>()).ok());
     const BucketLayout layout{DType::kFloat32, {{"w", {kElems}}}};
     EXPECT_TRUE(
         shard_.RegisterBucket(token, {kBucket, layout, WireFormat::kFloat16, 0, 4 * kElems}, Now())

@@ -22,12 +22,12 @@ export function setFigure(element, value, note = "") {
 export class JobCard {
   #track = new Track();
 
-  constructor(name) {
-    this.name = name;
+  // `id` is unlike that of any other card.
+  constructor(name, id) {
     this.element = document.getElementById("job").content.firstElementChild.cloneNode(true);
     const heading = this.element.querySelector("h3");
     heading.textContent = name;
-    heading.id = `job-${encodeURIComponent(name)}`;
+    heading.id = `job-${encodeURIComponent(id)}`;
     this.element.setAttribute("aria-labelledby", heading.id);
     this.element.querySelector(".scroll").setAttribute("aria-label", `Nodes of ${name}`);
     this.element.querySelector("caption").textContent = `Nodes of ${name}`;
@@ -155,6 +155,7 @@ export class JobCard {
     const link = `${rate(speed)}, ${duration(job.link_round_trip_seconds)} there and back`;
     const flow = `chunks of ${bytes(job.chunk_bytes)}, window of ${job.window_chunks}`;
     setText(this.#field("codec"), job.codec);
+    setText(this.#field("key"), job.identity === "" ? "none: whoever reaches the shard can join" : job.identity.slice(0, 8));
     setText(this.#field("formats"), described.join(", ") || "nothing yet");
     setText(this.#field("link"), speed > 0 ? link : "not measured");
     setText(this.#field("flow"), job.chunk_bytes > 0 ? flow : "not agreed yet");

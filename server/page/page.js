@@ -10,7 +10,7 @@ const byId = (id) => document.getElementById(id);
 const clock = () => performance.now() / 1000;
 const timeOf = (date) => date.toLocaleTimeString("en-GB");
 
-const cards = new Map(); // by job
+const cards = new Map(); // by identity and name
 const sums = new Track();
 let lostSince = null;
 let paused = false;
@@ -73,15 +73,16 @@ function showSums(shard) {
 
 function showJobs(answer) {
   const list = byId("job-list");
-  const present = new Set(answer.jobs.map((job) => job.name));
-  for (const [name, card] of cards) {
-    if (present.has(name)) continue;
+  const idOf = (job) => `${job.identity}-${job.name}`; // different jobs may have one name
+  const present = new Set(answer.jobs.map(idOf));
+  for (const [id, card] of cards) {
+    if (present.has(id)) continue;
     card.element.remove();
-    cards.delete(name);
+    cards.delete(id);
   }
   answer.jobs.forEach((job, i) => {
-    const card = cards.get(job.name) ?? new JobCard(job.name);
-    cards.set(job.name, card);
+    const card = cards.get(idOf(job)) ?? new JobCard(job.name, idOf(job));
+    cards.set(idOf(job), card);
     if (list.children[i] !== card.element) list.insertBefore(card.element, list.children[i] ?? null);
     card.show(job, answer, clock());
   });

@@ -75,6 +75,7 @@ Json ToJson(const JobReport& job) {
   Json nodes = Json::array();
   for (size_t i = 0; i < job.nodes.size(); ++i) nodes.push_back(ToJson(job.nodes[i], i));
   return {{"name", job.name},
+          {"identity", job.identity},
           {"state", Name(job.state)},
           {"failure", job.failure},
           {"age_seconds", ToSeconds(job.age)},
@@ -166,13 +167,14 @@ std::string JobsJson(const ShardReport& report, StartTime started) {
 }
 
 std::string JobJson(const ShardReport& report, StartTime started, const std::string& name) {
+  const JobReport* oldest = nullptr;
   for (const JobReport& job : report.jobs) {
-    if (job.name != name) continue;
-    Json json = Head(report, started);
-    json["job"] = ToJson(job);
-    return Dump(json);
+    if (job.name == name && (oldest == nullptr || job.age > oldest->age)) oldest = &job;
   }
-  return "";
+  if (oldest == nullptr) return "";
+  Json json = Head(report, started);
+  json["job"] = ToJson(*oldest);
+  return Dump(json);
 }
 
 std::string ErrorJson(const std::string& error) { return Dump({{"error", error}}); }

@@ -15,7 +15,8 @@ using StartTime = double;
 std::string ShardJson(const ShardReport& report, StartTime started);
 // Returns the body of GET /api/v1/jobs.
 std::string JobsJson(const ShardReport& report, StartTime started);
-// Returns the body of GET /api/v1/jobs/NAME; empty when there is no such job.
+// Returns the body of GET /api/v1/jobs/NAME; empty when there is no such job. Of several jobs with
+// the name it describes the one that began first.
 std::string JobJson(const ShardReport& report, StartTime started, const std::string& name);
 // Returns {"error": …}.
 std::string ErrorJson(const std::string& error);

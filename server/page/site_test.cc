@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
+#include "absl/strings/str_cat.h"
 #include "core/base/protocol.h"
 
 namespace thalweg {
@@ -99,6 +100,18 @@ TEST_F(SiteTest, JobsCarryTheirStateInUnitsOfTheirNames) {
 
 TEST_F(SiteTest, OneJobIsTheSameAsAmongAll) {
   EXPECT_EQ(Get("/api/v1/jobs/team/resnet 50%")["job"], Get("/api/v1/jobs")["jobs"][0]);
+}
+
+TEST_F(SiteTest, JobsOfOneNameAreAllListedAndTheOldestIsShownByName) {
+  report_.jobs.resize(3, report_.jobs[0]);
+  for (int i = 0; i < 3; ++i) {
+    report_.jobs[i].identity = absl::StrCat("a", i);
+    report_.jobs[i].age = std::chrono::seconds(i == 1 ? 9 : i);
+  }
+  const Json all = Get("/api/v1/jobs")["jobs"];
+  ASSERT_EQ(all.size(), 3u);
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(all[i]["identity"], absl::StrCat("a", i));
+  EXPECT_EQ(Get("/api/v1/jobs/team/resnet 50%")["job"]["identity"], "a1");
 }
 
 TEST_F(SiteTest, UnknownJobIsNotFoundByName) {

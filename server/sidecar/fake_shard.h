@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <span>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -24,7 +25,9 @@ class FakeShard : public Shard {
     return Membership{
         7, 1, kMinChunkBytes, 2, weight, agreed_link, agreed_costs, agreed_shares, agreed_forecast};
   }
-  absl::Status Attach(SessionToken, std::shared_ptr<NodeSink> node) override {
+  absl::Status Attach(SessionToken, const std::string& identity,
+                      std::shared_ptr<NodeSink> node) override {
+    attached_identity = identity;
     sink = std::move(node);
     return absl::OkStatus();
   }
@@ -81,6 +84,7 @@ class FakeShard : public Shard {
   std::function<void()> on_contribute;  // called with no lock held; null: nothing
   absl::Status refusal, heartbeat;
   JoinRequest joined;
+  std::string attached_identity;
   LinkSpeed link, agreed_link;
   uint32_t weight = 1;
   std::vector<CodecCost> agreed_costs;

@@ -101,7 +101,7 @@ absl::Status ShardGroup::Join(JoinRequest request,
       MutexLock lock(mutex_);
       states_[k].membership = membership;
     }
-    THALWEG_RETURN_IF_ERROR(shards_[k]->Attach(membership.token, make_sink(k)));
+    THALWEG_RETURN_IF_ERROR(shards_[k]->Attach(membership.token, request.identity, make_sink(k)));
     for (int i = 0; trace_ != nullptr && i < kFirstComparisons; ++i) {
       Heartbeat(k, membership.token).IgnoreError();  // the exchange will report what is wrong
     }

@@ -40,6 +40,16 @@ TEST_F(ShardGroupTest, EveryShardIsToldItsPlace) {
   EXPECT_EQ(b_.joined.num_shards, 2u);
 }
 
+TEST_F(ShardGroupTest, EveryShardIsToldTheJobsIdentityInBothSteps) {
+  JoinRequest request;
+  request.identity = "id";
+  ASSERT_TRUE(Join(request).ok());
+  for (const FakeShard* shard : {&a_, &b_}) {
+    EXPECT_EQ(shard->joined.identity, "id");
+    EXPECT_EQ(shard->attached_identity, "id");
+  }
+}
+
 TEST_F(ShardGroupTest, LinkIsMeasuredOnceAndToldToAllShardsWithTheFirstOnesTerms) {
   b_.link = {1e6, {}};
   JoinRequest request;

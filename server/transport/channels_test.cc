@@ -50,7 +50,7 @@ class ChannelsTest : public ::testing::Test {
     const auto membership = node_->Join(request, Now() + kTestPatience);
     ASSERT_TRUE(membership.ok()) << membership.status();
     token_ = membership->token;
-    ASSERT_TRUE(node_->Attach(token_, sink_).ok());
+    ASSERT_TRUE(node_->Attach(token_, "", sink_).ok());
   }
 
   // Contributes chunks 0 to count-1 and waits for their results, so that all streams have been

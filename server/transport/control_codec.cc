@@ -144,6 +144,7 @@ v1::JoinRequest ToProto(const JoinRequest& request) {
   proto.set_round_timeout_ms(
       static_cast<uint64_t>(duration_cast<milliseconds>(request.round_timeout).count()));
   proto.set_window_chunks(request.window_chunks);
+  proto.set_identity(request.identity);
   SetLinkAndCosts(request.link, request.costs, &proto);
   for (const uint32_t host : request.hosts) proto.add_shard_hosts(host + 1);
   proto.mutable_shard_rates()->Add(request.shard_rates.begin(), request.shard_rates.end());

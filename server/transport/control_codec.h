@@ -20,8 +20,8 @@ v1::BucketId ToProto(BucketId id);
 // Encodes the values for ReadResidualResponse and WriteResidualRequest.
 std::string FloatsToBytes(std::span<const float> values);
 
-// Converts the request; also refuses a caller that does not speak kWireVersion, and names both
-// sides' versions.
+// Converts the request, except its identity, which counts only after CheckProof (proofs.h). Also
+// refuses a caller that does not speak kWireVersion, and names both sides' versions.
 absl::StatusOr<JoinRequest> FromProto(const v1::JoinRequest& proto);
 absl::StatusOr<BucketAnnouncement> FromProto(const v1::RegisterBucketRequest& proto);
 absl::StatusOr<Membership> FromProto(const v1::JoinResponse& proto);

@@ -4,9 +4,12 @@
 #include <chrono>
 
 #include "absl/strings/str_cat.h"
+#include "core/base/log.h"
 #include "server/transport/control_codec.h"
 #include "server/transport/link_probe.h"
+#include "server/transport/proofs.h"
 #include "server/transport/status_codec.h"
+#include "spdlog/spdlog.h"
 
 namespace thalweg {
 namespace {
@@ -37,10 +40,23 @@ grpc::Status ControlService::Probe(grpc::ServerContext* /*context*/,
       absl::StrCat("a probe of ", bytes, " bytes, expected at most ", kMaxProbeBytes)));
 }
 
+grpc::Status ControlService::Challenge(grpc::ServerContext* /*context*/,
+                                       const v1::ChallengeRequest* /*request*/,
+                                       v1::ChallengeResponse* response) {
+  response->set_nonce(challenges_.Draw(Now()));
+  return grpc::Status::OK;
+}
+
 grpc::Status ControlService::Join(grpc::ServerContext* context, const v1::JoinRequest* request,
                                   v1::JoinResponse* response) {
-  const absl::StatusOr<JoinRequest> parsed = FromProto(*request);
+  absl::StatusOr<JoinRequest> parsed = FromProto(*request);
   if (!parsed.ok()) return ToGrpc(parsed.status());
+  if (const absl::Status proved = CheckProof(*request, challenges_, Now()); !proved.ok()) {
+    // Strangers can cause this as often as they like, so it is not logged by default.
+    spdlog::debug("{}: refused to join: {}", context->peer(), Text(proved));
+    return ToGrpc(proved);
+  }
+  parsed->identity = request->identity();
   const absl::StatusOr<Membership> membership = shard_.Join(*parsed, AnswerBy(*context));
   if (!membership.ok()) return ToGrpc(membership.status());
   if (context->IsCancelled()) {

@@ -1,7 +1,9 @@
 // ControlService implements control.proto: unary calls to a Shard.
 #pragma once
 
+#include "core/base/clock.h"
 #include "core/base/exchange.h"
+#include "server/identity/challenges.h"
 #include "thalweg/v1/control.grpc.pb.h"
 
 namespace thalweg {
@@ -11,10 +13,13 @@ namespace thalweg {
 class ControlService final : public v1::Control::Service {
  public:
   // `shard` must outlive the service.
-  explicit ControlService(Shard& shard) : shard_(shard) {}
+  ControlService(Shard& shard, Duration challenge_lifetime)
+      : shard_(shard), challenges_(challenge_lifetime) {}
 
   grpc::Status Probe(grpc::ServerContext* context, const v1::ProbeRequest* request,
                      v1::ProbeResponse* response) override;
+  grpc::Status Challenge(grpc::ServerContext* context, const v1::ChallengeRequest* request,
+                         v1::ChallengeResponse* response) override;
   grpc::Status Join(grpc::ServerContext* context, const v1::JoinRequest* request,
                     v1::JoinResponse* response) override;
   grpc::Status RegisterBucket(grpc::ServerContext* context,
@@ -31,6 +36,7 @@ class ControlService final : public v1::Control::Service {
 
  private:
   Shard& shard_;
+  Challenges challenges_;
 };
 
 }  // namespace thalweg

@@ -64,13 +64,18 @@ class FakeShard : public Shard {
     joins.Add({request, deadline});
     if (on_join != nullptr) on_join();
     absl::StatusOr<Membership> answer = join_answer;
-    if (answer.ok()) answer->token += request.node;
+    if (!answer.ok()) return answer;
+    answer->token += request.node;
+    MutexLock lock(mutex_);
+    identities_[answer->token] = request.identity;
     return answer;
   }
-  absl::Status Attach(SessionToken token, std::shared_ptr<NodeSink> sink) override {
+  absl::Status Attach(SessionToken token, const std::string& identity,
+                      std::shared_ptr<NodeSink> sink) override {
     if (token < join_answer->token) return absl::NotFoundError("no such membership");
     {
       MutexLock lock(mutex_);
+      if (identity != identities_[token]) return absl::PermissionDeniedError("another identity");
       attached_[token] = sink;
     }
     sinks.Add(std::move(sink));
@@ -138,6 +143,7 @@ class FakeShard : public Shard {
  private:
   Mutex mutex_;
   std::map<SessionToken, std::shared_ptr<NodeSink>> attached_ ABSL_GUARDED_BY(mutex_);
+  std::map<SessionToken, std::string> identities_ ABSL_GUARDED_BY(mutex_);  // of Join; else empty
 };
 
 inline JoinRequest OfNode(uint32_t node) {

@@ -280,7 +280,8 @@ absl::StatusOr<ParsedFrame> ParseSmall(Cursor& in) {
   if (!frame.ParseFromString(bytes)) return Malformed(in, "not a Frame message");
   switch (frame.kind_case()) {
     case v1::Frame::kOpen:
-      return OpenFrame{frame.open().token(), frame.open().stream(), frame.open().num_streams()};
+      return OpenFrame{frame.open().token(), frame.open().stream(), frame.open().num_streams(),
+                       frame.open().identity(), frame.open().proof()};
     case v1::Frame::kFailure: {
       absl::Status why = StatusFromWire(frame.failure().code(), frame.failure().message());
       if (why.ok()) why = absl::UnknownError(frame.failure().message());
@@ -324,6 +325,8 @@ grpc::ByteBuffer EncodeOpen(const OpenFrame& open) {
   frame.mutable_open()->set_token(open.token);
   frame.mutable_open()->set_stream(open.stream);
   frame.mutable_open()->set_num_streams(open.num_streams);
+  frame.mutable_open()->set_identity(open.identity);
+  frame.mutable_open()->set_proof(open.proof);
   return Encode(frame);
 }
 

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <variant>
 
 #include "absl/status/status.h"
@@ -47,6 +48,8 @@ struct OpenFrame {
   SessionToken token = 0;
   uint32_t stream = 0;
   uint32_t num_streams = 1;
+  std::string identity = {};
+  std::string proof = {};  // CheckProof (proofs.h) says whether it fits
 };
 struct ChunkFrame {
   ChunkHeader header;

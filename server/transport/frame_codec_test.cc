@@ -166,6 +166,10 @@ TEST(FrameCodecTest, WorkedExampleOfTheDocumentation) {
   EXPECT_EQ(Flatten(EncodeChunk(header, payload)), expected);
   const std::string open("\x0a\x0d\x09\xef\xcd\xab\x89\x67\x45\x23\x01\x10\x01\x18\x02", 15);
   EXPECT_EQ(Flatten(EncodeOpen({0x0123456789abcdefu, 1, 2})), open);
+  const std::string identity(32, 'i');
+  const std::string proof(64, 'p');
+  EXPECT_EQ(Flatten(EncodeOpen({0x0123456789abcdefu, 1, 2, identity, proof})),
+            "\x0a\x71" + open.substr(2) + "\x22\x20" + identity + "\x2a\x40" + proof);
 }
 
 TEST(FrameCodecTest, ProtobufsChunkIsParsedAtEverySplit) {
@@ -261,12 +265,18 @@ TEST(FrameCodecTest, ParsedPayloadOutlivesTheBuffer) {
 }
 
 TEST(FrameCodecTest, SmallFramesRoundTrip) {
-  const auto parsed = ParseFrame(EncodeOpen({0x0123456789abcdefu, 3, 7}));
-  ASSERT_TRUE(parsed.ok());
-  const auto open = std::get<OpenFrame>(*parsed);
-  EXPECT_EQ(open.token, 0x0123456789abcdefu);
-  EXPECT_EQ(open.stream, 3u);
-  EXPECT_EQ(open.num_streams, 7u);
+  // An earlier release sends neither identity nor proof.
+  const std::vector<std::pair<std::string, std::string>> proofs = {{"", ""}, {"id", "proof"}};
+  for (const auto& [identity, proof] : proofs) {
+    const auto parsed = ParseFrame(EncodeOpen({0x0123456789abcdefu, 3, 7, identity, proof}));
+    ASSERT_TRUE(parsed.ok());
+    const auto open = std::get<OpenFrame>(*parsed);
+    EXPECT_EQ(open.token, 0x0123456789abcdefu);
+    EXPECT_EQ(open.stream, 3u);
+    EXPECT_EQ(open.num_streams, 7u);
+    EXPECT_EQ(open.identity, identity);
+    EXPECT_EQ(open.proof, proof);
+  }
   const absl::Status why = absl::DeadlineExceededError("job 'a': node 2 is missing");
   const auto failure = ParseFrame(EncodeFailure(why));
   ASSERT_TRUE(failure.ok());
@@ -416,7 +426,8 @@ std::string AnyFrame(Random& random) {
       return RandomBytes(random, random() % 40);
     case 1:
       return Flatten(EncodeOpen({random(), static_cast<uint32_t>(RandomValue(random)),
-                                 static_cast<uint32_t>(RandomValue(random))}));
+                                 static_cast<uint32_t>(RandomValue(random)),
+                                 RandomBytes(random, random() % 3), RandomBytes(random, 1)}));
     case 2:
       return Flatten(EncodeFailure(absl::AbortedError(RandomBytes(random, random() % 9))));
     case 3:
@@ -433,6 +444,8 @@ void ExpectSame(const ParsedFrame& parsed, const v1::Frame& expected) {
     ASSERT_EQ(open->token, expected.open().token());
     ASSERT_EQ(open->stream, expected.open().stream());
     ASSERT_EQ(open->num_streams, expected.open().num_streams());
+    ASSERT_EQ(open->identity, expected.open().identity());
+    ASSERT_EQ(open->proof, expected.open().proof());
   } else if (const auto* failure = std::get_if<FailureFrame>(&parsed)) {
     ASSERT_TRUE(expected.has_failure());
     ASSERT_EQ(std::string(failure->why.message()), expected.failure().message());

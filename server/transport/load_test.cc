@@ -107,7 +107,7 @@ TEST_F(LoadTest, NodeThatReadsNothingDoesNotDelayAnother) {
   const TimePoint deadline = Now() + kTestPatience;
   const auto membership = node->Join(OfNode(1), deadline);
   ASSERT_TRUE(membership.ok()) << membership.status();
-  ASSERT_TRUE(node->Attach(membership->token, results).ok());
+  ASSERT_TRUE(node->Attach(membership->token, "", results).ok());
   for (uint32_t c = 0; c < 20; ++c) {
     const Contribution chunk{{{}, c, 1}, 5, WireFormat::kFloat32, kChunkBytes / 4, OneChunk()};
     ASSERT_TRUE(node->Contribute(membership->token, chunk).ok());
@@ -123,7 +123,7 @@ void ExchangeAFewChunks(RemoteShard& shard, uint32_t node) {
   const auto membership = shard.Join(OfNode(node), deadline);
   ASSERT_TRUE(membership.ok()) << membership.status();
   const auto sink = std::make_shared<RecordingSink>();
-  ASSERT_TRUE(shard.Attach(membership->token, sink).ok());
+  ASSERT_TRUE(shard.Attach(membership->token, "", sink).ok());
   for (uint32_t c = 0; c < kChunks; ++c) {
     const auto data = std::make_shared<std::string>(absl::StrCat("node ", node, " chunk ", c, " "));
     data->resize(40000, static_cast<char>(node));

@@ -47,7 +47,7 @@ class LoopbackTest : public ::testing::Test {
     const auto membership = node_->Join(ToShard(3), Soon());
     ASSERT_TRUE(membership.ok()) << membership.status();
     token_ = membership->token;
-    ASSERT_TRUE(node_->Attach(token_, sink_).ok());
+    ASSERT_TRUE(node_->Attach(token_, "", sink_).ok());
     ASSERT_EQ(shard_.sinks.WaitFor(1).size(), 1u);
   }
 
@@ -256,7 +256,7 @@ TEST_F(LoopbackTest, ResultsAfterTheFailureAreDropped) {
 }
 
 TEST_F(LoopbackTest, RefusedAttachReachesTheSink) {
-  ASSERT_TRUE(node_->Attach(1, sink_).ok());
+  ASSERT_TRUE(node_->Attach(1, "", sink_).ok());
   const absl::Status why = sink_->failures.WaitFor(1).front();
   EXPECT_EQ(why.code(), absl::StatusCode::kNotFound);
   EXPECT_THAT(Message(why), AllOf(HasSubstr(server_->address()), HasSubstr("no such membership")));
@@ -267,7 +267,7 @@ TEST_F(LoopbackTest, SecondAttachAndContributionWithoutAttachAreRefused) {
   EXPECT_EQ(Contribute(0, std::make_shared<std::string>("ab")).code(),
             absl::StatusCode::kFailedPrecondition);
   JoinAndAttach();
-  EXPECT_EQ(node_->Attach(token_, sink_).code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(node_->Attach(token_, "", sink_).code(), absl::StatusCode::kFailedPrecondition);
 }
 
 TEST_F(LoopbackTest, TooLongContributionIsRefusedBeforeItIsSent) {
@@ -320,7 +320,7 @@ TEST_F(LoopbackTest, LostNodeMakesItsJobFail) {
 TEST_F(LoopbackTest, NodesAndServersMayGoAtAnyTime) {
   for (int i = 0; i < 50; ++i) {
     const size_t attached_before = shard_.sinks.Get().size();
-    ASSERT_TRUE(node_->Attach(shard_.join_answer->token + i, sink_).ok());
+    ASSERT_TRUE(node_->Attach(shard_.join_answer->token + i, "", sink_).ok());
     if (i % 2 == 0) shard_.sinks.WaitFor(attached_before + 1);
     if (i % 3 == 0) server_.reset();
     node_.reset();

@@ -34,7 +34,7 @@ class LossyLoopbackTest : public ::testing::TestWithParam<WireFormat> {
     const auto membership = node_->Join({}, Soon());
     ASSERT_TRUE(membership.ok()) << membership.status();
     token_ = membership->token;
-    ASSERT_TRUE(node_->Attach(token_, sink_).ok());
+    ASSERT_TRUE(node_->Attach(token_, "", sink_).ok());
   }
 
   static std::shared_ptr<std::string> RandomBytes(size_t size) {

@@ -48,7 +48,7 @@ absl::Status NodeStreams::Begin(uint32_t index) {
     attaching_ = true;
   }
   std::optional<absl::Status> attached;
-  if (first) attached = shard_.Attach(token_, shared_from_this());
+  if (first) attached = shard_.Attach(key_.token, key_.identity, shared_from_this());
 
   std::shared_ptr<ServerStream> stream;
   std::optional<End> end;
@@ -81,21 +81,22 @@ absl::Status NodeStreams::Contribute(uint32_t index, ChunkFrame chunk) {
                                                    ", expected it on stream ", expected));
   }
   counters_.received.Add(static_cast<double>(chunk.payload.SizeBytes()));
-  return shard_.Contribute(token_, Contribution{header.id, header.epoch, header.wire, header.elems,
-                                                std::move(chunk.payload), header.loss_scale});
+  return shard_.Contribute(key_.token,
+                           Contribution{header.id, header.epoch, header.wire, header.elems,
+                                        std::move(chunk.payload), header.loss_scale});
 }
 
 void NodeStreams::Refuse(const absl::Status& why) {
   const bool leaving = BeginLeave();
   EndAll({.why = why});
-  if (leaving) shard_.Leave(token_, why);
+  if (leaving) shard_.Leave(key_.token, why);
 }
 
 void NodeStreams::Lost(uint32_t index, const absl::Status& end) {
   // Our own reason is sent before the failure that Leave causes, as in Refuse.
   if (!end.ok()) EndAll({.why = end});
   if (BeginLeave()) {
-    shard_.Leave(token_, absl::UnavailableError("lost its connection to the shard"));
+    shard_.Leave(key_.token, absl::UnavailableError("lost its connection to the shard"));
   }
   std::shared_ptr<ServerStream> stream;
   {
@@ -174,9 +175,10 @@ absl::StatusOr<std::shared_ptr<NodeStreams>> NodeTable::Admit(
                                                    kMaxStreams, " streams, counted from 0"));
   }
   MutexLock lock(mutex_);
-  std::shared_ptr<NodeStreams>& node = nodes_[open.token];
+  const NodeStreams::Key key{open.token, open.identity};
+  std::shared_ptr<NodeStreams>& node = nodes_[key];
   if (node == nullptr) {
-    node = std::make_shared<NodeStreams>(open.token, open.num_streams, shard_, counters_);
+    node = std::make_shared<NodeStreams>(key, open.num_streams, shard_, counters_);
   }
   THALWEG_RETURN_IF_ERROR(node->Add(open, std::move(stream)));
   return node;
@@ -184,7 +186,7 @@ absl::StatusOr<std::shared_ptr<NodeStreams>> NodeTable::Admit(
 
 void NodeTable::Release(NodeStreams& node, uint32_t index) {
   MutexLock lock(mutex_);
-  if (node.Remove(index)) nodes_.erase(node.token());
+  if (node.Remove(index)) nodes_.erase(node.key());
 }
 
 }  // namespace thalweg

@@ -6,6 +6,8 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -22,14 +24,22 @@ class ServerStream;
 // left, and the shard for as long as it likes. It calls neither the shard nor gRPC under its lock.
 class NodeStreams final : public NodeSink, public std::enable_shared_from_this<NodeStreams> {
  public:
-  NodeStreams(SessionToken token, uint32_t num_streams, Shard& shard, StreamCounters counters)
-      : token_(token),
+  // A Key names the node of a stream. A stream that has proved another identity than the token's
+  // owner belongs to another node, and ends without touching the owner.
+  struct Key {
+    SessionToken token = 0;
+    std::string identity = {};
+    auto operator<=>(const Key&) const = default;
+  };
+
+  NodeStreams(Key key, uint32_t num_streams, Shard& shard, StreamCounters counters)
+      : key_(std::move(key)),
         num_streams_(num_streams),
         shard_(shard),
         counters_(counters),
         streams_(num_streams) {}
 
-  SessionToken token() const { return token_; }
+  const Key& key() const { return key_; }
 
   // Adds the stream as number open.stream; called by the NodeTable. Returns InvalidArgument when
   // the number of streams differs from the first stream's, AlreadyExists when that stream is open.
@@ -69,7 +79,7 @@ class NodeStreams final : public NodeSink, public std::enable_shared_from_this<N
   // ends are reasons to leave too, but not the first.
   bool BeginLeave();
 
-  const SessionToken token_;
+  const Key key_;
   const uint32_t num_streams_;
   Shard& shard_;
   const StreamCounters counters_;
@@ -84,13 +94,14 @@ class NodeStreams final : public NodeSink, public std::enable_shared_from_this<N
   bool has_left_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
-// A NodeTable holds the nodes that have streams, by token. It is thread-safe.
+// A NodeTable holds the nodes that have streams. It is thread-safe.
 class NodeTable {
  public:
   // The references must outlive the table.
   NodeTable(Shard& shard, StreamCounters counters) : shard_(shard), counters_(counters) {}
 
-  // Returns the node that the stream belongs to; creates it for its first stream.
+  // Returns the node that the stream belongs to; creates it for its first stream. Requires that the
+  // frame's proof has been checked.
   absl::StatusOr<std::shared_ptr<NodeStreams>> Admit(const OpenFrame& open,
                                                      std::shared_ptr<ServerStream> stream);
   // Removes the stream, whose gRPC operations have all completed.
@@ -104,7 +115,7 @@ class NodeTable {
 
   // This lock is held during Add and Remove, so that no stream joins a node that is being removed.
   Mutex mutex_;
-  std::map<SessionToken, std::shared_ptr<NodeStreams>> nodes_ ABSL_GUARDED_BY(mutex_);
+  std::map<NodeStreams::Key, std::shared_ptr<NodeStreams>> nodes_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace thalweg

@@ -16,6 +16,7 @@
 #include "server/transport/credentials.h"
 #include "server/transport/link_probe.h"
 #include "server/transport/poller.h"
+#include "server/transport/proofs.h"
 #include "server/transport/shard_streams.h"
 #include "server/transport/status_codec.h"
 #include "spdlog/spdlog.h"
@@ -73,16 +74,18 @@ class GrpcRemoteShard final : public RemoteShard {
     }
     OpenConnections(request.link);
     v1::JoinResponse response;
-    THALWEG_RETURN_IF_ERROR(CallConnected(deadline, [&] {
-      return Call(&v1::Control::Stub::Join, ToProto(request), &response, deadline);
-    }));
+    THALWEG_RETURN_IF_ERROR(
+        CallConnected(deadline, [&] { return ProveAndJoin(request, &response, deadline); }));
     absl::StatusOr<Membership> membership = FromProto(response);
     if (!membership.ok()) return Named(membership.status());
     spdlog::debug("joined '{}' at {}, release {}", request.job, peer(), response.server_version());
+    MutexLock lock(mutex_);
+    signers_[membership->token] = request.signer;
     return membership;
   }
 
-  absl::Status Attach(SessionToken token, std::shared_ptr<NodeSink> sink) override {
+  absl::Status Attach(SessionToken token, const std::string& identity,
+                      std::shared_ptr<NodeSink> sink) override {
     // The lock is held during Open, which only starts the streams, so that a second Attach finds
     // this one.
     MutexLock lock(mutex_);
@@ -90,7 +93,10 @@ class GrpcRemoteShard final : public RemoteShard {
     if (!is_new) {
       return absl::FailedPreconditionError(absl::StrCat("already attached to ", peer_));
     }
-    entry->second = ShardStreams::Open(connections_, peer_, token, std::move(sink), counters_);
+    const auto signer = signers_.find(token);
+    const ShardStreams::Ticket ticket{token, identity,
+                                      signer == signers_.end() ? nullptr : signer->second};
+    entry->second = ShardStreams::Open(connections_, peer_, ticket, std::move(sink), counters_);
     return absl::OkStatus();
   }
 
@@ -153,6 +159,7 @@ class GrpcRemoteShard final : public RemoteShard {
     {
       MutexLock lock(mutex_);
       if (auto entry = streams_.extract(token)) streams = std::move(entry.mapped());
+      signers_.erase(token);
     }
     if (streams != nullptr) streams->Detach();
 
@@ -184,6 +191,24 @@ class GrpcRemoteShard final : public RemoteShard {
     grpc::ClientContext context;
     context.set_deadline(ToSystemTime(deadline));
     return FromGrpc((control_.get()->*method)(&context, request, response));
+  }
+
+  absl::Status ProveAndJoin(const JoinRequest& request, v1::JoinResponse* response,
+                            TimePoint deadline) {
+    v1::JoinRequest proto = ToProto(request);
+    if (request.signer != nullptr) {
+      v1::ChallengeResponse challenge;
+      const absl::Status asked =
+          Call(&v1::Control::Stub::Challenge, v1::ChallengeRequest(), &challenge, deadline);
+      if (absl::IsUnimplemented(asked)) {
+        return absl::FailedPreconditionError(
+            "it cannot check a job's secret: install this node's release there");
+      }
+      THALWEG_RETURN_IF_ERROR(asked);
+      proto.set_nonce(challenge.nonce());
+      proto.set_proof(request.signer->Sign(JoinStatement(proto)));
+    }
+    return Call(&v1::Control::Stub::Join, proto, response, deadline);
   }
 
   // Returns what `call` returns, prefixed with the peer's name. The call starts when there is a
@@ -256,6 +281,8 @@ class GrpcRemoteShard final : public RemoteShard {
   std::string peer_ ABSL_GUARDED_BY(mutex_);
   std::vector<ShardStreams::Connection> connections_ ABSL_GUARDED_BY(mutex_);
   std::map<SessionToken, std::shared_ptr<ShardStreams>> streams_ ABSL_GUARDED_BY(mutex_);
+  // These prove the memberships' identities, if anything does.
+  std::map<SessionToken, std::shared_ptr<const JobSigner>> signers_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace

@@ -25,6 +25,8 @@ std::shared_ptr<ClientPollers> MakeClientPollers(uint32_t threads);
 // - MeasureLink and Join wait for a connection until their deadline, so nodes may start before the
 //   aggregator. If there is still none, Unavailable names the shard and the address, and says how
 //   the last attempt failed.
+// - Join and Attach prove the request's identity with its signer. Without one the shard refuses any
+//   identity.
 // - Attach does not wait for the shard's answer: the sink's OnFailed reports a refusal.
 // - A broken connection causes OnFailed(Unavailable), unless the node has left.
 // - Once Leave has begun, no new call to the sink starts; one in progress may still end.

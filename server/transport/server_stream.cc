@@ -3,9 +3,12 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "core/base/log.h"
 #include "core/base/status_macros.h"
 #include "server/transport/frame_codec.h"
+#include "server/transport/proofs.h"
 #include "server/transport/status_codec.h"
+#include "spdlog/spdlog.h"
 
 namespace thalweg {
 
@@ -45,6 +48,7 @@ void ServerStream::OnRead(bool ok) {
     return;
   }
   if (opening) {
+    spdlog::debug("{}: refused a stream: {}", context_.peer(), Text(status));
     End(status);  // no node owns the stream yet, so the node that it names is not failed
   } else {
     node_->Refuse(status);
@@ -70,6 +74,7 @@ absl::Status ServerStream::Handle() {
   }
   if (const auto* open = std::get_if<OpenFrame>(&*parsed)) {
     if (node_ != nullptr) return absl::InvalidArgumentError("node sent a second open frame");
+    THALWEG_RETURN_IF_ERROR(CheckProof(*open));
     THALWEG_ASSIGN_OR_RETURN(node_, nodes_.Admit(*open, shared_from_this()));
     index_ = open->stream;
     return node_->Begin(index_);

@@ -30,8 +30,8 @@ constexpr Duration kCancelTime = std::chrono::seconds(10);
 
 class GrpcShardServer final : public ShardServer {
  public:
-  GrpcShardServer(Shard& shard, MetricRegistry& metrics)
-      : control_(shard), nodes_(shard, StreamCounters::In(metrics, "server")) {}
+  GrpcShardServer(Shard& shard, Duration challenge_lifetime, MetricRegistry& metrics)
+      : control_(shard, challenge_lifetime), nodes_(shard, StreamCounters::In(metrics, "server")) {}
   ~GrpcShardServer() override { Stop(Duration::zero()); }
 
   absl::Status Listen(const Options& options) {
@@ -91,7 +91,7 @@ class GrpcShardServer final : public ShardServer {
 absl::StatusOr<std::unique_ptr<ShardServer>> ShardServer::Start(const Options& options,
                                                                 Shard& shard,
                                                                 MetricRegistry& metrics) {
-  auto server = std::make_unique<GrpcShardServer>(shard, metrics);
+  auto server = std::make_unique<GrpcShardServer>(shard, options.challenge_lifetime, metrics);
   THALWEG_RETURN_IF_ERROR(server->Listen(options));
   return server;
 }

@@ -1,6 +1,7 @@
 // ShardServer serves one Shard to the network: Control and Exchange of proto/thalweg/v1.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -15,7 +16,9 @@ namespace thalweg {
 
 // A ShardServer is thread-safe. It checks what arrives before the shard sees it. A node that sends
 // malformed data fails its job with InvalidArgument; a node whose stream breaks fails it with
-// Unavailable (through Shard::Leave).
+// Unavailable (through Shard::Leave). The shard gets only identities that are proved: a stranger
+// who names one without its secret gets PermissionDenied, on a stream too, and disturbs nobody
+// else.
 //
 //   auto server = ShardServer::Start({.listen = "0.0.0.0:7070"}, shard, metrics);
 //   …
@@ -26,6 +29,8 @@ class ShardServer {
     std::string listen;    // host:port; port 0 takes a free one
     uint32_t threads = 1;  // ≥ 1; they receive, fold and send
     TlsFiles tls = {};     // with files: mutual TLS
+    // A node that proves its job's secret must join within this time after asking for a challenge.
+    Duration challenge_lifetime = std::chrono::seconds(30);
   };
 
   // Starts a server. `shard` and `metrics` must outlive it. Returns Unavailable when the address

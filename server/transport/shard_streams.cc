@@ -2,6 +2,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "server/transport/frame_codec.h"
+#include "server/transport/proofs.h"
 #include "server/transport/status_codec.h"
 
 namespace thalweg {
@@ -21,7 +22,7 @@ absl::Status LostStream(const std::string& peer, const grpc::Status& status) {
 }  // namespace
 
 std::shared_ptr<ShardStreams> ShardStreams::Open(const std::vector<Connection>& connections,
-                                                 std::string peer, SessionToken token,
+                                                 std::string peer, const Ticket& ticket,
                                                  std::shared_ptr<NodeSink> sink,
                                                  StreamCounters counters) {
   std::shared_ptr<ShardStreams> all(new ShardStreams(std::move(peer), std::move(sink), counters));
@@ -36,8 +37,9 @@ std::shared_ptr<ShardStreams> ShardStreams::Open(const std::vector<Connection>& 
   const auto num_streams = static_cast<uint32_t>(connections.size());
   for (uint32_t i = 0; i < num_streams; ++i) {
     all->streams_.push_back(std::make_unique<ClientStream>(*all));
-    all->streams_.back()->Prepare(connections[i].channel, *connections[i].queue,
-                                  {token, i, num_streams});
+    OpenFrame open{ticket.token, i, num_streams, ticket.identity};
+    if (ticket.signer != nullptr) open.proof = ticket.signer->Sign(StreamStatement(open));
+    all->streams_.back()->Prepare(connections[i].channel, *connections[i].queue, open);
   }
   // Streams start only when all are prepared: one that fails cancels the others from another
   // thread.

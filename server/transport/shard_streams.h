@@ -23,10 +23,16 @@ class ShardStreams {
     std::shared_ptr<grpc::Channel> channel;
     grpc::CompletionQueue* queue = nullptr;  // must outlive the streams
   };
-  // Opens a stream for `token` on each connection. `peer` names the shard in errors. The counters
-  // must outlive the streams, that is until WaitDone has returned true.
+  // A Ticket is a membership, and what proves to the shard that it is ours.
+  struct Ticket {
+    SessionToken token = 0;
+    std::string identity = {};
+    std::shared_ptr<const JobSigner> signer = nullptr;  // null: nothing proves the identity
+  };
+  // Opens a stream of the membership on each connection. `peer` names the shard in errors. The
+  // counters must outlive the streams, that is until WaitDone has returned true.
   static std::shared_ptr<ShardStreams> Open(const std::vector<Connection>& connections,
-                                            std::string peer, SessionToken token,
+                                            std::string peer, const Ticket& ticket,
                                             std::shared_ptr<NodeSink> sink,
                                             StreamCounters counters);
 

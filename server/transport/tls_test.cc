@@ -58,7 +58,7 @@ class TlsTest : public ::testing::Test {
     const auto membership = node.Join(OfNode(0), Now() + kTestPatience);
     ASSERT_TRUE(membership.ok()) << membership.status();
     token_ = membership->token;
-    ASSERT_TRUE(node.Attach(token_, sink_).ok());
+    ASSERT_TRUE(node.Attach(token_, "", sink_).ok());
   }
 
   const TestCa ca_;

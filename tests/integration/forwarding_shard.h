@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <span>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -20,8 +21,9 @@ class ForwardingShard : public Shard {
   absl::StatusOr<Membership> Join(const JoinRequest& request, TimePoint deadline) override {
     return shard_.Join(request, deadline);
   }
-  absl::Status Attach(SessionToken token, std::shared_ptr<NodeSink> sink) override {
-    return shard_.Attach(token, std::move(sink));
+  absl::Status Attach(SessionToken token, const std::string& identity,
+                      std::shared_ptr<NodeSink> sink) override {
+    return shard_.Attach(token, identity, std::move(sink));
   }
   absl::Status RegisterBucket(SessionToken token, const BucketAnnouncement& bucket,
                               TimePoint deadline) override {

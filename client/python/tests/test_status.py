@@ -70,6 +70,16 @@ def test_failure_is_shown_with_its_reason_once(monkeypatch):
     assert not lines[-2].strip().startswith("2 min")
 
 
+def test_jobs_of_one_name_with_different_keys_are_told_apart(monkeypatch):
+    jobs = [job(), job(identity="1a2b3c4d5e6f" + 52 * "0", state="gathering")]
+    lines = table([], [Look("a:1", "", shard(), jobs), Look("b:1", "", shard(), jobs)], monkeypatch)
+    heads = [line for line in lines if line.startswith("job ")]
+    assert [head.split(" · ")[:2] for head in heads] == [
+        ["job resnet (no key)", "running"],
+        ["job resnet (1a2b3c4d)", "gathering"],
+    ]
+
+
 def test_names_cannot_command_the_terminal(monkeypatch):
     lines = table([], [Look("a:1", "", shard(), [job(name="evil\x1b[2Jname\n")])], monkeypatch)
     assert any(line.startswith("job evil?[2Jname? ") for line in lines)

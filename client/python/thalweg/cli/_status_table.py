@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -131,12 +132,20 @@ def _shard_rows(before: Sequence[Look], now: Sequence[Look]) -> list[list[str]]:
 
 
 def merged_jobs(looks: Iterable[Look]) -> dict[str, Job]:
-    """Returns jobs by name, each merged from all shards that have answered."""
-    parts: dict[str, list[_Json]] = {}
+    """Returns jobs by name, each merged from all shards that have answered.
+
+    Jobs with different keys may have one name; the beginning of the key then follows it.
+    """
+    parts: dict[tuple[str, str], list[_Json]] = {}
     for look in looks:
         for job in look.jobs:
-            parts.setdefault(job["name"], []).append(job)
-    return {name: _merge(parts[name]) for name in sorted(parts)}
+            parts.setdefault((job["name"], job.get("identity", "")), []).append(job)
+    counts = Counter(name for name, _ in parts)
+
+    def label(name: str, identity: str) -> str:
+        return name if counts[name] == 1 else f"{name} ({identity[:8] or 'no key'})"
+
+    return {label(*key): _merge(parts[key]) for key in sorted(parts)}
 
 
 def _merge(parts: Sequence[_Json]) -> Job:
