@@ -15,4 +15,9 @@ class JobSigner {
   virtual std::string Sign(const std::string& message) const = 0;
 };
 
+// Returns the identity of a job that may have no secret, and then none.
+inline std::string IdentityOf(const JobSigner* signer) {
+  return signer == nullptr ? std::string() : signer->public_key();
+}
+
 }  // namespace thalweg

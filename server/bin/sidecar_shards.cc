@@ -8,6 +8,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "core/base/status_macros.h"
+#include "server/identity/job_key.h"
 #include "server/net/address.h"
 
 namespace thalweg {
@@ -32,8 +33,8 @@ absl::StatusOr<std::unique_ptr<SidecarShards>> SidecarShards::Start(const Option
   const bool is_hosting = !options.listen.empty();
   ShardDirectory::Options directory;
   if (is_hosting || addresses.empty()) {
-    shards->own_ =
-        std::make_unique<Aggregator>(Aggregator::Options{.trace = options.trace}, registry);
+    shards->own_ = std::make_unique<Aggregator>(
+        Aggregator::Options{.trace = options.trace, .hosted_only = is_hosting}, registry);
   }
   const RemoteShard::Options remote{options.channels, MakeClientPollers(options.threads),
                                     options.tls};
@@ -48,9 +49,16 @@ absl::StatusOr<std::unique_ptr<SidecarShards>> SidecarShards::Start(const Option
   };
   if (is_hosting) {
     THALWEG_RETURN_IF_ERROR(shards->Listen(registry));
-    directory.hosted = {shards->own_.get(), shards->server_->address(),
-                        [](const auto&, const auto&) { return std::shared_ptr<void>(); }};
+    directory.hosted = {
+        shards->own_.get(), shards->server_->address(),
+        [own = shards->own_.get()](const std::string& job, const std::string& identity) {
+          return std::shared_ptr<void>(own->Host(job, identity));
+        }};
   }
+  directory.make_signer =
+      [](const std::string& secret) -> absl::StatusOr<std::shared_ptr<const JobSigner>> {
+    return JobKey::FromHex(secret);
+  };
   shards->directory_ = std::make_unique<ShardDirectory>(std::move(directory));
   return shards;
 }

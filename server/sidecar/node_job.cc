@@ -23,6 +23,12 @@ bool HasSteps(const CodecPolicy& policy) {
                      [](const CodecSpec& codec) { return codec.kind == CodecKind::kPowerSgd; });
 }
 
+std::vector<Shard*> Pointers(const std::vector<std::shared_ptr<Shard>>& owners) {
+  std::vector<Shard*> shards;
+  for (const auto& owner : owners) shards.push_back(owner.get());
+  return shards;
+}
+
 // Passes on what one shard tells the job. It refers to the job weakly, because shards may hold a
 // sink longer.
 class ShardSink : public NodeSink {
@@ -43,9 +49,10 @@ class ShardSink : public NodeSink {
 
 }  // namespace
 
-std::shared_ptr<NodeJob> NodeJob::Start(const ipc::Hello& first, std::vector<Shard*> shards,
+std::shared_ptr<NodeJob> NodeJob::Start(const ipc::Hello& first,
+                                        const ShardDirectory::JobShards& shards,
                                         NodeContext& context) {
-  std::shared_ptr<NodeJob> job(new NodeJob(first, std::move(shards), context));
+  std::shared_ptr<NodeJob> job(new NodeJob(first, shards, context));
   NodeJob* raw = job.get();  // the destructor joins the threads
   job->run_thread_ = Thread("job-run", [raw] { raw->Run(); });
   if (HasSteps(job->spec_.codec)) {
@@ -56,14 +63,16 @@ std::shared_ptr<NodeJob> NodeJob::Start(const ipc::Hello& first, std::vector<Sha
   return job;
 }
 
-NodeJob::NodeJob(const ipc::Hello& first, std::vector<Shard*> shards, NodeContext& context)
+NodeJob::NodeJob(const ipc::Hello& first, const ShardDirectory::JobShards& shards,
+                 NodeContext& context)
     : spec_(first),
       timeout_{std::chrono::milliseconds(first.timeout_ms)},
       created_(Now()),
+      signer_(shards.signer),
       context_(context),
       outcome_(first.job),
       report_(first, context.metrics, context.trace),
-      shards_(std::move(shards), context.metrics.registry, context.trace),
+      shards_(Pointers(shards.shards), context.metrics.registry, context.trace),
       compression_(first.job, first.codec, first.num_nodes, shards_.size(), context.metrics),
       buckets_(states_, compression_),
       runner_({first.node, first.num_nodes, first.world_size, timeout_, context.threads,
@@ -185,6 +194,8 @@ absl::Status NodeJob::JoinShards() {
   request.window_chunks = context_.window_chunks;
   request.codec = spec_.codec;
   request.round_timeout = timeout_.shard();
+  request.identity = IdentityOf(signer_.get());
+  request.signer = signer_;
   for (const ShardPlace& place : spec_.shards) request.hosts.push_back(place.host);
   request.costs = MeasureCosts(compression_.candidates(), spec_.num_nodes, context_.threads);
   const std::weak_ptr<NodeJob> self = weak_from_this();

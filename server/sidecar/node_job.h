@@ -11,7 +11,6 @@
 #include <cstdint>
 #include <memory>
 #include <string>
-#include <vector>
 
 #include "absl/status/status.h"
 #include "core/base/exchange.h"
@@ -36,9 +35,11 @@ namespace thalweg {
 // shard.
 class NodeJob : public std::enable_shared_from_this<NodeJob>, private RoundRunner::Listener {
  public:
-  // Shared: shards hold sinks that refer to the job weakly. The job uses the shards until Stop has
-  // returned.
-  static std::shared_ptr<NodeJob> Start(const ipc::Hello& first, std::vector<Shard*> shards,
+  // Shared: shards hold sinks that refer to the job weakly. The job uses the shards, which it does
+  // not own, until Stop has returned: the last reference to it may be a sink's, which must not
+  // release a shard.
+  static std::shared_ptr<NodeJob> Start(const ipc::Hello& first,
+                                        const ShardDirectory::JobShards& shards,
                                         NodeContext& context);
 
   // Takes a worker in. A worker that contradicts the job is refused, and fails the job while it
@@ -69,7 +70,7 @@ class NodeJob : public std::enable_shared_from_this<NodeJob>, private RoundRunne
   std::string name() const { return spec_.job; }
 
  private:
-  NodeJob(const ipc::Hello& first, std::vector<Shard*> shards, NodeContext& context);
+  NodeJob(const ipc::Hello& first, const ShardDirectory::JobShards& shards, NodeContext& context);
 
   void OnComplete(const ipc::Complete& message) override { roster_.TellAll(message); }
   void OnFailed(const absl::Status& why) override { Fail(why); }
@@ -84,6 +85,7 @@ class NodeJob : public std::enable_shared_from_this<NodeJob>, private RoundRunne
   const ipc::Hello spec_;  // of the worker that came first
   const LayeredTimeout timeout_;
   const TimePoint created_;
+  const std::shared_ptr<const JobSigner> signer_;  // null: the job has no secret
   NodeContext& context_;
 
   JobOutcome outcome_;

@@ -13,32 +13,44 @@ std::shared_ptr<Shard> Unowned(Shard* shard) { return {std::shared_ptr<void>(), 
 
 }  // namespace
 
-absl::StatusOr<std::vector<std::shared_ptr<Shard>>> ShardDirectory::ShardsOf(
-    const ipc::Hello& hello) {
-  std::vector<std::shared_ptr<Shard>> shards;
+absl::StatusOr<ShardDirectory::JobShards> ShardDirectory::ShardsOf(const ipc::Hello& hello) {
+  JobShards job;
+  THALWEG_ASSIGN_OR_RETURN(job.signer, SignerOf(hello.secret));
+  if (options_.hosted.shard != nullptr) {
+    job.invitation = options_.hosted.invite(hello.job, IdentityOf(job.signer.get()));
+  }
   if (hello.shards.empty()) {
-    for (Shard* const shard : options_.configured) shards.push_back(Unowned(shard));
+    for (Shard* const shard : options_.configured) job.shards.push_back(Unowned(shard));
   }
   for (const ShardPlace& place : hello.shards) {
-    if (place.host == hello.node) {
-      if (options_.hosted.shard == nullptr) {
-        return absl::InvalidArgumentError(
-            absl::StrCat("node ", hello.node, " is to host a shard at ", place.address,
-                         ", but its sidecar hosts none: start it with --shard-listen"));
-      }
-      shards.push_back(Unowned(options_.hosted.shard));
-      continue;
-    }
-    if (options_.connect == nullptr) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("this sidecar cannot connect to a shard at ", place.address));
-    }
-    MutexLock lock(mutex_);
-    std::shared_ptr<Shard>& known = by_address_[place.address];
-    if (known == nullptr) known = options_.connect(place.address);
-    shards.push_back(known);
+    THALWEG_ASSIGN_OR_RETURN(job.shards.emplace_back(), Find(place, hello.node));
   }
-  return shards;
+  return job;
+}
+
+absl::StatusOr<std::shared_ptr<Shard>> ShardDirectory::Find(const ShardPlace& place,
+                                                            uint32_t node) {
+  if (place.host == node) {
+    if (options_.hosted.shard != nullptr) return Unowned(options_.hosted.shard);
+    return absl::InvalidArgumentError(
+        absl::StrCat("node ", node, " is to host a shard at ", place.address,
+                     ", but its sidecar hosts none: start it with --shard-listen"));
+  }
+  if (options_.connect == nullptr) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("this sidecar cannot connect to a shard at ", place.address));
+  }
+  MutexLock lock(mutex_);
+  std::shared_ptr<Shard>& known = by_address_[place.address];
+  if (known == nullptr) known = options_.connect(place.address);
+  return known;
+}
+
+absl::StatusOr<std::shared_ptr<const JobSigner>> ShardDirectory::SignerOf(
+    const std::string& secret) const {
+  if (secret.empty()) return nullptr;
+  if (options_.make_signer != nullptr) return options_.make_signer(secret);
+  return absl::InvalidArgumentError("this sidecar serves no jobs that have a secret");
 }
 
 absl::StatusOr<ShardDirectory::Offer> ShardDirectory::OfferTo(const ipc::HostShard& request) {
@@ -46,7 +58,8 @@ absl::StatusOr<ShardDirectory::Offer> ShardDirectory::OfferTo(const ipc::HostSha
   offer.answer.aggregators = options_.addresses;
   if (options_.hosted.shard == nullptr) return offer;
   offer.answer.address = options_.hosted.address;
-  THALWEG_ASSIGN_OR_RETURN(offer.invitation, options_.hosted.invite(request.job, request.secret));
+  THALWEG_ASSIGN_OR_RETURN(const auto signer, SignerOf(request.secret));
+  offer.invitation = options_.hosted.invite(request.job, IdentityOf(signer.get()));
   return offer;
 }
 

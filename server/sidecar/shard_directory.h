@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "core/base/exchange.h"
+#include "core/base/job_signer.h"
 #include "core/base/mutex.h"
 #include "core/ipc/message.h"
 
@@ -20,9 +21,8 @@ class ShardDirectory {
   struct Hosted {
     Shard* shard = nullptr;  // null: this sidecar hosts none
     std::string address;     // host:port at which other nodes reach it
-    // Lets the nodes of a job that knows the secret join, until the result is released.
-    std::function<absl::StatusOr<std::shared_ptr<void>>(const std::string& job,
-                                                        const std::string& secret)>
+    // Lets nodes join the job with this identity until the result is released.
+    std::function<std::shared_ptr<void>(const std::string& job, const std::string& identity)>
         invite;
   };
   struct Options {
@@ -34,12 +34,21 @@ class ShardDirectory {
     // Makes a shard that connects to the address at its first call. Null: jobs may only name the
     // hosted shard.
     std::function<std::shared_ptr<Shard>(const std::string& address)> connect;
+    // Makes a signer from a job's secret. Null: jobs must not have any.
+    std::function<absl::StatusOr<std::shared_ptr<const JobSigner>>(const std::string& secret)>
+        make_signer;
   };
   explicit ShardDirectory(Options options) : options_(std::move(options)) {}
 
-  // Returns the shards of the job that the worker describes, in order. Its own node's shard is
-  // called directly. InvalidArgument: a shard that cannot be had.
-  absl::StatusOr<std::vector<std::shared_ptr<Shard>>> ShardsOf(const ipc::Hello& hello);
+  struct JobShards {
+    std::vector<std::shared_ptr<Shard>> shards;  // in order
+    std::shared_ptr<const JobSigner> signer;     // null: the job has no secret
+    std::shared_ptr<void> invitation;            // of this node to the hosted shard
+  };
+  // Returns what the job that the worker describes needs, to be held while the job lasts. Its own
+  // node's shard is called directly. InvalidArgument: a shard that cannot be had, or a malformed
+  // secret.
+  absl::StatusOr<JobShards> ShardsOf(const ipc::Hello& hello);
   // What this sidecar offers to a job; the caller holds the invitation while nodes may join.
   struct Offer {
     ipc::ShardHosted answer;
@@ -52,6 +61,9 @@ class ShardDirectory {
   void Prune();
 
  private:
+  absl::StatusOr<std::shared_ptr<const JobSigner>> SignerOf(const std::string& secret) const;
+  absl::StatusOr<std::shared_ptr<Shard>> Find(const ShardPlace& place, uint32_t node);
+
   const Options options_;
   Mutex mutex_;
   std::map<std::string, std::shared_ptr<Shard>> by_address_ ABSL_GUARDED_BY(mutex_);

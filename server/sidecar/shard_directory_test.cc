@@ -10,19 +10,35 @@ namespace {
 
 using ::testing::HasSubstr;
 
+class FakeSigner : public JobSigner {
+ public:
+  explicit FakeSigner(std::string key) : key_(std::move(key)) {}
+  const std::string& public_key() const override { return key_; }
+  std::string Sign(const std::string&) const override { return ""; }
+
+ private:
+  const std::string key_;
+};
+
 class ShardDirectoryTest : public ::testing::Test {
  protected:
   ShardDirectory Directory(Shard* hosted) {
     ShardDirectory::Hosted host;
     if (hosted != nullptr) {
-      host = {hosted, "10.0.0.1:7100", [this](const std::string& job, const std::string&) {
-                invited_ = std::make_shared<std::string>(job);
+      host = {hosted, "10.0.0.1:7100", [this](const std::string& job, const std::string& identity) {
+                invited_ = std::make_shared<std::string>(job + ", " + identity);
                 return invited_;
               }};
     }
-    return ShardDirectory({{&configured_}, {"agg:7070"}, host, [this](const std::string& address) {
+    return ShardDirectory({{&configured_},
+                           {"agg:7070"},
+                           host,
+                           [this](const std::string& address) {
                              connected_.push_back(address);
                              return std::make_shared<FakeShard>();
+                           },
+                           [](const std::string& secret) {
+                             return std::make_shared<const FakeSigner>("key of " + secret);
                            }});
   }
   static ipc::Hello NodeOne(std::vector<ShardPlace> shards) {
@@ -42,8 +58,8 @@ TEST_F(ShardDirectoryTest, JobThatNamesNoShardsGetsTheConfiguredOnes) {
   ShardDirectory directory = Directory(nullptr);
   const auto shards = directory.ShardsOf(NodeOne({}));
   ASSERT_TRUE(shards.ok());
-  ASSERT_EQ(shards->size(), 1u);
-  EXPECT_EQ((*shards)[0].get(), &configured_);
+  ASSERT_EQ(shards->shards.size(), 1u);
+  EXPECT_EQ(shards->shards[0].get(), &configured_);
 }
 
 TEST_F(ShardDirectoryTest, OwnShardIsCalledDirectlyAndOthersByTheirAddress) {
@@ -51,8 +67,8 @@ TEST_F(ShardDirectoryTest, OwnShardIsCalledDirectlyAndOthersByTheirAddress) {
   const auto shards =
       directory.ShardsOf(NodeOne({{"10.0.0.2:7100", 0}, {"10.0.0.1:7100", 1}, {"agg:1", kNoHost}}));
   ASSERT_TRUE(shards.ok());
-  ASSERT_EQ(shards->size(), 3u);
-  EXPECT_EQ((*shards)[1].get(), &own_);
+  ASSERT_EQ(shards->shards.size(), 3u);
+  EXPECT_EQ(shards->shards[1].get(), &own_);
   EXPECT_EQ(connected_, (std::vector<std::string>{"10.0.0.2:7100", "agg:1"}));
 }
 
@@ -60,12 +76,12 @@ TEST_F(ShardDirectoryTest, JobsShareAConnectionUntilTheLastOneHasEnded) {
   ShardDirectory directory = Directory(&own_);
   auto first = directory.ShardsOf(NodeOne({{"10.0.0.2:7100", 0}}));
   auto second = directory.ShardsOf(NodeOne({{"10.0.0.2:7100", 0}}));
-  EXPECT_EQ((*first)[0], (*second)[0]);
-  const std::weak_ptr<Shard> shard = (*first)[0];
-  first->clear();
+  EXPECT_EQ(first->shards[0], second->shards[0]);
+  const std::weak_ptr<Shard> shard = first->shards[0];
+  first->shards.clear();
   directory.Prune();
   EXPECT_FALSE(shard.expired());
-  second->clear();
+  second->shards.clear();
   directory.Prune();
   EXPECT_TRUE(shard.expired());
 }
@@ -83,9 +99,23 @@ TEST_F(ShardDirectoryTest, OfferHasTheAddressAndInvitesTheJobWhileItLasts) {
   ASSERT_TRUE(offer.ok());
   EXPECT_EQ(offer->answer.address, "10.0.0.1:7100");
   EXPECT_EQ(offer->answer.aggregators, (std::vector<std::string>{"agg:7070"}));
-  EXPECT_EQ(*invited_, "job");
+  EXPECT_EQ(*invited_, "job, key of secret");
   EXPECT_EQ(invited_.use_count(), 2);
   offer->invitation.reset();
+  EXPECT_EQ(invited_.use_count(), 1);
+}
+
+TEST_F(ShardDirectoryTest, OwnNodeIsInvitedWhileItsJobLasts) {
+  ShardDirectory directory = Directory(&own_);
+  ipc::Hello hello = NodeOne({{"10.0.0.1:7100", 1}});
+  hello.job = "job";
+  hello.secret = "secret";
+  auto shards = directory.ShardsOf(hello);
+  ASSERT_TRUE(shards.ok());
+  EXPECT_EQ(shards->signer->public_key(), "key of secret");
+  EXPECT_EQ(*invited_, "job, key of secret");
+  EXPECT_EQ(invited_.use_count(), 2);
+  shards = ShardDirectory::JobShards();
   EXPECT_EQ(invited_.use_count(), 1);
 }
 

@@ -149,9 +149,7 @@ absl::StatusOr<std::shared_ptr<NodeJob>> Sidecar::FindJob(const ipc::Hello& hell
   if (found != jobs_.end()) return found->second.job;
   auto shards = context_.shards.ShardsOf(hello);
   if (!shards.ok()) return OfJob(hello.job, shards.status());
-  std::vector<Shard*> pointers;
-  for (const auto& shard : *shards) pointers.push_back(shard.get());
-  std::shared_ptr<NodeJob> job = NodeJob::Start(hello, std::move(pointers), context_);
+  std::shared_ptr<NodeJob> job = NodeJob::Start(hello, *shards, context_);
   jobs_[hello.job] = {job, *std::move(shards)};
   metrics_.jobs.Set(static_cast<double>(jobs_.size()));
   return job;

@@ -62,8 +62,7 @@ class Sidecar {
   struct Entry {
     // The ownership is shared: readers and shards' sinks use a job while the table removes it.
     std::shared_ptr<NodeJob> job;
-    // A sink must not release these, so that the job does not own them; it has been stopped before.
-    std::vector<std::shared_ptr<Shard>> shards;
+    ShardDirectory::JobShards shards;  // released after the job has been stopped
   };
 
   Sidecar(const Options& options, MetricRegistry& registry);
