@@ -140,7 +140,7 @@ TEST_F(AggregatorTest, SlowestLinkDecidesTheChunksOfAllNodesUnlessTheJobSaysSo) 
     r.link = r.node == 1 ? slow : fast;
     r.chunk_bytes = 0;
   };
-  const FlowPlan expected = PlanFlow(slow, 1, DType::kFloat32);
+  const FlowPlan expected = PlanFlow(slow, std::vector<uint32_t>{1}, DType::kFloat32);
   for (const auto& member : JoinAll(3, link)) {
     ASSERT_TRUE(member.ok()) << member.status();
     EXPECT_EQ(member->chunk_bytes, expected.chunk_bytes);

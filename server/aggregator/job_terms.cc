@@ -1,6 +1,7 @@
 // This file holds the parts of Job in which its nodes agree.
 #include <algorithm>
 #include <string>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -33,13 +34,10 @@ void Job::LearnLocked(const JoinRequest& request) {
 }
 
 void Job::BeginLocked() {
-  uint32_t num_shards = spec_.num_shards;
-  // The first shard chooses for all; the nodes tell the others its window.
-  if (spec_.shard == 0) {
-    plan_ = PlanShares(rates_.Resolve());
-    num_shards -= static_cast<uint32_t>(std::count(plan_.shares.begin(), plan_.shares.end(), 0u));
-  }
-  flow_ = PlanFlow(slowest_, num_shards, spec_.codec.fallback.wire);
+  // The first shard chooses for all; the nodes tell the others.
+  if (spec_.shard == 0) plan_ = PlanShares(rates_.Resolve());
+  const std::vector<uint32_t> equal(spec_.num_shards, 1);
+  flow_ = PlanFlow(slowest_, spec_.shard == 0 ? plan_.shares : equal, spec_.codec.fallback.wire);
   if (spec_.chunk_bytes != 0) flow_.chunk_bytes = spec_.chunk_bytes;
   if (spec_.window_chunks != 0) flow_.window_chunks = spec_.window_chunks;
   flow_.window_chunks = std::min(flow_.window_chunks, max_window_chunks_);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <numeric>
 
 namespace thalweg {
 namespace {
@@ -11,20 +12,27 @@ constexpr double kChunkSeconds = 0.004;
 constexpr uint64_t kSmallestChunk = 16 << 10;
 constexpr uint64_t kLargestChunk = 1 << 20;
 constexpr uint64_t kLocalChunk = 256 << 10;
-constexpr double kWindowSeconds = 0.1;
-constexpr uint32_t kSmallestWindow = 8;
+constexpr double kWindowSeconds = 0.04;
+constexpr double kChunksPerShard = 4;  // of an average share, in all windows of a node
+constexpr uint32_t kSmallestWindow = 6;
 constexpr uint32_t kLargestWindow = 64;
 
 }  // namespace
 
-FlowPlan PlanFlow(const LinkSpeed& slowest, uint32_t num_shards, DType wire) {
+FlowPlan PlanFlow(const LinkSpeed& slowest, std::span<const uint32_t> shares, DType wire) {
   const uint64_t raw_per_wire = SizeOf(DType::kFloat32) / SizeOf(wire);
-  if (slowest.bytes_per_second <= 0) return {raw_per_wire * kLocalChunk, kLargestWindow};
-  const double wanted = std::min(slowest.bytes_per_second * kChunkSeconds, 1.0 * kLargestChunk);
+  const double rate = slowest.bytes_per_second;
+  if (rate <= 0) return {raw_per_wire * kLocalChunk, kLargestWindow};
+  const double num_shards = static_cast<double>(shares.size()) -
+                            static_cast<double>(std::count(shares.begin(), shares.end(), 0u));
+  const double chunk_seconds =
+      std::min(kChunkSeconds, kWindowSeconds / (kChunksPerShard * num_shards));
+  const double wanted = std::min(rate * chunk_seconds, 1.0 * kLargestChunk);
   const uint64_t chunk = std::max(kSmallestChunk, std::bit_floor(static_cast<uint64_t>(wanted)));
   const double seconds = kWindowSeconds + 2 * ToSeconds(slowest.round_trip);
-  const double chunks =
-      std::ceil(slowest.bytes_per_second * seconds / static_cast<double>(chunk * num_shards));
+  const double largest_share = *std::max_element(shares.begin(), shares.end()) /
+                               std::accumulate(shares.begin(), shares.end(), 0.0);
+  const double chunks = std::ceil(rate * seconds / static_cast<double>(chunk) * largest_share);
   const double window = std::clamp<double>(chunks, kSmallestWindow, kLargestWindow);
   return {raw_per_wire * chunk, static_cast<uint32_t>(window)};
 }

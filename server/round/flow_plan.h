@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 
 #include "core/base/exchange.h"
 
@@ -10,16 +11,23 @@ namespace thalweg {
 
 struct FlowPlan {
   uint64_t chunk_bytes = 0;
-  uint32_t window_chunks = 0;  // per node and shard
+  uint32_t window_chunks = 0;  // per node, at the shard with the largest share
 };
 
+// `shares` are those of the job's shards, of which one at least is positive.
+//
 // Small chunks fill the pipeline sooner: a round ends about two chunks after the link has carried
 // its last byte. Large chunks cost less work per byte. A chunk gets as many bytes as the slowest
-// node's link carries in 4 ms, rounded to a power of two from 16 KiB to 1 MiB; without a network it
-// gets a size that stays in a core's cache. The bytes are counted on the wire: under a wire type of
-// half the size, chunk_bytes, which counts the gradient's bytes, is twice as much. The window
-// covers 100 ms and two round trips of that link, divided among the shards, and at least 8 chunks:
-// other nodes may be that late without leaving the link idle.
-FlowPlan PlanFlow(const LinkSpeed& slowest, uint32_t num_shards, DType wire);
+// node's link carries in 4 ms, or less where many shards have a share, rounded down to a power of
+// two from 16 KiB to 1 MiB; without a network it gets a size that stays in a core's cache. The
+// bytes are counted on the wire: under a wire type of half the size, chunk_bytes, which counts the
+// gradient's bytes, is twice as much.
+//
+// All windows of a node together cover 40 ms and two round trips of that link, and each is in
+// proportion to its shard's share: where links are shared by several shards' chunks, each shard
+// then gets the part of them that its share needs. More in flight would not fit into the queues of
+// switches; what they drop comes late, and whichever connection recovers first takes the link. The
+// largest window has at least 6 chunks, so that the others can be in proportion to it.
+FlowPlan PlanFlow(const LinkSpeed& slowest, std::span<const uint32_t> shares, DType wire);
 
 }  // namespace thalweg

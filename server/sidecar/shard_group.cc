@@ -114,7 +114,8 @@ absl::Status ShardGroup::Join(JoinRequest request,
     State& state = states_[k];
     state.share->Set(plan.shares[k] / total);
     const double window = std::ceil(state.membership->window_chunks * plan.shares[k] / largest);
-    state.window = std::max(static_cast<uint32_t>(window), kLeastWindow);
+    state.window = std::min(std::max(static_cast<uint32_t>(window), kLeastWindow),
+                            state.membership->window_chunks);
   }
   placements_.assign(kMaxParts, Placement(plan.shares));
   plan_ = std::move(plan);
