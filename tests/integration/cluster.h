@@ -19,10 +19,9 @@
 #include "server/aggregator/aggregator.h"
 #include "server/sidecar/device/cpu_device.h"
 #include "server/sidecar/sidecar.h"
+#include "tests/integration/outcome.h"
 
 namespace thalweg {
-
-inline constexpr Duration kPatience = std::chrono::seconds(60);  // far beyond what any test needs
 
 class Cluster {
  public:
@@ -131,25 +130,5 @@ class Cluster {
   std::vector<std::unique_ptr<ShardDirectory>> directories_;
   std::vector<std::unique_ptr<Sidecar>> sidecars_;
 };
-
-// An Outcome is the result of one Submit, as bytes.
-using Outcome = absl::StatusOr<std::vector<std::byte>>;
-
-inline std::future<Outcome> SubmitAsync(Session& session, BucketId id,
-                                        std::span<const std::byte> gradient) {
-  auto promise = std::make_shared<std::promise<Outcome>>();
-  session.Submit(id, gradient, [promise](absl::StatusOr<ReducedBucket> reduced) {
-    if (!reduced.ok()) return promise->set_value(reduced.status());
-    promise->set_value(std::vector<std::byte>(reduced->bytes.begin(), reduced->bytes.end()));
-  });
-  return promise->get_future();
-}
-
-// Waits with a bound, so that a hang becomes a failure.
-template <typename T>
-T Get(std::future<T>& future) {
-  if (future.wait_for(kPatience) != std::future_status::ready) std::abort();
-  return future.get();
-}
 
 }  // namespace thalweg

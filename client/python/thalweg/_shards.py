@@ -37,6 +37,12 @@ class Shards(NamedTuple):
     hosts: tuple[int, ...] = ()  # numbers of the nodes that host them; -1: a machine of its own
     nodes: tuple[Node, ...] = ()
 
+    def __str__(self) -> str:
+        if not self.addresses:
+            return ""
+        hosted = sum(host >= 0 for host in self.hosts)
+        return f"{len(self.addresses)} shards, {hosted} of them in sidecars"
+
     def hint(self, text: str, me: int) -> str:
         """Returns what to do about an error of node `me` that names a shard of another node."""
         for address, host in zip(self.addresses, self.hosts, strict=True):

@@ -37,12 +37,14 @@ class State:
         sidecar: str,
         ours: bool,
         listens: bool,
+        shards: str,
         place: _topology.Placement,
         left_out: LeftOut,
     ) -> None:
         self.job = job
         self.codec = codec
         self.sidecar = sidecar
+        self.shards = shards  # how many shards of which kind; empty: the sidecar's own
         self._ours = ours  # attach() started the sidecar, which ends with its last worker
         self._listens = listens  # it was started to serve a shard to other nodes
         self._place = place
@@ -92,7 +94,8 @@ class State:
 
     def summary(self) -> str:
         """Formats the statistics for people."""
-        return _stats.describe(self.codec, self.stats(), self.path, self._left_out)
+        path = f"{self.path}, {self.shards}" if self.shards else self.path
+        return _stats.describe(self.codec, self.stats(), path, self._left_out)
 
     def state_dict(self) -> dict[str, Any]:
         """Returns what the codec carries from step to step, for a checkpoint.

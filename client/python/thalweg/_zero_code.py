@@ -232,7 +232,8 @@ def _attach(module: DistributedDataParallel, activation: Activation) -> None:
         text = f"keeps its communication hook {hook}, which wins over {_reasons(activation)}"
     else:
         state = ddp.attach(module)
-        text = f"is attached as {state.job} with codec {state.codec}: {_reasons(activation)}"
+        where = f" and {state.shards}" if state.shards else ""
+        text = f"is attached as {state.job} with codec {state.codec}{where}: {_reasons(activation)}"
     _say(module, activation, logging.INFO, text)
 
 

@@ -149,6 +149,7 @@ def _attach(ddp_model: DistributedDataParallel, me: Introduction, network: Netwo
         sidecar=sidecars[rank],
         ours=not me.sidecar,
         listens=_topology.may_host(workers),
+        shards=str(shards),
         place=place,
         left_out=_left_out.find(me.codec, me.model, place.num_nodes),
     )
@@ -156,7 +157,10 @@ def _attach(ddp_model: DistributedDataParallel, me: Introduction, network: Netwo
     if place.local_rank == 0:
         for remark in state._left_out.remarks:
             _log.warning("job %s: %s", state.job, remark)
-    _log.info("job %s: rank %d, codec %s, path %s", state.job, rank, state.codec, state.path)
+    where = f", {state.shards}" if state.shards else ""
+    _log.info(
+        "job %s: rank %d, codec %s, path %s%s", state.job, rank, state.codec, state.path, where
+    )
     return state
 
 
