@@ -117,6 +117,34 @@ int Serve(const Flags& flags, Signals& signals) {
   return 0;
 }
 
+void AddOptions(CLI::App& app, Flags* flags) {
+  app.add_option("--socket", flags->socket, "Unix socket for the node's workers");
+  app.add_option("--aggregators", flags->aggregators,
+                 "host:port of every aggregator shard, comma separated, in the same order on all "
+                 "nodes; none: aggregate in this process (one node only, unless the workers name "
+                 "shards in sidecars)");
+  app.add_option("--shard-listen", flags->shard_listen,
+                 "host:port, or host:first-last, at which other nodes reach a shard that this "
+                 "process then serves to its jobs; port 0 takes a free one");
+  AddAutoOption(app, "--threads", "THALWEG_THREADS", 64, &flags->threads,
+                "Threads that fold the workers' shares, and as many that wait for aggregators; "
+                "auto: one per 8 cores, 4 at most");
+  AddAutoOption(app, "--channels", "THALWEG_CHANNELS", 16, &flags->channels,
+                "TCP connections to each aggregator; auto: by what the link carries");
+  AddAutoOption(app, "--window-chunks", "THALWEG_WINDOW_CHUNKS", kMaxWindowChunks,
+                &flags->window_chunks,
+                "Chunks sent to an aggregator and not answered yet; auto: by what the "
+                "link carries; the same on all nodes");
+  app.add_option("--timeout", flags->timeout_seconds,
+                 "With --exit-when-idle: seconds to wait for the first worker");
+  app.add_flag("--exit-when-idle", flags->exit_when_idle, "Exit once the last worker has left");
+  app.add_flag("--no-gpus", flags->no_gpus,
+               "Take gradients on GPUs through host memory, also where workers and this process "
+               "could share the GPUs' memory");
+  app.add_flag("--own-dir", flags->own_dir, "Remove the socket's folder at exit");
+  AddCommonOptions(app, &flags->common);
+}
+
 }  // namespace
 }  // namespace thalweg
 
@@ -131,32 +159,7 @@ int main(int argc, char** argv) {
   }
   CLI::App app(
       "Reduces the gradients of one node's workers and exchanges them with the aggregators.");
-  app.add_option("--socket", flags.socket, "Unix socket for the node's workers");
-  app.add_option("--aggregators", flags.aggregators,
-                 "host:port of every aggregator shard, comma separated, in the same order on all "
-                 "nodes; none: aggregate in this process (one node only, unless the workers name "
-                 "shards in sidecars)");
-  app.add_option("--shard-listen", flags.shard_listen,
-                 "host:port, or host:first-last, at which other nodes reach a shard that this "
-                 "process then serves to its jobs; port 0 takes a free one");
-  thalweg::AddAutoOption(
-      app, "--threads", "THALWEG_THREADS", 64, &flags.threads,
-      "Threads that fold the workers' shares, and as many that wait for aggregators; "
-      "auto: one per 8 cores, 4 at most");
-  thalweg::AddAutoOption(app, "--channels", "THALWEG_CHANNELS", 16, &flags.channels,
-                         "TCP connections to each aggregator; auto: by what the link carries");
-  thalweg::AddAutoOption(app, "--window-chunks", "THALWEG_WINDOW_CHUNKS", thalweg::kMaxWindowChunks,
-                         &flags.window_chunks,
-                         "Chunks sent to an aggregator and not answered yet; auto: by what the "
-                         "link carries; the same on all nodes");
-  app.add_option("--timeout", flags.timeout_seconds,
-                 "With --exit-when-idle: seconds to wait for the first worker");
-  app.add_flag("--exit-when-idle", flags.exit_when_idle, "Exit once the last worker has left");
-  app.add_flag("--no-gpus", flags.no_gpus,
-               "Take gradients on GPUs through host memory, also where workers and this process "
-               "could share the GPUs' memory");
-  app.add_flag("--own-dir", flags.own_dir, "Remove the socket's folder at exit");
-  thalweg::AddCommonOptions(app, &flags.common);
+  thalweg::AddOptions(app, &flags);
   CLI11_PARSE(app, argc, argv);
   if (const absl::Status status = thalweg::ApplyCommonOptions(flags.common); !status.ok()) {
     spdlog::error("{}", thalweg::Text(status));

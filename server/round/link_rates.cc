@@ -76,8 +76,9 @@ Links LinkRates::Resolve() const {
   for (size_t number = 0; number < links_.size(); ++number) {
     if (links_[number].least > 0) known.push_back(number);
   }
-  std::stable_sort(known.begin(), known.end(),
-                   [&](size_t a, size_t b) { return links_[a].least < links_[b].least; });
+  std::sort(known.begin(), known.end(), [&](size_t a, size_t b) {
+    return std::pair(links_[a].least, a) < std::pair(links_[b].least, b);
+  });
   std::vector<double> rates(links_.size());
   for (size_t begin = 0, end = 0; begin < known.size(); begin = end) {
     double most = links_[known[begin]].most;

@@ -5,6 +5,7 @@
 #include <functional>
 #include <iterator>
 #include <numeric>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -92,8 +93,8 @@ std::vector<uint32_t> ToWholeNumbers(const std::vector<double>& shares) {
   }
   std::vector<size_t> order(shares.size());
   std::iota(order.begin(), order.end(), size_t{0});
-  std::stable_sort(order.begin(), order.end(),
-                   [&](size_t a, size_t b) { return lost[a] > lost[b]; });
+  std::sort(order.begin(), order.end(),
+            [&](size_t a, size_t b) { return std::pair(-lost[a], a) < std::pair(-lost[b], b); });
   for (size_t i = 0; left > 0; i = (i + 1) % order.size(), --left) ++whole[order[i]];
   return whole;
 }
