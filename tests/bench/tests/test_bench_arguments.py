@@ -30,6 +30,7 @@ from thalweg_bench.cli import _types as types
         (["codec", "--shapes", "vgg16"], "'vgg16' is neither one of resnet50, bert-base, swin-t"),
         (["codec", "--shapes", "4x0"], "nor shapes such as 64x3x7x7,1000x2048"),
         (["codec", "--threads", "0"], "0 is not between 1 and 256"),
+        (["placement", "--nodes", "1,2"], "1 is not between 2 and 64"),
         (["latency", "--count", "0"], "0 is not between 1 and 100000"),
     ],
 )
@@ -44,7 +45,19 @@ def test_wrong_arguments_are_named_with_exit_code_2(capsys, arguments, message):
 
 @pytest.mark.parametrize(
     "case",
-    ["lab", "step", "latency", "sweep", "soak", "codec", "accuracy", "suite", "report", "micro"],
+    [
+        "lab",
+        "step",
+        "latency",
+        "sweep",
+        "soak",
+        "placement",
+        "codec",
+        "accuracy",
+        "suite",
+        "report",
+        "micro",
+    ],
 )
 def test_help_lists_the_exit_codes(capsys, case):
     with pytest.raises(SystemExit, match="0"):

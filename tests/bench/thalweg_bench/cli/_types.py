@@ -76,6 +76,15 @@ def names(known: Collection[str]) -> Callable[[str], tuple[str, ...]]:
     return parse
 
 
+def counts(low: int, high: int) -> Callable[[str], tuple[int, ...]]:
+    """Parses numbers from `low` to `high`, separated by commas."""
+
+    def parse(text: str) -> tuple[int, ...]:
+        return tuple(dict.fromkeys(number(low, high)(part) for part in text.split(",")))
+
+    return parse
+
+
 def seeds(text: str) -> tuple[int, ...]:
     """Parses whole numbers, separated by commas."""
     parts = text.split(",")
