@@ -10,6 +10,13 @@ from thalweg._shards import Node, Shards, arrange
 A, B, C = (Node(number, f"host{number}/boot", f"10.0.0.{number}:7000", ()) for number in range(3))
 
 
+@pytest.mark.parametrize(("local_shards", "hosted"), [("auto", 0), ("1", 3)])
+def test_with_as_many_aggregators_as_nodes_nodes_host_only_when_told_to(local_shards, hosted):
+    nodes = [node._replace(aggregators=("x:1", "y:2", "z:3")) for node in (A, B, C)]
+    shards = arrange(nodes, local_shards)
+    assert shards.hosts == (*range(hosted), -1, -1, -1)
+
+
 def test_shards_of_nodes_come_first_and_in_the_order_of_nodes():
     extra = ("x:1", "y:2")
     nodes = [node._replace(aggregators=extra) for node in (A, B._replace(address=""), C)]

@@ -54,7 +54,8 @@ class Shards(NamedTuple):
                 return (
                     f". {self.nodes[me]}, {own}, must reach {self.nodes[host]} at {address}: set "
                     "THALWEG_INTERFACE to the interface of the network between them, and open the "
-                    "ports of THALWEG_SHARD_PORTS in firewalls"
+                    "ports of THALWEG_SHARD_PORTS in firewalls; THALWEG_LOCAL_SHARDS=0 uses only "
+                    "the machines of THALWEG_AGGREGATORS"
                 )
         return ""
 
@@ -108,10 +109,12 @@ def arrange(nodes: Sequence[Node], local_shards: str) -> Shards:
             "shard, and there is no aggregator to meet at: start the sidecars with --shard-listen "
             "HOST:PORT, or set THALWEG_AGGREGATORS to host:port of every aggregator"
         )
+    extra = nodes[0].aggregators
+    if local_shards == "auto" and len(extra) >= len(nodes):
+        hosting = []  # they would sum nothing, and the nodes need not reach each other
     if len({node.host for node in nodes}) > 1:
         for node in hosting:
             _addresses.check_published(node.host_name, _addresses.host_in(node.address))
-    extra = nodes[0].aggregators
     addresses = (*(node.address for node in hosting), *extra)
     hosts = (*(node.number for node in hosting), *[-1] * len(extra))
     return Shards(addresses, hosts, tuple(nodes))
