@@ -36,8 +36,10 @@ absl::StatusOr<std::unique_ptr<SidecarShards>> SidecarShards::Start(const Option
     shards->own_ = std::make_unique<Aggregator>(
         Aggregator::Options{.trace = options.trace, .hosted_only = is_hosting}, registry);
   }
-  const RemoteShard::Options remote{options.channels, MakeClientPollers(options.threads),
-                                    options.tls};
+  if (is_hosting) THALWEG_RETURN_IF_ERROR(shards->Listen(registry));
+  const RemoteShard::Options remote{
+      options.channels,
+      is_hosting ? shards->server_->pollers() : MakePollers(options.threads), options.tls};
   for (const std::string& address : addresses) {
     shards->configured_.push_back(RemoteShard::Create(address, remote, registry));
     directory.configured.push_back(shards->configured_.back().get());
@@ -48,7 +50,6 @@ absl::StatusOr<std::unique_ptr<SidecarShards>> SidecarShards::Start(const Option
     return RemoteShard::Create(address, remote, registry);
   };
   if (is_hosting) {
-    THALWEG_RETURN_IF_ERROR(shards->Listen(registry));
     directory.hosted = {
         shards->own_.get(), shards->server_->address(),
         [own = shards->own_.get()](const std::string& job, const std::string& identity) {
@@ -65,6 +66,7 @@ absl::StatusOr<std::unique_ptr<SidecarShards>> SidecarShards::Start(const Option
 
 SidecarShards::~SidecarShards() {
   directory_.reset();
+  configured_.clear();
   if (own_ != nullptr) own_->Stop(absl::UnavailableError("the sidecar is shutting down"));
   if (server_ != nullptr) server_->Stop(kStopGrace);
 }

@@ -18,14 +18,16 @@ void Poller::Loop() {
   while (queue_->Next(&tag, &ok)) static_cast<Completion*>(tag)->Happened(ok);
 }
 
-ClientPollers::ClientPollers(uint32_t threads) {
+Pollers::Pollers(std::vector<std::unique_ptr<grpc::CompletionQueue>> queues) {
+  for (auto& queue : queues) pollers_.push_back(std::make_unique<Poller>(std::move(queue)));
+}
+
+Pollers::Pollers(uint32_t threads) {
   for (uint32_t i = 0; i < threads; ++i) {
     pollers_.push_back(std::make_unique<Poller>(std::make_unique<grpc::CompletionQueue>()));
   }
 }
 
-grpc::CompletionQueue& ClientPollers::Next() {
-  return pollers_[next_++ % pollers_.size()]->queue();
-}
+grpc::CompletionQueue& Pollers::Next() { return pollers_[next_++ % pollers_.size()]->queue(); }
 
 }  // namespace thalweg

@@ -50,11 +50,15 @@ class Poller {
   Thread thread_;
 };
 
-// ClientPollers are the pollers of a process's outgoing connections. They are thread-safe, must
-// outlive the streams that use them, and must not be destroyed by one of their own threads.
-class ClientPollers {
+// Pollers are the pollers that connections share. They are thread-safe, must outlive the streams
+// that use them, and must not be destroyed by one of their own threads.
+class Pollers {
  public:
-  explicit ClientPollers(uint32_t threads);  // ≥ 1
+  // Requires a queue at least. Those of a server, which must outlive them and be shut down before
+  // they are destroyed, serve outgoing connections too.
+  explicit Pollers(std::vector<std::unique_ptr<grpc::CompletionQueue>> queues);
+  // Starts `threads` pollers, 1 at least, with queues for outgoing connections only.
+  explicit Pollers(uint32_t threads);
 
   // Returns the queue for one more connection; the pollers take turns.
   grpc::CompletionQueue& Next();

@@ -39,7 +39,7 @@ class GrpcRemoteShard final : public RemoteShard {
       : address_(address),
         options_(options),
         counters_(StreamCounters::In(metrics, "client")),
-        pollers_(options.pollers != nullptr ? options.pollers : std::make_shared<ClientPollers>(1)),
+        pollers_(options.pollers != nullptr ? options.pollers : MakePollers(1)),
         credentials_(MakeChannelCredentials(options.tls)),
         channel_(Connect()),
         control_(v1::Control::NewStub(channel_)),
@@ -272,7 +272,7 @@ class GrpcRemoteShard final : public RemoteShard {
   const std::string address_;
   const Options options_;
   const StreamCounters counters_;
-  const std::shared_ptr<ClientPollers> pollers_;
+  const std::shared_ptr<Pollers> pollers_;
   const std::shared_ptr<grpc::ChannelCredentials> credentials_;
   const std::shared_ptr<grpc::Channel> channel_;  // used by the control calls and the first stream
   const std::unique_ptr<v1::Control::Stub> control_;
@@ -287,8 +287,8 @@ class GrpcRemoteShard final : public RemoteShard {
 
 }  // namespace
 
-std::shared_ptr<ClientPollers> MakeClientPollers(uint32_t threads) {
-  return std::make_shared<ClientPollers>(threads);
+std::shared_ptr<Pollers> MakePollers(uint32_t threads) {
+  return std::make_shared<Pollers>(threads);
 }
 
 std::unique_ptr<RemoteShard> RemoteShard::Create(const std::string& address, const Options& options,

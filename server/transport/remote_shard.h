@@ -12,10 +12,11 @@
 
 namespace thalweg {
 
-// ClientPollers are the threads that wait for messages from remote shards; connections take turns
-// among them. `threads` must be at least 1.
-class ClientPollers;
-std::shared_ptr<ClientPollers> MakeClientPollers(uint32_t threads);
+// Pollers are the threads that wait for messages from remote shards; connections take turns among
+// them. `threads` must be at least 1. A process that serves a shard uses its server's pollers for
+// both (ShardServer::pollers).
+class Pollers;
+std::shared_ptr<Pollers> MakePollers(uint32_t threads);
 
 // A RemoteShard is thread-safe. It owns one or more TCP connections; the number of a chunk selects
 // the connection of its contribution and its result. Every call has a deadline, and errors name the
@@ -41,7 +42,7 @@ class RemoteShard : public Shard {
     uint32_t channels = 0;
     // All remote shards of a process may share these pollers. With null, the shard starts its own
     // thread.
-    std::shared_ptr<ClientPollers> pollers = nullptr;
+    std::shared_ptr<Pollers> pollers = nullptr;
     // With files, the connection uses mutual TLS and the shard's certificate must name the host in
     // `address`.
     TlsFiles tls = {};

@@ -43,22 +43,26 @@ class GrpcShardServer final : public ShardServer {
     builder.RegisterService(&control_);
     builder.RegisterService(&exchange_);
     // When queues are polled by our threads, gRPC's threads for the control calls do not poll.
-    std::vector<std::unique_ptr<grpc::ServerCompletionQueue>> queues;
-    for (uint32_t i = 0; i < options.threads; ++i) queues.push_back(builder.AddCompletionQueue());
+    std::vector<std::unique_ptr<grpc::CompletionQueue>> queues;
+    std::vector<grpc::ServerCompletionQueue*> accepting;
+    for (uint32_t i = 0; i < options.threads; ++i) {
+      auto queue = builder.AddCompletionQueue();
+      accepting.push_back(queue.get());
+      queues.push_back(std::move(queue));
+    }
     server_ = builder.BuildAndStart();
     if (server_ == nullptr || port == 0) {
       return absl::UnavailableError(absl::StrCat("cannot listen on ", ToString(address_),
                                                  ": is the port taken, or the host not ours?"));
     }
     address_.port = port;
-    for (auto& queue : queues) {
-      ServerStream::Accept(exchange_, *queue, nodes_, streams_);
-      pollers_.push_back(std::make_unique<Poller>(std::move(queue)));
-    }
+    for (auto* queue : accepting) ServerStream::Accept(exchange_, *queue, nodes_, streams_);
+    pollers_ = std::make_shared<Pollers>(std::move(queues));
     return absl::OkStatus();
   }
 
   std::string address() const override { return ToString(address_); }
+  std::shared_ptr<Pollers> pollers() override { return pollers_; }
 
   void Stop(Duration grace) override {
     if (server_ == nullptr || stopped_.exchange(true)) return;
@@ -72,7 +76,7 @@ class GrpcShardServer final : public ShardServer {
       spdlog::error("aggregator at {}: streams have not ended after they were cancelled",
                     address());
     }
-    pollers_.clear();
+    pollers_ = nullptr;
   }
 
  private:
@@ -82,7 +86,7 @@ class GrpcShardServer final : public ShardServer {
   StreamSet streams_;
   ServerStream::Service exchange_;
   std::unique_ptr<grpc::Server> server_;
-  std::vector<std::unique_ptr<Poller>> pollers_;  // destroyed before server_
+  std::shared_ptr<Pollers> pollers_;  // destroyed before server_
   std::atomic<bool> stopped_{false};
 };
 

@@ -14,6 +14,8 @@
 
 namespace thalweg {
 
+class Pollers;
+
 // A ShardServer is thread-safe. It checks what arrives before the shard sees it. A node that sends
 // malformed data fails its job with InvalidArgument; a node whose stream breaks fails it with
 // Unavailable (through Shard::Leave). The shard gets only identities that are proved: a stranger
@@ -42,6 +44,10 @@ class ShardServer {
 
   // Returns host:port with the port that is actually bound.
   virtual std::string address() const = 0;
+  // Returns the threads that serve the shard, for this process's own calls to other shards too:
+  // gRPC hands events from one queue's thread to another's, so a second set of threads costs CPU
+  // time. Whoever has them must let go of them before Stop.
+  virtual std::shared_ptr<Pollers> pollers() = 0;
 
   // Ends every stream with Unavailable, lets calls in progress run for `grace` and cancels the
   // rest. Afterwards the shard is not called any more. Stop waits for a Join in progress: make the

@@ -5,6 +5,7 @@ import torch
 import torch.distributed as dist
 
 from thalweg_bench import allreduce, step
+from thalweg_bench.codec_torch import end_process_group
 from thalweg_bench.place import Place
 from thalweg_bench.rows import BenchError
 
@@ -61,7 +62,7 @@ def test_missing_contribution_is_refused():
 def alone(tmp_path):
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     yield
-    dist.destroy_process_group()
+    end_process_group()
 
 
 @pytest.mark.parametrize("system", ["ddp", "torch-fp16", "torch-powersgd", "local"])

@@ -17,6 +17,18 @@ from thalweg_bench.compression import TORCH_START
 from thalweg_bench.rows import BenchError
 from thalweg_bench.shapes import Shape, count_elements
 
+_ended: list[object] = []
+
+
+def end_process_group() -> None:
+    """Ends torch's process group, whose threads run until this process ends.
+
+    A comm hook's last future refers to the group, and is released by one of the group's threads. If
+    that were the last reference, the thread would join itself, and the process abort.
+    """
+    _ended.append(dist.group.WORLD)
+    dist.destroy_process_group()
+
 
 class TorchRounds:
     """World size 1 over Gloo; the process must have no process group. One thread may use it."""
@@ -47,7 +59,7 @@ class TorchRounds:
         return self._seconds[0]
 
     def close(self) -> None:
-        dist.destroy_process_group()
+        end_process_group()
 
     def _time(self, state: powerSGD_hook.PowerSGDState, bucket: Any) -> Any:  # noqa: ANN401 - torch's
         begin = time.perf_counter()

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 from thalweg_bench import iperf
 from thalweg_bench.cluster import Cluster, Shape
-from thalweg_bench.resources import Usage
 from thalweg_bench.rows import Row, count, hosted_bound, make_row, ring_bound, say
 from thalweg_bench.torch_import import import_torch
 
 # iperf3 comes first: its rate is that of the following rounds.
 _ORDER = ("iperf3", "thalweg", "gloo", "memcpy")
 _ROWS = ("thalweg", "gloo", "iperf3", "memcpy")
+_TRAINING = ("thalweg", "gloo")  # systems that a job would use, so their cost on a node counts
 _ITEM_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}
 
 
@@ -74,19 +74,21 @@ def open_systems(cluster: Cluster, case: LabCase) -> None:
 
 def measure(cluster: Cluster, case: LabCase) -> Outcome:
     open_systems(cluster, case)
-    usage = cluster.usage()
     bound = slowest_bound(case)
+    order = sorted(("thalweg", *case.peers), key=_ORDER.index)
+    usages = {system: cluster.usage() for system in order if system in _TRAINING}
 
     def once(system: str, repeat: int) -> float:
         if system == "iperf3":
             return measure_iperf3(cluster, case.size)
-        measured: Usage | None = usage if system == "thalweg" and repeat > 0 else None
-        return cluster.measure(system, repeat, bound, measured)
+        return cluster.measure(system, repeat, bound, usages.get(system) if repeat > 0 else None)
 
-    order = sorted(("thalweg", *case.peers), key=_ORDER.index)
     times = run_alternating(order, case.repeats, once)
     cluster.call("close")
-    return Outcome(make_rows(case, times), usage.report(case.name, round_bytes(case)))
+    used = usages["thalweg"].report(case.name, round_bytes(case))
+    for system, usage in usages.items():
+        used.append(usage.per_node(case.name, system, case.size, case.shape.nodes))
+    return Outcome(make_rows(case, times), used)
 
 
 def measure_iperf3(cluster: Cluster, size: int) -> float:

@@ -86,6 +86,24 @@ class Usage:
                 )
         return result
 
+    def per_node(self, case: str, system: str, size: int, nodes: int) -> dict[str, object]:
+        """Returns what all sidecars and workers have used together, for each node.
+
+        `cpu_s_per_gb` counts gigabytes of one worker's gradient, so systems can be compared
+        whatever they send. Memory that a sidecar shares with its workers counts for each of them.
+        """
+        members = [process.pid for process in self.processes if process.kind != "aggregator"]
+        used = sum(self._used[pid].cpu_seconds for pid in members)
+        links = [process.pid for process in self.processes if process.kind == "sidecar"]
+        sent = sum(self._used[pid].sent_bytes for pid in links)
+        return {
+            "case": case,
+            "process": f"node, {system}",
+            "cpu_s_per_gb": round(used / nodes / (size * self.rounds / 1e9), 4),
+            "rss_mb": round(sum(peak_rss_mb(pid) for pid in members) / nodes, 1),
+            "sent_mb": round(sent / nodes / self.rounds / 1e6, 3),
+        }
+
 
 def cpu_seconds(pid: int) -> float:
     """Returns utime + stime of /proc/PID/stat, in nanoseconds instead of hundredths of a second."""
