@@ -84,6 +84,8 @@ struct SessionStats {
   double loss_scale = 0;          // last value from NotePrecision; 0: none yet
   uint64_t skipped_steps = 0;     // the sum of NotePrecision's values
   GradientPath path = GradientPath::kCpu;
+  uint32_t num_shards = 0;  // of the job
+  std::string placement;    // for people: how the nodes use the shards; empty on a single node
 };
 
 // A Session is thread-safe. After a fork the child must not use it, and its destructor does nothing

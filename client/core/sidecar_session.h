@@ -59,6 +59,8 @@ class SidecarSession : public Session {
     MutexLock lock(mutex_);
     SessionStats stats = stats_;
     stats.path = path();
+    stats.num_shards = welcome_.num_shards;
+    stats.placement = welcome_.placement;
     return stats;
   }
   void Close() override;

@@ -236,6 +236,8 @@ PYBIND11_MODULE(_C, m) {
       .def("note_precision", &Session::NotePrecision, py::call_guard<py::gil_scoped_release>(),
            py::arg("loss_scale"), py::arg("skipped_steps"))
       .def("path", [](const Session& session) { return Name(session.stats().path); })
+      .def("num_shards", [](const Session& session) { return session.stats().num_shards; })
+      .def("placement", [](const Session& session) { return session.stats().placement; })
       .def("status", &thalweg::StatusText)
       .def("close", &Session::Close, py::call_guard<py::gil_scoped_release>());
   py::class_<thalweg::ShardOffer>(m, "ShardOffer")

@@ -75,7 +75,15 @@ struct JoinRequest {
 // A member's key to its job on one shard. It is random; 0 is never valid.
 using SessionToken = uint64_t;
 
-// A ShareForecast says how long the shares of a job's shards keep the links busy. It is for people.
+// An Advice names what would shorten an exchange most.
+enum class Advice : uint8_t {
+  kNone = 0,         // the rates are unknown, or there is one node
+  kAggregator = 1,   // one more, with a machine like those that there are
+  kLocalShards = 2,  // a shard on every node
+  kFewerBytes = 3,   // no shard: a codec that sends less, or a faster link
+};
+
+// A ShareForecast says how long the shares of a job's shards keep the links busy.
 struct ShareForecast {
   double seconds_per_byte = 0;       // of encoded gradient; 0: the links' rates are unknown
   double ring_seconds_per_byte = 0;  // what a ring all-reduce over the nodes would take
@@ -83,6 +91,8 @@ struct ShareForecast {
   bool at_shard = false;
   uint32_t number = 0;  // of the shard or node
   double load = 0;      // bytes that the link carries each way for a byte of gradient
+  Advice advice = Advice::kNone;
+  double advised_seconds_per_byte = 0;  // with one more aggregator, or with shards on all nodes
 
   bool operator==(const ShareForecast&) const = default;
 };

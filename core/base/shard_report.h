@@ -45,6 +45,13 @@ struct WaitingReport {
   std::vector<uint32_t> missing;  // missing nodes
 };
 
+// A PlacementReport says what the job's first shard has chosen for all.
+struct PlacementReport {
+  std::vector<uint32_t> shares;  // as in Membership, as is the forecast
+  ShareForecast forecast;
+  std::string text;  // all of that for people
+};
+
 struct JobReport {
   enum class State { kGathering, kRunning, kFailed };
 
@@ -60,6 +67,8 @@ struct JobReport {
   uint64_t chunk_bytes = 0;  // this and the next are 0 while the job gathers
   uint32_t window_chunks = 0;
   LinkSpeed link;  // the slowest link
+  // Only on the job's first shard, and not while the job gathers or if this shard has a weight.
+  std::optional<PlacementReport> placement;
   Duration round_timeout{};
 
   uint64_t contributions = 0;

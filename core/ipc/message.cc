@@ -247,7 +247,7 @@ void Visit(auto& archive, Is<Hello> auto& m) {
       m.secret);
 }
 void Visit(auto& archive, Is<Welcome> auto& m) {
-  All(archive, m.epoch, m.num_shards, m.server_version, m.chunk_bytes, m.path);
+  All(archive, m.epoch, m.num_shards, m.server_version, m.chunk_bytes, m.path, m.placement);
 }
 void Visit(auto& archive, Is<RegisterBucket> auto& m) {
   All(archive, m.id.index, m.id.generation, m.layout, m.memory);

@@ -78,6 +78,7 @@ struct Welcome {
   std::string server_version;
   uint64_t chunk_bytes = 0;                // as agreed by all nodes
   GradientPath path = GradientPath::kCpu;  // the path of this worker's gradients
+  std::string placement = {};  // for people: how the nodes use the shards; empty on a single node
   bool operator==(const Welcome&) const = default;
 };
 

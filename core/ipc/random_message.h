@@ -24,7 +24,7 @@ class RandomMessages {
                      Text(),    U32(),    U32(),    AnyCodec(), random_(), random_(),
                      AnyPath(), Memory(), Places(), Text()};
       case 1:
-        return Welcome{random_(), U32(), Text(), random_(), AnyPath()};
+        return Welcome{random_(), U32(), Text(), random_(), AnyPath(), Text()};
       case 2:
         return RegisterBucket{Id(), Layout(), Memory()};
       case 3:

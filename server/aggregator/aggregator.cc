@@ -283,7 +283,10 @@ ShardReport Aggregator::Report(TimePoint now) {
     report.draining = draining_ || !stopped_.ok();
     for (const auto& [id, job] : jobs_) jobs.push_back(job);
   }
-  for (const auto& job : jobs) report.jobs.push_back(job->Report(now));
+  for (const auto& job : jobs) {
+    report.jobs.push_back(job->Report(now));
+    if (options_.weight > 0) report.jobs.back().placement.reset();  // the nodes use the weights
+  }
   report.uptime = now - began_;
   report.weight = options_.weight;
   metrics_.Report(&report);

@@ -86,17 +86,22 @@ JobReport Job::Report(TimePoint now) {
   // allocate before taking the lock, which contributions need
   report.nodes.reserve(spec_.num_nodes);
 
-  MutexLock lock(mutex_);
-  ReportRoundsLocked(now, &report);
-  for (const Member& member : members_) {
-    NodeReport& node = report.nodes.emplace_back();
-    if (member.token == 0) continue;
-    node.name = member.host;
-    node.state = member.has_left ? NodeReport::State::kLeft : NodeReport::State::kActive;
-    node.workers = member.workers;
-    node.silent = std::max(Duration::zero(), now - member.last_heard);
-    node.last_rounds = member.last_rounds;
-    node.waited = member.waited;
+  {
+    MutexLock lock(mutex_);
+    ReportRoundsLocked(now, &report);
+    for (const Member& member : members_) {
+      NodeReport& node = report.nodes.emplace_back();
+      if (member.token == 0) continue;
+      node.name = member.host;
+      node.state = member.has_left ? NodeReport::State::kLeft : NodeReport::State::kActive;
+      node.workers = member.workers;
+      node.silent = std::max(Duration::zero(), now - member.last_heard);
+      node.last_rounds = member.last_rounds;
+      node.waited = member.waited;
+    }
+  }
+  if (auto& placement = report.placement) {
+    placement->text = Describe({placement->shares, placement->forecast});
   }
   return report;
 }
@@ -111,6 +116,7 @@ void Job::ReportRoundsLocked(TimePoint now, JobReport* report) const {
   report->chunk_bytes = flow_.chunk_bytes;
   report->window_chunks = flow_.window_chunks;
   report->link = slowest_;
+  if (!plan_.shares.empty()) report->placement = {plan_.shares, plan_.forecast, ""};
   report->contributions = tally_.contributions;
   report->repeated_contributions = tally_.repeated_contributions;
   report->rounds_lost = tally_.rounds_lost;

@@ -18,6 +18,7 @@ using ::testing::Each;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::SizeIs;
 
 constexpr Duration kPatience = std::chrono::seconds(30);  // far beyond what any test needs
 
@@ -92,6 +93,28 @@ TEST_F(JobSharesTest, OtherShardsLeaveTheSharesToTheFirst) {
     ASSERT_TRUE(member.ok()) << member.status();
     EXPECT_THAT(member->shares, IsEmpty());
   }
+}
+
+TEST_F(JobSharesTest, FirstShardReportsWhatItHasChosen) {
+  const auto members = JoinAll(1, [](JoinRequest& r) { r.shard_rates = {1e8}; });
+  const auto jobs = aggregator_.Report(Now()).jobs;
+  ASSERT_THAT(jobs, SizeIs(1));
+  ASSERT_TRUE(jobs[0].placement);
+  EXPECT_EQ(jobs[0].placement->shares, members[0]->shares);
+  EXPECT_EQ(jobs[0].placement->forecast, members[0]->forecast);
+  EXPECT_EQ(jobs[0].placement->forecast.advice, Advice::kLocalShards);
+  EXPECT_THAT(jobs[0].placement->text, HasSubstr("100 MB take 3 s, 2.25 times as long as in a"));
+}
+
+TEST_F(JobSharesTest, ShardsWhoseChoiceDoesNotCountReportNone) {
+  JoinAll(2, [](JoinRequest& r) { r.shard = 1; });
+  EXPECT_FALSE(aggregator_.Report(Now()).jobs[0].placement);
+
+  num_nodes_ = 1;
+  MetricRegistry registry;
+  Aggregator weighted({.weight = 3}, registry);
+  ASSERT_TRUE(weighted.Join(Request(0, 1), Now() + kPatience).ok());
+  EXPECT_FALSE(weighted.Report(Now()).jobs[0].placement);
 }
 
 TEST_F(JobSharesTest, WindowIsForTheShares) {

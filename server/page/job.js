@@ -154,7 +154,10 @@ export class JobCard {
     const speed = job.link_bytes_per_second;
     const link = `${rate(speed)}, ${duration(job.link_round_trip_seconds)} there and back`;
     const flow = `chunks of ${bytes(job.chunk_bytes)}, window of ${job.window_chunks}`;
+    // Only the first shard knows it, and not before all nodes are there.
+    const unknown = job.shard > 0 ? "the first shard says it" : "not known";
     setText(this.#field("codec"), job.codec);
+    setText(this.#field("placement"), job.placement === null ? unknown : job.placement.text);
     setText(this.#field("key"), job.identity === "" ? "none: whoever reaches the shard can join" : job.identity.slice(0, 8));
     setText(this.#field("formats"), described.join(", ") || "nothing yet");
     setText(this.#field("link"), speed > 0 ? link : "not measured");

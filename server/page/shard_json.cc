@@ -61,6 +61,18 @@ Json ToJson(const std::optional<WaitingReport>& waiting) {
           {"nodes", waiting->missing}, {"seconds", ToSeconds(waiting->open)}};
 }
 
+Json ToJson(const std::optional<PlacementReport>& placement) {
+  if (!placement) return nullptr;
+  Json shares = Json::array();
+  for (const uint32_t share : placement->shares) {
+    shares.push_back(static_cast<double>(share) / kShareTotal);
+  }
+  return {{"shares", std::move(shares)},
+          {"seconds_per_byte", placement->forecast.seconds_per_byte},
+          {"ring_seconds_per_byte", placement->forecast.ring_seconds_per_byte},
+          {"text", placement->text}};
+}
+
 Json Formats(const JobReport& job) {
   Json formats = Json::array();
   for (const FormatReport& format : job.formats) {
@@ -88,6 +100,7 @@ Json ToJson(const JobReport& job) {
           {"window_chunks", job.window_chunks},
           {"link_bytes_per_second", job.link.bytes_per_second},
           {"link_round_trip_seconds", ToSeconds(job.link.round_trip)},
+          {"placement", ToJson(job.placement)},
           {"round_timeout_seconds", ToSeconds(job.round_timeout)},
           {"contributions", job.contributions},
           {"repeated_contributions", job.repeated_contributions},

@@ -98,6 +98,19 @@ TEST_F(SiteTest, JobsCarryTheirStateInUnitsOfTheirNames) {
   EXPECT_EQ(job["nodes"][1]["state"], "missing");
 }
 
+TEST_F(SiteTest, PlacementIsToldByTheFirstShardInPartsOfOne) {
+  EXPECT_TRUE(Get("/api/v1/jobs")["jobs"][0]["placement"].is_null());
+  ShareForecast forecast;
+  forecast.seconds_per_byte = 1.5e-8;
+  forecast.ring_seconds_per_byte = 1e-8;
+  report_.jobs[0].placement = {{kShareTotal / 4, 3 * (kShareTotal / 4)}, forecast, "in words"};
+  const Json placement = {{"shares", {0.25, 0.75}},
+                          {"seconds_per_byte", 1.5e-8},
+                          {"ring_seconds_per_byte", 1e-8},
+                          {"text", "in words"}};
+  EXPECT_EQ(Get("/api/v1/jobs")["jobs"][0]["placement"], placement);
+}
+
 TEST_F(SiteTest, OneJobIsTheSameAsAmongAll) {
   EXPECT_EQ(Get("/api/v1/jobs/team/resnet 50%")["job"], Get("/api/v1/jobs")["jobs"][0]);
 }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <functional>
 #include <iterator>
 #include <numeric>
@@ -129,6 +130,58 @@ ShareForecast Forecast(const Links& links, const std::vector<uint32_t>& shares) 
   return forecast;
 }
 
+SharePlan Optimum(const Links& links) {
+  SharePlan plan{ToWholeNumbers(BestShares(links)), {}};
+  plan.forecast = Forecast(links, plan.shares);
+  return plan;
+}
+
+double Median(std::vector<double> values) {
+  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
+
+// Adds a shard with a machine of its own, whose link is as fast as that of the median one, or of
+// the median node if there is none.
+Links WithAggregator(Links links) {
+  std::vector<double> rates;
+  for (size_t k = 0; k < links.hosts.size(); ++k) {
+    if (links.hosts[k] == kNoHost) rates.push_back(links.shards[k]);
+  }
+  links.hosts.push_back(kNoHost);
+  links.shards.push_back(Median(rates.empty() ? links.nodes : rates));
+  return links;
+}
+
+Links WithLocalShards(Links links) {
+  std::vector<bool> hosts_one(links.nodes.size());
+  for (const uint32_t host : links.hosts) {
+    if (host != kNoHost) hosts_one[host] = true;
+  }
+  for (uint32_t node = 0; node < hosts_one.size(); ++node) {
+    if (!hosts_one[node]) links.hosts.push_back(node);
+  }
+  links.shards.resize(links.hosts.size());
+  return links;
+}
+
+// Fills in the advice. Local shards need no machine, so they come first if both help as much.
+void Advise(const Links& links, ShareForecast* forecast) {
+  if (links.nodes.size() < 2) return;
+  const double aggregator = Optimum(WithAggregator(links)).forecast.seconds_per_byte;
+  const double local = Optimum(WithLocalShards(links)).forecast.seconds_per_byte;
+  const double best = std::min(aggregator, local);
+  if (best >= kEquallyBusy * forecast->seconds_per_byte) {
+    forecast->advice = Advice::kFewerBytes;
+    return;
+  }
+  forecast->advice =
+      kEquallyBusy * local <= aggregator ? Advice::kLocalShards : Advice::kAggregator;
+  forecast->advised_seconds_per_byte =
+      forecast->advice == Advice::kLocalShards ? local : aggregator;
+}
+
 // Rounds to three digits.
 double Rounded(double value) {
   if (value == 0) return 0;
@@ -157,6 +210,24 @@ std::string DescribeShares(const std::vector<uint32_t>& shares) {
   return absl::StrCat("shares of the shards: ", absl::StrJoin(texts, ", "));
 }
 
+std::string DescribeAdvice(const ShareForecast& forecast) {
+  const auto instead = [&] {
+    return absl::StrCat(" 100 MB would take ", Rounded(1e8 * forecast.advised_seconds_per_byte),
+                        " s");
+  };
+  switch (forecast.advice) {
+    case Advice::kAggregator:
+      return absl::StrCat("; with one more aggregator", instead());
+    case Advice::kLocalShards:
+      return absl::StrCat("; with a shard on every node (THALWEG_LOCAL_SHARDS=1)", instead());
+    case Advice::kFewerBytes:
+      return "; a codec that sends less, or a faster link, would help";
+    case Advice::kNone:
+      break;
+  }
+  return "";
+}
+
 }  // namespace
 
 SharePlan PlanShares(const Links& links) {
@@ -164,8 +235,8 @@ SharePlan PlanShares(const Links& links) {
     const size_t count = links.hosts.size();
     return {ToWholeNumbers(std::vector<double>(count, 1.0 / static_cast<double>(count))), {}};
   }
-  SharePlan plan{ToWholeNumbers(BestShares(links)), {}};
-  plan.forecast = Forecast(links, plan.shares);
+  SharePlan plan = Optimum(links);
+  Advise(links, &plan.forecast);
   return plan;
 }
 
@@ -182,11 +253,9 @@ std::string Describe(const SharePlan& plan) {
   absl::StrAppend(&text, "; ", forecast.at_shard ? "shard " : "node ", forecast.number,
                   "'s link carries ");
   const double load = Rounded(forecast.load);
-  if (load == 1) return text + "the gradient once";
-  absl::StrAppend(&text, load, " times the gradient");
-  if (load < 1) return text;
-  return text + (forecast.at_shard ? ": add aggregators or allow local shards"
-                                   : ": more aggregators would take some of it");
+  absl::StrAppend(&text,
+                  load == 1 ? "the gradient once" : absl::StrCat(load, " times the gradient"));
+  return text + DescribeAdvice(forecast);
 }
 
 }  // namespace thalweg

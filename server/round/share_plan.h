@@ -27,9 +27,14 @@ struct SharePlan {
 // n times its share. The shares make the longest time that a link takes as short as possible, and
 // sum up to kShareTotal. If any rate is unknown, they are equal, and there is no forecast. `links`
 // must have a node and a shard, and every node may host one shard.
+//
+// The forecast's advice is what makes that time shortest: one more aggregator, with the median rate
+// of those that there are, or of the nodes if there is none, or a shard on each node that hosts
+// none. If neither makes it shorter, only fewer bytes or a faster link can.
 SharePlan PlanShares(const Links& links);
 
-// Describes the plan for people: "shares of the shards: 40 %, 40 %, 20 %; 100 MB take 0.8 s, …".
+// Describes the plan for people: shares, time, bottleneck and advice. "shares of the shards: 40 %,
+// 40 %, 20 %; 100 MB take 0.8 s, …".
 std::string Describe(const SharePlan& plan);
 
 }  // namespace thalweg

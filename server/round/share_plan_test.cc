@@ -119,6 +119,76 @@ TEST(SharePlanTest, NoSharesOnAGridAreBetter) {
   }
 }
 
+// Returns what docs/placement.md gives for n equal nodes that host shards and k aggregators like
+// them, in units of the time in which a link carries the gradient.
+double Formula(double n, double k) { return 2 * n * (n - 1) / (n * n + k * n - 2 * k); }
+
+TEST(SharePlanTest, AdviceIsOneMoreAggregatorUntilThereAreAsManyAsNodes) {
+  constexpr double kRate = 125e6;
+  for (uint32_t n = 3; n <= 8; ++n) {
+    for (uint32_t k = 0; k < n; ++k) {
+      const ShareForecast forecast = PlanShares(EqualLinks(n, k, kRate)).forecast;
+      EXPECT_EQ(forecast.advice, Advice::kAggregator) << n << " nodes, " << k;
+      const double rounding = 1.0 * n / kShareTotal / kRate;
+      EXPECT_NEAR(forecast.advised_seconds_per_byte, Formula(n, k + 1) / kRate, rounding);
+    }
+    const ShareForecast forecast = PlanShares(EqualLinks(n, n, kRate)).forecast;
+    EXPECT_EQ(forecast.advice, Advice::kFewerBytes) << n;
+    EXPECT_EQ(forecast.advised_seconds_per_byte, 0) << n;
+  }
+}
+
+TEST(SharePlanTest, AdviceWithoutLocalShardsIsWhatHelpsMore) {
+  constexpr double kRate = 1e8;
+  for (uint32_t n = 2; n <= 8; ++n) {
+    for (uint32_t k = 1; k <= n; ++k) {
+      const Links links{std::vector<double>(n, kRate), std::vector<uint32_t>(k, kNoHost),
+                        std::vector<double>(k, kRate)};
+      const ShareForecast forecast = PlanShares(links).forecast;
+      const double rounding = 1.0 * n / kShareTotal / kRate;
+      EXPECT_NEAR(forecast.seconds_per_byte, 1.0 * n / k / kRate, rounding);
+      const double aggregator = std::max(1.0, n / (k + 1.0));
+      const double local = Formula(n, k);
+      if (k == n) {
+        EXPECT_EQ(forecast.advice, Advice::kFewerBytes) << n;
+        continue;
+      }
+      const bool hosting = local <= aggregator + 1e-9;  // they are equal for two nodes
+      EXPECT_EQ(forecast.advice, hosting ? Advice::kLocalShards : Advice::kAggregator)
+          << n << " nodes, " << k;
+      EXPECT_NEAR(forecast.advised_seconds_per_byte, std::min(local, aggregator) / kRate, rounding);
+    }
+  }
+}
+
+TEST(SharePlanTest, AdvisedAggregatorIsLikeTheMedianOne) {
+  // In t seconds for each byte an aggregator of rate r sums t r / 4. With a fourth of 5e7, t would
+  // be 4 / 3.5e8. A node sums (1e8 t - 1) / 2, so that with all of them 2e8 t - 2 + 3e8 t / 4 = 1.
+  const Links links{{1e8, 1e8, 1e8, 1e8}, {kNoHost, kNoHost, kNoHost}, {2e8, 5e7, 5e7}};
+  const double rounding = 4.0 / kShareTotal / 5e7;
+  const ShareForecast forecast = PlanShares(links).forecast;
+  EXPECT_NEAR(forecast.seconds_per_byte, 4 / 3e8, rounding);
+  EXPECT_EQ(forecast.advice, Advice::kLocalShards);
+  EXPECT_NEAR(forecast.advised_seconds_per_byte, 3 / 2.75e8, rounding);
+  // The next aggregator adds 5e7 t / 4.
+  const Links hosted{
+      {1e8, 1e8, 1e8, 1e8}, {0, 1, 2, 3, kNoHost, kNoHost, kNoHost}, {0, 0, 0, 0, 2e8, 5e7, 5e7}};
+  const ShareForecast more = PlanShares(hosted).forecast;
+  EXPECT_NEAR(more.seconds_per_byte, 3 / 2.75e8, rounding);
+  EXPECT_EQ(more.advice, Advice::kAggregator);
+  EXPECT_NEAR(more.advised_seconds_per_byte, 3 / 2.875e8, rounding);
+}
+
+TEST(SharePlanTest, NoShardHelpsASlowNode) {
+  Links links = EqualLinks(4, 0, 1e8);
+  links.nodes[2] = 25e6;
+  EXPECT_EQ(PlanShares(links).forecast.advice, Advice::kFewerBytes);
+}
+
+TEST(SharePlanTest, NodeAloneGetsNoAdvice) {
+  EXPECT_EQ(PlanShares({{1e8}, {kNoHost}, {2e7}}).forecast.advice, Advice::kNone);
+}
+
 TEST(SharePlanTest, EqualShardsGetExactlyEqualShares) {
   for (uint32_t k = 1; k <= 16; ++k) {
     const Links known{
@@ -178,25 +248,29 @@ TEST(SharePlanTest, WhateverWasMeasuredTheSharesSumUp) {
         EXPECT_EQ(std::accumulate(plan.shares.begin(), plan.shares.end(), uint64_t{0}),
                   kShareTotal);
         EXPECT_LT(plan.forecast.seconds_per_byte, Limits::infinity());
+        EXPECT_LT(plan.forecast.advised_seconds_per_byte, Limits::infinity());
       }
     }
   }
 }
 
-TEST(SharePlanTest, DescriptionNamesSharesTimeAndTheBusiestLink) {
+TEST(SharePlanTest, DescriptionNamesSharesTimeTheBusiestLinkAndWhatWouldHelp) {
   const Links few{{1e8, 1e8, 1e8, 1e8, 1e8}, {kNoHost, kNoHost}, {1e8, 1e8}};
   EXPECT_EQ(Describe(PlanShares(few)),
             "2 shards sum equal shares; 100 MB take 2.5 s, 1.56 times as long as in a ring; shard "
-            "0's link carries 2.5 times the gradient: add aggregators or allow local shards");
+            "0's link carries 2.5 times the gradient; with a shard on every node "
+            "(THALWEG_LOCAL_SHARDS=1) 100 MB would take 1.29 s");
   EXPECT_EQ(Describe(PlanShares(EqualLinks(4, 0, 1e8))),
             "4 shards sum equal shares; 100 MB take 1.5 s, 1 times as long as in a ring; node 0's "
-            "link carries 1.5 times the gradient: more aggregators would take some of it");
+            "link carries 1.5 times the gradient; with one more aggregator 100 MB would take 1.33 "
+            "s");
   Links slow = EqualLinks(3, 1, 1e8);
   slow.nodes[1] = 2.5e7;
   EXPECT_THAT(Describe(PlanShares(slow)),
               AllOf(HasSubstr("shares of the shards: 40.9 %, 0 %, 40.9 %, 18.2 %; "),
                     HasSubstr("; 100 MB take 4 s, 0.75 times as long as in a ring; node 1's link "
-                              "carries the gradient once")));
+                              "carries the gradient once; a codec that sends less, or a faster "
+                              "link, would help")));
 }
 
 TEST(SharePlanTest, DescriptionWithoutAForecastSaysOnlyTheShares) {

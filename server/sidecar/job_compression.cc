@@ -30,10 +30,11 @@ JobCompression::JobCompression(std::string job, const CodecPolicy& policy, uint3
                       : std::vector<CodecSpec>()),
       terms_{candidates_, {}, {}, num_nodes, num_shards} {}
 
-void JobCompression::Agree(const Membership& agreed) {
+void JobCompression::Agree(const Membership& agreed, const ShareForecast& forecast) {
   MutexLock lock(mutex_);
   terms_.costs = agreed.costs;
   terms_.link = agreed.link;
+  terms_.seconds_per_byte = forecast.seconds_per_byte;
 }
 
 uint32_t JobCompression::Choose(BucketId id, const BucketLayout& layout) {

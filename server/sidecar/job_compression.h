@@ -25,8 +25,9 @@ class JobCompression {
 
   // Returns the codecs that auto chooses from; empty unless it is to choose.
   const std::vector<CodecSpec>& candidates() const { return candidates_; }
-  // Takes what the nodes know of each other once they have joined.
-  void Agree(const Membership& agreed);
+  // Takes what the nodes know of each other once they have joined; `forecast` is that of the shares
+  // in use.
+  void Agree(const Membership& agreed, const ShareForecast& forecast);
   // The number, among the policy's codecs, of what auto takes for a bucket. Says why.
   uint32_t Choose(BucketId id, const BucketLayout& layout);
 

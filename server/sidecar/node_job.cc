@@ -3,6 +3,7 @@
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -27,6 +28,16 @@ std::vector<Shard*> Pointers(const std::vector<std::shared_ptr<Shard>>& owners) 
   std::vector<Shard*> shards;
   for (const auto& owner : owners) shards.push_back(owner.get());
   return shards;
+}
+
+// Says how the nodes use the shards, for a job of several nodes, and logs it. All nodes have the
+// same plan, so one says it aloud.
+std::string AnnouncePlacement(const ipc::Hello& job, const SharePlan& plan) {
+  if (job.num_nodes == 1) return "";
+  std::string placement = Describe(plan);
+  spdlog::log(job.node == 0 ? spdlog::level::info : spdlog::level::debug, "job '{}': {}", job.job,
+              placement);
+  return placement;
 }
 
 // Passes on what one shard tells the job. It refers to the job weakly, because shards may hold a
@@ -203,7 +214,8 @@ absl::Status NodeJob::JoinShards() {
       request, [&](uint32_t shard) { return std::make_shared<ShardSink>(self, shard); },
       created_ + timeout_.sidecar()));
   const Membership agreed = shards_.agreed();
-  compression_.Agree(agreed);
+  const SharePlan plan = shards_.plan();
+  compression_.Agree(agreed, plan.forecast);
   BucketTerms terms;
   terms.codec = spec_.codec;
   terms.chunk_bytes = agreed.chunk_bytes;
@@ -218,13 +230,8 @@ absl::Status NodeJob::JoinShards() {
       "job '{}': node {} of {} with {} workers, {} shards, {} on the wire in chunks of {} KiB",
       spec_.job, spec_.node, spec_.num_nodes, spec_.local_size, shards_.size(),
       spec_.codec.ToString(), agreed.chunk_bytes >> 10);
-  if (spec_.num_nodes > 1) {
-    // All nodes have the same plan, so one says it aloud.
-    spdlog::log(spec_.node == 0 ? spdlog::level::info : spdlog::level::debug, "job '{}': {}",
-                spec_.job, Describe(shards_.plan()));
-  }
-  roster_.Welcome(
-      {agreed.epoch, shards_.size(), THALWEG_VERSION, agreed.chunk_bytes, GradientPath::kCpu});
+  roster_.Welcome({agreed.epoch, shards_.size(), THALWEG_VERSION, agreed.chunk_bytes,
+                   GradientPath::kCpu, AnnouncePlacement(spec_, plan)});
   return absl::OkStatus();
 }
 

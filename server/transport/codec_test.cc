@@ -188,12 +188,22 @@ TEST(ControlCodecTest, HostsRatesAndSharesArriveBothWays) {
   EXPECT_TRUE(FromProto(ToProto(membership))->shares.empty());
   EXPECT_EQ(FromProto(ToProto(membership))->forecast, ShareForecast());
   membership.shares = {kShareTotal - 7, 0, 7};
-  membership.forecast = {1e-9 / 3, 2e-9, true, 2, 0.75};
+  membership.forecast = {1e-9 / 3, 2e-9, true, 2, 0.75, Advice::kLocalShards, 1e-9 / 7};
   const auto answer = FromProto(ToProto(membership));
   ASSERT_TRUE(answer.ok()) << answer.status();
   EXPECT_EQ(answer->weight, 0u);
   EXPECT_EQ(answer->shares, membership.shares);
   EXPECT_EQ(answer->forecast, membership.forecast);
+}
+
+TEST(ControlCodecTest, AdviceOfALaterReleaseIsNone) {
+  v1::JoinResponse proto = ToProto(Membership{1, 0, 4096, 1, 0});
+  for (const Advice known : {Advice::kAggregator, Advice::kLocalShards, Advice::kFewerBytes}) {
+    proto.mutable_forecast()->set_advice(static_cast<v1::Advice>(known));
+    EXPECT_EQ(FromProto(proto)->forecast.advice, known);
+  }
+  proto.mutable_forecast()->set_advice(static_cast<v1::Advice>(4));
+  EXPECT_EQ(FromProto(proto)->forecast.advice, Advice::kNone);
 }
 
 TEST(ControlCodecTest, RatesAndForecastsThatNothingHasAreRefused) {
@@ -203,8 +213,10 @@ TEST(ControlCodecTest, RatesAndForecastsThatNothingHasAreRefused) {
     request.shard_rates = {1, value};
     EXPECT_THAT(Message(FromProto(ToProto(request)).status()),
                 HasSubstr("expected a finite number of 0 or more"));
-    for (const ShareForecast& forecast :
-         {ShareForecast{value, 1}, {1, value}, {1, 1, false, 0, value}}) {
+    for (const ShareForecast& forecast : {ShareForecast{value, 1},
+                                          {1, value},
+                                          {1, 1, false, 0, value},
+                                          {1, 1, false, 0, 1, Advice::kNone, value}}) {
       Membership answer{1, 0, 4096, 1, 0};
       answer.shares = {kShareTotal};
       answer.forecast = forecast;

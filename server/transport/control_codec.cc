@@ -103,8 +103,18 @@ absl::StatusOr<ShareForecast> ForecastOf(const v1::ShareForecast& proto) {
   THALWEG_RETURN_IF_ERROR(CheckNumber("seconds_per_byte", proto.seconds_per_byte()));
   THALWEG_RETURN_IF_ERROR(CheckNumber("ring_seconds_per_byte", proto.ring_seconds_per_byte()));
   THALWEG_RETURN_IF_ERROR(CheckNumber("load", proto.load()));
-  return ShareForecast{proto.seconds_per_byte(), proto.ring_seconds_per_byte(), proto.at_shard(),
-                       proto.number(), proto.load()};
+  THALWEG_RETURN_IF_ERROR(
+      CheckNumber("advised_seconds_per_byte", proto.advised_seconds_per_byte()));
+  // A later release may know more advice.
+  const Advice advice =
+      v1::Advice_IsValid(proto.advice()) ? static_cast<Advice>(proto.advice()) : Advice::kNone;
+  return ShareForecast{proto.seconds_per_byte(),
+                       proto.ring_seconds_per_byte(),
+                       proto.at_shard(),
+                       proto.number(),
+                       proto.load(),
+                       advice,
+                       proto.advised_seconds_per_byte()};
 }
 
 // A host crosses the network as its number plus 1, and kNoHost as 0.
@@ -170,6 +180,8 @@ v1::JoinResponse ToProto(const Membership& membership) {
   out.set_at_shard(forecast.at_shard);
   out.set_number(forecast.number);
   out.set_load(forecast.load);
+  out.set_advice(static_cast<v1::Advice>(forecast.advice));
+  out.set_advised_seconds_per_byte(forecast.advised_seconds_per_byte);
   return proto;
 }
 

@@ -3,7 +3,7 @@
 import math
 
 from harness import servers
-from watched import watched_job
+from watched import api, watched_job
 
 from thalweg.cli import main
 
@@ -23,10 +23,14 @@ def test_running_job_on_shards_that_answer_is_ok(tmp_path, monkeypatch, capsys):
         watched.step(1)
         shard = watched.cluster.aggregators[0]
         code, out = doctor([shard.address], [shard.http], capsys)
+        placement = api(shard.http, "jobs")["jobs"][0]["placement"]
     assert code == 0, out
     assert f"ok    gRPC {shard.address}: answers" in out
     assert ": running, 2 nodes, 2 workers" in out
-    assert out.endswith("\n3 ok, 0 warn, 0 FAIL\n")
+    assert "; 100 MB take " in placement["text"]
+    assert f": {placement['text']}\n" in out
+    # One shard for two nodes warns, unless its link was measured to be twice as fast as theirs.
+    assert out.endswith(("\n3 ok, 1 warn, 0 FAIL\n", "\n4 ok, 0 warn, 0 FAIL\n"))
 
 
 def test_shard_that_is_gone_and_ports_that_are_mixed_up_fail(tmp_path, monkeypatch, capsys):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -85,6 +86,37 @@ def test_gradients_of_three_nodes_that_host_the_shards_are_those_of_plain_ddp(sh
         assert result["sent"] > 0
     assert len({result["bits"] for result in results}) == 1
     assert ("aggregator0 serves" in output) == (shards == ["--shards", "1"])
+
+
+SUMMARY = """
+import json
+import torch, torch.distributed as dist
+import thalweg.ddp
+
+dist.init_process_group("gloo")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(30, 2))
+state = thalweg.ddp.attach(model)
+print(json.dumps({"summary": state.summary()}), flush=True)
+state.close()
+del model, state
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize(("nodes", "local_shards"), [("3", "1"), ("2", "0")])
+def test_all_workers_know_what_the_first_sidecar_logs_and_few_aggregators_alone_are_warned_of(
+    nodes, local_shards, tmp_path
+):
+    with servers() as nothing:
+        arguments = ["--nodes", nodes, "--shards", "1", "--local-shards", local_shards]
+        output, results = run(nothing.folder, tmp_path, arguments, SUMMARY)
+    (logged,) = re.findall(r"\[node0\.sidecar\].* job '[^']*': (.*; 100 MB take .*)", output)
+    assert " times as long as in a ring; " in logged
+    assert len(results) == int(nodes)
+    for result in results:
+        assert f"; {logged}; codec fp32" in result["summary"]
+    warnings = output.count("THALWEG_LOCAL_SHARDS (local_shards) is 0, and 1 aggregator serves 2")
+    assert warnings == (local_shards == "0")
 
 
 SECRETIVE = """

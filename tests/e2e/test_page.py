@@ -90,6 +90,18 @@ def test_api_names_nodes_and_what_they_send(watched):
         assert sum(item[kind] for item in formats.values()) == job["received"][kind]
 
 
+def test_api_and_page_say_what_the_shares_cost(watched, view):
+    placement = only_job(watched)["placement"]
+    assert placement["shares"] == [1.0]
+    assert placement["seconds_per_byte"] > 0
+    # With two nodes a ring carries the gradient once over each link.
+    ratio = placement["seconds_per_byte"] / placement["ring_seconds_per_byte"]
+    assert 1 - 1e-9 < ratio < 2 + 1e-9
+    assert placement["text"].startswith("one shard sums everything; 100 MB take ")
+    card = view.page.get_by_role("article", name=name_of_job(watched))
+    expect(card.locator('[data-field="placement"]')).to_have_text(placement["text"])
+
+
 def test_unknown_job_is_not_found(watched):
     with pytest.raises(urllib.error.HTTPError) as refusal:
         api(watched.http, "jobs/none")

@@ -140,6 +140,18 @@ TEST(DeterminismTest, ArrivalOrderDoesNotChangeABit) {
   }
 }
 
+TEST(PlacementTest, WorkersOfSeveralNodesAreToldHowTheShardsAreUsed) {
+  Cluster several(2, 2, 2);
+  for (const auto& session : several.ConnectAll()) {
+    ASSERT_TRUE(session.ok()) << session.status();
+    EXPECT_EQ((*session)->stats().num_shards, 2u);
+    // Nothing is measured within one process.
+    EXPECT_EQ((*session)->stats().placement, "2 shards sum equal shares");
+  }
+  Cluster alone(1, 1, 1);
+  EXPECT_EQ((*alone.ConnectAll()[0])->stats().placement, "");
+}
+
 TEST(CountersTest, Fp16WireBytesAreExactlyHalfOfRawBytes) {
   Cluster cluster(2, 2, 2);
   TrainInLockStep(cluster, 2, DType::kFloat16);

@@ -33,6 +33,9 @@ class Session:
     def stats(self) -> dict[str, float]:
         return {"rounds": self.rounds}
 
+    def placement(self) -> str:
+        return "2 shards sum equal shares"
+
     def path(self) -> str:
         return "cpu"
 

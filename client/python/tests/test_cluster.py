@@ -101,6 +101,30 @@ def test_job_that_misses_a_shard_warns(capsys):
     assert lines_of("warn", lines) == ["job resnet: it is on 1 of its 2 shards"]
 
 
+def placed(seconds, ring):
+    told = {"shares": [1.0], "seconds_per_byte": seconds, "ring_seconds_per_byte": ring}
+    return [job(placement=told | {"text": "what it costs"}), job(placement=None)]
+
+
+@pytest.mark.parametrize(
+    ("level", "seconds", "ring"),
+    [("warn", 2.5e-8, 1.6e-8), ("ok", 1.5000001e-8, 1.5e-8), ("ok", 0.0, 0.0), ("ok", 1e-8, 0.0)],
+)
+def test_what_a_placement_costs_is_told_and_warned_of_if_a_ring_costs_less(
+    level, seconds, ring, capsys
+):
+    first, second = placed(seconds, ring)
+    _, lines = doctor(capsys, (shard(), [second]), (shard(), [first]))
+    assert "job resnet: what it costs" in lines_of(level, lines)
+
+
+def test_placement_that_weights_replace_is_not_told(capsys):
+    first, second = placed(2.5e-8, 1.6e-8)
+    _, lines = doctor(capsys, (shard(weight=0), [first]), (shard(weight=2), [second]))
+    assert lines_of("warn", lines) == []
+    assert "what it costs" not in "".join(lines)
+
+
 def test_failed_job_and_recent_faults_are_told_once(capsys):
     fault = {"seconds_ago": 90.0, "job": "resnet", "kind": "failed", "reason": "UNAVAILABLE",
              "message": "host1 is gone", "rounds_lost": 3}  # fmt: skip

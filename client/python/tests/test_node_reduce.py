@@ -212,3 +212,4 @@ def test_followers_have_the_leaders_path_and_its_statistics_of_the_last_backward
             assert outcomes_of(futures) == ["", ""]
         assert [member.stats() for member in made.members] == [{"rounds": 3}] * 2
         assert [member.path() for member in made.members] == ["workers (cpu)"] * 2
+        assert [member.placement() for member in made.members] == ["2 shards sum equal shares"] * 2

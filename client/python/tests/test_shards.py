@@ -60,6 +60,29 @@ def test_loopback_is_right_where_all_nodes_are_on_one_machine():
     assert arrange(nodes, "1").addresses == ("127.0.0.1:7000", "127.0.0.1:7001")
 
 
+# The times are those of the table in docs/placement.md.
+@pytest.mark.parametrize(("aggregators", "now", "hosting"), [(1, 4, 1.33), (2, 2, 1.2)])
+@pytest.mark.parametrize("local_shards", ["0", "auto"])
+def test_few_aggregators_alone_are_warned_of_with_what_they_cost(
+    local_shards, aggregators, now, hosting
+):
+    extra = Shards(("x:1", "y:2")[:aggregators], (-1, -1)[:aggregators])
+    shards = Shards() if local_shards == "0" else extra
+    text = _shards.warning(shards, aggregators, 4, local_shards)
+    assert f" 4 nodes: on equal links the gradients take {now} times as long" in text
+    assert f", and {hosting} times with a shard on every node" in text
+    assert text.startswith("THALWEG_LOCAL_SHARDS") == (local_shards == "0")
+    assert ("--shard-listen" in text) == (local_shards == "auto")
+
+
+def test_enough_aggregators_hosted_shards_and_single_nodes_are_not_warned_of():
+    assert _shards.warning(Shards(), 4, 4, "0") == ""
+    assert _shards.warning(arrange([A, B, C], "auto"), 3, 3, "auto") == ""
+    partly = arrange([A, *(node._replace(address="") for node in (B, C))], "auto")
+    assert _shards.warning(partly, 1, 3, "auto") == ""
+    assert _shards.warning(Shards(), 1, 1, "auto") == ""
+
+
 def test_shard_that_is_not_reached_is_told_with_both_ends_and_what_to_set():
     shards = arrange([A, B, C], "auto")
     hint = shards.hint("thalweg: 10.0.0.2:7000: connection refused", 0)

@@ -39,6 +39,11 @@ def test_casts_are_described_by_bytes_of_each_direction():
     )
 
 
+def test_placement_follows_the_path():
+    text = _stats.describe("fp16", PLAIN, "cpu, 2 shards", placement="100 MB take 1 s")
+    assert "; path cpu, 2 shards; 100 MB take 1 s; codec fp16; " in text
+
+
 def test_compression_is_described_with_its_begin_and_its_loss():
     text = _stats.describe(POWERSGD, COMPRESSED, "pinned")
     assert f"; path pinned; codec {POWERSGD} since iteration 10; sent 2.0 MB" in text

@@ -101,6 +101,12 @@ class Session:
     def path(self) -> str:
         """Returns SessionStats.path of client/core/session.h."""
 
+    def num_shards(self) -> int:
+        """Returns the number of the job's shards."""
+
+    def placement(self) -> str:
+        """Says which shard sums how much, and what that takes; empty on a single node."""
+
     def status(self) -> str | None:
         """Returns None while the session works, else why it has failed."""
 

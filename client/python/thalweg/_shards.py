@@ -120,6 +120,26 @@ def arrange(nodes: Sequence[Node], local_shards: str) -> Shards:
     return Shards(addresses, hosts, tuple(nodes))
 
 
+def warning(shards: Shards, num_shards: int, num_nodes: int, local_shards: str) -> str:
+    """Says what it costs that no node hosts a shard; empty where that costs nothing.
+
+    `num_shards` counts those that the sidecars were started with, too.
+    """
+    if num_shards >= num_nodes or any(host >= 0 for host in shards.hosts):
+        return ""
+    n, k = num_nodes, num_shards
+    hosting = 2 * n * (n - 1) / (n * n + k * n - 2 * k)  # docs/placement.md
+    cause, remedy = "no sidecar hosts a shard", "start the sidecars with --shard-listen HOST:PORT"
+    if local_shards == "0":
+        cause, remedy = "THALWEG_LOCAL_SHARDS (local_shards) is 0", "set it to auto"
+    serve = "1 aggregator serves" if k == 1 else f"{k} aggregators serve"
+    return (
+        f"{cause}, and {serve} {n} nodes: on equal links the gradients take {n / k:.3g} times as "
+        f"long as one link needs to carry them, and {hosting:.3g} times with a shard on every "
+        f"node: {remedy}, or use {n} aggregators"
+    )
+
+
 def _offer(job: Introduction, sidecar: str) -> _C.ShardOffer:
     return _C.ShardOffer(sidecar_path=sidecar, job=job.job, secret=job.secret, timeout=job.timeout)
 

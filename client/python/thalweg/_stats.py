@@ -21,11 +21,18 @@ def compresses(stats: Mapping[str, float]) -> bool:
     return stats["compressed_since"] > 0
 
 
-def describe(codec: str, stats: Mapping[str, float], path: str, left_out: LeftOut = NOTHING) -> str:
+def describe(
+    codec: str,
+    stats: Mapping[str, float],
+    path: str,
+    left_out: LeftOut = NOTHING,
+    placement: str = "",
+) -> str:
     raw = stats["raw_bytes"]
     parts = [
         f"{stats['rounds']:.0f} buckets, {raw / 1e6:.1f} MB of gradients",
         f"path {path}",
+        *([placement] if placement else []),
         f"codec {codec}{_since(codec, stats, left_out)}",
         *left_out.remarks,
         f"{_direction(stats, 'sent')}, {_direction(stats, 'received')}",

@@ -157,6 +157,12 @@ def _attach(ddp_model: DistributedDataParallel, me: Introduction, network: Netwo
     if place.local_rank == 0:
         for remark in state._left_out.remarks:
             _log.warning("job %s: %s", state.job, remark)
+    if session is not None and rank == 0:
+        warning = _shards.warning(
+            shards, session.num_shards(), place.num_nodes, workers[0].local_shards
+        )
+        if warning:
+            _log.warning("job %s: %s", state.job, warning)
     where = f", {state.shards}" if state.shards else ""
     _log.info(
         "job %s: rank %d, codec %s, path %s%s", state.job, rank, state.codec, state.path, where

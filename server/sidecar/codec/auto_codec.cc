@@ -86,13 +86,18 @@ Prediction LoadOf(const BucketLayout& layout, const AutoTerms& terms, size_t can
   return prediction;
 }
 
+// Returns what the slowest link takes for a byte that each node sends.
+double LinkSecondsPerByte(const AutoTerms& terms) {
+  if (terms.seconds_per_byte > 0) return terms.seconds_per_byte;
+  const double rate = terms.link.bytes_per_second;
+  if (rate <= 0) return 0;
+  return std::max(1.0, static_cast<double>(terms.num_nodes) / terms.num_shards) / rate;
+}
+
 Prediction Predict(const BucketLayout& layout, const AutoTerms& terms, size_t candidate) {
   Prediction prediction = LoadOf(layout, terms, candidate);
-  const double shards = terms.num_shards;
-  const double crowding = std::max(1.0, terms.num_nodes / shards);
-  const double rate = terms.link.bytes_per_second;
-  const double link = rate > 0 ? prediction.sent_bytes * crowding / rate : 0;
-  const double exchange = std::max(link, prediction.shard_seconds / shards);
+  const double link = prediction.sent_bytes * LinkSecondsPerByte(terms);
+  const double exchange = std::max(link, prediction.shard_seconds / terms.num_shards);
   const double round_trip = ToSeconds(terms.link.round_trip);
   prediction.seconds = prediction.in_two_steps
                            ? prediction.node_seconds + exchange + 2 * round_trip

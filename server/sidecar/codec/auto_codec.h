@@ -2,8 +2,9 @@
 // same numbers on all nodes give the same choice: Join agrees on them, and the computation here is
 // plain arithmetic in one order.
 //
-//   link     bytes that a node sends / rate, times num_nodes / num_shards if shards have more to
-//            carry than nodes; as much comes back meanwhile
+//   link     bytes that a node sends * the seconds that they are predicted to take with the shares
+//            of the shards (server/round/share_plan.h); as much comes back meanwhile. Without a
+//            prediction bytes / rate, times num_nodes / num_shards if shards have more to carry
 //   casts and lossy formats go chunk by chunk, so that everything overlaps:
 //            max(link, computing at a node, computing at a shard) + a round trip
 //   PowerSGD goes in two steps, of which nothing overlaps with the computing at a node:
@@ -28,6 +29,7 @@ struct AutoTerms {
   LinkSpeed link;                     // without a rate there is no network to wait for
   uint32_t num_nodes = 1;
   uint32_t num_shards = 1;
+  double seconds_per_byte = 0;  // ShareForecast's; 0: it is unknown
 };
 
 struct Choice {

@@ -57,6 +57,15 @@ TEST(AutoCodecTest, LinksOfFewShardsCarryMoreThanThoseOfNodes) {
   EXPECT_DOUBLE_EQ(many_shards.seconds[kFp32], 4 * kElems / 1e6 + 0.001);
 }
 
+TEST(AutoCodecTest, LinksTakeWhatTheSharesArePredictedToTake) {
+  // Four nodes host a shard each: a link carries the gradient one and a half times.
+  AutoTerms terms = Terms(1e6, /*num_nodes=*/4, /*num_shards=*/4);
+  terms.seconds_per_byte = 1.5e-6;
+  const Choice choice = ChooseCodec(kLayers, terms);
+  EXPECT_DOUBLE_EQ(choice.seconds[kFp32], 4 * kElems * 1.5e-6 + 0.001);
+  EXPECT_DOUBLE_EQ(choice.seconds[kPowerSgd], 36'000 * 1.5e-6 + 0.002);
+}
+
 TEST(AutoCodecTest, ChunksOverlapSoThatTheSlowestStageCounts) {
   AutoTerms terms = Terms(1e9, /*num_nodes=*/4, /*num_shards=*/2);
   const double bytes = 4 * kElems;

@@ -25,6 +25,7 @@ _APART_SECONDS = 1.0
 _SILENT_SECONDS = 5.0  # the job fails after 10
 _RECENT_SECONDS = 3600.0
 _FAULTS = 5
+_SLOWER_THAN_A_RING = 1.01  # shares are whole numbers, so that equal times differ a little
 # HTTP/2, and so gRPC, begins with a client's greeting and empty settings; the server answers with a
 # frame of this type.
 _GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
@@ -160,6 +161,16 @@ def _jobs(looks: Sequence[Look]) -> Iterator[Finding]:
         if not problems:
             size = f"{len(job.nodes)} nodes, {job.workers} workers"
             yield Finding("ok", f"job {name}: {job.state}, {size}")
+        # As soon as a shard has a weight, the weights decide.
+        if job.placement and not any(seen.shard.get("weight") for seen in looks):
+            yield _cost(name, job.placement)
+
+
+def _cost(name: str, placement: Mapping[str, Any]) -> Finding:
+    """Tells what the job's links take and what would help; warns where a ring would be faster."""
+    ring = float(placement["ring_seconds_per_byte"])
+    slower = 0 < _SLOWER_THAN_A_RING * ring < float(placement["seconds_per_byte"])
+    return Finding("warn" if slower else "ok", f"job {name}: {placement['text']}")
 
 
 def _ails(node: Mapping[str, Any]) -> str:

@@ -31,6 +31,7 @@ class Job(NamedTuple):
     waited_seconds: tuple[float, ...]
     nodes: tuple[_Json, ...]
     remark: str  # a failure, or the nodes it waits for
+    placement: _Json | None  # as its first shard tells it
 
 
 def lines(before: Sequence[Look], now: Sequence[Look]) -> list[str]:
@@ -173,6 +174,7 @@ def _merge(parts: Sequence[_Json]) -> Job:
         waited_seconds=by_node("waited_seconds"),
         nodes=tuple(worst["nodes"]),
         remark=worst["failure"] or _waiting(parts),
+        placement=next((told for part in parts if (told := part.get("placement"))), None),
     )
 
 

@@ -45,6 +45,7 @@ class Follower:
         if welcome is None:
             raise RuntimeError(f"{self._leader} has sent nothing for {timeout:g} s")
         self._path: str = welcome["path"]
+        self._placement: str = welcome["placement"]
         self._stats: dict[str, float] = welcome["stats"]
         # The lock is reentrant: a garbage collection may call close() anywhere on any thread.
         self._lock = threading.RLock()
@@ -79,6 +80,9 @@ class Follower:
 
     def path(self) -> str:
         return f"workers ({self._path})"
+
+    def placement(self) -> str:
+        return self._placement
 
     def status(self) -> str | None:
         return self._reason or None

@@ -64,7 +64,14 @@ class Leader:
         self._spread_so_far = 0
         self._told = 0.0
         self._ended = False
-        self._tell({"kind": "welcome", "path": session.path(), "stats": session.stats()})
+        self._tell(
+            {
+                "kind": "welcome",
+                "path": session.path(),
+                "placement": session.placement(),
+                "stats": session.stats(),
+            }
+        )
         self._threads = [threading.Thread(target=self._run, name="thw-leader", daemon=True)]
         self._threads += [
             threading.Thread(target=self._listen, args=follower, name="thw-listen", daemon=True)
@@ -94,6 +101,9 @@ class Leader:
 
     def path(self) -> str:
         return f"workers ({self._session.path()})"
+
+    def placement(self) -> str:
+        return self._session.placement()
 
     def status(self) -> str | None:
         return self._reason or self._session.status()
