@@ -49,7 +49,7 @@ def test_server_that_is_not_ready_in_time_is_killed():
 
 def test_error_that_a_server_announces_is_raised_and_the_server_stopped():
     fake = announcing(b'{"error": "port 7 is taken"}\n')
-    with pytest.raises(ServerError, match="^fake: port 7 is taken$"):
+    with pytest.raises(ServerError, match=r"^fake: port 7 is taken$"):
         fake.wait_ready(20)
     assert fake.process.returncode is not None
 
