@@ -3,44 +3,18 @@
 from __future__ import annotations
 
 import concurrent.futures
-import contextlib
 import json
 import secrets
 import select
 import time
-from collections.abc import Iterator
 
 import pytest
 import torch
 from harness import TIMEOUT, servers
+from shard_nodes import ELEMENTS, JOB, offers, session, train
 
-from thalweg import _C
-
-JOB = "everybody-knows-it"
 NODES = 2
 STRANGERS_PATIENCE = 4.0  # his deadline; the job must be done before
-ELEMENTS = 5000
-
-
-def session(sidecar, node, shards, hosts, secret, *, timeout=TIMEOUT):
-    """Joins the job as a node with one worker."""
-    return _C.Session(
-        sidecar_path=sidecar,
-        job=JOB,
-        rank=node,
-        world_size=NODES,
-        node=node,
-        num_nodes=NODES,
-        node_name=f"host{node}",
-        local_rank=0,
-        local_size=1,
-        codec="fp32",
-        chunk_bytes=4096,
-        timeout=timeout,
-        shards=shards,
-        hosts=hosts,
-        secret=secret,
-    )
 
 
 def intrude(sidecar, node, shards, secret):
@@ -53,28 +27,6 @@ def intrude(sidecar, node, shards, secret):
         return error
     stranger.close()
     return None
-
-
-def train(sidecar, node, shards, hosts, secret):
-    """Trains as a node of the job; returns the mean of 2 ** node."""
-    with contextlib.closing(session(sidecar, node, shards, hosts, secret)) as joined:
-        reducer = _C.AllReducer(joined)
-        for _ in range(3):
-            mean = reducer.mean(torch.full((ELEMENTS,), 2.0**node)).clone()
-    return mean
-
-
-@contextlib.contextmanager
-def offers(sidecars, secret) -> Iterator[list[str]]:
-    """Gives the addresses of the shards that the sidecars host for the job."""
-    with contextlib.ExitStack() as stack:
-        made = [
-            _C.ShardOffer(sidecar_path=path, job=JOB, secret=secret, timeout=TIMEOUT)
-            for path in sidecars
-        ]
-        for offer in made:
-            stack.callback(offer.close)
-        yield [offer.address for offer in made]
 
 
 def await_jobs(cluster, count):

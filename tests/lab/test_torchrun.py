@@ -20,6 +20,8 @@ RESTARTING = ["--max-restarts", "1", "--rdzv-backend", "c10d", "--rdzv-id", "res
 RESTARTING += ["--rdzv-endpoint", f"node0:{torchrun.PORT}"]
 OWN_STORES = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 
+AMP_PAGE = Path(__file__).parents[2] / "docs" / "amp.md"
+
 
 def outputs_of(ended):
     return "\n".join(host["output"] for host in ended["hosts"])
@@ -44,6 +46,23 @@ def test_one_variable_makes_three_hosts_train_through_their_own_sidecars(tmp_pat
     assert "3 shards, 3 of them in sidecars" in outputs_of(ended)
 
 
+def test_aiak_script_of_the_documentation_runs_unchanged_on_three_hosts(tmp_path):
+    page = AMP_PAGE.read_text("utf-8")
+    [text] = re.findall(r"`aiak_script\.py`:\n\n```python\n(.*?)```", page, re.S)
+    [variables] = re.findall(r"^(.*) torchrun .*aiak_script\.py$", page, re.M)
+    script = tmp_path / "aiak_script.py"
+    script.write_text(text, "utf-8")
+    env = dict(variable.split("=") for variable in variables.split())
+    ended = torchrun.run(tmp_path, env, script=script)
+    outputs = outputs_of(ended)
+    assert [host["code"] for host in ended["hosts"]] == [0] * 3, outputs
+    losses = [float(x) for x in re.findall(r"^step \d+: loss (\S+)$", outputs, re.M)]
+    assert len(losses) == 4
+    assert losses[-1] < losses[0] / 2
+    assert "with codec fp16 and 3 shards, 3 of them in sidecars" in outputs
+    assert ended["left"] == []
+
+
 def test_job_that_torchrun_restarts_trains_exactly_with_new_shards(tmp_path):
     script = Path(__file__).with_name("restarted_training.py")
     env = {"THALWEG_ENABLE": "1"} | OWN_STORES
@@ -51,6 +70,13 @@ def test_job_that_torchrun_restarts_trains_exactly_with_new_shards(tmp_path):
     assert_exact(ended)
     attached = re.findall(r"is attached as (job-\w+) .* 2 of them in sidecars", outputs_of(ended))
     assert len(attached) == len(set(attached)) == 2  # once in each attempt
+
+
+def test_loopback_address_of_one_host_gives_way_to_its_route_to_the_others(tmp_path):
+    env_of = [{}, {"THALWEG_INTERFACE": "lo"}]
+    ended = torchrun.run(tmp_path, {"THALWEG_ENABLE": "1"}, hosts=2, env_of=env_of)
+    assert_exact(ended)
+    assert "2 shards, 2 of them in sidecars" in outputs_of(ended)
 
 
 def test_hosts_without_shards_are_refused_by_name_on_all_workers(tmp_path):

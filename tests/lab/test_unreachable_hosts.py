@@ -40,3 +40,9 @@ def test_firewall_that_drops_ends_the_job_in_time_with_both_addresses_and_what_t
         "THALWEG_INTERFACE",
         "THALWEG_SHARD_PORTS in firewalls",
     )
+
+
+def test_loopback_addresses_set_by_mistake_are_refused_on_all_hosts(tmp_path):
+    env = {"THALWEG_ENABLE": "1", "THALWEG_INTERFACE": "lo"}
+    ended = torchrun.run(tmp_path, env, hosts=2)
+    assert_refused(ended, "node0 would publish 127.0.0.1", "set THALWEG_INTERFACE")
