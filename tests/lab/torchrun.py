@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import select
 import subprocess
 import sys
@@ -69,7 +70,7 @@ def drop(lab: Lab, name: str, port: int) -> None:
     Rules of routing do it: they need nothing but iproute2. The rule for local addresses, which is
     the first one otherwise, goes behind ours.
     """
-    ours = f"pref 1 iif {INTERFACE} ipproto tcp dport {port} blackhole"
+    ours = f"pref 1 dev {INTERFACE} ipproto tcp dport {port} blackhole"
     for change in ("add pref 2 lookup local", "del pref 0", f"add {ours}"):
         lab.run(name, ["ip", "rule", *change.split()], check=True)
 
@@ -99,7 +100,12 @@ def processes(lab: Lab, name: str) -> list[str]:
 
 
 def shared_memory() -> set[str]:
-    return {path.name for path in Path("/dev/shm").iterdir()}
+    """Returns the names in /dev/shm but for those that have a running process's number in them."""
+    return {
+        path.name
+        for path in Path("/dev/shm").iterdir()
+        if not any(Path("/proc", number).exists() for number in re.findall(r"\d+", path.name))
+    }
 
 
 def main(out: Path, plan: dict[str, Any]) -> None:
