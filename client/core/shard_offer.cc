@@ -22,7 +22,12 @@ absl::StatusOr<std::unique_ptr<ShardOffer>> ShardOffer::Ask(const std::string& s
                      " did not say whether it hosts a shard: ", received.status().message()));
   }
   if (const auto* fail = std::get_if<ipc::Fail>(&received->message)) {
-    return absl::Status(fail->code, fail->message);
+    return absl::Status(fail->code,
+                        absl::StrCat("job '", job, "': the sidecar at ", sidecar_path,
+                                     " refuses to host a shard: ", fail->message,
+                                     fail->code == absl::StatusCode::kInvalidArgument
+                                         ? ": is its Thalweg version that of the worker?"
+                                         : ""));
   }
   auto* const answer = std::get_if<ipc::ShardHosted>(&received->message);
   if (answer == nullptr) {

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "core/base/protocol.h"
 #include "core/base/status_macros.h"
 
 namespace thalweg::ipc {
@@ -98,6 +99,10 @@ class Reader {
     for (Item& item : list) Field(item);
   }
 
+  // Refuses a message whose first field, which stays to be read, says that another version of
+  // Thalweg has sent it: its other fields may be different ones.
+  void ExpectVersion();
+
   // Returns OK when all fields were there and valid, and no bytes are left.
   absl::Status Finish();
 
@@ -133,6 +138,16 @@ bool Reader::Need(uint64_t bytes, const char* what) {
     Refuse(absl::StrCat(what, " needs ", bytes, " bytes, ", rest_.size(), " are left"));
   }
   return ok();
+}
+
+void Reader::ExpectVersion() {
+  Reader ahead = *this;
+  uint32_t version = kIpcVersion;
+  ahead.Field(version);
+  if (version != kIpcVersion) {
+    Refuse(absl::StrCat("worker speaks ipc version ", version, ", this sidecar ", kIpcVersion,
+                        "; install the same Thalweg version for both"));
+  }
 }
 
 uint32_t Reader::Count(uint32_t limit, uint64_t item_bytes, const char* what) {
@@ -276,6 +291,7 @@ template <typename T>
 absl::StatusOr<Message> ParseAs(const char* name, std::span<const std::byte> body) {
   T message;
   Reader reader(name, body);
+  if constexpr (requires { message.ipc_version; }) reader.ExpectVersion();
   Visit(reader, message);
   THALWEG_RETURN_IF_ERROR(reader.Finish());
   return Message(std::move(message));

@@ -7,15 +7,19 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "core/base/protocol.h"
 #include "core/ipc/random_message.h"
 
 namespace thalweg::ipc {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 constexpr size_t kTypes = std::variant_size_v<Message>;
+constexpr uint16_t kHelloType = 1;
 constexpr uint16_t kRegisterBucketType = 3;
+constexpr uint16_t kHostShardType = 12;
 
 std::span<const std::byte> AsBytes(const std::string& text) {
   return std::as_bytes(std::span(text.data(), text.size()));
@@ -152,6 +156,17 @@ TEST(MessageTest, BadHeadersAreRefusedByName) {
   EXPECT_FALSE(ParseFrameHeader(AsBytes(good + '\0')).ok());
   EXPECT_FALSE(ParseBody(0, {}).ok());
   EXPECT_FALSE(ParseBody(12, {}).ok());
+}
+
+TEST(MessageTest, OtherVersionIsRefusedNamingBothWhateverItsOtherFieldsAre) {
+  const std::string older = U32(kIpcVersion - 1) + "the fields of that version";
+  for (const uint16_t type : {kHelloType, kHostShardType}) {
+    const absl::Status refused = ParseBody(type, AsBytes(older)).status();
+    EXPECT_TRUE(absl::IsInvalidArgument(refused));
+    EXPECT_THAT(std::string(refused.message()),
+                AllOf(HasSubstr(absl::StrCat("ipc version ", kIpcVersion - 1)),
+                      HasSubstr(absl::StrCat("sidecar ", kIpcVersion))));
+  }
 }
 
 TEST(MessageTest, InvalidElementTypeIsRefused) {

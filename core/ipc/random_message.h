@@ -20,9 +20,9 @@ class RandomMessages {
   Message OfType(size_t type) {
     switch (type) {
       case 0:
-        return Hello{U32(),     Text(),   U32(),    U32(),      U32(),     U32(),
-                     Text(),    U32(),    U32(),    AnyCodec(), random_(), random_(),
-                     AnyPath(), Memory(), Places(), Text()};
+        return Hello{kIpcVersion, Text(),   U32(),    U32(),      U32(),     U32(),
+                     Text(),      U32(),    U32(),    AnyCodec(), random_(), random_(),
+                     AnyPath(),   Memory(), Places(), Text()};
       case 1:
         return Welcome{random_(), U32(), Text(), random_(), AnyPath(), Text()};
       case 2:
@@ -45,7 +45,7 @@ class RandomMessages {
       case 10:
         return Precision{Real(), random_()};
       case 11:
-        return HostShard{U32(), Text(), Text()};
+        return HostShard{kIpcVersion, Text(), Text()};
       default:
         return ShardHosted{Text(), std::vector<std::string>(Below(4), Text())};
     }

@@ -9,6 +9,7 @@
 #include "core/base/env.h"
 #include "core/base/log.h"
 #include "core/base/protocol.h"
+#include "core/base/status_macros.h"
 #include "core/base/trace.h"
 #include "server/aggregator/aggregator.h"
 #include "server/bin/program.h"
@@ -29,41 +30,30 @@ struct Flags {
   CommonOptions common;
 };
 
-int Serve(const Flags& flags, Signals& signals) {
+absl::Status Serve(const Flags& flags, Signals& signals) {
   MetricRegistry registry;
   ExportProcessInfo(registry, "aggregator");
-  const auto trace = TraceWriter::FromEnv("aggregator");
-  if (!trace.ok()) {
-    spdlog::error("{}", Text(trace.status()));
-    return 1;
-  }
-  Aggregator aggregator({.weight = flags.weight, .trace = trace->get()}, registry);
+  THALWEG_ASSIGN_OR_RETURN(const std::unique_ptr<TraceWriter> trace,
+                           TraceWriter::FromEnv("aggregator"));
+  Aggregator aggregator({.weight = flags.weight, .trace = trace.get()}, registry);
   const Site site([&] { return aggregator.Report(Now()); }, UnixSeconds());
-  auto server = ShardServer::Start(
-      {flags.listen, flags.threads != 0 ? flags.threads : DefaultThreads(), flags.common.tls},
-      aggregator, registry);
-  if (!server.ok()) {
-    spdlog::error("{}", Text(server.status()));
-    return 1;
-  }
+  const uint32_t threads = flags.threads != 0 ? flags.threads : DefaultThreads();
+  THALWEG_ASSIGN_OR_RETURN(
+      const std::unique_ptr<ShardServer> server,
+      ShardServer::Start({flags.listen, threads, flags.common.tls}, aggregator, registry));
   std::unique_ptr<HttpServer> http;
   if (!flags.common.http.empty()) {
-    auto started = HttpServer::Start(
-        {flags.common.http, flags.common.tls, flags.common.http_token_file}, registry,
-        [&] { return signals.Ready(); },
-        [&](const std::string& path) { return site.Answer(path); });
-    if (!started.ok()) {
-      spdlog::error("{}", Text(started.status()));
-      return 1;
-    }
-    http = *std::move(started);
+    THALWEG_ASSIGN_OR_RETURN(
+        http, HttpServer::Start(
+                  {flags.common.http, flags.common.tls, flags.common.http_token_file}, registry,
+                  [&] { return signals.Ready(); },
+                  [&](const std::string& path) { return site.Answer(path); }));
   }
   const std::string page = http == nullptr ? "" : http->scheme() + "://" + http->address();
-  spdlog::info("serving on {}{}{}", (*server)->address(),
+  spdlog::info("serving on {}{}{}", server->address(),
                flags.common.tls.enabled() ? " by mutual TLS" : "",
                page.empty() ? "" : ", live page and metrics on " + page);
-  AnnounceReady(flags.common.ready_fd, (*server)->address(),
-                http == nullptr ? "" : http->address());
+  AnnounceReady(flags.common.ready_fd, server->address(), http == nullptr ? "" : http->address());
 
   while (!signals.Wait(kSignalPoll)) {
   }
@@ -75,8 +65,8 @@ int Serve(const Flags& flags, Signals& signals) {
     if (Now() >= deadline || signals.Wait(Duration::zero())) break;
   }
   aggregator.Stop(absl::UnavailableError("the aggregator is shutting down"));
-  (*server)->Stop(kStopGrace);
-  return 0;
+  server->Stop(kStopGrace);
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -100,5 +90,5 @@ int main(int argc, char** argv) {
     spdlog::error("{}", thalweg::Text(status));
     return 2;
   }
-  return thalweg::Serve(flags, signals);
+  return thalweg::ExitCode(thalweg::Serve(flags, signals), flags.common.ready_fd);
 }

@@ -21,6 +21,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/synchronization/mutex.h"
+#include "core/base/log.h"
 #include "core/base/status_macros.h"
 #include "kernels/cast/cpu_capability.h"
 
@@ -53,6 +54,23 @@ absl::Status RestrictToCpus(const std::string& cpus) {
   if (sched_setaffinity(0, sizeof set, &set) == 0) return absl::OkStatus();
   return absl::InvalidArgumentError(
       absl::StrCat("cannot run on cores '", cpus, "': ", std::strerror(errno)));
+}
+
+void Announce(int fd, const nlohmann::json& what) {
+  if (fd < 0) return;
+  const std::string line =
+      what.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
+  size_t done = 0;
+  while (done < line.size()) {
+    const ssize_t n = write(fd, line.data() + done, line.size() - done);
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) {
+      spdlog::warn("cannot write to --ready-fd {}: {}", fd, std::strerror(errno));
+      break;
+    }
+    done += static_cast<size_t>(n);
+  }
+  close(fd);
 }
 
 }  // namespace
@@ -117,7 +135,8 @@ void AddCommonOptions(CLI::App& app, CommonOptions* options) {
       },
       "Print every THALWEG_* environment variable with its default, as JSON");
   app.add_option("--ready-fd", options->ready_fd,
-                 "File descriptor that gets one JSON line with the addresses once serving");
+                 "File descriptor that gets one JSON line with the addresses once serving, or with "
+                 "the error");
   std::string footer = "Environment:\n";
   for (const EnvVar& var : KnownEnvVars()) {
     footer += std::string("  ") + var.name + "  " + var.help + "\n";
@@ -160,19 +179,14 @@ void ExportProcessInfo(MetricRegistry& registry, const std::string& name) {
 }
 
 void AnnounceReady(int fd, const std::string& address, const std::string& http) {
-  if (fd < 0) return;
-  const std::string line = nlohmann::json{{"address", address}, {"http", http}}.dump() + "\n";
-  size_t done = 0;
-  while (done < line.size()) {
-    const ssize_t n = write(fd, line.data() + done, line.size() - done);
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) {
-      spdlog::warn("cannot write to --ready-fd {}: {}", fd, std::strerror(errno));
-      break;
-    }
-    done += static_cast<size_t>(n);
-  }
-  close(fd);
+  Announce(fd, nlohmann::json::object({{"address", address}, {"http", http}}));
+}
+
+int ExitCode(const absl::Status& ended, int fd) {
+  if (ended.ok()) return 0;
+  spdlog::error("{}", Text(ended));
+  Announce(fd, nlohmann::json::object({{"error", std::string(ended.message())}}));
+  return 1;
 }
 
 }  // namespace thalweg

@@ -69,4 +69,8 @@ void ExportProcessInfo(MetricRegistry& registry, const std::string& name);
 // line tells the parent process that this process serves, and where.
 void AnnounceReady(int fd, const std::string& address, const std::string& http);
 
+// Returns the exit code for how a program has ended. It logs an error, which comes before
+// AnnounceReady, and writes it as the line {"error": …} to `fd` in its place.
+int ExitCode(const absl::Status& ended, int fd);
+
 }  // namespace thalweg

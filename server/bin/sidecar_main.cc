@@ -12,6 +12,7 @@
 #include "core/base/env.h"
 #include "core/base/log.h"
 #include "core/base/protocol.h"
+#include "core/base/status_macros.h"
 #include "core/base/trace.h"
 #include "server/bin/gpus.h"
 #include "server/bin/program.h"
@@ -70,51 +71,38 @@ void WaitForEnd(const Flags& flags, Sidecar& sidecar, SidecarShards& shards, Sig
   }
 }
 
-int Serve(const Flags& flags, Signals& signals) {
+absl::Status Serve(const Flags& flags, Signals& signals) {
   MetricRegistry registry;
   ExportProcessInfo(registry, "sidecar");
-  const auto trace = TraceWriter::FromEnv("sidecar");
-  if (!trace.ok()) {
-    spdlog::error("{}", Text(trace.status()));
-    return 1;
-  }
-  const auto shards = SidecarShards::Start({flags.aggregators, flags.shard_listen, ThreadsOf(flags),
-                                            flags.channels, flags.common.tls, trace->get()},
-                                           registry);
-  if (!shards.ok()) {
-    spdlog::error("{}", Text(shards.status()));
-    return 1;
-  }
+  THALWEG_ASSIGN_OR_RETURN(const std::unique_ptr<TraceWriter> trace,
+                           TraceWriter::FromEnv("sidecar"));
+  const SidecarShards::Options options{flags.aggregators, flags.shard_listen, ThreadsOf(flags),
+                                       flags.channels,    flags.common.tls,   trace.get()};
+  THALWEG_ASSIGN_OR_RETURN(const std::unique_ptr<SidecarShards> shards,
+                           SidecarShards::Start(options, registry));
   CpuDevice device;
   const std::unique_ptr<Device> gpus = flags.no_gpus ? nullptr : OpenGpus();
-  auto sidecar = Sidecar::Start({flags.socket, &(*shards)->directory(), &device, gpus.get(),
-                                 ThreadsOf(flags), flags.window_chunks, trace->get()},
-                                registry);
-  if (!sidecar.ok()) {
-    spdlog::error("{}", Text(sidecar.status()));
-    return 1;
-  }
+  THALWEG_ASSIGN_OR_RETURN(const std::unique_ptr<Sidecar> sidecar,
+                           Sidecar::Start({flags.socket, &shards->directory(), &device, gpus.get(),
+                                           ThreadsOf(flags), flags.window_chunks, trace.get()},
+                                          registry));
   std::optional<Site> site;  // of the shard in this process
-  if (Aggregator* const own = (*shards)->own()) {
+  if (Aggregator* const own = shards->own()) {
     site.emplace([own] { return own->Report(Now()); }, UnixSeconds());
   }
   const HttpHandler pages = [&](const std::string& path) { return site->Answer(path); };
   std::unique_ptr<HttpServer> http;
   if (!flags.common.http.empty()) {
-    auto started = HttpServer::Start(
-        {flags.common.http, flags.common.tls, flags.common.http_token_file}, registry,
-        [&] { return signals.Ready(); }, site ? pages : nullptr);
-    if (!started.ok()) {
-      spdlog::error("{}", Text(started.status()));
-      return 1;
-    }
-    http = *std::move(started);
+    THALWEG_ASSIGN_OR_RETURN(
+        http, HttpServer::Start(
+                  {flags.common.http, flags.common.tls, flags.common.http_token_file}, registry,
+                  [&] { return signals.Ready(); }, site ? pages : nullptr));
   }
-  spdlog::info("serving at {} with {}", flags.socket, (*shards)->Describe());
+  spdlog::info("serving at {} with {}", flags.socket, shards->Describe());
   AnnounceReady(flags.common.ready_fd, flags.socket, http == nullptr ? "" : http->address());
-  WaitForEnd(flags, **sidecar, **shards, signals);
-  (*sidecar)->Stop(absl::UnavailableError("the sidecar is shutting down"));
-  return 0;
+  WaitForEnd(flags, *sidecar, *shards, signals);
+  sidecar->Stop(absl::UnavailableError("the sidecar is shutting down"));
+  return absl::OkStatus();
 }
 
 void AddOptions(CLI::App& app, Flags* flags) {
@@ -169,7 +157,7 @@ int main(int argc, char** argv) {
     spdlog::error("no socket: give --socket PATH or set THALWEG_SIDECAR");
     return 2;
   }
-  const int code = thalweg::Serve(flags, signals);
+  const int code = thalweg::ExitCode(thalweg::Serve(flags, signals), flags.common.ready_fd);
   if (flags.own_dir) {
     std::error_code ignored;
     std::filesystem::remove(std::filesystem::path(flags.socket).parent_path(), ignored);

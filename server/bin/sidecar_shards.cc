@@ -86,10 +86,13 @@ absl::Status SidecarShards::Listen(MetricRegistry& registry) {
       server_ = *std::move(server);
       return absl::OkStatus();
     }
-    if (!absl::IsUnavailable(server.status()) || places.size() == 1) return server.status();
+    if (!absl::IsUnavailable(server.status())) return server.status();
   }
-  return absl::UnavailableError(
-      absl::StrCat("--shard-listen ", options_.listen, ": none of the ports is free"));
+  return absl::UnavailableError(absl::StrCat(
+      "cannot listen on ", options_.listen, " (--shard-listen) for a shard: ",
+      places.size() == 1 ? "the port is taken" : "all these ports are taken",
+      ", or the host is not ours. Where workers start the sidecar, THALWEG_SHARD_PORTS names the "
+      "ports: give it more of them than the host runs jobs"));
 }
 
 std::string SidecarShards::Describe() const {

@@ -18,18 +18,10 @@ constexpr Duration kHelloTimeout = std::chrono::seconds(10);
 constexpr Duration kLookAround = std::chrono::milliseconds(500);
 constexpr uint32_t kMaxLocalWorkers = 1024;
 
-absl::Status CheckVersion(uint32_t theirs, const std::string& job) {
-  if (theirs == kIpcVersion) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("job '", job, "': worker speaks ipc version ",
-                                                 theirs, ", this sidecar ", kIpcVersion,
-                                                 "; install the same Thalweg version for both"));
-}
-
 absl::Status CheckHello(const ipc::Hello& h) {
   const auto invalid = [&](const std::string& what) {
     return absl::InvalidArgumentError(absl::StrCat("job '", h.job, "', rank ", h.rank, ": ", what));
   };
-  THALWEG_RETURN_IF_ERROR(CheckVersion(h.ipc_version, h.job));
   if (h.job.empty()) return invalid("the job has no name");
   if (h.rank >= h.world_size) {
     return invalid(absl::StrCat("the world has only ", h.world_size, " workers"));
@@ -121,7 +113,6 @@ void Sidecar::Serve(Connection& connection, const std::shared_ptr<Connection>& s
 }
 
 absl::Status Sidecar::HostShard(Connection& connection, const ipc::HostShard& request) {
-  THALWEG_RETURN_IF_ERROR(CheckVersion(request.ipc_version, request.job));
   THALWEG_ASSIGN_OR_RETURN(const ShardDirectory::Offer offer, context_.shards.OfferTo(request));
   THALWEG_RETURN_IF_ERROR(connection.Send(offer.answer));
   while (true) {

@@ -252,8 +252,10 @@ TEST(ControlCodecTest, AnswersThatNoAggregatorGivesAreRefused) {
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
     EXPECT_THAT(Message(status), HasSubstr("the aggregator answered with"));
   }
-  EXPECT_EQ(refusal([](auto& proto) { proto.set_wire_version(kWireVersion + 1); }).code(),
-            absl::StatusCode::kFailedPrecondition);
+  const absl::Status other = refusal([](auto& proto) { proto.set_wire_version(kWireVersion + 1); });
+  EXPECT_EQ(other.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(Message(other), AllOf(HasSubstr("wire version 2, this node speaks 1"),
+                                    HasSubstr("install the same release")));
 }
 
 }  // namespace

@@ -282,9 +282,9 @@ absl::StatusOr<BucketAnnouncement> FromProto(const v1::RegisterBucketRequest& pr
 
 absl::StatusOr<Membership> FromProto(const v1::JoinResponse& proto) {
   if (proto.wire_version() != kWireVersion) {
-    return absl::FailedPreconditionError(absl::StrCat("the aggregator chose wire version ",
-                                                      proto.wire_version(), ", this node speaks ",
-                                                      kWireVersion));
+    return absl::FailedPreconditionError(
+        absl::StrCat("the aggregator chose wire version ", proto.wire_version(),
+                     ", this node speaks ", kWireVersion, ": install the same release on both"));
   }
   if (proto.token() == 0 || proto.window_chunks() == 0) {
     return absl::InvalidArgumentError(

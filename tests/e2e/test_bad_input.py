@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import random
+import re
 import socket
 import struct
 import time
@@ -196,6 +197,47 @@ def test_malformed_frame_ends_its_connection_only(sidecar, name, data, job):
                 pass
         except ConnectionResetError:
             pass
+
+
+def frame(type_, body):
+    return struct.pack("<4sHHI", b"THW1", type_, 0, len(body)) + body
+
+
+def text(value):
+    return struct.pack("<I", len(value)) + value.encode()
+
+
+@pytest.mark.parametrize(("name", "type_"), [("Hello", 1), ("HostShard", 12)])
+def test_worker_of_another_version_is_told_both_versions(sidecar, name, type_):
+    with socket.socket(socket.AF_UNIX) as client:
+        client.settimeout(TIMEOUT)
+        client.connect(sidecar)
+        client.sendall(frame(type_, struct.pack("<I", 6) + b"fields of another version"))
+        answer = b"".join(iter(lambda: client.recv(4096), b"")).decode(errors="replace")
+    assert re.search(rf"{name}: worker speaks ipc version 6, this sidecar \d+; install the", answer)
+
+
+def test_sidecar_of_an_older_version_is_named_with_what_may_be_wrong(tmp_path, job):
+    def refuse():
+        with listening.accept()[0] as worker:
+            worker.recv(4096)
+            invalid_argument = struct.pack("<I", 3)
+            worker.sendall(frame(7, invalid_argument + text("frame of type 12, expected 1 to 11")))
+
+    path = str(tmp_path / "old.sock")
+    with (
+        socket.socket(socket.AF_UNIX) as listening,
+        concurrent.futures.ThreadPoolExecutor(1) as old,
+    ):
+        listening.settimeout(TIMEOUT)
+        listening.bind(path)
+        listening.listen()
+        refused = old.submit(refuse)
+        with pytest.raises((RuntimeError, ValueError)) as error:
+            _C.ShardOffer(sidecar_path=path, job=job, secret="5e" * 32, timeout=TIMEOUT)
+        refused.result(TIMEOUT)
+    assert f"the sidecar at {path} refuses to host a shard: frame of type 12" in str(error.value)
+    assert "is its Thalweg version that of the worker?" in str(error.value)
 
 
 def test_random_bytes_do_not_harm_an_aggregator(cluster, sidecar):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
@@ -20,7 +21,13 @@ def gradient(rank: int, world: int, step: int) -> float:
     return float(world * (rank + step + 1))
 
 
-def main() -> None:
+def expected_weight(world: int) -> float:
+    """The value of every weight after training."""
+    total = sum(gradient(rank, world, step) for step in range(STEPS) for rank in range(world))
+    return -RATE * total / world
+
+
+def main(after_step: Callable[[int, int], None] = lambda rank, step: None) -> None:
     dist.init_process_group("gloo")
     rank, world = dist.get_rank(), dist.get_world_size()
     model = torch.nn.Linear(INPUTS, OUTPUTS, bias=False)
@@ -31,6 +38,7 @@ def main() -> None:
         optimizer.zero_grad()
         ddp(torch.full((1, INPUTS), gradient(rank, world, step))).sum().backward()
         optimizer.step()
+        after_step(rank, step)
     weights = model.weight.detach().numpy()
     digest = hashlib.sha256(weights.tobytes()).hexdigest()
     values = sorted({float(value) for value in weights.ravel()})

@@ -3,8 +3,7 @@
 import json
 import os
 import re
-import subprocess
-import sys
+from pathlib import Path
 
 import exact_training
 import pytest
@@ -15,40 +14,73 @@ pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root"),
 ]
 
+# Every attempt has a store of its own. Torch shares one otherwise, in which Gloo finds addresses of
+# the attempt before: without Thalweg as well, restarted jobs then fail or hang.
+RESTARTING = ["--max-restarts", "1", "--rdzv-backend", "c10d", "--rdzv-id", "restarted"]
+RESTARTING += ["--rdzv-endpoint", f"node0:{torchrun.PORT}"]
+OWN_STORES = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 
-def run(folder, **settings):
-    """Returns each host's exit code and output."""
-    out = folder / "ended.json"
-    argv = [sys.executable, torchrun.__file__, str(out)]
-    argv += [f"{name}={value}" for name, value in settings.items()]
-    result = subprocess.run(argv, capture_output=True, text=True, timeout=110)
-    assert result.returncode == 0, result.stderr
-    return json.loads(out.read_text())
+AMP_PAGE = Path(__file__).parents[2] / "docs" / "amp.md"
 
 
-def expected_weight():
-    """The value of every weight after training, which fp32 represents exactly."""
-    world, rate = torchrun.HOSTS, exact_training.RATE
-    steps = range(exact_training.STEPS)
-    gradients = [exact_training.gradient(r, world, s) for s in steps for r in range(world)]
-    return -rate * sum(gradients) / world
+def outputs_of(ended):
+    return "\n".join(host["output"] for host in ended["hosts"])
+
+
+def assert_exact(ended):
+    """Fails unless all hosts have trained to the weights that arithmetic gives, and are gone."""
+    hosts, outputs = len(ended["hosts"]), outputs_of(ended)
+    assert [host["code"] for host in ended["hosts"]] == [0] * hosts, outputs
+    told = [json.loads(line) for line in re.findall(r"\{.*\}", outputs)]
+    assert sorted(t["rank"] for t in told) == list(range(hosts))
+    assert {t["digest"] for t in told} == {told[0]["digest"]}
+    assert told[0]["values"] == [exact_training.expected_weight(hosts)]
+    assert ended["left"] == []
 
 
 @pytest.mark.parametrize("variable", ["THALWEG_ENABLE", "AIAK_HIERARCHICAL_ALLREDUCE"])
 def test_one_variable_makes_three_hosts_train_through_their_own_sidecars(tmp_path, variable):
-    ended = run(tmp_path, **{variable: "1"})
-    outputs = "\n".join(host["output"] for host in ended)
-    assert [host["code"] for host in ended] == [0] * torchrun.HOSTS, outputs
-    told = [json.loads(line) for line in re.findall(r"\{.*\}", outputs)]
-    assert sorted(t["rank"] for t in told) == list(range(torchrun.HOSTS))
-    assert {t["digest"] for t in told} == {told[0]["digest"]}
-    assert told[0]["values"] == [expected_weight()]
+    ended = torchrun.run(tmp_path, {variable: "1"})
+    assert_exact(ended)
     # The training went through Thalweg, with a shard in each sidecar.
-    assert "3 shards, 3 of them in sidecars" in outputs
+    assert "3 shards, 3 of them in sidecars" in outputs_of(ended)
+
+
+def test_aiak_script_of_the_documentation_runs_unchanged_on_three_hosts(tmp_path):
+    page = AMP_PAGE.read_text("utf-8")
+    [text] = re.findall(r"`aiak_script\.py`:\n\n```python\n(.*?)```", page, re.S)
+    [variables] = re.findall(r"^(.*) torchrun .*aiak_script\.py$", page, re.M)
+    script = tmp_path / "aiak_script.py"
+    script.write_text(text, "utf-8")
+    env = dict(variable.split("=") for variable in variables.split())
+    ended = torchrun.run(tmp_path, env, script=script)
+    outputs = outputs_of(ended)
+    assert [host["code"] for host in ended["hosts"]] == [0] * 3, outputs
+    losses = [float(x) for x in re.findall(r"^step \d+: loss (\S+)$", outputs, re.M)]
+    assert len(losses) == 4
+    assert losses[-1] < losses[0] / 2
+    assert "with codec fp16 and 3 shards, 3 of them in sidecars" in outputs
+    assert ended["left"] == []
+
+
+def test_job_that_torchrun_restarts_trains_exactly_with_new_shards(tmp_path):
+    script = Path(__file__).with_name("restarted_training.py")
+    env = {"THALWEG_ENABLE": "1"} | OWN_STORES
+    ended = torchrun.run(tmp_path, env, hosts=2, script=script, options=RESTARTING)
+    assert_exact(ended)
+    attached = re.findall(r"is attached as (job-\w+) .* 2 of them in sidecars", outputs_of(ended))
+    assert len(attached) == len(set(attached)) == 2  # once in each attempt
+
+
+def test_loopback_address_of_one_host_gives_way_to_its_route_to_the_others(tmp_path):
+    env_of = [{}, {"THALWEG_INTERFACE": "lo"}]
+    ended = torchrun.run(tmp_path, {"THALWEG_ENABLE": "1"}, hosts=2, env_of=env_of)
+    assert_exact(ended)
+    assert "2 shards, 2 of them in sidecars" in outputs_of(ended)
 
 
 def test_hosts_without_shards_are_refused_by_name_on_all_workers(tmp_path):
-    ended = run(tmp_path, THALWEG_ENABLE="1", THALWEG_LOCAL_SHARDS="0")
-    for host in ended:
+    ended = torchrun.run(tmp_path, {"THALWEG_ENABLE": "1", "THALWEG_LOCAL_SHARDS": "0"})
+    for host in ended["hosts"]:
         assert host["code"] != 0
         assert "THALWEG_LOCAL_SHARDS" in host["output"]

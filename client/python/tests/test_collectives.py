@@ -54,6 +54,31 @@ def test_failure_without_words_is_told_to_all(workers):
     assert [str(error) for error in results[:2]] == ["thalweg: rank 2: KeyError"] * 2
 
 
+def test_cause_is_told_also_to_those_that_have_waited_in_vain(workers):
+    def make(rank):
+        if rank == 2:
+            raise ConnectionError("thalweg: no route")
+        raise TimeoutError("thalweg: node 2 did not join")
+
+    results = workers.run(lambda rank: _collectives.gather_made(lambda: make(rank), None))
+    waited = (RuntimeError, "thalweg: rank 2: no route")
+    assert [told(error) for error in results] == [
+        waited,
+        waited,
+        (ConnectionError, "thalweg: no route"),
+    ]
+
+
+def test_workers_that_have_all_waited_in_vain_say_so(workers):
+    def make(rank):
+        raise TimeoutError(f"thalweg: {rank} waited")
+
+    results = workers.run(lambda rank: _collectives.gather_made(lambda: make(rank), None))
+    assert [told(error) for error in results] == [
+        (TimeoutError, f"thalweg: {rank} waited") for rank in range(3)
+    ]
+
+
 def test_what_others_made_is_closed_when_one_fails(workers):
     closed = []
     make = failing_on(1, lambda rank: SimpleNamespace(close=lambda: closed.append(rank)))

@@ -47,6 +47,13 @@ def test_server_that_is_not_ready_in_time_is_killed():
     assert silent.process.returncode is not None
 
 
+def test_error_that_a_server_announces_is_raised_and_the_server_stopped():
+    fake = announcing(b'{"error": "port 7 is taken"}\n')
+    with pytest.raises(ServerError, match=r"^fake: port 7 is taken$"):
+        fake.wait_ready(20)
+    assert fake.process.returncode is not None
+
+
 @pytest.mark.parametrize("line", [b"serving\n", b"[]\n", b'{"address": "x"}\n'])
 def test_malformed_ready_line_is_refused_and_the_server_stopped(line):
     fake = announcing(line)

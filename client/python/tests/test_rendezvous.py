@@ -50,6 +50,12 @@ def test_all_that_come_learn_what_all_give(connect):
     assert meet(connect, {0: "a", 2: "", 1: "c"}) == [["a", "c", ""]] * 3
 
 
+def test_64_that_come_at_once_learn_what_all_give():
+    store = dist.HashStore()  # a TCPStore asks DNS for each connection
+    values = {rank: str(rank) for rank in range(64)}
+    assert meet(lambda: store, values) == [list(values.values())] * 64
+
+
 def test_missing_ranks_are_named_to_all_that_came(connect):
     errors = meet(connect, {0: "a", 2: "c"}, world=4, timeout=SHORT)
     text = "thalweg: rank 1, 3 has not come to attach() within 0.2 s (THALWEG_TIMEOUT)"

@@ -55,6 +55,13 @@ def test_address_that_other_hosts_cannot_reach_is_refused(address):
         arrange([A, B._replace(address=address)], "auto")
 
 
+def test_address_that_two_nodes_publish_is_refused_with_both_names():
+    twice = [A, B, C._replace(address=B.address)]
+    text = r"node 1 \(host1\) and node 2 \(host2\) both publish 10\.0\.0\.1:7000 .*_INTERFACE"
+    with pytest.raises(ConfigError, match=text):
+        arrange(twice, "auto")
+
+
 def test_loopback_is_right_where_all_nodes_are_on_one_machine():
     nodes = [Node(number, "host/boot", f"127.0.0.1:700{number}", ()) for number in range(2)]
     assert arrange(nodes, "1").addresses == ("127.0.0.1:7000", "127.0.0.1:7001")

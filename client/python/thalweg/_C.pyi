@@ -34,7 +34,9 @@ class ShardOffer:
     """host:port of the shards that the sidecar was started with."""
 
     def __init__(self, *, sidecar_path: str, job: str, secret: str, timeout: float) -> None:
-        """Raises ConnectionError (no sidecar there), TimeoutError or RuntimeError."""
+        """Raises ConnectionError (no sidecar there), TimeoutError, ValueError (the sidecar is of
+        another version) or RuntimeError.
+        """
 
     def close(self) -> None:
         """Ends the offer. May be called again."""

@@ -1,12 +1,14 @@
 """Exchanges values and failures between the workers of a process group.
 
-All workers call these functions together. What raises on one raises on all.
+All workers call these functions together. What raises on one raises on all: a worker's own error
+there, and elsewhere a RuntimeError that names its rank. A worker that has only waited in vain
+(TimeoutError) raises the error of a rank that failed in another way, because that is the cause.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 import torch.distributed as dist
 
@@ -20,6 +22,13 @@ class Closable(Protocol):
 _Closable = TypeVar("_Closable", bound=Closable)
 
 
+class _Failure(NamedTuple):
+    """Tells the others why a worker failed."""
+
+    text: str
+    waited: bool  # for others, in vain
+
+
 def gather(value: _T, group: dist.ProcessGroup) -> list[_T]:
     """Returns the values of all workers, by rank."""
     values: list[_T | None] = [None] * dist.get_world_size(group)
@@ -30,8 +39,8 @@ def gather(value: _T, group: dist.ProcessGroup) -> list[_T]:
 def gather_made(make: Callable[[], _T], group: dist.ProcessGroup) -> list[_T]:
     """Returns what `make` returns on all workers, by rank, if it has raised on none."""
     made, error = _attempt(make)
-    answers = gather((made, _text(error)), group)
-    _raise_first(error, [text for _, text in answers])
+    answers = gather((made, _describe(error)), group)
+    _raise_first(error, [failure for _, failure in answers])
     return [value for value, _ in answers]  # type: ignore[misc]  # `make` has returned everywhere
 
 
@@ -39,7 +48,7 @@ def together(make: Callable[[], _Closable | None], group: dist.ProcessGroup) -> 
     """Returns what `make` returns if it has raised on no worker; otherwise closes it."""
     made, error = _attempt(make)
     try:
-        _raise_first(error, gather(_text(error), group))
+        _raise_first(error, gather(_describe(error), group))
     except Exception:
         if made is not None:
             made.close()
@@ -54,14 +63,17 @@ def _attempt(make: Callable[[], _T]) -> tuple[_T | None, Exception | None]:
         return None, failure
 
 
-def _text(error: Exception | None) -> str:
-    return "" if error is None else str(error) or type(error).__name__
+def _describe(error: Exception | None) -> _Failure | None:
+    if error is None:
+        return None
+    return _Failure(str(error) or type(error).__name__, isinstance(error, TimeoutError))
 
 
-def _raise_first(error: Exception | None, texts: Sequence[str]) -> None:
-    """Raises the own error, else the first other one."""
-    if error is not None:
+def _raise_first(error: Exception | None, failures: Sequence[_Failure | None]) -> None:
+    failed = [(rank, failure) for rank, failure in enumerate(failures) if failure is not None]
+    causes = [(rank, failure) for rank, failure in failed if not failure.waited]
+    if error is not None and (not causes or not isinstance(error, TimeoutError)):
         raise error
-    for rank, text in enumerate(texts):
-        if text:
-            raise RuntimeError(f"thalweg: rank {rank}: {text.removeprefix('thalweg: ')}")
+    for rank, failure in causes or failed:
+        text = failure.text.removeprefix("thalweg: ")
+        raise RuntimeError(f"thalweg: rank {rank}: {text}") from error

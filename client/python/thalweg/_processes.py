@@ -22,7 +22,8 @@ class ServerError(RuntimeError):
 
 
 class Server:
-    """A server program that announces itself: one JSON line on the descriptor of --ready-fd.
+    """A server program that announces itself, or why it ends: one JSON line on the descriptor of
+    --ready-fd.
 
     Not thread-safe. The program outlives this object.
     """
@@ -71,6 +72,9 @@ class Server:
             os.close(self._ready_fd)
         try:
             ready = json.loads(line)
+            if set(ready) == {"error"}:
+                self.stop(grace=1)
+                raise ServerError(f"{self.name}: {ready['error']}")
             self.address, self.http = str(ready["address"]), str(ready["http"])
         except (ValueError, KeyError, TypeError) as error:
             code = self.stop(grace=1)

@@ -112,9 +112,7 @@ def arrange(nodes: Sequence[Node], local_shards: str) -> Shards:
     extra = nodes[0].aggregators
     if local_shards == "auto" and len(extra) >= len(nodes):
         hosting = []  # they would sum nothing, and the nodes need not reach each other
-    if len({node.host for node in nodes}) > 1:
-        for node in hosting:
-            _addresses.check_published(node.host_name, _addresses.host_in(node.address))
+    _check_addresses(hosting, several_hosts=len({node.host for node in nodes}) > 1)
     addresses = (*(node.address for node in hosting), *extra)
     hosts = (*(node.number for node in hosting), *[-1] * len(extra))
     return Shards(addresses, hosts, tuple(nodes))
@@ -138,6 +136,22 @@ def warning(shards: Shards, num_shards: int, num_nodes: int, local_shards: str) 
         f"long as one link needs to carry them, and {hosting:.3g} times with a shard on every "
         f"node: {remedy}, or use {n} aggregators"
     )
+
+
+def _check_addresses(hosting: Sequence[Node], *, several_hosts: bool) -> None:
+    """Raises ConfigError if other nodes cannot reach a node at what it publishes."""
+    if several_hosts:
+        for node in hosting:
+            _addresses.check_published(node.host_name, _addresses.host_in(node.address))
+    first: dict[str, Node] = {}
+    for node in hosting:
+        other = first.setdefault(node.address, node)
+        if other is not node:
+            raise ConfigError(
+                f"thalweg: {other} and {node} both publish {node.address} as the address of the "
+                "shard that they host: set THALWEG_INTERFACE on each host to the interface or the "
+                "address of the network between them"
+            )
 
 
 def _offer(job: Introduction, sidecar: str) -> _C.ShardOffer:

@@ -83,7 +83,8 @@ def _start(worker: Introduction, listen: str) -> str:
     try:
         return _start_in(tempfile.mkdtemp(prefix="thalweg-"), worker, listen)
     except (_config.ConfigError, _processes.ServerError, OSError) as failure:
-        raise RuntimeError(f"thalweg: {failure}") from failure
+        host = _topology.host_name(worker.host)
+        raise RuntimeError(f"thalweg: {host}: {failure}") from failure
 
 
 def _start_in(folder: str, worker: Introduction, listen: str) -> str:

@@ -231,7 +231,7 @@ def _connect(
             hosts=list(shards.hosts),
             secret=workers[0].secret,
         )
-    except (ConnectionError, TimeoutError) as error:
+    except ConnectionError as error:
         raise type(error)(f"{error}{shards.hint(str(error), place.node)}") from None
 
 
