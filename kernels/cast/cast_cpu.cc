@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <cstring>
 
+#include "hwy/base.h"
+#include "hwy/cache_control.h"
 #include "kernels/cast/cast.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -16,6 +18,9 @@
 HWY_BEFORE_NAMESPACE();
 namespace thalweg {
 namespace HWY_NAMESPACE {
+
+// Copies of at least this many bytes bypass the cache of the core.
+constexpr size_t kStreamedBytes = 4096;
 
 template <class From, class To>
 void CastAll(const std::byte* in, std::byte* out, size_t elems) {
@@ -34,21 +39,29 @@ void CastAll(const std::byte* in, std::byte* out, size_t elems) {
 
 // Copies; the two must not overlap. It is not memcpy: for 4 KiB to 1 MiB memcpy uses string
 // instructions, which on recent processors are an order of magnitude slower at some pairs of
-// addresses, and received pieces lie at any address.
+// addresses, and received pieces lie at any address. Long copies are for another process, or for
+// later: their destination is not fetched into this core's cache before it is written.
 void CopyForTarget(const std::byte* in, std::byte* out, size_t bytes) {
   size_t i = 0;
 #if THALWEG_VECTORS
-  const hn::ScalableTag<float> d;
-  const size_t step = hn::Lanes(d) * sizeof(float);
-  for (; bytes - i >= 4 * step; i += 4 * step) {
-    const auto bytes0 = LoadBytes(d, in + i);
-    const auto bytes1 = LoadBytes(d, in + i + step);
-    const auto bytes2 = LoadBytes(d, in + i + 2 * step);
-    const auto bytes3 = LoadBytes(d, in + i + 3 * step);
-    StoreBytes(d, bytes0, out + i);
-    StoreBytes(d, bytes1, out + i + step);
-    StoreBytes(d, bytes2, out + i + 2 * step);
-    StoreBytes(d, bytes3, out + i + 3 * step);
+  if (bytes >= kStreamedBytes) {
+    const hn::ScalableTag<uint8_t> d;
+    const size_t step = hn::Lanes(d);
+    const auto* const from = reinterpret_cast<const uint8_t*>(in);
+    auto* const to = reinterpret_cast<uint8_t*>(out);
+    i = hwy::RoundUpTo(reinterpret_cast<uintptr_t>(to), step) - reinterpret_cast<uintptr_t>(to);
+    std::memcpy(to, from, i);
+    for (; bytes - i >= 4 * step; i += 4 * step) {
+      const auto bytes0 = hn::LoadU(d, from + i);
+      const auto bytes1 = hn::LoadU(d, from + i + step);
+      const auto bytes2 = hn::LoadU(d, from + i + 2 * step);
+      const auto bytes3 = hn::LoadU(d, from + i + 3 * step);
+      hn::Stream(bytes0, d, to + i);
+      hn::Stream(bytes1, d, to + i + step);
+      hn::Stream(bytes2, d, to + i + 2 * step);
+      hn::Stream(bytes3, d, to + i + 3 * step);
+    }
+    hwy::FlushStream();  // before anybody is told that the bytes are there
   }
 #endif
   std::memcpy(out + i, in + i, bytes - i);

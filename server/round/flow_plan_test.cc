@@ -32,15 +32,26 @@ TEST(FlowPlanTest, ManyShardsGetChunksOfWhichSeveralToEachFitIntoTheWindows) {
 }
 
 TEST(FlowPlanTest, WindowsTogetherCoverFortyMillisecondsAndTwoRoundTripsOfTheLink) {
-  // 1 Gbit/s carries 5 MB in 40 ms: 20 chunks of 256 KiB (rounded up).
-  const LinkSpeed link{1000 * kMegabit, {}};
+  // 500 Mbit/s carry 2.5 MB in 40 ms: 20 chunks of 128 KiB (rounded up).
+  const LinkSpeed link{500 * kMegabit, {}};
   EXPECT_EQ(PlanEqually(link, 1).window_chunks, 20u);
   EXPECT_EQ(PlanEqually(link, 2).window_chunks, 10u);
-  EXPECT_EQ(PlanEqually({1000 * kMegabit, std::chrono::milliseconds(20)}, 2).window_chunks, 20u);
+  EXPECT_EQ(PlanEqually({500 * kMegabit, std::chrono::milliseconds(20)}, 2).window_chunks, 20u);
+}
+
+TEST(FlowPlanTest, WindowsOfFastLinksStayInTheCache) {
+  const auto in_flight = [](double megabits) {
+    const FlowPlan plan = PlanEqually({megabits * kMegabit, {}}, 1);
+    return plan.chunk_bytes * plan.window_chunks;
+  };
+  EXPECT_EQ(in_flight(1000), 4u << 20);
+  EXPECT_EQ(in_flight(10'000), 6u << 20);  // at least 6 chunks, of 1 MiB
+  // 40 Gbit/s carry 10 MB in 2 ms: 10 chunks of 1 MiB.
+  EXPECT_EQ(in_flight(40'000), 10u << 20);
 }
 
 TEST(FlowPlanTest, WindowIsThatOfTheLargestShare) {
-  const LinkSpeed link{1000 * kMegabit, {}};
+  const LinkSpeed link{500 * kMegabit, {}};
   EXPECT_EQ(PlanFlow(link, std::vector<uint32_t>{3, 1}, DType::kFloat32).window_chunks, 15u);
 }
 
