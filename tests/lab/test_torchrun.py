@@ -45,6 +45,7 @@ def test_one_variable_makes_three_hosts_train_through_their_own_sidecars(tmp_pat
     assert told[0]["values"] == [expected_weight()]
     # The training went through Thalweg, with a shard in each sidecar.
     assert "3 shards, 3 of them in sidecars" in outputs
+    assert "[error]" not in outputs
 
 
 def test_hosts_without_shards_are_refused_by_name_on_all_workers(tmp_path):

@@ -1,6 +1,7 @@
 """Runs torchrun on several hosts for test_torchrun.py: `torchrun.py FILE NAME=VALUE…`.
 
-Each host is a network namespace with a host name of its own, which all of them can resolve. The
+Each host is a network namespace with a host name of its own, which all of them can resolve. Like a
+container, it ends with torchrun, and takes along every process that torchrun has left behind. The
 names and values are added to the environment. FILE gets, as JSON, each host's exit code and output.
 
 It is a separate program because hosts are started from a process without other threads.
@@ -25,7 +26,7 @@ _SCRIPT = Path(__file__).with_name("exact_training.py")
 
 def command(host: int, hosts_file: str) -> list[str]:
     """Returns the command for one host, to be run in its network namespace."""
-    enter = ["unshare", "--uts", "--mount", "sh", "-c"]
+    enter = ["unshare", "--uts", "--mount-proc", "--pid", "--fork", "--kill-child", "sh", "-c"]
     enter += ['hostname "$1" && mount --bind "$2" /etc/hosts && shift 2 && exec "$@"', "sh"]
     run = [sys.executable, "-m", "torch.distributed.run", "--nnodes", str(HOSTS)]
     run += ["--nproc-per-node", "1", "--node-rank", str(host)]
