@@ -165,6 +165,17 @@ def modes() -> dict[str, Any]:
 
 
 @job
+def one_stays() -> str | None:
+    """Takes a step; rank 1 then stays in the job until the pipe LEAVE is closed."""
+    model = DistributedDataParallel(nn.Linear(50, 3))
+    state = thalweg.ddp.attach(model)
+    model(torch.ones(2, 50)).sum().backward()
+    if dist.get_rank() == 1:
+        Path(os.environ["LEAVE"]).read_bytes()
+    return state.status()
+
+
+@job
 def two_models() -> dict[str, Any]:
     """Trains two models in turn while DataLoader workers fork; returns both replicas' digests."""
     models = []

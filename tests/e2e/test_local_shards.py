@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from harness import DEADLINE, Job, environment, servers
+from harness import DEADLINE, Job, environment, processes_below, servers
 
 RUN = [sys.executable, "-m", "thalweg", "run"]
 ALL_HOST = {"THALWEG_LOCAL_SHARDS": "1"}
@@ -90,6 +91,7 @@ def test_gradients_of_three_nodes_that_host_the_shards_are_those_of_plain_ddp(sh
 
 SUMMARY = """
 import json
+import os
 import torch, torch.distributed as dist
 import thalweg.ddp
 
@@ -182,6 +184,30 @@ def test_sidecar_that_attach_starts_and_one_that_is_there_host_the_shards_of_a_j
     assert results[0]["sidecars"][0] == results[0]["sidecars"][1]
     for result in results:
         assert result["status"] == [None, None]
+
+
+def test_process_ends_after_the_other_nodes_have_left_the_shard_that_it_has_started(tmp_path):
+    os.mkfifo(tmp_path / "leave")
+    with servers() as nothing:
+        there = nothing.add_sidecar("--shard-listen", "127.0.0.1:0", aggregators="")
+        own = nothing.folder / "own"  # of rank 0, which starts its sidecar
+        own.mkdir()
+        job = Job(
+            "one_stays",
+            nothing,
+            tmp_path,
+            sidecar_of=["", there.address],
+            env=ALL_HOST | {"LEAVE": str(tmp_path / "leave")},
+            env_of=[{"TMPDIR": str(own)}, {}],
+        )
+        leave = (tmp_path / "leave").open("wb")  # rank 1 has come to the end of its only step
+        with leave, pytest.raises(subprocess.TimeoutExpired):
+            job.workers[0].process.wait(2)
+        job.workers[0].process.wait(DEADLINE)
+        # A container would end here, and kill the sidecar.
+        assert processes_below(own) == {}
+        assert job.results() == [None, None]
+        own.rmdir()
 
 
 def test_node_that_cannot_host_a_shard_is_named_on_all_workers(tmp_path):

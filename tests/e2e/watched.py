@@ -56,8 +56,13 @@ class Watched:
 
 
 @contextlib.contextmanager
-def watched_job(folder: Path, server_env: Mapping[str, str] | None = None) -> Iterator[Watched]:
-    with servers(nodes=NODES, shards=1, env=server_env) as cluster:
+def watched_job(
+    folder: Path, server_env: Mapping[str, str] | None = None, *, hosted: bool = False
+) -> Iterator[Watched]:
+    """Runs a job on one aggregator, or on shards that its sidecars host."""
+    with servers(shards=0 if hosted else 1, env=server_env) as cluster:
+        for _ in range(NODES):
+            cluster.add_sidecar(*(["--shard-listen", "127.0.0.1:0"] if hosted else []))
         env = {"THALWEG_JOB": JOB}
         for name in ("orders", "done"):
             os.mkfifo(folder / name)

@@ -114,13 +114,16 @@ class Pod:
     def _command(self, container: dict[str, Any], image: Image) -> list[str]:
         if "command" in container:
             return [*container["command"], *container.get("args", [])]
-        return [*image.entrypoint, *container.get("args", image.command)]
+        args = [a.replace("$(POD_IP)", self.sandbox.address) for a in container.get("args", ())]
+        return [*image.entrypoint, *(args or image.command)]
 
     def _environment(self, container: dict[str, Any]) -> dict[str, str]:
         env = dict(self._env)
         for source in container.get("envFrom", ()):
             env |= self._configmaps[source["configMapRef"]["name"]]
-        return env | {variable["name"]: variable["value"] for variable in container.get("env", ())}
+        # The only field that a variable refers to is the pod's address.
+        address = self.sandbox.address
+        return env | {v["name"]: v.get("value", address) for v in container.get("env", ())}
 
     def _volume(self, volume: dict[str, Any]) -> Path:
         path = self._folder / f"volume-{volume['name']}"

@@ -12,6 +12,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from rendered import arguments, variables
+
 from thalweg import _binaries
 from thalweg._processes import Server
 
@@ -19,17 +21,17 @@ from thalweg._processes import Server
 def environment(container: dict[str, Any], folder: Path, **changes: str) -> dict[str, str]:
     """Returns this environment without Thalweg's variables, the container's, and `changes`."""
     env = {k: v for k, v in os.environ.items() if not k.startswith(("THALWEG_", "AIAK_"))}
-    env |= {variable["name"]: variable["value"] for variable in container["env"]}
+    env |= variables(container, "127.0.0.1")
     return env | changes | {"TMPDIR": str(folder), "OMP_NUM_THREADS": "1"}
 
 
 def start(name: str, container: dict[str, Any], folder: Path, **env: str) -> Server:
     """Starts a server program with the container's arguments, on free ports."""
-    argv = [re.sub(r"0\.0\.0\.0:\d+$", "127.0.0.1:0", a) for a in container["args"]]
+    own = environment(container, folder, **env)
+    argv = [a.replace("0.0.0.0", "127.0.0.1") for a in arguments(container, own)]
+    argv = [re.sub(r":\d+(-\d+)?$", ":0", a) for a in argv]
     argv = [a.replace("/run/thalweg", str(folder)) for a in argv]
-    server = Server(
-        name, [str(_binaries.find(name)), *argv], env=environment(container, folder, **env)
-    )
+    server = Server(name, [str(_binaries.find(name)), *argv], env=own)
     server.wait_ready(20)
     return server
 

@@ -59,6 +59,18 @@ def differences(chart: list[dict[str, Any]]) -> Iterator[str]:
         yield f"deploy/jobs has {found} sidecars, expected a Master's and a Worker's in 2 files"
 
 
+def closed_ports() -> Iterator[str]:
+    """Yields a line for each manifest whose policy does not open the ports of hosted shards."""
+    for path in sorted(JOBS.glob("*.yaml")):
+        text = path.read_text(encoding="utf-8")
+        ports = re.search(r"THALWEG_SHARD_PORTS.*\n\s*value: (\d+)-(\d+)\n", text)
+        for policy in (d for d in load(text) if d["kind"] == "NetworkPolicy"):
+            opened = [port for rule in policy["spec"]["ingress"] for port in rule["ports"]]
+            pairs = [(str(port["port"]), str(port.get("endPort"))) for port in opened]
+            if ports is None or ports.groups() not in pairs:
+                yield f"{path.name}: the policy opens {pairs}, THALWEG_SHARD_PORTS is {ports}"
+
+
 def unknown_variables() -> Iterator[str]:
     """Yields a line for each variable that deploy/ or the chart sets and no program knows."""
     known = set(_VARIABLE.findall((ROOT / "docs" / "zero_code.md").read_text(encoding="utf-8")))
@@ -80,7 +92,7 @@ def compose_errors(schema: Path) -> Iterator[str]:
 
 
 def main() -> int:
-    wrong = [*differences(load(sys.stdin.read())), *unknown_variables()]
+    wrong = [*differences(load(sys.stdin.read())), *closed_ports(), *unknown_variables()]
     wrong += compose_errors(Path(sys.argv[1]))
     for line in wrong:
         print(f"error: {line}", file=sys.stderr)

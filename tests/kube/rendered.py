@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -58,3 +59,15 @@ def pod_of(kind: str, ending: str = "", settings: str = "") -> dict[str, Any]:
     spec = the(kind, ending, settings)["spec"]
     spec = spec["pytorchReplicaSpecs"]["Master"] if kind == "PyTorchJob" else spec
     return spec["template"]["spec"]
+
+
+def variables(container: dict[str, Any], pod_ip: str) -> dict[str, str]:
+    """Returns a container's variables; the only field that they refer to is the pod's address."""
+    fields = [v["valueFrom"]["fieldRef"] for v in container["env"] if "value" not in v]
+    assert all(field == {"fieldPath": "status.podIP"} for field in fields)
+    return {v["name"]: v.get("value", pod_ip) for v in container["env"]}
+
+
+def arguments(container: dict[str, Any], env: dict[str, str]) -> list[str]:
+    """Returns a container's arguments with $(NAME) replaced, as the kubelet does."""
+    return [re.sub(r"\$\((\w+)\)", lambda name: env[name[1]], a) for a in container["args"]]

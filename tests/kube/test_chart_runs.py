@@ -14,6 +14,7 @@ import tempfile
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from api_server import free_port
@@ -64,7 +65,17 @@ def test_helm_test_sends_a_round_through_every_shard(aggregators):
     assert all(received) and sum(received) == 2 * 4 * 524288, received
 
 
-def test_helm_test_fails_without_aggregators():
+def test_helm_test_of_a_release_without_aggregators_uses_shards_of_its_sidecars():
+    container = the("Pod", "test", "aggregator.replicas=0")["spec"]["containers"][0]
+    with tempfile.TemporaryDirectory(prefix="kube-") as name:
+        script = ROOT / "helm" / "thalweg" / "files" / "round.py"
+        env = environment(container, Path(name))
+        result = torchrun(["--standalone", "--nproc-per-node=2", str(script)], env)
+    assert result.returncode == 0, result.stderr
+    assert "2 nodes got the right mean of 524288 gradients" in result.stdout
+
+
+def test_helm_test_fails_when_it_does_not_reach_the_aggregators():
     container = the("Pod", "test")["spec"]["containers"][0]
     with tempfile.TemporaryDirectory(prefix="kube-") as name:
         env = environment(container, Path(name), THALWEG_AGGREGATORS="127.0.0.1:1")
@@ -75,20 +86,21 @@ def test_helm_test_fails_without_aggregators():
     assert "127.0.0.1:1" in result.stderr
 
 
-def test_plain_script_trains_through_the_sidecars_of_two_pods(aggregators):
-    pod = pod_of("PyTorchJob")
-    container = pod["containers"][0]
+def train(pod: dict[str, Any], shards: list[Server] | None) -> list[str]:
+    """Trains on two pods of a job; returns what their workers say. Checks that every shard has
+    taken part: without `shards`, those that the sidecars host.
+    """
+    container, sidecar = pod["containers"][0], pod["initContainers"][0]
     arguments = ["--nnodes=2", "--nproc-per-node=1", "--master-addr=127.0.0.1"]
     arguments += [f"--master-port={free_port()}", str(ROOT / "deploy" / "train.py"), "--steps=10"]
     command = [sys.executable, "-m", "torch.distributed.run", *arguments]
     with contextlib.ExitStack() as stack:
-        workers = []
+        workers, sidecars = [], []
         for rank in range(2):
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kube-")))
-            shards = addresses(aggregators)
-            sidecar = pod["initContainers"][0]
-            server = start(_binaries.SIDECAR, sidecar, folder, THALWEG_AGGREGATORS=shards)
-            stack.callback(server.stop, 20)
+            env = {"THALWEG_AGGREGATORS": addresses(shards)} if shards else {}
+            sidecars.append(start(_binaries.SIDECAR, sidecar, folder, **env))
+            stack.callback(sidecars[-1].stop, 20)
             env = environment(container, folder, AIAK_START_COMPRESS_ITER="5")
             env["THALWEG_SIDECAR"] = env["THALWEG_SIDECAR"].replace("/run/thalweg", str(folder))
             env["PET_NODE_RANK"] = str(rank)
@@ -96,7 +108,19 @@ def test_plain_script_trains_through_the_sidecars_of_two_pods(aggregators):
             workers.append(subprocess.Popen(command, env=env, **streams))
             stack.callback(workers[-1].kill)
         said = [worker.communicate(timeout=100)[0] for worker in workers]
-    assert [worker.returncode for worker in workers] == [0, 0], said
+        assert [worker.returncode for worker in workers] == [0, 0], said
+        for server in shards or sidecars:
+            assert metric(server, "thalweg_shard_rounds_total") > 0
+    return said
+
+
+def test_plain_script_trains_through_the_sidecars_of_two_pods(aggregators):
+    said = train(pod_of("PyTorchJob"), aggregators)
     assert "with codec powersgd:rank=4" in said[0]
     assert "2 replicas are bit-identical" in said[0]
-    assert all(metric(server, "thalweg_shard_rounds_total") > 0 for server in aggregators)
+
+
+def test_plain_script_trains_without_aggregators_through_shards_of_the_sidecars():
+    said = train(pod_of("PyTorchJob", settings="aggregator.replicas=0"), None)
+    assert "with codec powersgd:rank=4" in said[0]
+    assert "2 replicas are bit-identical" in said[0]

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rendered import needs_helm, pod_of
+from rendered import arguments, needs_helm, pod_of, variables
 
 from thalweg import _binaries
 from thalweg._processes import Server
@@ -72,8 +72,8 @@ def test_program_serves_as_the_chart_runs_it_and_ends_by_sigterm(case):
         user = pod["securityContext"]["runAsUser"]
         os.chown(folder, user, user)  # fsGroup, or the DaemonSet's first container, does the same
         argv = contained(pod, container, Path(folder), f"/run/package/bin/{name}")
-        env = {"PATH": os.environ["PATH"]} | {v["name"]: v["value"] for v in container["env"]}
-        server = Server(name, [*argv, *container["args"]], env=env)
+        env = {"PATH": os.environ["PATH"]} | variables(container, "127.0.0.1")
+        server = Server(name, [*argv, *arguments(container, env)], env=env)
         try:
             server.wait_ready(20)
             assert server.address == address

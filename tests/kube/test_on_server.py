@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -119,6 +120,22 @@ def test_release_installs_upgrades_rolls_back_and_leaves_nothing(server, profile
     assert stored(server, profile) == {}
 
 
+def test_release_without_aggregators_gets_them_by_an_upgrade(server):
+    where = ["--namespace", "alone"]
+    values = ["--set", f"{REGISTRY},{EVERYTHING},networkPolicy.jobs.enabled=true"]
+    none = ["--set", "aggregator.replicas=0"]
+    do(server, "install", "t", CHART, *where, "--create-namespace", *values, *none)
+    first = stored(server, "alone")
+    assert "StatefulSet/t-thalweg-aggregator" not in first
+    policy = first["NetworkPolicy/t-thalweg-job"]["spec"]["ingress"][0]
+    assert policy["ports"][0] == {"port": 7080, "endPort": 7089, "protocol": "TCP"}
+
+    do(server, "upgrade", "t", CHART, *where, *values)
+    assert "StatefulSet/t-thalweg-aggregator" in stored(server, "alone")
+    do(server, "uninstall", "t", *where)
+    assert stored(server, "alone") == {}
+
+
 def test_what_the_chart_renders_has_no_field_that_the_server_drops(server):
     values = [*PROFILES["jobs"], *PROFILES["cce-huawei"], "--set", REGISTRY]
     do(server, "install", "kept", CHART, "--namespace", "kept", "--create-namespace", *values)
@@ -205,14 +222,15 @@ def test_every_program_gets_its_certificate_and_is_asked_over_https(server, prof
     "path", sorted((ROOT / "deploy" / "jobs").glob("*.yaml")), ids=lambda p: p.stem
 )
 def test_manifest_is_accepted_whole(server, path):
-    text = path.read_text(encoding="utf-8")
-    where = "kubeflow.org/v1/namespaces/default/pytorchjobs"
-    if "kind: TrainJob" in text:
-        where = "trainer.kubeflow.org/v1alpha1/namespaces/default/trainjobs"
-    status, answer = server.request(
-        "POST", f"/apis/{where}?dryRun=All&fieldValidation=Strict", text
-    )
-    assert status == 201, answer
+    for document in path.read_text(encoding="utf-8").split("\n---\n"):
+        (version,) = re.findall(r"^apiVersion: (\S+)$", document, re.MULTILINE)
+        (kind,) = re.findall(r"^kind: (\S+)$", document, re.MULTILINE)
+        plural = "networkpolicies" if kind == "NetworkPolicy" else f"{kind.lower()}s"
+        where = f"/{'apis' if '/' in version else 'api'}/{version}/namespaces/default/{plural}"
+        status, answer = server.request(
+            "POST", f"{where}?dryRun=All&fieldValidation=Strict", document
+        )
+        assert status == 201, answer
 
 
 def test_chart_is_refused_beside_a_definition_that_drops_the_sidecar(server, old_operator):

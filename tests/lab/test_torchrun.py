@@ -40,10 +40,12 @@ def assert_exact(ended):
 
 @pytest.mark.parametrize("variable", ["THALWEG_ENABLE", "AIAK_HIERARCHICAL_ALLREDUCE"])
 def test_one_variable_makes_three_hosts_train_through_their_own_sidecars(tmp_path, variable):
-    ended = torchrun.run(tmp_path, {variable: "1"})
+    ended = torchrun.run(tmp_path, {variable: "1"}, contained=True)
     assert_exact(ended)
     # The training went through Thalweg, with a shard in each sidecar.
     assert "3 shards, 3 of them in sidecars" in outputs_of(ended)
+    # No host's end took away a shard that others still needed.
+    assert "[error]" not in outputs_of(ended)
 
 
 def test_aiak_script_of_the_documentation_runs_unchanged_on_three_hosts(tmp_path):

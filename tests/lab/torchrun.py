@@ -37,17 +37,19 @@ def run(
     options: list[str] = STATIC,
     env_of: list[dict[str, str]] | None = None,
     dropped: dict[str, int] | None = None,
+    contained: bool = False,
 ) -> dict[str, Any]:
     """Returns "hosts", each one's exit code and output, and "left", what they have left behind.
 
     The code of a host that does not end in time is null.
 
     `env` is added to the environment of all hosts, `env_of` to that of each. `options` are those of
-    torchrun, and `dropped` are the TCP ports at which a host drops what it receives.
+    torchrun, and `dropped` are the TCP ports at which a host drops what it receives. A `contained`
+    host ends with torchrun, as a container does, and takes along every process that is left.
     """
     out = folder / "ended.json"
     plan = {"env": env, "hosts": hosts, "script": str(script), "options": options}
-    plan |= {"env_of": env_of or [{}] * hosts, "dropped": dropped or {}}
+    plan |= {"env_of": env_of or [{}] * hosts, "dropped": dropped or {}, "contained": contained}
     argv = [sys.executable, __file__, str(out), json.dumps(plan)]
     result = subprocess.run(argv, capture_output=True, text=True, timeout=110)
     assert result.returncode == 0, result.stderr
@@ -57,7 +59,10 @@ def run(
 
 def command(plan: dict[str, Any], host: int, hosts_file: str) -> list[str]:
     """Returns the command for one host, to be run in its network namespace."""
-    enter = ["unshare", "--uts", "--mount", "sh", "-c"]
+    enter = ["unshare", "--uts", "--mount"]
+    if plan["contained"]:
+        enter += ["--mount-proc", "--pid", "--fork", "--kill-child"]
+    enter += ["sh", "-c"]
     enter += ['hostname "$1" && mount --bind "$2" /etc/hosts && shift 2 && exec "$@"', "sh"]
     run = [sys.executable, "-m", "torch.distributed.run", "--nnodes", str(plan["hosts"])]
     run += ["--nproc-per-node", "1", "--node-rank", str(host), *plan["options"], plan["script"]]

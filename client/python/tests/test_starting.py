@@ -1,6 +1,8 @@
 """Tests which sidecars attach() starts and where they listen, with programs that are not real."""
 
 import functools
+import subprocess
+import sys
 
 import pytest
 import torch.distributed as dist
@@ -20,6 +22,7 @@ class FakeServer:
 
     def __init__(self, name, argv, *, env):
         FakeServer.started.append(argv)
+        self.process = subprocess.Popen(["true"])
 
     def wait_ready(self, timeout):
         pass
@@ -31,6 +34,7 @@ def start(monkeypatch):
     raises on each, --shard-listen of each sidecar; None: it has none).
     """
     monkeypatch.setattr(_processes, "Server", FakeServer)
+    monkeypatch.setattr(_starting, "_serving", [])
     FakeServer.started = []
 
     def started(introductions, networks=None):
@@ -125,3 +129,23 @@ def test_interfaces_are_not_asked_for_where_no_sidecar_is_started(start):
     networks = [PORTS._replace(interface="eth7")] * 2
     results, listens = start([worker("a", "/s"), worker("b", "/s")], networks)
     assert (results, listens) == ([["/s", "/s"]] * 2, [])
+
+
+@pytest.fixture
+def lasting():
+    """Yields a program that does not end by itself."""
+    with subprocess.Popen(["sleep", "1000"]) as process:
+        yield process
+        process.kill()
+
+
+def test_exit_does_not_wait_longer_than_the_timeout_for_other_nodes(lasting, caplog):
+    _starting._await_end(lasting, 0.01)
+    (record,) = caplog.records
+    assert f"(process {lasting.pid}) within 0.01 s" in record.getMessage()
+
+
+def test_exit_of_a_process_that_has_failed_does_not_wait(lasting, caplog, monkeypatch):
+    monkeypatch.setattr(sys, "last_value", ValueError(), raising=False)
+    _starting._await_end(lasting, 1000)
+    assert caplog.records == []

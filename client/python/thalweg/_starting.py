@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import shutil
+import subprocess
+import sys
 import tempfile
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -23,7 +27,11 @@ from thalweg import (
 from thalweg._config import Network
 from thalweg._topology import Introduction
 
+_log = logging.getLogger("thalweg")
+
 _SUN_PATH_MAX = 107
+# Sidecars of this process that serve other nodes, which its exit waits for.
+_serving: list[_processes.Server] = []
 
 
 def find_sidecars(
@@ -109,4 +117,27 @@ def _start_in(folder: str, worker: Introduction, listen: str) -> str:
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
+    if listen:
+        _serving[:] = [*(other for other in _serving if other.process.poll() is None), server]
+        # Finalizers run in reverse order at exit: the sessions with the sidecar are closed by then.
+        weakref.finalize(server, _await_end, server.process, worker.timeout)
     return path
+
+
+def _await_end(sidecar: subprocess.Popen[bytes], timeout: float) -> None:
+    """Waits until the other nodes have left the shard of a sidecar, which then ends.
+
+    A container ends with its first process, and takes the sidecar along. A process that fails
+    does not wait, so that its launcher hears of it.
+    """
+    if getattr(sys, "last_value", None) is not None:
+        return
+    try:
+        sidecar.wait(timeout)
+    except subprocess.TimeoutExpired:
+        _log.warning(
+            "other nodes have not left the shard of this node's sidecar (process %d) within %g s: "
+            "their job fails if the sidecar ends before they do",
+            sidecar.pid,
+            timeout,
+        )

@@ -1,7 +1,7 @@
 """One round through the release's aggregators, as two workers of torchrun: `helm test` runs it.
 
 Each worker is a node of its own, with a sidecar of its own: the workers of one node alone would not
-need the aggregators.
+need the aggregators. In a release without aggregators, the two sidecars host the shards.
 """
 
 import os
@@ -44,6 +44,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="thalweg-") as folder:
         socket = str(Path(folder) / "sidecar.sock")
         argv = [str(_binaries.find(_binaries.SIDECAR)), "--socket", socket]
+        if not os.environ["THALWEG_AGGREGATORS"]:
+            argv += ["--shard-listen", "127.0.0.1:0"]
         sidecar = Server("the sidecar", argv, env=os.environ)
         try:
             sidecar.wait_ready(30)

@@ -103,9 +103,17 @@ args:
   - --threads={{ .Values.sidecar.threads }}
   - --channels={{ .Values.sidecar.channels }}
   - --drain-seconds={{ .Values.sidecar.drainSeconds }}
+  {{- if include "thalweg.hosts" . }}
+  - --shard-listen=[$(POD_IP)]:{{ include "thalweg.shardPorts" . }}
+  {{- end }}
 env:
   - name: THALWEG_AGGREGATORS
-    value: {{ include "thalweg.aggregators" . }}
+    value: {{ include "thalweg.aggregators" . | quote }}
+  {{- if include "thalweg.hosts" . }}
+  - name: POD_IP
+    valueFrom:
+      fieldRef: {fieldPath: status.podIP}
+  {{- end }}
   - name: THALWEG_LOG
     value: {{ .Values.logLevel | quote }}
   {{- with include "thalweg.securityEnv" . | trim }}

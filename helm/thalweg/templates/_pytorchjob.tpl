@@ -24,8 +24,7 @@ spec:
       command:
         {{- toYaml $job.command | nindent 8 }}
       env:
-        - name: THALWEG_SIDECAR
-          value: /run/thalweg/sidecar.sock
+        {{- include "thalweg.workerEnv" . | nindent 8 }}
         {{- with $job.env }}
         {{- toYaml . | nindent 8 }}
         {{- end }}
