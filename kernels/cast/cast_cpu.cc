@@ -19,9 +19,6 @@ HWY_BEFORE_NAMESPACE();
 namespace thalweg {
 namespace HWY_NAMESPACE {
 
-// Copies of at least this many bytes bypass the cache of the core.
-constexpr size_t kStreamedBytes = 4096;
-
 template <class From, class To>
 void CastAll(const std::byte* in, std::byte* out, size_t elems) {
   size_t i = 0;
@@ -44,7 +41,8 @@ void CastAll(const std::byte* in, std::byte* out, size_t elems) {
 void CopyForTarget(const std::byte* in, std::byte* out, size_t bytes) {
   size_t i = 0;
 #if THALWEG_VECTORS
-  if (bytes >= kStreamedBytes) {
+  constexpr size_t kLong = 4096;
+  if (bytes >= kLong) {
     const hn::ScalableTag<uint8_t> d;
     const size_t step = hn::Lanes(d);
     const auto* const from = reinterpret_cast<const uint8_t*>(in);
