@@ -44,6 +44,7 @@ const std::vector<EnvVar>& KnownEnvVars() {
       {"THALWEG_WEIGHT", "auto",
        "this aggregator's share of the gradients relative to the others'"},
       {"THALWEG_WINDOW_CHUNKS", "auto", "chunks a node may have sent to a shard unanswered"},
+      {"THALWEG_RECONNECT", "10", "seconds in which a broken connection may come back; 0: none"},
   };
   return vars;
 }

@@ -39,7 +39,7 @@ absl::StatusOr<std::unique_ptr<SidecarShards>> SidecarShards::Start(const Option
   if (is_hosting) THALWEG_RETURN_IF_ERROR(shards->Listen(registry));
   const RemoteShard::Options remote{
       options.channels, is_hosting ? shards->server_->pollers() : MakePollers(options.threads),
-      options.tls};
+      options.tls, options.reconnect};
   for (const std::string& address : addresses) {
     shards->configured_.push_back(RemoteShard::Create(address, remote, registry));
     directory.configured.push_back(shards->configured_.back().get());

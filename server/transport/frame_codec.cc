@@ -32,9 +32,10 @@ constexpr uint32_t kLossScaleField = v1::Chunk::kLossScaleFieldNumber;
 
 // All fields of Chunk are varints, except the payload and the loss scale, a double. Scalars are
 // stored by field number, the double as its bits.
-constexpr std::array<const char*, 12> kScalarNames = {
-    "",     "epoch", "bucket_index", "bucket_generation", "chunk", "round",
-    "wire", "elems", "workers",      "nonfinite_elems",   "part",  "loss_scale"};
+constexpr std::array<const char*, 13> kScalarNames = {
+    "",      "epoch",      "bucket_index", "bucket_generation", "chunk",
+    "round", "wire",       "elems",        "workers",           "nonfinite_elems",
+    "part",  "loss_scale", "acknowledged"};
 using Scalars = std::array<uint64_t, kScalarNames.size()>;
 
 constexpr size_t kMaxVarintBytes = 10;
@@ -243,6 +244,7 @@ absl::StatusOr<ChunkHeader> ToHeader(const Scalars& scalars, size_t payload_byte
   header.workers = u32(v1::Chunk::kWorkersFieldNumber);
   header.nonfinite_elems = scalars[v1::Chunk::kNonfiniteElemsFieldNumber];
   header.loss_scale = std::bit_cast<double>(scalars[kLossScaleField]);
+  header.acknowledged = scalars[v1::Chunk::kAcknowledgedFieldNumber];
   if (!IsPayloadSize(header.wire, header.elems, payload_bytes)) {
     return absl::InvalidArgumentError(absl::StrCat("malformed frame: the payload has ",
                                                    payload_bytes, " bytes, expected ", header.elems,
@@ -280,19 +282,22 @@ absl::StatusOr<ParsedFrame> ParseSmall(Cursor& in) {
   if (!frame.ParseFromString(bytes)) return Malformed(in, "not a Frame message");
   switch (frame.kind_case()) {
     case v1::Frame::kOpen:
-      return OpenFrame{frame.open().token(), frame.open().stream(), frame.open().num_streams(),
-                       frame.open().identity(), frame.open().proof()};
+      return OpenFrame{frame.open().token(),    frame.open().stream(), frame.open().num_streams(),
+                       frame.open().identity(), frame.open().proof(),  frame.open().incarnation(),
+                       frame.open().received()};
     case v1::Frame::kFailure: {
       absl::Status why = StatusFromWire(frame.failure().code(), frame.failure().message());
       if (why.ok()) why = absl::UnknownError(frame.failure().message());
       return FailureFrame{std::move(why)};
     }
+    case v1::Frame::kResumed:
+      return ResumedFrame{frame.resumed().received()};
     case v1::Frame::kChunk:
       return Malformed(in, "a chunk must be the only field of its frame");
     case v1::Frame::KIND_NOT_SET:
       break;
   }
-  return Malformed(in, "expected open, chunk or failure, got none of them");
+  return Malformed(in, "expected open, chunk, failure or resumed, got none of them");
 }
 
 using Slices = absl::InlinedVector<grpc::Slice, 8>;
@@ -327,6 +332,8 @@ grpc::ByteBuffer EncodeOpen(const OpenFrame& open) {
   frame.mutable_open()->set_num_streams(open.num_streams);
   frame.mutable_open()->set_identity(open.identity);
   frame.mutable_open()->set_proof(open.proof);
+  frame.mutable_open()->set_incarnation(open.incarnation);
+  frame.mutable_open()->set_received(open.received);
   return Encode(frame);
 }
 
@@ -335,6 +342,12 @@ grpc::ByteBuffer EncodeFailure(const absl::Status& why) {
   v1::Frame frame;
   frame.mutable_failure()->set_code(static_cast<uint32_t>(status.error_code()));
   frame.mutable_failure()->set_message(status.error_message());
+  return Encode(frame);
+}
+
+grpc::ByteBuffer EncodeResumed(const ResumedFrame& resumed) {
+  v1::Frame frame;
+  frame.mutable_resumed()->set_received(resumed.received);
   return Encode(frame);
 }
 
@@ -350,7 +363,8 @@ grpc::ByteBuffer EncodeChunk(const ChunkHeader& header, const Payload& payload) 
                            header.workers,
                            header.nonfinite_elems,
                            header.id.bucket.part,
-                           std::bit_cast<uint64_t>(header.loss_scale)};
+                           std::bit_cast<uint64_t>(header.loss_scale),
+                           header.acknowledged};
   const size_t payload_bytes = payload.SizeBytes();
   Head head;
   if (payload_bytes > 0) {

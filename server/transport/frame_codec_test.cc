@@ -56,6 +56,7 @@ ChunkFrame RandomChunk(Random& random, uint64_t elems, WireFormat wire) {
   header.elems = elems;
   header.workers = static_cast<uint32_t>(RandomValue(random));
   header.nonfinite_elems = RandomValue(random);
+  if (random() % 2 == 0) header.acknowledged = RandomValue(random);
   if (random() % 2 == 0) header.loss_scale = std::ldexp(1.0 + random() % 2, random() % 64 - 32);
   auto data =
       std::make_shared<std::string>(RandomBytes(random, PayloadBytes(chunk.header, random)));
@@ -85,6 +86,7 @@ v1::Frame ToProto(const ChunkFrame& chunk) {
   proto.set_nonfinite_elems(header.nonfinite_elems);
   proto.set_part(header.id.bucket.part);
   proto.set_loss_scale(header.loss_scale);
+  proto.set_acknowledged(header.acknowledged);
   for (const auto& piece : chunk.payload.pieces) {
     proto.mutable_payload()->append(reinterpret_cast<const char*>(piece.data()), piece.size());
   }

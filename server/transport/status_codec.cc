@@ -3,6 +3,11 @@
 #include "absl/strings/str_cat.h"
 
 namespace thalweg {
+namespace {
+
+constexpr char kOurs[] = "thalweg";
+
+}  // namespace
 
 grpc::Status ToGrpc(const absl::Status& status) {
   if (status.ok()) return grpc::Status::OK;
@@ -14,7 +19,7 @@ grpc::Status ToGrpc(const absl::Status& status) {
     message.resize(end);
     message += "...";
   }
-  return grpc::Status(static_cast<grpc::StatusCode>(status.raw_code()), message);
+  return grpc::Status(static_cast<grpc::StatusCode>(status.raw_code()), message, kOurs);
 }
 
 absl::Status FromGrpc(const grpc::Status& status) {
@@ -26,6 +31,8 @@ absl::Status StatusFromWire(uint32_t code, const std::string& message) {
   if (code > kLast) return absl::UnknownError(message);
   return absl::Status(static_cast<absl::StatusCode>(code), message);
 }
+
+bool IsOurs(const grpc::Status& status) { return status.error_details() == kOurs; }
 
 absl::Status Prefixed(const std::string& who, const absl::Status& status) {
   if (status.ok()) return status;

@@ -17,6 +17,10 @@ inline constexpr size_t kMaxStatusMessageBytes = 2000;
 grpc::Status ToGrpc(const absl::Status& status);
 absl::Status FromGrpc(const grpc::Status& status);
 
+// Says whether ToGrpc has made the status, at either end of a connection. gRPC makes up others when
+// a connection breaks.
+bool IsOurs(const grpc::Status& status);
+
 // Converts a code from a message field; a number outside google.rpc.Code becomes kUnknown.
 absl::Status StatusFromWire(uint32_t code, const std::string& message);
 

@@ -46,6 +46,7 @@ KNOWN: dict[str, str] = {
     "THALWEG_TRACE": "",
     "THALWEG_WEIGHT": "auto",
     "THALWEG_WINDOW_CHUNKS": "auto",
+    "THALWEG_RECONNECT": "10",
 }
 
 # AIAK-Training has these variables as AIAK_…; a variable with our own prefix takes precedence.
