@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "core/base/printable.h"
 #include "core/base/status_macros.h"
 
 namespace thalweg {
@@ -15,7 +16,6 @@ namespace {
 constexpr Duration kTickInterval = std::chrono::milliseconds(25);
 constexpr uint32_t kMaxNodes = 4096;
 constexpr size_t kMaxJobs = 1024;
-constexpr size_t kMaxNameBytes = 512;
 
 SessionToken NewToken() {
   std::random_device device;
@@ -58,9 +58,8 @@ absl::Status CheckShards(const JoinRequest& r) {
 
 absl::Status CheckRequest(const JoinRequest& r) {
   const auto invalid = [&](const std::string& what) { return Invalid(r, what); };
-  if (r.job.empty() || r.job.size() > kMaxNameBytes || r.node_name.size() > kMaxNameBytes) {
-    return invalid(absl::StrCat("names must have 1 to ", kMaxNameBytes, " bytes"));
-  }
+  THALWEG_RETURN_IF_ERROR(CheckName("job name", r.job));
+  if (!r.node_name.empty()) THALWEG_RETURN_IF_ERROR(CheckName("node name", r.node_name));
   if (r.num_nodes == 0 || r.num_nodes > kMaxNodes) {
     return invalid(absl::StrCat("expected 1 to ", kMaxNodes, " nodes, got ", r.num_nodes));
   }

@@ -284,6 +284,15 @@ TEST_F(AggregatorTest, LostNodeFailsTheJobAtOnceWithTheReason) {
   EXPECT_FALSE(aggregator_.Contribute(tokens_[0], Share(1, {1, 1})).ok());
 }
 
+TEST_F(AggregatorTest, ReasonIsKeptAndToldInBoundedLength) {
+  StartJob(2);
+  aggregator_.Leave(tokens_[1], absl::AbortedError(std::string(8 << 20, 'x')));
+  const ShardReport report = aggregator_.Report(Now());
+  ASSERT_EQ(report.jobs.size(), 1u);
+  EXPECT_EQ(report.jobs[0].failure.size(), kMaxReasonBytes);
+  EXPECT_EQ(aggregator_.Contribute(tokens_[0], Share(1, {1, 1})).message().size(), kMaxReasonBytes);
+}
+
 TEST_F(AggregatorTest, NodeThatLeavesWhileARoundWaitsForItFailsTheRound) {
   StartJob(2);
   ASSERT_TRUE(aggregator_.Contribute(tokens_[0], Share(1, {1, 1})).ok());
@@ -362,6 +371,23 @@ TEST_F(AggregatorTest, JobsOfOneNameWithDifferentIdentitiesAreDifferentJobs) {
   }
   for (SessionToken token : tokens) aggregator_.Leave(token, absl::OkStatus());
   EXPECT_EQ(aggregator_.num_jobs(), 0u);
+}
+
+TEST_F(AggregatorTest, NamesThatCannotBeShownAreRefusedAndShownEscaped) {
+  const std::string forged = "a\n12:00:00.000 error: b";
+  for (const bool is_job : {true, false}) {
+    JoinRequest request = Request(0, 1);
+    (is_job ? request.job : request.node_name) = forged;
+    const absl::Status refused = aggregator_.Join(request, Now() + kPatience).status();
+    EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(std::string(refused.message()),
+                AllOf(HasSubstr(is_job ? "job name 'a\\n12" : "node name 'a\\n12"),
+                      HasSubstr("without control characters")));
+  }
+  const ShardReport report = aggregator_.Report(Now());
+  EXPECT_TRUE(report.jobs.empty());
+  ASSERT_EQ(report.faults.size(), 2u);
+  EXPECT_EQ(report.faults[1].job, "a\\n12:00:00.000 error: b");
 }
 
 TEST_F(AggregatorTest, UnknownTokenIsRefused) {

@@ -2,16 +2,9 @@
 
 #include <utility>
 
+#include "core/base/printable.h"
+
 namespace thalweg {
-namespace {
-
-void Cut(std::string* text) {
-  if (text->size() <= FaultLog::kMaxTextBytes) return;
-  text->resize(FaultLog::kMaxTextBytes);
-  *text += "…";
-}
-
-}  // namespace
 
 void FaultLog::AddFailure(const std::string& job, const absl::Status& why, uint64_t rounds_lost,
                           TimePoint now) {
@@ -23,8 +16,8 @@ void FaultLog::AddRefusal(const std::string& job, const absl::Status& why, TimeP
 }
 
 void FaultLog::Add(Fault fault) {
-  Cut(&fault.report.job);
-  Cut(&fault.report.message);
+  fault.report.job = Printable(fault.report.job, kMaxTextBytes);
+  fault.report.message = Printable(fault.report.message, kMaxTextBytes);
   MutexLock lock(mutex_);
   ReasonReport& reason = reasons_[fault.report.code];
   reason.code = fault.report.code;

@@ -19,7 +19,7 @@ namespace thalweg {
 class FaultLog {
  public:
   static constexpr size_t kKept = 50;
-  static constexpr size_t kMaxTextBytes = 1024;  // names and messages are truncated to this length
+  static constexpr size_t kMaxTextBytes = 1024;  // names and messages are cut to this (Printable)
 
   // Records that job `job` has failed, together with its open rounds.
   void AddFailure(const std::string& job, const absl::Status& why, uint64_t rounds_lost,

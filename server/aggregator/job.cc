@@ -9,6 +9,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "core/base/log.h"
+#include "core/base/printable.h"
+#include "core/base/protocol.h"
 #include "core/base/status_macros.h"
 #include "server/round/fold.h"
 
@@ -281,7 +283,8 @@ void Job::Fail(const absl::Status& reason) {
 std::vector<std::shared_ptr<NodeSink>> Job::FailLocked(const absl::Status& reason) {
   std::vector<std::shared_ptr<NodeSink>> sinks;
   if (!failure_.ok()) return sinks;
-  failure_ = OfJob(spec_.job, reason);
+  const absl::Status failure = OfJob(spec_.job, reason);
+  failure_ = absl::Status(failure.code(), Printable(failure.message(), kMaxReasonBytes));
   metrics_.jobs_ended.Add(failure_.code());
   metrics_.rounds.Add(failure_.code(), static_cast<double>(engine_.open_rounds()));
   tally_.rounds_lost = engine_.open_rounds();
