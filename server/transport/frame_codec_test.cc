@@ -15,6 +15,8 @@
 #include <string>
 #include <vector>
 
+#include "core/base/printable.h"
+#include "core/base/protocol.h"
 #include "thalweg/v1/exchange.pb.h"
 
 namespace thalweg {
@@ -448,7 +450,8 @@ void ExpectSame(const ParsedFrame& parsed, const v1::Frame& expected) {
     ASSERT_EQ(open->proof, expected.open().proof());
   } else if (const auto* failure = std::get_if<FailureFrame>(&parsed)) {
     ASSERT_TRUE(expected.has_failure());
-    ASSERT_EQ(std::string(failure->why.message()), expected.failure().message());
+    ASSERT_EQ(std::string(failure->why.message()),
+              Printable(expected.failure().message(), kMaxReasonBytes));
   } else {
     v1::Frame known = expected;
     known.DiscardUnknownFields();
