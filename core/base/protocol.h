@@ -22,6 +22,8 @@ inline constexpr uint32_t kMaxWindowChunks = 1024;
 inline constexpr uint32_t kMaxShards = 8192;
 // Names of jobs, nodes and tensors, and addresses, have at most this length.
 inline constexpr size_t kMaxNameBytes = 512;
+// A bucket, or a part of one, has at most this many tensors, padding included.
+inline constexpr uint32_t kMaxBucketTensors = 1 << 18;
 // The reason of a failure is cut to this length. gRPC sends it as HTTP/2 metadata, of which a
 // receiver accepts 8 KiB; bytes outside plain ASCII take three each.
 inline constexpr size_t kMaxReasonBytes = 2000;

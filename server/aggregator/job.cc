@@ -290,9 +290,10 @@ std::vector<std::shared_ptr<NodeSink>> Job::FailLocked(const absl::Status& reaso
   tally_.rounds_lost = engine_.open_rounds();
   faults_.AddFailure(spec_.job, failure_, tally_.rounds_lost, Now());
   spdlog::error("{}", Text(failure_));
-  // The rounds can never complete, so their payloads are released at once.
+  // The rounds can never complete, so their payloads and layouts are released at once.
   engine_ = RoundEngine({kEpoch, spec_.num_nodes, flow_.window_chunks, spec_.round_timeout});
   residuals_ = ResidualStore();
+  layouts_ = LayoutRegistry(flow_.chunk_bytes, spec_.num_shards);
   UpdateMemoryLocked();
   for (const Member& member : members_) {
     if (member.sink != nullptr) sinks.push_back(member.sink);

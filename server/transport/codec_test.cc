@@ -132,6 +132,16 @@ TEST(ControlCodecTest, UncountableLayoutsAreRefusedByTensor) {
   }
 }
 
+TEST(ControlCodecTest, BucketsOfTooManyTensorsAreRefused) {
+  v1::RegisterBucketRequest proto = ToProto(1, {});
+  for (uint32_t i = 0; i < kMaxBucketTensors; ++i) proto.add_tensors();
+  EXPECT_TRUE(FromProto(proto).ok());
+  proto.add_tensors();
+  const absl::Status refused = FromProto(proto).status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(Message(refused), HasSubstr("has 262145 tensors, expected at most 262144"));
+}
+
 TEST(ControlCodecTest, RatesThatNoLinkHasAreRefused) {
   using Limits = std::numeric_limits<double>;
   for (const double rate : {-1.0, Limits::quiet_NaN(), Limits::infinity(), -Limits::infinity()}) {

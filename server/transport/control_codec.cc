@@ -267,6 +267,11 @@ absl::StatusOr<JoinRequest> FromProto(const v1::JoinRequest& proto) {
 absl::StatusOr<BucketAnnouncement> FromProto(const v1::RegisterBucketRequest& proto) {
   BucketAnnouncement bucket;
   bucket.id = FromProto(proto.bucket());
+  if (proto.tensors_size() > static_cast<int>(kMaxBucketTensors)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("bucket ", ToString(bucket.id), " has ", proto.tensors_size(),
+                     " tensors, expected at most ", kMaxBucketTensors));
+  }
   bucket.placement = proto.placement();
   bucket.raw_bytes = proto.raw_bytes();
   THALWEG_ASSIGN_OR_RETURN(bucket.layout.dtype,
