@@ -7,6 +7,7 @@
 #include <cstring>
 #include <functional>
 #include <future>
+#include <thread>
 #include <vector>
 
 #include "server/round/flow_plan.h"
@@ -390,6 +391,47 @@ TEST_F(AggregatorTest, NamesThatCannotBeShownAreRefusedAndShownEscaped) {
   EXPECT_EQ(report.faults[1].job, "a\\n12:00:00.000 error: b");
 }
 
+TEST_F(AggregatorTest, NodesWithoutAStreamLoseTheirSeatsAndNewJobsAreTaken) {
+  StartJob(1);
+  JoinRequest request = Request(0, 1);
+  const auto join = [&](size_t number) {
+    request.job = absl::StrCat("job ", number);
+    return aggregator_.Join(request, Now() + kPatience).status();
+  };
+  for (size_t number = 1; number < 1024; ++number) ASSERT_TRUE(join(number).ok());
+  const absl::Status full = join(1024);
+  EXPECT_EQ(full.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(std::string(full.message()), HasSubstr("1024 jobs already"));
+  ASSERT_TRUE(aggregator_.Heartbeat(tokens_[0], Now()).ok());
+  aggregator_.Tick(Now());
+  EXPECT_EQ(aggregator_.num_jobs(), 1024u);
+  aggregator_.Tick(Now() + 2 * kLease);
+  // The job whose node has a stream has failed too, but its node may still be told so.
+  EXPECT_EQ(aggregator_.num_jobs(), 1u);
+  EXPECT_TRUE(join(1).ok());
+}
+
+TEST_F(AggregatorTest, NodesThatJobsClaimAreBoundedTogether) {
+  std::vector<std::future<absl::StatusOr<Membership>>> joins;
+  JoinRequest request = Request(0, 1024);
+  for (size_t number = 0; number < 16; ++number) {
+    request.job = absl::StrCat("job ", number);
+    joins.push_back(std::async(std::launch::async, [this, request] {
+      return aggregator_.Join(request, Now() + kPatience);
+    }));
+  }
+  const TimePoint deadline = Now() + kPatience;
+  while (aggregator_.num_jobs() < joins.size() && Now() < deadline) std::this_thread::yield();
+  const absl::Status full = aggregator_.Join(Request(0, 1), Now() + kPatience).status();
+  EXPECT_EQ(full.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(std::string(full.message()),
+              AllOf(HasSubstr("jobs of 16384 nodes"), HasSubstr("no room for 1 more")));
+  EXPECT_THAT(std::string(aggregator_.Join(Request(0, 1025), Now()).status().message()),
+              HasSubstr("expected 1 to 1024 nodes, got 1025"));
+  aggregator_.Stop(absl::UnavailableError("shutting down"));
+  for (auto& join : joins) EXPECT_EQ(join.get().status().code(), absl::StatusCode::kUnavailable);
+}
+
 TEST_F(AggregatorTest, UnknownTokenIsRefused) {
   EXPECT_EQ(aggregator_.Contribute(7, Share(1, {1, 1})).code(), absl::StatusCode::kNotFound);
   EXPECT_EQ(aggregator_.Heartbeat(7, Now()).status().code(), absl::StatusCode::kNotFound);
@@ -414,6 +456,22 @@ TEST_F(AggregatorTest, StopTellsEveryNode) {
   for (auto& sink : sinks_) {
     EXPECT_THAT(std::string(sink->WaitFailure().message()), HasSubstr("shutting down"));
   }
+}
+
+TEST(JobTest, NodeThatIsHeardButOpensNoStreamLosesItsSeat) {
+  MetricRegistry registry;
+  ShardMetrics metrics(registry);
+  FaultLog faults;
+  Job job(Request(0, 1), 8, metrics, faults);
+  const TimePoint begin = Now();
+  ASSERT_TRUE(job.AddMember(Request(0, 1), 7, begin).ok());
+  ASSERT_TRUE(job.WaitComplete(begin + kPatience).ok());
+  ASSERT_TRUE(job.Heartbeat(0, begin + Job::kStreamTime).ok());
+  EXPECT_EQ(job.WithoutStream(begin + Job::kStreamTime), std::vector<SessionToken>());
+  const TimePoint late = begin + Job::kStreamTime + std::chrono::milliseconds(1);
+  EXPECT_EQ(job.WithoutStream(late), std::vector<SessionToken>{7});
+  ASSERT_TRUE(job.Attach(0, std::make_shared<RecordingSink>()).ok());
+  EXPECT_EQ(job.WithoutStream(late), std::vector<SessionToken>());
 }
 
 // The lease test drives Job directly, because only Job takes the time as an argument.

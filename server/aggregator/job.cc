@@ -77,7 +77,7 @@ absl::Status Job::AddMember(const JoinRequest& request, SessionToken token, Time
       ++present_;
       metrics_.nodes.Add(1);
       LearnLocked(request);
-      if (IsCompleteLocked()) BeginLocked();
+      if (IsCompleteLocked()) BeginLocked(now);
       changed_.NotifyAll();
     }
   }
@@ -211,6 +211,18 @@ absl::Status Job::Heartbeat(uint32_t node, TimePoint now) {
   THALWEG_RETURN_IF_ERROR(CheckActiveLocked(node));
   members_[node].last_heard = now;
   return absl::OkStatus();
+}
+
+std::vector<SessionToken> Job::WithoutStream(TimePoint now) {
+  MutexLock lock(mutex_);
+  std::vector<SessionToken> tokens;
+  if (!IsCompleteLocked()) return tokens;  // its nodes wait in WaitComplete
+  const bool is_late = now - complete_since_ > kStreamTime;
+  for (const Member& member : members_) {
+    if (member.has_left || member.sink != nullptr) continue;
+    if (is_late || now - member.last_heard > kLease) tokens.push_back(member.token);
+  }
+  return tokens;
 }
 
 void Job::RemoveMember(uint32_t node, const absl::Status& reason) {

@@ -61,9 +61,16 @@ class Job {
   absl::Status WriteResidual(uint32_t node, BucketId bucket, uint32_t chunk,
                              std::span<const float> values);
 
+  // Returns the tokens of the members that have no stream, although the job began more than
+  // kStreamTime ago, or they have been silent for kLease since. They may be gone, and nobody else
+  // would notice that.
+  std::vector<SessionToken> WithoutStream(TimePoint now);
+  static constexpr Duration kStreamTime = 3 * kLease;
+
   void RemoveMember(uint32_t node, const absl::Status& reason);
   // Returns true when no member has joined or all have left: the job can then be removed.
   bool IsEmpty();
+  uint32_t num_nodes() const { return spec_.num_nodes; }
 
   // Returns the job's state. (job_report.cc)
   JobReport Report(TimePoint now);
@@ -119,7 +126,7 @@ class Job {
   // fixes the terms when all nodes have joined.
   absl::Status CheckSameJob(const JoinRequest& request) const;
   void LearnLocked(const JoinRequest& request) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void BeginLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void BeginLocked(TimePoint now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool IsCompleteLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::string MissingMembersLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::string NameLocked(uint32_t node) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -150,6 +157,7 @@ class Job {
   std::vector<Member> members_ ABSL_GUARDED_BY(mutex_);
   uint32_t joined_ ABSL_GUARDED_BY(mutex_) = 0;  // members that have ever joined
   uint32_t present_ ABSL_GUARDED_BY(mutex_) = 0;
+  TimePoint complete_since_ ABSL_GUARDED_BY(mutex_);
   absl::Status failure_ ABSL_GUARDED_BY(mutex_);
   LinkSpeed slowest_ ABSL_GUARDED_BY(mutex_);             // of all links known so far
   std::vector<CodecCost> costs_ ABSL_GUARDED_BY(mutex_);  // the largest known so far

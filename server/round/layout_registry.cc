@@ -29,7 +29,7 @@ absl::Status CheckSame(const BucketAnnouncement& a, const std::string& owner_a,
 
 // Returns about how many bytes the bucket's entry takes.
 uint64_t BytesOf(const BucketAnnouncement& bucket) {
-  uint64_t bytes = 256;  // of the entry itself, with its owner's name
+  uint64_t bytes = 512;  // of the entry itself, with its owner's name
   for (const TensorSpec& tensor : bucket.layout.tensors) {
     bytes += sizeof(TensorSpec) + tensor.name.size() + tensor.shape.size() * sizeof(int64_t);
     if (tensor.name.empty()) bytes += sizeof(ElemRange);
