@@ -132,7 +132,7 @@ absl::StatusOr<std::shared_ptr<Job>> Aggregator::Admit(const JoinRequest& reques
     nodes_of_all_jobs_ += request.num_nodes;
     metrics_.jobs.Set(static_cast<double>(jobs_.size()));
     // The first node of several waits for the others, and without a secret it cannot choose them.
-    if (id.identity.empty() && request.num_nodes > 1) {
+    if (id.identity.empty() && request.num_nodes > 1 && open_jobs_log_.Admits(Now())) {
       spdlog::warn("job '{}' has no secret: whoever reaches this port can take part in it",
                    id.name);
     }

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "core/base/exchange.h"
+#include "core/base/log_limit.h"
 #include "core/base/metrics.h"
 #include "core/base/mutex.h"
 #include "core/base/protocol.h"
@@ -112,6 +113,7 @@ class Aggregator : public Shard {
   const TimePoint began_ = Now();
   ShardMetrics metrics_;
   FaultLog faults_;
+  LogLimit open_jobs_log_{"about jobs without a secret"};
 
   Mutex mutex_;
   CondVar changed_;

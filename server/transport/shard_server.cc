@@ -13,6 +13,7 @@
 #include "server/transport/channel_options.h"
 #include "server/transport/control_service.h"
 #include "server/transport/credentials.h"
+#include "server/transport/grpc_log.h"
 #include "server/transport/poller.h"
 #include "server/transport/server_stream.h"
 #include "spdlog/spdlog.h"
@@ -105,6 +106,7 @@ class GrpcShardServer final : public ShardServer {
 absl::StatusOr<std::unique_ptr<ShardServer>> ShardServer::Start(const Options& options,
                                                                 Shard& shard,
                                                                 MetricRegistry& metrics) {
+  RouteGrpcLog();
   auto server = std::make_unique<GrpcShardServer>(shard, options, metrics);
   THALWEG_RETURN_IF_ERROR(server->Listen(options));
   return server;

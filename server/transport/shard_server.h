@@ -42,7 +42,7 @@ class ShardServer {
   };
 
   // Starts a server. `shard` and `metrics` must outlive it. Returns Unavailable when the address
-  // cannot be bound.
+  // cannot be bound. From then on, gRPC's own messages go to our log.
   static absl::StatusOr<std::unique_ptr<ShardServer>> Start(const Options& options, Shard& shard,
                                                             MetricRegistry& metrics);
   // Stops without a grace period.
