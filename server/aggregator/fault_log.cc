@@ -1,13 +1,17 @@
 #include "server/aggregator/fault_log.h"
 
+#include <spdlog/spdlog.h>
+
 #include <utility>
 
+#include "core/base/log.h"
 #include "core/base/printable.h"
 
 namespace thalweg {
 
 void FaultLog::AddFailure(const std::string& job, const absl::Status& why, uint64_t rounds_lost,
                           TimePoint now) {
+  if (log_limit_.Admits(now)) spdlog::error("{}", Text(why));
   Add({{job, why.code(), std::string(why.message()), false, rounds_lost, {}}, now});
 }
 

@@ -1,14 +1,11 @@
 #include "server/aggregator/job.h"
 
-#include <spdlog/spdlog.h>
-
 #include <algorithm>
 #include <numeric>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "core/base/log.h"
 #include "core/base/printable.h"
 #include "core/base/protocol.h"
 #include "core/base/status_macros.h"
@@ -301,7 +298,6 @@ std::vector<std::shared_ptr<NodeSink>> Job::FailLocked(const absl::Status& reaso
   metrics_.rounds.Add(failure_.code(), static_cast<double>(engine_.open_rounds()));
   tally_.rounds_lost = engine_.open_rounds();
   faults_.AddFailure(spec_.job, failure_, tally_.rounds_lost, Now());
-  spdlog::error("{}", Text(failure_));
   // The rounds can never complete, so their payloads and layouts are released at once.
   engine_ = RoundEngine({kEpoch, spec_.num_nodes, flow_.window_chunks, spec_.round_timeout});
   residuals_ = ResidualStore();
