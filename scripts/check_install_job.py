@@ -1,6 +1,7 @@
 """Runs ten steps of DDP through thalweg, and compares with the same training in one process."""
 
 import copy
+import gc
 
 import torch
 import torch.distributed as dist
@@ -37,6 +38,8 @@ def main() -> None:
     if rank == 0:
         print(state.summary())
     state.close()
+    del model, ddp, state
+    gc.collect()  # a module in a reference cycle would keep Gloo's threads running to the end
     dist.destroy_process_group()
 
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <vector>
 
 #include "core/base/status_macros.h"
 
@@ -15,6 +16,9 @@ constexpr Duration kEmptyCallsTime = std::chrono::milliseconds(50);
 constexpr size_t kFirstBytes = 64 << 10;
 // A call with at least this time on the wire makes the cost of thread scheduling negligible.
 constexpr Duration kTimeOnWire = std::chrono::milliseconds(20);
+// The median of this many such calls counts. A thread that waits for a core makes a call longer,
+// and the next one shorter, because a token bucket fills up meanwhile.
+constexpr size_t kTimedCalls = 5;
 
 absl::StatusOr<Duration> RoundTrip(const ProbeCall& call) {
   Duration least = Duration::max();
@@ -36,16 +40,20 @@ absl::StatusOr<LinkSpeed> ProbeLink(const ProbeCall& call) {
   const Duration enough = kTimeOnWire + 4 * round_trip;
   size_t bytes = kFirstBytes;
   size_t spent = 0;
-  while (true) {
+  std::vector<double> rates;
+  while (rates.size() < kTimedCalls) {
     THALWEG_ASSIGN_OR_RETURN(const Duration took, call(bytes));
     const bool measurable = took >= enough || bytes == kMaxProbeBytes;
     if (measurable && spent >= kFreeBurstBytes) {
       const Duration on_wire = std::max<Duration>(took - round_trip, std::chrono::microseconds(1));
-      return LinkSpeed{static_cast<double>(bytes) / ToSeconds(on_wire), round_trip};
+      rates.push_back(static_cast<double>(bytes) / ToSeconds(on_wire));
     }
     spent += bytes;
     if (!measurable) bytes = std::min(2 * bytes, kMaxProbeBytes);
   }
+  const auto median = rates.begin() + kTimedCalls / 2;
+  std::nth_element(rates.begin(), median, rates.end());
+  return LinkSpeed{*median, round_trip};
 }
 
 }  // namespace thalweg

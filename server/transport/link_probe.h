@@ -16,11 +16,12 @@ inline constexpr size_t kMaxProbeBytes = 4 << 20;
 using ProbeCall = std::function<absl::StatusOr<Duration>(size_t padding_bytes)>;
 
 // Measures the link. The round trip is the shortest of a few empty calls. Calls whose padding
-// doubles each time then show the rate, as soon as one takes long enough to be measured.
+// doubles each time then show the rate, as soon as one takes long enough to be measured: the median
+// of five such calls counts.
 //
 // Links are often shaped by token buckets, which let saved-up tokens pass at once: ProbeLink trusts
-// a rate only after it has sent kFreeBurstBytes. A probe takes 60 to 80 ms on links from 100 Mbit/s
-// to 1 Gbit/s, and less on faster ones. Returns the first error of `call`.
+// a rate only after it has sent kFreeBurstBytes. A probe takes 140 to 250 ms on links from 100
+// Mbit/s to 1 Gbit/s, and less on faster ones. Returns the first error of `call`.
 absl::StatusOr<LinkSpeed> ProbeLink(const ProbeCall& call);
 
 // Token buckets up to this size do not distort the measured rate.

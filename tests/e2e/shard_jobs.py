@@ -1,5 +1,6 @@
 """Contains jobs whose nodes host shards: `shard_jobs.py NAME OUT` runs a function of this file."""
 
+import gc
 import json
 import os
 import sys
@@ -50,6 +51,7 @@ def main() -> None:
     dist.init_process_group("gloo")
     result = {"exact": exact, "attached": attached}[name]()
     Path(out).write_text(json.dumps(result), encoding="utf-8")
+    gc.collect()  # see jobs.py
     dist.destroy_process_group()
 
 

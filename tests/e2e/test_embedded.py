@@ -50,7 +50,7 @@ def test_torchrun_needs_one_added_line(tmp_path):
     script = tmp_path / "train.py"
     script.write_text(
         textwrap.dedent("""
-            import torch, torch.distributed as dist, thalweg.ddp
+            import gc, torch, torch.distributed as dist, thalweg.ddp
             dist.init_process_group("gloo")
             model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(30, 2))
             state = thalweg.ddp.attach(model)
@@ -58,6 +58,9 @@ def test_torchrun_needs_one_added_line(tmp_path):
                 model(torch.randn(4, 30)).sum().backward()
             if dist.get_rank() == 0:
                 print(state.summary())
+            del model, state
+            gc.collect()
+            dist.destroy_process_group()
         """)
     )
     with servers() as nothing:

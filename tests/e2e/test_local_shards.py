@@ -35,7 +35,7 @@ def run(folder: Path, tmp_path: Path, arguments: list[str], script: str, **varia
 # W - 1 additions; Thalweg rounds W - 1 additions and one product with a rounded reciprocal. The
 # factor 2 covers the products of roundings.
 GRADIENTS = """
-import hashlib, json
+import gc, hashlib, json
 import torch, torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 import thalweg.ddp
@@ -69,6 +69,7 @@ result["sent"] = state.stats()["wire_bytes_sent"]
 state.close()
 print(json.dumps(result), flush=True)
 del model, state
+gc.collect()
 dist.destroy_process_group()
 """
 
@@ -90,6 +91,7 @@ def test_gradients_of_three_nodes_that_host_the_shards_are_those_of_plain_ddp(sh
 
 
 SUMMARY = """
+import gc
 import json
 import os
 import torch, torch.distributed as dist
@@ -101,6 +103,7 @@ state = thalweg.ddp.attach(model)
 print(json.dumps({"summary": state.summary()}), flush=True)
 state.close()
 del model, state
+gc.collect()
 dist.destroy_process_group()
 """
 
@@ -122,7 +125,7 @@ def test_all_workers_know_what_the_first_sidecar_logs_and_few_aggregators_alone_
 
 
 SECRETIVE = """
-import json, logging, secrets
+import gc, json, logging, secrets
 import torch, torch.distributed as dist
 draw, drawn = secrets.token_hex, []
 
@@ -147,6 +150,7 @@ except RuntimeError as error:
 with open(f"{__file__}.{dist.get_rank()}", "w") as file:
     json.dump([value for value in drawn if len(value) == 64], file)
 del model, state
+gc.collect()
 dist.destroy_process_group()
 """
 

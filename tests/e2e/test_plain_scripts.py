@@ -151,7 +151,7 @@ def test_rank_without_the_variables_is_named(tmp_path):
 
 
 TRAINING = """
-import torch, torch.distributed as dist
+import gc, torch, torch.distributed as dist
 
 def train(rank=None):
     options = {} if rank is None else dict(
@@ -160,6 +160,8 @@ def train(rank=None):
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(30, 2))
     for _ in range(3):
         model(torch.randn(4, 30)).sum().backward()
+    del model
+    gc.collect()
     dist.destroy_process_group()
 
 if __name__ == "__main__":

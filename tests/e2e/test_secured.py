@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import urllib.error
 
 import pytest
@@ -73,7 +74,11 @@ def test_doctor_with_a_nodes_certificate_finds_all_well(secured, capsys, monkeyp
     code, out = doctor(secured, capsys)
     assert code == 0, out
     assert "ok    gRPC GRPC: answers" in out
-    assert out.endswith("\n3 ok, 0 warn, 0 FAIL\n")
+    # Whether one aggregator for two nodes is worth a warning depends on the rates just measured.
+    assert re.search(r"^(ok  |warn)  job .*100 MB take .*times as long as in a ring", out, re.M), (
+        out
+    )
+    assert out.endswith(("\n3 ok, 1 warn, 0 FAIL\n", "\n4 ok, 0 warn, 0 FAIL\n"))
 
 
 def test_doctor_of_a_stranger_fails_on_both_ports(secured, capsys, monkeypatch, tmp_path):

@@ -15,7 +15,7 @@ from thalweg.timeline import files, spans
 
 # torch profiles rank 0 during its steps.
 SCRIPT = textwrap.dedent("""
-    import sys
+    import gc, sys
     import torch, torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
     from torch.profiler import ProfilerActivity, profile, record_function
@@ -35,6 +35,8 @@ SCRIPT = textwrap.dedent("""
         profiler.export_chrome_trace(sys.argv[2])
     else:
         train()
+    del model
+    gc.collect()
     dist.destroy_process_group()
 """)
 TORCH_WRONG_US = 250_000  # for clocks read on a busy machine; a wrong convention would be years off

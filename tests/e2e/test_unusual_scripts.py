@@ -97,7 +97,7 @@ def test_ranks_that_left_a_join_count_in_the_mean_as_torch_counts_them(tmp_path,
 
 
 LIGHTNING = """
-import hashlib, json, os, sys
+import gc, hashlib, json, os, sys
 import torch
 import pytorch_lightning as lightning
 
@@ -135,6 +135,10 @@ class Look(lightning.Callback):
             json.dump(said, file)
 trainer.callbacks.append(Look())
 trainer.fit(model, loader, loader)
+# Without this, a thread of Gloo may still run when the interpreter ends, and abort the process.
+del trainer, model
+gc.collect()
+torch.distributed.destroy_process_group()
 """
 
 

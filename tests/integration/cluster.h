@@ -50,7 +50,8 @@ class Cluster {
         if (wrap) wrapped_.push_back(wrap(*aggregator));
         shards.push_back(wrap ? wrapped_.back().get() : aggregator.get());
       }
-      ShardDirectory::Options directory{.configured = std::move(shards)};
+      ShardDirectory::Options directory;
+      directory.configured = std::move(shards);
       if (node < aggregators_.size()) {
         directory.hosted = {aggregators_[node].get(), absl::StrCat("shard", node),
                             [](const auto&, const auto&) { return std::shared_ptr<void>(); }};

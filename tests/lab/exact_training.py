@@ -5,6 +5,7 @@ Every rank prints one line of JSON: its rank and the sum and digest of the weigh
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import json
 from collections.abc import Callable
@@ -43,6 +44,8 @@ def main(after_step: Callable[[int, int], None] = lambda rank, step: None) -> No
     digest = hashlib.sha256(weights.tobytes()).hexdigest()
     values = sorted({float(value) for value in weights.ravel()})
     print(json.dumps({"rank": rank, "values": values, "digest": digest}), flush=True)
+    del model, ddp, optimizer
+    gc.collect()  # a module in a reference cycle would keep Gloo's threads running to the end
     dist.destroy_process_group()
 
 

@@ -61,14 +61,21 @@ def test_lab_reports_thalweg_beside_its_peers(tmp_path):
         "aggregator max",
         "sidecar max",
         "worker max",
+        "node, thalweg",
     ]
+    assert used[-1]["process"] == "node, gloo"
     assert all(entry["cpu_s_per_gb"] > 0 and entry["rss_mb"] > 1 for entry in used)
-    aggregator, sidecar, worker = used[::2]
+    aggregator, sidecar, worker, node = used[::2]
+    sidecar_mean, worker_mean = used[3], used[5]
     # A node sends its gradients, a shard half of the result to each of 2 nodes; headers add to
     # both.
     assert 0.4 <= sidecar["sent_mb"] <= 0.48
     assert 0.4 <= aggregator["sent_mb"] <= 0.48
     assert worker["sent_mb"] is None
+    # With one worker on each node, the node's CPU time is that of the sidecar and the worker, whose
+    # time is stated for bytes in and out.
+    both = 2 * (sidecar_mean["cpu_s_per_gb"] + worker_mean["cpu_s_per_gb"])
+    assert node["cpu_s_per_gb"] == pytest.approx(both, rel=0.01, abs=0.001)
 
 
 @pytest.mark.parametrize("weighted", [(), ("--weighted",)])

@@ -5,6 +5,7 @@ Numbers whose bits matter are printed as text that has them all.
 Usage: optim_mesh_worker.py RANK STORE
 """
 
+import gc
 import hashlib
 import json
 import sys
@@ -151,4 +152,5 @@ if __name__ == "__main__":
     dist.init_process_group("gloo", init_method=f"file://{sys.argv[2]}", rank=RANK, world_size=4)
     MESH = init_device_mesh("cpu", (2, 2), mesh_dim_names=("outer", "inner"))
     print(json.dumps(main()))
+    gc.collect()  # a module in a reference cycle would keep Gloo's threads running to the end
     dist.destroy_process_group()

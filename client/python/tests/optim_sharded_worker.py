@@ -3,6 +3,7 @@
 Usage: optim_sharded_worker.py RANK STORE
 """
 
+import gc
 import json
 import sys
 
@@ -314,4 +315,5 @@ if __name__ == "__main__":
     dist.init_process_group("gloo", init_method=f"file://{sys.argv[2]}", rank=RANK, world_size=2)
     MESH = init_device_mesh("cpu", (2,))
     print(json.dumps(main()))
+    gc.collect()  # a module in a reference cycle would keep Gloo's threads running to the end
     dist.destroy_process_group()

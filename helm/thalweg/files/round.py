@@ -4,6 +4,7 @@ Each worker is a node of its own, with a sidecar of its own: the workers of one 
 need the aggregators. In a release without aggregators, the two sidecars host the shards.
 """
 
+import gc
 import os
 import tempfile
 from pathlib import Path
@@ -55,6 +56,7 @@ def main() -> None:
             sidecar.stop(grace=5)
     if dist.get_rank() == 0:
         print(said)
+    gc.collect()  # a module in a reference cycle would keep Gloo's threads running to the end
     dist.destroy_process_group()
 
 

@@ -15,6 +15,7 @@ from thalweg import _C
 from thalweg._config import Config
 from thalweg_bench.lab import INTERFACE, Lab
 from thalweg_bench.place import Place
+from thalweg_bench.rows import say
 
 TIMEOUT = 120.0  # seconds without progress
 _GLOO_PORT = 29500
@@ -117,8 +118,9 @@ def start_gloo(place: Place, master: str) -> None:
 
 
 def open_session(place: Place) -> _C.Session:
+    """Joins the job; rank 0 says how it uses its shards."""
     config = Config.from_env()
-    return _C.Session(
+    session = _C.Session(
         sidecar_path=place.sidecar,
         job=place.job,
         rank=place.rank,
@@ -135,3 +137,6 @@ def open_session(place: Place) -> _C.Session:
         hosts=list(place.hosts),
         secret=place.secret,
     )
+    if place.rank == 0 and (placement := session.placement()):
+        say(placement)
+    return session
