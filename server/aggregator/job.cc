@@ -91,9 +91,6 @@ absl::StatusOr<Job::Terms> Job::WaitComplete(TimePoint deadline) {
   const bool done = changed_.WaitUntil(
       mutex_, deadline,
       [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return !failure_.ok() || IsCompleteLocked(); });
-  // The lease begins when the job does: until then the node was waiting here and could not send
-  // anything.
-  for (Member& member : members_) member.last_heard = std::max(member.last_heard, Now());
   if (!failure_.ok()) return failure_;
   if (done) return Terms{kEpoch, flow_, slowest_, costs_, plan_};
   return OfJob(spec_.job,
