@@ -1,14 +1,13 @@
 #include "server/aggregator/job.h"
 
-#include <spdlog/spdlog.h>
-
 #include <algorithm>
 #include <numeric>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "core/base/log.h"
+#include "core/base/printable.h"
+#include "core/base/protocol.h"
 #include "core/base/status_macros.h"
 #include "server/round/fold.h"
 
@@ -75,7 +74,7 @@ absl::Status Job::AddMember(const JoinRequest& request, SessionToken token, Time
       ++present_;
       metrics_.nodes.Add(1);
       LearnLocked(request);
-      if (IsCompleteLocked()) BeginLocked();
+      if (IsCompleteLocked()) BeginLocked(now);
       changed_.NotifyAll();
     }
   }
@@ -92,9 +91,6 @@ absl::StatusOr<Job::Terms> Job::WaitComplete(TimePoint deadline) {
   const bool done = changed_.WaitUntil(
       mutex_, deadline,
       [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return !failure_.ok() || IsCompleteLocked(); });
-  // The lease begins when the job does: until then the node was waiting here and could not send
-  // anything.
-  for (Member& member : members_) member.last_heard = std::max(member.last_heard, Now());
   if (!failure_.ok()) return failure_;
   if (done) return Terms{kEpoch, flow_, slowest_, costs_, plan_};
   return OfJob(spec_.job,
@@ -211,6 +207,20 @@ absl::Status Job::Heartbeat(uint32_t node, TimePoint now) {
   return absl::OkStatus();
 }
 
+std::vector<SessionToken> Job::Gone(TimePoint now) {
+  MutexLock lock(mutex_);
+  std::vector<SessionToken> tokens;
+  if (!IsCompleteLocked()) return tokens;  // its nodes wait in WaitComplete
+  const bool is_late = now - complete_since_ > kGoneTime;
+  for (const Member& member : members_) {
+    if (member.has_left) continue;
+    const Duration silent = now - member.last_heard;
+    const bool is_gone = member.sink != nullptr ? silent > kGoneTime : is_late || silent > kLease;
+    if (is_gone) tokens.push_back(member.token);
+  }
+  return tokens;
+}
+
 void Job::RemoveMember(uint32_t node, const absl::Status& reason) {
   absl::Status failure;
   std::vector<std::shared_ptr<NodeSink>> sinks;
@@ -281,15 +291,16 @@ void Job::Fail(const absl::Status& reason) {
 std::vector<std::shared_ptr<NodeSink>> Job::FailLocked(const absl::Status& reason) {
   std::vector<std::shared_ptr<NodeSink>> sinks;
   if (!failure_.ok()) return sinks;
-  failure_ = OfJob(spec_.job, reason);
+  const absl::Status failure = OfJob(spec_.job, reason);
+  failure_ = absl::Status(failure.code(), Printable(failure.message(), kMaxReasonBytes));
   metrics_.jobs_ended.Add(failure_.code());
   metrics_.rounds.Add(failure_.code(), static_cast<double>(engine_.open_rounds()));
   tally_.rounds_lost = engine_.open_rounds();
   faults_.AddFailure(spec_.job, failure_, tally_.rounds_lost, Now());
-  spdlog::error("{}", Text(failure_));
-  // The rounds can never complete, so their payloads are released at once.
+  // The rounds can never complete, so their payloads and layouts are released at once.
   engine_ = RoundEngine({kEpoch, spec_.num_nodes, flow_.window_chunks, spec_.round_timeout});
   residuals_ = ResidualStore();
+  layouts_ = LayoutRegistry(flow_.chunk_bytes, spec_.num_shards);
   UpdateMemoryLocked();
   for (const Member& member : members_) {
     if (member.sink != nullptr) sinks.push_back(member.sink);

@@ -61,9 +61,17 @@ class Job {
   absl::Status WriteResidual(uint32_t node, BucketId bucket, uint32_t chunk,
                              std::span<const float> values);
 
+  // Returns the tokens of the members that are gone for all that one can know: those that have never
+  // opened a stream, although the job began more than kGoneTime ago or they have been silent for
+  // kLease, and the others that have been silent for kGoneTime. Until then a node may come back and
+  // be told why the job has failed.
+  std::vector<SessionToken> Gone(TimePoint now);
+  static constexpr Duration kGoneTime = 3 * kLease;
+
   void RemoveMember(uint32_t node, const absl::Status& reason);
   // Returns true when no member has joined or all have left: the job can then be removed.
   bool IsEmpty();
+  uint32_t num_nodes() const { return spec_.num_nodes; }
 
   // Returns the job's state. (job_report.cc)
   JobReport Report(TimePoint now);
@@ -119,7 +127,7 @@ class Job {
   // fixes the terms when all nodes have joined.
   absl::Status CheckSameJob(const JoinRequest& request) const;
   void LearnLocked(const JoinRequest& request) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void BeginLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void BeginLocked(TimePoint now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool IsCompleteLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::string MissingMembersLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::string NameLocked(uint32_t node) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -150,6 +158,7 @@ class Job {
   std::vector<Member> members_ ABSL_GUARDED_BY(mutex_);
   uint32_t joined_ ABSL_GUARDED_BY(mutex_) = 0;  // members that have ever joined
   uint32_t present_ ABSL_GUARDED_BY(mutex_) = 0;
+  TimePoint complete_since_ ABSL_GUARDED_BY(mutex_);
   absl::Status failure_ ABSL_GUARDED_BY(mutex_);
   LinkSpeed slowest_ ABSL_GUARDED_BY(mutex_);             // of all links known so far
   std::vector<CodecCost> costs_ ABSL_GUARDED_BY(mutex_);  // the largest known so far

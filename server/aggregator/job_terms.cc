@@ -33,7 +33,10 @@ void Job::LearnLocked(const JoinRequest& request) {
   rates_.Add(request.node, request.shard_rates);
 }
 
-void Job::BeginLocked() {
+void Job::BeginLocked(TimePoint now) {
+  complete_since_ = now;
+  // The leases begin when the job does: until then the nodes waited here and could send nothing.
+  for (Member& member : members_) member.last_heard = now;
   // The first shard chooses for all; the nodes tell the others.
   if (spec_.shard == 0) plan_ = PlanShares(rates_.Resolve());
   const std::vector<uint32_t> equal(spec_.num_shards, 1);

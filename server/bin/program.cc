@@ -22,6 +22,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/synchronization/mutex.h"
 #include "core/base/log.h"
+#include "core/base/memory_limit.h"
 #include "core/base/status_macros.h"
 #include "kernels/cast/cpu_capability.h"
 
@@ -152,6 +153,8 @@ void AddAutoOption(CLI::App& app, const std::string& name, const char* env, uint
       ->check(CLI::Range(0u, most))
       ->type_name(absl::StrCat("auto|1…", most));
 }
+
+uint64_t ConnectionMemory() { return MemoryLimit() / 4 * 3; }
 
 uint32_t DefaultThreads() { return std::clamp(std::thread::hardware_concurrency() / 8, 1u, 4u); }
 

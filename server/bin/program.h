@@ -50,6 +50,10 @@ void AddCommonOptions(CLI::App& app, CommonOptions* options);
 void AddAutoOption(CLI::App& app, const std::string& name, const char* env, uint32_t most,
                    uint32_t* value, const std::string& help);
 
+// Returns how many bytes a shard's connections may hold: three quarters of what this process may
+// use (MemoryLimit). The sums, layouts and residuals have the rest.
+uint64_t ConnectionMemory();
+
 // Returns the number of threads for an option set to "auto". A core sums or folds at 2 GB/s and
 // more: a few threads keep up with any network, and a sidecar's workers need the other cores.
 uint32_t DefaultThreads();

@@ -8,6 +8,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "core/base/status_macros.h"
+#include "server/bin/program.h"
 #include "server/identity/job_key.h"
 #include "server/net/address.h"
 
@@ -80,8 +81,11 @@ absl::Status SidecarShards::Listen(MetricRegistry& registry) {
                      ": expected the address at which other nodes reach this host, got ", host));
   }
   for (const HostPort& place : places) {
-    auto server =
-        ShardServer::Start({ToString(place), options_.threads, options_.tls}, *own_, registry);
+    auto server = ShardServer::Start({.listen = ToString(place),
+                                      .threads = options_.threads,
+                                      .tls = options_.tls,
+                                      .memory_bytes = ConnectionMemory()},
+                                     *own_, registry);
     if (server.ok()) {
       server_ = *std::move(server);
       return absl::OkStatus();

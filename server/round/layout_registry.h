@@ -18,12 +18,16 @@ namespace thalweg {
 // Thread-compatible.
 class LayoutRegistry {
  public:
+  // The layouts of a job take at most about this many bytes.
+  static constexpr uint64_t kMaxBytes = 32 << 20;
+
   LayoutRegistry(uint64_t chunk_bytes, uint32_t num_shards)
       : chunk_bytes_(chunk_bytes), num_shards_(num_shards) {}
 
   // Accepts an announcement from the node called `owner`. The first announcement of a generation
   // decides; later ones must equal it. Returns InvalidArgument that names both owners and the
-  // tensor, or FailedPrecondition when a later generation of this index is already in use.
+  // tensor, FailedPrecondition when a later generation of this index is already in use, or
+  // ResourceExhausted when the layouts would take more than kMaxBytes.
   absl::Status Register(const std::string& owner, const BucketAnnouncement& bucket);
 
   // Checks that a contribution is a chunk of a registered bucket with the right format and size.
@@ -63,6 +67,7 @@ class LayoutRegistry {
 
   uint64_t chunk_bytes_;
   uint32_t num_shards_;
+  uint64_t bytes_ = 0;                                      // of all entries
   std::map<std::pair<uint32_t, uint32_t>, Entry> entries_;  // by bucket index and part
 };
 

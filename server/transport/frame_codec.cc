@@ -287,7 +287,10 @@ absl::StatusOr<ParsedFrame> ParseSmall(Cursor& in) {
                        frame.open().received()};
     case v1::Frame::kFailure: {
       absl::Status why = StatusFromWire(frame.failure().code(), frame.failure().message());
-      if (why.ok()) why = absl::UnknownError(frame.failure().message());
+      if (why.ok()) {
+        why = StatusFromWire(static_cast<uint32_t>(absl::StatusCode::kUnknown),
+                             frame.failure().message());
+      }
       return FailureFrame{std::move(why)};
     }
     case v1::Frame::kResumed:

@@ -140,7 +140,7 @@ void NodeStreams::Lost(uint32_t index, ServerStream& stream, const absl::Status&
     MutexLock lock(mutex_);
     Lane& lane = lanes_[index];
     const bool is_latest = lane.stream.get() == &stream;
-    const bool may_come_back = end.ok() && lane.incarnation > 0 && !end_ && !has_left_;
+    const bool may_come_back = end.ok() && lane.incarnation > 0 && !has_left_;
     if (is_latest && may_come_back) broken.swap(lane.stream);
     if (!is_latest) broken = stream.shared_from_this();
   }

@@ -9,6 +9,8 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "core/base/printable.h"
+#include "core/base/protocol.h"
 #include "core/base/status_macros.h"
 #include "grpcpp/grpcpp.h"
 #include "server/transport/channel_options.h"
@@ -78,7 +80,8 @@ class GrpcRemoteShard final : public RemoteShard {
         CallConnected(deadline, [&] { return ProveAndJoin(request, &response, deadline); }));
     absl::StatusOr<Membership> membership = FromProto(response);
     if (!membership.ok()) return Named(membership.status());
-    spdlog::debug("joined '{}' at {}, release {}", request.job, peer(), response.server_version());
+    spdlog::debug("joined '{}' at {}, release {}", request.job, peer(),
+                  Printable(response.server_version(), kMaxNameBytes));
     MutexLock lock(mutex_);
     signers_[membership->token] = request.signer;
     return membership;
