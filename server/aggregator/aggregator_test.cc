@@ -483,8 +483,8 @@ TEST(JobTest, NodeThatIsSilentForLongAfterItsJobHasFailedLosesItsSeat) {
   ASSERT_TRUE(job.AddMember(Request(0, 1), 7, begin).ok());
   ASSERT_TRUE(job.WaitComplete(begin + kPatience).ok());
   ASSERT_TRUE(job.Attach(0, std::make_shared<RecordingSink>()).ok());
-  ASSERT_TRUE(job.Heartbeat(0, begin + seconds(1)).ok());
-  const TimePoint end = begin + seconds(1) + Job::kGoneTime;
+  ASSERT_TRUE(job.Heartbeat(0, begin + std::chrono::seconds(1)).ok());
+  const TimePoint end = begin + std::chrono::seconds(1) + Job::kGoneTime;
   EXPECT_EQ(job.Gone(end), std::vector<SessionToken>());
   EXPECT_EQ(job.Gone(end + std::chrono::milliseconds(1)), std::vector<SessionToken>{7});
 }

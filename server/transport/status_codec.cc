@@ -14,7 +14,7 @@ constexpr char kOurs[] = "thalweg";
 grpc::Status ToGrpc(const absl::Status& status) {
   if (status.ok()) return grpc::Status::OK;
   return grpc::Status(static_cast<grpc::StatusCode>(status.raw_code()),
-                      Printable(status.message(), kMaxReasonBytes));
+                      Printable(status.message(), kMaxReasonBytes), kOurs);
 }
 
 absl::Status FromGrpc(const grpc::Status& status) {
