@@ -76,8 +76,9 @@ absl::Status Serve(const Flags& flags, Signals& signals) {
   ExportProcessInfo(registry, "sidecar");
   THALWEG_ASSIGN_OR_RETURN(const std::unique_ptr<TraceWriter> trace,
                            TraceWriter::FromEnv("sidecar"));
-  const SidecarShards::Options options{flags.aggregators, flags.shard_listen, ThreadsOf(flags),
-                                       flags.channels,    flags.common.tls,   trace.get()};
+  const SidecarShards::Options options{flags.aggregators,     flags.shard_listen, ThreadsOf(flags),
+                                       flags.channels,        flags.common.tls,   trace.get(),
+                                       MemoryOf(flags.common)};
   THALWEG_ASSIGN_OR_RETURN(const std::unique_ptr<SidecarShards> shards,
                            SidecarShards::Start(options, registry));
   CpuDevice device;
