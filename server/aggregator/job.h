@@ -142,7 +142,8 @@ class Job {
   absl::StatusOr<uint64_t> ResidualElemsLocked(uint32_t node, BucketId bucket, uint32_t chunk) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Reserves the memory that the job will need as far as it is known: windows with their results,
-  // layouts, residuals. Call it before any of them grows. Both are in job_memory.cc.
+  // layouts, residuals. Call it when more of them are allowed, before they are used; when it fails,
+  // the job must fail. This and the next are in job_memory.cc.
   absl::Status ReserveLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Updates the gauges; gives the reservation back when the job is over.
   void UpdateMemoryLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
