@@ -97,7 +97,12 @@ Membership MembershipOf(SessionToken token, const Job::Terms& terms, uint32_t we
 }  // namespace
 
 Aggregator::Aggregator(const Options& options, MetricRegistry& registry)
-    : options_(options), metrics_(registry), ticker_("agg-tick", [this] { TickLoop(); }) {}
+    : options_(options),
+      metrics_(registry),
+      memory_(options.memory_bytes, metrics_.memory_reserved_bytes),
+      ticker_("agg-tick", [this] { TickLoop(); }) {
+  metrics_.memory_budget_bytes.Set(static_cast<double>(options.memory_bytes));
+}
 
 Aggregator::~Aggregator() { Stop(absl::CancelledError("the aggregator is shutting down")); }
 
@@ -127,7 +132,7 @@ absl::StatusOr<std::shared_ptr<Job>> Aggregator::Admit(const JoinRequest& reques
   if (!open.ok()) return refuse(open);
   std::shared_ptr<Job>& slot = jobs_[id];
   if (slot == nullptr) {
-    slot = std::make_shared<Job>(request, options_.max_window_chunks, metrics_, faults_,
+    slot = std::make_shared<Job>(request, options_.max_window_chunks, memory_, metrics_, faults_,
                                  options_.trace);
     nodes_of_all_jobs_ += request.num_nodes;
     metrics_.jobs.Set(static_cast<double>(jobs_.size()));
@@ -310,6 +315,8 @@ ShardReport Aggregator::Report(TimePoint now) {
   }
   report.uptime = now - began_;
   report.weight = options_.weight;
+  report.memory_budget_bytes = memory_.limit();
+  report.memory_reserved_bytes = memory_.reserved();
   metrics_.Report(&report);
   faults_.Report(now, &report);
   return report;

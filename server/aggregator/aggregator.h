@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <map>
 #include <memory>
 #include <set>
@@ -21,6 +22,7 @@
 #include "core/base/trace.h"
 #include "server/aggregator/fault_log.h"
 #include "server/aggregator/job.h"
+#include "server/aggregator/memory_budget.h"
 
 namespace thalweg {
 
@@ -40,6 +42,8 @@ class Aggregator : public Shard {
     uint32_t weight = 0;           // see Membership
     TraceWriter* trace = nullptr;  // nothing is traced when null; must outlive the aggregator
     bool hosted_only = false;      // nodes may join only jobs that Host has invited
+    // All jobs together may reserve this many bytes.
+    uint64_t memory_bytes = std::numeric_limits<uint64_t>::max();
   };
 
   // A Hosting invites nodes to a job until it is destroyed. Nodes that have joined by then stay.
@@ -112,6 +116,7 @@ class Aggregator : public Shard {
   const Options options_;
   const TimePoint began_ = Now();
   ShardMetrics metrics_;
+  MemoryBudget memory_;
   FaultLog faults_;
   LogLimit open_jobs_log_{"about jobs without a secret"};
 

@@ -461,8 +461,9 @@ TEST_F(AggregatorTest, StopTellsEveryNode) {
 TEST(JobTest, NodeThatIsHeardButOpensNoStreamLosesItsSeat) {
   MetricRegistry registry;
   ShardMetrics metrics(registry);
+  MemoryBudget memory(1 << 20, metrics.memory_reserved_bytes);
   FaultLog faults;
-  Job job(Request(0, 1), 8, metrics, faults);
+  Job job(Request(0, 1), 8, memory, metrics, faults);
   const TimePoint begin = Now();
   ASSERT_TRUE(job.AddMember(Request(0, 1), 7, begin).ok());
   ASSERT_TRUE(job.WaitComplete(begin + kPatience).ok());
@@ -493,8 +494,9 @@ TEST(JobTest, NodeThatIsSilentForLongAfterItsJobHasFailedLosesItsSeat) {
 TEST(JobTest, NodeNotHeardOfForALeaseIsLost) {
   MetricRegistry registry;
   ShardMetrics metrics(registry);
+  MemoryBudget memory(1 << 20, metrics.memory_reserved_bytes);
   FaultLog faults;
-  Job job(Request(0, 1), 8, metrics, faults);
+  Job job(Request(0, 1), 8, memory, metrics, faults);
   ASSERT_TRUE(job.AddMember(Request(0, 1), 1, Now()).ok());
   ASSERT_TRUE(job.WaitComplete(Now() + kPatience).ok());
   const auto sink = std::make_shared<RecordingSink>();

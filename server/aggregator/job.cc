@@ -24,8 +24,8 @@ std::vector<Counter*> WaitedFor(const ShardMetrics& metrics, uint32_t num_nodes)
 
 }  // namespace
 
-Job::Job(const JoinRequest& first, uint32_t max_window_chunks, ShardMetrics& metrics,
-         FaultLog& faults, TraceWriter* trace)
+Job::Job(const JoinRequest& first, uint32_t max_window_chunks, MemoryBudget& memory,
+         ShardMetrics& metrics, FaultLog& faults, TraceWriter* trace)
     : spec_(first),
       max_window_chunks_(max_window_chunks),
       metrics_(metrics),
@@ -36,7 +36,8 @@ Job::Job(const JoinRequest& first, uint32_t max_window_chunks, ShardMetrics& met
       costs_(first.costs.size()),
       rates_(first.num_nodes, HostsOf(first)),
       layouts_(first.chunk_bytes, first.num_shards),
-      engine_({kEpoch, first.num_nodes, 0, first.round_timeout}) {}
+      engine_({kEpoch, first.num_nodes, 0, first.round_timeout}),
+      reservation_(memory) {}
 
 absl::Status Job::AddMember(const JoinRequest& request, SessionToken token, TimePoint now) {
   absl::Status refusal;
@@ -74,7 +75,10 @@ absl::Status Job::AddMember(const JoinRequest& request, SessionToken token, Time
       ++present_;
       metrics_.nodes.Add(1);
       LearnLocked(request);
-      if (IsCompleteLocked()) BeginLocked(now);
+      if (IsCompleteLocked()) {
+        const absl::Status begun = BeginLocked(now);
+        if (!begun.ok()) FailLocked(begun);  // no node has a stream that could be told
+      }
       changed_.NotifyAll();
     }
   }
@@ -122,6 +126,7 @@ absl::Status Job::RegisterBucket(uint32_t node, const BucketAnnouncement& bucket
           absl::StrCat(NameLocked(node), " announced bucket ", ToString(bucket.id),
                        " while a round of its earlier layout is open"));
     }
+    if (status.ok()) status = ReserveLocked();
     UpdateMemoryLocked();
   }
   if (!status.ok()) Fail(status);
@@ -175,6 +180,7 @@ absl::StatusOr<std::optional<Job::Completed>> Job::HoldLocked(uint32_t node,
     if (completed.residual == nullptr) {
       completed.residual =
           residuals_.Get(bucket, chunk, round.elems, layouts_.Padding(bucket, chunk));
+      THALWEG_RETURN_IF_ERROR(ReserveLocked());
     }
   }
   return completed;
@@ -342,19 +348,6 @@ absl::Status Job::CheckActiveLocked(uint32_t node) const {
   if (!IsCompleteLocked()) return absl::FailedPreconditionError("the job is not complete yet");
   if (members_[node].has_left) return absl::NotFoundError("this node has left the job");
   return absl::OkStatus();
-}
-
-void Job::UpdateMemoryLocked() {
-  const auto report = [](Gauge& gauge, uint64_t bytes, double& reported) {
-    const auto now = static_cast<double>(bytes);
-    if (now != reported) gauge.Add(now - reported);
-    reported = now;
-  };
-  const bool is_over = !failure_.ok() || present_ == 0;
-  report(metrics_.held_bytes, engine_.held_bytes(), reported_held_bytes_);
-  report(metrics_.held_limit_bytes, is_over ? 0 : engine_.max_held() * flow_.chunk_bytes,
-         reported_limit_bytes_);
-  report(metrics_.residual_bytes, residuals_.bytes(), reported_residual_bytes_);
 }
 
 }  // namespace thalweg

@@ -33,7 +33,7 @@ void Job::LearnLocked(const JoinRequest& request) {
   rates_.Add(request.node, request.shard_rates);
 }
 
-void Job::BeginLocked(TimePoint now) {
+absl::Status Job::BeginLocked(TimePoint now) {
   complete_since_ = now;
   // The leases begin when the job does: until then the nodes waited here and could send nothing.
   for (Member& member : members_) member.last_heard = now;
@@ -46,6 +46,7 @@ void Job::BeginLocked(TimePoint now) {
   flow_.window_chunks = std::min(flow_.window_chunks, max_window_chunks_);
   layouts_ = LayoutRegistry(flow_.chunk_bytes, spec_.num_shards);
   engine_ = RoundEngine({kEpoch, spec_.num_nodes, flow_.window_chunks, spec_.round_timeout});
+  return ReserveLocked();
 }
 
 absl::Status Job::CheckSameJob(const JoinRequest& r) const {

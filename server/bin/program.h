@@ -40,19 +40,20 @@ struct CommonOptions {
   std::string http_token_file = GetEnv("THALWEG_HTTP_TOKEN_FILE");
   TlsFiles tls{GetEnv("THALWEG_TLS_CERT"), GetEnv("THALWEG_TLS_KEY"), GetEnv("THALWEG_TLS_CA")};
   std::string cpus = GetEnv("THALWEG_CPUS");
+  uint64_t memory_limit = 0;  // bytes that the jobs of this process's shard may use; see MemoryOf
   double drain_seconds = 30;
   int ready_fd = -1;
 };
 void AddCommonOptions(CLI::App& app, CommonOptions* options);
 
+// Returns memory_limit, or if that is 0, half of what this process may use (MemoryLimit in
+// core/base). gRPC may hold as much of what arrives, and both fit into what the process may use.
+uint64_t MemoryOf(const CommonOptions& options);
+
 // Adds an option that takes "auto" (stored as 0) or a number from 1 to `most`, with its default
 // from the environment variable `env`; anything else is an error of the command line.
 void AddAutoOption(CLI::App& app, const std::string& name, const char* env, uint32_t most,
                    uint32_t* value, const std::string& help);
-
-// Returns how many bytes a shard's connections may hold: three quarters of what this process may
-// use (MemoryLimit). The sums, layouts and residuals have the rest.
-uint64_t ConnectionMemory();
 
 // Returns the number of threads for an option set to "auto". A core sums or folds at 2 GB/s and
 // more: a few threads keep up with any network, and a sidecar's workers need the other cores.

@@ -83,7 +83,8 @@ absl::Status Serve(const Flags& flags, Signals& signals) {
                                        flags.channels,
                                        FromSeconds(flags.reconnect_seconds),
                                        flags.common.tls,
-                                       trace.get()};
+                                       trace.get(),
+                                       MemoryOf(flags.common)};
   THALWEG_ASSIGN_OR_RETURN(const std::unique_ptr<SidecarShards> shards,
                            SidecarShards::Start(options, registry));
   CpuDevice device;

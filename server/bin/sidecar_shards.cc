@@ -8,7 +8,6 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "core/base/status_macros.h"
-#include "server/bin/program.h"
 #include "server/identity/job_key.h"
 #include "server/net/address.h"
 
@@ -34,8 +33,11 @@ absl::StatusOr<std::unique_ptr<SidecarShards>> SidecarShards::Start(const Option
   const bool is_hosting = !options.listen.empty();
   ShardDirectory::Options directory;
   if (is_hosting || addresses.empty()) {
-    shards->own_ = std::make_unique<Aggregator>(
-        Aggregator::Options{.trace = options.trace, .hosted_only = is_hosting}, registry);
+    shards->own_ =
+        std::make_unique<Aggregator>(Aggregator::Options{.trace = options.trace,
+                                                         .hosted_only = is_hosting,
+                                                         .memory_bytes = options.memory_bytes},
+                                     registry);
   }
   if (is_hosting) THALWEG_RETURN_IF_ERROR(shards->Listen(registry));
   const RemoteShard::Options remote{
@@ -84,7 +86,7 @@ absl::Status SidecarShards::Listen(MetricRegistry& registry) {
     auto server = ShardServer::Start({.listen = ToString(place),
                                       .threads = options_.threads,
                                       .tls = options_.tls,
-                                      .memory_bytes = ConnectionMemory()},
+                                      .memory_bytes = options_.memory_bytes},
                                      *own_, registry);
     if (server.ok()) {
       server_ = *std::move(server);

@@ -71,6 +71,8 @@ absl::Status LayoutRegistry::Register(const std::string& owner, const BucketAnno
                      " bytes, at most ", kMaxBytes, " are kept"));
   }
   bytes_ = bytes;
+  if (found != entries_.end()) residual_bytes_ -= ResidualBytesOf(found->second.bucket);
+  residual_bytes_ += ResidualBytesOf(bucket);
   entries_.insert_or_assign(
       {id.index, id.part},
       Entry{bucket, owner,
@@ -129,6 +131,11 @@ absl::StatusOr<uint64_t> LayoutRegistry::ResidualElems(BucketId bucket, uint32_t
   return absl::InvalidArgumentError(absl::StrCat("bucket ", ToString(bucket), " is sent in ",
                                                  Name(entry->bucket.wire),
                                                  ", which leaves no residual"));
+}
+
+uint64_t LayoutRegistry::ResidualBytesOf(const BucketAnnouncement& bucket) const {
+  if (!HasResidual(bucket.wire)) return 0;
+  return (bucket.layout.Elems() * sizeof(float) + num_shards_ - 1) / num_shards_;
 }
 
 std::vector<ElemRange> LayoutRegistry::Padding(BucketId bucket, uint32_t chunk) const {

@@ -51,6 +51,12 @@ class LayoutRegistry {
   // bucket is registered, InvalidArgument when it has no such chunk or its format has no residuals.
   absl::StatusOr<uint64_t> ResidualElems(BucketId bucket, uint32_t chunk) const;
 
+  // Returns about how many bytes the layouts take.
+  uint64_t bytes() const { return bytes_; }
+  // Returns how many bytes the residuals of all registered buckets will take on one of the job's
+  // shards, if each of them sums as much as the others.
+  uint64_t residual_bytes() const { return residual_bytes_; }
+
   // Returns the padding in a chunk of a registered bucket, counted from the chunk's begin.
   std::vector<ElemRange> Padding(BucketId bucket, uint32_t chunk) const;
 
@@ -65,9 +71,12 @@ class LayoutRegistry {
   // Returns the entry of the registered bucket that contains this chunk.
   absl::StatusOr<const Entry*> Find(BucketId bucket, uint32_t chunk) const;
 
+  uint64_t ResidualBytesOf(const BucketAnnouncement& bucket) const;
+
   uint64_t chunk_bytes_;
   uint32_t num_shards_;
   uint64_t bytes_ = 0;                                      // of all entries
+  uint64_t residual_bytes_ = 0;                             // the same
   std::map<std::pair<uint32_t, uint32_t>, Entry> entries_;  // by bucket index and part
 };
 

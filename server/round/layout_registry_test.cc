@@ -113,6 +113,21 @@ TEST(LayoutRegistryTest, LayoutsOfAJobTakeBoundedMemory) {
   EXPECT_FALSE(registry.Register("node 1 (b)", Announce({index, 0}, large, kPlacement)).ok());
 }
 
+TEST(LayoutRegistryTest, ResidualsAreCountedForOneOfAllShards) {
+  LayoutRegistry registry(4096, 4);
+  const BucketLayout layout{DType::kFloat32, {{"w", {10'000}}}};
+  const auto announce = [&](BucketId id, WireFormat wire) {
+    return registry.Register("node 0 (a)", {id, layout, wire, kPlacement, 0});
+  };
+  ASSERT_TRUE(announce({0, 0}, WireFormat::kFloat32).ok());
+  EXPECT_EQ(registry.residual_bytes(), 0u);
+  ASSERT_TRUE(announce({1, 0}, WireFormat::kInt8).ok());
+  ASSERT_TRUE(announce({2, 0}, WireFormat::kOneBit).ok());
+  EXPECT_EQ(registry.residual_bytes(), 2 * 10'000u);
+  ASSERT_TRUE(announce({2, 1}, WireFormat::kFloat32).ok());
+  EXPECT_EQ(registry.residual_bytes(), 10'000u);
+}
+
 TEST(LayoutRegistryTest, ContributionMustMatchTypeSizeAndChunk) {
   LayoutRegistry registry(4096, 1);  // 1024 elements per chunk
   ASSERT_TRUE(
