@@ -458,57 +458,5 @@ TEST_F(AggregatorTest, StopTellsEveryNode) {
   }
 }
 
-TEST(JobTest, NodeThatIsHeardButOpensNoStreamLosesItsSeat) {
-  MetricRegistry registry;
-  ShardMetrics metrics(registry);
-  MemoryBudget memory(1 << 20, metrics.memory_reserved_bytes);
-  FaultLog faults;
-  Job job(Request(0, 1), 8, memory, metrics, faults);
-  const TimePoint begin = Now();
-  ASSERT_TRUE(job.AddMember(Request(0, 1), 7, begin).ok());
-  ASSERT_TRUE(job.WaitComplete(begin + kPatience).ok());
-  ASSERT_TRUE(job.Heartbeat(0, begin + Job::kGoneTime).ok());
-  EXPECT_EQ(job.Gone(begin + Job::kGoneTime), std::vector<SessionToken>());
-  const TimePoint late = begin + Job::kGoneTime + std::chrono::milliseconds(1);
-  EXPECT_EQ(job.Gone(late), std::vector<SessionToken>{7});
-  ASSERT_TRUE(job.Attach(0, std::make_shared<RecordingSink>()).ok());
-  EXPECT_EQ(job.Gone(late), std::vector<SessionToken>());
-}
-
-TEST(JobTest, NodeThatIsSilentForLongAfterItsJobHasFailedLosesItsSeat) {
-  MetricRegistry registry;
-  ShardMetrics metrics(registry);
-  FaultLog faults;
-  Job job(Request(0, 1), 8, metrics, faults);
-  const TimePoint begin = Now();
-  ASSERT_TRUE(job.AddMember(Request(0, 1), 7, begin).ok());
-  ASSERT_TRUE(job.WaitComplete(begin + kPatience).ok());
-  ASSERT_TRUE(job.Attach(0, std::make_shared<RecordingSink>()).ok());
-  ASSERT_TRUE(job.Heartbeat(0, begin + std::chrono::seconds(1)).ok());
-  const TimePoint end = begin + std::chrono::seconds(1) + Job::kGoneTime;
-  EXPECT_EQ(job.Gone(end), std::vector<SessionToken>());
-  EXPECT_EQ(job.Gone(end + std::chrono::milliseconds(1)), std::vector<SessionToken>{7});
-}
-
-// The lease test drives Job directly, because only Job takes the time as an argument.
-TEST(JobTest, NodeNotHeardOfForALeaseIsLost) {
-  MetricRegistry registry;
-  ShardMetrics metrics(registry);
-  MemoryBudget memory(1 << 20, metrics.memory_reserved_bytes);
-  FaultLog faults;
-  Job job(Request(0, 1), 8, memory, metrics, faults);
-  ASSERT_TRUE(job.AddMember(Request(0, 1), 1, Now()).ok());
-  ASSERT_TRUE(job.WaitComplete(Now() + kPatience).ok());
-  const auto sink = std::make_shared<RecordingSink>();
-  ASSERT_TRUE(job.Attach(0, sink).ok());
-  const TimePoint now = Now();
-  ASSERT_TRUE(job.Heartbeat(0, now).ok());
-  job.Tick(now + kLease);
-  EXPECT_EQ(sink->num_failures(), 0u);
-  job.Tick(now + kLease + std::chrono::milliseconds(1));
-  EXPECT_THAT(std::string(sink->WaitFailure().message()),
-              AllOf(HasSubstr("node 0 (host0)"), HasSubstr("has sent nothing for")));
-}
-
 }  // namespace
 }  // namespace thalweg

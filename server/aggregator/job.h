@@ -64,10 +64,10 @@ class Job {
   absl::Status WriteResidual(uint32_t node, BucketId bucket, uint32_t chunk,
                              std::span<const float> values);
 
-  // Returns the tokens of the members that are gone for all that one can know: those that have never
-  // opened a stream, although the job began more than kGoneTime ago or they have been silent for
-  // kLease, and the others that have been silent for kGoneTime. Until then a node may come back and
-  // be told why the job has failed.
+  // Returns the tokens of the members that are gone for all that one can know: those that have
+  // never opened a stream, although the job began more than kGoneTime ago or they have been silent
+  // for kLease, and the others that have been silent for kGoneTime. Until then a node may come back
+  // and be told why the job has failed.
   std::vector<SessionToken> Gone(TimePoint now);
   static constexpr Duration kGoneTime = 3 * kLease;
 

@@ -14,7 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "core/base/status_macros.h"
 #include "grpcpp/support/proto_buffer_reader.h"
-#include "server/transport/status_codec.h"
+#include "server/transport/small_frames.h"
 #include "thalweg/v1/exchange.pb.h"
 
 namespace thalweg {
@@ -278,29 +278,7 @@ absl::StatusOr<ParsedFrame> ParseSmall(Cursor& in) {
   for (const auto& piece : in.Take(in.remaining())) {
     bytes.append(reinterpret_cast<const char*>(piece.data()), piece.size());
   }
-  v1::Frame frame;
-  if (!frame.ParseFromString(bytes)) return Malformed(in, "not a Frame message");
-  switch (frame.kind_case()) {
-    case v1::Frame::kOpen:
-      return OpenFrame{frame.open().token(),    frame.open().stream(), frame.open().num_streams(),
-                       frame.open().identity(), frame.open().proof(),  frame.open().incarnation(),
-                       frame.open().received()};
-    case v1::Frame::kFailure: {
-      absl::Status why = StatusFromWire(frame.failure().code(), frame.failure().message());
-      if (why.ok()) {
-        why = StatusFromWire(static_cast<uint32_t>(absl::StatusCode::kUnknown),
-                             frame.failure().message());
-      }
-      return FailureFrame{std::move(why)};
-    }
-    case v1::Frame::kResumed:
-      return ResumedFrame{frame.resumed().received()};
-    case v1::Frame::kChunk:
-      return Malformed(in, "a chunk must be the only field of its frame");
-    case v1::Frame::KIND_NOT_SET:
-      break;
-  }
-  return Malformed(in, "expected open, chunk, failure or resumed, got none of them");
+  return ParseSmallFrame(bytes);
 }
 
 using Slices = absl::InlinedVector<grpc::Slice, 8>;
@@ -321,38 +299,7 @@ void AppendPieces(const Payload& payload, Slices* slices) {
   (void)lease.release();  // the slices own it now
 }
 
-grpc::ByteBuffer Encode(const v1::Frame& frame) {
-  const grpc::Slice slice(frame.SerializeAsString());
-  return grpc::ByteBuffer(&slice, 1);
-}
-
 }  // namespace
-
-grpc::ByteBuffer EncodeOpen(const OpenFrame& open) {
-  v1::Frame frame;
-  frame.mutable_open()->set_token(open.token);
-  frame.mutable_open()->set_stream(open.stream);
-  frame.mutable_open()->set_num_streams(open.num_streams);
-  frame.mutable_open()->set_identity(open.identity);
-  frame.mutable_open()->set_proof(open.proof);
-  frame.mutable_open()->set_incarnation(open.incarnation);
-  frame.mutable_open()->set_received(open.received);
-  return Encode(frame);
-}
-
-grpc::ByteBuffer EncodeFailure(const absl::Status& why) {
-  const grpc::Status status = ToGrpc(why);
-  v1::Frame frame;
-  frame.mutable_failure()->set_code(static_cast<uint32_t>(status.error_code()));
-  frame.mutable_failure()->set_message(status.error_message());
-  return Encode(frame);
-}
-
-grpc::ByteBuffer EncodeResumed(const ResumedFrame& resumed) {
-  v1::Frame frame;
-  frame.mutable_resumed()->set_received(resumed.received);
-  return Encode(frame);
-}
 
 grpc::ByteBuffer EncodeChunk(const ChunkHeader& header, const Payload& payload) {
   const Scalars scalars = {0,
