@@ -63,8 +63,9 @@ bool NodeStreams::Remove(uint32_t index, const ServerStream& stream) {
   std::shared_ptr<ServerStream> removed;  // released outside the lock
   MutexLock lock(mutex_);
   if (lanes_[index].stream.get() == &stream) removed.swap(lanes_[index].stream);
-  return std::all_of(lanes_.begin(), lanes_.end(), [&](const Lane& lane) {
-    return lane.stream == nullptr && (lane.incarnation == 0 || has_left_);
+  const bool has_left = has_left_;
+  return std::all_of(lanes_.begin(), lanes_.end(), [has_left](const Lane& lane) {
+    return lane.stream == nullptr && (lane.incarnation == 0 || has_left);
   });
 }
 
