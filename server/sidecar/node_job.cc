@@ -70,7 +70,9 @@ std::shared_ptr<NodeJob> NodeJob::Start(const ipc::Hello& first,
     job->finish_thread_ = Thread("job-finish", [raw] { raw->runner_.FinishLoop(); });
   }
   job->monitor_thread_ = Thread("job-monitor", [raw] { raw->Monitor(); });
-  job->heartbeat_thread_ = Thread("job-heartbeat", [raw] { raw->SendHeartbeats(); });
+  for (uint32_t k = 0; k < job->shards_.size(); ++k) {
+    job->heartbeat_threads_.emplace_back("job-heartbeat", [raw, k] { raw->SendHeartbeats(k); });
+  }
   return job;
 }
 
@@ -101,7 +103,7 @@ void NodeJob::Stop() {
   run_thread_.Join();
   finish_thread_.Join();
   monitor_thread_.Join();
-  heartbeat_thread_.Join();
+  for (Thread& thread : heartbeat_threads_) thread.Join();
   roster_.Close(Now() + kSendTimeout);
 }
 
@@ -246,9 +248,9 @@ void NodeJob::Monitor() {
   shards_.Leave(failure);
 }
 
-void NodeJob::SendHeartbeats() {
+void NodeJob::SendHeartbeats(uint32_t shard) {
   while (!outcome_.WaitForEnd(Now() + kHeartbeatInterval)) {
-    if (const absl::Status unknown = shards_.Heartbeat(); !unknown.ok()) Fail(unknown);
+    if (const absl::Status unknown = shards_.Heartbeat(shard); !unknown.ok()) Fail(unknown);
   }
 }
 

@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "core/base/exchange.h"
@@ -80,7 +81,7 @@ class NodeJob : public std::enable_shared_from_this<NodeJob>, private RoundRunne
   void Run();
   absl::Status JoinShards();
   void Monitor();
-  void SendHeartbeats();
+  void SendHeartbeats(uint32_t shard);
 
   const ipc::Hello spec_;  // of the worker that came first
   const LayeredTimeout timeout_;
@@ -102,7 +103,7 @@ class NodeJob : public std::enable_shared_from_this<NodeJob>, private RoundRunne
   Thread run_thread_;
   Thread finish_thread_;  // only when codecs have steps after the first
   Thread monitor_thread_;
-  Thread heartbeat_thread_;  // its own, because a shard that does not answer makes it wait
+  std::vector<Thread> heartbeat_threads_;  // one a shard, because it waits for the shard's answer
 };
 
 }  // namespace thalweg

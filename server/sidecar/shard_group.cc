@@ -103,7 +103,7 @@ absl::Status ShardGroup::Join(JoinRequest request,
     }
     THALWEG_RETURN_IF_ERROR(shards_[k]->Attach(membership.token, request.identity, make_sink(k)));
     for (int i = 0; trace_ != nullptr && i < kFirstComparisons; ++i) {
-      Heartbeat(k, membership.token).IgnoreError();  // the exchange will report what is wrong
+      CallHeartbeat(k, membership.token).IgnoreError();  // the exchange will report what is wrong
     }
   }
   THALWEG_ASSIGN_OR_RETURN(SharePlan plan, Settle(std::move(weights), agreed()));
@@ -210,19 +210,14 @@ std::string ShardGroup::Debtors() {
   return absl::StrJoin(names, ", ");
 }
 
-absl::Status ShardGroup::Heartbeat() {
-  for (uint32_t k = 0; k < size(); ++k) {
-    auto token = Token(k);
-    if (!token.ok()) return absl::OkStatus();  // not joined yet, or over
-    const absl::Status status = Heartbeat(k, *token);
-    // The exchange reports a slow or absent shard; a shard that does not know this node is a
-    // failure.
-    if (absl::IsNotFound(status)) return status;
-  }
-  return absl::OkStatus();
+absl::Status ShardGroup::Heartbeat(uint32_t k) {
+  const auto token = Token(k);
+  if (!token.ok()) return absl::OkStatus();  // not joined yet, or over
+  const absl::Status status = CallHeartbeat(k, *token);
+  return absl::IsNotFound(status) ? status : absl::OkStatus();
 }
 
-absl::Status ShardGroup::Heartbeat(uint32_t k, SessionToken token) {
+absl::Status ShardGroup::CallHeartbeat(uint32_t k, SessionToken token) {
   const TimePoint asked = Now();
   const auto reading = shards_[k]->Heartbeat(token, asked + kHeartbeatInterval);
   // A shard of an earlier release has no clock.

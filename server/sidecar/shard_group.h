@@ -58,7 +58,10 @@ class ShardGroup {
   // separated by commas.
   std::string Debtors();
 
-  absl::Status Heartbeat();
+  // Tells the shard, if the group has joined it, that this node is alive, and waits for the answer,
+  // at most for kHeartbeatInterval. Returns NotFound if the shard does not know this node, OK
+  // otherwise: the exchange reports a slow or absent shard.
+  absl::Status Heartbeat(uint32_t shard);
   // Ends all memberships, with OK or for `reason`; later calls return it. Idempotent.
   void Leave(const absl::Status& reason);
 
@@ -82,7 +85,7 @@ class ShardGroup {
   absl::StatusOr<SessionToken> Token(uint32_t shard);
   // Sends what a queue lets go; called by whoever the queue has told to send.
   absl::Status Send(uint32_t shard, uint32_t part);
-  absl::Status Heartbeat(uint32_t shard, SessionToken token);
+  absl::Status CallHeartbeat(uint32_t shard, SessionToken token);
   absl::Status LeftLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const std::vector<Shard*> shards_;

@@ -163,9 +163,10 @@ TEST_F(ShardGroupTest, RefusalOfOneShardIsReturnedAndOnlyJoinedOnesAreLeft) {
 TEST_F(ShardGroupTest, OnlyAShardThatForgotUsFailsTheHeartbeat) {
   ASSERT_TRUE(Join().ok());
   a_.heartbeat = absl::UnavailableError("slow");
-  EXPECT_TRUE(group_.Heartbeat().ok());
+  EXPECT_TRUE(group_.Heartbeat(0).ok());
   a_.heartbeat = absl::NotFoundError("who?");
-  EXPECT_FALSE(group_.Heartbeat().ok());
+  EXPECT_FALSE(group_.Heartbeat(0).ok());
+  EXPECT_TRUE(group_.Heartbeat(1).ok());
 }
 
 }  // namespace

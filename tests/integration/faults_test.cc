@@ -9,6 +9,7 @@
 #include <cmath>
 #include <fstream>
 #include <limits>
+#include <utility>
 #include <vector>
 
 #include "core/ipc/connection.h"
@@ -38,10 +39,20 @@ std::string Message(const absl::StatusOr<T>& result) {
 
 // Returns the first message of a worker with those options, for tests that speak raw ipc.
 ipc::Hello HelloOf(const SessionOptions& o) {
-  return {kIpcVersion,  o.job,         o.rank,
-          o.world_size, o.node,        o.num_nodes,
-          o.node_name,  o.local_rank,  o.local_size,
-          o.codec,      o.chunk_bytes, static_cast<uint64_t>(ToNanos(o.timeout) / 1000000)};
+  ipc::Hello hello;
+  hello.ipc_version = kIpcVersion;
+  hello.job = o.job;
+  hello.rank = o.rank;
+  hello.world_size = o.world_size;
+  hello.node = o.node;
+  hello.num_nodes = o.num_nodes;
+  hello.node_name = o.node_name;
+  hello.local_rank = o.local_rank;
+  hello.local_size = o.local_size;
+  hello.codec = o.codec;
+  hello.chunk_bytes = o.chunk_bytes;
+  hello.timeout_ms = static_cast<uint64_t>(ToNanos(o.timeout) / 1000000);
+  return hello;
 }
 
 TEST(WorkerFaultTest, DifferentTensorIsNamedToEveryWorkerOfEveryNode) {
@@ -152,6 +163,45 @@ TEST(WorkerFaultTest, ShardThatDoesNotAnswerHeartbeatsIsStillNamedByTheSidecar) 
   }
 }
 
+// Heartbeats to the first shard are not answered until one has come to the second.
+class WaitingShard : public ForwardingShard {
+ public:
+  struct Heard {
+    Mutex mutex;
+    CondVar changed;
+    bool second ABSL_GUARDED_BY(mutex) = false;
+  };
+  WaitingShard(Shard& shard, bool is_first, Heard& heard)
+      : ForwardingShard(shard), is_first_(is_first), heard_(heard) {}
+
+  absl::StatusOr<ClockReading> Heartbeat(SessionToken token, TimePoint deadline) override {
+    MutexLock lock(heard_.mutex);
+    if (!is_first_) heard_.second = true;
+    heard_.changed.NotifyAll();
+    const bool in_time =
+        heard_.changed.WaitUntil(heard_.mutex, Now() + kPatience, [&] { return heard_.second; });
+    EXPECT_TRUE(in_time) << "the second shard was not asked while the first one did not answer";
+    return ForwardingShard::Heartbeat(token, deadline);
+  }
+
+ private:
+  const bool is_first_;
+  Heard& heard_;
+};
+
+TEST(WorkerFaultTest, ShardThatDoesNotAnswerHeartbeatsDoesNotDelayAnothers) {
+  WaitingShard::Heard heard;
+  bool is_first = true;
+  Cluster cluster(1, 1, 2, [&](Shard& shard) {
+    return std::make_unique<WaitingShard>(shard, std::exchange(is_first, false), heard);
+  });
+  auto sessions = cluster.ConnectAll();
+  ASSERT_TRUE(sessions[0].ok()) << sessions[0].status();
+  MutexLock lock(heard.mutex);
+  EXPECT_TRUE(
+      heard.changed.WaitUntil(heard.mutex, Now() + kPatience, [&] { return heard.second; }));
+}
+
 TEST(WorkerFaultTest, WorkerThatDoesNotSubmitIsNamedToTheOthers) {
   Cluster cluster(1, 2, 1);
   auto sessions =
@@ -239,7 +289,8 @@ TEST(WorkerFaultTest, NobodyAtTheSocketIsSaidAtOnce) {
 TEST(WorkerFaultTest, OtherIpcVersionIsRefusedNamingBoth) {
   Cluster cluster(1, 1, 1);
   auto connection = *Connection::Connect(cluster.SocketPath(0), Now() + kPatience);
-  ipc::Hello hello{kIpcVersion + 1, "job", 0, 1, 0, 1, "host", 0, 1, {}, 4096, 1000};
+  ipc::Hello hello = HelloOf(cluster.OptionsFor(0));
+  hello.ipc_version = kIpcVersion + 1;
   ASSERT_TRUE(connection->Send(hello).ok());
   auto received = connection->Receive(Now() + kPatience);
   ASSERT_TRUE(received.ok()) << received.status();
