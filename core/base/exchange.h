@@ -178,6 +178,8 @@ class NodeSink {
   virtual void OnResult(RoundResult result) = 0;
   // Returns how many results OnResult has taken whose sending has not begun.
   virtual uint32_t Backlog() const { return 0; }
+  // Returns how many times a connection to the node has broken and come back.
+  virtual uint64_t Reconnections() const { return 0; }
   // Reports that the job has failed: `why` names job, bucket, round and the missing nodes. It is
   // the last call made.
   virtual void OnFailed(absl::Status why) = 0;

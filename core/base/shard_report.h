@@ -33,9 +33,10 @@ struct NodeReport {
   std::string name;  // the node's own name; empty while it is missing
   State state = State::kMissing;
   uint32_t workers = 0;
-  Duration silent{};         // since its last message; 0 while it is missing
-  uint64_t last_rounds = 0;  // rounds of several nodes in which it was the last
-  Duration waited{};         // in those rounds, from the last but one contribution to its own
+  Duration silent{};           // since its last message; 0 while it is missing
+  uint64_t last_rounds = 0;    // rounds of several nodes in which it was the last
+  Duration waited{};           // in those rounds, from the last but one contribution to its own
+  uint64_t reconnections = 0;  // of its connections that have broken
 };
 
 // A WaitingReport describes the round that has been open for longest.

@@ -1,7 +1,9 @@
 // This file holds the parts of Job that count and report.
 #include <algorithm>
+#include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/escaping.h"
 #include "server/aggregator/job.h"
@@ -85,12 +87,15 @@ JobReport Job::Report(TimePoint now) {
   report.sent = {delivered_.raw_bytes.Value(), delivered_.wire_bytes.Value()};
   // allocate before taking the lock, which contributions need
   report.nodes.reserve(spec_.num_nodes);
+  std::vector<std::shared_ptr<NodeSink>> sinks;  // by node
+  sinks.reserve(spec_.num_nodes);
 
   {
     MutexLock lock(mutex_);
     ReportRoundsLocked(now, &report);
     for (const Member& member : members_) {
       NodeReport& node = report.nodes.emplace_back();
+      sinks.push_back(member.sink);
       if (member.token == 0) continue;
       node.name = member.host;
       node.state = member.has_left ? NodeReport::State::kLeft : NodeReport::State::kActive;
@@ -99,6 +104,9 @@ JobReport Job::Report(TimePoint now) {
       node.last_rounds = member.last_rounds;
       node.waited = member.waited;
     }
+  }
+  for (size_t i = 0; i < sinks.size(); ++i) {
+    if (sinks[i] != nullptr) report.nodes[i].reconnections = sinks[i]->Reconnections();
   }
   if (auto& placement = report.placement) {
     placement->text = Describe({placement->shares, placement->forecast});

@@ -62,6 +62,15 @@ TEST(JobReportTest, SaysWhoseContributionWasLastAndHowLongTheOthersWaited) {
   EXPECT_THAT(report.waiting->missing, ElementsAre(0u, 1u));
 }
 
+TEST(JobReportTest, SaysHowOftenANodesConnectionsCameBack) {
+  TestJob job({1, 1});
+  job.sink(1).reconnections = 3;
+  const JobReport report = job.job().Report(Now());
+  ASSERT_THAT(report.nodes, SizeIs(2));
+  EXPECT_EQ(report.nodes[0].reconnections, 0u);
+  EXPECT_EQ(report.nodes[1].reconnections, 3u);
+}
+
 TEST(JobReportTest, CountsBytesBeforeAndAfterEncodingInBothDirections) {
   TestJob job({1, 1});
   job.Register(kBucket, kElems, WireFormat::kFloat16, 4 * kElems);

@@ -18,8 +18,10 @@ namespace thalweg {
 struct ListSink : NodeSink {
   void OnResult(RoundResult result) override { results.push_back(std::move(result)); }
   void OnFailed(absl::Status why) override { failures.push_back(std::move(why)); }
+  uint64_t Reconnections() const override { return reconnections; }
   std::vector<RoundResult> results;
   std::vector<absl::Status> failures;
+  uint64_t reconnections = 0;
 };
 
 inline Bytes BytesOf(const Payload& payload) {

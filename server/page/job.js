@@ -117,7 +117,10 @@ export class JobCard {
       const [name, state, workers, silent, last, waited, share] = row.children;
       setText(name.firstElementChild, `${i}`);
       setText(name.lastElementChild, node.name);
-      setText(state, i === slow ? `${node.state}, slowest` : node.state);
+      const states = [node.state];
+      if (i === slow) states.push("slowest");
+      if (node.reconnections) states.push(`reconnected ${plural(node.reconnections, "time", "times")}`);
+      setText(state, states.join(", "));
       state.dataset.state = node.state;
       state.classList.toggle("slowest", i === slow);
       setText(workers, node.state === "missing" ? "–" : `${node.workers}`);

@@ -50,7 +50,8 @@ Json ToJson(const NodeReport& node, size_t number) {
           {"workers", node.workers},
           {"silent_seconds", ToSeconds(node.silent)},
           {"last_rounds", node.last_rounds},
-          {"waited_seconds", ToSeconds(node.waited)}};
+          {"waited_seconds", ToSeconds(node.waited)},
+          {"reconnections", node.reconnections}};
 }
 
 Json ToJson(const std::optional<WaitingReport>& waiting) {

@@ -36,8 +36,8 @@ JobReport TwoNodes() {
   job.sent = {7, 8};
   job.formats = {{WireFormat::kFloat16, true, {4, 1}}};
   job.nodes.resize(2);
-  job.nodes[0] = {"host0 <b>", NodeReport::State::kActive,    4, std::chrono::milliseconds(1500),
-                  9,           std::chrono::milliseconds(250)};
+  job.nodes[0] = {"host0 <b>", NodeReport::State::kActive,     4, std::chrono::milliseconds(1500),
+                  9,           std::chrono::milliseconds(250), 3};
   job.waiting = {{{2, 0, 1}, 3, 12}, std::chrono::seconds(4), {1}};
   return job;
 }
@@ -95,7 +95,8 @@ TEST_F(SiteTest, JobsCarryTheirStateInUnitsOfTheirNames) {
                      {"workers", 4},
                      {"silent_seconds", 1.5},
                      {"last_rounds", 9},
-                     {"waited_seconds", 0.25}};
+                     {"waited_seconds", 0.25},
+                     {"reconnections", 3}};
   EXPECT_EQ(job["nodes"][0], node);
   EXPECT_EQ(job["nodes"][1]["state"], "missing");
 }

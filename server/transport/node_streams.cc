@@ -46,6 +46,7 @@ absl::Status NodeStreams::Add(const OpenFrame& open, const std::shared_ptr<Serve
       for (const grpc::ByteBuffer& frame : lane.sent.frames()) {
         turn = std::max(turn, stream->Queue(grpc::ByteBuffer(frame)));
       }
+      ++reconnections_;
     }
     lane.was_open = true;
     lane.incarnation = open.incarnation;
@@ -193,6 +194,11 @@ void NodeStreams::OnResult(RoundResult result) {
   EndAll({.why = absl::InternalError(absl::StrCat("chunk ", result.id.chunk,
                                                   " has a result, but its stream, ", index, " of ",
                                                   num_streams_, ", is not open"))});
+}
+
+uint64_t NodeStreams::Reconnections() const {
+  MutexLock lock(mutex_);
+  return reconnections_;
 }
 
 uint32_t NodeStreams::Backlog() const {

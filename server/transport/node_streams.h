@@ -70,6 +70,7 @@ class NodeStreams final : public NodeSink, public std::enable_shared_from_this<N
 
   void OnResult(RoundResult result) override;
   uint32_t Backlog() const override;
+  uint64_t Reconnections() const override;
   void OnFailed(absl::Status why) override;
 
  private:
@@ -109,6 +110,7 @@ class NodeStreams final : public NodeSink, public std::enable_shared_from_this<N
   std::optional<absl::Status> attached_ ABSL_GUARDED_BY(mutex_);  // the shard's answer
   std::optional<End> end_ ABSL_GUARDED_BY(mutex_);
   bool has_left_ ABSL_GUARDED_BY(mutex_) = false;
+  uint64_t reconnections_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
 // A NodeTable holds the nodes that have streams. It is thread-safe.

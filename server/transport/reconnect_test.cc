@@ -97,6 +97,7 @@ TEST_F(ReconnectTest, EveryChunkArrivesOnceWhileConnectionsBreakAtRandom) {
   EXPECT_TRUE(shard_.leaves.Get().empty());
   EXPECT_GT(Resumed("client"), 20);
   EXPECT_GE(Resumed("server"), Resumed("client"));
+  EXPECT_EQ(shard_.sinks.Get().front()->Reconnections(), Resumed("server"));
 }
 
 TEST_F(ReconnectTest, ControlCallIsRepeatedAfterABreak) {

@@ -16,6 +16,7 @@ def node(number, **values):
         "silent_seconds": 0.25,
         "last_rounds": 0,
         "waited_seconds": 0.0,
+        "reconnections": 0,
     } | values
 
 

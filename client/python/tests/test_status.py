@@ -24,7 +24,7 @@ LATER_JOB = job(
     rounds=300,
     received={"raw_bytes": 44000.0, "wire_bytes": 6000.0},
     nodes=[
-        node(0, last_rounds=70, waited_seconds=0.07),
+        node(0, last_rounds=70, waited_seconds=0.07, reconnections=2),
         node(1, last_rounds=230, waited_seconds=0.8),
     ],
 )
@@ -36,7 +36,7 @@ def test_rates_are_growth_over_the_shards_own_time(monkeypatch):
     assert row_of(lines, "a:1") == "a:1 52 s live 1 100 2 MB/s 0 B/s 0 B 1 GB of 4 GB"
     # Node 1 was last in 190 of 200 rounds, and the others waited 0.76 s for it in these.
     assert row_of(lines, "1 ") == "1 host1 active 4 250 ms ago 95% 4 ms slowest"
-    assert row_of(lines, "0 ") == "0 host0 active 4 250 ms ago 5% 1 ms"
+    assert row_of(lines, "0 ") == "0 host0 active 4 250 ms ago 5% 1 ms reconnected 2 times"
     # 40000 more raw bytes took 4000 on the wire.
     assert any(line.startswith("job resnet ") and line.endswith(" 10x · seen on 1 of 2 shards")
                for line in lines)  # fmt: skip

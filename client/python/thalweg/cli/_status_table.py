@@ -29,6 +29,7 @@ class Job(NamedTuple):
     wire_bytes: float
     last_rounds: tuple[float, ...]  # by node
     waited_seconds: tuple[float, ...]
+    reconnections: tuple[float, ...]
     nodes: tuple[_Json, ...]
     remark: str  # a failure, or the nodes it waits for
     placement: _Json | None  # as its first shard tells it
@@ -159,7 +160,8 @@ def _merge(parts: Sequence[_Json]) -> Job:
     count = max(len(part["nodes"]) for part in parts)
 
     def by_node(key: str) -> tuple[float, ...]:
-        lists = [[node[key] for node in part["nodes"]] for part in parts]
+        # A shard of an earlier release counts no reconnections.
+        lists = [[node.get(key, 0) for node in part["nodes"]] for part in parts]
         return tuple(sum(values[i] for values in lists if i < len(values)) for i in range(count))
 
     def bytes_of(kind: str) -> float:
@@ -176,6 +178,7 @@ def _merge(parts: Sequence[_Json]) -> Job:
         wire_bytes=bytes_of("wire_bytes"),
         last_rounds=by_node("last_rounds"),
         waited_seconds=by_node("waited_seconds"),
+        reconnections=by_node("reconnections"),
         nodes=tuple(worst["nodes"]),
         remark=worst["failure"] or _waiting(parts),
         placement=next((told for part in parts if (told := part.get("placement"))), None),
@@ -205,6 +208,11 @@ def _job_lines(name: str, job: Job, before: Job | None) -> list[str]:
     for i, node in enumerate(job.nodes):
         last, seconds = grown.last_rounds[i], grown.waited_seconds[i]
         active = node["state"] == "active"
+        remarks = []
+        if len(job.nodes) > 1 and waited > 0 and seconds > 0.6 * waited:
+            remarks.append("slowest")
+        if job.reconnections[i]:
+            remarks.append(f"reconnected {_count(int(job.reconnections[i]), 'time')}")
         rows.append(
             [
                 str(i),
@@ -214,7 +222,7 @@ def _job_lines(name: str, job: Job, before: Job | None) -> list[str]:
                 f"{duration(node['silent_seconds'])} ago" if active else _NONE,
                 f"{last / grown.rounds:.0%}" if grown.rounds else _NONE,
                 duration(seconds / last) if last else _NONE,
-                "slowest" if len(job.nodes) > 1 and waited > 0 and seconds > 0.6 * waited else "",
+                ", ".join(remarks),
             ]
         )
     result = [" · ".join(head), *(f"  {line}" for line in _columns(rows, "><<>>>><"))]
