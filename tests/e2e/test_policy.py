@@ -107,21 +107,31 @@ def test_tenant_beyond_its_quota_is_refused_while_others_go_on(tmp_path):
         of_one(a, "a-3")
 
 
-def test_changed_policy_counts_without_a_restart_and_a_bad_one_does_not(tmp_path):
+def await_told(capfd, text):
+    """Returns when a server has logged the text."""
+    deadline, told = time.monotonic() + TIMEOUT, ""
+    while text not in told:
+        assert time.monotonic() < deadline, told
+        select.select([], [], [], 0.05)
+        told += capfd.readouterr().err
+
+
+def test_changed_policy_counts_without_a_restart_and_a_bad_one_does_not(tmp_path, capfd):
     with shared(tmp_path, "max_memory_bytes: 1") as running:
         a = running.sidecar("node", "spiffe://test/a/one")
-        with pytest.raises(RuntimeError, match="of the quota of tenant 'a' of 1 are free"):
+        for quotas, answer in (
+            ("max_memory_bytes: none", f"{running.policy}:5:21: "),
+            ("max_memory_bytes: 2", "has changed: 2 tenants"),
+        ):
+            with pytest.raises(RuntimeError, match="of the quota of tenant 'a' of 1 are free"):
+                of_one(a, "a-1")
+            running.write(quotas)
+            await_told(capfd, answer)
+        with pytest.raises(RuntimeError, match="of the quota of tenant 'a' of 2 are free"):
             of_one(a, "a-1")
-        running.write("max_memory_bytes: none")
-        deadline = time.monotonic() + TIMEOUT
         running.write("")
-        while True:
-            try:
-                of_one(a, "a-2")
-                break
-            except RuntimeError as error:
-                assert "quota of tenant 'a'" in str(error)
-                assert time.monotonic() < deadline
+        await_told(capfd, "has changed: 2 tenants")
+        of_one(a, "a-1")
 
 
 def test_hosted_shard_takes_the_nodes_of_its_tenant_only(tmp_path):
@@ -218,10 +228,13 @@ def test_policy_that_is_missing_or_wrong_is_an_error_with_its_line(tmp_path):
     assert f"{path}:5:13: " in wrong.stderr + wrong.stdout
 
 
-def test_example_of_the_documentation_is_a_policy(tmp_path):
-    page = (Path(__file__).parents[2] / "docs" / "security.md").read_text(encoding="utf-8")
-    example = page.partition("```proto\n")[2].partition("```")[0]
-    assert example
+@pytest.mark.parametrize(
+    ("page", "begin"), [("docs/security.md", "```proto\n"), ("deploy/README.md", "  policy: |\n")]
+)
+def test_example_of_the_documentation_is_a_policy(page, begin, tmp_path):
+    text = (Path(__file__).parents[2] / page).read_text(encoding="utf-8")
+    example = text.partition(begin)[2].partition("```")[0]
+    assert "tenant {" in example
     with shared(tmp_path) as running:
         path = tmp_path / "example"
         path.write_text(example, encoding="utf-8")
