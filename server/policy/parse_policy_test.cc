@@ -51,7 +51,7 @@ TEST(ParsePolicyTest, EveryFieldIsRead) {
 }
 
 TEST(ParsePolicyTest, ErrorsNameTheLine) {
-  EXPECT_THAT(ErrorOf("tenant {\n  nam: \"a\"\n}"), StartsWith("file:2:7: "));
+  EXPECT_THAT(ErrorOf("tenant {\n  colour: \"a\"\n}"), StartsWith("file:2:9: "));
   EXPECT_THAT(ErrorOf("tenant {\n  max_jobs: -1\n}"), StartsWith("file:2:"));
   EXPECT_THAT(ErrorOf("\n\ntenant {"), StartsWith("file:3:"));
   EXPECT_THAT(
