@@ -64,29 +64,7 @@ absl::Status Job::AddMember(const JoinRequest& request, SessionToken token, Time
         fatal = true;
       }
     }
-    if (refusal.ok()) {
-      members_[request.node] = {
-          .token = token,
-          .name = absl::StrCat("node ", request.node, " (", request.node_name, ")"),
-          .host = request.node_name,
-          .workers = request.workers,
-          .last_heard = now,
-          .sink = nullptr};
-      ++joined_;
-      ++present_;
-      metrics_.nodes.Add(1);
-      LearnLocked(request);
-      if (account_ == nullptr && account != nullptr) {
-        // Nothing is reserved before all nodes have joined.
-        account_ = std::move(account);
-        reservation_.emplace(account_->memory);
-      }
-      if (IsCompleteLocked()) {
-        const absl::Status begun = BeginLocked(now);
-        if (!begun.ok()) FailLocked(begun);  // no node has a stream that could be told
-      }
-      changed_.NotifyAll();
-    }
+    if (refusal.ok()) SeatLocked(request, token, now, std::move(account));
   }
   if (fatal) {
     Fail(refusal);
@@ -94,6 +72,31 @@ absl::Status Job::AddMember(const JoinRequest& request, SessionToken token, Time
     faults_.AddRefusal(spec_.job, refusal, now);
   }
   return OfJob(spec_.job, refusal);
+}
+
+void Job::SeatLocked(const JoinRequest& request, SessionToken token, TimePoint now,
+                     std::shared_ptr<TenantAccount> account) {
+  members_[request.node] = {
+      .token = token,
+      .name = absl::StrCat("node ", request.node, " (", request.node_name, ")"),
+      .host = request.node_name,
+      .workers = request.workers,
+      .last_heard = now,
+      .sink = nullptr};
+  ++joined_;
+  ++present_;
+  metrics_.nodes.Add(1);
+  LearnLocked(request);
+  if (account_ == nullptr && account != nullptr) {
+    // Nothing is reserved before all nodes have joined.
+    account_ = std::move(account);
+    reservation_.emplace(account_->memory);
+  }
+  if (IsCompleteLocked()) {
+    const absl::Status begun = BeginLocked(now);
+    if (!begun.ok()) FailLocked(begun);  // no node has a stream that could be told
+  }
+  changed_.NotifyAll();
 }
 
 std::shared_ptr<const TenantAccount> Job::account() {

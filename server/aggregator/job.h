@@ -112,6 +112,9 @@ class Job {
     TimePoint at;            // when that contribution arrived
   };
 
+  // Makes a node a member that may be one; the last one begins the job.
+  void SeatLocked(const JoinRequest& request, SessionToken token, TimePoint now,
+                  std::shared_ptr<TenantAccount> account) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Stores a contribution; returns the round when the contribution completes it.
   absl::StatusOr<std::optional<Completed>> HoldLocked(uint32_t node, Contribution contribution,
                                                       TimePoint now)
