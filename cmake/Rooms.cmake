@@ -2,7 +2,7 @@
 # and only named rooms may link the heavy third-party libraries. Both are errors at configure time,
 # so the architecture in docs/architecture.md is enforced rather than drawn.
 
-set(THALWEG_RESERVED_grpc "transport;proto")    # gRPC and protobuf
+set(THALWEG_RESERVED_grpc "transport;proto")    # gRPC; and protobuf, which policy has from proto
 set(THALWEG_RESERVED_prometheus "http")         # prometheus-cpp
 set(THALWEG_RESERVED_httplib "http")            # HTTP
 set(THALWEG_RESERVED_openssl "identity;net;http")  # keys, certificates, HTTPS; gRPC has its own way

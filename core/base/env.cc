@@ -32,6 +32,8 @@ const std::vector<EnvVar>& KnownEnvVars() {
       {"THALWEG_MEMORY_LIMIT", "auto", "memory that a shard's jobs may use, e.g. 3G"},
       {"THALWEG_NCCL_LIBRARY", "libnccl.so.2", "NCCL, for workers of a node on several GPUs"},
       {"THALWEG_NODE_REDUCE", "sidecar", "who sums a node's gradients: sidecar or workers"},
+      {"THALWEG_POLICY", "",
+       "file that says who may take part in which jobs of a shard; empty: none"},
       {"THALWEG_POWERSGD_COMPRESSION", "0", "1: without code, PowerSGD"},
       {"THALWEG_SHARD_PORTS", "0", "port or FIRST-LAST at which sidecars host shards; 0: any"},
       {"THALWEG_SIDECAR", "", "Unix socket of this node's sidecar; empty: start one"},

@@ -14,6 +14,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -29,6 +30,7 @@
 #include "core/base/loss_scale.h"
 #include "core/base/payload.h"
 #include "core/base/shard_place.h"
+#include "core/base/tenant.h"
 #include "core/base/wire_format.h"
 
 namespace thalweg {
@@ -70,6 +72,9 @@ struct JoinRequest {
   std::string identity;
   // Proves the identity to a RemoteShard's other end. It never leaves the process.
   std::shared_ptr<const JobSigner> signer;
+  // What the transport knows of a caller on another machine. A caller in the same process has none
+  // and is believed.
+  std::optional<PeerNames> peer;
 };
 
 // A member's key to its job on one shard. It is random; 0 is never valid.
@@ -198,8 +203,13 @@ class Shard {
   // Blocks until all nodes of the job have joined, or `deadline`. Errors: InvalidArgument (the
   // nodes disagree about the job), AlreadyExists (that node has joined), DeadlineExceeded (names
   // the missing nodes), Unavailable (no aggregator there), PermissionDenied (the identity has not
-  // been proved, or the shard does not serve the job).
+  // been proved, or the shard does not serve the job, or not to this peer), ResourceExhausted (the
+  // shard or the peer's tenant has too many jobs, or too little memory).
   virtual absl::StatusOr<Membership> Join(const JoinRequest& request, TimePoint deadline) = 0;
+
+  // Returns the PeerNames::Principal of the node's Join, which calls for the membership must show
+  // again; empty if they need not, because the shard has no policy or there is no such membership.
+  virtual std::string PrincipalOf(SessionToken /*token*/) { return ""; }
 
   // Sends results and failures to `sink` from now on. Call once per token, with the identity of its
   // Join: PermissionDenied refuses another one. The ownership is shared because the shard may be

@@ -2,6 +2,7 @@
 
 #include <spdlog/spdlog.h>
 
+#include <algorithm>
 #include <random>
 #include <utility>
 #include <vector>
@@ -100,6 +101,7 @@ Aggregator::Aggregator(const Options& options, MetricRegistry& registry)
     : options_(options),
       metrics_(registry),
       memory_(options.memory_bytes, metrics_.memory_reserved_bytes),
+      admission_(options.policy, memory_, registry),
       ticker_("agg-tick", [this] { TickLoop(); }) {
   metrics_.memory_budget_bytes.Set(static_cast<double>(options.memory_bytes));
 }
@@ -125,10 +127,13 @@ absl::StatusOr<std::shared_ptr<Job>> Aggregator::Admit(const JoinRequest& reques
     return why;
   };
   if (const absl::Status status = CheckRequest(request); !status.ok()) return refuse(status);
+  const auto account = admission_.Find(request, Now());
+  if (!account.ok()) return refuse(account.status());
   const JobId id{request.job, request.identity};
   MutexLock lock(mutex_);
   if (!stopped_.ok()) return stopped_;
-  const absl::Status open = CheckOpenLocked(id, request.num_nodes);
+  absl::Status open = CheckOpenLocked(id, request.num_nodes);
+  if (open.ok() && *account != nullptr) open = CheckTenantLocked(id, **account);
   if (!open.ok()) return refuse(open);
   std::shared_ptr<Job>& slot = jobs_[id];
   if (slot == nullptr) {
@@ -145,12 +150,12 @@ absl::StatusOr<std::shared_ptr<Job>> Aggregator::Admit(const JoinRequest& reques
   const std::shared_ptr<Job> job = slot;
   // The member is added under the lock of the look-up; otherwise the job could be removed as empty
   // in between.
-  const absl::Status admitted = job->AddMember(request, token, Now());
+  const absl::Status admitted = job->AddMember(request, token, Now(), *account);
   if (!admitted.ok()) {
     ForgetIfEmptyLocked(id, job);
     return admitted;
   }
-  seats_[token] = {job, id, request.node};
+  seats_[token] = {job, id, request.node, *account != nullptr ? request.peer->Principal() : ""};
   return job;
 }
 
@@ -176,6 +181,15 @@ absl::Status Aggregator::CheckOpenLocked(const JobId& id, uint32_t num_nodes) co
   return absl::OkStatus();
 }
 
+absl::Status Aggregator::CheckTenantLocked(const JobId& id, const TenantAccount& account) {
+  const auto found = jobs_.find(id);
+  const auto owner = found == jobs_.end() ? nullptr : found->second->account();
+  const auto num_jobs = std::count_if(jobs_.begin(), jobs_.end(), [&account](const auto& entry) {
+    return entry.second->account().get() == &account;
+  });
+  return admission_.Check(id.name, account, owner.get(), static_cast<size_t>(num_jobs), Now());
+}
+
 std::unique_ptr<Aggregator::Hosting> Aggregator::Host(const std::string& job,
                                                       const std::string& identity) {
   MutexLock lock(mutex_);
@@ -194,6 +208,12 @@ absl::StatusOr<Aggregator::Seat> Aggregator::Find(SessionToken token) {
     return absl::NotFoundError("no such membership: the node has left, or was never admitted");
   }
   return found->second;
+}
+
+std::string Aggregator::PrincipalOf(SessionToken token) {
+  MutexLock lock(mutex_);
+  const auto found = seats_.find(token);
+  return found == seats_.end() ? "" : found->second.principal;
 }
 
 absl::Status Aggregator::Attach(SessionToken token, const std::string& identity,

@@ -20,6 +20,7 @@
 #include "core/base/shard_report.h"
 #include "core/base/thread.h"
 #include "core/base/trace.h"
+#include "server/aggregator/admission.h"
 #include "server/aggregator/fault_log.h"
 #include "server/aggregator/job.h"
 #include "server/aggregator/memory_budget.h"
@@ -44,6 +45,8 @@ class Aggregator : public Shard {
     bool hosted_only = false;      // nodes may join only jobs that Host has invited
     // All jobs together may reserve this many bytes.
     uint64_t memory_bytes = std::numeric_limits<uint64_t>::max();
+    // Decides which nodes of other machines may join which jobs; null: all may join all.
+    PolicySource policy = nullptr;
   };
 
   // A Hosting invites nodes to a job until it is destroyed. Nodes that have joined by then stay.
@@ -68,6 +71,7 @@ class Aggregator : public Shard {
   // Returns the default, because no network lies between the shard and its direct caller.
   absl::StatusOr<LinkSpeed> MeasureLink(TimePoint /*deadline*/) override { return LinkSpeed{}; }
   absl::StatusOr<Membership> Join(const JoinRequest& request, TimePoint deadline) override;
+  std::string PrincipalOf(SessionToken token) override;
   absl::Status Attach(SessionToken token, const std::string& identity,
                       std::shared_ptr<NodeSink> sink) override;
   absl::Status RegisterBucket(SessionToken token, const BucketAnnouncement& bucket,
@@ -101,12 +105,16 @@ class Aggregator : public Shard {
     std::shared_ptr<Job> job;  // shared with jobs_, because calls may outlive the job's removal
     JobId job_id;
     uint32_t node = 0;
+    std::string principal = {};  // see Shard::PrincipalOf
   };
 
   // Gives the node a seat in its job, which begins to gather with its first node.
   absl::StatusOr<std::shared_ptr<Job>> Admit(const JoinRequest& request, SessionToken token);
   // Returns why no node may join the job now, which may exist or not.
   absl::Status CheckOpenLocked(const JobId& id, uint32_t num_nodes) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Returns why a node of tenant `account` may not join the job, which may exist or not.
+  absl::Status CheckTenantLocked(const JobId& id, const TenantAccount& account)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::StatusOr<Seat> Find(SessionToken token);
   void ForgetIfEmptyLocked(const JobId& id, const std::shared_ptr<Job>& job)
@@ -117,6 +125,7 @@ class Aggregator : public Shard {
   const TimePoint began_ = Now();
   ShardMetrics metrics_;
   MemoryBudget memory_;
+  Admission admission_;
   FaultLog faults_;
   LogLimit open_jobs_log_{"about jobs without a secret"};
 

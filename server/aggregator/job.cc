@@ -37,9 +37,10 @@ Job::Job(const JoinRequest& first, uint32_t max_window_chunks, MemoryBudget& mem
       rates_(first.num_nodes, HostsOf(first)),
       layouts_(first.chunk_bytes, first.num_shards),
       engine_({kEpoch, first.num_nodes, 0, first.round_timeout}),
-      reservation_(memory) {}
+      reservation_(std::in_place, memory) {}
 
-absl::Status Job::AddMember(const JoinRequest& request, SessionToken token, TimePoint now) {
+absl::Status Job::AddMember(const JoinRequest& request, SessionToken token, TimePoint now,
+                            std::shared_ptr<TenantAccount> account) {
   absl::Status refusal;
   bool fatal = false;
   {
@@ -63,24 +64,7 @@ absl::Status Job::AddMember(const JoinRequest& request, SessionToken token, Time
         fatal = true;
       }
     }
-    if (refusal.ok()) {
-      members_[request.node] = {
-          .token = token,
-          .name = absl::StrCat("node ", request.node, " (", request.node_name, ")"),
-          .host = request.node_name,
-          .workers = request.workers,
-          .last_heard = now,
-          .sink = nullptr};
-      ++joined_;
-      ++present_;
-      metrics_.nodes.Add(1);
-      LearnLocked(request);
-      if (IsCompleteLocked()) {
-        const absl::Status begun = BeginLocked(now);
-        if (!begun.ok()) FailLocked(begun);  // no node has a stream that could be told
-      }
-      changed_.NotifyAll();
-    }
+    if (refusal.ok()) SeatLocked(request, token, now, std::move(account));
   }
   if (fatal) {
     Fail(refusal);
@@ -88,6 +72,36 @@ absl::Status Job::AddMember(const JoinRequest& request, SessionToken token, Time
     faults_.AddRefusal(spec_.job, refusal, now);
   }
   return OfJob(spec_.job, refusal);
+}
+
+void Job::SeatLocked(const JoinRequest& request, SessionToken token, TimePoint now,
+                     std::shared_ptr<TenantAccount> account) {
+  members_[request.node] = {
+      .token = token,
+      .name = absl::StrCat("node ", request.node, " (", request.node_name, ")"),
+      .host = request.node_name,
+      .workers = request.workers,
+      .last_heard = now,
+      .sink = nullptr};
+  ++joined_;
+  ++present_;
+  metrics_.nodes.Add(1);
+  LearnLocked(request);
+  if (account_ == nullptr && account != nullptr) {
+    // Nothing is reserved before all nodes have joined.
+    account_ = std::move(account);
+    reservation_.emplace(account_->memory);
+  }
+  if (IsCompleteLocked()) {
+    const absl::Status begun = BeginLocked(now);
+    if (!begun.ok()) FailLocked(begun);  // no node has a stream that could be told
+  }
+  changed_.NotifyAll();
+}
+
+std::shared_ptr<const TenantAccount> Job::account() {
+  MutexLock lock(mutex_);
+  return account_;
 }
 
 absl::StatusOr<Job::Terms> Job::WaitComplete(TimePoint deadline) {

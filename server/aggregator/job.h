@@ -14,6 +14,7 @@
 #include "core/base/mutex.h"
 #include "core/base/shard_report.h"
 #include "core/base/trace.h"
+#include "server/aggregator/admission.h"
 #include "server/aggregator/fault_log.h"
 #include "server/aggregator/job_tally.h"
 #include "server/aggregator/memory_budget.h"
@@ -49,7 +50,13 @@ class Job {
   // still gathering its nodes, such a request also fails the job, which can then never become
   // complete. The last node's request fails it, too, when the shard lacks the memory for it: the
   // nodes learn that from WaitComplete.
-  absl::Status AddMember(const JoinRequest& request, SessionToken token, TimePoint now);
+  //
+  // The first member that has an account makes the job its tenant's, and the tenant's quota counts
+  // for it; the others must have the same, or none.
+  absl::Status AddMember(const JoinRequest& request, SessionToken token, TimePoint now,
+                         std::shared_ptr<TenantAccount> account = nullptr);
+  // Returns the account of the job's tenant; null: it has none.
+  std::shared_ptr<const TenantAccount> account();
   // Blocks until all nodes have joined; returns DeadlineExceeded that names the missing nodes
   // otherwise.
   absl::StatusOr<Terms> WaitComplete(TimePoint deadline);
@@ -105,6 +112,9 @@ class Job {
     TimePoint at;            // when that contribution arrived
   };
 
+  // Makes a node a member that may be one; the last one begins the job.
+  void SeatLocked(const JoinRequest& request, SessionToken token, TimePoint now,
+                  std::shared_ptr<TenantAccount> account) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Stores a contribution; returns the round when the contribution completes it.
   absl::StatusOr<std::optional<Completed>> HoldLocked(uint32_t node, Contribution contribution,
                                                       TimePoint now)
@@ -176,7 +186,9 @@ class Job {
   LayoutRegistry layouts_ ABSL_GUARDED_BY(mutex_);
   RoundEngine engine_ ABSL_GUARDED_BY(mutex_);
   ResidualStore residuals_ ABSL_GUARDED_BY(mutex_);
-  MemoryBudget::Reservation reservation_ ABSL_GUARDED_BY(mutex_);
+  std::shared_ptr<TenantAccount> account_ ABSL_GUARDED_BY(mutex_);
+  // From the tenant's memory, or else from the shard's; never empty.
+  std::optional<MemoryBudget::Reservation> reservation_ ABSL_GUARDED_BY(mutex_);
   JobTally tally_ ABSL_GUARDED_BY(mutex_);
   // These are this job's shares in the shard's gauges.
   double reported_held_bytes_ ABSL_GUARDED_BY(mutex_) = 0;

@@ -14,7 +14,7 @@ absl::Status Job::ReserveLocked() {
   const uint64_t layouts = layouts_.bytes();
   // This shard may sum more than its equal part, which is all that can be told in advance.
   const uint64_t residuals = std::max(layouts_.residual_bytes(), residuals_.bytes());
-  const absl::Status reserved = reservation_.Resize(windows + layouts + residuals);
+  const absl::Status reserved = reservation_->Resize(windows + layouts + residuals);
   if (reserved.ok()) return reserved;
   return absl::Status(
       reserved.code(),
@@ -22,8 +22,9 @@ absl::Status Job::ReserveLocked() {
                    windows, " for ", spec_.num_nodes, " nodes with windows of ",
                    flow_.window_chunks, " chunks of ", flow_.chunk_bytes, " bytes and results, ",
                    layouts, " for layouts, ", residuals,
-                   " for residuals); raise the shard's limit (THALWEG_MEMORY_LIMIT), add "
-                   "aggregators, or lower THALWEG_WINDOW_CHUNKS or THALWEG_CHUNK_BYTES"));
+                   " for residuals); raise the shard's limit (THALWEG_MEMORY_LIMIT) or the "
+                   "tenant's quota, add aggregators, or lower THALWEG_WINDOW_CHUNKS or "
+                   "THALWEG_CHUNK_BYTES"));
 }
 
 void Job::UpdateMemoryLocked() {
@@ -33,7 +34,7 @@ void Job::UpdateMemoryLocked() {
     reported = now;
   };
   const bool is_over = !failure_.ok() || present_ == 0;
-  if (is_over) reservation_.Release();
+  if (is_over) reservation_->Release();
   report(metrics_.held_bytes, engine_.held_bytes(), reported_held_bytes_);
   report(metrics_.held_limit_bytes, is_over ? 0 : engine_.max_held() * flow_.chunk_bytes,
          reported_limit_bytes_);

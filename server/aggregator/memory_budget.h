@@ -2,6 +2,8 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
+#include <utility>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
@@ -34,21 +36,29 @@ class MemoryBudget {
     uint64_t bytes_ = 0;
   };
 
-  // `reserved` shows the bytes that are reserved; it must outlive the budget.
-  MemoryBudget(uint64_t limit, Gauge& reserved) : limit_(limit), gauge_(reserved) {}
+  // `reserved` shows the bytes that are reserved. `name` names the limit in errors. What is
+  // reserved here is reserved from `whole` too, if there is one. Both must outlive the budget.
+  MemoryBudget(uint64_t limit, Gauge& reserved, std::string name = "the limit",
+               MemoryBudget* whole = nullptr)
+      : gauge_(reserved), name_(std::move(name)), whole_(whole), limit_(limit) {}
 
-  uint64_t limit() const { return limit_; }
+  uint64_t limit() const;
   uint64_t reserved() const;
+  // A limit below what is reserved lets reservations shrink only.
+  void SetLimit(uint64_t limit);
 
  private:
   // Makes a reservation of `before` bytes one of `after` bytes.
   absl::Status Move(uint64_t before, uint64_t after);
+  absl::Status MoveHere(uint64_t before, uint64_t after);
 
-  const uint64_t limit_;
   Gauge& gauge_;
+  const std::string name_;
+  MemoryBudget* const whole_;
 
   mutable Mutex mutex_;
-  uint64_t reserved_ ABSL_GUARDED_BY(mutex_) = 0;  // ≤ limit_
+  uint64_t limit_ ABSL_GUARDED_BY(mutex_);
+  uint64_t reserved_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace thalweg

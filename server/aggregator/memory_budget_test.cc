@@ -50,6 +50,40 @@ TEST(MemoryBudgetTest, WhatIsReturnedIsFreeForOthers) {
   EXPECT_EQ(gauge.Value(), 0);
 }
 
+TEST(MemoryBudgetTest, PartReservesFromTheWholeAndChangesNothingWhenEitherHasTooLittle) {
+  Gauge gauge;
+  Gauge part_gauge;
+  MemoryBudget whole(1000, gauge);
+  MemoryBudget part(600, part_gauge, "the quota", &whole);
+  MemoryBudget::Reservation in_part(part);
+  MemoryBudget::Reservation beside(whole);
+  ASSERT_TRUE(in_part.Resize(500).ok());
+  EXPECT_EQ(whole.reserved(), 500u);
+  EXPECT_THAT(std::string(in_part.Resize(601).message()), HasSubstr("600 of the quota of 600"));
+  ASSERT_TRUE(beside.Resize(450).ok());
+  EXPECT_THAT(std::string(in_part.Resize(551).message()), HasSubstr("550 of the limit of 1000"));
+  EXPECT_EQ(part.reserved(), 500u);
+  EXPECT_EQ(part_gauge.Value(), 500);
+  EXPECT_EQ(whole.reserved(), 950u);
+  in_part.Release();
+  EXPECT_EQ(part.reserved(), 0u);
+  EXPECT_EQ(whole.reserved(), 450u);
+}
+
+TEST(MemoryBudgetTest, LimitBelowWhatIsReservedLetsReservationsShrinkOnly) {
+  Gauge gauge;
+  MemoryBudget budget(1000, gauge);
+  MemoryBudget::Reservation first(budget);
+  MemoryBudget::Reservation second(budget);
+  ASSERT_TRUE(first.Resize(400).ok() && second.Resize(400).ok());
+  budget.SetLimit(300);
+  EXPECT_THAT(std::string(first.Resize(401).message()), HasSubstr("0 of the limit of 300"));
+  EXPECT_TRUE(first.Resize(350).ok());
+  EXPECT_TRUE(second.Resize(0).ok());
+  EXPECT_FALSE(first.Resize(351).ok());
+  EXPECT_TRUE(first.Resize(0).ok() && first.Resize(300).ok());
+}
+
 TEST(MemoryBudgetTest, ThreadsNeverReserveMoreThanTheLimit) {
   Gauge gauge;
   MemoryBudget budget(10, gauge);

@@ -35,9 +35,13 @@ absl::Status Serve(const Flags& flags, Signals& signals) {
   ExportProcessInfo(registry, "aggregator");
   THALWEG_ASSIGN_OR_RETURN(const std::unique_ptr<TraceWriter> trace,
                            TraceWriter::FromEnv("aggregator"));
+  THALWEG_ASSIGN_OR_RETURN(const std::unique_ptr<PolicyFile> policy, OpenPolicy(flags.common));
   const uint64_t memory_bytes = MemoryOf(flags.common);
-  Aggregator aggregator(
-      {.weight = flags.weight, .trace = trace.get(), .memory_bytes = memory_bytes}, registry);
+  Aggregator aggregator({.weight = flags.weight,
+                         .trace = trace.get(),
+                         .memory_bytes = memory_bytes,
+                         .policy = SourceOf(policy.get())},
+                        registry);
   const Site site([&] { return aggregator.Report(Now()); }, UnixSeconds());
   const uint32_t threads = flags.threads != 0 ? flags.threads : DefaultThreads();
   THALWEG_ASSIGN_OR_RETURN(const std::unique_ptr<ShardServer> server,
@@ -61,6 +65,7 @@ absl::Status Serve(const Flags& flags, Signals& signals) {
   AnnounceReady(flags.common.ready_fd, server->address(), http == nullptr ? "" : http->address());
 
   while (!signals.Wait(kSignalPoll)) {
+    if (policy != nullptr) policy->Refresh(Now());
   }
   spdlog::info("shutting down: waiting up to {} s for {} jobs", flags.common.drain_seconds,
                aggregator.num_jobs());

@@ -126,6 +126,9 @@ void AddCommonOptions(CLI::App& app, CommonOptions* options) {
       "TLS for gRPC, HTTPS for HTTP; replaced files are read again");
   app.add_option("--tls-key", options->tls.key, "PEM key of --tls-cert");
   app.add_option("--tls-ca", options->tls.ca, "PEM certificates of the CAs of sidecars and shards");
+  app.add_option("--policy", options->policy,
+                 "File that says which certificates may take part in which jobs, with quotas; it "
+                 "needs TLS, and is read again when it changes; none: all in all");
   app.add_option("--cpus", options->cpus, "Cores to run on, e.g. 0-3,8; empty: all");
   // Of two transforms, the one that is added last is applied first.
   app.add_option("--memory-limit", options->memory_limit,
@@ -181,7 +184,23 @@ absl::Status ApplyCommonOptions(const CommonOptions& options) {
   if (!capability.empty()) {
     spdlog::warn("THALWEG_CPU_CAPABILITY={}: the kernels use {}", capability, CpuCapability());
   }
-  return CheckTlsFiles(options.tls);
+  THALWEG_RETURN_IF_ERROR(CheckTlsFiles(options.tls));
+  if (!options.policy.empty() && !options.tls.enabled()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "the policy '", options.policy,
+        "' needs TLS, because it goes by certificates: give --tls-cert, --tls-key and --tls-ca"));
+  }
+  return OpenPolicy(options).status();
+}
+
+absl::StatusOr<std::unique_ptr<PolicyFile>> OpenPolicy(const CommonOptions& options) {
+  if (options.policy.empty()) return nullptr;
+  return PolicyFile::Open(options.policy);
+}
+
+PolicySource SourceOf(const PolicyFile* file) {
+  if (file == nullptr) return nullptr;
+  return [file] { return file->Current(); };
 }
 
 double UnixSeconds() {

@@ -4,13 +4,16 @@
 #include <CLI/CLI.hpp>
 #include <atomic>
 #include <cstdint>
+#include <memory>
 #include <string>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "core/base/clock.h"
 #include "core/base/env.h"
 #include "core/base/metrics.h"
 #include "server/net/tls_files.h"
+#include "server/policy/policy_file.h"
 
 namespace thalweg {
 
@@ -39,6 +42,7 @@ struct CommonOptions {
   std::string http = GetEnv("THALWEG_HTTP");
   std::string http_token_file = GetEnv("THALWEG_HTTP_TOKEN_FILE");
   TlsFiles tls{GetEnv("THALWEG_TLS_CERT"), GetEnv("THALWEG_TLS_KEY"), GetEnv("THALWEG_TLS_CA")};
+  std::string policy = GetEnv("THALWEG_POLICY");
   std::string cpus = GetEnv("THALWEG_CPUS");
   uint64_t memory_limit = 0;  // bytes that the jobs of this process's shard may use; see MemoryOf
   double drain_seconds = 30;
@@ -60,9 +64,14 @@ void AddAutoOption(CLI::App& app, const std::string& name, const char* env, uint
 uint32_t DefaultThreads();
 
 // Restricts this process, including all threads started later, to the requested cores ("0-3,8"),
-// limits its kernels to THALWEG_CPU_CAPABILITY, and checks the TLS files. Call it before any kernel
-// runs. InvalidArgument describes the error.
+// limits its kernels to THALWEG_CPU_CAPABILITY, and checks the TLS files and the policy. Call it
+// before any kernel runs. InvalidArgument describes the error.
 absl::Status ApplyCommonOptions(const CommonOptions& options);
+
+// Opens the policy that the options name; null if they name none.
+absl::StatusOr<std::unique_ptr<PolicyFile>> OpenPolicy(const CommonOptions& options);
+// Returns what gives an aggregator the policy of `file`, which must outlive it; null without one.
+PolicySource SourceOf(const PolicyFile* file);
 
 // Returns the wall clock's time in seconds since 1970.
 double UnixSeconds();

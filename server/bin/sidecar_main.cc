@@ -48,9 +48,11 @@ uint32_t ThreadsOf(const Flags& flags) {
 
 // Waits for a signal or, when the options ask for that, until the last worker has left and other
 // nodes need this one's shard no more.
-void WaitForEnd(const Flags& flags, Sidecar& sidecar, SidecarShards& shards, Signals& signals) {
+void WaitForEnd(const Flags& flags, Sidecar& sidecar, SidecarShards& shards, PolicyFile* policy,
+                Signals& signals) {
   const TimePoint start = Now();
   while (!signals.Wait(kSignalPoll)) {
+    if (policy != nullptr) policy->Refresh(Now());
     const Sidecar::Connections connections = sidecar.Reap();
     if (!flags.exit_when_idle || connections.now > 0 || shards.IsServing()) continue;
     if (connections.since_start > 0) {
@@ -77,6 +79,13 @@ absl::Status Serve(const Flags& flags, Signals& signals) {
   ExportProcessInfo(registry, "sidecar");
   THALWEG_ASSIGN_OR_RETURN(const std::unique_ptr<TraceWriter> trace,
                            TraceWriter::FromEnv("sidecar"));
+  THALWEG_ASSIGN_OR_RETURN(const std::unique_ptr<PolicyFile> policy, OpenPolicy(flags.common));
+  if (policy != nullptr && flags.shard_listen.empty()) {
+    spdlog::warn(
+        "the policy '{}' is not used: without --shard-listen no other node reaches a "
+        "shard here",
+        flags.common.policy);
+  }
   const SidecarShards::Options options{flags.aggregators,
                                        flags.shard_listen,
                                        ThreadsOf(flags),
@@ -84,7 +93,8 @@ absl::Status Serve(const Flags& flags, Signals& signals) {
                                        FromSeconds(flags.reconnect_seconds),
                                        flags.common.tls,
                                        trace.get(),
-                                       MemoryOf(flags.common)};
+                                       MemoryOf(flags.common),
+                                       SourceOf(policy.get())};
   THALWEG_ASSIGN_OR_RETURN(const std::unique_ptr<SidecarShards> shards,
                            SidecarShards::Start(options, registry));
   CpuDevice device;
@@ -107,7 +117,7 @@ absl::Status Serve(const Flags& flags, Signals& signals) {
   }
   spdlog::info("serving at {} with {}", flags.socket, shards->Describe());
   AnnounceReady(flags.common.ready_fd, flags.socket, http == nullptr ? "" : http->address());
-  WaitForEnd(flags, *sidecar, *shards, signals);
+  WaitForEnd(flags, *sidecar, *shards, policy.get(), signals);
   sidecar->Stop(absl::UnavailableError("the sidecar is shutting down"));
   return absl::OkStatus();
 }

@@ -36,7 +36,8 @@ absl::StatusOr<std::unique_ptr<SidecarShards>> SidecarShards::Start(const Option
     shards->own_ =
         std::make_unique<Aggregator>(Aggregator::Options{.trace = options.trace,
                                                          .hosted_only = is_hosting,
-                                                         .memory_bytes = options.memory_bytes},
+                                                         .memory_bytes = options.memory_bytes,
+                                                         .policy = options.policy},
                                      registry);
   }
   if (is_hosting) THALWEG_RETURN_IF_ERROR(shards->Listen(registry));

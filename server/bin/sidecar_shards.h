@@ -31,7 +31,8 @@ class SidecarShards {
     Duration reconnect{};   // RemoteShard::Options::grace
     TlsFiles tls = {};
     TraceWriter* trace = nullptr;  // nothing is traced when null
-    uint64_t memory_bytes = 0;     // see Aggregator::Options
+    uint64_t memory_bytes = 0;     // see Aggregator::Options, also for the next
+    PolicySource policy = nullptr;
   };
   // `registry` must outlive the object. InvalidArgument: `listen` is not such an address;
   // Unavailable: none of its ports is free.

@@ -87,14 +87,18 @@ TlsFiles TestCa::IssueFor(const std::string& host) const {
   return Write(host, "DNS:" + host, absl::Hours(1));
 }
 
-TlsFiles TestCa::Write(const std::string& name, const std::string& host,
+TlsFiles TestCa::IssueWith(const std::string& name, const std::string& alternatives) const {
+  return Write(name, alternatives, absl::Hours(1));
+}
+
+TlsFiles TestCa::Write(const std::string& name, const std::string& alternatives,
                        absl::Duration valid) const {
   const TlsFiles files{folder_ + "/" + name + ".crt", folder_ + "/" + name + ".key",
                        folder_ + "/ca.crt"};
   EVP_PKEY* key = EVP_EC_gen("P-256");
   X509* certificate = MakeCertificate(name, key, valid);
   X509_set_issuer_name(certificate, X509_get_subject_name(signer_->certificate));
-  AddExtension(certificate, NID_subject_alt_name, host);
+  AddExtension(certificate, NID_subject_alt_name, alternatives);
   Require(X509_sign(certificate, signer_->key, EVP_sha256()) > 0);
   WriteCertificate(files.cert, certificate);
   WriteKey(files.key, key);

@@ -23,11 +23,14 @@ class TestCa {
   TlsFiles Issue(const std::string& name, absl::Duration valid = absl::Hours(1)) const;
   // Issues a certificate for a host of this DNS name; see Issue.
   TlsFiles IssueFor(const std::string& host) const;
+  // Issues one with these alternative names, e.g. "IP:127.0.0.1,URI:spiffe://a/b"; see Issue.
+  TlsFiles IssueWith(const std::string& name, const std::string& alternatives) const;
   const std::string& folder() const { return folder_; }
 
  private:
   struct Signer;
-  TlsFiles Write(const std::string& name, const std::string& host, absl::Duration valid) const;
+  TlsFiles Write(const std::string& name, const std::string& alternatives,
+                 absl::Duration valid) const;
 
   const std::string folder_;
   const std::unique_ptr<Signer> signer_;

@@ -4,12 +4,10 @@
 #include <chrono>
 
 #include "absl/strings/str_cat.h"
-#include "core/base/log.h"
 #include "server/transport/control_codec.h"
 #include "server/transport/link_probe.h"
 #include "server/transport/proofs.h"
 #include "server/transport/status_codec.h"
-#include "spdlog/spdlog.h"
 
 namespace thalweg {
 namespace {
@@ -52,11 +50,11 @@ grpc::Status ControlService::Join(grpc::ServerContext* context, const v1::JoinRe
   absl::StatusOr<JoinRequest> parsed = FromProto(*request);
   if (!parsed.ok()) return ToGrpc(parsed.status());
   if (const absl::Status proved = CheckProof(*request, challenges_, Now()); !proved.ok()) {
-    // Strangers can cause this as often as they like, so it is not logged by default.
-    spdlog::debug("{}: refused to join: {}", context->peer(), Text(proved));
+    callers_.NotProved(*context, proved);
     return ToGrpc(proved);
   }
   parsed->identity = request->identity();
+  parsed->peer = NamesOf(*context);
   const absl::StatusOr<Membership> membership = WaitToJoin(*parsed, AnswerBy(*context));
   if (!membership.ok()) return ToGrpc(membership.status());
   if (context->IsCancelled()) {
@@ -82,6 +80,8 @@ absl::StatusOr<Membership> ControlService::WaitToJoin(const JoinRequest& request
 grpc::Status ControlService::RegisterBucket(grpc::ServerContext* context,
                                             const v1::RegisterBucketRequest* request,
                                             v1::RegisterBucketResponse* /*response*/) {
+  const absl::Status owned = callers_.CheckToken(*context, request->token());
+  if (!owned.ok()) return ToGrpc(owned);
   const absl::StatusOr<BucketAnnouncement> bucket = FromProto(*request);
   if (!bucket.ok()) return ToGrpc(bucket.status());
   return ToGrpc(shard_.RegisterBucket(request->token(), *bucket, AnswerBy(*context)));
@@ -90,6 +90,8 @@ grpc::Status ControlService::RegisterBucket(grpc::ServerContext* context,
 grpc::Status ControlService::ReadResidual(grpc::ServerContext* context,
                                           const v1::ReadResidualRequest* request,
                                           v1::ReadResidualResponse* response) {
+  const absl::Status owned = callers_.CheckToken(*context, request->token());
+  if (!owned.ok()) return ToGrpc(owned);
   const auto values = shard_.ReadResidual(request->token(), FromProto(request->bucket()),
                                           request->chunk(), AnswerBy(*context));
   if (!values.ok()) return ToGrpc(values.status());
@@ -100,6 +102,8 @@ grpc::Status ControlService::ReadResidual(grpc::ServerContext* context,
 grpc::Status ControlService::WriteResidual(grpc::ServerContext* context,
                                            const v1::WriteResidualRequest* request,
                                            v1::WriteResidualResponse* /*response*/) {
+  const absl::Status owned = callers_.CheckToken(*context, request->token());
+  if (!owned.ok()) return ToGrpc(owned);
   const auto values = FloatsFromBytes(request->values());
   if (!values.ok()) return ToGrpc(values.status());
   return ToGrpc(shard_.WriteResidual(request->token(), FromProto(request->bucket()),
@@ -109,6 +113,8 @@ grpc::Status ControlService::WriteResidual(grpc::ServerContext* context,
 grpc::Status ControlService::Heartbeat(grpc::ServerContext* context,
                                        const v1::HeartbeatRequest* request,
                                        v1::HeartbeatResponse* response) {
+  const absl::Status owned = callers_.CheckToken(*context, request->token());
+  if (!owned.ok()) return ToGrpc(owned);
   const auto reading = shard_.Heartbeat(request->token(), AnswerBy(*context));
   if (!reading.ok()) return ToGrpc(reading.status());
   response->set_clock(reading->clock);
@@ -116,9 +122,10 @@ grpc::Status ControlService::Heartbeat(grpc::ServerContext* context,
   return grpc::Status::OK;
 }
 
-grpc::Status ControlService::Leave(grpc::ServerContext* /*context*/,
-                                   const v1::LeaveRequest* request,
+grpc::Status ControlService::Leave(grpc::ServerContext* context, const v1::LeaveRequest* request,
                                    v1::LeaveResponse* /*response*/) {
+  const absl::Status owned = callers_.CheckToken(*context, request->token());
+  if (!owned.ok()) return ToGrpc(owned);
   shard_.Leave(request->token(), StatusFromWire(request->code(), request->reason()));
   return grpc::Status::OK;
 }

@@ -8,6 +8,7 @@
 #include "core/base/clock.h"
 #include "core/base/exchange.h"
 #include "server/identity/challenges.h"
+#include "server/transport/callers.h"
 #include "thalweg/v1/control.grpc.pb.h"
 
 namespace thalweg {
@@ -16,9 +17,13 @@ namespace thalweg {
 // of them wait at a time, and others get ResourceExhausted.
 class ControlService final : public v1::Control::Service {
  public:
-  // `shard` must outlive the service.
-  ControlService(Shard& shard, Duration challenge_lifetime, uint32_t max_waiting_joins)
-      : shard_(shard), max_waiting_joins_(max_waiting_joins), challenges_(challenge_lifetime) {}
+  // `shard` and `callers` must outlive the service.
+  ControlService(Shard& shard, Callers& callers, Duration challenge_lifetime,
+                 uint32_t max_waiting_joins)
+      : shard_(shard),
+        callers_(callers),
+        max_waiting_joins_(max_waiting_joins),
+        challenges_(challenge_lifetime) {}
 
   grpc::Status Probe(grpc::ServerContext* context, const v1::ProbeRequest* request,
                      v1::ProbeResponse* response) override;
@@ -43,6 +48,7 @@ class ControlService final : public v1::Control::Service {
   absl::StatusOr<Membership> WaitToJoin(const JoinRequest& request, TimePoint deadline);
 
   Shard& shard_;
+  Callers& callers_;
   const uint32_t max_waiting_joins_;
   Challenges challenges_;
   std::atomic<uint32_t> waiting_joins_{0};

@@ -12,9 +12,9 @@
 
 namespace thalweg {
 
-void ServerStream::Accept(Service& service, grpc::ServerCompletionQueue& queue, NodeTable& nodes,
-                          StreamSet& streams) {
-  std::shared_ptr<ServerStream> stream(new ServerStream(service, queue, nodes, streams));
+void ServerStream::Accept(Service& service, grpc::ServerCompletionQueue& queue, Callers& callers,
+                          NodeTable& nodes, StreamSet& streams) {
+  std::shared_ptr<ServerStream> stream(new ServerStream(service, queue, callers, nodes, streams));
   stream->self_ = stream;
   service.RequestStream(&stream->context_, &stream->call_, &queue, &queue, &stream->accepted_);
 }
@@ -24,7 +24,7 @@ void ServerStream::OnAccepted(bool ok) {
   if (!ok) return;  // the server is stopping
   // The set takes the stream first: its queue, which this thread polls, is shut down only when the
   // set is empty, and accepts no request afterwards.
-  if (streams_.Add(self)) Accept(service_, queue_, nodes_, streams_);
+  if (streams_.Add(self)) Accept(service_, queue_, callers_, nodes_, streams_);
 }
 
 void ServerStream::End(const absl::Status& why) {
@@ -74,10 +74,7 @@ absl::Status ServerStream::Handle() {
   }
   if (const auto* open = std::get_if<OpenFrame>(&*parsed)) {
     if (node_ != nullptr) return absl::InvalidArgumentError("node sent a second open frame");
-    THALWEG_RETURN_IF_ERROR(CheckProof(*open));
-    THALWEG_ASSIGN_OR_RETURN(node_, nodes_.Admit(*open, shared_from_this()));
-    index_ = open->stream;
-    return node_->Begin(index_);
+    return Open(*open);
   }
   auto* chunk = std::get_if<ChunkFrame>(&*parsed);
   if (chunk == nullptr) {
@@ -87,6 +84,17 @@ absl::Status ServerStream::Handle() {
     return absl::InvalidArgumentError("node sent a chunk frame first, expected an open frame");
   }
   return node_->Contribute(index_, *this, std::move(*chunk));
+}
+
+absl::Status ServerStream::Open(const OpenFrame& open) {
+  if (const absl::Status proved = CheckProof(open); !proved.ok()) {
+    callers_.NotProved(context_, proved);
+    return proved;
+  }
+  THALWEG_RETURN_IF_ERROR(callers_.CheckToken(context_, open.token));
+  THALWEG_ASSIGN_OR_RETURN(node_, nodes_.Admit(open, shared_from_this()));
+  index_ = open.stream;
+  return node_->Begin(index_);
 }
 
 void ServerStream::OnWritten(bool ok) {

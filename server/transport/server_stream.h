@@ -8,6 +8,7 @@
 
 #include "core/base/mutex.h"
 #include "grpcpp/grpcpp.h"
+#include "server/transport/callers.h"
 #include "server/transport/node_streams.h"
 #include "server/transport/poller.h"
 #include "server/transport/stream_set.h"
@@ -24,8 +25,8 @@ class ServerStream final : public std::enable_shared_from_this<ServerStream> {
 
   // Waits on `queue`'s thread for a node to open a stream; then waits for the next one with a new
   // ServerStream, until the server ends. All references must outlive gRPC's use of the stream.
-  static void Accept(Service& service, grpc::ServerCompletionQueue& queue, NodeTable& nodes,
-                     StreamSet& streams);
+  static void Accept(Service& service, grpc::ServerCompletionQueue& queue, Callers& callers,
+                     NodeTable& nodes, StreamSet& streams);
 
   // Starts reading. Call once, after the stream is in the set.
   void Start() { call_.Read(&read_, &read_done_); }
@@ -43,10 +44,11 @@ class ServerStream final : public std::enable_shared_from_this<ServerStream> {
   size_t Waiting() const { return writes_.Waiting(); }
 
  private:
-  ServerStream(Service& service, grpc::ServerCompletionQueue& queue, NodeTable& nodes,
-               StreamSet& streams)
+  ServerStream(Service& service, grpc::ServerCompletionQueue& queue, Callers& callers,
+               NodeTable& nodes, StreamSet& streams)
       : service_(service),
         queue_(queue),
+        callers_(callers),
         nodes_(nodes),
         streams_(streams),
         writes_(nodes.counters()) {}
@@ -59,9 +61,11 @@ class ServerStream final : public std::enable_shared_from_this<ServerStream> {
 
   void ReadFailed();
   absl::Status Handle();
+  absl::Status Open(const OpenFrame& open);
 
   Service& service_;
   grpc::ServerCompletionQueue& queue_;
+  Callers& callers_;
   NodeTable& nodes_;
   StreamSet& streams_;
   std::shared_ptr<ServerStream> self_;  // set until OnAccepted

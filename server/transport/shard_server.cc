@@ -10,6 +10,7 @@
 #include "grpcpp/grpcpp.h"
 #include "grpcpp/resource_quota.h"
 #include "server/net/address.h"
+#include "server/transport/callers.h"
 #include "server/transport/channel_options.h"
 #include "server/transport/control_service.h"
 #include "server/transport/credentials.h"
@@ -37,7 +38,9 @@ constexpr Duration kCancelTime = std::chrono::seconds(10);
 class GrpcShardServer final : public ShardServer {
  public:
   GrpcShardServer(Shard& shard, const Options& options, MetricRegistry& metrics)
-      : control_(shard, options.challenge_lifetime, options.max_waiting_joins),
+      : handshakes_(metrics),
+        callers_(shard, metrics),
+        control_(shard, callers_, options.challenge_lifetime, options.max_waiting_joins),
         nodes_(shard, StreamCounters::In(metrics, "server")) {}
   ~GrpcShardServer() override { Stop(Duration::zero()); }
 
@@ -67,7 +70,9 @@ class GrpcShardServer final : public ShardServer {
                                                  ": is the port taken, or the host not ours?"));
     }
     address_.port = port;
-    for (auto* queue : accepting) ServerStream::Accept(exchange_, *queue, nodes_, streams_);
+    for (auto* queue : accepting) {
+      ServerStream::Accept(exchange_, *queue, callers_, nodes_, streams_);
+    }
     pollers_ = std::make_shared<Pollers>(std::move(queues));
     return absl::OkStatus();
   }
@@ -92,6 +97,8 @@ class GrpcShardServer final : public ShardServer {
 
  private:
   HostPort address_;
+  HandshakeFailures handshakes_;
+  Callers callers_;
   ControlService control_;
   NodeTable nodes_;
   StreamSet streams_;

@@ -62,7 +62,7 @@ class Authority:
         days: int = 60,
         usages: Iterable[str] = ("serverAuth", "clientAuth"),
     ) -> Secret:
-        """Makes a certificate for host names and addresses, in a new folder."""
+        """Makes a certificate for host names, addresses and URIs, in a new folder."""
         secret = Secret(self._folder / name)
         secret.folder.mkdir()
         subject = ["-addext", f"subjectAltName={','.join(map(_name, hosts))}"]
@@ -73,15 +73,30 @@ class Authority:
         secret.ca.write_bytes((self._folder / "ca.crt").read_bytes())
         return secret
 
+    def let_expire(self, secret: Secret) -> None:
+        """Replaces the certificate by one that is valid until this second."""
+        request, key = str(secret.folder / "request"), str(secret.folder / "tls.key")
+        config = ["-config", str(self._folder / "config"), "-subj", "/CN=late"]
+        _run([_OPENSSL, "req", "-new", *config, "-key", key, "-out", request])
+        signer = ["-CA", str(self._folder / "ca.crt"), "-CAkey", str(self._folder / "ca.key")]
+        signed = ["-days", "0", "-set_serial", "7", "-out", str(secret.folder / "tls.crt")]
+        _run([_OPENSSL, "x509", "-req", "-in", request, *signer, *signed])
+
     def _make(self, certificate: Path, key: Path, name: str, *arguments: str) -> None:
         command = [_OPENSSL, "req", "-x509", "-config", str(self._folder / "config"), "-nodes"]
         command += ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"]
         command += ["-subj", f"/CN={name}", "-keyout", str(key), "-out", str(certificate)]
-        made = subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=30)
-        assert made.returncode == 0, made.stderr
+        _run([*command, *arguments])
+
+
+def _run(command: list[str]) -> None:
+    made = subprocess.run(command, capture_output=True, text=True, timeout=30)
+    assert made.returncode == 0, made.stderr
 
 
 def _name(host: str) -> str:
+    if "://" in host:
+        return f"URI:{host}"
     try:
         return f"IP:{ipaddress.ip_address(host)}"
     except ValueError:

@@ -39,9 +39,9 @@ class Servers:
     aggregators: list[Server] = field(default_factory=list)
     sidecars: list[Server] = field(default_factory=list)
 
-    def add_aggregator(self) -> Server:
+    def add_aggregator(self, *flags: str) -> Server:
         argv = [str(_binaries.find(_binaries.AGGREGATOR)), "--listen", "127.0.0.1:0"]
-        server = self._start("aggregator", [*argv, "--http", "127.0.0.1:0"])
+        server = self._start("aggregator", [*argv, "--http", "127.0.0.1:0", *flags])
         self.aggregators.append(server)
         return server
 

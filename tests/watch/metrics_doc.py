@@ -16,7 +16,17 @@ DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
 SAMPLE = re.compile(r"^(\w+)(?:\{(.*)\})? \S+$")
 LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 # These labels have names of something in the program as values, not numbers or versions.
-WORDS = ("certificate", "codec", "direction", "outcome", "path", "phase", "program", "role")
+WORDS = (
+    "certificate",
+    "codec",
+    "direction",
+    "outcome",
+    "path",
+    "phase",
+    "program",
+    "reason",
+    "role",
+)
 
 SECTIONS = {
     "thalweg_sidecar_": ("Sidecar", "These metrics describe the exchange of a node's gradients."),

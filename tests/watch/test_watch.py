@@ -24,6 +24,7 @@ OUT = ROOT / "out" / "metrics"
 needs_prometheus = pytest.mark.skipif(
     PROGRAM is None or TOOL is None, reason="there is no prometheus; scripts/setup unpacks it"
 )
+POLICY = 'tenant { name: "all" spiffe_id: "spiffe://test/all" job: "*" }'
 # Grafana would insert these values for the variables.
 VALUES = {
     "sidecars": "sidecars",
@@ -48,7 +49,8 @@ class Kubelet:
     def mount(self, days: int) -> Secret:
         """Makes a new certificate, valid for `days`; the secret's paths stay the same."""
         new = self._folder / "new"
-        new.symlink_to(self._authority.issue(f"valid-{days}", "127.0.0.1", days=days).folder)
+        names = ("127.0.0.1", "spiffe://test/all")
+        new.symlink_to(self._authority.issue(f"valid-{days}", *names, days=days).folder)
         new.replace(self._link)
         return Secret(self._link)
 
@@ -92,9 +94,13 @@ def watched(tmp_path_factory) -> Iterator[Watched]:
     folder = tmp_path_factory.mktemp("watch")
     (folder / "mode").write_text("run", encoding="utf-8")
     (folder / "token").write_text("hunter2\n", encoding="ascii")
+    (folder / "policy").write_text(POLICY, encoding="ascii")
     kubelet = Kubelet(folder)
     secret = kubelet.mount(days=60)
-    env = secret.environment() | {"THALWEG_HTTP_TOKEN_FILE": str(folder / "token")}
+    env = secret.environment() | {
+        "THALWEG_HTTP_TOKEN_FILE": str(folder / "token"),
+        "THALWEG_POLICY": str(folder / "policy"),
+    }
     scrape = {
         "scheme": "https",
         "tls_config": {"ca_file": str(secret.ca)},

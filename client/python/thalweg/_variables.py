@@ -35,6 +35,7 @@ KNOWN: dict[str, str] = {
     "THALWEG_MEMORY_LIMIT": "auto",
     "THALWEG_NCCL_LIBRARY": "libnccl.so.2",
     "THALWEG_NODE_REDUCE": "sidecar",
+    "THALWEG_POLICY": "",
     "THALWEG_POWERSGD_COMPRESSION": "0",
     "THALWEG_SHARD_PORTS": "0",
     "THALWEG_SIDECAR": "",

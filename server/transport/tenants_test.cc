@@ -1,0 +1,232 @@
+// These tests check over mutual TLS which certificates may join and use which memberships, and that
+// connections without a good certificate are counted.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <spdlog/sinks/ringbuffer_sink.h>
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+#include <fstream>
+#include <iterator>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_join.h"
+#include "server/aggregator/aggregator.h"
+#include "server/net/test_certificates.h"
+#include "server/transport/credentials.h"
+#include "server/transport/fake_shard.h"
+#include "server/transport/frame_codec.h"
+#include "server/transport/raw_stream.h"
+#include "server/transport/remote_shard.h"
+#include "server/transport/shard_server.h"
+#include "thalweg/v1/control.grpc.pb.h"
+
+namespace thalweg {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+std::string Spiffe(const std::string& id) { return "IP:127.0.0.1,URI:spiffe://test/" + id; }
+
+JoinRequest Request(const std::string& job) {
+  JoinRequest request;
+  request.job = job;
+  request.workers = 1;
+  request.num_nodes = 1;
+  request.world_size = 1;
+  request.num_shards = 1;
+  request.round_timeout = kTestPatience;
+  return request;
+}
+
+std::shared_ptr<const Policy> TwoTenants() {
+  return std::make_shared<const Policy>(
+      Policy{{{.name = "a", .spiffe_ids = {"spiffe://test/a/*"}, .jobs = {"a-*"}},
+              {.name = "b", .dns_names = {"*.b.example"}, .jobs = {"b-*"}}}});
+}
+
+// A shard with a policy for tenants a and b, and its log.
+class TenantsTest : public ::testing::Test {
+ protected:
+  TenantsTest() {
+    spdlog::set_default_logger(std::make_shared<spdlog::logger>("captured", log_));
+    auto server = ShardServer::Start({.listen = "127.0.0.1:0", .tls = ca_.Issue("shard")},
+                                     aggregator_, metrics_);
+    EXPECT_TRUE(server.ok()) << server.status();
+    server_ = *std::move(server);
+  }
+  ~TenantsTest() override {
+    server_.reset();  // its threads log
+    spdlog::set_default_logger(before_);
+  }
+
+  std::unique_ptr<RemoteShard> Node(const TlsFiles& files) {
+    return RemoteShard::Create(server_->address(), {.channels = 1, .tls = files}, metrics_);
+  }
+  absl::StatusOr<Membership> Join(Shard& node, const std::string& job) {
+    return node.Join(Request(job), Now() + kTestPatience);
+  }
+  std::shared_ptr<grpc::Channel> Channel(
+      const std::shared_ptr<grpc::ChannelCredentials>& credentials) {
+    return grpc::CreateCustomChannel(server_->address(), credentials, ClientArguments());
+  }
+  double Refused(const std::string& reason) {
+    return metrics_.GetCounter("thalweg_shard_refused_total", "", {{"reason", reason}}).Value();
+  }
+  double FailedHandshakes() {
+    return metrics_.GetCounter("thalweg_grpc_handshakes_failed_total", "").Value();
+  }
+  size_t LogLines(const std::string& text) const {
+    const std::vector<std::string> lines = log_->last_formatted();
+    return std::count_if(lines.begin(), lines.end(), [&text](const std::string& line) {
+      return absl::StrContains(line, text);
+    });
+  }
+  // Connects once; the shard must refuse the handshake, count it, and log a line with `words` once.
+  void ExpectNoConnection(const std::shared_ptr<grpc::ChannelCredentials>& credentials,
+                          const std::string& words) {
+    {
+      // The channel makes one attempt: the next would begin a second after the first.
+      const auto channel = Channel(credentials);
+      grpc::ClientContext context;
+      context.set_deadline(ToSystemTime(Now() + kTestPatience));
+      v1::HeartbeatResponse response;
+      const grpc::Status status = v1::Control::NewStub(channel)->Heartbeat(&context, {}, &response);
+      EXPECT_EQ(status.error_code(), grpc::StatusCode::UNAVAILABLE) << status.error_message();
+    }
+    // With TLS 1.3 the client may learn of it before the shard has logged it.
+    const TimePoint deadline = Now() + kTestPatience;
+    while (LogLines(words) == 0 && Now() < deadline) std::this_thread::yield();
+    EXPECT_EQ(LogLines(words), 1u) << absl::StrJoin(log_->last_formatted(), "");
+    EXPECT_EQ(FailedHandshakes(), 1);
+  }
+
+  const std::shared_ptr<spdlog::logger> before_ = spdlog::default_logger();
+  const std::shared_ptr<spdlog::sinks::ringbuffer_sink_mt> log_ =
+      std::make_shared<spdlog::sinks::ringbuffer_sink_mt>(1000);
+  const TestCa ca_;
+  MetricRegistry metrics_;
+  Aggregator aggregator_{{.policy = TwoTenants}, metrics_};
+  std::unique_ptr<ShardServer> server_;
+};
+
+TEST_F(TenantsTest, TenantsJoinTheirOwnJobs) {
+  const auto a = Node(ca_.IssueWith("one", Spiffe("a/host")));
+  const auto b = Node(ca_.IssueWith("two", "IP:127.0.0.1,DNS:x,DNS:host.b.example"));
+  const auto of_a = Join(*a, "a-1");
+  const auto of_b = Join(*b, "b-1");
+  ASSERT_TRUE(of_a.ok()) << of_a.status();
+  ASSERT_TRUE(of_b.ok()) << of_b.status();
+  EXPECT_EQ(aggregator_.PrincipalOf(of_a->token), "spiffe://test/a/host");
+  EXPECT_EQ(aggregator_.PrincipalOf(of_b->token), "DNS:x");
+  EXPECT_TRUE(a->Heartbeat(of_a->token, Now() + kTestPatience).ok());
+}
+
+TEST_F(TenantsTest, AnotherTenantsJobIsRefusedLoggedOnceAndCounted) {
+  const auto node = Node(ca_.IssueWith("one", Spiffe("a/host")));
+  const absl::Status status = Join(*node, "b-1").status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kPermissionDenied);
+  EXPECT_THAT(std::string(status.message()),
+              AllOf(HasSubstr("job 'b-1'"), HasSubstr("certificate 'spiffe://test/a/host'"),
+                    HasSubstr("tenant 'a'"), HasSubstr("'a-*' only")));
+  EXPECT_EQ(Refused("job"), 1);
+  EXPECT_EQ(LogLines("spiffe://test/a/host"), 1u);
+  EXPECT_EQ(aggregator_.num_jobs(), 0u);
+}
+
+TEST_F(TenantsTest, NamesOfAnotherKindDoNotCount) {
+  const auto node = Node(ca_.Issue("host.b.example"));  // its common name
+  EXPECT_EQ(Join(*node, "b-1").status().code(), absl::StatusCode::kPermissionDenied);
+  EXPECT_EQ(Refused("certificate"), 1);
+}
+
+TEST_F(TenantsTest, RenewedCertificateOfTheSameNameUsesTheMembership) {
+  const auto first = Node(ca_.IssueWith("one", Spiffe("a/host")));
+  const auto membership = Join(*first, "a-1");
+  ASSERT_TRUE(membership.ok()) << membership.status();
+  const auto renewed = Node(ca_.IssueWith("two", Spiffe("a/host")));
+  EXPECT_TRUE(renewed->Heartbeat(membership->token, Now() + kTestPatience).ok());
+}
+
+// A thief has a good certificate of the owner's tenant, and the owner's token.
+class OtherCertificateTest : public TenantsTest {
+ protected:
+  void SetUp() override {
+    const auto membership = Join(*owner_, "a-1");
+    ASSERT_TRUE(membership.ok()) << membership.status();
+    token_ = membership->token;
+    ASSERT_TRUE(owner_->Attach(token_, "", sink_).ok());
+  }
+  void ExpectRefused(const grpc::Status& status) {
+    EXPECT_EQ(status.error_code(), grpc::StatusCode::PERMISSION_DENIED);
+    EXPECT_THAT(status.error_message(), AllOf(HasSubstr("certificate 'spiffe://test/a/owner'"),
+                                              HasSubstr("'spiffe://test/a/thief'")));
+    EXPECT_EQ(Refused("token"), ++refused_);
+    EXPECT_TRUE(owner_->Heartbeat(token_, Now() + kTestPatience).ok());
+    EXPECT_TRUE(sink_->failures.Get().empty());
+  }
+  template <typename Request, typename Response>
+  void ExpectCallRefused(grpc::Status (v1::Control::Stub::*call)(grpc::ClientContext*,
+                                                                 const Request&, Response*)) {
+    grpc::ClientContext context;
+    context.set_deadline(ToSystemTime(Now() + kTestPatience));
+    Request request;
+    request.set_token(token_);
+    Response response;
+    ExpectRefused((stub_.get()->*call)(&context, request, &response));
+  }
+
+  const std::unique_ptr<RemoteShard> owner_ = Node(ca_.IssueWith("owner", Spiffe("a/owner")));
+  const std::shared_ptr<RecordingSink> sink_ = std::make_shared<RecordingSink>();
+  const std::shared_ptr<grpc::Channel> channel_ =
+      Channel(MakeChannelCredentials(ca_.IssueWith("thief", Spiffe("a/thief"))));
+  const std::unique_ptr<v1::Control::Stub> stub_ = v1::Control::NewStub(channel_);
+  SessionToken token_ = 0;
+  int refused_ = 0;
+};
+
+TEST_F(OtherCertificateTest, NoCallIsTaken) {
+  ExpectCallRefused(&v1::Control::Stub::Heartbeat);
+  ExpectCallRefused(&v1::Control::Stub::RegisterBucket);
+  ExpectCallRefused(&v1::Control::Stub::ReadResidual);
+  ExpectCallRefused(&v1::Control::Stub::WriteResidual);
+  ExpectCallRefused(&v1::Control::Stub::Leave);
+}
+
+TEST_F(OtherCertificateTest, NoStreamIsTaken) {
+  RawStream stream(channel_);
+  // A later incarnation would take the owner's stream's place.
+  ASSERT_TRUE(stream.Write(EncodeOpen({.token = token_, .num_streams = 1, .incarnation = 7})));
+  ExpectRefused(stream.Finish());
+}
+
+TEST_F(TenantsTest, ClientWithoutACertificateIsRefusedCountedAndLogged) {
+  std::ifstream file(ca_.folder() + "/ca.crt");
+  grpc::SslCredentialsOptions options;
+  options.pem_root_certs.assign(std::istreambuf_iterator<char>(file), {});
+  ExpectNoConnection(grpc::SslCredentials(options), "peer did not return a certificate");
+}
+
+TEST_F(TenantsTest, ClientOfAnotherCaIsRefusedCountedAndLogged) {
+  const TestCa other;
+  TlsFiles files = other.IssueWith("node", Spiffe("a/host"));
+  files.ca = ca_.folder() + "/ca.crt";
+  ExpectNoConnection(MakeChannelCredentials(files), "Handshake failed");
+}
+
+TEST_F(TenantsTest, ClientWhoseCertificateHasExpiredIsRefusedCountedAndLogged) {
+  ExpectNoConnection(MakeChannelCredentials(ca_.Issue("late", -absl::Minutes(1))),
+                     "certificate verify failed");
+}
+
+TEST_F(TenantsTest, ClientWithoutTlsIsCountedAndLogged) {
+  ExpectNoConnection(grpc::InsecureChannelCredentials(), "wrong version number");
+}
+
+}  // namespace
+}  // namespace thalweg
