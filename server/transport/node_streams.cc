@@ -124,6 +124,11 @@ absl::Status NodeStreams::Contribute(uint32_t index, const ServerStream& from, C
   }
   released.clear();
   counters_.received.Add(static_cast<double>(chunk.payload.SizeBytes()));
+  if (header.workers > 0) {
+    return shard_.Supply(key_.token,
+                         {header.id, header.epoch, header.wire, header.elems, header.workers,
+                          header.nonfinite_elems, std::move(chunk.payload)});
+  }
   return shard_.Contribute(key_.token,
                            Contribution{header.id, header.epoch, header.wire, header.elems,
                                         std::move(chunk.payload), header.loss_scale});
@@ -246,6 +251,10 @@ absl::StatusOr<std::shared_ptr<NodeStreams>> NodeTable::Admit(
   MutexLock lock(mutex_);
   const NodeStreams::Key key{open.token, open.identity};
   std::erase_if(nodes_, [](const auto& entry) { return entry.second.expired(); });
+  // It has had results from this shard before the shard was restarted, or the node has ended.
+  if (open.received > 0 && !nodes_.contains(key)) {
+    return absl::NotFoundError("no such membership: the shard has been restarted, or it has ended");
+  }
   std::weak_ptr<NodeStreams>& entry = nodes_[key];
   std::shared_ptr<NodeStreams> node = entry.lock();
   if (node == nullptr) {
