@@ -25,6 +25,9 @@ absl::Status NodeStreams::CheckLocked(const OpenFrame& open) const {
                                                    num_streams_, " as it said before"));
   }
   const Lane& lane = lanes_[open.stream];
+  if (!lane.was_open && open.received > 0) {
+    return absl::NotFoundError("no such membership: it has ended, or the shard has been restarted");
+  }
   if (lane.was_open && open.incarnation <= lane.incarnation) {
     return absl::AlreadyExistsError(
         absl::StrCat("node has stream ", open.stream, " of ", num_streams_, " open already"));
@@ -251,10 +254,6 @@ absl::StatusOr<std::shared_ptr<NodeStreams>> NodeTable::Admit(
   MutexLock lock(mutex_);
   const NodeStreams::Key key{open.token, open.identity};
   std::erase_if(nodes_, [](const auto& entry) { return entry.second.expired(); });
-  // It has had results from this shard before the shard was restarted, or the node has ended.
-  if (open.received > 0 && !nodes_.contains(key)) {
-    return absl::NotFoundError("no such membership: the shard has been restarted, or it has ended");
-  }
   std::weak_ptr<NodeStreams>& entry = nodes_[key];
   std::shared_ptr<NodeStreams> node = entry.lock();
   if (node == nullptr) {

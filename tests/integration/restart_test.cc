@@ -166,7 +166,8 @@ class RestartTest : public ::testing::Test {
     ASSERT_TRUE(shard.Attach(token, "", sinks_[node]).ok());
     for (uint32_t c = 0; c < kChunks; ++c) {
       const bool is_float = wire == WireFormat::kFloat32;
-      const BucketLayout layout{DType::kFloat32, {{"w", {is_float ? kFloats : kSigns}}}};
+      const BucketLayout layout{DType::kFloat32,
+                                {{"w", {static_cast<int64_t>(is_float ? kFloats : kSigns)}}}};
       const BucketId bucket = IdOf(wire, c, 1).bucket;
       ASSERT_TRUE(shard.RegisterBucket(token, {bucket, layout, wire}, Now() + kPatience).ok());
     }
