@@ -10,6 +10,10 @@
 //    │ Contribute (per chunk) ───────────▶ holds it; the last one of a round makes it fold
 //    │ ◀──────────────────── sink.OnResult to every node, the same bytes
 //    │ Leave ────────────────────────────▶
+//
+// A shard keeps everything in memory. When it has been restarted, its nodes join again with
+// JoinRequest::resume, announce their buckets, Supply the results that the shard wants of them, and
+// repeat the contributions that have no result (server/sidecar/returning_shard.h).
 #pragma once
 
 #include <cstdint>
@@ -41,8 +45,17 @@ struct LinkSpeed {
   Duration round_trip{};
 };
 
+// BucketRounds name one round for each of the first chunks of a bucket or part; 0 names none.
+struct BucketRounds {
+  BucketId bucket;
+  std::vector<uint64_t> rounds;  // by chunk
+
+  bool operator==(const BucketRounds&) const = default;
+};
+
 // A JoinRequest describes the node and its job. Everything except the first three fields, the link,
-// the costs and the rates must be the same on all nodes of a job.
+// the costs, the rates and the rounds must be the same on all nodes of a job; and either all of
+// them resume the job or none does.
 //
 // Job and identity together name the job on a shard: whoever does not know its secret can only name
 // another one.
@@ -75,6 +88,10 @@ struct JoinRequest {
   // What the transport knows of a caller on another machine. A caller in the same process has none
   // and is believed.
   std::optional<PeerNames> peer;
+  // Set when the job has begun on this shard and the shard has forgotten it: the last rounds whose
+  // results this node has, 0 for chunks that other shards sum. At most kMaxResumedChunks numbers.
+  // chunk_bytes and window_chunks are then what the shard answered at first.
+  std::optional<std::vector<BucketRounds>> resume = std::nullopt;
 };
 
 // A member's key to its job on one shard. It is random; 0 is never valid.
@@ -123,6 +140,9 @@ struct Membership {
   // chosen for the rates of the links, and what that predicts.
   std::vector<uint32_t> shares = {};
   ShareForecast forecast = {};
+  bool resumed = false;  // as the request has asked for
+  // The results that this node must Supply, because others lack them.
+  std::vector<BucketRounds> wanted = {};
 };
 
 // A BucketAnnouncement describes a bucket, or a part of one, before its first contribution; all
@@ -185,8 +205,9 @@ class NodeSink {
   virtual uint32_t Backlog() const { return 0; }
   // Returns how many times a connection to the node has broken and come back.
   virtual uint64_t Reconnections() const { return 0; }
-  // Reports that the job has failed: `why` names job, bucket, round and the missing nodes. It is
-  // the last call made.
+  // Reports that the job has failed: `why` names job, bucket, round and the missing nodes. NotFound
+  // means instead that the shard does not know the membership: it has been restarted. It is the
+  // last call made.
   virtual void OnFailed(absl::Status why) = 0;
 };
 
@@ -224,6 +245,10 @@ class Shard {
 
   // Contributes without blocking. Repeating a contribution is harmless: it counts once.
   virtual absl::Status Contribute(SessionToken token, Contribution contribution) = 0;
+
+  // Gives the shard, without blocking, a result that Membership::wanted names. Nodes that repeat
+  // their contribution to that round get it.
+  virtual absl::Status Supply(SessionToken token, RoundResult result) = 0;
 
   // Read or write, for a checkpoint, what the shard's encoding of a chunk's results has left out so
   // far and will add to the next one (docs/codecs.md), in true units: without the loss scale that

@@ -24,6 +24,8 @@ inline constexpr uint32_t kMaxShards = 8192;
 inline constexpr size_t kMaxNameBytes = 512;
 // A bucket, or a part of one, has at most this many tensors, padding included.
 inline constexpr uint32_t kMaxBucketTensors = 1 << 18;
+// A node that resumes a job on a shard tells it the rounds of at most this many chunks.
+inline constexpr size_t kMaxResumedChunks = 1 << 17;
 // The reason of a failure is cut to this length. gRPC sends it as HTTP/2 metadata, of which a
 // receiver accepts 8 KiB; bytes outside plain ASCII take three each.
 inline constexpr size_t kMaxReasonBytes = 2000;

@@ -117,7 +117,10 @@ absl::StatusOr<Membership> Aggregator::Join(const JoinRequest& request, TimePoin
     Leave(token, absl::OkStatus());
     return terms.status();
   }
-  return MembershipOf(token, *terms, options_.weight);
+  Membership membership = MembershipOf(token, *terms, options_.weight);
+  membership.resumed = request.resume.has_value();
+  membership.wanted = job->WantedFrom(request.node);
+  return membership;
 }
 
 absl::StatusOr<std::shared_ptr<Job>> Aggregator::Admit(const JoinRequest& request,
@@ -235,6 +238,11 @@ absl::Status Aggregator::RegisterBucket(SessionToken token, const BucketAnnounce
 absl::Status Aggregator::Contribute(SessionToken token, Contribution contribution) {
   THALWEG_ASSIGN_OR_RETURN(const Seat seat, Find(token));
   return seat.job->Contribute(seat.node, std::move(contribution), Now());
+}
+
+absl::Status Aggregator::Supply(SessionToken token, RoundResult result) {
+  THALWEG_ASSIGN_OR_RETURN(const Seat seat, Find(token));
+  return seat.job->Supply(seat.node, result, Now());
 }
 
 absl::StatusOr<std::vector<float>> Aggregator::ReadResidual(SessionToken token, BucketId bucket,

@@ -77,6 +77,7 @@ class Aggregator : public Shard {
   absl::Status RegisterBucket(SessionToken token, const BucketAnnouncement& bucket,
                               TimePoint deadline) override;
   absl::Status Contribute(SessionToken token, Contribution contribution) override;
+  absl::Status Supply(SessionToken token, RoundResult result) override;
   absl::StatusOr<std::vector<float>> ReadResidual(SessionToken token, BucketId bucket,
                                                   uint32_t chunk, TimePoint deadline) override;
   absl::Status WriteResidual(SessionToken token, BucketId bucket, uint32_t chunk,

@@ -16,6 +16,11 @@ namespace {
 
 std::string Seconds(Duration d) { return absl::StrCat(ToSeconds(d), " s"); }
 
+JoinRequest WithoutRounds(JoinRequest request) {
+  request.resume.reset();
+  return request;
+}
+
 std::vector<Counter*> WaitedFor(const ShardMetrics& metrics, uint32_t num_nodes) {
   std::vector<Counter*> counters;
   for (uint32_t node = 0; node < num_nodes; ++node) counters.push_back(&metrics.WaitedFor(node));
@@ -26,7 +31,8 @@ std::vector<Counter*> WaitedFor(const ShardMetrics& metrics, uint32_t num_nodes)
 
 Job::Job(const JoinRequest& first, uint32_t max_window_chunks, MemoryBudget& memory,
          ShardMetrics& metrics, FaultLog& faults, TraceWriter* trace)
-    : spec_(first),
+    : spec_(WithoutRounds(first)),
+      resumes_(first.resume.has_value()),
       max_window_chunks_(max_window_chunks),
       metrics_(metrics),
       faults_(faults),
@@ -63,6 +69,10 @@ absl::Status Job::AddMember(const JoinRequest& request, SessionToken token, Time
                          spec_.world_size));
         fatal = true;
       }
+    }
+    if (refusal.ok()) {
+      refusal = GatherRoundsLocked(request);
+      fatal = !refusal.ok();
     }
     if (refusal.ok()) SeatLocked(request, token, now, std::move(account));
   }
@@ -132,6 +142,8 @@ absl::Status Job::RegisterBucket(uint32_t node, const BucketAnnouncement& bucket
   {
     MutexLock lock(mutex_);
     THALWEG_RETURN_IF_ERROR(CheckActiveLocked(node));
+    // A node that lacks the last results of a layout still uses it, when others have the next one.
+    if (resumes_ && layouts_.IsReplaced(bucket.id)) return absl::OkStatus();
     status = layouts_.Register(NameLocked(node), bucket);
     if (status.ok()) engine_.AllowPart(bucket.id.part);
     if (status.ok()) residuals_.DropOlderLayouts(bucket.id);
@@ -149,16 +161,22 @@ absl::Status Job::RegisterBucket(uint32_t node, const BucketAnnouncement& bucket
 
 absl::Status Job::Contribute(uint32_t node, Contribution contribution, TimePoint now) {
   std::optional<Completed> completed;
+  std::optional<RoundResult> missed;
+  std::shared_ptr<NodeSink> sink;
   absl::Status status;
   {
     MutexLock lock(mutex_);
     THALWEG_RETURN_IF_ERROR(CheckActiveLocked(node));
     members_[node].last_heard = now;
-    auto held = HoldLocked(node, std::move(contribution), now);
-    status = held.status();
-    if (held.ok()) completed = *std::move(held);
+    sink = members_[node].sink;
+    if (!resumption_.Ask(node, contribution.id, &missed)) {
+      auto held = HoldLocked(node, std::move(contribution), now);
+      status = held.status();
+      if (held.ok()) completed = *std::move(held);
+    }
     UpdateMemoryLocked();
   }
+  if (missed && sink != nullptr) sink->OnResult(*std::move(missed));
   if (completed) status = Deliver(*completed);
   if (!status.ok()) Fail(status);
   return OfJob(spec_.job, status);
@@ -194,6 +212,7 @@ absl::StatusOr<std::optional<Job::Completed>> Job::HoldLocked(uint32_t node,
     if (completed.residual == nullptr) {
       completed.residual =
           residuals_.Get(bucket, chunk, round.elems, layouts_.Padding(bucket, chunk));
+      NoteLostResidualLocked(round.id);
       THALWEG_RETURN_IF_ERROR(ReserveLocked());
     }
   }
@@ -259,6 +278,8 @@ void Job::RemoveMember(uint32_t node, const absl::Status& reason) {
           IsOfJob(spec_.job, reason)
               ? reason
               : absl::Status(reason.code(), absl::StrCat(member.name, ": ", reason.message()));
+      // To a sink, NotFound would mean that this shard has been restarted.
+      if (absl::IsNotFound(failure)) failure = absl::AbortedError(failure.message());
     } else if (const auto open = engine_.OldestWaitingFor(node)) {
       failure = absl::AbortedError(absl::StrCat(member.name, " left while round ", open->id.round,
                                                 " of bucket ", ToString(open->id.bucket),
@@ -320,6 +341,7 @@ std::vector<std::shared_ptr<NodeSink>> Job::FailLocked(const absl::Status& reaso
   // The rounds can never complete, so their payloads and layouts are released at once.
   engine_ = RoundEngine({kEpoch, spec_.num_nodes, flow_.window_chunks, spec_.round_timeout});
   residuals_ = ResidualStore();
+  resumption_ = Resumption();
   layouts_ = LayoutRegistry(flow_.chunk_bytes, spec_.num_shards);
   UpdateMemoryLocked();
   for (const Member& member : members_) {

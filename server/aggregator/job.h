@@ -23,6 +23,7 @@
 #include "server/round/layout_registry.h"
 #include "server/round/link_rates.h"
 #include "server/round/residual_store.h"
+#include "server/round/resumption.h"
 #include "server/round/round_engine.h"
 #include "server/round/share_plan.h"
 
@@ -65,6 +66,11 @@ class Job {
   absl::Status RegisterBucket(uint32_t node, const BucketAnnouncement& bucket);
   absl::Status Contribute(uint32_t node, Contribution contribution, TimePoint now);
   absl::Status Heartbeat(uint32_t node, TimePoint now);
+
+  // These resume a job that has begun before the shard was restarted (job_resume.cc). The first is
+  // called once the job is complete, and returns the results that `node` must Supply.
+  std::vector<BucketRounds> WantedFrom(uint32_t node);
+  absl::Status Supply(uint32_t node, const RoundResult& result, TimePoint now);
 
   // Both implement the methods of Shard with the same names. (job_residuals.cc)
   absl::StatusOr<std::vector<float>> ReadResidual(uint32_t node, BucketId bucket, uint32_t chunk);
@@ -141,6 +147,14 @@ class Job {
   absl::Status CheckSameJob(const JoinRequest& request) const;
   void LearnLocked(const JoinRequest& request) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status BeginLocked(TimePoint now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // The following are in job_resume.cc. The first takes what a node that resumes the job has done;
+  // the second lets the engine go on from there when all nodes have joined; the third returns the
+  // sinks that get a result; the fourth counts a chunk whose residual is gone.
+  absl::Status GatherRoundsLocked(const JoinRequest& request) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status ResumeLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::StatusOr<std::vector<std::shared_ptr<NodeSink>>> TakeSuppliedLocked(
+      uint32_t node, const RoundResult& result) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void NoteLostResidualLocked(const RoundId& id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool IsCompleteLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::string MissingMembersLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::string NameLocked(uint32_t node) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -159,10 +173,12 @@ class Job {
   // Updates the gauges; gives the reservation back when the job is over.
   void UpdateMemoryLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
-  // Only fixed membership exists so far, so a job has one epoch.
+  // Only fixed membership exists so far, so a job has one epoch, also when it is resumed: tokens
+  // tell its memberships apart.
   static constexpr uint64_t kEpoch = 1;
 
-  const JoinRequest spec_;  // request of the node that came first
+  const JoinRequest spec_;  // request of the node that came first, without its rounds
+  const bool resumes_;      // the job has begun before the shard was restarted
   const uint32_t max_window_chunks_;
   ShardMetrics& metrics_;
   FaultLog& faults_;
@@ -184,6 +200,8 @@ class Job {
   SharePlan plan_ ABSL_GUARDED_BY(mutex_);  // this and the next are set once the job is complete
   FlowPlan flow_ ABSL_GUARDED_BY(mutex_);
   LayoutRegistry layouts_ ABSL_GUARDED_BY(mutex_);
+  Resumption resumption_ ABSL_GUARDED_BY(mutex_);
+  bool has_lost_residuals_ ABSL_GUARDED_BY(mutex_) = false;
   RoundEngine engine_ ABSL_GUARDED_BY(mutex_);
   ResidualStore residuals_ ABSL_GUARDED_BY(mutex_);
   std::shared_ptr<TenantAccount> account_ ABSL_GUARDED_BY(mutex_);

@@ -12,17 +12,19 @@ absl::Status Job::ReserveLocked() {
   const uint64_t held = engine_.max_held() * flow_.chunk_bytes;
   const uint64_t windows = held + held / spec_.num_nodes;
   const uint64_t layouts = layouts_.bytes();
+  const uint64_t resumption = resumption_.bytes();
   // This shard may sum more than its equal part, which is all that can be told in advance.
   const uint64_t residuals = std::max(layouts_.residual_bytes(), residuals_.bytes());
-  const absl::Status reserved = reservation_->Resize(windows + layouts + residuals);
+  const absl::Status reserved =
+      reservation_->Resize(windows + layouts + residuals + resumption);
   if (reserved.ok()) return reserved;
   return absl::Status(
       reserved.code(),
       absl::StrCat("aggregator shard ", spec_.shard, ": the job ", reserved.message(), " (",
                    windows, " for ", spec_.num_nodes, " nodes with windows of ",
                    flow_.window_chunks, " chunks of ", flow_.chunk_bytes, " bytes and results, ",
-                   layouts, " for layouts, ", residuals,
-                   " for residuals); raise the shard's limit (THALWEG_MEMORY_LIMIT) or the "
+                   layouts, " for layouts, ", residuals, " for residuals, ", resumption,
+                   " for resuming); raise the shard's limit (THALWEG_MEMORY_LIMIT) or the "
                    "tenant's quota, add aggregators, or lower THALWEG_WINDOW_CHUNKS or "
                    "THALWEG_CHUNK_BYTES"));
 }

@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "core/base/status_macros.h"
 #include "server/aggregator/job.h"
 
 namespace thalweg {
@@ -46,6 +47,7 @@ absl::Status Job::BeginLocked(TimePoint now) {
   flow_.window_chunks = std::min(flow_.window_chunks, max_window_chunks_);
   layouts_ = LayoutRegistry(flow_.chunk_bytes, spec_.num_shards);
   engine_ = RoundEngine({kEpoch, spec_.num_nodes, flow_.window_chunks, spec_.round_timeout});
+  THALWEG_RETURN_IF_ERROR(ResumeLocked());
   return ReserveLocked();
 }
 
@@ -55,6 +57,12 @@ absl::Status Job::CheckSameJob(const JoinRequest& r) const {
                                                    what, " is ", theirs, ", node ", spec_.node,
                                                    " (", spec_.node_name, ") says ", ours));
   };
+  if (r.resume.has_value() != resumes_) {
+    const auto when = [](bool resumes) {
+      return resumes ? "before this aggregator was restarted" : "now";
+    };
+    return differs("the job's beginning", when(r.resume.has_value()), when(resumes_));
+  }
   if (r.num_nodes != spec_.num_nodes) {
     return differs("the number of nodes", r.num_nodes, spec_.num_nodes);
   }

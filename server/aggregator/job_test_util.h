@@ -31,11 +31,14 @@ inline Bytes BytesOf(const Payload& payload) {
 }
 
 // Chunks have kMinChunkBytes, counted as the format counts them. Node k has workers[k] workers.
+// With `rounds`, by node, the nodes resume the job.
 class TestJob {
  public:
+  using Rounds = std::vector<BucketRounds>;
   static constexpr uint64_t kPlenty = 1 << 30;
 
-  explicit TestJob(std::vector<uint32_t> workers, uint64_t memory_bytes = kPlenty)
+  explicit TestJob(std::vector<uint32_t> workers, uint64_t memory_bytes = kPlenty,
+                   const std::vector<Rounds>& rounds = {})
       : workers_(std::move(workers)), memory_(memory_bytes, metrics_.memory_reserved_bytes) {
     JoinRequest request;
     request.job = "job";
@@ -45,11 +48,13 @@ class TestJob {
     request.chunk_bytes = kMinChunkBytes;
     request.window_chunks = 64;
     request.round_timeout = std::chrono::seconds(30);
+    if (!rounds.empty()) request.resume = rounds[0];
     job_ = std::make_unique<Job>(request, 64, memory_, metrics_, faults_);
     for (uint32_t node = 0; node < workers_.size(); ++node) {
       request.node = node;
       request.node_name = absl::StrCat("host", node);
       request.workers = workers_[node];
+      if (!rounds.empty()) request.resume = rounds[node];
       EXPECT_TRUE(job_->AddMember(request, node + 1, Now()).ok());
     }
     EXPECT_TRUE(job_->WaitComplete(Now()).ok());

@@ -34,6 +34,13 @@ ShardMetrics::ShardMetrics(MetricRegistry& r)
       contributions(r.GetCounter("thalweg_shard_contributions_total", "Contributions received")),
       duplicates(r.GetCounter("thalweg_shard_repeated_contributions_total",
                               "Contributions that came again and were not summed")),
+      resumed_jobs(r.GetCounter("thalweg_shard_resumed_jobs_total",
+                                "Jobs that nodes have resumed after this shard was restarted")),
+      supplied_results(r.GetCounter("thalweg_shard_supplied_results_total",
+                                    "Results of resumed jobs that one node has supplied for the "
+                                    "others")),
+      lost_residuals(r.GetCounter("thalweg_shard_lost_residuals_total",
+                                  "Chunks of resumed jobs whose residual began at zero again")),
       rounds(r, "thalweg_shard_rounds_total",
              "Chunk rounds by outcome: ok, or why the job failed while they were open"),
       jobs_ended(r, "thalweg_shard_jobs_ended_total",

@@ -31,6 +31,9 @@ struct ShardMetrics {
   Gauge& memory_reserved_bytes;
   Counter& contributions;
   Counter& duplicates;
+  Counter& resumed_jobs;
+  Counter& supplied_results;
+  Counter& lost_residuals;
   OutcomeCounters rounds;
   OutcomeCounters jobs_ended;
   Counter& bytes_in;

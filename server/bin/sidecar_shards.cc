@@ -10,6 +10,7 @@
 #include "core/base/status_macros.h"
 #include "server/identity/job_key.h"
 #include "server/net/address.h"
+#include "server/sidecar/returning_shard.h"
 
 namespace thalweg {
 namespace {
@@ -64,6 +65,12 @@ absl::StatusOr<std::unique_ptr<SidecarShards>> SidecarShards::Start(const Option
       [](const std::string& secret) -> absl::StatusOr<std::shared_ptr<const JobSigner>> {
     return JobKey::FromHex(secret);
   };
+  if (options.reconnect > Duration::zero()) {
+    directory.make_returning = [patience = options.reconnect,
+                                &registry](std::shared_ptr<Shard> shard) {
+      return std::make_shared<ReturningShard>(std::move(shard), patience, registry);
+    };
+  }
   shards->directory_ = std::make_unique<ShardDirectory>(std::move(directory));
   return shards;
 }

@@ -28,7 +28,7 @@ class SidecarShards {
     std::string listen;
     uint32_t threads = 1;   // for the network, once in each direction
     uint32_t channels = 0;  // see RemoteShard::Options
-    Duration reconnect{};   // RemoteShard::Options::grace
+    Duration reconnect{};   // RemoteShard::Options::grace, and ReturningShard's patience
     TlsFiles tls = {};
     TraceWriter* trace = nullptr;  // nothing is traced when null
     uint64_t memory_bytes = 0;     // see Aggregator::Options, also for the next

@@ -54,7 +54,7 @@ absl::Status LayoutRegistry::Register(const std::string& owner, const BucketAnno
                                                    Name(bucket.wire)));
   }
   const auto found = entries_.find({id.index, id.part});
-  if (found != entries_.end() && id.generation < found->second.bucket.id.generation) {
+  if (IsReplaced(id)) {
     return absl::FailedPreconditionError(
         absl::StrCat(owner, " announced bucket ", ToString(id), ", but ", found->second.owner,
                      " uses layout ", found->second.bucket.id.generation, " of it already"));
@@ -79,6 +79,11 @@ absl::Status LayoutRegistry::Register(const std::string& owner, const BucketAnno
             ChunkPlan::For(layout.Elems(), layout.dtype, bucket.wire, chunk_bytes_, num_shards_),
             layout.Padding()});
   return absl::OkStatus();
+}
+
+bool LayoutRegistry::IsReplaced(BucketId bucket) const {
+  const auto found = entries_.find({bucket.index, bucket.part});
+  return found != entries_.end() && bucket.generation < found->second.bucket.id.generation;
 }
 
 absl::StatusOr<const LayoutRegistry::Entry*> LayoutRegistry::Find(BucketId bucket,

@@ -30,6 +30,9 @@ class LayoutRegistry {
   // ResourceExhausted when the layouts would take more than kMaxBytes.
   absl::Status Register(const std::string& owner, const BucketAnnouncement& bucket);
 
+  // Says whether a later layout of the bucket has been registered.
+  bool IsReplaced(BucketId bucket) const;
+
   // Checks that a contribution is a chunk of a registered bucket with the right format and size.
   absl::Status Check(const Contribution& contribution) const;
 

@@ -67,6 +67,10 @@ class RoundEngine {
   // they have for part 0.
   void AllowPart(uint32_t part) { parts_.set(part); }
 
+  // The rounds of a chunk up to `id.round` are complete, somewhere else. Call it before the chunk's
+  // first contribution.
+  void SetCompleted(const RoundId& id) { chunks_[{id.bucket, id.chunk}].completed = id.round; }
+
   // Takes a contribution of `node` (< num_nodes), already checked against the bucket's layout.
   // `backlog` results of earlier rounds have not been sent to the node yet: they count as
   // unanswered, so that a node that sends but never reads is bounded too. Returns

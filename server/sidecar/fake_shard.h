@@ -49,6 +49,9 @@ class FakeShard : public Shard {
     if (on_contribute) on_contribute();
     return absl::OkStatus();
   }
+  absl::Status Supply(SessionToken, RoundResult) override {
+    return absl::UnimplementedError("nobody asks");
+  }
   absl::StatusOr<std::vector<float>> ReadResidual(SessionToken, BucketId, uint32_t,
                                                   TimePoint) override {
     return std::vector<float>();

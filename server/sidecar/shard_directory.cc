@@ -21,7 +21,10 @@ absl::StatusOr<ShardDirectory::JobShards> ShardDirectory::ShardsOf(const ipc::He
     job.invitation = options_.hosted.invite(hello.job, IdentityOf(job.signer.get()));
   }
   if (hello.shards.empty()) {
-    for (Shard* const shard : options_.configured) job.shards.push_back(Unowned(shard));
+    for (Shard* const shard : options_.configured) {
+      const bool is_elsewhere = !options_.addresses.empty();
+      job.shards.push_back(is_elsewhere ? Returning(Unowned(shard)) : Unowned(shard));
+    }
   }
   for (const ShardPlace& place : hello.shards) {
     THALWEG_ASSIGN_OR_RETURN(job.shards.emplace_back(), Find(place, hello.node));
@@ -45,7 +48,12 @@ absl::StatusOr<std::shared_ptr<Shard>> ShardDirectory::Find(const ShardPlace& pl
   MutexLock lock(mutex_);
   std::shared_ptr<Shard>& known = by_address_[place.address];
   if (known == nullptr) known = options_.connect(place.address);
-  return known;
+  return Returning(known);
+}
+
+std::shared_ptr<Shard> ShardDirectory::Returning(std::shared_ptr<Shard> shard) const {
+  if (options_.make_returning == nullptr) return shard;
+  return options_.make_returning(std::move(shard));
 }
 
 absl::StatusOr<std::shared_ptr<const JobSigner>> ShardDirectory::SignerOf(

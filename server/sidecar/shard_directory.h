@@ -37,6 +37,9 @@ class ShardDirectory {
     // Makes a signer from a job's secret. Null: jobs must not have any.
     std::function<absl::StatusOr<std::shared_ptr<const JobSigner>>(const std::string& secret)>
         make_signer;
+    // Wraps a shard of another process for one job, so that the job goes on when the shard is
+    // restarted (ReturningShard). Null: it does not.
+    std::function<std::shared_ptr<Shard>(std::shared_ptr<Shard>)> make_returning = nullptr;
   };
   explicit ShardDirectory(Options options) : options_(std::move(options)) {}
 
@@ -63,6 +66,7 @@ class ShardDirectory {
  private:
   absl::StatusOr<std::shared_ptr<const JobSigner>> SignerOf(const std::string& secret) const;
   absl::StatusOr<std::shared_ptr<Shard>> Find(const ShardPlace& place, uint32_t node);
+  std::shared_ptr<Shard> Returning(std::shared_ptr<Shard> shard) const;
 
   const Options options_;
   Mutex mutex_;

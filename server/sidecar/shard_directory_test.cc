@@ -40,7 +40,8 @@ class ShardDirectoryTest : public ::testing::Test {
                            },
                            [](const std::string& secret) {
                              return std::make_shared<const FakeSigner>("key of " + secret);
-                           }});
+                           },
+                           make_returning_});
   }
   static ipc::Hello NodeOne(std::vector<ShardPlace> shards) {
     ipc::Hello hello;
@@ -52,6 +53,7 @@ class ShardDirectoryTest : public ::testing::Test {
 
   FakeShard configured_, own_;
   std::vector<std::string> connected_;
+  std::function<std::shared_ptr<Shard>(std::shared_ptr<Shard>)> make_returning_;
   std::shared_ptr<std::string> invited_;
 };
 
@@ -71,6 +73,24 @@ TEST_F(ShardDirectoryTest, OwnShardIsCalledDirectlyAndOthersByTheirAddress) {
   ASSERT_EQ(shards->shards.size(), 3u);
   EXPECT_EQ(shards->shards[1].get(), &own_);
   EXPECT_EQ(connected_, (std::vector<std::string>{"10.0.0.2:7100", "agg:1"}));
+}
+
+TEST_F(ShardDirectoryTest, ShardsOfOtherProcessesReturnForEachJob) {
+  std::vector<std::shared_ptr<Shard>> wrapped;
+  make_returning_ = [&](std::shared_ptr<Shard> shard) {
+    wrapped.push_back(std::move(shard));
+    return std::make_shared<FakeShard>();
+  };
+  ShardDirectory directory = Directory(&own_);
+  const auto first = directory.ShardsOf(NodeOne({{"10.0.0.2:7100", 0}, {"10.0.0.1:7100", 1}}));
+  const auto second = directory.ShardsOf(NodeOne({{"10.0.0.2:7100", 0}}));
+  const auto third = directory.ShardsOf(NodeOne({}));
+  ASSERT_TRUE(first.ok() && second.ok() && third.ok());
+  ASSERT_EQ(wrapped.size(), 3u);
+  EXPECT_EQ(wrapped[0], wrapped[1]);
+  EXPECT_NE(first->shards[0], second->shards[0]);
+  EXPECT_EQ(first->shards[1].get(), &own_);
+  EXPECT_EQ(wrapped[2].get(), &configured_);
 }
 
 TEST_F(ShardDirectoryTest, JobsShareAConnectionUntilTheLastOneHasEnded) {

@@ -77,6 +77,9 @@ void BreakingProxy::Break() {
     break_all_ = true;
   }
   (void)!write(wake_[1], "x", 1);
+  MutexLock lock(mutex_);
+  changed_.WaitUntil(mutex_, kUntilStopped,
+                     [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return !break_all_; });
 }
 
 void BreakingProxy::SetOpen(bool is_open) {
@@ -100,7 +103,7 @@ void BreakingProxy::Loop() {
     {
       MutexLock lock(mutex_);
       if (stopping_) return;
-      break_all = std::exchange(break_all_, false);
+      break_all = break_all_;
     }
     std::array<char, 16> ignored;
     if (waiting[1].revents != 0) (void)!read(wake_[0], ignored.data(), ignored.size());
@@ -112,6 +115,11 @@ void BreakingProxy::Loop() {
       if (is_over) Reset(pairs_[i]);
     }
     std::erase_if(pairs_, [](const Pair& pair) { return pair.ends[0] < 0; });
+    if (break_all) {
+      MutexLock lock(mutex_);
+      break_all_ = false;
+      changed_.NotifyAll();
+    }
     if (waiting[0].revents != 0) AcceptOne();
   }
 }

@@ -23,7 +23,7 @@ class BreakingProxy {
   ~BreakingProxy();
 
   std::string address() const;
-  // Resets all connections.
+  // Resets all connections, and returns when nothing is forwarded on them any more.
   void Break();
   // Says whether new connections are taken; otherwise they are reset.
   void SetOpen(bool is_open);
@@ -49,6 +49,7 @@ class BreakingProxy {
   uint16_t port_ = 0;
 
   mutable Mutex mutex_;
+  CondVar changed_;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   bool is_open_ ABSL_GUARDED_BY(mutex_) = true;
   bool break_all_ ABSL_GUARDED_BY(mutex_) = false;

@@ -215,6 +215,37 @@ TEST(ControlCodecTest, HostsRatesAndSharesArriveBothWays) {
   EXPECT_EQ(answer->forecast, membership.forecast);
 }
 
+TEST(ControlCodecTest, RoundsOfResumedJobsArriveBothWays) {
+  const std::vector<BucketRounds> rounds = {{{3, 1, 2}, {7, 0, uint64_t{1} << 40}},
+                                            {{4, 0, 0}, {}}};
+  JoinRequest request;
+  request.resume = rounds;
+  const auto arrived = FromProto(ToProto(request));
+  ASSERT_TRUE(arrived.ok()) << arrived.status();
+  EXPECT_EQ(arrived->resume, rounds);
+  request.resume->clear();  // a job without a result yet
+  EXPECT_TRUE(FromProto(ToProto(request))->resume.has_value());
+  EXPECT_FALSE(FromProto(ToProto(JoinRequest{}))->resume.has_value());
+
+  Membership membership{1, 0, 4096, 1, 1};
+  EXPECT_FALSE(FromProto(ToProto(membership))->resumed);
+  membership.resumed = true;
+  membership.wanted = rounds;
+  const auto answer = FromProto(ToProto(membership));
+  ASSERT_TRUE(answer.ok()) << answer.status();
+  EXPECT_TRUE(answer->resumed);
+  EXPECT_EQ(answer->wanted, rounds);
+}
+
+TEST(ControlCodecTest, RoundsOfTooManyChunksAreRefused) {
+  JoinRequest request;
+  request.resume = {{{0, 0, 0}, std::vector<uint64_t>(kMaxResumedChunks - 1, 1)}};
+  EXPECT_TRUE(FromProto(ToProto(request)).ok());
+  request.resume->push_back({{1, 0, 0}, {}});  // a bucket counts, too
+  EXPECT_THAT(Message(FromProto(ToProto(request)).status()),
+              HasSubstr("the rounds of 131073 chunks, expected at most 131072"));
+}
+
 TEST(ControlCodecTest, AdviceOfALaterReleaseIsNone) {
   v1::JoinResponse proto = ToProto(Membership{1, 0, 4096, 1, 0});
   for (const Advice known : {Advice::kAggregator, Advice::kLocalShards, Advice::kFewerBytes}) {

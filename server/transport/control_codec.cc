@@ -119,6 +119,24 @@ absl::StatusOr<ShareForecast> ForecastOf(const v1::ShareForecast& proto) {
                        proto.advised_seconds_per_byte()};
 }
 
+template <class Proto>
+std::vector<BucketRounds> RoundsOf(const Proto& proto) {
+  std::vector<BucketRounds> all;
+  for (const v1::BucketRounds& each : proto) {
+    all.push_back({FromProto(each.bucket()), {each.rounds().begin(), each.rounds().end()}});
+  }
+  return all;
+}
+
+template <class Proto>
+void SetRounds(const std::vector<BucketRounds>& all, Proto* proto) {
+  for (const BucketRounds& each : all) {
+    v1::BucketRounds& out = *proto->Add();
+    *out.mutable_bucket() = ToProto(each.bucket);
+    out.mutable_rounds()->Add(each.rounds.begin(), each.rounds.end());
+  }
+}
+
 // A host crosses the network as its number plus 1, and kNoHost as 0.
 static_assert(kNoHost + 1 == 0);
 
@@ -160,6 +178,7 @@ v1::JoinRequest ToProto(const JoinRequest& request) {
   SetLinkAndCosts(request.link, request.costs, &proto);
   for (const uint32_t host : request.hosts) proto.add_shard_hosts(host + 1);
   proto.mutable_shard_rates()->Add(request.shard_rates.begin(), request.shard_rates.end());
+  if (request.resume) SetRounds(*request.resume, proto.mutable_resume()->mutable_completed());
   return proto;
 }
 
@@ -173,6 +192,8 @@ v1::JoinResponse ToProto(const Membership& membership) {
   proto.set_chunk_bytes(membership.chunk_bytes);
   proto.set_weight(membership.weight);
   SetLinkAndCosts(membership.link, membership.costs, &proto);
+  proto.set_resumed(membership.resumed);
+  SetRounds(membership.wanted, proto.mutable_wanted());
   if (membership.shares.empty()) return proto;
   proto.mutable_shares()->Add(membership.shares.begin(), membership.shares.end());
   const ShareForecast& forecast = membership.forecast;
@@ -261,6 +282,16 @@ absl::StatusOr<JoinRequest> FromProto(const v1::JoinRequest& proto) {
     THALWEG_RETURN_IF_ERROR(CheckNumber("one of shard_rates", rate));
     request.shard_rates.push_back(rate);
   }
+  if (proto.has_resume()) {
+    // Before they are copied; a bucket counts like a chunk.
+    size_t numbers = 0;
+    for (const auto& each : proto.resume().completed()) numbers += each.rounds_size() + 1;
+    if (numbers > kMaxResumedChunks) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "resume has the rounds of ", numbers, " chunks, expected at most ", kMaxResumedChunks));
+    }
+    request.resume = RoundsOf(proto.resume().completed());
+  }
   return request;
 }
 
@@ -313,6 +344,8 @@ absl::StatusOr<Membership> FromProto(const v1::JoinResponse& proto) {
   THALWEG_ASSIGN_OR_RETURN(membership.costs, CostsOf(proto));
   THALWEG_ASSIGN_OR_RETURN(membership.shares, SharesOf(proto));
   THALWEG_ASSIGN_OR_RETURN(membership.forecast, ForecastOf(proto.forecast()));
+  membership.resumed = proto.resumed();
+  membership.wanted = RoundsOf(proto.wanted());
   return membership;
 }
 

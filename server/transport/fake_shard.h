@@ -100,6 +100,10 @@ class FakeShard : public Shard {
                     2, std::move(contribution.payload)});
     return absl::OkStatus();
   }
+  absl::Status Supply(SessionToken, RoundResult result) override {
+    supplied.Add(std::move(result));
+    return absl::OkStatus();
+  }
   absl::StatusOr<std::vector<float>> ReadResidual(SessionToken token, BucketId bucket,
                                                   uint32_t chunk, TimePoint) override {
     residual_reads.Add({token, bucket, chunk, {}});
@@ -136,6 +140,7 @@ class FakeShard : public Shard {
   Recorder<std::shared_ptr<NodeSink>> sinks;
   Recorder<BucketAnnouncement> buckets;
   Recorder<Contribution> contributions;
+  Recorder<RoundResult> supplied;
   Recorder<ResidualCall> residual_reads, residual_writes;
   Recorder<SessionToken> heartbeats;
   Recorder<std::pair<SessionToken, absl::Status>> leaves;

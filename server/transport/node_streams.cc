@@ -25,6 +25,9 @@ absl::Status NodeStreams::CheckLocked(const OpenFrame& open) const {
                                                    num_streams_, " as it said before"));
   }
   const Lane& lane = lanes_[open.stream];
+  if (!lane.was_open && open.received > 0) {
+    return absl::NotFoundError("no such membership: it has ended, or the shard has been restarted");
+  }
   if (lane.was_open && open.incarnation <= lane.incarnation) {
     return absl::AlreadyExistsError(
         absl::StrCat("node has stream ", open.stream, " of ", num_streams_, " open already"));
@@ -125,6 +128,11 @@ absl::Status NodeStreams::Contribute(uint32_t index, const ServerStream& from, C
   }
   released.clear();
   counters_.received.Add(static_cast<double>(chunk.payload.SizeBytes()));
+  if (header.workers > 0) {
+    return shard_.Supply(key_.token,
+                         {header.id, header.epoch, header.wire, header.elems, header.workers,
+                          header.nonfinite_elems, std::move(chunk.payload)});
+  }
   return shard_.Contribute(key_.token,
                            Contribution{header.id, header.epoch, header.wire, header.elems,
                                         std::move(chunk.payload), header.loss_scale});

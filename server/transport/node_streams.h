@@ -48,7 +48,8 @@ class NodeStreams final : public NodeSink, public std::enable_shared_from_this<N
   // the place of its earlier incarnation, and sends what that has not delivered. Returns
   // InvalidArgument when the number of streams differs from the first stream's, or when more
   // results are said to have been received than were sent; AlreadyExists when that stream is open
-  // in this incarnation or a later one.
+  // in this incarnation or a later one; NotFound when it has had results, but not from this
+  // process.
   absl::Status Add(const OpenFrame& open, const std::shared_ptr<ServerStream>& stream);
   // Removes a stream whose gRPC operations have all completed; called by the NodeTable. Returns
   // true when no stream is left and none may be opened again.

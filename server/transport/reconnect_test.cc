@@ -158,6 +158,49 @@ TEST_F(ReconnectTest, FailureIsToldToANodeThatComesBack) {
   EXPECT_EQ(failures[0], why);
 }
 
+// Opens the node's streams at a shard that knows neither the node nor what it has received.
+TEST_F(ReconnectTest, ShardThatHasForgottenTheNodeSaysSo) {
+  for (uint32_t chunk : {0u, 1u}) {  // of the two streams, one has had no result yet
+    SCOPED_TRACE(chunk);
+    sink_ = std::make_shared<RecordingSink>();
+    Start(kTestPatience, nullptr, 2);
+    ASSERT_TRUE(Contribute(chunk, BytesFor(chunk)).ok());
+    ASSERT_EQ(sink_->results.WaitFor(1).size(), 1u);
+    proxy_->SetOpen(false);
+    proxy_->Break();
+    const std::string address = server_->address();
+    server_->Stop(Duration::zero());
+    server_.reset();
+    FakeShard restarted;
+    restarted.join_answer->token = token_ + 1;  // earlier ones are unknown
+    auto server = ShardServer::Start({.listen = address}, restarted, metrics_);
+    ASSERT_TRUE(server.ok()) << server.status();
+    proxy_->SetOpen(true);
+    const auto failures = sink_->failures.WaitFor(1);
+    ASSERT_EQ(failures.size(), 1u);
+    EXPECT_EQ(failures[0].code(), absl::StatusCode::kNotFound) << failures[0];
+    EXPECT_TRUE(absl::IsNotFound(Contribute(chunk + 2, BytesFor(chunk))));
+    node_.reset();
+    (*server)->Stop(Duration::zero());
+  }
+}
+
+TEST_F(ReconnectTest, SuppliedResultArrivesAsOne) {
+  Start(kTestPatience);
+  const auto bytes = BytesFor(3);
+  RoundResult result = ResultOf(3, Payload(std::as_bytes(std::span(*bytes)), bytes));
+  result.nonfinite_elems = 4;
+  ASSERT_TRUE(node_->Supply(token_, result).ok());
+  const auto supplied = shard_.supplied.WaitFor(1);
+  ASSERT_EQ(supplied.size(), 1u);
+  EXPECT_EQ(supplied[0].id, result.id);
+  EXPECT_EQ(supplied[0].epoch, result.epoch);
+  EXPECT_EQ(supplied[0].workers, 1u);
+  EXPECT_EQ(supplied[0].nonfinite_elems, 4u);
+  EXPECT_EQ(BytesOf(supplied[0].payload), *bytes);
+  EXPECT_TRUE(shard_.contributions.Get().empty());
+}
+
 TEST_F(ReconnectTest, NodeThatLeavesWhileItIsAwayDoesNotWaitForTheGrace) {
   Start(seconds(60));
   proxy_->SetOpen(false);

@@ -112,16 +112,24 @@ class GrpcRemoteShard final : public RemoteShard {
   }
 
   absl::Status Contribute(SessionToken token, Contribution contribution) override {
-    std::shared_ptr<ShardStreams> streams;
-    {
-      MutexLock lock(mutex_);
-      const auto entry = streams_.find(token);
-      if (entry == streams_.end()) {
-        return absl::FailedPreconditionError(absl::StrCat("not attached to ", peer_));
-      }
-      streams = entry->second;
-    }
-    return streams->Send(contribution);
+    return Send(token,
+                {.id = contribution.id,
+                 .epoch = contribution.epoch,
+                 .wire = contribution.wire,
+                 .elems = contribution.elems,
+                 .loss_scale = contribution.loss_scale},
+                contribution.payload);
+  }
+
+  absl::Status Supply(SessionToken token, RoundResult result) override {
+    return Send(token,
+                {.id = result.id,
+                 .epoch = result.epoch,
+                 .wire = result.wire,
+                 .elems = result.elems,
+                 .workers = result.workers,
+                 .nonfinite_elems = result.nonfinite_elems},
+                result.payload);
   }
 
   absl::StatusOr<std::vector<float>> ReadResidual(SessionToken token, BucketId bucket,
@@ -188,6 +196,19 @@ class GrpcRemoteShard final : public RemoteShard {
   }
 
  private:
+  absl::Status Send(SessionToken token, const ChunkHeader& header, const Payload& payload) {
+    std::shared_ptr<ShardStreams> streams;
+    {
+      MutexLock lock(mutex_);
+      const auto entry = streams_.find(token);
+      if (entry == streams_.end()) {
+        return absl::FailedPreconditionError(absl::StrCat("not attached to ", peer_));
+      }
+      streams = entry->second;
+    }
+    return streams->Send(header, payload);
+  }
+
   template <typename Request, typename Response>
   using Method = grpc::Status (v1::Control::Stub::*)(grpc::ClientContext*, const Request&,
                                                      Response*);

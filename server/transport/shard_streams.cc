@@ -66,26 +66,23 @@ OpenFrame ShardStreams::OpenFor(uint32_t index, const Lane& lane) const {
   return open;
 }
 
-absl::Status ShardStreams::Send(const Contribution& contribution) {
-  const auto index = static_cast<uint32_t>(contribution.id.chunk % options_.connections.size());
-  uint64_t received = 0;
+absl::Status ShardStreams::Send(ChunkHeader header, const Payload& payload) {
+  const auto index = static_cast<uint32_t>(header.id.chunk % options_.connections.size());
   {
     MutexLock lock(mutex_);
     if (!failure_.ok()) return failure_;
     if (sink_ == nullptr) {
       return absl::FailedPreconditionError(absl::StrCat("the node has left ", options_.peer));
     }
-    if (is_resumable()) received = lanes_[index].received;
+    if (is_resumable()) header.acknowledged = lanes_[index].received;
   }
-  const size_t payload_bytes = contribution.payload.SizeBytes();
+  const size_t payload_bytes = payload.SizeBytes();
   if (payload_bytes > kMaxPayloadBytes) {
-    return absl::InvalidArgumentError(absl::StrCat("a contribution of ", payload_bytes,
-                                                   " bytes, expected at most ", kMaxPayloadBytes));
+    return absl::InvalidArgumentError(
+        absl::StrCat("a chunk of ", payload_bytes, " bytes, expected at most ", kMaxPayloadBytes));
   }
   counters_.sent.Add(static_cast<double>(payload_bytes));
-  Queue(index, EncodeChunk({contribution.id, contribution.epoch, contribution.wire,
-                            contribution.elems, 0, 0, contribution.loss_scale, received},
-                           contribution.payload));
+  Queue(index, EncodeChunk(header, payload));
   return absl::OkStatus();
 }
 
@@ -266,7 +263,9 @@ absl::Status ShardStreams::LostStream(uint32_t index, const grpc::Status& status
     const std::string end = IsOurs(status) ? "the shard does not take it back: "
                                            : absl::StrCat("it has not come back within ",
                                                           ToSeconds(options_.grace), " s: ");
-    return absl::UnavailableError(
+    const bool is_forgotten = IsOurs(status) && absl::IsNotFound(FromGrpc(status));
+    return absl::Status(
+        is_forgotten ? absl::StatusCode::kNotFound : absl::StatusCode::kUnavailable,
         absl::StrCat("lost the connection to ", peer, ": ", lane.cause, "; ", end, message));
   }
   if (status.error_code() == grpc::StatusCode::UNAVAILABLE ||

@@ -43,8 +43,9 @@ class ShardStreams {
   static std::shared_ptr<ShardStreams> Open(Options options, std::shared_ptr<NodeSink> sink,
                                             StreamCounters counters);
 
-  // Queues the contribution on its chunk's stream, or returns why the streams have failed.
-  absl::Status Send(const Contribution& contribution);
+  // Queues a contribution, or a result that the shard wants, on its chunk's stream, or returns why
+  // the streams have failed. Sets the header's acknowledgement.
+  absl::Status Send(ChunkHeader header, const Payload& payload);
 
   // Stops all calls to the sink from now on.
   void Detach();

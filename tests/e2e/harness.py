@@ -39,8 +39,8 @@ class Servers:
     aggregators: list[Server] = field(default_factory=list)
     sidecars: list[Server] = field(default_factory=list)
 
-    def add_aggregator(self, *flags: str) -> Server:
-        argv = [str(_binaries.find(_binaries.AGGREGATOR)), "--listen", "127.0.0.1:0"]
+    def add_aggregator(self, *flags: str, listen: str = "127.0.0.1:0") -> Server:
+        argv = [str(_binaries.find(_binaries.AGGREGATOR)), "--listen", listen]
         server = self._start("aggregator", [*argv, "--http", "127.0.0.1:0", *flags])
         self.aggregators.append(server)
         return server

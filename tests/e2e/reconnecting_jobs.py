@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import thalweg.ddp
 
-STEPS = 150
+STEPS = int(os.environ.get("STEPS", "150"))
 
 
 def train() -> str:

@@ -46,6 +46,9 @@ class ForwardingShard : public Shard {
   absl::Status Contribute(SessionToken token, Contribution contribution) override {
     return shard_.Contribute(token, std::move(contribution));
   }
+  absl::Status Supply(SessionToken token, RoundResult result) override {
+    return shard_.Supply(token, std::move(result));
+  }
 
  private:
   Shard& shard_;

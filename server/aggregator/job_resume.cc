@@ -1,0 +1,87 @@
+// This file holds the parts of Job that resume it after its shard has been restarted.
+#include <spdlog/spdlog.h>
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "core/base/status_macros.h"
+#include "server/aggregator/job.h"
+
+namespace thalweg {
+
+absl::Status Job::GatherRoundsLocked(const JoinRequest& request) {
+  if (!request.resume) return absl::OkStatus();
+  THALWEG_RETURN_IF_ERROR(resumption_.Add(request.node, *request.resume));
+  return ReserveLocked();
+}
+
+absl::Status Job::ResumeLocked() {
+  if (!resumes_) return absl::OkStatus();
+  // All parts together have the windows of as many parts as there can be.
+  const uint64_t max_lacking = engine_.max_held() * kMaxParts;
+  THALWEG_ASSIGN_OR_RETURN(const std::vector<RoundId> complete,
+                           resumption_.Settle(spec_.num_nodes, max_lacking));
+  for (const RoundId& id : complete) {
+    engine_.AllowPart(id.bucket.part);
+    engine_.SetCompleted(id);
+  }
+  metrics_.resumed_jobs.Add(1);
+  spdlog::info(
+      "job '{}': its nodes resume it after this shard has been restarted, with {} chunks; the "
+      "results of {} are passed on from nodes that have them",
+      spec_.job, complete.size(), resumption_.num_missing());
+  return absl::OkStatus();
+}
+
+std::vector<BucketRounds> Job::WantedFrom(uint32_t node) {
+  MutexLock lock(mutex_);
+  return resumption_.WantedFrom(node);
+}
+
+absl::Status Job::Supply(uint32_t node, const RoundResult& result, TimePoint now) {
+  absl::StatusOr<std::vector<std::shared_ptr<NodeSink>>> sinks;
+  {
+    MutexLock lock(mutex_);
+    THALWEG_RETURN_IF_ERROR(CheckActiveLocked(node));
+    members_[node].last_heard = now;
+    sinks = TakeSuppliedLocked(node, result);
+  }
+  if (!sinks.ok()) {
+    Fail(sinks.status());
+    return OfJob(spec_.job, sinks.status());
+  }
+  for (const auto& sink : *sinks) sink->OnResult(result);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::vector<std::shared_ptr<NodeSink>>> Job::TakeSuppliedLocked(
+    uint32_t node, const RoundResult& result) {
+  const size_t bytes = result.payload.SizeBytes();
+  // Formats that send indices beside elements take up to twice a chunk's bytes.
+  if (result.epoch != kEpoch || result.workers != spec_.world_size ||
+      bytes > 2 * flow_.chunk_bytes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(NameLocked(node), " supplies a result of epoch ", result.epoch, " and ",
+                     result.workers, " workers in ", bytes, " bytes, expected epoch ", kEpoch, ", ",
+                     spec_.world_size, " workers and at most ", 2 * flow_.chunk_bytes, " bytes"));
+  }
+  THALWEG_ASSIGN_OR_RETURN(const std::vector<uint32_t> asked, resumption_.Supply(node, result));
+  metrics_.supplied_results.Add(1);
+  std::vector<std::shared_ptr<NodeSink>> sinks;
+  for (const uint32_t each : asked) {
+    if (members_[each].sink != nullptr) sinks.push_back(members_[each].sink);
+  }
+  return sinks;
+}
+
+void Job::NoteLostResidualLocked(const RoundId& id) {
+  if (!resumes_ || id.round == 1) return;
+  metrics_.lost_residuals.Add(1);
+  if (std::exchange(has_lost_residuals_, true)) return;
+  spdlog::warn(
+      "job '{}': what the encoding of results had left out before this shard was restarted is "
+      "lost: the residuals of int8 and onebit begin at zero again",
+      spec_.job);
+}
+
+}  // namespace thalweg

@@ -1,0 +1,349 @@
+#include "server/sidecar/returning_shard.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "core/base/protocol.h"
+
+namespace thalweg {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+constexpr Duration kTestPatience = seconds(30);
+constexpr BucketId kBucket{1, 0, 0};
+
+TimePoint Soon() { return Now() + kTestPatience; }
+
+// The shard writes down what it hears, as words that begin with the token. A Join gets the next
+// token. Set the answers before they are asked for, or within on_join.
+class ForgetfulShard : public Shard {
+ public:
+  absl::StatusOr<LinkSpeed> MeasureLink(TimePoint) override { return LinkSpeed{}; }
+  absl::StatusOr<Membership> Join(const JoinRequest& request, TimePoint) override {
+    if (on_join) on_join();
+    MutexLock lock(mutex_);
+    joins_.push_back(request);
+    changed_.NotifyAll();
+    if (!refusal.ok()) return refusal;
+    Membership membership{++token_, 1, kMinChunkBytes, 4};
+    membership.resumed = request.resume.has_value() && resumes;
+    membership.wanted = wanted;
+    return membership;
+  }
+  absl::Status Attach(SessionToken token, const std::string&,
+                      std::shared_ptr<NodeSink> sink) override {
+    MutexLock lock(mutex_);
+    if (token == token_) sink_ = std::move(sink);
+    return absl::OkStatus();
+  }
+  absl::Status RegisterBucket(SessionToken token, const BucketAnnouncement& bucket,
+                              TimePoint) override {
+    return Note(token, absl::StrCat("register ", ToString(bucket.id)));
+  }
+  absl::Status Contribute(SessionToken token, Contribution contribution) override {
+    return Note(token, absl::StrCat("contribute ", contribution.id.chunk, " round ",
+                                    contribution.id.round));
+  }
+  absl::Status Supply(SessionToken token, RoundResult result) override {
+    return Note(token, absl::StrCat("supply ", result.id.chunk, " round ", result.id.round));
+  }
+  absl::StatusOr<std::vector<float>> ReadResidual(SessionToken token, BucketId, uint32_t,
+                                                  TimePoint) override {
+    const absl::Status status = Note(token, "read");
+    if (!status.ok()) return status;
+    return std::vector<float>{1};
+  }
+  absl::Status WriteResidual(SessionToken token, BucketId, uint32_t, std::span<const float>,
+                             TimePoint) override {
+    return Note(token, "write");
+  }
+  absl::StatusOr<ClockReading> Heartbeat(SessionToken token, TimePoint) override {
+    MutexLock lock(mutex_);
+    if (token <= forgotten_) return absl::NotFoundError("no such membership");
+    return ClockReading{"a boot", 1};
+  }
+  void Leave(SessionToken token, const absl::Status&) override {
+    MutexLock lock(mutex_);
+    left_.push_back(token);
+    changed_.NotifyAll();
+  }
+
+  // Restarts the shard; the stream tells the node, unless it is silent.
+  void Restart(bool silently = false) {
+    const auto sink = Forget();
+    if (!silently) sink->OnFailed(absl::NotFoundError("no such membership"));
+  }
+  std::shared_ptr<NodeSink> Forget() {
+    MutexLock lock(mutex_);
+    forgotten_ = token_;
+    return sink_;
+  }
+  std::shared_ptr<NodeSink> sink() {
+    MutexLock lock(mutex_);
+    return sink_;
+  }
+  void Answer(uint32_t chunk, uint64_t round) { sink()->OnResult(ResultOf(chunk, round)); }
+  static RoundResult ResultOf(uint32_t chunk, uint64_t round) {
+    return {{kBucket, chunk, round}, 1, WireFormat::kFloat32, 1, 2, 0, Payload()};
+  }
+
+  // Waits for as many calls.
+  std::vector<std::string> WaitForCalls(size_t count) {
+    MutexLock lock(mutex_);
+    changed_.WaitUntil(mutex_, Soon(), [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+      return calls_.size() >= count;
+    });
+    return calls_;
+  }
+  std::vector<JoinRequest> WaitForJoins(size_t count) {
+    MutexLock lock(mutex_);
+    changed_.WaitUntil(mutex_, Soon(), [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+      return joins_.size() >= count;
+    });
+    return joins_;
+  }
+  std::vector<SessionToken> WaitForLeaves(size_t count) {
+    MutexLock lock(mutex_);
+    changed_.WaitUntil(mutex_, Soon(), [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+      return left_.size() >= count;
+    });
+    return left_;
+  }
+
+  std::function<void()> on_join;  // called without a lock
+  absl::Status refusal;
+  bool resumes = true;
+  std::vector<BucketRounds> wanted;
+
+ private:
+  absl::Status Note(SessionToken token, const std::string& what) {
+    MutexLock lock(mutex_);
+    if (token <= forgotten_) return absl::NotFoundError("no such membership");
+    calls_.push_back(absl::StrCat(token, " ", what));
+    changed_.NotifyAll();
+    return absl::OkStatus();
+  }
+
+  Mutex mutex_;
+  CondVar changed_;
+  SessionToken token_ ABSL_GUARDED_BY(mutex_) = 0;
+  SessionToken forgotten_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::shared_ptr<NodeSink> sink_ ABSL_GUARDED_BY(mutex_);
+  std::vector<JoinRequest> joins_ ABSL_GUARDED_BY(mutex_);
+  std::vector<std::string> calls_ ABSL_GUARDED_BY(mutex_);
+  std::vector<SessionToken> left_ ABSL_GUARDED_BY(mutex_);
+};
+
+class NodeEnd : public NodeSink {
+ public:
+  void OnResult(RoundResult result) override {
+    MutexLock lock(mutex_);
+    results_.push_back(result.id);
+  }
+  void OnFailed(absl::Status why) override {
+    MutexLock lock(mutex_);
+    failures_.push_back(std::move(why));
+    changed_.NotifyAll();
+  }
+  std::vector<RoundId> results() {
+    MutexLock lock(mutex_);
+    return results_;
+  }
+  std::vector<absl::Status> WaitForFailures(size_t count) {
+    MutexLock lock(mutex_);
+    changed_.WaitUntil(mutex_, Soon(), [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+      return failures_.size() >= count;
+    });
+    return failures_;
+  }
+
+ private:
+  Mutex mutex_;
+  CondVar changed_;
+  std::vector<RoundId> results_ ABSL_GUARDED_BY(mutex_);
+  std::vector<absl::Status> failures_ ABSL_GUARDED_BY(mutex_);
+};
+
+class ReturningShardTest : public ::testing::Test {
+ protected:
+  void Start(Duration patience = kTestPatience) {
+    node_ = std::make_unique<ReturningShard>(shard_, patience, metrics_);
+    JoinRequest request;
+    request.job = "job";
+    request.shard = 3;
+    const auto membership = node_->Join(request, Soon());
+    ASSERT_TRUE(membership.ok()) << membership.status();
+    ASSERT_TRUE(node_->Attach(membership->token, "", end_).ok());
+    ASSERT_TRUE(Register().ok());
+  }
+  absl::Status Register() { return node_->RegisterBucket(1, {kBucket, {}}, Soon()); }
+  absl::Status Contribute(uint32_t chunk, uint64_t round) {
+    return node_->Contribute(1, {{kBucket, chunk, round}, 1, WireFormat::kFloat32, 1, Payload()});
+  }
+  double KeptBytes() { return metrics_.GetGauge("thalweg_sidecar_kept_result_bytes", "").Value(); }
+
+  MetricRegistry metrics_;
+  std::shared_ptr<ForgetfulShard> shard_ = std::make_shared<ForgetfulShard>();
+  std::shared_ptr<NodeEnd> end_ = std::make_shared<NodeEnd>();
+  std::unique_ptr<ReturningShard> node_;
+};
+
+TEST_F(ReturningShardTest, RestartedShardGetsEverythingBack) {
+  Start();
+  ASSERT_TRUE(Contribute(0, 1).ok());
+  ASSERT_TRUE(Contribute(1, 1).ok());
+  shard_->Answer(0, 1);
+  ASSERT_TRUE(Contribute(0, 2).ok());
+  shard_->wanted = {{kBucket, {1}}};
+  shard_->Restart();
+  EXPECT_THAT(shard_->WaitForCalls(8),
+              ElementsAre("1 register 1", "1 contribute 0 round 1", "1 contribute 1 round 1",
+                          "1 contribute 0 round 2", "2 register 1", "2 supply 0 round 1",
+                          "2 contribute 0 round 2", "2 contribute 1 round 1"));
+  const auto joins = shard_->WaitForJoins(2);
+  EXPECT_FALSE(joins[0].resume);
+  ASSERT_TRUE(joins[1].resume);
+  EXPECT_THAT(*joins[1].resume, ElementsAre(BucketRounds{kBucket, {1}}));
+  EXPECT_EQ(joins[1].chunk_bytes, kMinChunkBytes);
+  EXPECT_EQ(joins[1].window_chunks, 4u);
+  EXPECT_THAT(shard_->WaitForLeaves(1), ElementsAre(1u));
+  shard_->Answer(1, 1);
+  shard_->Answer(0, 2);
+  EXPECT_THAT(end_->results(),
+              ElementsAre(RoundId{kBucket, 0, 1}, RoundId{kBucket, 1, 1}, RoundId{kBucket, 0, 2}));
+  EXPECT_THAT(end_->WaitForFailures(0), IsEmpty());
+  EXPECT_TRUE(node_->Heartbeat(1, Soon()).ok());
+  node_->Leave(1, absl::OkStatus());
+  EXPECT_THAT(shard_->WaitForLeaves(2), ElementsAre(1u, 2u));
+}
+
+TEST_F(ReturningShardTest, ResultOfAForgottenMembershipDoesNotCount) {
+  Start();
+  ASSERT_TRUE(Contribute(0, 1).ok());
+  const auto old = shard_->sink();
+  shard_->Restart();
+  ASSERT_EQ(shard_->WaitForCalls(4).size(), 4u);
+  old->OnResult(ForgetfulShard::ResultOf(0, 1));
+  old->OnFailed(absl::AbortedError("late"));
+  EXPECT_THAT(end_->results(), IsEmpty());
+  shard_->Answer(0, 1);
+  shard_->Answer(0, 1);  // a repetition
+  EXPECT_THAT(end_->results(), ElementsAre(RoundId{kBucket, 0, 1}));
+  EXPECT_THAT(end_->WaitForFailures(0), IsEmpty());
+}
+
+TEST_F(ReturningShardTest, CallsDuringTheReturnReachTheNewMembership) {
+  Start();
+  shard_->on_join = [&] {
+    // While the node joins, its threads go on.
+    EXPECT_TRUE(Contribute(5, 1).ok());
+    EXPECT_TRUE(absl::IsUnavailable(node_->Heartbeat(1, Soon()).status()));
+  };
+  const auto sink = shard_->Forget();
+  // The call is the first to learn of it, and waits for the stream to end.
+  Thread caller("caller",
+                [&] { EXPECT_EQ(*node_->ReadResidual(1, kBucket, 0, Soon()), std::vector{1.f}); });
+  EXPECT_TRUE(absl::IsUnavailable(node_->Heartbeat(1, Soon()).status()));
+  sink->OnFailed(absl::NotFoundError("no such membership"));
+  caller.Join();
+  EXPECT_TRUE(node_->WriteResidual(1, kBucket, 0, {}, Soon()).ok());
+  EXPECT_THAT(shard_->WaitForCalls(5),
+              ::testing::UnorderedElementsAre("1 register 1", "2 register 1",
+                                              "2 contribute 5 round 1", "2 read", "2 write"));
+}
+
+TEST_F(ReturningShardTest, ShardMayBeRestartedAgainWhileTheNodeReturns) {
+  Start();
+  int joins = 0;
+  shard_->on_join = [&] {
+    // It is down for a moment, and is restarted once more after the node has joined.
+    shard_->refusal =
+        ++joins == 1 ? absl::UnavailableError("connection refused") : absl::OkStatus();
+    if (joins == 3) shard_->on_join = nullptr;
+  };
+  shard_->Restart();
+  ASSERT_EQ(shard_->WaitForCalls(2).size(), 2u);
+  shard_->Restart();
+  EXPECT_THAT(shard_->WaitForCalls(3), ElementsAre("1 register 1", "2 register 1", "3 register 1"));
+  EXPECT_TRUE(Register().ok());
+  EXPECT_THAT(end_->WaitForFailures(0), IsEmpty());
+}
+
+TEST_F(ReturningShardTest, ShardThatDoesNotComeBackFailsTheNodeInTime) {
+  Start(milliseconds(250));
+  shard_->refusal = absl::UnavailableError("connection refused");
+  const TimePoint begin = Now();
+  shard_->Restart();
+  const auto failures = end_->WaitForFailures(1);
+  EXPECT_GE(Now() - begin, milliseconds(250));
+  ASSERT_EQ(failures.size(), 1u);
+  EXPECT_EQ(failures[0], absl::UnavailableError("connection refused; aggregator shard 3 has been "
+                                                "restarted, and the job cannot go on there"));
+  EXPECT_EQ(Contribute(0, 1), failures[0]);
+  EXPECT_EQ(Register(), failures[0]);
+}
+
+TEST_F(ReturningShardTest, RefusalFailsTheNodeAtOnce) {
+  Start();
+  shard_->refusal = absl::InvalidArgumentError("node 1 says otherwise");
+  shard_->Restart();
+  const auto failures = end_->WaitForFailures(1);
+  ASSERT_EQ(failures.size(), 1u);
+  EXPECT_TRUE(absl::IsInvalidArgument(failures[0]));
+}
+
+TEST_F(ReturningShardTest, ShardOfAnEarlierReleaseIsLeftAgain) {
+  Start();
+  shard_->resumes = false;
+  shard_->Restart();
+  const auto failures = end_->WaitForFailures(1);
+  ASSERT_EQ(failures.size(), 1u);
+  EXPECT_THAT(std::string(failures[0].message()), HasSubstr("its release cannot resume jobs"));
+  EXPECT_THAT(shard_->WaitForLeaves(2), ElementsAre(1u, 2u));
+}
+
+TEST_F(ReturningShardTest, OtherFailuresArePassedOnAtOnce) {
+  Start();
+  const absl::Status why = absl::AbortedError("job 'job': node 1 is gone");
+  shard_->sink()->OnFailed(why);
+  EXPECT_THAT(end_->WaitForFailures(1), ElementsAre(why));
+  EXPECT_EQ(Contribute(0, 1), why);
+  EXPECT_EQ(shard_->WaitForJoins(0).size(), 1u);
+}
+
+TEST_F(ReturningShardTest, NodeThatLeavesWhileItReturnsLeavesTheNewMembershipToo) {
+  Start();
+  ASSERT_TRUE(Contribute(0, 1).ok());
+  shard_->on_join = [&] { node_->Leave(1, absl::CancelledError("the job has ended")); };
+  shard_->Restart();
+  EXPECT_THAT(shard_->WaitForLeaves(2), ElementsAre(1u, 2u));
+  node_.reset();
+  EXPECT_THAT(end_->WaitForFailures(0), IsEmpty());
+  EXPECT_EQ(shard_->WaitForCalls(0).size(), 2u);  // none of the new membership
+}
+
+TEST_F(ReturningShardTest, BytesOfKeptResultsAreShownUntilTheNodeLeaves) {
+  Start();
+  ASSERT_TRUE(Contribute(0, 1).ok());
+  const auto bytes = std::make_shared<const std::string>(100, 'x');
+  RoundResult result = ForgetfulShard::ResultOf(0, 1);
+  result.payload = Payload(std::as_bytes(std::span(*bytes)), bytes);
+  shard_->sink()->OnResult(std::move(result));
+  EXPECT_EQ(KeptBytes(), 100);
+  EXPECT_EQ(bytes.use_count(), 2);
+  node_->Leave(1, absl::OkStatus());
+  EXPECT_EQ(KeptBytes(), 0);
+  EXPECT_EQ(bytes.use_count(), 1);
+}
+
+}  // namespace
+}  // namespace thalweg

@@ -1,0 +1,55 @@
+// RoundLedger remembers what a shard needs to know of one node when it has been restarted: the
+// buckets, the contributions that have no result, and the last result of every chunk.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "core/base/exchange.h"
+
+namespace thalweg {
+
+// Thread-compatible. It refers to payloads and copies none. A contribution's memory is in use until
+// its result comes anyway; that of the results is one gradient as it crosses the network.
+class RoundLedger {
+ public:
+  void NoteBucket(const BucketAnnouncement& bucket);
+  void NoteContribution(const Contribution& contribution);
+  // What a result replaces, for the caller to destroy without locks.
+  struct Replaced {
+    std::optional<Contribution> contribution;
+    std::vector<RoundResult> results;
+  };
+  // Returns false when no contribution waits for the result, which then is not remembered.
+  bool NoteResult(const RoundResult& result, Replaced* replaced);
+
+  // All of these are in ascending order of buckets and chunks.
+  std::vector<BucketAnnouncement> Buckets() const;
+  std::vector<Contribution> Unanswered() const;
+  // The rounds of the last results, as JoinRequest::resume wants them.
+  std::vector<BucketRounds> Completed() const;
+  // Returns the results of these rounds, or InvalidArgument when one is not the chunk's last.
+  absl::StatusOr<std::vector<RoundResult>> Results(const std::vector<BucketRounds>& rounds) const;
+
+  // Returns how many bytes the payloads of the results have.
+  uint64_t result_bytes() const { return result_bytes_; }
+
+ private:
+  struct Chunk {
+    std::optional<Contribution> unanswered;
+    std::optional<RoundResult> last;
+  };
+
+  // Moves the results of earlier layouts to `replaced`.
+  void DropOlderLayouts(BucketId bucket, Replaced* replaced);
+
+  std::map<std::pair<uint32_t, uint32_t>, BucketAnnouncement> buckets_;  // by index and part
+  std::map<std::pair<BucketId, uint32_t>, Chunk> chunks_;                // by bucket and chunk
+  uint64_t result_bytes_ = 0;
+};
+
+}  // namespace thalweg

@@ -1,0 +1,94 @@
+"""Tests that training goes on when an aggregator is killed and started again."""
+
+from __future__ import annotations
+
+import json
+import re
+import select
+import time
+from pathlib import Path
+
+import pytest
+import reconnecting_jobs
+from harness import DEADLINE, Job, metric, servers
+
+JOBS = Path(reconnecting_jobs.__file__)
+KILLS = 4
+ROUNDS = 50  # between kills
+STEPS = 600  # the job must not end before the last kill
+
+
+def rounds(cluster):
+    """The rounds that the aggregators have completed since they were started."""
+    pages = [json.loads(cluster.page(each, "/api/v1/jobs")) for each in cluster.aggregators]
+    return sum(job["rounds"] for page in pages for job in page["jobs"])
+
+
+def await_rounds(cluster, job, count):
+    """Waits until the aggregators have completed `count` more rounds."""
+    last = rounds(cluster) + count
+    while rounds(cluster) < last:
+        assert job.workers[0].process.poll() is None, job.output
+        select.select([], [], [], 0.005)
+
+
+def await_resumption(aggregator, job):
+    while metric(aggregator, "thalweg_shard_resumed_jobs_total") == 0:
+        assert job.workers[0].process.poll() is None, job.output
+        select.select([], [], [], 0.005)
+
+
+def kill(cluster, number):
+    aggregator = cluster.aggregators.pop(number)
+    aggregator.process.kill()
+    aggregator.process.wait()
+    return aggregator.address
+
+
+def train(cluster, tmp_path, codec, env=None):
+    tmp_path.mkdir()
+    sidecars = [cluster.add_sidecar(env=env).address for _ in range(2)]
+    variables = {"CODEC": codec, "STEPS": str(STEPS)}
+    return Job("train", cluster, tmp_path, sidecar_of=sidecars, env=variables, jobs=JOBS)
+
+
+@pytest.mark.parametrize("codec", ["fp32", "onebit", "powersgd:rank=2,start=2"])
+def test_killed_aggregators_that_come_back_end_no_job(codec, tmp_path):
+    pauses = []
+    with servers(shards=2) as cluster:
+        expected = train(cluster, tmp_path / "undisturbed", codec).results()
+        job = train(cluster, tmp_path / "restarted", codec)
+        for _ in range(KILLS):
+            await_rounds(cluster, job, ROUNDS)
+            began = time.monotonic()
+            cluster.add_aggregator(listen=kill(cluster, 0))  # the next kill is of the other one
+            await_resumption(cluster.aggregators[-1], job)
+            await_rounds(cluster, job, 1)
+            pauses.append(time.monotonic() - began)
+        results = job.results(DEADLINE)
+        returns = [
+            metric(sidecar, "thalweg_sidecar_shard_returns_total")
+            for sidecar in cluster.sidecars[2:]
+        ]
+        lost = sum(
+            metric(aggregator, "thalweg_shard_lost_residuals_total")
+            for aggregator in cluster.aggregators
+        )
+    print(f"{codec}: from the kill to the first round after it: {max(pauses):.2f} s at most")
+    assert returns == [KILLS, KILLS]
+    assert len(set(results)) == 1
+    assert (lost > 0) == (codec == "onebit")  # only shards with residuals lose something
+    if codec != "onebit":
+        assert results == expected
+    assert not re.search("error", job.output, re.I)
+
+
+def test_aggregator_that_does_not_come_back_is_named(tmp_path):
+    with servers(shards=2) as cluster:
+        job = train(cluster, tmp_path / "job", "fp32", env={"THALWEG_RECONNECT": "1"})
+        await_rounds(cluster, job, ROUNDS)
+        address = kill(cluster, 1)
+        for worker in job.wait():
+            assert worker.code != 0
+        reason = rf"lost the connection to aggregator shard 1 at {address}: .*within 1 s"
+        assert re.search(reason, job.output), job.output

@@ -1,0 +1,269 @@
+// These tests restart a shard in the middle of rounds, as a kill does: its connections break, and
+// its memory is gone.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <map>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_split.h"
+#include "core/base/protocol.h"
+#include "core/base/thread.h"
+#include "kernels/codec/lossy_reference.h"
+#include "server/aggregator/aggregator.h"
+#include "server/sidecar/returning_shard.h"
+#include "server/transport/breaking_proxy.h"
+#include "server/transport/remote_shard.h"
+#include "server/transport/shard_server.h"
+
+namespace thalweg {
+namespace {
+
+constexpr Duration kPatience = std::chrono::seconds(60);
+constexpr uint32_t kNodes = 3;
+constexpr uint32_t kChunks = 5;
+constexpr uint64_t kRounds = 40;
+
+// The chunks are one bucket in float32, of which the last chunk is short, and buckets of their own
+// in onebit.
+constexpr uint64_t kFloats = 4500;
+constexpr uint64_t kSigns = 300;
+
+RoundId IdOf(WireFormat wire, uint32_t chunk, uint64_t round) {
+  if (wire == WireFormat::kFloat32) return {{2, 1, 0}, chunk, round};
+  return {{chunk, 1, 0}, 0, round};
+}
+
+uint64_t ElemsOf(WireFormat wire, const RoundId& id) {
+  const uint64_t elems = wire == WireFormat::kFloat32 ? kFloats : kSigns;
+  return ChunkPlan::For(elems, DType::kFloat32, wire, kMinChunkBytes, 1).Elems(id.chunk);
+}
+
+// A Program is what dies when an aggregator is killed.
+struct Program {
+  MetricRegistry metrics;
+  Aggregator aggregator{{}, metrics};
+  std::unique_ptr<ShardServer> server;
+};
+
+class Results : public NodeSink {
+ public:
+  void OnResult(RoundResult result) override {
+    Bytes bytes;
+    for (const auto& piece : result.payload.pieces) {
+      bytes.insert(bytes.end(), piece.begin(), piece.end());
+    }
+    MutexLock lock(mutex_);
+    EXPECT_TRUE(of_.emplace(result.id, std::move(bytes)).second) << "a result came twice";
+    EXPECT_EQ(result.workers, kNodes);
+    changed_.NotifyAll();
+  }
+  void OnFailed(absl::Status why) override {
+    MutexLock lock(mutex_);
+    failure_ = std::move(why);
+    changed_.NotifyAll();
+  }
+  // Waits for that many results; returns false when the job has failed instead.
+  bool WaitFor(size_t count) {
+    MutexLock lock(mutex_);
+    changed_.WaitUntil(mutex_, Now() + kPatience, [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+      return of_.size() >= count || !failure_.ok();
+    });
+    EXPECT_TRUE(failure_.ok()) << failure_;
+    return of_.size() >= count;
+  }
+  bool WaitFor(RoundId id) {
+    MutexLock lock(mutex_);
+    return changed_.WaitUntil(mutex_, Now() + kPatience,
+                              [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+                                return of_.contains(id) || !failure_.ok();
+                              }) &&
+           failure_.ok();
+  }
+  std::map<RoundId, Bytes> all() {
+    MutexLock lock(mutex_);
+    return of_;
+  }
+
+ private:
+  Mutex mutex_;
+  CondVar changed_;
+  std::map<RoundId, Bytes> of_ ABSL_GUARDED_BY(mutex_);
+  absl::Status failure_ ABSL_GUARDED_BY(mutex_);
+};
+
+class RestartTest : public ::testing::Test {
+ protected:
+  RestartTest() {
+    StartProgram("127.0.0.1:0");
+    const std::vector<std::string> parts = absl::StrSplit(address_, ':');
+    uint32_t port = 0;
+    EXPECT_TRUE(absl::SimpleAtoi(parts.back(), &port));
+    proxy_ = std::make_unique<BreakingProxy>(port);
+  }
+
+  void StartProgram(const std::string& listen) {
+    program_ = std::make_unique<Program>();
+    const TimePoint deadline = Now() + kPatience;
+    while (program_->server == nullptr && Now() < deadline) {  // the kernel may need a moment
+      auto server = ShardServer::Start({.listen = listen}, program_->aggregator, program_->metrics);
+      if (server.ok()) program_->server = *std::move(server);
+    }
+    ASSERT_NE(program_->server, nullptr);
+    address_ = program_->server->address();
+  }
+
+  // The nodes see no more than a connection that breaks.
+  void KillAndRestart() {
+    proxy_->SetOpen(false);
+    proxy_->Break();
+    program_->server->Stop(Duration::zero());
+    StartProgram(address_);
+    proxy_->SetOpen(true);
+  }
+
+  struct Chunk {
+    Floats values;  // as the shard decodes them
+    Bytes bytes;
+  };
+  static Chunk ChunkOf(uint32_t node, RoundId id, WireFormat wire, uint64_t elems) {
+    std::mt19937_64 random(id.round * 1000 + id.bucket.index * 100 + id.chunk * 10 + node);
+    Chunk chunk{Floats(elems), {}};
+    for (float& value : chunk.values) value = static_cast<float>(random() % 20'001) / 7 - 1400;
+    if (wire == WireFormat::kOneBit) {
+      ReferenceChunk sent = ReferenceOneBit(chunk.values);
+      return {std::move(sent.decoded), std::move(sent.bytes)};
+    }
+    chunk.bytes.resize(elems * sizeof(float));
+    std::memcpy(chunk.bytes.data(), chunk.values.data(), chunk.bytes.size());
+    return chunk;
+  }
+
+  // Takes a node through all rounds of all chunks, with up to two rounds' chunks on the way.
+  void RunNode(uint32_t node, WireFormat wire) {
+    const std::shared_ptr<Shard> remote =
+        RemoteShard::Create(proxy_->address(), {.channels = 2, .grace = kPatience}, metrics_);
+    ReturningShard shard(remote, kPatience, metrics_);
+    JoinRequest request;
+    request.job = "job";
+    request.node = node;
+    request.node_name = "host";
+    request.workers = 1;
+    request.num_nodes = kNodes;
+    request.world_size = kNodes;
+    request.num_shards = 1;
+    request.chunk_bytes = kMinChunkBytes;
+    request.window_chunks = kChunks;
+    request.round_timeout = kPatience;
+    const auto membership = shard.Join(request, Now() + kPatience);
+    ASSERT_TRUE(membership.ok()) << membership.status();
+    const SessionToken token = membership->token;
+    ASSERT_TRUE(shard.Attach(token, "", sinks_[node]).ok());
+    for (uint32_t c = 0; c < kChunks; ++c) {
+      const bool is_float = wire == WireFormat::kFloat32;
+      const BucketLayout layout{DType::kFloat32,
+                                {{"w", {static_cast<int64_t>(is_float ? kFloats : kSigns)}}}};
+      const BucketId bucket = IdOf(wire, c, 1).bucket;
+      ASSERT_TRUE(shard.RegisterBucket(token, {bucket, layout, wire}, Now() + kPatience).ok());
+    }
+    for (uint64_t round = 1; round <= kRounds; ++round) {
+      for (uint32_t c = 0; c < kChunks; ++c) {
+        const RoundId id = IdOf(wire, c, round);
+        if (round > 1 && !sinks_[node]->WaitFor(IdOf(wire, c, round - 1))) return;
+        const uint64_t elems = ElemsOf(wire, id);
+        const auto bytes = std::make_shared<const Bytes>(ChunkOf(node, id, wire, elems).bytes);
+        const absl::Status sent = shard.Contribute(
+            token, {id, membership->epoch, wire, elems, Payload(std::span(*bytes), bytes)});
+        ASSERT_TRUE(sent.ok()) << sent;
+      }
+    }
+    // A node that leaves cannot give the others what they lack after a restart.
+    for (const auto& sink : sinks_) sink->WaitFor(kChunks * kRounds);
+    shard.Leave(token, absl::OkStatus());
+  }
+
+  // Runs the job; restarts the shard whenever a further part of the results has come.
+  void RunJob(WireFormat wire, int restarts) {
+    for (uint32_t node = 0; node < kNodes; ++node) sinks_.push_back(std::make_shared<Results>());
+    std::vector<Thread> threads;
+    for (uint32_t node = 0; node < kNodes; ++node) {
+      threads.emplace_back("node", [this, node, wire] { RunNode(node, wire); });
+    }
+    for (int i = 1; i <= restarts; ++i) {
+      if (!sinks_[i % kNodes]->WaitFor(kChunks * kRounds * i / (restarts + 1))) break;
+      KillAndRestart();
+    }
+    threads.clear();
+    for (const auto& sink : sinks_) {
+      const auto results = sink->all();
+      ASSERT_EQ(results.size(), kChunks * kRounds);
+      EXPECT_TRUE(results == sinks_[0]->all());
+    }
+    const double returns = metrics_.GetCounter("thalweg_sidecar_shard_returns_total", "").Value();
+    EXPECT_GE(returns, kNodes);
+    EXPECT_LE(returns, kNodes * restarts);
+  }
+
+  static Floats MeanOf(RoundId id, WireFormat wire, uint64_t elems) {
+    std::vector<Floats> values;
+    for (uint32_t node = 0; node < kNodes; ++node) {
+      values.push_back(ChunkOf(node, id, wire, elems).values);
+    }
+    return ReferenceMean(values, std::vector<uint32_t>(kNodes, 1));
+  }
+
+  MetricRegistry metrics_;
+  std::unique_ptr<Program> program_;
+  std::string address_;
+  std::unique_ptr<BreakingProxy> proxy_;
+  std::vector<std::shared_ptr<Results>> sinks_;
+};
+
+TEST_F(RestartTest, SumsAreThoseOfARunWithoutRestarts) {
+  const WireFormat wire = WireFormat::kFloat32;
+  RunJob(wire, 5);
+  for (const auto& [id, bytes] : sinks_[0]->all()) {
+    const Floats mean = MeanOf(id, wire, ElemsOf(wire, id));
+    ASSERT_EQ(bytes.size(), mean.size() * sizeof(float));
+    EXPECT_EQ(std::memcmp(bytes.data(), mean.data(), bytes.size()), 0)
+        << "chunk " << id.chunk << " round " << id.round;
+  }
+}
+
+TEST_F(RestartTest, LossyResultsGoOnWithoutWhatTheShardHadLeftOut) {
+  constexpr int kRestarts = 3;
+  const WireFormat wire = WireFormat::kOneBit;
+  RunJob(wire, kRestarts);
+  std::map<uint32_t, Floats> residuals;
+  std::map<uint32_t, int> lost;
+  for (uint64_t round = 1; round <= kRounds; ++round) {
+    for (uint32_t c = 0; c < kChunks; ++c) {
+      const RoundId id = IdOf(wire, c, round);
+      const uint64_t elems = ElemsOf(wire, id);
+      const Floats mean = MeanOf(id, wire, elems);
+      Floats& residual = residuals[c];
+      if (residual.empty()) residual = Floats(elems);
+      const Bytes bytes = sinks_[0]->all()[id];
+      if (ReferenceOneBit(Sum(mean, residual)).bytes != bytes) {
+        residual = Floats(elems);
+        ++lost[c];
+      }
+      const Floats x = Sum(mean, residual);
+      const ReferenceChunk sent = ReferenceOneBit(x);
+      ASSERT_TRUE(sent.bytes == bytes) << "chunk " << c << " round " << round;
+      residual = ResidualOf(x, sent.decoded, residual);
+    }
+  }
+  for (uint32_t c = 0; c < kChunks; ++c) {
+    EXPECT_GE(lost[c], 1);
+    EXPECT_LE(lost[c], kRestarts);
+  }
+}
+
+}  // namespace
+}  // namespace thalweg
