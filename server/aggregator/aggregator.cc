@@ -106,16 +106,23 @@ Aggregator::Aggregator(const Options& options, MetricRegistry& registry)
 
 Aggregator::~Aggregator() { Stop(absl::CancelledError("the aggregator is shutting down")); }
 
-absl::StatusOr<Membership> Aggregator::Join(const JoinRequest& request, TimePoint deadline) {
+SessionToken Aggregator::BeginJoin(const JoinRequest& request, TimePoint deadline, Joined joined) {
   const SessionToken token = NewToken();
-  THALWEG_ASSIGN_OR_RETURN(const std::shared_ptr<Job> job, Admit(request, token));
-  const absl::StatusOr<Job::Terms> terms = job->WaitComplete(deadline);
-  if (!terms.ok()) {
-    job->Fail(terms.status());
-    Leave(token, absl::OkStatus());
-    return terms.status();
+  const absl::StatusOr<std::shared_ptr<Job>> job = Admit(request, token);
+  if (!job.ok()) {
+    joined(job.status());
+    return 0;
   }
-  return MembershipOf(token, *terms, options_.weight);
+  (*job)->WhenComplete(
+      deadline, [this, token, joined = std::move(joined)](const absl::StatusOr<Job::Terms>& terms) {
+        if (!terms.ok()) {
+          Leave(token, absl::OkStatus());
+          joined(terms.status());
+        } else {
+          joined(MembershipOf(token, *terms, options_.weight));
+        }
+      });
+  return token;
 }
 
 absl::StatusOr<std::shared_ptr<Job>> Aggregator::Admit(const JoinRequest& request,
@@ -246,6 +253,7 @@ void Aggregator::Leave(SessionToken token, const absl::Status& reason) {
     seats_.erase(found);
   }
   seat.job->RemoveMember(seat.node, reason);
+  seat.job->AnswerWaiting(Now());  // the last one takes the job along, before its next Tick
   MutexLock lock(mutex_);
   ForgetIfEmptyLocked(seat.job_id, seat.job);
 }
@@ -297,7 +305,10 @@ void Aggregator::Stop(const absl::Status& why) {
     for (const auto& [id, job] : jobs_) jobs.push_back(job);
     changed_.NotifyAll();
   }
-  for (const auto& job : jobs) job->Fail(why);
+  for (const auto& job : jobs) {
+    job->Fail(why);
+    job->AnswerWaiting(Now());
+  }
   ticker_.Join();
 }
 
