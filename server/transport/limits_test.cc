@@ -242,7 +242,6 @@ TEST_F(LimitsTest, NodeThatReadsNothingLosesItsStream) {
     const auto leaves = shard_.leaves.WaitFor(nodes + 1);
     ASSERT_EQ(leaves.size(), nodes + 1);
     EXPECT_EQ(leaves.back().second.code(), absl::StatusCode::kUnavailable);
-    EXPECT_EQ(sink->Backlog(), 0u);
   }
 }
 
