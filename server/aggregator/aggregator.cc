@@ -108,19 +108,28 @@ Aggregator::Aggregator(const Options& options, MetricRegistry& registry)
 
 Aggregator::~Aggregator() { Stop(absl::CancelledError("the aggregator is shutting down")); }
 
-absl::StatusOr<Membership> Aggregator::Join(const JoinRequest& request, TimePoint deadline) {
+SessionToken Aggregator::BeginJoin(const JoinRequest& request, TimePoint deadline, Joined joined) {
   const SessionToken token = NewToken();
-  THALWEG_ASSIGN_OR_RETURN(const std::shared_ptr<Job> job, Admit(request, token));
-  const absl::StatusOr<Job::Terms> terms = job->WaitComplete(deadline);
-  if (!terms.ok()) {
-    job->Fail(terms.status());
-    Leave(token, absl::OkStatus());
-    return terms.status();
+  const absl::StatusOr<std::shared_ptr<Job>> job = Admit(request, token);
+  if (!job.ok()) {
+    joined(job.status());
+    return 0;
   }
-  Membership membership = MembershipOf(token, *terms, options_.weight);
-  membership.resumed = request.resume.has_value();
-  membership.wanted = job->WantedFrom(request.node);
-  return membership;
+  (*job)->WhenComplete(
+      deadline, [this, token, job = job->get(), node = request.node,
+                 resumed = request.resume.has_value(),
+                 joined = std::move(joined)](const absl::StatusOr<Job::Terms>& terms) {
+        if (!terms.ok()) {
+          Leave(token, absl::OkStatus());
+          joined(terms.status());
+          return;
+        }
+        Membership membership = MembershipOf(token, *terms, options_.weight);
+        membership.resumed = resumed;
+        membership.wanted = job->WantedFrom(node);
+        joined(std::move(membership));
+      });
+  return token;
 }
 
 absl::StatusOr<std::shared_ptr<Job>> Aggregator::Admit(const JoinRequest& request,
@@ -274,6 +283,7 @@ void Aggregator::Leave(SessionToken token, const absl::Status& reason) {
     seats_.erase(found);
   }
   seat.job->RemoveMember(seat.node, reason);
+  seat.job->AnswerWaiting(Now());  // the last one takes the job along, before its next Tick
   MutexLock lock(mutex_);
   ForgetIfEmptyLocked(seat.job_id, seat.job);
 }
@@ -325,7 +335,10 @@ void Aggregator::Stop(const absl::Status& why) {
     for (const auto& [id, job] : jobs_) jobs.push_back(job);
     changed_.NotifyAll();
   }
-  for (const auto& job : jobs) job->Fail(why);
+  for (const auto& job : jobs) {
+    job->Fail(why);
+    job->AnswerWaiting(Now());
+  }
   ticker_.Join();
 }
 

@@ -17,6 +17,7 @@
 #include "core/base/metrics.h"
 #include "core/base/mutex.h"
 #include "core/base/protocol.h"
+#include "core/base/served_shard.h"
 #include "core/base/shard_report.h"
 #include "core/base/thread.h"
 #include "core/base/trace.h"
@@ -36,7 +37,7 @@ struct JobId {
 
 // An Aggregator is thread-safe. It knows nothing about models and keeps nothing of a job whose last
 // node has left.
-class Aggregator : public Shard {
+class Aggregator : public ServedShard {
  public:
   struct Options {
     uint32_t max_window_chunks = kMaxWindowChunks;
@@ -70,8 +71,8 @@ class Aggregator : public Shard {
 
   // Returns the default, because no network lies between the shard and its direct caller.
   absl::StatusOr<LinkSpeed> MeasureLink(TimePoint /*deadline*/) override { return LinkSpeed{}; }
-  absl::StatusOr<Membership> Join(const JoinRequest& request, TimePoint deadline) override;
   std::string PrincipalOf(SessionToken token) override;
+  SessionToken BeginJoin(const JoinRequest& request, TimePoint deadline, Joined joined) override;
   absl::Status Attach(SessionToken token, const std::string& identity,
                       std::shared_ptr<NodeSink> sink) override;
   absl::Status RegisterBucket(SessionToken token, const BucketAnnouncement& bucket,

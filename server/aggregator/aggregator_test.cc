@@ -225,6 +225,20 @@ TEST_F(AggregatorTest, NonFiniteResultsAreCountedAndPassThrough) {
   EXPECT_EQ(registry_.GetCounter("thalweg_shard_nonfinite_elements_total", "").Value(), 1);
 }
 
+TEST_F(AggregatorTest, NodeThatGivesUpJoiningFailsTheJobAtOnceAndFreesItsName) {
+  std::vector<absl::Status> answers;
+  const auto keep = [&](const absl::StatusOr<Membership>& m) { answers.push_back(m.status()); };
+  aggregator_.BeginJoin(Request(0, 3), Now() + kPatience, keep);
+  const SessionToken token = aggregator_.BeginJoin(Request(1, 3), Now() + kPatience, keep);
+  EXPECT_TRUE(answers.empty());
+  aggregator_.Leave(token, absl::UnavailableError("gave up"));
+  ASSERT_EQ(answers.size(), 2u);
+  for (const absl::Status& answer : answers) {
+    EXPECT_EQ(answer, absl::UnavailableError("job 'job': node 1 (host1): gave up"));
+  }
+  EXPECT_EQ(aggregator_.num_jobs(), 0u);
+}
+
 TEST_F(AggregatorTest, NodeThatDoesNotComeIsNamedToAllWithinTheDeadline) {
   const auto members = JoinAll(
       2, [](JoinRequest& r) { r.num_nodes = r.world_size = 3; }, std::chrono::milliseconds(50));

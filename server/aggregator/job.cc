@@ -106,24 +106,11 @@ void Job::SeatLocked(const JoinRequest& request, SessionToken token, TimePoint n
     const absl::Status begun = BeginLocked(now);
     if (!begun.ok()) FailLocked(begun);  // no node has a stream that could be told
   }
-  changed_.NotifyAll();
 }
 
 std::shared_ptr<const TenantAccount> Job::account() {
   MutexLock lock(mutex_);
   return account_;
-}
-
-absl::StatusOr<Job::Terms> Job::WaitComplete(TimePoint deadline) {
-  MutexLock lock(mutex_);
-  const bool done = changed_.WaitUntil(
-      mutex_, deadline,
-      [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return !failure_.ok() || IsCompleteLocked(); });
-  if (!failure_.ok()) return failure_;
-  if (done) return Terms{kEpoch, flow_, slowest_, costs_, plan_};
-  return OfJob(spec_.job,
-               absl::DeadlineExceededError(absl::StrCat(
-                   MissingMembersLocked(), " did not join aggregator shard ", spec_.shard)));
 }
 
 absl::Status Job::Attach(uint32_t node, std::shared_ptr<NodeSink> sink) {
@@ -249,7 +236,7 @@ absl::Status Job::Heartbeat(uint32_t node, TimePoint now) {
 std::vector<SessionToken> Job::Gone(TimePoint now) {
   MutexLock lock(mutex_);
   std::vector<SessionToken> tokens;
-  if (!IsCompleteLocked()) return tokens;  // its nodes wait in WaitComplete
+  if (!IsCompleteLocked()) return tokens;  // its nodes wait in WhenComplete
   const bool is_late = now - complete_since_ > kGoneTime;
   for (const Member& member : members_) {
     if (member.has_left) continue;
@@ -286,7 +273,6 @@ void Job::RemoveMember(uint32_t node, const absl::Status& reason) {
                                                 " waited for it"));
     }
     if (present_ == 0) residuals_ = ResidualStore();
-    changed_.NotifyAll();
     // This runs under the same lock, so that no other call finds the node gone and reports that as
     // the reason.
     if (!failure.ok()) sinks = FailLocked(failure);
@@ -303,6 +289,7 @@ void Job::Tick(TimePoint now) {
     if (failure_.ok() && IsCompleteLocked()) failure = FindFailureLocked(now);
   }
   if (failure) Fail(*failure);
+  AnswerWaiting(now);
 }
 
 std::optional<absl::Status> Job::FindFailureLocked(TimePoint now) const {
@@ -347,7 +334,6 @@ std::vector<std::shared_ptr<NodeSink>> Job::FailLocked(const absl::Status& reaso
   for (const Member& member : members_) {
     if (member.sink != nullptr) sinks.push_back(member.sink);
   }
-  changed_.NotifyAll();
   return sinks;
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -50,7 +51,7 @@ class Job {
   // Makes `request.node` a member. A request that contradicts the job is refused. While the job is
   // still gathering its nodes, such a request also fails the job, which can then never become
   // complete. The last node's request fails it, too, when the shard lacks the memory for it: the
-  // nodes learn that from WaitComplete.
+  // nodes learn that from WhenComplete.
   //
   // The first member that has an account makes the job its tenant's, and the tenant's quota counts
   // for it; the others must have the same, or none.
@@ -58,9 +59,12 @@ class Job {
                          std::shared_ptr<TenantAccount> account = nullptr);
   // Returns the account of the job's tenant; null: it has none.
   std::shared_ptr<const TenantAccount> account();
-  // Blocks until all nodes have joined; returns DeadlineExceeded that names the missing nodes
-  // otherwise.
-  absl::StatusOr<Terms> WaitComplete(TimePoint deadline);
+  // Calls `done` once, with no lock held: with the terms when all nodes have joined, with the
+  // failure when the job fails before, which it also does at `deadline`, with DeadlineExceeded that
+  // names the missing nodes. The call comes from here, AnswerWaiting or Tick. (job_terms.cc)
+  using Done = std::function<void(const absl::StatusOr<Terms>&)>;
+  void WhenComplete(TimePoint deadline, Done done);
+  void AnswerWaiting(TimePoint now);
 
   absl::Status Attach(uint32_t node, std::shared_ptr<NodeSink> sink);
   absl::Status RegisterBucket(uint32_t node, const BucketAnnouncement& bucket);
@@ -92,7 +96,7 @@ class Job {
   // Returns the job's state. (job_report.cc)
   JobReport Report(TimePoint now);
 
-  // Fails the job when a round or a lease has timed out.
+  // Fails the job when a round, a lease or the wait for its nodes has timed out.
   void Tick(TimePoint now);
   void Fail(const absl::Status& reason);
 
@@ -107,6 +111,12 @@ class Job {
     std::shared_ptr<NodeSink> sink;
     uint64_t last_rounds = 0;  // see NodeReport for this and the next
     Duration waited{};
+  };
+
+  // A Waiting is a call of WhenComplete.
+  struct Waiting {
+    TimePoint deadline;
+    Done done;
   };
 
   // A Completed is a complete round with the residual of its chunk, if it has one.
@@ -188,10 +198,10 @@ class Job {
   const JobTrace trace_;
 
   Mutex mutex_;
-  CondVar changed_;
   std::vector<Member> members_ ABSL_GUARDED_BY(mutex_);
   uint32_t joined_ ABSL_GUARDED_BY(mutex_) = 0;  // members that have ever joined
   uint32_t present_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::vector<Waiting> waiting_ ABSL_GUARDED_BY(mutex_);
   TimePoint complete_since_ ABSL_GUARDED_BY(mutex_);
   absl::Status failure_ ABSL_GUARDED_BY(mutex_);
   LinkSpeed slowest_ ABSL_GUARDED_BY(mutex_);             // of all links known so far

@@ -20,7 +20,7 @@ class JobSeatsTest : public ::testing::Test {
  protected:
   JobSeatsTest() {
     EXPECT_TRUE(job_.AddMember(Request(), kToken, begin_).ok());
-    EXPECT_TRUE(job_.WaitComplete(begin_).ok());
+    EXPECT_TRUE(TermsOf(job_).ok());
   }
 
   static JoinRequest Request() {

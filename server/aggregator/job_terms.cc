@@ -1,6 +1,7 @@
 // This file holds the parts of Job in which its nodes agree.
 #include <algorithm>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -24,6 +25,37 @@ std::string HostsText(const JoinRequest& request) {
 }
 
 }  // namespace
+
+void Job::WhenComplete(TimePoint deadline, Done done) {
+  {
+    MutexLock lock(mutex_);
+    waiting_.push_back({deadline, std::move(done)});
+  }
+  AnswerWaiting(Now());
+}
+
+void Job::AnswerWaiting(TimePoint now) {
+  std::vector<Waiting> answered;
+  absl::StatusOr<Terms> answer;
+  {
+    MutexLock lock(mutex_);
+    const bool is_late = std::any_of(waiting_.begin(), waiting_.end(),
+                                     [now](const Waiting& w) { return w.deadline <= now; });
+    if (is_late && failure_.ok() && !IsCompleteLocked()) {
+      FailLocked(absl::DeadlineExceededError(absl::StrCat(  // no node has a stream to be told on
+          MissingMembersLocked(), " did not join aggregator shard ", spec_.shard)));
+    }
+    if (!failure_.ok()) {
+      answer = failure_;
+    } else if (IsCompleteLocked()) {
+      answer = Terms{kEpoch, flow_, slowest_, costs_, plan_};
+    } else {
+      return;
+    }
+    answered.swap(waiting_);
+  }
+  for (const Waiting& waiting : answered) waiting.done(answer);
+}
 
 void Job::LearnLocked(const JoinRequest& request) {
   const LinkSpeed& link = request.link;

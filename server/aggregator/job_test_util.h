@@ -30,6 +30,13 @@ inline Bytes BytesOf(const Payload& payload) {
   return bytes;
 }
 
+// Returns what a node of the job is told that waits no longer.
+inline absl::StatusOr<Job::Terms> TermsOf(Job& job) {
+  absl::StatusOr<Job::Terms> answer = absl::InternalError("WhenComplete did not answer");
+  job.WhenComplete(Now(), [&answer](const absl::StatusOr<Job::Terms>& terms) { answer = terms; });
+  return answer;
+}
+
 // Chunks have kMinChunkBytes, counted as the format counts them. Node k has workers[k] workers.
 // With `rounds`, by node, the nodes resume the job.
 class TestJob {
@@ -57,7 +64,7 @@ class TestJob {
       if (!rounds.empty()) request.resume = rounds[node];
       EXPECT_TRUE(job_->AddMember(request, node + 1, Now()).ok());
     }
-    EXPECT_TRUE(job_->WaitComplete(Now()).ok());
+    EXPECT_TRUE(TermsOf(*job_).ok());
     for (uint32_t node = 0; node < workers_.size(); ++node) {
       sinks_.push_back(std::make_shared<ListSink>());
       EXPECT_TRUE(job_->Attach(node, sinks_.back()).ok());

@@ -4,6 +4,7 @@
 #include <sched.h>
 #include <signal.h>
 #include <spdlog/spdlog.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -40,6 +41,15 @@ sigset_t HandledSignals() {
   sigaddset(&set, SIGTERM);
   sigaddset(&set, SIGINT);
   return set;
+}
+
+// Lets the process open as many files and connections as it may.
+void RaiseDescriptorLimit() {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  limit.rlim_cur = limit.rlim_max;
+  if (setrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  spdlog::info("may open {} descriptors", limit.rlim_cur);
 }
 
 absl::Status RestrictToCpus(const std::string& cpus) {
@@ -178,6 +188,7 @@ uint64_t MemoryOf(const CommonOptions& options) {
 uint32_t DefaultThreads() { return std::clamp(std::thread::hardware_concurrency() / 8, 1u, 4u); }
 
 absl::Status ApplyCommonOptions(const CommonOptions& options) {
+  RaiseDescriptorLimit();
   THALWEG_RETURN_IF_ERROR(RestrictToCpus(options.cpus));
   const std::string capability = GetEnv("THALWEG_CPU_CAPABILITY");
   THALWEG_RETURN_IF_ERROR(LimitCpuCapability(capability));

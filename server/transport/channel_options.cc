@@ -16,12 +16,14 @@ using Arguments = std::vector<std::pair<std::string, int>>;
 // The keepalive notices within 15 s that a peer's machine or network is gone. Pings overtake queued
 // data, so a slow link does not look like a dead one.
 constexpr int kKeepaliveMs = 10'000;
-constexpr int kKeepaliveTimeoutMs = 5'000;
 
 // Our headers have some hundred bytes; the keys and values of all of them count.
 constexpr int kMaxHeaderBytes = 4096;
 // A connection that does not get as far as HTTP/2 in this time is closed.
 constexpr int kHandshakeTimeoutMs = 20'000;
+// A connection without a call or stream for this time is closed. gRPC's clients connect again with
+// their next call.
+constexpr int kMaxIdleMs = 10 * 60'000;
 
 const Arguments& CommonArguments() {
   static const Arguments arguments = {
@@ -63,11 +65,10 @@ void ApplyServerArguments(grpc::ServerBuilder& builder) {
   // them for pinging too often.
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS,
                              kKeepaliveMs / 2);
-  // Two aggregators on one port are a mistake and not load balancing.
-  builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
   builder.SetMaxReceiveMessageSize(kMaxFrameBytes);
   builder.AddChannelArgument(GRPC_ARG_MAX_METADATA_SIZE, kMaxHeaderBytes);
   builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, kHandshakeTimeoutMs);
+  builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_IDLE_MS, kMaxIdleMs);
   builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kMaxStreamsOfConnection);
   // Calls that announce compressed messages are refused.
   for (int algorithm = GRPC_COMPRESS_NONE + 1; algorithm < GRPC_COMPRESS_ALGORITHMS_COUNT;

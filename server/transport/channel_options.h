@@ -11,6 +11,9 @@ namespace thalweg {
 // and others lose the connection. A sidecar has one connection to a shard for all its jobs.
 inline constexpr int kMaxStreamsOfConnection = 256;
 
+// An end whose peer acknowledges nothing for this time loses the connection.
+inline constexpr int kKeepaliveTimeoutMs = 5'000;
+
 grpc::ChannelArguments ClientArguments();
 void ApplyServerArguments(grpc::ServerBuilder& builder);
 

@@ -2,9 +2,13 @@
 
 #include <algorithm>
 #include <chrono>
+#include <string>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "core/base/protocol.h"
 #include "server/transport/control_codec.h"
+#include "server/transport/frame_codec.h"
 #include "server/transport/link_probe.h"
 #include "server/transport/proofs.h"
 #include "server/transport/status_codec.h"
@@ -17,6 +21,13 @@ constexpr Duration kLongestCall = std::chrono::hours(1);
 // The shard answers this much before the caller's deadline, so that the answer arrives in time.
 constexpr Duration kAnswerTime = std::chrono::milliseconds(500);
 
+// Requests that carry no gradients, layouts or padding: a policy of codecs is the longest part.
+constexpr size_t kShortRequest = 256 << 10;
+// A poller copies at most this much of a request.
+constexpr size_t kPollersRequest = 16 << 10;
+// Parsing may take 40 times a request's length in memory, so longer ones are parsed one by one.
+constexpr size_t kLongParse = 1 << 20;
+
 // Returns when the shard must answer, so that the caller gets the shard's reason and not gRPC's
 // "Deadline Exceeded".
 TimePoint AnswerBy(const grpc::ServerContext& context) {
@@ -27,107 +38,212 @@ TimePoint AnswerBy(const grpc::ServerContext& context) {
   return Now() + bounded - std::min<Duration>(bounded / 10, kAnswerTime);
 }
 
+absl::Status GaveUp() { return absl::UnavailableError("gave up while the job was joining"); }
+
+// Both answer the call; see ControlCall::Finish.
+bool Answer(ControlCall& call, const google::protobuf::Message& response) {
+  grpc::ByteBuffer bytes;
+  bool own = false;
+  const grpc::Status written =
+      grpc::SerializationTraits<google::protobuf::Message>::Serialize(response, &bytes, &own);
+  return call.Finish(written, bytes);
+}
+
+bool Refuse(ControlCall& call, const absl::Status& why) { return call.Finish(ToGrpc(why), {}); }
+
+template <typename Response>
+void AnswerWith(ControlCall& call, const absl::Status& status) {
+  status.ok() ? Answer(call, Response()) : Refuse(call, status);
+}
+
+// Returns a function that asks gRPC for the next call of a method.
+template <auto kRequest>
+constexpr ControlCall::Method::Request Requests() {
+  return [](ControlCall::Service& service, grpc::ServerContext* context, grpc::ByteBuffer* request,
+            ControlCall::Writer* writer, grpc::ServerCompletionQueue* queue,
+            void* tag) { (service.*kRequest)(context, request, writer, queue, queue, tag); };
+}
+
 }  // namespace
 
-grpc::Status ControlService::Probe(grpc::ServerContext* /*context*/,
-                                   const v1::ProbeRequest* request,
-                                   v1::ProbeResponse* /*response*/) {
-  const size_t bytes = request->padding().size();
-  if (bytes <= kMaxProbeBytes) return grpc::Status::OK;
-  return ToGrpc(absl::InvalidArgumentError(
-      absl::StrCat("a probe of ", bytes, " bytes, expected at most ", kMaxProbeBytes)));
+ControlService::ControlService(ServedShard& shard, Callers& callers, Duration challenge_lifetime,
+                               uint32_t max_waiting_joins)
+    : shard_(shard),
+      callers_(callers),
+      challenges_(challenge_lifetime),
+      waiting_joins_(max_waiting_joins) {
+  using S = ControlCall::Service;
+  const auto cheap = Cost::kCheap;
+  const auto expensive = Cost::kExpensive;
+  const auto longest = size_t{kMaxFrameBytes};
+  Add(Requests<&S::RequestProbe>(), &ControlService::Probe, cheap, longest);
+  Add(Requests<&S::RequestChallenge>(), &ControlService::Challenge, cheap, kShortRequest);
+  Add(Requests<&S::RequestJoin>(), &ControlService::Join, expensive, kShortRequest);
+  Add(Requests<&S::RequestRegisterBucket>(), &ControlService::RegisterBucket, expensive, longest);
+  Add(Requests<&S::RequestReadResidual>(), &ControlService::ReadResidual, expensive, kShortRequest);
+  Add(Requests<&S::RequestWriteResidual>(), &ControlService::WriteResidual, expensive, longest);
+  Add(Requests<&S::RequestHeartbeat>(), &ControlService::Heartbeat, cheap, kShortRequest);
+  Add(Requests<&S::RequestLeave>(), &ControlService::Leave, cheap, kShortRequest);
 }
 
-grpc::Status ControlService::Challenge(grpc::ServerContext* /*context*/,
-                                       const v1::ChallengeRequest* /*request*/,
-                                       v1::ChallengeResponse* response) {
-  response->set_nonce(challenges_.Draw(Now()));
-  return grpc::Status::OK;
+void ControlService::Add(ControlCall::Method::Request request, Handler handler, Cost cost,
+                         size_t max_bytes) {
+  const auto handle = [this, handler, cost, max_bytes](const CallPtr& call) {
+    const size_t bytes = call->request().Length();
+    if (bytes > max_bytes) {
+      Refuse(*call, absl::ResourceExhaustedError(absl::StrCat(
+                        "a request of ", bytes, " bytes, expected at most ", max_bytes)));
+    } else if (cost == Cost::kCheap && bytes <= kPollersRequest) {
+      (this->*handler)(call);
+    } else if (!pool_.TryRun([this, handler, call] { (this->*handler)(call); })) {
+      Refuse(*call, absl::ResourceExhaustedError(absl::StrCat(
+                        kMaxWaitingWork, " control calls wait here already, try again later")));
+    }
+  };
+  methods_.push_back(
+      std::make_unique<const ControlCall::Method>(ControlCall::Method{request, handle}));
 }
 
-grpc::Status ControlService::Join(grpc::ServerContext* context, const v1::JoinRequest* request,
-                                  v1::JoinResponse* response) {
-  absl::StatusOr<JoinRequest> parsed = FromProto(*request);
-  if (!parsed.ok()) return ToGrpc(parsed.status());
-  if (const absl::Status proved = CheckProof(*request, challenges_, Now()); !proved.ok()) {
-    callers_.NotProved(*context, proved);
-    return ToGrpc(proved);
+void ControlService::Accept(grpc::ServerCompletionQueue& queue) {
+  for (const auto& method : methods_) ControlCall::Accept(service_, *method, queue, calls_);
+}
+
+template <typename Message>
+bool ControlService::Parse(ControlCall& call, Message* message) {
+  const auto parse = [&] {
+    return grpc::SerializationTraits<Message>::Deserialize(&call.request(), message);
+  };
+  grpc::Status parsed;
+  if (call.request().Length() > kLongParse) {
+    MutexLock lock(long_parse_);
+    parsed = parse();
+  } else {
+    parsed = parse();
   }
-  parsed->identity = request->identity();
-  parsed->peer = NamesOf(*context);
-  const absl::StatusOr<Membership> membership = WaitToJoin(*parsed, AnswerBy(*context));
-  if (!membership.ok()) return ToGrpc(membership.status());
-  if (context->IsCancelled()) {
-    // The caller has gone and will not use the membership; without Leave, the other nodes would
-    // wait for its lease to end.
-    shard_.Leave(membership->token, absl::UnavailableError("gave up while the job was joining"));
-    return grpc::Status::CANCELLED;
+  if (!parsed.ok()) call.Finish(parsed, {});
+  return parsed.ok();
+}
+
+bool ControlService::IsOwner(ControlCall& call, SessionToken token) {
+  const absl::Status owned = callers_.CheckToken(call.context(), token);
+  if (!owned.ok()) Refuse(call, owned);
+  return owned.ok();
+}
+
+void ControlService::Probe(const CallPtr& call) {
+  v1::ProbeRequest request;
+  if (!Parse(*call, &request)) return;
+  const size_t bytes = request.padding().size();
+  AnswerWith<v1::ProbeResponse>(
+      *call, bytes <= kMaxProbeBytes
+                 ? absl::OkStatus()
+                 : absl::InvalidArgumentError(absl::StrCat(
+                       "a probe of ", bytes, " bytes, expected at most ", kMaxProbeBytes)));
+}
+
+void ControlService::Challenge(const CallPtr& call) {
+  v1::ChallengeResponse response;
+  response.set_nonce(challenges_.Draw(Now()));
+  Answer(*call, response);
+}
+
+void ControlService::Join(const CallPtr& call) {
+  v1::JoinRequest request;
+  if (!Parse(*call, &request)) return;
+  absl::StatusOr<JoinRequest> parsed = FromProto(request);
+  if (!parsed.ok()) {
+    Refuse(*call, parsed.status());
+    return;
   }
-  *response = ToProto(*membership);
-  return grpc::Status::OK;
+  if (const absl::Status proved = CheckProof(request, challenges_, Now()); !proved.ok()) {
+    callers_.NotProved(call->context(), proved);
+    Refuse(*call, proved);
+    return;
+  }
+  parsed->identity = request.identity();
+  parsed->peer = NamesOf(call->context());
+  std::shared_ptr<void> place = waiting_joins_.Take();
+  if (place == nullptr) {
+    Refuse(*call, absl::ResourceExhaustedError(absl::StrCat(
+                      "job '", parsed->job, "': ", waiting_joins_.count(),
+                      " nodes wait here for the other nodes of their jobs already, try again "
+                      "later")));
+    return;
+  }
+  call->Keep(std::move(place));
+  const auto joined = [this, call](const absl::StatusOr<Membership>& membership) {
+    if (!membership.ok()) {
+      Refuse(*call, membership.status());
+    } else if (!Answer(*call, ToProto(*membership))) {
+      // The caller will not use the membership; without Leave, the other nodes would wait for its
+      // lease to end.
+      shard_.Leave(membership->token, GaveUp());
+    }
+  };
+  const SessionToken token = shard_.BeginJoin(*parsed, AnswerBy(call->context()), joined);
+  if (token != 0) call->WhenGone([this, token] { shard_.Leave(token, GaveUp()); });
 }
 
-absl::StatusOr<Membership> ControlService::WaitToJoin(const JoinRequest& request,
-                                                      TimePoint deadline) {
-  absl::StatusOr<Membership> membership = absl::ResourceExhaustedError(
-      absl::StrCat("job '", request.job, "': ", max_waiting_joins_,
-                   " nodes wait here for the other nodes of their jobs already, try again later"));
-  if (waiting_joins_++ < max_waiting_joins_) membership = shard_.Join(request, deadline);
-  --waiting_joins_;
-  return membership;
+void ControlService::RegisterBucket(const CallPtr& call) {
+  v1::RegisterBucketRequest request;
+  if (!Parse(*call, &request) || !IsOwner(*call, request.token())) return;
+  const absl::StatusOr<BucketAnnouncement> bucket = FromProto(request);
+  AnswerWith<v1::RegisterBucketResponse>(
+      *call, bucket.ok()
+                 ? shard_.RegisterBucket(request.token(), *bucket, AnswerBy(call->context()))
+                 : bucket.status());
 }
 
-grpc::Status ControlService::RegisterBucket(grpc::ServerContext* context,
-                                            const v1::RegisterBucketRequest* request,
-                                            v1::RegisterBucketResponse* /*response*/) {
-  const absl::Status owned = callers_.CheckToken(*context, request->token());
-  if (!owned.ok()) return ToGrpc(owned);
-  const absl::StatusOr<BucketAnnouncement> bucket = FromProto(*request);
-  if (!bucket.ok()) return ToGrpc(bucket.status());
-  return ToGrpc(shard_.RegisterBucket(request->token(), *bucket, AnswerBy(*context)));
+void ControlService::ReadResidual(const CallPtr& call) {
+  v1::ReadResidualRequest request;
+  if (!Parse(*call, &request) || !IsOwner(*call, request.token())) return;
+  std::shared_ptr<void> place = reads_.Take();
+  if (place == nullptr) {
+    Refuse(*call, absl::ResourceExhaustedError(absl::StrCat(
+                      reads_.count(), " residuals are being read here already, try again later")));
+    return;
+  }
+  call->Keep(std::move(place));
+  const auto values = shard_.ReadResidual(request.token(), FromProto(request.bucket()),
+                                          request.chunk(), AnswerBy(call->context()));
+  if (!values.ok()) {
+    Refuse(*call, values.status());
+    return;
+  }
+  v1::ReadResidualResponse response;
+  response.set_values(FloatsToBytes(*values));
+  Answer(*call, response);
 }
 
-grpc::Status ControlService::ReadResidual(grpc::ServerContext* context,
-                                          const v1::ReadResidualRequest* request,
-                                          v1::ReadResidualResponse* response) {
-  const absl::Status owned = callers_.CheckToken(*context, request->token());
-  if (!owned.ok()) return ToGrpc(owned);
-  const auto values = shard_.ReadResidual(request->token(), FromProto(request->bucket()),
-                                          request->chunk(), AnswerBy(*context));
-  if (!values.ok()) return ToGrpc(values.status());
-  response->set_values(FloatsToBytes(*values));
-  return grpc::Status::OK;
+void ControlService::WriteResidual(const CallPtr& call) {
+  v1::WriteResidualRequest request;
+  if (!Parse(*call, &request) || !IsOwner(*call, request.token())) return;
+  const auto values = FloatsFromBytes(request.values());
+  AnswerWith<v1::WriteResidualResponse>(
+      *call, values.ok() ? shard_.WriteResidual(request.token(), FromProto(request.bucket()),
+                                                request.chunk(), *values, AnswerBy(call->context()))
+                         : values.status());
 }
 
-grpc::Status ControlService::WriteResidual(grpc::ServerContext* context,
-                                           const v1::WriteResidualRequest* request,
-                                           v1::WriteResidualResponse* /*response*/) {
-  const absl::Status owned = callers_.CheckToken(*context, request->token());
-  if (!owned.ok()) return ToGrpc(owned);
-  const auto values = FloatsFromBytes(request->values());
-  if (!values.ok()) return ToGrpc(values.status());
-  return ToGrpc(shard_.WriteResidual(request->token(), FromProto(request->bucket()),
-                                     request->chunk(), *values, AnswerBy(*context)));
+void ControlService::Heartbeat(const CallPtr& call) {
+  v1::HeartbeatRequest request;
+  if (!Parse(*call, &request) || !IsOwner(*call, request.token())) return;
+  const auto reading = shard_.Heartbeat(request.token(), AnswerBy(call->context()));
+  if (!reading.ok()) {
+    Refuse(*call, reading.status());
+    return;
+  }
+  v1::HeartbeatResponse response;
+  response.set_clock(reading->clock);
+  response.set_clock_nanos(static_cast<uint64_t>(reading->nanos));
+  Answer(*call, response);
 }
 
-grpc::Status ControlService::Heartbeat(grpc::ServerContext* context,
-                                       const v1::HeartbeatRequest* request,
-                                       v1::HeartbeatResponse* response) {
-  const absl::Status owned = callers_.CheckToken(*context, request->token());
-  if (!owned.ok()) return ToGrpc(owned);
-  const auto reading = shard_.Heartbeat(request->token(), AnswerBy(*context));
-  if (!reading.ok()) return ToGrpc(reading.status());
-  response->set_clock(reading->clock);
-  response->set_clock_nanos(static_cast<uint64_t>(reading->nanos));
-  return grpc::Status::OK;
-}
-
-grpc::Status ControlService::Leave(grpc::ServerContext* context, const v1::LeaveRequest* request,
-                                   v1::LeaveResponse* /*response*/) {
-  const absl::Status owned = callers_.CheckToken(*context, request->token());
-  if (!owned.ok()) return ToGrpc(owned);
-  shard_.Leave(request->token(), StatusFromWire(request->code(), request->reason()));
-  return grpc::Status::OK;
+void ControlService::Leave(const CallPtr& call) {
+  v1::LeaveRequest request;
+  if (!Parse(*call, &request) || !IsOwner(*call, request.token())) return;
+  shard_.Leave(request.token(), StatusFromWire(request.code(), request.reason()));
+  Answer(*call, v1::LeaveResponse());
 }
 
 }  // namespace thalweg

@@ -1,57 +1,85 @@
 // ControlService implements control.proto: unary calls to a Shard.
 #pragma once
 
-#include <atomic>
+#include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <memory>
+#include <vector>
 
-#include "absl/status/statusor.h"
 #include "core/base/clock.h"
-#include "core/base/exchange.h"
+#include "core/base/mutex.h"
+#include "core/base/served_shard.h"
+#include "grpcpp/grpcpp.h"
 #include "server/identity/challenges.h"
 #include "server/transport/callers.h"
-#include "thalweg/v1/control.grpc.pb.h"
+#include "server/transport/control_call.h"
+#include "server/transport/places.h"
+#include "server/transport/work_pool.h"
 
 namespace thalweg {
 
-// The service is thread-safe. A Join blocks one of gRPC's threads, so at most `max_waiting_joins`
-// of them wait at a time, and others get ResourceExhausted.
-class ControlService final : public v1::Control::Service {
+// The service is thread-safe. Pollers take its calls and answer those that take no longer than a
+// lock; a few threads of its own do the rest, so that neither heartbeats nor gradients wait for
+// proofs or for long messages. A Join that waits for other nodes occupies no thread.
+class ControlService {
  public:
-  // `shard` and `callers` must outlive the service.
-  ControlService(Shard& shard, Callers& callers, Duration challenge_lifetime,
-                 uint32_t max_waiting_joins)
-      : shard_(shard),
-        callers_(callers),
-        max_waiting_joins_(max_waiting_joins),
-        challenges_(challenge_lifetime) {}
+  // This many threads check proofs, parse buckets and copy residuals.
+  static constexpr uint32_t kThreads = 4;
+  // Work beyond this is refused with ResourceExhausted. Every node of the largest jobs may join and
+  // announce at the same time; gRPC's quota bounds what the messages take.
+  static constexpr size_t kMaxWaitingWork = 4096;
+  // At most this many residuals are being read or wait for their callers to receive them.
+  static constexpr uint32_t kMaxReads = 32;
 
-  grpc::Status Probe(grpc::ServerContext* context, const v1::ProbeRequest* request,
-                     v1::ProbeResponse* response) override;
-  grpc::Status Challenge(grpc::ServerContext* context, const v1::ChallengeRequest* request,
-                         v1::ChallengeResponse* response) override;
-  grpc::Status Join(grpc::ServerContext* context, const v1::JoinRequest* request,
-                    v1::JoinResponse* response) override;
-  grpc::Status RegisterBucket(grpc::ServerContext* context,
-                              const v1::RegisterBucketRequest* request,
-                              v1::RegisterBucketResponse* response) override;
-  grpc::Status ReadResidual(grpc::ServerContext* context, const v1::ReadResidualRequest* request,
-                            v1::ReadResidualResponse* response) override;
-  grpc::Status WriteResidual(grpc::ServerContext* context, const v1::WriteResidualRequest* request,
-                             v1::WriteResidualResponse* response) override;
-  grpc::Status Heartbeat(grpc::ServerContext* context, const v1::HeartbeatRequest* request,
-                         v1::HeartbeatResponse* response) override;
-  grpc::Status Leave(grpc::ServerContext* context, const v1::LeaveRequest* request,
-                     v1::LeaveResponse* response) override;
+  // `shard` and `callers` must outlive the service. At most `max_waiting_joins` nodes wait at a
+  // time; others get ResourceExhausted.
+  ControlService(ServedShard& shard, Callers& callers, Duration challenge_lifetime,
+                 uint32_t max_waiting_joins);
+
+  // To be registered with the server before it starts.
+  grpc::Service& service() { return service_; }
+  // Begins to take calls from `queue`; call once for each.
+  void Accept(grpc::ServerCompletionQueue& queue);
+  // The calls that gRPC has not completed. Those of waiting nodes end when they are cancelled.
+  OpenCalls& calls() { return calls_; }
 
  private:
-  // Joins the shard, unless too many nodes wait there already.
-  absl::StatusOr<Membership> WaitToJoin(const JoinRequest& request, TimePoint deadline);
+  using CallPtr = std::shared_ptr<ControlCall>;
+  using Handler = void (ControlService::*)(const CallPtr&);
+  // A Cost says who may run a handler: a poller if the request is short, or only the work pool.
+  enum class Cost { kCheap, kExpensive };
 
-  Shard& shard_;
+  // Adds a method whose requests may have `max_bytes`.
+  void Add(ControlCall::Method::Request request, Handler handler, Cost cost, size_t max_bytes);
+
+  // The handlers; each answers its call, or makes the shard answer it.
+  void Probe(const CallPtr& call);
+  void Challenge(const CallPtr& call);
+  void Join(const CallPtr& call);
+  void RegisterBucket(const CallPtr& call);
+  void ReadResidual(const CallPtr& call);
+  void WriteResidual(const CallPtr& call);
+  void Heartbeat(const CallPtr& call);
+  void Leave(const CallPtr& call);
+
+  // Parses the call's request; answers the call and returns false if it cannot be parsed.
+  template <typename Message>
+  bool Parse(ControlCall& call, Message* message);
+
+  // Answers the call and returns false if the caller's certificate is not the membership's.
+  bool IsOwner(ControlCall& call, SessionToken token);
+
+  ServedShard& shard_;
   Callers& callers_;
-  const uint32_t max_waiting_joins_;
   Challenges challenges_;
-  std::atomic<uint32_t> waiting_joins_{0};
+  Places waiting_joins_;
+  Places reads_{kMaxReads};
+  Mutex long_parse_;
+  ControlCall::Service service_;
+  std::vector<std::unique_ptr<const ControlCall::Method>> methods_;
+  OpenCalls calls_;
+  WorkPool pool_{kThreads, kMaxWaitingWork};  // declared last, because work uses everything above
 };
 
 }  // namespace thalweg

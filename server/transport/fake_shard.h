@@ -12,6 +12,7 @@
 
 #include "core/base/exchange.h"
 #include "core/base/mutex.h"
+#include "core/base/served_shard.h"
 
 namespace thalweg {
 
@@ -55,20 +56,39 @@ class RecordingSink : public NodeSink {
 // A FakeShard answers each contribution at once with a result of the same bytes, through the sink
 // of the contribution's token; node n gets token join_answer->token + n. Set the answers before
 // use.
-class FakeShard : public Shard {
+class FakeShard : public ServedShard {
  public:
   absl::StatusOr<LinkSpeed> MeasureLink(TimePoint) override {
     return absl::UnimplementedError("a server is not asked");
   }
-  absl::StatusOr<Membership> Join(const JoinRequest& request, TimePoint deadline) override {
-    joins.Add({request, deadline});
-    if (on_join != nullptr) on_join();
+  SessionToken BeginJoin(const JoinRequest& request, TimePoint deadline, Joined joined) override {
     absl::StatusOr<Membership> answer = join_answer;
-    if (!answer.ok()) return answer;
-    answer->token += request.node;
-    MutexLock lock(mutex_);
-    identities_[answer->token] = request.identity;
-    return answer;
+    if (answer.ok()) answer->token += request.node;
+    const SessionToken token = answer.ok() ? answer->token : 0;
+    bool waits = false;
+    {
+      MutexLock lock(mutex_);
+      if (answer.ok()) identities_[token] = request.identity;
+      waits = hold_joins;
+      if (waits) waiting_[token] = joined;
+    }
+    joins.Add({request, deadline});
+    if (!waits) joined(answer);
+    return token;
+  }
+  // Answers the Joins that hold_joins keeps waiting, and all further ones at once.
+  void AnswerJoins() {
+    std::map<SessionToken, Joined> answered;
+    {
+      MutexLock lock(mutex_);
+      hold_joins = false;
+      answered.swap(waiting_);
+    }
+    for (const auto& [token, joined] : answered) {
+      Membership membership = *join_answer;
+      membership.token = token;
+      joined(membership);
+    }
   }
   absl::Status Attach(SessionToken token, const std::string& identity,
                       std::shared_ptr<NodeSink> sink) override {
@@ -83,6 +103,7 @@ class FakeShard : public Shard {
   }
   absl::Status RegisterBucket(SessionToken, const BucketAnnouncement& bucket, TimePoint) override {
     buckets.Add(bucket);
+    if (on_register != nullptr) on_register();
     return register_answer;
   }
   absl::Status Contribute(SessionToken token, Contribution contribution) override {
@@ -119,6 +140,12 @@ class FakeShard : public Shard {
     return ClockReading{"a boot", -5};
   }
   void Leave(SessionToken token, const absl::Status& reason) override {
+    Joined joined;
+    {
+      MutexLock lock(mutex_);
+      if (auto waiting = waiting_.extract(token)) joined = std::move(waiting.mapped());
+    }
+    if (joined) joined(reason);
     leaves.Add({token, reason});
   }
 
@@ -134,7 +161,8 @@ class FakeShard : public Shard {
   absl::Status contribute_answer;
   absl::StatusOr<std::vector<float>> residual_answer = std::vector<float>();
   uint32_t window_chunks = 1024;
-  std::function<void()> on_join;
+  std::function<void()> on_register;
+  bool hold_joins = false;  // set before use; AnswerJoins resets it
 
   Recorder<std::pair<JoinRequest, TimePoint>> joins;
   Recorder<std::shared_ptr<NodeSink>> sinks;
@@ -148,6 +176,7 @@ class FakeShard : public Shard {
  private:
   Mutex mutex_;
   std::map<SessionToken, std::shared_ptr<NodeSink>> attached_ ABSL_GUARDED_BY(mutex_);
+  std::map<SessionToken, Joined> waiting_ ABSL_GUARDED_BY(mutex_);
   std::map<SessionToken, std::string> identities_ ABSL_GUARDED_BY(mutex_);  // of Join; else empty
 };
 

@@ -48,14 +48,11 @@ class HostileClientTest : public ::testing::Test {
   }
 
   // Sends a correct Join.
-  static grpc::Status Join(const std::shared_ptr<grpc::Channel>& channel) {
+  static grpc::Status Join(const std::shared_ptr<grpc::Channel>& channel, uint32_t node) {
     grpc::ClientContext context;
     context.set_deadline(ToSystemTime(Now() + kTestPatience));
-    v1::JoinRequest request;
-    request.set_max_wire_version(1);
-    request.set_codec("fp32");
     v1::JoinResponse response;
-    return v1::Control::NewStub(channel)->Join(&context, request, &response);
+    return v1::Control::NewStub(channel)->Join(&context, ProtoOfNode(node), &response);
   }
 
   // Sends a Heartbeat with this header, within `patience`.
@@ -67,15 +64,6 @@ class HostileClientTest : public ::testing::Test {
     context.AddMetadata("header", header);
     v1::HeartbeatResponse response;
     return v1::Control::NewStub(channel)->Heartbeat(&context, {}, &response);
-  }
-
-  // Returns a channel without our settings.
-  static std::shared_ptr<grpc::Channel> Foreign(const ShardServer& server) {
-    grpc::ChannelArguments arguments;
-    arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
-    arguments.SetMaxReceiveMessageSize(-1);
-    return grpc::CreateCustomChannel(server.address(), grpc::InsecureChannelCredentials(),
-                                     arguments);
   }
 
   SessionToken token() const { return token_; }
@@ -200,33 +188,20 @@ TEST_F(HostileClientTest, ForeignWireVersionIsRefusedAtJoin) {
   EXPECT_TRUE(shard_.joins.Get().empty());
 }
 
-TEST_F(HostileClientTest, MembershipOfANodeThatGaveUpJoiningIsEnded) {
-  const auto stub = v1::Control::NewStub(channel_);
-  Recorder<bool> entered;
-  Recorder<bool> release;
-  shard_.on_join = [&] {
-    entered.Add(true);
-    release.WaitFor(1);
-  };
+TEST_F(HostileClientTest, NodeThatGivesUpJoiningLeavesAtOnce) {
+  shard_.hold_joins = true;
   grpc::ClientContext context;
   context.set_deadline(ToSystemTime(Now() + kTestPatience));
-  v1::JoinRequest request;
-  request.set_max_wire_version(1);
-  request.set_codec("fp32");
   v1::JoinResponse response;
   grpc::Status status;
   {
-    Thread joining("join", [&] { status = stub->Join(&context, request, &response); });
-    ASSERT_EQ(entered.WaitFor(1).size(), 1u);
+    Thread joining("join", [&] {
+      status = v1::Control::NewStub(channel_)->Join(&context, ProtoOfNode(0), &response);
+    });
+    EXPECT_EQ(shard_.joins.WaitFor(1).size(), 1u);
     context.TryCancel();
   }
   EXPECT_EQ(status.error_code(), grpc::StatusCode::CANCELLED);
-  // The call uses the same connection, so the server has seen the cancellation when it answers.
-  grpc::ClientContext heartbeat;
-  heartbeat.set_deadline(ToSystemTime(Now() + kTestPatience));
-  v1::HeartbeatResponse alive;
-  ASSERT_TRUE(stub->Heartbeat(&heartbeat, {}, &alive).ok());
-  release.Add(true);
   const auto leaves = shard_.leaves.WaitFor(1);
   ASSERT_EQ(leaves.size(), 1u);
   EXPECT_EQ(leaves.front().first, token());
@@ -262,7 +237,7 @@ TEST_F(HostileClientTest, ProbeIsAnsweredUpToItsBoundAndRefusedBeyond) {
 }
 
 TEST_F(HostileClientTest, CompressedMessagesAreRefused) {
-  const auto channel = Foreign(*server_);
+  const auto channel = ForeignChannel(server_->address());
   for (const auto algorithm : {GRPC_COMPRESS_DEFLATE, GRPC_COMPRESS_GZIP}) {
     RawStream stream(channel, algorithm);
     stream.Write(EncodeOpen({NextToken()}));
@@ -283,13 +258,13 @@ TEST_F(HostileClientTest, CompressedMessagesAreRefused) {
 
 TEST_F(HostileClientTest, LongHeadersAreRefused) {
   EXPECT_TRUE(Heartbeat(channel_, std::string(2000, 'x')).ok());
-  EXPECT_EQ(Heartbeat(Foreign(*server_), std::string(5000, 'x')).error_code(),
+  EXPECT_EQ(Heartbeat(ForeignChannel(server_->address()), std::string(5000, 'x')).error_code(),
             grpc::StatusCode::RESOURCE_EXHAUSTED);
   EXPECT_EQ(shard_.heartbeats.Get().size(), 1u);
 }
 
 TEST_F(HostileClientTest, ConnectionHasABoundedNumberOfStreams) {
-  const auto crowded = Foreign(*server_);
+  const auto crowded = ForeignChannel(server_->address());
   std::vector<std::unique_ptr<RawStream>> streams;
   for (int i = 0; i < kMaxStreamsOfConnection; ++i) {
     streams.push_back(std::make_unique<RawStream>(crowded));
@@ -306,28 +281,23 @@ TEST_F(HostileClientTest, JoinsThatWaitAreBoundedAndOtherCallsAreAnswered) {
   auto server =
       ShardServer::Start({.listen = "127.0.0.1:0", .max_waiting_joins = 2}, shard_, metrics_);
   ASSERT_TRUE(server.ok()) << server.status();
-  const auto channel = Foreign(**server);
-  Recorder<bool> entered;
-  Recorder<bool> release;
-  shard_.on_join = [&] {
-    entered.Add(true);
-    release.WaitFor(1);
-  };
+  const auto channel = ForeignChannel((*server)->address());
+  shard_.hold_joins = true;
   grpc::Status first;
   grpc::Status second;
   {
-    Thread a("join", [&] { first = Join(channel); });
-    Thread b("join", [&] { second = Join(channel); });
-    EXPECT_EQ(entered.WaitFor(2).size(), 2u);
-    const grpc::Status third = Join(channel);
+    Thread a("join", [&] { first = Join(channel, 0); });
+    Thread b("join", [&] { second = Join(channel, 1); });
+    EXPECT_EQ(shard_.joins.WaitFor(2).size(), 2u);
+    const grpc::Status third = Join(channel, 2);
     EXPECT_EQ(third.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
     EXPECT_THAT(third.error_message(), HasSubstr("2 nodes wait here"));
     EXPECT_TRUE(Heartbeat(channel).ok());
-    release.Add(true);
+    shard_.AnswerJoins();
   }
   EXPECT_TRUE(first.ok()) << first.error_message();
   EXPECT_TRUE(second.ok()) << second.error_message();
-  EXPECT_TRUE(Join(channel).ok());
+  EXPECT_TRUE(Join(channel, 2).ok());
 }
 
 TEST_F(HostileClientTest, WhatHasArrivedAndIsHeldIsBounded) {
@@ -344,7 +314,7 @@ TEST_F(HostileClientTest, WhatHasArrivedAndIsHeldIsBounded) {
   std::vector<std::unique_ptr<RawStream>> streams;
   // The shard keeps what it gets.
   for (size_t i = 0; i < kSenders; ++i) {
-    streams.push_back(std::make_unique<RawStream>(Foreign(**server)));
+    streams.push_back(std::make_unique<RawStream>(ForeignChannel((*server)->address())));
     grpc::ByteBuffer answer;
     RawStream& stream = *streams.back();
     if (!stream.Write(EncodeOpen({NextToken()})) || !stream.Write(EncodeChunk(header, payload)) ||

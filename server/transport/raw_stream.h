@@ -1,6 +1,7 @@
 // RawStream is an Exchange stream for this room's tests that can send arbitrary bytes.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <string>
 
@@ -8,6 +9,7 @@
 #include "grpcpp/grpcpp.h"
 #include "server/transport/channel_options.h"
 #include "server/transport/fake_shard.h"
+#include "thalweg/v1/control.pb.h"
 
 namespace thalweg {
 
@@ -16,15 +18,32 @@ inline grpc::ByteBuffer Buffer(const std::string& bytes) {
   return grpc::ByteBuffer(&slice, 1);
 }
 
+// Returns a channel with a connection of its own and without our settings.
+inline std::shared_ptr<grpc::Channel> ForeignChannel(const std::string& address) {
+  grpc::ChannelArguments arguments;
+  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+  arguments.SetMaxReceiveMessageSize(-1);
+  return grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments);
+}
+
+// Returns a correct request to join.
+inline v1::JoinRequest ProtoOfNode(uint32_t node) {
+  v1::JoinRequest request;
+  request.set_node(node);
+  request.set_max_wire_version(1);
+  request.set_codec("fp32");
+  return request;
+}
+
 // Every step of a RawStream has a deadline.
 class RawStream {
  public:
   explicit RawStream(const std::shared_ptr<grpc::Channel>& channel,
-                     grpc_compression_algorithm compression = GRPC_COMPRESS_NONE) {
+                     grpc_compression_algorithm compression = GRPC_COMPRESS_NONE,
+                     const char* method = "/thalweg.v1.Exchange/Stream") {
     context_.set_deadline(ToSystemTime(Now() + kTestPatience));
     context_.set_compression_algorithm(compression);
-    stream_ =
-        grpc::GenericStub(channel).PrepareCall(&context_, "/thalweg.v1.Exchange/Stream", &cq_);
+    stream_ = grpc::GenericStub(channel).PrepareCall(&context_, method, &cq_);
     stream_->StartCall(this);
     Step();
   }

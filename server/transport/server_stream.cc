@@ -22,6 +22,7 @@ void ServerStream::Accept(Service& service, grpc::ServerCompletionQueue& queue, 
 void ServerStream::OnAccepted(bool ok) {
   const std::shared_ptr<ServerStream> self = std::move(self_);
   if (!ok) return;  // the server is stopping
+  accepted_at_ = Now();
   // The set takes the stream first: its queue, which this thread polls, is shut down only when the
   // set is empty, and accepts no request afterwards.
   if (streams_.Add(self)) Accept(service_, queue_, callers_, nodes_, streams_);
@@ -33,6 +34,14 @@ void ServerStream::End(const absl::Status& why) {
     if (!end_) end_ = why;
   }
   Take(writes_.Close());
+}
+
+void ServerStream::CutIfStalled(TimePoint before) {
+  const TimePoint since = is_opened_ ? writes_.BusySince() : accepted_at_;
+  if (since >= before) return;
+  spdlog::debug("{}: cuts a stream: its peer {}", context_.peer(),
+                is_opened_ ? "does not read" : "has not said who it is");
+  context_.TryCancel();
 }
 
 void ServerStream::OnRead(bool ok) {
@@ -94,6 +103,7 @@ absl::Status ServerStream::Open(const OpenFrame& open) {
   THALWEG_RETURN_IF_ERROR(callers_.CheckToken(context_, open.token));
   THALWEG_ASSIGN_OR_RETURN(node_, nodes_.Admit(open, shared_from_this()));
   index_ = open.stream;
+  is_opened_ = true;
   return node_->Begin(index_);
 }
 

@@ -41,6 +41,9 @@ class ServerStream final : public std::enable_shared_from_this<ServerStream> {
   // Finishes with OK after this frame, unless it has ended already.
   void EndWith(grpc::ByteBuffer&& frame) { Take(writes_.PushLast(std::move(frame))); }
 
+  // Cancels the stream if it has not been opened, or a write has not ended, since before `before`.
+  void CutIfStalled(TimePoint before);
+
   size_t Waiting() const { return writes_.Waiting(); }
 
  private:
@@ -73,6 +76,8 @@ class ServerStream final : public std::enable_shared_from_this<ServerStream> {
   grpc::ServerAsyncReaderWriter<grpc::ByteBuffer, grpc::ByteBuffer> call_{&context_};
   WriteQueue writes_;
   std::atomic<int> ends_left_{2};
+  TimePoint accepted_at_;               // set before the stream is in the set
+  std::atomic<bool> is_opened_{false};  // its open frame has arrived
 
   // Only OnRead, of which one runs at a time, and the last OnEnd use these.
   grpc::ByteBuffer read_;

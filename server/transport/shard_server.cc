@@ -10,6 +10,7 @@
 #include "grpcpp/grpcpp.h"
 #include "grpcpp/resource_quota.h"
 #include "server/net/address.h"
+#include "server/transport/acceptor.h"
 #include "server/transport/callers.h"
 #include "server/transport/channel_options.h"
 #include "server/transport/control_service.h"
@@ -28,17 +29,16 @@ namespace {
 // server.
 constexpr Duration kGoodbyeTime = std::chrono::seconds(1);
 
-// Besides the Joins that wait, this many control calls run at a time; gRPC refuses more of them
-// with RESOURCE_EXHAUSTED. They take no longer than a lock, so that a few threads serve many nodes.
-constexpr uint32_t kCallThreads = 256;
-
 // Cancelled streams end within this time: the network is no longer involved.
 constexpr Duration kCancelTime = std::chrono::seconds(10);
 
 class GrpcShardServer final : public ShardServer {
  public:
-  GrpcShardServer(Shard& shard, const Options& options, MetricRegistry& metrics)
-      : handshakes_(metrics),
+  GrpcShardServer(ServedShard& shard, const Options& options, MetricRegistry& metrics)
+      : patience_(options.patience),
+        refused_(metrics.GetCounter("thalweg_grpc_refused_connections_total",
+                                    "Connections that were closed because too many were open")),
+        handshakes_(metrics),
         callers_(shard, metrics),
         control_(shard, callers_, options.challenge_lifetime, options.max_waiting_joins),
         nodes_(shard, StreamCounters::In(metrics, "server")) {}
@@ -46,17 +46,25 @@ class GrpcShardServer final : public ShardServer {
 
   absl::Status Listen(const Options& options) {
     THALWEG_ASSIGN_OR_RETURN(address_, ParseHostPort(options.listen));
+    auto acceptor = Acceptor::Listen(
+        &address_, options.max_descriptor > 0 ? options.max_descriptor : DefaultMaxDescriptor(),
+        refused_);
+    if (!acceptor.ok()) {
+      return absl::UnavailableError(absl::StrCat("cannot listen on ", ToString(address_), " (",
+                                                 acceptor.status().message(),
+                                                 "): is the port taken, or the host not ours?"));
+    }
     grpc::ServerBuilder builder;
     ApplyServerArguments(builder);
     grpc::ResourceQuota quota;
-    quota.SetMaxThreads(static_cast<int>(options.max_waiting_joins + kCallThreads));
     if (options.memory_bytes > 0) quota.Resize(options.memory_bytes);
     builder.SetResourceQuota(quota);
-    int port = 0;
-    builder.AddListeningPort(ToString(address_), MakeServerCredentials(options.tls), &port);
-    builder.RegisterService(&control_);
+    connections_ = builder.experimental().AddExternalConnectionAcceptor(
+        grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD,
+        MakeServerCredentials(options.tls));
+    // Both services are asynchronous, so that gRPC starts no threads to serve them.
+    builder.RegisterService(&control_.service());
     builder.RegisterService(&exchange_);
-    // When queues are polled by our threads, gRPC's threads for the control calls do not poll.
     std::vector<std::unique_ptr<grpc::CompletionQueue>> queues;
     std::vector<grpc::ServerCompletionQueue*> accepting;
     for (uint32_t i = 0; i < options.threads; ++i) {
@@ -65,15 +73,22 @@ class GrpcShardServer final : public ShardServer {
       queues.push_back(std::move(queue));
     }
     server_ = builder.BuildAndStart();
-    if (server_ == nullptr || port == 0) {
-      return absl::UnavailableError(absl::StrCat("cannot listen on ", ToString(address_),
-                                                 ": is the port taken, or the host not ours?"));
+    if (server_ == nullptr) {
+      return absl::InternalError(absl::StrCat("cannot serve on ", ToString(address_)));
     }
-    address_.port = port;
     for (auto* queue : accepting) {
       ServerStream::Accept(exchange_, *queue, callers_, nodes_, streams_);
+      control_.Accept(*queue);
     }
     pollers_ = std::make_shared<Pollers>(std::move(queues));
+    watch_ = Thread("grpc-watch", [this] { Watch(); });
+    acceptor_ = *std::move(acceptor);
+    acceptor_->Start([this](int listener, int connection) {
+      grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters parameters;
+      parameters.listener_fd = listener;
+      parameters.fd = connection;
+      connections_->HandleNewConnection(&parameters);
+    });
     return absl::OkStatus();
   }
 
@@ -82,20 +97,42 @@ class GrpcShardServer final : public ShardServer {
 
   void Stop(Duration grace) override {
     if (server_ == nullptr || stopped_.exchange(true)) return;
+    acceptor_ = nullptr;
     streams_.Shutdown(
         absl::UnavailableError(absl::StrCat("aggregator at ", address(), " is stopping")));
     const TimePoint now = Now();
     streams_.WaitEmpty(now + std::max(grace, kGoodbyeTime));
     server_->Shutdown(ToSystemTime(now + grace));
     streams_.Close();
-    if (!streams_.WaitEmpty(Now() + kCancelTime)) {
-      spdlog::error("aggregator at {}: streams have not ended after they were cancelled",
+    control_.calls().Close();
+    const TimePoint give_up = Now() + kCancelTime;
+    if (!streams_.WaitEmpty(give_up) || !control_.calls().WaitEmpty(give_up)) {
+      spdlog::error("aggregator at {}: streams or calls have not ended after they were cancelled",
                     address());
     }
+    {
+      MutexLock lock(mutex_);
+      is_watching_ = false;
+      changed_.NotifyAll();
+    }
+    watch_.Join();
     pollers_ = nullptr;
   }
 
  private:
+  // Cuts off the peers that do not read.
+  void Watch() {
+    MutexLock lock(mutex_);
+    while (!changed_.WaitUntil(
+        mutex_, Now() + patience_ / 4,
+        [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return !is_watching_; })) {
+      streams_.CutStalled(Now() - patience_);
+      control_.calls().CutUnread(Now() - patience_);
+    }
+  }
+
+  const Duration patience_;
+  Counter& refused_;
   HostPort address_;
   HandshakeFailures handshakes_;
   Callers callers_;
@@ -103,15 +140,22 @@ class GrpcShardServer final : public ShardServer {
   NodeTable nodes_;
   StreamSet streams_;
   ServerStream::Service exchange_;
+  std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> connections_;
   std::unique_ptr<grpc::Server> server_;
   std::shared_ptr<Pollers> pollers_;  // destroyed before server_
+  std::unique_ptr<Acceptor> acceptor_;
   std::atomic<bool> stopped_{false};
+
+  Mutex mutex_;
+  CondVar changed_;
+  bool is_watching_ ABSL_GUARDED_BY(mutex_) = true;
+  Thread watch_;
 };
 
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<ShardServer>> ShardServer::Start(const Options& options,
-                                                                Shard& shard,
+                                                                ServedShard& shard,
                                                                 MetricRegistry& metrics) {
   RouteGrpcLog();
   auto server = std::make_unique<GrpcShardServer>(shard, options, metrics);

@@ -8,8 +8,8 @@
 
 #include "absl/status/statusor.h"
 #include "core/base/clock.h"
-#include "core/base/exchange.h"
 #include "core/base/metrics.h"
+#include "core/base/served_shard.h"
 #include "server/net/tls_files.h"
 
 namespace thalweg {
@@ -33,17 +33,24 @@ class ShardServer {
     TlsFiles tls = {};     // with files: mutual TLS
     // A node that proves its job's secret must join within this time after asking for a challenge.
     Duration challenge_lifetime = std::chrono::seconds(30);
-    // At most this many Joins wait for other nodes at a time, in all jobs together: each of them
-    // occupies a thread. Further ones get ResourceExhausted.
+    // At most this many Joins wait for other nodes at a time, in all jobs together. Further ones
+    // get ResourceExhausted.
     uint32_t max_waiting_joins = 1024;
     // What has arrived and is still held may take about this many bytes. Beyond it, gRPC resets
     // streams, new ones or old ones. 0: no limit.
     uint64_t memory_bytes = 0;
+    // Connections get descriptors below this, and others are closed at once. 0: three quarters of
+    // what the process may have, and 16384 at most.
+    uint32_t max_descriptor = 0;
+    // A peer loses a stream or call if it accepts no data on it for this time, or a stream if it
+    // does not say in this time for which node it has opened it.
+    Duration patience = std::chrono::seconds(30);
   };
 
   // Starts a server. `shard` and `metrics` must outlive it. Returns Unavailable when the address
   // cannot be bound. From then on, gRPC's own messages go to our log.
-  static absl::StatusOr<std::unique_ptr<ShardServer>> Start(const Options& options, Shard& shard,
+  static absl::StatusOr<std::unique_ptr<ShardServer>> Start(const Options& options,
+                                                            ServedShard& shard,
                                                             MetricRegistry& metrics);
   // Stops without a grace period.
   virtual ~ShardServer() = default;
@@ -56,8 +63,8 @@ class ShardServer {
   virtual std::shared_ptr<Pollers> pollers() = 0;
 
   // Ends every stream with Unavailable, lets calls in progress run for `grace` and cancels the
-  // rest. Afterwards the shard is not called any more. Stop waits for a Join in progress: make the
-  // shard end its joins first, or Stop lasts until the callers' deadlines. Stop is idempotent.
+  // rest; nodes whose Join is cancelled leave. Afterwards the shard is not called any more. Stop is
+  // idempotent.
   virtual void Stop(Duration grace) = 0;
 };
 

@@ -40,6 +40,15 @@ void StreamSet::Shutdown(const absl::Status& why) {
   for (const auto& stream : streams) stream->End(why);
 }
 
+void StreamSet::CutStalled(TimePoint before) {
+  std::vector<std::shared_ptr<ServerStream>> streams;
+  {
+    MutexLock lock(mutex_);
+    streams.assign(streams_.begin(), streams_.end());
+  }
+  for (const auto& stream : streams) stream->CutIfStalled(before);
+}
+
 bool StreamSet::WaitEmpty(TimePoint deadline) {
   MutexLock lock(mutex_);
   return changed_.WaitUntil(mutex_, deadline, [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {

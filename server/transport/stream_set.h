@@ -21,6 +21,8 @@ class StreamSet {
   void Remove(const std::shared_ptr<ServerStream>& stream);
   // Ends all streams, present and future, with `why`.
   void Shutdown(const absl::Status& why);
+  // Cancels the streams that have been stalled since before `before`.
+  void CutStalled(TimePoint before);
   // Makes Add refuse every further stream.
   void Close();
   // Waits until no stream is left; returns false at the deadline.

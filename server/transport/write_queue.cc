@@ -74,8 +74,14 @@ size_t WriteQueue::Waiting() const {
   return waiting_.size();
 }
 
+TimePoint WriteQueue::BusySince() const {
+  MutexLock lock(mutex_);
+  return busy_ ? busy_since_ : TimePoint::max();
+}
+
 WriteQueue::Turn WriteQueue::NextLocked() {
   if (busy_) return Turn::kNothing;
+  busy_since_ = Now();
   if (waiting_.empty()) {
     // The turn to end the stream is never returned, so this line runs at most once after the end.
     busy_ = closed_;

@@ -45,6 +45,9 @@ class WriteQueue {
   // Returns the number of frames that nobody was told to write yet.
   size_t Waiting() const;
 
+  // Returns when the turn was handed out that has not ended; TimePoint::max() if there is none.
+  TimePoint BusySince() const;
+
   // Returns the frame to write; valid from kWrite until Written().
   const grpc::ByteBuffer& current() const { return current_.bytes; }
 
@@ -64,6 +67,7 @@ class WriteQueue {
   mutable Mutex mutex_;
   Frames waiting_ ABSL_GUARDED_BY(mutex_);
   bool busy_ ABSL_GUARDED_BY(mutex_);  // a turn has been handed out
+  TimePoint busy_since_ ABSL_GUARDED_BY(mutex_) = Now();
   bool closed_ ABSL_GUARDED_BY(mutex_) = false;
   Frame current_;  // empty or being written; the holder of the turn owns it
 };

@@ -1,0 +1,328 @@
+// These tests do to a server what strangers may do to it in large numbers: its threads, memory and
+// descriptors must stay bounded, and a healthy node must be served.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <fstream>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/base/thread.h"
+#include "server/net/address.h"
+#include "server/transport/acceptor.h"
+#include "server/transport/channel_options.h"
+#include "server/transport/control_service.h"
+#include "server/transport/fake_shard.h"
+#include "server/transport/frame_codec.h"
+#include "server/transport/raw_stream.h"
+#include "server/transport/remote_shard.h"
+#include "server/transport/shard_server.h"
+#include "thalweg/v1/control.grpc.pb.h"
+
+namespace thalweg {
+namespace {
+
+constexpr Duration kShort = std::chrono::milliseconds(200);
+constexpr uint64_t kMostThreads = 64;
+
+// Returns a number of /proc/self/status, such as "Threads:".
+uint64_t OfProcess(const std::string& name) {
+  std::ifstream status("/proc/self/status");
+  std::string word;
+  uint64_t value = 0;
+  while (status >> word) {
+    if (word == name) status >> value;
+  }
+  return value;
+}
+
+// A CountingSink keeps nothing, so that it can run for long.
+class CountingSink : public NodeSink {
+ public:
+  void OnResult(RoundResult /*result*/) override {
+    MutexLock lock(mutex_);
+    ++results_;
+    changed_.NotifyAll();
+  }
+  void OnFailed(absl::Status why) override { ADD_FAILURE() << why; }
+  size_t results() {
+    MutexLock lock(mutex_);
+    return results_;
+  }
+  bool WaitFor(size_t results) {
+    MutexLock lock(mutex_);
+    return changed_.WaitUntil(
+        mutex_, Now() + kTestPatience,
+        [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return results_ >= results; });
+  }
+
+ private:
+  Mutex mutex_;
+  CondVar changed_;
+  size_t results_ ABSL_GUARDED_BY(mutex_) = 0;
+};
+
+// A HealthyNode is a node that exchanges chunks without a pause until it is destroyed.
+class HealthyNode {
+ public:
+  HealthyNode(const ShardServer& server, MetricRegistry& metrics)
+      : shard_(RemoteShard::Create(server.address(), {}, metrics)) {
+    const auto membership = shard_->Join(OfNode(1000), Now() + kTestPatience);
+    EXPECT_TRUE(membership.ok()) << membership.status();
+    token_ = membership->token;
+    EXPECT_TRUE(shard_->Attach(token_, "", sink_).ok());
+    thread_ = Thread("healthy", [this] { Exchange(); });
+  }
+  ~HealthyNode() {
+    stopped_ = true;
+    thread_.Join();
+    shard_->Leave(token_, absl::OkStatus());
+  }
+
+  // Waits until another chunk has been exchanged from now on.
+  void ExpectServed() { EXPECT_TRUE(sink_->WaitFor(sink_->results() + 2)); }
+
+ private:
+  void Exchange() {
+    const auto data = std::make_shared<std::string>(16, 'x');
+    for (uint32_t c = 0; !stopped_; ++c) {
+      const Payload payload(std::as_bytes(std::span(*data)), data);
+      ASSERT_TRUE(
+          shard_->Contribute(token_, {{{}, c, 1}, 5, WireFormat::kFloat32, 4, payload}).ok());
+      ASSERT_TRUE(sink_->WaitFor(c + 1));
+    }
+  }
+
+  const std::unique_ptr<RemoteShard> shard_;
+  const std::shared_ptr<CountingSink> sink_ = std::make_shared<CountingSink>();
+  SessionToken token_ = 0;
+  std::atomic<bool> stopped_{false};
+  Thread thread_;
+};
+
+// An Idle is a TCP connection that sends nothing.
+class Idle {
+ public:
+  Idle() : socket_(::socket(AF_INET, SOCK_STREAM, 0)) { EXPECT_GE(socket_.fd(), 0); }
+  void Connect(const ShardServer& server) {
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_port = htons(static_cast<uint16_t>(ParseHostPort(server.address())->port));
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    const timeval patience{60, 0};
+    setsockopt(socket_.fd(), SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
+    EXPECT_EQ(connect(socket_.fd(), reinterpret_cast<sockaddr*>(&address), sizeof address), 0);
+  }
+  // Waits for the server's settings, or until it closes the connection.
+  bool IsAccepted() {
+    constexpr char kHello[] = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0";  // and a 0
+    if (send(socket_.fd(), kHello, sizeof kHello, MSG_NOSIGNAL) < 0) return false;
+    char byte;
+    return recv(socket_.fd(), &byte, 1, 0) == 1;
+  }
+
+ private:
+  Socket socket_;
+};
+
+class LimitsTest : public ::testing::Test {
+ protected:
+  std::unique_ptr<ShardServer> Start(ShardServer::Options options = {}) {
+    options.listen = "127.0.0.1:0";
+    auto server = ShardServer::Start(options, shard_, metrics_);
+    EXPECT_TRUE(server.ok()) << server.status();
+    return *std::move(server);
+  }
+
+  MetricRegistry metrics_;
+  FakeShard shard_;
+};
+
+TEST_F(LimitsTest, WaitingJoinsOccupyNoThreads) {
+  constexpr uint32_t kNodes = 200;
+  struct Call {
+    grpc::ClientContext context;
+    v1::JoinResponse response;
+    grpc::Status status;
+    std::unique_ptr<grpc::ClientAsyncResponseReader<v1::JoinResponse>> reader;
+  };
+  const auto server = Start();
+  shard_.hold_joins = true;
+  const auto stub = v1::Control::NewStub(ForeignChannel(server->address()));
+  grpc::CompletionQueue queue;
+  std::vector<Call> calls(kNodes);
+  for (uint32_t node = 0; node < kNodes; ++node) {
+    Call& call = calls[node];
+    call.context.set_deadline(ToSystemTime(Now() + kTestPatience));
+    call.reader = stub->AsyncJoin(&call.context, ProtoOfNode(node), &queue);
+    call.reader->Finish(&call.response, &call.status, &call);
+  }
+  EXPECT_EQ(shard_.joins.WaitFor(kNodes).size(), kNodes);
+  EXPECT_LE(OfProcess("Threads:"), kMostThreads);
+  shard_.AnswerJoins();
+  for (uint32_t node = 0; node < kNodes; ++node) {
+    void* tag;
+    bool ok;
+    ASSERT_TRUE(queue.Next(&tag, &ok));
+    EXPECT_TRUE(static_cast<Call*>(tag)->status.ok());
+  }
+  EXPECT_TRUE(shard_.leaves.Get().empty());
+}
+
+TEST_F(LimitsTest, StoppingServerEndsTheJoinsThatWait) {
+  const auto server = Start();
+  shard_.hold_joins = true;
+  grpc::Status status;
+  {
+    Thread joining("join", [&] {
+      grpc::ClientContext context;
+      context.set_deadline(ToSystemTime(Now() + kTestPatience));
+      v1::JoinResponse response;
+      status = v1::Control::NewStub(ForeignChannel(server->address()))
+                   ->Join(&context, ProtoOfNode(0), &response);
+    });
+    EXPECT_EQ(shard_.joins.WaitFor(1).size(), 1u);
+    server->Stop(Duration::zero());
+  }
+  EXPECT_FALSE(status.ok());
+  EXPECT_EQ(shard_.leaves.Get().size(), 1u);
+}
+
+TEST_F(LimitsTest, LongCallsKeepNeitherHeartbeatsNorGradientsWaiting) {
+  constexpr uint32_t kCalls = ControlService::kThreads + 1;
+  const auto server = Start();
+  HealthyNode healthy(*server, metrics_);
+  Recorder<bool> release;
+  shard_.on_register = [&] { release.WaitFor(1); };
+  {
+    std::vector<Thread> threads;
+    const auto node = RemoteShard::Create(server->address(), {}, metrics_);
+    for (uint32_t i = 0; i < kCalls; ++i) {
+      threads.emplace_back("register", [&] {
+        EXPECT_TRUE(node->RegisterBucket(1, {}, Now() + kTestPatience).ok());
+      });
+    }
+    EXPECT_EQ(shard_.buckets.WaitFor(ControlService::kThreads).size(), ControlService::kThreads);
+    EXPECT_TRUE(node->Heartbeat(1, Now() + kTestPatience).ok());
+    healthy.ExpectServed();
+    release.Add(true);
+  }
+  EXPECT_EQ(shard_.buckets.Get().size(), kCalls);
+}
+
+TEST_F(LimitsTest, StreamsAndCallsThatAreResetAtOnceTakeNoThreads) {
+  const auto server = Start();
+  const auto attacker = ForeignChannel(server->address());
+  HealthyNode healthy(*server, metrics_);
+  for (int i = 0; i < 5000; ++i) {
+    RawStream(attacker, GRPC_COMPRESS_NONE,
+              i % 2 == 0 ? "/thalweg.v1.Exchange/Stream" : "/thalweg.v1.Control/Join");
+  }
+  EXPECT_LE(OfProcess("Threads:"), kMostThreads);
+  healthy.ExpectServed();
+}
+
+TEST_F(LimitsTest, NodeThatReadsNothingLosesItsStream) {
+  const auto server = Start({.patience = kShort});
+  const auto data = std::make_shared<std::string>(16 << 20, 'x');
+  const Payload payload(std::as_bytes(std::span(*data)), data);
+  for (const bool job_fails : {false, true}) {
+    RawStream stream(ForeignChannel(server->address()));
+    const size_t nodes = shard_.sinks.Get().size();
+    ASSERT_TRUE(stream.Write(EncodeOpen({shard_.join_answer->token + nodes})));
+    const auto sink = shard_.sinks.WaitFor(nodes + 1).back();
+    for (uint32_t i = 0; i < 8; ++i) sink->OnResult(ResultOf(i, payload));
+    if (job_fails) sink->OnFailed(absl::AbortedError("node 1 is gone"));
+    const auto leaves = shard_.leaves.WaitFor(nodes + 1);
+    ASSERT_EQ(leaves.size(), nodes + 1);
+    EXPECT_EQ(leaves.back().second.code(), absl::StatusCode::kUnavailable);
+  }
+}
+
+TEST_F(LimitsTest, StreamWhosePeerDoesNotSayWhoItIsEnds) {
+  const auto server = Start({.patience = kShort});
+  RawStream stream(ForeignChannel(server->address()));
+  EXPECT_EQ(stream.Finish().error_code(), grpc::StatusCode::CANCELLED);
+}
+
+TEST_F(LimitsTest, ResidualsThatNobodyReceivesAreFewAndForgotten) {
+  const auto server = Start({.patience = kShort});
+  shard_.residual_answer = std::vector<float>(1 << 20);
+  v1::ReadResidualRequest request;
+  request.set_token(1);
+  const auto attacker = ForeignChannel(server->address());
+  std::vector<std::unique_ptr<RawStream>> calls;
+  for (uint32_t i = 0; i < ControlService::kMaxReads + 4; ++i) {
+    calls.push_back(std::make_unique<RawStream>(attacker, GRPC_COMPRESS_NONE,
+                                                "/thalweg.v1.Control/ReadResidual"));
+    ASSERT_TRUE(calls.back()->Write(Buffer(request.SerializeAsString())));
+    ASSERT_TRUE(calls.back()->WritesDone());
+  }
+  shard_.residual_reads.WaitFor(ControlService::kMaxReads);
+  const auto node = RemoteShard::Create(server->address(), {}, metrics_);
+  const TimePoint deadline = Now() + kTestPatience;
+  absl::Status read;
+  do {
+    read = node->ReadResidual(1, {}, 0, deadline).status();
+  } while (absl::IsResourceExhausted(read) && Now() < deadline);
+  EXPECT_TRUE(read.ok()) << read;
+}
+
+TEST_F(LimitsTest, IdleConnectionsDoNoHarm) {
+  rlimit limit{};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &limit), 0);
+  limit.rlim_cur = limit.rlim_max;
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &limit), 0);
+  if (limit.rlim_cur < 4096) GTEST_SKIP() << "the process may open too few descriptors";
+  const auto server = Start();
+  HealthyNode healthy(*server, metrics_);
+  std::vector<Idle> idle(1000);
+  for (Idle& connection : idle) connection.Connect(*server);
+  EXPECT_TRUE(idle.back().IsAccepted());
+  healthy.ExpectServed();
+  EXPECT_LE(OfProcess("Threads:"), kMostThreads);
+}
+
+TEST_F(LimitsTest, ConnectionsBeyondTheLimitAreClosedUntilOthersEnd) {
+  constexpr size_t kRoom = 10;
+  constexpr size_t kAttempts = 50;
+  std::vector<Idle> idle(kAttempts);
+  const auto next = static_cast<uint32_t>(Socket(::socket(AF_INET, SOCK_STREAM, 0)).fd());
+  const auto server = Start({.max_descriptor = next + 20 + kRoom});
+  HealthyNode healthy(*server, metrics_);
+  for (Idle& connection : idle) connection.Connect(*server);
+  size_t accepted = 0;
+  for (Idle& connection : idle) accepted += connection.IsAccepted() ? 1 : 0;
+  EXPECT_GE(accepted, 1u);
+  EXPECT_LE(accepted, 20 + kRoom);
+  EXPECT_EQ(metrics_.GetCounter("thalweg_grpc_refused_connections_total", "").Value(),
+            static_cast<double>(kAttempts - accepted));
+  healthy.ExpectServed();
+  idle.clear();
+  EXPECT_TRUE(
+      ForeignChannel(server->address())->WaitForConnected(ToSystemTime(Now() + kTestPatience)));
+}
+
+TEST_F(LimitsTest, ConnectionsAreAcceptedAgainAfterDescriptorsHaveRunOut) {
+  const auto server = Start();
+  HealthyNode healthy(*server, metrics_);
+  std::vector<Idle> idle(20);
+  const auto next = static_cast<rlim_t>(Socket(::socket(AF_INET, SOCK_STREAM, 0)).fd());
+  rlimit before{};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
+  const rlimit full{next, before.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &full), 0);
+  for (Idle& connection : idle) connection.Connect(*server);
+  healthy.ExpectServed();
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
+  for (Idle& connection : idle) EXPECT_TRUE(connection.IsAccepted());
+}
+
+}  // namespace
+}  // namespace thalweg
