@@ -29,6 +29,7 @@ const std::vector<EnvVar>& KnownEnvVars() {
       {"THALWEG_LOCAL_SHARDS", "auto", "1: sidecars host shards; 0: none does; auto: if they can"},
       {"THALWEG_LOG", "info", "least severe message shown: trace, debug, info, warn, error or off"},
       {"THALWEG_MATRIX_APPROXIMATION_RANK", "1", "of PowerSGD that is switched on without code"},
+      {"THALWEG_MEMORY_LIMIT", "auto", "memory that a shard's jobs may use, e.g. 3G"},
       {"THALWEG_NCCL_LIBRARY", "libnccl.so.2", "NCCL, for workers of a node on several GPUs"},
       {"THALWEG_NODE_REDUCE", "sidecar", "who sums a node's gradients: sidecar or workers"},
       {"THALWEG_POWERSGD_COMPRESSION", "0", "1: without code, PowerSGD"},
@@ -44,6 +45,7 @@ const std::vector<EnvVar>& KnownEnvVars() {
       {"THALWEG_WEIGHT", "auto",
        "this aggregator's share of the gradients relative to the others'"},
       {"THALWEG_WINDOW_CHUNKS", "auto", "chunks a node may have sent to a shard unanswered"},
+      {"THALWEG_RECONNECT", "10", "seconds in which a broken connection may come back; 0: none"},
   };
   return vars;
 }

@@ -238,7 +238,9 @@ class Shard {
 };
 
 // A shard treats a node as lost after kLease without a heartbeat; nodes send one at this interval.
-inline constexpr Duration kLease = std::chrono::seconds(10);
+// The lease covers a connection that breaks and comes back: 10 s in which it may be away, and the
+// time until the next heartbeat.
+inline constexpr Duration kLease = std::chrono::seconds(15);
 inline constexpr Duration kHeartbeatInterval = std::chrono::seconds(2);
 
 }  // namespace thalweg

@@ -1,6 +1,7 @@
 // This header holds versions and limits that both ends of a connection must know.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 namespace thalweg {
@@ -19,6 +20,13 @@ inline constexpr uint64_t kMaxChunkBytes = 4 << 20;
 inline constexpr uint32_t kMaxWindowChunks = 1024;
 // A job has at most this many shards.
 inline constexpr uint32_t kMaxShards = 8192;
+// Names of jobs, nodes and tensors, and addresses, have at most this length.
+inline constexpr size_t kMaxNameBytes = 512;
+// A bucket, or a part of one, has at most this many tensors, padding included.
+inline constexpr uint32_t kMaxBucketTensors = 1 << 18;
+// The reason of a failure is cut to this length. gRPC sends it as HTTP/2 metadata, of which a
+// receiver accepts 8 KiB; bytes outside plain ASCII take three each.
+inline constexpr size_t kMaxReasonBytes = 2000;
 // The largest weight of an aggregator; see Membership.
 inline constexpr uint32_t kMaxWeight = 1000;
 

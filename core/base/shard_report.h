@@ -79,6 +79,7 @@ struct JobReport {
   uint64_t nonfinite_elems = 0;
   uint64_t held_bytes = 0;
   uint64_t residual_bytes = 0;
+  uint64_t memory_reserved_bytes = 0;
   Duration wait_time{};  // from the first contribution to the last, over all rounds
   Duration fold_time{};
   Volume received;
@@ -115,6 +116,8 @@ struct ShardReport {
   uint64_t nonfinite_elems = 0;
   uint64_t held_bytes = 0;
   uint64_t residual_bytes = 0;
+  uint64_t memory_budget_bytes = 0;    // that all jobs may reserve together
+  uint64_t memory_reserved_bytes = 0;  // that they have reserved
   Duration fold_time{};
   Volume received;
   Volume sent;

@@ -40,7 +40,7 @@ static_assert(offsetof(Header, version) == 8 && offsetof(Header, payload_bytes) 
 // the next one ready within about this many pauses, and need not sleep.
 constexpr int kSpins = 200;
 
-constexpr size_t kMaxNameBytes = 200;  // memfd_create takes 249
+constexpr size_t kMaxArenaName = 200;  // memfd_create takes 249
 
 uint64_t FileBytes(uint64_t payload_bytes) {
   constexpr uint64_t kPage = kArenaHeaderBytes;
@@ -130,7 +130,7 @@ absl::Status CheckHeader(const std::byte* base, uint64_t payload_bytes) {
 absl::StatusOr<BucketArena> BucketArena::Create(const std::string& name, uint64_t payload_bytes,
                                                 bool peers_read_only) {
   THALWEG_RETURN_IF_ERROR(CheckPayloadBytes(payload_bytes));
-  UniqueFd fd(memfd_create(name.substr(0, kMaxNameBytes).c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  UniqueFd fd(memfd_create(name.substr(0, kMaxArenaName).c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!fd.valid()) return SystemError("arena: memfd_create");
   const uint64_t file_bytes = FileBytes(payload_bytes);
   if (ftruncate(fd.get(), static_cast<off_t>(file_bytes)) != 0) {

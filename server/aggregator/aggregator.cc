@@ -7,15 +7,17 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "core/base/printable.h"
 #include "core/base/status_macros.h"
 
 namespace thalweg {
 namespace {
 
 constexpr Duration kTickInterval = std::chrono::milliseconds(25);
-constexpr uint32_t kMaxNodes = 4096;
+constexpr uint32_t kMaxNodes = 1024;  // of a job; ShardServer lets as many wait
 constexpr size_t kMaxJobs = 1024;
-constexpr size_t kMaxNameBytes = 512;
+// A job takes memory, and room in reports, for each of the nodes that it says it has.
+constexpr uint64_t kMaxNodesOfAllJobs = 16'384;
 
 SessionToken NewToken() {
   std::random_device device;
@@ -58,9 +60,8 @@ absl::Status CheckShards(const JoinRequest& r) {
 
 absl::Status CheckRequest(const JoinRequest& r) {
   const auto invalid = [&](const std::string& what) { return Invalid(r, what); };
-  if (r.job.empty() || r.job.size() > kMaxNameBytes || r.node_name.size() > kMaxNameBytes) {
-    return invalid(absl::StrCat("names must have 1 to ", kMaxNameBytes, " bytes"));
-  }
+  THALWEG_RETURN_IF_ERROR(CheckName("job name", r.job));
+  if (!r.node_name.empty()) THALWEG_RETURN_IF_ERROR(CheckName("node name", r.node_name));
   if (r.num_nodes == 0 || r.num_nodes > kMaxNodes) {
     return invalid(absl::StrCat("expected 1 to ", kMaxNodes, " nodes, got ", r.num_nodes));
   }
@@ -96,7 +97,12 @@ Membership MembershipOf(SessionToken token, const Job::Terms& terms, uint32_t we
 }  // namespace
 
 Aggregator::Aggregator(const Options& options, MetricRegistry& registry)
-    : options_(options), metrics_(registry), ticker_("agg-tick", [this] { TickLoop(); }) {}
+    : options_(options),
+      metrics_(registry),
+      memory_(options.memory_bytes, metrics_.memory_reserved_bytes),
+      ticker_("agg-tick", [this] { TickLoop(); }) {
+  metrics_.memory_budget_bytes.Set(static_cast<double>(options.memory_bytes));
+}
 
 Aggregator::~Aggregator() { Stop(absl::CancelledError("the aggregator is shutting down")); }
 
@@ -122,14 +128,16 @@ absl::StatusOr<std::shared_ptr<Job>> Aggregator::Admit(const JoinRequest& reques
   const JobId id{request.job, request.identity};
   MutexLock lock(mutex_);
   if (!stopped_.ok()) return stopped_;
-  if (const absl::Status status = CheckOpenLocked(id); !status.ok()) return refuse(status);
+  const absl::Status open = CheckOpenLocked(id, request.num_nodes);
+  if (!open.ok()) return refuse(open);
   std::shared_ptr<Job>& slot = jobs_[id];
   if (slot == nullptr) {
-    slot = std::make_shared<Job>(request, options_.max_window_chunks, metrics_, faults_,
+    slot = std::make_shared<Job>(request, options_.max_window_chunks, memory_, metrics_, faults_,
                                  options_.trace);
+    nodes_of_all_jobs_ += request.num_nodes;
     metrics_.jobs.Set(static_cast<double>(jobs_.size()));
     // The first node of several waits for the others, and without a secret it cannot choose them.
-    if (id.identity.empty() && request.num_nodes > 1) {
+    if (id.identity.empty() && request.num_nodes > 1 && open_jobs_log_.Admits(Now())) {
       spdlog::warn("job '{}' has no secret: whoever reaches this port can take part in it",
                    id.name);
     }
@@ -146,7 +154,7 @@ absl::StatusOr<std::shared_ptr<Job>> Aggregator::Admit(const JoinRequest& reques
   return job;
 }
 
-absl::Status Aggregator::CheckOpenLocked(const JobId& id) const {
+absl::Status Aggregator::CheckOpenLocked(const JobId& id, uint32_t num_nodes) const {
   if (options_.hosted_only && !invited_.contains(id)) {
     return absl::PermissionDeniedError(absl::StrCat("this sidecar does not host a shard for job '",
                                                     id.name,
@@ -159,6 +167,11 @@ absl::Status Aggregator::CheckOpenLocked(const JobId& id) const {
   if (jobs_.size() >= kMaxJobs) {
     return absl::ResourceExhaustedError(
         absl::StrCat("this aggregator serves ", kMaxJobs, " jobs already"));
+  }
+  if (nodes_of_all_jobs_ + num_nodes > kMaxNodesOfAllJobs) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("this aggregator serves jobs of ", nodes_of_all_jobs_, " nodes, and at most ",
+                     kMaxNodesOfAllJobs, ": it has no room for ", num_nodes, " more"));
   }
   return absl::OkStatus();
 }
@@ -241,6 +254,7 @@ void Aggregator::ForgetIfEmptyLocked(const JobId& id, const std::shared_ptr<Job>
   const auto found = jobs_.find(id);
   // A new job of the same name may have begun in the meantime.
   if (found == jobs_.end() || found->second != job || !job->IsEmpty()) return;
+  nodes_of_all_jobs_ -= job->num_nodes();
   jobs_.erase(found);
   metrics_.jobs.Set(static_cast<double>(jobs_.size()));
   changed_.NotifyAll();
@@ -249,16 +263,28 @@ void Aggregator::ForgetIfEmptyLocked(const JobId& id, const std::shared_ptr<Job>
 void Aggregator::TickLoop() {
   TimePoint next = Now();
   while (true) {
-    std::vector<std::shared_ptr<Job>> jobs;
     {
       MutexLock lock(mutex_);
       next += kTickInterval;
       if (changed_.WaitUntil(
               mutex_, next, [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return !stopped_.ok(); }))
         return;
-      for (const auto& [id, job] : jobs_) jobs.push_back(job);
     }
-    for (const auto& job : jobs) job->Tick(Now());
+    Tick(Now());
+  }
+}
+
+void Aggregator::Tick(TimePoint now) {
+  std::vector<std::shared_ptr<Job>> jobs;
+  {
+    MutexLock lock(mutex_);
+    for (const auto& [id, job] : jobs_) jobs.push_back(job);
+  }
+  for (const auto& job : jobs) {
+    job->Tick(now);
+    for (const SessionToken token : job->Gone(now)) {
+      Leave(token, absl::UnavailableError("it has opened no stream to this shard, or is silent"));
+    }
   }
 }
 
@@ -289,6 +315,8 @@ ShardReport Aggregator::Report(TimePoint now) {
   }
   report.uptime = now - began_;
   report.weight = options_.weight;
+  report.memory_budget_bytes = memory_.limit();
+  report.memory_reserved_bytes = memory_.reserved();
   metrics_.Report(&report);
   faults_.Report(now, &report);
   return report;

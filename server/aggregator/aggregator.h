@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <map>
 #include <memory>
 #include <set>
@@ -12,6 +13,7 @@
 #include <vector>
 
 #include "core/base/exchange.h"
+#include "core/base/log_limit.h"
 #include "core/base/metrics.h"
 #include "core/base/mutex.h"
 #include "core/base/protocol.h"
@@ -20,6 +22,7 @@
 #include "core/base/trace.h"
 #include "server/aggregator/fault_log.h"
 #include "server/aggregator/job.h"
+#include "server/aggregator/memory_budget.h"
 
 namespace thalweg {
 
@@ -39,6 +42,8 @@ class Aggregator : public Shard {
     uint32_t weight = 0;           // see Membership
     TraceWriter* trace = nullptr;  // nothing is traced when null; must outlive the aggregator
     bool hosted_only = false;      // nodes may join only jobs that Host has invited
+    // All jobs together may reserve this many bytes.
+    uint64_t memory_bytes = std::numeric_limits<uint64_t>::max();
   };
 
   // A Hosting invites nodes to a job until it is destroyed. Nodes that have joined by then stay.
@@ -79,6 +84,9 @@ class Aggregator : public Shard {
   // are destroyed. The aggregator must outlive the result.
   std::unique_ptr<Hosting> Host(const std::string& job, const std::string& identity);
 
+  // Fails the jobs in which a round or a lease has timed out, and ends the memberships whose nodes
+  // have opened no stream in time. The aggregator calls it often by itself.
+  void Tick(TimePoint now);
   // Fails every job with `why`, present and future ones. Idempotent.
   void Stop(const absl::Status& why);
   // Returns the state of the shard and its jobs. Cheap enough to call every second.
@@ -98,7 +106,8 @@ class Aggregator : public Shard {
   // Gives the node a seat in its job, which begins to gather with its first node.
   absl::StatusOr<std::shared_ptr<Job>> Admit(const JoinRequest& request, SessionToken token);
   // Returns why no node may join the job now, which may exist or not.
-  absl::Status CheckOpenLocked(const JobId& id) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status CheckOpenLocked(const JobId& id, uint32_t num_nodes) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::StatusOr<Seat> Find(SessionToken token);
   void ForgetIfEmptyLocked(const JobId& id, const std::shared_ptr<Job>& job)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -107,7 +116,9 @@ class Aggregator : public Shard {
   const Options options_;
   const TimePoint began_ = Now();
   ShardMetrics metrics_;
+  MemoryBudget memory_;
   FaultLog faults_;
+  LogLimit open_jobs_log_{"about jobs without a secret"};
 
   Mutex mutex_;
   CondVar changed_;
@@ -115,6 +126,7 @@ class Aggregator : public Shard {
   bool draining_ ABSL_GUARDED_BY(mutex_) = false;
   std::multiset<JobId> invited_ ABSL_GUARDED_BY(mutex_);  // one for each Hosting
   std::map<JobId, std::shared_ptr<Job>> jobs_ ABSL_GUARDED_BY(mutex_);
+  uint64_t nodes_of_all_jobs_ ABSL_GUARDED_BY(mutex_) = 0;  // joined or not
   std::unordered_map<SessionToken, Seat> seats_ ABSL_GUARDED_BY(mutex_);
   Thread ticker_;  // declared last, because it uses everything above
 };

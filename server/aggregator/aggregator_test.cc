@@ -7,6 +7,7 @@
 #include <cstring>
 #include <functional>
 #include <future>
+#include <thread>
 #include <vector>
 
 #include "server/round/flow_plan.h"
@@ -284,6 +285,15 @@ TEST_F(AggregatorTest, LostNodeFailsTheJobAtOnceWithTheReason) {
   EXPECT_FALSE(aggregator_.Contribute(tokens_[0], Share(1, {1, 1})).ok());
 }
 
+TEST_F(AggregatorTest, ReasonIsKeptAndToldInBoundedLength) {
+  StartJob(2);
+  aggregator_.Leave(tokens_[1], absl::AbortedError(std::string(8 << 20, 'x')));
+  const ShardReport report = aggregator_.Report(Now());
+  ASSERT_EQ(report.jobs.size(), 1u);
+  EXPECT_EQ(report.jobs[0].failure.size(), kMaxReasonBytes);
+  EXPECT_EQ(aggregator_.Contribute(tokens_[0], Share(1, {1, 1})).message().size(), kMaxReasonBytes);
+}
+
 TEST_F(AggregatorTest, NodeThatLeavesWhileARoundWaitsForItFailsTheRound) {
   StartJob(2);
   ASSERT_TRUE(aggregator_.Contribute(tokens_[0], Share(1, {1, 1})).ok());
@@ -364,6 +374,64 @@ TEST_F(AggregatorTest, JobsOfOneNameWithDifferentIdentitiesAreDifferentJobs) {
   EXPECT_EQ(aggregator_.num_jobs(), 0u);
 }
 
+TEST_F(AggregatorTest, NamesThatCannotBeShownAreRefusedAndShownEscaped) {
+  const std::string forged = "a\n12:00:00.000 error: b";
+  for (const bool is_job : {true, false}) {
+    JoinRequest request = Request(0, 1);
+    (is_job ? request.job : request.node_name) = forged;
+    const absl::Status refused = aggregator_.Join(request, Now() + kPatience).status();
+    EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(std::string(refused.message()),
+                AllOf(HasSubstr(is_job ? "job name 'a\\n12" : "node name 'a\\n12"),
+                      HasSubstr("without control characters")));
+  }
+  const ShardReport report = aggregator_.Report(Now());
+  EXPECT_TRUE(report.jobs.empty());
+  ASSERT_EQ(report.faults.size(), 2u);
+  EXPECT_EQ(report.faults[1].job, "a\\n12:00:00.000 error: b");
+}
+
+TEST_F(AggregatorTest, NodesWithoutAStreamLoseTheirSeatsAndNewJobsAreTaken) {
+  StartJob(1);
+  JoinRequest request = Request(0, 1);
+  const auto join = [&](size_t number) {
+    request.job = absl::StrCat("job ", number);
+    return aggregator_.Join(request, Now() + kPatience).status();
+  };
+  for (size_t number = 1; number < 1024; ++number) ASSERT_TRUE(join(number).ok());
+  const absl::Status full = join(1024);
+  EXPECT_EQ(full.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(std::string(full.message()), HasSubstr("1024 jobs already"));
+  ASSERT_TRUE(aggregator_.Heartbeat(tokens_[0], Now()).ok());
+  aggregator_.Tick(Now());
+  EXPECT_EQ(aggregator_.num_jobs(), 1024u);
+  aggregator_.Tick(Now() + 2 * kLease);
+  // The job whose node has a stream has failed too, but its node may still be told so.
+  EXPECT_EQ(aggregator_.num_jobs(), 1u);
+  EXPECT_TRUE(join(1).ok());
+}
+
+TEST_F(AggregatorTest, NodesThatJobsClaimAreBoundedTogether) {
+  std::vector<std::future<absl::StatusOr<Membership>>> joins;
+  JoinRequest request = Request(0, 1024);
+  for (size_t number = 0; number < 16; ++number) {
+    request.job = absl::StrCat("job ", number);
+    joins.push_back(std::async(std::launch::async, [this, request] {
+      return aggregator_.Join(request, Now() + kPatience);
+    }));
+  }
+  const TimePoint deadline = Now() + kPatience;
+  while (aggregator_.num_jobs() < joins.size() && Now() < deadline) std::this_thread::yield();
+  const absl::Status full = aggregator_.Join(Request(0, 1), Now() + kPatience).status();
+  EXPECT_EQ(full.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(std::string(full.message()),
+              AllOf(HasSubstr("jobs of 16384 nodes"), HasSubstr("no room for 1 more")));
+  EXPECT_THAT(std::string(aggregator_.Join(Request(0, 1025), Now()).status().message()),
+              HasSubstr("expected 1 to 1024 nodes, got 1025"));
+  aggregator_.Stop(absl::UnavailableError("shutting down"));
+  for (auto& join : joins) EXPECT_EQ(join.get().status().code(), absl::StatusCode::kUnavailable);
+}
+
 TEST_F(AggregatorTest, UnknownTokenIsRefused) {
   EXPECT_EQ(aggregator_.Contribute(7, Share(1, {1, 1})).code(), absl::StatusCode::kNotFound);
   EXPECT_EQ(aggregator_.Heartbeat(7, Now()).status().code(), absl::StatusCode::kNotFound);
@@ -388,25 +456,6 @@ TEST_F(AggregatorTest, StopTellsEveryNode) {
   for (auto& sink : sinks_) {
     EXPECT_THAT(std::string(sink->WaitFailure().message()), HasSubstr("shutting down"));
   }
-}
-
-// The lease test drives Job directly, because only Job takes the time as an argument.
-TEST(JobTest, NodeNotHeardOfForALeaseIsLost) {
-  MetricRegistry registry;
-  ShardMetrics metrics(registry);
-  FaultLog faults;
-  Job job(Request(0, 1), 8, metrics, faults);
-  ASSERT_TRUE(job.AddMember(Request(0, 1), 1, Now()).ok());
-  ASSERT_TRUE(job.WaitComplete(Now() + kPatience).ok());
-  const auto sink = std::make_shared<RecordingSink>();
-  ASSERT_TRUE(job.Attach(0, sink).ok());
-  const TimePoint now = Now();
-  ASSERT_TRUE(job.Heartbeat(0, now).ok());
-  job.Tick(now + kLease);
-  EXPECT_EQ(sink->num_failures(), 0u);
-  job.Tick(now + kLease + std::chrono::milliseconds(1));
-  EXPECT_THAT(std::string(sink->WaitFailure().message()),
-              AllOf(HasSubstr("node 0 (host0)"), HasSubstr("has sent nothing for")));
 }
 
 }  // namespace

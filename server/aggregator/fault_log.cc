@@ -1,20 +1,17 @@
 #include "server/aggregator/fault_log.h"
 
+#include <spdlog/spdlog.h>
+
 #include <utility>
 
+#include "core/base/log.h"
+#include "core/base/printable.h"
+
 namespace thalweg {
-namespace {
-
-void Cut(std::string* text) {
-  if (text->size() <= FaultLog::kMaxTextBytes) return;
-  text->resize(FaultLog::kMaxTextBytes);
-  *text += "…";
-}
-
-}  // namespace
 
 void FaultLog::AddFailure(const std::string& job, const absl::Status& why, uint64_t rounds_lost,
                           TimePoint now) {
+  if (log_limit_.Admits(now)) spdlog::error("{}", Text(why));
   Add({{job, why.code(), std::string(why.message()), false, rounds_lost, {}}, now});
 }
 
@@ -23,8 +20,8 @@ void FaultLog::AddRefusal(const std::string& job, const absl::Status& why, TimeP
 }
 
 void FaultLog::Add(Fault fault) {
-  Cut(&fault.report.job);
-  Cut(&fault.report.message);
+  fault.report.job = Printable(fault.report.job, kMaxTextBytes);
+  fault.report.message = Printable(fault.report.message, kMaxTextBytes);
   MutexLock lock(mutex_);
   ReasonReport& reason = reasons_[fault.report.code];
   reason.code = fault.report.code;

@@ -9,6 +9,7 @@
 #include <string>
 
 #include "absl/status/status.h"
+#include "core/base/log_limit.h"
 #include "core/base/mutex.h"
 #include "core/base/shard_report.h"
 
@@ -19,9 +20,9 @@ namespace thalweg {
 class FaultLog {
  public:
   static constexpr size_t kKept = 50;
-  static constexpr size_t kMaxTextBytes = 1024;  // names and messages are truncated to this length
+  static constexpr size_t kMaxTextBytes = 1024;  // names and messages are cut to this (Printable)
 
-  // Records that job `job` has failed, together with its open rounds.
+  // Records that job `job` has failed, together with its open rounds, and logs it.
   void AddFailure(const std::string& job, const absl::Status& why, uint64_t rounds_lost,
                   TimePoint now);
   // Records that a node was not admitted to `job`.
@@ -38,6 +39,7 @@ class FaultLog {
 
   void Add(Fault fault);
 
+  LogLimit log_limit_{"about failed jobs"};
   Mutex mutex_;
   std::deque<Fault> faults_ ABSL_GUARDED_BY(mutex_);  // latest first
   std::map<absl::StatusCode, ReasonReport> reasons_ ABSL_GUARDED_BY(mutex_);

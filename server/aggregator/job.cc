@@ -1,14 +1,13 @@
 #include "server/aggregator/job.h"
 
-#include <spdlog/spdlog.h>
-
 #include <algorithm>
 #include <numeric>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "core/base/log.h"
+#include "core/base/printable.h"
+#include "core/base/protocol.h"
 #include "core/base/status_macros.h"
 #include "server/round/fold.h"
 
@@ -25,8 +24,8 @@ std::vector<Counter*> WaitedFor(const ShardMetrics& metrics, uint32_t num_nodes)
 
 }  // namespace
 
-Job::Job(const JoinRequest& first, uint32_t max_window_chunks, ShardMetrics& metrics,
-         FaultLog& faults, TraceWriter* trace)
+Job::Job(const JoinRequest& first, uint32_t max_window_chunks, MemoryBudget& memory,
+         ShardMetrics& metrics, FaultLog& faults, TraceWriter* trace)
     : spec_(first),
       max_window_chunks_(max_window_chunks),
       metrics_(metrics),
@@ -37,7 +36,8 @@ Job::Job(const JoinRequest& first, uint32_t max_window_chunks, ShardMetrics& met
       costs_(first.costs.size()),
       rates_(first.num_nodes, HostsOf(first)),
       layouts_(first.chunk_bytes, first.num_shards),
-      engine_({kEpoch, first.num_nodes, 0, first.round_timeout}) {}
+      engine_({kEpoch, first.num_nodes, 0, first.round_timeout}),
+      reservation_(memory) {}
 
 absl::Status Job::AddMember(const JoinRequest& request, SessionToken token, TimePoint now) {
   absl::Status refusal;
@@ -75,7 +75,10 @@ absl::Status Job::AddMember(const JoinRequest& request, SessionToken token, Time
       ++present_;
       metrics_.nodes.Add(1);
       LearnLocked(request);
-      if (IsCompleteLocked()) BeginLocked();
+      if (IsCompleteLocked()) {
+        const absl::Status begun = BeginLocked(now);
+        if (!begun.ok()) FailLocked(begun);  // no node has a stream that could be told
+      }
       changed_.NotifyAll();
     }
   }
@@ -92,9 +95,6 @@ absl::StatusOr<Job::Terms> Job::WaitComplete(TimePoint deadline) {
   const bool done = changed_.WaitUntil(
       mutex_, deadline,
       [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return !failure_.ok() || IsCompleteLocked(); });
-  // The lease begins when the job does: until then the node was waiting here and could not send
-  // anything.
-  for (Member& member : members_) member.last_heard = std::max(member.last_heard, Now());
   if (!failure_.ok()) return failure_;
   if (done) return Terms{kEpoch, flow_, slowest_, costs_, plan_};
   return OfJob(spec_.job,
@@ -126,6 +126,7 @@ absl::Status Job::RegisterBucket(uint32_t node, const BucketAnnouncement& bucket
           absl::StrCat(NameLocked(node), " announced bucket ", ToString(bucket.id),
                        " while a round of its earlier layout is open"));
     }
+    if (status.ok()) status = ReserveLocked();
     UpdateMemoryLocked();
   }
   if (!status.ok()) Fail(status);
@@ -179,6 +180,7 @@ absl::StatusOr<std::optional<Job::Completed>> Job::HoldLocked(uint32_t node,
     if (completed.residual == nullptr) {
       completed.residual =
           residuals_.Get(bucket, chunk, round.elems, layouts_.Padding(bucket, chunk));
+      THALWEG_RETURN_IF_ERROR(ReserveLocked());
     }
   }
   return completed;
@@ -209,6 +211,20 @@ absl::Status Job::Heartbeat(uint32_t node, TimePoint now) {
   THALWEG_RETURN_IF_ERROR(CheckActiveLocked(node));
   members_[node].last_heard = now;
   return absl::OkStatus();
+}
+
+std::vector<SessionToken> Job::Gone(TimePoint now) {
+  MutexLock lock(mutex_);
+  std::vector<SessionToken> tokens;
+  if (!IsCompleteLocked()) return tokens;  // its nodes wait in WaitComplete
+  const bool is_late = now - complete_since_ > kGoneTime;
+  for (const Member& member : members_) {
+    if (member.has_left) continue;
+    const Duration silent = now - member.last_heard;
+    const bool is_gone = member.sink != nullptr ? silent > kGoneTime : is_late || silent > kLease;
+    if (is_gone) tokens.push_back(member.token);
+  }
+  return tokens;
 }
 
 void Job::RemoveMember(uint32_t node, const absl::Status& reason) {
@@ -281,15 +297,16 @@ void Job::Fail(const absl::Status& reason) {
 std::vector<std::shared_ptr<NodeSink>> Job::FailLocked(const absl::Status& reason) {
   std::vector<std::shared_ptr<NodeSink>> sinks;
   if (!failure_.ok()) return sinks;
-  failure_ = OfJob(spec_.job, reason);
+  const absl::Status failure = OfJob(spec_.job, reason);
+  failure_ = absl::Status(failure.code(), Printable(failure.message(), kMaxReasonBytes));
   metrics_.jobs_ended.Add(failure_.code());
   metrics_.rounds.Add(failure_.code(), static_cast<double>(engine_.open_rounds()));
   tally_.rounds_lost = engine_.open_rounds();
   faults_.AddFailure(spec_.job, failure_, tally_.rounds_lost, Now());
-  spdlog::error("{}", Text(failure_));
-  // The rounds can never complete, so their payloads are released at once.
+  // The rounds can never complete, so their payloads and layouts are released at once.
   engine_ = RoundEngine({kEpoch, spec_.num_nodes, flow_.window_chunks, spec_.round_timeout});
   residuals_ = ResidualStore();
+  layouts_ = LayoutRegistry(flow_.chunk_bytes, spec_.num_shards);
   UpdateMemoryLocked();
   for (const Member& member : members_) {
     if (member.sink != nullptr) sinks.push_back(member.sink);
@@ -331,19 +348,6 @@ absl::Status Job::CheckActiveLocked(uint32_t node) const {
   if (!IsCompleteLocked()) return absl::FailedPreconditionError("the job is not complete yet");
   if (members_[node].has_left) return absl::NotFoundError("this node has left the job");
   return absl::OkStatus();
-}
-
-void Job::UpdateMemoryLocked() {
-  const auto report = [](Gauge& gauge, uint64_t bytes, double& reported) {
-    const auto now = static_cast<double>(bytes);
-    if (now != reported) gauge.Add(now - reported);
-    reported = now;
-  };
-  const bool is_over = !failure_.ok() || present_ == 0;
-  report(metrics_.held_bytes, engine_.held_bytes(), reported_held_bytes_);
-  report(metrics_.held_limit_bytes, is_over ? 0 : engine_.max_held() * flow_.chunk_bytes,
-         reported_limit_bytes_);
-  report(metrics_.residual_bytes, residuals_.bytes(), reported_residual_bytes_);
 }
 
 }  // namespace thalweg

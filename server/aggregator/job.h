@@ -16,6 +16,7 @@
 #include "core/base/trace.h"
 #include "server/aggregator/fault_log.h"
 #include "server/aggregator/job_tally.h"
+#include "server/aggregator/memory_budget.h"
 #include "server/aggregator/shard_metrics.h"
 #include "server/round/flow_plan.h"
 #include "server/round/layout_registry.h"
@@ -39,13 +40,15 @@ class Job {
     SharePlan plan;  // empty unless this is the job's first shard
   };
 
-  // `metrics`, `faults` and `trace` must outlive the job. Without `trace` nothing is traced.
-  Job(const JoinRequest& first, uint32_t max_window_chunks, ShardMetrics& metrics, FaultLog& faults,
-      TraceWriter* trace = nullptr);
+  // `memory`, `metrics`, `faults` and `trace` must outlive the job. Without `trace` nothing is
+  // traced.
+  Job(const JoinRequest& first, uint32_t max_window_chunks, MemoryBudget& memory,
+      ShardMetrics& metrics, FaultLog& faults, TraceWriter* trace = nullptr);
 
   // Makes `request.node` a member. A request that contradicts the job is refused. While the job is
   // still gathering its nodes, such a request also fails the job, which can then never become
-  // complete.
+  // complete. The last node's request fails it, too, when the shard lacks the memory for it: the
+  // nodes learn that from WaitComplete.
   absl::Status AddMember(const JoinRequest& request, SessionToken token, TimePoint now);
   // Blocks until all nodes have joined; returns DeadlineExceeded that names the missing nodes
   // otherwise.
@@ -61,9 +64,17 @@ class Job {
   absl::Status WriteResidual(uint32_t node, BucketId bucket, uint32_t chunk,
                              std::span<const float> values);
 
+  // Returns the tokens of the members that are gone for all that one can know: those that have
+  // never opened a stream, although the job began more than kGoneTime ago or they have been silent
+  // for kLease, and the others that have been silent for kGoneTime. Until then a node may come back
+  // and be told why the job has failed.
+  std::vector<SessionToken> Gone(TimePoint now);
+  static constexpr Duration kGoneTime = 3 * kLease;
+
   void RemoveMember(uint32_t node, const absl::Status& reason);
   // Returns true when no member has joined or all have left: the job can then be removed.
   bool IsEmpty();
+  uint32_t num_nodes() const { return spec_.num_nodes; }
 
   // Returns the job's state. (job_report.cc)
   JobReport Report(TimePoint now);
@@ -119,7 +130,7 @@ class Job {
   // fixes the terms when all nodes have joined.
   absl::Status CheckSameJob(const JoinRequest& request) const;
   void LearnLocked(const JoinRequest& request) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void BeginLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status BeginLocked(TimePoint now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool IsCompleteLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::string MissingMembersLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::string NameLocked(uint32_t node) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -131,6 +142,11 @@ class Job {
   // Returns how many elements the chunk's residual has, or why the node may not use it.
   absl::StatusOr<uint64_t> ResidualElemsLocked(uint32_t node, BucketId bucket, uint32_t chunk) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Reserves the memory that the job will need as far as it is known: windows with their results,
+  // layouts, residuals. Call it when more of them are allowed, before they are used; when it fails,
+  // the job must fail. This and the next are in job_memory.cc.
+  absl::Status ReserveLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Updates the gauges; gives the reservation back when the job is over.
   void UpdateMemoryLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   // Only fixed membership exists so far, so a job has one epoch.
@@ -150,6 +166,7 @@ class Job {
   std::vector<Member> members_ ABSL_GUARDED_BY(mutex_);
   uint32_t joined_ ABSL_GUARDED_BY(mutex_) = 0;  // members that have ever joined
   uint32_t present_ ABSL_GUARDED_BY(mutex_) = 0;
+  TimePoint complete_since_ ABSL_GUARDED_BY(mutex_);
   absl::Status failure_ ABSL_GUARDED_BY(mutex_);
   LinkSpeed slowest_ ABSL_GUARDED_BY(mutex_);             // of all links known so far
   std::vector<CodecCost> costs_ ABSL_GUARDED_BY(mutex_);  // the largest known so far
@@ -159,6 +176,7 @@ class Job {
   LayoutRegistry layouts_ ABSL_GUARDED_BY(mutex_);
   RoundEngine engine_ ABSL_GUARDED_BY(mutex_);
   ResidualStore residuals_ ABSL_GUARDED_BY(mutex_);
+  MemoryBudget::Reservation reservation_ ABSL_GUARDED_BY(mutex_);
   JobTally tally_ ABSL_GUARDED_BY(mutex_);
   // These are this job's shares in the shard's gauges.
   double reported_held_bytes_ ABSL_GUARDED_BY(mutex_) = 0;

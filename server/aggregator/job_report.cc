@@ -123,6 +123,7 @@ void Job::ReportRoundsLocked(TimePoint now, JobReport* report) const {
   report->open_rounds = engine_.open_rounds();
   report->held_bytes = engine_.held_bytes();
   report->residual_bytes = residuals_.bytes();
+  report->memory_reserved_bytes = reservation_.bytes();
   report->wait_time = tally_.wait_time;
   for (const auto& [kind, volume] : tally_.received) {
     report->formats.push_back({kind.wire, kind.factors, volume});

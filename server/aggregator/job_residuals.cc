@@ -48,6 +48,7 @@ absl::Status Job::WriteResidual(uint32_t node, BucketId bucket, uint32_t chunk,
   }
   std::vector<float> copy(values.begin(), values.end());
   std::shared_ptr<Residual> residual;
+  absl::Status reserved;
   {
     MutexLock lock(mutex_);
     THALWEG_ASSIGN_OR_RETURN(const uint64_t elems, ResidualElemsLocked(node, bucket, chunk));
@@ -55,7 +56,12 @@ absl::Status Job::WriteResidual(uint32_t node, BucketId bucket, uint32_t chunk,
       return refused(absl::StrCat("expected ", elems, " values, got ", copy.size()));
     }
     residual = residuals_.Get(bucket, chunk, elems, layouts_.Padding(bucket, chunk));
+    reserved = ReserveLocked();
     UpdateMemoryLocked();
+  }
+  if (!reserved.ok()) {
+    Fail(reserved);
+    return OfJob(spec_.job, reserved);
   }
   Residual& written = *residual;
   MutexLock lock(written.mutex);

@@ -33,7 +33,10 @@ void Job::LearnLocked(const JoinRequest& request) {
   rates_.Add(request.node, request.shard_rates);
 }
 
-void Job::BeginLocked() {
+absl::Status Job::BeginLocked(TimePoint now) {
+  complete_since_ = now;
+  // The leases begin when the job does: until then the nodes waited here and could send nothing.
+  for (Member& member : members_) member.last_heard = now;
   // The first shard chooses for all; the nodes tell the others.
   if (spec_.shard == 0) plan_ = PlanShares(rates_.Resolve());
   const std::vector<uint32_t> equal(spec_.num_shards, 1);
@@ -43,6 +46,7 @@ void Job::BeginLocked() {
   flow_.window_chunks = std::min(flow_.window_chunks, max_window_chunks_);
   layouts_ = LayoutRegistry(flow_.chunk_bytes, spec_.num_shards);
   engine_ = RoundEngine({kEpoch, spec_.num_nodes, flow_.window_chunks, spec_.round_timeout});
+  return ReserveLocked();
 }
 
 absl::Status Job::CheckSameJob(const JoinRequest& r) const {

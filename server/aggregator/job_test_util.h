@@ -31,7 +31,10 @@ inline Bytes BytesOf(const Payload& payload) {
 // Chunks have kMinChunkBytes, counted as the format counts them. Node k has workers[k] workers.
 class TestJob {
  public:
-  explicit TestJob(std::vector<uint32_t> workers) : workers_(std::move(workers)) {
+  static constexpr uint64_t kPlenty = 1 << 30;
+
+  explicit TestJob(std::vector<uint32_t> workers, uint64_t memory_bytes = kPlenty)
+      : workers_(std::move(workers)), memory_(memory_bytes, metrics_.memory_reserved_bytes) {
     JoinRequest request;
     request.job = "job";
     request.num_nodes = static_cast<uint32_t>(workers_.size());
@@ -40,7 +43,7 @@ class TestJob {
     request.chunk_bytes = kMinChunkBytes;
     request.window_chunks = 64;
     request.round_timeout = std::chrono::seconds(30);
-    job_ = std::make_unique<Job>(request, 64, metrics_, faults_);
+    job_ = std::make_unique<Job>(request, 64, memory_, metrics_, faults_);
     for (uint32_t node = 0; node < workers_.size(); ++node) {
       request.node = node;
       request.node_name = absl::StrCat("host", node);
@@ -83,6 +86,7 @@ class TestJob {
   const std::vector<uint32_t> workers_;
   MetricRegistry registry_;
   ShardMetrics metrics_{registry_};
+  MemoryBudget memory_;
   FaultLog faults_;
   std::unique_ptr<Job> job_;
   std::vector<std::shared_ptr<ListSink>> sinks_;

@@ -26,6 +26,11 @@ ShardMetrics::ShardMetrics(MetricRegistry& r)
                                   "Most that the jobs' windows let thalweg_shard_held_bytes be")),
       residual_bytes(r.GetGauge("thalweg_shard_residual_bytes",
                                 "Memory for what encoding results has left out so far")),
+      memory_budget_bytes(r.GetGauge("thalweg_shard_memory_budget_bytes",
+                                     "Memory that the shard's jobs may reserve together")),
+      memory_reserved_bytes(r.GetGauge("thalweg_shard_memory_reserved_bytes",
+                                       "Memory that jobs have reserved for windows, results, "
+                                       "layouts and residuals")),
       contributions(r.GetCounter("thalweg_shard_contributions_total", "Contributions received")),
       duplicates(r.GetCounter("thalweg_shard_repeated_contributions_total",
                               "Contributions that came again and were not summed")),

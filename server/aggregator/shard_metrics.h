@@ -27,6 +27,8 @@ struct ShardMetrics {
   Gauge& held_bytes;
   Gauge& held_limit_bytes;
   Gauge& residual_bytes;
+  Gauge& memory_budget_bytes;
+  Gauge& memory_reserved_bytes;
   Counter& contributions;
   Counter& duplicates;
   OutcomeCounters rounds;

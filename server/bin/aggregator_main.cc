@@ -35,12 +35,17 @@ absl::Status Serve(const Flags& flags, Signals& signals) {
   ExportProcessInfo(registry, "aggregator");
   THALWEG_ASSIGN_OR_RETURN(const std::unique_ptr<TraceWriter> trace,
                            TraceWriter::FromEnv("aggregator"));
-  Aggregator aggregator({.weight = flags.weight, .trace = trace.get()}, registry);
+  const uint64_t memory_bytes = MemoryOf(flags.common);
+  Aggregator aggregator(
+      {.weight = flags.weight, .trace = trace.get(), .memory_bytes = memory_bytes}, registry);
   const Site site([&] { return aggregator.Report(Now()); }, UnixSeconds());
   const uint32_t threads = flags.threads != 0 ? flags.threads : DefaultThreads();
-  THALWEG_ASSIGN_OR_RETURN(
-      const std::unique_ptr<ShardServer> server,
-      ShardServer::Start({flags.listen, threads, flags.common.tls}, aggregator, registry));
+  THALWEG_ASSIGN_OR_RETURN(const std::unique_ptr<ShardServer> server,
+                           ShardServer::Start({.listen = flags.listen,
+                                               .threads = threads,
+                                               .tls = flags.common.tls,
+                                               .memory_bytes = memory_bytes},
+                                              aggregator, registry));
   std::unique_ptr<HttpServer> http;
   if (!flags.common.http.empty()) {
     THALWEG_ASSIGN_OR_RETURN(

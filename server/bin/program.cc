@@ -22,11 +22,17 @@
 #include "absl/strings/str_split.h"
 #include "absl/synchronization/mutex.h"
 #include "core/base/log.h"
+#include "core/base/memory_limit.h"
 #include "core/base/status_macros.h"
 #include "kernels/cast/cpu_capability.h"
 
 namespace thalweg {
 namespace {
+
+// Returns what makes 0 of "auto".
+CLI::Transformer Auto() {
+  return CLI::Transformer(std::map<std::string, std::string>{{"auto", "0"}});
+}
 
 sigset_t HandledSignals() {
   sigset_t set;
@@ -121,6 +127,15 @@ void AddCommonOptions(CLI::App& app, CommonOptions* options) {
   app.add_option("--tls-key", options->tls.key, "PEM key of --tls-cert");
   app.add_option("--tls-ca", options->tls.ca, "PEM certificates of the CAs of sidecars and shards");
   app.add_option("--cpus", options->cpus, "Cores to run on, e.g. 0-3,8; empty: all");
+  // Of two transforms, the one that is added last is applied first.
+  app.add_option("--memory-limit", options->memory_limit,
+                 "Memory that the jobs of this process's shard may use; auto: half of what the "
+                 "process may")
+      ->envname("THALWEG_MEMORY_LIMIT")
+      ->transform(CLI::AsSizeValue(/*kb_is_1000=*/false))
+      ->transform(Auto())
+      ->check(CLI::Range(uint64_t{0}, uint64_t{1} << 62))  // negative numbers wrap around
+      ->type_name("auto|BYTES[K|M|G]");
   app.add_option("--drain-seconds", options->drain_seconds,
                  "How long SIGTERM lets running jobs finish");
 
@@ -148,9 +163,13 @@ void AddAutoOption(CLI::App& app, const std::string& name, const char* env, uint
                    uint32_t* value, const std::string& help) {
   app.add_option(name, *value, help)
       ->envname(env)
-      ->transform(CLI::Transformer(std::map<std::string, std::string>{{"auto", "0"}}))
+      ->transform(Auto())
       ->check(CLI::Range(0u, most))
       ->type_name(absl::StrCat("auto|1…", most));
+}
+
+uint64_t MemoryOf(const CommonOptions& options) {
+  return options.memory_limit != 0 ? options.memory_limit : MemoryLimit() / 2;
 }
 
 uint32_t DefaultThreads() { return std::clamp(std::thread::hardware_concurrency() / 8, 1u, 4u); }

@@ -40,10 +40,15 @@ struct CommonOptions {
   std::string http_token_file = GetEnv("THALWEG_HTTP_TOKEN_FILE");
   TlsFiles tls{GetEnv("THALWEG_TLS_CERT"), GetEnv("THALWEG_TLS_KEY"), GetEnv("THALWEG_TLS_CA")};
   std::string cpus = GetEnv("THALWEG_CPUS");
+  uint64_t memory_limit = 0;  // bytes that the jobs of this process's shard may use; see MemoryOf
   double drain_seconds = 30;
   int ready_fd = -1;
 };
 void AddCommonOptions(CLI::App& app, CommonOptions* options);
+
+// Returns memory_limit, or if that is 0, half of what this process may use (MemoryLimit in
+// core/base). gRPC may hold as much of what arrives, and both fit into what the process may use.
+uint64_t MemoryOf(const CommonOptions& options);
 
 // Adds an option that takes "auto" (stored as 0) or a number from 1 to `most`, with its default
 // from the environment variable `env`; anything else is an error of the command line.

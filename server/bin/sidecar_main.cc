@@ -35,6 +35,7 @@ struct Flags {
   uint32_t threads = 0;  // 0 means auto, here and in the next two
   uint32_t channels = 0;
   uint32_t window_chunks = 0;
+  double reconnect_seconds = 10;
   bool exit_when_idle = false;
   bool own_dir = false;
   bool no_gpus = false;
@@ -76,8 +77,14 @@ absl::Status Serve(const Flags& flags, Signals& signals) {
   ExportProcessInfo(registry, "sidecar");
   THALWEG_ASSIGN_OR_RETURN(const std::unique_ptr<TraceWriter> trace,
                            TraceWriter::FromEnv("sidecar"));
-  const SidecarShards::Options options{flags.aggregators, flags.shard_listen, ThreadsOf(flags),
-                                       flags.channels,    flags.common.tls,   trace.get()};
+  const SidecarShards::Options options{flags.aggregators,
+                                       flags.shard_listen,
+                                       ThreadsOf(flags),
+                                       flags.channels,
+                                       FromSeconds(flags.reconnect_seconds),
+                                       flags.common.tls,
+                                       trace.get(),
+                                       MemoryOf(flags.common)};
   THALWEG_ASSIGN_OR_RETURN(const std::unique_ptr<SidecarShards> shards,
                            SidecarShards::Start(options, registry));
   CpuDevice device;
@@ -123,6 +130,11 @@ void AddOptions(CLI::App& app, Flags* flags) {
                 &flags->window_chunks,
                 "Chunks sent to an aggregator and not answered yet; auto: by what the "
                 "link carries; the same on all nodes");
+  app.add_option("--reconnect", flags->reconnect_seconds,
+                 "Seconds in which a broken connection to an aggregator may come back without "
+                 "anybody noticing; 0: it fails the job at once")
+      ->envname("THALWEG_RECONNECT")
+      ->check(CLI::Range(0.0, 3600.0));
   app.add_option("--timeout", flags->timeout_seconds,
                  "With --exit-when-idle: seconds to wait for the first worker");
   app.add_flag("--exit-when-idle", flags->exit_when_idle, "Exit once the last worker has left");

@@ -33,13 +33,16 @@ absl::StatusOr<std::unique_ptr<SidecarShards>> SidecarShards::Start(const Option
   const bool is_hosting = !options.listen.empty();
   ShardDirectory::Options directory;
   if (is_hosting || addresses.empty()) {
-    shards->own_ = std::make_unique<Aggregator>(
-        Aggregator::Options{.trace = options.trace, .hosted_only = is_hosting}, registry);
+    shards->own_ =
+        std::make_unique<Aggregator>(Aggregator::Options{.trace = options.trace,
+                                                         .hosted_only = is_hosting,
+                                                         .memory_bytes = options.memory_bytes},
+                                     registry);
   }
   if (is_hosting) THALWEG_RETURN_IF_ERROR(shards->Listen(registry));
   const RemoteShard::Options remote{
       options.channels, is_hosting ? shards->server_->pollers() : MakePollers(options.threads),
-      options.tls};
+      options.tls, options.reconnect};
   for (const std::string& address : addresses) {
     shards->configured_.push_back(RemoteShard::Create(address, remote, registry));
     directory.configured.push_back(shards->configured_.back().get());
@@ -80,8 +83,11 @@ absl::Status SidecarShards::Listen(MetricRegistry& registry) {
                      ": expected the address at which other nodes reach this host, got ", host));
   }
   for (const HostPort& place : places) {
-    auto server =
-        ShardServer::Start({ToString(place), options_.threads, options_.tls}, *own_, registry);
+    auto server = ShardServer::Start({.listen = ToString(place),
+                                      .threads = options_.threads,
+                                      .tls = options_.tls,
+                                      .memory_bytes = options_.memory_bytes},
+                                     *own_, registry);
     if (server.ok()) {
       server_ = *std::move(server);
       return absl::OkStatus();

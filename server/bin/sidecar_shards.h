@@ -28,8 +28,10 @@ class SidecarShards {
     std::string listen;
     uint32_t threads = 1;   // for the network, once in each direction
     uint32_t channels = 0;  // see RemoteShard::Options
+    Duration reconnect{};   // RemoteShard::Options::grace
     TlsFiles tls = {};
     TraceWriter* trace = nullptr;  // nothing is traced when null
+    uint64_t memory_bytes = 0;     // see Aggregator::Options
   };
   // `registry` must outlive the object. InvalidArgument: `listen` is not such an address;
   // Unavailable: none of its ports is free.

@@ -61,7 +61,6 @@ class HttplibServer final : public HttpServer {
     // for probes.
     http_.set_keep_alive_max_count(1);
     http_.set_keep_alive_timeout(1);  // seconds; Stop waits for idle connections
-    http_.set_payload_max_length(0);
     http_.Get("/metrics", [this, &metrics](const httplib::Request&, httplib::Response& response) {
       if (expiry_.has_value()) expiry_->Refresh();
       response.set_content(PrometheusText(metrics), kPrometheusType);
@@ -120,11 +119,19 @@ class HttplibServer final : public HttpServer {
                                {"Content-Security-Policy", kContentSecurityPolicy},
                                {"Referrer-Policy", "no-referrer"},
                                {"X-Content-Type-Options", "nosniff"}});
-    http_.set_error_handler([](const httplib::Request& request, httplib::Response& response) {
-      if (response.status != 404 || IsRead(request)) return;
+  }
+
+  // Refuses what would take memory without need, before httplib reads a body: it keeps all of one
+  // that comes in chunks, and repeats a page for each range of it. Returns whether it has answered.
+  static bool Refuse(const httplib::Request& request, httplib::Response& response) {
+    if (!IsRead(request)) {
       response.status = 405;
       response.set_header("Allow", "GET, HEAD");
-    });
+      return true;
+    }
+    if (request.ranges.size() <= 1) return false;
+    response.status = 416;
+    return true;
   }
 
   // Pages do not use httplib's routes, which are regular expressions whose stack grows with the
@@ -132,13 +139,14 @@ class HttplibServer final : public HttpServer {
   void Route(HttpHandler pages) {
     http_.set_pre_routing_handler([this, pages = std::move(pages)](const httplib::Request& request,
                                                                    httplib::Response& response) {
+      if (Refuse(request, response)) return httplib::Server::HandlerResponse::Handled;
       if (!IsProbe(request.path) && !Admits(request)) {
         response.status = 401;
         response.set_header("WWW-Authenticate", "Basic realm=\"thalweg\", charset=\"UTF-8\"");
         response.set_content("this needs the token of --http-token-file\n", "text/plain");
         return httplib::Server::HandlerResponse::Handled;
       }
-      if (pages == nullptr || !IsRead(request) || IsOurs(request.path)) {
+      if (pages == nullptr || IsOurs(request.path)) {
         return httplib::Server::HandlerResponse::Unhandled;
       }
       const HttpReply reply = pages(request.path);

@@ -29,6 +29,7 @@ JobReport TwoNodes() {
   job.shard = 1;
   job.num_shards = 2;
   job.link = {.bytes_per_second = 125e6, .round_trip = std::chrono::microseconds(200)};
+  job.memory_reserved_bytes = 600;
   job.rounds_completed = 11;
   job.rounds_lost = 2;
   job.received = {kManyBytes, 5};
@@ -81,6 +82,7 @@ TEST_F(SiteTest, JobsCarryTheirStateInUnitsOfTheirNames) {
   EXPECT_EQ(job["codec"], "powersgd:rank=4");
   EXPECT_EQ(job["rounds"], 11);
   EXPECT_EQ(job["rounds_lost"], 2);
+  EXPECT_EQ(job["memory_reserved_bytes"], 600);
   EXPECT_EQ(job["link_round_trip_seconds"], 200e-6);
   EXPECT_EQ(job["received"], (Json{{"raw_bytes", kManyBytes}, {"wire_bytes", 5}}));
   EXPECT_EQ(job["formats"][0]["format"], "fp16");
@@ -143,8 +145,12 @@ TEST_F(SiteTest, ShardSaysWhatWentWrong) {
   report_.reasons = {{absl::StatusCode::kDeadlineExceeded, 1, 2, 3}};
   report_.faults = {{"job", absl::StatusCode::kDeadlineExceeded, "waited 24 s for node 1", false, 3,
                      std::chrono::seconds(5)}};
+  report_.memory_budget_bytes = 1000;
+  report_.memory_reserved_bytes = 700;
   const Json answer = Get("/api/v1/shard");
   EXPECT_EQ(answer["jobs"], 1);
+  EXPECT_EQ(answer["memory_budget_bytes"], 1000);
+  EXPECT_EQ(answer["memory_reserved_bytes"], 700);
   EXPECT_EQ(answer["reasons"][0]["reason"], "DEADLINE_EXCEEDED");
   EXPECT_EQ(answer["reasons"][0]["nodes_refused"], 2);
   const Json& fault = answer["faults"][0];

@@ -27,6 +27,16 @@ absl::Status CheckSame(const BucketAnnouncement& a, const std::string& owner_a,
                    "announce their buckets in the same order?"));
 }
 
+// Returns about how many bytes the bucket's entry takes.
+uint64_t BytesOf(const BucketAnnouncement& bucket) {
+  uint64_t bytes = 512;  // of the entry itself, with its owner's name
+  for (const TensorSpec& tensor : bucket.layout.tensors) {
+    bytes += sizeof(TensorSpec) + tensor.name.size() + tensor.shape.size() * sizeof(int64_t);
+    if (tensor.name.empty()) bytes += sizeof(ElemRange);
+  }
+  return bytes;
+}
+
 }  // namespace
 
 absl::Status LayoutRegistry::Register(const std::string& owner, const BucketAnnouncement& bucket) {
@@ -52,6 +62,17 @@ absl::Status LayoutRegistry::Register(const std::string& owner, const BucketAnno
   if (found != entries_.end() && id == found->second.bucket.id) {
     return CheckSame(found->second.bucket, found->second.owner, bucket, owner);
   }
+  const uint64_t replaced = found == entries_.end() ? 0 : BytesOf(found->second.bucket);
+  const uint64_t bytes = bytes_ - replaced + BytesOf(bucket);
+  if (bytes > kMaxBytes) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat(owner, " announced bucket ", ToString(id), " with ", layout.tensors.size(),
+                     " tensors: the layouts of the job's buckets would take ", bytes,
+                     " bytes, at most ", kMaxBytes, " are kept"));
+  }
+  bytes_ = bytes;
+  if (found != entries_.end()) residual_bytes_ -= ResidualBytesOf(found->second.bucket);
+  residual_bytes_ += ResidualBytesOf(bucket);
   entries_.insert_or_assign(
       {id.index, id.part},
       Entry{bucket, owner,
@@ -110,6 +131,11 @@ absl::StatusOr<uint64_t> LayoutRegistry::ResidualElems(BucketId bucket, uint32_t
   return absl::InvalidArgumentError(absl::StrCat("bucket ", ToString(bucket), " is sent in ",
                                                  Name(entry->bucket.wire),
                                                  ", which leaves no residual"));
+}
+
+uint64_t LayoutRegistry::ResidualBytesOf(const BucketAnnouncement& bucket) const {
+  if (!HasResidual(bucket.wire)) return 0;
+  return (bucket.layout.Elems() * sizeof(float) + num_shards_ - 1) / num_shards_;
 }
 
 std::vector<ElemRange> LayoutRegistry::Padding(BucketId bucket, uint32_t chunk) const {

@@ -18,12 +18,16 @@ namespace thalweg {
 // Thread-compatible.
 class LayoutRegistry {
  public:
+  // The layouts of a job take at most about this many bytes.
+  static constexpr uint64_t kMaxBytes = 32 << 20;
+
   LayoutRegistry(uint64_t chunk_bytes, uint32_t num_shards)
       : chunk_bytes_(chunk_bytes), num_shards_(num_shards) {}
 
   // Accepts an announcement from the node called `owner`. The first announcement of a generation
   // decides; later ones must equal it. Returns InvalidArgument that names both owners and the
-  // tensor, or FailedPrecondition when a later generation of this index is already in use.
+  // tensor, FailedPrecondition when a later generation of this index is already in use, or
+  // ResourceExhausted when the layouts would take more than kMaxBytes.
   absl::Status Register(const std::string& owner, const BucketAnnouncement& bucket);
 
   // Checks that a contribution is a chunk of a registered bucket with the right format and size.
@@ -47,6 +51,12 @@ class LayoutRegistry {
   // bucket is registered, InvalidArgument when it has no such chunk or its format has no residuals.
   absl::StatusOr<uint64_t> ResidualElems(BucketId bucket, uint32_t chunk) const;
 
+  // Returns about how many bytes the layouts take.
+  uint64_t bytes() const { return bytes_; }
+  // Returns how many bytes the residuals of all registered buckets will take on one of the job's
+  // shards, if each of them sums as much as the others.
+  uint64_t residual_bytes() const { return residual_bytes_; }
+
   // Returns the padding in a chunk of a registered bucket, counted from the chunk's begin.
   std::vector<ElemRange> Padding(BucketId bucket, uint32_t chunk) const;
 
@@ -61,8 +71,12 @@ class LayoutRegistry {
   // Returns the entry of the registered bucket that contains this chunk.
   absl::StatusOr<const Entry*> Find(BucketId bucket, uint32_t chunk) const;
 
+  uint64_t ResidualBytesOf(const BucketAnnouncement& bucket) const;
+
   uint64_t chunk_bytes_;
   uint32_t num_shards_;
+  uint64_t bytes_ = 0;                                      // of all entries
+  uint64_t residual_bytes_ = 0;                             // the same
   std::map<std::pair<uint32_t, uint32_t>, Entry> entries_;  // by bucket index and part
 };
 

@@ -91,6 +91,43 @@ TEST(LayoutRegistryTest, NewGenerationReplacesAndOldOneIsRefused) {
   EXPECT_TRUE(registry.Check(Share({0, 1}, 0, WireFormat::kFloat32, 500)).ok());
 }
 
+TEST(LayoutRegistryTest, LayoutsOfAJobTakeBoundedMemory) {
+  LayoutRegistry registry(4096, 1);
+  BucketLayout large{DType::kFloat32, {}};
+  large.tensors.assign(100'000, TensorSpec{"w", {1}});
+  uint32_t index = 0;
+  absl::Status status;
+  while (status.ok() && index < 100) {
+    status = registry.Register("node 0 (a)", Announce({index++, 0}, large, kPlacement));
+  }
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(std::string(status.message()),
+              AllOf(HasSubstr("node 0 (a)"), HasSubstr("100000 tensors"),
+                    HasSubstr("at most 33554432 are kept")));
+  const uint64_t least = large.tensors.size() * sizeof(TensorSpec);
+  EXPECT_LE((index - 1) * least, LayoutRegistry::kMaxBytes);
+  EXPECT_GT(index * least * 2, LayoutRegistry::kMaxBytes);
+  // The same layout from another node takes nothing, and a new one replaces the old one.
+  EXPECT_TRUE(registry.Register("node 1 (b)", Announce({0, 0}, large, kPlacement)).ok());
+  EXPECT_TRUE(registry.Register("node 1 (b)", Announce({0, 1}, large, kPlacement)).ok());
+  EXPECT_FALSE(registry.Register("node 1 (b)", Announce({index, 0}, large, kPlacement)).ok());
+}
+
+TEST(LayoutRegistryTest, ResidualsAreCountedForOneOfAllShards) {
+  LayoutRegistry registry(4096, 4);
+  const BucketLayout layout{DType::kFloat32, {{"w", {10'000}}}};
+  const auto announce = [&](BucketId id, WireFormat wire) {
+    return registry.Register("node 0 (a)", {id, layout, wire, kPlacement, 0});
+  };
+  ASSERT_TRUE(announce({0, 0}, WireFormat::kFloat32).ok());
+  EXPECT_EQ(registry.residual_bytes(), 0u);
+  ASSERT_TRUE(announce({1, 0}, WireFormat::kInt8).ok());
+  ASSERT_TRUE(announce({2, 0}, WireFormat::kOneBit).ok());
+  EXPECT_EQ(registry.residual_bytes(), 2 * 10'000u);
+  ASSERT_TRUE(announce({2, 1}, WireFormat::kFloat32).ok());
+  EXPECT_EQ(registry.residual_bytes(), 10'000u);
+}
+
 TEST(LayoutRegistryTest, ContributionMustMatchTypeSizeAndChunk) {
   LayoutRegistry registry(4096, 1);  // 1024 elements per chunk
   ASSERT_TRUE(

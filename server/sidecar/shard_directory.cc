@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "core/base/printable.h"
 #include "core/base/status_macros.h"
 
 namespace thalweg {
@@ -40,6 +41,7 @@ absl::StatusOr<std::shared_ptr<Shard>> ShardDirectory::Find(const ShardPlace& pl
     return absl::InvalidArgumentError(
         absl::StrCat("this sidecar cannot connect to a shard at ", place.address));
   }
+  THALWEG_RETURN_IF_ERROR(CheckName("address of a shard", place.address));
   MutexLock lock(mutex_);
   std::shared_ptr<Shard>& known = by_address_[place.address];
   if (known == nullptr) known = options_.connect(place.address);

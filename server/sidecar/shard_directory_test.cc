@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "core/base/protocol.h"
 #include "server/sidecar/fake_shard.h"
 
 namespace thalweg {
@@ -91,6 +92,17 @@ TEST_F(ShardDirectoryTest, ShardThatThisSidecarIsToHostButDoesNotIsRefused) {
   const absl::Status refused = directory.ShardsOf(NodeOne({{"10.0.0.1:7100", 1}})).status();
   EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(std::string(refused.message()), HasSubstr("--shard-listen"));
+}
+
+TEST_F(ShardDirectoryTest, AddressThatNoHostHasIsRefusedAndNotKept) {
+  ShardDirectory directory = Directory(&own_);
+  for (const std::string& address :
+       {std::string(), std::string("10.0.0.2:7100\nx"), std::string(kMaxNameBytes + 1, '1')}) {
+    const absl::Status refused = directory.ShardsOf(NodeOne({{address, 0}})).status();
+    EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(std::string(refused.message()), HasSubstr("address of a shard '"));
+  }
+  EXPECT_TRUE(connected_.empty());
 }
 
 TEST_F(ShardDirectoryTest, OfferHasTheAddressAndInvitesTheJobWhileItLasts) {

@@ -1,5 +1,7 @@
 #include "server/transport/channel_options.h"
 
+#include <grpc/compression.h>
+
 #include <string>
 #include <utility>
 #include <vector>
@@ -16,12 +18,20 @@ using Arguments = std::vector<std::pair<std::string, int>>;
 constexpr int kKeepaliveMs = 10'000;
 constexpr int kKeepaliveTimeoutMs = 5'000;
 
+// Our headers have some hundred bytes; the keys and values of all of them count.
+constexpr int kMaxHeaderBytes = 4096;
+// A connection that does not get as far as HTTP/2 in this time is closed.
+constexpr int kHandshakeTimeoutMs = 20'000;
+
 const Arguments& CommonArguments() {
   static const Arguments arguments = {
       {GRPC_ARG_KEEPALIVE_TIME_MS, kKeepaliveMs},
       {GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kKeepaliveTimeoutMs},
       {GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1},
       {GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0},
+      // gRPC checks the length of a message before it inflates it, and not afterwards. Nothing is
+      // sent compressed, because gradients have codecs of their own.
+      {GRPC_ARG_ENABLE_PER_MESSAGE_DECOMPRESSION, 0},
   };
   return arguments;
 }
@@ -34,6 +44,7 @@ grpc::ChannelArguments ClientArguments() {
   // Without this option, all channels of a process to one address share a TCP connection.
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
   arguments.SetMaxReceiveMessageSize(kMaxFrameBytes);
+  arguments.SetInt(GRPC_COMPRESSION_CHANNEL_ENABLED_ALGORITHMS_BITSET, 1 << GRPC_COMPRESS_NONE);
   // Aggregators are inside the cluster, but gRPC would follow http_proxy by default.
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
   arguments.SetInt(GRPC_ARG_SERVICE_CONFIG_DISABLE_RESOLUTION, 1);
@@ -55,6 +66,15 @@ void ApplyServerArguments(grpc::ServerBuilder& builder) {
   // Two aggregators on one port are a mistake and not load balancing.
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
   builder.SetMaxReceiveMessageSize(kMaxFrameBytes);
+  builder.AddChannelArgument(GRPC_ARG_MAX_METADATA_SIZE, kMaxHeaderBytes);
+  builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, kHandshakeTimeoutMs);
+  builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kMaxStreamsOfConnection);
+  // Calls that announce compressed messages are refused.
+  for (int algorithm = GRPC_COMPRESS_NONE + 1; algorithm < GRPC_COMPRESS_ALGORITHMS_COUNT;
+       ++algorithm) {
+    builder.SetCompressionAlgorithmSupportStatus(static_cast<grpc_compression_algorithm>(algorithm),
+                                                 false);
+  }
 }
 
 std::chrono::system_clock::time_point ToSystemTime(TimePoint deadline) {

@@ -7,6 +7,10 @@
 
 namespace thalweg {
 
+// At most this many calls and streams are open on one connection; gRPC's clients wait for a place,
+// and others lose the connection. A sidecar has one connection to a shard for all its jobs.
+inline constexpr int kMaxStreamsOfConnection = 256;
+
 grpc::ChannelArguments ClientArguments();
 void ApplyServerArguments(grpc::ServerBuilder& builder);
 

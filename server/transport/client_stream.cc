@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "server/transport/channel_options.h"
 #include "server/transport/shard_streams.h"
 
 namespace thalweg {
@@ -11,8 +12,8 @@ constexpr char kStreamMethod[] = "/thalweg.v1.Exchange/Stream";
 
 }  // namespace
 
-ClientStream::ClientStream(ShardStreams& owner)
-    : owner_(owner), writes_(owner.counters(), WriteQueue::Start::kBusy) {}
+ClientStream::ClientStream(ShardStreams& owner, uint32_t index)
+    : owner_(owner), index_(index), writes_(owner.counters(), WriteQueue::Start::kBusy) {}
 
 void ClientStream::Prepare(const std::shared_ptr<grpc::Channel>& channel,
                            grpc::CompletionQueue& queue, const OpenFrame& open) {
@@ -20,37 +21,52 @@ void ClientStream::Prepare(const std::shared_ptr<grpc::Channel>& channel,
   writes_.Push(EncodeOpen(open));
 }
 
+void ClientStream::PrepareAgain(const std::shared_ptr<grpc::Channel>& channel,
+                                grpc::CompletionQueue& queue, const OpenFrame& open,
+                                TimePoint give_up) {
+  context_.set_wait_for_ready(true);
+  Prepare(channel, queue, open);
+  ++ends_left_;
+  patience_.Set(&queue, ToSystemTime(give_up), &patience_over_);
+}
+
 void ClientStream::Cancel() {
   context_.TryCancel();
-  Do(writes_.Close());
+  Take(writes_.Close());
 }
 
 void ClientStream::OnStarted(bool /*ok*/) {
   // If the call could not start, the read reports it.
   call_->Read(&read_, &read_done_);
-  Do(writes_.Written());
+  Take(writes_.Written());
 }
 
 void ClientStream::OnRead(bool ok) {
   if (!ok) {
+    Keep();
     Finish();
     call_->Finish(&status_, &ended_);
     return;
   }
-  owner_.Receive(std::move(read_));
+  owner_.Receive(index_, std::move(read_));
   call_->Read(&read_, &read_done_);
 }
 
 void ClientStream::OnWritten(bool ok) {
   if (!ok) Finish();
-  Do(writes_.Written());
+  Take(writes_.Written());
+}
+
+void ClientStream::OnPatience(bool is_over) {
+  if (is_over) Cancel();
+  OnEnd(is_over);
 }
 
 void ClientStream::OnEnd(bool /*ok*/) {
-  if (--ends_left_ == 0) owner_.StreamDone(status_);
+  if (--ends_left_ == 0) owner_.StreamDone(index_, status_);
 }
 
-void ClientStream::Do(WriteQueue::Turn turn) {
+void ClientStream::Take(WriteQueue::Turn turn) {
   if (turn == WriteQueue::Turn::kWrite) {
     call_->Write(writes_.current(), &written_);
   } else if (turn == WriteQueue::Turn::kEnd) {

@@ -4,6 +4,8 @@
 #include <atomic>
 #include <memory>
 
+#include "core/base/clock.h"
+#include "grpcpp/alarm.h"
 #include "grpcpp/generic/generic_stub.h"
 #include "grpcpp/grpcpp.h"
 #include "server/transport/frame_codec.h"
@@ -18,16 +20,26 @@ class ShardStreams;
 // operation.
 class ClientStream {
  public:
-  explicit ClientStream(ShardStreams& owner);
+  // The stream is number `index` of its owner's.
+  ClientStream(ShardStreams& owner, uint32_t index);
 
   // Prepares the stream; must be called before any other method. The first frame will be `open`.
   void Prepare(const std::shared_ptr<grpc::Channel>& channel, grpc::CompletionQueue& queue,
                const OpenFrame& open);
+  // Prepares the stream like Prepare, but it waits for a connection. It is cancelled at `give_up`,
+  // unless Keep has been called by then.
+  void PrepareAgain(const std::shared_ptr<grpc::Channel>& channel, grpc::CompletionQueue& queue,
+                    const OpenFrame& open, TimePoint give_up);
+  void Keep() { patience_.Cancel(); }
   void Start() { call_->StartCall(&started_); }
 
-  void Send(grpc::ByteBuffer&& frame) { Do(writes_.Push(std::move(frame))); }
+  // Queues a frame. The caller must pass the turn to Take, outside its locks.
+  [[nodiscard]] WriteQueue::Turn Queue(grpc::ByteBuffer&& frame) {
+    return writes_.Push(std::move(frame));
+  }
+  void Take(WriteQueue::Turn turn);
   // Ends the stream with success; frames in the queue are dropped.
-  void Finish() { Do(writes_.Close()); }
+  void Finish() { Take(writes_.Close()); }
   // Ends the stream at once.
   void Cancel();
 
@@ -35,13 +47,15 @@ class ClientStream {
   void OnStarted(bool ok);
   void OnRead(bool ok);
   void OnWritten(bool ok);
-  // Runs when reading has ended and the status is known, and when the end of writing has completed.
+  void OnPatience(bool is_over);
+  // Runs when reading has ended and the status is known, when the end of writing has completed, and
+  // when patience is over or no longer needed.
   void OnEnd(bool ok);
 
-  void Do(WriteQueue::Turn turn);
-
   ShardStreams& owner_;
+  const uint32_t index_;
   grpc::ClientContext context_;
+  grpc::Alarm patience_;  // set by PrepareAgain only
   std::unique_ptr<grpc::GenericClientAsyncReaderWriter> call_;
   WriteQueue writes_;      // The start of the call takes the first turn.
   grpc::ByteBuffer read_;  // used by OnRead only
@@ -51,6 +65,7 @@ class ClientStream {
   MemberCompletion<ClientStream, &ClientStream::OnStarted> started_{*this};
   MemberCompletion<ClientStream, &ClientStream::OnRead> read_done_{*this};
   MemberCompletion<ClientStream, &ClientStream::OnWritten> written_{*this};
+  MemberCompletion<ClientStream, &ClientStream::OnPatience> patience_over_{*this};
   MemberCompletion<ClientStream, &ClientStream::OnEnd> ended_{*this};
 };
 

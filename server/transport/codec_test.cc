@@ -36,7 +36,15 @@ TEST(StatusCodecTest, CodesThatDoNotExistBecomeUnknown) {
 
 TEST(StatusCodecTest, LongMessagesAreCut) {
   const grpc::Status status = ToGrpc(absl::InternalError(std::string(100000, 'x')));
-  EXPECT_EQ(status.error_message().size(), kMaxStatusMessageBytes + 3);
+  EXPECT_EQ(status.error_message().size(), kMaxReasonBytes);
+  EXPECT_EQ(StatusFromWire(10, std::string(8 << 20, 'x')).message().size(), kMaxReasonBytes);
+}
+
+TEST(StatusCodecTest, MessagesCannotForgeLinesOfALog) {
+  const char forged[] = "x\n12:00:00.000 error: \x1b[2K";
+  EXPECT_EQ(StatusFromWire(10, "x\n12:00:00.000 error: \x1b[2K"),
+            absl::AbortedError("x\\n12:00:00.000 error: \\x1b[2K"));
+  EXPECT_EQ(ToGrpc(absl::AbortedError(forged)).error_message(), "x\\n12:00:00.000 error: \\x1b[2K");
 }
 
 TEST(ControlCodecTest, ForeignVersionsAreRefusedNamingBoth) {
@@ -109,6 +117,7 @@ TEST(ControlCodecTest, UncountableLayoutsAreRefusedByTensor) {
   const auto refusal = [](std::vector<TensorSpec> tensors) {
     return Message(FromProto(ToProto(1, {{}, {DType::kFloat32, std::move(tensors)}})).status());
   };
+  EXPECT_THAT(refusal({{"w\n", {1}}}), HasSubstr("tensor name 'w\\n'"));
   EXPECT_THAT(refusal({{"bad", {-1}}}), HasSubstr("'bad' has a dimension of -1"));
   EXPECT_THAT(refusal({{"big", {1 << 30, 1 << 30, 16}}}), HasSubstr("'big'"));
   EXPECT_THAT(refusal({{"a", {int64_t{1} << 48}}, {"b", {1}}}), HasSubstr("at tensor 'b'"));
@@ -121,6 +130,16 @@ TEST(ControlCodecTest, UncountableLayoutsAreRefusedByTensor) {
     EXPECT_THAT(Message(FromProto(proto).status()),
                 HasSubstr(absl::StrCat("wire of the bucket is ", wire, ", expected 1 to 4 or 16")));
   }
+}
+
+TEST(ControlCodecTest, BucketsOfTooManyTensorsAreRefused) {
+  v1::RegisterBucketRequest proto = ToProto(1, {});
+  for (uint32_t i = 0; i < kMaxBucketTensors; ++i) proto.add_tensors();
+  EXPECT_TRUE(FromProto(proto).ok());
+  proto.add_tensors();
+  const absl::Status refused = FromProto(proto).status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(Message(refused), HasSubstr("has 262145 tensors, expected at most 262144"));
 }
 
 TEST(ControlCodecTest, RatesThatNoLinkHasAreRefused) {

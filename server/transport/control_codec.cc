@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "core/base/printable.h"
 #include "core/base/protocol.h"
 #include "core/base/status_macros.h"
 
@@ -33,6 +34,7 @@ absl::StatusOr<Enum> ToEnum(int value, const char* what, const char* values) {
 
 // Adds the tensor's elements to `total`.
 absl::Status Count(const TensorSpec& tensor, uint64_t* total) {
+  if (!tensor.name.empty()) THALWEG_RETURN_IF_ERROR(CheckName("tensor name", tensor.name));
   uint64_t elems = 1;
   for (int64_t dim : tensor.shape) {
     if (dim < 0 || (dim > 0 && elems > kMaxBucketElems / static_cast<uint64_t>(dim))) {
@@ -265,6 +267,11 @@ absl::StatusOr<JoinRequest> FromProto(const v1::JoinRequest& proto) {
 absl::StatusOr<BucketAnnouncement> FromProto(const v1::RegisterBucketRequest& proto) {
   BucketAnnouncement bucket;
   bucket.id = FromProto(proto.bucket());
+  if (proto.tensors_size() > static_cast<int>(kMaxBucketTensors)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("bucket ", ToString(bucket.id), " has ", proto.tensors_size(),
+                     " tensors, expected at most ", kMaxBucketTensors));
+  }
   bucket.placement = proto.placement();
   bucket.raw_bytes = proto.raw_bytes();
   THALWEG_ASSIGN_OR_RETURN(bucket.layout.dtype,

@@ -57,7 +57,7 @@ grpc::Status ControlService::Join(grpc::ServerContext* context, const v1::JoinRe
     return ToGrpc(proved);
   }
   parsed->identity = request->identity();
-  const absl::StatusOr<Membership> membership = shard_.Join(*parsed, AnswerBy(*context));
+  const absl::StatusOr<Membership> membership = WaitToJoin(*parsed, AnswerBy(*context));
   if (!membership.ok()) return ToGrpc(membership.status());
   if (context->IsCancelled()) {
     // The caller has gone and will not use the membership; without Leave, the other nodes would
@@ -67,6 +67,16 @@ grpc::Status ControlService::Join(grpc::ServerContext* context, const v1::JoinRe
   }
   *response = ToProto(*membership);
   return grpc::Status::OK;
+}
+
+absl::StatusOr<Membership> ControlService::WaitToJoin(const JoinRequest& request,
+                                                      TimePoint deadline) {
+  absl::StatusOr<Membership> membership = absl::ResourceExhaustedError(
+      absl::StrCat("job '", request.job, "': ", max_waiting_joins_,
+                   " nodes wait here for the other nodes of their jobs already, try again later"));
+  if (waiting_joins_++ < max_waiting_joins_) membership = shard_.Join(request, deadline);
+  --waiting_joins_;
+  return membership;
 }
 
 grpc::Status ControlService::RegisterBucket(grpc::ServerContext* context,

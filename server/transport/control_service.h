@@ -1,6 +1,10 @@
 // ControlService implements control.proto: unary calls to a Shard.
 #pragma once
 
+#include <atomic>
+#include <cstdint>
+
+#include "absl/status/statusor.h"
 #include "core/base/clock.h"
 #include "core/base/exchange.h"
 #include "server/identity/challenges.h"
@@ -8,13 +12,13 @@
 
 namespace thalweg {
 
-// The service is thread-safe. A Join blocks one of gRPC's threads; gRPC starts as many threads as
-// there are calls.
+// The service is thread-safe. A Join blocks one of gRPC's threads, so at most `max_waiting_joins`
+// of them wait at a time, and others get ResourceExhausted.
 class ControlService final : public v1::Control::Service {
  public:
   // `shard` must outlive the service.
-  ControlService(Shard& shard, Duration challenge_lifetime)
-      : shard_(shard), challenges_(challenge_lifetime) {}
+  ControlService(Shard& shard, Duration challenge_lifetime, uint32_t max_waiting_joins)
+      : shard_(shard), max_waiting_joins_(max_waiting_joins), challenges_(challenge_lifetime) {}
 
   grpc::Status Probe(grpc::ServerContext* context, const v1::ProbeRequest* request,
                      v1::ProbeResponse* response) override;
@@ -35,8 +39,13 @@ class ControlService final : public v1::Control::Service {
                      v1::LeaveResponse* response) override;
 
  private:
+  // Joins the shard, unless too many nodes wait there already.
+  absl::StatusOr<Membership> WaitToJoin(const JoinRequest& request, TimePoint deadline);
+
   Shard& shard_;
+  const uint32_t max_waiting_joins_;
   Challenges challenges_;
+  std::atomic<uint32_t> waiting_joins_{0};
 };
 
 }  // namespace thalweg

@@ -14,7 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "core/base/status_macros.h"
 #include "grpcpp/support/proto_buffer_reader.h"
-#include "server/transport/status_codec.h"
+#include "server/transport/small_frames.h"
 #include "thalweg/v1/exchange.pb.h"
 
 namespace thalweg {
@@ -32,9 +32,10 @@ constexpr uint32_t kLossScaleField = v1::Chunk::kLossScaleFieldNumber;
 
 // All fields of Chunk are varints, except the payload and the loss scale, a double. Scalars are
 // stored by field number, the double as its bits.
-constexpr std::array<const char*, 12> kScalarNames = {
-    "",     "epoch", "bucket_index", "bucket_generation", "chunk", "round",
-    "wire", "elems", "workers",      "nonfinite_elems",   "part",  "loss_scale"};
+constexpr std::array<const char*, 13> kScalarNames = {
+    "",      "epoch",      "bucket_index", "bucket_generation", "chunk",
+    "round", "wire",       "elems",        "workers",           "nonfinite_elems",
+    "part",  "loss_scale", "acknowledged"};
 using Scalars = std::array<uint64_t, kScalarNames.size()>;
 
 constexpr size_t kMaxVarintBytes = 10;
@@ -243,6 +244,7 @@ absl::StatusOr<ChunkHeader> ToHeader(const Scalars& scalars, size_t payload_byte
   header.workers = u32(v1::Chunk::kWorkersFieldNumber);
   header.nonfinite_elems = scalars[v1::Chunk::kNonfiniteElemsFieldNumber];
   header.loss_scale = std::bit_cast<double>(scalars[kLossScaleField]);
+  header.acknowledged = scalars[v1::Chunk::kAcknowledgedFieldNumber];
   if (!IsPayloadSize(header.wire, header.elems, payload_bytes)) {
     return absl::InvalidArgumentError(absl::StrCat("malformed frame: the payload has ",
                                                    payload_bytes, " bytes, expected ", header.elems,
@@ -276,23 +278,7 @@ absl::StatusOr<ParsedFrame> ParseSmall(Cursor& in) {
   for (const auto& piece : in.Take(in.remaining())) {
     bytes.append(reinterpret_cast<const char*>(piece.data()), piece.size());
   }
-  v1::Frame frame;
-  if (!frame.ParseFromString(bytes)) return Malformed(in, "not a Frame message");
-  switch (frame.kind_case()) {
-    case v1::Frame::kOpen:
-      return OpenFrame{frame.open().token(), frame.open().stream(), frame.open().num_streams(),
-                       frame.open().identity(), frame.open().proof()};
-    case v1::Frame::kFailure: {
-      absl::Status why = StatusFromWire(frame.failure().code(), frame.failure().message());
-      if (why.ok()) why = absl::UnknownError(frame.failure().message());
-      return FailureFrame{std::move(why)};
-    }
-    case v1::Frame::kChunk:
-      return Malformed(in, "a chunk must be the only field of its frame");
-    case v1::Frame::KIND_NOT_SET:
-      break;
-  }
-  return Malformed(in, "expected open, chunk or failure, got none of them");
+  return ParseSmallFrame(bytes);
 }
 
 using Slices = absl::InlinedVector<grpc::Slice, 8>;
@@ -313,30 +299,7 @@ void AppendPieces(const Payload& payload, Slices* slices) {
   (void)lease.release();  // the slices own it now
 }
 
-grpc::ByteBuffer Encode(const v1::Frame& frame) {
-  const grpc::Slice slice(frame.SerializeAsString());
-  return grpc::ByteBuffer(&slice, 1);
-}
-
 }  // namespace
-
-grpc::ByteBuffer EncodeOpen(const OpenFrame& open) {
-  v1::Frame frame;
-  frame.mutable_open()->set_token(open.token);
-  frame.mutable_open()->set_stream(open.stream);
-  frame.mutable_open()->set_num_streams(open.num_streams);
-  frame.mutable_open()->set_identity(open.identity);
-  frame.mutable_open()->set_proof(open.proof);
-  return Encode(frame);
-}
-
-grpc::ByteBuffer EncodeFailure(const absl::Status& why) {
-  const grpc::Status status = ToGrpc(why);
-  v1::Frame frame;
-  frame.mutable_failure()->set_code(static_cast<uint32_t>(status.error_code()));
-  frame.mutable_failure()->set_message(status.error_message());
-  return Encode(frame);
-}
 
 grpc::ByteBuffer EncodeChunk(const ChunkHeader& header, const Payload& payload) {
   const Scalars scalars = {0,
@@ -350,7 +313,8 @@ grpc::ByteBuffer EncodeChunk(const ChunkHeader& header, const Payload& payload) 
                            header.workers,
                            header.nonfinite_elems,
                            header.id.bucket.part,
-                           std::bit_cast<uint64_t>(header.loss_scale)};
+                           std::bit_cast<uint64_t>(header.loss_scale),
+                           header.acknowledged};
   const size_t payload_bytes = payload.SizeBytes();
   Head head;
   if (payload_bytes > 0) {

@@ -40,6 +40,9 @@ struct ChunkHeader {
   uint32_t workers = 0;
   uint64_t nonfinite_elems = 0;
   double loss_scale = kUnknownLossScale;
+  // The number of chunk frames that the sender has received on this stream, all incarnations
+  // together.
+  uint64_t acknowledged = 0;
 
   bool operator==(const ChunkHeader&) const = default;
 };
@@ -49,7 +52,9 @@ struct OpenFrame {
   uint32_t stream = 0;
   uint32_t num_streams = 1;
   std::string identity = {};
-  std::string proof = {};  // CheckProof (proofs.h) says whether it fits
+  std::string proof = {};    // CheckProof (proofs.h) says whether it fits
+  uint32_t incarnation = 0;  // from 1, one more each time the stream is opened; 0: only once
+  uint64_t received = 0;     // results that earlier incarnations have received
 };
 struct ChunkFrame {
   ChunkHeader header;
@@ -58,12 +63,16 @@ struct ChunkFrame {
 struct FailureFrame {
   absl::Status why;  // never OK
 };
-using ParsedFrame = std::variant<OpenFrame, ChunkFrame, FailureFrame>;
+struct ResumedFrame {
+  uint64_t received = 0;  // contributions that earlier incarnations have received
+};
+using ParsedFrame = std::variant<OpenFrame, ChunkFrame, FailureFrame, ResumedFrame>;
 
 grpc::ByteBuffer EncodeOpen(const OpenFrame& open);
 // Encodes a chunk frame; the buffer keeps `payload.owner` alive until gRPC has sent it.
 grpc::ByteBuffer EncodeChunk(const ChunkHeader& header, const Payload& payload);
 grpc::ByteBuffer EncodeFailure(const absl::Status& why);
+grpc::ByteBuffer EncodeResumed(const ResumedFrame& resumed);
 
 // Parses one frame. Returns InvalidArgument when `bytes` is not exactly one frame of exactly one
 // kind. A chunk is also refused when a known field has a wrong wire type, when its wire format is

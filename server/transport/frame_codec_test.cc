@@ -15,6 +15,8 @@
 #include <string>
 #include <vector>
 
+#include "core/base/printable.h"
+#include "core/base/protocol.h"
 #include "thalweg/v1/exchange.pb.h"
 
 namespace thalweg {
@@ -56,6 +58,7 @@ ChunkFrame RandomChunk(Random& random, uint64_t elems, WireFormat wire) {
   header.elems = elems;
   header.workers = static_cast<uint32_t>(RandomValue(random));
   header.nonfinite_elems = RandomValue(random);
+  if (random() % 2 == 0) header.acknowledged = RandomValue(random);
   if (random() % 2 == 0) header.loss_scale = std::ldexp(1.0 + random() % 2, random() % 64 - 32);
   auto data =
       std::make_shared<std::string>(RandomBytes(random, PayloadBytes(chunk.header, random)));
@@ -85,6 +88,7 @@ v1::Frame ToProto(const ChunkFrame& chunk) {
   proto.set_nonfinite_elems(header.nonfinite_elems);
   proto.set_part(header.id.bucket.part);
   proto.set_loss_scale(header.loss_scale);
+  proto.set_acknowledged(header.acknowledged);
   for (const auto& piece : chunk.payload.pieces) {
     proto.mutable_payload()->append(reinterpret_cast<const char*>(piece.data()), piece.size());
   }
@@ -309,7 +313,7 @@ TEST(FrameCodecTest, RefusalsSayWhatWasExpected) {
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
     return std::string(status.message());
   };
-  EXPECT_THAT(message(""), HasSubstr("expected open, chunk or failure"));
+  EXPECT_THAT(message(""), HasSubstr("expected open, chunk, failure or resumed"));
   EXPECT_THAT(message(Wrapped("\x2a\x01z")), HasSubstr("round has wire type 2, expected 0"));
   EXPECT_THAT(message(Wrapped("\x58\x01")), HasSubstr("loss_scale has wire type 0, expected 1"));
   EXPECT_THAT(message(Wrapped("\x59zzzzzzz")), HasSubstr("loss_scale is cut off"));
@@ -421,13 +425,16 @@ void Mutate(Random& random, std::string* bytes) {
 }
 
 std::string AnyFrame(Random& random) {
-  switch (random() % 6) {
+  switch (random() % 7) {
     case 0:
       return RandomBytes(random, random() % 40);
     case 1:
       return Flatten(EncodeOpen({random(), static_cast<uint32_t>(RandomValue(random)),
                                  static_cast<uint32_t>(RandomValue(random)),
-                                 RandomBytes(random, random() % 3), RandomBytes(random, 1)}));
+                                 RandomBytes(random, random() % 3), RandomBytes(random, 1),
+                                 static_cast<uint32_t>(RandomValue(random)), RandomValue(random)}));
+    case 4:
+      return Flatten(EncodeResumed({RandomValue(random)}));
     case 2:
       return Flatten(EncodeFailure(absl::AbortedError(RandomBytes(random, random() % 9))));
     case 3:
@@ -446,9 +453,15 @@ void ExpectSame(const ParsedFrame& parsed, const v1::Frame& expected) {
     ASSERT_EQ(open->num_streams, expected.open().num_streams());
     ASSERT_EQ(open->identity, expected.open().identity());
     ASSERT_EQ(open->proof, expected.open().proof());
+    ASSERT_EQ(open->incarnation, expected.open().incarnation());
+    ASSERT_EQ(open->received, expected.open().received());
+  } else if (const auto* resumed = std::get_if<ResumedFrame>(&parsed)) {
+    ASSERT_TRUE(expected.has_resumed());
+    ASSERT_EQ(resumed->received, expected.resumed().received());
   } else if (const auto* failure = std::get_if<FailureFrame>(&parsed)) {
     ASSERT_TRUE(expected.has_failure());
-    ASSERT_EQ(std::string(failure->why.message()), expected.failure().message());
+    ASSERT_EQ(std::string(failure->why.message()),
+              Printable(expected.failure().message(), kMaxReasonBytes));
   } else {
     v1::Frame known = expected;
     known.DiscardUnknownFields();

@@ -3,9 +3,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cstddef>
 #include <memory>
 #include <random>
+#include <span>
 #include <string>
+#include <vector>
 
 #include "core/base/thread.h"
 #include "server/transport/channel_options.h"
@@ -42,6 +45,37 @@ class HostileClientTest : public ::testing::Test {
     ASSERT_TRUE(stream.Write(EncodeChunk({}, {})));
     ASSERT_TRUE(stream.Read(&answer));
     EXPECT_TRUE(ParseFrame(std::move(answer)).ok());
+  }
+
+  // Sends a correct Join.
+  static grpc::Status Join(const std::shared_ptr<grpc::Channel>& channel) {
+    grpc::ClientContext context;
+    context.set_deadline(ToSystemTime(Now() + kTestPatience));
+    v1::JoinRequest request;
+    request.set_max_wire_version(1);
+    request.set_codec("fp32");
+    v1::JoinResponse response;
+    return v1::Control::NewStub(channel)->Join(&context, request, &response);
+  }
+
+  // Sends a Heartbeat with this header, within `patience`.
+  static grpc::Status Heartbeat(const std::shared_ptr<grpc::Channel>& channel,
+                                const std::string& header = "x",
+                                Duration patience = kTestPatience) {
+    grpc::ClientContext context;
+    context.set_deadline(ToSystemTime(Now() + patience));
+    context.AddMetadata("header", header);
+    v1::HeartbeatResponse response;
+    return v1::Control::NewStub(channel)->Heartbeat(&context, {}, &response);
+  }
+
+  // Returns a channel without our settings.
+  static std::shared_ptr<grpc::Channel> Foreign(const ShardServer& server) {
+    grpc::ChannelArguments arguments;
+    arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+    arguments.SetMaxReceiveMessageSize(-1);
+    return grpc::CreateCustomChannel(server.address(), grpc::InsecureChannelCredentials(),
+                                     arguments);
   }
 
   SessionToken token() const { return token_; }
@@ -85,7 +119,7 @@ TEST_F(HostileClientTest, FirstFrameMustBeOpen) {
 TEST_F(HostileClientTest, MalformedFrameFailsTheJobWithTheReason) {
   ExpectRefused(Buffer("\x12\x7f"), "node sent a malformed frame");
   ExpectRefused(EncodeOpen({token()}), "second open frame");
-  ExpectRefused(EncodeFailure(absl::AbortedError("x")), "sent a failure frame");
+  ExpectRefused(EncodeFailure(absl::AbortedError("x")), "sent a failure or resumed frame");
 }
 
 TEST_F(HostileClientTest, TooLongFrameIsRefused) {
@@ -225,6 +259,103 @@ TEST_F(HostileClientTest, ProbeIsAnsweredUpToItsBoundAndRefusedBeyond) {
   const grpc::Status refused = probe(padded.SerializeAsString());
   EXPECT_EQ(refused.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
   EXPECT_THAT(refused.error_message(), HasSubstr("4194305 bytes, expected at most 4194304"));
+}
+
+TEST_F(HostileClientTest, CompressedMessagesAreRefused) {
+  const auto channel = Foreign(*server_);
+  for (const auto algorithm : {GRPC_COMPRESS_DEFLATE, GRPC_COMPRESS_GZIP}) {
+    RawStream stream(channel, algorithm);
+    stream.Write(EncodeOpen({NextToken()}));
+    EXPECT_EQ(stream.Finish().error_code(), grpc::StatusCode::UNIMPLEMENTED);
+
+    grpc::ClientContext context;
+    context.set_deadline(ToSystemTime(Now() + kTestPatience));
+    context.set_compression_algorithm(algorithm);
+    v1::ProbeRequest request;
+    request.mutable_padding()->resize(4 << 20);
+    v1::ProbeResponse response;
+    const grpc::Status refused = v1::Control::NewStub(channel)->Probe(&context, request, &response);
+    EXPECT_EQ(refused.error_code(), grpc::StatusCode::UNIMPLEMENTED);
+    EXPECT_THAT(refused.error_message(), HasSubstr("is disabled"));
+  }
+  EXPECT_TRUE(shard_.sinks.Get().empty());
+}
+
+TEST_F(HostileClientTest, LongHeadersAreRefused) {
+  EXPECT_TRUE(Heartbeat(channel_, std::string(2000, 'x')).ok());
+  EXPECT_EQ(Heartbeat(Foreign(*server_), std::string(5000, 'x')).error_code(),
+            grpc::StatusCode::RESOURCE_EXHAUSTED);
+  EXPECT_EQ(shard_.heartbeats.Get().size(), 1u);
+}
+
+TEST_F(HostileClientTest, ConnectionHasABoundedNumberOfStreams) {
+  const auto crowded = Foreign(*server_);
+  std::vector<std::unique_ptr<RawStream>> streams;
+  for (int i = 0; i < kMaxStreamsOfConnection; ++i) {
+    streams.push_back(std::make_unique<RawStream>(crowded));
+  }
+  // A gRPC client waits for a place and does not get one, however long it waits.
+  EXPECT_EQ(Heartbeat(crowded, "x", std::chrono::milliseconds(100)).error_code(),
+            grpc::StatusCode::DEADLINE_EXCEEDED);
+  EXPECT_TRUE(Heartbeat(channel_).ok());
+  streams.pop_back();
+  EXPECT_TRUE(Heartbeat(crowded).ok());
+}
+
+TEST_F(HostileClientTest, JoinsThatWaitAreBoundedAndOtherCallsAreAnswered) {
+  auto server =
+      ShardServer::Start({.listen = "127.0.0.1:0", .max_waiting_joins = 2}, shard_, metrics_);
+  ASSERT_TRUE(server.ok()) << server.status();
+  const auto channel = Foreign(**server);
+  Recorder<bool> entered;
+  Recorder<bool> release;
+  shard_.on_join = [&] {
+    entered.Add(true);
+    release.WaitFor(1);
+  };
+  grpc::Status first;
+  grpc::Status second;
+  {
+    Thread a("join", [&] { first = Join(channel); });
+    Thread b("join", [&] { second = Join(channel); });
+    EXPECT_EQ(entered.WaitFor(2).size(), 2u);
+    const grpc::Status third = Join(channel);
+    EXPECT_EQ(third.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+    EXPECT_THAT(third.error_message(), HasSubstr("2 nodes wait here"));
+    EXPECT_TRUE(Heartbeat(channel).ok());
+    release.Add(true);
+  }
+  EXPECT_TRUE(first.ok()) << first.error_message();
+  EXPECT_TRUE(second.ok()) << second.error_message();
+  EXPECT_TRUE(Join(channel).ok());
+}
+
+TEST_F(HostileClientTest, WhatHasArrivedAndIsHeldIsBounded) {
+  constexpr size_t kMemory = 64 << 20;
+  constexpr size_t kPayload = 7 << 20;
+  constexpr size_t kSenders = 30;
+  auto server =
+      ShardServer::Start({.listen = "127.0.0.1:0", .memory_bytes = kMemory}, shard_, metrics_);
+  ASSERT_TRUE(server.ok()) << server.status();
+  const auto buffer = std::make_shared<std::vector<std::byte>>(kPayload);
+  const Payload payload(std::span<const std::byte>(*buffer), buffer);
+  ChunkHeader header;
+  header.elems = kPayload / sizeof(float);
+  std::vector<std::unique_ptr<RawStream>> streams;
+  // The shard keeps what it gets.
+  for (size_t i = 0; i < kSenders; ++i) {
+    streams.push_back(std::make_unique<RawStream>(Foreign(**server)));
+    grpc::ByteBuffer answer;
+    RawStream& stream = *streams.back();
+    if (!stream.Write(EncodeOpen({NextToken()})) || !stream.Write(EncodeChunk(header, payload)) ||
+        !stream.Read(&answer)) {
+      break;
+    }
+  }
+  EXPECT_GT(streams.size(), kMemory / kPayload / 2);
+  EXPECT_LT(streams.size(), kSenders);
+  // gRPC resets streams while others are read on, so that somewhat more may arrive.
+  EXPECT_LE(shard_.contributions.Get().size() * kPayload, 2 * kMemory);
 }
 
 }  // namespace

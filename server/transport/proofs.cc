@@ -25,7 +25,8 @@ std::string JoinStatement(const v1::JoinRequest& request) {
 }
 
 std::string StreamStatement(const OpenFrame& open) {
-  return absl::StrCat("thalweg.v1.Stream\n", open.token, "\n", open.stream, "\n", open.num_streams);
+  return absl::StrCat("thalweg.v1.Stream\n", open.token, "\n", open.stream, "\n", open.num_streams,
+                      "\n", open.incarnation);
 }
 
 absl::Status CheckProof(const v1::JoinRequest& request, Challenges& challenges, TimePoint now) {

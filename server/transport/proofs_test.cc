@@ -40,8 +40,9 @@ TEST(ProofsTest, StatementsAreThoseOfTheDocumentation) {
   join.set_shard(1);
   join.set_nonce(std::string("\x00\xff\x1a", 3));
   EXPECT_EQ(JoinStatement(join), "thalweg.v1.Join\n00ff1a\n3\n1\nbert\nlarge");
-  EXPECT_EQ(StreamStatement({0xffffffffffffffffu, 1, 2}),
-            "thalweg.v1.Stream\n18446744073709551615\n1\n2");
+  EXPECT_EQ(StreamStatement(
+                {.token = 0xffffffffffffffffu, .stream = 1, .num_streams = 2, .incarnation = 3}),
+            "thalweg.v1.Stream\n18446744073709551615\n1\n2\n3");
 }
 
 class ProvedJoinTest : public ::testing::Test {

@@ -19,8 +19,10 @@ inline grpc::ByteBuffer Buffer(const std::string& bytes) {
 // Every step of a RawStream has a deadline.
 class RawStream {
  public:
-  explicit RawStream(const std::shared_ptr<grpc::Channel>& channel) {
+  explicit RawStream(const std::shared_ptr<grpc::Channel>& channel,
+                     grpc_compression_algorithm compression = GRPC_COMPRESS_NONE) {
     context_.set_deadline(ToSystemTime(Now() + kTestPatience));
+    context_.set_compression_algorithm(compression);
     stream_ =
         grpc::GenericStub(channel).PrepareCall(&context_, "/thalweg.v1.Exchange/Stream", &cq_);
     stream_->StartCall(this);

@@ -9,6 +9,8 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "core/base/printable.h"
+#include "core/base/protocol.h"
 #include "core/base/status_macros.h"
 #include "grpcpp/grpcpp.h"
 #include "server/transport/channel_options.h"
@@ -78,7 +80,8 @@ class GrpcRemoteShard final : public RemoteShard {
         CallConnected(deadline, [&] { return ProveAndJoin(request, &response, deadline); }));
     absl::StatusOr<Membership> membership = FromProto(response);
     if (!membership.ok()) return Named(membership.status());
-    spdlog::debug("joined '{}' at {}, release {}", request.job, peer(), response.server_version());
+    spdlog::debug("joined '{}' at {}, release {}", request.job, peer(),
+                  Printable(response.server_version(), kMaxNameBytes));
     MutexLock lock(mutex_);
     signers_[membership->token] = request.signer;
     return membership;
@@ -96,7 +99,8 @@ class GrpcRemoteShard final : public RemoteShard {
     const auto signer = signers_.find(token);
     const ShardStreams::Ticket ticket{token, identity,
                                       signer == signers_.end() ? nullptr : signer->second};
-    entry->second = ShardStreams::Open(connections_, peer_, ticket, std::move(sink), counters_);
+    entry->second = ShardStreams::Open({connections_, peer_, ticket, options_.grace},
+                                       std::move(sink), counters_);
     return absl::OkStatus();
   }
 
@@ -104,7 +108,7 @@ class GrpcRemoteShard final : public RemoteShard {
                               TimePoint deadline) override {
     v1::RegisterBucketResponse response;
     return Named(
-        Call(&v1::Control::Stub::RegisterBucket, ToProto(token, bucket), &response, deadline));
+        CallAgain(&v1::Control::Stub::RegisterBucket, ToProto(token, bucket), &response, deadline));
   }
 
   absl::Status Contribute(SessionToken token, Contribution contribution) override {
@@ -128,7 +132,7 @@ class GrpcRemoteShard final : public RemoteShard {
     request.set_chunk(chunk);
     v1::ReadResidualResponse response;
     THALWEG_RETURN_IF_ERROR(
-        Named(Call(&v1::Control::Stub::ReadResidual, request, &response, deadline)));
+        Named(CallAgain(&v1::Control::Stub::ReadResidual, request, &response, deadline)));
     absl::StatusOr<std::vector<float>> values = FloatsFromBytes(response.values());
     if (!values.ok()) return Named(values.status());
     return values;
@@ -142,7 +146,7 @@ class GrpcRemoteShard final : public RemoteShard {
     request.set_chunk(chunk);
     request.set_values(FloatsToBytes(values));
     v1::WriteResidualResponse response;
-    return Named(Call(&v1::Control::Stub::WriteResidual, request, &response, deadline));
+    return Named(CallAgain(&v1::Control::Stub::WriteResidual, request, &response, deadline));
   }
 
   absl::StatusOr<ClockReading> Heartbeat(SessionToken token, TimePoint deadline) override {
@@ -150,7 +154,7 @@ class GrpcRemoteShard final : public RemoteShard {
     request.set_token(token);
     v1::HeartbeatResponse response;
     THALWEG_RETURN_IF_ERROR(
-        Named(Call(&v1::Control::Stub::Heartbeat, request, &response, deadline)));
+        Named(CallAgain(&v1::Control::Stub::Heartbeat, request, &response, deadline)));
     return ClockReading{response.clock(), static_cast<int64_t>(response.clock_nanos())};
   }
 
@@ -170,7 +174,7 @@ class GrpcRemoteShard final : public RemoteShard {
     request.set_reason(why.error_message());
     v1::LeaveResponse response;
     const absl::Status left =
-        Call(&v1::Control::Stub::Leave, request, &response, Now() + kLeaveTime);
+        CallAgain(&v1::Control::Stub::Leave, request, &response, Now() + kLeaveTime);
     if (!left.ok()) {
       spdlog::info("{} could not be told that this node leaves: {}", peer(),
                    std::string(left.message()));
@@ -185,12 +189,34 @@ class GrpcRemoteShard final : public RemoteShard {
 
  private:
   template <typename Request, typename Response>
-  absl::Status Call(grpc::Status (v1::Control::Stub::*method)(grpc::ClientContext*, const Request&,
-                                                              Response*),
-                    const Request& request, Response* response, TimePoint deadline) {
+  using Method = grpc::Status (v1::Control::Stub::*)(grpc::ClientContext*, const Request&,
+                                                     Response*);
+
+  template <typename Request, typename Response>
+  absl::Status Call(Method<Request, Response> method, const Request& request, Response* response,
+                    TimePoint deadline) {
+    return FromGrpc(CallOnce(method, request, response, deadline));
+  }
+
+  // Repeats a call, which must be harmless, when the connection breaks, while the grace lasts.
+  template <typename Request, typename Response>
+  absl::Status CallAgain(Method<Request, Response> method, const Request& request,
+                         Response* response, TimePoint deadline) {
+    const TimePoint give_up = std::min(deadline, Now() + options_.grace);
+    grpc::Status status = CallOnce(method, request, response, deadline);
+    while (status.error_code() == grpc::StatusCode::UNAVAILABLE && !IsOurs(status) &&
+           channel_->WaitForConnected(ToSystemTime(give_up))) {
+      status = CallOnce(method, request, response, deadline);
+    }
+    return FromGrpc(status);
+  }
+
+  template <typename Request, typename Response>
+  grpc::Status CallOnce(Method<Request, Response> method, const Request& request,
+                        Response* response, TimePoint deadline) {
     grpc::ClientContext context;
     context.set_deadline(ToSystemTime(deadline));
-    return FromGrpc((control_.get()->*method)(&context, request, response));
+    return (control_.get()->*method)(&context, request, response);
   }
 
   absl::Status ProveAndJoin(const JoinRequest& request, v1::JoinResponse* response,

@@ -29,7 +29,9 @@ std::shared_ptr<Pollers> MakePollers(uint32_t threads);
 // - Join and Attach prove the request's identity with its signer. Without one the shard refuses any
 //   identity.
 // - Attach does not wait for the shard's answer: the sink's OnFailed reports a refusal.
-// - A broken connection causes OnFailed(Unavailable), unless the node has left.
+// - A broken connection causes OnFailed(Unavailable), unless the node has left or Options::grace
+// lets
+//   it come back in time. Calls other than MeasureLink and Join are repeated for as long.
 // - Once Leave has begun, no new call to the sink starts; one in progress may still end.
 // - Leave takes 4 s at most, also when the shard does not answer.
 // - Neither the sink nor its destructor may call Leave or the destructor, because the pollers
@@ -46,6 +48,9 @@ class RemoteShard : public Shard {
     // With files, the connection uses mutual TLS and the shard's certificate must name the host in
     // `address`.
     TlsFiles tls = {};
+    // A connection that breaks is opened again for this long, and nothing is lost. With 0 it is
+    // not.
+    Duration grace{};
   };
 
   // Returns a shard that connects at the first call. `address` is host:port; `metrics` must outlive

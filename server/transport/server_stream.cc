@@ -32,7 +32,7 @@ void ServerStream::End(const absl::Status& why) {
     MutexLock lock(mutex_);
     if (!end_) end_ = why;
   }
-  Do(writes_.Close());
+  Take(writes_.Close());
 }
 
 void ServerStream::OnRead(bool ok) {
@@ -63,7 +63,7 @@ void ServerStream::ReadFailed() {
     MutexLock lock(mutex_);
     end = end_.value_or(absl::OkStatus());
   }
-  node_ == nullptr ? End(absl::OkStatus()) : node_->Lost(index_, end);
+  node_ == nullptr ? End(absl::OkStatus()) : node_->Lost(index_, *this, end);
 }
 
 absl::Status ServerStream::Handle() {
@@ -80,25 +80,27 @@ absl::Status ServerStream::Handle() {
     return node_->Begin(index_);
   }
   auto* chunk = std::get_if<ChunkFrame>(&*parsed);
-  if (chunk == nullptr) return absl::InvalidArgumentError("node sent a failure frame");
+  if (chunk == nullptr) {
+    return absl::InvalidArgumentError("node sent a failure or resumed frame");
+  }
   if (node_ == nullptr) {
     return absl::InvalidArgumentError("node sent a chunk frame first, expected an open frame");
   }
-  return node_->Contribute(index_, std::move(*chunk));
+  return node_->Contribute(index_, *this, std::move(*chunk));
 }
 
 void ServerStream::OnWritten(bool ok) {
-  if (!ok) End(absl::UnavailableError("lost its connection to the shard"));
-  Do(writes_.Written());
+  if (!ok) Take(writes_.Close());  // the read fails too, and decides how the stream ends
+  Take(writes_.Written());
 }
 
 void ServerStream::OnEnd(bool /*ok*/) {
   if (--ends_left_ > 0) return;
-  if (node_ != nullptr) nodes_.Release(*node_, index_);
+  if (node_ != nullptr) nodes_.Release(*node_, index_, *this);
   streams_.Remove(shared_from_this());
 }
 
-void ServerStream::Do(WriteQueue::Turn turn) {
+void ServerStream::Take(WriteQueue::Turn turn) {
   if (turn == WriteQueue::Turn::kWrite) {
     call_.Write(writes_.current(), &written_);
   } else if (turn == WriteQueue::Turn::kEnd) {

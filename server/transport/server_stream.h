@@ -30,11 +30,15 @@ class ServerStream final : public std::enable_shared_from_this<ServerStream> {
   // Starts reading. Call once, after the stream is in the set.
   void Start() { call_.Read(&read_, &read_done_); }
 
-  void Send(grpc::ByteBuffer&& frame) { Do(writes_.Push(std::move(frame))); }
+  // Queues a frame. The caller must pass the turn to Take, outside its locks.
+  [[nodiscard]] WriteQueue::Turn Queue(grpc::ByteBuffer&& frame) {
+    return writes_.Push(std::move(frame));
+  }
+  void Take(WriteQueue::Turn turn);
   // Finishes with `why`; queued results are dropped. Only the first end counts.
   void End(const absl::Status& why);
   // Finishes with OK after this frame, unless it has ended already.
-  void EndWith(grpc::ByteBuffer&& frame) { Do(writes_.PushLast(std::move(frame))); }
+  void EndWith(grpc::ByteBuffer&& frame) { Take(writes_.PushLast(std::move(frame))); }
 
   size_t Waiting() const { return writes_.Waiting(); }
 
@@ -55,7 +59,6 @@ class ServerStream final : public std::enable_shared_from_this<ServerStream> {
 
   void ReadFailed();
   absl::Status Handle();
-  void Do(WriteQueue::Turn turn);
 
   Service& service_;
   grpc::ServerCompletionQueue& queue_;

@@ -30,10 +30,13 @@ class ServerStreamsTest : public ::testing::Test {
     return std::make_unique<RawStream>(grpc::CreateCustomChannel(
         server_->address(), grpc::InsecureChannelCredentials(), ClientArguments()));
   }
-  std::unique_ptr<RawStream> Opened(uint32_t stream, uint32_t num_streams) {
+  std::unique_ptr<RawStream> Opened(const OpenFrame& open) {
     auto opened = NewStream();
-    EXPECT_TRUE(opened->Write(EncodeOpen({token(), stream, num_streams})));
+    EXPECT_TRUE(opened->Write(EncodeOpen(open)));
     return opened;
+  }
+  std::unique_ptr<RawStream> Opened(uint32_t stream, uint32_t num_streams) {
+    return Opened({token(), stream, num_streams});
   }
 
   static grpc::ByteBuffer Chunk(uint32_t chunk) { return EncodeChunk({{{}, chunk, 1}}, {}); }
@@ -51,7 +54,10 @@ class ServerStreamsTest : public ::testing::Test {
 
   void ExpectRefused(uint32_t stream, uint32_t num_streams, grpc::StatusCode code,
                      const std::string& text) {
-    const grpc::Status status = Opened(stream, num_streams)->Finish();
+    ExpectRefused({token(), stream, num_streams}, code, text);
+  }
+  void ExpectRefused(const OpenFrame& open, grpc::StatusCode code, const std::string& text) {
+    const grpc::Status status = Opened(open)->Finish();
     EXPECT_EQ(status.error_code(), code) << status.error_message();
     EXPECT_THAT(status.error_message(), HasSubstr(text));
   }
@@ -130,6 +136,61 @@ TEST_F(ServerStreamsTest, LostStreamMakesTheNodeLeaveOnceAndEndsTheOthers) {
   const auto leaves = shard_.leaves.Get();
   ASSERT_EQ(leaves.size(), 1u);
   EXPECT_EQ(leaves.front().second, absl::UnavailableError("lost its connection to the shard"));
+}
+
+TEST_F(ServerStreamsTest, StreamThatIsOpenedAgainGetsWhatItHasNotReceived) {
+  const auto first = Opened({.token = token(), .incarnation = 1});
+  for (uint32_t chunk = 0; chunk < 3; ++chunk) ExpectEcho(*first, chunk);
+  // The node has got one of three results.
+  const auto second = Opened({.token = token(), .incarnation = 2, .received = 1});
+  grpc::ByteBuffer frame;
+  ASSERT_TRUE(second->Read(&frame));
+  auto parsed = ParseFrame(std::move(frame));
+  ASSERT_TRUE(parsed.ok()) << parsed.status();
+  ASSERT_TRUE(std::holds_alternative<ResumedFrame>(*parsed));
+  EXPECT_EQ(std::get<ResumedFrame>(*parsed).received, 3u);
+  for (uint32_t chunk = 1; chunk < 3; ++chunk) {
+    ASSERT_TRUE(second->Read(&frame));
+    parsed = ParseFrame(std::move(frame));
+    ASSERT_TRUE(parsed.ok()) << parsed.status();
+    EXPECT_EQ(std::get<ChunkFrame>(*parsed).header.id.chunk, chunk);
+  }
+  ExpectEcho(*second, 3);
+  EXPECT_EQ(first->Finish().error_code(), grpc::StatusCode::ABORTED);
+  EXPECT_EQ(shard_.sinks.Get().size(), 1u);
+  EXPECT_EQ(shard_.contributions.Get().size(), 4u);
+  EXPECT_TRUE(shard_.leaves.Get().empty());
+}
+
+TEST_F(ServerStreamsTest, OlderAndEqualIncarnationsAreRefused) {
+  const auto latest = Opened({.token = token(), .incarnation = 3});
+  grpc::ByteBuffer resumed;
+  ASSERT_TRUE(latest->Read(&resumed));
+  ExpectEcho(*latest, 0);
+  for (const uint32_t incarnation : {0u, 2u, 3u}) {
+    const auto late = Opened({.token = token(), .incarnation = incarnation});
+    EXPECT_EQ(late->Finish().error_code(), grpc::StatusCode::ALREADY_EXISTS);
+  }
+  ExpectEcho(*latest, 1);
+}
+
+TEST_F(ServerStreamsTest, ResultsThatWereNeverSentCannotBeAcknowledged) {
+  const auto stream = Opened({.token = token(), .incarnation = 1});
+  ExpectEcho(*stream, 0);
+  ExpectRefused({.token = token(), .incarnation = 2, .received = 2},
+                grpc::StatusCode::INVALID_ARGUMENT, "acknowledges 2 frames, expected 1 at most");
+  ASSERT_TRUE(stream->Write(EncodeChunk({.id = {{}, 1, 1}, .acknowledged = 9}, {})));
+  EXPECT_THAT(stream->Finish().error_message(),
+              HasSubstr("acknowledges 9 frames, expected 1 at most"));
+  EXPECT_EQ(shard_.leaves.WaitFor(1).size(), 1u);
+}
+
+TEST_F(ServerStreamsTest, NodeThatAcknowledgesNothingIsRefusedAtTheLargestWindow) {
+  const auto stream = Opened({.token = token(), .incarnation = 1});
+  for (uint32_t chunk = 0; chunk <= kMaxWindowChunks; ++chunk) ExpectEcho(*stream, chunk);
+  ASSERT_TRUE(stream->Write(Chunk(0)));
+  EXPECT_THAT(stream->Finish().error_message(),
+              HasSubstr("has acknowledged none of the last 1025 results"));
 }
 
 TEST_F(ServerStreamsTest, NodeWhoseStreamsHaveEndedIsForgotten) {

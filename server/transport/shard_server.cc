@@ -8,10 +8,12 @@
 #include "absl/strings/str_cat.h"
 #include "core/base/status_macros.h"
 #include "grpcpp/grpcpp.h"
+#include "grpcpp/resource_quota.h"
 #include "server/net/address.h"
 #include "server/transport/channel_options.h"
 #include "server/transport/control_service.h"
 #include "server/transport/credentials.h"
+#include "server/transport/grpc_log.h"
 #include "server/transport/poller.h"
 #include "server/transport/server_stream.h"
 #include "spdlog/spdlog.h"
@@ -25,19 +27,28 @@ namespace {
 // server.
 constexpr Duration kGoodbyeTime = std::chrono::seconds(1);
 
+// Besides the Joins that wait, this many control calls run at a time; gRPC refuses more of them
+// with RESOURCE_EXHAUSTED. They take no longer than a lock, so that a few threads serve many nodes.
+constexpr uint32_t kCallThreads = 256;
+
 // Cancelled streams end within this time: the network is no longer involved.
 constexpr Duration kCancelTime = std::chrono::seconds(10);
 
 class GrpcShardServer final : public ShardServer {
  public:
-  GrpcShardServer(Shard& shard, Duration challenge_lifetime, MetricRegistry& metrics)
-      : control_(shard, challenge_lifetime), nodes_(shard, StreamCounters::In(metrics, "server")) {}
+  GrpcShardServer(Shard& shard, const Options& options, MetricRegistry& metrics)
+      : control_(shard, options.challenge_lifetime, options.max_waiting_joins),
+        nodes_(shard, StreamCounters::In(metrics, "server")) {}
   ~GrpcShardServer() override { Stop(Duration::zero()); }
 
   absl::Status Listen(const Options& options) {
     THALWEG_ASSIGN_OR_RETURN(address_, ParseHostPort(options.listen));
     grpc::ServerBuilder builder;
     ApplyServerArguments(builder);
+    grpc::ResourceQuota quota;
+    quota.SetMaxThreads(static_cast<int>(options.max_waiting_joins + kCallThreads));
+    if (options.memory_bytes > 0) quota.Resize(options.memory_bytes);
+    builder.SetResourceQuota(quota);
     int port = 0;
     builder.AddListeningPort(ToString(address_), MakeServerCredentials(options.tls), &port);
     builder.RegisterService(&control_);
@@ -95,7 +106,8 @@ class GrpcShardServer final : public ShardServer {
 absl::StatusOr<std::unique_ptr<ShardServer>> ShardServer::Start(const Options& options,
                                                                 Shard& shard,
                                                                 MetricRegistry& metrics) {
-  auto server = std::make_unique<GrpcShardServer>(shard, options.challenge_lifetime, metrics);
+  RouteGrpcLog();
+  auto server = std::make_unique<GrpcShardServer>(shard, options, metrics);
   THALWEG_RETURN_IF_ERROR(server->Listen(options));
   return server;
 }

@@ -33,10 +33,16 @@ class ShardServer {
     TlsFiles tls = {};     // with files: mutual TLS
     // A node that proves its job's secret must join within this time after asking for a challenge.
     Duration challenge_lifetime = std::chrono::seconds(30);
+    // At most this many Joins wait for other nodes at a time, in all jobs together: each of them
+    // occupies a thread. Further ones get ResourceExhausted.
+    uint32_t max_waiting_joins = 1024;
+    // What has arrived and is still held may take about this many bytes. Beyond it, gRPC resets
+    // streams, new ones or old ones. 0: no limit.
+    uint64_t memory_bytes = 0;
   };
 
   // Starts a server. `shard` and `metrics` must outlive it. Returns Unavailable when the address
-  // cannot be bound.
+  // cannot be bound. From then on, gRPC's own messages go to our log.
   static absl::StatusOr<std::unique_ptr<ShardServer>> Start(const Options& options, Shard& shard,
                                                             MetricRegistry& metrics);
   // Stops without a grace period.

@@ -1,59 +1,81 @@
 #include "server/transport/shard_streams.h"
 
+#include <algorithm>
+#include <utility>
+
 #include "absl/strings/str_cat.h"
-#include "server/transport/frame_codec.h"
+#include "core/base/status_macros.h"
 #include "server/transport/proofs.h"
 #include "server/transport/status_codec.h"
+#include "spdlog/spdlog.h"
 
 namespace thalweg {
 namespace {
 
-// Returns the status that the job gets when a stream ends without the node having left.
-absl::Status LostStream(const std::string& peer, const grpc::Status& status) {
-  if (status.ok()) return absl::UnavailableError(absl::StrCat(peer, " has closed the stream"));
-  if (status.error_code() == grpc::StatusCode::UNAVAILABLE ||
-      status.error_code() == grpc::StatusCode::CANCELLED) {
-    return absl::UnavailableError(
-        absl::StrCat("lost the connection to ", peer, ": ", status.error_message()));
+// Says whether a stream ended because its connection did, and not because the shard ended it.
+bool IsBroken(const grpc::Status& status) {
+  switch (status.error_code()) {
+    case grpc::StatusCode::UNAVAILABLE:
+    case grpc::StatusCode::CANCELLED:
+    case grpc::StatusCode::INTERNAL:
+    case grpc::StatusCode::UNKNOWN:
+      return !IsOurs(status);
+    default:
+      return false;
   }
-  return Prefixed(peer, FromGrpc(status));
 }
 
 }  // namespace
 
-std::shared_ptr<ShardStreams> ShardStreams::Open(const std::vector<Connection>& connections,
-                                                 std::string peer, const Ticket& ticket,
-                                                 std::shared_ptr<NodeSink> sink,
+std::shared_ptr<ShardStreams> ShardStreams::Open(Options options, std::shared_ptr<NodeSink> sink,
                                                  StreamCounters counters) {
-  std::shared_ptr<ShardStreams> all(new ShardStreams(std::move(peer), std::move(sink), counters));
-  {
-    MutexLock lock(all->mutex_);
-    all->self_ = all;
-  }
+  std::shared_ptr<ShardStreams> all(
+      new ShardStreams(std::move(options), std::move(sink), counters));
+  const std::vector<Connection>& connections = all->options_.connections;
   {
     MutexLock lock(all->done_->mutex);
     all->done_->streams_left = connections.size();
   }
-  const auto num_streams = static_cast<uint32_t>(connections.size());
-  for (uint32_t i = 0; i < num_streams; ++i) {
-    all->streams_.push_back(std::make_unique<ClientStream>(*all));
-    OpenFrame open{ticket.token, i, num_streams, ticket.identity};
-    if (ticket.signer != nullptr) open.proof = ticket.signer->Sign(StreamStatement(open));
-    all->streams_.back()->Prepare(connections[i].channel, *connections[i].queue, open);
+  std::vector<std::shared_ptr<ClientStream>> streams;
+  {
+    MutexLock lock(all->mutex_);
+    all->self_ = all;
+    for (uint32_t i = 0; i < connections.size(); ++i) {
+      Lane& lane = all->lanes_[i];
+      lane.incarnation = all->is_resumable() ? 1 : 0;
+      lane.stream = std::make_shared<ClientStream>(*all, i);
+      lane.stream->Prepare(connections[i].channel, *connections[i].queue, all->OpenFor(i, lane));
+      streams.push_back(lane.stream);
+    }
   }
   // Streams start only when all are prepared: one that fails cancels the others from another
   // thread.
-  for (const auto& stream : all->streams_) stream->Start();
+  for (const auto& stream : streams) stream->Start();
   return all;
 }
 
+OpenFrame ShardStreams::OpenFor(uint32_t index, const Lane& lane) const {
+  const Ticket& ticket = options_.ticket;
+  OpenFrame open{.token = ticket.token,
+                 .stream = index,
+                 .num_streams = static_cast<uint32_t>(options_.connections.size()),
+                 .identity = ticket.identity,
+                 .incarnation = lane.incarnation,
+                 .received = lane.received};
+  if (ticket.signer != nullptr) open.proof = ticket.signer->Sign(StreamStatement(open));
+  return open;
+}
+
 absl::Status ShardStreams::Send(const Contribution& contribution) {
+  const auto index = static_cast<uint32_t>(contribution.id.chunk % options_.connections.size());
+  uint64_t received = 0;
   {
     MutexLock lock(mutex_);
     if (!failure_.ok()) return failure_;
     if (sink_ == nullptr) {
-      return absl::FailedPreconditionError(absl::StrCat("the node has left ", peer_));
+      return absl::FailedPreconditionError(absl::StrCat("the node has left ", options_.peer));
     }
+    if (is_resumable()) received = lanes_[index].received;
   }
   const size_t payload_bytes = contribution.payload.SizeBytes();
   if (payload_bytes > kMaxPayloadBytes) {
@@ -61,11 +83,25 @@ absl::Status ShardStreams::Send(const Contribution& contribution) {
                                                    " bytes, expected at most ", kMaxPayloadBytes));
   }
   counters_.sent.Add(static_cast<double>(payload_bytes));
-  streams_[contribution.id.chunk % streams_.size()]->Send(
-      EncodeChunk({contribution.id, contribution.epoch, contribution.wire, contribution.elems, 0, 0,
-                   contribution.loss_scale},
-                  contribution.payload));
+  Queue(index, EncodeChunk({contribution.id, contribution.epoch, contribution.wire,
+                            contribution.elems, 0, 0, contribution.loss_scale, received},
+                           contribution.payload));
   return absl::OkStatus();
+}
+
+void ShardStreams::Queue(uint32_t index, grpc::ByteBuffer&& frame) {
+  std::shared_ptr<ClientStream> stream;
+  WriteQueue::Turn turn;
+  {
+    MutexLock lock(mutex_);
+    if (is_closed_) return;  // the sink has been told, or the node is leaving
+    Lane& lane = lanes_[index];
+    if (is_resumable()) lane.sent.Add(frame);
+    if (!lane.is_live) return;
+    stream = lane.stream;
+    turn = stream->Queue(std::move(frame));
+  }
+  stream->Take(turn);
 }
 
 void ShardStreams::Detach() {
@@ -74,12 +110,24 @@ void ShardStreams::Detach() {
   sink.swap(sink_);
 }
 
+std::vector<std::shared_ptr<ClientStream>> ShardStreams::Close() {
+  std::vector<std::shared_ptr<ClientStream>> streams;
+  std::vector<SentFrames::Frames> unsent;  // released outside the lock
+  MutexLock lock(mutex_);
+  is_closed_ = true;
+  for (Lane& lane : lanes_) {
+    streams.push_back(lane.stream);
+    unsent.push_back(lane.sent.Clear());
+  }
+  return streams;
+}
+
 void ShardStreams::Finish() {
-  for (const auto& stream : streams_) stream->Finish();
+  for (const auto& stream : Close()) stream->Finish();
 }
 
 void ShardStreams::Cancel() {
-  for (const auto& stream : streams_) stream->Cancel();
+  for (const auto& stream : Close()) stream->Cancel();
 }
 
 bool ShardStreams::WaitDone(TimePoint deadline) {
@@ -98,32 +146,74 @@ bool ShardStreams::WaitDone(TimePoint deadline) {
   return true;
 }
 
-void ShardStreams::Receive(grpc::ByteBuffer&& bytes) {
-  const absl::Status status = Handle(std::move(bytes));
+void ShardStreams::Receive(uint32_t index, grpc::ByteBuffer&& bytes) {
+  const absl::Status status = Handle(index, std::move(bytes));
   if (status.ok()) return;
   Fail(status);
   Cancel();
 }
 
-absl::Status ShardStreams::Handle(grpc::ByteBuffer&& bytes) {
+absl::Status ShardStreams::Handle(uint32_t index, grpc::ByteBuffer&& bytes) {
   absl::StatusOr<ParsedFrame> parsed = ParseFrame(std::move(bytes));
-  if (!parsed.ok()) return Prefixed(absl::StrCat(peer_, " sent a frame"), parsed.status());
-  if (const auto* failure = std::get_if<FailureFrame>(&*parsed)) return failure->why;
-  auto* chunk = std::get_if<ChunkFrame>(&*parsed);
-  if (chunk == nullptr) {
-    return absl::InvalidArgumentError(absl::StrCat(peer_, " sent an open frame"));
+  if (!parsed.ok()) {
+    return Prefixed(absl::StrCat(options_.peer, " sent a frame"), parsed.status());
   }
-  counters_.received.Add(static_cast<double>(chunk->payload.SizeBytes()));
+  if (const auto* failure = std::get_if<FailureFrame>(&*parsed)) return failure->why;
+  if (const auto* resumed = std::get_if<ResumedFrame>(&*parsed)) {
+    return Prefixed(options_.peer, HandleResumed(index, *resumed));
+  }
+  if (auto* chunk = std::get_if<ChunkFrame>(&*parsed)) {
+    return Prefixed(options_.peer, HandleChunk(index, std::move(*chunk)));
+  }
+  return absl::InvalidArgumentError(absl::StrCat(options_.peer, " sent an open frame"));
+}
+
+absl::Status ShardStreams::HandleChunk(uint32_t index, ChunkFrame&& chunk) {
+  counters_.received.Add(static_cast<double>(chunk.payload.SizeBytes()));
+  const ChunkHeader& header = chunk.header;
   std::shared_ptr<NodeSink> sink;
+  SentFrames::Frames released;  // outside the lock, and before the sink may reuse their memory
   {
     MutexLock lock(mutex_);
     sink = sink_;
+    Lane& lane = lanes_[index];
+    ++lane.received;
+    if (!lane.is_live) {
+      return absl::InvalidArgumentError("sent a chunk before it resumed the stream");
+    }
+    if (!is_closed_ && is_resumable()) {
+      THALWEG_RETURN_IF_ERROR(lane.sent.Acknowledge(header.acknowledged, &released));
+    }
   }
-  const ChunkHeader& header = chunk->header;
+  released.clear();
   if (sink != nullptr) {
     sink->OnResult({header.id, header.epoch, header.wire, header.elems, header.workers,
-                    header.nonfinite_elems, std::move(chunk->payload)});
+                    header.nonfinite_elems, std::move(chunk.payload)});
   }
+  return absl::OkStatus();
+}
+
+absl::Status ShardStreams::HandleResumed(uint32_t index, const ResumedFrame& resumed) {
+  SentFrames::Frames released;  // outside the lock
+  std::shared_ptr<ClientStream> stream;
+  auto turn = WriteQueue::Turn::kNothing;
+  {
+    MutexLock lock(mutex_);
+    if (is_closed_) return absl::OkStatus();
+    Lane& lane = lanes_[index];
+    if (lane.is_live) return absl::InvalidArgumentError("resumed a stream that had not broken");
+    THALWEG_RETURN_IF_ERROR(lane.sent.Acknowledge(resumed.received, &released));
+    lane.is_live = true;
+    stream = lane.stream;
+    for (const grpc::ByteBuffer& frame : lane.sent.frames()) {
+      turn = std::max(turn, stream->Queue(grpc::ByteBuffer(frame)));
+    }
+    spdlog::info("{}: connected again after {:.1f} s; {} chunks are sent again", options_.peer,
+                 ToSeconds(Now() - lane.lost), lane.sent.frames().size());
+  }
+  counters_.resumed.Add(1);
+  stream->Keep();
+  stream->Take(turn);
   return absl::OkStatus();
 }
 
@@ -139,8 +229,56 @@ void ShardStreams::Fail(const absl::Status& why) {
   Cancel();
 }
 
-void ShardStreams::StreamDone(const grpc::Status& status) {
-  Fail(LostStream(peer_, status));
+bool ShardStreams::Reopen(uint32_t index, const grpc::Status& status) {
+  if (!is_resumable() || !IsBroken(status)) return false;
+  std::shared_ptr<ClientStream> stream;
+  {
+    MutexLock lock(mutex_);
+    if (is_closed_ || sink_ == nullptr) return false;
+    Lane& lane = lanes_[index];
+    const TimePoint now = Now();
+    if (lane.is_live) {
+      lane.is_live = false;
+      lane.lost = now;
+      lane.cause = status.error_message();
+      spdlog::warn("{}: lost the connection ({}); trying to connect again for {:g} s",
+                   options_.peer, lane.cause, ToSeconds(options_.grace));
+    }
+    const TimePoint give_up = lane.lost + options_.grace;
+    if (now >= give_up) return false;
+    ++lane.incarnation;
+    lane.broken = std::exchange(lane.stream, std::make_shared<ClientStream>(*this, index));
+    stream = lane.stream;
+    const Connection& connection = options_.connections[index];
+    stream->PrepareAgain(connection.channel, *connection.queue, OpenFor(index, lane), give_up);
+  }
+  stream->Start();
+  return true;
+}
+
+absl::Status ShardStreams::LostStream(uint32_t index, const grpc::Status& status) {
+  const std::string& peer = options_.peer;
+  if (status.ok()) return absl::UnavailableError(absl::StrCat(peer, " has closed the stream"));
+  const std::string& message = status.error_message();
+  MutexLock lock(mutex_);
+  const Lane& lane = lanes_[index];
+  if (!lane.is_live) {
+    const std::string end = IsOurs(status) ? "the shard does not take it back: "
+                                           : absl::StrCat("it has not come back within ",
+                                                          ToSeconds(options_.grace), " s: ");
+    return absl::UnavailableError(
+        absl::StrCat("lost the connection to ", peer, ": ", lane.cause, "; ", end, message));
+  }
+  if (status.error_code() == grpc::StatusCode::UNAVAILABLE ||
+      status.error_code() == grpc::StatusCode::CANCELLED) {
+    return absl::UnavailableError(absl::StrCat("lost the connection to ", peer, ": ", message));
+  }
+  return Prefixed(peer, FromGrpc(status));
+}
+
+void ShardStreams::StreamDone(uint32_t index, const grpc::Status& status) {
+  if (Reopen(index, status)) return;
+  Fail(LostStream(index, status));
   const std::shared_ptr<Done> done = done_;
   MutexLock lock(done->mutex);
   --done->streams_left;

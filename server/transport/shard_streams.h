@@ -10,11 +10,14 @@
 #include "core/base/mutex.h"
 #include "grpcpp/grpcpp.h"
 #include "server/transport/client_stream.h"
+#include "server/transport/frame_codec.h"
+#include "server/transport/sent_frames.h"
 #include "server/transport/stream_counters.h"
 
 namespace thalweg {
 
-// A ShardStreams is thread-safe. When one stream ends, all end. The object keeps itself alive until
+// A ShardStreams is thread-safe. A stream that breaks is opened again, for as long as the grace
+// says. When one ends for another reason, or for good, all end. The object keeps itself alive until
 // WaitDone has returned true. Its user must call WaitDone: otherwise the polling thread could drop
 // the last reference, and would have to join itself.
 class ShardStreams {
@@ -29,11 +32,15 @@ class ShardStreams {
     std::string identity = {};
     std::shared_ptr<const JobSigner> signer = nullptr;  // null: nothing proves the identity
   };
-  // Opens a stream of the membership on each connection. `peer` names the shard in errors. The
-  // counters must outlive the streams, that is until WaitDone has returned true.
-  static std::shared_ptr<ShardStreams> Open(const std::vector<Connection>& connections,
-                                            std::string peer, const Ticket& ticket,
-                                            std::shared_ptr<NodeSink> sink,
+  struct Options {
+    std::vector<Connection> connections;  // one at least
+    std::string peer;                     // names the shard in errors
+    Ticket ticket;
+    Duration grace{};  // how long a broken stream may stay so; 0: not at all
+  };
+  // Opens a stream of the membership on each connection. The counters must outlive the streams,
+  // that is until WaitDone has returned true.
+  static std::shared_ptr<ShardStreams> Open(Options options, std::shared_ptr<NodeSink> sink,
                                             StreamCounters counters);
 
   // Queues the contribution on its chunk's stream, or returns why the streams have failed.
@@ -51,10 +58,10 @@ class ShardStreams {
 
   const StreamCounters& counters() const { return counters_; }
 
-  // Passes on a received frame; called by the streams.
-  void Receive(grpc::ByteBuffer&& bytes);
+  // Passes on a frame that stream `index` has received; called by the streams.
+  void Receive(uint32_t index, grpc::ByteBuffer&& bytes);
   // Is called by each stream as its last call, when gRPC has completed it.
-  void StreamDone(const grpc::Status& status);
+  void StreamDone(uint32_t index, const grpc::Status& status);
 
  private:
   // Done outlives the streams, for the thread that sets it.
@@ -64,21 +71,51 @@ class ShardStreams {
     size_t streams_left ABSL_GUARDED_BY(mutex) = 0;
   };
 
-  ShardStreams(std::string peer, std::shared_ptr<NodeSink> sink, StreamCounters counters)
-      : peer_(std::move(peer)), counters_(counters), sink_(std::move(sink)) {}
+  // A Lane is one stream, all incarnations together.
+  struct Lane {
+    std::shared_ptr<ClientStream> stream;
+    std::shared_ptr<ClientStream> broken;  // the one before, which may still be returning
+    uint32_t incarnation = 0;
+    bool is_live = true;  // otherwise frames wait in `sent` until the shard has resumed the stream
+    SentFrames sent;      // empty without a grace
+    uint64_t received = 0;
+    TimePoint lost;     // when it broke
+    std::string cause;  // and why
+  };
 
-  absl::Status Handle(grpc::ByteBuffer&& bytes);
+  ShardStreams(Options options, std::shared_ptr<NodeSink> sink, StreamCounters counters)
+      : options_(std::move(options)),
+        counters_(counters),
+        lanes_(options_.connections.size()),
+        sink_(std::move(sink)) {}
+
+  bool is_resumable() const { return options_.grace > Duration::zero(); }
+  // Returns a signed open frame.
+  OpenFrame OpenFor(uint32_t index, const Lane& lane) const;
+  // Queues the frame on its stream, or keeps it until the stream has resumed.
+  void Queue(uint32_t index, grpc::ByteBuffer&& frame);
+
+  absl::Status Handle(uint32_t index, grpc::ByteBuffer&& bytes);
+  absl::Status HandleChunk(uint32_t index, ChunkFrame&& chunk);
+  absl::Status HandleResumed(uint32_t index, const ResumedFrame& resumed);
+  // Opens the stream again if `status` says that it broke and there is time left.
+  bool Reopen(uint32_t index, const grpc::Status& status);
+  // Returns the status that the job gets when the stream has ended without the node having left.
+  absl::Status LostStream(uint32_t index, const grpc::Status& status);
   // Tells the sink and ends all streams, unless the sink has been told or the node has left.
   void Fail(const absl::Status& why);
+  // Returns the streams, none of which will be opened again.
+  std::vector<std::shared_ptr<ClientStream>> Close();
 
-  const std::string peer_;
+  const Options options_;
   const StreamCounters counters_;
-  std::vector<std::unique_ptr<ClientStream>> streams_;  // unchanged after Open
 
   // StreamDone shares this, because the streams may be destroyed while it runs.
   const std::shared_ptr<Done> done_ = std::make_shared<Done>();
 
   Mutex mutex_;
+  std::vector<Lane> lanes_ ABSL_GUARDED_BY(mutex_);             // as many as connections
+  bool is_closed_ ABSL_GUARDED_BY(mutex_) = false;              // no frame counts any more
   std::shared_ptr<NodeSink> sink_ ABSL_GUARDED_BY(mutex_);      // null when calls must stop
   absl::Status failure_ ABSL_GUARDED_BY(mutex_);                // the status that the sink got
   std::shared_ptr<ShardStreams> self_ ABSL_GUARDED_BY(mutex_);  // set until WaitDone

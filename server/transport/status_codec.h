@@ -10,14 +10,17 @@
 
 namespace thalweg {
 
-// gRPC sends a status as HTTP/2 metadata, of which a receiver accepts 8 KiB; bytes outside plain
-// ASCII take three each. Longer messages are truncated to this length.
-inline constexpr size_t kMaxStatusMessageBytes = 2000;
-
+// Messages are Printable in both directions, and cut to kMaxReasonBytes (core/base): they are
+// logged and passed on.
 grpc::Status ToGrpc(const absl::Status& status);
 absl::Status FromGrpc(const grpc::Status& status);
 
-// Converts a code from a message field; a number outside google.rpc.Code becomes kUnknown.
+// Says whether ToGrpc has made the status, at either end of a connection. gRPC makes up others when
+// a connection breaks.
+bool IsOurs(const grpc::Status& status);
+
+// Converts a code and a message from fields in the same way; a number outside google.rpc.Code
+// becomes kUnknown.
 absl::Status StatusFromWire(uint32_t code, const std::string& message);
 
 // Returns `status` with "<who>: " before its message; OK stays OK.

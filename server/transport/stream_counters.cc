@@ -12,7 +12,10 @@ StreamCounters StreamCounters::In(MetricRegistry& metrics, const std::string& ro
                                "contributions of a client, results of a server",
                                {{"role", role}}),
           metrics.GetGauge("thalweg_grpc_queued_bytes",
-                           "Bytes of frames that gRPC has not taken yet", {{"role", role}})};
+                           "Bytes of frames that gRPC has not taken yet", {{"role", role}}),
+          metrics.GetCounter("thalweg_grpc_resumed_streams_total",
+                             "Streams that broke and were opened again without losing anything",
+                             {{"role", role}})};
 }
 
 }  // namespace thalweg

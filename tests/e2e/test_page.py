@@ -51,6 +51,7 @@ def test_api_has_the_values_of_the_metrics(watched):
         ("contributions", "thalweg_shard_contributions_total"),
         ("nonfinite_elements", "thalweg_shard_nonfinite_elements_total"),
         ("held_bytes", "thalweg_shard_held_bytes"),
+        ("memory_reserved_bytes", "thalweg_shard_memory_reserved_bytes"),
     ]:
         assert shard[key] == job[key] == watched.shard_metric(name), key
     assert job["fold_seconds"] == pytest.approx(

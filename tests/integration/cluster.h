@@ -32,13 +32,14 @@ class Cluster {
   using Gpus = std::function<Device*(uint32_t)>;
 
   Cluster(uint32_t nodes, uint32_t workers_per_node, uint32_t shards, const Wrap& wrap = {},
-          uint32_t window_chunks = 0, const Gpus& gpus = {}, TraceWriter* trace = nullptr)
+          uint32_t window_chunks = 0, const Gpus& gpus = {}, TraceWriter* trace = nullptr,
+          uint64_t memory_bytes = Aggregator::Options().memory_bytes)
       : workers_per_node_(workers_per_node) {
     char dir[] = "/tmp/thalweg-test-XXXXXX";
     dir_ = mkdtemp(dir);
     for (uint32_t k = 0; k < shards; ++k) {
-      aggregators_.push_back(
-          std::make_unique<Aggregator>(Aggregator::Options{.trace = trace}, registry_));
+      aggregators_.push_back(std::make_unique<Aggregator>(
+          Aggregator::Options{.trace = trace, .memory_bytes = memory_bytes}, registry_));
     }
     for (uint32_t node = 0; node < nodes; ++node) {
       Sidecar::Options options{SocketPath(node), nullptr, &device_};

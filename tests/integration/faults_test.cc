@@ -347,6 +347,29 @@ TEST(WorkerFaultTest, CallbackThatWaitsForAnotherBucketDoesNotDeadlockTheSession
   Get(done);
 }
 
+TEST(WorkerFaultTest, JobThatNeedsMoreThanTheShardsMemoryIsRefusedWhileAnotherGoesOn) {
+  constexpr uint64_t kMemory = 64 << 20;
+  Cluster cluster(2, 1, 1, {}, /*window_chunks=*/64, {}, nullptr, kMemory);
+  const auto small = cluster.ConnectAll();
+  for (const auto& session : small) {
+    ASSERT_TRUE(session.ok()) << session.status();
+    ASSERT_TRUE((*session)->RegisterBucket({0, 0}, kLayout).ok());
+  }
+  const auto large = cluster.ConnectAll([](SessionOptions& o) {
+    o.job = "large";
+    o.chunk_bytes = kMaxChunkBytes;
+  });
+  for (const auto& refused : large) {
+    EXPECT_EQ(refused.status().code(), absl::StatusCode::kResourceExhausted);
+    EXPECT_THAT(Message(refused),
+                AllOf(HasSubstr("job 'large'"), HasSubstr("needs 805306368 bytes"),
+                      HasSubstr("THALWEG_MEMORY_LIMIT")));
+  }
+  std::vector<std::future<Outcome>> pending;
+  for (const auto& session : small) pending.push_back(SubmitAsync(**session, {0, 0}, Gradient()));
+  for (auto& outcome : pending) EXPECT_TRUE(Get(outcome).ok());
+}
+
 TEST(WorkerFaultTest, SocketFilesAreGoneAfterTheSidecar) {
   std::string path;
   {

@@ -10,6 +10,7 @@ import os
 import re
 import signal
 import sys
+import threading
 import time
 import urllib.request
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Any
 
 from thalweg_bench import lab_case, torch_import
 from thalweg_bench.cluster import Cluster, Shape
+from thalweg_bench.lab import INTERFACE
 from thalweg_bench.lab_case import LabCase
 from thalweg_bench.resources import peak_rss_mb
 
@@ -27,6 +29,8 @@ SLOW_FACTOR = 10
 RATE = 100_000_000
 ROUNDS = 2
 TIMEOUT = 5.0
+CUT_BYTES = 16 << 20
+CUT_SECONDS = 5.0
 _WAIT = re.compile(
     r'^thalweg_sidecar_shard_wait_seconds_total\{shard="(\d+)"\} (\S+)$', re.MULTILINE
 )
@@ -88,7 +92,32 @@ def stopped_aggregator() -> dict[str, Any]:
         return {"told": told}
 
 
-SCENARIOS = {"slow_shard": slow_shard, "stopped_aggregator": stopped_aggregator}
+def partition() -> dict[str, Any]:
+    """Cuts node 1 off in the middle of a round; returns how long the round took."""
+    shape = Shape(2, 1, 1, RATE, "fp32")
+    case = LabCase(shape, CUT_BYTES, "fp32", (), 1)
+    with Cluster(shape) as cluster:
+        lab_case.start_workers(cluster, case)
+        lab_case.open_systems(cluster, case)
+        cluster.measure("thalweg", 0, None)
+
+        def cut() -> None:
+            for state in ("down", "up"):
+                cluster.lab.run("node1", ["ip", "link", "set", INTERFACE, state], check=True)
+                time.sleep(CUT_SECONDS if state == "down" else 0)  # the partition itself
+
+        cutting = threading.Timer(CUT_BYTES * 8 / RATE / 2, cut)
+        cutting.start()
+        seconds = cluster.measure("thalweg", 1, None)  # checks the result
+        cutting.join()
+        return {"seconds": seconds}
+
+
+SCENARIOS = {
+    "slow_shard": slow_shard,
+    "stopped_aggregator": stopped_aggregator,
+    "partition": partition,
+}
 
 if __name__ == "__main__":
     result = SCENARIOS[sys.argv[1]]()

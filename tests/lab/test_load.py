@@ -63,3 +63,8 @@ def test_stopped_aggregator_is_named_to_every_worker_within_the_deadline(tmp_pat
     for seconds, message in told:
         assert "shard 1" in message
         assert seconds <= load.TIMEOUT + 1
+
+
+def test_partition_of_five_seconds_in_a_round_only_makes_it_longer(tmp_path):
+    """The result is checked; no round can end while a node is cut off."""
+    assert run("partition", tmp_path)["seconds"] >= load.CUT_SECONDS

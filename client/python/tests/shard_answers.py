@@ -48,6 +48,8 @@ def shard(uptime=50.0, started=1e9, **values):
         "jobs": 1,
         "rounds": 100,
         "held_bytes": 0,
+        "memory_budget_bytes": 4_000_000_000,
+        "memory_reserved_bytes": 1_000_000_000,
         "received": {"raw_bytes": 4e6, "wire_bytes": 2e6},
         "sent": {"raw_bytes": 4e6, "wire_bytes": 2e6},
         "faults": [],

@@ -33,7 +33,7 @@ LATER = shard(uptime=52.0, rounds=300, received={"raw_bytes": 0.0, "wire_bytes":
 
 def test_rates_are_growth_over_the_shards_own_time(monkeypatch):
     lines = table(BEFORE, [Look("a:1", "", LATER, [LATER_JOB])], monkeypatch)
-    assert row_of(lines, "a:1") == "a:1 52 s live 1 100 2 MB/s 0 B/s 0 B"
+    assert row_of(lines, "a:1") == "a:1 52 s live 1 100 2 MB/s 0 B/s 0 B 1 GB of 4 GB"
     # Node 1 was last in 190 of 200 rounds, and the others waited 0.76 s for it in these.
     assert row_of(lines, "1 ") == "1 host1 active 4 250 ms ago 95% 4 ms slowest"
     assert row_of(lines, "0 ") == "0 host0 active 4 250 ms ago 5% 1 ms"
@@ -45,7 +45,7 @@ def test_rates_are_growth_over_the_shards_own_time(monkeypatch):
 @pytest.mark.parametrize("before", [[], [Look("a:1", "", shard(started=1.0), [])]])
 def test_without_an_earlier_look_at_the_same_process_there_are_no_rates(before, monkeypatch):
     lines = table(before, [Look("a:1", "", LATER, [LATER_JOB])], monkeypatch)
-    assert row_of(lines, "a:1") == "a:1 52 s live 1 - - - 0 B"
+    assert row_of(lines, "a:1") == "a:1 52 s live 1 - - - 0 B 1 GB of 4 GB"
     assert " 77% " in row_of(lines, "1 ")  # 230 of 300, since the job began
 
 

@@ -32,6 +32,7 @@ KNOWN: dict[str, str] = {
     "THALWEG_LOCAL_SHARDS": "auto",
     "THALWEG_LOG": "info",
     "THALWEG_MATRIX_APPROXIMATION_RANK": "1",
+    "THALWEG_MEMORY_LIMIT": "auto",
     "THALWEG_NCCL_LIBRARY": "libnccl.so.2",
     "THALWEG_NODE_REDUCE": "sidecar",
     "THALWEG_POWERSGD_COMPRESSION": "0",
@@ -46,6 +47,7 @@ KNOWN: dict[str, str] = {
     "THALWEG_TRACE": "",
     "THALWEG_WEIGHT": "auto",
     "THALWEG_WINDOW_CHUNKS": "auto",
+    "THALWEG_RECONNECT": "10",
 }
 
 # AIAK-Training has these variables as AIAK_…; a variable with our own prefix takes precedence.

@@ -38,7 +38,7 @@ def lines(before: Sequence[Look], now: Sequence[Look]) -> list[str]:
     """Returns the table's lines. `before` may lack shards or be empty: then there are no rates."""
     clock = time.strftime("%H:%M:%S")
     result = [f"thalweg {__version__} · {_count(len(now), 'shard')} · {clock}", ""]
-    result += _columns(_shard_rows(before, now), "<><>>>>>")
+    result += _columns(_shard_rows(before, now), "<><>>>>>>")
     result += [f"{look.address}  {clean(look.error)}" for look in now if look.error]
     earlier = merged_jobs(_comparable(before, now))
     for name, job in merged_jobs(now).items():
@@ -112,7 +112,7 @@ def _ratio(raw: float, wire: float) -> str:
 
 
 def _shard_rows(before: Sequence[Look], now: Sequence[Look]) -> list[list[str]]:
-    rows = [["SHARD", "UP", "STATE", "JOBS", "ROUNDS/S", "RECEIVED", "SENT", "HELD"]]
+    rows = [["SHARD", "UP", "STATE", "JOBS", "ROUNDS/S", "RECEIVED", "SENT", "HELD", "RESERVED"]]
     earlier = {look.address: look for look in _comparable(before, now)}
     for look in now:
         if look.error:
@@ -128,7 +128,11 @@ def _shard_rows(before: Sequence[Look], now: Sequence[Look]) -> list[list[str]]:
             for way in ("received", "sent"):
                 grown = shard[way]["wire_bytes"] - old.shard[way]["wire_bytes"]
                 row.append(f"{size(grown / passed)}/s")
-        rows.append([*row, size(shard["held_bytes"])])
+        row += [size(shard["held_bytes"]), _NONE]
+        if "memory_budget_bytes" in shard:  # older shards have none
+            budget = size(shard["memory_budget_bytes"])
+            row[-1] = f"{size(shard['memory_reserved_bytes'])} of {budget}"
+        rows.append(row)
     return rows
 
 

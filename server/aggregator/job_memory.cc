@@ -1,0 +1,43 @@
+// This file holds the parts of Job that reserve memory and report it.
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "server/aggregator/job.h"
+
+namespace thalweg {
+
+absl::Status Job::ReserveLocked() {
+  // The nodes' windows also bound the results that are not sent yet: as many as one window holds,
+  // because the nodes share them.
+  const uint64_t held = engine_.max_held() * flow_.chunk_bytes;
+  const uint64_t windows = held + held / spec_.num_nodes;
+  const uint64_t layouts = layouts_.bytes();
+  // This shard may sum more than its equal part, which is all that can be told in advance.
+  const uint64_t residuals = std::max(layouts_.residual_bytes(), residuals_.bytes());
+  const absl::Status reserved = reservation_.Resize(windows + layouts + residuals);
+  if (reserved.ok()) return reserved;
+  return absl::Status(
+      reserved.code(),
+      absl::StrCat("aggregator shard ", spec_.shard, ": the job ", reserved.message(), " (",
+                   windows, " for ", spec_.num_nodes, " nodes with windows of ",
+                   flow_.window_chunks, " chunks of ", flow_.chunk_bytes, " bytes and results, ",
+                   layouts, " for layouts, ", residuals,
+                   " for residuals); raise the shard's limit (THALWEG_MEMORY_LIMIT), add "
+                   "aggregators, or lower THALWEG_WINDOW_CHUNKS or THALWEG_CHUNK_BYTES"));
+}
+
+void Job::UpdateMemoryLocked() {
+  const auto report = [](Gauge& gauge, uint64_t bytes, double& reported) {
+    const auto now = static_cast<double>(bytes);
+    if (now != reported) gauge.Add(now - reported);
+    reported = now;
+  };
+  const bool is_over = !failure_.ok() || present_ == 0;
+  if (is_over) reservation_.Release();
+  report(metrics_.held_bytes, engine_.held_bytes(), reported_held_bytes_);
+  report(metrics_.held_limit_bytes, is_over ? 0 : engine_.max_held() * flow_.chunk_bytes,
+         reported_limit_bytes_);
+  report(metrics_.residual_bytes, residuals_.bytes(), reported_residual_bytes_);
+}
+
+}  // namespace thalweg

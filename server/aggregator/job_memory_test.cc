@@ -1,0 +1,150 @@
+// These tests compare what a job reserves with what it can come to hold.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <string>
+#include <vector>
+
+#include "server/aggregator/job_test_util.h"
+
+namespace thalweg {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+constexpr BucketId kBucket{0, 0};
+// Two nodes' windows of TestJob, and one window of results.
+constexpr uint64_t kWindows = 3 * 64 * uint64_t{kMinChunkBytes};
+// A bucket of one tensor has a layout of less than this.
+constexpr uint64_t kLayout = 1024;
+
+double Reserved(TestJob& job) { return job.Metric("thalweg_shard_memory_reserved_bytes"); }
+
+BucketAnnouncement Announce(BucketId id, uint64_t elems, WireFormat wire) {
+  return {id, {DType::kFloat32, {{"w", {static_cast<int64_t>(elems)}}}}, wire, 0, 0};
+}
+
+TEST(JobMemoryTest, WindowsAreReservedWhenTheLastNodeJoinsAndReturnedWhenTheJobEnds) {
+  TestJob failed({1, 1}), left({1, 1});
+  for (TestJob* job : {&failed, &left}) {
+    EXPECT_EQ(Reserved(*job), kWindows);
+    EXPECT_EQ(job->job().Report(Now()).memory_reserved_bytes, kWindows);
+  }
+  failed.job().Fail(absl::UnavailableError("gone"));
+  EXPECT_EQ(Reserved(failed), 0);
+  left.job().RemoveMember(0, absl::OkStatus());
+  EXPECT_EQ(Reserved(left), kWindows);
+  left.job().RemoveMember(1, absl::OkStatus());
+  EXPECT_EQ(Reserved(left), 0);
+}
+
+TEST(JobMemoryTest, EachPartInUseHasAWindow) {
+  TestJob job({1, 1});
+  job.Register(kBucket, 8, WireFormat::kFloat32);
+  job.Register({0, 0, 1}, 8, WireFormat::kFloat32);
+  EXPECT_GT(Reserved(job), 2 * kWindows);
+  EXPECT_LE(Reserved(job), 2 * kWindows + 2 * kLayout);
+}
+
+TEST(JobMemoryTest, ResidualsAreReservedWithTheirLayoutAndReturnedWithIt) {
+  constexpr uint64_t kElems = 100'000;
+  TestJob job({1, 1});
+  job.Register({0, 0}, kElems, WireFormat::kInt8);
+  EXPECT_GT(Reserved(job), kWindows + kElems * sizeof(float));
+  EXPECT_LE(Reserved(job), kWindows + kElems * sizeof(float) + kLayout);
+  EXPECT_EQ(job.ResidualBytes(), 0);  // nothing has been left out yet
+  job.Register({0, 1}, 8, WireFormat::kInt8);
+  EXPECT_LE(Reserved(job), kWindows + 8 * sizeof(float) + kLayout);
+}
+
+TEST(JobMemoryTest, ResidualsBeyondTheLimitFailTheJobWithTheNumbers) {
+  constexpr uint64_t kElems = 100'000;
+  constexpr uint64_t kLimit = kWindows + kElems * sizeof(float);  // lacks room for the layout
+  TestJob job({1, 1}, kLimit);
+  const absl::Status refused =
+      job.job().RegisterBucket(0, Announce(kBucket, kElems, WireFormat::kOneBit));
+  EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(std::string(refused.message()),
+              AllOf(HasSubstr("job 'job'"), HasSubstr("aggregator shard 0"),
+                    HasSubstr(absl::StrCat(kLimit, " of the limit of ", kLimit)),
+                    HasSubstr("400000 for residuals"), HasSubstr("THALWEG_MEMORY_LIMIT")));
+  ASSERT_EQ(job.sink(1).failures.size(), 1u);
+  EXPECT_EQ(job.sink(1).failures[0], refused);
+  EXPECT_EQ(Reserved(job), 0);
+}
+
+TEST(JobMemoryTest, JobWhoseResidualsFitGoesOn) {
+  constexpr uint64_t kElems = 100'000;
+  TestJob job({1, 1}, kWindows + kElems * sizeof(float) + kLayout);
+  EXPECT_TRUE(job.job().RegisterBucket(0, Announce(kBucket, kElems, WireFormat::kOneBit)).ok());
+}
+
+// The last tests need a job that TestJob does not make.
+JoinRequest Request(uint32_t num_nodes, uint32_t num_shards) {
+  JoinRequest request;
+  request.job = "big";
+  request.num_nodes = num_nodes;
+  request.world_size = num_nodes;
+  request.workers = 1;
+  request.num_shards = num_shards;
+  request.chunk_bytes = kMinChunkBytes;
+  request.window_chunks = 64;
+  request.round_timeout = std::chrono::seconds(30);
+  return request;
+}
+
+TEST(JobMemoryTest, WindowsBeyondTheLimitAreToldToAllNodes) {
+  MetricRegistry registry;
+  ShardMetrics metrics(registry);
+  MemoryBudget memory(kWindows - 1, metrics.memory_reserved_bytes);
+  FaultLog faults;
+  JoinRequest request = Request(2, 1);
+  Job job(request, 64, memory, metrics, faults);
+  for (uint32_t node = 0; node < 2; ++node) {
+    request.node = node;
+    ASSERT_TRUE(job.AddMember(request, node + 1, Now()).ok());
+  }
+  const absl::Status refused = job.WaitComplete(Now()).status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(std::string(refused.message()),
+              AllOf(HasSubstr("job 'big'"), HasSubstr(absl::StrCat("needs ", kWindows, " bytes")),
+                    HasSubstr(absl::StrCat(kWindows - 1, " of the limit of ", kWindows - 1)),
+                    HasSubstr("2 nodes with windows of 64 chunks of 4096 bytes")));
+  EXPECT_EQ(memory.reserved(), 0u);
+  EXPECT_EQ(job.WaitComplete(Now()).status(), refused);
+}
+
+TEST(JobMemoryTest, ShardWithMoreThanAnEqualPartReservesMoreUntilTheLimit) {
+  constexpr uint64_t kElems = 100'000;
+  constexpr uint64_t kOwnWindows = 2 * 64 * uint64_t{kMinChunkBytes};  // of one node, and results
+  constexpr uint64_t kLimit = kOwnWindows + kElems * sizeof(float) * 3 / 4;
+  MetricRegistry registry;
+  ShardMetrics metrics(registry);
+  MemoryBudget memory(kLimit, metrics.memory_reserved_bytes);
+  FaultLog faults;
+  const JoinRequest request = Request(1, 2);
+  Job job(request, 64, memory, metrics, faults);
+  ASSERT_TRUE(job.AddMember(request, 1, Now()).ok());
+  ASSERT_TRUE(job.RegisterBucket(0, Announce(kBucket, kElems, WireFormat::kInt8)).ok());
+  const uint64_t equal_part = memory.reserved();
+  EXPECT_LE(equal_part, kOwnWindows + kElems * sizeof(float) / 2 + kLayout);
+
+  const ChunkPlan plan =
+      ChunkPlan::For(kElems, DType::kFloat32, WireFormat::kInt8, kMinChunkBytes, 2);
+  absl::Status status;
+  uint64_t written = 0;
+  for (uint32_t chunk = 0; chunk < plan.Count() && status.ok(); ++chunk) {
+    status = job.WriteResidual(0, kBucket, chunk, std::vector<float>(plan.Elems(chunk)));
+    if (status.ok()) written += plan.Elems(chunk);
+    EXPECT_LE(memory.reserved(), kLimit);
+  }
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_GT(written, kElems / 2);
+  EXPECT_LT(written, kElems * 3 / 4);
+  EXPECT_EQ(memory.reserved(), 0u);  // the job has failed
+}
+
+}  // namespace
+}  // namespace thalweg

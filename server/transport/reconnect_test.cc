@@ -1,0 +1,183 @@
+// These tests break the connection between a node and a shard: what was on the way must arrive,
+// once and in order, and a connection that does not come back must fail the node.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <map>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_split.h"
+#include "server/transport/breaking_proxy.h"
+#include "server/transport/fake_shard.h"
+#include "server/transport/remote_shard.h"
+#include "server/transport/shard_server.h"
+
+namespace thalweg {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+using ::testing::HasSubstr;
+
+constexpr size_t kChunkBytes = 16 << 10;
+
+class ReconnectTest : public ::testing::Test {
+ protected:
+  void Start(Duration grace, BreakingProxy::Budget budget = nullptr, uint32_t channels = 1) {
+    auto server = ShardServer::Start({.listen = "127.0.0.1:0"}, shard_, metrics_);
+    ASSERT_TRUE(server.ok()) << server.status();
+    server_ = *std::move(server);
+    uint32_t port = 0;
+    const std::vector<std::string> parts = absl::StrSplit(server_->address(), ':');
+    ASSERT_TRUE(absl::SimpleAtoi(parts.back(), &port));
+    proxy_ = std::make_unique<BreakingProxy>(port, std::move(budget));
+    node_ =
+        RemoteShard::Create(proxy_->address(), {.channels = channels, .grace = grace}, metrics_);
+    // Under a proxy that breaks everything, Join may take several attempts.
+    const TimePoint deadline = Now() + kTestPatience;
+    absl::StatusOr<Membership> membership = absl::UnavailableError("not tried");
+    while (!membership.ok() && Now() < deadline) membership = node_->Join(OfNode(0), deadline);
+    ASSERT_TRUE(membership.ok()) << membership.status();
+    token_ = membership->token;
+    ASSERT_TRUE(node_->Attach(token_, "", sink_).ok());
+  }
+
+  // The bytes of a chunk say which it is.
+  static std::shared_ptr<const std::string> BytesFor(uint32_t chunk) {
+    return std::make_shared<std::string>(kChunkBytes, static_cast<char>('a' + chunk % 26));
+  }
+
+  absl::Status Contribute(uint32_t chunk, std::shared_ptr<const std::string> bytes) {
+    return node_->Contribute(token_, {{{7, 1}, chunk, 1},
+                                      5,
+                                      WireFormat::kFloat32,
+                                      bytes->size() / 4,
+                                      Payload(std::as_bytes(std::span(*bytes)), bytes)});
+  }
+
+  double Resumed(const std::string& role) {
+    return metrics_.GetCounter("thalweg_grpc_resumed_streams_total", "", {{"role", role}}).Value();
+  }
+
+  MetricRegistry metrics_;
+  FakeShard shard_;
+  std::shared_ptr<RecordingSink> sink_ = std::make_shared<RecordingSink>();
+  std::unique_ptr<ShardServer> server_;
+  std::unique_ptr<BreakingProxy> proxy_;
+  std::unique_ptr<RemoteShard> node_;
+  SessionToken token_ = 0;
+};
+
+TEST_F(ReconnectTest, EveryChunkArrivesOnceWhileConnectionsBreakAtRandom) {
+  constexpr uint32_t kChunks = 600;
+  constexpr uint32_t kWindow = 16;
+  std::mt19937_64 random(7);
+  // A connection carries up to 12 chunks: breaks come in the middle of frames, in either direction.
+  Start(kTestPatience, [random]() mutable { return 1000 + random() % (12 * kChunkBytes); }, 2);
+  for (uint32_t chunk = 0; chunk < kChunks; ++chunk) {
+    if (chunk >= kWindow) {
+      ASSERT_GT(sink_->results.WaitFor(chunk - kWindow + 1).size(), chunk - kWindow);
+    }
+    ASSERT_TRUE(Contribute(chunk, BytesFor(chunk)).ok());
+  }
+  const auto results = sink_->results.WaitFor(kChunks);
+  ASSERT_EQ(results.size(), kChunks);
+  std::map<uint32_t, int> seen;
+  for (const RoundResult& result : results) {
+    ++seen[result.id.chunk];
+    EXPECT_EQ(BytesOf(result.payload), *BytesFor(result.id.chunk));
+  }
+  EXPECT_EQ(seen.size(), kChunks);
+  EXPECT_EQ(shard_.contributions.Get().size(), kChunks);
+  EXPECT_TRUE(sink_->failures.Get().empty());
+  EXPECT_TRUE(shard_.leaves.Get().empty());
+  EXPECT_GT(Resumed("client"), 20);
+  EXPECT_GE(Resumed("server"), Resumed("client"));
+}
+
+TEST_F(ReconnectTest, ControlCallIsRepeatedAfterABreak) {
+  Start(kTestPatience);
+  for (int i = 0; i < 20; ++i) {
+    proxy_->Break();
+    ASSERT_TRUE(node_->RegisterBucket(token_, {}, Now() + kTestPatience).ok());
+    ASSERT_TRUE(node_->Heartbeat(token_, Now() + kTestPatience).ok());
+  }
+}
+
+TEST_F(ReconnectTest, ConnectionThatDoesNotComeBackFailsTheNodeAfterTheGrace) {
+  Start(milliseconds(300));
+  ASSERT_TRUE(Contribute(0, BytesFor(0)).ok());
+  ASSERT_EQ(sink_->results.WaitFor(1).size(), 1u);
+  proxy_->SetOpen(false);
+  const TimePoint begin = Now();
+  proxy_->Break();
+  const auto failures = sink_->failures.WaitFor(1);
+  ASSERT_EQ(failures.size(), 1u);
+  EXPECT_GE(Now() - begin, milliseconds(300));
+  EXPECT_EQ(failures[0].code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(std::string(failures[0].message()), HasSubstr("it has not come back within 0.3 s: "));
+  EXPECT_EQ(Contribute(1, BytesFor(1)), failures[0]);
+  // The shard waits for the node's lease, which is the aggregator's business.
+  EXPECT_TRUE(shard_.leaves.Get().empty());
+}
+
+TEST_F(ReconnectTest, WithoutAGraceABreakFailsTheNodeAtOnce) {
+  Start(Duration::zero());
+  ASSERT_TRUE(Contribute(0, BytesFor(0)).ok());
+  ASSERT_EQ(sink_->results.WaitFor(1).size(), 1u);
+  proxy_->Break();
+  EXPECT_EQ(sink_->failures.WaitFor(1).size(), 1u);
+  EXPECT_EQ(shard_.leaves.WaitFor(1).size(), 1u);
+}
+
+TEST_F(ReconnectTest, PayloadIsReleasedOnceItsResultHasArrived) {
+  Start(kTestPatience);
+  auto bytes = BytesFor(0);
+  const std::weak_ptr<const std::string> payload = bytes;
+  ASSERT_TRUE(Contribute(0, std::move(bytes)).ok());
+  ASSERT_EQ(sink_->results.WaitFor(1).size(), 1u);
+  EXPECT_TRUE(payload.expired());
+}
+
+TEST_F(ReconnectTest, FailureIsToldToANodeThatComesBack) {
+  Start(kTestPatience);
+  ASSERT_TRUE(Contribute(0, BytesFor(0)).ok());
+  ASSERT_EQ(sink_->results.WaitFor(1).size(), 1u);
+  proxy_->SetOpen(false);
+  proxy_->Break();
+  const absl::Status why = absl::AbortedError("node 1 is gone");
+  shard_.sinks.WaitFor(1).front()->OnFailed(why);
+  proxy_->SetOpen(true);
+  const auto failures = sink_->failures.WaitFor(1);
+  ASSERT_EQ(failures.size(), 1u);
+  EXPECT_EQ(failures[0], why);
+}
+
+TEST_F(ReconnectTest, NodeThatLeavesWhileItIsAwayDoesNotWaitForTheGrace) {
+  Start(seconds(60));
+  proxy_->SetOpen(false);
+  proxy_->Break();
+  const TimePoint begin = Now();
+  node_->Leave(token_, absl::OkStatus());
+  EXPECT_LT(Now() - begin, seconds(20));
+  EXPECT_TRUE(sink_->failures.Get().empty());
+}
+
+TEST_F(ReconnectTest, StoppingServerFailsTheNodeAtOnce) {
+  Start(seconds(50));
+  ASSERT_TRUE(Contribute(0, BytesFor(0)).ok());
+  ASSERT_EQ(sink_->results.WaitFor(1).size(), 1u);
+  const TimePoint begin = Now();
+  server_->Stop(Duration::zero());
+  const auto failures = sink_->failures.WaitFor(1);
+  EXPECT_LT(Now() - begin, seconds(20));
+  ASSERT_EQ(failures.size(), 1u);
+  EXPECT_THAT(std::string(failures[0].message()), HasSubstr("is stopping"));
+}
+
+}  // namespace
+}  // namespace thalweg
