@@ -14,11 +14,11 @@ JOB = "everybody-knows-it"
 ELEMENTS = 5000
 
 
-def session(sidecar, node, shards, hosts, secret, *, nodes=2, timeout=TIMEOUT):
+def session(sidecar, node, shards, hosts, secret, *, job=JOB, nodes=2, timeout=TIMEOUT):
     """Joins the job as a node."""
     return _C.Session(
         sidecar_path=sidecar,
-        job=JOB,
+        job=job,
         rank=node,
         world_size=nodes,
         node=node,
@@ -45,11 +45,11 @@ def train(sidecar, node, shards, hosts, secret, **settings):
 
 
 @contextlib.contextmanager
-def offers(sidecars, secret) -> Iterator[list[str]]:
+def offers(sidecars, secret, job=JOB) -> Iterator[list[str]]:
     """Gives the addresses of the shards that the sidecars host for the job."""
     with contextlib.ExitStack() as stack:
         made = [
-            _C.ShardOffer(sidecar_path=path, job=JOB, secret=secret, timeout=TIMEOUT)
+            _C.ShardOffer(sidecar_path=path, job=job, secret=secret, timeout=TIMEOUT)
             for path in sidecars
         ]
         for offer in made:

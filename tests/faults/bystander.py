@@ -8,6 +8,7 @@ When standard input ends, the job ends and another one is tried; the outcome is 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import secrets
 import select
@@ -22,15 +23,16 @@ from typing import Any
 sys.path.append(str(Path(__file__).parents[1] / "e2e"))
 
 import torch
-from shard_nodes import ELEMENTS, offers, session
+from shard_nodes import ELEMENTS, JOB, offers, session
 
 from thalweg import _C
 
 TIMEOUT = 40.0  # of the job's rounds: a stall is measured, and not ended
 PACE = 0.01  # seconds between rounds
 INTERVAL = 0.01  # seconds between looks at the server
-# A seat without a stream may be kept as long as that of a silent node, whose lease is 10 s.
-PATIENCE = 15.0
+# The seats of nodes that are silent are free after their lease, which is 15 s.
+PATIENCE = 25.0
+ATTEMPT = 5.0  # for each attempt to begin another job
 
 
 class Watch:
@@ -62,7 +64,7 @@ class Watch:
 class Training:
     """A job with a secret of its own on all sidecars."""
 
-    def __init__(self, extra: str, sidecars: list[str], timeout: float) -> None:
+    def __init__(self, job: str, extra: str, sidecars: list[str], timeout: float) -> None:
         self._stack = contextlib.ExitStack()
         self._pool = self._stack.enter_context(ThreadPoolExecutor(len(sidecars)))
         with contextlib.ExitStack() as failing:
@@ -70,12 +72,12 @@ class Training:
             secret = secrets.token_hex(32)
             self.shards, hosts = [extra], [-1]
             if not extra:
-                self.shards = self._stack.enter_context(offers(sidecars, secret))
+                self.shards = self._stack.enter_context(offers(sidecars, secret, job))
                 hosts = list(range(len(sidecars)))
 
             def join(node: int) -> Any:
                 return session(
-                    sidecars[node], node, self.shards, hosts, secret, nodes=2, timeout=timeout
+                    sidecars[node], node, self.shards, hosts, secret, job=job, timeout=timeout
                 )
 
             sessions = list(self._pool.map(join, range(len(sidecars))))
@@ -100,6 +102,7 @@ class Training:
 
 def rounds_until_told(training: Training) -> Iterator[float]:
     """Gives the seconds of each round, until standard input ends."""
+    yield training.round()
     while not select.select([sys.stdin], [], [], PACE)[0]:
         yield training.round()
 
@@ -107,9 +110,12 @@ def rounds_until_told(training: Training) -> Iterator[float]:
 def time_to_begin(extra: str, sidecars: list[str]) -> float | None:
     """Returns after how many seconds another job has trained, or None if it may not."""
     begin = time.monotonic()
-    while time.monotonic() - begin < PATIENCE:
+    for attempt in itertools.count():
+        if time.monotonic() - begin > PATIENCE:
+            return None
         with contextlib.suppress(RuntimeError, OSError, ValueError):
-            with contextlib.closing(Training(extra, sidecars, timeout=PATIENCE)) as training:
+            job = f"later{attempt}"
+            with contextlib.closing(Training(job, extra, sidecars, ATTEMPT)) as training:
                 training.round()
             return time.monotonic() - begin
     return None
@@ -118,7 +124,8 @@ def time_to_begin(extra: str, sidecars: list[str]) -> float | None:
 def main(pid: str, extra: str, *sidecars: str) -> None:
     watch = Watch(int(pid))
     error, stall, rounds = "", 0.0, 0
-    training = Training(extra, list(sidecars), TIMEOUT)
+    training = Training(JOB, extra, list(sidecars), TIMEOUT)
+    training.round()  # what it takes belongs to the job at rest
     print(training.shards[0], flush=True)
     begin = time.monotonic()
     try:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import select
 import subprocess
 import sys
+import time
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,21 +21,48 @@ from stranger import Stranger
 from thalweg import _binaries
 from thalweg._processes import Server
 
-# The shard of these tests needs about 25 MB at rest and with the healthy job.
-BUDGET_MB = 200
+LIMIT_MB = 128  # --memory-limit of the shard that is attacked
+# What a process needs beside its limit: 25 MB at rest, the healthy job, a message that is being
+# parsed, and what malloc keeps.
+BASE_MB = 96
 THREADS = 64
 STALL = 1.0
-START = 60.0  # for torch to load and the healthy job to begin
+# gRPC keeps some threads for the next calls.
+SPARE_THREADS = 8
+# Connections of strangers are closed by then.
+RETURN = 10.0
 # The healthy job ends with the round it is in, and another one is tried.
-END = bystander.TIMEOUT + 2 * bystander.PATIENCE + 10
+END = bystander.TIMEOUT + bystander.PATIENCE + 2 * bystander.ATTEMPT + 10
+
+# What each attack has done, printed when all have ended.
+TABLE = [
+    "| attack | before | memory | threads | stall | new job after |",
+    "|---|---|---|---|---|---|",
+]
+
+
+@dataclass(frozen=True)
+class Held:
+    """What a process has."""
+
+    descriptors: int
+    threads: int
+
+    @classmethod
+    def by(cls, pid: int) -> Held:
+        folder = Path("/proc", str(pid))
+        return cls(len(list(folder.glob("fd/*"))), len(list(folder.glob("task/*"))))
 
 
 @dataclass
 class Scene:
+    attack: str
+    before: str
     server: Server  # the program that is attacked
     address: str  # of its shard
     log: Path
     job: subprocess.Popen[str]
+    at_rest: Held
 
     def stranger(self) -> Stranger:
         return Stranger(self.address)
@@ -43,23 +72,42 @@ class Scene:
         with urllib.request.urlopen(f"http://{self.server.http}{path}", timeout=timeout) as reply:
             return bytes(reply.read())
 
+    def left(self) -> str:
+        """Returns what the server still has of the attack when strangers have long gone."""
+        deadline = time.monotonic() + RETURN
+        while self.server.process.poll() is None:
+            held = Held.by(self.server.process.pid)
+            threads = held.threads - self.at_rest.threads
+            descriptors = held.descriptors - self.at_rest.descriptors
+            if threads <= SPARE_THREADS and descriptors <= 0:
+                return ""
+            if time.monotonic() > deadline:
+                return f"{descriptors} descriptors, {threads} threads"
+            select.select([], [], [], 0.05)
+        return ""
+
     def outcome(self) -> dict[str, Any]:
         """Ends the healthy job; returns what bystander.py has seen."""
         out, _ = self.job.communicate(timeout=END)
-        seen = json.loads(out)
-        print(json.dumps(seen | {"alive": self.server.process.poll() is None}))
+        seen: dict[str, Any] = json.loads(out)
+        new = "no" if seen["new_job"] is None else f"{seen['new_job']:.1f} s"
+        numbers = f"{seen['memory_mb']:.0f} MB | {seen['threads']} | {seen['stall'] * 1e3:.0f} ms"
+        TABLE.append(f"| {self.attack} | {self.before} | {numbers} | {new} |")
         return seen
 
     def assert_unharmed(self) -> None:
         """Ends the healthy job, and checks what each attack must leave as it is."""
+        left = self.left()
         seen = self.outcome()
         code = self.server.process.poll()
+        memory = seen["memory_mb"]
         harm = {
             "the server has ended": code is not None and code,
             "the healthy job has failed": seen["error"],
             "longest stall, s": seen["stall"] > STALL and seen["stall"],
-            "memory, MB": seen["memory_mb"] > BUDGET_MB and seen["memory_mb"],
+            "memory, MB": memory > (LIMIT_MB << 20) / 1e6 + BASE_MB and memory,
             "threads": seen["threads"] > THREADS and seen["threads"],
+            "left behind": left,
             "a new job is not accepted": seen["new_job"] is None,
         }
         assert not any(harm.values()), {what: much for what, much in harm.items() if much}
@@ -78,17 +126,21 @@ def start_aggregator(cluster: Servers, log: Path, *flags: str) -> Server:
 
 
 @contextlib.contextmanager
-def scene(tmp_path: Path, *flags: str, hosted: bool = False) -> Iterator[Scene]:
-    """Starts a healthy job of two nodes, with an aggregator (which gets `flags`) as its only shard,
-    or with shards in its sidecars.
+def scene(
+    tmp_path: Path, attack: str, *, before: str = "", hosted: bool = False
+) -> Iterator[Scene]:
+    """Starts a healthy job of two nodes, with an aggregator as its only shard, or with shards in
+    its sidecars. `attack` names what will be done, and `before` what it once did.
     """
     log = tmp_path / "log"
+    flags = ["--memory-limit", f"{LIMIT_MB}M"]
     with servers() as cluster:
         if hosted:
-            extra, listen = "", ["--shard-listen", "127.0.0.1:0"]
+            extra, flags = "", [*flags, "--shard-listen", "127.0.0.1:0"]
+            attack += ", at a sidecar"
         else:
-            extra, listen = start_aggregator(cluster, log, *flags).address, []
-        sidecars = [cluster.add_sidecar(*listen, aggregators="") for _ in range(2)]
+            extra, flags = start_aggregator(cluster, log, *flags).address, []
+        sidecars = [cluster.add_sidecar(*flags, aggregators="") for _ in range(2)]
         attacked = sidecars[0] if hosted else cluster.aggregators[0]
         argv = [sys.executable, bystander.__file__, str(attacked.process.pid), extra]
         job = subprocess.Popen(
@@ -102,7 +154,8 @@ def scene(tmp_path: Path, *flags: str, hosted: bool = False) -> Iterator[Scene]:
             assert job.stdout is not None
             address = job.stdout.readline().strip()
             assert address, "the healthy job has not begun; its message is above"
-            yield Scene(attacked, address, log, job)
+            at_rest = Held.by(attacked.process.pid)
+            yield Scene(attack, before, attacked, address, log, job, at_rest)
         finally:
             job.kill()
             job.communicate()

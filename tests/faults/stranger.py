@@ -195,5 +195,3 @@ class RawHttp2:
             return False
         self._received = self._received[-64:] + data
         return bool(data)
-
-
