@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import bystander
-from harness import Servers, environment, servers
+from harness import Servers, environment, metric, servers
 from stranger import Stranger
 
 from thalweg import _binaries
@@ -71,6 +71,15 @@ class Scene:
         """Returns what the server answers to GET."""
         with urllib.request.urlopen(f"http://{self.server.http}{path}", timeout=timeout) as reply:
             return bytes(reply.read())
+
+    def jobs(self, at_most: int) -> float:
+        """Returns the shard's number of jobs once it is within the limit, or at the deadline."""
+        deadline = time.monotonic() + bystander.PATIENCE
+        while True:
+            jobs = metric(self.server, "thalweg_shard_jobs")
+            if jobs <= at_most or time.monotonic() > deadline:
+                return jobs
+            select.select([], [], [], 0.05)
 
     def left(self) -> str:
         """Returns what the server still has of the attack when strangers have long gone."""

@@ -40,6 +40,7 @@ def test_seats_without_a_stream_expire(tmp_path):
     with scene(tmp_path, "1024 `Join`s without a stream", before=before) as attacked:
         with attacked.stranger() as stranger:
             take_seats(stranger, MAX_JOBS)
+        assert attacked.jobs(at_most=1) == 1
         attacked.assert_unharmed()
 
 

@@ -49,16 +49,6 @@ def test_compressed_message_is_refused_before_it_is_inflated(hosted, tmp_path):
         attacked.assert_unharmed()
 
 
-def await_jobs(attacked, at_most):
-    """Returns the shard's number of jobs once it is within the limit, or at the deadline."""
-    deadline = time.monotonic() + PATIENCE
-    while True:
-        jobs = metric(attacked.server, "thalweg_shard_jobs")
-        if jobs <= at_most or time.monotonic() > deadline:
-            return jobs
-        select.select([], [], [], 0.05)
-
-
 def wait_in_joins(attacked, stranger, count):
     """Begins calls of Join that wait for a node that never comes, until the shard has them."""
     jobs = metric(attacked.server, "thalweg_shard_jobs")
@@ -91,7 +81,7 @@ def test_joins_that_wait_end_with_their_caller(tmp_path):
     with scene(tmp_path, "20 `Join`s that wait, and go") as attacked:
         with attacked.stranger() as stranger:
             wait_in_joins(attacked, stranger, 20)
-        assert await_jobs(attacked, 1) == 1
+        assert attacked.jobs(at_most=1) == 1
 
 
 @both_shards
