@@ -50,9 +50,12 @@ class Chaos:
         self.unexplained: list[str] = []  # failures where the job must have gone on
 
     def run(self, seed: int, seconds: float) -> None:
-        without = set() if self._network.can(mishaps.LOSSY) else {"lossy link"}
-        if without:
-            print("no lossy links: this kernel has no netem", flush=True)
+        possible = {
+            "lossy link": self._network.can(mishaps.LOSSY),
+            "reset": self._network.can_reset(),
+        }
+        without = {kind for kind, is_possible in possible.items() if not is_possible}
+        print(f"not possible with this kernel: {', '.join(without) or 'nothing'}", flush=True)
         end = time.monotonic() + seconds
         for gap, planned in mishaps.schedule(seed, self._fleet, without=without):
             self._train(gap)
@@ -138,6 +141,7 @@ def run(seed: int, seconds: float, *, hosted: bool) -> dict[str, Any]:
         "went on": sum(len(fates.pauses) for fates in chaos.fates.values()),
         "attempts": trial.attempts,
         "failed with a reason": trial.failed,
+        "not begun": trial.not_begun,
         "reasons without a name": trial.unnamed,
         "unexplained failures": chaos.unexplained,
         "wrong sums": wrong,

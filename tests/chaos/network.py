@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 from collections.abc import Callable
 
@@ -32,7 +33,25 @@ class Network:
 
     def reset(self, host: str, port: int) -> None:
         """Resets the host's connections to and from a TCP port."""
-        self._run(host, f"ss -K -H -t state established ( sport = :{port} or dport = :{port} )")
+        which = f"( sport = :{port} or dport = :{port} )"
+        self._run(host, f"ss -K -H -t state established {which}", check=False)
+
+    def can_reset(self) -> bool:
+        """Returns whether the kernel resets connections when it is asked to."""
+        host = self._lab.names[0]
+        with self._lab.inside(host):
+            server = socket.create_server(("127.0.0.1", 0))
+            client = socket.create_connection(server.getsockname())
+        with server, client:
+            self.reset(host, server.getsockname()[1])
+            client.setblocking(False)
+            try:
+                client.recv(1)
+            except BlockingIOError:
+                return False
+            except OSError:
+                pass
+        return True
 
     def can(self, how: str) -> bool:
         """Returns whether the kernel has a queueing discipline."""

@@ -36,6 +36,7 @@ class Trial:
     attempts: int = 0
     rounds: int = 0
     failed: int = 0
+    not_begun: int = 0  # of those that have failed, the ones without a round
     unnamed: list[str] = field(default_factory=list)  # reasons that name nothing
     outcomes: dict[int, tuple[str, str]] = field(default_factory=dict)  # of this attempt, by rank
     longest_pause: float = 0.0  # between rounds that all have completed, since forget_pauses()
@@ -74,6 +75,7 @@ class Trial:
             while len(self.outcomes) < WORLD and self._least < 1:
                 self.watch(0.05)
             if any(outcome == "failed" for outcome, _ in self.outcomes.values()):
+                self.not_begun += 1
                 print(f"    a job has not begun: {self.finish()}", flush=True)
                 return False
         return self._least >= 1
