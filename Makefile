@@ -1,7 +1,7 @@
 # These are the verbs of this repository. Logic lives in scripts/ and CMake; each verb works from a
 # fresh clone.
 .DEFAULT_GOAL := help
-.PHONY: help setup build test demo lint format asan tsan bench helm test-kube
+.PHONY: help setup build test demo lint format asan tsan bench faults chaos helm test-kube
 
 help:    ## list the verbs
 	@sed -n 's/^\([a-z-]*\): *## /  make \1\t/p' Makefile | expand -t 16
@@ -38,3 +38,9 @@ test-kube: ## test the chart and the manifests on a real API server (builds it i
 
 bench:   ## measure all cases beside their peers into out/bench (root; about 25 min)
 	@scripts/bench
+
+faults:  ## attack servers beside a healthy job (about five minutes); prints what each did
+	@scripts/faults
+
+chaos:   ## disturb a job at random and check every bit (root): make chaos SEED=1 SECONDS=300
+	@scripts/chaos "$(SEED)" "$(SECONDS)"

@@ -1,0 +1,106 @@
+"""Attacks by connections, streams and calls: many, and cheap for whoever makes them."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import secrets
+import select
+import socket
+import time
+
+import grpc
+import pytest
+import wire_messages
+from bystander import PATIENCE
+from harness import metric
+from marks import fails_today
+from scene import scene
+from stranger import RawHttp2
+
+pytestmark = pytest.mark.alone
+
+HEARTBEAT, STREAM = "/thalweg.v1.Control/Heartbeat", "/thalweg.v1.Exchange/Stream"
+both_shards = pytest.mark.parametrize("hosted", [False, True], ids=["aggregator", "hosted"])
+
+
+@pytest.mark.long
+@fails_today("1300 threads, 2 GB; heartbeats wait so long that the healthy job fails")
+@both_shards
+@pytest.mark.parametrize("path", [HEARTBEAT, STREAM], ids=["call", "stream"])
+def test_rapid_reset_costs_neither_threads_nor_memory(path, hosted, tmp_path):
+    attack = f"150 000 resets of `{path.rsplit('/', 1)[1]}` on a connection"
+    before = "14 571 threads, 704 MiB, job lost"
+    with scene(tmp_path, attack, before=before, hosted=hosted) as attacked:
+        with RawHttp2(attacked.address) as connection:
+            if connection.open_and_reset(path, 150_000):
+                connection.await_handled()
+        attacked.assert_unharmed()
+
+
+@pytest.mark.long
+@both_shards
+def test_compressed_message_is_refused_before_it_is_inflated(hosted, tmp_path):
+    before = "1.1 GiB, stall of 7.6 s"
+    with scene(tmp_path, "400 MiB compressed to 0.4", before=before, hosted=hosted) as attacked:
+        with attacked.stranger() as stranger:
+            refusal = stranger.refusal("Probe", bytes(400 << 20), compression=grpc.Compression.Gzip)
+            assert refusal == grpc.StatusCode.UNIMPLEMENTED
+        attacked.assert_unharmed()
+
+
+def wait_in_joins(attacked, stranger, count):
+    """Begins calls of Join that wait for a node that never comes, until the shard has them."""
+    jobs = metric(attacked.server, "thalweg_shard_jobs")
+    names = [secrets.token_hex(8) for _ in range(count)]
+    calls = [
+        stranger.begin("Join", wire_messages.join_request(name, nodes=2), timeout=3600)
+        for name in names
+    ]
+    deadline = time.monotonic() + PATIENCE
+    while time.monotonic() < deadline:
+        refused = sum(call.done() for call in calls)
+        if metric(attacked.server, "thalweg_shard_jobs") + refused >= jobs + count:
+            return
+        select.select([], [], [], 0.05)
+
+
+@pytest.mark.long
+@fails_today("1024 threads wait, one for each call")
+def test_joins_that_wait_take_no_threads(tmp_path):
+    with scene(tmp_path, "2000 `Join`s that wait", before="2018 threads for an hour") as attacked:
+        with contextlib.ExitStack() as stack:
+            for _ in range(8):  # a connection has up to 256 calls
+                wait_in_joins(attacked, stack.enter_context(attacked.stranger()), 250)
+        attacked.assert_unharmed()
+
+
+@pytest.mark.long
+@fails_today("the calls wait on until their deadline")
+def test_joins_that_wait_end_with_their_caller(tmp_path):
+    with scene(tmp_path, "20 `Join`s that wait, and go") as attacked:
+        with attacked.stranger() as stranger:
+            wait_in_joins(attacked, stranger, 20)
+        assert attacked.jobs(at_most=1) == 1
+
+
+@both_shards
+def test_garbage_pings_idle_connections_and_guessed_tokens_do_no_harm(hosted, tmp_path):
+    attack = "garbage, pings, idle connections, guessed tokens"
+    with contextlib.ExitStack() as stack:
+        attacked = stack.enter_context(scene(tmp_path, attack, before="no harm", hosted=hosted))
+        with contextlib.ExitStack() as connections:
+            host, port = attacked.address.rsplit(":", 1)
+            rng = random.Random(1)
+            for idle in range(300):
+                client = connections.enter_context(socket.create_connection((host, int(port))))
+                if idle % 2:
+                    client.sendall(rng.randbytes(500))
+            with RawHttp2(attacked.address) as connection:
+                if connection.ping(20_000):
+                    connection.await_handled()
+            with attacked.stranger() as stranger:
+                for token in range(1, 300):
+                    request = wire_messages.message("HeartbeatRequest", token=token)
+                    assert stranger.refusal("Heartbeat", request) == grpc.StatusCode.NOT_FOUND
+        attacked.assert_unharmed()

@@ -1,0 +1,31 @@
+"""Tests that the tests which the documentation names exist."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+NAMED = re.compile(r"`((?:[A-Z]\w+Test)(?:\.\w+)?|test_\w+)`")
+
+
+def existing():
+    """Returns the names of all tests, and of all suites of C++ tests."""
+    found = set()
+    rooms = [*ROOT.glob("[cks]*/**/*_test.cc"), *ROOT.glob("tests/**/*_test.cc")]
+    for path in rooms:
+        text = path.read_text("utf-8")
+        for suite, name in re.findall(r"^\w*TEST\w*\((\w+),\s*(\w+)\)", text, re.MULTILINE):
+            found |= {suite, f"{suite}.{name}"}
+    for path in (*ROOT.glob("tests/**/test_*.py"), *ROOT.glob("client/**/test_*.py")):
+        found |= set(re.findall(r"^\s*def (test_\w+)", path.read_text("utf-8"), re.MULTILINE))
+    return found
+
+
+@pytest.mark.parametrize("page", ["docs/faults.md", "docs/security.md"])
+def test_tests_that_a_page_names_exist(page):
+    named = set(NAMED.findall((ROOT / page).read_text("utf-8")))
+    assert named
+    assert named - existing() == set()
