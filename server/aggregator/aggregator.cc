@@ -115,20 +115,19 @@ SessionToken Aggregator::BeginJoin(const JoinRequest& request, TimePoint deadlin
     joined(job.status());
     return 0;
   }
-  (*job)->WhenComplete(
-      deadline, [this, token, job = job->get(), node = request.node,
-                 resumed = request.resume.has_value(),
-                 joined = std::move(joined)](const absl::StatusOr<Job::Terms>& terms) {
-        if (!terms.ok()) {
-          Leave(token, absl::OkStatus());
-          joined(terms.status());
-          return;
-        }
-        Membership membership = MembershipOf(token, *terms, options_.weight);
-        membership.resumed = resumed;
-        membership.wanted = job->WantedFrom(node);
-        joined(std::move(membership));
-      });
+  (*job)->WhenComplete(deadline, [this, token, job = job->get(), node = request.node,
+                                  resumed = request.resume.has_value(), joined = std::move(joined)](
+                                     const absl::StatusOr<Job::Terms>& terms) {
+    if (!terms.ok()) {
+      Leave(token, absl::OkStatus());
+      joined(terms.status());
+      return;
+    }
+    Membership membership = MembershipOf(token, *terms, options_.weight);
+    membership.resumed = resumed;
+    membership.wanted = job->WantedFrom(node);
+    joined(std::move(membership));
+  });
   return token;
 }
 

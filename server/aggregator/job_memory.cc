@@ -15,8 +15,7 @@ absl::Status Job::ReserveLocked() {
   const uint64_t resumption = resumption_.bytes();
   // This shard may sum more than its equal part, which is all that can be told in advance.
   const uint64_t residuals = std::max(layouts_.residual_bytes(), residuals_.bytes());
-  const absl::Status reserved =
-      reservation_->Resize(windows + layouts + residuals + resumption);
+  const absl::Status reserved = reservation_->Resize(windows + layouts + residuals + resumption);
   if (reserved.ok()) return reserved;
   return absl::Status(
       reserved.code(),

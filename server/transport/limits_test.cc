@@ -294,7 +294,7 @@ TEST_F(LimitsTest, ConnectionsBeyondTheLimitAreClosedUntilOthersEnd) {
   constexpr size_t kAttempts = 50;
   std::vector<Idle> idle(kAttempts);
   const auto next = static_cast<uint32_t>(Socket(::socket(AF_INET, SOCK_STREAM, 0)).fd());
-  const auto server = Start({.max_descriptor = next + 20 + kRoom});
+  const auto server = Start({.max_descriptor = next + 20 + uint32_t{kRoom}});
   HealthyNode healthy(*server, metrics_);
   for (Idle& connection : idle) connection.Connect(*server);
   size_t accepted = 0;

@@ -28,9 +28,9 @@ class Pollers;
 class ShardServer {
  public:
   struct Options {
-    std::string listen;    // host:port; port 0 takes a free one
-    uint32_t threads = 1;  // ≥ 1; they receive, fold and send
-    TlsFiles tls = {};     // with files: mutual TLS
+    std::string listen = "";  // host:port; port 0 takes a free one
+    uint32_t threads = 1;     // ≥ 1; they receive, fold and send
+    TlsFiles tls = {};        // with files: mutual TLS
     // A node that proves its job's secret must join within this time after asking for a challenge.
     Duration challenge_lifetime = std::chrono::seconds(30);
     // At most this many Joins wait for other nodes at a time, in all jobs together. Further ones
