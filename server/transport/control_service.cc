@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "core/base/protocol.h"
 #include "server/transport/control_codec.h"
+#include "server/transport/field_count.h"
 #include "server/transport/frame_codec.h"
 #include "server/transport/link_probe.h"
 #include "server/transport/proofs.h"
@@ -25,7 +26,10 @@ constexpr Duration kAnswerTime = std::chrono::milliseconds(500);
 constexpr size_t kShortRequest = 256 << 10;
 // A poller copies at most this much of a request.
 constexpr size_t kPollersRequest = 16 << 10;
-// Parsing may take 40 times a request's length in memory, so longer ones are parsed one by one.
+// A bucket's announcement has a few fields besides its tensors.
+constexpr uint64_t kMaxFields = kMaxBucketTensors + 64;
+// Parsing may take several times a request's length in memory, so longer ones are parsed one by
+// one.
 constexpr size_t kLongParse = 1 << 20;
 
 // Returns when the shard must answer, so that the caller gets the shard's reason and not gRPC's
@@ -110,6 +114,12 @@ void ControlService::Accept(grpc::ServerCompletionQueue& queue) {
 
 template <typename Message>
 bool ControlService::Parse(ControlCall& call, Message* message) {
+  if (!HasAtMostFields(call.request(), kMaxFields)) {
+    Refuse(call, absl::InvalidArgumentError(
+                     absl::StrCat("the request is malformed, or has more than the ",
+                                  kMaxBucketTensors, " tensors that a bucket may have")));
+    return false;
+  }
   const auto parse = [&] {
     return grpc::SerializationTraits<Message>::Deserialize(&call.request(), message);
   };
