@@ -1,7 +1,6 @@
 #include "server/aggregator/job.h"
 
 #include <algorithm>
-#include <numeric>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -59,19 +58,9 @@ absl::Status Job::AddMember(const JoinRequest& request, SessionToken token, Time
           "job '", spec_.job, "' has a node ", request.node,
           " already: ", members_[request.node].name, "; the newcomer is ", request.node_name));
     }
-    if (refusal.ok() && joined_ + 1 == spec_.num_nodes) {
-      const uint32_t workers =
-          std::accumulate(members_.begin(), members_.end(), request.workers,
-                          [](uint32_t sum, const Member& m) { return sum + m.workers; });
-      if (workers != spec_.world_size) {
-        refusal = absl::InvalidArgumentError(
-            absl::StrCat("its nodes have ", workers, " workers together, but the world size is ",
-                         spec_.world_size));
-        fatal = true;
-      }
-    }
     if (refusal.ok()) {
-      refusal = GatherRoundsLocked(request);
+      refusal = CheckWorkersLocked(request);
+      if (refusal.ok()) refusal = GatherRoundsLocked(request);
       fatal = !refusal.ok();
     }
     if (refusal.ok()) SeatLocked(request, token, now, std::move(account));

@@ -152,9 +152,12 @@ class Job {
   std::vector<std::shared_ptr<NodeSink>> FailLocked(const absl::Status& reason)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   static void Tell(const std::vector<std::shared_ptr<NodeSink>>& sinks, const absl::Status& why);
-  // These three are in job_terms.cc. The second takes what a new member has measured, and the third
-  // fixes the terms when all nodes have joined.
+  // These four are in job_terms.cc. The second counts the workers when the last node joins, the
+  // third takes what a new member has measured, and the fourth fixes the terms when all nodes have
+  // joined.
   absl::Status CheckSameJob(const JoinRequest& request) const;
+  absl::Status CheckWorkersLocked(const JoinRequest& request) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void LearnLocked(const JoinRequest& request) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status BeginLocked(TimePoint now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // The following are in job_resume.cc. The first takes what a node that resumes the job has done;

@@ -1,5 +1,6 @@
 // This file holds the parts of Job in which its nodes agree.
 #include <algorithm>
+#include <numeric>
 #include <string>
 #include <utility>
 #include <vector>
@@ -55,6 +56,16 @@ void Job::AnswerWaiting(TimePoint now) {
     answered.swap(waiting_);
   }
   for (const Waiting& waiting : answered) waiting.done(answer);
+}
+
+absl::Status Job::CheckWorkersLocked(const JoinRequest& request) const {
+  if (joined_ + 1 < spec_.num_nodes) return absl::OkStatus();
+  const uint32_t workers =
+      std::accumulate(members_.begin(), members_.end(), request.workers,
+                      [](uint32_t sum, const Member& m) { return sum + m.workers; });
+  if (workers == spec_.world_size) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      "its nodes have ", workers, " workers together, but the world size is ", spec_.world_size));
 }
 
 void Job::LearnLocked(const JoinRequest& request) {

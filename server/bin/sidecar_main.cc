@@ -142,7 +142,7 @@ void AddOptions(CLI::App& app, Flags* flags) {
                 "link carries; the same on all nodes");
   app.add_option("--reconnect", flags->reconnect_seconds,
                  "Seconds in which a broken connection to an aggregator may come back without "
-                 "anybody noticing; 0: it fails the job at once")
+                 "anybody noticing, or an aggregator be restarted; 0: it fails the job at once")
       ->envname("THALWEG_RECONNECT")
       ->check(CLI::Range(0.0, 3600.0));
   app.add_option("--timeout", flags->timeout_seconds,
