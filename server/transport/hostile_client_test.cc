@@ -226,7 +226,7 @@ TEST_F(HostileClientTest, ProbeIsAnsweredUpToItsBoundAndRefusedBeyond) {
     return status;
   };
   EXPECT_TRUE(probe("").ok());
-  EXPECT_EQ(probe("no protobuf at all").error_code(), grpc::StatusCode::INTERNAL);
+  EXPECT_EQ(probe("no protobuf at all").error_code(), grpc::StatusCode::INVALID_ARGUMENT);
   v1::ProbeRequest padded;
   padded.mutable_padding()->resize(4 << 20);
   EXPECT_TRUE(probe(padded.SerializeAsString()).ok());

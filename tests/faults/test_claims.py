@@ -12,7 +12,6 @@ import pytest
 import wire_messages
 from bystander import PATIENCE
 from harness import TIMEOUT, servers
-from marks import fails_today
 from scene import scene, start_aggregator
 from shard_nodes import JOB, session
 from stranger import Stranger
@@ -61,7 +60,6 @@ def test_hosted_shard_gives_strangers_no_seats(tmp_path):
 
 
 @pytest.mark.long
-@fails_today("parsing 4 194 304 tensors takes 300 MB, of which malloc keeps some in each thread")
 def test_layouts_of_empty_tensors_are_refused(tmp_path):
     with scene(tmp_path, "20 layouts of 4 194 304 empty tensors", before="1.3 GiB") as attacked:
         with attacked.stranger() as stranger:
@@ -87,7 +85,6 @@ def await_refusals(calls, count):
 
 
 @pytest.mark.long
-@fails_today("16 calls wait on until their deadline, a thread each")
 def test_claimed_nodes_do_not_swell_the_answers_of_the_api(tmp_path):
     with scene(
         tmp_path, "400 jobs of 1024 nodes, then `GET /api/v1/jobs`", before="183 MB answer, > 5 GiB"

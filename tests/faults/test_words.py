@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 
+import grpc
 import pytest
 import wire_messages
 from harness import servers
@@ -18,11 +19,16 @@ MARKUP = """"><script>alert(1)</script>{}\\'"""
 LOG = 256 << 10  # bytes that the attack may add to the log
 
 
+def leave(stranger, token, reason):
+    """Ends the job of the token for the reason; returns the code of a refusal, or None."""
+    request = wire_messages.message("LeaveRequest", token=token, code=13, reason=reason)
+    return stranger.refusal("Leave", request)
+
+
 def fail_job(stranger, job, reason):
     """Joins a job of one node, and makes it fail with the reason."""
     token = stranger.call("Join", wire_messages.join_request(job)).token
-    leave = wire_messages.message("LeaveRequest", token=token, code=13, reason=reason)
-    stranger.refusal("Leave", leave)
+    assert leave(stranger, token, reason) is None
 
 
 @pytest.mark.parametrize("word", [f"x\n{FORGED}", "\x1b[2J\x1b[31m"], ids=["newline", "escape"])
@@ -45,8 +51,10 @@ def test_log_grows_little_whatever_peers_say(tmp_path):
     before = "168 MB of log in 1.6 s"
     with scene(tmp_path, "reasons of 4 MiB, 1000 failures", before=before) as attacked:
         with attacked.stranger() as stranger:
-            for i in range(10):
-                fail_job(stranger, f"long{i}", "x" * (4 << 20))
+            token = stranger.call("Join", wire_messages.join_request("long")).token
+            for _ in range(10):
+                assert leave(stranger, token, "x" * (4 << 20)) == grpc.StatusCode.RESOURCE_EXHAUSTED
+            leave(stranger, token, "x" * 60_000)
             for i in range(1000):
                 fail_job(stranger, f"many{i}", "x" * 1000)
         attacked.assert_unharmed()
