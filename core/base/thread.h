@@ -3,10 +3,14 @@
 #pragma once
 
 #include <pthread.h>
+#include <time.h>
 
+#include <chrono>
 #include <string>
 #include <thread>
 #include <utility>
+
+#include "core/base/clock.h"
 
 namespace thalweg {
 
@@ -36,6 +40,13 @@ class Thread {
   // end.
   void Detach() {
     if (thread_.joinable()) thread_.detach();
+  }
+  // Returns the processor time that the thread has used. Requires that it has not been joined.
+  Duration ProcessorTime() {
+    clockid_t clock{};
+    timespec used{};
+    if (pthread_getcpuclockid(thread_.native_handle(), &clock) == 0) clock_gettime(clock, &used);
+    return std::chrono::seconds(used.tv_sec) + std::chrono::nanoseconds(used.tv_nsec);
   }
 
  private:

@@ -25,6 +25,9 @@ constexpr int kHandshakeTimeoutMs = 20'000;
 // their next call.
 constexpr int kMaxIdleMs = 10 * 60'000;
 
+// gRPC handles at most so much before it looks whether a connection still exists.
+constexpr int kMaxReadBytes = 256 << 10;
+
 const Arguments& CommonArguments() {
   static const Arguments arguments = {
       {GRPC_ARG_KEEPALIVE_TIME_MS, kKeepaliveMs},
@@ -69,6 +72,7 @@ void ApplyServerArguments(grpc::ServerBuilder& builder) {
   builder.AddChannelArgument(GRPC_ARG_MAX_METADATA_SIZE, kMaxHeaderBytes);
   builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, kHandshakeTimeoutMs);
   builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_IDLE_MS, kMaxIdleMs);
+  builder.AddChannelArgument(GRPC_ARG_TCP_MAX_READ_CHUNK_SIZE, kMaxReadBytes);
   builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kMaxStreamsOfConnection);
   // Calls that announce compressed messages are refused.
   for (int algorithm = GRPC_COMPRESS_NONE + 1; algorithm < GRPC_COMPRESS_ALGORITHMS_COUNT;

@@ -201,8 +201,8 @@ TEST_F(LimitsTest, LongCallsKeepNeitherHeartbeatsNorGradientsWaiting) {
   Recorder<bool> release;
   shard_.on_register = [&] { release.WaitFor(1); };
   {
-    std::vector<Thread> threads;
     const auto node = RemoteShard::Create(server->address(), {}, metrics_);
+    std::vector<Thread> threads;
     for (uint32_t i = 0; i < kCalls; ++i) {
       threads.emplace_back("register", [&] {
         EXPECT_TRUE(node->RegisterBucket(1, {}, Now() + kTestPatience).ok());

@@ -15,7 +15,10 @@ Poller::~Poller() {
 void Poller::Loop() {
   void* tag = nullptr;
   bool ok = false;
-  while (queue_->Next(&tag, &ok)) static_cast<Completion*>(tag)->Happened(ok);
+  while (queue_->Next(&tag, &ok)) {
+    static_cast<Completion*>(tag)->Happened(ok);
+    handled_.fetch_add(1, std::memory_order_relaxed);
+  }
 }
 
 Pollers::Pollers(std::vector<std::unique_ptr<grpc::CompletionQueue>> queues) {

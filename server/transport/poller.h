@@ -10,6 +10,7 @@
 #include <memory>
 #include <vector>
 
+#include "core/base/clock.h"
 #include "core/base/thread.h"
 #include "grpcpp/completion_queue.h"
 
@@ -42,11 +43,16 @@ class Poller {
   ~Poller();
 
   grpc::CompletionQueue& queue() { return *queue_; }
+  // Returns how many completions the thread has handled.
+  uint64_t handled() const { return handled_.load(std::memory_order_relaxed); }
+  // Returns the processor time that the thread has used.
+  Duration ProcessorTime() { return thread_.ProcessorTime(); }
 
  private:
   void Loop();
 
   const std::unique_ptr<grpc::CompletionQueue> queue_;
+  std::atomic<uint64_t> handled_{0};
   Thread thread_;
 };
 
@@ -62,6 +68,7 @@ class Pollers {
 
   // Returns the queue for one more connection; the pollers take turns.
   grpc::CompletionQueue& Next();
+  const std::vector<std::unique_ptr<Poller>>& all() { return pollers_; }
 
  private:
   std::vector<std::unique_ptr<Poller>> pollers_;

@@ -17,6 +17,7 @@
 #include "server/transport/credentials.h"
 #include "server/transport/grpc_log.h"
 #include "server/transport/poller.h"
+#include "server/transport/read_guard.h"
 #include "server/transport/server_stream.h"
 #include "spdlog/spdlog.h"
 #include "thalweg/v1/exchange.grpc.pb.h"
@@ -38,6 +39,9 @@ class GrpcShardServer final : public ShardServer {
       : patience_(options.patience),
         refused_(metrics.GetCounter("thalweg_grpc_refused_connections_total",
                                     "Connections that were closed because too many were open")),
+        guarded_(metrics.GetCounter(
+            "thalweg_grpc_closed_connections_total",
+            "Connections that were closed because they kept a thread busy without a message")),
         handshakes_(metrics),
         callers_(shard, metrics),
         control_(shard, callers_, options.challenge_lifetime, options.max_waiting_joins),
@@ -46,9 +50,9 @@ class GrpcShardServer final : public ShardServer {
 
   absl::Status Listen(const Options& options) {
     THALWEG_ASSIGN_OR_RETURN(address_, ParseHostPort(options.listen));
-    auto acceptor = Acceptor::Listen(
-        &address_, options.max_descriptor > 0 ? options.max_descriptor : DefaultMaxDescriptor(),
-        refused_);
+    const uint32_t max_descriptor =
+        options.max_descriptor > 0 ? options.max_descriptor : DefaultMaxDescriptor();
+    auto acceptor = Acceptor::Listen(&address_, max_descriptor, refused_);
     if (!acceptor.ok()) {
       return absl::UnavailableError(absl::StrCat("cannot listen on ", ToString(address_), " (",
                                                  acceptor.status().message(),
@@ -81,6 +85,9 @@ class GrpcShardServer final : public ShardServer {
       control_.Accept(*queue);
     }
     pollers_ = std::make_shared<Pollers>(std::move(queues));
+    guard_ = std::make_unique<ReadGuard>(
+        ReadGuard::Options{.port = address_.port, .max_descriptor = max_descriptor}, *pollers_,
+        guarded_);
     watch_ = Thread("grpc-watch", [this] { Watch(); });
     acceptor_ = *std::move(acceptor);
     acceptor_->Start([this](int listener, int connection) {
@@ -116,6 +123,7 @@ class GrpcShardServer final : public ShardServer {
       changed_.NotifyAll();
     }
     watch_.Join();
+    guard_ = nullptr;
     pollers_ = nullptr;
   }
 
@@ -133,6 +141,7 @@ class GrpcShardServer final : public ShardServer {
 
   const Duration patience_;
   Counter& refused_;
+  Counter& guarded_;
   HostPort address_;
   HandshakeFailures handshakes_;
   Callers callers_;
@@ -143,6 +152,7 @@ class GrpcShardServer final : public ShardServer {
   std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> connections_;
   std::unique_ptr<grpc::Server> server_;
   std::shared_ptr<Pollers> pollers_;  // destroyed before server_
+  std::unique_ptr<ReadGuard> guard_;  // destroyed before pollers_
   std::unique_ptr<Acceptor> acceptor_;
   std::atomic<bool> stopped_{false};
 

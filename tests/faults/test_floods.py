@@ -14,20 +14,19 @@ import pytest
 import wire_messages
 from bystander import PATIENCE
 from harness import metric
-from marks import fails_today
 from scene import scene
 from stranger import RawHttp2
 
 pytestmark = pytest.mark.alone
 
 HEARTBEAT, STREAM = "/thalweg.v1.Control/Heartbeat", "/thalweg.v1.Exchange/Stream"
+UNKNOWN = "/nobody/Knows"
 both_shards = pytest.mark.parametrize("hosted", [False, True], ids=["aggregator", "hosted"])
 
 
 @pytest.mark.long
-@fails_today("1300 threads, 2 GB; heartbeats wait so long that the healthy job fails")
 @both_shards
-@pytest.mark.parametrize("path", [HEARTBEAT, STREAM], ids=["call", "stream"])
+@pytest.mark.parametrize("path", [HEARTBEAT, STREAM, UNKNOWN], ids=["call", "stream", "unknown"])
 def test_rapid_reset_costs_neither_threads_nor_memory(path, hosted, tmp_path):
     attack = f"150 000 resets of `{path.rsplit('/', 1)[1]}` on a connection"
     before = "14 571 threads, 704 MiB, job lost"
