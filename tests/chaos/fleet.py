@@ -59,17 +59,27 @@ class Fleet:
 
     def replace_lost(self) -> None:
         """Starts every process that does not run."""
-        started = []
-        for member in self.members:
-            if self.is_running(member):
-                continue
+        lost = [member for member in self.members if not self.is_running(member)]
+        for member in lost:
             if member.kind == "worker":
                 self._fork(member)
             else:
                 self._start(member)
-                started.append(self._servers[member.name])
-        for server in started:
-            server.wait_ready(_READY)
+        for member in lost:
+            if member.kind != "worker":
+                self._servers[member.name].wait_ready(_READY)
+
+    def lose(self, member: Member) -> None:
+        """Kills a process. Returns when it has gone."""
+        if self.is_running(member):
+            os.kill(member.pid, signal.SIGKILL)
+            os.waitpid(member.pid, 0)
+            member.pid, member.stopped = 0, False
+
+    def restart(self, server: Member) -> None:
+        """Starts a server that has been lost; at the same address."""
+        self._start(server)
+        self._servers[server.name].wait_ready(_READY)
 
     def is_running(self, member: Member) -> bool:
         if member.pid == 0:
@@ -83,10 +93,7 @@ class Fleet:
     def kill(self) -> None:
         """Kills all processes. May be called again."""
         for member in self.members:
-            if self.is_running(member):
-                os.kill(member.pid, signal.SIGKILL)
-                os.waitpid(member.pid, 0)
-                member.pid = 0
+            self.lose(member)
 
     def log(self) -> str:
         """Returns the ends of the servers' logs."""

@@ -38,6 +38,11 @@ def _kill(fleet: Fleet, network: Network, member: Member) -> Undo:
     return lambda: None
 
 
+def _restart(fleet: Fleet, network: Network, member: Member) -> Undo:
+    fleet.lose(member)
+    return lambda: fleet.restart(member)
+
+
 def _stop(fleet: Fleet, network: Network, member: Member) -> Undo:
     if fleet.is_running(member):
         member.signal(signal.SIGSTOP)
@@ -88,6 +93,7 @@ class _Kind:
 _ALL, _SERVERS = ("worker", "sidecar", "shard"), ("sidecar", "shard")
 _KINDS = {
     "SIGKILL": _Kind(_kill, _ALL, _AT_ONCE, is_harmless=False),
+    "SIGKILL and restart": _Kind(_restart, ("shard",), _BRIEF, is_harmless=True),
     "SIGSTOP": _Kind(_stop, _ALL, _BRIEF, is_harmless=True),
     "long SIGSTOP": _Kind(_stop, _ALL, _LONG, is_harmless=False),
     "reset": _Kind(_reset, _SERVERS, _AT_ONCE, is_harmless=True),
@@ -114,7 +120,12 @@ def begin(mishap: Mishap, fleet: Fleet, network: Network) -> Undo:
 def schedule(seed: int, fleet: Fleet, *, without: set[str]) -> Iterator[tuple[float, list[Mishap]]]:
     """Gives, without end, the seconds until the next mishaps, and one or two at different hosts."""
     rng = random.Random(seed)
-    kinds = [kind for kind in _KINDS if kind not in without]
+    concerned = {member.kind for member in fleet.members}
+    kinds = [
+        name
+        for name, kind in _KINDS.items()
+        if name not in without and not concerned.isdisjoint(kind.concerned)
+    ]
     while True:
         mishaps: list[Mishap] = []
         for _ in range(2 if rng.random() < TWO_AT_ONCE else 1):

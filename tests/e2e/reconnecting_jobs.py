@@ -1,4 +1,4 @@
-"""Contains a training: `reconnecting_jobs.py train OUT` writes a digest of its weights."""
+"""Contains trainings: `reconnecting_jobs.py NAME OUT` writes a digest of the weights of one."""
 
 import gc
 import hashlib
@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import thalweg.ddp
+from thalweg.examples import fashion_mnist
 
 STEPS = int(os.environ.get("STEPS", "150"))
 
@@ -34,11 +35,19 @@ def train() -> str:
     return hashlib.sha256(weights.numpy().tobytes()).hexdigest()
 
 
+def train_fashion() -> None:
+    """Trains as the demo does; the example itself writes its history."""
+    arguments = ["--epochs", "1", "--codec", os.environ["CODEC"]]
+    sys.exit(fashion_mnist.main([*arguments, "--out", sys.argv[2]]))
+
+
 def main() -> None:
     name, out = sys.argv[1:]
+    if name == "fashion":
+        train_fashion()
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    result = {"train": train}[name]()
+    result = train()
     Path(out).write_text(json.dumps(result), encoding="utf-8")
     gc.collect()  # see jobs.py
     dist.destroy_process_group()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import random
 import re
 import select
+import time
 from pathlib import Path
 
 import pytest
@@ -13,41 +15,64 @@ from breaking_proxy import proxy
 from harness import DEADLINE, Job, metric, servers
 
 JOBS = Path(reconnecting_jobs.__file__)
-RESETS = 25  # of the two nodes' connections together, at least
 
 
-def rounds_of(cluster):
-    """The rounds that the aggregator has completed."""
-    jobs = json.loads(cluster.page(cluster.aggregators[0], "/api/v1/jobs"))["jobs"]
-    return sum(job["rounds"] for job in jobs)
+def await_rounds(cluster, job, count):
+    """Waits for `count` more rounds of the aggregator; returns False if the job ends before."""
+
+    def done():
+        jobs = json.loads(cluster.page(cluster.aggregators[0], "/api/v1/jobs"))["jobs"]
+        return sum(each["rounds"] for each in jobs)
+
+    last = done() + count
+    while done() < last:
+        if job.workers[0].process.poll() is not None:
+            return False
+        select.select([], [], [], 0.002)
+    return True
 
 
-def train(cluster, tmp_path, codec, aggregator):
+def train(cluster, tmp_path, codec, steps, aggregator):
     tmp_path.mkdir()
     sidecars = [cluster.add_sidecar(aggregators=aggregator).address for _ in range(2)]
-    return Job("train", cluster, tmp_path, sidecar_of=sidecars, env={"CODEC": codec}, jobs=JOBS)
+    variables = {"CODEC": codec, "STEPS": str(steps)}
+    return Job("train", cluster, tmp_path, sidecar_of=sidecars, env=variables, jobs=JOBS)
 
 
-@pytest.mark.parametrize("codec", ["fp32", "onebit", "powersgd:rank=2,start=2"])
-def test_resets_during_training_change_no_bit(codec, tmp_path):
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    ("codec", "resets", "steps"),
+    [
+        ("fp32", 25, 600),
+        ("onebit", 25, 600),
+        ("powersgd:rank=2,start=2", 25, 600),
+        pytest.param("fp32", 1000, 20_000, marks=pytest.mark.long),
+    ],
+)
+def test_resets_during_training_change_no_bit(codec, resets, steps, tmp_path):
+    """`resets` is the number of both nodes' connections together, at least."""
+    patience = DEADLINE + steps / 20
+    rng = random.Random(resets)
     with servers(shards=1) as cluster:
         direct = cluster.aggregators[0].address
-        expected = train(cluster, tmp_path / "direct", codec, direct).results()
+        began = time.monotonic()
+        expected = train(cluster, tmp_path / "direct", codec, steps, direct).results(patience)
+        undisturbed = time.monotonic() - began
         with proxy(direct) as between:
-            job = train(cluster, tmp_path / "proxy", codec, between.address)
-            while job.workers[0].process.poll() is None and rounds_of(cluster) == 0:
-                select.select([], [], [], 0.01)
-            while job.workers[0].process.poll() is None:
+            began = time.monotonic()
+            job = train(cluster, tmp_path / "proxy", codec, steps, between.address)
+            while between.resets < resets and await_rounds(cluster, job, rng.randint(1, 30)):
                 between.reset()
-                select.select([], [], [], 0.03)
-            results = job.results(DEADLINE)
-            resets = between.resets
+            results = job.results(patience)
+            disturbed = time.monotonic() - began
+            done = between.resets
         resumed = sum(
             metric(sidecar, "thalweg_grpc_resumed_streams_total", 'role="client"')
             for sidecar in cluster.sidecars[2:]
         )
+    print(f"{codec}: {done} resets: {disturbed:.1f} s, without {undisturbed:.1f} s")
     assert results == expected
     assert len(set(results)) == 1
-    assert resets >= RESETS
-    assert resumed >= RESETS / 2  # each connection has one stream; some break again before
+    assert done >= resets
+    assert resumed >= resets / 2  # each connection has one stream; some break again before
     assert not re.search("error", job.output, re.I)

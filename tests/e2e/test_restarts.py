@@ -83,6 +83,33 @@ def test_killed_aggregators_that_come_back_end_no_job(codec, tmp_path):
     assert not re.search("error", job.output, re.I)
 
 
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_demo_ends_with_the_same_parameters_when_aggregators_are_killed(tmp_path):
+    patience, pauses, parameters = 300.0, [], []
+    with servers(shards=2) as cluster:
+        sidecars = [cluster.add_sidecar().address for _ in range(2)]
+        for kills in (0, KILLS):
+            folder = tmp_path / str(kills)
+            folder.mkdir()
+            sidecar_of = [sidecars[0]] * 2 + [sidecars[1]] * 2
+            env = {"CODEC": "fp16"}
+            job = Job("fashion", cluster, folder, sidecar_of=sidecar_of, env=env, jobs=JOBS)
+            for _ in range(kills):
+                await_rounds(cluster, job, ROUNDS)
+                began = time.monotonic()
+                cluster.add_aggregator(listen=kill(cluster, 0))
+                await_resumption(cluster.aggregators[-1], job)
+                await_rounds(cluster, job, 1)
+                pauses.append(time.monotonic() - began)
+            assert all(worker.code == 0 for worker in job.wait(patience)), job.output
+            history = json.loads(job.workers[0].out.read_text())
+            assert history["replicas_identical"]
+            parameters.append(history["parameters_sha256"])
+    print(f"demo: from the kill to the first round after it: {max(pauses):.2f} s at most")
+    assert parameters[0] == parameters[1]
+
+
 def test_aggregator_that_does_not_come_back_is_named(tmp_path):
     with servers(shards=2) as cluster:
         job = train(cluster, tmp_path / "job", "fp32", env={"THALWEG_RECONNECT": "1"})

@@ -90,14 +90,14 @@ def accuracy(model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> fl
     return float(hits.item()) / len(labels)
 
 
-def replicas_identical(model: nn.Module) -> bool:
-    """Returns whether all workers hold the same parameters, bit for bit."""
+def digests_of_parameters(model: nn.Module) -> list[str | None]:
+    """Returns the SHA-256 of the parameters of each worker."""
     digest = hashlib.sha256()
     for parameter in model.parameters():
         digest.update(parameter.detach().contiguous().numpy().tobytes())
     digests: list[str | None] = [None] * dist.get_world_size()
     dist.all_gather_object(digests, digest.hexdigest())
-    return len(set(digests)) == 1
+    return digests
 
 
 def train(args: argparse.Namespace) -> dict[str, Any]:
@@ -128,6 +128,7 @@ def train(args: argparse.Namespace) -> dict[str, Any]:
         epochs.append({"epoch": epoch + 1, "loss": loss, "accuracy": test, "seconds": seconds})
         if dist.get_rank() == 0:
             print(f"{title}: training loss {loss:.4f}, test accuracy {test:.4f}, {seconds:.1f} s")
+    digests = digests_of_parameters(ddp_model.module)
     return {
         "by": "gloo" if state is None else "thalweg",
         "codec": "fp32" if state is None else state.codec,
@@ -138,7 +139,8 @@ def train(args: argparse.Namespace) -> dict[str, Any]:
         "step_losses": losses,
         "accuracy": epochs[-1]["accuracy"],
         "train_seconds": time.monotonic() - started,
-        "replicas_identical": replicas_identical(ddp_model.module),
+        "parameters_sha256": digests[0],
+        "replicas_identical": len(set(digests)) == 1,
         "stats": None if state is None else state.stats(),
     }
 
