@@ -49,6 +49,35 @@ def test_several_losses_are_gathered_once():
     assert param.grad is None
 
 
+@pytest.mark.parametrize("options", [{}, {"static_loss_scale": 64.0}, DYNAMIC])
+@pytest.mark.parametrize("updates", [(True, True), (True, False), (False, True), (False, False)])
+def test_losses_add_up_whenever_masters_are_given_their_sum(options, updates):
+    param, own, optimizer = exact(**options)
+    for steps in range(1, 3):
+        optimizer.zero_grad()
+        for x, update in zip((1.0, 3.0), updates, strict=True):
+            optimizer.backward(loss_of(param, own, x), update_master_grads=update)
+        optimizer.update_master_grads()
+        optimizer.update_master_grads()
+        assert optimizer.inspect_master_grad_data()[0][0].tolist() == [4.0, 4.0]
+        assert own.grad.tolist() == [2.0]
+        optimizer.step()
+        assert param.tolist() == [1.0 - steps, 2.0 - steps]
+        assert own.tolist() == [1.0 - 0.5 * steps]
+
+
+def test_overflow_of_a_later_loss_skips_the_step_of_all():
+    param, own, optimizer = exact(**DYNAMIC)
+    for x in (1.0, float("inf")):
+        optimizer.backward(loss_of(param, own, x))
+    optimizer.step()
+    assert (param.tolist(), own.tolist()) == ([1.0, 2.0], [1.0])
+    optimizer.zero_grad()
+    optimizer.backward(loss_of(param, own))
+    optimizer.step()
+    assert (param.tolist(), own.tolist()) == ([0.75, 1.5], [0.75])
+
+
 def test_overflow_skips_and_lowers_the_scale(capsys):
     param, own, optimizer = exact(**DYNAMIC)
     optimizer.verbose = True

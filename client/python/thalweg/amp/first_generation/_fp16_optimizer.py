@@ -43,6 +43,7 @@ class FP16_Optimizer:
         self.overflow = False
         self.first_closure_call_this_step = True
         self.dynamic_loss_scale = dynamic_loss_scale
+        self._divided = False  # whether gradients of float32 parameters are no longer multiplied
         self.loss_scaler: StaticLossScaler = (
             DynamicLossScaler(**(dynamic_loss_args or {}))
             if dynamic_loss_scale
@@ -87,6 +88,7 @@ class FP16_Optimizer:
                 param.grad = None
             elif param.grad is not None:
                 param.grad = param.grad.detach().zero_()
+        self._divided = False
 
     def backward(
         self, loss: Tensor, update_master_grads: bool = True, retain_graph: bool = False
@@ -99,6 +101,7 @@ class FP16_Optimizer:
                 `update_master_grads()` after the last loss.
             retain_graph: passed to `Tensor.backward`.
         """
+        self._multiply_again()
         self.loss_scaler.backward(loss.float(), retain_graph=retain_graph)
         if update_master_grads:
             self.update_master_grads()
@@ -119,7 +122,9 @@ class FP16_Optimizer:
         gathered = gather_unscaled([grad for grad, _ in used], scaler)
         for (_, master), grad in zip(used, gathered, strict=True):
             master.grad = grad
-        unscale([param.grad for param in self._own() if param.grad is not None], scaler)
+        if not self._divided:
+            unscale(self._own_grads(), scaler)
+            self._divided = True
 
     def clip_master_grads(self, max_norm: float, norm_type: float = 2) -> float:
         """Clips gradients of masters and of other parameters.
@@ -217,9 +222,19 @@ class FP16_Optimizer:
     def _publish(self) -> None:
         publish(self._masters, self._params, stored=take_stored(self.optimizer))
 
+    @torch.no_grad()
+    def _multiply_again(self) -> None:
+        """Multiplies what has been divided, so that a backward may add to it."""
+        if self._divided:
+            unscale(self._own_grads(), LossScaler(1.0 / self.loss_scale))
+            self._divided = False
+
     def _targets(self) -> list[Tensor]:
         return [param for group in self.param_groups for param in group["params"]]
 
     def _own(self) -> list[Tensor]:
         masters = {id(master) for master in self._masters}
         return [param for param in self._targets() if id(param) not in masters]
+
+    def _own_grads(self) -> list[Tensor]:
+        return [param.grad for param in self._own() if param.grad is not None]
