@@ -52,7 +52,7 @@ def initialize(  # noqa: PLR0917 - apex's order
         loss_scale: "dynamic", or a positive number. With bfloat16, 1.0 unless given.
         cast_model_outputs: type of what models return; float32 if their parameters are cast.
         num_losses: how many loss scales there are, one for each `loss_id` of scale_loss().
-        verbosity: 0: log nothing; 1: log what was set up, and each skipped step.
+        verbosity: 0: log nothing; 1: log what was set up, on rank 0, and each skipped step.
         min_loss_scale, max_loss_scale: bounds of dynamic scales.
         half_dtype: torch.float16 or torch.bfloat16.
 
@@ -92,7 +92,7 @@ def initialize(  # noqa: PLR0917 - apex's order
         activate_casts(options.half_dtype)
     else:
         deactivate_casts()
-    state.say(f"mixed precision is set up: {options}")
+    state.say(f"mixed precision is set up: {options}", once=True)
     return models if optimizers is None else (models, optimizers)
 
 

@@ -13,8 +13,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
+from thalweg import _logging
+from thalweg._config import Activation
 from thalweg._precision import tell
 from thalweg.amp._options import Options
 
@@ -153,10 +156,17 @@ class State:
         self.loss_scalers: list[LossScaler] = []
         self.verbosity = 1
 
-    def say(self, text: str) -> None:
-        """Logs one line for the user, unless the verbosity is 0."""
-        if self.verbosity >= 1:
-            logging.getLogger("thalweg.amp").info("%s", text)
+    def say(self, text: str, *, once: bool = False) -> None:
+        """Logs one line for the user, unless the verbosity is 0; `once`: on rank 0 only.
+
+        It is visible also if the script has not set up logging.
+        """
+        if self.verbosity < 1:
+            return
+        if once and dist.is_available() and dist.is_initialized() and dist.get_rank() != 0:
+            return
+        _logging.prepare(Activation.from_env().log_level)
+        logging.getLogger("thalweg.amp").info("%s", text)
 
 
 state = State()
