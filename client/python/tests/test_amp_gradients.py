@@ -196,23 +196,6 @@ def test_parameter_that_comes_before_the_step_waits_for_the_next_backward():
     assert late.tolist() == [1.0, 1.0]
 
 
-def test_two_optimizers_of_one_parameter_both_take_its_gradient():
-    model = Exact()
-    optimizers = [FusedSGD(model.parameters(), lr=lr) for lr in (0.25, 0.5)]
-    setup(model, optimizers, "O2", loss_scale=128.0)
-    (master,) = amp.master_params(optimizers[0])
-    for _ in range(3):
-        for optimizer in optimizers:
-            optimizer.zero_grad()
-        with amp.scale_loss(model(torch.tensor([1.0, 1.0])), optimizers) as scaled:
-            scaled.backward()
-        gradient = master.grad.clone()
-        optimizers[0].step()
-        master.grad = gradient  # a step clears what it has used
-        optimizers[1].step()
-    assert model.weight.tolist() == [1.0 - 3 * 0.75, 2.0 - 3 * 0.75]
-
-
 def test_another_fused_optimizer_of_the_masters_finds_their_gradients():
     model, optimizer = second_step()
     (master,) = optimizer.param_groups[0]["params"]

@@ -33,7 +33,7 @@ class Master:
     The parameter is passed to each method, because a reference to it from here would keep it alive.
     """
 
-    __slots__ = ("_memory", "_version", "weight")
+    __slots__ = ("_memory", "_used", "_version", "optimizers", "weight")
 
     def __init__(self, param: Parameter, weight: Tensor) -> None:
         self.weight = Parameter(
@@ -42,6 +42,8 @@ class Master:
         )
         self._version = param._version
         self._memory: Tensor | None = None  # of an earlier gradient
+        self._used = False  # whether a step has used the gradient
+        self.optimizers = 0  # how many update the weight
 
     def drop_grad(self) -> None:
         """Removes the weight's gradient; keeps its memory for the next, unless others refer to it.
@@ -50,8 +52,24 @@ class Master:
         """
         grad = self.weight.grad
         self.weight.grad = None
+        self._used = False
         if grad is not None and grad.is_cpu and sys.getrefcount(grad) == _OWN_REFERENCES:
             self._memory = grad
+
+    def finish_step(self) -> None:
+        """Removes the gradient that a step has used; one that other optimizers use as well stays.
+
+        It has to go before the next backward adds to it: `model.zero_grad()` does not reach it.
+        """
+        if self.optimizers == 1:
+            self.drop_grad()
+        else:
+            self._used = True
+
+    def drop_used_grad(self) -> None:
+        """Removes the weight's gradient if a step has used it."""
+        if self._used:
+            self.drop_grad()
 
     def take_memory(self) -> Tensor | None:
         """Returns the memory of an earlier gradient, if there is any, for the next one."""

@@ -67,6 +67,8 @@ class MixedOptimizer:
             hook.remove()
         for name in ("zero_grad", "add_param_group", _ATTRIBUTE):
             self.optimizer.__dict__.pop(name, None)
+        for master in self._masters:
+            master.optimizers -= 1
         forget_copies(self.optimizer)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -95,18 +97,24 @@ class MixedOptimizer:
         self.skip = self._filled = False
 
     @torch.no_grad()
-    def begin_backward(self, scaler: LossScaler) -> None:
-        """Sets finished gradients aside, so that only those of the next backward are divided."""
+    def begin_backward(self, scaler: LossScaler, *, done: set[int]) -> None:
+        """Sets finished gradients aside, so that only those of the next backward are divided.
+
+        `done`: ids of parameters whose gradients other optimizers have given this scale. It is
+        extended by those of this one.
+        """
         scale = scaler.loss_scale()
         if self._pending is not None:
             if self._pending != scale:
                 for source in [*self._params, *self._own]:
-                    if source.grad is not None:
+                    if source.grad is not None and id(source) not in done:
                         source.grad.mul_(scale / self._pending)
+                        done.add(id(source))
                 self._pending = scale
             return
-        for param in self._params:
+        for param, master in zip(self._params, self._masters, strict=True):
             param.grad = None
+            master.drop_used_grad()
         if scaler.trivial:
             return
         for target in self._own:
@@ -143,13 +151,17 @@ class MixedOptimizer:
                 target.grad = before.add_(target.grad)
         self._restore()
 
-    def abandon_backward(self) -> None:
-        """Puts gradients back as they were before a backward that has failed."""
+    def abandon_backward(self, scaler: LossScaler) -> None:
+        """Puts gradients back as they were before a backward that has failed.
+
+        Where they accumulate in the model, under a scale of 1 or after `delay_unscale`, they keep
+        what it has added, as in torch, and the scale that they carry.
+        """
+        if self._pending is not None or scaler.trivial:
+            return
         for param in self._own:
-            if id(param) in self._stash:
-                param.grad = None
+            param.grad = None
         self._restore()
-        self._pending = None
 
     @torch.no_grad()
     def fill_masters(self, *, again: bool = True) -> None:
@@ -180,6 +192,7 @@ class MixedOptimizer:
                     self._own.append(param)
                     continue
                 master = ensure_master(param)
+                master.optimizers += 1
                 group["params"][i] = master.weight
                 if param in self.optimizer.state:
                     self.optimizer.state[master.weight] = self.optimizer.state.pop(param)
@@ -232,12 +245,13 @@ class MixedOptimizer:
                 param.grad = grad
             self._hidden = []
             drop_norm(self.optimizer)
+            for master in self._masters:
+                master.drop_grad()
         else:
             publish(weights, self._params, stored=stored)
             for param, master in zip(self._params, self._masters, strict=True):
                 master.mark_equal(param)
-        for master in self._masters:
-            master.drop_grad()
+                master.finish_step()
         self.skip = self._filled = False
 
 

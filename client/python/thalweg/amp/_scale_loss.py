@@ -28,7 +28,9 @@ def scale_loss(  # noqa: PLR0917 - apex's order
 
     When the context ends, the optimizers' parameters have gradients of the unscaled loss, added to
     those they had. If any is not finite, the scale of this loss is lowered and the next step() of
-    these optimizers does nothing.
+    these optimizers does nothing. If the body raises, gradients are what they were before; after a
+    context with `delay_unscale` they stay multiplied, and keep what a backward has added until it
+    failed.
 
     Args:
         loss: a scalar of any floating point type; the yielded value is float32.
@@ -81,22 +83,23 @@ def scaled_backward(
 ) -> Iterator[Tensor]:
     """Yields the scaled loss; afterwards divides gradients and sees to overflows.
 
-    This is the only place that does so for the scales of this package. If the body raises,
-    gradients are what they were before. `what` names the gradients in the message about a skipped
-    step; docs of `scale_loss` explain the delays.
+    This is the only place that does so for the scales of this package. `what` names the gradients
+    in the message about a skipped step; the documentation of `scale_loss` explains the delays, and
+    what happens if the body raises.
     """
     casting.stepping = False  # a step may have ended in an exception
+    done: set[int] = set()
     for optimizer in optimizers:
-        optimizer.begin_backward(scaler)
+        optimizer.begin_backward(scaler, done=done)
     if not scaler.trivial:
         announce(scaler, scaler.loss_scale())
     try:
         yield loss.float() * scaler.loss_scale()
     except BaseException:
         for optimizer in optimizers:
-            optimizer.abandon_backward()
+            optimizer.abandon_backward(scaler)
         raise
-    done: set[int] = set()
+    done = set()
     for optimizer in optimizers:
         optimizer.end_backward(scaler, delay_unscale=delay_unscale, done=done)
     casting.clear_cache()
