@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from thalweg import amp as amp
     from thalweg import compat as compat
+    from thalweg import data as data
     from thalweg import ddp as ddp
     from thalweg import optim as optim
     from thalweg import policy as policy
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 _CODECS = ("BF16", "FP16", "FP32", "Auto", "Int8", "OneBit", "PowerSGD", "TopK")
 _POLICIES = ("Policy", "Rule")
-_MODULES = ("amp", "compat", "ddp", "optim", "policy")
+_MODULES = ("amp", "compat", "data", "ddp", "optim", "policy")
 
 __all__ = [
     "BF16",

@@ -1,0 +1,192 @@
+"""Trains the tiny Swin Transformer of the example in this process, as the only worker."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from thalweg.examples.swin import SwinError, loading, loop, meters, precision, prepare, train
+from thalweg.examples.swin.config import Config
+from thalweg.examples.swin.parser import parse_file
+
+PLACE = train.Place(rank=0, local_rank=0, world_size=1, node=0, loopback=True)
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("images")
+    prepare.prepare(folder, classes=6, train=2, val=2, size=36, quiet=True)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def group(tmp_path, monkeypatch):
+    """Makes this process the only one of a process group."""
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+    torch.set_num_threads(threads)
+
+
+def make(data, output, *pairs):
+    config = Config()
+    config.merge(["DATA.PATH", str(data), "OUTPUT", str(output), "TAG", "t", "SUFFIX", "s"])
+    config.merge(["OUTPUT_SUFFIX", "o", "DATA.BATCH_SIZE", "2", "PRINT_FREQ", "1", *pairs])
+    config.check()
+    return config
+
+
+def trained(config):
+    """Trains; returns the run as it ended."""
+    runs = []
+
+    def keep(*arguments):
+        runs.append(set_up(*arguments))
+        return runs[-1]
+
+    set_up = train.set_up
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(train, "set_up", keep)
+        train.train(config, PLACE)
+    return runs[0]
+
+
+def log_of(config):
+    return parse_file(Path(config.OUTPUT, "tiny_t", "s", "o", "0", "log"))
+
+
+LEVELS = {
+    "O0": ["AMP_OPT_LEVEL", "O0"],
+    "O1": ["AMP_OPT_LEVEL", "O1", "AMP_LOSS_SCALE", "128"],
+    "O2": ["AMP_OPT_LEVEL", "O2", "AMP_LOSS_SCALE", "128", "TRAIN.FUSED_OPTIMIZER", "True"],
+    "O2 optimised": ["AMP_OPT_LEVEL", "O2", "ACCELERATED", "True"],
+    "O2 disabled": ["AMP_OPT_LEVEL", "O2", "AMP_ENABLE", "False"],
+}
+
+
+def test_levels_train_alike_with_accumulation_and_clipping(data, tmp_path):
+    more = ["TRAIN.ACCUMULATION_STEPS", "2", "TRAIN.STEPS", "3", "TRAIN.WARMUP_STEPS", "1"]
+    losses, norms = {}, {}
+    for name, pairs in LEVELS.items():
+        config = make(data, tmp_path / name, *pairs, *more)
+        run = trained(config)
+        assert run.updates == 3
+        log = log_of(config)
+        losses[name], norms[name] = log.column("loss"), log.column("grad_norm")
+        # torch's rounding of losses is 2^-11, and the steps are small.
+        assert losses[name] == pytest.approx(losses["O0"], rel=0.01)
+        if name != "O2 optimised":  # whose dynamic scale may skip its first steps
+            assert norms[name] == pytest.approx(norms["O0"], rel=0.05)
+    assert losses["O2 disabled"] == losses["O0"]
+    dtypes = {parameter.dtype for parameter in run.model.parameters()}
+    assert dtypes == {torch.float32}
+
+
+def test_norm_is_computed_where_nothing_is_clipped(data, tmp_path):
+    config = make(data, tmp_path, *LEVELS["O0"], "TRAIN.CLIP_GRAD", "0", "TRAIN.STEPS", "1")
+    trained(config)
+    assert log_of(config).column("grad_norm")[0] > 0
+
+
+def test_clipping_bounds_the_norm_and_reports_the_one_before():
+    parameter = torch.nn.Parameter(torch.zeros(2))
+    parameter.grad = torch.tensor([3.0, 4.0])
+    assert precision.get_grad_norm([parameter]).item() == 5
+    assert precision.clip([parameter], 1.0).item() == 5
+    assert precision.get_grad_norm([parameter]).item() == pytest.approx(1)
+
+
+def test_learning_rate_rises_linearly_and_falls_as_a_cosine(data, tmp_path):
+    pairs = ["TRAIN.EPOCHS", "2", "TRAIN.WARMUP_STEPS", "2", "TRAIN.BASE_LR", "0.001"]
+    config = make(data, tmp_path, *LEVELS["O0"], *pairs, "TRAIN.MIN_LR", "0.0")
+    trained(config)
+    rates = log_of(config).column("lr")  # after updates 0 to 11 of 12
+    assert len(rates) == 12
+    assert rates[:3] == pytest.approx([5e-7, 0.5e-3, 1e-3 * (1 + 3**0.5 / 2) / 2], rel=0.01)
+    assert rates[3:] == sorted(rates[3:], reverse=True)
+
+
+@pytest.mark.parametrize("level", ["O1", "O2"])
+def test_resumed_training_has_the_bits_of_one_that_never_stopped(data, tmp_path, level):
+    pairs = [*LEVELS[level], "TRAIN.EPOCHS", "2", "SAVE_FREQ", "1"]
+    whole = trained(make(data, tmp_path / "whole", *pairs))
+    saved = tmp_path / "whole/tiny_t/s/o/0/checkpoint_1"
+    config = make(data, tmp_path / "rest", *pairs, "MODEL.RESUME", str(saved))
+    rest = trained(config)
+    assert log_of(config).column("step") == [7, 8, 9, 10, 11, 12]
+    ends = zip(whole.model.state_dict().items(), rest.model.state_dict().values(), strict=True)
+    for (name, expected), found in ends:
+        assert torch.equal(expected, found), name
+
+
+def test_checkpoint_that_is_not_there_is_named(data, tmp_path):
+    config = make(data, tmp_path, *LEVELS["O0"], "MODEL.RESUME", str(tmp_path / "none"))
+    with pytest.raises(SwinError, match=r"there is no .*none/training.pth: MODEL.RESUME is the"):
+        trained(config)
+
+
+def test_collate_and_loop_mix_as_configured(data, tmp_path):
+    collated = loading.load(make(data, tmp_path, "AUG.COLLATE_MIXUP", "True"), CPU)
+    assert collated.mixup is None
+    images, targets = next(iter(collated.train))
+    assert (images.shape, targets.shape) == ((2, 3, 32, 32), (2, 6))
+    looped = loading.load(make(data, tmp_path), CPU)
+    assert looped.mixup is not None
+    assert next(iter(looped.train))[1].shape == (2,)
+    plain = loading.load(make(data, tmp_path, "AUG.MIXUP", "0", "AUG.CUTMIX", "0"), CPU)
+    assert plain.mixup is None
+
+
+def test_validation_counts_every_image_once(data, tmp_path):
+    config = make(data, tmp_path, *LEVELS["O0"])
+    loaders = loading.load(config, CPU)
+    run = train.set_up(config, PLACE, CPU, loaders)
+
+    class First(torch.nn.Module):
+        """Finds class 0 likeliest, then 1, 2, and so on."""
+
+        def forward(self, images):
+            return -torch.arange(6.0).expand(len(images), 6)
+
+    run.model.module = First()
+    found = loop.validate(run, loaders.val)
+    assert (found["top1"], found["top5"]) == (pytest.approx(100 / 6), pytest.approx(500 / 6))
+
+
+def test_truncated_image_is_named(data, tmp_path):
+    shutil.copytree(data, tmp_path / "images")
+    broken = next((tmp_path / "images/val").glob("*/*"))
+    broken.write_bytes(broken.read_bytes()[:300])
+    config = make(tmp_path / "images", tmp_path, *LEVELS["O0"], "TRAIN.STEPS", "1")
+    with pytest.raises(SwinError, match=f"{broken} cannot be read as an image: .*delete it"):
+        trained(config)
+
+
+def test_folders_that_do_not_fit_are_named(data, tmp_path):
+    shutil.copytree(data, tmp_path / "images")
+    shutil.rmtree(tmp_path / "images/val/n00000003")
+    with pytest.raises(SwinError, match="have different classes, such as n00000003"):
+        loading.load(make(tmp_path / "images", tmp_path), CPU)
+    (tmp_path / "empty/train").mkdir(parents=True)
+    with pytest.raises(SwinError, match="empty/train has no images in folders by class"):
+        loading.load(make(tmp_path / "empty", tmp_path), CPU)
+    with pytest.raises(SwinError, match="too few for one update"):
+        loading.load(make(data, tmp_path, "DATA.BATCH_SIZE", "64"), CPU)
+
+
+def test_bytes_are_those_of_loopback_or_of_all_other_interfaces(tmp_path):
+    table = tmp_path / "dev"
+    table.write_text(
+        "Inter-| Receive | Transmit\n face |bytes ...\n"
+        "    lo: 10 1 0 0 0 0 0 0 20 1 0 0 0 0 0 0\n"
+        "  eth0: 30 1 0 0 0 0 0 0 40 1 0 0 0 0 0 0\n"
+        "  eth1:50 1 0 0 0 0 0 0 60 1 0 0 0 0 0 0\n"
+    )
+    assert meters.sent_bytes(loopback=True, table=table) == 20
+    assert meters.sent_bytes(loopback=False, table=table) == 100

@@ -1,0 +1,184 @@
+"""Defines the settings of a training, and `KEY VALUE` pairs that change them."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from typing import Any
+
+from thalweg.examples.swin import SwinError
+
+BACKENDS = ("ddp", "thalweg")
+_LATER = ("fsdp", "ps")
+
+
+@dataclass
+class Data:
+    PATH: str = "data"  # has train/ and val/, each with a folder per class
+    BATCH_SIZE: int = 8  # images per worker and micro-batch
+    NUM_WORKERS: int = 0  # processes that load images, per worker
+    PREFETCH: int = 2  # batches that are copied to the device ahead
+
+
+@dataclass
+class Model:
+    NAME: str = "tiny"  # a key of model.MODELS
+    DROP_PATH_RATE: float = 0.1
+    LABEL_SMOOTHING: float = 0.1
+    RESUME: str = ""  # a checkpoint to go on from
+    COMPILE: bool = False
+
+
+@dataclass
+class Train:
+    EPOCHS: int = 1
+    STEPS: int = 0  # ends the training after so many updates, if it is not 0
+    WARMUP_STEPS: int = 10
+    BASE_LR: float = 5e-4
+    WARMUP_LR: float = 5e-7
+    MIN_LR: float = 5e-6
+    WEIGHT_DECAY: float = 0.05
+    CLIP_GRAD: float = 5.0  # 0: the norm is computed, and nothing is clipped
+    ACCUMULATION_STEPS: int = 1  # micro-batches per update
+    FUSED_OPTIMIZER: bool = False
+
+
+@dataclass
+class Augmentation:
+    MIXUP: float = 0.8
+    CUTMIX: float = 1.0
+    CUTMIX_MINMAX: tuple[float, float] | None = None
+    MIXUP_PROB: float = 1.0
+    MIXUP_SWITCH_PROB: float = 0.5
+    MIXUP_MODE: str = "batch"
+    COLLATE_MIXUP: bool = False  # mix where batches are collated, in the loader's processes
+
+    @property
+    def mixes(self) -> bool:
+        return self.MIXUP > 0 or self.CUTMIX > 0 or self.CUTMIX_MINMAX is not None
+
+
+@dataclass
+class Config:
+    """All settings. A key is the path to one, such as AUG.MIXUP."""
+
+    DATA: Data = field(default_factory=Data)
+    MODEL: Model = field(default_factory=Model)
+    TRAIN: Train = field(default_factory=Train)
+    AUG: Augmentation = field(default_factory=Augmentation)
+    AMP_OPT_LEVEL: str = "O1"
+    AMP_ENABLE: bool = True  # False: computes in float32, whatever the level
+    AMP_LOSS_SCALE: float | str = "dynamic"
+    BACKEND: str = "ddp"
+    CODEC: str = "powersgd:rank=4,start=100"
+    ACCELERATED: bool = False  # --kernel-opt or USE_TORCHACC
+    OUTPUT: str = "output"
+    TAG: str = ""
+    SUFFIX: str = ""
+    OUTPUT_SUFFIX: str = ""
+    SEED: int = 0
+    PRINT_FREQ: int = 10  # updates between two lines of the log
+    SAVE_FREQ: int = 0  # epochs between two checkpoints; 0: none
+
+    def merge(self, pairs: Sequence[str]) -> None:
+        """Applies KEY, VALUE, KEY, VALUE, …; values are written as in Python, quotes may be left
+        out.
+
+        Raises SwinError for an unknown key, a value of another type, or a key without a value.
+        """
+        if len(pairs) % 2:
+            raise SwinError(f"--opts: {pairs[-1]} has no value: expected KEY VALUE pairs")
+        for key, text in zip(pairs[::2], pairs[1::2], strict=True):
+            self._set(key, text)
+
+    def check(self) -> None:
+        """Raises SwinError for values that make no sense."""
+        if self.BACKEND in _LATER:
+            raise SwinError(
+                f"the back end {self.BACKEND} does not exist yet: choose {' or '.join(BACKENDS)}"
+            )
+        _check_choice("BACKEND", self.BACKEND, BACKENDS)
+        _check_choice("AMP_OPT_LEVEL", self.AMP_OPT_LEVEL, ("O0", "O1", "O2"))
+        _check_choice("AUG.MIXUP_MODE", self.AUG.MIXUP_MODE, ("batch", "pair", "elem"))
+        scale = self.AMP_LOSS_SCALE
+        if isinstance(scale, str) and scale != "dynamic":
+            raise SwinError(f"AMP_LOSS_SCALE is {scale!r}, expected dynamic or a number")
+        for key, least in (
+            ("DATA.BATCH_SIZE", 1),
+            ("DATA.NUM_WORKERS", 0),
+            ("DATA.PREFETCH", 1),
+            ("TRAIN.EPOCHS", 1),
+            ("TRAIN.ACCUMULATION_STEPS", 1),
+            ("PRINT_FREQ", 1),
+        ):
+            value = dict(self.items())[key]
+            if value < least:
+                raise SwinError(f"{key} is {value}, expected {least} or more")
+        if self.AUG.mixes and self.DATA.BATCH_SIZE % 2:
+            raise SwinError(
+                f"DATA.BATCH_SIZE is {self.DATA.BATCH_SIZE}, expected an even number: images are "
+                "mixed in pairs (AUG.MIXUP 0 and AUG.CUTMIX 0 switch that off)"
+            )
+
+    def items(self) -> Iterator[tuple[str, Any]]:
+        """Yields all keys with their values."""
+        for entry in fields(self):
+            value = getattr(self, entry.name)
+            if is_dataclass(value):
+                for inner in fields(value):
+                    yield f"{entry.name}.{inner.name}", getattr(value, inner.name)
+            else:
+                yield entry.name, value
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def _set(self, key: str, text: str) -> None:
+        keys = dict(self.items())
+        if key not in keys:
+            near = difflib.get_close_matches(key, keys, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"the keys are {', '.join(keys)}"
+            raise SwinError(f"there is no key {key}: {hint}")
+        group, _, name = key.rpartition(".")
+        setattr(getattr(self, group) if group else self, name, _convert(key, keys[key], text))
+
+
+def _convert(key: str, old: object, text: str) -> object:
+    """Returns the value that `text` stands for, of the type of `old`."""
+    try:
+        value = ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        value = text
+    if key == "AUG.CUTMIX_MINMAX":
+        return _check_minmax(key, value)
+    if key == "AMP_LOSS_SCALE":
+        fits = isinstance(value, int | float | str)
+    elif isinstance(old, bool):
+        fits = isinstance(value, bool)
+    elif isinstance(old, float):
+        value = float(value) if type(value) is int else value
+        fits = isinstance(value, float)
+    elif isinstance(old, str):
+        value, fits = text, True
+    else:
+        fits = type(value) is type(old)
+    if not fits:
+        raise SwinError(f"{key} is {text!r}, expected a value such as {old!r}")
+    return value
+
+
+def _check_minmax(key: str, value: object) -> tuple[float, float] | None:
+    if value is None:
+        return None
+    if isinstance(value, tuple | list) and len(value) == 2:
+        low, high = value
+        if all(isinstance(end, int | float) for end in (low, high)) and 0 < low <= high <= 1:
+            return float(low), float(high)
+    raise SwinError(f"{key} is {value!r}, expected None or two shares such as (0.2,0.8)")
+
+
+def _check_choice(key: str, value: str, choices: Sequence[str]) -> None:
+    if value not in choices:
+        raise SwinError(f"{key} is {value!r}, expected one of {', '.join(choices)}")

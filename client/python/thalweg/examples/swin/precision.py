@@ -1,0 +1,135 @@
+"""Runs the levels of mixed precision: O0, O1 with torch's own parts, O2 with thalweg.amp."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from thalweg.examples.swin.config import Config
+
+
+class Level(Protocol):
+    """How a level scales losses and updates parameters."""
+
+    def backward(self, loss: torch.Tensor, *, final: bool) -> None:
+        """Adds gradients up; `final`: of the last micro-batch before the step."""
+
+    def parameters(self) -> Iterable[torch.Tensor]:
+        """Returns what the step updates, with gradients that carry no scale. Call it between the
+        final backward() and step().
+        """
+
+    def step(self) -> None: ...
+    def loss_scale(self) -> float: ...
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+def prepare(
+    model: nn.Module, optimizer: torch.optim.Optimizer, config: Config, device: torch.device
+) -> Level:
+    """Prepares model and optimizer for AMP_OPT_LEVEL, before DistributedDataParallel."""
+    if config.AMP_OPT_LEVEL == "O2" and config.AMP_ENABLE:
+        return _Masters(model, optimizer, config.AMP_LOSS_SCALE)
+    scaled = config.AMP_OPT_LEVEL == "O1" and config.AMP_ENABLE
+    return _Torch(optimizer, device, config.AMP_LOSS_SCALE if scaled else None)
+
+
+def autocast_context_manager(
+    config: Config, device: torch.device
+) -> contextlib.AbstractContextManager[None]:
+    """Returns the context of forward and loss.
+
+    O1 casts to float16. O2's model is in float16 already; its loss and norms are cast to float32
+    where the optimised path runs, and are as the model is elsewhere.
+    """
+    level = config.AMP_OPT_LEVEL
+    casts = level == "O1" or (level == "O2" and config.ACCELERATED)
+    if not (casts and config.AMP_ENABLE):
+        return contextlib.nullcontext()
+    return torch.autocast(device.type, dtype=torch.float16)
+
+
+def get_grad_norm(parameters: Iterable[torch.Tensor]) -> torch.Tensor:
+    """Returns the 2-norm of all gradients, and changes none; 0 if there are none."""
+    grads = [p.grad for p in parameters if p.grad is not None]
+    return torch.nn.utils.get_total_norm(grads)
+
+
+def clip(parameters: Iterable[torch.Tensor], largest: float) -> torch.Tensor:
+    """Clips gradients to that norm unless it is 0; returns the norm before."""
+    if largest > 0:
+        return torch.nn.utils.clip_grad_norm_(parameters, largest)
+    return get_grad_norm(parameters)
+
+
+class _Torch:
+    """O0 and O1: torch's GradScaler, or no scale."""
+
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, device: torch.device, scale: float | str | None
+    ) -> None:
+        self._optimizer = optimizer
+        self._fixed = None if isinstance(scale, str) or scale is None else float(scale)
+        self._scaler = torch.amp.GradScaler(  # type: ignore[attr-defined]
+            device.type, init_scale=self._fixed or 2.0**16, enabled=scale is not None
+        )
+
+    def backward(self, loss: torch.Tensor, *, final: bool) -> None:
+        del final  # the scale stays until step()
+        self._scaler.scale(loss).backward()
+
+    def parameters(self) -> Iterator[torch.Tensor]:
+        self._scaler.unscale_(self._optimizer)
+        for group in self._optimizer.param_groups:
+            yield from group["params"]
+
+    def step(self) -> None:
+        self._scaler.step(self._optimizer)
+        self._scaler.update(self._fixed)
+
+    def loss_scale(self) -> float:
+        return float(self._scaler.get_scale())
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._scaler.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._scaler.load_state_dict(state)
+
+
+class _Masters:
+    """O2: a model in float16, and float32 masters."""
+
+    def __init__(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, scale: float | str
+    ) -> None:
+        from thalweg import amp
+
+        self._amp = amp
+        self._optimizer = optimizer
+        amp.initialize(model, optimizer, opt_level="O2", loss_scale=scale, verbosity=0)
+
+    def backward(self, loss: torch.Tensor, *, final: bool) -> None:
+        with self._amp.scale_loss(loss, self._optimizer, delay_unscale=not final) as scaled:
+            scaled.backward()
+
+    def parameters(self) -> Iterable[torch.Tensor]:
+        return self._amp.master_params(self._optimizer)
+
+    def step(self) -> None:
+        self._optimizer.step()
+
+    def loss_scale(self) -> float:
+        (state,) = self._amp.state_dict().values()
+        return float(state["loss_scale"])
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._amp.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._amp.load_state_dict(state)

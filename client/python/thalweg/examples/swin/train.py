@@ -1,0 +1,191 @@
+"""Is a worker of a training; launch_single_task starts it, as torchrun and `thalweg run` can."""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from thalweg.examples.swin import SwinError, checkpoint, precision
+from thalweg.examples.swin.config import Config
+from thalweg.examples.swin.loading import Loaders, load
+from thalweg.examples.swin.logger import (
+    create_logger,
+    enable_torchacc_compiler,
+    enable_torchacc_kernel,
+    log_metrics,
+    log_params,
+)
+from thalweg.examples.swin.loop import Run, train_one_epoch, validate
+from thalweg.examples.swin.model import build
+
+
+@dataclass(frozen=True)
+class Place:
+    """A worker's place, as torchrun tells it."""
+
+    rank: int
+    local_rank: int
+    world_size: int
+    node: int
+    loopback: bool  # all nodes are on this machine
+
+    @classmethod
+    def from_env(cls) -> Place:
+        """Raises SwinError if this process was not started by torchrun or `thalweg run`."""
+        try:
+            return cls(
+                rank=int(os.environ["RANK"]),
+                local_rank=int(os.environ["LOCAL_RANK"]),
+                world_size=int(os.environ["WORLD_SIZE"]),
+                node=int(os.environ["GROUP_RANK"]),
+                loopback=os.environ["MASTER_ADDR"] in ("127.0.0.1", "localhost"),
+            )
+        except KeyError as error:
+            raise SwinError(
+                f"{error.args[0]} is not set: start this with "
+                "python -m thalweg.examples.swin.launch_single_task, or with torchrun"
+            ) from None
+
+
+def make_optimizer(model: nn.Module, config: Config) -> torch.optim.Optimizer:
+    """Returns AdamW, torch's or the fused one, which decays matrices only."""
+    decayed: list[nn.Parameter] = []
+    others: list[nn.Parameter] = []
+    for name, parameter in model.named_parameters():
+        is_table = name.endswith("relative_position_bias_table")
+        (others if parameter.ndim < 2 or is_table else decayed).append(parameter)
+    groups = [
+        {"params": decayed, "weight_decay": config.TRAIN.WEIGHT_DECAY},
+        {"params": others, "weight_decay": 0.0},
+    ]
+    if config.TRAIN.FUSED_OPTIMIZER:
+        from thalweg.optim import FusedAdamW
+
+        return FusedAdamW(groups, lr=config.TRAIN.BASE_LR)
+    return torch.optim.AdamW(groups, lr=config.TRAIN.BASE_LR)
+
+
+def set_up(config: Config, place: Place, device: torch.device, loaders: Loaders) -> Run:
+    """Builds everything that trains, in the order that amp and DistributedDataParallel need."""
+    from timm.scheduler import CosineLRScheduler
+
+    torch.manual_seed(config.SEED)  # all workers build the same model
+    model = build(config.MODEL.NAME, loaders.num_classes, config.MODEL.DROP_PATH_RATE).to(device)
+    optimizer = make_optimizer(model, config)
+    level = precision.prepare(model, optimizer, config, device)
+    schedule = CosineLRScheduler(
+        optimizer,
+        t_initial=updates(config, loaders),
+        lr_min=config.TRAIN.MIN_LR,
+        warmup_t=config.TRAIN.WARMUP_STEPS,
+        warmup_lr_init=config.TRAIN.WARMUP_LR,
+        t_in_epochs=False,
+    )
+    if config.MODEL.COMPILE:
+        model.compile()
+    ddp_model = DistributedDataParallel(
+        model, device_ids=[device] if device.type == "cuda" else None, broadcast_buffers=False
+    )
+    state = None
+    if config.BACKEND == "thalweg" and place.world_size > 1:
+        import thalweg.ddp
+
+        state = thalweg.ddp.attach(ddp_model, config.CODEC)
+    torch.manual_seed(config.SEED + place.rank)  # they mix and drop differently
+    np.random.seed(config.SEED + place.rank)
+    return Run(config, ddp_model, optimizer, level, schedule, state, device, place.loopback)
+
+
+def updates(config: Config, loaders: Loaders) -> int:
+    """Returns how many updates the training has."""
+    per_epoch = len(loaders.train) // config.TRAIN.ACCUMULATION_STEPS
+    total = config.TRAIN.EPOCHS * per_epoch
+    return min(total, config.TRAIN.STEPS) if config.TRAIN.STEPS else total
+
+
+def train(config: Config, place: Place) -> None:
+    """Trains, validates and logs. All workers call it together."""
+    device = _device(place)
+    loaders = load(config, device)
+    run = set_up(config, place, device, loaders)
+    folder = Path(config.OUTPUT, f"{config.MODEL.NAME}_{config.TAG}", config.SUFFIX)
+    folder = folder / config.OUTPUT_SUFFIX / str(place.node)
+    logger = None
+    if place.local_rank == 0:
+        logger = create_logger(folder, shown=place.rank == 0)
+        enable_torchacc_compiler(logger)
+        enable_torchacc_kernel(logger)
+        log_params(logger, _params(config, place, run))
+    first = checkpoint.resume(run, config.MODEL.RESUME) if config.MODEL.RESUME else 0
+    total = updates(config, loaders)
+    for epoch in range(first, config.TRAIN.EPOCHS):
+        loaders.sampler.set_epoch(epoch)
+        for metrics in train_one_epoch(run, loaders, epoch, total):
+            if logger is not None:
+                log_metrics(logger, {"kind": "train", "epoch": epoch, **metrics})
+        validation = validate(run, loaders.val)
+        if logger is not None:
+            done = {"kind": "validation", "epoch": epoch, "step": run.updates}
+            log_metrics(logger, {**done, **validation})
+        if config.SAVE_FREQ and (epoch + 1) % config.SAVE_FREQ == 0:
+            checkpoint.save(run, folder / f"checkpoint_{epoch + 1}", epoch + 1)
+        if run.updates >= total:
+            break
+    if logger is not None and run.state is not None:
+        logger.info("%s", run.state.summary())
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="train", description="A worker of a training.")
+    parser.add_argument("--opts", nargs="*", default=[], metavar="KEY VALUE")
+    args = parser.parse_args(argv)
+    try:
+        config = Config()
+        config.merge(args.opts)
+        config.check()
+        place = Place.from_env()
+        torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+        dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
+        train(config, place)
+    except SwinError as error:
+        print(f"swin: {error}", file=sys.stderr, flush=True)
+        # The others may wait for this worker; its launcher ends them.
+        os._exit(2)
+    # The DDP module is in a reference cycle and would keep Gloo's threads until Python exits.
+    gc.collect()
+    dist.destroy_process_group()
+    return 0
+
+
+def _device(place: Place) -> torch.device:
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    torch.cuda.set_device(place.local_rank)
+    return torch.device("cuda", place.local_rank)
+
+
+def _params(config: Config, place: Place, run: Run) -> dict[str, Any]:
+    return {
+        "config": config.as_dict(),
+        "workers": place.world_size,
+        "device": str(run.device),
+        "parameters": sum(p.numel() for p in run.model.parameters()),
+        "codec": "" if run.state is None else run.state.codec,
+        "torch": torch.__version__,
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())
