@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from thalweg import ddp as ddp
     from thalweg import optim as optim
     from thalweg import policy as policy
+    from thalweg._reduce_by_hand import all_reduce, fetch_gradients
     from thalweg.codecs import BF16, FP16, FP32, Auto, Int8, OneBit, PowerSGD, TopK
     from thalweg.policy import Policy, Rule
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 _CODECS = ("BF16", "FP16", "FP32", "Auto", "Int8", "OneBit", "PowerSGD", "TopK")
 _POLICIES = ("Policy", "Rule")
+_BY_HAND = ("all_reduce", "fetch_gradients")
 _MODULES = ("amp", "compat", "data", "ddp", "optim", "policy")
 
 __all__ = [
@@ -40,6 +42,8 @@ __all__ = [
     "Rule",
     "TopK",
     "__version__",
+    "all_reduce",
+    "fetch_gradients",
 ]
 
 
@@ -55,6 +59,10 @@ def __getattr__(name: str) -> object:
         from thalweg import policy
 
         value = getattr(policy, name)
+    elif name in _BY_HAND:
+        from thalweg import _reduce_by_hand
+
+        value = getattr(_reduce_by_hand, name)
     elif name in _MODULES:
         from importlib import import_module
 

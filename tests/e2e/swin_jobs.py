@@ -1,0 +1,65 @@
+"""Is a job that reduces gradients by hand: `swin_jobs.py all OUT`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+import thalweg
+
+
+def scales(rank):
+    """Returns what all_reduce() makes of small whole numbers, whose sums are exact."""
+    shapes = [((3, 4), torch.float32), ((5,), torch.float16), ((), torch.float32)]
+    result = {}
+    for name, scale in {"mean": None, "sum": 1.0, "tenth": 0.1}.items():
+        grads = [torch.full(shape, rank + 1 + i, dtype=t) for i, (shape, t) in enumerate(shapes)]
+        with torch.no_grad():
+            thalweg.all_reduce(grads, scale)
+        result[name] = [sorted({round(x, 3) for x in g.flatten().tolist()}) for g in grads]
+    return result
+
+
+def trainings(rank, world):
+    """Returns the weights of a training reduced by hand, and by DDP over Gloo, bit by bit."""
+    torch.manual_seed(1)
+    layers = [torch.nn.Sequential(torch.nn.Linear(8, 6), torch.nn.Linear(6, 2)) for _ in range(2)]
+    layers[1].load_state_dict(layers[0].state_dict())
+    by_ddp = torch.nn.parallel.DistributedDataParallel(layers[1])
+    optimizers = [torch.optim.SGD(layer.parameters(), lr=0.25, momentum=0.5) for layer in layers]
+    torch.manual_seed(10 + rank)
+    for _ in range(3):
+        inputs = torch.randn(4, 8)
+        for model, optimizer in zip((layers[0], by_ddp), optimizers, strict=True):
+            optimizer.zero_grad()
+            model(inputs).square().sum().backward()
+            if model is not by_ddp:
+                state = thalweg.all_reduce(thalweg.fetch_gradients(optimizer), 1 / world)
+            optimizer.step()
+    weights = [torch.cat([p.flatten() for p in layer.parameters()]).tolist() for layer in layers]
+    return {"weights": weights, "rounds": state.stats()["rounds"]}
+
+
+def differing(rank):
+    """Returns the error of workers whose gradients have different shapes."""
+    try:
+        thalweg.all_reduce([torch.ones(2 + rank)])
+    except (RuntimeError, ValueError) as error:
+        return str(error)
+    return ""
+
+
+def main(_: str, out: str) -> None:
+    dist.init_process_group("gloo")
+    rank, world = dist.get_rank(), dist.get_world_size()
+    result = {"scales": scales(rank), **trainings(rank, world), "differing": differing(rank)}
+    dist.destroy_process_group()
+    Path(out).write_text(json.dumps(result), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
