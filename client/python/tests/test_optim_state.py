@@ -109,3 +109,30 @@ def test_load_hooks_see_and_change_what_is_loaded():
     other.load_state_dict(optimizer.state_dict())
     loaded = other.state[other.param_groups[0]["params"][0]]["exp_avg"]
     assert torch.equal(loaded, optimizer.state[params[0]]["exp_avg"] / 2)
+
+
+@pytest.mark.parametrize(("fused", "kind", "options"), PAIRS[:4])
+def test_moments_loaded_in_another_order_in_memory_are_copied_once(fused, kind, options):
+    shapes = ((4, 3, 5, 5), (6, 3, 1, 1))
+    contiguous = make_params(shapes=shapes)
+    first = kind(contiguous, **options)
+    run(first, contiguous, 0, steps=3)
+    params = [
+        torch.nn.Parameter(param.detach().to(memory_format=torch.channels_last, copy=True))
+        for param in contiguous
+    ]
+    optimizer = fused(params, **options)
+    optimizer.load_state_dict(first.state_dict())
+    run(optimizer, params, 3, steps=1)
+    set_grads(4, params)
+    for param in params:
+        param.grad = torch.empty_like(param).copy_(param.grad)
+    with torch.profiler.profile(acc_events=True) as profile:
+        optimizer.step()
+    assert "aten::copy_" not in {event.key for event in profile.key_averages()}
+    for param in params:
+        for key in optimizer.state[param].keys() - {"step"}:
+            assert optimizer.state[param][key].stride() == param.stride()
+    run(first, contiguous, 3, steps=2)
+    lr = 1e-2 * (15 if kind is torch.optim.SGD else 1)
+    assert distance(params, contiguous) <= bound(5, lr)

@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 
 from thalweg.optim._copies import copies_of
 from thalweg.optim._shards import StandIns, is_dtensor, local_state, total_squares
+from thalweg.optim._state import complete_state, has_state, hide_steps
 
 _Group = dict[str, Any]
 
@@ -48,13 +49,16 @@ class GroupPlan:
     """The tensors of one group: those that have had a gradient, with their state."""
 
     def __init__(self, optimizer: Optimizer, group: _Group, keys: Keys, *, steps: bool) -> None:
-        """Makes the state of parameters that have a gradient and none yet. Raises NotFusable."""
+        """Makes the state that is missing, for `adopt` to put into the optimizer.
+
+        Raises NotFusable.
+        """
         from thalweg._C import NotFusable, check_fusable
 
         self.keys = keys(group)
         self.params = list(group["params"])
         state = optimizer.state
-        used = [p for p in self.params if p.grad is not None or _has(state.get(p), self.keys)]
+        used = [p for p in self.params if p.grad is not None or has_state(state.get(p), self.keys)]
         self._used = used
         self.stand_ins = StandIns(used)
         check_fusable(self.stand_ins.tensors)
@@ -64,23 +68,27 @@ class GroupPlan:
                 "thalweg: a group has a parameter twice, expected each once: they would be updated "
                 "at the same time"
             )
-        # Where torch counts none, the kernels have to know the first step of a momentum.
-        counters = (
-            [torch.tensor(float(_has(state.get(p), self.keys)), device=p.device) for p in used]
-            if self.keys and not steps
-            else []
-        )
-        self._dicts = [_complete(state[p] if self.keys else {}, p, self.keys, steps) for p in used]
-        names = (*self.keys, *(["step"] if steps else []))
-        self._kept = {name: [d[name] for d in self._dicts] for name in names}
+        completed = [complete_state(state.get(p, {}), p, self.keys, counted=steps) for p in used]
+        self._dicts: list[dict[str, Any]] = []
+        names = (*self.keys, "step") if self.keys else ()
+        self._kept = {name: [d[name] for d in completed] for name in names}
         self._idle = [p for p in self.params if id(p) not in members]
         copies = copies_of(optimizer)
         self.tensors = tensors_type(optimizer)(
             self.stand_ins.tensors,
             [list(map(local_state, used, self._kept[key])) for key in self.keys],
-            self._kept["step"] if steps else counters,
+            self._kept.get("step", []),
             [copies.of.get(id(p)) for p in used] if copies else [],
         )
+
+    def adopt(self, optimizer: Optimizer) -> None:
+        """Puts the state into the optimizer: of all groups, once none has been refused."""
+        if not self.keys:
+            return
+        self._dicts = [optimizer.state[p] for p in self._used]
+        for name, values in self._kept.items():
+            for state, value in zip(self._dicts, values, strict=True):
+                state[name] = value
 
     def holds(self, group: _Group, keys: Keys) -> bool:
         """Returns whether the group still has these parameters, with this state."""
@@ -115,6 +123,10 @@ class Plan:
         self.groups = [
             GroupPlan(optimizer, group, keys, steps=steps) for group in optimizer.param_groups
         ]
+        for members in self.groups:
+            members.adopt(optimizer)
+        if not steps and any(members.keys for members in self.groups):
+            hide_steps(optimizer)
         self.has_dtensors = any(map(is_dtensor, _params(optimizer)))
         self._on_device = on_device(optimizer)
         self._states = list(optimizer.state.values())
@@ -178,9 +190,10 @@ def plan_of(
 ) -> Iterator[Plan]:
     """The plan of a step, for as long as the step runs.
 
-    `own`: the optimizer is Thalweg's, whose state is float32 whatever its parameters are; torch's
-    keep it in the parameters' type, and are refused unless that is float32. `shards`: parameters
-    may be DTensors. Raises NotFusable.
+    `steps`: torch's state has their number. `own`: the optimizer is Thalweg's, whose state is
+    float32 whatever its parameters are; torch's keep it in the parameters' type, and are refused
+    unless that is float32. `shards`: parameters may be DTensors. Raises NotFusable before the state
+    is changed.
     """
     plan = known_plan(optimizer)
     if plan is None:
@@ -195,27 +208,6 @@ def plan_of(
 
 def _params(optimizer: Optimizer) -> Iterator[Tensor]:
     return chain.from_iterable(group["params"] for group in optimizer.param_groups)
-
-
-def _has(state: dict[str, Any] | None, keys: tuple[str, ...]) -> bool:
-    return state is not None and all(state.get(key) is not None for key in keys)
-
-
-def _complete(
-    state: dict[str, Any], param: Tensor, keys: Iterable[str], steps: bool
-) -> dict[str, Any]:
-    if steps:
-        step = state.get("step", 0.0)
-        # On a GPU kernels count steps. torch takes them there as well.
-        if not isinstance(step, Tensor) or step.device != param.device:
-            state["step"] = torch.tensor(float(step), dtype=torch.float32, device=param.device)
-    for key in keys:
-        value = state.get(key)
-        if value is None:
-            state[key] = torch.zeros_like(param, dtype=torch.float32, requires_grad=False)
-        elif value.dtype is not torch.float32:
-            state[key] = value.float()
-    return state
 
 
 def _refuse_narrow(optimizer: Optimizer) -> None:
