@@ -14,12 +14,16 @@ import test_amp_gradients
 import test_lamb
 import test_optim_clip
 import test_optim_contract
+import test_optim_first_steps
+import test_optim_refusals
 import test_optim_state
 import torch
 from test_amp_gradients import *  # noqa: F403
 from test_lamb import *  # noqa: F403
 from test_optim_clip import *  # noqa: F403
 from test_optim_contract import *  # noqa: F403
+from test_optim_first_steps import *  # noqa: F403
+from test_optim_refusals import *  # noqa: F403
 from test_optim_state import *  # noqa: F403
 
 from thalweg.optim import _plan, _steps
@@ -31,6 +35,8 @@ MODULES = (
     test_lamb,
     test_optim_clip,
     test_optim_contract,
+    test_optim_first_steps,
+    test_optim_refusals,
     test_optim_state,
 )
 BUILD = Path(__file__).parents[3] / "build" / "release" / "client" / "torch"

@@ -54,7 +54,7 @@ def _run(optimizer: Optimizer, kind: type[Optimizer], name: str) -> str:
     type_name = type(optimizer).__name__
     try:
         from thalweg import _C
-        from thalweg.optim import _steps
+        from thalweg.optim import _refusals, _steps
     except ImportError as error:
         return f"thalweg is not installed properly: {error}"
     if type(optimizer)._init_group is not kind._init_group:  # type: ignore[attr-defined]
@@ -65,7 +65,8 @@ def _run(optimizer: Optimizer, kind: type[Optimizer], name: str) -> str:
     # It is read here, because a malformed variable must not break `import torch`.
     asked = "" if fused_steps[type_name] else Activation.from_env().fused_optimizer
     try:
-        getattr(_steps, name)(optimizer, own=False)
+        with _refusals.remembered_refusals(optimizer):
+            getattr(_steps, name)(optimizer, own=False)
     except _C.NotFusable as error:
         return str(error).removeprefix("thalweg: ")
     fused_steps[type_name] += 1

@@ -60,10 +60,14 @@ class FusedMixin:
             with torch.enable_grad():
                 loss = closure()
         try:
-            type(self)._fused_step(self, own=True)
+            self._step_fused()
         except NotFusable as error:
             self._step_unfused(error)
         return loss
+
+    def _step_fused(self) -> None:
+        """Raises NotFusable."""
+        type(self)._fused_step(self, own=True)
 
     def _step_unfused(self, reason: RuntimeError) -> None:
         """Does the same update where the kernels cannot; raises `reason` if it cannot either."""

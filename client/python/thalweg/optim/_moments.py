@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from thalweg.optim._counts import fallbacks
 from thalweg.optim._fused import FusedMixin
 from thalweg.optim._norm import Norm
+from thalweg.optim._refusals import remembered_refusals
 from thalweg.optim._shards import local_grad, local_of, local_state
 from thalweg.optim._steps import grad_scale
 
@@ -57,13 +58,18 @@ class MomentOptimizer(FusedMixin, Optimizer):
         """Clears gradients; with `set_to_none` None it does what `set_grad_none` says."""
         super().zero_grad(self._set_grad_none if set_to_none is None else set_to_none)
 
+    def _step_fused(self) -> None:
+        with remembered_refusals(self):
+            super()._step_fused()
+
     def _step_unfused(self, reason: RuntimeError) -> None:
-        """Raises RuntimeError if a gradient is sparse."""
+        """Raises RuntimeError if a gradient is sparse, before anything is changed."""
         self._norm = None
         scale = grad_scale(self)
         if scale is None:
             return
-        batches = [self._batch(group, 1 / scale) for group in self.param_groups]
+        read = [self._grads(group, 1 / scale) for group in self.param_groups]
+        batches = [self._batch(params, grads) for params, grads in read]
         norm = self._global_norm(batches)
         if norm is not None:
             self._norm = Norm(norm.square(), None)
@@ -87,7 +93,11 @@ class MomentOptimizer(FusedMixin, Optimizer):
         """Returns the norm of all gradients together, where `_update` needs it."""
         return None
 
-    def _batch(self, group: dict[str, Any], factor: float) -> Batch:
+    def _grads(self, group: dict[str, Any], factor: float) -> tuple[list[Tensor], list[Tensor]]:
+        """Returns the parameters that have gradients, and copies of these times `factor`.
+
+        Raises RuntimeError if a gradient is sparse, or is not placed like its parameter's state.
+        """
         params = [param for param in group["params"] if param.grad is not None]
         for param in params:
             if param.grad.is_sparse:
@@ -95,6 +105,19 @@ class MomentOptimizer(FusedMixin, Optimizer):
                     f"a parameter of shape {tuple(param.shape)} has a sparse gradient, expected a "
                     f"dense one: {type(self).__name__} cannot update it, torch.optim.SparseAdam can"
                 )
+            for moment in map(self.state.get(param, {}).get, _MOMENTS):
+                if moment is not None:
+                    local_state(param, moment)
+        grads = [local_grad(param).to(torch.float32, copy=True) for param in params]
+        if group["maximize"]:
+            factor = -factor
+        if grads and factor != 1:
+            torch._foreach_mul_(grads, factor)
+        return params, grads
+
+    def _batch(self, params: list[Tensor], grads: list[Tensor]) -> Batch:
+        """Counts a step of each parameter; makes the state of those that have none."""
+        for param in params:
             state = self.state[param]
             if not state:
                 state["step"] = torch.tensor(0.0, dtype=torch.float32)
@@ -102,11 +125,6 @@ class MomentOptimizer(FusedMixin, Optimizer):
                     state[key] = torch.zeros_like(param, dtype=torch.float32)
             state["step"] += 1
         held = [local_of(param) for param in params]
-        grads = [local_grad(param).to(torch.float32, copy=True) for param in params]
-        if group["maximize"]:
-            factor = -factor
-        if grads and factor != 1:
-            torch._foreach_mul_(grads, factor)
         return Batch(
             params,
             [p.detach() if p.dtype is torch.float32 else p.float() for p in held],
