@@ -125,3 +125,18 @@ def test_backward_that_failed_halfway_adds_nothing(level, earlier):
     optimizer.step()
     successes = [([1.0, 2.0], False)] * earlier + [([1.0, 1.0], False)]
     assert [p.tolist() for p in model.parameters()] == steps_of_torch(successes)
+
+
+@pytest.mark.parametrize("updates", [False, True])
+def test_backward_of_fp16_optimizer_that_failed_leaves_float32_gradients_as_torch_does(updates):
+    model = HalfOfIt()
+    optimizer = amp.FP16_Optimizer(optim.SGD(model.parameters(), lr=0.25), 128.0, verbose=False)
+    backwards = [([1.0, 2.0], False), ([2.0, 2.0], True), ([1.0, 1.0], False)]
+    for inputs, fail in backwards:
+        with contextlib.suppress(Caught):
+            optimizer.backward(model(torch.tensor(inputs), fail), update_master_grads=updates)
+        if fail and updates:
+            assert model.second.grad.tolist() == [1.0, 2.0]
+    optimizer.update_master_grads()
+    optimizer.step()
+    assert [p.tolist() for p in model.parameters()] == steps_of_torch(backwards)

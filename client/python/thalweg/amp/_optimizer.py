@@ -222,7 +222,8 @@ class MixedOptimizer:
         if self._pending is not None:
             raise RuntimeError(
                 "step() was called while gradients are still multiplied by the loss scale: leave "
-                "out delay_unscale in the last scale_loss before step()"
+                "out delay_unscale in the last scale_loss before step(), or call zero_grad() if "
+                "that has raised"
             )
         casting.stepping = True  # functions that the step uses compute in float32
         if self.skip:

@@ -95,14 +95,23 @@ class FP16_Optimizer:
     ) -> None:
         """Runs the backward of the scaled loss; gradients accumulate in the model.
 
+        If it raises, masters keep the gradients that they have, and float32 parameters also what it
+        has added, as in torch.
+
         Args:
             loss: a scalar of any floating point type.
             update_master_grads: also give masters the gradients so far; otherwise call
                 `update_master_grads()` after the last loss.
             retain_graph: passed to `Tensor.backward`.
         """
-        self._multiply_again()
-        self.loss_scaler.backward(loss.float(), retain_graph=retain_graph)
+        divide = update_master_grads or self._divided
+        self._multiply_own()
+        try:
+            self.loss_scaler.backward(loss.float(), retain_graph=retain_graph)
+        except BaseException:
+            if divide:
+                self._divide_own()
+            raise
         if update_master_grads:
             self.update_master_grads()
 
@@ -122,9 +131,7 @@ class FP16_Optimizer:
         gathered = gather_unscaled([grad for grad, _ in used], scaler)
         for (_, master), grad in zip(used, gathered, strict=True):
             master.grad = grad
-        if not self._divided:
-            unscale(self._own_grads(), scaler)
-            self._divided = True
+        self._divide_own()
 
     def clip_master_grads(self, max_norm: float, norm_type: float = 2) -> float:
         """Clips gradients of masters and of other parameters.
@@ -223,8 +230,15 @@ class FP16_Optimizer:
         publish(self._masters, self._params, stored=take_stored(self.optimizer))
 
     @torch.no_grad()
-    def _multiply_again(self) -> None:
-        """Multiplies what has been divided, so that a backward may add to it."""
+    def _divide_own(self) -> None:
+        """Divides gradients of float32 parameters, unless they have been divided."""
+        if not self._divided:
+            unscale(self._own_grads(), LossScaler(self.loss_scale))
+            self._divided = True
+
+    @torch.no_grad()
+    def _multiply_own(self) -> None:
+        """Multiplies gradients that have been divided, so that a backward may add to them."""
         if self._divided:
             unscale(self._own_grads(), LossScaler(1.0 / self.loss_scale))
             self._divided = False
