@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from thalweg import __version__, codecs, policy
 from thalweg._config import LOCAL_SHARDS, ConfigError, parse_addresses
-from thalweg.cli import _http, _passed_on, _status, _trace
+from thalweg.cli import _http, _passed_on, _profile, _status, _trace
 
 _RUN_EPILOG = """\
 examples:
@@ -112,6 +112,7 @@ def _parser() -> argparse.ArgumentParser:
 
     _status.add_parser(commands)
     _trace.add_parser(commands)
+    _profile.add_parser(commands)
     _passed_on.add_parsers(commands)
 
     version = commands.add_parser("version", help="print the version")

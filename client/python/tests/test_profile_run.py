@@ -1,0 +1,143 @@
+"""Tests what `thalweg profile` measures of a script, in this process."""
+
+import argparse
+import json
+
+import pytest
+import torch
+from PIL import Image
+
+from thalweg._config import ConfigError
+from thalweg.cli import _profile_clock, _profile_worker, main
+
+SCRIPT = """
+import sys
+import torch
+
+model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU())
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+data = torch.utils.data.TensorDataset(torch.ones(int(sys.argv[1]), 4))
+for (inputs,) in torch.utils.data.DataLoader(data):
+    optimizer.zero_grad()
+    model(inputs).sum().backward()
+    optimizer.step()
+print("reached its end")
+"""
+
+
+def arguments(folder, steps, skip, data):
+    script = folder / "train.py"
+    script.write_text(SCRIPT)
+    return argparse.Namespace(
+        script=str(script),
+        args=[str(data)],
+        module=False,
+        steps=steps,
+        skip=skip,
+        out=folder / "out",
+        rate=None,
+    )
+
+
+@pytest.fixture(autouse=True)
+def arguments_are_put_back(monkeypatch):
+    monkeypatch.setattr("sys.argv", ["pytest"])
+    monkeypatch.setattr("sys.path", list(__import__("sys").path))
+
+
+def test_so_many_steps_are_measured_after_the_skipped_ones(tmp_path, capsys):
+    assert _profile_worker.run(arguments(tmp_path, steps=5, skip=2, data=100)) == 0
+    said = capsys.readouterr().out
+    assert "reached its end" not in said
+    assert "mean of 5 steps; 1 worker on 1 node; nothing to average" in said
+    found = json.loads((tmp_path / "out/profile.json").read_text())
+    assert list(found["workers"][0]) == list(_profile_clock.PHASES)
+    assert found["measured"]["optimizers"] == ["torch.optim.sgd.SGD"]
+    with Image.open(tmp_path / "out/profile.png") as picture:
+        assert picture.width > 400
+    assert torch.autograd.backward.__module__ == "torch.autograd"
+
+
+def test_script_that_ends_early_is_reported_with_the_steps_it_made(tmp_path, capsys):
+    assert _profile_worker.run(arguments(tmp_path, steps=50, skip=1, data=6)) == 0
+    assert "reached its end" in capsys.readouterr().out
+    assert json.loads((tmp_path / "out/profile.json").read_text())["steps"] == 5
+
+
+def test_script_with_too_few_steps_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"made 1 optimizer steps after the first 3, expected 3"):
+        _profile_worker.run(arguments(tmp_path, steps=50, skip=3, data=4))
+
+
+def test_missing_scripts_and_malformed_options_are_refused(capsys):
+    assert main(["profile", "no/such/script.py"]) == 2
+    assert "there is no script" in capsys.readouterr().err
+    for option in (["--rate", "fast"], ["--steps", "0"], ["--skip", "-1"]):
+        with pytest.raises(SystemExit):
+            main(["profile", *option, __file__])
+    assert "fast is no rate such as 940mbit" in capsys.readouterr().err
+
+
+@pytest.fixture
+def ticking(monkeypatch):
+    """Makes the clock stand still but for tick(seconds)."""
+    now = [0.0]
+    monkeypatch.setattr(_profile_clock, "_time", lambda: now[0])
+
+    def tick(seconds):
+        now[0] += seconds
+
+    return tick
+
+
+class Slow(torch.nn.Module):
+    """Takes 2 s forward, 3 s backward."""
+
+    def __init__(self, tick):
+        super().__init__()
+        self.inner = torch.nn.Linear(1, 1)
+        self.tick = tick
+
+    def forward(self, inputs):
+        self.tick(2)
+        result = self.inner(inputs)
+        result.register_hook(lambda _: self.tick(3))
+        return result
+
+
+def test_phases_are_told_apart_and_their_sum_is_the_step(ticking):
+    class Data(torch.utils.data.Dataset):
+        def __len__(self):
+            return 3
+
+        def __getitem__(self, _):
+            ticking(1)
+            return torch.ones(1)
+
+    class Sgd(torch.optim.SGD):
+        def step(self, closure=None):
+            ticking(4)
+            return super().step(closure)
+
+    model = Slow(ticking)
+    optimizer = Sgd(model.parameters(), lr=0.1)
+    clock = _profile_clock.Clock(2, 0, lambda: None)
+    with pytest.raises(_profile_clock.Done), clock.installed():
+        for inputs in torch.utils.data.DataLoader(Data()):
+            ticking(5)
+            model(inputs).sum().backward()
+            optimizer.step()
+    expected = {"data": 1, "forward": 2, "backward": 3, "wait": 0, "optimizer": 4, "other": 5}
+    assert clock.steps == [expected] * 2
+
+
+def test_step_ends_with_the_optimizer_that_has_stepped_first(ticking):
+    model = Slow(ticking)
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for _ in range(2)]
+    clock = _profile_clock.Clock(2, 1, lambda: None)
+    with pytest.raises(_profile_clock.Done), clock.installed():
+        for _ in range(5):
+            model(torch.ones(1)).backward()
+            for optimizer in optimizers:
+                optimizer.step()
+    assert [step["forward"] for step in clock.steps] == [2, 2]

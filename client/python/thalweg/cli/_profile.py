@@ -1,0 +1,109 @@
+"""`thalweg profile` says where the steps of a training script go."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from thalweg._config import ConfigError
+
+if TYPE_CHECKING:
+    _Commands = argparse._SubParsersAction[argparse.ArgumentParser]
+
+_UNITS = {"kbit": 10**3, "mbit": 10**6, "gbit": 10**9}
+_EPILOG = """\
+examples:
+  thalweg profile train.py --epochs 3
+  thalweg profile --nodes 2 --nproc 2 --codec powersgd:4 train.py
+  thalweg profile --nodes 2 --rate 940mbit train.py       (advice for a link of that rate)
+  torchrun --nnodes 2 … --no-python thalweg profile --here train.py       (on each host)
+
+The script runs unchanged for --skip and then --steps optimizer steps, and is ended there. Rank 0
+prints a table with advice, and writes profile.md, profile.json and profile.png below --out.
+"""
+
+
+def add_parser(commands: _Commands) -> None:
+    """Adds the command to `thalweg`'s."""
+    profile = commands.add_parser(
+        "profile",
+        help="say where the steps of a training script go, and what would help",
+        description="Runs some steps of a script and shows where they go.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = profile.add_argument
+    add("--nodes", type=_positive, default=1, metavar="N", help="nodes on this machine (default 1)")
+    add("--nproc", type=_positive, default=1, metavar="L", help="workers per node")
+    add("--shards", type=_natural, default=0, metavar="S", help="aggregators (default 0)")
+    add("--codec", metavar="CODEC", help="sets THALWEG_CODEC, so that Thalweg averages gradients")
+    add("--here", action="store_true", help="this process is a worker that torchrun has started")
+    add("--steps", type=_positive, default=50, help="optimizer steps to measure (default 50)")
+    add("--skip", type=_natural, default=10, help="steps before these (default 10)")
+    add(
+        "--rate",
+        type=_rate,
+        metavar="RATE",
+        help="advise for links of this rate; default: as measured",
+    )
+    add("--out", type=Path, default=Path("profile"), metavar="FOLDER", help="default: profile")
+    add("-m", "--module", action="store_true", help="SCRIPT is a module's name")
+    add("script", metavar="SCRIPT")
+    add("args", nargs=argparse.REMAINDER, metavar="ARGS", help="for the script")
+    profile.set_defaults(handler=_profile)
+
+
+def _profile(args: argparse.Namespace) -> int:
+    if args.here:
+        from thalweg.cli import _profile_worker
+
+        return _profile_worker.run(args)
+    if not args.module and not Path(args.script).exists():
+        raise ConfigError(f"there is no script {Path(args.script).absolute()}")
+    from thalweg import policy
+    from thalweg.cli import _run
+
+    command = ["-m", "thalweg", "profile", "--here", "--steps", str(args.steps)]
+    command += ["--skip", str(args.skip), "--out", str(args.out)]
+    command += ["--rate", f"{args.rate / 1e6}mbit"] if args.rate else []
+    command += ["-m"] if args.module else []
+    try:
+        codec = None if args.codec is None else policy.parse(args.codec).spec()
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    return _run.run(
+        _run.Plan(
+            nodes=args.nodes,
+            nproc=args.nproc,
+            shards=args.shards,
+            local_shards=None,
+            codec=codec,
+            timeout=None,
+            port=0,
+            command=[*command, args.script, *args.args],
+        )
+    )
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not positive")
+    return number
+
+
+def _natural(text: str) -> int:
+    number = int(text)
+    if number < 0:
+        raise argparse.ArgumentTypeError(f"{text} is negative")
+    return number
+
+
+def _rate(text: str) -> float:
+    """Returns bits per second."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([kmg]bit)", text)
+    if match is None or float(match[1]) == 0:
+        raise argparse.ArgumentTypeError(f"{text} is no rate such as 940mbit or 10gbit")
+    return float(match[1]) * _UNITS[match[2]]

@@ -1,0 +1,164 @@
+"""Runs a script as one worker of `thalweg profile`, and reports together with the others."""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import runpy
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from thalweg import _topology
+from thalweg._config import Config, ConfigError
+from thalweg.cli import _profile_report
+from thalweg.cli._profile_advice import Measured, Tensor, advise, at_rate
+from thalweg.cli._profile_clock import PHASES, Clock, Done
+
+_LEAST_STEPS = 3
+_PROBE_BYTES = 8 << 20
+
+
+class _Worker(NamedTuple):
+    """What a worker tells the first one."""
+
+    node: tuple[str, str]
+    phases: dict[str, float]  # seconds per step
+    steps: int
+    gradients: tuple[Tensor, ...]
+    codec: str
+    sent_bytes: float  # per step, by its node
+    optimizers: tuple[str, ...]
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs the script, and on rank 0 prints the report. Raises ConfigError if the script ends
+    before enough steps.
+    """
+    sent: list[float] = [0.0]
+
+    def note_sent() -> None:
+        sent[0] = _sent_bytes(clock.ddp_modules)
+
+    clock = Clock(args.steps, args.skip, note_sent)
+    with clock.installed():
+        try:
+            _run_script(args)
+        except Done:
+            pass
+        except SystemExit as ended:
+            if ended.code not in (None, 0):
+                raise
+    if len(clock.steps) < _LEAST_STEPS:
+        raise ConfigError(
+            f"{args.script} has made {len(clock.steps)} optimizer steps after the first "
+            f"{args.skip}, expected {_LEAST_STEPS} at least: give it more to do, or lower --skip"
+        )
+    _report(args, _describe(clock, sent[0]))
+    clock.ddp_modules.clear()
+    gc.collect()  # DDP's modules, which are in cycles, keep Gloo's threads
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    return 0
+
+
+def _run_script(args: argparse.Namespace) -> None:
+    sys.argv = [args.script, *args.args]
+    if args.module:
+        runpy.run_module(args.script, run_name="__main__", alter_sys=True)
+        return
+    sys.path.insert(0, str(Path(args.script).resolve().parent))
+    runpy.run_path(args.script, run_name="__main__")
+
+
+def _describe(clock: Clock, sent_before: float) -> _Worker:
+    count = len(clock.steps)
+    gradients = tuple(
+        Tensor(tuple(parameter.shape), parameter.element_size())
+        for module in clock.ddp_modules
+        for parameter in module.parameters()
+        if parameter.requires_grad
+    )
+    return _Worker(
+        node=(_topology.host_id(), Config.from_env().sidecar),
+        phases={phase: sum(step[phase] for step in clock.steps) / count for phase in PHASES},
+        steps=count,
+        gradients=gradients,
+        codec=_codec(clock.ddp_modules),
+        sent_bytes=(_sent_bytes(clock.ddp_modules) - sent_before) / count,
+        optimizers=tuple(sorted(clock.optimizers)),
+    )
+
+
+def _report(args: argparse.Namespace, worker: _Worker) -> None:
+    """All workers call it together; if the script has ended their group, each is alone."""
+    everyone, rate = [worker], None
+    if dist.is_initialized() and dist.get_world_size() > 1:
+        group = dist.new_group(backend="gloo")
+        gathered: list[_Worker | None] = [None] * dist.get_world_size()
+        dist.all_gather_object(gathered, worker, group=group)
+        everyone = [entry for entry in gathered if entry is not None]
+        rate = _measure_links([entry.node for entry in everyone])
+        if dist.get_rank() != 0:
+            return
+    by_worker = [entry.phases for entry in everyone]
+    phases = {phase: sum(p[phase] for p in by_worker) / len(by_worker) for phase in PHASES}
+    busy = [sum(p.values()) - p["wait"] for p in by_worker]
+    measured = Measured(
+        phases=phases,
+        straggling=min(phases["wait"], max(busy) - sum(busy) / len(busy)),
+        gradients=worker.gradients,
+        workers=len(everyone),
+        nodes=len({entry.node for entry in everyone}),
+        rate=rate,
+        codec=worker.codec,
+        sent_bytes=worker.sent_bytes,
+        optimizers=worker.optimizers,
+    )
+    judged = at_rate(measured, args.rate) if args.rate and rate else measured
+    print(_profile_report.write(args.out, measured, by_worker, worker.steps, advise(judged)))
+
+
+def _measure_links(nodes: Sequence[tuple[str, str]]) -> float | None:
+    """Returns the bits per second of the slowest node's link; None: there is one node.
+
+    The first workers of the nodes reduce a tensor in a ring, to which each link carries
+    2 (n - 1) / n times its bytes in each direction.
+    """
+    leaders = [nodes.index(node) for node in dict.fromkeys(nodes)]
+    if len(leaders) == 1:
+        return None
+    group = dist.new_group(leaders, backend="gloo")
+    rate = torch.zeros(1, dtype=torch.float64)
+    if dist.get_rank() in leaders:
+        for size in (_PROBE_BYTES // 32, _PROBE_BYTES):  # the first opens connections
+            probe = torch.zeros(size // 4)
+            dist.barrier(group)
+            began = time.perf_counter()
+            dist.all_reduce(probe, group=group)
+            seconds = time.perf_counter() - began
+        n = len(leaders)
+        rate[0] = 2 * (n - 1) / n * _PROBE_BYTES * 8 / seconds
+        dist.all_reduce(rate, dist.ReduceOp.MIN, group=group)
+    return float(rate)
+
+
+def _codec(ddp_modules: Sequence[DistributedDataParallel]) -> str:
+    """Returns the codec of the first module that Thalweg averages; empty: there is none."""
+    from thalweg import ddp
+
+    states = [ddp.state_of(module) for module in ddp_modules]
+    return next((state.codec for state in states if state is not None), "")
+
+
+def _sent_bytes(ddp_modules: Sequence[DistributedDataParallel]) -> float:
+    from thalweg import ddp
+
+    states = [ddp.state_of(module) for module in ddp_modules]
+    return sum(state.stats()["wire_bytes_sent"] for state in states if state is not None)
