@@ -1,0 +1,116 @@
+"""Runs apex's own tests on `thalweg.compat.apex`, on the CPU, and counts them by file.
+
+    python tests/apex/apex_suite.py CHECKOUT [FILE…]
+
+CHECKOUT is a work tree of NVIDIA/apex at the last commit that has `apex/amp`. FILE is a path below
+its `tests/L0`.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from xml.etree import ElementTree
+
+HERE = Path(__file__).parent
+LIMIT = 900  # seconds for one file
+
+FOLDERS = ("run_amp", "run_fp16util", "run_optimizers", "run_fused_layer_norm")
+# What is not run, and why.
+LEFT_OUT = {
+    "run_deprecated": "asks for the warnings that apex is deprecated",
+    "run_mlp": "apex.mlp is not provided: torch.nn.Sequential does the same",
+    "run_transformer": "apex.transformer is not provided: Megatron-LM has its own",
+}
+
+
+@dataclass
+class Outcome:
+    """What became of the tests of one file."""
+
+    passed: list[str] = field(default_factory=list)
+    skipped: dict[str, str] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)
+
+
+def run_file(checkout: Path, file: str) -> Outcome:
+    """Runs one file of `tests/L0` in a process of its own."""
+    tests = checkout.resolve() / "tests" / "L0"
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join(map(str, (HERE, tests / Path(file).parent))),
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "THALWEG_COMPAT": "apex",
+        "OMP_NUM_THREADS": "1",
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "report.xml"
+        command = [
+            *(sys.executable, "-m", "pytest", "-q", "-p", "cuda_on_cpu", "-p", "no:cacheprovider"),
+            *("--import-mode=importlib", f"--rootdir={folder}", "-c", os.devnull),
+            *(f"--junitxml={report}", str(tests / file)),
+        ]
+        try:
+            output = subprocess.run(
+                command, env=environment, cwd=folder, capture_output=True, text=True, timeout=LIMIT
+            ).stdout
+        except subprocess.TimeoutExpired:
+            return Outcome(failed={file: f"took longer than {LIMIT} s"})
+        if not report.exists():
+            return Outcome(failed={file: output[-2000:]})
+        return _read(report)
+
+
+def _read(report: Path) -> Outcome:
+    outcome = Outcome()
+    for case in ElementTree.parse(report).iter("testcase"):  # written by our own process
+        name = f"{case.get('classname', '').split('.')[-1]}.{case.get('name')}"
+        bad = [found for kind in ("failure", "error") for found in case.findall(kind)]
+        skipped = case.find("skipped")
+        if bad:
+            outcome.failed[name] = (bad[0].get("message") or bad[0].text or "").split("\n")[0]
+        elif skipped is not None:
+            outcome.skipped[name] = skipped.get("message") or ""
+        else:
+            outcome.passed.append(name)
+    return outcome
+
+
+def files_of(checkout: Path) -> list[str]:
+    """Returns the test files that are run, as paths below `tests/L0`."""
+    root = checkout / "tests" / "L0"
+    found = [path for folder in FOLDERS for path in sorted((root / folder).glob("test_*.py"))]
+    return [str(path.relative_to(root)) for path in found]
+
+
+def table(outcomes: dict[str, Outcome]) -> str:
+    """Returns the counts by file, then every reason."""
+    lines = [f"{'file':58} passed skipped failed"]
+    for file, outcome in outcomes.items():
+        counts = (len(outcome.passed), len(outcome.skipped), len(outcome.failed))
+        lines.append(f"{file:58} {counts[0]:6} {counts[1]:7} {counts[2]:6}")
+    for folder, reason in LEFT_OUT.items():
+        lines.append(f"{folder:58} not run: {reason}")
+    for file, outcome in outcomes.items():
+        for kind, reasons in (("skipped", outcome.skipped), ("failed", outcome.failed)):
+            lines += [f"{kind} {file} {name}: {reason}" for name, reason in reasons.items()]
+    return "\n".join(lines)
+
+
+def main() -> int:
+    """Prints the table; returns 1 if a test failed."""
+    if len(sys.argv) < 2:
+        print(__doc__)
+        return 2
+    checkout = Path(sys.argv[1])
+    files = sys.argv[2:] or files_of(checkout)
+    outcomes = {file: run_file(checkout, file) for file in files}
+    print(table(outcomes))
+    return int(any(outcome.failed for outcome in outcomes.values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
