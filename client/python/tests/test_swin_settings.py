@@ -89,6 +89,7 @@ def test_malformed_pairs_are_refused_with_what_to_write(pairs, text):
         (["TRAIN.EPOCHS", "0"], "TRAIN.EPOCHS is 0, expected 1 or more"),
         (["BACKEND", "mpi"], "BACKEND is 'mpi', expected one of ddp, thalweg"),
         (["BACKEND", "fsdp"], "the back end fsdp does not exist yet: choose ddp or thalweg"),
+        (["TRAIN.REDUCE_BY_HAND", "True"], "REDUCE_BY_HAND is for BACKEND thalweg, not ddp"),
         (["BACKEND", "ps"], "the back end ps does not exist yet"),
     ],
 )

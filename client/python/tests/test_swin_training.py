@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+import thalweg
 from thalweg.examples.swin import SwinError, loading, loop, meters, precision, prepare, train
 from thalweg.examples.swin.config import Config
 from thalweg.examples.swin.parser import parse_file
@@ -86,6 +87,28 @@ def test_levels_train_alike_with_accumulation_and_clipping(data, tmp_path):
     assert losses["O2 disabled"] == losses["O0"]
     dtypes = {parameter.dtype for parameter in run.model.parameters()}
     assert dtypes == {torch.float32}
+
+
+@pytest.mark.parametrize("level", ["O1", "O2"])
+def test_gradients_reduced_by_hand_carry_the_scale_and_are_clipped_afterwards(
+    data, tmp_path, monkeypatch, level
+):
+    reduced = []
+
+    def halve(gradients, scale, codec):
+        reduced.append((scale, codec, torch.nn.utils.get_total_norm(gradients).item()))
+        torch._foreach_mul_(gradients, 0.5)
+
+    monkeypatch.setattr(thalweg, "all_reduce", halve)
+    pairs = [*LEVELS[level], "BACKEND", "thalweg", "CODEC", "fp16", "TRAIN.STEPS", "1"]
+    norms = []
+    for hand in ("False", "True"):
+        config = make(data, tmp_path / hand, *pairs, "TRAIN.REDUCE_BY_HAND", hand)
+        trained(config)
+        norms += log_of(config).column("grad_norm")
+    assert norms[1] == pytest.approx(norms[0] / 2, rel=1e-3)
+    # Half precision's norm of O2 is rounded.
+    assert reduced == [(1.0, "fp16", pytest.approx(128 * norms[0], rel=0.01))]
 
 
 def test_norm_is_computed_where_nothing_is_clipped(data, tmp_path):

@@ -1,4 +1,4 @@
-"""`thalweg profile` says where the steps of a training script go."""
+"""`thalweg profile` says where the steps of a training script go (docs/swin.md)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trains Swin Transformer plainly and optimised, and shows both side by side.
+"""Trains Swin Transformer plainly and optimised, and shows both side by side (docs/swin.md).
 
     python -m thalweg.examples.swin.prepare --folder data
     python -m thalweg.examples.swin.launch_single_task --data data --amp_level O1

@@ -43,6 +43,7 @@ class Train:
     CLIP_GRAD: float = 5.0  # 0: the norm is computed, and nothing is clipped
     ACCUMULATION_STEPS: int = 1  # micro-batches per update
     FUSED_OPTIMIZER: bool = False
+    REDUCE_BY_HAND: bool = False  # with thalweg.all_reduce() after backward, not beside it
 
 
 @dataclass
@@ -102,6 +103,8 @@ class Config:
         _check_choice("BACKEND", self.BACKEND, BACKENDS)
         _check_choice("AMP_OPT_LEVEL", self.AMP_OPT_LEVEL, ("O0", "O1", "O2"))
         _check_choice("AUG.MIXUP_MODE", self.AUG.MIXUP_MODE, ("batch", "pair", "elem"))
+        if self.TRAIN.REDUCE_BY_HAND and self.BACKEND != "thalweg":
+            raise SwinError(f"TRAIN.REDUCE_BY_HAND is for BACKEND thalweg, not {self.BACKEND}")
         scale = self.AMP_LOSS_SCALE
         if isinstance(scale, str) and scale != "dynamic":
             raise SwinError(f"AMP_LOSS_SCALE is {scale!r}, expected dynamic or a number")

@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from thalweg.data import DevicePrefetcher
 from thalweg.examples.swin import meters
 from thalweg.examples.swin.config import Config
-from thalweg.examples.swin.precision import Level, autocast_context_manager, clip
+from thalweg.examples.swin.precision import Level, Reduce, autocast_context_manager, clip
 
 if TYPE_CHECKING:
     from thalweg._state import State
@@ -34,7 +34,8 @@ class Run:
     optimizer: torch.optim.Optimizer
     level: Level
     schedule: Scheduler
-    state: State | None  # None: torch averages the gradients
+    state: State | None  # None: torch averages the gradients, or `reduce`
+    reduce: Reduce | None
     device: torch.device
     loopback: bool
     updates: int = field(default=0, init=False)  # so far
@@ -97,10 +98,12 @@ def train_one_epoch(run: Run, loaders: Loaders, epoch: int, total: int) -> Itera
             if loaders.mixup is not None:
                 images, targets = loaders.mixup(images, targets)  # noqa: PLW2901 - mixed
             final = (index + 1) % parts == 0
-            with contextlib.nullcontext() if final else run.model.no_sync():
+            reduce = run.reduce if final else None
+            averages = final and reduce is None
+            with contextlib.nullcontext() if averages else run.model.no_sync():
                 with autocast_context_manager(config, run.device):
                     loss = criterion(run.model(images), targets) / parts
-                run.level.backward(loss, final=final)
+                run.level.backward(loss, final=final, reduce=reduce)
             interval.add(loss)
             if not final:
                 continue

@@ -64,14 +64,12 @@ def plot(model_tag: str, runs: Runs, folder: str | Path) -> Path:
 
     Writes MODEL_TAG.png, .md and .json there.
     """
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot
+    from matplotlib.figure import Figure
 
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    figure, axes = pyplot.subplots(2, 3, figsize=(12, 6.5), layout="constrained")
+    figure = Figure(figsize=(12, 6.5), layout="constrained")
+    axes = figure.subplots(2, 3)
     figure.suptitle(model_tag)
     colors = {suffix: _COLORS[i % len(_COLORS)] for i, suffix in enumerate(runs)}
     _draw_curves(axes[0, 0], axes[0, 1], runs, colors)
@@ -84,8 +82,7 @@ def plot(model_tag: str, runs: Runs, folder: str | Path) -> Path:
         ax.set_title(label, fontsize=10)
         ax.margins(y=0.15)
     path = folder / f"{model_tag}.png"
-    figure.savefig(path, dpi=90)
-    pyplot.close(figure)
+    figure.savefig(path, dpi=75)
     path.with_suffix(".md").write_text(table(summaries) + "\n", encoding="utf-8")
     rows = {
         suffix: {name: log.summary().as_dict() for name, log in logs.items()}

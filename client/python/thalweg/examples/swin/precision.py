@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol
 
 import torch
 from torch import nn
 
+import thalweg
 from thalweg.examples.swin.config import Config
+
+Reduce = Callable[[list[torch.Tensor]], object]
 
 
 class Level(Protocol):
     """How a level scales losses and updates parameters."""
 
-    def backward(self, loss: torch.Tensor, *, final: bool) -> None:
-        """Adds gradients up; `final`: of the last micro-batch before the step."""
+    def backward(self, loss: torch.Tensor, *, final: bool, reduce: Reduce | None = None) -> None:
+        """Adds gradients up; `final`: of the last micro-batch before the step.
+
+        `reduce` averages them over the workers while they carry the scale, so that an infinity of
+        one worker skips the step of all.
+        """
 
     def parameters(self) -> Iterable[torch.Tensor]:
         """Returns what the step updates, with gradients that carry no scale. Call it between the
@@ -79,9 +86,11 @@ class _Torch:
             device.type, init_scale=self._fixed or 2.0**16, enabled=scale is not None
         )
 
-    def backward(self, loss: torch.Tensor, *, final: bool) -> None:
+    def backward(self, loss: torch.Tensor, *, final: bool, reduce: Reduce | None = None) -> None:
         del final  # the scale stays until step()
         self._scaler.scale(loss).backward()
+        if reduce is not None:
+            reduce(thalweg.fetch_gradients(self._optimizer))
 
     def parameters(self) -> Iterator[torch.Tensor]:
         self._scaler.unscale_(self._optimizer)
@@ -111,12 +120,15 @@ class _Masters:
         from thalweg import amp
 
         self._amp = amp
+        self._model = model
         self._optimizer = optimizer
         amp.initialize(model, optimizer, opt_level="O2", loss_scale=scale, verbosity=0)
 
-    def backward(self, loss: torch.Tensor, *, final: bool) -> None:
+    def backward(self, loss: torch.Tensor, *, final: bool, reduce: Reduce | None = None) -> None:
         with self._amp.scale_loss(loss, self._optimizer, delay_unscale=not final) as scaled:
             scaled.backward()
+            if reduce is not None:  # the masters get theirs at the end of this context
+                reduce([p.grad for p in self._model.parameters() if p.grad is not None])
 
     def parameters(self) -> Iterable[torch.Tensor]:
         return self._amp.master_params(self._optimizer)

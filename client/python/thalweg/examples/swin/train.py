@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import gc
 import os
 import sys
@@ -17,6 +18,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+import thalweg
 from thalweg.examples.swin import SwinError, checkpoint, precision
 from thalweg.examples.swin.config import Config
 from thalweg.examples.swin.loading import Loaders, load
@@ -98,14 +100,15 @@ def set_up(config: Config, place: Place, device: torch.device, loaders: Loaders)
     ddp_model = DistributedDataParallel(
         model, device_ids=[device] if device.type == "cuda" else None, broadcast_buffers=False
     )
-    state = None
-    if config.BACKEND == "thalweg" and place.world_size > 1:
-        import thalweg.ddp
-
+    state, reduce = None, None
+    if config.TRAIN.REDUCE_BY_HAND:
+        scale = 1 / place.world_size
+        reduce = functools.partial(thalweg.all_reduce, scale=scale, codec=config.CODEC)
+    elif config.BACKEND == "thalweg" and place.world_size > 1:
         state = thalweg.ddp.attach(ddp_model, config.CODEC)
     torch.manual_seed(config.SEED + place.rank)  # they mix and drop differently
     np.random.seed(config.SEED + place.rank)
-    return Run(config, ddp_model, optimizer, level, schedule, state, device, place.loopback)
+    return Run(config, ddp_model, optimizer, level, schedule, state, reduce, device, place.loopback)
 
 
 def updates(config: Config, loaders: Loaders) -> int:
