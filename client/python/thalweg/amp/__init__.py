@@ -24,7 +24,7 @@ from thalweg.amp._initialize import initialize, load_state_dict, state_dict
 from thalweg.amp._optimizer import master_params
 from thalweg.amp._scale_loss import scale_loss
 from thalweg.amp._scaling import LossScaler
-from thalweg.amp._scaling import state as _amp_state
+from thalweg.amp._state import state as _amp_state
 from thalweg.amp.first_generation._handle import AmpHandle, NoOpHandle, OptimWrapper, init, rnn_cast
 from thalweg.amp.fp16_utils import DynamicLossScaler, FP16_Optimizer
 

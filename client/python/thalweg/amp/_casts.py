@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
 _SHORT = {torch.float32: "Float", torch.float16: "Half", torch.bfloat16: "BFloat16"}
@@ -84,19 +84,29 @@ class Casting:
 casting = Casting()
 
 
-def map_tensors(value: Any, function: Callable[[Tensor], Tensor]) -> Any:  # noqa: ANN401
-    """Returns `value` with `function` applied to its tensors, in containers of any depth."""
+def map_tensors(
+    value: Any,  # noqa: ANN401
+    function: Callable[[Tensor], Tensor],
+    batch: Callable[[Any], Any] | None = None,
+) -> Any:  # noqa: ANN401
+    """Returns `value` with `function` applied to its tensors, in containers of any depth.
+
+    `batch` is applied to objects of other classes that have a method `to`, such as batches of
+    libraries; None: they stay as they are.
+    """
     if isinstance(value, Tensor):
         return function(value)
     if isinstance(value, dict):
         # A copy keeps the class, whose constructor is not known (models of transformers have such).
         copy = value.copy() if type(value) is dict else _shallow(value)
         for key, item in value.items():
-            copy[key] = map_tensors(item, function)
+            copy[key] = map_tensors(item, function, batch)
         return copy
     if isinstance(value, tuple | list):
-        items = [map_tensors(item, function) for item in value]
+        items = [map_tensors(item, function, batch) for item in value]
         return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    if batch is not None and hasattr(value, "to") and not isinstance(value, nn.Module | type):
+        return batch(value)
     return value
 
 

@@ -5,12 +5,14 @@ The lists are in `lists.py`, and users may register functions of their own.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional
-from torch import _VF
+from torch import _VF, Tensor, nn
 
 from thalweg.amp import lists
 from thalweg.amp._casts import cast_all, casting, match_first, promote, refuse_half
@@ -45,6 +47,73 @@ class Replacements:
                 setattr(owner, name, before)
         self._replaced.clear()
         self.active = False
+
+
+class NoCasts:
+    """A handle on casts that are not on; apex's handles have these names."""
+
+    def is_active(self) -> bool:
+        """Returns whether functions cast."""
+        return False
+
+    @property
+    def has_cache(self) -> bool:
+        """Returns whether casts of parameters are kept during an iteration."""
+        return False
+
+    @property
+    def verbose(self) -> bool:
+        """Returns whether each cast is printed."""
+        return False
+
+    def _disable_casts(self) -> AbstractContextManager[None]:
+        """Switches casts off in a context, for arithmetic that must stay in its types."""
+        return casting.disable()
+
+    def _clear_cache(self) -> None:
+        """Drops casts of parameters."""
+
+    def _deactivate(self) -> None:
+        """Puts torch's functions back."""
+
+
+class Casts(NoCasts):
+    """A handle on casts that are on until `_deactivate`, or until others take their place."""
+
+    def __init__(self, replacements: Replacements) -> None:
+        self._replacements = replacements
+
+    def is_active(self) -> bool:
+        """Returns whether functions cast."""
+        return self._replacements.active
+
+    @property
+    def has_cache(self) -> bool:
+        """Returns whether casts of parameters are kept during an iteration."""
+        return casting.caching
+
+    @property
+    def verbose(self) -> bool:
+        """Returns whether each cast is printed."""
+        return casting.verbose
+
+    @property
+    def cache(self) -> Any:  # noqa: ANN401
+        """The casts of parameters in this iteration, by parameter."""
+        return casting.cache
+
+    def remove_cache(self, param: Tensor) -> None:
+        """Drops the casts of one parameter."""
+        casting.cache.pop(param, None)
+
+    def _clear_cache(self) -> None:
+        """Drops casts of parameters."""
+        casting.clear_cache()
+
+    def _deactivate(self) -> None:
+        """Puts torch's functions back; the handle does nothing any more."""
+        if self.is_active():
+            deactivate_casts()
 
 
 _registered: list[tuple[Any, str, Wrap]] = []
@@ -134,6 +203,7 @@ def _replace_listed(replacements: Replacements, *, allow_banned: bool) -> None:
                 replacements.replace(owners[owner], name, wrap(name))
     for name in lists.RNNS.split():
         replace_rnn(replacements, _VF, name)
+    replacements.replace(nn.RNNBase, "check_input", _check_input_of_any_type)
     for name, reason in lists.BANNED.items():
         replacements.replace(
             torch.nn.functional,
@@ -142,6 +212,19 @@ def _replace_listed(replacements: Replacements, *, allow_banned: bool) -> None:
             if allow_banned
             else (lambda f, reason=reason: refuse_half(f, reason)),  # type: ignore[misc]
         )
+
+
+def _check_input_of_any_type(check: Callable[..., None]) -> Callable[..., None]:
+    """Recurrent modules compare the types of input and weights, which are cast only afterwards."""
+
+    @functools.wraps(check)
+    def wrapper(module: nn.RNNBase, input: Tensor, batch_sizes: Tensor | None) -> None:
+        if casting.on and input.is_floating_point():
+            weights = next(module.parameters()).dtype
+            input = torch.empty(input.shape, dtype=weights, device="meta")
+        check(module, input, batch_sizes)
+
+    return wrapper
 
 
 def _refusing(name: str) -> Wrap:

@@ -9,12 +9,13 @@ from torch import nn
 from torch.optim import Optimizer
 
 from thalweg.amp import _gradscaler
-from thalweg.amp._functions import activate_casts, deactivate_casts
-from thalweg.amp._masters import share_when_distributed
+from thalweg.amp._functions import Casts, NoCasts, activate_casts, deactivate_casts
+from thalweg.amp._masters import HALF_TYPES, share_when_distributed
 from thalweg.amp._model import cast_boundary, cast_model, checkpoint_masters, require_float32
 from thalweg.amp._optimizer import MixedOptimizer, mixed_optimizer_of
 from thalweg.amp._options import Options, choose
-from thalweg.amp._scaling import LossScaler, state
+from thalweg.amp._scaling import LossScaler
+from thalweg.amp._state import state
 
 
 def initialize(  # noqa: PLR0917 - apex's order
@@ -45,14 +46,15 @@ def initialize(  # noqa: PLR0917 - apex's order
         optimizers: None, an Optimizer or a list of them.
         enabled: False: everything is returned as it is, and scale_loss() does nothing.
         opt_level: "O0" to "O3"; the options below, where given, replace what it sets.
-        cast_model_type: type for parameters and buffers.
+        cast_model_type: type for parameters and buffers; False: they stay as they are.
         patch_torch_functions: cast arguments of torch's functions by lists, as O1 does.
         keep_batchnorm_fp32: leave batch normalisation in float32.
         master_weights: optimizers update float32 masters of half-precision parameters.
         loss_scale: "dynamic", or a positive number. With bfloat16, 1.0 unless given.
         cast_model_outputs: type of what models return; float32 if their parameters are cast.
         num_losses: how many loss scales there are, one for each `loss_id` of scale_loss().
-        verbosity: 0: log nothing; 1: log what was set up, on rank 0, and each skipped step.
+        verbosity: 0: log nothing; 1: log what was set up, on rank 0, and each skipped step;
+            2: also print each cast of O1, as `Float->Half (conv2d)`.
         min_loss_scale, max_loss_scale: bounds of dynamic scales.
         half_dtype: torch.float16 or torch.bfloat16.
 
@@ -81,7 +83,7 @@ def initialize(  # noqa: PLR0917 - apex's order
         raise ValueError(f"num_losses is {num_losses}, expected at least 1")
     all_models = as_list("models", models, nn.Module)
     all_optimizers = as_list("optimizers", optimizers, Optimizer)
-    require_float32(all_models)
+    require_float32(all_models, allow_half=state.allow_incoming_model_not_fp32)
     prepare(all_models, all_optimizers, options)
     state.options = options
     state.loss_scalers = [
@@ -89,9 +91,10 @@ def initialize(  # noqa: PLR0917 - apex's order
         for _ in range(num_losses)
     ]
     if options.patch_torch_functions:
-        activate_casts(options.half_dtype)
+        state.handle = Casts(activate_casts(options.half_dtype, verbose=verbosity > 1))
     else:
         deactivate_casts()
+        state.handle = NoCasts()
     state.say(f"mixed precision is set up: {options}", once=True)
     return models if optimizers is None else (models, optimizers)
 
@@ -120,7 +123,7 @@ def prepare(
             cast_boundary(model, options.cast_model_type, outputs)
         else:
             cast_boundary(model, None, options.cast_model_outputs)
-        if masters:
+        if masters or options.cast_model_type in HALF_TYPES:
             checkpoint_masters(model)
     scales = native or options.loss_scale != 1.0
     for optimizer in optimizers:

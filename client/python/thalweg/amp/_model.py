@@ -16,15 +16,22 @@ _CAST_HOOKS = "_amp_cast_hooks"
 
 
 def cast_model(
-    model: nn.Module, dtype: torch.dtype, *, keep_batchnorm_fp32: bool, masters: bool
+    model: nn.Module,
+    dtype: torch.dtype,
+    *,
+    keep_batchnorm_fp32: bool,
+    masters: bool,
+    keep_affine_only: bool = False,
 ) -> None:
     """Casts floating point parameters, their gradients and buffers to `dtype`, in place.
 
     Batch normalisation keeps its type on request: its statistics do not survive a half type.
-    With `masters`, the former values of a parameter become its float32 master.
+    `keep_affine_only`: only where it has weights. With `masters`, the former values of a parameter
+    become its float32 master.
     """
     for module in model.modules():
-        if keep_batchnorm_fp32 and isinstance(module, _BatchNorm):
+        keeps = keep_batchnorm_fp32 and isinstance(module, _BatchNorm)
+        if keeps and (module.affine or not keep_affine_only):
             continue
         for param in module._parameters.values():
             if param is not None and param.is_floating_point() and param.dtype is not dtype:
@@ -66,15 +73,15 @@ def checkpoint_masters(model: nn.Module) -> None:
         module.register_load_state_dict_pre_hook(_take_masters)
 
 
-def require_float32(models: list[nn.Module]) -> None:
-    """Raises RuntimeError if a model has already been cast or distributed."""
+def require_float32(models: list[nn.Module], *, allow_half: bool = False) -> None:
+    """Raises RuntimeError if a model has already been distributed, or cast without `allow_half`."""
     for model in models:
         if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
             raise RuntimeError(
                 f"initialize() was given a {type(model).__name__}, expected the model inside it: "
                 "call initialize() first, then wrap what it returns"
             )
-        for name, param in model.named_parameters():
+        for name, param in () if allow_half else model.named_parameters():
             if param.is_floating_point() and param.dtype in HALF_TYPES:
                 raise RuntimeError(
                     f"parameter {name} is {param.dtype}, expected torch.float32: leave .half() "
@@ -106,13 +113,17 @@ def _cast_outputs(dtype: torch.dtype, _: nn.Module, args: Any, result: Any) -> A
 
 
 def _cast_floating(value: Any, dtype: torch.dtype) -> Any:  # noqa: ANN401
-    return map_tensors(value, lambda t: t.to(dtype) if t.is_floating_point() else t)
+    return map_tensors(
+        value,
+        lambda t: t.to(dtype) if t.is_floating_point() else t,
+        lambda batch: batch.to(dtype),
+    )
 
 
 def _emit_masters(
     module: nn.Module, state: dict[str, Any], prefix: str, local_metadata: dict[str, Any]
 ) -> None:
-    """Hook of state_dict(): puts float32 in the place of the module's own half tensors."""
+    """Hook of state_dict(): puts masters, or float32 copies, in the place of half tensors."""
     for name, param in module._parameters.items():
         if param is not None and prefix + name in state and param.dtype in HALF_TYPES:
             master = master_of(param)

@@ -18,7 +18,8 @@ from torch.optim import Optimizer
 
 from thalweg.amp._casts import casting
 from thalweg.amp._masters import HALF_TYPES, Master, ensure_master, publish
-from thalweg.amp._scaling import LossScaler, gather_unscaled, unscale
+from thalweg.amp._scaling import LossScaler, gather_unscaled, unscale, unshared
+from thalweg.amp._state import AmpStash
 from thalweg.optim._copies import ask_for_copies, forget_copies, take_stored
 from thalweg.optim._norm import drop_norm
 
@@ -59,17 +60,27 @@ class MixedOptimizer:
         optimizer.zero_grad = self.zero_grad  # type: ignore[method-assign]
         optimizer.add_param_group = self.add_param_group  # type: ignore[method-assign]
         optimizer.__dict__[_ATTRIBUTE] = self
+        AmpStash(self).put_into(optimizer)
         self._adopt()
 
     def retire(self) -> None:
         """Leaves the optimizer to itself again; parameters that have masters keep them."""
         for hook in self._hooks:
             hook.remove()
-        for name in ("zero_grad", "add_param_group", _ATTRIBUTE):
+        for name in ("zero_grad", "add_param_group", _ATTRIBUTE, *AmpStash.NAMES):
             self.optimizer.__dict__.pop(name, None)
         for master in self._masters:
             master.optimizers -= 1
         forget_copies(self.optimizer)
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether gradients in the model are still multiplied by the scale."""
+        return self._pending is not None
+
+    def params_by_master(self) -> dict[int, Parameter]:
+        """Returns the half-precision parameters by the id of their master."""
+        return dict(zip(map(id, self._weights()), self._params, strict=True))
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Does Optimizer.add_param_group; half-precision parameters get masters."""
@@ -119,7 +130,7 @@ class MixedOptimizer:
             return
         for target in self._own:
             if target.grad is not None:
-                self._stash[id(target)] = _unshared(target.grad)
+                self._stash[id(target)] = unshared(target.grad)
                 target.grad = None
 
     @torch.no_grad()
@@ -284,11 +295,3 @@ def _gather(used: Sequence[tuple[Parameter, Master]], scaler: LossScaler) -> lis
 
 def _grads_of(params: list[Parameter]) -> list[Tensor]:
     return [param.grad for param in params if param.grad is not None]
-
-
-def _unshared(grad: Tensor) -> Tensor:
-    """Returns `grad`, or a copy if it lies in a bucket of DistributedDataParallel.
-
-    Buckets are written again by the next backward.
-    """
-    return grad.clone() if grad._is_view() else grad

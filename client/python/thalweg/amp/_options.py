@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -22,6 +22,11 @@ class Options:
     loss_scale: float | str = 1.0
     cast_model_outputs: torch.dtype | None = None
     half_dtype: torch.dtype = torch.float16
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The same as a dictionary, as scripts for apex read them."""
+        return asdict(self)
 
 
 # cast_model_type of O2 and O3 is the half type. For bfloat16, "dynamic" stands for 1.0.
@@ -51,13 +56,16 @@ def choose(opt_level: str, half_dtype: torch.dtype, given: Mapping[str, object])
         options = replace(options, cast_model_type=half_dtype)
     options = replace(options, **_LEVELS[opt_level])
     wanted: dict[str, Any] = {n: _read(n, v) for n, v in given.items() if v is not None}
+    as_it_is = wanted.get("cast_model_type") is False
     options = replace(options, **wanted)
+    if as_it_is:
+        options = replace(options, cast_model_type=None)
     if options.cast_model_type is torch.bfloat16 or (
         options.patch_torch_functions and half_dtype is torch.bfloat16
     ):
         # bfloat16 has float32's range: nothing underflows that a scale could save.
         options = replace(options, loss_scale=wanted.get("loss_scale", 1.0))
-    _check(options)
+    _check(options, as_it_is=as_it_is)
     return options
 
 
@@ -70,6 +78,8 @@ def _read(name: str, value: object) -> object:
         return flag
     if name == "loss_scale":
         return read_loss_scale(value)
+    if name == "cast_model_type" and value is False:
+        return value
     if not isinstance(value, torch.dtype) or not value.is_floating_point:
         raise ValueError(f"{name} is {value!r}, expected a floating point type such as torch.half")
     return value
@@ -88,7 +98,7 @@ def read_loss_scale(value: object) -> float | str:
     return number
 
 
-def _check(options: Options) -> None:
+def _check(options: Options, *, as_it_is: bool) -> None:
     half_model = options.cast_model_type in (torch.float16, torch.bfloat16)
     if options.patch_torch_functions:
         if options.cast_model_type not in (None, torch.float32):
@@ -101,7 +111,7 @@ def _check(options: Options) -> None:
                 raise ValueError(
                     f"{name} is given with O1, whose parameters are float32 anyway: leave it out"
                 )
-    if options.master_weights and not half_model:
+    if options.master_weights and not half_model and not as_it_is:
         raise ValueError(
             f"master_weights is True but the model is cast to {options.cast_model_type}, expected "
             "a half type: masters are only for half-precision parameters"

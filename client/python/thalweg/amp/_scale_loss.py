@@ -12,7 +12,8 @@ from torch.optim import Optimizer
 from thalweg._precision import announce
 from thalweg.amp._casts import casting
 from thalweg.amp._optimizer import MixedOptimizer, mixed_optimizer_of
-from thalweg.amp._scaling import LossScaler, state
+from thalweg.amp._scaling import LossScaler
+from thalweg.amp._state import state
 
 
 @contextmanager

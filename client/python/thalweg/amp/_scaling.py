@@ -7,19 +7,14 @@ step then.
 
 from __future__ import annotations
 
-import logging
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
-from thalweg import _logging
-from thalweg._config import Activation
 from thalweg._precision import tell
-from thalweg.amp._options import Options
 
 # The smallest scale whose inverse is a float32. It is the floor where none is given, so that a
 # scale never becomes 0.
@@ -83,23 +78,29 @@ class LossScaler:
         self._rule = ScaleRule(
             loss_scale, init_scale, scale_factor, scale_window, min_loss_scale, max_loss_scale
         )
-        self._scale = self._rule.initial()
+        self._loss_scale = self._rule.initial()  # scripts for apex read and write it
         self._found: dict[torch.device, Tensor] = {}
-        self.unskipped = 0
+        self._unskipped = 0
+        self._has_overflow = False
 
     @property
     def dynamic(self) -> bool:
         """Returns whether the scale changes."""
         return self._rule.dynamic
 
+    @property
+    def unskipped(self) -> int:
+        """The number of updates since the scale last changed."""
+        return self._unskipped
+
     def loss_scale(self) -> float:
         """Returns the factor for the next loss."""
-        return self._scale
+        return self._loss_scale
 
     @property
     def trivial(self) -> bool:
         """Returns whether gradients need neither a division nor a check."""
-        return not self.dynamic and self._scale == 1.0
+        return not self.dynamic and self._loss_scale == 1.0
 
     def found_inf(self, device: torch.device) -> Tensor:
         """Returns a float32 scalar on `device`; the next update is an overflow if it is not 0."""
@@ -115,9 +116,9 @@ class LossScaler:
         Returns:
             Whether the step has to be skipped.
         """
-        skip = self._decide()
+        skip = self._has_overflow = self._decide()
         if not self.trivial:
-            tell(self, self._scale, skipped=skip)
+            tell(self, self._loss_scale, skipped=skip)
         return skip
 
     def _decide(self) -> bool:
@@ -126,50 +127,24 @@ class LossScaler:
         if not self.dynamic:
             return False
         if any(flag.item() for flag in found.values()):
-            self._scale = self._rule.lowered(self._scale)
-            self.unskipped = 0
+            self._loss_scale = self._rule.lowered(self._loss_scale)
+            self._unskipped = 0
             return True
-        self.unskipped += 1
-        if self.unskipped == self._rule.scale_window:
-            self._scale = self._rule.raised(self._scale)
-            self.unskipped = 0
+        self._unskipped += 1
+        if self._unskipped == self._rule.scale_window:
+            self._loss_scale = self._rule.raised(self._loss_scale)
+            self._unskipped = 0
         return False
 
     def state_dict(self) -> dict[str, float]:
         """Returns `loss_scale` and `unskipped`, the updates since the scale last changed."""
-        return {"loss_scale": self._scale, "unskipped": self.unskipped}
+        return {"loss_scale": self._loss_scale, "unskipped": self._unskipped}
 
     def load_state_dict(self, state: dict[str, float]) -> None:
         """Restores what `state_dict` returned; raises KeyError if a part is missing."""
-        self._scale = float(state["loss_scale"])
-        self.unskipped = int(state["unskipped"])
+        self._loss_scale = float(state["loss_scale"])
+        self._unskipped = int(state["unskipped"])
 
-
-class State:
-    """Holds what `initialize` has set up in this process.
-
-    apex has the same in a module `_amp_state`, in which scripts look for `loss_scalers`.
-    """
-
-    def __init__(self) -> None:
-        self.options: Options | None = None  # None: initialize() has not been called
-        self.loss_scalers: list[LossScaler] = []
-        self.verbosity = 1
-
-    def say(self, text: str, *, once: bool = False) -> None:
-        """Logs one line for the user, unless the verbosity is 0; `once`: on rank 0 only.
-
-        It is visible also if the script has not set up logging.
-        """
-        if self.verbosity < 1:
-            return
-        if once and dist.is_available() and dist.is_initialized() and dist.get_rank() != 0:
-            return
-        _logging.prepare(Activation.from_env().log_level)
-        logging.getLogger("thalweg.amp").info("%s", text)
-
-
-state = State()
 
 # The functions below expect that the caller has disabled autograd.
 
@@ -231,3 +206,11 @@ def unscale(grads: Sequence[Tensor], scaler: LossScaler) -> None:
 
 def _empty_float(grad: Tensor) -> Tensor:
     return torch.empty_like(grad, dtype=torch.float32)
+
+
+def unshared(grad: Tensor) -> Tensor:
+    """Returns `grad`, or a copy if it lies in a bucket of DistributedDataParallel.
+
+    Buckets are written again by the next backward.
+    """
+    return grad.clone() if grad._is_view() else grad

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
@@ -13,23 +13,23 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from thalweg.amp._casts import casting
-from thalweg.amp._functions import Replacements, activate_casts, deactivate_casts, replace_rnn
+from thalweg.amp._functions import (
+    Casts,
+    NoCasts,
+    Replacements,
+    activate_casts,
+    deactivate_casts,
+    replace_rnn,
+)
 from thalweg.amp._optimizer import MixedOptimizer, mixed_optimizer_of
 from thalweg.amp._options import read_loss_scale
 from thalweg.amp._scale_loss import scaled_backward
 from thalweg.amp._scaling import LossScaler
+from thalweg.amp._state import state
 
 
-class NoOpHandle:
+class NoOpHandle(NoCasts):
     """The handle of `init(enabled=False)`, whose calls do nothing."""
-
-    def is_active(self) -> bool:
-        """Returns whether functions cast and losses are scaled."""
-        return False
-
-    def _disable_casts(self) -> AbstractContextManager[None]:
-        """Switches casts off in a context, for arithmetic that must stay in its types."""
-        return casting.disable()
 
     @contextmanager
     def scale_loss(self, loss: Tensor, optimizer: Optimizer) -> Iterator[Any]:
@@ -44,34 +44,14 @@ class NoOpHandle:
         """Returns the scaler of one loss."""
         return LossScaler(1.0)
 
-    @property
-    def has_cache(self) -> bool:
-        """Returns whether casts of parameters are kept during an iteration."""
-        return False
 
-    @property
-    def verbose(self) -> bool:
-        """Returns whether each cast is printed."""
-        return False
-
-    def _clear_cache(self) -> None:
-        """Drops casts of parameters."""
-
-    def _deactivate(self) -> None:
-        """Puts torch's functions back."""
-
-
-class AmpHandle(NoOpHandle):
+class AmpHandle(Casts, NoOpHandle):
     """The handle of `init`: casts by lists are on until `_deactivate` or the next `init`."""
 
     def __init__(self, loss_scale: float | str, replacements: Replacements) -> None:
+        super().__init__(replacements)
         self._loss_scale = loss_scale
-        self._replacements = replacements
         self._default_scaler: LossScaler | None = self.new_scaler()
-
-    def is_active(self) -> bool:
-        """Returns whether functions cast and losses are scaled."""
-        return self._replacements.active
 
     @contextmanager
     def scale_loss(self, loss: Tensor, optimizer: Optimizer) -> Iterator[Any]:
@@ -102,34 +82,6 @@ class AmpHandle(NoOpHandle):
     def new_scaler(self) -> LossScaler:
         """Returns the scaler of one loss."""
         return LossScaler(self._loss_scale)
-
-    @property
-    def has_cache(self) -> bool:
-        """Returns whether casts of parameters are kept during an iteration."""
-        return casting.caching
-
-    @property
-    def verbose(self) -> bool:
-        """Returns whether each cast is printed."""
-        return casting.verbose
-
-    @property
-    def cache(self) -> Any:  # noqa: ANN401
-        """The casts of parameters in this iteration, by parameter."""
-        return casting.cache
-
-    def remove_cache(self, param: Tensor) -> None:
-        """Drops the casts of one parameter."""
-        casting.cache.pop(param, None)
-
-    def _clear_cache(self) -> None:
-        """Drops casts of parameters."""
-        casting.clear_cache()
-
-    def _deactivate(self) -> None:
-        """Puts torch's functions back; the handle does nothing any more."""
-        if self.is_active():
-            deactivate_casts()
 
     def __enter__(self) -> AmpHandle:
         return self
@@ -202,6 +154,7 @@ def init(
     allow_banned: bool = False,
     loss_scale: float | str = "dynamic",
     *,
+    enable: bool | None = None,
     half_dtype: torch.dtype = torch.float16,
 ) -> NoOpHandle:
     """Makes torch's functions cast their arguments, by the lists of `thalweg.amp.lists`.
@@ -212,6 +165,7 @@ def init(
         verbose: print each cast, e.g. `Float->Half (conv2d)`.
         allow_banned: compute binary_cross_entropy in float32 instead of refusing half precision.
         loss_scale: "dynamic", or a positive number, for each loss.
+        enable: another name of `enabled`, which scripts use.
         half_dtype: torch.float16 or torch.bfloat16.
 
     Returns:
@@ -220,9 +174,10 @@ def init(
     Raises:
         ValueError: `loss_scale` or `half_dtype` is malformed.
     """
-    if not enabled:
+    if not (enabled if enable is None else enable):
         deactivate_casts()
-        return NoOpHandle()
+        state.handle = handle = NoOpHandle()
+        return handle
     scale = read_loss_scale(loss_scale)
     if half_dtype not in (torch.float16, torch.bfloat16):
         raise ValueError(f"half_dtype is {half_dtype}, expected torch.float16 or torch.bfloat16")
@@ -232,7 +187,8 @@ def init(
         verbose=verbose,
         allow_banned=allow_banned,
     )
-    return AmpHandle(scale, replacements)
+    state.handle = handle = AmpHandle(scale, replacements)
+    return handle
 
 
 def rnn_cast(backend: Any, name: str, handle: NoOpHandle, verbose: bool = False) -> None:  # noqa: ANN401

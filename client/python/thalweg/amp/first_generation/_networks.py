@@ -22,7 +22,7 @@ class tofp16(nn.Module):
 
 
 class FP16Model(nn.Module):
-    """A network in float16, with batch normalisation in float32, that casts its inputs."""
+    """A network in float16 that casts its inputs; batch normalisation with weights is float32."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
@@ -35,8 +35,8 @@ class FP16Model(nn.Module):
 
 
 def convert_network(network: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """Casts parameters and buffers in place, but not those of batch normalisation."""
-    cast_model(network, dtype, keep_batchnorm_fp32=True, masters=False)
+    """Casts parameters and buffers in place, but not of batch normalisation that has weights."""
+    cast_model(network, dtype, keep_batchnorm_fp32=True, keep_affine_only=True, masters=False)
     return network
 
 
@@ -51,9 +51,9 @@ def convert_module(module: nn.Module, dtype: torch.dtype) -> None:
 
 
 def BN_convert_float(module: nn.Module) -> nn.Module:
-    """Casts batch normalisation within a half-precision module back to float32, in place."""
+    """Casts batch normalisation that has weights back to float32, in place."""
     for child in module.modules():
-        if isinstance(child, nn.modules.batchnorm._BatchNorm):
+        if isinstance(child, nn.modules.batchnorm._BatchNorm) and child.affine:
             child.float()
     return module
 
