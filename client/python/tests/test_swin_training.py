@@ -12,7 +12,7 @@ from thalweg.examples.swin import SwinError, loading, loop, meters, precision, p
 from thalweg.examples.swin.config import Config
 from thalweg.examples.swin.parser import parse_file
 
-PLACE = train.Place(rank=0, local_rank=0, world_size=1, node=0, loopback=True)
+PLACE = train.Place(0, 0, world_size=1, local_world_size=1, node=0, loopback=True)
 CPU = torch.device("cpu")
 
 
@@ -146,6 +146,29 @@ def test_resumed_training_has_the_bits_of_one_that_never_stopped(data, tmp_path,
     ends = zip(whole.model.state_dict().items(), rest.model.state_dict().values(), strict=True)
     for (name, expected), found in ends:
         assert torch.equal(expected, found), name
+
+
+def test_worker_started_by_torchrun_itself_follows_the_switch_and_names_its_run(
+    data, tmp_path, monkeypatch
+):
+    started = []
+    variables = {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}
+    variables |= {"GROUP_RANK": "1", "MASTER_ADDR": "node0.example", "USE_TORCHACC": "1"}
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with monkeypatch.context() as patch:
+        patch.setattr(train, "train", lambda config, place: started.append((config, place)))
+        patch.setattr(dist, "init_process_group", lambda _: None)
+        patch.setattr(dist, "destroy_process_group", lambda: None)
+        assert train.main(["--opts", "DATA.BATCH_SIZE", "4"]) == 0
+    ((config, place),) = started
+    assert place == train.Place(3, 1, world_size=4, local_world_size=2, node=1, loopback=False)
+    assert (config.BACKEND, config.TRAIN.FUSED_OPTIMIZER) == ("thalweg", True)
+    names = (config.TAG, config.SUFFIX, config.OUTPUT_SUFFIX)
+    assert names == ("2x2_bs4", "optimised_thalweg_O1", "seed0")
+    monkeypatch.delenv("RANK")
+    with pytest.raises(SwinError, match="RANK is not set: start this with python -m"):
+        train.Place.from_env()
 
 
 def test_checkpoint_that_is_not_there_is_named(data, tmp_path):

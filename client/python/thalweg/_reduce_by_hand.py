@@ -97,7 +97,7 @@ class _Carrier(torch.nn.Module):
     def __init__(self, like: list[torch.Tensor]) -> None:
         super().__init__()
         for position, tensor in enumerate(like):
-            # Nobody writes into it, so that the system gives it no memory.
+            # Nobody writes into it, so that on the CPU the system gives it no memory.
             parameter = torch.nn.Parameter(torch.empty_like(tensor))
             self.register_parameter(str(position), parameter)
         self.gradients: list[torch.Tensor] = []

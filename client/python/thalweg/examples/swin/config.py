@@ -94,6 +94,18 @@ class Config:
         for key, text in zip(pairs[::2], pairs[1::2], strict=True):
             self._set(key, text)
 
+    def accelerate(self) -> None:
+        """Chooses the optimised run."""
+        self.ACCELERATED = self.TRAIN.FUSED_OPTIMIZER = True
+        self.BACKEND = "thalweg"
+
+    def name_run(self, nodes: int, workers: int) -> None:
+        """Names the folders of the run's log where they have no name; `workers` are per node."""
+        how = "optimised" if self.ACCELERATED else "baseline"
+        self.TAG = self.TAG or f"{nodes}x{workers}_bs{self.DATA.BATCH_SIZE}"
+        self.SUFFIX = self.SUFFIX or f"{how}_{self.BACKEND}_{self.AMP_OPT_LEVEL}"
+        self.OUTPUT_SUFFIX = self.OUTPUT_SUFFIX or f"seed{self.SEED}"
+
     def check(self) -> None:
         """Raises SwinError for values that make no sense."""
         if self.BACKEND in _LATER:

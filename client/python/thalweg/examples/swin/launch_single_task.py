@@ -46,10 +46,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 def settings(args: argparse.Namespace) -> Config:
     """Returns the settings of a training. Raises SwinError if they make no sense."""
     config = Config()
-    config.ACCELERATED = args.kernel_opt or enable_torchacc_compiler()
+    if args.kernel_opt or enable_torchacc_compiler():
+        config.accelerate()
     config.AMP_OPT_LEVEL = args.amp_level
-    config.BACKEND = args.backend or ("thalweg" if config.ACCELERATED else "ddp")
-    config.TRAIN.FUSED_OPTIMIZER = config.ACCELERATED
+    config.BACKEND = args.backend or config.BACKEND
     config.MODEL.NAME = args.model
     config.MODEL.COMPILE = args.compile
     config.DATA.PATH = str(args.data)
@@ -58,10 +58,7 @@ def settings(args: argparse.Namespace) -> Config:
     # Codecs shorten what crosses a network, and on one node nothing does.
     config.CODEC = args.codec or ("fp32" if args.nodes == 1 else config.CODEC)
     config.merge([text for pairs in args.opts for text in pairs])
-    config.TAG = config.TAG or f"{args.nodes}x{args.nproc_per_node}_bs{config.DATA.BATCH_SIZE}"
-    how = "optimised" if config.ACCELERATED else "baseline"
-    config.SUFFIX = config.SUFFIX or f"{how}_{config.BACKEND}_{config.AMP_OPT_LEVEL}"
-    config.OUTPUT_SUFFIX = config.OUTPUT_SUFFIX or f"seed{config.SEED}"
+    config.name_run(args.nodes, args.nproc_per_node)
     config.check()
     _check_there(config)
     return config

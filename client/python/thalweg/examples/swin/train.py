@@ -40,6 +40,7 @@ class Place:
     rank: int
     local_rank: int
     world_size: int
+    local_world_size: int
     node: int
     loopback: bool  # all nodes are on this machine
 
@@ -51,6 +52,7 @@ class Place:
                 rank=int(os.environ["RANK"]),
                 local_rank=int(os.environ["LOCAL_RANK"]),
                 world_size=int(os.environ["WORLD_SIZE"]),
+                local_world_size=int(os.environ["LOCAL_WORLD_SIZE"]),
                 node=int(os.environ["GROUP_RANK"]),
                 loopback=os.environ["MASTER_ADDR"] in ("127.0.0.1", "localhost"),
             )
@@ -128,8 +130,10 @@ def train(config: Config, place: Place) -> None:
     logger = None
     if place.local_rank == 0:
         logger = create_logger(folder, shown=place.rank == 0)
-        enable_torchacc_compiler(logger)
-        enable_torchacc_kernel(logger)
+        if config.BACKEND == "thalweg":
+            enable_torchacc_compiler(logger)
+        if config.TRAIN.FUSED_OPTIMIZER:
+            enable_torchacc_kernel(logger)
         log_params(logger, _params(config, place, run))
     first = checkpoint.resume(run, config.MODEL.RESUME) if config.MODEL.RESUME else 0
     total = updates(config, loaders)
@@ -156,9 +160,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     try:
         config = Config()
+        if enable_torchacc_compiler():
+            config.accelerate()
         config.merge(args.opts)
         config.check()
         place = Place.from_env()
+        config.name_run(place.world_size // place.local_world_size, place.local_world_size)
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
         dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
         train(config, place)
