@@ -3,9 +3,11 @@
 import functools
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch.distributed as dist
+from amp_models import script_environment
 from job_of_threads import Workers, worker
 
 from thalweg import _addresses, _processes, _rendezvous, _starting
@@ -149,3 +151,19 @@ def test_exit_of_a_process_that_has_failed_does_not_wait(lasting, caplog, monkey
     monkeypatch.setattr(sys, "last_value", ValueError(), raising=False)
     _starting._await_end(lasting, 1000)
     assert caplog.records == []
+
+
+@pytest.mark.parametrize(("how", "waits"), [("fails", False), ("succeeds", True)])
+def test_spawned_worker_waits_for_other_nodes_only_if_it_has_not_failed(how, waits):
+    script = Path(__file__).parent / "spawning_worker.py"
+    with subprocess.Popen(
+        [sys.executable, script, how],
+        env=script_environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        said, errors = process.communicate(timeout=90)
+    assert ("other nodes have not left the shard" in said) == waits, errors
+    assert ("no such file" in errors) == (how == "fails")
+    assert (process.returncode == 0) == waits

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import shutil
@@ -11,6 +12,7 @@ import sys
 import tempfile
 import weakref
 from collections.abc import Sequence
+from multiprocessing import util as multiprocessing_util
 from pathlib import Path
 
 import torch.distributed as dist
@@ -32,6 +34,8 @@ _log = logging.getLogger("thalweg")
 _SUN_PATH_MAX = 107
 # Sidecars of this process that serve other nodes, which its exit waits for.
 _serving: list[_processes.Server] = []
+# The number of this process if it is a child of multiprocessing that ends with an exception.
+_failed: set[int] = set()
 
 
 def find_sidecars(
@@ -118,10 +122,28 @@ def _start_in(folder: str, worker: Introduction, listen: str) -> str:
         shutil.rmtree(folder, ignore_errors=True)
         raise
     if listen:
+        _note_failures()
         _serving[:] = [*(other for other in _serving if other.process.poll() is None), server]
         # Finalizers run in reverse order at exit: the sessions with the sidecar are closed by then.
         weakref.finalize(server, _await_end, server.process, worker.timeout)
     return path
+
+
+@functools.cache
+def _note_failures() -> None:
+    """Lets a child of multiprocessing know at its exit whether it ends with an exception.
+
+    torch.multiprocessing.spawn catches what a worker raises and calls sys.exit(1), which leaves no
+    sys.last_value. multiprocessing calls its finalizers while that exception is on its way; a main
+    process calls them afterwards.
+    """
+    multiprocessing_util.Finalize(None, _note_failure, exitpriority=0)
+
+
+def _note_failure() -> None:
+    error = sys.exc_info()[1]
+    if error is not None and not (isinstance(error, SystemExit) and error.code in (None, 0)):
+        _failed.add(os.getpid())
 
 
 def _await_end(sidecar: subprocess.Popen[bytes], timeout: float) -> None:
@@ -130,7 +152,7 @@ def _await_end(sidecar: subprocess.Popen[bytes], timeout: float) -> None:
     A container ends with its first process, and takes the sidecar along. A process that fails
     does not wait, so that its launcher hears of it.
     """
-    if getattr(sys, "last_value", None) is not None:
+    if getattr(sys, "last_value", None) is not None or os.getpid() in _failed:
         return
     try:
         sidecar.wait(timeout)
