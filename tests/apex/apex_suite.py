@@ -71,7 +71,9 @@ def _read(report: Path) -> Outcome:
         bad = [found for kind in ("failure", "error") for found in case.findall(kind)]
         skipped = case.find("skipped")
         if bad:
-            outcome.failed[name] = (bad[0].get("message") or bad[0].text or "").split("\n")[0]
+            told = (bad[0].text or "").strip().splitlines()
+            message = (bad[0].get("message") or "").split("\n")[0]
+            outcome.failed[name] = f"{message} | {told[-1]}" if told else message
         elif skipped is not None:
             outcome.skipped[name] = skipped.get("message") or ""
         else:

@@ -66,7 +66,9 @@ class CudaOnCpu(TorchFunctionMode):
     ) -> Any:
         kwargs = dict(kwargs or {})
         if func == torch.Tensor.is_cuda.__get__:
-            return is_marked(args[0])
+            # Thalweg must see the host, where it computes.
+            caller = sys._getframe(1).f_globals.get("__name__", "")
+            return is_marked(args[0]) and not caller.startswith("thalweg")
         if func is torch.Tensor.cuda:
             return mark(args[0] if is_marked(args[0]) else args[0].view_as(args[0]))
         if func == torch.Tensor.data.__set__ and is_marked(args[1]):
@@ -129,7 +131,6 @@ def install() -> None:
     torch.nn.Module.to = _module_to(torch.nn.Module.to)
     torch.set_default_tensor_type = _set_default_tensor_type
     torch.backends.cudnn.is_acceptable = lambda tensor: False
-    # Thalweg must see the host, where it computes.
     torch.accelerator.is_available = lambda: False
     _mode.__enter__()
 

@@ -7,20 +7,27 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thalweg.optim._moments import Batch, MomentOptimizer, adam_updates, subtract
+from thalweg.amp._masters import HALF_TYPES
+from thalweg.compat._apex_masters import MasterMixin
+from thalweg.optim._moments import Batch, adam_updates, subtract
 from thalweg.optim._steps import adam_step
 from thalweg.optim.lamb import LAMB
 
 __all__ = ["FusedAdam", "FusedLAMB", "FusedSGD"]
 
 
-class FusedAdam(MomentOptimizer):
+class FusedAdam(MasterMixin):
     """Adam with the weight decay of AdamW (`adam_w_mode`) or of L2; moments in float32.
 
-    The arguments are apex's. `capturable`, `master_weights` and `amsgrad` are refused if set.
+    The arguments are apex's. With `capturable`, `lr` of each group is a tensor, from which the step
+    reads it; unlike apex's, the step is not for CUDA graphs, but never waits for a GPU either. With
+    `master_weights`, half-precision parameters have float32 masters (see MasterMixin); they do not
+    need `capturable`. After a step under GradScaler `.grad` is unscaled, as after torch's own
+    optimizers. `amsgrad` is refused if set.
     """
 
     _fused_step = staticmethod(adam_step)
+    _unscales_grads = True
 
     def __init__(  # noqa: PLR0917 - apex's order
         self,
@@ -36,7 +43,12 @@ class FusedAdam(MomentOptimizer):
         capturable: bool = False,
         master_weights: bool = False,
     ) -> None:
-        _refuse("FusedAdam", amsgrad=amsgrad, capturable=capturable, master_weights=master_weights)
+        refuse("FusedAdam", amsgrad=amsgrad)
+        self.capturable = capturable
+        self.master_weights = master_weights
+        self.master_types = HALF_TYPES if master_weights else ()
+        if capturable:
+            lr = torch.as_tensor(lr, dtype=torch.float32)
         defaults = {
             "lr": lr,
             "bias_correction": bias_correction,
@@ -48,12 +60,25 @@ class FusedAdam(MomentOptimizer):
         }
         super().__init__(params, defaults, set_grad_none=set_grad_none)
 
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Is Optimizer.add_param_group; with `capturable`, each group has a tensor as `lr`."""
+        super().add_param_group(param_group)
+        group = self.param_groups[-1]
+        if self.capturable and group["params"]:
+            device = group["params"][0].device
+            group["lr"] = torch.as_tensor(group["lr"], dtype=torch.float32).to(device).clone()
+
     def _update(self, group: dict[str, Any], batch: Batch, norm: Tensor | None) -> None:
         subtract(batch, adam_updates(group, batch, 1 - group["betas"][0]), group["lr"])
 
 
 class FusedLAMB(LAMB):
-    """thalweg.optim.LAMB with the order of arguments and the defaults of apex."""
+    """thalweg.optim.LAMB with the order of arguments and the defaults of apex.
+
+    After a step under GradScaler `.grad` is unscaled, as after torch's own optimizers.
+    """
+
+    _unscales_grads = True
 
     def __init__(  # noqa: PLR0917 - apex's order
         self,
@@ -70,7 +95,7 @@ class FusedLAMB(LAMB):
         max_grad_norm: float | None = 1.0,
         use_nvlamb: bool = False,
     ) -> None:
-        _refuse("FusedLAMB", amsgrad=amsgrad)
+        refuse("FusedLAMB", amsgrad=amsgrad)
         super().__init__(
             params,
             lr,
@@ -87,12 +112,16 @@ class FusedLAMB(LAMB):
 
 
 class FusedSGD(torch.optim.SGD):
-    """torch.optim.SGD with apex's arguments; `wd_after_momentum` is refused if set."""
+    """torch.optim.SGD with apex's arguments; `wd_after_momentum` is refused if set.
+
+    `lr` may be left out if all groups have one. `materialize_master_grads` changes nothing: masters
+    have gradients always.
+    """
 
     def __init__(  # noqa: PLR0917 - apex's order
         self,
         params: Any,  # noqa: ANN401
-        lr: float | Tensor,
+        lr: float | Tensor | None = None,
         momentum: float = 0.0,
         dampening: float = 0.0,
         weight_decay: float = 0.0,
@@ -101,16 +130,26 @@ class FusedSGD(torch.optim.SGD):
         materialize_master_grads: bool = True,
         set_grad_none: bool = False,
     ) -> None:
-        _refuse("FusedSGD", wd_after_momentum=wd_after_momentum)
+        refuse("FusedSGD", wd_after_momentum=wd_after_momentum)
         self._set_grad_none = set_grad_none
-        super().__init__(params, lr, momentum, dampening, weight_decay, nesterov)
+        self._needs_lr = lr is None
+        super().__init__(
+            params, 0.0 if lr is None else lr, momentum, dampening, weight_decay, nesterov
+        )
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Is Optimizer.add_param_group; raises ValueError if there is no `lr` at all."""
+        if self._needs_lr and "lr" not in param_group:
+            raise ValueError("a group has no lr, expected one in each group or an argument lr")
+        super().add_param_group(param_group)
 
     def zero_grad(self, set_to_none: bool | None = None) -> None:
         """Clears gradients; with `set_to_none` None it does what `set_grad_none` says."""
         super().zero_grad(self._set_grad_none if set_to_none is None else set_to_none)
 
 
-def _refuse(optimizer: str, **options: bool) -> None:
+def refuse(optimizer: str, **options: bool) -> None:
+    """Raises ValueError for the first option that is set."""
     for name, value in options.items():
         if value:
             raise ValueError(f"{optimizer} has no {name}, expected False: leave it out")

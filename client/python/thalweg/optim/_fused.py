@@ -12,19 +12,23 @@ from torch._compile import _disable_dynamo
 from torch.optim import Optimizer
 
 from thalweg.optim._norm import Norm
+from thalweg.optim._plan import on_device
+from thalweg.optim._shards import local_of
 from thalweg.optim._steps import Step
 
-_STATE = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer")
+_STATE = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "master_param")
 
 
 class FusedMixin:
     """Put before a torch optimizer: replaces its step().
 
     GradScaler passes its scale and whether an infinity was found: gradients are unscaled in the
-    step, which does nothing, and does not count, if one was found. Gradients are never written to.
+    step, which does nothing, and does not count, if one was found. Gradients are never written to,
+    unless a subclass `_unscales_grads` for scripts that log them afterwards.
     """
 
     _step_supports_amp_scaling = True
+    _unscales_grads = False
     _fused_step: Step
     _norm: Norm | None = None
 
@@ -63,6 +67,8 @@ class FusedMixin:
             self._step_fused()
         except NotFusable as error:
             self._step_unfused(error)
+        if self._unscales_grads:
+            _unscale_grads(self)
         return loss
 
     def _step_fused(self) -> None:
@@ -88,6 +94,19 @@ class FusedMixin:
         finally:
             hook.remove()
         _restore_precision(self, seen[0])
+
+
+def _unscale_grads(optimizer: Any) -> None:  # noqa: ANN401
+    """Divides `.grad` by the scale that GradScaler has handed over, so that scripts may log it."""
+    scale: Tensor | None = getattr(optimizer, "grad_scale", None)
+    if scale is None:
+        return
+    params = [p for group in optimizer.param_groups for p in group["params"]]
+    grads = [local_of(p.grad) for p in dict.fromkeys(params) if p.grad is not None]
+    if grads and on_device(optimizer):
+        torch._foreach_mul_(grads, scale.reciprocal().reshape(()))  # nothing waits for the device
+    elif grads and float(scale) != 1:
+        torch._foreach_mul_(grads, 1 / float(scale))
 
 
 def refuse_modes(*, foreach: bool | None, capturable: bool, differentiable: bool) -> None:

@@ -127,12 +127,16 @@ class MomentOptimizer(FusedMixin, Optimizer):
         held = [local_of(param) for param in params]
         return Batch(
             params,
-            [p.detach() if p.dtype is torch.float32 else p.float() for p in held],
+            [self._weight(param, part) for param, part in zip(params, held, strict=True)],
             grads,
             [local_state(param, self.state[param]["exp_avg"]) for param in params],
             [local_state(param, self.state[param]["exp_avg_sq"]) for param in params],
             [float(self.state[param]["step"]) for param in params],
         )
+
+    def _weight(self, param: Tensor, held: Tensor) -> Tensor:
+        """Returns in float32 what is updated and then rounded into `held`, the parameter's part."""
+        return held.detach() if held.dtype is torch.float32 else held.float()
 
 
 def adam_updates(group: dict[str, Any], batch: Batch, grad_share: float) -> list[Tensor]:

@@ -97,14 +97,14 @@ class FusedLAMB(MomentOptimizer):
         share = 1 - group["betas"][0] if group["grad_averaging"] else 1.0
         updates = adam_updates(group, batch, share)
         if group["use_nvlamb"] or group["weight_decay"] != 0:
-            torch._foreach_mul_(updates, _trust_ratios(batch, updates))
+            torch._foreach_mul_(updates, trust_ratios(batch, updates))
         subtract(batch, updates, group["lr"])
 
 
 LAMB = FusedLAMB  # AIAK's name
 
 
-def _trust_ratios(batch: Batch, updates: list[Tensor]) -> list[Tensor]:
+def trust_ratios(batch: Batch, updates: list[Tensor]) -> list[Tensor]:
     """Returns ‖w‖/‖u‖ of each parameter; 1 where either is 0."""
     both = norms([*batch.weights, *updates], [*batch.params, *batch.params])
     ratios = []

@@ -1,0 +1,371 @@
+"""Tests the optimizers of `apex.optimizers`, LARC and amp_C against their formulas in float64."""
+
+import copy
+
+import pytest
+import torch
+from amp_models import casts_off_afterwards, setup
+from optim_cases import bound, distance
+from torch import nn, optim
+
+from thalweg import amp
+from thalweg.compat import _apex_multi_tensor as multi
+from thalweg.compat._apex_larc import LARC
+from thalweg.compat._apex_optimizers import FusedAdam, FusedLAMB, FusedSGD
+from thalweg.compat._apex_optimizers_more import (
+    FusedAdagrad,
+    FusedMixedPrecisionLamb,
+    FusedNovoGrad,
+)
+
+pytestmark = pytest.mark.numeric
+
+SHAPES = [(7, 5), (3,), (1,), (2, 3, 4)]
+STEPS = 5
+LR = 0.01
+
+
+def parameters(dtype=torch.float32):
+    torch.manual_seed(0)
+    return [nn.Parameter(torch.randn(shape).to(dtype)) for shape in SHAPES]
+
+
+def gradient(step, index):
+    generator = torch.Generator().manual_seed(100 * step + index)
+    return torch.randn(SHAPES[index], generator=generator)
+
+
+def set_grads(params, step, scale=1.0):
+    for index, param in enumerate(params):
+        param.grad = (scale * gradient(step, index)).to(param.dtype)
+
+
+def run(optimizer, params, steps=range(STEPS)):
+    for step in steps:
+        set_grads(params, step)
+        optimizer.step()
+
+
+def exact(params, update):
+    """Applies `update(state, weight, gradient, step)`, which returns weights, in float64."""
+    weights = [param.detach().double() for param in params]
+    states = [{} for _ in weights]
+    for step in range(STEPS):
+        for i, weight in enumerate(weights):
+            weights[i] = update(states[i], weight, gradient(step, i).double(), step + 1)
+    return weights
+
+
+def novograd(betas, decay, *, inside, averaging, infinite, zero, corrected):
+    def update(state, p, g, t):
+        n = g.abs().max() if infinite else g.norm()
+        v = state.get("v", torch.zeros_like(n) if zero else n)
+        b1, b2 = betas
+        v = b2 * v + (1 - b2) * n if infinite else (b2 * v**2 + (1 - b2) * n**2).sqrt()
+        c1, c2 = (1 - b1**t, (1 - b2**t) ** 0.5) if corrected else (1, 1)
+        state["v"] = v
+        share = 1 - b1 if averaging else 1
+        if inside:
+            g = g / (v / c2 + 1e-8) + decay * p
+        state["m"] = m = b1 * state.get("m", 0) + share * g
+        return p - LR * (m / c1 if inside else m / c1 / (v / c2 + 1e-8) + decay * p)
+
+    return update
+
+
+@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize(
+    ("averaging", "infinite", "zero", "corrected"),
+    [
+        (True, False, False, True),
+        (False, False, False, False),
+        (True, True, False, True),
+        (True, False, True, True),
+    ],
+)
+def test_novograd_follows_the_formulas(inside, averaging, infinite, zero, corrected):
+    betas, decay = (0.9, 0.98), 0.1
+    params = parameters()
+    options = {"inside": inside, "averaging": averaging, "infinite": infinite, "zero": zero}
+    expected = exact(params, novograd(betas, decay, corrected=corrected, **options))
+    optimizer = FusedNovoGrad(
+        params,
+        LR,
+        corrected,
+        betas,
+        weight_decay=decay,
+        reg_inside_moment=inside,
+        grad_averaging=averaging,
+        norm_type=0 if infinite else 2,
+        init_zero=zero,
+    )
+    run(optimizer, params)
+    # A step moves at most by lr·g/‖g‖ without averaging, ten times that.
+    assert distance(params, expected) <= bound(STEPS, 10 * LR)
+
+
+@pytest.mark.parametrize("decoupled", [False, True])
+def test_adagrad_follows_the_formulas(decoupled):
+    def update(state, p, g, _):
+        decay = 0.1
+        g = g if decoupled else g + decay * p
+        state["h"] = h = state.get("h", 0) + g * g
+        return p - LR * (g / (h.sqrt() + 1e-10) + (decay * p if decoupled else 0))
+
+    params = parameters()
+    expected = exact(params, update)
+    run(FusedAdagrad(params, LR, weight_decay=0.1, adagrad_w_mode=decoupled), params)
+    assert distance(params, expected) <= bound(STEPS, LR)
+
+
+@pytest.mark.parametrize("kind", [FusedNovoGrad, FusedAdagrad])
+def test_state_of_half_parameters_is_float32_and_resumes_with_the_same_bits(kind):
+    whole, halves = parameters(torch.float16), parameters(torch.float16)
+    optimizer = kind(whole, LR)
+    run(optimizer, whole)
+    first = kind(halves, LR)
+    run(first, halves, range(2))
+    second = kind(halves, LR)
+    second.load_state_dict(copy.deepcopy(first.state_dict()))
+    run(second, halves, range(2, STEPS))
+    assert all(map(torch.equal, whole, halves))
+    kinds = {value.dtype for state in second.state.values() for value in state.values()}
+    assert kinds == {torch.float32}
+
+
+def test_sparse_gradients_are_refused():
+    table = nn.Embedding(3, 2, sparse=True)
+    table(torch.tensor([1])).sum().backward()
+    with pytest.raises(RuntimeError, match="sparse gradient"):
+        FusedAdagrad(table.parameters()).step()
+    with pytest.raises(ValueError, match="norm_type is 1"):
+        FusedNovoGrad(table.parameters(), norm_type=1)
+
+
+ADAM = {"lr": LR, "betas": (0.9, 0.99), "eps": 1e-6}
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "plain"),
+    [
+        (FusedAdam, {"capturable": True, "master_weights": True}, FusedAdam),
+        (FusedMixedPrecisionLamb, {"reduced_precision_dtype": torch.float16}, FusedLAMB),
+    ],
+)
+def test_masters_follow_float32_and_parameters_are_their_rounding(kind, options, plain):
+    halves = parameters(torch.float16)
+    wide = [nn.Parameter(p.detach().float()) for p in halves]
+    optimizer = kind(halves, **ADAM, **options)
+    other = plain(wide, **ADAM)
+    for step in range(STEPS):
+        set_grads(halves, step)
+        for half, param in zip(halves, wide, strict=True):
+            param.grad = half.grad.float()
+        optimizer.step()
+        other.step()
+    masters = optimizer.param_groups_master[0]["params"]
+    assert distance(masters, [p.detach() for p in wide]) <= 2 * bound(STEPS, LR)
+    assert all(torch.equal(m.half(), p) for m, p in zip(masters, halves, strict=True))
+
+
+def test_masters_are_saved_and_follow_who_writes_into_parameters():
+    halves = parameters(torch.float16)
+    optimizer = FusedAdam(halves, LR, master_weights=True)
+    run(optimizer, halves, range(2))
+    others = [nn.Parameter(p.detach().clone()) for p in halves]
+    resumed = FusedAdam(others, LR, master_weights=True)
+    resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    run(optimizer, halves, range(2, 4))
+    run(resumed, others, range(2, 4))
+    assert all(map(torch.equal, halves, others))
+    with torch.no_grad():
+        halves[0].fill_(3.0)
+    set_grads(halves, 4, scale=0.0)
+    optimizer.param_groups[0]["betas"] = (0.0, 0.0)  # no momentum: nothing moves
+    optimizer.step()
+    assert optimizer.param_groups_master[0]["params"][0].unique().tolist() == [3.0]
+
+
+def test_capturable_makes_the_rate_a_tensor_of_each_group():
+    first, second = parameters()[:2]
+    optimizer = FusedAdam([{"params": [first]}, {"params": [second], "lr": 0.5}], capturable=True)
+    rates = [group["lr"] for group in optimizer.param_groups]
+    assert [rate.item() for rate in rates] == pytest.approx([1e-3, 0.5])
+    rates[0].fill_(0.25)
+    plain = nn.Parameter(first.detach().clone())
+    other = FusedAdam([plain], lr=0.25)
+    for param in (first, plain):
+        param.grad = gradient(0, 0)
+    optimizer.step()
+    other.step()
+    assert torch.equal(first, plain)
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        FusedAdam,
+        FusedLAMB,
+        FusedMixedPrecisionLamb,
+        lambda params: FusedAdam(params, capturable=True, master_weights=True),
+    ],
+)
+def test_gradients_are_unscaled_after_a_step_under_a_scaler(build):
+    param = nn.Parameter(torch.tensor([3.0, 4.0]))
+    optimizer = build([param])
+    scaler = torch.amp.GradScaler("cpu")
+    scaler.scale(param.sum()).backward()
+    assert param.grad.tolist() == [2.0**16] * 2
+    scaler.step(optimizer)
+    scaler.update()
+    assert param.grad.tolist() == [1.0, 1.0]
+
+
+def test_lamb_takes_a_scaler_as_an_argument_of_its_step():
+    params, plain = parameters(), parameters()
+    optimizer = FusedMixedPrecisionLamb(params, LR)
+    other = FusedMixedPrecisionLamb(plain, LR)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    scaler.scale(torch.ones(()))  # makes its state
+    for step in range(3):
+        set_grads(params, step, scale=4.0)
+        set_grads(plain, step)
+        if step == 1:
+            params[0].grad[0, 0] = torch.inf
+            optimizer.step(grad_scaler=scaler)
+            continue
+        optimizer.step(grad_scaler=scaler)
+        other.step()
+    assert all(map(torch.equal, params, plain))
+
+
+def test_steps_of_lamb_count_from_the_argument():
+    param = nn.Parameter(torch.ones(2))
+    optimizer = FusedMixedPrecisionLamb([param], step=10)
+    param.grad = torch.ones(2)
+    optimizer.step()
+    assert optimizer.state[param]["step"].item() == 11
+
+
+def test_sgd_needs_a_rate_only_where_no_group_has_one():
+    first, second = parameters()[:2]
+    optimizer = FusedSGD([{"params": [first], "lr": 0.5}, {"params": [second], "lr": 0.25}])
+    assert [group["lr"] for group in optimizer.param_groups] == [0.5, 0.25]
+    with pytest.raises(ValueError, match="a group has no lr"):
+        FusedSGD([first])
+
+
+@pytest.mark.parametrize("clip", [False, True])
+def test_larc_follows_the_formulas(clip):
+    decay, trust, lr = 0.1, 0.02, 0.02
+
+    def update(state, p, g, _):
+        size, slope = p.norm(), g.norm()
+        rate = trust * size / (slope + decay * size + 1e-8)
+        if clip:
+            rate = (rate / lr).clamp(max=1)
+        state["b"] = b = (
+            0.5 * state["b"] + rate * (g + decay * p) if state else rate * (g + decay * p)
+        )
+        return p - lr * b
+
+    params = parameters()
+    expected = exact(params, update)
+    inner = optim.SGD(params, lr=lr, momentum=0.5, weight_decay=decay)
+    optimizer = LARC(inner, trust, clip)
+    run(optimizer, params)
+    assert distance(params, expected) <= bound(STEPS, lr)
+    assert inner.param_groups[0]["weight_decay"] == decay
+    assert optimizer.state_dict()["param_groups"] == inner.state_dict()["param_groups"]
+
+
+def test_larc_leaves_what_has_no_norm_and_takes_schedulers_and_closures():
+    param = nn.Parameter(torch.zeros(2))
+    optimizer = LARC(optim.SGD([param], lr=1.0))
+    schedule = optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+
+    def closure():
+        optimizer.zero_grad()
+        param.sum().backward()
+        return 7.0
+
+    assert optimizer.step(closure) == 7.0
+    schedule.step()
+    assert param.tolist() == [-1.0, -1.0]
+    assert optimizer.param_groups[0]["lr"] == 0.5
+
+
+@pytest.mark.parametrize("level", ["O0", "O1", "O2", "O3"])
+def test_larc_trains_in_mixed_precision(level):
+    with casts_off_afterwards():
+        model = nn.Linear(4, 1)
+        optimizer = LARC(optim.SGD(model.parameters(), lr=0.25), trust_coefficient=0.5)
+        setup(model, optimizer, level, loss_scale=128.0)
+        before = [p.detach().clone() for p in amp.master_params(optimizer)]
+        with amp.scale_loss(model(torch.ones(2, 4)).square().sum(), optimizer) as scaled:
+            scaled.backward()
+        optimizer.step()
+        for old, new in zip(before, amp.master_params(optimizer), strict=True):
+            assert not torch.equal(old, new)
+
+
+@pytest.mark.parametrize("source", [torch.float32, torch.float16])
+@pytest.mark.parametrize("target", [torch.float32, torch.float16])
+def test_lists_are_scaled_and_added_in_float32(source, target):
+    flag = torch.zeros(1, dtype=torch.int32)
+    xs = [torch.full((3,), 2.0, dtype=source), torch.full((2, 2), -4.0, dtype=source)]
+    ys = [torch.full_like(x, 3.0) for x in xs]
+    out = [torch.empty_like(x, dtype=target) for x in xs]
+    multi.multi_tensor_applier(multi.multi_tensor_scale, flag, [xs, out], 0.25)
+    assert [t.unique().item() for t in out] == [0.5, -1.0]
+    multi.multi_tensor_applier(multi.multi_tensor_axpby, flag, [xs, ys, out], 2.0, 3.0, -1)
+    assert [t.unique().item() for t in out] == [13.0, 1.0]
+    assert flag.item() == 0
+    ys[1][0, 0] = torch.nan
+    multi.multi_tensor_applier(multi.multi_tensor_axpby, flag, [xs, ys, out], 2.0, 3.0, 0)
+    assert flag.item() == 0
+    multi.multi_tensor_applier(multi.multi_tensor_axpby, flag, [xs, ys, out], 2.0, 3.0, 1)
+    assert flag.item() == 1
+
+
+def test_norms_of_lists_are_those_of_float64():
+    flag = torch.zeros(1, dtype=torch.int32)
+    tensors = [gradient(0, i) for i in range(len(SHAPES))]
+    each = torch.stack([t.double().norm() for t in tensors])
+    norm, by_tensor = multi.multi_tensor_l2norm(333, flag, [tensors], True)
+    # One rounding to float32 is left.
+    torch.testing.assert_close(by_tensor.double(), each, rtol=2.0**-24, atol=0)
+    torch.testing.assert_close(norm.double(), each.norm().reshape(1), rtol=2.0**-23, atol=0)
+    half = torch.tensor([0.5])
+    unscaled, none = multi.multi_tensor_unscale_l2norm(333, flag, [tensors], half)
+    assert torch.equal(unscaled, norm * 0.5)
+    assert none.numel() == flag.item() == 0
+    tensors[0][0, 0] = torch.inf
+    multi.multi_tensor_l2norm(333, flag, [tensors])
+    assert flag.item() == 1
+
+
+def test_lamb_of_lists_does_the_step_of_the_optimizer():
+    params = parameters()
+    optimizer = FusedLAMB(params, **ADAM, weight_decay=0.1)
+    lists = [[], [p.detach().clone() for p in params]]
+    lists += [[torch.zeros_like(p) for p in params] for _ in range(2)]
+    flag = torch.zeros(1, dtype=torch.int32)
+    for step in range(STEPS):
+        set_grads(params, step)
+        lists[0] = [p.grad for p in params]
+        norm, _ = multi.multi_tensor_l2norm(1, flag, lists[:1])
+        settings = (LR, 0.9, 0.99, 1e-6, step + 1, 1, 0.1, 1, 1, norm, 1.0)
+        multi.multi_tensor_lamb(1, flag, lists, *settings)
+        optimizer.step()
+    assert distance(lists[1], [p.detach() for p in params]) <= 2 * bound(STEPS, LR)
+
+
+def test_scale_is_lowered_only_after_several_overflows():
+    scale, growth, left = torch.tensor([8.0]), torch.tensor([0]), torch.tensor([2])
+    scales = []
+    for overflow in (1.0, 1.0, 0.0, 0.0, 1.0, 0.0):
+        found = torch.tensor([overflow])
+        multi.update_scale_hysteresis(scale, growth, left, found, 2.0, 0.5, 2, 2)
+        scales.append(scale.item())
+    assert scales == [8.0, 4.0, 4.0, 8.0, 8.0, 8.0]

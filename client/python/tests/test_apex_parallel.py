@@ -1,0 +1,87 @@
+"""Tests what `apex.parallel` has beside DistributedDataParallel: two processes over Gloo."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from gloo_workers import run_workers
+from torch import nn
+
+from thalweg.compat._apex_batch_norm import SyncBatchNorm, convert_syncbn_model
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    """Returns the results of both workers."""
+    folder = tmp_path_factory.mktemp("store")
+    return run_workers("apex_parallel_worker.py", 2, folder, timeout=90, OMP_NUM_THREADS="1")
+
+
+@pytest.mark.parametrize("order", ["first", "last"])
+def test_statistics_and_gradients_are_those_of_all_workers_batches(results, order):
+    for result in results:
+        # Sums of 48 values in float32 and a dozen operations, relative to the largest value;
+        # statistics of one worker alone would be off by a tenth.
+        assert max(result[order]) < 200 * 2.0**-24
+
+
+def test_residual_is_added_before_the_clamp(results):
+    for result in results:
+        dtype, apart = result["fused"]
+        assert dtype == "torch.float16"
+        assert apart <= 3 * 2.0**-11 * 4  # roundings of sums below 4 in float16
+
+
+def test_groups_share_statistics_among_their_workers_only(results):
+    for result in results:
+        size, whole, apart = result["groups"]
+        assert (size, whole) == (1, None)
+        assert apart < 200 * 2.0**-24
+
+
+def test_reducer_shares_weights_and_averages_gradients_on_call(results):
+    first, second = (result["reducer"] for result in results)
+    assert first == second
+    assert first[1:] == [[[1.5, 1.5]], [[0.5, 0.5], [1.0]]]
+
+
+def test_conversion_keeps_parameters_and_leaves_instance_norm_alone():
+    model = nn.Sequential(nn.BatchNorm1d(2), nn.Sequential(nn.BatchNorm2d(3)), nn.InstanceNorm1d(2))
+    model.eval()
+    weight = model[1][0].weight
+    converted = convert_syncbn_model(model, channel_last=True)
+    assert [type(m) for m in (converted[0], converted[1][0])] == [SyncBatchNorm] * 2
+    assert isinstance(converted[2], nn.InstanceNorm1d)
+    assert converted[1][0].weight is weight
+    assert not converted[0].training
+    x = torch.randn(2, 5, 4, 3)
+    torch.testing.assert_close(
+        converted[1][0](x), nn.BatchNorm2d(3).eval()(x.movedim(-1, 1)).movedim(1, -1)
+    )
+
+
+def test_multiproc_starts_a_script_for_each_rank(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text("import sys\nprint(*sys.argv[1:])\nsys.exit(sys.argv[-1] == '1')\n")
+    result = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "thalweg.compat.multiproc",
+            script,
+            "--lr",
+            "1",
+            "--world-size",
+            "2",
+        ],
+        cwd=tmp_path,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert result.returncode == 1
+    assert result.stdout == "--lr 1 --world-size 2 --rank 0\n"
+    assert (tmp_path / "GPU_1.log").read_text() == "--lr 1 --world-size 2 --rank 1\n"

@@ -1,0 +1,252 @@
+"""Implements apex's FusedNovoGrad, FusedAdagrad and FusedMixedPrecisionLamb."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.amp.grad_scaler import GradScaler
+from torch.optim import Optimizer
+
+from thalweg.compat._apex_masters import MasterMixin
+from thalweg.compat._apex_optimizers import refuse
+from thalweg.optim.lamb import LAMB
+
+__all__ = ["FusedAdagrad", "FusedMixedPrecisionLamb", "FusedNovoGrad"]
+
+
+class _ByTensor(Optimizer):
+    """Updates each parameter in float32 by torch's operations, and rounds it."""
+
+    def __init__(self, params: Any, defaults: dict[str, Any], *, set_grad_none: bool) -> None:  # noqa: ANN401
+        self._set_grad_none = set_grad_none
+        super().__init__(params, defaults)
+
+    def zero_grad(self, set_to_none: bool | None = None) -> None:
+        """Clears gradients; with `set_to_none` None it does what `set_grad_none` says."""
+        super().zero_grad(self._set_grad_none if set_to_none is None else set_to_none)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # noqa: ANN401
+        """Updates once; returns what `closure` returns.
+
+        Raises RuntimeError for sparse gradients.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for param in group["params"]:
+                if param.grad is None:
+                    continue
+                if param.grad.is_sparse:
+                    raise RuntimeError(
+                        f"a parameter of shape {tuple(param.shape)} has a sparse gradient, "
+                        f"expected a dense one: {type(self).__name__} cannot update it"
+                    )
+                wide = torch.promote_types(param.dtype, torch.float32)
+                weight = param.to(wide, copy=True)
+                self._update(group, self.state[param], weight, param.grad.to(wide))
+                param.copy_(weight)
+        return loss
+
+    def _update(
+        self, group: dict[str, Any], state: dict[str, Any], weight: Tensor, grad: Tensor
+    ) -> None:
+        """Writes the new values into `weight`."""
+        raise NotImplementedError
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Is Optimizer.load_state_dict, but state keeps its type whatever the parameters are."""
+        super().load_state_dict(state_dict)
+        saved = [i for group in state_dict["param_groups"] for i in group["params"]]
+        params = [param for group in self.param_groups for param in group["params"]]
+        for index, param in zip(saved, params, strict=True):
+            for key, value in state_dict["state"].get(index, {}).items():
+                if isinstance(value, Tensor):
+                    self.state[param][key] = value.to(param.device, copy=True)
+
+
+class FusedNovoGrad(_ByTensor):
+    """NovoGrad (Ginsburg et al., 2019): gradients divided by a running norm of their tensor.
+
+    With n the norm of the gradient g, c1 = 1-β1^t and c2 = √(1-β2^t), or 1 without
+    `bias_correction`, in float32:
+
+        v = √(β2·v² + (1-β2)·n²), or β2·v + (1-β2)·n for the maximum norm; v starts as the first n
+        m = β1·m + (1-β1)·g;  p -= lr·((m/c1) / (v/c2 + ε) + λp)
+        reg_inside_moment: m = β1·m + (1-β1)·(g / (v/c2 + ε) + λp);  p -= lr·m/c1
+
+    The state is `step`, `exp_avg` and `exp_avg_sq` (v) of each parameter; apex has steps and norms
+    by group, so checkpoints of apex do not fit. bfloat16 and float64 parameters are updated too.
+
+    Args:
+        params, lr, betas, eps, weight_decay, bias_correction: as in Adam; λ is `weight_decay`.
+        amsgrad: False.
+        reg_inside_moment: see above.
+        grad_averaging: False: 1 in the place of 1-β1.
+        norm_type: 2, or 0 for the maximum.
+        init_zero: v starts as 0.
+        set_grad_none: what zero_grad() does by default.
+    """
+
+    def __init__(  # noqa: PLR0917 - apex's order
+        self,
+        params: Any,  # noqa: ANN401
+        lr: float = 1e-3,
+        bias_correction: bool = True,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        amsgrad: bool = False,
+        reg_inside_moment: bool = False,
+        grad_averaging: bool = True,
+        norm_type: int = 2,
+        init_zero: bool = False,
+        set_grad_none: bool = True,
+    ) -> None:
+        refuse("FusedNovoGrad", amsgrad=amsgrad)
+        if norm_type not in (0, 2):
+            raise ValueError(f"norm_type is {norm_type}, expected 2, or 0 for the maximum")
+        defaults = {
+            "lr": lr,
+            "bias_correction": bias_correction,
+            "betas": betas,
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "grad_averaging": grad_averaging,
+            "norm_type": norm_type,
+            "init_zero": init_zero,
+            "reg_inside_moment": reg_inside_moment,
+        }
+        super().__init__(params, defaults, set_grad_none=set_grad_none)
+
+    def _update(
+        self, group: dict[str, Any], state: dict[str, Any], weight: Tensor, grad: Tensor
+    ) -> None:
+        beta1, beta2 = group["betas"]
+        is_max = group["norm_type"] == 0
+        order = float("inf") if is_max else 2
+        # torch's sums of squares in float32 lose digits in large tensors.
+        norm = torch.linalg.vector_norm(grad, order, dtype=torch.float64).to(grad.dtype)
+        if not state:
+            state["step"] = torch.tensor(0.0)
+            state["exp_avg"] = torch.zeros_like(grad)
+            state["exp_avg_sq"] = torch.zeros_like(norm) if group["init_zero"] else norm.clone()
+        state["step"] += 1
+        average, old = state["exp_avg"], state["exp_avg_sq"]
+        if is_max:
+            old.mul_(beta2).add_(norm, alpha=1 - beta2)
+        else:
+            old.copy_((beta2 * old.square() + (1 - beta2) * norm.square()).sqrt())
+        step = float(state["step"]) if group["bias_correction"] else float("inf")
+        first, second = 1 - beta1**step, (1 - beta2**step) ** 0.5
+        divisor = old / second + group["eps"]
+        if group["reg_inside_moment"]:
+            grad = grad / divisor + group["weight_decay"] * weight
+        average.mul_(beta1).add_(grad, alpha=1 - beta1 if group["grad_averaging"] else 1.0)
+        update = average / first
+        if not group["reg_inside_moment"]:
+            update = update / divisor + group["weight_decay"] * weight
+        weight.sub_(group["lr"] * update)
+
+
+class FusedAdagrad(_ByTensor):
+    """Adagrad: h += g², p -= lr·g/(√h + ε), in float32.
+
+    `weight_decay` λ is added to g as λp, or with `adagrad_w_mode` to the update. The state is `sum`
+    (h), in float32 also for half-precision parameters, whose h apex keeps in their type.
+    """
+
+    def __init__(  # noqa: PLR0917 - apex's order
+        self,
+        params: Any,  # noqa: ANN401
+        lr: float = 1e-2,
+        eps: float = 1e-10,
+        weight_decay: float = 0.0,
+        set_grad_none: bool = True,
+        adagrad_w_mode: bool = False,
+    ) -> None:
+        self.adagrad_w_mode = adagrad_w_mode
+        defaults = {"lr": lr, "eps": eps, "weight_decay": weight_decay}
+        super().__init__(params, defaults, set_grad_none=set_grad_none)
+
+    def _update(
+        self, group: dict[str, Any], state: dict[str, Any], weight: Tensor, grad: Tensor
+    ) -> None:
+        if not state:
+            state["sum"] = torch.zeros_like(grad)
+        if not self.adagrad_w_mode:
+            grad = grad + group["weight_decay"] * weight
+        state["sum"].addcmul_(grad, grad)
+        update = grad / (state["sum"].sqrt() + group["eps"])
+        if self.adagrad_w_mode:
+            update = update + group["weight_decay"] * weight
+        weight.sub_(group["lr"] * update)
+
+
+class FusedMixedPrecisionLamb(MasterMixin, LAMB):
+    """thalweg.optim.LAMB with float32 masters of the parameters of `reduced_precision_dtype`.
+
+    A group may have parameters of several types. `step` counts by parameter, beginning with the
+    argument `step`; apex counts by group. See MasterMixin for the masters.
+    """
+
+    _unscales_grads = True
+
+    def __init__(  # noqa: PLR0917 - apex's order
+        self,
+        params: Any,  # noqa: ANN401
+        lr: float | Tensor = 1e-3,
+        step: int = 0,
+        bias_correction: bool = True,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-6,
+        weight_decay: float = 0.01,
+        amsgrad: bool = False,
+        adam_w_mode: bool = True,
+        grad_averaging: bool = True,
+        max_grad_norm: float | None = 1.0,
+        use_nvlamb: bool = False,
+        reduced_precision_dtype: torch.dtype | None = None,
+    ) -> None:
+        refuse("FusedMixedPrecisionLamb", amsgrad=amsgrad)
+        self.master_types = () if reduced_precision_dtype is None else (reduced_precision_dtype,)
+        super().__init__(
+            params,
+            lr,
+            weight_decay,
+            betas,
+            eps,
+            adam_w_mode,
+            grad_averaging,
+            True,
+            max_grad_norm,
+            bias_correction=bias_correction,
+            use_nvlamb=use_nvlamb,
+        )
+        if step:
+            for param in [p for group in self.param_groups for p in group["params"]]:
+                self.state[param] = {
+                    "step": torch.tensor(float(step)),
+                    "exp_avg": torch.zeros_like(param, dtype=torch.float32),
+                    "exp_avg_sq": torch.zeros_like(param, dtype=torch.float32),
+                }
+
+    def step(
+        self, closure: Callable[[], Any] | None = None, grad_scaler: GradScaler | None = None
+    ) -> Any:  # noqa: ANN401
+        """Updates once; `grad_scaler`: divide gradients by its scale, or skip if not finite."""
+        if grad_scaler is None:
+            return super().step(closure)
+        found = grad_scaler._check_inf_per_device(self)
+        scale = self.grad_scale = grad_scaler._get_scale_async()
+        assert scale is not None  # the check would have raised
+        self.found_inf = sum(flag.to(scale.device) for flag in found.values())
+        try:
+            return super().step(closure)
+        finally:
+            del self.grad_scale, self.found_inf
