@@ -13,6 +13,8 @@
 namespace thalweg {
 namespace {
 
+uint64_t Millis(Duration duration) { return static_cast<uint64_t>(ToNanos(duration) / 1'000'000); }
+
 ipc::Hello MakeHello(const SessionOptions& o) {
   ipc::Hello hello;
   hello.ipc_version = kIpcVersion;
@@ -26,7 +28,8 @@ ipc::Hello MakeHello(const SessionOptions& o) {
   hello.local_size = o.local_size;
   hello.codec = o.codec;
   hello.chunk_bytes = o.chunk_bytes;
-  hello.timeout_ms = static_cast<uint64_t>(ToNanos(o.timeout) / 1'000'000);
+  hello.timeout_ms = Millis(o.timeout);
+  hello.step_timeout_ms = Millis(StepTimeout(o));
   hello.shards = o.shards;
   hello.secret = o.secret;
   return hello;
@@ -48,15 +51,15 @@ class ForkSafeSession : public Session {
     THALWEG_RETURN_IF_ERROR(CheckProcess());
     return impl_->RegisterBucket(id, layout);
   }
-  void Submit(BucketId id, std::span<const std::byte> gradient, Done done) override {
+  void Submit(BucketId id, std::span<const std::byte> gradient, Unused unused, Done done) override {
     const absl::Status status = CheckProcess();
-    if (status.ok()) return impl_->Submit(id, gradient, std::move(done));
+    if (status.ok()) return impl_->Submit(id, gradient, std::move(unused), std::move(done));
     done(status);
   }
-  void SubmitFromDevice(BucketId id, DeviceGradient gradient, Done done) override {
+  void SubmitFromDevice(BucketId id, DeviceGradient gradient, Unused unused, Done done) override {
     const absl::Status status = CheckProcess();
-    if (status.ok()) return impl_->SubmitFromDevice(id, std::move(gradient), std::move(done));
-    done(status);
+    if (!status.ok()) return done(status);
+    impl_->SubmitFromDevice(id, std::move(gradient), std::move(unused), std::move(done));
   }
   absl::StatusOr<ReducedBucket> Reduce(BucketId id, std::span<const std::byte> gradient) override {
     THALWEG_RETURN_IF_ERROR(CheckProcess());

@@ -33,8 +33,11 @@ struct SessionOptions {
   uint32_t local_rank = 0;  // number among this node's workers; gives the order of summation
   uint32_t local_size = 1;
   CodecPolicy codec;
-  uint64_t chunk_bytes = 0;                     // 0: chosen from the speed of the links
-  Duration timeout = std::chrono::seconds(30);  // limit of every wait
+  uint64_t chunk_bytes = 0;  // 0: chosen from the speed of the links
+  // Limit of every wait for a process that shows no sign of life.
+  Duration timeout = std::chrono::seconds(30);
+  // Limit of a round's wait for workers that are alive, but do not come to it; 0: `timeout`.
+  Duration step_timeout{};
   // The job's shards in order, equal on all nodes; empty: those that the sidecar is configured
   // with.
   std::vector<ShardPlace> shards = {};
@@ -43,6 +46,10 @@ struct SessionOptions {
   std::shared_ptr<DeviceRuntime> device = nullptr;
   std::shared_ptr<TraceWriter> trace = nullptr;  // nothing is traced when null
 };
+
+inline Duration StepTimeout(const SessionOptions& options) {
+  return options.step_timeout > Duration::zero() ? options.step_timeout : options.timeout;
+}
 
 // A DeviceGradient is a bucket's gradient in a device's memory.
 struct DeviceGradient {
@@ -95,6 +102,10 @@ class Session {
   // A Done is called once per Submit, on the session's completion thread; no other work of the
   // session depends on that thread. It must neither call Close() nor destroy the session.
   using Done = std::function<void(absl::StatusOr<ReducedBucket>)>;
+  // Numbers of the layout's tensors that took no part in the backward pass on this worker. Their
+  // gradients are zero, and their results are discarded if they took part nowhere: a codec keeps
+  // what it has left out of them so far.
+  using Unused = std::vector<uint32_t>;
 
   // Connects and waits until all workers of the job have connected. Errors name what is missing or
   // differs. With a device, the device must be the calling thread's current one.
@@ -109,13 +120,14 @@ class Session {
   // Submits one bucket's gradient (layout.Elems() elements). It is copied (and, for a node's only
   // worker, encoded) before this returns. All workers must submit the same buckets in the same
   // order. A bucket's next Submit must come after its previous `done`.
-  virtual void Submit(BucketId id, std::span<const std::byte> gradient, Done done) = 0;
+  virtual void Submit(BucketId id, std::span<const std::byte> gradient, Unused unused,
+                      Done done) = 0;
 
   // Submits a gradient of a session with a device, and only of such a session. The calling thread's
   // current device must be the session's, here and in RegisterBucket. Nothing waits for the device:
   // neither this call nor `done`, which is called when the result is on its way to the gradient's
   // memory.
-  virtual void SubmitFromDevice(BucketId id, DeviceGradient gradient, Done done) = 0;
+  virtual void SubmitFromDevice(BucketId id, DeviceGradient gradient, Unused unused, Done done) = 0;
 
   // Submits and waits for the outcome, with one thread switch less than waiting for `done`.
   virtual absl::StatusOr<ReducedBucket> Reduce(BucketId id,

@@ -1,5 +1,6 @@
 #include "client/core/sidecar_session.h"
 
+#include <algorithm>
 #include <cstring>
 #include <future>
 #include <memory>
@@ -63,12 +64,13 @@ absl::StatusOr<ReducedBucket> SidecarSession::Reduce(BucketId id,
   const auto set = [outcome](absl::StatusOr<ReducedBucket> reduced) {
     outcome->set_value(std::move(reduced));
   };
-  Start(id, gradient, {set, CallOn::kProgressThread});
+  Start(id, gradient, /*unused=*/{}, {set, CallOn::kProgressThread});
   // The wait is bounded: a session fails rounds in flight after its timeout.
   return outcome->get_future().get();
 }
 
-void SidecarSession::Start(BucketId id, std::span<const std::byte> gradient, Callback callback) {
+void SidecarSession::Start(BucketId id, std::span<const std::byte> gradient, Unused unused,
+                           Callback callback) {
   auto bucket = BeginRound(id, gradient.size(), nullptr, callback);
   if (!bucket.ok()) {
     Refuse(std::move(callback.done), bucket.status());
@@ -78,7 +80,7 @@ void SidecarSession::Start(BucketId id, std::span<const std::byte> gradient, Cal
   // first chunks meanwhile; a single chunk is copied before.
   const bool copies_first = (*bucket)->plan.Count() == 1;
   if (copies_first) CopyIn(id, **bucket, gradient);
-  const absl::Status sent = connection_->Send(ipc::Submit{id, (*bucket)->round});
+  const absl::Status sent = connection_->Send(ipc::Submit{id, (*bucket)->round, std::move(unused)});
   if (!sent.ok()) {
     Fail(sent);
     return;
@@ -153,10 +155,12 @@ void SidecarSession::ProgressLoop() {
     if (const absl::Status bound = options_.device->BindThread(); !bound.ok()) FailForAll(bound);
   }
   while (true) {
-    auto received = connection_->Receive(Now() + kLookAround);
+    auto received = connection_->Receive(
+        Now() + std::min<Duration>(kLookAround, options_.timeout / kSignsOfLife));
     absl::Status status = received.status();
     {
       MutexLock lock(mutex_);
+      if (received.ok()) last_heard_ = Now();
       if (parts_in_order_) {
         // The session has failed: all further messages are ignored until the end.
         if (!absl::IsUnavailable(status)) continue;
@@ -167,9 +171,11 @@ void SidecarSession::ProgressLoop() {
     }
     if (received.ok()) {
       status = Handle(*std::move(received));
+      if (status.ok()) status = ShowLife(Now());
     } else if (absl::IsDeadlineExceeded(status)) {
       status = path_ == nullptr ? absl::OkStatus() : path_->Check();
       if (!status.ok()) FailForAll(status);
+      if (status.ok()) status = ShowLife(Now());
       if (status.ok()) status = CheckProgress(Now());
     } else if (absl::IsUnavailable(status)) {
       status = absl::UnavailableError(absl::StrCat("job '", options_.job, "': the sidecar at ",
@@ -250,6 +256,7 @@ absl::Status SidecarSession::Handle(Received received) {
   if (const auto* fail = std::get_if<ipc::Fail>(&received.message)) {
     return absl::Status(fail->code, fail->message);
   }
+  if (std::holds_alternative<ipc::Alive>(received.message)) return absl::OkStatus();
   if (const auto* ready = std::get_if<ipc::BucketReady>(&received.message)) {
     MutexLock lock(mutex_);
     const auto found = buckets_.find(ready->id.index);
@@ -323,6 +330,12 @@ absl::Status SidecarSession::Finish(const ipc::Complete& m) {
   return absl::OkStatus();
 }
 
+absl::Status SidecarSession::ShowLife(TimePoint now) {
+  if (now - last_life_ < options_.timeout / kSignsOfLife) return absl::OkStatus();
+  last_life_ = now;
+  return connection_->Send(ipc::Alive{});
+}
+
 absl::Status SidecarSession::CheckProgress(TimePoint now) {
   MutexLock lock(mutex_);
   for (auto& [index, entry] : buckets_) {
@@ -334,10 +347,13 @@ absl::Status SidecarSession::CheckProgress(TimePoint now) {
       if (seen != bucket.chunks_seen) last_progress_ = now;
       bucket.chunks_seen = seen;
     }
-    if (now - last_progress_ <= options_.timeout) continue;
+    const TimePoint since = std::max(last_heard_, last_progress_);
+    const Duration step_timeout = StepTimeout(options_);
+    if (now - since <= options_.timeout && now - last_progress_ <= step_timeout) continue;
+    const Duration waited = now - since > options_.timeout ? options_.timeout : step_timeout;
     return absl::DeadlineExceededError(
         absl::StrCat("job '", options_.job, "': the sidecar at ", options_.sidecar_path,
-                     " has not answered for ", ToSeconds(options_.timeout), " s; bucket ",
+                     " has not answered for ", ToSeconds(waited), " s; bucket ",
                      ToString(entry.first), " round ", bucket.round, " is in flight"));
   }
   return absl::OkStatus();

@@ -42,10 +42,10 @@ class SidecarSession : public Session {
   ~SidecarSession() override { Close(); }
 
   absl::Status RegisterBucket(BucketId id, const BucketLayout& layout) override;
-  void Submit(BucketId id, std::span<const std::byte> gradient, Done done) override {
-    Start(id, gradient, {std::move(done), CallOn::kCompletionThread});
+  void Submit(BucketId id, std::span<const std::byte> gradient, Unused unused, Done done) override {
+    Start(id, gradient, std::move(unused), {std::move(done), CallOn::kCompletionThread});
   }
-  void SubmitFromDevice(BucketId id, DeviceGradient gradient, Done done) override;
+  void SubmitFromDevice(BucketId id, DeviceGradient gradient, Unused unused, Done done) override;
   absl::StatusOr<ReducedBucket> Reduce(BucketId id, std::span<const std::byte> gradient) override;
   absl::Status SaveCodecState(const std::function<void(std::span<const std::byte>)>& use) override;
   absl::Status LoadCodecState(std::span<const std::byte> state) override;
@@ -116,7 +116,7 @@ class SidecarSession : public Session {
 
   GradientPath path() const { return path_ == nullptr ? GradientPath::kCpu : path_->path(); }
   bool UsesArenas() const { return path_ == nullptr || path_->UsesArenas(); }
-  void Start(BucketId id, std::span<const std::byte> gradient, Callback callback);
+  void Start(BucketId id, std::span<const std::byte> gradient, Unused unused, Callback callback);
   // `gradient` is null for a gradient in host memory; `bytes` is its size in either case.
   absl::StatusOr<Bucket*> BeginRound(BucketId id, size_t bytes, DeviceGradient* gradient,
                                      Callback& callback);
@@ -130,6 +130,8 @@ class SidecarSession : public Session {
   void CompletionLoop();
   absl::Status Handle(Received received);
   absl::Status Finish(const ipc::Complete& message);
+  // Tells the sidecar, when it is time, that this worker is alive, whatever its own code does.
+  absl::Status ShowLife(TimePoint now);
   absl::Status CheckProgress(TimePoint now);
   // Fails everything in flight and everything later. Returns false if the session had already
   // failed.
@@ -166,7 +168,9 @@ class SidecarSession : public Session {
   std::deque<Completion> completions_ ABSL_GUARDED_BY(mutex_);
   std::optional<BucketArena> codec_state_ ABSL_GUARDED_BY(mutex_);  // the sidecar's answer
   SessionStats stats_ ABSL_GUARDED_BY(mutex_);
-  TimePoint last_progress_ ABSL_GUARDED_BY(mutex_);
+  TimePoint last_progress_ ABSL_GUARDED_BY(mutex_);  // of the buckets in flight
+  TimePoint last_heard_ ABSL_GUARDED_BY(mutex_);  // from the sidecar, which is silent without any
+  TimePoint last_life_;                           // of the progress thread
 
   Thread progress_thread_;
   Thread completion_thread_;

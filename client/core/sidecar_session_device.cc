@@ -10,7 +10,8 @@
 
 namespace thalweg {
 
-void SidecarSession::SubmitFromDevice(BucketId id, DeviceGradient gradient, Done done) {
+void SidecarSession::SubmitFromDevice(BucketId id, DeviceGradient gradient, Unused unused,
+                                      Done done) {
   Callback callback{std::move(done), CallOn::kCompletionThread};
   const auto bucket = BeginRound(id, gradient.bytes.size(), &gradient, callback);
   if (!bucket.ok()) {
@@ -34,7 +35,7 @@ void SidecarSession::SubmitFromDevice(BucketId id, DeviceGradient gradient, Done
     MutexLock lock(mutex_);
     stats_.copy_seconds += ToSeconds(Now() - start);
   }
-  const absl::Status sent = connection_->Send(ipc::Submit{id, (*bucket)->round});
+  const absl::Status sent = connection_->Send(ipc::Submit{id, (*bucket)->round, std::move(unused)});
   if (!sent.ok()) Fail(sent);
 }
 

@@ -6,33 +6,45 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "client/torch/joined_ranks.h"
+#include "client/torch/reducer_access.h"
 #include "client/torch/tensor.h"
 
 namespace thalweg {
 
-DdpHook::DdpHook(std::shared_ptr<Session> session, ParameterNames names, c10::Device device,
+DdpHook::DdpHook(std::shared_ptr<Session> session, Parameters parameters, c10::Device device,
                  const c10d::Reducer* reducer)
     : session_(std::move(session)),
-      names_(std::move(names)),
+      parameters_(std::move(parameters)),
       device_(device),
       reducer_(reducer),
       torch_device_(device.is_cpu() ? nullptr
                                     : std::make_shared<const TorchDevice>(session_, device)) {}
 
+const DdpHook::Parameter& DdpHook::Find(const at::Tensor& parameter) const {
+  const auto found = parameters_.find(parameter.unsafeGetTensorImpl());
+  if (found == parameters_.end()) Throw("a gradient bucket has a parameter of another reducer");
+  return found->second;
+}
+
 BucketLayout DdpHook::LayoutOf(const std::vector<at::Tensor>& parameters, DType dtype) const {
   BucketLayout layout{.dtype = dtype, .tensors = {}};
   layout.tensors.reserve(parameters.size());
   for (const at::Tensor& parameter : parameters) {
-    const auto name = names_.find(parameter.unsafeGetTensorImpl());
-    if (name == names_.end()) {
-      Throw(
-          "a parameter was replaced after attach(): build the DistributedDataParallel module and "
-          "attach to it again");
-    }
-    layout.tensors.push_back({name->second, parameter.sizes().vec()});
+    layout.tensors.push_back({Find(parameter).name, parameter.sizes().vec()});
   }
   return layout;
+}
+
+Session::Unused DdpHook::UnusedOf(const c10d::GradBucket& bucket) const {
+  Session::Unused unused;
+  if (reducer_ == nullptr) return unused;
+  const std::vector<bool> are_unused = UnusedParameters(*reducer_);
+  if (are_unused.empty()) return unused;
+  const auto parameters = bucket.getParameters();
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    if (are_unused[Find(parameters[i]).number]) unused.push_back(static_cast<uint32_t>(i));
+  }
+  return unused;
 }
 
 BucketId DdpHook::Announce(const c10d::GradBucket& bucket, DType dtype) {
@@ -72,11 +84,11 @@ c10::intrusive_ptr<c10::ivalue::Future> DdpHook::runHook(c10d::GradBucket& bucke
   const c10::DeviceGuard guard(device_);
   const BucketId id = Announce(bucket, dtype);
   if (reducer_ != nullptr) ScaleToJoined(*reducer_, buffer);
-  if (torch_device_ != nullptr) return SubmitFromDevice(id, buffer);
+  if (torch_device_ != nullptr) return SubmitFromDevice(id, buffer, UnusedOf(bucket));
 
   auto future =
       c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
-  session_->Submit(id, BytesOf(buffer),
+  session_->Submit(id, BytesOf(buffer), UnusedOf(bucket),
                    [future, type = buffer.scalar_type()](absl::StatusOr<ReducedBucket> reduced) {
                      if (!reduced.ok()) return future->setError(ToException(reduced.status()));
                      c10::List<at::Tensor> result;
@@ -87,10 +99,11 @@ c10::intrusive_ptr<c10::ivalue::Future> DdpHook::runHook(c10d::GradBucket& bucke
 }
 
 c10::intrusive_ptr<c10::ivalue::Future> DdpHook::SubmitFromDevice(BucketId id,
-                                                                  const at::Tensor& buffer) {
+                                                                  const at::Tensor& buffer,
+                                                                  Session::Unused unused) {
   auto future = torch_device_->MakeFuture();
   session_->SubmitFromDevice(
-      id, torch_device_->GradientOf(buffer),
+      id, torch_device_->GradientOf(buffer), std::move(unused),
       [future, buffer, device = torch_device_](const absl::StatusOr<ReducedBucket>& reduced) {
         if (!reduced.ok()) return future->setError(ToException(reduced.status()));
         device->Complete(*future, buffer, reduced->arrived);

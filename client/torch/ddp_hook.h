@@ -29,16 +29,21 @@ class DdpHook : public c10d::CommHookInterface {
  public:
   // The module that owns these gradients keeps the parameters alive, so that their addresses
   // identify them.
-  using ParameterNames = std::unordered_map<const c10::TensorImpl*, std::string>;
+  struct Parameter {
+    std::string name;
+    size_t number = 0;  // among ParametersOf the reducer
+  };
+  using Parameters = std::unordered_map<const c10::TensorImpl*, Parameter>;
 
   // The session is shared: the Python object that shows statistics and closes the session has
   // another lifetime than the reducer. `device` holds the gradients; it is the session's device if
-  // it has one. `reducer` owns the hook; null: its caller has scaled the gradients (ScaleToJoined).
-  DdpHook(std::shared_ptr<Session> session, ParameterNames names, c10::Device device,
+  // it has one. `reducer` owns the hook; null: its caller has scaled the gradients (ScaleToJoined),
+  // which are of several workers, and all parameters count as used.
+  DdpHook(std::shared_ptr<Session> session, Parameters parameters, c10::Device device,
           const c10d::Reducer* reducer);
 
   // Throws std::runtime_error for buckets that cannot be reduced: sparse, not on the device, of
-  // another element type than fp32, fp16, bf16 and fp64, or with parameters that had no name.
+  // another element type than fp32, fp16, bf16 and fp64, or with parameters that have no name.
   c10::intrusive_ptr<c10::ivalue::Future> runHook(c10d::GradBucket& bucket) override;
   at::Tensor parseHookResult(const c10::IValue& result) override;
 
@@ -54,11 +59,15 @@ class DdpHook : public c10d::CommHookInterface {
 
   // Announces the bucket if its parameters, size or type differ from the last announcement.
   BucketId Announce(const c10d::GradBucket& bucket, DType dtype);
-  c10::intrusive_ptr<c10::ivalue::Future> SubmitFromDevice(BucketId id, const at::Tensor& buffer);
+  c10::intrusive_ptr<c10::ivalue::Future> SubmitFromDevice(BucketId id, const at::Tensor& buffer,
+                                                           Session::Unused unused);
+  const Parameter& Find(const at::Tensor& parameter) const;
   BucketLayout LayoutOf(const std::vector<at::Tensor>& parameters, DType dtype) const;
+  // Returns which of the bucket's tensors took no part in this backward pass.
+  Session::Unused UnusedOf(const c10d::GradBucket& bucket) const;
 
   const std::shared_ptr<Session> session_;
-  const ParameterNames names_;
+  const Parameters parameters_;
   const c10::Device device_;
   const c10d::Reducer* const reducer_;
   // The rounds in flight share ownership; null for the CPU.

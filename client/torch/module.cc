@@ -5,6 +5,7 @@
 #include <pybind11/stl.h>
 #include <torch/csrc/jit/python/pybind_utils.h>
 #include <torch/csrc/utils/pybind.h>
+#include <torch/version.h>
 
 #include <memory>
 #include <optional>
@@ -16,14 +17,15 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "client/core/process_trace.h"
 #include "client/core/session.h"
 #include "client/core/shard_offer.h"
 #include "client/torch/all_reducer.h"
 #include "client/torch/ddp_hook.h"
-#include "client/torch/joined_ranks.h"
 #include "client/torch/optim_module.h"
+#include "client/torch/reducer_access.h"
 #include "core/base/env.h"
 #include "kernels/cast/cpu_capability.h"
 
@@ -31,6 +33,15 @@ namespace py = pybind11;
 
 namespace thalweg {
 namespace {
+
+// torch's classes have other members in each minor version, and this module reads them directly.
+void CheckTorchVersion() {
+  const auto running = py::module_::import("torch").attr("__version__").cast<std::string>();
+  const std::string series = absl::StrCat(TORCH_VERSION_MAJOR, ".", TORCH_VERSION_MINOR, ".");
+  if (absl::StartsWith(running, series)) return;
+  throw py::import_error(absl::StrCat("thalweg is built for torch ", series, "*, this is torch ",
+                                      running, ": install that, or build thalweg with this one"));
+}
 
 PyObject* ExceptionFor(absl::StatusCode code) {
   switch (code) {
@@ -56,7 +67,7 @@ std::shared_ptr<Session> Connect(const std::string& sidecar_path, const std::str
                                  uint32_t num_nodes, const std::string& node_name,
                                  uint32_t local_rank, uint32_t local_size, const std::string& codec,
                                  uint64_t chunk_bytes, double timeout,
-                                 std::optional<int> cuda_device,
+                                 std::optional<double> step_timeout, std::optional<int> cuda_device,
                                  const std::vector<std::string>& shards,
                                  const std::vector<int>& hosts, const std::string& secret) {
   if (shards.size() != hosts.size()) {
@@ -77,6 +88,7 @@ std::shared_ptr<Session> Connect(const std::string& sidecar_path, const std::str
                          .codec = *policy,
                          .chunk_bytes = chunk_bytes,
                          .timeout = FromSeconds(timeout),
+                         .step_timeout = FromSeconds(step_timeout.value_or(timeout)),
                          .secret = secret};
   for (size_t k = 0; k < shards.size(); ++k) {
     const uint32_t host = hosts[k] < 0 ? kNoHost : static_cast<uint32_t>(hosts[k]);
@@ -117,9 +129,10 @@ using NamedParameters = std::vector<std::pair<std::string, at::Tensor>>;
 std::unique_ptr<DdpHook> MakeHook(const std::shared_ptr<Session>& session,
                                   const NamedParameters& named_parameters,
                                   const c10d::Reducer* reducer) {
-  DdpHook::ParameterNames names;
-  for (const auto& [name, parameter] : named_parameters) {
-    names[parameter.unsafeGetTensorImpl()] = name;
+  DdpHook::Parameters parameters;
+  for (size_t i = 0; i < named_parameters.size(); ++i) {
+    const auto& [name, parameter] = named_parameters[i];
+    parameters[parameter.unsafeGetTensorImpl()] = {name, i};
   }
   const c10::Device device =
       named_parameters.empty() ? c10::Device(c10::kCPU) : named_parameters[0].second.device();
@@ -128,7 +141,7 @@ std::unique_ptr<DdpHook> MakeHook(const std::shared_ptr<Session>& session,
         "thalweg: the parameters are on ", device.str(), ", but the session was connected for ",
         device.is_cpu() ? "a device" : "the CPU", ": connect it for where they are"));
   }
-  return std::make_unique<DdpHook>(session, std::move(names), device, reducer);
+  return std::make_unique<DdpHook>(session, std::move(parameters), device, reducer);
 }
 
 void Attach(const std::shared_ptr<Session>& session, c10d::Reducer& reducer,
@@ -215,20 +228,22 @@ std::optional<std::string> StatusText(const Session& session) {
 
 PYBIND11_MODULE(_C, m) {
   using thalweg::Session;
+  thalweg::CheckTorchVersion();
   thalweg::ThrowIfError(thalweg::LimitCpuCapability(thalweg::GetEnv("THALWEG_CPU_CAPABILITY")));
   m.def("cpu_capability", &thalweg::CpuCapability);
   m.def("cuda_problem", &thalweg::CudaProblem, py::arg("number"));
   m.def("set_error", &thalweg::SetError, py::call_guard<py::gil_scoped_release>(),
         py::arg("future"), py::arg("text"));
+  m.def("reducer_parameters", &thalweg::ParametersOf, py::arg("reducer"));
   m.def("scale_to_joined", &thalweg::ScaleToJoined, py::call_guard<py::gil_scoped_release>(),
         py::arg("reducer"), py::arg("gradient"));
   py::class_<Session, std::shared_ptr<Session>>(m, "Session")
       .def(py::init(&thalweg::Connect), py::kw_only(), py::arg("sidecar_path"), py::arg("job"),
            py::arg("rank"), py::arg("world_size"), py::arg("node"), py::arg("num_nodes"),
            py::arg("node_name"), py::arg("local_rank"), py::arg("local_size"), py::arg("codec"),
-           py::arg("chunk_bytes"), py::arg("timeout"), py::arg("cuda_device") = py::none(),
-           py::arg("shards") = std::vector<std::string>(), py::arg("hosts") = std::vector<int>(),
-           py::arg("secret") = "")
+           py::arg("chunk_bytes"), py::arg("timeout"), py::arg("step_timeout") = py::none(),
+           py::arg("cuda_device") = py::none(), py::arg("shards") = std::vector<std::string>(),
+           py::arg("hosts") = std::vector<int>(), py::arg("secret") = "")
       .def("attach", &thalweg::Attach, py::arg("reducer"), py::arg("named_parameters"))
       .def("save_codec_state", &thalweg::SaveCodecState)
       .def("load_codec_state", &thalweg::LoadCodecState, py::arg("state"))

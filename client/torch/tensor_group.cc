@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 
 namespace thalweg {
 namespace {
@@ -19,6 +20,10 @@ DType TypeOf(const at::Tensor& tensor) {
     default:
       return DType::kFloat32;
   }
+}
+
+std::string Shape(const at::Tensor& tensor) {
+  return absl::StrCat("[", absl::StrJoin(tensor.sizes(), ", "), "]");
 }
 
 at::Device DeviceOf(const std::vector<at::Tensor>& params) {
@@ -43,6 +48,23 @@ void Check(const at::Tensor& tensor, const char* what, at::Device device) {
   if (type != at::kFloat && type != at::kHalf && type != at::kBFloat16) {
     refuse(c10::toString(type), "Float, Half or BFloat16");
   }
+}
+
+// Throws unless `tensor` can be updated element by element with its parameter. `param.data = …` may
+// have changed the parameter since its state was made.
+void CheckFits(const at::Tensor& tensor, const char* what, const at::Tensor& param) {
+  Check(tensor, what, param.device());
+  if (tensor.sizes() == param.sizes()) return;
+  throw NotFusable(absl::StrCat("thalweg: a ", what, " has the shape ", Shape(tensor),
+                                ", its parameter ", Shape(param),
+                                ": clear gradients and state of a parameter that changes size"));
+}
+
+void CheckState(const at::Tensor& state, const at::Tensor& param) {
+  CheckFits(state, "state", param);
+  if (state.scalar_type() == at::kFloat) return;
+  throw NotFusable(absl::StrCat("thalweg: the state of a parameter is ",
+                                c10::toString(state.scalar_type()), ", expected Float"));
 }
 
 // Returns whether the elements of `tensor` lie in memory in the same order as those of `like`.
@@ -77,32 +99,27 @@ TensorGroup::TensorGroup(std::vector<at::Tensor> params,
       steps_(std::move(steps)),
       copies_(std::move(copies)),
       device_(DeviceOf(params_)) {
-  for (const at::Tensor& param : params_) Check(param, "parameter", device_);
-  for (const auto& copy : copies_) {
-    if (copy.has_value()) Check(*copy, "copy", device_);
-  }
-  for (const auto& state : states_) {
-    for (size_t i = 0; i < state.size(); ++i) {
-      Check(state[i], "state", device_);
-      if (state[i].scalar_type() != at::kFloat || state[i].sizes() != params_[i].sizes()) {
-        throw NotFusable(absl::StrCat(
-            "thalweg: the state of a parameter is ", c10::toString(state[i].scalar_type()), " of ",
-            state[i].numel(), " elements, expected Float of ", params_[i].numel()));
-      }
-    }
-  }
+  for (size_t i = 0; i < params_.size(); ++i) CheckMember(i);
 }
 
 void TensorGroup::CheckGrads() const {
-  for (const at::Tensor& param : params_) {
-    if (param.grad().defined()) Check(param.grad(), "gradient", device_);
+  for (size_t i = 0; i < params_.size(); ++i) {
+    if (params_[i].grad().defined()) CheckMember(i);
   }
 }
 
+void TensorGroup::CheckMember(size_t i) const {
+  const at::Tensor& param = params_[i];
+  Check(param, "parameter", device_);
+  if (param.grad().defined()) CheckFits(param.grad(), "gradient", param);
+  for (const auto& state : states_) CheckState(state[i], param);
+  if (!copies_.empty() && copies_[i].has_value()) CheckFits(*copies_[i], "copy", param);
+}
+
 at::Tensor TensorGroup::Grad(size_t i) const {
-  at::Tensor grad = params_[i].grad();
+  const at::Tensor& grad = params_[i].grad();
   if (!grad.defined()) return grad;
-  Check(grad, "gradient", device_);
+  CheckMember(i);
   return grad.is_neg() ? grad.resolve_neg() : grad;
 }
 

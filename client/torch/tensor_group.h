@@ -59,7 +59,10 @@ class TensorGroup {
   void Finish(const Work& work) const;
 
  private:
-  // Returns the checked gradient of params_[i]; undefined when it has none.
+  // Throws NotFusable unless params_[i] is still what the kernels update, with gradient, state and
+  // copy of its shape.
+  void CheckMember(size_t i) const;
+  // Returns the gradient of params_[i], which is checked; undefined when it has none.
   at::Tensor Grad(size_t i) const;
 
   const std::vector<at::Tensor> params_;

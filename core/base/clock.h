@@ -39,4 +39,13 @@ struct LayeredTimeout {
   Duration shard() const { return worker * 8 / 10; }
 };
 
+// A Patience says how long processes of a job wait for each other.
+struct Patience {
+  LayeredTimeout silence;  // for one that shows no sign of life
+  LayeredTimeout step;     // for one that does, but does not come to the step that others are in
+};
+
+// Whoever waits for a process that has nothing to say hears from it this often per timeout.
+inline constexpr int kSignsOfLife = 8;
+
 }  // namespace thalweg

@@ -18,8 +18,8 @@ constexpr uint32_t kMagic = 0x31574854;  // "THW1"
 constexpr uint16_t kFlagFd = 1;
 constexpr uint16_t kTypes = std::variant_size_v<Message>;
 constexpr const char* kNames[kTypes] = {
-    "Hello", "Welcome",       "RegisterBucket", "BucketReady", "Submit",    "Complete",   "Fail",
-    "Leave", "GetCodecState", "CodecState",     "Precision",   "HostShard", "ShardHosted"};
+    "Hello", "Welcome",       "RegisterBucket", "BucketReady", "Submit",    "Complete",    "Fail",
+    "Leave", "GetCodecState", "CodecState",     "Precision",   "HostShard", "ShardHosted", "Alive"};
 
 template <typename T>
 concept Integer = std::unsigned_integral<T> || std::same_as<T, int64_t>;
@@ -91,6 +91,10 @@ class Reader {
   void Field(ShardPlace& place) {
     Field(place.address);
     Field(place.host);
+  }
+  void Field(std::vector<uint32_t>& tensors) {
+    tensors.resize(Count(kMaxTensors, sizeof(uint32_t), "tensors"));
+    for (uint32_t& tensor : tensors) Field(tensor);
   }
   template <typename Item>
   void Field(std::vector<Item>& list) {
@@ -258,8 +262,8 @@ void All(Archive& archive, Fields&... fields) {
 
 void Visit(auto& archive, Is<Hello> auto& m) {
   All(archive, m.ipc_version, m.job, m.rank, m.world_size, m.node, m.num_nodes, m.node_name,
-      m.local_rank, m.local_size, m.codec, m.chunk_bytes, m.timeout_ms, m.path, m.probe, m.shards,
-      m.secret);
+      m.local_rank, m.local_size, m.codec, m.chunk_bytes, m.timeout_ms, m.step_timeout_ms, m.path,
+      m.probe, m.shards, m.secret);
 }
 void Visit(auto& archive, Is<Welcome> auto& m) {
   All(archive, m.epoch, m.num_shards, m.server_version, m.chunk_bytes, m.path, m.placement);
@@ -271,7 +275,7 @@ void Visit(auto& archive, Is<BucketReady> auto& m) {
   All(archive, m.id.index, m.id.generation, m.memory);
 }
 void Visit(auto& archive, Is<Submit> auto& m) {
-  All(archive, m.id.index, m.id.generation, m.round);
+  All(archive, m.id.index, m.id.generation, m.round, m.unused);
 }
 void Visit(auto& archive, Is<Complete> auto& m) {
   All(archive, m.id.index, m.id.generation, m.round, m.workers, m.nonfinite_elems,
@@ -286,6 +290,7 @@ void Visit(auto& archive, Is<Precision> auto& m) { All(archive, m.loss_scale, m.
 
 void Visit(auto& archive, Is<HostShard> auto& m) { All(archive, m.ipc_version, m.job, m.secret); }
 void Visit(auto& archive, Is<ShardHosted> auto& m) { All(archive, m.address, m.aggregators); }
+void Visit(auto&, Is<Alive> auto&) {}
 
 template <typename T>
 absl::StatusOr<Message> ParseAs(const char* name, std::span<const std::byte> body) {

@@ -4,7 +4,7 @@
 //
 //   byte  size  field
 //   0     4   A magic       "THW1"
-//   4     2   B type        1 … 13, in the order of Message's alternatives
+//   4     2   B type        1 … 14, in the order of Message's alternatives
 //   6     2   C flags       1: a file descriptor comes with the frame's first byte; else 0
 //   8     4   D body bytes  at most kMaxFrameBytes
 //   12    D   E body        the message's fields in the order of their declaration, without
@@ -18,10 +18,10 @@
 //   string          u32 length, then the bytes
 //   DeviceMemory    its three strings
 //   ShardPlace      string address, u32 host
-//   list            u32 count (at most kMaxShards), then each ShardPlace or string
-//   BucketId        u32 index, u32 generation
-//   BucketLayout    DType dtype, u32 count (at most kMaxTensors), then each TensorSpec
-//   TensorSpec      string name, u32 count (at most kMaxDims), then each dimension as i64
+//   list            u32 count, then each u32 (at most kMaxTensors), ShardPlace or string
+//   (kMaxShards) BucketId        u32 index, u32 generation BucketLayout    DType dtype, u32 count
+//   (at most kMaxTensors), then each TensorSpec TensorSpec      string name, u32 count (at most
+//   kMaxDims), then each dimension as i64
 //
 // A layout's dimensions are not negative, and its elements, counting 0-sized dimensions as 1, are
 // at most kMaxBucketElems. There is exactly one encoding of a message. docs/ipc.md has a worked
@@ -59,8 +59,9 @@ struct Hello {
   uint32_t local_rank = 0;
   uint32_t local_size = 0;
   CodecPolicy codec;
-  uint64_t chunk_bytes = 0;  // 0: the sidecar chooses
-  uint64_t timeout_ms = 0;
+  uint64_t chunk_bytes = 0;                // 0: the sidecar chooses
+  uint64_t timeout_ms = 0;                 // without a sign of life
+  uint64_t step_timeout_ms = 0;            // of a round that waits for others' gradients
   GradientPath path = GradientPath::kCpu;  // used unless the sidecar can work on a device's memory
   // memory for the sidecar to test sharing with; empty: no sharing
   DeviceMemory probe;
@@ -103,6 +104,9 @@ struct BucketReady {
 struct Submit {
   BucketId id;
   uint64_t round = 0;
+  // Numbers of the bucket's tensors that took no part in the worker's backward pass: their
+  // gradients are zero.
+  std::vector<uint32_t> unused = {};
   bool operator==(const Submit&) const = default;
 };
 
@@ -174,8 +178,14 @@ struct ShardHosted {
   bool operator==(const ShardHosted&) const = default;
 };
 
-using Message = std::variant<Hello, Welcome, RegisterBucket, BucketReady, Submit, Complete, Fail,
-                             Leave, GetCodecState, CodecState, Precision, HostShard, ShardHosted>;
+// Alive is a sign of life: a worker sends it all the time, the sidecar while workers wait for it.
+struct Alive {
+  bool operator==(const Alive&) const = default;
+};
+
+using Message =
+    std::variant<Hello, Welcome, RegisterBucket, BucketReady, Submit, Complete, Fail, Leave,
+                 GetCodecState, CodecState, Precision, HostShard, ShardHosted, Alive>;
 
 inline constexpr size_t kFrameHeaderBytes = 12;
 inline constexpr uint32_t kMaxFrameBytes = 16 << 20;

@@ -65,10 +65,11 @@ absl::Status ParseLayout(const std::string& layout) {
 // The expected bytes are those of docs/ipc.md, written out by hand.
 TEST(MessageTest, FrameIsTheDocumentedBytes) {
   const std::string submit(
-      "THW1\x05\x00\x00\x00\x10\x00\x00\x00"
-      "\x02\x00\x00\x00\x01\x00\x00\x00\x07\x00\x00\x00\x00\x00\x00\x00",
-      28);
-  EXPECT_EQ(EncodeFrame(Submit{{2, 1}, 7}, false), submit);
+      "THW1\x05\x00\x00\x00\x18\x00\x00\x00"
+      "\x02\x00\x00\x00\x01\x00\x00\x00\x07\x00\x00\x00\x00\x00\x00\x00"
+      "\x01\x00\x00\x00\x05\x00\x00\x00",
+      36);
+  EXPECT_EQ(EncodeFrame(Submit{{2, 1}, 7, {5}}, false), submit);
   const std::string register_bucket(
       "THW1\x03\x00\x01\x00\x35\x00\x00\x00"
       "\x02\x00\x00\x00\x01\x00\x00\x00\x01\x01\x00\x00\x00"
@@ -141,7 +142,7 @@ TEST(MessageTest, BadHeadersAreRefusedByName) {
     const char* expected;
   } cases[] = {{0, "X", "not a Thalweg process"},
                {4, std::string(2, '\0'), "type 0"},
-               {4, "\x0e", "type 14"},
+               {4, "\x0f", "type 15"},
                {6, "\x02", "flags 2"},
                {8, U32(kMaxFrameBytes + 1), "frame of 16777217 bytes"}};
   for (const auto& c : cases) {

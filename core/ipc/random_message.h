@@ -20,9 +20,9 @@ class RandomMessages {
   Message OfType(size_t type) {
     switch (type) {
       case 0:
-        return Hello{kIpcVersion, Text(),   U32(),    U32(),      U32(),     U32(),
-                     Text(),      U32(),    U32(),    AnyCodec(), random_(), random_(),
-                     AnyPath(),   Memory(), Places(), Text()};
+        return Hello{kIpcVersion, Text(),    U32(),    U32(),      U32(),     U32(),
+                     Text(),      U32(),     U32(),    AnyCodec(), random_(), random_(),
+                     random_(),   AnyPath(), Memory(), Places(),   Text()};
       case 1:
         return Welcome{random_(), U32(), Text(), random_(), AnyPath(), Text()};
       case 2:
@@ -30,7 +30,7 @@ class RandomMessages {
       case 3:
         return BucketReady{Id(), Memory()};
       case 4:
-        return Submit{Id(), random_()};
+        return Submit{Id(), random_(), std::vector<uint32_t>(Below(4), U32())};
       case 5:
         return Complete{Id(),      random_(), U32(),     random_(), random_(), random_(), random_(),
                         random_(), random_(), random_(), random_(), Real(),    Real()};
@@ -46,8 +46,10 @@ class RandomMessages {
         return Precision{Real(), random_()};
       case 11:
         return HostShard{kIpcVersion, Text(), Text()};
-      default:
+      case 12:
         return ShardHosted{Text(), std::vector<std::string>(Below(4), Text())};
+      default:
+        return Alive{};
     }
   }
   Message Any() { return OfType(Below(std::variant_size_v<Message>)); }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <string>
 #include <vector>
 
@@ -94,6 +95,13 @@ void FoldTile(const TileDecoder& decode, std::span<Cursor> cursors, const Weight
   }
 }
 
+bool IsZero(const float* values, uint64_t elems) {
+  // Without an early end, so that the compiler makes vectors of it.
+  uint32_t magnitudes = 0;
+  for (uint64_t i = 0; i < elems; ++i) magnitudes |= std::bit_cast<uint32_t>(values[i]) << 1;
+  return magnitudes == 0;
+}
+
 }  // namespace
 
 Encoded BlockCodec::Encode(double /*topk_ratio*/, const float* values, float* residual,
@@ -133,12 +141,34 @@ absl::StatusOr<Encoded> BlockCodec::Fold(std::span<const Payload> contributions,
   for (uint64_t done = 0; done < elems; done += kTileElems) {
     const uint64_t tile_elems = std::min(elems - done, kTileElems);
     FoldTile(decode, cursors, weighting, tile_elems, tiles);
+    const float* const mean = tiles[0].data();
     result.nonfinite_elems +=
-        encode_(tiles[0].data(), residual == nullptr ? nullptr : residual + done, tile_elems,
-                out + result.bytes);
+        residual == nullptr ? encode_(mean, nullptr, tile_elems, out + result.bytes)
+                            : EncodeMean(mean, residual + done, tile_elems, out + result.bytes);
     result.bytes += decode.Bytes(tile_elems);
   }
   return result;
+}
+
+uint64_t BlockCodec::EncodeMean(const float* mean, float* residual, uint64_t elems,
+                                std::byte* out) const {
+  const uint64_t block_elems = FindLossy(format_)->block_elems;
+  const uint64_t block_bytes = MaxEncodedBytes(format_, block_elems);
+  const auto is_zero = [&](uint64_t begin) {
+    return IsZero(mean + begin, std::min(elems - begin, block_elems));
+  };
+  uint64_t nonfinite = 0;
+  // Runs of blocks of one kind are encoded at once.
+  for (uint64_t begin = 0, end = 0; begin < elems; begin = end) {
+    const bool keeps_residual = is_zero(begin);
+    do {
+      end += block_elems;
+    } while (end < elems && is_zero(end) == keeps_residual);
+    end = std::min(end, elems);
+    nonfinite += encode_(mean + begin, keeps_residual ? nullptr : residual + begin, end - begin,
+                         out + begin / block_elems * block_bytes);
+  }
+  return nonfinite;
 }
 
 }  // namespace thalweg

@@ -33,6 +33,9 @@ class BlockCodec final : public LossyKernels {
                                uint64_t elems, float* residual, std::byte* out) const override;
 
  private:
+  // Encodes a folded mean with feedback, but blocks that are zero without.
+  uint64_t EncodeMean(const float* mean, float* residual, uint64_t elems, std::byte* out) const;
+
   const WireFormat format_;
   const EncodeBlocks encode_;
   const DecodeBlocks decode_;

@@ -52,7 +52,9 @@ uint64_t MaxFoldedBytes(std::span<const Payload> contributions, WireFormat forma
 
 // Folds N ≥ 1 encoded contributions into at most MaxFoldedBytes bytes at `out`: decodes them, takes
 // the mean over all workers as FoldPayloads does, and encodes it as EncodeLossy does, with
-// `residual` (may be null) for what is lost. A topk result has every index that occurs in any
+// `residual` (may be null) for what is lost. Where the mean of a block is zero, the result is,
+// too, and leaves `residual` as it is: of what took no part in a step nodes send zeros, and its
+// result may be discarded. A topk result has every index that occurs in any
 // contribution, loses nothing and leaves `residual` unchanged. Counts the means that are not
 // finite. Blocks are folded where they lie; topk payloads in several pieces are first copied
 // together. Returns InvalidArgument, with nothing changed, when a payload is not exactly a chunk of

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cmath>
 #include <string>
 
@@ -162,6 +163,30 @@ TEST_P(LossyFoldTest, NothingIsLostOverManyRoundsAndBothDirections) {
     // residual: at most eight times, by 2^-24 of at most the three nodes' largest values together.
     const double tolerance = rounds * 8 * std::ldexp(kNodes * largest, -24);
     ASSERT_NEAR(arrived[i] + held, sent[i], tolerance) << i;
+  }
+}
+
+TEST_P(LossyFoldTest, BlocksOfWhichNobodySendsAnythingKeepTheirResidual) {
+  constexpr size_t kElems = 3000;  // blocks of onebit: two whole ones and a shorter one
+  std::mt19937_64 random(35);
+  const Floats before = RandomFloats(kElems, 0, random);
+  for (const size_t used : {size_t{1023}, size_t{1024}, size_t{2500}}) {
+    Floats values(kElems);
+    values[used] = 1;
+    const Bytes bytes = Encode(GetParam(), values, nullptr);
+    const Folded folded =
+        Fold(GetParam(), {Split(bytes, {}), Split(bytes, {})}, {1, 2}, kElems, before);
+    ASSERT_TRUE(folded.status.ok()) << folded.status;
+    const Floats result = Decode(GetParam(), Split(folded.bytes, {}), kElems);
+    const size_t block = std::max<size_t>(1, FindLossy(GetParam())->block_elems);
+    for (size_t i = 0; i < kElems; ++i) {
+      if (i / block == used / block) continue;
+      ASSERT_EQ(result[i], 0) << i;
+      ASSERT_EQ(folded.residual[i], before[i]) << i;
+    }
+    if (GetParam() != WireFormat::kTopK) {
+      ASSERT_NE(folded.residual[used], before[used]);
+    }
   }
 }
 

@@ -122,7 +122,6 @@ absl::Status Job::RegisterBucket(uint32_t node, const BucketAnnouncement& bucket
     if (resumes_ && layouts_.IsReplaced(bucket.id)) return absl::OkStatus();
     status = layouts_.Register(NameLocked(node), bucket);
     if (status.ok()) engine_.AllowPart(bucket.id.part);
-    if (status.ok()) residuals_.DropOlderLayouts(bucket.id);
     if (status.ok() && engine_.DropOlderLayouts(bucket.id) > 0) {
       status = absl::FailedPreconditionError(
           absl::StrCat(NameLocked(node), " announced bucket ", ToString(bucket.id),
@@ -182,6 +181,8 @@ absl::StatusOr<std::optional<Job::Completed>> Job::HoldLocked(uint32_t node,
   if (!added->completed) return std::nullopt;
   Completed completed{*std::move(added->completed), nullptr, weight.raw_bytes, node, now};
   const RoundEngine::CompleteRound& round = completed.round;
+  // Not when the layout is announced: the first node may still want to read and move them.
+  if (round.id.round == 1) residuals_.DropOlderLayouts(round.id.bucket);
   if (HasResidual(round.wire)) {
     const auto& [bucket, chunk, number] = round.id;
     completed.residual = residuals_.Find(bucket, chunk);
@@ -293,7 +294,7 @@ std::optional<absl::Status> Job::FindFailureLocked(TimePoint now) const {
   return absl::DeadlineExceededError(absl::StrCat(
       "bucket ", ToString(round.id.bucket), " round ", round.id.round, " chunk ", round.id.chunk,
       " waited ", Seconds(spec_.round_timeout), " for ", NamesLocked(round.missing),
-      "; if that is a long but healthy pause, raise the timeout (THALWEG_TIMEOUT)"));
+      "; if that is a long but healthy pause, raise the timeout (THALWEG_STEP_TIMEOUT)"));
 }
 
 void Job::Fail(const absl::Status& reason) {

@@ -21,8 +21,13 @@ absl::StatusOr<std::vector<float>> Job::ReadResidual(uint32_t node, BucketId buc
   std::shared_ptr<Residual> residual;
   {
     MutexLock lock(mutex_);
-    THALWEG_RETURN_IF_ERROR(ResidualElemsLocked(node, bucket, chunk).status());
     residual = residuals_.Find(bucket, chunk);
+    // Those of a layout that has been replaced stay until the next one's first round.
+    if (residual != nullptr || layouts_.IsReplaced(bucket)) {
+      THALWEG_RETURN_IF_ERROR(CheckActiveLocked(node));
+    } else {
+      THALWEG_RETURN_IF_ERROR(ResidualElemsLocked(node, bucket, chunk).status());
+    }
   }
   if (residual == nullptr) return std::vector<float>();
   Residual& found = *residual;

@@ -187,8 +187,11 @@ TEST_P(LossyJobTest, ResidualsGoWithTheLayoutAndWithTheJob) {
   one_round(job, kPart);
   one_round(job, {4, 0, 1});
   EXPECT_EQ(job.ResidualBytes(), fed_back ? 4800 : 0);
-  // The outcome must not depend on which part of the bucket is announced first.
-  job.Register({3, 1, 0}, 600, WireFormat::kFloat32);
+  // They stay until the first round of the next layout, whichever part of the bucket that has.
+  constexpr BucketId kNext{3, 1, 0};
+  job.Register(kNext, 600, WireFormat::kFloat32);
+  EXPECT_EQ(job.ResidualBytes(), fed_back ? 4800 : 0);
+  EXPECT_TRUE(job.Contribute(0, {kNext, 0, 1}, WireFormat::kFloat32, 600, Bytes(2400)).ok());
   EXPECT_EQ(job.ResidualBytes(), fed_back ? 2400 : 0);
   job.job().RemoveMember(0, absl::OkStatus());
   EXPECT_EQ(job.ResidualBytes(), 0);

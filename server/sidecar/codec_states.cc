@@ -1,5 +1,6 @@
 #include "server/sidecar/codec_states.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -67,13 +68,34 @@ absl::StatusOr<BucketArena> CodecStates::Save(const Buckets& buckets, ShardGroup
   return arena;
 }
 
+absl::Status CodecStates::MoveLoadedResiduals(const Buckets& buckets, ShardGroup& shards,
+                                              Duration timeout) {
+  {
+    MutexLock lock(mutex_);
+    if (!std::exchange(has_loaded_residuals_, false)) return absl::OkStatus();
+  }
+  // As in Save, the states rest; but for those of buckets in flight, which keep their layout.
+  for (const auto& bucket : buckets) {
+    if (bucket->in_flight()) continue;
+    for (const auto& codec : bucket->compressing()) {
+      THALWEG_RETURN_IF_ERROR(ReadShardResiduals(shards, *codec, timeout));
+    }
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CodecStates::Load(const Buckets& buckets, const BucketArena& arena) {
   THALWEG_ASSIGN_OR_RETURN(ParameterStates loaded,
                            DecodeParameterStates({arena.payload(), arena.payload_bytes()}));
   MutexLock lock(mutex_);
   THALWEG_RETURN_IF_ERROR(CheckIdle(buckets));
   THALWEG_RETURN_IF_ERROR(CollectLocked(buckets));
-  return Replace(states_, std::move(loaded));
+  const bool has_residuals = std::any_of(loaded.begin(), loaded.end(), [](const auto& named) {
+    return !named.second->shard_residual.empty();
+  });
+  THALWEG_RETURN_IF_ERROR(Replace(states_, std::move(loaded)));
+  has_loaded_residuals_ = has_residuals;
+  return absl::OkStatus();
 }
 
 }  // namespace thalweg

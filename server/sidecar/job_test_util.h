@@ -35,6 +35,7 @@ inline ipc::Hello HelloOf(uint32_t local_rank, uint32_t local_size, const char* 
   hello.local_size = local_size;
   hello.codec = *CodecPolicy::Parse(codec);
   hello.timeout_ms = 10'000;
+  hello.step_timeout_ms = 100'000;
   return hello;
 }
 

@@ -62,6 +62,21 @@ absl::StatusOr<bool> NodeBucket::Submit(uint32_t local_rank, uint64_t round, Tim
   return round_.Submit(local_rank, round, now);
 }
 
+absl::Status NodeBucket::NoteUnused(const std::vector<uint32_t>& tensors) {
+  if (tensors.empty()) return absl::OkStatus();
+  MutexLock lock(mutex_);
+  num_unused_.resize(layout_.tensors.size());
+  for (const uint32_t tensor : tensors) {
+    if (tensor >= num_unused_.size()) {
+      return absl::InvalidArgumentError(absl::StrCat("bucket ", ToString(id_), ": tensor ", tensor,
+                                                     " is unused, but there are ",
+                                                     num_unused_.size()));
+    }
+    ++num_unused_[tensor];
+  }
+  return absl::OkStatus();
+}
+
 void NodeBucket::BeginRound(double loss_scale) {
   std::vector<BucketCodec*> codecs;
   const bool compresses =
@@ -73,7 +88,15 @@ void NodeBucket::BeginRound(double loss_scale) {
     codecs.push_back(whole_.get());
   }
   MutexLock lock(mutex_);
+  unused_.assign(num_unused_.size(), false);
+  for (size_t i = 0; i < unused_.size(); ++i) unused_[i] = num_unused_[i] == local_size_;
+  num_unused_.clear();
   round_.Begin(std::move(codecs), loss_scale);
+}
+
+std::vector<bool> NodeBucket::unused() const {
+  MutexLock lock(mutex_);
+  return unused_;
 }
 
 double NodeBucket::loss_scale() const {

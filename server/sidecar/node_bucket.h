@@ -68,12 +68,17 @@ class NodeBucket : public std::enable_shared_from_this<NodeBucket> {
 
   // See BucketRound. InvalidArgument also: the worker's input has not been added.
   absl::StatusOr<bool> Submit(uint32_t local_rank, uint64_t round, TimePoint now);
+  // Before Submit: these of the bucket's tensors took no part in the worker's backward pass.
+  // InvalidArgument: there is no such tensor.
+  absl::Status NoteUnused(const std::vector<uint32_t>& tensors);
   // Begins the round, which must be queued: it goes through compressing() once all of them have
   // started, otherwise through whole(). Its gradients carry `loss_scale`. The caller then has
   // memory() begin it, too.
   void BeginRound(double loss_scale);
   // Returns the same, of the round that runs.
   double loss_scale() const;
+  // Returns which tensors took no part on any worker of the node, by number; empty: all took part.
+  std::vector<bool> unused() const;
   // Returns the codecs that the round goes through. Requires that it runs.
   std::vector<BucketCodec*> CodecsInUse() const;
   void BeginPart(Part& part);
@@ -124,6 +129,10 @@ class NodeBucket : public std::enable_shared_from_this<NodeBucket> {
 
   mutable Mutex mutex_;
   BucketRound round_ ABSL_GUARDED_BY(mutex_);
+  // How many workers have said of a tensor, for the round that gathers, that it is unused; by
+  // number.
+  std::vector<uint32_t> num_unused_ ABSL_GUARDED_BY(mutex_);
+  std::vector<bool> unused_ ABSL_GUARDED_BY(mutex_);  // in the round that runs
 };
 
 }  // namespace thalweg

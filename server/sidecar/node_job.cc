@@ -79,7 +79,8 @@ std::shared_ptr<NodeJob> NodeJob::Start(const ipc::Hello& first,
 NodeJob::NodeJob(const ipc::Hello& first, const ShardDirectory::JobShards& shards,
                  NodeContext& context)
     : spec_(first),
-      timeout_{std::chrono::milliseconds(first.timeout_ms)},
+      patience_{{std::chrono::milliseconds(first.timeout_ms)},
+                {std::chrono::milliseconds(first.step_timeout_ms)}},
       created_(Now()),
       signer_(shards.signer),
       context_(context),
@@ -88,14 +89,14 @@ NodeJob::NodeJob(const ipc::Hello& first, const ShardDirectory::JobShards& shard
       shards_(Pointers(shards.shards), context.metrics.registry, context.trace),
       compression_(first.job, first.codec, first.num_nodes, shards_.size(), context.metrics),
       buckets_(states_, compression_),
-      runner_({first.node, first.num_nodes, first.world_size, timeout_, context.threads,
+      runner_({first.node, first.num_nodes, first.world_size, patience_.silence, context.threads,
                HasSteps(first.codec)},
               {outcome_, progress_, buckets_, states_, compression_, shards_, report_},
-              {outcome_, report_, timeout_.sidecar(), first.local_size,
+              {outcome_, report_, patience_.step.sidecar(), first.local_size,
                [this](uint32_t local_rank) { return roster_.NameOf(local_rank); }},
               *this),
       roster_(first, context.metrics, outcome_, [this](const absl::Status& why) { Fail(why); }),
-      watchdog_(timeout_, created_, {outcome_, roster_, buckets_, progress_, shards_}) {}
+      watchdog_(patience_, created_, {outcome_, roster_, buckets_, progress_, shards_}) {}
 
 void NodeJob::Stop() {
   outcome_.End();
@@ -134,6 +135,11 @@ absl::Status NodeJob::AddWorker(const ipc::Hello& hello, std::shared_ptr<Connect
 
 void NodeJob::OnRegisterBucket(uint32_t local_rank, const ipc::RegisterBucket& message,
                                UniqueFd arena) {
+  if (spec_.node == 0 && message.id.generation > 0) {
+    const absl::Status moved =
+        states_.MoveLoadedResiduals(buckets_.All(), shards_, patience_.silence.shard());
+    if (!moved.ok()) return Fail(moved);
+  }
   const auto bucket =
       buckets_.Announce(local_rank, roster_.NameOf(local_rank), message, std::move(arena));
   if (!bucket.ok()) return Fail(bucket.status());
@@ -149,7 +155,7 @@ void NodeJob::OnSubmit(uint32_t local_rank, const ipc::Submit& message) {
 
 void NodeJob::OnGetCodecState(uint32_t local_rank) {
   ShardGroup* const shards = spec_.node == 0 ? &shards_ : nullptr;
-  const auto arena = states_.Save(buckets_.All(), shards, timeout_.shard());
+  const auto arena = states_.Save(buckets_.All(), shards, patience_.silence.shard());
   if (!arena.ok()) return Fail(arena.status());
   roster_.Tell(local_rank, ipc::CodecState{arena->payload_bytes()}, arena->fd());
 }
@@ -181,7 +187,7 @@ void NodeJob::WorkerLeft(uint32_t local_rank, const absl::Status& reason) {
 
 void NodeJob::ReleaseWorker(uint32_t local_rank) {
   // No round begins without the worker; one that has begun ends, or fails.
-  runner_.WaitUntilIdle(Now() + timeout_.sidecar());
+  runner_.WaitUntilIdle(Now() + patience_.silence.sidecar());
   for (const auto& bucket : buckets_.All()) bucket->memory().DropInput(local_rank);
 }
 
@@ -206,7 +212,7 @@ absl::Status NodeJob::JoinShards() {
   request.chunk_bytes = spec_.chunk_bytes;
   request.window_chunks = context_.window_chunks;
   request.codec = spec_.codec;
-  request.round_timeout = timeout_.shard();
+  request.round_timeout = patience_.step.shard();
   request.identity = IdentityOf(signer_.get());
   request.signer = signer_;
   for (const ShardPlace& place : spec_.shards) request.hosts.push_back(place.host);
@@ -214,7 +220,7 @@ absl::Status NodeJob::JoinShards() {
   const std::weak_ptr<NodeJob> self = weak_from_this();
   THALWEG_RETURN_IF_ERROR(shards_.Join(
       request, [&](uint32_t shard) { return std::make_shared<ShardSink>(self, shard); },
-      created_ + timeout_.sidecar()));
+      created_ + patience_.silence.sidecar()));
   const Membership agreed = shards_.agreed();
   const SharePlan plan = shards_.plan();
   compression_.Agree(agreed, plan.forecast);
@@ -226,7 +232,7 @@ absl::Status NodeJob::JoinShards() {
   terms.local_size = spec_.local_size;
   terms.device = roster_.ChoosePaths() ? context_.gpus : &context_.device;
   terms.path = roster_.first_path();
-  terms.patience = timeout_.sidecar();
+  terms.patience = patience_.silence.sidecar();
   buckets_.Open(terms);
   spdlog::info(
       "job '{}': node {} of {} with {} workers, {} shards, {} on the wire in chunks of {} KiB",
@@ -238,7 +244,8 @@ absl::Status NodeJob::JoinShards() {
 }
 
 void NodeJob::Monitor() {
-  watchdog_.Watch([this](const absl::Status& late) { Fail(late); });
+  watchdog_.Watch([this](const absl::Status& late) { Fail(late); },
+                  [this] { roster_.TellAll(ipc::Alive{}); });
   const absl::Status failure = outcome_.failure();
   context_.metrics.jobs_ended.Add(failure.code());
   if (!failure.ok()) {

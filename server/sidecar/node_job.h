@@ -49,6 +49,8 @@ class NodeJob : public std::enable_shared_from_this<NodeJob>, private RoundRunne
   absl::Status AddWorker(const ipc::Hello& hello, std::shared_ptr<Connection> connection);
   void OnRegisterBucket(uint32_t local_rank, const ipc::RegisterBucket& message, UniqueFd arena);
   void OnSubmit(uint32_t local_rank, const ipc::Submit& message);
+  // The worker has sent a message, be it only a sign of life.
+  void OnHeard(uint32_t local_rank) { roster_.Heard(local_rank, Now()); }
   void OnLossScale(double scale) { runner_.NoteLossScale(scale); }
   // Both fail the job when a round is in flight, or the state is not one of this job's.
   void OnGetCodecState(uint32_t local_rank);
@@ -84,7 +86,7 @@ class NodeJob : public std::enable_shared_from_this<NodeJob>, private RoundRunne
   void SendHeartbeats(uint32_t shard);
 
   const ipc::Hello spec_;  // of the worker that came first
-  const LayeredTimeout timeout_;
+  const Patience patience_;
   const TimePoint created_;
   const std::shared_ptr<const JobSigner> signer_;  // null: the job has no secret
   NodeContext& context_;

@@ -43,6 +43,9 @@ absl::Status Roster::CheckSameJob(const ipc::Hello& h) const {
   if (h.timeout_ms != first_.timeout_ms) {
     return differs("the timeout in ms", h.timeout_ms, first_.timeout_ms);
   }
+  if (h.step_timeout_ms != first_.step_timeout_ms) {
+    return differs("the timeout of a step in ms", h.step_timeout_ms, first_.step_timeout_ms);
+  }
   const auto places = [](const ipc::Hello& hello) {
     return absl::StrJoin(hello.shards, ", ", [](std::string* out, const ShardPlace& place) {
       absl::StrAppend(out, place.address);
@@ -71,7 +74,8 @@ absl::Status Roster::Admit(const ipc::Hello& hello, std::shared_ptr<Connection> 
   MutexLock lock(mutex_);
   THALWEG_RETURN_IF_ERROR(CheckSeatLocked(hello));
   auto outbox = std::make_shared<Outbox>(std::move(connection), Outbox::Limits(), on_stuck);
-  workers_[hello.local_rank] = {std::move(outbox), hello.rank, hello.path, shares_gpu, false};
+  workers_[hello.local_rank] = {std::move(outbox),  hello.rank, hello.path, shares_gpu,
+                                /*has_left=*/false, Now()};
   ++num_here_;
   metrics_.Workers(hello.path).Add(1);
   changed_.NotifyAll();
@@ -114,6 +118,31 @@ absl::Status Roster::CheckGathered(Duration waited, Duration timeout) const {
   }
   return absl::DeadlineExceededError(absl::StrCat("only ", num_here_, " of the ", first_.local_size,
                                                   " workers of ", first_.node_name, " connected"));
+}
+
+void Roster::Heard(uint32_t local_rank, TimePoint now) {
+  MutexLock lock(mutex_);
+  workers_[local_rank].last_heard = now;
+}
+
+std::vector<uint32_t> Roster::SilentOnes(const std::vector<uint32_t>& local_ranks,
+                                         TimePoint since) const {
+  MutexLock lock(mutex_);
+  std::vector<uint32_t> silent;
+  for (const uint32_t local_rank : local_ranks) {
+    if (workers_[local_rank].last_heard < since) silent.push_back(local_rank);
+  }
+  return silent;
+}
+
+std::string Roster::SilentOnes(TimePoint since) const {
+  MutexLock lock(mutex_);
+  std::vector<std::string> silent;
+  for (const Worker& worker : workers_) {
+    if (worker.outbox == nullptr || worker.has_left || worker.last_heard >= since) continue;
+    silent.push_back(absl::StrCat("rank ", worker.rank));
+  }
+  return absl::StrJoin(silent, ", ");
 }
 
 void Roster::Wake() {

@@ -39,6 +39,12 @@ class Roster {
   bool has_gathered() const;
   // DeadlineExceeded, with the numbers of workers, when some have not come within `timeout`.
   absl::Status CheckGathered(Duration waited, Duration timeout) const;
+  // The worker has sent a message, be it only a sign of life.
+  void Heard(uint32_t local_rank, TimePoint now);
+  // Returns those of `local_ranks` that have sent nothing since then.
+  std::vector<uint32_t> SilentOnes(const std::vector<uint32_t>& local_ranks, TimePoint since) const;
+  // Returns the names of all that have come, have not left and have sent nothing since then.
+  std::string SilentOnes(TimePoint since) const;
   void Wake();
 
   // Returns whether the sidecar can work on the memory of all workers' GPUs: their gradients then
@@ -76,6 +82,7 @@ class Roster {
     GradientPath path = GradientPath::kCpu;
     absl::Status shares_gpu;
     bool has_left = false;
+    TimePoint last_heard;
   };
   absl::Status CheckSeatLocked(const ipc::Hello& hello) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::shared_ptr<Outbox> OutboxOf(uint32_t local_rank) const;

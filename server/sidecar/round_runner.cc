@@ -36,6 +36,7 @@ absl::Status RoundRunner::Submit(uint32_t local_rank, const ipc::Submit& message
   // The first round registers the bucket, which waits for the shards.
   const bool may_run_at_once = bucket->compressing().empty() &&
                                bucket->whole().part().plan.Count() == 1 && message.round > 1;
+  THALWEG_RETURN_IF_ERROR(bucket->NoteUnused(message.unused));
   const TimePoint now = Now();
   THALWEG_ASSIGN_OR_RETURN(const TurnQueue::Turn turn,
                            turns_.Submit(bucket, local_rank, message.round, now, may_run_at_once));
@@ -96,6 +97,7 @@ absl::Status RoundRunner::Exchange(const std::shared_ptr<NodeBucket>& bucket) {
   for (BucketCodec* const codec : bucket->CodecsInUse()) {
     const TimePoint start = Now();
     THALWEG_RETURN_IF_ERROR(codec->FollowLossScale(bucket->loss_scale()));
+    THALWEG_RETURN_IF_ERROR(codec->WithholdResiduals(bucket->unused()));
     THALWEG_ASSIGN_OR_RETURN(Part* const part, codec->Begin(pool_, gradient));
     const TimePoint end = Now();
     bucket->AddReduceTime(end - start);
@@ -252,6 +254,9 @@ absl::Status RoundRunner::TakeStep(const Step& step) {
 }
 
 void RoundRunner::FinishCodec(const Step& step) {
+  if (const absl::Status status = step.codec->ReturnResiduals(); !status.ok()) {
+    return listener_.OnFailed(status);
+  }
   if (!step.bucket->FinishCodec(*step.part)) return;
   if (step.codec != &step.bucket->whole()) context_.compression.Count(*step.bucket);
   Complete(*step.bucket);

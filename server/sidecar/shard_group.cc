@@ -100,6 +100,7 @@ absl::Status ShardGroup::Join(JoinRequest request,
     {
       MutexLock lock(mutex_);
       states_[k].membership = membership;
+      states_[k].last_heard = Now();
     }
     THALWEG_RETURN_IF_ERROR(shards_[k]->Attach(membership.token, request.identity, make_sink(k)));
     for (int i = 0; trace_ != nullptr && i < kFirstComparisons; ++i) {
@@ -198,10 +199,13 @@ absl::Status ShardGroup::WriteResidual(uint32_t k, BucketId bucket, uint32_t chu
   return shards_[k]->WriteResidual(token, bucket, chunk, residual, deadline);
 }
 
-std::string ShardGroup::Debtors() {
+std::string ShardGroup::Debtors() { return SilentDebtors(TimePoint::max()); }
+
+std::string ShardGroup::SilentDebtors(TimePoint since) {
   MutexLock lock(mutex_);
   std::vector<std::string> names;
   for (size_t k = 0; k < states_.size(); ++k) {
+    if (states_[k].last_heard >= since) continue;
     const uint32_t owed =
         std::accumulate(states_[k].queues.begin(), states_[k].queues.end(), 0u,
                         [](uint32_t sum, const SendQueue& queue) { return sum + queue.owed(); });
@@ -220,6 +224,10 @@ absl::Status ShardGroup::Heartbeat(uint32_t k) {
 absl::Status ShardGroup::CallHeartbeat(uint32_t k, SessionToken token) {
   const TimePoint asked = Now();
   const auto reading = shards_[k]->Heartbeat(token, asked + kHeartbeatInterval);
+  if (reading.ok()) {
+    MutexLock lock(mutex_);
+    states_[k].last_heard = Now();
+  }
   // A shard of an earlier release has no clock.
   if (trace_ != nullptr && reading.ok() && !reading->clock.empty()) {
     trace_->AddOffset(OffsetOf(*reading, asked, Now()));

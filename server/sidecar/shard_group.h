@@ -57,6 +57,9 @@ class ShardGroup {
   // Returns the shards with pending results, for messages: "aggregator shard 1 (2 results)",
   // separated by commas.
   std::string Debtors();
+  // Returns those of them that have not answered since then, neither with a result nor to a
+  // heartbeat; empty: there are none.
+  std::string SilentDebtors(TimePoint since);
 
   // Tells the shard, if the group has joined it, that this node is alive, and waits for the answer,
   // at most for kHeartbeatInterval. Returns NotFound if the shard does not know this node, OK
@@ -76,6 +79,7 @@ class ShardGroup {
   struct State {
     std::optional<Membership> membership;
     std::vector<SendQueue> queues;  // by part
+    TimePoint last_heard;
     uint32_t window = 0;  // chunks of a part that this node has sent and that are not answered
     Gauge* share = nullptr;
   };

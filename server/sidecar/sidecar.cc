@@ -34,7 +34,9 @@ absl::Status CheckHello(const ipc::Hello& h) {
     return invalid(absl::StrCat("chunks must have ", kMinChunkBytes, " to ", kMaxChunkBytes,
                                 " bytes, got ", h.chunk_bytes));
   }
-  if (h.timeout_ms == 0) return invalid("the timeout must be positive");
+  if (h.timeout_ms == 0 || h.step_timeout_ms == 0) {
+    return invalid("the timeouts must be positive");
+  }
   return absl::OkStatus();
 }
 
@@ -151,6 +153,8 @@ absl::Status Sidecar::ReadMessages(Connection& connection, NodeJob& job, uint32_
     auto received = connection.Receive(Now() + kLookAround);
     if (absl::IsDeadlineExceeded(received.status())) continue;
     THALWEG_RETURN_IF_ERROR(received.status());
+    job.OnHeard(local_rank);
+    if (std::holds_alternative<ipc::Alive>(received->message)) continue;
     if (std::holds_alternative<ipc::Leave>(received->message)) return absl::OkStatus();
     if (const auto* fail = std::get_if<ipc::Fail>(&received->message)) {
       return absl::Status(fail->code, fail->message);

@@ -11,27 +11,38 @@
 namespace thalweg {
 namespace {
 
+// A shard answers heartbeats at an interval of its own.
+constexpr Duration kShardSilence = 3 * kHeartbeatInterval;
+// A worker that nobody on this node waits for, but perhaps other nodes, may be silent for as long
+// on a busy machine.
+constexpr Duration kWorkerSilence = std::chrono::seconds(5);
+
 Duration LookInterval(const LayeredTimeout& timeout) {
   return std::clamp<Duration>(timeout.worker / 50, std::chrono::milliseconds(2),
                               std::chrono::milliseconds(100));
 }
 
-}  // namespace
-
-Watchdog::Watchdog(LayeredTimeout timeout, TimePoint start, const Context& context)
-    : timeout_(timeout), start_(start), context_(context) {}
-
-absl::Status Watchdog::Look(TimePoint now) const {
-  const absl::Status late = CheckDeadlines(now);
-  if (late.ok()) return late;
-  return absl::Status(late.code(),
-                      absl::StrCat(late.message(), " within ", ToSeconds(timeout_.sidecar()),
-                                   " s; if that is a long but healthy pause, raise the timeout "
-                                   "(THALWEG_TIMEOUT)"));
+absl::Status Late(const std::string& what, Duration tolerated, const char* variable) {
+  return absl::DeadlineExceededError(
+      absl::StrCat(what, " within ", ToSeconds(tolerated),
+                   " s; if that is a long but healthy pause, raise the timeout (", variable, ")"));
 }
 
-absl::Status Watchdog::CheckDeadlines(TimePoint now) const {
-  THALWEG_RETURN_IF_ERROR(context_.roster.CheckGathered(now - start_, timeout_.sidecar()));
+}  // namespace
+
+Watchdog::Watchdog(Patience patience, TimePoint start, const Context& context)
+    : patience_(patience), start_(start), context_(context) {}
+
+absl::Status Watchdog::Look(TimePoint now, TimePoint awake_since) const {
+  const Duration tolerated = patience_.silence.sidecar();
+  const absl::Status gathered = context_.roster.CheckGathered(now - start_, tolerated);
+  if (!gathered.ok()) return Late(std::string(gathered.message()), tolerated, "THALWEG_TIMEOUT");
+  const Duration silence = std::max(tolerated, kWorkerSilence);
+  const std::string silent =
+      now - awake_since > silence ? context_.roster.SilentOnes(now - silence) : "";
+  if (!silent.empty()) {
+    return Late(absl::StrCat(silent, " showed no sign of life"), silence, "THALWEG_TIMEOUT");
+  }
   for (const auto& bucket : context_.buckets.All()) {
     THALWEG_RETURN_IF_ERROR(CheckBucket(*bucket, now));
   }
@@ -40,31 +51,71 @@ absl::Status Watchdog::CheckDeadlines(TimePoint now) const {
 
 absl::Status Watchdog::CheckBucket(NodeBucket& bucket, TimePoint now) const {
   const NodeBucket::Waiting waiting = bucket.waiting();
-  const auto late = [&](uint64_t round, const std::string& what) {
-    return absl::DeadlineExceededError(
-        absl::StrCat("bucket ", ToString(bucket.id()), " round ", round, ": ", what));
+  const std::string id = absl::StrCat("bucket ", ToString(bucket.id()), " round ");
+  const auto check_workers = [&](uint64_t round, Duration waited,
+                                 const std::vector<uint32_t>& awaited, const char* what) {
+    const Roster& roster = context_.roster;
+    const std::string prefix = absl::StrCat(id, round, ": ");
+    const auto silent = [&] {
+      return roster.NamesOf(roster.SilentOnes(awaited, now - patience_.silence.sidecar()));
+    };
+    return Judge(waited, prefix, silent, [&] { return roster.NamesOf(awaited); }, what);
   };
-  if (!waiting.missing.empty() && now - waiting.first_submit > timeout_.sidecar()) {
-    return late(waiting.round + 1, context_.roster.NamesOf(waiting.missing) + " did not submit");
+  if (!waiting.missing.empty()) {
+    THALWEG_RETURN_IF_ERROR(check_workers(waiting.round + 1, now - waiting.first_submit,
+                                          waiting.missing, " did not submit"));
   }
-  // Measured from the last sign of life, so that a slow network is not taken for a dead one.
-  const TimePoint since = std::max(context_.progress.last(), waiting.ready_since);
-  if (!waiting.is_running || now - since <= timeout_.sidecar()) return absl::OkStatus();
+  if (!waiting.is_running) return absl::OkStatus();
+  // Measured from the last progress, so that a slow network is not taken for a dead one.
+  const Duration waited = now - std::max(context_.progress.last(), waiting.ready_since);
   const std::vector<uint32_t> unfilled = bucket.UnfilledBy();
   if (!unfilled.empty()) {
-    return late(waiting.round,
-                context_.roster.NamesOf(unfilled) + " did not make all of the gradient");
+    return check_workers(waiting.round, waited, unfilled, " did not make all of the gradient");
   }
   const auto [missing_chunks, chunks] = bucket.Outstanding();
-  return late(waiting.round,
-              absl::StrCat(missing_chunks, " of ", chunks,
-                           " chunks did not come back; missing are ", context_.shards.Debtors()));
+  const std::string prefix = absl::StrCat(id, waiting.round, ": ", missing_chunks, " of ", chunks,
+                                          " chunks did not come back; missing are ");
+  const TimePoint answered = now - std::max(patience_.silence.sidecar(), kShardSilence);
+  return Judge(
+      waited, prefix, [&] { return context_.shards.SilentDebtors(answered); },
+      [&] { return context_.shards.Debtors(); }, "");
 }
 
-void Watchdog::Watch(const std::function<void(const absl::Status&)>& on_late) const {
-  const Duration interval = LookInterval(timeout_);
+absl::Status Watchdog::Judge(Duration waited, const std::string& prefix, const Names& silent,
+                             const Names& awaited, const char* what) const {
+  const Duration silence = patience_.silence.sidecar(), step = patience_.step.sidecar();
+  if (waited > silence) {
+    const std::string names = silent();
+    if (!names.empty()) return Late(absl::StrCat(prefix, names, what), silence, "THALWEG_TIMEOUT");
+  }
+  if (waited <= step) return absl::OkStatus();
+  return Late(absl::StrCat(prefix, awaited(), what), step, "THALWEG_STEP_TIMEOUT");
+}
+
+bool Watchdog::WorkersWait() const {
+  const auto buckets = context_.buckets.All();
+  return std::any_of(buckets.begin(), buckets.end(), [](const auto& bucket) {
+    const NodeBucket::Waiting waiting = bucket->waiting();
+    return waiting.is_running || !waiting.missing.empty();
+  });
+}
+
+void Watchdog::Watch(const std::function<void(const absl::Status&)>& on_late,
+                     const std::function<void()>& on_waiting) const {
+  const Duration interval = LookInterval(patience_.silence);
+  const Duration life = patience_.silence.worker / kSignsOfLife;
+  TimePoint told = start_;
+  TimePoint awake_since = start_;
+  TimePoint looked = Now();
   while (!context_.outcome.WaitForEnd(Now() + interval)) {
-    if (const absl::Status late = Look(Now()); !late.ok()) on_late(late);
+    const TimePoint now = Now();
+    // The process was stopped, or the machine was.
+    if (now - looked > std::max(life, kWorkerSilence)) awake_since = now;
+    looked = now;
+    if (const absl::Status late = Look(now, awake_since); !late.ok()) on_late(late);
+    if (now - told < life || !WorkersWait()) continue;
+    told = now;
+    on_waiting();
   }
 }
 

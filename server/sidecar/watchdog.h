@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <string>
 
 #include "absl/status/status.h"
 #include "core/base/clock.h"
@@ -25,21 +26,30 @@ class Watchdog {
     ShardGroup& shards;
   };
   // The job began at `start`.
-  Watchdog(LayeredTimeout timeout, TimePoint start, const Context& context);
+  Watchdog(Patience patience, TimePoint start, const Context& context);
 
   // Looks at everything as of `now`. Returns DeadlineExceeded, naming who is missing, when
   // something is late. Waits for nobody, so that a shard that does not answer cannot delay it.
-  absl::Status Look(TimePoint now) const;
+  // Before `awake_since` this process did not run, so that it could hear nobody.
+  absl::Status Look(TimePoint now, TimePoint awake_since) const;
 
   // Looks, often enough that its reason reaches workers before their own patience ends, until the
-  // job does not go on. Errors go to `on_late`, which is called without a lock.
-  void Watch(const std::function<void(const absl::Status&)>& on_late) const;
+  // job does not go on. Errors go to `on_late`, and while workers wait for a result, `on_waiting`
+  // is called kSignsOfLife times per timeout; both without a lock.
+  void Watch(const std::function<void(const absl::Status&)>& on_late,
+             const std::function<void()>& on_waiting) const;
 
  private:
-  absl::Status CheckDeadlines(TimePoint now) const;
   absl::Status CheckBucket(NodeBucket& bucket, TimePoint now) const;
+  // Whoever shows no sign of life is late sooner than who does: returns an error when those that
+  // `silent` names are late, or all that `awaited` names. The names come between `prefix` and
+  // `what`.
+  using Names = std::function<std::string()>;
+  absl::Status Judge(Duration waited, const std::string& prefix, const Names& silent,
+                     const Names& awaited, const char* what) const;
+  bool WorkersWait() const;
 
-  const LayeredTimeout timeout_;
+  const Patience patience_;
   const TimePoint start_;
   const Context context_;
 };

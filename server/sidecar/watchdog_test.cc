@@ -37,6 +37,8 @@ class WatchdogTest : public ::testing::Test {
               .ok());
     }
     ASSERT_TRUE(roster_.Gather().ok());
+    // They have come at a time of the real clock.
+    for (uint32_t rank = 0; rank < kWorkers; ++rank) roster_.Heard(rank, TimePoint());
   }
   void SubmitAll(NodeBucket& bucket, TimePoint now) {
     for (uint32_t rank = 0; rank < kWorkers; ++rank) {
@@ -44,11 +46,13 @@ class WatchdogTest : public ::testing::Test {
     }
   }
   std::string Late(TimePoint now) {
-    const absl::Status status = watchdog_.Look(now);
+    const absl::Status status = watchdog_.Look(now, awake_since_);
     EXPECT_TRUE(status.ok() || absl::IsDeadlineExceeded(status)) << status;
     return std::string(status.message());
   }
 
+  // By default the process has just been stopped: nobody is blamed for silence alone.
+  TimePoint awake_since_ = TimePoint::max();
   const ipc::Hello hello_ = HelloOf(0, kWorkers);
   CpuDevice device_;
   MetricRegistry registry_;
@@ -61,8 +65,9 @@ class WatchdogTest : public ::testing::Test {
   CodecStates states_;
   BucketTable table_{states_, compression_};
   Roster roster_{hello_, metrics_, outcome_, [](const absl::Status&) {}};
-  Watchdog watchdog_{
-      {std::chrono::milliseconds(10'000)}, kStart, {outcome_, roster_, table_, progress_, shards_}};
+  Watchdog watchdog_{{{std::chrono::seconds(10)}, {std::chrono::seconds(100)}},
+                     kStart,
+                     {outcome_, roster_, table_, progress_, shards_}};
   std::vector<WorkerEnds> ends_;
 };
 
@@ -101,9 +106,56 @@ TEST_F(WatchdogTest, ResultsThatDoNotComeAreCountedFromTheLastProgress) {
   bucket.bucket->BeginPart(bucket.bucket->whole().part());
   const TimePoint last = kStart + std::chrono::seconds(5);
   progress_.Note(last);
-  EXPECT_EQ(Late(kStart + kJustLate), "");
-  EXPECT_THAT(Late(last + kJustLate),
+  EXPECT_EQ(Late(kStart + 10 * kJustLate), "");
+  EXPECT_THAT(Late(last + 10 * kJustLate),
               HasSubstr("bucket 3 round 1: 2 of 2 chunks did not come back"));
+}
+
+TEST_F(WatchdogTest, WorkerThatIsAliveMayTakeAStepsTime) {
+  AdmitAll();
+  TestBucket bucket = Announce(table_, 3, 10, kWorkers);
+  ASSERT_TRUE(bucket.bucket->Submit(0, 1, kStart).ok());
+  const TimePoint late = kStart + 10 * kJustLate;
+  roster_.Heard(1, late - std::chrono::seconds(9));
+  EXPECT_EQ(Late(late - std::chrono::seconds(1)), "");
+  EXPECT_THAT(Late(late), AllOf(HasSubstr("rank 6 did not submit within 90 s"),
+                                HasSubstr("THALWEG_STEP_TIMEOUT")));
+}
+
+TEST_F(WatchdogTest, OnlyTheWorkerThatIsSilentIsNamedWhileOthersAreLate) {
+  AdmitAll();
+  TestBucket bucket = Announce(table_, 3, 10, kWorkers);
+  SubmitAll(*bucket.bucket, kStart);
+  bucket.bucket->BeginRound(kUnknownLossScale);
+  const TimePoint late = kStart + kJustLate;
+  roster_.Heard(1, late);
+  EXPECT_THAT(Late(late),
+              HasSubstr("bucket 3 round 1: rank 5 did not make all of the gradient within 9 s"));
+}
+
+TEST_F(WatchdogTest, SilentWorkerIsNamedThoughNobodyHereWaitsForIt) {
+  AdmitAll();
+  const TimePoint late = kStart + kJustLate;
+  roster_.Heard(0, late);
+  roster_.Heard(1, kStart);
+  EXPECT_EQ(Late(late), "");
+  awake_since_ = kStart;
+  EXPECT_THAT(Late(late), HasSubstr("rank 6 showed no sign of life within 9 s"));
+}
+
+TEST_F(WatchdogTest, ShardThatAnswersHeartbeatsMayTakeAStepsTime) {
+  AdmitAll();
+  TestBucket bucket = Announce(table_, 3, 1500, kWorkers);
+  bucket.Fill(1);
+  const TimePoint begin = Now() - kJustLate;
+  SubmitAll(*bucket.bucket, begin);
+  bucket.bucket->BeginRound(kUnknownLossScale);
+  bucket.bucket->BeginPart(bucket.bucket->whole().part());
+  ASSERT_TRUE(shards_.Contribute(0, {}).ok());
+  ASSERT_TRUE(shards_.Heartbeat(0).ok());  // reads the real clock
+  EXPECT_EQ(Late(begin + kJustLate), "");
+  EXPECT_THAT(Late(begin + 2 * kJustLate),
+              HasSubstr("missing are aggregator shard 0 (1 results) within 9 s"));
 }
 
 TEST_F(WatchdogTest, BucketThatWaitsForItsTurnIsNotBlamed) {
@@ -114,7 +166,7 @@ TEST_F(WatchdogTest, BucketThatWaitsForItsTurnIsNotBlamed) {
 }
 
 TEST_F(WatchdogTest, WatchEndsWithTheJob) {
-  Thread watching("watching", [this] { watchdog_.Watch([](const absl::Status&) {}); });
+  Thread watching("watching", [this] { watchdog_.Watch([](const absl::Status&) {}, [] {}); });
   outcome_.End();
   watching.Join();
 }

@@ -25,7 +25,7 @@ from thalweg import _binaries
 from thalweg._processes import Server
 
 JOBS = Path(__file__).parent / "jobs.py"
-TIMEOUT = 10.0  # THALWEG_TIMEOUT of the jobs
+TIMEOUT = 10.0  # THALWEG_TIMEOUT and THALWEG_STEP_TIMEOUT of the jobs
 # A failing worker must have ended by then: its timeout, and the time torch needs to load and exit.
 DEADLINE = 90.0
 
@@ -155,7 +155,8 @@ def environment(folder: Path) -> dict[str, str]:
         for name, value in os.environ.items()
         if not name.startswith(ours) or name == "THALWEG_CPU_CAPABILITY"
     }
-    return env | {"TMPDIR": str(folder), "OMP_NUM_THREADS": "1", "THALWEG_TIMEOUT": str(TIMEOUT)}
+    timeouts = dict.fromkeys(("THALWEG_TIMEOUT", "THALWEG_STEP_TIMEOUT"), str(TIMEOUT))
+    return env | timeouts | {"TMPDIR": str(folder), "OMP_NUM_THREADS": "1"}
 
 
 @dataclass

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import select
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -57,6 +61,96 @@ def test_rank_without_a_batch_is_named_within_the_timeout(tmp_path):
     error = first.result["error"]
     assert error.startswith("TimeoutError: thalweg: rank 1 has not come to attach() within 2 s")
     assert "has no batch at all" in error
+
+
+# The group's half an hour is for a process that is alive; one that shows no sign of life for 2 s is
+# named. A busy machine may take longer for the rest of it.
+PATIENT = FP32 | {"THALWEG_TIMEOUT": "2", "THALWEG_STEP_TIMEOUT": "auto"}
+PROMPT = 20.0
+
+
+@pytest.mark.parametrize("node_reduce", ["sidecar", "workers"])
+@pytest.mark.parametrize("rank", [0, 1, 2])
+def test_rank_that_pauses_for_longer_than_the_timeout_is_waited_for(tmp_path, rank, node_reduce):
+    env = PATIENT | {"LATE": str(rank), "THALWEG_NODE_REDUCE": node_reduce}
+    with servers(nodes=2, shards=1) as cluster:
+        first, second = [sidecar.address for sidecar in cluster.sidecars]
+        job = Job("late", cluster, tmp_path, sidecar_of=[first, first, second], env=env, jobs=JOBS)
+        results = job.results()
+    assert len({result["digest"] for result in results}) == 1
+    assert results[0]["codec"] == "fp32"
+
+
+@pytest.mark.parametrize("place", ["same node", "other node"])
+def test_worker_that_is_stopped_is_named_within_the_timeout_and_not_the_steps(tmp_path, place):
+    env = PATIENT | {"STOPPED": "1"}
+    with servers(nodes=2, shards=1) as cluster:
+        first, second = [sidecar.address for sidecar in cluster.sidecars]
+        sidecars = [first, first if place == "same node" else second]
+        job = Job("stopped", cluster, tmp_path, sidecar_of=sidecars, env=env, jobs=JOBS)
+        job.workers[0].process.wait(DEADLINE)
+        job.workers[1].process.kill()
+        told = job.wait()[0].result
+        await_files(cluster.folder / "going0", cluster.folder / "going1")
+    absent = "did not submit within 1.8 s" if place == "same node" else "showed no sign of life"
+    assert f"rank 1 {absent}" in told["error"]
+    assert "(THALWEG_TIMEOUT)" in told["error"]
+    assert told["seconds"] < PROMPT
+
+
+@pytest.mark.parametrize("kind", ["sidecar", "aggregator"])
+def test_server_that_is_stopped_is_named_within_the_timeout_and_not_the_steps(tmp_path, kind):
+    env = PATIENT | {"THALWEG_TIMEOUT": "4", "STOPPED": "none"}
+    with servers(nodes=2, shards=1) as cluster:
+        sidecars = [sidecar.address for sidecar in cluster.sidecars]
+        job = Job("stopped", cluster, tmp_path, sidecar_of=sidecars, env=env, jobs=JOBS)
+        await_files(cluster.folder / "going0", cluster.folder / "going1")
+        server = (cluster.sidecars if kind == "sidecar" else cluster.aggregators)[0]
+        os.kill(server.process.pid, signal.SIGSTOP)
+        try:
+            told = job.wait()[0].result
+        finally:
+            os.kill(server.process.pid, signal.SIGCONT)
+    said = "the sidecar at" if kind == "sidecar" else "missing are aggregator shard 0"
+    assert said in told["error"]
+    assert told["seconds"] < PROMPT
+
+
+def await_files(*paths: Path) -> None:
+    deadline = time.monotonic() + DEADLINE
+    while not all(path.exists() for path in paths):
+        assert time.monotonic() < deadline, paths
+        select.select([], [], [], 0.05)
+    for path in paths:
+        path.unlink()
+
+
+def test_discriminator_that_is_frozen_in_its_first_forward_pass_trains_as_under_ddp(tmp_path):
+    plain, attached = (run("adversaries", tmp_path, env)[0] for env in ({}, FP32))
+    for without, result in zip(plain, attached, strict=True):
+        for side in ("G", "D"):
+            assert without[side]["codec"] is None
+            assert (result[side]["codec"], result[side]["rounds"]) == ("fp32", 12)
+            assert result[side]["digest"] == without[side]["digest"]  # as above
+
+
+def test_module_that_is_unfrozen_from_its_head_down_trains_as_under_ddp(tmp_path):
+    plain, attached = (run("unfreezing", tmp_path, env)[0] for env in ({}, FP32))
+    for without, result in zip(plain, attached, strict=True):
+        assert (without["codec"], result["codec"]) == (None, "fp32")
+        assert result["rounds"] >= 12
+        assert result["digest"] == without["digest"]  # as above
+
+
+def test_rules_apply_to_a_compiled_module_by_the_names_of_the_module_itself(tmp_path):
+    results, output = run("compiled", tmp_path, {"THALWEG_CODEC": "fp16;1.*=fp32;hed.*=bf16"})
+    for result in results:
+        [remark], _ = result["left out"]
+        assert remark == (
+            "the rule 'hed.*=bf16' applies to no parameter: the parameters are 0.weight, 0.bias, "
+            "1.weight, …"
+        )
+    assert [sum(remark in line for line in lines) for lines in output] == [1, 0]
 
 
 def by_step(ranks):

@@ -6,9 +6,15 @@ No function mentions Thalweg before its training is over.
 
 import copy
 import gc
+import hashlib
 import io
+import itertools
 import json
+import os
+import signal
 import sys
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +25,7 @@ from plain_jobs import build, train
 from torch.nn.parallel import DistributedDataParallel
 
 WIDTH = 16
+STEPS = 12
 
 
 def seen(model: DistributedDataParallel, digest: str | None = None) -> dict[str, Any]:
@@ -117,6 +124,97 @@ def leave(model: DistributedDataParallel, divide: bool, twice: bool) -> list[lis
     return steps
 
 
+def adversaries() -> dict[str, Any]:
+    """Trains as CycleGAN does: the generator's step freezes the discriminator it goes through."""
+    torch.manual_seed(1)
+    generator = wrap(torch.nn.Linear(WIDTH, WIDTH), torch.nn.Tanh(), torch.nn.Linear(WIDTH, WIDTH))
+    discriminator = wrap(torch.nn.Linear(WIDTH, WIDTH), torch.nn.ReLU(), torch.nn.Linear(WIDTH, 1))
+    sides = (generator, discriminator)
+    optimizers = [torch.optim.SGD(side.parameters(), lr=0.01, momentum=0.9) for side in sides]
+    data = torch.Generator().manual_seed(dist.get_rank())
+    for _ in range(STEPS):
+        real, noise = torch.randn(2, 4, WIDTH, generator=data)
+        discriminator.requires_grad_(False)
+        optimizers[0].zero_grad()
+        loss(discriminator(generator(noise)) - 1).backward()
+        optimizers[0].step()
+        discriminator.requires_grad_(True)
+        optimizers[1].zero_grad()
+        loss(discriminator(torch.cat([real - 1, generator(noise).detach()]))).backward()
+        optimizers[1].step()
+    return {name: seen(side, digest(side)) for name, side in zip(("G", "D"), sides, strict=True)}
+
+
+def unfreezing() -> dict[str, Any]:
+    """Trains the head first and the layers below it later, without wrapping the module anew."""
+    torch.manual_seed(1)
+    layers = [torch.nn.Linear(WIDTH, WIDTH) for _ in range(3)]
+    model = wrap(*layers, find_unused_parameters=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    data = torch.Generator().manual_seed(dist.get_rank())
+    for step in range(STEPS):
+        for depth, layer in enumerate(layers):
+            layer.requires_grad_(depth + step // 4 >= 2)
+        optimizer.zero_grad()
+        loss(model(torch.randn(4, WIDTH, generator=data))).backward()
+        optimizer.step()
+    return seen(model, digest(model))
+
+
+def compiled() -> dict[str, Any]:
+    """Returns what the rules of the policy give to a module that is compiled before it is wrapped.
+
+    The compiler is one that runs the module as it is.
+    """
+    torch.manual_seed(1)
+    layers = torch.nn.Sequential(torch.nn.Linear(WIDTH, WIDTH), torch.nn.Linear(WIDTH, 1))
+    model = DistributedDataParallel(torch.compile(layers, backend="eager"))
+    loss(model(torch.zeros(1, WIDTH))).backward()
+    return seen(model) | {"left out": list(sys.modules["thalweg.ddp"].state_of(model)._left_out)}
+
+
+def late() -> dict[str, Any]:
+    """The rank LATE comes later to its first step and to its fourth than THALWEG_TIMEOUT."""
+    model = build_joined("plain")
+    data = torch.Generator().manual_seed(dist.get_rank())
+    for step in range(6):
+        if dist.get_rank() == int(os.environ["LATE"]) and step in (0, 3):
+            threading.Event().wait(2 * float(os.environ["THALWEG_TIMEOUT"]))
+        loss(model(torch.randn(4, WIDTH, generator=data))).backward()
+    return seen(model, digest(model))
+
+
+def stopped() -> dict[str, Any]:
+    """Trains until a step fails; rank STOPPED stops in its fourth one.
+
+    Returns what a worker is told, and the seconds since its last step.
+    """
+    model = build_joined("plain")
+    going = Path(os.environ["TMPDIR"], f"going{dist.get_rank()}")
+    for step in itertools.count():
+        if step == 3:
+            going.touch()
+            if str(dist.get_rank()) == os.environ["STOPPED"]:
+                os.kill(os.getpid(), signal.SIGSTOP)
+        begin = time.monotonic()
+        try:
+            loss(model(torch.ones(4, WIDTH))).backward()
+        except RuntimeError as error:
+            return {"error": str(error), "seconds": time.monotonic() - begin}
+    return {}
+
+
+def wrap(*layers: torch.nn.Module, **options: Any) -> DistributedDataParallel:
+    return DistributedDataParallel(torch.nn.Sequential(*layers), **options)
+
+
+def digest(model: torch.nn.Module) -> str:
+    result = hashlib.sha256()
+    for parameter in model.parameters():
+        result.update(parameter.detach().numpy().tobytes())
+    return result.hexdigest()
+
+
 def loss(output: torch.Tensor) -> torch.Tensor:
     return output.square().mean() * 1000
 
@@ -134,7 +232,17 @@ def flat(model: torch.nn.Module) -> list[float]:
     return [x for p in model.parameters() if p.grad is not None for x in p.grad.flatten().tolist()]
 
 
-JOBS: list[Callable[[], Any]] = [copies, in_eval_mode, no_batch, joins]
+JOBS: list[Callable[[], Any]] = [
+    adversaries,
+    compiled,
+    copies,
+    in_eval_mode,
+    joins,
+    late,
+    no_batch,
+    stopped,
+    unfreezing,
+]
 
 
 def main() -> None:

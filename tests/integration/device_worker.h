@@ -44,7 +44,7 @@ class DeviceWorker {
     });
     auto seen = std::make_shared<std::promise<Outcome>>();
     session().SubmitFromDevice(
-        {0, 0}, {memory_, stream_, owner_},
+        {0, 0}, {memory_, stream_, owner_}, {},
         [this, seen, inside](const absl::StatusOr<ReducedBucket>& reduced) {
           const absl::Status status =
               reduced.ok() ? device_->Wait(stream_, reduced->arrived) : reduced.status();

@@ -52,6 +52,7 @@ ipc::Hello HelloOf(const SessionOptions& o) {
   hello.codec = o.codec;
   hello.chunk_bytes = o.chunk_bytes;
   hello.timeout_ms = static_cast<uint64_t>(ToNanos(o.timeout) / 1000000);
+  hello.step_timeout_ms = hello.timeout_ms;
   return hello;
 }
 
@@ -389,7 +390,7 @@ TEST(WorkerFaultTest, CallbackThatWaitsForAnotherBucketDoesNotDeadlockTheSession
   // Bucket 0's callback blocks the completion thread until the sidecar has received bucket 1's
   // result, which the progress thread must still count.
   std::promise<void> first_done;
-  session->Submit({0, 0}, Gradient(), [&](absl::StatusOr<ReducedBucket>) {
+  session->Submit({0, 0}, Gradient(), {}, [&](absl::StatusOr<ReducedBucket>) {
     auto second = SubmitAsync(*session, {1, 0}, Gradient());
     while (session->stats().rounds < 2) std::this_thread::yield();
     first_done.set_value();

@@ -68,7 +68,7 @@ absl::Status GpuWorker::Reduce(Duration* call) {
   std::promise<absl::Status> waiting;
   const TimePoint begin = Now();
   session_->SubmitFromDevice(
-      {0, 0}, {{memory_, bytes_}, stream_, nullptr},
+      {0, 0}, {{memory_, bytes_}, stream_, nullptr}, {},
       [&](const absl::StatusOr<ReducedBucket>& reduced) {
         waiting.set_value(reduced.ok() ? gpu_->Wait(stream_, reduced->arrived) : reduced.status());
       });

@@ -21,7 +21,7 @@ using Outcome = absl::StatusOr<std::vector<std::byte>>;
 inline std::future<Outcome> SubmitAsync(Session& session, BucketId id,
                                         std::span<const std::byte> gradient) {
   auto promise = std::make_shared<std::promise<Outcome>>();
-  session.Submit(id, gradient, [promise](absl::StatusOr<ReducedBucket> reduced) {
+  session.Submit(id, gradient, {}, [promise](absl::StatusOr<ReducedBucket> reduced) {
     if (!reduced.ok()) return promise->set_value(reduced.status());
     promise->set_value(std::vector<std::byte>(reduced->bytes.begin(), reduced->bytes.end()));
   });

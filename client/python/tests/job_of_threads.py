@@ -27,6 +27,7 @@ def worker(host: str = "a", sidecar: str = "", **changes: Any) -> Introduction:
         "local_shards": "auto",
         "node_reduce": "sidecar",
         "timeout": 30.0,
+        "step_timeout": 1800.0,
         "model": (Tensor("weight", "float32", (10, 3)), Tensor("bias", "float32", (10,))),
         "problem": "",
     }

@@ -1,11 +1,16 @@
 """Tests that failures reach all workers, which are threads of one process."""
 
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from job_of_threads import Workers
+import torch.distributed as dist
+from gloo_workers import run_workers
+from job_of_threads import TIMEOUT, Workers
 
-from thalweg import _collectives
+from thalweg import _collectives, _rendezvous
+from thalweg._collectives import Meeting
 
 
 @pytest.fixture
@@ -91,3 +96,62 @@ def test_what_all_made_stays_open(workers):
     made = SimpleNamespace(close=lambda: pytest.fail("it was closed"))
     assert workers.run(lambda _: _collectives.together(lambda: made, None)) == [made] * 3
     assert workers.run(lambda _: _collectives.together(lambda: None, None)) == [None] * 3
+
+
+@pytest.fixture
+def store(monkeypatch):
+    """Lets workers that are threads meet as processes do."""
+    store = dist.HashStore()
+    monkeypatch.setattr(_rendezvous, "default_store", lambda: store)
+
+
+def each_of(ranks, work, *, world=3, timeout=TIMEOUT):
+    """Returns what `work` returns or raises on the ranks that come."""
+    with ThreadPoolExecutor(len(ranks)) as pool:
+        meetings = [Meeting(None, "group", rank, world, timeout) for rank in ranks]
+        working = [pool.submit(work, meeting) for meeting in meetings]
+    return [one.exception() or one.result() for one in working]
+
+
+def test_values_of_any_kind_are_gathered_again_and_again(store):
+    def work(meeting):
+        return [_collectives.gather((meeting.rank, {"of": number}), meeting) for number in (1, 2)]
+
+    gathered = [[(rank, {"of": number}) for rank in range(3)] for number in (1, 2)]
+    assert each_of([0, 1, 2], work) == [gathered] * 3
+
+
+@pytest.mark.parametrize("absent", [0, 1])
+def test_worker_that_hangs_is_named_to_the_others_within_the_timeout(store, absent):
+    ranks = [rank for rank in range(3) if rank != absent]
+    errors = each_of(ranks, lambda meeting: _collectives.gather(1, meeting), timeout=0.1)
+    text = f"thalweg: rank {absent} has not come to the others inside attach() within 0.2 s"
+    assert [type(error) for error in errors] == [TimeoutError] * 2
+    assert all(str(error).startswith(text) for error in errors)
+
+
+def test_own_failure_is_raised_where_another_worker_hangs(store):
+    def make():
+        raise ConnectionError("thalweg: no sidecar")
+
+    for work in (_collectives.gather_made, _collectives.together):
+        [error, _] = each_of([1, 2], lambda meeting, w=work: w(make, meeting), timeout=0.1)
+        assert told(error) == (ConnectionError, "thalweg: no sidecar")
+
+
+def test_what_was_made_is_closed_where_another_worker_hangs(store):
+    closed = []
+    made = SimpleNamespace(close=lambda: closed.append(True))
+    [error] = each_of(
+        [0], lambda meeting: _collectives.together(lambda: made, meeting), timeout=0.1
+    )
+    assert isinstance(error, TimeoutError)
+    assert closed == [True]
+
+
+def test_attach_names_a_worker_that_hangs_within_it(tmp_path):
+    env = {"THALWEG_TIMEOUT": "1"}
+    first, _ = run_workers("hanging_worker.py", 2, Path(tmp_path), timeout=90, **env)
+    assert first == "TimeoutError: thalweg: rank 1 has not come to the others inside attach() " + (
+        "within 2 s (THALWEG_TIMEOUT)"
+    )

@@ -1,7 +1,9 @@
 """Tests the module `apex` that thalweg.compat.apex installs on request."""
 
+import gc
 import importlib.util
 import logging
+import re
 import subprocess
 import sys
 import types
@@ -9,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from amp_models import script_environment
 from torch import nn
 
@@ -28,6 +31,14 @@ def clean(monkeypatch):
     remove()
     yield
     remove()
+
+
+@pytest.fixture
+def lone_group():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    gc.collect()  # otherwise a thread of Gloo may release a tensor while Python ends
+    dist.destroy_process_group()
 
 
 @pytest.mark.parametrize("level", ["O1", "O2"])
@@ -106,3 +117,40 @@ def test_fused_sgd_is_torchs():
 def test_batch_normalisation_is_converted():
     converted = _apex_parallel.convert_syncbn_model(nn.Sequential(nn.BatchNorm1d(2)))
     assert isinstance(converted[0], nn.SyncBatchNorm)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"gradient_average": False}, "gradient_average=False) is not supported: multiply"),
+        ({"shared_param": True}, "shared_param) is not supported"),
+        ({"retain_allreduce_buffers": True}, "retain_allreduce_buffers) is not supported"),
+        ({"allreduce_communicators": []}, "allreduce_communicators) is not supported"),
+        ({"gradient_average_split_factor": 2.0}, "gradient_average_split_factor) is not"),
+    ],
+)
+def test_option_of_apexs_ddp_that_would_change_numbers_is_refused_by_name(options, said):
+    with pytest.raises(ValueError, match=re.escape(said)):
+        _apex_parallel.DistributedDataParallel(nn.Linear(1, 1), **options)
+
+
+def test_sums_in_float32_are_refused_only_where_gradients_are_shorter(lone_group):
+    build = _apex_parallel.DistributedDataParallel
+    with pytest.raises(ValueError, match="allreduce_always_fp32"):
+        build(nn.Linear(1, 1).half(), allreduce_always_fp32=True)
+    assert isinstance(build(nn.Linear(1, 1), allreduce_always_fp32=True), build)
+
+
+def test_option_that_apexs_ddp_does_not_have_raises_type_error():
+    with pytest.raises(TypeError, match="no_such_option"):
+        _apex_parallel.DistributedDataParallel(nn.Linear(1, 1), no_such_option=1)
+
+
+def test_delayed_allreduce_lets_parameters_be_unused_as_apex_does(lone_group):
+    module = nn.ModuleDict({"used": nn.Linear(1, 1), "unused": nn.Linear(1, 1)})
+    module.forward = module["used"].forward
+    model = _apex_parallel.DistributedDataParallel(
+        module, message_size=1, delay_allreduce=True, num_allreduce_streams=2, prof=True
+    )
+    for _ in range(3):  # without it torch refuses the second forward pass
+        model(torch.ones(1, 1)).sum().backward()

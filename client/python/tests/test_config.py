@@ -32,11 +32,12 @@ def test_values_are_read():
             "THALWEG_LOCAL_SHARDS": "1",
             "THALWEG_NODE_REDUCE": "workers",
             "THALWEG_SIDECAR": "/run/s.sock",
+            "THALWEG_STEP_TIMEOUT": "600",
             "THALWEG_TIMEOUT": "2.5",
         }
     )
     assert config == Config(
-        ("a:1", "[::1]:2"), 65536, "bf16", "night", "1", "workers", "/run/s.sock", 2.5
+        ("a:1", "[::1]:2"), 65536, "bf16", "night", "1", "workers", "/run/s.sock", 600.0, 2.5
     )
 
 
@@ -53,6 +54,7 @@ def test_values_are_read():
         ("THALWEG_CODEC", "fp64"),
         ("THALWEG_LOCAL_SHARDS", "yes"),
         ("THALWEG_NODE_REDUCE", "worker"),
+        ("THALWEG_STEP_TIMEOUT", "never"),
         ("THALWEG_TIMEOUT", "0"),
         ("THALWEG_TIMEOUT", "-1"),
         ("THALWEG_TIMEOUT", "nan"),

@@ -66,3 +66,21 @@ def test_rules_decide_which_codecs_are_named():
     remarks, _ = _left_out.find("powersgd:4;head.*=fp16", (FLOAT, DOUBLE), 1)
     assert "in spite of fp16: they are float64" in remarks[0]
     assert "in spite of powersgd: all workers" in remarks[1]
+
+
+def test_rule_that_matches_no_parameter_is_remarked_with_names_that_there_are():
+    remarks, everything = _left_out.find("fp16;hed.*=fp32;layer.*=bf16", (FLOAT,), num_nodes=2)
+    [remark] = remarks
+    assert (
+        remark == "the rule 'hed.*=fp32' applies to no parameter: the parameters are layer.weight"
+    )
+    assert not everything
+
+
+def test_rule_that_comes_too_late_is_remarked():
+    remarks, _ = _left_out.find("fp16;*.weight=fp32;layer.*=bf16", (FLOAT,), num_nodes=2)
+    [remark] = remarks
+    assert remark == (
+        "the rule 'layer.*=bf16' applies to no parameter: rules before it apply to all that it "
+        "matches (layer.weight)"
+    )

@@ -1,21 +1,61 @@
-"""Tests on which devices a module's parameters may be."""
+"""Tests which parameters of a module are served, under which names, and on which devices."""
 
 from types import SimpleNamespace
 
 import pytest
 import torch
+from torch import nn
 
 from thalweg import _C, _model
 
 
+@pytest.fixture(autouse=True)
+def given_reducer(monkeypatch):
+    """A reducer is the list of its parameters here."""
+    monkeypatch.setattr(_C, "reducer_parameters", lambda reducer: reducer)
+
+
+def wrapped(module):
+    """Returns the part of a DistributedDataParallel that is read, as if it were built now."""
+    reducer = [p for p in module.parameters() if p.requires_grad]
+    return SimpleNamespace(module=module, reducer=reducer)
+
+
+def names_of(ddp_model):
+    return [name for name, _ in _model.parameters(ddp_model)]
+
+
+def test_parameters_that_are_frozen_after_wrapping_stay_served_and_frozen_before_are_not():
+    module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 2))
+    module[0].requires_grad_(False)
+    ddp_model = wrapped(module)
+    module[1].requires_grad_(False)
+    module[0].requires_grad_(True)
+    assert names_of(ddp_model) == ["1.weight", "1.bias", "2.weight", "2.bias"]
+
+
+def test_parameter_that_was_replaced_after_wrapping_has_a_name_of_its_own():
+    module = nn.Linear(2, 2)
+    ddp_model = wrapped(module)
+    module.weight = nn.Parameter(torch.zeros(3, 2))
+    assert names_of(ddp_model) == ["(parameter 0, replaced)", "bias"]
+
+
+def test_names_are_those_of_the_module_that_is_compiled_or_checkpointed():
+    inner = nn.Linear(2, 2)
+    compiled = nn.ModuleDict({"_orig_mod": nn.ModuleDict({"head": inner})})
+    checkpointed = nn.ModuleDict({"head": nn.ModuleDict({"_checkpoint_wrapped_module": inner})})
+    for module in (compiled, checkpointed):
+        assert names_of(wrapped(module)) == ["head.weight", "head.bias"]
+
+
 def module_on(*devices):
-    """Returns the part of a DistributedDataParallel that is read."""
     named = [
-        (f"p{index}", SimpleNamespace(device=torch.device(device), requires_grad=True))
+        (f"p{index}", SimpleNamespace(device=torch.device(device)))
         for index, device in enumerate(devices)
     ]
     module = SimpleNamespace(named_parameters=lambda: iter(named))
-    return SimpleNamespace(parameters_to_ignore=set(), module=module)
+    return SimpleNamespace(module=module, reducer=[parameter for _, parameter in named])
 
 
 @pytest.mark.parametrize(

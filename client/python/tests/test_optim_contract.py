@@ -399,3 +399,48 @@ def test_compiled_training_steps_call_it_as_it_is():
     train()
     plain.step()
     assert torch.equal(weight, other)
+
+
+def grow(param):
+    """Makes a parameter larger in place, as scripts do whose vocabulary grows."""
+    more = torch.ones(1000, *param.shape[1:])
+    with torch.no_grad():
+        param.data = torch.cat([param.data, more])
+
+
+@pytest.mark.parametrize(("fused", "options"), ALL)
+def test_parameter_that_has_grown_is_refused_or_updated_as_torch_would(fused, options):
+    params = make_params()
+    optimizer = fused(params, lr=1e-2, **options)
+    run([optimizer], [params], 2)
+    grow(params[0])
+    optimizer.zero_grad()
+    before = [param.detach().clone() for param in params]
+    set_grads(5, params)
+    with pytest.raises(RuntimeError, match=r"size|shape"):
+        optimizer.step()
+    assert all(map(torch.equal, params, before))
+    optimizer.state.clear()
+    optimizer.step()
+    assert not torch.equal(params[0], before[0])
+
+
+@pytest.mark.parametrize(("fused", "options"), ALL)
+def test_gradient_from_before_its_parameter_has_grown_is_not_read(fused, options):
+    params = make_params()
+    optimizer = fused(params, lr=1e-2, **options)
+    run([optimizer], [params], 2)
+    grow(params[0])
+    with pytest.raises(RuntimeError, match=r"size|shape"):
+        optimizer.step()
+
+
+def test_parameter_that_has_become_wider_is_not_read_as_float32():
+    params = make_params()
+    optimizer = FusedSGD(params, lr=1e-2)
+    run([optimizer], [params], 2)
+    params[0].grad = None
+    params[0].data = params[0].data.double()
+    params[0].grad = torch.ones_like(params[0])
+    with pytest.raises(RuntimeError, match="Double"):
+        optimizer.step()

@@ -1,8 +1,18 @@
 import pytest
-from job_of_threads import worker
+from job_of_threads import Workers, worker
 
+from thalweg import _collectives
 from thalweg._config import ConfigError
-from thalweg._topology import Placement, Tensor, check, host_id, may_host, place, starters
+from thalweg._topology import (
+    Placement,
+    Tensor,
+    check,
+    host_id,
+    introduce,
+    may_host,
+    place,
+    starters,
+)
 
 WEIGHT, BIAS = worker().model
 
@@ -63,19 +73,57 @@ def test_problem_of_one_worker_names_its_rank():
         check([worker(), worker(problem="no CPU")])
 
 
-@pytest.mark.parametrize(
-    ("model", "message"),
-    [
-        ((BIAS, WEIGHT), r"parameter 0: weight float32\[10, 3\] on rank 0, bias .* on rank 1"),
-        ((WEIGHT, Tensor("bias", "float32", (11,))), r"parameter 1: .*\[10\].*\[11\] on rank 1"),
-        ((WEIGHT, Tensor("bias", "float16", (10,))), "bias float32.* rank 0, bias float16"),
-        ((WEIGHT,), "rank 0 has 2 parameters, rank 1 has 1; only rank 0 has bias"),
-        ((WEIGHT, BIAS, WEIGHT), "rank 0 has 2 .* rank 1 has 3; only rank 1 has weight"),
-    ],
-)
+DIFFERENT = [
+    ((BIAS, WEIGHT), r"parameter 0: weight float32\[10, 3\] on rank 0, bias .* on rank {rank}"),
+    ((WEIGHT, Tensor("bias", "float32", (11,))), r"parameter 1: .*\[10\].*\[11\] on rank {rank}"),
+    ((WEIGHT, Tensor("bias", "float16", (10,))), "bias float32.* rank 0, bias float16"),
+    ((WEIGHT,), "rank 0 has 2 parameters, rank {rank} has 1; only rank 0 has bias"),
+    ((WEIGHT, BIAS, WEIGHT), "rank 0 has 2 .* rank {rank} has 3; only rank {rank} has weight"),
+]
+
+
+@pytest.mark.parametrize(("model", "message"), DIFFERENT)
 def test_models_that_differ_are_refused(model, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=message.format(rank=1)):
         check([worker(), worker(model=model)])
+
+
+@pytest.fixture
+def introduced(monkeypatch):
+    """Returns a function that lets workers introduce themselves: (what each learns, the values that
+    they have sent).
+    """
+
+    def run(introductions):
+        job, sent = Workers(len(introductions), monkeypatch), []
+
+        def exchange(value):
+            sent.append(value)
+            return _collectives.gather(value, None)
+
+        return job.run(lambda rank: introduce(introductions[rank], rank, exchange)), sent
+
+    return run
+
+
+def test_workers_with_the_same_model_do_not_send_its_parameters(introduced):
+    learned, sent = introduced([worker("a"), worker("b"), worker("c")])
+    assert [[one.host for one in workers] for workers in learned] == [["a", "b", "c"]] * 3
+    assert len(sent) == 3
+    assert "weight" not in str(sent)
+    for workers in learned:
+        check(workers)
+
+
+@pytest.mark.parametrize(("model", "message"), DIFFERENT)
+def test_models_that_differ_are_refused_on_all_workers_after_two_have_sent_theirs(
+    introduced, model, message
+):
+    learned, sent = introduced([worker(), worker(), worker(model=model), worker(model=(BIAS,))])
+    for workers in learned:
+        with pytest.raises(ValueError, match=message.format(rank=2)):
+            check(workers)
+    assert sorted(sent[4:], key=len)[:2] == [(), ()]
 
 
 @pytest.mark.parametrize(

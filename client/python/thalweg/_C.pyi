@@ -1,6 +1,7 @@
 """The native part: a worker's connection to its node's sidecar, and fused optimizers.
 
-`import torch` must come first.
+`import torch` must come first. ImportError for a torch of another minor version than this was
+built with.
 """
 
 from torch import Tensor
@@ -15,6 +16,11 @@ def cuda_problem(number: int) -> str:
 
 def set_error(future: Future[Tensor], text: str) -> None:
     """Completes a future with a RuntimeError that torch's C++ code sees as well."""
+
+def reducer_parameters(reducer: object) -> list[Tensor]:
+    """Returns the parameters whose gradients DistributedDataParallel's reducer averages: those that
+    required gradients when the module was built.
+    """
 
 def scale_to_joined(reducer: object, gradient: Tensor) -> None:
     """Makes the mean over all ranks, of which some have left join(), one over the others, in place.
@@ -61,6 +67,7 @@ class Session:
         codec: str,
         chunk_bytes: int,
         timeout: float,
+        step_timeout: float | None = None,
         cuda_device: int | None = None,
         shards: list[str] = ...,
         hosts: list[int] = ...,
@@ -68,6 +75,9 @@ class Session:
     ) -> None:
         """Connects and waits until all workers of the job have connected.
 
+        A process of the job that shows no sign of life for `timeout` seconds while others wait for
+        it fails the job, and one that is alive but does not come to a round for `step_timeout`;
+        None: as long.
         `cuda_device` is the number of the GPU that holds the gradients; None: the CPU does.
         `shards` are the addresses of the job's shards, in an order that is equal on all nodes;
         empty: those that the sidecar was started with, or its own on a single node. hosts[k] is the

@@ -3,14 +3,22 @@
 All workers call these functions together. What raises on one raises on all: a worker's own error
 there, and elsewhere a RuntimeError that names its rank. A worker that has only waited in vain
 (TimeoutError) raises the error of a rank that failed in another way, because that is the cause.
+
+They meet through the store, because the group's own collectives would wait for a worker that hangs
+as long as the group does, and not say which one it is.
 """
 
 from __future__ import annotations
 
+import base64
+import pickle
+import zlib
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol, TypeVar
 
 import torch.distributed as dist
+
+from thalweg import _rendezvous
 
 _T = TypeVar("_T")
 
@@ -22,6 +30,23 @@ class Closable(Protocol):
 _Closable = TypeVar("_Closable", bound=Closable)
 
 
+class Meeting(NamedTuple):
+    """The workers of a process group, and how long they wait for one of them: twice `timeout`
+    seconds, because what each does in between, such as connecting, waits no longer than that.
+    """
+
+    group: dist.ProcessGroup
+    name: str
+    rank: int
+    world: int
+    timeout: float
+
+    @classmethod
+    def of(cls, group: dist.ProcessGroup, timeout: float) -> Meeting:
+        rank, world = dist.get_rank(group), dist.get_world_size(group)
+        return cls(group, group.group_name, rank, world, timeout)
+
+
 class _Failure(NamedTuple):
     """Tells the others why a worker failed."""
 
@@ -29,31 +54,56 @@ class _Failure(NamedTuple):
     waited: bool  # for others, in vain
 
 
-def gather(value: _T, group: dist.ProcessGroup) -> list[_T]:
-    """Returns the values of all workers, by rank."""
-    values: list[_T | None] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(values, value, group=group)
-    return values  # type: ignore[return-value]  # all_gather_object has filled every place
+def gather(value: _T, workers: Meeting) -> list[_T]:
+    """Returns the values of all workers, by rank. Raises TimeoutError, naming those that have not
+    come.
+    """
+    try:
+        store = _rendezvous.default_store()
+    except RuntimeError:  # the group is MPI's; its collectives wait on their own terms
+        values: list[_T | None] = [None] * workers.world
+        dist.all_gather_object(values, value, group=workers.group)
+        return values  # type: ignore[return-value]  # all_gather_object has filled every place
+    texts = _rendezvous.gather(
+        store,
+        f"exchange/{workers.name}",
+        base64.b85encode(zlib.compress(pickle.dumps(value))).decode(),
+        where="the others inside attach()",
+        rank=workers.rank,
+        world=workers.world,
+        timeout=2 * workers.timeout,
+    )
+    return [pickle.loads(zlib.decompress(base64.b85decode(text))) for text in texts]
 
 
-def gather_made(make: Callable[[], _T], group: dist.ProcessGroup) -> list[_T]:
+def gather_made(make: Callable[[], _T], workers: Meeting) -> list[_T]:
     """Returns what `make` returns on all workers, by rank, if it has raised on none."""
     made, error = _attempt(make)
-    answers = gather((made, _describe(error)), group)
+    answers = _gather_after(error, (made, _describe(error)), workers)
     _raise_first(error, [failure for _, failure in answers])
     return [value for value, _ in answers]  # type: ignore[misc]  # `make` has returned everywhere
 
 
-def together(make: Callable[[], _Closable | None], group: dist.ProcessGroup) -> _Closable | None:
+def together(make: Callable[[], _Closable | None], workers: Meeting) -> _Closable | None:
     """Returns what `make` returns if it has raised on no worker; otherwise closes it."""
     made, error = _attempt(make)
     try:
-        _raise_first(error, gather(_describe(error), group))
+        _raise_first(error, _gather_after(error, _describe(error), workers))
     except Exception:
         if made is not None:
             made.close()
         raise
     return made
+
+
+def _gather_after(error: Exception | None, value: _T, workers: Meeting) -> list[_T]:
+    """As gather(), but a worker that has failed raises its own error where others do not come."""
+    try:
+        return gather(value, workers)
+    except TimeoutError:
+        if error is not None:
+            raise error from None
+        raise
 
 
 def _attempt(make: Callable[[], _T]) -> tuple[_T | None, Exception | None]:

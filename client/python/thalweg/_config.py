@@ -49,6 +49,7 @@ LOCAL_SHARDS = ("auto", "0", "1")
 NODE_REDUCE = ("sidecar", "workers")
 MIN_CHUNK_BYTES = 4 << 10
 MAX_CHUNK_BYTES = 4 << 20
+MAX_TIMEOUT = 86400
 
 
 class Config(NamedTuple):
@@ -61,6 +62,7 @@ class Config(NamedTuple):
     local_shards: str  # one of LOCAL_SHARDS
     node_reduce: str  # one of NODE_REDUCE
     sidecar: str
+    step_timeout: float  # 0: the process group's
     timeout: float
 
     @classmethod
@@ -78,6 +80,7 @@ class Config(NamedTuple):
             local_shards=_check_local_shards(*look_up(env, "THALWEG_LOCAL_SHARDS")),
             node_reduce=check_choice(*look_up(env, "THALWEG_NODE_REDUCE"), NODE_REDUCE),
             sidecar=look_up(env, "THALWEG_SIDECAR")[1],
+            step_timeout=_check_step_timeout(*look_up(env, "THALWEG_STEP_TIMEOUT")),
             timeout=_check_timeout(*look_up(env, "THALWEG_TIMEOUT")),
         )
 
@@ -90,6 +93,7 @@ class Config(NamedTuple):
             "codec": _check_codec,
             "local_shards": _check_local_shards,
             "node_reduce": functools.partial(check_choice, choices=NODE_REDUCE),
+            "step_timeout": _check_step_timeout,
             "timeout": _check_timeout,
         }
         given = {n: checks[n](n, value) for n, value in arguments.items() if value is not None}
@@ -248,9 +252,18 @@ def _check_timeout(what: str, value: str | float) -> float:
         number = float(value)
     except ValueError:
         number = -1.0
-    if not 0 < number <= 86400:
-        raise ConfigError(f"{what} is {value!r}, expected seconds, more than 0 and at most 86400")
+    if not 0 < number <= MAX_TIMEOUT:
+        raise ConfigError(
+            f"{what} is {value!r}, expected seconds, more than 0 and at most {MAX_TIMEOUT}"
+        )
     return number
+
+
+def _check_step_timeout(what: str, value: str | float) -> float:
+    try:
+        return 0.0 if value == "auto" else _check_timeout(what, value)
+    except ConfigError as error:
+        raise ConfigError(f"{error}, or auto") from None
 
 
 def parse_addresses(what: str, value: str) -> tuple[str, ...]:

@@ -1,4 +1,6 @@
-"""Says which parameters a codec leaves as they are, where this is known when a job begins."""
+"""Says what a policy asks for and does not get, where this is known when a job begins: parameters
+that a codec leaves as they are, and rules without parameters.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +25,7 @@ NOTHING = LeftOut()
 def find(codec: str, model: Sequence[Tensor], num_nodes: int) -> LeftOut:
     """Judges the policy `codec`, in its text form, by the codec of each parameter."""
     parsed = policy.parse(codec)
+    remarks = _idle_rules(parsed, model)
     chosen = [(tensor, _codec_of(tensor, parsed)) for tensor in model]
     chosen = [(tensor, codec) for tensor, codec in chosen if not isinstance(codec, FP32)]
     double = [(tensor, codec) for tensor, codec in chosen if tensor.dtype == "float64"]
@@ -32,7 +35,6 @@ def find(codec: str, model: Sequence[Tensor], num_nodes: int) -> LeftOut:
         for tensor, codec in chosen
         if num_nodes == 1 and tensor.dtype != "float64" and codec.name not in WIRE_TYPES
     ]
-    remarks = []
     if double:
         remarks.append(
             f"{_count(double, model)} stay uncompressed in spite of {_names(double)}: they are "
@@ -45,6 +47,27 @@ def find(codec: str, model: Sequence[Tensor], num_nodes: int) -> LeftOut:
             "fp32, or run on several nodes"
         )
     return LeftOut(tuple(remarks), 0 < len(chosen) == len(double) + len(alone))
+
+
+def _idle_rules(parsed: policy.Policy, model: Sequence[Tensor]) -> list[str]:
+    """Returns a remark for each rule that applies to no parameter."""
+    remarks: list[str] = []
+    taken: set[str] = set()
+    for rule in parsed.rules:
+        matching = {tensor.name for tensor in model if rule.matches(tensor.name, tensor.shape)}
+        if matching <= taken:
+            why = (
+                f"rules before it apply to all that it matches ({_some(sorted(matching))})"
+                if matching
+                else f"the parameters are {_some([tensor.name for tensor in model])}"
+            )
+            remarks.append(f"the rule {rule.spec()!r} applies to no parameter: {why}")
+        taken |= matching
+    return remarks
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join([*names[:3], "…"] if len(names) > 3 else names)
 
 
 def _codec_of(tensor: Tensor, parsed: policy.Policy) -> Codec:

@@ -9,16 +9,32 @@ from thalweg import _C, _topology, policy
 from thalweg._config import ConfigError
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+# torch.compile and activation checkpointing put a module of their own around another.
+_WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.")
 
 
 def parameters(ddp_model: DistributedDataParallel) -> list[tuple[str, torch.Tensor]]:
-    """Returns the parameters whose gradients DistributedDataParallel averages, by name."""
-    ignored = ddp_model.parameters_to_ignore
+    """Returns the parameters whose gradients DistributedDataParallel averages, by name.
+
+    They are those that required gradients when it was built: the script may have frozen some since,
+    or put others in their place, which then have no name in the module.
+    """
+    reducer = getattr(ddp_model, "reducer", None)
+    if reducer is None:  # why_not() refuses such a module
+        return []
+    named = ddp_model.module.named_parameters()
+    names = {id(parameter): _plain_name(name) for name, parameter in named}
     return [
-        (name, parameter)
-        for name, parameter in ddp_model.module.named_parameters()
-        if parameter.requires_grad and name not in ignored
+        (names.get(id(parameter), f"(parameter {index}, replaced)"), parameter)
+        for index, parameter in enumerate(_C.reducer_parameters(reducer))
     ]
+
+
+def _plain_name(name: str) -> str:
+    """Returns the name that a parameter has without the modules that torch puts around others."""
+    for wrapper in _WRAPPERS:
+        name = name.replace(wrapper, "")
+    return name
 
 
 def describe(ddp_model: DistributedDataParallel) -> tuple[_topology.Tensor, ...]:

@@ -50,9 +50,18 @@ def missing(shared: Store, keys: Sequence[str], timeout: float) -> list[int]:
 
 
 def gather(
-    shared: Store, name: str, value: str, *, where: str, rank: int, world: int, timeout: float
+    shared: Store,
+    name: str,
+    value: str,
+    *,
+    where: str,
+    rank: int,
+    world: int,
+    timeout: float,
+    variable: str = "THALWEG_TIMEOUT",
 ) -> list[str]:
-    """Returns what all ranks give under this name, by rank; messages say `where` they meet.
+    """Returns what all ranks give under this name, by rank; messages say `where` they meet, and
+    which `variable` has the timeout.
 
     Rank 0 decides. If it has waited `timeout` seconds for another rank, TimeoutError names that one
     to all that have come. A rank that rank 0 does not answer for as long, because it has not come
@@ -66,7 +75,7 @@ def gather(
     if absent:
         raise TimeoutError(
             f"thalweg: rank {', '.join(absent)} has not come to {where} within {timeout:g} s "
-            "(THALWEG_TIMEOUT)"
+            f"({variable})"
         )
     return [answer for answer in answers if answer is not None]
 

@@ -7,8 +7,6 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-import torch.distributed as dist
-
 from thalweg import _C, _addresses, _collectives, _topology
 from thalweg._config import ConfigError
 from thalweg._topology import Introduction, Placement
@@ -62,7 +60,7 @@ class Shards(NamedTuple):
 
 @contextlib.contextmanager
 def offered(
-    workers: Sequence[Introduction], place: Placement, sidecar: str, group: dist.ProcessGroup
+    workers: Sequence[Introduction], place: Placement, sidecar: str, meeting: _collectives.Meeting
 ) -> Iterator[Shards]:
     """Gives the job's shards, which stay ready for its sessions until the context ends.
 
@@ -72,7 +70,7 @@ def offered(
         yield Shards()
         return
     offer = _collectives.together(
-        lambda: _offer(workers[0], sidecar) if place.local_rank == 0 else None, group
+        lambda: _offer(workers[0], sidecar) if place.local_rank == 0 else None, meeting
     )
     try:
         mine = None
@@ -80,7 +78,7 @@ def offered(
             me = workers[place.ranks[0]]
             extra = me.aggregators or tuple(offer.aggregators)
             mine = Node(place.node, me.host, offer.address, extra)
-        nodes = [node for node in _collectives.gather(mine, group) if node is not None]
+        nodes = [node for node in _collectives.gather(mine, meeting) if node is not None]
         yield arrange(sorted(nodes), workers[0].local_shards)
     finally:
         if offer is not None:

@@ -15,8 +15,6 @@ from collections.abc import Sequence
 from multiprocessing import util as multiprocessing_util
 from pathlib import Path
 
-import torch.distributed as dist
-
 from thalweg import (
     _addresses,
     _binaries,
@@ -39,7 +37,7 @@ _failed: set[int] = set()
 
 
 def find_sidecars(
-    workers: Sequence[Introduction], rank: int, network: Network, group: dist.ProcessGroup
+    workers: Sequence[Introduction], rank: int, network: Network, meeting: _collectives.Meeting
 ) -> list[str]:
     """Returns the socket of every worker's sidecar, by rank, after starting those that are missing.
 
@@ -50,10 +48,10 @@ def find_sidecars(
     if starters:
         starts, listen = rank in starters, ""
         if _topology.may_host(workers):
-            address = _find_address(workers, rank, network, group)
+            address = _find_address(workers, rank, network, meeting)
             listen = _addresses.join(address, network.shard_ports)
         started = _collectives.gather_made(
-            lambda: _start(workers[rank], listen) if starts else "", group
+            lambda: _start(workers[rank], listen) if starts else "", meeting
         )
         for starter, members in starters.items():
             for member in members:
@@ -62,7 +60,7 @@ def find_sidecars(
 
 
 def _find_address(
-    workers: Sequence[Introduction], rank: int, network: Network, group: dist.ProcessGroup
+    workers: Sequence[Introduction], rank: int, network: Network, meeting: _collectives.Meeting
 ) -> str:
     """Returns the address at which a sidecar of this worker's listens for the other nodes.
 
@@ -73,8 +71,8 @@ def _find_address(
         return _addresses.LOOPBACK
     starters = _topology.starters(workers)
     starts = rank in starters
-    candidates = _collectives.gather_made(lambda: _candidate(network) if starts else "", group)
-    addresses = _collectives.gather(_addresses.settle(hosts, candidates, rank), group)
+    candidates = _collectives.gather_made(lambda: _candidate(network) if starts else "", meeting)
+    addresses = _collectives.gather(_addresses.settle(hosts, candidates, rank), meeting)
     for starter in starters:
         _addresses.check_published(_topology.host_name(hosts[starter]), addresses[starter])
     return addresses[rank]

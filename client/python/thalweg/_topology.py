@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import socket
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from thalweg._config import ConfigError
+
+
+# The fields of an introduction that must be equal on all workers.
+_SETTINGS = ("codec", "chunk_bytes", "local_shards", "node_reduce", "timeout", "step_timeout")
 
 
 @dataclass(frozen=True)
@@ -39,8 +45,10 @@ class Introduction:
     local_shards: str
     node_reduce: str
     timeout: float
-    model: tuple[Tensor, ...]
+    step_timeout: float
+    model: tuple[Tensor, ...]  # empty in a report whose digest says enough
     problem: str  # why this worker cannot take part; empty if it can
+    digest: str = ""  # of the model
 
 
 @dataclass(frozen=True)
@@ -67,6 +75,24 @@ def host_name(host: str) -> str:
     return host.partition("/")[0]
 
 
+def introduce(
+    me: Introduction, rank: int, exchange: Callable[[Any], list[Any]]
+) -> list[Introduction]:
+    """Returns the reports of all workers, by rank, without models where all are the same; otherwise
+    with rank 0's and that of the first that differs, for check(). `exchange` gathers a value of all
+    workers: their full lists of parameters would grow with the square of their number.
+    """
+    text = f"{len(me.model)} {me.model!r}"
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    workers: list[Introduction] = exchange(replace(me, model=(), digest=digest))
+    others = [r for r, worker in enumerate(workers) if worker.digest != workers[0].digest]
+    if others:
+        models = exchange(me.model if rank in (0, others[0]) else ())
+        known = {workers[r].digest: models[r] for r in (0, others[0])}
+        workers = [replace(worker, model=known.get(worker.digest, ())) for worker in workers]
+    return workers
+
+
 def check(workers: Sequence[Introduction]) -> None:
     """Raises the same error on every worker when they cannot train together."""
     for rank, worker in enumerate(workers):
@@ -74,7 +100,7 @@ def check(workers: Sequence[Introduction]) -> None:
             raise ConfigError(f"thalweg: rank {rank}: {worker.problem}")
     for rank, worker in enumerate(workers):
         _check_same_model(workers[0].model, worker.model, rank)
-        for setting in ("codec", "chunk_bytes", "local_shards", "node_reduce", "timeout"):
+        for setting in _SETTINGS:
             ours, theirs = getattr(workers[0], setting), getattr(worker, setting)
             if ours != theirs:
                 raise ConfigError(

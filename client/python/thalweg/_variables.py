@@ -40,6 +40,7 @@ KNOWN: dict[str, str] = {
     "THALWEG_SHARD_PORTS": "0",
     "THALWEG_SIDECAR": "",
     "THALWEG_START_COMPRESS_ITER": "1000",
+    "THALWEG_STEP_TIMEOUT": "auto",
     "THALWEG_THREADS": "auto",
     "THALWEG_TIMEOUT": "30",
     "THALWEG_TLS_CA": "",

@@ -15,7 +15,9 @@ import socket
 import weakref
 from collections.abc import Sequence
 
+import torch
 import torch.distributed as dist
+from torch.distributed.constants import default_pg_timeout
 from torch.nn.parallel import DistributedDataParallel
 
 from thalweg import (
@@ -49,6 +51,7 @@ def attach(
     codec: Codec | Policy | str | None = None,
     *,
     timeout: float | None = None,
+    step_timeout: float | str | None = None,
     chunk_bytes: int | None = None,
     node_reduce: str | None = None,
     local_shards: str | bool | None = None,
@@ -59,7 +62,9 @@ def attach(
     started on this machine; it leaves with its last worker.
     `codec` says how fp32 gradients cross the network: one of thalweg.codecs, a Policy where not all
     tensors take the same, or the text of either. Embeddings are not compressed to factors, nor
-    small tensors lossily, unless a rule says so. No wait takes longer than `timeout` seconds.
+    small tensors lossily, unless a rule says so. A process that shows no sign of life for `timeout`
+    seconds fails the job. One that is alive may come `step_timeout` seconds late to a step, because
+    it evaluates or writes a checkpoint; "auto" is the process group's timeout.
     `chunk_bytes` of gradient travel together; by default the links decide. `node_reduce` says who
     sums the gradients of a node: "sidecar", or "workers" among themselves, which needs a GPU for
     each (docs/gpu.md, path C). `local_shards` says whether the nodes' sidecars host the shards of a
@@ -78,6 +83,7 @@ def attach(
         config = Config.from_env().override(
             codec=codec,
             timeout=timeout,
+            step_timeout=step_timeout,
             chunk_bytes=chunk_bytes,
             node_reduce=node_reduce,
             local_shards=local_shards,
@@ -106,6 +112,7 @@ def attach(
         local_shards=config.local_shards,
         node_reduce=config.node_reduce,
         timeout=config.timeout,
+        step_timeout=config.step_timeout or _group_timeout(ddp_model),
         model=_model.describe(ddp_model),
         problem=problem,
     )
@@ -119,21 +126,22 @@ def state_of(ddp_model: DistributedDataParallel) -> State | None:
 
 def _attach(ddp_model: DistributedDataParallel, me: Introduction, network: Network) -> State:
     group = ddp_model.process_group
-    _await_all(group, me.timeout)
-    workers = _collectives.gather(me, group)
+    _await_all(group, me.step_timeout)
+    meeting = _collectives.Meeting.of(group, me.timeout)
+    rank = meeting.rank
+    workers = _topology.introduce(me, rank, lambda value: _collectives.gather(value, meeting))
     _topology.check(workers)
-    rank = dist.get_rank(group)
-    sidecars = _starting.find_sidecars(workers, rank, network, group)
+    sidecars = _starting.find_sidecars(workers, rank, network, meeting)
     place = _topology.place(
         [(w.host, path) for w, path in zip(workers, sidecars, strict=True)], rank
     )
 
-    with _shards.offered(workers, place, sidecars[rank], group) as shards:
+    with _shards.offered(workers, place, sidecars[rank], meeting) as shards:
         session = _collectives.together(
-            lambda: _connect(ddp_model, workers, sidecars[rank], place, shards), group
+            lambda: _connect(ddp_model, workers, sidecars[rank], place, shards), meeting
         )
     try:
-        member = _collectives.together(lambda: _serve(ddp_model, workers, session, place), group)
+        member = _collectives.together(lambda: _serve(ddp_model, workers, session, place), meeting)
     except Exception:
         if session is not None:
             session.close()
@@ -188,12 +196,24 @@ def _await_all(group: dist.ProcessGroup, timeout: float) -> None:
             rank=dist.get_rank(group),
             world=dist.get_world_size(group),
             timeout=timeout,
+            variable="THALWEG_STEP_TIMEOUT",
         )
     except TimeoutError as error:
         raise TimeoutError(
             f"{error}. All workers must attach, which without code they do in their first training "
             "step: a worker that has no batch at all, or is later than that, cannot take part"
         ) from None
+
+
+def _group_timeout(ddp_model: DistributedDataParallel) -> float:
+    """Returns how many seconds torch's own collectives of these gradients would wait."""
+    number = _model.cuda_device(ddp_model)
+    device = torch.device("cpu") if number is None else torch.device("cuda", number)
+    try:
+        timeout = ddp_model.process_group._get_backend(device).options._timeout
+    except (AttributeError, RuntimeError):  # MPI's has none
+        timeout = default_pg_timeout
+    return float(min(timeout.total_seconds(), _config.MAX_TIMEOUT))
 
 
 def _by_workers(workers: Sequence[Introduction], place: Placement) -> bool:
@@ -226,6 +246,7 @@ def _connect(
             codec=workers[0].codec,
             chunk_bytes=workers[0].chunk_bytes,
             timeout=workers[0].timeout,
+            step_timeout=workers[0].step_timeout,
             cuda_device=_model.cuda_device(ddp_model),
             shards=list(shards.addresses),
             hosts=list(shards.hosts),
@@ -243,7 +264,8 @@ def _serve(
 ) -> Member:
     """Registers the communication hook."""
     if _by_workers(workers, place):
-        node = Node(workers[0].job, place, len(workers), workers[0].timeout)
+        first = workers[0]
+        node = Node(first.job, place, len(workers), first.timeout, first.step_timeout)
         return join_node(ddp_model, node, session)
     assert session is not None
     session.attach(ddp_model.reducer, _model.parameters(ddp_model))

@@ -21,6 +21,34 @@ absl::Status BucketCodec::FollowLossScale(double loss_scale) {
   return absl::OkStatus();
 }
 
+absl::Status BucketCodec::WithholdResiduals(const std::vector<bool>& unused) {
+  const auto states = States();
+  std::vector<size_t> tensors;
+  for (size_t i = 0; !unused.empty() && i < states.size(); ++i) {
+    if (states[i] != nullptr && unused[tensors_.BucketNumber(i)]) tensors.push_back(i);
+  }
+  if (tensors.empty()) return absl::OkStatus();
+  // Few scripts leave out parameters: the host does it, whatever the device.
+  THALWEG_RETURN_IF_ERROR(SaveStates());
+  for (const size_t i : tensors) {
+    std::vector<float>& residual = states[i]->residual;
+    withheld_.emplace_back(i, std::exchange(residual, std::vector<float>(residual.size())));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status BucketCodec::ReturnResiduals() {
+  if (withheld_.empty()) return absl::OkStatus();
+  THALWEG_RETURN_IF_ERROR(SaveStates());
+  for (const auto& [i, withheld] : withheld_) {
+    std::vector<float>& residual = States()[i]->residual;
+    // Other nodes' gradients may have left something, too.
+    for (size_t k = 0; k < withheld.size(); ++k) residual[k] += withheld[k];
+  }
+  withheld_.clear();
+  return absl::OkStatus();
+}
+
 absl::Status BucketCodec::Scatter(uint64_t begin, uint64_t elems,
                                   const std::function<absl::Status(std::byte*)>& decode) const {
   const size_t size = SizeOf(tensors_.layout().dtype);

@@ -88,6 +88,11 @@ class BucketCodec {
   // Before Begin: converts residuals to the units of a round whose gradients carry `loss_scale`.
   // May wait for a device.
   absl::Status FollowLossScale(double loss_scale);
+  // Between that and Begin: sets aside what earlier rounds have left of tensors that are `unused`,
+  // by number in the bucket, so that the round sends nothing of it: their results may be discarded.
+  // ReturnResiduals, when the round is over, adds it again. May wait for a device.
+  absl::Status WithholdResiduals(const std::vector<bool>& unused);
+  absl::Status ReturnResiduals();
   // Computes what a round needs before anything can be sent, and returns the first part to send.
   virtual absl::StatusOr<Part*> Begin(FoldPool& pool, Gradient& gradient) = 0;
   // Returns the node's share of a chunk of the part in flight; waits for the gradient if necessary.
@@ -145,6 +150,9 @@ class BucketCodec {
 
   const TensorSet tensors_;
   const CodecPlace place_;
+
+ private:
+  std::vector<std::pair<size_t, std::vector<float>>> withheld_;  // by tensor of the set
 };
 
 }  // namespace thalweg

@@ -6,7 +6,7 @@
 namespace thalweg {
 
 TensorSet::TensorSet(const BucketLayout& bucket, const std::vector<uint32_t>& members)
-    : layout_{bucket.dtype, {}}, begins_{0} {
+    : layout_{bucket.dtype, {}}, members_(members), begins_{0} {
   uint64_t offset = 0;
   auto next = members.begin();
   for (uint32_t i = 0; i < bucket.tensors.size() && next != members.end(); ++i) {

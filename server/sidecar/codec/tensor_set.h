@@ -34,6 +34,8 @@ class TensorSet {
   std::vector<TensorSpec> PaddedTensors() const;
   uint64_t Elems() const { return begins_.back(); }  // with the padding
   uint64_t Bytes() const { return layout_.Elems() * SizeOf(layout_.dtype); }
+  // Returns a tensor's number in the bucket.
+  uint32_t BucketNumber(size_t tensor) const { return members_[tensor]; }
   // Returns the element at which a tensor begins in the bucket.
   uint64_t BucketOffset(size_t tensor) const { return bucket_offsets_[tensor]; }
 
@@ -45,6 +47,7 @@ class TensorSet {
 
  private:
   BucketLayout layout_;
+  std::vector<uint32_t> members_;
   std::vector<uint64_t> begins_;  // of the tensors in the set, and its end
   std::vector<uint64_t> bucket_offsets_;
 };

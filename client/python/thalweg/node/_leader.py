@@ -123,9 +123,9 @@ class Leader:
                 pass
             except Exception as error:  # noqa: BLE001 - whatever it is, all workers must hear of it
                 self._fail(str(error))
-            # Followers that wait for a result interpret silence as the leader's end.
-            waited_for = self._summing or self._reducing
-            if waited_for and time.monotonic() - self._told >= interval:
+            # Followers that wait for a result interpret silence as the leader's end. They may have
+            # begun a step that this worker will come to much later.
+            if time.monotonic() - self._told >= interval:
                 self._tell({"kind": "working"})
 
     def _wake(self, _: object) -> None:

@@ -35,7 +35,8 @@ class Node(NamedTuple):
     job: str
     place: Placement
     world_size: int
-    timeout: float
+    timeout: float  # without a sign of life
+    step_timeout: float  # of a round that waits for others
 
 
 def join(
@@ -54,12 +55,12 @@ def join(
     member: Leader | Follower
     if session is not None:
         lines = _gather_followers(store, node)
-        sums = NodeSums(store, node.place, node.world_size, device, node.timeout)
+        sums = NodeSums(store, node.place, node.world_size, device, node.step_timeout)
         hook = _C.DdpHook(session, parameters)
         member = Leader(session, hook, sums, lines, node.timeout)
     else:
         line = _find_leader(store, node)
-        sums = NodeSums(store, node.place, node.world_size, device, node.timeout)
+        sums = NodeSums(store, node.place, node.world_size, device, node.step_timeout)
         member = Follower(line, sums, node.place.ranks[0], node.timeout)
     try:
         model.register_comm_hook(_Hooked(member, weakref.ref(model)), node_hook)

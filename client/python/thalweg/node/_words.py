@@ -12,12 +12,14 @@ import json
 import secrets
 import select
 import socket
+import struct
 import time
 from typing import Any, NamedTuple
 
 Words = dict[str, Any]  # "kind" determines the other keys
 
-SILENCES = 4  # a leader whose followers wait sends this many messages per timeout
+SILENCES = 4  # a leader sends this many messages per timeout
+_SEND_SECONDS = 10  # the other end may read nothing for so long
 _HELLO_SECONDS = 1.0  # from connecting to the first message
 _LONGEST = 64 << 10  # largest message in bytes
 
@@ -34,13 +36,15 @@ class Line:
 
     def __init__(self, connection: socket.socket) -> None:
         connection.setblocking(True)
+        patience = struct.pack("ll", _SEND_SECONDS, 0)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, patience)
         self._connection = connection
         self._poller = select.poll()
         self._poller.register(connection, select.POLLIN)
         self._received = b""
 
     def send(self, words: Words) -> None:
-        """Raises OSError when the other end is gone."""
+        """Raises OSError when the other end is gone, or has read nothing for too long."""
         self._connection.sendall(json.dumps(words).encode() + b"\n")
 
     def receive(self, seconds: float | None = None) -> Words | None:
