@@ -6,7 +6,6 @@
 //                       └──────── another part ◀──── Next ◀─────────────┘
 #pragma once
 
-#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -20,6 +19,7 @@
 #include "absl/status/statusor.h"
 #include "core/base/exchange.h"
 #include "core/base/layout.h"
+#include "server/sidecar/codec/compression_loss.h"
 #include "server/sidecar/codec/gradient.h"
 #include "server/sidecar/codec/parameter_states.h"
 #include "server/sidecar/codec/tensor_set.h"
@@ -37,23 +37,6 @@ struct CodecPlace {
   // The result of the whole bucket, in its own type; null when it is not in host memory.
   std::byte* result = nullptr;
 };
-
-// A CompressionLoss is what a round of compression did not transfer, as squared norms.
-struct CompressionLoss {
-  double residual = 0;  // of what is left for later
-  double whole = 0;     // of what was to be sent
-
-  CompressionLoss& operator+=(const CompressionLoss& other) {
-    residual += other.residual;
-    whole += other.whole;
-    return *this;
-  }
-};
-
-// Returns ‖residual‖ / ‖whole‖; 0 when nothing was to be sent.
-inline double ErrorRatio(const CompressionLoss& loss) {
-  return loss.whole > 0 ? std::sqrt(loss.residual / loss.whole) : 0;
-}
 
 // Traffic counts the payload bytes of this node in one round.
 struct Traffic {
