@@ -2,13 +2,12 @@
 NAME OUT`.
 """
 
-import struct
 from collections.abc import Iterable
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
+from held_back import held_back
 from jobs import digest, job, main
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -79,36 +78,6 @@ def deliver(codec: str, alike: bool) -> dict[str, float]:
     return errors
 
 
-def held_back(state: thalweg.ddp.State, prefix: str) -> dict[str, tuple[Tensor, Tensor]]:
-    """Returns what a node and, on one node, the shards have left out of each parameter so far.
-
-    The format is that of server/sidecar/codec/parameter_states.h.
-    """
-    [saved] = [value for key, value in state.state_dict().items() if key.startswith("node")]
-    held = {}
-    magic, count = struct.unpack_from("<4sI", saved)
-    assert magic == b"TWS3"
-    at = 8
-    for _ in range(count):
-        (length,) = struct.unpack_from("<I", saved, at)
-        name = saved[at + 4 : at + 4 + length].decode()
-        at += 4 + length
-        _, *sizes = struct.unpack_from("<4Q", saved, at)
-        at += 32
-        arrays = []
-        for size in sizes:
-            values = np.frombuffer(saved, np.float32, size, at)
-            arrays.append(torch.from_numpy(values.astype(np.float64)))
-            at += 4 * size
-        _, residual, of_shards = arrays
-        elems = max(residual.numel(), of_shards.numel())
-        held[name.removeprefix(prefix)] = tuple(
-            values if values.numel() else torch.zeros(elems, dtype=torch.float64)
-            for values in (residual, of_shards)
-        )
-    return held
-
-
 @job
 def delivered() -> dict[str, dict[str, float]]:
     return {
@@ -166,6 +135,20 @@ def resumed() -> dict[str, Any]:
         result[codec] = {"straight": straight, "resumed": train(model, range(4, 8))}
         state.close()
     return result
+
+
+@job
+def wrapped_anew() -> list[str]:
+    """Trains the same parameters in three jobs, and returns these."""
+    model, state = start("onebit:start=0")
+    states = [state]
+    for codec in ("onebit:start=0", "fp32"):
+        train(model, range(2))
+        model = DistributedDataParallel(model.module)
+        states.append(thalweg.ddp.attach(model, codec))
+    for state in states:
+        state.close()
+    return [state.job for state in states]
 
 
 if __name__ == "__main__":

@@ -13,9 +13,16 @@ SCRIPT = Path(__file__).parent / "residual_jobs.py"
 
 
 def run(name, folder):
+    return run_job(name, folder).results()
+
+
+def run_job(name, folder):
+    """Returns the job when it has ended."""
     with servers(nodes=2, shards=2) as cluster:
         sockets = [server.address for server in cluster.sidecars]
-        return Job(name, cluster, folder, sidecar_of=sockets, jobs=SCRIPT).results()
+        job = Job(name, cluster, folder, sidecar_of=sockets, jobs=SCRIPT)
+        job.wait()
+    return job
 
 
 def test_gradients_of_heads_that_steps_leave_out_arrive_or_are_held_back(tmp_path):
@@ -29,3 +36,17 @@ def test_what_shards_have_left_out_survives_that_buckets_are_cut_anew(tmp_path):
     for result in run("resumed", tmp_path):
         for codec, runs in result.items():
             assert runs["resumed"] == runs["straight"], codec
+
+
+def test_job_that_leaves_behind_what_an_earlier_one_holds_back_says_so_once(tmp_path):
+    job = run_job("wrapped_anew", tmp_path)
+    first, second, third = job.results()[0]
+    said = [
+        [line for line in w.output.splitlines() if "are those of job" in line] for w in job.workers
+    ]
+    for line, later, earlier in zip(said[0], [second, third], [first, second], strict=True):
+        assert (
+            f"job {later}: 10 of its parameters (parts.0.weight, …) are those of job {earlier}"
+            in line
+        )
+    assert said[1] == []

@@ -12,7 +12,6 @@ from typing import Any
 
 from thalweg._config import ConfigError
 
-
 # The fields of an introduction that must be equal on all workers.
 _SETTINGS = ("codec", "chunk_bytes", "local_shards", "node_reduce", "timeout", "step_timeout")
 

@@ -24,6 +24,7 @@ from thalweg import (
     _C,
     _collectives,
     _config,
+    _left_behind,
     _left_out,
     _model,
     _precision,
@@ -165,6 +166,10 @@ def _attach(ddp_model: DistributedDataParallel, me: Introduction, network: Netwo
     if place.local_rank == 0:
         for remark in state._left_out.remarks:
             _log.warning("job %s: %s", state.job, remark)
+    compresses = place.num_nodes > 1 and not state._left_out.everything
+    owner = _left_behind.Owner(state.job, me.codec, compresses)
+    for remark in _left_behind.own(_model.parameters(ddp_model), owner) if rank == 0 else ():
+        _log.warning("job %s: %s", state.job, remark)
     if session is not None and rank == 0:
         warning = _shards.warning(
             shards, session.num_shards(), place.num_nodes, workers[0].local_shards

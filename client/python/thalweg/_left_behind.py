@@ -1,0 +1,57 @@
+"""Notices that parameters of a new job belong to an earlier one, whose codec holds gradients back.
+
+A module that is wrapped anew in DistributedDataParallel, as in progressive unfreezing, begins a new
+job, which knows nothing of that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch.utils.weak import WeakIdKeyDictionary
+
+from thalweg import policy
+from thalweg.codecs import Auto, Lossy, PowerSGD
+
+
+class Owner(NamedTuple):
+    """The latest job that a parameter has had."""
+
+    job: str
+    codec: str
+    compresses: bool
+
+
+_owners = WeakIdKeyDictionary()  # by parameter
+
+
+def own(parameters: Sequence[tuple[str, torch.Tensor]], owner: Owner) -> list[str]:
+    """Notes who reduces the parameters from now on. Returns a remark for each earlier job that may
+    hold back gradients of theirs.
+    """
+    names: dict[Owner, list[str]] = {}
+    for name, parameter in parameters:
+        earlier = _owners.get(parameter)
+        if earlier is not None and earlier.compresses and _holds_back(earlier.codec):
+            names.setdefault(earlier, []).append(name)
+        _owners[parameter] = owner
+    return [
+        f"{len(of)} of its parameters ({of[0]}{', …' if len(of) > 1 else ''}) are those of job "
+        f"{earlier.job}, and what its codec {earlier.codec} holds back of their gradients is not "
+        "taken along, because a module that is wrapped anew begins a new job: give the "
+        "state_dict() of the earlier job's state to load_state_dict() of this one's"
+        for earlier, of in names.items()
+    ]
+
+
+def _holds_back(codec: str) -> bool:
+    parsed = policy.parse(codec)
+    return any(_has_state(one) for one in (parsed.default, *(rule.codec for rule in parsed.rules)))
+
+
+def _has_state(codec: object) -> bool:
+    if isinstance(codec, PowerSGD):
+        return codec.use_error_feedback or codec.warm_start
+    return isinstance(codec, Lossy | Auto)  # without feedback on nodes, shards still keep residuals
