@@ -99,6 +99,16 @@ class CudaOnCpu(TorchFunctionMode):
         return mark(result) if placed else result
 
 
+class _Nothing:
+    """A stream or an event, whose calls do nothing."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        pass
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *_, **__: None
+
+
 class _Types(dict[str, Any]):
     """Makes the constructors of `torch.cuda.FloatTensor` and the like."""
 
@@ -129,6 +139,10 @@ def install() -> None:
     torch.nn.Parameter.__new__ = build_marked
     torch.nn.Module.cuda = lambda self, device=None: self.to("cuda")
     torch.nn.Module.to = _module_to(torch.nn.Module.to)
+    start = torch.distributed.init_process_group
+    torch.distributed.init_process_group = lambda backend=None, *args, **options: start(
+        "gloo" if backend == "nccl" else backend, *args, **options
+    )
     torch.set_default_tensor_type = _set_default_tensor_type
     torch.backends.cudnn.is_acceptable = lambda tensor: False
     torch.accelerator.is_available = lambda: False
@@ -173,6 +187,15 @@ def _replace_cuda() -> None:
     }
     for name, answer in answers.items():
         setattr(torch.cuda, name, lambda *_, answer=answer, **__: answer)
+    properties = types.SimpleNamespace(
+        name="the host", major=8, minor=0, total_memory=0, multi_processor_count=1
+    )
+    torch.cuda.get_device_properties = lambda *_: properties
+    torch.cuda.Stream = torch.cuda.Event = _Nothing
+    torch.cuda.current_stream = torch.cuda.default_stream = _Nothing
+    torch.UntypedStorage.cuda = lambda self, *_, **__: self
+    torch.Tensor.record_stream = lambda *_: None
+    torch.Tensor.pin_memory = lambda self, *_: self
     torch.cuda.memory.mem_get_info = torch.cuda.mem_get_info
     torch.cuda.manual_seed = torch.manual_seed
     torch.cuda.device = lambda *_: contextlib.nullcontext()
@@ -200,6 +223,13 @@ def _replace_autocast() -> None:
 
     autocast.__init__ = new_autocast
     scaler.__init__ = new_scaler
+
+
+def pytest_collection_modifyitems() -> None:
+    """Is pytest's hook: torch's own test classes run each test on a stream of a GPU."""
+    common = sys.modules.get("torch.testing._internal.common_utils")
+    if common is not None:
+        common.CudaNonDefaultStream = contextlib.nullcontext
 
 
 install()

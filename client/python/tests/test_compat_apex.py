@@ -114,11 +114,6 @@ def test_fused_sgd_is_torchs():
         _apex_optimizers.FusedSGD(params, 0.5, wd_after_momentum=True)
 
 
-def test_batch_normalisation_is_converted():
-    converted = _apex_parallel.convert_syncbn_model(nn.Sequential(nn.BatchNorm1d(2)))
-    assert isinstance(converted[0], nn.SyncBatchNorm)
-
-
 @pytest.mark.parametrize(
     ("options", "said"),
     [

@@ -1,4 +1,4 @@
-"""Offers torch's DistributedDataParallel and SyncBatchNorm as `apex.parallel`."""
+"""Offers torch's DistributedDataParallel as that of `apex.parallel`."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn import SyncBatchNorm
 
-__all__ = ["DistributedDataParallel", "SyncBatchNorm", "convert_syncbn_model"]
+__all__ = ["DistributedDataParallel"]
 
 
 class DistributedDataParallel(nn.parallel.DistributedDataParallel):
@@ -28,7 +27,7 @@ class DistributedDataParallel(nn.parallel.DistributedDataParallel):
         ValueError: for an option that apex has and this class does not.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0917 - apex's order
         self,
         module: nn.Module,
         message_size: int = 10_000_000,
@@ -79,18 +78,3 @@ class DistributedDataParallel(nn.parallel.DistributedDataParallel):
 
 def _has_half(module: nn.Module) -> bool:
     return any(param.dtype in (torch.float16, torch.bfloat16) for param in module.parameters())
-
-
-def convert_syncbn_model(
-    module: nn.Module,
-    process_group: Any = None,  # noqa: ANN401
-    channel_last: bool = False,
-) -> nn.Module:
-    """Replaces batch normalisation by SyncBatchNorm; `channel_last` is torch's.
-
-    Args:
-        module: of any kind.
-        process_group: the workers that share statistics; None: all.
-    """
-    converted: nn.Module = SyncBatchNorm.convert_sync_batchnorm(module, process_group)
-    return converted
