@@ -179,7 +179,16 @@ def test_batch_normalisation_without_weights_is_cast_by_hand():
     assert model(torch.randn(4, 2)).dtype is torch.float16
 
 
-def test_verbosity_2_prints_the_casts_of_a_network_for_digits(capsys):
+def with_initialize(model):
+    amp.initialize(model, opt_level="O1", verbosity=2)
+
+
+def with_init(model):
+    amp.init(verbose=True)
+
+
+@pytest.mark.parametrize("switch_on", [with_initialize, with_init])
+def test_casts_of_a_network_for_digits_are_printed_as_apex_does(capsys, switch_on):
     class Net(nn.Module):
         def __init__(self):
             super().__init__()
@@ -196,7 +205,7 @@ def test_verbosity_2_prints_the_casts_of_a_network_for_digits(capsys):
             return nn.functional.log_softmax(self.fc2(dropped), dim=1)
 
     model = Net()
-    amp.initialize(model, opt_level="O1", verbosity=2)
+    switch_on(model)
     capsys.readouterr()
     model(torch.randn(2, 1, 28, 28))
     printed = capsys.readouterr().out.splitlines()
