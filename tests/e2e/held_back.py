@@ -10,7 +10,8 @@ import thalweg.ddp
 
 
 def held_back(state: thalweg.ddp.State, prefix: str = "") -> dict[str, tuple[Tensor, Tensor]]:
-    """Returns what a node and, on one node, the shards have left out of each parameter so far.
+    """Returns what a node and, on one node, the shards have left out of each parameter so far, but
+    for parameters of which they have left out nothing.
 
     The format is that of server/sidecar/codec/parameter_states.h.
     """
@@ -32,8 +33,9 @@ def held_back(state: thalweg.ddp.State, prefix: str = "") -> dict[str, tuple[Ten
             at += 4 * size
         _, residual, of_shards = arrays
         elems = max(residual.numel(), of_shards.numel())
-        held[name.removeprefix(prefix)] = tuple(
-            values if values.numel() else torch.zeros(elems, dtype=torch.float64)
-            for values in (residual, of_shards)
-        )
+        if elems:
+            held[name.removeprefix(prefix)] = tuple(
+                values if values.numel() else torch.zeros(elems, dtype=torch.float64)
+                for values in (residual, of_shards)
+            )
     return held

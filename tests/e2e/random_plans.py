@@ -94,14 +94,10 @@ def draw(seed: int) -> Plan:
     return Plan(seed, width, scale, rng.randrange(2, 4), adversaries, scripts)
 
 
-def without_losses(plan: Plan) -> Plan:
-    """Returns the plan without what makes codecs lose what they hold back: steps that a scaler
-    skips, and wrapping anew.
-    """
+def without_skipped_steps(plan: Plan) -> Plan:
+    """Returns the plan without steps that a scaler skips: they lose what codecs held back."""
     scripts = [
-        replace(
-            script, steps=tuple(replace(step, infinite=None, rewraps=None) for step in script.steps)
-        )
+        replace(script, steps=tuple(replace(step, infinite=None) for step in script.steps))
         for script in plan.scripts
     ]
     return replace(plan, scripts=tuple(scripts))
@@ -149,7 +145,9 @@ def _draw_script(rng: random.Random, count: int, *, scaled: bool, plain: bool) -
     # The module has something to train at any time: its heads.
     rewrapped = rng.randrange(1, count) if frozen_at_first and not plain and happens(0.7) else None
     resumed = rng.randrange(1, count) if happens(0.35) and not plain else None
-    late_head = rng.randrange(heads) if heads > 1 and happens(0.4) else None
+    # A scaler's step needs gradients of the optimizer's parameters: of the heads that are used.
+    may_be_late = heads > 1 and not (scaled and unused)
+    late_head = rng.randrange(heads) if may_be_late and happens(0.4) else None
     grouped = rng.randrange(1, count) if late_head is not None else None
     accumulates = happens(0.4) and kind != "static"
     infinite = rng.randrange(count) if scaled and happens(0.7) else None

@@ -147,7 +147,10 @@ class Trainee:
             self._resume()
         if step.rewraps is not None:
             self.frozen = tuple(block for block in self.frozen if block not in step.rewraps)
+            held = None if self.state is None else self.state.state_dict()
             self._wrap()
+            if held is not None:
+                self.state.load_state_dict(held)
             for block in step.rewraps:
                 self._add_group(self.net.blocks[block])
         if step.adds_group is not None:
