@@ -85,17 +85,21 @@ class CudaOnCpu(TorchFunctionMode):
         elif func is torch.Tensor.to and len(args) > 1 and isinstance(args[1], str | torch.device):
             placed = _is_cuda(args[1])
             args = (args[0], "cpu" if placed else args[1], *args[2:])
-        inputs = list(_tensors((args, kwargs)))
         result = func(*args, **kwargs)
         if isinstance(result, str) and func is torch.Tensor.type and is_marked(args[0]):
             return result.replace("torch.", "torch.cuda.")
+        return self._placed(result, list(_tensors((args, kwargs))), placed)
+
+    def _placed(self, result: Any, inputs: list[torch.Tensor], placed: bool | None) -> Any:
+        """Sets the mark of a result; `placed`: None: where the inputs are."""
         if not isinstance(result, torch.Tensor | tuple | list):
             return result
+        if isinstance(result, torch.Tensor) and any(result is item for item in inputs):
+            if placed in (None, is_marked(result)):
+                return result  # written in place, or already there
+            return mark(result.view_as(result), placed)  # the input itself keeps its mark
         if placed is None:
             placed = any(map(is_marked, inputs)) if inputs else self.default_marked
-        if not placed and any(result is item and is_marked(item) for item in inputs):
-            result = result.view_as(result)  # the input itself keeps its mark
-            return mark(result, False)
         return mark(result) if placed else result
 
 
