@@ -57,11 +57,6 @@ def compare(plan: Plan) -> list[str]:
     ][:1]
 
 
-@job
-def equal() -> list[str]:
-    return each_plan(compare)
-
-
 def allowed(
     steps: int, codec: str, dtype: torch.dtype, *, elems: int, local: float, applied: float
 ) -> float:
@@ -131,8 +126,18 @@ def deliver(plan: Plan) -> list[str]:
 
 
 @job
+def equal() -> list[str]:
+    return each_plan(compare)
+
+
+@job
 def delivered() -> list[str]:
     return each_plan(deliver)
+
+
+@job
+def both() -> dict[str, list[str]]:
+    return {"equal": equal(), "delivered": delivered()}
 
 
 if __name__ == "__main__":
