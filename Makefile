@@ -1,7 +1,7 @@
 # These are the verbs of this repository. Logic lives in scripts/ and CMake; each verb works from a
 # fresh clone.
 .DEFAULT_GOAL := help
-.PHONY: help setup build test demo lint format asan tsan bench faults chaos helm test-kube
+.PHONY: help setup build check test demo lint format asan tsan bench faults chaos helm test-kube
 
 help:    ## list the verbs
 	@sed -n 's/^\([a-z-]*\): *## /  make \1\t/p' Makefile | expand -t 16
@@ -11,6 +11,9 @@ setup:   ## install Debian packages and the pinned Python environment in .venv
 
 build:   ## build everything in build/release and install thalweg (editable) into .venv
 	@scripts/build
+
+check:   ## check what has changed since the last commit: format, types, the tests it touches
+	@scripts/check $(BASE)
 
 test:    ## build, then run the C++ unit tests and the Python tests
 	@scripts/test

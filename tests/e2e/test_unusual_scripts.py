@@ -54,7 +54,7 @@ def test_backward_in_eval_mode_is_warned_about_once(tmp_path):
 
 
 def test_rank_without_a_batch_is_named_within_the_timeout(tmp_path):
-    env = FP32 | {"THALWEG_TIMEOUT": "2"}
+    env = FP32 | {"THALWEG_STEP_TIMEOUT": "2"}
     with servers() as nothing:
         job = Job("no_batch", nothing, tmp_path, sidecar_of=["", ""], env=env, jobs=JOBS)
         first = job.wait()[0]
