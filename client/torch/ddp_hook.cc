@@ -2,6 +2,7 @@
 
 #include <c10/core/DeviceGuard.h>
 
+#include <numeric>
 #include <utility>
 
 #include "absl/status/status.h"
@@ -18,7 +19,10 @@ DdpHook::DdpHook(std::shared_ptr<Session> session, Parameters parameters, c10::D
       device_(device),
       reducer_(reducer),
       torch_device_(device.is_cpu() ? nullptr
-                                    : std::make_shared<const TorchDevice>(session_, device)) {}
+                                    : std::make_shared<const TorchDevice>(session_, device)),
+      elems_per_pass_(std::accumulate(
+          parameters_.begin(), parameters_.end(), uint64_t{0},
+          [](uint64_t sum, const auto& named) { return sum + named.second.elems; })) {}
 
 const DdpHook::Parameter& DdpHook::Find(const at::Tensor& parameter) const {
   const auto found = parameters_.find(parameter.unsafeGetTensorImpl());
@@ -47,7 +51,19 @@ Session::Unused DdpHook::UnusedOf(const c10d::GradBucket& bucket) const {
   return unused;
 }
 
+size_t DdpHook::NumberOf(const c10d::GradBucket& bucket) {
+  size_t number = bucket.getIndex();
+  while (!numbers_in_pass_.insert(number).second) ++number;
+  elems_in_pass_ += static_cast<uint64_t>(bucket.getBuffer().numel());
+  if (bucket.isLast() || elems_in_pass_ >= elems_per_pass_) {
+    elems_in_pass_ = 0;
+    numbers_in_pass_.clear();
+  }
+  return number;
+}
+
 BucketId DdpHook::Announce(const c10d::GradBucket& bucket, DType dtype) {
+  const size_t number = NumberOf(bucket);
   const auto parameters = bucket.getParameters();
   std::vector<const c10::TensorImpl*> addresses;
   addresses.reserve(parameters.size());
@@ -56,8 +72,8 @@ BucketId DdpHook::Announce(const c10d::GradBucket& bucket, DType dtype) {
   }
   const auto elems = static_cast<uint64_t>(bucket.getBuffer().numel());
 
-  const auto known = announced_.find(bucket.getIndex());
-  BucketId id{.index = static_cast<uint32_t>(bucket.getIndex()), .generation = 0};
+  const auto known = announced_.find(number);
+  BucketId id{.index = static_cast<uint32_t>(number), .generation = 0};
   if (known != announced_.end()) {
     const Announced& last = known->second;
     if (last.dtype == dtype && last.elems == elems && last.parameters == addresses) return last.id;
@@ -72,7 +88,7 @@ BucketId DdpHook::Announce(const c10d::GradBucket& bucket, DType dtype) {
   if (const absl::Status status = session_->RegisterBucket(id, layout); !status.ok()) {
     Throw(std::string(status.message()));
   }
-  announced_[bucket.getIndex()] = {id, dtype, elems, std::move(addresses)};
+  announced_[number] = {id, dtype, elems, std::move(addresses)};
   return id;
 }
 

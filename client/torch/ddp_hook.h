@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <set>
 #include <string>
 #include <torch/csrc/distributed/c10d/comm.hpp>
 #include <torch/csrc/distributed/c10d/reducer.hpp>
@@ -32,6 +33,7 @@ class DdpHook : public c10d::CommHookInterface {
   struct Parameter {
     std::string name;
     size_t number = 0;  // among ParametersOf the reducer
+    uint64_t elems = 0;
   };
   using Parameters = std::unordered_map<const c10::TensorImpl*, Parameter>;
 
@@ -57,6 +59,9 @@ class DdpHook : public c10d::CommHookInterface {
     std::vector<const c10::TensorImpl*> parameters;
   };
 
+  // Returns a number that no other bucket of this backward pass has, the same on all workers. It is
+  // DDP's, but for the first pass of a static graph, where DDP calls all buckets 0.
+  size_t NumberOf(const c10d::GradBucket& bucket);
   // Announces the bucket if its parameters, size or type differ from the last announcement.
   BucketId Announce(const c10d::GradBucket& bucket, DType dtype);
   c10::intrusive_ptr<c10::ivalue::Future> SubmitFromDevice(BucketId id, const at::Tensor& buffer,
@@ -73,6 +78,9 @@ class DdpHook : public c10d::CommHookInterface {
   // The rounds in flight share ownership; null for the CPU.
   const std::shared_ptr<const TorchDevice> torch_device_;
   std::unordered_map<size_t, Announced> announced_;
+  const uint64_t elems_per_pass_;  // of all parameters, each of which is in one bucket of a pass
+  uint64_t elems_in_pass_ = 0;     // of the buckets of this pass so far
+  std::set<size_t> numbers_in_pass_;
 };
 
 }  // namespace thalweg

@@ -132,7 +132,8 @@ std::unique_ptr<DdpHook> MakeHook(const std::shared_ptr<Session>& session,
   DdpHook::Parameters parameters;
   for (size_t i = 0; i < named_parameters.size(); ++i) {
     const auto& [name, parameter] = named_parameters[i];
-    parameters[parameter.unsafeGetTensorImpl()] = {name, i};
+    parameters[parameter.unsafeGetTensorImpl()] = {name, i,
+                                                   static_cast<uint64_t>(parameter.numel())};
   }
   const c10::Device device =
       named_parameters.empty() ? c10::Device(c10::kCPU) : named_parameters[0].second.device();

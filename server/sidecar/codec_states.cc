@@ -1,6 +1,5 @@
 #include "server/sidecar/codec_states.h"
 
-#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -68,16 +67,13 @@ absl::StatusOr<BucketArena> CodecStates::Save(const Buckets& buckets, ShardGroup
   return arena;
 }
 
-absl::Status CodecStates::MoveLoadedResiduals(const Buckets& buckets, ShardGroup& shards,
-                                              Duration timeout) {
-  {
-    MutexLock lock(mutex_);
-    if (!std::exchange(has_loaded_residuals_, false)) return absl::OkStatus();
-  }
+absl::Status CodecStates::MoveShardResiduals(const Buckets& buckets, uint32_t generation,
+                                             ShardGroup& shards, Duration timeout) {
   // As in Save, the states rest; but for those of buckets in flight, which keep their layout.
   for (const auto& bucket : buckets) {
-    if (bucket->in_flight()) continue;
+    if (bucket->id().generation >= generation || bucket->in_flight()) continue;
     for (const auto& codec : bucket->compressing()) {
+      if (codec->keeps_shard_residuals()) continue;
       THALWEG_RETURN_IF_ERROR(ReadShardResiduals(shards, *codec, timeout));
     }
   }
@@ -90,12 +86,7 @@ absl::Status CodecStates::Load(const Buckets& buckets, const BucketArena& arena)
   MutexLock lock(mutex_);
   THALWEG_RETURN_IF_ERROR(CheckIdle(buckets));
   THALWEG_RETURN_IF_ERROR(CollectLocked(buckets));
-  const bool has_residuals = std::any_of(loaded.begin(), loaded.end(), [](const auto& named) {
-    return !named.second->shard_residual.empty();
-  });
-  THALWEG_RETURN_IF_ERROR(Replace(states_, std::move(loaded)));
-  has_loaded_residuals_ = has_residuals;
-  return absl::OkStatus();
+  return Replace(states_, std::move(loaded));
 }
 
 }  // namespace thalweg

@@ -130,7 +130,7 @@ def _draw_script(rng: random.Random, count: int, *, scaled: bool, plain: bool) -
     if plain:
         kind = "usual"
     unused = kind == "unused"
-    blocks = _draw_blocks(rng, scaled=scaled, mixed=kind != "static")
+    blocks = _draw_blocks(rng, scaled=scaled)
     half = any(block.dtype == "float16" for block in blocks)
     compiled = not plain and happens(0.12)
     heads = rng.randrange(2, 4) if unused else rng.randrange(1, 3)
@@ -186,11 +186,11 @@ def _draw_script(rng: random.Random, count: int, *, scaled: bool, plain: bool) -
     )
 
 
-def _draw_blocks(rng: random.Random, *, scaled: bool, mixed: bool) -> tuple[Block, ...]:
+def _draw_blocks(rng: random.Random, *, scaled: bool) -> tuple[Block, ...]:
     blocks: list[Block] = []
     for index in range(rng.randrange(1, 5)):
         # A scaler refuses gradients in float16.
-        dtype = rng.choice(DTYPES[scaled:]) if rng.random() < 0.2 and mixed else "float32"
+        dtype = rng.choice(DTYPES[scaled:]) if rng.random() < 0.2 else "float32"
         alike = [i for i in range(index) if blocks[i].dtype == dtype and blocks[i].shares is None]
         if alike and rng.random() < 0.3:
             shares = rng.choice(alike)

@@ -130,7 +130,7 @@ def adversaries() -> dict[str, Any]:
     generator = wrap(torch.nn.Linear(WIDTH, WIDTH), torch.nn.Tanh(), torch.nn.Linear(WIDTH, WIDTH))
     discriminator = wrap(torch.nn.Linear(WIDTH, WIDTH), torch.nn.ReLU(), torch.nn.Linear(WIDTH, 1))
     sides = (generator, discriminator)
-    optimizers = [torch.optim.SGD(side.parameters(), lr=0.01, momentum=0.9) for side in sides]
+    optimizers = [torch.optim.SGD(side.parameters(), lr=1e-5, momentum=0.9) for side in sides]
     data = torch.Generator().manual_seed(dist.get_rank())
     for _ in range(STEPS):
         real, noise = torch.randn(2, 4, WIDTH, generator=data)
@@ -150,7 +150,7 @@ def unfreezing() -> dict[str, Any]:
     torch.manual_seed(1)
     layers = [torch.nn.Linear(WIDTH, WIDTH) for _ in range(3)]
     model = wrap(*layers, find_unused_parameters=True)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-5)
     data = torch.Generator().manual_seed(dist.get_rank())
     for step in range(STEPS):
         for depth, layer in enumerate(layers):
@@ -211,6 +211,7 @@ def wrap(*layers: torch.nn.Module, **options: Any) -> DistributedDataParallel:
 def digest(model: torch.nn.Module) -> str:
     result = hashlib.sha256()
     for parameter in model.parameters():
+        assert parameter.isfinite().all()  # otherwise nothing would be compared
         result.update(parameter.detach().numpy().tobytes())
     return result.hexdigest()
 

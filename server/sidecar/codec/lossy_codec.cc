@@ -49,6 +49,7 @@ const Part* LossyCodec::PartWithShardResiduals() const {
 }
 
 void LossyCodec::KeepShardResidual(uint32_t chunk, std::span<const float> residual) {
+  keeps_shard_residuals_ = true;
   const uint64_t begin = part_.plan.Begin(chunk);
   for (const auto& piece : tensors_.TensorPieces(begin, part_.plan.Begin(chunk + 1))) {
     std::vector<float>& kept = states_[piece.tensor]->shard_residual;
@@ -70,6 +71,7 @@ std::vector<float> LossyCodec::ShardResidual(uint32_t chunk) const {
 }
 
 void LossyCodec::ForgetShardResiduals() {
+  keeps_shard_residuals_ = false;
   for (const auto& state : states_) state->shard_residual = {};
 }
 
