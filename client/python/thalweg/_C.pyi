@@ -75,8 +75,8 @@ class Session:
     ) -> None:
         """Connects and waits until all workers of the job have connected.
 
-        Fails when a process that is awaited shows no sign of life for `timeout` seconds, or does not
-        come to a round for `step_timeout`; None: as long.
+        Fails when a process that is awaited shows no sign of life for `timeout` seconds, or does
+        not come to a round for `step_timeout`; None: as long.
         `cuda_device` is the number of the GPU that holds the gradients; None: the CPU does.
         `shards` are the addresses of the job's shards, in an order that is equal on all nodes;
         empty: those that the sidecar was started with, or its own on a single node. hosts[k] is the
