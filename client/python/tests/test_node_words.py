@@ -63,3 +63,13 @@ def test_hanging_up_ends_a_wait_of_either_side():
     for thread in threads:
         thread.join(5.0)
     assert len(ended) == 2
+
+
+def test_end_that_reads_nothing_holds_up_nobody_for_long(monkeypatch):
+    monkeypatch.setattr(_words, "_SEND_SECONDS", 1)
+    one, other = socket.socketpair()
+    with one, other:
+        line = Line(one)
+        with pytest.raises(OSError, match="temporarily unavailable"):
+            while True:
+                line.send({"kind": "working", "text": "x" * 10_000})
