@@ -22,7 +22,7 @@ absl::StatusOr<std::vector<float>> Job::ReadResidual(uint32_t node, BucketId buc
   {
     MutexLock lock(mutex_);
     residual = residuals_.Find(bucket, chunk);
-    // Those of a layout that has been replaced stay until the next one's first round.
+    // A residual outlives its layout until the first round of the next one.
     if (residual != nullptr || layouts_.IsReplaced(bucket)) {
       THALWEG_RETURN_IF_ERROR(CheckActiveLocked(node));
     } else {

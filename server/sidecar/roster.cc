@@ -135,7 +135,7 @@ std::vector<uint32_t> Roster::SilentOnes(const std::vector<uint32_t>& local_rank
   return silent;
 }
 
-std::string Roster::SilentOnes(TimePoint since) const {
+std::string Roster::SilentNames(TimePoint since) const {
   MutexLock lock(mutex_);
   std::vector<std::string> silent;
   for (const Worker& worker : workers_) {

@@ -44,7 +44,7 @@ class Roster {
   // Returns those of `local_ranks` that have sent nothing since then.
   std::vector<uint32_t> SilentOnes(const std::vector<uint32_t>& local_ranks, TimePoint since) const;
   // Returns the names of all that have come, have not left and have sent nothing since then.
-  std::string SilentOnes(TimePoint since) const;
+  std::string SilentNames(TimePoint since) const;
   void Wake();
 
   // Returns whether the sidecar can work on the memory of all workers' GPUs: their gradients then

@@ -57,8 +57,7 @@ class ShardGroup {
   // Returns the shards with pending results, for messages: "aggregator shard 1 (2 results)",
   // separated by commas.
   std::string Debtors();
-  // Returns those of them that have not answered since then, neither with a result nor to a
-  // heartbeat; empty: there are none.
+  // Returns those of them that have answered no heartbeat since then; empty: there are none.
   std::string SilentDebtors(TimePoint since);
 
   // Tells the shard, if the group has joined it, that this node is alive, and waits for the answer,

@@ -39,7 +39,7 @@ absl::Status Watchdog::Look(TimePoint now, TimePoint awake_since) const {
   if (!gathered.ok()) return Late(std::string(gathered.message()), tolerated, "THALWEG_TIMEOUT");
   const Duration silence = std::max(tolerated, kWorkerSilence);
   const std::string silent =
-      now - awake_since > silence ? context_.roster.SilentOnes(now - silence) : "";
+      now - awake_since > silence ? context_.roster.SilentNames(now - silence) : "";
   if (!silent.empty()) {
     return Late(absl::StrCat(silent, " showed no sign of life"), silence, "THALWEG_TIMEOUT");
   }
@@ -68,6 +68,9 @@ absl::Status Watchdog::CheckBucket(NodeBucket& bucket, TimePoint now) const {
   if (!waiting.is_running) return absl::OkStatus();
   // Measured from the last progress, so that a slow network is not taken for a dead one.
   const Duration waited = now - std::max(context_.progress.last(), waiting.ready_since);
+  if (waited <= std::min(patience_.silence.sidecar(), patience_.step.sidecar())) {
+    return absl::OkStatus();
+  }
   const std::vector<uint32_t> unfilled = bucket.UnfilledBy();
   if (!unfilled.empty()) {
     return check_workers(waiting.round, waited, unfilled, " did not make all of the gradient");

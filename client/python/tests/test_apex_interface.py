@@ -17,7 +17,7 @@ def casts_are_off_afterwards():
 
 
 class Mixed(nn.Module):
-    """Has a parameter in float32 and one in float16; gradients are exact."""
+    """A model that has a parameter in float32 and one in float16, with exact gradients."""
 
     def __init__(self):
         super().__init__()

@@ -85,7 +85,7 @@ def manual_rms_norm(
 
 
 class _Norm(nn.Module):
-    """Has the parameters `weight`, and `bias` where the class has one."""
+    """Holds the parameters: `weight`, and `bias` where the class has one."""
 
     _rms: ClassVar[bool]
     _mixed: ClassVar[bool] = False
