@@ -1,7 +1,10 @@
+import gc
 import pickle
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
 import thalweg
 from thalweg import _model, policy
@@ -165,27 +168,30 @@ class Tables(torch.nn.Module):
         self.out = torch.nn.Linear(8, 50)
 
 
-class FakeDdp:  # the part that _model reads
-    def __init__(self, module):
-        self.module = module
-        self.parameters_to_ignore = set()
+@pytest.fixture
+def wrapped():
+    """Returns a function that wraps a module as in a script; this process is the only one."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield DistributedDataParallel
+    gc.collect()  # otherwise a thread of Gloo may release a tensor while Python ends
+    dist.destroy_process_group()
 
 
-def test_embeddings_of_a_module_are_found_by_name():
-    spec = _model.add_exceptions(FakeDdp(Tables()), "powersgd:4")
+def test_embeddings_of_a_module_are_found_by_name(wrapped):
+    spec = _model.add_exceptions(wrapped(Tables()), "powersgd:4")
     assert spec == f"{PowerSGD(4).spec()};words.weight=fp32;bags.weight=fp32"
 
 
-def test_tied_embedding_is_found_under_the_name_that_its_gradient_has():
+def test_tied_embedding_is_found_under_the_name_that_its_gradient_has(wrapped):
     module = torch.nn.Sequential(torch.nn.Linear(8, 50, bias=False), torch.nn.Embedding(50, 8))
     module[1].weight = module[0].weight
-    assert _model.add_exceptions(FakeDdp(module), "auto").endswith(";0.weight=fp32")
+    assert _model.add_exceptions(wrapped(module), "auto").endswith(";0.weight=fp32")
 
 
-def test_too_many_codecs_with_embeddings_say_where_the_last_comes_from():
+def test_too_many_codecs_with_embeddings_say_where_the_last_comes_from(wrapped):
     codec = "powersgd;a=fp16;b=bf16;c=int8;d=onebit"
     with pytest.raises(ConfigError, match="embeddings and small tensors, Policy: 6 diff"):
-        _model.add_exceptions(FakeDdp(Tables()), codec)
+        _model.add_exceptions(wrapped(Tables()), codec)
 
 
 SMALL = [("bias", (1023,)), ("scale", ())]
@@ -215,18 +221,18 @@ def test_small_tensors_are_excepted_from_lossy_defaults_unless_a_rule_decides(
     assert after.spec() == (f"{before.spec()};{added}" if added else before.spec())
 
 
-def test_small_tensors_of_a_module_are_found():
+def test_small_tensors_of_a_module_are_found(wrapped):
     module = torch.nn.Linear(64, 16)  # a weight of 1024 elements
-    spec = _model.add_exceptions(FakeDdp(module), "onebit")
+    spec = _model.add_exceptions(wrapped(module), "onebit")
     assert spec == f"{OneBit().spec()};elems<1024=fp16"
     module.bias.requires_grad_(False)
-    assert _model.add_exceptions(FakeDdp(module), "onebit") == OneBit().spec()
+    assert _model.add_exceptions(wrapped(module), "onebit") == OneBit().spec()
 
 
-def test_too_many_codecs_with_small_tensors_say_where_the_last_comes_from():
+def test_too_many_codecs_with_small_tensors_say_where_the_last_comes_from(wrapped):
     codec = "int8;a=fp32;b=bf16;c=topk;d=onebit"
     with pytest.raises(ConfigError, match=r"embeddings and small tensors, Policy: 6 diff.*fp16"):
-        _model.add_exceptions(FakeDdp(Tables()), codec)
+        _model.add_exceptions(wrapped(Tables()), codec)
 
 
 def test_policy_is_found_in_the_package():
