@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 from amp_models import casts_off_afterwards, setup
+from apex_optim import LR, SHAPES, STEPS, exact, gradient, parameters, run, set_grads
 from optim_cases import bound, distance
 from torch import nn, optim
 
@@ -19,41 +20,6 @@ from thalweg.compat._apex_optimizers_more import (
 )
 
 pytestmark = pytest.mark.numeric
-
-SHAPES = [(7, 5), (3,), (1,), (2, 3, 4)]
-STEPS = 5
-LR = 0.01
-
-
-def parameters(dtype=torch.float32):
-    torch.manual_seed(0)
-    return [nn.Parameter(torch.randn(shape).to(dtype)) for shape in SHAPES]
-
-
-def gradient(step, index):
-    generator = torch.Generator().manual_seed(100 * step + index)
-    return torch.randn(SHAPES[index], generator=generator)
-
-
-def set_grads(params, step, scale=1.0):
-    for index, param in enumerate(params):
-        param.grad = (scale * gradient(step, index)).to(param.dtype)
-
-
-def run(optimizer, params, steps=range(STEPS)):
-    for step in steps:
-        set_grads(params, step)
-        optimizer.step()
-
-
-def exact(params, update):
-    """Applies `update(state, weight, gradient, step)`, which returns weights, in float64."""
-    weights = [param.detach().double() for param in params]
-    states = [{} for _ in weights]
-    for step in range(STEPS):
-        for i, weight in enumerate(weights):
-            weights[i] = update(states[i], weight, gradient(step, i).double(), step + 1)
-    return weights
 
 
 def novograd(betas, decay, *, inside, averaging, infinite, zero, corrected):
@@ -247,12 +213,28 @@ def test_steps_of_lamb_count_from_the_argument():
     assert optimizer.state[param]["step"].item() == 11
 
 
-def test_sgd_needs_a_rate_only_where_no_group_has_one():
-    first, second = parameters()[:2]
-    optimizer = FusedSGD([{"params": [first], "lr": 0.5}, {"params": [second], "lr": 0.25}])
-    assert [group["lr"] for group in optimizer.param_groups] == [0.5, 0.25]
-    with pytest.raises(ValueError, match="a group has no lr"):
-        FusedSGD([first])
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda params: FusedAdam(params, set_grad_none=False, capturable=True, master_weights=True),
+        lambda params: FusedLAMB(params, set_grad_none=False),
+        lambda params: FusedSGD(params, 0.5, weight_decay=0.5, wd_after_momentum=True),
+        lambda params: FusedNovoGrad(params, set_grad_none=False),
+        lambda params: FusedAdagrad(params, set_grad_none=False, adagrad_w_mode=True),
+    ],
+)
+def test_copy_of_an_optimizer_keeps_its_settings(build):
+    optimizer = build([nn.Parameter(torch.ones(2, dtype=torch.float16))])
+    other = copy.deepcopy(optimizer)
+    for each in (optimizer, other):
+        (param,) = each.param_groups[0]["params"]
+        param.grad = torch.ones_like(param)
+        each.step()
+        each.zero_grad()
+        assert param.grad.tolist() == [0, 0]
+        each.zero_grad(set_to_none=True)
+    assert torch.equal(*(each.param_groups[0]["params"][0] for each in (optimizer, other)))
+    assert optimizer.state_dict().keys() == other.state_dict().keys()
 
 
 @pytest.mark.parametrize("clip", [False, True])
@@ -359,6 +341,45 @@ def test_lamb_of_lists_does_the_step_of_the_optimizer():
         multi.multi_tensor_lamb(1, flag, lists, *settings)
         optimizer.step()
     assert distance(lists[1], [p.detach() for p in params]) <= 2 * bound(STEPS, LR)
+
+
+@pytest.mark.parametrize("mode", [0, 1])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_adam_of_lists_does_the_step_of_the_optimizer(mode, dtype):
+    params = parameters(dtype)
+    optimizer = FusedAdam(params, **ADAM, weight_decay=0.1, adam_w_mode=bool(mode))
+    lists = [[], [p.detach().clone() for p in params]]
+    lists += [[torch.zeros_like(p, dtype=torch.float32) for p in params] for _ in range(2)]
+    flag = torch.zeros(1, dtype=torch.int32)
+    for step in range(STEPS):
+        set_grads(params, step)
+        lists[0] = [p.grad for p in params]
+        settings = (LR, 0.9, 0.99, 1e-6, step + 1, mode, 1, 0.1)
+        multi.multi_tensor_applier(multi.multi_tensor_adam, flag, lists, *settings)
+        optimizer.step()
+    allowed = 2 * bound(STEPS, LR)
+    if dtype is torch.float16:  # a rounding of either may be the other's neighbour: 2^-9 of up to 4
+        allowed = STEPS * 2.0**-8
+    assert distance(lists[1], [p.detach() for p in params]) <= allowed
+
+
+def test_sgd_of_lists_unscales_rounds_into_copies_and_stops_at_a_flag():
+    grads, params = [torch.tensor([8.0])], [torch.tensor([3.0])]
+    momenta, halves = [torch.tensor([5.0])], [torch.zeros(1, dtype=torch.float16)]
+    flag = torch.zeros(1, dtype=torch.int32)
+
+    def step(first):
+        settings = (0.5, 0.5, 0.5, 0.25, False, first, False, 0.25)  # λ, μ, dampening, lr, …, scale
+        lists = [grads, params, momenta, halves]
+        multi.multi_tensor_applier(multi.multi_tensor_sgd, flag, lists, *settings)
+
+    step(True)  # g = 8/4 + 3/2, which the momentum becomes without dampening
+    assert (momenta[0].item(), params[0].item(), halves[0].item()) == (3.5, 2.125, 2.125)
+    step(False)  # g = 2 + 2.125/2, b = (3.5 + g)/2
+    assert (momenta[0].item(), params[0].item()) == (3.28125, 2.125 - 3.28125 / 4)
+    flag.fill_(1)
+    step(False)
+    assert momenta[0].item() == 3.28125
 
 
 def test_scale_is_lowered_only_after_several_overflows():

@@ -110,8 +110,6 @@ def test_fused_sgd_is_torchs():
     assert params[0].tolist() == pytest.approx([1 - 0.5 * 1.9] * 2)
     optimizer.zero_grad()
     assert params[0].grad.tolist() == [0.0, 0.0]
-    with pytest.raises(ValueError, match="FusedSGD has no wd_after_momentum"):
-        _apex_optimizers.FusedSGD(params, 0.5, wd_after_momentum=True)
 
 
 @pytest.mark.parametrize(

@@ -94,7 +94,8 @@ PROVIDED: Final[dict[str, dict[str, str]]] = {
     "amp_C": {
         f"{_HERE}_multi_tensor": """
             multi_tensor_scale multi_tensor_axpby multi_tensor_l2norm multi_tensor_l2norm_scale
-            multi_tensor_unscale_l2norm multi_tensor_lamb update_scale_hysteresis
+            multi_tensor_unscale_l2norm multi_tensor_lamb multi_tensor_adam multi_tensor_sgd
+            update_scale_hysteresis
         """,
     },
     "apex_C": {f"{_HERE}_misc": "flatten unflatten"},

@@ -49,7 +49,9 @@ def multi_tensor_scale(chunk_size: int, flag: Tensor, lists: Lists, scale: float
     """Writes `scale` times the tensors of the first list into those of the second."""
     sources, targets = lists
     _note(flag, sources)
-    torch._foreach_copy_(list(targets), torch._foreach_mul(_wide(sources), scale))
+    results = _wide(sources)
+    torch._foreach_mul_(results, scale)
+    torch._foreach_copy_(list(targets), results)
 
 
 @torch.no_grad()
@@ -59,8 +61,9 @@ def multi_tensor_axpby(  # noqa: PLR0917 - apex's order
     """Writes a·x + b·y into the third list; the flag is about x (0), y (1) or both (-1)."""
     xs, ys, targets = lists
     _note(flag, {0: xs, 1: ys}.get(arg_to_check, [*xs, *ys]))
-    sums = torch._foreach_mul(_wide(xs), a)
-    torch._foreach_add_(sums, _wide(ys), alpha=b)
+    sums = _wide(xs)
+    torch._foreach_mul_(sums, a)
+    torch._foreach_add_(sums, [y.to(x.dtype) for x, y in zip(sums, ys, strict=True)], alpha=b)
     torch._foreach_copy_(list(targets), sums)
 
 
@@ -118,25 +121,86 @@ def multi_tensor_lamb(  # noqa: PLR0917 - apex's order
 
     Gradients are only read; apex's function leaves the updates in them.
     """
-    grads, params, *moments = lists
-    group = {
-        "betas": (beta1, beta2),
-        "eps": epsilon,
-        "weight_decay": weight_decay,
-        "adam_w_mode": bool(mode),
-        "bias_correction": bool(bias_correction),
-    }
-    weights, averages, squares = _wide(params), _wide(moments[0]), _wide(moments[1])
-    clip = (global_grad_norm / max_grad_norm).clamp_min(1.0) if max_grad_norm > 0 else 1.0
-    wide = [grad / clip for grad in _wide(grads)]
-    steps = [float(step)] * len(weights)
-    batch = Batch(list(params), weights, wide, averages, squares, steps)
+    norm, bound = global_grad_norm, max_grad_norm
+    clip = (norm / bound).clamp_min(1.0) if bound > 0 else torch.ones(1)
+    grads = [grad / clip.to(grad.device) for grad in _wide(lists[0])]
+    corrected = bool(bias_correction)
+    group = _adam_group(beta1, beta2, epsilon, mode, weight_decay, bias_correction=corrected)
+    batch = _batch(lists, grads, step)
     updates = adam_updates(group, batch, 1 - beta1 if grad_averaging else 1.0)
     if use_nvlamb or weight_decay != 0:
         torch._foreach_mul_(updates, trust_ratios(batch, updates))
-    torch._foreach_add_(weights, updates, alpha=-lr)
-    for targets, values in ((params, weights), *zip(moments, (averages, squares), strict=True)):
-        torch._foreach_copy_(list(targets), values)
+    _finish(lists, batch, updates, lr)
+
+
+@torch.no_grad()
+def multi_tensor_adam(  # noqa: PLR0917 - apex's order
+    chunk_size: int,
+    flag: Tensor,
+    lists: Lists,
+    lr: float,
+    beta1: float,
+    beta2: float,
+    epsilon: float,
+    step: int,
+    mode: int,
+    bias_correction: int,
+    weight_decay: float,
+) -> None:
+    """Does a step of Adam (`mode` 0) or AdamW (1) on lists of gradients, parameters, two moments.
+
+    `step` counts from 1. The flag is neither read nor set: as in apex, values that are not finite
+    pass through.
+    """
+    corrected = bool(bias_correction)
+    group = _adam_group(beta1, beta2, epsilon, mode, weight_decay, bias_correction=corrected)
+    batch = _batch(lists, _wide(lists[0]), step)
+    _finish(lists, batch, adam_updates(group, batch, 1 - beta1), lr)
+
+
+@torch.no_grad()
+def multi_tensor_sgd(  # noqa: PLR0917 - apex's order
+    chunk_size: int,
+    flag: Tensor,
+    lists: Lists,
+    wd: float,
+    momentum: float,
+    dampening: float,
+    lr: float | Tensor,
+    nesterov: bool,
+    first_run: bool,
+    wd_after_momentum: bool,
+    scale: float,
+) -> None:
+    """Does a step of SGD on lists of gradients, parameters and momenta, unless the flag is set.
+
+    Gradients g are first multiplied by `scale`. In the `first_run` the momentum b becomes g without
+    dampening. With `wd_after_momentum` the step is p -= lr·(b + λp), with Nesterov's
+    p -= lr·(g + μb + λp), and λp is not in b. A fourth list gets the new parameters, rounded to its
+    types. Without momentum, the third list is neither read nor written.
+    """
+    if flag.item():
+        return
+    grads, params, momenta, *copies = lists
+    weights, steps = _wide(params), _wide(grads)
+    torch._foreach_mul_(steps, scale)
+    if wd != 0 and not wd_after_momentum:
+        torch._foreach_add_(steps, weights, alpha=wd)
+    if momentum != 0:
+        averages = [g.clone() for g in steps] if first_run else _wide(momenta)
+        if not first_run:
+            torch._foreach_mul_(averages, momentum)
+            torch._foreach_add_(averages, steps, alpha=1 - dampening)
+        if nesterov:
+            torch._foreach_add_(steps, averages, alpha=momentum)
+        else:
+            steps = averages
+        torch._foreach_copy_(list(momenta), averages)
+    if wd != 0 and wd_after_momentum:
+        steps = list(torch._foreach_add(steps, weights, alpha=wd))
+    torch._foreach_sub_(weights, torch._foreach_mul(steps, lr))
+    for targets in (params, *copies):
+        torch._foreach_copy_(list(targets), weights)
 
 
 @torch.no_grad()
@@ -170,6 +234,34 @@ def update_scale_hysteresis(  # noqa: PLR0917 - apex's order
         growth_tracker.zero_()
     hysteresis_tracker.fill_(hysteresis)
     return current_scale
+
+
+def _adam_group(
+    beta1: float, beta2: float, eps: float, mode: int, decay: float, *, bias_correction: bool
+) -> dict[str, Any]:
+    """Returns the settings of a step as a group of an optimizer has them."""
+    return {
+        "betas": (beta1, beta2),
+        "eps": eps,
+        "weight_decay": decay,
+        "adam_w_mode": bool(mode),
+        "bias_correction": bias_correction,
+    }
+
+
+def _batch(lists: Lists, grads: list[Tensor], step: int) -> Batch:
+    """Returns float32 copies of parameters and moments, with `grads`."""
+    params, averages, squares = lists[1:]
+    steps = [float(step)] * len(params)
+    return Batch(list(params), _wide(params), grads, _wide(averages), _wide(squares), steps)
+
+
+def _finish(lists: Lists, batch: Batch, updates: list[Tensor], lr: float) -> None:
+    """Subtracts lr·updates, and writes the results into parameters and moments."""
+    torch._foreach_add_(batch.weights, updates, alpha=-lr)
+    results = (batch.weights, batch.exp_avgs, batch.exp_avg_sqs)
+    for targets, values in zip(lists[1:], results, strict=True):
+        torch._foreach_copy_(list(targets), values)
 
 
 def _wide(tensors: Sequence[Tensor]) -> list[Tensor]:

@@ -6,11 +6,18 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 
 from thalweg.amp._masters import HALF_TYPES
 from thalweg.compat._apex_masters import MasterMixin
-from thalweg.optim._moments import Batch, adam_updates, subtract
-from thalweg.optim._steps import adam_step
+from thalweg.compat._apex_multi_tensor import multi_tensor_sgd
+from thalweg.optim._counts import fallbacks
+from thalweg.optim._fused import FusedMixin
+from thalweg.optim._moments import Batch, adam_updates, refuse_sparse, subtract
+from thalweg.optim._refusals import remembered_refusals
+from thalweg.optim._settings import SettingsMixin
+from thalweg.optim._shards import local_grad, local_of, local_state
+from thalweg.optim._steps import adam_step, grad_scale, sgd_step
 from thalweg.optim.lamb import LAMB
 
 __all__ = ["FusedAdam", "FusedLAMB", "FusedSGD"]
@@ -28,6 +35,7 @@ class FusedAdam(MasterMixin):
 
     _fused_step = staticmethod(adam_step)
     _unscales_grads = True
+    _settings = (*MasterMixin._settings, "capturable", "master_weights", "master_types")
 
     def __init__(  # noqa: PLR0917 - apex's order
         self,
@@ -111,12 +119,22 @@ class FusedLAMB(LAMB):
         )
 
 
-class FusedSGD(torch.optim.SGD):
-    """torch.optim.SGD with apex's arguments; `wd_after_momentum` is refused if set.
+class FusedSGD(FusedMixin, SettingsMixin, torch.optim.SGD):
+    """SGD with apex's arguments, fused as thalweg.optim.FusedSGD; `momentum_buffer` in float32.
 
-    `lr` may be left out if all groups have one. `materialize_master_grads` changes nothing: masters
-    have gradients always.
+    With `wd_after_momentum` decay λ is added to the step, not to the momentum b: p -= lr·(b + λp),
+    Nesterov lr·(g + μb + λp), by torch's multi-tensor operations, as for float64 parameters. After
+    a step under GradScaler `.grad` is unscaled, as after torch's own optimizers. `lr` may be left
+    out if all groups have one. `materialize_master_grads` changes nothing: masters have gradients.
+    Sparse gradients are refused with RuntimeError.
     """
+
+    _fused_step = staticmethod(sgd_step)
+    _unscales_grads = True
+    _settings = (
+        *SettingsMixin._settings,
+        *("wd_after_momentum", "materialize_master_grads", "_needs_lr"),
+    )
 
     def __init__(  # noqa: PLR0917 - apex's order
         self,
@@ -130,7 +148,8 @@ class FusedSGD(torch.optim.SGD):
         materialize_master_grads: bool = True,
         set_grad_none: bool = False,
     ) -> None:
-        refuse("FusedSGD", wd_after_momentum=wd_after_momentum)
+        self.wd_after_momentum = wd_after_momentum
+        self.materialize_master_grads = materialize_master_grads
         self._set_grad_none = set_grad_none
         self._needs_lr = lr is None
         super().__init__(
@@ -143,9 +162,54 @@ class FusedSGD(torch.optim.SGD):
             raise ValueError("a group has no lr, expected one in each group or an argument lr")
         super().add_param_group(param_group)
 
-    def zero_grad(self, set_to_none: bool | None = None) -> None:
-        """Clears gradients; with `set_to_none` None it does what `set_grad_none` says."""
-        super().zero_grad(self._set_grad_none if set_to_none is None else set_to_none)
+    def _step_fused(self) -> None:
+        with remembered_refusals(self):
+            if self.wd_after_momentum:
+                from thalweg._C import NotFusable
+
+                raise NotFusable("thalweg: wd_after_momentum is set")
+            super()._step_fused()
+
+    def _step_unfused(self, reason: RuntimeError) -> None:
+        scale = grad_scale(self)
+        if scale is None:
+            return
+        refuse_sparse(self)
+        for group in self.param_groups:
+            used = [param for param in group["params"] if param.grad is not None]
+            new = [param for param in used if "momentum_buffer" not in self.state[param]]
+            if group["momentum"] != 0:
+                for param in new:
+                    buffer = torch.zeros_like(param, dtype=torch.float32)
+                    self.state[param]["momentum_buffer"] = buffer
+            known = set(map(id, used)) - set(map(id, new))
+            self._update(group, [p for p in used if id(p) in known], scale, is_first=False)
+            self._update(group, new, scale, is_first=True)
+        fallbacks[str(reason).removeprefix("thalweg: ")] += 1
+
+    def _update(
+        self, group: dict[str, Any], params: list[Tensor], scale: float, *, is_first: bool
+    ) -> None:
+        """Updates some parameters of a group, of DTensors this process's part."""
+        if not params:
+            return
+        momenta = [
+            local_state(p, self.state[p]["momentum_buffer"]) for p in params if group["momentum"]
+        ]
+        multi_tensor_sgd(
+            1,
+            torch.zeros(1),
+            [list(map(local_grad, params)), list(map(local_of, params)), momenta],
+            group["weight_decay"],
+            group["momentum"],
+            group["dampening"],
+            float(group["lr"]),
+            group["nesterov"],
+            is_first,
+            self.wd_after_momentum,
+            1 / scale,
+        )
+        increment_version(params)  # DTensors do not notice writes to their parts
 
 
 def refuse(optimizer: str, **options: bool) -> None:

@@ -12,21 +12,19 @@ from torch.optim import Optimizer
 
 from thalweg.compat._apex_masters import MasterMixin
 from thalweg.compat._apex_optimizers import refuse
+from thalweg.optim._moments import refuse_sparse
+from thalweg.optim._settings import SettingsMixin
 from thalweg.optim.lamb import LAMB
 
 __all__ = ["FusedAdagrad", "FusedMixedPrecisionLamb", "FusedNovoGrad"]
 
 
-class _ByTensor(Optimizer):
+class _ByTensor(SettingsMixin, Optimizer):
     """Updates each parameter in float32 by torch's operations, and rounds it."""
 
     def __init__(self, params: Any, defaults: dict[str, Any], *, set_grad_none: bool) -> None:  # noqa: ANN401
         self._set_grad_none = set_grad_none
         super().__init__(params, defaults)
-
-    def zero_grad(self, set_to_none: bool | None = None) -> None:
-        """Clears gradients; with `set_to_none` None it does what `set_grad_none` says."""
-        super().zero_grad(self._set_grad_none if set_to_none is None else set_to_none)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # noqa: ANN401
@@ -38,15 +36,11 @@ class _ByTensor(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        refuse_sparse(self)
         for group in self.param_groups:
             for param in group["params"]:
                 if param.grad is None:
                     continue
-                if param.grad.is_sparse:
-                    raise RuntimeError(
-                        f"a parameter of shape {tuple(param.shape)} has a sparse gradient, "
-                        f"expected a dense one: {type(self).__name__} cannot update it"
-                    )
                 wide = torch.promote_types(param.dtype, torch.float32)
                 weight = param.to(wide, copy=True)
                 self._update(group, self.state[param], weight, param.grad.to(wide))
@@ -161,6 +155,8 @@ class FusedAdagrad(_ByTensor):
     (h), in float32 also for half-precision parameters, whose h apex keeps in their type.
     """
 
+    _settings = (*_ByTensor._settings, "adagrad_w_mode")
+
     def __init__(  # noqa: PLR0917 - apex's order
         self,
         params: Any,  # noqa: ANN401
@@ -196,6 +192,7 @@ class FusedMixedPrecisionLamb(MasterMixin, LAMB):
     """
 
     _unscales_grads = True
+    _settings = (*LAMB._settings, "master_types")
 
     def __init__(  # noqa: PLR0917 - apex's order
         self,

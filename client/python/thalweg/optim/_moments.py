@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable
+from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
@@ -15,6 +16,7 @@ from thalweg.optim._counts import fallbacks
 from thalweg.optim._fused import FusedMixin
 from thalweg.optim._norm import Norm
 from thalweg.optim._refusals import remembered_refusals
+from thalweg.optim._settings import SettingsMixin
 from thalweg.optim._shards import local_grad, local_of, local_state
 from thalweg.optim._steps import grad_scale
 
@@ -35,7 +37,7 @@ class Batch(NamedTuple):
     steps: list[float]  # counted from 1
 
 
-class MomentOptimizer(FusedMixin, Optimizer):
+class MomentOptimizer(FusedMixin, SettingsMixin, Optimizer):
     """Base with state `step`, `exp_avg` and `exp_avg_sq` as in torch's Adam, moments in float32.
 
     `state_dict` is interchangeable with Adam's. A parameter without gradient is unchanged, and its
@@ -54,10 +56,6 @@ class MomentOptimizer(FusedMixin, Optimizer):
         _check(defaults)
         super().__init__(params, defaults)
 
-    def zero_grad(self, set_to_none: bool | None = None) -> None:
-        """Clears gradients; with `set_to_none` None it does what `set_grad_none` says."""
-        super().zero_grad(self._set_grad_none if set_to_none is None else set_to_none)
-
     def _step_fused(self) -> None:
         with remembered_refusals(self):
             super()._step_fused()
@@ -68,6 +66,7 @@ class MomentOptimizer(FusedMixin, Optimizer):
         scale = grad_scale(self)
         if scale is None:
             return
+        refuse_sparse(self, "torch.optim.SparseAdam")
         read = [self._grads(group, 1 / scale) for group in self.param_groups]
         batches = [self._batch(params, grads) for params, grads in read]
         norm = self._global_norm(batches)
@@ -96,15 +95,10 @@ class MomentOptimizer(FusedMixin, Optimizer):
     def _grads(self, group: dict[str, Any], factor: float) -> tuple[list[Tensor], list[Tensor]]:
         """Returns the parameters that have gradients, and copies of these times `factor`.
 
-        Raises RuntimeError if a gradient is sparse, or is not placed like its parameter's state.
+        Raises NotFusable if a gradient is not placed like its parameter's state.
         """
         params = [param for param in group["params"] if param.grad is not None]
         for param in params:
-            if param.grad.is_sparse:
-                raise RuntimeError(
-                    f"a parameter of shape {tuple(param.shape)} has a sparse gradient, expected a "
-                    f"dense one: {type(self).__name__} cannot update it, torch.optim.SparseAdam can"
-                )
             for moment in map(self.state.get(param, {}).get, _MOMENTS):
                 if moment is not None:
                     local_state(param, moment)
@@ -175,6 +169,17 @@ def subtract(batch: Batch, updates: Iterable[Tensor], lr: float | Tensor) -> Non
         lr = lr.item()  # weights may be on another device
     torch._foreach_mul_(scaled, lr)
     torch._foreach_sub_(batch.weights, scaled)
+
+
+def refuse_sparse(optimizer: Optimizer, other: str = "") -> None:
+    """Raises RuntimeError if a gradient is sparse; names the `other` optimizer that takes it."""
+    for param in chain.from_iterable(group["params"] for group in optimizer.param_groups):
+        if param.grad is not None and param.grad.is_sparse:
+            raise RuntimeError(
+                f"a parameter of shape {tuple(param.shape)} has a sparse gradient, expected a "
+                f"dense one: {type(optimizer).__name__} cannot update it"
+                + (other and f", {other} can")
+            )
 
 
 def _check(defaults: dict[str, Any]) -> None:
