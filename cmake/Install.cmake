@@ -12,6 +12,7 @@ set_target_properties(thalweg_sidecar_bin thalweg_aggregator_bin
                       PROPERTIES INSTALL_RPATH "$ORIGIN/../lib")
 
 install(TARGETS thalweg_torch LIBRARY DESTINATION thalweg COMPONENT thalweg)
+install(FILES client/python/thalweg_apex.pth DESTINATION . COMPONENT thalweg)
 install(TARGETS thalweg_sidecar_bin thalweg_aggregator_bin
         RUNTIME DESTINATION thalweg/bin COMPONENT thalweg)
 

@@ -3,12 +3,14 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 from gloo_workers import run_workers
 from torch import nn
 
+import thalweg
 from thalweg.compat._apex_batch_norm import SyncBatchNorm, convert_syncbn_model
 
 
@@ -62,26 +64,49 @@ def test_conversion_keeps_parameters_and_leaves_instance_norm_alone():
     )
 
 
-def test_multiproc_starts_a_script_for_each_rank(tmp_path):
+@pytest.mark.parametrize("module", ["thalweg.compat.multiproc", "apex.parallel.multiproc"])
+def test_multiproc_starts_a_script_for_each_rank(module, tmp_path):
     script = tmp_path / "script.py"
     script.write_text("import sys\nprint(*sys.argv[1:])\nsys.exit(sys.argv[-1] == '1')\n")
     result = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "thalweg.compat.multiproc",
-            script,
-            "--lr",
-            "1",
-            "--world-size",
-            "2",
-        ],
+        [sys.executable, "-m", module, script, "--lr", "1", "--world-size", "2"],
         cwd=tmp_path,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        env=started_with_apex(tmp_path),
         capture_output=True,
         text=True,
         timeout=60,
     )
-    assert result.returncode == 1
+    assert result.returncode == 1, result.stderr
     assert result.stdout == "--lr 1 --world-size 2 --rank 0\n"
     assert (tmp_path / "GPU_1.log").read_text() == "--lr 1 --world-size 2 --rank 1\n"
+    assert not result.stderr
+
+
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        ("from apex import amp; import torch; print(amp.initialize.__module__)", "thalweg.amp"),
+        ("import amp_C; print(amp_C.multi_tensor_sgd.__module__)", "thalweg.compat"),
+        ("import sys; print('torch' in sys.modules)", "False"),
+    ],
+)
+def test_apex_may_be_imported_before_torch(script, said, tmp_path):
+    (tmp_path / "apex").mkdir()  # a folder of this name is no apex
+    result = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=tmp_path,
+        env=started_with_apex(tmp_path),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert said in result.stdout
+    assert not result.stderr
+
+
+def started_with_apex(folder):
+    """Returns an environment whose Python runs thalweg_apex.pth, installed or not."""
+    source = Path(thalweg.__file__).parents[1]
+    (folder / "sitecustomize.py").write_text(f"import site\nsite.addsitedir({str(source)!r})\n")
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "THALWEG_COMPAT": "apex"}
+    return environment | {"PYTHONPATH": str(folder)}

@@ -101,6 +101,9 @@ PROVIDED: Final[dict[str, dict[str, str]]] = {
     "apex_C": {f"{_HERE}_misc": "flatten unflatten"},
 }
 
+# Modules that `python -m` runs, each with ours.
+PROGRAMS: Final = {"apex.parallel.multiproc": "thalweg.compat.multiproc"}
+
 # What apex has as well, and what to use in its place. A module's sentence is also that of all
 # inside it that has none.
 INSTEAD: Final[dict[str, str]] = {

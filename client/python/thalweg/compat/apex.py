@@ -14,12 +14,12 @@ import importlib.util
 import logging
 import sys
 from collections.abc import Sequence
-from importlib.abc import Loader, MetaPathFinder
+from importlib.abc import InspectLoader, Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
-from thalweg.compat._apex_map import PROVIDED, names_of, parts_of, why_missing
+from thalweg.compat._apex_map import PROGRAMS, PROVIDED, names_of, parts_of, why_missing
 
 _TOP = ("apex", "amp_C", "apex_C")
 
@@ -64,10 +64,18 @@ class _Parts(MetaPathFinder, Loader):
         if not isinstance(sys.modules.get("apex"), _Part):
             return None
         if fullname in PROVIDED:
-            return ModuleSpec(fullname, self, is_package=True)
+            return ModuleSpec(fullname, self, is_package=fullname not in PROGRAMS)
         if fullname.partition(".")[0] in _TOP and "__" not in fullname:
             raise ModuleNotFoundError(why_missing(fullname))
         return None
+
+    def get_code(self, fullname: str) -> CodeType | None:
+        """Returns what `python -m` runs; None for all that is no program."""
+        source = PROGRAMS.get(fullname)
+        spec = importlib.util.find_spec(source) if source else None
+        if source is None or spec is None or not isinstance(spec.loader, InspectLoader):
+            return None
+        return spec.loader.get_code(source)
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         return _Part(spec.name)

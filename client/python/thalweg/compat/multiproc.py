@@ -1,8 +1,8 @@
 """Starts a script once for each GPU: `python -m thalweg.compat.multiproc script.py …`.
 
-It takes the place of apex.parallel.multiproc. Each process has `--world-size` and its `--rank`
-among its arguments; the output of all but the first goes to `GPU_<rank>.log`. Scripts that read the
-environment need torchrun instead.
+It takes the place of apex.parallel.multiproc, also as `python -m apex.parallel.multiproc`. Each
+process has `--world-size` and its `--rank` among its arguments; the output of all but the first
+goes to `GPU_<rank>.log`. Scripts that read the environment need torchrun instead.
 """
 
 from __future__ import annotations
