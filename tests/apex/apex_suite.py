@@ -17,7 +17,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 HERE = Path(__file__).parent
-LIMIT = 900  # seconds for one file
+LIMIT = 1800  # seconds for one file; multi_tensor_scale takes 74 on a machine that does nothing else
 
 FOLDERS = ("run_amp", "run_fp16util", "run_optimizers", "run_fused_layer_norm")
 # What is not run, and why.
@@ -36,6 +36,10 @@ LEFT_OUT_TESTS = {
 EXPECTED_FAILURES = {
     "TestMultiTensorUnscaleL2Norm": (
         "compares the norm, which apex's function too returns in shape (1,), with a scalar"
+    ),
+    "TestFusedSGD.test_half": (
+        "compares with torch's SGD in float16 on the CPU, which rounds each product and sum: "
+        "apex's own formulas in float32 are further off than its tolerance"
     ),
     "test_autocast_fused_layer_norm_float16": (
         "compares with torch's LayerNorm in float16 on the CPU, whose gradients are less precise"
@@ -135,7 +139,10 @@ def main() -> int:
         return 2
     checkout = Path(sys.argv[1])
     files = sys.argv[2:] or files_of(checkout)
-    outcomes = {file: run_file(checkout, file) for file in files}
+    outcomes = {}
+    for file in files:
+        outcomes[file] = run_file(checkout, file)
+        print(f"{file}: done", file=sys.stderr)
     print(table(outcomes))
     return int(bool(unexpected(outcomes)))
 
