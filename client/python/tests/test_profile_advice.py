@@ -82,11 +82,19 @@ def test_one_node_needs_no_codec():
 
 def test_late_data_and_long_updates_are_named_most_effective_first():
     late = replace(MEASURED, phases={**PHASES, "data": 0.2, "wait": 0.0, "optimizer": 0.5})
-    first, second = advice.advise(late)
+    first, second = advice.advise(replace(late, fused_update=0.1))
     assert first.startswith("optimizer 50%: THALWEG_FUSED_OPTIMIZER=1")
+    assert first.endswith("would save 40%")
     assert second.startswith("data 20%: more num_workers")
-    fused = replace(late, optimizers=["thalweg.optim._adam.FusedAdamW"])
-    assert len(advice.advise(fused)) == 1
+    second, first = advice.advise(replace(late, fused_update=0.35))
+    assert first.endswith("would save 15%")
+    assert second.startswith("data 20%: more num_workers")
+
+
+@pytest.mark.parametrize("fused", [None, 0.47, 0.6])
+def test_update_that_fusing_would_not_shorten_is_left_alone(fused):
+    late = replace(MEASURED, phases={**PHASES, "wait": 0.0, "optimizer": 0.5}, fused_update=fused)
+    assert advice.advise(late) == ["optimizer 62%: nothing that Thalweg does would help"]
 
 
 def test_training_that_computes_is_left_alone():

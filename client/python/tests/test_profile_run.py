@@ -9,6 +9,7 @@ from PIL import Image
 
 from thalweg._config import ConfigError
 from thalweg.cli import _profile_clock, _profile_worker, main
+from thalweg.cli._profile_update import fused_seconds
 
 SCRIPT = """
 import sys
@@ -53,9 +54,21 @@ def test_so_many_steps_are_measured_after_the_skipped_ones(tmp_path, capsys):
     found = json.loads((tmp_path / "out/profile.json").read_text())
     assert list(found["workers"][0]) == list(_profile_clock.PHASES)
     assert found["measured"]["optimizers"] == ["torch.optim.sgd.SGD"]
+    assert 0 < found["measured"]["fused_update"] < 1
     with Image.open(tmp_path / "out/profile.png") as picture:
         assert picture.width > 400
     assert torch.autograd.backward.__module__ == "torch.autograd"
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW])
+def test_fused_step_is_tried_out_for_torchs_optimizers_of_float32(kind):
+    def of(dtype, size=1000):
+        return kind([torch.nn.Parameter(torch.zeros(size, dtype=dtype))], lr=0.1)
+
+    assert 0 < fused_seconds(of(torch.float32)) < 1
+    assert fused_seconds(of(torch.float16)) is None
+    assert fused_seconds(of(torch.float32, size=0)) is None
+    assert fused_seconds(torch.optim.RMSprop([torch.nn.Parameter(torch.zeros(3))])) is None
 
 
 def test_script_that_ends_early_is_reported_with_the_steps_it_made(tmp_path, capsys):

@@ -34,7 +34,7 @@ class Clock:
         """`at_begin` is called after `skip` steps; Done is raised after `steps` more."""
         self.steps: list[dict[str, float]] = []
         self.ddp_modules: list[DistributedDataParallel] = []
-        self.optimizers: set[str] = set()
+        self.optimizers: list[torch.optim.Optimizer] = []
         self._wanted, self._to_skip, self._at_begin = steps, skip, at_begin
         self._now = dict.fromkeys(PHASES, 0.0)
         self._depth = 0
@@ -122,7 +122,8 @@ class Clock:
         if self._open_steps > 1:
             return
         self._began["optimizer"] = _time()
-        self.optimizers.add(f"{type(optimizer).__module__}.{type(optimizer).__name__}")
+        if optimizer not in self.optimizers:
+            self.optimizers.append(optimizer)
 
     def _after_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         self._open_steps -= 1

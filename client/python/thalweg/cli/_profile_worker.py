@@ -20,6 +20,7 @@ from thalweg._config import Config, ConfigError
 from thalweg.cli import _profile_report
 from thalweg.cli._profile_advice import Measured, Tensor, advise, at_rate
 from thalweg.cli._profile_clock import PHASES, Clock, Done
+from thalweg.cli._profile_update import fused_seconds
 
 _LEAST_STEPS = 3
 _PROBE_BYTES = 8 << 20
@@ -35,6 +36,7 @@ class _Worker(NamedTuple):
     codec: str
     sent_bytes: float  # per step, by its node
     optimizers: tuple[str, ...]
+    fused_update: float | None  # seconds per step; None: not all can be fused
 
 
 def run(args: argparse.Namespace) -> int:
@@ -62,6 +64,7 @@ def run(args: argparse.Namespace) -> int:
         )
     _report(args, _describe(clock, sent[0]))
     clock.ddp_modules.clear()
+    clock.optimizers.clear()
     gc.collect()  # DDP's modules, which are in cycles, keep Gloo's threads
     if dist.is_initialized():
         dist.destroy_process_group()
@@ -79,6 +82,7 @@ def _run_script(args: argparse.Namespace) -> None:
 
 def _describe(clock: Clock, sent_before: float) -> _Worker:
     count = len(clock.steps)
+    fused = [fused_seconds(optimizer) for optimizer in clock.optimizers]
     gradients = tuple(
         Tensor(tuple(parameter.shape), parameter.element_size())
         for module in clock.ddp_modules
@@ -92,7 +96,8 @@ def _describe(clock: Clock, sent_before: float) -> _Worker:
         gradients=gradients,
         codec=_codec(clock.ddp_modules),
         sent_bytes=(_sent_bytes(clock.ddp_modules) - sent_before) / count,
-        optimizers=tuple(sorted(clock.optimizers)),
+        optimizers=tuple(sorted({_name(type(each)) for each in clock.optimizers})),
+        fused_update=None if None in fused else sum(filter(None, fused)),
     )
 
 
@@ -120,9 +125,20 @@ def _report(args: argparse.Namespace, worker: _Worker) -> None:
         codec=worker.codec,
         sent_bytes=worker.sent_bytes,
         optimizers=worker.optimizers,
+        fused_update=_mean([entry.fused_update for entry in everyone]),
     )
     judged = at_rate(measured, args.rate) if args.rate and rate else measured
     print(_profile_report.write(args.out, measured, by_worker, worker.steps, advise(judged)))
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    """Returns the mean; None if one of them is unknown."""
+    known = [value for value in values if value is not None]
+    return sum(known) / len(values) if len(known) == len(values) else None
+
+
+def _name(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__name__}"
 
 
 def _measure_links(nodes: Sequence[tuple[str, str]]) -> float | None:
