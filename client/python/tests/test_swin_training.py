@@ -89,6 +89,42 @@ def test_levels_train_alike_with_accumulation_and_clipping(data, tmp_path):
     assert dtypes == {torch.float32}
 
 
+@pytest.mark.parametrize("level", ["O0", "O1", "O2"])
+def test_channels_are_innermost_where_asked_and_training_is_the_same(data, tmp_path, level):
+    losses, weights = [], []
+    for last in ("False", "True"):
+        pairs = [*LEVELS[level], "TRAIN.STEPS", "3", "MODEL.CHANNELS_LAST", last]
+        config = make(data, tmp_path / last, *pairs)
+        run = trained(config)
+        losses.append(log_of(config).column("loss"))
+        weights.append(run.model.module.patch_embed.proj.weight)
+    assert [w.is_contiguous(memory_format=torch.channels_last) for w in weights] == [False, True]
+    images = torch.zeros(2, 3, 4, 4)
+    assert loop.in_order(images, config).is_contiguous(memory_format=torch.channels_last)
+    # The order of sums in one convolution differs; torch rounds losses of O1 to 2^-11.
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5 if level == "O0" else 0.01)
+
+
+def test_compiled_model_of_o2_trains_as_the_one_that_is_not(data, tmp_path, monkeypatch):
+    compiled = []
+
+    def compile_quickly(module):
+        """Traces everything, and leaves out the C++ compiler, which needs minutes."""
+        compiled.append(module)
+        call = torch.compile(module._call_impl, backend="aot_eager")
+        monkeypatch.setattr(module, "_compiled_call_impl", call)
+
+    monkeypatch.setattr(torch.nn.Module, "compile", compile_quickly)
+    losses = []
+    for compiles in ("False", "True"):
+        pairs = [*LEVELS["O2"], "TRAIN.STEPS", "3", "MODEL.COMPILE", compiles]
+        config = make(data, tmp_path / compiles, *pairs, "MODEL.DROP_PATH_RATE", "0.0")
+        trained(config)
+        losses.append(log_of(config).column("loss"))
+    assert len(compiled) == 1
+    assert losses[1] == pytest.approx(losses[0], rel=0.01)  # of float16
+
+
 @pytest.mark.parametrize("level", ["O1", "O2"])
 def test_gradients_reduced_by_hand_carry_the_scale_and_are_clipped_afterwards(
     data, tmp_path, monkeypatch, level

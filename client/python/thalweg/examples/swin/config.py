@@ -29,6 +29,7 @@ class Model:
     LABEL_SMOOTHING: float = 0.1
     RESUME: str = ""  # a checkpoint to go on from
     COMPILE: bool = False
+    CHANNELS_LAST: bool = False  # images and weights of convolutions with channels innermost
 
 
 @dataclass

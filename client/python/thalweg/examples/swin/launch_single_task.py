@@ -52,6 +52,7 @@ def settings(args: argparse.Namespace) -> Config:
     config.BACKEND = args.backend or config.BACKEND
     config.MODEL.NAME = args.model
     config.MODEL.COMPILE = args.compile
+    config.MODEL.CHANNELS_LAST = args.channels_last
     config.DATA.PATH = str(args.data)
     config.DATA.BATCH_SIZE = args.batch_size
     config.OUTPUT = str(args.output)
@@ -108,6 +109,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--backend", metavar="|".join(BACKENDS), help="default: thalweg with --kernel-opt")
     add("--codec", help="such as fp16 or powersgd:rank=4,start=100, for --backend thalweg")
     add("--compile", action="store_true", help="torch.compile the model")
+    add("--channels_last", action="store_true", help="keep channels innermost in memory")
     add("--model", default="tiny", help="tiny or swin_tiny")
     add("--data", type=Path, default=Path("data"), help="what prepare has made")
     add("--output", type=Path, default=Path("output"), help="folder of the logs")

@@ -97,6 +97,7 @@ def train_one_epoch(run: Run, loaders: Loaders, epoch: int, total: int) -> Itera
         for index, (images, targets) in zip(range(used), batches, strict=False):
             if loaders.mixup is not None:
                 images, targets = loaders.mixup(images, targets)  # noqa: PLW2901 - mixed
+            images = in_order(images, config)  # noqa: PLW2901 - the same, in another order
             final = (index + 1) % parts == 0
             reduce = run.reduce if final else None
             averages = final and reduce is None
@@ -127,13 +128,20 @@ def validate(run: Run, batches: DevicePrefetcher[Batch]) -> dict[str, float]:
     sums = torch.zeros(4, dtype=torch.float64, device=run.device)  # loss, top-1, top-5, images
     for images, labels in batches:
         with autocast_context_manager(run.config, run.device):
-            logits = run.model.module(images).float()
+            logits = run.model.module(in_order(images, run.config)).float()
         ranked = logits.topk(min(5, logits.shape[1])).indices == labels[:, None]
         loss = nn.functional.cross_entropy(logits, labels, reduction="sum")
         sums += torch.stack([loss, ranked[:, 0].sum(), ranked.sum(), torch.tensor(len(labels))])
     dist.all_reduce(sums)
     loss, top1, top5, count = sums.tolist()
     return {"loss": loss / count, "top1": 100 * top1 / count, "top5": 100 * top5 / count}
+
+
+def in_order(images: torch.Tensor, config: Config) -> torch.Tensor:
+    """Returns the images, (n, 3, height, width), in the memory order of MODEL.CHANNELS_LAST."""
+    if not config.MODEL.CHANNELS_LAST:
+        return images
+    return images.contiguous(memory_format=torch.channels_last)
 
 
 def _mean_over_workers(loss: torch.Tensor) -> float:

@@ -87,6 +87,8 @@ def set_up(config: Config, place: Place, device: torch.device, loaders: Loaders)
 
     torch.manual_seed(config.SEED)  # all workers build the same model
     model = build(config.MODEL.NAME, loaders.num_classes, config.MODEL.DROP_PATH_RATE).to(device)
+    if config.MODEL.CHANNELS_LAST:
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     optimizer = make_optimizer(model, config)
     level = precision.prepare(model, optimizer, config, device)
     schedule = CosineLRScheduler(
