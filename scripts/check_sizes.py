@@ -27,11 +27,9 @@ _EXCEPTIONS = {
     "client/core/sidecar_session.cc",
     "client/core/sidecar_session.h",
     "client/python/tests/optim_sharded_worker.py",
-    "core/base/exchange.h",
     "core/device/fake_runtime.h",
     "core/ipc/message.h",
     "server/aggregator/job.h",
-    "server/transport/fake_shard.h",
 }
 
 

@@ -29,7 +29,7 @@ inline constexpr size_t kMaxResumedChunks = 1 << 17;
 // The reason of a failure is cut to this length. gRPC sends it as HTTP/2 metadata, of which a
 // receiver accepts 8 KiB; bytes outside plain ASCII take three each.
 inline constexpr size_t kMaxReasonBytes = 2000;
-// The largest weight of an aggregator; see Membership.
+// The largest weight of an aggregator; see Terms.
 inline constexpr uint32_t kMaxWeight = 1000;
 
 }  // namespace thalweg

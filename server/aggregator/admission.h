@@ -10,11 +10,11 @@
 #include <utility>
 
 #include "absl/status/statusor.h"
-#include "core/base/exchange.h"
 #include "core/base/metrics.h"
 #include "core/base/mutex.h"
 #include "core/base/refusals.h"
 #include "core/base/tenant.h"
+#include "core/exchange/join.h"
 #include "server/aggregator/memory_budget.h"
 
 namespace thalweg {

@@ -11,10 +11,13 @@
 #include <sstream>
 #include <string>
 #include <thread>
+#include <utility>
+#include <vector>
 
 #include "core/base/protocol.h"
 #include "core/base/thread.h"
 #include "server/aggregator/aggregator.h"
+#include "server/aggregator/job_test_util.h"
 
 namespace thalweg {
 namespace {
@@ -54,8 +57,13 @@ class AdmissionTest : public ::testing::Test {
   }
   ~AdmissionTest() override { spdlog::set_default_logger(before_); }
 
-  absl::StatusOr<Membership> Join(const JoinRequest& request) {
-    return shard_.Join(request, Now() + kPatience);
+  // Joins until the test ends.
+  absl::StatusOr<Member*> Join(const JoinRequest& request) {
+    auto member = shard_.Join(request, std::make_shared<ListSink>(), Now() + kPatience);
+    if (!member.ok()) return member.status();
+    MutexLock lock(mutex_);
+    members_.push_back(*std::move(member));
+    return members_.back().get();
   }
   // Gives tenant a these quotas from now on.
   void SetQuotas(std::optional<uint32_t> jobs, std::optional<uint64_t> bytes) {
@@ -87,19 +95,21 @@ class AdmissionTest : public ::testing::Test {
   std::shared_ptr<const Policy> policy_;
   Aggregator shard_{{.memory_bytes = 10 * kJobBytes, .policy = [this] { return policy_; }},
                     registry_};
+  Mutex mutex_;
+  std::vector<std::unique_ptr<Member>> members_ ABSL_GUARDED_BY(mutex_);
 };
 
 TEST_F(AdmissionTest, TenantJoinsItsOwnJobsAndNoOthers) {
-  const auto membership = Join(Request("a-1", "a-host"));
-  ASSERT_TRUE(membership.ok()) << membership.status();
-  EXPECT_EQ(shard_.PrincipalOf(membership->token), "CN=a-host");
+  const auto member = Join(Request("a-1", "a-host"));
+  ASSERT_TRUE(member.ok()) << member.status();
+  EXPECT_TRUE(shard_.HasPolicy());
   ExpectRefused(Request("a-1", "b-host", 0, 2), absl::StatusCode::kPermissionDenied,
                 "job 'a-1': certificate 'CN=b-host' belongs to tenant 'b', which may take part in "
                 "jobs 'b-*', 'both' only");
   EXPECT_EQ(Refused("job"), 1);
   const std::string log = log_.str();
   EXPECT_EQ(std::count(log.begin(), log.end(), '\n'), 1) << log;
-  EXPECT_TRUE(shard_.Heartbeat(membership->token, Now()).ok());
+  EXPECT_TRUE((*member)->Heartbeat(Now()).ok());
 }
 
 TEST_F(AdmissionTest, CertificateOfNobodyJoinsNothing) {
@@ -116,7 +126,7 @@ TEST_F(AdmissionTest, NamesCannotForgeLinesOfTheLog) {
 }
 
 TEST_F(AdmissionTest, JobOfATenantTakesNoNodesOfAnother) {
-  absl::StatusOr<Membership> first = absl::UnknownError("");
+  absl::StatusOr<Member*> first = absl::UnknownError("");
   {
     Thread node("node 0", [&] { first = Join(Request("both", "a-host", 0, 2)); });
     while (shard_.num_jobs() == 0) std::this_thread::yield();
@@ -128,14 +138,13 @@ TEST_F(AdmissionTest, JobOfATenantTakesNoNodesOfAnother) {
 }
 
 TEST_F(AdmissionTest, NodeInThisProcessIsBelievedAndItsJobIsItsPeers) {
-  absl::StatusOr<Membership> own = absl::UnknownError("");
+  absl::StatusOr<Member*> own = absl::UnknownError("");
   {
     Thread node("own node", [&] { own = Join(Request("both", "", 0, 2)); });
     while (shard_.num_jobs() == 0) std::this_thread::yield();
     EXPECT_TRUE(Join(Request("both", "b-host", 1, 2)).ok());
   }
   ASSERT_TRUE(own.ok()) << own.status();
-  EXPECT_EQ(shard_.PrincipalOf(own->token), "");
   EXPECT_GT(Reserved("b"), 0);
 }
 
@@ -147,7 +156,7 @@ TEST_F(AdmissionTest, TenantHasAtMostItsQuotaOfJobsAtATimeWhileOthersGoOn) {
                 "job 'a-3': tenant 'a' has 2 jobs on this shard, and its quota is 2 at a time");
   EXPECT_EQ(Refused("quota"), 1);
   EXPECT_TRUE(Join(Request("b-1", "b-host")).ok());
-  shard_.Leave(first->token, absl::OkStatus());
+  (*first)->Leave(absl::OkStatus());
   EXPECT_TRUE(Join(Request("a-3", "a-host")).ok());
 }
 
@@ -164,7 +173,7 @@ TEST_F(AdmissionTest, TenantsJobsReserveAtMostItsQuotaOfMemoryWhileOthersGoOn) {
   EXPECT_TRUE(Join(Request("b-1", "b-host")).ok());
   EXPECT_EQ(Reserved("a"), kJobBytes);
   EXPECT_EQ(Reserved("b"), kJobBytes);
-  shard_.Leave(first->token, absl::OkStatus());
+  (*first)->Leave(absl::OkStatus());
   EXPECT_EQ(Reserved("a"), 0);
   EXPECT_TRUE(Join(Request("a-3", "a-host")).ok());
 }
@@ -177,15 +186,16 @@ TEST_F(AdmissionTest, ChangedPolicyCountsForNewNodesAndOldOnesStay) {
   SetQuotas(2, kJobBytes / 2);
   EXPECT_THAT(std::string(Join(Request("a-2", "a-host")).status().message()),
               HasSubstr("0 of the quota of tenant 'a' of 32768"));
-  EXPECT_TRUE(shard_.Heartbeat(old->token, Now()).ok());
+  EXPECT_TRUE((*old)->Heartbeat(Now()).ok());
 }
 
 TEST(NoPolicyTest, EverybodyJoinsEverything) {
   MetricRegistry registry;
   Aggregator shard({}, registry);
-  const auto membership = shard.Join(Request("a-1", "c-host"), Now() + kPatience);
-  ASSERT_TRUE(membership.ok()) << membership.status();
-  EXPECT_EQ(shard.PrincipalOf(membership->token), "");
+  const auto member =
+      shard.Join(Request("a-1", "c-host"), std::make_shared<ListSink>(), Now() + kPatience);
+  ASSERT_TRUE(member.ok()) << member.status();
+  EXPECT_FALSE(shard.HasPolicy());
 }
 
 }  // namespace

@@ -3,7 +3,8 @@
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
-#include <random>
+#include <atomic>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -19,13 +20,6 @@ constexpr uint32_t kMaxNodes = 1024;  // of a job; ShardServer lets as many wait
 constexpr size_t kMaxJobs = 1024;
 // A job takes memory, and room in reports, for each of the nodes that it says it has.
 constexpr uint64_t kMaxNodesOfAllJobs = 16'384;
-
-SessionToken NewToken() {
-  std::random_device device;
-  SessionToken token = 0;
-  while (token == 0) token = (static_cast<uint64_t>(device()) << 32) | device();
-  return token;
-}
 
 absl::Status Invalid(const JoinRequest& r, const std::string& what) {
   return absl::InvalidArgumentError(absl::StrCat("job '", r.job, "', node ", r.node, ": ", what));
@@ -83,19 +77,47 @@ absl::Status CheckRequest(const JoinRequest& r) {
   return absl::OkStatus();
 }
 
-Membership MembershipOf(SessionToken token, const Job::Terms& terms, uint32_t weight) {
-  return {.token = token,
-          .epoch = terms.epoch,
-          .chunk_bytes = terms.flow.chunk_bytes,
-          .window_chunks = terms.flow.window_chunks,
-          .weight = weight,
-          .link = terms.link,
-          .costs = terms.costs,
-          .shares = terms.plan.shares,
-          .forecast = terms.plan.forecast};
-}
-
 }  // namespace
+
+// A SeatedMember is what a node does in its job here. The job's lock makes it thread-safe.
+class Aggregator::SeatedMember : public Member {
+ public:
+  SeatedMember(Aggregator& shard, Seat seat, Terms terms)
+      : shard_(shard), seat_(std::move(seat)), terms_(std::move(terms)) {}
+  ~SeatedMember() override { Leave(absl::OkStatus()); }
+
+  const Terms& terms() const override { return terms_; }
+  absl::Status Register(const BucketAnnouncement& bucket, TimePoint /*deadline*/) override {
+    return seat_.job->RegisterBucket(seat_.node, bucket);
+  }
+  absl::Status Contribute(Contribution contribution) override {
+    return seat_.job->Contribute(seat_.node, std::move(contribution), Now());
+  }
+  absl::Status Supply(RoundResult result) override {
+    return seat_.job->Supply(seat_.node, result, Now());
+  }
+  absl::StatusOr<std::vector<float>> ReadResidual(BucketId bucket, uint32_t chunk,
+                                                  TimePoint /*deadline*/) override {
+    return seat_.job->ReadResidual(seat_.node, bucket, chunk);
+  }
+  absl::Status WriteResidual(BucketId bucket, uint32_t chunk, std::span<const float> values,
+                             TimePoint /*deadline*/) override {
+    return seat_.job->WriteResidual(seat_.node, bucket, chunk, values);
+  }
+  absl::StatusOr<ClockReading> Heartbeat(TimePoint /*deadline*/) override {
+    THALWEG_RETURN_IF_ERROR(seat_.job->Heartbeat(seat_.node, Now()));
+    return ReadClock();
+  }
+  void Leave(const absl::Status& reason) override {
+    if (!has_left_.exchange(true)) shard_.Vacate(seat_, reason);
+  }
+
+ private:
+  Aggregator& shard_;
+  const Seat seat_;
+  const Terms terms_;
+  std::atomic<bool> has_left_{false};
+};
 
 Aggregator::Aggregator(const Options& options, MetricRegistry& registry)
     : options_(options),
@@ -108,31 +130,31 @@ Aggregator::Aggregator(const Options& options, MetricRegistry& registry)
 
 Aggregator::~Aggregator() { Stop(absl::CancelledError("the aggregator is shutting down")); }
 
-SessionToken Aggregator::BeginJoin(const JoinRequest& request, TimePoint deadline, Joined joined) {
-  const SessionToken token = NewToken();
-  const absl::StatusOr<std::shared_ptr<Job>> job = Admit(request, token);
-  if (!job.ok()) {
-    joined(job.status());
-    return 0;
+Aggregator::GiveUp Aggregator::BeginJoin(const JoinRequest& request,
+                                         std::shared_ptr<ServedNode> node, TimePoint deadline,
+                                         Joined joined) {
+  const absl::StatusOr<Seat> seat = Admit(request, std::move(node));
+  if (!seat.ok()) {
+    joined(seat.status());
+    return nullptr;
   }
-  (*job)->WhenComplete(deadline, [this, token, job = job->get(), node = request.node,
-                                  resumed = request.resume.has_value(), joined = std::move(joined)](
-                                     const absl::StatusOr<Job::Terms>& terms) {
+  seat->job->WhenComplete(deadline, [this, seat = *seat, resumed = request.resume.has_value(),
+                                     joined = std::move(joined)](absl::StatusOr<Terms> terms) {
     if (!terms.ok()) {
-      Leave(token, absl::OkStatus());
+      Vacate(seat, absl::OkStatus());
       joined(terms.status());
       return;
     }
-    Membership membership = MembershipOf(token, *terms, options_.weight);
-    membership.resumed = resumed;
-    membership.wanted = job->WantedFrom(node);
-    joined(std::move(membership));
+    terms->weight = options_.weight;
+    terms->resumed = resumed;
+    terms->wanted = seat.job->WantedFrom(seat.node);
+    joined(std::make_unique<SeatedMember>(*this, seat, *std::move(terms)));
   });
-  return token;
+  return [this, seat = *seat](const absl::Status& reason) { Vacate(seat, reason); };
 }
 
-absl::StatusOr<std::shared_ptr<Job>> Aggregator::Admit(const JoinRequest& request,
-                                                       SessionToken token) {
+absl::StatusOr<Aggregator::Seat> Aggregator::Admit(const JoinRequest& request,
+                                                   std::shared_ptr<ServedNode> node) {
   const auto refuse = [&](absl::Status why) {
     faults_.AddRefusal(request.job, why, Now());
     return why;
@@ -161,13 +183,12 @@ absl::StatusOr<std::shared_ptr<Job>> Aggregator::Admit(const JoinRequest& reques
   const std::shared_ptr<Job> job = slot;
   // The member is added under the lock of the look-up; otherwise the job could be removed as empty
   // in between.
-  const absl::Status admitted = job->AddMember(request, token, Now(), *account);
+  const absl::Status admitted = job->AddMember(request, std::move(node), Now(), *account);
   if (!admitted.ok()) {
     ForgetIfEmptyLocked(id, job);
     return admitted;
   }
-  seats_[token] = {job, id, request.node, *account != nullptr ? request.peer->Principal() : ""};
-  return job;
+  return Seat{job, id, request.node};
 }
 
 absl::Status Aggregator::CheckOpenLocked(const JobId& id, uint32_t num_nodes) const {
@@ -212,75 +233,7 @@ Aggregator::Hosting::~Hosting() {
   shard_.invited_.erase(invitation_);
 }
 
-absl::StatusOr<Aggregator::Seat> Aggregator::Find(SessionToken token) {
-  MutexLock lock(mutex_);
-  const auto found = seats_.find(token);
-  if (found == seats_.end()) {
-    return absl::NotFoundError("no such membership: the node has left, or was never admitted");
-  }
-  return found->second;
-}
-
-std::string Aggregator::PrincipalOf(SessionToken token) {
-  MutexLock lock(mutex_);
-  const auto found = seats_.find(token);
-  return found == seats_.end() ? "" : found->second.principal;
-}
-
-absl::Status Aggregator::Attach(SessionToken token, const std::string& identity,
-                                std::shared_ptr<NodeSink> sink) {
-  THALWEG_ASSIGN_OR_RETURN(const Seat seat, Find(token));
-  if (identity != seat.job_id.identity) {
-    return absl::PermissionDeniedError(
-        "the stream has proved another secret than that of the node's job, or none");
-  }
-  return seat.job->Attach(seat.node, std::move(sink));
-}
-
-absl::Status Aggregator::RegisterBucket(SessionToken token, const BucketAnnouncement& bucket,
-                                        TimePoint /*deadline*/) {
-  THALWEG_ASSIGN_OR_RETURN(const Seat seat, Find(token));
-  return seat.job->RegisterBucket(seat.node, bucket);
-}
-
-absl::Status Aggregator::Contribute(SessionToken token, Contribution contribution) {
-  THALWEG_ASSIGN_OR_RETURN(const Seat seat, Find(token));
-  return seat.job->Contribute(seat.node, std::move(contribution), Now());
-}
-
-absl::Status Aggregator::Supply(SessionToken token, RoundResult result) {
-  THALWEG_ASSIGN_OR_RETURN(const Seat seat, Find(token));
-  return seat.job->Supply(seat.node, result, Now());
-}
-
-absl::StatusOr<std::vector<float>> Aggregator::ReadResidual(SessionToken token, BucketId bucket,
-                                                            uint32_t chunk,
-                                                            TimePoint /*deadline*/) {
-  THALWEG_ASSIGN_OR_RETURN(const Seat seat, Find(token));
-  return seat.job->ReadResidual(seat.node, bucket, chunk);
-}
-
-absl::Status Aggregator::WriteResidual(SessionToken token, BucketId bucket, uint32_t chunk,
-                                       std::span<const float> values, TimePoint /*deadline*/) {
-  THALWEG_ASSIGN_OR_RETURN(const Seat seat, Find(token));
-  return seat.job->WriteResidual(seat.node, bucket, chunk, values);
-}
-
-absl::StatusOr<ClockReading> Aggregator::Heartbeat(SessionToken token, TimePoint /*deadline*/) {
-  THALWEG_ASSIGN_OR_RETURN(const Seat seat, Find(token));
-  THALWEG_RETURN_IF_ERROR(seat.job->Heartbeat(seat.node, Now()));
-  return ReadClock();
-}
-
-void Aggregator::Leave(SessionToken token, const absl::Status& reason) {
-  Seat seat;
-  {
-    MutexLock lock(mutex_);
-    const auto found = seats_.find(token);
-    if (found == seats_.end()) return;
-    seat = std::move(found->second);
-    seats_.erase(found);
-  }
+void Aggregator::Vacate(const Seat& seat, const absl::Status& reason) {
   seat.job->RemoveMember(seat.node, reason);
   seat.job->AnswerWaiting(Now());  // the last one takes the job along, before its next Tick
   MutexLock lock(mutex_);
@@ -317,12 +270,7 @@ void Aggregator::Tick(TimePoint now) {
     MutexLock lock(mutex_);
     for (const auto& [id, job] : jobs_) jobs.push_back(job);
   }
-  for (const auto& job : jobs) {
-    job->Tick(now);
-    for (const SessionToken token : job->Gone(now)) {
-      Leave(token, absl::UnavailableError("it has opened no stream to this shard, or is silent"));
-    }
-  }
+  for (const auto& job : jobs) job->Tick(now);
 }
 
 void Aggregator::Stop(const absl::Status& why) {

@@ -7,20 +7,17 @@
 #include <map>
 #include <memory>
 #include <set>
-#include <span>
 #include <string>
-#include <unordered_map>
 #include <vector>
 
-#include "core/base/exchange.h"
 #include "core/base/log_limit.h"
 #include "core/base/metrics.h"
 #include "core/base/mutex.h"
 #include "core/base/protocol.h"
-#include "core/base/served_shard.h"
-#include "core/base/shard_report.h"
 #include "core/base/thread.h"
 #include "core/base/trace.h"
+#include "core/exchange/served_shard.h"
+#include "core/exchange/shard_report.h"
 #include "server/aggregator/admission.h"
 #include "server/aggregator/fault_log.h"
 #include "server/aggregator/job.h"
@@ -41,7 +38,7 @@ class Aggregator : public ServedShard {
  public:
   struct Options {
     uint32_t max_window_chunks = kMaxWindowChunks;
-    uint32_t weight = 0;           // see Membership
+    uint32_t weight = 0;           // see Terms
     TraceWriter* trace = nullptr;  // nothing is traced when null; must outlive the aggregator
     bool hosted_only = false;      // nodes may join only jobs that Host has invited
     // All jobs together may reserve this many bytes.
@@ -71,27 +68,16 @@ class Aggregator : public ServedShard {
 
   // Returns the default, because no network lies between the shard and its direct caller.
   absl::StatusOr<LinkSpeed> MeasureLink(TimePoint /*deadline*/) override { return LinkSpeed{}; }
-  std::string PrincipalOf(SessionToken token) override;
-  SessionToken BeginJoin(const JoinRequest& request, TimePoint deadline, Joined joined) override;
-  absl::Status Attach(SessionToken token, const std::string& identity,
-                      std::shared_ptr<NodeSink> sink) override;
-  absl::Status RegisterBucket(SessionToken token, const BucketAnnouncement& bucket,
-                              TimePoint deadline) override;
-  absl::Status Contribute(SessionToken token, Contribution contribution) override;
-  absl::Status Supply(SessionToken token, RoundResult result) override;
-  absl::StatusOr<std::vector<float>> ReadResidual(SessionToken token, BucketId bucket,
-                                                  uint32_t chunk, TimePoint deadline) override;
-  absl::Status WriteResidual(SessionToken token, BucketId bucket, uint32_t chunk,
-                             std::span<const float> values, TimePoint deadline) override;
-  absl::StatusOr<ClockReading> Heartbeat(SessionToken token, TimePoint deadline) override;
-  void Leave(SessionToken token, const absl::Status& reason) override;
+  GiveUp BeginJoin(const JoinRequest& request, std::shared_ptr<ServedNode> node, TimePoint deadline,
+                   Joined joined) override;
+  bool HasPolicy() const override { return options_.policy != nullptr; }
 
   // With hosted_only: lets nodes join this job, until the result and all others for the same job
   // are destroyed. The aggregator must outlive the result.
   std::unique_ptr<Hosting> Host(const std::string& job, const std::string& identity);
 
-  // Fails the jobs in which a round or a lease has timed out, and ends the memberships whose nodes
-  // have opened no stream in time. The aggregator calls it often by itself.
+  // Fails the jobs in which a round or a lease has timed out. The aggregator calls it often by
+  // itself.
   void Tick(TimePoint now);
   // Fails every job with `why`, present and future ones. Idempotent.
   void Stop(const absl::Status& why);
@@ -103,22 +89,23 @@ class Aggregator : public ServedShard {
   bool Drain(TimePoint deadline);
 
  private:
+  class SeatedMember;
   struct Seat {
     std::shared_ptr<Job> job;  // shared with jobs_, because calls may outlive the job's removal
     JobId job_id;
     uint32_t node = 0;
-    std::string principal = {};  // see Shard::PrincipalOf
   };
 
   // Gives the node a seat in its job, which begins to gather with its first node.
-  absl::StatusOr<std::shared_ptr<Job>> Admit(const JoinRequest& request, SessionToken token);
+  absl::StatusOr<Seat> Admit(const JoinRequest& request, std::shared_ptr<ServedNode> node);
   // Returns why no node may join the job now, which may exist or not.
   absl::Status CheckOpenLocked(const JobId& id, uint32_t num_nodes) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Returns why a node of tenant `account` may not join the job, which may exist or not.
   absl::Status CheckTenantLocked(const JobId& id, const TenantAccount& account)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  absl::StatusOr<Seat> Find(SessionToken token);
+  // Ends what Admit has begun, as Member::Leave says. Idempotent.
+  void Vacate(const Seat& seat, const absl::Status& reason);
   void ForgetIfEmptyLocked(const JobId& id, const std::shared_ptr<Job>& job)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void TickLoop();
@@ -138,7 +125,6 @@ class Aggregator : public ServedShard {
   std::multiset<JobId> invited_ ABSL_GUARDED_BY(mutex_);  // one for each Hosting
   std::map<JobId, std::shared_ptr<Job>> jobs_ ABSL_GUARDED_BY(mutex_);
   uint64_t nodes_of_all_jobs_ ABSL_GUARDED_BY(mutex_) = 0;  // joined or not
-  std::unordered_map<SessionToken, Seat> seats_ ABSL_GUARDED_BY(mutex_);
   Thread ticker_;  // declared last, because it uses everything above
 };
 

@@ -21,7 +21,7 @@ using ::testing::HasSubstr;
 constexpr Duration kPatience = std::chrono::seconds(30);  // far beyond what any test needs
 
 // A RecordingSink records what a node is told.
-class RecordingSink : public NodeSink {
+class RecordingSink : public ServedNode {
  public:
   void OnResult(RoundResult result) override {
     MutexLock lock(mutex_);
@@ -98,39 +98,49 @@ std::vector<float> Values(const RoundResult& result) {
 class AggregatorTest : public ::testing::Test {
  protected:
   using Edit = std::function<void(JoinRequest&)>;
+  using MemberOr = absl::StatusOr<std::unique_ptr<Member>>;
+
+  MemberOr Join(const JoinRequest& request, Duration patience = kPatience) {
+    return aggregator_.Join(request, std::make_shared<RecordingSink>(), Now() + patience);
+  }
 
   // Joins all nodes at once, as in a real job. `edit` may change a node's request.
-  std::vector<absl::StatusOr<Membership>> JoinAll(uint32_t num_nodes, const Edit& edit = {},
-                                                  Duration patience = kPatience) {
-    std::vector<std::future<absl::StatusOr<Membership>>> joins;
+  std::vector<MemberOr> JoinAll(uint32_t num_nodes, const Edit& edit = {},
+                                Duration patience = kPatience) {
+    std::vector<std::future<MemberOr>> joins;
     for (uint32_t node = 0; node < num_nodes; ++node) {
       JoinRequest request = Request(node, num_nodes);
       if (edit) edit(request);
       joins.push_back(std::async(std::launch::async, [this, request, patience] {
-        return aggregator_.Join(request, Now() + patience);
+        return aggregator_.Join(request, std::make_shared<RecordingSink>(), Now() + patience);
       }));
     }
-    std::vector<absl::StatusOr<Membership>> members;
+    std::vector<MemberOr> members;
     for (auto& join : joins) members.push_back(join.get());
     return members;
   }
 
-  // Starts a job whose nodes have joined, attached and registered kLayout.
+  // Starts a job whose nodes have joined and registered kLayout.
   void StartJob(uint32_t num_nodes, const Edit& edit = {}) {
-    for (auto& member : JoinAll(num_nodes, edit)) {
-      ASSERT_TRUE(member.ok()) << member.status();
-      tokens_.push_back(member->token);
+    members_.resize(num_nodes);
+    for (uint32_t node = 0; node < num_nodes; ++node) {
       sinks_.push_back(std::make_shared<RecordingSink>());
-      ASSERT_TRUE(aggregator_.Attach(tokens_.back(), "", sinks_.back()).ok());
+      JoinRequest request = Request(node, num_nodes);
+      if (edit) edit(request);
+      aggregator_.BeginJoin(request, sinks_.back(), Now() + kPatience,
+                            [this, node](MemberOr member) {
+                              ASSERT_TRUE(member.ok()) << member.status();
+                              members_[node] = *std::move(member);
+                            });
     }
-    for (SessionToken token : tokens_) {
-      ASSERT_TRUE(aggregator_.RegisterBucket(token, {{0, 0}, kLayout}, Now() + kPatience).ok());
+    for (const auto& member : members_) {
+      ASSERT_TRUE(member->Register({{0, 0}, kLayout}, Now() + kPatience).ok());
     }
   }
 
   MetricRegistry registry_;
   Aggregator aggregator_{{}, registry_};
-  std::vector<SessionToken> tokens_;
+  std::vector<std::unique_ptr<Member>> members_;
   std::vector<std::shared_ptr<RecordingSink>> sinks_;
 };
 
@@ -144,9 +154,8 @@ TEST_F(AggregatorTest, SlowestLinkDecidesTheChunksOfAllNodesUnlessTheJobSaysSo) 
   const FlowPlan expected = PlanFlow(slow, std::vector<uint32_t>{1}, DType::kFloat32);
   for (const auto& member : JoinAll(3, link)) {
     ASSERT_TRUE(member.ok()) << member.status();
-    EXPECT_EQ(member->chunk_bytes, expected.chunk_bytes);
-    EXPECT_EQ(member->window_chunks, expected.window_chunks);
-    aggregator_.Leave(member->token, absl::OkStatus());
+    EXPECT_EQ((*member)->terms().chunk_bytes, expected.chunk_bytes);
+    EXPECT_EQ((*member)->terms().window_chunks, expected.window_chunks);
   }
   for (const auto& member : JoinAll(2, [&](JoinRequest& r) {
          link(r);
@@ -154,8 +163,8 @@ TEST_F(AggregatorTest, SlowestLinkDecidesTheChunksOfAllNodesUnlessTheJobSaysSo) 
          r.window_chunks = 5;
        })) {
     ASSERT_TRUE(member.ok()) << member.status();
-    EXPECT_EQ(member->chunk_bytes, 8192u);
-    EXPECT_EQ(member->window_chunks, 5u);
+    EXPECT_EQ((*member)->terms().chunk_bytes, 8192u);
+    EXPECT_EQ((*member)->terms().window_chunks, 5u);
   }
 }
 
@@ -166,9 +175,9 @@ TEST_F(AggregatorTest, AllNodesLearnTheSlowestLinkAndTheLargestCosts) {
   };
   for (const auto& member : JoinAll(3, edit)) {
     ASSERT_TRUE(member.ok()) << member.status();
-    EXPECT_EQ(member->link.bytes_per_second, 5e8);
-    EXPECT_EQ(member->link.round_trip, std::chrono::milliseconds(1));
-    EXPECT_EQ(member->costs, (std::vector<CodecCost>{{2, 2, 5}, {0, 0, 3}}));
+    EXPECT_EQ((*member)->terms().link.bytes_per_second, 5e8);
+    EXPECT_EQ((*member)->terms().link.round_trip, std::chrono::milliseconds(1));
+    EXPECT_EQ((*member)->terms().costs, (std::vector<CodecCost>{{2, 2, 5}, {0, 0, 3}}));
   }
 }
 
@@ -184,8 +193,8 @@ TEST_F(AggregatorTest, CostsOfOtherCodecsAreRefused) {
 TEST_F(AggregatorTest, NodeThatDoesNotTakeItsResultsIsStoppedAtItsWindow) {
   StartJob(2, [](JoinRequest& r) { r.window_chunks = 3; });
   sinks_[1]->backlog = 3;
-  EXPECT_TRUE(aggregator_.Contribute(tokens_[0], Share(1, {1, 2})).ok());
-  const absl::Status refused = aggregator_.Contribute(tokens_[1], Share(1, {1, 2}));
+  EXPECT_TRUE(members_[0]->Contribute(Share(1, {1, 2})).ok());
+  const absl::Status refused = members_[1]->Contribute(Share(1, {1, 2}));
   EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
   EXPECT_THAT(std::string(refused.message()), AllOf(HasSubstr("node 1"), HasSubstr("window")));
 }
@@ -195,7 +204,7 @@ TEST_F(AggregatorTest, EveryNodeGetsTheSameMean) {
   for (uint64_t round = 1; round <= 2; ++round) {
     for (uint32_t node : {2u, 0u, 1u}) {
       const float value = static_cast<float>(node * round);
-      ASSERT_TRUE(aggregator_.Contribute(tokens_[node], Share(round, {value, 3})).ok());
+      ASSERT_TRUE(members_[node]->Contribute(Share(round, {value, 3})).ok());
     }
     for (auto& sink : sinks_) {
       const RoundResult result = sink->WaitResults(round)[round - 1];
@@ -212,14 +221,14 @@ TEST_F(AggregatorTest, MeanIsOverWorkersNotNodes) {
     r.world_size = 4;
     r.workers = r.node == 0 ? 1 : 3;
   });
-  ASSERT_TRUE(aggregator_.Contribute(tokens_[0], Share(1, {4, 0})).ok());
-  ASSERT_TRUE(aggregator_.Contribute(tokens_[1], Share(1, {8, 0})).ok());
+  ASSERT_TRUE(members_[0]->Contribute(Share(1, {4, 0})).ok());
+  ASSERT_TRUE(members_[1]->Contribute(Share(1, {8, 0})).ok());
   EXPECT_EQ(Values(sinks_[0]->WaitResults(1)[0]), (std::vector<float>{7, 0}));
 }
 
 TEST_F(AggregatorTest, NonFiniteResultsAreCountedAndPassThrough) {
   StartJob(1);
-  ASSERT_TRUE(aggregator_.Contribute(tokens_[0], Share(1, {INFINITY, 1})).ok());
+  ASSERT_TRUE(members_[0]->Contribute(Share(1, {INFINITY, 1})).ok());
   EXPECT_EQ(sinks_[0]->WaitResults(1)[0].nonfinite_elems, 1u);
   EXPECT_EQ(Values(sinks_[0]->WaitResults(1)[0])[0], INFINITY);
   EXPECT_EQ(registry_.GetCounter("thalweg_shard_nonfinite_elements_total", "").Value(), 1);
@@ -227,16 +236,18 @@ TEST_F(AggregatorTest, NonFiniteResultsAreCountedAndPassThrough) {
 
 TEST_F(AggregatorTest, NodeThatGivesUpJoiningFailsTheJobAtOnceAndFreesItsName) {
   std::vector<absl::Status> answers;
-  const auto keep = [&](const absl::StatusOr<Membership>& m) { answers.push_back(m.status()); };
-  aggregator_.BeginJoin(Request(0, 3), Now() + kPatience, keep);
-  const SessionToken token = aggregator_.BeginJoin(Request(1, 3), Now() + kPatience, keep);
+  const auto keep = [&](const MemberOr& member) { answers.push_back(member.status()); };
+  const auto sink = std::make_shared<RecordingSink>();
+  aggregator_.BeginJoin(Request(0, 3), sink, Now() + kPatience, keep);
+  const auto give_up = aggregator_.BeginJoin(Request(1, 3), sink, Now() + kPatience, keep);
   EXPECT_TRUE(answers.empty());
-  aggregator_.Leave(token, absl::UnavailableError("gave up"));
+  give_up(absl::UnavailableError("gave up"));
   ASSERT_EQ(answers.size(), 2u);
   for (const absl::Status& answer : answers) {
     EXPECT_EQ(answer, absl::UnavailableError("job 'job': node 1 (host1): gave up"));
   }
   EXPECT_EQ(aggregator_.num_jobs(), 0u);
+  EXPECT_EQ(sink->num_failures(), 0u);  // the answers say it
 }
 
 TEST_F(AggregatorTest, NodeThatDoesNotComeIsNamedToAllWithinTheDeadline) {
@@ -270,16 +281,16 @@ TEST_F(AggregatorTest, WorkersThatDoNotAddUpAreRefused) {
 
 TEST_F(AggregatorTest, SecondNodeWithTheSameNumberIsRefusedAndTheJobGoesOn) {
   StartJob(1);
-  const auto second = aggregator_.Join(Request(0, 1), Now() + kPatience);
+  const auto second = Join(Request(0, 1));
   EXPECT_EQ(second.status().code(), absl::StatusCode::kAlreadyExists);
-  ASSERT_TRUE(aggregator_.Contribute(tokens_[0], Share(1, {1, 1})).ok());
+  ASSERT_TRUE(members_[0]->Contribute(Share(1, {1, 1})).ok());
   EXPECT_EQ(sinks_[0]->WaitResults(1).size(), 1u);
   EXPECT_EQ(sinks_[0]->num_failures(), 0u);
 }
 
 TEST_F(AggregatorTest, LateRoundFailsTheJobOnEveryNodeNamingWhoIsMissing) {
   StartJob(2, [](JoinRequest& r) { r.round_timeout = std::chrono::milliseconds(50); });
-  ASSERT_TRUE(aggregator_.Contribute(tokens_[0], Share(1, {1, 1})).ok());
+  ASSERT_TRUE(members_[0]->Contribute(Share(1, {1, 1})).ok());
   for (auto& sink : sinks_) {
     const absl::Status why = sink->WaitFailure();
     EXPECT_EQ(why.code(), absl::StatusCode::kDeadlineExceeded);
@@ -292,26 +303,26 @@ TEST_F(AggregatorTest, LateRoundFailsTheJobOnEveryNodeNamingWhoIsMissing) {
 
 TEST_F(AggregatorTest, LostNodeFailsTheJobAtOnceWithTheReason) {
   StartJob(2);
-  aggregator_.Leave(tokens_[1], absl::UnavailableError("the connection broke"));
+  members_[1]->Leave(absl::UnavailableError("the connection broke"));
   const absl::Status why = sinks_[0]->WaitFailure();
   EXPECT_THAT(std::string(why.message()),
               AllOf(HasSubstr("node 1 (host1)"), HasSubstr("the connection broke")));
-  EXPECT_FALSE(aggregator_.Contribute(tokens_[0], Share(1, {1, 1})).ok());
+  EXPECT_FALSE(members_[0]->Contribute(Share(1, {1, 1})).ok());
 }
 
 TEST_F(AggregatorTest, ReasonIsKeptAndToldInBoundedLength) {
   StartJob(2);
-  aggregator_.Leave(tokens_[1], absl::AbortedError(std::string(8 << 20, 'x')));
+  members_[1]->Leave(absl::AbortedError(std::string(8 << 20, 'x')));
   const ShardReport report = aggregator_.Report(Now());
   ASSERT_EQ(report.jobs.size(), 1u);
   EXPECT_EQ(report.jobs[0].failure.size(), kMaxReasonBytes);
-  EXPECT_EQ(aggregator_.Contribute(tokens_[0], Share(1, {1, 1})).message().size(), kMaxReasonBytes);
+  EXPECT_EQ(members_[0]->Contribute(Share(1, {1, 1})).message().size(), kMaxReasonBytes);
 }
 
 TEST_F(AggregatorTest, NodeThatLeavesWhileARoundWaitsForItFailsTheRound) {
   StartJob(2);
-  ASSERT_TRUE(aggregator_.Contribute(tokens_[0], Share(1, {1, 1})).ok());
-  aggregator_.Leave(tokens_[1], absl::OkStatus());
+  ASSERT_TRUE(members_[0]->Contribute(Share(1, {1, 1})).ok());
+  members_[1]->Leave(absl::OkStatus());
   EXPECT_THAT(std::string(sinks_[0]->WaitFailure().message()),
               AllOf(HasSubstr("node 1 (host1) left"), HasSubstr("round 1 of bucket 0")));
 }
@@ -319,23 +330,22 @@ TEST_F(AggregatorTest, NodeThatLeavesWhileARoundWaitsForItFailsTheRound) {
 TEST_F(AggregatorTest, OrderlyLeaveOfAllEndsTheJobWithoutFailure) {
   StartJob(2);
   for (uint32_t node : {0u, 1u}) {
-    ASSERT_TRUE(aggregator_.Contribute(tokens_[node], Share(1, {1, 1})).ok());
+    ASSERT_TRUE(members_[node]->Contribute(Share(1, {1, 1})).ok());
   }
   sinks_[0]->WaitResults(1);
-  for (SessionToken token : tokens_) aggregator_.Leave(token, absl::OkStatus());
+  members_.clear();
   EXPECT_EQ(aggregator_.num_jobs(), 0u);
   for (auto& sink : sinks_) EXPECT_EQ(sink->num_failures(), 0u);
   // The job's name is free again.
-  tokens_.clear();
   sinks_.clear();
   StartJob(2);
 }
 
 TEST_F(AggregatorTest, LayoutMismatchFailsTheJobNamingTensorAndNodes) {
   StartJob(2);
-  ASSERT_TRUE(aggregator_.RegisterBucket(tokens_[0], {{1, 0}, kLayout}, Now() + kPatience).ok());
+  ASSERT_TRUE(members_[0]->Register({{1, 0}, kLayout}, Now() + kPatience).ok());
   const BucketLayout other{DType::kFloat32, {{"v", {2}}}};
-  EXPECT_EQ(aggregator_.RegisterBucket(tokens_[1], {{1, 0}, other}, Now() + kPatience).code(),
+  EXPECT_EQ(members_[1]->Register({{1, 0}, other}, Now() + kPatience).code(),
             absl::StatusCode::kInvalidArgument);
   for (auto& sink : sinks_) {
     EXPECT_THAT(std::string(sink->WaitFailure().message()),
@@ -345,35 +355,20 @@ TEST_F(AggregatorTest, LayoutMismatchFailsTheJobNamingTensorAndNodes) {
 
 TEST_F(AggregatorTest, ContributionThatDoesNotFitTheLayoutFailsTheJob) {
   StartJob(1);
-  EXPECT_EQ(aggregator_.Contribute(tokens_[0], Share(1, {1, 2, 3})).code(),
+  EXPECT_EQ(members_[0]->Contribute(Share(1, {1, 2, 3})).code(),
             absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(sinks_[0]->WaitFailure().code(), absl::StatusCode::kInvalidArgument);
 }
 
-TEST_F(AggregatorTest, StreamOfAnotherIdentityIsRefusedAndTheJobGoesOn) {
-  const auto membership = aggregator_.Join(Request(0, 1, "id"), Now());
-  ASSERT_TRUE(membership.ok()) << membership.status();
-  const SessionToken token = membership->token;
-  const auto sink = std::make_shared<RecordingSink>();
-  for (const char* identity : {"", "other"}) {
-    EXPECT_EQ(aggregator_.Attach(token, identity, std::make_shared<RecordingSink>()).code(),
-              absl::StatusCode::kPermissionDenied);
-  }
-  ASSERT_TRUE(aggregator_.Attach(token, "id", sink).ok());
-  ASSERT_TRUE(aggregator_.RegisterBucket(token, {{0, 0}, kLayout}, Now() + kPatience).ok());
-  ASSERT_TRUE(aggregator_.Contribute(token, Share(1, {1, 1})).ok());
-  EXPECT_EQ(sink->WaitResults(1).size(), 1u);
-}
-
 TEST_F(AggregatorTest, JobsOfOneNameWithDifferentIdentitiesAreDifferentJobs) {
-  std::vector<SessionToken> tokens;
+  std::vector<std::unique_ptr<Member>> members;
   for (const char* identity : {"", "a", "b"}) {
     // They would contradict each other if they were one job.
-    const uint32_t num_nodes = 1 + static_cast<uint32_t>(tokens.size());
-    for (const auto& member :
+    const uint32_t num_nodes = 1 + static_cast<uint32_t>(members.size());
+    for (auto& member :
          JoinAll(num_nodes, [&](JoinRequest& request) { request.identity = identity; })) {
       ASSERT_TRUE(member.ok()) << member.status();
-      tokens.push_back(member->token);
+      members.push_back(*std::move(member));
     }
   }
   const ShardReport report = aggregator_.Report(Now());
@@ -384,7 +379,7 @@ TEST_F(AggregatorTest, JobsOfOneNameWithDifferentIdentitiesAreDifferentJobs) {
     EXPECT_EQ(report.jobs[i].identity, identities[i]);
     EXPECT_EQ(report.jobs[i].state, JobReport::State::kRunning);
   }
-  for (SessionToken token : tokens) aggregator_.Leave(token, absl::OkStatus());
+  members.clear();
   EXPECT_EQ(aggregator_.num_jobs(), 0u);
 }
 
@@ -393,7 +388,7 @@ TEST_F(AggregatorTest, NamesThatCannotBeShownAreRefusedAndShownEscaped) {
   for (const bool is_job : {true, false}) {
     JoinRequest request = Request(0, 1);
     (is_job ? request.job : request.node_name) = forged;
-    const absl::Status refused = aggregator_.Join(request, Now() + kPatience).status();
+    const absl::Status refused = Join(request).status();
     EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument);
     EXPECT_THAT(std::string(refused.message()),
                 AllOf(HasSubstr(is_job ? "job name 'a\\n12" : "node name 'a\\n12"),
@@ -405,51 +400,52 @@ TEST_F(AggregatorTest, NamesThatCannotBeShownAreRefusedAndShownEscaped) {
   EXPECT_EQ(report.faults[1].job, "a\\n12:00:00.000 error: b");
 }
 
-TEST_F(AggregatorTest, NodesWithoutAStreamLoseTheirSeatsAndNewJobsAreTaken) {
-  StartJob(1);
+TEST_F(AggregatorTest, NumberOfJobsIsBounded) {
   JoinRequest request = Request(0, 1);
-  const auto join = [&](size_t number) {
-    request.job = absl::StrCat("job ", number);
-    return aggregator_.Join(request, Now() + kPatience).status();
+  std::vector<std::unique_ptr<Member>> members;
+  const auto join = [&] {
+    request.job = absl::StrCat("job ", members.size());
+    return Join(request);
   };
-  for (size_t number = 1; number < 1024; ++number) ASSERT_TRUE(join(number).ok());
-  const absl::Status full = join(1024);
+  while (members.size() < 1024) {
+    MemberOr member = join();
+    ASSERT_TRUE(member.ok()) << member.status();
+    members.push_back(*std::move(member));
+  }
+  const absl::Status full = join().status();
   EXPECT_EQ(full.code(), absl::StatusCode::kResourceExhausted);
   EXPECT_THAT(std::string(full.message()), HasSubstr("1024 jobs already"));
-  ASSERT_TRUE(aggregator_.Heartbeat(tokens_[0], Now()).ok());
-  aggregator_.Tick(Now());
-  EXPECT_EQ(aggregator_.num_jobs(), 1024u);
-  aggregator_.Tick(Now() + 2 * kLease);
-  // The job whose node has a stream has failed too, but its node may still be told so.
-  EXPECT_EQ(aggregator_.num_jobs(), 1u);
-  EXPECT_TRUE(join(1).ok());
+  members.pop_back();
+  EXPECT_TRUE(join().ok());
 }
 
 TEST_F(AggregatorTest, NodesThatJobsClaimAreBoundedTogether) {
-  std::vector<std::future<absl::StatusOr<Membership>>> joins;
+  std::vector<std::future<absl::Status>> joins;
   JoinRequest request = Request(0, 1024);
   for (size_t number = 0; number < 16; ++number) {
     request.job = absl::StrCat("job ", number);
-    joins.push_back(std::async(std::launch::async, [this, request] {
-      return aggregator_.Join(request, Now() + kPatience);
-    }));
+    joins.push_back(
+        std::async(std::launch::async, [this, request] { return Join(request).status(); }));
   }
   const TimePoint deadline = Now() + kPatience;
   while (aggregator_.num_jobs() < joins.size() && Now() < deadline) std::this_thread::yield();
-  const absl::Status full = aggregator_.Join(Request(0, 1), Now() + kPatience).status();
+  const absl::Status full = Join(Request(0, 1)).status();
   EXPECT_EQ(full.code(), absl::StatusCode::kResourceExhausted);
   EXPECT_THAT(std::string(full.message()),
               AllOf(HasSubstr("jobs of 16384 nodes"), HasSubstr("no room for 1 more")));
-  EXPECT_THAT(std::string(aggregator_.Join(Request(0, 1025), Now()).status().message()),
+  EXPECT_THAT(std::string(Join(Request(0, 1025)).status().message()),
               HasSubstr("expected 1 to 1024 nodes, got 1025"));
   aggregator_.Stop(absl::UnavailableError("shutting down"));
-  for (auto& join : joins) EXPECT_EQ(join.get().status().code(), absl::StatusCode::kUnavailable);
+  for (auto& join : joins) EXPECT_EQ(join.get().code(), absl::StatusCode::kUnavailable);
 }
 
-TEST_F(AggregatorTest, UnknownTokenIsRefused) {
-  EXPECT_EQ(aggregator_.Contribute(7, Share(1, {1, 1})).code(), absl::StatusCode::kNotFound);
-  EXPECT_EQ(aggregator_.Heartbeat(7, Now()).status().code(), absl::StatusCode::kNotFound);
-  aggregator_.Leave(7, absl::OkStatus());
+TEST_F(AggregatorTest, MemberThatHasLeftIsRefused) {
+  StartJob(1);
+  members_[0]->Leave(absl::OkStatus());
+  EXPECT_EQ(members_[0]->Contribute(Share(1, {1, 1})).code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(members_[0]->Heartbeat(Now()).status().code(), absl::StatusCode::kNotFound);
+  members_[0]->Leave(absl::AbortedError("again"));
+  EXPECT_EQ(sinks_[0]->num_failures(), 0u);
 }
 
 TEST_F(AggregatorTest, DrainRefusesNewJobsAndWaitsForRunningOnes) {
@@ -457,10 +453,9 @@ TEST_F(AggregatorTest, DrainRefusesNewJobsAndWaitsForRunningOnes) {
   EXPECT_FALSE(aggregator_.Drain(Now()));
   JoinRequest other = Request(0, 1);
   other.job = "other";
-  EXPECT_EQ(aggregator_.Join(other, Now() + kPatience).status().code(),
-            absl::StatusCode::kUnavailable);
-  ASSERT_TRUE(aggregator_.Contribute(tokens_[0], Share(1, {1, 1})).ok());
-  aggregator_.Leave(tokens_[0], absl::OkStatus());
+  EXPECT_EQ(Join(other).status().code(), absl::StatusCode::kUnavailable);
+  ASSERT_TRUE(members_[0]->Contribute(Share(1, {1, 1})).ok());
+  members_[0]->Leave(absl::OkStatus());
   EXPECT_TRUE(aggregator_.Drain(Now() + kPatience));
 }
 

@@ -11,7 +11,7 @@
 #include "absl/status/status.h"
 #include "core/base/log_limit.h"
 #include "core/base/mutex.h"
-#include "core/base/shard_report.h"
+#include "core/exchange/shard_report.h"
 
 namespace thalweg {
 

@@ -38,8 +38,8 @@ JoinRequest Request(const std::string& job, const std::string& identity, uint32_
 
 class HostingTest : public ::testing::Test {
  protected:
-  absl::StatusOr<Membership> Join(const JoinRequest& request) {
-    return shard_.Join(request, Now() + kPatience);
+  absl::StatusOr<std::unique_ptr<Member>> Join(const JoinRequest& request) {
+    return shard_.Join(request, sink_, Now() + kPatience);
   }
   void ExpectRefused(const JoinRequest& request) {
     const size_t jobs_before = shard_.num_jobs();
@@ -52,6 +52,7 @@ class HostingTest : public ::testing::Test {
 
   MetricRegistry registry_;
   Aggregator shard_{{.hosted_only = true}, registry_};
+  std::shared_ptr<ListSink> sink_ = std::make_shared<ListSink>();
 };
 
 TEST_F(HostingTest, NodesOfAnInvitedJobMayJoinAndNobodyElse) {
@@ -68,23 +69,19 @@ TEST_F(HostingTest, NodesOfAnInvitedJobMayJoinAndNobodyElse) {
 
 TEST_F(HostingTest, JobGoesOnWhenItsHostingHasEndedAndTakesNobodyIn) {
   auto hosting = shard_.Host("job", "id");
-  const auto membership = Join(Request("job", "id"));
-  ASSERT_TRUE(membership.ok()) << membership.status();
+  const auto member = Join(Request("job", "id"));
+  ASSERT_TRUE(member.ok()) << member.status();
   hosting.reset();
   ExpectRefused(Request("job", "id"));
-  const SessionToken token = membership->token;
-  const auto sink = std::make_shared<ListSink>();
-  ASSERT_TRUE(shard_.Attach(token, "id", sink).ok());
   const BucketLayout layout{DType::kFloat32, {{"w", {1}}}};
-  ASSERT_TRUE(shard_.RegisterBucket(token, {{0, 0}, layout}, Now() + kPatience).ok());
+  ASSERT_TRUE((*member)->Register({{0, 0}, layout}, Now() + kPatience).ok());
   const auto value = std::make_shared<float>(3.5f);
   const Payload payload(std::as_bytes(std::span(value.get(), 1)), value);
+  const uint64_t epoch = (*member)->terms().epoch;
   ASSERT_TRUE(
-      shard_
-          .Contribute(token, {{{0, 0}, 0, 1}, membership->epoch, WireFormat::kFloat32, 1, payload})
-          .ok());
-  EXPECT_EQ(sink->results.size(), 1u);
-  EXPECT_TRUE(sink->failures.empty());
+      (*member)->Contribute({{{0, 0}, 0, 1}, epoch, WireFormat::kFloat32, 1, payload}).ok());
+  EXPECT_EQ(sink_->results.size(), 1u);
+  EXPECT_TRUE(sink_->failures.empty());
 }
 
 TEST_F(HostingTest, JobIsHostedUntilTheLastOfItsHostingsEnds) {
@@ -113,10 +110,9 @@ class JobLogTest : public ::testing::Test {
       std::vector<Thread> nodes;
       for (uint32_t node = 0; node < num_nodes; ++node) {
         nodes.emplace_back("node", [this, identity, node, num_nodes] {
-          const auto membership =
-              shard_.Join(Request("bert", identity, node, num_nodes), Now() + kPatience);
-          ASSERT_TRUE(membership.ok()) << membership.status();
-          shard_.Leave(membership->token, absl::OkStatus());
+          const auto member = shard_.Join(Request("bert", identity, node, num_nodes),
+                                          std::make_shared<ListSink>(), Now() + kPatience);
+          ASSERT_TRUE(member.ok()) << member.status();
         });
       }
     }

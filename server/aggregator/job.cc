@@ -8,6 +8,7 @@
 #include "core/base/printable.h"
 #include "core/base/protocol.h"
 #include "core/base/status_macros.h"
+#include "core/exchange/of_job.h"
 #include "server/round/fold.h"
 
 namespace thalweg {
@@ -44,8 +45,8 @@ Job::Job(const JoinRequest& first, uint32_t max_window_chunks, MemoryBudget& mem
       engine_({kEpoch, first.num_nodes, 0, first.round_timeout}),
       reservation_(std::in_place, memory) {}
 
-absl::Status Job::AddMember(const JoinRequest& request, SessionToken token, TimePoint now,
-                            std::shared_ptr<TenantAccount> account) {
+absl::Status Job::AddMember(const JoinRequest& request, std::shared_ptr<ServedNode> node,
+                            TimePoint now, std::shared_ptr<TenantAccount> account) {
   absl::Status refusal;
   bool fatal = false;
   {
@@ -53,7 +54,7 @@ absl::Status Job::AddMember(const JoinRequest& request, SessionToken token, Time
     if (!failure_.ok()) return failure_;
     refusal = CheckSameJob(request);
     fatal = !refusal.ok() && !IsCompleteLocked();
-    if (refusal.ok() && members_[request.node].token != 0) {
+    if (refusal.ok() && members_[request.node].has_joined) {
       refusal = absl::AlreadyExistsError(absl::StrCat(
           "job '", spec_.job, "' has a node ", request.node,
           " already: ", members_[request.node].name, "; the newcomer is ", request.node_name));
@@ -63,7 +64,7 @@ absl::Status Job::AddMember(const JoinRequest& request, SessionToken token, Time
       if (refusal.ok()) refusal = GatherRoundsLocked(request);
       fatal = !refusal.ok();
     }
-    if (refusal.ok()) SeatLocked(request, token, now, std::move(account));
+    if (refusal.ok()) SeatLocked(request, std::move(node), now, std::move(account));
   }
   if (fatal) {
     Fail(refusal);
@@ -73,15 +74,15 @@ absl::Status Job::AddMember(const JoinRequest& request, SessionToken token, Time
   return OfJob(spec_.job, refusal);
 }
 
-void Job::SeatLocked(const JoinRequest& request, SessionToken token, TimePoint now,
+void Job::SeatLocked(const JoinRequest& request, std::shared_ptr<ServedNode> node, TimePoint now,
                      std::shared_ptr<TenantAccount> account) {
   members_[request.node] = {
-      .token = token,
+      .has_joined = true,
       .name = absl::StrCat("node ", request.node, " (", request.node_name, ")"),
       .host = request.node_name,
       .workers = request.workers,
       .last_heard = now,
-      .sink = nullptr};
+      .sink = std::move(node)};
   ++joined_;
   ++present_;
   metrics_.nodes.Add(1);
@@ -93,24 +94,13 @@ void Job::SeatLocked(const JoinRequest& request, SessionToken token, TimePoint n
   }
   if (IsCompleteLocked()) {
     const absl::Status begun = BeginLocked(now);
-    if (!begun.ok()) FailLocked(begun);  // no node has a stream that could be told
+    if (!begun.ok()) FailLocked(begun);  // WhenComplete tells the nodes
   }
 }
 
 std::shared_ptr<const TenantAccount> Job::account() {
   MutexLock lock(mutex_);
   return account_;
-}
-
-absl::Status Job::Attach(uint32_t node, std::shared_ptr<NodeSink> sink) {
-  MutexLock lock(mutex_);
-  if (!failure_.ok()) return failure_;
-  Member& member = members_[node];
-  if (member.sink != nullptr) {
-    return absl::AlreadyExistsError(absl::StrCat(member.name, " has an exchange stream already"));
-  }
-  member.sink = std::move(sink);
-  return absl::OkStatus();
 }
 
 absl::Status Job::RegisterBucket(uint32_t node, const BucketAnnouncement& bucket) {
@@ -137,7 +127,7 @@ absl::Status Job::RegisterBucket(uint32_t node, const BucketAnnouncement& bucket
 absl::Status Job::Contribute(uint32_t node, Contribution contribution, TimePoint now) {
   std::optional<Completed> completed;
   std::optional<RoundResult> missed;
-  std::shared_ptr<NodeSink> sink;
+  std::shared_ptr<ServedNode> sink;
   absl::Status status;
   {
     MutexLock lock(mutex_);
@@ -170,7 +160,7 @@ absl::StatusOr<std::optional<Job::Completed>> Job::HoldLocked(uint32_t node,
   const uint64_t bytes = contribution.payload.SizeBytes();
   const LayoutRegistry::Weight weight =
       layouts_.WeightOf(contribution.id.bucket, contribution.elems);
-  const NodeSink* sink = members_[node].sink.get();
+  const ServedNode* sink = members_[node].sink.get();
   auto added =
       engine_.Add(node, std::move(contribution), now, sink == nullptr ? 0 : sink->Backlog());
   if (!added.ok()) {
@@ -198,7 +188,7 @@ absl::StatusOr<std::optional<Job::Completed>> Job::HoldLocked(uint32_t node,
 
 absl::Status Job::Deliver(const Completed& completed) {
   std::vector<uint32_t> workers;
-  std::vector<std::shared_ptr<NodeSink>> sinks;
+  std::vector<std::shared_ptr<ServedNode>> sinks;
   {
     MutexLock lock(mutex_);
     for (const Member& member : members_) {
@@ -223,27 +213,13 @@ absl::Status Job::Heartbeat(uint32_t node, TimePoint now) {
   return absl::OkStatus();
 }
 
-std::vector<SessionToken> Job::Gone(TimePoint now) {
-  MutexLock lock(mutex_);
-  std::vector<SessionToken> tokens;
-  if (!IsCompleteLocked()) return tokens;  // its nodes wait in WhenComplete
-  const bool is_late = now - complete_since_ > kGoneTime;
-  for (const Member& member : members_) {
-    if (member.has_left) continue;
-    const Duration silent = now - member.last_heard;
-    const bool is_gone = member.sink != nullptr ? silent > kGoneTime : is_late || silent > kLease;
-    if (is_gone) tokens.push_back(member.token);
-  }
-  return tokens;
-}
-
 void Job::RemoveMember(uint32_t node, const absl::Status& reason) {
   absl::Status failure;
-  std::vector<std::shared_ptr<NodeSink>> sinks;
+  std::vector<std::shared_ptr<ServedNode>> sinks;
   {
     MutexLock lock(mutex_);
     Member& member = members_[node];
-    if (member.token == 0 || member.has_left) return;
+    if (!member.has_joined || member.has_left) return;
     member.has_left = true;
     member.sink = nullptr;
     --present_;
@@ -298,7 +274,7 @@ std::optional<absl::Status> Job::FindFailureLocked(TimePoint now) const {
 }
 
 void Job::Fail(const absl::Status& reason) {
-  std::vector<std::shared_ptr<NodeSink>> sinks;
+  std::vector<std::shared_ptr<ServedNode>> sinks;
   {
     MutexLock lock(mutex_);
     sinks = FailLocked(reason);
@@ -306,8 +282,8 @@ void Job::Fail(const absl::Status& reason) {
   Tell(sinks, OfJob(spec_.job, reason));
 }
 
-std::vector<std::shared_ptr<NodeSink>> Job::FailLocked(const absl::Status& reason) {
-  std::vector<std::shared_ptr<NodeSink>> sinks;
+std::vector<std::shared_ptr<ServedNode>> Job::FailLocked(const absl::Status& reason) {
+  std::vector<std::shared_ptr<ServedNode>> sinks;
   if (!failure_.ok()) return sinks;
   const absl::Status failure = OfJob(spec_.job, reason);
   failure_ = absl::Status(failure.code(), Printable(failure.message(), kMaxReasonBytes));
@@ -321,13 +297,14 @@ std::vector<std::shared_ptr<NodeSink>> Job::FailLocked(const absl::Status& reaso
   resumption_ = Resumption();
   layouts_ = LayoutRegistry(flow_.chunk_bytes, spec_.num_shards);
   UpdateMemoryLocked();
+  if (!IsCompleteLocked()) return sinks;  // WhenComplete tells the nodes
   for (const Member& member : members_) {
     if (member.sink != nullptr) sinks.push_back(member.sink);
   }
   return sinks;
 }
 
-void Job::Tell(const std::vector<std::shared_ptr<NodeSink>>& sinks, const absl::Status& why) {
+void Job::Tell(const std::vector<std::shared_ptr<ServedNode>>& sinks, const absl::Status& why) {
   for (const auto& sink : sinks) sink->OnFailed(why);
 }
 
@@ -349,7 +326,7 @@ std::string Job::NamesLocked(const std::vector<uint32_t>& nodes) const {
 std::string Job::MissingMembersLocked() const {
   std::vector<uint32_t> missing;
   for (uint32_t node = 0; node < members_.size(); ++node) {
-    if (members_[node].token == 0) missing.push_back(node);
+    if (!members_[node].has_joined) missing.push_back(node);
   }
   return absl::StrCat(missing.size() == 1 ? "node " : "nodes ", absl::StrJoin(missing, ", "),
                       " of ", spec_.num_nodes);

@@ -11,10 +11,12 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "core/base/exchange.h"
 #include "core/base/mutex.h"
-#include "core/base/shard_report.h"
 #include "core/base/trace.h"
+#include "core/exchange/join.h"
+#include "core/exchange/rounds.h"
+#include "core/exchange/served_shard.h"
+#include "core/exchange/shard_report.h"
 #include "server/aggregator/admission.h"
 #include "server/aggregator/fault_log.h"
 #include "server/aggregator/job_tally.h"
@@ -34,15 +36,6 @@ namespace thalweg {
 // whole job, and every node is told the reason. Sinks are called with no lock held.
 class Job {
  public:
-  // Terms are the same for all members.
-  struct Terms {
-    uint64_t epoch = 0;
-    FlowPlan flow;
-    LinkSpeed link;  // the slowest of all nodes' links
-    std::vector<CodecCost> costs;
-    SharePlan plan;  // empty unless this is the job's first shard
-  };
-
   // `memory`, `metrics`, `faults` and `trace` must outlive the job. Without `trace` nothing is
   // traced.
   Job(const JoinRequest& first, uint32_t max_window_chunks, MemoryBudget& memory,
@@ -55,18 +48,20 @@ class Job {
   //
   // The first member that has an account makes the job its tenant's, and the tenant's quota counts
   // for it; the others must have the same, or none.
-  absl::Status AddMember(const JoinRequest& request, SessionToken token, TimePoint now,
-                         std::shared_ptr<TenantAccount> account = nullptr);
+  //
+  // `node` is told the results from then on, and a failure once the job is complete.
+  absl::Status AddMember(const JoinRequest& request, std::shared_ptr<ServedNode> node,
+                         TimePoint now, std::shared_ptr<TenantAccount> account = nullptr);
   // Returns the account of the job's tenant; null: it has none.
   std::shared_ptr<const TenantAccount> account();
-  // Calls `done` once, with no lock held: with the terms when all nodes have joined, with the
+  // Calls `done` once, with no lock held: with the terms when all nodes have joined, but without
+  // what differs by node and the shard's weight; with the
   // failure when the job fails before, which it also does at `deadline`, with DeadlineExceeded that
   // names the missing nodes. The call comes from here, AnswerWaiting or Tick. (job_terms.cc)
   using Done = std::function<void(const absl::StatusOr<Terms>&)>;
   void WhenComplete(TimePoint deadline, Done done);
   void AnswerWaiting(TimePoint now);
 
-  absl::Status Attach(uint32_t node, std::shared_ptr<NodeSink> sink);
   absl::Status RegisterBucket(uint32_t node, const BucketAnnouncement& bucket);
   absl::Status Contribute(uint32_t node, Contribution contribution, TimePoint now);
   absl::Status Heartbeat(uint32_t node, TimePoint now);
@@ -76,17 +71,10 @@ class Job {
   std::vector<BucketRounds> WantedFrom(uint32_t node);
   absl::Status Supply(uint32_t node, const RoundResult& result, TimePoint now);
 
-  // Both implement the methods of Shard with the same names. (job_residuals.cc)
+  // Both implement the methods of Member with the same names. (job_residuals.cc)
   absl::StatusOr<std::vector<float>> ReadResidual(uint32_t node, BucketId bucket, uint32_t chunk);
   absl::Status WriteResidual(uint32_t node, BucketId bucket, uint32_t chunk,
                              std::span<const float> values);
-
-  // Returns the tokens of the members that are gone for all that one can know: those that have
-  // never opened a stream, although the job began more than kGoneTime ago or they have been silent
-  // for kLease, and the others that have been silent for kGoneTime. Until then a node may come back
-  // and be told why the job has failed.
-  std::vector<SessionToken> Gone(TimePoint now);
-  static constexpr Duration kGoneTime = 3 * kLease;
 
   void RemoveMember(uint32_t node, const absl::Status& reason);
   // Returns true when no member has joined or all have left: the job can then be removed.
@@ -102,14 +90,14 @@ class Job {
 
  private:
   struct Member {
-    SessionToken token = 0;  // 0 when the node is not a member
+    bool has_joined = false;
     bool has_left = false;
     std::string name;  // "node 1 (host)"
     std::string host;
     uint32_t workers = 0;
     TimePoint last_heard;
-    std::shared_ptr<NodeSink> sink;
-    uint64_t last_rounds = 0;  // see NodeReport for this and the next
+    std::shared_ptr<ServedNode> sink;  // null when it has left
+    uint64_t last_rounds = 0;          // see NodeReport for this and the next
     Duration waited{};
   };
 
@@ -129,7 +117,7 @@ class Job {
   };
 
   // Makes a node a member that may be one; the last one begins the job.
-  void SeatLocked(const JoinRequest& request, SessionToken token, TimePoint now,
+  void SeatLocked(const JoinRequest& request, std::shared_ptr<ServedNode> node, TimePoint now,
                   std::shared_ptr<TenantAccount> account) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Stores a contribution; returns the round when the contribution completes it.
   absl::StatusOr<std::optional<Completed>> HoldLocked(uint32_t node, Contribution contribution,
@@ -149,9 +137,9 @@ class Job {
   void CountDelivery(const RoundResult& result, double raw_bytes, size_t nodes, Duration fold_time);
   // Records the failure and returns the sinks to Tell after the lock is released; returns none when
   // the job has already failed.
-  std::vector<std::shared_ptr<NodeSink>> FailLocked(const absl::Status& reason)
+  std::vector<std::shared_ptr<ServedNode>> FailLocked(const absl::Status& reason)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  static void Tell(const std::vector<std::shared_ptr<NodeSink>>& sinks, const absl::Status& why);
+  static void Tell(const std::vector<std::shared_ptr<ServedNode>>& sinks, const absl::Status& why);
   // These four are in job_terms.cc. The second counts the workers when the last node joins, the
   // third takes what a new member has measured, and the fourth fixes the terms when all nodes have
   // joined.
@@ -165,7 +153,7 @@ class Job {
   // sinks that get a result; the fourth counts a chunk whose residual is gone.
   absl::Status GatherRoundsLocked(const JoinRequest& request) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status ResumeLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  absl::StatusOr<std::vector<std::shared_ptr<NodeSink>>> TakeSuppliedLocked(
+  absl::StatusOr<std::vector<std::shared_ptr<ServedNode>>> TakeSuppliedLocked(
       uint32_t node, const RoundResult& result) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void NoteLostResidualLocked(const RoundId& id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool IsCompleteLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -186,8 +174,7 @@ class Job {
   // Updates the gauges; gives the reservation back when the job is over.
   void UpdateMemoryLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
-  // Only fixed membership exists so far, so a job has one epoch, also when it is resumed: tokens
-  // tell its memberships apart.
+  // Only fixed membership exists so far, so a job has one epoch, also when it is resumed.
   static constexpr uint64_t kEpoch = 1;
 
   const JoinRequest spec_;  // request of the node that came first, without its rounds
@@ -205,7 +192,6 @@ class Job {
   uint32_t joined_ ABSL_GUARDED_BY(mutex_) = 0;  // members that have ever joined
   uint32_t present_ ABSL_GUARDED_BY(mutex_) = 0;
   std::vector<Waiting> waiting_ ABSL_GUARDED_BY(mutex_);
-  TimePoint complete_since_ ABSL_GUARDED_BY(mutex_);
   absl::Status failure_ ABSL_GUARDED_BY(mutex_);
   LinkSpeed slowest_ ABSL_GUARDED_BY(mutex_);             // of all links known so far
   std::vector<CodecCost> costs_ ABSL_GUARDED_BY(mutex_);  // the largest known so far

@@ -104,7 +104,7 @@ TEST(JobMemoryTest, WindowsBeyondTheLimitAreToldToAllNodes) {
   Job job(request, 64, memory, metrics, faults);
   for (uint32_t node = 0; node < 2; ++node) {
     request.node = node;
-    ASSERT_TRUE(job.AddMember(request, node + 1, Now()).ok());
+    ASSERT_TRUE(job.AddMember(request, std::make_shared<ListSink>(), Now()).ok());
   }
   const absl::Status refused = TermsOf(job).status();
   EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
@@ -126,7 +126,7 @@ TEST(JobMemoryTest, ShardWithMoreThanAnEqualPartReservesMoreUntilTheLimit) {
   FaultLog faults;
   const JoinRequest request = Request(1, 2);
   Job job(request, 64, memory, metrics, faults);
-  ASSERT_TRUE(job.AddMember(request, 1, Now()).ok());
+  ASSERT_TRUE(job.AddMember(request, std::make_shared<ListSink>(), Now()).ok());
   ASSERT_TRUE(job.RegisterBucket(0, Announce(kBucket, kElems, WireFormat::kInt8)).ok());
   const uint64_t equal_part = memory.reserved();
   EXPECT_LE(equal_part, kOwnWindows + kElems * sizeof(float) / 2 + kLayout);

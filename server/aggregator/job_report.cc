@@ -87,7 +87,7 @@ JobReport Job::Report(TimePoint now) {
   report.sent = {delivered_.raw_bytes.Value(), delivered_.wire_bytes.Value()};
   // allocate before taking the lock, which contributions need
   report.nodes.reserve(spec_.num_nodes);
-  std::vector<std::shared_ptr<NodeSink>> sinks;  // by node
+  std::vector<std::shared_ptr<ServedNode>> sinks;  // by node
   sinks.reserve(spec_.num_nodes);
 
   {
@@ -96,7 +96,7 @@ JobReport Job::Report(TimePoint now) {
     for (const Member& member : members_) {
       NodeReport& node = report.nodes.emplace_back();
       sinks.push_back(member.sink);
-      if (member.token == 0) continue;
+      if (!member.has_joined) continue;
       node.name = member.host;
       node.state = member.has_left ? NodeReport::State::kLeft : NodeReport::State::kActive;
       node.workers = member.workers;

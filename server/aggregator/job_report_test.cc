@@ -117,16 +117,17 @@ class ShardReportTest : public ::testing::Test {
     return request;
   }
   // Starts a job of one node.
-  SessionToken Begin(const std::string& job) {
-    const auto membership = shard_.Join(Request(job, 0, 1), Now());
-    EXPECT_TRUE(membership.ok()) << membership.status();
-    const SessionToken token = membership->token;
-    EXPECT_TRUE(shard_.Attach(token, "", std::make_shared<ListSink>()).ok());
+  std::unique_ptr<Member> Begin(const std::string& job) {
+    auto member = Join(job, 0, 1);
+    EXPECT_TRUE(member.ok()) << member.status();
     const BucketLayout layout{DType::kFloat32, {{"w", {kElems}}}};
     EXPECT_TRUE(
-        shard_.RegisterBucket(token, {kBucket, layout, WireFormat::kFloat16, 0, 4 * kElems}, Now())
-            .ok());
-    return token;
+        (*member)->Register({kBucket, layout, WireFormat::kFloat16, 0, 4 * kElems}, Now()).ok());
+    return *std::move(member);
+  }
+  absl::StatusOr<std::unique_ptr<Member>> Join(const std::string& job, uint32_t node,
+                                               uint32_t num_nodes) {
+    return shard_.Join(Request(job, node, num_nodes), std::make_shared<ListSink>(), Now());
   }
 
   MetricRegistry registry_;
@@ -134,8 +135,10 @@ class ShardReportTest : public ::testing::Test {
 };
 
 TEST_F(ShardReportTest, SumsAreThoseOfTheMetrics) {
-  for (const char* name : {"a", "b"}) {
-    ASSERT_TRUE(shard_.Contribute(Begin(name), Share(kBucket, 1, kFp16)).ok());
+  const auto a = Begin("a");
+  const auto b = Begin("b");
+  for (Member* const member : {a.get(), b.get()}) {
+    ASSERT_TRUE(member->Contribute(Share(kBucket, 1, kFp16)).ok());
   }
   const ShardReport report = shard_.Report(Now());
   const auto counter = [&](const char* name) { return registry_.GetCounter(name, "").Value(); };
@@ -155,8 +158,7 @@ TEST_F(ShardReportTest, SumsAreThoseOfTheMetrics) {
 }
 
 TEST_F(ShardReportTest, FaultsOutliveTheirJobs) {
-  const SessionToken token = Begin("lost");
-  shard_.Leave(token, absl::AbortedError("killed by SIGKILL"));
+  Begin("lost")->Leave(absl::AbortedError("killed by SIGKILL"));
   const ShardReport report = shard_.Report(Now() + Millis(1));
   EXPECT_THAT(report.jobs, IsEmpty());
   ASSERT_THAT(report.faults, SizeIs(1));
@@ -183,9 +185,9 @@ TEST_F(ShardReportTest, FailureSaysHowManyRoundsItCost) {
 }
 
 TEST_F(ShardReportTest, RefusedNodeIsAFaultOfItsOwn) {
-  Begin("job");
-  EXPECT_FALSE(shard_.Join(Request("job", 0, 1), Now()).ok());    // node 0 has already joined
-  EXPECT_FALSE(shard_.Join(Request("other", 5, 2), Now()).ok());  // there is no node 5
+  const auto member = Begin("job");
+  EXPECT_FALSE(Join("job", 0, 1).ok());    // node 0 has already joined
+  EXPECT_FALSE(Join("other", 5, 2).ok());  // there is no node 5
   const ShardReport report = shard_.Report(Now());
   ASSERT_THAT(report.faults, SizeIs(2));
   EXPECT_TRUE(report.faults[0].refused);
@@ -195,7 +197,7 @@ TEST_F(ShardReportTest, RefusedNodeIsAFaultOfItsOwn) {
 }
 
 TEST_F(ShardReportTest, NodesThatDoNotComeAreMissingAndOneFault) {
-  EXPECT_FALSE(shard_.Join(Request("half", 0, 2), Now()).ok());
+  EXPECT_FALSE(Join("half", 0, 2).ok());
   const ShardReport report = shard_.Report(Now());
   ASSERT_THAT(report.faults, SizeIs(1));
   EXPECT_FALSE(report.faults[0].refused);
@@ -223,7 +225,7 @@ TEST(FaultLogTest, KeepsTheLatestAndCountsAll) {
 // This test is for ThreadSanitizer; it also checks that sums never decrease.
 TEST_F(ShardReportTest, CanBeReadWhileRoundsGoOn) {
   constexpr uint64_t kRounds = 500;
-  const SessionToken token = Begin("job");
+  const auto member = Begin("job");
   std::atomic<bool> done = false;
   Thread reader("reader", [&] {
     uint64_t before = 0;
@@ -235,7 +237,7 @@ TEST_F(ShardReportTest, CanBeReadWhileRoundsGoOn) {
     }
   });
   for (uint64_t round = 1; round <= kRounds; ++round) {
-    EXPECT_TRUE(shard_.Contribute(token, Share(kBucket, round, kFp16)).ok());
+    EXPECT_TRUE(member->Contribute(Share(kBucket, round, kFp16)).ok());
   }
   done = true;
   reader.Join();

@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "core/base/status_macros.h"
+#include "core/exchange/of_job.h"
 #include "server/aggregator/job.h"
 
 namespace thalweg {

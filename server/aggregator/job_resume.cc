@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "core/base/status_macros.h"
+#include "core/exchange/of_job.h"
 #include "server/aggregator/job.h"
 
 namespace thalweg {
@@ -39,7 +40,7 @@ std::vector<BucketRounds> Job::WantedFrom(uint32_t node) {
 }
 
 absl::Status Job::Supply(uint32_t node, const RoundResult& result, TimePoint now) {
-  absl::StatusOr<std::vector<std::shared_ptr<NodeSink>>> sinks;
+  absl::StatusOr<std::vector<std::shared_ptr<ServedNode>>> sinks;
   {
     MutexLock lock(mutex_);
     THALWEG_RETURN_IF_ERROR(CheckActiveLocked(node));
@@ -54,7 +55,7 @@ absl::Status Job::Supply(uint32_t node, const RoundResult& result, TimePoint now
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::vector<std::shared_ptr<NodeSink>>> Job::TakeSuppliedLocked(
+absl::StatusOr<std::vector<std::shared_ptr<ServedNode>>> Job::TakeSuppliedLocked(
     uint32_t node, const RoundResult& result) {
   const size_t bytes = result.payload.SizeBytes();
   // Formats that send indices beside elements take up to twice a chunk's bytes.
@@ -67,7 +68,7 @@ absl::StatusOr<std::vector<std::shared_ptr<NodeSink>>> Job::TakeSuppliedLocked(
   }
   THALWEG_ASSIGN_OR_RETURN(const std::vector<uint32_t> asked, resumption_.Supply(node, result));
   metrics_.supplied_results.Add(1);
-  std::vector<std::shared_ptr<NodeSink>> sinks;
+  std::vector<std::shared_ptr<ServedNode>> sinks;
   for (const uint32_t each : asked) {
     if (members_[each].sink != nullptr) sinks.push_back(members_[each].sink);
   }

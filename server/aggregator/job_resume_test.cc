@@ -159,7 +159,7 @@ class JobGathersAgainTest : public ::testing::Test {
     return request;
   }
   absl::Status Add(Job& job, const JoinRequest& request) {
-    return job.AddMember(request, request.node + 1, Now());
+    return job.AddMember(request, std::make_shared<ListSink>(), Now());
   }
 
   MetricRegistry registry_;

@@ -2,7 +2,6 @@
 #include <gtest/gtest.h>
 
 #include <memory>
-#include <vector>
 
 #include "server/aggregator/job_test_util.h"
 
@@ -11,15 +10,12 @@ namespace {
 
 using std::chrono::milliseconds;
 using std::chrono::seconds;
-using Tokens = std::vector<SessionToken>;
-
-constexpr SessionToken kToken = 7;
 
 // A job of one node, which has joined at begin_.
 class JobSeatsTest : public ::testing::Test {
  protected:
   JobSeatsTest() {
-    EXPECT_TRUE(job_.AddMember(Request(), kToken, begin_).ok());
+    EXPECT_TRUE(job_.AddMember(Request(), sink_, begin_).ok());
     EXPECT_TRUE(TermsOf(job_).ok());
   }
 
@@ -35,34 +31,16 @@ class JobSeatsTest : public ::testing::Test {
     return request;
   }
 
+  std::shared_ptr<ListSink> sink_ = std::make_shared<ListSink>();
   MetricRegistry registry_;
   ShardMetrics metrics_{registry_};
   MemoryBudget memory_{TestJob::kPlenty, metrics_.memory_reserved_bytes};
   FaultLog faults_;
   Job job_{Request(), 8, memory_, metrics_, faults_};
-  std::shared_ptr<ListSink> sink_ = std::make_shared<ListSink>();
   const TimePoint begin_ = Now();
 };
 
-TEST_F(JobSeatsTest, NodeThatIsHeardButOpensNoStreamLosesItsSeat) {
-  ASSERT_TRUE(job_.Heartbeat(0, begin_ + Job::kGoneTime).ok());
-  EXPECT_EQ(job_.Gone(begin_ + Job::kGoneTime), Tokens());
-  const TimePoint late = begin_ + Job::kGoneTime + milliseconds(1);
-  EXPECT_EQ(job_.Gone(late), Tokens{kToken});
-  ASSERT_TRUE(job_.Attach(0, sink_).ok());
-  EXPECT_EQ(job_.Gone(late), Tokens());
-}
-
-TEST_F(JobSeatsTest, NodeThatIsSilentForLongAfterItsJobHasFailedLosesItsSeat) {
-  ASSERT_TRUE(job_.Attach(0, sink_).ok());
-  ASSERT_TRUE(job_.Heartbeat(0, begin_ + seconds(1)).ok());
-  const TimePoint end = begin_ + seconds(1) + Job::kGoneTime;
-  EXPECT_EQ(job_.Gone(end), Tokens());
-  EXPECT_EQ(job_.Gone(end + milliseconds(1)), Tokens{kToken});
-}
-
 TEST_F(JobSeatsTest, NodeNotHeardOfForALeaseIsLost) {
-  ASSERT_TRUE(job_.Attach(0, sink_).ok());
   ASSERT_TRUE(job_.Heartbeat(0, begin_ + seconds(1)).ok());
   job_.Tick(begin_ + seconds(1) + kLease);
   EXPECT_TRUE(sink_->failures.empty());

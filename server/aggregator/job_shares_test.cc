@@ -4,10 +4,12 @@
 
 #include <functional>
 #include <future>
+#include <memory>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "server/aggregator/aggregator.h"
+#include "server/aggregator/job_test_util.h"
 #include "server/round/flow_plan.h"
 
 namespace thalweg {
@@ -25,7 +27,7 @@ constexpr Duration kPatience = std::chrono::seconds(30);  // far beyond what any
 class JobSharesTest : public ::testing::Test {
  protected:
   using Edit = std::function<void(JoinRequest&)>;
-  using Memberships = std::vector<absl::StatusOr<Membership>>;
+  using MemberOr = absl::StatusOr<std::unique_ptr<Member>>;
 
   // Returns the request of a node to the first of `num_shards` shards.
   JoinRequest Request(uint32_t node, uint32_t num_shards) const {
@@ -42,16 +44,16 @@ class JobSharesTest : public ::testing::Test {
   }
 
   // Joins all nodes at once.
-  Memberships JoinAll(uint32_t num_shards, const Edit& edit) {
-    std::vector<std::future<absl::StatusOr<Membership>>> joins;
+  std::vector<MemberOr> JoinAll(uint32_t num_shards, const Edit& edit) {
+    std::vector<std::future<MemberOr>> joins;
     for (uint32_t node = 0; node < num_nodes_; ++node) {
       JoinRequest request = Request(node, num_shards);
       edit(request);
       joins.push_back(std::async(std::launch::async, [this, request] {
-        return aggregator_.Join(request, Now() + kPatience);
+        return aggregator_.Join(request, std::make_shared<ListSink>(), Now() + kPatience);
       }));
     }
-    Memberships members;
+    std::vector<MemberOr> members;
     for (auto& join : joins) members.push_back(join.get());
     return members;
   }
@@ -72,26 +74,26 @@ TEST_F(JobSharesTest, AllNodesGetTheSharesThatFitWhatTheyHaveMeasured) {
   const double seconds = 1.2 / 1e8;
   for (const auto& member : members) {
     ASSERT_TRUE(member.ok()) << member.status();
-    EXPECT_EQ(member->weight, 0u);
-    EXPECT_THAT(member->shares, ElementsAre(kShareTotal / 5, kShareTotal / 5, kShareTotal / 5,
-                                            2 * (kShareTotal / 5)));
-    EXPECT_NEAR(member->forecast.seconds_per_byte, seconds, 1e-9 * seconds);
-    EXPECT_NEAR(member->forecast.load, 1.2, 1e-9);
+    EXPECT_EQ((*member)->terms().weight, 0u);
+    EXPECT_THAT((*member)->terms().shares, ElementsAre(kShareTotal / 5, kShareTotal / 5,
+                                                       kShareTotal / 5, 2 * (kShareTotal / 5)));
+    EXPECT_NEAR((*member)->terms().forecast.seconds_per_byte, seconds, 1e-9 * seconds);
+    EXPECT_NEAR((*member)->terms().forecast.load, 1.2, 1e-9);
   }
 }
 
 TEST_F(JobSharesTest, WithoutMeasurementsSharesAreEqual) {
   for (const auto& member : JoinAll(2, [](JoinRequest&) {})) {
     ASSERT_TRUE(member.ok()) << member.status();
-    EXPECT_THAT(member->shares, Each(kShareTotal / 2));
-    EXPECT_EQ(member->forecast, ShareForecast());
+    EXPECT_THAT((*member)->terms().shares, Each(kShareTotal / 2));
+    EXPECT_EQ((*member)->terms().forecast, ShareForecast());
   }
 }
 
 TEST_F(JobSharesTest, OtherShardsLeaveTheSharesToTheFirst) {
   for (const auto& member : JoinAll(2, [](JoinRequest& r) { r.shard = 1; })) {
     ASSERT_TRUE(member.ok()) << member.status();
-    EXPECT_THAT(member->shares, IsEmpty());
+    EXPECT_THAT((*member)->terms().shares, IsEmpty());
   }
 }
 
@@ -100,20 +102,21 @@ TEST_F(JobSharesTest, FirstShardReportsWhatItHasChosen) {
   const auto jobs = aggregator_.Report(Now()).jobs;
   ASSERT_THAT(jobs, SizeIs(1));
   ASSERT_TRUE(jobs[0].placement);
-  EXPECT_EQ(jobs[0].placement->shares, members[0]->shares);
-  EXPECT_EQ(jobs[0].placement->forecast, members[0]->forecast);
+  EXPECT_EQ(jobs[0].placement->shares, (*members[0])->terms().shares);
+  EXPECT_EQ(jobs[0].placement->forecast, (*members[0])->terms().forecast);
   EXPECT_EQ(jobs[0].placement->forecast.advice, Advice::kLocalShards);
   EXPECT_THAT(jobs[0].placement->text, HasSubstr("100 MB take 3 s, 2.25 times as long as in a"));
 }
 
 TEST_F(JobSharesTest, ShardsWhoseChoiceDoesNotCountReportNone) {
-  JoinAll(2, [](JoinRequest& r) { r.shard = 1; });
+  const auto members = JoinAll(2, [](JoinRequest& r) { r.shard = 1; });
   EXPECT_FALSE(aggregator_.Report(Now()).jobs[0].placement);
 
   num_nodes_ = 1;
   MetricRegistry registry;
   Aggregator weighted({.weight = 3}, registry);
-  ASSERT_TRUE(weighted.Join(Request(0, 1), Now() + kPatience).ok());
+  const auto member = weighted.Join(Request(0, 1), std::make_shared<ListSink>(), Now() + kPatience);
+  ASSERT_TRUE(member.ok()) << member.status();
   EXPECT_FALSE(weighted.Report(Now()).jobs[0].placement);
 }
 
@@ -128,10 +131,12 @@ TEST_F(JobSharesTest, WindowIsForTheShares) {
   });
   for (const auto& member : members) {
     ASSERT_TRUE(member.ok()) << member.status();
-    EXPECT_EQ(member->shares[1], 0u);
-    EXPECT_EQ(member->window_chunks, PlanFlow(link, member->shares, DType::kFloat32).window_chunks);
+    EXPECT_EQ((*member)->terms().shares[1], 0u);
+    EXPECT_EQ((*member)->terms().window_chunks,
+              PlanFlow(link, (*member)->terms().shares, DType::kFloat32).window_chunks);
     const std::vector<uint32_t> equal(3, 1);
-    EXPECT_NE(member->window_chunks, PlanFlow(link, equal, DType::kFloat32).window_chunks);
+    EXPECT_NE((*member)->terms().window_chunks,
+              PlanFlow(link, equal, DType::kFloat32).window_chunks);
   }
 }
 
@@ -158,7 +163,8 @@ TEST_F(JobSharesTest, ShardsThatCannotBeAreRefused) {
   const auto refusal = [&](const Edit& edit) {
     JoinRequest request = Request(1, 2);
     edit(request);
-    const absl::Status status = aggregator_.Join(request, Now() + kPatience).status();
+    const absl::Status status =
+        aggregator_.Join(request, std::make_shared<ListSink>(), Now() + kPatience).status();
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
     return std::string(status.message());
   };

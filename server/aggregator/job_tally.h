@@ -4,7 +4,7 @@
 #include <map>
 
 #include "core/base/metrics.h"
-#include "core/base/shard_report.h"
+#include "core/exchange/shard_report.h"
 #include "server/round/layout_registry.h"
 
 namespace thalweg {

@@ -43,13 +43,19 @@ void Job::AnswerWaiting(TimePoint now) {
     const bool is_late = std::any_of(waiting_.begin(), waiting_.end(),
                                      [now](const Waiting& w) { return w.deadline <= now; });
     if (is_late && failure_.ok() && !IsCompleteLocked()) {
-      FailLocked(absl::DeadlineExceededError(absl::StrCat(  // no node has a stream to be told on
-          MissingMembersLocked(), " did not join aggregator shard ", spec_.shard)));
+      FailLocked(absl::DeadlineExceededError(
+          absl::StrCat(MissingMembersLocked(), " did not join aggregator shard ", spec_.shard)));
     }
     if (!failure_.ok()) {
       answer = failure_;
     } else if (IsCompleteLocked()) {
-      answer = Terms{kEpoch, flow_, slowest_, costs_, plan_};
+      answer = Terms{.epoch = kEpoch,
+                     .chunk_bytes = flow_.chunk_bytes,
+                     .window_chunks = flow_.window_chunks,
+                     .link = slowest_,
+                     .costs = costs_,
+                     .shares = plan_.shares,
+                     .forecast = plan_.forecast};
     } else {
       return;
     }
@@ -78,7 +84,6 @@ void Job::LearnLocked(const JoinRequest& request) {
 }
 
 absl::Status Job::BeginLocked(TimePoint now) {
-  complete_since_ = now;
   // The leases begin when the job does: until then the nodes waited here and could send nothing.
   for (Member& member : members_) member.last_heard = now;
   // The first shard chooses for all; the nodes tell the others.

@@ -15,7 +15,7 @@
 
 namespace thalweg {
 
-struct ListSink : NodeSink {
+struct ListSink : ServedNode {
   void OnResult(RoundResult result) override { results.push_back(std::move(result)); }
   void OnFailed(absl::Status why) override { failures.push_back(std::move(why)); }
   uint64_t Reconnections() const override { return reconnections; }
@@ -31,9 +31,9 @@ inline Bytes BytesOf(const Payload& payload) {
 }
 
 // Returns what a node of the job is told that waits no longer.
-inline absl::StatusOr<Job::Terms> TermsOf(Job& job) {
-  absl::StatusOr<Job::Terms> answer = absl::InternalError("WhenComplete did not answer");
-  job.WhenComplete(Now(), [&answer](const absl::StatusOr<Job::Terms>& terms) { answer = terms; });
+inline absl::StatusOr<Terms> TermsOf(Job& job) {
+  absl::StatusOr<Terms> answer = absl::InternalError("WhenComplete did not answer");
+  job.WhenComplete(Now(), [&answer](const absl::StatusOr<Terms>& terms) { answer = terms; });
   return answer;
 }
 
@@ -62,13 +62,10 @@ class TestJob {
       request.node_name = absl::StrCat("host", node);
       request.workers = workers_[node];
       if (!rounds.empty()) request.resume = rounds[node];
-      EXPECT_TRUE(job_->AddMember(request, node + 1, Now()).ok());
+      sinks_.push_back(std::make_shared<ListSink>());
+      EXPECT_TRUE(job_->AddMember(request, sinks_.back(), Now()).ok());
     }
     EXPECT_TRUE(TermsOf(*job_).ok());
-    for (uint32_t node = 0; node < workers_.size(); ++node) {
-      sinks_.push_back(std::make_shared<ListSink>());
-      EXPECT_TRUE(job_->Attach(node, sinks_.back()).ok());
-    }
   }
 
   // Announces, for all nodes, a bucket of `elems` float32 elements to be sent in `wire`.

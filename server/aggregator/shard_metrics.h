@@ -5,7 +5,7 @@
 
 #include "core/base/metrics.h"
 #include "core/base/outcome_counters.h"
-#include "core/base/shard_report.h"
+#include "core/exchange/shard_report.h"
 
 namespace thalweg {
 

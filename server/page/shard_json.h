@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "core/base/shard_report.h"
+#include "core/exchange/shard_report.h"
 
 namespace thalweg {
 

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "core/base/http_reply.h"
-#include "core/base/shard_report.h"
+#include "core/exchange/shard_report.h"
 #include "server/page/shard_json.h"
 
 namespace thalweg {

@@ -5,7 +5,8 @@
 #include <cstdint>
 #include <span>
 
-#include "core/base/exchange.h"
+#include "core/base/wire_format.h"
+#include "core/exchange/link_speed.h"
 
 namespace thalweg {
 

@@ -5,7 +5,7 @@
 #include <span>
 
 #include "absl/status/statusor.h"
-#include "core/base/exchange.h"
+#include "core/exchange/rounds.h"
 #include "server/round/residual_store.h"
 #include "server/round/round_engine.h"
 

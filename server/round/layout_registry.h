@@ -10,8 +10,8 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "core/base/exchange.h"
 #include "core/base/layout.h"
+#include "core/exchange/rounds.h"
 
 namespace thalweg {
 

@@ -7,7 +7,7 @@
 #include <span>
 #include <vector>
 
-#include "core/base/exchange.h"
+#include "core/exchange/join.h"
 #include "server/round/share_plan.h"
 
 namespace thalweg {

@@ -17,7 +17,7 @@
 
 #include "absl/status/statusor.h"
 #include "core/base/clock.h"
-#include "core/base/exchange.h"
+#include "core/exchange/rounds.h"
 
 namespace thalweg {
 

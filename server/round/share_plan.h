@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "core/base/exchange.h"
+#include "core/exchange/shares.h"
 
 namespace thalweg {
 

@@ -9,6 +9,8 @@
 #include <numeric>
 #include <vector>
 
+#include "core/base/shard_place.h"
+
 namespace thalweg {
 namespace {
 

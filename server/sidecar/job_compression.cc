@@ -30,7 +30,7 @@ JobCompression::JobCompression(std::string job, const CodecPolicy& policy, uint3
                       : std::vector<CodecSpec>()),
       terms_{candidates_, {}, {}, num_nodes, num_shards} {}
 
-void JobCompression::Agree(const Membership& agreed, const ShareForecast& forecast) {
+void JobCompression::Agree(const Terms& agreed, const ShareForecast& forecast) {
   MutexLock lock(mutex_);
   terms_.costs = agreed.costs;
   terms_.link = agreed.link;

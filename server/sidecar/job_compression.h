@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "core/base/codec_policy.h"
-#include "core/base/exchange.h"
 #include "core/base/mutex.h"
+#include "core/exchange/join.h"
 #include "core/ipc/message.h"
 #include "server/sidecar/codec/auto_codec.h"
 #include "server/sidecar/node_bucket.h"
@@ -27,7 +27,7 @@ class JobCompression {
   const std::vector<CodecSpec>& candidates() const { return candidates_; }
   // Takes what the nodes know of each other once they have joined; `forecast` is that of the shares
   // in use.
-  void Agree(const Membership& agreed, const ShareForecast& forecast);
+  void Agree(const Terms& agreed, const ShareForecast& forecast);
   // The number, among the policy's codecs, of what auto takes for a bucket. Says why.
   uint32_t Choose(BucketId id, const BucketLayout& layout);
 

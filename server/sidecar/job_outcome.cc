@@ -1,6 +1,6 @@
 #include "server/sidecar/job_outcome.h"
 
-#include "core/base/exchange.h"
+#include "core/exchange/of_job.h"
 
 namespace thalweg {
 

@@ -4,7 +4,6 @@
 #include <cstdint>
 #include <map>
 
-#include "core/base/exchange.h"
 #include "core/base/gradient_path.h"
 #include "core/base/metrics.h"
 #include "core/base/outcome_counters.h"

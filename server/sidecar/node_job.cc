@@ -11,6 +11,7 @@
 #include "core/base/log.h"
 #include "core/base/protocol.h"
 #include "core/base/status_macros.h"
+#include "core/exchange/of_job.h"
 #include "server/round/share_plan.h"
 #include "server/sidecar/codec/codec_costs.h"
 
@@ -40,11 +41,11 @@ std::string AnnouncePlacement(const ipc::Hello& job, const SharePlan& plan) {
   return placement;
 }
 
-// Passes on what one shard tells the job. It refers to the job weakly, because shards may hold a
-// sink longer.
-class ShardSink : public NodeSink {
+// Passes on what one shard tells the job. It refers to the job weakly, because shards may hold it
+// longer.
+class ShardEvents : public MemberEvents {
  public:
-  ShardSink(std::weak_ptr<NodeJob> job, uint32_t shard) : job_(std::move(job)), shard_(shard) {}
+  ShardEvents(std::weak_ptr<NodeJob> job, uint32_t shard) : job_(std::move(job)), shard_(shard) {}
 
   void OnResult(RoundResult result) override {
     if (const auto job = job_.lock()) job->OnResult(shard_, result);
@@ -219,9 +220,9 @@ absl::Status NodeJob::JoinShards() {
   request.costs = MeasureCosts(compression_.candidates(), spec_.num_nodes, context_.threads);
   const std::weak_ptr<NodeJob> self = weak_from_this();
   THALWEG_RETURN_IF_ERROR(shards_.Join(
-      request, [&](uint32_t shard) { return std::make_shared<ShardSink>(self, shard); },
+      request, [&](uint32_t shard) { return std::make_shared<ShardEvents>(self, shard); },
       created_ + patience_.silence.sidecar()));
-  const Membership agreed = shards_.agreed();
+  const Terms agreed = shards_.agreed();
   const SharePlan plan = shards_.plan();
   compression_.Agree(agreed, plan.forecast);
   BucketTerms terms;

@@ -14,8 +14,8 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "core/base/exchange.h"
 #include "core/base/thread.h"
+#include "core/exchange/rounds.h"
 #include "core/ipc/connection.h"
 #include "core/ipc/message.h"
 #include "server/sidecar/bucket_table.h"
@@ -36,9 +36,9 @@ namespace thalweg {
 // shard.
 class NodeJob : public std::enable_shared_from_this<NodeJob>, private RoundRunner::Listener {
  public:
-  // Shared: shards hold sinks that refer to the job weakly. The job uses the shards, which it does
-  // not own, until Stop has returned: the last reference to it may be a sink's, which must not
-  // release a shard.
+  // Shared: shards report to objects that refer to the job weakly. The job uses the shards, which
+  // it does not own, until Stop has returned: the last reference to it may be one of theirs, which
+  // must not release a shard.
   static std::shared_ptr<NodeJob> Start(const ipc::Hello& first,
                                         const ShardDirectory::JobShards& shards,
                                         NodeContext& context);
@@ -68,7 +68,7 @@ class NodeJob : public std::enable_shared_from_this<NodeJob>, private RoundRunne
   // The last worker has left: the job is over, and to be stopped.
   bool IsFinished() const { return roster_.IsOver(); }
   // Ends the threads, after the workers and shards have been told of a failure. Idempotent; must
-  // come before the last reference goes, and not from a sink.
+  // come before the last reference goes, and not from an event.
   void Stop();
   std::string name() const { return spec_.job; }
 

@@ -7,9 +7,9 @@
 
 #include "absl/status/status.h"
 #include "core/base/clock.h"
-#include "core/base/exchange.h"
 #include "core/base/layout.h"
 #include "core/base/wire_format.h"
+#include "core/exchange/rounds.h"
 
 namespace thalweg {
 

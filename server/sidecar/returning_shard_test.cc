@@ -4,7 +4,10 @@
 #include <gtest/gtest.h>
 
 #include <functional>
+#include <memory>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "core/base/protocol.h"
@@ -23,58 +26,24 @@ constexpr BucketId kBucket{1, 0, 0};
 
 TimePoint Soon() { return Now() + kTestPatience; }
 
-// The shard writes down what it hears, as words that begin with the token. A Join gets the next
-// token. Set the answers before they are asked for, or within on_join.
+// The shard writes down what it hears, as words that begin with the number of the membership. Set
+// the answers before they are asked for, or within on_join.
 class ForgetfulShard : public Shard {
  public:
   absl::StatusOr<LinkSpeed> MeasureLink(TimePoint) override { return LinkSpeed{}; }
-  absl::StatusOr<Membership> Join(const JoinRequest& request, TimePoint) override {
+  absl::StatusOr<std::unique_ptr<Member>> Join(const JoinRequest& request,
+                                               std::shared_ptr<MemberEvents> events,
+                                               TimePoint) override {
     if (on_join) on_join();
     MutexLock lock(mutex_);
     joins_.push_back(request);
     changed_.NotifyAll();
     if (!refusal.ok()) return refusal;
-    Membership membership{++token_, 1, kMinChunkBytes, 4};
-    membership.resumed = request.resume.has_value() && resumes;
-    membership.wanted = wanted;
-    return membership;
-  }
-  absl::Status Attach(SessionToken token, const std::string&,
-                      std::shared_ptr<NodeSink> sink) override {
-    MutexLock lock(mutex_);
-    if (token == token_) sink_ = std::move(sink);
-    return absl::OkStatus();
-  }
-  absl::Status RegisterBucket(SessionToken token, const BucketAnnouncement& bucket,
-                              TimePoint) override {
-    return Note(token, absl::StrCat("register ", ToString(bucket.id)));
-  }
-  absl::Status Contribute(SessionToken token, Contribution contribution) override {
-    return Note(token, absl::StrCat("contribute ", contribution.id.chunk, " round ",
-                                    contribution.id.round));
-  }
-  absl::Status Supply(SessionToken token, RoundResult result) override {
-    return Note(token, absl::StrCat("supply ", result.id.chunk, " round ", result.id.round));
-  }
-  absl::StatusOr<std::vector<float>> ReadResidual(SessionToken token, BucketId, uint32_t,
-                                                  TimePoint) override {
-    const absl::Status status = Note(token, "read");
-    if (!status.ok()) return status;
-    return std::vector<float>{1};
-  }
-  absl::Status WriteResidual(SessionToken token, BucketId, uint32_t, std::span<const float>,
-                             TimePoint) override {
-    return Note(token, "write");
-  }
-  absl::StatusOr<ClockReading> Heartbeat(SessionToken token, TimePoint) override {
-    MutexLock lock(mutex_);
-    if (token <= forgotten_) return absl::NotFoundError("no such membership");
-    return ClockReading{"a boot", 1};
-  }
-  void Leave(SessionToken token, const absl::Status&) override {
-    MutexLock lock(mutex_);
-    left_.push_back(token);
-    changed_.NotifyAll();
+    sink_ = std::move(events);
+    Terms terms{1, kMinChunkBytes, 4};
+    terms.resumed = request.resume.has_value() && resumes;
+    terms.wanted = wanted;
+    return std::make_unique<Membership>(*this, ++number_, std::move(terms));
   }
 
   // Restarts the shard; the stream tells the node, unless it is silent.
@@ -82,12 +51,12 @@ class ForgetfulShard : public Shard {
     const auto sink = Forget();
     if (!silently) sink->OnFailed(absl::NotFoundError("no such membership"));
   }
-  std::shared_ptr<NodeSink> Forget() {
+  std::shared_ptr<MemberEvents> Forget() {
     MutexLock lock(mutex_);
-    forgotten_ = token_;
+    forgotten_ = number_;
     return sink_;
   }
-  std::shared_ptr<NodeSink> sink() {
+  std::shared_ptr<MemberEvents> sink() {
     MutexLock lock(mutex_);
     return sink_;
   }
@@ -111,7 +80,7 @@ class ForgetfulShard : public Shard {
     });
     return joins_;
   }
-  std::vector<SessionToken> WaitForLeaves(size_t count) {
+  std::vector<int> WaitForLeaves(size_t count) {
     MutexLock lock(mutex_);
     changed_.WaitUntil(mutex_, Soon(), [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
       return left_.size() >= count;
@@ -125,25 +94,69 @@ class ForgetfulShard : public Shard {
   std::vector<BucketRounds> wanted;
 
  private:
-  absl::Status Note(SessionToken token, const std::string& what) {
-    MutexLock lock(mutex_);
-    if (token <= forgotten_) return absl::NotFoundError("no such membership");
-    calls_.push_back(absl::StrCat(token, " ", what));
-    changed_.NotifyAll();
-    return absl::OkStatus();
-  }
+  class Membership : public Member {
+   public:
+    Membership(ForgetfulShard& shard, int number, Terms terms)
+        : shard_(shard), number_(number), terms_(std::move(terms)) {}
+    ~Membership() override { Leave(absl::OkStatus()); }
+
+    const Terms& terms() const override { return terms_; }
+    absl::Status Register(const BucketAnnouncement& bucket, TimePoint) override {
+      return Note(absl::StrCat("register ", ToString(bucket.id)));
+    }
+    absl::Status Contribute(Contribution contribution) override {
+      const RoundId& id = contribution.id;
+      return Note(absl::StrCat("contribute ", id.chunk, " round ", id.round));
+    }
+    absl::Status Supply(RoundResult result) override {
+      return Note(absl::StrCat("supply ", result.id.chunk, " round ", result.id.round));
+    }
+    absl::StatusOr<std::vector<float>> ReadResidual(BucketId, uint32_t, TimePoint) override {
+      const absl::Status status = Note("read");
+      if (!status.ok()) return status;
+      return std::vector<float>{1};
+    }
+    absl::Status WriteResidual(BucketId, uint32_t, std::span<const float>, TimePoint) override {
+      return Note("write");
+    }
+    absl::StatusOr<ClockReading> Heartbeat(TimePoint) override {
+      MutexLock lock(shard_.mutex_);
+      if (number_ <= shard_.forgotten_) return absl::NotFoundError("no such membership");
+      return ClockReading{"a boot", 1};
+    }
+    void Leave(const absl::Status&) override {
+      MutexLock lock(shard_.mutex_);
+      if (std::exchange(has_left_, true)) return;
+      shard_.left_.push_back(number_);
+      shard_.changed_.NotifyAll();
+    }
+
+   private:
+    absl::Status Note(const std::string& what) {
+      MutexLock lock(shard_.mutex_);
+      if (number_ <= shard_.forgotten_) return absl::NotFoundError("no such membership");
+      shard_.calls_.push_back(absl::StrCat(number_, " ", what));
+      shard_.changed_.NotifyAll();
+      return absl::OkStatus();
+    }
+
+    ForgetfulShard& shard_;
+    const int number_;
+    const Terms terms_;
+    bool has_left_ = false;
+  };
 
   Mutex mutex_;
   CondVar changed_;
-  SessionToken token_ ABSL_GUARDED_BY(mutex_) = 0;
-  SessionToken forgotten_ ABSL_GUARDED_BY(mutex_) = 0;
-  std::shared_ptr<NodeSink> sink_ ABSL_GUARDED_BY(mutex_);
+  int number_ ABSL_GUARDED_BY(mutex_) = 0;  // of the latest membership
+  int forgotten_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::shared_ptr<MemberEvents> sink_ ABSL_GUARDED_BY(mutex_);
   std::vector<JoinRequest> joins_ ABSL_GUARDED_BY(mutex_);
   std::vector<std::string> calls_ ABSL_GUARDED_BY(mutex_);
-  std::vector<SessionToken> left_ ABSL_GUARDED_BY(mutex_);
+  std::vector<int> left_ ABSL_GUARDED_BY(mutex_);
 };
 
-class NodeEnd : public NodeSink {
+class NodeEnd : public MemberEvents {
  public:
   void OnResult(RoundResult result) override {
     MutexLock lock(mutex_);
@@ -176,25 +189,26 @@ class NodeEnd : public NodeSink {
 class ReturningShardTest : public ::testing::Test {
  protected:
   void Start(Duration patience = kTestPatience) {
-    node_ = std::make_unique<ReturningShard>(shard_, patience, metrics_);
+    returning_ = std::make_unique<ReturningShard>(shard_, patience, metrics_);
     JoinRequest request;
     request.job = "job";
     request.shard = 3;
-    const auto membership = node_->Join(request, Soon());
-    ASSERT_TRUE(membership.ok()) << membership.status();
-    ASSERT_TRUE(node_->Attach(membership->token, "", end_).ok());
+    auto member = returning_->Join(request, end_, Soon());
+    ASSERT_TRUE(member.ok()) << member.status();
+    node_ = *std::move(member);
     ASSERT_TRUE(Register().ok());
   }
-  absl::Status Register() { return node_->RegisterBucket(1, {kBucket, {}}, Soon()); }
+  absl::Status Register() { return node_->Register({kBucket, {}}, Soon()); }
   absl::Status Contribute(uint32_t chunk, uint64_t round) {
-    return node_->Contribute(1, {{kBucket, chunk, round}, 1, WireFormat::kFloat32, 1, Payload()});
+    return node_->Contribute({{kBucket, chunk, round}, 1, WireFormat::kFloat32, 1, Payload()});
   }
   double KeptBytes() { return metrics_.GetGauge("thalweg_sidecar_kept_result_bytes", "").Value(); }
 
   MetricRegistry metrics_;
   std::shared_ptr<ForgetfulShard> shard_ = std::make_shared<ForgetfulShard>();
   std::shared_ptr<NodeEnd> end_ = std::make_shared<NodeEnd>();
-  std::unique_ptr<ReturningShard> node_;
+  std::unique_ptr<ReturningShard> returning_;
+  std::unique_ptr<Member> node_;
 };
 
 TEST_F(ReturningShardTest, RestartedShardGetsEverythingBack) {
@@ -215,15 +229,15 @@ TEST_F(ReturningShardTest, RestartedShardGetsEverythingBack) {
   EXPECT_THAT(*joins[1].resume, ElementsAre(BucketRounds{kBucket, {1}}));
   EXPECT_EQ(joins[1].chunk_bytes, kMinChunkBytes);
   EXPECT_EQ(joins[1].window_chunks, 4u);
-  EXPECT_THAT(shard_->WaitForLeaves(1), ElementsAre(1u));
+  EXPECT_THAT(shard_->WaitForLeaves(1), ElementsAre(1));
   shard_->Answer(1, 1);
   shard_->Answer(0, 2);
   EXPECT_THAT(end_->results(),
               ElementsAre(RoundId{kBucket, 0, 1}, RoundId{kBucket, 1, 1}, RoundId{kBucket, 0, 2}));
   EXPECT_THAT(end_->WaitForFailures(0), IsEmpty());
-  EXPECT_TRUE(node_->Heartbeat(1, Soon()).ok());
-  node_->Leave(1, absl::OkStatus());
-  EXPECT_THAT(shard_->WaitForLeaves(2), ElementsAre(1u, 2u));
+  EXPECT_TRUE(node_->Heartbeat(Soon()).ok());
+  node_->Leave(absl::OkStatus());
+  EXPECT_THAT(shard_->WaitForLeaves(2), ElementsAre(1, 2));
 }
 
 TEST_F(ReturningShardTest, ResultOfAForgottenMembershipDoesNotCount) {
@@ -246,16 +260,16 @@ TEST_F(ReturningShardTest, CallsDuringTheReturnReachTheNewMembership) {
   shard_->on_join = [&] {
     // While the node joins, its threads go on.
     EXPECT_TRUE(Contribute(5, 1).ok());
-    EXPECT_TRUE(absl::IsUnavailable(node_->Heartbeat(1, Soon()).status()));
+    EXPECT_TRUE(absl::IsUnavailable(node_->Heartbeat(Soon()).status()));
   };
   const auto sink = shard_->Forget();
   // The call is the first to learn of it, and waits for the stream to end.
   Thread caller("caller",
-                [&] { EXPECT_EQ(*node_->ReadResidual(1, kBucket, 0, Soon()), std::vector{1.f}); });
-  EXPECT_TRUE(absl::IsUnavailable(node_->Heartbeat(1, Soon()).status()));
+                [&] { EXPECT_EQ(*node_->ReadResidual(kBucket, 0, Soon()), std::vector{1.f}); });
+  EXPECT_TRUE(absl::IsUnavailable(node_->Heartbeat(Soon()).status()));
   sink->OnFailed(absl::NotFoundError("no such membership"));
   caller.Join();
-  EXPECT_TRUE(node_->WriteResidual(1, kBucket, 0, {}, Soon()).ok());
+  EXPECT_TRUE(node_->WriteResidual(kBucket, 0, {}, Soon()).ok());
   EXPECT_THAT(shard_->WaitForCalls(5),
               ::testing::UnorderedElementsAre("1 register 1", "2 register 1",
                                               "2 contribute 5 round 1", "2 read", "2 write"));
@@ -308,7 +322,7 @@ TEST_F(ReturningShardTest, ShardOfAnEarlierReleaseIsLeftAgain) {
   const auto failures = end_->WaitForFailures(1);
   ASSERT_EQ(failures.size(), 1u);
   EXPECT_THAT(std::string(failures[0].message()), HasSubstr("its release cannot resume jobs"));
-  EXPECT_THAT(shard_->WaitForLeaves(2), ElementsAre(1u, 2u));
+  EXPECT_THAT(shard_->WaitForLeaves(2), ElementsAre(1, 2));
 }
 
 TEST_F(ReturningShardTest, OtherFailuresArePassedOnAtOnce) {
@@ -323,10 +337,11 @@ TEST_F(ReturningShardTest, OtherFailuresArePassedOnAtOnce) {
 TEST_F(ReturningShardTest, NodeThatLeavesWhileItReturnsLeavesTheNewMembershipToo) {
   Start();
   ASSERT_TRUE(Contribute(0, 1).ok());
-  shard_->on_join = [&] { node_->Leave(1, absl::CancelledError("the job has ended")); };
+  shard_->on_join = [&] { node_->Leave(absl::CancelledError("the job has ended")); };
   shard_->Restart();
-  EXPECT_THAT(shard_->WaitForLeaves(2), ElementsAre(1u, 2u));
+  EXPECT_THAT(shard_->WaitForLeaves(2), ElementsAre(1, 2));
   node_.reset();
+  returning_.reset();
   EXPECT_THAT(end_->WaitForFailures(0), IsEmpty());
   EXPECT_EQ(shard_->WaitForCalls(0).size(), 2u);  // none of the new membership
 }
@@ -340,7 +355,7 @@ TEST_F(ReturningShardTest, BytesOfKeptResultsAreShownUntilTheNodeLeaves) {
   shard_->sink()->OnResult(std::move(result));
   EXPECT_EQ(KeptBytes(), 100);
   EXPECT_EQ(bytes.use_count(), 2);
-  node_->Leave(1, absl::OkStatus());
+  node_->Leave(absl::OkStatus());
   EXPECT_EQ(KeptBytes(), 0);
   EXPECT_EQ(bytes.use_count(), 1);
 }

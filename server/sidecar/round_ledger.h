@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "core/base/exchange.h"
+#include "core/exchange/rounds.h"
 
 namespace thalweg {
 

@@ -15,8 +15,8 @@
 
 #include "absl/status/status.h"
 #include "core/base/clock.h"
-#include "core/base/exchange.h"
 #include "core/base/loss_scale.h"
+#include "core/exchange/rounds.h"
 #include "core/ipc/message.h"
 #include "server/sidecar/arena_gradient.h"
 #include "server/sidecar/bucket_table.h"

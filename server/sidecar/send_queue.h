@@ -6,8 +6,8 @@
 #include <optional>
 
 #include "core/base/clock.h"
-#include "core/base/exchange.h"
 #include "core/base/metrics.h"
+#include "core/exchange/rounds.h"
 
 namespace thalweg {
 

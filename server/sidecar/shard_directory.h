@@ -7,9 +7,9 @@
 #include <string>
 #include <vector>
 
-#include "core/base/exchange.h"
 #include "core/base/job_signer.h"
 #include "core/base/mutex.h"
+#include "core/exchange/shard.h"
 #include "core/ipc/message.h"
 
 namespace thalweg {

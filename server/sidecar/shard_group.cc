@@ -23,7 +23,7 @@ constexpr int kFirstComparisons = 5;
 constexpr uint32_t kLeastWindow = 2;
 
 // Returns what the shards sum, from their weights and what the first one has chosen.
-absl::StatusOr<SharePlan> Settle(std::vector<uint32_t> weights, const Membership& first) {
+absl::StatusOr<SharePlan> Settle(std::vector<uint32_t> weights, const Terms& first) {
   const auto is_set = [](uint32_t weight) { return weight > 0; };
   if (std::any_of(weights.begin(), weights.end(), is_set)) {
     for (uint32_t& weight : weights) weight = std::max(weight, 1u);
@@ -74,9 +74,9 @@ absl::Status ShardGroup::MeasureLinks(JoinRequest* request, TimePoint deadline) 
   return absl::OkStatus();
 }
 
-absl::Status ShardGroup::Join(JoinRequest request,
-                              const std::function<std::shared_ptr<NodeSink>(uint32_t)>& make_sink,
-                              TimePoint deadline) {
+absl::Status ShardGroup::Join(
+    JoinRequest request, const std::function<std::shared_ptr<MemberEvents>(uint32_t)>& events_of,
+    TimePoint deadline) {
   request.num_shards = size();
   THALWEG_RETURN_IF_ERROR(MeasureLinks(&request, deadline));
   std::vector<uint32_t> weights;
@@ -84,28 +84,28 @@ absl::Status ShardGroup::Join(JoinRequest request,
   // previous shards.
   for (uint32_t k = 0; k < size(); ++k) {
     request.shard = k;
-    THALWEG_ASSIGN_OR_RETURN(const Membership membership, shards_[k]->Join(request, deadline));
+    THALWEG_ASSIGN_OR_RETURN(std::unique_ptr<Member> member,
+                             shards_[k]->Join(request, events_of(k), deadline));
+    const Terms& terms = member->terms();
     // The first shard chooses the chunk size and the window, which the others are told, and settles
     // the costs and the shares.
-    if (k == 0 && membership.costs.size() != request.costs.size()) {
+    if (k == 0 && terms.costs.size() != request.costs.size()) {
       return absl::InvalidArgumentError(
-          absl::StrCat("aggregator shard 0 answered with the costs of ", membership.costs.size(),
+          absl::StrCat("aggregator shard 0 answered with the costs of ", terms.costs.size(),
                        " codecs, expected ", request.costs.size()));
     }
-    request.chunk_bytes = membership.chunk_bytes;
-    request.window_chunks = membership.window_chunks;
+    request.chunk_bytes = terms.chunk_bytes;
+    request.window_chunks = terms.window_chunks;
     request.costs.clear();
     request.shard_rates.clear();
-    weights.push_back(membership.weight);
-    {
-      MutexLock lock(mutex_);
-      states_[k].membership = membership;
-      states_[k].last_heard = Now();
-    }
-    THALWEG_RETURN_IF_ERROR(shards_[k]->Attach(membership.token, request.identity, make_sink(k)));
+    weights.push_back(terms.weight);
     for (int i = 0; trace_ != nullptr && i < kFirstComparisons; ++i) {
-      CallHeartbeat(k, membership.token).IgnoreError();  // the exchange will report what is wrong
+      CallHeartbeat(k, *member).IgnoreError();  // the exchange will report what is wrong
     }
+    MutexLock lock(mutex_);
+    if (left_) return LeftLocked();
+    states_[k].member = std::move(member);
+    states_[k].last_heard = Now();
   }
   THALWEG_ASSIGN_OR_RETURN(SharePlan plan, Settle(std::move(weights), agreed()));
   MutexLock lock(mutex_);
@@ -114,20 +114,20 @@ absl::Status ShardGroup::Join(JoinRequest request,
   for (uint32_t k = 0; k < size(); ++k) {
     State& state = states_[k];
     state.share->Set(plan.shares[k] / total);
-    const double window = std::ceil(state.membership->window_chunks * plan.shares[k] / largest);
-    state.window = std::min(std::max(static_cast<uint32_t>(window), kLeastWindow),
-                            state.membership->window_chunks);
+    const uint32_t most = state.member->terms().window_chunks;
+    const double window = std::ceil(most * plan.shares[k] / largest);
+    state.window = std::min(std::max(static_cast<uint32_t>(window), kLeastWindow), most);
   }
   placements_.assign(kMaxParts, Placement(plan.shares));
   plan_ = std::move(plan);
   return absl::OkStatus();
 }
 
-absl::StatusOr<SessionToken> ShardGroup::Token(uint32_t shard) {
+absl::StatusOr<Member*> ShardGroup::MemberOf(uint32_t shard) {
   MutexLock lock(mutex_);
   if (left_) return LeftLocked();
-  if (!states_[shard].membership) return absl::FailedPreconditionError("shard not joined");
-  return states_[shard].membership->token;
+  if (states_[shard].member == nullptr) return absl::FailedPreconditionError("shard not joined");
+  return states_[shard].member.get();
 }
 
 absl::Status ShardGroup::LeftLocked() const {
@@ -145,8 +145,8 @@ absl::StatusOr<std::vector<uint32_t>> ShardGroup::RegisterBucket(BucketAnnouncem
   }
   bucket.placement = Placement::Fingerprint(placed);
   for (uint32_t k = 0; k < size(); ++k) {
-    THALWEG_ASSIGN_OR_RETURN(const SessionToken token, Token(k));
-    THALWEG_RETURN_IF_ERROR(shards_[k]->RegisterBucket(token, bucket, deadline));
+    THALWEG_ASSIGN_OR_RETURN(Member* const member, MemberOf(k));
+    THALWEG_RETURN_IF_ERROR(member->Register(bucket, deadline));
   }
   return placed;
 }
@@ -157,8 +157,8 @@ absl::Status ShardGroup::Contribute(uint32_t k, Contribution contribution) {
     MutexLock lock(mutex_);
     if (left_) return LeftLocked();
     State& state = states_[k];
-    if (!state.membership) return absl::FailedPreconditionError("shard not joined");
-    contribution.epoch = state.membership->epoch;
+    if (state.member == nullptr) return absl::FailedPreconditionError("shard not joined");
+    contribution.epoch = state.member->terms().epoch;
     if (!state.queues[part].Push(std::move(contribution))) return absl::OkStatus();
   }
   return Send(k, part);
@@ -175,28 +175,28 @@ absl::Status ShardGroup::OnAnswered(uint32_t k, uint32_t part) {
 absl::Status ShardGroup::Send(uint32_t k, uint32_t part) {
   while (true) {
     std::optional<Contribution> next;
-    SessionToken token = 0;
+    Member* member = nullptr;
     {
       MutexLock lock(mutex_);
       next = states_[k].queues[part].Next(states_[k].window, Now());
-      token = states_[k].membership->token;
+      member = states_[k].member.get();
     }
     if (!next) return absl::OkStatus();
     // A shard in this process may have the round's result, and call OnAnswered, before it returns.
-    THALWEG_RETURN_IF_ERROR(shards_[k]->Contribute(token, *std::move(next)));
+    THALWEG_RETURN_IF_ERROR(member->Contribute(*std::move(next)));
   }
 }
 
 absl::StatusOr<std::vector<float>> ShardGroup::ReadResidual(uint32_t k, BucketId bucket,
                                                             uint32_t chunk, TimePoint deadline) {
-  THALWEG_ASSIGN_OR_RETURN(const SessionToken token, Token(k));
-  return shards_[k]->ReadResidual(token, bucket, chunk, deadline);
+  THALWEG_ASSIGN_OR_RETURN(Member* const member, MemberOf(k));
+  return member->ReadResidual(bucket, chunk, deadline);
 }
 
 absl::Status ShardGroup::WriteResidual(uint32_t k, BucketId bucket, uint32_t chunk,
                                        std::span<const float> residual, TimePoint deadline) {
-  THALWEG_ASSIGN_OR_RETURN(const SessionToken token, Token(k));
-  return shards_[k]->WriteResidual(token, bucket, chunk, residual, deadline);
+  THALWEG_ASSIGN_OR_RETURN(Member* const member, MemberOf(k));
+  return member->WriteResidual(bucket, chunk, residual, deadline);
 }
 
 std::string ShardGroup::Debtors() { return SilentDebtors(TimePoint::max()); }
@@ -215,15 +215,15 @@ std::string ShardGroup::SilentDebtors(TimePoint since) {
 }
 
 absl::Status ShardGroup::Heartbeat(uint32_t k) {
-  const auto token = Token(k);
-  if (!token.ok()) return absl::OkStatus();  // not joined yet, or over
-  const absl::Status status = CallHeartbeat(k, *token);
+  const auto member = MemberOf(k);
+  if (!member.ok()) return absl::OkStatus();  // not joined yet, or over
+  const absl::Status status = CallHeartbeat(k, **member);
   return absl::IsNotFound(status) ? status : absl::OkStatus();
 }
 
-absl::Status ShardGroup::CallHeartbeat(uint32_t k, SessionToken token) {
+absl::Status ShardGroup::CallHeartbeat(uint32_t k, Member& member) {
   const TimePoint asked = Now();
-  const auto reading = shards_[k]->Heartbeat(token, asked + kHeartbeatInterval);
+  const auto reading = member.Heartbeat(asked + kHeartbeatInterval);
   if (reading.ok()) {
     MutexLock lock(mutex_);
     states_[k].last_heard = Now();
@@ -236,7 +236,7 @@ absl::Status ShardGroup::CallHeartbeat(uint32_t k, SessionToken token) {
 }
 
 void ShardGroup::Leave(const absl::Status& reason) {
-  std::vector<std::pair<Shard*, SessionToken>> memberships;
+  std::vector<Member*> members;
   std::vector<std::deque<Contribution>> unsent;  // released without the lock
   {
     MutexLock lock(mutex_);
@@ -244,17 +244,17 @@ void ShardGroup::Leave(const absl::Status& reason) {
     left_ = true;
     left_because_ = reason;
     for (uint32_t k = 0; k < size(); ++k) {
-      if (states_[k].membership) memberships.emplace_back(shards_[k], states_[k].membership->token);
+      if (states_[k].member != nullptr) members.push_back(states_[k].member.get());
       for (SendQueue& queue : states_[k].queues) unsent.push_back(queue.Close());
     }
   }
-  for (const auto& [shard, token] : memberships) shard->Leave(token, reason);
+  for (Member* const member : members) member->Leave(reason);
 }
 
-Membership ShardGroup::agreed() {
+Terms ShardGroup::agreed() {
   MutexLock lock(mutex_);
   // The first shard chooses, and the others are told.
-  return states_.empty() ? Membership{} : states_[0].membership.value_or(Membership{});
+  return states_.empty() || states_[0].member == nullptr ? Terms{} : states_[0].member->terms();
 }
 
 SharePlan ShardGroup::plan() {

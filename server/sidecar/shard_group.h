@@ -4,35 +4,34 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
-#include "core/base/exchange.h"
 #include "core/base/metrics.h"
 #include "core/base/mutex.h"
 #include "core/base/trace.h"
+#include "core/exchange/shard.h"
 #include "server/round/share_plan.h"
 #include "server/sidecar/placement.h"
 #include "server/sidecar/send_queue.h"
 
 namespace thalweg {
 
-// It is thread-safe. Shards' threads may call sinks from Join on.
+// It is thread-safe. Shards' threads report events from Join on.
 class ShardGroup {
  public:
-  // The shards, metrics and `trace` must outlive the group. With `trace`, which may be null, it
-  // compares its clock with the shards'.
+  // The shards must outlive the group's leaving, metrics and `trace` the group. With `trace`, which
+  // may be null, it compares its clock with the shards'.
   ShardGroup(std::vector<Shard*> shards, MetricRegistry& metrics, TraceWriter* trace = nullptr);
 
-  // Measures links (server/round/link_rates.h), then joins and attaches to every shard;
-  // `make_sink(k)` gives shard k's sink. `request.hosts`, if any, is by shard of this group. Blocks
+  // Measures links (server/round/link_rates.h), then joins every shard; `events_of(k)` hears what
+  // shard k says. `request.hosts`, if any, is by shard of this group. Blocks
   // until all nodes of the job have joined, at most until `deadline`. On an error the caller must
   // leave.
   absl::Status Join(JoinRequest request,
-                    const std::function<std::shared_ptr<NodeSink>(uint32_t)>& make_sink,
+                    const std::function<std::shared_ptr<MemberEvents>(uint32_t)>& events_of,
                     TimePoint deadline);
   // Announces a bucket or part to all shards and returns which shard sums each of its chunks. All
   // nodes must announce those of one part number in the same order.
@@ -69,15 +68,15 @@ class ShardGroup {
 
   uint32_t size() const { return static_cast<uint32_t>(shards_.size()); }
   // Returns what all nodes have agreed on, from Join on: the slowest link, the largest costs.
-  Membership agreed();
+  Terms agreed();
   // Returns which part of the gradients each shard sums, from Join on: the shards' weights if any
   // is set, then without a forecast, otherwise what the first shard has chosen.
   SharePlan plan();
 
  private:
   struct State {
-    std::optional<Membership> membership;
-    std::vector<SendQueue> queues;  // by part
+    std::unique_ptr<Member> member;  // null until the shard is joined, then kept
+    std::vector<SendQueue> queues;   // by part
     TimePoint last_heard;
     uint32_t window = 0;  // chunks of a part that this node has sent and that are not answered
     Gauge* share = nullptr;
@@ -85,10 +84,11 @@ class ShardGroup {
 
   // Measures this node's part of the job's links; fills in the request's link and rates.
   absl::Status MeasureLinks(JoinRequest* request, TimePoint deadline);
-  absl::StatusOr<SessionToken> Token(uint32_t shard);
+  // Returns the member, or why there is none.
+  absl::StatusOr<Member*> MemberOf(uint32_t shard);
   // Sends what a queue lets go; called by whoever the queue has told to send.
   absl::Status Send(uint32_t shard, uint32_t part);
-  absl::Status CallHeartbeat(uint32_t shard, SessionToken token);
+  absl::Status CallHeartbeat(uint32_t shard, Member& member);
   absl::Status LeftLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const std::vector<Shard*> shards_;

@@ -40,14 +40,11 @@ TEST_F(ShardGroupTest, EveryShardIsToldItsPlace) {
   EXPECT_EQ(b_.joined.num_shards, 2u);
 }
 
-TEST_F(ShardGroupTest, EveryShardIsToldTheJobsIdentityInBothSteps) {
+TEST_F(ShardGroupTest, EveryShardIsToldTheJobsIdentity) {
   JoinRequest request;
   request.identity = "id";
   ASSERT_TRUE(Join(request).ok());
-  for (const FakeShard* shard : {&a_, &b_}) {
-    EXPECT_EQ(shard->joined.identity, "id");
-    EXPECT_EQ(shard->attached_identity, "id");
-  }
+  for (const FakeShard* shard : {&a_, &b_}) EXPECT_EQ(shard->joined.identity, "id");
 }
 
 TEST_F(ShardGroupTest, LinkIsMeasuredOnceAndToldToAllShardsWithTheFirstOnesTerms) {

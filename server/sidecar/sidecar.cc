@@ -9,6 +9,7 @@
 #include "core/base/loss_scale.h"
 #include "core/base/protocol.h"
 #include "core/base/status_macros.h"
+#include "core/exchange/of_job.h"
 
 namespace thalweg {
 namespace {

@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "core/base/exchange.h"
 #include "core/base/metrics.h"
 #include "core/base/mutex.h"
 #include "core/base/thread.h"

@@ -2,10 +2,12 @@
 // theirs.
 #pragma once
 
+#include <string>
+
 #include "absl/status/status.h"
-#include "core/base/exchange.h"
 #include "core/base/metrics.h"
 #include "core/base/refusals.h"
+#include "core/base/tenant.h"
 #include "grpcpp/grpcpp.h"
 
 namespace thalweg {
@@ -16,17 +18,16 @@ PeerNames NamesOf(const grpc::ServerContextBase& context);
 // A Callers is thread-safe.
 class Callers {
  public:
-  // Both must outlive the object.
-  Callers(Shard& shard, MetricRegistry& metrics) : shard_(shard), refusals_(metrics) {}
+  // `metrics` must outlive the object.
+  explicit Callers(MetricRegistry& metrics) : refusals_(metrics) {}
 
-  // Returns PermissionDenied if the membership's node has joined with a certificate of another
-  // name, and the shard cares (Shard::PrincipalOf).
-  absl::Status CheckToken(const grpc::ServerContextBase& context, SessionToken token);
+  // Returns PermissionDenied if a membership that belongs to the certificate `owner` (empty: to
+  // whoever shows its token) is used by a caller with another one.
+  absl::Status CheckOwner(const grpc::ServerContextBase& context, const std::string& owner);
   // Counts and logs that the caller has not proved the secret of the job that it names.
   void NotProved(const grpc::ServerContextBase& context, const absl::Status& why);
 
  private:
-  Shard& shard_;
   Refusals refusals_;
 };
 

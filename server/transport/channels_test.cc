@@ -42,15 +42,20 @@ class ChannelsTest : public ::testing::Test {
     server_ = *std::move(server);
   }
 
-  void JoinAndAttach(uint32_t channels, double bytes_per_second = 0) {
-    node_ = RemoteShard::Create(server_->address(), {.channels = channels}, metrics_);
-    // Each test uses a new membership: the streams of an earlier one may not have ended yet.
-    JoinRequest request = OfNode(next_node_++);
+  // Replaces the node by the next one, which has its own connections and events.
+  void Join(uint32_t channels, double bytes_per_second = 0) {
+    Release();
+    events_ = std::make_shared<RecordingEvents>();
+    remote_ = RemoteShard::Create(server_->address(), {.channels = channels}, metrics_);
+    JoinRequest request = OfNode(++node_);
     request.link.bytes_per_second = bytes_per_second;
-    const auto membership = node_->Join(request, Now() + kTestPatience);
-    ASSERT_TRUE(membership.ok()) << membership.status();
-    token_ = membership->token;
-    ASSERT_TRUE(node_->Attach(token_, "", sink_).ok());
+    auto member = remote_->Join(request, events_, Now() + kTestPatience);
+    ASSERT_TRUE(member.ok()) << member.status();
+    member_ = *std::move(member);
+  }
+  void Release() {
+    member_.reset();
+    remote_.reset();
   }
 
   // Contributes chunks 0 to count-1 and waits for their results, so that all streams have been
@@ -59,10 +64,9 @@ class ChannelsTest : public ::testing::Test {
     for (uint32_t c = 0; c < count; ++c) {
       const auto bytes = std::make_shared<std::string>(4 * (c + 1), static_cast<char>(c));
       const Payload payload(std::as_bytes(std::span(*bytes)), bytes);
-      ASSERT_TRUE(
-          node_->Contribute(token_, {{{}, c, 1}, 5, WireFormat::kFloat32, c + 1, payload}).ok());
+      ASSERT_TRUE(member_->Contribute({{{}, c, 1}, 5, WireFormat::kFloat32, c + 1, payload}).ok());
     }
-    const auto results = sink_->results.WaitFor(count);
+    const auto results = events_->results.WaitFor(count);
     ASSERT_EQ(results.size(), count);
     for (const RoundResult& result : results) {
       const uint32_t c = result.id.chunk;
@@ -72,83 +76,77 @@ class ChannelsTest : public ::testing::Test {
 
   MetricRegistry metrics_;
   FakeShard shard_;
-  std::shared_ptr<RecordingSink> sink_ = std::make_shared<RecordingSink>();
   std::unique_ptr<ShardServer> server_;
-  std::unique_ptr<RemoteShard> node_;
-  SessionToken token_ = 0;
-  uint32_t next_node_ = 0;
+  std::shared_ptr<RecordingEvents> events_;
+  std::unique_ptr<RemoteShard> remote_;
+  std::unique_ptr<Member> member_;
+  uint32_t node_ = 0;
 };
 
-TEST_F(ChannelsTest, EachChannelIsAConnectionAndTogetherTheyAreOneSink) {
+TEST_F(ChannelsTest, EachChannelIsAConnectionAndTogetherTheyAreOneNode) {
   for (const uint32_t channels : {1u, 2u, 5u, 16u}) {
-    sink_ = std::make_shared<RecordingSink>();
-    const size_t sinks_before = shard_.sinks.Get().size();
-    JoinAndAttach(channels);
+    const size_t nodes_before = shard_.nodes.Get().size();
+    Join(channels);
     Exchange(3 * channels);
     EXPECT_EQ(ConnectionsTo(server_->address()).size(), channels);
-    EXPECT_EQ(shard_.sinks.Get().size(), sinks_before + 1);
-    node_->Leave(token_, absl::OkStatus());
-    EXPECT_TRUE(sink_->failures.Get().empty());
-    node_.reset();
+    EXPECT_EQ(shard_.nodes.Get().size(), nodes_before + 1);
+    member_->Leave(absl::OkStatus());
+    EXPECT_TRUE(events_->failures.Get().empty());
   }
 }
 
 TEST_F(ChannelsTest, RateOfTheLinkChoosesTheNumberOfConnections) {
   for (const auto& [rate, connections] :
        std::vector<std::pair<double, size_t>>{{0, 1}, {599e6, 1}, {600e6, 2}, {12e9, 2}}) {
-    sink_ = std::make_shared<RecordingSink>();
-    JoinAndAttach(0, rate);
+    Join(0, rate);
     Exchange(4);
     EXPECT_EQ(ConnectionsTo(server_->address()).size(), connections) << rate;
-    node_->Leave(token_, absl::OkStatus());
-    node_.reset();
   }
 }
 
 TEST_F(ChannelsTest, OneBrokenConnectionFailsTheNodeOnceOnBothSides) {
   for (size_t broken = 0; broken < 3; ++broken) {
-    sink_ = std::make_shared<RecordingSink>();
+    Release();
     const size_t leaves_before = shard_.leaves.Get().size();
-    JoinAndAttach(3);
+    Join(3);
     Exchange(6);
     const std::vector<int> sockets = ConnectionsTo(server_->address());
     ASSERT_EQ(sockets.size(), 3u);
     ASSERT_EQ(shutdown(sockets[broken], SHUT_RDWR), 0);
-    const auto failures = sink_->failures.WaitFor(1);
+    const auto failures = events_->failures.WaitFor(1);
     ASSERT_EQ(failures.size(), 1u);
     EXPECT_EQ(failures.front().code(), absl::StatusCode::kUnavailable);
     EXPECT_THAT(std::string(failures.front().message()), HasSubstr(server_->address()));
     const auto leaves = shard_.leaves.WaitFor(leaves_before + 1);
-    EXPECT_EQ(leaves.back().first, token_);
+    EXPECT_EQ(leaves.back().first, node_);
     EXPECT_EQ(leaves.back().second.code(), absl::StatusCode::kUnavailable);
-    EXPECT_EQ(node_->Contribute(token_, {}), failures.front());
-    node_.reset();
-    EXPECT_EQ(sink_->failures.Get().size(), 1u);
+    EXPECT_EQ(member_->Contribute({}), failures.front());
+    Release();
+    EXPECT_EQ(events_->failures.Get().size(), 1u);
     EXPECT_EQ(shard_.leaves.Get().size(), leaves_before + 1);
   }
 }
 
 TEST_F(ChannelsTest, FailedJobIsToldOnceWithItsReason) {
-  JoinAndAttach(4);
+  Join(4);
   Exchange(4);
   const absl::Status why = absl::DeadlineExceededError("job 'a': node 1 is late");
-  shard_.sinks.Get().front()->OnFailed(why);
-  EXPECT_EQ(sink_->failures.WaitFor(1).front(), why);
-  node_.reset();
-  EXPECT_EQ(sink_->failures.Get().size(), 1u);
+  shard_.nodes.Get().front()->OnFailed(why);
+  EXPECT_EQ(events_->failures.WaitFor(1).front(), why);
+  Release();
+  EXPECT_EQ(events_->failures.Get().size(), 1u);
 }
 
 TEST_F(ChannelsTest, RefusedContributionIsTheReasonWhicheverStreamItCameOn) {
   for (uint32_t chunk = 0; chunk < 3; ++chunk) {
-    sink_ = std::make_shared<RecordingSink>();
-    JoinAndAttach(3);
+    Join(3);
     Exchange(3);
     shard_.contribute_answer = absl::FailedPreconditionError("chunk of epoch 4, expected 5");
-    ASSERT_TRUE(node_->Contribute(token_, {{{}, chunk, 1}, 4, WireFormat::kFloat32, 0, {}}).ok());
-    const absl::Status why = sink_->failures.WaitFor(1).front();
+    ASSERT_TRUE(member_->Contribute({{{}, chunk, 1}, 4, WireFormat::kFloat32, 0, {}}).ok());
+    const absl::Status why = events_->failures.WaitFor(1).front();
     EXPECT_EQ(why.code(), absl::StatusCode::kFailedPrecondition);
     EXPECT_THAT(std::string(why.message()), HasSubstr("chunk of epoch 4, expected 5"));
-    node_.reset();
+    Release();
     shard_.contribute_answer = absl::OkStatus();
   }
 }
@@ -157,11 +155,10 @@ TEST_F(ChannelsTest, RefusedContributionIsTheReasonWhicheverStreamItCameOn) {
 // are destroyed.
 TEST_F(ChannelsTest, NodesAndServersMayGoAtAnyTime) {
   for (int i = 0; i < 50; ++i) {
-    const size_t attached_before = shard_.sinks.Get().size();
-    JoinAndAttach(1 + i % 4);
-    if (i % 2 == 0) shard_.sinks.WaitFor(attached_before + 1);
+    ASSERT_NO_FATAL_FAILURE(Join(1 + i % 4));
+    if (i % 2 == 0) Exchange(1 + i % 4);  // otherwise the streams may still be opening
     if (i % 3 == 0) server_.reset();
-    node_.reset();
+    Release();
     ASSERT_NO_FATAL_FAILURE(SetUp());
   }
 }

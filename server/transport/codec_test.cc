@@ -121,10 +121,10 @@ TEST(ControlCodecTest, UncountableLayoutsAreRefusedByTensor) {
   EXPECT_THAT(refusal({{"bad", {-1}}}), HasSubstr("'bad' has a dimension of -1"));
   EXPECT_THAT(refusal({{"big", {1 << 30, 1 << 30, 16}}}), HasSubstr("'big'"));
   EXPECT_THAT(refusal({{"a", {int64_t{1} << 48}}, {"b", {1}}}), HasSubstr("at tensor 'b'"));
-  v1::RegisterBucketRequest proto = ToProto(1, {});
+  v1::RegisterBucketRequest proto = ToProto(1, BucketAnnouncement{});
   proto.set_dtype(static_cast<v1::DType>(0));
   EXPECT_THAT(Message(FromProto(proto).status()), HasSubstr("is 0, expected 1 to 4"));
-  proto = ToProto(1, {});
+  proto = ToProto(1, BucketAnnouncement{});
   for (int wire : {0, 5, 15, 19, 257}) {  // the last would be 1 if it were cut to a byte
     proto.set_wire(static_cast<v1::WireFormat>(wire));
     EXPECT_THAT(Message(FromProto(proto).status()),
@@ -133,7 +133,7 @@ TEST(ControlCodecTest, UncountableLayoutsAreRefusedByTensor) {
 }
 
 TEST(ControlCodecTest, BucketsOfTooManyTensorsAreRefused) {
-  v1::RegisterBucketRequest proto = ToProto(1, {});
+  v1::RegisterBucketRequest proto = ToProto(1, BucketAnnouncement{});
   for (uint32_t i = 0; i < kMaxBucketTensors; ++i) proto.add_tensors();
   EXPECT_TRUE(FromProto(proto).ok());
   proto.add_tensors();
@@ -166,7 +166,7 @@ TEST(ControlCodecTest, CostsArriveBitForBitBothWays) {
   const auto arrived = FromProto(ToProto(request));
   ASSERT_TRUE(arrived.ok()) << arrived.status();
   EXPECT_EQ(arrived->costs, costs);
-  const auto answer = FromProto(ToProto(Membership{1, 0, 4096, 1, 1, link, costs}));
+  const auto answer = FromProto(ToProto(1, Terms{0, 4096, 1, 1, link, costs}));
   ASSERT_TRUE(answer.ok()) << answer.status();
   EXPECT_EQ(answer->costs, costs);
   EXPECT_EQ(answer->link.bytes_per_second, link.bytes_per_second);
@@ -180,8 +180,8 @@ TEST(ControlCodecTest, CostsThatNothingHasAreRefused) {
     for (const CodecCost& cost : {CodecCost{seconds, 1, 1}, {1, seconds, 1}, {1, 1, seconds}}) {
       request.costs = {cost};
       EXPECT_THAT(Message(FromProto(ToProto(request)).status()), HasSubstr("expected finite"));
-      const Membership answer{1, 0, 4096, 1, 1, {}, {cost}};
-      EXPECT_THAT(Message(FromProto(ToProto(answer)).status()), HasSubstr("expected finite"));
+      const Terms answer{0, 4096, 1, 1, {}, {cost}};
+      EXPECT_THAT(Message(FromProto(ToProto(1, answer)).status()), HasSubstr("expected finite"));
     }
   }
   request.costs.assign(kMaxCodecs + 1, {});
@@ -203,16 +203,16 @@ TEST(ControlCodecTest, HostsRatesAndSharesArriveBothWays) {
   EXPECT_EQ(arrived->hosts, request.hosts);
   EXPECT_EQ(arrived->shard_rates, request.shard_rates);
 
-  Membership membership{1, 0, 4096, 1, 0};
-  EXPECT_TRUE(FromProto(ToProto(membership))->shares.empty());
-  EXPECT_EQ(FromProto(ToProto(membership))->forecast, ShareForecast());
-  membership.shares = {kShareTotal - 7, 0, 7};
-  membership.forecast = {1e-9 / 3, 2e-9, true, 2, 0.75, Advice::kLocalShards, 1e-9 / 7};
-  const auto answer = FromProto(ToProto(membership));
+  Terms terms{0, 4096, 1, 0};
+  EXPECT_TRUE(FromProto(ToProto(1, terms))->shares.empty());
+  EXPECT_EQ(FromProto(ToProto(1, terms))->forecast, ShareForecast());
+  terms.shares = {kShareTotal - 7, 0, 7};
+  terms.forecast = {1e-9 / 3, 2e-9, true, 2, 0.75, Advice::kLocalShards, 1e-9 / 7};
+  const auto answer = FromProto(ToProto(1, terms));
   ASSERT_TRUE(answer.ok()) << answer.status();
   EXPECT_EQ(answer->weight, 0u);
-  EXPECT_EQ(answer->shares, membership.shares);
-  EXPECT_EQ(answer->forecast, membership.forecast);
+  EXPECT_EQ(answer->shares, terms.shares);
+  EXPECT_EQ(answer->forecast, terms.forecast);
 }
 
 TEST(ControlCodecTest, RoundsOfResumedJobsArriveBothWays) {
@@ -227,11 +227,11 @@ TEST(ControlCodecTest, RoundsOfResumedJobsArriveBothWays) {
   EXPECT_TRUE(FromProto(ToProto(request))->resume.has_value());
   EXPECT_FALSE(FromProto(ToProto(JoinRequest{}))->resume.has_value());
 
-  Membership membership{1, 0, 4096, 1, 1};
-  EXPECT_FALSE(FromProto(ToProto(membership))->resumed);
-  membership.resumed = true;
-  membership.wanted = rounds;
-  const auto answer = FromProto(ToProto(membership));
+  Terms terms{0, 4096, 1, 1};
+  EXPECT_FALSE(FromProto(ToProto(1, terms))->resumed);
+  terms.resumed = true;
+  terms.wanted = rounds;
+  const auto answer = FromProto(ToProto(1, terms));
   ASSERT_TRUE(answer.ok()) << answer.status();
   EXPECT_TRUE(answer->resumed);
   EXPECT_EQ(answer->wanted, rounds);
@@ -247,7 +247,7 @@ TEST(ControlCodecTest, RoundsOfTooManyChunksAreRefused) {
 }
 
 TEST(ControlCodecTest, AdviceOfALaterReleaseIsNone) {
-  v1::JoinResponse proto = ToProto(Membership{1, 0, 4096, 1, 0});
+  v1::JoinResponse proto = ToProto(1, Terms{0, 4096, 1, 0});
   for (const Advice known : {Advice::kAggregator, Advice::kLocalShards, Advice::kFewerBytes}) {
     proto.mutable_forecast()->set_advice(static_cast<v1::Advice>(known));
     EXPECT_EQ(FromProto(proto)->forecast.advice, known);
@@ -267,17 +267,17 @@ TEST(ControlCodecTest, RatesAndForecastsThatNothingHasAreRefused) {
                                           {1, value},
                                           {1, 1, false, 0, value},
                                           {1, 1, false, 0, 1, Advice::kNone, value}}) {
-      Membership answer{1, 0, 4096, 1, 0};
+      Terms answer{0, 4096, 1, 0};
       answer.shares = {kShareTotal};
       answer.forecast = forecast;
-      EXPECT_THAT(Message(FromProto(ToProto(answer)).status()),
+      EXPECT_THAT(Message(FromProto(ToProto(1, answer)).status()),
                   HasSubstr("expected a finite number of 0 or more"));
     }
   }
 }
 
 TEST(ControlCodecTest, AnswersThatNoAggregatorGivesAreRefused) {
-  const v1::JoinResponse good = ToProto(Membership{1, 0, 4096, 1, 1});
+  const v1::JoinResponse good = ToProto(1, Terms{0, 4096, 1, 1});
   EXPECT_TRUE(FromProto(good).ok());
   const auto refusal = [&good](auto change) {
     v1::JoinResponse proto = good;

@@ -182,21 +182,21 @@ v1::JoinRequest ToProto(const JoinRequest& request) {
   return proto;
 }
 
-v1::JoinResponse ToProto(const Membership& membership) {
+v1::JoinResponse ToProto(SessionToken token, const Terms& terms) {
   v1::JoinResponse proto;
   proto.set_wire_version(kWireVersion);
-  proto.set_token(membership.token);
-  proto.set_epoch(membership.epoch);
-  proto.set_window_chunks(membership.window_chunks);
+  proto.set_token(token);
+  proto.set_epoch(terms.epoch);
+  proto.set_window_chunks(terms.window_chunks);
   proto.set_server_version(THALWEG_VERSION);
-  proto.set_chunk_bytes(membership.chunk_bytes);
-  proto.set_weight(membership.weight);
-  SetLinkAndCosts(membership.link, membership.costs, &proto);
-  proto.set_resumed(membership.resumed);
-  SetRounds(membership.wanted, proto.mutable_wanted());
-  if (membership.shares.empty()) return proto;
-  proto.mutable_shares()->Add(membership.shares.begin(), membership.shares.end());
-  const ShareForecast& forecast = membership.forecast;
+  proto.set_chunk_bytes(terms.chunk_bytes);
+  proto.set_weight(terms.weight);
+  SetLinkAndCosts(terms.link, terms.costs, &proto);
+  proto.set_resumed(terms.resumed);
+  SetRounds(terms.wanted, proto.mutable_wanted());
+  if (terms.shares.empty()) return proto;
+  proto.mutable_shares()->Add(terms.shares.begin(), terms.shares.end());
+  const ShareForecast& forecast = terms.forecast;
   v1::ShareForecast& out = *proto.mutable_forecast();
   out.set_seconds_per_byte(forecast.seconds_per_byte);
   out.set_ring_seconds_per_byte(forecast.ring_seconds_per_byte);
@@ -318,7 +318,7 @@ absl::StatusOr<BucketAnnouncement> FromProto(const v1::RegisterBucketRequest& pr
   return bucket;
 }
 
-absl::StatusOr<Membership> FromProto(const v1::JoinResponse& proto) {
+absl::StatusOr<Terms> FromProto(const v1::JoinResponse& proto) {
   if (proto.wire_version() != kWireVersion) {
     return absl::FailedPreconditionError(
         absl::StrCat("the aggregator chose wire version ", proto.wire_version(),
@@ -338,15 +338,14 @@ absl::StatusOr<Membership> FromProto(const v1::JoinResponse& proto) {
                                                    proto.chunk_bytes(), " bytes, expected ",
                                                    kMinChunkBytes, " to ", kMaxChunkBytes));
   }
-  Membership membership{proto.token(), proto.epoch(), proto.chunk_bytes(), proto.window_chunks(),
-                        proto.weight()};
-  THALWEG_ASSIGN_OR_RETURN(membership.link, LinkOf(proto));
-  THALWEG_ASSIGN_OR_RETURN(membership.costs, CostsOf(proto));
-  THALWEG_ASSIGN_OR_RETURN(membership.shares, SharesOf(proto));
-  THALWEG_ASSIGN_OR_RETURN(membership.forecast, ForecastOf(proto.forecast()));
-  membership.resumed = proto.resumed();
-  membership.wanted = RoundsOf(proto.wanted());
-  return membership;
+  Terms terms{proto.epoch(), proto.chunk_bytes(), proto.window_chunks(), proto.weight()};
+  THALWEG_ASSIGN_OR_RETURN(terms.link, LinkOf(proto));
+  THALWEG_ASSIGN_OR_RETURN(terms.costs, CostsOf(proto));
+  THALWEG_ASSIGN_OR_RETURN(terms.shares, SharesOf(proto));
+  THALWEG_ASSIGN_OR_RETURN(terms.forecast, ForecastOf(proto.forecast()));
+  terms.resumed = proto.resumed();
+  terms.wanted = RoundsOf(proto.wanted());
+  return terms;
 }
 
 }  // namespace thalweg

@@ -1,4 +1,4 @@
-// This header converts messages of control.proto to and from the types of core/base/exchange.h.
+// This header converts messages of control.proto to and from the types of core/exchange.
 // InvalidArgument refuses what the C++ type cannot hold; the shard checks what the values mean for
 // the job. All functions are stateless.
 #pragma once
@@ -8,13 +8,15 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "core/base/exchange.h"
+#include "core/exchange/join.h"
+#include "core/exchange/rounds.h"
+#include "server/transport/session_token.h"
 #include "thalweg/v1/control.pb.h"
 
 namespace thalweg {
 
 v1::JoinRequest ToProto(const JoinRequest& request);
-v1::JoinResponse ToProto(const Membership& membership);
+v1::JoinResponse ToProto(SessionToken token, const Terms& terms);
 v1::RegisterBucketRequest ToProto(SessionToken token, const BucketAnnouncement& bucket);
 v1::BucketId ToProto(BucketId id);
 // Encodes the values for ReadResidualResponse and WriteResidualRequest.
@@ -24,7 +26,8 @@ std::string FloatsToBytes(std::span<const float> values);
 // refuses a caller that does not speak kWireVersion, and names both sides' versions.
 absl::StatusOr<JoinRequest> FromProto(const v1::JoinRequest& proto);
 absl::StatusOr<BucketAnnouncement> FromProto(const v1::RegisterBucketRequest& proto);
-absl::StatusOr<Membership> FromProto(const v1::JoinResponse& proto);
+// Converts all but the token, which it checks too.
+absl::StatusOr<Terms> FromProto(const v1::JoinResponse& proto);
 BucketId FromProto(const v1::BucketId& proto);
 // Decodes floats; refuses bytes that are not a whole number of them.
 absl::StatusOr<std::vector<float>> FloatsFromBytes(const std::string& bytes);

@@ -70,10 +70,11 @@ constexpr ControlCall::Method::Request Requests() {
 
 }  // namespace
 
-ControlService::ControlService(ServedShard& shard, Callers& callers, Duration challenge_lifetime,
-                               uint32_t max_waiting_joins)
+ControlService::ControlService(ServedShard& shard, Callers& callers, NodeTable& nodes,
+                               Duration challenge_lifetime, uint32_t max_waiting_joins)
     : shard_(shard),
       callers_(callers),
+      nodes_(nodes),
       challenges_(challenge_lifetime),
       waiting_joins_(max_waiting_joins) {
   using S = ControlCall::Service;
@@ -134,10 +135,13 @@ bool ControlService::Parse(ControlCall& call, Message* message) {
   return parsed.ok();
 }
 
-bool ControlService::IsOwner(ControlCall& call, SessionToken token) {
-  const absl::Status owned = callers_.CheckToken(call.context(), token);
-  if (!owned.ok()) Refuse(call, owned);
-  return owned.ok();
+std::shared_ptr<NodeStreams> ControlService::NodeOf(ControlCall& call, SessionToken token) {
+  absl::StatusOr<std::shared_ptr<NodeStreams>> node = nodes_.Find(token);
+  const absl::Status owned =
+      node.ok() ? callers_.CheckOwner(call.context(), (*node)->key().principal) : node.status();
+  if (owned.ok()) return *std::move(node);
+  Refuse(call, owned);
+  return nullptr;
 }
 
 void ControlService::Probe(const CallPtr& call) {
@@ -181,32 +185,39 @@ void ControlService::Join(const CallPtr& call) {
     return;
   }
   call->Keep(std::move(place));
-  const auto joined = [this, call](const absl::StatusOr<Membership>& membership) {
-    if (!membership.ok()) {
-      Refuse(*call, membership.status());
-    } else if (!Answer(*call, ToProto(*membership))) {
-      // The caller will not use the membership; without Leave, the other nodes would wait for its
-      // lease to end.
-      shard_.Leave(membership->token, GaveUp());
+  const std::shared_ptr<NodeStreams> node =
+      nodes_.Make(parsed->identity, shard_.HasPolicy() ? parsed->peer->Principal() : "");
+  const auto joined = [this, call, node](absl::StatusOr<std::unique_ptr<Member>> member) {
+    if (!member.ok()) {
+      Refuse(*call, member.status());
+      return;
     }
+    const v1::JoinResponse response = ToProto(node->key().token, (*member)->terms());
+    nodes_.Add(node, *std::move(member));
+    // A caller that has gone will not use the membership; without Leave, the other nodes would wait
+    // for its lease to end.
+    if (!Answer(*call, response)) node->Leave(GaveUp());
   };
-  const SessionToken token = shard_.BeginJoin(*parsed, AnswerBy(call->context()), joined);
-  if (token != 0) call->WhenGone([this, token] { shard_.Leave(token, GaveUp()); });
+  auto give_up = shard_.BeginJoin(*parsed, node, AnswerBy(call->context()), joined);
+  if (give_up != nullptr) call->WhenGone([give_up] { give_up(GaveUp()); });
 }
 
 void ControlService::RegisterBucket(const CallPtr& call) {
   v1::RegisterBucketRequest request;
-  if (!Parse(*call, &request) || !IsOwner(*call, request.token())) return;
+  if (!Parse(*call, &request)) return;
+  const auto node = NodeOf(*call, request.token());
+  if (node == nullptr) return;
   const absl::StatusOr<BucketAnnouncement> bucket = FromProto(request);
   AnswerWith<v1::RegisterBucketResponse>(
-      *call, bucket.ok()
-                 ? shard_.RegisterBucket(request.token(), *bucket, AnswerBy(call->context()))
-                 : bucket.status());
+      *call,
+      bucket.ok() ? node->member().Register(*bucket, AnswerBy(call->context())) : bucket.status());
 }
 
 void ControlService::ReadResidual(const CallPtr& call) {
   v1::ReadResidualRequest request;
-  if (!Parse(*call, &request) || !IsOwner(*call, request.token())) return;
+  if (!Parse(*call, &request)) return;
+  const auto node = NodeOf(*call, request.token());
+  if (node == nullptr) return;
   std::shared_ptr<void> place = reads_.Take();
   if (place == nullptr) {
     Refuse(*call, absl::ResourceExhaustedError(absl::StrCat(
@@ -214,8 +225,8 @@ void ControlService::ReadResidual(const CallPtr& call) {
     return;
   }
   call->Keep(std::move(place));
-  const auto values = shard_.ReadResidual(request.token(), FromProto(request.bucket()),
-                                          request.chunk(), AnswerBy(call->context()));
+  const auto values = node->member().ReadResidual(FromProto(request.bucket()), request.chunk(),
+                                                  AnswerBy(call->context()));
   if (!values.ok()) {
     Refuse(*call, values.status());
     return;
@@ -227,18 +238,23 @@ void ControlService::ReadResidual(const CallPtr& call) {
 
 void ControlService::WriteResidual(const CallPtr& call) {
   v1::WriteResidualRequest request;
-  if (!Parse(*call, &request) || !IsOwner(*call, request.token())) return;
+  if (!Parse(*call, &request)) return;
+  const auto node = NodeOf(*call, request.token());
+  if (node == nullptr) return;
   const auto values = FloatsFromBytes(request.values());
   AnswerWith<v1::WriteResidualResponse>(
-      *call, values.ok() ? shard_.WriteResidual(request.token(), FromProto(request.bucket()),
-                                                request.chunk(), *values, AnswerBy(call->context()))
-                         : values.status());
+      *call, values.ok()
+                 ? node->member().WriteResidual(FromProto(request.bucket()), request.chunk(),
+                                                *values, AnswerBy(call->context()))
+                 : values.status());
 }
 
 void ControlService::Heartbeat(const CallPtr& call) {
   v1::HeartbeatRequest request;
-  if (!Parse(*call, &request) || !IsOwner(*call, request.token())) return;
-  const auto reading = shard_.Heartbeat(request.token(), AnswerBy(call->context()));
+  if (!Parse(*call, &request)) return;
+  const auto node = NodeOf(*call, request.token());
+  if (node == nullptr) return;
+  const auto reading = node->member().Heartbeat(AnswerBy(call->context()));
   if (!reading.ok()) {
     Refuse(*call, reading.status());
     return;
@@ -251,8 +267,12 @@ void ControlService::Heartbeat(const CallPtr& call) {
 
 void ControlService::Leave(const CallPtr& call) {
   v1::LeaveRequest request;
-  if (!Parse(*call, &request) || !IsOwner(*call, request.token())) return;
-  shard_.Leave(request.token(), StatusFromWire(request.code(), request.reason()));
+  if (!Parse(*call, &request)) return;
+  if (nodes_.Find(request.token()).ok()) {  // otherwise it has left
+    const auto node = NodeOf(*call, request.token());
+    if (node == nullptr) return;
+    node->Leave(StatusFromWire(request.code(), request.reason()));
+  }
   Answer(*call, v1::LeaveResponse());
 }
 

@@ -1,4 +1,4 @@
-// ControlService implements control.proto: unary calls to a Shard.
+// ControlService implements control.proto: unary calls to a shard and its members.
 #pragma once
 
 #include <cstddef>
@@ -9,11 +9,12 @@
 
 #include "core/base/clock.h"
 #include "core/base/mutex.h"
-#include "core/base/served_shard.h"
+#include "core/exchange/served_shard.h"
 #include "grpcpp/grpcpp.h"
 #include "server/identity/challenges.h"
 #include "server/transport/callers.h"
 #include "server/transport/control_call.h"
+#include "server/transport/node_table.h"
 #include "server/transport/places.h"
 #include "server/transport/work_pool.h"
 
@@ -32,10 +33,10 @@ class ControlService {
   // At most this many residuals are being read or wait for their callers to receive them.
   static constexpr uint32_t kMaxReads = 32;
 
-  // `shard` and `callers` must outlive the service. At most `max_waiting_joins` nodes wait at a
+  // The references must outlive the service. At most `max_waiting_joins` nodes wait at a
   // time; others get ResourceExhausted.
-  ControlService(ServedShard& shard, Callers& callers, Duration challenge_lifetime,
-                 uint32_t max_waiting_joins);
+  ControlService(ServedShard& shard, Callers& callers, NodeTable& nodes,
+                 Duration challenge_lifetime, uint32_t max_waiting_joins);
 
   // To be registered with the server before it starts.
   grpc::Service& service() { return service_; }
@@ -67,11 +68,13 @@ class ControlService {
   template <typename Message>
   bool Parse(ControlCall& call, Message* message);
 
-  // Answers the call and returns false if the caller's certificate is not the membership's.
-  bool IsOwner(ControlCall& call, SessionToken token);
+  // Returns the node whose membership the caller uses; null if there is none, or it is not the
+  // caller's, after answering the call.
+  std::shared_ptr<NodeStreams> NodeOf(ControlCall& call, SessionToken token);
 
   ServedShard& shard_;
   Callers& callers_;
+  NodeTable& nodes_;
   Challenges challenges_;
   Places waiting_joins_;
   Places reads_{kMaxReads};

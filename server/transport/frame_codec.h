@@ -11,9 +11,10 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "core/base/exchange.h"
 #include "core/base/protocol.h"
+#include "core/exchange/rounds.h"
 #include "grpcpp/support/byte_buffer.h"
+#include "server/transport/session_token.h"
 
 namespace thalweg {
 

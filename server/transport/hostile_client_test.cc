@@ -14,6 +14,7 @@
 #include "server/transport/channel_options.h"
 #include "server/transport/fake_shard.h"
 #include "server/transport/frame_codec.h"
+#include "server/transport/raw_join.h"
 #include "server/transport/raw_stream.h"
 #include "server/transport/shard_server.h"
 #include "thalweg/v1/control.grpc.pb.h"
@@ -41,57 +42,49 @@ class HostileClientTest : public ::testing::Test {
   void ExpectServing() {
     RawStream stream(channel_);
     grpc::ByteBuffer answer;
-    ASSERT_TRUE(stream.Write(EncodeOpen({NextToken()})));
+    ASSERT_TRUE(stream.Write(EncodeOpen({Join()})));
     ASSERT_TRUE(stream.Write(EncodeChunk({}, {})));
     ASSERT_TRUE(stream.Read(&answer));
     EXPECT_TRUE(ParseFrame(std::move(answer)).ok());
   }
 
-  // Sends a correct Join.
-  static grpc::Status Join(const std::shared_ptr<grpc::Channel>& channel, uint32_t node) {
-    grpc::ClientContext context;
-    context.set_deadline(ToSystemTime(Now() + kTestPatience));
-    v1::JoinResponse response;
-    return v1::Control::NewStub(channel)->Join(&context, ProtoOfNode(node), &response);
-  }
+  // Joins as a new node, whose number is then node_, and returns its token.
+  SessionToken Join() { return JoinedToken(channel_, ++node_); }
 
-  // Sends a Heartbeat with this header, within `patience`.
-  static grpc::Status Heartbeat(const std::shared_ptr<grpc::Channel>& channel,
+  // Sends a Heartbeat of this membership with this header, within `patience`.
+  static grpc::Status Heartbeat(const std::shared_ptr<grpc::Channel>& channel, SessionToken token,
                                 const std::string& header = "x",
                                 Duration patience = kTestPatience) {
     grpc::ClientContext context;
     context.set_deadline(ToSystemTime(Now() + patience));
     context.AddMetadata("header", header);
+    v1::HeartbeatRequest request;
+    request.set_token(token);
     v1::HeartbeatResponse response;
-    return v1::Control::NewStub(channel)->Heartbeat(&context, {}, &response);
+    return v1::Control::NewStub(channel)->Heartbeat(&context, request, &response);
   }
 
-  SessionToken token() const { return token_; }
-  // Returns the token of a new membership: the streams of an earlier one may not have ended yet.
-  SessionToken NextToken() { return ++token_; }
-
-  // Sends `frame` on an attached stream; the job must fail and the stream end with `code` and
-  // `text`.
+  // Sends `frame` on an open stream; the job must fail and the stream end with `text`.
   void ExpectRefused(const grpc::ByteBuffer& frame, const std::string& text) {
     const size_t leaves_before = shard_.leaves.Get().size();
     RawStream stream(channel_);
-    ASSERT_TRUE(stream.Write(EncodeOpen({NextToken()})));
+    ASSERT_TRUE(stream.Write(EncodeOpen({Join()})));
     ASSERT_TRUE(stream.Write(frame));
     const grpc::Status status = stream.Finish();
     EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
     EXPECT_THAT(status.error_message(), HasSubstr(text));
     const auto leaves = shard_.leaves.WaitFor(leaves_before + 1);
     ASSERT_GT(leaves.size(), leaves_before);
-    EXPECT_EQ(leaves[leaves_before].first, token());
+    EXPECT_EQ(leaves[leaves_before].first, node_);
     EXPECT_EQ(leaves[leaves_before].second.code(), absl::StatusCode::kInvalidArgument);
     EXPECT_THAT(std::string(leaves[leaves_before].second.message()), HasSubstr(text));
   }
 
   MetricRegistry metrics_;
   FakeShard shard_;
-  SessionToken token_ = shard_.join_answer->token;
   std::unique_ptr<ShardServer> server_;
   std::shared_ptr<grpc::Channel> channel_;
+  uint32_t node_ = 0;  // of the last Join
 };
 
 TEST_F(HostileClientTest, FirstFrameMustBeOpen) {
@@ -106,14 +99,14 @@ TEST_F(HostileClientTest, FirstFrameMustBeOpen) {
 
 TEST_F(HostileClientTest, MalformedFrameFailsTheJobWithTheReason) {
   ExpectRefused(Buffer("\x12\x7f"), "node sent a malformed frame");
-  ExpectRefused(EncodeOpen({token()}), "second open frame");
+  ExpectRefused(EncodeOpen({1}), "second open frame");
   ExpectRefused(EncodeFailure(absl::AbortedError("x")), "sent a failure or resumed frame");
 }
 
 TEST_F(HostileClientTest, TooLongFrameIsRefused) {
   RawStream stream(channel_);
-  ASSERT_TRUE(stream.Write(EncodeOpen({token()})));
-  ASSERT_EQ(shard_.sinks.WaitFor(1).size(), 1u);
+  ASSERT_TRUE(stream.Write(EncodeOpen({Join()})));
+  ASSERT_NO_FATAL_FAILURE(AwaitOpened(stream, shard_));
   stream.Write(Buffer(std::string(kMaxFrameBytes + 1, 'x')));
   const grpc::Status status = stream.Finish();
   EXPECT_EQ(status.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
@@ -127,7 +120,7 @@ TEST_F(HostileClientTest, RandomBytesNeverGetThrough) {
     std::string bytes(random() % 50, '\0');
     for (char& byte : bytes) byte = static_cast<char>(random());
     RawStream stream(channel_);
-    if (i % 2 == 0) stream.Write(EncodeOpen({NextToken()}));
+    if (i % 2 == 0) stream.Write(EncodeOpen({Join()}));
     stream.Write(Buffer(bytes));
     EXPECT_NE(stream.Finish().error_code(), grpc::StatusCode::OK);
   }
@@ -136,7 +129,7 @@ TEST_F(HostileClientTest, RandomBytesNeverGetThrough) {
 
 TEST_F(HostileClientTest, HalfClosedStreamWithoutLeaveCountsAsLost) {
   RawStream stream(channel_);
-  ASSERT_TRUE(stream.Write(EncodeOpen({token()})));
+  ASSERT_TRUE(stream.Write(EncodeOpen({Join()})));
   ASSERT_TRUE(stream.WritesDone());
   EXPECT_TRUE(stream.Finish().ok());
   EXPECT_EQ(shard_.leaves.WaitFor(1).front().second.code(), absl::StatusCode::kUnavailable);
@@ -144,12 +137,12 @@ TEST_F(HostileClientTest, HalfClosedStreamWithoutLeaveCountsAsLost) {
 
 TEST_F(HostileClientTest, FailureFrameIsTheLastOneOfItsStream) {
   RawStream stream(channel_);
-  ASSERT_TRUE(stream.Write(EncodeOpen({token()})));
-  const auto sinks = shard_.sinks.WaitFor(1);
-  ASSERT_EQ(sinks.size(), 1u);
-  sinks.front()->OnResult({});
-  sinks.front()->OnFailed(absl::AbortedError("node 1 is gone"));
-  sinks.front()->OnResult({});
+  ASSERT_TRUE(stream.Write(EncodeOpen({Join()})));
+  ASSERT_NO_FATAL_FAILURE(AwaitOpened(stream, shard_));
+  const auto node = shard_.nodes.Get().front();
+  node->OnResult({});
+  node->OnFailed(absl::AbortedError("node 1 is gone"));
+  node->OnResult({});
   grpc::ByteBuffer frame;
   ASSERT_TRUE(stream.Read(&frame));
   ASSERT_TRUE(stream.Read(&frame));
@@ -162,8 +155,8 @@ TEST_F(HostileClientTest, FailureFrameIsTheLastOneOfItsStream) {
 
 TEST_F(HostileClientTest, StoppingServerTellsTheReason) {
   RawStream stream(channel_);
-  ASSERT_TRUE(stream.Write(EncodeOpen({token()})));
-  ASSERT_EQ(shard_.sinks.WaitFor(1).size(), 1u);
+  ASSERT_TRUE(stream.Write(EncodeOpen({Join()})));
+  ASSERT_NO_FATAL_FAILURE(AwaitOpened(stream, shard_));
   grpc::Status status;
   {
     Thread reading("read", [&] { status = stream.Finish(); });
@@ -188,7 +181,7 @@ TEST_F(HostileClientTest, ForeignWireVersionIsRefusedAtJoin) {
   EXPECT_TRUE(shard_.joins.Get().empty());
 }
 
-TEST_F(HostileClientTest, NodeThatGivesUpJoiningLeavesAtOnce) {
+TEST_F(HostileClientTest, NodeThatGivesUpJoiningStopsWaitingAtOnce) {
   shard_.hold_joins = true;
   grpc::ClientContext context;
   context.set_deadline(ToSystemTime(Now() + kTestPatience));
@@ -196,16 +189,17 @@ TEST_F(HostileClientTest, NodeThatGivesUpJoiningLeavesAtOnce) {
   grpc::Status status;
   {
     Thread joining("join", [&] {
-      status = v1::Control::NewStub(channel_)->Join(&context, ProtoOfNode(0), &response);
+      status = v1::Control::NewStub(channel_)->Join(&context, ProtoOfNode(7), &response);
     });
     EXPECT_EQ(shard_.joins.WaitFor(1).size(), 1u);
     context.TryCancel();
   }
   EXPECT_EQ(status.error_code(), grpc::StatusCode::CANCELLED);
-  const auto leaves = shard_.leaves.WaitFor(1);
-  ASSERT_EQ(leaves.size(), 1u);
-  EXPECT_EQ(leaves.front().first, token());
-  EXPECT_EQ(leaves.front().second.code(), absl::StatusCode::kUnavailable);
+  const auto given_up = shard_.given_up.WaitFor(1);
+  ASSERT_EQ(given_up.size(), 1u);
+  EXPECT_EQ(given_up.front().first, 7u);
+  EXPECT_EQ(given_up.front().second.code(), absl::StatusCode::kUnavailable);
+  shard_.AnswerJoins();
 }
 
 TEST_F(HostileClientTest, ProbeIsAnsweredUpToItsBoundAndRefusedBeyond) {
@@ -240,7 +234,7 @@ TEST_F(HostileClientTest, CompressedMessagesAreRefused) {
   const auto channel = ForeignChannel(server_->address());
   for (const auto algorithm : {GRPC_COMPRESS_DEFLATE, GRPC_COMPRESS_GZIP}) {
     RawStream stream(channel, algorithm);
-    stream.Write(EncodeOpen({NextToken()}));
+    stream.Write(EncodeOpen({Join()}));
     EXPECT_EQ(stream.Finish().error_code(), grpc::StatusCode::UNIMPLEMENTED);
 
     grpc::ClientContext context;
@@ -253,28 +247,31 @@ TEST_F(HostileClientTest, CompressedMessagesAreRefused) {
     EXPECT_EQ(refused.error_code(), grpc::StatusCode::UNIMPLEMENTED);
     EXPECT_THAT(refused.error_message(), HasSubstr("is disabled"));
   }
-  EXPECT_TRUE(shard_.sinks.Get().empty());
+  EXPECT_TRUE(shard_.leaves.Get().empty());  // the shard has not heard of the streams
 }
 
 TEST_F(HostileClientTest, LongHeadersAreRefused) {
-  EXPECT_TRUE(Heartbeat(channel_, std::string(2000, 'x')).ok());
-  EXPECT_EQ(Heartbeat(ForeignChannel(server_->address()), std::string(5000, 'x')).error_code(),
+  const SessionToken token = Join();
+  const auto foreign = ForeignChannel(server_->address());
+  EXPECT_TRUE(Heartbeat(channel_, token, std::string(2000, 'x')).ok());
+  EXPECT_EQ(Heartbeat(foreign, token, std::string(5000, 'x')).error_code(),
             grpc::StatusCode::RESOURCE_EXHAUSTED);
   EXPECT_EQ(shard_.heartbeats.Get().size(), 1u);
 }
 
 TEST_F(HostileClientTest, ConnectionHasABoundedNumberOfStreams) {
+  const SessionToken token = Join();
   const auto crowded = ForeignChannel(server_->address());
   std::vector<std::unique_ptr<RawStream>> streams;
   for (int i = 0; i < kMaxStreamsOfConnection; ++i) {
     streams.push_back(std::make_unique<RawStream>(crowded));
   }
   // A gRPC client waits for a place and does not get one, however long it waits.
-  EXPECT_EQ(Heartbeat(crowded, "x", std::chrono::milliseconds(100)).error_code(),
+  EXPECT_EQ(Heartbeat(crowded, token, "x", std::chrono::milliseconds(100)).error_code(),
             grpc::StatusCode::DEADLINE_EXCEEDED);
-  EXPECT_TRUE(Heartbeat(channel_).ok());
+  EXPECT_TRUE(Heartbeat(channel_, token).ok());
   streams.pop_back();
-  EXPECT_TRUE(Heartbeat(crowded).ok());
+  EXPECT_TRUE(Heartbeat(crowded, token).ok());
 }
 
 TEST_F(HostileClientTest, JoinsThatWaitAreBoundedAndOtherCallsAreAnswered) {
@@ -282,22 +279,27 @@ TEST_F(HostileClientTest, JoinsThatWaitAreBoundedAndOtherCallsAreAnswered) {
       ShardServer::Start({.listen = "127.0.0.1:0", .max_waiting_joins = 2}, shard_, metrics_);
   ASSERT_TRUE(server.ok()) << server.status();
   const auto channel = ForeignChannel((*server)->address());
+  const auto join = [&channel](uint32_t node) {
+    SessionToken token = 0;
+    return RawJoin(channel, ProtoOfNode(node), &token);
+  };
+  const SessionToken member = JoinedToken(channel, 3);
   shard_.hold_joins = true;
   grpc::Status first;
   grpc::Status second;
   {
-    Thread a("join", [&] { first = Join(channel, 0); });
-    Thread b("join", [&] { second = Join(channel, 1); });
-    EXPECT_EQ(shard_.joins.WaitFor(2).size(), 2u);
-    const grpc::Status third = Join(channel, 2);
+    Thread a("join", [&] { first = join(0); });
+    Thread b("join", [&] { second = join(1); });
+    EXPECT_EQ(shard_.joins.WaitFor(3).size(), 3u);
+    const grpc::Status third = join(2);
     EXPECT_EQ(third.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
     EXPECT_THAT(third.error_message(), HasSubstr("2 nodes wait here"));
-    EXPECT_TRUE(Heartbeat(channel).ok());
+    EXPECT_TRUE(Heartbeat(channel, member).ok());
     shard_.AnswerJoins();
   }
   EXPECT_TRUE(first.ok()) << first.error_message();
   EXPECT_TRUE(second.ok()) << second.error_message();
-  EXPECT_TRUE(Join(channel, 2).ok());
+  EXPECT_TRUE(join(2).ok());
 }
 
 TEST_F(HostileClientTest, WhatHasArrivedAndIsHeldIsBounded) {
@@ -311,13 +313,16 @@ TEST_F(HostileClientTest, WhatHasArrivedAndIsHeldIsBounded) {
   const Payload payload(std::span<const std::byte>(*buffer), buffer);
   ChunkHeader header;
   header.elems = kPayload / sizeof(float);
+  std::vector<SessionToken> tokens;
+  const auto joining = ForeignChannel((*server)->address());
+  for (uint32_t node = 0; node < kSenders; ++node) tokens.push_back(JoinedToken(joining, node));
   std::vector<std::unique_ptr<RawStream>> streams;
   // The shard keeps what it gets.
-  for (size_t i = 0; i < kSenders; ++i) {
+  for (const SessionToken token : tokens) {
     streams.push_back(std::make_unique<RawStream>(ForeignChannel((*server)->address())));
     grpc::ByteBuffer answer;
     RawStream& stream = *streams.back();
-    if (!stream.Write(EncodeOpen({NextToken()})) || !stream.Write(EncodeChunk(header, payload)) ||
+    if (!stream.Write(EncodeOpen({token})) || !stream.Write(EncodeChunk(header, payload)) ||
         !stream.Read(&answer)) {
       break;
     }

@@ -7,6 +7,7 @@
 #include <memory>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "core/base/thread.h"
@@ -15,6 +16,7 @@
 #include "server/transport/channel_options.h"
 #include "server/transport/fake_shard.h"
 #include "server/transport/frame_codec.h"
+#include "server/transport/known_member.h"
 #include "server/transport/proofs.h"
 #include "server/transport/raw_stream.h"
 #include "server/transport/remote_shard.h"
@@ -50,21 +52,34 @@ class TwoNodeJob {
  public:
   TwoNodeJob(const std::string& address, std::shared_ptr<const JobKey> key, MetricRegistry& metrics)
       : key_(std::move(key)) {
-    for (Node& node : nodes_) node.shard = RemoteShard::Create(address, {.channels = 2}, metrics);
+    for (Node& node : nodes_) node.remote = RemoteShard::Create(address, {.channels = 2}, metrics);
   }
 
   // Waits for the other node.
   void Join(uint32_t node) {
-    nodes_[node].membership = nodes_[node].shard->Join(Request(key_, node, 2), Soon());
+    Node& n = nodes_[node];
+    n.joined = n.remote->Join(Request(key_, node, 2), n.events, Soon());
+    if (n.joined.ok()) n.member = n.joined->get();
+  }
+  // Does the same over `channel`, and returns the node's token.
+  SessionToken JoinKnown(uint32_t node, const std::shared_ptr<grpc::Channel>& channel,
+                         MetricRegistry& metrics) {
+    Node& n = nodes_[node];
+    auto known = KnownMember::Join(channel, Request(key_, node, 2), n.events, metrics);
+    if (!known.ok()) {
+      n.joined = known.status();
+      return 0;
+    }
+    n.known = *std::move(known);
+    n.member = &n.known->member();
+    return n.known->token();
   }
 
   void Begin() {
-    for (Node& node : nodes_) {
-      ASSERT_TRUE(node.membership.ok()) << node.membership.status();
-      ASSERT_TRUE(node.shard->Attach(node.membership->token, key_->public_key(), node.sink).ok());
+    for (const Node& node : nodes_) {
+      ASSERT_NE(node.member, nullptr) << node.joined.status();
       const BucketLayout layout{DType::kFloat32, {{"w", {1}}}};
-      ASSERT_TRUE(
-          node.shard->RegisterBucket(node.membership->token, {{0, 0}, layout}, Soon()).ok());
+      ASSERT_TRUE(node.member->Register({{0, 0}, layout}, Soon()).ok());
     }
   }
   void JoinAndBegin() {
@@ -79,33 +94,32 @@ class TwoNodeJob {
   void Exchange(float a, float b) {
     ++round_;
     for (uint32_t k = 0; k < 2; ++k) {
-      const Node& node = nodes_[k];
+      Member& member = *nodes_[k].member;
       const auto value = std::make_shared<float>(k == 0 ? a : b);
       const Payload payload(std::as_bytes(std::span(value.get(), 1)), value);
       ASSERT_TRUE(
-          node.shard
-              ->Contribute(
-                  node.membership->token,
-                  {{{0, 0}, 0, round_}, node.membership->epoch, WireFormat::kFloat32, 1, payload})
+          member
+              .Contribute(
+                  {{{0, 0}, 0, round_}, member.terms().epoch, WireFormat::kFloat32, 1, payload})
               .ok());
     }
     for (const Node& node : nodes_) {
-      const auto results = node.sink->results.WaitFor(round_);
+      const auto results = node.events->results.WaitFor(round_);
       ASSERT_EQ(results.size(), round_);
       float mean = 0;
       std::memcpy(&mean, BytesOf(results.back().payload).data(), sizeof(mean));
       EXPECT_EQ(mean, (a + b) / 2);
-      EXPECT_TRUE(node.sink->failures.Get().empty());
+      EXPECT_TRUE(node.events->failures.Get().empty());
     }
   }
 
-  SessionToken token(uint32_t node) const { return nodes_[node].membership->token; }
-
  private:
   struct Node {
-    std::unique_ptr<RemoteShard> shard;
-    std::shared_ptr<RecordingSink> sink = std::make_shared<RecordingSink>();
-    absl::StatusOr<Membership> membership = absl::UnknownError("has not joined");
+    std::unique_ptr<RemoteShard> remote;
+    std::shared_ptr<RecordingEvents> events = std::make_shared<RecordingEvents>();
+    absl::StatusOr<std::unique_ptr<Member>> joined = absl::UnknownError("has not joined");
+    std::unique_ptr<KnownMember> known;
+    Member* member = nullptr;  // one of both
   };
 
   const std::shared_ptr<const JobKey> key_;
@@ -121,11 +135,16 @@ class JobSecretTest : public ::testing::Test {
     server_ = *std::move(server);
   }
 
+  std::shared_ptr<grpc::Channel> NewChannel() {
+    return grpc::CreateCustomChannel(server_->address(), grpc::InsecureChannelCredentials(),
+                                     ClientArguments());
+  }
   TwoNodeJob NewJob(char digit) { return {server_->address(), KeyOf(digit), metrics_}; }
 
   // Joins from somewhere else.
-  absl::StatusOr<Membership> JoinAsStranger(const JoinRequest& request) {
-    return RemoteShard::Create(server_->address(), {}, metrics_)->Join(request, Soon());
+  absl::StatusOr<std::unique_ptr<Member>> JoinAsStranger(const JoinRequest& request) {
+    strangers_.push_back(RemoteShard::Create(server_->address(), {}, metrics_));
+    return strangers_.back()->Join(request, std::make_shared<RecordingEvents>(), Soon());
   }
 
   void WaitForJobs(size_t count) {
@@ -137,6 +156,7 @@ class JobSecretTest : public ::testing::Test {
   MetricRegistry metrics_;
   Aggregator aggregator_{{}, metrics_};
   std::unique_ptr<ShardServer> server_;
+  std::vector<std::unique_ptr<RemoteShard>> strangers_;
 };
 
 TEST_F(JobSecretTest, NodesWithTheSecretTrain) {
@@ -164,8 +184,10 @@ TEST_F(JobSecretTest, StrangersNeitherEnterNorFailNorHoldUpAJobThatGathers) {
     WaitForJobs(1);
     // Without a secret, and with another one, a stranger names jobs of its own, whatever it says
     // about them.
-    EXPECT_TRUE(JoinAsStranger(Request(nullptr, 0, 1)).ok());
-    EXPECT_TRUE(JoinAsStranger(Request(KeyOf('2'), 0, 1)).ok());
+    const auto without = JoinAsStranger(Request(nullptr, 0, 1));
+    EXPECT_TRUE(without.ok()) << without.status();
+    const auto other = JoinAsStranger(Request(KeyOf('2'), 0, 1));
+    EXPECT_TRUE(other.ok()) << other.status();
     EXPECT_EQ(aggregator_.num_jobs(), 3u);
     // The job's identity is no secret, but does not suffice.
     JoinRequest pretender = Request(KeyOf('1'), 1, 2);
@@ -181,13 +203,17 @@ TEST_F(JobSecretTest, StrangersNeitherEnterNorFailNorHoldUpAJobThatGathers) {
 
 TEST_F(JobSecretTest, StolenTokenOpensNoStreamAndTheJobGoesOn) {
   TwoNodeJob job = NewJob('1');
-  ASSERT_NO_FATAL_FAILURE(job.JoinAndBegin());
+  SessionToken token = 0;
+  {
+    Thread first("node 0", [&job] { job.Join(0); });
+    token = job.JoinKnown(1, NewChannel(), metrics_);
+  }
+  ASSERT_NO_FATAL_FAILURE(job.Begin());
   job.Exchange(1, 2);
   for (const auto& identity : {std::string(), KeyOf('1')->public_key(), KeyOf('2')->public_key()}) {
-    OpenFrame open{job.token(1), 0, 2, identity};
+    OpenFrame open{token, 0, 1, identity};
     open.proof = KeyOf('2')->Sign(StreamStatement(open));
-    RawStream thief(grpc::CreateCustomChannel(
-        server_->address(), grpc::InsecureChannelCredentials(), ClientArguments()));
+    RawStream thief(NewChannel());
     ASSERT_TRUE(thief.Write(EncodeOpen(open)));
     EXPECT_EQ(thief.Finish().error_code(), grpc::StatusCode::PERMISSION_DENIED);
   }

@@ -20,6 +20,7 @@
 #include "server/transport/control_service.h"
 #include "server/transport/fake_shard.h"
 #include "server/transport/frame_codec.h"
+#include "server/transport/raw_join.h"
 #include "server/transport/raw_stream.h"
 #include "server/transport/remote_shard.h"
 #include "server/transport/shard_server.h"
@@ -42,8 +43,8 @@ uint64_t OfProcess(const std::string& name) {
   return value;
 }
 
-// A CountingSink keeps nothing, so that it can run for long.
-class CountingSink : public NodeSink {
+// A CountingEvents keeps nothing, so that it can run for long.
+class CountingEvents : public MemberEvents {
  public:
   void OnResult(RoundResult /*result*/) override {
     MutexLock lock(mutex_);
@@ -73,35 +74,32 @@ class HealthyNode {
  public:
   HealthyNode(const ShardServer& server, MetricRegistry& metrics)
       : shard_(RemoteShard::Create(server.address(), {}, metrics)) {
-    const auto membership = shard_->Join(OfNode(1000), Now() + kTestPatience);
-    EXPECT_TRUE(membership.ok()) << membership.status();
-    token_ = membership->token;
-    EXPECT_TRUE(shard_->Attach(token_, "", sink_).ok());
+    auto member = shard_->Join(OfNode(1000), events_, Now() + kTestPatience);
+    EXPECT_TRUE(member.ok()) << member.status();
+    member_ = *std::move(member);
     thread_ = Thread("healthy", [this] { Exchange(); });
   }
   ~HealthyNode() {
     stopped_ = true;
     thread_.Join();
-    shard_->Leave(token_, absl::OkStatus());
   }
 
   // Waits until another chunk has been exchanged from now on.
-  void ExpectServed() { EXPECT_TRUE(sink_->WaitFor(sink_->results() + 2)); }
+  void ExpectServed() { EXPECT_TRUE(events_->WaitFor(events_->results() + 2)); }
 
  private:
   void Exchange() {
     const auto data = std::make_shared<std::string>(16, 'x');
     for (uint32_t c = 0; !stopped_; ++c) {
       const Payload payload(std::as_bytes(std::span(*data)), data);
-      ASSERT_TRUE(
-          shard_->Contribute(token_, {{{}, c, 1}, 5, WireFormat::kFloat32, 4, payload}).ok());
-      ASSERT_TRUE(sink_->WaitFor(c + 1));
+      ASSERT_TRUE(member_->Contribute({{{}, c, 1}, 5, WireFormat::kFloat32, 4, payload}).ok());
+      ASSERT_TRUE(events_->WaitFor(c + 1));
     }
   }
 
   const std::unique_ptr<RemoteShard> shard_;
-  const std::shared_ptr<CountingSink> sink_ = std::make_shared<CountingSink>();
-  SessionToken token_ = 0;
+  const std::shared_ptr<CountingEvents> events_ = std::make_shared<CountingEvents>();
+  std::unique_ptr<Member> member_;
   std::atomic<bool> stopped_{false};
   Thread thread_;
 };
@@ -191,7 +189,7 @@ TEST_F(LimitsTest, StoppingServerEndsTheJoinsThatWait) {
     server->Stop(Duration::zero());
   }
   EXPECT_FALSE(status.ok());
-  EXPECT_EQ(shard_.leaves.Get().size(), 1u);
+  EXPECT_EQ(shard_.given_up.Get().size(), 1u);
 }
 
 TEST_F(LimitsTest, LongCallsKeepNeitherHeartbeatsNorGradientsWaiting) {
@@ -201,15 +199,17 @@ TEST_F(LimitsTest, LongCallsKeepNeitherHeartbeatsNorGradientsWaiting) {
   Recorder<bool> release;
   shard_.on_register = [&] { release.WaitFor(1); };
   {
-    const auto node = RemoteShard::Create(server->address(), {}, metrics_);
+    const auto remote = RemoteShard::Create(server->address(), {}, metrics_);
+    const auto node =
+        remote->Join(OfNode(1), std::make_shared<CountingEvents>(), Now() + kTestPatience);
+    ASSERT_TRUE(node.ok()) << node.status();
     std::vector<Thread> threads;
     for (uint32_t i = 0; i < kCalls; ++i) {
-      threads.emplace_back("register", [&] {
-        EXPECT_TRUE(node->RegisterBucket(1, {}, Now() + kTestPatience).ok());
-      });
+      threads.emplace_back("register",
+                           [&] { EXPECT_TRUE((*node)->Register({}, Now() + kTestPatience).ok()); });
     }
     EXPECT_EQ(shard_.buckets.WaitFor(ControlService::kThreads).size(), ControlService::kThreads);
-    EXPECT_TRUE(node->Heartbeat(1, Now() + kTestPatience).ok());
+    EXPECT_TRUE((*node)->Heartbeat(Now() + kTestPatience).ok());
     healthy.ExpectServed();
     release.Add(true);
   }
@@ -233,14 +233,17 @@ TEST_F(LimitsTest, NodeThatReadsNothingLosesItsStream) {
   const auto data = std::make_shared<std::string>(16 << 20, 'x');
   const Payload payload(std::as_bytes(std::span(*data)), data);
   for (const bool job_fails : {false, true}) {
-    RawStream stream(ForeignChannel(server->address()));
-    const size_t nodes = shard_.sinks.Get().size();
-    ASSERT_TRUE(stream.Write(EncodeOpen({shard_.join_answer->token + nodes})));
-    const auto sink = shard_.sinks.WaitFor(nodes + 1).back();
-    for (uint32_t i = 0; i < 8; ++i) sink->OnResult(ResultOf(i, payload));
-    if (job_fails) sink->OnFailed(absl::AbortedError("node 1 is gone"));
-    const auto leaves = shard_.leaves.WaitFor(nodes + 1);
-    ASSERT_EQ(leaves.size(), nodes + 1);
+    const auto channel = ForeignChannel(server->address());
+    const size_t leaves_before = shard_.leaves.Get().size();
+    const SessionToken token = JoinedToken(channel, 0);
+    RawStream stream(channel);
+    ASSERT_TRUE(stream.Write(EncodeOpen({token})));
+    ASSERT_NO_FATAL_FAILURE(AwaitOpened(stream, shard_));
+    const auto node = shard_.nodes.Get().back();
+    for (uint32_t i = 0; i < 8; ++i) node->OnResult(ResultOf(i, payload));
+    if (job_fails) node->OnFailed(absl::AbortedError("node 1 is gone"));
+    const auto leaves = shard_.leaves.WaitFor(leaves_before + 1);
+    ASSERT_EQ(leaves.size(), leaves_before + 1);
     EXPECT_EQ(leaves.back().second.code(), absl::StatusCode::kUnavailable);
   }
 }
@@ -254,9 +257,9 @@ TEST_F(LimitsTest, StreamWhosePeerDoesNotSayWhoItIsEnds) {
 TEST_F(LimitsTest, ResidualsThatNobodyReceivesAreFewAndForgotten) {
   const auto server = Start({.patience = kShort});
   shard_.residual_answer = std::vector<float>(1 << 20);
-  v1::ReadResidualRequest request;
-  request.set_token(1);
   const auto attacker = ForeignChannel(server->address());
+  v1::ReadResidualRequest request;
+  request.set_token(JoinedToken(attacker, 0));
   std::vector<std::unique_ptr<RawStream>> calls;
   for (uint32_t i = 0; i < ControlService::kMaxReads + 4; ++i) {
     calls.push_back(std::make_unique<RawStream>(attacker, GRPC_COMPRESS_NONE,
@@ -265,11 +268,13 @@ TEST_F(LimitsTest, ResidualsThatNobodyReceivesAreFewAndForgotten) {
     ASSERT_TRUE(calls.back()->WritesDone());
   }
   shard_.residual_reads.WaitFor(ControlService::kMaxReads);
-  const auto node = RemoteShard::Create(server->address(), {}, metrics_);
+  const auto remote = RemoteShard::Create(server->address(), {}, metrics_);
   const TimePoint deadline = Now() + kTestPatience;
+  const auto node = remote->Join(OfNode(1), std::make_shared<CountingEvents>(), deadline);
+  ASSERT_TRUE(node.ok()) << node.status();
   absl::Status read;
   do {
-    read = node->ReadResidual(1, {}, 0, deadline).status();
+    read = (*node)->ReadResidual({}, 0, deadline).status();
   } while (absl::IsResourceExhausted(read) && Now() < deadline);
   EXPECT_TRUE(read.ok()) << read;
 }

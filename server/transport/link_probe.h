@@ -5,7 +5,7 @@
 #include <functional>
 
 #include "absl/status/statusor.h"
-#include "core/base/exchange.h"
+#include "core/exchange/link_speed.h"
 
 namespace thalweg {
 

@@ -13,6 +13,7 @@
 #include "server/transport/channel_options.h"
 #include "server/transport/fake_shard.h"
 #include "server/transport/frame_codec.h"
+#include "server/transport/raw_join.h"
 #include "server/transport/raw_stream.h"
 #include "server/transport/remote_shard.h"
 #include "server/transport/shard_server.h"
@@ -35,10 +36,14 @@ class LoadTest : public ::testing::Test {
     server_ = *std::move(server);
   }
 
+  // Returns a stream of node 0, which the shard has taken.
   std::unique_ptr<RawStream> Opened() {
-    auto stream = std::make_unique<RawStream>(grpc::CreateCustomChannel(
-        server_->address(), grpc::InsecureChannelCredentials(), ClientArguments()));
-    EXPECT_TRUE(stream->Write(EncodeOpen({shard_.join_answer->token})));
+    const auto channel = grpc::CreateCustomChannel(
+        server_->address(), grpc::InsecureChannelCredentials(), ClientArguments());
+    const SessionToken token = JoinedToken(channel, 0);
+    auto stream = std::make_unique<RawStream>(channel);
+    EXPECT_TRUE(stream->Write(EncodeOpen({token})));
+    AwaitOpened(*stream, shard_);
     return stream;
   }
 
@@ -53,21 +58,21 @@ class LoadTest : public ::testing::Test {
 TEST_F(LoadTest, BacklogIsWhatANodeDoesNotReadAndFallsWhenItReads) {
   constexpr uint32_t kResults = 4 * kChunksOnTheWay;
   const auto stream = Opened();
-  const auto sinks = shard_.sinks.WaitFor(1);
-  ASSERT_EQ(sinks.size(), 1u);
-  NodeSink& sink = *sinks.front();
-  EXPECT_EQ(sink.Backlog(), 0u);
+  const auto nodes = shard_.nodes.Get();
+  ASSERT_EQ(nodes.size(), 1u);
+  ServedNode& node = *nodes.front();
+  EXPECT_EQ(node.Backlog(), 0u);
   for (uint32_t i = 0; i < kResults; ++i) {
-    sink.OnResult(ResultOf(i, OneChunk()));
-    EXPECT_LE(sink.Backlog(), i);  // gRPC holds the first
+    node.OnResult(ResultOf(i, OneChunk()));
+    EXPECT_LE(node.Backlog(), i);  // gRPC holds the first
   }
-  EXPECT_GE(sink.Backlog(), kResults - kChunksOnTheWay);
+  EXPECT_GE(node.Backlog(), kResults - kChunksOnTheWay);
   for (uint32_t i = 0; i < kResults; ++i) {
     grpc::ByteBuffer frame;
     ASSERT_TRUE(stream->Read(&frame));
-    EXPECT_LE(sink.Backlog(), kResults - 1 - i);
+    EXPECT_LE(node.Backlog(), kResults - 1 - i);
   }
-  EXPECT_EQ(sink.Backlog(), 0u);
+  EXPECT_EQ(node.Backlog(), 0u);
 }
 
 TEST_F(LoadTest, NodeThatSendsWithoutEndAndReadsNothingIsRefusedAtItsWindow) {
@@ -88,7 +93,7 @@ TEST_F(LoadTest, NodeThatSendsWithoutEndAndReadsNothingIsRefusedAtItsWindow) {
     ASSERT_EQ(leaves.size(), 1u);
     EXPECT_THAT(std::string(leaves.front().second.message()), HasSubstr("than its window"));
     // Queued results are not kept for a node that does not read.
-    EXPECT_EQ(shard_.sinks.Get().front()->Backlog(), 0u);
+    EXPECT_EQ(shard_.nodes.Get().front()->Backlog(), 0u);
     stream->Cancel();
   }
   EXPECT_LT(sent, kWindow + 3 * kChunksOnTheWay);  // in flight to the shard and back
@@ -97,41 +102,36 @@ TEST_F(LoadTest, NodeThatSendsWithoutEndAndReadsNothingIsRefusedAtItsWindow) {
 
 TEST_F(LoadTest, NodeThatReadsNothingDoesNotDelayAnother) {
   const auto idle = Opened();
-  const auto sink = shard_.sinks.WaitFor(1).front();
+  const auto node = shard_.nodes.Get().front();
   for (uint32_t i = 0; i < 2 * kChunksOnTheWay; ++i) {
-    sink->OnResult(ResultOf(i, OneChunk()));
+    node->OnResult(ResultOf(i, OneChunk()));
   }
-  EXPECT_GT(sink->Backlog(), 0u);
-  const auto node = RemoteShard::Create(server_->address(), {}, metrics_);
-  const auto results = std::make_shared<RecordingSink>();
-  const TimePoint deadline = Now() + kTestPatience;
-  const auto membership = node->Join(OfNode(1), deadline);
-  ASSERT_TRUE(membership.ok()) << membership.status();
-  ASSERT_TRUE(node->Attach(membership->token, "", results).ok());
+  EXPECT_GT(node->Backlog(), 0u);
+  const auto remote = RemoteShard::Create(server_->address(), {}, metrics_);
+  const auto events = std::make_shared<RecordingEvents>();
+  const auto member = remote->Join(OfNode(1), events, Now() + kTestPatience);
+  ASSERT_TRUE(member.ok()) << member.status();
   for (uint32_t c = 0; c < 20; ++c) {
     const Contribution chunk{{{}, c, 1}, 5, WireFormat::kFloat32, kChunkBytes / 4, OneChunk()};
-    ASSERT_TRUE(node->Contribute(membership->token, chunk).ok());
+    ASSERT_TRUE((*member)->Contribute(chunk).ok());
   }
-  EXPECT_EQ(results->results.WaitFor(20).size(), 20u);
-  node->Leave(membership->token, absl::OkStatus());
+  EXPECT_EQ(events->results.WaitFor(20).size(), 20u);
 }
 
 // Runs one node in a job of its own: it joins, gets its chunks back unchanged, and leaves.
 void ExchangeAFewChunks(RemoteShard& shard, uint32_t node) {
   constexpr uint32_t kChunks = 12;
-  const TimePoint deadline = Now() + kTestPatience;
-  const auto membership = shard.Join(OfNode(node), deadline);
-  ASSERT_TRUE(membership.ok()) << membership.status();
-  const auto sink = std::make_shared<RecordingSink>();
-  ASSERT_TRUE(shard.Attach(membership->token, "", sink).ok());
+  const auto events = std::make_shared<RecordingEvents>();
+  const auto member = shard.Join(OfNode(node), events, Now() + kTestPatience);
+  ASSERT_TRUE(member.ok()) << member.status();
   for (uint32_t c = 0; c < kChunks; ++c) {
     const auto data = std::make_shared<std::string>(absl::StrCat("node ", node, " chunk ", c, " "));
     data->resize(40000, static_cast<char>(node));
     const Payload payload(std::as_bytes(std::span(*data)), data);
     const Contribution chunk{{{}, c, 1}, 5, WireFormat::kFloat32, data->size() / 4, payload};
-    ASSERT_TRUE(shard.Contribute(membership->token, chunk).ok());
+    ASSERT_TRUE((*member)->Contribute(chunk).ok());
   }
-  const auto results = sink->results.WaitFor(kChunks);
+  const auto results = events->results.WaitFor(kChunks);
   ASSERT_EQ(results.size(), kChunks);
   for (const RoundResult& result : results) {
     const std::string bytes = BytesOf(result.payload);
@@ -139,8 +139,7 @@ void ExchangeAFewChunks(RemoteShard& shard, uint32_t node) {
     EXPECT_THAT(
         bytes, ::testing::StartsWith(absl::StrCat("node ", node, " chunk ", result.id.chunk, " ")));
   }
-  EXPECT_TRUE(sink->failures.Get().empty());
-  shard.Leave(membership->token, absl::OkStatus());
+  EXPECT_TRUE(events->failures.Get().empty());
 }
 
 TEST_F(LoadTest, SixtyFourNodesAtOnceAllGetTheirResults) {
@@ -157,10 +156,8 @@ TEST_F(LoadTest, SixtyFourNodesAtOnceAllGetTheirResults) {
   }
   EXPECT_EQ(shard_.contributions.Get().size(), kNodes * 12u);
   const auto leaves = shard_.leaves.Get();
-  ASSERT_EQ(leaves.size(), 2u * kNodes);  // the Leave of each node, and the end of its streams
-  for (const auto& [token, reason] : leaves) {
-    EXPECT_TRUE(reason.ok() || reason.code() == absl::StatusCode::kUnavailable) << reason;
-  }
+  ASSERT_EQ(leaves.size(), kNodes);  // of each node, and not once more at the end of its streams
+  for (const auto& [node, reason] : leaves) EXPECT_TRUE(reason.ok()) << reason;
 }
 
 }  // namespace

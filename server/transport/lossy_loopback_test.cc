@@ -30,11 +30,10 @@ class LossyLoopbackTest : public ::testing::TestWithParam<WireFormat> {
     auto server = ShardServer::Start({.listen = "127.0.0.1:0"}, shard_, metrics_);
     ASSERT_TRUE(server.ok()) << server.status();
     server_ = *std::move(server);
-    node_ = RemoteShard::Create(server_->address(), {}, metrics_);
-    const auto membership = node_->Join({}, Soon());
-    ASSERT_TRUE(membership.ok()) << membership.status();
-    token_ = membership->token;
-    ASSERT_TRUE(node_->Attach(token_, "", sink_).ok());
+    remote_ = RemoteShard::Create(server_->address(), {}, metrics_);
+    auto member = remote_->Join(OfNode(6), events_, Soon());
+    ASSERT_TRUE(member.ok()) << member.status();
+    member_ = *std::move(member);
   }
 
   static std::shared_ptr<std::string> RandomBytes(size_t size) {
@@ -46,10 +45,10 @@ class LossyLoopbackTest : public ::testing::TestWithParam<WireFormat> {
 
   MetricRegistry metrics_;
   FakeShard shard_;
-  std::shared_ptr<RecordingSink> sink_ = std::make_shared<RecordingSink>();
+  const std::shared_ptr<RecordingEvents> events_ = std::make_shared<RecordingEvents>();
   std::unique_ptr<ShardServer> server_;
-  std::unique_ptr<RemoteShard> node_;
-  SessionToken token_ = 0;
+  std::unique_ptr<RemoteShard> remote_;
+  std::unique_ptr<Member> member_;
 };
 INSTANTIATE_TEST_SUITE_P(Formats, LossyLoopbackTest,
                          ::testing::Values(WireFormat::kInt8, WireFormat::kOneBit,
@@ -61,16 +60,11 @@ TEST_P(LossyLoopbackTest, PayloadsOfEverySizeArriveByteForByteBothWays) {
   uint32_t chunk = 0;
   for (uint64_t elems : sizes) {
     const auto bytes = RandomBytes(MaxEncodedBytes(GetParam(), elems));
-    ASSERT_TRUE(node_
-                    ->Contribute(token_, {{kPart, chunk++, 9},
-                                          5,
-                                          GetParam(),
-                                          elems,
-                                          Payload(std::as_bytes(std::span(*bytes)), bytes)})
-                    .ok());
+    const Payload payload(std::as_bytes(std::span(*bytes)), bytes);
+    ASSERT_TRUE(member_->Contribute({{kPart, chunk++, 9}, 5, GetParam(), elems, payload}).ok());
   }
   const auto contributions = shard_.contributions.WaitFor(sizes.size());
-  const auto results = sink_->results.WaitFor(sizes.size());
+  const auto results = events_->results.WaitFor(sizes.size());
   ASSERT_EQ(contributions.size(), sizes.size());
   ASSERT_EQ(results.size(), sizes.size());
   for (size_t i = 0; i < sizes.size(); ++i) {
@@ -84,12 +78,12 @@ TEST_P(LossyLoopbackTest, PayloadsOfEverySizeArriveByteForByteBothWays) {
     EXPECT_EQ(results[i].elems, sizes[i]);
     EXPECT_TRUE(BytesOf(results[i].payload) == expected) << sizes[i];
   }
-  EXPECT_TRUE(sink_->failures.Get().empty());
+  EXPECT_TRUE(events_->failures.Get().empty());
 }
 
 TEST_P(LossyLoopbackTest, AnnouncementCarriesFormatAndPart) {
   const BucketLayout layout{DType::kFloat32, {{"w", {3, 4}}}};
-  ASSERT_TRUE(node_->RegisterBucket(token_, {kPart, layout, GetParam(), 1}, Soon()).ok());
+  ASSERT_TRUE(member_->Register({kPart, layout, GetParam(), 1}, Soon()).ok());
   const BucketAnnouncement announced = shard_.buckets.WaitFor(1).front();
   EXPECT_EQ(announced.id, kPart);
   EXPECT_EQ(announced.layout, layout);
@@ -107,32 +101,32 @@ TEST_P(ResidualLoopbackTest, ResidualOfTheLargestChunkArrivesBothWaysBitForBit) 
   const auto same = [](const std::vector<float>& a, const std::vector<float>& b) {
     return a.size() == b.size() && std::memcmp(a.data(), b.data(), 4 * a.size()) == 0;
   };
-  ASSERT_TRUE(node_->WriteResidual(token_, kPart, 3, values, Soon()).ok());
+  ASSERT_TRUE(member_->WriteResidual(kPart, 3, values, Soon()).ok());
   const FakeShard::ResidualCall written = shard_.residual_writes.WaitFor(1).front();
-  EXPECT_EQ(written.token, token_);
+  EXPECT_EQ(written.node, 6u);
   EXPECT_EQ(written.bucket, kPart);
   EXPECT_EQ(written.chunk, 3u);
   EXPECT_TRUE(same(written.values, values));
 
   shard_.residual_answer = values;
-  const auto answer = node_->ReadResidual(token_, kPart, 4, Soon());
+  const auto answer = member_->ReadResidual(kPart, 4, Soon());
   ASSERT_TRUE(answer.ok()) << answer.status();
   EXPECT_TRUE(same(*answer, values));
   const FakeShard::ResidualCall read = shard_.residual_reads.WaitFor(1).front();
-  EXPECT_EQ(read.token, token_);
+  EXPECT_EQ(read.node, 6u);
   EXPECT_EQ(read.bucket, kPart);
   EXPECT_EQ(read.chunk, 4u);
 }
 
 TEST_P(ResidualLoopbackTest, MissingResidualIsEmpty) {
-  EXPECT_EQ(node_->ReadResidual(token_, kPart, 0, Soon()).value(), std::vector<float>());
+  EXPECT_EQ(member_->ReadResidual(kPart, 0, Soon()).value(), std::vector<float>());
 }
 
 TEST_P(ResidualLoopbackTest, ShardsRefusalKeepsCodeAndReason) {
   shard_.residual_answer = absl::FailedPreconditionError("bucket 7 has not been registered");
   for (const absl::Status& status :
-       {node_->ReadResidual(token_, kPart, 0, Soon()).status(),
-        node_->WriteResidual(token_, kPart, 0, std::vector<float>(1), Soon())}) {
+       {member_->ReadResidual(kPart, 0, Soon()).status(),
+        member_->WriteResidual(kPart, 0, std::vector<float>(1), Soon())}) {
     EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
     EXPECT_THAT(std::string(status.message()),
                 HasSubstr(server_->address() + ": bucket 7 has not been registered"));

@@ -1,36 +1,28 @@
 #include "server/transport/node_streams.h"
 
 #include <algorithm>
-#include <chrono>
-#include <map>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "core/base/status_macros.h"
+#include "server/transport/node_table.h"
 #include "server/transport/server_stream.h"
 
 namespace thalweg {
-namespace {
 
-// Shard::Attach does not block, so a stream that waits for another stream's Attach only waits for a
-// thread to be scheduled.
-constexpr Duration kAttachTime = std::chrono::seconds(10);
-
-}  // namespace
+NodeStreams::NodeStreams(Key key, NodeTable& table)
+    : key_(std::move(key)), table_(table), counters_(table.counters()) {}
 
 absl::Status NodeStreams::CheckLocked(const OpenFrame& open) const {
-  if (open.num_streams != num_streams_) {
+  if (open.num_streams != lanes_.size()) {
     return absl::InvalidArgumentError(absl::StrCat("node opened stream ", open.stream, " of ",
                                                    open.num_streams, ", expected one of ",
-                                                   num_streams_, " as it said before"));
+                                                   lanes_.size(), " as it said before"));
   }
   const Lane& lane = lanes_[open.stream];
-  if (!lane.was_open && open.received > 0) {
-    return absl::NotFoundError("no such membership: it has ended, or the shard has been restarted");
-  }
   if (lane.was_open && open.incarnation <= lane.incarnation) {
     return absl::AlreadyExistsError(
-        absl::StrCat("node has stream ", open.stream, " of ", num_streams_, " open already"));
+        absl::StrCat("node has stream ", open.stream, " of ", lanes_.size(), " open already"));
   }
   return absl::OkStatus();
 }
@@ -39,8 +31,10 @@ absl::Status NodeStreams::Add(const OpenFrame& open, const std::shared_ptr<Serve
   std::shared_ptr<ServerStream> replaced = stream;
   SentFrames::Frames released;  // outside the lock
   auto turn = WriteQueue::Turn::kNothing;
+  std::optional<End> end;
   {
     MutexLock lock(mutex_);
+    if (lanes_.empty()) lanes_.resize(open.num_streams);
     THALWEG_RETURN_IF_ERROR(CheckLocked(open));
     Lane& lane = lanes_[open.stream];
     if (open.incarnation > 1) {  // the earlier ones may have broken before they arrived here
@@ -54,68 +48,46 @@ absl::Status NodeStreams::Add(const OpenFrame& open, const std::shared_ptr<Serve
     lane.was_open = true;
     lane.incarnation = open.incarnation;
     lane.stream.swap(replaced);
+    end = end_;
   }
   if (open.incarnation > 1) counters_.resumed.Add(1);
   if (replaced != nullptr) {
     replaced->End(absl::AbortedError("the node has opened this stream again"));
   }
   stream->Take(turn);
+  if (end) EndOne(*stream, *end);  // the node has ended before this stream came
   return absl::OkStatus();
 }
 
-bool NodeStreams::Remove(uint32_t index, const ServerStream& stream) {
+void NodeStreams::Remove(uint32_t index, const ServerStream& stream) {
   std::shared_ptr<ServerStream> removed;  // released outside the lock
   MutexLock lock(mutex_);
   if (lanes_[index].stream.get() == &stream) removed.swap(lanes_[index].stream);
-  const bool has_left = has_left_;
-  return std::all_of(lanes_.begin(), lanes_.end(), [has_left](const Lane& lane) {
-    return lane.stream == nullptr && (lane.incarnation == 0 || has_left);
-  });
+  if (!HasStreamLocked()) streamless_since_ = Now();
 }
 
-absl::Status NodeStreams::Begin(uint32_t index) {
-  bool first;
-  {
-    MutexLock lock(mutex_);
-    first = !attaching_;
-    attaching_ = true;
-  }
-  std::optional<absl::Status> attached;
-  if (first) attached = shard_.Attach(key_.token, key_.identity, shared_from_this());
+bool NodeStreams::HasStreamLocked() const {
+  return std::any_of(lanes_.begin(), lanes_.end(),
+                     [](const Lane& lane) { return lane.stream != nullptr; });
+}
 
-  std::shared_ptr<ServerStream> stream;
-  std::optional<End> end;
-  {
-    MutexLock lock(mutex_);
-    if (first) {
-      attached_ = attached;
-      changed_.NotifyAll();
-    } else if (!changed_.WaitUntil(mutex_, Now() + kAttachTime,
-                                   [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-                                     return attached_.has_value();
-                                   })) {
-      return absl::UnavailableError("the shard takes too long to attach the node's first stream");
-    }
-    attached = attached_;
-    stream = lanes_[index].stream;
-    end = end_;
-  }
-  // The node ended before this stream was added.
-  if (end && stream != nullptr) EndOne(*stream, *end);
-  return *attached;
+bool NodeStreams::IsGone(TimePoint now) const {
+  MutexLock lock(mutex_);
+  const Duration patience = end_ ? kLease : NodeTable::kGoneTime;
+  return !HasStreamLocked() && now - streamless_since_ > patience;
 }
 
 absl::Status NodeStreams::Contribute(uint32_t index, const ServerStream& from, ChunkFrame chunk) {
   const ChunkHeader& header = chunk.header;
-  const uint32_t expected = header.id.chunk % num_streams_;
-  if (index != expected) {
-    return absl::InvalidArgumentError(absl::StrCat("node sent chunk ", header.id.chunk,
-                                                   " on stream ", index, " of ", num_streams_,
-                                                   ", expected it on stream ", expected));
-  }
   SentFrames::Frames released;  // outside the lock
   {
     MutexLock lock(mutex_);
+    const size_t expected = header.id.chunk % lanes_.size();
+    if (index != expected) {
+      return absl::InvalidArgumentError(absl::StrCat("node sent chunk ", header.id.chunk,
+                                                     " on stream ", index, " of ", lanes_.size(),
+                                                     ", expected it on stream ", expected));
+    }
     Lane& lane = lanes_[index];
     if (lane.stream.get() != &from) return absl::OkStatus();
     ++lane.received;
@@ -129,19 +101,32 @@ absl::Status NodeStreams::Contribute(uint32_t index, const ServerStream& from, C
   released.clear();
   counters_.received.Add(static_cast<double>(chunk.payload.SizeBytes()));
   if (header.workers > 0) {
-    return shard_.Supply(key_.token,
-                         {header.id, header.epoch, header.wire, header.elems, header.workers,
-                          header.nonfinite_elems, std::move(chunk.payload)});
+    return member_->Supply({header.id, header.epoch, header.wire, header.elems, header.workers,
+                            header.nonfinite_elems, std::move(chunk.payload)});
   }
-  return shard_.Contribute(key_.token,
-                           Contribution{header.id, header.epoch, header.wire, header.elems,
-                                        std::move(chunk.payload), header.loss_scale});
+  return member_->Contribute({header.id, header.epoch, header.wire, header.elems,
+                              std::move(chunk.payload), header.loss_scale});
 }
 
 void NodeStreams::Refuse(const absl::Status& why) {
   const bool leaving = BeginLeave();
   EndAll({.why = why});
-  if (leaving) shard_.Leave(key_.token, why);
+  if (leaving) EndMembership(why);
+}
+
+void NodeStreams::Leave(const absl::Status& reason) {
+  if (BeginLeave()) EndMembership(reason);
+}
+
+void NodeStreams::EndMembership(const absl::Status& reason) {
+  member_->Leave(reason);
+  // Streams of a node that has been told of an end may still come, and are told it too.
+  bool has_ended = false;
+  {
+    MutexLock lock(mutex_);
+    has_ended = end_.has_value();
+  }
+  if (!has_ended) table_.Forget(key_.token);
 }
 
 void NodeStreams::Lost(uint32_t index, ServerStream& stream, const absl::Status& end) {
@@ -151,7 +136,10 @@ void NodeStreams::Lost(uint32_t index, ServerStream& stream, const absl::Status&
     Lane& lane = lanes_[index];
     const bool is_latest = lane.stream.get() == &stream;
     const bool may_come_back = end.ok() && lane.incarnation > 0 && !has_left_;
-    if (is_latest && may_come_back) broken.swap(lane.stream);
+    if (is_latest && may_come_back) {
+      broken.swap(lane.stream);
+      if (!HasStreamLocked()) streamless_since_ = Now();
+    }
     if (!is_latest) broken = stream.shared_from_this();
   }
   if (broken != nullptr) {
@@ -160,20 +148,18 @@ void NodeStreams::Lost(uint32_t index, ServerStream& stream, const absl::Status&
   }
   // Our own reason is sent before the failure that Leave causes, as in Refuse.
   if (!end.ok()) EndAll({.why = end});
-  if (BeginLeave()) {
-    shard_.Leave(key_.token, absl::UnavailableError("lost its connection to the shard"));
-  }
+  Leave(absl::UnavailableError("lost its connection to the shard"));
   stream.End(absl::OkStatus());
-  EndAll({.why = absl::UnavailableError(
-              absl::StrCat("stream ", index, " of the node's ", num_streams_, " has ended"))});
+  EndAll({.why = absl::UnavailableError(absl::StrCat("stream ", index, " of the node has ended"))});
 }
 
 void NodeStreams::OnResult(RoundResult result) {
-  const uint32_t index = result.id.chunk % num_streams_;
-  uint64_t received;
+  size_t index = 0;
+  uint64_t received = 0;
   {
     MutexLock lock(mutex_);
-    if (end_) return;
+    if (end_ || lanes_.empty()) return;
+    index = result.id.chunk % lanes_.size();
     received = lanes_[index].incarnation > 0 ? lanes_[index].received : 0;
   }
   counters_.sent.Add(static_cast<double>(result.payload.SizeBytes()));
@@ -199,9 +185,9 @@ void NodeStreams::OnResult(RoundResult result) {
   }
   // A result answers a contribution, and this node's contribution came on that stream or never
   // came.
-  EndAll({.why = absl::InternalError(absl::StrCat("chunk ", result.id.chunk,
-                                                  " has a result, but its stream, ", index, " of ",
-                                                  num_streams_, ", is not open"))});
+  EndAll(
+      {.why = absl::InternalError(absl::StrCat(
+           "chunk ", result.id.chunk, " has a result, but its stream, ", index, ", is not open"))});
 }
 
 uint64_t NodeStreams::Reconnections() const {
@@ -248,31 +234,6 @@ void NodeStreams::EndOne(ServerStream& stream, const End& end) {
 bool NodeStreams::BeginLeave() {
   MutexLock lock(mutex_);
   return !std::exchange(has_left_, true);
-}
-
-absl::StatusOr<std::shared_ptr<NodeStreams>> NodeTable::Admit(
-    const OpenFrame& open, const std::shared_ptr<ServerStream>& stream) {
-  if (open.num_streams == 0 || open.num_streams > kMaxStreams || open.stream >= open.num_streams) {
-    return absl::InvalidArgumentError(absl::StrCat("node opened stream ", open.stream, " of ",
-                                                   open.num_streams, ", expected 1 to ",
-                                                   kMaxStreams, " streams, counted from 0"));
-  }
-  MutexLock lock(mutex_);
-  const NodeStreams::Key key{open.token, open.identity};
-  std::erase_if(nodes_, [](const auto& entry) { return entry.second.expired(); });
-  std::weak_ptr<NodeStreams>& entry = nodes_[key];
-  std::shared_ptr<NodeStreams> node = entry.lock();
-  if (node == nullptr) {
-    node = std::make_shared<NodeStreams>(key, open.num_streams, shard_, counters_);
-    entry = node;
-  }
-  THALWEG_RETURN_IF_ERROR(node->Add(open, stream));
-  return node;
-}
-
-void NodeTable::Release(NodeStreams& node, uint32_t index, const ServerStream& stream) {
-  MutexLock lock(mutex_);
-  if (node.Remove(index, stream)) nodes_.erase(node.key());
 }
 
 }  // namespace thalweg

@@ -1,10 +1,9 @@
 // NodeStreams holds the streams of one membership on the aggregator's side. Together they are the
-// node's NodeSink: what happens to one stream happens to the node. Only a stream that breaks may be
-// opened again, until the shard's lease of the node is over.
+// node: what happens to one stream happens to the node. Only a stream that breaks may be opened
+// again, until the shard's lease of the node is over.
 #pragma once
 
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -12,53 +11,49 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "core/base/exchange.h"
 #include "core/base/mutex.h"
+#include "core/exchange/served_shard.h"
 #include "server/transport/frame_codec.h"
 #include "server/transport/sent_frames.h"
+#include "server/transport/session_token.h"
 #include "server/transport/stream_counters.h"
 
 namespace thalweg {
 
+class NodeTable;
 class ServerStream;
 
-// A NodeStreams is thread-safe. Its streams share ownership, and the shard for as long as it likes:
-// a node whose streams have all broken can come back while it is a member. It calls neither the
-// shard nor gRPC under its lock.
-class NodeStreams final : public NodeSink, public std::enable_shared_from_this<NodeStreams> {
+// A NodeStreams is thread-safe. Its streams share ownership, and the table and the shard while it
+// is a member: a node whose streams have all broken can come back. It calls neither the shard nor
+// gRPC under its lock.
+class NodeStreams final : public ServedNode {
  public:
-  // A Key names the node of a stream. A stream that has proved another identity than the token's
-  // owner belongs to another node, and ends without touching the owner.
   struct Key {
     SessionToken token = 0;
+    // What its streams must prove. One that has proved another identity than the token's owner
+    // belongs to another node, and ends without touching the owner.
     std::string identity = {};
-    auto operator<=>(const Key&) const = default;
+    std::string principal = {};  // see ServedShard::HasPolicy; empty: any caller may show the token
   };
 
-  NodeStreams(Key key, uint32_t num_streams, Shard& shard, StreamCounters counters)
-      : key_(std::move(key)),
-        num_streams_(num_streams),
-        shard_(shard),
-        counters_(counters),
-        lanes_(num_streams) {}
+  // `table` must outlive the object.
+  NodeStreams(Key key, NodeTable& table);
 
   const Key& key() const { return key_; }
+  // Call once, before the table has the node.
+  void Begin(std::unique_ptr<Member> member) { member_ = std::move(member); }
+  Member& member() { return *member_; }
 
   // Adds the stream as number open.stream; called by the NodeTable. One that is opened again takes
   // the place of its earlier incarnation, and sends what that has not delivered. Returns
   // InvalidArgument when the number of streams differs from the first stream's, or when more
   // results are said to have been received than were sent; AlreadyExists when that stream is open
-  // in this incarnation or a later one; NotFound when it has had results, but not from this
-  // process.
+  // in this incarnation or a later one.
   absl::Status Add(const OpenFrame& open, const std::shared_ptr<ServerStream>& stream);
-  // Removes a stream whose gRPC operations have all completed; called by the NodeTable. Returns
-  // true when no stream is left and none may be opened again.
-  bool Remove(uint32_t index, const ServerStream& stream);
-
-  // If stream `index` is the node's first, attaches the node to the shard; otherwise waits until
-  // the first stream has done so. All streams get the shard's refusal.
-  absl::Status Begin(uint32_t index);
-  // Does nothing if `from` is not the latest incarnation: the chunk will come again.
+  // Removes a stream whose gRPC operations have all completed.
+  void Remove(uint32_t index, const ServerStream& stream);
+  // Passes on a contribution. Does nothing if `from` is not the latest incarnation: the chunk will
+  // come again.
   absl::Status Contribute(uint32_t index, const ServerStream& from, ChunkFrame chunk);
   // Ends all streams with `why`, then the membership; called when the peer broke the protocol or
   // the shard refused. In this order the node reads this reason and not the failure that its
@@ -68,6 +63,13 @@ class NodeStreams final : public NodeSink, public std::enable_shared_from_this<N
   // peer did, or because it broke. If it may be opened again, ends only this stream; otherwise the
   // membership too, and the other streams. The shard knows whether the node left in good order.
   void Lost(uint32_t index, ServerStream& stream, const absl::Status& end);
+
+  // Ends the membership, as Member::Leave does, and the table's entry unless streams that still
+  // come must be told how the node has ended. Idempotent.
+  void Leave(const absl::Status& reason);
+  // Says whether the node has been without a stream for so long that it has to leave; see
+  // NodeTable.
+  bool IsGone(TimePoint now) const;
 
   void OnResult(RoundResult result) override;
   uint32_t Backlog() const override;
@@ -95,48 +97,23 @@ class NodeStreams final : public NodeSink, public std::enable_shared_from_this<N
   // Ends all streams, present and future, unless the node has ended already.
   void EndAll(const End& end);
   static void EndOne(ServerStream& stream, const End& end);
-  // Returns true to the one caller that must call Shard::Leave. Ask before ending streams: their
+  // Returns true to the one caller that must call EndMembership. Ask before ending streams: their
   // ends are reasons to leave too, but not the first.
   bool BeginLeave();
+  void EndMembership(const absl::Status& reason);
+  bool HasStreamLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const Key key_;
-  const uint32_t num_streams_;
-  Shard& shard_;
+  NodeTable& table_;
   const StreamCounters counters_;
+  std::unique_ptr<Member> member_;
 
   mutable Mutex mutex_;
-  CondVar changed_;
-  std::vector<Lane> lanes_ ABSL_GUARDED_BY(mutex_);
-  bool attaching_ ABSL_GUARDED_BY(mutex_) = false;
-  std::optional<absl::Status> attached_ ABSL_GUARDED_BY(mutex_);  // the shard's answer
+  std::vector<Lane> lanes_ ABSL_GUARDED_BY(mutex_);  // none before the first stream opens
+  TimePoint streamless_since_ ABSL_GUARDED_BY(mutex_) = Now();  // counts when there is no stream
   std::optional<End> end_ ABSL_GUARDED_BY(mutex_);
   bool has_left_ ABSL_GUARDED_BY(mutex_) = false;
   uint64_t reconnections_ ABSL_GUARDED_BY(mutex_) = 0;
-};
-
-// A NodeTable holds the nodes that have streams. It is thread-safe.
-class NodeTable {
- public:
-  // The references must outlive the table.
-  NodeTable(Shard& shard, StreamCounters counters) : shard_(shard), counters_(counters) {}
-
-  // Returns the node that the stream belongs to; creates it for its first stream. Requires that the
-  // frame's proof has been checked.
-  absl::StatusOr<std::shared_ptr<NodeStreams>> Admit(const OpenFrame& open,
-                                                     const std::shared_ptr<ServerStream>& stream);
-  // Removes the stream, whose gRPC operations have all completed.
-  void Release(NodeStreams& node, uint32_t index, const ServerStream& stream);
-
-  const StreamCounters& counters() const { return counters_; }
-
- private:
-  Shard& shard_;
-  const StreamCounters counters_;
-
-  // This lock is held during Add and Remove, so that no stream joins a node that is being removed.
-  Mutex mutex_;
-  // A node that nobody owns any more has gone; its entry is erased when the next one comes.
-  std::map<NodeStreams::Key, std::weak_ptr<NodeStreams>> nodes_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace thalweg

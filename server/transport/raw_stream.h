@@ -1,15 +1,13 @@
 // RawStream is an Exchange stream for this room's tests that can send arbitrary bytes.
 #pragma once
 
-#include <cstdint>
 #include <memory>
 #include <string>
 
 #include "grpcpp/generic/generic_stub.h"
 #include "grpcpp/grpcpp.h"
 #include "server/transport/channel_options.h"
-#include "server/transport/fake_shard.h"
-#include "thalweg/v1/control.pb.h"
+#include "server/transport/recorder.h"
 
 namespace thalweg {
 
@@ -24,15 +22,6 @@ inline std::shared_ptr<grpc::Channel> ForeignChannel(const std::string& address)
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
   arguments.SetMaxReceiveMessageSize(-1);
   return grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments);
-}
-
-// Returns a correct request to join.
-inline v1::JoinRequest ProtoOfNode(uint32_t node) {
-  v1::JoinRequest request;
-  request.set_node(node);
-  request.set_max_wire_version(1);
-  request.set_codec("fp32");
-  return request;
 }
 
 // Every step of a RawStream has a deadline.

@@ -35,15 +35,14 @@ class ReconnectTest : public ::testing::Test {
     const std::vector<std::string> parts = absl::StrSplit(server_->address(), ':');
     ASSERT_TRUE(absl::SimpleAtoi(parts.back(), &port));
     proxy_ = std::make_unique<BreakingProxy>(port, std::move(budget));
-    node_ =
+    remote_ =
         RemoteShard::Create(proxy_->address(), {.channels = channels, .grace = grace}, metrics_);
     // Under a proxy that breaks everything, Join may take several attempts.
     const TimePoint deadline = Now() + kTestPatience;
-    absl::StatusOr<Membership> membership = absl::UnavailableError("not tried");
-    while (!membership.ok() && Now() < deadline) membership = node_->Join(OfNode(0), deadline);
-    ASSERT_TRUE(membership.ok()) << membership.status();
-    token_ = membership->token;
-    ASSERT_TRUE(node_->Attach(token_, "", sink_).ok());
+    absl::StatusOr<std::unique_ptr<Member>> member = absl::UnavailableError("not tried");
+    while (!member.ok() && Now() < deadline) member = remote_->Join(OfNode(0), events_, deadline);
+    ASSERT_TRUE(member.ok()) << member.status();
+    member_ = *std::move(member);
   }
 
   // The bytes of a chunk say which it is.
@@ -52,11 +51,11 @@ class ReconnectTest : public ::testing::Test {
   }
 
   absl::Status Contribute(uint32_t chunk, std::shared_ptr<const std::string> bytes) {
-    return node_->Contribute(token_, {{{7, 1}, chunk, 1},
-                                      5,
-                                      WireFormat::kFloat32,
-                                      bytes->size() / 4,
-                                      Payload(std::as_bytes(std::span(*bytes)), bytes)});
+    return member_->Contribute({{{7, 1}, chunk, 1},
+                                5,
+                                WireFormat::kFloat32,
+                                bytes->size() / 4,
+                                Payload(std::as_bytes(std::span(*bytes)), bytes)});
   }
 
   double Resumed(const std::string& role) {
@@ -65,11 +64,11 @@ class ReconnectTest : public ::testing::Test {
 
   MetricRegistry metrics_;
   FakeShard shard_;
-  std::shared_ptr<RecordingSink> sink_ = std::make_shared<RecordingSink>();
+  std::shared_ptr<RecordingEvents> events_ = std::make_shared<RecordingEvents>();
   std::unique_ptr<ShardServer> server_;
   std::unique_ptr<BreakingProxy> proxy_;
-  std::unique_ptr<RemoteShard> node_;
-  SessionToken token_ = 0;
+  std::unique_ptr<RemoteShard> remote_;
+  std::unique_ptr<Member> member_;
 };
 
 TEST_F(ReconnectTest, EveryChunkArrivesOnceWhileConnectionsBreakAtRandom) {
@@ -80,11 +79,11 @@ TEST_F(ReconnectTest, EveryChunkArrivesOnceWhileConnectionsBreakAtRandom) {
   Start(kTestPatience, [random]() mutable { return 1000 + random() % (12 * kChunkBytes); }, 2);
   for (uint32_t chunk = 0; chunk < kChunks; ++chunk) {
     if (chunk >= kWindow) {
-      ASSERT_GT(sink_->results.WaitFor(chunk - kWindow + 1).size(), chunk - kWindow);
+      ASSERT_GT(events_->results.WaitFor(chunk - kWindow + 1).size(), chunk - kWindow);
     }
     ASSERT_TRUE(Contribute(chunk, BytesFor(chunk)).ok());
   }
-  const auto results = sink_->results.WaitFor(kChunks);
+  const auto results = events_->results.WaitFor(kChunks);
   ASSERT_EQ(results.size(), kChunks);
   std::map<uint32_t, int> seen;
   for (const RoundResult& result : results) {
@@ -93,46 +92,48 @@ TEST_F(ReconnectTest, EveryChunkArrivesOnceWhileConnectionsBreakAtRandom) {
   }
   EXPECT_EQ(seen.size(), kChunks);
   EXPECT_EQ(shard_.contributions.Get().size(), kChunks);
-  EXPECT_TRUE(sink_->failures.Get().empty());
+  EXPECT_TRUE(events_->failures.Get().empty());
   EXPECT_TRUE(shard_.leaves.Get().empty());
   EXPECT_GT(Resumed("client"), 20);
   EXPECT_GE(Resumed("server"), Resumed("client"));
-  EXPECT_EQ(shard_.sinks.Get().front()->Reconnections(), Resumed("server"));
+  EXPECT_EQ(shard_.nodes.Get().back()->Reconnections(), Resumed("server"));
 }
 
 TEST_F(ReconnectTest, ControlCallIsRepeatedAfterABreak) {
   Start(kTestPatience);
   for (int i = 0; i < 20; ++i) {
     proxy_->Break();
-    ASSERT_TRUE(node_->RegisterBucket(token_, {}, Now() + kTestPatience).ok());
-    ASSERT_TRUE(node_->Heartbeat(token_, Now() + kTestPatience).ok());
+    ASSERT_TRUE(member_->Register({}, Now() + kTestPatience).ok());
+    ASSERT_TRUE(member_->Heartbeat(Now() + kTestPatience).ok());
   }
 }
 
 TEST_F(ReconnectTest, ConnectionThatDoesNotComeBackFailsTheNodeAfterTheGrace) {
   Start(milliseconds(300));
   ASSERT_TRUE(Contribute(0, BytesFor(0)).ok());
-  ASSERT_EQ(sink_->results.WaitFor(1).size(), 1u);
+  ASSERT_EQ(events_->results.WaitFor(1).size(), 1u);
   proxy_->SetOpen(false);
   const TimePoint begin = Now();
   proxy_->Break();
-  const auto failures = sink_->failures.WaitFor(1);
+  const auto failures = events_->failures.WaitFor(1);
   ASSERT_EQ(failures.size(), 1u);
   EXPECT_GE(Now() - begin, milliseconds(300));
   EXPECT_EQ(failures[0].code(), absl::StatusCode::kUnavailable);
   EXPECT_THAT(std::string(failures[0].message()), HasSubstr("it has not come back within 0.3 s: "));
   EXPECT_EQ(Contribute(1, BytesFor(1)), failures[0]);
-  // The shard waits for the node's lease, which is the aggregator's business.
+  // The node stays a member until the aggregator's lease of it, or the server's patience, is over.
   EXPECT_TRUE(shard_.leaves.Get().empty());
 }
 
 TEST_F(ReconnectTest, WithoutAGraceABreakFailsTheNodeAtOnce) {
   Start(Duration::zero());
   ASSERT_TRUE(Contribute(0, BytesFor(0)).ok());
-  ASSERT_EQ(sink_->results.WaitFor(1).size(), 1u);
+  ASSERT_EQ(events_->results.WaitFor(1).size(), 1u);
   proxy_->Break();
-  EXPECT_EQ(sink_->failures.WaitFor(1).size(), 1u);
-  EXPECT_EQ(shard_.leaves.WaitFor(1).size(), 1u);
+  EXPECT_EQ(events_->failures.WaitFor(1).size(), 1u);
+  const auto leaves = shard_.leaves.WaitFor(1);
+  ASSERT_EQ(leaves.size(), 1u);
+  EXPECT_EQ(leaves.front().second, absl::UnavailableError("lost its connection to the shard"));
 }
 
 TEST_F(ReconnectTest, PayloadIsReleasedOnceItsResultHasArrived) {
@@ -140,20 +141,20 @@ TEST_F(ReconnectTest, PayloadIsReleasedOnceItsResultHasArrived) {
   auto bytes = BytesFor(0);
   const std::weak_ptr<const std::string> payload = bytes;
   ASSERT_TRUE(Contribute(0, std::move(bytes)).ok());
-  ASSERT_EQ(sink_->results.WaitFor(1).size(), 1u);
+  ASSERT_EQ(events_->results.WaitFor(1).size(), 1u);
   EXPECT_TRUE(payload.expired());
 }
 
 TEST_F(ReconnectTest, FailureIsToldToANodeThatComesBack) {
   Start(kTestPatience);
   ASSERT_TRUE(Contribute(0, BytesFor(0)).ok());
-  ASSERT_EQ(sink_->results.WaitFor(1).size(), 1u);
+  ASSERT_EQ(events_->results.WaitFor(1).size(), 1u);
   proxy_->SetOpen(false);
   proxy_->Break();
   const absl::Status why = absl::AbortedError("node 1 is gone");
-  shard_.sinks.WaitFor(1).front()->OnFailed(why);
+  shard_.nodes.Get().front()->OnFailed(why);
   proxy_->SetOpen(true);
-  const auto failures = sink_->failures.WaitFor(1);
+  const auto failures = events_->failures.WaitFor(1);
   ASSERT_EQ(failures.size(), 1u);
   EXPECT_EQ(failures[0], why);
 }
@@ -162,25 +163,25 @@ TEST_F(ReconnectTest, FailureIsToldToANodeThatComesBack) {
 TEST_F(ReconnectTest, ShardThatHasForgottenTheNodeSaysSo) {
   for (uint32_t chunk : {0u, 1u}) {  // of the two streams, one has had no result yet
     SCOPED_TRACE(chunk);
-    sink_ = std::make_shared<RecordingSink>();
+    events_ = std::make_shared<RecordingEvents>();
     Start(kTestPatience, nullptr, 2);
     ASSERT_TRUE(Contribute(chunk, BytesFor(chunk)).ok());
-    ASSERT_EQ(sink_->results.WaitFor(1).size(), 1u);
+    ASSERT_EQ(events_->results.WaitFor(1).size(), 1u);
     proxy_->SetOpen(false);
     proxy_->Break();
     const std::string address = server_->address();
     server_->Stop(Duration::zero());
     server_.reset();
     FakeShard restarted;
-    restarted.join_answer->token = token_ + 1;  // earlier ones are unknown
     auto server = ShardServer::Start({.listen = address}, restarted, metrics_);
     ASSERT_TRUE(server.ok()) << server.status();
     proxy_->SetOpen(true);
-    const auto failures = sink_->failures.WaitFor(1);
+    const auto failures = events_->failures.WaitFor(1);
     ASSERT_EQ(failures.size(), 1u);
     EXPECT_EQ(failures[0].code(), absl::StatusCode::kNotFound) << failures[0];
     EXPECT_TRUE(absl::IsNotFound(Contribute(chunk + 2, BytesFor(chunk))));
-    node_.reset();
+    member_.reset();
+    remote_.reset();
     (*server)->Stop(Duration::zero());
   }
 }
@@ -190,7 +191,7 @@ TEST_F(ReconnectTest, SuppliedResultArrivesAsOne) {
   const auto bytes = BytesFor(3);
   RoundResult result = ResultOf(3, Payload(std::as_bytes(std::span(*bytes)), bytes));
   result.nonfinite_elems = 4;
-  ASSERT_TRUE(node_->Supply(token_, result).ok());
+  ASSERT_TRUE(member_->Supply(result).ok());
   const auto supplied = shard_.supplied.WaitFor(1);
   ASSERT_EQ(supplied.size(), 1u);
   EXPECT_EQ(supplied[0].id, result.id);
@@ -206,18 +207,18 @@ TEST_F(ReconnectTest, NodeThatLeavesWhileItIsAwayDoesNotWaitForTheGrace) {
   proxy_->SetOpen(false);
   proxy_->Break();
   const TimePoint begin = Now();
-  node_->Leave(token_, absl::OkStatus());
+  member_->Leave(absl::OkStatus());
   EXPECT_LT(Now() - begin, seconds(20));
-  EXPECT_TRUE(sink_->failures.Get().empty());
+  EXPECT_TRUE(events_->failures.Get().empty());
 }
 
 TEST_F(ReconnectTest, StoppingServerFailsTheNodeAtOnce) {
   Start(seconds(50));
   ASSERT_TRUE(Contribute(0, BytesFor(0)).ok());
-  ASSERT_EQ(sink_->results.WaitFor(1).size(), 1u);
+  ASSERT_EQ(events_->results.WaitFor(1).size(), 1u);
   const TimePoint begin = Now();
   server_->Stop(Duration::zero());
-  const auto failures = sink_->failures.WaitFor(1);
+  const auto failures = events_->failures.WaitFor(1);
   EXPECT_LT(Now() - begin, seconds(20));
   ASSERT_EQ(failures.size(), 1u);
   EXPECT_THAT(std::string(failures[0].message()), HasSubstr("is stopping"));

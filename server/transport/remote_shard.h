@@ -6,8 +6,8 @@
 #include <memory>
 #include <string>
 
-#include "core/base/exchange.h"
 #include "core/base/metrics.h"
+#include "core/exchange/shard.h"
 #include "server/net/tls_files.h"
 
 namespace thalweg {
@@ -22,20 +22,18 @@ std::shared_ptr<Pollers> MakePollers(uint32_t threads);
 // the connection of its contribution and its result. Every call has a deadline, and errors name the
 // address.
 //
-// A RemoteShard adds to Shard's contract:
+// A RemoteShard and its members add to the contracts of Shard and Member:
 // - MeasureLink and Join wait for a connection until their deadline, so nodes may start before the
 //   aggregator. If there is still none, Unavailable names the shard and the address, and says how
 //   the last attempt failed.
-// - Join and Attach prove the request's identity with its signer. Without one the shard refuses any
-//   identity.
-// - Attach does not wait for the shard's answer: the sink's OnFailed reports a refusal.
+// - Join proves the request's identity with its signer. Without one the shard refuses any identity.
+// - Join does not wait for its streams: OnFailed reports that the shard refuses them.
 // - A broken connection causes OnFailed(Unavailable), unless the node has left or Options::grace
-// lets
-//   it come back in time. Calls other than MeasureLink and Join are repeated for as long.
-// - Once Leave has begun, no new call to the sink starts; one in progress may still end.
+//   lets it come back in time. Calls other than MeasureLink and Join are repeated for as long.
+// - Once Leave has begun, no new event starts; one in progress may still end.
 // - Leave takes 4 s at most, also when the shard does not answer.
-// - Neither the sink nor its destructor may call Leave or the destructor, because the pollers
-//   call the sink.
+// - Neither events nor their destructor may call Leave or a destructor, because the pollers call
+//   them.
 class RemoteShard : public Shard {
  public:
   struct Options {
@@ -57,9 +55,6 @@ class RemoteShard : public Shard {
   // the shard.
   static std::unique_ptr<RemoteShard> Create(const std::string& address, const Options& options,
                                              MetricRegistry& metrics);
-
-  // Breaks streams that have not been left; the aggregator then treats their nodes as lost.
-  ~RemoteShard() override = default;
 };
 
 }  // namespace thalweg

@@ -100,11 +100,12 @@ absl::Status ServerStream::Open(const OpenFrame& open) {
     callers_.NotProved(context_, proved);
     return proved;
   }
-  THALWEG_RETURN_IF_ERROR(callers_.CheckToken(context_, open.token));
+  THALWEG_ASSIGN_OR_RETURN(const std::shared_ptr<NodeStreams> node, nodes_.Find(open.token));
+  THALWEG_RETURN_IF_ERROR(callers_.CheckOwner(context_, node->key().principal));
   THALWEG_ASSIGN_OR_RETURN(node_, nodes_.Admit(open, shared_from_this()));
   index_ = open.stream;
   is_opened_ = true;
-  return node_->Begin(index_);
+  return absl::OkStatus();
 }
 
 void ServerStream::OnWritten(bool ok) {
@@ -114,7 +115,7 @@ void ServerStream::OnWritten(bool ok) {
 
 void ServerStream::OnEnd(bool /*ok*/) {
   if (--ends_left_ > 0) return;
-  if (node_ != nullptr) nodes_.Release(*node_, index_, *this);
+  if (node_ != nullptr) node_->Remove(index_, *this);
   streams_.Remove(shared_from_this());
 }
 

@@ -10,6 +10,7 @@
 #include "grpcpp/grpcpp.h"
 #include "server/transport/callers.h"
 #include "server/transport/node_streams.h"
+#include "server/transport/node_table.h"
 #include "server/transport/poller.h"
 #include "server/transport/stream_set.h"
 #include "server/transport/write_queue.h"

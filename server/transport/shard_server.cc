@@ -30,6 +30,8 @@ namespace {
 // server.
 constexpr Duration kGoodbyeTime = std::chrono::seconds(1);
 
+constexpr Duration kWatchInterval = std::chrono::seconds(2);
+
 // Cancelled streams end within this time: the network is no longer involved.
 constexpr Duration kCancelTime = std::chrono::seconds(10);
 
@@ -43,9 +45,9 @@ class GrpcShardServer final : public ShardServer {
             "thalweg_grpc_closed_connections_total",
             "Connections that were closed because they kept a thread busy without a message")),
         handshakes_(metrics),
-        callers_(shard, metrics),
-        control_(shard, callers_, options.challenge_lifetime, options.max_waiting_joins),
-        nodes_(shard, StreamCounters::In(metrics, "server")) {}
+        callers_(metrics),
+        nodes_(StreamCounters::In(metrics, "server")),
+        control_(shard, callers_, nodes_, options.challenge_lifetime, options.max_waiting_joins) {}
   ~GrpcShardServer() override { Stop(Duration::zero()); }
 
   absl::Status Listen(const Options& options) {
@@ -117,6 +119,7 @@ class GrpcShardServer final : public ShardServer {
       spdlog::error("aggregator at {}: streams or calls have not ended after they were cancelled",
                     address());
     }
+    nodes_.Close(absl::UnavailableError("its aggregator is stopping"));
     {
       MutexLock lock(mutex_);
       is_watching_ = false;
@@ -128,12 +131,14 @@ class GrpcShardServer final : public ShardServer {
   }
 
  private:
-  // Cuts off the peers that do not read.
+  // Cuts off the peers that do not read, and ends memberships of nodes that are gone.
   void Watch() {
+    const Duration interval = std::min<Duration>(patience_ / 4, kWatchInterval);
     MutexLock lock(mutex_);
     while (!changed_.WaitUntil(
-        mutex_, Now() + patience_ / 4,
+        mutex_, Now() + interval,
         [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return !is_watching_; })) {
+      nodes_.Expire(Now());
       streams_.CutStalled(Now() - patience_);
       control_.calls().CutUnread(Now() - patience_);
     }
@@ -145,8 +150,8 @@ class GrpcShardServer final : public ShardServer {
   HostPort address_;
   HandshakeFailures handshakes_;
   Callers callers_;
-  ControlService control_;
   NodeTable nodes_;
+  ControlService control_;
   StreamSet streams_;
   ServerStream::Service exchange_;
   std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> connections_;

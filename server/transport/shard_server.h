@@ -9,7 +9,7 @@
 #include "absl/status/statusor.h"
 #include "core/base/clock.h"
 #include "core/base/metrics.h"
-#include "core/base/served_shard.h"
+#include "core/exchange/served_shard.h"
 #include "server/net/tls_files.h"
 
 namespace thalweg {
@@ -18,7 +18,7 @@ class Pollers;
 
 // A ShardServer is thread-safe. It checks what arrives before the shard sees it. A node that sends
 // malformed data fails its job with InvalidArgument; a node whose stream breaks fails it with
-// Unavailable (through Shard::Leave). The shard gets only identities that are proved: a stranger
+// Unavailable (through Member::Leave). The shard gets only identities that are proved: a stranger
 // who names one without its secret gets PermissionDenied, on a stream too, and disturbs nobody
 // else.
 //

@@ -27,10 +27,11 @@ bool IsBroken(const grpc::Status& status) {
 
 }  // namespace
 
-std::shared_ptr<ShardStreams> ShardStreams::Open(Options options, std::shared_ptr<NodeSink> sink,
+std::shared_ptr<ShardStreams> ShardStreams::Open(Options options,
+                                                 std::shared_ptr<MemberEvents> events,
                                                  StreamCounters counters) {
   std::shared_ptr<ShardStreams> all(
-      new ShardStreams(std::move(options), std::move(sink), counters));
+      new ShardStreams(std::move(options), std::move(events), counters));
   const std::vector<Connection>& connections = all->options_.connections;
   {
     MutexLock lock(all->done_->mutex);
@@ -71,7 +72,7 @@ absl::Status ShardStreams::Send(ChunkHeader header, const Payload& payload) {
   {
     MutexLock lock(mutex_);
     if (!failure_.ok()) return failure_;
-    if (sink_ == nullptr) {
+    if (events_ == nullptr) {
       return absl::FailedPreconditionError(absl::StrCat("the node has left ", options_.peer));
     }
     if (is_resumable()) header.acknowledged = lanes_[index].received;
@@ -91,7 +92,7 @@ void ShardStreams::Queue(uint32_t index, grpc::ByteBuffer&& frame) {
   WriteQueue::Turn turn;
   {
     MutexLock lock(mutex_);
-    if (is_closed_) return;  // the sink has been told, or the node is leaving
+    if (is_closed_) return;  // the failure has been reported, or the node is leaving
     Lane& lane = lanes_[index];
     if (is_resumable()) lane.sent.Add(frame);
     if (!lane.is_live) return;
@@ -102,9 +103,9 @@ void ShardStreams::Queue(uint32_t index, grpc::ByteBuffer&& frame) {
 }
 
 void ShardStreams::Detach() {
-  std::shared_ptr<NodeSink> sink;  // released outside the lock
+  std::shared_ptr<MemberEvents> events;  // released outside the lock
   MutexLock lock(mutex_);
-  sink.swap(sink_);
+  events.swap(events_);
 }
 
 std::vector<std::shared_ptr<ClientStream>> ShardStreams::Close() {
@@ -168,11 +169,11 @@ absl::Status ShardStreams::Handle(uint32_t index, grpc::ByteBuffer&& bytes) {
 absl::Status ShardStreams::HandleChunk(uint32_t index, ChunkFrame&& chunk) {
   counters_.received.Add(static_cast<double>(chunk.payload.SizeBytes()));
   const ChunkHeader& header = chunk.header;
-  std::shared_ptr<NodeSink> sink;
-  SentFrames::Frames released;  // outside the lock, and before the sink may reuse their memory
+  std::shared_ptr<MemberEvents> events;
+  SentFrames::Frames released;  // outside the lock, and before OnResult may reuse their memory
   {
     MutexLock lock(mutex_);
-    sink = sink_;
+    events = events_;
     Lane& lane = lanes_[index];
     ++lane.received;
     if (!lane.is_live) {
@@ -183,9 +184,9 @@ absl::Status ShardStreams::HandleChunk(uint32_t index, ChunkFrame&& chunk) {
     }
   }
   released.clear();
-  if (sink != nullptr) {
-    sink->OnResult({header.id, header.epoch, header.wire, header.elems, header.workers,
-                    header.nonfinite_elems, std::move(chunk.payload)});
+  if (events != nullptr) {
+    events->OnResult({header.id, header.epoch, header.wire, header.elems, header.workers,
+                      header.nonfinite_elems, std::move(chunk.payload)});
   }
   return absl::OkStatus();
 }
@@ -215,14 +216,14 @@ absl::Status ShardStreams::HandleResumed(uint32_t index, const ResumedFrame& res
 }
 
 void ShardStreams::Fail(const absl::Status& why) {
-  std::shared_ptr<NodeSink> sink;
+  std::shared_ptr<MemberEvents> events;
   {
     MutexLock lock(mutex_);
-    if (sink_ == nullptr) return;
-    sink.swap(sink_);
+    if (events_ == nullptr) return;
+    events.swap(events_);
     failure_ = why;
   }
-  sink->OnFailed(why);
+  events->OnFailed(why);
   Cancel();
 }
 
@@ -231,7 +232,7 @@ bool ShardStreams::Reopen(uint32_t index, const grpc::Status& status) {
   std::shared_ptr<ClientStream> stream;
   {
     MutexLock lock(mutex_);
-    if (is_closed_ || sink_ == nullptr) return false;
+    if (is_closed_ || events_ == nullptr) return false;
     Lane& lane = lanes_[index];
     const TimePoint now = Now();
     if (lane.is_live) {

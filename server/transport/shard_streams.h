@@ -6,12 +6,14 @@
 #include <utility>
 #include <vector>
 
-#include "core/base/exchange.h"
+#include "core/base/job_signer.h"
 #include "core/base/mutex.h"
+#include "core/exchange/events.h"
 #include "grpcpp/grpcpp.h"
 #include "server/transport/client_stream.h"
 #include "server/transport/frame_codec.h"
 #include "server/transport/sent_frames.h"
+#include "server/transport/session_token.h"
 #include "server/transport/stream_counters.h"
 
 namespace thalweg {
@@ -40,14 +42,14 @@ class ShardStreams {
   };
   // Opens a stream of the membership on each connection. The counters must outlive the streams,
   // that is until WaitDone has returned true.
-  static std::shared_ptr<ShardStreams> Open(Options options, std::shared_ptr<NodeSink> sink,
+  static std::shared_ptr<ShardStreams> Open(Options options, std::shared_ptr<MemberEvents> events,
                                             StreamCounters counters);
 
   // Queues a contribution, or a result that the shard wants, on its chunk's stream, or returns why
   // the streams have failed. Sets the header's acknowledgement.
   absl::Status Send(ChunkHeader header, const Payload& payload);
 
-  // Stops all calls to the sink from now on.
+  // Stops all events from now on.
   void Detach();
   // Ends the streams with success; queued contributions are dropped. Requires Detach.
   void Finish();
@@ -84,11 +86,11 @@ class ShardStreams {
     std::string cause;  // and why
   };
 
-  ShardStreams(Options options, std::shared_ptr<NodeSink> sink, StreamCounters counters)
+  ShardStreams(Options options, std::shared_ptr<MemberEvents> events, StreamCounters counters)
       : options_(std::move(options)),
         counters_(counters),
         lanes_(options_.connections.size()),
-        sink_(std::move(sink)) {}
+        events_(std::move(events)) {}
 
   bool is_resumable() const { return options_.grace > Duration::zero(); }
   // Returns a signed open frame.
@@ -103,7 +105,7 @@ class ShardStreams {
   bool Reopen(uint32_t index, const grpc::Status& status);
   // Returns the status that the job gets when the stream has ended without the node having left.
   absl::Status LostStream(uint32_t index, const grpc::Status& status);
-  // Tells the sink and ends all streams, unless the sink has been told or the node has left.
+  // Reports the failure and ends all streams, unless that has happened or the node has left.
   void Fail(const absl::Status& why);
   // Returns the streams, none of which will be opened again.
   std::vector<std::shared_ptr<ClientStream>> Close();
@@ -115,11 +117,11 @@ class ShardStreams {
   const std::shared_ptr<Done> done_ = std::make_shared<Done>();
 
   Mutex mutex_;
-  std::vector<Lane> lanes_ ABSL_GUARDED_BY(mutex_);             // as many as connections
-  bool is_closed_ ABSL_GUARDED_BY(mutex_) = false;              // no frame counts any more
-  std::shared_ptr<NodeSink> sink_ ABSL_GUARDED_BY(mutex_);      // null when calls must stop
-  absl::Status failure_ ABSL_GUARDED_BY(mutex_);                // the status that the sink got
-  std::shared_ptr<ShardStreams> self_ ABSL_GUARDED_BY(mutex_);  // set until WaitDone
+  std::vector<Lane> lanes_ ABSL_GUARDED_BY(mutex_);               // as many as connections
+  bool is_closed_ ABSL_GUARDED_BY(mutex_) = false;                // no frame counts any more
+  std::shared_ptr<MemberEvents> events_ ABSL_GUARDED_BY(mutex_);  // null when calls must stop
+  absl::Status failure_ ABSL_GUARDED_BY(mutex_);                  // the status that they were told
+  std::shared_ptr<ShardStreams> self_ ABSL_GUARDED_BY(mutex_);    // set until WaitDone
 };
 
 }  // namespace thalweg

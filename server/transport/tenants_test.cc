@@ -17,9 +17,12 @@
 #include "absl/strings/str_join.h"
 #include "server/aggregator/aggregator.h"
 #include "server/net/test_certificates.h"
+#include "server/transport/control_codec.h"
 #include "server/transport/credentials.h"
 #include "server/transport/fake_shard.h"
 #include "server/transport/frame_codec.h"
+#include "server/transport/known_member.h"
+#include "server/transport/raw_join.h"
 #include "server/transport/raw_stream.h"
 #include "server/transport/remote_shard.h"
 #include "server/transport/shard_server.h"
@@ -68,8 +71,26 @@ class TenantsTest : public ::testing::Test {
   std::unique_ptr<RemoteShard> Node(const TlsFiles& files) {
     return RemoteShard::Create(server_->address(), {.channels = 1, .tls = files}, metrics_);
   }
-  absl::StatusOr<Membership> Join(Shard& node, const std::string& job) {
-    return node.Join(Request(job), Now() + kTestPatience);
+  absl::StatusOr<std::unique_ptr<Member>> Join(Shard& node, const std::string& job) {
+    return node.Join(Request(job), std::make_shared<RecordingEvents>(), Now() + kTestPatience);
+  }
+  // Joins with the certificate and returns the membership's token.
+  SessionToken TokenOf(const TlsFiles& files, const std::string& job) {
+    SessionToken token = 0;
+    const grpc::Status joined =
+        RawJoin(Channel(MakeChannelCredentials(files)), ToProto(Request(job)), &token);
+    EXPECT_TRUE(joined.ok()) << joined.error_message();
+    return token;
+  }
+  // Uses a membership with the certificate.
+  grpc::Status Heartbeat(const TlsFiles& files, SessionToken token) {
+    grpc::ClientContext context;
+    context.set_deadline(ToSystemTime(Now() + kTestPatience));
+    v1::HeartbeatRequest request;
+    request.set_token(token);
+    v1::HeartbeatResponse response;
+    return v1::Control::NewStub(Channel(MakeChannelCredentials(files)))
+        ->Heartbeat(&context, request, &response);
   }
   std::shared_ptr<grpc::Channel> Channel(
       const std::shared_ptr<grpc::ChannelCredentials>& credentials) {
@@ -122,9 +143,23 @@ TEST_F(TenantsTest, TenantsJoinTheirOwnJobs) {
   const auto of_b = Join(*b, "b-1");
   ASSERT_TRUE(of_a.ok()) << of_a.status();
   ASSERT_TRUE(of_b.ok()) << of_b.status();
-  EXPECT_EQ(aggregator_.PrincipalOf(of_a->token), "spiffe://test/a/host");
-  EXPECT_EQ(aggregator_.PrincipalOf(of_b->token), "DNS:x");
-  EXPECT_TRUE(a->Heartbeat(of_a->token, Now() + kTestPatience).ok());
+  EXPECT_TRUE((*of_a)->Heartbeat(Now() + kTestPatience).ok());
+  EXPECT_TRUE((*of_b)->Heartbeat(Now() + kTestPatience).ok());
+}
+
+TEST_F(TenantsTest, MembershipBelongsToItsCertificatesPrincipal) {
+  const TlsFiles a = ca_.IssueWith("one", Spiffe("a/host"));
+  const TlsFiles b = ca_.IssueWith("two", "IP:127.0.0.1,DNS:x,DNS:host.b.example");
+  const SessionToken of_a = TokenOf(a, "a-1");
+  const SessionToken of_b = TokenOf(b, "b-1");
+  EXPECT_TRUE(Heartbeat(a, of_a).ok());
+  EXPECT_TRUE(Heartbeat(b, of_b).ok());
+  EXPECT_THAT(Heartbeat(b, of_a).error_message(),
+              AllOf(HasSubstr("belongs to certificate 'spiffe://test/a/host'"),
+                    HasSubstr("the caller has 'DNS:x'")));
+  EXPECT_THAT(Heartbeat(a, of_b).error_message(),
+              AllOf(HasSubstr("belongs to certificate 'DNS:x'"),
+                    HasSubstr("the caller has 'spiffe://test/a/host'")));
 }
 
 TEST_F(TenantsTest, AnotherTenantsJobIsRefusedLoggedOnceAndCounted) {
@@ -146,29 +181,28 @@ TEST_F(TenantsTest, NamesOfAnotherKindDoNotCount) {
 }
 
 TEST_F(TenantsTest, RenewedCertificateOfTheSameNameUsesTheMembership) {
-  const auto first = Node(ca_.IssueWith("one", Spiffe("a/host")));
-  const auto membership = Join(*first, "a-1");
-  ASSERT_TRUE(membership.ok()) << membership.status();
-  const auto renewed = Node(ca_.IssueWith("two", Spiffe("a/host")));
-  EXPECT_TRUE(renewed->Heartbeat(membership->token, Now() + kTestPatience).ok());
+  const SessionToken token = TokenOf(ca_.IssueWith("one", Spiffe("a/host")), "a-1");
+  const grpc::Status renewed = Heartbeat(ca_.IssueWith("two", Spiffe("a/host")), token);
+  EXPECT_TRUE(renewed.ok()) << renewed.error_message();
 }
 
 // A thief has a good certificate of the owner's tenant, and the owner's token.
 class OtherCertificateTest : public TenantsTest {
  protected:
   void SetUp() override {
-    const auto membership = Join(*owner_, "a-1");
-    ASSERT_TRUE(membership.ok()) << membership.status();
-    token_ = membership->token;
-    ASSERT_TRUE(owner_->Attach(token_, "", sink_).ok());
+    auto owner = KnownMember::Join(
+        Channel(MakeChannelCredentials(ca_.IssueWith("owner", Spiffe("a/owner")))), Request("a-1"),
+        events_, metrics_);
+    ASSERT_TRUE(owner.ok()) << owner.status();
+    owner_ = *std::move(owner);
   }
   void ExpectRefused(const grpc::Status& status) {
     EXPECT_EQ(status.error_code(), grpc::StatusCode::PERMISSION_DENIED);
     EXPECT_THAT(status.error_message(), AllOf(HasSubstr("certificate 'spiffe://test/a/owner'"),
                                               HasSubstr("'spiffe://test/a/thief'")));
     EXPECT_EQ(Refused("token"), ++refused_);
-    EXPECT_TRUE(owner_->Heartbeat(token_, Now() + kTestPatience).ok());
-    EXPECT_TRUE(sink_->failures.Get().empty());
+    EXPECT_TRUE(owner_->member().Heartbeat(Now() + kTestPatience).ok());
+    EXPECT_TRUE(events_->failures.Get().empty());
   }
   template <typename Request, typename Response>
   void ExpectCallRefused(grpc::Status (v1::Control::Stub::*call)(grpc::ClientContext*,
@@ -176,17 +210,16 @@ class OtherCertificateTest : public TenantsTest {
     grpc::ClientContext context;
     context.set_deadline(ToSystemTime(Now() + kTestPatience));
     Request request;
-    request.set_token(token_);
+    request.set_token(owner_->token());
     Response response;
     ExpectRefused((stub_.get()->*call)(&context, request, &response));
   }
 
-  const std::unique_ptr<RemoteShard> owner_ = Node(ca_.IssueWith("owner", Spiffe("a/owner")));
-  const std::shared_ptr<RecordingSink> sink_ = std::make_shared<RecordingSink>();
+  const std::shared_ptr<RecordingEvents> events_ = std::make_shared<RecordingEvents>();
+  std::unique_ptr<KnownMember> owner_;
   const std::shared_ptr<grpc::Channel> channel_ =
       Channel(MakeChannelCredentials(ca_.IssueWith("thief", Spiffe("a/thief"))));
   const std::unique_ptr<v1::Control::Stub> stub_ = v1::Control::NewStub(channel_);
-  SessionToken token_ = 0;
   int refused_ = 0;
 };
 
@@ -201,7 +234,8 @@ TEST_F(OtherCertificateTest, NoCallIsTaken) {
 TEST_F(OtherCertificateTest, NoStreamIsTaken) {
   RawStream stream(channel_);
   // A later incarnation would take the owner's stream's place.
-  ASSERT_TRUE(stream.Write(EncodeOpen({.token = token_, .num_streams = 1, .incarnation = 7})));
+  ASSERT_TRUE(
+      stream.Write(EncodeOpen({.token = owner_->token(), .num_streams = 1, .incarnation = 7})));
   ExpectRefused(stream.Finish());
 }
 

@@ -34,7 +34,9 @@ class TlsTest : public ::testing::Test {
 
   // Tries to join for a second, which is plenty on this machine, and returns the outcome.
   absl::Status Join(RemoteShard& node) {
-    return node.Join(OfNode(0), Now() + std::chrono::seconds(1)).status();
+    return node
+        .Join(OfNode(0), std::make_shared<RecordingEvents>(), Now() + std::chrono::seconds(1))
+        .status();
   }
   void ExpectRefused(const TlsFiles& files) {
     const auto node = Node(files);
@@ -45,34 +47,35 @@ class TlsTest : public ::testing::Test {
   }
 
   // Sends a chunk and waits for the same bytes.
-  void Exchange(RemoteShard& node, uint32_t chunk) {
+  void Exchange(uint32_t chunk) {
     const auto bytes = std::make_shared<std::string>(1 << 20, static_cast<char>('a' + chunk));
     const Payload payload(std::as_bytes(std::span(*bytes)), bytes);
     ASSERT_TRUE(
-        node.Contribute(token_, {{{}, chunk, 1}, 5, WireFormat::kFloat32, 1 << 18, payload}).ok());
-    const auto results = sink_->results.WaitFor(chunk + 1);
+        member_->Contribute({{{}, chunk, 1}, 5, WireFormat::kFloat32, 1 << 18, payload}).ok());
+    const auto results = events_->results.WaitFor(chunk + 1);
     ASSERT_EQ(results.size(), chunk + 1);
     EXPECT_EQ(BytesOf(results.back().payload), *bytes);
   }
-  void JoinAndAttach(RemoteShard& node) {
-    const auto membership = node.Join(OfNode(0), Now() + kTestPatience);
-    ASSERT_TRUE(membership.ok()) << membership.status();
-    token_ = membership->token;
-    ASSERT_TRUE(node.Attach(token_, "", sink_).ok());
+  // Joins as the node that exchanges.
+  void JoinWith(const TlsFiles& files) {
+    remote_ = Node(files);
+    auto member = remote_->Join(OfNode(0), events_, Now() + kTestPatience);
+    ASSERT_TRUE(member.ok()) << member.status();
+    member_ = *std::move(member);
   }
 
   const TestCa ca_;
   MetricRegistry metrics_;
   FakeShard shard_;
   std::unique_ptr<ShardServer> server_;
-  SessionToken token_ = 0;
-  const std::shared_ptr<RecordingSink> sink_ = std::make_shared<RecordingSink>();
+  const std::shared_ptr<RecordingEvents> events_ = std::make_shared<RecordingEvents>();
+  std::unique_ptr<RemoteShard> remote_;
+  std::unique_ptr<Member> member_;
 };
 
 TEST_F(TlsTest, NodesOfTheSameCaExchange) {
-  const auto node = Node(ca_.Issue("sidecar"));
-  ASSERT_NO_FATAL_FAILURE(JoinAndAttach(*node));
-  for (uint32_t chunk = 0; chunk < 4; ++chunk) ASSERT_NO_FATAL_FAILURE(Exchange(*node, chunk));
+  ASSERT_NO_FATAL_FAILURE(JoinWith(ca_.Issue("sidecar")));
+  for (uint32_t chunk = 0; chunk < 4; ++chunk) ASSERT_NO_FATAL_FAILURE(Exchange(chunk));
 }
 
 TEST_F(TlsTest, NodeWithoutTlsIsRefused) { ExpectRefused({}); }
@@ -106,9 +109,8 @@ TEST_F(TlsTest, NodeWithTlsIsNotServedByAShardWithout) {
 }
 
 TEST_F(TlsTest, ReplacedCertificatesCountForNewConnectionsAndOpenStreamsLiveOn) {
-  const auto early = Node(ca_.Issue("sidecar"));
-  ASSERT_NO_FATAL_FAILURE(JoinAndAttach(*early));
-  ASSERT_NO_FATAL_FAILURE(Exchange(*early, 0));
+  ASSERT_NO_FATAL_FAILURE(JoinWith(ca_.Issue("sidecar")));
+  ASSERT_NO_FATAL_FAILURE(Exchange(0));
 
   // The shard's files are replaced by those of another CA.
   const TestCa other;
@@ -125,8 +127,8 @@ TEST_F(TlsTest, ReplacedCertificatesCountForNewConnectionsAndOpenStreamsLiveOn) 
     late = Join(*node);
   }
   EXPECT_TRUE(late.ok()) << late;
-  ASSERT_NO_FATAL_FAILURE(Exchange(*early, 1));
-  EXPECT_TRUE(sink_->failures.Get().empty());
+  ASSERT_NO_FATAL_FAILURE(Exchange(1));
+  EXPECT_TRUE(events_->failures.Get().empty());
 }
 
 }  // namespace

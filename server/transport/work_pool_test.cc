@@ -2,8 +2,8 @@
 
 #include <gtest/gtest.h>
 
-#include "server/transport/fake_shard.h"
 #include "server/transport/places.h"
+#include "server/transport/recorder.h"
 
 namespace thalweg {
 namespace {

@@ -132,8 +132,7 @@ INSTANTIATE_TEST_SUITE_P(
 TEST(DeterminismTest, ArrivalOrderDoesNotChangeABit) {
   Results first;
   for (uint64_t seed : {1u, 2u, 3u}) {
-    Cluster cluster(3, 2, 2,
-                    [&](Shard& shard) { return std::make_unique<ReorderingShard>(shard, seed++); });
+    Cluster cluster(3, 2, 2, [&](Shard& shard) { return Reordering(shard, seed++); });
     const Results results = TrainInLockStep(cluster, 4, DType::kFloat32);
     if (first.empty()) first = results;
     EXPECT_EQ(results, first);

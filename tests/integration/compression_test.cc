@@ -70,8 +70,7 @@ TEST_P(CompressionTest, ReplicasAreBitIdenticalWhateverTheOrderOfArrival) {
   const Results results = train({});
   for (const auto& other : results) EXPECT_EQ(other, results[0]);
   uint64_t seed = 0;
-  EXPECT_EQ(train([&](Shard& shard) { return std::make_unique<ReorderingShard>(shard, ++seed); }),
-            results);
+  EXPECT_EQ(train([&](Shard& shard) { return Reordering(shard, ++seed); }), results);
 }
 
 INSTANTIATE_TEST_SUITE_P(Clusters, CompressionTest,

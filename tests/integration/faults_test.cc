@@ -133,11 +133,11 @@ TEST(WorkerFaultTest, NodeThatDoesNotComeIsNamedWithinTheTimeout) {
 }
 
 // Takes contributions and never answers anything, like a process that was stopped.
-class SilentShard : public ForwardingShard {
+class SilentMember : public ForwardingMember {
  public:
-  using ForwardingShard::ForwardingShard;
-  absl::Status Contribute(SessionToken, Contribution) override { return absl::OkStatus(); }
-  absl::StatusOr<ClockReading> Heartbeat(SessionToken, TimePoint deadline) override {
+  using ForwardingMember::ForwardingMember;
+  absl::Status Contribute(Contribution) override { return absl::OkStatus(); }
+  absl::StatusOr<ClockReading> Heartbeat(TimePoint deadline) override {
     MutexLock lock(mutex_);
     changed_.WaitUntil(mutex_, deadline, [] { return false; });
     return absl::DeadlineExceededError("no answer");
@@ -149,7 +149,11 @@ class SilentShard : public ForwardingShard {
 };
 
 TEST(WorkerFaultTest, ShardThatDoesNotAnswerHeartbeatsIsStillNamedByTheSidecar) {
-  Cluster cluster(2, 1, 1, [](Shard& shard) { return std::make_unique<SilentShard>(shard); });
+  Cluster cluster(2, 1, 1, [](Shard& shard) {
+    return std::make_unique<ForwardingShard>(shard, [](std::unique_ptr<Member> member) {
+      return std::make_unique<SilentMember>(std::move(member));
+    });
+  });
   // The sidecars' patience ends while they wait for their first heartbeat to be answered.
   auto sessions = cluster.ConnectAll(
       [](SessionOptions& options) { options.timeout = kHeartbeatInterval * 3 / 2; });
@@ -165,24 +169,24 @@ TEST(WorkerFaultTest, ShardThatDoesNotAnswerHeartbeatsIsStillNamedByTheSidecar) 
 }
 
 // Heartbeats to the first shard are not answered until one has come to the second.
-class WaitingShard : public ForwardingShard {
+class WaitingMember : public ForwardingMember {
  public:
   struct Heard {
     Mutex mutex;
     CondVar changed;
     bool second ABSL_GUARDED_BY(mutex) = false;
   };
-  WaitingShard(Shard& shard, bool is_first, Heard& heard)
-      : ForwardingShard(shard), is_first_(is_first), heard_(heard) {}
+  WaitingMember(std::unique_ptr<Member> member, bool is_first, Heard& heard)
+      : ForwardingMember(std::move(member)), is_first_(is_first), heard_(heard) {}
 
-  absl::StatusOr<ClockReading> Heartbeat(SessionToken token, TimePoint deadline) override {
+  absl::StatusOr<ClockReading> Heartbeat(TimePoint deadline) override {
     MutexLock lock(heard_.mutex);
     if (!is_first_) heard_.second = true;
     heard_.changed.NotifyAll();
     const bool in_time =
         heard_.changed.WaitUntil(heard_.mutex, Now() + kPatience, [&] { return heard_.second; });
     EXPECT_TRUE(in_time) << "the second shard was not asked while the first one did not answer";
-    return ForwardingShard::Heartbeat(token, deadline);
+    return ForwardingMember::Heartbeat(deadline);
   }
 
  private:
@@ -191,10 +195,13 @@ class WaitingShard : public ForwardingShard {
 };
 
 TEST(WorkerFaultTest, ShardThatDoesNotAnswerHeartbeatsDoesNotDelayAnothers) {
-  WaitingShard::Heard heard;
+  WaitingMember::Heard heard;
   bool is_first = true;
   Cluster cluster(1, 1, 2, [&](Shard& shard) {
-    return std::make_unique<WaitingShard>(shard, std::exchange(is_first, false), heard);
+    return std::make_unique<ForwardingShard>(
+        shard, [&heard, is_first = std::exchange(is_first, false)](std::unique_ptr<Member> member) {
+          return std::make_unique<WaitingMember>(std::move(member), is_first, heard);
+        });
   });
   auto sessions = cluster.ConnectAll();
   ASSERT_TRUE(sessions[0].ok()) << sessions[0].status();

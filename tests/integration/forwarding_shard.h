@@ -1,57 +1,65 @@
 // ForwardingShard passes everything on to another shard: the base of shards that inject faults.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <span>
-#include <string>
 #include <utility>
 #include <vector>
 
-#include "core/base/exchange.h"
+#include "core/exchange/shard.h"
 
 namespace thalweg {
 
+class ForwardingMember : public Member {
+ public:
+  explicit ForwardingMember(std::unique_ptr<Member> member) : member_(std::move(member)) {}
+
+  const Terms& terms() const override { return member_->terms(); }
+  absl::Status Register(const BucketAnnouncement& bucket, TimePoint deadline) override {
+    return member_->Register(bucket, deadline);
+  }
+  absl::Status Contribute(Contribution contribution) override {
+    return member_->Contribute(std::move(contribution));
+  }
+  absl::Status Supply(RoundResult result) override { return member_->Supply(std::move(result)); }
+  absl::StatusOr<std::vector<float>> ReadResidual(BucketId bucket, uint32_t chunk,
+                                                  TimePoint deadline) override {
+    return member_->ReadResidual(bucket, chunk, deadline);
+  }
+  absl::Status WriteResidual(BucketId bucket, uint32_t chunk, std::span<const float> values,
+                             TimePoint deadline) override {
+    return member_->WriteResidual(bucket, chunk, values, deadline);
+  }
+  absl::StatusOr<ClockReading> Heartbeat(TimePoint deadline) override {
+    return member_->Heartbeat(deadline);
+  }
+  void Leave(const absl::Status& reason) override { member_->Leave(reason); }
+
+ private:
+  const std::unique_ptr<Member> member_;
+};
+
 class ForwardingShard : public Shard {
  public:
-  explicit ForwardingShard(Shard& shard) : shard_(shard) {}
+  // `wrap` wraps the members, to inject faults.
+  using Wrap = std::function<std::unique_ptr<Member>(std::unique_ptr<Member>)>;
+  ForwardingShard(Shard& shard, Wrap wrap) : shard_(shard), wrap_(std::move(wrap)) {}
 
   absl::StatusOr<LinkSpeed> MeasureLink(TimePoint deadline) override {
     return shard_.MeasureLink(deadline);
   }
-  absl::StatusOr<Membership> Join(const JoinRequest& request, TimePoint deadline) override {
-    return shard_.Join(request, deadline);
-  }
-  absl::Status Attach(SessionToken token, const std::string& identity,
-                      std::shared_ptr<NodeSink> sink) override {
-    return shard_.Attach(token, identity, std::move(sink));
-  }
-  absl::Status RegisterBucket(SessionToken token, const BucketAnnouncement& bucket,
-                              TimePoint deadline) override {
-    return shard_.RegisterBucket(token, bucket, deadline);
-  }
-  absl::StatusOr<std::vector<float>> ReadResidual(SessionToken token, BucketId bucket,
-                                                  uint32_t chunk, TimePoint deadline) override {
-    return shard_.ReadResidual(token, bucket, chunk, deadline);
-  }
-  absl::Status WriteResidual(SessionToken token, BucketId bucket, uint32_t chunk,
-                             std::span<const float> values, TimePoint deadline) override {
-    return shard_.WriteResidual(token, bucket, chunk, values, deadline);
-  }
-  absl::StatusOr<ClockReading> Heartbeat(SessionToken token, TimePoint deadline) override {
-    return shard_.Heartbeat(token, deadline);
-  }
-  void Leave(SessionToken token, const absl::Status& reason) override {
-    shard_.Leave(token, reason);
-  }
-  absl::Status Contribute(SessionToken token, Contribution contribution) override {
-    return shard_.Contribute(token, std::move(contribution));
-  }
-  absl::Status Supply(SessionToken token, RoundResult result) override {
-    return shard_.Supply(token, std::move(result));
+  absl::StatusOr<std::unique_ptr<Member>> Join(const JoinRequest& request,
+                                               std::shared_ptr<MemberEvents> events,
+                                               TimePoint deadline) override {
+    auto member = shard_.Join(request, std::move(events), deadline);
+    if (!member.ok()) return member;
+    return wrap_(*std::move(member));
   }
 
  private:
   Shard& shard_;
+  const Wrap wrap_;
 };
 
 }  // namespace thalweg

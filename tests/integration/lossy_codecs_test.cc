@@ -66,8 +66,7 @@ TEST_P(LossyCodecsTest, ReplicasAreBitIdenticalWhateverTheOrderOfArrival) {
   const Results results = train({});
   for (const auto& other : results) EXPECT_EQ(other, results[0]);
   uint64_t seed = 0;
-  EXPECT_EQ(train([&](Shard& shard) { return std::make_unique<ReorderingShard>(shard, ++seed); }),
-            results);
+  EXPECT_EQ(train([&](Shard& shard) { return Reordering(shard, ++seed); }), results);
 }
 
 // The difference between what workers gave and what they got is what the nodes and the shards still
@@ -209,10 +208,10 @@ TEST(PolicyTest, RulesDecideTensorByTensor) {
 }
 
 // A DistantShard pretends to be behind a link of some speed.
-class DistantShard : public ReorderingShard {
+class DistantShard : public ForwardingShard {
  public:
   DistantShard(Shard& shard, double bytes_per_second)
-      : ReorderingShard(shard, 1), bytes_per_second_(bytes_per_second) {}
+      : ForwardingShard(shard, ReorderMembers(1)), bytes_per_second_(bytes_per_second) {}
   absl::StatusOr<LinkSpeed> MeasureLink(TimePoint /*deadline*/) override {
     return LinkSpeed{bytes_per_second_, std::chrono::milliseconds(1)};
   }

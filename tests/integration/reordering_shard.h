@@ -1,6 +1,7 @@
-// ReorderingShard delivers one node's contributions late, out of order and sometimes twice.
+// ReorderingMember delivers one node's contributions late, out of order and sometimes twice.
 #pragma once
 
+#include <memory>
 #include <random>
 #include <utility>
 #include <vector>
@@ -11,12 +12,13 @@
 
 namespace thalweg {
 
-class ReorderingShard : public ForwardingShard {
+class ReorderingMember : public ForwardingMember {
  public:
-  ReorderingShard(Shard& shard, uint64_t seed) : ForwardingShard(shard), rng_(seed) {
+  ReorderingMember(std::unique_ptr<Member> member, uint64_t seed)
+      : ForwardingMember(std::move(member)), rng_(seed) {
     courier_ = Thread("courier", [this] { Deliver(); });
   }
-  ~ReorderingShard() override {
+  ~ReorderingMember() override {
     {
       MutexLock lock(mutex_);
       stopping_ = true;
@@ -25,9 +27,9 @@ class ReorderingShard : public ForwardingShard {
     courier_.Join();
   }
 
-  absl::Status Contribute(SessionToken token, Contribution contribution) override {
+  absl::Status Contribute(Contribution contribution) override {
     MutexLock lock(mutex_);
-    waiting_.emplace_back(token, std::move(contribution));
+    waiting_.push_back(std::move(contribution));
     changed_.NotifyAll();
     return absl::OkStatus();
   }
@@ -36,7 +38,7 @@ class ReorderingShard : public ForwardingShard {
   // Waits for a few contributions (or a moment), then passes on a random one.
   void Deliver() {
     while (true) {
-      std::pair<SessionToken, Contribution> next;
+      Contribution next;
       {
         MutexLock lock(mutex_);
         const size_t enough = 1 + rng_() % 4;
@@ -50,7 +52,7 @@ class ReorderingShard : public ForwardingShard {
         next = waiting_.back();
         if (rng_() % 4 != 0) waiting_.pop_back();  // otherwise it comes again
       }
-      ForwardingShard::Contribute(next.first, std::move(next.second)).IgnoreError();
+      ForwardingMember::Contribute(std::move(next)).IgnoreError();
     }
   }
 
@@ -58,8 +60,18 @@ class ReorderingShard : public ForwardingShard {
   CondVar changed_;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   std::mt19937_64 rng_ ABSL_GUARDED_BY(mutex_);
-  std::vector<std::pair<SessionToken, Contribution>> waiting_ ABSL_GUARDED_BY(mutex_);
+  std::vector<Contribution> waiting_ ABSL_GUARDED_BY(mutex_);
   Thread courier_;
 };
+
+// Makes the members of a ForwardingShard reordering, each with a seed of its own.
+inline ForwardingShard::Wrap ReorderMembers(uint64_t seed) {
+  return [seed](std::unique_ptr<Member> member) mutable {
+    return std::make_unique<ReorderingMember>(std::move(member), seed++);
+  };
+}
+inline std::unique_ptr<Shard> Reordering(Shard& shard, uint64_t seed) {
+  return std::make_unique<ForwardingShard>(shard, ReorderMembers(seed));
+}
 
 }  // namespace thalweg

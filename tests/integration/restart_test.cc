@@ -51,7 +51,7 @@ struct Program {
   std::unique_ptr<ShardServer> server;
 };
 
-class Results : public NodeSink {
+class Results : public MemberEvents {
  public:
   void OnResult(RoundResult result) override {
     Bytes bytes;
@@ -160,16 +160,14 @@ class RestartTest : public ::testing::Test {
     request.chunk_bytes = kMinChunkBytes;
     request.window_chunks = kChunks;
     request.round_timeout = kPatience;
-    const auto membership = shard.Join(request, Now() + kPatience);
-    ASSERT_TRUE(membership.ok()) << membership.status();
-    const SessionToken token = membership->token;
-    ASSERT_TRUE(shard.Attach(token, "", sinks_[node]).ok());
+    const auto member = shard.Join(request, sinks_[node], Now() + kPatience);
+    ASSERT_TRUE(member.ok()) << member.status();
     for (uint32_t c = 0; c < kChunks; ++c) {
       const bool is_float = wire == WireFormat::kFloat32;
       const BucketLayout layout{DType::kFloat32,
                                 {{"w", {static_cast<int64_t>(is_float ? kFloats : kSigns)}}}};
       const BucketId bucket = IdOf(wire, c, 1).bucket;
-      ASSERT_TRUE(shard.RegisterBucket(token, {bucket, layout, wire}, Now() + kPatience).ok());
+      ASSERT_TRUE((*member)->Register({bucket, layout, wire}, Now() + kPatience).ok());
     }
     for (uint64_t round = 1; round <= kRounds; ++round) {
       for (uint32_t c = 0; c < kChunks; ++c) {
@@ -177,14 +175,14 @@ class RestartTest : public ::testing::Test {
         if (round > 1 && !sinks_[node]->WaitFor(IdOf(wire, c, round - 1))) return;
         const uint64_t elems = ElemsOf(wire, id);
         const auto bytes = std::make_shared<const Bytes>(ChunkOf(node, id, wire, elems).bytes);
-        const absl::Status sent = shard.Contribute(
-            token, {id, membership->epoch, wire, elems, Payload(std::span(*bytes), bytes)});
+        const absl::Status sent = (*member)->Contribute(
+            {id, (*member)->terms().epoch, wire, elems, Payload(std::span(*bytes), bytes)});
         ASSERT_TRUE(sent.ok()) << sent;
       }
     }
     // A node that leaves cannot give the others what they lack after a restart.
     for (const auto& sink : sinks_) sink->WaitFor(kChunks * kRounds);
-    shard.Leave(token, absl::OkStatus());
+    (*member)->Leave(absl::OkStatus());
   }
 
   // Runs the job; restarts the shard whenever a further part of the results has come.

@@ -17,8 +17,8 @@
 
 #include "core/base/codec_cost.h"
 #include "core/base/codec_spec.h"
-#include "core/base/exchange.h"
 #include "core/base/layout.h"
+#include "core/exchange/link_speed.h"
 
 namespace thalweg {
 

@@ -17,8 +17,8 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "core/base/exchange.h"
 #include "core/base/layout.h"
+#include "core/exchange/rounds.h"
 #include "server/sidecar/codec/compression_loss.h"
 #include "server/sidecar/codec/gradient.h"
 #include "server/sidecar/codec/parameter_states.h"

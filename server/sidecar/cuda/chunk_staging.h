@@ -12,8 +12,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "core/base/exchange.h"
 #include "core/base/layout.h"
+#include "core/exchange/rounds.h"
 #include "server/sidecar/cuda/gpu_lane.h"
 
 namespace thalweg {

@@ -13,7 +13,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "core/base/dtype.h"
-#include "core/base/exchange.h"
+#include "core/exchange/rounds.h"
 #include "server/sidecar/cuda/chunk_staging.h"
 #include "server/sidecar/cuda/gpu_lane.h"
 #include "server/sidecar/part.h"

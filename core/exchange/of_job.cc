@@ -1,4 +1,4 @@
-#include "core/base/exchange.h"
+#include "core/exchange/of_job.h"
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"

@@ -9,8 +9,10 @@
 
 #include "absl/status/status.h"
 #include "core/base/clock.h"
-#include "core/base/exchange.h"
 #include "core/base/wire_format.h"
+#include "core/exchange/link_speed.h"
+#include "core/exchange/rounds.h"
+#include "core/exchange/shares.h"
 
 namespace thalweg {
 
@@ -48,7 +50,7 @@ struct WaitingReport {
 
 // A PlacementReport says what the job's first shard has chosen for all.
 struct PlacementReport {
-  std::vector<uint32_t> shares;  // as in Membership, as is the forecast
+  std::vector<uint32_t> shares;  // as in Terms, as is the forecast
   ShareForecast forecast;
   std::string text;  // all of that for people
 };

@@ -1,0 +1,67 @@
+// A Member is one node's place in a job on one shard: what it may do once it has joined.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "core/base/clock.h"
+#include "core/base/host_clock.h"
+#include "core/exchange/join.h"
+#include "core/exchange/rounds.h"
+
+namespace thalweg {
+
+// A Member is thread-safe. Its destructor leaves; that has no further effect after Leave, which
+// ends everything else too: a Member that has left touches the shard no more and answers all calls
+// with an error.
+class Member {
+ public:
+  virtual ~Member() = default;
+
+  virtual const Terms& terms() const = 0;
+
+  // Announces a bucket; a new generation replaces the old one. Blocks for one round trip at most.
+  // InvalidArgument names both nodes and the tensor when another node announced something else.
+  virtual absl::Status Register(const BucketAnnouncement& bucket, TimePoint deadline) = 0;
+
+  // Contributes without blocking. Repeating a contribution is harmless: it counts once.
+  virtual absl::Status Contribute(Contribution contribution) = 0;
+
+  // Gives the shard, without blocking, a result that Terms::wanted names. Nodes that repeat their
+  // contribution to that round get it.
+  virtual absl::Status Supply(RoundResult result) = 0;
+
+  // Read or write, for a checkpoint, what the shard's encoding of a chunk's results has left out so
+  // far and will add to the next one (docs/codecs.md), in true units: without the loss scale that
+  // contributions name. The values have one element for each of the chunk; an empty result means
+  // that the shard has no residual yet, which is the same as zeros. Both apply to parts in a format
+  // that HasResidual. A node may read and write while it has the results of all rounds that it has
+  // contributed to: the residual then belongs to the last of them. Writing replaces the residual;
+  // one node, the first, does it for all. Errors change nothing and do not fail the job:
+  // FailedPrecondition (the part is not registered in this layout), InvalidArgument (no such chunk,
+  // another format, a number of values that differs from the chunk's elements, or a value that is
+  // not finite).
+  virtual absl::StatusOr<std::vector<float>> ReadResidual(BucketId bucket, uint32_t chunk,
+                                                          TimePoint deadline) = 0;
+  virtual absl::Status WriteResidual(BucketId bucket, uint32_t chunk, std::span<const float> values,
+                                     TimePoint deadline) = 0;
+
+  // Reports that the node is alive; a node that is silent for kLease is treated as lost. Returns
+  // the shard's clock.
+  virtual absl::StatusOr<ClockReading> Heartbeat(TimePoint deadline) = 0;
+
+  // Ends the membership. With OK the node is done: rounds that still need it fail with its name.
+  // Otherwise the whole job fails at once, for `reason`. Idempotent.
+  virtual void Leave(const absl::Status& reason) = 0;
+};
+
+// A shard treats a node as lost after kLease without a heartbeat; nodes send one at this interval.
+// The lease covers a connection that breaks and comes back: 10 s in which it may be away, and the
+// time until the next heartbeat.
+inline constexpr Duration kLease = std::chrono::seconds(15);
+inline constexpr Duration kHeartbeatInterval = std::chrono::seconds(2);
+
+}  // namespace thalweg

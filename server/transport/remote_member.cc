@@ -1,0 +1,127 @@
+#include "server/transport/remote_member.h"
+
+#include <chrono>
+#include <string>
+#include <utility>
+
+#include "core/base/status_macros.h"
+#include "server/transport/control_codec.h"
+#include "server/transport/status_codec.h"
+#include "spdlog/spdlog.h"
+
+namespace thalweg {
+namespace {
+
+constexpr Duration kLeaveTime = std::chrono::seconds(2);
+// A cancelled stream ends within this time: the network is no longer involved.
+constexpr Duration kCancelTime = std::chrono::seconds(10);
+
+absl::Status HasLeft() { return absl::FailedPreconditionError("the node has left"); }
+
+}  // namespace
+
+RemoteMember::RemoteMember(ControlClient& control, SessionToken token, Terms terms,
+                           std::shared_ptr<ShardStreams> streams)
+    : control_(control), token_(token), terms_(std::move(terms)), streams_(std::move(streams)) {}
+
+std::shared_ptr<ShardStreams> RemoteMember::streams() {
+  MutexLock lock(mutex_);
+  return streams_;
+}
+
+template <typename Request, typename Response>
+absl::Status RemoteMember::Call(ControlClient::Method<Request, Response> method, Request request,
+                                Response* response, TimePoint deadline) {
+  if (streams() == nullptr) return HasLeft();
+  request.set_token(token_);
+  return control_.CallAgain(method, request, response, deadline);
+}
+
+absl::Status RemoteMember::Register(const BucketAnnouncement& bucket, TimePoint deadline) {
+  v1::RegisterBucketResponse response;
+  return Call(&v1::Control::Stub::RegisterBucket, ToProto(token_, bucket), &response, deadline);
+}
+
+absl::Status RemoteMember::Contribute(Contribution contribution) {
+  return Send({.id = contribution.id,
+               .epoch = contribution.epoch,
+               .wire = contribution.wire,
+               .elems = contribution.elems,
+               .loss_scale = contribution.loss_scale},
+              contribution.payload);
+}
+
+absl::Status RemoteMember::Supply(RoundResult result) {
+  return Send({.id = result.id,
+               .epoch = result.epoch,
+               .wire = result.wire,
+               .elems = result.elems,
+               .workers = result.workers,
+               .nonfinite_elems = result.nonfinite_elems},
+              result.payload);
+}
+
+absl::Status RemoteMember::Send(const ChunkHeader& header, const Payload& payload) {
+  const std::shared_ptr<ShardStreams> streams = this->streams();
+  return streams == nullptr ? HasLeft() : streams->Send(header, payload);
+}
+
+absl::StatusOr<std::vector<float>> RemoteMember::ReadResidual(BucketId bucket, uint32_t chunk,
+                                                              TimePoint deadline) {
+  v1::ReadResidualRequest request;
+  *request.mutable_bucket() = ToProto(bucket);
+  request.set_chunk(chunk);
+  v1::ReadResidualResponse response;
+  THALWEG_RETURN_IF_ERROR(Call(&v1::Control::Stub::ReadResidual, request, &response, deadline));
+  absl::StatusOr<std::vector<float>> values = FloatsFromBytes(response.values());
+  if (!values.ok()) return control_.Named(values.status());
+  return values;
+}
+
+absl::Status RemoteMember::WriteResidual(BucketId bucket, uint32_t chunk,
+                                         std::span<const float> values, TimePoint deadline) {
+  v1::WriteResidualRequest request;
+  *request.mutable_bucket() = ToProto(bucket);
+  request.set_chunk(chunk);
+  request.set_values(FloatsToBytes(values));
+  v1::WriteResidualResponse response;
+  return Call(&v1::Control::Stub::WriteResidual, request, &response, deadline);
+}
+
+absl::StatusOr<ClockReading> RemoteMember::Heartbeat(TimePoint deadline) {
+  v1::HeartbeatResponse response;
+  THALWEG_RETURN_IF_ERROR(
+      Call(&v1::Control::Stub::Heartbeat, v1::HeartbeatRequest(), &response, deadline));
+  return ClockReading{response.clock(), static_cast<int64_t>(response.clock_nanos())};
+}
+
+void RemoteMember::Leave(const absl::Status& reason) {
+  std::shared_ptr<ShardStreams> streams;
+  {
+    MutexLock lock(mutex_);
+    streams.swap(streams_);
+  }
+  if (streams == nullptr) return;
+  streams->Detach();
+
+  const grpc::Status why = ToGrpc(reason);
+  v1::LeaveRequest request;
+  request.set_token(token_);
+  request.set_code(static_cast<uint32_t>(why.error_code()));
+  request.set_reason(why.error_message());
+  v1::LeaveResponse response;
+  const absl::Status left =
+      control_.CallAgain(&v1::Control::Stub::Leave, request, &response, Now() + kLeaveTime);
+  if (left.ok()) {
+    streams->Finish();
+    if (streams->WaitDone(Now() + kLeaveTime)) return;
+  } else {
+    spdlog::info("this node could not say that it leaves: {}", std::string(left.message()));
+  }
+  streams->Cancel();
+  if (!streams->WaitDone(Now() + kCancelTime)) {
+    spdlog::error("{}: a stream has not ended after it was cancelled", control_.name());
+  }
+}
+
+}  // namespace thalweg
