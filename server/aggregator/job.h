@@ -23,6 +23,7 @@
 #include "server/round/flow_plan.h"
 #include "server/round/layout_registry.h"
 #include "server/round/link_rates.h"
+#include "server/round/membership.h"
 #include "server/round/residual_store.h"
 #include "server/round/resumption.h"
 #include "server/round/round_engine.h"
@@ -81,12 +82,9 @@ class Job {
   absl::Status WriteResidual(uint32_t node, BucketId bucket, uint32_t chunk,
                              std::span<const float> values);
 
-  // Returns the tokens of the members that are gone for all that one can know: those that have
-  // never opened a stream, although the job began more than kGoneTime ago or they have been silent
-  // for kLease, and the others that have been silent for kGoneTime. Until then a node may come back
-  // and be told why the job has failed.
+  // Returns the tokens of the members that are gone, as Members::Gone says.
   std::vector<SessionToken> Gone(TimePoint now);
-  static constexpr Duration kGoneTime = 3 * kLease;
+  static constexpr Duration kGoneTime = Members::kGoneTime;
 
   void RemoveMember(uint32_t node, const absl::Status& reason);
   // Returns true when no member has joined or all have left: the job can then be removed.
@@ -101,15 +99,11 @@ class Job {
   void Fail(const absl::Status& reason);
 
  private:
-  struct Member {
-    SessionToken token = 0;  // 0 when the node is not a member
-    bool has_left = false;
-    std::string name;  // "node 1 (host)"
-    std::string host;
-    uint32_t workers = 0;
-    TimePoint last_heard;
-    std::shared_ptr<NodeSink> sink;
-    uint64_t last_rounds = 0;  // see NodeReport for this and the next
+  // A Peer is a node as this shard speaks to it; members_ knows whether it takes part.
+  struct Peer {
+    SessionToken token = 0;
+    std::shared_ptr<NodeSink> sink;  // null: it has no stream
+    uint64_t last_rounds = 0;        // see NodeReport for this and the next
     Duration waited{};
   };
 
@@ -131,7 +125,8 @@ class Job {
   // Makes a node a member that may be one; the last one begins the job.
   void SeatLocked(const JoinRequest& request, SessionToken token, TimePoint now,
                   std::shared_ptr<TenantAccount> account) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Stores a contribution; returns the round when the contribution completes it.
+  // Stores a contribution (this, Contribute and Deliver are in job_rounds.cc); returns the round
+  // when the contribution completes it.
   absl::StatusOr<std::optional<Completed>> HoldLocked(uint32_t node, Contribution contribution,
                                                       TimePoint now)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -152,12 +147,8 @@ class Job {
   std::vector<std::shared_ptr<NodeSink>> FailLocked(const absl::Status& reason)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   static void Tell(const std::vector<std::shared_ptr<NodeSink>>& sinks, const absl::Status& why);
-  // These four are in job_terms.cc. The second counts the workers when the last node joins, the
-  // third takes what a new member has measured, and the fourth fixes the terms when all nodes have
-  // joined.
-  absl::Status CheckSameJob(const JoinRequest& request) const;
-  absl::Status CheckWorkersLocked(const JoinRequest& request) const
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // These two are in job_terms.cc. The first takes what a new member has measured, the second fixes
+  // the terms when all nodes have joined.
   void LearnLocked(const JoinRequest& request) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status BeginLocked(TimePoint now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // The following are in job_resume.cc. The first takes what a node that resumes the job has done;
@@ -168,14 +159,9 @@ class Job {
   absl::StatusOr<std::vector<std::shared_ptr<NodeSink>>> TakeSuppliedLocked(
       uint32_t node, const RoundResult& result) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void NoteLostResidualLocked(const RoundId& id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  bool IsCompleteLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  std::string MissingMembersLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  std::string NameLocked(uint32_t node) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  std::string NamesLocked(const std::vector<uint32_t>& nodes) const
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status CheckActiveLocked(uint32_t node) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  std::optional<absl::Status> FindFailureLocked(TimePoint now) const
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Returns why the job fails now; OK if it does not.
+  absl::Status FindFailureLocked(TimePoint now) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Returns how many elements the chunk's residual has, or why the node may not use it.
   absl::StatusOr<uint64_t> ResidualElemsLocked(uint32_t node, BucketId bucket, uint32_t chunk) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -186,12 +172,9 @@ class Job {
   // Updates the gauges; gives the reservation back when the job is over.
   void UpdateMemoryLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
-  // Only fixed membership exists so far, so a job has one epoch, also when it is resumed: tokens
-  // tell its memberships apart.
-  static constexpr uint64_t kEpoch = 1;
-
-  const JoinRequest spec_;  // request of the node that came first, without its rounds
-  const bool resumes_;      // the job has begun before the shard was restarted
+  // The request of the node that came first, without its rounds. If it has `resume`, the job has
+  // begun before the shard was restarted.
+  const JoinRequest spec_;
   const uint32_t max_window_chunks_;
   ShardMetrics& metrics_;
   FaultLog& faults_;
@@ -201,11 +184,10 @@ class Job {
   const JobTrace trace_;
 
   Mutex mutex_;
-  std::vector<Member> members_ ABSL_GUARDED_BY(mutex_);
-  uint32_t joined_ ABSL_GUARDED_BY(mutex_) = 0;  // members that have ever joined
-  uint32_t present_ ABSL_GUARDED_BY(mutex_) = 0;
+  // Its epoch never changes, also when the job is resumed: tokens tell the memberships apart.
+  Members members_ ABSL_GUARDED_BY(mutex_);
+  std::vector<Peer> peers_ ABSL_GUARDED_BY(mutex_);  // by node
   std::vector<Waiting> waiting_ ABSL_GUARDED_BY(mutex_);
-  TimePoint complete_since_ ABSL_GUARDED_BY(mutex_);
   absl::Status failure_ ABSL_GUARDED_BY(mutex_);
   LinkSpeed slowest_ ABSL_GUARDED_BY(mutex_);             // of all links known so far
   std::vector<CodecCost> costs_ ABSL_GUARDED_BY(mutex_);  // the largest known so far
