@@ -5,6 +5,14 @@
 
 namespace thalweg {
 
+std::string ToString(const RoundId& id) {
+  if (!IsOneShot(id)) {
+    return absl::StrCat("bucket ", ToString(id.bucket), " round ", id.round, " chunk ", id.chunk);
+  }
+  return absl::StrCat("one-shot round ", id.round, " of group ", id.bucket.generation, " chunk ",
+                      id.chunk);
+}
+
 bool IsOfJob(const std::string& job, const absl::Status& status) {
   return absl::StartsWith(status.message(), absl::StrCat("job '", job, "'"));
 }

@@ -178,7 +178,7 @@ absl::Status Job::FindFailureLocked(TimePoint now) const {
   const RoundEngine::OpenRound& round = expired.front();
   return absl::DeadlineExceededError(absl::StrCat(
       "bucket ", ToString(round.id.bucket), " round ", round.id.round, " chunk ", round.id.chunk,
-      " waited ", ToSeconds(spec_.round_timeout), " s for ", members_.Names(round.missing),
+      " waited ", ToSeconds(round.timeout), " s for ", members_.Names(round.missing),
       "; if that is a long but healthy pause, raise the timeout (THALWEG_STEP_TIMEOUT)"));
 }
 

@@ -115,7 +115,7 @@ class Job {
 
   // A Completed is a complete round with the residual of its chunk, if it has one.
   struct Completed {
-    RoundEngine::CompleteRound round;
+    CompleteRound round;
     std::shared_ptr<Residual> residual;
     double raw_bytes = 0;
     uint32_t last_node = 0;  // the node whose contribution completed it
@@ -133,8 +133,11 @@ class Job {
   // Counts the outcome of RoundEngine::Add for a contribution. (job_report.cc)
   void CountLocked(uint32_t node, const LayoutRegistry::Weight& weight, uint64_t bytes,
                    const RoundEngine::Added& added) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Folds a complete round and sends the result to all members.
+  // Folds a complete round and sends its nodes the result, or a receipt.
   absl::Status Deliver(const Completed& completed);
+  // Returns the sinks of those of the nodes that have a stream.
+  std::vector<std::shared_ptr<NodeSink>> SinksLocked(const std::vector<uint32_t>& nodes) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Both write to the trace and to the report. (job_report.cc)
   void TraceRound(const Completed& completed, const RoundResult& result, TimePoint fold_begin,
                   TimePoint fold_end) const;

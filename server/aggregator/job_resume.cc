@@ -67,11 +67,7 @@ absl::StatusOr<std::vector<std::shared_ptr<NodeSink>>> Job::TakeSuppliedLocked(
   }
   THALWEG_ASSIGN_OR_RETURN(const std::vector<uint32_t> asked, resumption_.Supply(node, result));
   metrics_.supplied_results.Add(1);
-  std::vector<std::shared_ptr<NodeSink>> sinks;
-  for (const uint32_t each : asked) {
-    if (peers_[each].sink != nullptr) sinks.push_back(peers_[each].sink);
-  }
-  return sinks;
+  return SinksLocked(asked);
 }
 
 void Job::NoteLostResidualLocked(const RoundId& id) {

@@ -53,7 +53,7 @@ absl::StatusOr<std::optional<Job::Completed>> Job::HoldLocked(uint32_t node,
   CountLocked(node, weight, bytes, *added);
   if (!added->completed) return std::nullopt;
   Completed completed{*std::move(added->completed), nullptr, weight.raw_bytes, node, now};
-  const RoundEngine::CompleteRound& round = completed.round;
+  const CompleteRound& round = completed.round;
   // Not when the layout is announced: the first node may still want to read and move them.
   if (round.id.round == 1) residuals_.DropOlderLayouts(round.id.bucket);
   if (HasResidual(round.wire)) {
@@ -70,25 +70,36 @@ absl::StatusOr<std::optional<Job::Completed>> Job::HoldLocked(uint32_t node,
 }
 
 absl::Status Job::Deliver(const Completed& completed) {
+  const CompleteRound& round = completed.round;
   uint64_t epoch = 0;
-  std::vector<uint32_t> workers;
-  std::vector<std::shared_ptr<NodeSink>> sinks;
+  std::vector<std::shared_ptr<NodeSink>> sinks, others;
   {
     MutexLock lock(mutex_);
     epoch = members_.epoch();
-    for (const Members::Member& member : members_.all()) workers.push_back(member.workers);
-    for (const Peer& peer : peers_) {
-      if (peer.sink != nullptr) sinks.push_back(peer.sink);
-    }
+    sinks = SinksLocked(round.results);
+    others = SinksLocked(round.receipts);
   }
   const TimePoint start = Now();
   THALWEG_ASSIGN_OR_RETURN(const RoundResult result,
-                           Fold(completed.round, workers, epoch, completed.residual.get()));
+                           FoldRound(round, epoch, completed.residual.get()));
   const TimePoint end = Now();
   CountDelivery(result, completed.raw_bytes, sinks.size(), end - start);
   for (const auto& sink : sinks) sink->OnResult(result);
+  if (!others.empty()) {
+    RoundResult receipt = result;
+    receipt.payload = Payload();
+    for (const auto& sink : others) sink->OnResult(receipt);
+  }
   if (trace_) TraceRound(completed, result, start, end);
   return absl::OkStatus();
+}
+
+std::vector<std::shared_ptr<NodeSink>> Job::SinksLocked(const std::vector<uint32_t>& nodes) const {
+  std::vector<std::shared_ptr<NodeSink>> sinks;
+  for (const uint32_t node : nodes) {
+    if (peers_[node].sink != nullptr) sinks.push_back(peers_[node].sink);
+  }
+  return sinks;
 }
 
 }  // namespace thalweg

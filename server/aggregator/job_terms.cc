@@ -58,8 +58,8 @@ absl::Status Job::BeginLocked(TimePoint now) {
   if (spec_.window_chunks != 0) flow_.window_chunks = spec_.window_chunks;
   flow_.window_chunks = std::min(flow_.window_chunks, max_window_chunks_);
   layouts_ = LayoutRegistry(flow_.chunk_bytes, spec_.num_shards);
-  engine_ =
-      RoundEngine({members_.epoch(), spec_.num_nodes, flow_.window_chunks, spec_.round_timeout});
+  engine_ = RoundEngine({members_.epoch(), spec_.num_nodes, flow_.window_chunks,
+                         spec_.round_timeout, members_.Workers()});
   THALWEG_RETURN_IF_ERROR(ResumeLocked());
   return ReserveLocked();
 }

@@ -126,6 +126,12 @@ std::vector<Members::Finding> Members::Gone(TimePoint now) const {
   return gone;
 }
 
+std::vector<uint32_t> Members::Workers() const {
+  std::vector<uint32_t> workers;
+  for (const Member& member : members_) workers.push_back(member.workers);
+  return workers;
+}
+
 std::string Members::Names(const std::vector<uint32_t>& nodes) const {
   return absl::StrJoin(
       nodes, ", ", [this](std::string* text, uint32_t node) { absl::StrAppend(text, Name(node)); });

@@ -93,6 +93,7 @@ class Members {
   bool IsEmpty() const { return present_ == 0; }
   uint64_t epoch() const { return epoch_; }
   const std::vector<Member>& all() const { return members_; }  // by node
+  std::vector<uint32_t> Workers() const;                       // by node
 
   // For messages: "node 1 (host)", "node 0 (host), node 1 (host)", and "nodes 1, 2 of 4", which are
   // those that have not joined.
