@@ -4,12 +4,15 @@
 
 #include <compare>
 #include <cstdint>
+#include <string>
 #include <vector>
 
+#include "core/base/clock.h"
 #include "core/base/layout.h"
 #include "core/base/loss_scale.h"
 #include "core/base/payload.h"
 #include "core/base/wire_format.h"
+#include "core/exchange/collective.h"
 
 namespace thalweg {
 
@@ -42,25 +45,40 @@ struct RoundId {
   auto operator<=>(const RoundId&) const = default;
 };
 
-// A Contribution is one node's share of a chunk: the mean over its workers, in wire format.
+// A one-shot round belongs to no bucket: it has this in the bucket's place, and `round` is its
+// sequence number in its group, from 1. Rounds of several numbers may be open at once, and nothing
+// of them stays.
+constexpr BucketId OneShotsOf(uint32_t group) { return {0xffff'ffff, group, 0}; }
+constexpr bool IsOneShot(const RoundId& id) { return id.bucket.index == OneShotsOf(0).index; }
+
+// Returns "bucket 3 round 5 chunk 0" or "one-shot round 5 of group 2 chunk 0".
+std::string ToString(const RoundId& id);
+
+// A Contribution is one node's share of a chunk, in wire format: for a mean, that over its workers.
+// All nodes of the round's group name the same group and collective, and the first one's timeout
+// counts.
 struct Contribution {
   RoundId id;
   uint64_t epoch = 0;
   WireFormat wire = WireFormat::kFloat32;
   uint64_t elems = 0;
-  Payload payload;  // IsPayloadSize(wire, elems, …)
+  Payload payload;  // IsPayloadSize(wire, elems, …); empty if nothing is wanted from the node
   // The loss scale that the node's gradients carry. Only in formats that HasResidual.
   double loss_scale = kUnknownLossScale;
+  uint32_t group = 0;
+  Collective collective = {};
+  Duration timeout{};  // how long the round waits for the last contribution; 0: the job's
+  // This node has the results of all of the group's one-shot rounds up to this number.
+  uint64_t settled = 0;
 };
 
-// A RoundResult is the mean over all workers of the job, in wire format; all nodes get the same
-// bytes.
+// A RoundResult is what a round gives, in wire format; all nodes that get it get the same bytes.
 struct RoundResult {
   RoundId id;
   uint64_t epoch = 0;
   WireFormat wire = WireFormat::kFloat32;
   uint64_t elems = 0;
-  uint32_t workers = 0;          // number of workers in the mean
+  uint32_t workers = 0;          // number of workers whose values are in it
   uint64_t nonfinite_elems = 0;  // number of NaN and infinite elements
   Payload payload;
 };

@@ -11,6 +11,7 @@
 #include "kernels/cast/cast.h"
 #include "kernels/codec/cursor.h"
 #include "kernels/codec/weighting.h"
+#include "kernels/reduce/fold_elements.h"
 #include "kernels/reduce/reduce.h"
 
 namespace thalweg {
@@ -28,15 +29,16 @@ absl::Status CheckSize(const std::string& what, const Payload& payload, DType wi
                                                  Name(wire), ", got ", bytes, " bytes"));
 }
 
-}  // namespace
-
-absl::Status FoldPayloads(std::span<const Payload> contributions, std::span<const uint32_t> workers,
-                          DType wire, uint64_t elems, void* out, uint64_t* nonfinite_elems) {
+// Checks that there are contributions of `elems` elements each, and calls fold(inputs, to, run) for
+// runs of elements that are contiguous in all of them; `to` is where the run's results go in `out`.
+// Adds up what the calls return.
+template <class FoldRun>
+absl::Status FoldRuns(std::span<const Payload> contributions, DType wire, uint64_t elems, void* out,
+                      uint64_t* nonfinite_elems, const FoldRun& fold) {
   if (!IsValid(wire)) {
     return absl::InvalidArgumentError(
         absl::StrCat("fold: unknown element type ", static_cast<int>(wire)));
   }
-  THALWEG_ASSIGN_OR_RETURN(const Weighting weighting, WeightingOf(contributions.size(), workers));
   for (size_t k = 0; k < contributions.size(); ++k) {
     THALWEG_RETURN_IF_ERROR(
         CheckSize(absl::StrCat("contribution ", k), contributions[k], wire, elems));
@@ -66,11 +68,36 @@ absl::Status FoldPayloads(std::span<const Payload> contributions, std::span<cons
         cursors[k].CopyOut(bridges[k].data(), element_bytes);
       }
     }
-    *nonfinite_elems += FoldMean(inputs, weighting.weights, weighting.divisor, wire, wire, to, run);
+    *nonfinite_elems += fold(inputs, to, run);
     to += run * element_bytes;
     left -= run;
   }
   return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status FoldPayloads(std::span<const Payload> contributions, std::span<const uint32_t> workers,
+                          DType wire, uint64_t elems, void* out, uint64_t* nonfinite_elems) {
+  THALWEG_ASSIGN_OR_RETURN(const Weighting weighting, WeightingOf(contributions.size(), workers));
+  return FoldRuns(contributions, wire, elems, out, nonfinite_elems,
+                  [&](std::span<const void* const> inputs, void* to, uint64_t run) {
+                    return FoldMean(inputs, weighting.weights, weighting.divisor, wire, wire, to,
+                                    run);
+                  });
+}
+
+absl::Status FoldPayloads(Fold fold, std::span<const Payload> contributions, DType wire,
+                          uint64_t elems, void* out, uint64_t* nonfinite_elems) {
+  if (contributions.empty() || !IsUnweighted(fold)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "fold: expected a sum, minimum, maximum or product of at least one contribution, got '",
+        Name(fold), "' of ", contributions.size()));
+  }
+  return FoldRuns(contributions, wire, elems, out, nonfinite_elems,
+                  [&](std::span<const void* const> inputs, void* to, uint64_t run) {
+                    return FoldElements(fold, inputs, wire, to, run);
+                  });
 }
 
 absl::Status DecodePayload(const Payload& payload, DType wire, DType bucket, uint64_t elems,

@@ -7,6 +7,7 @@
 
 #include "absl/status/status.h"
 #include "core/base/dtype.h"
+#include "core/base/fold.h"
 #include "core/base/payload.h"
 
 namespace thalweg {
@@ -19,6 +20,11 @@ namespace thalweg {
 // elems * SizeOf(wire), a contribution has no worker, or `wire` is not a type.
 absl::Status FoldPayloads(std::span<const Payload> contributions, std::span<const uint32_t> workers,
                           DType wire, uint64_t elems, void* out, uint64_t* nonfinite_elems);
+
+// Folds N ≥ 1 encoded contributions as FoldElements does, otherwise as above. Returns
+// InvalidArgument also when IsUnweighted(fold) is false.
+absl::Status FoldPayloads(Fold fold, std::span<const Payload> contributions, DType wire,
+                          uint64_t elems, void* out, uint64_t* nonfinite_elems);
 
 // Decodes a result of `elems` elements of `wire` type into `out` of the bucket's own type `bucket`
 // (DenseType(bucket, codec) == wire for some codec). Returns InvalidArgument when the payload's

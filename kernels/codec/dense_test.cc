@@ -19,6 +19,7 @@
 #include "kernels/cast/element.h"
 #include "kernels/cast/test_util.h"
 #include "kernels/codec/payload_test_util.h"
+#include "kernels/reduce/fold_elements.h"
 #include "kernels/reduce/reduce.h"
 
 namespace thalweg {
@@ -237,6 +238,42 @@ TEST(CodecFoldTest, ContributionsThatMakeNoMeanAreRefused) {
   EXPECT_EQ(code({one, one}, {1}), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(code({one, one}, {1, 0}), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(code({one, one}, {1, 1}), absl::StatusCode::kOk);
+}
+
+TEST(CodecFoldTest, FoldsWithoutWeightsDoNotDependOnWhereContributionsAreCut) {
+  const size_t elems = 1000;
+  std::mt19937_64 random(4);
+  using enum thalweg::Fold;
+  for (const auto fold : {kSum, kMin, kMax, kProduct}) {
+    std::vector<Bytes> whole;
+    std::vector<Payload> contributions;
+    std::vector<const void*> inputs;
+    for (size_t k = 0; k < 3; ++k) {
+      whole.push_back(RandomElements<BFloat16>(elems, 20, random));
+      contributions.push_back(Split(whole[k], RandomLengths(whole[k].size(), 60, random)));
+    }
+    for (const Bytes& bytes : whole) inputs.push_back(bytes.data());
+    Bytes expected(elems * 2), got(elems * 2);
+    const uint64_t nonfinite = FoldElements(fold, inputs, DType::kBFloat16, expected.data(), elems);
+    uint64_t counted = 0;
+    const absl::Status status =
+        FoldPayloads(fold, contributions, DType::kBFloat16, elems, got.data(), &counted);
+    ASSERT_TRUE(status.ok()) << status;
+    EXPECT_EQ(got, expected) << Name(fold);
+    EXPECT_EQ(counted, nonfinite) << Name(fold);
+  }
+}
+
+TEST(CodecFoldTest, FoldsThatNeedWeightsOrIntegersAreRefused) {
+  const std::vector<Payload> one = {PayloadOf<float>({1})};
+  float out = 0;
+  uint64_t nonfinite = 0;
+  for (const auto fold : {thalweg::Fold::kMean, thalweg::Fold::kBitAnd, thalweg::Fold::kNone}) {
+    EXPECT_TRUE(
+        absl::IsInvalidArgument(FoldPayloads(fold, one, DType::kFloat32, 1, &out, &nonfinite)));
+  }
+  EXPECT_TRUE(absl::IsInvalidArgument(
+      FoldPayloads(thalweg::Fold::kSum, {}, DType::kFloat32, 1, &out, &nonfinite)));
 }
 
 TEST(CodecFoldTest, AnUnknownTypeIsRefused) {

@@ -25,6 +25,7 @@
 #include "server/round/flow_plan.h"
 #include "server/round/layout_registry.h"
 #include "server/round/link_rates.h"
+#include "server/round/membership.h"
 #include "server/round/residual_store.h"
 #include "server/round/resumption.h"
 #include "server/round/round_engine.h"
@@ -89,14 +90,9 @@ class Job {
   void Fail(const absl::Status& reason);
 
  private:
-  struct Member {
-    bool has_joined = false;
-    bool has_left = false;
-    std::string name;  // "node 1 (host)"
-    std::string host;
-    uint32_t workers = 0;
-    TimePoint last_heard;
-    std::shared_ptr<ServedNode> sink;  // null when it has left
+  // A Peer is a node as this shard speaks to it; members_ knows whether it takes part.
+  struct Peer {
+    std::shared_ptr<ServedNode> sink;  // null: it has not joined, or has left
     uint64_t last_rounds = 0;          // see NodeReport for this and the next
     Duration waited{};
   };
@@ -109,7 +105,7 @@ class Job {
 
   // A Completed is a complete round with the residual of its chunk, if it has one.
   struct Completed {
-    RoundEngine::CompleteRound round;
+    CompleteRound round;
     std::shared_ptr<Residual> residual;
     double raw_bytes = 0;
     uint32_t last_node = 0;  // the node whose contribution completed it
@@ -119,15 +115,19 @@ class Job {
   // Makes a node a member that may be one; the last one begins the job.
   void SeatLocked(const JoinRequest& request, std::shared_ptr<ServedNode> node, TimePoint now,
                   std::shared_ptr<TenantAccount> account) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Stores a contribution; returns the round when the contribution completes it.
+  // Stores a contribution (this, Contribute and Deliver are in job_rounds.cc); returns the round
+  // when the contribution completes it.
   absl::StatusOr<std::optional<Completed>> HoldLocked(uint32_t node, Contribution contribution,
                                                       TimePoint now)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Counts the outcome of RoundEngine::Add for a contribution. (job_report.cc)
   void CountLocked(uint32_t node, const LayoutRegistry::Weight& weight, uint64_t bytes,
                    const RoundEngine::Added& added) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Folds a complete round and sends the result to all members.
+  // Folds a complete round and sends its nodes the result, or a receipt.
   absl::Status Deliver(const Completed& completed);
+  // Returns the sinks of those of the nodes that are present.
+  std::vector<std::shared_ptr<ServedNode>> SinksLocked(const std::vector<uint32_t>& nodes) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Both write to the trace and to the report. (job_report.cc)
   void TraceRound(const Completed& completed, const RoundResult& result, TimePoint fold_begin,
                   TimePoint fold_end) const;
@@ -140,12 +140,8 @@ class Job {
   std::vector<std::shared_ptr<ServedNode>> FailLocked(const absl::Status& reason)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   static void Tell(const std::vector<std::shared_ptr<ServedNode>>& sinks, const absl::Status& why);
-  // These four are in job_terms.cc. The second counts the workers when the last node joins, the
-  // third takes what a new member has measured, and the fourth fixes the terms when all nodes have
-  // joined.
-  absl::Status CheckSameJob(const JoinRequest& request) const;
-  absl::Status CheckWorkersLocked(const JoinRequest& request) const
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // These two are in job_terms.cc. The first takes what a new member has measured, the second fixes
+  // the terms when all nodes have joined.
   void LearnLocked(const JoinRequest& request) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status BeginLocked(TimePoint now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // The following are in job_resume.cc. The first takes what a node that resumes the job has done;
@@ -156,14 +152,9 @@ class Job {
   absl::StatusOr<std::vector<std::shared_ptr<ServedNode>>> TakeSuppliedLocked(
       uint32_t node, const RoundResult& result) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void NoteLostResidualLocked(const RoundId& id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  bool IsCompleteLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  std::string MissingMembersLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  std::string NameLocked(uint32_t node) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  std::string NamesLocked(const std::vector<uint32_t>& nodes) const
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status CheckActiveLocked(uint32_t node) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  std::optional<absl::Status> FindFailureLocked(TimePoint now) const
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Returns why the job fails now; OK if it does not.
+  absl::Status FindFailureLocked(TimePoint now) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Returns how many elements the chunk's residual has, or why the node may not use it.
   absl::StatusOr<uint64_t> ResidualElemsLocked(uint32_t node, BucketId bucket, uint32_t chunk) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -174,11 +165,9 @@ class Job {
   // Updates the gauges; gives the reservation back when the job is over.
   void UpdateMemoryLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
-  // Only fixed membership exists so far, so a job has one epoch, also when it is resumed.
-  static constexpr uint64_t kEpoch = 1;
-
-  const JoinRequest spec_;  // request of the node that came first, without its rounds
-  const bool resumes_;      // the job has begun before the shard was restarted
+  // The request of the node that came first, without its rounds. If it has `resume`, the job has
+  // begun before the shard was restarted.
+  const JoinRequest spec_;
   const uint32_t max_window_chunks_;
   ShardMetrics& metrics_;
   FaultLog& faults_;
@@ -188,9 +177,9 @@ class Job {
   const JobTrace trace_;
 
   Mutex mutex_;
-  std::vector<Member> members_ ABSL_GUARDED_BY(mutex_);
-  uint32_t joined_ ABSL_GUARDED_BY(mutex_) = 0;  // members that have ever joined
-  uint32_t present_ ABSL_GUARDED_BY(mutex_) = 0;
+  // Its epoch never changes yet, also when the job is resumed.
+  Members members_ ABSL_GUARDED_BY(mutex_);
+  std::vector<Peer> peers_ ABSL_GUARDED_BY(mutex_);  // by node
   std::vector<Waiting> waiting_ ABSL_GUARDED_BY(mutex_);
   absl::Status failure_ ABSL_GUARDED_BY(mutex_);
   LinkSpeed slowest_ ABSL_GUARDED_BY(mutex_);             // of all links known so far

@@ -34,7 +34,7 @@ void Job::UpdateMemoryLocked() {
     if (now != reported) gauge.Add(now - reported);
     reported = now;
   };
-  const bool is_over = !failure_.ok() || present_ == 0;
+  const bool is_over = !failure_.ok() || members_.IsEmpty();
   if (is_over) reservation_->Release();
   report(metrics_.held_bytes, engine_.held_bytes(), reported_held_bytes_);
   report(metrics_.held_limit_bytes, is_over ? 0 : engine_.max_held() * flow_.chunk_bytes,

@@ -33,7 +33,7 @@ void Job::CountLocked(uint32_t node, const LayoutRegistry::Weight& weight, uint6
   waited_for_[node]->Add(ToSeconds(alone));
   if (spec_.num_nodes == 1) return;
   tally_.wait_time += open;
-  Member& last = members_[node];
+  Peer& last = peers_[node];
   ++last.last_rounds;
   last.waited += alone;
 }
@@ -93,16 +93,18 @@ JobReport Job::Report(TimePoint now) {
   {
     MutexLock lock(mutex_);
     ReportRoundsLocked(now, &report);
-    for (const Member& member : members_) {
+    for (size_t i = 0; i < peers_.size(); ++i) {
+      const Members::Node& member = members_.all()[i];
       NodeReport& node = report.nodes.emplace_back();
-      sinks.push_back(member.sink);
-      if (!member.has_joined) continue;
+      sinks.push_back(peers_[i].sink);
+      if (member.state == Members::State::kAwaited) continue;
+      const bool is_active = member.state == Members::State::kPresent;
       node.name = member.host;
-      node.state = member.has_left ? NodeReport::State::kLeft : NodeReport::State::kActive;
+      node.state = is_active ? NodeReport::State::kActive : NodeReport::State::kLeft;
       node.workers = member.workers;
       node.silent = std::max(Duration::zero(), now - member.last_heard);
-      node.last_rounds = member.last_rounds;
-      node.waited = member.waited;
+      node.last_rounds = peers_[i].last_rounds;
+      node.waited = peers_[i].waited;
     }
   }
   for (size_t i = 0; i < sinks.size(); ++i) {
@@ -118,7 +120,7 @@ void Job::ReportRoundsLocked(TimePoint now, JobReport* report) const {
   if (!failure_.ok()) {
     report->state = JobReport::State::kFailed;
     report->failure = std::string(failure_.message());
-  } else if (IsCompleteLocked()) {
+  } else if (members_.IsComplete()) {
     report->state = JobReport::State::kRunning;
   }
   report->chunk_bytes = flow_.chunk_bytes;

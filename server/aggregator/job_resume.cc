@@ -17,7 +17,7 @@ absl::Status Job::GatherRoundsLocked(const JoinRequest& request) {
 }
 
 absl::Status Job::ResumeLocked() {
-  if (!resumes_) return absl::OkStatus();
+  if (!spec_.resume) return absl::OkStatus();
   // All parts together have the windows of as many parts as there can be.
   const uint64_t max_lacking = engine_.max_held() * kMaxParts;
   THALWEG_ASSIGN_OR_RETURN(const std::vector<RoundId> complete,
@@ -44,7 +44,7 @@ absl::Status Job::Supply(uint32_t node, const RoundResult& result, TimePoint now
   {
     MutexLock lock(mutex_);
     THALWEG_RETURN_IF_ERROR(CheckActiveLocked(node));
-    members_[node].last_heard = now;
+    members_.Hear(node, now);
     sinks = TakeSuppliedLocked(node, result);
   }
   if (!sinks.ok()) {
@@ -59,24 +59,20 @@ absl::StatusOr<std::vector<std::shared_ptr<ServedNode>>> Job::TakeSuppliedLocked
     uint32_t node, const RoundResult& result) {
   const size_t bytes = result.payload.SizeBytes();
   // Formats that send indices beside elements take up to twice a chunk's bytes.
-  if (result.epoch != kEpoch || result.workers != spec_.world_size ||
+  if (result.epoch != members_.epoch() || result.workers != spec_.world_size ||
       bytes > 2 * flow_.chunk_bytes) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(NameLocked(node), " supplies a result of epoch ", result.epoch, " and ",
-                     result.workers, " workers in ", bytes, " bytes, expected epoch ", kEpoch, ", ",
-                     spec_.world_size, " workers and at most ", 2 * flow_.chunk_bytes, " bytes"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        members_.Name(node), " supplies a result of epoch ", result.epoch, " and ", result.workers,
+        " workers in ", bytes, " bytes, expected epoch ", members_.epoch(), ", ", spec_.world_size,
+        " workers and at most ", 2 * flow_.chunk_bytes, " bytes"));
   }
   THALWEG_ASSIGN_OR_RETURN(const std::vector<uint32_t> asked, resumption_.Supply(node, result));
   metrics_.supplied_results.Add(1);
-  std::vector<std::shared_ptr<ServedNode>> sinks;
-  for (const uint32_t each : asked) {
-    if (members_[each].sink != nullptr) sinks.push_back(members_[each].sink);
-  }
-  return sinks;
+  return SinksLocked(asked);
 }
 
 void Job::NoteLostResidualLocked(const RoundId& id) {
-  if (!resumes_ || id.round == 1) return;
+  if (!spec_.resume || id.round == 1) return;
   metrics_.lost_residuals.Add(1);
   if (std::exchange(has_lost_residuals_, true)) return;
   spdlog::warn(

@@ -11,6 +11,7 @@
 #include "core/base/thread.h"
 #include "kernels/codec/lossy.h"
 #include "kernels/codec/lossy_reference.h"
+#include "server/round/round_test_util.h"
 
 namespace thalweg {
 namespace {
@@ -30,9 +31,11 @@ ReferenceChunk ReferenceEncode(WireFormat wire, const Floats& x) {
   return wire == WireFormat::kInt8 ? ReferenceInt8(x) : ReferenceOneBit(x);
 }
 
-RoundEngine::CompleteRound Round(WireFormat wire, uint64_t elems, std::vector<Payload> payloads,
-                                 uint64_t round = 1) {
-  return {{{7, 0, 4}, 2, round}, wire, elems, std::move(payloads)};
+CompleteRound Round(WireFormat wire, uint64_t elems, std::vector<Payload> payloads,
+                    std::vector<uint32_t> workers, uint64_t round = 1) {
+  CompleteRound complete{{{7, 0, 4}, 2, round}, wire, elems, std::move(payloads)};
+  complete.workers = std::move(workers);
+  return complete;
 }
 
 Floats ValuesOf(Residual& residual) {
@@ -90,7 +93,7 @@ TEST_P(FeedbackFoldTest, ResultAndResidualAreTheDocumentedOnesRoundByRound) {
       expected_residual = ResidualOf(x, expected.decoded, expected_residual);
 
       const auto result =
-          Fold(Round(GetParam(), elems, shares.payloads, round), workers, 9, &residual);
+          FoldRound(Round(GetParam(), elems, shares.payloads, workers, round), 9, &residual);
       ASSERT_TRUE(result.ok()) << result.status();
       ASSERT_EQ(BytesOf(result->payload), expected.bytes);
       ASSERT_EQ(BitsOf(ValuesOf(residual)), BitsOf(expected_residual));
@@ -108,7 +111,7 @@ TEST_P(FeedbackFoldTest, NothingIsLeftOutOfPadding) {
   std::mt19937_64 random(6);
   Residual residual(3000, {{5, 1024}, {2500, 2600}});
   const Shares shares = Encode({RandomFloats(3000, 0, random)});
-  ASSERT_TRUE(Fold(Round(GetParam(), 3000, shares.payloads), {{1}}, 9, &residual).ok());
+  ASSERT_TRUE(FoldRound(Round(GetParam(), 3000, shares.payloads, {1}), 9, &residual).ok());
   const ReferenceChunk expected = ReferenceEncode(GetParam(), shares.decoded[0]);
   Floats left = ResidualOf(shares.decoded[0], expected.decoded, Floats(3000));
   std::fill(left.begin() + 5, left.begin() + 1024, 0.0f);
@@ -129,11 +132,11 @@ TEST_P(FeedbackFoldTest, ResultsDoNotDependOnALossScaleThatChanges) {
       values.push_back(RandomFloats(kElems, 0, random));
       multiples.push_back(Times(values.back(), scale));
     }
-    auto round = Round(GetParam(), kElems, Encode(multiples).payloads, number);
+    auto round = Round(GetParam(), kElems, Encode(multiples).payloads, workers, number);
     round.loss_scale = scale;
-    const auto got = Fold(round, workers, 1, &scaled);
+    const auto got = FoldRound(round, 1, &scaled);
     const auto want =
-        Fold(Round(GetParam(), kElems, Encode(values).payloads, number), workers, 1, &plain);
+        FoldRound(Round(GetParam(), kElems, Encode(values).payloads, workers, number), 1, &plain);
     ASSERT_TRUE(got.ok() && want.ok()) << got.status() << want.status();
     EXPECT_EQ(Decoded(*got), Times(Decoded(*want), scale)) << "round " << number;
     EXPECT_EQ(ValuesOf(scaled), Times(ValuesOf(plain), scale)) << "round " << number;
@@ -164,7 +167,7 @@ TEST_P(FeedbackFoldTest, SumOfResultsStaysWithinOneResidualOfTheSumOfMeans) {
     }
     const Shares shares = Encode(values);
     const auto result =
-        Fold(Round(GetParam(), kElems, shares.payloads, round), workers, 1, &residual);
+        FoldRound(Round(GetParam(), kElems, shares.payloads, workers, round), 1, &residual);
     ASSERT_TRUE(result.ok()) << result.status();
     Floats decoded(kElems);
     ASSERT_TRUE(
@@ -200,14 +203,12 @@ TEST_P(FeedbackFoldTest, BadContributionIsNamedAndChangesNothing) {
   std::mt19937_64 random(3);
   const Shares shares = Encode({RandomFloats(600, 0, random), RandomFloats(600, 0, random)});
   Residual residual(600);
-  ASSERT_TRUE(
-      Fold(Round(GetParam(), 600, shares.payloads), std::vector<uint32_t>{1, 1}, 1, &residual)
-          .ok());
+  ASSERT_TRUE(FoldRound(Round(GetParam(), 600, shares.payloads, {1, 1}), 1, &residual).ok());
   const Floats before = ValuesOf(residual);
   std::vector<Payload> cut = shares.payloads;
   cut[1].pieces[0] = cut[1].pieces[0].first(cut[1].pieces[0].size() - 1);
   const absl::Status status =
-      Fold(Round(GetParam(), 600, cut, 2), std::vector<uint32_t>{1, 1}, 1, &residual).status();
+      FoldRound(Round(GetParam(), 600, cut, {1, 1}, 2), 1, &residual).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(std::string(status.message()),
               HasSubstr("bucket 7 (part 4) round 2 chunk 2: contribution 1: expected"));
@@ -229,8 +230,8 @@ TEST_P(FeedbackFoldTest, FoldsOfOneChunkTakeTurns) {
     for (auto& sum : results) {
       threads.emplace_back("fold", [&] {
         for (int i = 0; i < kFolds; ++i) {
-          const auto result = Fold(Round(GetParam(), kElems, shares.payloads),
-                                   std::vector<uint32_t>{1}, 1, &residual);
+          const auto result =
+              FoldRound(Round(GetParam(), kElems, shares.payloads, {1}), 1, &residual);
           Floats decoded(kElems);
           ASSERT_TRUE(
               DecodeLossy(result->payload, GetParam(), DType::kFloat32, kElems, decoded.data())
@@ -255,20 +256,60 @@ TEST(FoldTest, TopKIsTheMeanAtEveryIndexThatOccurs) {
   const std::vector<Payload> payloads = {Split(ReferenceTopK({{0, 1}, {5, -2}, {1024, 8}}), {}),
                                          Split(ReferenceTopK({{5, 6}, {3000, kInfinity}}), {}),
                                          Split(ReferenceTopK({{1024, -8}, {4999, 16}}), {})};
-  const auto result =
-      Fold(Round(WireFormat::kTopK, 5000, payloads), std::vector<uint32_t>{1, 1, 2}, 1, nullptr);
+  const auto result = FoldRound(Round(WireFormat::kTopK, 5000, payloads, {1, 1, 2}), 1, nullptr);
   ASSERT_TRUE(result.ok()) << result.status();
   EXPECT_EQ(BytesOf(result->payload),
             ReferenceTopK({{0, 0.25f}, {5, 1}, {1024, -2}, {3000, kInfinity}, {4999, 8}}));
   EXPECT_EQ(result->nonfinite_elems, 1u);
 }
 
+TEST(FoldTest, OtherFoldsThanTheMeanDoNotCountWorkers) {
+  const std::vector<Payload> payloads = {PayloadOf(3), PayloadOf(-4), PayloadOf(2)};
+  const auto folded = [&](Fold fold) {
+    CompleteRound round = Round(WireFormat::kFloat32, 1, payloads, {5, 1, 1});
+    round.collective.fold = fold;
+    const auto result = FoldRound(round, 1, nullptr);
+    EXPECT_TRUE(result.ok()) << result.status();
+    EXPECT_EQ(result->workers, 7u);
+    return ValueOf(result->payload);
+  };
+  EXPECT_EQ(folded(Fold::kSum), 1);
+  EXPECT_EQ(folded(Fold::kMin), -4);
+  EXPECT_EQ(folded(Fold::kMax), 3);
+  EXPECT_EQ(folded(Fold::kProduct), -24);
+}
+
+TEST(FoldTest, NonFiniteSumsAreCounted) {
+  CompleteRound round =
+      Round(WireFormat::kFloat32, 1, {PayloadOf(kInfinity), PayloadOf(1)}, {1, 1});
+  round.collective.fold = Fold::kSum;
+  EXPECT_EQ(FoldRound(round, 1, nullptr)->nonfinite_elems, 1u);
+}
+
+TEST(FoldTest, BytesPassUnchangedWhateverTheyAre) {
+  CompleteRound round = Round(WireFormat::kInt8, 600, {PayloadOf(3)}, {2});
+  round.collective = {Place::One(0), Place::All(), Fold::kNone};
+  const auto result = FoldRound(round, 1, nullptr);
+  ASSERT_TRUE(result.ok()) << result.status();
+  EXPECT_EQ(result->payload.owner, round.payloads[0].owner);
+  EXPECT_EQ(result->elems, 600u);
+  EXPECT_EQ(result->workers, 2u);
+}
+
+TEST(FoldTest, SumOfContributionsOfAnotherSizeIsRefusedNamingTheContribution) {
+  CompleteRound round = Round(WireFormat::kFloat32, 2, {Payload()}, {1});
+  round.collective.fold = Fold::kSum;
+  const absl::Status status = FoldRound(round, 1, nullptr).status();
+  EXPECT_EQ(status.message(),
+            "bucket 7 (part 4) round 1 chunk 2: contribution 0: expected 2 elements of fp32, got 0 "
+            "bytes");
+}
+
 TEST(FoldTest, MalformedTopKIsRefusedNamingTheContribution) {
   const std::vector<Payload> payloads = {Split(ReferenceTopK({{0, 1}}), {}),
                                          Split(ReferenceTopK({{10, 1}}), {})};
   const absl::Status status =
-      Fold(Round(WireFormat::kTopK, 10, payloads), std::vector<uint32_t>{1, 1}, 1, nullptr)
-          .status();
+      FoldRound(Round(WireFormat::kTopK, 10, payloads, {1, 1}), 1, nullptr).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(std::string(status.message()), AllOf(HasSubstr("bucket 7 (part 4) round 1 chunk 2"),
                                                    HasSubstr("contribution 1: topk payload")));

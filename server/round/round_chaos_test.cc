@@ -53,8 +53,8 @@ struct Packet {
 class RoundChaosTest : public ::testing::Test {
  protected:
   std::mt19937_64 rng_{20240607};
-  RoundEngine engine_{{1, kNodes, kBuckets* kChunks, std::chrono::seconds(10)}};
-  std::vector<uint32_t> workers_ = std::vector<uint32_t>(kNodes, 2);
+  RoundEngine engine_{
+      {1, kNodes, kBuckets* kChunks, std::chrono::seconds(10), std::vector<uint32_t>(kNodes, 2)}};
   std::map<std::pair<uint32_t, uint32_t>, uint64_t> completed_;
   uint64_t total_completed_ = 0;
   uint64_t duplicates_ = 0;
@@ -74,8 +74,8 @@ class RoundChaosTest : public ::testing::Test {
     ++total_completed_;
   }
 
-  void CheckResult(const RoundEngine::CompleteRound& round) {
-    auto result = Fold(round, workers_, 1, nullptr);
+  void CheckResult(const CompleteRound& round) {
+    auto result = FoldRound(round, 1, nullptr);
     ASSERT_TRUE(result.ok()) << result.status();
     ASSERT_EQ(result->workers, 2 * kNodes);
     for (uint64_t e = 0; e < kElems; ++e) {

@@ -2,22 +2,26 @@
 // is complete and when it is late. It is pure: time is an argument; there is no I/O, no thread, no
 // lock.
 //
-// A round of a chunk opens with its first contribution and completes with the N-th, in any order of
-// arrival. It holds the payloads as received. Nothing is summed before all are there, so there is
-// never half a sum (promise 3). The payloads come out in node order, so the sum does not depend on
-// timing (promise 2).
+// A round of a group opens with the first contribution, which says what it does and when it is
+// late, and completes with the last node's, in any order of arrival. It holds the payloads as
+// received. Nothing is summed before all are there, so there is never half a sum (promise 3). The
+// payloads come out in node order, so the sum does not depend on timing (promise 2).
 #pragma once
 
-#include <bitset>
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <set>
+#include <tuple>
 #include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "core/base/clock.h"
 #include "core/exchange/rounds.h"
+#include "server/round/complete_round.h"
+#include "server/round/held_round.h"
+#include "server/round/round_group.h"
 
 namespace thalweg {
 
@@ -27,19 +31,9 @@ class RoundEngine {
   struct Options {
     uint64_t epoch = 1;
     uint32_t num_nodes = 1;
-    uint32_t window_chunks = 1;  // limit of unanswered contributions per node and part
+    uint32_t window_chunks = 1;  // of group 0: unanswered contributions per node and part
     Duration round_timeout{};
-  };
-
-  // A CompleteRound is a round with all its contributions, in node order.
-  struct CompleteRound {
-    RoundId id;
-    WireFormat wire = WireFormat::kFloat32;
-    uint64_t elems = 0;
-    std::vector<Payload> payloads;
-    double loss_scale = kUnknownLossScale;  // what the first node has named
-    Duration open{};                        // time since the first contribution
-    Duration missing_one{};                 // time since the last but one; unused with one node
+    std::vector<uint32_t> workers = {};  // by node; empty: one each
   };
 
   enum class Verdict {
@@ -59,61 +53,97 @@ class RoundEngine {
     RoundId id;
     TimePoint opened;
     std::vector<uint32_t> missing;  // nodes, ascending
+    Duration timeout{};
   };
+
+  static constexpr uint32_t kLeastWindow = 2;
+  static constexpr size_t kMaxGroups = 1024;
+  // How many one-shot rounds may be complete that some node has not settled.
+  static constexpr size_t kMaxUnsettled = 1 << 16;
 
   explicit RoundEngine(const Options& options);
 
-  // Declares that part `part` < kMaxParts of buckets is in use: nodes then have a window for it, as
-  // they have for part 0.
-  void AllowPart(uint32_t part) { parts_.set(part); }
+  // Declares a group other than 0. Each of its nodes gets a window of its own, of at least
+  // kLeastWindow chunks, so that groups never wait for each other. Doing it again changes nothing.
+  // InvalidArgument: as CheckGroup says, or the group is known with other nodes. ResourceExhausted:
+  // there are kMaxGroups.
+  absl::Status SetGroup(const Group& group, uint32_t window_chunks);
+
+  // Declares that part `part` < kMaxParts of buckets is in use: in group 0, nodes then have a
+  // window for it, as they have for part 0.
+  void AllowPart(uint32_t part);
 
   // The rounds of a chunk up to `id.round` are complete, somewhere else. Call it before the chunk's
   // first contribution.
-  void SetCompleted(const RoundId& id) { chunks_[{id.bucket, id.chunk}].completed = id.round; }
+  void SetCompleted(const RoundId& id) { completed_[{id.bucket, id.chunk}] = id.round; }
 
-  // Takes a contribution of `node` (< num_nodes), already checked against the bucket's layout.
-  // `backlog` results of earlier rounds have not been sent to the node yet: they count as
-  // unanswered, so that a node that sends but never reads is bounded too. Returns
-  // FailedPrecondition when the contribution belongs to another epoch or to a round that cannot
-  // have begun, ResourceExhausted when the node exceeds its window. On error nothing has changed.
+  // Takes a contribution of `node` (< num_nodes), whose payload has been checked against what its
+  // bucket's layout, or the job, allows. `backlog` results of earlier rounds have not been sent to
+  // the node yet: they count as unanswered, so that a node that sends but never reads is bounded
+  // too. On error nothing has changed:
+  //   FailedPrecondition: it belongs to another epoch, to a round that cannot have begun, or to one
+  //     that needs a lost node;
+  //   InvalidArgument: the node is not in the group, there is no such collective, nothing is wanted
+  //     from the node and it gives something, or it differs from the round's first contribution in
+  //     group, collective, format or elements (both nodes are named);
+  //   ResourceExhausted: the node exceeds its window, or kMaxUnsettled is reached.
   absl::StatusOr<Added> Add(uint32_t node, Contribution contribution, TimePoint now,
                             uint32_t backlog = 0);
 
-  // Returns the rounds that have been open for longer than the timeout.
+  struct Removed {
+    std::vector<CompleteRound> completed;
+    std::vector<OpenRound> impossible;  // only the lost node has what these pass on
+  };
+  // All groups go on without the lost node. Open rounds that lack only lost nodes complete with
+  // what they hold; those that cannot are dropped. What a lost node has contributed counts.
+  Removed Remove(uint32_t node, TimePoint now);
+
+  // Returns the rounds that have been open for longer than their timeouts.
   std::vector<OpenRound> Expired(TimePoint now) const;
-  // Returns the open round that has waited longest for `node`, if any.
+  // Return the open round that has waited longest, for `node` or for any, if there is one.
   std::optional<OpenRound> OldestWaitingFor(uint32_t node) const;
-  // Returns the round that has been open for longest, if any.
   std::optional<OpenRound> Oldest() const;
 
   // Drops the rounds of earlier layouts of bucket `id.index`; returns how many of them were open.
   size_t DropOlderLayouts(BucketId id);
 
-  size_t open_rounds() const { return open_rounds_; }
+  size_t open_rounds() const { return open_.size(); }
+  // Returns how many one-shot rounds are complete and remembered, so that repeats are recognised.
+  size_t unsettled_rounds() const { return finished_.size(); }
   uint64_t held_bytes() const { return held_bytes_; }
   // Returns how many contributions of all nodes can be held here together.
-  uint64_t max_held() const {
-    return uint64_t{options_.num_nodes} * options_.window_chunks * parts_.count();
-  }
+  uint64_t max_held() const;
 
  private:
-  using ChunkKey = std::pair<BucketId, uint32_t>;
-  struct ChunkState {
-    uint64_t completed = 0;  // number of the last complete round
-    TimePoint opened;        // when round completed + 1 opened; valid when count > 0
-    TimePoint latest;        // when its latest contribution came
-    uint32_t count = 0;
-    std::vector<std::optional<Contribution>> held;  // by node; empty when count is 0
+  struct Seat {
+    RoundGroup& group;
+    size_t index;
   };
+  using Open = std::map<RoundId, HeldRound>;
 
-  OpenRound Describe(const ChunkKey& key, const ChunkState& state) const;
-  CompleteRound Take(const ChunkKey& key, ChunkState& state, TimePoint now);
+  void Insert(const Group& group, uint32_t window_chunks);
+  absl::StatusOr<Seat> FindSeat(uint32_t node, const Contribution& contribution);
+  // These say whether a contribution is to be held, is known already, or why it is refused. The
+  // second one is about a contribution that opens a round.
+  absl::StatusOr<Verdict> Judge(uint32_t node, const Seat& seat, const Contribution& contribution,
+                                uint32_t backlog) const;
+  absl::Status CheckOpening(const RoundGroup& group, const Contribution& contribution) const;
+  absl::Status CheckWindow(uint32_t node, const Seat& seat, uint32_t backlog) const;
+  CompleteRound Take(Open::iterator open, TimePoint now);
+  Open::iterator Drop(Open::iterator open);  // returns the next one
+  void Release(const HeldRound& round);      // no longer counts what it holds
+  // Forgets the one-shot rounds that all nodes of the group have settled.
+  void ForgetSettled(const RoundGroup& group);
+  OpenRound Describe(const Open::value_type& open) const;
 
   Options options_;
-  std::bitset<kMaxParts> parts_{1};
-  std::map<ChunkKey, ChunkState> chunks_;
-  std::vector<uint32_t> outstanding_;  // contributions held per node
-  size_t open_rounds_ = 0;
+  std::map<uint32_t, RoundGroup> groups_;
+  std::map<std::pair<BucketId, uint32_t>, uint64_t> completed_;  // by chunk: its last round
+  Open open_;
+  // By group, sequence number and chunk.
+  std::set<std::tuple<uint32_t, uint64_t, uint32_t>> finished_;
+  std::vector<uint32_t> outstanding_;  // contributions held per node, in all groups
+  std::vector<uint64_t> windows_;      // per node, of all its groups together
   uint64_t held_bytes_ = 0;
 };
 

@@ -3,8 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <cstring>
-#include <memory>
+#include "server/round/round_test_util.h"
 
 namespace thalweg {
 namespace {
@@ -13,18 +12,6 @@ using ::testing::ElementsAre;
 using Verdict = RoundEngine::Verdict;
 
 constexpr TimePoint kStart{};
-
-Contribution Share(RoundId id, float value, uint64_t epoch = 1) {
-  const auto buffer = std::make_shared<float>(value);
-  return {id, epoch, WireFormat::kFloat32, 1,
-          Payload(std::as_bytes(std::span(buffer.get(), 1)), buffer)};
-}
-
-float ValueOf(const Payload& payload) {
-  float value;
-  std::memcpy(&value, payload.pieces[0].data(), sizeof value);
-  return value;
-}
 
 RoundEngine Engine(uint32_t nodes, uint32_t window = 8) {
   return RoundEngine({1, nodes, window, std::chrono::seconds(10)});

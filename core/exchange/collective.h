@@ -1,0 +1,74 @@
+// A Collective says what a round does: from which nodes of its group it takes values, how it folds
+// them, and which nodes get the result.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "core/base/fold.h"
+#include "core/base/wire_format.h"
+
+namespace thalweg {
+
+// A Place is all nodes of a group, one of them, or none.
+struct Place {
+  enum class Kind : uint8_t { kAll = 0, kOne = 1, kNone = 2 };
+
+  static constexpr Place All() { return {}; }
+  static constexpr Place One(uint32_t node) { return {Kind::kOne, node}; }
+  static constexpr Place None() { return {Kind::kNone, 0}; }
+
+  // `node` is a node of the group.
+  constexpr bool Has(uint32_t node) const {
+    return kind == Kind::kAll || (kind == Kind::kOne && node == this->node);
+  }
+  bool operator==(const Place&) const = default;
+
+  Kind kind = Kind::kAll;
+  uint32_t node = 0;  // with kOne: its number in the job; 0 otherwise
+};
+
+// All nodes of the group take part in each of its rounds, and each contributes once. One from which
+// nothing is wanted contributes an empty payload, which says that it is ready; one that gets no
+// result gets an empty payload, a receipt, when all have contributed.
+struct Collective {
+  bool operator==(const Collective&) const = default;
+
+  Place from;
+  Place to;
+  Fold fold = Fold::kMean;
+};
+
+inline constexpr Collective kMeanOfAll{};
+
+// Returns e.g. "mean from all to all", "sum from all to node 3", "bytes from node 0 to all" or
+// "bytes from none to none".
+std::string ToString(const Collective& collective);
+
+// Checks, for values that may come from outside, that there is such a collective in this format:
+// a fold takes values from all and gives its result to all or to one; without a fold, the bytes of
+// one go to all or to one, or there are none, as in a barrier. Lossy formats have only the mean,
+// and no format has integers yet. Returns InvalidArgument that says what cannot be.
+absl::Status Validate(const Collective& collective, WireFormat wire);
+
+struct GroupMember {
+  uint32_t node = 0;
+  uint32_t workers = 0;
+
+  bool operator==(const GroupMember&) const = default;
+};
+
+// A Group is the nodes that take part in a round. Group 0 is all nodes of the job.
+struct Group {
+  uint32_t id = 0;
+  std::vector<GroupMember> members;  // ascending by node
+
+  bool operator==(const Group&) const = default;
+};
+
+// Returns e.g. "group 3 (node 0 with 2 workers, node 4 with 1 worker)".
+std::string ToString(const Group& group);
+
+}  // namespace thalweg

@@ -1,0 +1,107 @@
+// This file holds the parts of Job through which a round goes: from contributions to its result.
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "core/base/status_macros.h"
+#include "core/exchange/of_job.h"
+#include "server/aggregator/job.h"
+#include "server/round/fold.h"
+
+namespace thalweg {
+
+absl::Status Job::Contribute(uint32_t node, Contribution contribution, TimePoint now) {
+  std::optional<Completed> completed;
+  std::optional<RoundResult> missed;
+  std::shared_ptr<ServedNode> sink;
+  absl::Status status;
+  {
+    MutexLock lock(mutex_);
+    THALWEG_RETURN_IF_ERROR(CheckActiveLocked(node));
+    members_.Hear(node, now);
+    sink = peers_[node].sink;
+    if (!resumption_.Ask(node, contribution.id, &missed)) {
+      auto held = HoldLocked(node, std::move(contribution), now);
+      status = held.status();
+      if (held.ok()) completed = *std::move(held);
+    }
+    UpdateMemoryLocked();
+  }
+  if (missed && sink != nullptr) sink->OnResult(*std::move(missed));
+  if (completed) status = Deliver(*completed);
+  if (!status.ok()) Fail(status);
+  return OfJob(spec_.job, status);
+}
+
+absl::StatusOr<std::optional<Job::Completed>> Job::HoldLocked(uint32_t node,
+                                                              Contribution contribution,
+                                                              TimePoint now) {
+  if (const absl::Status left = members_.CheckNoneLeft(); !left.ok()) {
+    return absl::Status(left.code(),
+                        absl::StrCat("bucket ", ToString(contribution.id.bucket), " round ",
+                                     contribution.id.round, " cannot complete: ", left.message()));
+  }
+  THALWEG_RETURN_IF_ERROR(layouts_.Check(contribution));
+  const uint64_t bytes = contribution.payload.SizeBytes();
+  const LayoutRegistry::Weight weight =
+      layouts_.WeightOf(contribution.id.bucket, contribution.elems);
+  const ServedNode* sink = peers_[node].sink.get();
+  auto added =
+      engine_.Add(node, std::move(contribution), now, sink == nullptr ? 0 : sink->Backlog());
+  if (!added.ok()) {
+    return absl::Status(added.status().code(),
+                        absl::StrCat(members_.Name(node), ": ", added.status().message()));
+  }
+  CountLocked(node, weight, bytes, *added);
+  if (!added->completed) return std::nullopt;
+  Completed completed{*std::move(added->completed), nullptr, weight.raw_bytes, node, now};
+  const CompleteRound& round = completed.round;
+  // Not when the layout is announced: the first node may still want to read and move them.
+  if (round.id.round == 1) residuals_.DropOlderLayouts(round.id.bucket);
+  if (HasResidual(round.wire)) {
+    const auto& [bucket, chunk, number] = round.id;
+    completed.residual = residuals_.Find(bucket, chunk);
+    if (completed.residual == nullptr) {
+      completed.residual =
+          residuals_.Get(bucket, chunk, round.elems, layouts_.Padding(bucket, chunk));
+      NoteLostResidualLocked(round.id);
+      THALWEG_RETURN_IF_ERROR(ReserveLocked());
+    }
+  }
+  return completed;
+}
+
+absl::Status Job::Deliver(const Completed& completed) {
+  const CompleteRound& round = completed.round;
+  uint64_t epoch = 0;
+  std::vector<std::shared_ptr<ServedNode>> sinks, others;
+  {
+    MutexLock lock(mutex_);
+    epoch = members_.epoch();
+    sinks = SinksLocked(round.results);
+    others = SinksLocked(round.receipts);
+  }
+  const TimePoint start = Now();
+  THALWEG_ASSIGN_OR_RETURN(const RoundResult result,
+                           FoldRound(round, epoch, completed.residual.get()));
+  const TimePoint end = Now();
+  CountDelivery(result, completed.raw_bytes, sinks.size(), end - start);
+  for (const auto& sink : sinks) sink->OnResult(result);
+  if (!others.empty()) {
+    RoundResult receipt = result;
+    receipt.payload = Payload();
+    for (const auto& sink : others) sink->OnResult(receipt);
+  }
+  if (trace_) TraceRound(completed, result, start, end);
+  return absl::OkStatus();
+}
+
+std::vector<std::shared_ptr<ServedNode>> Job::SinksLocked(
+    const std::vector<uint32_t>& nodes) const {
+  std::vector<std::shared_ptr<ServedNode>> sinks;
+  for (const uint32_t node : nodes) {
+    if (peers_[node].sink != nullptr) sinks.push_back(peers_[node].sink);
+  }
+  return sinks;
+}
+
+}  // namespace thalweg

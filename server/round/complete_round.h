@@ -1,0 +1,27 @@
+// CompleteRound is a round with all its contributions.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "core/exchange/rounds.h"
+
+namespace thalweg {
+
+// The payloads are those of the nodes from which the collective takes values, in node order.
+struct CompleteRound {
+  RoundId id;
+  WireFormat wire = WireFormat::kFloat32;
+  uint64_t elems = 0;
+  std::vector<Payload> payloads;
+  double loss_scale = kUnknownLossScale;  // what the first of these nodes has named
+  Duration open{};                        // time since the first contribution
+  Duration missing_one{};                 // time since the last but one; unused with one node
+  Collective collective = {};
+  std::vector<uint32_t> nodes = {};     // whose payload each is
+  std::vector<uint32_t> workers = {};   // how many workers that node has
+  std::vector<uint32_t> results = {};   // the nodes that get the result, ascending
+  std::vector<uint32_t> receipts = {};  // the others of the group, which get an empty payload
+};
+
+}  // namespace thalweg
