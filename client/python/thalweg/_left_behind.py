@@ -13,7 +13,9 @@ import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
 from thalweg import policy
-from thalweg.codecs import Auto, Lossy, PowerSGD
+from thalweg.codecs import Auto, Codec, Lossy, PowerSGD
+
+_SOON = 2  # steps after which int8, onebit and topk begin by default
 
 
 class Owner(NamedTuple):
@@ -46,9 +48,21 @@ def own(parameters: Sequence[tuple[str, torch.Tensor]], owner: Owner) -> list[st
     ]
 
 
+def counts_steps(codec: str) -> bool:
+    """Returns whether a run that begins anew would compress later, or with worse factors."""
+    return any(
+        isinstance(one, PowerSGD) or (isinstance(one, Lossy) and one.start_iter > _SOON)
+        for one in _codecs_of(codec)
+    )
+
+
 def _holds_back(codec: str) -> bool:
+    return any(map(_has_state, _codecs_of(codec)))
+
+
+def _codecs_of(codec: str) -> list[Codec]:
     parsed = policy.parse(codec)
-    return any(_has_state(one) for one in (parsed.default, *(rule.codec for rule in parsed.rules)))
+    return [parsed.default, *(rule.codec for rule in parsed.rules)]
 
 
 def _has_state(codec: object) -> bool:

@@ -80,6 +80,33 @@ def gather(
     return [answer for answer in answers if answer is not None]
 
 
+def await_all(group: dist.ProcessGroup, timeout: float) -> None:
+    """Returns when all workers have come to attach(). Raises TimeoutError with the missing ranks.
+
+    What follows uses torch's collectives, which would wait as long as the process group does.
+    """
+    try:
+        store = default_store()
+    except RuntimeError:  # the group is MPI's; torch's collectives then wait on their own terms
+        return
+    try:
+        gather(
+            store,
+            f"attach/{group.group_name}",
+            "",
+            where="attach()",
+            rank=dist.get_rank(group),
+            world=dist.get_world_size(group),
+            timeout=timeout,
+            variable="THALWEG_STEP_TIMEOUT",
+        )
+    except TimeoutError as error:
+        raise TimeoutError(
+            f"{error}. All workers must attach, which without code they do in their first training "
+            "step: a worker that has no batch at all, or is later than that, cannot take part"
+        ) from None
+
+
 def _collect(shared: Store, name: str, value: str, world: int, timeout: float) -> list[str | None]:
     """Names the meeting to all who ask, and returns the values of those that come, after telling
     them.

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import weakref
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from thalweg import _C, _precision, _stats, _topology
+from thalweg import _C, _codec_states, _left_behind, _precision, _stats, _topology
 from thalweg._left_out import LeftOut
+
+_log = logging.getLogger("thalweg")
 
 
 class Member(Protocol):
@@ -41,6 +44,7 @@ class State:
         shards: str,
         place: _topology.Placement,
         left_out: LeftOut,
+        workers: int,
     ) -> None:
         self.job = job
         self.codec = codec
@@ -50,6 +54,8 @@ class State:
         self._listens = listens  # it was started to serve a shard to other nodes
         self._place = place
         self._left_out = left_out
+        self._workers = workers  # of the whole job
+        self.has_loaded = False  # load_state_dict() was called
         self._member = member
         self._keeper = keeper  # keeps the state of the node's codec; None: another worker keeps it
         self._pid = os.getpid()
@@ -104,11 +110,13 @@ class State:
     def state_dict(self) -> dict[str, Any]:
         """Returns what the codec carries from step to step, for a checkpoint.
 
-        Call it on all workers, between two steps, and store every worker's own result, as
-        torch.distributed.checkpoint does: "codec" is the same everywhere, "nodeN" are bytes that
-        one worker of each node has. Raises RuntimeError.
+        Call it between two steps, on all workers if what nodes hold back of gradients is to be
+        kept, and store every worker's own result, as torch.distributed.checkpoint does: "codec" and
+        "saved_by" are the same everywhere, "nodeN" are bytes that one worker of each node has. A
+        result of rank 0 alone has the codec's step counts and factors, and what its node holds
+        back. Raises RuntimeError.
         """
-        result: dict[str, Any] = {"codec": self.codec}
+        result: dict[str, Any] = {"codec": self.codec, "saved_by": self._size}
         if self._keeper is not None:
             result[self._node_key] = self._keeper.save_codec_state()
         return result
@@ -117,23 +125,96 @@ class State:
         """Restores `state_dict`; training continues bit for bit if model and optimizer are restored
         too.
 
-        Call it on all workers, with each worker's own state, before the first step. The job needs
-        as many nodes as before. Raises ValueError when the state belongs to another codec or node.
+        Call it on all workers before the first step, with each worker's own state or with that of
+        rank 0. Where the state has nothing of this node, or was saved by another number of nodes or
+        workers, step counts and factors go on, and what nodes hold back begins at zero, which the
+        log says. Raises ValueError when the state belongs to another codec.
         """
         saved = str(state_dict.get("codec", ""))
         if saved.partition(":")[0] != self.codec.partition(":")[0]:
             raise ValueError(
                 f"thalweg: the state was saved with codec {saved!r}, this job uses {self.codec!r}"
             )
+        self.has_loaded = True
         if self._keeper is None:
             return
-        if self._node_key not in state_dict:
-            nodes = sorted(key for key in state_dict if key != "codec")
+        nodes = {k: v for k, v in state_dict.items() if k[:4] == "node" and k[4:].isdecimal()}
+        if not nodes:
             raise ValueError(
-                f"thalweg: the state has no {self._node_key!r}, only {nodes}: load what this "
-                "node's first worker saved, with as many nodes"
+                f"thalweg: the state has nothing of any node, only {sorted(state_dict)}: load what "
+                "state_dict() has returned on rank 0, or on this node's first worker"
             )
-        self._keeper.load_codec_state(state_dict[self._node_key])
+        lost = self._what_is_lost(state_dict, nodes)
+        mine: bytes = nodes.get(self._node_key, next(iter(nodes.values())))
+        self._keeper.load_codec_state(_codec_states.without_residuals(mine) if lost else mine)
+        if lost and (self._node_key not in nodes or self._place.node == 0):
+            _log.warning(
+                "job %s: %s: the codec's step counts and factors go on, and what is held back of "
+                "gradients begins at zero",
+                self.job,
+                lost,
+            )
+
+    def _what_is_lost(self, saved: Mapping[str, Any], nodes: Mapping[str, bytes]) -> str:
+        """Returns why this node cannot take what it held back from a state; empty: it can."""
+        then = saved.get("saved_by", self._size)
+        if then != self._size:
+            return f"the codec's state was saved by {then}, this job has {self._size}"
+        if self._node_key not in nodes:
+            return (
+                f"the codec's state is that of {' and '.join(nodes)} alone, and this is "
+                f"{self._node_key} (state_dict() on all workers, each result stored, has all)"
+            )
+        return ""
+
+    def riding(self) -> dict[str, Any] | None:
+        """Returns what rides in an optimizer's checkpoint; None: there is nothing to keep, or
+        another worker has it.
+        """
+        if self._keeper is None or self.closed or not self.rides:
+            return None
+        try:
+            whole = self._keeper.save_codec_state()
+        except RuntimeError as error:
+            _log.warning(
+                "job %s: an optimizer's checkpoint is without the codec's step counts: %s",
+                self.job,
+                error,
+            )
+            return None
+        return {"codec": self.codec, "shared": _codec_states.without_residuals(whole)}
+
+    def ride_on(self, riding: Mapping[str, Any]) -> str:
+        """Goes on from what rode in an optimizer's checkpoint; returns why it cannot, or ""."""
+        saved = str(riding.get("codec", ""))
+        if saved.partition(":")[0] != self.codec.partition(":")[0]:
+            return f"it was saved with codec {saved}, this job uses {self.codec}"
+        if not self.rides:
+            return "this job compresses nothing"
+        try:
+            shared = _codec_states.without_residuals(riding["shared"])
+        except ValueError as error:
+            return str(error).removeprefix("thalweg: ")
+        if self._keeper is None:
+            return ""
+        self._keeper.load_codec_state(shared)
+        if self._place.node == 0:
+            _log.info(
+                "job %s: the codec goes on after step %d, from the optimizer's checkpoint; what "
+                "nodes held back of gradients begins at zero (State.state_dict() keeps it)",
+                self.job,
+                _codec_states.rounds_of(shared),
+            )
+        return ""
+
+    @property
+    def rides(self) -> bool:
+        """Whether an optimizer's checkpoint takes along what the codec has on all nodes alike."""
+        return self._place.num_nodes > 1 and _left_behind.counts_steps(self.codec)
+
+    @property
+    def _size(self) -> str:
+        return f"{self._workers} workers on {self._place.num_nodes} nodes"
 
     @property
     def _node_key(self) -> str:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from torch._compile import _disable_dynamo
 from torch.amp.grad_scaler import GradScaler
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim import SGD, Adam
+from torch.optim import SGD, Adam, Optimizer
 
 # Takes the method that it stands in front of, then the method's own arguments. The first two must
 # be positional only: callers may name an argument of the method as they are named here.
@@ -102,6 +102,18 @@ DECLARED = (
     ),
     Method(
         Adam, "step", (Layer("fused_optimizers", "the step is one pass where it can be"),), False
+    ),
+    Method(
+        Optimizer,
+        "state_dict",
+        (Layer("resuming", "what a codec carries on all nodes alike is saved with it"),),
+        compiled=False,
+    ),
+    Method(
+        Optimizer,
+        "load_state_dict",
+        (Layer("resuming", "a codec goes on from what was saved with the optimizer"),),
+        compiled=False,
     ),
 )
 

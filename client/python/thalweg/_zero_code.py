@@ -22,7 +22,7 @@ from torch.autograd.graph import register_multi_grad_hook
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
-from thalweg import _logging, _rendezvous, _torch_patches
+from thalweg import _logging, _rendezvous, _resuming, _torch_patches
 from thalweg._config import Activation, ConfigError
 from thalweg._variables import KNOWN
 
@@ -59,6 +59,7 @@ def activate() -> None:
     install("__init__", _build_and_enlist)
     install("__setstate__", _restore_and_note)
     install("_lazy_init", _prepare_and_attach)
+    _resuming.install()
 
 
 def _build_and_enlist(
@@ -232,6 +233,7 @@ def _attach(module: DistributedDataParallel, activation: Activation) -> None:
         text = f"keeps its communication hook {hook}, which wins over {_reasons(activation)}"
     else:
         state = ddp.attach(module)
+        _resuming.settle(module, state)  # this is the first training step
         where = f" and {state.shards}" if state.shards else ""
         text = f"is attached as {state.job} with codec {state.codec}{where}: {_reasons(activation)}"
     _say(module, activation, logging.INFO, text)

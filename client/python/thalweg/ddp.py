@@ -13,10 +13,10 @@ import os
 import secrets
 import socket
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch.distributed.constants import default_pg_timeout
 from torch.nn.parallel import DistributedDataParallel
 
@@ -29,6 +29,7 @@ from thalweg import (
     _model,
     _precision,
     _rendezvous,
+    _resuming,
     _shards,
     _starting,
     _topology,
@@ -45,6 +46,11 @@ from thalweg.policy import Policy
 _log = logging.getLogger("thalweg")
 
 _states: weakref.WeakKeyDictionary[DistributedDataParallel, State] = weakref.WeakKeyDictionary()
+# What is to be loaded when a module is attached.
+_saved: weakref.WeakKeyDictionary[DistributedDataParallel, Mapping[str, Any]] = (
+    weakref.WeakKeyDictionary()
+)
+_resuming.install()
 
 
 def attach(
@@ -121,13 +127,27 @@ def attach(
 
 
 def state_of(ddp_model: DistributedDataParallel) -> State | None:
-    """The state of a module that is attached, be it by the environment; None: it is not."""
+    """The state of a module that is attached, be it by the environment; None: it is not.
+
+    The environment attaches a module in its first training step: until then it is None.
+    """
     return _states.get(ddp_model)
+
+
+def load_state_dict(ddp_model: DistributedDataParallel, state_dict: Mapping[str, Any]) -> None:
+    """Does State.load_state_dict, also for a module that the environment has not attached yet: then
+    it is done when that happens.
+    """
+    state = _states.get(ddp_model)
+    if state is None:
+        _saved[ddp_model] = state_dict
+    else:
+        state.load_state_dict(state_dict)
 
 
 def _attach(ddp_model: DistributedDataParallel, me: Introduction, network: Network) -> State:
     group = ddp_model.process_group
-    _await_all(group, me.step_timeout)
+    _rendezvous.await_all(group, me.step_timeout)
     meeting = _collectives.Meeting.of(group, me.timeout)
     rank = meeting.rank
     workers = _topology.introduce(me, rank, lambda value: _collectives.gather(value, meeting))
@@ -161,8 +181,13 @@ def _attach(ddp_model: DistributedDataParallel, me: Introduction, network: Netwo
         shards=str(shards),
         place=place,
         left_out=_left_out.find(me.codec, me.model, place.num_nodes),
+        workers=len(workers),
     )
     _states[ddp_model] = state
+    if state.rides:
+        _resuming.join(ddp_model, state, meeting)
+    if (saved := _saved.pop(ddp_model, None)) is not None:
+        state.load_state_dict(saved)
     if place.local_rank == 0:
         for remark in state._left_out.remarks:
             _log.warning("job %s: %s", state.job, remark)
@@ -181,33 +206,6 @@ def _attach(ddp_model: DistributedDataParallel, me: Introduction, network: Netwo
         "job %s: rank %d, codec %s, path %s%s", state.job, rank, state.codec, state.path, where
     )
     return state
-
-
-def _await_all(group: dist.ProcessGroup, timeout: float) -> None:
-    """Returns when all workers have come to attach(). Raises TimeoutError with the missing ranks.
-
-    What follows uses torch's collectives, which would wait as long as the process group does.
-    """
-    try:
-        store = _rendezvous.default_store()
-    except RuntimeError:  # the group is MPI's; torch's collectives then wait on their own terms
-        return
-    try:
-        _rendezvous.gather(
-            store,
-            f"attach/{group.group_name}",
-            "",
-            where="attach()",
-            rank=dist.get_rank(group),
-            world=dist.get_world_size(group),
-            timeout=timeout,
-            variable="THALWEG_STEP_TIMEOUT",
-        )
-    except TimeoutError as error:
-        raise TimeoutError(
-            f"{error}. All workers must attach, which without code they do in their first training "
-            "step: a worker that has no batch at all, or is later than that, cannot take part"
-        ) from None
 
 
 def _group_timeout(ddp_model: DistributedDataParallel) -> float:

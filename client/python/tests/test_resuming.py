@@ -1,0 +1,59 @@
+"""Tests what optimizers save and load of codecs, with a stand-in for the job."""
+
+import torch
+from torch import nn, optim
+
+from thalweg import _resuming, amp
+from thalweg.optim import FusedLAMB
+
+RIDING = {"codec": "powersgd:rank=4", "shared": b"bytes"}
+
+
+class Stand:
+    """Is a state that has something to keep, or not."""
+
+    def __init__(self, riding):
+        self._riding = riding
+
+    def riding(self):
+        return self._riding
+
+
+def joined(model, riding=RIDING):
+    stand = Stand(riding)
+    for parameter in model.parameters():
+        _resuming._states[parameter] = lambda: stand
+
+
+def test_checkpoint_of_an_optimizer_takes_along_what_its_models_codec_carries():
+    _resuming.install()
+    model = nn.Linear(2, 2)
+    optimizer = optim.AdamW(model.parameters())
+    assert _resuming.KEY not in optimizer.state_dict()
+    joined(model)
+    assert optimizer.state_dict()[_resuming.KEY] == RIDING
+    joined(model, None)
+    assert _resuming.KEY not in optimizer.state_dict()
+
+
+def test_what_was_saved_with_an_optimizer_waits_for_its_parameters_job():
+    _resuming.install()
+    model = nn.Linear(2, 2)
+    for optimizer in (optim.AdamW(model.parameters()), FusedLAMB(model.parameters())):
+        optimizer.load_state_dict(optimizer.state_dict() | {_resuming.KEY: RIDING})
+        assert all(_resuming._loaded.pop(p) is RIDING for p in model.parameters())
+        for other in ({}, {"shared": 3}, "text"):
+            optimizer.load_state_dict(optimizer.state_dict() | {_resuming.KEY: other})
+        assert not any(p in _resuming._loaded for p in model.parameters())
+
+
+def test_optimizer_of_masters_speaks_for_the_models_parameters():
+    _resuming.install()
+    model = nn.Linear(2, 2)
+    optimizer = optim.SGD(model.parameters(), lr=0.1)
+    amp.initialize(model, optimizer, opt_level="O2", verbosity=0)
+    joined(model)
+    assert optimizer.state_dict()[_resuming.KEY] == RIDING
+    optimizer.load_state_dict(optimizer.state_dict())
+    assert all(p in _resuming._loaded for p in model.parameters())
+    assert {p.dtype for p in model.parameters()} == {torch.float16}

@@ -1,0 +1,146 @@
+"""Lets what a codec carries on all nodes alike ride in the optimizer's state_dict().
+
+So a checkpoint as every trainer writes it, by one worker, resumes with the codec's step counts and
+factors. torch ignores the key, also where Thalweg is not installed. What nodes hold back differs
+between them and is not in it: State.state_dict() has that.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import sys
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._compile import _disable_dynamo
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+from torch.utils.weak import WeakIdKeyDictionary
+
+from thalweg import _torch_patches
+
+if TYPE_CHECKING:
+    from thalweg._collectives import Meeting
+    from thalweg._state import State
+
+KEY = "thalweg"  # in the state_dict of an optimizer
+_SAVED_BY_HAND = "by load_state_dict()"
+
+_log = logging.getLogger("thalweg")
+_states: WeakIdKeyDictionary = WeakIdKeyDictionary()  # by parameter: a weak reference to its State
+_loaded: WeakIdKeyDictionary = WeakIdKeyDictionary()  # by parameter: what rode with it
+_meetings: weakref.WeakKeyDictionary[DistributedDataParallel, Meeting] = weakref.WeakKeyDictionary()
+
+
+def install() -> None:
+    """From now on optimizers' checkpoints take along what belongs to attached modules."""
+    _torch_patches.install("resuming", Optimizer, "state_dict", _save)
+    _torch_patches.install("resuming", Optimizer, "load_state_dict", _load)
+
+
+def join(module: DistributedDataParallel, state: State, meeting: Meeting) -> None:
+    """Has the module's workers agree, in its first training step, from where they go on."""
+    for parameter in module.parameters():
+        _states[parameter] = weakref.ref(state)
+    _meetings[module] = meeting
+    module.register_forward_pre_hook(_before_forward)
+
+
+def settle(module: DistributedDataParallel, state: State) -> None:
+    """Goes on from what optimizers have loaded. All workers call it together, before a step.
+
+    If not all of them have loaded the same, nobody takes it: nodes must count alike.
+    """
+    meeting = _meetings.pop(module, None)
+    if meeting is None:
+        return
+    from thalweg import _collectives
+
+    found = next((_loaded[p] for p in module.parameters() if p in _loaded), None)
+    for parameter in module.parameters():
+        _loaded.pop(parameter, None)
+    mine = _SAVED_BY_HAND if state.has_loaded else _digest(found)
+    try:
+        # Half as long, because gather() waits for twice the timeout.
+        everyone = _collectives.gather(mine, meeting._replace(timeout=meeting.timeout / 2))
+    except TimeoutError:
+        # None of them takes anything: those who come later wait in vain as well.
+        everyone = [mine, ""]
+    if found is None or _SAVED_BY_HAND in everyone:
+        return
+    problem = state.ride_on(found) if len(set(everyone)) == 1 else "not all workers have loaded it"
+    if problem and meeting.rank == 0:
+        _log.warning(
+            "job %s: the codec begins anew, with step 1, in spite of what the optimizer's "
+            "checkpoint has of it: %s",
+            state.job,
+            problem,
+        )
+
+
+def _digest(found: Mapping[str, Any] | None) -> str:
+    if found is None:
+        return ""
+    return hashlib.sha256(str(found.get("codec")).encode() + bytes(found["shared"])).hexdigest()
+
+
+@_disable_dynamo
+def _before_forward(module: DistributedDataParallel, _: object) -> None:
+    """Is a hook of the module until its first training step."""
+    if not torch.is_grad_enabled() or not (module.training or module.module.training):
+        return
+    for key, hook in list(module._forward_pre_hooks.items()):
+        if hook is _before_forward:
+            del module._forward_pre_hooks[key]
+    from thalweg import ddp
+
+    state = ddp.state_of(module)
+    if state is not None:
+        settle(module, state)
+
+
+def _save(
+    original: Callable[..., dict[str, Any]],
+    optimizer: Optimizer,
+    /,
+    *args: Any,  # noqa: ANN401
+    **kwargs: Any,  # noqa: ANN401
+) -> dict[str, Any]:
+    result = original(optimizer, *args, **kwargs)
+    state = next(filter(None, map(_state_of, _parameters(optimizer))), None)
+    riding = None if state is None else state.riding()
+    return result if riding is None else {**result, KEY: riding}
+
+
+def _load(
+    original: Callable[..., None],
+    optimizer: Optimizer,
+    /,
+    state_dict: Mapping[str, Any],
+    *args: Any,  # noqa: ANN401
+    **kwargs: Any,  # noqa: ANN401
+) -> None:
+    original(optimizer, state_dict, *args, **kwargs)
+    riding = state_dict.get(KEY)
+    if not isinstance(riding, Mapping) or not isinstance(riding.get("shared"), bytes):
+        return
+    for parameter in _parameters(optimizer):
+        _loaded[parameter] = riding
+
+
+def _parameters(optimizer: Optimizer) -> Iterator[torch.Tensor]:
+    """Yields the model's parameters that the optimizer updates, also through masters."""
+    mixed: Any = sys.modules.get("thalweg.amp._optimizer")
+    found = mixed.mixed_optimizer_of(optimizer) if mixed else None
+    by_master = {} if found is None else found.params_by_master()
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            yield by_master.get(id(parameter), parameter)
+
+
+def _state_of(parameter: torch.Tensor) -> State | None:
+    reference = _states.get(parameter)
+    return None if reference is None else reference()

@@ -1,0 +1,82 @@
+"""Checkpoints as trainers write them: what a codec carries goes on, and what does not is said."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from harness import Job, servers
+
+HERE = Path(__file__).parent
+
+
+def run(name, tmp_path, *, nodes=2, env=None):
+    """Returns the workers' results, and what they have logged."""
+    with servers(nodes=nodes, shards=2) as cluster:
+        sockets = [server.address for server in cluster.sidecars]
+        script = HERE / "resume_jobs.py"
+        job = Job(name, cluster, tmp_path, sidecar_of=sockets, jobs=script, env=env)
+        return job.results(), job.output
+
+
+def compressed(sent, whole):
+    """Returns which steps have sent less than half of what an uncompressed one does."""
+    return [step < whole / 2 for step in sent]
+
+
+def test_ordinary_checkpoint_of_model_and_optimizer_compresses_from_the_next_step(tmp_path):
+    results, said = run("ordinary", tmp_path)
+    for result in results:
+        whole = result["straight"][0]
+        assert compressed(result["straight"], whole) == [False] * 4 + [True] * 7
+        assert compressed(result["resumed"], whole) == [True] * 3
+        assert result["share"] < 0.1  # of the gradients: what nodes hold back is not in it
+        assert result["keys"] == ["param_groups", "state"]
+    assert said.count("the codec goes on after step 8, from the optimizer's checkpoint") == 1
+    assert "begins anew" not in said
+
+
+def test_script_that_does_not_mention_thalweg_resumes_compressed(tmp_path):
+    variables = {
+        "THALWEG_POWERSGD_COMPRESSION": "1",
+        "THALWEG_MATRIX_APPROXIMATION_RANK": "2",
+        "THALWEG_START_COMPRESS_ITER": "4",
+    }
+    results, said = run("by_the_environment", tmp_path, env=variables)
+    for result in results:
+        whole = result["straight"][0]
+        assert compressed(result["straight"], whole) == [False] * 4 + [True] * 7
+        assert compressed(result["resumed"], whole) == [True] * 3
+        assert compressed(result["loaded"], whole) == [True] * 3
+    assert said.count("the codec goes on after step 8, from the optimizer's checkpoint") == 1
+
+
+def test_state_that_rank_0_alone_has_saved_is_loaded_by_all_and_what_is_lost_is_said(tmp_path):
+    results, said = run("saved_by_rank_0", tmp_path)
+    for result in results:
+        assert len(result["resumed"]) == 3
+        assert max(result["resumed"]) < 30e3  # of 244 kB of gradients
+    assert said.count("is that of node0 alone, and this is node1") == 1
+    assert "what is held back of gradients begins at zero" in said
+
+
+def test_optimizer_that_rank_0_alone_has_loaded_begins_anew_everywhere(tmp_path):
+    results, said = run("loaded_on_rank_0_alone", tmp_path)
+    for result in results:
+        whole = result["resumed"][0]
+        assert compressed(result["resumed"], whole) == [False] * 4 + [True] * 2
+    assert said.count("the codec begins anew, with step 1") == 1
+    assert "not all workers have loaded it" in said
+
+
+def test_state_of_three_nodes_goes_on_in_two_and_what_is_lost_is_said_once(tmp_path):
+    results, said = run("fewer_nodes", tmp_path, nodes=3)
+    assert results[0]["keys"] == ["codec", "node0", "node1", "node2", "saved_by"]
+    for result in results[:2]:
+        assert max(result["resumed"]) < 30e3
+    assert said.count("was saved by 3 workers on 3 nodes, this job has 2 workers on 2 nodes") == 1
+
+
+@pytest.fixture(autouse=True)
+def logged(monkeypatch):
+    monkeypatch.setenv("PYTHONUNBUFFERED", "1")
