@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-from harness import Job, servers
+from harness import Job, environment, servers
 
 HERE = Path(__file__).parent
 
@@ -75,6 +77,56 @@ def test_state_of_three_nodes_goes_on_in_two_and_what_is_lost_is_said_once(tmp_p
     for result in results[:2]:
         assert max(result["resumed"]) < 30e3
     assert said.count("was saved by 3 workers on 3 nodes, this job has 2 workers on 2 nodes") == 1
+
+
+LIGHTNING = """
+import sys
+import pytorch_lightning as lightning
+import torch
+
+
+class Model(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.Linear(128, 64))
+
+    def training_step(self, batch, index):
+        return self.layers(batch[0]).square().mean()
+
+    def configure_optimizers(self):
+        return torch.optim.AdamW(self.parameters())
+
+
+data = torch.utils.data.TensorDataset(torch.ones(96, 64))
+save = lightning.callbacks.ModelCheckpoint(".", "saved", every_n_train_steps=8)
+trainer = lightning.Trainer(
+    max_steps=int(sys.argv[1]), num_nodes=2, devices=1, accelerator="cpu", strategy="ddp",
+    callbacks=[save], logger=False, enable_progress_bar=False, enable_model_summary=False,
+)
+trainer.fit(
+    Model(),
+    torch.utils.data.DataLoader(data, batch_size=4),
+    ckpt_path="saved.ckpt" if sys.argv[1] == "10" else None,
+)
+"""
+
+
+def test_lightnings_trainer_resumes_compressed_from_its_own_checkpoint(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(LIGHTNING)
+    variables = {"THALWEG_POWERSGD_COMPRESSION": "1", "THALWEG_START_COMPRESS_ITER": "4"}
+    with servers() as nothing:
+        env = environment(nothing.folder) | variables
+        env["TORCHINDUCTOR_CACHE_DIR"] = str(tmp_path)
+        for steps in ("8", "10"):
+            command = [sys.executable, "-m", "thalweg", "run", "--nodes", "2", str(script), steps]
+            done = subprocess.run(
+                command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=100
+            )
+            assert done.returncode == 0, done.stdout + done.stderr
+    said = done.stdout + done.stderr
+    assert said.count("the codec goes on after step 8, from the optimizer's checkpoint") == 1
+    assert said.count("compression has begun after 8 iterations") == 2  # on either node
 
 
 @pytest.fixture(autouse=True)

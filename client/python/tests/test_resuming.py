@@ -12,6 +12,8 @@ RIDING = {"codec": "powersgd:rank=4", "shared": b"bytes"}
 class Stand:
     """Is a state that has something to keep, or not."""
 
+    closed = False
+
     def __init__(self, riding):
         self._riding = riding
 
@@ -34,6 +36,20 @@ def test_checkpoint_of_an_optimizer_takes_along_what_its_models_codec_carries():
     assert optimizer.state_dict()[_resuming.KEY] == RIDING
     joined(model, None)
     assert _resuming.KEY not in optimizer.state_dict()
+
+
+def test_checkpoint_that_comes_after_the_end_of_the_job_says_so_once(caplog):
+    _resuming.install()
+    _resuming._say_that_it_has_ended.cache_clear()
+    model = nn.Linear(2, 2)
+    optimizer = optim.AdamW(model.parameters())
+    stand = Stand(RIDING)
+    stand.closed = True
+    for reference in (lambda: stand, lambda: None):
+        for parameter in model.parameters():
+            _resuming._states[parameter] = reference
+        assert _resuming.KEY not in optimizer.state_dict()
+    assert caplog.text.count("the job of its parameters has ended") == 1
 
 
 def test_what_was_saved_with_an_optimizer_waits_for_its_parameters_job():

@@ -7,6 +7,7 @@ between them and is not in it: State.state_dict() has that.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import logging
 import sys
@@ -15,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 from torch._compile import _disable_dynamo
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
@@ -110,8 +112,14 @@ def _save(
     **kwargs: Any,  # noqa: ANN401
 ) -> dict[str, Any]:
     result = original(optimizer, *args, **kwargs)
-    state = next(filter(None, map(_state_of, _parameters(optimizer))), None)
-    riding = None if state is None else state.riding()
+    known = [_states[p] for p in _parameters(optimizer) if p in _states]
+    if not known:
+        return result
+    state = next(filter(None, (reference() for reference in known)), None)
+    if state is None or state.closed:
+        _say_that_it_has_ended()
+        return result
+    riding = state.riding()
     return result if riding is None else {**result, KEY: riding}
 
 
@@ -141,6 +149,11 @@ def _parameters(optimizer: Optimizer) -> Iterator[torch.Tensor]:
             yield by_master.get(id(parameter), parameter)
 
 
-def _state_of(parameter: torch.Tensor) -> State | None:
-    reference = _states.get(parameter)
-    return None if reference is None else reference()
+@functools.cache
+def _say_that_it_has_ended() -> None:
+    """Warns once, on rank 0."""
+    if not dist.is_initialized() or dist.get_rank() == 0:
+        _log.warning(
+            "an optimizer's checkpoint is without the codec's step counts and factors: the job of "
+            "its parameters has ended; save it before DistributedDataParallel's module is gone"
+        )

@@ -233,10 +233,11 @@ def _attach(module: DistributedDataParallel, activation: Activation) -> None:
         text = f"keeps its communication hook {hook}, which wins over {_reasons(activation)}"
     else:
         state = ddp.attach(module)
-        _resuming.settle(module, state)  # this is the first training step
         where = f" and {state.shards}" if state.shards else ""
         text = f"is attached as {state.job} with codec {state.codec}{where}: {_reasons(activation)}"
     _say(module, activation, logging.INFO, text)
+    if (attached := ddp.state_of(module)) is not None:
+        _resuming.settle(module, attached)  # this is the first training step
 
 
 def _reasons(activation: Activation) -> str:
