@@ -13,6 +13,8 @@ class Stand:
     """Is a state that has something to keep, or not."""
 
     closed = False
+    has_trained = False
+    job = "job-1"
 
     def __init__(self, riding):
         self._riding = riding
@@ -25,6 +27,7 @@ def joined(model, riding=RIDING):
     stand = Stand(riding)
     for parameter in model.parameters():
         _resuming._states[parameter] = lambda: stand
+    return stand
 
 
 def test_checkpoint_of_an_optimizer_takes_along_what_its_models_codec_carries():
@@ -61,6 +64,18 @@ def test_what_was_saved_with_an_optimizer_waits_for_its_parameters_job():
         for other in ({}, {"shared": 3}, "text"):
             optimizer.load_state_dict(optimizer.state_dict() | {_resuming.KEY: other})
         assert not any(p in _resuming._loaded for p in model.parameters())
+
+
+def test_checkpoint_that_is_loaded_in_the_middle_of_training_leaves_the_codec_alone(caplog):
+    _resuming.install()
+    model = nn.Linear(2, 2)
+    optimizer = optim.AdamW(model.parameters())
+    stand = joined(model)
+    stand.has_trained = True
+    with caplog.at_level("INFO", "thalweg"):
+        optimizer.load_state_dict(optimizer.state_dict())
+    assert "job job-1: the codec keeps its own step counts" in caplog.text
+    assert not any(p in _resuming._loaded for p in model.parameters())
 
 
 def test_optimizer_of_masters_speaks_for_the_models_parameters():

@@ -59,6 +59,7 @@ def settle(module: DistributedDataParallel, state: State) -> None:
     meeting = _meetings.pop(module, None)
     if meeting is None:
         return
+    state.has_trained = True
     from thalweg import _collectives
 
     found = next((_loaded[p] for p in module.parameters() if p in _loaded), None)
@@ -135,7 +136,17 @@ def _load(
     riding = state_dict.get(KEY)
     if not isinstance(riding, Mapping) or not isinstance(riding.get("shared"), bytes):
         return
-    for parameter in _parameters(optimizer):
+    parameters = list(_parameters(optimizer))
+    known = [_states[p]() for p in parameters if p in _states]
+    training = next((s for s in known if s is not None and s.has_trained), None)
+    if training is not None:
+        _log.info(
+            "job %s: the codec keeps its own step counts and factors: those of an optimizer's "
+            "checkpoint are taken before the first training step only",
+            training.job,
+        )
+        return
+    for parameter in parameters:
         _loaded[parameter] = riding
 
 

@@ -56,6 +56,7 @@ class State:
         self._left_out = left_out
         self._workers = workers  # of the whole job
         self.has_loaded = False  # load_state_dict() was called
+        self.has_trained = False  # the first training step has begun
         self._member = member
         self._keeper = keeper  # keeps the state of the node's codec; None: another worker keeps it
         self._pid = os.getpid()
