@@ -91,7 +91,7 @@ def ordinary() -> dict[str, Any]:
     plain = torch.optim.AdamW(Net().parameters())
     plain.load_state_dict(torch.load(path(), weights_only=True)["optim"])
     saved = torch.load(path(), weights_only=True)["optim"]
-    carried = len(saved["thalweg"]["shared"])
+    carried = sum(len(one["shared"]) for one in saved["thalweg"])
     gradient = 4 * sum(p.numel() for p in first.model.parameters())
     return finish(
         {

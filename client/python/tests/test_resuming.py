@@ -36,9 +36,22 @@ def test_checkpoint_of_an_optimizer_takes_along_what_its_models_codec_carries():
     optimizer = optim.AdamW(model.parameters())
     assert _resuming.KEY not in optimizer.state_dict()
     joined(model)
-    assert optimizer.state_dict()[_resuming.KEY] == RIDING
+    assert optimizer.state_dict()[_resuming.KEY] == [RIDING | {"parameters": [0, 1]}]
     joined(model, None)
     assert _resuming.KEY not in optimizer.state_dict()
+
+
+def test_optimizer_of_two_modules_keeps_their_codecs_apart():
+    _resuming.install()
+    models = [nn.Linear(2, 2), nn.Linear(2, 2)]
+    groups = [{"params": list(model.parameters())} for model in reversed(models)]
+    optimizer = optim.AdamW(groups)
+    for number, model in enumerate(models):
+        joined(model, RIDING | {"shared": bytes([number])})
+    optimizer.load_state_dict(optimizer.state_dict())
+    for number, model in enumerate(models):
+        found = [_resuming._loaded.pop(parameter) for parameter in model.parameters()]
+        assert [one["shared"] for one in found] == [bytes([number])] * 2
 
 
 def test_checkpoint_that_comes_after_the_end_of_the_job_says_so_once(caplog):
@@ -59,9 +72,10 @@ def test_what_was_saved_with_an_optimizer_waits_for_its_parameters_job():
     _resuming.install()
     model = nn.Linear(2, 2)
     for optimizer in (optim.AdamW(model.parameters()), FusedLAMB(model.parameters())):
-        optimizer.load_state_dict(optimizer.state_dict() | {_resuming.KEY: RIDING})
-        assert all(_resuming._loaded.pop(p) is RIDING for p in model.parameters())
-        for other in ({}, {"shared": 3}, "text"):
+        riding = RIDING | {"parameters": [0, 1, 7]}
+        optimizer.load_state_dict(optimizer.state_dict() | {_resuming.KEY: [riding]})
+        assert all(_resuming._loaded.pop(p) is riding for p in model.parameters())
+        for other in ({}, [{"shared": 3}], [RIDING], "text"):
             optimizer.load_state_dict(optimizer.state_dict() | {_resuming.KEY: other})
         assert not any(p in _resuming._loaded for p in model.parameters())
 
@@ -84,7 +98,7 @@ def test_optimizer_of_masters_speaks_for_the_models_parameters():
     optimizer = optim.SGD(model.parameters(), lr=0.1)
     amp.initialize(model, optimizer, opt_level="O2", verbosity=0)
     joined(model)
-    assert optimizer.state_dict()[_resuming.KEY] == RIDING
+    assert optimizer.state_dict()[_resuming.KEY] == [RIDING | {"parameters": [0, 1]}]
     optimizer.load_state_dict(optimizer.state_dict())
     assert all(p in _resuming._loaded for p in model.parameters())
     assert {p.dtype for p in model.parameters()} == {torch.float16}

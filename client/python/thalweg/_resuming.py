@@ -113,15 +113,17 @@ def _save(
     **kwargs: Any,  # noqa: ANN401
 ) -> dict[str, Any]:
     result = original(optimizer, *args, **kwargs)
-    known = [_states[p] for p in _parameters(optimizer) if p in _states]
-    if not known:
-        return result
-    state = next(filter(None, (reference() for reference in known)), None)
-    if state is None or state.closed:
-        _say_that_it_has_ended()
-        return result
-    riding = state.riding()
-    return result if riding is None else {**result, KEY: riding}
+    positions: dict[State | None, list[int]] = {}  # of parameters, by their job
+    for position, parameter in enumerate(_parameters(optimizer)):
+        if parameter in _states:
+            positions.setdefault(_states[parameter](), []).append(position)
+    ridings = []
+    for state, of in positions.items():
+        if state is None or state.closed:
+            _say_that_it_has_ended()
+        elif riding := state.riding():
+            ridings.append({**riding, "parameters": of})
+    return {**result, KEY: ridings} if ridings else result
 
 
 def _load(
@@ -133,8 +135,8 @@ def _load(
     **kwargs: Any,  # noqa: ANN401
 ) -> None:
     original(optimizer, state_dict, *args, **kwargs)
-    riding = state_dict.get(KEY)
-    if not isinstance(riding, Mapping) or not isinstance(riding.get("shared"), bytes):
+    ridings = [one for one in state_dict.get(KEY) or () if _is_riding(one)]
+    if not ridings:
         return
     parameters = list(_parameters(optimizer))
     known = [_states[p]() for p in parameters if p in _states]
@@ -146,8 +148,18 @@ def _load(
             training.job,
         )
         return
-    for parameter in parameters:
-        _loaded[parameter] = riding
+    for riding in ridings:
+        for position in riding["parameters"]:
+            if position < len(parameters):
+                _loaded[parameters[position]] = riding
+
+
+def _is_riding(value: object) -> bool:
+    return (
+        isinstance(value, Mapping)
+        and isinstance(value.get("shared"), bytes)
+        and isinstance(value.get("parameters"), list)
+    )
 
 
 def _parameters(optimizer: Optimizer) -> Iterator[torch.Tensor]:
