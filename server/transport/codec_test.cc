@@ -52,7 +52,11 @@ TEST(ControlCodecTest, ForeignVersionsAreRefusedNamingBoth) {
   proto.set_min_wire_version(kWireVersion + 1);
   proto.set_max_wire_version(kWireVersion + 4);
   EXPECT_THAT(Message(FromProto(proto).status()),
-              AllOf(HasSubstr("versions 2 to 5"), HasSubstr("aggregator speaks 1")));
+              AllOf(HasSubstr("versions 3 to 6"), HasSubstr("aggregator speaks 2")));
+  proto.set_min_wire_version(1);
+  proto.set_max_wire_version(kWireVersion - 1);
+  EXPECT_THAT(Message(FromProto(proto).status()),
+              AllOf(HasSubstr("versions 1 to 1"), HasSubstr("aggregator speaks 2")));
   proto.set_min_wire_version(0);
   proto.set_max_wire_version(0);
   EXPECT_EQ(FromProto(proto).status().code(), absl::StatusCode::kInvalidArgument);
@@ -304,8 +308,10 @@ TEST(ControlCodecTest, AnswersThatNoAggregatorGivesAreRefused) {
   }
   const absl::Status other = refusal([](auto& proto) { proto.set_wire_version(kWireVersion + 1); });
   EXPECT_EQ(other.code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_THAT(Message(other), AllOf(HasSubstr("wire version 2, this node speaks 1"),
+  EXPECT_THAT(Message(other), AllOf(HasSubstr("wire version 3, this node speaks 2"),
                                     HasSubstr("install the same release")));
+  const absl::Status older = refusal([](auto& proto) { proto.set_wire_version(1); });
+  EXPECT_THAT(Message(older), HasSubstr("wire version 1, this node speaks 2"));
 }
 
 }  // namespace

@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
-#include <bit>
-#include <limits>
 #include <memory>
 #include <string>
 #include <utility>
@@ -30,24 +28,21 @@ constexpr uint32_t kPayloadField = v1::Chunk::kPayloadFieldNumber;
 
 constexpr uint32_t kLossScaleField = v1::Chunk::kLossScaleFieldNumber;
 
-// All fields of Chunk are varints, except the payload and the loss scale, a double. Scalars are
-// stored by field number, the double as its bits.
-constexpr std::array<const char*, 13> kScalarNames = {
-    "",      "epoch",      "bucket_index", "bucket_generation", "chunk",
-    "round", "wire",       "elems",        "workers",           "nonfinite_elems",
-    "part",  "loss_scale", "acknowledged"};
-using Scalars = std::array<uint64_t, kScalarNames.size()>;
-
 constexpr size_t kMaxVarintBytes = 10;
-// This bound counts every scalar with its one-byte tag, and the tags and lengths of payload and
-// chunk.
-constexpr size_t kMaxHeadBytes = (kScalarNames.size() + 2) * (1 + kMaxVarintBytes);
+// Tags of field numbers from 16 on take two bytes.
+constexpr size_t kMaxTagBytes = 2;
+// This bound counts every scalar with its tag, and the tags and lengths of payload and chunk.
+constexpr size_t kMaxHeadBytes = (kScalarNames.size() + 2) * (kMaxTagBytes + kMaxVarintBytes);
 
 // A Head holds the bytes before a payload. They are written from the end, because a length precedes
 // what it counts.
 class Head {
  public:
   void PrependVarint(uint64_t value) {
+    if (value < 0x80) {
+      bytes_[--begin_] = static_cast<uint8_t>(value);
+      return;
+    }
     std::array<uint8_t, kMaxVarintBytes> bytes;
     size_t size = 0;
     for (; value >= 0x80; value >>= 7) bytes[size++] = static_cast<uint8_t>(value | 0x80);
@@ -225,48 +220,36 @@ absl::Status ParseField(Cursor* in, Scalars* scalars, Payload* payload) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<ChunkHeader> ToHeader(const Scalars& scalars, size_t payload_bytes) {
-  const auto u32 = [&scalars](int field) { return static_cast<uint32_t>(scalars[field]); };
-  const uint32_t wire = u32(v1::Chunk::kWireFieldNumber);
-  if (wire > std::numeric_limits<uint8_t>::max() || !IsValid(static_cast<WireFormat>(wire))) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("malformed frame: wire is ", wire, ", expected 1 to 4 or 16 to 18"));
-  }
-  ChunkHeader header;
-  header.id.bucket = {u32(v1::Chunk::kBucketIndexFieldNumber),
-                      u32(v1::Chunk::kBucketGenerationFieldNumber),
-                      u32(v1::Chunk::kPartFieldNumber)};
-  header.id.chunk = u32(v1::Chunk::kChunkFieldNumber);
-  header.id.round = scalars[v1::Chunk::kRoundFieldNumber];
-  header.epoch = scalars[v1::Chunk::kEpochFieldNumber];
-  header.wire = static_cast<WireFormat>(wire);
-  header.elems = scalars[v1::Chunk::kElemsFieldNumber];
-  header.workers = u32(v1::Chunk::kWorkersFieldNumber);
-  header.nonfinite_elems = scalars[v1::Chunk::kNonfiniteElemsFieldNumber];
-  header.loss_scale = std::bit_cast<double>(scalars[kLossScaleField]);
-  header.acknowledged = scalars[v1::Chunk::kAcknowledgedFieldNumber];
-  if (!IsPayloadSize(header.wire, header.elems, payload_bytes)) {
-    return absl::InvalidArgumentError(absl::StrCat("malformed frame: the payload has ",
-                                                   payload_bytes, " bytes, expected ", header.elems,
-                                                   " elements in ", Name(header.wire)));
-  }
-  return header;
-}
-
-// Parses a chunk. `in` is positioned after the chunk's tag, in the buffer that `owner` keeps alive.
-absl::StatusOr<ParsedFrame> ParseChunk(Cursor& in, std::shared_ptr<const void> owner) {
+// Parses a chunk without its payload's owner. `in` is positioned after the chunk's tag.
+absl::Status ParseChunk(Cursor& in, ChunkFrame* frame) {
   uint64_t length;
   if (!in.ReadLength(&length) || length != in.remaining()) {
     return Malformed(in, "a chunk's length must be that of the rest of the frame");
   }
   Scalars scalars{};
-  ChunkFrame frame;
   while (in.remaining() > 0) {
-    THALWEG_RETURN_IF_ERROR(ParseField(&in, &scalars, &frame.payload));
+    THALWEG_RETURN_IF_ERROR(ParseField(&in, &scalars, &frame->payload));
   }
-  THALWEG_ASSIGN_OR_RETURN(frame.header, ToHeader(scalars, frame.payload.SizeBytes()));
+  const ChunkHeader& header = frame->header;
+  THALWEG_RETURN_IF_ERROR(SetHeader(scalars, &frame->header));
+  const size_t bytes = frame->payload.SizeBytes();
+  if (bytes > 0 && !IsPayloadSize(header.wire, header.elems, bytes)) {
+    return absl::InvalidArgumentError(absl::StrCat("malformed frame: the payload has ", bytes,
+                                                   " bytes, expected ", header.elems,
+                                                   " elements in ", Name(header.wire)));
+  }
+  return absl::OkStatus();
+}
+
+// As above, in the buffer that `owner` keeps alive. The frame is made where it is returned: copying
+// it would take as long as parsing does.
+absl::StatusOr<ParsedFrame> ParseChunk(Cursor& in, std::shared_ptr<const void> owner) {
+  absl::StatusOr<ParsedFrame> parsed(absl::in_place, std::in_place_type<ChunkFrame>);
+  auto& frame = std::get<ChunkFrame>(*parsed);
+  const absl::Status status = ParseChunk(in, &frame);
   frame.payload.owner = std::move(owner);
-  return frame;
+  if (!status.ok()) parsed = status;
+  return parsed;
 }
 
 absl::StatusOr<ParsedFrame> ParseSmall(Cursor& in) {
@@ -302,19 +285,7 @@ void AppendPieces(const Payload& payload, Slices* slices) {
 }  // namespace
 
 grpc::ByteBuffer EncodeChunk(const ChunkHeader& header, const Payload& payload) {
-  const Scalars scalars = {0,
-                           header.epoch,
-                           header.id.bucket.index,
-                           header.id.bucket.generation,
-                           header.id.chunk,
-                           header.id.round,
-                           static_cast<uint64_t>(header.wire),
-                           header.elems,
-                           header.workers,
-                           header.nonfinite_elems,
-                           header.id.bucket.part,
-                           std::bit_cast<uint64_t>(header.loss_scale),
-                           header.acknowledged};
+  const Scalars scalars = ScalarsOf(header);
   const size_t payload_bytes = payload.SizeBytes();
   Head head;
   if (payload_bytes > 0) {

@@ -11,9 +11,10 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "core/base/payload.h"
 #include "core/base/protocol.h"
-#include "core/exchange/rounds.h"
 #include "grpcpp/support/byte_buffer.h"
+#include "server/transport/chunk_fields.h"
 #include "server/transport/session_token.h"
 
 namespace thalweg {
@@ -30,23 +31,6 @@ inline constexpr size_t kMaxFrameBytes = kMaxPayloadBytes + 4096;
 inline constexpr uint32_t kMaxStreams = 16;
 // This is the largest frame that is not a chunk; such frames are copied to be parsed.
 inline constexpr size_t kMaxSmallFrameBytes = 64 << 10;
-
-// A ChunkHeader is a Contribution or a RoundResult without its payload; workers and nonfinite_elems
-// are 0 in contributions, loss_scale in results.
-struct ChunkHeader {
-  RoundId id;
-  uint64_t epoch = 0;
-  WireFormat wire = WireFormat::kFloat32;
-  uint64_t elems = 0;
-  uint32_t workers = 0;
-  uint64_t nonfinite_elems = 0;
-  double loss_scale = kUnknownLossScale;
-  // The number of chunk frames that the sender has received on this stream, all incarnations
-  // together.
-  uint64_t acknowledged = 0;
-
-  bool operator==(const ChunkHeader&) const = default;
-};
 
 struct OpenFrame {
   SessionToken token = 0;
@@ -76,10 +60,10 @@ grpc::ByteBuffer EncodeFailure(const absl::Status& why);
 grpc::ByteBuffer EncodeResumed(const ResumedFrame& resumed);
 
 // Parses one frame. Returns InvalidArgument when `bytes` is not exactly one frame of exactly one
-// kind. A chunk is also refused when a known field has a wrong wire type, when its wire format is
-// unknown, or when `elems` elements cannot take as many bytes as the payload has. Other rules
-// (unknown fields, order, repetition) are protobuf's. The meaning of the numbers is not checked. A
-// chunk's payload takes over `bytes`, which is left empty.
+// kind. A chunk is also refused when a known field has a wrong wire type, when SetHeader
+// refuses its numbers, or when `elems` elements cannot take as many bytes as its payload has,
+// unless that is empty. Other rules (unknown fields, order, repetition) are protobuf's. A chunk's
+// payload takes over `bytes`, which is left empty.
 absl::StatusOr<ParsedFrame> ParseFrame(grpc::ByteBuffer&& bytes);
 
 }  // namespace thalweg

@@ -8,8 +8,10 @@
 #include <random>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "core/base/thread.h"
 #include "server/transport/channel_options.h"
 #include "server/transport/fake_shard.h"
@@ -167,17 +169,21 @@ TEST_F(HostileClientTest, StoppingServerTellsTheReason) {
   SetUp();
 }
 
-TEST_F(HostileClientTest, ForeignWireVersionIsRefusedAtJoin) {
+TEST_F(HostileClientTest, OlderAndNewerWireVersionsAreRefusedAtJoin) {
   const auto stub = v1::Control::NewStub(channel_);
-  grpc::ClientContext context;
-  context.set_deadline(ToSystemTime(Now() + kTestPatience));
-  v1::JoinRequest request;
-  request.set_min_wire_version(2);
-  request.set_max_wire_version(3);
-  v1::JoinResponse response;
-  const grpc::Status status = stub->Join(&context, request, &response);
-  EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
-  EXPECT_THAT(status.error_message(), AllOf(HasSubstr("2 to 3"), HasSubstr("speaks 1")));
+  for (const auto& [least, most] : {std::pair{1u, 1u}, {3u, 4u}}) {
+    grpc::ClientContext context;
+    context.set_deadline(ToSystemTime(Now() + kTestPatience));
+    v1::JoinRequest request;
+    request.set_min_wire_version(least);
+    request.set_max_wire_version(most);
+    v1::JoinResponse response;
+    const grpc::Status status = stub->Join(&context, request, &response);
+    EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+    EXPECT_THAT(
+        status.error_message(),
+        AllOf(HasSubstr(absl::StrCat("versions ", least, " to ", most)), HasSubstr("speaks 2")));
+  }
   EXPECT_TRUE(shard_.joins.Get().empty());
 }
 

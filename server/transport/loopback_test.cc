@@ -203,6 +203,78 @@ TEST_F(LoopbackTest, ChunkFieldsArriveBothWays) {
   EXPECT_EQ(Metric("received", "client"), 12);
 }
 
+TEST_F(LoopbackTest, OneShotContributionOfAGroupArrivesWithAllThatTheRoundDoes) {
+  ASSERT_NO_FATAL_FAILURE(Join());
+  const auto bytes = std::make_shared<std::string>("from node four!!");
+  ASSERT_TRUE(member_
+                  ->Contribute({.id = {OneShotsOf(3), 2, 17},
+                                .epoch = 5,
+                                .wire = WireFormat::kFloat64,
+                                .elems = 2,
+                                .payload = Payload(std::as_bytes(std::span(*bytes)), bytes),
+                                .group = 3,
+                                .collective = {Place::One(4), Place::All(), Fold::kNone},
+                                .timeout = microseconds(1'500'250),
+                                .settled = 16})
+                  .ok());
+  const Contribution up = shard_.contributions.WaitFor(1).front();
+  EXPECT_TRUE(IsOneShot(up.id));
+  EXPECT_EQ(up.id, (RoundId{OneShotsOf(3), 2, 17}));
+  EXPECT_EQ(up.epoch, 5u);
+  EXPECT_EQ(up.wire, WireFormat::kFloat64);
+  EXPECT_EQ(up.elems, 2u);
+  EXPECT_EQ(BytesOf(up.payload), *bytes);
+  EXPECT_EQ(up.group, 3u);
+  EXPECT_EQ(up.collective, (Collective{Place::One(4), Place::All(), Fold::kNone}));
+  EXPECT_EQ(up.timeout, milliseconds(1501));
+  EXPECT_EQ(up.settled, 16u);
+  EXPECT_EQ(events_->results.WaitFor(1).front().id, up.id);
+}
+
+TEST_F(LoopbackTest, ReadinessAndReceiptArriveAsEmptyPayloads) {
+  ASSERT_NO_FATAL_FAILURE(Join());
+  for (const WireFormat wire : {WireFormat::kFloat32, WireFormat::kTopK}) {
+    ASSERT_TRUE(member_
+                    ->Contribute({.id = {OneShotsOf(0), 0, 1},
+                                  .epoch = 5,
+                                  .wire = wire,
+                                  .elems = 1000,
+                                  .payload = {},
+                                  .collective = {Place::One(1), Place::One(1), Fold::kNone}})
+                    .ok());
+  }
+  const auto ready = shard_.contributions.WaitFor(2);
+  const auto receipts = events_->results.WaitFor(2);
+  ASSERT_EQ(ready.size(), 2u);
+  ASSERT_EQ(receipts.size(), 2u);
+  for (size_t i = 0; i < 2; ++i) {
+    EXPECT_EQ(ready[i].elems, 1000u);
+    EXPECT_EQ(ready[i].payload.SizeBytes(), 0u);
+    EXPECT_EQ(receipts[i].elems, 1000u);
+    EXPECT_EQ(receipts[i].wire, ready[i].wire);
+    EXPECT_EQ(receipts[i].payload.SizeBytes(), 0u);
+  }
+  EXPECT_TRUE(events_->failures.Get().empty());
+}
+
+TEST_F(LoopbackTest, WhatIsSuppliedArrivesAsAResultWhateverItsWorkers) {
+  ASSERT_NO_FATAL_FAILURE(Join());
+  for (const uint32_t workers : {0u, 8u}) {
+    ASSERT_TRUE(
+        member_->Supply({{{7, 1}, 11, 9}, 5, WireFormat::kFloat32, 0, workers, 2, {}}).ok());
+  }
+  const auto supplied = shard_.supplied.WaitFor(2);
+  ASSERT_EQ(supplied.size(), 2u);
+  EXPECT_EQ(supplied[0].workers, 0u);
+  EXPECT_EQ(supplied[1].workers, 8u);
+  for (const RoundResult& result : supplied) {
+    EXPECT_EQ(result.id, (RoundId{{7, 1}, 11, 9}));
+    EXPECT_EQ(result.epoch, 5u);
+    EXPECT_EQ(result.nonfinite_elems, 2u);
+  }
+  EXPECT_TRUE(shard_.contributions.Get().empty());
+}
+
 TEST_F(LoopbackTest, ManyMegabytesArriveUnchangedAndInOrder) {
   constexpr uint32_t kChunks = 128;
   constexpr size_t kChunkBytes = 512 << 10;

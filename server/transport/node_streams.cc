@@ -100,12 +100,10 @@ absl::Status NodeStreams::Contribute(uint32_t index, const ServerStream& from, C
   }
   released.clear();
   counters_.received.Add(static_cast<double>(chunk.payload.SizeBytes()));
-  if (header.workers > 0) {
-    return member_->Supply({header.id, header.epoch, header.wire, header.elems, header.workers,
-                            header.nonfinite_elems, std::move(chunk.payload)});
+  if (header.kind == ChunkKind::kResult) {
+    return member_->Supply(ToResult(header, std::move(chunk.payload)));
   }
-  return member_->Contribute({header.id, header.epoch, header.wire, header.elems,
-                              std::move(chunk.payload), header.loss_scale});
+  return member_->Contribute(ToContribution(header, std::move(chunk.payload)));
 }
 
 void NodeStreams::Refuse(const absl::Status& why) {
@@ -163,10 +161,9 @@ void NodeStreams::OnResult(RoundResult result) {
     received = lanes_[index].incarnation > 0 ? lanes_[index].received : 0;
   }
   counters_.sent.Add(static_cast<double>(result.payload.SizeBytes()));
-  grpc::ByteBuffer frame =
-      EncodeChunk({result.id, result.epoch, result.wire, result.elems, result.workers,
-                   result.nonfinite_elems, kUnknownLossScale, received},
-                  result.payload);
+  ChunkHeader header = HeaderOf(result);
+  header.acknowledged = received;
+  grpc::ByteBuffer frame = EncodeChunk(header, result.payload);
   std::shared_ptr<ServerStream> stream;
   auto turn = WriteQueue::Turn::kNothing;
   {

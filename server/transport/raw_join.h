@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 
+#include "core/base/protocol.h"
 #include "grpcpp/grpcpp.h"
 #include "server/transport/channel_options.h"
 #include "server/transport/fake_shard.h"
@@ -20,7 +21,7 @@ namespace thalweg {
 inline v1::JoinRequest ProtoOfNode(uint32_t node) {
   v1::JoinRequest request;
   request.set_node(node);
-  request.set_max_wire_version(1);
+  request.set_max_wire_version(kWireVersion);
   request.set_codec("fp32");
   return request;
 }
@@ -48,7 +49,7 @@ inline SessionToken JoinedToken(const std::shared_ptr<grpc::Channel>& channel, u
 // causes no answer: a result, which the node need not have.
 inline void AwaitOpened(RawStream& stream, FakeShard& shard) {
   const size_t count = shard.supplied.Get().size() + 1;
-  ASSERT_TRUE(stream.Write(EncodeChunk({.id = {{}, 0, 1}, .workers = 1}, {})));
+  ASSERT_TRUE(stream.Write(EncodeChunk({.id = {{}, 0, 1}, .kind = ChunkKind::kResult}, {})));
   ASSERT_EQ(shard.supplied.WaitFor(count).size(), count);
 }
 

@@ -43,22 +43,11 @@ absl::Status RemoteMember::Register(const BucketAnnouncement& bucket, TimePoint 
 }
 
 absl::Status RemoteMember::Contribute(Contribution contribution) {
-  return Send({.id = contribution.id,
-               .epoch = contribution.epoch,
-               .wire = contribution.wire,
-               .elems = contribution.elems,
-               .loss_scale = contribution.loss_scale},
-              contribution.payload);
+  return Send(HeaderOf(contribution), contribution.payload);
 }
 
 absl::Status RemoteMember::Supply(RoundResult result) {
-  return Send({.id = result.id,
-               .epoch = result.epoch,
-               .wire = result.wire,
-               .elems = result.elems,
-               .workers = result.workers,
-               .nonfinite_elems = result.nonfinite_elems},
-              result.payload);
+  return Send(HeaderOf(result), result.payload);
 }
 
 absl::Status RemoteMember::Send(const ChunkHeader& header, const Payload& payload) {

@@ -169,6 +169,9 @@ absl::Status ShardStreams::Handle(uint32_t index, grpc::ByteBuffer&& bytes) {
 absl::Status ShardStreams::HandleChunk(uint32_t index, ChunkFrame&& chunk) {
   counters_.received.Add(static_cast<double>(chunk.payload.SizeBytes()));
   const ChunkHeader& header = chunk.header;
+  if (header.kind != ChunkKind::kResult) {
+    return absl::InvalidArgumentError("sent a contribution, expected results only");
+  }
   std::shared_ptr<MemberEvents> events;
   SentFrames::Frames released;  // outside the lock, and before OnResult may reuse their memory
   {
@@ -184,10 +187,7 @@ absl::Status ShardStreams::HandleChunk(uint32_t index, ChunkFrame&& chunk) {
     }
   }
   released.clear();
-  if (events != nullptr) {
-    events->OnResult({header.id, header.epoch, header.wire, header.elems, header.workers,
-                      header.nonfinite_elems, std::move(chunk.payload)});
-  }
+  if (events != nullptr) events->OnResult(ToResult(header, std::move(chunk.payload)));
   return absl::OkStatus();
 }
 

@@ -44,8 +44,8 @@ def parse(name: str, data: bytes) -> Any:
 def join_request(job: str, *, node: int = 0, nodes: int = 1, **fields: Any) -> Any:
     """Returns a valid request to join a job without a secret, with one worker on each node."""
     known = {
-        "max_wire_version": 1,
-        "min_wire_version": 1,
+        "max_wire_version": 2,
+        "min_wire_version": 2,
         "job": job,
         "node": node,
         "node_name": "stranger",
