@@ -61,7 +61,7 @@ std::string ToString(const Group& group) {
                     member.workers == 1 ? " worker" : " workers");
     separator = ", ";
   }
-  return text + ")";
+  return absl::StrCat(text, "; window ", group.window_chunks, ")");
 }
 
 }  // namespace thalweg

@@ -53,6 +53,8 @@ std::string ToString(const Collective& collective);
 // and no format has integers yet. Returns InvalidArgument that says what cannot be.
 absl::Status Validate(const Collective& collective, WireFormat wire);
 
+inline constexpr uint32_t kLeastWindow = 2;
+
 struct GroupMember {
   uint32_t node = 0;
   uint32_t workers = 0;
@@ -63,7 +65,10 @@ struct GroupMember {
 // A Group is the nodes that take part in a round. Group 0 is all nodes of the job.
 struct Group {
   uint32_t id = 0;
-  std::vector<GroupMember> members;  // ascending by node
+  std::vector<GroupMember> members = {};  // ascending by node
+  // At each shard, a node of the group may have this many contributed chunks without a result; at
+  // least kLeastWindow are allowed.
+  uint32_t window_chunks = 0;
 
   bool operator==(const Group&) const = default;
 };

@@ -69,7 +69,7 @@ TEST(CollectiveTest, LossyFormatsHaveTheMeanAndPassAsBytes) {
 
 TEST(CollectiveTest, GroupIsDescribedByItsNodes) {
   EXPECT_EQ(ToString(Group{3, {{0, 2}, {4, 1}}}),
-            "group 3 (node 0 with 2 workers, node 4 with 1 worker)");
+            "group 3 (node 0 with 2 workers, node 4 with 1 worker; window 0)");
 }
 
 }  // namespace

@@ -9,6 +9,7 @@
 #include "absl/status/statusor.h"
 #include "core/base/clock.h"
 #include "core/base/host_clock.h"
+#include "core/exchange/collective.h"
 #include "core/exchange/join.h"
 #include "core/exchange/rounds.h"
 
@@ -26,6 +27,12 @@ class Member {
   // Announces a bucket; a new generation replaces the old one. Blocks for one round trip at most.
   // InvalidArgument names both nodes and the tensor when another node announced something else.
   virtual absl::Status Register(const BucketAnnouncement& bucket, TimePoint deadline) = 0;
+
+  // Declares a group, before the first contribution that names it; every node of it declares the
+  // same. Blocks for one round trip at most. InvalidArgument: there can be no such group, or
+  // another node has declared it otherwise. ResourceExhausted: the shard has no memory for its
+  // window.
+  virtual absl::Status MakeGroup(const Group& group, TimePoint deadline) = 0;
 
   // Contributes without blocking. Repeating a contribution is harmless: it counts once.
   virtual absl::Status Contribute(Contribution contribution) = 0;

@@ -12,4 +12,10 @@ std::string ToString(const RoundId& id) {
                       id.chunk);
 }
 
+bool HasRightSize(uint32_t node, const Contribution& contribution) {
+  const uint64_t bytes = contribution.payload.SizeBytes();
+  if (!contribution.collective.from.Has(node)) return bytes == 0;
+  return IsPayloadSize(contribution.wire, contribution.elems, bytes);
+}
+
 }  // namespace thalweg

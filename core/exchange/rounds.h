@@ -72,6 +72,10 @@ struct Contribution {
   uint64_t settled = 0;
 };
 
+// Says whether a contribution of `node` has as many bytes as its elements can take in its format,
+// or none if its collective wants nothing from the node.
+bool HasRightSize(uint32_t node, const Contribution& contribution);
+
 // A RoundResult is what a round gives, in wire format; all nodes that get it get the same bytes.
 struct RoundResult {
   RoundId id;

@@ -90,6 +90,9 @@ class Aggregator::SeatedMember : public Member {
   absl::Status Register(const BucketAnnouncement& bucket, TimePoint /*deadline*/) override {
     return seat_.job->RegisterBucket(seat_.node, bucket);
   }
+  absl::Status MakeGroup(const Group& group, TimePoint /*deadline*/) override {
+    return seat_.job->MakeGroup(seat_.node, group);
+  }
   absl::Status Contribute(Contribution contribution) override {
     return seat_.job->Contribute(seat_.node, std::move(contribution), Now());
   }

@@ -110,6 +110,28 @@ absl::Status Job::RegisterBucket(uint32_t node, const BucketAnnouncement& bucket
   return OfJob(spec_.job, status);
 }
 
+absl::Status Job::MakeGroup(uint32_t node, const Group& group) {
+  absl::Status status;
+  {
+    MutexLock lock(mutex_);
+    THALWEG_RETURN_IF_ERROR(CheckActiveLocked(node));
+    status = members_.CheckGroup(group);
+    if (status.ok() && group.window_chunks > max_window_chunks_) {
+      status = absl::InvalidArgumentError(
+          absl::StrCat(ToString(group), ": windows have at most ", max_window_chunks_, " chunks"));
+    }
+    if (status.ok()) status = engine_.SetGroup(group);
+    if (status.ok()) status = ReserveLocked();
+    if (!status.ok()) {
+      status = absl::Status(status.code(),
+                            absl::StrCat(members_.Name(node), " declares ", status.message()));
+    }
+    UpdateMemoryLocked();
+  }
+  if (!status.ok()) Fail(status);
+  return OfJob(spec_.job, status);
+}
+
 absl::Status Job::Heartbeat(uint32_t node, TimePoint now) {
   MutexLock lock(mutex_);
   THALWEG_RETURN_IF_ERROR(CheckActiveLocked(node));

@@ -64,6 +64,7 @@ class Job {
   void AnswerWaiting(TimePoint now);
 
   absl::Status RegisterBucket(uint32_t node, const BucketAnnouncement& bucket);
+  absl::Status MakeGroup(uint32_t node, const Group& group);
   absl::Status Contribute(uint32_t node, Contribution contribution, TimePoint now);
   absl::Status Heartbeat(uint32_t node, TimePoint now);
 
@@ -115,6 +116,9 @@ class Job {
   // Makes a node a member that may be one; the last one begins the job.
   void SeatLocked(const JoinRequest& request, std::shared_ptr<ServedNode> node, TimePoint now,
                   std::shared_ptr<TenantAccount> account) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Checks a contribution to a one-shot round, which has no layout, by itself.
+  absl::Status CheckOneShotLocked(uint32_t node, const Contribution& contribution) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Stores a contribution (this, Contribute and Deliver are in job_rounds.cc); returns the round
   // when the contribution completes it.
   absl::StatusOr<std::optional<Completed>> HoldLocked(uint32_t node, Contribution contribution,

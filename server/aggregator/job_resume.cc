@@ -60,11 +60,12 @@ absl::StatusOr<std::vector<std::shared_ptr<ServedNode>>> Job::TakeSuppliedLocked
   const size_t bytes = result.payload.SizeBytes();
   // Formats that send indices beside elements take up to twice a chunk's bytes.
   if (result.epoch != members_.epoch() || result.workers != spec_.world_size ||
-      bytes > 2 * flow_.chunk_bytes) {
+      bytes > 2 * flow_.chunk_bytes || !IsPayloadSize(result.wire, result.elems, bytes)) {
     return absl::InvalidArgumentError(absl::StrCat(
         members_.Name(node), " supplies a result of epoch ", result.epoch, " and ", result.workers,
-        " workers in ", bytes, " bytes, expected epoch ", members_.epoch(), ", ", spec_.world_size,
-        " workers and at most ", 2 * flow_.chunk_bytes, " bytes"));
+        " workers with ", result.elems, " elements in ", bytes, " bytes, expected epoch ",
+        members_.epoch(), ", ", spec_.world_size, " workers, and the bytes of ", result.elems,
+        " elements in ", Name(result.wire), ", at most ", 2 * flow_.chunk_bytes));
   }
   THALWEG_ASSIGN_OR_RETURN(const std::vector<uint32_t> asked, resumption_.Supply(node, result));
   metrics_.supplied_results.Add(1);

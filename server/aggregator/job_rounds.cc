@@ -36,14 +36,16 @@ absl::StatusOr<std::optional<Job::Completed>> Job::HoldLocked(uint32_t node,
                                                               Contribution contribution,
                                                               TimePoint now) {
   if (const absl::Status left = members_.CheckNoneLeft(); !left.ok()) {
-    return absl::Status(left.code(),
-                        absl::StrCat("bucket ", ToString(contribution.id.bucket), " round ",
-                                     contribution.id.round, " cannot complete: ", left.message()));
+    return absl::Status(
+        left.code(), absl::StrCat(ToString(contribution.id), " cannot complete: ", left.message()));
   }
-  THALWEG_RETURN_IF_ERROR(layouts_.Check(contribution));
+  const bool is_one_shot = IsOneShot(contribution.id);
+  THALWEG_RETURN_IF_ERROR(is_one_shot ? CheckOneShotLocked(node, contribution)
+                                      : layouts_.Check(node, contribution));
   const uint64_t bytes = contribution.payload.SizeBytes();
   const LayoutRegistry::Weight weight =
-      layouts_.WeightOf(contribution.id.bucket, contribution.elems);
+      is_one_shot ? LayoutRegistry::Weight{{contribution.wire}, static_cast<double>(bytes)}
+                  : layouts_.WeightOf(contribution.id.bucket, contribution.elems);
   const ServedNode* sink = peers_[node].sink.get();
   auto added =
       engine_.Add(node, std::move(contribution), now, sink == nullptr ? 0 : sink->Backlog());
@@ -56,7 +58,7 @@ absl::StatusOr<std::optional<Job::Completed>> Job::HoldLocked(uint32_t node,
   Completed completed{*std::move(added->completed), nullptr, weight.raw_bytes, node, now};
   const CompleteRound& round = completed.round;
   // Not when the layout is announced: the first node may still want to read and move them.
-  if (round.id.round == 1) residuals_.DropOlderLayouts(round.id.bucket);
+  if (!is_one_shot && round.id.round == 1) residuals_.DropOlderLayouts(round.id.bucket);
   if (HasResidual(round.wire)) {
     const auto& [bucket, chunk, number] = round.id;
     completed.residual = residuals_.Find(bucket, chunk);
@@ -68,6 +70,23 @@ absl::StatusOr<std::optional<Job::Completed>> Job::HoldLocked(uint32_t node,
     }
   }
   return completed;
+}
+
+absl::Status Job::CheckOneShotLocked(uint32_t node, const Contribution& contribution) const {
+  const uint64_t bytes = contribution.payload.SizeBytes();
+  const auto refused = [&](const std::string& why) {
+    return absl::InvalidArgumentError(absl::StrCat(ToString(contribution.id), ": ", why));
+  };
+  if (!IsDense(contribution.wire)) {
+    return refused(absl::StrCat(Name(contribution.wire), " is for buckets only"));
+  }
+  if (!HasRightSize(node, contribution)) {
+    return refused(absl::StrCat(members_.Name(node), " gives ", bytes, " bytes for ",
+                                contribution.elems, " elements in ", Name(contribution.wire),
+                                " to '", ToString(contribution.collective), "'"));
+  }
+  if (bytes <= flow_.chunk_bytes) return absl::OkStatus();
+  return refused(absl::StrCat("chunks have at most ", flow_.chunk_bytes, " bytes, got ", bytes));
 }
 
 absl::Status Job::Deliver(const Completed& completed) {

@@ -99,7 +99,7 @@ absl::StatusOr<const LayoutRegistry::Entry*> LayoutRegistry::Find(BucketId bucke
                                                  entry.plan.Count(), " chunks, got chunk ", chunk));
 }
 
-absl::Status LayoutRegistry::Check(const Contribution& c) const {
+absl::Status LayoutRegistry::Check(uint32_t node, const Contribution& c) const {
   THALWEG_ASSIGN_OR_RETURN(const Entry* entry, Find(c.id.bucket, c.id.chunk));
   const WireFormat wire = entry->bucket.wire;
   const uint64_t elems = entry->plan.Elems(c.id.chunk);
@@ -109,9 +109,7 @@ absl::Status LayoutRegistry::Check(const Contribution& c) const {
         "chunk ", c.id.chunk, " of bucket ", ToString(c.id.bucket),
         ": expected a positive, finite loss scale, or 0 for none, got ", c.loss_scale));
   }
-  if (c.wire == wire && c.elems == elems && IsPayloadSize(wire, elems, bytes)) {
-    return absl::OkStatus();
-  }
+  if (c.wire == wire && c.elems == elems && HasRightSize(node, c)) return absl::OkStatus();
   return absl::InvalidArgumentError(
       absl::StrCat("chunk ", c.id.chunk, " of bucket ", ToString(c.id.bucket), ": expected ", elems,
                    " elements in ", Name(wire), ", ", HasFixedSize(wire) ? "" : "at most ",

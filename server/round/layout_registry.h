@@ -33,8 +33,9 @@ class LayoutRegistry {
   // Says whether a later layout of the bucket has been registered.
   bool IsReplaced(BucketId bucket) const;
 
-  // Checks that a contribution is a chunk of a registered bucket with the right format and size.
-  absl::Status Check(const Contribution& contribution) const;
+  // Checks that a contribution of `node` is a chunk of a registered bucket with the right format
+  // and size.
+  absl::Status Check(uint32_t node, const Contribution& contribution) const;
 
   // A Kind says how a chunk of a registered bucket is counted in statistics. Requires that Check
   // has passed.

@@ -73,9 +73,9 @@ TEST(LayoutRegistryTest, PartsOfABucketAreRegisteredOnTheirOwn) {
   const BucketLayout factors{DType::kFloat32, {{"w/P", {20}}}};
   ASSERT_TRUE(registry.Register("a", Announce({0, 0, 0}, kLayout, 1)).ok());
   ASSERT_TRUE(registry.Register("a", Announce({0, 0, 1}, factors, 2)).ok());
-  EXPECT_TRUE(registry.Check(Share({0, 0, 0}, 0, WireFormat::kFloat32, 1024)).ok());
-  EXPECT_TRUE(registry.Check(Share({0, 0, 1}, 0, WireFormat::kFloat32, 20)).ok());
-  EXPECT_FALSE(registry.Check(Share({0, 0, 2}, 0, WireFormat::kFloat32, 20)).ok());
+  EXPECT_TRUE(registry.Check(0, Share({0, 0, 0}, 0, WireFormat::kFloat32, 1024)).ok());
+  EXPECT_TRUE(registry.Check(0, Share({0, 0, 1}, 0, WireFormat::kFloat32, 20)).ok());
+  EXPECT_FALSE(registry.Check(0, Share({0, 0, 2}, 0, WireFormat::kFloat32, 20)).ok());
   EXPECT_FALSE(registry.Register("a", Announce({0, 0, kMaxParts}, factors, 2)).ok());
 }
 
@@ -86,9 +86,9 @@ TEST(LayoutRegistryTest, NewGenerationReplacesAndOldOneIsRefused) {
   ASSERT_TRUE(registry.Register("a", Announce({0, 1}, rebuilt, kPlacement)).ok());
   EXPECT_EQ(registry.Register("b", Announce({0, 0}, kLayout, kPlacement)).code(),
             absl::StatusCode::kFailedPrecondition);
-  EXPECT_EQ(registry.Check(Share({0, 0}, 0, WireFormat::kFloat32, 1024)).code(),
+  EXPECT_EQ(registry.Check(0, Share({0, 0}, 0, WireFormat::kFloat32, 1024)).code(),
             absl::StatusCode::kFailedPrecondition);
-  EXPECT_TRUE(registry.Check(Share({0, 1}, 0, WireFormat::kFloat32, 500)).ok());
+  EXPECT_TRUE(registry.Check(0, Share({0, 1}, 0, WireFormat::kFloat32, 500)).ok());
 }
 
 TEST(LayoutRegistryTest, LayoutsOfAJobTakeBoundedMemory) {
@@ -132,15 +132,15 @@ TEST(LayoutRegistryTest, ContributionMustMatchTypeSizeAndChunk) {
   LayoutRegistry registry(4096, 1);  // 1024 elements per chunk
   ASSERT_TRUE(
       registry.Register("a", Announce({0, 0}, kLayout, kPlacement, WireFormat::kFloat16)).ok());
-  EXPECT_TRUE(registry.Check(Share({0, 0}, 0, WireFormat::kFloat16, 1024)).ok());
-  EXPECT_TRUE(registry.Check(Share({0, 0}, 1, WireFormat::kFloat16, 476)).ok());
-  EXPECT_FALSE(registry.Check(Share({0, 0}, 0, WireFormat::kFloat32, 1024)).ok());
-  EXPECT_FALSE(registry.Check(Share({0, 0}, 1, WireFormat::kFloat16, 1024)).ok());
-  EXPECT_FALSE(registry.Check(Share({0, 0}, 2, WireFormat::kFloat16, 1)).ok());
-  EXPECT_FALSE(registry.Check(Share({1, 0}, 0, WireFormat::kFloat16, 1024)).ok());
+  EXPECT_TRUE(registry.Check(0, Share({0, 0}, 0, WireFormat::kFloat16, 1024)).ok());
+  EXPECT_TRUE(registry.Check(0, Share({0, 0}, 1, WireFormat::kFloat16, 476)).ok());
+  EXPECT_FALSE(registry.Check(0, Share({0, 0}, 0, WireFormat::kFloat32, 1024)).ok());
+  EXPECT_FALSE(registry.Check(0, Share({0, 0}, 1, WireFormat::kFloat16, 1024)).ok());
+  EXPECT_FALSE(registry.Check(0, Share({0, 0}, 2, WireFormat::kFloat16, 1)).ok());
+  EXPECT_FALSE(registry.Check(0, Share({1, 0}, 0, WireFormat::kFloat16, 1024)).ok());
   Contribution short_one = Share({0, 0}, 0, WireFormat::kFloat16, 1024);
   short_one.payload.pieces[0] = short_one.payload.pieces[0].first(2047);
-  EXPECT_FALSE(registry.Check(short_one).ok());
+  EXPECT_FALSE(registry.Check(0, short_one).ok());
 }
 
 TEST(LayoutRegistryTest, LossyFormatsAreForFloat32Alone) {
@@ -173,17 +173,17 @@ TEST(LayoutRegistryTest, LossyContributionMustHaveThePlannedChunksSize) {
     ASSERT_TRUE(registry.Register("a", Announce({0, 0, 1}, layout, 1, c.wire)).ok());
     Contribution share = Share({0, 0, 1}, 0, c.wire, c.elems);
     ASSERT_EQ(share.payload.SizeBytes(), c.bytes);
-    EXPECT_TRUE(registry.Check(share).ok()) << registry.Check(share);
-    EXPECT_FALSE(registry.Check(Share({0, 0, 1}, 0, c.wire, c.elems - 1)).ok());
-    EXPECT_FALSE(registry.Check(Share({0, 0, 1}, 0, WireFormat::kFloat32, c.elems)).ok());
+    EXPECT_TRUE(registry.Check(0, share).ok()) << registry.Check(0, share);
+    EXPECT_FALSE(registry.Check(0, Share({0, 0, 1}, 0, c.wire, c.elems - 1)).ok());
+    EXPECT_FALSE(registry.Check(0, Share({0, 0, 1}, 0, WireFormat::kFloat32, c.elems)).ok());
     const std::span<const std::byte> whole = share.payload.pieces[0];
     share.payload.pieces[0] = whole.first(c.bytes - 1);
-    EXPECT_EQ(registry.Check(share).ok(), c.wire == WireFormat::kTopK);
+    EXPECT_EQ(registry.Check(0, share).ok(), c.wire == WireFormat::kTopK);
     share.payload.pieces[0] = whole.first(3);
-    EXPECT_THAT(std::string(registry.Check(share).message()),
+    EXPECT_THAT(std::string(registry.Check(0, share).message()),
                 AllOf(HasSubstr(absl::StrCat(c.bytes, " bytes")), HasSubstr(", 3 bytes")));
     share.payload.pieces = {whole, whole.first(1)};
-    EXPECT_FALSE(registry.Check(share).ok());
+    EXPECT_FALSE(registry.Check(0, share).ok());
   }
 }
 

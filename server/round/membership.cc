@@ -73,6 +73,16 @@ absl::Status Members::CheckActive(uint32_t node) const {
       absl::StrCat("the job goes on without this node: ", member.lost_because));
 }
 
+absl::Status Members::CheckGroup(const Group& group) const {
+  for (const GroupMember& member : group.members) {
+    if (member.node >= nodes_.size() || member.workers <= nodes_[member.node].workers) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat(ToString(group), ": ", Name(member.node), " has ", nodes_[member.node].workers,
+                     nodes_[member.node].workers == 1 ? " worker" : " workers"));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status Members::CheckNoneLeft() const {
   for (const Node& member : nodes_) {
     if (member.state != State::kLeft) continue;

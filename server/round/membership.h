@@ -9,6 +9,7 @@
 
 #include "absl/status/status.h"
 #include "core/base/clock.h"
+#include "core/exchange/collective.h"
 #include "core/exchange/join.h"
 #include "core/exchange/member.h"
 
@@ -74,6 +75,8 @@ class Members {
   // Returns OK when the node may take part. FailedPrecondition: not all have joined, or it has been
   // lost. NotFound: it has left.
   absl::Status CheckActive(uint32_t node) const;
+  // Returns InvalidArgument when the group has a node with more workers than the node has.
+  absl::Status CheckGroup(const Group& group) const;
   // Returns OK unless an active node has left: Aborted names the first, and no round can complete.
   absl::Status CheckNoneLeft() const;
   // Returns why the job fails when `node` leaves for `reason`, which is an error: a node that knows

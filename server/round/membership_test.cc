@@ -103,6 +103,14 @@ TEST(MembersTest, NodeSilentForMoreThanALeaseIsNamed) {
   EXPECT_THAT(members.Silent(kStart + kLease + kMoment), IsEmpty());
 }
 
+TEST(MembersTest, GroupCannotHaveMoreWorkersOfANodeThanThereAre) {
+  const Members members = Begun(2);
+  EXPECT_TRUE(members.CheckGroup({1, {{0, 1}, {1, 2}}}).ok());
+  const absl::Status refused = members.CheckGroup({1, {{1, 3}}});
+  EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(refused.message()), ::testing::HasSubstr("node 1 (host1) has 2 workers"));
+}
+
 TEST(MembersTest, NodeThatHasLeftIsStillNeeded) {
   Members members = Begun(2);
   EXPECT_TRUE(members.CheckNoneLeft().ok());

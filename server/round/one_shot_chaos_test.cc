@@ -33,7 +33,7 @@ struct Packet {
 
 class OneShotChaosTest : public ::testing::Test {
  protected:
-  OneShotChaosTest() { EXPECT_TRUE(engine_.SetGroup({1, {{1, 1}, {3, 1}}}, kWindow).ok()); }
+  OneShotChaosTest() { EXPECT_TRUE(engine_.SetGroup({1, {{1, 1}, {3, 1}}, kWindow}).ok()); }
 
   // Sends the node's next contributions to the group, as far as its window lets it.
   void Send(uint32_t node, uint32_t group) {

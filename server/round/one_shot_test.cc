@@ -52,7 +52,7 @@ TEST_F(OneShotTest, SeveralSequencesAreOpenAtOnceAndCompleteInAnyOrder) {
 }
 
 TEST_F(OneShotTest, GroupsNumberTheirRoundsForThemselves) {
-  ASSERT_TRUE(engine_.SetGroup({1, {{0, 1}, {1, 1}}}, 2).ok());
+  ASSERT_TRUE(engine_.SetGroup({1, {{0, 1}, {1, 1}}, 2}).ok());
   ASSERT_TRUE(Add(0, OneShot(1)).ok());
   EXPECT_EQ(Add(1, OneShot(1, 1))->verdict, Verdict::kHeld);
   EXPECT_EQ(engine_.open_rounds(), 2u);

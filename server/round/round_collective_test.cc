@@ -121,7 +121,7 @@ TEST(RoundCollectiveTest, NodeThatGivesWhatIsNotWantedIsNamedAndNothingChanges) 
 
 TEST(RoundCollectiveTest, ContributionThatDiffersFromTheFirstIsRefusedNamingBothNodes) {
   RoundEngine engine = Engine(3);
-  ASSERT_TRUE(engine.SetGroup({1, {{0, 1}, {2, 3}}}, 2).ok());
+  ASSERT_TRUE(engine.SetGroup({1, {{0, 1}, {2, 3}}, 2}).ok());
   ASSERT_TRUE(engine.Add(0, Share(kId, 1), kStart).ok());
   Contribution group = Share(kId, 1), collective = group, wire = group, elems = group;
   group.group = 1;
@@ -148,7 +148,7 @@ TEST(RoundCollectiveTest, CollectiveThatCannotBeIsRefused) {
   const auto unknown =
       engine.Add(0, ShareOf(kId, {Place::All(), Place::All(), Fold::kNone}, 1), kStart);
   EXPECT_TRUE(absl::IsInvalidArgument(unknown.status()));
-  ASSERT_TRUE(engine.SetGroup({1, {{0, 1}, {2, 3}}}, 2).ok());
+  ASSERT_TRUE(engine.SetGroup({1, {{0, 1}, {2, 3}}, 2}).ok());
   const auto outside = engine.Add(0, Ready(kId, kBroadcast, 1), kStart);
   EXPECT_TRUE(absl::IsInvalidArgument(outside.status()));
   EXPECT_THAT(MessageOf(outside), HasSubstr("in group 1, which has no such node"));
@@ -174,8 +174,8 @@ TEST(RoundCollectiveTest, FirstContributionSaysWhenTheRoundIsLate) {
 
 TEST(RoundCollectiveTest, SubsetsDifferByBucketAndCompleteWithTheirNodes) {
   RoundEngine engine = Engine(4);
-  ASSERT_TRUE(engine.SetGroup({1, {{0, 2}, {3, 4}}}, 4).ok());
-  ASSERT_TRUE(engine.SetGroup({2, {{1, 1}, {2, 1}}}, 4).ok());
+  ASSERT_TRUE(engine.SetGroup({1, {{0, 2}, {3, 4}}, 4}).ok());
+  ASSERT_TRUE(engine.SetGroup({2, {{1, 1}, {2, 1}}, 4}).ok());
   const RoundId first{{0, 0}, 0, 1}, second{{1, 0}, 0, 1};
   ASSERT_TRUE(engine.Add(3, ShareOf(first, kMeanOfAll, 9, 1), kStart).ok());
   ASSERT_TRUE(engine.Add(1, ShareOf(second, kMeanOfAll, 2, 2), kStart).ok());
@@ -193,7 +193,7 @@ TEST(RoundCollectiveTest, SubsetsDifferByBucketAndCompleteWithTheirNodes) {
 
 TEST(RoundCollectiveTest, NodeOutsideTheGroupIsRefused) {
   RoundEngine engine = Engine(3);
-  ASSERT_TRUE(engine.SetGroup({1, {{0, 1}, {2, 3}}}, 2).ok());
+  ASSERT_TRUE(engine.SetGroup({1, {{0, 1}, {2, 3}}, 2}).ok());
   const auto outside = engine.Add(1, ShareOf(kId, kMeanOfAll, 1, 1), kStart);
   EXPECT_TRUE(absl::IsInvalidArgument(outside.status()));
   EXPECT_THAT(MessageOf(outside), HasSubstr("node 1 is not in group 1"));
@@ -203,34 +203,35 @@ TEST(RoundCollectiveTest, NodeOutsideTheGroupIsRefused) {
 
 TEST(RoundCollectiveTest, GroupIsDeclaredOnceAndTheSameByAll) {
   RoundEngine engine = Engine(3);
-  const Group group{1, {{0, 1}, {2, 3}}};
-  ASSERT_TRUE(engine.SetGroup(group, 4).ok());
+  const Group group{1, {{0, 1}, {2, 3}}, 4};
+  ASSERT_TRUE(engine.SetGroup(group).ok());
   const uint64_t reserved = engine.max_held();
   EXPECT_EQ(reserved, 3u * 8 + 2u * 4);
-  EXPECT_TRUE(engine.SetGroup(group, 4).ok());
+  EXPECT_TRUE(engine.SetGroup(group).ok());
   EXPECT_EQ(engine.max_held(), reserved);
-  const absl::Status other = engine.SetGroup({1, {{0, 1}, {1, 2}}}, 4);
+  const absl::Status other = engine.SetGroup({1, {{0, 1}, {1, 2}}, 4});
   EXPECT_TRUE(absl::IsInvalidArgument(other));
   EXPECT_THAT(std::string(other.message()), HasSubstr("node 2 with 3 workers"));
-  EXPECT_TRUE(absl::IsInvalidArgument(engine.SetGroup({0, {{0, 1}}}, 4)));
-  EXPECT_TRUE(absl::IsInvalidArgument(engine.SetGroup({2, {}}, 4)));
-  EXPECT_TRUE(absl::IsInvalidArgument(engine.SetGroup({2, {{1, 1}, {0, 1}}}, 4)));
-  EXPECT_TRUE(absl::IsInvalidArgument(engine.SetGroup({2, {{3, 1}}}, 4)));
-  EXPECT_TRUE(absl::IsInvalidArgument(engine.SetGroup({2, {{0, 0}}}, 4)));
+  EXPECT_TRUE(absl::IsInvalidArgument(engine.SetGroup({1, group.members, 5})));
+  EXPECT_TRUE(absl::IsInvalidArgument(engine.SetGroup({0, {{0, 1}}, 4})));
+  EXPECT_TRUE(absl::IsInvalidArgument(engine.SetGroup({2, {}, 4})));
+  EXPECT_TRUE(absl::IsInvalidArgument(engine.SetGroup({2, {{1, 1}, {0, 1}}, 4})));
+  EXPECT_TRUE(absl::IsInvalidArgument(engine.SetGroup({2, {{3, 1}}, 4})));
+  EXPECT_TRUE(absl::IsInvalidArgument(engine.SetGroup({2, {{0, 0}}, 4})));
 }
 
 TEST(RoundCollectiveTest, NumberOfGroupsIsBounded) {
   RoundEngine engine = Engine(1);
   uint32_t id = 1;
-  for (; id < RoundEngine::kMaxGroups; ++id) ASSERT_TRUE(engine.SetGroup({id, {{0, 1}}}, 2).ok());
-  EXPECT_TRUE(absl::IsResourceExhausted(engine.SetGroup({id, {{0, 1}}}, 2)));
+  for (; id < RoundEngine::kMaxGroups; ++id) ASSERT_TRUE(engine.SetGroup({id, {{0, 1}}, 2}).ok());
+  EXPECT_TRUE(absl::IsResourceExhausted(engine.SetGroup({id, {{0, 1}}, 2})));
 }
 
 TEST(RoundCollectiveTest, GroupsUsedInOppositeOrdersNeverWaitForEachOther) {
   RoundEngine engine = Engine(2, 2);
   const std::vector<GroupMember> both = {{0, 1}, {1, 2}};
-  ASSERT_TRUE(engine.SetGroup({1, both}, 1).ok());  // gets kLeastWindow
-  ASSERT_TRUE(engine.SetGroup({2, both}, 1).ok());
+  ASSERT_TRUE(engine.SetGroup({1, both, 1}).ok());  // gets kLeastWindow
+  ASSERT_TRUE(engine.SetGroup({2, both, 1}).ok());
   const auto share = [](uint32_t group, uint32_t chunk) {
     return ShareOf({{group, 0}, chunk, 1}, kMeanOfAll, 1, group);
   };
@@ -239,14 +240,14 @@ TEST(RoundCollectiveTest, GroupsUsedInOppositeOrdersNeverWaitForEachOther) {
   for (const auto& [node, order] : {std::pair{0, std::vector<uint32_t>{0, 1, 2}},
                                     std::pair{1, std::vector<uint32_t>{2, 0, 1}}}) {
     for (const uint32_t group : order) {
-      for (uint32_t chunk = 0; chunk < RoundEngine::kLeastWindow; ++chunk) {
+      for (uint32_t chunk = 0; chunk < kLeastWindow; ++chunk) {
         const auto added = engine.Add(node, share(group, chunk), kStart);
         ASSERT_TRUE(added.ok()) << added.status();
         completed += added->completed ? 1 : 0;
       }
       if (node == 0) {
         EXPECT_TRUE(absl::IsResourceExhausted(
-            engine.Add(node, share(group, RoundEngine::kLeastWindow), kStart).status()));
+            engine.Add(node, share(group, kLeastWindow), kStart).status()));
       }
     }
   }
@@ -255,7 +256,7 @@ TEST(RoundCollectiveTest, GroupsUsedInOppositeOrdersNeverWaitForEachOther) {
 
 TEST(RoundCollectiveTest, ResultsThatANodeDoesNotTakeCountTowardsAllItsWindows) {
   RoundEngine engine = Engine(2, 2);
-  ASSERT_TRUE(engine.SetGroup({1, {{0, 1}, {1, 2}}}, 2).ok());
+  ASSERT_TRUE(engine.SetGroup({1, {{0, 1}, {1, 2}}, 2}).ok());
   const auto share = [](uint32_t group, uint32_t chunk) {
     return ShareOf({{group, 0}, chunk, 1}, kMeanOfAll, 1, group);
   };

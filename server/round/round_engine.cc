@@ -10,19 +10,19 @@ namespace thalweg {
 
 RoundEngine::RoundEngine(const Options& options)
     : options_(options), outstanding_(options.num_nodes, 0), windows_(options.num_nodes, 0) {
-  Group all;
+  Group all{.window_chunks = options.window_chunks};
   for (uint32_t node = 0; node < options.num_nodes; ++node) {
     all.members.push_back({node, options.workers.empty() ? 1 : options.workers[node]});
   }
-  Insert(all, options.window_chunks);
+  Insert(all);
 }
 
-void RoundEngine::Insert(const Group& group, uint32_t window_chunks) {
-  const RoundGroup& made = groups_.try_emplace(group.id, group, window_chunks).first->second;
+void RoundEngine::Insert(const Group& group) {
+  const RoundGroup& made = groups_.try_emplace(group.id, group).first->second;
   for (const GroupMember& member : group.members) windows_[member.node] += made.window();
 }
 
-absl::Status RoundEngine::SetGroup(const Group& group, uint32_t window_chunks) {
+absl::Status RoundEngine::SetGroup(const Group& group) {
   THALWEG_RETURN_IF_ERROR(CheckGroup(group, options_.num_nodes));
   if (const auto known = groups_.find(group.id); known != groups_.end()) {
     const Group before = known->second.Declared();
@@ -34,7 +34,7 @@ absl::Status RoundEngine::SetGroup(const Group& group, uint32_t window_chunks) {
     return absl::ResourceExhaustedError(
         absl::StrCat("the job has ", kMaxGroups, " groups already"));
   }
-  Insert(group, std::max(window_chunks, kLeastWindow));
+  Insert(group);
   RoundGroup& made = groups_.at(group.id);
   const RoundGroup& all = groups_.at(0);
   for (size_t i = 0; i < made.seats().size(); ++i) {
@@ -46,7 +46,7 @@ absl::Status RoundEngine::SetGroup(const Group& group, uint32_t window_chunks) {
 void RoundEngine::AllowPart(uint32_t part) {
   RoundGroup& all = groups_.at(0);
   if (!all.AllowPart(part)) return;
-  for (uint64_t& window : windows_) window += all.window_chunks();
+  for (uint64_t& window : windows_) window += all.window_of_part();
 }
 
 absl::StatusOr<RoundEngine::Added> RoundEngine::Add(uint32_t node, Contribution contribution,

@@ -56,18 +56,16 @@ class RoundEngine {
     Duration timeout{};
   };
 
-  static constexpr uint32_t kLeastWindow = 2;
   static constexpr size_t kMaxGroups = 1024;
   // How many one-shot rounds may be complete that some node has not settled.
   static constexpr size_t kMaxUnsettled = 1 << 16;
 
   explicit RoundEngine(const Options& options);
 
-  // Declares a group other than 0. Each of its nodes gets a window of its own, of at least
-  // kLeastWindow chunks, so that groups never wait for each other. Doing it again changes nothing.
-  // InvalidArgument: as CheckGroup says, or the group is known with other nodes. ResourceExhausted:
-  // there are kMaxGroups.
-  absl::Status SetGroup(const Group& group, uint32_t window_chunks);
+  // Declares a group other than 0. Each of its nodes gets a window of its own, so that groups never
+  // wait for each other. Doing it again changes nothing. InvalidArgument: as CheckGroup says, or
+  // the group is known otherwise. ResourceExhausted: there are kMaxGroups.
+  absl::Status SetGroup(const Group& group);
 
   // Declares that part `part` < kMaxParts of buckets is in use: in group 0, nodes then have a
   // window for it, as they have for part 0.
@@ -121,7 +119,7 @@ class RoundEngine {
   };
   using Open = std::map<RoundId, HeldRound>;
 
-  void Insert(const Group& group, uint32_t window_chunks);
+  void Insert(const Group& group);
   absl::StatusOr<Seat> FindSeat(uint32_t node, const Contribution& contribution);
   // These say whether a contribution is to be held, is known already, or why it is refused. The
   // second one is about a contribution that opens a round.

@@ -7,10 +7,13 @@
 
 namespace thalweg {
 
-RoundGroup::RoundGroup(const Group& group, uint32_t window_chunks)
+RoundGroup::RoundGroup(const Group& group)
     : id_(group.id),
       active_(static_cast<uint32_t>(group.members.size())),
-      window_chunks_(window_chunks) {
+      declared_window_(group.window_chunks),
+      // A job may be given the smallest windows; nothing else has to pass them.
+      window_of_part_(group.id == 0 ? group.window_chunks
+                                    : std::max(group.window_chunks, kLeastWindow)) {
   for (const GroupMember& member : group.members) seats_.push_back({.member = member});
 }
 
@@ -23,7 +26,7 @@ std::optional<size_t> RoundGroup::Find(uint32_t node) const {
 }
 
 Group RoundGroup::Declared() const {
-  Group group{id_, {}};
+  Group group{id_, {}, declared_window_};
   for (const Seat& seat : seats_) group.members.push_back(seat.member);
   return group;
 }

@@ -24,7 +24,7 @@ class RoundGroup {
     uint64_t settled = 0;      // see Contribution
   };
 
-  RoundGroup(const Group& group, uint32_t window_chunks);
+  explicit RoundGroup(const Group& group);
 
   // Returns where seats() has the node, if it is a member.
   std::optional<size_t> Find(uint32_t node) const;
@@ -45,9 +45,9 @@ class RoundGroup {
   uint32_t active() const { return active_; }  // members that are not lost
   // Returns the number up to which all active members have settled.
   uint64_t settled() const { return settled_; }
-  uint32_t window_chunks() const { return window_chunks_; }
-  // Returns how many contributions of a member can be unanswered.
-  uint64_t window() const { return uint64_t{window_chunks_} * parts_.count(); }
+  // Return how many contributions of a member can be unanswered, of one part and altogether.
+  uint32_t window_of_part() const { return window_of_part_; }
+  uint64_t window() const { return uint64_t{window_of_part_} * parts_.count(); }
 
  private:
   void UpdateSettled();
@@ -56,7 +56,8 @@ class RoundGroup {
   std::vector<Seat> seats_;
   uint32_t active_;
   uint64_t settled_ = 0;
-  uint32_t window_chunks_;
+  const uint32_t declared_window_;
+  const uint32_t window_of_part_;
   std::bitset<kMaxParts> parts_{1};
 };
 

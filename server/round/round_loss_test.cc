@@ -118,11 +118,11 @@ TEST_F(RoundLossTest, BytesOfALostSourceStillPass) {
 }
 
 TEST_F(RoundLossTest, AllGroupsGoOnWithoutTheLostNode) {
-  ASSERT_TRUE(engine_.SetGroup({1, {{0, 1}, {1, 2}}}, 2).ok());
+  ASSERT_TRUE(engine_.SetGroup({1, {{0, 1}, {1, 2}}, 2}).ok());
   ASSERT_TRUE(engine_.Add(0, ShareOf(kId, kMeanOfAll, 3, 1), kStart).ok());
   ASSERT_EQ(engine_.Remove(1, kStart).completed.size(), 1u);
   // A group that is declared afterwards begins without it.
-  ASSERT_TRUE(engine_.SetGroup({2, {{1, 2}, {2, 3}}}, 2).ok());
+  ASSERT_TRUE(engine_.SetGroup({2, {{1, 2}, {2, 3}}, 2}).ok());
   EXPECT_TRUE(engine_.Add(2, ShareOf({{4, 0}, 0, 1}, kMeanOfAll, 3, 2), kStart)->completed);
 }
 

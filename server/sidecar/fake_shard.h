@@ -60,6 +60,7 @@ class FakeShard : public Shard {
   std::vector<uint32_t> agreed_shares;
   ShareForecast agreed_forecast;
   std::vector<uint64_t> placements;
+  std::vector<Group> groups;
   std::shared_ptr<MemberEvents> sink;
   std::vector<absl::Status> left;
   int num_heartbeats = 0;
@@ -74,6 +75,10 @@ class FakeShard : public Shard {
     const Terms& terms() const override { return terms_; }
     absl::Status Register(const BucketAnnouncement& bucket, TimePoint) override {
       shard_.placements.push_back(bucket.placement);
+      return absl::OkStatus();
+    }
+    absl::Status MakeGroup(const Group& group, TimePoint) override {
+      shard_.groups.push_back(group);
       return absl::OkStatus();
     }
     absl::Status Contribute(Contribution contribution) override {

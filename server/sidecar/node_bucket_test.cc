@@ -46,6 +46,8 @@ class NodeBucketTest : public ::testing::Test {
     r.wire = WireFormat::kFloat16;
     r.elems = bucket_->whole().part().plan.Elems(chunk);
     r.workers = 2;
+    const auto bytes = std::make_shared<std::vector<std::byte>>(2 * r.elems);
+    r.payload = Payload(*bytes, bytes);
     return r;
   }
 

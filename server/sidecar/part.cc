@@ -24,11 +24,11 @@ void Part::BeginRound() {
 
 absl::Status Part::Claim(const RoundResult& r) {
   if (!in_flight || r.id.round != round || r.id.chunk >= plan.Count() || r.wire != bucket.wire ||
-      r.elems != plan.Elems(r.id.chunk)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("got ", r.elems, " ", Name(r.wire), " values for chunk ", r.id.chunk,
-                     ", round ", r.id.round, " of bucket ", ToString(bucket.id), ", whose round ",
-                     round, in_flight ? " is in flight" : " is complete"));
+      r.elems != plan.Elems(r.id.chunk) || !IsPayloadSize(r.wire, r.elems, r.payload.SizeBytes())) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "got ", r.elems, " ", Name(r.wire), " values in ", r.payload.SizeBytes(),
+        " bytes for chunk ", r.id.chunk, ", round ", r.id.round, " of bucket ", ToString(bucket.id),
+        ", whose round ", round, in_flight ? " is in flight" : " is complete"));
   }
   if (claimed[r.id.chunk]) {
     return absl::FailedPreconditionError(

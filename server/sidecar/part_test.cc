@@ -2,6 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <memory>
+#include <vector>
+
 #include "core/base/protocol.h"
 
 namespace thalweg {
@@ -16,6 +19,8 @@ class PartTest : public ::testing::Test {
     r.elems = part_.plan.Elems(chunk);
     r.workers = 2;
     r.nonfinite_elems = 1;
+    const auto bytes = std::make_shared<std::vector<std::byte>>(2 * r.elems);
+    r.payload = Payload(*bytes, bytes);
     return r;
   }
 
@@ -50,6 +55,9 @@ TEST_F(PartTest, ResultThatDoesNotBelongToTheRoundIsRefused) {
   wrong = Result(0, 1);
   wrong.elems -= 1;
   EXPECT_FALSE(part_.Claim(wrong).ok());
+  wrong = Result(0, 1);
+  wrong.payload = Payload();
+  EXPECT_FALSE(part_.Claim(wrong).ok()) << "a receipt";
   ASSERT_TRUE(part_.Claim(Result(0, 1)).ok());
   EXPECT_EQ(part_.Claim(Result(0, 1)).code(), absl::StatusCode::kFailedPrecondition);
 }

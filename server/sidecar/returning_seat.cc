@@ -118,6 +118,11 @@ void ReturningSeat::NoteBucket(const BucketAnnouncement& bucket) {
   ledger_.NoteBucket(bucket);
 }
 
+void ReturningSeat::NoteGroup(const Group& group) {
+  MutexLock lock(mutex_);
+  ledger_.NoteGroup(group);
+}
+
 absl::StatusOr<std::shared_ptr<Member>> ReturningSeat::NoteContribution(
     const Contribution& contribution) {
   MutexLock lock(mutex_);
@@ -193,6 +198,10 @@ absl::Status ReturningSeat::TryToReturn(TimePoint deadline) {
     incarnation = ++incarnation_;
     lost_ = absl::OkStatus();
     old.swap(member_);
+    if (const size_t lost = ledger_.num_open_one_shots(); lost > 0) {
+      return absl::AbortedError(absl::StrCat(
+          lost, " one-shot rounds of collectives were open, which no shard can take up again"));
+    }
     request.resume = ledger_.Completed();
   }
   if (old != nullptr) old->Leave(absl::OkStatus());  // ends its streams
@@ -213,13 +222,18 @@ absl::Status ReturningSeat::TryToReturn(TimePoint deadline) {
 
 absl::Status ReturningSeat::PutBack(Member& member, TimePoint deadline) {
   std::vector<BucketAnnouncement> buckets;
+  std::vector<Group> groups;
   absl::StatusOr<std::vector<RoundResult>> results;
   {
     MutexLock lock(mutex_);
     buckets = ledger_.Buckets();
+    groups = ledger_.groups();
     results = ledger_.Results(member.terms().wanted);
   }
   THALWEG_RETURN_IF_ERROR(results.status());
+  for (const Group& group : groups) {
+    THALWEG_RETURN_IF_ERROR(member.MakeGroup(group, deadline));
+  }
   for (const BucketAnnouncement& bucket : buckets) {
     THALWEG_RETURN_IF_ERROR(member.Register(bucket, deadline));
   }

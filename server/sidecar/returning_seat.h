@@ -45,8 +45,9 @@ class ReturningSeat : public std::enable_shared_from_this<ReturningSeat> {
   // Returns the member that has everything; null while the node returns, or has left.
   std::shared_ptr<Member> Present();
 
-  // Remember what the shard may need again. The second returns Present(), or why the job is over.
+  // Remember what the shard may need again. The last returns Present(), or why the job is over.
   void NoteBucket(const BucketAnnouncement& bucket);
+  void NoteGroup(const Group& group);
   absl::StatusOr<std::shared_ptr<Member>> NoteContribution(const Contribution& contribution);
 
   // Ends the membership of the moment, and all attempts to get another. Idempotent.

@@ -26,6 +26,10 @@ class ReturningMember : public Member {
     seat_->NoteBucket(bucket);
     return CallAgain(deadline, [&](Member& member) { return member.Register(bucket, deadline); });
   }
+  absl::Status MakeGroup(const Group& group, TimePoint deadline) override {
+    seat_->NoteGroup(group);
+    return CallAgain(deadline, [&](Member& member) { return member.MakeGroup(group, deadline); });
+  }
   absl::Status Contribute(Contribution contribution) override {
     absl::StatusOr<std::shared_ptr<Member>> member = seat_->NoteContribution(contribution);
     THALWEG_RETURN_IF_ERROR(member.status());

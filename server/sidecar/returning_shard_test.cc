@@ -104,6 +104,9 @@ class ForgetfulShard : public Shard {
     absl::Status Register(const BucketAnnouncement& bucket, TimePoint) override {
       return Note(absl::StrCat("register ", ToString(bucket.id)));
     }
+    absl::Status MakeGroup(const Group& group, TimePoint) override {
+      return Note(absl::StrCat("group ", group.id));
+    }
     absl::Status Contribute(Contribution contribution) override {
       const RoundId& id = contribution.id;
       return Note(absl::StrCat("contribute ", id.chunk, " round ", id.round));
@@ -238,6 +241,27 @@ TEST_F(ReturningShardTest, RestartedShardGetsEverythingBack) {
   EXPECT_TRUE(node_->Heartbeat(Soon()).ok());
   node_->Leave(absl::OkStatus());
   EXPECT_THAT(shard_->WaitForLeaves(2), ElementsAre(1, 2));
+}
+
+TEST_F(ReturningShardTest, GroupsAreMadeAgainBeforeBuckets) {
+  Start();
+  ASSERT_TRUE(node_->MakeGroup({4, {{0, 1}}}, Soon()).ok());
+  shard_->Restart();
+  EXPECT_THAT(shard_->WaitForCalls(4),
+              ElementsAre("1 register 1", "1 group 4", "2 group 4", "2 register 1"));
+}
+
+TEST_F(ReturningShardTest, OpenOneShotRoundsFailTheNodeSayingSo) {
+  Start();
+  ASSERT_TRUE(node_->MakeGroup({4, {{0, 1}}}, Soon()).ok());
+  Contribution share{{OneShotsOf(4), 0, 1}, 1, WireFormat::kFloat32, 1, Payload()};
+  share.group = 4;
+  ASSERT_TRUE(node_->Contribute(share).ok());
+  shard_->Restart();
+  const auto failures = end_->WaitForFailures(1);
+  ASSERT_EQ(failures.size(), 1u);
+  EXPECT_THAT(std::string(failures[0].message()),
+              HasSubstr("1 one-shot rounds of collectives were open"));
 }
 
 TEST_F(ReturningShardTest, ResultOfAForgottenMembershipDoesNotCount) {

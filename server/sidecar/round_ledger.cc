@@ -9,10 +9,15 @@ void RoundLedger::NoteBucket(const BucketAnnouncement& bucket) {
 }
 
 void RoundLedger::NoteContribution(const Contribution& contribution) {
+  if (IsOneShot(contribution.id)) {
+    one_shots_.insert(contribution.id);
+    return;
+  }
   chunks_[{contribution.id.bucket, contribution.id.chunk}].unanswered = contribution;
 }
 
 bool RoundLedger::NoteResult(const RoundResult& result, Replaced* replaced) {
+  if (IsOneShot(result.id)) return one_shots_.erase(result.id) > 0;
   const auto found = chunks_.find({result.id.bucket, result.id.chunk});
   if (found == chunks_.end()) return false;
   Chunk& chunk = found->second;

@@ -1,10 +1,12 @@
 // RoundLedger remembers what a shard needs to know of one node when it has been restarted: the
-// buckets, the contributions that have no result, and the last result of every chunk.
+// groups, the buckets, the contributions that have no result, and the last result of every chunk.
+// Of one-shot rounds it knows only which are open: no shard can take them up again.
 #pragma once
 
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -18,6 +20,7 @@ namespace thalweg {
 class RoundLedger {
  public:
   void NoteBucket(const BucketAnnouncement& bucket);
+  void NoteGroup(const Group& group) { groups_.push_back(group); }
   void NoteContribution(const Contribution& contribution);
   // What a result replaces, for the caller to destroy without locks.
   struct Replaced {
@@ -27,6 +30,8 @@ class RoundLedger {
   // Returns false when no contribution waits for the result, which then is not remembered.
   bool NoteResult(const RoundResult& result, Replaced* replaced);
 
+  const std::vector<Group>& groups() const { return groups_; }
+  size_t num_open_one_shots() const { return one_shots_.size(); }
   // All of these are in ascending order of buckets and chunks.
   std::vector<BucketAnnouncement> Buckets() const;
   std::vector<Contribution> Unanswered() const;
@@ -47,6 +52,8 @@ class RoundLedger {
   // Moves the results of earlier layouts to `replaced`.
   void DropOlderLayouts(BucketId bucket, Replaced* replaced);
 
+  std::vector<Group> groups_;
+  std::set<RoundId> one_shots_;                                          // without a result
   std::map<std::pair<uint32_t, uint32_t>, BucketAnnouncement> buckets_;  // by index and part
   std::map<std::pair<BucketId, uint32_t>, Chunk> chunks_;                // by bucket and chunk
   uint64_t result_bytes_ = 0;

@@ -34,6 +34,20 @@ class RoundLedgerTest : public ::testing::Test {
   RoundLedger ledger_;
 };
 
+TEST_F(RoundLedgerTest, OneShotRoundsAreOpenUntilTheirResultAndLeaveNothing) {
+  const RoundId first{OneShotsOf(3), 0, 1}, second{OneShotsOf(3), 0, 2};
+  ledger_.NoteContribution(Share(first));
+  ledger_.NoteContribution(Share(second));
+  EXPECT_EQ(ledger_.num_open_one_shots(), 2u);
+  EXPECT_TRUE(Answer(second));
+  EXPECT_FALSE(Answer(second));
+  EXPECT_TRUE(Answer(first));
+  EXPECT_EQ(ledger_.num_open_one_shots(), 0u);
+  EXPECT_EQ(ledger_.result_bytes(), 0u);
+  EXPECT_THAT(ledger_.Completed(), IsEmpty());
+  EXPECT_THAT(ledger_.Unanswered(), IsEmpty());
+}
+
 TEST_F(RoundLedgerTest, ContributionWaitsForItsResultOnly) {
   ledger_.NoteContribution(Share({kBucket, 1, 5}));
   EXPECT_FALSE(Answer({kBucket, 1, 4}));

@@ -197,7 +197,7 @@ void RoundRunner::OnResult(uint32_t shard, const RoundResult& received) {
     trace.Wait("wire", sent, start, what);
     trace.Work("decode", start, end, what);
   }
-  if (const absl::Status status = context_.shards.OnAnswered(shard, received.id.bucket.part);
+  if (const absl::Status status = context_.shards.OnAnswered(shard, 0, received.id.bucket.part);
       !status.ok()) {
     return listener_.OnFailed(status);
   }

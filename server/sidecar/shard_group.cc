@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "core/base/status_macros.h"
+#include "core/base/thread.h"
 #include "server/round/link_rates.h"
 
 namespace thalweg {
@@ -18,10 +19,6 @@ namespace {
 // For jobs too short for many heartbeats, this many comparisons of clocks are made right after
 // joining; the best one counts.
 constexpr int kFirstComparisons = 5;
-// A shard with any share gets this many chunks at once, so that one can travel while it sums
-// another.
-constexpr uint32_t kLeastWindow = 2;
-
 // Returns what the shards sum, from their weights and what the first one has chosen.
 absl::StatusOr<SharePlan> Settle(std::vector<uint32_t> weights, const Terms& first) {
   const auto is_set = [](uint32_t weight) { return weight > 0; };
@@ -39,14 +36,18 @@ absl::StatusOr<SharePlan> Settle(std::vector<uint32_t> weights, const Terms& fir
 
 }  // namespace
 
+ShardGroup::Lanes::Lanes(uint32_t chunks, Counter& wait_seconds) : window(chunks) {
+  for (uint32_t part = 0; part < kMaxParts; ++part) queues.emplace_back(wait_seconds);
+}
+
 ShardGroup::ShardGroup(std::vector<Shard*> shards, MetricRegistry& metrics, TraceWriter* trace)
     : shards_(std::move(shards)), trace_(trace), states_(shards_.size()) {
   for (size_t k = 0; k < states_.size(); ++k) {
-    Counter& wait_seconds =
-        metrics.GetCounter("thalweg_sidecar_shard_wait_seconds_total",
-                           "Time for which chunks waited because a shard owed a window of results",
-                           {{"shard", absl::StrCat(k)}});
-    for (uint32_t part = 0; part < kMaxParts; ++part) states_[k].queues.emplace_back(wait_seconds);
+    states_[k].wait_seconds =
+        &metrics.GetCounter("thalweg_sidecar_shard_wait_seconds_total",
+                            "Time for which chunks waited because a shard owed a window of results",
+                            {{"shard", absl::StrCat(k)}});
+    states_[k].lanes.try_emplace(0, 0, *states_[k].wait_seconds);
     states_[k].share = &metrics.GetGauge(
         "thalweg_sidecar_shard_share",
         "Part of the gradients that a shard sums, in the job that has joined last",
@@ -116,7 +117,10 @@ absl::Status ShardGroup::Join(
     state.share->Set(plan.shares[k] / total);
     const uint32_t most = state.member->terms().window_chunks;
     const double window = std::ceil(most * plan.shares[k] / largest);
-    state.window = std::min(std::max(static_cast<uint32_t>(window), kLeastWindow), most);
+    // A shard with any share gets two chunks at least, so that one can travel while it sums
+    // another.
+    state.lanes.at(0).window =
+        std::min(std::max(static_cast<uint32_t>(window), kLeastWindow), most);
   }
   placements_.assign(kMaxParts, Placement(plan.shares));
   plan_ = std::move(plan);
@@ -144,41 +148,80 @@ absl::StatusOr<std::vector<uint32_t>> ShardGroup::RegisterBucket(BucketAnnouncem
     placed = placements_[bucket.id.part].Place(bucket.id.index, plan, bucket.wire);
   }
   bucket.placement = Placement::Fingerprint(placed);
-  for (uint32_t k = 0; k < size(); ++k) {
-    THALWEG_ASSIGN_OR_RETURN(Member* const member, MemberOf(k));
-    THALWEG_RETURN_IF_ERROR(member->Register(bucket, deadline));
-  }
+  THALWEG_RETURN_IF_ERROR(
+      CallAll([&](Member& member) { return member.Register(bucket, deadline); }));
   return placed;
+}
+
+absl::Status ShardGroup::MakeGroup(const Group& group, TimePoint deadline) {
+  THALWEG_RETURN_IF_ERROR(
+      CallAll([&](Member& member) { return member.MakeGroup(group, deadline); }));
+  MutexLock lock(mutex_);
+  for (State& state : states_) {
+    state.lanes.try_emplace(group.id, std::max(group.window_chunks, kLeastWindow),
+                            *state.wait_seconds);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ShardGroup::CallAll(const std::function<absl::Status(Member&)>& call) {
+  std::vector<absl::Status> answers(size());
+  {
+    std::vector<Thread> threads;  // one for each shard but the first
+    for (uint32_t k = size(); k-- > 0;) {
+      THALWEG_ASSIGN_OR_RETURN(Member* const member, MemberOf(k));
+      const auto ask = [&answers, &call, member, k] { answers[k] = call(*member); };
+      if (k > 0) {
+        threads.emplace_back("shard-call", ask);
+      } else {
+        ask();
+      }
+    }
+  }
+  for (const absl::Status& answer : answers) THALWEG_RETURN_IF_ERROR(answer);
+  return absl::OkStatus();
+}
+
+ShardGroup::Lanes* ShardGroup::FindLanesLocked(uint32_t shard, uint32_t group) {
+  const auto found = states_[shard].lanes.find(group);
+  return found == states_[shard].lanes.end() ? nullptr : &found->second;
 }
 
 absl::Status ShardGroup::Contribute(uint32_t k, Contribution contribution) {
   const uint32_t part = contribution.id.bucket.part;
+  const uint32_t group = contribution.group;
   {
     MutexLock lock(mutex_);
     if (left_) return LeftLocked();
     State& state = states_[k];
     if (state.member == nullptr) return absl::FailedPreconditionError("shard not joined");
     contribution.epoch = state.member->terms().epoch;
-    if (!state.queues[part].Push(std::move(contribution))) return absl::OkStatus();
+    Lanes* const lanes = FindLanesLocked(k, group);
+    if (lanes == nullptr) {
+      return absl::FailedPreconditionError(absl::StrCat("group ", group, " has not been declared"));
+    }
+    if (!lanes->queues[part].Push(std::move(contribution))) return absl::OkStatus();
   }
-  return Send(k, part);
+  return Send(k, group, part);
 }
 
-absl::Status ShardGroup::OnAnswered(uint32_t k, uint32_t part) {
+absl::Status ShardGroup::OnAnswered(uint32_t k, uint32_t group, uint32_t part) {
   {
     MutexLock lock(mutex_);
-    if (left_ || !states_[k].queues[part].NoteAnswered()) return absl::OkStatus();
+    Lanes* const lanes = FindLanesLocked(k, group);
+    if (left_ || lanes == nullptr || !lanes->queues[part].NoteAnswered()) return absl::OkStatus();
   }
-  return Send(k, part);
+  return Send(k, group, part);
 }
 
-absl::Status ShardGroup::Send(uint32_t k, uint32_t part) {
+absl::Status ShardGroup::Send(uint32_t k, uint32_t group, uint32_t part) {
   while (true) {
     std::optional<Contribution> next;
     Member* member = nullptr;
     {
       MutexLock lock(mutex_);
-      next = states_[k].queues[part].Next(states_[k].window, Now());
+      Lanes& lanes = *FindLanesLocked(k, group);
+      next = lanes.queues[part].Next(lanes.window, Now());
       member = states_[k].member.get();
     }
     if (!next) return absl::OkStatus();
@@ -206,9 +249,10 @@ std::string ShardGroup::SilentDebtors(TimePoint since) {
   std::vector<std::string> names;
   for (size_t k = 0; k < states_.size(); ++k) {
     if (states_[k].last_heard >= since) continue;
-    const uint32_t owed =
-        std::accumulate(states_[k].queues.begin(), states_[k].queues.end(), 0u,
-                        [](uint32_t sum, const SendQueue& queue) { return sum + queue.owed(); });
+    uint32_t owed = 0;
+    for (const auto& [group, lanes] : states_[k].lanes) {
+      for (const SendQueue& queue : lanes.queues) owed += queue.owed();
+    }
     if (owed > 0) names.push_back(absl::StrCat("aggregator shard ", k, " (", owed, " results)"));
   }
   return absl::StrJoin(names, ", ");
@@ -245,7 +289,9 @@ void ShardGroup::Leave(const absl::Status& reason) {
     left_because_ = reason;
     for (uint32_t k = 0; k < size(); ++k) {
       if (states_[k].member != nullptr) members.push_back(states_[k].member.get());
-      for (SendQueue& queue : states_[k].queues) unsent.push_back(queue.Close());
+      for (auto& [group, lanes] : states_[k].lanes) {
+        for (SendQueue& queue : lanes.queues) unsent.push_back(queue.Close());
+      }
     }
   }
   for (Member* const member : members) member->Leave(reason);

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <span>
 #include <string>
@@ -37,14 +38,17 @@ class ShardGroup {
   // nodes must announce those of one part number in the same order.
   absl::StatusOr<std::vector<uint32_t>> RegisterBucket(BucketAnnouncement bucket,
                                                        const ChunkPlan& plan, TimePoint deadline);
+  // Declares a group at all shards; see Member::MakeGroup.
+  absl::Status MakeGroup(const Group& group, TimePoint deadline);
   // Sends a chunk to `shard` in the current epoch, without blocking: while the shard owes a window
-  // of results, the chunk waits in a queue, and other shards' chunks pass it. Each part number has
-  // a window and a queue of its own at each shard. No two nodes can wait for each other as long as
-  // all nodes contribute the chunks of each part number in the same order.
+  // of results, the chunk waits in a queue, and other shards' chunks pass it. Each part number of
+  // each group has a window and a queue of its own at each shard. No two nodes can wait for each
+  // other as long as all nodes contribute the chunks of each of these in the same order; the
+  // order between groups does not matter.
   absl::Status Contribute(uint32_t shard, Contribution contribution);
-  // A result of `shard` for `part` has arrived: frees its place in the window, and sends what has
-  // waited for it. Errors are those of Contribute.
-  absl::Status OnAnswered(uint32_t shard, uint32_t part);
+  // A result of `shard` for `part` of a group's buckets has arrived: frees its place in the window,
+  // and sends what has waited for it. Errors are those of Contribute.
+  absl::Status OnAnswered(uint32_t shard, uint32_t group, uint32_t part);
 
   // Read and write what `shard` has left out of the results of a chunk so far; empty means nothing.
   // Both may be called only between rounds.
@@ -74,11 +78,18 @@ class ShardGroup {
   SharePlan plan();
 
  private:
+  // Lanes are what goes to one shard for one group.
+  struct Lanes {
+    Lanes(uint32_t window, Counter& wait_seconds);
+
+    uint32_t window;  // chunks of a part that this node may have sent and that are not answered
+    std::vector<SendQueue> queues;  // by part
+  };
   struct State {
-    std::unique_ptr<Member> member;  // null until the shard is joined, then kept
-    std::vector<SendQueue> queues;   // by part
+    std::unique_ptr<Member> member;   // null until the shard is joined, then kept
+    std::map<uint32_t, Lanes> lanes;  // by group
     TimePoint last_heard;
-    uint32_t window = 0;  // chunks of a part that this node has sent and that are not answered
+    Counter* wait_seconds = nullptr;
     Gauge* share = nullptr;
   };
 
@@ -86,8 +97,12 @@ class ShardGroup {
   absl::Status MeasureLinks(JoinRequest* request, TimePoint deadline);
   // Returns the member, or why there is none.
   absl::StatusOr<Member*> MemberOf(uint32_t shard);
+  // Calls all members at the same time; returns the first shard's error.
+  absl::Status CallAll(const std::function<absl::Status(Member&)>& call);
+  // Returns null if there is no such group.
+  Lanes* FindLanesLocked(uint32_t shard, uint32_t group) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Sends what a queue lets go; called by whoever the queue has told to send.
-  absl::Status Send(uint32_t shard, uint32_t part);
+  absl::Status Send(uint32_t shard, uint32_t group, uint32_t part);
   absl::Status CallHeartbeat(uint32_t shard, Member& member);
   absl::Status LeftLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 

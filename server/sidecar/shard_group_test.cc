@@ -103,7 +103,7 @@ TEST_F(ShardGroupTest, FullWindowOfOneShardDoesNotHoldUpAnother) {
   EXPECT_EQ(a_.chunks().size(), 2u);
   EXPECT_EQ(b_.chunks().size(), 2u);
   EXPECT_EQ(group_.Debtors(), "aggregator shard 0 (2 results), aggregator shard 1 (2 results)");
-  ASSERT_TRUE(group_.OnAnswered(0, 0).ok());
+  ASSERT_TRUE(group_.OnAnswered(0, 0, 0).ok());
   ASSERT_EQ(a_.chunks().size(), 3u);
   EXPECT_EQ(a_.chunks()[2].chunk, 4u);
   EXPECT_EQ(b_.chunks().size(), 2u);
@@ -119,13 +119,33 @@ TEST_F(ShardGroupTest, WindowOfOnePartDoesNotHoldUpAnother) {
   EXPECT_EQ(a_.chunks()[2].bucket.part, 1u);
 }
 
+TEST_F(ShardGroupTest, WindowOfOneGroupDoesNotHoldUpAnother) {
+  ASSERT_TRUE(Join().ok());
+  Contribution of_group = Chunk(0);
+  of_group.id.bucket = OneShotsOf(3);
+  of_group.group = 3;
+  EXPECT_THAT(std::string(group_.Contribute(0, of_group).message()),
+              HasSubstr("group 3 has not been declared"));
+  ASSERT_TRUE(group_.MakeGroup({3, {{0, 1}}, 3}, Now() + kPatience).ok());
+  for (FakeShard* shard : {&a_, &b_}) ASSERT_EQ(shard->groups.size(), 1u);
+  for (const uint32_t chunk : {0, 2, 4}) ASSERT_TRUE(group_.Contribute(0, Chunk(chunk)).ok());
+  ASSERT_EQ(a_.chunks().size(), 2u);
+  for (uint32_t chunk = 0; chunk < 4; ++chunk) {
+    of_group.id.chunk = chunk;
+    ASSERT_TRUE(group_.Contribute(0, of_group).ok());
+  }
+  EXPECT_EQ(a_.chunks().size(), 2u + 3u);
+  ASSERT_TRUE(group_.OnAnswered(0, 3, 0).ok());
+  EXPECT_EQ(a_.chunks().size(), 2u + 4u);
+}
+
 TEST_F(ShardGroupTest, AnswersDuringContributeSendTheRestWithoutRecursion) {
   ASSERT_TRUE(Join().ok());
   // As a shard in this process does when the contribution completes the round.
   int depth = 0, deepest = 0;
   a_.on_contribute = [&] {
     deepest = std::max(deepest, ++depth);
-    EXPECT_TRUE(group_.OnAnswered(0, 0).ok());
+    EXPECT_TRUE(group_.OnAnswered(0, 0, 0).ok());
     --depth;
   };
   for (uint32_t chunk = 0; chunk < 10; ++chunk) {
@@ -141,7 +161,7 @@ TEST_F(ShardGroupTest, LeavingDropsWhatWaitsAndTellsEveryShardOnce) {
   group_.Leave(absl::AbortedError("because"));
   group_.Leave(absl::OkStatus());
   EXPECT_EQ(group_.Contribute(1, Chunk(1)).message(), "because");
-  EXPECT_TRUE(group_.OnAnswered(0, 0).ok());
+  EXPECT_TRUE(group_.OnAnswered(0, 0, 0).ok());
   EXPECT_EQ(a_.chunks().size(), 2u);
   for (FakeShard* shard : {&a_, &b_}) {
     ASSERT_EQ(shard->left.size(), 1u);

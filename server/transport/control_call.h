@@ -24,8 +24,9 @@ class ControlCall final : public std::enable_shared_from_this<ControlCall> {
   using Part1 = v1::Control::WithRawMethod_Probe<v1::Control::WithRawMethod_Challenge<
       v1::Control::WithRawMethod_Join<v1::Control::WithRawMethod_RegisterBucket<Base>>>>;
   template <typename Base>
-  using Part2 = v1::Control::WithRawMethod_ReadResidual<v1::Control::WithRawMethod_WriteResidual<
-      v1::Control::WithRawMethod_Heartbeat<v1::Control::WithRawMethod_Leave<Base>>>>;
+  using Part2 = v1::Control::WithRawMethod_MakeGroup<
+      v1::Control::WithRawMethod_ReadResidual<v1::Control::WithRawMethod_WriteResidual<
+          v1::Control::WithRawMethod_Heartbeat<v1::Control::WithRawMethod_Leave<Base>>>>>;
   // Requests arrive as bytes, so that no poller parses a long one.
   using Service = Part1<Part2<v1::Control::Service>>;
   using Writer = grpc::ServerAsyncResponseWriter<grpc::ByteBuffer>;

@@ -208,6 +208,18 @@ v1::JoinResponse ToProto(SessionToken token, const Terms& terms) {
   return proto;
 }
 
+v1::MakeGroupRequest ToProto(SessionToken token, const Group& group) {
+  v1::MakeGroupRequest proto;
+  proto.set_token(token);
+  proto.set_group(group.id);
+  for (const GroupMember& member : group.members) {
+    proto.add_nodes(member.node);
+    proto.add_workers(member.workers);
+  }
+  proto.set_window_chunks(group.window_chunks);
+  return proto;
+}
+
 v1::BucketId ToProto(BucketId id) {
   v1::BucketId proto;
   proto.set_index(id.index);
@@ -316,6 +328,19 @@ absl::StatusOr<BucketAnnouncement> FromProto(const v1::RegisterBucketRequest& pr
     bucket.layout.tensors.push_back(std::move(spec));
   }
   return bucket;
+}
+
+absl::StatusOr<Group> FromProto(const v1::MakeGroupRequest& proto) {
+  if (proto.nodes_size() != proto.workers_size()) {
+    return absl::InvalidArgumentError(absl::StrCat("group ", proto.group(), " has ",
+                                                   proto.nodes_size(), " nodes and the workers of ",
+                                                   proto.workers_size()));
+  }
+  Group group{proto.group(), {}, proto.window_chunks()};
+  for (int i = 0; i < proto.nodes_size(); ++i) {
+    group.members.push_back({proto.nodes(i), proto.workers(i)});
+  }
+  return group;
 }
 
 absl::StatusOr<Terms> FromProto(const v1::JoinResponse& proto) {

@@ -18,6 +18,7 @@ namespace thalweg {
 v1::JoinRequest ToProto(const JoinRequest& request);
 v1::JoinResponse ToProto(SessionToken token, const Terms& terms);
 v1::RegisterBucketRequest ToProto(SessionToken token, const BucketAnnouncement& bucket);
+v1::MakeGroupRequest ToProto(SessionToken token, const Group& group);
 v1::BucketId ToProto(BucketId id);
 // Encodes the values for ReadResidualResponse and WriteResidualRequest.
 std::string FloatsToBytes(std::span<const float> values);
@@ -26,6 +27,7 @@ std::string FloatsToBytes(std::span<const float> values);
 // refuses a caller that does not speak kWireVersion, and names both sides' versions.
 absl::StatusOr<JoinRequest> FromProto(const v1::JoinRequest& proto);
 absl::StatusOr<BucketAnnouncement> FromProto(const v1::RegisterBucketRequest& proto);
+absl::StatusOr<Group> FromProto(const v1::MakeGroupRequest& proto);
 // Converts all but the token, which it checks too.
 absl::StatusOr<Terms> FromProto(const v1::JoinResponse& proto);
 BucketId FromProto(const v1::BucketId& proto);

@@ -85,6 +85,7 @@ ControlService::ControlService(ServedShard& shard, Callers& callers, NodeTable& 
   Add(Requests<&S::RequestChallenge>(), &ControlService::Challenge, cheap, kShortRequest);
   Add(Requests<&S::RequestJoin>(), &ControlService::Join, expensive, kShortRequest);
   Add(Requests<&S::RequestRegisterBucket>(), &ControlService::RegisterBucket, expensive, longest);
+  Add(Requests<&S::RequestMakeGroup>(), &ControlService::MakeGroup, expensive, kShortRequest);
   Add(Requests<&S::RequestReadResidual>(), &ControlService::ReadResidual, expensive, kShortRequest);
   Add(Requests<&S::RequestWriteResidual>(), &ControlService::WriteResidual, expensive, longest);
   Add(Requests<&S::RequestHeartbeat>(), &ControlService::Heartbeat, cheap, kShortRequest);
@@ -211,6 +212,17 @@ void ControlService::RegisterBucket(const CallPtr& call) {
   AnswerWith<v1::RegisterBucketResponse>(
       *call,
       bucket.ok() ? node->member().Register(*bucket, AnswerBy(call->context())) : bucket.status());
+}
+
+void ControlService::MakeGroup(const CallPtr& call) {
+  v1::MakeGroupRequest request;
+  if (!Parse(*call, &request)) return;
+  const auto node = NodeOf(*call, request.token());
+  if (node == nullptr) return;
+  const absl::StatusOr<Group> group = FromProto(request);
+  AnswerWith<v1::MakeGroupResponse>(
+      *call,
+      group.ok() ? node->member().MakeGroup(*group, AnswerBy(call->context())) : group.status());
 }
 
 void ControlService::ReadResidual(const CallPtr& call) {

@@ -59,6 +59,7 @@ class ControlService {
   void Challenge(const CallPtr& call);
   void Join(const CallPtr& call);
   void RegisterBucket(const CallPtr& call);
+  void MakeGroup(const CallPtr& call);
   void ReadResidual(const CallPtr& call);
   void WriteResidual(const CallPtr& call);
   void Heartbeat(const CallPtr& call);

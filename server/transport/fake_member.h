@@ -32,6 +32,7 @@ struct FakeAnswers {
 
   Recorder<std::pair<JoinRequest, TimePoint>> joins;
   Recorder<BucketAnnouncement> buckets;
+  Recorder<Group> groups;
   Recorder<Contribution> contributions;
   Recorder<RoundResult> supplied;
   Recorder<ResidualCall> residual_reads, residual_writes;
@@ -55,6 +56,11 @@ class FakeMember : public Member {
     shard_.buckets.Add(bucket);
     if (shard_.on_register != nullptr) shard_.on_register();
     return shard_.register_answer;
+  }
+  absl::Status MakeGroup(const Group& group, TimePoint /*deadline*/) override {
+    if (left_) return HasLeft();
+    shard_.groups.Add(group);
+    return absl::OkStatus();
   }
   absl::Status Contribute(Contribution contribution) override {
     const std::shared_ptr<ServedNode> node = node_.lock();

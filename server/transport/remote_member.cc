@@ -42,6 +42,11 @@ absl::Status RemoteMember::Register(const BucketAnnouncement& bucket, TimePoint 
   return Call(&v1::Control::Stub::RegisterBucket, ToProto(token_, bucket), &response, deadline);
 }
 
+absl::Status RemoteMember::MakeGroup(const Group& group, TimePoint deadline) {
+  v1::MakeGroupResponse response;
+  return Call(&v1::Control::Stub::MakeGroup, ToProto(token_, group), &response, deadline);
+}
+
 absl::Status RemoteMember::Contribute(Contribution contribution) {
   return Send(HeaderOf(contribution), contribution.payload);
 }

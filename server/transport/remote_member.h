@@ -24,6 +24,7 @@ class RemoteMember final : public Member {
 
   const Terms& terms() const override { return terms_; }
   absl::Status Register(const BucketAnnouncement& bucket, TimePoint deadline) override;
+  absl::Status MakeGroup(const Group& group, TimePoint deadline) override;
   absl::Status Contribute(Contribution contribution) override;
   absl::Status Supply(RoundResult result) override;
   absl::StatusOr<std::vector<float>> ReadResidual(BucketId bucket, uint32_t chunk,

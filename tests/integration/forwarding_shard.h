@@ -19,6 +19,9 @@ class ForwardingMember : public Member {
   absl::Status Register(const BucketAnnouncement& bucket, TimePoint deadline) override {
     return member_->Register(bucket, deadline);
   }
+  absl::Status MakeGroup(const Group& group, TimePoint deadline) override {
+    return member_->MakeGroup(group, deadline);
+  }
   absl::Status Contribute(Contribution contribution) override {
     return member_->Contribute(std::move(contribution));
   }
