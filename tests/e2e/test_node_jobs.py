@@ -72,7 +72,12 @@ def test_codecs_state_goes_on_from_a_checkpoint_bit_for_bit(two_nodes):
     results = [result["resumed"] for result in two_nodes]
     assert len({digest for result in results for digest in result["digests"]}) == 1
     keys = [result["keys"] for result in results]
-    assert keys == [["codec", "node0"], ["codec"], ["codec", "node1"], ["codec"]]
+    assert keys == [
+        ["codec", "node0", "saved_by"],
+        ["codec", "saved_by"],
+        ["codec", "node1", "saved_by"],
+        ["codec", "saved_by"],
+    ]
 
 
 def test_leader_that_dies_is_named_by_its_follower_at_once(tmp_path):
