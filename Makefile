@@ -30,7 +30,7 @@ format:  ## rewrite sources in the style that lint checks
 asan:    ## run the unit tests under AddressSanitizer and UndefinedBehaviorSanitizer
 	@scripts/sanitize asan
 
-tsan:    ## run the unit tests of the rooms without gRPC under ThreadSanitizer
+tsan:    ## run the unit tests of rooms with threads, but without gRPC, under ThreadSanitizer
 	@scripts/sanitize tsan
 
 helm:    ## check the Helm chart and the manifests (builds helm and others into .tools, once)

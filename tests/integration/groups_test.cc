@@ -40,7 +40,8 @@ Values ValuesOf(const Payload& payload) {
 Values ShareOf(uint32_t node, uint32_t group, uint64_t sequence) {
   Values values(kElems);
   for (uint64_t i = 0; i < kElems; ++i) {
-    values[i] = static_cast<float>(1000 * group + 10 * sequence + i) * static_cast<float>(node + 1);
+    values[i] = static_cast<float>(uint64_t{1000} * group + 10 * sequence + i) *
+                static_cast<float>(node + 1);
   }
   return values;
 }
@@ -199,7 +200,7 @@ TEST_F(GroupsTest, GroupsUsedInOppositeOrdersOnTwoNodesFinish) {
 
 // Returns what a group does in one of its rounds; all nodes agree.
 Collective CollectiveOf(const Group& group, uint64_t sequence) {
-  std::mt19937_64 random(group.id * 1000 + sequence);
+  std::mt19937_64 random(uint64_t{group.id} * 1000 + sequence);
   const auto any = [&] { return Place::One(group.members[random() % group.members.size()].node); };
   switch (random() % 5) {
     case 0:
