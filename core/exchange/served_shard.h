@@ -24,8 +24,8 @@ class ServedNode : public MemberEvents {
 class ServedShard : public Shard {
  public:
   using Joined = std::function<void(absl::StatusOr<std::unique_ptr<Member>>)>;
-  // Gives up the wait for the other nodes, for a reason that is not OK and that Joined then gets;
-  // does nothing after Joined.
+  // Gives up the wait for the other nodes, for a reason that is not OK and that Joined then gets.
+  // After Joined it ends the membership, as Member::Leave does.
   using GiveUp = std::function<void(const absl::Status& reason)>;
 
   // Begins what Join waits for and returns at once. `joined` gets Join's result, once: from any

@@ -35,12 +35,6 @@ std::string MessageOf(const absl::StatusOr<RoundEngine::Added>& added) {
   return std::string(added.status().message());
 }
 
-float ResultOf(const CompleteRound& round) {
-  const auto result = FoldRound(round, 1, nullptr);
-  EXPECT_TRUE(result.ok()) << result.status();
-  return result.ok() ? ValueOf(result->payload) : 0;
-}
-
 TEST(RoundCollectiveTest, MeanOfAllGoesToAllOverTheirWorkers) {
   RoundEngine engine = Engine(3);
   for (const uint32_t node : {2, 0}) {

@@ -28,12 +28,6 @@ class RoundLossTest : public ::testing::Test {
   RoundEngine engine_{{1, 3, 8, seconds(10), {1, 2, 3}}};
 };
 
-float ResultOf(const CompleteRound& round) {
-  const auto result = FoldRound(round, 1, nullptr);
-  EXPECT_TRUE(result.ok()) << result.status();
-  return result.ok() ? ValueOf(result->payload) : 0;
-}
-
 TEST_F(RoundLossTest, MeanIsOverTheRemainingWorkersInRoundsAfterTheLoss) {
   for (uint32_t node = 0; node < 3; ++node)
     ASSERT_TRUE(engine_.Add(node, Share(kId, 1), kStart).ok());

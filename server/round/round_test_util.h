@@ -1,6 +1,8 @@
 // This header makes contributions of one float32 for tests of rounds.
 #pragma once
 
+#include <gtest/gtest.h>
+
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -8,6 +10,7 @@
 #include <span>
 
 #include "core/exchange/rounds.h"
+#include "server/round/fold.h"
 
 namespace thalweg {
 
@@ -40,6 +43,13 @@ inline Contribution Ready(const RoundId& id, const Collective& collective, uint3
   Contribution ready = ShareOf(id, collective, 0, group);
   ready.payload = Payload();
   return ready;
+}
+
+// Folds a round of one element and returns its result.
+inline float ResultOf(const CompleteRound& round) {
+  const auto result = FoldRound(round, 1, nullptr);
+  EXPECT_TRUE(result.ok()) << result.status();
+  return result.ok() ? ValueOf(result->payload) : 0;
 }
 
 }  // namespace thalweg

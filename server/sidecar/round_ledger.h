@@ -1,6 +1,6 @@
 // RoundLedger remembers what a shard needs to know of one node when it has been restarted: the
 // groups, the buckets, the contributions that have no result, and the last result of every chunk.
-// Of one-shot rounds it knows only which are open: no shard can take them up again.
+// It knows of one-shot rounds only which are open: no shard can take them up again.
 #pragma once
 
 #include <cstdint>

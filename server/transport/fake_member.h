@@ -39,7 +39,8 @@ struct FakeAnswers {
   Recorder<uint32_t> heartbeats;                         // by node number
   Recorder<std::pair<uint32_t, absl::Status>> leaves;    // by node number; once for each member
   Recorder<std::pair<uint32_t, absl::Status>> given_up;  // Joins, by node number
-  // Of all Joins; declared last, because members that are released here may still leave.
+  // These are the nodes of all Joins. They are declared last, because members that are released
+  // here may still leave.
   Recorder<std::shared_ptr<ServedNode>> nodes;
 };
 

@@ -44,7 +44,7 @@ def install() -> None:
 
 
 def join(module: DistributedDataParallel, state: State, meeting: Meeting) -> None:
-    """Has the module's workers agree, in its first training step, from where they go on."""
+    """Makes the module's workers agree in its first training step from where they go on."""
     for parameter in module.parameters():
         _states[parameter] = weakref.ref(state)
     _meetings[module] = meeting
