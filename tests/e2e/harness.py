@@ -21,6 +21,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import preloaded
+
 from thalweg import _binaries
 from thalweg._processes import Server
 
@@ -134,7 +136,7 @@ def is_running(pid: str) -> bool:
 
 
 def processes_below(folder: Path) -> dict[int, str]:
-    """Returns programs, not zombies, with `folder` in their arguments or as their TMPDIR."""
+    """Returns programs, not zombies, with `folder` in their arguments, as their TMPDIR or open."""
     found = {}
     for entry in Path("/proc").iterdir():
         if not entry.name.isdecimal() or int(entry.name) == os.getpid():
@@ -142,9 +144,19 @@ def processes_below(folder: Path) -> dict[int, str]:
         with contextlib.suppress(OSError):
             arguments = (entry / "cmdline").read_bytes()
             variables = (entry / "environ").read_bytes()
-            if arguments and str(folder).encode() in arguments + variables:
+            if arguments and (
+                str(folder).encode() in arguments + variables or str(folder) in open_paths(entry)
+            ):
                 found[int(entry.name)] = arguments.replace(b"\0", b" ").decode()
     return found
+
+
+def open_paths(process: Path) -> set[str]:
+    paths = set()
+    for file in (process / "fd").iterdir():
+        with contextlib.suppress(OSError):  # closed since
+            paths.add(str(file.readlink()))
+    return paths
 
 
 def environment(folder: Path) -> dict[str, str]:
@@ -162,13 +174,14 @@ def environment(folder: Path) -> dict[str, str]:
 @dataclass
 class Worker:
     rank: int
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes] | preloaded.Process
     out: Path
     log: Path
 
     @property
     def code(self) -> int:
-        return int(self.process.returncode)
+        assert self.process.returncode is not None
+        return self.process.returncode
 
     @property
     def output(self) -> str:
@@ -177,6 +190,25 @@ class Worker:
     @property
     def result(self) -> Any:
         return json.loads(self.out.read_text(encoding="utf-8"))
+
+
+def _load(argv: list[str], variables: dict[str, str], log: Path) -> subprocess.Popen[bytes]:
+    with log.open("wb") as file:
+        return subprocess.Popen(
+            [sys.executable, *argv],
+            env=variables,
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+        )
+
+
+def _fork(argv: list[str], variables: dict[str, str], log: Path) -> preloaded.Process:
+    base = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
+    ours = [name for name in base if name.startswith(("THALWEG_", "AIAK_"))]
+    for name in ours:
+        del base[name]
+    return preloaded.start(argv, variables, log, base | {"OMP_NUM_THREADS": "1"})
 
 
 class Job:
@@ -192,12 +224,14 @@ class Job:
         env: Mapping[str, str] | None = None,
         env_of: Sequence[Mapping[str, str]] = (),
         jobs: Path = JOBS,
+        afresh: bool = False,
     ) -> None:
         """Starts the job. `sidecar_of`: the socket of each worker's sidecar; "" leaves it to the
         worker.
 
         `jobs` is the script that has the function. `env` is for all workers, and `env_of` has
-        further variables for each.
+        further variables for each. The workers have torch loaded already when they start, unless
+        `afresh`, for tests of what happens at `import torch`, or a variable demands it.
         """
         port = free_port()
         self.workers = []
@@ -205,6 +239,7 @@ class Job:
             out, log = tmp_path / f"{name}{rank}.json", tmp_path / f"{name}{rank}.log"
             variables = environment(cluster.folder) | dict(env or {})
             variables |= dict(env_of[rank]) if env_of else {}
+            own = {*(env or {}), *(env_of[rank] if env_of else {})}
             variables |= {
                 "RANK": str(rank),
                 "WORLD_SIZE": str(len(sidecar_of)),
@@ -213,14 +248,8 @@ class Job:
                 "THALWEG_SIDECAR": sidecar,
                 "TORCHINDUCTOR_CACHE_DIR": str(tmp_path),  # otherwise torch makes one in TMPDIR
             }
-            with log.open("wb") as file:
-                process = subprocess.Popen(
-                    [sys.executable, str(jobs), name, str(out)],
-                    env=variables,
-                    stdin=subprocess.DEVNULL,
-                    stdout=file,
-                    stderr=subprocess.STDOUT,
-                )
+            start = _load if afresh or preloaded.must_load(own) else _fork
+            process = start([str(jobs), name, str(out)], variables, log)
             self.workers.append(Worker(rank, process, out, log))
 
     def wait(self, seconds: float = DEADLINE) -> list[Worker]:

@@ -24,7 +24,7 @@ def plain(tmp_path_factory):
     """Returns the digest of the replicas without Thalweg."""
     with servers() as nothing:
         folder = tmp_path_factory.mktemp("plain")
-        job = Job("plain", nothing, folder, sidecar_of=["", ""], jobs=JOBS)
+        job = Job("plain", nothing, folder, sidecar_of=["", ""], jobs=JOBS, afresh=True)
         results = job.results()
         assert "thalweg" not in job.output
     loaded = {name for result in results for name in result["modules"]}
@@ -36,7 +36,7 @@ def plain(tmp_path_factory):
 def test_variable_alone_halves_the_bytes_of_a_plain_script(plain, tmp_path):
     with servers(nodes=2, shards=1) as cluster:
         sockets = [server.address for server in cluster.sidecars]
-        job = Job("plain", cluster, tmp_path, sidecar_of=sockets, env=FP16, jobs=JOBS)
+        job = Job("plain", cluster, tmp_path, sidecar_of=sockets, env=FP16, jobs=JOBS, afresh=True)
         results = job.results()
         for server in cluster.sidecars:
             raw = metric(server, "thalweg_sidecar_raw_bytes_total")
@@ -82,7 +82,9 @@ def test_fp32_without_code_gives_what_the_call_gives(plain, tmp_path):
 def who_wins(tmp_path_factory):
     with servers() as nothing:
         folder = tmp_path_factory.mktemp("wins")
-        job = Job("who_wins", nothing, folder, sidecar_of=["", ""], env=FP16, jobs=JOBS)
+        job = Job(
+            "who_wins", nothing, folder, sidecar_of=["", ""], env=FP16, jobs=JOBS, afresh=True
+        )
         results = job.results()
         assert "thalweg/_" not in job.output  # torch.compile has not traced our code
         return results, lines(job.workers[0], "thalweg: ")
@@ -144,7 +146,7 @@ def test_malformed_variable_is_an_error_on_all_workers(tmp_path):
 def test_rank_without_the_variables_is_named(tmp_path):
     env = FP16 | {"UNAWARE_RANK": "1", "THALWEG_TIMEOUT": "2"}
     with servers() as nothing:
-        job = Job("plain", nothing, tmp_path, sidecar_of=["", ""], env=env, jobs=JOBS)
+        job = Job("plain", nothing, tmp_path, sidecar_of=["", ""], env=env, jobs=JOBS, afresh=True)
         workers = job.wait()
     assert workers[0].code != 0
     assert "the environment activates it here, but not on rank 1" in workers[0].output
