@@ -116,7 +116,7 @@ def test_leader_that_dies_is_named_by_its_followers(monkeypatch):
 
 
 def test_collective_that_fails_fails_the_node_and_names_the_others():
-    with node(2) as made:
+    with node(2, collective=1.0) as made:  # only the timeout tells the leader
         futures = [made.leader.run_hook(bucket(0, gradient(0, 0)))]
         made.followers[0]._sums._sums.abort()
         [told] = outcomes_of(futures)
