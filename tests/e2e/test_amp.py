@@ -16,14 +16,12 @@ def run(name: str, tmp_path: Path) -> list[dict]:
         return Job(name, cluster, tmp_path, sidecar_of=sockets, jobs=SCRIPT).results()
 
 
-@pytest.mark.numeric
 def test_native_scaler_meets_gradients_that_thalweg_has_averaged(tmp_path):
     for result in run("native_scaler", tmp_path):
         # The parameters move by two steps of lr 0.25 times (1, 2) + (1, 1).
         assert result["weights"] == [1.0 - 2 * 0.25 * 2.0, 2.0 - 2 * 0.25 * 3.0]
 
 
-@pytest.mark.numeric
 def test_replicas_and_their_masters_have_the_same_bits_and_learn(tmp_path):
     first, second = run("own_scale", tmp_path)
     assert first["digest"] == second["digest"]

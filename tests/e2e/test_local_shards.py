@@ -74,7 +74,6 @@ dist.destroy_process_group()
 """
 
 
-@pytest.mark.numeric
 @pytest.mark.parametrize("shards", [["--shards", "0"], ["--shards", "1"]], ids=["none", "one"])
 def test_gradients_of_three_nodes_that_host_the_shards_are_those_of_plain_ddp(shards, tmp_path):
     with servers() as nothing:

@@ -22,7 +22,6 @@ def run(name: str, tmp_path: Path) -> list[Any]:
         return Job(name, cluster, tmp_path, sidecar_of=sockets, jobs=jobs).results(150)
 
 
-@pytest.mark.numeric
 @pytest.mark.parametrize(("name", "first"), [("native", 2.0**16), ("mixed", 2.0**9)])
 def test_averages_do_not_depend_on_a_loss_scale_that_doubles_and_halves(name, first, tmp_path):
     results = run(name, tmp_path)

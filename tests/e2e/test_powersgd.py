@@ -25,8 +25,7 @@ def run(
         return Job(name, cluster, tmp_path, sidecar_of=sockets, jobs=HERE / script).results(150)
 
 
-@pytest.mark.numeric
-@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("world", [pytest.param(2, marks=pytest.mark.numeric), 4])
 def test_each_iteration_is_torchs_from_the_same_state(world, tmp_path):
     # torch's hook in float64 begins every iteration with Thalweg's state, so that what is compared
     # is one iteration's rounding, for which Matrix.bound derives a limit. Two trajectories of their
@@ -42,7 +41,6 @@ def test_each_iteration_is_torchs_from_the_same_state(world, tmp_path):
             assert distances["sent"] < distances["raw"] / 2
 
 
-@pytest.mark.numeric
 def test_training_by_itself_learns_as_with_torchs_hook(tmp_path):
     for result in run("free_running", tmp_path, nodes=2):
         for losses in result.values():

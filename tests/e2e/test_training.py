@@ -28,7 +28,6 @@ def parity(tmp_path_factory):
         )
 
 
-@pytest.mark.numeric
 def test_fp32_loss_of_100_steps_equals_plain_ddp(parity):
     # The loss is convex and lr = 1 is below 2/L (L <= 1/2 for inputs of norm 1), so a step does not
     # widen the distance d of two parameter vectors; rounding widens it by lr * e. With u = 2^-24,
@@ -77,7 +76,6 @@ def test_statistics_are_filled_in(parity):
             assert stats[f"{name}_seconds"] > 0
 
 
-@pytest.mark.numeric
 @pytest.mark.parametrize(("run", "digits"), [("fp16", 11), ("bf16", 8)])
 def test_narrow_codecs_train_as_well(parity, run, digits):
     # Each transfer rounds to `digits` bits: a relative error of 2^-digits of the gradient, twice.
