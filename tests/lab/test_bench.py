@@ -101,6 +101,7 @@ def test_step_reports_the_step_and_its_communication(tmp_path):
     ]
 
 
+@pytest.mark.long
 def test_step_is_compressed_when_it_is_measured(tmp_path):
     arguments = ["--rate", "500mbit", "--codec", "powersgd:4", "--repeats", "3"]
     arguments += ["--peers", "torch-powersgd", "--model", "swin-t"]

@@ -22,6 +22,7 @@ def run(*arguments):
 
 
 @needs_root
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_both_runs_train_on_two_hosts_and_the_optimised_one_sends_less(tmp_path):
     data, output = tmp_path / "data", tmp_path / "output"
