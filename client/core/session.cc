@@ -65,6 +65,15 @@ class ForkSafeSession : public Session {
     THALWEG_RETURN_IF_ERROR(CheckProcess());
     return impl_->Reduce(id, gradient);
   }
+  absl::Status MakeGroup(const WorkerGroup& group) override {
+    THALWEG_RETURN_IF_ERROR(CheckProcess());
+    return impl_->MakeGroup(group);
+  }
+  void Collect(CollectiveCall call, std::function<void(absl::Status)> done) override {
+    const absl::Status status = CheckProcess();
+    if (!status.ok()) return done(status);
+    impl_->Collect(std::move(call), std::move(done));
+  }
   void NotePrecision(double loss_scale, uint64_t skipped_steps) override {
     if (!guard_.InChild()) impl_->NotePrecision(loss_scale, skipped_steps);
   }

@@ -11,6 +11,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "client/core/collective_call.h"
 #include "client/core/session_stats.h"
 #include "core/base/clock.h"
 #include "core/base/codec_policy.h"
@@ -122,6 +123,14 @@ class Session {
   // from now on, and the steps skipped since the last call. Does nothing when nothing has changed
   // or the session has failed. The sidecar only hears it from the first worker of a node.
   virtual void NotePrecision(double loss_scale, uint64_t skipped_steps) = 0;
+
+  // Makes a group of workers known, before its first collective. Does not wait for the others: a
+  // disagreement fails the session.
+  virtual absl::Status MakeGroup(const WorkerGroup& group) = 0;
+  // Takes part in a collective; a group's collectives begin in the order of these calls, on all its
+  // workers alike. What the call gives is copied before this returns; what it gets must stay until
+  // `done` is called, once, on the completion thread or, if the session has been closed, at once.
+  virtual void Collect(CollectiveCall call, std::function<void(absl::Status)> done) = 0;
 
   // Returns the device of SessionOptions.
   virtual std::shared_ptr<DeviceRuntime> device() const = 0;

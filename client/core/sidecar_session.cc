@@ -100,6 +100,36 @@ void SidecarSession::Refuse(Done done, absl::Status why) {
   done(std::move(why));  // closed: no other thread is left to call it
 }
 
+void SidecarSession::Collect(CollectiveCall call, std::function<void(absl::Status)> done) {
+  absl::Status begun = status();
+  if (begun.ok()) begun = collectives_.Start(std::move(call), done);
+  if (!begun.ok()) return CompleteCollective([done = std::move(done), begun] { done(begun); });
+  FailCollectives();  // if it has failed in between
+}
+
+void SidecarSession::CompleteCollective(std::function<void()> collective) {
+  {
+    MutexLock lock(mutex_);
+    if (!no_more_completions_) {
+      completions_.push_back({.done = nullptr,
+                              .outcome = ReducedBucket(),
+                              .landing = std::nullopt,
+                              .collective = std::move(collective)});
+      changed_.NotifyAll();
+      return;
+    }
+  }
+  collective();
+}
+
+void SidecarSession::FailCollectives() {
+  const absl::Status why = status();
+  if (why.ok()) return;
+  for (Collectives::Done& done : collectives_.TakeAll()) {
+    CompleteCollective([done = std::move(done), why] { done(why); });
+  }
+}
+
 absl::StatusOr<SidecarSession::Bucket*> SidecarSession::BeginRound(BucketId id, size_t bytes,
                                                                    DeviceGradient* gradient,
                                                                    Callback& callback) {
@@ -280,6 +310,19 @@ absl::Status SidecarSession::Handle(Received received) {
     changed_.NotifyAll();
     return absl::OkStatus();
   }
+  if (const auto* arena = std::get_if<ipc::ShareArena>(&received.message)) {
+    return collectives_.OnShareArena(*arena, std::move(received.fd));
+  }
+  if (auto* collected = std::get_if<ipc::Collected>(&received.message)) {
+    THALWEG_ASSIGN_OR_RETURN(auto finished, collectives_.OnCollected(std::move(*collected)));
+    CompleteCollective([this, finished = std::move(finished)]() mutable {
+      collectives_.Finish(std::move(finished));
+    });
+    return absl::OkStatus();
+  }
+  if (const auto* taken = std::get_if<ipc::Taken>(&received.message)) {
+    return collectives_.OnTaken(*taken);
+  }
   return absl::InvalidArgumentError(
       absl::StrCat("the sidecar sent an unexpected ", Name(received.message)));
 }
@@ -337,7 +380,17 @@ absl::Status SidecarSession::ShowLife(TimePoint now) {
 }
 
 absl::Status SidecarSession::CheckProgress(TimePoint now) {
+  if (const std::string late = collectives_.Late(now); !late.empty()) {
+    return absl::DeadlineExceededError(
+        absl::StrCat("job '", options_.job, "': ", late, " did not complete within its timeout"));
+  }
   MutexLock lock(mutex_);
+  if (const auto since = collectives_.Since();
+      since && now - std::max(*since, last_heard_) > options_.timeout) {
+    return absl::DeadlineExceededError(absl::StrCat(
+        "job '", options_.job, "': the sidecar at ", options_.sidecar_path,
+        " has not answered for ", ToSeconds(options_.timeout), " s; collectives are in flight"));
+  }
   for (auto& [index, entry] : buckets_) {
     Bucket& bucket = *entry.second;
     if (bucket.callback.done == nullptr) continue;
@@ -360,15 +413,19 @@ absl::Status SidecarSession::CheckProgress(TimePoint now) {
 }
 
 bool SidecarSession::SetFailed(const absl::Status& why) {
-  MutexLock lock(mutex_);
-  if (!status_.ok()) return false;
-  status_ = why;
-  for (auto& [index, entry] : buckets_) {
-    if (entry.second->callback.done == nullptr) continue;
-    completions_.push_back({std::exchange(entry.second->callback.done, nullptr), why,
-                            Landing{nullptr, nullptr, std::exchange(entry.second->gradient, {})}});
+  {
+    MutexLock lock(mutex_);
+    if (!status_.ok()) return false;
+    status_ = why;
+    for (auto& [index, entry] : buckets_) {
+      if (entry.second->callback.done == nullptr) continue;
+      completions_.push_back(
+          {std::exchange(entry.second->callback.done, nullptr), why,
+           Landing{nullptr, nullptr, std::exchange(entry.second->gradient, {})}});
+    }
+    changed_.NotifyAll();
   }
-  changed_.NotifyAll();
+  FailCollectives();
   return true;
 }
 
@@ -387,6 +444,10 @@ void SidecarSession::CompletionLoop() {
       if (completions_.empty()) break;
       next = std::move(completions_.front());
       completions_.pop_front();
+    }
+    if (next.collective != nullptr) {
+      next.collective();
+      continue;
     }
     const TimePoint start = Now();
     if (next.outcome.ok() && next.landing.has_value()) next.outcome = Land(*next.landing);

@@ -8,6 +8,7 @@
 #include <optional>
 #include <utility>
 
+#include "client/core/collectives.h"
 #include "client/core/device_path.h"
 #include "client/core/session.h"
 #include "core/base/mutex.h"
@@ -30,6 +31,7 @@ class SidecarSession : public Session {
       : options_(options),
         welcome_(std::move(welcome)),
         connection_(std::move(connection)),
+        collectives_(*connection_),
         path_(std::move(path)),
         trace_(options.trace.get(), "worker", options.job,
                {{"rank", options.rank},
@@ -50,6 +52,10 @@ class SidecarSession : public Session {
   absl::Status SaveCodecState(const std::function<void(std::span<const std::byte>)>& use) override;
   absl::Status LoadCodecState(std::span<const std::byte> state) override;
   void NotePrecision(double loss_scale, uint64_t skipped_steps) override;
+  absl::Status MakeGroup(const WorkerGroup& group) override {
+    return collectives_.MakeGroup(group);
+  }
+  void Collect(CollectiveCall call, std::function<void(absl::Status)> done) override;
   std::shared_ptr<DeviceRuntime> device() const override { return options_.device; }
   absl::Status status() const override {
     MutexLock lock(mutex_);
@@ -112,6 +118,7 @@ class SidecarSession : public Session {
     absl::StatusOr<ReducedBucket> outcome;
     std::optional<Landing> landing;
     std::optional<TraceSubject> what = std::nullopt;  // set when the result is traced
+    std::function<void()> collective = nullptr;       // in place of all the others
   };
 
   GradientPath path() const { return path_ == nullptr ? GradientPath::kCpu : path_->path(); }
@@ -121,6 +128,10 @@ class SidecarSession : public Session {
   absl::StatusOr<Bucket*> BeginRound(BucketId id, size_t bytes, DeviceGradient* gradient,
                                      Callback& callback);
   void Refuse(Done done, absl::Status why);
+  // Has the completion thread call `collective`.
+  void CompleteCollective(std::function<void()> collective);
+  // Fails all collectives if the session has failed.
+  void FailCollectives();
   absl::Status CheckIdleLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void CopyIn(BucketId id, Bucket& bucket, std::span<const std::byte> gradient);
   // Traces that the gradient has been copied since `start`; called before anyone is told.
@@ -152,6 +163,7 @@ class SidecarSession : public Session {
   const SessionOptions options_;
   const ipc::Welcome welcome_;
   const std::unique_ptr<Connection> connection_;
+  Collectives collectives_;
   const std::unique_ptr<DevicePath> path_;  // null without a device
   const JobTrace trace_;
 

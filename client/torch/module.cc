@@ -25,6 +25,7 @@
 #include "client/torch/all_reducer.h"
 #include "client/torch/ddp_hook.h"
 #include "client/torch/optim_module.h"
+#include "client/torch/process_group.h"
 #include "client/torch/reducer_access.h"
 #include "core/base/env.h"
 #include "kernels/cast/cpu_capability.h"
@@ -155,6 +156,16 @@ std::unique_ptr<DdpHook> MakeInnerHook(const std::shared_ptr<Session>& session,
   return MakeHook(session, named_parameters, nullptr);
 }
 
+c10::intrusive_ptr<ProcessGroup> MakeProcessGroup(const std::shared_ptr<Session>& session,
+                                                  uint32_t number, uint32_t rank,
+                                                  const std::vector<uint32_t>& nodes,
+                                                  const std::string& name, double timeout) {
+  const WorkerGroup group{number, rank, nodes, name};
+  ThrowIfError(session->MakeGroup(group));
+  return c10::make_intrusive<ProcessGroup>(
+      session, group, std::chrono::duration_cast<std::chrono::milliseconds>(FromSeconds(timeout)));
+}
+
 std::shared_ptr<torch::jit::PythonFutureWrapper> RunHook(DdpHook& hook, c10d::GradBucket& bucket) {
   c10::intrusive_ptr<c10::ivalue::Future> future;
   {
@@ -265,6 +276,13 @@ PYBIND11_MODULE(_C, m) {
   py::class_<thalweg::DdpHook>(m, "DdpHook")
       .def(py::init(&thalweg::MakeInnerHook), py::arg("session"), py::arg("named_parameters"))
       .def("run", &thalweg::RunHook, py::arg("bucket"));
+  // Its base class is torch's, which must be known by now.
+  py::module_::import("torch._C._distributed_c10d");
+  py::class_<thalweg::ProcessGroup, c10d::Backend, c10::intrusive_ptr<thalweg::ProcessGroup>>(
+      m, "ProcessGroup")
+      .def(py::init(&thalweg::MakeProcessGroup), py::arg("session"), py::kw_only(),
+           py::arg("number"), py::arg("rank"), py::arg("nodes"), py::arg("name"),
+           py::arg("timeout"));
   py::class_<thalweg::AllReducer>(m, "AllReducer")
       .def(py::init<std::shared_ptr<Session>>(), py::arg("session"))
       .def("mean", &thalweg::AllReducer::Mean, py::call_guard<py::gil_scoped_release>(),

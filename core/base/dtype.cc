@@ -14,6 +14,16 @@ const char* Name(DType dtype) {
       return "bf16";
     case DType::kFloat64:
       return "fp64";
+    case DType::kUInt8:
+      return "uint8";
+    case DType::kInt8:
+      return "int8";
+    case DType::kInt16:
+      return "int16";
+    case DType::kInt32:
+      return "int32";
+    case DType::kInt64:
+      return "int64";
   }
   return "invalid";
 }

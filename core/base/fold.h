@@ -22,6 +22,7 @@ enum class Fold : uint8_t {
 
 // Returns true for the values above; any other value came from outside and must be refused.
 constexpr bool IsValid(Fold fold) { return fold <= Fold::kNone; }
+constexpr bool IsBitwise(Fold fold) { return fold >= Fold::kBitAnd && fold <= Fold::kBitXor; }
 
 // Returns "mean", "sum", "min", "max", "product", "bitwise and", "bitwise or", "bitwise xor" or
 // "bytes".

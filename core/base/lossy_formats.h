@@ -32,6 +32,11 @@ enum class WireFormat : uint8_t {
   kFloat16 = 2,
   kBFloat16 = 3,
   kFloat64 = 4,
+  kDenseUInt8 = 5,
+  kDenseInt8 = 6,
+  kDenseInt16 = 7,
+  kDenseInt32 = 8,
+  kDenseInt64 = 9,
 #define THALWEG_ENUMERATOR(Name, number, ...) k##Name = number,
   THALWEG_LOSSY_FORMATS(THALWEG_ENUMERATOR)
 #undef THALWEG_ENUMERATOR

@@ -13,13 +13,17 @@ namespace thalweg {
 
 // Returns true for the dense formats: the payload is the elements, one after the other.
 constexpr bool IsDense(WireFormat format) {
-  return format >= WireFormat::kFloat32 && format <= WireFormat::kFloat64;
+  return format >= WireFormat::kFloat32 && format <= WireFormat::kDenseInt64;
 }
 
 // Returns true for the dense formats and those of the registry; any other value came from outside
 // and must be refused.
 constexpr bool IsValid(WireFormat format) {
   return IsDense(format) || FindLossy(format).has_value();
+}
+
+constexpr bool IsInteger(WireFormat format) {
+  return format >= WireFormat::kDenseUInt8 && format <= WireFormat::kDenseInt64;
 }
 
 constexpr WireFormat FormatOf(DType dtype) { return static_cast<WireFormat>(dtype); }
@@ -70,7 +74,7 @@ constexpr bool IsPayloadSize(WireFormat format, uint64_t elems, uint64_t bytes) 
   return HasFixedSize(format) ? bytes == most : bytes >= lossy->min_bytes && bytes <= most;
 }
 
-// Returns "fp32", "fp16", "bf16", "fp64", or the name in the registry.
+// Returns the name of the element type, or the one in the registry.
 const char* Name(WireFormat format);
 
 }  // namespace thalweg

@@ -5,13 +5,15 @@
 namespace thalweg {
 namespace {
 
-constexpr WireFormat kDense[] = {WireFormat::kFloat32, WireFormat::kFloat16, WireFormat::kBFloat16,
-                                 WireFormat::kFloat64};
+constexpr WireFormat kDense[] = {
+    WireFormat::kFloat32,    WireFormat::kFloat16,    WireFormat::kBFloat16,
+    WireFormat::kFloat64,    WireFormat::kDenseUInt8, WireFormat::kDenseInt8,
+    WireFormat::kDenseInt16, WireFormat::kDenseInt32, WireFormat::kDenseInt64};
 constexpr WireFormat kLossy[] = {WireFormat::kInt8, WireFormat::kOneBit, WireFormat::kTopK};
 
-TEST(WireFormatTest, OnlyTheSevenValuesAreValid) {
+TEST(WireFormatTest, OnlyTheseValuesAreValid) {
   for (int value = 0; value < 256; ++value) {
-    const bool dense = value >= 1 && value <= 4;
+    const bool dense = value >= 1 && value <= 9;
     const bool lossy = value >= 16 && value <= 18;
     EXPECT_EQ(IsDense(static_cast<WireFormat>(value)), dense) << value;
     EXPECT_EQ(IsValid(static_cast<WireFormat>(value)), dense || lossy) << value;
@@ -31,7 +33,7 @@ TEST(WireFormatTest, FormatsHaveTheNamesThatUsersKnow) {
   EXPECT_STREQ(Name(WireFormat::kInt8), "int8");
   EXPECT_STREQ(Name(WireFormat::kOneBit), "onebit");
   EXPECT_STREQ(Name(WireFormat::kTopK), "topk");
-  EXPECT_STREQ(Name(static_cast<WireFormat>(9)), "invalid");
+  EXPECT_STREQ(Name(static_cast<WireFormat>(10)), "invalid");
 }
 
 TEST(WireFormatTest, NumbersOnTheWireNeverChange) {

@@ -21,8 +21,6 @@ bool IsOneOrAll(const Place& place) {
   return place.kind == Place::Kind::kAll || place.kind == Place::Kind::kOne;
 }
 
-bool IsBitwise(Fold fold) { return fold >= Fold::kBitAnd && fold <= Fold::kBitXor; }
-
 }  // namespace
 
 std::string ToString(const Collective& collective) {
@@ -46,7 +44,12 @@ absl::Status Validate(const Collective& collective, WireFormat wire) {
   if ((from.kind == Place::Kind::kAll) == (fold == Fold::kNone)) {
     return refused("values from all need a fold, those from one have none");
   }
-  if (IsBitwise(fold)) return refused(absl::StrCat(Name(wire), " has no integers"));
+  if (IsBitwise(fold) && !IsInteger(wire)) {
+    return refused(absl::StrCat(Name(wire), " has no integers"));
+  }
+  if (fold == Fold::kMean && IsInteger(wire)) {
+    return refused(absl::StrCat("integers of type ", Name(wire), " have no mean"));
+  }
   if (!IsDense(wire) && fold != Fold::kMean && fold != Fold::kNone) {
     return refused(absl::StrCat(Name(wire), " folds to the mean only"));
   }

@@ -50,7 +50,8 @@ std::string ToString(const Collective& collective);
 // Checks, for values that may come from outside, that there is such a collective in this format:
 // a fold takes values from all and gives its result to all or to one; without a fold, the bytes of
 // one go to all or to one, or there are none, as in a barrier. Lossy formats have only the mean,
-// and no format has integers yet. Returns InvalidArgument that says what cannot be.
+// integers all but the mean, and floats all but the bitwise folds. Returns InvalidArgument that
+// says what cannot be.
 absl::Status Validate(const Collective& collective, WireFormat wire);
 
 inline constexpr uint32_t kLeastWindow = 2;

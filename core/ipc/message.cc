@@ -18,8 +18,10 @@ constexpr uint32_t kMagic = 0x31574854;  // "THW1"
 constexpr uint16_t kFlagFd = 1;
 constexpr uint16_t kTypes = std::variant_size_v<Message>;
 constexpr const char* kNames[kTypes] = {
-    "Hello", "Welcome",       "RegisterBucket", "BucketReady", "Submit",    "Complete",    "Fail",
-    "Leave", "GetCodecState", "CodecState",     "Precision",   "HostShard", "ShardHosted", "Alive"};
+    "Hello",      "Welcome",   "RegisterBucket", "BucketReady",   "Submit",
+    "Complete",   "Fail",      "Leave",          "GetCodecState", "CodecState",
+    "Precision",  "HostShard", "ShardHosted",    "Alive",         "MakeGroup",
+    "ShareArena", "Collect",   "Collected",      "Taken"};
 
 template <typename T>
 concept Integer = std::unsigned_integral<T> || std::same_as<T, int64_t>;
@@ -40,6 +42,8 @@ class Writer {
   }
   void Field(const DType& value) { Field(static_cast<uint8_t>(value)); }
   void Field(const GradientPath& value) { Field(static_cast<uint8_t>(value)); }
+  void Field(const CollectiveKind& value) { Field(static_cast<uint8_t>(value)); }
+  void Field(const Fold& value) { Field(static_cast<uint8_t>(value)); }
   void Field(const double& value) { Field(std::bit_cast<uint64_t>(value)); }
   void Field(const CodecPolicy& value) { Field(value.ToString()); }
   void Field(const absl::StatusCode& value) { Field(static_cast<uint32_t>(value)); }
@@ -81,6 +85,8 @@ class Reader {
   void Field(std::string& value);
   void Field(DType& value);
   void Field(GradientPath& value);
+  void Field(CollectiveKind& value);
+  void Field(Fold& value);
   void Field(double& value);
   void Field(CodecPolicy& value);
   void Field(absl::StatusCode& value);
@@ -171,9 +177,27 @@ void Reader::Field(DType& value) {
   uint8_t raw = 0;
   Field(raw);
   if (!IsValid(static_cast<DType>(raw))) {
-    return Refuse(absl::StrCat("element type ", raw, ", expected 1 to 4"));
+    return Refuse(absl::StrCat("element type ", raw, ", expected 1 to 9"));
   }
   value = static_cast<DType>(raw);
+}
+
+void Reader::Field(CollectiveKind& value) {
+  uint8_t raw = 0;
+  Field(raw);
+  if (!IsValid(static_cast<CollectiveKind>(raw))) {
+    return Refuse(absl::StrCat("collective ", raw, ", expected 1 to 9"));
+  }
+  value = static_cast<CollectiveKind>(raw);
+}
+
+void Reader::Field(Fold& value) {
+  uint8_t raw = 0;
+  Field(raw);
+  if (!IsValid(static_cast<Fold>(raw))) {
+    return Refuse(absl::StrCat("fold ", raw, ", expected 0 to 8"));
+  }
+  value = static_cast<Fold>(raw);
 }
 
 void Reader::Field(GradientPath& value) {
@@ -212,6 +236,9 @@ void Reader::Field(absl::StatusCode& value) {
 
 void Reader::Field(BucketLayout& layout) {
   Field(layout.dtype);
+  if (ok() && !IsFloat(layout.dtype)) {
+    return Refuse(absl::StrCat("a bucket of type ", Name(layout.dtype), ", expected floats"));
+  }
   constexpr uint64_t kLeastTensorBytes = 8;  // two empty lists
   const uint32_t tensors = Count(kMaxTensors, kLeastTensorBytes, "tensors");
   layout.tensors.resize(tensors);
@@ -291,6 +318,16 @@ void Visit(auto& archive, Is<Precision> auto& m) { All(archive, m.loss_scale, m.
 void Visit(auto& archive, Is<HostShard> auto& m) { All(archive, m.ipc_version, m.job, m.secret); }
 void Visit(auto& archive, Is<ShardHosted> auto& m) { All(archive, m.address, m.aggregators); }
 void Visit(auto&, Is<Alive> auto&) {}
+void Visit(auto& archive, Is<MakeGroup> auto& m) { All(archive, m.group, m.rank, m.nodes, m.name); }
+void Visit(auto& archive, Is<ShareArena> auto& m) { All(archive, m.number, m.bytes); }
+void Visit(auto& archive, Is<Collect> auto& m) {
+  All(archive, m.group, m.sequence, m.kind, m.fold, m.dtype, m.root, m.elems, m.timeout_ms, m.arena,
+      m.values);
+}
+void Visit(auto& archive, Is<Collected> auto& m) {
+  All(archive, m.group, m.sequence, m.bytes, m.arena, m.offset, m.values);
+}
+void Visit(auto& archive, Is<Taken> auto& m) { All(archive, m.group, m.sequence); }
 
 template <typename T>
 absl::StatusOr<Message> ParseAs(const char* name, std::span<const std::byte> body) {

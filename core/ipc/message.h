@@ -4,7 +4,7 @@
 //
 //   byte  size  field
 //   0     4   A magic       "THW1"
-//   4     2   B type        1 … 14, in the order of Message's alternatives
+//   4     2   B type        1 … 19, in the order of Message's alternatives
 //   6     2   C flags       1: a file descriptor comes with the frame's first byte; else 0
 //   8     4   D body bytes  at most kMaxFrameBytes
 //   12    D   E body        the message's fields in the order of their declaration, without
@@ -12,7 +12,7 @@
 //
 //   u32, u64, i64   as they are
 //   f64             IEEE 754
-//   DType, GradientPath  u8, one of the valid values
+//   DType, GradientPath, CollectiveKind, Fold  u8, one of the valid values
 //   CodecPolicy     string, as CodecPolicy::ToString writes it
 //   StatusCode      u32, 1 … 16 (never OK)
 //   string          u32 length, then the bytes
@@ -38,7 +38,9 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "core/base/codec_policy.h"
+#include "core/base/collective_kind.h"
 #include "core/base/dtype.h"
+#include "core/base/fold.h"
 #include "core/base/gradient_path.h"
 #include "core/base/layout.h"
 #include "core/base/protocol.h"
@@ -183,9 +185,68 @@ struct Alive {
   bool operator==(const Alive&) const = default;
 };
 
-using Message =
-    std::variant<Hello, Welcome, RegisterBucket, BucketReady, Submit, Complete, Fail, Leave,
-                 GetCodecState, CodecState, Precision, HostShard, ShardHosted, Alive>;
+// MakeGroup is a worker's message that it takes part in a group of workers; all of them say the
+// same, but for their own rank. It comes before the group's first collective.
+struct MakeGroup {
+  uint32_t group = 0;           // its number in the job, not 0
+  uint32_t rank = 0;            // of this worker in the group
+  std::vector<uint32_t> nodes;  // by rank in the group: the number of its node
+  std::string name;             // for people
+  bool operator==(const MakeGroup&) const = default;
+};
+
+// ShareArena gives the peer a descriptor: an arena for values of collectives, for as long as the
+// connection lasts.
+struct ShareArena {
+  uint32_t number = 0;  // as the sender counts its arenas, from 1
+  uint64_t bytes = 0;
+  bool operator==(const ShareArena&) const = default;
+};
+
+// Collect is a worker's message that it takes part in a collective. Its values, as many units
+// (collective_kind.h) as it gives, are in `values` or at the beginning of an arena. Those in an
+// arena may still be copied: its count says how many blocks of kReadyBlockBytes are there.
+struct Collect {
+  uint32_t group = 0;
+  uint64_t sequence = 0;  // of the group's collectives, from 1, without gaps
+  CollectiveKind kind = CollectiveKind::kBarrier;
+  Fold fold = Fold::kNone;  // kNone: bytes pass
+  DType dtype = DType::kUInt8;
+  uint32_t root = 0;   // rank in the group; 0 without a root
+  uint64_t elems = 0;  // of one unit
+  uint64_t timeout_ms = 0;
+  uint32_t arena = 0;  // 0: none
+  std::string values;
+  bool operator==(const Collect&) const = default;
+};
+
+// Collected is the sidecar's message that a worker's collective is done: what the worker gets is in
+// `values` or in an arena of the sidecar's.
+struct Collected {
+  uint32_t group = 0;
+  uint64_t sequence = 0;
+  uint64_t bytes = 0;
+  uint32_t arena = 0;   // 0: in `values`
+  uint64_t offset = 0;  // in the arena
+  std::string values;
+  bool operator==(const Collected&) const = default;
+};
+
+// Taken is a worker's message that it does not need the arena of a Collected any more.
+struct Taken {
+  uint32_t group = 0;
+  uint64_t sequence = 0;
+  bool operator==(const Taken&) const = default;
+};
+
+using Message = std::variant<Hello, Welcome, RegisterBucket, BucketReady, Submit, Complete, Fail,
+                             Leave, GetCodecState, CodecState, Precision, HostShard, ShardHosted,
+                             Alive, MakeGroup, ShareArena, Collect, Collected, Taken>;
+
+// Values of at most so many bytes travel in the message, without an arena.
+inline constexpr uint64_t kMaxInlineBytes = 16 << 10;
+// An arena for a collective's values counts what is ready in blocks of this size.
+inline constexpr uint64_t kReadyBlockBytes = 256 << 10;
 
 inline constexpr size_t kFrameHeaderBytes = 12;
 inline constexpr uint32_t kMaxFrameBytes = 16 << 20;

@@ -48,8 +48,27 @@ class RandomMessages {
         return HostShard{kIpcVersion, Text(), Text()};
       case 12:
         return ShardHosted{Text(), std::vector<std::string>(Below(4), Text())};
-      default:
+      case 13:
         return Alive{};
+      case 14:
+        return MakeGroup{U32(), U32(), std::vector<uint32_t>(Below(4), U32()), Text()};
+      case 15:
+        return ShareArena{U32(), random_()};
+      case 16:
+        return Collect{U32(),
+                       random_(),
+                       static_cast<CollectiveKind>(1 + Below(9)),
+                       static_cast<Fold>(Below(9)),
+                       static_cast<DType>(1 + Below(9)),
+                       U32(),
+                       random_(),
+                       random_(),
+                       U32(),
+                       Text()};
+      case 17:
+        return Collected{U32(), random_(), random_(), U32(), random_(), Text()};
+      default:
+        return Taken{U32(), random_()};
     }
   }
   Message Any() { return OfType(Below(std::variant_size_v<Message>)); }

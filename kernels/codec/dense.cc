@@ -79,6 +79,10 @@ absl::Status FoldRuns(std::span<const Payload> contributions, DType wire, uint64
 
 absl::Status FoldPayloads(std::span<const Payload> contributions, std::span<const uint32_t> workers,
                           DType wire, uint64_t elems, void* out, uint64_t* nonfinite_elems) {
+  if (!IsFloat(wire)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("fold: expected floats for a mean, got type ", static_cast<int>(wire)));
+  }
   THALWEG_ASSIGN_OR_RETURN(const Weighting weighting, WeightingOf(contributions.size(), workers));
   return FoldRuns(contributions, wire, elems, out, nonfinite_elems,
                   [&](std::span<const void* const> inputs, void* to, uint64_t run) {
@@ -89,10 +93,10 @@ absl::Status FoldPayloads(std::span<const Payload> contributions, std::span<cons
 
 absl::Status FoldPayloads(Fold fold, std::span<const Payload> contributions, DType wire,
                           uint64_t elems, void* out, uint64_t* nonfinite_elems) {
-  if (contributions.empty() || !IsUnweighted(fold)) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "fold: expected a sum, minimum, maximum or product of at least one contribution, got '",
-        Name(fold), "' of ", contributions.size()));
+  if (contributions.empty() || !IsUnweighted(fold) || (IsBitwise(fold) && IsFloat(wire))) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("fold: expected one without weights, of at least one contribution, got '",
+                     Name(fold), "' of ", contributions.size(), " in ", Name(wire)));
   }
   return FoldRuns(contributions, wire, elems, out, nonfinite_elems,
                   [&](std::span<const void* const> inputs, void* to, uint64_t run) {

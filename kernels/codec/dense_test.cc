@@ -277,7 +277,7 @@ TEST(CodecFoldTest, FoldsThatNeedWeightsOrIntegersAreRefused) {
 }
 
 TEST(CodecFoldTest, AnUnknownTypeIsRefused) {
-  const auto unknown = static_cast<DType>(9);
+  const auto unknown = static_cast<DType>(10);
   const std::vector<Payload> contributions(1);
   const std::vector<uint32_t> workers = {1};
   uint64_t nonfinite = 0;

@@ -196,7 +196,7 @@ TEST(LossyFormatTest, OtherFormatsAndBucketTypesAreRefused) {
     EXPECT_TRUE(absl::IsInvalidArgument(status)) << value;
     EXPECT_THAT(std::string(status.message()), HasSubstr("int8, onebit, topk"));
   }
-  for (DType bucket : {DType::kFloat64, static_cast<DType>(9)}) {
+  for (DType bucket : {DType::kFloat64, static_cast<DType>(10)}) {
     const absl::Status status = DecodeLossy(Payload(), WireFormat::kInt8, bucket, 0, nullptr);
     EXPECT_THAT(std::string(status.message()), HasSubstr("never crosses the network as int8"));
   }

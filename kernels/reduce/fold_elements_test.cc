@@ -94,6 +94,57 @@ TEST(FoldElementsOrderTest, NaNGoesThroughMinimumAndMaximumWhereverItIs) {
   EXPECT_EQ(out[3], 4);
 }
 
+template <class Int>
+Int Whole(Fold fold, Int a, Int b) {
+  const auto left = static_cast<uint64_t>(a), right = static_cast<uint64_t>(b);
+  switch (fold) {
+    case Fold::kSum:
+      return static_cast<Int>(left + right);
+    case Fold::kProduct:
+      return static_cast<Int>(left * right);
+    case Fold::kMin:
+      return a < b ? a : b;
+    case Fold::kMax:
+      return a < b ? b : a;
+    case Fold::kBitAnd:
+      return static_cast<Int>(left & right);
+    case Fold::kBitOr:
+      return static_cast<Int>(left | right);
+    default:
+      return static_cast<Int>(left ^ right);
+  }
+}
+
+template <class Int>
+void ExpectIntegersFold(DType type) {
+  std::mt19937_64 random(5);
+  for (int number = 1; number <= 7; ++number) {
+    const auto fold = static_cast<Fold>(number);
+    for (const size_t elems : {0, 1, 511, 512, 513, 1100}) {
+      std::vector<std::vector<Int>> inputs(3, std::vector<Int>(elems));
+      std::vector<const void*> pointers;
+      for (auto& input : inputs) {
+        for (Int& value : input) value = static_cast<Int>(random());
+        pointers.push_back(input.data());
+      }
+      std::vector<Int> expected(elems), got(elems);
+      for (size_t i = 0; i < elems; ++i) {
+        expected[i] = Whole(fold, Whole(fold, inputs[0][i], inputs[1][i]), inputs[2][i]);
+      }
+      EXPECT_EQ(FoldElements(fold, pointers, type, got.data(), elems), 0u);
+      ASSERT_EQ(got, expected) << Name(fold) << " of " << elems << " " << Name(type);
+    }
+  }
+}
+
+TEST(FoldElementsOrderTest, IntegersFoldInTheirOwnTypeAndWrapAround) {
+  ExpectIntegersFold<uint8_t>(DType::kUInt8);
+  ExpectIntegersFold<int8_t>(DType::kInt8);
+  ExpectIntegersFold<int16_t>(DType::kInt16);
+  ExpectIntegersFold<int32_t>(DType::kInt32);
+  ExpectIntegersFold<int64_t>(DType::kInt64);
+}
+
 TEST(FoldElementsOrderTest, ResultMayReplaceAnInput) {
   std::vector<float> first = {2, 3}, second = {5, 7};
   const std::vector<const void*> inputs = {first.data(), second.data()};

@@ -48,7 +48,7 @@ absl::Status LayoutRegistry::Register(const std::string& owner, const BucketAnno
                                                    " elements, beyond any bucket's limits"));
   }
   const bool encoded = layout.dtype == DType::kFloat32 && bucket.wire != WireFormat::kFloat64;
-  if (bucket.wire != FormatOf(layout.dtype) && !encoded) {
+  if (!IsFloat(layout.dtype) || (bucket.wire != FormatOf(layout.dtype) && !encoded)) {
     return absl::InvalidArgumentError(absl::StrCat(owner, " announced bucket ", ToString(id),
                                                    " of ", Name(layout.dtype), " to be sent in ",
                                                    Name(bucket.wire)));

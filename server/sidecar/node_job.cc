@@ -59,6 +59,12 @@ class ShardEvents : public MemberEvents {
   const uint32_t shard_;
 };
 
+CollectiveRunner::Terms CollectiveTerms(const ipc::Hello& job, const Patience& patience) {
+  CollectiveRunner::Terms terms{job.node, job.num_nodes, patience.silence.shard(), {}};
+  for (const ShardPlace& place : job.shards) terms.hosts.push_back(place.host);
+  return terms;
+}
+
 }  // namespace
 
 std::shared_ptr<NodeJob> NodeJob::Start(const ipc::Hello& first,
@@ -96,14 +102,17 @@ NodeJob::NodeJob(const ipc::Hello& first, const ShardDirectory::JobShards& shard
               {outcome_, report_, patience_.step.sidecar(), first.local_size,
                [this](uint32_t local_rank) { return roster_.NameOf(local_rank); }},
               *this),
+      collectives_(CollectiveTerms(first, patience_), {outcome_, progress_, shards_}, *this),
       roster_(first, context.metrics, outcome_, [this](const absl::Status& why) { Fail(why); }),
-      watchdog_(patience_, created_, {outcome_, roster_, buckets_, progress_, shards_}) {}
+      watchdog_(patience_, created_,
+                {outcome_, roster_, buckets_, collectives_, progress_, shards_}) {}
 
 void NodeJob::Stop() {
   outcome_.End();
   WakeAll();
   run_thread_.Join();
   finish_thread_.Join();
+  collectives_.Stop();
   monitor_thread_.Join();
   for (Thread& thread : heartbeat_threads_) thread.Join();
   roster_.Close(Now() + kSendTimeout);
@@ -116,6 +125,7 @@ void NodeJob::Fail(const absl::Status& reason) {
 void NodeJob::WakeAll() {
   roster_.Wake();
   runner_.Wake();
+  collectives_.Wake();
 }
 
 absl::Status NodeJob::ProbeGpu(const ipc::Hello& hello) const {
@@ -154,6 +164,17 @@ void NodeJob::OnSubmit(uint32_t local_rank, const ipc::Submit& message) {
   if (!status.ok()) Fail(status);
 }
 
+void NodeJob::OnCollect(uint32_t local_rank, ipc::Collect message) {
+  const absl::Status status = collectives_.Collect(local_rank, std::move(message));
+  if (!status.ok()) Fail(status);
+}
+
+std::function<void(uint32_t, const ipc::Message&)> NodeJob::Poster() {
+  return [job = weak_from_this()](uint32_t local_rank, const ipc::Message& message) {
+    if (const auto alive = job.lock()) alive->roster_.Tell(local_rank, message);
+  };
+}
+
 void NodeJob::OnGetCodecState(uint32_t local_rank) {
   ShardGroup* const shards = spec_.node == 0 ? &shards_ : nullptr;
   const auto arena = states_.Save(buckets_.All(), shards, patience_.silence.shard());
@@ -182,8 +203,11 @@ void NodeJob::WorkerLeft(uint32_t local_rank, const absl::Status& reason) {
   }
   // Before the runner knows, so that nobody finds the worker gone and gives that as the reason.
   if (!departure.failure.ok()) Fail(departure.failure);
-  const absl::Status missed = runner_.OnWorkerLeft(local_rank, roster_.NameOf(local_rank));
-  if (!missed.ok()) Fail(missed);
+  const std::string name = roster_.NameOf(local_rank);
+  for (const absl::Status& missed :
+       {runner_.OnWorkerLeft(local_rank, name), collectives_.OnWorkerLeft(local_rank, name)}) {
+    if (!missed.ok()) Fail(missed);
+  }
 }
 
 void NodeJob::ReleaseWorker(uint32_t local_rank) {

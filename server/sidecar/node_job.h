@@ -4,11 +4,13 @@
 //   Roster        the workers: who is here, who has left, and their outboxes
 //   BucketTable   the buckets that they have announced (CodecStates: what codecs carry on)
 //   RoundRunner   the way of a bucket through its rounds
+//   CollectiveRunner  the collectives of the workers' groups
 //   Watchdog      deadlines and heartbeats
 //   JobOutcome    whether the job goes on; when it does not, all of them are woken
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -20,6 +22,7 @@
 #include "core/ipc/message.h"
 #include "server/sidecar/bucket_table.h"
 #include "server/sidecar/codec_states.h"
+#include "server/sidecar/collective/collective_runner.h"
 #include "server/sidecar/job_compression.h"
 #include "server/sidecar/job_outcome.h"
 #include "server/sidecar/node_context.h"
@@ -34,7 +37,9 @@ namespace thalweg {
 
 // Thread-safe. Owns the threads. Fails as a whole: the first error is told to every worker and
 // shard.
-class NodeJob : public std::enable_shared_from_this<NodeJob>, private RoundRunner::Listener {
+class NodeJob : public std::enable_shared_from_this<NodeJob>,
+                private RoundRunner::Listener,
+                private CollectiveRunner::Listener {
  public:
   // Shared: shards report to objects that refer to the job weakly. The job uses the shards, which
   // it does not own, until Stop has returned: the last reference to it may be one of theirs, which
@@ -62,7 +67,21 @@ class NodeJob : public std::enable_shared_from_this<NodeJob>, private RoundRunne
   // After WorkerLeft: lets go of the worker's memory, once nothing uses it any more.
   void ReleaseWorker(uint32_t local_rank);
 
-  void OnResult(uint32_t shard, const RoundResult& result) { runner_.OnResult(shard, result); }
+  // What a worker says of its collectives. InvalidArgument: it, or another, contradicts itself.
+  absl::Status OnMakeGroup(uint32_t local_rank, const ipc::MakeGroup& message) {
+    return collectives_.MakeGroup(local_rank, message);
+  }
+  absl::Status OnShareArena(uint32_t local_rank, const ipc::ShareArena& message, UniqueFd fd) {
+    return collectives_.ShareArena(local_rank, message, std::move(fd));
+  }
+  void OnCollect(uint32_t local_rank, ipc::Collect message);
+  absl::Status OnTaken(uint32_t local_rank, const ipc::Taken& message) {
+    return collectives_.Take(local_rank, message);
+  }
+
+  void OnResult(uint32_t shard, const RoundResult& result) {
+    IsOneShot(result.id) ? collectives_.OnResult(shard, result) : runner_.OnResult(shard, result);
+  }
   void Fail(const absl::Status& reason);
 
   // The last worker has left: the job is over, and to be stopped.
@@ -77,6 +96,11 @@ class NodeJob : public std::enable_shared_from_this<NodeJob>, private RoundRunne
 
   void OnComplete(const ipc::Complete& message) override { roster_.TellAll(message); }
   void OnFailed(const absl::Status& why) override { Fail(why); }
+  void OnMessage(uint32_t local_rank, const ipc::Message& message, int fd) override {
+    roster_.Tell(local_rank, message, fd);
+  }
+  void OnCollectiveFailed(const absl::Status& why) override { Fail(why); }
+  std::function<void(uint32_t, const ipc::Message&)> Poster() override;
 
   void WakeAll();
   absl::Status ProbeGpu(const ipc::Hello& hello) const;
@@ -99,6 +123,7 @@ class NodeJob : public std::enable_shared_from_this<NodeJob>, private RoundRunne
   CodecStates states_;
   BucketTable buckets_;
   RoundRunner runner_;
+  CollectiveRunner collectives_;
   Roster roster_;
   Watchdog watchdog_;
 

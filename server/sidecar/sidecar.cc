@@ -168,6 +168,14 @@ absl::Status Sidecar::ReadMessages(Connection& connection, NodeJob& job, uint32_
       job.OnGetCodecState(local_rank);
     } else if (const auto* state = std::get_if<ipc::CodecState>(&received->message)) {
       job.OnCodecState(local_rank, *state, std::move(received->fd));
+    } else if (const auto* group = std::get_if<ipc::MakeGroup>(&received->message)) {
+      THALWEG_RETURN_IF_ERROR(job.OnMakeGroup(local_rank, *group));
+    } else if (const auto* arena = std::get_if<ipc::ShareArena>(&received->message)) {
+      THALWEG_RETURN_IF_ERROR(job.OnShareArena(local_rank, *arena, std::move(received->fd)));
+    } else if (auto* collect = std::get_if<ipc::Collect>(&received->message)) {
+      job.OnCollect(local_rank, std::move(*collect));
+    } else if (const auto* taken = std::get_if<ipc::Taken>(&received->message)) {
+      THALWEG_RETURN_IF_ERROR(job.OnTaken(local_rank, *taken));
     } else if (const auto* precision = std::get_if<ipc::Precision>(&received->message)) {
       THALWEG_RETURN_IF_ERROR(TakePrecision(*precision, job, local_rank));
     } else {

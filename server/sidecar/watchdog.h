@@ -7,6 +7,7 @@
 #include "absl/status/status.h"
 #include "core/base/clock.h"
 #include "server/sidecar/bucket_table.h"
+#include "server/sidecar/collective/collective_runner.h"
 #include "server/sidecar/job_outcome.h"
 #include "server/sidecar/progress.h"
 #include "server/sidecar/roster.h"
@@ -22,6 +23,7 @@ class Watchdog {
     const JobOutcome& outcome;
     const Roster& roster;
     const BucketTable& buckets;
+    const CollectiveRunner& collectives;
     const Progress& progress;
     ShardGroup& shards;
   };

@@ -18,6 +18,15 @@ constexpr Duration kJustLate = std::chrono::milliseconds(9'001);  // 90 % of the
 constexpr uint32_t kWorkers = 2;
 
 // Time passes as the test says.
+class NoCollectives : public CollectiveRunner::Listener {
+ public:
+  void OnMessage(uint32_t, const ipc::Message&, int) override {}
+  void OnCollectiveFailed(const absl::Status&) override {}
+  std::function<void(uint32_t, const ipc::Message&)> Poster() override {
+    return [](uint32_t, const ipc::Message&) {};
+  }
+};
+
 class WatchdogTest : public ::testing::Test {
  protected:
   void SetUp() override {
@@ -65,9 +74,11 @@ class WatchdogTest : public ::testing::Test {
   CodecStates states_;
   BucketTable table_{states_, compression_};
   Roster roster_{hello_, metrics_, outcome_, [](const absl::Status&) {}};
+  NoCollectives nobody_;
+  CollectiveRunner collectives_{{}, {outcome_, progress_, shards_}, nobody_};
   Watchdog watchdog_{{{std::chrono::seconds(10)}, {std::chrono::seconds(100)}},
                      kStart,
-                     {outcome_, roster_, table_, progress_, shards_}};
+                     {outcome_, roster_, table_, collectives_, progress_, shards_}};
   std::vector<WorkerEnds> ends_;
 };
 

@@ -153,7 +153,7 @@ absl::Status SetHeader(const Scalars& scalars, ChunkHeader* header) {
   const auto u32 = [&scalars](int field) { return static_cast<uint32_t>(scalars[field]); };
   const uint32_t wire = u32(Field::kWireFieldNumber);
   if (wire > std::numeric_limits<uint8_t>::max() || !IsValid(static_cast<WireFormat>(wire))) {
-    return Refused(Field::kWireFieldNumber, wire, "1 to 4 or 16 to 18");
+    return Refused(Field::kWireFieldNumber, wire, "1 to 9 or 16 to 18");
   }
   const uint32_t kind = u32(Field::kKindFieldNumber);
   if (kind > static_cast<uint32_t>(ChunkKind::kResult)) {

@@ -127,12 +127,12 @@ TEST(ControlCodecTest, UncountableLayoutsAreRefusedByTensor) {
   EXPECT_THAT(refusal({{"a", {int64_t{1} << 48}}, {"b", {1}}}), HasSubstr("at tensor 'b'"));
   v1::RegisterBucketRequest proto = ToProto(1, BucketAnnouncement{});
   proto.set_dtype(static_cast<v1::DType>(0));
-  EXPECT_THAT(Message(FromProto(proto).status()), HasSubstr("is 0, expected 1 to 4"));
+  EXPECT_THAT(Message(FromProto(proto).status()), HasSubstr("is 0, expected 1 to 9"));
   proto = ToProto(1, BucketAnnouncement{});
-  for (int wire : {0, 5, 15, 19, 257}) {  // the last would be 1 if it were cut to a byte
+  for (int wire : {0, 10, 15, 19, 257}) {  // the last would be 1 if it were cut to a byte
     proto.set_wire(static_cast<v1::WireFormat>(wire));
     EXPECT_THAT(Message(FromProto(proto).status()),
-                HasSubstr(absl::StrCat("wire of the bucket is ", wire, ", expected 1 to 4 or 16")));
+                HasSubstr(absl::StrCat("wire of the bucket is ", wire, ", expected 1 to 9 or 16")));
   }
 }
 

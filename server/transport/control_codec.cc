@@ -318,9 +318,9 @@ absl::StatusOr<BucketAnnouncement> FromProto(const v1::RegisterBucketRequest& pr
   bucket.placement = proto.placement();
   bucket.raw_bytes = proto.raw_bytes();
   THALWEG_ASSIGN_OR_RETURN(bucket.layout.dtype,
-                           ToEnum<DType>(proto.dtype(), "dtype of the bucket", "1 to 4"));
+                           ToEnum<DType>(proto.dtype(), "dtype of the bucket", "1 to 9"));
   THALWEG_ASSIGN_OR_RETURN(
-      bucket.wire, ToEnum<WireFormat>(proto.wire(), "wire of the bucket", "1 to 4 or 16 to 18"));
+      bucket.wire, ToEnum<WireFormat>(proto.wire(), "wire of the bucket", "1 to 9 or 16 to 18"));
   uint64_t elems = 0;
   for (const v1::Tensor& tensor : proto.tensors()) {
     TensorSpec spec{tensor.name(), {tensor.shape().begin(), tensor.shape().end()}};

@@ -177,7 +177,7 @@ TEST(FrameCodecTest, RefusalsSayWhatWasExpected) {
 
 // Computes sizes as docs/codecs.md states them, in a type too wide to overflow.
 bool MayBePayload(int wire, unsigned __int128 elems, uint64_t bytes) {
-  if (wire >= 1 && wire <= 4) return bytes == elems * SizeOf(static_cast<DType>(wire));
+  if (wire >= 1 && wire <= 9) return bytes == elems * SizeOf(static_cast<DType>(wire));
   if (elems > 0xffffffff) return false;
   if (wire == 16) return bytes == elems + 4 * ((elems + 255) / 256);
   if (wire == 17) return bytes == (elems + 7) / 8 + 4 * ((elems + 1023) / 1024);
@@ -187,7 +187,7 @@ bool MayBePayload(int wire, unsigned __int128 elems, uint64_t bytes) {
 // Says whether a receiver knows all values of a chunk.
 bool IsKnown(const v1::Chunk& chunk) {
   const uint64_t bytes = chunk.payload().size();
-  const bool has_format = chunk.wire() >= 1 && chunk.wire() <= 4;
+  const bool has_format = chunk.wire() >= 1 && chunk.wire() <= 9;
   const bool is_lossy = chunk.wire() >= 16 && chunk.wire() <= 18;
   if (!has_format && !is_lossy) return false;
   if (bytes > 0 && !MayBePayload(chunk.wire(), chunk.elems(), bytes)) return false;

@@ -173,7 +173,7 @@ std::string RefusalOf(const std::string& fields) {
 }
 
 TEST(FrameFieldsTest, UnknownFormatsKindsAndFoldsAreRefused) {
-  EXPECT_THAT(RefusalOf("\x30\x09"), HasSubstr("wire is 9, expected 1 to 4 or 16 to 18"));
+  EXPECT_THAT(RefusalOf("\x30\x0a"), HasSubstr("wire is 10, expected 1 to 9 or 16 to 18"));
   EXPECT_THAT(RefusalOf("\x38\x02\xfa\x01\x04zzzz"),
               HasSubstr("has 4 bytes, expected 2 elements in fp32"));
   EXPECT_THAT(RefusalOf("\x68\x02"), HasSubstr("kind is 2, expected 0 or 1"));

@@ -5,7 +5,7 @@ built with.
 """
 
 from torch import Tensor
-from torch._C._distributed_c10d import GradBucket
+from torch._C._distributed_c10d import Backend, GradBucket
 from torch.futures import Future
 
 def cpu_capability() -> str:
@@ -46,6 +46,25 @@ class ShardOffer:
 
     def close(self) -> None:
         """Ends the offer. May be called again."""
+
+class ProcessGroup(Backend):
+    """The back end "thalweg" of one process group, for tensors on the CPU."""
+
+    def __init__(
+        self,
+        session: Session,
+        *,
+        number: int,
+        rank: int,
+        nodes: list[int],
+        name: str,
+        timeout: float,
+    ) -> None:
+        """Makes the group known to the node's sidecar; does not wait for the other workers.
+
+        `number` names the group in its job, where 1 is all workers; `rank` is this worker's in the
+        group; `nodes` has the number of each rank's node; a collective may take `timeout` seconds.
+        """
 
 class Session:
     """A worker's connection. Thread-safe. Does nothing in forked children of the process that made

@@ -9,9 +9,10 @@ variable of docs/zero_code.md is set, and raises nothing.
 def activate() -> None:
     """Applies what the environment asks for: DistributedDataParallel, optimizers, other names."""
     try:
-        from thalweg import _variables
+        from thalweg import _backend, _variables
 
         _variables.warn_of_unknown()
+        _backend.register()
         if _variables.activation_is_wanted():
             from thalweg import _zero_code
 

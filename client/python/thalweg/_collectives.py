@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol, TypeVar
 
 import torch.distributed as dist
+from torch._C._distributed_c10d import Store
 
 from thalweg import _rendezvous
 
@@ -35,11 +36,12 @@ class Meeting(NamedTuple):
     seconds, because what each does in between, such as connecting, waits no longer than that.
     """
 
-    group: dist.ProcessGroup
+    group: dist.ProcessGroup | None  # None: it is about to be made
     name: str
     rank: int
     world: int
     timeout: float
+    shared: Store | None = None  # None: the default process group's store
 
     @classmethod
     def of(cls, group: dist.ProcessGroup, timeout: float) -> Meeting:
@@ -59,7 +61,7 @@ def gather(value: _T, workers: Meeting) -> list[_T]:
     come.
     """
     try:
-        store = _rendezvous.default_store()
+        store = workers.shared or _rendezvous.default_store()
     except RuntimeError:  # the group is MPI's; its collectives wait on their own terms
         values: list[_T | None] = [None] * workers.world
         dist.all_gather_object(values, value, group=workers.group)

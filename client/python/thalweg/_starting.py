@@ -71,17 +71,19 @@ def _find_address(
         return _addresses.LOOPBACK
     starters = _topology.starters(workers)
     starts = rank in starters
-    candidates = _collectives.gather_made(lambda: _candidate(network) if starts else "", meeting)
+    candidates = _collectives.gather_made(
+        lambda: _candidate(network, meeting) if starts else "", meeting
+    )
     addresses = _collectives.gather(_addresses.settle(hosts, candidates, rank), meeting)
     for starter in starters:
         _addresses.check_published(_topology.host_name(hosts[starter]), addresses[starter])
     return addresses[rank]
 
 
-def _candidate(network: Network) -> str:
+def _candidate(network: Network, meeting: _collectives.Meeting) -> str:
     store_host = ""
     with contextlib.suppress(RuntimeError):  # MPI's groups have no store
-        store_host = _rendezvous.host_of(_rendezvous.default_store())
+        store_host = _rendezvous.host_of(meeting.shared or _rendezvous.default_store())
     try:
         return _addresses.candidate(network, store_host).address
     except _config.ConfigError as error:

@@ -28,6 +28,7 @@ from thalweg import (
     _left_out,
     _model,
     _precision,
+    _process_group,
     _rendezvous,
     _resuming,
     _shards,
@@ -283,4 +284,4 @@ def _running_sidecar() -> tuple[str, bool]:
         ours = state._ours and state._pid == os.getpid()
         if ours and not state.closed and state.status() is None:
             return state.sidecar, state._listens
-    return "", False
+    return _process_group.running_sidecar()

@@ -1,0 +1,79 @@
+#include "client/torch/collective_work.h"
+
+#include <ATen/ATen.h>
+
+#include <exception>
+#include <mutex>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+namespace thalweg {
+namespace {
+
+std::exception_ptr ErrorOf(const absl::Status& status) {
+  return std::make_exception_ptr(std::runtime_error(absl::StrCat("thalweg: ", status.message())));
+}
+
+}  // namespace
+
+CollectiveWork::CollectiveWork(int rank, c10d::OpType type, std::vector<at::Tensor> outputs,
+                               size_t count, uint64_t sequence)
+    : Work(rank, type),
+      outputs_(std::move(outputs)),
+      sequence_(sequence),
+      future_(
+          c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()))),
+      left_(count) {}
+
+void CollectiveWork::FinishOne(const absl::Status& status) {
+  absl::Status error;
+  {
+    std::lock_guard lock(mutex_);
+    if (!status.ok() && first_error_.ok()) first_error_ = status;
+    if (--left_ > 0) return;
+    error = first_error_;
+  }
+  // `then` refers to tensors; they are released here, not with the work.
+  const auto then = std::exchange(then_, nullptr);
+  if (error.ok() && then != nullptr) then();
+  finish(error.ok() ? nullptr : ErrorOf(error));
+  if (error.ok()) {
+    future_->markCompleted(c10::IValue(outputs_));
+  } else {
+    future_->setError(ErrorOf(error));
+  }
+}
+
+bool CollectiveWork::isCompleted() {
+  std::lock_guard lock(mutex_);
+  return completed_;
+}
+
+bool CollectiveWork::isSuccess() const {
+  std::lock_guard lock(mutex_);
+  return completed_ && exception_ == nullptr;
+}
+
+std::exception_ptr CollectiveWork::exception() const {
+  std::lock_guard lock(mutex_);
+  return exception_;
+}
+
+bool CollectiveWork::wait(std::chrono::milliseconds timeout) {
+  std::unique_lock lock(mutex_);
+  const auto is_done = [this] { return completed_; };
+  if (timeout <= kNoTimeout) {
+    cv_.wait(lock, is_done);  // the session ends what takes too long
+  } else if (!cv_.wait_for(lock, timeout, is_done)) {
+    throw std::runtime_error(absl::StrCat("thalweg: ", c10d::opTypeToString(opType_), " ",
+                                          sequence_, " did not complete within ", timeout.count(),
+                                          " ms, as wait() was told"));
+  }
+  if (exception_ != nullptr) std::rethrow_exception(exception_);
+  return true;
+}
+
+}  // namespace thalweg

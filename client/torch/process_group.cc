@@ -1,0 +1,439 @@
+#include "client/torch/process_group.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <optional>
+#include <span>
+#include <torch/csrc/distributed/c10d/Types.hpp>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "client/torch/tensor.h"
+
+namespace thalweg {
+namespace {
+
+using c10d::OpType;
+using c10d::ReduceOp;
+
+// Returns how elements of a type are folded; nothing if only their bytes can be passed on.
+std::optional<DType> FoldedType(at::ScalarType type) {
+  switch (type) {
+    case at::kFloat:
+      return DType::kFloat32;
+    case at::kHalf:
+      return DType::kFloat16;
+    case at::kBFloat16:
+      return DType::kBFloat16;
+    case at::kDouble:
+      return DType::kFloat64;
+    case at::kByte:
+    case at::kBool:
+      return DType::kUInt8;
+    case at::kChar:
+      return DType::kInt8;
+    case at::kShort:
+      return DType::kInt16;
+    case at::kInt:
+      return DType::kInt32;
+    case at::kLong:
+      return DType::kInt64;
+    default:
+      return std::nullopt;
+  }
+}
+
+const char* NameOf(ReduceOp::RedOpType op) {
+  constexpr const char* kNames[] = {"SUM",  "AVG", "PRODUCT", "MIN",       "MAX",
+                                    "BAND", "BOR", "BXOR",    "PREMUL_SUM"};
+  return op < std::size(kNames) ? kNames[op] : "an unknown operation";
+}
+
+Fold FoldOf(ReduceOp::RedOpType op, at::ScalarType type) {
+  const bool is_bool = type == at::kBool;
+  switch (op) {
+    case ReduceOp::SUM:
+    case ReduceOp::PREMUL_SUM:
+      return is_bool ? Fold::kBitOr : Fold::kSum;
+    case ReduceOp::AVG:
+      return Fold::kMean;
+    case ReduceOp::PRODUCT:
+      return is_bool ? Fold::kBitAnd : Fold::kProduct;
+    case ReduceOp::MIN:
+      return Fold::kMin;
+    case ReduceOp::MAX:
+      return Fold::kMax;
+    case ReduceOp::BAND:
+      return Fold::kBitAnd;
+    case ReduceOp::BOR:
+      return Fold::kBitOr;
+    case ReduceOp::BXOR:
+      return Fold::kBitXor;
+    default:
+      Throw(absl::StrCat("reduce operation ", static_cast<int>(op), " is not supported"));
+  }
+}
+
+double FactorOf(const ReduceOp& op) {
+  if (op != ReduceOp::PREMUL_SUM) return 1;
+  const auto* factor = dynamic_cast<const c10d::NCCLPreMulSumSupplement*>(op.supplement_.get());
+  if (factor == nullptr) Throw("PREMUL_SUM comes without a factor");
+  return factor->tensor_factor.defined() ? factor->tensor_factor.item<double>()
+                                         : factor->double_factor;
+}
+
+void CheckTensor(const at::Tensor& tensor, const char* what) {
+  if (tensor.is_sparse()) Throw(absl::StrCat(what, " of a sparse tensor is not supported"));
+  if (!tensor.device().is_cpu()) {
+    Throw(absl::StrCat(what, " of a tensor on ", tensor.device().str(),
+                       " is not supported: use init_process_group(\"cpu:thalweg,cuda:nccl\")"));
+  }
+}
+
+const at::Tensor& Only(const std::vector<at::Tensor>& tensors, const char* what) {
+  if (tensors.size() != 1) {
+    Throw(absl::StrCat(what, " takes one tensor, got ", tensors.size()));
+  }
+  CheckTensor(tensors[0], what);
+  return tensors[0];
+}
+
+std::span<std::byte> WritableBytesOf(const at::Tensor& tensor) {
+  return {static_cast<std::byte*>(tensor.mutable_data_ptr()), tensor.nbytes()};
+}
+
+int64_t LargestOf(const std::vector<at::Tensor>& tensors) {
+  int64_t largest = 0;
+  for (const at::Tensor& tensor : tensors) largest = std::max(largest, tensor.numel());
+  return largest;
+}
+
+// Appends what is missing for every tensor to have `elems` elements.
+std::vector<at::Tensor> Padded(const std::vector<at::Tensor>& tensors, int64_t elems) {
+  std::vector<at::Tensor> padded;
+  for (const at::Tensor& tensor : tensors) {
+    padded.push_back(tensor);
+    if (tensor.numel() < elems) {
+      padded.push_back(at::zeros({elems - tensor.numel()}, tensor.options()));
+    }
+  }
+  return padded;
+}
+
+// Real tensors on the memory of complex ones, which are folded as pairs.
+at::Tensor AsReal(const at::Tensor& tensor) {
+  return tensor.is_complex() ? at::view_as_real(tensor) : tensor;
+}
+
+}  // namespace
+
+ProcessGroup::ProcessGroup(std::shared_ptr<Session> session, const WorkerGroup& group,
+                           std::chrono::milliseconds timeout)
+    : Backend(static_cast<int>(group.rank), static_cast<int>(group.nodes.size())),
+      session_(std::move(session)),
+      group_(group),
+      options_(c10::make_intrusive<Options>("thalweg", timeout)) {}
+
+void ProcessGroup::CheckRoot(int64_t root, const char* what) const {
+  if (root < 0 || root >= getSize()) {
+    Throw(absl::StrCat(what, " has root ", root, ", but the group has ", getSize(), " ranks"));
+  }
+}
+
+ProcessGroup::Part ProcessGroup::FoldPart(CollectiveKind kind, const ReduceOp& op, Tensors given,
+                                          Tensors got) const {
+  const at::ScalarType type = given.at(0).scalar_type();
+  const bool is_complex = given[0].is_complex();
+  const at::ScalarType folded = is_complex ? c10::toRealValueType(type) : type;
+  const std::string what =
+      absl::StrCat(Name(kind), " with ", NameOf(op), " of ", c10::toString(type));
+  const std::optional<DType> dtype = FoldedType(folded);
+  if (!dtype) Throw(absl::StrCat(what, " is not supported"));
+  const Fold fold = FoldOf(op, folded);
+  if (IsBitwise(fold) && IsFloat(*dtype))
+    Throw(absl::StrCat(what, ": bits are folded of integers"));
+  if (fold == Fold::kMean && !IsFloat(*dtype)) {
+    Throw(absl::StrCat(what, ": integers have no exact mean; take the sum and divide"));
+  }
+  if (is_complex && fold != Fold::kSum && fold != Fold::kMean) {
+    Throw(absl::StrCat(what, " is not supported: complex numbers are summed or averaged"));
+  }
+  Part part{.kind = kind, .fold = fold, .factor = FactorOf(op)};
+  if (part.factor != 1 && !IsFloat(*dtype)) Throw(absl::StrCat(what, ": expected floats"));
+  for (const at::Tensor& tensor : given) part.given.push_back(AsReal(tensor));
+  for (const at::Tensor& tensor : got) part.got.push_back(AsReal(tensor));
+  return part;
+}
+
+ProcessGroup::WorkPtr ProcessGroup::Begin(OpType type, std::vector<Part> parts, Tensors outputs,
+                                          std::chrono::milliseconds timeout) {
+  const auto work = c10::make_intrusive<CollectiveWork>(
+      getRank(), type, std::move(outputs), std::max<size_t>(1, parts.size()), ++sequence_);
+  if (parts.empty()) {
+    work->FinishOne(absl::OkStatus());
+    return work;
+  }
+  if (timeout == c10d::kUnsetTimeout) timeout = options_->timeout;
+  std::vector<std::pair<at::Tensor, at::Tensor>> copies;  // from, to
+  std::vector<CollectiveCall> calls;
+  Tensors kept;  // what the calls' bytes lie in
+  for (const Part& part : parts) {
+    CollectiveCall& call = calls.emplace_back();
+    call.group = group_.number;
+    call.kind = part.kind;
+    call.fold = part.fold;
+    call.root = static_cast<uint32_t>(part.root);
+    call.timeout = timeout;
+    for (const at::Tensor& tensor : part.given) {
+      const at::Tensor scaled = part.factor == 1 ? tensor : tensor * part.factor;
+      call.given.push_back(BytesOf(kept.emplace_back(scaled.contiguous())));
+    }
+    for (const at::Tensor& tensor : part.got) {
+      at::Tensor target = tensor;
+      if (!tensor.is_contiguous()) {
+        target = at::empty(tensor.sizes(), tensor.options());
+        copies.emplace_back(target, tensor);
+      }
+      call.got.push_back(WritableBytesOf(kept.emplace_back(target)));
+    }
+    uint64_t bytes = 0;
+    if (!part.given.empty() || !part.got.empty()) {
+      const at::ScalarType scalar = (part.given.empty() ? part.got : part.given)[0].scalar_type();
+      call.dtype = part.fold == Fold::kNone ? DType::kUInt8 : *FoldedType(scalar);
+      const auto sum = [](const auto& pieces) {
+        uint64_t total = 0;
+        for (const auto& piece : pieces) total += piece.size();
+        return total;
+      };
+      const auto size = static_cast<uint32_t>(getSize());
+      const bool is_root = part.root == getRank();
+      const uint64_t units = UnitsGiven(part.kind, size, is_root);
+      bytes = units > 0 ? sum(call.given) / units
+                        : sum(call.got) / std::max<uint64_t>(1, UnitsGot(part.kind, size, is_root));
+    }
+    call.elems = bytes / SizeOf(call.dtype);
+  }
+  work->Then([copies = std::move(copies), kept] {
+    for (const auto& [from, to] : copies) to.copy_(from);
+  });
+  for (CollectiveCall& call : calls) {
+    session_->Collect(std::move(call),
+                      [work](const absl::Status& status) { work->FinishOne(status); });
+  }
+  return work;
+}
+
+ProcessGroup::WorkPtr ProcessGroup::broadcast(Tensors& tensors,
+                                              const c10d::BroadcastOptions& options) {
+  const at::Tensor& tensor = Only(tensors, "broadcast");
+  CheckRoot(options.rootRank, "broadcast");
+  Part part{.kind = CollectiveKind::kBroadcast, .root = options.rootRank};
+  (options.rootRank == getRank() ? part.given : part.got).push_back(tensor);
+  return Begin(OpType::BROADCAST, {part}, tensors, options.timeout);
+}
+
+ProcessGroup::WorkPtr ProcessGroup::allreduce(Tensors& tensors,
+                                              const c10d::AllreduceOptions& options) {
+  const at::Tensor& tensor = Only(tensors, "allreduce");
+  return Begin(OpType::ALLREDUCE,
+               {FoldPart(CollectiveKind::kAllReduce, options.reduceOp, {tensor}, {tensor})},
+               tensors, options.timeout);
+}
+
+ProcessGroup::WorkPtr ProcessGroup::allreduce_coalesced(
+    Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) {
+  std::vector<Part> parts;
+  for (const at::Tensor& tensor : tensors) {
+    CheckTensor(tensor, "allreduce");
+    parts.push_back(FoldPart(CollectiveKind::kAllReduce, options.reduceOp, {tensor}, {tensor}));
+  }
+  return Begin(OpType::ALLREDUCE_COALESCED, std::move(parts), tensors, options.timeout);
+}
+
+ProcessGroup::WorkPtr ProcessGroup::reduce(Tensors& tensors, const c10d::ReduceOptions& options) {
+  const at::Tensor& tensor = Only(tensors, "reduce");
+  CheckRoot(options.rootRank, "reduce");
+  const bool is_root = options.rootRank == getRank();
+  Part part = FoldPart(CollectiveKind::kReduce, options.reduceOp, {tensor},
+                       is_root ? Tensors{tensor} : Tensors{});
+  part.root = options.rootRank;
+  return Begin(OpType::REDUCE, {std::move(part)}, tensors, options.timeout);
+}
+
+ProcessGroup::WorkPtr ProcessGroup::allgather(TensorLists& outputs, Tensors& inputs,
+                                              const c10d::AllgatherOptions& options) {
+  return allgather_coalesced(outputs, inputs, options);
+}
+
+ProcessGroup::WorkPtr ProcessGroup::allgather_coalesced(TensorLists& outputs, Tensors& inputs,
+                                                        const c10d::AllgatherOptions& options) {
+  if (outputs.size() != inputs.size()) {
+    Throw(absl::StrCat("allgather of ", inputs.size(), " tensors into ", outputs.size(),
+                       " lists of tensors"));
+  }
+  std::vector<Part> parts;
+  Tensors all;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    CheckTensor(inputs[i], "allgather");
+    if (outputs[i].size() != static_cast<size_t>(getSize())) {
+      Throw(absl::StrCat("allgather into ", outputs[i].size(),
+                         " tensors, expected one for each of ", getSize(), " ranks"));
+    }
+    for (const at::Tensor& output : outputs[i]) CheckTensor(output, "allgather");
+    const int64_t elems = LargestOf(outputs[i]);
+    if (inputs[i].numel() > elems) Throw("allgather: the input is larger than every output");
+    parts.push_back({.kind = CollectiveKind::kAllGather,
+                     .given = Padded({inputs[i]}, elems),
+                     .got = Padded(outputs[i], elems)});
+    all.insert(all.end(), outputs[i].begin(), outputs[i].end());
+  }
+  return Begin(OpType::ALLGATHER, std::move(parts), std::move(all), options.timeout);
+}
+
+ProcessGroup::WorkPtr ProcessGroup::_allgather_base(at::Tensor& output, at::Tensor& input,
+                                                    const c10d::AllgatherOptions& options) {
+  Tensors outputs{output}, inputs{input};
+  return allgather_into_tensor_coalesced(outputs, inputs, options);
+}
+
+ProcessGroup::WorkPtr ProcessGroup::allgather_into_tensor_coalesced(
+    Tensors& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) {
+  std::vector<Part> parts;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    CheckTensor(inputs[i], "all_gather_into_tensor");
+    CheckTensor(outputs.at(i), "all_gather_into_tensor");
+    if (outputs[i].numel() != inputs[i].numel() * getSize()) {
+      Throw(absl::StrCat("all_gather_into_tensor of ", inputs[i].numel(), " elements on ",
+                         getSize(), " ranks into ", outputs[i].numel()));
+    }
+    parts.push_back(
+        {.kind = CollectiveKind::kAllGather, .given = {inputs[i]}, .got = {outputs[i]}});
+  }
+  return Begin(OpType::_ALLGATHER_BASE, std::move(parts), outputs, options.timeout);
+}
+
+ProcessGroup::WorkPtr ProcessGroup::gather(TensorLists& outputs, Tensors& inputs,
+                                           const c10d::GatherOptions& options) {
+  const at::Tensor& input = Only(inputs, "gather");
+  CheckRoot(options.rootRank, "gather");
+  Part part{.kind = CollectiveKind::kGather, .root = options.rootRank, .given = {input}};
+  if (options.rootRank == getRank()) {
+    if (outputs.size() != 1 || outputs[0].size() != static_cast<size_t>(getSize())) {
+      Throw(absl::StrCat("gather takes a list of one tensor for each of ", getSize(),
+                         " ranks at its root"));
+    }
+    for (const at::Tensor& output : outputs[0]) {
+      CheckTensor(output, "gather");
+      if (output.numel() != input.numel()) Throw("gather takes tensors of one size");
+    }
+    part.got = outputs[0];
+  }
+  Tensors all = part.got;
+  return Begin(OpType::GATHER, {std::move(part)}, std::move(all), options.timeout);
+}
+
+ProcessGroup::WorkPtr ProcessGroup::scatter(Tensors& outputs, TensorLists& inputs,
+                                            const c10d::ScatterOptions& options) {
+  const at::Tensor& output = Only(outputs, "scatter");
+  CheckRoot(options.rootRank, "scatter");
+  Part part{.kind = CollectiveKind::kScatter, .root = options.rootRank, .got = {output}};
+  if (options.rootRank == getRank()) {
+    if (inputs.size() != 1 || inputs[0].size() != static_cast<size_t>(getSize())) {
+      Throw(absl::StrCat("scatter takes a list of one tensor for each of ", getSize(),
+                         " ranks at its root"));
+    }
+    for (const at::Tensor& input : inputs[0]) {
+      CheckTensor(input, "scatter");
+      if (input.numel() != output.numel()) Throw("scatter takes tensors of one size");
+    }
+    part.given = inputs[0];
+  }
+  return Begin(OpType::SCATTER, {std::move(part)}, outputs, options.timeout);
+}
+
+ProcessGroup::WorkPtr ProcessGroup::reduce_scatter(Tensors& outputs, TensorLists& inputs,
+                                                   const c10d::ReduceScatterOptions& options) {
+  const at::Tensor& output = Only(outputs, "reduce_scatter");
+  if (inputs.size() != 1 || inputs[0].size() != static_cast<size_t>(getSize())) {
+    Throw(absl::StrCat("reduce_scatter takes a list of one tensor for each of ", getSize(),
+                       " ranks"));
+  }
+  const int64_t elems = LargestOf(inputs[0]);
+  for (const at::Tensor& input : inputs[0]) CheckTensor(input, "reduce_scatter");
+  return Begin(OpType::REDUCE_SCATTER,
+               {FoldPart(CollectiveKind::kReduceScatter, options.reduceOp, Padded(inputs[0], elems),
+                         Padded({output}, elems))},
+               outputs, options.timeout);
+}
+
+ProcessGroup::WorkPtr ProcessGroup::_reduce_scatter_base(
+    at::Tensor& output, at::Tensor& input, const c10d::ReduceScatterOptions& options) {
+  Tensors outputs{output}, inputs{input};
+  return reduce_scatter_tensor_coalesced(outputs, inputs, options);
+}
+
+ProcessGroup::WorkPtr ProcessGroup::reduce_scatter_tensor_coalesced(
+    Tensors& outputs, Tensors& inputs, const c10d::ReduceScatterOptions& options) {
+  std::vector<Part> parts;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    CheckTensor(inputs[i], "reduce_scatter_tensor");
+    CheckTensor(outputs.at(i), "reduce_scatter_tensor");
+    if (inputs[i].numel() != outputs[i].numel() * getSize()) {
+      Throw(absl::StrCat("reduce_scatter_tensor of ", inputs[i].numel(), " elements on ", getSize(),
+                         " ranks into ", outputs[i].numel()));
+    }
+    parts.push_back(
+        FoldPart(CollectiveKind::kReduceScatter, options.reduceOp, {inputs[i]}, {outputs[i]}));
+  }
+  return Begin(OpType::_REDUCE_SCATTER_BASE, std::move(parts), outputs, options.timeout);
+}
+
+ProcessGroup::WorkPtr ProcessGroup::alltoall_base(at::Tensor& output, at::Tensor& input,
+                                                  std::vector<int64_t>& output_sizes,
+                                                  std::vector<int64_t>& input_sizes,
+                                                  const c10d::AllToAllOptions& options) {
+  CheckTensor(input, "all_to_all_single");
+  CheckTensor(output, "all_to_all_single");
+  const auto is_even = [](const std::vector<int64_t>& sizes) {
+    return std::adjacent_find(sizes.begin(), sizes.end(), std::not_equal_to<>()) == sizes.end();
+  };
+  if (!is_even(output_sizes) || !is_even(input_sizes) || input.numel() != output.numel() ||
+      input.numel() % getSize() != 0) {
+    Throw("all_to_all_single with parts of different sizes is not supported yet");
+  }
+  return Begin(OpType::ALLTOALL_BASE,
+               {{.kind = CollectiveKind::kAllToAll, .given = {input}, .got = {output}}}, {output},
+               options.timeout);
+}
+
+ProcessGroup::WorkPtr ProcessGroup::alltoall(Tensors& outputs, Tensors& inputs,
+                                             const c10d::AllToAllOptions& options) {
+  const auto size = static_cast<size_t>(getSize());
+  if (outputs.size() != size || inputs.size() != size) {
+    Throw(absl::StrCat("all_to_all takes ", size, " tensors and gives as many"));
+  }
+  for (const Tensors* tensors : {&outputs, &inputs}) {
+    for (const at::Tensor& tensor : *tensors) {
+      CheckTensor(tensor, "all_to_all");
+      if (tensor.numel() != inputs[0].numel()) {
+        Throw("all_to_all with tensors of different sizes is not supported yet");
+      }
+    }
+  }
+  return Begin(OpType::ALLTOALL,
+               {{.kind = CollectiveKind::kAllToAll, .given = inputs, .got = outputs}}, outputs,
+               options.timeout);
+}
+
+ProcessGroup::WorkPtr ProcessGroup::barrier(const c10d::BarrierOptions& options) {
+  WorkPtr work = Begin(OpType::BARRIER, {Part{}}, {}, options.timeout);
+  if (!options.asyncOp) work->wait();
+  return work;
+}
+
+void ProcessGroup::shutdown() {
+  if (group_.number == 1) session_->Close();
+}
+
+}  // namespace thalweg

@@ -1,0 +1,91 @@
+// ProcessGroup is the back end "thalweg" of torch.distributed: c10d's calls become collectives of a
+// Session. docs/c10d.md says what it supports.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <vector>
+
+#include "client/core/session.h"
+#include "client/torch/collective_work.h"
+
+namespace thalweg {
+
+// Thread-safe. Calls copy what they give before they return, and write what they get on the
+// session's completion thread. They throw std::runtime_error for what is not supported, by name.
+class ProcessGroup : public c10d::Backend {
+ public:
+  // `group` is known to the session already. Group 1 is all workers: its shutdown closes the
+  // session.
+  ProcessGroup(std::shared_ptr<Session> session, const WorkerGroup& group,
+               std::chrono::milliseconds timeout);
+
+  const std::string getBackendName() const override { return "thalweg"; }
+  c10::intrusive_ptr<Options> getBackendOptions() override { return options_; }
+  void setTimeout(std::chrono::milliseconds timeout) override { options_->timeout = timeout; }
+
+  using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+  using Tensors = std::vector<at::Tensor>;
+  using TensorLists = std::vector<std::vector<at::Tensor>>;
+
+  WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override;
+  WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override;
+  WorkPtr allreduce_coalesced(Tensors& tensors,
+                              const c10d::AllreduceCoalescedOptions& options) override;
+  WorkPtr reduce(Tensors& tensors, const c10d::ReduceOptions& options) override;
+  WorkPtr allgather(TensorLists& outputs, Tensors& inputs,
+                    const c10d::AllgatherOptions& options) override;
+  WorkPtr _allgather_base(at::Tensor& output, at::Tensor& input,
+                          const c10d::AllgatherOptions& options) override;
+  WorkPtr allgather_coalesced(TensorLists& outputs, Tensors& inputs,
+                              const c10d::AllgatherOptions& options) override;
+  WorkPtr allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                          const c10d::AllgatherOptions& options) override;
+  WorkPtr gather(TensorLists& outputs, Tensors& inputs,
+                 const c10d::GatherOptions& options) override;
+  WorkPtr scatter(Tensors& outputs, TensorLists& inputs,
+                  const c10d::ScatterOptions& options) override;
+  WorkPtr reduce_scatter(Tensors& outputs, TensorLists& inputs,
+                         const c10d::ReduceScatterOptions& options) override;
+  WorkPtr _reduce_scatter_base(at::Tensor& output, at::Tensor& input,
+                               const c10d::ReduceScatterOptions& options) override;
+  WorkPtr reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                          const c10d::ReduceScatterOptions& options) override;
+  WorkPtr alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_sizes,
+                        std::vector<int64_t>& input_sizes,
+                        const c10d::AllToAllOptions& options) override;
+  WorkPtr alltoall(Tensors& outputs, Tensors& inputs,
+                   const c10d::AllToAllOptions& options) override;
+  WorkPtr barrier(const c10d::BarrierOptions& options) override;
+
+  void setSequenceNumberForGroup() override {}
+  uint64_t getSequenceNumberForGroup() override { return sequence_; }
+  void abort() override { session_->Close(); }
+  void shutdown() override;
+
+ private:
+  // A Part is one collective of a call.
+  struct Part {
+    CollectiveKind kind = CollectiveKind::kBarrier;
+    Fold fold = Fold::kNone;
+    double factor = 1;  // of the values, before they are folded
+    int64_t root = 0;
+    Tensors given;
+    Tensors got;
+  };
+  // Begins a call's collectives. `outputs` are what its future holds.
+  WorkPtr Begin(c10d::OpType type, std::vector<Part> parts, Tensors outputs,
+                std::chrono::milliseconds timeout);
+  Part FoldPart(CollectiveKind kind, const c10d::ReduceOp& op, Tensors given, Tensors got) const;
+  void CheckRoot(int64_t root, const char* what) const;
+
+  const std::shared_ptr<Session> session_;
+  const WorkerGroup group_;
+  const c10::intrusive_ptr<Options> options_;
+  std::atomic<uint64_t> sequence_{0};  // of calls
+};
+
+}  // namespace thalweg

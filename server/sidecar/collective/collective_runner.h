@@ -1,0 +1,141 @@
+// CollectiveRunner takes the collectives of a job's groups on one node from their workers to their
+// results.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "core/base/clock.h"
+#include "core/base/mutex.h"
+#include "core/base/thread.h"
+#include "core/exchange/rounds.h"
+#include "core/ipc/message.h"
+#include "core/ipc/unique_fd.h"
+#include "server/sidecar/collective/collective_plan.h"
+#include "server/sidecar/collective/node_collective.h"
+#include "server/sidecar/job_outcome.h"
+#include "server/sidecar/placement.h"
+#include "server/sidecar/progress.h"
+#include "server/sidecar/shard_group.h"
+
+namespace thalweg {
+
+// A group's collectives run in the order of their sequence, those of several groups in the order in
+// which their workers have come. Small ones run on the thread that brings the last worker; the
+// others, and the declaration of groups, on a thread of the runner's, which starts with the first
+// group. Thread-safe.
+class CollectiveRunner {
+ public:
+  // The parts of the job that it uses; all must outlive it.
+  struct Context {
+    const JobOutcome& outcome;
+    Progress& progress;
+    ShardGroup& shards;
+  };
+  // Calls come from any thread and without a lock.
+  class Listener {
+   public:
+    virtual ~Listener() = default;
+    // Posts a message to a worker; see Roster::Tell.
+    virtual void OnMessage(uint32_t local_rank, const ipc::Message& message, int fd) = 0;
+    virtual void OnCollectiveFailed(const absl::Status& why) = 0;
+    // Returns a function that does what OnMessage does, and may be called after the job is gone.
+    virtual std::function<void(uint32_t, const ipc::Message&)> Poster() = 0;
+  };
+  struct Terms {
+    uint32_t node = 0;
+    uint32_t num_nodes = 1;
+    Duration patience{};          // for a declaration at the shards
+    std::vector<uint32_t> hosts;  // by shard: the node that hosts it, or kNoHost; may be empty
+  };
+
+  CollectiveRunner(Terms terms, const Context& context, Listener& listener);
+  ~CollectiveRunner() { Stop(); }
+
+  // InvalidArgument: the worker contradicts the group's others, or itself.
+  absl::Status MakeGroup(uint32_t local_rank, const ipc::MakeGroup& message);
+  absl::Status ShareArena(uint32_t local_rank, const ipc::ShareArena& message, UniqueFd fd);
+  absl::Status Collect(uint32_t local_rank, ipc::Collect message);
+  absl::Status Take(uint32_t local_rank, const ipc::Taken& message);
+  // A worker has left; returns Aborted when a collective waits for it, or for its taking a result.
+  absl::Status OnWorkerLeft(uint32_t local_rank, const std::string& name);
+
+  // Requires IsOneShot(received.id).
+  void OnResult(uint32_t shard, const RoundResult& received);
+
+  // Returns DeadlineExceeded, naming group, collective and who is missing, when workers have not
+  // come, or shards have not answered, in time.
+  absl::Status CheckLate(TimePoint now) const;
+  // Says whether any worker waits for a collective.
+  bool IsBusy() const;
+  void Wake();
+  // Ends the thread; the job must not go on.
+  void Stop();
+
+ private:
+  struct GroupState {
+    std::string name;
+    std::shared_ptr<const GroupPlaces> places;
+    std::map<uint32_t, uint32_t> ranks;  // in the group, by local rank
+    std::map<uint32_t, uint64_t> last;   // sequence that a worker has begun, by local rank
+    bool is_declared = false;            // at the shards
+    uint64_t started = 0;                // sequence of the last collective that has run
+    uint64_t settled = 0;                // all up to this one have their results
+    std::set<uint64_t> done;             // beyond `settled`
+    std::map<uint64_t, std::shared_ptr<NodeCollective>> collectives;  // by sequence
+    std::map<std::optional<uint32_t>, Placement> placements;  // by the node that is left out
+  };
+
+  GroupState* FindLocked(uint32_t group) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Returns null if there is none.
+  std::shared_ptr<NodeCollective> FindLocked(uint32_t group, uint64_t sequence)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::StatusOr<std::shared_ptr<const BucketArena>> FindArenaLocked(uint32_t local_rank,
+                                                                     uint32_t number) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  std::shared_ptr<NodeCollective> MakeLocked(GroupState& group, uint32_t rank,
+                                             const ipc::Collect& message)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Returns the next collective that can run.
+  std::shared_ptr<NodeCollective> NextLocked(bool small_only) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Queue(GroupState& group) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Runs what can run, unless another thread does.
+  void Drain(bool small_only);
+  void RunLoop();
+  absl::Status Declare(uint32_t group);
+  absl::Status Start(const std::shared_ptr<NodeCollective>& collective);
+  std::vector<uint32_t> ShardsOf(GroupState& group, const Route& route, const ChunkPlan& cut,
+                                 uint64_t sequence) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::StatusOr<std::shared_ptr<ResultArena>> TakeArena(uint64_t bytes);
+  void Complete(const std::shared_ptr<NodeCollective>& collective);
+
+  const Terms terms_;
+  const Context context_;
+  Listener& listener_;
+
+  mutable Mutex mutex_;
+  CondVar changed_;
+  std::map<uint32_t, GroupState> groups_ ABSL_GUARDED_BY(mutex_);
+  std::deque<uint32_t> undeclared_ ABSL_GUARDED_BY(mutex_);  // groups whose workers have all come
+  std::deque<std::shared_ptr<NodeCollective>> ready_ ABSL_GUARDED_BY(mutex_);
+  bool is_running_ ABSL_GUARDED_BY(mutex_) = false;  // a thread has a collective or declaration
+  // The workers' arenas, by local rank and number.
+  std::map<std::pair<uint32_t, uint32_t>, std::shared_ptr<const BucketArena>> arenas_
+      ABSL_GUARDED_BY(mutex_);
+  // The sidecar's own arenas that are free, and which of all each worker has.
+  std::vector<std::shared_ptr<ResultArena>> free_ ABSL_GUARDED_BY(mutex_);
+  uint32_t num_arenas_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::map<uint32_t, std::set<uint32_t>> known_ ABSL_GUARDED_BY(mutex_);  // by local rank
+  bool has_thread_ ABSL_GUARDED_BY(mutex_) = false;
+  Thread thread_;
+};
+
+}  // namespace thalweg

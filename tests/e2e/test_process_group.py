@@ -1,0 +1,71 @@
+"""Tests the back end "thalweg" of torch.distributed, with workers on one node and on several."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from harness import Job, servers
+
+JOBS = Path(__file__).parent / "process_group_jobs.py"
+
+# Of each node, the number of workers; and the number of aggregators, 0: the sidecars host shards.
+PLACES = [((3,), 0), ((1, 1), 0), ((2, 1, 1), 0), ((1, 2), 1)]
+
+
+def run(name: str, tmp_path: Path, nodes: tuple[int, ...], shards: int, **env: str):
+    """Returns what the workers of such a job return, whose sidecars the nodes start themselves."""
+    with servers(shards=shards) as cluster:
+        flags = () if shards else ("--shard-listen", "127.0.0.1:0")
+        paths = [cluster.add_sidecar(*flags) for _ in nodes]
+        assert len(paths) == len(nodes)
+        sockets = [str(cluster.folder / f"s{node}.sock") for node in range(len(nodes))]
+        sidecar_of = [sockets[node] for node, count in enumerate(nodes) for _ in range(count)]
+        return Job(name, cluster, tmp_path, sidecar_of=sidecar_of, env=env, jobs=JOBS).results()
+
+
+@pytest.mark.parametrize(("nodes", "shards"), PLACES)
+@pytest.mark.parametrize("seed", [1, 2])
+def test_random_collectives_of_random_groups_equal_numpys(nodes, shards, seed, tmp_path):
+    results = run("random_collectives", tmp_path, nodes, shards, SEED=str(seed))
+    assert results == [[]] * sum(nodes)
+
+
+@pytest.mark.parametrize(("nodes", "shards"), PLACES[1:3])
+def test_ddp_trains_on_the_back_end_alone(nodes, shards, tmp_path):
+    results = run("trained_with_ddp", tmp_path, nodes, shards)
+    assert len({result["digest"] for result in results}) == 1
+    # Both round sums of four float32 gradients; four steps carry that on.
+    assert all(result["difference"] < 1e-5 for result in results)
+    assert all(result["change"] > 0.01 for result in results)
+
+
+@pytest.mark.parametrize(("nodes", "shards"), PLACES[:2])
+def test_groups_used_from_threads_in_opposite_orders_finish(nodes, shards, tmp_path):
+    world = sum(nodes)
+    results = run("groups_from_threads", tmp_path, nodes, shards)
+    assert results == [[30.0 * world, 60.0 * world] * 2] * world
+
+
+def test_what_is_not_supported_is_refused_by_name_and_the_job_goes_on(tmp_path):
+    for result in run("refused", tmp_path, (1, 1), 0):
+        assert "BXOR of Float: bits are folded of integers" in result[0]
+        assert "AVG of Int: integers have no exact mean" in result[1]
+        assert "send is not supported" in result[2] or "does not support send" in result[2]
+        assert "all_gather_into_tensor of 3 elements" in result[3]
+        assert result[4] == "2"
+
+
+@pytest.mark.parametrize("nodes", [(2,), (1, 1)])
+def test_another_shape_fails_on_all_ranks_naming_the_collective(nodes, tmp_path):
+    for error in run("mismatched", tmp_path, nodes, 0):
+        assert "elements" in error
+        assert "3" in error
+        assert "4" in error
+
+
+@pytest.mark.parametrize("nodes", [(2,), (1, 1)])
+def test_absent_rank_fails_the_collective_of_the_others_within_its_timeout(nodes, tmp_path):
+    error, _ = run("deserted", tmp_path, nodes, 0, PATIENCE="2")
+    assert "RuntimeError: thalweg: job" in error
+    assert "node 1 (" in error or "allreduce 1 of group" in error
