@@ -51,7 +51,7 @@ struct RoundId {
 constexpr BucketId OneShotsOf(uint32_t group) { return {0xffff'ffff, group, 0}; }
 constexpr bool IsOneShot(const RoundId& id) { return id.bucket.index == OneShotsOf(0).index; }
 
-// Returns "bucket 3 round 5 chunk 0" or "one-shot round 5 of group 2 chunk 0".
+// Returns "bucket 3 round 5 chunk 0" or "collective 5 of group 2 chunk 0".
 std::string ToString(const RoundId& id);
 
 // A Contribution is one node's share of a chunk, in wire format: for a mean, that over its workers.

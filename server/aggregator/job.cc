@@ -150,9 +150,12 @@ void Job::RemoveMember(uint32_t node, const absl::Status& reason) {
     if (!reason.ok()) {
       failure = members_.Blame(node, reason);
     } else if (const auto open = engine_.OldestWaitingFor(node)) {
-      failure = absl::AbortedError(absl::StrCat(members_.Name(node), " left while round ",
-                                                open->id.round, " of bucket ",
-                                                ToString(open->id.bucket), " waited for it"));
+      failure = absl::AbortedError(IsOneShot(open->id)
+                                       ? absl::StrCat(members_.Name(node), " left while ",
+                                                      ToString(open->id), " waited for it")
+                                       : absl::StrCat(members_.Name(node), " left while round ",
+                                                      open->id.round, " of bucket ",
+                                                      ToString(open->id.bucket), " waited for it"));
     }
     if (members_.IsEmpty()) residuals_ = ResidualStore();
     // This runs under the same lock, so that no other call finds the node gone and reports that as
@@ -180,9 +183,9 @@ absl::Status Job::FindFailureLocked(TimePoint now) const {
   if (expired.empty()) return absl::OkStatus();
   const RoundEngine::OpenRound& round = expired.front();
   return absl::DeadlineExceededError(absl::StrCat(
-      "bucket ", ToString(round.id.bucket), " round ", round.id.round, " chunk ", round.id.chunk,
-      " waited ", ToSeconds(round.timeout), " s for ", members_.Names(round.missing),
-      "; if that is a long but healthy pause, raise the timeout (THALWEG_STEP_TIMEOUT)"));
+      ToString(round.id), " waited ", ToSeconds(round.timeout), " s for ",
+      members_.Names(round.missing), "; if that is a long but healthy pause, raise the timeout (",
+      IsOneShot(round.id) ? "that of the process group" : "THALWEG_STEP_TIMEOUT", ")"));
 }
 
 void Job::Fail(const absl::Status& reason) {

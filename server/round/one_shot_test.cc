@@ -109,7 +109,7 @@ TEST_F(OneShotTest, RoundOfAnotherGroupThanTheContributionNamesIsRefused) {
   EXPECT_TRUE(absl::IsInvalidArgument(added.status()));
   EXPECT_THAT(
       std::string(added.status().message()),
-      HasSubstr("one-shot round 1 of group 1 chunk 0: node 0 contributes to it in group 0"));
+      HasSubstr("collective 1 of group 1 chunk 0: node 0 contributes to it in group 0"));
 }
 
 TEST_F(OneShotTest, RoundThatItsNodeSaysItHasIsRefused) {

@@ -128,7 +128,7 @@ absl::Status CollectiveRunner::Collect(uint32_t local_rank, ipc::Collect message
     message.values.resize(values.size());  // for its size
     THALWEG_RETURN_IF_ERROR(collective->Add(rank, message, arena_bytes,
                                             {local_rank, std::move(values), std::move(arena)}));
-    if (!collective->IsGathered()) return absl::OkStatus();
+    if (!collective->IsGathered()) return CheckComingLocked(*group, *collective);
     Queue(*group);
     small = !ready_.empty() && ready_.front()->IsSmall();
   }
@@ -355,16 +355,26 @@ absl::Status CollectiveRunner::Take(uint32_t local_rank, const ipc::Taken& messa
 
 absl::Status CollectiveRunner::OnWorkerLeft(uint32_t local_rank, const std::string& name) {
   MutexLock lock(mutex_);
+  left_[local_rank] = name;
   for (const auto& [number, group] : groups_) {
-    const auto known = group.ranks.find(local_rank);
-    if (known == group.ranks.end()) continue;
     for (const auto& [sequence, collective] : group.collectives) {
-      if (collective->remaining() == 0 && collective->IsGathered()) continue;
-      const auto missing = collective->Missing();
-      if (std::find(missing.begin(), missing.end(), known->second) == missing.end()) continue;
-      return absl::AbortedError(
-          absl::StrCat(name, " has left, but ", collective->Name(), " waits for it"));
+      if (!collective->IsGathered()) THALWEG_RETURN_IF_ERROR(CheckComingLocked(group, *collective));
     }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CollectiveRunner::CheckComingLocked(const GroupState& group,
+                                                 const NodeCollective& collective) const {
+  if (left_.empty()) return absl::OkStatus();
+  const std::vector<uint32_t> missing = collective.Missing();
+  for (const auto& [local_rank, rank] : group.ranks) {
+    const auto gone = left_.find(local_rank);
+    if (gone == left_.end() || std::find(missing.begin(), missing.end(), rank) == missing.end()) {
+      continue;
+    }
+    return absl::AbortedError(
+        absl::StrCat(gone->second, " has left, but ", collective.Name(), " waits for it"));
   }
   return absl::OkStatus();
 }

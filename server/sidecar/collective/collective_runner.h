@@ -65,7 +65,8 @@ class CollectiveRunner {
   absl::Status ShareArena(uint32_t local_rank, const ipc::ShareArena& message, UniqueFd fd);
   absl::Status Collect(uint32_t local_rank, ipc::Collect message);
   absl::Status Take(uint32_t local_rank, const ipc::Taken& message);
-  // A worker has left; returns Aborted when a collective waits for it, or for its taking a result.
+  // A worker has left; returns Aborted when a collective waits for it, as Collect does for one that
+  // is begun afterwards.
   absl::Status OnWorkerLeft(uint32_t local_rank, const std::string& name);
 
   // Requires IsOneShot(received.id).
@@ -106,6 +107,8 @@ class CollectiveRunner {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Returns the next collective that can run.
   std::shared_ptr<NodeCollective> NextLocked(bool small_only) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status CheckComingLocked(const GroupState& group, const NodeCollective& collective) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Queue(GroupState& group) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Runs what can run, unless another thread does.
   void Drain(bool small_only);
@@ -127,6 +130,7 @@ class CollectiveRunner {
   std::deque<uint32_t> undeclared_ ABSL_GUARDED_BY(mutex_);  // groups whose workers have all come
   std::deque<std::shared_ptr<NodeCollective>> ready_ ABSL_GUARDED_BY(mutex_);
   bool is_running_ ABSL_GUARDED_BY(mutex_) = false;  // a thread has a collective or declaration
+  std::map<uint32_t, std::string> left_ ABSL_GUARDED_BY(mutex_);  // names, by local rank
   // The workers' arenas, by local rank and number.
   std::map<std::pair<uint32_t, uint32_t>, std::shared_ptr<const BucketArena>> arenas_
       ABSL_GUARDED_BY(mutex_);
