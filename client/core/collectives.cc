@@ -17,6 +17,9 @@ uint64_t SizeOf(const auto& pieces) {
   return bytes;
 }
 
+// The sidecar reports what is late; it may take this long.
+constexpr Duration kGrace = std::chrono::seconds(5);
+
 // Copies the pieces into the arena, telling the sidecar of each block that is there.
 void CopyIn(const std::vector<std::span<const std::byte>>& pieces, BucketArena& arena) {
   std::byte* const begin = arena.payload();
@@ -181,7 +184,7 @@ std::vector<Collectives::Done> Collectives::TakeAll() {
 std::string Collectives::Late(TimePoint now) const {
   MutexLock lock(mutex_);
   for (const auto& [key, pending] : pending_) {
-    if (now - pending.since <= pending.timeout) continue;
+    if (now - pending.since <= pending.timeout + kGrace) continue;
     const auto name = names_.find(key.first);
     return absl::StrCat(Name(pending.kind), " ", key.second, " of group '",
                         name == names_.end() ? "" : name->second, "'");

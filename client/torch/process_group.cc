@@ -261,34 +261,45 @@ ProcessGroup::WorkPtr ProcessGroup::reduce(Tensors& tensors, const c10d::ReduceO
   return Begin(OpType::REDUCE, {std::move(part)}, tensors, options.timeout);
 }
 
+ProcessGroup::Part ProcessGroup::GatherPart(const at::Tensor& input, Tensors outputs) const {
+  CheckTensor(input, "allgather");
+  if (outputs.size() != static_cast<size_t>(getSize())) {
+    Throw(absl::StrCat("allgather into ", outputs.size(), " tensors, expected one for each of ",
+                       getSize(), " ranks"));
+  }
+  for (const at::Tensor& output : outputs) CheckTensor(output, "allgather");
+  const int64_t elems = LargestOf(outputs);
+  if (input.numel() > elems) Throw("allgather: the input is larger than every output");
+  return {.kind = CollectiveKind::kAllGather,
+          .given = Padded({input}, elems),
+          .got = Padded(outputs, elems)};
+}
+
 ProcessGroup::WorkPtr ProcessGroup::allgather(TensorLists& outputs, Tensors& inputs,
                                               const c10d::AllgatherOptions& options) {
-  return allgather_coalesced(outputs, inputs, options);
+  const at::Tensor& input = Only(inputs, "allgather");
+  if (outputs.size() != 1) {
+    Throw(absl::StrCat("allgather of one tensor into ", outputs.size(), " lists of tensors"));
+  }
+  return Begin(OpType::ALLGATHER, {GatherPart(input, outputs[0])}, outputs[0], options.timeout);
 }
 
 ProcessGroup::WorkPtr ProcessGroup::allgather_coalesced(TensorLists& outputs, Tensors& inputs,
                                                         const c10d::AllgatherOptions& options) {
-  if (outputs.size() != inputs.size()) {
-    Throw(absl::StrCat("allgather of ", inputs.size(), " tensors into ", outputs.size(),
-                       " lists of tensors"));
-  }
   std::vector<Part> parts;
   Tensors all;
   for (size_t i = 0; i < inputs.size(); ++i) {
-    CheckTensor(inputs[i], "allgather");
-    if (outputs[i].size() != static_cast<size_t>(getSize())) {
-      Throw(absl::StrCat("allgather into ", outputs[i].size(),
-                         " tensors, expected one for each of ", getSize(), " ranks"));
+    Tensors of_ranks;
+    for (const Tensors& of_rank : outputs) {
+      if (of_rank.size() != inputs.size()) {
+        Throw(absl::StrCat("allgather of ", inputs.size(), " tensors into ", of_rank.size(),
+                           " of one rank"));
+      }
+      all.push_back(of_ranks.emplace_back(of_rank[i]));
     }
-    for (const at::Tensor& output : outputs[i]) CheckTensor(output, "allgather");
-    const int64_t elems = LargestOf(outputs[i]);
-    if (inputs[i].numel() > elems) Throw("allgather: the input is larger than every output");
-    parts.push_back({.kind = CollectiveKind::kAllGather,
-                     .given = Padded({inputs[i]}, elems),
-                     .got = Padded(outputs[i], elems)});
-    all.insert(all.end(), outputs[i].begin(), outputs[i].end());
+    parts.push_back(GatherPart(inputs[i], std::move(of_ranks)));
   }
-  return Begin(OpType::ALLGATHER, std::move(parts), std::move(all), options.timeout);
+  return Begin(OpType::ALLGATHER_COALESCED, std::move(parts), std::move(all), options.timeout);
 }
 
 ProcessGroup::WorkPtr ProcessGroup::_allgather_base(at::Tensor& output, at::Tensor& input,

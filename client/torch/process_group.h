@@ -40,6 +40,7 @@ class ProcessGroup : public c10d::Backend {
                     const c10d::AllgatherOptions& options) override;
   WorkPtr _allgather_base(at::Tensor& output, at::Tensor& input,
                           const c10d::AllgatherOptions& options) override;
+  // outputs[r][i] is what rank r gives as inputs[i].
   WorkPtr allgather_coalesced(TensorLists& outputs, Tensors& inputs,
                               const c10d::AllgatherOptions& options) override;
   WorkPtr allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
@@ -80,6 +81,7 @@ class ProcessGroup : public c10d::Backend {
   WorkPtr Begin(c10d::OpType type, std::vector<Part> parts, Tensors outputs,
                 std::chrono::milliseconds timeout);
   Part FoldPart(CollectiveKind kind, const c10d::ReduceOp& op, Tensors given, Tensors got) const;
+  Part GatherPart(const at::Tensor& input, Tensors outputs) const;
   void CheckRoot(int64_t root, const char* what) const;
 
   const std::shared_ptr<Session> session_;

@@ -14,6 +14,8 @@ namespace {
 
 // A group's chunks at a shard that may be under way; more than that hides no round trip.
 constexpr uint32_t kMostWindow = 16;
+// A shard's own report of a late round takes less.
+constexpr Duration kGrace = std::chrono::seconds(2);
 constexpr uint32_t kRotation = 64;  // collectives after which the choice of shards repeats
 
 }  // namespace
@@ -383,19 +385,19 @@ absl::Status CollectiveRunner::CheckLate(TimePoint now) const {
   MutexLock lock(mutex_);
   for (const auto& [number, group] : groups_) {
     for (const auto& [sequence, collective] : group.collectives) {
-      const Duration limit =
-          LayeredTimeout{std::chrono::milliseconds(collective->spec().timeout_ms)}.sidecar();
-      if (now - collective->since() <= limit) continue;
-      if (collective->IsGathered()) {
-        if (collective->remaining() == 0 || now - context_.progress.last() <= limit) continue;
-        return absl::DeadlineExceededError(
-            absl::StrCat(collective->Name(), ": ", collective->remaining(), " of ",
-                         collective->num_chunks(), " chunks did not come back within ",
-                         ToSeconds(limit), " s; missing are ", context_.shards.Debtors()));
-      } else {
-        return absl::DeadlineExceededError(
-            absl::StrCat(collective->Name(), ": rank ", absl::StrJoin(collective->Missing(), ", "),
-                         " of the group did not come within ", ToSeconds(limit), " s"));
+      const Duration limit = std::chrono::milliseconds(collective->spec().timeout_ms);
+      if (!collective->IsGathered() && now - collective->since() > limit) {
+        return absl::DeadlineExceededError(absl::StrCat(
+            collective->Name(), ": rank ", absl::StrJoin(collective->Missing(), ", "),
+            " of the group did not come within the timeout of ", ToSeconds(limit), " s"));
+      }
+      // Shards fail a round in time themselves, if they are there.
+      const TimePoint last = std::max(collective->since(), context_.progress.last());
+      if (collective->IsGathered() && collective->remaining() > 0 && now - last > limit + kGrace) {
+        return absl::DeadlineExceededError(absl::StrCat(
+            collective->Name(), ": ", collective->remaining(), " of ", collective->num_chunks(),
+            " chunks did not come back within the timeout of ", ToSeconds(limit),
+            " s; missing are ", context_.shards.Debtors()));
       }
     }
   }
