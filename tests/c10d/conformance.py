@@ -23,6 +23,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import conformance_suite
+import mapped_devices
 
 PASSED, SKIPPED, FAILED = "passed", "skipped", "failed"
 _GRACE = 15  # seconds that a test has for the tracebacks of its workers, after its limit
@@ -49,6 +50,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     suite = conformance_suite.load(
         options.backend, options.world_size, options.timeout, profiled=options.profiler
     )
+    if options.cuda_on_cpu:
+        mapped_devices.install(options.world_size)
     names = chosen(unittest.defaultTestLoader.getTestCaseNames(suite), options)
     outcomes = []
     for name in names:
@@ -89,10 +92,11 @@ def run(suite: type[unittest.TestCase], name: str, seconds: float) -> Outcome:
     if _UNSAID in detail:
         detail = next(iter(_SAID.findall(log)), detail)
     if not in_time:
-        outcome, detail = FAILED, f"no end in {seconds:.0f} s: {last_error(log)}"
+        outcome, detail = FAILED, f"no end in {seconds:.0f} s {last_error(log)}".strip()
     elif outcome == FAILED:
         said = _RAISED in detail  # otherwise a worker has ended before torch's harness ran the test
         log, detail = log + detail, last_error(detail if said else log) or last_error(detail)
+        detail = detail or _DIED
     shutil.rmtree(folder, ignore_errors=True)
     return Outcome(name, outcome, detail, round(took, 1), log if outcome == FAILED else "")
 
@@ -124,7 +128,7 @@ def _outcome(case: unittest.TestCase) -> tuple[str, str]:
 def last_error(text: str) -> str:
     """Returns the first line of the last exception that a text tells of."""
     found = [line for line in _ERROR.findall(text) if _RAISED not in line]
-    return found[-1] if found else text.strip().split("\n")[-1]
+    return found[-1] if found else ""
 
 
 def summary(outcomes: Sequence[Outcome]) -> str:
@@ -158,6 +162,11 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument(
         "--profiler", action="store_true", help="expect events in the profiler, as of gloo"
+    )
+    parser.add_argument(
+        "--cuda-on-cpu",
+        action="store_true",
+        help="run tests for GPUs on the CPU; those that need a real GPU then fail on any back end",
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="gets the outcome of every test")
     return parser.parse_args(argv)
