@@ -192,9 +192,10 @@ TEST_F(CollectivesTest, AbsentWorkerIsNamedWithinTheCollectivesTimeout) {
                               .elems = 4,
                               .timeout = std::chrono::milliseconds(500)};
     const absl::Status status = Begin(*sessions[0], call, Values(4, 1), &got).get();
-    EXPECT_THAT(std::string(status.message()),
-                HasSubstr(shape.workers == 2 ? "allreduce 1 of group 'group1': rank 1 of the group"
-                                             : "collective 1 of group 1 chunk 0 waited 0.5 s for node 1"));
+    EXPECT_THAT(
+        std::string(status.message()),
+        HasSubstr(shape.workers == 2 ? "allreduce 1 of group 'group1': rank 1 of the group"
+                                     : "collective 1 of group 1 chunk 0 waited 0.5 s for node 1"));
   }
 }
 

@@ -1,7 +1,6 @@
 #include "server/sidecar/collective/collective_runner.h"
 
 #include <algorithm>
-#include <bit>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -74,23 +73,6 @@ absl::Status CollectiveRunner::MakeGroup(uint32_t local_rank, const ipc::MakeGro
   return absl::OkStatus();
 }
 
-absl::Status CollectiveRunner::ShareArena(uint32_t local_rank, const ipc::ShareArena& message,
-                                          UniqueFd fd) {
-  THALWEG_ASSIGN_OR_RETURN(BucketArena arena, BucketArena::Open(std::move(fd), message.bytes));
-  MutexLock lock(mutex_);
-  arenas_[{local_rank, message.number}] = std::make_shared<const BucketArena>(std::move(arena));
-  return absl::OkStatus();
-}
-
-absl::StatusOr<std::shared_ptr<const BucketArena>> CollectiveRunner::FindArenaLocked(
-    uint32_t local_rank, uint32_t number) const {
-  if (number == 0) return nullptr;
-  const auto found = arenas_.find({local_rank, number});
-  if (found != arenas_.end()) return found->second;
-  return absl::InvalidArgumentError(
-      absl::StrCat("local rank ", local_rank, " has no arena ", number));
-}
-
 std::shared_ptr<NodeCollective> CollectiveRunner::MakeLocked(GroupState& group, uint32_t rank,
                                                              const ipc::Collect& message) {
   const auto released = [post = listener_.Poster(),
@@ -122,7 +104,7 @@ absl::Status CollectiveRunner::Collect(uint32_t local_rank, ipc::Collect message
                        Name(message.kind), " with fold ", Name(message.fold), ", root ",
                        message.root, " and ", message.elems, " elements"));
     }
-    THALWEG_ASSIGN_OR_RETURN(auto arena, FindArenaLocked(local_rank, message.arena));
+    THALWEG_ASSIGN_OR_RETURN(auto arena, arenas_.Find(local_rank, message.arena));
     auto& collective = group->collectives[message.sequence];
     if (collective == nullptr) collective = MakeLocked(*group, rank, message);
     const uint64_t arena_bytes = arena == nullptr ? 0 : arena->payload_bytes();
@@ -242,30 +224,10 @@ std::vector<uint32_t> CollectiveRunner::ShardsOf(GroupState& group, const Route&
                                  WireFormat::kFloat32);
 }
 
-absl::StatusOr<std::shared_ptr<ResultArena>> CollectiveRunner::TakeArena(uint64_t bytes) {
-  if (bytes <= ipc::kMaxInlineBytes) return nullptr;
-  const uint64_t size = std::bit_ceil(bytes);
-  uint32_t number = 0;
-  {
-    MutexLock lock(mutex_);
-    const auto fits = std::find_if(free_.begin(), free_.end(), [size](const auto& arena) {
-      return arena->arena.payload_bytes() == size;
-    });
-    if (fits != free_.end()) {
-      auto arena = std::move(*fits);
-      free_.erase(fits);
-      return arena;
-    }
-    number = ++num_arenas_;
-  }
-  THALWEG_ASSIGN_OR_RETURN(BucketArena arena, BucketArena::Create("thalweg-collected", size, true));
-  return std::make_shared<ResultArena>(ResultArena{number, std::move(arena)});
-}
-
 absl::Status CollectiveRunner::Start(const std::shared_ptr<NodeCollective>& collective) {
   const uint32_t number = collective->spec().group;
   const uint64_t sequence = collective->spec().sequence;
-  THALWEG_ASSIGN_OR_RETURN(auto arena, TakeArena(collective->result_size()));
+  THALWEG_ASSIGN_OR_RETURN(auto arena, arenas_.Take(collective->result_size()));
   const ::thalweg::Terms agreed = context_.shards.agreed();
   uint64_t settled = 0;
   {
@@ -316,7 +278,6 @@ void CollectiveRunner::OnResult(uint32_t shard, const RoundResult& received) {
 void CollectiveRunner::Complete(const std::shared_ptr<NodeCollective>& collective) {
   const ipc::Collect& spec = collective->spec();
   std::map<uint32_t, uint32_t> ranks;
-  std::vector<uint32_t> strangers;  // local ranks that do not have the arena yet
   const auto& result = collective->result();
   collective->DropValues();
   {
@@ -326,13 +287,9 @@ void CollectiveRunner::Complete(const std::shared_ptr<NodeCollective>& collectiv
     group.done.insert(spec.sequence);
     while (group.done.erase(group.settled + 1) > 0) ++group.settled;
     if (result == nullptr) group.collectives.erase(spec.sequence);
-    for (const auto& [local_rank, rank] : ranks) {
-      if (result != nullptr && known_[local_rank].insert(result->number).second) {
-        strangers.push_back(local_rank);
-      }
-    }
   }
-  for (const uint32_t local_rank : strangers) {
+  for (const auto& [local_rank, rank] : ranks) {
+    if (result == nullptr || !arenas_.IsNewTo(local_rank, *result)) continue;
     listener_.OnMessage(local_rank, ipc::ShareArena{result->number, result->arena.payload_bytes()},
                         result->arena.fd());
   }
@@ -350,7 +307,7 @@ absl::Status CollectiveRunner::Take(uint32_t local_rank, const ipc::Taken& messa
                      " of group ", message.group, ", which has no result in an arena"));
   }
   if (!collective->NoteTaken()) return absl::OkStatus();
-  free_.push_back(collective->result());
+  arenas_.Return(collective->result());
   FindLocked(message.group)->collectives.erase(message.sequence);
   return absl::OkStatus();
 }

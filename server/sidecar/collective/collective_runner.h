@@ -10,6 +10,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -19,6 +20,7 @@
 #include "core/exchange/rounds.h"
 #include "core/ipc/message.h"
 #include "core/ipc/unique_fd.h"
+#include "server/sidecar/collective/arenas.h"
 #include "server/sidecar/collective/collective_plan.h"
 #include "server/sidecar/collective/node_collective.h"
 #include "server/sidecar/job_outcome.h"
@@ -62,7 +64,9 @@ class CollectiveRunner {
 
   // InvalidArgument: the worker contradicts the group's others, or itself.
   absl::Status MakeGroup(uint32_t local_rank, const ipc::MakeGroup& message);
-  absl::Status ShareArena(uint32_t local_rank, const ipc::ShareArena& message, UniqueFd fd);
+  absl::Status ShareArena(uint32_t local_rank, const ipc::ShareArena& message, UniqueFd fd) {
+    return arenas_.Add(local_rank, message, std::move(fd));
+  }
   absl::Status Collect(uint32_t local_rank, ipc::Collect message);
   absl::Status Take(uint32_t local_rank, const ipc::Taken& message);
   // A worker has left; returns Aborted when a collective waits for it, as Collect does for one that
@@ -99,9 +103,6 @@ class CollectiveRunner {
   // Returns null if there is none.
   std::shared_ptr<NodeCollective> FindLocked(uint32_t group, uint64_t sequence)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  absl::StatusOr<std::shared_ptr<const BucketArena>> FindArenaLocked(uint32_t local_rank,
-                                                                     uint32_t number) const
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::shared_ptr<NodeCollective> MakeLocked(GroupState& group, uint32_t rank,
                                              const ipc::Collect& message)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -117,12 +118,12 @@ class CollectiveRunner {
   absl::Status Start(const std::shared_ptr<NodeCollective>& collective);
   std::vector<uint32_t> ShardsOf(GroupState& group, const Route& route, const ChunkPlan& cut,
                                  uint64_t sequence) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  absl::StatusOr<std::shared_ptr<ResultArena>> TakeArena(uint64_t bytes);
   void Complete(const std::shared_ptr<NodeCollective>& collective);
 
   const Terms terms_;
   const Context context_;
   Listener& listener_;
+  Arenas arenas_;
 
   mutable Mutex mutex_;
   CondVar changed_;
@@ -131,13 +132,6 @@ class CollectiveRunner {
   std::deque<std::shared_ptr<NodeCollective>> ready_ ABSL_GUARDED_BY(mutex_);
   bool is_running_ ABSL_GUARDED_BY(mutex_) = false;  // a thread has a collective or declaration
   std::map<uint32_t, std::string> left_ ABSL_GUARDED_BY(mutex_);  // names, by local rank
-  // The workers' arenas, by local rank and number.
-  std::map<std::pair<uint32_t, uint32_t>, std::shared_ptr<const BucketArena>> arenas_
-      ABSL_GUARDED_BY(mutex_);
-  // The sidecar's own arenas that are free, and which of all each worker has.
-  std::vector<std::shared_ptr<ResultArena>> free_ ABSL_GUARDED_BY(mutex_);
-  uint32_t num_arenas_ ABSL_GUARDED_BY(mutex_) = 0;
-  std::map<uint32_t, std::set<uint32_t>> known_ ABSL_GUARDED_BY(mutex_);  // by local rank
   bool has_thread_ ABSL_GUARDED_BY(mutex_) = false;
   Thread thread_;
 };

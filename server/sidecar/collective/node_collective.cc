@@ -14,9 +14,6 @@
 namespace thalweg {
 namespace {
 
-// A wait for a worker's copy looks at the job this often.
-constexpr Duration kLookAround = std::chrono::milliseconds(100);
-
 void FoldInto(Fold fold, std::span<const void* const> inputs, DType dtype, void* out,
               uint64_t elems) {
   if (fold == Fold::kMean) {
@@ -28,22 +25,6 @@ void FoldInto(Fold fold, std::span<const void* const> inputs, DType dtype, void*
 }
 
 }  // namespace
-
-NodeValues::~NodeValues() {
-  for (const auto& values : values_) {
-    if (values && !values->is_inline()) on_released_(values->local_rank());
-  }
-}
-
-absl::Status GivenValues::Await(uint64_t bytes, const JobOutcome& outcome) const {
-  if (arena_ == nullptr) return absl::OkStatus();
-  const auto blocks =
-      static_cast<uint32_t>((bytes + ipc::kReadyBlockBytes - 1) / ipc::kReadyBlockBytes);
-  while (arena_->WaitReady(blocks, Now() + kLookAround) < blocks) {
-    THALWEG_RETURN_IF_ERROR(outcome.Check());
-  }
-  return absl::OkStatus();
-}
 
 NodeCollective::NodeCollective(uint32_t rank, const ipc::Collect& first, std::string group_name,
                                std::shared_ptr<const GroupPlaces> places,

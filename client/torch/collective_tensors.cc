@@ -1,0 +1,121 @@
+#include "client/torch/collective_tensors.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <iterator>
+
+#include "absl/strings/str_cat.h"
+#include "client/torch/tensor.h"
+
+namespace thalweg {
+
+using c10d::ReduceOp;
+
+std::optional<DType> FoldedType(at::ScalarType type) {
+  switch (type) {
+    case at::kFloat:
+      return DType::kFloat32;
+    case at::kHalf:
+      return DType::kFloat16;
+    case at::kBFloat16:
+      return DType::kBFloat16;
+    case at::kDouble:
+      return DType::kFloat64;
+    case at::kByte:
+    case at::kBool:
+      return DType::kUInt8;
+    case at::kChar:
+      return DType::kInt8;
+    case at::kShort:
+      return DType::kInt16;
+    case at::kInt:
+      return DType::kInt32;
+    case at::kLong:
+      return DType::kInt64;
+    default:
+      return std::nullopt;
+  }
+}
+
+const char* NameOf(ReduceOp::RedOpType op) {
+  constexpr const char* kNames[] = {"SUM",  "AVG", "PRODUCT", "MIN",       "MAX",
+                                    "BAND", "BOR", "BXOR",    "PREMUL_SUM"};
+  return op < std::size(kNames) ? kNames[op] : "an unknown operation";
+}
+
+Fold FoldOf(ReduceOp::RedOpType op, at::ScalarType type) {
+  const bool is_bool = type == at::kBool;
+  switch (op) {
+    case ReduceOp::SUM:
+    case ReduceOp::PREMUL_SUM:
+      return is_bool ? Fold::kBitOr : Fold::kSum;
+    case ReduceOp::AVG:
+      return Fold::kMean;
+    case ReduceOp::PRODUCT:
+      return is_bool ? Fold::kBitAnd : Fold::kProduct;
+    case ReduceOp::MIN:
+      return Fold::kMin;
+    case ReduceOp::MAX:
+      return Fold::kMax;
+    case ReduceOp::BAND:
+      return Fold::kBitAnd;
+    case ReduceOp::BOR:
+      return Fold::kBitOr;
+    case ReduceOp::BXOR:
+      return Fold::kBitXor;
+    default:
+      Throw(absl::StrCat("reduce operation ", static_cast<int>(op), " is not supported"));
+  }
+}
+
+double FactorOf(const ReduceOp& op) {
+  if (op != ReduceOp::PREMUL_SUM) return 1;
+  const auto* factor = dynamic_cast<const c10d::NCCLPreMulSumSupplement*>(op.supplement_.get());
+  if (factor == nullptr) Throw("PREMUL_SUM comes without a factor");
+  return factor->tensor_factor.defined() ? factor->tensor_factor.item<double>()
+                                         : factor->double_factor;
+}
+
+void CheckTensor(const at::Tensor& tensor, const char* what) {
+  if (tensor.is_sparse()) Throw(absl::StrCat(what, " of a sparse tensor is not supported"));
+  if (!tensor.device().is_cpu()) {
+    Throw(absl::StrCat(what, " of a tensor on ", tensor.device().str(),
+                       " is not supported: use init_process_group(\"cpu:thalweg,cuda:nccl\")"));
+  }
+}
+
+const at::Tensor& Only(const std::vector<at::Tensor>& tensors, const char* what) {
+  if (tensors.size() != 1) {
+    Throw(absl::StrCat(what, " takes one tensor, got ", tensors.size()));
+  }
+  CheckTensor(tensors[0], what);
+  return tensors[0];
+}
+
+std::span<std::byte> WritableBytesOf(const at::Tensor& tensor) {
+  return {static_cast<std::byte*>(tensor.mutable_data_ptr()), tensor.nbytes()};
+}
+
+int64_t LargestOf(const std::vector<at::Tensor>& tensors) {
+  int64_t largest = 0;
+  for (const at::Tensor& tensor : tensors) largest = std::max(largest, tensor.numel());
+  return largest;
+}
+
+std::vector<at::Tensor> Padded(const std::vector<at::Tensor>& tensors, int64_t elems) {
+  std::vector<at::Tensor> padded;
+  for (const at::Tensor& tensor : tensors) {
+    padded.push_back(tensor);
+    if (tensor.numel() < elems) {
+      padded.push_back(at::zeros({elems - tensor.numel()}, tensor.options()));
+    }
+  }
+  return padded;
+}
+
+at::Tensor AsReal(const at::Tensor& tensor) {
+  return tensor.is_complex() ? at::view_as_real(tensor) : tensor;
+}
+
+}  // namespace thalweg
