@@ -118,6 +118,9 @@ class Reader {
 
  private:
   bool ok() const { return status_.ok(); }
+  // Reads a u8 that must be one of an enumeration's.
+  template <typename Enum>
+  void Numbered(Enum& value, const char* what, const char* expected);
   void Refuse(const std::string& why);
   bool Need(uint64_t bytes, const char* what);
   // Reads the count of a list whose items take at least `item_bytes` each.
@@ -173,41 +176,18 @@ void Reader::Field(std::string& value) {
   rest_ = rest_.subspan(size);
 }
 
-void Reader::Field(DType& value) {
+template <typename Enum>
+void Reader::Numbered(Enum& value, const char* what, const char* expected) {
   uint8_t raw = 0;
   Field(raw);
-  if (!IsValid(static_cast<DType>(raw))) {
-    return Refuse(absl::StrCat("element type ", raw, ", expected 1 to 9"));
-  }
-  value = static_cast<DType>(raw);
+  if (!IsValid(static_cast<Enum>(raw))) return Refuse(absl::StrCat(what, " ", raw, expected));
+  value = static_cast<Enum>(raw);
 }
 
-void Reader::Field(CollectiveKind& value) {
-  uint8_t raw = 0;
-  Field(raw);
-  if (!IsValid(static_cast<CollectiveKind>(raw))) {
-    return Refuse(absl::StrCat("collective ", raw, ", expected 1 to 9"));
-  }
-  value = static_cast<CollectiveKind>(raw);
-}
-
-void Reader::Field(Fold& value) {
-  uint8_t raw = 0;
-  Field(raw);
-  if (!IsValid(static_cast<Fold>(raw))) {
-    return Refuse(absl::StrCat("fold ", raw, ", expected 0 to 8"));
-  }
-  value = static_cast<Fold>(raw);
-}
-
-void Reader::Field(GradientPath& value) {
-  uint8_t raw = 0;
-  Field(raw);
-  if (!IsValid(static_cast<GradientPath>(raw))) {
-    return Refuse(absl::StrCat("gradients' path ", raw, ", expected 1 to 4"));
-  }
-  value = static_cast<GradientPath>(raw);
-}
+void Reader::Field(DType& value) { Numbered(value, "element type", ", expected 1 to 9"); }
+void Reader::Field(CollectiveKind& value) { Numbered(value, "collective", ", expected 1 to 9"); }
+void Reader::Field(Fold& value) { Numbered(value, "fold", ", expected 0 to 8"); }
+void Reader::Field(GradientPath& value) { Numbered(value, "gradients' path", ", expected 1 to 4"); }
 
 void Reader::Field(double& value) {
   uint64_t bits = 0;

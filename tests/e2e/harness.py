@@ -6,8 +6,6 @@ import contextlib
 import json
 import os
 import random
-import re
-import select
 import shutil
 import socket
 import ssl
@@ -22,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import preloaded
+from leftovers import await_clean, shared_memory
 
 from thalweg import _binaries
 from thalweg._processes import Server
@@ -105,58 +104,6 @@ def servers(
     finally:
         cluster.stop()
         shutil.rmtree(folder)
-
-
-def await_clean(folder: Path, shm: set[str], seconds: float = 20) -> None:
-    """Fails unless soon no program mentions `folder`, it is empty and /dev/shm is as before."""
-    deadline = time.monotonic() + seconds
-    while True:
-        left = {
-            "processes": processes_below(folder),
-            "files": [str(path) for path in folder.iterdir()],
-            "shared memory": sorted(shared_memory() - shm),
-        }
-        if not any(left.values()):
-            return
-        assert time.monotonic() < deadline, f"left behind: {left}"
-        select.select([], [], [], 0.05)
-
-
-def shared_memory() -> set[str]:
-    """Returns the names in /dev/shm but for those that have a running process's number in them.
-
-    torch and OpenMP make such names, also in the tests that run beside this one.
-    """
-    names = {path.name for path in Path("/dev/shm").iterdir()}
-    return {name for name in names if not any(map(is_running, re.findall(r"\d+", name)))}
-
-
-def is_running(pid: str) -> bool:
-    return Path("/proc", pid).exists()
-
-
-def processes_below(folder: Path) -> dict[int, str]:
-    """Returns programs, not zombies, with `folder` in their arguments, as their TMPDIR or open."""
-    found = {}
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdecimal() or int(entry.name) == os.getpid():
-            continue
-        with contextlib.suppress(OSError):
-            arguments = (entry / "cmdline").read_bytes()
-            variables = (entry / "environ").read_bytes()
-            if arguments and (
-                str(folder).encode() in arguments + variables or str(folder) in open_paths(entry)
-            ):
-                found[int(entry.name)] = arguments.replace(b"\0", b" ").decode()
-    return found
-
-
-def open_paths(process: Path) -> set[str]:
-    paths = set()
-    for file in (process / "fd").iterdir():
-        with contextlib.suppress(OSError):  # closed since
-            paths.add(str(file.readlink()))
-    return paths
 
 
 def environment(folder: Path) -> dict[str, str]:

@@ -7,7 +7,8 @@ import subprocess
 import sys
 import textwrap
 
-from harness import DEADLINE, Job, environment, processes_below, servers
+from harness import DEADLINE, Job, environment, servers
+from leftovers import processes_below
 
 EMBEDDED = ["", ""]
 

@@ -10,7 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from harness import DEADLINE, Job, environment, processes_below, servers
+from harness import DEADLINE, Job, environment, servers
+from leftovers import processes_below
 
 RUN = [sys.executable, "-m", "thalweg", "run"]
 ALL_HOST = {"THALWEG_LOCAL_SHARDS": "1"}

@@ -9,7 +9,8 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from harness import DEADLINE, Job, environment, metric, processes_below, servers
+from harness import DEADLINE, Job, environment, metric, servers
+from leftovers import processes_below
 
 JOBS = Path(__file__).parent / "plain_jobs.py"
 FP16 = {"AIAK_FP16_COMPRESSION": "1"}

@@ -11,7 +11,8 @@ import time
 
 import preloaded
 import pytest
-from harness import DEADLINE, TIMEOUT, Job, await_clean, processes_below, servers, shared_memory
+from harness import DEADLINE, TIMEOUT, Job, servers
+from leftovers import await_clean, processes_below, shared_memory
 
 SCRIPT = """\
 import atexit, json, os, sys, tempfile, threading
