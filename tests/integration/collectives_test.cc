@@ -180,6 +180,26 @@ TEST_F(CollectivesTest, WorkersThatDisagreeAllGetTheReason) {
   }
 }
 
+TEST_F(CollectivesTest, WhatCannotBeIsRefusedByTheSidecar) {
+  const std::vector<std::pair<CollectiveCall, std::string>> cases = {
+      {{.group = 1, .kind = CollectiveKind::kAllReduce, .fold = Fold::kMean, .elems = 4},
+       "integers of type int64 have no mean"},
+      {{.group = 1, .kind = CollectiveKind::kAllReduce, .fold = Fold::kNone, .elems = 4},
+       "there is no allreduce with fold bytes"},
+      {{.group = 1, .kind = CollectiveKind::kBroadcast, .root = 2, .elems = 4}, "root 2"},
+      {{.group = 1, .kind = CollectiveKind::kBarrier, .elems = uint64_t{1} << 60}, "elements"},
+      {{.group = 2, .kind = CollectiveKind::kBarrier}, "is in no group 2"},
+  };
+  for (const auto& [call, why] : cases) {
+    Cluster cluster(1, 1, 1);
+    auto sessions = Connect(cluster, /*hosted=*/false);
+    MakeGroup(sessions, 1, 1);
+    Values got(4);
+    const absl::Status status = Begin(*sessions[0], call, Values(4, 1), &got).get();
+    EXPECT_THAT(std::string(status.message()), HasSubstr(why));
+  }
+}
+
 TEST_F(CollectivesTest, AbsentWorkerIsNamedWithinTheCollectivesTimeout) {
   for (const Shape shape : {Shape{1, 2, 1}, Shape{2, 1, 1}}) {
     Cluster cluster(shape.nodes, shape.workers, shape.shards);

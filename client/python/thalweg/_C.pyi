@@ -5,7 +5,7 @@ built with.
 """
 
 from torch import Tensor
-from torch._C._distributed_c10d import Backend, GradBucket
+from torch._C._distributed_c10d import AllreduceOptions, Backend, GradBucket, Work
 from torch.futures import Future
 
 def cpu_capability() -> str:
@@ -65,6 +65,9 @@ class ProcessGroup(Backend):
         `number` names the group in its job, where 1 is all workers; `rank` is this worker's in the
         group; `nodes` has the number of each rank's node; a collective may take `timeout` seconds.
         """
+
+    def allreduce(self, tensors: list[Tensor], opts: AllreduceOptions = ...) -> Work:
+        """As all of a back end's calls, which torch.distributed makes; torch has no stub of it."""
 
 class Session:
     """A worker's connection. Thread-safe. Does nothing in forked children of the process that made

@@ -7,6 +7,7 @@
 #include "absl/strings/str_join.h"
 #include "core/base/shard_place.h"
 #include "core/base/status_macros.h"
+#include "core/base/wire_format.h"
 
 namespace thalweg {
 namespace {
@@ -16,6 +17,20 @@ constexpr uint32_t kMostWindow = 16;
 // A shard's own report of a late round takes less.
 constexpr Duration kGrace = std::chrono::seconds(2);
 constexpr uint32_t kRotation = 64;  // collectives after which the choice of shards repeats
+
+// Returns InvalidArgument unless there is such a collective in the group.
+absl::Status CheckPossible(const ipc::Collect& message, const GroupPlaces& places) {
+  const uint64_t most = kMaxArenaPayloadBytes / SizeOf(message.dtype) / places.size();
+  if (message.root >= places.size() || message.elems > most ||
+      Folds(message.kind) == (message.fold == Fold::kNone)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("there is no ", Name(message.kind), " with fold ", Name(message.fold),
+                     ", root ", message.root, " and ", message.elems, " elements in a group of ",
+                     places.size(), " workers"));
+  }
+  if (!Folds(message.kind)) return absl::OkStatus();
+  return Validate({Place::All(), Place::All(), message.fold}, FormatOf(message.dtype));
+}
 
 }  // namespace
 
@@ -97,13 +112,7 @@ absl::Status CollectiveRunner::Collect(uint32_t local_rank, ipc::Collect message
                                                      "' begins collective ", message.sequence,
                                                      ", expected ", group->last[local_rank]));
     }
-    if (message.root >= group->places->size() || message.elems > ipc::kMaxBucketElems ||
-        Folds(message.kind) == (message.fold == Fold::kNone)) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("rank ", rank, " of group '", group->name, "': there is no ",
-                       Name(message.kind), " with fold ", Name(message.fold), ", root ",
-                       message.root, " and ", message.elems, " elements"));
-    }
+    THALWEG_RETURN_IF_ERROR(CheckPossible(message, *group->places));
     THALWEG_ASSIGN_OR_RETURN(auto arena, arenas_.Find(local_rank, message.arena));
     auto& collective = group->collectives[message.sequence];
     if (collective == nullptr) collective = MakeLocked(*group, rank, message);

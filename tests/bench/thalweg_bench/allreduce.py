@@ -11,7 +11,7 @@ import torch.distributed as dist
 from thalweg import _C
 from thalweg_bench.place import Place
 from thalweg_bench.rows import BenchError
-from thalweg_bench.worker import System, open_session
+from thalweg_bench.worker import TIMEOUT, System, open_session
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 _PERIOD = 61  # not a divisor of any chunk size, so that a misplaced chunk is detected
@@ -61,7 +61,9 @@ class _Reduce:
             )
 
 
-class _Thalweg(_Reduce):
+class _Coded(_Reduce):
+    """A bucket with a codec, as DDP's hook has it, but for one tensor outside of DDP."""
+
     def __init__(self, pattern: torch.Tensor, place: Place, size: int) -> None:
         super().__init__(pattern, place, place.codec, size)
         self._session = open_session(place)
@@ -76,6 +78,38 @@ class _Thalweg(_Reduce):
 
     def close(self) -> None:
         self._session.close()
+
+
+class _ProcessGroup(_Reduce):
+    """In place, by the back end of torch.distributed: the way of DDP without a codec."""
+
+    def __init__(self, pattern: torch.Tensor, place: Place, size: int) -> None:
+        super().__init__(pattern, place, "fp32", size)
+        self._session = open_session(place)
+        self._group = _C.ProcessGroup(
+            self._session,
+            number=1,
+            rank=place.rank,
+            nodes=[rank // place.workers for rank in range(place.world_size)],
+            name="bench",
+            timeout=TIMEOUT,
+        )
+        self._mean = dist.AllreduceOptions()
+        self._mean.reduceOp = dist.ReduceOp(dist.ReduceOp.AVG)
+
+    def run(self) -> None:
+        self._group.allreduce([self.tensor], self._mean).wait()
+
+    def check(self) -> None:
+        self.compare(self.tensor, 1)
+
+    def close(self) -> None:
+        self._session.close()
+
+
+def _open_thalweg(pattern: torch.Tensor, place: Place, size: int) -> System:
+    system = _ProcessGroup if place.codec == "fp32" else _Coded
+    return system(pattern, place, size)
 
 
 class _Gloo(_Reduce):
@@ -117,7 +151,7 @@ class _Memcpy:
 def factories(pattern: torch.Tensor) -> dict[str, Callable[..., System]]:
     """Returns systems for a Worker, whose do_open() gives the size, at most the pattern's."""
     return {
-        "thalweg": functools.partial(_Thalweg, pattern),
+        "thalweg": functools.partial(_open_thalweg, pattern),
         "gloo": functools.partial(_Gloo, pattern),
         "memcpy": functools.partial(_Memcpy, pattern),
     }
