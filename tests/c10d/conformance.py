@@ -48,7 +48,11 @@ class Outcome:
 def main(argv: Sequence[str] | None = None) -> int:
     options = _options(argv)
     suite = conformance_suite.load(
-        options.backend, options.world_size, options.timeout, profiled=options.profiler
+        options.backend,
+        options.world_size,
+        options.timeout,
+        profiled=options.profiler,
+        hosts=options.hosts,
     )
     if options.cuda_on_cpu:
         mapped_devices.install(options.world_size)
@@ -167,6 +171,14 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
         "--cuda-on-cpu",
         action="store_true",
         help="run tests for GPUs on the CPU; those that need a real GPU then fail on any back end",
+    )
+    parser.add_argument(
+        "--hosts",
+        type=int,
+        default=1,
+        metavar="N",
+        help="let thalweg take the workers for those of N hosts (default: 1); THALWEG_INTERFACE "
+        "must name an address of this one other than 127.0.0.1",
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="gets the outcome of every test")
     return parser.parse_args(argv)

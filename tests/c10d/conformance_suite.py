@@ -16,6 +16,8 @@ from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
+from thalweg import _topology
+
 _INTERNAL = "torch.testing._internal"
 _GATE = "skip_but_pass_in_sandcastle_if"  # the decorator of most tests
 
@@ -34,13 +36,14 @@ _CLOSED = {
 
 
 def load(
-    backend: str, world_size: int, seconds: float, *, profiled: bool = False
+    backend: str, world_size: int, seconds: float, *, profiled: bool = False, hosts: int = 1
 ) -> type[unittest.TestCase]:
     """Returns the suite as a TestCase, whose tests each fork `world_size` workers.
 
     A test ends its workers after `seconds` with a traceback of each. If `profiled`, collectives
-    must leave the events in the profiler that torch expects of the back ends it knows by name. The
-    process must have no other threads, and can load one suite only.
+    must leave the events in the profiler that torch expects of the back ends it knows by name.
+    Thalweg takes the workers for those of so many hosts, in turn. The process must have no other
+    threads, and can load one suite only.
     """
     # The decorators of the tests compare the back end's name with literals when they are imported,
     # and skip on all but "gloo" and "nccl" what a plug-in may well support. They get to see "gloo".
@@ -65,7 +68,7 @@ def load(
         suite.PROFILING_SUPPORTED_BACKENDS.append(backend)
         suite.SEND_RECV_PROFILING_SUPPORTED_BACKENDS.append(backend)
     os.environ["BACKEND"] = backend
-    defined = _define(suite, backend, world_size)
+    defined = _define(suite, backend, world_size, hosts)
     if backend != "gloo":
         for name, reason in _CLOSED.items():
             setattr(defined, name, unittest.skip(reason)(getattr(defined, name)))
@@ -78,7 +81,7 @@ def _expecttest() -> types.ModuleType:
     return stand_in
 
 
-def _define(suite: Any, backend: str, world_size: int) -> type[unittest.TestCase]:
+def _define(suite: Any, backend: str, world_size: int, hosts: int) -> type[unittest.TestCase]:
     suite.BACKEND = backend
     bases: tuple[Any, ...] = (suite.TestDistBackend, suite.DistributedTest._DistTestBase)
 
@@ -94,6 +97,13 @@ def _define(suite: Any, backend: str, world_size: int) -> type[unittest.TestCase
             self._start_processes(multiprocessing.get_context("fork").Process)
             self.started = len(self.processes)
             assert self.started == world_size
+
+        @classmethod
+        def _run(cls, rank: int, *args: Any, **kwargs: Any) -> None:
+            if hosts > 1:
+                host = f"host{rank % hosts}/{_topology.host_id()}"
+                vars(_topology)["host_id"] = lambda: host
+            super()._run(rank, *args, **kwargs)
 
         def _test_accumulate_gradients_no_sync(self, *args: Any, **kwargs: Any) -> None:
             # It looks for the device of a back end in a list of three names.
