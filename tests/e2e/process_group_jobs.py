@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from jobs import outcome
+from random_collectives import random_collectives
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -90,12 +91,25 @@ def deserted() -> str:
     return outcome(lambda: dist.all_reduce(torch.ones(3)))
 
 
+JOBS = {
+    job.__name__: job
+    for job in (
+        random_collectives,
+        trained_with_ddp,
+        groups_from_threads,
+        refused,
+        mismatched,
+        deserted,
+    )
+}
+
+
 def main() -> None:
     name, out = sys.argv[1:]
     torch.set_num_threads(1)
     patience = timedelta(seconds=float(os.environ.get("PATIENCE", "60")))
     dist.init_process_group("thalweg", timeout=patience)
-    result = globals()[name]()
+    result = JOBS[name]()
     Path(out).write_text(json.dumps(result), encoding="utf-8")
     gc.collect()
     dist.destroy_process_group()

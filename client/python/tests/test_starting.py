@@ -10,8 +10,9 @@ import torch.distributed as dist
 from amp_models import script_environment
 from job_of_threads import Workers, worker
 
-from thalweg import _addresses, _processes, _rendezvous, _starting
+from thalweg import _addresses, _processes, _starting
 from thalweg._addresses import System
+from thalweg._collectives import Meeting
 from thalweg._config import ConfigError, Network
 
 PORTS = Network.from_env({"THALWEG_SHARD_PORTS": "7000-7010"})
@@ -41,9 +42,12 @@ def start(monkeypatch):
 
     def started(introductions, networks=None):
         job = Workers(len(introductions), monkeypatch)
+        meeting = Meeting(None, "group", 0, len(introductions), 30.0, dist.HashStore())
         networks = networks or [PORTS] * len(introductions)
         results = job.run(
-            lambda rank: _starting.find_sidecars(introductions, rank, networks[rank], None)
+            lambda rank: _starting.find_sidecars(
+                introductions, rank, networks[rank], meeting._replace(rank=rank)
+            )
         )
         return results, [
             argv[argv.index("--shard-listen") + 1] if "--shard-listen" in argv else None
@@ -63,7 +67,6 @@ def imaginary_network(monkeypatch):
     for name in ("candidate", "settle"):
         function = functools.partial(getattr(_addresses, name), system=system)
         monkeypatch.setattr(_addresses, name, function)
-    monkeypatch.setattr(_rendezvous, "default_store", dist.HashStore)
 
 
 def test_sidecar_of_a_single_node_does_not_listen(start):
