@@ -41,7 +41,12 @@ def import_torch(before: str = "", **variables: str):
 @pytest.mark.parametrize("variables", [{}, {"AIAK_FP16_COMPRESSION": "0"}, {"THALWEG_ENABLE": "0"}])
 def test_nothing_set_leaves_torch_as_it_is(variables):
     loaded, said = import_torch(**variables)
-    assert loaded["modules"] == ["thalweg", "thalweg._autoload", "thalweg._variables"]
+    assert loaded["modules"] == [
+        "thalweg",
+        "thalweg._autoload",
+        "thalweg._backend",
+        "thalweg._variables",
+    ]
     assert loaded["init"].endswith("torch/nn/parallel/distributed.py")
     assert loaded["lazy"].endswith("torch/nn/parallel/distributed.py")
     assert said == ""
