@@ -128,7 +128,7 @@ class SidecarSession : public Session {
   absl::StatusOr<Bucket*> BeginRound(BucketId id, size_t bytes, DeviceGradient* gradient,
                                      Callback& callback);
   void Refuse(Done done, absl::Status why);
-  // Has the completion thread call `collective`.
+  // Makes the completion thread call `collective`; calls it at once if there is none any more.
   void CompleteCollective(std::function<void()> collective);
   // Fails all collectives if the session has failed.
   void FailCollectives();

@@ -60,7 +60,7 @@ class ShardEvents : public MemberEvents {
 };
 
 CollectiveRunner::Terms CollectiveTerms(const ipc::Hello& job, const Patience& patience) {
-  CollectiveRunner::Terms terms{job.node, job.num_nodes, patience.silence.shard(), {}};
+  CollectiveRunner::Terms terms{job.node, patience.silence.shard(), {}};
   for (const ShardPlace& place : job.shards) terms.hosts.push_back(place.host);
   return terms;
 }

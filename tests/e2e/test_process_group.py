@@ -9,7 +9,8 @@ from harness import Job, servers
 
 JOBS = Path(__file__).parent / "process_group_jobs.py"
 
-# Of each node, the number of workers; and the number of aggregators, 0: the sidecars host shards.
+# Each entry lists how many workers the nodes have, and how many aggregators there are; where there
+# are none, the sidecars host shards.
 PLACES = [((3,), 0), ((1, 1), 0), ((2, 1, 1), 0), ((1, 2), 1)]
 
 

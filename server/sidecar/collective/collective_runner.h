@@ -54,7 +54,6 @@ class CollectiveRunner {
   };
   struct Terms {
     uint32_t node = 0;
-    uint32_t num_nodes = 1;
     Duration patience{};          // for a declaration at the shards
     std::vector<uint32_t> hosts;  // by shard: the node that hosts it, or kNoHost; may be empty
   };
