@@ -80,7 +80,8 @@ absl::Status Collectives::Start(CollectiveCall call, Done done) {
                        .dtype = call.dtype,
                        .root = call.root,
                        .elems = call.elems,
-                       .timeout_ms = static_cast<uint64_t>(ToNanos(call.timeout) / 1'000'000)};
+                       .timeout_ms = static_cast<uint64_t>(ToNanos(call.timeout) / 1'000'000),
+                       .values = {}};
   std::shared_ptr<Arena> arena;
   if (bytes <= ipc::kMaxInlineBytes) {
     for (const auto& piece : call.given) {
@@ -157,7 +158,7 @@ absl::Status Collectives::OnTaken(const ipc::Taken& message) {
   return absl::OkStatus();
 }
 
-void Collectives::Finish(Finished finished) {
+void Collectives::Finish(const Finished& finished) {
   const ipc::Collected& message = finished.message;
   const std::byte* from = finished.arena == nullptr || message.arena == 0
                               ? reinterpret_cast<const std::byte*>(message.values.data())

@@ -48,7 +48,7 @@ class Collectives {
   absl::Status OnShareArena(const ipc::ShareArena& message, UniqueFd fd);
   absl::StatusOr<Finished> OnCollected(ipc::Collected message);
   absl::Status OnTaken(const ipc::Taken& message);
-  void Finish(Finished finished);
+  void Finish(const Finished& finished);
 
   // Takes everything out that is in flight: the session has failed.
   std::vector<Done> TakeAll();

@@ -315,9 +315,7 @@ absl::Status SidecarSession::Handle(Received received) {
   }
   if (auto* collected = std::get_if<ipc::Collected>(&received.message)) {
     THALWEG_ASSIGN_OR_RETURN(auto finished, collectives_.OnCollected(std::move(*collected)));
-    CompleteCollective([this, finished = std::move(finished)]() mutable {
-      collectives_.Finish(std::move(finished));
-    });
+    CompleteCollective([this, finished = std::move(finished)] { collectives_.Finish(finished); });
     return absl::OkStatus();
   }
   if (const auto* taken = std::get_if<ipc::Taken>(&received.message)) {

@@ -65,6 +65,8 @@ void Add(DType dtype, std::byte* to, const std::byte* from, uint64_t elems) {
     case DType::kBFloat16:
       return AddNarrow(reinterpret_cast<uint16_t*>(to), reinterpret_cast<const uint16_t*>(from),
                        elems, dtype == DType::kFloat16 ? 10 : 7);
+    default:
+      return;  // gradients are floats
   }
 }
 

@@ -22,8 +22,9 @@ int TypeOf(DType dtype) {
       return kNcclBFloat16;
     case DType::kFloat64:
       return kNcclFloat64;
+    default:
+      return -1;  // gradients are floats; NCCL refuses it
   }
-  return -1;  // NCCL refuses it
 }
 
 absl::Status ErrorOf(const NcclApi& api, const std::string& what, int result) {

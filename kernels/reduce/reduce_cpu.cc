@@ -158,8 +158,9 @@ uint64_t FoldForTarget(const void* const* inputs, const float* weights, size_t c
       return Folder<BFloat16, BFloat16>(inputs, weights, count, divisor, out).Fold(elems);
     case DType::kFloat64:
       return Folder<Fp64, Fp64>(inputs, weights, count, divisor, out).Fold(elems);
+    default:
+      return 0;  // gradients are floats
   }
-  return 0;
 }
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)

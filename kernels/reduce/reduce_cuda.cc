@@ -27,8 +27,9 @@ Launcher LauncherFor(DType in, DType out_type) {
       return &LaunchFold<BFloat16, BFloat16>;
     case DType::kFloat64:
       return &LaunchFold<Fp64, Fp64>;
+    default:
+      return nullptr;  // gradients are floats
   }
-  return nullptr;
 }
 
 }  // namespace

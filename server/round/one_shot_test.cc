@@ -107,9 +107,8 @@ TEST_F(OneShotTest, RoundOfAnotherGroupThanTheContributionNamesIsRefused) {
   Contribution other = ShareOf(OneShot(1, 1), kSum, 1, 0);
   const auto added = engine_.Add(0, other, kStart);
   EXPECT_TRUE(absl::IsInvalidArgument(added.status()));
-  EXPECT_THAT(
-      std::string(added.status().message()),
-      HasSubstr("collective 1 of group 1 chunk 0: node 0 contributes to it in group 0"));
+  EXPECT_THAT(std::string(added.status().message()),
+              HasSubstr("collective 1 of group 1 chunk 0: node 0 contributes to it in group 0"));
 }
 
 TEST_F(OneShotTest, RoundThatItsNodeSaysItHasIsRefused) {

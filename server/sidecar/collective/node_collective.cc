@@ -262,7 +262,7 @@ uint32_t NodeCollective::remaining() const {
 }
 
 ipc::Collected NodeCollective::ResultFor(uint32_t rank) const {
-  ipc::Collected message{spec_.group, spec_.sequence};
+  ipc::Collected message{.group = spec_.group, .sequence = spec_.sequence, .values = {}};
   message.bytes = UnitsGot(spec_.kind, places_->size(), rank == spec_.root) * unit_bytes();
   const uint64_t offset = plan_.offsets[PlaceOf(rank)] * unit_bytes();
   if (message.bytes == 0) return message;
