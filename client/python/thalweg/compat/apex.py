@@ -14,7 +14,7 @@ import importlib.util
 import logging
 import sys
 from collections.abc import Sequence
-from importlib.abc import InspectLoader, Loader, MetaPathFinder
+from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import CodeType, ModuleType
 from typing import Any
@@ -73,9 +73,11 @@ class _Parts(MetaPathFinder, Loader):
         """Returns what `python -m` runs; None for all that is no program."""
         source = PROGRAMS.get(fullname)
         spec = importlib.util.find_spec(source) if source else None
-        if source is None or spec is None or not isinstance(spec.loader, InspectLoader):
+        if source is None or spec is None:
             return None
-        return spec.loader.get_code(source)
+        # Loaders of editable installations are no InspectLoader, but pass on what is asked of them.
+        code: CodeType | None = getattr(spec.loader, "get_code")(source)  # noqa: B009
+        return code
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         return _Part(spec.name)
