@@ -3,6 +3,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -36,6 +38,21 @@ struct CollectiveCall {
   std::vector<std::span<const std::byte>> given;
   // Where the result goes, in pieces one after the other; written before `done` is called.
   std::vector<std::span<std::byte>> got;
+};
+
+// A PeerCall sends values to one other worker of a group, or receives them. A receive takes what
+// the peer sends with the same tag, in the order of its sends; both name the same number of bytes.
+struct PeerCall {
+  enum class Way { kSend, kReceive };
+
+  uint32_t group = 0;
+  Way way = Way::kSend;
+  std::optional<uint32_t> peer = std::nullopt;  // rank in the group; a receive's may be any
+  uint64_t tag = 0;
+  Duration timeout{};
+  std::span<const std::byte> given;              // of a send; copied
+  std::span<std::byte> got = {};                 // of a receive; written before `done` is called
+  std::function<void(uint32_t)> from = nullptr;  // of a receive: hears the sender before `done`
 };
 
 }  // namespace thalweg

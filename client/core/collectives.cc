@@ -17,6 +17,8 @@ uint64_t SizeOf(const auto& pieces) {
   return bytes;
 }
 
+uint64_t ToMillis(Duration timeout) { return static_cast<uint64_t>(ToNanos(timeout) / 1'000'000); }
+
 // The sidecar reports what is late; it may take this long.
 constexpr Duration kGrace = std::chrono::seconds(5);
 
@@ -80,7 +82,7 @@ absl::Status Collectives::Start(CollectiveCall call, Done done) {
                        .dtype = call.dtype,
                        .root = call.root,
                        .elems = call.elems,
-                       .timeout_ms = static_cast<uint64_t>(ToNanos(call.timeout) / 1'000'000),
+                       .timeout_ms = ToMillis(call.timeout),
                        .values = {}};
   std::shared_ptr<Arena> arena;
   if (bytes <= ipc::kMaxInlineBytes) {
@@ -94,22 +96,68 @@ absl::Status Collectives::Start(CollectiveCall call, Done done) {
   }
   {
     MutexLock starting(starting_);
-    message.sequence = ++sequences_[call.group];
-    const Key key{call.group, message.sequence};
-    {
-      MutexLock lock(mutex_);
-      pending_[key] = {call.kind, std::move(call.got), std::move(done), Now(), call.timeout};
-      if (arena != nullptr) lent_[key] = arena;
-    }
-    const absl::Status sent = connection_.Send(message);
-    if (!sent.ok()) {
-      MutexLock lock(mutex_);
-      // Otherwise the session has failed in the meantime, and has told.
-      return pending_.erase(key) == 1 ? sent : absl::OkStatus();
-    }
+    const Key key{call.group, ++sequences_[call.group]};
+    message.sequence = key.second;
+    Pending pending{.what = Name(call.kind),
+                    .group = call.group,
+                    .got = std::move(call.got),
+                    .from = nullptr,
+                    .done = std::move(done),
+                    .since = Now(),
+                    .timeout = call.timeout};
+    THALWEG_RETURN_IF_ERROR(Announce(key, std::move(pending), arena, std::move(message)));
   }
   if (arena != nullptr) CopyIn(call.given, arena->memory);
   return absl::OkStatus();
+}
+
+absl::Status Collectives::Start(PeerCall call, Done done) {
+  const bool is_send = call.way == PeerCall::Way::kSend;
+  ipc::Send send{.group = call.group,
+                 .to = call.peer.value_or(0),
+                 .tag = call.tag,
+                 .bytes = call.given.size(),
+                 .timeout_ms = ToMillis(call.timeout),
+                 .values = {}};
+  std::shared_ptr<Arena> arena;
+  if (send.bytes > ipc::kMaxInlineBytes) {
+    THALWEG_ASSIGN_OR_RETURN(arena, TakeArena(send.bytes));
+    send.arena = arena->number;
+    CopyIn({call.given}, arena->memory);
+  } else {
+    send.values.assign(reinterpret_cast<const char*>(call.given.data()), call.given.size());
+  }
+  Pending pending{.what = is_send ? "send" : "receive",
+                  .group = call.group,
+                  .got = {},
+                  .from = std::move(call.from),
+                  .done = std::move(done),
+                  .since = Now(),
+                  .timeout = call.timeout};
+  if (!is_send) pending.got.push_back(call.got);
+  MutexLock starting(starting_);
+  const Key key{0, ++sequences_[0]};
+  if (is_send) {
+    send.call = key.second;
+    return Announce(key, std::move(pending), std::move(arena), std::move(send));
+  }
+  return Announce(key, std::move(pending), nullptr,
+                  ipc::Receive{call.group, key.second, call.peer.value_or(ipc::kFromAnyone),
+                               call.tag, call.got.size(), send.timeout_ms});
+}
+
+absl::Status Collectives::Announce(const Key& key, Pending pending, std::shared_ptr<Arena> arena,
+                                   const ipc::Message& message) {
+  {
+    MutexLock lock(mutex_);
+    pending_[key] = std::move(pending);
+    if (arena != nullptr) lent_[key] = std::move(arena);
+  }
+  const absl::Status sent = connection_.Send(message);
+  if (sent.ok()) return sent;
+  MutexLock lock(mutex_);
+  // Otherwise the session has failed in the meantime, and has told.
+  return pending_.erase(key) == 1 ? sent : absl::OkStatus();
 }
 
 absl::Status Collectives::OnShareArena(const ipc::ShareArena& message, UniqueFd fd) {
@@ -136,11 +184,12 @@ absl::StatusOr<Collectives::Finished> Collectives::OnCollected(ipc::Collected me
                               arena->second->payload_bytes() - message.offset >= expected;
   if (message.bytes != expected || !fits) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "the sidecar completed ", Name(pending->second.kind), " ", message.sequence, " of group ",
-        message.group, " with ", message.bytes, " bytes, expected ", expected));
+        "the sidecar completed ", pending->second.what, " ", message.sequence, " of group ",
+        pending->second.group, " with ", message.bytes, " bytes, expected ", expected));
   }
   Finished finished{std::move(message), arena == results_.end() ? nullptr : arena->second,
-                    std::move(pending->second.got), std::move(pending->second.done)};
+                    std::move(pending->second.got), std::move(pending->second.from),
+                    std::move(pending->second.done)};
   pending_.erase(pending);
   return finished;
 }
@@ -171,6 +220,7 @@ void Collectives::Finish(const Finished& finished) {
   if (message.arena != 0) taken = connection_.Send(ipc::Taken{message.group, message.sequence});
   // A sidecar that is gone is noticed by who reads from it.
   taken.IgnoreError();
+  if (finished.from != nullptr) finished.from(message.from);
   finished.done(absl::OkStatus());
 }
 
@@ -186,8 +236,8 @@ std::string Collectives::Late(TimePoint now) const {
   MutexLock lock(mutex_);
   for (const auto& [key, pending] : pending_) {
     if (now - pending.since <= pending.timeout + kGrace) continue;
-    const auto name = names_.find(key.first);
-    return absl::StrCat(Name(pending.kind), " ", key.second, " of group '",
+    const auto name = names_.find(pending.group);
+    return absl::StrCat(pending.what, " ", key.second, " of group '",
                         name == names_.end() ? "" : name->second, "'");
   }
   return "";

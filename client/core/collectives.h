@@ -36,12 +36,14 @@ class Collectives {
   // Collected and Fail. Does not wait for other workers. An error is returned instead of `done`'s
   // call.
   absl::Status Start(CollectiveCall call, Done done);
+  absl::Status Start(PeerCall call, Done done);
 
   // A Finished collective's result is still to be copied out; Finish does that, and calls `done`.
   struct Finished {
     ipc::Collected message;
     std::shared_ptr<const BucketArena> arena;
     std::vector<std::span<std::byte>> got;
+    std::function<void(uint32_t)> from;
     Done done;
   };
   // Messages of the sidecar. InvalidArgument: they contradict what is in flight.
@@ -58,10 +60,12 @@ class Collectives {
   std::optional<TimePoint> Since() const;
 
  private:
-  using Key = std::pair<uint32_t, uint64_t>;  // group and sequence
+  using Key = std::pair<uint32_t, uint64_t>;  // group and sequence, or 0 and the PeerCall's number
   struct Pending {
-    CollectiveKind kind = CollectiveKind::kBarrier;
+    const char* what = "";
+    uint32_t group = 0;
     std::vector<std::span<std::byte>> got;
+    std::function<void(uint32_t)> from;
     Done done;
     TimePoint since;
     Duration timeout{};
@@ -72,12 +76,14 @@ class Collectives {
     BucketArena memory;
   };
   absl::StatusOr<std::shared_ptr<Arena>> TakeArena(uint64_t bytes);
+  absl::Status Announce(const Key& key, Pending pending, std::shared_ptr<Arena> arena,
+                        const ipc::Message& message);
 
   Connection& connection_;
 
   // Held while a collective is announced, so that the sidecar hears of a group's in order.
   Mutex starting_;
-  std::map<uint32_t, uint64_t> sequences_ ABSL_GUARDED_BY(starting_);  // the last, by group
+  std::map<uint32_t, uint64_t> sequences_ ABSL_GUARDED_BY(starting_);  // the last, by Key's group
 
   mutable Mutex mutex_;
   std::map<uint32_t, std::string> names_ ABSL_GUARDED_BY(mutex_);  // by group

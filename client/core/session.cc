@@ -74,6 +74,11 @@ class ForkSafeSession : public Session {
     if (!status.ok()) return done(status);
     impl_->Collect(std::move(call), std::move(done));
   }
+  void Exchange(PeerCall call, std::function<void(absl::Status)> done) override {
+    const absl::Status status = CheckProcess();
+    if (!status.ok()) return done(status);
+    impl_->Exchange(std::move(call), std::move(done));
+  }
   void NotePrecision(double loss_scale, uint64_t skipped_steps) override {
     if (!guard_.InChild()) impl_->NotePrecision(loss_scale, skipped_steps);
   }

@@ -131,6 +131,9 @@ class Session {
   // workers alike. What the call gives is copied before this returns; what it gets must stay until
   // `done` is called, once, on the completion thread or, if the session has been closed, at once.
   virtual void Collect(CollectiveCall call, std::function<void(absl::Status)> done) = 0;
+  // Sends to one other worker of a group, or receives. A send is done when its values are on their
+  // way, or have arrived; the rest is as for Collect.
+  virtual void Exchange(PeerCall call, std::function<void(absl::Status)> done) = 0;
 
   // Returns the device of SessionOptions.
   virtual std::shared_ptr<DeviceRuntime> device() const = 0;

@@ -100,7 +100,8 @@ void SidecarSession::Refuse(Done done, absl::Status why) {
   done(std::move(why));  // closed: no other thread is left to call it
 }
 
-void SidecarSession::Collect(CollectiveCall call, std::function<void(absl::Status)> done) {
+template <typename Call>
+void SidecarSession::Begin(Call call, Collectives::Done done) {
   absl::Status begun = status();
   if (begun.ok()) begun = collectives_.Start(std::move(call), done);
   if (!begun.ok()) return CompleteCollective([done = std::move(done), begun] { done(begun); });

@@ -55,7 +55,12 @@ class SidecarSession : public Session {
   absl::Status MakeGroup(const WorkerGroup& group) override {
     return collectives_.MakeGroup(group);
   }
-  void Collect(CollectiveCall call, std::function<void(absl::Status)> done) override;
+  void Collect(CollectiveCall call, std::function<void(absl::Status)> done) override {
+    Begin(std::move(call), std::move(done));
+  }
+  void Exchange(PeerCall call, std::function<void(absl::Status)> done) override {
+    Begin(std::move(call), std::move(done));
+  }
   std::shared_ptr<DeviceRuntime> device() const override { return options_.device; }
   absl::Status status() const override {
     MutexLock lock(mutex_);
@@ -128,6 +133,8 @@ class SidecarSession : public Session {
   absl::StatusOr<Bucket*> BeginRound(BucketId id, size_t bytes, DeviceGradient* gradient,
                                      Callback& callback);
   void Refuse(Done done, absl::Status why);
+  template <typename Call>
+  void Begin(Call call, Collectives::Done done);
   // Makes the completion thread call `collective`; calls it at once if there is none any more.
   void CompleteCollective(std::function<void()> collective);
   // Fails all collectives if the session has failed.

@@ -3,6 +3,7 @@
 
 #include <ATen/core/ivalue.h>
 
+#include <atomic>
 #include <chrono>
 #include <functional>
 #include <torch/csrc/distributed/c10d/Work.hpp>
@@ -23,6 +24,8 @@ class CollectiveWork : public c10d::Work {
   // One of the collectives has ended. The last call runs `then`, if all were good, before anybody
   // sees the work complete, and then the future's callbacks.
   void FinishOne(const absl::Status& status);
+  // Before that, of a receive: whose values came.
+  void NoteSource(uint32_t rank) { source_ = static_cast<int>(rank); }
   void Then(std::function<void()> then) { then_ = std::move(then); }
 
   bool isCompleted() override;
@@ -35,6 +38,7 @@ class CollectiveWork : public c10d::Work {
   bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
   void abort() override {}  // the session is what can be aborted
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override { return future_; }
+  int sourceRank() const override { return source_; }
   uint64_t getSequencenumber() const override { return sequence_; }
 
  private:
@@ -42,6 +46,7 @@ class CollectiveWork : public c10d::Work {
   const uint64_t sequence_;
   const c10::intrusive_ptr<c10::ivalue::Future> future_;
   std::function<void()> then_;
+  std::atomic<int> source_{-1};
   size_t left_;  // guarded by mutex_, as is the next
   absl::Status first_error_;
 };

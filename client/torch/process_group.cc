@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <optional>
-#include <span>
 #include <torch/csrc/distributed/c10d/Types.hpp>
 #include <utility>
 
@@ -54,6 +53,25 @@ ProcessGroup::Part ProcessGroup::FoldPart(CollectiveKind kind, const ReduceOp& o
   return part;
 }
 
+std::span<const std::byte> ProcessGroup::Memory::Given(const at::Tensor& tensor) {
+  return BytesOf(kept.emplace_back(tensor.contiguous()));
+}
+
+std::span<std::byte> ProcessGroup::Memory::Got(const at::Tensor& tensor) {
+  at::Tensor target = tensor;
+  if (!tensor.is_contiguous()) {
+    target = at::empty(tensor.sizes(), tensor.options());
+    copies.emplace_back(target, tensor);
+  }
+  return WritableBytesOf(kept.emplace_back(target));
+}
+
+void ProcessGroup::Memory::Attach(CollectiveWork& work) && {
+  work.Then([copies = std::move(copies), kept = std::move(kept)] {
+    for (const auto& [from, to] : copies) to.copy_(from);
+  });
+}
+
 ProcessGroup::WorkPtr ProcessGroup::Begin(OpType type, std::vector<Part> parts, Tensors outputs,
                                           std::chrono::milliseconds timeout) {
   const auto work = c10::make_intrusive<CollectiveWork>(
@@ -63,9 +81,8 @@ ProcessGroup::WorkPtr ProcessGroup::Begin(OpType type, std::vector<Part> parts, 
     return work;
   }
   if (timeout == c10d::kUnsetTimeout) timeout = options_->timeout;
-  std::vector<std::pair<at::Tensor, at::Tensor>> copies;  // from, to
   std::vector<CollectiveCall> calls;
-  Tensors kept;  // what the calls' bytes lie in
+  Memory memory;
   for (const Part& part : parts) {
     CollectiveCall& call = calls.emplace_back();
     call.group = group_.number;
@@ -74,17 +91,9 @@ ProcessGroup::WorkPtr ProcessGroup::Begin(OpType type, std::vector<Part> parts, 
     call.root = static_cast<uint32_t>(part.root);
     call.timeout = timeout;
     for (const at::Tensor& tensor : part.given) {
-      const at::Tensor scaled = part.factor == 1 ? tensor : tensor * part.factor;
-      call.given.push_back(BytesOf(kept.emplace_back(scaled.contiguous())));
+      call.given.push_back(memory.Given(part.factor == 1 ? tensor : tensor * part.factor));
     }
-    for (const at::Tensor& tensor : part.got) {
-      at::Tensor target = tensor;
-      if (!tensor.is_contiguous()) {
-        target = at::empty(tensor.sizes(), tensor.options());
-        copies.emplace_back(target, tensor);
-      }
-      call.got.push_back(WritableBytesOf(kept.emplace_back(target)));
-    }
+    for (const at::Tensor& tensor : part.got) call.got.push_back(memory.Got(tensor));
     uint64_t bytes = 0;
     if (!part.given.empty() || !part.got.empty()) {
       const at::ScalarType scalar = (part.given.empty() ? part.got : part.given)[0].scalar_type();
@@ -102,9 +111,7 @@ ProcessGroup::WorkPtr ProcessGroup::Begin(OpType type, std::vector<Part> parts, 
     }
     call.elems = bytes / SizeOf(call.dtype);
   }
-  work->Then([copies = std::move(copies), kept] {
-    for (const auto& [from, to] : copies) to.copy_(from);
-  });
+  std::move(memory).Attach(*work);
   for (CollectiveCall& call : calls) {
     session_->Collect(std::move(call),
                       [work](const absl::Status& status) { work->FinishOne(status); });
@@ -286,43 +293,6 @@ ProcessGroup::WorkPtr ProcessGroup::reduce_scatter_tensor_coalesced(
         FoldPart(CollectiveKind::kReduceScatter, options.reduceOp, {inputs[i]}, {outputs[i]}));
   }
   return Begin(OpType::_REDUCE_SCATTER_BASE, std::move(parts), outputs, options.timeout);
-}
-
-ProcessGroup::WorkPtr ProcessGroup::alltoall_base(at::Tensor& output, at::Tensor& input,
-                                                  std::vector<int64_t>& output_sizes,
-                                                  std::vector<int64_t>& input_sizes,
-                                                  const c10d::AllToAllOptions& options) {
-  CheckTensor(input, "all_to_all_single");
-  CheckTensor(output, "all_to_all_single");
-  const auto is_even = [](const std::vector<int64_t>& sizes) {
-    return std::adjacent_find(sizes.begin(), sizes.end(), std::not_equal_to<>()) == sizes.end();
-  };
-  if (!is_even(output_sizes) || !is_even(input_sizes) || input.numel() != output.numel() ||
-      input.numel() % getSize() != 0) {
-    Throw("all_to_all_single with parts of different sizes is not supported yet");
-  }
-  return Begin(OpType::ALLTOALL_BASE,
-               {{.kind = CollectiveKind::kAllToAll, .given = {input}, .got = {output}}}, {output},
-               options.timeout);
-}
-
-ProcessGroup::WorkPtr ProcessGroup::alltoall(Tensors& outputs, Tensors& inputs,
-                                             const c10d::AllToAllOptions& options) {
-  const auto size = static_cast<size_t>(getSize());
-  if (outputs.size() != size || inputs.size() != size) {
-    Throw(absl::StrCat("all_to_all takes ", size, " tensors and gives as many"));
-  }
-  for (const Tensors* tensors : {&outputs, &inputs}) {
-    for (const at::Tensor& tensor : *tensors) {
-      CheckTensor(tensor, "all_to_all");
-      if (tensor.numel() != inputs[0].numel()) {
-        Throw("all_to_all with tensors of different sizes is not supported yet");
-      }
-    }
-  }
-  return Begin(OpType::ALLTOALL,
-               {{.kind = CollectiveKind::kAllToAll, .given = inputs, .got = outputs}}, outputs,
-               options.timeout);
 }
 
 ProcessGroup::WorkPtr ProcessGroup::barrier(const c10d::BarrierOptions& options) {

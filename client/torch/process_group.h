@@ -5,8 +5,11 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <optional>
+#include <span>
 #include <string>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <utility>
 #include <vector>
 
 #include "client/core/session.h"
@@ -60,6 +63,9 @@ class ProcessGroup : public c10d::Backend {
                         const c10d::AllToAllOptions& options) override;
   WorkPtr alltoall(Tensors& outputs, Tensors& inputs,
                    const c10d::AllToAllOptions& options) override;
+  WorkPtr send(Tensors& tensors, int to, int tag) override;
+  WorkPtr recv(Tensors& tensors, int from, int tag) override;
+  WorkPtr recvAnysource(Tensors& tensors, int tag) override;
   WorkPtr barrier(const c10d::BarrierOptions& options) override;
 
   void setSequenceNumberForGroup() override {}
@@ -77,9 +83,30 @@ class ProcessGroup : public c10d::Backend {
     Tensors given;
     Tensors got;
   };
-  // Begins a call's collectives. `outputs` are what its future holds.
+  // A Parcel is one message of a call.
+  struct Parcel {
+    PeerCall::Way way = PeerCall::Way::kSend;
+    std::optional<uint32_t> peer;  // rank in the group
+    uint64_t tag = 0;
+    at::Tensor tensor;
+  };
+  // What a call's bytes lie in until it has ended, and what is copied then.
+  struct Memory {
+    Tensors kept;
+    std::vector<std::pair<at::Tensor, at::Tensor>> copies;  // from, to
+
+    std::span<const std::byte> Given(const at::Tensor& tensor);
+    std::span<std::byte> Got(const at::Tensor& tensor);
+    void Attach(CollectiveWork& work) &&;
+  };
+  // Begins a call's messages, and its collectives. `outputs` are what its future holds.
   WorkPtr Begin(c10d::OpType type, std::vector<Part> parts, Tensors outputs,
                 std::chrono::milliseconds timeout);
+  WorkPtr BeginParcels(c10d::OpType type, std::vector<Parcel> parcels, Tensors outputs,
+                       std::chrono::milliseconds timeout);
+  // Sends one tensor to each rank, and receives one from each.
+  WorkPtr ExchangeAll(c10d::OpType type, Tensors given, Tensors got, Tensors outputs,
+                      std::chrono::milliseconds timeout);
   Part FoldPart(CollectiveKind kind, const c10d::ReduceOp& op, Tensors given, Tensors got) const;
   Part GatherPart(const at::Tensor& input, Tensors outputs) const;
   void CheckRoot(int64_t root, const char* what) const;

@@ -18,8 +18,6 @@ const char* Name(CollectiveKind kind) {
       return "gather";
     case CollectiveKind::kScatter:
       return "scatter";
-    case CollectiveKind::kAllToAll:
-      return "alltoall";
     case CollectiveKind::kBarrier:
       return "barrier";
   }

@@ -16,8 +16,7 @@ enum class CollectiveKind : uint8_t {
   kReduceScatter = 5,  // N → 1
   kGather = 6,         // 1 → root gets N
   kScatter = 7,        // root gives N → 1
-  kAllToAll = 8,       // N → N
-  kBarrier = 9,        // nothing
+  kBarrier = 8,        // nothing
 };
 
 // Returns true for the values above; any other value came from outside and must be refused.
@@ -45,7 +44,6 @@ constexpr uint64_t UnitsGiven(CollectiveKind kind, uint32_t size, bool is_root) 
     case CollectiveKind::kBroadcast:
       return is_root ? 1 : 0;
     case CollectiveKind::kReduceScatter:
-    case CollectiveKind::kAllToAll:
       return size;
     case CollectiveKind::kScatter:
       return is_root ? size : 0;
@@ -65,7 +63,6 @@ constexpr uint64_t UnitsGot(CollectiveKind kind, uint32_t size, bool is_root) {
     case CollectiveKind::kBroadcast:
       return is_root ? 0 : 1;
     case CollectiveKind::kAllGather:
-    case CollectiveKind::kAllToAll:
       return size;
     case CollectiveKind::kGather:
       return is_root ? size : 0;
@@ -76,7 +73,7 @@ constexpr uint64_t UnitsGot(CollectiveKind kind, uint32_t size, bool is_root) {
 }
 
 // Returns torch's name: "allreduce", "reduce", "broadcast", "allgather", "reduce_scatter",
-// "gather", "scatter", "alltoall" or "barrier".
+// "gather", "scatter" or "barrier".
 const char* Name(CollectiveKind kind);
 
 }  // namespace thalweg

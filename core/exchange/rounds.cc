@@ -5,6 +5,7 @@
 namespace thalweg {
 
 std::string ToString(const RoundId& id) {
+  if (IsLetter(id)) return absl::StrCat("letter ", id.round, " of node ", id.bucket.generation);
   if (!IsOneShot(id)) {
     return absl::StrCat("bucket ", ToString(id.bucket), " round ", id.round, " chunk ", id.chunk);
   }

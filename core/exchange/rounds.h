@@ -51,7 +51,15 @@ struct RoundId {
 constexpr BucketId OneShotsOf(uint32_t group) { return {0xffff'ffff, group, 0}; }
 constexpr bool IsOneShot(const RoundId& id) { return id.bucket.index == OneShotsOf(0).index; }
 
-// Returns "bucket 3 round 5 chunk 0" or "collective 5 of group 2 chunk 0".
+// A letter goes from one node to one other: a round of those two alone, which is complete with its
+// only contribution. It has this in the bucket's place, and `round` is its number among the letters
+// of its sender to that node, from 1. Its bytes are what nodes make of them.
+constexpr BucketId LettersOf(uint32_t sender) { return {0xffff'fffe, sender, 0}; }
+// How many bytes of letters for each node a shard holds together, and a sender must not exceed.
+inline constexpr uint64_t kLetterBytesPerNode = 8 << 20;
+constexpr bool IsLetter(const RoundId& id) { return id.bucket.index == LettersOf(0).index; }
+
+// Returns "bucket 3 round 5 chunk 0", "collective 5 of group 2 chunk 0" or "letter 5 of node 1".
 std::string ToString(const RoundId& id);
 
 // A Contribution is one node's share of a chunk, in wire format: for a mean, that over its workers.

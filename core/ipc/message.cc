@@ -18,10 +18,10 @@ constexpr uint32_t kMagic = 0x31574854;  // "THW1"
 constexpr uint16_t kFlagFd = 1;
 constexpr uint16_t kTypes = std::variant_size_v<Message>;
 constexpr const char* kNames[kTypes] = {
-    "Hello",      "Welcome",   "RegisterBucket", "BucketReady",   "Submit",
-    "Complete",   "Fail",      "Leave",          "GetCodecState", "CodecState",
-    "Precision",  "HostShard", "ShardHosted",    "Alive",         "MakeGroup",
-    "ShareArena", "Collect",   "Collected",      "Taken"};
+    "Hello",       "Welcome", "RegisterBucket", "BucketReady", "Submit",    "Complete",
+    "Fail",        "Leave",   "GetCodecState",  "CodecState",  "Precision", "HostShard",
+    "ShardHosted", "Alive",   "MakeGroup",      "ShareArena",  "Collect",   "Collected",
+    "Taken",       "Send",    "Receive"};
 
 template <typename T>
 concept Integer = std::unsigned_integral<T> || std::same_as<T, int64_t>;
@@ -305,9 +305,15 @@ void Visit(auto& archive, Is<Collect> auto& m) {
       m.values);
 }
 void Visit(auto& archive, Is<Collected> auto& m) {
-  All(archive, m.group, m.sequence, m.bytes, m.arena, m.offset, m.values);
+  All(archive, m.group, m.sequence, m.bytes, m.arena, m.offset, m.from, m.values);
 }
 void Visit(auto& archive, Is<Taken> auto& m) { All(archive, m.group, m.sequence); }
+void Visit(auto& archive, Is<Send> auto& m) {
+  All(archive, m.group, m.call, m.to, m.tag, m.bytes, m.timeout_ms, m.arena, m.values);
+}
+void Visit(auto& archive, Is<Receive> auto& m) {
+  All(archive, m.group, m.call, m.from, m.tag, m.bytes, m.timeout_ms);
+}
 
 template <typename T>
 absl::StatusOr<Message> ParseAs(const char* name, std::span<const std::byte> body) {

@@ -220,14 +220,42 @@ struct Collect {
   bool operator==(const Collect&) const = default;
 };
 
+// Send is a worker's message that it gives values to one other worker of a group. They are in
+// `values` or at the beginning of an arena, all of them there already.
+struct Send {
+  uint32_t group = 0;
+  uint64_t call = 0;  // number among the worker's Send and Receive, from 1, without gaps
+  uint32_t to = 0;    // rank in the group
+  uint64_t tag = 0;
+  uint64_t bytes = 0;
+  uint64_t timeout_ms = 0;
+  uint32_t arena = 0;  // 0: none
+  std::string values;
+  bool operator==(const Send&) const = default;
+};
+
+// Receive is a worker's message that it takes what a worker of the group gives it under a tag: each
+// Receive takes one Send, in the order of both.
+struct Receive {
+  uint32_t group = 0;
+  uint64_t call = 0;  // as in Send
+  uint32_t from = 0;  // rank in the group; kFromAnyone
+  uint64_t tag = 0;
+  uint64_t bytes = 0;
+  uint64_t timeout_ms = 0;
+  bool operator==(const Receive&) const = default;
+};
+inline constexpr uint32_t kFromAnyone = 0xffff'ffff;
+
 // Collected is the sidecar's message that a worker's collective is done: what the worker gets is in
-// `values` or in an arena of the sidecar's.
+// `values` or in an arena of the sidecar's. With group 0 it is about a Send or Receive.
 struct Collected {
   uint32_t group = 0;
-  uint64_t sequence = 0;
+  uint64_t sequence = 0;  // or the call
   uint64_t bytes = 0;
   uint32_t arena = 0;   // 0: in `values`
   uint64_t offset = 0;  // in the arena
+  uint32_t from = 0;    // of a Receive: whose values, by rank in the group
   std::string values;
   bool operator==(const Collected&) const = default;
 };
@@ -239,9 +267,10 @@ struct Taken {
   bool operator==(const Taken&) const = default;
 };
 
-using Message = std::variant<Hello, Welcome, RegisterBucket, BucketReady, Submit, Complete, Fail,
-                             Leave, GetCodecState, CodecState, Precision, HostShard, ShardHosted,
-                             Alive, MakeGroup, ShareArena, Collect, Collected, Taken>;
+using Message =
+    std::variant<Hello, Welcome, RegisterBucket, BucketReady, Submit, Complete, Fail, Leave,
+                 GetCodecState, CodecState, Precision, HostShard, ShardHosted, Alive, MakeGroup,
+                 ShareArena, Collect, Collected, Taken, Send, Receive>;
 
 // Values of at most so many bytes travel in the message, without an arena.
 inline constexpr uint64_t kMaxInlineBytes = 16 << 10;

@@ -142,7 +142,7 @@ TEST(MessageTest, BadHeadersAreRefusedByName) {
     const char* expected;
   } cases[] = {{0, "X", "not a Thalweg process"},
                {4, std::string(2, '\0'), "type 0"},
-               {4, "\x14", "type 20"},
+               {4, "\x16", "type 22"},
                {6, "\x02", "flags 2"},
                {8, U32(kMaxFrameBytes + 1), "frame of 16777217 bytes"}};
   for (const auto& c : cases) {

@@ -57,7 +57,7 @@ class RandomMessages {
       case 16:
         return Collect{U32(),
                        random_(),
-                       static_cast<CollectiveKind>(1 + Below(9)),
+                       static_cast<CollectiveKind>(1 + Below(8)),
                        static_cast<Fold>(Below(9)),
                        static_cast<DType>(1 + Below(9)),
                        U32(),
@@ -66,9 +66,13 @@ class RandomMessages {
                        U32(),
                        Text()};
       case 17:
-        return Collected{U32(), random_(), random_(), U32(), random_(), Text()};
-      default:
+        return Collected{U32(), random_(), random_(), U32(), random_(), U32(), Text()};
+      case 18:
         return Taken{U32(), random_()};
+      case 19:
+        return Send{U32(), random_(), U32(), random_(), random_(), random_(), U32(), Text()};
+      default:
+        return Receive{U32(), random_(), U32(), random_(), random_(), random_()};
     }
   }
   Message Any() { return OfType(Below(std::variant_size_v<Message>)); }

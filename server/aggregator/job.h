@@ -1,6 +1,7 @@
 // Job is one training job on one shard: its members and their open rounds.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -127,6 +128,10 @@ class Job {
   // Counts the outcome of RoundEngine::Add for a contribution. (job_report.cc)
   void CountLocked(uint32_t node, const LayoutRegistry::Weight& weight, uint64_t bytes,
                    const RoundEngine::Added& added) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Passes a letter on to its node. (job_letters.cc)
+  absl::Status PassOn(uint32_t node, Contribution letter, TimePoint now);
+  absl::Status CheckLetterLocked(uint32_t node, const Contribution& letter) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Folds a complete round and sends its nodes the result, or a receipt.
   absl::Status Deliver(const Completed& completed);
   // Returns the sinks of those of the nodes that are present.
@@ -200,6 +205,10 @@ class Job {
   // From the tenant's memory, or else from the shard's; never empty.
   std::optional<MemoryBudget::Reservation> reservation_ ABSL_GUARDED_BY(mutex_);
   JobTally tally_ ABSL_GUARDED_BY(mutex_);
+  bool has_letters_ ABSL_GUARDED_BY(mutex_) = false;  // memory is reserved for them
+  // What letters take that have not been sent yet; shared with their payloads.
+  const std::shared_ptr<std::atomic<uint64_t>> letter_bytes_ =
+      std::make_shared<std::atomic<uint64_t>>(0);
   // These are this job's shares in the shard's gauges.
   double reported_held_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   double reported_limit_bytes_ ABSL_GUARDED_BY(mutex_) = 0;

@@ -15,7 +15,9 @@ absl::Status Job::ReserveLocked() {
   const uint64_t resumption = resumption_.bytes();
   // This shard may sum more than its equal part, which is all that can be told in advance.
   const uint64_t residuals = std::max(layouts_.residual_bytes(), residuals_.bytes());
-  const absl::Status reserved = reservation_->Resize(windows + layouts + residuals + resumption);
+  const uint64_t letters = has_letters_ ? kLetterBytesPerNode * spec_.num_nodes : 0;
+  const absl::Status reserved =
+      reservation_->Resize(windows + layouts + residuals + resumption + letters);
   if (reserved.ok()) return reserved;
   return absl::Status(
       reserved.code(),
@@ -23,7 +25,8 @@ absl::Status Job::ReserveLocked() {
                    windows, " for ", spec_.num_nodes, " nodes with windows of ",
                    flow_.window_chunks, " chunks of ", flow_.chunk_bytes, " bytes and results, ",
                    layouts, " for layouts, ", residuals, " for residuals, ", resumption,
-                   " for resuming); raise the shard's limit (THALWEG_MEMORY_LIMIT) or the "
+                   " for resuming, ", letters,
+                   " for letters); raise the shard's limit (THALWEG_MEMORY_LIMIT) or the "
                    "tenant's quota, add aggregators, or lower THALWEG_WINDOW_CHUNKS or "
                    "THALWEG_CHUNK_BYTES"));
 }

@@ -10,6 +10,7 @@
 namespace thalweg {
 
 absl::Status Job::Contribute(uint32_t node, Contribution contribution, TimePoint now) {
+  if (IsLetter(contribution.id)) return PassOn(node, std::move(contribution), now);
   std::optional<Completed> completed;
   std::optional<RoundResult> missed;
   std::shared_ptr<ServedNode> sink;

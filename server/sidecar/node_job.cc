@@ -59,10 +59,11 @@ class ShardEvents : public MemberEvents {
   const uint32_t shard_;
 };
 
-CollectiveRunner::Terms CollectiveTerms(const ipc::Hello& job, const Patience& patience) {
-  CollectiveRunner::Terms terms{job.node, patience.silence.shard(), {}};
-  for (const ShardPlace& place : job.shards) terms.hosts.push_back(place.host);
-  return terms;
+// By shard: the node that hosts it.
+std::vector<uint32_t> HostsOf(const ipc::Hello& job) {
+  std::vector<uint32_t> hosts;
+  for (const ShardPlace& place : job.shards) hosts.push_back(place.host);
+  return hosts;
 }
 
 }  // namespace
@@ -102,10 +103,12 @@ NodeJob::NodeJob(const ipc::Hello& first, const ShardDirectory::JobShards& shard
               {outcome_, report_, patience_.step.sidecar(), first.local_size,
                [this](uint32_t local_rank) { return roster_.NameOf(local_rank); }},
               *this),
-      collectives_(CollectiveTerms(first, patience_), {outcome_, progress_, shards_}, *this),
+      collectives_({first.node, patience_.silence.shard(), HostsOf(first)},
+                   {outcome_, progress_, shards_, arenas_}, *this),
+      post_({first.node, first.num_nodes, HostsOf(first)}, {progress_, shards_, arenas_}, *this),
       roster_(first, context.metrics, outcome_, [this](const absl::Status& why) { Fail(why); }),
       watchdog_(patience_, created_,
-                {outcome_, roster_, buckets_, collectives_, progress_, shards_}) {}
+                {outcome_, roster_, buckets_, collectives_, post_, progress_, shards_}) {}
 
 void NodeJob::Stop() {
   outcome_.End();
@@ -169,6 +172,27 @@ void NodeJob::OnCollect(uint32_t local_rank, ipc::Collect message) {
   if (!status.ok()) Fail(status);
 }
 
+absl::Status NodeJob::OnMakeGroup(uint32_t local_rank, const ipc::MakeGroup& message) {
+  THALWEG_RETURN_IF_ERROR(collectives_.MakeGroup(local_rank, message));
+  post_.MakeGroup(local_rank, message);
+  return absl::OkStatus();
+}
+
+void NodeJob::OnSend(uint32_t local_rank, ipc::Send message) {
+  const absl::Status status = post_.Send(local_rank, std::move(message));
+  if (!status.ok()) Fail(status);
+}
+
+void NodeJob::OnReceive(uint32_t local_rank, const ipc::Receive& message) {
+  const absl::Status status = post_.Receive(local_rank, message);
+  if (!status.ok()) Fail(status);
+}
+
+void NodeJob::OnResult(uint32_t shard, const RoundResult& result) {
+  if (IsLetter(result.id)) return post_.OnLetter(result);
+  IsOneShot(result.id) ? collectives_.OnResult(shard, result) : runner_.OnResult(shard, result);
+}
+
 std::function<void(uint32_t, const ipc::Message&)> NodeJob::Poster() {
   return [job = weak_from_this()](uint32_t local_rank, const ipc::Message& message) {
     if (const auto alive = job.lock()) alive->roster_.Tell(local_rank, message);
@@ -205,7 +229,8 @@ void NodeJob::WorkerLeft(uint32_t local_rank, const absl::Status& reason) {
   if (!departure.failure.ok()) Fail(departure.failure);
   const std::string name = roster_.NameOf(local_rank);
   for (const absl::Status& missed :
-       {runner_.OnWorkerLeft(local_rank, name), collectives_.OnWorkerLeft(local_rank, name)}) {
+       {runner_.OnWorkerLeft(local_rank, name), collectives_.OnWorkerLeft(local_rank, name),
+        post_.OnWorkerLeft(local_rank, name)}) {
     if (!missed.ok()) Fail(missed);
   }
 }
@@ -240,7 +265,7 @@ absl::Status NodeJob::JoinShards() {
   request.round_timeout = patience_.step.shard();
   request.identity = IdentityOf(signer_.get());
   request.signer = signer_;
-  for (const ShardPlace& place : spec_.shards) request.hosts.push_back(place.host);
+  request.hosts = HostsOf(spec_);
   request.costs = MeasureCosts(compression_.candidates(), spec_.num_nodes, context_.threads);
   const std::weak_ptr<NodeJob> self = weak_from_this();
   THALWEG_RETURN_IF_ERROR(shards_.Join(

@@ -5,6 +5,7 @@
 //   BucketTable   the buckets that they have announced (CodecStates: what codecs carry on)
 //   RoundRunner   the way of a bucket through its rounds
 //   CollectiveRunner  the collectives of the workers' groups
+//   PostOffice    the messages between their workers
 //   Watchdog      deadlines and heartbeats
 //   JobOutcome    whether the job goes on; when it does not, all of them are woken
 #pragma once
@@ -25,6 +26,7 @@
 #include "server/sidecar/collective/collective_runner.h"
 #include "server/sidecar/job_compression.h"
 #include "server/sidecar/job_outcome.h"
+#include "server/sidecar/letters/post_office.h"
 #include "server/sidecar/node_context.h"
 #include "server/sidecar/progress.h"
 #include "server/sidecar/roster.h"
@@ -39,7 +41,7 @@ namespace thalweg {
 // shard.
 class NodeJob : public std::enable_shared_from_this<NodeJob>,
                 private RoundRunner::Listener,
-                private CollectiveRunner::Listener {
+                private CollectiveListener {
  public:
   // Shared: shards report to objects that refer to the job weakly. The job uses the shards, which
   // it does not own, until Stop has returned: the last reference to it may be one of theirs, which
@@ -68,20 +70,19 @@ class NodeJob : public std::enable_shared_from_this<NodeJob>,
   void ReleaseWorker(uint32_t local_rank);
 
   // What a worker says of its collectives. InvalidArgument: it, or another, contradicts itself.
-  absl::Status OnMakeGroup(uint32_t local_rank, const ipc::MakeGroup& message) {
-    return collectives_.MakeGroup(local_rank, message);
-  }
+  absl::Status OnMakeGroup(uint32_t local_rank, const ipc::MakeGroup& message);
   absl::Status OnShareArena(uint32_t local_rank, const ipc::ShareArena& message, UniqueFd fd) {
-    return collectives_.ShareArena(local_rank, message, std::move(fd));
+    return arenas_.Add(local_rank, message, std::move(fd));
   }
   void OnCollect(uint32_t local_rank, ipc::Collect message);
+  void OnSend(uint32_t local_rank, ipc::Send message);
+  void OnReceive(uint32_t local_rank, const ipc::Receive& message);
   absl::Status OnTaken(uint32_t local_rank, const ipc::Taken& message) {
-    return collectives_.Take(local_rank, message);
+    return message.group == 0 ? post_.Take(local_rank, message)
+                              : collectives_.Take(local_rank, message);
   }
 
-  void OnResult(uint32_t shard, const RoundResult& result) {
-    IsOneShot(result.id) ? collectives_.OnResult(shard, result) : runner_.OnResult(shard, result);
-  }
+  void OnResult(uint32_t shard, const RoundResult& result);
   void Fail(const absl::Status& reason);
 
   // The last worker has left: the job is over, and to be stopped.
@@ -123,7 +124,9 @@ class NodeJob : public std::enable_shared_from_this<NodeJob>,
   CodecStates states_;
   BucketTable buckets_;
   RoundRunner runner_;
+  Arenas arenas_;
   CollectiveRunner collectives_;
+  PostOffice post_;
   Roster roster_;
   Watchdog watchdog_;
 

@@ -202,6 +202,10 @@ absl::Status ReturningSeat::TryToReturn(TimePoint deadline) {
       return absl::AbortedError(absl::StrCat(
           lost, " one-shot rounds of collectives were open, which no shard can take up again"));
     }
+    if (ledger_.has_letters()) {
+      return absl::AbortedError(
+          "workers have sent to each other through it, and some of that may be lost");
+    }
     request.resume = ledger_.Completed();
   }
   if (old != nullptr) old->Leave(absl::OkStatus());  // ends its streams

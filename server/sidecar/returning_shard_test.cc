@@ -251,6 +251,17 @@ TEST_F(ReturningShardTest, GroupsAreMadeAgainBeforeBuckets) {
               ElementsAre("1 register 1", "1 group 4", "2 group 4", "2 register 1"));
 }
 
+TEST_F(ReturningShardTest, LettersThatMayBeLostFailTheNodeSayingSo) {
+  Start();
+  Contribution letter{{LettersOf(0), 0, 1}, 1, WireFormat::kDenseUInt8, 0, Payload()};
+  letter.collective = {Place::One(0), Place::One(1), Fold::kNone};
+  ASSERT_TRUE(node_->Contribute(letter).ok());
+  shard_->Restart();
+  const auto failures = end_->WaitForFailures(1);
+  ASSERT_EQ(failures.size(), 1u);
+  EXPECT_THAT(std::string(failures[0].message()), HasSubstr("workers have sent to each other"));
+}
+
 TEST_F(ReturningShardTest, OpenOneShotRoundsFailTheNodeSayingSo) {
   Start();
   ASSERT_TRUE(node_->MakeGroup({4, {{0, 1}}}, Soon()).ok());

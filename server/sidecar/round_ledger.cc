@@ -9,6 +9,10 @@ void RoundLedger::NoteBucket(const BucketAnnouncement& bucket) {
 }
 
 void RoundLedger::NoteContribution(const Contribution& contribution) {
+  if (IsLetter(contribution.id)) {
+    has_letters_ = true;
+    return;
+  }
   if (IsOneShot(contribution.id)) {
     one_shots_.insert(contribution.id);
     return;
@@ -17,6 +21,7 @@ void RoundLedger::NoteContribution(const Contribution& contribution) {
 }
 
 bool RoundLedger::NoteResult(const RoundResult& result, Replaced* replaced) {
+  if (IsLetter(result.id)) return has_letters_ = true;
   if (IsOneShot(result.id)) return one_shots_.erase(result.id) > 0;
   const auto found = chunks_.find({result.id.bucket, result.id.chunk});
   if (found == chunks_.end()) return false;

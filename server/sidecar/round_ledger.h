@@ -32,6 +32,9 @@ class RoundLedger {
 
   const std::vector<Group>& groups() const { return groups_; }
   size_t num_open_one_shots() const { return one_shots_.size(); }
+  // Says whether letters have passed, in any direction. Nobody answers them, so that nobody knows
+  // which a shard has lost.
+  bool has_letters() const { return has_letters_; }
   // All of these are in ascending order of buckets and chunks.
   std::vector<BucketAnnouncement> Buckets() const;
   std::vector<Contribution> Unanswered() const;
@@ -57,6 +60,7 @@ class RoundLedger {
   std::map<std::pair<uint32_t, uint32_t>, BucketAnnouncement> buckets_;  // by index and part
   std::map<std::pair<BucketId, uint32_t>, Chunk> chunks_;                // by bucket and chunk
   uint64_t result_bytes_ = 0;
+  bool has_letters_ = false;
 };
 
 }  // namespace thalweg

@@ -205,6 +205,12 @@ absl::Status ShardGroup::Contribute(uint32_t k, Contribution contribution) {
   return Send(k, group, part);
 }
 
+absl::Status ShardGroup::Post(uint32_t k, Contribution letter) {
+  THALWEG_ASSIGN_OR_RETURN(Member* const member, MemberOf(k));
+  letter.epoch = member->terms().epoch;
+  return member->Contribute(std::move(letter));
+}
+
 absl::Status ShardGroup::OnAnswered(uint32_t k, uint32_t group, uint32_t part) {
   {
     MutexLock lock(mutex_);

@@ -46,6 +46,9 @@ class ShardGroup {
   // other as long as all nodes contribute the chunks of each of these in the same order; the
   // order between groups does not matter.
   absl::Status Contribute(uint32_t shard, Contribution contribution);
+  // Sends a letter (core/exchange/rounds.h) through `shard`, without blocking. It passes what waits
+  // in queues.
+  absl::Status Post(uint32_t shard, Contribution letter);
   // A result of `shard` for `part` of a group's buckets has arrived: frees its place in the window,
   // and sends what has waited for it. Errors are those of Contribute.
   absl::Status OnAnswered(uint32_t shard, uint32_t group, uint32_t part);

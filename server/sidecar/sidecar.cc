@@ -174,6 +174,10 @@ absl::Status Sidecar::ReadMessages(Connection& connection, NodeJob& job, uint32_
       THALWEG_RETURN_IF_ERROR(job.OnShareArena(local_rank, *arena, std::move(received->fd)));
     } else if (auto* collect = std::get_if<ipc::Collect>(&received->message)) {
       job.OnCollect(local_rank, std::move(*collect));
+    } else if (auto* send = std::get_if<ipc::Send>(&received->message)) {
+      job.OnSend(local_rank, std::move(*send));
+    } else if (const auto* receive = std::get_if<ipc::Receive>(&received->message)) {
+      job.OnReceive(local_rank, *receive);
     } else if (const auto* taken = std::get_if<ipc::Taken>(&received->message)) {
       THALWEG_RETURN_IF_ERROR(job.OnTaken(local_rank, *taken));
     } else if (const auto* precision = std::get_if<ipc::Precision>(&received->message)) {

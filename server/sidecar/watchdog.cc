@@ -46,7 +46,8 @@ absl::Status Watchdog::Look(TimePoint now, TimePoint awake_since) const {
   for (const auto& bucket : context_.buckets.All()) {
     THALWEG_RETURN_IF_ERROR(CheckBucket(*bucket, now));
   }
-  return context_.collectives.CheckLate(now);
+  THALWEG_RETURN_IF_ERROR(context_.collectives.CheckLate(now));
+  return context_.post.CheckLate(now);
 }
 
 absl::Status Watchdog::CheckBucket(NodeBucket& bucket, TimePoint now) const {
@@ -96,7 +97,7 @@ absl::Status Watchdog::Judge(Duration waited, const std::string& prefix, const N
 }
 
 bool Watchdog::WorkersWait() const {
-  if (context_.collectives.IsBusy()) return true;
+  if (context_.collectives.IsBusy() || context_.post.IsBusy()) return true;
   const auto buckets = context_.buckets.All();
   return std::any_of(buckets.begin(), buckets.end(), [](const auto& bucket) {
     const NodeBucket::Waiting waiting = bucket->waiting();

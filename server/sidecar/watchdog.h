@@ -9,6 +9,7 @@
 #include "server/sidecar/bucket_table.h"
 #include "server/sidecar/collective/collective_runner.h"
 #include "server/sidecar/job_outcome.h"
+#include "server/sidecar/letters/post_office.h"
 #include "server/sidecar/progress.h"
 #include "server/sidecar/roster.h"
 #include "server/sidecar/shard_group.h"
@@ -24,6 +25,7 @@ class Watchdog {
     const Roster& roster;
     const BucketTable& buckets;
     const CollectiveRunner& collectives;
+    const PostOffice& post;
     const Progress& progress;
     ShardGroup& shards;
   };

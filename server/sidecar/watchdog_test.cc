@@ -18,7 +18,7 @@ constexpr Duration kJustLate = std::chrono::milliseconds(9'001);  // 90 % of the
 constexpr uint32_t kWorkers = 2;
 
 // Time passes as the test says.
-class NoCollectives : public CollectiveRunner::Listener {
+class NoCollectives : public CollectiveListener {
  public:
   void OnMessage(uint32_t, const ipc::Message&, int) override {}
   void OnCollectiveFailed(const absl::Status&) override {}
@@ -75,10 +75,12 @@ class WatchdogTest : public ::testing::Test {
   BucketTable table_{states_, compression_};
   Roster roster_{hello_, metrics_, outcome_, [](const absl::Status&) {}};
   NoCollectives nobody_;
-  CollectiveRunner collectives_{{}, {outcome_, progress_, shards_}, nobody_};
+  Arenas arenas_;
+  CollectiveRunner collectives_{{}, {outcome_, progress_, shards_, arenas_}, nobody_};
+  PostOffice post_{{}, {progress_, shards_, arenas_}, nobody_};
   Watchdog watchdog_{{{std::chrono::seconds(10)}, {std::chrono::seconds(100)}},
                      kStart,
-                     {outcome_, roster_, table_, collectives_, progress_, shards_}};
+                     {outcome_, roster_, table_, collectives_, post_, progress_, shards_}};
   std::vector<WorkerEnds> ends_;
 };
 

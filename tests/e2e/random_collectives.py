@@ -44,7 +44,7 @@ def random_collectives() -> list[str]:
         ranks = sorted(draw.sample(range(world), draw.randint(1, world)))
         groups.append((ranks, dist.new_group(ranks)))
     problems = []
-    for number in range(60):
+    for number in range(70):
         ranks, group = draw.choice(groups)
         kind = draw.choice(sorted(KINDS))
         dtype = draw.choice(FLOATS + INTEGERS)
@@ -200,6 +200,40 @@ def _all_to_all(case: Case) -> str:
     return case.check(torch.cat(outputs), torch.cat([case.given(p, case.me) for p in range(n)]))
 
 
+def _all_to_all_single(case: Case) -> str:
+    """Parts have sizes of their own: that from rank a to rank b has rows(a, b) elements."""
+    n = len(case.ranks)
+
+    def rows(giver: int, taker: int) -> int:
+        return min(case.size, (3 * giver + 5 * taker + case.size) % 7 * 500)
+
+    given = [case.given(case.me, part)[: rows(case.me, part)] for part in range(n)]
+    expected = [case.given(giver, case.me)[: rows(giver, case.me)] for giver in range(n)]
+    sizes = [len(part) for part in expected]
+    output = torch.empty(sum(sizes), dtype=case.dtype)
+    dist.all_to_all_single(
+        output, torch.cat(given), sizes, [len(part) for part in given], group=case.group
+    )
+    return case.check(output, torch.cat(expected))
+
+
+def _ring(case: Case) -> str:
+    """Everybody sends to the next rank, twice, and receives the second message first."""
+    n = len(case.ranks)
+    if n == 1:
+        return ""  # torch refuses to send to oneself
+    after, before = (case.me + 1) % n, (case.me - 1) % n
+    sent = [
+        dist.isend(case.given(case.me, tag), case.ranks[after], case.group, tag) for tag in (0, 1)
+    ]
+    got = [case.empty(), case.empty()]
+    for tag in (1, 0):
+        dist.recv(got[tag], case.ranks[before] if tag == 0 else None, case.group, tag)
+    for work in sent:
+        work.wait()
+    return case.check(torch.cat(got), torch.cat([case.given(before, tag) for tag in (0, 1)]))
+
+
 def _barrier(case: Case) -> str:
     dist.barrier(case.group)
     return ""
@@ -216,5 +250,7 @@ KINDS: dict[str, Callable[[Case], str]] = {
     "gather": _gather,
     "scatter": _scatter,
     "all_to_all": _all_to_all,
+    "all_to_all_single": _all_to_all_single,
+    "ring": _ring,
     "barrier": _barrier,
 }

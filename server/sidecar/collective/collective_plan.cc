@@ -40,21 +40,6 @@ class Planner {
           UnitsFor(member.node, root_));
     }
   }
-  void AllToAll() {
-    for (const GroupMember& to : places_.members()) {
-      for (const GroupMember& from : places_.members()) {
-        std::vector<Segment> segments;
-        uint64_t first = 0;  // of the receiver's units
-        for (const uint32_t receiver : places_.RanksOn(to.node)) {
-          for (const uint32_t giver : places_.RanksOn(from.node)) {
-            segments.push_back({giver, receiver, first + giver});
-          }
-          first += places_.size();
-        }
-        Add(Place::One(from.node), Place::One(to.node), HostedBy(to.node), std::move(segments));
-      }
-    }
-  }
   void Barrier() { Add(Place::None(), Place::None(), {}, {}); }
 
   std::vector<Route> Take() { return std::move(routes_); }
@@ -112,9 +97,6 @@ std::vector<Route> RoutesOf(CollectiveKind kind, Planner planner) {
     case CollectiveKind::kScatter:
       planner.Scatter();
       break;
-    case CollectiveKind::kAllToAll:
-      planner.AllToAll();
-      break;
     case CollectiveKind::kBarrier:
       planner.Barrier();
       break;
@@ -124,8 +106,7 @@ std::vector<Route> RoutesOf(CollectiveKind kind, Planner planner) {
 
 // Workers that get different units have them one after the other; others share the same ones.
 bool HaveTheirOwn(CollectiveKind kind) {
-  return kind == CollectiveKind::kReduceScatter || kind == CollectiveKind::kScatter ||
-         kind == CollectiveKind::kAllToAll;
+  return kind == CollectiveKind::kReduceScatter || kind == CollectiveKind::kScatter;
 }
 
 }  // namespace

@@ -34,7 +34,8 @@ absl::Status CheckPossible(const ipc::Collect& message, const GroupPlaces& place
 
 }  // namespace
 
-CollectiveRunner::CollectiveRunner(Terms terms, const Context& context, Listener& listener)
+CollectiveRunner::CollectiveRunner(Terms terms, const Context& context,
+                                   CollectiveListener& listener)
     : terms_(std::move(terms)), context_(context), listener_(listener) {}
 
 CollectiveRunner::GroupState* CollectiveRunner::FindLocked(uint32_t group) {
@@ -113,7 +114,7 @@ absl::Status CollectiveRunner::Collect(uint32_t local_rank, ipc::Collect message
                                                      ", expected ", group->last[local_rank]));
     }
     THALWEG_RETURN_IF_ERROR(CheckPossible(message, *group->places));
-    THALWEG_ASSIGN_OR_RETURN(auto arena, arenas_.Find(local_rank, message.arena));
+    THALWEG_ASSIGN_OR_RETURN(auto arena, context_.arenas.Find(local_rank, message.arena));
     auto& collective = group->collectives[message.sequence];
     if (collective == nullptr) collective = MakeLocked(*group, rank, message);
     const uint64_t arena_bytes = arena == nullptr ? 0 : arena->payload_bytes();
@@ -236,7 +237,7 @@ std::vector<uint32_t> CollectiveRunner::ShardsOf(GroupState& group, const Route&
 absl::Status CollectiveRunner::Start(const std::shared_ptr<NodeCollective>& collective) {
   const uint32_t number = collective->spec().group;
   const uint64_t sequence = collective->spec().sequence;
-  THALWEG_ASSIGN_OR_RETURN(auto arena, arenas_.Take(collective->result_size()));
+  THALWEG_ASSIGN_OR_RETURN(auto arena, context_.arenas.Take(collective->result_size()));
   const ::thalweg::Terms agreed = context_.shards.agreed();
   uint64_t settled = 0;
   {
@@ -298,7 +299,7 @@ void CollectiveRunner::Complete(const std::shared_ptr<NodeCollective>& collectiv
     if (result == nullptr) group.collectives.erase(spec.sequence);
   }
   for (const auto& [local_rank, rank] : ranks) {
-    if (result == nullptr || !arenas_.IsNewTo(local_rank, *result)) continue;
+    if (result == nullptr || !context_.arenas.IsNewTo(local_rank, *result)) continue;
     listener_.OnMessage(local_rank, ipc::ShareArena{result->number, result->arena.payload_bytes()},
                         result->arena.fd());
   }
@@ -316,7 +317,7 @@ absl::Status CollectiveRunner::Take(uint32_t local_rank, const ipc::Taken& messa
                      " of group ", message.group, ", which has no result in an arena"));
   }
   if (!collective->NoteTaken()) return absl::OkStatus();
-  arenas_.Return(collective->result());
+  context_.arenas.Return(collective->result());
   FindLocked(message.group)->collectives.erase(message.sequence);
   return absl::OkStatus();
 }

@@ -4,7 +4,6 @@
 
 #include <cstdint>
 #include <deque>
-#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -19,8 +18,8 @@
 #include "core/base/thread.h"
 #include "core/exchange/rounds.h"
 #include "core/ipc/message.h"
-#include "core/ipc/unique_fd.h"
 #include "server/sidecar/collective/arenas.h"
+#include "server/sidecar/collective/collective_listener.h"
 #include "server/sidecar/collective/collective_plan.h"
 #include "server/sidecar/collective/node_collective.h"
 #include "server/sidecar/job_outcome.h"
@@ -41,16 +40,7 @@ class CollectiveRunner {
     const JobOutcome& outcome;
     Progress& progress;
     ShardGroup& shards;
-  };
-  // Calls come from any thread and without a lock.
-  class Listener {
-   public:
-    virtual ~Listener() = default;
-    // Posts a message to a worker; see Roster::Tell.
-    virtual void OnMessage(uint32_t local_rank, const ipc::Message& message, int fd) = 0;
-    virtual void OnCollectiveFailed(const absl::Status& why) = 0;
-    // Returns a function that does what OnMessage does, and may be called after the job is gone.
-    virtual std::function<void(uint32_t, const ipc::Message&)> Poster() = 0;
+    Arenas& arenas;
   };
   struct Terms {
     uint32_t node = 0;
@@ -58,14 +48,11 @@ class CollectiveRunner {
     std::vector<uint32_t> hosts;  // by shard: the node that hosts it, or kNoHost; may be empty
   };
 
-  CollectiveRunner(Terms terms, const Context& context, Listener& listener);
+  CollectiveRunner(Terms terms, const Context& context, CollectiveListener& listener);
   ~CollectiveRunner() { Stop(); }
 
   // InvalidArgument: the worker contradicts the group's others, or itself.
   absl::Status MakeGroup(uint32_t local_rank, const ipc::MakeGroup& message);
-  absl::Status ShareArena(uint32_t local_rank, const ipc::ShareArena& message, UniqueFd fd) {
-    return arenas_.Add(local_rank, message, std::move(fd));
-  }
   absl::Status Collect(uint32_t local_rank, ipc::Collect message);
   absl::Status Take(uint32_t local_rank, const ipc::Taken& message);
   // A worker has left; returns Aborted when a collective waits for it, as Collect does for one that
@@ -121,8 +108,7 @@ class CollectiveRunner {
 
   const Terms terms_;
   const Context context_;
-  Listener& listener_;
-  Arenas arenas_;
+  CollectiveListener& listener_;
 
   mutable Mutex mutex_;
   CondVar changed_;

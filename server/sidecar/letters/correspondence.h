@@ -1,0 +1,45 @@
+// A Correspondence is the letters between this node and one other.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <optional>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "core/base/payload.h"
+#include "server/sidecar/letters/letter.h"
+
+namespace thalweg {
+
+// Letters are taken in the order in which they were written, whichever way each of them comes. No
+// more are on the way than the window; the others wait. Thread-compatible.
+class Correspondence {
+ public:
+  explicit Correspondence(uint32_t window) : window_(window) {}
+
+  void Write(const Letter& letter, Payload body) { waiting_.push_back({letter, std::move(body)}); }
+
+  struct Outgoing {
+    uint64_t number = 0;  // from 1; 0: a receipt, which has none
+    Payload sealed;
+  };
+  // Returns the next letter that goes now, if any.
+  std::optional<Outgoing> Next();
+
+  // Takes a letter that has come, and returns those that are to be read now. InvalidArgument: it is
+  // no letter, has come before, or cannot have been on the way.
+  absl::StatusOr<std::vector<OpenedLetter>> Take(uint64_t number, Payload sealed);
+
+ private:
+  const uint32_t window_;
+  std::deque<OpenedLetter> waiting_;
+  uint64_t written_ = 0;    // number of the last letter that has gone
+  uint64_t confirmed_ = 0;  // number of the last one that the other node has taken
+  uint64_t taken_ = 0;      // number of the other node's last letter that has been read
+  uint64_t told_ = 0;       // the same, as the other node knows it
+  std::map<uint64_t, OpenedLetter> early_;  // by number
+};
+
+}  // namespace thalweg
