@@ -1,9 +1,9 @@
 """Contains jobs that attach modules to groups of the back end "thalweg":
 `attached_group_jobs.py NAME OUT`.
 
-All gradients are integers of at most 400, and their means over two workers have one more binary
-digit: float16 has them all, so whoever sums them, in whatever order, gets the same bits.
-SIDECAR_HTTP is the address of the HTTP port of this worker's sidecar.
+All gradients are integers of at most 400, and their means over two or four workers have at most two
+more binary digits: float16 has them all, so whoever sums them, in whatever order, gets the same
+bits. SIDECAR_HTTP is the address of the HTTP port of this worker's sidecar.
 """
 
 import gc
@@ -72,13 +72,36 @@ def other_settings() -> dict[str, Any]:
     return result | {"sum": ones.tolist(), "closed": [shared.closed, train(second)]}
 
 
-def build() -> DistributedDataParallel:
+def groups_beside_gloo() -> dict[str, Any]:
+    """Makes groups whose default group is Gloo's, and attaches a module to one of them."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    everybody = dist.new_group(backend="thalweg")
+    last = dist.new_group([world - 1, world - 2], backend="thalweg")
+    given = torch.tensor([rank, 10.0])
+    sums = given.clone(), given.clone()
+    dist.all_reduce(sums[0], group=everybody)
+    if rank >= world - 2:
+        dist.all_reduce(sums[1], group=last)
+        dist.broadcast(given, src=world - 1, group=last)
+    state = thalweg.ddp.attach(model := build(group=everybody))
+    result = {
+        "sums": [total.tolist() for total in sums],
+        "broadcast": given.tolist(),
+        "jobs": running_jobs(),
+        "ours": train(model),
+        "theirs": train(build()),
+    }
+    dist.destroy_process_group(everybody)
+    return result | {"after": state.status()}
+
+
+def build(group: Any = None) -> DistributedDataParallel:
     torch.manual_seed(1)
     model = nn.Sequential(nn.Linear(40, 50, bias=False), nn.Linear(50, 40, bias=False))
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(torch.randint(-1, 2, parameter.shape))
-    return DistributedDataParallel(model, bucket_cap_mb=0.005)
+    return DistributedDataParallel(model, bucket_cap_mb=0.005, process_group=group)
 
 
 def train(model: DistributedDataParallel) -> str:
@@ -105,13 +128,13 @@ def running_jobs() -> float:
         return metric_in(reply.read().decode(), "thalweg_sidecar_jobs")
 
 
-JOBS = {job.__name__: job for job in (trained_like_gloo, other_settings)}
+JOBS = {job.__name__: job for job in (trained_like_gloo, other_settings, groups_beside_gloo)}
 
 
 def main() -> None:
     name, out = sys.argv[1:]
     torch.set_num_threads(1)
-    dist.init_process_group("thalweg")
+    dist.init_process_group("gloo" if name == "groups_beside_gloo" else "thalweg")
     result = JOBS[name]()
     Path(out).write_text(json.dumps(result), encoding="utf-8")
     gc.collect()

@@ -61,3 +61,16 @@ def test_what_the_groups_session_cannot_take_gets_a_job_of_its_own_and_says_why(
     assert results[0]["closed"] == results[1]["closed"]
     assert "codec is bf16 but was fp32 in init_process_group(): set THALWEG_CODEC before" in said
     assert "another module is attached to it already" in said
+
+
+@pytest.mark.parametrize("nodes", [(2, 2), (4,)])
+def test_groups_beside_gloos_default_group_are_jobs_of_their_own(nodes, tmp_path):
+    results, said = run("groups_beside_gloo", tmp_path, nodes, {})
+    for rank, result in enumerate(results):
+        is_last = rank >= 2
+        assert result["sums"] == [[6.0, 40.0], [5.0, 20.0] if is_last else [rank, 10.0]]
+        assert result["broadcast"] == [3.0 if is_last else rank, 10.0]
+        assert result["jobs"] == (2 if is_last or len(nodes) == 1 else 1)
+        assert result["ours"] == result["theirs"]
+        assert "the session was closed" in result["after"]
+    assert "a job of its own" not in said
