@@ -95,6 +95,13 @@ def groups_beside_gloo() -> dict[str, Any]:
     return result | {"after": state.status()}
 
 
+def never_destroyed() -> str:
+    """Trains, and leaves the group to the end of the process."""
+    state = thalweg.ddp.attach(model := build())
+    train(model)
+    return state.job
+
+
 def build(group: Any = None) -> DistributedDataParallel:
     torch.manual_seed(1)
     model = nn.Sequential(nn.Linear(40, 50, bias=False), nn.Linear(50, 40, bias=False))
@@ -128,7 +135,10 @@ def running_jobs() -> float:
         return metric_in(reply.read().decode(), "thalweg_sidecar_jobs")
 
 
-JOBS = {job.__name__: job for job in (trained_like_gloo, other_settings, groups_beside_gloo)}
+JOBS = {
+    job.__name__: job
+    for job in (trained_like_gloo, other_settings, groups_beside_gloo, never_destroyed)
+}
 
 
 def main() -> None:
@@ -138,7 +148,8 @@ def main() -> None:
     result = JOBS[name]()
     Path(out).write_text(json.dumps(result), encoding="utf-8")
     gc.collect()
-    dist.destroy_process_group()
+    if name != "never_destroyed":
+        dist.destroy_process_group()
 
 
 if __name__ == "__main__":

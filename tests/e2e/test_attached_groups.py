@@ -74,3 +74,12 @@ def test_groups_beside_gloos_default_group_are_jobs_of_their_own(nodes, tmp_path
         assert result["ours"] == result["theirs"]
         assert "the session was closed" in result["after"]
     assert "a job of its own" not in said
+
+
+def test_process_that_never_destroys_its_group_leaves_the_job_at_its_end(tmp_path):
+    with servers() as cluster:
+        there = cluster.add_sidecar("--shard-listen", "127.0.0.1:0", aggregators="")
+        sidecars = ["", there.address]  # rank 0 starts its own, and waits for its end
+        job = Job("never_destroyed", cluster, tmp_path, sidecar_of=sidecars, jobs=JOBS)
+        assert len(set(job.results())) == 1
+    assert "other nodes have not left" not in job.output
