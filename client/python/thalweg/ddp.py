@@ -74,7 +74,8 @@ def attach(
     sums the gradients of a node: "sidecar", or "workers" among themselves, which needs a GPU for
     each (docs/gpu.md, path C). `local_shards` says whether the nodes' sidecars host the shards of a
     job of several nodes: True, False or "auto", those that can. Arguments left out come from the
-    environment.
+    environment. A module of the default process group joins the job of that where the group is one
+    of the back end "thalweg" and was made with the same settings (docs/c10d.md).
 
     Raises on all workers, saying what is wrong: ValueError (settings or models differ),
     ConnectionError, TimeoutError (workers are missing), RuntimeError, TypeError (not a DDP module).
