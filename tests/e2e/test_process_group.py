@@ -70,3 +70,9 @@ def test_absent_rank_fails_the_collective_of_the_others_within_its_timeout(nodes
     error, _ = run("deserted", tmp_path, nodes, 0, PATIENCE="2")
     assert "RuntimeError: thalweg: job" in error
     assert "node 1 (" in error or "allreduce 1 of group" in error
+
+
+def test_rank_that_does_not_come_to_a_new_group_is_named_with_what_limits_the_wait(tmp_path):
+    error, _ = run("group_of_one_rank", tmp_path, (2,), 0, THALWEG_TIMEOUT="2")
+    assert "TimeoutError: thalweg: rank 1 has not come to the new process group within 4 s" in error
+    assert "(its timeout, or twice THALWEG_TIMEOUT)" in error

@@ -138,13 +138,16 @@ def _begin(options: Any, timeout: float) -> World:  # noqa: ANN401 - c10d's own 
         node_reduce="sidecar",
     )
     rank, size = options.group_rank, options.group_size
-    # The others may come as late as the group's own timeout allows.
     meeting = _collectives.Meeting(
-        None, "process_group", rank, size, max(config.timeout, timeout / 2), options.store
+        None, "process_group", rank, size, config.timeout, options.store, "the new process group"
+    )
+    # The others may come as late as the group's own timeout allows.
+    late = meeting._replace(
+        timeout=max(config.timeout, timeout / 2), variable="its timeout, or twice THALWEG_TIMEOUT"
     )
     me = _job.introduction(config, problem, running=running_sidecar())
-    workers = _job.meet(me, meeting)
-    job = _job.join(workers, network, meeting._replace(timeout=config.timeout))
+    workers = _job.meet(me, late)
+    job = _job.join(workers, network, meeting)
     assert job.session is not None
     world = World(job, job.session, config, options.store, os.getpid())
     _worlds[options.group_id] = world
