@@ -16,6 +16,7 @@ def run(
     name: str, tmp_path: Path, nodes: tuple[int, ...], env: dict[str, str]
 ) -> tuple[list[Any], str]:
     """Returns what the workers of such a job return, and what they have said."""
+    env = {"THALWEG_STEP_TIMEOUT": "auto"} | env  # the group's
     with servers() as cluster:
         env_of = []
         for count in nodes:

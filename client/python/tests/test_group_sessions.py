@@ -27,7 +27,7 @@ OTHERS = {
 def world(**settings):
     """Returns one whose session is never used."""
     store = dist.HashStore()
-    return World(None, None, DEFAULTS._replace(**settings), store, os.getpid())
+    return World(None, None, DEFAULTS._replace(**settings), 60.0, store, os.getpid())
 
 
 def test_module_that_asks_for_the_same_is_served_until_one_is_attached():

@@ -34,6 +34,7 @@ class World:
     job: Job
     session: _C.Session
     settings: Config  # that the session was started with
+    timeout: float  # of the group's collectives, in seconds; at most as long as a setting may be
     store: Store
     pid: int
     is_taken: bool = False  # a module is attached, whose buckets the session knows by number
@@ -127,6 +128,7 @@ def _number(options: Any, world: World) -> int:  # noqa: ANN401 - c10d's own typ
 def _begin(options: Any, timeout: float) -> World:  # noqa: ANN401 - c10d's own type
     """Makes a group a job of its own."""
     problem = ""
+    step_timeout = min(timeout, _config.MAX_TIMEOUT)
     try:
         config, network = Config.from_env(), Network.from_env()
     except _config.ConfigError as error:
@@ -134,7 +136,7 @@ def _begin(options: Any, timeout: float) -> World:  # noqa: ANN401 - c10d's own 
         problem = str(error)  # the others must hear of it as well
     config = config._replace(
         codec=policy.for_any_model(policy.parse(config.codec)).spec(),
-        step_timeout=config.step_timeout or min(timeout, _config.MAX_TIMEOUT),
+        step_timeout=config.step_timeout or step_timeout,
         node_reduce="sidecar",
     )
     rank, size = options.group_rank, options.group_size
@@ -149,7 +151,7 @@ def _begin(options: Any, timeout: float) -> World:  # noqa: ANN401 - c10d's own 
     workers = _job.meet(me, late)
     job = _job.join(workers, network, meeting)
     assert job.session is not None
-    world = World(job, job.session, config, options.store, os.getpid())
+    world = World(job, job.session, config, step_timeout, options.store, os.getpid())
     _worlds[options.group_id] = world
     # A process may end without destroying its groups; see _starting, whose finalizers run later.
     weakref.finalize(world, _close, job.session, world.pid)

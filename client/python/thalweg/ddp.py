@@ -104,10 +104,11 @@ def attach(
     except _config.ConfigError as error:
         config, network = Config.from_env({}), Network.from_env({})
         problem = str(error)  # the others must hear of it as well
-    if not config.step_timeout:
-        config = config._replace(step_timeout=_group_timeout(ddp_model))
-    model = _model.describe(ddp_model)
     world = _process_group.world_of(ddp_model.process_group)
+    if not config.step_timeout:
+        limit = world.timeout if world else _group_timeout(ddp_model)
+        config = config._replace(step_timeout=limit)
+    model = _model.describe(ddp_model)
     me = _job.introduction(
         config,
         problem,
@@ -200,7 +201,7 @@ def _group_timeout(ddp_model: DistributedDataParallel) -> float:
     device = torch.device("cpu") if number is None else torch.device("cuda", number)
     try:
         timeout = ddp_model.process_group._get_backend(device).options._timeout
-    except (AttributeError, RuntimeError):  # MPI's has none
+    except (AttributeError, RuntimeError):  # MPI's has none, nor have plug-ins'
         timeout = default_pg_timeout
     return float(min(timeout.total_seconds(), _config.MAX_TIMEOUT))
 
