@@ -103,6 +103,7 @@ def world_of(group: dist.ProcessGroup | None) -> World | None:
         backend = group._get_backend(torch.device("cpu"))
     except RuntimeError:  # it has none for the CPU
         return None
+    backend = getattr(backend, "wrapped_pg", backend)  # TORCH_DISTRIBUTED_DEBUG=DETAIL wraps it
     # A group that has been destroyed leaves its name to another, perhaps of another back end.
     return world if isinstance(backend, _C.ProcessGroup) else None
 
