@@ -96,6 +96,13 @@ def groups_beside_gloo() -> dict[str, Any]:
     return result | {"after": state.status()}
 
 
+def attached() -> float:
+    """Trains; returns how many jobs there are."""
+    thalweg.ddp.attach(model := build())
+    train(model)
+    return running_jobs()
+
+
 def never_destroyed() -> str:
     """Trains, and leaves the group to the end of the process."""
     state = thalweg.ddp.attach(model := build())
@@ -138,7 +145,13 @@ def running_jobs() -> float:
 
 JOBS = {
     job.__name__: job
-    for job in (trained_like_gloo, other_settings, groups_beside_gloo, never_destroyed)
+    for job in (
+        trained_like_gloo,
+        other_settings,
+        groups_beside_gloo,
+        attached,
+        never_destroyed,
+    )
 }
 
 
