@@ -42,7 +42,7 @@ test-kube: ## test the chart and the manifests on a real API server (builds it i
 bench:   ## measure all cases beside their peers into out/bench (root; about 25 min)
 	@scripts/bench
 
-faults:  ## attack servers beside a healthy job, run other long tests (about six minutes; root)
+faults:  ## attack servers beside a healthy job, run other long tests (about seven minutes; root)
 	@scripts/faults
 
 chaos:   ## disturb a job at random and check every bit (root): make chaos SEED=1 SECONDS=300

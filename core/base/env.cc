@@ -11,6 +11,7 @@ namespace thalweg {
 const std::vector<EnvVar>& KnownEnvVars() {
   static const std::vector<EnvVar> vars = {
       {"THALWEG_AGGREGATORS", "", "host:port of every aggregator shard, comma separated, in order"},
+      {"THALWEG_BACKEND", "0", "1: the default process group of torch.distributed is thalweg's"},
       {"THALWEG_CHANNELS", "auto", "TCP connections from a sidecar to each shard, 1 to 16"},
       {"THALWEG_CHUNK_BYTES", "auto", "bytes of gradient that travel as one chunk"},
       {"THALWEG_CODEC", "fp32", "how fp32 gradients cross the network, e.g. fp16 or powersgd:4"},

@@ -70,7 +70,6 @@ def refused() -> list[str]:
     errors = [
         outcome(lambda: dist.all_reduce(ones, dist.ReduceOp.BXOR)),
         outcome(lambda: dist.all_reduce(integers, dist.ReduceOp.AVG)),
-        outcome(lambda: dist.send(ones, (dist.get_rank() + 1) % dist.get_world_size())),
         outcome(lambda: dist.all_gather_into_tensor(torch.ones(4), ones)),
     ]
     dist.all_reduce(ones)
@@ -91,6 +90,18 @@ def deserted() -> str:
     return outcome(lambda: dist.all_reduce(torch.ones(3)))
 
 
+def group_of_one_rank() -> str:
+    """Rank 1 does not come to the making of a group; returns the error of the others."""
+    store = dist.distributed_c10d._get_default_store()
+    if dist.get_rank() == 1:
+        store.wait(["alone"])
+        return ""
+    patience = timedelta(seconds=4)
+    error = outcome(lambda: dist.new_group(backend="thalweg", timeout=patience))
+    store.set("alone", "1")
+    return error
+
+
 JOBS = {
     job.__name__: job
     for job in (
@@ -100,6 +111,7 @@ JOBS = {
         refused,
         mismatched,
         deserted,
+        group_of_one_rank,
     )
 }
 
@@ -108,7 +120,8 @@ def main() -> None:
     name, out = sys.argv[1:]
     torch.set_num_threads(1)
     patience = timedelta(seconds=float(os.environ.get("PATIENCE", "60")))
-    dist.init_process_group("thalweg", timeout=patience)
+    backend = "gloo" if name == "group_of_one_rank" else "thalweg"
+    dist.init_process_group(backend, timeout=patience)
     result = JOBS[name]()
     Path(out).write_text(json.dumps(result), encoding="utf-8")
     gc.collect()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -32,6 +33,21 @@ def plain(tmp_path_factory):
     assert loaded == {"thalweg", "thalweg._autoload", "thalweg._backend", "thalweg._variables"}
     assert results[0]["digest"] == results[1]["digest"]
     return results[0]["digest"]
+
+
+def test_variables_alone_give_a_plain_script_our_group_and_its_module_the_same_job(plain, tmp_path):
+    env = {"THALWEG_BACKEND": "1", "THALWEG_CODEC": "fp32"}
+    with servers(nodes=1) as cluster:
+        sockets = [cluster.sidecars[0].address] * 2
+        job = Job("plain", cluster, tmp_path, sidecar_of=sockets, env=env, jobs=JOBS, afresh=True)
+        results = job.results()
+        assert metric(cluster.sidecars[0], "thalweg_sidecar_steps_total") > 0
+    # Halving is exact: the mean of two numbers has the same one rounding, whoever takes it.
+    assert results[0]["digest"] == results[1]["digest"] == plain
+    said = lines(job.workers[0], "the default process group is thalweg, where the script asks")
+    assert len(said) == 1
+    assert len(set(re.findall(r"job-[0-9a-f]+", job.workers[0].output))) == 1
+    assert lines(job.workers[0], "is attached as job-")
 
 
 def test_variable_alone_halves_the_bytes_of_a_plain_script(plain, tmp_path):

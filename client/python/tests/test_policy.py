@@ -235,6 +235,27 @@ def test_too_many_codecs_with_small_tensors_say_where_the_last_comes_from(wrappe
         _model.add_exceptions(wrapped(Tables()), codec)
 
 
+@pytest.mark.parametrize(
+    ("text", "added"),
+    [
+        ("onebit", ";elems<1024=fp16"),
+        ("onebit;*.bias=fp32", ";elems<1024=fp16"),
+        ("onebit;elems<4096=fp32", ""),
+        ("powersgd:4", ""),
+        ("int8;a=fp32;b=bf16;c=topk;d=onebit", ""),  # there is no room for a sixth codec
+    ],
+)
+def test_policy_for_any_model_spares_small_tensors_where_no_rule_decides(text, added):
+    assert policy.for_any_model(parse(text)).spec() == f"{parse(text).spec()}{added}"
+
+
+def test_codec_of_a_parameter_is_the_first_rules_that_holds():
+    chosen = parse("onebit;*.bias=fp32;elems<1024=fp16")
+    assert chosen.codec_of("a.bias", (8,)) == FP32()
+    assert chosen.codec_of("a.weight", (8,)) == FP16()
+    assert chosen.codec_of("a.weight", (1024,)) == OneBit()
+
+
 def test_policy_is_found_in_the_package():
     assert (thalweg.Policy, thalweg.Rule) == (policy.Policy, policy.Rule)
     assert {"Policy", "Rule"} < set(thalweg.__all__)

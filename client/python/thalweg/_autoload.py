@@ -7,12 +7,18 @@ variable of docs/zero_code.md is set, and raises nothing.
 
 
 def activate() -> None:
-    """Applies what the environment asks for: DistributedDataParallel, optimizers, other names."""
+    """Applies what the environment asks for: process groups, DistributedDataParallel, optimizers,
+    other names.
+    """
     try:
         from thalweg import _backend, _variables
 
         _variables.warn_of_unknown()
         _backend.register()
+        if _variables.process_groups_are_watched():
+            from thalweg import _default_group
+
+            _default_group.activate()
         if _variables.activation_is_wanted():
             from thalweg import _zero_code
 

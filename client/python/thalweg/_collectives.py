@@ -42,6 +42,8 @@ class Meeting(NamedTuple):
     world: int
     timeout: float
     shared: Store | None = None  # None: the default process group's store
+    where: str = "the others inside attach()"  # in messages, as is what has the timeout
+    variable: str = "THALWEG_TIMEOUT"
 
     @classmethod
     def of(cls, group: dist.ProcessGroup, timeout: float) -> Meeting:
@@ -70,10 +72,11 @@ def gather(value: _T, workers: Meeting) -> list[_T]:
         store,
         f"exchange/{workers.name}",
         base64.b85encode(zlib.compress(pickle.dumps(value))).decode(),
-        where="the others inside attach()",
+        where=workers.where,
         rank=workers.rank,
         world=workers.world,
         timeout=2 * workers.timeout,
+        variable=workers.variable,
     )
     return [pickle.loads(zlib.decompress(base64.b85decode(text))) for text in texts]
 

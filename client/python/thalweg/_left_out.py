@@ -26,7 +26,7 @@ def find(codec: str, model: Sequence[Tensor], num_nodes: int) -> LeftOut:
     """Judges the policy `codec`, in its text form, by the codec of each parameter."""
     parsed = policy.parse(codec)
     remarks = _idle_rules(parsed, model)
-    chosen = [(tensor, _codec_of(tensor, parsed)) for tensor in model]
+    chosen = [(tensor, parsed.codec_of(tensor.name, tensor.shape)) for tensor in model]
     chosen = [(tensor, codec) for tensor, codec in chosen if not isinstance(codec, FP32)]
     double = [(tensor, codec) for tensor, codec in chosen if tensor.dtype == "float64"]
     # fp16 and bf16 are not among them: they round the gradients of a single node, too.
@@ -68,11 +68,6 @@ def _idle_rules(parsed: policy.Policy, model: Sequence[Tensor]) -> list[str]:
 
 def _some(names: Sequence[str]) -> str:
     return ", ".join([*names[:3], "…"] if len(names) > 3 else names)
-
-
-def _codec_of(tensor: Tensor, parsed: policy.Policy) -> Codec:
-    applying = (rule.codec for rule in parsed.rules if rule.matches(tensor.name, tensor.shape))
-    return next(applying, parsed.default)
 
 
 def _count(pairs: Sequence[tuple[Tensor, Codec]], model: Sequence[Tensor]) -> str:

@@ -1,49 +1,73 @@
 """Makes process groups of the back end "thalweg".
 
-The workers meet and connect to their node's sidecar; every group then becomes one of the session's.
+The workers of a world meet and connect to their node's sidecar. Where that world is the default
+process group, every other group becomes one of its session's.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-import secrets
-import socket
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
-from thalweg import _C, _collectives, _config, _shards, _starting, _topology
+from thalweg import _C, _collectives, _config, _job, policy
 from thalweg._config import Config, Network
-from thalweg._topology import Introduction, Placement
+from thalweg._job import Job
+from thalweg._topology import Tensor
 
 _log = logging.getLogger("thalweg")
 
 _ALL = 1  # number of the group of all workers
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class World:
-    """All workers of a job, and this worker's session."""
+    """A process group whose workers are a job, and this worker's session."""
 
+    job: Job
     session: _C.Session
-    nodes: tuple[int, ...]  # by rank: the number of its node
+    settings: Config  # that the session was started with
+    timeout: float  # of the group's collectives, in seconds; at most as long as a setting may be
     store: Store
-    sidecar: str
-    listens: bool
     pid: int
+    is_taken: bool = False  # a module is attached, whose buckets the session knows by number
+
+    def why_apart(self, asked: Config, model: Sequence[Tensor], cuda_device: int | None) -> str:
+        """Returns why a module needs a session of its own; empty: this one can take its gradients.
+
+        A session's settings and device are those with which it was started.
+        """
+        if cuda_device is not None:
+            return "its session is for the CPU, and the module is on a GPU"
+        if self.is_taken:
+            return "another module is attached to it already"
+        for name, ours in self.settings._asdict().items():
+            theirs = getattr(asked, name)
+            same = _same_codecs(ours, theirs, model) if name == "codec" else ours == theirs
+            if not same:
+                return (
+                    f"{name} is {theirs or '(none)'} but was {ours or '(none)'} in "
+                    f"init_process_group(): set THALWEG_{name.upper()} before"
+                )
+        return ""
 
 
-_worlds: list[World] = []  # of the default process group; at most one
+_worlds: dict[str, World] = {}  # by the name of the group
 
 
 def create(options: Any, pg_options: object) -> _C.ProcessGroup:  # noqa: ANN401 - c10d's own type
     """Makes the process group that c10d asks for with `options` (_DistributedBackendOptions).
 
-    All workers of the group call it together; the first group has all workers of the job. Raises
-    what thalweg.ddp.attach() raises, and RuntimeError for a group of workers that have not met.
+    All workers of the group call it together. The default process group is a job of its workers,
+    and its session serves the groups that are made of them; where the default process group is of
+    another back end, each group is a job of its own. Raises what thalweg.ddp.attach() raises.
     """
     if pg_options is not None:
         raise RuntimeError(
@@ -51,123 +75,100 @@ def create(options: Any, pg_options: object) -> _C.ProcessGroup:  # noqa: ANN401
             f"{type(pg_options).__name__}: the environment has its settings (docs/settings.md)"
         )
     timeout = options.timeout.total_seconds()
-    if not options.global_ranks_in_group:
-        _worlds[:] = [_meet(options.store, options.group_rank, options.group_size, timeout)]
-        number, ranks = _ALL, range(options.group_size)
-    else:
-        ranks = options.global_ranks_in_group
-        number = _number(options, timeout)
-    world = _current()
+    _worlds.pop(options.group_id, None)  # of a group that has been destroyed
+    ranks = options.global_ranks_in_group
+    world = world_of(dist.group.WORLD) if ranks else None
     if world is None:
-        raise RuntimeError(
-            'thalweg: a group of the back end "thalweg" needs a default process group of it: '
-            'call init_process_group("thalweg") first'
-        )
+        world = _begin(options, timeout)
+        number, nodes = _ALL, world.job.nodes
+    else:
+        number = _number(options, world)
+        nodes = tuple(world.job.nodes[rank] for rank in ranks)
     return _C.ProcessGroup(
         world.session,
         number=number,
         rank=options.group_rank,
-        nodes=[world.nodes[rank] for rank in ranks],
+        nodes=list(nodes),
         name=options.group_id,
         timeout=timeout,
     )
 
 
+def world_of(group: dist.ProcessGroup | None) -> World | None:
+    """Returns the world that a process group is; None: it has another back end, or is a part."""
+    world = None if group is None else _worlds.get(group.group_name)
+    if group is None or world is None or world.pid != os.getpid():
+        return None
+    try:
+        backend = group._get_backend(torch.device("cpu"))
+    except RuntimeError:  # it has none for the CPU
+        return None
+    backend = getattr(backend, "wrapped_pg", backend)  # TORCH_DISTRIBUTED_DEBUG=DETAIL wraps it
+    # A group that has been destroyed leaves its name to another, perhaps of another back end.
+    return world if isinstance(backend, _C.ProcessGroup) else None
+
+
 def running_sidecar() -> tuple[str, bool]:
-    """As ddp.attach() asks: the sidecar that this process has started for its process group."""
-    world = _current()
-    if world is None or world.session.status() is not None:
-        return "", False
-    return world.sidecar, world.listens
+    """As ddp.attach() asks: the sidecar that this process has started for a process group."""
+    for world in _worlds.values():
+        ours = world.pid == os.getpid() and world.job.starts_sidecars
+        if ours and world.session.status() is None:
+            return world.job.sidecar, world.job.listens
+    return "", False
 
 
-def _current() -> World | None:
-    return _worlds[0] if _worlds and _worlds[0].pid == os.getpid() else None
-
-
-def _number(options: Any, timeout: float) -> int:  # noqa: ANN401 - c10d's own type
+def _number(options: Any, world: World) -> int:  # noqa: ANN401 - c10d's own type
     """Agrees on the number of a group with its other workers, through its store."""
     key = "thalweg/number"
-    world = _current()
-    if options.group_rank == 0 and world is not None:
+    if options.group_rank == 0:
         options.store.set(key, str(_ALL + world.store.add("thalweg/groups", 1)))
     options.store.wait([key], options.timeout)
     return int(options.store.get(key))
 
 
-def _meet(store: Store, rank: int, size: int, timeout: float) -> World:
+def _begin(options: Any, timeout: float) -> World:  # noqa: ANN401 - c10d's own type
+    """Makes a group a job of its own."""
     problem = ""
+    step_timeout = min(timeout, _config.MAX_TIMEOUT)
     try:
         config, network = Config.from_env(), Network.from_env()
     except _config.ConfigError as error:
         config, network = Config.from_env({}), Network.from_env({})
         problem = str(error)  # the others must hear of it as well
-    me = Introduction(
-        host=_topology.host_id(),
-        sidecar=config.sidecar,
-        running="",
-        running_listens=False,
-        aggregators=config.aggregators,
-        job=f"{config.job or 'job'}-{secrets.token_hex(4)}",
-        secret=secrets.token_hex(32),
-        codec=config.codec,
-        chunk_bytes=config.chunk_bytes,
-        local_shards=config.local_shards,
+    config = config._replace(
+        codec=policy.for_any_model(policy.parse(config.codec)).spec(),
+        step_timeout=config.step_timeout or step_timeout,
         node_reduce="sidecar",
-        timeout=config.timeout,
-        step_timeout=config.step_timeout or timeout,
-        model=(),
-        problem=problem,
+    )
+    rank, size = options.group_rank, options.group_size
+    meeting = _collectives.Meeting(
+        None, "process_group", rank, size, config.timeout, options.store, "the new process group"
     )
     # The others may come as late as the group's own timeout allows.
-    meeting = _collectives.Meeting(
-        None, "process_group", rank, size, max(config.timeout, timeout / 2), store
+    late = meeting._replace(
+        timeout=max(config.timeout, timeout / 2), variable="its timeout, or twice THALWEG_TIMEOUT"
     )
-    workers = _topology.introduce(me, rank, lambda value: _collectives.gather(value, meeting))
-    _topology.check(workers)
-    meeting = meeting._replace(timeout=config.timeout)
-    sidecars = _starting.find_sidecars(workers, rank, network, meeting)
-    keys = [(worker.host, path) for worker, path in zip(workers, sidecars, strict=True)]
-    place = _topology.place(keys, rank)
-    with _shards.offered(workers, place, sidecars[rank], meeting) as shards:
-        session = _collectives.together(
-            lambda: _connect(workers, sidecars[rank], place, shards), meeting
-        )
-    assert session is not None
-    _log.info("job %s: rank %d, process group of %d", workers[0].job, rank, size)
-    numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
-    return World(
-        session,
-        tuple(numbers[key] for key in keys),
-        store,
-        "" if me.sidecar else sidecars[rank],
-        _topology.may_host(workers),
-        os.getpid(),
-    )
+    me = _job.introduction(config, problem, running=running_sidecar())
+    workers = _job.meet(me, late)
+    job = _job.join(workers, network, meeting)
+    assert job.session is not None
+    world = World(job, job.session, config, step_timeout, options.store, os.getpid())
+    _worlds[options.group_id] = world
+    # A process may end without destroying its groups; see _starting, whose finalizers run later.
+    weakref.finalize(world, _close, job.session, world.pid)
+    _log.info("job %s: rank %d, process group of %d", job.name, rank, size)
+    return world
 
 
-def _connect(
-    workers: Sequence[Introduction], sidecar: str, place: Placement, shards: _shards.Shards
-) -> _C.Session:
-    first = workers[0]
-    try:
-        return _C.Session(
-            sidecar_path=sidecar,
-            job=first.job,
-            rank=place.ranks[place.local_rank],
-            world_size=len(workers),
-            node=place.node,
-            num_nodes=place.num_nodes,
-            node_name=socket.gethostname(),
-            local_rank=place.local_rank,
-            local_size=place.local_size,
-            codec=first.codec,
-            chunk_bytes=first.chunk_bytes,
-            timeout=first.timeout,
-            step_timeout=first.step_timeout,
-            shards=list(shards.addresses),
-            hosts=list(shards.hosts),
-            secret=first.secret,
-        )
-    except ConnectionError as error:
-        raise type(error)(f"{error}{shards.hint(str(error), place.node)}") from None
+def _close(session: _C.Session, pid: int) -> None:
+    if os.getpid() == pid:  # a forked child must not touch its parent's session
+        session.close()
+
+
+def _same_codecs(ours: str, theirs: str, model: Sequence[Tensor]) -> bool:
+    """Returns whether two policies, as text, mean the same for all parameters of a model."""
+    one, other = policy.parse(ours), policy.parse(theirs)
+    return one.default == other.default and all(
+        one.codec_of(tensor.name, tensor.shape) == other.codec_of(tensor.name, tensor.shape)
+        for tensor in model
+    )

@@ -25,6 +25,19 @@ class Member(Protocol):
     def close(self) -> None: ...
 
 
+class Guest:
+    """A module's part in the job of its process group, which only the group itself ends."""
+
+    def __init__(self, session: _C.Session) -> None:
+        self.stats = session.stats
+        self.path = session.path
+        self.placement = session.placement
+        self.status = session.status
+
+    def close(self) -> None:
+        """Does nothing: other modules and collectives use the session."""
+
+
 class State:
     """A DDP module's connection to Thalweg: it gives statistics and can be closed.
 
@@ -39,7 +52,7 @@ class State:
         job: str,
         codec: str,
         sidecar: str,
-        ours: bool,
+        starts_sidecars: bool,
         listens: bool,
         shards: str,
         place: _topology.Placement,
@@ -50,7 +63,7 @@ class State:
         self.codec = codec
         self.sidecar = sidecar
         self.shards = shards  # how many shards of which kind; empty: the sidecar's own
-        self._ours = ours  # attach() started the sidecar, which ends with its last worker
+        self._starts_sidecars = starts_sidecars  # the sidecar ends with its last worker
         self._listens = listens  # it was started to serve a shard to other nodes
         self._place = place
         self._left_out = left_out
@@ -222,7 +235,11 @@ class State:
         return f"node{self._place.node}"
 
     def close(self) -> None:
-        """Leaves the job. backward() of the DDP module fails from then on. May be called again."""
+        """Leaves the job. backward() of the DDP module fails from then on. May be called again.
+
+        The job of a process group of the back end "thalweg" goes on until the group is destroyed,
+        and with it the module's averages.
+        """
         self._finalizer()
 
     def __repr__(self) -> str:

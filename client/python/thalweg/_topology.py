@@ -48,6 +48,7 @@ class Introduction:
     model: tuple[Tensor, ...]  # empty in a report whose digest says enough
     problem: str  # why this worker cannot take part; empty if it can
     digest: str = ""  # of the model
+    apart: str = ""  # why the session of its process group cannot serve it; empty if it can
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
-"""Replaces methods of torch's classes, and puts them back. No other module assigns to them.
+"""Replaces methods and functions of torch, and puts them back. No other module assigns to them.
 
-`DECLARED` lists every method that is replaced, by whom and for what. Where two parts of Thalweg
+`DECLARED` lists all that is replaced, by whom and for what. Where two parts of Thalweg
 replace the same method, it says which one calls the other: the order of installation does not
 matter. The casts of `thalweg.amp`'s level O1 are not among them: they replace functions by long
 lists, and only while a script asks for it (amp/_functions.py).
@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import functools
 import threading
+import types
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from torch._compile import _disable_dynamo
 from torch.amp.grad_scaler import GradScaler
+from torch.distributed import distributed_c10d
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD, Adam, Optimizer
 
@@ -31,9 +33,9 @@ class Layer(NamedTuple):
 
 
 class Method(NamedTuple):
-    """A method of torch that is replaced."""
+    """A method of torch, or a function of a module, that is replaced."""
 
-    owner: type
+    owner: type | types.ModuleType
     name: str
     layers: tuple[Layer, ...]  # innermost first: each one calls the one before it
     compiled: bool  # False: torch.compile must not trace what is done in it, only call it
@@ -115,6 +117,12 @@ DECLARED = (
         (Layer("resuming", "a codec goes on from what was saved with the optimizer"),),
         compiled=False,
     ),
+    Method(
+        distributed_c10d,
+        "_new_process_group_helper",
+        (Layer("default_group", "the environment has a say in the default group's back end"),),
+        compiled=False,
+    ),
 )
 
 
@@ -167,10 +175,10 @@ class _Replacement:
 
 
 _lock = threading.Lock()
-_replaced: dict[tuple[type, str], _Replacement] = {}
+_replaced: dict[tuple[type | types.ModuleType, str], _Replacement] = {}
 
 
-def install(user: str, owner: type, name: str, around: Around) -> None:
+def install(user: str, owner: type | types.ModuleType, name: str, around: Around) -> None:
     """From now on `owner.name` is `around`, which gets what it replaces as its first argument.
 
     `DECLARED` must list it (LookupError). Installing again exchanges the user's earlier function;
@@ -197,7 +205,7 @@ def uninstall(user: str) -> None:
                 del _replaced[key]
 
 
-def _declared(user: str, owner: type, name: str) -> Method:
+def _declared(user: str, owner: type | types.ModuleType, name: str) -> Method:
     for method in DECLARED:
         if (method.owner, method.name) == (owner, name):
             if any(layer.user == user for layer in method.layers):

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 
 KNOWN: dict[str, str] = {
     "THALWEG_AGGREGATORS": "",
+    "THALWEG_BACKEND": "0",
     "THALWEG_CHANNELS": "auto",
     "THALWEG_CHUNK_BYTES": "auto",
     "THALWEG_CODEC": "fp32",
@@ -90,6 +91,19 @@ def activation_is_wanted(
     env = os.environ if environ is None else environ
     values = [env.get(name) or env.get(AIAK.get(name, name)) for name in switches]
     return env.get("THALWEG_ENABLE") != "0" and not {None, "", "0"}.issuperset(values)
+
+
+def backend_is_wanted(environ: Mapping[str, str] | None = None) -> bool:
+    """Returns whether the default process group is to be ours. Raises ConfigError."""
+    env = os.environ if environ is None else environ
+    return is_on(env, "THALWEG_BACKEND") and env.get("THALWEG_ENABLE") != "0"
+
+
+def process_groups_are_watched(environ: Mapping[str, str] | None = None) -> bool:
+    """Returns whether a variable, ours or torch's, decides what makes process groups."""
+    env = os.environ if environ is None else environ
+    ours = activation_is_wanted(env, ["THALWEG_BACKEND"])
+    return ours or env.get("TORCH_DISTRIBUTED_USE_TORCHCOMMS", "0") not in ("", "0")
 
 
 def compat_is_wanted(environ: Mapping[str, str] | None = None) -> tuple[bool, bool]:

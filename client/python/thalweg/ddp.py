@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import logging
 import os
-import secrets
-import socket
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -21,9 +19,9 @@ from torch.distributed.constants import default_pg_timeout
 from torch.nn.parallel import DistributedDataParallel
 
 from thalweg import (
-    _C,
     _collectives,
     _config,
+    _job,
     _left_behind,
     _left_out,
     _model,
@@ -32,13 +30,12 @@ from thalweg import (
     _rendezvous,
     _resuming,
     _shards,
-    _starting,
-    _topology,
 )
 from thalweg._config import Config, Network
-from thalweg._shards import Shards
-from thalweg._state import Member, State
-from thalweg._topology import Introduction, Placement
+from thalweg._job import Job
+from thalweg._process_group import World
+from thalweg._state import Guest, Member, State
+from thalweg._topology import Introduction
 from thalweg.codecs import Codec
 from thalweg.node import Node
 from thalweg.node import join as join_node
@@ -77,7 +74,8 @@ def attach(
     sums the gradients of a node: "sidecar", or "workers" among themselves, which needs a GPU for
     each (docs/gpu.md, path C). `local_shards` says whether the nodes' sidecars host the shards of a
     job of several nodes: True, False or "auto", those that can. Arguments left out come from the
-    environment.
+    environment. A module of the default process group joins the job of that where the group is one
+    of the back end "thalweg" and was made with the same settings (docs/c10d.md).
 
     Raises on all workers, saying what is wrong: ValueError (settings or models differ),
     ConnectionError, TimeoutError (workers are missing), RuntimeError, TypeError (not a DDP module).
@@ -106,25 +104,19 @@ def attach(
     except _config.ConfigError as error:
         config, network = Config.from_env({}), Network.from_env({})
         problem = str(error)  # the others must hear of it as well
-    running, listens = _running_sidecar()
-    introduction = Introduction(
-        host=_topology.host_id(),
-        sidecar=config.sidecar,
-        running=running,
-        running_listens=listens,
-        aggregators=config.aggregators,
-        job=f"{config.job or 'job'}-{secrets.token_hex(4)}",
-        secret=secrets.token_hex(32),
-        codec=config.codec,
-        chunk_bytes=config.chunk_bytes,
-        local_shards=config.local_shards,
-        node_reduce=config.node_reduce,
-        timeout=config.timeout,
-        step_timeout=config.step_timeout or _group_timeout(ddp_model),
-        model=_model.describe(ddp_model),
-        problem=problem,
+    world = _process_group.world_of(ddp_model.process_group)
+    if not config.step_timeout:
+        limit = world.timeout if world else _group_timeout(ddp_model)
+        config = config._replace(step_timeout=limit)
+    model = _model.describe(ddp_model)
+    me = _job.introduction(
+        config,
+        problem,
+        running=_running_sidecar(),
+        model=model,
+        apart=world.why_apart(config, model, _model.cuda_device(ddp_model)) if world else "",
     )
-    return _attach(ddp_model, introduction, network)
+    return _attach(ddp_model, me, network, world)
 
 
 def state_of(ddp_model: DistributedDataParallel) -> State | None:
@@ -146,26 +138,20 @@ def load_state_dict(ddp_model: DistributedDataParallel, state_dict: Mapping[str,
         state.load_state_dict(state_dict)
 
 
-def _attach(ddp_model: DistributedDataParallel, me: Introduction, network: Network) -> State:
+def _attach(
+    ddp_model: DistributedDataParallel, me: Introduction, network: Network, world: World | None
+) -> State:
     group = ddp_model.process_group
     _rendezvous.await_all(group, me.step_timeout)
     meeting = _collectives.Meeting.of(group, me.timeout)
     rank = meeting.rank
-    workers = _topology.introduce(me, rank, lambda value: _collectives.gather(value, meeting))
-    _topology.check(workers)
-    sidecars = _starting.find_sidecars(workers, rank, network, meeting)
-    place = _topology.place(
-        [(w.host, path) for w, path in zip(workers, sidecars, strict=True)], rank
-    )
-
-    with _shards.offered(workers, place, sidecars[rank], meeting) as shards:
-        session = _collectives.together(
-            lambda: _connect(ddp_model, workers, sidecars[rank], place, shards), meeting
-        )
+    workers = _job.meet(me, meeting)
+    job = _join(workers, network, meeting, world, _model.cuda_device(ddp_model))
+    session, place = job.session, job.place
     try:
-        member = _collectives.together(lambda: _serve(ddp_model, workers, session, place), meeting)
+        member = _collectives.together(lambda: _serve(ddp_model, job, world), meeting)
     except Exception:
-        if session is not None:
+        if session is not None and not _is_guest(job, world):
             session.close()
         raise
     assert member is not None
@@ -174,12 +160,12 @@ def _attach(ddp_model: DistributedDataParallel, me: Introduction, network: Netwo
     state = State(
         member,
         keeper=session if place.local_rank == 0 else None,
-        job=workers[0].job,
+        job=job.name,
         codec=me.codec,
-        sidecar=sidecars[rank],
-        ours=not me.sidecar,
-        listens=_topology.may_host(workers),
-        shards=str(shards),
+        sidecar=job.sidecar,
+        starts_sidecars=job.starts_sidecars,
+        listens=job.listens,
+        shards=str(job.shards),
         place=place,
         left_out=_left_out.find(me.codec, me.model, place.num_nodes),
         workers=len(workers),
@@ -198,7 +184,7 @@ def _attach(ddp_model: DistributedDataParallel, me: Introduction, network: Netwo
         _log.warning("job %s: %s", state.job, remark)
     if session is not None and rank == 0:
         warning = _shards.warning(
-            shards, session.num_shards(), place.num_nodes, workers[0].local_shards
+            job.shards, session.num_shards(), place.num_nodes, workers[0].local_shards
         )
         if warning:
             _log.warning("job %s: %s", state.job, warning)
@@ -215,65 +201,44 @@ def _group_timeout(ddp_model: DistributedDataParallel) -> float:
     device = torch.device("cpu") if number is None else torch.device("cuda", number)
     try:
         timeout = ddp_model.process_group._get_backend(device).options._timeout
-    except (AttributeError, RuntimeError):  # MPI's has none
+    except (AttributeError, RuntimeError):  # MPI's has none, nor have plug-ins'
         timeout = default_pg_timeout
     return float(min(timeout.total_seconds(), _config.MAX_TIMEOUT))
 
 
-def _by_workers(workers: Sequence[Introduction], place: Placement) -> bool:
-    """Returns whether the workers of each node reduce among themselves; false without any peer."""
-    return workers[0].node_reduce == "workers" and place.num_nodes < len(workers)
+def _join(
+    workers: tuple[Introduction, ...],
+    network: Network,
+    meeting: _collectives.Meeting,
+    world: World | None,
+    cuda_device: int | None,
+) -> Job:
+    """Returns the job of the module's process group, or else a new one, after saying why."""
+    apart = next((worker.apart for worker in workers if worker.apart), "")
+    if world is not None and not apart:
+        world.is_taken = True
+        return world.job
+    job = _job.join(workers, network, meeting, cuda_device)
+    if world is not None and meeting.rank == 0:
+        text = "job %s: a job of its own beside %s of the process group: %s"
+        _log.warning(text, job.name, world.job.name, apart)
+    return job
 
 
-def _connect(
-    ddp_model: DistributedDataParallel,
-    workers: Sequence[Introduction],
-    sidecar: str,
-    place: Placement,
-    shards: Shards,
-) -> _C.Session | None:
-    """This worker's session; None: its node's leader has one for it."""
-    leaders_only = _by_workers(workers, place)
-    if leaders_only and place.local_rank != 0:
-        return None
-    try:
-        return _C.Session(
-            sidecar_path=sidecar,
-            job=workers[0].job,
-            rank=place.node if leaders_only else place.ranks[place.local_rank],
-            world_size=place.num_nodes if leaders_only else len(workers),
-            node=place.node,
-            num_nodes=place.num_nodes,
-            node_name=socket.gethostname(),
-            local_rank=place.local_rank,
-            local_size=1 if leaders_only else place.local_size,
-            codec=workers[0].codec,
-            chunk_bytes=workers[0].chunk_bytes,
-            timeout=workers[0].timeout,
-            step_timeout=workers[0].step_timeout,
-            cuda_device=_model.cuda_device(ddp_model),
-            shards=list(shards.addresses),
-            hosts=list(shards.hosts),
-            secret=workers[0].secret,
-        )
-    except ConnectionError as error:
-        raise type(error)(f"{error}{shards.hint(str(error), place.node)}") from None
-
-
-def _serve(
-    ddp_model: DistributedDataParallel,
-    workers: Sequence[Introduction],
-    session: _C.Session | None,
-    place: Placement,
-) -> Member:
+def _serve(ddp_model: DistributedDataParallel, job: Job, world: World | None) -> Member:
     """Registers the communication hook."""
-    if _by_workers(workers, place):
-        first = workers[0]
-        node = Node(first.job, place, len(workers), first.timeout, first.step_timeout)
-        return join_node(ddp_model, node, session)
-    assert session is not None
-    session.attach(ddp_model.reducer, _model.parameters(ddp_model))
-    return session
+    if job.by_workers:
+        first = job.workers[0]
+        node = Node(first.job, job.place, len(job.workers), first.timeout, first.step_timeout)
+        return join_node(ddp_model, node, job.session)
+    assert job.session is not None
+    job.session.attach(ddp_model.reducer, _model.parameters(ddp_model))
+    return Guest(job.session) if _is_guest(job, world) else job.session
+
+
+def _is_guest(job: Job, world: World | None) -> bool:
+    """Returns whether a module has joined the job of its process group."""
+    return world is not None and job is world.job
 
 
 def _running_sidecar() -> tuple[str, bool]:
@@ -281,7 +246,7 @@ def _running_sidecar() -> tuple[str, bool]:
     for other nodes.
     """
     for state in _states.values():
-        ours = state._ours and state._pid == os.getpid()
+        ours = state._starts_sidecars and state._pid == os.getpid()
         if ours and not state.closed and state.status() is None:
             return state.sidecar, state._listens
     return _process_group.running_sidecar()

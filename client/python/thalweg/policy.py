@@ -119,6 +119,11 @@ class Policy:
         found = first.candidates if isinstance(first, Auto) else (first,)
         return tuple(dict.fromkeys([*found, *(rule.codec for rule in self.rules)]))
 
+    def codec_of(self, name: str, shape: Sequence[int]) -> Codec:
+        """Returns the codec of a parameter, possibly an Auto."""
+        applying = (rule.codec for rule in self.rules if rule.matches(name, shape))
+        return next(applying, self.default)
+
     def spec(self) -> str:
         """Returns the text form with every key, equal for equal policies; `parse` reads it."""
         return ";".join([self.default.spec(), *(rule.spec() for rule in self.rules)])
@@ -171,6 +176,16 @@ def except_small_tensors(policy: Policy, parameters: Iterable[tuple[str, Sequenc
     ):
         return policy
     return Policy(policy.default, [*policy.rules, small])
+
+
+def for_any_model(policy: Policy) -> Policy:
+    """As except_small_tensors(), for parameters that are not known yet; unless that makes too many
+    codecs.
+    """
+    try:
+        return except_small_tensors(policy, [("", (1,))])
+    except ValueError:
+        return policy
 
 
 def _parse_rule(text: str) -> Rule:

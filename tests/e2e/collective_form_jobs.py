@@ -1,0 +1,72 @@
+"""Contains jobs on the back end "thalweg" with all forms of collectives: `collective_form_jobs.py
+NAME OUT`.
+
+BACKEND is what init_process_group() is asked for.
+"""
+
+import gc
+import json
+import os
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from collective_forms import CHECKS, outcome
+from torch.distributed.distributed_c10d import _get_default_store
+
+
+def forms() -> dict[str, str]:
+    """Makes all checks; returns their errors, of which none must be."""
+    return {name: outcome(one) for name, one in CHECKS.items()}
+
+
+def sums() -> list[float]:
+    """Takes part in two sums, of the default group and of another one."""
+    tensors = [torch.ones(2) for _ in range(2)]
+    dist.all_reduce(tensors[0])
+    dist.all_reduce(tensors[1], group=dist.new_group())
+    dist.barrier()
+    return [tensor.sum().item() for tensor in tensors]
+
+
+def ended_twice() -> list[str]:
+    """Ends the group's back end by all means, each more than once; returns the errors."""
+    backend = dist.group.WORLD._get_backend(torch.device("cpu"))
+    dist.all_reduce(torch.ones(2))
+    calls = [backend.shutdown, backend.shutdown, backend.abort, backend.abort]
+    errors = [outcome(call) for call in calls]
+    late = outcome(lambda: dist.all_reduce(torch.ones(2)))
+    return [*errors, "" if "the session was closed" in late else f"not closed: {late}"]
+
+
+def aborted() -> list[str]:
+    """Aborts while a collective waits for the other ranks, which never come to it."""
+    backend = dist.group.WORLD._get_backend(torch.device("cpu"))
+    dist.barrier()
+    store = _get_default_store()
+    if dist.get_rank() > 0:
+        store.wait(["aborted"])
+        return []
+    work = dist.all_reduce(torch.ones(2), async_op=True)
+    backend.abort()
+    errors = [outcome(work.wait), outcome(backend.abort)]
+    store.set("aborted", "1")
+    return errors
+
+
+JOBS = {job.__name__: job for job in (forms, sums, ended_twice, aborted)}
+
+
+def main() -> None:
+    name, out = sys.argv[1:]
+    torch.set_num_threads(1)
+    dist.init_process_group(os.environ["BACKEND"])
+    result = JOBS[name]()
+    Path(out).write_text(json.dumps(result), encoding="utf-8")
+    gc.collect()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

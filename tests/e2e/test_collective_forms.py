@@ -1,0 +1,50 @@
+"""Tests all forms in which torch asks the back end "thalweg" for collectives."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import collective_forms
+import pytest
+from harness import Job, servers
+
+JOBS = Path(__file__).parent / "collective_form_jobs.py"
+
+
+def run(name: str, tmp_path: Path, nodes: tuple[int, ...], backend: str = "thalweg"):
+    with servers() as cluster:
+        sockets = []
+        for node, count in enumerate(nodes):
+            cluster.add_sidecar("--shard-listen", "127.0.0.1:0")
+            sockets += [str(cluster.folder / f"s{node}.sock")] * count
+        env = {"BACKEND": backend}
+        return Job(name, cluster, tmp_path, sidecar_of=sockets, env=env, jobs=JOBS).results()
+
+
+@pytest.fixture(scope="module", params=[(4,), (1, 1)], ids=["one_node", "two_nodes"])
+def forms(request, tmp_path_factory):
+    """Returns the outcomes of all checks, of each rank."""
+    return run("forms", tmp_path_factory.mktemp("forms"), request.param)
+
+
+@pytest.mark.parametrize("name", collective_forms.CHECKS)
+def test_form_gives_what_numpy_does_on_all_ranks(forms, name):
+    assert [result[name] for result in forms] == [""] * len(forms)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "backend"), [((1, 1), "cpu:thalweg"), ((1,), "thalweg"), ((1,), "cpu:thalweg")]
+)
+def test_device_may_be_named_and_a_rank_may_be_alone(nodes, backend, tmp_path):
+    results = run("sums", tmp_path, nodes, backend)
+    assert results == [[2.0 * len(nodes)] * 2] * len(nodes)
+
+
+def test_back_end_may_be_ended_twice(tmp_path):
+    assert run("ended_twice", tmp_path, (1, 1)) == [[""] * 5] * 2
+
+
+def test_abort_wakes_who_waits_for_a_collective(tmp_path):
+    (waited, again), _ = run("aborted", tmp_path, (2,))
+    assert "the session was closed" in waited
+    assert again == ""
