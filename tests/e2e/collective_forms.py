@@ -1,4 +1,4 @@
-"""Has all forms of collectives, each as a check of its own.
+"""This module has all forms of collectives, each as a check of its own.
 
 Each raises AssertionError unless it gets what numpy, or counting, expects.
 """

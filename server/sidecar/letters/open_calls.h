@@ -20,7 +20,7 @@ class OpenCalls {
     std::string what;
     TimePoint since;
     Duration timeout{};
-    // Whose message it waits for: the local rank, if that is one worker of this node.
+    // The call waits for this worker, by local rank; nothing if it is on another node, or any.
     std::optional<uint32_t> awaited = std::nullopt;
   };
 
