@@ -35,9 +35,9 @@ struct CollectiveCall {
   uint64_t elems = 0;  // of one unit
   Duration timeout{};
   // The values, in pieces one after the other; they are copied.
-  std::vector<std::span<const std::byte>> given;
+  std::vector<std::span<const std::byte>> given = {};
   // Where the result goes, in pieces one after the other; written before `done` is called.
-  std::vector<std::span<std::byte>> got;
+  std::vector<std::span<std::byte>> got = {};
 };
 
 // A PeerCall sends values to one other worker of a group, or receives them. A receive takes what
@@ -50,7 +50,7 @@ struct PeerCall {
   std::optional<uint32_t> peer = std::nullopt;  // rank in the group; a receive's may be any
   uint64_t tag = 0;
   Duration timeout{};
-  std::span<const std::byte> given;              // of a send; copied
+  std::span<const std::byte> given = {};         // of a send; copied
   std::span<std::byte> got = {};                 // of a receive; written before `done` is called
   std::function<void(uint32_t)> from = nullptr;  // of a receive: hears the sender before `done`
 };

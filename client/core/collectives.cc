@@ -21,6 +21,9 @@ uint64_t ToMillis(Duration timeout) { return static_cast<uint64_t>(ToNanos(timeo
 
 // The sidecar reports what is late; it may take this long.
 constexpr Duration kGrace = std::chrono::seconds(5);
+// Numbers of groups for callbacks are those of their groups with the lane above these bits.
+constexpr int kLaneShift = 24;
+constexpr int kMaxLanes = 1 << (32 - kLaneShift);
 
 // Copies the pieces into the arena, telling the sidecar of each block that is there.
 void CopyIn(const std::vector<std::span<const std::byte>>& pieces, BucketArena& arena) {
@@ -49,9 +52,29 @@ void CopyIn(const std::vector<std::span<const std::byte>>& pieces, BucketArena& 
 absl::Status Collectives::MakeGroup(const WorkerGroup& group) {
   {
     MutexLock lock(mutex_);
-    names_[group.number] = group.name;
+    groups_[group.number] = group;
   }
   return connection_.Send(ipc::MakeGroup{group.number, group.rank, group.nodes, group.name});
+}
+
+absl::StatusOr<uint32_t> Collectives::GroupOf(uint32_t group, int lane) {
+  if (lane == 0) return group;
+  WorkerGroup nested;
+  {
+    MutexLock lock(mutex_);
+    const auto known = groups_.find(group);
+    if (known == groups_.end() || group >> kLaneShift != 0 || lane >= kMaxLanes) {
+      return absl::ResourceExhaustedError(absl::StrCat(
+          "group ", group, " has no collectives in callbacks at depth ", lane,
+          ", expected a group below ", 1 << kLaneShift, " and a depth below ", kMaxLanes));
+    }
+    nested = known->second;
+    nested.number += static_cast<uint32_t>(lane) << kLaneShift;
+    if (groups_.contains(nested.number)) return nested.number;
+  }
+  absl::StrAppend(&nested.name, " (in callbacks, depth ", lane, ")");
+  THALWEG_RETURN_IF_ERROR(MakeGroup(nested));
+  return nested.number;
 }
 
 absl::StatusOr<std::shared_ptr<Collectives::Arena>> Collectives::TakeArena(uint64_t bytes) {
@@ -74,10 +97,9 @@ absl::StatusOr<std::shared_ptr<Collectives::Arena>> Collectives::TakeArena(uint6
   return std::make_shared<Arena>(Arena{number, std::move(memory)});
 }
 
-absl::Status Collectives::Start(CollectiveCall call, Done done) {
+absl::Status Collectives::Start(CollectiveCall call, int lane, Done done) {
   const uint64_t bytes = SizeOf(call.given);
-  ipc::Collect message{.group = call.group,
-                       .kind = call.kind,
+  ipc::Collect message{.kind = call.kind,
                        .fold = call.fold,
                        .dtype = call.dtype,
                        .root = call.root,
@@ -96,10 +118,12 @@ absl::Status Collectives::Start(CollectiveCall call, Done done) {
   }
   {
     MutexLock starting(starting_);
-    const Key key{call.group, ++sequences_[call.group]};
+    THALWEG_ASSIGN_OR_RETURN(message.group, GroupOf(call.group, lane));
+    const Key key{message.group, ++sequences_[message.group]};
     message.sequence = key.second;
     Pending pending{.what = Name(call.kind),
-                    .group = call.group,
+                    .group = message.group,
+                    .lane = lane,
                     .got = std::move(call.got),
                     .from = nullptr,
                     .done = std::move(done),
@@ -111,7 +135,7 @@ absl::Status Collectives::Start(CollectiveCall call, Done done) {
   return absl::OkStatus();
 }
 
-absl::Status Collectives::Start(PeerCall call, Done done) {
+absl::Status Collectives::Start(PeerCall call, int lane, Done done) {
   const bool is_send = call.way == PeerCall::Way::kSend;
   ipc::Send send{.group = call.group,
                  .to = call.peer.value_or(0),
@@ -129,6 +153,7 @@ absl::Status Collectives::Start(PeerCall call, Done done) {
   }
   Pending pending{.what = is_send ? "send" : "receive",
                   .group = call.group,
+                  .lane = lane,
                   .got = {},
                   .from = std::move(call.from),
                   .done = std::move(done),
@@ -167,7 +192,8 @@ absl::Status Collectives::OnShareArena(const ipc::ShareArena& message, UniqueFd 
   return absl::OkStatus();
 }
 
-absl::StatusOr<Collectives::Finished> Collectives::OnCollected(ipc::Collected message) {
+absl::StatusOr<std::vector<Collectives::Finished>> Collectives::OnCollected(
+    ipc::Collected message) {
   MutexLock lock(mutex_);
   const auto pending = pending_.find({message.group, message.sequence});
   if (pending == pending_.end()) {
@@ -187,11 +213,24 @@ absl::StatusOr<Collectives::Finished> Collectives::OnCollected(ipc::Collected me
         "the sidecar completed ", pending->second.what, " ", message.sequence, " of group ",
         pending->second.group, " with ", message.bytes, " bytes, expected ", expected));
   }
-  Finished finished{std::move(message), arena == results_.end() ? nullptr : arena->second,
-                    std::move(pending->second.got), std::move(pending->second.from),
+  const Key key = pending->first;
+  finished_[key] = {pending->second.lane,
+                    std::move(message),
+                    arena == results_.end() ? nullptr : arena->second,
+                    std::move(pending->second.got),
+                    std::move(pending->second.from),
                     std::move(pending->second.done)};
   pending_.erase(pending);
-  return finished;
+  const auto oldest = pending_.lower_bound({key.first, 0});
+  const bool is_message = key.first == 0;
+  std::vector<Finished> ready;
+  auto next = is_message ? finished_.find(key) : finished_.lower_bound({key.first, 0});
+  while (next != finished_.end() && next->first.first == key.first &&
+         (is_message || oldest == pending_.end() || next->first < oldest->first)) {
+    ready.push_back(std::move(next->second));
+    next = finished_.erase(next);
+  }
+  return ready;
 }
 
 absl::Status Collectives::OnTaken(const ipc::Taken& message) {
@@ -224,11 +263,13 @@ void Collectives::Finish(const Finished& finished) {
   finished.done(absl::OkStatus());
 }
 
-std::vector<Collectives::Done> Collectives::TakeAll() {
-  std::vector<Done> all;
+std::vector<std::pair<int, Collectives::Done>> Collectives::TakeAll() {
+  std::vector<std::pair<int, Done>> all;
   MutexLock lock(mutex_);
-  for (auto& [key, pending] : pending_) all.push_back(std::move(pending.done));
+  for (auto& [key, pending] : pending_) all.emplace_back(pending.lane, std::move(pending.done));
+  for (auto& [key, finished] : finished_) all.emplace_back(finished.lane, std::move(finished.done));
   pending_.clear();
+  finished_.clear();
   return all;
 }
 
@@ -236,9 +277,9 @@ std::string Collectives::Late(TimePoint now) const {
   MutexLock lock(mutex_);
   for (const auto& [key, pending] : pending_) {
     if (now - pending.since <= pending.timeout + kGrace) continue;
-    const auto name = names_.find(pending.group);
+    const auto group = groups_.find(pending.group);
     return absl::StrCat(pending.what, " ", key.second, " of group '",
-                        name == names_.end() ? "" : name->second, "'");
+                        group == groups_.end() ? "" : group->second.name, "'");
   }
   return "";
 }

@@ -32,14 +32,19 @@ class Collectives {
 
   // Must come before the group's first collective.
   absl::Status MakeGroup(const WorkerGroup& group);
-  // Begins a collective; the group's begin in the order of these calls. `done` is kept for
-  // Collected and Fail. Does not wait for other workers. An error is returned instead of `done`'s
-  // call.
-  absl::Status Start(CollectiveCall call, Done done);
-  absl::Status Start(PeerCall call, Done done);
+  // Begins a collective; a group's begin in the order of these calls. `done` is kept for
+  // OnCollected and TakeAll. Does not wait for other workers. An error is returned instead of
+  // `done`'s call.
+  //
+  // `lane` is that of Completions on which `done` is to be called. What is begun by callbacks has
+  // an order of its own among the group's workers, because it may come before or after what their
+  // other threads begin: it belongs to a group with the same members for each lane but the first.
+  absl::Status Start(CollectiveCall call, int lane, Done done);
+  absl::Status Start(PeerCall call, int lane, Done done);
 
   // A Finished collective's result is still to be copied out; Finish does that, and calls `done`.
   struct Finished {
+    int lane = 0;
     ipc::Collected message;
     std::shared_ptr<const BucketArena> arena;
     std::vector<std::span<std::byte>> got;
@@ -48,12 +53,14 @@ class Collectives {
   };
   // Messages of the sidecar. InvalidArgument: they contradict what is in flight.
   absl::Status OnShareArena(const ipc::ShareArena& message, UniqueFd fd);
-  absl::StatusOr<Finished> OnCollected(ipc::Collected message);
+  // Returns what is to be finished now: a group's collectives in the order in which they began, so
+  // that all workers' callbacks begin further ones in the same order. Messages do not wait.
+  absl::StatusOr<std::vector<Finished>> OnCollected(ipc::Collected message);
   absl::Status OnTaken(const ipc::Taken& message);
   void Finish(const Finished& finished);
 
-  // Takes everything out that is in flight: the session has failed.
-  std::vector<Done> TakeAll();
+  // Takes everything out that is not finished, with its lane: the session has failed.
+  std::vector<std::pair<int, Done>> TakeAll();
   // Returns what is late at `now`, e.g. "allreduce 7 of group 'default'"; empty: nothing.
   std::string Late(TimePoint now) const;
   // Returns since when the oldest is in flight; nothing if none is.
@@ -64,6 +71,7 @@ class Collectives {
   struct Pending {
     const char* what = "";
     uint32_t group = 0;
+    int lane = 0;
     std::vector<std::span<std::byte>> got;
     std::function<void(uint32_t)> from;
     Done done;
@@ -76,6 +84,9 @@ class Collectives {
     BucketArena memory;
   };
   absl::StatusOr<std::shared_ptr<Arena>> TakeArena(uint64_t bytes);
+  // Returns the number of the group whose collectives `lane` begins, making it if necessary.
+  absl::StatusOr<uint32_t> GroupOf(uint32_t group, int lane)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(starting_);
   absl::Status Announce(const Key& key, Pending pending, std::shared_ptr<Arena> arena,
                         const ipc::Message& message);
 
@@ -86,8 +97,9 @@ class Collectives {
   std::map<uint32_t, uint64_t> sequences_ ABSL_GUARDED_BY(starting_);  // the last, by Key's group
 
   mutable Mutex mutex_;
-  std::map<uint32_t, std::string> names_ ABSL_GUARDED_BY(mutex_);  // by group
+  std::map<uint32_t, WorkerGroup> groups_ ABSL_GUARDED_BY(mutex_);  // by number
   std::map<Key, Pending> pending_ ABSL_GUARDED_BY(mutex_);
+  std::map<Key, Finished> finished_ ABSL_GUARDED_BY(mutex_);  // an earlier one is pending
   std::map<Key, std::shared_ptr<Arena>> lent_ ABSL_GUARDED_BY(mutex_);
   std::vector<std::shared_ptr<Arena>> free_ ABSL_GUARDED_BY(mutex_);
   uint32_t num_arenas_ ABSL_GUARDED_BY(mutex_) = 0;

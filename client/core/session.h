@@ -77,7 +77,8 @@ struct ReducedBucket {
 class Session {
  public:
   // A Done is called once per Submit, on the session's completion thread; no other work of the
-  // session depends on that thread. It must neither call Close() nor destroy the session.
+  // session depends on that thread. It must neither call Close() nor destroy the session, and may
+  // wait for what it begins itself: that completes on another thread.
   using Done = std::function<void(absl::StatusOr<ReducedBucket>)>;
   // Numbers of the layout's tensors that took no part in the backward pass on this worker. Their
   // gradients are zero, and their results are discarded if they took part nowhere: a codec keeps

@@ -54,7 +54,19 @@ absl::Status SidecarSession::RegisterBucket(BucketId id, const BucketLayout& lay
       slot.second->old_lane = std::move(replaced.second->lane);
     }
   }
-  return connection_->Send(message, fd);
+  return Tell(message, fd);
+}
+
+absl::Status SidecarSession::Tell(const ipc::Message& message, int fd) {
+  return Explain(connection_->Send(message, fd));
+}
+
+absl::Status SidecarSession::Explain(absl::Status sent) {
+  if (!absl::IsUnavailable(sent)) return sent;
+  MutexLock lock(mutex_);
+  changed_.WaitUntil(mutex_, Now() + options_.timeout,
+                     [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return !status_.ok(); });
+  return status_.ok() ? sent : status_;
 }
 
 absl::StatusOr<ReducedBucket> SidecarSession::Reduce(BucketId id,
@@ -80,7 +92,7 @@ void SidecarSession::Start(BucketId id, std::span<const std::byte> gradient, Unu
   // first chunks meanwhile; a single chunk is copied before.
   const bool copies_first = (*bucket)->plan.Count() == 1;
   if (copies_first) CopyIn(id, **bucket, gradient);
-  const absl::Status sent = connection_->Send(ipc::Submit{id, (*bucket)->round, std::move(unused)});
+  const absl::Status sent = Tell(ipc::Submit{id, (*bucket)->round, std::move(unused)});
   if (!sent.ok()) {
     Fail(sent);
     return;
@@ -89,45 +101,25 @@ void SidecarSession::Start(BucketId id, std::span<const std::byte> gradient, Unu
 }
 
 void SidecarSession::Refuse(Done done, absl::Status why) {
-  {
-    MutexLock lock(mutex_);
-    if (!no_more_completions_) {
-      completions_.push_back({std::move(done), std::move(why), std::nullopt});
-      changed_.NotifyAll();
-      return;
-    }
-  }
-  done(std::move(why));  // closed: no other thread is left to call it
+  completions_.Add(completions_.LaneHere(),
+                   [done = std::move(done), why = std::move(why)] { done(why); });
 }
 
 template <typename Call>
-void SidecarSession::Begin(Call call, Collectives::Done done) {
+void SidecarSession::Begin(Call call, const Collectives::Done& done) {
   absl::Status begun = status();
-  if (begun.ok()) begun = collectives_.Start(std::move(call), done);
-  if (!begun.ok()) return CompleteCollective([done = std::move(done), begun] { done(begun); });
-  FailCollectives();  // if it has failed in between
-}
-
-void SidecarSession::CompleteCollective(std::function<void()> collective) {
-  {
-    MutexLock lock(mutex_);
-    if (!no_more_completions_) {
-      completions_.push_back({.done = nullptr,
-                              .outcome = ReducedBucket(),
-                              .landing = std::nullopt,
-                              .collective = std::move(collective)});
-      changed_.NotifyAll();
-      return;
-    }
+  if (begun.ok()) {
+    begun = Explain(collectives_.Start(std::move(call), completions_.LaneHere(), done));
   }
-  collective();
+  if (!begun.ok()) return done(begun);
+  FailCollectives();  // if it has failed in between
 }
 
 void SidecarSession::FailCollectives() {
   const absl::Status why = status();
   if (why.ok()) return;
-  for (Collectives::Done& done : collectives_.TakeAll()) {
-    CompleteCollective([done = std::move(done), why] { done(why); });
+  for (auto& [lane, done] : collectives_.TakeAll()) {
+    completions_.Add(lane, [done = std::move(done), why] { done(why); });
   }
 }
 
@@ -159,6 +151,7 @@ absl::StatusOr<SidecarSession::Bucket*> SidecarSession::BeginRound(BucketId id, 
   }
   ++bucket.round;
   bucket.callback = std::move(callback);
+  bucket.callback.lane = completions_.LaneHere();
   if (gradient != nullptr) bucket.gradient = *gradient;
   bucket.submitted = bucket.filled = last_progress_ = Now();
   bucket.chunks_seen = 0;
@@ -238,7 +231,7 @@ absl::Status SidecarSession::SaveCodecState(
     THALWEG_RETURN_IF_ERROR(CheckIdleLocked());
     codec_state_.reset();
   }
-  THALWEG_RETURN_IF_ERROR(connection_->Send(ipc::GetCodecState{}));
+  THALWEG_RETURN_IF_ERROR(Tell(ipc::GetCodecState{}));
   std::optional<BucketArena> arena;
   {
     MutexLock lock(mutex_);
@@ -266,7 +259,7 @@ absl::Status SidecarSession::LoadCodecState(std::span<const std::byte> state) {
   THALWEG_ASSIGN_OR_RETURN(BucketArena arena,
                            BucketArena::Create("thalweg-codec-state", state.size(), true));
   std::memcpy(arena.payload(), state.data(), state.size());
-  return connection_->Send(ipc::CodecState{state.size()}, arena.fd());
+  return Tell(ipc::CodecState{state.size()}, arena.fd());
 }
 
 void SidecarSession::NotePrecision(double loss_scale, uint64_t skipped_steps) {
@@ -277,7 +270,7 @@ void SidecarSession::NotePrecision(double loss_scale, uint64_t skipped_steps) {
     stats_.skipped_steps += skipped_steps;
   }
   if (options_.local_rank != 0) return;
-  const absl::Status sent = connection_->Send(ipc::Precision{loss_scale, skipped_steps});
+  const absl::Status sent = Tell(ipc::Precision{loss_scale, skipped_steps});
   if (!sent.ok()) Fail(sent);
 }
 
@@ -315,8 +308,12 @@ absl::Status SidecarSession::Handle(Received received) {
     return collectives_.OnShareArena(*arena, std::move(received.fd));
   }
   if (auto* collected = std::get_if<ipc::Collected>(&received.message)) {
-    THALWEG_ASSIGN_OR_RETURN(auto finished, collectives_.OnCollected(std::move(*collected)));
-    CompleteCollective([this, finished = std::move(finished)] { collectives_.Finish(finished); });
+    THALWEG_ASSIGN_OR_RETURN(auto all, collectives_.OnCollected(std::move(*collected)));
+    for (auto& finished : all) {
+      const int lane = finished.lane;
+      completions_.Add(lane,
+                       [this, finished = std::move(finished)] { collectives_.Finish(finished); });
+    }
     return absl::OkStatus();
   }
   if (const auto* taken = std::get_if<ipc::Taken>(&received.message)) {
@@ -365,9 +362,15 @@ absl::Status SidecarSession::Finish(const ipc::Complete& m) {
     callback.done(std::move(reduced));
     if (what) trace_.Work("copy_out", now, Now(), *std::move(what));
   } else {
-    completions_.push_back(
-        {std::move(callback.done), std::move(reduced), std::move(landing), std::move(what)});
-    changed_.NotifyAll();
+    completions_.Add(callback.lane,
+                     [this, done = std::move(callback.done),
+                      outcome = absl::StatusOr<ReducedBucket>(std::move(reduced)),
+                      landing = std::move(landing), what = std::move(what)]() mutable {
+                       const TimePoint start = Now();
+                       if (landing) outcome = Land(*landing);
+                       done(std::move(outcome));
+                       if (what) trace_.Work("copy_out", start, Now(), *std::move(what));
+                     });
   }
   return absl::OkStatus();
 }
@@ -375,7 +378,9 @@ absl::Status SidecarSession::Finish(const ipc::Complete& m) {
 absl::Status SidecarSession::ShowLife(TimePoint now) {
   if (now - last_life_ < options_.timeout / kSignsOfLife) return absl::OkStatus();
   last_life_ = now;
-  return connection_->Send(ipc::Alive{});
+  const absl::Status sent = connection_->Send(ipc::Alive{});
+  // What was received before the connection closed tells why.
+  return absl::IsUnavailable(sent) ? absl::OkStatus() : sent;
 }
 
 absl::Status SidecarSession::CheckProgress(TimePoint now) {
@@ -418,42 +423,21 @@ bool SidecarSession::SetFailed(const absl::Status& why) {
     status_ = why;
     for (auto& [index, entry] : buckets_) {
       if (entry.second->callback.done == nullptr) continue;
-      completions_.push_back(
-          {std::exchange(entry.second->callback.done, nullptr), why,
-           Landing{nullptr, nullptr, std::exchange(entry.second->gradient, {})}});
+      Callback callback = std::exchange(entry.second->callback, {});
+      // The gradient's memory is used until the caller has been told.
+      completions_.Add(callback.lane,
+                       [done = std::move(callback.done), why,
+                        gradient = std::exchange(entry.second->gradient, {})] { done(why); });
     }
     changed_.NotifyAll();
   }
   FailCollectives();
+  completions_.Overtake();
   return true;
 }
 
 void SidecarSession::Fail(const absl::Status& why) {
   if (SetFailed(why)) connection_->Shutdown();
-}
-
-void SidecarSession::CompletionLoop() {
-  while (true) {
-    Completion next;
-    {
-      MutexLock lock(mutex_);
-      changed_.WaitUntil(mutex_, kUntilStopped, [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-        return !completions_.empty() || no_more_completions_;
-      });
-      if (completions_.empty()) break;
-      next = std::move(completions_.front());
-      completions_.pop_front();
-    }
-    if (next.collective != nullptr) {
-      next.collective();
-      continue;
-    }
-    const TimePoint start = Now();
-    if (next.outcome.ok() && next.landing.has_value()) next.outcome = Land(*next.landing);
-    next.done(std::move(next.outcome));
-    if (next.what) trace_.Work("copy_out", start, Now(), *std::move(next.what));
-  }
-  if (path_ != nullptr) ReleaseDevice();
 }
 
 void SidecarSession::Close() {
@@ -471,12 +455,9 @@ void SidecarSession::Close() {
     connection_->Shutdown();
     progress_thread_.Join();
   }
-  {
-    MutexLock lock(mutex_);
-    no_more_completions_ = true;
-    changed_.NotifyAll();
-  }
-  completion_thread_.Join();
+  completions_.Close();
+  // The caller's thread keeps its device.
+  if (path_ != nullptr) Thread("thw-release", [this] { ReleaseDevice(); }).Join();
   connection_->Shutdown();
   progress_thread_.Join();
   // The process may end at any moment now.

@@ -2,13 +2,13 @@
 #pragma once
 
 #include <cstdint>
-#include <deque>
 #include <map>
 #include <memory>
 #include <optional>
 #include <utility>
 
 #include "client/core/collectives.h"
+#include "client/core/completions.h"
 #include "client/core/device_path.h"
 #include "client/core/session.h"
 #include "core/base/mutex.h"
@@ -18,11 +18,11 @@
 
 namespace thalweg {
 
-// A session has two threads besides its callers':
+// A session has these threads besides its callers':
 //
-//   progress thread    reads the sidecar's messages; runs only the session's own code, so what a
-//                      completion callback waits for can never block it
-//   completion thread  calls the callbacks, in the order of completion
+//   progress thread     reads the sidecar's messages; runs only the session's own code, so what a
+//                       completion callback waits for can never block it
+//   completion threads  call the callbacks: see Completions
 class SidecarSession : public Session {
  public:
   // `path` is null for gradients in host memory.
@@ -39,7 +39,6 @@ class SidecarSession : public Session {
                 {"world_size", options.world_size},
                 {"num_nodes", options.num_nodes}}) {
     progress_thread_ = Thread("thw-progress", [this] { ProgressLoop(); });
-    completion_thread_ = Thread("thw-complete", [this] { CompletionLoop(); });
   }
   ~SidecarSession() override { Close(); }
 
@@ -53,13 +52,13 @@ class SidecarSession : public Session {
   absl::Status LoadCodecState(std::span<const std::byte> state) override;
   void NotePrecision(double loss_scale, uint64_t skipped_steps) override;
   absl::Status MakeGroup(const WorkerGroup& group) override {
-    return collectives_.MakeGroup(group);
+    return Explain(collectives_.MakeGroup(group));
   }
   void Collect(CollectiveCall call, std::function<void(absl::Status)> done) override {
-    Begin(std::move(call), std::move(done));
+    Begin(std::move(call), done);
   }
   void Exchange(PeerCall call, std::function<void(absl::Status)> done) override {
-    Begin(std::move(call), std::move(done));
+    Begin(std::move(call), done);
   }
   std::shared_ptr<DeviceRuntime> device() const override { return options_.device; }
   absl::Status status() const override {
@@ -80,7 +79,7 @@ class SidecarSession : public Session {
   // Detaches both threads in a forked child, where they do not exist.
   void DetachInChild() {
     progress_thread_.Detach();
-    completion_thread_.Detach();
+    completions_.DetachInChild();
   }
 
  private:
@@ -90,6 +89,7 @@ class SidecarSession : public Session {
   struct Callback {
     Done done;
     CallOn thread = CallOn::kCompletionThread;
+    int lane = 0;  // of completions_
   };
   struct Bucket {
     uint64_t elems = 0;
@@ -118,25 +118,21 @@ class SidecarSession : public Session {
     std::shared_ptr<const BucketArena> result;
     DeviceGradient gradient;
   };
-  struct Completion {
-    Session::Done done;
-    absl::StatusOr<ReducedBucket> outcome;
-    std::optional<Landing> landing;
-    std::optional<TraceSubject> what = std::nullopt;  // set when the result is traced
-    std::function<void()> collective = nullptr;       // in place of all the others
-  };
 
   GradientPath path() const { return path_ == nullptr ? GradientPath::kCpu : path_->path(); }
   bool UsesArenas() const { return path_ == nullptr || path_->UsesArenas(); }
   void Start(BucketId id, std::span<const std::byte> gradient, Unused unused, Callback callback);
+  // Sends; not for the progress thread. See Explain.
+  absl::Status Tell(const ipc::Message& message, int fd = -1);
+  // Returns what became of sending; for a closed connection, why the progress thread, which reads
+  // the sidecar's last words, has failed or is about to fail the session.
+  absl::Status Explain(absl::Status sent);
   // `gradient` is null for a gradient in host memory; `bytes` is its size in either case.
   absl::StatusOr<Bucket*> BeginRound(BucketId id, size_t bytes, DeviceGradient* gradient,
                                      Callback& callback);
   void Refuse(Done done, absl::Status why);
   template <typename Call>
-  void Begin(Call call, Collectives::Done done);
-  // Makes the completion thread call `collective`; calls it at once if there is none any more.
-  void CompleteCollective(std::function<void()> collective);
+  void Begin(Call call, const Collectives::Done& done);
   // Fails all collectives if the session has failed.
   void FailCollectives();
   absl::Status CheckIdleLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -145,7 +141,6 @@ class SidecarSession : public Session {
   void TraceCopyIn(BucketId id, Bucket& bucket, TimePoint start);
   TraceSubject Describe(BucketId id, const Bucket& bucket) const;
   void ProgressLoop();
-  void CompletionLoop();
   absl::Status Handle(Received received);
   absl::Status Finish(const ipc::Complete& message);
   // Tells the sidecar, when it is time, that this worker is alive, whatever its own code does.
@@ -180,19 +175,18 @@ class SidecarSession : public Session {
   bool closed_ ABSL_GUARDED_BY(mutex_) = false;
   bool parts_in_order_ ABSL_GUARDED_BY(mutex_) = false;
   bool sidecar_hung_up_ ABSL_GUARDED_BY(mutex_) = false;
-  bool no_more_completions_ ABSL_GUARDED_BY(mutex_) = false;
   // Buckets are stored by index. The one Submit that fills a bucket uses its memory without the
   // lock.
   std::map<uint32_t, std::pair<BucketId, std::unique_ptr<Bucket>>> buckets_ ABSL_GUARDED_BY(mutex_);
-  std::deque<Completion> completions_ ABSL_GUARDED_BY(mutex_);
   std::optional<BucketArena> codec_state_ ABSL_GUARDED_BY(mutex_);  // the sidecar's answer
   SessionStats stats_ ABSL_GUARDED_BY(mutex_);
   TimePoint last_progress_ ABSL_GUARDED_BY(mutex_);  // of the buckets in flight
   TimePoint last_heard_ ABSL_GUARDED_BY(mutex_);  // from the sidecar, which is silent without any
   TimePoint last_life_;                           // of the progress thread
 
+  Mutex landing_;  // held while a result is brought to the device
+  Completions completions_;
   Thread progress_thread_;
-  Thread completion_thread_;
 };
 
 }  // namespace thalweg

@@ -35,7 +35,7 @@ void SidecarSession::SubmitFromDevice(BucketId id, DeviceGradient gradient, Unus
     MutexLock lock(mutex_);
     stats_.copy_seconds += ToSeconds(Now() - start);
   }
-  const absl::Status sent = connection_->Send(ipc::Submit{id, (*bucket)->round, std::move(unused)});
+  const absl::Status sent = Tell(ipc::Submit{id, (*bucket)->round, std::move(unused)});
   if (!sent.ok()) Fail(sent);
 }
 
@@ -44,6 +44,7 @@ absl::StatusOr<ReducedBucket> SidecarSession::Land(const Landing& landing) {
     // The device is bound each time, because the last callback may have changed the thread's
     // device.
     THALWEG_RETURN_IF_ERROR(options_.device->BindThread());
+    MutexLock lock(landing_);
     return path_->Fetch(landing.lane, landing.result, landing.gradient);
   };
   const auto arrived = fetch();

@@ -14,7 +14,7 @@
 namespace thalweg {
 
 // A CollectiveWork consists of one or more collectives and is complete when all of them are.
-// Thread- safe. wait() throws the first error.
+// Thread-safe. wait() throws the first error.
 class CollectiveWork : public c10d::Work {
  public:
   // `outputs` are the tensors that hold the result. `count` ≥ 1 is how often FinishOne comes.

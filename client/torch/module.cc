@@ -19,6 +19,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "client/core/completions.h"
 #include "client/core/process_trace.h"
 #include "client/core/session.h"
 #include "client/core/shard_offer.h"
@@ -247,6 +248,13 @@ PYBIND11_MODULE(_C, m) {
   m.def("set_error", &thalweg::SetError, py::call_guard<py::gil_scoped_release>(),
         py::arg("future"), py::arg("text"));
   m.def("reducer_parameters", &thalweg::ParametersOf, py::arg("reducer"));
+  m.def(
+      "call_in_callback",
+      [](const py::object& function, const py::args& args, const py::kwargs& named) {
+        const thalweg::Completions::InCallback here;
+        return function(*args, **named);
+      },
+      py::arg("function"));
   m.def("scale_to_joined", &thalweg::ScaleToJoined, py::call_guard<py::gil_scoped_release>(),
         py::arg("reducer"), py::arg("gradient"));
   py::class_<Session, std::shared_ptr<Session>>(m, "Session")

@@ -80,8 +80,8 @@ class ProcessGroup : public c10d::Backend {
     Fold fold = Fold::kNone;
     double factor = 1;  // of the values, before they are folded
     int64_t root = 0;
-    Tensors given;
-    Tensors got;
+    Tensors given = {};
+    Tensors got = {};
   };
   // A Parcel is one message of a call.
   struct Parcel {

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from callback_jobs import late_callbacks, powersgd_of_torch
 from jobs import outcome
 from random_collectives import random_collectives
 from torch import nn
@@ -108,6 +109,8 @@ JOBS = {
         random_collectives,
         trained_with_ddp,
         groups_from_threads,
+        late_callbacks,
+        powersgd_of_torch,
         refused,
         mismatched,
         deserted,

@@ -48,6 +48,22 @@ def test_groups_used_from_threads_in_opposite_orders_finish(nodes, shards, tmp_p
     assert results == [[30.0 * world, 60.0 * world] * 2] * world
 
 
+@pytest.mark.parametrize(("nodes", "shards"), PLACES[:3])
+def test_callbacks_call_collectives_in_their_own_order_whoever_runs_them(nodes, shards, tmp_path):
+    world = sum(nodes)
+    expected = [sum_ for step in range(20) for sum_ in (10.0 * world, 100.0 * (step + 1) * world)]
+    assert run("late_callbacks", tmp_path, nodes, shards) == [expected] * world
+
+
+@pytest.mark.parametrize(("nodes", "shards"), PLACES[1:3])
+def test_torchs_powersgd_hook_gives_the_same_with_many_buckets_as_with_one(nodes, shards, tmp_path):
+    for result in run("powersgd_of_torch", tmp_path, nodes, shards):
+        # Sums of float64 in another order differ by 1e-16 of their values, which the hook magnifies
+        # where it divides by small pivots; one wrong bucket would be of the order of the change.
+        assert result["difference"] < 1e-6 * result["change"]
+        assert result["change"] > 0.01
+
+
 def test_what_is_not_supported_is_refused_by_name_and_the_job_goes_on(tmp_path):
     for result in run("refused", tmp_path, (1, 1), 0):
         assert "BXOR of Float: bits are folded of integers" in result[0]

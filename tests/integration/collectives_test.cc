@@ -120,6 +120,48 @@ TEST_F(CollectivesTest, GroupsUsedInOppositeOrdersOnTwoNodesFinish) {
   }
 }
 
+// All collectives are of one size, and each rank's threads begin them in an order of chance.
+TEST_P(CollectivesTest, CallbacksBeginAndAwaitCollectivesWhileOtherThreadsDo) {
+  constexpr int kRounds = 20;
+  const Shape shape = GetParam();
+  Cluster cluster(shape.nodes, shape.workers, shape.shards);
+  auto sessions = Connect(cluster, shape.hosted);
+  MakeGroup(sessions, 1, shape.workers);
+  const auto size = static_cast<int64_t>(sessions.size());
+  const auto sum = [](Session& session, int64_t value, Values& got) {
+    const CollectiveCall call{
+        .group = 1, .kind = CollectiveKind::kAllReduce, .fold = Fold::kSum, .elems = 100};
+    return Begin(session, call, Values(100, value), &got);
+  };
+  std::vector<Thread> threads;
+  for (const auto& session : sessions) {
+    threads.emplace_back("worker", [&] {
+      std::vector<Values> inner(kRounds, Values(100));
+      std::vector<Values> outer(kRounds, Values(100));
+      std::vector<std::promise<absl::Status>> done(kRounds);
+      const Values ones(100, 1);
+      for (int round = 0; round < kRounds; ++round) {
+        CollectiveCall call{.group = 1,
+                            .kind = CollectiveKind::kAllReduce,
+                            .fold = Fold::kSum,
+                            .dtype = DType::kInt64,
+                            .elems = 100,
+                            .timeout = std::chrono::seconds(60)};
+        call.given = {std::as_bytes(std::span(ones))};
+        call.got = {std::as_writable_bytes(std::span(outer[round]))};
+        session->Collect(std::move(call), [&, round](const absl::Status&) {
+          done[round].set_value(sum(*session, 1000 + round, inner[round]).get());
+        });
+      }
+      for (auto& outcome : done) ASSERT_TRUE(outcome.get_future().get().ok());
+      for (int round = 0; round < kRounds; ++round) {
+        EXPECT_EQ(outer[round], Values(100, size));
+        EXPECT_EQ(inner[round], Values(100, size * (1000 + round)));
+      }
+    });
+  }
+}
+
 TEST_F(CollectivesTest, WorkersThatDisagreeAllGetTheReason) {
   Cluster cluster(1, 2, 1);
   auto sessions = Connect(cluster, /*hosted=*/false);

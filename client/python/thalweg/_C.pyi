@@ -4,9 +4,14 @@
 built with.
 """
 
+from collections.abc import Callable
+from typing import TypeVar
+
 from torch import Tensor
 from torch._C._distributed_c10d import AllreduceOptions, Backend, GradBucket, Work
 from torch.futures import Future
+
+T = TypeVar("T")
 
 def cpu_capability() -> str:
     """Returns the name of the instruction set that the CPU kernels of this process use: "AVX2"."""
@@ -16,6 +21,9 @@ def cuda_problem(number: int) -> str:
 
 def set_error(future: Future[Tensor], text: str) -> None:
     """Completes a future with a RuntimeError that torch's C++ code sees as well."""
+
+def call_in_callback(function: Callable[..., T], *args: object, **kwargs: object) -> T:
+    """Calls `function(*args, **kwargs)`; collectives that it begins are those of a callback."""
 
 def reducer_parameters(reducer: object) -> list[Tensor]:
     """Returns the parameters whose gradients DistributedDataParallel's reducer averages: those that

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
-from thalweg import _C, _collectives, _config, _job, policy
+from thalweg import _C, _collectives, _config, _job, _torch_patches, policy
 from thalweg._config import Config, Network
 from thalweg._job import Job
 from thalweg._topology import Tensor
@@ -74,6 +74,7 @@ def create(options: Any, pg_options: object) -> _C.ProcessGroup:  # noqa: ANN401
             'thalweg: the back end "thalweg" takes no pg_options, got '
             f"{type(pg_options).__name__}: the environment has its settings (docs/settings.md)"
         )
+    _tell_callbacks()
     timeout = options.timeout.total_seconds()
     _worlds.pop(options.group_id, None)  # of a group that has been destroyed
     ranks = options.global_ranks_in_group
@@ -115,6 +116,16 @@ def running_sidecar() -> tuple[str, bool]:
         if ours and world.session.status() is None:
             return world.job.sidecar, world.job.listens
     return "", False
+
+
+def _tell_callbacks() -> None:
+    """Counts collectives of a future's callbacks as theirs, whichever thread runs them.
+
+    A rank's callback runs on the completion thread, or on the thread that adds it if the collective
+    has ended by then: which one is chance, and must not change the order of collectives.
+    """
+    for name in ("then", "add_done_callback"):
+        _torch_patches.install("process_group", torch._C.Future, name, _C.call_in_callback)
 
 
 def _number(options: Any, world: World) -> int:  # noqa: ANN401 - c10d's own type

@@ -14,6 +14,7 @@ import types
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import torch
 from torch._compile import _disable_dynamo
 from torch.amp.grad_scaler import GradScaler
 from torch.distributed import distributed_c10d
@@ -122,6 +123,15 @@ DECLARED = (
         "_new_process_group_helper",
         (Layer("default_group", "the environment has a say in the default group's back end"),),
         compiled=False,
+    ),
+    *(
+        Method(
+            torch._C.Future,
+            name,
+            (Layer("process_group", "collectives of callbacks are told from a thread's others"),),
+            compiled=False,
+        )
+        for name in ("then", "add_done_callback")
     ),
 )
 

@@ -9,9 +9,10 @@ import torch
 import torch.distributed as dist
 
 from thalweg import _C
+from thalweg_bench import worker
 from thalweg_bench.place import Place
 from thalweg_bench.rows import BenchError
-from thalweg_bench.worker import TIMEOUT, System, open_session
+from thalweg_bench.worker import System, open_session
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 _PERIOD = 61  # not a divisor of any chunk size, so that a misplaced chunk is detected
@@ -92,7 +93,7 @@ class _ProcessGroup(_Reduce):
             rank=place.rank,
             nodes=[rank // place.workers for rank in range(place.world_size)],
             name="bench",
-            timeout=TIMEOUT,
+            timeout=worker.TIMEOUT,
         )
         self._mean = dist.AllreduceOptions()
         self._mean.reduceOp = dist.ReduceOp(dist.ReduceOp.AVG)

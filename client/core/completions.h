@@ -1,0 +1,63 @@
+// Completions tells a session's callers what has ended.
+#pragma once
+
+#include <deque>
+#include <memory>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/functional/any_invocable.h"
+#include "core/base/mutex.h"
+#include "core/base/thread.h"
+
+namespace thalweg {
+
+// Completions makes calls on threads of its own, the lanes: each makes its calls in order. What a
+// call begins is to be told on the next lane, so that the call may wait for it. Thread-safe.
+class Completions {
+ public:
+  using Call = absl::AnyInvocable<void()>;
+
+  Completions() = default;
+  ~Completions() { Close(); }
+  Completions(const Completions&) = delete;
+  Completions& operator=(const Completions&) = delete;
+
+  // A callback of something complete may be called by whoever adds it. While an InCallback lives,
+  // what its thread begins counts as begun by such a callback.
+  class InCallback {
+   public:
+    InCallback();
+    ~InCallback();
+    InCallback(const InCallback&) = delete;
+    InCallback& operator=(const InCallback&) = delete;
+  };
+
+  // Returns the lane of what the calling thread begins: one for each callback that it is in.
+  int LaneHere() const;
+  // Makes `call` on the lane; here and at once after Close.
+  void Add(int lane, Call call);
+  // From now on no call waits for those that are running, neither those added before nor later: for
+  // news that may be what a running call waits for. They are made in order, on a lane of their own.
+  void Overtake();
+  // Returns when all calls have been made. Not from a call.
+  void Close();
+  // Lets go of the lanes in a forked child, where they do not exist.
+  void DetachInChild() ABSL_NO_THREAD_SAFETY_ANALYSIS;
+
+ private:
+  struct Lane {
+    std::deque<Call> calls;
+    Thread thread;
+  };
+  std::deque<Call>& CallsOf(size_t lane) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Run(size_t lane);
+
+  mutable Mutex mutex_;
+  CondVar changed_;
+  std::vector<std::unique_ptr<Lane>> lanes_ ABSL_GUARDED_BY(mutex_);
+  bool overtakes_ ABSL_GUARDED_BY(mutex_) = false;  // the last lane makes all further calls
+  bool is_closed_ ABSL_GUARDED_BY(mutex_) = false;
+};
+
+}  // namespace thalweg

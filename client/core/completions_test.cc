@@ -1,0 +1,102 @@
+#include "client/core/completions.h"
+
+#include <gtest/gtest.h>
+
+#include <future>
+#include <vector>
+
+namespace thalweg {
+namespace {
+
+TEST(CompletionsTest, CallsOfALaneComeInOrder) {
+  std::vector<int> seen;
+  {
+    Completions completions;
+    for (int i = 0; i < 100; ++i) completions.Add(0, [&seen, i] { seen.push_back(i); });
+  }
+  ASSERT_EQ(seen.size(), 100);
+  for (int i = 0; i < 100; ++i) EXPECT_EQ(seen[i], i);
+}
+
+TEST(CompletionsTest, CallMayWaitForWhatItBeginsAndTheNextOnesWaitForIt) {
+  std::vector<int> seen;
+  {
+    Completions completions;
+    completions.Add(0, [&] {
+      std::promise<void> outer;
+      completions.Add(completions.LaneHere(), [&] {
+        std::promise<void> inner;
+        completions.Add(completions.LaneHere(), [&] {
+          seen.push_back(completions.LaneHere());
+          inner.set_value();
+        });
+        inner.get_future().get();
+        seen.push_back(completions.LaneHere());
+        outer.set_value();
+      });
+      outer.get_future().get();
+      seen.push_back(completions.LaneHere());
+    });
+    std::promise<void> last;
+    completions.Add(0, [&] {
+      seen.push_back(100);
+      last.set_value();
+    });
+    EXPECT_EQ(completions.LaneHere(), 0);
+    last.get_future().get();  // after Close calls would be made at once
+  }
+  EXPECT_EQ(seen, (std::vector<int>{3, 2, 1, 100}));
+}
+
+TEST(CompletionsTest, NewsOvertakesACallThatIsRunning) {
+  std::promise<void> news;
+  std::promise<void> running;
+  std::vector<int> seen;
+  {
+    Completions completions;
+    completions.Add(0, [&] {
+      running.set_value();
+      news.get_future().get();
+      seen.push_back(2);
+    });
+    running.get_future().get();
+    completions.Add(0, [&] { seen.push_back(1); });
+    completions.Overtake();
+    completions.Add(0, [&] { news.set_value(); });
+  }
+  EXPECT_EQ(seen, (std::vector<int>{1, 2}));
+}
+
+TEST(CompletionsTest, CallIsMadeAtOnceAfterClose) {
+  Completions completions;
+  completions.Close();
+  bool is_called = false;
+  completions.Add(0, [&] { is_called = true; });
+  EXPECT_TRUE(is_called);
+}
+
+TEST(CompletionsTest, CallbackThatItsAdderCallsIsInALaneLikeAnyOther) {
+  Completions completions;
+  std::promise<int> lane;
+  {
+    const Completions::InCallback here;
+    EXPECT_EQ(completions.LaneHere(), 1);
+    completions.Add(0, [&] {
+      const Completions::InCallback there;
+      lane.set_value(completions.LaneHere());
+    });
+    EXPECT_EQ(lane.get_future().get(), 2);
+  }
+  EXPECT_EQ(completions.LaneHere(), 0);
+}
+
+TEST(CompletionsTest, AnotherObjectsLaneIsNotThisOnes) {
+  Completions one;
+  Completions other;
+  std::promise<int> lane;
+  one.Add(0, [&] { lane.set_value(other.LaneHere()); });
+  EXPECT_EQ(lane.get_future().get(), 0);
+}
+
+}  // namespace
+}  // namespace thalweg

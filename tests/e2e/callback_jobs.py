@@ -1,0 +1,64 @@
+"""Contains jobs whose callbacks call collectives."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
+from torch.nn.parallel import DistributedDataParallel
+
+
+def late_callbacks() -> list[float]:
+    """Adds callbacks before a collective ends on odd ranks, afterwards on even ones.
+
+    All collectives have one size: those of the callbacks would be taken for those that the main
+    thread begins meanwhile, if their order decided.
+    """
+    rank = dist.get_rank()
+    sums = []
+    for step in range(20):
+        first = dist.all_reduce(torch.full((4,), 1.0), async_op=True)
+        if rank % 2 == 0:
+            first.wait()
+        in_callback = first.get_future().then(lambda _, step=step: _sum(100.0 * (step + 1)))
+        sums += [_sum(10.0), in_callback.wait()]
+    return sums
+
+
+def _sum(value: float) -> float:
+    work = dist.all_reduce(tensor := torch.full((4,), value), async_op=True)
+    work.get_future().wait()
+    return float(tensor[0])
+
+
+def powersgd_of_torch() -> dict[str, Any]:
+    """Trains with torch's hook in many buckets and in one; returns how far apart they end.
+
+    With one sample a rank, the mean gradient of a weight has as much rank as there are workers: the
+    hook gives it exactly, whatever it draws for a bucket to begin with.
+    """
+    many, one, before = _train(0.02), _train(100), _train(100, steps=0)
+    return {
+        "difference": float((many - one).abs().max()),
+        "change": float((one - before).abs().max()),
+    }
+
+
+def _train(bucket_mb: float, steps: int = 8) -> torch.Tensor:
+    torch.manual_seed(0)
+    layers = nn.Sequential(*(nn.Linear(64, 64) for _ in range(6))).double()
+    model = DistributedDataParallel(layers, bucket_cap_mb=bucket_mb)
+    state = PowerSGDState(
+        None, dist.get_world_size(), start_powerSGD_iter=3, min_compression_rate=1
+    )
+    model.register_comm_hook(state, powerSGD_hook)
+    optimizer = torch.optim.SGD(model.parameters(), 1.0)
+    data = torch.Generator().manual_seed(dist.get_rank())
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(torch.randn(1, 64, generator=data, dtype=torch.float64)).square().mean().backward()
+        optimizer.step()
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
