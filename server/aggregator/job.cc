@@ -157,7 +157,7 @@ void Job::RemoveMember(uint32_t node, const absl::Status& reason) {
                                                       open->id.round, " of bucket ",
                                                       ToString(open->id.bucket), " waited for it"));
     }
-    if (members_.IsEmpty()) residuals_ = ResidualStore();
+    if (members_.IsEmpty()) chunks_ = ChunkStates();
     // This runs under the same lock, so that no other call finds the node gone and reports that as
     // the reason.
     if (!failure.ok()) sinks = FailLocked(failure);
@@ -209,7 +209,7 @@ std::vector<std::shared_ptr<ServedNode>> Job::FailLocked(const absl::Status& rea
   // The rounds can never complete, so their payloads and layouts are released at once.
   engine_ =
       RoundEngine({members_.epoch(), spec_.num_nodes, flow_.window_chunks, spec_.round_timeout});
-  residuals_ = ResidualStore();
+  chunks_ = ChunkStates();
   resumption_ = Resumption();
   layouts_ = LayoutRegistry(flow_.chunk_bytes, spec_.num_shards);
   UpdateMemoryLocked();

@@ -23,11 +23,11 @@
 #include "server/aggregator/job_tally.h"
 #include "server/aggregator/memory_budget.h"
 #include "server/aggregator/shard_metrics.h"
+#include "server/round/chunk_states.h"
 #include "server/round/flow_plan.h"
 #include "server/round/layout_registry.h"
 #include "server/round/link_rates.h"
 #include "server/round/membership.h"
-#include "server/round/residual_store.h"
 #include "server/round/resumption.h"
 #include "server/round/round_engine.h"
 #include "server/round/share_plan.h"
@@ -108,7 +108,7 @@ class Job {
   // A Completed is a complete round with the residual of its chunk, if it has one.
   struct Completed {
     CompleteRound round;
-    std::shared_ptr<Residual> residual;
+    std::shared_ptr<ChunkState> state;
     double raw_bytes = 0;
     uint32_t last_node = 0;  // the node whose contribution completed it
     TimePoint at;            // when that contribution arrived
@@ -200,7 +200,7 @@ class Job {
   Resumption resumption_ ABSL_GUARDED_BY(mutex_);
   bool has_lost_residuals_ ABSL_GUARDED_BY(mutex_) = false;
   RoundEngine engine_ ABSL_GUARDED_BY(mutex_);
-  ResidualStore residuals_ ABSL_GUARDED_BY(mutex_);
+  ChunkStates chunks_ ABSL_GUARDED_BY(mutex_);
   std::shared_ptr<TenantAccount> account_ ABSL_GUARDED_BY(mutex_);
   // From the tenant's memory, or else from the shard's; never empty.
   std::optional<MemoryBudget::Reservation> reservation_ ABSL_GUARDED_BY(mutex_);

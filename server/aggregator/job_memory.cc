@@ -14,7 +14,7 @@ absl::Status Job::ReserveLocked() {
   const uint64_t layouts = layouts_.bytes();
   const uint64_t resumption = resumption_.bytes();
   // This shard may sum more than its equal part, which is all that can be told in advance.
-  const uint64_t residuals = std::max(layouts_.residual_bytes(), residuals_.bytes());
+  const uint64_t residuals = std::max(layouts_.residual_bytes(), chunks_.bytes());
   const uint64_t letters = has_letters_ ? kLetterBytesPerNode * spec_.num_nodes : 0;
   const absl::Status reserved =
       reservation_->Resize(windows + layouts + residuals + resumption + letters);
@@ -42,7 +42,7 @@ void Job::UpdateMemoryLocked() {
   report(metrics_.held_bytes, engine_.held_bytes(), reported_held_bytes_);
   report(metrics_.held_limit_bytes, is_over ? 0 : engine_.max_held() * flow_.chunk_bytes,
          reported_limit_bytes_);
-  report(metrics_.residual_bytes, residuals_.bytes(), reported_residual_bytes_);
+  report(metrics_.residual_bytes, chunks_.bytes(), reported_residual_bytes_);
 }
 
 }  // namespace thalweg

@@ -132,7 +132,7 @@ void Job::ReportRoundsLocked(TimePoint now, JobReport* report) const {
   report->rounds_lost = tally_.rounds_lost;
   report->open_rounds = engine_.open_rounds();
   report->held_bytes = engine_.held_bytes();
-  report->residual_bytes = residuals_.bytes();
+  report->residual_bytes = chunks_.bytes();
   report->memory_reserved_bytes = reservation_->bytes();
   report->wait_time = tally_.wait_time;
   for (const auto& [kind, volume] : tally_.received) {

@@ -19,23 +19,23 @@ absl::StatusOr<uint64_t> Job::ResidualElemsLocked(uint32_t node, BucketId bucket
 
 absl::StatusOr<std::vector<float>> Job::ReadResidual(uint32_t node, BucketId bucket,
                                                      uint32_t chunk) {
-  std::shared_ptr<Residual> residual;
+  std::shared_ptr<ChunkState> state;
   {
     MutexLock lock(mutex_);
-    residual = residuals_.Find(bucket, chunk);
+    state = chunks_.Find(bucket, chunk);
     // A residual outlives its layout until the first round of the next one.
-    if (residual != nullptr || layouts_.IsReplaced(bucket)) {
+    if (state != nullptr || layouts_.IsReplaced(bucket)) {
       THALWEG_RETURN_IF_ERROR(CheckActiveLocked(node));
     } else {
       THALWEG_RETURN_IF_ERROR(ResidualElemsLocked(node, bucket, chunk).status());
     }
   }
-  if (residual == nullptr) return std::vector<float>();
-  Residual& found = *residual;
+  if (state == nullptr) return std::vector<float>();
+  ChunkState& found = *state;
   MutexLock lock(found.mutex);
   // In place, so that this job goes on with the bits of one that starts with what is returned.
-  Rescale(found.values, found.loss_scale, kNoLossScale);
-  return found.values;
+  Rescale(found.residual, found.loss_scale, kNoLossScale);
+  return found.residual;
 }
 
 absl::Status Job::WriteResidual(uint32_t node, BucketId bucket, uint32_t chunk,
@@ -53,7 +53,7 @@ absl::Status Job::WriteResidual(uint32_t node, BucketId bucket, uint32_t chunk,
         absl::StrCat("expected finite values, got ", *bad, " for element ", bad - values.begin()));
   }
   std::vector<float> copy(values.begin(), values.end());
-  std::shared_ptr<Residual> residual;
+  std::shared_ptr<ChunkState> state;
   absl::Status reserved;
   {
     MutexLock lock(mutex_);
@@ -61,7 +61,7 @@ absl::Status Job::WriteResidual(uint32_t node, BucketId bucket, uint32_t chunk,
     if (copy.size() != elems) {
       return refused(absl::StrCat("expected ", elems, " values, got ", copy.size()));
     }
-    residual = residuals_.Get(bucket, chunk, elems, layouts_.Padding(bucket, chunk));
+    state = chunks_.Get(bucket, chunk, elems, layouts_.Padding(bucket, chunk));
     reserved = ReserveLocked();
     UpdateMemoryLocked();
   }
@@ -69,9 +69,9 @@ absl::Status Job::WriteResidual(uint32_t node, BucketId bucket, uint32_t chunk,
     Fail(reserved);
     return OfJob(spec_.job, reserved);
   }
-  Residual& written = *residual;
+  ChunkState& written = *state;
   MutexLock lock(written.mutex);
-  written.values.swap(copy);
+  written.residual.swap(copy);
   written.loss_scale = kNoLossScale;
   return absl::OkStatus();
 }

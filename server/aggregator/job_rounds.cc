@@ -59,13 +59,12 @@ absl::StatusOr<std::optional<Job::Completed>> Job::HoldLocked(uint32_t node,
   Completed completed{*std::move(added->completed), nullptr, weight.raw_bytes, node, now};
   const CompleteRound& round = completed.round;
   // Not when the layout is announced: the first node may still want to read and move them.
-  if (!is_one_shot && round.id.round == 1) residuals_.DropOlderLayouts(round.id.bucket);
+  if (!is_one_shot && round.id.round == 1) chunks_.DropOlderLayouts(round.id.bucket);
   if (HasResidual(round.wire)) {
     const auto& [bucket, chunk, number] = round.id;
-    completed.residual = residuals_.Find(bucket, chunk);
-    if (completed.residual == nullptr) {
-      completed.residual =
-          residuals_.Get(bucket, chunk, round.elems, layouts_.Padding(bucket, chunk));
+    completed.state = chunks_.Find(bucket, chunk);
+    if (completed.state == nullptr) {
+      completed.state = chunks_.Get(bucket, chunk, round.elems, layouts_.Padding(bucket, chunk));
       NoteLostResidualLocked(round.id);
       THALWEG_RETURN_IF_ERROR(ReserveLocked());
     }
@@ -102,7 +101,7 @@ absl::Status Job::Deliver(const Completed& completed) {
   }
   const TimePoint start = Now();
   THALWEG_ASSIGN_OR_RETURN(const RoundResult result,
-                           FoldRound(round, epoch, completed.residual.get()));
+                           FoldRound(round, epoch, completed.state.get()));
   const TimePoint end = Now();
   CountDelivery(result, completed.raw_bytes, sinks.size(), end - start);
   for (const auto& sink : sinks) sink->OnResult(result);

@@ -13,21 +13,21 @@
 namespace thalweg {
 namespace {
 
-absl::StatusOr<Encoded> FoldWithResidual(const CompleteRound& round, Residual& residual,
+absl::StatusOr<Encoded> FoldWithResidual(const CompleteRound& round, ChunkState& state,
                                          std::byte* out) {
-  MutexLock lock(residual.mutex);
-  residual.values.resize(residual.elems);
-  Rescale(residual.values, residual.loss_scale, round.loss_scale);
-  float* const values = residual.values.data();
-  auto encoded = FoldLossy(round.payloads, round.workers, round.wire, round.elems, values, out);
-  for (const ElemRange& range : residual.padding) {
-    std::fill(values + range.begin, values + range.end, 0.0f);
+  MutexLock lock(state.mutex);
+  state.residual.resize(state.elems);
+  Rescale(state.residual, state.loss_scale, round.loss_scale);
+  float* const residual = state.residual.data();
+  auto encoded = FoldLossy(round.payloads, round.workers, round.wire, round.elems, residual, out);
+  for (const ElemRange& range : state.padding) {
+    std::fill(residual + range.begin, residual + range.end, 0.0f);
   }
   return encoded;
 }
 
-absl::StatusOr<Encoded> FoldInto(const CompleteRound& round, Residual* residual, std::byte* out) {
-  if (residual != nullptr) return FoldWithResidual(round, *residual, out);
+absl::StatusOr<Encoded> FoldInto(const CompleteRound& round, ChunkState* state, std::byte* out) {
+  if (HasResidual(round.wire)) return FoldWithResidual(round, *state, out);
   if (!IsDense(round.wire)) {
     return FoldLossy(round.payloads, round.workers, round.wire, round.elems, nullptr, out);
   }
@@ -45,7 +45,7 @@ absl::StatusOr<Encoded> FoldInto(const CompleteRound& round, Residual* residual,
 }  // namespace
 
 absl::StatusOr<RoundResult> FoldRound(const CompleteRound& round, uint64_t epoch,
-                                      Residual* residual) {
+                                      ChunkState* state) {
   RoundResult result;
   result.id = round.id;
   result.epoch = epoch;
@@ -59,7 +59,7 @@ absl::StatusOr<RoundResult> FoldRound(const CompleteRound& round, uint64_t epoch
   // The buffer is shared, because the same encoded bytes are sent to every node.
   const auto buffer = std::make_shared_for_overwrite<std::byte[]>(
       MaxFoldedBytes(round.payloads, round.wire, round.elems));
-  const absl::StatusOr<Encoded> encoded = FoldInto(round, residual, buffer.get());
+  const absl::StatusOr<Encoded> encoded = FoldInto(round, state, buffer.get());
   if (!encoded.ok()) {
     return absl::Status(encoded.status().code(),
                         absl::StrCat(ToString(round.id), ": ", encoded.status().message()));

@@ -38,9 +38,9 @@ CompleteRound Round(WireFormat wire, uint64_t elems, std::vector<Payload> payloa
   return complete;
 }
 
-Floats ValuesOf(Residual& residual) {
-  MutexLock lock(residual.mutex);
-  return residual.values;
+Floats StoredIn(ChunkState& state) {
+  MutexLock lock(state.mutex);
+  return state.residual;
 }
 
 Floats Times(Floats values, float factor) {
@@ -79,7 +79,7 @@ TEST_P(FeedbackFoldTest, ResultAndResidualAreTheDocumentedOnesRoundByRound) {
   const std::vector<uint32_t> workers = {2, 1, 4};
   std::mt19937_64 random(1);
   for (size_t elems : {0, 1, 300, 1025, 5000}) {
-    Residual residual(elems);
+    ChunkState residual(elems);
     Floats expected_residual(elems);
     for (uint64_t round = 1; round <= 5; ++round) {
       std::vector<Floats> values;
@@ -96,7 +96,7 @@ TEST_P(FeedbackFoldTest, ResultAndResidualAreTheDocumentedOnesRoundByRound) {
           FoldRound(Round(GetParam(), elems, shares.payloads, workers, round), 9, &residual);
       ASSERT_TRUE(result.ok()) << result.status();
       ASSERT_EQ(BytesOf(result->payload), expected.bytes);
-      ASSERT_EQ(BitsOf(ValuesOf(residual)), BitsOf(expected_residual));
+      ASSERT_EQ(BitsOf(StoredIn(residual)), BitsOf(expected_residual));
       ASSERT_EQ(result->nonfinite_elems, CountNonFinite(x));
       ASSERT_EQ(result->id, (RoundId{{7, 0, 4}, 2, round}));
       ASSERT_EQ(result->epoch, 9u);
@@ -109,21 +109,21 @@ TEST_P(FeedbackFoldTest, ResultAndResidualAreTheDocumentedOnesRoundByRound) {
 
 TEST_P(FeedbackFoldTest, NothingIsLeftOutOfPadding) {
   std::mt19937_64 random(6);
-  Residual residual(3000, {{5, 1024}, {2500, 2600}});
+  ChunkState residual(3000, {{5, 1024}, {2500, 2600}});
   const Shares shares = Encode({RandomFloats(3000, 0, random)});
   ASSERT_TRUE(FoldRound(Round(GetParam(), 3000, shares.payloads, {1}), 9, &residual).ok());
   const ReferenceChunk expected = ReferenceEncode(GetParam(), shares.decoded[0]);
   Floats left = ResidualOf(shares.decoded[0], expected.decoded, Floats(3000));
   std::fill(left.begin() + 5, left.begin() + 1024, 0.0f);
   std::fill(left.begin() + 2500, left.begin() + 2600, 0.0f);
-  EXPECT_EQ(BitsOf(ValuesOf(residual)), BitsOf(left));
+  EXPECT_EQ(BitsOf(StoredIn(residual)), BitsOf(left));
 }
 
 TEST_P(FeedbackFoldTest, ResultsDoNotDependOnALossScaleThatChanges) {
   constexpr size_t kElems = 3000;
   const std::vector<uint32_t> workers = {2, 1};
   std::mt19937_64 random(6);
-  Residual plain(kElems), scaled(kElems);
+  ChunkState plain(kElems), scaled(kElems);
   uint64_t number = 0;
   for (const float scale : {1024.0f, 1024.0f, 2048.0f, 2048.0f, 512.0f, 512.0f}) {
     ++number;
@@ -139,7 +139,7 @@ TEST_P(FeedbackFoldTest, ResultsDoNotDependOnALossScaleThatChanges) {
         FoldRound(Round(GetParam(), kElems, Encode(values).payloads, workers, number), 1, &plain);
     ASSERT_TRUE(got.ok() && want.ok()) << got.status() << want.status();
     EXPECT_EQ(Decoded(*got), Times(Decoded(*want), scale)) << "round " << number;
-    EXPECT_EQ(ValuesOf(scaled), Times(ValuesOf(plain), scale)) << "round " << number;
+    EXPECT_EQ(StoredIn(scaled), Times(StoredIn(plain), scale)) << "round " << number;
   }
 }
 
@@ -154,7 +154,7 @@ TEST_P(FeedbackFoldTest, SumOfResultsStaysWithinOneResidualOfTheSumOfMeans) {
   constexpr uint64_t kRounds = 200;
   const std::vector<uint32_t> workers = {1, 2};
   std::mt19937_64 random(2);
-  Residual residual(kElems);
+  ChunkState residual(kElems);
   std::vector<double> means(kElems), results(kElems);
   double largest = 0;  // largest of all numbers that get rounded
   double largest_norm = 0;
@@ -172,7 +172,7 @@ TEST_P(FeedbackFoldTest, SumOfResultsStaysWithinOneResidualOfTheSumOfMeans) {
     Floats decoded(kElems);
     ASSERT_TRUE(
         DecodeLossy(result->payload, GetParam(), DType::kFloat32, kElems, decoded.data()).ok());
-    const Floats left = ValuesOf(residual);
+    const Floats left = StoredIn(residual);
     Floats mean(kElems);
     for (size_t i = 0; i < kElems; ++i) {
       const double exact = (double{shares.decoded[0][i]} + 2 * double{shares.decoded[1][i]}) / 3;
@@ -184,7 +184,7 @@ TEST_P(FeedbackFoldTest, SumOfResultsStaysWithinOneResidualOfTheSumOfMeans) {
     }
     largest_norm = std::max(largest_norm, Norm(mean));
   }
-  const Floats left = ValuesOf(residual);
+  const Floats left = StoredIn(residual);
   for (size_t i = 0; i < kElems; ++i) {
     // Each round rounds a product, a sum, a quotient, x and the residual, each by at most 2^-24 of
     // numbers no larger than `largest`.
@@ -202,9 +202,9 @@ TEST_P(FeedbackFoldTest, SumOfResultsStaysWithinOneResidualOfTheSumOfMeans) {
 TEST_P(FeedbackFoldTest, BadContributionIsNamedAndChangesNothing) {
   std::mt19937_64 random(3);
   const Shares shares = Encode({RandomFloats(600, 0, random), RandomFloats(600, 0, random)});
-  Residual residual(600);
+  ChunkState residual(600);
   ASSERT_TRUE(FoldRound(Round(GetParam(), 600, shares.payloads, {1, 1}), 1, &residual).ok());
-  const Floats before = ValuesOf(residual);
+  const Floats before = StoredIn(residual);
   std::vector<Payload> cut = shares.payloads;
   cut[1].pieces[0] = cut[1].pieces[0].first(cut[1].pieces[0].size() - 1);
   const absl::Status status =
@@ -212,7 +212,7 @@ TEST_P(FeedbackFoldTest, BadContributionIsNamedAndChangesNothing) {
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(std::string(status.message()),
               HasSubstr("bucket 7 (part 4) round 2 chunk 2: contribution 1: expected"));
-  EXPECT_EQ(BitsOf(ValuesOf(residual)), BitsOf(before));
+  EXPECT_EQ(BitsOf(StoredIn(residual)), BitsOf(before));
 }
 
 // Rounds of one chunk fold at the same time only if nodes break the protocol. In any order, a
@@ -223,7 +223,7 @@ TEST_P(FeedbackFoldTest, FoldsOfOneChunkTakeTurns) {
   constexpr int kFolds = 25;
   std::mt19937_64 random(4);
   const Shares shares = Encode({RandomFloats(kElems, 0, random)});
-  Residual residual(kElems);
+  ChunkState residual(kElems);
   std::vector<std::vector<double>> results(kThreads, std::vector<double>(kElems));
   {
     std::vector<Thread> threads;
@@ -241,7 +241,7 @@ TEST_P(FeedbackFoldTest, FoldsOfOneChunkTakeTurns) {
       });
     }
   }
-  const Floats left = ValuesOf(residual);
+  const Floats left = StoredIn(residual);
   for (size_t e = 0; e < kElems; ++e) {
     double arrived = left[e];
     for (const auto& sum : results) arrived += sum[e];

@@ -1,12 +1,12 @@
-#include "server/round/residual_store.h"
+#include "server/round/chunk_states.h"
 
 #include <gtest/gtest.h>
 
 namespace thalweg {
 namespace {
 
-TEST(ResidualStoreTest, ChunksOfPartsHaveResidualsOfTheirOwnFromFirstUseOn) {
-  ResidualStore store;
+TEST(ChunkStatesTest, ChunksOfPartsHaveResidualsOfTheirOwnFromFirstUseOn) {
+  ChunkStates store;
   EXPECT_EQ(store.Find({0, 0, 1}, 0), nullptr);
   const auto residual = store.Get({0, 0, 1}, 0, 10);
   EXPECT_EQ(store.Get({0, 0, 1}, 0, 10), residual);
@@ -17,8 +17,8 @@ TEST(ResidualStoreTest, ChunksOfPartsHaveResidualsOfTheirOwnFromFirstUseOn) {
   EXPECT_EQ(store.bytes(), 4 * 10 * sizeof(float));
 }
 
-TEST(ResidualStoreTest, NewLayoutDropsAllPartsOfTheBucketsEarlierOnes) {
-  ResidualStore store;
+TEST(ChunkStatesTest, NewLayoutDropsAllPartsOfTheBucketsEarlierOnes) {
+  ChunkStates store;
   store.Get({3, 0, 1}, 0, 10);
   store.Get({3, 1, 4}, 7, 10);
   store.Get({3, 2, 1}, 0, 10);
@@ -33,15 +33,15 @@ TEST(ResidualStoreTest, NewLayoutDropsAllPartsOfTheBucketsEarlierOnes) {
   EXPECT_EQ(store.bytes(), 3 * 10 * sizeof(float));
 }
 
-TEST(ResidualStoreTest, ResidualInUseOutlivesItsLayout) {
-  ResidualStore store;
+TEST(ChunkStatesTest, ResidualInUseOutlivesItsLayout) {
+  ChunkStates store;
   const auto residual = store.Get({3, 0, 1}, 0, 10);
   store.DropOlderLayouts({3, 1, 0});
   EXPECT_EQ(residual->elems, 10u);
   EXPECT_NE(store.Get({3, 0, 1}, 0, 10), residual);
 }
 
-TEST(ResidualStoreTest, OnlyFormatsThatLoseSomethingHaveResiduals) {
+TEST(ChunkStatesTest, OnlyFormatsThatLoseSomethingHaveResiduals) {
   EXPECT_TRUE(HasResidual(WireFormat::kInt8) && HasResidual(WireFormat::kOneBit));
   EXPECT_FALSE(HasResidual(WireFormat::kTopK));
   EXPECT_FALSE(HasResidual(WireFormat::kFloat16));

@@ -1,0 +1,75 @@
+#include "core/exchange/update.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "absl/strings/str_cat.h"
+
+namespace thalweg {
+namespace {
+
+uint32_t NumGroups(const UpdateRule& rule) {
+  return rule.groups.empty() ? 0 : 1 + *std::max_element(rule.groups.begin(), rule.groups.end());
+}
+
+}  // namespace
+
+absl::Status Validate(const UpdateRule& rule, const BucketLayout& layout) {
+  const auto refused = [](auto... what) {
+    return absl::InvalidArgumentError(absl::StrCat("update: ", what...));
+  };
+  if (rule.optimizer != Optimizer::kSgd && rule.optimizer != Optimizer::kAdam) {
+    return refused("there is no optimizer ", static_cast<int>(rule.optimizer));
+  }
+  if (rule.decoupled && rule.optimizer != Optimizer::kAdam) {
+    return refused("SGD has no decoupled weight decay");
+  }
+  if (rule.nesterov && rule.optimizer != Optimizer::kSgd) return refused("Adam has no Nesterov");
+  if (rule.down != WireFormat::kFloat32 && rule.down != WireFormat::kFloat16 &&
+      rule.down != WireFormat::kBFloat16) {
+    return refused("weights cross the network in floats of 16 or 32 bits, not in ",
+                   IsValid(rule.down) ? Name(rule.down) : "an unknown format");
+  }
+  if (rule.groups.size() != layout.tensors.size()) {
+    return refused("expected groups of ", layout.tensors.size(), " tensors, got ",
+                   rule.groups.size());
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Validate(const UpdateStep& step, const UpdateRule& rule) {
+  const auto refused = [](auto... what) {
+    return absl::InvalidArgumentError(absl::StrCat("update: ", what...));
+  };
+  if (step.groups.size() < NumGroups(rule)) {
+    return refused("expected settings of ", NumGroups(rule), " groups, got ", step.groups.size());
+  }
+  for (size_t i = 0; i < step.groups.size(); ++i) {
+    const GroupStep& g = step.groups[i];
+    for (const double value : {g.lr, g.weight_decay, g.momentum, g.dampening, g.eps}) {
+      if (!std::isfinite(value)) return refused("group ", i, " has a setting of ", value);
+    }
+    if (g.lr < 0 || g.weight_decay < 0 || g.momentum < 0 || g.eps < 0) {
+      return refused("group ", i, " has a negative setting");
+    }
+    for (const double beta : {g.beta1, g.beta2}) {
+      if (!(beta >= 0 && beta < 1)) {
+        return refused("group ", i, ": expected betas from 0 to below 1, got ", beta);
+      }
+    }
+    if (rule.nesterov && (g.momentum == 0 || g.dampening != 0)) {
+      return refused("group ", i, ": Nesterov needs a momentum and no dampening");
+    }
+  }
+  return absl::OkStatus();
+}
+
+std::string ToString(const UpdateRule& rule) {
+  const char* name = rule.optimizer == Optimizer::kSgd ? "sgd" : "adam";
+  const char* option = rule.decoupled ? " (decoupled)" : rule.nesterov ? " (nesterov)" : "";
+  const uint32_t groups = NumGroups(rule);
+  return absl::StrCat(name, option, rule.maximize ? ", maximizing" : "", ", weights in ",
+                      Name(rule.down), ", ", groups, groups == 1 ? " group" : " groups");
+}
+
+}  // namespace thalweg

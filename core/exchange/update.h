@@ -1,0 +1,65 @@
+// An update is what a shard does with the mean of a bucket's gradients where it keeps the weights:
+// a step of an optimizer, whose new weights are the round's result in the mean's place.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "core/base/layout.h"
+#include "core/base/wire_format.h"
+
+namespace thalweg {
+
+enum class Optimizer : uint8_t { kSgd = 1, kAdam = 2 };
+
+// An UpdateRule is what stays for as long as the bucket is registered: all nodes announce the same.
+struct UpdateRule {
+  Optimizer optimizer = Optimizer::kSgd;
+  bool decoupled = false;  // of kAdam: weight decay as in AdamW
+  bool nesterov = false;   // of kSgd
+  bool maximize = false;
+  // By tensor of the bucket: the number of its group of parameters, from 0 without gaps in a job.
+  std::vector<uint32_t> groups;
+  WireFormat down = WireFormat::kFloat32;  // of the weights in results: of 16 or 32 bits
+
+  bool operator==(const UpdateRule&) const = default;
+};
+
+// A GroupStep holds the settings of one group in one step, named as torch's optimizers name them.
+struct GroupStep {
+  double lr = 0;
+  double weight_decay = 0;
+  double momentum = 0;   // of kSgd
+  double dampening = 0;  // of kSgd
+  double beta1 = 0;      // of kAdam, as are the rest
+  double beta2 = 0;
+  double eps = 0;
+
+  bool operator==(const GroupStep&) const = default;
+};
+
+// An UpdateStep rides in each contribution to a round that updates; all nodes give the same.
+struct UpdateStep {
+  std::vector<GroupStep> groups;  // all groups of the job
+
+  bool operator==(const UpdateStep&) const = default;
+};
+
+// Returns how many moments the optimizer keeps for each weight in a step with these settings.
+inline uint32_t MomentsOf(const UpdateRule& rule, const GroupStep& group) {
+  return rule.optimizer == Optimizer::kAdam ? 2 : group.momentum != 0 ? 1 : 0;
+}
+
+// Check values that may come from outside. InvalidArgument says what cannot be: there is no such
+// optimizer or it has no such option, `down` is not a float of 16 or 32 bits, the bucket has
+// another number of tensors, a setting is not finite or out of torch's bounds for it, or a tensor's
+// group is missing.
+absl::Status Validate(const UpdateRule& rule, const BucketLayout& layout);
+absl::Status Validate(const UpdateStep& step, const UpdateRule& rule);
+
+// Returns e.g. "adam (decoupled), weights in float32, 2 groups".
+std::string ToString(const UpdateRule& rule);
+
+}  // namespace thalweg

@@ -1,0 +1,31 @@
+#include "server/round/chunk_states.h"
+
+#include <utility>
+
+namespace thalweg {
+
+std::shared_ptr<ChunkState> ChunkStates::Get(BucketId bucket, uint32_t chunk, uint64_t elems,
+                                             std::vector<ElemRange> padding,
+                                             uint64_t bytes_per_elem) {
+  Entry& entry = entries_[{bucket, chunk}];
+  if (entry.state == nullptr) {
+    entry = {std::make_shared<ChunkState>(elems, std::move(padding)), elems * bytes_per_elem};
+    bytes_ += entry.bytes;
+  }
+  return entry.state;
+}
+
+std::shared_ptr<ChunkState> ChunkStates::Find(BucketId bucket, uint32_t chunk) const {
+  const auto found = entries_.find({bucket, chunk});
+  return found == entries_.end() ? nullptr : found->second.state;
+}
+
+void ChunkStates::DropOlderLayouts(BucketId id) {
+  auto it = entries_.lower_bound({BucketId{id.index, 0, 0}, 0});
+  while (it != entries_.end() && it->first.first < BucketId{id.index, id.generation, 0}) {
+    bytes_ -= it->second.bytes;
+    it = entries_.erase(it);
+  }
+}
+
+}  // namespace thalweg

@@ -1,0 +1,77 @@
+// ChunkStates holds what a shard keeps of chunks between their rounds: the residuals of formats
+// that lose something, and the weights that it updates.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "core/base/layout.h"
+#include "core/base/loss_scale.h"
+#include "core/base/mutex.h"
+#include "core/base/wire_format.h"
+
+namespace thalweg {
+
+// Weights are a chunk's parameters and its optimizer's state, in fp32, with one element for each of
+// the chunk.
+struct Weights {
+  static constexpr size_t kMaxMoments = 2;
+
+  std::vector<float> params;  // empty: they have not been written yet
+  // As many as the optimizer has, in the order of kernels/optim; an empty one is the same as zeros.
+  std::array<std::vector<float>, kMaxMoments> moments = {};
+  uint64_t steps = 0;  // done so far
+};
+
+// A ChunkState belongs to one chunk. Folds, reads and writes take turns on its mutex; nodes that
+// wait for a round's result before they contribute to the next never contend for it.
+struct ChunkState {
+  explicit ChunkState(uint64_t num_elems, std::vector<ElemRange> padded = {})
+      : elems(num_elems), padding(std::move(padded)) {}
+
+  const uint64_t elems;
+  // These elements belong to no tensor: their residual is dropped, and no checkpoint has it.
+  const std::vector<ElemRange> padding;
+  Mutex mutex;
+  // What the encoding of earlier results left out and the next encoding adds (docs/codecs.md).
+  // Empty is the same as all zeros; values are allocated when something is left out or written.
+  std::vector<float> residual ABSL_GUARDED_BY(mutex);
+  // The loss scale in whose units the residual is.
+  double loss_scale ABSL_GUARDED_BY(mutex) = kUnknownLossScale;
+  Weights weights ABSL_GUARDED_BY(mutex);  // of a bucket with an UpdateRule
+};
+
+// ChunkStates holds the states of one job. It is thread-compatible.
+class ChunkStates {
+ public:
+  // Returns the state of a chunk of `elems` elements with this padding, which takes
+  // `bytes_per_elem` when all of it is in use; makes it at first use. The ownership is shared: a
+  // fold in progress keeps its state alive when this drops it.
+  std::shared_ptr<ChunkState> Get(BucketId bucket, uint32_t chunk, uint64_t elems,
+                                  std::vector<ElemRange> padding = {},
+                                  uint64_t bytes_per_elem = sizeof(float));
+  // Returns the state, or null when it has not been made.
+  std::shared_ptr<ChunkState> Find(BucketId bucket, uint32_t chunk) const;
+
+  // Drops the states of earlier layouts of bucket `id.index`.
+  void DropOlderLayouts(BucketId id);
+
+  // Returns the bytes that the states take when all are in use.
+  uint64_t bytes() const { return bytes_; }
+
+ private:
+  struct Entry {
+    std::shared_ptr<ChunkState> state;
+    uint64_t bytes = 0;
+  };
+
+  std::map<std::pair<BucketId, uint32_t>, Entry> entries_;
+  uint64_t bytes_ = 0;
+};
+
+}  // namespace thalweg

@@ -1,0 +1,129 @@
+#include "server/round/update.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <memory>
+
+#include "absl/strings/str_cat.h"
+#include "core/base/status_macros.h"
+#include "kernels/codec/dense.h"
+#include "kernels/codec/lossy.h"
+#include "kernels/optim/factors_scalar.h"
+#include "kernels/optim/optim.h"
+
+namespace thalweg {
+namespace {
+
+absl::Status Decode(const RoundResult& mean, float* out) {
+  if (!IsDense(mean.wire)) {
+    return DecodeLossy(mean.payload, mean.wire, DType::kFloat32, mean.elems, out);
+  }
+  return DecodePayload(mean.payload, DTypeOf(mean.wire), DType::kFloat32, mean.elems, out);
+}
+
+AdamFactors AdamFactorsOf(const UpdateRule& rule, const GroupStep& group, uint64_t step) {
+  AdamSettings settings;
+  settings.lr = group.lr;
+  settings.weight_decay = group.weight_decay;
+  settings.maximize = rule.maximize;
+  settings.beta1 = group.beta1;
+  settings.beta2 = group.beta2;
+  settings.epsilon = group.eps;
+  settings.decoupled = rule.decoupled;
+  return FactorsOf(settings, BiasCorrectionsAt(settings, static_cast<double>(step)),
+                   GradFactorOf(settings, 1, 0));
+}
+
+SgdFactors SgdFactorsOf(const UpdateRule& rule, const GroupStep& group, uint64_t step) {
+  SgdSettings settings;
+  settings.lr = group.lr;
+  settings.weight_decay = group.weight_decay;
+  settings.maximize = rule.maximize;
+  settings.momentum = group.momentum;
+  settings.dampening = group.dampening;
+  settings.nesterov = rule.nesterov;
+  return FactorsOf(settings, step == 1, GradFactorOf(settings, 1, 0));
+}
+
+// What a step reads and writes: weights, the mean, and where the new weights are sent from.
+struct Arrays {
+  Weights& weights;
+  const float* mean;
+  std::byte* out;
+  DType out_type;
+};
+
+template <typename Tensor>
+std::pair<std::vector<Tensor>, FlatIndex> TensorsOf(const Arrays& arrays, const UpdateRule& rule,
+                                                    std::span<const UpdatePiece> pieces,
+                                                    const UpdateStep& step, auto factors_of) {
+  std::vector<Tensor> tensors;
+  FlatIndex index;
+  for (const UpdatePiece& piece : pieces) {
+    const uint64_t at = piece.elems.begin;
+    const GroupStep& group = step.groups[piece.group];
+    Tensor tensor;
+    tensor.elems = piece.elems.end - at;
+    tensor.param = arrays.weights.params.data() + at;
+    tensor.grad = arrays.mean + at;
+    for (uint32_t i = 0; i < MomentsOf(rule, group); ++i) {
+      arrays.weights.moments[i].resize(arrays.weights.params.size());
+      tensor.states[i] = arrays.weights.moments[i].data() + at;
+    }
+    tensor.copy = arrays.out + at * SizeOf(arrays.out_type);
+    tensor.copy_type = arrays.out_type;
+    tensor.factors = factors_of(rule, group, arrays.weights.steps);
+    index.Add(tensor.elems, StepBytes(tensor));
+    tensors.push_back(tensor);
+  }
+  return {std::move(tensors), std::move(index)};
+}
+
+}  // namespace
+
+std::vector<UpdatePiece> PiecesOf(const BucketLayout& layout, const UpdateRule& rule,
+                                  uint64_t begin, uint64_t end) {
+  std::vector<UpdatePiece> pieces;
+  uint64_t first = 0;
+  for (size_t i = 0; i < layout.tensors.size(); ++i) {
+    const uint64_t last = first + layout.tensors[i].Elems();
+    const uint64_t from = std::max(first, begin), to = std::min(last, end);
+    if (from < to) pieces.push_back({{from - begin, to - begin}, rule.groups[i]});
+    first = last;
+  }
+  return pieces;
+}
+
+absl::StatusOr<RoundResult> UpdateWeights(const RoundResult& mean, const UpdateRule& rule,
+                                          std::span<const UpdatePiece> pieces,
+                                          const UpdateStep& step, ChunkState& state) {
+  std::vector<float> gradient(mean.elems);
+  THALWEG_RETURN_IF_ERROR(Decode(mean, gradient.data()));
+  const DType type = DTypeOf(rule.down);
+  const uint64_t bytes = mean.elems * SizeOf(type);
+  const auto buffer = std::make_shared_for_overwrite<std::byte[]>(bytes);
+  {
+    MutexLock lock(state.mutex);
+    Weights& weights = state.weights;
+    if (weights.params.size() != mean.elems) {
+      return absl::FailedPreconditionError(
+          absl::StrCat(ToString(mean.id), ": the shard has no weights to update"));
+    }
+    ++weights.steps;
+    const Arrays arrays{weights, gradient.data(), buffer.get(), type};
+    if (rule.optimizer == Optimizer::kAdam) {
+      const auto [tensors, index] =
+          TensorsOf<AdamTensor>(arrays, rule, pieces, step, AdamFactorsOf);
+      RunAdam(tensors, index, 0, index.Size());
+    } else {
+      const auto [tensors, index] = TensorsOf<SgdTensor>(arrays, rule, pieces, step, SgdFactorsOf);
+      RunSgd(tensors, index, 0, index.Size());
+    }
+  }
+  RoundResult result = mean;
+  result.wire = rule.down;
+  result.payload = Payload({buffer.get(), bytes}, buffer);
+  return result;
+}
+
+}  // namespace thalweg

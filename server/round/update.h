@@ -1,0 +1,38 @@
+// UpdateWeights turns the mean of a chunk's gradients into the chunk's new weights.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "core/base/layout.h"
+#include "core/exchange/rounds.h"
+#include "core/exchange/update.h"
+#include "server/round/chunk_states.h"
+
+namespace thalweg {
+
+// An UpdatePiece is elements of a chunk, counted from its begin, that belong to one tensor.
+struct UpdatePiece {
+  ElemRange elems;
+  uint32_t group = 0;
+
+  bool operator==(const UpdatePiece&) const = default;
+};
+
+// Returns the pieces of the chunk that is elements [begin, end) of a bucket. Requires
+// Validate(rule, layout).
+std::vector<UpdatePiece> PiecesOf(const BucketLayout& layout, const UpdateRule& rule,
+                                  uint64_t begin, uint64_t end);
+
+// Does one step of rule.optimizer on the weights in `state` with the gradients that `mean`, a
+// result of FoldRound, has for workers, and returns the result in which their new values take its
+// place, in rule.down. In the arithmetic of kernels/optim: the weights are those that a worker's
+// own fused optimizer computes from the same mean, bit for bit, however the bucket is cut into
+// chunks. It takes the state's lock. FailedPrecondition: the weights have not been written.
+absl::StatusOr<RoundResult> UpdateWeights(const RoundResult& mean, const UpdateRule& rule,
+                                          std::span<const UpdatePiece> pieces,
+                                          const UpdateStep& step, ChunkState& state);
+
+}  // namespace thalweg
