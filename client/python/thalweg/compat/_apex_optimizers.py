@@ -10,7 +10,7 @@ from torch.autograd.graph import increment_version
 
 from thalweg.amp._masters import HALF_TYPES
 from thalweg.compat._apex_masters import MasterMixin
-from thalweg.compat._apex_multi_tensor import multi_tensor_sgd
+from thalweg.compat._apex_multi_tensor_steps import multi_tensor_sgd
 from thalweg.optim._counts import fallbacks
 from thalweg.optim._fused import FusedMixin
 from thalweg.optim._moments import Batch, adam_updates, refuse_sparse, subtract
