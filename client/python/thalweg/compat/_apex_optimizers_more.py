@@ -160,7 +160,6 @@ class FusedMixedPrecisionLamb(MasterMixin, LAMB):
     argument `step`; apex counts by group. See MasterMixin for the masters.
     """
 
-    _unscales_grads = True
     _settings = (*LAMB._settings, "master_types")
 
     def __init__(  # noqa: PLR0917 - apex's order
