@@ -75,6 +75,16 @@ def fused():
     return [str(found.dtype), float((found.float() - plain.relu()).abs().max())]
 
 
+def under_ddp():
+    """Returns the distance of DDP's mean of gradients from half of one batch's in float64."""
+    x, slope = batches()
+    exact = nn.BatchNorm2d(4).double()
+    (exact(x.double()) * slope).sum().backward()
+    model = nn.parallel.DistributedDataParallel(convert_syncbn_model(nn.BatchNorm2d(4)))
+    (model(mine(x)) * mine(slope)).sum().backward()
+    return close(2 * model.module.weight.grad, exact.weight.grad)
+
+
 def groups():
     own = create_syncbn_process_group(1)
     module = SyncBatchNorm(4, process_group=own)
@@ -105,6 +115,7 @@ def main():
         "first": batch_norm(channel_last=False, momentum=0.1),
         "last": batch_norm(channel_last=True, momentum=None),
         "fused": fused(),
+        "ddp": under_ddp(),
         "groups": groups(),
         "reducer": reducer(),
     }

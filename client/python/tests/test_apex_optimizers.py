@@ -5,12 +5,22 @@ import copy
 import pytest
 import torch
 from amp_models import casts_off_afterwards, setup
-from apex_optim import LR, SHAPES, STEPS, exact, gradient, parameters, run, set_grads
+from apex_optim import (
+    ADAM,
+    LR,
+    STEPS,
+    adagrad,
+    exact,
+    gradient,
+    novograd,
+    parameters,
+    run,
+    set_grads,
+)
 from optim_cases import bound, distance
 from torch import nn, optim
 
 from thalweg import amp
-from thalweg.compat import _apex_multi_tensor as multi
 from thalweg.compat._apex_larc import LARC
 from thalweg.compat._apex_optimizers import FusedAdam, FusedLAMB, FusedSGD
 from thalweg.compat._apex_optimizers_more import (
@@ -20,23 +30,6 @@ from thalweg.compat._apex_optimizers_more import (
 )
 
 pytestmark = pytest.mark.numeric
-
-
-def novograd(betas, decay, *, inside, averaging, infinite, zero, corrected):
-    def update(state, p, g, t):
-        n = g.abs().max() if infinite else g.norm()
-        v = state.get("v", torch.zeros_like(n) if zero else n)
-        b1, b2 = betas
-        v = b2 * v + (1 - b2) * n if infinite else (b2 * v**2 + (1 - b2) * n**2).sqrt()
-        c1, c2 = (1 - b1**t, (1 - b2**t) ** 0.5) if corrected else (1, 1)
-        state["v"] = v
-        share = 1 - b1 if averaging else 1
-        if inside:
-            g = g / (v / c2 + 1e-8) + decay * p
-        state["m"] = m = b1 * state.get("m", 0) + share * g
-        return p - LR * (m / c1 if inside else m / c1 / (v / c2 + 1e-8) + decay * p)
-
-    return update
 
 
 @pytest.mark.parametrize("inside", [False, True])
@@ -72,14 +65,8 @@ def test_novograd_follows_the_formulas(inside, averaging, infinite, zero, correc
 
 @pytest.mark.parametrize("decoupled", [False, True])
 def test_adagrad_follows_the_formulas(decoupled):
-    def update(state, p, g, _):
-        decay = 0.1
-        g = g if decoupled else g + decay * p
-        state["h"] = h = state.get("h", 0) + g * g
-        return p - LR * (g / (h.sqrt() + 1e-10) + (decay * p if decoupled else 0))
-
     params = parameters()
-    expected = exact(params, update)
+    expected = exact(params, adagrad(0.1, decoupled=decoupled))
     run(FusedAdagrad(params, LR, weight_decay=0.1, adagrad_w_mode=decoupled), params)
     assert distance(params, expected) <= bound(STEPS, LR)
 
@@ -106,9 +93,6 @@ def test_sparse_gradients_are_refused():
         FusedAdagrad(table.parameters()).step()
     with pytest.raises(ValueError, match="norm_type is 1"):
         FusedNovoGrad(table.parameters(), norm_type=1)
-
-
-ADAM = {"lr": LR, "betas": (0.9, 0.99), "eps": 1e-6}
 
 
 @pytest.mark.parametrize(
@@ -289,104 +273,3 @@ def test_larc_trains_in_mixed_precision(level):
         optimizer.step()
         for old, new in zip(before, amp.master_params(optimizer), strict=True):
             assert not torch.equal(old, new)
-
-
-@pytest.mark.parametrize("source", [torch.float32, torch.float16])
-@pytest.mark.parametrize("target", [torch.float32, torch.float16])
-def test_lists_are_scaled_and_added_in_float32(source, target):
-    flag = torch.zeros(1, dtype=torch.int32)
-    xs = [torch.full((3,), 2.0, dtype=source), torch.full((2, 2), -4.0, dtype=source)]
-    ys = [torch.full_like(x, 3.0) for x in xs]
-    out = [torch.empty_like(x, dtype=target) for x in xs]
-    multi.multi_tensor_applier(multi.multi_tensor_scale, flag, [xs, out], 0.25)
-    assert [t.unique().item() for t in out] == [0.5, -1.0]
-    multi.multi_tensor_applier(multi.multi_tensor_axpby, flag, [xs, ys, out], 2.0, 3.0, -1)
-    assert [t.unique().item() for t in out] == [13.0, 1.0]
-    assert flag.item() == 0
-    ys[1][0, 0] = torch.nan
-    multi.multi_tensor_applier(multi.multi_tensor_axpby, flag, [xs, ys, out], 2.0, 3.0, 0)
-    assert flag.item() == 0
-    multi.multi_tensor_applier(multi.multi_tensor_axpby, flag, [xs, ys, out], 2.0, 3.0, 1)
-    assert flag.item() == 1
-
-
-def test_norms_of_lists_are_those_of_float64():
-    flag = torch.zeros(1, dtype=torch.int32)
-    tensors = [gradient(0, i) for i in range(len(SHAPES))]
-    each = torch.stack([t.double().norm() for t in tensors])
-    norm, by_tensor = multi.multi_tensor_l2norm(333, flag, [tensors], True)
-    # One rounding to float32 is left.
-    torch.testing.assert_close(by_tensor.double(), each, rtol=2.0**-24, atol=0)
-    torch.testing.assert_close(norm.double(), each.norm().reshape(1), rtol=2.0**-23, atol=0)
-    half = torch.tensor([0.5])
-    unscaled, none = multi.multi_tensor_unscale_l2norm(333, flag, [tensors], half)
-    assert torch.equal(unscaled, norm * 0.5)
-    assert none.numel() == flag.item() == 0
-    tensors[0][0, 0] = torch.inf
-    multi.multi_tensor_l2norm(333, flag, [tensors])
-    assert flag.item() == 1
-
-
-def test_lamb_of_lists_does_the_step_of_the_optimizer():
-    params = parameters()
-    optimizer = FusedLAMB(params, **ADAM, weight_decay=0.1)
-    lists = [[], [p.detach().clone() for p in params]]
-    lists += [[torch.zeros_like(p) for p in params] for _ in range(2)]
-    flag = torch.zeros(1, dtype=torch.int32)
-    for step in range(STEPS):
-        set_grads(params, step)
-        lists[0] = [p.grad for p in params]
-        norm, _ = multi.multi_tensor_l2norm(1, flag, lists[:1])
-        settings = (LR, 0.9, 0.99, 1e-6, step + 1, 1, 0.1, 1, 1, norm, 1.0)
-        multi.multi_tensor_lamb(1, flag, lists, *settings)
-        optimizer.step()
-    assert distance(lists[1], [p.detach() for p in params]) <= 2 * bound(STEPS, LR)
-
-
-@pytest.mark.parametrize("mode", [0, 1])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_adam_of_lists_does_the_step_of_the_optimizer(mode, dtype):
-    params = parameters(dtype)
-    optimizer = FusedAdam(params, **ADAM, weight_decay=0.1, adam_w_mode=bool(mode))
-    lists = [[], [p.detach().clone() for p in params]]
-    lists += [[torch.zeros_like(p, dtype=torch.float32) for p in params] for _ in range(2)]
-    flag = torch.zeros(1, dtype=torch.int32)
-    for step in range(STEPS):
-        set_grads(params, step)
-        lists[0] = [p.grad for p in params]
-        settings = (LR, 0.9, 0.99, 1e-6, step + 1, mode, 1, 0.1)
-        multi.multi_tensor_applier(multi.multi_tensor_adam, flag, lists, *settings)
-        optimizer.step()
-    allowed = 2 * bound(STEPS, LR)
-    if dtype is torch.float16:  # a rounding of either may be the other's neighbour: 2^-9 of up to 4
-        allowed = STEPS * 2.0**-8
-    assert distance(lists[1], [p.detach() for p in params]) <= allowed
-
-
-def test_sgd_of_lists_unscales_rounds_into_copies_and_stops_at_a_flag():
-    grads, params = [torch.tensor([8.0])], [torch.tensor([3.0])]
-    momenta, halves = [torch.tensor([5.0])], [torch.zeros(1, dtype=torch.float16)]
-    flag = torch.zeros(1, dtype=torch.int32)
-
-    def step(first):
-        settings = (0.5, 0.5, 0.5, 0.25, False, first, False, 0.25)  # λ, μ, dampening, lr, …, scale
-        lists = [grads, params, momenta, halves]
-        multi.multi_tensor_applier(multi.multi_tensor_sgd, flag, lists, *settings)
-
-    step(True)  # g = 8/4 + 3/2, which the momentum becomes without dampening
-    assert (momenta[0].item(), params[0].item(), halves[0].item()) == (3.5, 2.125, 2.125)
-    step(False)  # g = 2 + 2.125/2, b = (3.5 + g)/2
-    assert (momenta[0].item(), params[0].item()) == (3.28125, 2.125 - 3.28125 / 4)
-    flag.fill_(1)
-    step(False)
-    assert momenta[0].item() == 3.28125
-
-
-def test_scale_is_lowered_only_after_several_overflows():
-    scale, growth, left = torch.tensor([8.0]), torch.tensor([0]), torch.tensor([2])
-    scales = []
-    for overflow in (1.0, 1.0, 0.0, 0.0, 1.0, 0.0):
-        found = torch.tensor([overflow])
-        multi.update_scale_hysteresis(scale, growth, left, found, 2.0, 0.5, 2, 2)
-        scales.append(scale.item())
-    assert scales == [8.0, 4.0, 4.0, 8.0, 8.0, 8.0]

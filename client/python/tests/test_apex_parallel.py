@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from gloo_workers import run_workers
 from torch import nn
 
@@ -27,6 +28,21 @@ def test_statistics_and_gradients_are_those_of_all_workers_batches(results, orde
         # Sums of 48 values in float32 and a dozen operations, relative to the largest value;
         # statistics of one worker alone would be off by a tenth.
         assert max(result[order]) < 200 * 2.0**-24
+
+
+def test_synchronised_batch_normalisation_trains_under_ddp_on_the_cpu(results):
+    for result in results:
+        assert result["ddp"] < 200 * 2.0**-24
+
+
+def test_one_worker_normalises_its_own_batch():
+    x = torch.randn(5, 4, 3)
+    expected = nn.BatchNorm1d(4)(x)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        assert torch.equal(SyncBatchNorm(4)(x), expected)
+    finally:
+        dist.destroy_process_group()
 
 
 def test_residual_is_added_before_the_clamp(results):

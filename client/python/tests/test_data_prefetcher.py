@@ -1,5 +1,6 @@
-"""Tests DevicePrefetcher on the CPU."""
+"""Tests DevicePrefetcher on the CPU, and with a simulated GPU."""
 
+import contextlib
 import itertools
 from collections import namedtuple
 
@@ -90,3 +91,73 @@ def test_same_random_numbers_are_drawn_as_without_it():
 def test_depth_must_be_positive():
     with pytest.raises(ValueError, match="depth is 0, expected 1 or more batches"):
         DevicePrefetcher([], depth=0)
+
+
+class FakeStream:
+    """A queue of copies that are done only when somebody waits for them."""
+
+    def __init__(self, *_):
+        self.queue = []
+        self.done = 0
+
+    def record_event(self):
+        return (self, len(self.queue))
+
+    def wait_event(self, event):
+        stream, until = event
+        while stream.done < until:
+            target, source = stream.queue[stream.done]
+            target.copy_(source)
+            stream.done += 1
+
+
+@pytest.fixture
+def fake_gpu(monkeypatch):
+    """Replaces what the prefetcher asks of CUDA; returns the stream in use, and what it noted."""
+    main, used, pinned, kept = FakeStream(), [], set(), []
+    side = FakeStream()
+
+    @contextlib.contextmanager
+    def stream(entered):
+        used.append(entered)
+        yield
+        used.pop()
+
+    def pin(tensor):
+        copy = tensor.clone()
+        pinned.add(id(copy))
+        return copy
+
+    def to(tensor, device, non_blocking):
+        assert device.type == "cuda"
+        assert non_blocking
+        assert used == [side], "a copy on the stream that computes"
+        assert id(tensor) in pinned, "a copy from memory that is not pinned"
+        target = torch.full_like(tensor, -1)
+        side.queue.append((target, tensor))
+        return target
+
+    monkeypatch.setattr(torch.cuda, "Stream", lambda *_: side)
+    monkeypatch.setattr(torch.cuda, "stream", stream)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda *_: main)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", pin)
+    monkeypatch.setattr(torch.Tensor, "is_pinned", lambda tensor: id(tensor) in pinned)
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda *call: kept.append(call))
+    monkeypatch.setattr(torch.Tensor, "to", to)
+    return main, side, kept
+
+
+def test_batches_for_a_gpu_are_copied_ahead_beside_computation_and_waited_for_one_by_one(fake_gpu):
+    main, side, kept = fake_gpu
+    loader = [(torch.tensor([i, i]), {"label": torch.tensor(i)}, "name") for i in range(5)]
+    seen = []
+    for images, labels, name in DevicePrefetcher(loader, "cuda", depth=2):
+        seen.append([*images.tolist(), labels["label"].item(), name])
+        # The two tensors of each batch up to this one have arrived, and two batches are under way.
+        assert side.done == 2 * len(seen)
+        assert len(side.queue) == 2 * min(len(seen) + 2, len(loader))
+        assert [(id(t), s) for t, s in kept[-2:]] == [
+            (id(images), main),
+            (id(labels["label"]), main),
+        ]
+    assert seen == [[i, i, i, "name"] for i in range(5)]

@@ -52,11 +52,23 @@ print(json.dumps({"native": native, "results": results, "counts": counts}))
 """
 
 
-def run(**variables: str):
+SCALED = """
+import json, sys, torch
+param = torch.nn.Parameter(torch.ones(3))
+optimizer = torch.optim.AdamW([param], lr=0.1, fused=True)
+scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16)
+scaler.scale((2 * param).sum()).backward()
+scaler.step(optimizer)
+counts = sys.modules.get("thalweg.optim._counts")
+print(json.dumps([param.grad.tolist(), counts and counts.fused_steps]))
+"""
+
+
+def run(script: str = SCRIPT, **variables: str):
     names = ("THALWEG_", "AIAK_", "TORCH_DEVICE_BACKEND_AUTOLOAD")
     env = {name: value for name, value in os.environ.items() if not name.startswith(names)}
     return subprocess.run(
-        [sys.executable, "-c", SCRIPT],
+        [sys.executable, "-c", script],
         env=env | variables,
         capture_output=True,
         text=True,
@@ -94,6 +106,16 @@ def test_the_variable_has_torchs_optimizers_run_fused(plain, variable):
     lines = result.stderr.splitlines()
     assert sum(f"torch.optim.AdamW runs fused: {variable}=1" in line for line in lines) == 1
     assert sum("keeps torch's step" in line for line in lines) == 3
+
+
+@pytest.mark.parametrize(
+    ("variables", "steps"), [({}, None), ({"THALWEG_FUSED_OPTIMIZER": "1"}, 1)]
+)
+def test_gradients_are_unscaled_after_a_step_as_with_torch(variables, steps):
+    result = run(SCALED, **variables)
+    assert result.returncode == 0, result.stderr
+    counted = None if steps is None else {"AdamW": steps}
+    assert json.loads(result.stdout) == [[2.0, 2.0, 2.0], counted]
 
 
 def test_malformed_variable_is_refused_by_name_in_the_first_step():

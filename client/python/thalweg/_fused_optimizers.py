@@ -55,6 +55,7 @@ def _run(optimizer: Optimizer, kind: type[Optimizer], name: str) -> str:
     try:
         from thalweg import _C
         from thalweg.optim import _refusals, _steps
+        from thalweg.optim._fused import unscale_grads
     except ImportError as error:
         return f"thalweg is not installed properly: {error}"
     if type(optimizer)._init_group is not kind._init_group:  # type: ignore[attr-defined]
@@ -67,6 +68,7 @@ def _run(optimizer: Optimizer, kind: type[Optimizer], name: str) -> str:
     try:
         with _refusals.remembered_refusals(optimizer):
             getattr(_steps, name)(optimizer, own=False)
+            unscale_grads(optimizer)
     except _C.NotFusable as error:
         return str(error).removeprefix("thalweg: ")
     fused_steps[type_name] += 1

@@ -10,7 +10,7 @@ from apex import amp
 from apex.fp16_utils import network_to_half
 from apex.optimizers import FusedAdam, FusedLAMB, FusedSGD
 from apex.parallel import DistributedDataParallel as DDP  # noqa: F401
-from apex.parallel import convert_syncbn_model
+from apex.parallel import SyncBatchNorm, convert_syncbn_model
 from torch import nn
 
 device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -60,5 +60,5 @@ assert straight < first / 2, (first, straight)
 assert isinstance(FusedSGD(model.parameters(), 0.1), torch.optim.SGD)
 assert isinstance(FusedLAMB(model.parameters()), torch.optim.Optimizer)
 assert network_to_half(nn.Linear(1, 1)).to(device)(inputs[:, 0, 0, :1]).dtype is torch.float16
-assert isinstance(convert_syncbn_model(nn.BatchNorm1d(1)), nn.SyncBatchNorm)
+assert isinstance(convert_syncbn_model(nn.BatchNorm1d(1)), SyncBatchNorm)
 print(f"trained: {first:.3f} to {straight:.3f}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -14,12 +14,13 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 __all__ = ["SyncBatchNorm", "convert_syncbn_model", "create_syncbn_process_group"]
 
 
-class SyncBatchNorm(nn.SyncBatchNorm):
+class SyncBatchNorm(_BatchNorm):
     """torch.nn.SyncBatchNorm with apex's arguments, also for tensors on the CPU.
 
     Statistics are those of all workers' batches, which may differ in size. On the CPU they are
     computed in float32 in two passes, mean first, by torch's differentiable all_reduce; on a GPU
-    they are torch's.
+    they are torch's. It is no torch.nn.SyncBatchNorm, which DistributedDataParallel refuses on the
+    CPU.
 
     Args:
         num_features, eps, momentum, affine, track_running_stats, process_group: torch's.
@@ -38,7 +39,8 @@ class SyncBatchNorm(nn.SyncBatchNorm):
         channel_last: bool = False,
         fuse_relu: bool = False,
     ) -> None:
-        super().__init__(num_features, eps, momentum, affine, track_running_stats, process_group)
+        super().__init__(num_features, eps, momentum, affine, track_running_stats)
+        self.process_group = process_group
         self.channel_last = channel_last
         self.fuse_relu = fuse_relu
 
@@ -54,9 +56,10 @@ class SyncBatchNorm(nn.SyncBatchNorm):
         return final
 
     def _normalize(self, input: Tensor) -> Tensor:
-        by_batch = self.training or not self.track_running_stats
-        if not by_batch or not self.training or input.device.type != "cpu" or not _has_workers():
-            by_torch: Tensor = super().forward(input)
+        if not self.training or not _has_workers():
+            return super().forward(input)
+        if input.device.type != "cpu":
+            by_torch: Tensor = cast("Any", nn.SyncBatchNorm.forward)(self, input)
             return by_torch
         group = self.process_group or dist.group.WORLD
         values = input.float()
@@ -75,6 +78,9 @@ class SyncBatchNorm(nn.SyncBatchNorm):
             result = result * self.weight.float().view(shape) + self.bias.float().view(shape)
         narrow: Tensor = result.to(input.dtype)
         return narrow
+
+    _check_input_dim = nn.SyncBatchNorm._check_input_dim
+    _check_non_zero_input_channels = nn.SyncBatchNorm._check_non_zero_input_channels
 
     @torch.no_grad()
     def _track(self, mean: Tensor, variance: Tensor) -> None:

@@ -93,9 +93,16 @@ PROVIDED: Final[dict[str, dict[str, str]]] = {
     "apex.RNN.RNNBackend": {f"{_HERE}_rnn": "RNNCell stackedRNN bidirectionalRNN"},
     "amp_C": {
         f"{_HERE}_multi_tensor": """
-            multi_tensor_scale multi_tensor_axpby multi_tensor_l2norm multi_tensor_l2norm_scale
-            multi_tensor_unscale_l2norm multi_tensor_lamb multi_tensor_adam multi_tensor_sgd
-            update_scale_hysteresis
+            multi_tensor_scale multi_tensor_axpby multi_tensor_l2norm multi_tensor_l2norm_mp
+            multi_tensor_l2norm_scale multi_tensor_unscale_l2norm update_scale_hysteresis
+        """,
+        f"{_HERE}_multi_tensor_lamb": """
+            multi_tensor_lamb multi_tensor_lamb_mp multi_tensor_lamb_stage1_cuda
+            multi_tensor_lamb_stage2_cuda
+        """,
+        f"{_HERE}_multi_tensor_steps": """
+            multi_tensor_sgd multi_tensor_adam multi_tensor_adam_capturable
+            multi_tensor_adam_capturable_master multi_tensor_adagrad multi_tensor_novograd
         """,
     },
     "apex_C": {f"{_HERE}_misc": "flatten unflatten"},

@@ -10,7 +10,7 @@ from torch.autograd.graph import increment_version
 
 from thalweg.amp._masters import HALF_TYPES
 from thalweg.compat._apex_masters import MasterMixin
-from thalweg.compat._apex_multi_tensor import multi_tensor_sgd
+from thalweg.compat._apex_multi_tensor_steps import multi_tensor_sgd
 from thalweg.optim._counts import fallbacks
 from thalweg.optim._fused import FusedMixin
 from thalweg.optim._moments import Batch, adam_updates, refuse_sparse, subtract
@@ -34,7 +34,6 @@ class FusedAdam(MasterMixin):
     """
 
     _fused_step = staticmethod(adam_step)
-    _unscales_grads = True
     _settings = (*MasterMixin._settings, "capturable", "master_weights", "master_types")
 
     def __init__(  # noqa: PLR0917 - apex's order
@@ -86,8 +85,6 @@ class FusedLAMB(LAMB):
     After a step under GradScaler `.grad` is unscaled, as after torch's own optimizers.
     """
 
-    _unscales_grads = True
-
     def __init__(  # noqa: PLR0917 - apex's order
         self,
         params: Any,  # noqa: ANN401
@@ -130,7 +127,6 @@ class FusedSGD(FusedMixin, SettingsMixin, torch.optim.SGD):
     """
 
     _fused_step = staticmethod(sgd_step)
-    _unscales_grads = True
     _settings = (
         *SettingsMixin._settings,
         *("wd_after_momentum", "materialize_master_grads", "_needs_lr"),

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from thalweg.compat._apex_masters import MasterMixin
 from thalweg.compat._apex_optimizers import refuse
+from thalweg.compat._apex_updates import update_by_adagrad, update_by_novograd
 from thalweg.optim._moments import refuse_sparse
 from thalweg.optim._settings import SettingsMixin
 from thalweg.optim.lamb import LAMB
@@ -121,31 +122,7 @@ class FusedNovoGrad(_ByTensor):
     def _update(
         self, group: dict[str, Any], state: dict[str, Any], weight: Tensor, grad: Tensor
     ) -> None:
-        beta1, beta2 = group["betas"]
-        is_max = group["norm_type"] == 0
-        order = float("inf") if is_max else 2
-        # torch's sums of squares in float32 lose digits in large tensors.
-        norm = torch.linalg.vector_norm(grad, order, dtype=torch.float64).to(grad.dtype)
-        if not state:
-            state["step"] = torch.tensor(0.0)
-            state["exp_avg"] = torch.zeros_like(grad)
-            state["exp_avg_sq"] = torch.zeros_like(norm) if group["init_zero"] else norm.clone()
-        state["step"] += 1
-        average, old = state["exp_avg"], state["exp_avg_sq"]
-        if is_max:
-            old.mul_(beta2).add_(norm, alpha=1 - beta2)
-        else:
-            old.copy_((beta2 * old.square() + (1 - beta2) * norm.square()).sqrt())
-        step = float(state["step"]) if group["bias_correction"] else float("inf")
-        first, second = 1 - beta1**step, (1 - beta2**step) ** 0.5
-        divisor = old / second + group["eps"]
-        if group["reg_inside_moment"]:
-            grad = grad / divisor + group["weight_decay"] * weight
-        average.mul_(beta1).add_(grad, alpha=1 - beta1 if group["grad_averaging"] else 1.0)
-        update = average / first
-        if not group["reg_inside_moment"]:
-            update = update / divisor + group["weight_decay"] * weight
-        weight.sub_(group["lr"] * update)
+        update_by_novograd(group, state, weight, grad)
 
 
 class FusedAdagrad(_ByTensor):
@@ -173,15 +150,7 @@ class FusedAdagrad(_ByTensor):
     def _update(
         self, group: dict[str, Any], state: dict[str, Any], weight: Tensor, grad: Tensor
     ) -> None:
-        if not state:
-            state["sum"] = torch.zeros_like(grad)
-        if not self.adagrad_w_mode:
-            grad = grad + group["weight_decay"] * weight
-        state["sum"].addcmul_(grad, grad)
-        update = grad / (state["sum"].sqrt() + group["eps"])
-        if self.adagrad_w_mode:
-            update = update + group["weight_decay"] * weight
-        weight.sub_(group["lr"] * update)
+        update_by_adagrad(group, state, weight, grad, decoupled=self.adagrad_w_mode)
 
 
 class FusedMixedPrecisionLamb(MasterMixin, LAMB):
@@ -191,7 +160,6 @@ class FusedMixedPrecisionLamb(MasterMixin, LAMB):
     argument `step`; apex counts by group. See MasterMixin for the masters.
     """
 
-    _unscales_grads = True
     _settings = (*LAMB._settings, "master_types")
 
     def __init__(  # noqa: PLR0917 - apex's order

@@ -23,12 +23,11 @@ class FusedMixin:
     """Put before a torch optimizer: replaces its step().
 
     GradScaler passes its scale and whether an infinity was found: gradients are unscaled in the
-    step, which does nothing, and does not count, if one was found. Gradients are never written to,
-    unless a subclass `_unscales_grads` for scripts that log them afterwards.
+    step, which does nothing, and does not count, if one was found. Afterwards `.grad` is divided by
+    the scale, as after torch's steps; gradients are not written to otherwise.
     """
 
     _step_supports_amp_scaling = True
-    _unscales_grads = False
     _fused_step: Step
     _norm: Norm | None = None
 
@@ -67,8 +66,7 @@ class FusedMixin:
             self._step_fused()
         except NotFusable as error:
             self._step_unfused(error)
-        if self._unscales_grads:
-            _unscale_grads(self)
+        unscale_grads(self)
         return loss
 
     def _step_fused(self) -> None:
@@ -96,7 +94,7 @@ class FusedMixin:
         _restore_precision(self, seen[0])
 
 
-def _unscale_grads(optimizer: Any) -> None:  # noqa: ANN401
+def unscale_grads(optimizer: Any) -> None:  # noqa: ANN401
     """Divides `.grad` by the scale that GradScaler has handed over, so that scripts may log it."""
     scale: Tensor | None = getattr(optimizer, "grad_scale", None)
     if scale is None:
@@ -106,7 +104,7 @@ def _unscale_grads(optimizer: Any) -> None:  # noqa: ANN401
     if grads and on_device(optimizer):
         torch._foreach_mul_(grads, scale.reciprocal().reshape(()))  # nothing waits for the device
     elif grads and float(scale) != 1:
-        torch._foreach_mul_(grads, 1 / float(scale))
+        torch._foreach_mul_(grads, float(scale.reciprocal()))
 
 
 def refuse_modes(*, foreach: bool | None, capturable: bool, differentiable: bool) -> None:
