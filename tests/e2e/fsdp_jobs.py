@@ -9,6 +9,7 @@ import gc
 import json
 import os
 import sys
+import urllib.request
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,9 @@ import fsdp2_cases
 import torch
 import torch.distributed as dist
 from fsdp_models import plain_loop
+from harness import metric_in
 from jobs import outcome
+from torch.distributed.fsdp import MixedPrecisionPolicy
 
 import thalweg.fsdp
 
@@ -66,20 +69,54 @@ def moved() -> dict[str, Any]:
     return {"same": same, "trained": fresh, "files": [file.name for file in path.parent.iterdir()]}
 
 
-def missing() -> str:
-    """Loads a state that lacks a parameter; returns the error."""
+def missing() -> dict[str, Any]:
+    """Loads a state that lacks a parameter; returns the error, and what bf16_ready() says."""
     model = fsdp2_cases.shard(fsdp1_cases.Groups.of("thalweg"))
     state = thalweg.fsdp.full_state_dict(model)
     state.pop("head.bias", None)
-    return outcome(lambda: thalweg.fsdp.load_full_state_dict(model, state))
-
-
-def ready() -> list[Any]:
+    error = outcome(lambda: thalweg.fsdp.load_full_state_dict(model, state))
     readiness = thalweg.fsdp.bf16_ready()
-    return [bool(readiness), str(readiness)]
+    return {"error": error, "bf16 is ready": bool(readiness), "remark": str(readiness)}
 
 
-JOBS = {job.__name__: job for job in (beside_gloo, moved, missing, ready)}
+def carried() -> dict[str, list[float]]:
+    """Trains with fully_shard(); returns how many bytes this node's sidecar sends to other nodes
+    each step, and how many that should be, by strategy.
+    """
+    nodes = dist.get_world_size() // 2
+    policy = MixedPrecisionPolicy(torch.bfloat16, torch.bfloat16)
+    result = {}
+    for name, gathers, size, options in (
+        ("full", 2, 4, {}),
+        ("full in bf16", 2, 2, {"mp_policy": policy}),
+        ("grad-op", 1, 4, {"reshard_after_forward": False}),
+        ("hybrid", 0, 4, {"hybrid": True}),
+    ):
+        model = fsdp2_cases.shard(fsdp1_cases.Groups.of("thalweg"), 64, **options)
+        in_blocks = sum(p.numel() for block in model.blocks for p in block.parameters())
+        others = sum(p.numel() for p in model.parameters()) - in_blocks
+        # The root's own parameters stay gathered from forward to backward.
+        units = (gathers + 1) * in_blocks + 2 * others
+        if name == "hybrid":  # an allreduce is a reduce_scatter and an allgather
+            units = 2 * (in_blocks + others)
+        plain_loop(model, lr=0.1, steps=1)
+        before = _sent()
+        plain_loop(model, lr=0.1, steps=4)
+        result[name] = [(_sent() - before) / 4, size * units * (nodes - 1) / nodes]
+    return result
+
+
+def _sent() -> float:
+    """Returns how many bytes of values this node has sent so far."""
+    dist.barrier()
+    url = f"http://{os.environ['SIDECAR_HTTP']}/metrics"
+    with urllib.request.urlopen(url, timeout=10) as reply:
+        sent = metric_in(reply.read().decode(), "thalweg_grpc_sent_payload_bytes_total")
+    dist.barrier()
+    return sent
+
+
+JOBS = {job.__name__: job for job in (beside_gloo, moved, missing, carried)}
 
 
 def main() -> None:

@@ -117,7 +117,10 @@ def load_full_state_dict(model: nn.Module, state: Mapping[str, Any]) -> None:
 
 
 def checkpoint_path(folder: str | Path, name: str, started: datetime, epoch: int) -> Path:
-    """Returns `folder/<name>-<time of run>-<epoch>.pt`, with `started` as the time of the run."""
+    """Returns `folder/<name>-<time of run>-<epoch>.pt`, with `started` as the time of the run.
+
+    Where all ranks write, they must agree on that: clocks differ.
+    """
     return Path(folder) / f"{name}-{started:%Y-%m-%d-%H.%M.%S}-{epoch}.pt"
 
 
