@@ -10,7 +10,6 @@ docs/fsdp.md has the rest.
 from __future__ import annotations
 
 import os
-import tempfile
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -136,17 +135,20 @@ def save(model: nn.Module, path: Path, **more: object) -> None:
 
 
 def write(path: Path, content: object) -> None:
-    """Does torch.save() in such a way that a file that is there is whole."""
+    """Does torch.save() in such a way that a file that is there is whole.
+
+    A process that is killed meanwhile leaves a hidden file beside it, whose name ends with ".part".
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    number, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        with os.fdopen(number, "wb") as file:
+        with part.open("wb") as file:
             torch.save(content, file)
             file.flush()
             os.fsync(file.fileno())
-        Path(name).replace(path)
+        part.replace(path)
     except BaseException:
-        Path(name).unlink(missing_ok=True)
+        part.unlink(missing_ok=True)
         raise
 
 

@@ -71,7 +71,7 @@ def measure(
         dist.barrier()
         seconds = time.monotonic() - begun
     tokens = sum(loop.tokens_of(data, batch_rows) for batch_rows in rows[_WARM_UP:])
-    sums = torch.tensor([float(tokens), float(loss)], dtype=torch.float64)
+    sums = torch.tensor([float(tokens), float(loss.detach())], dtype=torch.float64)
     most = torch.tensor([kept / 1e6, peak[0] - before if peak else 0.0], dtype=torch.float64)
     dist.all_reduce(sums)
     dist.all_reduce(most, dist.ReduceOp.MAX)
@@ -131,7 +131,7 @@ def draw(path: Path, rows: Sequence[Measured]) -> None:
         one.set_xticks([i + 0.4 - width / 2 for i in range(len(strategies))], strategies)
         one.set(title=title, xlabel="strategy")
         one.grid(axis="y", alpha=0.3)
-        one.legend()
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right")
     figure.savefig(path, dpi=120)
     plt.close(figure)
 
