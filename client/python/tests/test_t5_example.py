@@ -3,9 +3,10 @@
 import json
 
 import pytest
+import torch
 
 from thalweg.examples import t5_fsdp
-from thalweg.examples.t5 import compare, data
+from thalweg.examples.t5 import compare, data, loop, model
 from thalweg.examples.t5.model import Setup
 from thalweg.examples.t5.rouge import rouge
 
@@ -81,6 +82,18 @@ def test_data_set_is_prepared_and_read_as_tokens(tmp_path):
         words = tokenizer.decode(tokens[:-1]).strip()
         assert part.examples[0].summary.startswith(words)
         assert len(words) > 3
+
+
+def test_loss_of_a_batch_is_that_of_its_tokens_however_short_its_targets_are(tmp_path):
+    data.prepare(tmp_path, vocabulary=300, limit=20)
+    part = data.Functions(tmp_path, "train", data.load_tokenizer(tmp_path), 24, 10)
+    net = model.build(None, "tiny", 300).eval()
+    rows = torch.arange(3)
+    part.targets[rows, 6:] = data.IGNORED
+    sources, targets = part.sources[rows], part.targets[rows]
+    whole = net(input_ids=sources, attention_mask=(sources != 0).long(), labels=targets).loss
+    # Without padding the same values are summed in another order; a loss is about 6.
+    assert loop.loss_of(net, part, rows).item() == pytest.approx(whole.item(), rel=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -131,7 +131,8 @@ def draw(path: Path, rows: Sequence[Measured]) -> None:
         one.set_xticks([i + 0.4 - width / 2 for i in range(len(strategies))], strategies)
         one.set(title=title, xlabel="strategy")
         one.grid(axis="y", alpha=0.3)
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right")
+    handles, labels = axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside right upper")
     figure.savefig(path, dpi=120)
     plt.close(figure)
 

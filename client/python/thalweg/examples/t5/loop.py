@@ -36,7 +36,7 @@ def loss_of(model: nn.Module, data: Functions, rows: torch.Tensor) -> torch.Tens
     sources, targets = data.sources[rows], data.targets[rows]
     length = int((sources != 0).sum(1).max())
     sources = sources[:, :length]
-    targets = targets[:, : int((targets != IGNORED).sum(1).max())]
+    targets = targets[:, : int((targets != IGNORED).sum(1).max())].contiguous()  # T5 views it
     # Blocks that are computed again in backward must not find their first keys and values cached.
     given = {"attention_mask": (sources != 0).long(), "use_cache": False}
     output = model(input_ids=sources, labels=targets, **given)
