@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from thalweg import compat as compat
     from thalweg import data as data
     from thalweg import ddp as ddp
+    from thalweg import fsdp as fsdp
     from thalweg import optim as optim
     from thalweg import policy as policy
     from thalweg._reduce_by_hand import all_reduce, fetch_gradients
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 _CODECS = ("BF16", "FP16", "FP32", "Auto", "Int8", "OneBit", "PowerSGD", "TopK")
 _POLICIES = ("Policy", "Rule")
 _BY_HAND = ("all_reduce", "fetch_gradients")
-_MODULES = ("amp", "compat", "data", "ddp", "optim", "policy")
+_MODULES = ("amp", "compat", "data", "ddp", "fsdp", "optim", "policy")
 
 __all__ = [
     "BF16",

@@ -48,6 +48,11 @@ def own(parameters: Sequence[tuple[str, torch.Tensor]], owner: Owner) -> list[st
     ]
 
 
+def is_owned(parameter: torch.Tensor) -> bool:
+    """Returns whether a job has the parameter, or had it."""
+    return parameter in _owners
+
+
 def counts_steps(codec: str) -> bool:
     """Returns whether a run that begins anew would compress later, or with worse factors."""
     return any(

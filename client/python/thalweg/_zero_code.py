@@ -22,7 +22,7 @@ from torch.autograd.graph import register_multi_grad_hook
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
-from thalweg import _logging, _rendezvous, _resuming, _torch_patches
+from thalweg import _logging, _rendezvous, _resuming, _sharded, _torch_patches
 from thalweg._config import Activation, ConfigError
 from thalweg._variables import KNOWN
 
@@ -60,6 +60,7 @@ def activate() -> None:
     install("__setstate__", _restore_and_note)
     install("_lazy_init", _prepare_and_attach)
     _resuming.install()
+    _sharded.activate()
 
 
 def _build_and_enlist(
