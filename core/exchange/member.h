@@ -12,6 +12,7 @@
 #include "core/exchange/collective.h"
 #include "core/exchange/join.h"
 #include "core/exchange/rounds.h"
+#include "core/exchange/update.h"
 
 namespace thalweg {
 
@@ -55,6 +56,18 @@ class Member {
                                                           TimePoint deadline) = 0;
   virtual absl::Status WriteResidual(BucketId bucket, uint32_t chunk, std::span<const float> values,
                                      TimePoint deadline) = 0;
+
+  // These are for buckets with an update; see there (core/exchange/update.h). Settings are numbered
+  // from 1; every node gives those that its contributions will name, before. InvalidArgument: nodes
+  // differ, or as Validate says; the job fails. FailedPrecondition: so old a number is not kept.
+  virtual absl::Status SetSettings(uint64_t number, const UpdateStep& step, TimePoint deadline) = 0;
+  // Read or write a slice of a chunk's weights, as residuals are read and written. A moment may be
+  // empty, which is the same as zeros, and parameters that are read are empty if they have never
+  // been written. One node writes them before the first contributions of all.
+  virtual absl::StatusOr<WeightsSlice> ReadWeights(BucketId bucket, uint32_t chunk, uint32_t slice,
+                                                   TimePoint deadline) = 0;
+  virtual absl::Status WriteWeights(BucketId bucket, uint32_t chunk, uint32_t slice,
+                                    WeightsSlice weights, TimePoint deadline) = 0;
 
   // Reports that the node is alive; a node that is silent for kLease is treated as lost. Returns
   // the shard's clock.

@@ -4,6 +4,7 @@
 
 #include <compare>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -13,6 +14,7 @@
 #include "core/base/payload.h"
 #include "core/base/wire_format.h"
 #include "core/exchange/collective.h"
+#include "core/exchange/update.h"
 
 namespace thalweg {
 
@@ -34,6 +36,8 @@ struct BucketAnnouncement {
   // One contribution of all its chunks represents this many bytes of gradient; used for statistics
   // only.
   uint64_t raw_bytes = 0;
+  // Set where the shards keep the bucket's weights: results are their new values.
+  std::optional<UpdateRule> update = std::nullopt;
 };
 
 // A RoundId names one chunk of one round. Round numbers of a chunk start at 1 and have no gaps.
@@ -78,6 +82,9 @@ struct Contribution {
   Duration timeout{};  // how long the round waits for the last contribution; 0: the job's
   // This node has the results of all of the group's one-shot rounds up to this number.
   uint64_t settled = 0;
+  // The number of the settings with which the bucket's weights are updated; 0 without an update.
+  // All nodes name the same.
+  uint64_t settings = 0;
 };
 
 // Says whether a contribution of `node` has as many bytes as its elements can take in its format,

@@ -34,15 +34,18 @@ absl::Status Validate(const UpdateRule& rule, const BucketLayout& layout) {
     return refused("expected groups of ", layout.tensors.size(), " tensors, got ",
                    rule.groups.size());
   }
+  if (NumGroups(rule) > kMaxUpdateGroups) {
+    return refused("at most ", kMaxUpdateGroups, " groups, got number ", NumGroups(rule) - 1);
+  }
   return absl::OkStatus();
 }
 
-absl::Status Validate(const UpdateStep& step, const UpdateRule& rule) {
+absl::Status Validate(const UpdateStep& step) {
   const auto refused = [](auto... what) {
     return absl::InvalidArgumentError(absl::StrCat("update: ", what...));
   };
-  if (step.groups.size() < NumGroups(rule)) {
-    return refused("expected settings of ", NumGroups(rule), " groups, got ", step.groups.size());
+  if (step.groups.size() > kMaxUpdateGroups) {
+    return refused("at most ", kMaxUpdateGroups, " groups have settings, got ", step.groups.size());
   }
   for (size_t i = 0; i < step.groups.size(); ++i) {
     const GroupStep& g = step.groups[i];
@@ -57,8 +60,22 @@ absl::Status Validate(const UpdateStep& step, const UpdateRule& rule) {
         return refused("group ", i, ": expected betas from 0 to below 1, got ", beta);
       }
     }
-    if (rule.nesterov && (g.momentum == 0 || g.dampening != 0)) {
-      return refused("group ", i, ": Nesterov needs a momentum and no dampening");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckFits(const UpdateStep& step, const UpdateRule& rule) {
+  const auto refused = [](auto... what) {
+    return absl::InvalidArgumentError(absl::StrCat("update: ", what...));
+  };
+  if (step.groups.size() < NumGroups(rule)) {
+    return refused("expected settings of ", NumGroups(rule), " groups, got ", step.groups.size());
+  }
+  if (!rule.nesterov) return absl::OkStatus();
+  for (const uint32_t group : rule.groups) {
+    const GroupStep& g = step.groups[group];
+    if (g.momentum == 0 || g.dampening != 0) {
+      return refused("group ", group, ": Nesterov needs a momentum and no dampening");
     }
   }
   return absl::OkStatus();

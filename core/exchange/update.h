@@ -2,6 +2,8 @@
 // a step of an optimizer, whose new weights are the round's result in the mean's place.
 #pragma once
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -11,6 +13,9 @@
 #include "core/base/wire_format.h"
 
 namespace thalweg {
+
+// A job has at most this many groups of parameters.
+inline constexpr uint32_t kMaxUpdateGroups = 4096;
 
 enum class Optimizer : uint8_t { kSgd = 1, kAdam = 2 };
 
@@ -47,6 +52,32 @@ struct UpdateStep {
   bool operator==(const UpdateStep&) const = default;
 };
 
+// Weights are a chunk's parameters and its optimizer's state, in fp32, with one element for each of
+// the chunk.
+struct Weights {
+  static constexpr size_t kMaxMoments = 2;
+
+  bool operator==(const Weights&) const = default;
+
+  std::vector<float> params;  // empty: they have not been written yet
+  // As many as the optimizer has, in the order of kernels/optim; an empty one is the same as zeros.
+  std::array<std::vector<float>, kMaxMoments> moments = {};
+  uint64_t steps = 0;  // done so far
+};
+
+// Weights are read and written in slices: 0 is the parameters, 1 and 2 are the moments.
+struct WeightsSlice {
+  std::vector<float> values;
+  uint64_t steps = 0;  // done so far
+
+  bool operator==(const WeightsSlice&) const = default;
+};
+
+// Returns how many moments the optimizer keeps for each weight, with any settings.
+constexpr uint32_t MaxMomentsOf(Optimizer optimizer) {
+  return optimizer == Optimizer::kAdam ? 2 : 1;
+}
+
 // Returns how many moments the optimizer keeps for each weight in a step with these settings.
 inline uint32_t MomentsOf(const UpdateRule& rule, const GroupStep& group) {
   return rule.optimizer == Optimizer::kAdam ? 2 : group.momentum != 0 ? 1 : 0;
@@ -54,10 +85,13 @@ inline uint32_t MomentsOf(const UpdateRule& rule, const GroupStep& group) {
 
 // Check values that may come from outside. InvalidArgument says what cannot be: there is no such
 // optimizer or it has no such option, `down` is not a float of 16 or 32 bits, the bucket has
-// another number of tensors, a setting is not finite or out of torch's bounds for it, or a tensor's
-// group is missing.
+// another number of tensors, a setting is not finite or out of torch's bounds for it, or there are
+// too many groups.
 absl::Status Validate(const UpdateRule& rule, const BucketLayout& layout);
-absl::Status Validate(const UpdateStep& step, const UpdateRule& rule);
+absl::Status Validate(const UpdateStep& step);
+// Also: the rule names a group that has no settings, or its options do not go with them. Requires
+// that each is valid by itself.
+absl::Status CheckFits(const UpdateStep& step, const UpdateRule& rule);
 
 // Returns e.g. "adam (decoupled), weights in float32, 2 groups".
 std::string ToString(const UpdateRule& rule);

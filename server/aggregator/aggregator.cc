@@ -107,6 +107,18 @@ class Aggregator::SeatedMember : public Member {
                              TimePoint /*deadline*/) override {
     return seat_.job->WriteResidual(seat_.node, bucket, chunk, values);
   }
+  absl::Status SetSettings(uint64_t number, const UpdateStep& step,
+                           TimePoint /*deadline*/) override {
+    return seat_.job->SetSettings(seat_.node, number, step);
+  }
+  absl::StatusOr<WeightsSlice> ReadWeights(BucketId bucket, uint32_t chunk, uint32_t slice,
+                                           TimePoint /*deadline*/) override {
+    return seat_.job->ReadWeights(seat_.node, bucket, chunk, slice);
+  }
+  absl::Status WriteWeights(BucketId bucket, uint32_t chunk, uint32_t slice, WeightsSlice weights,
+                            TimePoint /*deadline*/) override {
+    return seat_.job->WriteWeights(seat_.node, bucket, chunk, slice, std::move(weights));
+  }
   absl::StatusOr<ClockReading> Heartbeat(TimePoint /*deadline*/) override {
     THALWEG_RETURN_IF_ERROR(seat_.job->Heartbeat(seat_.node, Now()));
     return ReadClock();

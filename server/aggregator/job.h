@@ -31,6 +31,7 @@
 #include "server/round/resumption.h"
 #include "server/round/round_engine.h"
 #include "server/round/share_plan.h"
+#include "server/round/step_settings.h"
 
 namespace thalweg {
 
@@ -79,6 +80,15 @@ class Job {
   absl::Status WriteResidual(uint32_t node, BucketId bucket, uint32_t chunk,
                              std::span<const float> values);
 
+  // These are for buckets with an update (job_updates.cc). Settings are numbered from 1, and every
+  // node gives those that its contributions will name; InvalidArgument, and the job fails, when
+  // nodes differ. Reading and writing follow the rules of residuals.
+  absl::Status SetSettings(uint32_t node, uint64_t number, const UpdateStep& step);
+  absl::StatusOr<WeightsSlice> ReadWeights(uint32_t node, BucketId bucket, uint32_t chunk,
+                                           uint32_t slice);
+  absl::Status WriteWeights(uint32_t node, BucketId bucket, uint32_t chunk, uint32_t slice,
+                            WeightsSlice weights);
+
   void RemoveMember(uint32_t node, const absl::Status& reason);
   // Returns true when no member has joined or all have left: the job can then be removed.
   bool IsEmpty();
@@ -105,10 +115,13 @@ class Job {
     Done done;
   };
 
-  // A Completed is a complete round with the residual of its chunk, if it has one.
+  // A Completed is a complete round with the state of its chunk, if it has one, and how that is
+  // updated.
   struct Completed {
     CompleteRound round;
     std::shared_ptr<ChunkState> state;
+    LayoutRegistry::Update update = {};
+    std::shared_ptr<const UpdateStep> step = nullptr;
     double raw_bytes = 0;
     uint32_t last_node = 0;  // the node whose contribution completed it
     TimePoint at;            // when that contribution arrived
@@ -124,6 +137,12 @@ class Job {
   // when the contribution completes it.
   absl::StatusOr<std::optional<Completed>> HoldLocked(uint32_t node, Contribution contribution,
                                                       TimePoint now)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Finds the state that the chunk's round needs, if any. (job_updates.cc)
+  absl::Status FindStateLocked(Completed& completed) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Returns how many weights the chunk has, or why the node may not use that slice of them.
+  absl::StatusOr<uint64_t> WeightElemsLocked(uint32_t node, BucketId bucket, uint32_t chunk,
+                                             uint32_t slice) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Counts the outcome of RoundEngine::Add for a contribution. (job_report.cc)
   void CountLocked(uint32_t node, const LayoutRegistry::Weight& weight, uint64_t bytes,
@@ -201,6 +220,7 @@ class Job {
   bool has_lost_residuals_ ABSL_GUARDED_BY(mutex_) = false;
   RoundEngine engine_ ABSL_GUARDED_BY(mutex_);
   ChunkStates chunks_ ABSL_GUARDED_BY(mutex_);
+  StepSettings settings_ ABSL_GUARDED_BY(mutex_);
   std::shared_ptr<TenantAccount> account_ ABSL_GUARDED_BY(mutex_);
   // From the tenant's memory, or else from the shard's; never empty.
   std::optional<MemoryBudget::Reservation> reservation_ ABSL_GUARDED_BY(mutex_);

@@ -14,17 +14,17 @@ absl::Status Job::ReserveLocked() {
   const uint64_t layouts = layouts_.bytes();
   const uint64_t resumption = resumption_.bytes();
   // This shard may sum more than its equal part, which is all that can be told in advance.
-  const uint64_t residuals = std::max(layouts_.residual_bytes(), chunks_.bytes());
+  const uint64_t states = std::max(layouts_.state_bytes(), chunks_.bytes());
   const uint64_t letters = has_letters_ ? kLetterBytesPerNode * spec_.num_nodes : 0;
   const absl::Status reserved =
-      reservation_->Resize(windows + layouts + residuals + resumption + letters);
+      reservation_->Resize(windows + layouts + states + resumption + letters);
   if (reserved.ok()) return reserved;
   return absl::Status(
       reserved.code(),
       absl::StrCat("aggregator shard ", spec_.shard, ": the job ", reserved.message(), " (",
                    windows, " for ", spec_.num_nodes, " nodes with windows of ",
                    flow_.window_chunks, " chunks of ", flow_.chunk_bytes, " bytes and results, ",
-                   layouts, " for layouts, ", residuals, " for residuals, ", resumption,
+                   layouts, " for layouts, ", states, " for residuals and weights, ", resumption,
                    " for resuming, ", letters,
                    " for letters); raise the shard's limit (THALWEG_MEMORY_LIMIT) or the "
                    "tenant's quota, add aggregators, or lower THALWEG_WINDOW_CHUNKS or "

@@ -66,10 +66,11 @@ TEST(JobMemoryTest, ResidualsBeyondTheLimitFailTheJobWithTheNumbers) {
   const absl::Status refused =
       job.job().RegisterBucket(0, Announce(kBucket, kElems, WireFormat::kOneBit));
   EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
-  EXPECT_THAT(std::string(refused.message()),
-              AllOf(HasSubstr("job 'job'"), HasSubstr("aggregator shard 0"),
-                    HasSubstr(absl::StrCat(kLimit, " of the limit of ", kLimit)),
-                    HasSubstr("400000 for residuals"), HasSubstr("THALWEG_MEMORY_LIMIT")));
+  EXPECT_THAT(
+      std::string(refused.message()),
+      AllOf(HasSubstr("job 'job'"), HasSubstr("aggregator shard 0"),
+            HasSubstr(absl::StrCat(kLimit, " of the limit of ", kLimit)),
+            HasSubstr("400000 for residuals and weights"), HasSubstr("THALWEG_MEMORY_LIMIT")));
   ASSERT_EQ(job.sink(1).failures.size(), 1u);
   EXPECT_EQ(job.sink(1).failures[0], refused);
   EXPECT_EQ(Reserved(job), 0);

@@ -61,7 +61,8 @@ absl::Status Job::WriteResidual(uint32_t node, BucketId bucket, uint32_t chunk,
     if (copy.size() != elems) {
       return refused(absl::StrCat("expected ", elems, " values, got ", copy.size()));
     }
-    state = chunks_.Get(bucket, chunk, elems, layouts_.Padding(bucket, chunk));
+    state = chunks_.Get(bucket, chunk, elems, layouts_.Padding(bucket, chunk),
+                        layouts_.StateBytesPerElem(bucket));
     reserved = ReserveLocked();
     UpdateMemoryLocked();
   }

@@ -6,6 +6,7 @@
 #include "core/exchange/of_job.h"
 #include "server/aggregator/job.h"
 #include "server/round/fold.h"
+#include "server/round/update.h"
 
 namespace thalweg {
 
@@ -56,19 +57,15 @@ absl::StatusOr<std::optional<Job::Completed>> Job::HoldLocked(uint32_t node,
   }
   CountLocked(node, weight, bytes, *added);
   if (!added->completed) return std::nullopt;
-  Completed completed{*std::move(added->completed), nullptr, weight.raw_bytes, node, now};
+  Completed completed{.round = *std::move(added->completed),
+                      .state = nullptr,
+                      .raw_bytes = weight.raw_bytes,
+                      .last_node = node,
+                      .at = now};
   const CompleteRound& round = completed.round;
   // Not when the layout is announced: the first node may still want to read and move them.
   if (!is_one_shot && round.id.round == 1) chunks_.DropOlderLayouts(round.id.bucket);
-  if (HasResidual(round.wire)) {
-    const auto& [bucket, chunk, number] = round.id;
-    completed.state = chunks_.Find(bucket, chunk);
-    if (completed.state == nullptr) {
-      completed.state = chunks_.Get(bucket, chunk, round.elems, layouts_.Padding(bucket, chunk));
-      NoteLostResidualLocked(round.id);
-      THALWEG_RETURN_IF_ERROR(ReserveLocked());
-    }
-  }
+  if (!is_one_shot) THALWEG_RETURN_IF_ERROR(FindStateLocked(completed));
   return completed;
 }
 
@@ -100,8 +97,12 @@ absl::Status Job::Deliver(const Completed& completed) {
     others = SinksLocked(round.receipts);
   }
   const TimePoint start = Now();
-  THALWEG_ASSIGN_OR_RETURN(const RoundResult result,
-                           FoldRound(round, epoch, completed.state.get()));
+  THALWEG_ASSIGN_OR_RETURN(RoundResult result, FoldRound(round, epoch, completed.state.get()));
+  if (completed.update.rule != nullptr) {
+    THALWEG_ASSIGN_OR_RETURN(result,
+                             UpdateWeights(result, *completed.update.rule, completed.update.pieces,
+                                           *completed.step, *completed.state));
+  }
   const TimePoint end = Now();
   CountDelivery(result, completed.raw_bytes, sinks.size(), end - start);
   for (const auto& sink : sinks) sink->OnResult(result);

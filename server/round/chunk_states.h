@@ -2,7 +2,6 @@
 // that lose something, and the weights that it updates.
 #pragma once
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -14,19 +13,9 @@
 #include "core/base/loss_scale.h"
 #include "core/base/mutex.h"
 #include "core/base/wire_format.h"
+#include "core/exchange/update.h"
 
 namespace thalweg {
-
-// Weights are a chunk's parameters and its optimizer's state, in fp32, with one element for each of
-// the chunk.
-struct Weights {
-  static constexpr size_t kMaxMoments = 2;
-
-  std::vector<float> params;  // empty: they have not been written yet
-  // As many as the optimizer has, in the order of kernels/optim; an empty one is the same as zeros.
-  std::array<std::vector<float>, kMaxMoments> moments = {};
-  uint64_t steps = 0;  // done so far
-};
 
 // A ChunkState belongs to one chunk. Folds, reads and writes take turns on its mutex; nodes that
 // wait for a round's result before they contribute to the next never contend for it.

@@ -18,6 +18,7 @@ struct CompleteRound {
   Duration open{};                        // time since the first contribution
   Duration missing_one{};                 // time since the last but one; unused with one node
   Collective collective = {};
+  uint64_t settings = 0;                // that contributions name
   std::vector<uint32_t> nodes = {};     // whose payload each is
   std::vector<uint32_t> workers = {};   // how many workers that node has
   std::vector<uint32_t> results = {};   // the nodes that get the result, ascending

@@ -11,6 +11,7 @@ HeldRound::HeldRound(uint32_t node, const Contribution& first, size_t seats, Dur
     : first_(node),
       group_(first.group),
       collective_(first.collective),
+      settings_(first.settings),
       wire_(first.wire),
       elems_(first.elems),
       timeout_(timeout),
@@ -28,6 +29,7 @@ absl::Status HeldRound::CheckSame(uint32_t node, const Contribution& c) const {
   if (c.collective != collective_) {
     return differs("collective", ToString(c.collective), ToString(collective_));
   }
+  if (c.settings != settings_) return differs("number of settings", c.settings, settings_);
   if (c.wire != wire_) return differs("format", Name(c.wire), Name(wire_));
   if (c.elems != elems_) return differs("number of elements", c.elems, elems_);
   return absl::OkStatus();
@@ -58,6 +60,7 @@ std::vector<uint32_t> HeldRound::Missing(const RoundGroup& group) const {
 CompleteRound HeldRound::Take(const RoundId& id, const RoundGroup& group, TimePoint now) {
   CompleteRound round{id, wire_, elems_, {}};
   round.collective = collective_;
+  round.settings = settings_;
   round.open = now - opened_;
   round.missing_one = now - latest_;
   for (size_t i = 0; i < held_.size(); ++i) {

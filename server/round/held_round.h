@@ -54,6 +54,7 @@ class HeldRound {
   const uint32_t first_;  // the node that opened it
   const uint32_t group_;
   const Collective collective_;
+  const uint64_t settings_;
   const WireFormat wire_;
   const uint64_t elems_;
   const Duration timeout_;

@@ -1,6 +1,8 @@
 #include "server/round/layout_registry.h"
 
 #include <algorithm>
+#include <memory>
+#include <string>
 
 #include "absl/strings/str_cat.h"
 #include "core/base/status_macros.h"
@@ -20,11 +22,26 @@ absl::Status CheckSame(const BucketAnnouncement& a, const std::string& owner_a,
                                                    " in ", Name(b.wire), ", ", owner_a, " in ",
                                                    Name(a.wire)));
   }
+  if (a.update != b.update) {
+    const auto name = [](const BucketAnnouncement& bucket) {
+      return bucket.update ? ToString(*bucket.update) : std::string("none");
+    };
+    return absl::InvalidArgumentError(
+        absl::StrCat(owner_b, " announced bucket ", ToString(a.id), " with update '", name(b),
+                     "', ", owner_a, " with '", name(a), "', or with other groups of its tensors"));
+  }
   if (a.placement == b.placement) return absl::OkStatus();
   return absl::InvalidArgumentError(
       absl::StrCat(owner_b, " and ", owner_a, " send chunks of bucket ", ToString(a.id),
                    " to different shards: do all nodes run the same release, and did they "
                    "announce their buckets in the same order?"));
+}
+
+// Returns how many bytes a shard keeps for each element of the bucket.
+uint64_t BytesPerElem(const BucketAnnouncement& bucket) {
+  uint64_t floats = HasResidual(bucket.wire) ? 1 : 0;
+  if (bucket.update) floats += 1 + MaxMomentsOf(bucket.update->optimizer);
+  return floats * sizeof(float);
 }
 
 // Returns about how many bytes the bucket's entry takes.
@@ -33,6 +50,7 @@ uint64_t BytesOf(const BucketAnnouncement& bucket) {
   for (const TensorSpec& tensor : bucket.layout.tensors) {
     bytes += sizeof(TensorSpec) + tensor.name.size() + tensor.shape.size() * sizeof(int64_t);
     if (tensor.name.empty()) bytes += sizeof(ElemRange);
+    if (bucket.update) bytes += sizeof(uint32_t);
   }
   return bytes;
 }
@@ -53,6 +71,12 @@ absl::Status LayoutRegistry::Register(const std::string& owner, const BucketAnno
                                                    " of ", Name(layout.dtype), " to be sent in ",
                                                    Name(bucket.wire)));
   }
+  if (bucket.update) {
+    if (const absl::Status valid = Validate(*bucket.update, layout); !valid.ok()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(owner, " announced bucket ", ToString(id), ": ", valid.message()));
+    }
+  }
   const auto found = entries_.find({id.index, id.part});
   if (IsReplaced(id)) {
     return absl::FailedPreconditionError(
@@ -71,13 +95,14 @@ absl::Status LayoutRegistry::Register(const std::string& owner, const BucketAnno
                      " bytes, at most ", kMaxBytes, " are kept"));
   }
   bytes_ = bytes;
-  if (found != entries_.end()) residual_bytes_ -= ResidualBytesOf(found->second.bucket);
-  residual_bytes_ += ResidualBytesOf(bucket);
+  if (found != entries_.end()) state_bytes_ -= StateBytesOf(found->second.bucket);
+  state_bytes_ += StateBytesOf(bucket);
   entries_.insert_or_assign(
       {id.index, id.part},
       Entry{bucket, owner,
             ChunkPlan::For(layout.Elems(), layout.dtype, bucket.wire, chunk_bytes_, num_shards_),
-            layout.Padding()});
+            layout.Padding(),
+            bucket.update ? std::make_shared<const UpdateRule>(*bucket.update) : nullptr});
   return absl::OkStatus();
 }
 
@@ -109,6 +134,13 @@ absl::Status LayoutRegistry::Check(uint32_t node, const Contribution& c) const {
         "chunk ", c.id.chunk, " of bucket ", ToString(c.id.bucket),
         ": expected a positive, finite loss scale, or 0 for none, got ", c.loss_scale));
   }
+  if ((c.settings != 0) != (entry->rule != nullptr)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "chunk ", c.id.chunk, " of bucket ", ToString(c.id.bucket),
+        entry->rule == nullptr ? " has no update, but the contribution names settings "
+                               : " is updated, but the contribution names no settings: ",
+        c.settings));
+  }
   if (c.wire == wire && c.elems == elems && HasRightSize(node, c)) return absl::OkStatus();
   return absl::InvalidArgumentError(
       absl::StrCat("chunk ", c.id.chunk, " of bucket ", ToString(c.id.bucket), ": expected ", elems,
@@ -136,9 +168,29 @@ absl::StatusOr<uint64_t> LayoutRegistry::ResidualElems(BucketId bucket, uint32_t
                                                  ", which leaves no residual"));
 }
 
-uint64_t LayoutRegistry::ResidualBytesOf(const BucketAnnouncement& bucket) const {
-  if (!HasResidual(bucket.wire)) return 0;
-  return (bucket.layout.Elems() * sizeof(float) + num_shards_ - 1) / num_shards_;
+uint64_t LayoutRegistry::StateBytesOf(const BucketAnnouncement& bucket) const {
+  return (bucket.layout.Elems() * BytesPerElem(bucket) + num_shards_ - 1) / num_shards_;
+}
+
+uint64_t LayoutRegistry::StateBytesPerElem(BucketId id) const {
+  return BytesPerElem(entries_.at({id.index, id.part}).bucket);
+}
+
+LayoutRegistry::Update LayoutRegistry::UpdateOf(BucketId id, uint32_t chunk) const {
+  const Entry& entry = entries_.at({id.index, id.part});
+  if (entry.rule == nullptr) return {};
+  return {entry.rule, PiecesOf(entry.bucket.layout, *entry.rule, entry.plan.Begin(chunk),
+                               entry.plan.Begin(chunk + 1))};
+}
+
+absl::StatusOr<LayoutRegistry::WeightsSize> LayoutRegistry::SizeOfWeights(BucketId bucket,
+                                                                          uint32_t chunk) const {
+  THALWEG_ASSIGN_OR_RETURN(const Entry* entry, Find(bucket, chunk));
+  if (entry->rule != nullptr) {
+    return WeightsSize{entry->plan.Elems(chunk), MaxMomentsOf(entry->rule->optimizer)};
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("bucket ", ToString(bucket), " has no update: shards keep no weights of it"));
 }
 
 std::vector<ElemRange> LayoutRegistry::Padding(BucketId bucket, uint32_t chunk) const {

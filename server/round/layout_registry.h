@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -12,6 +13,7 @@
 #include "absl/status/statusor.h"
 #include "core/base/layout.h"
 #include "core/exchange/rounds.h"
+#include "server/round/update.h"
 
 namespace thalweg {
 
@@ -57,9 +59,27 @@ class LayoutRegistry {
 
   // Returns about how many bytes the layouts take.
   uint64_t bytes() const { return bytes_; }
-  // Returns how many bytes the residuals of all registered buckets will take on one of the job's
-  // shards, if each of them sums as much as the others.
-  uint64_t residual_bytes() const { return residual_bytes_; }
+  // Returns how many bytes the states (ChunkState) of all registered buckets will take on one of
+  // the job's shards, if each of them sums as much as the others.
+  uint64_t state_bytes() const { return state_bytes_; }
+  // Returns how many bytes the state of a chunk of a registered bucket takes for each element.
+  uint64_t StateBytesPerElem(BucketId bucket) const;
+
+  // What becomes of a chunk of a registered bucket after its mean; `rule` is null if nothing does.
+  struct Update {
+    std::shared_ptr<const UpdateRule> rule;
+    std::vector<UpdatePiece> pieces;
+  };
+  Update UpdateOf(BucketId bucket, uint32_t chunk) const;
+
+  // Returns how many elements the weights of a chunk have, and how many moments its optimizer may
+  // keep. Returns FailedPrecondition when no such bucket is registered, InvalidArgument when it has
+  // no such chunk or no update.
+  struct WeightsSize {
+    uint64_t elems = 0;
+    uint32_t moments = 0;
+  };
+  absl::StatusOr<WeightsSize> SizeOfWeights(BucketId bucket, uint32_t chunk) const;
 
   // Returns the padding in a chunk of a registered bucket, counted from the chunk's begin.
   std::vector<ElemRange> Padding(BucketId bucket, uint32_t chunk) const;
@@ -70,17 +90,18 @@ class LayoutRegistry {
     std::string owner;
     ChunkPlan plan;
     std::vector<ElemRange> padding;
+    std::shared_ptr<const UpdateRule> rule;  // null: none
   };
 
   // Returns the entry of the registered bucket that contains this chunk.
   absl::StatusOr<const Entry*> Find(BucketId bucket, uint32_t chunk) const;
 
-  uint64_t ResidualBytesOf(const BucketAnnouncement& bucket) const;
+  uint64_t StateBytesOf(const BucketAnnouncement& bucket) const;
 
   uint64_t chunk_bytes_;
   uint32_t num_shards_;
   uint64_t bytes_ = 0;                                      // of all entries
-  uint64_t residual_bytes_ = 0;                             // the same
+  uint64_t state_bytes_ = 0;                                // the same
   std::map<std::pair<uint32_t, uint32_t>, Entry> entries_;  // by bucket index and part
 };
 

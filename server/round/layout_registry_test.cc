@@ -120,12 +120,12 @@ TEST(LayoutRegistryTest, ResidualsAreCountedForOneOfAllShards) {
     return registry.Register("node 0 (a)", {id, layout, wire, kPlacement, 0});
   };
   ASSERT_TRUE(announce({0, 0}, WireFormat::kFloat32).ok());
-  EXPECT_EQ(registry.residual_bytes(), 0u);
+  EXPECT_EQ(registry.state_bytes(), 0u);
   ASSERT_TRUE(announce({1, 0}, WireFormat::kInt8).ok());
   ASSERT_TRUE(announce({2, 0}, WireFormat::kOneBit).ok());
-  EXPECT_EQ(registry.residual_bytes(), 2 * 10'000u);
+  EXPECT_EQ(registry.state_bytes(), 2 * 10'000u);
   ASSERT_TRUE(announce({2, 1}, WireFormat::kFloat32).ok());
-  EXPECT_EQ(registry.residual_bytes(), 10'000u);
+  EXPECT_EQ(registry.state_bytes(), 10'000u);
 }
 
 TEST(LayoutRegistryTest, ContributionMustMatchTypeSizeAndChunk) {

@@ -92,6 +92,15 @@ class FakeShard : public Shard {
     absl::Status WriteResidual(BucketId, uint32_t, std::span<const float>, TimePoint) override {
       return absl::UnimplementedError("nobody asks");
     }
+    absl::Status SetSettings(uint64_t, const UpdateStep&, TimePoint) override {
+      return absl::UnimplementedError("nobody asks");
+    }
+    absl::StatusOr<WeightsSlice> ReadWeights(BucketId, uint32_t, uint32_t, TimePoint) override {
+      return absl::UnimplementedError("nobody asks");
+    }
+    absl::Status WriteWeights(BucketId, uint32_t, uint32_t, WeightsSlice, TimePoint) override {
+      return absl::UnimplementedError("nobody asks");
+    }
     absl::StatusOr<ClockReading> Heartbeat(TimePoint) override {
       ++shard_.num_heartbeats;
       if (!shard_.heartbeat.ok()) return shard_.heartbeat;

@@ -51,6 +51,22 @@ class ReturningMember : public Member {
       return member.WriteResidual(bucket, chunk, values, deadline);
     });
   }
+  absl::Status SetSettings(uint64_t number, const UpdateStep& step, TimePoint deadline) override {
+    return CallAgain(deadline,
+                     [&](Member& member) { return member.SetSettings(number, step, deadline); });
+  }
+  absl::StatusOr<WeightsSlice> ReadWeights(BucketId bucket, uint32_t chunk, uint32_t slice,
+                                           TimePoint deadline) override {
+    return CallAgain(deadline, [&](Member& member) {
+      return member.ReadWeights(bucket, chunk, slice, deadline);
+    });
+  }
+  absl::Status WriteWeights(BucketId bucket, uint32_t chunk, uint32_t slice, WeightsSlice weights,
+                            TimePoint deadline) override {
+    return CallAgain(deadline, [&](Member& member) {
+      return member.WriteWeights(bucket, chunk, slice, weights, deadline);
+    });
+  }
   absl::StatusOr<ClockReading> Heartbeat(TimePoint deadline) override {
     const absl::Status away = absl::UnavailableError("the shard has been restarted");
     const std::shared_ptr<Member> member = seat_->Present();

@@ -122,6 +122,17 @@ class ForgetfulShard : public Shard {
     absl::Status WriteResidual(BucketId, uint32_t, std::span<const float>, TimePoint) override {
       return Note("write");
     }
+    absl::Status SetSettings(uint64_t number, const UpdateStep&, TimePoint) override {
+      return Note(absl::StrCat("settings ", number));
+    }
+    absl::StatusOr<WeightsSlice> ReadWeights(BucketId, uint32_t, uint32_t, TimePoint) override {
+      const absl::Status status = Note("read weights");
+      if (!status.ok()) return status;
+      return WeightsSlice{{2}, 3};
+    }
+    absl::Status WriteWeights(BucketId, uint32_t, uint32_t, WeightsSlice, TimePoint) override {
+      return Note("write weights");
+    }
     absl::StatusOr<ClockReading> Heartbeat(TimePoint) override {
       MutexLock lock(shard_.mutex_);
       if (number_ <= shard_.forgotten_) return absl::NotFoundError("no such membership");

@@ -14,7 +14,7 @@ namespace {
 
 using Field = v1::Chunk;
 
-static_assert(Field::kSettledFieldNumber + 1 == kScalarNames.size());
+static_assert(Field::kSettingsFieldNumber + 1 == kScalarNames.size());
 static_assert(Field::kPayloadFieldNumber >= kScalarNames.size());  // the last field
 
 constexpr bool IsSame(ChunkKind ours, v1::ChunkKind theirs) {
@@ -84,7 +84,8 @@ ChunkHeader HeaderOf(const Contribution& contribution) {
           .group = contribution.group,
           .collective = contribution.collective,
           .timeout = contribution.timeout,
-          .settled = contribution.settled};
+          .settled = contribution.settled,
+          .settings = contribution.settings};
 }
 
 ChunkHeader HeaderOf(const RoundResult& result) {
@@ -107,7 +108,8 @@ Contribution ToContribution(const ChunkHeader& header, Payload payload) {
           .group = header.group,
           .collective = header.collective,
           .timeout = header.timeout,
-          .settled = header.settled};
+          .settled = header.settled,
+          .settings = header.settings};
 }
 
 RoundResult ToResult(const ChunkHeader& header, Payload payload) {
@@ -145,7 +147,8 @@ Scalars ScalarsOf(const ChunkHeader& header) {
           NumberOf(header.collective.to),
           static_cast<uint64_t>(header.collective.fold),
           ToMillis(header.timeout),
-          header.settled};
+          header.settled,
+          header.settings};
 }
 
 absl::Status SetHeader(const Scalars& scalars, ChunkHeader* header) {
@@ -184,6 +187,7 @@ absl::Status SetHeader(const Scalars& scalars, ChunkHeader* header) {
   header->timeout =
       std::chrono::milliseconds(static_cast<int64_t>(scalars[Field::kTimeoutMsFieldNumber]));
   header->settled = scalars[Field::kSettledFieldNumber];
+  header->settings = scalars[Field::kSettingsFieldNumber];
   return absl::OkStatus();
 }
 

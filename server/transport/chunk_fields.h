@@ -35,6 +35,7 @@ struct ChunkHeader {
   Collective collective = {};
   Duration timeout{};  // crosses the wire as ToMillis(timeout)
   uint64_t settled = 0;
+  uint64_t settings = 0;
 
   bool operator==(const ChunkHeader&) const = default;
 };
@@ -54,7 +55,7 @@ uint64_t ToMillis(Duration timeout);
 
 // These are the names of Chunk's fields by number, without the payload. In frames, loss_scale is a
 // double, and all others are varints.
-inline constexpr std::array<const char*, 20> kScalarNames = {"",
+inline constexpr std::array<const char*, 21> kScalarNames = {"",
                                                              "epoch",
                                                              "bucket_index",
                                                              "bucket_generation",
@@ -73,7 +74,8 @@ inline constexpr std::array<const char*, 20> kScalarNames = {"",
                                                              "to",
                                                              "fold",
                                                              "timeout_ms",
-                                                             "settled"};
+                                                             "settled",
+                                                             "settings"};
 // Scalars are those fields' values by number, the double as its bits.
 using Scalars = std::array<uint64_t, kScalarNames.size()>;
 

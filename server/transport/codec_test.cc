@@ -10,6 +10,7 @@
 #include "core/base/protocol.h"
 #include "server/transport/control_codec.h"
 #include "server/transport/status_codec.h"
+#include "server/transport/update_codec.h"
 
 namespace thalweg {
 namespace {
@@ -52,11 +53,11 @@ TEST(ControlCodecTest, ForeignVersionsAreRefusedNamingBoth) {
   proto.set_min_wire_version(kWireVersion + 1);
   proto.set_max_wire_version(kWireVersion + 4);
   EXPECT_THAT(Message(FromProto(proto).status()),
-              AllOf(HasSubstr("versions 3 to 6"), HasSubstr("aggregator speaks 2")));
+              AllOf(HasSubstr("versions 4 to 7"), HasSubstr("aggregator speaks 3")));
   proto.set_min_wire_version(1);
   proto.set_max_wire_version(kWireVersion - 1);
   EXPECT_THAT(Message(FromProto(proto).status()),
-              AllOf(HasSubstr("versions 1 to 1"), HasSubstr("aggregator speaks 2")));
+              AllOf(HasSubstr("versions 1 to 2"), HasSubstr("aggregator speaks 3")));
   proto.set_min_wire_version(0);
   proto.set_max_wire_version(0);
   EXPECT_EQ(FromProto(proto).status().code(), absl::StatusCode::kInvalidArgument);
@@ -90,6 +91,40 @@ TEST(ControlCodecTest, LayoutsRoundTrip) {
   EXPECT_EQ(back->wire, WireFormat::kBFloat16);
   EXPECT_EQ(back->placement, 9u);
   EXPECT_EQ(back->raw_bytes, 48u);
+}
+
+TEST(ControlCodecTest, UpdatesRoundTripAndUnknownOnesAreRefused) {
+  BucketAnnouncement bucket{{2, 1, 0}, {DType::kFloat32, {{"w", {3}}, {"b", {1}}}}};
+  EXPECT_EQ(FromProto(ToProto(7, bucket))->update, std::nullopt);
+  UpdateRule adam;
+  adam.optimizer = Optimizer::kAdam;
+  adam.decoupled = true;
+  adam.maximize = true;
+  adam.groups = {1, 0};
+  adam.down = WireFormat::kBFloat16;
+  UpdateRule sgd;
+  sgd.nesterov = true;
+  for (const UpdateRule& rule : {adam, sgd}) {
+    bucket.update = rule;
+    const auto back = FromProto(ToProto(7, bucket));
+    ASSERT_TRUE(back.ok()) << back.status();
+    EXPECT_EQ(back->update, rule);
+  }
+  v1::RegisterBucketRequest proto = ToProto(7, bucket);
+  proto.mutable_update()->set_optimizer(static_cast<v1::Optimizer>(3));
+  EXPECT_THAT(Message(FromProto(proto).status()),
+              HasSubstr("optimizer of an update is 3, expected 1 or 2"));
+  proto = ToProto(7, bucket);
+  proto.mutable_update()->set_down(static_cast<v1::WireFormat>(99));
+  EXPECT_THAT(Message(FromProto(proto).status()), HasSubstr("down of an update is 99"));
+}
+
+TEST(ControlCodecTest, TooManyGroupsOfSettingsAreRefused) {
+  v1::SetSettingsRequest proto =
+      ToProto(1, {std::vector<GroupStep>(kMaxUpdateGroups, GroupStep{.lr = 1})});
+  EXPECT_EQ(FromProto(proto)->groups.size(), kMaxUpdateGroups);
+  proto.add_groups();
+  EXPECT_THAT(Message(FromProto(proto).status()), HasSubstr("settings of 4097 groups"));
 }
 
 TEST(ControlCodecTest, EveryWireFormatAndPartArrives) {
@@ -308,10 +343,10 @@ TEST(ControlCodecTest, AnswersThatNoAggregatorGivesAreRefused) {
   }
   const absl::Status other = refusal([](auto& proto) { proto.set_wire_version(kWireVersion + 1); });
   EXPECT_EQ(other.code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_THAT(Message(other), AllOf(HasSubstr("wire version 3, this node speaks 2"),
+  EXPECT_THAT(Message(other), AllOf(HasSubstr("wire version 4, this node speaks 3"),
                                     HasSubstr("install the same release")));
   const absl::Status older = refusal([](auto& proto) { proto.set_wire_version(1); });
-  EXPECT_THAT(Message(older), HasSubstr("wire version 1, this node speaks 2"));
+  EXPECT_THAT(Message(older), HasSubstr("wire version 1, this node speaks 3"));
 }
 
 }  // namespace

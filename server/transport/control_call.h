@@ -27,8 +27,11 @@ class ControlCall final : public std::enable_shared_from_this<ControlCall> {
   using Part2 = v1::Control::WithRawMethod_MakeGroup<
       v1::Control::WithRawMethod_ReadResidual<v1::Control::WithRawMethod_WriteResidual<
           v1::Control::WithRawMethod_Heartbeat<v1::Control::WithRawMethod_Leave<Base>>>>>;
+  template <typename Base>
+  using Part3 = v1::Control::WithRawMethod_SetSettings<
+      v1::Control::WithRawMethod_ReadWeights<v1::Control::WithRawMethod_WriteWeights<Base>>>;
   // Requests arrive as bytes, so that no poller parses a long one.
-  using Service = Part1<Part2<v1::Control::Service>>;
+  using Service = Part1<Part2<Part3<v1::Control::Service>>>;
   using Writer = grpc::ServerAsyncResponseWriter<grpc::ByteBuffer>;
 
   // A Method says how gRPC is asked for the next call of a method, and what is done with it.

@@ -13,6 +13,7 @@
 #include "core/base/printable.h"
 #include "core/base/protocol.h"
 #include "core/base/status_macros.h"
+#include "server/transport/update_codec.h"
 
 namespace thalweg {
 namespace {
@@ -260,6 +261,7 @@ v1::RegisterBucketRequest ToProto(SessionToken token, const BucketAnnouncement& 
   }
   proto.set_placement(bucket.placement);
   proto.set_raw_bytes(bucket.raw_bytes);
+  if (bucket.update) *proto.mutable_update() = ToProto(*bucket.update);
   return proto;
 }
 
@@ -326,6 +328,9 @@ absl::StatusOr<BucketAnnouncement> FromProto(const v1::RegisterBucketRequest& pr
     TensorSpec spec{tensor.name(), {tensor.shape().begin(), tensor.shape().end()}};
     THALWEG_RETURN_IF_ERROR(Count(spec, &elems));
     bucket.layout.tensors.push_back(std::move(spec));
+  }
+  if (proto.has_update()) {
+    THALWEG_ASSIGN_OR_RETURN(bucket.update, FromProto(proto.update()));
   }
   return bucket;
 }

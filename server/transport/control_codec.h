@@ -20,7 +20,7 @@ v1::JoinResponse ToProto(SessionToken token, const Terms& terms);
 v1::RegisterBucketRequest ToProto(SessionToken token, const BucketAnnouncement& bucket);
 v1::MakeGroupRequest ToProto(SessionToken token, const Group& group);
 v1::BucketId ToProto(BucketId id);
-// Encodes the values for ReadResidualResponse and WriteResidualRequest.
+// Encodes values of residuals and weights.
 std::string FloatsToBytes(std::span<const float> values);
 
 // Converts the request, except its identity, which counts only after CheckProof (proofs.h). Also

@@ -13,6 +13,7 @@
 #include "server/transport/link_probe.h"
 #include "server/transport/proofs.h"
 #include "server/transport/status_codec.h"
+#include "server/transport/update_codec.h"
 
 namespace thalweg {
 namespace {
@@ -88,6 +89,9 @@ ControlService::ControlService(ServedShard& shard, Callers& callers, NodeTable& 
   Add(Requests<&S::RequestMakeGroup>(), &ControlService::MakeGroup, expensive, kShortRequest);
   Add(Requests<&S::RequestReadResidual>(), &ControlService::ReadResidual, expensive, kShortRequest);
   Add(Requests<&S::RequestWriteResidual>(), &ControlService::WriteResidual, expensive, longest);
+  Add(Requests<&S::RequestSetSettings>(), &ControlService::SetSettings, expensive, longest);
+  Add(Requests<&S::RequestReadWeights>(), &ControlService::ReadWeights, expensive, kShortRequest);
+  Add(Requests<&S::RequestWriteWeights>(), &ControlService::WriteWeights, expensive, longest);
   Add(Requests<&S::RequestHeartbeat>(), &ControlService::Heartbeat, cheap, kShortRequest);
   Add(Requests<&S::RequestLeave>(), &ControlService::Leave, cheap, kShortRequest);
 }
@@ -259,6 +263,61 @@ void ControlService::WriteResidual(const CallPtr& call) {
                  ? node->member().WriteResidual(FromProto(request.bucket()), request.chunk(),
                                                 *values, AnswerBy(call->context()))
                  : values.status());
+}
+
+void ControlService::SetSettings(const CallPtr& call) {
+  v1::SetSettingsRequest request;
+  if (!Parse(*call, &request)) return;
+  const auto node = NodeOf(*call, request.token());
+  if (node == nullptr) return;
+  const absl::StatusOr<UpdateStep> step = FromProto(request);
+  AnswerWith<v1::SetSettingsResponse>(
+      *call, step.ok()
+                 ? node->member().SetSettings(request.number(), *step, AnswerBy(call->context()))
+                 : step.status());
+}
+
+void ControlService::ReadWeights(const CallPtr& call) {
+  v1::ReadWeightsRequest request;
+  if (!Parse(*call, &request)) return;
+  const auto node = NodeOf(*call, request.token());
+  if (node == nullptr) return;
+  std::shared_ptr<void> place = reads_.Take();
+  if (place == nullptr) {
+    Refuse(*call, absl::ResourceExhaustedError(absl::StrCat(
+                      reads_.count(), " residuals are being read here already, try again later")));
+    return;
+  }
+  call->Keep(std::move(place));
+  const auto slice = node->member().ReadWeights(FromProto(request.bucket()), request.chunk(),
+                                                request.slice(), AnswerBy(call->context()));
+  if (!slice.ok()) {
+    Refuse(*call, slice.status());
+    return;
+  }
+  v1::ReadWeightsResponse response;
+  response.set_values(FloatsToBytes(slice->values));
+  response.set_steps(slice->steps);
+  Answer(*call, response);
+}
+
+void ControlService::WriteWeights(const CallPtr& call) {
+  v1::WriteWeightsRequest request;
+  if (!Parse(*call, &request)) return;
+  const auto node = NodeOf(*call, request.token());
+  if (node == nullptr) return;
+  absl::StatusOr<std::vector<float>> values = FloatsFromBytes(request.values());
+  if (!values.ok()) {
+    Refuse(*call, values.status());
+    return;
+  }
+  WeightsSlice slice;
+  slice.values = *std::move(values);
+  slice.steps = request.steps();
+  AnswerWith<v1::WriteWeightsResponse>(
+      *call,
+      node->member().WriteWeights(FromProto(request.bucket()), request.chunk(), request.slice(),
+                                  std::move(slice), AnswerBy(call->context())));
 }
 
 void ControlService::Heartbeat(const CallPtr& call) {

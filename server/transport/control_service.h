@@ -62,6 +62,9 @@ class ControlService {
   void MakeGroup(const CallPtr& call);
   void ReadResidual(const CallPtr& call);
   void WriteResidual(const CallPtr& call);
+  void SetSettings(const CallPtr& call);
+  void ReadWeights(const CallPtr& call);
+  void WriteWeights(const CallPtr& call);
   void Heartbeat(const CallPtr& call);
   void Leave(const CallPtr& call);
 

@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <span>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -36,6 +37,9 @@ struct FakeAnswers {
   Recorder<Contribution> contributions;
   Recorder<RoundResult> supplied;
   Recorder<ResidualCall> residual_reads, residual_writes;
+  Recorder<std::pair<uint64_t, UpdateStep>> settings;
+  // The chunk, the slice, and what is written.
+  Recorder<std::tuple<uint32_t, uint32_t, WeightsSlice>> weights;
   Recorder<uint32_t> heartbeats;                         // by node number
   Recorder<std::pair<uint32_t, absl::Status>> leaves;    // by node number; once for each member
   Recorder<std::pair<uint32_t, absl::Status>> given_up;  // Joins, by node number
@@ -90,6 +94,25 @@ class FakeMember : public Member {
                              TimePoint /*deadline*/) override {
     if (left_) return HasLeft();
     shard_.residual_writes.Add({number_, bucket, chunk, {values.begin(), values.end()}});
+    return shard_.residual_answer.status();
+  }
+  absl::Status SetSettings(uint64_t number, const UpdateStep& step,
+                           TimePoint /*deadline*/) override {
+    if (left_) return HasLeft();
+    shard_.settings.Add({number, step});
+    return shard_.register_answer;
+  }
+  // Returns what was written last.
+  absl::StatusOr<WeightsSlice> ReadWeights(BucketId /*bucket*/, uint32_t /*chunk*/,
+                                           uint32_t /*slice*/, TimePoint /*deadline*/) override {
+    if (left_) return HasLeft();
+    if (!shard_.residual_answer.ok()) return shard_.residual_answer.status();
+    return std::get<2>(shard_.weights.WaitFor(1).back());
+  }
+  absl::Status WriteWeights(BucketId /*bucket*/, uint32_t chunk, uint32_t slice,
+                            WeightsSlice weights, TimePoint /*deadline*/) override {
+    if (left_) return HasLeft();
+    shard_.weights.Add({chunk, slice, std::move(weights)});
     return shard_.residual_answer.status();
   }
   absl::StatusOr<ClockReading> Heartbeat(TimePoint /*deadline*/) override {

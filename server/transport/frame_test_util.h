@@ -42,6 +42,7 @@ inline v1::Frame ToProto(const ChunkFrame& chunk) {
   proto.set_fold(static_cast<v1::Fold>(header.collective.fold));
   proto.set_timeout_ms(static_cast<uint64_t>((ToNanos(header.timeout) + 999'999) / 1'000'000));
   proto.set_settled(header.settled);
+  proto.set_settings(header.settings);
   for (const auto& piece : chunk.payload.pieces) {
     proto.mutable_payload()->append(reinterpret_cast<const char*>(piece.data()), piece.size());
   }

@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <cstring>
 #include <memory>
 #include <string>
@@ -142,11 +143,13 @@ TEST_F(LoopbackTest, ControlCallsArrive) {
   EXPECT_TRUE(
       member_->Register({{4, 2}, layout, WireFormat::kFloat64, 0x123456789abcdef0u, 4096}, Soon())
           .ok());
-  const auto [id, announced, wire, placement, raw_bytes] = shard_.buckets.WaitFor(1).front();
+  const auto [id, announced, wire, placement, raw_bytes, update] =
+      shard_.buckets.WaitFor(1).front();
   EXPECT_EQ(id, (BucketId{4, 2}));
   EXPECT_EQ(announced, layout);
   EXPECT_EQ(placement, 0x123456789abcdef0u);
   EXPECT_EQ(raw_bytes, 4096u);
+  EXPECT_EQ(update, std::nullopt);
   const auto reading = member_->Heartbeat(Soon());
   ASSERT_TRUE(reading.ok()) << reading.status();
   EXPECT_EQ(reading->clock, "a boot");
@@ -332,9 +335,32 @@ TEST_F(LoopbackTest, CallsAfterLeaveDoNotReachTheShard) {
   EXPECT_EQ(member_->Heartbeat(Soon()).status().code(), code);
   EXPECT_EQ(member_->ReadResidual({}, 0, Soon()).status().code(), code);
   EXPECT_EQ(member_->WriteResidual({}, 0, {}, Soon()).code(), code);
+  EXPECT_EQ(member_->SetSettings(1, {}, Soon()).code(), code);
+  EXPECT_EQ(member_->ReadWeights({}, 0, 0, Soon()).status().code(), code);
+  EXPECT_EQ(member_->WriteWeights({}, 0, 0, {}, Soon()).code(), code);
   EXPECT_EQ(member_->Supply({}).code(), code);
   EXPECT_TRUE(shard_.buckets.Get().empty());
   EXPECT_TRUE(shard_.heartbeats.Get().empty());
+}
+
+TEST_F(LoopbackTest, SettingsAndWeightsArriveBothWaysBitForBit) {
+  ASSERT_NO_FATAL_FAILURE(Join());
+  const UpdateStep step{{GroupStep{.lr = 0.1, .weight_decay = 1e-300},
+                         GroupStep{.lr = 3, .beta1 = 0.9, .beta2 = 1 - 1e-16, .eps = 1e-8}}};
+  ASSERT_TRUE(member_->SetSettings(~uint64_t{0}, step, Soon()).ok());
+  EXPECT_EQ(shard_.settings.WaitFor(1).front(), std::pair(~uint64_t{0}, step));
+  const WeightsSlice slice{{1, -0.0f, 1e-45f, std::nanf("")}, uint64_t{1} << 60};
+  ASSERT_TRUE(member_->WriteWeights({3, 1, 0}, 7, 2, slice, Soon()).ok());
+  const auto [chunk, number, written] = shard_.weights.WaitFor(1).front();
+  EXPECT_EQ(chunk, 7u);
+  EXPECT_EQ(number, 2u);
+  const auto read = member_->ReadWeights({3, 1, 0}, 7, 2, Soon());
+  ASSERT_TRUE(read.ok()) << read.status();
+  for (const WeightsSlice& got : {written, *read}) {
+    EXPECT_EQ(got.steps, slice.steps);
+    ASSERT_EQ(got.values.size(), slice.values.size());
+    EXPECT_EQ(std::memcmp(got.values.data(), slice.values.data(), 4 * sizeof(float)), 0);
+  }
 }
 
 TEST_F(LoopbackTest, FailedJobIsToldOnceWithItsReason) {

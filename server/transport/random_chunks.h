@@ -48,6 +48,7 @@ inline void SetRandomRound(Random& random, ChunkHeader* header) {
   header->collective = {RandomPlace(random), RandomPlace(random), static_cast<Fold>(random() % 9)};
   header->timeout = std::chrono::milliseconds(random() % kMaxTimeoutMillis >> random() % 40);
   header->settled = RandomValue(random);
+  header->settings = RandomValue(random);
   if (random() % 2 == 0) header->id.bucket = OneShotsOf(header->group);
 }
 

@@ -7,6 +7,7 @@
 #include "core/base/status_macros.h"
 #include "server/transport/control_codec.h"
 #include "server/transport/status_codec.h"
+#include "server/transport/update_codec.h"
 #include "spdlog/spdlog.h"
 
 namespace thalweg {
@@ -80,6 +81,37 @@ absl::Status RemoteMember::WriteResidual(BucketId bucket, uint32_t chunk,
   request.set_values(FloatsToBytes(values));
   v1::WriteResidualResponse response;
   return Call(&v1::Control::Stub::WriteResidual, request, &response, deadline);
+}
+
+absl::Status RemoteMember::SetSettings(uint64_t number, const UpdateStep& step,
+                                       TimePoint deadline) {
+  v1::SetSettingsResponse response;
+  return Call(&v1::Control::Stub::SetSettings, ToProto(number, step), &response, deadline);
+}
+
+absl::StatusOr<WeightsSlice> RemoteMember::ReadWeights(BucketId bucket, uint32_t chunk,
+                                                       uint32_t slice, TimePoint deadline) {
+  v1::ReadWeightsRequest request;
+  *request.mutable_bucket() = ToProto(bucket);
+  request.set_chunk(chunk);
+  request.set_slice(slice);
+  v1::ReadWeightsResponse response;
+  THALWEG_RETURN_IF_ERROR(Call(&v1::Control::Stub::ReadWeights, request, &response, deadline));
+  auto values = FloatsFromBytes(response.values());
+  if (!values.ok()) return control_.Named(values.status());
+  return WeightsSlice{*std::move(values), response.steps()};
+}
+
+absl::Status RemoteMember::WriteWeights(BucketId bucket, uint32_t chunk, uint32_t slice,
+                                        WeightsSlice weights, TimePoint deadline) {
+  v1::WriteWeightsRequest request;
+  *request.mutable_bucket() = ToProto(bucket);
+  request.set_chunk(chunk);
+  request.set_slice(slice);
+  request.set_values(FloatsToBytes(weights.values));
+  request.set_steps(weights.steps);
+  v1::WriteWeightsResponse response;
+  return Call(&v1::Control::Stub::WriteWeights, request, &response, deadline);
 }
 
 absl::StatusOr<ClockReading> RemoteMember::Heartbeat(TimePoint deadline) {

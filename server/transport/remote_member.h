@@ -31,6 +31,11 @@ class RemoteMember final : public Member {
                                                   TimePoint deadline) override;
   absl::Status WriteResidual(BucketId bucket, uint32_t chunk, std::span<const float> values,
                              TimePoint deadline) override;
+  absl::Status SetSettings(uint64_t number, const UpdateStep& step, TimePoint deadline) override;
+  absl::StatusOr<WeightsSlice> ReadWeights(BucketId bucket, uint32_t chunk, uint32_t slice,
+                                           TimePoint deadline) override;
+  absl::Status WriteWeights(BucketId bucket, uint32_t chunk, uint32_t slice, WeightsSlice weights,
+                            TimePoint deadline) override;
   absl::StatusOr<ClockReading> Heartbeat(TimePoint deadline) override;
   void Leave(const absl::Status& reason) override;
 

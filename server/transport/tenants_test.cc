@@ -228,6 +228,9 @@ TEST_F(OtherCertificateTest, NoCallIsTaken) {
   ExpectCallRefused(&v1::Control::Stub::RegisterBucket);
   ExpectCallRefused(&v1::Control::Stub::ReadResidual);
   ExpectCallRefused(&v1::Control::Stub::WriteResidual);
+  ExpectCallRefused(&v1::Control::Stub::SetSettings);
+  ExpectCallRefused(&v1::Control::Stub::ReadWeights);
+  ExpectCallRefused(&v1::Control::Stub::WriteWeights);
   ExpectCallRefused(&v1::Control::Stub::Leave);
 }
 

@@ -34,6 +34,17 @@ class ForwardingMember : public Member {
                              TimePoint deadline) override {
     return member_->WriteResidual(bucket, chunk, values, deadline);
   }
+  absl::Status SetSettings(uint64_t number, const UpdateStep& step, TimePoint deadline) override {
+    return member_->SetSettings(number, step, deadline);
+  }
+  absl::StatusOr<WeightsSlice> ReadWeights(BucketId bucket, uint32_t chunk, uint32_t slice,
+                                           TimePoint deadline) override {
+    return member_->ReadWeights(bucket, chunk, slice, deadline);
+  }
+  absl::Status WriteWeights(BucketId bucket, uint32_t chunk, uint32_t slice, WeightsSlice weights,
+                            TimePoint deadline) override {
+    return member_->WriteWeights(bucket, chunk, slice, std::move(weights), deadline);
+  }
   absl::StatusOr<ClockReading> Heartbeat(TimePoint deadline) override {
     return member_->Heartbeat(deadline);
   }

@@ -1,0 +1,108 @@
+// This file holds the parts of Job that keep weights and update them.
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "core/base/status_macros.h"
+#include "core/exchange/of_job.h"
+#include "server/aggregator/job.h"
+
+namespace thalweg {
+
+absl::Status Job::FindStateLocked(Completed& completed) {
+  const RoundId& id = completed.round.id;
+  completed.update = layouts_.UpdateOf(id.bucket, id.chunk);
+  const bool has_residual = HasResidual(completed.round.wire);
+  if (completed.update.rule == nullptr && !has_residual) return absl::OkStatus();
+  if (completed.update.rule != nullptr) {
+    completed.step = settings_.Find(completed.round.settings);
+    if (completed.step == nullptr) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          ToString(id), " names settings ", completed.round.settings, ", which are not known"));
+    }
+    THALWEG_RETURN_IF_ERROR(CheckFits(*completed.step, *completed.update.rule));
+  }
+  completed.state = chunks_.Find(id.bucket, id.chunk);
+  if (completed.state != nullptr) return absl::OkStatus();
+  completed.state =
+      chunks_.Get(id.bucket, id.chunk, completed.round.elems, layouts_.Padding(id.bucket, id.chunk),
+                  layouts_.StateBytesPerElem(id.bucket));
+  if (has_residual) NoteLostResidualLocked(id);
+  return ReserveLocked();
+}
+
+absl::Status Job::SetSettings(uint32_t node, uint64_t number, const UpdateStep& step) {
+  absl::Status status;
+  {
+    MutexLock lock(mutex_);
+    THALWEG_RETURN_IF_ERROR(CheckActiveLocked(node));
+    status = settings_.Set(members_.Name(node), number, step);
+  }
+  if (!status.ok()) Fail(status);
+  return OfJob(spec_.job, status);
+}
+
+namespace {
+
+std::vector<float>& ValuesOf(Weights& weights, uint32_t slice) {
+  return slice == 0 ? weights.params : weights.moments[slice - 1];
+}
+
+}  // namespace
+
+absl::StatusOr<uint64_t> Job::WeightElemsLocked(uint32_t node, BucketId bucket, uint32_t chunk,
+                                                uint32_t slice) const {
+  THALWEG_RETURN_IF_ERROR(CheckActiveLocked(node));
+  const auto size = layouts_.SizeOfWeights(bucket, chunk);
+  if (!size.ok()) return OfJob(spec_.job, size.status());
+  if (slice <= size->moments) return size->elems;
+  return OfJob(spec_.job, absl::InvalidArgumentError(absl::StrCat(
+                              "weights of chunk ", chunk, " of bucket ", ToString(bucket),
+                              ": expected a slice up to ", size->moments, ", got ", slice)));
+}
+
+absl::StatusOr<WeightsSlice> Job::ReadWeights(uint32_t node, BucketId bucket, uint32_t chunk,
+                                              uint32_t slice) {
+  std::shared_ptr<ChunkState> state;
+  {
+    MutexLock lock(mutex_);
+    THALWEG_RETURN_IF_ERROR(WeightElemsLocked(node, bucket, chunk, slice).status());
+    state = chunks_.Find(bucket, chunk);
+  }
+  if (state == nullptr) return WeightsSlice();
+  ChunkState& found = *state;
+  MutexLock lock(found.mutex);
+  return WeightsSlice{ValuesOf(found.weights, slice), found.weights.steps};
+}
+
+absl::Status Job::WriteWeights(uint32_t node, BucketId bucket, uint32_t chunk, uint32_t slice,
+                               WeightsSlice weights) {
+  std::shared_ptr<ChunkState> state;
+  absl::Status reserved;
+  {
+    MutexLock lock(mutex_);
+    THALWEG_ASSIGN_OR_RETURN(const uint64_t elems, WeightElemsLocked(node, bucket, chunk, slice));
+    const size_t got = weights.values.size();
+    if (got != elems && (slice == 0 || got != 0)) {
+      return OfJob(spec_.job, absl::InvalidArgumentError(absl::StrCat(
+                                  "weights of chunk ", chunk, " of bucket ", ToString(bucket),
+                                  ": expected ", elems, " values", slice == 0 ? "" : " or none",
+                                  " in slice ", slice, ", got ", got)));
+    }
+    state = chunks_.Get(bucket, chunk, elems, layouts_.Padding(bucket, chunk),
+                        layouts_.StateBytesPerElem(bucket));
+    reserved = ReserveLocked();
+    UpdateMemoryLocked();
+  }
+  if (!reserved.ok()) {
+    Fail(reserved);
+    return OfJob(spec_.job, reserved);
+  }
+  ChunkState& written = *state;
+  MutexLock lock(written.mutex);
+  ValuesOf(written.weights, slice) = std::move(weights.values);
+  written.weights.steps = weights.steps;
+  return absl::OkStatus();
+}
+
+}  // namespace thalweg

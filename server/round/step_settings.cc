@@ -1,0 +1,61 @@
+#include "server/round/step_settings.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "core/base/status_macros.h"
+
+namespace thalweg {
+namespace {
+
+// Returns e.g. "lr 0.1 of group 2, host1 0.2"; requires that the steps differ.
+std::string Difference(const UpdateStep& ours, const std::string& owner, const UpdateStep& theirs) {
+  if (ours.groups.size() != theirs.groups.size()) {
+    return absl::StrCat(theirs.groups.size(), " groups, ", owner, " with ", ours.groups.size());
+  }
+  const auto [our, their] =
+      std::mismatch(ours.groups.begin(), ours.groups.end(), theirs.groups.begin());
+  constexpr std::pair<const char*, double GroupStep::*> kNames[] = {
+      {"lr", &GroupStep::lr},
+      {"weight_decay", &GroupStep::weight_decay},
+      {"momentum", &GroupStep::momentum},
+      {"dampening", &GroupStep::dampening},
+      {"beta1", &GroupStep::beta1},
+      {"beta2", &GroupStep::beta2},
+      {"eps", &GroupStep::eps}};
+  for (const auto& [name, member] : kNames) {
+    if ((*our).*member == (*their).*member) continue;
+    return absl::StrCat(name, " ", (*their).*member, " of group ", our - ours.groups.begin(), ", ",
+                        owner, " with ", (*our).*member);
+  }
+  return "others";
+}
+
+}  // namespace
+
+absl::Status StepSettings::Set(const std::string& owner, uint64_t number, const UpdateStep& step) {
+  THALWEG_RETURN_IF_ERROR(Validate(step));
+  if (number == 0) return absl::InvalidArgumentError("settings are numbered from 1, got 0");
+  if (const auto known = entries_.find(number); known != entries_.end()) {
+    const Entry& first = known->second;
+    if (*first.step == step) return absl::OkStatus();
+    return absl::InvalidArgumentError(absl::StrCat(owner, " gives settings ", number, " with ",
+                                                   Difference(*first.step, first.owner, step)));
+  }
+  if (entries_.size() == kKept && number < entries_.begin()->first) {
+    return absl::FailedPreconditionError(absl::StrCat(owner, " gives settings ", number,
+                                                      ", but the oldest that are kept are ",
+                                                      entries_.begin()->first));
+  }
+  entries_[number] = {std::make_shared<const UpdateStep>(step), owner};
+  if (entries_.size() > kKept) entries_.erase(entries_.begin());
+  return absl::OkStatus();
+}
+
+std::shared_ptr<const UpdateStep> StepSettings::Find(uint64_t number) const {
+  const auto found = entries_.find(number);
+  return found == entries_.end() ? nullptr : found->second.step;
+}
+
+}  // namespace thalweg

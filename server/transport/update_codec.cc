@@ -1,0 +1,83 @@
+#include "server/transport/update_codec.h"
+
+#include <limits>
+
+#include "absl/strings/str_cat.h"
+#include "core/base/protocol.h"
+#include "core/base/wire_format.h"
+
+namespace thalweg {
+
+v1::UpdateRule ToProto(const UpdateRule& rule) {
+  v1::UpdateRule proto;
+  proto.set_optimizer(static_cast<v1::Optimizer>(rule.optimizer));
+  proto.set_decoupled(rule.decoupled);
+  proto.set_nesterov(rule.nesterov);
+  proto.set_maximize(rule.maximize);
+  proto.mutable_groups()->Add(rule.groups.begin(), rule.groups.end());
+  proto.set_down(static_cast<v1::WireFormat>(rule.down));
+  return proto;
+}
+
+absl::StatusOr<UpdateRule> FromProto(const v1::UpdateRule& proto) {
+  if (proto.groups_size() > static_cast<int>(kMaxBucketTensors)) {
+    return absl::InvalidArgumentError(absl::StrCat("an update has groups of ", proto.groups_size(),
+                                                   " tensors, expected at most ",
+                                                   kMaxBucketTensors));
+  }
+  const int optimizer = proto.optimizer();
+  if (optimizer != v1::OPTIMIZER_SGD && optimizer != v1::OPTIMIZER_ADAM) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("optimizer of an update is ", optimizer, ", expected 1 or 2"));
+  }
+  const int down = proto.down();
+  if (down < 0 || down > std::numeric_limits<uint8_t>::max() ||
+      !IsValid(static_cast<WireFormat>(down))) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("down of an update is ", down, ", expected 1 to 9 or 16 to 18"));
+  }
+  UpdateRule rule;
+  rule.optimizer = static_cast<Optimizer>(optimizer);
+  rule.decoupled = proto.decoupled();
+  rule.nesterov = proto.nesterov();
+  rule.maximize = proto.maximize();
+  rule.groups.assign(proto.groups().begin(), proto.groups().end());
+  rule.down = static_cast<WireFormat>(down);
+  return rule;
+}
+
+v1::SetSettingsRequest ToProto(uint64_t number, const UpdateStep& step) {
+  v1::SetSettingsRequest proto;
+  proto.set_number(number);
+  for (const GroupStep& group : step.groups) {
+    v1::GroupStep& out = *proto.add_groups();
+    out.set_lr(group.lr);
+    out.set_weight_decay(group.weight_decay);
+    out.set_momentum(group.momentum);
+    out.set_dampening(group.dampening);
+    out.set_beta1(group.beta1);
+    out.set_beta2(group.beta2);
+    out.set_eps(group.eps);
+  }
+  return proto;
+}
+
+absl::StatusOr<UpdateStep> FromProto(const v1::SetSettingsRequest& proto) {
+  if (proto.groups_size() > static_cast<int>(kMaxUpdateGroups)) {
+    return absl::InvalidArgumentError(absl::StrCat("settings of ", proto.groups_size(),
+                                                   " groups, expected at most ", kMaxUpdateGroups));
+  }
+  UpdateStep step;
+  for (const v1::GroupStep& group : proto.groups()) {
+    step.groups.push_back({.lr = group.lr(),
+                           .weight_decay = group.weight_decay(),
+                           .momentum = group.momentum(),
+                           .dampening = group.dampening(),
+                           .beta1 = group.beta1(),
+                           .beta2 = group.beta2(),
+                           .eps = group.eps()});
+  }
+  return step;
+}
+
+}  // namespace thalweg

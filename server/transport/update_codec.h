@@ -1,0 +1,19 @@
+// This header converts what control.proto says of updates to and from the types of core/exchange,
+// as control_codec.h does the rest.
+#pragma once
+
+#include <cstdint>
+
+#include "absl/status/statusor.h"
+#include "core/exchange/update.h"
+#include "thalweg/v1/control.pb.h"
+
+namespace thalweg {
+
+v1::UpdateRule ToProto(const UpdateRule& rule);
+v1::SetSettingsRequest ToProto(uint64_t number, const UpdateStep& step);  // without the token
+
+absl::StatusOr<UpdateRule> FromProto(const v1::UpdateRule& proto);
+absl::StatusOr<UpdateStep> FromProto(const v1::SetSettingsRequest& proto);
+
+}  // namespace thalweg
