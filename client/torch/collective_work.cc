@@ -13,15 +13,53 @@
 namespace thalweg {
 namespace {
 
+// Returns what profilers call the operation: the names of torch's own back ends, which its tools
+// know. Not null.
+const char* TitleOf(c10d::OpType type) {
+  using Type = c10d::OpType;
+  switch (type) {
+    case Type::BROADCAST:
+      return "thalweg:broadcast";
+    case Type::ALLREDUCE:
+    case Type::ALLREDUCE_COALESCED:
+      return "thalweg:all_reduce";
+    case Type::REDUCE:
+      return "thalweg:reduce";
+    case Type::ALLGATHER:
+    case Type::_ALLGATHER_BASE:
+    case Type::ALLGATHER_COALESCED:
+      return "thalweg:all_gather";
+    case Type::GATHER:
+      return "thalweg:gather";
+    case Type::SCATTER:
+      return "thalweg:scatter";
+    case Type::REDUCE_SCATTER:
+    case Type::_REDUCE_SCATTER_BASE:
+      return "thalweg:reduce_scatter";
+    case Type::ALLTOALL:
+    case Type::ALLTOALL_BASE:
+      return "thalweg:all_to_all";
+    case Type::SEND:
+      return "thalweg:send";
+    case Type::RECV:
+    case Type::RECVANYSOURCE:
+      return "thalweg:recv";
+    case Type::BARRIER:
+      return "thalweg:barrier";
+    default:
+      return "thalweg:collective";
+  }
+}
+
 std::exception_ptr ErrorOf(const absl::Status& status) {
   return std::make_exception_ptr(std::runtime_error(absl::StrCat("thalweg: ", status.message())));
 }
 
 }  // namespace
 
-CollectiveWork::CollectiveWork(int rank, c10d::OpType type, std::vector<at::Tensor> outputs,
-                               size_t count, uint64_t sequence)
-    : Work(rank, type),
+CollectiveWork::CollectiveWork(int rank, c10d::OpType type, const std::vector<at::Tensor>& inputs,
+                               std::vector<at::Tensor> outputs, size_t count, uint64_t sequence)
+    : Work(rank, type, TitleOf(type), inputs),
       outputs_(std::move(outputs)),
       sequence_(sequence),
       future_(

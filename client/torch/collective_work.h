@@ -17,9 +17,11 @@ namespace thalweg {
 // Thread-safe. wait() throws the first error.
 class CollectiveWork : public c10d::Work {
  public:
-  // `outputs` are the tensors that hold the result. `count` ≥ 1 is how often FinishOne comes.
-  CollectiveWork(int rank, c10d::OpType type, std::vector<at::Tensor> outputs, size_t count,
-                 uint64_t sequence);
+  // `inputs` are what a profiler shows, which sees the operation as "thalweg:all_reduce" and the
+  // like from now on until it has ended; `outputs` are the tensors that hold the result. `count` ≥
+  // 1 is how often FinishOne comes.
+  CollectiveWork(int rank, c10d::OpType type, const std::vector<at::Tensor>& inputs,
+                 std::vector<at::Tensor> outputs, size_t count, uint64_t sequence);
 
   // One of the collectives has ended. The last call runs `then`, if all were good, before anybody
   // sees the work complete, and then the future's callbacks.

@@ -74,8 +74,12 @@ void ProcessGroup::Memory::Attach(CollectiveWork& work) && {
 
 ProcessGroup::WorkPtr ProcessGroup::Begin(OpType type, std::vector<Part> parts, Tensors outputs,
                                           std::chrono::milliseconds timeout) {
+  Tensors inputs;
+  for (const Part& part : parts) {
+    inputs.insert(inputs.end(), part.given.begin(), part.given.end());
+  }
   const auto work = c10::make_intrusive<CollectiveWork>(
-      getRank(), type, std::move(outputs), std::max<size_t>(1, parts.size()), ++sequence_);
+      getRank(), type, inputs, std::move(outputs), std::max<size_t>(1, parts.size()), ++sequence_);
   if (parts.empty()) {
     work->FinishOne(absl::OkStatus());
     return work;

@@ -23,7 +23,11 @@ uint64_t TagOf(int tag) { return static_cast<uint32_t>(tag); }
 ProcessGroup::WorkPtr ProcessGroup::BeginParcels(OpType type, std::vector<Parcel> parcels,
                                                  Tensors outputs,
                                                  std::chrono::milliseconds timeout) {
-  const auto work = c10::make_intrusive<CollectiveWork>(getRank(), type, std::move(outputs),
+  Tensors inputs;
+  for (const Parcel& parcel : parcels) {
+    if (parcel.way == PeerCall::Way::kSend) inputs.push_back(parcel.tensor);
+  }
+  const auto work = c10::make_intrusive<CollectiveWork>(getRank(), type, inputs, std::move(outputs),
                                                         parcels.size(), ++sequence_);
   if (timeout == c10d::kUnsetTimeout) timeout = options_->timeout;
   std::vector<PeerCall> calls;
