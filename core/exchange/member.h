@@ -59,7 +59,8 @@ class Member {
 
   // These are for buckets with an update; see there (core/exchange/update.h). Settings are numbered
   // from 1; every node gives those that its contributions will name, before. InvalidArgument: nodes
-  // differ, or as Validate says; the job fails. FailedPrecondition: so old a number is not kept.
+  // differ, or as Validate says. FailedPrecondition: so old a number is not kept. Then the job
+  // fails.
   virtual absl::Status SetSettings(uint64_t number, const UpdateStep& step, TimePoint deadline) = 0;
   // Read or write a slice of a chunk's weights, as residuals are read and written. A moment may be
   // empty, which is the same as zeros, and parameters that are read are empty if they have never

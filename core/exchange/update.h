@@ -45,7 +45,7 @@ struct GroupStep {
   bool operator==(const GroupStep&) const = default;
 };
 
-// An UpdateStep rides in each contribution to a round that updates; all nodes give the same.
+// An UpdateStep is announced by number, which contributions then name; all nodes give the same.
 struct UpdateStep {
   std::vector<GroupStep> groups;  // all groups of the job
 
@@ -93,7 +93,7 @@ absl::Status Validate(const UpdateStep& step);
 // that each is valid by itself.
 absl::Status CheckFits(const UpdateStep& step, const UpdateRule& rule);
 
-// Returns e.g. "adam (decoupled), weights in float32, 2 groups".
+// Returns e.g. "adam (decoupled), weights in fp32, 2 groups".
 std::string ToString(const UpdateRule& rule);
 
 }  // namespace thalweg

@@ -138,7 +138,11 @@ class Job {
   absl::StatusOr<std::optional<Completed>> HoldLocked(uint32_t node, Contribution contribution,
                                                       TimePoint now)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Finds the state that the chunk's round needs, if any. (job_updates.cc)
+  // Returns the chunk's state, making it at first use. On error the job must fail; Fail says so.
+  absl::StatusOr<std::shared_ptr<ChunkState>> StateLocked(BucketId bucket, uint32_t chunk,
+                                                          uint64_t elems)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Finds the state that the chunk's round needs, if any. (job_updates.cc, as is the one above)
   absl::Status FindStateLocked(Completed& completed) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Returns how many weights the chunk has, or why the node may not use that slice of them.
   absl::StatusOr<uint64_t> WeightElemsLocked(uint32_t node, BucketId bucket, uint32_t chunk,

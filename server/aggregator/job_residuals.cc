@@ -53,24 +53,20 @@ absl::Status Job::WriteResidual(uint32_t node, BucketId bucket, uint32_t chunk,
         absl::StrCat("expected finite values, got ", *bad, " for element ", bad - values.begin()));
   }
   std::vector<float> copy(values.begin(), values.end());
-  std::shared_ptr<ChunkState> state;
-  absl::Status reserved;
+  absl::StatusOr<std::shared_ptr<ChunkState>> state;
   {
     MutexLock lock(mutex_);
     THALWEG_ASSIGN_OR_RETURN(const uint64_t elems, ResidualElemsLocked(node, bucket, chunk));
     if (copy.size() != elems) {
       return refused(absl::StrCat("expected ", elems, " values, got ", copy.size()));
     }
-    state = chunks_.Get(bucket, chunk, elems, layouts_.Padding(bucket, chunk),
-                        layouts_.StateBytesPerElem(bucket));
-    reserved = ReserveLocked();
-    UpdateMemoryLocked();
+    state = StateLocked(bucket, chunk, elems);
   }
-  if (!reserved.ok()) {
-    Fail(reserved);
-    return OfJob(spec_.job, reserved);
+  if (!state.ok()) {
+    Fail(state.status());
+    return OfJob(spec_.job, state.status());
   }
-  ChunkState& written = *state;
+  ChunkState& written = **state;
   MutexLock lock(written.mutex);
   written.residual.swap(copy);
   written.loss_scale = kNoLossScale;

@@ -22,13 +22,22 @@ absl::Status Job::FindStateLocked(Completed& completed) {
     }
     THALWEG_RETURN_IF_ERROR(CheckFits(*completed.step, *completed.update.rule));
   }
-  completed.state = chunks_.Find(id.bucket, id.chunk);
-  if (completed.state != nullptr) return absl::OkStatus();
-  completed.state =
-      chunks_.Get(id.bucket, id.chunk, completed.round.elems, layouts_.Padding(id.bucket, id.chunk),
-                  layouts_.StateBytesPerElem(id.bucket));
-  if (has_residual) NoteLostResidualLocked(id);
-  return ReserveLocked();
+  const bool is_new = chunks_.Find(id.bucket, id.chunk) == nullptr;
+  THALWEG_ASSIGN_OR_RETURN(completed.state,
+                           StateLocked(id.bucket, id.chunk, completed.round.elems));
+  if (is_new && has_residual) NoteLostResidualLocked(id);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::shared_ptr<ChunkState>> Job::StateLocked(BucketId bucket, uint32_t chunk,
+                                                             uint64_t elems) {
+  if (auto known = chunks_.Find(bucket, chunk); known != nullptr) return known;
+  auto made = chunks_.Get(bucket, chunk, elems, layouts_.Padding(bucket, chunk),
+                          layouts_.StateBytesPerElem(bucket));
+  const absl::Status reserved = ReserveLocked();
+  UpdateMemoryLocked();
+  if (!reserved.ok()) return reserved;
+  return made;
 }
 
 absl::Status Job::SetSettings(uint32_t node, uint64_t number, const UpdateStep& step) {
@@ -77,8 +86,7 @@ absl::StatusOr<WeightsSlice> Job::ReadWeights(uint32_t node, BucketId bucket, ui
 
 absl::Status Job::WriteWeights(uint32_t node, BucketId bucket, uint32_t chunk, uint32_t slice,
                                WeightsSlice weights) {
-  std::shared_ptr<ChunkState> state;
-  absl::Status reserved;
+  absl::StatusOr<std::shared_ptr<ChunkState>> state;
   {
     MutexLock lock(mutex_);
     THALWEG_ASSIGN_OR_RETURN(const uint64_t elems, WeightElemsLocked(node, bucket, chunk, slice));
@@ -89,16 +97,13 @@ absl::Status Job::WriteWeights(uint32_t node, BucketId bucket, uint32_t chunk, u
                                   ": expected ", elems, " values", slice == 0 ? "" : " or none",
                                   " in slice ", slice, ", got ", got)));
     }
-    state = chunks_.Get(bucket, chunk, elems, layouts_.Padding(bucket, chunk),
-                        layouts_.StateBytesPerElem(bucket));
-    reserved = ReserveLocked();
-    UpdateMemoryLocked();
+    state = StateLocked(bucket, chunk, elems);
   }
-  if (!reserved.ok()) {
-    Fail(reserved);
-    return OfJob(spec_.job, reserved);
+  if (!state.ok()) {
+    Fail(state.status());
+    return OfJob(spec_.job, state.status());
   }
-  ChunkState& written = *state;
+  ChunkState& written = **state;
   MutexLock lock(written.mutex);
   ValuesOf(written.weights, slice) = std::move(weights.values);
   written.weights.steps = weights.steps;

@@ -25,7 +25,8 @@ ShardMetrics::ShardMetrics(MetricRegistry& r)
       held_limit_bytes(r.GetGauge("thalweg_shard_held_limit_bytes",
                                   "Most that the jobs' windows let thalweg_shard_held_bytes be")),
       residual_bytes(r.GetGauge("thalweg_shard_residual_bytes",
-                                "Memory for what encoding results has left out so far")),
+                                "Memory for what is kept of chunks: what encoding results has left "
+                                "out so far, and weights")),
       memory_budget_bytes(r.GetGauge("thalweg_shard_memory_budget_bytes",
                                      "Memory that the shard's jobs may reserve together")),
       memory_reserved_bytes(r.GetGauge("thalweg_shard_memory_reserved_bytes",

@@ -229,18 +229,24 @@ void ControlService::MakeGroup(const CallPtr& call) {
       group.ok() ? node->member().MakeGroup(*group, AnswerBy(call->context())) : group.status());
 }
 
+bool ControlService::TakeRead(ControlCall& call) {
+  std::shared_ptr<void> place = reads_.Take();
+  if (place == nullptr) {
+    Refuse(call, absl::ResourceExhaustedError(absl::StrCat(
+                     reads_.count(),
+                     " residuals or weights are being read here already, try again later")));
+    return false;
+  }
+  call.Keep(std::move(place));
+  return true;
+}
+
 void ControlService::ReadResidual(const CallPtr& call) {
   v1::ReadResidualRequest request;
   if (!Parse(*call, &request)) return;
   const auto node = NodeOf(*call, request.token());
   if (node == nullptr) return;
-  std::shared_ptr<void> place = reads_.Take();
-  if (place == nullptr) {
-    Refuse(*call, absl::ResourceExhaustedError(absl::StrCat(
-                      reads_.count(), " residuals are being read here already, try again later")));
-    return;
-  }
-  call->Keep(std::move(place));
+  if (!TakeRead(*call)) return;
   const auto values = node->member().ReadResidual(FromProto(request.bucket()), request.chunk(),
                                                   AnswerBy(call->context()));
   if (!values.ok()) {
@@ -282,13 +288,7 @@ void ControlService::ReadWeights(const CallPtr& call) {
   if (!Parse(*call, &request)) return;
   const auto node = NodeOf(*call, request.token());
   if (node == nullptr) return;
-  std::shared_ptr<void> place = reads_.Take();
-  if (place == nullptr) {
-    Refuse(*call, absl::ResourceExhaustedError(absl::StrCat(
-                      reads_.count(), " residuals are being read here already, try again later")));
-    return;
-  }
-  call->Keep(std::move(place));
+  if (!TakeRead(*call)) return;
   const auto slice = node->member().ReadWeights(FromProto(request.bucket()), request.chunk(),
                                                 request.slice(), AnswerBy(call->context()));
   if (!slice.ok()) {

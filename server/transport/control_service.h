@@ -72,6 +72,10 @@ class ControlService {
   template <typename Message>
   bool Parse(ControlCall& call, Message* message);
 
+  // Takes one of the few places for calls that read state; answers the call and returns false if
+  // there is none. The call keeps it.
+  bool TakeRead(ControlCall& call);
+
   // Returns the node whose membership the caller uses; null if there is none, or it is not the
   // caller's, after answering the call.
   std::shared_ptr<NodeStreams> NodeOf(ControlCall& call, SessionToken token);

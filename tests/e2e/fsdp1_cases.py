@@ -31,8 +31,8 @@ HALF, BRAIN, FULL = torch.float16, torch.bfloat16, torch.float32
 
 
 class Groups(NamedTuple):
-    """Has process groups of one back end: all ranks, pairs of neighbours, and those at the same
-    place of each pair.
+    """These are process groups of one back end: all ranks, pairs of neighbours, and those at the
+    same place of each pair.
     """
 
     world: Any

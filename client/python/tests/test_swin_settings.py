@@ -88,9 +88,9 @@ def test_malformed_pairs_are_refused_with_what_to_write(pairs, text):
         (["DATA.BATCH_SIZE", "3"], "DATA.BATCH_SIZE is 3, expected an even number"),
         (["TRAIN.EPOCHS", "0"], "TRAIN.EPOCHS is 0, expected 1 or more"),
         (["BACKEND", "mpi"], "BACKEND is 'mpi', expected one of ddp, thalweg"),
-        (["BACKEND", "fsdp"], "the back end fsdp does not exist yet: choose ddp or thalweg"),
+        (["BACKEND", "fsdp"], "this flow has no back end fsdp yet: choose ddp or thalweg"),
         (["TRAIN.REDUCE_BY_HAND", "True"], "REDUCE_BY_HAND is for BACKEND thalweg, not ddp"),
-        (["BACKEND", "ps"], "the back end ps does not exist yet"),
+        (["BACKEND", "ps"], "this flow has no back end ps yet"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(pairs, text):

@@ -43,7 +43,7 @@ def setup_of(args: argparse.Namespace) -> Setup:
 
 
 class Trainer:
-    """Has the data, makes models, and trains one."""
+    """A trainer holds the data, makes models, and trains one of them."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.args = args

@@ -111,7 +111,7 @@ class Config:
         """Raises SwinError for values that make no sense."""
         if self.BACKEND in _LATER:
             raise SwinError(
-                f"the back end {self.BACKEND} does not exist yet: choose {' or '.join(BACKENDS)}"
+                f"this flow has no back end {self.BACKEND} yet: choose {' or '.join(BACKENDS)}"
             )
         _check_choice("BACKEND", self.BACKEND, BACKENDS)
         _check_choice("AMP_OPT_LEVEL", self.AMP_OPT_LEVEL, ("O0", "O1", "O2"))
