@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 import subprocess
 import tempfile
 from pathlib import Path
@@ -10,7 +11,8 @@ from typing import Any
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
-PROTO = Path(__file__).parents[2] / "proto"
+ROOT = Path(__file__).parents[2]
+PROTO = ROOT / "proto"
 
 
 @functools.cache
@@ -41,11 +43,20 @@ def parse(name: str, data: bytes) -> Any:
     return _class(name).FromString(data)
 
 
+@functools.cache
+def _wire_version() -> int:
+    """Returns the version that the servers of this checkout speak."""
+    header = (ROOT / "core" / "base" / "protocol.h").read_text()
+    found = re.search(r"\bkWireVersion = (\d+);", header)
+    assert found, "core/base/protocol.h does not say kWireVersion"
+    return int(found[1])
+
+
 def join_request(job: str, *, node: int = 0, nodes: int = 1, **fields: Any) -> Any:
     """Returns a valid request to join a job without a secret, with one worker on each node."""
     known = {
-        "max_wire_version": 2,
-        "min_wire_version": 2,
+        "max_wire_version": _wire_version(),
+        "min_wire_version": _wire_version(),
         "job": job,
         "node": node,
         "node_name": "stranger",
