@@ -51,15 +51,33 @@ class ForkSafeSession : public Session {
     THALWEG_RETURN_IF_ERROR(CheckProcess());
     return impl_->RegisterBucket(id, layout);
   }
-  void Submit(BucketId id, std::span<const std::byte> gradient, Unused unused, Done done) override {
+  absl::Status RegisterServedBucket(BucketId id, const BucketLayout& layout,
+                                    const UpdateRule& update) override {
+    THALWEG_RETURN_IF_ERROR(CheckProcess());
+    return impl_->RegisterServedBucket(id, layout, update);
+  }
+  absl::Status SetSettings(uint64_t number, const UpdateStep& step) override {
+    THALWEG_RETURN_IF_ERROR(CheckProcess());
+    return impl_->SetSettings(number, step);
+  }
+  absl::StatusOr<WeightsSlice> ReadWeights(BucketId id, uint32_t slice) override {
+    THALWEG_RETURN_IF_ERROR(CheckProcess());
+    return impl_->ReadWeights(id, slice);
+  }
+  absl::Status WriteWeights(BucketId id, uint32_t slice, std::span<const float> values,
+                            uint64_t steps) override {
+    THALWEG_RETURN_IF_ERROR(CheckProcess());
+    return impl_->WriteWeights(id, slice, values, steps);
+  }
+  void Submit(BucketId id, std::span<const std::byte> gradient, Notes notes, Done done) override {
     const absl::Status status = CheckProcess();
-    if (status.ok()) return impl_->Submit(id, gradient, std::move(unused), std::move(done));
+    if (status.ok()) return impl_->Submit(id, gradient, std::move(notes), std::move(done));
     done(status);
   }
-  void SubmitFromDevice(BucketId id, DeviceGradient gradient, Unused unused, Done done) override {
+  void SubmitFromDevice(BucketId id, DeviceGradient gradient, Notes notes, Done done) override {
     const absl::Status status = CheckProcess();
     if (!status.ok()) return done(status);
-    impl_->SubmitFromDevice(id, std::move(gradient), std::move(unused), std::move(done));
+    impl_->SubmitFromDevice(id, std::move(gradient), std::move(notes), std::move(done));
   }
   absl::StatusOr<ReducedBucket> Reduce(BucketId id, std::span<const std::byte> gradient) override {
     THALWEG_RETURN_IF_ERROR(CheckProcess());

@@ -12,45 +12,15 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "client/core/collective_call.h"
+#include "client/core/session_options.h"
 #include "client/core/session_stats.h"
 #include "core/base/clock.h"
-#include "core/base/codec_policy.h"
 #include "core/base/layout.h"
 #include "core/base/protocol.h"
-#include "core/base/shard_place.h"
-#include "core/base/trace.h"
+#include "core/base/update.h"
 #include "core/device/device_runtime.h"
 
 namespace thalweg {
-
-struct SessionOptions {
-  std::string sidecar_path;  // Unix socket
-  std::string job;           // unique among the jobs that the sidecar and the aggregators serve
-  uint32_t rank = 0;         // this worker's rank in the job
-  uint32_t world_size = 1;
-  uint32_t node = 0;  // this node's number in the job; gives the order of summation
-  uint32_t num_nodes = 1;
-  std::string node_name;
-  uint32_t local_rank = 0;  // number among this node's workers; gives the order of summation
-  uint32_t local_size = 1;
-  CodecPolicy codec;
-  uint64_t chunk_bytes = 0;  // 0: chosen from the speed of the links
-  // Limit of every wait for a process that shows no sign of life.
-  Duration timeout = std::chrono::seconds(30);
-  // Limit of a round's wait for workers that are alive, but do not come to it; 0: `timeout`.
-  Duration step_timeout{};
-  // The job's shards in order, equal on all nodes; empty: those that the sidecar is configured
-  // with.
-  std::vector<ShardPlace> shards = {};
-  std::string secret = {};  // of the job, as 64 hexadecimal digits; empty: it has none
-  // The device that holds the gradients; null: the host's memory. Queued work shares its ownership.
-  std::shared_ptr<DeviceRuntime> device = nullptr;
-  std::shared_ptr<TraceWriter> trace = nullptr;  // nothing is traced when null
-};
-
-inline Duration StepTimeout(const SessionOptions& options) {
-  return options.step_timeout > Duration::zero() ? options.step_timeout : options.timeout;
-}
 
 // A DeviceGradient is a bucket's gradient in a device's memory.
 struct DeviceGradient {
@@ -80,10 +50,15 @@ class Session {
   // session depends on that thread. It must neither call Close() nor destroy the session, and may
   // wait for what it begins itself: that completes on another thread.
   using Done = std::function<void(absl::StatusOr<ReducedBucket>)>;
-  // Numbers of the layout's tensors that took no part in the backward pass on this worker. Their
-  // gradients are zero, and their results are discarded if they took part nowhere: a codec keeps
-  // what it has left out of them so far.
-  using Unused = std::vector<uint32_t>;
+  // What a worker says of one round of a bucket.
+  struct Notes {
+    // Numbers of the layout's tensors that took no part in the backward pass on this worker. Their
+    // gradients are zero, and their results are discarded if they took part nowhere: a codec keeps
+    // what it has left out of them so far.
+    std::vector<uint32_t> unused = {};
+    // With which settings a served bucket's weights are updated; of others 0.
+    uint64_t settings = 0;
+  };
 
   // Connects and waits until all workers of the job have connected. Errors name what is missing or
   // differs. With a device, the device must be the calling thread's current one.
@@ -94,18 +69,31 @@ class Session {
   // Announces a bucket; when its layout has changed, again with the next generation. Does not wait
   // for the other workers: a disagreement fails the session.
   virtual absl::Status RegisterBucket(BucketId id, const BucketLayout& layout) = 0;
+  // Announces a served bucket: shards keep its weights and update them, and its rounds' results are
+  // their new values, rounded to update.down and then to the bucket's own type. All workers
+  // announce these in the same order, with generation 0 only.
+  virtual absl::Status RegisterServedBucket(BucketId id, const BucketLayout& layout,
+                                            const UpdateRule& update) = 0;
+  // Numbers, from 1, settings that later rounds name. All workers give the same; a disagreement
+  // fails the session. Does not wait.
+  virtual absl::Status SetSettings(uint64_t number, const UpdateStep& step) = 0;
+  // Read or replace a slice (core/base/update.h) of a served bucket's weights, as a whole: as many
+  // values as the bucket has elements, or none. Block. One worker of the job writes them, before
+  // the first Submit of all. FailedPrecondition, which fails the session: a round is in flight.
+  virtual absl::StatusOr<WeightsSlice> ReadWeights(BucketId id, uint32_t slice) = 0;
+  virtual absl::Status WriteWeights(BucketId id, uint32_t slice, std::span<const float> values,
+                                    uint64_t steps) = 0;
 
   // Submits one bucket's gradient (layout.Elems() elements). It is copied (and, for a node's only
   // worker, encoded) before this returns. All workers must submit the same buckets in the same
   // order. A bucket's next Submit must come after its previous `done`.
-  virtual void Submit(BucketId id, std::span<const std::byte> gradient, Unused unused,
-                      Done done) = 0;
+  virtual void Submit(BucketId id, std::span<const std::byte> gradient, Notes notes, Done done) = 0;
 
   // Submits a gradient of a session with a device, and only of such a session. The calling thread's
   // current device must be the session's, here and in RegisterBucket. Nothing waits for the device:
   // neither this call nor `done`, which is called when the result is on its way to the gradient's
   // memory.
-  virtual void SubmitFromDevice(BucketId id, DeviceGradient gradient, Unused unused, Done done) = 0;
+  virtual void SubmitFromDevice(BucketId id, DeviceGradient gradient, Notes notes, Done done) = 0;
 
   // Submits and waits for the outcome, with one thread switch less than waiting for `done`.
   virtual absl::StatusOr<ReducedBucket> Reduce(BucketId id,

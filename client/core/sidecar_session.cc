@@ -1,7 +1,6 @@
 #include "client/core/sidecar_session.h"
 
 #include <algorithm>
-#include <cstring>
 #include <future>
 #include <memory>
 #include <utility>
@@ -20,7 +19,8 @@ constexpr Duration kTraceTime = std::chrono::seconds(2);
 
 }  // namespace
 
-absl::Status SidecarSession::RegisterBucket(BucketId id, const BucketLayout& layout) {
+absl::Status SidecarSession::Announce(BucketId id, const BucketLayout& layout,
+                                      const std::optional<UpdateRule>& update) {
   auto bucket = std::make_unique<Bucket>();
   bucket->elems = layout.Elems();
   bucket->dtype = layout.dtype;
@@ -32,7 +32,7 @@ absl::Status SidecarSession::RegisterBucket(BucketId id, const BucketLayout& lay
       BucketArena::Create("thalweg-gradient",
                           UsesArenas() ? bucket->elems * SizeOf(bucket->share) : 0, true));
   bucket->input = std::make_shared<BucketArena>(std::move(arena));
-  ipc::RegisterBucket message{id, layout, {}};
+  ipc::RegisterBucket message{id, layout, {}, update};
   if (path_ != nullptr) {
     THALWEG_ASSIGN_OR_RETURN(bucket->lane,
                              path_->OpenLane(bucket->input, bucket->elems * SizeOf(bucket->share)));
@@ -76,12 +76,12 @@ absl::StatusOr<ReducedBucket> SidecarSession::Reduce(BucketId id,
   const auto set = [outcome](absl::StatusOr<ReducedBucket> reduced) {
     outcome->set_value(std::move(reduced));
   };
-  Start(id, gradient, /*unused=*/{}, {set, CallOn::kProgressThread});
+  Start(id, gradient, /*notes=*/{}, {set, CallOn::kProgressThread});
   // The wait is bounded: a session fails rounds in flight after its timeout.
   return outcome->get_future().get();
 }
 
-void SidecarSession::Start(BucketId id, std::span<const std::byte> gradient, Unused unused,
+void SidecarSession::Start(BucketId id, std::span<const std::byte> gradient, Notes notes,
                            Callback callback) {
   auto bucket = BeginRound(id, gradient.size(), nullptr, callback);
   if (!bucket.ok()) {
@@ -92,7 +92,8 @@ void SidecarSession::Start(BucketId id, std::span<const std::byte> gradient, Unu
   // first chunks meanwhile; a single chunk is copied before.
   const bool copies_first = (*bucket)->plan.Count() == 1;
   if (copies_first) CopyIn(id, **bucket, gradient);
-  const absl::Status sent = Tell(ipc::Submit{id, (*bucket)->round, std::move(unused)});
+  const absl::Status sent =
+      Tell(ipc::Submit{id, (*bucket)->round, std::move(notes.unused), notes.settings});
   if (!sent.ok()) {
     Fail(sent);
     return;
@@ -113,6 +114,14 @@ void SidecarSession::Begin(Call call, const Collectives::Done& done) {
   }
   if (!begun.ok()) return done(begun);
   FailCollectives();  // if it has failed in between
+}
+
+void SidecarSession::Collect(CollectiveCall call, std::function<void(absl::Status)> done) {
+  Begin(std::move(call), done);
+}
+
+void SidecarSession::Exchange(PeerCall call, std::function<void(absl::Status)> done) {
+  Begin(std::move(call), done);
 }
 
 void SidecarSession::FailCollectives() {
@@ -194,6 +203,7 @@ void SidecarSession::ProgressLoop() {
       }
     }
     if (received.ok()) {
+      states_.OnMessage();
       status = Handle(*std::move(received));
       if (status.ok()) status = ShowLife(Now());
     } else if (absl::IsDeadlineExceeded(status)) {
@@ -213,7 +223,8 @@ void SidecarSession::ProgressLoop() {
   }
 }
 
-absl::Status SidecarSession::CheckIdleLocked() const {
+absl::Status SidecarSession::CheckIdle() const {
+  MutexLock lock(mutex_);
   THALWEG_RETURN_IF_ERROR(status_);
   for (const auto& [index, entry] : buckets_) {
     if (entry.second->callback.done == nullptr) continue;
@@ -226,40 +237,15 @@ absl::Status SidecarSession::CheckIdleLocked() const {
 
 absl::Status SidecarSession::SaveCodecState(
     const std::function<void(std::span<const std::byte>)>& use) {
-  {
-    MutexLock lock(mutex_);
-    THALWEG_RETURN_IF_ERROR(CheckIdleLocked());
-    codec_state_.reset();
-  }
-  THALWEG_RETURN_IF_ERROR(Tell(ipc::GetCodecState{}));
-  std::optional<BucketArena> arena;
-  {
-    MutexLock lock(mutex_);
-    changed_.WaitUntil(mutex_, Now() + options_.timeout,
-                       [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-                         return codec_state_.has_value() || !status_.ok();
-                       });
-    THALWEG_RETURN_IF_ERROR(status_);
-    arena = std::exchange(codec_state_, std::nullopt);
-  }
-  if (!arena.has_value()) {
-    return absl::DeadlineExceededError(
-        absl::StrCat("job '", options_.job, "': the sidecar at ", options_.sidecar_path,
-                     " did not send the codec's state within ", ToSeconds(options_.timeout), " s"));
-  }
-  use({std::as_const(*arena).payload(), arena->payload_bytes()});
+  THALWEG_RETURN_IF_ERROR(CheckIdle());
+  THALWEG_ASSIGN_OR_RETURN(const BucketArena arena, states_.GetCodecState());
+  use({arena.payload(), arena.payload_bytes()});
   return absl::OkStatus();
 }
 
 absl::Status SidecarSession::LoadCodecState(std::span<const std::byte> state) {
-  {
-    MutexLock lock(mutex_);
-    THALWEG_RETURN_IF_ERROR(CheckIdleLocked());
-  }
-  THALWEG_ASSIGN_OR_RETURN(BucketArena arena,
-                           BucketArena::Create("thalweg-codec-state", state.size(), true));
-  std::memcpy(arena.payload(), state.data(), state.size());
-  return Tell(ipc::CodecState{state.size()}, arena.fd());
+  THALWEG_RETURN_IF_ERROR(CheckIdle());
+  return states_.SetCodecState(state);
 }
 
 void SidecarSession::NotePrecision(double loss_scale, uint64_t skipped_steps) {
@@ -297,12 +283,13 @@ absl::Status SidecarSession::Handle(Received received) {
     return absl::OkStatus();
   }
   if (const auto* state = std::get_if<ipc::CodecState>(&received.message)) {
-    THALWEG_ASSIGN_OR_RETURN(BucketArena arena,
-                             BucketArena::Open(std::move(received.fd), state->bytes));
-    MutexLock lock(mutex_);
-    codec_state_ = std::move(arena);
-    changed_.NotifyAll();
-    return absl::OkStatus();
+    return states_.OnCodecState(*state, std::move(received.fd));
+  }
+  if (const auto* weights = std::get_if<ipc::Weights>(&received.message)) {
+    return states_.OnWeights(*weights, std::move(received.fd));
+  }
+  if (const auto* taken = std::get_if<ipc::WeightsTaken>(&received.message)) {
+    return states_.OnWeightsTaken(*taken);
   }
   if (const auto* arena = std::get_if<ipc::ShareArena>(&received.message)) {
     return collectives_.OnShareArena(*arena, std::move(received.fd));
@@ -431,6 +418,7 @@ bool SidecarSession::SetFailed(const absl::Status& why) {
     }
     changed_.NotifyAll();
   }
+  states_.Fail(why);
   FailCollectives();
   completions_.Overtake();
   return true;

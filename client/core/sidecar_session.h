@@ -7,10 +7,12 @@
 #include <optional>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "client/core/collectives.h"
 #include "client/core/completions.h"
 #include "client/core/device_path.h"
 #include "client/core/session.h"
+#include "client/core/state_calls.h"
 #include "core/base/mutex.h"
 #include "core/base/thread.h"
 #include "core/ipc/bucket_arena.h"
@@ -32,6 +34,9 @@ class SidecarSession : public Session {
         welcome_(std::move(welcome)),
         connection_(std::move(connection)),
         collectives_(*connection_),
+        states_(absl::StrCat("job '", options.job, "': the sidecar at ", options.sidecar_path),
+                options.timeout,
+                [this](const ipc::Message& message, int fd) { return Tell(message, fd); }),
         path_(std::move(path)),
         trace_(options.trace.get(), "worker", options.job,
                {{"rank", options.rank},
@@ -42,11 +47,27 @@ class SidecarSession : public Session {
   }
   ~SidecarSession() override { Close(); }
 
-  absl::Status RegisterBucket(BucketId id, const BucketLayout& layout) override;
-  void Submit(BucketId id, std::span<const std::byte> gradient, Unused unused, Done done) override {
-    Start(id, gradient, std::move(unused), {std::move(done), CallOn::kCompletionThread});
+  absl::Status RegisterBucket(BucketId id, const BucketLayout& layout) override {
+    return Announce(id, layout, std::nullopt);
   }
-  void SubmitFromDevice(BucketId id, DeviceGradient gradient, Unused unused, Done done) override;
+  absl::Status RegisterServedBucket(BucketId id, const BucketLayout& layout,
+                                    const UpdateRule& update) override {
+    return Announce(id, layout, update);
+  }
+  absl::Status SetSettings(uint64_t number, const UpdateStep& step) override {
+    return Tell(ipc::SetSettings{number, step});
+  }
+  absl::StatusOr<WeightsSlice> ReadWeights(BucketId id, uint32_t slice) override {
+    return states_.GetWeights(id, slice);
+  }
+  absl::Status WriteWeights(BucketId id, uint32_t slice, std::span<const float> values,
+                            uint64_t steps) override {
+    return states_.SetWeights(id, slice, values, steps);
+  }
+  void Submit(BucketId id, std::span<const std::byte> gradient, Notes notes, Done done) override {
+    Start(id, gradient, std::move(notes), {std::move(done), CallOn::kCompletionThread});
+  }
+  void SubmitFromDevice(BucketId id, DeviceGradient gradient, Notes notes, Done done) override;
   absl::StatusOr<ReducedBucket> Reduce(BucketId id, std::span<const std::byte> gradient) override;
   absl::Status SaveCodecState(const std::function<void(std::span<const std::byte>)>& use) override;
   absl::Status LoadCodecState(std::span<const std::byte> state) override;
@@ -54,12 +75,8 @@ class SidecarSession : public Session {
   absl::Status MakeGroup(const WorkerGroup& group) override {
     return Explain(collectives_.MakeGroup(group));
   }
-  void Collect(CollectiveCall call, std::function<void(absl::Status)> done) override {
-    Begin(std::move(call), done);
-  }
-  void Exchange(PeerCall call, std::function<void(absl::Status)> done) override {
-    Begin(std::move(call), done);
-  }
+  void Collect(CollectiveCall call, std::function<void(absl::Status)> done) override;
+  void Exchange(PeerCall call, std::function<void(absl::Status)> done) override;
   std::shared_ptr<DeviceRuntime> device() const override { return options_.device; }
   absl::Status status() const override {
     MutexLock lock(mutex_);
@@ -121,7 +138,9 @@ class SidecarSession : public Session {
 
   GradientPath path() const { return path_ == nullptr ? GradientPath::kCpu : path_->path(); }
   bool UsesArenas() const { return path_ == nullptr || path_->UsesArenas(); }
-  void Start(BucketId id, std::span<const std::byte> gradient, Unused unused, Callback callback);
+  absl::Status Announce(BucketId id, const BucketLayout& layout,
+                        const std::optional<UpdateRule>& update);
+  void Start(BucketId id, std::span<const std::byte> gradient, Notes notes, Callback callback);
   // Sends; not for the progress thread. See Explain.
   absl::Status Tell(const ipc::Message& message, int fd = -1);
   // Returns what became of sending; for a closed connection, why the progress thread, which reads
@@ -135,7 +154,7 @@ class SidecarSession : public Session {
   void Begin(Call call, const Collectives::Done& done);
   // Fails all collectives if the session has failed.
   void FailCollectives();
-  absl::Status CheckIdleLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status CheckIdle() const;
   void CopyIn(BucketId id, Bucket& bucket, std::span<const std::byte> gradient);
   // Traces that the gradient has been copied since `start`; called before anyone is told.
   void TraceCopyIn(BucketId id, Bucket& bucket, TimePoint start);
@@ -166,6 +185,7 @@ class SidecarSession : public Session {
   const ipc::Welcome welcome_;
   const std::unique_ptr<Connection> connection_;
   Collectives collectives_;
+  StateCalls states_;
   const std::unique_ptr<DevicePath> path_;  // null without a device
   const JobTrace trace_;
 
@@ -178,7 +198,6 @@ class SidecarSession : public Session {
   // Buckets are stored by index. The one Submit that fills a bucket uses its memory without the
   // lock.
   std::map<uint32_t, std::pair<BucketId, std::unique_ptr<Bucket>>> buckets_ ABSL_GUARDED_BY(mutex_);
-  std::optional<BucketArena> codec_state_ ABSL_GUARDED_BY(mutex_);  // the sidecar's answer
   SessionStats stats_ ABSL_GUARDED_BY(mutex_);
   TimePoint last_progress_ ABSL_GUARDED_BY(mutex_);  // of the buckets in flight
   TimePoint last_heard_ ABSL_GUARDED_BY(mutex_);  // from the sidecar, which is silent without any

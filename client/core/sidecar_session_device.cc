@@ -10,7 +10,7 @@
 
 namespace thalweg {
 
-void SidecarSession::SubmitFromDevice(BucketId id, DeviceGradient gradient, Unused unused,
+void SidecarSession::SubmitFromDevice(BucketId id, DeviceGradient gradient, Notes notes,
                                       Done done) {
   Callback callback{std::move(done), CallOn::kCompletionThread};
   const auto bucket = BeginRound(id, gradient.bytes.size(), &gradient, callback);
@@ -35,7 +35,8 @@ void SidecarSession::SubmitFromDevice(BucketId id, DeviceGradient gradient, Unus
     MutexLock lock(mutex_);
     stats_.copy_seconds += ToSeconds(Now() - start);
   }
-  const absl::Status sent = Tell(ipc::Submit{id, (*bucket)->round, std::move(unused)});
+  const absl::Status sent =
+      Tell(ipc::Submit{id, (*bucket)->round, std::move(notes.unused), notes.settings});
   if (!sent.ok()) Fail(sent);
 }
 

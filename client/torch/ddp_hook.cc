@@ -39,8 +39,8 @@ BucketLayout DdpHook::LayoutOf(const std::vector<at::Tensor>& parameters, DType 
   return layout;
 }
 
-Session::Unused DdpHook::UnusedOf(const c10d::GradBucket& bucket) const {
-  Session::Unused unused;
+std::vector<uint32_t> DdpHook::UnusedOf(const c10d::GradBucket& bucket) const {
+  std::vector<uint32_t> unused;
   if (reducer_ == nullptr) return unused;
   const std::vector<bool> are_unused = UnusedParameters(*reducer_);
   if (are_unused.empty()) return unused;
@@ -100,11 +100,11 @@ c10::intrusive_ptr<c10::ivalue::Future> DdpHook::runHook(c10d::GradBucket& bucke
   const c10::DeviceGuard guard(device_);
   const BucketId id = Announce(bucket, dtype);
   if (reducer_ != nullptr) ScaleToJoined(*reducer_, buffer);
-  if (torch_device_ != nullptr) return SubmitFromDevice(id, buffer, UnusedOf(bucket));
+  if (torch_device_ != nullptr) return SubmitFromDevice(id, buffer, {.unused = UnusedOf(bucket)});
 
   auto future =
       c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
-  session_->Submit(id, BytesOf(buffer), UnusedOf(bucket),
+  session_->Submit(id, BytesOf(buffer), {.unused = UnusedOf(bucket)},
                    [future, type = buffer.scalar_type()](absl::StatusOr<ReducedBucket> reduced) {
                      if (!reduced.ok()) return future->setError(ToException(reduced.status()));
                      c10::List<at::Tensor> result;
@@ -116,10 +116,10 @@ c10::intrusive_ptr<c10::ivalue::Future> DdpHook::runHook(c10d::GradBucket& bucke
 
 c10::intrusive_ptr<c10::ivalue::Future> DdpHook::SubmitFromDevice(BucketId id,
                                                                   const at::Tensor& buffer,
-                                                                  Session::Unused unused) {
+                                                                  Session::Notes notes) {
   auto future = torch_device_->MakeFuture();
   session_->SubmitFromDevice(
-      id, torch_device_->GradientOf(buffer), std::move(unused),
+      id, torch_device_->GradientOf(buffer), std::move(notes),
       [future, buffer, device = torch_device_](const absl::StatusOr<ReducedBucket>& reduced) {
         if (!reduced.ok()) return future->setError(ToException(reduced.status()));
         device->Complete(*future, buffer, reduced->arrived);

@@ -65,11 +65,11 @@ class DdpHook : public c10d::CommHookInterface {
   // Announces the bucket if its parameters, size or type differ from the last announcement.
   BucketId Announce(const c10d::GradBucket& bucket, DType dtype);
   c10::intrusive_ptr<c10::ivalue::Future> SubmitFromDevice(BucketId id, const at::Tensor& buffer,
-                                                           Session::Unused unused);
+                                                           Session::Notes notes);
   const Parameter& Find(const at::Tensor& parameter) const;
   BucketLayout LayoutOf(const std::vector<at::Tensor>& parameters, DType dtype) const;
   // Returns which of the bucket's tensors took no part in this backward pass.
-  Session::Unused UnusedOf(const c10d::GradBucket& bucket) const;
+  std::vector<uint32_t> UnusedOf(const c10d::GradBucket& bucket) const;
 
   const std::shared_ptr<Session> session_;
   const Parameters parameters_;

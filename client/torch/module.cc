@@ -7,6 +7,7 @@
 #include <torch/csrc/utils/pybind.h>
 #include <torch/version.h>
 
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -28,6 +29,7 @@
 #include "client/torch/optim_module.h"
 #include "client/torch/process_group.h"
 #include "client/torch/reducer_access.h"
+#include "client/torch/served_bucket.h"
 #include "core/base/env.h"
 #include "kernels/cast/cpu_capability.h"
 
@@ -167,6 +169,43 @@ c10::intrusive_ptr<ProcessGroup> MakeProcessGroup(const std::shared_ptr<Session>
       session, group, std::chrono::duration_cast<std::chrono::milliseconds>(FromSeconds(timeout)));
 }
 
+std::unique_ptr<ServedBucket> MakeServedBucket(const std::shared_ptr<Session>& session,
+                                               uint32_t number,
+                                               const ServedBucket::Parameters& parameters,
+                                               const std::vector<uint32_t>& groups,
+                                               const std::string& optimizer, bool decoupled,
+                                               bool nesterov, bool maximize,
+                                               const std::string& down) {
+  UpdateRule update{.optimizer = optimizer == "sgd" ? Optimizer::kSgd : Optimizer::kAdam,
+                    .decoupled = decoupled,
+                    .nesterov = nesterov,
+                    .maximize = maximize,
+                    .groups = groups};
+  const auto format = ParseDType(down);
+  ThrowIfError(format.status());
+  update.down = FormatOf(*format);
+  const py::gil_scoped_release release;
+  return std::make_unique<ServedBucket>(session, number, parameters, update);
+}
+
+std::shared_ptr<torch::jit::PythonFutureWrapper> Push(ServedBucket& bucket,
+                                                      const at::Tensor& gradients,
+                                                      uint64_t settings) {
+  c10::intrusive_ptr<c10::ivalue::Future> future;
+  {
+    const py::gil_scoped_release release;
+    future = bucket.Push(gradients, settings);
+  }
+  return std::make_shared<torch::jit::PythonFutureWrapper>(std::move(future));
+}
+
+void SetSettings(Session& session, uint64_t number,
+                 const std::vector<std::map<std::string, double>>& groups) {
+  UpdateStep step;
+  for (const auto& group : groups) step.groups.push_back(GroupStepOf(group));
+  ThrowIfError(session.SetSettings(number, step));
+}
+
 std::shared_ptr<torch::jit::PythonFutureWrapper> RunHook(DdpHook& hook, c10d::GradBucket& bucket) {
   c10::intrusive_ptr<c10::ivalue::Future> future;
   {
@@ -267,6 +306,7 @@ PYBIND11_MODULE(_C, m) {
       .def("attach", &thalweg::Attach, py::arg("reducer"), py::arg("named_parameters"))
       .def("save_codec_state", &thalweg::SaveCodecState)
       .def("load_codec_state", &thalweg::LoadCodecState, py::arg("state"))
+      .def("set_settings", &thalweg::SetSettings, py::arg("number"), py::arg("groups"))
       .def("stats", &thalweg::Stats)
       .def("note_precision", &Session::NotePrecision, py::call_guard<py::gil_scoped_release>(),
            py::arg("loss_scale"), py::arg("skipped_steps"))
@@ -284,6 +324,15 @@ PYBIND11_MODULE(_C, m) {
   py::class_<thalweg::DdpHook>(m, "DdpHook")
       .def(py::init(&thalweg::MakeInnerHook), py::arg("session"), py::arg("named_parameters"))
       .def("run", &thalweg::RunHook, py::arg("bucket"));
+  py::class_<thalweg::ServedBucket>(m, "ServedBucket")
+      .def(py::init(&thalweg::MakeServedBucket), py::arg("session"), py::kw_only(),
+           py::arg("number"), py::arg("named_parameters"), py::arg("groups"), py::arg("optimizer"),
+           py::arg("decoupled"), py::arg("nesterov"), py::arg("maximize"), py::arg("down"))
+      .def("push", &thalweg::Push, py::arg("gradients"), py::arg("settings"))
+      .def("read", &thalweg::ServedBucket::Read, py::call_guard<py::gil_scoped_release>(),
+           py::arg("slice"))
+      .def("write", &thalweg::ServedBucket::Write, py::call_guard<py::gil_scoped_release>(),
+           py::arg("slice"), py::arg("values"), py::arg("steps"));
   // Its base class is torch's, which must be known by now.
   py::module_::import("torch._C._distributed_c10d");
   py::class_<thalweg::ProcessGroup, c10d::Backend, c10::intrusive_ptr<thalweg::ProcessGroup>>(

@@ -9,10 +9,10 @@
 #include "absl/status/statusor.h"
 #include "core/base/clock.h"
 #include "core/base/host_clock.h"
+#include "core/base/update.h"
 #include "core/exchange/collective.h"
 #include "core/exchange/join.h"
 #include "core/exchange/rounds.h"
-#include "core/exchange/update.h"
 
 namespace thalweg {
 
@@ -57,7 +57,7 @@ class Member {
   virtual absl::Status WriteResidual(BucketId bucket, uint32_t chunk, std::span<const float> values,
                                      TimePoint deadline) = 0;
 
-  // These are for buckets with an update; see there (core/exchange/update.h). Settings are numbered
+  // These are for buckets with an update; see there (core/base/update.h). Settings are numbered
   // from 1; every node gives those that its contributions will name, before. InvalidArgument: nodes
   // differ, or as Validate says. FailedPrecondition: so old a number is not kept. Then the job
   // fails.

@@ -12,9 +12,9 @@
 #include "core/base/layout.h"
 #include "core/base/loss_scale.h"
 #include "core/base/payload.h"
+#include "core/base/update.h"
 #include "core/base/wire_format.h"
 #include "core/exchange/collective.h"
-#include "core/exchange/update.h"
 
 namespace thalweg {
 

@@ -4,7 +4,7 @@
 //
 //   byte  size  field
 //   0     4   A magic       "THW1"
-//   4     2   B type        1 … 19, in the order of Message's alternatives
+//   4     2   B type        1 … 25, in the order of Message's alternatives
 //   6     2   C flags       1: a file descriptor comes with the frame's first byte; else 0
 //   8     4   D body bytes  at most kMaxFrameBytes
 //   12    D   E body        the message's fields in the order of their declaration, without
@@ -12,16 +12,20 @@
 //
 //   u32, u64, i64   as they are
 //   f64             IEEE 754
-//   DType, GradientPath, CollectiveKind, Fold  u8, one of the valid values
+//   bool            u8, 0 or 1
+//   DType, GradientPath, CollectiveKind, Fold, Optimizer, WireFormat  u8, one of the valid values
 //   CodecPolicy     string, as CodecPolicy::ToString writes it
 //   StatusCode      u32, 1 … 16 (never OK)
 //   string          u32 length, then the bytes
 //   DeviceMemory    its three strings
 //   ShardPlace      string address, u32 host
 //   list            u32 count, then each u32 (at most kMaxTensors), ShardPlace or string
-//   (kMaxShards) BucketId        u32 index, u32 generation BucketLayout    DType dtype, u32 count
-//   (at most kMaxTensors), then each TensorSpec TensorSpec      string name, u32 count (at most
-//   kMaxDims), then each dimension as i64
+//                   (kMaxShards), or GroupStep (kMaxUpdateGroups)
+//   optional        bool, then the value if it is there
+//   BucketId        u32 index, u32 generation
+//   BucketLayout    DType dtype, u32 count (at most kMaxTensors), then each TensorSpec
+//   TensorSpec      string name, u32 count (at most kMaxDims), then each dimension as i64
+//   UpdateRule, GroupStep  their fields
 //
 // A layout's dimensions are not negative, and its elements, counting 0-sized dimensions as 1, are
 // at most kMaxBucketElems. There is exactly one encoding of a message. docs/ipc.md has a worked
@@ -30,6 +34,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <variant>
@@ -45,6 +50,7 @@
 #include "core/base/layout.h"
 #include "core/base/protocol.h"
 #include "core/base/shard_place.h"
+#include "core/base/update.h"
 #include "core/ipc/device_memory.h"
 
 namespace thalweg::ipc {
@@ -86,11 +92,13 @@ struct Welcome {
 };
 
 // RegisterBucket is a worker's announcement of a bucket. Its descriptor is the arena that will hold
-// the gradients; otherwise they lie in the memory of a GPU.
+// the gradients; otherwise they lie in the memory of a GPU. With an update the shards keep the
+// bucket's weights, and results are their new values.
 struct RegisterBucket {
   BucketId id;
   BucketLayout layout;
   DeviceMemory memory;
+  std::optional<UpdateRule> update = {};
   bool operator==(const RegisterBucket&) const = default;
 };
 
@@ -109,6 +117,7 @@ struct Submit {
   // Numbers of the bucket's tensors that took no part in the worker's backward pass: their
   // gradients are zero.
   std::vector<uint32_t> unused = {};
+  uint64_t settings = 0;  // number of those for the bucket's update; 0 without one
   bool operator==(const Submit&) const = default;
 };
 
@@ -267,10 +276,44 @@ struct Taken {
   bool operator==(const Taken&) const = default;
 };
 
-using Message =
-    std::variant<Hello, Welcome, RegisterBucket, BucketReady, Submit, Complete, Fail, Leave,
-                 GetCodecState, CodecState, Precision, HostShard, ShardHosted, Alive, MakeGroup,
-                 ShareArena, Collect, Collected, Taken, Send, Receive>;
+// SetSettings is a worker's announcement of settings that its later rounds name; all workers
+// announce the same.
+struct SetSettings {
+  uint64_t number = 0;  // from 1
+  UpdateStep step;
+  bool operator==(const SetSettings&) const = default;
+};
+
+// GetWeights is a worker's request for a slice (core/base/update.h) of what the shards keep of a
+// bucket, between two rounds. Weights answer it.
+struct GetWeights {
+  BucketId id;
+  uint32_t slice = 0;
+  bool operator==(const GetWeights&) const = default;
+};
+
+// Weights are such a slice, whole; a worker sends it to replace what the shards keep, and
+// WeightsTaken answers it. The descriptor is an arena that holds the values in fp32; with 0 bytes
+// there are none: parameters that nobody has written, or a moment that is zeros.
+struct Weights {
+  BucketId id;
+  uint32_t slice = 0;
+  uint64_t steps = 0;  // that the optimizer has done
+  uint64_t bytes = 0;
+  bool operator==(const Weights&) const = default;
+};
+
+// WeightsTaken is the sidecar's answer that the shards have them.
+struct WeightsTaken {
+  BucketId id;
+  uint32_t slice = 0;
+  bool operator==(const WeightsTaken&) const = default;
+};
+
+using Message = std::variant<Hello, Welcome, RegisterBucket, BucketReady, Submit, Complete, Fail,
+                             Leave, GetCodecState, CodecState, Precision, HostShard, ShardHosted,
+                             Alive, MakeGroup, ShareArena, Collect, Collected, Taken, Send, Receive,
+                             SetSettings, GetWeights, Weights, WeightsTaken>;
 
 // Values of at most so many bytes travel in the message, without an arena.
 inline constexpr uint64_t kMaxInlineBytes = 16 << 10;

@@ -58,28 +58,34 @@ std::string Tensor(const std::vector<int64_t>& shape) {
   return bytes;
 }
 absl::Status ParseLayout(const std::string& layout) {
-  const std::string body = layout + std::string(12, '\0');  // without memory of a GPU
+  const std::string body = layout + std::string(13, '\0');  // without a GPU's memory or an update
   return ParseBody(kRegisterBucketType, AsBytes(body)).status();
 }
 
 // The expected bytes are those of docs/ipc.md, written out by hand.
 TEST(MessageTest, FrameIsTheDocumentedBytes) {
   const std::string submit(
-      "THW1\x05\x00\x00\x00\x18\x00\x00\x00"
+      "THW1\x05\x00\x00\x00\x20\x00\x00\x00"
       "\x02\x00\x00\x00\x01\x00\x00\x00\x07\x00\x00\x00\x00\x00\x00\x00"
-      "\x01\x00\x00\x00\x05\x00\x00\x00",
-      36);
-  EXPECT_EQ(EncodeFrame(Submit{{2, 1}, 7, {5}}, false), submit);
+      "\x01\x00\x00\x00\x05\x00\x00\x00\x09\x00\x00\x00\x00\x00\x00\x00",
+      44);
+  EXPECT_EQ(EncodeFrame(Submit{{2, 1}, 7, {5}, 9}, false), submit);
   const std::string register_bucket(
-      "THW1\x03\x00\x01\x00\x35\x00\x00\x00"
+      "THW1\x03\x00\x01\x00\x43\x00\x00\x00"
       "\x02\x00\x00\x00\x01\x00\x00\x00\x01\x01\x00\x00\x00"
       "\x01\x00\x00\x00w\x02\x00\x00\x00"
       "\x03\x00\x00\x00\x00\x00\x00\x00\x04\x00\x00\x00\x00\x00\x00\x00"
-      "\x01\x00\x00\x00u\x01\x00\x00\x00m\x01\x00\x00\x00\x65",
-      12 + 0x35);
-  EXPECT_EQ(EncodeFrame(RegisterBucket{{2, 1}, {DType::kFloat32, {{"w", {3, 4}}}}, {"u", "m", "e"}},
-                        true),
-            register_bucket);
+      "\x01\x00\x00\x00u\x01\x00\x00\x00m\x01\x00\x00\x00\x65"
+      "\x01\x02\x01\x00\x00\x01\x00\x00\x00\x05\x00\x00\x00\x02",
+      12 + 0x43);
+  const UpdateRule adamw = {.optimizer = Optimizer::kAdam,
+                            .decoupled = true,
+                            .groups = {5},
+                            .down = WireFormat::kFloat16};
+  EXPECT_EQ(
+      EncodeFrame(
+          RegisterBucket{{2, 1}, {DType::kFloat32, {{"w", {3, 4}}}}, {"u", "m", "e"}, adamw}, true),
+      register_bucket);
   const std::string precision(
       "THW1\x0b\x00\x00\x00\x10\x00\x00\x00"
       "\x00\x00\x00\x00\x00\x00\xe0\x3f\x03\x00\x00\x00\x00\x00\x00\x00",
@@ -142,7 +148,7 @@ TEST(MessageTest, BadHeadersAreRefusedByName) {
     const char* expected;
   } cases[] = {{0, "X", "not a Thalweg process"},
                {4, std::string(2, '\0'), "type 0"},
-               {4, "\x16", "type 22"},
+               {4, "\x1a", "type 26"},
                {6, "\x02", "flags 2"},
                {8, U32(kMaxFrameBytes + 1), "frame of 16777217 bytes"}};
   for (const auto& c : cases) {
@@ -197,7 +203,7 @@ TEST(MessageTest, StatusCodeOutOfRangeIsRefused) {
 TEST(MessageTest, CountsBeyondTheBytesThereAreRefused) {
   // A list whose items cannot fit is refused before memory is allocated for them: 4 billion items
   // would show under a sanitizer or a memory limit.
-  EXPECT_THAT(std::string(ParseLayout(LayoutStart(1'000'000)).message()), HasSubstr("12 are left"));
+  EXPECT_THAT(std::string(ParseLayout(LayoutStart(1'000'000)).message()), HasSubstr("13 are left"));
   EXPECT_THAT(std::string(ParseLayout(LayoutStart(0xffffffff)).message()),
               HasSubstr("at most 1000000"));
   EXPECT_FALSE(ParseLayout(LayoutStart(2) + Tensor({})).ok());

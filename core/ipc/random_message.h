@@ -2,6 +2,7 @@
 // bounds.
 #pragma once
 
+#include <optional>
 #include <random>
 #include <string>
 #include <vector>
@@ -26,11 +27,11 @@ class RandomMessages {
       case 1:
         return Welcome{random_(), U32(), Text(), random_(), AnyPath(), Text()};
       case 2:
-        return RegisterBucket{Id(), Layout(), Memory()};
+        return RegisterBucket{Id(), Layout(), Memory(), Rule()};
       case 3:
         return BucketReady{Id(), Memory()};
       case 4:
-        return Submit{Id(), random_(), std::vector<uint32_t>(Below(4), U32())};
+        return Submit{Id(), random_(), std::vector<uint32_t>(Below(4), U32()), random_()};
       case 5:
         return Complete{Id(),      random_(), U32(),     random_(), random_(), random_(), random_(),
                         random_(), random_(), random_(), random_(), Real(),    Real()};
@@ -71,8 +72,16 @@ class RandomMessages {
         return Taken{U32(), random_()};
       case 19:
         return Send{U32(), random_(), U32(), random_(), random_(), random_(), U32(), Text()};
-      default:
+      case 20:
         return Receive{U32(), random_(), U32(), random_(), random_(), random_()};
+      case 21:
+        return SetSettings{random_(), {std::vector<GroupStep>(Below(4), Step())}};
+      case 22:
+        return GetWeights{Id(), U32()};
+      case 23:
+        return Weights{Id(), U32(), random_(), random_()};
+      default:
+        return WeightsTaken{Id(), U32()};
     }
   }
   Message Any() { return OfType(Below(std::variant_size_v<Message>)); }
@@ -100,6 +109,16 @@ class RandomMessages {
   }
   std::vector<ShardPlace> Places() { return std::vector<ShardPlace>(Below(4), {Text(), U32()}); }
   DType AnyDType() { return static_cast<DType>(1 + Below(4)); }
+  std::optional<UpdateRule> Rule() {
+    if (Below(2) == 0) return std::nullopt;
+    return UpdateRule{.optimizer = static_cast<Optimizer>(1 + Below(2)),
+                      .decoupled = Below(2) == 0,
+                      .nesterov = Below(2) == 0,
+                      .maximize = Below(2) == 0,
+                      .groups = std::vector<uint32_t>(Below(4), U32()),
+                      .down = static_cast<WireFormat>(1 + Below(9))};
+  }
+  GroupStep Step() { return {Real(), Real(), Real(), Real(), Real(), Real(), Real()}; }
   BucketLayout Layout() {
     BucketLayout layout{AnyDType(), {}};
     layout.tensors.resize(Below(6));

@@ -14,7 +14,13 @@ absl::Status Job::FindStateLocked(Completed& completed) {
   completed.update = layouts_.UpdateOf(id.bucket, id.chunk);
   const bool has_residual = HasResidual(completed.round.wire);
   if (completed.update.rule == nullptr && !has_residual) return absl::OkStatus();
+  const bool is_new = chunks_.Find(id.bucket, id.chunk) == nullptr;
   if (completed.update.rule != nullptr) {
+    if (is_new) {
+      return absl::FailedPreconditionError(
+          absl::StrCat(ToString(id), ": the shard has no weights to update: nobody has written ",
+                       "them, or it was restarted and has lost them"));
+    }
     completed.step = settings_.Find(completed.round.settings);
     if (completed.step == nullptr) {
       return absl::FailedPreconditionError(absl::StrCat(
@@ -22,7 +28,6 @@ absl::Status Job::FindStateLocked(Completed& completed) {
     }
     THALWEG_RETURN_IF_ERROR(CheckFits(*completed.step, *completed.update.rule));
   }
-  const bool is_new = chunks_.Find(id.bucket, id.chunk) == nullptr;
   THALWEG_ASSIGN_OR_RETURN(completed.state,
                            StateLocked(id.bucket, id.chunk, completed.round.elems));
   if (is_new && has_residual) NoteLostResidualLocked(id);

@@ -194,6 +194,7 @@ TEST_F(JobUpdatesTest, NodesThatDifferAreNamedAndTheJobFails) {
 
 TEST_F(JobUpdatesTest, RoundWithoutWeightsOrSettingsFailsWithTheReason) {
   Register();
+  ASSERT_TRUE(Write(test_, {.params = Values(1)}).ok());
   ASSERT_TRUE(Contribute(0, 1, Values(1), 7).ok());
   EXPECT_THAT(std::string(Contribute(1, 1, Values(1), 7).message()),
               HasSubstr("bucket 3 round 1 chunk 0 names settings 7, which are not known"));

@@ -12,8 +12,8 @@
 #include "core/base/layout.h"
 #include "core/base/loss_scale.h"
 #include "core/base/mutex.h"
+#include "core/base/update.h"
 #include "core/base/wire_format.h"
-#include "core/exchange/update.h"
 
 namespace thalweg {
 

@@ -29,7 +29,9 @@ absl::Status HeldRound::CheckSame(uint32_t node, const Contribution& c) const {
   if (c.collective != collective_) {
     return differs("collective", ToString(c.collective), ToString(collective_));
   }
-  if (c.settings != settings_) return differs("number of settings", c.settings, settings_);
+  if (c.settings != settings_)
+    return differs("number of settings (which rises where a learning rate or the like changes)",
+                   c.settings, settings_);
   if (c.wire != wire_) return differs("format", Name(c.wire), Name(wire_));
   if (c.elems != elems_) return differs("number of elements", c.elems, elems_);
   return absl::OkStatus();

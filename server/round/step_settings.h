@@ -8,7 +8,7 @@
 #include <string>
 
 #include "absl/status/status.h"
-#include "core/exchange/update.h"
+#include "core/base/update.h"
 
 namespace thalweg {
 

@@ -7,8 +7,8 @@
 
 #include "absl/status/statusor.h"
 #include "core/base/layout.h"
+#include "core/base/update.h"
 #include "core/exchange/rounds.h"
-#include "core/exchange/update.h"
 #include "server/round/chunk_states.h"
 
 namespace thalweg {

@@ -39,7 +39,8 @@ class BucketRoundTest : public ::testing::Test {
   SidecarMetrics metrics_{registry_};
   JobCompression compression_{"job", {}, 2, 1, metrics_};
   CodecStates states_;
-  BucketTable table_{states_, compression_};
+  ShardGroup shards_{{}, registry_};
+  BucketTable table_{states_, compression_, shards_};
   std::shared_ptr<NodeBucket> bucket_;
   BucketRound round_{kId, kWorkers};
 };

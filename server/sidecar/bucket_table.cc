@@ -6,6 +6,21 @@
 #include "core/base/status_macros.h"
 
 namespace thalweg {
+namespace {
+
+absl::Status CheckSameUpdate(const NodeBucket& known, const ipc::RegisterBucket& message,
+                             const std::string& owner) {
+  if (known.update() == message.update) return absl::OkStatus();
+  const auto text = [](const std::optional<UpdateRule>& update) {
+    return update ? ToString(*update) : "none";
+  };
+  return absl::InvalidArgumentError(
+      absl::StrCat("bucket ", ToString(message.id), ": ", known.owner(), " announced the update ",
+                   text(known.update()), ", ", owner, " ", text(message.update),
+                   ": all workers must give the same optimizer, options and groups of parameters"));
+}
+
+}  // namespace
 
 void BucketTable::Open(const BucketTerms& terms) {
   MutexLock lock(announcing_);
@@ -26,6 +41,7 @@ absl::StatusOr<std::shared_ptr<NodeBucket>> BucketTable::Announce(
   if (earlier != nullptr && earlier->id() == message.id) {
     THALWEG_RETURN_IF_ERROR(
         CheckSameLayout(message.id, earlier->layout(), earlier->owner(), message.layout, owner));
+    THALWEG_RETURN_IF_ERROR(CheckSameUpdate(*earlier, message, owner));
   } else {
     THALWEG_ASSIGN_OR_RETURN(bucket, MakeBucket(earlier, owner, message));
     MutexLock table_lock(mutex_);
@@ -48,8 +64,20 @@ absl::StatusOr<std::shared_ptr<NodeBucket>> BucketTable::MakeBucket(
         absl::StrCat(owner, " announced bucket ", ToString(message.id),
                      " while a round of its earlier layout is in flight"));
   }
-  return states_.MakeBucket(All(), message.id, message.layout, owner, *terms_,
-                            compression_.Choose(message.id, message.layout));
+  if (earlier != nullptr && (message.update || earlier->update())) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(owner, " announced another layout of bucket ", ToString(message.id),
+                     ", whose weights are on the shards: there they keep their first one"));
+  }
+  THALWEG_ASSIGN_OR_RETURN(std::shared_ptr<NodeBucket> made,
+                           states_.MakeBucket(All(), message, owner, *terms_,
+                                              compression_.Choose(message.id, message.layout)));
+  if (message.update) {
+    Part& part = made->whole().part();
+    THALWEG_ASSIGN_OR_RETURN(part.shard_of_chunk, shards_.RegisterBucket(part.bucket, part.plan,
+                                                                         Now() + terms_->patience));
+  }
+  return made;
 }
 
 std::shared_ptr<NodeBucket> BucketTable::Find(uint32_t index) const {

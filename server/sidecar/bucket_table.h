@@ -15,24 +15,27 @@
 #include "server/sidecar/codec_states.h"
 #include "server/sidecar/job_compression.h"
 #include "server/sidecar/node_bucket.h"
+#include "server/sidecar/shard_group.h"
 
 namespace thalweg {
 
 // Thread-safe.
 class BucketTable {
  public:
-  // Both must outlive the table.
-  BucketTable(CodecStates& states, JobCompression& compression)
-      : states_(states), compression_(compression) {}
+  // All must outlive the table.
+  BucketTable(CodecStates& states, JobCompression& compression, ShardGroup& shards)
+      : states_(states), compression_(compression), shards_(shards) {}
 
   // Accepts announcements from now on.
   void Open(const BucketTerms& terms);
 
   // Takes a worker's announcement: `owner` names the worker for messages, `input` is its arena. The
   // first worker that announces a layout makes the bucket, which replaces the earlier layout of the
-  // same index. May wait for a device, and for other announcements. Errors: FailedPrecondition (the
-  // table is not open, a newer layout is there, a round of the earlier one is in flight),
-  // InvalidArgument (the layout differs from another worker's, or the input is not what it says).
+  // same index. A bucket with an update is announced to the shards at once, before any later one:
+  // all nodes must announce these in the same order. May wait for a device, for those shards, and
+  // for other announcements. Errors: FailedPrecondition (the table is not open, a newer layout is
+  // there, a round of the earlier one is in flight), InvalidArgument (the layout or update differs
+  // from another worker's, the input is not what it says, or as NodeBucket::Create), the shards'.
   absl::StatusOr<std::shared_ptr<NodeBucket>> Announce(uint32_t local_rank,
                                                        const std::string& owner,
                                                        const ipc::RegisterBucket& message,
@@ -50,8 +53,9 @@ class BucketTable {
 
   CodecStates& states_;
   JobCompression& compression_;
+  ShardGroup& shards_;
 
-  Mutex announcing_;  // one announcement at a time; held while a device works
+  Mutex announcing_;  // one announcement at a time; held while a device or shard works
   std::optional<BucketTerms> terms_ ABSL_GUARDED_BY(announcing_);
 
   mutable Mutex mutex_;

@@ -28,7 +28,8 @@ class BucketTableTest : public ::testing::Test {
   SidecarMetrics metrics_{registry_};
   JobCompression compression_{"job", {}, 2, 1, metrics_};
   CodecStates states_;
-  BucketTable table_{states_, compression_};
+  ShardGroup shards_{{}, registry_};
+  BucketTable table_{states_, compression_, shards_};
   std::vector<BucketArena> inputs_;
 };
 
@@ -70,7 +71,8 @@ TEST(ClosedBucketTableTest, AnnouncementBeforeTheJobHasBegunIsRefused) {
   SidecarMetrics metrics(registry);
   JobCompression compression("job", {}, 2, 1, metrics);
   CodecStates states;
-  BucketTable table(states, compression);
+  ShardGroup shards({}, registry);
+  BucketTable table(states, compression, shards);
   BucketArena input = *BucketArena::Create("input", 40, true);
   const auto bucket = table.Announce(0, "rank 5", {{3, 0}, {DType::kFloat32, {{"w", {10}}}}, {}},
                                      UniqueFd(dup(input.fd())));

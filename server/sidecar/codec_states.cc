@@ -9,11 +9,11 @@
 namespace thalweg {
 
 absl::StatusOr<std::shared_ptr<NodeBucket>> CodecStates::MakeBucket(
-    const Buckets& buckets, BucketId id, const BucketLayout& layout, const std::string& owner,
+    const Buckets& buckets, const ipc::RegisterBucket& announced, const std::string& owner,
     const BucketTerms& terms, uint32_t auto_choice) {
   MutexLock lock(mutex_);
   THALWEG_RETURN_IF_ERROR(CollectLocked(buckets));
-  return NodeBucket::Create(id, layout, owner, terms, auto_choice, states_);
+  return NodeBucket::Create(announced, owner, terms, auto_choice, states_);
 }
 
 void CodecStates::AwaitUse() { MutexLock lock(mutex_); }

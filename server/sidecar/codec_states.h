@@ -25,8 +25,8 @@ class CodecStates {
 
   // Makes a bucket whose codecs go on from where those of `buckets` are. Arguments as
   // NodeBucket::Create.
-  absl::StatusOr<std::shared_ptr<NodeBucket>> MakeBucket(const Buckets& buckets, BucketId id,
-                                                         const BucketLayout& layout,
+  absl::StatusOr<std::shared_ptr<NodeBucket>> MakeBucket(const Buckets& buckets,
+                                                         const ipc::RegisterBucket& announced,
                                                          const std::string& owner,
                                                          const BucketTerms& terms,
                                                          uint32_t auto_choice);

@@ -38,7 +38,8 @@ class CodecStatesTest : public ::testing::Test {
   SidecarMetrics metrics_{registry_};
   JobCompression compression_{"job", *CodecPolicy::Parse("int8:start=0"), 2, 1, metrics_};
   CodecStates states_;
-  BucketTable table_{states_, compression_};
+  ShardGroup shards_{{}, registry_};
+  BucketTable table_{states_, compression_, shards_};
 };
 
 TEST_F(CodecStatesTest, WhatIsLoadedIsWhatWasSaved) {

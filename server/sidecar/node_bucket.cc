@@ -18,9 +18,12 @@ NodeBucket::NodeBucket(BucketId id, const BucketLayout& layout, const std::strin
       local_size_(terms.local_size),
       round_(id, terms.local_size) {}
 
-absl::StatusOr<std::shared_ptr<NodeBucket>> NodeBucket::Create(
-    BucketId id, const BucketLayout& layout, const std::string& owner, const BucketTerms& terms,
-    uint32_t auto_choice, ParameterStates& states) {
+absl::StatusOr<std::shared_ptr<NodeBucket>> NodeBucket::Create(const ipc::RegisterBucket& announced,
+                                                               const std::string& owner,
+                                                               const BucketTerms& terms,
+                                                               uint32_t auto_choice,
+                                                               ParameterStates& states) {
+  const auto& [id, layout, memory, update] = announced;
   std::shared_ptr<NodeBucket> bucket(new NodeBucket(id, layout, owner, terms));
   THALWEG_ASSIGN_OR_RETURN(
       bucket->memory_,
@@ -33,7 +36,24 @@ absl::StatusOr<std::shared_ptr<NodeBucket>> NodeBucket::Create(
     THALWEG_ASSIGN_OR_RETURN(bucket->compressing_,
                              MakeCodecs(layout, *bucket->memory_, place, choice, states));
   }
+  if (update) THALWEG_RETURN_IF_ERROR(bucket->LeaveWeightsTo(*update, terms));
   return bucket;
+}
+
+absl::Status NodeBucket::LeaveWeightsTo(const UpdateRule& update, const BucketTerms& terms) {
+  THALWEG_RETURN_IF_ERROR(Validate(update, layout_));
+  if (!compressing_.empty()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("bucket ", ToString(id_), ": codec ", terms.codec.ToString(),
+                     " does not go with weights on shards, expected fp32, fp16 or bf16"));
+  }
+  if (terms.path == GradientPath::kIpc) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "bucket ", ToString(id_), " has its weights on shards, whose results go through the host: ",
+        "a sidecar that works on GPUs cannot take them (start it without --cuda)"));
+  }
+  whole_->part().bucket.update = update;
+  return absl::OkStatus();
 }
 
 BucketCodec* NodeBucket::FindCodec(uint32_t part) {
@@ -77,6 +97,28 @@ absl::Status NodeBucket::NoteUnused(const std::vector<uint32_t>& tensors) {
   return absl::OkStatus();
 }
 
+absl::Status NodeBucket::NoteSettings(uint64_t settings) {
+  const auto refused = [this](auto... what) {
+    return absl::InvalidArgumentError(absl::StrCat("bucket ", ToString(id_), what...));
+  };
+  if (update().has_value() != (settings != 0)) {
+    return refused(update() ? " was submitted without settings of its update"
+                            : " was submitted with settings, but without an update");
+  }
+  MutexLock lock(mutex_);
+  if (next_settings_ != 0 && next_settings_ != settings) {
+    return refused(": workers of this node submitted it with settings ", next_settings_, " and ",
+                   settings);
+  }
+  next_settings_ = settings;
+  return absl::OkStatus();
+}
+
+uint64_t NodeBucket::settings() const {
+  MutexLock lock(mutex_);
+  return settings_;
+}
+
 void NodeBucket::BeginRound(double loss_scale) {
   std::vector<BucketCodec*> codecs;
   const bool compresses =
@@ -91,6 +133,7 @@ void NodeBucket::BeginRound(double loss_scale) {
   unused_.assign(num_unused_.size(), false);
   for (size_t i = 0; i < unused_.size(); ++i) unused_[i] = num_unused_[i] == local_size_;
   num_unused_.clear();
+  settings_ = std::exchange(next_settings_, 0);
   round_.Begin(std::move(codecs), loss_scale);
 }
 

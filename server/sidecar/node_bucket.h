@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -10,11 +11,13 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "core/base/clock.h"
-#include "core/base/codec_policy.h"
 #include "core/base/layout.h"
 #include "core/base/mutex.h"
+#include "core/base/update.h"
 #include "core/exchange/rounds.h"
+#include "core/ipc/message.h"
 #include "server/sidecar/bucket_round.h"
+#include "server/sidecar/bucket_terms.h"
 #include "server/sidecar/codec/bucket_codec.h"
 #include "server/sidecar/codec/dense_codec.h"
 #include "server/sidecar/codec/parameter_states.h"
@@ -23,27 +26,16 @@
 
 namespace thalweg {
 
-// Terms that all buckets of a job have in common on this node.
-struct BucketTerms {
-  CodecPolicy codec;
-  uint64_t chunk_bytes = 0;
-  uint32_t num_shards = 1;
-  uint32_t num_nodes = 1;
-  uint32_t local_size = 1;
-  Device* device = nullptr;
-  Duration patience{};                     // how long a device may take for what is queued on it
-  GradientPath path = GradientPath::kCpu;  // of the worker, if the node has one only
-};
-
 // Thread-safe, except AddInput, which one thread at a time may call, and only before the round that
 // needs the input. Its mutex guards the round, and the parts and traffic of the codecs; it is never
 // held while a device works. While a round runs, the contents of memory() belong to it: the job's
 // threads read the shares and write disjoint pieces of the result.
 class NodeBucket : public std::enable_shared_from_this<NodeBucket> {
  public:
-  // `auto_choice` is the number, among the policy's codecs, of what auto has chosen for this
-  // bucket. `states` is the job's.
-  static absl::StatusOr<std::shared_ptr<NodeBucket>> Create(BucketId id, const BucketLayout& layout,
+  // Makes what a worker, `owner`, has announced. `auto_choice` is the number, among the policy's
+  // codecs, of what auto has chosen for this bucket. `states` is the job's. InvalidArgument: shards
+  // cannot update such a bucket, or the node's codecs or devices cannot take their weights.
+  static absl::StatusOr<std::shared_ptr<NodeBucket>> Create(const ipc::RegisterBucket& announced,
                                                             const std::string& owner,
                                                             const BucketTerms& terms,
                                                             uint32_t auto_choice,
@@ -53,6 +45,8 @@ class NodeBucket : public std::enable_shared_from_this<NodeBucket> {
   const BucketLayout& layout() const { return layout_; }
   const std::string& owner() const { return owner_; }  // who announced it first, "rank 3"
   DType share() const { return share_; }
+  // Set where the shards keep the bucket's weights, which are then the results of its rounds.
+  const std::optional<UpdateRule>& update() const { return whole_->part().bucket.update; }
   BucketMemory& memory() { return *memory_; }
   const BucketMemory& memory() const { return *memory_; }
   // Takes the whole bucket, as part 0, until all of compressing() have started.
@@ -71,12 +65,16 @@ class NodeBucket : public std::enable_shared_from_this<NodeBucket> {
   // Before Submit: these of the bucket's tensors took no part in the worker's backward pass.
   // InvalidArgument: there is no such tensor.
   absl::Status NoteUnused(const std::vector<uint32_t>& tensors);
+  // Before Submit: the number of the settings of the round's update. InvalidArgument: workers
+  // differ, or it is 0 with an update or not 0 without.
+  absl::Status NoteSettings(uint64_t settings);
   // Begins the round, which must be queued: it goes through compressing() once all of them have
   // started, otherwise through whole(). Its gradients carry `loss_scale`. The caller then has
   // memory() begin it, too.
   void BeginRound(double loss_scale);
   // Returns the same, of the round that runs.
   double loss_scale() const;
+  uint64_t settings() const;
   // Returns which tensors took no part on any worker of the node, by number; empty: all took part.
   std::vector<bool> unused() const;
   // Returns the codecs that the round goes through. Requires that it runs.
@@ -115,6 +113,7 @@ class NodeBucket : public std::enable_shared_from_this<NodeBucket> {
   std::pair<uint32_t, uint32_t> Outstanding();
 
  private:
+  absl::Status LeaveWeightsTo(const UpdateRule& update, const BucketTerms& terms);
   NodeBucket(BucketId id, const BucketLayout& layout, const std::string& owner,
              const BucketTerms& terms);
 
@@ -133,6 +132,9 @@ class NodeBucket : public std::enable_shared_from_this<NodeBucket> {
   // number.
   std::vector<uint32_t> num_unused_ ABSL_GUARDED_BY(mutex_);
   std::vector<bool> unused_ ABSL_GUARDED_BY(mutex_);  // in the round that runs
+  // Of the round that gathers, 0 until a worker has said so, and of the round that runs.
+  uint64_t next_settings_ ABSL_GUARDED_BY(mutex_) = 0;
+  uint64_t settings_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace thalweg

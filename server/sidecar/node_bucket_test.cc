@@ -30,7 +30,7 @@ class NodeBucketTest : public ::testing::Test {
  protected:
   void SetUp() override {
     const BucketLayout layout{DType::kFloat32, {{"w", {kElems}}}};
-    bucket_ = *NodeBucket::Create({0, 0}, layout, "rank 0", kTerms, 0, states_);
+    bucket_ = *NodeBucket::Create({{0, 0}, layout, {}}, "rank 0", kTerms, 0, states_);
     for (uint32_t rank : {0u, 1u}) {
       arenas_.push_back(*BucketArena::Create("input", kElems * 4, true));
       ASSERT_TRUE(bucket_->AddInput(rank, UniqueFd(dup(arenas_.back().fd())), {}).ok());
@@ -74,12 +74,14 @@ TEST_F(NodeBucketTest, SubmitOutOfOrderIsRefused) {
 }
 
 TEST_F(NodeBucketTest, SubmitBeforeTheArenaCameIsRefused) {
-  const auto bare = *NodeBucket::Create({0, 0}, bucket_->layout(), "rank 0", kTerms, 0, states_);
+  const auto bare =
+      *NodeBucket::Create({{0, 0}, bucket_->layout(), {}}, "rank 0", kTerms, 0, states_);
   EXPECT_FALSE(bare->Submit(0, 1, kStart).ok());
 }
 
 TEST_F(NodeBucketTest, ArenaOfAnotherSizeIsRefused) {
-  const auto bare = *NodeBucket::Create({0, 0}, bucket_->layout(), "rank 0", kTerms, 0, states_);
+  const auto bare =
+      *NodeBucket::Create({{0, 0}, bucket_->layout(), {}}, "rank 0", kTerms, 0, states_);
   auto small = *BucketArena::Create("input", kElems * 4 - 4, true);
   EXPECT_FALSE(bare->AddInput(0, UniqueFd(dup(small.fd())), {}).ok());
   EXPECT_FALSE(bucket_->AddInput(0, UniqueFd(dup(arenas_[0].fd())), {}).ok()) << "twice";

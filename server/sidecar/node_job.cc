@@ -96,7 +96,8 @@ NodeJob::NodeJob(const ipc::Hello& first, const ShardDirectory::JobShards& shard
       report_(first, context.metrics, context.trace),
       shards_(Pointers(shards.shards), context.metrics.registry, context.trace),
       compression_(first.job, first.codec, first.num_nodes, shards_.size(), context.metrics),
-      buckets_(states_, compression_),
+      buckets_(states_, compression_, shards_),
+      weights_(buckets_, shards_, patience_.silence.shard()),
       runner_({first.node, first.num_nodes, first.world_size, patience_.silence, context.threads,
                HasSteps(first.codec)},
               {outcome_, progress_, buckets_, states_, compression_, shards_, report_},
@@ -212,6 +213,30 @@ void NodeJob::OnCodecState(uint32_t local_rank, const ipc::CodecState& message, 
   if (status.ok()) return;
   Fail(absl::Status(status.code(),
                     absl::StrCat(roster_.NameOf(local_rank), ": ", status.message())));
+}
+
+void NodeJob::OnSetSettings(uint32_t local_rank, const ipc::SetSettings& message) {
+  const absl::Status status = weights_.SetSettings(roster_.NameOf(local_rank), message);
+  if (!status.ok()) Fail(status);
+}
+
+void NodeJob::OnGetWeights(uint32_t local_rank, const ipc::GetWeights& message) {
+  const auto read = weights_.Read(message, AliveOf(local_rank));
+  if (!read.ok()) return Fail(read.status());
+  roster_.Tell(local_rank, read->first, read->second.fd());
+}
+
+void NodeJob::OnWeights(uint32_t local_rank, const ipc::Weights& message, UniqueFd arena) {
+  const absl::Status status = weights_.Write(message, std::move(arena), AliveOf(local_rank));
+  if (!status.ok()) return Fail(status);
+  roster_.Tell(local_rank, ipc::WeightsTaken{message.id, message.slice});
+}
+
+std::function<void()> NodeJob::AliveOf(uint32_t local_rank) {
+  return [this, local_rank] {
+    OnHeard(local_rank);
+    roster_.Tell(local_rank, ipc::Alive{});
+  };
 }
 
 void NodeJob::Refuse(uint32_t local_rank, const absl::Status& why) {

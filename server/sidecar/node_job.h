@@ -3,6 +3,7 @@
 //
 //   Roster        the workers: who is here, who has left, and their outboxes
 //   BucketTable   the buckets that they have announced (CodecStates: what codecs carry on)
+//   ServedWeights the weights that shards keep of some of them
 //   RoundRunner   the way of a bucket through its rounds
 //   CollectiveRunner  the collectives of the workers' groups
 //   PostOffice    the messages between their workers
@@ -32,6 +33,7 @@
 #include "server/sidecar/roster.h"
 #include "server/sidecar/round_report.h"
 #include "server/sidecar/round_runner.h"
+#include "server/sidecar/served_weights.h"
 #include "server/sidecar/shard_group.h"
 #include "server/sidecar/watchdog.h"
 
@@ -62,6 +64,10 @@ class NodeJob : public std::enable_shared_from_this<NodeJob>,
   // Both fail the job when a round is in flight, or the state is not one of this job's.
   void OnGetCodecState(uint32_t local_rank);
   void OnCodecState(uint32_t local_rank, const ipc::CodecState& message, UniqueFd arena);
+  // Fail the job when nobody can do that, for what reason ever.
+  void OnSetSettings(uint32_t local_rank, const ipc::SetSettings& message);
+  void OnGetWeights(uint32_t local_rank, const ipc::GetWeights& message);
+  void OnWeights(uint32_t local_rank, const ipc::Weights& message, UniqueFd arena);
   // Tells one worker why the sidecar hangs up, and waits until that has been sent.
   void Refuse(uint32_t local_rank, const absl::Status& why);
   // The worker is gone, with OK when it said so itself.
@@ -109,6 +115,8 @@ class NodeJob : public std::enable_shared_from_this<NodeJob>,
   absl::Status JoinShards();
   void Monitor();
   void SendHeartbeats(uint32_t shard);
+  // Shows that the worker and the job are alive while the worker's reader is busy.
+  std::function<void()> AliveOf(uint32_t local_rank);
 
   const ipc::Hello spec_;  // of the worker that came first
   const Patience patience_;
@@ -123,6 +131,7 @@ class NodeJob : public std::enable_shared_from_this<NodeJob>,
   JobCompression compression_;
   CodecStates states_;
   BucketTable buckets_;
+  ServedWeights weights_;
   RoundRunner runner_;
   Arenas arenas_;
   CollectiveRunner collectives_;

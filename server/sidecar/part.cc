@@ -23,8 +23,9 @@ void Part::BeginRound() {
 }
 
 absl::Status Part::Claim(const RoundResult& r) {
-  if (!in_flight || r.id.round != round || r.id.chunk >= plan.Count() || r.wire != bucket.wire ||
-      r.elems != plan.Elems(r.id.chunk) || !IsPayloadSize(r.wire, r.elems, r.payload.SizeBytes())) {
+  if (!in_flight || r.id.round != round || r.id.chunk >= plan.Count() ||
+      r.wire != result_format() || r.elems != plan.Elems(r.id.chunk) ||
+      !IsPayloadSize(r.wire, r.elems, r.payload.SizeBytes())) {
     return absl::InvalidArgumentError(absl::StrCat(
         "got ", r.elems, " ", Name(r.wire), " values in ", r.payload.SizeBytes(),
         " bytes for chunk ", r.id.chunk, ", round ", r.id.round, " of bucket ", ToString(bucket.id),

@@ -26,10 +26,12 @@ struct Part {
   bool FinishChunk(const RoundResult& result);
 
   uint64_t Elems() const { return plan.total_elems; }
+  WireFormat result_format() const { return bucket.update ? bucket.update->down : bucket.wire; }
 
   BucketAnnouncement bucket;
   ChunkPlan plan;
-  std::vector<uint32_t> shard_of_chunk;  // set by the run thread when announced to the shards
+  // Set when announced to the shards: by the run thread, or at once where these keep the weights.
+  std::vector<uint32_t> shard_of_chunk;
 
   // The following members are the round's.
   uint64_t round = 0;  // in flight, or the last one

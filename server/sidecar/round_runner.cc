@@ -37,6 +37,7 @@ absl::Status RoundRunner::Submit(uint32_t local_rank, const ipc::Submit& message
   const bool may_run_at_once = bucket->compressing().empty() &&
                                bucket->whole().part().plan.Count() == 1 && message.round > 1;
   THALWEG_RETURN_IF_ERROR(bucket->NoteUnused(message.unused));
+  THALWEG_RETURN_IF_ERROR(bucket->NoteSettings(message.settings));
   const TimePoint now = Now();
   THALWEG_ASSIGN_OR_RETURN(const TurnQueue::Turn turn,
                            turns_.Submit(bucket, local_rank, message.round, now, may_run_at_once));
@@ -117,13 +118,14 @@ absl::Status RoundRunner::Exchange(const std::shared_ptr<NodeBucket>& bucket) {
 
 absl::Status RoundRunner::SendPart(const Step& step, FoldPool& pool) {
   THALWEG_RETURN_IF_ERROR(Announce(*step.codec, *step.part));
+  const bool is_reduced_here = terms_.num_nodes == 1 && !step.bucket->update();
   return pool.Run(step.part->plan.Count(), [&](uint32_t chunk) {
-    return terms_.num_nodes == 1 ? ReduceChunk(step, chunk) : SendChunk(step, chunk);
+    return is_reduced_here ? ReduceChunk(step, chunk) : SendChunk(step, chunk);
   });
 }
 
 absl::Status RoundRunner::Announce(BucketCodec& codec, Part& part) {
-  if (part.round == 1) {
+  if (part.round == 1 && !part.bucket.update) {
     THALWEG_ASSIGN_OR_RETURN(
         part.shard_of_chunk,
         context_.shards.RegisterBucket(part.bucket, part.plan, Now() + terms_.timeout.shard()));
@@ -143,6 +145,7 @@ absl::Status RoundRunner::SendChunk(const Step& step, uint32_t chunk) {
   contribution.wire = part->bucket.wire;
   contribution.elems = part->plan.Elems(chunk);
   contribution.payload = Payload(share, bucket);
+  contribution.settings = bucket->settings();
   if (HasResidual(contribution.wire)) contribution.loss_scale = bucket->loss_scale();
   const TimePoint encoded = Now();
   bucket->NoteSent(*codec, *part, chunk, share.size(), encoded - start - gradient.waited(),

@@ -94,7 +94,7 @@ class RoundRunner {
   absl::Status SendPart(const Step& step, FoldPool& pool);
   absl::Status Announce(BucketCodec& codec, Part& part);
   absl::Status SendChunk(const Step& step, uint32_t chunk);
-  // Takes the place of SendChunk on a node that is alone.
+  // Takes the place of SendChunk on a node that is alone, unless a shard keeps the weights.
   absl::Status ReduceChunk(const Step& step, uint32_t chunk);
   absl::Status TakeStep(const Step& step);
   absl::Status Decode(const RoundResult& received, Step& step, TimePoint& sent);

@@ -102,7 +102,7 @@ class RoundRunnerTest : public ::testing::Test {
   ShardGroup shards_{{&shard_}, registry_};
   JobCompression compression_{"job", {}, 2, 1, metrics_};
   CodecStates states_;
-  BucketTable table_{states_, compression_};
+  BucketTable table_{states_, compression_, shards_};
   RoundReport report_{hello_, metrics_, nullptr};
   FakeListener listener_;
   std::unique_ptr<RoundRunner> runner_;

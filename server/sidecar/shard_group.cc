@@ -248,6 +248,22 @@ absl::Status ShardGroup::WriteResidual(uint32_t k, BucketId bucket, uint32_t chu
   return member->WriteResidual(bucket, chunk, residual, deadline);
 }
 
+absl::Status ShardGroup::SetSettings(uint64_t number, const UpdateStep& step, TimePoint deadline) {
+  return CallAll([&](Member& member) { return member.SetSettings(number, step, deadline); });
+}
+
+absl::StatusOr<WeightsSlice> ShardGroup::ReadWeights(uint32_t k, BucketId bucket, uint32_t chunk,
+                                                     uint32_t slice, TimePoint deadline) {
+  THALWEG_ASSIGN_OR_RETURN(Member* const member, MemberOf(k));
+  return member->ReadWeights(bucket, chunk, slice, deadline);
+}
+
+absl::Status ShardGroup::WriteWeights(uint32_t k, BucketId bucket, uint32_t chunk, uint32_t slice,
+                                      WeightsSlice weights, TimePoint deadline) {
+  THALWEG_ASSIGN_OR_RETURN(Member* const member, MemberOf(k));
+  return member->WriteWeights(bucket, chunk, slice, std::move(weights), deadline);
+}
+
 std::string ShardGroup::Debtors() { return SilentDebtors(TimePoint::max()); }
 
 std::string ShardGroup::SilentDebtors(TimePoint since) {

@@ -60,6 +60,13 @@ class ShardGroup {
   absl::Status WriteResidual(uint32_t shard, BucketId bucket, uint32_t chunk,
                              std::span<const float> residual, TimePoint deadline);
 
+  // See Member, core/base/update.h. All shards are told settings.
+  absl::Status SetSettings(uint64_t number, const UpdateStep& step, TimePoint deadline);
+  absl::StatusOr<WeightsSlice> ReadWeights(uint32_t shard, BucketId bucket, uint32_t chunk,
+                                           uint32_t slice, TimePoint deadline);
+  absl::Status WriteWeights(uint32_t shard, BucketId bucket, uint32_t chunk, uint32_t slice,
+                            WeightsSlice weights, TimePoint deadline);
+
   // Returns the shards with pending results, for messages: "aggregator shard 1 (2 results)",
   // separated by commas.
   std::string Debtors();

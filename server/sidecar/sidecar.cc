@@ -168,6 +168,12 @@ absl::Status Sidecar::ReadMessages(Connection& connection, NodeJob& job, uint32_
       job.OnGetCodecState(local_rank);
     } else if (const auto* state = std::get_if<ipc::CodecState>(&received->message)) {
       job.OnCodecState(local_rank, *state, std::move(received->fd));
+    } else if (const auto* settings = std::get_if<ipc::SetSettings>(&received->message)) {
+      job.OnSetSettings(local_rank, *settings);
+    } else if (const auto* wanted = std::get_if<ipc::GetWeights>(&received->message)) {
+      job.OnGetWeights(local_rank, *wanted);
+    } else if (const auto* weights = std::get_if<ipc::Weights>(&received->message)) {
+      job.OnWeights(local_rank, *weights, std::move(received->fd));
     } else if (const auto* group = std::get_if<ipc::MakeGroup>(&received->message)) {
       THALWEG_RETURN_IF_ERROR(job.OnMakeGroup(local_rank, *group));
     } else if (const auto* arena = std::get_if<ipc::ShareArena>(&received->message)) {

@@ -31,7 +31,8 @@ class QueueTest : public ::testing::Test {
   SidecarMetrics metrics_{registry_};
   JobCompression compression_{"job", {}, 2, 1, metrics_};
   CodecStates states_;
-  BucketTable table_{states_, compression_};
+  ShardGroup shards_{{}, registry_};
+  BucketTable table_{states_, compression_, shards_};
   JobOutcome outcome_{"job"};
   std::vector<std::shared_ptr<NodeBucket>> buckets_;
   TurnQueue turns_{outcome_};

@@ -72,7 +72,7 @@ class WatchdogTest : public ::testing::Test {
   ShardGroup shards_{{&shard_}, registry_};
   JobCompression compression_{"job", hello_.codec, 2, 1, metrics_};
   CodecStates states_;
-  BucketTable table_{states_, compression_};
+  BucketTable table_{states_, compression_, shards_};
   Roster roster_{hello_, metrics_, outcome_, [](const absl::Status&) {}};
   NoCollectives nobody_;
   Arenas arenas_;

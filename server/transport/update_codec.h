@@ -1,11 +1,11 @@
-// This header converts what control.proto says of updates to and from the types of core/exchange,
-// as control_codec.h does the rest.
+// This header converts what control.proto says of updates to and from the types of core/base, as
+// control_codec.h does the rest.
 #pragma once
 
 #include <cstdint>
 
 #include "absl/status/statusor.h"
-#include "core/exchange/update.h"
+#include "core/base/update.h"
 #include "thalweg/v1/control.pb.h"
 
 namespace thalweg {

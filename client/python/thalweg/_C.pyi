@@ -121,6 +121,13 @@ class Session:
     def attach(self, reducer: object, named_parameters: list[tuple[str, Tensor]]) -> None:
         """Registers the communication hook with a DDP module's reducer."""
 
+    def set_settings(self, number: int, groups: list[dict[str, float]]) -> None:
+        """Numbers, from 1, the settings of an update, by group, that later pushes name.
+
+        The keys are lr, weight_decay, momentum, dampening, beta1, beta2 and eps; one that is not
+        there is 0. All workers of the job give the same. Raises RuntimeError.
+        """
+
     def stats(self) -> dict[str, float]:
         """Returns the fields of SessionStats in client/core/session.h."""
 
@@ -167,6 +174,50 @@ class DdpHook:
         On the CPU it is read-only memory, valid until the bucket's next round; on a GPU it is the
         bucket's own memory.
         """
+
+class ServedBucket:
+    """Parameters whose weights the shards keep and update. All workers of a job make the same ones
+    in the same order; one thread at a time may use it.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        *,
+        number: int,
+        named_parameters: list[tuple[str, Tensor]],
+        groups: list[int],
+        optimizer: str,
+        decoupled: bool,
+        nesterov: bool,
+        maximize: bool,
+        down: str,
+    ) -> None:
+        """`number` is the bucket's in the session. `groups` has the number of each parameter's
+        group, `optimizer` is "sgd" or "adam", which is `decoupled` as in AdamW; `down` is the
+        format in which weights come: "fp32", "fp16" or "bf16".
+
+        Parameters are dense, of one type out of float32, float16 and bfloat16, and on the CPU.
+        Raises RuntimeError.
+        """
+
+    def push(self, gradients: Tensor, settings: int) -> Future[Tensor]:
+        """Pushes the gradients of all parameters, one after the other in one tensor of their type,
+        which may be reused at once.
+
+        The result is the new weights in the same order and type: read-only memory that the node's
+        workers share, until the next push.
+        """
+
+    def read(self, slice: int) -> tuple[Tensor | None, int]:
+        """Returns the weights (0) or a moment of the optimizer (1, 2), and the steps done.
+
+        The values are float32, of all parameters one after the other; None: nobody has written the
+        weights, or the moment is zeros. Between two rounds only. Raises RuntimeError.
+        """
+
+    def write(self, slice: int, values: Tensor | None, steps: int) -> None:
+        """Replaces them, before the first push of all workers; one worker does that."""
 
 class AllReducer:
     """Reduces single tensors. All workers must make the same calls in the same order."""

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from thalweg import fsdp as fsdp
     from thalweg import optim as optim
     from thalweg import policy as policy
+    from thalweg import ps as ps
     from thalweg._reduce_by_hand import all_reduce, fetch_gradients
     from thalweg.codecs import BF16, FP16, FP32, Auto, Int8, OneBit, PowerSGD, TopK
     from thalweg.policy import Policy, Rule
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 _CODECS = ("BF16", "FP16", "FP32", "Auto", "Int8", "OneBit", "PowerSGD", "TopK")
 _POLICIES = ("Policy", "Rule")
 _BY_HAND = ("all_reduce", "fetch_gradients")
-_MODULES = ("amp", "compat", "data", "ddp", "fsdp", "optim", "policy")
+_MODULES = ("amp", "compat", "data", "ddp", "fsdp", "optim", "policy", "ps")
 
 __all__ = [
     "BF16",

@@ -40,7 +40,8 @@ absl::StatusOr<std::span<const std::byte>> CastCodec::Encode(const Part& part, u
 absl::Status CastCodec::Decode(const Part& part, const RoundResult& received) {
   const uint64_t begin = part.plan.Begin(received.id.chunk);
   return Scatter(begin, received.elems, [&](std::byte* out) {
-    return DecodePayload(received.payload, wire_, tensors_.layout().dtype, received.elems, out);
+    return DecodePayload(received.payload, DTypeOf(received.wire), tensors_.layout().dtype,
+                         received.elems, out);
   });
 }
 

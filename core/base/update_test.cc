@@ -1,4 +1,4 @@
-#include "core/exchange/update.h"
+#include "core/base/update.h"
 
 #include <gtest/gtest.h>
 

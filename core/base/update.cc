@@ -1,4 +1,4 @@
-#include "core/exchange/update.h"
+#include "core/base/update.h"
 
 #include <algorithm>
 #include <cmath>
@@ -18,7 +18,7 @@ absl::Status Validate(const UpdateRule& rule, const BucketLayout& layout) {
   const auto refused = [](auto... what) {
     return absl::InvalidArgumentError(absl::StrCat("update: ", what...));
   };
-  if (rule.optimizer != Optimizer::kSgd && rule.optimizer != Optimizer::kAdam) {
+  if (!IsValid(rule.optimizer)) {
     return refused("there is no optimizer ", static_cast<int>(rule.optimizer));
   }
   if (rule.decoupled && rule.optimizer != Optimizer::kAdam) {

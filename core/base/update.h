@@ -73,6 +73,10 @@ struct WeightsSlice {
   bool operator==(const WeightsSlice&) const = default;
 };
 
+constexpr bool IsValid(Optimizer optimizer) {
+  return optimizer == Optimizer::kSgd || optimizer == Optimizer::kAdam;
+}
+
 // Returns how many moments the optimizer keeps for each weight, with any settings.
 constexpr uint32_t MaxMomentsOf(Optimizer optimizer) {
   return optimizer == Optimizer::kAdam ? 2 : 1;

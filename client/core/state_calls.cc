@@ -1,0 +1,100 @@
+#include "client/core/state_calls.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "absl/strings/str_cat.h"
+#include "core/base/status_macros.h"
+
+namespace thalweg {
+
+absl::StatusOr<StateCalls::Answer> StateCalls::Ask(const ipc::Message& question, int fd,
+                                                   const std::string& what) {
+  {
+    MutexLock lock(mutex_);
+    THALWEG_RETURN_IF_ERROR(failure_);
+    answer_.reset();
+    waits_ = true;
+    last_heard_ = Now();
+  }
+  const absl::Status sent = tell_(question, fd);
+  MutexLock lock(mutex_);
+  while (sent.ok() && failure_.ok() && !answer_ && Now() - last_heard_ <= timeout_) {
+    changed_.WaitUntil(mutex_, last_heard_ + timeout_, [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+      return answer_.has_value() || !failure_.ok();
+    });
+  }
+  waits_ = false;
+  THALWEG_RETURN_IF_ERROR(failure_);
+  THALWEG_RETURN_IF_ERROR(sent);
+  if (answer_) return *std::exchange(answer_, std::nullopt);
+  return absl::DeadlineExceededError(
+      absl::StrCat(who_, " did not ", what, " within ", ToSeconds(timeout_), " s"));
+}
+
+absl::Status StateCalls::Take(Answer answer, const char* name) {
+  MutexLock lock(mutex_);
+  if (!waits_) {
+    return absl::InvalidArgumentError(absl::StrCat("the sidecar sent an unexpected ", name));
+  }
+  answer_ = std::move(answer);
+  changed_.NotifyAll();
+  return absl::OkStatus();
+}
+
+absl::Status StateCalls::OnCodecState(const ipc::CodecState& message, UniqueFd fd) {
+  THALWEG_ASSIGN_OR_RETURN(BucketArena arena, BucketArena::Open(std::move(fd), message.bytes));
+  return Take({.bucket = {}, .arena = std::move(arena)}, "CodecState");
+}
+
+absl::Status StateCalls::OnWeights(const ipc::Weights& message, UniqueFd fd) {
+  THALWEG_ASSIGN_OR_RETURN(BucketArena arena, BucketArena::Open(std::move(fd), message.bytes));
+  return Take({message.id, message.slice, message.steps, std::move(arena)}, "Weights");
+}
+
+absl::Status StateCalls::OnWeightsTaken(const ipc::WeightsTaken& message) {
+  return Take({.bucket = message.id, .slice = message.slice, .arena = std::nullopt},
+              "WeightsTaken");
+}
+
+void StateCalls::Fail(const absl::Status& why) {
+  MutexLock lock(mutex_);
+  if (failure_.ok()) failure_ = why;
+  changed_.NotifyAll();
+}
+
+absl::StatusOr<BucketArena> StateCalls::GetCodecState() {
+  MutexLock turn(turn_);
+  THALWEG_ASSIGN_OR_RETURN(Answer answer, Ask(ipc::GetCodecState{}, -1, "send the codec's state"));
+  return *std::move(answer.arena);
+}
+
+absl::Status StateCalls::SetCodecState(std::span<const std::byte> state) {
+  THALWEG_ASSIGN_OR_RETURN(BucketArena arena,
+                           BucketArena::Create("thalweg-codec-state", state.size(), true));
+  std::memcpy(arena.payload(), state.data(), state.size());
+  return tell_(ipc::CodecState{state.size()}, arena.fd());
+}
+
+absl::StatusOr<WeightsSlice> StateCalls::GetWeights(BucketId bucket, uint32_t slice) {
+  MutexLock turn(turn_);
+  THALWEG_ASSIGN_OR_RETURN(const Answer answer,
+                           Ask(ipc::GetWeights{bucket, slice}, -1,
+                               absl::StrCat("send the weights of bucket ", ToString(bucket))));
+  const std::span values(reinterpret_cast<const float*>(answer.arena->payload()),
+                         answer.arena->payload_bytes() / sizeof(float));
+  return WeightsSlice{{values.begin(), values.end()}, answer.steps};
+}
+
+absl::Status StateCalls::SetWeights(BucketId bucket, uint32_t slice, std::span<const float> values,
+                                    uint64_t steps) {
+  THALWEG_ASSIGN_OR_RETURN(BucketArena arena,
+                           BucketArena::Create("thalweg-weights", values.size_bytes(), true));
+  std::memcpy(arena.payload(), values.data(), values.size_bytes());
+  MutexLock turn(turn_);
+  return Ask(ipc::Weights{bucket, slice, steps, values.size_bytes()}, arena.fd(),
+             absl::StrCat("take the weights of bucket ", ToString(bucket)))
+      .status();
+}
+
+}  // namespace thalweg

@@ -1,0 +1,76 @@
+// StateCalls asks a sidecar for what a job keeps from round to round, and gives it such a state:
+// that of codecs, and the weights that shards keep.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "core/base/clock.h"
+#include "core/base/layout.h"
+#include "core/base/mutex.h"
+#include "core/base/update.h"
+#include "core/ipc/bucket_arena.h"
+#include "core/ipc/message.h"
+
+namespace thalweg {
+
+// A StateCalls is thread-safe; calls take turns. A call waits for an answer until the sidecar has
+// been silent for `timeout`: DeadlineExceeded, which begins with `who`.
+class StateCalls {
+ public:
+  using Tell = std::function<absl::Status(const ipc::Message&, int fd)>;
+  // `tell` sends to the sidecar.
+  StateCalls(std::string who, Duration timeout, Tell tell)
+      : who_(std::move(who)), timeout_(timeout), tell_(std::move(tell)) {}
+
+  absl::StatusOr<BucketArena> GetCodecState();
+  absl::Status SetCodecState(std::span<const std::byte> state);
+  absl::StatusOr<WeightsSlice> GetWeights(BucketId bucket, uint32_t slice);
+  absl::Status SetWeights(BucketId bucket, uint32_t slice, std::span<const float> values,
+                          uint64_t steps);
+
+  // These are for the thread that reads the sidecar's messages: one is here, be it an answer or
+  // not; the session has failed, and so does every call from now on.
+  void OnMessage() {
+    MutexLock lock(mutex_);
+    last_heard_ = Now();
+  }
+  absl::Status OnCodecState(const ipc::CodecState& message, UniqueFd fd);
+  absl::Status OnWeights(const ipc::Weights& message, UniqueFd fd);
+  absl::Status OnWeightsTaken(const ipc::WeightsTaken& message);
+  void Fail(const absl::Status& why);
+
+ private:
+  struct Answer {
+    BucketId bucket;  // of weights
+    uint32_t slice = 0;
+    uint64_t steps = 0;
+    std::optional<BucketArena> arena;  // none: they have been taken
+  };
+
+  // Sends the question and waits for the answer, which is called `what` in an error.
+  absl::StatusOr<Answer> Ask(const ipc::Message& question, int fd, const std::string& what)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(turn_);
+  absl::Status Take(Answer answer, const char* name);
+
+  const std::string who_;
+  const Duration timeout_;
+  const Tell tell_;
+
+  Mutex turn_;
+  mutable Mutex mutex_;
+  CondVar changed_;
+  bool waits_ ABSL_GUARDED_BY(mutex_) = false;
+  std::optional<Answer> answer_ ABSL_GUARDED_BY(mutex_);
+  absl::Status failure_ ABSL_GUARDED_BY(mutex_);
+  TimePoint last_heard_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace thalweg

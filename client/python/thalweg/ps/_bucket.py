@@ -1,0 +1,163 @@
+"""Parameters that are pushed and pulled together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.futures import Future
+
+from thalweg import _C
+from thalweg.ps._pushed_grad import PushedGrad
+from thalweg.ps._rules import Kind, Rule
+
+_FIRST_BYTES = 1 << 20  # as in DistributedDataParallel: the first can leave early
+
+
+class Parameter(NamedTuple):
+    """A parameter that shards update."""
+
+    name: str
+    tensor: Tensor
+    group: int  # number of its group
+
+
+def cut(parameters: Sequence[Parameter], bytes_: int) -> list[list[Parameter]]:
+    """Returns the buckets of parameters in the order in which a backward pass should fill them.
+
+    A bucket has one type, and at least one parameter; others only as far as `bytes_` allow.
+    """
+    buckets: list[list[Parameter]] = []
+    sizes: list[int] = []
+    open_: dict[torch.dtype, int] = {}  # the number of the bucket of each type that is not full
+    for parameter in reversed(parameters):
+        dtype, size = parameter.tensor.dtype, parameter.tensor.nbytes
+        number = open_.get(dtype)
+        limit = _FIRST_BYTES if number == 0 else bytes_
+        if number is None or sizes[number] + size > limit:
+            number = open_[dtype] = len(buckets)
+            buckets.append([])
+            sizes.append(0)
+        buckets[number].append(parameter)
+        sizes[number] += size
+    return buckets
+
+
+class Bucket:
+    """One bucket of a session. Gradients are gathered until all are there, then pushed together."""
+
+    def __init__(
+        self,
+        session: _C.Session,
+        number: int,
+        parameters: Sequence[Parameter],
+        *,
+        kind: Kind,
+        rule: Rule,
+        pull: str,
+    ) -> None:
+        self.parameters = parameters
+        self._kind = kind
+        self._served = _C.ServedBucket(
+            session,
+            number=number,
+            named_parameters=[(each.name, each.tensor) for each in parameters],
+            groups=[each.group for each in parameters],
+            optimizer=kind.native,
+            decoupled=rule.decoupled,
+            nesterov=rule.nesterov,
+            maximize=rule.maximize,
+            down=pull,
+        )
+        first = parameters[0].tensor
+        elems = sum(each.tensor.numel() for each in parameters)
+        self._grads = torch.empty(elems, dtype=first.dtype)
+        self._places = dict(zip(map(id, self._tensors()), self._views(self._grads), strict=True))
+        self._gathered: set[int] = set()
+        self._coming: Future[Tensor] | None = None
+
+    @property
+    def is_full(self) -> bool:
+        return len(self._gathered) == len(self.parameters)
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._gathered
+
+    def missing(self) -> list[str]:
+        """Returns the names of the parameters that have no gradient in this step."""
+        return [each.name for each in self.parameters if id(each.tensor) not in self._gathered]
+
+    def overwritten(self) -> list[str]:
+        """Returns the names of those whose gradient somebody has put back."""
+        return [
+            each.name
+            for each in self.parameters
+            if each.tensor.grad is not None and not isinstance(each.tensor.grad, PushedGrad)
+        ]
+
+    def gather(self, parameter: Parameter) -> None:
+        """Takes the parameter's gradient away. Call it once in a step."""
+        tensor = parameter.tensor
+        assert tensor.grad is not None
+        self._places[id(tensor)].copy_(tensor.grad)
+        tensor.grad = None
+        tensor.grad = PushedGrad(tensor, parameter.name)
+        self._gathered.add(id(tensor))
+
+    def push(self, settings: int) -> None:
+        """Sends the gradients, all of which have been gathered."""
+        self._coming = self._served.push(self._grads, settings)
+
+    def pull(self) -> None:
+        """Waits for the weights that result, and puts them in place. Raises RuntimeError."""
+        assert self._coming is not None
+        weights = self._coming.wait()
+        self._coming = None
+        self._gathered.clear()
+        with torch.no_grad():
+            torch._foreach_copy_(self._tensors(), self._views(weights))
+
+    def read(self) -> tuple[list[dict[str, Tensor]], int]:
+        """Returns by parameter what torch calls the state, and the steps done."""
+        states: list[dict[str, Tensor]] = [{} for _ in self.parameters]
+        steps = 0
+        for slice_, name in enumerate(self._kind.moments, start=1):
+            values, steps = self._served.read(slice_)
+            if values is None:
+                continue
+            for state, view in zip(states, self._views(values), strict=True):
+                state[name] = view.clone()
+        return states, steps
+
+    def weights(self) -> list[Tensor]:
+        """Returns the shards' float32 weights, by parameter; empty: nobody has written them."""
+        values, _ = self._served.read(0)
+        return [] if values is None else [view.clone() for view in self._views(values)]
+
+    def write(self, states: Sequence[dict[str, Tensor]], steps: int) -> None:
+        """Makes these, and the parameters' present values, what the shards have."""
+        flat = [tensor.detach().reshape(-1).float() for tensor in self._tensors()]
+        self._served.write(0, torch.cat(flat), steps)
+        for slice_, name in enumerate(self._kind.moments, start=1):
+            values = None
+            if any(state.get(name) is not None for state in states):
+                moments = [
+                    torch.zeros_like(tensor, dtype=torch.float32)
+                    if state.get(name) is None
+                    else state[name]
+                    for tensor, state in zip(self._tensors(), states, strict=True)
+                ]
+                values = torch.cat([moment.detach().reshape(-1).float() for moment in moments])
+            self._served.write(slice_, values, steps)
+
+    def _tensors(self) -> list[Tensor]:
+        return [each.tensor for each in self.parameters]
+
+    def _views(self, flat: Tensor) -> list[Tensor]:
+        """Returns the part of each parameter, in its shape."""
+        parts = flat.split([tensor.numel() for tensor in self._tensors()])
+        shapes = [tensor.shape for tensor in self._tensors()]
+        return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]

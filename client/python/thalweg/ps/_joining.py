@@ -1,0 +1,72 @@
+"""Makes the workers of a process group a job whose shards keep their weights."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+
+from thalweg import _C, _collectives, _config, _job, _process_group, _rendezvous, policy
+from thalweg._config import Config, Network
+from thalweg._topology import Tensor
+from thalweg.codecs import BF16, FP16, FP32
+from thalweg.policy import Policy
+
+_DENSE = (FP32, FP16, BF16)
+_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def join(
+    group: dist.ProcessGroup,
+    named_parameters: list[tuple[str, torch.Tensor]],
+    description: str,
+    arguments: dict[str, object],
+) -> _C.Session:
+    """Returns this worker's session. All workers of the group call it together.
+
+    `description` is equal on all workers, as are names, types and shapes of the parameters. Raises
+    what thalweg.ddp.attach() does.
+    """
+    problem = ""
+    try:
+        config, network = Config.from_env().override(**arguments), Network.from_env()
+        problem = _why_not(policy.parse(config.codec), named_parameters)
+    except _config.ConfigError as error:
+        config, network = Config.from_env({}), Network.from_env({})
+        problem = str(error)  # the others must hear of it as well
+    config = config._replace(
+        step_timeout=config.step_timeout or config.timeout, node_reduce="sidecar"
+    )
+    # The description is the first line of the model that all must have.
+    model = [Tensor(f"({description})", "", ())]
+    for name, tensor in named_parameters:
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        model.append(Tensor(name, dtype, tuple(tensor.shape)))
+    me = _job.introduction(
+        config, problem, running=_process_group.running_sidecar(), model=tuple(model)
+    )
+    _rendezvous.await_all(group, me.step_timeout)
+    meeting = _collectives.Meeting.of(group, me.timeout)
+    job = _job.join(_job.meet(me, meeting), network, meeting)
+    assert job.session is not None
+    return job.session
+
+
+def _why_not(codecs: Policy, named_parameters: list[tuple[str, torch.Tensor]]) -> str:
+    """Returns why shards cannot keep these weights; empty: they can."""
+    lossy = [codec.spec() for codec in codecs.codecs if not isinstance(codec, _DENSE)]
+    if lossy:
+        return (
+            f"codec {lossy[0]} does not go with ServerOptimizer: expected fp32, fp16 or bf16 "
+            "(codec=, THALWEG_CODEC)"
+        )
+    for name, tensor in named_parameters:
+        if tensor.device.type != "cpu":
+            return f"parameter {name} is on {tensor.device}: ServerOptimizer takes the CPU's only"
+        if tensor.dtype not in _DTYPES:
+            return (
+                f"parameter {name} is {tensor.dtype}: ServerOptimizer takes float32, float16 and "
+                "bfloat16"
+            )
+        if tensor.layout is not torch.strided:
+            return f"parameter {name} is sparse: ServerOptimizer takes dense ones"
+    return ""

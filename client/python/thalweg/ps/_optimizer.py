@@ -1,0 +1,213 @@
+"""The optimizer that a training script holds, while shards do its work."""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.optim import Optimizer
+
+from thalweg import _precision
+from thalweg.ps import _joining
+from thalweg.ps._bucket import Bucket, Parameter, cut
+from thalweg.ps._rules import KINDS, rule_of
+from thalweg.ps._serving import Serving
+
+_PULL_NAMES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
+
+
+class ServerOptimizer(Optimizer):
+    """An optimizer whose step is done on the shards, by one for all workers.
+
+    Every worker of the process group makes it, with a model that is not in DistributedDataParallel.
+    Then rank 0's parameters are on all workers, those that require no gradient too. A backward pass
+    pushes each gradient as soon as it is there; step() waits for the weights that result from the
+    mean of all workers' gradients. Parameters without gradients stay as they are, as do buffers.
+
+    `optimizer` is "sgd", "adam" or "adamw"; `options` are torch's arguments for that one, with its
+    defaults. Groups, schedulers, `zero_grad` and `state_dict` are those of a torch optimizer of
+    that kind, and checkpoints can be exchanged with it in both directions. `pull` says in what the
+    weights come: "fp32", "bf16", "fp16", or as the parameters are (None); shards keep them in
+    float32. `bucket_cap_mb` MiB of parameters travel together. `process_group` is the default one
+    if None. `codec` (of gradients: "fp32", "bf16", "fp16"), `timeout`, `step_timeout`,
+    `chunk_bytes` and `local_shards` are those of thalweg.ddp.attach().
+
+    Raises on all workers, saying what is wrong, what thalweg.ddp.attach() raises; ValueError also
+    for options that shards do not have.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        optimizer: str,
+        *,
+        pull: str | None = None,
+        bucket_cap_mb: float = 25.0,
+        process_group: dist.ProcessGroup | None = None,
+        codec: object = None,
+        timeout: float | None = None,
+        step_timeout: float | str | None = None,
+        chunk_bytes: int | None = None,
+        local_shards: str | bool | None = None,
+        **options: Any,  # noqa: ANN401 - torch checks them
+    ) -> None:
+        if optimizer not in KINDS:
+            raise ValueError(f"thalweg: optimizer {optimizer!r}, expected {', '.join(KINDS)}")
+        if not dist.is_initialized():
+            raise RuntimeError("thalweg: call torch.distributed.init_process_group() first")
+        self._kind = KINDS[optimizer]
+        local = self._kind.torch(params, **options)
+        self._is_complete = False
+        super().__init__(local.param_groups, local.defaults)
+        self._is_complete = True
+        rule = rule_of(self.param_groups)
+        group = process_group or dist.group.WORLD
+        assert group is not None
+        parameters = self._served_parameters()
+        if not parameters:
+            raise ValueError("thalweg: no parameter requires a gradient")
+        named = [(each.name, each.tensor) for each in parameters]
+        pulls = {each.tensor.dtype: _pull(pull, each.tensor.dtype) for each in parameters}
+        arguments = {
+            "codec": codec,
+            "timeout": timeout,
+            "step_timeout": step_timeout,
+            "chunk_bytes": chunk_bytes,
+            "local_shards": local_shards,
+        }
+        description = f"{optimizer}, {rule}, pull {pull}, bucket_cap_mb {bucket_cap_mb:g}"
+        session = _joining.join(group, named, description, arguments)
+        buckets = [
+            Bucket(
+                session, number, each, kind=self._kind, rule=rule, pull=pulls[each[0].tensor.dtype]
+            )
+            for number, each in enumerate(cut(parameters, int(bucket_cap_mb * (1 << 20))))
+        ]
+        _broadcast(group, self.param_groups)
+        is_first = dist.get_rank(group) == 0
+        self._serving = Serving(session, buckets, self._kind, rule, is_first=is_first)
+        self.stats = session.stats
+        self._accumulates = False
+        self._hooks = [
+            each.tensor.register_post_accumulate_grad_hook(self._hook_of(bucket, each))
+            for bucket in buckets
+            for each in bucket.parameters
+        ]
+        _precision.watch(self._serving)
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # noqa: ANN401
+        """Waits for the new weights. Raises RuntimeError, which ends the job, where a parameter
+        that requires a gradient got none, settings have changed since the backward pass, or another
+        worker, node or shard has failed.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        if self._serving.is_idle:
+            self._serving.check_open()
+        else:
+            self._serving.finish_step(self.param_groups)
+        return loss
+
+    @contextlib.contextmanager
+    def accumulate(self) -> Iterator[None]:
+        """Backward passes in it only add up gradients; the next one after it pushes the sums."""
+        before, self._accumulates = self._accumulates, True
+        try:
+            yield
+        finally:
+            self._accumulates = before
+
+    def publish(self) -> None:
+        """Makes rank 0's parameters, as they will be when the next step's first gradient is pushed,
+        those of the shards. Call it on all workers after changing parameters by hand.
+        """
+        if self._serving.is_published:
+            self._serving.load_state(self.state)
+        self._serving.is_published = False
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns what torch's optimizer of this kind returns. One worker may call it alone,
+        between two steps.
+        """
+        if not self._serving.is_published:
+            return super().state_dict()
+        self._serving.load_state(self.state)
+        try:
+            return super().state_dict()
+        finally:
+            self.state.clear()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes what torch's optimizer of this kind returned. Call it on all workers; the shards
+        get rank 0's, with its parameters, when the next step's first gradient is pushed.
+        """
+        super().load_state_dict(state_dict)
+        self._serving.check_rule(self.param_groups)
+        self._serving.is_published = False
+
+    def full_state_dict(self) -> dict[str, Tensor]:
+        """Returns the float32 weights by name. One worker may call it alone, between two steps."""
+        return self._serving.weights()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forgets all gradients that have not been pushed; they become None always."""
+        super().zero_grad(set_to_none=True)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Raises RuntimeError: what the shards keep is fixed."""
+        if self._is_complete:
+            raise RuntimeError("thalweg: ServerOptimizer cannot add groups: make a new one")
+        super().add_param_group(param_group)
+
+    def close(self) -> None:
+        """Leaves the job. Parameters stay as they are. May be called again."""
+        for hook in self._hooks:
+            hook.remove()
+        self._serving.close()
+
+    def _served_parameters(self) -> list[Parameter]:
+        served = []
+        for number, group in enumerate(self.param_groups):
+            names = group.get("param_names") or [
+                f"{number}.{index}" for index in range(len(group["params"]))
+            ]
+            for name, tensor in zip(names, group["params"], strict=True):
+                if tensor.requires_grad:
+                    served.append(Parameter(name, tensor, number))
+        return served
+
+    def _hook_of(self, bucket: Bucket, parameter: Parameter) -> Callable[[Tensor], None]:
+        ref = weakref.ref(self)  # parameters may outlive the optimizer
+
+        def hook(_: Tensor) -> None:
+            ours = ref()
+            if ours is not None and not ours._accumulates:
+                ours._serving.gather(bucket, parameter, ours.param_groups, ours.state)
+
+        return hook
+
+
+def _pull(asked: str | None, dtype: torch.dtype) -> str:
+    """Returns the format in which weights of this type come."""
+    own = _PULL_NAMES.get(dtype, "fp32")  # others are refused when the workers meet
+    if asked is None:
+        return own
+    if asked not in _PULL_NAMES.values():
+        raise ValueError(f"thalweg: pull is {asked!r}, expected fp32, bf16 or fp16")
+    if own not in {"fp32", asked}:
+        raise ValueError(f"thalweg: pull is {asked!r}, but there are parameters in {own}")
+    return asked
+
+
+def _broadcast(process_group: dist.ProcessGroup, groups: Sequence[Mapping[str, Any]]) -> None:
+    """Gives all workers rank 0's parameters, as DistributedDataParallel does."""
+    tensors = [tensor.detach() for group in groups for tensor in group["params"]]
+    if tensors:
+        dist._broadcast_coalesced(process_group, tensors, 250 << 20, 0)  # type: ignore[attr-defined]

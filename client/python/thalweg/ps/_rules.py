@@ -1,0 +1,80 @@
+"""What an optimizer is, for the shards that run it: kinds, what stays, and settings of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from torch import Tensor
+from torch.optim import SGD, Adam, AdamW, Optimizer
+
+Group = Mapping[str, Any]  # of a torch optimizer's param_groups
+
+
+class Kind(NamedTuple):
+    """An optimizer that shards have."""
+
+    torch: type[Optimizer]  # whose arguments, groups and state it has
+    native: str  # its name in _C.ServedBucket
+    moments: tuple[str, ...]  # the names of its state in torch, by slice from 1
+    settings: tuple[str, ...]  # the names in a group of what may change from step to step
+
+
+_ADAM = ("adam", ("exp_avg", "exp_avg_sq"), ("lr", "weight_decay", "betas", "eps"))
+KINDS = {
+    "sgd": Kind(SGD, "sgd", ("momentum_buffer",), ("lr", "weight_decay", "momentum", "dampening")),
+    "adam": Kind(Adam, *_ADAM),
+    "adamw": Kind(AdamW, *_ADAM),
+}
+
+# Options of torch's that ask for a way of computing, not for another result.
+_WAYS = ("foreach", "fused")
+_UNKNOWN = ("amsgrad", "capturable", "differentiable")
+
+
+class Rule(NamedTuple):
+    """What all groups have in common, and keep."""
+
+    decoupled: bool
+    nesterov: bool
+    maximize: bool
+
+
+def rule_of(groups: Sequence[Group]) -> Rule:
+    """Returns the rule of these groups. Raises ValueError for what shards cannot do."""
+    rules = [
+        Rule(
+            decoupled=bool(group.get("decoupled_weight_decay", False)),
+            nesterov=bool(group.get("nesterov", False)),
+            maximize=bool(group["maximize"]),
+        )
+        for group in groups
+    ]
+    for number, (group, rule) in enumerate(zip(groups, rules, strict=True)):
+        for option in _UNKNOWN:
+            if group.get(option):
+                raise ValueError(f"thalweg: group {number} has {option}, which shards do not have")
+        if rule != rules[0]:
+            raise ValueError(
+                f"thalweg: group {number} has {rule}, group 0 {rules[0]}: shards have one for all"
+            )
+    return rules[0]
+
+
+def settings_of(kind: Kind, groups: Sequence[Group]) -> list[dict[str, float]]:
+    """Returns by group what a step needs, with the names that _C.Session.set_settings() knows."""
+    return [_settings(kind, group) for group in groups]
+
+
+def _settings(kind: Kind, group: Group) -> dict[str, float]:
+    settings: dict[str, float] = {}
+    for name in kind.settings:
+        if name == "betas":
+            settings["beta1"], settings["beta2"] = map(_number, group[name])
+        else:
+            settings[name] = _number(group[name])
+    return settings
+
+
+def _number(value: float | Tensor) -> float:
+    return float(value)

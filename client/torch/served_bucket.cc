@@ -1,0 +1,87 @@
+#include "client/torch/served_bucket.h"
+
+#include <ATen/ATen.h>
+
+#include <cstring>
+
+#include "absl/strings/str_cat.h"
+#include "client/torch/device_gradient.h"
+#include "client/torch/tensor.h"
+
+namespace thalweg {
+namespace {
+
+void ThrowUnless(const absl::Status& status) {
+  if (!status.ok()) Throw(std::string(status.message()));
+}
+
+BucketLayout LayoutOf(const ServedBucket::Parameters& parameters) {
+  BucketLayout layout;
+  for (const auto& [name, parameter] : parameters) {
+    const DType dtype = CheckReducible(parameter, absl::StrCat("parameter ", name), c10::kCPU);
+    if (layout.tensors.empty()) layout.dtype = dtype;
+    if (dtype != layout.dtype) {
+      Throw(absl::StrCat("parameter ", name, " is ", Name(dtype), ", others of its bucket are ",
+                         Name(layout.dtype)));
+    }
+    layout.tensors.push_back({name, parameter.sizes().vec()});
+  }
+  return layout;
+}
+
+}  // namespace
+
+ServedBucket::ServedBucket(std::shared_ptr<Session> session, uint32_t number,
+                           const Parameters& parameters, const UpdateRule& update)
+    : session_(std::move(session)), id_{.index = number} {
+  ThrowUnless(session_->RegisterServedBucket(id_, LayoutOf(parameters), update));
+}
+
+c10::intrusive_ptr<c10::ivalue::Future> ServedBucket::Push(const at::Tensor& gradients,
+                                                           uint64_t settings) {
+  CheckReducible(gradients, absl::StrCat("gradients of bucket ", id_.index), c10::kCPU);
+  auto future = c10::make_intrusive<c10::ivalue::Future>(c10::TensorType::get());
+  session_->Submit(id_, BytesOf(gradients), {.settings = settings},
+                   [future, type = gradients.scalar_type()](absl::StatusOr<ReducedBucket> weights) {
+                     if (!weights.ok()) return future->setError(ToException(weights.status()));
+                     future->markCompleted(Wrap(*std::move(weights), type));
+                   });
+  return future;
+}
+
+std::pair<std::optional<at::Tensor>, uint64_t> ServedBucket::Read(uint32_t slice) const {
+  const absl::StatusOr<WeightsSlice> weights = session_->ReadWeights(id_, slice);
+  ThrowUnless(weights.status());
+  if (weights->values.empty()) return {std::nullopt, weights->steps};
+  at::Tensor values = at::empty({static_cast<int64_t>(weights->values.size())}, at::kFloat);
+  std::memcpy(values.data_ptr(), weights->values.data(), weights->values.size() * sizeof(float));
+  return {std::move(values), weights->steps};
+}
+
+void ServedBucket::Write(uint32_t slice, const std::optional<at::Tensor>& values, uint64_t steps) {
+  if (!values) return ThrowUnless(session_->WriteWeights(id_, slice, {}, steps));
+  const DType dtype =
+      CheckReducible(*values, absl::StrCat("weights of bucket ", id_.index), c10::kCPU);
+  if (dtype != DType::kFloat32) {
+    Throw(absl::StrCat("weights of bucket ", id_.index, " are ", Name(dtype), ", expected fp32"));
+  }
+  ThrowUnless(session_->WriteWeights(
+      id_, slice, {values->const_data_ptr<float>(), static_cast<size_t>(values->numel())}, steps));
+}
+
+GroupStep GroupStepOf(const std::map<std::string, double>& settings) {
+  GroupStep step;
+  const std::map<std::string, double*> fields = {
+      {"lr", &step.lr},       {"weight_decay", &step.weight_decay}, {"momentum", &step.momentum},
+      {"eps", &step.eps},     {"dampening", &step.dampening},       {"beta1", &step.beta1},
+      {"beta2", &step.beta2},
+  };
+  for (const auto& [name, value] : settings) {
+    const auto field = fields.find(name);
+    if (field == fields.end()) Throw(absl::StrCat("there is no setting '", name, "' of an update"));
+    *field->second = value;
+  }
+  return step;
+}
+
+}  // namespace thalweg

@@ -1,0 +1,99 @@
+"""Trains the same model with its optimizer on the shards, and with the same one on the workers."""
+
+import contextlib
+import os
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import thalweg.ddp
+import thalweg.optim
+from thalweg.ps import ServerOptimizer
+
+BUCKET_MB = 0.05  # several buckets
+
+# By name: the kind, the same optimizer on the worker, and the options of both.
+CASES: dict[str, tuple[str, Any, dict[str, Any]]] = {
+    "sgd": ("sgd", thalweg.optim.FusedSGD, {"lr": 0.05}),
+    "nesterov": (
+        "sgd",
+        thalweg.optim.FusedSGD,
+        {"lr": 0.05, "momentum": 0.9, "nesterov": True, "weight_decay": 1e-3},
+    ),
+    "dampened": ("sgd", thalweg.optim.FusedSGD, {"lr": 0.05, "momentum": 0.9, "dampening": 0.1}),
+    "adam": ("adam", thalweg.optim.FusedAdam, {"lr": 1e-2, "weight_decay": 1e-2}),
+    "adamw": ("adamw", thalweg.optim.FusedAdamW, {"lr": 1e-2, "betas": (0.8, 0.95)}),
+    "maximize": ("adamw", thalweg.optim.FusedAdamW, {"lr": 1e-3, "maximize": True}),
+}
+
+
+def make_model(seed: int) -> nn.Module:
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(64, 100), nn.Tanh(), nn.Linear(100, 100), nn.Linear(100, 10))
+    model[0].bias.requires_grad_(False)
+    return model
+
+
+def groups_of(model: nn.Module) -> list[dict[str, Any]]:
+    """Returns the weights, and the biases in a group of their own without decay."""
+    named = list(model.named_parameters())
+    return [
+        {"params": [p for name, p in named if name.endswith("weight")]},
+        {"params": [p for name, p in named if name.endswith("bias")], "weight_decay": 0.0},
+    ]
+
+
+class Trainer:
+    """Takes steps on data that depend on the rank and the step alone."""
+
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        self.model = model
+        self.optimizer = optimizer
+        self.scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 4, gamma=0.9)
+        self.step = 0
+
+    def loss(self, part: int = 0) -> torch.Tensor:
+        seed = 1000 * self.step + 10 * dist.get_rank() + part
+        data = torch.Generator().manual_seed(seed)
+        return self.model(torch.randn(8, 64, generator=data)).square().mean()
+
+    def train(self, steps: int, passes: int = 1) -> None:
+        for _ in range(steps):
+            self.optimizer.zero_grad()
+            with self.held_back():
+                for part in range(1, passes):
+                    self.loss(part).backward()
+            self.loss().backward()
+            self.optimizer.step()
+            self.scheduler.step()
+            self.step += 1
+
+    def held_back(self) -> contextlib.AbstractContextManager[Any]:
+        if isinstance(self.optimizer, ServerOptimizer):
+            return self.optimizer.accumulate()
+        assert isinstance(self.model, DistributedDataParallel)
+        return self.model.no_sync()
+
+
+def on_servers(case: str) -> Trainer:
+    kind, _, options = CASES[case]
+    model = make_model(dist.get_rank())  # rank 0's count
+    optimizer = ServerOptimizer(
+        groups_of(model),
+        kind,
+        bucket_cap_mb=BUCKET_MB,
+        codec=os.environ.get("CODEC"),
+        pull=os.environ.get("PULL"),
+        **options,
+    )
+    return Trainer(model, optimizer)
+
+
+def on_workers(case: str) -> Trainer:
+    _, make, options = CASES[case]
+    model = DistributedDataParallel(make_model(dist.get_rank()), bucket_cap_mb=BUCKET_MB)
+    thalweg.ddp.attach(model, os.environ.get("CODEC"))
+    return Trainer(model, make(groups_of(model.module), **options))

@@ -1,0 +1,112 @@
+"""Tests training with the optimizer on the shards, against the same optimizer on the workers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness import Job, servers
+
+JOBS = Path(__file__).parent / "server_optimizer_jobs.py"
+
+# Each entry lists how many workers the nodes have, and how many aggregators there are; where there
+# are none, the sidecars host shards.
+PLACES = [((1,), 0), ((2,), 0), ((1, 1), 0), ((2, 1, 1), 0), ((1, 1), 2), ((1, 2), 3)]
+
+
+def run(name: str, tmp_path: Path, nodes: tuple[int, ...], shards: int, **env: str) -> list[Any]:
+    """Returns what the workers of such a job return."""
+    with servers(shards=shards) as cluster:
+        flags = () if shards else ("--shard-listen", "127.0.0.1:0")
+        for _ in nodes:
+            cluster.add_sidecar(*flags)
+        sockets = [str(cluster.folder / f"s{node}.sock") for node in range(len(nodes))]
+        sidecar_of = [sockets[node] for node, count in enumerate(nodes) for _ in range(count)]
+        return Job(name, cluster, tmp_path, sidecar_of=sidecar_of, env=env, jobs=JOBS).results()
+
+
+def assert_same_bits(results: list[dict[str, str]]) -> None:
+    """All workers have the weights of the optimizer on the workers, which are not the first."""
+    assert len({result["servers"] for result in results}) == 1
+    for result in results:
+        assert result["servers"] == result["workers"] != result["before"]
+
+
+@pytest.mark.parametrize(("nodes", "shards"), PLACES)
+def test_weights_have_the_bits_of_the_workers_own_fused_optimizer(nodes, shards, tmp_path):
+    assert_same_bits(run("trained", tmp_path, nodes, shards, OPTIMIZER="adamw"))
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "nesterov", "dampened", "adam", "maximize"])
+def test_every_optimizer_has_the_bits_of_the_workers_own(optimizer, tmp_path):
+    assert_same_bits(run("trained", tmp_path, (1, 1), 0, OPTIMIZER=optimizer))
+
+
+@pytest.mark.parametrize("codec", ["fp16", "bf16"])
+def test_gradients_in_16_bits_give_what_they_give_with_the_hook(codec, tmp_path):
+    assert_same_bits(run("trained", tmp_path, (1, 1), 1, OPTIMIZER="adamw", CODEC=codec))
+
+
+def test_accumulated_gradients_are_pushed_once(tmp_path):
+    assert_same_bits(run("trained", tmp_path, (1, 1), 0, OPTIMIZER="nesterov", PASSES="3"))
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "nesterov", "adamw"])
+def test_checkpoint_of_either_goes_on_in_the_other_with_the_same_bits(optimizer, tmp_path):
+    for result in run("exchanged_checkpoints", tmp_path, (1, 1), 2, OPTIMIZER=optimizer):
+        assert result["servers then workers"] == result["whole"]
+        assert result["workers then servers"] == result["whole"]
+
+
+@pytest.mark.parametrize("pull", ["own", "bf16"])
+def test_workers_have_the_shards_float32_weights_rounded(pull, tmp_path):
+    first, second = run("rounded_weights", tmp_path, (1, 1), 0, PULL=pull)
+    assert first["digest"] == second["digest"]
+    assert first["rounded"]
+    assert first["differ"]
+    assert first["names"] == ["0.weight", "2.bias", "2.weight", "3.bias", "3.weight"]
+
+
+def test_parameters_changed_by_hand_and_published_are_the_shards(tmp_path):
+    assert_same_bits(run("changed_and_published", tmp_path, (1, 1), 0))
+
+
+EXPECTED = [
+    "ValueError: thalweg: optimizer 'lamb', expected sgd, adam, adamw",
+    "ValueError: thalweg: group 0 has amsgrad, which shards do not have",
+    "ValueError: thalweg: pull is 'int8', expected fp32, bf16 or fp16",
+    "codec int8:start=2,feedback=1 does not go with ServerOptimizer: expected fp32, fp16 or bf16",
+    "TypeError: Adam.__init__() got an unexpected keyword argument 'momentum'",
+    "parameter 0.0 is torch.float64: ServerOptimizer takes float32, float16 and bfloat16",
+    "ValueError: thalweg: pull is 'bf16', but there are parameters in fp16",
+    "0.0 float32[3, 3] on rank 0, 0.0 float32[4, 3] on rank 1",
+    "RuntimeError: thalweg: ServerOptimizer cannot add groups: make a new one",
+    "ValueError: thalweg: no parameter requires a gradient",
+]
+
+
+def test_what_shards_cannot_do_is_refused_by_name_on_all_workers(tmp_path):
+    for result in run("refused", tmp_path, (1, 1), 0):
+        assert len(result) == len(EXPECTED)
+        for found, expected in zip(result, EXPECTED, strict=True):
+            assert expected in found
+
+
+BROKEN = {
+    "clip": "the gradient of 0.0 has been pushed to the shards",
+    "backward_twice": "has been pushed to the shards",
+    "change_settings": "settings have changed between backward() and step()",
+    "change_weights": "0.1 has been changed since the last step",
+    "leave_one_out": "got no gradient in this step",
+    "scale": "gradients carry a loss scale of 4",
+    "other_settings": "a learning rate or the like changes",
+}
+
+
+@pytest.mark.parametrize("how", BROKEN)
+def test_script_at_fault_is_told_why_and_nobody_waits_for_it(how, tmp_path):
+    first, second = run("broken", tmp_path, (1, 1), 0, BREAK=how)
+    assert "RuntimeError: " in first
+    assert BROKEN[how] in first
+    assert "Error: " in second

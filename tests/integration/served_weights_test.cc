@@ -1,0 +1,245 @@
+// These tests take buckets whose weights shards keep through workers, sidecars and shards.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "tests/integration/cluster.h"
+
+namespace thalweg {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::Each;
+using ::testing::HasSubstr;
+
+using Values = std::vector<float>;
+
+constexpr uint64_t kElems = 5000;  // several chunks of 1024
+constexpr BucketId kBucket{0, 0};
+const BucketLayout kLayout{DType::kFloat32, {{"a", {7}}, {"b", {4993}}}};
+const UpdateRule kSgd{.optimizer = Optimizer::kSgd, .groups = {0, 0}};
+const UpdateStep kStep{{{.lr = 0.25, .momentum = 0.5}}};
+
+// All numbers below are multiples of a power of two, so that float32 has them exactly.
+float FirstWeight(uint64_t i) { return static_cast<float>(i % 64) * 0.5F; }
+float MeanGradient(uint64_t i, uint64_t round) { return static_cast<float>((i + round) % 8); }
+
+Values GradientOf(uint32_t rank, uint32_t world_size, uint64_t round) {
+  Values values(kElems);
+  for (uint64_t i = 0; i < kElems; ++i) {
+    // The shares of all ranks sum to world_size times the mean.
+    const auto off = static_cast<float>(rank) - static_cast<float>(world_size - 1) / 2;
+    values[i] = MeanGradient(i, round) + off;
+  }
+  return values;
+}
+
+// What torch.optim.SGD(lr=0.25, momentum=0.5) does.
+struct Reference {
+  Values weights = Values(kElems);
+  Values momentum = Values(kElems);
+
+  Reference() {
+    for (uint64_t i = 0; i < kElems; ++i) weights[i] = FirstWeight(i);
+  }
+  void Step(uint64_t round) {
+    for (uint64_t i = 0; i < kElems; ++i) {
+      momentum[i] = (round == 1 ? 0 : 0.5F * momentum[i]) + MeanGradient(i, round);
+      weights[i] -= 0.25F * momentum[i];
+    }
+  }
+};
+
+std::future<Outcome> Push(Session& session, const Values& gradient, uint64_t settings) {
+  auto promise = std::make_shared<std::promise<Outcome>>();
+  session.Submit(
+      kBucket, std::as_bytes(std::span(gradient)), {.settings = settings},
+      [promise](absl::StatusOr<ReducedBucket> weights) {
+        if (!weights.ok()) return promise->set_value(weights.status());
+        promise->set_value(std::vector<std::byte>(weights->bytes.begin(), weights->bytes.end()));
+      });
+  return promise->get_future();
+}
+
+Values ValuesOf(const std::vector<std::byte>& bytes) {
+  Values values(bytes.size() / sizeof(float));
+  std::memcpy(values.data(), bytes.data(), bytes.size());
+  return values;
+}
+
+// The workers of a job, each in a thread of its own.
+class Workers {
+ public:
+  explicit Workers(Cluster& cluster, const std::string& codec = "fp32", bool hosted = false)
+      : sessions_(cluster.ConnectAll([&](SessionOptions& o) {
+          o.codec = *CodecPolicy::Parse(codec);
+          if (hosted) o.shards = cluster.HostedPlaces();
+        })) {}
+
+  uint32_t size() const { return static_cast<uint32_t>(sessions_.size()); }
+  Session& session(uint32_t rank) { return **sessions_[rank]; }
+
+  void Run(const std::function<void(uint32_t rank, Session& session)>& work) {
+    std::vector<std::future<void>> running;
+    for (uint32_t rank = 0; rank < size(); ++rank) {
+      ASSERT_TRUE(sessions_[rank].ok()) << sessions_[rank].status();
+      running.push_back(
+          std::async(std::launch::async, [&, rank] { work(rank, *sessions_[rank].value()); }));
+    }
+    for (auto& worker : running) Get(worker);
+  }
+  // Announces the bucket everywhere; the first worker writes the weights.
+  void Begin(const UpdateRule& rule) {
+    Run([&](uint32_t, Session& session) {
+      ASSERT_TRUE(session.RegisterServedBucket(kBucket, kLayout, rule).ok());
+    });
+    const absl::Status written =
+        session(0).WriteWeights(kBucket, 0, Reference().weights, /*steps=*/0);
+    ASSERT_TRUE(written.ok()) << written;
+  }
+
+ private:
+  std::vector<absl::StatusOr<std::unique_ptr<Session>>> sessions_;
+};
+
+struct Shape {
+  uint32_t nodes, workers, shards;
+  bool hosted = false;
+};
+
+class ServedWeightsTest : public ::testing::TestWithParam<Shape> {};
+
+TEST_P(ServedWeightsTest, EveryWorkerGetsTheWeightsThatOneOptimizerWouldHave) {
+  const Shape shape = GetParam();
+  Cluster cluster(shape.nodes, shape.workers, shape.shards);
+  Workers workers(cluster, "fp32", shape.hosted);
+  workers.Begin(kSgd);
+  constexpr uint64_t kRounds = 5;
+  workers.Run([&](uint32_t rank, Session& session) {
+    Reference reference;
+    ASSERT_TRUE(session.SetSettings(1, kStep).ok());
+    for (uint64_t round = 1; round <= kRounds; ++round) {
+      const Values gradient = GradientOf(rank, workers.size(), round);
+      auto pushed = Push(session, gradient, 1);
+      const Outcome weights = Get(pushed);
+      ASSERT_TRUE(weights.ok()) << weights.status();
+      reference.Step(round);
+      ASSERT_EQ(ValuesOf(*weights), reference.weights) << "rank " << rank << ", round " << round;
+    }
+  });
+  Reference reference;
+  for (uint64_t round = 1; round <= kRounds; ++round) reference.Step(round);
+  for (uint32_t rank = 0; rank < workers.size(); ++rank) {
+    const auto moment = workers.session(rank).ReadWeights(kBucket, 1);
+    ASSERT_TRUE(moment.ok()) << moment.status();
+    EXPECT_EQ(moment->values, reference.momentum);
+    EXPECT_EQ(moment->steps, kRounds);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Shapes, ServedWeightsTest,
+                         ::testing::Values(Shape{1, 1, 1}, Shape{1, 2, 2}, Shape{2, 2, 1},
+                                           Shape{3, 1, 2}, Shape{2, 2, 3, true}),
+                         [](const auto& info) {
+                           const Shape& s = info.param;
+                           return absl::StrCat(s.nodes, "x", s.workers, "on", s.shards,
+                                               s.hosted ? "hosted" : "");
+                         });
+
+TEST(ServedWeightsTest, WeightsCrossTheNetworkRoundedAndStayWholeOnTheShards) {
+  Cluster cluster(2, 1, 2);
+  Workers workers(cluster);
+  UpdateRule rule = kSgd;
+  rule.down = WireFormat::kBFloat16;
+  workers.Begin(rule);
+  // 1 + 2^-10 is not a bfloat16: the nearest is 1.
+  const UpdateStep step{{{.lr = 1}}};
+  ASSERT_TRUE(
+      workers.session(0).WriteWeights(kBucket, 0, Values(kElems, 1 + 0x1p-10F), /*steps=*/3).ok());
+  workers.Run([&](uint32_t, Session& session) {
+    ASSERT_TRUE(session.SetSettings(1, step).ok());
+    auto pushed = Push(session, Values(kElems, 0), 1);
+    const Outcome weights = Get(pushed);
+    ASSERT_TRUE(weights.ok()) << weights.status();
+    EXPECT_THAT(ValuesOf(*weights), Each(1.0F));
+  });
+  const auto kept = workers.session(1).ReadWeights(kBucket, 0);
+  ASSERT_TRUE(kept.ok()) << kept.status();
+  EXPECT_THAT(kept->values, Each(1 + 0x1p-10F));
+  EXPECT_EQ(kept->steps, 4U);
+}
+
+TEST(ServedWeightsTest, MomentThatIsZerosAndWeightsThatNobodyWroteAreReadAsNone) {
+  Cluster cluster(1, 1, 1);
+  Workers workers(cluster);
+  Session& session = workers.session(0);
+  ASSERT_TRUE(session.RegisterServedBucket(kBucket, kLayout, kSgd).ok());
+  for (const uint32_t slice : {0U, 1U}) {
+    const auto none = session.ReadWeights(kBucket, slice);
+    ASSERT_TRUE(none.ok()) << none.status();
+    EXPECT_TRUE(none->values.empty());
+  }
+}
+
+// Returns what every worker is told when the job fails.
+std::vector<std::string> FailuresOf(Workers& workers, const UpdateRule& rule, uint64_t settings,
+                                    const std::function<UpdateStep(uint32_t rank)>& step_of) {
+  std::vector<std::string> failures(workers.size());
+  workers.Run([&](uint32_t rank, Session& session) {
+    session.RegisterServedBucket(kBucket, kLayout, rule).IgnoreError();
+    session.SetSettings(1, step_of(rank)).IgnoreError();
+    auto pushed = Push(session, GradientOf(rank, workers.size(), 1), settings);
+    failures[rank] = std::string(Get(pushed).status().message());
+  });
+  return failures;
+}
+
+TEST(ServedWeightsTest, SettingsThatDifferBetweenWorkersFailTheJobAndNameThem) {
+  Cluster nodes(2, 1, 2);
+  Cluster node(1, 2, 1);
+  for (Cluster* cluster : {&nodes, &node}) {
+    Workers workers(*cluster);
+    const auto failures = FailuresOf(
+        workers, kSgd, 1, [](uint32_t rank) { return UpdateStep{{{.lr = 0.5 + rank}}}; });
+    EXPECT_THAT(failures, Each(AllOf(HasSubstr("lr"), HasSubstr("0.5"), HasSubstr("1.5"))));
+  }
+}
+
+TEST(ServedWeightsTest, RulesThatDifferBetweenWorkersFailTheJob) {
+  Cluster cluster(1, 2, 1);
+  Workers workers(cluster);
+  std::vector<std::string> failures(2);
+  workers.Run([&](uint32_t rank, Session& session) {
+    UpdateRule rule = kSgd;
+    if (rank == 1) rule.optimizer = Optimizer::kAdam;
+    session.RegisterServedBucket(kBucket, kLayout, rule).IgnoreError();
+    session.SetSettings(1, kStep).IgnoreError();
+    auto pushed = Push(session, GradientOf(rank, 2, 1), 1);
+    failures[rank] = std::string(Get(pushed).status().message());
+  });
+  EXPECT_THAT(failures, Each(AllOf(HasSubstr("sgd"), HasSubstr("adam"))));
+}
+
+TEST(ServedWeightsTest, RoundBeforeAnyoneHasWrittenTheWeightsFailsTheJob) {
+  Cluster cluster(2, 1, 1);
+  Workers workers(cluster);
+  EXPECT_THAT(FailuresOf(workers, kSgd, 1, [](uint32_t) { return kStep; }),
+              Each(HasSubstr("nobody has written them, or it was restarted")));
+}
+
+TEST(ServedWeightsTest, RoundWithoutSettingsAndCodecsThatLoseAreRefused) {
+  Cluster cluster(2, 1, 1);
+  Workers plain(cluster);
+  EXPECT_THAT(FailuresOf(plain, kSgd, 0, [](uint32_t) { return kStep; }),
+              Each(HasSubstr("without settings")));
+  Cluster other(2, 1, 1);
+  Workers lossy(other, "int8");
+  EXPECT_THAT(FailuresOf(lossy, kSgd, 1, [](uint32_t) { return kStep; }),
+              Each(AllOf(HasSubstr("int8"), HasSubstr("weights on shards"))));
+}
+
+}  // namespace
+}  // namespace thalweg
