@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from harness import environment, servers
+from harness import Job, environment, servers
 
 from thalweg.examples.swin import launch_single_task, prepare
 from thalweg.examples.swin.parser import parse_file
 
+JOBS = Path(__file__).with_name("swin_jobs.py")
 # 16 images per worker: four updates of two micro-batches each epoch.
 SHORT = ("--nodes", "2", "--batch_size", "2", "--opts", "PRINT_FREQ", "1", "SAVE_FREQ", "1")
 PAIRS = ("TRAIN.ACCUMULATION_STEPS", "2", "TRAIN.WARMUP_STEPS", "1", "AMP_LOSS_SCALE", "128")
@@ -86,3 +87,10 @@ def test_checkpoint_that_rank_0_does_not_find_ends_the_job(data, tmp_path, capfd
     missing = ("MODEL.RESUME", str(tmp_path / "none"))
     assert launch(data, tmp_path / "out", *missing, "--backend=fsdp") != 0
     assert f"there is no {tmp_path}/none/" in capfd.readouterr().err
+
+
+def test_infinite_gradient_in_the_shard_of_one_worker_skips_the_step_of_all(tmp_path):
+    with servers() as cluster:
+        results = Job("sharded", cluster, tmp_path, sidecar_of=[""] * 2, jobs=JOBS).results()
+    assert [result.pop("finite") for result in results] == [False, True]
+    assert results == [{"norm": "inf", "scale": 2.0**15, "kept": True}] * 2
