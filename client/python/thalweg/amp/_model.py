@@ -37,7 +37,7 @@ def cast_model(
 
 
 def cast_module(module: nn.Module, dtype: torch.dtype, *, masters: bool = False) -> None:
-    """Does so for the module's own parameters and buffers, not for those of its children."""
+    """Casts the module's own parameters and buffers as cast_model() does, not its children's."""
     for param in module._parameters.values():
         if param is not None and param.is_floating_point() and param.dtype is not dtype:
             _cast_parameter(param, dtype, masters=masters)
