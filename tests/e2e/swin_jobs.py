@@ -1,4 +1,6 @@
-"""Is a job that reduces gradients by hand: `swin_jobs.py all OUT`."""
+"""Is a job of parts of the Swin example: `swin_jobs.py NAME OUT`. NAME is `by_hand`, which reduces
+gradients by hand, or `sharded`, which takes a step of a sharded layer.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +10,11 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
 
 import thalweg
+from thalweg.examples.swin import precision
+from thalweg.examples.swin.config import Config
 
 
 def scales(rank):
@@ -53,10 +58,31 @@ def differing(rank):
     return ""
 
 
-def main(_: str, out: str) -> None:
-    dist.init_process_group("gloo")
+def infinity_of_one_shard(rank):
+    """Returns what a step of O1 does after an infinite gradient of a row that rank 0 has."""
+    model = torch.nn.Linear(4, 4, bias=False)
+    fully_shard(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    config = Config(BACKEND="fsdp", AMP_OPT_LEVEL="O1")
+    level = precision.prepare(model, optimizer, config, torch.device("cpu"))
+    before = model.weight.to_local().clone()
+    factors = torch.ones(4)
+    factors[0] = float("inf") if rank == 0 else 1.0
+    level.backward((model(torch.ones(4)) * factors).sum(), final=True)
+    finite = bool(model.weight.grad.to_local().isfinite().all())
+    norm = precision.clip(level.parameters(), 1.0)
+    level.step()
+    kept = torch.equal(before, model.weight.to_local())
+    return {"finite": finite, "norm": str(float(norm)), "scale": level.loss_scale(), "kept": kept}
+
+
+def main(name: str, out: str) -> None:
+    dist.init_process_group("thalweg" if name == "sharded" else "gloo")
     rank, world = dist.get_rank(), dist.get_world_size()
-    result = {"scales": scales(rank), **trainings(rank, world), "differing": differing(rank)}
+    if name == "sharded":
+        result = infinity_of_one_shard(rank)
+    else:
+        result = {"scales": scales(rank), **trainings(rank, world), "differing": differing(rank)}
     dist.destroy_process_group()
     Path(out).write_text(json.dumps(result), encoding="utf-8")
 

@@ -16,7 +16,7 @@ def results(tmp_path_factory):
     """Returns what two workers of one node said, whose first one has started their sidecar."""
     with servers() as cluster:
         folder = tmp_path_factory.mktemp("job")
-        return Job("all", cluster, folder, sidecar_of=[""] * 2, jobs=JOBS).results()
+        return Job("by_hand", cluster, folder, sidecar_of=[""] * 2, jobs=JOBS).results()
 
 
 def test_gradients_become_their_mean_or_any_multiple_of_their_sum(results):

@@ -19,7 +19,7 @@ Each host is a network namespace with a host name of its own, in which launch_si
 example:
   tests/lab/swin.py --nodes 2 --nproc 2 --rate 100mbit --data data --output output
 """
-RUNS = (("--amp_level=O1",), ("--kernel-opt", "--amp_level=O2"))
+BASELINE = ("--amp_level=O1",)
 
 
 def main() -> int:
@@ -34,12 +34,16 @@ def main() -> int:
     parser.add_argument("--data", type=Path, default=Path("data"))
     parser.add_argument("--output", type=Path, default=Path("output"))
     parser.add_argument("--codec", default="powersgd:rank=4,start=4", help="of the optimised run")
+    parser.add_argument(
+        "--levels", nargs="+", choices=("O0", "O1", "O2"), default=["O2"], help="of optimised runs"
+    )
     parser.add_argument("--batch", default="2", help="images per worker")
     parser.add_argument("--opts", nargs="*", default=["TRAIN.STEPS", "24", "PRINT_FREQ", "2"])
     args = parser.parse_args()
     names = [f"node{index}" for index in range(args.nodes)]
+    optimised = [("--kernel-opt", f"--amp_level={level}") for level in args.levels]
     try:
-        for run in RUNS:
+        for run in (BASELINE, *optimised):
             # Every run has a new network, whose ports and queues no other run has used.
             with Lab(names, parse_rate(args.rate)) as lab:
                 code = train(lab, args, run)

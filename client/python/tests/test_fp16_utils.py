@@ -38,6 +38,25 @@ def test_step_updates_masters_and_rounds_them(options):
     assert own.tolist() == [0.75]
 
 
+def test_masters_follow_whoever_writes_into_the_model():
+    param, own, optimizer = exact()
+    with torch.no_grad():
+        param.copy_(torch.tensor([3.0, 4.0]))  # as a broadcast from rank 0 does
+    optimizer.backward(loss_of(param, own))
+    optimizer.step()
+    assert param.tolist() == [2.75, 3.5]
+
+
+def test_parameters_that_come_late_get_masters():
+    param, own, optimizer = exact()
+    late = nn.Parameter(torch.tensor([1.0]).half())
+    optimizer.optimizer.add_param_group({"params": [late]})
+    optimizer.backward(loss_of(param, own) + 2 * late.float().sum())
+    assert optimizer.param_groups[1]["params"][0].dtype is torch.float32
+    optimizer.step()
+    assert (param.tolist(), late.tolist()) == ([0.75, 1.5], [0.5])
+
+
 def test_several_losses_are_gathered_once():
     param, own, optimizer = exact(static_loss_scale=8.0)
     optimizer.backward(loss_of(param, own), update_master_grads=False)

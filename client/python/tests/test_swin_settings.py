@@ -88,9 +88,24 @@ def test_malformed_pairs_are_refused_with_what_to_write(pairs, text):
         (["DATA.BATCH_SIZE", "3"], "DATA.BATCH_SIZE is 3, expected an even number"),
         (["TRAIN.EPOCHS", "0"], "TRAIN.EPOCHS is 0, expected 1 or more"),
         (["BACKEND", "mpi"], "BACKEND is 'mpi', expected one of ddp, thalweg"),
-        (["BACKEND", "fsdp"], "this flow has no back end fsdp yet: choose ddp or thalweg"),
+        (
+            ["BACKEND", "fsdp", "CODEC", "fp16"],
+            r"CODEC \(--codec\) is fp16, expected none: nothing",
+        ),
+        (
+            ["BACKEND", "fsdp", "MODEL.COMPILE", "True"],
+            "MODEL.COMPILE is not supported with BACKEND",
+        ),
+        (
+            ["BACKEND", "fsdp", "MODEL.CHANNELS_LAST", "True"],
+            "MODEL.CHANNELS_LAST is not supported",
+        ),
+        (
+            ["BACKEND", "fsdp", "TRAIN.REDUCE_BY_HAND", "True"],
+            "REDUCE_BY_HAND is for BACKEND thalweg",
+        ),
         (["TRAIN.REDUCE_BY_HAND", "True"], "REDUCE_BY_HAND is for BACKEND thalweg, not ddp"),
-        (["BACKEND", "ps"], "this flow has no back end ps yet"),
+        (["BACKEND", "ps"], "this flow has no back end ps yet: choose ddp, thalweg or fsdp"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(pairs, text):
@@ -110,6 +125,20 @@ def test_baseline_is_torchs_and_the_optimised_run_is_ours(data):
     assert optimised.TRAIN.FUSED_OPTIMIZER
     assert baseline.TAG == optimised.TAG
     assert baseline.SUFFIX != optimised.SUFFIX
+
+
+def test_codec_is_chosen_by_what_there_is_to_compress(data):
+    codecs = {
+        (): "fp32",
+        ("--kernel-opt",): "fp32",  # one node
+        ("--kernel-opt", "--nodes=2"): "powersgd:rank=4,start=100",
+        ("--kernel-opt", "--nodes=2", "--codec=fp16"): "fp16",
+        ("--kernel-opt", "--nodes=2", "--backend=fsdp"): "fp32",
+    }
+    found = {options: launched(*options, data=data)[0].CODEC for options in codecs}
+    assert found == codecs
+    with pytest.raises(SwinError, match=r"CODEC \(--codec\) is int8, expected none"):
+        launched("--backend=fsdp", "--codec=int8", data=data)
 
 
 def test_repeated_option_takes_its_last_value(data):

@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from timm.models.swin_transformer import SwinTransformerBlock
+from torch.distributed.fsdp import FSDPModule
 
 import thalweg
 from thalweg.examples.swin import SwinError, loading, loop, meters, precision, prepare, train
@@ -87,6 +89,38 @@ def test_levels_train_alike_with_accumulation_and_clipping(data, tmp_path):
     assert losses["O2 disabled"] == losses["O0"]
     dtypes = {parameter.dtype for parameter in run.model.parameters()}
     assert dtypes == {torch.float32}
+
+
+def test_sharded_model_trains_alike_at_all_levels(data, tmp_path):
+    more = ["TRAIN.ACCUMULATION_STEPS", "2", "TRAIN.STEPS", "3", "TRAIN.CLIP_GRAD", "0"]
+    expected = make(data, tmp_path / "ddp", *LEVELS["O0"], *more)
+    trained(expected)
+    for name, pairs in LEVELS.items():
+        config = make(data, tmp_path / name, *pairs, *more, "BACKEND", "fsdp")
+        run = trained(config)
+        assert isinstance(run.model, FSDPModule)
+        blocks = [m for m in run.model.modules() if isinstance(m, SwinTransformerBlock)]
+        assert len(blocks) == 4
+        assert all(isinstance(block, FSDPModule) for block in blocks)
+        updated = [p for group in run.optimizer.param_groups for p in group["params"]]
+        assert {p.dtype for p in updated} == {torch.float32}
+        scaled = "disabled" not in name and name != "O0"
+        assert (run.level.loss_scale() != 1) == scaled
+        for column in ("loss", "grad_norm"):
+            found = log_of(config).column(column)
+            assert found == pytest.approx(log_of(expected).column(column), rel=0.05)
+
+
+def test_half_of_a_sharded_model_is_gathered_and_its_logits_are_float32(data, tmp_path):
+    config = make(data, tmp_path, *LEVELS["O2"], "BACKEND", "fsdp")
+    run = train.set_up(config, PLACE, CPU, loading.load(config, CPU))
+    seen = []
+    linear = run.model.layers[0].blocks[0].mlp.fc1
+    linear.register_forward_hook(
+        lambda module, _, out: seen.append((module.weight.dtype, out.dtype))
+    )
+    assert run.model(torch.zeros(2, 3, 32, 32)).dtype is torch.float32
+    assert seen == [(torch.float16, torch.float16)]
 
 
 @pytest.mark.parametrize("level", ["O0", "O1", "O2"])
@@ -175,7 +209,7 @@ def test_learning_rate_rises_linearly_and_falls_as_a_cosine(data, tmp_path):
 def test_resumed_training_has_the_bits_of_one_that_never_stopped(data, tmp_path, level):
     pairs = [*LEVELS[level], "TRAIN.EPOCHS", "2", "SAVE_FREQ", "1"]
     whole = trained(make(data, tmp_path / "whole", *pairs))
-    saved = tmp_path / "whole/tiny_t/s/o/0/checkpoint_1"
+    saved = tmp_path / "whole/tiny_t/s/o/checkpoint_1"
     config = make(data, tmp_path / "rest", *pairs, "MODEL.RESUME", str(saved))
     rest = trained(config)
     assert log_of(config).column("step") == [7, 8, 9, 10, 11, 12]
@@ -205,6 +239,15 @@ def test_worker_started_by_torchrun_itself_follows_the_switch_and_names_its_run(
     monkeypatch.delenv("RANK")
     with pytest.raises(SwinError, match="RANK is not set: start this with python -m"):
         train.Place.from_env()
+
+
+def test_process_group_is_that_of_the_back_end(monkeypatch):
+    sharded = Config(BACKEND="fsdp")
+    assert [train._group(c) for c in (Config(), sharded)] == ["gloo", "thalweg"]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert train._group(Config()) == "cpu:gloo,cuda:nccl"
+    with pytest.raises(SwinError, match="BACKEND fsdp trains on CPUs, and there is a GPU"):
+        train._group(sharded)
 
 
 def test_checkpoint_that_is_not_there_is_named(data, tmp_path):

@@ -20,9 +20,8 @@ from thalweg.amp._functions import (
     register_half_function,
     register_promote_function,
 )
-from thalweg.amp._initialize import initialize, load_state_dict, state_dict
+from thalweg.amp._initialize import initialize, load_state_dict, scale_loss, state_dict
 from thalweg.amp._optimizer import master_params
-from thalweg.amp._scale_loss import scale_loss
 from thalweg.amp._scaling import LossScaler
 from thalweg.amp._state import state as _amp_state
 from thalweg.amp.first_generation._handle import AmpHandle, NoOpHandle, OptimWrapper, init, rnn_cast

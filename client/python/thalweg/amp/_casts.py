@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
+Args = tuple[Any, ...]
+Kwargs = dict[str, Any]
 _SHORT = {torch.float32: "Float", torch.float16: "Half", torch.bfloat16: "BFloat16"}
 _CASTABLE = frozenset(_SHORT)  # float64 is there because somebody needs it, and stays
 
@@ -124,56 +126,45 @@ def tensors_in(value: object) -> Iterator[Tensor]:
 
 def cast_all(function: Callable[..., Any], to_half: bool, name: str = "") -> Callable[..., Any]:
     """Returns `function` with its tensors cast to half, or to float32, while casting is on."""
+    return _cast_to(lambda *_: casting.half_dtype if to_half else torch.float32, function, name)
+
+
+def promote(function: Callable[..., Any], name: str = "") -> Callable[..., Any]:
+    """Returns `function` with its tensors cast to their widest type while casting is on."""
+
+    def widest(args: Args, kwargs: Kwargs) -> torch.dtype | None:
+        types = {t.dtype for t in tensors_in((args, kwargs)) if t.dtype in _CASTABLE}
+        return functools.reduce(torch.promote_types, types) if len(types) > 1 else None
+
+    return _cast_to(widest, function, name)
+
+
+def match_first(function: Callable[..., Any], name: str = "") -> Callable[..., Any]:
+    """Returns an in-place method with its other tensors cast to the type of its target."""
+
+    def targets(args: Args, _: Kwargs) -> torch.dtype | None:
+        dtype: torch.dtype = args[0].dtype
+        return dtype if dtype in _CASTABLE else None
+
+    return _cast_to(targets, function, name)
+
+
+def _cast_to(
+    choose: Callable[[Args, Kwargs], torch.dtype | None], function: Callable[..., Any], name: str
+) -> Callable[..., Any]:
+    """Returns `function` with its tensors cast to the chosen type, if any, while casting is on."""
     shown = name or getattr(function, "__name__", "")
 
     @functools.wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-        if not casting.on:
+        dtype = choose(args, kwargs) if casting.on else None
+        if dtype is None:
             return function(*args, **kwargs)
-        dtype = casting.half_dtype if to_half else torch.float32
 
         def one(tensor: Tensor) -> Tensor:
             return casting.cast(tensor, dtype, shown)
 
         return function(*map_tensors(args, one), **map_tensors(kwargs, one))
-
-    return wrapper
-
-
-def promote(function: Callable[..., Any], name: str = "") -> Callable[..., Any]:
-    """Returns `function` with its tensors cast to their widest type while casting is on."""
-    shown = name or getattr(function, "__name__", "")
-
-    @functools.wraps(function)
-    def wrapper(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-        if not casting.on:
-            return function(*args, **kwargs)
-        types = {t.dtype for t in tensors_in((args, kwargs)) if t.dtype in _CASTABLE}
-        if len(types) < 2:
-            return function(*args, **kwargs)
-        widest = functools.reduce(torch.promote_types, types)
-
-        def one(tensor: Tensor) -> Tensor:
-            return casting.cast(tensor, widest, shown)
-
-        return function(*map_tensors(args, one), **map_tensors(kwargs, one))
-
-    return wrapper
-
-
-def match_first(function: Callable[..., Any], name: str = "") -> Callable[..., Any]:
-    """Returns an in-place method with its other tensors cast to the type of its target."""
-    shown = name or getattr(function, "__name__", "")
-
-    @functools.wraps(function)
-    def wrapper(target: Tensor, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-        if not casting.on or target.dtype not in _CASTABLE:
-            return function(target, *args, **kwargs)
-
-        def one(tensor: Tensor) -> Tensor:
-            return casting.cast(tensor, target.dtype, shown)
-
-        return function(target, *map_tensors(args, one), **map_tensors(kwargs, one))
 
     return wrapper
 

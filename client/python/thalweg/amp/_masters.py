@@ -8,7 +8,7 @@ into the parameter (a broadcast, a checkpoint, an average of weights).
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -16,9 +16,12 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import Parameter
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from thalweg import _torch_patches
+from thalweg.amp._scaling import LossScaler, gather_unscaled
+from thalweg.optim._copies import ask_for_copies, take_stored
 
 HALF_TYPES = (torch.float16, torch.bfloat16)
 
@@ -119,17 +122,103 @@ def forget_master(param: Tensor) -> None:
     _masters.pop(param, None)
 
 
-def publish(masters: Sequence[Tensor], params: Sequence[Tensor], *, stored: bool) -> None:
-    """Rounds masters into the parameters of the model, to nearest even.
+class MasterSet:
+    """The masters that one optimizer updates, in the places of their parameters.
 
-    The caller has disabled autograd. `stored` says that the optimizer's step has done so already
-    for masters that have a gradient.
+    Attributes:
+        params: half-precision parameters of the model.
+        masters: their masters, in the same order.
+        own: the optimizer's other parameters, which are in the model themselves.
     """
-    if stored:
-        left = [i for i, master in enumerate(masters) if master.grad is None]
-        masters, params = [masters[i] for i in left], [params[i] for i in left]
-    if masters:
-        torch._foreach_copy_(list(params), list(masters))
+
+    def __init__(
+        self, optimizer: Optimizer, make: Callable[[Parameter], Master] | None = ensure_master
+    ) -> None:
+        """`make` returns the master of a parameter; None: all parameters stay where they are."""
+        self.params: list[Parameter] = []
+        self.masters: list[Master] = []
+        self.own: list[Parameter] = []
+        self._optimizer = optimizer
+        self._make = make
+        self.adopt()
+
+    @property
+    def weights(self) -> list[Parameter]:
+        """The float32 weights of the masters."""
+        return [master.weight for master in self.masters]
+
+    def params_by_weight(self) -> dict[int, Parameter]:
+        """Returns the half-precision parameters by the id of their master's weight."""
+        return dict(zip(map(id, self.weights), self.params, strict=True))
+
+    def adopt(self) -> None:
+        """Puts masters in the places of parameters that are new, with the state that these have."""
+        known = {id(param) for param in [*self.own, *self.weights]}
+        before = len(self.masters)
+        for group in self._optimizer.param_groups:
+            for i, param in enumerate(group["params"]):
+                if id(param) in known:
+                    continue
+                if self._make is None or param.dtype not in HALF_TYPES:
+                    self.own.append(param)
+                    continue
+                master = self._make(param)
+                master.optimizers += 1
+                group["params"][i] = master.weight
+                if param in self._optimizer.state:
+                    self._optimizer.state[master.weight] = self._optimizer.state.pop(param)
+                self.params.append(param)
+                self.masters.append(master)
+        if len(self.masters) > before:
+            ask_for_copies(self._optimizer, zip(self.weights, self.params, strict=True))
+
+    def pairs(self) -> Iterable[tuple[Parameter, Master]]:
+        """Returns the parameters, each with its master."""
+        return zip(self.params, self.masters, strict=True)
+
+    def replace_gradients(self, scaler: LossScaler) -> bool:
+        """Gives masters the gradients of their parameters, divided by the scale, and no others.
+
+        Returns whether there were any.
+        """
+        for master in self.masters:
+            master.drop_grad()
+        used = [(param, master) for param, master in self.pairs() if param.grad is not None]
+        give_gradients(used, scaler)
+        return bool(used)
+
+    def follow(self) -> None:
+        """Updates weights whose parameters somebody else has written."""
+        for param, master in self.pairs():
+            master.follow(param)
+
+    def publish(self) -> None:
+        """Rounds weights into the parameters of the model, to nearest even, after a step.
+
+        A fused step has done so already for those that have a gradient. The caller has disabled
+        autograd.
+        """
+        targets: list[Tensor] = [*self.params]
+        weights: list[Tensor] = [*self.weights]
+        if take_stored(self._optimizer):
+            left = [i for i, weight in enumerate(weights) if weight.grad is None]
+            targets, weights = [targets[i] for i in left], [weights[i] for i in left]
+        if weights:
+            torch._foreach_copy_(targets, weights)
+        for param, master in self.pairs():
+            master.mark_equal(param)
+
+
+def give_gradients(used: Sequence[tuple[Parameter, Master]], scaler: LossScaler) -> None:
+    """Adds gradients of parameters, divided by the scale, to those of their masters.
+
+    Each parameter of `used` has one. Memory of masters' earlier gradients is used where it is free.
+    """
+    grads = [param.grad for param, _ in used if param.grad is not None]
+    memory = [master.take_memory() for _, master in used]
+    for (_, master), grad in zip(used, gather_unscaled(grads, scaler, memory), strict=True):
+        weight = master.weight
+        weight.grad = grad if weight.grad is None else weight.grad.add_(grad)
 
 
 def share_when_distributed() -> None:

@@ -33,14 +33,19 @@ def cast_model(
         keeps = keep_batchnorm_fp32 and isinstance(module, _BatchNorm)
         if keeps and (module.affine or not keep_affine_only):
             continue
-        for param in module._parameters.values():
-            if param is not None and param.is_floating_point() and param.dtype is not dtype:
-                _cast_parameter(param, dtype, masters=masters)
-        for name, buffer in module._buffers.items():
-            if buffer is not None and buffer.is_floating_point():
-                module._buffers[name] = buffer.to(dtype)
-        if isinstance(module, nn.RNNBase):
-            module.flatten_parameters()
+        cast_module(module, dtype, masters=masters)
+
+
+def cast_module(module: nn.Module, dtype: torch.dtype, *, masters: bool = False) -> None:
+    """Casts the module's own parameters and buffers as cast_model() does, not its children's."""
+    for param in module._parameters.values():
+        if param is not None and param.is_floating_point() and param.dtype is not dtype:
+            _cast_parameter(param, dtype, masters=masters)
+    for name, buffer in module._buffers.items():
+        if buffer is not None and buffer.is_floating_point():
+            module._buffers[name] = buffer.to(dtype)
+    if isinstance(module, nn.RNNBase):
+        module.flatten_parameters()
 
 
 def cast_boundary(

@@ -8,7 +8,7 @@ advances.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -17,10 +17,10 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from thalweg.amp._casts import casting
-from thalweg.amp._masters import HALF_TYPES, Master, ensure_master, publish
-from thalweg.amp._scaling import LossScaler, gather_unscaled, unscale, unshared
+from thalweg.amp._masters import MasterSet, ensure_master, give_gradients
+from thalweg.amp._scaling import LossScaler, unscale, unshared
 from thalweg.amp._state import AmpStash
-from thalweg.optim._copies import ask_for_copies, forget_copies, take_stored
+from thalweg.optim._copies import forget_copies, take_stored
 from thalweg.optim._norm import drop_norm
 
 _ATTRIBUTE = "_amp_mixed_optimizer"
@@ -43,14 +43,11 @@ class MixedOptimizer:
         self.scales = scales
         self.native = native
         self.skip = False  # whether the next step does nothing
-        self._keeps_masters = masters
         self._pending: float | None = None  # the scale that gradients still carry
-        self._params: list[Parameter] = []  # half-precision, whose masters the optimizer updates
-        self._masters: list[Master] = []  # of these, in the same order
-        self._own: list[Parameter] = []  # the others, which are in the model themselves
         self._stash: dict[int, Tensor] = {}  # gradients from before a backward, by id of parameter
         self._hidden: list[tuple[Tensor, Tensor]] = []
         self._filled = False
+        self._held = MasterSet(optimizer, ensure_master if masters else None)
         self._zero_grad = optimizer.zero_grad
         self._add_param_group = optimizer.add_param_group
         self._hooks = [
@@ -60,8 +57,8 @@ class MixedOptimizer:
         optimizer.zero_grad = self.zero_grad  # type: ignore[method-assign]
         optimizer.add_param_group = self.add_param_group  # type: ignore[method-assign]
         optimizer.__dict__[_ATTRIBUTE] = self
-        AmpStash(self).put_into(optimizer)
-        self._adopt()
+        stash = AmpStash(optimizer, self._held, lambda: self._pending is not None)
+        stash.put_into_optimizer()
 
     def retire(self) -> None:
         """Leaves the optimizer to itself again; parameters that have masters keep them."""
@@ -69,23 +66,18 @@ class MixedOptimizer:
             hook.remove()
         for name in ("zero_grad", "add_param_group", _ATTRIBUTE, *AmpStash.NAMES):
             self.optimizer.__dict__.pop(name, None)
-        for master in self._masters:
+        for master in self._held.masters:
             master.optimizers -= 1
         forget_copies(self.optimizer)
 
-    @property
-    def is_pending(self) -> bool:
-        """Whether gradients in the model are still multiplied by the scale."""
-        return self._pending is not None
-
     def params_by_master(self) -> dict[int, Parameter]:
         """Returns the half-precision parameters by the id of their master."""
-        return dict(zip(map(id, self._weights()), self._params, strict=True))
+        return self._held.params_by_weight()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Does Optimizer.add_param_group; half-precision parameters get masters."""
         self._add_param_group(param_group)
-        self._adopt()
+        self._held.adopt()
 
     def zero_grad(self, set_to_none: bool | None = None) -> None:
         """Does Optimizer.zero_grad, for masters and for the model's parameters alike.
@@ -98,7 +90,7 @@ class MixedOptimizer:
             set_to_none = True
         else:
             self._zero_grad(set_to_none)
-        for param in self._params:
+        for param in self._held.params:
             if set_to_none:
                 param.grad = None
             elif param.grad is not None:
@@ -117,18 +109,18 @@ class MixedOptimizer:
         scale = scaler.loss_scale()
         if self._pending is not None:
             if self._pending != scale:
-                for source in [*self._params, *self._own]:
+                for source in [*self._held.params, *self._held.own]:
                     if source.grad is not None and id(source) not in done:
                         source.grad.mul_(scale / self._pending)
                         done.add(id(source))
                 self._pending = scale
             return
-        for param, master in zip(self._params, self._masters, strict=True):
+        for param, master in self._held.pairs():
             param.grad = None
             master.drop_used_grad()
         if scaler.trivial:
             return
-        for target in self._own:
+        for target in self._held.own:
             if target.grad is not None:
                 self._stash[id(target)] = unshared(target.grad)
                 target.grad = None
@@ -147,15 +139,12 @@ class MixedOptimizer:
             self._pending = scaler.loss_scale()
             return
         self._pending = None
-        pairs = zip(self._params, self._masters, strict=True)
+        pairs = self._held.pairs()
         used = [(p, master) for p, master in pairs if p.grad is not None and id(p) not in done]
-        own = [p for p in self._own if p.grad is not None and id(p) not in done]
+        own = [p for p in self._held.own if p.grad is not None and id(p) not in done]
         done.update(id(param) for param in [*(param for param, _ in used), *own])
-        gathered = _gather(used, scaler)
-        unscale(_grads_of(own), scaler)
-        for (_, master), grad in zip(used, gathered, strict=True):
-            weight = master.weight
-            weight.grad = grad if weight.grad is None else weight.grad.add_(grad)
+        give_gradients(used, scaler)
+        unscale([param.grad for param in own if param.grad is not None], scaler)
         for target in own:
             before = self._stash.pop(id(target), None)
             if before is not None and target.grad is not None:
@@ -170,7 +159,7 @@ class MixedOptimizer:
         """
         if self._pending is not None or scaler.trivial:
             return
-        for param in self._own:
+        for param in self._held.own:
             param.grad = None
         self._restore()
 
@@ -184,40 +173,11 @@ class MixedOptimizer:
         """
         if not self.native or (self._filled and not again):
             return
-        pairs = list(zip(self._params, self._masters, strict=True))
-        for _, master in pairs:
-            master.drop_grad()
-        used = [(param, master) for param, master in pairs if param.grad is not None]
-        for (_, master), grad in zip(used, _gather(used, _UNSCALED), strict=True):
-            master.weight.grad = grad
-        self._filled = bool(used)
-
-    def _adopt(self) -> None:
-        """Puts masters in the places of half-precision parameters, with the state they have."""
-        known = {id(param) for param in [*self._own, *self._weights()]}
-        for group in self.optimizer.param_groups:
-            for i, param in enumerate(group["params"]):
-                if id(param) in known:
-                    continue
-                if not self._keeps_masters or param.dtype not in HALF_TYPES:
-                    self._own.append(param)
-                    continue
-                master = ensure_master(param)
-                master.optimizers += 1
-                group["params"][i] = master.weight
-                if param in self.optimizer.state:
-                    self.optimizer.state[master.weight] = self.optimizer.state.pop(param)
-                self._params.append(param)
-                self._masters.append(master)
-        if self._masters:
-            ask_for_copies(self.optimizer, zip(self._weights(), self._params, strict=True))
-
-    def _weights(self) -> list[Parameter]:
-        return [master.weight for master in self._masters]
+        self._filled = self._held.replace_gradients(_UNSCALED)
 
     def _restore(self) -> None:
         """Puts back gradients that were set aside and met no new ones."""
-        for param in self._own:
+        for param in self._held.own:
             before = self._stash.pop(id(param), None)
             if before is not None:
                 param.grad = before
@@ -225,7 +185,7 @@ class MixedOptimizer:
 
     def _before_step(self, _: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)  # args[0]: optimizer
-        if closure is not None and (self._masters or self.scales):
+        if closure is not None and (self._held.masters or self.scales):
             raise RuntimeError(
                 "step() was given a closure, expected none: mixed precision cannot run one. Call "
                 "backward under scale_loss, then step()"
@@ -244,25 +204,22 @@ class MixedOptimizer:
                 param.grad = None
             return
         self.fill_masters(again=False)
-        for param, master in zip(self._params, self._masters, strict=True):
-            master.follow(param)
+        self._held.follow()
 
     @torch.no_grad()
     def _after_step(self, _: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         casting.stepping = False
-        stored = take_stored(self.optimizer)
-        weights = self._weights()
         if self.skip:
+            take_stored(self.optimizer)  # there was nothing to store
             for param, grad in self._hidden:
                 param.grad = grad
             self._hidden = []
             drop_norm(self.optimizer)
-            for master in self._masters:
+            for master in self._held.masters:
                 master.drop_grad()
         else:
-            publish(weights, self._params, stored=stored)
-            for param, master in zip(self._params, self._masters, strict=True):
-                master.mark_equal(param)
+            self._held.publish()
+            for master in self._held.masters:
                 master.finish_step()
         self.skip = self._filled = False
 
@@ -285,13 +242,3 @@ def master_params(optimizer: Optimizer) -> Iterator[Tensor]:
         mixed.fill_masters(again=False)
     for group in optimizer.param_groups:
         yield from group["params"]
-
-
-def _gather(used: Sequence[tuple[Parameter, Master]], scaler: LossScaler) -> list[Tensor]:
-    """Returns masters' gradients, in memory of their earlier ones where that is free."""
-    memory = [master.take_memory() for _, master in used]
-    return gather_unscaled(_grads_of([param for param, _ in used]), scaler, memory)
-
-
-def _grads_of(params: list[Parameter]) -> list[Tensor]:
-    return [param.grad for param in params if param.grad is not None]

@@ -61,8 +61,8 @@ def aiak_amp_decorate(  # noqa: PLR0917 - AIAK's order
     from thalweg.amp._gradscaler import decorate
     from thalweg.amp._initialize import as_list, prepare
     from thalweg.amp._model import require_float32
-    from thalweg.amp._options import choose
     from thalweg.amp._scaling import ScaleRule
+    from thalweg.amp._state import choose
 
     options = choose(
         "O2", half_dtype, {"keep_batchnorm_fp32": keep_batchnorm_fp32, "loss_scale": loss_scale}

@@ -1,4 +1,4 @@
-"""Offers apex's interface from before `initialize`: handles, FP16_Optimizer, float16 by hand.
+"""Offers apex's interface from before `initialize`: handles, and FP16_Optimizer with its scalers.
 
 `thalweg.amp` and `thalweg.amp.fp16_utils` have the public names.
 """

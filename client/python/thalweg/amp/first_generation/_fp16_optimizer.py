@@ -7,13 +7,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter
 from torch.optim import Optimizer
 
-from thalweg.amp._masters import HALF_TYPES, publish
-from thalweg.amp._scaling import LossScaler, gather_unscaled, unscale
+from thalweg.amp._masters import Master, MasterSet
+from thalweg.amp._scaling import LossScaler, unscale
 from thalweg.amp.first_generation._fp16_scalers import DynamicLossScaler, StaticLossScaler
-from thalweg.optim._copies import ask_for_copies, take_stored
 
 
 class FP16_Optimizer:
@@ -49,18 +47,8 @@ class FP16_Optimizer:
             if dynamic_loss_scale
             else StaticLossScaler(static_loss_scale)
         )
-        self._params: list[Parameter] = []
-        self._masters: list[Parameter] = []
-        for group in init_optimizer.param_groups:
-            for i, param in enumerate(group["params"]):
-                if param.dtype in HALF_TYPES:
-                    master = Parameter(param.detach().float(), requires_grad=param.requires_grad)
-                    self._params.append(param)
-                    self._masters.append(master)
-                    group["params"][i] = master
-                    if param in init_optimizer.state:
-                        init_optimizer.state[master] = init_optimizer.state.pop(param)
-        ask_for_copies(init_optimizer, zip(self._masters, self._params, strict=True))
+        # No other optimizer has these masters: the networks of this interface have none.
+        self._held = MasterSet(init_optimizer, lambda param: Master(param, param.detach()))
 
     @property
     def loss_scale(self) -> float:
@@ -83,7 +71,7 @@ class FP16_Optimizer:
 
     def zero_grad(self, set_grads_to_None: bool = False) -> None:
         """Clears gradients of masters and model."""
-        for param in [*self._params, *self._targets()]:
+        for param in [*self._held.params, *self._targets()]:
             if set_grads_to_None:
                 param.grad = None
             elif param.grad is not None:
@@ -118,19 +106,14 @@ class FP16_Optimizer:
     @torch.no_grad()
     def update_master_grads(self) -> None:
         """Gives masters the model's gradients, divided by the scale; notices overflows."""
-        sources = [*self._params, *self._own()]
+        self._held.adopt()
         if self.dynamic_loss_scale:
+            sources = [*self._held.params, *self._held.own]
             self.overflow = self.loss_scaler.has_overflow(sources)
             if self.overflow:
                 return
-        for master in self._masters:
-            master.grad = None
-        scaler = LossScaler(self.loss_scale)  # static: overflows have been looked for
-        pairs = zip(self._params, self._masters, strict=True)
-        used = [(param.grad, master) for param, master in pairs if param.grad is not None]
-        gathered = gather_unscaled([grad for grad, _ in used], scaler)
-        for (_, master), grad in zip(used, gathered, strict=True):
-            master.grad = grad
+        # A static scale: overflows have been looked for.
+        self._held.replace_gradients(LossScaler(self.loss_scale))
         self._divide_own()
 
     def clip_master_grads(self, max_norm: float, norm_type: float = 2) -> float:
@@ -157,6 +140,7 @@ class FP16_Optimizer:
             closure: computes the loss with `optimizer.backward(loss)` in it, and returns it. It is
                 called again with smaller scales as long as gradients overflow.
         """
+        self._held.follow()
         if closure is not None:
             return self._step_with(closure)
         self.loss_scaler.update_scale(self.overflow)
@@ -176,7 +160,7 @@ class FP16_Optimizer:
             "overflow": self.overflow,
             "first_closure_call_this_step": self.first_closure_call_this_step,
             "optimizer_state_dict": self.optimizer.state_dict(),
-            "fp32_from_fp16": [master.detach().clone() for master in self._masters],
+            "fp32_from_fp16": [weight.detach().clone() for weight in self._held.weights],
         }
 
     @torch.no_grad()
@@ -187,7 +171,7 @@ class FP16_Optimizer:
         """
         loaded = state["fp32_from_fp16"]
         shapes = [tuple(master.shape) for master in loaded]
-        expected = [tuple(master.shape) for master in self._masters]
+        expected = [tuple(weight.shape) for weight in self._held.weights]
         if shapes != expected:
             raise ValueError(
                 f"the state has masters of shapes {shapes}, expected {expected}: build model and "
@@ -198,8 +182,8 @@ class FP16_Optimizer:
         self.overflow = state["overflow"]
         self.first_closure_call_this_step = state["first_closure_call_this_step"]
         self.optimizer.load_state_dict(state["optimizer_state_dict"])
-        for master, value in zip(self._masters, loaded, strict=True):
-            master.copy_(value)
+        for weight, value in zip(self._held.weights, loaded, strict=True):
+            weight.copy_(value)
         self._publish()
 
     def _step_with(self, closure: Callable[[], Any]) -> Any:  # noqa: ANN401
@@ -227,7 +211,7 @@ class FP16_Optimizer:
 
     @torch.no_grad()
     def _publish(self) -> None:
-        publish(self._masters, self._params, stored=take_stored(self.optimizer))
+        self._held.publish()
 
     @torch.no_grad()
     def _divide_own(self) -> None:
@@ -239,6 +223,7 @@ class FP16_Optimizer:
     @torch.no_grad()
     def _multiply_own(self) -> None:
         """Multiplies gradients that have been divided, so that a backward may add to them."""
+        self._held.adopt()
         if self._divided:
             unscale(self._own_grads(), LossScaler(1.0 / self.loss_scale))
             self._divided = False
@@ -246,9 +231,5 @@ class FP16_Optimizer:
     def _targets(self) -> list[Tensor]:
         return [param for group in self.param_groups for param in group["params"]]
 
-    def _own(self) -> list[Tensor]:
-        masters = {id(master) for master in self._masters}
-        return [param for param in self._targets() if id(param) not in masters]
-
     def _own_grads(self) -> list[Tensor]:
-        return [param.grad for param in self._own() if param.grad is not None]
+        return [param.grad for param in self._held.own if param.grad is not None]

@@ -21,11 +21,10 @@ from thalweg.amp._functions import (
     deactivate_casts,
     replace_rnn,
 )
+from thalweg.amp._initialize import scaled_backward
 from thalweg.amp._optimizer import MixedOptimizer, mixed_optimizer_of
-from thalweg.amp._options import read_loss_scale
-from thalweg.amp._scale_loss import scaled_backward
 from thalweg.amp._scaling import LossScaler
-from thalweg.amp._state import state
+from thalweg.amp._state import read_loss_scale, state
 
 
 class NoOpHandle(NoCasts):

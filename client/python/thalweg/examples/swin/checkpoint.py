@@ -1,4 +1,7 @@
-"""Saves trainings, and resumes them with the bits of one that never stopped."""
+"""Saves trainings, and resumes them with the bits of one that never stopped.
+
+A checkpoint is a folder with one name on all hosts, which need not share it.
+"""
 
 from __future__ import annotations
 
@@ -11,43 +14,38 @@ import torch.distributed as dist
 
 from thalweg.examples.swin import SwinError
 from thalweg.examples.swin.loop import Run
+from thalweg.examples.swin.sharding import load_state, state_of
+from thalweg.fsdp import write
 
 _SHARED = "training.pth"  # what all workers have in common
 
 
 def save(run: Run, folder: Path, epochs: int) -> None:
     """Writes what all have in common, on each node, and what each worker has of its own. All
-    workers call it together.
+    workers call it together. What was sharded is written by rank 0 alone.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     mixing: dict[str, Any] = np.random.get_state(legacy=False)["state"]
     own = {
         "torch": torch.get_rng_state(),
         "numpy": (torch.from_numpy(mixing["key"].astype(np.int64)), mixing["pos"]),
         "thalweg": None if run.state is None else run.state.state_dict(),
     }
-    torch.save(own, folder / _own())
-    if int(dist.get_node_local_rank()) == 0:
-        shared = {
-            "epochs": epochs,
-            "updates": run.updates,
-            "model": run.model.module.state_dict(),
-            "optimizer": run.optimizer.state_dict(),
-            "precision": run.level.state_dict(),
-        }
-        torch.save(shared, folder / _SHARED)
+    write(folder / _own(), own)
+    state = state_of(run.model, run.optimizer)
+    if state and int(dist.get_node_local_rank()) == 0:
+        progress = {"epochs": epochs, "updates": run.updates, "precision": run.level.state_dict()}
+        write(folder / _SHARED, {**progress, **state})
     dist.barrier()
 
 
 def resume(run: Run, path: str) -> int:
     """Restores what save() has written to the folder; returns how many epochs that had."""
     folder = Path(path)
-    shared, own = (_read(folder / name, run.device) for name in (_SHARED, _own()))
+    shared, own = _read_shared(run, folder), _read(folder / _own(), run.device)
     try:
-        run.model.module.load_state_dict(shared["model"])
+        load_state(run.model, run.optimizer, shared)
     except RuntimeError as error:
         raise SwinError(f"{folder} was saved from another model: {error}") from None
-    run.optimizer.load_state_dict(shared["optimizer"])
     run.level.load_state_dict(shared["precision"])
     run.updates = shared["updates"]
     torch.set_rng_state(own["torch"].cpu())
@@ -58,6 +56,18 @@ def resume(run: Run, path: str) -> int:
             raise SwinError(f"{folder} was saved by a training without Thalweg: use its back end")
         run.state.load_state_dict(own["thalweg"])
     return int(shared["epochs"])
+
+
+def _read_shared(run: Run, folder: Path) -> dict[str, Any]:
+    """Returns what all have in common; the others hear it from rank 0 where the model is sharded,
+    whose states reach them later.
+    """
+    if run.config.BACKEND != "fsdp":
+        return _read(folder / _SHARED, run.device)
+    shared = _read(folder / _SHARED, run.device) if dist.get_rank() == 0 else {}
+    said = [{name: shared.get(name) for name in ("epochs", "updates", "precision")}]
+    dist.broadcast_object_list(said)
+    return {**said[0], **shared}
 
 
 def _own() -> str:

@@ -10,8 +10,8 @@ from typing import Any
 
 from thalweg.examples.swin import SwinError
 
-BACKENDS = ("ddp", "thalweg")
-_LATER = ("fsdp", "ps")
+BACKENDS = ("ddp", "thalweg", "fsdp")
+_LATER = ("ps",)
 
 
 @dataclass
@@ -74,7 +74,7 @@ class Config:
     AMP_ENABLE: bool = True  # False: computes in float32, whatever the level
     AMP_LOSS_SCALE: float | str = "dynamic"
     BACKEND: str = "ddp"
-    CODEC: str = "powersgd:rank=4,start=100"
+    CODEC: str = ""  # of BACKEND thalweg; "": PowerSGD on several nodes, fp32 on one
     ACCELERATED: bool = False  # --kernel-opt or USE_TORCHACC
     OUTPUT: str = "output"
     TAG: str = ""
@@ -100,8 +100,13 @@ class Config:
         self.ACCELERATED = self.TRAIN.FUSED_OPTIMIZER = True
         self.BACKEND = "thalweg"
 
-    def name_run(self, nodes: int, workers: int) -> None:
-        """Names the folders of the run's log where they have no name; `workers` are per node."""
+    def complete(self, nodes: int, workers: int) -> None:
+        """Chooses what depends on the job where nothing is chosen: the codec, and the names of the
+        folders of the run's log. `workers` are per node.
+        """
+        # Codecs shorten what crosses a network, and on one node nothing does.
+        compresses = self.BACKEND == "thalweg" and nodes > 1
+        self.CODEC = self.CODEC or ("powersgd:rank=4,start=100" if compresses else "fp32")
         how = "optimised" if self.ACCELERATED else "baseline"
         self.TAG = self.TAG or f"{nodes}x{workers}_bs{self.DATA.BATCH_SIZE}"
         self.SUFFIX = self.SUFFIX or f"{how}_{self.BACKEND}_{self.AMP_OPT_LEVEL}"
@@ -111,13 +116,16 @@ class Config:
         """Raises SwinError for values that make no sense."""
         if self.BACKEND in _LATER:
             raise SwinError(
-                f"this flow has no back end {self.BACKEND} yet: choose {' or '.join(BACKENDS)}"
+                f"this flow has no back end {self.BACKEND} yet: choose {', '.join(BACKENDS[:-1])} "
+                f"or {BACKENDS[-1]}"
             )
         _check_choice("BACKEND", self.BACKEND, BACKENDS)
         _check_choice("AMP_OPT_LEVEL", self.AMP_OPT_LEVEL, ("O0", "O1", "O2"))
         _check_choice("AUG.MIXUP_MODE", self.AUG.MIXUP_MODE, ("batch", "pair", "elem"))
         if self.TRAIN.REDUCE_BY_HAND and self.BACKEND != "thalweg":
             raise SwinError(f"TRAIN.REDUCE_BY_HAND is for BACKEND thalweg, not {self.BACKEND}")
+        if self.BACKEND == "fsdp":
+            self._check_sharded()
         scale = self.AMP_LOSS_SCALE
         if isinstance(scale, str) and scale != "dynamic":
             raise SwinError(f"AMP_LOSS_SCALE is {scale!r}, expected dynamic or a number")
@@ -137,6 +145,17 @@ class Config:
                 f"DATA.BATCH_SIZE is {self.DATA.BATCH_SIZE}, expected an even number: images are "
                 "mixed in pairs (AUG.MIXUP 0 and AUG.CUTMIX 0 switch that off)"
             )
+
+    def _check_sharded(self) -> None:
+        """Raises SwinError for what does not go together with BACKEND fsdp."""
+        if self.CODEC not in ("", "fp32"):
+            raise SwinError(
+                f"CODEC (--codec) is {self.CODEC}, expected none: nothing is compressed with "
+                "BACKEND fsdp; AMP_OPT_LEVEL O2 halves what it sends"
+            )
+        for key in ("COMPILE", "CHANNELS_LAST"):
+            if getattr(self.MODEL, key):
+                raise SwinError(f"MODEL.{key} is not supported with BACKEND fsdp: leave it out")
 
     def items(self) -> Iterator[tuple[str, Any]]:
         """Yields all keys with their values."""

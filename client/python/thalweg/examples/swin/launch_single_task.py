@@ -18,7 +18,8 @@ from thalweg.examples.swin.model import variant_of
 _WORKER = "thalweg.examples.swin.train"
 _EPILOG = """\
 Without --kernel-opt: DistributedDataParallel and torch's AdamW, the baseline. With it, or with
-USE_TORCHACC=1: Thalweg's hook and fused AdamW. An option that is given again takes its last value.
+USE_TORCHACC=1: Thalweg's hook and fused AdamW. --backend fsdp shards the model over all workers. An
+option that is given again takes its last value.
 
 Without --node_rank all nodes are on this machine, and with several `thalweg run` starts them. With
 it, run this on every host with the same --master_addr and --master_port.
@@ -56,10 +57,9 @@ def settings(args: argparse.Namespace) -> Config:
     config.DATA.PATH = str(args.data)
     config.DATA.BATCH_SIZE = args.batch_size
     config.OUTPUT = str(args.output)
-    # Codecs shorten what crosses a network, and on one node nothing does.
-    config.CODEC = args.codec or ("fp32" if args.nodes == 1 else config.CODEC)
+    config.CODEC = args.codec or config.CODEC
     config.merge([text for pairs in args.opts for text in pairs])
-    config.name_run(args.nodes, args.nproc_per_node)
+    config.complete(args.nodes, args.nproc_per_node)
     config.check()
     _check_there(config)
     return config

@@ -13,12 +13,12 @@ import torch.distributed as dist
 from timm.loss import LabelSmoothingCrossEntropy, SoftTargetCrossEntropy
 from timm.scheduler.scheduler import Scheduler
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 from thalweg.data import DevicePrefetcher
 from thalweg.examples.swin import meters
 from thalweg.examples.swin.config import Config
 from thalweg.examples.swin.precision import Level, Reduce, autocast_context_manager, clip
+from thalweg.examples.swin.sharding import averaging, inside
 
 if TYPE_CHECKING:
     from thalweg._state import State
@@ -30,7 +30,7 @@ class Run:
     """What one worker trains with."""
 
     config: Config
-    model: DistributedDataParallel
+    model: nn.Module  # in DistributedDataParallel, or sharded
     optimizer: torch.optim.Optimizer
     level: Level
     schedule: Scheduler
@@ -100,8 +100,7 @@ def train_one_epoch(run: Run, loaders: Loaders, epoch: int, total: int) -> Itera
             images = in_order(images, config)  # noqa: PLW2901 - the same, in another order
             final = (index + 1) % parts == 0
             reduce = run.reduce if final else None
-            averages = final and reduce is None
-            with contextlib.nullcontext() if averages else run.model.no_sync():
+            with averaging(run.model, final and reduce is None):
                 with autocast_context_manager(config, run.device):
                     loss = criterion(run.model(images), targets) / parts
                 run.level.backward(loss, final=final, reduce=reduce)
@@ -128,7 +127,7 @@ def validate(run: Run, batches: DevicePrefetcher[Batch]) -> dict[str, float]:
     sums = torch.zeros(4, dtype=torch.float64, device=run.device)  # loss, top-1, top-5, images
     for images, labels in batches:
         with autocast_context_manager(run.config, run.device):
-            logits = run.model.module(in_order(images, run.config)).float()
+            logits = inside(run.model)(in_order(images, run.config)).float()
         ranked = logits.topk(min(5, logits.shape[1])).indices == labels[:, None]
         loss = nn.functional.cross_entropy(logits, labels, reduction="sum")
         sums += torch.stack([loss, ranked[:, 0].sum(), ranked.sum(), torch.tensor(len(labels))])

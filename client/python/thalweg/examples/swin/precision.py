@@ -1,4 +1,7 @@
-"""Runs the levels of mixed precision: O0, O1 with torch's own parts, O2 with thalweg.amp."""
+"""Runs the levels of mixed precision: O0, O1 with torch's own parts, O2 with thalweg.amp.
+
+A sharded model's O2 is FSDP's own, see sharding.py, with torch's scale.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 import thalweg
 from thalweg.examples.swin.config import Config
@@ -40,9 +44,9 @@ def prepare(
     model: nn.Module, optimizer: torch.optim.Optimizer, config: Config, device: torch.device
 ) -> Level:
     """Prepares model and optimizer for AMP_OPT_LEVEL, before DistributedDataParallel."""
-    if config.AMP_OPT_LEVEL == "O2" and config.AMP_ENABLE:
+    scaled = config.AMP_OPT_LEVEL != "O0" and config.AMP_ENABLE
+    if scaled and config.AMP_OPT_LEVEL == "O2" and config.BACKEND != "fsdp":
         return _Masters(model, optimizer, config.AMP_LOSS_SCALE)
-    scaled = config.AMP_OPT_LEVEL == "O1" and config.AMP_ENABLE
     return _Torch(optimizer, device, config.AMP_LOSS_SCALE if scaled else None)
 
 
@@ -62,20 +66,27 @@ def autocast_context_manager(
 
 
 def get_grad_norm(parameters: Iterable[torch.Tensor]) -> torch.Tensor:
-    """Returns the 2-norm of all gradients, and changes none; 0 if there are none."""
+    """Returns the 2-norm of all gradients, and changes none; 0 if there are none.
+
+    Where they are sharded, all workers call it.
+    """
     grads = [p.grad for p in parameters if p.grad is not None]
-    return torch.nn.utils.get_total_norm(grads)
+    return _whole(torch.nn.utils.get_total_norm(grads))
 
 
 def clip(parameters: Iterable[torch.Tensor], largest: float) -> torch.Tensor:
     """Clips gradients to that norm unless it is 0; returns the norm before."""
     if largest > 0:
-        return torch.nn.utils.clip_grad_norm_(parameters, largest)
+        return _whole(torch.nn.utils.clip_grad_norm_(parameters, largest))
     return get_grad_norm(parameters)
 
 
+def _whole(norm: torch.Tensor) -> torch.Tensor:
+    return norm.full_tensor() if isinstance(norm, DTensor) else norm
+
+
 class _Torch:
-    """O0 and O1: torch's GradScaler, or no scale."""
+    """O0, O1 and a sharded model's O2: torch's GradScaler, or no scale."""
 
     def __init__(
         self, optimizer: torch.optim.Optimizer, device: torch.device, scale: float | str | None

@@ -31,6 +31,7 @@ from thalweg.examples.swin.logger import (
 )
 from thalweg.examples.swin.loop import Run, train_one_epoch, validate
 from thalweg.examples.swin.model import build
+from thalweg.examples.swin.sharding import shard
 
 
 @dataclass(frozen=True)
@@ -82,13 +83,17 @@ def make_optimizer(model: nn.Module, config: Config) -> torch.optim.Optimizer:
 
 
 def set_up(config: Config, place: Place, device: torch.device, loaders: Loaders) -> Run:
-    """Builds everything that trains, in the order that amp and DistributedDataParallel need."""
+    """Builds everything that trains, in the order that amp, FSDP and DistributedDataParallel
+    need.
+    """
     from timm.scheduler import CosineLRScheduler
 
     torch.manual_seed(config.SEED)  # all workers build the same model
     model = build(config.MODEL.NAME, loaders.num_classes, config.MODEL.DROP_PATH_RATE).to(device)
     if config.MODEL.CHANNELS_LAST:
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    if config.BACKEND == "fsdp":
+        shard(model, config, device)
     optimizer = make_optimizer(model, config)
     level = precision.prepare(model, optimizer, config, device)
     schedule = CosineLRScheduler(
@@ -101,18 +106,20 @@ def set_up(config: Config, place: Place, device: torch.device, loaders: Loaders)
     )
     if config.MODEL.COMPILE:
         model.compile()
-    ddp_model = DistributedDataParallel(
-        model, device_ids=[device] if device.type == "cuda" else None, broadcast_buffers=False
-    )
     state, reduce = None, None
+    if config.BACKEND != "fsdp":
+        model = DistributedDataParallel(
+            model, device_ids=[device] if device.type == "cuda" else None, broadcast_buffers=False
+        )
     if config.TRAIN.REDUCE_BY_HAND:
         scale = 1 / place.world_size
         reduce = functools.partial(thalweg.all_reduce, scale=scale, codec=config.CODEC)
     elif config.BACKEND == "thalweg" and place.world_size > 1:
-        state = thalweg.ddp.attach(ddp_model, config.CODEC)
+        assert isinstance(model, DistributedDataParallel)
+        state = thalweg.ddp.attach(model, config.CODEC)
     torch.manual_seed(config.SEED + place.rank)  # they mix and drop differently
     np.random.seed(config.SEED + place.rank)
-    return Run(config, ddp_model, optimizer, level, schedule, state, reduce, device, place.loopback)
+    return Run(config, model, optimizer, level, schedule, state, reduce, device, place.loopback)
 
 
 def updates(config: Config, loaders: Loaders) -> int:
@@ -128,12 +135,14 @@ def train(config: Config, place: Place) -> None:
     loaders = load(config, device)
     run = set_up(config, place, device, loaders)
     folder = Path(config.OUTPUT, f"{config.MODEL.NAME}_{config.TAG}", config.SUFFIX)
-    folder = folder / config.OUTPUT_SUFFIX / str(place.node)
+    folder = folder / config.OUTPUT_SUFFIX
     logger = None
     if place.local_rank == 0:
-        logger = create_logger(folder, shown=place.rank == 0)
+        logger = create_logger(folder / str(place.node), shown=place.rank == 0)
         if config.BACKEND == "thalweg":
             enable_torchacc_compiler(logger)
+        if config.BACKEND == "fsdp":
+            logger.info("the model is sharded by FSDP over the back end %s", dist.get_backend())
         if config.TRAIN.FUSED_OPTIMIZER:
             enable_torchacc_kernel(logger)
         log_params(logger, _params(config, place, run))
@@ -167,9 +176,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         config.merge(args.opts)
         config.check()
         place = Place.from_env()
-        config.name_run(place.world_size // place.local_world_size, place.local_world_size)
+        config.complete(place.world_size // place.local_world_size, place.local_world_size)
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-        dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
+        dist.init_process_group(_group(config))
         train(config, place)
     except SwinError as error:
         print(f"swin: {error}", file=sys.stderr, flush=True)
@@ -179,6 +188,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     gc.collect()
     dist.destroy_process_group()
     return 0
+
+
+def _group(config: Config) -> str:
+    """Returns the back end of the process group. Raises SwinError where there is none."""
+    on_gpu = torch.cuda.is_available()
+    if config.BACKEND != "fsdp":
+        return "cpu:gloo,cuda:nccl" if on_gpu else "gloo"
+    if on_gpu:
+        raise SwinError(
+            "BACKEND fsdp trains on CPUs, and there is a GPU: Thalweg's collectives take CPU "
+            "tensors; hide it with CUDA_VISIBLE_DEVICES=, or choose ddp or thalweg"
+        )
+    return "thalweg"
 
 
 def _device(place: Place) -> torch.device:
