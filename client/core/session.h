@@ -40,6 +40,11 @@ struct ReducedBucket {
   // Set for a DeviceGradient: `bytes` are the gradient's own, and hold the result for streams that
   // have been made to wait for this event during the call of `done`.
   DeviceEvent arrived = nullptr;
+  // How many elements of the mean are not finite.
+  uint64_t nonfinite_elems = 0;
+  // Of a served bucket whose update commits, unless it was pulled: the squares of the mean by
+  // granule (core/base/update.h). `bytes` then mean nothing.
+  std::vector<double> squares = {};
 };
 
 // A Session is thread-safe. After a fork the child must not use it, and its destructor does nothing
@@ -56,7 +61,7 @@ class Session {
     // gradients are zero, and their results are discarded if they took part nowhere: a codec keeps
     // what it has left out of them so far.
     std::vector<uint32_t> unused = {};
-    // With which settings a served bucket's weights are updated; of others 0.
+    // With which settings the round updates a served bucket's weights; 0: it does not.
     uint64_t settings = 0;
   };
 
@@ -94,6 +99,10 @@ class Session {
   // neither this call nor `done`, which is called when the result is on its way to the gradient's
   // memory.
   virtual void SubmitFromDevice(BucketId id, DeviceGradient gradient, Notes notes, Done done) = 0;
+
+  // Pulls a served bucket whose update commits: after its Submit has given the squares, the shards
+  // update its weights with these settings. The rest is as for Submit.
+  virtual void Pull(BucketId id, uint64_t settings, Done done) = 0;
 
   // Submits and waits for the outcome, with one thread switch less than waiting for `done`.
   virtual absl::StatusOr<ReducedBucket> Reduce(BucketId id,

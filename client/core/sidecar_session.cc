@@ -17,6 +17,20 @@ constexpr Duration kLookAround = std::chrono::milliseconds(250);
 // Writing the rest of a trace may take this long.
 constexpr Duration kTraceTime = std::chrono::seconds(2);
 
+void Count(const ipc::Complete& m, SessionStats* stats) {
+  ++stats->rounds;
+  stats->wire_bytes_sent += m.wire_bytes_sent;
+  stats->wire_bytes_received += m.wire_bytes_received;
+  stats->nonfinite_elems += m.nonfinite_elems;
+  stats->reduce_seconds += static_cast<double>(m.reduce_ns) * 1e-9;
+  stats->wait_seconds += static_cast<double>(m.wait_ns) * 1e-9;
+  stats->wire_seconds += static_cast<double>(m.wire_ns) * 1e-9;
+  stats->decode_seconds += static_cast<double>(m.decode_ns) * 1e-9;
+  stats->compressed_since = m.compressed_since;
+  stats->residual_norm = m.residual_norm;
+  stats->error_ratio = m.error_ratio;
+}
+
 }  // namespace
 
 absl::Status SidecarSession::Announce(BucketId id, const BucketLayout& layout,
@@ -25,8 +39,10 @@ absl::Status SidecarSession::Announce(BucketId id, const BucketLayout& layout,
   bucket->elems = layout.Elems();
   bucket->dtype = layout.dtype;
   bucket->share = ShareType(layout.dtype, options_.codec, options_.local_size, path());
-  bucket->plan = ChunkPlan::For(bucket->elems, layout.dtype, FormatOf(layout.dtype),
-                                welcome_.chunk_bytes, welcome_.num_shards);
+  bucket->plan = update ? PlanOfUpdated(layout, FormatOf(layout.dtype), welcome_.chunk_bytes,
+                                        welcome_.num_shards)
+                        : ChunkPlan::For(bucket->elems, layout.dtype, FormatOf(layout.dtype),
+                                         welcome_.chunk_bytes, welcome_.num_shards);
   THALWEG_ASSIGN_OR_RETURN(
       BucketArena arena,
       BucketArena::Create("thalweg-gradient",
@@ -101,6 +117,15 @@ void SidecarSession::Start(BucketId id, std::span<const std::byte> gradient, Not
   if (!copies_first) CopyIn(id, **bucket, gradient);
 }
 
+void SidecarSession::Pull(BucketId id, uint64_t settings, Done done) {
+  Callback callback{std::move(done), CallOn::kCompletionThread};
+  const auto bucket = BeginRound(id, std::nullopt, nullptr, callback);
+  if (!bucket.ok()) return Refuse(std::move(callback.done), bucket.status());
+  const absl::Status sent =
+      Tell(ipc::Submit{.id = id, .round = (*bucket)->round, .settings = settings, .pulls = true});
+  if (!sent.ok()) Fail(sent);
+}
+
 void SidecarSession::Refuse(Done done, absl::Status why) {
   completions_.Add(completions_.LaneHere(),
                    [done = std::move(done), why = std::move(why)] { done(why); });
@@ -132,7 +157,8 @@ void SidecarSession::FailCollectives() {
   }
 }
 
-absl::StatusOr<SidecarSession::Bucket*> SidecarSession::BeginRound(BucketId id, size_t bytes,
+absl::StatusOr<SidecarSession::Bucket*> SidecarSession::BeginRound(BucketId id,
+                                                                   std::optional<size_t> bytes,
                                                                    DeviceGradient* gradient,
                                                                    Callback& callback) {
   MutexLock lock(mutex_);
@@ -149,10 +175,10 @@ absl::StatusOr<SidecarSession::Bucket*> SidecarSession::BeginRound(BucketId id, 
         absl::StrCat("bucket ", ToString(id), " is not registered"));
   }
   Bucket& bucket = *found->second.second;
-  if (bytes != bucket.elems * SizeOf(bucket.dtype)) {
+  if (bytes && *bytes != bucket.elems * SizeOf(bucket.dtype)) {
     return absl::InvalidArgumentError(absl::StrCat("bucket ", ToString(id), " has ",
                                                    bucket.elems * SizeOf(bucket.dtype),
-                                                   " bytes, got ", bytes));
+                                                   " bytes, got ", *bytes));
   }
   if (bucket.callback.done != nullptr) {
     return absl::FailedPreconditionError(absl::StrCat(
@@ -165,7 +191,7 @@ absl::StatusOr<SidecarSession::Bucket*> SidecarSession::BeginRound(BucketId id, 
   bucket.submitted = bucket.filled = last_progress_ = Now();
   bucket.chunks_seen = 0;
   bucket.input->ResetReady();
-  stats_.raw_bytes += bytes;
+  stats_.raw_bytes += bytes.value_or(0);
   return &bucket;
 }
 
@@ -323,20 +349,12 @@ absl::Status SidecarSession::Finish(const ipc::Complete& m) {
   Bucket& bucket = *found->second.second;
   const TimePoint now = Now();
   last_progress_ = now;
-  ++stats_.rounds;
-  stats_.wire_bytes_sent += m.wire_bytes_sent;
-  stats_.wire_bytes_received += m.wire_bytes_received;
-  stats_.nonfinite_elems += m.nonfinite_elems;
-  stats_.reduce_seconds += static_cast<double>(m.reduce_ns) * 1e-9;
-  stats_.wait_seconds += static_cast<double>(m.wait_ns) * 1e-9;
-  stats_.wire_seconds += static_cast<double>(m.wire_ns) * 1e-9;
-  stats_.decode_seconds += static_cast<double>(m.decode_ns) * 1e-9;
-  stats_.compressed_since = m.compressed_since;
-  stats_.residual_norm = m.residual_norm;
-  stats_.error_ratio = m.error_ratio;
+  Count(m, &stats_);
   stats_.total_seconds += ToSeconds(now - bucket.submitted);
   const BucketArena& arena = *bucket.result;
   ReducedBucket reduced{{arena.payload(), arena.payload_bytes()}, bucket.result};
+  reduced.nonfinite_elems = m.nonfinite_elems;
+  reduced.squares = m.squares;
   Callback callback = std::exchange(bucket.callback, {});
   std::optional<Landing> landing;
   if (bucket.lane != nullptr) {

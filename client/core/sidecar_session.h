@@ -67,6 +67,7 @@ class SidecarSession : public Session {
   void Submit(BucketId id, std::span<const std::byte> gradient, Notes notes, Done done) override {
     Start(id, gradient, std::move(notes), {std::move(done), CallOn::kCompletionThread});
   }
+  void Pull(BucketId id, uint64_t settings, Done done) override;
   void SubmitFromDevice(BucketId id, DeviceGradient gradient, Notes notes, Done done) override;
   absl::StatusOr<ReducedBucket> Reduce(BucketId id, std::span<const std::byte> gradient) override;
   absl::Status SaveCodecState(const std::function<void(std::span<const std::byte>)>& use) override;
@@ -146,9 +147,10 @@ class SidecarSession : public Session {
   // Returns what became of sending; for a closed connection, why the progress thread, which reads
   // the sidecar's last words, has failed or is about to fail the session.
   absl::Status Explain(absl::Status sent);
-  // `gradient` is null for a gradient in host memory; `bytes` is its size in either case.
-  absl::StatusOr<Bucket*> BeginRound(BucketId id, size_t bytes, DeviceGradient* gradient,
-                                     Callback& callback);
+  // `gradient` is null for a gradient in host memory; `bytes` is its size in either case, and
+  // absent where there is none.
+  absl::StatusOr<Bucket*> BeginRound(BucketId id, std::optional<size_t> bytes,
+                                     DeviceGradient* gradient, Callback& callback);
   void Refuse(Done done, absl::Status why);
   template <typename Call>
   void Begin(Call call, const Collectives::Done& done);

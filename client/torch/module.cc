@@ -174,12 +174,13 @@ std::unique_ptr<ServedBucket> MakeServedBucket(const std::shared_ptr<Session>& s
                                                const ServedBucket::Parameters& parameters,
                                                const std::vector<uint32_t>& groups,
                                                const std::string& optimizer, bool decoupled,
-                                               bool nesterov, bool maximize,
+                                               bool nesterov, bool maximize, bool commits,
                                                const std::string& down) {
   UpdateRule update{.optimizer = optimizer == "sgd" ? Optimizer::kSgd : Optimizer::kAdam,
                     .decoupled = decoupled,
                     .nesterov = nesterov,
                     .maximize = maximize,
+                    .commits = commits,
                     .groups = groups};
   const auto format = ParseDType(down);
   ThrowIfError(format.status());
@@ -191,7 +192,7 @@ std::unique_ptr<ServedBucket> MakeServedBucket(const std::shared_ptr<Session>& s
 std::shared_ptr<torch::jit::PythonFutureWrapper> Push(ServedBucket& bucket,
                                                       const at::Tensor& gradients,
                                                       uint64_t settings) {
-  c10::intrusive_ptr<c10::ivalue::Future> future;
+  ServedBucket::Future future;
   {
     const py::gil_scoped_release release;
     future = bucket.Push(gradients, settings);
@@ -199,9 +200,22 @@ std::shared_ptr<torch::jit::PythonFutureWrapper> Push(ServedBucket& bucket,
   return std::make_shared<torch::jit::PythonFutureWrapper>(std::move(future));
 }
 
+std::shared_ptr<torch::jit::PythonFutureWrapper> Pull(ServedBucket& bucket, uint64_t settings) {
+  ServedBucket::Future future;
+  {
+    const py::gil_scoped_release release;
+    future = bucket.Pull(settings);
+  }
+  return std::make_shared<torch::jit::PythonFutureWrapper>(std::move(future));
+}
+
 void SetSettings(Session& session, uint64_t number,
-                 const std::vector<std::map<std::string, double>>& groups) {
-  UpdateStep step;
+                 const std::vector<std::map<std::string, double>>& groups, double grad_scale,
+                 double max_grad_norm, double grad_squares) {
+  UpdateStep step{.groups = {},
+                  .grad_scale = grad_scale,
+                  .max_grad_norm = max_grad_norm,
+                  .grad_squares = grad_squares};
   for (const auto& group : groups) step.groups.push_back(GroupStepOf(group));
   ThrowIfError(session.SetSettings(number, step));
 }
@@ -306,7 +320,9 @@ PYBIND11_MODULE(_C, m) {
       .def("attach", &thalweg::Attach, py::arg("reducer"), py::arg("named_parameters"))
       .def("save_codec_state", &thalweg::SaveCodecState)
       .def("load_codec_state", &thalweg::LoadCodecState, py::arg("state"))
-      .def("set_settings", &thalweg::SetSettings, py::arg("number"), py::arg("groups"))
+      .def("set_settings", &thalweg::SetSettings, py::arg("number"), py::arg("groups"),
+           py::kw_only(), py::arg("grad_scale") = 1.0, py::arg("max_grad_norm") = 0.0,
+           py::arg("grad_squares") = 0.0)
       .def("stats", &thalweg::Stats)
       .def("note_precision", &Session::NotePrecision, py::call_guard<py::gil_scoped_release>(),
            py::arg("loss_scale"), py::arg("skipped_steps"))
@@ -324,11 +340,14 @@ PYBIND11_MODULE(_C, m) {
   py::class_<thalweg::DdpHook>(m, "DdpHook")
       .def(py::init(&thalweg::MakeInnerHook), py::arg("session"), py::arg("named_parameters"))
       .def("run", &thalweg::RunHook, py::arg("bucket"));
+  m.def("total_of_squares", &thalweg::TotalOfSquares, py::arg("squares"));
   py::class_<thalweg::ServedBucket>(m, "ServedBucket")
       .def(py::init(&thalweg::MakeServedBucket), py::arg("session"), py::kw_only(),
            py::arg("number"), py::arg("named_parameters"), py::arg("groups"), py::arg("optimizer"),
-           py::arg("decoupled"), py::arg("nesterov"), py::arg("maximize"), py::arg("down"))
+           py::arg("decoupled"), py::arg("nesterov"), py::arg("maximize"), py::arg("commits"),
+           py::arg("down"))
       .def("push", &thalweg::Push, py::arg("gradients"), py::arg("settings"))
+      .def("pull", &thalweg::Pull, py::arg("settings"))
       .def("read", &thalweg::ServedBucket::Read, py::call_guard<py::gil_scoped_release>(),
            py::arg("slice"))
       .def("write", &thalweg::ServedBucket::Write, py::call_guard<py::gil_scoped_release>(),

@@ -15,9 +15,6 @@ namespace py = pybind11;
 namespace thalweg {
 namespace {
 
-// torch.nn.utils.clip_grad_norm_ adds this to a norm before it divides by it.
-constexpr double kTorchNormEpsilon = 1e-6;
-
 void Set(double lr, double weight_decay, bool maximize, double max_grad_norm,
          OptimSettings* settings) {
   settings->lr = lr;

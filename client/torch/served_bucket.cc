@@ -2,11 +2,13 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
 #include "client/torch/device_gradient.h"
 #include "client/torch/tensor.h"
+#include "kernels/optim/granule_sums.h"
 
 namespace thalweg {
 namespace {
@@ -29,23 +31,44 @@ BucketLayout LayoutOf(const ServedBucket::Parameters& parameters) {
   return layout;
 }
 
+at::Tensor SquaresOf(const ReducedBucket& reduced) {
+  at::Tensor numbers = at::empty({static_cast<int64_t>(reduced.squares.size()) + 1}, at::kDouble);
+  auto* const out = numbers.mutable_data_ptr<double>();
+  std::copy(reduced.squares.begin(), reduced.squares.end(), out);
+  out[reduced.squares.size()] = static_cast<double>(reduced.nonfinite_elems);
+  return numbers;
+}
+
 }  // namespace
 
 ServedBucket::ServedBucket(std::shared_ptr<Session> session, uint32_t number,
                            const Parameters& parameters, const UpdateRule& update)
-    : session_(std::move(session)), id_{.index = number} {
+    : session_(std::move(session)),
+      id_{.index = number},
+      type_(parameters.empty() ? at::kFloat : parameters[0].second.scalar_type()) {
   ThrowUnless(session_->RegisterServedBucket(id_, LayoutOf(parameters), update));
 }
 
-c10::intrusive_ptr<c10::ivalue::Future> ServedBucket::Push(const at::Tensor& gradients,
-                                                           uint64_t settings) {
+ServedBucket::Future ServedBucket::Push(const at::Tensor& gradients, uint64_t settings) {
   CheckReducible(gradients, absl::StrCat("gradients of bucket ", id_.index), c10::kCPU);
   auto future = c10::make_intrusive<c10::ivalue::Future>(c10::TensorType::get());
   session_->Submit(id_, BytesOf(gradients), {.settings = settings},
-                   [future, type = gradients.scalar_type()](absl::StatusOr<ReducedBucket> weights) {
-                     if (!weights.ok()) return future->setError(ToException(weights.status()));
-                     future->markCompleted(Wrap(*std::move(weights), type));
+                   [future, type = type_](absl::StatusOr<ReducedBucket> reduced) {
+                     if (!reduced.ok()) return future->setError(ToException(reduced.status()));
+                     if (!reduced->squares.empty()) {
+                       return future->markCompleted(SquaresOf(*reduced));
+                     }
+                     future->markCompleted(Wrap(*std::move(reduced), type));
                    });
+  return future;
+}
+
+ServedBucket::Future ServedBucket::Pull(uint64_t settings) {
+  auto future = c10::make_intrusive<c10::ivalue::Future>(c10::TensorType::get());
+  session_->Pull(id_, settings, [future, type = type_](absl::StatusOr<ReducedBucket> weights) {
+    if (!weights.ok()) return future->setError(ToException(weights.status()));
+    future->markCompleted(Wrap(*std::move(weights), type));
+  });
   return future;
 }
 
@@ -67,6 +90,10 @@ void ServedBucket::Write(uint32_t slice, const std::optional<at::Tensor>& values
   }
   ThrowUnless(session_->WriteWeights(
       id_, slice, {values->const_data_ptr<float>(), static_cast<size_t>(values->numel())}, steps));
+}
+
+double TotalOfSquares(const at::Tensor& squares) {
+  return TotalOfGranules({squares.const_data_ptr<double>(), static_cast<size_t>(squares.numel())});
 }
 
 GroupStep GroupStepOf(const std::map<std::string, double>& settings) {

@@ -28,10 +28,15 @@ class ServedBucket {
   ServedBucket(std::shared_ptr<Session> session, uint32_t number, const Parameters& parameters,
                const UpdateRule& update);
 
+  using Future = c10::intrusive_ptr<c10::ivalue::Future>;
   // Takes the parameters' gradients, one after the other in one tensor, which may be reused at
   // once. The future has the new weights in the same order and type: in read-only memory that the
-  // node's workers share, until the next push.
-  c10::intrusive_ptr<c10::ivalue::Future> Push(const at::Tensor& gradients, uint64_t settings);
+  // node's workers share, until the next push. With an update that commits, `settings` are 0, and
+  // it has the squares of the mean by granule of 4096 elements of a tensor, in float64, followed by
+  // how many elements of it are not finite.
+  Future Push(const at::Tensor& gradients, uint64_t settings);
+  // With such an update, the future has the new weights.
+  Future Pull(uint64_t settings);
 
   // Read and replace a slice: see Session. The values are fp32, all parameters' one after the
   // other; none where they are zeros or have never been written. A read also returns the steps
@@ -42,7 +47,11 @@ class ServedBucket {
  private:
   const std::shared_ptr<Session> session_;
   const BucketId id_;
+  const at::ScalarType type_;
 };
+
+// Returns the sum of squares by granule (float64), in the order in which FusedTensors adds them up.
+double TotalOfSquares(const at::Tensor& squares);
 
 // Names the settings of one group as torch does: "lr", "weight_decay", "momentum", "dampening",
 // "beta1", "beta2", "eps"; those that are not there are 0. Throws for any other name.

@@ -119,12 +119,29 @@ ChunkPlan ChunkPlan::For(uint64_t total_elems, DType dtype, WireFormat wire, uin
   return plan;
 }
 
+ChunkPlan ChunkPlan::AtGranules(const BucketLayout& layout, uint64_t granule) const {
+  std::vector<uint64_t> moved = {0};
+  uint64_t first = 0;  // of the tensor
+  auto tensor = layout.tensors.begin();
+  for (uint32_t chunk = 1; chunk < Count(); ++chunk) {
+    const uint64_t begin = Begin(chunk);
+    for (; begin >= first + tensor->Elems(); ++tensor) first += tensor->Elems();
+    const uint64_t at = first + (begin - first) / granule * granule;
+    if (at > moved.back()) moved.push_back(at);
+  }
+  if (total_elems > 0) moved.push_back(total_elems);
+  ChunkPlan plan = *this;
+  plan.begins = std::make_shared<const std::vector<uint64_t>>(std::move(moved));
+  return plan;
+}
+
 uint64_t ChunkPlan::LastEdge() const {
   // The result is a multiple, so that all chunks begin aligned and only the last is of odd size.
   return (total_elems - edge_chunks * edge_elems) / edge_elems * edge_elems;
 }
 
 uint32_t ChunkPlan::Count() const {
+  if (begins != nullptr) return static_cast<uint32_t>(begins->size() - 1);
   const auto ceil = [](uint64_t a, uint64_t b) { return static_cast<uint32_t>((a + b - 1) / b); };
   if (edge_chunks == 0) return ceil(total_elems, chunk_elems);
   const uint64_t last_edge = LastEdge();
@@ -142,6 +159,7 @@ uint32_t ChunkPlan::ChunkOf(uint64_t elem) const {
 }
 
 uint64_t ChunkPlan::Begin(uint32_t chunk) const {
+  if (begins != nullptr) return (*begins)[chunk];
   if (edge_chunks == 0) return std::min(total_elems, chunk * chunk_elems);
   if (chunk <= edge_chunks) return chunk * edge_elems;
   const uint64_t last_edge = LastEdge();

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -79,11 +80,18 @@ struct ChunkPlan {
   static ChunkPlan For(uint64_t total_elems, DType dtype, WireFormat wire, uint64_t chunk_bytes,
                        uint32_t num_shards);
 
+  // Returns the plan whose chunks begin at granules: where these begin, or up to a granule before.
+  // A granule is `granule` elements of a tensor, counted from its first, or what is left of it.
+  ChunkPlan AtGranules(const BucketLayout& layout, uint64_t granule) const;
+
   uint32_t Count() const;
   uint64_t Begin(uint32_t chunk) const;
   // Returns the chunk that contains element `elem` < total_elems.
   uint32_t ChunkOf(uint64_t elem) const;
   uint64_t Elems(uint32_t chunk) const { return Begin(chunk + 1) - Begin(chunk); }
+
+  // Set by AtGranules: where each chunk begins, and the end of the last one.
+  std::shared_ptr<const std::vector<uint64_t>> begins = nullptr;
 
  private:
   uint64_t LastEdge() const;  // first element of the small chunks at the end

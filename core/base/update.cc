@@ -14,6 +14,32 @@ uint32_t NumGroups(const UpdateRule& rule) {
 
 }  // namespace
 
+bool UpdateStep::operator==(const UpdateStep& other) const {
+  return groups == other.groups && grad_scale == other.grad_scale &&
+         max_grad_norm == other.max_grad_norm &&
+         (grad_squares == other.grad_squares ||
+          (std::isnan(grad_squares) && std::isnan(other.grad_squares)));
+}
+
+ChunkPlan PlanOfUpdated(const BucketLayout& layout, WireFormat wire, uint64_t chunk_bytes,
+                        uint32_t num_shards) {
+  return ChunkPlan::For(layout.Elems(), layout.dtype, wire, chunk_bytes, num_shards)
+      .AtGranules(layout, kUpdateGranule);
+}
+
+uint64_t GranulesIn(const BucketLayout& layout, uint64_t begin, uint64_t end) {
+  uint64_t granules = 0;
+  uint64_t first = 0;
+  for (const TensorSpec& tensor : layout.tensors) {
+    const uint64_t last = first + tensor.Elems();
+    const uint64_t from = std::max(first, begin);
+    const uint64_t to = std::min(last, end);
+    if (from < to) granules += (to - from + kUpdateGranule - 1) / kUpdateGranule;
+    first = last;
+  }
+  return granules;
+}
+
 absl::Status Validate(const UpdateRule& rule, const BucketLayout& layout) {
   const auto refused = [](auto... what) {
     return absl::InvalidArgumentError(absl::StrCat("update: ", what...));
@@ -46,6 +72,11 @@ absl::Status Validate(const UpdateStep& step) {
   };
   if (step.groups.size() > kMaxUpdateGroups) {
     return refused("at most ", kMaxUpdateGroups, " groups have settings, got ", step.groups.size());
+  }
+  if (!(step.grad_scale > 0) || !std::isfinite(step.grad_scale) || !(step.max_grad_norm >= 0) ||
+      step.grad_squares < 0) {
+    return refused("gradients of scale ", step.grad_scale, " with squares ", step.grad_squares,
+                   ", to be clipped to the norm ", step.max_grad_norm);
   }
   for (size_t i = 0; i < step.groups.size(); ++i) {
     const GroupStep& g = step.groups[i];
@@ -85,8 +116,9 @@ std::string ToString(const UpdateRule& rule) {
   const char* name = rule.optimizer == Optimizer::kSgd ? "sgd" : "adam";
   const char* option = rule.decoupled ? " (decoupled)" : rule.nesterov ? " (nesterov)" : "";
   const uint32_t groups = NumGroups(rule);
-  return absl::StrCat(name, option, rule.maximize ? ", maximizing" : "", ", weights in ",
-                      Name(rule.down), ", ", groups, groups == 1 ? " group" : " groups");
+  return absl::StrCat(name, option, rule.commits ? ", in two rounds" : "",
+                      rule.maximize ? ", maximizing" : "", ", weights in ", Name(rule.down), ", ",
+                      groups, groups == 1 ? " group" : " groups");
 }
 
 }  // namespace thalweg

@@ -19,12 +19,20 @@ inline constexpr uint32_t kMaxUpdateGroups = 4096;
 
 enum class Optimizer : uint8_t { kSgd = 1, kAdam = 2 };
 
+// The squares of gradients are summed by granule: so many elements of a tensor, counted from its
+// first. A bucket's chunks end at granules where it has an update, so that the sums do not depend
+// on how the bucket is cut.
+inline constexpr uint64_t kUpdateGranule = 4096;
+
 // An UpdateRule is what stays for as long as the bucket is registered: all nodes announce the same.
 struct UpdateRule {
   Optimizer optimizer = Optimizer::kSgd;
   bool decoupled = false;  // of kAdam: weight decay as in AdamW
   bool nesterov = false;   // of kSgd
   bool maximize = false;
+  // Where something has to be known of all gradients before any update, an update takes two rounds:
+  // one that gives the squares of the mean, and, when all nodes have decided, a pull.
+  bool commits = false;
   // By tensor of the bucket: the number of its group of parameters, from 0 without gaps in a job.
   std::vector<uint32_t> groups;
   WireFormat down = WireFormat::kFloat32;  // of the weights in results: of 16 or 32 bits
@@ -48,8 +56,15 @@ struct GroupStep {
 // An UpdateStep is announced by number, which contributions then name; all nodes give the same.
 struct UpdateStep {
   std::vector<GroupStep> groups;  // all groups of the job
+  // These are of rules that commit: what gradients carry and are divided by, the norm to which all
+  // of them together are clipped (0: they are not), and the sum of their squares before the
+  // division.
+  double grad_scale = 1;
+  double max_grad_norm = 0;
+  double grad_squares = 0;  // not finite if a gradient is not
 
-  bool operator==(const UpdateStep&) const = default;
+  // Squares that are not numbers are equal.
+  bool operator==(const UpdateStep& other) const;
 };
 
 // Weights are a chunk's parameters and its optimizer's state, in fp32, with one element for each of
@@ -76,6 +91,12 @@ struct WeightsSlice {
 constexpr bool IsValid(Optimizer optimizer) {
   return optimizer == Optimizer::kSgd || optimizer == Optimizer::kAdam;
 }
+
+// Returns the plan of a bucket with an update.
+ChunkPlan PlanOfUpdated(const BucketLayout& layout, WireFormat wire, uint64_t chunk_bytes,
+                        uint32_t num_shards);
+// Returns how many granules elements [begin, end) have. A chunk of that plan has whole ones.
+uint64_t GranulesIn(const BucketLayout& layout, uint64_t begin, uint64_t end);
 
 // Returns how many moments the optimizer keeps for each weight, with any settings.
 constexpr uint32_t MaxMomentsOf(Optimizer optimizer) {

@@ -23,6 +23,49 @@ UpdateStep Step() {
   return {{group, group}};
 }
 
+TEST(UpdateTest, ChunksOfUpdatedBucketsBeginAtGranulesAndHaveEveryGranuleOnce) {
+  const BucketLayout layouts[] = {
+      kLayout,
+      {.tensors = {}},
+      {.tensors = {{"a", {100'000}}}},
+      {.tensors = {{"a", {5000}}, {"none", {0}}, {"b", {4096}}, {"c", {1}}, {"d", {70'001}}}},
+  };
+  for (const BucketLayout& layout : layouts) {
+    for (const uint32_t shards : {1U, 3U}) {
+      const ChunkPlan plan = PlanOfUpdated(layout, WireFormat::kFloat32, 64 << 10, shards);
+      uint64_t granules = 0;
+      uint64_t end = 0;
+      for (uint32_t chunk = 0; chunk < plan.Count(); ++chunk) {
+        const uint64_t begin = plan.Begin(chunk);
+        EXPECT_EQ(begin, end);
+        EXPECT_GT(plan.Elems(chunk), 0U);
+        EXPECT_EQ(plan.ChunkOf(begin), chunk);
+        end = plan.Begin(chunk + 1);
+        granules += GranulesIn(layout, begin, end);
+        // Counted up to the chunk and from it on, no granule is counted twice.
+        EXPECT_EQ(GranulesIn(layout, 0, begin) + GranulesIn(layout, begin, layout.Elems()),
+                  GranulesIn(layout, 0, layout.Elems()));
+      }
+      EXPECT_EQ(end, layout.Elems());
+      EXPECT_EQ(granules, GranulesIn(layout, 0, layout.Elems()));
+    }
+  }
+  EXPECT_EQ(GranulesIn(layouts[3], 0, layouts[3].Elems()), 2U + 1 + 1 + 18);
+}
+
+TEST(UpdateTest, StepsWithTheSameSquaresAreEqualAlsoWhereTheseAreNoNumbers) {
+  UpdateStep step = Step();
+  step.grad_squares = std::numeric_limits<double>::quiet_NaN();
+  EXPECT_EQ(step, step);
+  EXPECT_TRUE(Validate(step).ok());
+  EXPECT_NE(step, Step());
+  UpdateStep clipped = Step();
+  clipped.max_grad_norm = 1;
+  EXPECT_NE(clipped, Step());
+  clipped.grad_scale = 0;
+  EXPECT_FALSE(Validate(clipped).ok());
+}
+
 TEST(UpdateTest, RuleThatFitsTheBucketIsTakenAndNamed) {
   EXPECT_TRUE(Validate(AdamW(), kLayout).ok());
   EXPECT_EQ(ToString(AdamW()), "adam (decoupled), weights in fp32, 2 groups");

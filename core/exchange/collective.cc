@@ -38,6 +38,7 @@ absl::Status Validate(const Collective& collective, WireFormat wire) {
   if (from.kind == Place::Kind::kNone && to.kind == Place::Kind::kNone) {
     return fold == Fold::kNone ? absl::OkStatus() : refused("there is nothing to fold");
   }
+  if (collective == kPull) return absl::OkStatus();
   if (!IsOneOrAll(from) || !IsOneOrAll(to)) {
     return refused("expected two places with nodes, or none twice");
   }

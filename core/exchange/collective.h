@@ -42,6 +42,8 @@ struct Collective {
 };
 
 inline constexpr Collective kMeanOfAll{};
+// Nodes say that they are ready for what the shard has.
+inline constexpr Collective kPull{Place::None(), Place::All(), Fold::kNone};
 
 // Returns e.g. "mean from all to all", "sum from all to node 3", "bytes from node 0 to all" or
 // "bytes from none to none".
@@ -49,9 +51,9 @@ std::string ToString(const Collective& collective);
 
 // Checks, for values that may come from outside, that there is such a collective in this format:
 // a fold takes values from all and gives its result to all or to one; without a fold, the bytes of
-// one go to all or to one, or there are none, as in a barrier. Lossy formats have only the mean,
-// integers all but the mean, and floats all but the bitwise folds. Returns InvalidArgument that
-// says what cannot be.
+// one go to all or to one, or there are none, as in a barrier, or the shard's own go to all. Lossy
+// formats have only the mean, integers all but the mean, and floats all but the bitwise folds.
+// Returns InvalidArgument that says what cannot be.
 absl::Status Validate(const Collective& collective, WireFormat wire);
 
 inline constexpr uint32_t kLeastWindow = 2;

@@ -39,13 +39,19 @@ TEST(CollectiveTest, PlaceOfOneHasNoOther) {
   EXPECT_FALSE(Place::None().Has(0));
 }
 
+TEST(CollectiveTest, WhatTheShardHasGoesToAll) {
+  EXPECT_TRUE(Validate(kPull, kDense).ok());
+  EXPECT_EQ(ToString(kPull), "bytes from none to all");
+}
+
 TEST(CollectiveTest, WhatCannotBeIsRefusedSayingWhy) {
   const std::vector<std::pair<Collective, std::string>> cases = {
       {{Place::All(), Place::All(), Fold::kNone},
        "there is no collective 'bytes from all to all': values from all need a fold"},
       {{Place::One(1), Place::All(), Fold::kSum}, "those from one have none"},
       {{Place::None(), Place::None(), Fold::kMean}, "there is nothing to fold"},
-      {{Place::None(), Place::All(), Fold::kNone}, "expected two places with nodes"},
+      {{Place::None(), Place::One(1), Fold::kNone}, "expected two places with nodes"},
+      {{Place::None(), Place::All(), Fold::kSum}, "expected two places with nodes"},
       {{Place::All(), Place::None(), Fold::kMean}, "expected two places with nodes"},
       {{Place{static_cast<Place::Kind>(3), 0}, Place::All(), Fold::kMean},
        "from an unknown place to all"},

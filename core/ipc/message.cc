@@ -35,12 +35,12 @@ void Visit(auto& archive, Is<BucketReady> auto& m) {
   All(archive, m.id.index, m.id.generation, m.memory);
 }
 void Visit(auto& archive, Is<Submit> auto& m) {
-  All(archive, m.id.index, m.id.generation, m.round, m.unused, m.settings);
+  All(archive, m.id.index, m.id.generation, m.round, m.unused, m.settings, m.pulls);
 }
 void Visit(auto& archive, Is<Complete> auto& m) {
   All(archive, m.id.index, m.id.generation, m.round, m.workers, m.nonfinite_elems,
       m.wire_bytes_sent, m.wire_bytes_received, m.reduce_ns, m.wait_ns, m.wire_ns, m.decode_ns,
-      m.compressed_since, m.residual_norm, m.error_ratio);
+      m.compressed_since, m.residual_norm, m.error_ratio, m.squares);
 }
 void Visit(auto& archive, Is<Fail> auto& m) { All(archive, m.code, m.message); }
 void Visit(auto&, Is<Leave> auto&) {}
@@ -68,7 +68,10 @@ void Visit(auto& archive, Is<Receive> auto& m) {
   All(archive, m.group, m.call, m.from, m.tag, m.bytes, m.timeout_ms);
 }
 
-void Visit(auto& archive, Is<SetSettings> auto& m) { All(archive, m.number, m.step.groups); }
+void Visit(auto& archive, Is<SetSettings> auto& m) {
+  All(archive, m.number, m.step.groups, m.step.grad_scale, m.step.max_grad_norm,
+      m.step.grad_squares);
+}
 void Visit(auto& archive, Is<GetWeights> auto& m) {
   All(archive, m.id.index, m.id.generation, m.slice);
 }

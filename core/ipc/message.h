@@ -20,7 +20,7 @@
 //   DeviceMemory    its three strings
 //   ShardPlace      string address, u32 host
 //   list            u32 count, then each u32 (at most kMaxTensors), ShardPlace or string
-//                   (kMaxShards), or GroupStep (kMaxUpdateGroups)
+//                   (kMaxShards), GroupStep (kMaxUpdateGroups) or f64 (kMaxFrameBytes / 8)
 //   optional        bool, then the value if it is there
 //   BucketId        u32 index, u32 generation
 //   BucketLayout    DType dtype, u32 count (at most kMaxTensors), then each TensorSpec
@@ -117,7 +117,8 @@ struct Submit {
   // Numbers of the bucket's tensors that took no part in the worker's backward pass: their
   // gradients are zero.
   std::vector<uint32_t> unused = {};
-  uint64_t settings = 0;  // number of those for the bucket's update; 0 without one
+  uint64_t settings = 0;  // number of those for the update that the round does; 0: it does none
+  bool pulls = false;     // the arena has no gradient: see UpdateRule::commits
   bool operator==(const Submit&) const = default;
 };
 
@@ -138,6 +139,9 @@ struct Complete {
   // and its ratio to the norm of what was to be sent.
   double residual_norm = 0;
   double error_ratio = 0;
+  // Of a round of a bucket whose update commits, before the pull: the sums of the squares of the
+  // mean, by granule. There is no result in the arena then.
+  std::vector<double> squares = {};
   bool operator==(const Complete&) const = default;
 };
 

@@ -24,8 +24,8 @@ void All(Archive& archive, Values&... fields) {
 // Fields lists the fields of what is in messages once for both directions, as Visit below does for
 // the messages.
 void Fields(auto& archive, Is<UpdateRule> auto& rule) {
-  All(archive, rule.optimizer, rule.decoupled, rule.nesterov, rule.maximize, rule.groups,
-      rule.down);
+  All(archive, rule.optimizer, rule.decoupled, rule.nesterov, rule.maximize, rule.commits,
+      rule.groups, rule.down);
 }
 void Fields(auto& archive, Is<GroupStep> auto& step) {
   All(archive, step.lr, step.weight_decay, step.momentum, step.dampening, step.beta1, step.beta2,

@@ -60,6 +60,10 @@ class Reader {
     groups.resize(Count(kMaxUpdateGroups, kGroupBytes, "groups"));
     for (GroupStep& group : groups) Fields(*this, group);
   }
+  void Field(std::vector<double>& values) {
+    values.resize(Count(kMaxFrameBytes / sizeof(double), sizeof(double), "numbers"));
+    for (double& value : values) Field(value);
+  }
   template <typename Value>
   void Field(std::optional<Value>& value) {
     bool is_there = false;

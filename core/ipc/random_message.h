@@ -31,10 +31,16 @@ class RandomMessages {
       case 3:
         return BucketReady{Id(), Memory()};
       case 4:
-        return Submit{Id(), random_(), std::vector<uint32_t>(Below(4), U32()), random_()};
+        return Submit{Id(), random_(), std::vector<uint32_t>(Below(4), U32()), random_(),
+                      Below(2) == 0};
       case 5:
-        return Complete{Id(),      random_(), U32(),     random_(), random_(), random_(), random_(),
-                        random_(), random_(), random_(), random_(), Real(),    Real()};
+        return Complete{Id(),      random_(),
+                        U32(),     random_(),
+                        random_(), random_(),
+                        random_(), random_(),
+                        random_(), random_(),
+                        random_(), Real(),
+                        Real(),    std::vector<double>(Below(4), Real())};
       case 6:
         return Fail{static_cast<absl::StatusCode>(1 + Below(16)), Text()};
       case 7:
@@ -75,7 +81,8 @@ class RandomMessages {
       case 20:
         return Receive{U32(), random_(), U32(), random_(), random_(), random_()};
       case 21:
-        return SetSettings{random_(), {std::vector<GroupStep>(Below(4), Step())}};
+        return SetSettings{random_(),
+                           {std::vector<GroupStep>(Below(4), Step()), Real(), Real(), Real()}};
       case 22:
         return GetWeights{Id(), U32()};
       case 23:
@@ -115,6 +122,7 @@ class RandomMessages {
                       .decoupled = Below(2) == 0,
                       .nesterov = Below(2) == 0,
                       .maximize = Below(2) == 0,
+                      .commits = Below(2) == 0,
                       .groups = std::vector<uint32_t>(Below(4), U32()),
                       .down = static_cast<WireFormat>(1 + Below(9))};
   }

@@ -10,13 +10,16 @@
 
 namespace thalweg {
 
+// torch.nn.utils.clip_grad_norm_ adds this to a norm before it divides by it.
+inline constexpr double kTorchNormEpsilon = 1e-6;
+
 // OptimSettings are the settings of a group of parameters.
 struct OptimSettings {
   double lr = 0;
   const float* lr_at = nullptr;  // where lr is read instead, unless null
   double weight_decay = 0;
   double max_grad_norm = 0;  // gradients are scaled down to this norm; 0: no clipping
-  double norm_epsilon = 0;   // added to the norm: 1e-6 in torch's clipping, 0 in apex's
+  double norm_epsilon = 0;   // added to the norm: kTorchNormEpsilon, 0 in apex's clipping
   bool maximize = false;
 };
 

@@ -121,7 +121,7 @@ class Job {
     CompleteRound round;
     std::shared_ptr<ChunkState> state;
     LayoutRegistry::Update update = {};
-    std::shared_ptr<const UpdateStep> step = nullptr;
+    std::shared_ptr<const UpdateStep> step = nullptr;  // null: the round does no update
     double raw_bytes = 0;
     uint32_t last_node = 0;  // the node whose contribution completed it
     TimePoint at;            // when that contribution arrived
@@ -143,6 +143,7 @@ class Job {
                                                           uint64_t elems)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Finds the state that the chunk's round needs, if any. (job_updates.cc, as is the one above)
+  absl::Status FindStepLocked(Completed& completed) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status FindStateLocked(Completed& completed) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Returns how many weights the chunk has, or why the node may not use that slice of them.
   absl::StatusOr<uint64_t> WeightElemsLocked(uint32_t node, BucketId bucket, uint32_t chunk,

@@ -77,6 +77,7 @@ absl::Status Job::CheckOneShotLocked(uint32_t node, const Contribution& contribu
   if (!IsDense(contribution.wire)) {
     return refused(absl::StrCat(Name(contribution.wire), " is for buckets only"));
   }
+  if (contribution.collective == kPull) return refused("only buckets have weights to pull");
   if (!HasRightSize(node, contribution)) {
     return refused(absl::StrCat(members_.Name(node), " gives ", bytes, " bytes for ",
                                 contribution.elems, " elements in ", Name(contribution.wire),
@@ -98,10 +99,12 @@ absl::Status Job::Deliver(const Completed& completed) {
   }
   const TimePoint start = Now();
   THALWEG_ASSIGN_OR_RETURN(RoundResult result, FoldRound(round, epoch, completed.state.get()));
-  if (completed.update.rule != nullptr) {
-    THALWEG_ASSIGN_OR_RETURN(result,
-                             UpdateWeights(result, *completed.update.rule, completed.update.pieces,
-                                           *completed.step, *completed.state));
+  const LayoutRegistry::Update& update = completed.update;
+  if (completed.step != nullptr) {
+    THALWEG_ASSIGN_OR_RETURN(result, UpdateWeights(result, *update.rule, update.pieces,
+                                                   *completed.step, *completed.state));
+  } else if (update.rule != nullptr) {
+    THALWEG_ASSIGN_OR_RETURN(result, KeepMean(result, update.pieces, *completed.state));
   }
   const TimePoint end = Now();
   CountDelivery(result, completed.raw_bytes, sinks.size(), end - start);

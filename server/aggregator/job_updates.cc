@@ -21,17 +21,23 @@ absl::Status Job::FindStateLocked(Completed& completed) {
           absl::StrCat(ToString(id), ": the shard has no weights to update: nobody has written ",
                        "them, or it was restarted and has lost them"));
     }
-    completed.step = settings_.Find(completed.round.settings);
-    if (completed.step == nullptr) {
-      return absl::FailedPreconditionError(absl::StrCat(
-          ToString(id), " names settings ", completed.round.settings, ", which are not known"));
-    }
-    THALWEG_RETURN_IF_ERROR(CheckFits(*completed.step, *completed.update.rule));
+    THALWEG_RETURN_IF_ERROR(FindStepLocked(completed));
   }
   THALWEG_ASSIGN_OR_RETURN(completed.state,
                            StateLocked(id.bucket, id.chunk, completed.round.elems));
   if (is_new && has_residual) NoteLostResidualLocked(id);
   return absl::OkStatus();
+}
+
+absl::Status Job::FindStepLocked(Completed& completed) {
+  const uint64_t number = completed.round.settings;
+  if (number == 0) return absl::OkStatus();
+  completed.step = settings_.Find(number);
+  if (completed.step == nullptr) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        ToString(completed.round.id), " names settings ", number, ", which are not known"));
+  }
+  return CheckFits(*completed.step, *completed.update.rule);
 }
 
 absl::StatusOr<std::shared_ptr<ChunkState>> Job::StateLocked(BucketId bucket, uint32_t chunk,

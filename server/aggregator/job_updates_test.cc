@@ -74,6 +74,13 @@ class JobUpdatesTest : public ::testing::Test {
     }
   }
 
+  absl::Status Pull(uint32_t node, uint64_t round, uint64_t settings) {
+    Contribution contribution{{kBucket, 0, round}, 1, WireFormat::kFloat32, kElems, Payload()};
+    contribution.collective = kPull;
+    contribution.settings = settings;
+    return test_.job().Contribute(node, std::move(contribution), Now());
+  }
+
   static absl::Status Write(TestJob& test, const Weights& weights) {
     absl::Status status;
     for (uint32_t slice = 0; slice <= 2 && status.ok(); ++slice) {
@@ -190,6 +197,52 @@ TEST_F(JobUpdatesTest, NodesThatDifferAreNamedAndTheJobFails) {
   EXPECT_THAT(std::string(other.job().SetSettings(1, 1, Settings(0.2)).message()),
               HasSubstr("gives settings 1 with lr 0.2 of group 0, node 0"));
   EXPECT_EQ(other.sink(0).failures.size(), 1u);
+}
+
+TEST_F(JobUpdatesTest, UpdateThatCommitsGivesSquaresAndChangesWeightsOnlyWhenItIsPulled) {
+  UpdateRule rule = AdamW();
+  rule.commits = true;
+  Register(rule);
+  Weights expected{.params = Values(1)};
+  ASSERT_TRUE(Write(test_, expected).ok());
+  for (uint64_t step = 1; step <= 3; ++step) {
+    const uint64_t push = 2 * step - 1;
+    const auto value = static_cast<float>(step);
+    // The mean of both nodes.
+    const Floats mean = Values(value);
+    ASSERT_TRUE(Contribute(0, push, Values(value - 0.5f), 0).ok());
+    ASSERT_TRUE(Contribute(1, push, Values(value + 0.5f), 0).ok());
+    const RoundResult squares = test_.sink(0).results.back();
+    ASSERT_EQ(squares.wire, WireFormat::kFloat64);
+    ASSERT_EQ(squares.elems, 2U);  // a granule for each tensor
+    double sums[2] = {};
+    const Bytes bytes = BytesOf(squares.payload);
+    std::memcpy(sums, bytes.data(), sizeof(sums));
+    double total[2] = {};
+    for (uint64_t i = 0; i < kElems; ++i) total[i < 500 ? 0 : 1] += double{mean[i]} * mean[i];
+    // All terms are multiples of 2^-4 far below 2^53, so that no order of sums rounds.
+    EXPECT_EQ(sums[0], total[0]);
+    EXPECT_EQ(sums[1], total[1]);
+    EXPECT_EQ(Read(test_), expected);
+
+    SetSettings(step, 0.1);
+    ASSERT_TRUE(Pull(0, push + 1, step).ok());
+    ASSERT_TRUE(Pull(1, push + 1, step).ok());
+    StepLocally(expected, mean, 0.1);
+    EXPECT_EQ(Decoded(test_.sink(1).results.back().payload), expected.params);
+    EXPECT_EQ(Read(test_), expected);
+  }
+  // What has been pulled is gone.
+  SetSettings(4, 0.1);
+  ASSERT_TRUE(Pull(0, 7, 4).ok());
+  EXPECT_THAT(std::string(Pull(1, 7, 4).message()), HasSubstr("nothing has been pushed"));
+}
+
+TEST_F(JobUpdatesTest, PullOfAnUpdateThatDoesNotCommitIsRefused) {
+  Register();
+  SetSettings(1, 0.1);
+  EXPECT_THAT(std::string(Pull(0, 1, 1).message()),
+              HasSubstr("but the contribution names settings 1 and pulls"));
 }
 
 TEST_F(JobUpdatesTest, RoundWithoutWeightsOrSettingsFailsWithTheReason) {

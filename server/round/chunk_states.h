@@ -32,7 +32,8 @@ struct ChunkState {
   std::vector<float> residual ABSL_GUARDED_BY(mutex);
   // The loss scale in whose units the residual is.
   double loss_scale ABSL_GUARDED_BY(mutex) = kUnknownLossScale;
-  Weights weights ABSL_GUARDED_BY(mutex);  // of a bucket with an UpdateRule
+  Weights weights ABSL_GUARDED_BY(mutex);          // of a bucket with an UpdateRule
+  std::vector<float> mean ABSL_GUARDED_BY(mutex);  // that waits for a pull; empty: none does
 };
 
 // ChunkStates holds the states of one job. It is thread-compatible.

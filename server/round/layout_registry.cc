@@ -41,6 +41,7 @@ absl::Status CheckSame(const BucketAnnouncement& a, const std::string& owner_a,
 uint64_t BytesPerElem(const BucketAnnouncement& bucket) {
   uint64_t floats = HasResidual(bucket.wire) ? 1 : 0;
   if (bucket.update) floats += 1 + MaxMomentsOf(bucket.update->optimizer);
+  if (bucket.update && bucket.update->commits) ++floats;  // the mean that waits
   return floats * sizeof(float);
 }
 
@@ -100,7 +101,9 @@ absl::Status LayoutRegistry::Register(const std::string& owner, const BucketAnno
   entries_.insert_or_assign(
       {id.index, id.part},
       Entry{bucket, owner,
-            ChunkPlan::For(layout.Elems(), layout.dtype, bucket.wire, chunk_bytes_, num_shards_),
+            bucket.update ? PlanOfUpdated(layout, bucket.wire, chunk_bytes_, num_shards_)
+                          : ChunkPlan::For(layout.Elems(), layout.dtype, bucket.wire, chunk_bytes_,
+                                           num_shards_),
             layout.Padding(),
             bucket.update ? std::make_shared<const UpdateRule>(*bucket.update) : nullptr});
   return absl::OkStatus();
@@ -134,12 +137,14 @@ absl::Status LayoutRegistry::Check(uint32_t node, const Contribution& c) const {
         "chunk ", c.id.chunk, " of bucket ", ToString(c.id.bucket),
         ": expected a positive, finite loss scale, or 0 for none, got ", c.loss_scale));
   }
-  if ((c.settings != 0) != (entry->rule != nullptr)) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "chunk ", c.id.chunk, " of bucket ", ToString(c.id.bucket),
-        entry->rule == nullptr ? " has no update, but the contribution names settings "
-                               : " is updated, but the contribution names no settings: ",
-        c.settings));
+  const bool pulls = c.collective == kPull;
+  const bool updates = entry->rule != nullptr && entry->rule->commits == pulls;
+  if ((c.settings != 0) != updates || (pulls && !updates)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("chunk ", c.id.chunk, " of bucket ", ToString(c.id.bucket),
+                     updates ? " is updated, but the contribution names no settings"
+                             : " has no update in this round, but the contribution names settings ",
+                     updates ? "" : absl::StrCat(c.settings), pulls ? " and pulls" : ""));
   }
   if (c.wire == wire && c.elems == elems && HasRightSize(node, c)) return absl::OkStatus();
   return absl::InvalidArgumentError(

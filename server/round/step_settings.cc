@@ -14,6 +14,17 @@ std::string Difference(const UpdateStep& ours, const std::string& owner, const U
   if (ours.groups.size() != theirs.groups.size()) {
     return absl::StrCat(theirs.groups.size(), " groups, ", owner, " with ", ours.groups.size());
   }
+  constexpr std::pair<const char*, double UpdateStep::*> kOfAll[] = {
+      {"grad_scale", &UpdateStep::grad_scale},
+      {"max_grad_norm", &UpdateStep::max_grad_norm},
+      {"grad_squares", &UpdateStep::grad_squares}};
+  if (ours.groups == theirs.groups) {
+    for (const auto& [name, member] : kOfAll) {
+      if (ours.*member == theirs.*member) continue;
+      return absl::StrCat(name, " ", theirs.*member, ", ", owner, " with ", ours.*member);
+    }
+    return "others";
+  }
   const auto [our, their] =
       std::mismatch(ours.groups.begin(), ours.groups.end(), theirs.groups.begin());
   constexpr std::pair<const char*, double GroupStep::*> kNames[] = {

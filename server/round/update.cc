@@ -21,7 +21,15 @@ absl::Status Decode(const RoundResult& mean, float* out) {
   return DecodePayload(mean.payload, DTypeOf(mean.wire), DType::kFloat32, mean.elems, out);
 }
 
-AdamFactors AdamFactorsOf(const UpdateRule& rule, const GroupStep& group, uint64_t step) {
+// Returns what the mean is multiplied by, in a group with these settings.
+double GradFactor(OptimSettings& settings, const UpdateStep& step) {
+  settings.max_grad_norm = step.max_grad_norm;
+  settings.norm_epsilon = kTorchNormEpsilon;
+  return GradFactorOf(settings, 1 / step.grad_scale, step.grad_squares);
+}
+
+AdamFactors AdamFactorsOf(const UpdateRule& rule, const UpdateStep& step, const GroupStep& group,
+                          uint64_t number) {
   AdamSettings settings;
   settings.lr = group.lr;
   settings.weight_decay = group.weight_decay;
@@ -30,11 +38,12 @@ AdamFactors AdamFactorsOf(const UpdateRule& rule, const GroupStep& group, uint64
   settings.beta2 = group.beta2;
   settings.epsilon = group.eps;
   settings.decoupled = rule.decoupled;
-  return FactorsOf(settings, BiasCorrectionsAt(settings, static_cast<double>(step)),
-                   GradFactorOf(settings, 1, 0));
+  return FactorsOf(settings, BiasCorrectionsAt(settings, static_cast<double>(number)),
+                   GradFactor(settings, step));
 }
 
-SgdFactors SgdFactorsOf(const UpdateRule& rule, const GroupStep& group, uint64_t step) {
+SgdFactors SgdFactorsOf(const UpdateRule& rule, const UpdateStep& step, const GroupStep& group,
+                        uint64_t number) {
   SgdSettings settings;
   settings.lr = group.lr;
   settings.weight_decay = group.weight_decay;
@@ -42,7 +51,7 @@ SgdFactors SgdFactorsOf(const UpdateRule& rule, const GroupStep& group, uint64_t
   settings.momentum = group.momentum;
   settings.dampening = group.dampening;
   settings.nesterov = rule.nesterov;
-  return FactorsOf(settings, step == 1, GradFactorOf(settings, 1, 0));
+  return FactorsOf(settings, number == 1, GradFactor(settings, step));
 }
 
 // What a step reads and writes: weights, the mean, and where the new weights are sent from.
@@ -72,7 +81,7 @@ std::pair<std::vector<Tensor>, FlatIndex> TensorsOf(const Arrays& arrays, const 
     }
     tensor.copy = arrays.out + at * SizeOf(arrays.out_type);
     tensor.copy_type = arrays.out_type;
-    tensor.factors = factors_of(rule, group, arrays.weights.steps);
+    tensor.factors = factors_of(rule, step, group, arrays.weights.steps);
     index.Add(tensor.elems, StepBytes(tensor));
     tensors.push_back(tensor);
   }
@@ -94,11 +103,43 @@ std::vector<UpdatePiece> PiecesOf(const BucketLayout& layout, const UpdateRule& 
   return pieces;
 }
 
+absl::StatusOr<RoundResult> KeepMean(const RoundResult& mean, std::span<const UpdatePiece> pieces,
+                                     ChunkState& state) {
+  static_assert(kUpdateGranule == kGranule);
+  std::vector<float> gradient(mean.elems);
+  THALWEG_RETURN_IF_ERROR(Decode(mean, gradient.data()));
+  std::vector<OptimTensor> tensors;
+  FlatIndex index;
+  for (const UpdatePiece& piece : pieces) {
+    OptimTensor tensor;
+    tensor.elems = piece.elems.end - piece.elems.begin;
+    tensor.grad = gradient.data() + piece.elems.begin;
+    index.Add(tensor.elems, sizeof(float));
+    tensors.push_back(tensor);
+  }
+  const uint64_t granules = index.Granules();
+  const auto squares = std::make_shared_for_overwrite<double[]>(granules);
+  RunGradSquares(tensors, index, 0, index.Size(), squares.get());
+  {
+    MutexLock lock(state.mutex);
+    state.mean.swap(gradient);
+  }
+  RoundResult result = mean;
+  result.wire = WireFormat::kFloat64;
+  result.elems = granules;
+  result.payload = Payload(
+      {reinterpret_cast<const std::byte*>(squares.get()), granules * sizeof(double)}, squares);
+  return result;
+}
+
 absl::StatusOr<RoundResult> UpdateWeights(const RoundResult& mean, const UpdateRule& rule,
                                           std::span<const UpdatePiece> pieces,
                                           const UpdateStep& step, ChunkState& state) {
-  std::vector<float> gradient(mean.elems);
-  THALWEG_RETURN_IF_ERROR(Decode(mean, gradient.data()));
+  std::vector<float> gradient;
+  if (!rule.commits) {
+    gradient.resize(mean.elems);
+    THALWEG_RETURN_IF_ERROR(Decode(mean, gradient.data()));
+  }
   const DType type = DTypeOf(rule.down);
   const uint64_t bytes = mean.elems * SizeOf(type);
   const auto buffer = std::make_shared_for_overwrite<std::byte[]>(bytes);
@@ -108,6 +149,11 @@ absl::StatusOr<RoundResult> UpdateWeights(const RoundResult& mean, const UpdateR
     if (weights.params.size() != mean.elems) {
       return absl::FailedPreconditionError(
           absl::StrCat(ToString(mean.id), ": the shard has no weights to update"));
+    }
+    if (rule.commits) gradient.swap(state.mean);
+    if (gradient.size() != mean.elems) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          ToString(mean.id), " pulls, but nothing has been pushed since the last one"));
     }
     ++weights.steps;
     const Arrays arrays{weights, gradient.data(), buffer.get(), type};

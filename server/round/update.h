@@ -26,11 +26,18 @@ struct UpdatePiece {
 std::vector<UpdatePiece> PiecesOf(const BucketLayout& layout, const UpdateRule& rule,
                                   uint64_t begin, uint64_t end);
 
+// Keeps `mean`, a result of FoldRound, in `state` for the pull that follows. Returns the result
+// that takes its place: the sums of its squares in float64, by granule of the chunk. Takes the
+// state's lock.
+absl::StatusOr<RoundResult> KeepMean(const RoundResult& mean, std::span<const UpdatePiece> pieces,
+                                     ChunkState& state);
+
 // Does one step of rule.optimizer on the weights in `state` with the gradients that `mean`, a
-// result of FoldRound, has for workers, and returns the result in which their new values take its
-// place, in rule.down. In the arithmetic of kernels/optim: the weights are those that a worker's
-// own fused optimizer computes from the same mean, bit for bit, however the bucket is cut into
-// chunks. It takes the state's lock. FailedPrecondition: the weights have not been written.
+// result of FoldRound, has for workers, or, where the rule commits, with what KeepMean has kept.
+// The result that it returns has their new values in the place of `mean`, in rule.down. In the
+// arithmetic of kernels/optim: the weights are those that a worker's own fused optimizer computes
+// from the same mean, bit for bit, however the bucket is cut into chunks. It takes the state's
+// lock. FailedPrecondition: the weights have not been written, or no mean has been kept.
 absl::StatusOr<RoundResult> UpdateWeights(const RoundResult& mean, const UpdateRule& rule,
                                           std::span<const UpdatePiece> pieces,
                                           const UpdateStep& step, ChunkState& state);

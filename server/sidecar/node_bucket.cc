@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "core/base/status_macros.h"
+#include "kernels/codec/dense.h"
 #include "server/sidecar/codec/make_codecs.h"
 
 namespace thalweg {
@@ -52,7 +53,7 @@ absl::Status NodeBucket::LeaveWeightsTo(const UpdateRule& update, const BucketTe
         "bucket ", ToString(id_), " has its weights on shards, whose results go through the host: ",
         "a sidecar that works on GPUs cannot take them (start it without --cuda)"));
   }
-  whole_->part().bucket.update = update;
+  whole_->part().SetUpdate(update, terms.chunk_bytes, terms.num_shards);
   return absl::OkStatus();
 }
 
@@ -97,26 +98,45 @@ absl::Status NodeBucket::NoteUnused(const std::vector<uint32_t>& tensors) {
   return absl::OkStatus();
 }
 
-absl::Status NodeBucket::NoteSettings(uint64_t settings) {
+absl::Status NodeBucket::NoteUpdate(uint64_t settings, bool pulls) {
   const auto refused = [this](auto... what) {
     return absl::InvalidArgumentError(absl::StrCat("bucket ", ToString(id_), what...));
   };
-  if (update().has_value() != (settings != 0)) {
-    return refused(update() ? " was submitted without settings of its update"
-                            : " was submitted with settings, but without an update");
+  const bool commits = update() && update()->commits;
+  if (pulls && !commits) return refused(" is pulled, but its update does not commit");
+  const bool updates = update() && pulls == commits;
+  if (updates != (settings != 0)) {
+    return refused(updates ? " was submitted without settings of its update"
+                           : " was submitted with settings, but without an update");
   }
+  const Doing doing{settings, pulls};
   MutexLock lock(mutex_);
-  if (next_settings_ != 0 && next_settings_ != settings) {
-    return refused(": workers of this node submitted it with settings ", next_settings_, " and ",
-                   settings);
+  if (next_ && *next_ != doing) {
+    return refused(": workers of this node submitted it with settings ", next_->settings, " and ",
+                   settings, " (whose number rises where a learning rate or the like changes)");
   }
-  next_settings_ = settings;
+  next_ = doing;
   return absl::OkStatus();
 }
 
 uint64_t NodeBucket::settings() const {
   MutexLock lock(mutex_);
-  return settings_;
+  return now_.settings;
+}
+
+bool NodeBucket::pulls() const {
+  MutexLock lock(mutex_);
+  return now_.pulls;
+}
+
+absl::Status NodeBucket::TakeSquares(const Part& part, const RoundResult& received) {
+  const uint64_t first = GranulesIn(layout_, 0, part.plan.Begin(received.id.chunk));
+  std::vector<double> squares(received.elems);
+  THALWEG_RETURN_IF_ERROR(DecodePayload(received.payload, DType::kFloat64, DType::kFloat64,
+                                        received.elems, squares.data()));
+  MutexLock lock(mutex_);
+  std::copy(squares.begin(), squares.end(), squares_.begin() + static_cast<ptrdiff_t>(first));
+  return absl::OkStatus();
 }
 
 void NodeBucket::BeginRound(double loss_scale) {
@@ -133,7 +153,10 @@ void NodeBucket::BeginRound(double loss_scale) {
   unused_.assign(num_unused_.size(), false);
   for (size_t i = 0; i < unused_.size(); ++i) unused_[i] = num_unused_[i] == local_size_;
   num_unused_.clear();
-  settings_ = std::exchange(next_settings_, 0);
+  now_ = next_.value_or(Doing());
+  next_.reset();
+  const bool gives_squares = update() && update()->commits && !now_.pulls;
+  squares_.assign(gives_squares ? GranulesIn(layout_, 0, layout_.Elems()) : 0, 0);
   round_.Begin(std::move(codecs), loss_scale);
 }
 
@@ -154,7 +177,7 @@ std::vector<BucketCodec*> NodeBucket::CodecsInUse() const {
 
 void NodeBucket::BeginPart(Part& part) {
   MutexLock lock(mutex_);
-  part.BeginRound();
+  part.BeginRound(now_.pulls);
 }
 
 void NodeBucket::NoteSent(BucketCodec& codec, Part& part, uint32_t chunk, uint64_t bytes,
@@ -188,7 +211,9 @@ bool NodeBucket::FinishCodec(const Part& last) {
 FinishedRound NodeBucket::FinishRound(TimePoint now) {
   MutexLock lock(mutex_);
   for (const auto& codec : compressing_) codec->CountRound();
-  return round_.Finish(now);
+  FinishedRound finished = round_.Finish(now);
+  finished.message.squares = std::exchange(squares_, {});
+  return finished;
 }
 
 void NodeBucket::AddReduceTime(Duration time) {
@@ -223,7 +248,7 @@ NodeBucket::Waiting NodeBucket::waiting() const {
 }
 
 std::vector<uint32_t> NodeBucket::UnfilledBy() const {
-  if (!is_running()) return {};
+  if (!is_running() || pulls()) return {};
   const uint32_t chunks = whole_->part().plan.Count();
   std::vector<uint32_t> unfilled;
   for (uint32_t rank = 0; rank < local_size_; ++rank) {

@@ -65,9 +65,9 @@ class NodeBucket : public std::enable_shared_from_this<NodeBucket> {
   // Before Submit: these of the bucket's tensors took no part in the worker's backward pass.
   // InvalidArgument: there is no such tensor.
   absl::Status NoteUnused(const std::vector<uint32_t>& tensors);
-  // Before Submit: the number of the settings of the round's update. InvalidArgument: workers
-  // differ, or it is 0 with an update or not 0 without.
-  absl::Status NoteSettings(uint64_t settings);
+  // Before Submit: what the round does with the weights that shards keep. InvalidArgument: workers
+  // differ, or the bucket's update does not do that.
+  absl::Status NoteUpdate(uint64_t settings, bool pulls);
   // Begins the round, which must be queued: it goes through compressing() once all of them have
   // started, otherwise through whole(). Its gradients carry `loss_scale`. The caller then has
   // memory() begin it, too.
@@ -75,6 +75,9 @@ class NodeBucket : public std::enable_shared_from_this<NodeBucket> {
   // Returns the same, of the round that runs.
   double loss_scale() const;
   uint64_t settings() const;
+  bool pulls() const;
+  // Takes the result of a claimed chunk that has squares (Part::gives_squares).
+  absl::Status TakeSquares(const Part& part, const RoundResult& received);
   // Returns which tensors took no part on any worker of the node, by number; empty: all took part.
   std::vector<bool> unused() const;
   // Returns the codecs that the round goes through. Requires that it runs.
@@ -132,9 +135,15 @@ class NodeBucket : public std::enable_shared_from_this<NodeBucket> {
   // number.
   std::vector<uint32_t> num_unused_ ABSL_GUARDED_BY(mutex_);
   std::vector<bool> unused_ ABSL_GUARDED_BY(mutex_);  // in the round that runs
-  // Of the round that gathers, 0 until a worker has said so, and of the round that runs.
-  uint64_t next_settings_ ABSL_GUARDED_BY(mutex_) = 0;
-  uint64_t settings_ ABSL_GUARDED_BY(mutex_) = 0;
+  // Of the round that gathers, once a worker has said so, and of the round that runs.
+  struct Doing {
+    uint64_t settings = 0;
+    bool pulls = false;
+    bool operator==(const Doing&) const = default;
+  };
+  std::optional<Doing> next_ ABSL_GUARDED_BY(mutex_);
+  Doing now_ ABSL_GUARDED_BY(mutex_);
+  std::vector<double> squares_ ABSL_GUARDED_BY(mutex_);  // by granule, of the round that runs
 };
 
 }  // namespace thalweg

@@ -12,8 +12,24 @@ Part::Part(BucketId id, BucketLayout layout, WireFormat wire, uint64_t chunk_byt
       plan(ChunkPlan::For(bucket.layout.Elems(), bucket.layout.dtype, wire, chunk_bytes,
                           num_shards)) {}
 
-void Part::BeginRound() {
+void Part::SetUpdate(const UpdateRule& update, uint64_t chunk_bytes, uint32_t num_shards) {
+  bucket.update = update;
+  plan = PlanOfUpdated(bucket.layout, bucket.wire, chunk_bytes, num_shards);
+}
+
+WireFormat Part::result_format() const {
+  if (gives_squares()) return WireFormat::kFloat64;
+  return bucket.update ? bucket.update->down : bucket.wire;
+}
+
+uint64_t Part::ResultElems(uint32_t chunk) const {
+  if (!gives_squares()) return plan.Elems(chunk);
+  return GranulesIn(bucket.layout, plan.Begin(chunk), plan.Begin(chunk + 1));
+}
+
+void Part::BeginRound(bool is_pull) {
   ++round;
+  pulls = is_pull;
   in_flight = true;
   claimed.assign(plan.Count(), false);
   sent.resize(plan.Count());
@@ -24,7 +40,7 @@ void Part::BeginRound() {
 
 absl::Status Part::Claim(const RoundResult& r) {
   if (!in_flight || r.id.round != round || r.id.chunk >= plan.Count() ||
-      r.wire != result_format() || r.elems != plan.Elems(r.id.chunk) ||
+      r.wire != result_format() || r.elems != ResultElems(r.id.chunk) ||
       !IsPayloadSize(r.wire, r.elems, r.payload.SizeBytes())) {
     return absl::InvalidArgumentError(absl::StrCat(
         "got ", r.elems, " ", Name(r.wire), " values in ", r.payload.SizeBytes(),

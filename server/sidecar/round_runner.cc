@@ -37,7 +37,7 @@ absl::Status RoundRunner::Submit(uint32_t local_rank, const ipc::Submit& message
   const bool may_run_at_once = bucket->compressing().empty() &&
                                bucket->whole().part().plan.Count() == 1 && message.round > 1;
   THALWEG_RETURN_IF_ERROR(bucket->NoteUnused(message.unused));
-  THALWEG_RETURN_IF_ERROR(bucket->NoteSettings(message.settings));
+  THALWEG_RETURN_IF_ERROR(bucket->NoteUpdate(message.settings, message.pulls));
   const TimePoint now = Now();
   THALWEG_ASSIGN_OR_RETURN(const TurnQueue::Turn turn,
                            turns_.Submit(bucket, local_rank, message.round, now, may_run_at_once));
@@ -75,7 +75,7 @@ void RoundRunner::RunAtOnce(const std::shared_ptr<NodeBucket>& bucket) {
   absl::Status status = Begin(*bucket);
   bool can_run = true;
   for (uint32_t worker = 0; status.ok() && worker < inputs_.local_size; ++worker) {
-    can_run = can_run && bucket->memory().WaitInput(worker, 1, Now()) >= 1;
+    can_run = can_run && (bucket->pulls() || bucket->memory().WaitInput(worker, 1, Now()) >= 1);
   }
   if (status.ok() && can_run) {
     status = Exchange(bucket);
@@ -95,6 +95,7 @@ absl::Status RoundRunner::Begin(NodeBucket& bucket) {
 
 absl::Status RoundRunner::Exchange(const std::shared_ptr<NodeBucket>& bucket) {
   ArenaGradient gradient(*bucket, inputs_);
+  if (bucket->pulls()) return Pull(bucket);
   for (BucketCodec* const codec : bucket->CodecsInUse()) {
     const TimePoint start = Now();
     THALWEG_RETURN_IF_ERROR(codec->FollowLossScale(bucket->loss_scale()));
@@ -113,6 +114,25 @@ absl::Status RoundRunner::Exchange(const std::shared_ptr<NodeBucket>& bucket) {
     THALWEG_RETURN_IF_ERROR(SendPart(step, pool_));
     if (part->plan.Count() == 0) FinishCodec(step);
   }
+  return absl::OkStatus();
+}
+
+absl::Status RoundRunner::Pull(const std::shared_ptr<NodeBucket>& bucket) {
+  DenseCodec& codec = bucket->whole();
+  Part& part = codec.part();
+  bucket->BeginPart(part);
+  for (uint32_t chunk = 0; chunk < part.plan.Count(); ++chunk) {
+    Contribution contribution;
+    contribution.id = {part.bucket.id, chunk, part.round};
+    contribution.wire = part.bucket.wire;
+    contribution.elems = part.plan.Elems(chunk);
+    contribution.collective = kPull;
+    contribution.settings = bucket->settings();
+    bucket->NoteSent(codec, part, chunk, 0, Duration::zero(), Now());
+    THALWEG_RETURN_IF_ERROR(
+        context_.shards.Contribute(part.shard_of_chunk[chunk], std::move(contribution)));
+  }
+  if (part.plan.Count() == 0) FinishCodec({bucket, &codec, &part});
   return absl::OkStatus();
 }
 
@@ -222,6 +242,7 @@ absl::Status RoundRunner::Decode(const RoundResult& received, Step& step, TimePo
     return absl::InvalidArgumentError(absl::StrCat("result for unknown bucket ", ToString(id)));
   }
   THALWEG_ASSIGN_OR_RETURN(sent, step.bucket->Claim(*step.part, received));
+  if (step.part->gives_squares()) return step.bucket->TakeSquares(*step.part, received);
   return step.codec->Decode(*step.part, received);
 }
 

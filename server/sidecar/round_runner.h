@@ -91,6 +91,8 @@ class RoundRunner {
   void RunAtOnce(const std::shared_ptr<NodeBucket>& bucket);
   // Sends the first part of each codec.
   absl::Status Exchange(const std::shared_ptr<NodeBucket>& bucket);
+  // Asks the shards for the weights, instead.
+  absl::Status Pull(const std::shared_ptr<NodeBucket>& bucket);
   absl::Status SendPart(const Step& step, FoldPool& pool);
   absl::Status Announce(BucketCodec& codec, Part& part);
   absl::Status SendChunk(const Step& step, uint32_t chunk);

@@ -15,6 +15,7 @@ v1::UpdateRule ToProto(const UpdateRule& rule) {
   proto.set_nesterov(rule.nesterov);
   proto.set_maximize(rule.maximize);
   proto.mutable_groups()->Add(rule.groups.begin(), rule.groups.end());
+  proto.set_commits(rule.commits);
   proto.set_down(static_cast<v1::WireFormat>(rule.down));
   return proto;
 }
@@ -41,6 +42,7 @@ absl::StatusOr<UpdateRule> FromProto(const v1::UpdateRule& proto) {
   rule.decoupled = proto.decoupled();
   rule.nesterov = proto.nesterov();
   rule.maximize = proto.maximize();
+  rule.commits = proto.commits();
   rule.groups.assign(proto.groups().begin(), proto.groups().end());
   rule.down = static_cast<WireFormat>(down);
   return rule;
@@ -49,6 +51,9 @@ absl::StatusOr<UpdateRule> FromProto(const v1::UpdateRule& proto) {
 v1::SetSettingsRequest ToProto(uint64_t number, const UpdateStep& step) {
   v1::SetSettingsRequest proto;
   proto.set_number(number);
+  proto.set_grad_scale(step.grad_scale);
+  proto.set_max_grad_norm(step.max_grad_norm);
+  proto.set_grad_squares(step.grad_squares);
   for (const GroupStep& group : step.groups) {
     v1::GroupStep& out = *proto.add_groups();
     out.set_lr(group.lr);
@@ -67,7 +72,10 @@ absl::StatusOr<UpdateStep> FromProto(const v1::SetSettingsRequest& proto) {
     return absl::InvalidArgumentError(absl::StrCat("settings of ", proto.groups_size(),
                                                    " groups, expected at most ", kMaxUpdateGroups));
   }
-  UpdateStep step;
+  UpdateStep step{.groups = {},
+                  .grad_scale = proto.grad_scale(),
+                  .max_grad_norm = proto.max_grad_norm(),
+                  .grad_squares = proto.grad_squares()};
   for (const v1::GroupStep& group : proto.groups()) {
     step.groups.push_back({.lr = group.lr(),
                            .weight_decay = group.weight_decay(),

@@ -35,6 +35,8 @@ def trained() -> dict[str, Any]:
         "before": before,
         "servers": digest(ours.model),
         "workers": digest(theirs.model.module),
+        "norms": [float(getattr(each.optimizer, "grad_norm", 0) or 0) for each in (ours, theirs)],
+        "skipped": [each.skipped for each in (ours, theirs)],
     }
 
 

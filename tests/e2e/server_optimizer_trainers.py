@@ -47,27 +47,41 @@ def groups_of(model: nn.Module) -> list[dict[str, Any]]:
 
 
 class Trainer:
-    """Takes steps on data that depend on the rank and the step alone."""
+    """Takes steps on data that depend on the rank and the step alone.
+
+    With a scaler, every fourth step has an infinite gradient on one rank.
+    """
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         self.model = model
         self.optimizer = optimizer
+        self.scaler = torch.amp.GradScaler(
+            "cpu", init_scale=2.0**10, growth_interval=3, enabled=bool(_scaling())
+        )
         self.scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 4, gamma=0.9)
         self.step = 0
+        self.skipped = 0  # steps
 
     def loss(self, part: int = 0) -> torch.Tensor:
         seed = 1000 * self.step + 10 * dist.get_rank() + part
         data = torch.Generator().manual_seed(seed)
-        return self.model(torch.randn(8, 64, generator=data)).square().mean()
+        loss = self.model(torch.randn(8, 64, generator=data)).square().mean()
+        overflows = self.step % 4 == 2 and dist.get_rank() == dist.get_world_size() - 1
+        return loss * float("inf") if self.scaler.is_enabled() and overflows else loss
 
     def train(self, steps: int, passes: int = 1) -> None:
         for _ in range(steps):
             self.optimizer.zero_grad()
             with self.held_back():
                 for part in range(1, passes):
-                    self.loss(part).backward()
-            self.loss().backward()
-            self.optimizer.step()
+                    self.scaler.scale(self.loss(part)).backward()
+            self.scaler.scale(self.loss()).backward()
+            if _scaling() == "unscaled":
+                self.scaler.unscale_(self.optimizer)
+            self.scaler.step(self.optimizer)
+            before = self.scaler.get_scale()
+            self.scaler.update()
+            self.skipped += self.scaler.get_scale() < before
             self.scheduler.step()
             self.step += 1
 
@@ -76,6 +90,15 @@ class Trainer:
             return self.optimizer.accumulate()
         assert isinstance(self.model, DistributedDataParallel)
         return self.model.no_sync()
+
+
+def _scaling() -> str:
+    """Returns how a GradScaler is used; "": there is none."""
+    return os.environ.get("SCALING", "")
+
+
+def _bound() -> float | None:
+    return float(os.environ["CLIP"]) if "CLIP" in os.environ else None
 
 
 def on_servers(case: str) -> Trainer:
@@ -87,6 +110,8 @@ def on_servers(case: str) -> Trainer:
         bucket_cap_mb=BUCKET_MB,
         codec=os.environ.get("CODEC"),
         pull=os.environ.get("PULL"),
+        max_grad_norm=_bound(),
+        loss_scaling=bool(_scaling()),
         **options,
     )
     return Trainer(model, optimizer)
@@ -96,4 +121,4 @@ def on_workers(case: str) -> Trainer:
     _, make, options = CASES[case]
     model = DistributedDataParallel(make_model(dist.get_rank()), bucket_cap_mb=BUCKET_MB)
     thalweg.ddp.attach(model, os.environ.get("CODEC"))
-    return Trainer(model, make(groups_of(model.module), **options))
+    return Trainer(model, make(groups_of(model.module), max_grad_norm=_bound(), **options))

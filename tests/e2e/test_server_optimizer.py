@@ -52,6 +52,33 @@ def test_accumulated_gradients_are_pushed_once(tmp_path):
     assert_same_bits(run("trained", tmp_path, (1, 1), 0, OPTIMIZER="nesterov", PASSES="3"))
 
 
+@pytest.mark.parametrize(("nodes", "shards"), PLACES)
+def test_clipped_steps_have_the_bits_of_the_workers_own_fused_optimizer(nodes, shards, tmp_path):
+    results = run("trained", tmp_path, nodes, shards, OPTIMIZER="adamw", CLIP="0.5")
+    assert_same_bits(results)
+    for result in results:
+        ours, theirs = result["norms"]
+        assert ours == theirs > 0
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "nesterov", "adam"])
+@pytest.mark.parametrize("codec", ["fp32", "bf16"])
+def test_every_optimizer_clips_with_the_bits_of_the_workers_own(optimizer, codec, tmp_path):
+    env = {"OPTIMIZER": optimizer, "CODEC": codec, "CLIP": "0.1"}
+    assert_same_bits(run("trained", tmp_path, (1, 1), 2, **env))
+
+
+@pytest.mark.parametrize("scaling", ["scaled", "unscaled"])
+@pytest.mark.parametrize("clip", [{}, {"CLIP": "0.5"}], ids=["whole", "clipped"])
+def test_scaler_skips_the_same_steps_as_with_the_workers_own_optimizer(scaling, clip, tmp_path):
+    env = {"OPTIMIZER": "adamw", "SCALING": scaling} | clip
+    results = run("trained", tmp_path, (1, 1), 0, **env)
+    assert_same_bits(results)
+    for result in results:
+        ours, theirs = result["skipped"]
+        assert ours == theirs > 0
+
+
 @pytest.mark.parametrize("optimizer", ["sgd", "nesterov", "adamw"])
 def test_checkpoint_of_either_goes_on_in_the_other_with_the_same_bits(optimizer, tmp_path):
     for result in run("exchanged_checkpoints", tmp_path, (1, 1), 2, OPTIMIZER=optimizer):

@@ -64,6 +64,15 @@ std::future<Outcome> Push(Session& session, const Values& gradient, uint64_t set
   return promise->get_future();
 }
 
+std::future<Outcome> Pull(Session& session, uint64_t settings) {
+  auto promise = std::make_shared<std::promise<Outcome>>();
+  session.Pull(kBucket, settings, [promise](absl::StatusOr<ReducedBucket> weights) {
+    if (!weights.ok()) return promise->set_value(weights.status());
+    promise->set_value(std::vector<std::byte>(weights->bytes.begin(), weights->bytes.end()));
+  });
+  return promise->get_future();
+}
+
 Values ValuesOf(const std::vector<std::byte>& bytes) {
   Values values(bytes.size() / sizeof(float));
   std::memcpy(values.data(), bytes.data(), bytes.size());
@@ -148,6 +157,46 @@ INSTANTIATE_TEST_SUITE_P(Shapes, ServedWeightsTest,
                            return absl::StrCat(s.nodes, "x", s.workers, "on", s.shards,
                                                s.hosted ? "hosted" : "");
                          });
+
+TEST_P(ServedWeightsTest, UpdateInTwoRoundsGivesTheSquaresFirstAndThenTheSameWeights) {
+  const Shape shape = GetParam();
+  Cluster cluster(shape.nodes, shape.workers, shape.shards);
+  Workers workers(cluster, "fp32", shape.hosted);
+  UpdateRule rule = kSgd;
+  rule.commits = true;
+  workers.Begin(rule);
+  workers.Run([&](uint32_t rank, Session& session) {
+    Reference reference;
+    for (uint64_t round = 1; round <= 5; ++round) {
+      std::promise<absl::StatusOr<std::vector<double>>> looked;
+      const Values gradient = GradientOf(rank, workers.size(), round);
+      session.Submit(kBucket, std::as_bytes(std::span(gradient)), {},
+                     [&](absl::StatusOr<ReducedBucket> reduced) {
+                       if (!reduced.ok()) return looked.set_value(reduced.status());
+                       looked.set_value(reduced->squares);
+                     });
+      auto future = looked.get_future();
+      const auto squares = Get(future);
+      ASSERT_TRUE(squares.ok()) << squares.status();
+      // The first tensor is one granule, the second one and a rest; exact, as all terms are
+      // integers.
+      Values expected(3);
+      for (uint64_t i = 0; i < kElems; ++i) {
+        const float mean = MeanGradient(i, round);
+        expected[i < 7 ? 0 : i < 7 + 4096 ? 1 : 2] += mean * mean;
+      }
+      EXPECT_EQ(Values(squares->begin(), squares->end()), expected);
+
+      if (round == 3) continue;  // a step that is skipped
+      ASSERT_TRUE(session.SetSettings(round, kStep).ok());
+      auto pulled = Pull(session, round);
+      const Outcome weights = Get(pulled);
+      ASSERT_TRUE(weights.ok()) << weights.status();
+      reference.Step(round);
+      ASSERT_EQ(ValuesOf(*weights), reference.weights) << "rank " << rank << ", round " << round;
+    }
+  });
+}
 
 TEST(ServedWeightsTest, WeightsCrossTheNetworkRoundedAndStayWholeOnTheShards) {
   Cluster cluster(2, 1, 2);

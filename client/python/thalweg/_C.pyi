@@ -121,11 +121,21 @@ class Session:
     def attach(self, reducer: object, named_parameters: list[tuple[str, Tensor]]) -> None:
         """Registers the communication hook with a DDP module's reducer."""
 
-    def set_settings(self, number: int, groups: list[dict[str, float]]) -> None:
-        """Numbers, from 1, the settings of an update, by group, that later pushes name.
+    def set_settings(
+        self,
+        number: int,
+        groups: list[dict[str, float]],
+        *,
+        grad_scale: float = 1.0,
+        max_grad_norm: float = 0.0,
+        grad_squares: float = 0.0,
+    ) -> None:
+        """Numbers, from 1, the settings of an update, by group, that later pushes or pulls name.
 
         The keys are lr, weight_decay, momentum, dampening, beta1, beta2 and eps; one that is not
-        there is 0. All workers of the job give the same. Raises RuntimeError.
+        there is 0. For updates that commit: the gradients' scale, the norm to which all together
+        are clipped (0: they are not), and the sum of the squares of the scaled ones. All workers of
+        the job give the same. Raises RuntimeError.
         """
 
     def stats(self) -> dict[str, float]:
@@ -191,11 +201,13 @@ class ServedBucket:
         decoupled: bool,
         nesterov: bool,
         maximize: bool,
+        commits: bool,
         down: str,
     ) -> None:
         """`number` is the bucket's in the session. `groups` has the number of each parameter's
-        group, `optimizer` is "sgd" or "adam", which is `decoupled` as in AdamW; `down` is the
-        format in which weights come: "fp32", "fp16" or "bf16".
+        group, `optimizer` is "sgd" or "adam", which is `decoupled` as in AdamW; with `commits` an
+        update takes a push and a pull; `down` is the format in which weights come: "fp32", "fp16"
+        or "bf16".
 
         Parameters are dense, of one type out of float32, float16 and bfloat16, and on the CPU.
         Raises RuntimeError.
@@ -206,8 +218,13 @@ class ServedBucket:
         which may be reused at once.
 
         The result is the new weights in the same order and type: read-only memory that the node's
-        workers share, until the next push.
+        workers share, until the next push. With `commits`, `settings` is 0, and the result is
+        float64: the squares of the mean by granule of 4096 elements of a parameter, and last how
+        many elements of it are not finite.
         """
+
+    def pull(self, settings: int) -> Future[Tensor]:
+        """With `commits`: returns the new weights."""
 
     def read(self, slice: int) -> tuple[Tensor | None, int]:
         """Returns the weights (0) or a moment of the optimizer (1, 2), and the steps done.
@@ -218,6 +235,9 @@ class ServedBucket:
 
     def write(self, slice: int, values: Tensor | None, steps: int) -> None:
         """Replaces them, before the first push of all workers; one worker does that."""
+
+def total_of_squares(squares: Tensor) -> float:
+    """Returns the sum of squares by granule, with the bits of FusedTensors.grad_squares()."""
 
 class AllReducer:
     """Reduces single tensors. All workers must make the same calls in the same order."""

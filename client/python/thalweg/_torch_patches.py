@@ -70,6 +70,7 @@ DECLARED = (
         (
             Layer("finite", "gradients are read, not rewritten, to see whether they are finite"),
             Layer("amp", "masters get their gradients before anybody looks at them"),
+            Layer("ps", "the shards say whether gradients are finite that are there"),
         ),
         compiled=True,
     ),

@@ -13,6 +13,7 @@ from thalweg import _C
 from thalweg.ps._pushed_grad import PushedGrad
 from thalweg.ps._rules import Kind, Rule
 
+_GRANULE = 4096  # elements of a parameter whose squares are summed together
 _FIRST_BYTES = 1 << 20  # as in DistributedDataParallel: the first can leave early
 
 
@@ -56,6 +57,7 @@ class Bucket:
         *,
         kind: Kind,
         rule: Rule,
+        commits: bool,
         pull: str,
     ) -> None:
         self.parameters = parameters
@@ -69,6 +71,7 @@ class Bucket:
             decoupled=rule.decoupled,
             nesterov=rule.nesterov,
             maximize=rule.maximize,
+            commits=commits,
             down=pull,
         )
         first = parameters[0].tensor
@@ -110,6 +113,24 @@ class Bucket:
     def push(self, settings: int) -> None:
         """Sends the gradients, all of which have been gathered."""
         self._coming = self._served.push(self._grads, settings)
+
+    def squares(self) -> tuple[list[Tensor], int]:
+        """With an update that commits: waits for the squares of the mean gradients. Returns them
+        by parameter and granule, in float64, and how many elements are not finite.
+        """
+        assert self._coming is not None
+        numbers = self._coming.wait()
+        counts = [-(-tensor.numel() // _GRANULE) for tensor in self._tensors()]
+        return list(numbers[:-1].split(counts)), int(numbers[-1])
+
+    def commit(self, settings: int) -> None:
+        """After that: lets the shards update, with these settings."""
+        self._coming = self._served.pull(settings)
+
+    def drop(self) -> None:
+        """Instead: forgets the gradients, and lets the weights stay."""
+        self._coming = None
+        self._gathered.clear()
 
     def pull(self) -> None:
         """Waits for the weights that result, and puts them in place. Raises RuntimeError."""

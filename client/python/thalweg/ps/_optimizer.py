@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -10,9 +11,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
-from thalweg import _precision
+from thalweg import _precision, _torch_patches
 from thalweg.ps import _joining
 from thalweg.ps._bucket import Bucket, Parameter, cut
 from thalweg.ps._rules import KINDS, rule_of
@@ -33,9 +35,12 @@ class ServerOptimizer(Optimizer):
     defaults. Groups, schedulers, `zero_grad` and `state_dict` are those of a torch optimizer of
     that kind, and checkpoints can be exchanged with it in both directions. `pull` says in what the
     weights come: "fp32", "bf16", "fp16", or as the parameters are (None); shards keep them in
-    float32. `bucket_cap_mb` MiB of parameters travel together. `process_group` is the default one
-    if None. `codec` (of gradients: "fp32", "bf16", "fp16"), `timeout`, `step_timeout`,
-    `chunk_bytes` and `local_shards` are those of thalweg.ddp.attach().
+    float32. `max_grad_norm`: gradients are clipped as by clip_grad_norm_ over all groups, in the
+    step. `loss_scaling`: a GradScaler may have scaled the loss, and decides whether to step. With
+    either, weights come when all gradients have been pushed. `bucket_cap_mb` MiB of parameters
+    travel together. `process_group` is the default one if None. `codec` (of gradients: "fp32",
+    "bf16", "fp16"), `timeout`, `step_timeout`, `chunk_bytes` and `local_shards` are those of
+    thalweg.ddp.attach().
 
     Raises on all workers, saying what is wrong, what thalweg.ddp.attach() raises; ValueError also
     for options that shards do not have.
@@ -47,6 +52,8 @@ class ServerOptimizer(Optimizer):
         optimizer: str,
         *,
         pull: str | None = None,
+        max_grad_norm: float | None = None,
+        loss_scaling: bool = False,
         bucket_cap_mb: float = 25.0,
         process_group: dist.ProcessGroup | None = None,
         codec: object = None,
@@ -80,17 +87,31 @@ class ServerOptimizer(Optimizer):
             "chunk_bytes": chunk_bytes,
             "local_shards": local_shards,
         }
-        description = f"{optimizer}, {rule}, pull {pull}, bucket_cap_mb {bucket_cap_mb:g}"
+        self.max_grad_norm = _bound(max_grad_norm)
+        self._step_supports_amp_scaling = loss_scaling
+        commits = loss_scaling or max_grad_norm is not None
+        description = (
+            f"{optimizer}, {rule}, pull {pull}, max_grad_norm {max_grad_norm}, loss_scaling "
+            f"{loss_scaling}, bucket_cap_mb {bucket_cap_mb:g}"
+        )
         session = _joining.join(group, named, description, arguments)
         buckets = [
             Bucket(
-                session, number, each, kind=self._kind, rule=rule, pull=pulls[each[0].tensor.dtype]
+                session,
+                number,
+                each,
+                kind=self._kind,
+                rule=rule,
+                commits=commits,
+                pull=pulls[each[0].tensor.dtype],
             )
             for number, each in enumerate(cut(parameters, int(bucket_cap_mb * (1 << 20))))
         ]
         _broadcast(group, self.param_groups)
         is_first = dist.get_rank(group) == 0
-        self._serving = Serving(session, buckets, self._kind, rule, is_first=is_first)
+        self._serving = Serving(
+            session, buckets, self._kind, rule, commits=commits, is_first=is_first
+        )
         self.stats = session.stats
         self._accumulates = False
         self._hooks = [
@@ -98,7 +119,11 @@ class ServerOptimizer(Optimizer):
             for bucket in buckets
             for each in bucket.parameters
         ]
+        self._norm: float | None = None
+        self._unscaled_by = 1.0  # what unscale_() has been told in this step
         _precision.watch(self._serving)
+        if loss_scaling:
+            _torch_patches.install("ps", GradScaler, "_unscale_grads_", _unscale)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # noqa: ANN401
         """Waits for the new weights. Raises RuntimeError, which ends the job, where a parameter
@@ -111,9 +136,16 @@ class ServerOptimizer(Optimizer):
                 loss = closure()
         if self._serving.is_idle:
             self._serving.check_open()
+        elif self._step_supports_amp_scaling or self.max_grad_norm is not None:
+            self._commit()
         else:
             self._serving.finish_step(self.param_groups)
         return loss
+
+    @property
+    def grad_norm(self) -> float | None:
+        """The norm of all gradients that the last step has clipped, before that; None: none has."""
+        return self._norm
 
     @contextlib.contextmanager
     def accumulate(self) -> Iterator[None]:
@@ -172,6 +204,31 @@ class ServerOptimizer(Optimizer):
             hook.remove()
         self._serving.close()
 
+    def _commit(self) -> None:
+        """Does the step of a scaler, or of clipping, once all gradients are known."""
+        scale, self._unscaled_by = self._unscaled_by, 1.0
+        # GradScaler sets these for step(); its scale is None where unscale_() has been called.
+        given = getattr(self, "grad_scale", None)
+        if given is not None:
+            scale = float(given)
+        if not math.isclose(scale, self._serving.loss_scale, rel_tol=1e-6):
+            self._serving.fail(
+                f"gradients carry a loss scale of {self._serving.loss_scale:g}, but step() divides "
+                f"them by {scale:g}: call scaler.step(optimizer)"
+            )
+        if float(getattr(self, "found_inf", 0.0)):
+            return self._serving.skip_step()
+        bound = self.max_grad_norm or 0.0
+        if bound:
+            self._norm = math.sqrt(self._serving.look(self.param_groups).squares) / scale
+        self._serving.finish_step(self.param_groups, grad_scale=scale, max_grad_norm=bound)
+        return None
+
+    def _found_inf(self, inverse_scale: float) -> float:
+        """Returns 1 if a gradient is not finite, else 0. Gradients are to be multiplied by that."""
+        self._unscaled_by = 1 / inverse_scale
+        return float(self._serving.look(self.param_groups).nonfinite > 0)
+
     def _served_parameters(self) -> list[Parameter]:
         served = []
         for number, group in enumerate(self.param_groups):
@@ -192,6 +249,29 @@ class ServerOptimizer(Optimizer):
                 ours._serving.gather(bucket, parameter, ours.param_groups, ours.state)
 
         return hook
+
+
+def _unscale(
+    unscale: Callable[..., dict[torch.device, Tensor]],
+    scaler: GradScaler,
+    optimizer: Optimizer,
+    inv_scale: Tensor,
+    *args: Any,  # noqa: ANN401
+    **kwargs: Any,  # noqa: ANN401
+) -> dict[torch.device, Tensor]:
+    """Takes the place of GradScaler._unscale_grads_(), whose gradients are on the shards."""
+    if not isinstance(optimizer, ServerOptimizer):
+        return unscale(scaler, optimizer, inv_scale, *args, **kwargs)
+    found = optimizer._found_inf(float(inv_scale))
+    return {torch.device("cpu"): torch.tensor(found)}
+
+
+def _bound(max_grad_norm: float | None) -> float | None:
+    if max_grad_norm is not None and not max_grad_norm > 0:
+        raise ValueError(
+            f"thalweg: max_grad_norm is {max_grad_norm}, expected more than 0, or None"
+        )
+    return max_grad_norm
 
 
 def _pull(asked: str | None, dtype: torch.dtype) -> str:

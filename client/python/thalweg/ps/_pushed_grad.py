@@ -36,9 +36,9 @@ class PushedGrad(Tensor):
         name = next((arg._name for arg in _flat(args) if isinstance(arg, PushedGrad)), "")
         raise RuntimeError(
             f"thalweg: the gradient of {name} has been pushed to the shards, which update its "
-            f"weights: nobody can read or change it any more ({func}). Clipping and loss scaling "
-            "are not possible with ServerOptimizer; before another backward pass call zero_grad(), "
-            "and put all passes of a step but the last into `with optimizer.accumulate():`"
+            f"weights: nobody can read or change it any more ({func}). To clip, give max_grad_norm "
+            "to ServerOptimizer; before another backward pass call zero_grad(), and put all passes "
+            "of a step but the last into `with optimizer.accumulate():`"
         )
 
 

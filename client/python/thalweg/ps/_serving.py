@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 import os
 import weakref
-from collections.abc import MutableMapping, Sequence
-from typing import Any
+from collections.abc import Mapping, MutableMapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,6 +17,13 @@ from thalweg.ps._bucket import Bucket, Parameter
 from thalweg.ps._rules import Group, Kind, Rule, rule_of, settings_of
 
 States = MutableMapping[Tensor, Any]  # a torch optimizer's state
+
+
+class Look(NamedTuple):
+    """The mean of all workers' gradients as a whole."""
+
+    squares: float  # of all elements, added up
+    nonfinite: int  # elements
 
 
 class Serving:
@@ -31,20 +40,25 @@ class Serving:
         kind: Kind,
         rule: Rule,
         *,
+        commits: bool,
         is_first: bool,
     ) -> None:
-        """`is_first`: this worker's weights become the shards'."""
+        """`commits`: gradients are looked at as a whole before any weight changes. `is_first`: this
+        worker's weights become the shards'.
+        """
         self._session = session
         self._buckets = buckets
         self._kind = kind
         self._rule = rule
+        self._commits = commits
         self._is_first = is_first
         self._finalizer = weakref.finalize(self, _close, session, os.getpid())
         self._loss_scale = 0.0
         self._pushed = 0  # buckets of this step
+        self._look: Look | None = None
         self.is_published = False  # the shards have the weights
         self._versions = self._present_versions()
-        self._settings: list[dict[str, float]] = []
+        self._settings: object = None
         self._settings_number = 0
 
     @property
@@ -59,6 +73,11 @@ class Serving:
         """Hears of the loss scalers of this process, before gradients carry the scale."""
         self._loss_scale = loss_scale
 
+    @property
+    def loss_scale(self) -> float:
+        """What gradients carry, as far as this process knows."""
+        return self._loss_scale or 1.0
+
     def gather(
         self, bucket: Bucket, parameter: Parameter, groups: Sequence[Group], states: States
     ) -> None:
@@ -68,15 +87,52 @@ class Serving:
         bucket.gather(parameter)
         # All workers push in the same order, whatever their backward passes do.
         while self._pushed < len(self._buckets) and self._buckets[self._pushed].is_full:
-            self._buckets[self._pushed].push(self._settings_number)
+            self._buckets[self._pushed].push(0 if self._commits else self._settings_number)
             self._pushed += 1
 
-    def finish_step(self, groups: Sequence[Group]) -> None:
+    def look(self, groups: Sequence[Group]) -> Look:
+        """Waits for what the step's gradients are as a whole. Requires `commits`."""
+        if self._look is None:
+            self._check_step(groups)
+            squares: dict[int, Tensor] = {}
+            nonfinite = 0
+            for bucket in self._buckets:
+                found, count = bucket.squares()
+                ids = (id(each.tensor) for each in bucket.parameters)
+                squares.update(zip(ids, found, strict=True))
+                nonfinite += count
+            self._look = Look(_total(groups, squares), nonfinite)
+        return self._look
+
+    def skip_step(self) -> None:
+        """Lets the weights stay as they are."""
+        for bucket in self._buckets:
+            bucket.drop()
+        self._end_step()
+
+    def finish_step(
+        self, groups: Sequence[Group], *, grad_scale: float = 1.0, max_grad_norm: float = 0.0
+    ) -> None:
         """Waits for the new weights, and puts them in place."""
-        self._check_step(groups)
+        if self._commits:
+            squares = self.look(groups).squares
+            self._announce(
+                groups,
+                grad_scale=grad_scale,
+                max_grad_norm=max_grad_norm,
+                grad_squares=squares if max_grad_norm else 0.0,
+            )
+            for bucket in self._buckets:
+                bucket.commit(self._settings_number)
+        else:
+            self._check_step(groups)
         for bucket in self._buckets:
             bucket.pull()
+        self._end_step()
+
+    def _end_step(self) -> None:
         self._pushed = 0
+        self._look = None
         self._versions = self._present_versions()
 
     def load_state(self, states: States) -> None:
@@ -101,7 +157,7 @@ class Serving:
     def check_rule(self, groups: Sequence[Group]) -> None:
         rule = rule_of(groups)
         if rule != self._rule:
-            self._fail(f"the groups have {rule}, but were made with {self._rule}: make a new one")
+            self.fail(f"the groups have {rule}, but were made with {self._rule}: make a new one")
 
     def check_open(self) -> None:
         """Raises RuntimeError when the job is over."""
@@ -113,21 +169,27 @@ class Serving:
 
     def _begin_step(self, groups: Sequence[Group], states: States) -> None:
         self.check_open()
-        if self._loss_scale not in {0.0, 1.0}:
-            self._fail(
-                f"gradients carry a loss scale of {self._loss_scale:g}, which ServerOptimizer does "
-                "not undo: train without GradScaler, in bfloat16"
+        if self.loss_scale != 1 and not self._commits:
+            self.fail(
+                f"gradients carry a loss scale of {self.loss_scale:g}, which ServerOptimizer only "
+                "undoes with loss_scaling=True"
             )
         if self.is_published:
             self._check_unchanged()
         else:
             self._publish(states)
+        if not self._commits:
+            self._announce(groups)
+
+    def _announce(self, groups: Sequence[Group], **of_all: float) -> None:
+        """Numbers the settings, if they have changed."""
         settings = settings_of(self._kind, groups)
-        if settings != self._settings:
-            self.check_rule(groups)
-            self._settings_number += 1
-            self._settings = settings
-            self._session.set_settings(self._settings_number, settings)
+        if (settings, of_all) == self._settings:
+            return
+        self.check_rule(groups)
+        self._settings_number += 1
+        self._settings = (settings, of_all)
+        self._session.set_settings(self._settings_number, settings, **of_all)
 
     def _publish(self, states: States) -> None:
         if self._is_first:
@@ -140,18 +202,18 @@ class Serving:
     def _check_step(self, groups: Sequence[Group]) -> None:
         missing = [name for bucket in self._buckets for name in bucket.missing()]
         if missing:
-            self._fail(
+            self.fail(
                 f"{_some(missing)} got no gradient in this step: shards update all parameters that "
                 "required one when ServerOptimizer was made (freeze others before)"
             )
         overwritten = [name for bucket in self._buckets for name in bucket.overwritten()]
         if overwritten:
-            self._fail(
+            self.fail(
                 f"{_some(overwritten)} got another gradient after it was pushed: is the model in "
                 "DistributedDataParallel? ServerOptimizer takes its place"
             )
-        if settings_of(self._kind, groups) != self._settings:
-            self._fail(
+        if not self._commits and (settings_of(self._kind, groups), {}) != self._settings:
+            self.fail(
                 "a group's settings have changed between backward() and step(), when the shards "
                 "had used the former ones: change them before backward(), or after step()"
             )
@@ -160,12 +222,12 @@ class Serving:
         now = self._present_versions()
         for each, before, version in zip(self._parameters(), self._versions, now, strict=True):
             if before != version:
-                self._fail(
+                self.fail(
                     f"{each.name} has been changed since the last step, and the shards do not know "
                     "that: call publish() on all workers after changing parameters"
                 )
 
-    def _fail(self, why: str) -> None:
+    def fail(self, why: str) -> None:
         self.close()
         raise RuntimeError(f"thalweg: {why}")
 
@@ -174,6 +236,16 @@ class Serving:
 
     def _present_versions(self) -> list[int]:
         return [each.tensor._version for each in self._parameters()]
+
+
+def _total(groups: Sequence[Group], squares: Mapping[int, Tensor]) -> float:
+    """Adds up squares by parameter's id and granule, in the order of a worker's own optimizer."""
+    sums = []
+    for group in groups:
+        found = [squares[id(tensor)] for tensor in group["params"] if id(tensor) in squares]
+        if found:
+            sums.append(_C.total_of_squares(torch.cat(found)))
+    return functools.reduce(operator.add, sums)
 
 
 def _steps(states: list[dict[str, Any]]) -> int:
