@@ -137,6 +137,12 @@ def changed_and_published() -> dict[str, Any]:
     }
 
 
+def trained_on_and_on() -> str:
+    """Trains until something ends the job; returns what."""
+    trainer = on_servers("adamw")
+    return outcome(lambda: trainer.train(100_000))
+
+
 JOBS: dict[str, Callable[[], Any]] = {
     each.__name__: each
     for each in (
@@ -146,6 +152,7 @@ JOBS: dict[str, Callable[[], Any]] = {
         refused,
         broken,
         changed_and_published,
+        trained_on_and_on,
     )
 }
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from harness import Job, servers
+from test_restarts import await_rounds, kill
 
 JOBS = Path(__file__).parent / "server_optimizer_jobs.py"
 
@@ -137,3 +138,26 @@ def test_script_at_fault_is_told_why_and_nobody_waits_for_it(how, tmp_path):
     assert "RuntimeError: " in first
     assert BROKEN[how] in first
     assert "Error: " in second
+
+
+@pytest.mark.parametrize("clip", [{}, {"CLIP": "0.5"}], ids=["whole", "clipped"])
+def test_restarted_shard_has_lost_its_weights_and_says_so_to_all(clip, tmp_path):
+    with servers(shards=2) as cluster:
+        sidecars = [cluster.add_sidecar().address for _ in range(2)]
+        job = Job("trained_on_and_on", cluster, tmp_path, sidecar_of=sidecars, env=clip, jobs=JOBS)
+        await_rounds(cluster, job, 50)
+        cluster.add_aggregator(listen=kill(cluster, 1))
+        for result in job.results():
+            assert "RuntimeError: thalweg: " in result
+            assert "or it was restarted and has lost them" in result
+
+
+def test_node_whose_worker_is_killed_is_named_to_the_others(tmp_path):
+    with servers(shards=1) as cluster:
+        sidecars = [cluster.add_sidecar().address for _ in range(2)]
+        job = Job("trained_on_and_on", cluster, tmp_path, sidecar_of=sidecars, jobs=JOBS)
+        await_rounds(cluster, job, 50)
+        job.workers[1].process.kill()
+        first, _ = job.wait()
+        assert "RuntimeError: thalweg: " in first.result
+        assert "node 1" in first.result

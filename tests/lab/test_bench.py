@@ -101,6 +101,15 @@ def test_step_reports_the_step_and_its_communication(tmp_path):
     ]
 
 
+def test_ps_reports_a_step_on_workers_and_on_shards(tmp_path):
+    arguments = ["--rate", "none", "--repeats", "1", "--model", "swin-t", "--clip", "1"]
+    result = run("ps", *SMALL, *arguments, "--peers", "", "--json", tmp_path / "rows.json")
+    assert result.returncode == 0, result.stderr
+    rows = read_rows(tmp_path / "rows.json")
+    assert [row["system"] for row in rows] == ["workers", "servers"]
+    assert all("clipped to 1" in row["case"] for row in rows)
+
+
 @pytest.mark.long
 def test_step_is_compressed_when_it_is_measured(tmp_path):
     arguments = ["--rate", "500mbit", "--codec", "powersgd:4", "--repeats", "3"]

@@ -96,6 +96,18 @@ def make_parser() -> argparse.ArgumentParser:
     )
     step.add_argument("--model", choices=MODELS, default="resnet50", help="whose parameters")
 
+    ps = _add_case(
+        cases,
+        "ps",
+        "a step with AdamW on workers and on shards",
+        _run_ps,
+        ("iperf3",),
+        rate="250mbit",
+    )
+    ps.add_argument("--model", choices=MODELS, default="resnet50", help="whose parameters")
+    ps.add_argument("--clip", type=float, metavar="NORM", help="clip gradients to it")
+    ps.set_defaults(codec="bf16")
+
     _add_small_and_many(cases, reduce_peers)
     _placement.add_parser(cases, _guard)
     _codec.add_parser(cases, _guard)
@@ -233,6 +245,13 @@ def _run_step(args: argparse.Namespace) -> None:
         args,
         step_case.run(step_case.StepCase(shape_of(args), args.model, args.peers, args.repeats)),
     )
+
+
+def _run_ps(args: argparse.Namespace) -> None:
+    from thalweg_bench import ps_case
+
+    case = ps_case.PsCase(shape_of(args), args.model, args.clip, args.peers, args.repeats)
+    _report(args, ps_case.run(case))
 
 
 def _run_latency(args: argparse.Namespace) -> None:
