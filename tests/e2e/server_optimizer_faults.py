@@ -54,6 +54,13 @@ def broken() -> str:
         trainer.optimizer.zero_grad()
         scaler.scale(trainer.loss()).backward()
 
+    def use_weights_directly(trainer: Trainer) -> None:
+        trainer.optimizer.zero_grad()
+        hidden = trainer.model[1](trainer.model[0](torch.ones(64)))
+        # torch itself notices a weight that changes before the backward pass, but not a summand.
+        hidden = hidden + trainer.model[2].bias
+        trainer.model[3](hidden).sum().backward()
+
     def other_settings(trainer: Trainer) -> None:
         trainer.optimizer.param_groups[1]["lr"] = 0.75
         trainer.train(1)
@@ -65,6 +72,7 @@ def broken() -> str:
         change_weights,
         leave_one_out,
         scale,
+        use_weights_directly,
         other_settings,
     )
     return _break({way.__name__: way for way in ways}[os.environ["BREAK"]])

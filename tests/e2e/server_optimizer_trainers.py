@@ -34,6 +34,9 @@ def make_model(seed: int) -> nn.Module:
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(64, 100), nn.Tanh(), nn.Linear(100, 100), nn.Linear(100, 10))
     model[0].bias.requires_grad_(False)
+    # Two parameters in one piece of memory, as some libraries have them.
+    both = torch.cat([model[2].weight, model[3].weight]).detach()
+    model[2].weight, model[3].weight = (nn.Parameter(part) for part in both.split([100, 10]))
     return model
 
 
@@ -112,6 +115,7 @@ def on_servers(case: str) -> Trainer:
         pull=os.environ.get("PULL"),
         max_grad_norm=_bound(),
         loss_scaling=bool(_scaling()),
+        overlap="OVERLAP" in os.environ,
         **options,
     )
     return Trainer(model, optimizer)

@@ -69,6 +69,15 @@ def test_every_optimizer_clips_with_the_bits_of_the_workers_own(optimizer, codec
     assert_same_bits(run("trained", tmp_path, (1, 1), 2, **env))
 
 
+@pytest.mark.parametrize(("nodes", "shards"), PLACES)
+@pytest.mark.parametrize("clip", [{}, {"CLIP": "0.1"}], ids=["whole", "clipped"])
+def test_weights_that_come_during_the_next_forward_have_the_same_bits(
+    nodes, shards, clip, tmp_path
+):
+    env = {"OPTIMIZER": "nesterov", "OVERLAP": "1", "PASSES": "2"} | clip
+    assert_same_bits(run("trained", tmp_path, nodes, shards, **env))
+
+
 @pytest.mark.parametrize("scaling", ["scaled", "unscaled"])
 @pytest.mark.parametrize("clip", [{}, {"CLIP": "0.5"}], ids=["whole", "clipped"])
 def test_scaler_skips_the_same_steps_as_with_the_workers_own_optimizer(scaling, clip, tmp_path):
@@ -130,6 +139,13 @@ BROKEN = {
     "scale": "gradients carry a loss scale of 4",
     "other_settings": "a learning rate or the like changes",
 }
+
+
+def test_weights_used_before_they_were_here_fail_the_step(tmp_path):
+    env = {"BREAK": "use_weights_directly", "OVERLAP": "1"}
+    first, second = run("broken", tmp_path, (1, 1), 0, **env)
+    assert "was used before its new weights were here" in first
+    assert "Error: " in second
 
 
 @pytest.mark.parametrize("how", BROKEN)

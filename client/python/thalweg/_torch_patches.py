@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 from torch._compile import _disable_dynamo
 from torch.amp.grad_scaler import GradScaler
 from torch.distributed import distributed_c10d
@@ -117,6 +118,12 @@ DECLARED = (
         Optimizer,
         "load_state_dict",
         (Layer("resuming", "a codec goes on from what was saved with the optimizer"),),
+        compiled=False,
+    ),
+    Method(
+        nn.Module,
+        "state_dict",
+        (Layer("ps", "weights that are on their way from shards are part of it"),),
         compiled=False,
     ),
     Method(

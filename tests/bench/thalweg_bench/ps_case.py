@@ -19,23 +19,42 @@ _SYSTEMS = ("workers", "servers")
 class PsCase:
     shape: Shape
     model: str
+    steps: int  # in a run
+    forward_seconds: float  # of a forward pass; a backward pass takes twice as long
     clip: float | None  # the norm to which gradients are clipped
+    overlap: bool  # of weights that come with the next forward pass
     peers: tuple[str, ...]
     repeats: int
 
     @property
     def name(self) -> str:
-        clip = "" if self.clip is None else f", clipped to {self.clip:g}"
-        return f"{self.model}, {self.shape}, {self.shape.codec}, AdamW{clip}"
+        parts = [self.model, str(self.shape), self.shape.codec, "AdamW"]
+        parts += [] if self.clip is None else [f"clipped to {self.clip:g}"]
+        parts += ["overlapped"] if self.overlap else []
+        if self.forward_seconds:
+            parts.append(f"{self.forward_seconds:g} + {2 * self.forward_seconds:g} s of work")
+        parts += [f"{self.steps} steps"] if self.steps > 1 else []
+        return ", ".join(parts)
+
+    @property
+    def work_seconds(self) -> float:
+        return 3 * self.forward_seconds * self.steps
 
     def bound(self, system: str) -> float | None:
-        """Returns how long the links take: one exchange, or, where nothing comes down before all is
-        up, two.
+        """Returns how long the links take for the exchanges of a run.
+
+        Where nothing comes down before all is up, each direction of a link rests half of the time;
+        but not where every node has a shard, whose results go up. With other shards beside those
+        there is no formula here.
         """
         bytes_ = wire_bytes(parse(self.shape.codec), shapes_of(self.model))
         once = self.shape.exchange_bound(bytes_, self.shape.rate)
-        waits = system == "servers" and self.clip is not None
-        return once if once is None else once * (2 if waits else 1)
+        once = None if once is None else self.steps * once
+        if once is None or system != "servers" or not (self.overlap or self.clip):
+            return once
+        if self.shape.local:
+            return once if self.shape.shards == 0 else None
+        return 2 * once
 
 
 def run(case: PsCase) -> list[Row]:
@@ -43,7 +62,7 @@ def run(case: PsCase) -> list[Row]:
     size = 4 * count_elements(shapes_of(case.model))
     with Cluster(case.shape) as cluster:
         _start_workers(cluster, case)
-        slowest = max((case.bound(system) or 0.0 for system in _SYSTEMS), default=0.0)
+        slowest = max(case.bound(system) or 0.0 for system in _SYSTEMS) + case.work_seconds
 
         def once(system: str, repeat: int) -> float:
             if system == "iperf3":
@@ -62,13 +81,15 @@ def run(case: PsCase) -> list[Row]:
 def _start_workers(cluster: Cluster, case: PsCase) -> None:
     say(case.name)
     import_torch()
-    from thalweg_bench.ps_step import factories
+    from thalweg_bench.ps_step import Training, factories
     from thalweg_bench.worker import Worker
 
-    systems = factories(shapes_of(case.model), case.clip)
+    shapes = shapes_of(case.model)
+    training = Training(shapes, case.steps, case.forward_seconds, case.clip, case.overlap)
+    systems = factories(training)
     cluster.fork(lambda rank: Worker(cluster.lab, cluster.place(rank), systems))
     cluster.call("start_gloo")
-    slowest = max(case.bound(system) or 0.0 for system in _SYSTEMS)
+    slowest = max(case.bound(system) or 0.0 for system in _SYSTEMS) + case.work_seconds
     for system in _SYSTEMS:
         say(f"{system}: building, first steps")
         cluster.call("open", system, seconds=60 + 20 * slowest)

@@ -1,13 +1,17 @@
-"""Defines systems that run one training step with AdamW, on the workers and on the shards."""
+"""Defines systems that run training steps with AdamW, on the workers and on the shards."""
 
 from __future__ import annotations
 
 import functools
+import math
+import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from thalweg import ddp
@@ -16,32 +20,99 @@ from thalweg.ps import ServerOptimizer
 from thalweg_bench.place import Place
 from thalweg_bench.rows import BenchError
 from thalweg_bench.shapes import Shape
-from thalweg_bench.step import HollowModel, Memory
 from thalweg_bench.worker import TIMEOUT, System
 
 _LR = 1e-3
-_WARM_UP = 2  # steps: buckets are made, then made again; moments are allocated
+_WARM_UP = 2  # runs: buckets are made, then made again; moments are allocated
 
 
-class _TrainingStep:
-    """A backward pass with almost no computation, and what makes new weights of its gradients."""
+@dataclass(frozen=True)
+class Training:
+    """What a run does."""
 
-    def __init__(self, shapes: list[Shape], place: Place) -> None:
-        # Systems must not share parameters, which each of them changes.
-        self.model = HollowModel(Memory(shapes), place.rank)
+    shapes: list[Shape]
+    steps: int = 1
+    # A device's work, during which the processor rests: in each forward pass, and twice as long in
+    # each backward pass, equally long for each parameter.
+    forward_seconds: float = 0.0
+    clip: float | None = None  # the norm to which gradients are clipped
+    overlap: bool = False  # of weights that come with the next forward pass
+
+
+class _Work(torch.autograd.Function):
+    """The identity, which takes its time; gives `parameter` a gradient that is 1 everywhere."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,  # noqa: ANN401 - torch's
+        x: Tensor,
+        parameter: Tensor,
+        seconds: float,
+    ) -> Tensor:
+        ctx.shape, ctx.seconds = parameter.shape, seconds
+        _rest(seconds)
+        return x.clone()
+
+    @staticmethod
+    def backward(
+        ctx: Any,  # noqa: ANN401 - torch's
+        gradient: Tensor,
+    ) -> tuple[Tensor, Tensor, None]:
+        _rest(2 * ctx.seconds)
+        return gradient, torch.ones(()).expand(ctx.shape), None
+
+
+def _rest(seconds: float) -> None:
+    if seconds:
+        time.sleep(seconds)
+
+
+class _Layer(nn.Module):
+    def __init__(self, weight: Tensor, seconds: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(weight)
+        self._seconds = seconds
+
+    def forward(self, x: Tensor) -> Tensor:
+        return _Work.apply(x, self.weight, self._seconds)  # type: ignore[no-any-return,no-untyped-call]
+
+
+def _make_model(training: Training) -> nn.Sequential:
+    seconds = training.forward_seconds / len(training.shapes)
+    sizes = [math.prod(shape) for shape in training.shapes]
+    parts = torch.zeros(sum(sizes)).split(sizes)
+    weights = (part.view(shape) for part, shape in zip(parts, training.shapes, strict=True))
+    return nn.Sequential(*(_Layer(weight, seconds) for weight in weights))
+
+
+class _Trainer:
+    """Trains a model without computation of its own."""
+
+    optimizer: torch.optim.Optimizer
+    module: nn.Module
+
+    def __init__(self, training: Training) -> None:
+        self._training = training
+        self.model = _make_model(training)
         self._before = 0.0
 
     def warm_up(self) -> None:
-        for repeat in range(_WARM_UP):
-            self.prepare(repeat)
+        for _ in range(_WARM_UP):
             self.run()
             self.check()
 
     def prepare(self, repeat: int) -> None:
-        self.model.begin_step(repeat)
+        pass
 
     def run(self) -> None:
-        raise NotImplementedError
+        for _ in range(self._training.steps):
+            self.optimizer.zero_grad()
+            self.module(torch.ones(1)).sum().backward()
+            self.optimizer.step()
+        self.finish()
+
+    def finish(self) -> None:
+        """Returns when the weights are there."""
 
     def check(self) -> None:
         """Raises BenchError unless the weights have changed, and are the same on all workers."""
@@ -58,50 +129,47 @@ class _TrainingStep:
         pass
 
 
-class _OnWorkers(_TrainingStep):
-    def __init__(self, shapes: list[Shape], place: Place, clip: float | None) -> None:
-        super().__init__(shapes, place)
-        self._module = DistributedDataParallel(self.model, init_sync=False)
-        self._state = ddp.attach(self._module, codec=place.codec, timeout=TIMEOUT)
-        self._optimizer = FusedAdamW(self.model.parameters(), lr=_LR, max_grad_norm=clip)
-
-    def run(self) -> None:
-        self._module(torch.ones(1)).backward()
-        self._optimizer.step()
+class _OnWorkers(_Trainer):
+    def __init__(self, training: Training, place: Place) -> None:
+        super().__init__(training)
+        self.module = DistributedDataParallel(self.model, init_sync=False)
+        self._state = ddp.attach(self.module, codec=place.codec, timeout=TIMEOUT)
+        self.optimizer = FusedAdamW(self.model.parameters(), lr=_LR, max_grad_norm=training.clip)
 
     def close(self) -> None:
         self._state.close()
 
 
-class _OnServers(_TrainingStep):
-    def __init__(self, shapes: list[Shape], place: Place, clip: float | None) -> None:
-        super().__init__(shapes, place)
-        self._optimizer = ServerOptimizer(
+class _OnServers(_Trainer):
+    def __init__(self, training: Training, place: Place) -> None:
+        super().__init__(training)
+        self.module = self.model
+        self._servers = self.optimizer = ServerOptimizer(
             self.model.named_parameters(),
             "adamw",
             lr=_LR,
             codec=place.codec,
             pull=place.codec,
-            max_grad_norm=clip,
+            max_grad_norm=training.clip,
+            overlap=training.overlap,
             timeout=TIMEOUT,
         )
 
-    def run(self) -> None:
-        self.model(torch.ones(1)).backward()
-        self._optimizer.step()
+    def finish(self) -> None:
+        self._servers.wait()
 
     def close(self) -> None:
-        self._optimizer.close()
+        self._servers.close()
 
 
 _SYSTEMS: dict[str, Any] = {"workers": _OnWorkers, "servers": _OnServers}
 
 
-def factories(shapes: list[Shape], clip: float | None) -> dict[str, Callable[..., System]]:
+def factories(training: Training) -> dict[str, Callable[..., System]]:
     """Returns systems for a Worker whose process group has been started."""
 
     def make(place: Place, *, kind: Any) -> System:  # noqa: ANN401
-        system: _TrainingStep = kind(shapes, place, clip)
+        system: _Trainer = kind(training, place)
         system.warm_up()
         return system
 

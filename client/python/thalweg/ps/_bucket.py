@@ -36,7 +36,7 @@ def cut(parameters: Sequence[Parameter], bytes_: int) -> list[list[Parameter]]:
     for parameter in reversed(parameters):
         dtype, size = parameter.tensor.dtype, parameter.tensor.nbytes
         number = open_.get(dtype)
-        limit = _FIRST_BYTES if number == 0 else bytes_
+        limit = min(_FIRST_BYTES, bytes_) if number == 0 else bytes_
         if number is None or sizes[number] + size > limit:
             number = open_[dtype] = len(buckets)
             buckets.append([])
@@ -80,6 +80,8 @@ class Bucket:
         self._places = dict(zip(map(id, self._tensors()), self._views(self._grads), strict=True))
         self._gathered: set[int] = set()
         self._coming: Future[Tensor] | None = None
+        self.is_coming = False  # weights are, and not what else a push may give
+        self.remember()
 
     @property
     def is_full(self) -> bool:
@@ -126,20 +128,43 @@ class Bucket:
     def commit(self, settings: int) -> None:
         """After that: lets the shards update, with these settings."""
         self._coming = self._served.pull(settings)
+        self.expect()
+
+    def expect(self) -> None:
+        """The weights are on their way."""
+        self._gathered.clear()
+        self.is_coming = True
 
     def drop(self) -> None:
-        """Instead: forgets the gradients, and lets the weights stay."""
+        """Forgets the gradients, and lets the weights stay."""
         self._coming = None
         self._gathered.clear()
 
-    def pull(self) -> None:
-        """Waits for the weights that result, and puts them in place. Raises RuntimeError."""
+    def land(self) -> None:
+        """If weights are on their way, waits for them, and puts them in place. Raises
+        RuntimeError.
+        """
+        if not self.is_coming:
+            return
         assert self._coming is not None
         weights = self._coming.wait()
         self._coming = None
-        self._gathered.clear()
+        self.is_coming = False
         with torch.no_grad():
             torch._foreach_copy_(self._tensors(), self._views(weights))
+        self.remember()
+
+    def remember(self) -> None:
+        """The parameters are what the shards have, or will be."""
+        self._versions = [tensor._version for tensor in self._tensors()]
+
+    def changed(self) -> list[str]:
+        """Returns the names of parameters that somebody has changed since."""
+        return [
+            each.name
+            for each, version in zip(self.parameters, self._versions, strict=True)
+            if each.tensor._version != version
+        ]
 
     def read(self) -> tuple[list[dict[str, Tensor]], int]:
         """Returns by parameter what torch calls the state, and the steps done."""

@@ -11,11 +11,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
-from thalweg import _precision, _torch_patches
-from thalweg.ps import _joining
+from thalweg import _precision
+from thalweg.ps import _forwards, _joining, _scaling
 from thalweg.ps._bucket import Bucket, Parameter, cut
 from thalweg.ps._rules import KINDS, rule_of
 from thalweg.ps._serving import Serving
@@ -36,8 +35,10 @@ class ServerOptimizer(Optimizer):
     that kind, and checkpoints can be exchanged with it in both directions. `pull` says in what the
     weights come: "fp32", "bf16", "fp16", or as the parameters are (None); shards keep them in
     float32. `max_grad_norm`: gradients are clipped as by clip_grad_norm_ over all groups, in the
-    step. `loss_scaling`: a GradScaler may have scaled the loss, and decides whether to step. With
-    either, weights come when all gradients have been pushed. `bucket_cap_mb` MiB of parameters
+    step. `loss_scaling`: a GradScaler may have scaled the loss, and decides whether to step.
+    `overlap`: step() does not wait; a module's forward() waits for its own weights, and
+    Module.state_dict() for all; call wait() before anything else reads weights. With any of these,
+    weights come when all gradients have been pushed. `bucket_cap_mb` MiB of parameters
     travel together. `process_group` is the default one if None. `codec` (of gradients: "fp32",
     "bf16", "fp16"), `timeout`, `step_timeout`, `chunk_bytes` and `local_shards` are those of
     thalweg.ddp.attach().
@@ -54,6 +55,7 @@ class ServerOptimizer(Optimizer):
         pull: str | None = None,
         max_grad_norm: float | None = None,
         loss_scaling: bool = False,
+        overlap: bool = False,
         bucket_cap_mb: float = 25.0,
         process_group: dist.ProcessGroup | None = None,
         codec: object = None,
@@ -89,10 +91,12 @@ class ServerOptimizer(Optimizer):
         }
         self.max_grad_norm = _bound(max_grad_norm)
         self._step_supports_amp_scaling = loss_scaling
-        commits = loss_scaling or max_grad_norm is not None
+        commits = loss_scaling or overlap or max_grad_norm is not None
+        self._commits = commits
+        self._overlaps = overlap
         description = (
             f"{optimizer}, {rule}, pull {pull}, max_grad_norm {max_grad_norm}, loss_scaling "
-            f"{loss_scaling}, bucket_cap_mb {bucket_cap_mb:g}"
+            f"{loss_scaling}, overlap {overlap}, bucket_cap_mb {bucket_cap_mb:g}"
         )
         session = _joining.join(group, named, description, arguments)
         buckets = [
@@ -122,8 +126,10 @@ class ServerOptimizer(Optimizer):
         self._norm: float | None = None
         self._unscaled_by = 1.0  # what unscale_() has been told in this step
         _precision.watch(self._serving)
+        if overlap:
+            self._hooks.append(_forwards.watch(self._serving))
         if loss_scaling:
-            _torch_patches.install("ps", GradScaler, "_unscale_grads_", _unscale)
+            _scaling.watch(self)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # noqa: ANN401
         """Waits for the new weights. Raises RuntimeError, which ends the job, where a parameter
@@ -136,11 +142,18 @@ class ServerOptimizer(Optimizer):
                 loss = closure()
         if self._serving.is_idle:
             self._serving.check_open()
-        elif self._step_supports_amp_scaling or self.max_grad_norm is not None:
+            return loss
+        if self._commits:
             self._commit()
         else:
             self._serving.finish_step(self.param_groups)
+        if not self._overlaps:
+            self._serving.wait()
         return loss
+
+    def wait(self) -> None:
+        """Waits until the weights of the last step are in place."""
+        self._serving.wait()
 
     @property
     def grad_norm(self) -> float | None:
@@ -161,6 +174,7 @@ class ServerOptimizer(Optimizer):
         those of the shards. Call it on all workers after changing parameters by hand.
         """
         if self._serving.is_published:
+            self._serving.wait()
             self._serving.load_state(self.state)
         self._serving.is_published = False
 
@@ -170,6 +184,7 @@ class ServerOptimizer(Optimizer):
         """
         if not self._serving.is_published:
             return super().state_dict()
+        self._serving.wait()
         self._serving.load_state(self.state)
         try:
             return super().state_dict()
@@ -180,12 +195,14 @@ class ServerOptimizer(Optimizer):
         """Takes what torch's optimizer of this kind returned. Call it on all workers; the shards
         get rank 0's, with its parameters, when the next step's first gradient is pushed.
         """
+        self._serving.wait()
         super().load_state_dict(state_dict)
         self._serving.check_rule(self.param_groups)
         self._serving.is_published = False
 
     def full_state_dict(self) -> dict[str, Tensor]:
         """Returns the float32 weights by name. One worker may call it alone, between two steps."""
+        self._serving.wait()
         return self._serving.weights()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -224,10 +241,12 @@ class ServerOptimizer(Optimizer):
         self._serving.finish_step(self.param_groups, grad_scale=scale, max_grad_norm=bound)
         return None
 
-    def _found_inf(self, inverse_scale: float) -> float:
-        """Returns 1 if a gradient is not finite, else 0. Gradients are to be multiplied by that."""
+    def look_for_infinities(self, inverse_scale: float) -> bool:
+        """Is called in the place of a GradScaler's unscale_(): step() is to multiply gradients by
+        that. Returns whether one is not finite.
+        """
         self._unscaled_by = 1 / inverse_scale
-        return float(self._serving.look(self.param_groups).nonfinite > 0)
+        return self._serving.look(self.param_groups).nonfinite > 0
 
     def _served_parameters(self) -> list[Parameter]:
         served = []
@@ -249,21 +268,6 @@ class ServerOptimizer(Optimizer):
                 ours._serving.gather(bucket, parameter, ours.param_groups, ours.state)
 
         return hook
-
-
-def _unscale(
-    unscale: Callable[..., dict[torch.device, Tensor]],
-    scaler: GradScaler,
-    optimizer: Optimizer,
-    inv_scale: Tensor,
-    *args: Any,  # noqa: ANN401
-    **kwargs: Any,  # noqa: ANN401
-) -> dict[torch.device, Tensor]:
-    """Takes the place of GradScaler._unscale_grads_(), whose gradients are on the shards."""
-    if not isinstance(optimizer, ServerOptimizer):
-        return unscale(scaler, optimizer, inv_scale, *args, **kwargs)
-    found = optimizer._found_inf(float(inv_scale))
-    return {torch.device("cpu"): torch.tensor(found)}
 
 
 def _bound(max_grad_norm: float | None) -> float | None:

@@ -6,7 +6,7 @@ import functools
 import operator
 import os
 import weakref
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -57,7 +57,11 @@ class Serving:
         self._pushed = 0  # buckets of this step
         self._look: Look | None = None
         self.is_published = False  # the shards have the weights
-        self._versions = self._present_versions()
+        self._bucket_of = {id(each.tensor): b for b in buckets for each in b.parameters}
+        tensors = [each.tensor for bucket in buckets for each in bucket.parameters]
+        storages = {tensor.untyped_storage().data_ptr() for tensor in tensors}
+        self._shares_memory = len(storages) < len(self._bucket_of)
+        self._awaited: set[int] = set()  # ids of parameters whose new weights nobody has asked for
         self._settings: object = None
         self._settings_number = 0
 
@@ -84,6 +88,11 @@ class Serving:
         """Takes a parameter's gradient, and pushes the buckets that are full."""
         if self.is_idle:
             self._begin_step(groups, states)
+        if id(parameter.tensor) in self._awaited:
+            self.fail(
+                f"{parameter.name} was used before its new weights were here, by other code than "
+                "the forward() of the module that has it: call wait() before, or do without overlap"
+            )
         bucket.gather(parameter)
         # All workers push in the same order, whatever their backward passes do.
         while self._pushed < len(self._buckets) and self._buckets[self._pushed].is_full:
@@ -113,7 +122,7 @@ class Serving:
     def finish_step(
         self, groups: Sequence[Group], *, grad_scale: float = 1.0, max_grad_norm: float = 0.0
     ) -> None:
-        """Waits for the new weights, and puts them in place."""
+        """From now on the new weights are on their way."""
         if self._commits:
             squares = self.look(groups).squares
             self._announce(
@@ -122,18 +131,40 @@ class Serving:
                 max_grad_norm=max_grad_norm,
                 grad_squares=squares if max_grad_norm else 0.0,
             )
-            for bucket in self._buckets:
+            for bucket in reversed(self._buckets):  # the order in which a forward pass needs them
                 bucket.commit(self._settings_number)
         else:
             self._check_step(groups)
-        for bucket in self._buckets:
-            bucket.pull()
+            for bucket in self._buckets:
+                bucket.expect()
+        self._awaited = set(self._bucket_of)
         self._end_step()
+
+    def wait(self) -> None:
+        """Waits for all weights that are on their way, and puts them in place."""
+        for bucket in reversed(self._buckets):
+            self._land(bucket)
+        self._awaited.clear()
+
+    def wait_for(self, parameters: Iterable[Tensor | None]) -> None:
+        """Does so for those that these parameters are among."""
+        if not self._awaited:
+            return
+        for parameter in parameters:
+            if id(parameter) in self._awaited:
+                self._land(self._bucket_of[id(parameter)])
+                self._awaited.remove(id(parameter))
+
+    def _land(self, bucket: Bucket) -> None:
+        # A write to one of the views of a tensor counts as one to all of them.
+        others = [b for b in self._buckets if self._shares_memory and not b.changed()]
+        bucket.land()
+        for other in others:
+            other.remember()
 
     def _end_step(self) -> None:
         self._pushed = 0
         self._look = None
-        self._versions = self._present_versions()
 
     def load_state(self, states: States) -> None:
         """Fills the state as torch has it, from the shards."""
@@ -196,6 +227,8 @@ class Serving:
             for bucket in self._buckets:
                 known = [dict(states.get(each.tensor, {})) for each in bucket.parameters]
                 bucket.write(known, _steps(known))
+        for bucket in self._buckets:
+            bucket.remember()
         states.clear()
         self.is_published = True
 
@@ -219,23 +252,16 @@ class Serving:
             )
 
     def _check_unchanged(self) -> None:
-        now = self._present_versions()
-        for each, before, version in zip(self._parameters(), self._versions, now, strict=True):
-            if before != version:
-                self.fail(
-                    f"{each.name} has been changed since the last step, and the shards do not know "
-                    "that: call publish() on all workers after changing parameters"
-                )
+        changed = [n for b in self._buckets if not b.is_coming for n in b.changed()]
+        if changed:
+            self.fail(
+                f"{_some(changed)} has been changed since the last step, and the shards do not "
+                "know that: call publish() on all workers after changing parameters"
+            )
 
     def fail(self, why: str) -> None:
         self.close()
         raise RuntimeError(f"thalweg: {why}")
-
-    def _parameters(self) -> list[Parameter]:
-        return [each for bucket in self._buckets for each in bucket.parameters]
-
-    def _present_versions(self) -> list[int]:
-        return [each.tensor._version for each in self._parameters()]
 
 
 def _total(groups: Sequence[Group], squares: Mapping[int, Tensor]) -> float:

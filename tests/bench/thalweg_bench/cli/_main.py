@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from thalweg._config import ConfigError
 from thalweg._processes import ServerError
 from thalweg.codecs import WIRE_TYPES, PowerSGD, parse
-from thalweg_bench.cli import _accuracy, _codec, _optim, _placement, _suite
+from thalweg_bench.cli import _accuracy, _codec, _optim, _placement, _ps, _suite
 from thalweg_bench.cli import _types as types
 from thalweg_bench.cli._shape import shape_of
 from thalweg_bench.lab import LabError
@@ -96,17 +96,8 @@ def make_parser() -> argparse.ArgumentParser:
     )
     step.add_argument("--model", choices=MODELS, default="resnet50", help="whose parameters")
 
-    ps = _add_case(
-        cases,
-        "ps",
-        "a step with AdamW on workers and on shards",
-        _run_ps,
-        ("iperf3",),
-        rate="250mbit",
-    )
-    ps.add_argument("--model", choices=MODELS, default="resnet50", help="whose parameters")
-    ps.add_argument("--clip", type=float, metavar="NORM", help="clip gradients to it")
-    ps.set_defaults(codec="bf16")
+    text = "steps with AdamW, on workers and on shards"
+    _ps.add_arguments(_add_case(cases, "ps", text, _run_ps, ("iperf3",), rate="250mbit"))
 
     _add_small_and_many(cases, reduce_peers)
     _placement.add_parser(cases, _guard)
@@ -250,8 +241,7 @@ def _run_step(args: argparse.Namespace) -> None:
 def _run_ps(args: argparse.Namespace) -> None:
     from thalweg_bench import ps_case
 
-    case = ps_case.PsCase(shape_of(args), args.model, args.clip, args.peers, args.repeats)
-    _report(args, ps_case.run(case))
+    _report(args, ps_case.run(_ps.case_of(args)))
 
 
 def _run_latency(args: argparse.Namespace) -> None:

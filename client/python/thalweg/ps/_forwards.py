@@ -1,0 +1,63 @@
+"""Lets forward passes wait for the weights that they need, and no others."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from torch import nn
+from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.utils.hooks import RemovableHandle
+
+from thalweg import _torch_patches
+from thalweg.ps._serving import Serving
+
+
+class Handle(Protocol):
+    """Ends what it stands for."""
+
+    def remove(self) -> None: ...
+
+
+_servings: weakref.WeakSet[Serving] = weakref.WeakSet()
+
+
+class _Watch:
+    def __init__(self, serving: Serving, hook: RemovableHandle) -> None:
+        self._serving = weakref.ref(serving)
+        self._hook = hook
+
+    def remove(self) -> None:
+        self._hook.remove()
+        serving = self._serving()
+        if serving is not None:
+            _servings.discard(serving)
+
+
+def watch(serving: Serving) -> Handle:
+    """From now on each module waits for its own parameters before its forward(), and for all before
+    its state_dict(). Returns a handle that ends this.
+    """
+    ref = weakref.ref(serving)  # the hook is torch's, and outlives the optimizer
+
+    def before(module: nn.Module, _: Any) -> None:  # noqa: ANN401
+        ours = ref()
+        if ours is not None:
+            ours.wait_for(module._parameters.values())
+
+    _torch_patches.install("ps", nn.Module, "state_dict", _wait_first)
+    _servings.add(serving)
+    return _Watch(serving, register_module_forward_pre_hook(before))
+
+
+def _wait_first(
+    state_dict: Callable[..., Any],
+    module: nn.Module,
+    /,
+    *args: Any,  # noqa: ANN401
+    **kwargs: Any,  # noqa: ANN401
+) -> Any:  # noqa: ANN401
+    for serving in list(_servings):
+        serving.wait()
+    return state_dict(module, *args, **kwargs)

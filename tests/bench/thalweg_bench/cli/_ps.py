@@ -1,0 +1,47 @@
+"""Defines the options of `thalweg bench ps`."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from thalweg_bench.cli import _types as types
+from thalweg_bench.cli._shape import shape_of
+from thalweg_bench.shapes import MODELS
+
+if TYPE_CHECKING:
+    from thalweg_bench.ps_case import PsCase
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--model", choices=MODELS, default="resnet50", help="whose parameters")
+    parser.add_argument("--clip", type=types.positive, metavar="NORM", help="clip gradients to it")
+    parser.add_argument(
+        "--overlap", action="store_true", help="weights come with the next forward pass"
+    )
+    parser.add_argument(
+        "--steps", type=types.number(1, 1000), default=1, help="of a run; default 1"
+    )
+    parser.add_argument(
+        "--forward",
+        type=types.positive,
+        default=0.0,
+        metavar="SECONDS",
+        help="a device works so long in a forward pass, and twice as long in a backward pass",
+    )
+    parser.set_defaults(codec="bf16")
+
+
+def case_of(args: argparse.Namespace) -> PsCase:
+    from thalweg_bench.ps_case import PsCase
+
+    return PsCase(
+        shape=shape_of(args),
+        model=args.model,
+        steps=args.steps,
+        forward_seconds=args.forward,
+        clip=args.clip,
+        overlap=args.overlap,
+        peers=args.peers,
+        repeats=args.repeats,
+    )
