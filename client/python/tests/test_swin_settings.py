@@ -105,7 +105,9 @@ def test_malformed_pairs_are_refused_with_what_to_write(pairs, text):
             "REDUCE_BY_HAND is for BACKEND thalweg",
         ),
         (["TRAIN.REDUCE_BY_HAND", "True"], "REDUCE_BY_HAND is for BACKEND thalweg, not ddp"),
-        (["BACKEND", "ps"], "this flow has no back end ps yet: choose ddp, thalweg or fsdp"),
+        (["BACKEND", "ps", "CODEC", "int8"], "CODEC .* is int8, expected fp32, bf16 or fp16"),
+        (["BACKEND", "ps", "AMP_OPT_LEVEL", "O2"], "AMP_OPT_LEVEL is O2, expected O0 or O1"),
+        (["BACKEND", "ps", "MODEL.CHANNELS_LAST", "True"], "CHANNELS_LAST is not supported"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(pairs, text):

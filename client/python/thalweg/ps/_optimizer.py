@@ -157,7 +157,9 @@ class ServerOptimizer(Optimizer):
 
     @property
     def grad_norm(self) -> float | None:
-        """The norm of all gradients that the last step has clipped, before that; None: none has."""
+        """The norm of all gradients in the last step that had a max_grad_norm, before clipping;
+        None: there was none. With a max_grad_norm of infinity nothing is clipped.
+        """
         return self._norm
 
     @contextlib.contextmanager
@@ -233,11 +235,11 @@ class ServerOptimizer(Optimizer):
                 f"gradients carry a loss scale of {self._serving.loss_scale:g}, but step() divides "
                 f"them by {scale:g}: call scaler.step(optimizer)"
             )
-        if float(getattr(self, "found_inf", 0.0)):
-            return self._serving.skip_step()
         bound = self.max_grad_norm or 0.0
         if bound:
             self._norm = math.sqrt(self._serving.look(self.param_groups).squares) / scale
+        if float(getattr(self, "found_inf", 0.0)):
+            return self._serving.skip_step()
         self._serving.finish_step(self.param_groups, grad_scale=scale, max_grad_norm=bound)
         return None
 

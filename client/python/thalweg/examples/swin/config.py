@@ -10,8 +10,7 @@ from typing import Any
 
 from thalweg.examples.swin import SwinError
 
-BACKENDS = ("ddp", "thalweg", "fsdp")
-_LATER = ("ps",)
+BACKENDS = ("ddp", "thalweg", "fsdp", "ps")
 
 
 @dataclass
@@ -114,11 +113,6 @@ class Config:
 
     def check(self) -> None:
         """Raises SwinError for values that make no sense."""
-        if self.BACKEND in _LATER:
-            raise SwinError(
-                f"this flow has no back end {self.BACKEND} yet: choose {', '.join(BACKENDS[:-1])} "
-                f"or {BACKENDS[-1]}"
-            )
         _check_choice("BACKEND", self.BACKEND, BACKENDS)
         _check_choice("AMP_OPT_LEVEL", self.AMP_OPT_LEVEL, ("O0", "O1", "O2"))
         _check_choice("AUG.MIXUP_MODE", self.AUG.MIXUP_MODE, ("batch", "pair", "elem"))
@@ -126,6 +120,8 @@ class Config:
             raise SwinError(f"TRAIN.REDUCE_BY_HAND is for BACKEND thalweg, not {self.BACKEND}")
         if self.BACKEND == "fsdp":
             self._check_sharded()
+        if self.BACKEND == "ps":
+            self._check_served()
         scale = self.AMP_LOSS_SCALE
         if isinstance(scale, str) and scale != "dynamic":
             raise SwinError(f"AMP_LOSS_SCALE is {scale!r}, expected dynamic or a number")
@@ -156,6 +152,19 @@ class Config:
         for key in ("COMPILE", "CHANNELS_LAST"):
             if getattr(self.MODEL, key):
                 raise SwinError(f"MODEL.{key} is not supported with BACKEND fsdp: leave it out")
+
+    def _check_served(self) -> None:
+        """Raises SwinError for what does not go together with BACKEND ps."""
+        if self.CODEC not in ("", "fp32", "bf16", "fp16"):
+            raise SwinError(
+                f"CODEC (--codec) is {self.CODEC}, expected fp32, bf16 or fp16 with BACKEND ps"
+            )
+        if self.AMP_OPT_LEVEL == "O2" and self.AMP_ENABLE:
+            raise SwinError(
+                "AMP_OPT_LEVEL is O2, expected O0 or O1 with BACKEND ps: shards have the masters"
+            )
+        if self.MODEL.CHANNELS_LAST:
+            raise SwinError("MODEL.CHANNELS_LAST is not supported with BACKEND ps: leave it out")
 
     def items(self) -> Iterator[tuple[str, Any]]:
         """Yields all keys with their values."""

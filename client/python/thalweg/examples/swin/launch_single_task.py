@@ -18,8 +18,9 @@ from thalweg.examples.swin.model import variant_of
 _WORKER = "thalweg.examples.swin.train"
 _EPILOG = """\
 Without --kernel-opt: DistributedDataParallel and torch's AdamW, the baseline. With it, or with
-USE_TORCHACC=1: Thalweg's hook and fused AdamW. --backend fsdp shards the model over all workers. An
-option that is given again takes its last value.
+USE_TORCHACC=1: Thalweg's hook and fused AdamW. --backend fsdp shards the model over all workers,
+ps leaves weights and optimizer to Thalweg's shards. An option that is given again takes its last
+value.
 
 Without --node_rank all nodes are on this machine, and with several `thalweg run` starts them. With
 it, run this on every host with the same --master_addr and --master_port.

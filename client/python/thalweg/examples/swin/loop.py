@@ -17,7 +17,7 @@ from torch import nn
 from thalweg.data import DevicePrefetcher
 from thalweg.examples.swin import meters
 from thalweg.examples.swin.config import Config
-from thalweg.examples.swin.precision import Level, Reduce, autocast_context_manager, clip
+from thalweg.examples.swin.precision import Level, Reduce, autocast_context_manager
 from thalweg.examples.swin.sharding import averaging, inside
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ class Run:
     """What one worker trains with."""
 
     config: Config
-    model: nn.Module  # in DistributedDataParallel, or sharded
+    model: nn.Module  # in DistributedDataParallel, or sharded, or with its weights on shards
     optimizer: torch.optim.Optimizer
     level: Level
     schedule: Scheduler
@@ -100,15 +100,14 @@ def train_one_epoch(run: Run, loaders: Loaders, epoch: int, total: int) -> Itera
             images = in_order(images, config)  # noqa: PLW2901 - the same, in another order
             final = (index + 1) % parts == 0
             reduce = run.reduce if final else None
-            with averaging(run.model, final and reduce is None):
+            with averaging(run.model, run.optimizer, final and reduce is None):
                 with autocast_context_manager(config, run.device):
                     loss = criterion(run.model(images), targets) / parts
                 run.level.backward(loss, final=final, reduce=reduce)
             interval.add(loss)
             if not final:
                 continue
-            norm = clip(run.level.parameters(), config.TRAIN.CLIP_GRAD)
-            run.level.step()
+            norm = run.level.step(config.TRAIN.CLIP_GRAD)
             run.optimizer.zero_grad()
             run.schedule.step_update((epoch * used + index) // parts)
             run.updates += 1

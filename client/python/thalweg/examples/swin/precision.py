@@ -6,7 +6,8 @@ A sharded model's O2 is FSDP's own, see sharding.py, with torch's scale.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+import math
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 import torch
@@ -15,6 +16,7 @@ from torch.distributed.tensor import DTensor
 
 import thalweg
 from thalweg.examples.swin.config import Config
+from thalweg.ps import ServerOptimizer
 
 Reduce = Callable[[list[torch.Tensor]], object]
 
@@ -29,12 +31,9 @@ class Level(Protocol):
         one worker skips the step of all.
         """
 
-    def parameters(self) -> Iterable[torch.Tensor]:
-        """Returns what the step updates, with gradients that carry no scale. Call it between the
-        final backward() and step().
-        """
+    def step(self, largest: float) -> torch.Tensor:
+        """Clips gradients to that norm unless it is 0, and updates; returns the norm before."""
 
-    def step(self) -> None: ...
     def loss_scale(self) -> float: ...
     def state_dict(self) -> dict[str, Any]: ...
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
@@ -47,7 +46,10 @@ def prepare(
     scaled = config.AMP_OPT_LEVEL != "O0" and config.AMP_ENABLE
     if scaled and config.AMP_OPT_LEVEL == "O2" and config.BACKEND != "fsdp":
         return _Masters(model, optimizer, config.AMP_LOSS_SCALE)
-    return _Torch(optimizer, device, config.AMP_LOSS_SCALE if scaled else None)
+    scale = config.AMP_LOSS_SCALE if scaled else None
+    if isinstance(optimizer, ServerOptimizer):
+        return _Served(optimizer, device, scale)
+    return _Torch(optimizer, device, scale)
 
 
 def autocast_context_manager(
@@ -103,14 +105,15 @@ class _Torch:
         if reduce is not None:
             reduce(thalweg.fetch_gradients(self._optimizer))
 
-    def parameters(self) -> Iterator[torch.Tensor]:
-        self._scaler.unscale_(self._optimizer)
-        for group in self._optimizer.param_groups:
-            yield from group["params"]
-
-    def step(self) -> None:
+    def step(self, largest: float) -> torch.Tensor:
+        norm = self._clip(largest)
         self._scaler.step(self._optimizer)
         self._scaler.update(self._fixed)
+        return norm
+
+    def _clip(self, largest: float) -> torch.Tensor:
+        self._scaler.unscale_(self._optimizer)
+        return clip((p for g in self._optimizer.param_groups for p in g["params"]), largest)
 
     def loss_scale(self) -> float:
         return float(self._scaler.get_scale())
@@ -120,6 +123,23 @@ class _Torch:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._scaler.load_state_dict(state)
+
+
+class _Served(_Torch):
+    """O0 and O1 with the optimizer on shards, which clips in its step."""
+
+    def __init__(
+        self, optimizer: ServerOptimizer, device: torch.device, scale: float | str | None
+    ) -> None:
+        super().__init__(optimizer, device, scale)
+        self._served = optimizer
+
+    def step(self, largest: float) -> torch.Tensor:
+        self._served.max_grad_norm = largest or math.inf  # then the norm is known all the same
+        self._scaler.step(self._served)
+        self._scaler.update(self._fixed)
+        assert self._served.grad_norm is not None
+        return torch.tensor(self._served.grad_norm)
 
 
 class _Masters:
@@ -141,11 +161,10 @@ class _Masters:
             if reduce is not None:  # the masters get theirs at the end of this context
                 reduce([p.grad for p in self._model.parameters() if p.grad is not None])
 
-    def parameters(self) -> Iterable[torch.Tensor]:
-        return self._amp.master_params(self._optimizer)
-
-    def step(self) -> None:
+    def step(self, largest: float) -> torch.Tensor:
+        norm = clip(self._amp.master_params(self._optimizer), largest)
         self._optimizer.step()
+        return norm
 
     def loss_scale(self) -> float:
         (state,) = self._amp.state_dict().values()

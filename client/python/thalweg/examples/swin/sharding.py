@@ -21,6 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from thalweg.examples.swin.config import Config
 from thalweg.fsdp import full_state_dict, load_full_state_dict
+from thalweg.ps import ServerOptimizer
 
 
 def shard(model: nn.Module, config: Config, device: torch.device) -> None:
@@ -45,8 +46,12 @@ def shard(model: nn.Module, config: Config, device: torch.device) -> None:
 
 
 @contextlib.contextmanager
-def averaging(model: nn.Module, wanted: bool) -> Iterator[None]:
+def averaging(model: nn.Module, optimizer: torch.optim.Optimizer, wanted: bool) -> Iterator[None]:
     """Averages the gradients of the backward within over the workers, or lets them add up here."""
+    if isinstance(optimizer, ServerOptimizer):
+        with contextlib.nullcontext() if wanted else optimizer.accumulate():
+            yield
+        return
     if isinstance(model, FSDPModule):
         model.set_requires_gradient_sync(wanted)
         yield
@@ -57,7 +62,7 @@ def averaging(model: nn.Module, wanted: bool) -> Iterator[None]:
 
 
 def inside(model: nn.Module) -> nn.Module:
-    """Returns the model in DistributedDataParallel, or a sharded model itself."""
+    """Returns the model in DistributedDataParallel, or a sharded or served model itself."""
     inner: nn.Module = model.module if isinstance(model, DistributedDataParallel) else model
     return inner
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import functools
 import gc
+import math
 import os
 import sys
 from collections.abc import Sequence
@@ -32,6 +33,7 @@ from thalweg.examples.swin.logger import (
 from thalweg.examples.swin.loop import Run, train_one_epoch, validate
 from thalweg.examples.swin.model import build
 from thalweg.examples.swin.sharding import shard
+from thalweg.ps import ServerOptimizer
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,7 @@ class Place:
 
 
 def make_optimizer(model: nn.Module, config: Config) -> torch.optim.Optimizer:
-    """Returns AdamW, torch's or the fused one, which decays matrices only."""
+    """Returns AdamW, torch's, the fused one, or on shards, which decays matrices only."""
     decayed: list[nn.Parameter] = []
     others: list[nn.Parameter] = []
     for name, parameter in model.named_parameters():
@@ -75,6 +77,15 @@ def make_optimizer(model: nn.Module, config: Config) -> torch.optim.Optimizer:
         {"params": decayed, "weight_decay": config.TRAIN.WEIGHT_DECAY},
         {"params": others, "weight_decay": 0.0},
     ]
+    if config.BACKEND == "ps":
+        return ServerOptimizer(
+            groups,
+            "adamw",
+            lr=config.TRAIN.BASE_LR,
+            codec=config.CODEC,
+            max_grad_norm=config.TRAIN.CLIP_GRAD or math.inf,
+            loss_scaling=config.AMP_OPT_LEVEL != "O0" and config.AMP_ENABLE,
+        )
     if config.TRAIN.FUSED_OPTIMIZER:
         from thalweg.optim import FusedAdamW
 
@@ -107,7 +118,7 @@ def set_up(config: Config, place: Place, device: torch.device, loaders: Loaders)
     if config.MODEL.COMPILE:
         model.compile()
     state, reduce = None, None
-    if config.BACKEND != "fsdp":
+    if config.BACKEND not in {"fsdp", "ps"}:
         model = DistributedDataParallel(
             model, device_ids=[device] if device.type == "cuda" else None, broadcast_buffers=False
         )
@@ -143,6 +154,8 @@ def train(config: Config, place: Place) -> None:
             enable_torchacc_compiler(logger)
         if config.BACKEND == "fsdp":
             logger.info("the model is sharded by FSDP over the back end %s", dist.get_backend())
+        if config.BACKEND == "ps":
+            logger.info("shards keep the weights, and run AdamW")
         if config.TRAIN.FUSED_OPTIMIZER:
             enable_torchacc_kernel(logger)
         log_params(logger, _params(config, place, run))
@@ -193,14 +206,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _group(config: Config) -> str:
     """Returns the back end of the process group. Raises SwinError where there is none."""
     on_gpu = torch.cuda.is_available()
-    if config.BACKEND != "fsdp":
-        return "cpu:gloo,cuda:nccl" if on_gpu else "gloo"
-    if on_gpu:
+    if on_gpu and config.BACKEND in {"fsdp", "ps"}:
+        what = "collectives take" if config.BACKEND == "fsdp" else "ServerOptimizer takes"
         raise SwinError(
-            "BACKEND fsdp trains on CPUs, and there is a GPU: Thalweg's collectives take CPU "
+            f"BACKEND {config.BACKEND} trains on CPUs, and there is a GPU: Thalweg's {what} CPU "
             "tensors; hide it with CUDA_VISIBLE_DEVICES=, or choose ddp or thalweg"
         )
-    return "thalweg"
+    if config.BACKEND == "fsdp":
+        return "thalweg"
+    return "cpu:gloo,cuda:nccl" if on_gpu else "gloo"
 
 
 def _device(place: Place) -> torch.device:

@@ -1,4 +1,6 @@
-"""Trains the Swin example with its model sharded over 2 nodes x 1 worker, beside DDP."""
+"""Trains the Swin example on 2 nodes x 1 worker, sharded and with its optimizer on shards, beside
+DDP.
+"""
 
 from __future__ import annotations
 
@@ -74,6 +76,17 @@ def test_sharded_training_is_that_of_ddp_and_resumes_with_its_bits(data, tmp_pat
     assert sharded.column("loss") == pytest.approx(ddp.column("loss"), rel=rounding)
     assert sharded.column("grad_norm") == pytest.approx(ddp.column("grad_norm"), rel=5 * rounding)
     assert sharded.validation[-1]["top1"] == ddp.validation[-1]["top1"]
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("level", ["O0", "O1"])
+def test_training_with_the_optimizer_on_shards_is_that_of_ddp_and_resumes(data, tmp_path, level):
+    served = trained_and_resumed(data, tmp_path, "--backend=ps", *LEVELS[level])
+    ddp = trained(data, tmp_path / "ddp", "TRAIN.EPOCHS", "2", "--backend=ddp", *LEVELS[level])
+    rounding = 1e-5 if level == "O0" else 0.02  # of float16
+    assert served.column("loss") == pytest.approx(ddp.column("loss"), rel=rounding)
+    assert served.column("grad_norm") == pytest.approx(ddp.column("grad_norm"), rel=5 * rounding)
+    assert served.validation[-1]["top1"] == ddp.validation[-1]["top1"]
 
 
 @pytest.mark.long
