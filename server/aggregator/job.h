@@ -126,6 +126,12 @@ class Job {
     uint32_t last_node = 0;  // the node whose contribution completed it
     TimePoint at;            // when that contribution arrived
   };
+  // When a complete round was folded and its weights updated; without an update both end at once.
+  struct WorkTimes {
+    TimePoint begin;
+    TimePoint folded;
+    TimePoint end;
+  };
 
   // Makes a node a member that may be one; the last one begins the job.
   void SeatLocked(const JoinRequest& request, std::shared_ptr<ServedNode> node, TimePoint now,
@@ -162,12 +168,13 @@ class Job {
   std::vector<std::shared_ptr<ServedNode>> SinksLocked(const std::vector<uint32_t>& nodes) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Both write to the trace and to the report. (job_report.cc)
-  void TraceRound(const Completed& completed, const RoundResult& result, TimePoint fold_begin,
-                  TimePoint fold_end) const;
+  void TraceRound(const Completed& completed, const RoundResult& result,
+                  const WorkTimes& times) const;
   void ReportRoundsLocked(TimePoint now, JobReport* report) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Counts a result that goes to `nodes` nodes. (job_report.cc)
-  void CountDelivery(const RoundResult& result, double raw_bytes, size_t nodes, Duration fold_time);
+  void CountDelivery(const RoundResult& result, double raw_bytes, size_t nodes,
+                     const WorkTimes& times);
   // Records the failure and returns the sinks to Tell after the lock is released; returns none when
   // the job has already failed.
   std::vector<std::shared_ptr<ServedNode>> FailLocked(const absl::Status& reason)

@@ -39,7 +39,8 @@ void Job::CountLocked(uint32_t node, const LayoutRegistry::Weight& weight, uint6
 }
 
 void Job::CountDelivery(const RoundResult& result, double raw_bytes, size_t nodes,
-                        Duration fold_time) {
+                        const WorkTimes& times) {
+  const Duration fold_time = times.folded - times.begin;
   const auto count = static_cast<double>(nodes);
   const double wire_bytes = count * static_cast<double>(result.payload.SizeBytes());
   const auto nonfinite = static_cast<double>(result.nonfinite_elems);
@@ -47,6 +48,7 @@ void Job::CountDelivery(const RoundResult& result, double raw_bytes, size_t node
   metrics_.nonfinite.Add(nonfinite);
   if (nonfinite > 0) metrics_.nonfinite_rounds.Add();
   metrics_.fold.Observe(ToSeconds(fold_time));
+  if (times.end > times.folded) metrics_.update.Observe(ToSeconds(times.end - times.folded));
   metrics_.bytes_out.Add(wire_bytes);
   metrics_.raw_bytes_out.Add(count * raw_bytes);
   delivered_.rounds.Add();
@@ -56,16 +58,17 @@ void Job::CountDelivery(const RoundResult& result, double raw_bytes, size_t node
   delivered_.raw_bytes.Add(count * raw_bytes);
 }
 
-void Job::TraceRound(const Completed& completed, const RoundResult& result, TimePoint fold_begin,
-                     TimePoint fold_end) const {
+void Job::TraceRound(const Completed& completed, const RoundResult& result,
+                     const WorkTimes& times) const {
   TraceSubject what;
   what.bucket = result.id.bucket;
   what.chunk = {result.id.chunk, result.id.round, spec_.shard};
   what.raw_bytes = static_cast<uint64_t>(completed.raw_bytes);
   what.wire_bytes = result.payload.SizeBytes();
   what.codec = Name(result.wire);
-  trace_.Work("fold", fold_begin, fold_end, what);
-  trace_.Work("deliver", fold_end, Now(), what);
+  trace_.Work("fold", times.begin, times.folded, what);
+  if (times.end > times.folded) trace_.Work("update", times.folded, times.end, what);
+  trace_.Work("deliver", times.end, Now(), what);
   what.last_node = completed.last_node;
   const Duration open = std::max(Duration::zero(), completed.round.open);
   trace_.Wait("wait_for_slowest", completed.at - open, completed.at, std::move(what));

@@ -97,8 +97,10 @@ absl::Status Job::Deliver(const Completed& completed) {
     sinks = SinksLocked(round.results);
     others = SinksLocked(round.receipts);
   }
-  const TimePoint start = Now();
+  WorkTimes times;
+  times.begin = Now();
   THALWEG_ASSIGN_OR_RETURN(RoundResult result, FoldRound(round, epoch, completed.state.get()));
+  times.folded = Now();
   const LayoutRegistry::Update& update = completed.update;
   if (completed.step != nullptr) {
     THALWEG_ASSIGN_OR_RETURN(result, UpdateWeights(result, *update.rule, update.pieces,
@@ -106,15 +108,15 @@ absl::Status Job::Deliver(const Completed& completed) {
   } else if (update.rule != nullptr) {
     THALWEG_ASSIGN_OR_RETURN(result, KeepMean(result, update.pieces, *completed.state));
   }
-  const TimePoint end = Now();
-  CountDelivery(result, completed.raw_bytes, sinks.size(), end - start);
+  times.end = update.rule == nullptr ? times.folded : Now();
+  CountDelivery(result, completed.raw_bytes, sinks.size(), times);
   for (const auto& sink : sinks) sink->OnResult(result);
   if (!others.empty()) {
     RoundResult receipt = result;
     receipt.payload = Payload();
     for (const auto& sink : others) sink->OnResult(receipt);
   }
-  if (trace_) TraceRound(completed, result, start, end);
+  if (trace_) TraceRound(completed, result, times);
   return absl::OkStatus();
 }
 

@@ -238,6 +238,20 @@ TEST_F(JobUpdatesTest, UpdateThatCommitsGivesSquaresAndChangesWeightsOnlyWhenItI
   EXPECT_THAT(std::string(Pull(1, 7, 4).message()), HasSubstr("nothing has been pushed"));
 }
 
+TEST_F(JobUpdatesTest, TimeOfUpdatesIsCountedApartFromThatOfFolds) {
+  Register();
+  ASSERT_TRUE(Write(test_, {.params = Values(1)}).ok());
+  SetSettings(1, 0.1);
+  for (uint32_t node : {0U, 1U}) ASSERT_TRUE(Contribute(node, 1, Values(1), 1).ok());
+  const auto seconds = [this](const char* phase) {
+    return test_.registry()
+        .GetHistogram("thalweg_shard_phase_seconds", "", {{"phase", phase}})
+        .Sum();
+  };
+  EXPECT_GT(seconds("update"), 0);
+  EXPECT_GT(seconds("fold"), 0);
+}
+
 TEST_F(JobUpdatesTest, PullOfAnUpdateThatDoesNotCommitIsRefused) {
   Register();
   SetSettings(1, 0.1);

@@ -8,10 +8,12 @@ namespace thalweg {
 namespace {
 
 Histogram& Phase(MetricRegistry& r, const std::string& phase) {
-  return r.GetHistogram("thalweg_shard_phase_seconds",
-                        "Time of a chunk's round in a phase: wait_for_slowest (from its first "
-                        "contribution to its last), fold (summing and encoding the mean)",
-                        {{"phase", phase}});
+  return r.GetHistogram(
+      "thalweg_shard_phase_seconds",
+      "Time of a chunk's round in a phase: wait_for_slowest (from its first "
+      "contribution to its last), fold (summing and encoding the mean), update (the step of an "
+      "optimizer on it)",
+      {{"phase", phase}});
 }
 
 }  // namespace
@@ -59,7 +61,8 @@ ShardMetrics::ShardMetrics(MetricRegistry& r)
       nonfinite_rounds(r.GetCounter("thalweg_shard_nonfinite_rounds_total",
                                     "Chunk rounds whose result has NaN or infinite values")),
       wait_for_slowest(Phase(r, "wait_for_slowest")),
-      fold(Phase(r, "fold")) {}
+      fold(Phase(r, "fold")),
+      update(Phase(r, "update")) {}
 
 Counter& ShardMetrics::WaitedFor(uint32_t node) const {
   return registry.GetCounter(

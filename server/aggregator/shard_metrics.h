@@ -44,6 +44,7 @@ struct ShardMetrics {
   Counter& nonfinite_rounds;
   Histogram& wait_for_slowest;
   Histogram& fold;
+  Histogram& update;
 };
 
 }  // namespace thalweg
