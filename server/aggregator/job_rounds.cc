@@ -103,10 +103,10 @@ absl::Status Job::Deliver(const Completed& completed) {
   times.folded = Now();
   const LayoutRegistry::Update& update = completed.update;
   if (completed.step != nullptr) {
-    THALWEG_ASSIGN_OR_RETURN(result, UpdateWeights(result, *update.rule, update.pieces,
+    THALWEG_ASSIGN_OR_RETURN(result, UpdateWeights(result, *update.rule, *update.pieces,
                                                    *completed.step, *completed.state));
   } else if (update.rule != nullptr) {
-    THALWEG_ASSIGN_OR_RETURN(result, KeepMean(result, update.pieces, *completed.state));
+    THALWEG_ASSIGN_OR_RETURN(result, KeepMean(result, *update.pieces, *completed.state));
   }
   times.end = update.rule == nullptr ? times.folded : Now();
   CountDelivery(result, completed.raw_bytes, sinks.size(), times);

@@ -51,7 +51,7 @@ uint64_t BytesOf(const BucketAnnouncement& bucket) {
   for (const TensorSpec& tensor : bucket.layout.tensors) {
     bytes += sizeof(TensorSpec) + tensor.name.size() + tensor.shape.size() * sizeof(int64_t);
     if (tensor.name.empty()) bytes += sizeof(ElemRange);
-    if (bucket.update) bytes += sizeof(uint32_t);
+    if (bucket.update) bytes += sizeof(uint32_t) + sizeof(UpdatePiece);
   }
   return bytes;
 }
@@ -98,14 +98,22 @@ absl::Status LayoutRegistry::Register(const std::string& owner, const BucketAnno
   bytes_ = bytes;
   if (found != entries_.end()) state_bytes_ -= StateBytesOf(found->second.bucket);
   state_bytes_ += StateBytesOf(bucket);
-  entries_.insert_or_assign(
-      {id.index, id.part},
-      Entry{bucket, owner,
-            bucket.update ? PlanOfUpdated(layout, bucket.wire, chunk_bytes_, num_shards_)
-                          : ChunkPlan::For(layout.Elems(), layout.dtype, bucket.wire, chunk_bytes_,
-                                           num_shards_),
-            layout.Padding(),
-            bucket.update ? std::make_shared<const UpdateRule>(*bucket.update) : nullptr});
+  Entry entry{
+      .bucket = bucket,
+      .owner = owner,
+      .plan = ChunkPlan::For(layout.Elems(), layout.dtype, bucket.wire, chunk_bytes_, num_shards_),
+      .padding = layout.Padding(),
+      .rule = nullptr,
+      .pieces = {}};
+  if (bucket.update) {
+    entry.plan = PlanOfUpdated(layout, bucket.wire, chunk_bytes_, num_shards_);
+    entry.rule = std::make_shared<const UpdateRule>(*bucket.update);
+    for (uint32_t chunk = 0; chunk < entry.plan.Count(); ++chunk) {
+      entry.pieces.push_back(std::make_shared<const std::vector<UpdatePiece>>(
+          PiecesOf(layout, *bucket.update, entry.plan.Begin(chunk), entry.plan.Begin(chunk + 1))));
+    }
+  }
+  entries_.insert_or_assign({id.index, id.part}, std::move(entry));
   return absl::OkStatus();
 }
 
@@ -184,8 +192,7 @@ uint64_t LayoutRegistry::StateBytesPerElem(BucketId id) const {
 LayoutRegistry::Update LayoutRegistry::UpdateOf(BucketId id, uint32_t chunk) const {
   const Entry& entry = entries_.at({id.index, id.part});
   if (entry.rule == nullptr) return {};
-  return {entry.rule, PiecesOf(entry.bucket.layout, *entry.rule, entry.plan.Begin(chunk),
-                               entry.plan.Begin(chunk + 1))};
+  return {entry.rule, entry.pieces[chunk]};
 }
 
 absl::StatusOr<LayoutRegistry::WeightsSize> LayoutRegistry::SizeOfWeights(BucketId bucket,

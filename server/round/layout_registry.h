@@ -68,7 +68,7 @@ class LayoutRegistry {
   // What becomes of a chunk of a registered bucket after its mean; `rule` is null if nothing does.
   struct Update {
     std::shared_ptr<const UpdateRule> rule;
-    std::vector<UpdatePiece> pieces;
+    std::shared_ptr<const std::vector<UpdatePiece>> pieces;  // null without a rule
   };
   Update UpdateOf(BucketId bucket, uint32_t chunk) const;
 
@@ -90,7 +90,8 @@ class LayoutRegistry {
     std::string owner;
     ChunkPlan plan;
     std::vector<ElemRange> padding;
-    std::shared_ptr<const UpdateRule> rule;  // null: none
+    std::shared_ptr<const UpdateRule> rule;                               // null: none
+    std::vector<std::shared_ptr<const std::vector<UpdatePiece>>> pieces;  // by chunk
   };
 
   // Returns the entry of the registered bucket that contains this chunk.
