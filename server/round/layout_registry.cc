@@ -98,6 +98,13 @@ absl::Status LayoutRegistry::Register(const std::string& owner, const BucketAnno
   bytes_ = bytes;
   if (found != entries_.end()) state_bytes_ -= StateBytesOf(found->second.bucket);
   state_bytes_ += StateBytesOf(bucket);
+  entries_.insert_or_assign({id.index, id.part}, MakeEntry(owner, bucket));
+  return absl::OkStatus();
+}
+
+LayoutRegistry::Entry LayoutRegistry::MakeEntry(const std::string& owner,
+                                                const BucketAnnouncement& bucket) const {
+  const BucketLayout& layout = bucket.layout;
   Entry entry{
       .bucket = bucket,
       .owner = owner,
@@ -113,8 +120,7 @@ absl::Status LayoutRegistry::Register(const std::string& owner, const BucketAnno
           PiecesOf(layout, *bucket.update, entry.plan.Begin(chunk), entry.plan.Begin(chunk + 1))));
     }
   }
-  entries_.insert_or_assign({id.index, id.part}, std::move(entry));
-  return absl::OkStatus();
+  return entry;
 }
 
 bool LayoutRegistry::IsReplaced(BucketId bucket) const {

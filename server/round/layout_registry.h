@@ -97,6 +97,7 @@ class LayoutRegistry {
   // Returns the entry of the registered bucket that contains this chunk.
   absl::StatusOr<const Entry*> Find(BucketId bucket, uint32_t chunk) const;
 
+  Entry MakeEntry(const std::string& owner, const BucketAnnouncement& bucket) const;
   uint64_t StateBytesOf(const BucketAnnouncement& bucket) const;
 
   uint64_t chunk_bytes_;
