@@ -50,6 +50,30 @@ def test_compression_is_described_with_its_begin_and_its_loss():
     assert "; relative error 0.25; norm of the residual 12.5; seconds: " in text
 
 
+@pytest.mark.parametrize(
+    ("wire", "said"),
+    [
+        (0, "sent nothing, "),
+        (4_000_000, "sent 4.0 MB, "),
+        (5_000_000, "sent 5.0 MB (1.25x more), "),
+    ],
+)
+def test_bytes_that_are_not_fewer_are_not_said_to_be_less(wire, said):
+    assert said in _stats.describe("fp16", PLAIN | {"wire_bytes_sent": wire}, "cpu")
+
+
+@pytest.mark.parametrize(
+    ("codec", "meaning"),
+    [
+        ("topk:ratio=0.01,start=2,feedback=1", "(of one step: what it leaves out is held back"),
+        ("topk:ratio=0.01,start=2,feedback=0", "(feedback=0: what a step leaves out is lost)"),
+    ],
+)
+def test_error_of_a_step_that_leaves_most_out_is_explained(codec, meaning):
+    text = _stats.describe(codec, COMPRESSED | {"error_ratio": 1.0}, "cpu")
+    assert f"relative error 1 {meaning}" in text
+
+
 def test_compression_that_has_not_begun_says_so():
     text = _stats.describe(POWERSGD, PLAIN, "cpu")
     assert f"codec {POWERSGD} (not compressing yet); sent" in text

@@ -38,7 +38,7 @@ def describe(
         f"{_direction(stats, 'sent')}, {_direction(stats, 'received')}",
     ]
     if compresses(stats):
-        parts.append(f"relative error {stats['error_ratio']:.3g}")
+        parts.append(f"relative error {stats['error_ratio']:.3g}{_meaning(codec, stats)}")
         parts.append(f"norm of the residual {stats['residual_norm']:.3g}")
     if stats["loss_scale"]:
         parts.append(f"loss scale {stats['loss_scale']:g}")
@@ -61,4 +61,27 @@ def _since(codec: str, stats: Mapping[str, float], left_out: LeftOut) -> str:
 
 def _direction(stats: Mapping[str, float], name: str) -> str:
     wire = stats[f"wire_bytes_{name}"]
-    return f"{name} {wire / 1e6:.1f} MB ({ratio(stats['raw_bytes'], wire):.2f}x less)"
+    return (
+        f"{name} {wire / 1e6:.1f} MB{compared(stats['raw_bytes'], wire)}"
+        if wire
+        else (f"{name} nothing")
+    )
+
+
+def compared(raw: float, wire: float) -> str:
+    """Returns " (2.00x less)", or " (…x more)"; "" where bytes on the wire are those of the
+    gradients.
+    """
+    times = ratio(raw, wire)
+    if f"{times:.2f}" == "1.00" or not times:
+        return ""
+    return f" ({times:.2f}x less)" if times > 1 else f" ({1 / times:.2f}x more)"
+
+
+def _meaning(codec: str, stats: Mapping[str, float]) -> str:
+    """Explains a large error: it is that of one step."""
+    if stats["error_ratio"] < 0.5:
+        return ""
+    if "feedback=0" in codec:
+        return " (feedback=0: what a step leaves out is lost)"
+    return " (of one step: what it leaves out is held back and added to the next one)"

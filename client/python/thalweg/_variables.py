@@ -165,7 +165,20 @@ def warn_of_unknown() -> None:
     if os.environ.get("LOCAL_RANK", "") not in ("", "0"):
         return
     for name in unknown_variables(os.environ):
-        known = AIAK.values() if name.startswith("AIAK_") else KNOWN
+        known = [*AIAK.values()] if name.startswith("AIAK_") else [*KNOWN]
         logging.getLogger("thalweg").warning(
-            "unknown environment variable %s is ignored; known are %s", name, ", ".join(known)
+            "unknown environment variable %s is ignored%s; known are %s",
+            name,
+            did_you_mean(name, known),
+            ", ".join(known),
         )
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Returns a question that names the known word which is most like `word`; empty: none is."""
+    import difflib
+
+    prefix = word[: word.find("_") + 1]  # what all have in common makes none more alike
+    rests = {name.removeprefix(prefix).lower(): name for name in known}
+    found = difflib.get_close_matches(word.removeprefix(prefix).lower(), rests, n=1)
+    return f" (did you mean {rests[found[0]]}?)" if found else ""

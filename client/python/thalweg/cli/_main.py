@@ -15,7 +15,7 @@ examples:
   thalweg run --nodes 2 --nproc 2 train.py --epochs 3
   thalweg run --nodes 2 --nproc 2 --shards 2 --codec fp16 -m thalweg.examples.fashion_mnist
   thalweg run --nodes 2 --codec powersgd:rank=4,start=100 plain_ddp.py
-  thalweg run --nodes 3 --shards 0 train.py   (the nodes' sidecars host the shards)
+  thalweg run --nodes 3 --shards 2 --local-shards auto train.py   (sidecars host shards, too)
 
 The script is a plain torchrun script: RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, GROUP_RANK,
 NODE_RANK, MASTER_ADDR and MASTER_PORT are set. It calls thalweg.ddp.attach(ddp_model), or is run
@@ -65,14 +65,18 @@ def _parser() -> argparse.ArgumentParser:
     run = commands.add_parser(
         "run",
         help="run a training script on a whole cluster on this machine",
-        description="Starts aggregators, a sidecar per node and the workers, all on this machine.",
+        description="Starts a sidecar per node, the workers and aggregators, all on this machine.",
         epilog=_RUN_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     run.add_argument("--nodes", type=_count, default=1, metavar="N", help="nodes (default 1)")
     run.add_argument("--nproc", type=_count, default=1, metavar="L", help="workers per node")
     run.add_argument(
-        "--shards", type=_shards, default=1, metavar="S", help="aggregators (default 1)"
+        "--shards",
+        type=_shards,
+        default=0,
+        metavar="S",
+        help="aggregators (default 0: the nodes' sidecars host the shards)",
     )
     run.add_argument(
         "--local-shards",
