@@ -90,6 +90,11 @@ class State:
         """
         return self._member.path()
 
+    @property
+    def local_size(self) -> int:
+        """Returns the number of workers on this node."""
+        return self._place.local_size
+
     def status(self) -> str | None:
         """Returns None while everything works, else why it has failed."""
         return self._member.status()

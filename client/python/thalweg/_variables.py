@@ -159,6 +159,18 @@ def unknown_variables(environ: Mapping[str, str]) -> list[str]:
     return [name for name in unknown if not of_services.search(name)]
 
 
+def misspelt(environ: Mapping[str, str]) -> list[tuple[str, str]]:
+    """Returns unknown names, also those whose prefix is misspelt, each with did_you_mean()."""
+    known = [*KNOWN, *AIAK.values()]
+    found = [(name, did_you_mean(name, known)) for name in unknown_variables(environ)]
+    for name in environ:
+        prefix, _, rest = name.partition("_")
+        like = did_you_mean(prefix, ("THALWEG", "AIAK"))
+        if rest and like and f"THALWEG_{rest}" in KNOWN and prefix not in ("THALWEG", "AIAK"):
+            found.append((name, f" (did you mean THALWEG_{rest}?)"))
+    return found
+
+
 @functools.cache
 def warn_of_unknown() -> None:
     """Names unknown variables, once per process; of a node's workers only the first one does."""

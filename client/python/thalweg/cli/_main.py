@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from thalweg import __version__, codecs, policy
 from thalweg._config import LOCAL_SHARDS, ConfigError, parse_addresses
-from thalweg.cli import _http, _passed_on, _profile, _status, _trace
+from thalweg.cli import _doctor_script, _http, _passed_on, _profile, _status, _trace
 
 _RUN_EPILOG = """\
 examples:
@@ -36,6 +36,9 @@ exit codes:
 """.replace("@CODECS@", codecs.usage())
 
 _DOCTOR_EPILOG = """\
+With a script: runs it for three steps on a cluster on this machine, with the variables that are
+set, and says what was activated, what was not, and why.
+
 With --cluster: every aggregator by both of its ports, their versions and clocks, jobs that miss
 nodes or shards, failures of the last hour; and where kubectl knows a cluster, Thalweg's pods, their
 events, and definitions of jobs that would drop a sidecar. All of it is only read.
@@ -48,7 +51,12 @@ exit codes:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    args = _parser().parse_args(argv)
+    words = list(sys.argv[1:] if argv is None else argv)
+    script: list[str] = []
+    if words[:1] == ["doctor"]:
+        words, script = _doctor_script.split(words)
+    args = _parser().parse_args(words)
+    args.doctor_script = script
     try:
         return int(args.handler(args))
     except ConfigError as error:
@@ -94,7 +102,8 @@ def _parser() -> argparse.ArgumentParser:
     doctor = commands.add_parser(
         "doctor",
         help="check this machine, or with --cluster the whole",
-        description="Checks this machine and, if given, aggregators and a sidecar.",
+        usage="%(prog)s [options] [SCRIPT.py ARGS | -m MODULE ARGS]",
+        description="Checks this machine and, if given, aggregators and a sidecar, or a script.",
         epilog=_DOCTOR_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -111,6 +120,10 @@ def _parser() -> argparse.ArgumentParser:
     doctor.add_argument(
         "--namespace", metavar="NAME", help="with --cluster: of Kubernetes; default: kubectl's"
     )
+    trial = doctor.add_argument_group("with a script")
+    trial.add_argument("--nodes", type=_count, default=2, metavar="N", help="nodes (default 2)")
+    trial.add_argument("--nproc", type=_count, default=1, metavar="L", help="workers per node")
+    trial.add_argument("--codec", type=_codec, metavar="CODEC", help="sets THALWEG_CODEC")
     _http.add_arguments(doctor)
     doctor.set_defaults(handler=_doctor)
 
@@ -145,6 +158,9 @@ def _doctor(args: argparse.Namespace) -> int:
     from thalweg._config import Config, Network
     from thalweg.cli import _doctor
 
+    if args.doctor_script:
+        trial = _doctor_script.Trial(args.nodes, args.nproc, args.codec)
+        return _doctor_script.examine(args.doctor_script, trial)
     config = Config.from_env()
     aggregators = config.aggregators
     if args.aggregators is not None:
