@@ -28,26 +28,27 @@ def describe(
     left_out: LeftOut = NOTHING,
     placement: str = "",
 ) -> str:
+    """Returns what docs/summary.md explains line by line."""
     raw = stats["raw_bytes"]
     parts = [
-        f"{stats['rounds']:.0f} buckets, {raw / 1e6:.1f} MB of gradients",
-        f"path {path}",
-        *([placement] if placement else []),
-        f"codec {codec}{_since(codec, stats, left_out)}",
+        f"gradients: {stats['rounds']:.0f} buckets, {raw / 1e6:.1f} MB",
+        f"path: {path}",
+        *([f"placement: {placement}"] if placement else []),
+        f"codec: {codec}{_since(codec, stats, left_out)}",
         *left_out.remarks,
-        f"{_direction(stats, 'sent')}, {_direction(stats, 'received')}",
+        f"network: {_direction(stats, 'sent')}, {_direction(stats, 'received')}",
     ]
     if compresses(stats):
-        parts.append(f"relative error {stats['error_ratio']:.3g}{_meaning(codec, stats)}")
-        parts.append(f"norm of the residual {stats['residual_norm']:.3g}")
+        parts.append(f"relative error: {stats['error_ratio']:.3g}{_meaning(codec, stats)}")
+        parts.append(f"norm of the residual: {stats['residual_norm']:.3g}")
     if stats["loss_scale"]:
-        parts.append(f"loss scale {stats['loss_scale']:g}")
-        parts.append(f"skipped steps {stats['skipped_steps']:.0f}")
+        skipped = f"skipped steps {stats['skipped_steps']:.0f}"
+        parts.append(f"loss scale: {stats['loss_scale']:g}, {skipped}")
     parts += [
         "seconds: " + ", ".join(f"{name} {stats[f'{name}_seconds']:.2f}" for name in SECONDS),
         f"non-finite elements: {stats['nonfinite_elems']:.0f}",
     ]
-    return "; ".join(parts)
+    return "\n".join(parts)
 
 
 def _since(codec: str, stats: Mapping[str, float], left_out: LeftOut) -> str:

@@ -15,6 +15,7 @@ examples:
   thalweg run --nodes 2 --nproc 2 train.py --epochs 3
   thalweg run --nodes 2 --nproc 2 --shards 2 --codec fp16 -m thalweg.examples.fashion_mnist
   thalweg run --nodes 2 --codec powersgd:rank=4,start=100 plain_ddp.py
+  thalweg run --nodes 2 --codec fp16 --compare plain_ddp.py
   thalweg run --nodes 3 --shards 2 --local-shards auto train.py   (sidecars host shards, too)
 
 The script is a plain torchrun script: RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, GROUP_RANK,
@@ -92,6 +93,11 @@ def _parser() -> argparse.ArgumentParser:
         help="sets THALWEG_LOCAL_SHARDS: whether sidecars host shards (default: with --shards 0)",
     )
     run.add_argument("--codec", type=_codec, metavar="CODEC", help="sets THALWEG_CODEC")
+    run.add_argument(
+        "--compare",
+        action="store_true",
+        help="run the script twice, with plain DDP and with the codec, and tabulate both",
+    )
     run.add_argument("--timeout", type=_seconds, metavar="SECONDS", help="sets THALWEG_TIMEOUT")
     run.add_argument("--port", type=_port, default=0, help="MASTER_PORT (default: a free one)")
     run.add_argument("-m", "--module", action="store_true", help="SCRIPT is a module's name")
@@ -138,20 +144,19 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run(args: argparse.Namespace) -> int:
-    from thalweg.cli import _run
+    from thalweg.cli import _compare, _run
 
-    return _run.run(
-        _run.Plan(
-            nodes=args.nodes,
-            nproc=args.nproc,
-            shards=args.shards,
-            local_shards=args.local_shards,
-            codec=args.codec,
-            timeout=args.timeout,
-            port=args.port,
-            command=[*(["-m"] if args.module else []), args.script, *args.args],
-        )
+    plan = _run.Plan(
+        nodes=args.nodes,
+        nproc=args.nproc,
+        shards=args.shards,
+        local_shards=args.local_shards,
+        codec=args.codec,
+        timeout=args.timeout,
+        port=args.port,
+        command=[*(["-m"] if args.module else []), args.script, *args.args],
     )
+    return _compare.compare(plan) if args.compare else _run.run(plan)
 
 
 def _doctor(args: argparse.Namespace) -> int:

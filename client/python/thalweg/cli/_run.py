@@ -9,7 +9,8 @@ import signal
 import socket
 import sys
 import tempfile
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from thalweg import _binaries, _config
@@ -28,6 +29,7 @@ class Plan:
     timeout: float | None
     port: int
     command: list[str]  # arguments of the Python interpreter
+    variables: Mapping[str, str] = field(default_factory=dict)  # for the workers
     log: str = "info"  # least severe level that servers log, unless THALWEG_LOG says it
 
     @property
@@ -159,6 +161,7 @@ def _worker_environment(plan: Plan, rank: int, sidecar: str, port: int) -> dict[
         "MASTER_PORT": str(port),
         "THALWEG_SIDECAR": sidecar,
     }
+    env |= plan.variables
     if plan.codec is not None:
         env["THALWEG_CODEC"] = plan.codec
     if plan.local_shards is not None:
