@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import importlib
 import re
+import sys
 from pathlib import Path
 
 import pytest
 
+import thalweg.compat.apex as shim
 from thalweg import _variables, codecs
+from thalweg.compat._apex_map import PROVIDED
 
 PAGE = (Path(__file__).parents[2] / "docs" / "migrate.md").read_text(encoding="utf-8")
 NAMES = sorted(set(re.findall(r"`((?:torch|thalweg|apex)\.[\w.]*\w)`", PAGE)))
@@ -17,11 +20,11 @@ VARIABLES = sorted(set(re.findall(r"\b(?:THALWEG|AIAK)_[A-Z0-9_]*[A-Z0-9]", PAGE
 
 @pytest.fixture(scope="module", autouse=True)
 def apex():
-    import thalweg.compat
-    from thalweg.compat.apex import install
-
-    thalweg.compat.install()
-    install()
+    """Provides the module `apex`, and the names of AIAK-Training, which thalweg.compat gives."""
+    assert shim.install()
+    yield
+    for name in [name for name in sys.modules if name.partition(".")[0] in PROVIDED]:
+        del sys.modules[name]  # other tests look whether it is there
 
 
 def resolve(name):
