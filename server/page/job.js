@@ -59,7 +59,7 @@ export class JobCard {
     const state = this.#field("state");
     state.dataset.state = job.state;
     setText(state, job.state === "gathering" ? `${present} of ${job.nodes.length} nodes are here` : job.state);
-    const place = `shard ${job.shard + 1} of ${job.shards}`;
+    const place = `shard ${job.shard} of ${job.shards}`;
     const size = `${plural(job.nodes.length, "node", "nodes")}, ${plural(job.workers, "worker", "workers")}`;
     setText(this.#field("facts"), `${size} · ${place} · for ${duration(job.age_seconds)}`);
     this.#showWaiting(job);

@@ -68,11 +68,15 @@ export function ratesOf(counters, growth) {
   };
 }
 
+const NOTABLE_SECONDS = 0.002; // a mean delay below it makes no node the slowest
+
 // Returns the node that others wait for most, if it stands out; else -1.
 export function slowest(nodes) {
   if (nodes.length < 2) return -1;
   const order = nodes.map((node, i) => [node.share, i]).sort((a, b) => b[0] - a[0]);
-  return order[0][0] >= 0.5 && order[0][0] >= 1.5 * order[1][0] ? order[0][1] : -1;
+  const [most] = order;
+  if (nodes[most[1]].waited === null || nodes[most[1]].waited < NOTABLE_SECONDS) return -1;
+  return most[0] >= 0.5 && most[0] >= 1.5 * order[1][0] ? most[1] : -1;
 }
 
 const NONE = "–";

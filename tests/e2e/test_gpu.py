@@ -39,7 +39,7 @@ def test_gradients_are_bit_for_bit_the_mean_of_the_workers(device, nodes, tmp_pa
         assert result["differing"] == 0
         assert result.get("differing on a side stream", 0) == 0
         assert result["path"] in PATHS[device]
-        assert f"path {result['path']}" in result["summary"]
+        assert f"path: {result['path']}" in result["summary"]
         assert result["status"] is None
 
 

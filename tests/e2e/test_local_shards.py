@@ -119,7 +119,7 @@ def test_all_workers_know_what_the_first_sidecar_logs_and_few_aggregators_alone_
     assert " times as long as in a ring; " in logged
     assert len(results) == int(nodes)
     for result in results:
-        assert f"; {logged}; codec fp32" in result["summary"]
+        assert f"\nplacement: {logged}\ncodec: fp32" in result["summary"]
     warnings = output.count("THALWEG_LOCAL_SHARDS (local_shards) is 0, and 1 aggregator serves 2")
     assert warnings == (local_shards == "0")
 

@@ -41,7 +41,7 @@ def test_all_workers_get_the_mean_and_the_same_bits(dtype, two_nodes):
         assert result["excess"] <= 1
         assert result["status"] is None
         assert result["path"] == "workers (cpu)"
-        assert "path workers (cpu)" in result["summary"]
+        assert "path: workers (cpu)" in result["summary"]
         assert "the session was closed" in result["closed"]
         # The statistics count every worker's gradient, and each node's once: nothing is compressed.
         assert result["stats"]["raw_bytes"] == result["bytes"]

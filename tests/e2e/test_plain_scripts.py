@@ -63,6 +63,9 @@ def test_variable_alone_halves_the_bytes_of_a_plain_script(plain, tmp_path):
     assert len(said) == 1
     assert "is attached as job-" in said[0]
     assert "with codec fp16" in said[0]
+    [last] = lines(job.workers[0], "MB of gradients crossed a node's link as ")
+    assert " MB (2.00x less); waited " in last
+    assert "; by the measured links its bytes take " in last
     assert not lines(job.workers[1], "thalweg")
 
 

@@ -61,7 +61,7 @@ def test_server_that_dies_is_a_failure():
         "signal.pause()\n"
     )
     with servers() as nothing:
-        result = run(nothing.folder, [], script)
+        result = run(nothing.folder, ["--shards", "1"], script)
     assert result.returncode == 1
     assert "aggregator0 was killed by SIGKILL" in result.stderr
 

@@ -145,7 +145,8 @@ def test_module_that_is_unfrozen_from_its_head_down_trains_as_under_ddp(tmp_path
 def test_rules_apply_to_a_compiled_module_by_the_names_of_the_module_itself(tmp_path):
     results, output = run("compiled", tmp_path, {"THALWEG_CODEC": "fp16;1.*=fp32;hed.*=bf16"})
     for result in results:
-        [remark], _ = result["left out"]
+        [remark, saves_nothing], _ = result["left out"]
+        assert "are rounded to fp16, and no byte is saved" in saves_nothing
         assert remark == (
             "the rule 'hed.*=bf16' applies to no parameter: the parameters are 0.weight, 0.bias, "
             "1.weight, …"

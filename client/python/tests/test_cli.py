@@ -137,7 +137,7 @@ def test_module_in_the_current_folder_is_found(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine_alone.py").touch()
     path = list(sys.path)
-    _run._check_is_there(["-m", "mine_alone"])
+    _run.check_is_there(["-m", "mine_alone"])
     assert sys.path == path
 
 

@@ -37,13 +37,31 @@ def test_one_node_compresses_nothing(codec):
     assert everything
 
 
-def test_casts_on_one_node_are_not_remarked_because_they_round_there_too():
-    assert _left_out.find("fp16", (FLOAT,), num_nodes=1) == _left_out.NOTHING
+@pytest.mark.parametrize("codec", ["fp16", "bf16"])
+def test_casts_on_one_node_round_and_are_said_to_save_nothing(codec):
+    remarks, everything = _left_out.find(codec, (FLOAT, DOUBLE), num_nodes=1)
+    [of_double, remark] = remarks
+    assert "they are float64" in of_double
+    assert remark.startswith(
+        f"gradients of 1 of 2 parameters (layer.weight) are rounded to {codec}, and no byte is "
+    )
+    assert "two torchruns on one machine are one node" in remark
+    assert not everything
+
+
+def test_casts_beside_a_codec_that_does_nothing_on_one_node_are_not_remarked():
     other = Tensor("other.weight", "float32", (8, 8))
     remarks, everything = _left_out.find("int8;layer.*=bf16", (FLOAT, other), num_nodes=1)
     assert "gradients of 1 of 2 parameters (other.weight) stay" in remarks[0]
     assert "in spite of int8: " in remarks[0]
     assert not everything
+
+
+@pytest.mark.parametrize(("ratio", "times"), [("1", "1.25"), ("0.8", "1")])
+def test_topk_that_sends_more_than_fp32_is_remarked(ratio, times):
+    [remark] = _left_out.find(f"fp32;layer.*=topk:{ratio}", (FLOAT,), num_nodes=2).remarks
+    assert remark.startswith(f"topk with ratio={ratio} sends at least {times} times the bytes of")
+    assert _left_out.find("topk:0.7", (FLOAT,), num_nodes=2) == _left_out.NOTHING
 
 
 @pytest.mark.parametrize(

@@ -33,26 +33,51 @@ COMPRESSED = PLAIN | {"compressed_since": 11, "error_ratio": 0.25, "residual_nor
 
 def test_casts_are_described_by_bytes_of_each_direction():
     assert _stats.describe("fp16", PLAIN, "cpu") == (
-        "20 buckets, 4.0 MB of gradients; path cpu; codec fp16; sent 2.0 MB (2.00x less), "
-        "received 1.0 MB (4.00x less); seconds: copy 0.10, wait 0.20, reduce 0.30, decode 0.06, "
-        "wire 0.40, total 1.00; non-finite elements: 3"
+        "gradients: 20 buckets, 4.0 MB\npath: cpu\ncodec: fp16\n"
+        "network: sent 2.0 MB (2.00x less), received 1.0 MB (4.00x less)\n"
+        "seconds: copy 0.10, wait 0.20, reduce 0.30, decode 0.06, wire 0.40, total 1.00\n"
+        "non-finite elements: 3"
     )
 
 
 def test_placement_follows_the_path():
     text = _stats.describe("fp16", PLAIN, "cpu, 2 shards", placement="100 MB take 1 s")
-    assert "; path cpu, 2 shards; 100 MB take 1 s; codec fp16; " in text
+    assert "\npath: cpu, 2 shards\nplacement: 100 MB take 1 s\ncodec: fp16\n" in text
 
 
 def test_compression_is_described_with_its_begin_and_its_loss():
     text = _stats.describe(POWERSGD, COMPRESSED, "pinned")
-    assert f"; path pinned; codec {POWERSGD} since iteration 10; sent 2.0 MB" in text
-    assert "; relative error 0.25; norm of the residual 12.5; seconds: " in text
+    assert f"\npath: pinned\ncodec: {POWERSGD} since iteration 10\nnetwork: sent 2.0 MB" in text
+    assert "\nrelative error: 0.25\nnorm of the residual: 12.5\nseconds: " in text
+
+
+@pytest.mark.parametrize(
+    ("wire", "said"),
+    [
+        (0, "sent nothing, "),
+        (4_000_000, "sent 4.0 MB, "),
+        (5_000_000, "sent 5.0 MB (1.25x more), "),
+    ],
+)
+def test_bytes_that_are_not_fewer_are_not_said_to_be_less(wire, said):
+    assert said in _stats.describe("fp16", PLAIN | {"wire_bytes_sent": wire}, "cpu")
+
+
+@pytest.mark.parametrize(
+    ("codec", "meaning"),
+    [
+        ("topk:ratio=0.01,start=2,feedback=1", "(of one step: what it leaves out is held back"),
+        ("topk:ratio=0.01,start=2,feedback=0", "(feedback=0: what a step leaves out is lost)"),
+    ],
+)
+def test_error_of_a_step_that_leaves_most_out_is_explained(codec, meaning):
+    text = _stats.describe(codec, COMPRESSED | {"error_ratio": 1.0}, "cpu")
+    assert f"relative error: 1 {meaning}" in text
 
 
 def test_compression_that_has_not_begun_says_so():
     text = _stats.describe(POWERSGD, PLAIN, "cpu")
-    assert f"codec {POWERSGD} (not compressing yet); sent" in text
+    assert f"codec: {POWERSGD} (not compressing yet)\nnetwork: sent" in text
     assert "relative error" not in text
     assert "residual" not in text
     assert "not compressing" not in _stats.describe("fp32", PLAIN, "cpu")
@@ -61,14 +86,14 @@ def test_compression_that_has_not_begun_says_so():
 def test_what_the_codec_leaves_out_is_described_in_place_of_a_beginning_to_come():
     alone = LeftOut(("powersgd compresses nothing: why",), everything=True)
     text = _stats.describe(POWERSGD, PLAIN, "cpu", alone)
-    assert f"; codec {POWERSGD}; powersgd compresses nothing: why; sent" in text
+    assert f"\ncodec: {POWERSGD}\npowersgd compresses nothing: why\nnetwork: sent" in text
     text = _stats.describe(POWERSGD, PLAIN, "cpu", alone._replace(everything=False))
-    assert "(not compressing yet); powersgd compresses nothing: why; sent" in text
+    assert "(not compressing yet)\npowersgd compresses nothing: why\nnetwork: sent" in text
 
 
 def test_loss_scale_is_described_where_there_is_one():
     text = _stats.describe("fp16", PLAIN | {"loss_scale": 65536.0, "skipped_steps": 2}, "cpu")
-    assert "; loss scale 65536; skipped steps 2; seconds: " in text
+    assert "\nloss scale: 65536, skipped steps 2\nseconds: " in text
 
 
 @pytest.mark.parametrize(("raw", "wire", "ratio"), [(8, 2, 4.0), (0, 0, 1.0)])

@@ -42,6 +42,14 @@ def test_rates_are_growth_over_the_shards_own_time(monkeypatch):
                for line in lines)  # fmt: skip
 
 
+def test_node_that_others_hardly_wait_for_is_not_the_slowest(monkeypatch):
+    nodes = [node(0, last_rounds=70, waited_seconds=0.07), node(1, last_rounds=230)]
+    nodes[1]["waited_seconds"] = 0.04 + 190 * 0.0014
+    [later] = [job(**{**LATER_JOB, "nodes": nodes})]
+    lines = table(BEFORE, [Look("a:1", "", LATER, [later])], monkeypatch)
+    assert row_of(lines, "1 ") == "1 host1 active 4 250 ms ago 95% 1.4 ms"
+
+
 @pytest.mark.parametrize("before", [[], [Look("a:1", "", shard(started=1.0), [])]])
 def test_without_an_earlier_look_at_the_same_process_there_are_no_rates(before, monkeypatch):
     lines = table(before, [Look("a:1", "", LATER, [LATER_JOB])], monkeypatch)

@@ -33,6 +33,7 @@ __all__ = [
     "ConfigError",
     "Network",
     "SecurityFiles",
+    "log_level",
     "parse_addresses",
     "server_environment",
 ]
@@ -161,9 +162,15 @@ class Activation(NamedTuple):
             variables=tuple(assignments(env, [*asking, *choosing, "THALWEG_NODE_REDUCE"])),
             remarks=remarks,
             fused_optimizer="".join(assignments(env, fused)),
-            log_level=_LOG_LEVELS[check_choice(*look_up(env, "THALWEG_LOG"), _LOG_LEVELS)],
+            log_level=log_level(env),
             timeout=_check_timeout(*look_up(env, "THALWEG_TIMEOUT")),
         )
+
+
+def log_level(environ: Mapping[str, str] | None = None) -> int:
+    """Returns the level of Python's logging. Raises ConfigError."""
+    env = os.environ if environ is None else environ
+    return _LOG_LEVELS[check_choice(*look_up(env, "THALWEG_LOG"), _LOG_LEVELS)]
 
 
 def _choosing(env: Mapping[str, str], on: Iterable[str]) -> tuple[list[str], tuple[str, ...]]:

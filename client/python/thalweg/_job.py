@@ -149,4 +149,5 @@ def _connect(
             secret=first.secret,
         )
     except ConnectionError as error:
-        raise type(error)(f"{error}{shards.hint(str(error), place.node)}") from None
+        text = f"{error}{_shards.question(str(error))}"
+        raise type(error)(f"{text}{shards.hint(text, place.node)}") from None

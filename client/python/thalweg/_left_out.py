@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from thalweg import policy
 from thalweg._topology import Tensor
-from thalweg.codecs import FP32, WIRE_TYPES, Codec
+from thalweg.codecs import FP32, WIRE_TYPES, Codec, TopK
 
 
 class LeftOut(NamedTuple):
@@ -20,6 +20,9 @@ class LeftOut(NamedTuple):
 
 
 NOTHING = LeftOut()
+_NODES = "(two torchruns on one machine are one node; `thalweg run --nodes 2` makes two)"
+# An entry of topk takes 5 bytes or more, and an element of fp32 4 (docs/codecs.md).
+_BYTES_OF_TOPK = 5 / 4
 
 
 def find(codec: str, model: Sequence[Tensor], num_nodes: int) -> LeftOut:
@@ -29,22 +32,27 @@ def find(codec: str, model: Sequence[Tensor], num_nodes: int) -> LeftOut:
     chosen = [(tensor, parsed.codec_of(tensor.name, tensor.shape)) for tensor in model]
     chosen = [(tensor, codec) for tensor, codec in chosen if not isinstance(codec, FP32)]
     double = [(tensor, codec) for tensor, codec in chosen if tensor.dtype == "float64"]
-    # fp16 and bf16 are not among them: they round the gradients of a single node, too.
-    alone = [
-        (tensor, codec)
-        for tensor, codec in chosen
-        if num_nodes == 1 and tensor.dtype != "float64" and codec.name not in WIRE_TYPES
-    ]
+    idle = [pair for pair in chosen if num_nodes == 1 and pair not in double]
+    # fp16 and bf16 round the gradients of a single node, too.
+    rounded = [pair for pair in idle if pair[1].name in WIRE_TYPES and pair[0].dtype == "float32"]
+    alone = [pair for pair in idle if pair[1].name not in WIRE_TYPES]
     if double:
         remarks.append(
             f"{_count(double, model)} stay uncompressed in spite of {_names(double)}: they are "
             "float64, which no codec shortens; train in float32 if they should be compressed"
         )
+    remarks += _longer(parsed)
     if alone:
         remarks.append(
             f"{_count(alone, model)} stay uncompressed in spite of {_names(alone)}: all workers "
             "are on one node, and only what crosses a network between nodes is compressed; choose "
-            "fp32, or run on several nodes"
+            f"fp32, or run on several nodes {_NODES}"
+        )
+    elif rounded:
+        remarks.append(
+            f"{_count(rounded, model)} are rounded to {_names(rounded)}, and no byte is saved: all "
+            "workers are on one node, and nothing crosses a network between nodes; choose fp32, or "
+            f"run on several nodes {_NODES}"
         )
     return LeftOut(tuple(remarks), 0 < len(chosen) == len(double) + len(alone))
 
@@ -64,6 +72,17 @@ def _idle_rules(parsed: policy.Policy, model: Sequence[Tensor]) -> list[str]:
             remarks.append(f"the rule {rule.spec()!r} applies to no parameter: {why}")
         taken |= matching
     return remarks
+
+
+def _longer(parsed: policy.Policy) -> list[str]:
+    """Returns a remark for each codec of which it is known that it sends more than fp32."""
+    return [
+        f"topk with ratio={codec.ratio:g} sends at least {_BYTES_OF_TOPK * codec.ratio:.3g} times "
+        "the bytes of fp32, because an entry names its place too: choose a smaller ratio, such as "
+        "topk:0.01, or fp32"
+        for codec in parsed.codecs
+        if isinstance(codec, TopK) and _BYTES_OF_TOPK * codec.ratio >= 1
+    ]
 
 
 def _some(names: Sequence[str]) -> str:

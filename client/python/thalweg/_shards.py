@@ -126,6 +126,7 @@ def warning(shards: Shards, num_shards: int, num_nodes: int, local_shards: str) 
     n, k = num_nodes, num_shards
     hosting = 2 * n * (n - 1) / (n * n + k * n - 2 * k)  # docs/placement.md
     cause, remedy = "no sidecar hosts a shard", "start the sidecars with --shard-listen HOST:PORT"
+    remedy += " (`thalweg run --local-shards auto`)"
     if local_shards == "0":
         cause, remedy = "THALWEG_LOCAL_SHARDS (local_shards) is 0", "set it to auto"
     serve = "1 aggregator serves" if k == 1 else f"{k} aggregators serve"
@@ -134,6 +135,22 @@ def warning(shards: Shards, num_shards: int, num_nodes: int, local_shards: str) 
         f"long as one link needs to carry them, and {hosting:.3g} times with a shard on every "
         f"node: {remedy}, or use {n} aggregators"
     )
+
+
+# What gRPC says of a server that is not what it expects, and what to ask of it.
+_QUESTIONS = {
+    "http1.x server": "is this its HTTP port? Sidecars need the one at which it listens",
+    "wrong version number": "does it expect no TLS? THALWEG_TLS_CERT is set here",
+    "Socket closed": "does it expect TLS (THALWEG_TLS_CERT, THALWEG_TLS_KEY, THALWEG_TLS_CA)?",
+}
+
+
+def question(text: str) -> str:
+    """Returns what to ask about a shard that the error `text` cannot reach; empty: nothing."""
+    if "cannot be reached" not in text:
+        return ""
+    found = (asked for said, asked in _QUESTIONS.items() if said in text)
+    return next((f": {asked} `thalweg doctor --aggregators` tells" for asked in found), "")
 
 
 def _check_addresses(hosting: Sequence[Node], *, several_hosts: bool) -> None:

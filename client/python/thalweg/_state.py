@@ -7,9 +7,9 @@ import logging
 import os
 import weakref
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
-from thalweg import _C, _codec_states, _left_behind, _precision, _stats, _topology
+from thalweg import _C, _codec_states, _left_behind, _precision, _savings, _stats, _topology
 from thalweg._left_out import LeftOut
 
 _log = logging.getLogger("thalweg")
@@ -36,6 +36,14 @@ class Guest:
 
     def close(self) -> None:
         """Does nothing: other modules and collectives use the session."""
+
+
+class _Ending(NamedTuple):
+    """What is to be done when a State ends."""
+
+    job: str
+    member: Member
+    size: _savings.Size | None  # None: another worker says what the job has saved
 
 
 class State:
@@ -74,7 +82,9 @@ class State:
         self._keeper = keeper  # keeps the state of the node's codec; None: another worker keeps it
         self._pid = os.getpid()
         # This runs when the object is collected or at exit, whichever comes first.
-        self._finalizer = weakref.finalize(self, _close, member, self._pid)
+        size = _savings.Size(place.num_nodes, workers)
+        ending = _Ending(job, member, size if place.node == place.local_rank == 0 else None)
+        self._finalizer = weakref.finalize(self, _close, ending, self._pid)
 
     @property
     def closed(self) -> bool:
@@ -89,6 +99,11 @@ class State:
         themselves, with the leader's path.
         """
         return self._member.path()
+
+    @property
+    def local_size(self) -> int:
+        """Returns the number of workers on this node."""
+        return self._place.local_size
 
     def status(self) -> str | None:
         """Returns None while everything works, else why it has failed."""
@@ -114,8 +129,8 @@ class State:
         return stats
 
     def summary(self) -> str:
-        """Formats the statistics for people, and with several nodes which shard sums how much, how
-        long 100 MB are predicted to take, and what would help most (docs/placement.md).
+        """Formats the statistics for people, a line each (docs/summary.md); with several nodes also
+        which shard sums how much, how long 100 MB are predicted to take, and what would help most.
         """
         path = f"{self.path}, {self.shards}" if self.shards else self.path
         placement = self._member.placement()
@@ -247,7 +262,11 @@ class State:
         return f"<thalweg.ddp.State job={self.job!r} codec={self.codec} status={status!r}>"
 
 
-def _close(member: Member, pid: int) -> None:
-    if os.getpid() == pid:  # a forked child must not touch its parent's session
-        with contextlib.suppress(RuntimeError):
-            member.close()
+def _close(ending: _Ending, pid: int) -> None:
+    if os.getpid() != pid:  # a forked child must not touch its parent's session
+        return
+    job, member, size = ending
+    if size is not None and member.status() is None:
+        _savings.farewell(job, member.stats, member.placement, size)
+    with contextlib.suppress(RuntimeError):
+        member.close()

@@ -159,13 +159,38 @@ def unknown_variables(environ: Mapping[str, str]) -> list[str]:
     return [name for name in unknown if not of_services.search(name)]
 
 
+def misspelt(environ: Mapping[str, str]) -> list[tuple[str, str]]:
+    """Returns unknown names, also those whose prefix is misspelt, each with did_you_mean()."""
+    known = [*KNOWN, *AIAK.values()]
+    found = [(name, did_you_mean(name, known)) for name in unknown_variables(environ)]
+    for name in environ:
+        prefix, _, rest = name.partition("_")
+        like = did_you_mean(prefix, ("THALWEG", "AIAK"))
+        if rest and like and f"THALWEG_{rest}" in KNOWN and prefix not in ("THALWEG", "AIAK"):
+            found.append((name, f" (did you mean THALWEG_{rest}?)"))
+    return found
+
+
 @functools.cache
 def warn_of_unknown() -> None:
     """Names unknown variables, once per process; of a node's workers only the first one does."""
     if os.environ.get("LOCAL_RANK", "") not in ("", "0"):
         return
     for name in unknown_variables(os.environ):
-        known = AIAK.values() if name.startswith("AIAK_") else KNOWN
+        known = [*AIAK.values()] if name.startswith("AIAK_") else [*KNOWN]
         logging.getLogger("thalweg").warning(
-            "unknown environment variable %s is ignored; known are %s", name, ", ".join(known)
+            "unknown environment variable %s is ignored%s; known are %s",
+            name,
+            did_you_mean(name, known),
+            ", ".join(known),
         )
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Returns a question that names the known word which is most like `word`; empty: none is."""
+    import difflib
+
+    prefix = word[: word.find("_") + 1]  # what all have in common makes none more alike
+    rests = {name.removeprefix(prefix).lower(): name for name in known}
+    found = difflib.get_close_matches(word.removeprefix(prefix).lower(), rests, n=1)
+    return f" (did you mean {rests[found[0]]}?)" if found else ""

@@ -16,6 +16,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from thalweg._variables import did_you_mean
+
 # These codecs are only a type of element.
 WIRE_TYPES = ("fp32", "fp16", "bf16")
 _MAX_RANK = 256
@@ -64,7 +66,8 @@ def parse(text: str, what: str = "codec") -> Codec:
     """Returns the codec that `text` describes. ValueError says what is wrong with `what`."""
     name, colon, arguments = text.partition(":")
     if name not in _BY_NAME:
-        raise ValueError(f"{what} is {text!r}, expected one of {', '.join(_BY_NAME)}")
+        like = did_you_mean(name, _BY_NAME)
+        raise ValueError(f"{what} is {text!r}, expected one of {', '.join(_BY_NAME)}{like}")
     kind = _BY_NAME[name]
     if not colon:
         return kind()
@@ -103,7 +106,8 @@ def _read_part(kind: type[Codec], part: str, alone: bool) -> tuple[str, object]:
     elif not equals:
         raise ValueError(f"expected key=value, got {part!r}; keys are {', '.join(by_name)}")
     if name not in by_name:
-        raise ValueError(f"{kind.name} has no key {name!r}; keys are {', '.join(by_name)}")
+        like = did_you_mean(name, by_name)
+        raise ValueError(f"{kind.name} has no key {name!r}{like}; keys are {', '.join(by_name)}")
     return by_name[name], read_value(kind, by_name[name], name, text)
 
 

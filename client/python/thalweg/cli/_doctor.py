@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import functools
 import os
 import platform
 import re
@@ -15,7 +16,8 @@ from importlib.metadata import version
 from pathlib import Path
 
 from thalweg import __version__, _addresses, _binaries
-from thalweg._config import ConfigError, Network
+from thalweg._config import ConfigError, Network, SecurityFiles
+from thalweg.cli import _probe
 
 _CONNECT_SECONDS = 2.0
 _SIMD_FLAGS = ("avx512f", "avx2", "sse4_2", "sve", "asimd")  # best first; as in /proc/cpuinfo
@@ -39,8 +41,10 @@ def doctor(aggregators: Sequence[str], sidecar: str, network: Network) -> int:
     ]
     if sidecar:
         checks.append(("sidecar", lambda: _connect_sidecar(sidecar)))
+    files = SecurityFiles.from_env()
     for index, address in enumerate(aggregators):
-        checks.append((f"aggregator {index}", lambda address=address: _connect(address)))  # type: ignore[misc]
+        ask = functools.partial(_probe.probe, address, files, _CONNECT_SECONDS)
+        checks.append((f"aggregator {index}", ask))
 
     failed = [name for name, check in checks if not _report(name, check)]
     if not aggregators:
@@ -137,15 +141,6 @@ def _address(network: Network) -> str:
     if _addresses.is_loopback(found.address):
         text += "; in a job of several hosts, the route to another one decides"
     return text
-
-
-def _connect(address: str) -> str:
-    host, _, port = address.rpartition(":")
-    try:
-        with socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_SECONDS):
-            return f"{address} accepts connections"
-    except OSError as error:
-        raise RuntimeError(f"{address} cannot be reached: {error}") from error
 
 
 def _connect_sidecar(path: str) -> str:

@@ -8,14 +8,15 @@ from collections.abc import Sequence
 
 from thalweg import __version__, codecs, policy
 from thalweg._config import LOCAL_SHARDS, ConfigError, parse_addresses
-from thalweg.cli import _http, _passed_on, _profile, _status, _trace
+from thalweg.cli import _doctor_script, _http, _passed_on, _profile, _status, _trace
 
 _RUN_EPILOG = """\
 examples:
   thalweg run --nodes 2 --nproc 2 train.py --epochs 3
   thalweg run --nodes 2 --nproc 2 --shards 2 --codec fp16 -m thalweg.examples.fashion_mnist
   thalweg run --nodes 2 --codec powersgd:rank=4,start=100 plain_ddp.py
-  thalweg run --nodes 3 --shards 0 train.py   (the nodes' sidecars host the shards)
+  thalweg run --nodes 2 --codec fp16 --compare plain_ddp.py
+  thalweg run --nodes 3 --shards 2 --local-shards auto train.py   (sidecars host shards, too)
 
 The script is a plain torchrun script: RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, GROUP_RANK,
 NODE_RANK, MASTER_ADDR and MASTER_PORT are set. It calls thalweg.ddp.attach(ddp_model), or is run
@@ -36,6 +37,9 @@ exit codes:
 """.replace("@CODECS@", codecs.usage())
 
 _DOCTOR_EPILOG = """\
+With a script: runs it for three steps on a cluster on this machine, with the variables that are
+set, and says what was activated, what was not, and why.
+
 With --cluster: every aggregator by both of its ports, their versions and clocks, jobs that miss
 nodes or shards, failures of the last hour; and where kubectl knows a cluster, Thalweg's pods, their
 events, and definitions of jobs that would drop a sidecar. All of it is only read.
@@ -48,7 +52,12 @@ exit codes:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    args = _parser().parse_args(argv)
+    words = list(sys.argv[1:] if argv is None else argv)
+    script: list[str] = []
+    if words[:1] == ["doctor"]:
+        words, script = _doctor_script.split(words)
+    args = _parser().parse_args(words)
+    args.doctor_script = script
     try:
         return int(args.handler(args))
     except ConfigError as error:
@@ -65,14 +74,18 @@ def _parser() -> argparse.ArgumentParser:
     run = commands.add_parser(
         "run",
         help="run a training script on a whole cluster on this machine",
-        description="Starts aggregators, a sidecar per node and the workers, all on this machine.",
+        description="Starts a sidecar per node, the workers and aggregators, all on this machine.",
         epilog=_RUN_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     run.add_argument("--nodes", type=_count, default=1, metavar="N", help="nodes (default 1)")
     run.add_argument("--nproc", type=_count, default=1, metavar="L", help="workers per node")
     run.add_argument(
-        "--shards", type=_shards, default=1, metavar="S", help="aggregators (default 1)"
+        "--shards",
+        type=_shards,
+        default=0,
+        metavar="S",
+        help="aggregators (default 0: the nodes' sidecars host the shards)",
     )
     run.add_argument(
         "--local-shards",
@@ -80,6 +93,11 @@ def _parser() -> argparse.ArgumentParser:
         help="sets THALWEG_LOCAL_SHARDS: whether sidecars host shards (default: with --shards 0)",
     )
     run.add_argument("--codec", type=_codec, metavar="CODEC", help="sets THALWEG_CODEC")
+    run.add_argument(
+        "--compare",
+        action="store_true",
+        help="run the script twice, with plain DDP and with the codec, and tabulate both",
+    )
     run.add_argument("--timeout", type=_seconds, metavar="SECONDS", help="sets THALWEG_TIMEOUT")
     run.add_argument("--port", type=_port, default=0, help="MASTER_PORT (default: a free one)")
     run.add_argument("-m", "--module", action="store_true", help="SCRIPT is a module's name")
@@ -90,7 +108,8 @@ def _parser() -> argparse.ArgumentParser:
     doctor = commands.add_parser(
         "doctor",
         help="check this machine, or with --cluster the whole",
-        description="Checks this machine and, if given, aggregators and a sidecar.",
+        usage="%(prog)s [options] [SCRIPT.py ARGS | -m MODULE ARGS]",
+        description="Checks this machine and, if given, aggregators and a sidecar, or a script.",
         epilog=_DOCTOR_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -107,6 +126,10 @@ def _parser() -> argparse.ArgumentParser:
     doctor.add_argument(
         "--namespace", metavar="NAME", help="with --cluster: of Kubernetes; default: kubectl's"
     )
+    trial = doctor.add_argument_group("with a script")
+    trial.add_argument("--nodes", type=_count, default=2, metavar="N", help="nodes (default 2)")
+    trial.add_argument("--nproc", type=_count, default=1, metavar="L", help="workers per node")
+    trial.add_argument("--codec", type=_codec, metavar="CODEC", help="sets THALWEG_CODEC")
     _http.add_arguments(doctor)
     doctor.set_defaults(handler=_doctor)
 
@@ -121,26 +144,28 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run(args: argparse.Namespace) -> int:
-    from thalweg.cli import _run
+    from thalweg.cli import _compare, _run
 
-    return _run.run(
-        _run.Plan(
-            nodes=args.nodes,
-            nproc=args.nproc,
-            shards=args.shards,
-            local_shards=args.local_shards,
-            codec=args.codec,
-            timeout=args.timeout,
-            port=args.port,
-            command=[*(["-m"] if args.module else []), args.script, *args.args],
-        )
+    plan = _run.Plan(
+        nodes=args.nodes,
+        nproc=args.nproc,
+        shards=args.shards,
+        local_shards=args.local_shards,
+        codec=args.codec,
+        timeout=args.timeout,
+        port=args.port,
+        command=[*(["-m"] if args.module else []), args.script, *args.args],
     )
+    return _compare.compare(plan) if args.compare else _run.run(plan)
 
 
 def _doctor(args: argparse.Namespace) -> int:
     from thalweg._config import Config, Network
     from thalweg.cli import _doctor
 
+    if args.doctor_script:
+        trial = _doctor_script.Trial(args.nodes, args.nproc, args.codec)
+        return _doctor_script.examine(args.doctor_script, trial)
     config = Config.from_env()
     aggregators = config.aggregators
     if args.aggregators is not None:

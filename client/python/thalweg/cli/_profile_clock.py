@@ -13,11 +13,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import optimizer as optimizers
 from torch.utils.data import dataloader
 
+from thalweg.cli._script import Done
+
 PHASES = ("data", "forward", "backward", "wait", "optimizer", "other")
-
-
-class Done(BaseException):
-    """Enough steps have been measured. No Exception, so that scripts do not handle it."""
 
 
 class Clock:

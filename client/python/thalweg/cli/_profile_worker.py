@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gc
-import runpy
-import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -17,9 +15,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from thalweg import _topology
 from thalweg._config import Config, ConfigError
-from thalweg.cli import _profile_report
+from thalweg.cli import _profile_report, _script
 from thalweg.cli._profile_advice import Measured, Tensor, advise, at_rate
-from thalweg.cli._profile_clock import PHASES, Clock, Done
+from thalweg.cli._profile_clock import PHASES, Clock
 from thalweg.cli._profile_update import fused_seconds
 
 _LEAST_STEPS = 3
@@ -49,14 +47,8 @@ def run(args: argparse.Namespace) -> int:
         sent[0] = _sent_bytes(clock.ddp_modules)
 
     clock = Clock(args.steps, args.skip, note_sent)
-    with clock.installed():
-        try:
-            _run_script(args)
-        except Done:
-            pass
-        except SystemExit as ended:
-            if ended.code not in (None, 0):
-                raise
+    with clock.installed(), contextlib.suppress(_script.Done):
+        _script.run([*(["-m"] if args.module else []), args.script, *args.args])
     if len(clock.steps) < _LEAST_STEPS:
         raise ConfigError(
             f"{args.script} has made {len(clock.steps)} optimizer steps after the first "
@@ -69,15 +61,6 @@ def run(args: argparse.Namespace) -> int:
     if dist.is_initialized():
         dist.destroy_process_group()
     return 0
-
-
-def _run_script(args: argparse.Namespace) -> None:
-    sys.argv = [args.script, *args.args]
-    if args.module:
-        runpy.run_module(args.script, run_name="__main__", alter_sys=True)
-        return
-    sys.path.insert(0, str(Path(args.script).resolve().parent))
-    runpy.run_path(args.script, run_name="__main__")
 
 
 def _describe(clock: Clock, sent_before: float) -> _Worker:

@@ -9,7 +9,8 @@ import signal
 import socket
 import sys
 import tempfile
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from thalweg import _binaries, _config
@@ -28,6 +29,8 @@ class Plan:
     timeout: float | None
     port: int
     command: list[str]  # arguments of the Python interpreter
+    variables: Mapping[str, str] = field(default_factory=dict)  # for the workers
+    log: str = "info"  # least severe level that servers log, unless THALWEG_LOG says it
 
     @property
     def sidecars_listen(self) -> bool:
@@ -42,7 +45,7 @@ def run(plan: Plan) -> int:
 
     Raises ConfigError, before it starts anything, when there is no such script or module.
     """
-    _check_is_there(plan.command)
+    check_is_there(plan.command)
     timeout = plan.timeout or _config.Config.from_env().timeout
     folders: list[str] = []
     with Supervisor(sys.stdout, sys.stderr) as supervisor:
@@ -63,7 +66,7 @@ def run(plan: Plan) -> int:
     return code
 
 
-def _check_is_there(command: list[str]) -> None:
+def check_is_there(command: list[str]) -> None:
     """Raises ConfigError unless Python would find the script, or the package of the module."""
     if command[0] != "-m":
         script = Path(command[0])
@@ -84,7 +87,7 @@ def _start_aggregators(supervisor: Supervisor, plan: Plan, timeout: float) -> li
     argv = [str(_binaries.find(_binaries.AGGREGATOR))]
     argv += ["--listen", "127.0.0.1:0", "--http", "127.0.0.1:0"]
     names = [f"aggregator{shard}" for shard in range(plan.shards)]
-    servers = [_start_server(supervisor, name, argv) for name in names]
+    servers = [_start_server(supervisor, name, argv, plan.log) for name in names]
     _await_all(supervisor, servers, timeout)
     return [server.address for server in servers]
 
@@ -102,17 +105,17 @@ def _start_sidecars(
         argv += ["--aggregators", ",".join(aggregators)]
         if plan.sidecars_listen:
             argv += ["--shard-listen", "127.0.0.1:0"]
-        servers.append(_start_server(supervisor, f"node{node}.sidecar", argv))
+        servers.append(_start_server(supervisor, f"node{node}.sidecar", argv, plan.log))
     _await_all(supervisor, servers, timeout)
     return sockets
 
 
-def _start_server(supervisor: Supervisor, name: str, argv: list[str]) -> Server:
+def _start_server(supervisor: Supervisor, name: str, argv: list[str], log: str) -> Server:
     with supervisor.pipes(name) as (stdout, stderr):
         server = Server(
             name,
             argv,
-            env=_config.server_environment(log="info"),
+            env=_config.server_environment(log=log),
             stdout=stdout,
             stderr=stderr,
             preexec=die_with_parent(signal.SIGTERM),
@@ -158,6 +161,7 @@ def _worker_environment(plan: Plan, rank: int, sidecar: str, port: int) -> dict[
         "MASTER_PORT": str(port),
         "THALWEG_SIDECAR": sidecar,
     }
+    env |= plan.variables
     if plan.codec is not None:
         env["THALWEG_CODEC"] = plan.codec
     if plan.local_shards is not None:

@@ -12,6 +12,7 @@ from thalweg import __version__
 from thalweg.cli._look import Look
 
 _FAULTS = 8
+_NOTABLE_SECONDS = 2e-3  # a mean delay below it makes no node the slowest
 _NONE = "-"
 _Json = Mapping[str, Any]
 
@@ -203,13 +204,14 @@ def _job_lines(name: str, job: Job, before: Job | None) -> list[str]:
     head.append(_ratio(grown.raw_bytes, grown.wire_bytes))
     if job.shards != job.of_shards:
         head.append(f"seen on {job.shards} of {job.of_shards} shards")
-    rows = [["NODE", "HOST", "STATE", "WORKERS", "HEARD OF", "LAST IN", "THEN WAITED FOR", ""]]
+    rows = [["NODE", "HOST", "STATE", "WORKERS", "HEARD OF", "LAST IN", "MEAN DELAY WHEN LAST", ""]]
     waited = sum(grown.waited_seconds)
     for i, node in enumerate(job.nodes):
         last, seconds = grown.last_rounds[i], grown.waited_seconds[i]
         active = node["state"] == "active"
         remarks = []
-        if len(job.nodes) > 1 and waited > 0 and seconds > 0.6 * waited:
+        delays = last > 0 and seconds / last >= _NOTABLE_SECONDS
+        if len(job.nodes) > 1 and delays and seconds > 0.6 * waited:
             remarks.append("slowest")
         if job.reconnections[i]:
             remarks.append(f"reconnected {_count(int(job.reconnections[i]), 'time')}")

@@ -149,9 +149,10 @@ def report(history: dict[str, Any]) -> None:
     print(f"test accuracy {history['accuracy']:.4f} after {history['train_seconds']:.1f} s")
     if stats := history["stats"]:
         print(f"raw gradients: {stats['raw_bytes']:.0f} bytes per worker")
+        less = f" ({stats['compression']:.2f}x less)" if stats["compression"] > 1 else ""
         print(
             f"on the wire:   {stats['wire_bytes_sent']:.0f} bytes sent per node, "
-            f"{stats['wire_bytes_received']:.0f} received ({stats['compression']:.2f}x less)"
+            f"{stats['wire_bytes_received']:.0f} received{less}"
         )
         print(
             f"time of worker 0 and its node: copy {stats['copy_seconds']:.2f} s, "

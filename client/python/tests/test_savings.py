@@ -1,0 +1,67 @@
+"""Tests the line at a job's end, and the table of `thalweg run --compare`."""
+
+import logging
+
+import pytest
+
+from thalweg import _savings
+from thalweg.cli import _compare, main
+from thalweg.cli._compare import Run
+
+STATS = {"rounds": 10, "raw_bytes": 4e8, "wire_bytes_sent": 1e8, "total_seconds": 1.234}
+PLACEMENT = "2 shards sum equal shares; 100 MB take 3 s, 1.5 times as long as in a ring; node 0's"
+
+
+def test_line_has_bytes_seconds_and_both_predictions():
+    text = _savings.describe(STATS, PLACEMENT, _savings.Size(nodes=2, workers=4))
+    # A ring of the two nodes takes 2 s for 100 MB, of which each link carries once the bytes; the
+    # ring through four workers takes 2 * 3 / 4 as many, for 400 MB.
+    assert text == (
+        "400.0 MB of gradients crossed a node's link as 100.0 MB (4.00x less); waited 1.23 s for "
+        "averages (a sum over buckets, which overlap); by the measured links its bytes take 3 s, "
+        "and those of plain DDP would have taken 12 s"
+    )
+
+
+def test_links_that_were_not_measured_give_no_prediction():
+    text = _savings.describe(STATS, "2 shards sum equal shares", _savings.Size(2, 2))
+    assert text.endswith("(a sum over buckets, which overlap)")
+
+
+def test_one_node_is_said_to_save_nothing():
+    text = _savings.describe(STATS | {"wire_bytes_sent": 0.0}, "", _savings.Size(1, 2))
+    assert text.startswith("400.0 MB of gradients, nothing saved: all 2 workers are on one node")
+
+
+def test_job_without_gradients_or_session_says_nothing(caplog):
+    def gone():
+        raise RuntimeError("closed")
+
+    size = _savings.Size(2, 2)
+    with caplog.at_level(logging.INFO, logger="thalweg"):
+        _savings.farewell("x", lambda: STATS | {"rounds": 0}, lambda: "", size)
+        _savings.farewell("x", gone, lambda: "", size)
+        assert not caplog.records
+        _savings.farewell("x", lambda: STATS, lambda: "", size)
+    assert caplog.messages[0].startswith("job x: 400.0 MB of gradients")
+
+
+def test_table_puts_both_runs_side_by_side():
+    plain = Run(20, 0.2, 3.8, 0.0, 0.0, "", 0.0)
+    ours = Run(20, 0.1, 1.9, 4e6, 1e6, "int8:start=2,feedback=1", 0.01)
+    lines = _compare.table(plain, ours, workers=4)
+    assert [line.split("  ")[-1].strip() for line in lines[1:7]] == [
+        "Thalweg", "20", "100.0", "1.90", "1", "0.01",
+    ]  # fmt: skip
+    assert "6 *" in lines[5]  # 2 * 3 / 4 of 4 MB
+    assert lines[7].startswith("codec int8:start=2,feedback=1; * computed for a ring")
+
+
+@pytest.mark.parametrize("variable", [None, "THALWEG_ENABLE"])
+def test_comparison_without_a_codec_is_refused(monkeypatch, capsys, tmp_path, variable):
+    if variable:
+        monkeypatch.setenv(variable, "0")
+    script = tmp_path / "x.py"
+    script.write_text("")
+    assert main(["run", "--compare", str(script)]) == 2
+    assert "--compare needs a codec: give --codec" in capsys.readouterr().err

@@ -1,0 +1,164 @@
+"""Runs a script for some steps as a worker of `thalweg doctor SCRIPT`, and says what was activated.
+
+    python -m thalweg.cli._doctor_worker REPORT STEPS SCRIPT ARGS
+
+Rank 0 writes the lines of its report to the file REPORT, as JSON.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import logging
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from thalweg import _model, _sharded, _stats, _variables, ddp
+from thalweg._config import Activation, ConfigError
+from thalweg._state import State
+from thalweg.cli import _script
+
+T = TypeVar("T")
+
+
+class Line(NamedTuple):
+    """A line of the report. `level`: ok, warn or FAIL."""
+
+    level: str
+    text: str
+
+
+class _Warnings(logging.Handler):
+    """Keeps what Thalweg's logger warns of."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.texts: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.texts.append(record.getMessage())
+
+
+def main() -> int:
+    report, wanted, *command = sys.argv[1:]
+    warnings = _Warnings()
+    logging.getLogger("thalweg").addHandler(warnings)
+
+    def after(number: int) -> None:
+        if number == int(wanted):
+            raise _script.Done
+
+    steps = _script.Steps(after)
+    error = ""
+    try:
+        _script.run(command)
+        lines = _look(steps.count, int(wanted))
+    except _script.Done:
+        lines = _look(steps.count, int(wanted))  # the script's frames, and its modules, still live
+    except (Exception, SystemExit) as raised:  # noqa: BLE001 - whatever it is, it is reported
+        traceback.print_exc()
+        error = f"{type(raised).__name__}: {raised}"
+        lines = [Line("FAIL", f"the script ends after {steps.count} steps with {error}")]
+    steps.close()
+    lines += [Line("warn", text) for text in dict.fromkeys(warnings.texts)]
+    if os.environ.get("RANK", "0") == "0":
+        Path(report).write_text(json.dumps(lines), encoding="utf-8")
+    gc.collect()  # DDP's modules, which are in cycles, keep Gloo's threads
+    if dist.is_initialized() and not error:
+        dist.destroy_process_group()
+    return 1 if error else 0
+
+
+def _look(steps: int, wanted: int) -> list[Line]:
+    """Returns what has become of the environment's wishes and of the modules that there are."""
+    modules, optimizers = _alive(DistributedDataParallel), _alive(Optimizer)
+    level, why = ("ok", "") if steps >= wanted else ("FAIL", f", before {wanted} were made")
+    lines = [Line(level, f"the script has made {steps} steps of its optimizer{why}")]
+    activation = Activation.from_env()
+    lines += _of_variables(activation, [ddp.state_of(module) for module in modules])
+    lines += [_of_module(module, activation) for module in modules]
+    return lines if modules else [*lines, _without_modules(optimizers)]
+
+
+def _alive(kind: type[T]) -> list[T]:
+    """Returns the objects of that class; type(), unlike isinstance(), asks none of the others."""
+    return [one for one in gc.get_objects() if issubclass(type(one), kind)]
+
+
+def _of_variables(activation: Activation, states: Sequence[State | None]) -> list[Line]:
+    unknown = [
+        Line("FAIL", f"the variable {name} means nothing{like}")
+        for name, like in _variables.misspelt(os.environ)
+    ]
+    if activation.codec:
+        return [
+            *unknown,
+            Line("ok", f"variables ask for Thalweg: {', '.join(activation.variables)}"),
+        ]
+    if any(states) or (dist.is_initialized() and dist.get_backend() == "thalweg"):
+        return [*unknown, Line("ok", "the script asks for Thalweg itself")]
+    text = "nothing asks for Thalweg: set THALWEG_CODEC, or call thalweg.ddp.attach()"
+    return [*unknown, Line("FAIL", text)]
+
+
+def _of_module(module: DistributedDataParallel, activation: Activation) -> Line:
+    name = f"DistributedDataParallel({type(module.module).__name__})"
+    state = ddp.state_of(module)
+    if state is None:
+        return Line("FAIL", f"{name} is not attached: {_why_not(module, activation)}")
+    stats = state.stats()
+    attached = f"{name} is attached as {state.job} with codec {state.codec}"
+    if not stats["rounds"]:
+        return Line(
+            "FAIL",
+            f"{attached}, but no gradient has reached it: does every backward pass run under "
+            "no_sync(), or through model.module?",
+        )
+    sent = stats["wire_bytes_sent"]
+    less = _stats.compared(stats["raw_bytes"] * state.local_size, sent)
+    size = f"{stats['raw_bytes'] * state.local_size / 1e6:.3g} MB of its node's gradients"
+    return Line("ok", f"{attached}: {size} were sent as {sent / 1e6:.3g} MB{less}")
+
+
+def _why_not(module: DistributedDataParallel, activation: Activation) -> str:
+    if hook := _model.hook_of(module):
+        return f"its communication hook {hook} wins over variables; remove it to use Thalweg"
+    if dist.get_world_size(module.process_group) == 1:
+        return "its process group has one worker, which has nothing to average"
+    if not activation.codec:
+        return "neither variables nor the script ask for it"
+    return _model.why_not(module) or (
+        "no forward pass in training mode has gone through it: does the script call model.module, "
+        "or leave the module in eval()?"
+    )
+
+
+def _without_modules(optimizers: Sequence[Optimizer]) -> Line:
+    parameters = [p for one in optimizers for group in one.param_groups for p in group["params"]]
+    if kinds := _sharded.kinds(parameters):
+        return Line(
+            "FAIL",
+            f"there is no DistributedDataParallel module; parameters are sharded "
+            f"({' and '.join(kinds)}), whose gradients no codec compresses (docs/fsdp.md)",
+        )
+    group = (
+        "and no process group: each worker trains by itself"
+        if not dist.is_initialized()
+        else "which the variables and attach() are for: wrap the model, or what else averages?"
+    )
+    return Line("FAIL", f"there is no DistributedDataParallel module, {group}")
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except ConfigError as error:
+        sys.exit(f"thalweg: {error}")

@@ -1,0 +1,91 @@
+"""What the scripts of this folder share: `SCRIPT.py PHASE FOLDER` trains as users of a library do.
+
+The phase `first` trains with plain DDP, with codec fp32, and with PowerSGD until a checkpoint;
+`second`, in other processes, goes on from there. Either writes what it has seen to
+PHASE<rank>.json.
+"""
+
+import gc
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+POWERSGD = "powersgd:rank=1,start=4"
+SAVED_AT, ENDS_AT = 8, 10  # steps
+
+
+class Task(NamedTuple):
+    """One training. `folder` holds its checkpoint."""
+
+    steps: int
+    folder: Path
+    saves: bool = False
+    resumes: bool = False
+
+
+def layers() -> torch.nn.Module:
+    """Returns a small model, the same in every call."""
+    torch.manual_seed(1)
+    return torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.Tanh(), torch.nn.Linear(256, 64))
+
+
+def data(batches: int = 64) -> torch.utils.data.TensorDataset:
+    """Returns float32 samples for so many batches of two samples on each of two workers, the same
+    in every call.
+    """
+    generator = torch.Generator().manual_seed(2)
+    return torch.utils.data.TensorDataset(torch.randn(4 * batches, 64, generator=generator))
+
+
+def seen(module: torch.nn.Module) -> dict[str, Any]:
+    """Returns what has become of a DistributedDataParallel module, or of one that holds it."""
+    while not isinstance(module, DistributedDataParallel):
+        module = module._orig_mod  # torch.compile's
+    digest = hashlib.sha256()
+    for parameter in module.parameters():
+        assert parameter.isfinite().all()
+        digest.update(parameter.detach().numpy().tobytes())
+    ddp = sys.modules.get("thalweg.ddp")
+    state = ddp and ddp.state_of(module)
+    stats = state.stats() if state else {}
+    return {
+        "digest": digest.hexdigest(),
+        "codec": state.codec if state else None,
+        "raw": stats.get("raw_bytes", 0),
+        "sent": stats.get("wire_bytes_sent", 0),
+    }
+
+
+def main(train: Callable[[Task], dict[str, Any]]) -> None:
+    """`train` returns seen() of the module that it has trained."""
+    phase, folder = sys.argv[1], Path(sys.argv[2])
+    sys.argv = sys.argv[:1]
+    torch.set_num_threads(1)
+    results = {}
+    if phase == "first":
+        results["plain"] = with_codec("", lambda: train(Task(6, folder / "plain")))
+        results["fp32"] = with_codec("fp32", lambda: train(Task(6, folder / "fp32")))
+        saving = Task(SAVED_AT, folder / "saved", saves=True)
+        results["saves"] = with_codec(POWERSGD, lambda: train(saving))
+    else:
+        going_on = Task(ENDS_AT, folder / "saved", resumes=True)
+        results["resumes"] = with_codec(POWERSGD, lambda: train(going_on))
+    name = f"{phase}{os.environ['RANK']}.json"
+    (folder / name).write_text(json.dumps(results), encoding="utf-8")
+    gc.collect()
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def with_codec(codec: str, train: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """Trains with that THALWEG_CODEC, which is read when a module is wrapped; empty: with none."""
+    os.environ["THALWEG_CODEC"] = codec
+    return train()

@@ -1,0 +1,83 @@
+"""Tests training libraries as their users run them, without code of ours: docs/frameworks.md."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from harness import DEADLINE, environment, servers
+
+SCRIPTS = Path(__file__).parent / "clients"
+CLIENTS = ["accelerated", "lightning_training", "timm_training", "trainer"]
+CLIENTS += [pytest.param("compiled", marks=pytest.mark.long)]  # the compiler takes a minute
+RUN = [sys.executable, "-m", "thalweg", "run", "--nodes", "2"]
+
+
+def run(client, phase, tmp_path):
+    """Returns what both workers have seen, and the output."""
+    with servers() as nothing:
+        # A variable must be set when torch is imported; the script then chooses others.
+        env = environment(nothing.folder) | {"THALWEG_CODEC": "fp32", "HF_HUB_OFFLINE": "1"}
+        env["TORCHINDUCTOR_CACHE_DIR"] = str(tmp_path)
+        done = subprocess.run(
+            [*RUN, str(SCRIPTS / f"{client}.py"), phase, str(tmp_path)],
+            env=env,
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=2 * DEADLINE,
+        )
+    output = done.stdout + done.stderr
+    assert done.returncode == 0, output
+    files = [tmp_path / f"{phase}{rank}.json" for rank in (0, 1)]
+    return [json.loads(file.read_text(encoding="utf-8")) for file in files], output
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("client", CLIENTS)
+def test_library_trains_as_with_plain_ddp_and_resumes_compressed(client, tmp_path):
+    first, _ = run(client, "first", tmp_path)
+    for found in first:
+        assert found["plain"]["codec"] is None
+        assert found["fp32"]["codec"].startswith("fp32")
+        assert found["fp32"]["sent"] == found["fp32"]["raw"] > 0
+        # Two workers: (a + b) / 2 is rounded once by either side.
+        assert found["fp32"]["digest"] == found["plain"]["digest"]
+        assert 0.5 < found["saves"]["sent"] / found["saves"]["raw"] < 0.8  # 4 of 8 steps are whole
+    second, output = run(client, "second", tmp_path)
+    assert output.count("the codec goes on after step 8, from the optimizer's checkpoint") == 1
+    for found in second:
+        assert found["resumes"]["sent"] < found["resumes"]["raw"] / 2  # both steps are compressed
+    assert second[0]["resumes"]["digest"] == second[1]["resumes"]["digest"]
+
+
+HOOKED = """
+import torch
+from accelerate import Accelerator, DistributedDataParallelKwargs
+from accelerate.utils import DDPCommunicationHookType
+hook = DistributedDataParallelKwargs(comm_hook=DDPCommunicationHookType.BF16)
+accelerator = Accelerator(cpu=True, kwargs_handlers=[hook])
+model = torch.nn.Linear(64, 64)
+model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+for _ in range(4):
+    accelerator.backward(model(torch.ones(2, 64)).sum())
+    optimizer.step()
+"""
+
+
+def test_hook_that_accelerate_is_asked_for_wins_and_the_doctor_says_so(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(HOOKED)
+    with servers() as nothing:
+        done = subprocess.run(
+            [sys.executable, "-m", "thalweg", "doctor", "--codec", "fp16", str(script)],
+            env=environment(nothing.folder) | {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path)},
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE,
+        )
+    assert done.returncode == 1
+    assert "is not attached: its communication hook bf16_compress_hook wins over" in done.stdout

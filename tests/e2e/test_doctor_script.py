@@ -1,0 +1,99 @@
+"""Tests what `thalweg doctor SCRIPT` says of scripts that get what was asked for, and of others."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from harness import DEADLINE, environment, servers
+
+SCRIPT = """
+import sys, torch, torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
+dist.init_process_group("gloo")
+model = torch.nn.Linear(100, 10)
+if sys.argv[1] != "without":
+    model = torch.nn.parallel.DistributedDataParallel(model)
+if sys.argv[1] == "hook":
+    model.register_comm_hook(dist.group.WORLD, bf16_compress_hook)
+if sys.argv[1] == "bypass":
+    wrapper, model = model, model.module
+if sys.argv[1] == "raise":
+    raise OSError("there is no data")
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(2 if sys.argv[1] == "short" else 10**9):
+    model(torch.ones(4, 100)).sum().backward()
+    optimizer.step()
+"""
+FP16 = {"THALWEG_CODEC": "fp16"}
+
+
+def doctor(tmp_path, argument, variables):
+    """Returns the exit code and the lines of the report."""
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    with servers() as nothing:
+        done = subprocess.run(
+            [sys.executable, "-m", "thalweg", "doctor", str(script), argument],
+            env=environment(nothing.folder)
+            | {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
+            | variables,
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE,
+        )
+    head, _, report = done.stdout.partition(f"{script} {argument}, with 1 worker on each of 2 ")
+    assert report, head + done.stderr
+    return done.returncode, report.splitlines()[1:]
+
+
+def test_right_script_is_said_to_be_attached_with_the_bytes_of_its_steps(tmp_path):
+    code, lines = doctor(tmp_path, "right", FP16)
+    assert code == 0
+    assert lines[:2] == [
+        "ok    the script has made 3 steps of its optimizer",
+        "ok    variables ask for Thalweg: THALWEG_CODEC=fp16",
+    ]
+    assert lines[2].startswith("ok    DistributedDataParallel(Linear) is attached as job-")
+    # Three steps of 100 * 10 + 10 elements.
+    assert lines[2].endswith(
+        "0.0121 MB of its node's gradients were sent as 0.00606 MB (2.00x less)"
+    )
+    assert len(lines) == 3
+
+
+@pytest.mark.parametrize(
+    ("argument", "variables", "said"),
+    [
+        (
+            "without",
+            FP16,
+            "there is no DistributedDataParallel module, which the variables and att",
+        ),
+        ("hook", FP16, "is not attached: its communication hook bf16_compress_hook wins over vari"),
+        (
+            "bypass",
+            FP16,
+            "no forward pass in training mode has gone through it: does the script ca",
+        ),
+        ("short", FP16, "the script has made 2 steps of its optimizer, before 3 were made"),
+        ("raise", FP16, "the script ends after 0 steps with OSError: there is no data"),
+        (
+            "misspelt variable",
+            {"THALWEG_CODECC": "fp16"},
+            "the variable THALWEG_CODECC means nothing (did you mean THALWEG_CODEC?)",
+        ),
+        (
+            "misspelt prefix",
+            {"THALWG_CODEC": "fp16"},
+            "the variable THALWG_CODEC means nothing (did you mean THALWEG_CODEC?)",
+        ),
+    ],
+)
+def test_script_that_does_not_get_what_was_asked_for_is_told_why(
+    tmp_path, argument, variables, said
+):
+    code, lines = doctor(tmp_path, argument, variables)
+    assert code == 1
+    assert len([line for line in lines if line.startswith("FAIL  ") and said in line]) == 1, lines
