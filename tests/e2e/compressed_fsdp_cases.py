@@ -17,7 +17,7 @@ from torch.distributed import checkpoint
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 
-from thalweg.fsdp import Compression, compress
+from thalweg.fsdp import Compression, compress, state_of
 
 WIDTH = 64  # at which matrices have more than the 1024 elements from which int8 compresses
 BRAIN = torch.bfloat16
@@ -164,6 +164,27 @@ def variants() -> dict[str, Any]:
                 compress(model, one)
             losses.append(models.plain_loop(model, lr=0.1, steps=6))
         result[name] = {"losses": losses, "digest": digest(gathered(model)), "said": remarks.stop()}
+    return result
+
+
+def by_environment() -> dict[str, Any]:
+    """Trains two models with one optimizer each, and the first with another one later; returns, by
+    model, whether the environment has compressed it, what it holds back, and a digest of what the
+    rank computes with.
+    """
+    result: dict[str, Any] = {}
+    for name in ("first", "second"):
+        model = sharded()
+        losses = models.plain_loop(model, lr=0.1, steps=3) + models.plain_loop(
+            model, lr=0.1, steps=2
+        )
+        state = state_of(model)
+        result[name] = {
+            "losses": losses,
+            "codec": "" if state is None else state.codec,
+            "held": 0.0 if state is None else _held(state),
+            "digest": digest(gathered(model)),
+        }
     return result
 
 

@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from compressed_fsdp_cases import (
     WIDTH,
+    by_environment,
     gathered,
     left_out,
     refused,
@@ -206,7 +207,7 @@ JOBS = {
     job.__name__: job
     for job in (
         *(parameters, whole_numbers, feedback, resumed, poisoned),
-        *(refused, variants, left_out, carried),
+        *(refused, variants, left_out, carried, by_environment),
     )
 }
 

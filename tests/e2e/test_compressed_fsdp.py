@@ -12,8 +12,15 @@ JOBS = Path(__file__).parent / "compressed_fsdp_jobs.py"
 
 
 def run(names: str, tmp_path: Path, nodes: tuple[int, ...], **env: str) -> list[dict[str, Any]]:
-    """Returns what the jobs of these names returned, by rank and name; workers know the address of
-    their sidecar's HTTP port.
+    """Returns what the jobs of these names returned, by rank and name."""
+    return outputs(names, tmp_path, nodes, **env)[0]
+
+
+def outputs(
+    names: str, tmp_path: Path, nodes: tuple[int, ...], **env: str
+) -> tuple[list[dict[str, Any]], str]:
+    """Returns the same, and what the workers print; they know the address of their sidecar's HTTP
+    port.
     """
     env = {"NODES": str(len(nodes)), "FOLDER": str(tmp_path), "WIDTH": "128"} | env
     with servers() as cluster:
@@ -23,7 +30,7 @@ def run(names: str, tmp_path: Path, nodes: tuple[int, ...], **env: str) -> list[
             sockets += [str(cluster.folder / f"s{node}.sock")] * count
             env_of += [{"SIDECAR_HTTP": sidecar.http}] * count
         job = Job(names, cluster, tmp_path, sidecar_of=sockets, env=env, env_of=env_of, jobs=JOBS)
-        return job.results()
+        return job.results(), job.output
 
 
 ALL = "parameters+whole_numbers+feedback+resumed+poisoned+refused+variants+left_out+carried"
@@ -151,6 +158,33 @@ def test_int8_sends_at_most_27_hundredths_of_the_bytes_of_float32(results):
         assert 0.25 < sent["int8"] / sent["fp32"] <= 0.27
         for codec in ("fp16", "bf16"):
             assert 0.5 <= sent[codec] / sent["fp32"] < 0.505
+
+
+def test_environment_compresses_sharded_models_from_the_second_step_on(tmp_path):
+    results, text = outputs("by_environment", tmp_path, (1, 1), THALWEG_CODEC="int8:start=0")
+    for name in ("first", "second"):
+        outcomes = [result["by_environment"][name] for result in results]
+        for outcome in outcomes:
+            assert outcome["codec"] == "int8:start=0,feedback=1"
+            assert outcome["held"] > 0
+        assert outcomes[0]["digest"] == outcomes[1]["digest"]
+    said = "THALWEG_CODEC=int8:start=0: shards are compressed from the next step on"
+    assert text.count(said) == 2  # once for each model, by rank 0
+    assert "does nothing" not in text
+
+
+@pytest.mark.parametrize(
+    ("codec", "why"),
+    [
+        ("powersgd:4", "shards are sent in fp16, bf16 or int8, not in powersgd:rank=4"),
+        ("int8;head.*=fp32", "rules of a policy are for DistributedDataParallel"),
+    ],
+)
+def test_codecs_that_shards_do_not_have_are_said_to_do_nothing_by_name(codec, why, tmp_path):
+    results, text = outputs("by_environment", tmp_path, (1, 1), THALWEG_CODEC=codec)
+    assert [result["by_environment"]["first"]["codec"] for result in results] == ["", ""]
+    assert text.count(f"THALWEG_CODEC={codec} does nothing for parameters that torch shards") == 1
+    assert why in text
 
 
 @pytest.mark.long

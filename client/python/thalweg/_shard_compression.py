@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -22,7 +23,7 @@ _log = logging.getLogger("thalweg")
 _CASTS: dict[type[Codec], torch.dtype] = {FP16: torch.float16, BF16: torch.bfloat16}
 
 
-class _Unit(NamedTuple):
+class Unit(NamedTuple):
     """A module whose parameters torch gathers and reduces together."""
 
     name: str
@@ -145,6 +146,9 @@ class Compression:
         return f"rank{dist.get_rank()}"
 
 
+_states: weakref.WeakKeyDictionary[object, Compression] = weakref.WeakKeyDictionary()
+
+
 def compress(
     model: nn.Module, codec: str | Codec = "int8", *, gather: str | Codec | None = None
 ) -> Compression:
@@ -164,7 +168,7 @@ def compress(
     """
     reduce = _check(codec)
     spread = reduce if gather is None else _check(gather)
-    units = list(_units(model))
+    units = list(units_of(model))
     asked = f"gradients in {reduce.spec()}, parameters in {spread.spec()}"
     groups: dict[tuple[str, ...], _Groups] = {}
     reduces, inside = {}, []
@@ -184,19 +188,32 @@ def compress(
     if inside:
         _log_inside(inside, len(units))
     size = f"{dist.get_world_size()} workers, sharded over {groups[units[0].key].shards}"
-    return Compression(reduce.spec(), spread.spec(), size, reduces)
+    state = Compression(reduce.spec(), spread.spec(), size, reduces)
+    _states.update((unit.module, state) for unit in units)
+    return state
+
+
+def state_of(model: nn.Module) -> Compression | None:
+    """Returns what compress(), or the environment, has made for a model; None: nothing."""
+    found = (_states[module] for module in model.modules() if module in _states)
+    return next(found, None)
+
+
+def problem_of(codec: Codec) -> str:
+    """Returns why shards cannot be sent in a codec; empty: they can."""
+    if isinstance(codec, FP16 | BF16 | Int8):
+        return ""
+    return f"shards are sent in fp16, bf16 or int8, not in {codec.spec()}"
 
 
 def _check(codec: str | Codec) -> Codec:
     parsed = codecs.parse(codec) if isinstance(codec, str) else codec
-    if not isinstance(parsed, FP16 | BF16 | Int8):
-        raise ValueError(
-            f"thalweg: shards are sent in fp16, bf16 or int8, not in {parsed.spec()} (docs/fsdp.md)"
-        )
+    if problem := problem_of(parsed):
+        raise ValueError(f"thalweg: {problem} (docs/fsdp.md)")
     return parsed
 
 
-def _units(model: nn.Module) -> Iterator[_Unit]:
+def units_of(model: nn.Module) -> Iterator[Unit]:
     """Yields the modules that have sharded parameters of their own. ValueError: there are none."""
     count = 0
     for name, module in model.named_modules():
@@ -211,12 +228,12 @@ def _units(model: nn.Module) -> Iterator[_Unit]:
             if not isinstance(parameters.mesh_info, FSDPMeshInfo):
                 raise ValueError(f"thalweg: {name or 'the root'} has copies only, and no shards")
             count += 1
-            yield _Unit(name, module, parameters)
+            yield Unit(name, module, parameters)
     if not count:
         raise ValueError("thalweg: compress() is for models of fully_shard(), and this is none")
 
 
-def _meet(unit: _Unit, asked: str) -> _Groups:
+def _meet(unit: Unit, asked: str) -> _Groups:
     """Makes a unit's groups, together with its other ranks. RuntimeError: they ask for different
     things.
     """
@@ -253,7 +270,7 @@ def _log_inside(names: list[str], units: int) -> None:
         )
 
 
-def _compressed_reduce(unit: _Unit, group: ShardGroup, codec: Codec) -> CompressedReduceScatter:
+def _compressed_reduce(unit: Unit, group: ShardGroup, codec: Codec) -> CompressedReduceScatter:
     return CompressedReduceScatter(
         str(unit),
         group,

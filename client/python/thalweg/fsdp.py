@@ -32,7 +32,7 @@ from torch.distributed.fsdp import (
     StateDictType,
 )
 
-from thalweg._shard_compression import Compression, compress
+from thalweg._shard_compression import Compression, compress, state_of
 
 __all__ = [
     "Compression",
@@ -43,6 +43,7 @@ __all__ = [
     "full_state_dict",
     "load_full_state_dict",
     "save",
+    "state_of",
     "write",
 ]
 
