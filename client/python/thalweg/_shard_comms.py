@@ -85,7 +85,7 @@ class CompressedAllGather(DefaultAllGather):
 
     def _why_exact(self, values: Tensor, group: dist.ProcessGroup) -> str | None:
         """Returns why the values go as they are; "": nobody asked for more; None: they do not."""
-        if group is not self._group.group:
+        if group.group_name != self._group.group.group_name:
             return ""  # whole parameters that were sharded anew after forward, in a smaller group
         return _why_exact(values, values.numel(), self._codec)
 
