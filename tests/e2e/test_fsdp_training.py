@@ -136,7 +136,7 @@ def test_state_without_a_parameter_is_refused_and_bf16_is_said_to_be_summed_in_f
 
 
 @pytest.mark.parametrize(
-    "case", ["full_shard", "fully_shard", pytest.param("full_shard_flat", marks=pytest.mark.long)]
+    "case", ["full_shard", pytest.param("full_shard_flat", marks=pytest.mark.long)]
 )
 def test_codec_of_a_sharded_model_is_said_to_do_nothing(case, tmp_path):
     text = output("beside_gloo", tmp_path, CASES=case, STEPS="2", THALWEG_CODEC="int8")

@@ -67,6 +67,7 @@ def test_example_trains_tests_and_saves(functions, tmp_path):
         ["--strategy", "hybrid", "--precision", "gradients-bf16"],
         ["--strategy", "full", "--fsdp", "1", "--prefetch", "post", "--activation-checkpointing"],
         ["--strategy", "ddp"],
+        ["--strategy", "full", "--codec", "int8"],
     ],
     ids=lambda options: "-".join(option.strip("-") for option in options),
 )

@@ -140,3 +140,9 @@ def test_all_is_compared_but_replicas_in_other_types():
     assert ("fp32", "ddp") in names
     assert ("bf16", "ddp") not in names
     assert Setup("ddp", "bf16").problem()
+
+
+def test_codecs_are_for_fully_shard():
+    assert Setup(codec="int8").problem() == ""
+    assert "--codec int8 is for --fsdp 2" in Setup(codec="int8", kind=1).problem()
+    assert Setup("ddp", codec="bf16").problem()

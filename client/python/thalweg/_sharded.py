@@ -1,8 +1,7 @@
-"""Says that what the environment asks of gradients is not done for parameters that torch shards.
+"""Does what the environment asks of models that torch shards, or says that it is not done.
 
-Their gradients are reduced by the process group's back end itself. No part of Thalweg sees such a
-model being made, nor may it load torch's FSDP, which takes seconds, to see that: it looks at the
-parameters in the first step of each optimizer.
+No part of Thalweg sees such a model being made, nor may it load torch's FSDP, which takes seconds,
+to see that: it looks at the parameters in the first step of each optimizer.
 """
 
 from __future__ import annotations
@@ -24,18 +23,24 @@ from thalweg._config import Activation, ConfigError
 
 _FSDP1 = "_fsdp_flattened"  # an attribute of flat parameters, and of those that are parts of them
 _EXACT = "fp32"
+_FSDP = "torch.distributed.fsdp"
 _watch: list[RemovableHandle] = []
 _seen: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+_said: set[str] = set()
 
 
 def activate() -> None:
-    """From now on the first optimizer whose parameters are sharded leads to a warning of rank 0."""
+    """From now on models of fully_shard() are compressed in the first step of their optimizer, or
+    rank 0 warns, once.
+    """
     if not _watch:
         _watch.append(register_optimizer_step_pre_hook(_disable_dynamo(_look)))
 
 
-def remark(activation: Activation, names: list[str], backend: str) -> str:
-    """Returns what is to be said; "" if what is asked for is done. `names`: kinds of sharding."""
+def remark(activation: Activation, names: list[str], backend: str, obstacle: str = "") -> str:
+    """Returns what is to be said; "" if what is asked for is done. `names`: kinds of sharding;
+    `obstacle`: why those that could be compressed are not.
+    """
     if not activation.codec or (activation.codec == _EXACT and backend == "thalweg"):
         return ""
     what = "does not average" if activation.codec == _EXACT else "does not compress"
@@ -43,7 +48,7 @@ def remark(activation: Activation, names: list[str], backend: str) -> str:
     return (
         f"{asked} does nothing for parameters that torch shards ({' and '.join(names)}): Thalweg "
         f"{what} their gradients, which the back end {backend!r} of the process group reduces as "
-        "they are (docs/fsdp.md)"
+        f"they are{obstacle and ': '}{obstacle} (docs/fsdp.md)"
     )
 
 
@@ -70,15 +75,29 @@ def _look(optimizer: Optimizer, *_: object) -> None:
     if optimizer in _seen or not dist.is_initialized():
         return
     _seen.add(optimizer)
-    found = kinds([one for group in optimizer.param_groups for one in group["params"]])
-    if not found:
+    parameters = [one for group in optimizer.param_groups for one in group["params"]]
+    if not kinds(parameters):
         return
-    for handle in _watch:
-        handle.remove()
     try:
         activation = Activation.from_env()
     except ConfigError as error:
         raise ConfigError(f"thalweg: {error}") from None
-    text = remark(activation, found, dist.get_backend())
-    if text and dist.get_rank() == 0:
-        _logging.prepare(activation.log_level).log(logging.WARNING, "%s", text)
+    logger = _logging.prepare(activation.log_level)
+    obstacle = ""
+    if activation.codec not in ("", _EXACT) and _FSDP in sys.modules:
+        from thalweg import _shard_activation
+
+        covered, is_new, obstacle = _shard_activation.compress(parameters, activation.codec)
+        known = set(map(id, covered))
+        parameters = [one for one in parameters if id(one) not in known]
+        if is_new and dist.get_rank() == 0:
+            asked = ", ".join(activation.variables)
+            logger.info("%s: shards are compressed from the next step on (docs/fsdp.md)", asked)
+    _warn(logger, activation, kinds(parameters), obstacle)
+
+
+def _warn(logger: logging.Logger, activation: Activation, found: list[str], obstacle: str) -> None:
+    text = remark(activation, found, dist.get_backend(), obstacle) if found else ""
+    if text and text not in _said and dist.get_rank() == 0:
+        logger.warning("%s", text)
+    _said.add(text)

@@ -1,7 +1,8 @@
 """What models need that torch shards, FullyShardedDataParallel (FSDP1) or fully_shard() (FSDP2):
-whole state on rank 0 and back, names of checkpoints, and whether bfloat16 is of use here.
+whole state on rank 0 and back, names of checkpoints, whether bfloat16 is of use here, and codecs.
 
 state = thalweg.fsdp.full_state_dict(model)  # on all ranks; {} on all but rank 0
+thalweg.fsdp.compress(model, "int8")  # of fully_shard()
 thalweg.fsdp.save(model, thalweg.fsdp.checkpoint_path("checkpoints", "t5", started, epoch))
 
 docs/fsdp.md has the rest.
@@ -30,6 +31,21 @@ from torch.distributed.fsdp import (
     FullyShardedDataParallel,
     StateDictType,
 )
+
+from thalweg._shard_compression import Compression, compress, state_of
+
+__all__ = [
+    "Compression",
+    "Readiness",
+    "bf16_ready",
+    "checkpoint_path",
+    "compress",
+    "full_state_dict",
+    "load_full_state_dict",
+    "save",
+    "state_of",
+    "write",
+]
 
 _MIN_CUDA = (11, 0)
 _MIN_NCCL = (2, 10)

@@ -32,13 +32,26 @@ from tqdm import tqdm
 import thalweg.fsdp
 from thalweg.examples.t5 import compare, loop
 from thalweg.examples.t5.data import Functions, load_tokenizer
-from thalweg.examples.t5.model import PRECISIONS, STRATEGIES, Setup, build, shard, state_bytes
+from thalweg.examples.t5.model import (
+    CODECS,
+    PRECISIONS,
+    STRATEGIES,
+    Setup,
+    build,
+    shard,
+    state_bytes,
+)
 from thalweg.optim import FusedAdamW
 
 
 def setup_of(args: argparse.Namespace) -> Setup:
     return Setup(
-        args.strategy, args.precision, args.fsdp, args.prefetch, args.activation_checkpointing
+        args.strategy,
+        args.precision,
+        args.fsdp,
+        args.prefetch,
+        args.activation_checkpointing,
+        args.codec,
     )
 
 
@@ -208,6 +221,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--fsdp", type=int, choices=(1, 2), default=2, help="fully_shard() is 2")
     add("--strategy", choices=STRATEGIES, default="full")
     add("--precision", choices=PRECISIONS, default="fp32")
+    add("--codec", choices=CODECS, default="fp32", help="in which fully_shard() sends shards")
     add("--prefetch", choices=("pre", "post", "none"), default="pre", help="of FSDP1")
     boolean = argparse.BooleanOptionalAction
     add("--activation-checkpointing", action=boolean, default=False)

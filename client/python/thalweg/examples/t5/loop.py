@@ -12,11 +12,13 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.checkpoint.state_dict_loader import load as load_parts
 from torch.distributed.checkpoint.state_dict_saver import save as save_parts
 from torch.optim import Optimizer
 
+import thalweg.fsdp
 from thalweg.examples.t5.data import IGNORED, Functions, Tokenizer
 from thalweg.examples.t5.rouge import rouge
 
@@ -122,7 +124,10 @@ def test(
 
 def save(folder: Path, model: nn.Module, optimizer: Optimizer, history: dict[str, Any]) -> None:
     """Writes a checkpoint of shards, from which any number of workers can go on."""
-    save_parts(_parts(model, optimizer, history), checkpoint_id=folder)
+    parts = _parts(model, optimizer, history)
+    if (codec := thalweg.fsdp.state_of(model)) is not None:
+        parts["codec"] = codec.state_dict()
+    save_parts(parts, checkpoint_id=folder)
 
 
 def load(folder: Path, model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
@@ -132,6 +137,11 @@ def load(folder: Path, model: nn.Module, optimizer: Optimizer) -> dict[str, Any]
     set_state_dict(
         model, optimizer, model_state_dict=parts["model"], optim_state_dict=parts["optimizer"]
     )
+    if (codec := thalweg.fsdp.state_of(model)) is not None:
+        held = {"codec": codec.state_dict()}
+        # Other numbers of workers have other parts in it, which load_state_dict() then says.
+        load_parts(held, checkpoint_id=folder, planner=DefaultLoadPlanner(allow_partial_load=True))
+        codec.load_state_dict(held["codec"])
     history: dict[str, Any] = json.loads(parts["history"])
     return history
 

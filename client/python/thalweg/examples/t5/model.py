@@ -27,7 +27,10 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+import thalweg.fsdp
+
 STRATEGIES = ("full", "grad-op", "hybrid", "ddp")
+CODECS = ("fp32", "fp16", "bf16", "int8")
 PREFETCH = {"pre": BackwardPrefetch.BACKWARD_PRE, "post": BackwardPrefetch.BACKWARD_POST}
 
 
@@ -55,6 +58,7 @@ class Setup(NamedTuple):
     kind: int = 2  # FSDP1 or FSDP2
     prefetch: str = "pre"  # a key of PREFETCH, or "none"; for FSDP1
     checkpointing: bool = False  # of activations
+    codec: str = "fp32"  # one of CODECS: how shards are sent
 
     def problem(self) -> str:
         """Returns why there is no such training; "" if there is."""
@@ -62,6 +66,8 @@ class Setup(NamedTuple):
             return "--strategy ddp trains in fp32 only: DistributedDataParallel casts nothing"
         if self.kind == 2 and self.prefetch == "none":
             return "--prefetch none is for FSDP1: fully_shard() always prefetches"
+        if self.codec != "fp32" and (self.kind == 1 or self.strategy == "ddp"):
+            return f"--codec {self.codec} is for --fsdp 2 and strategies other than ddp"
         return ""
 
 
@@ -118,6 +124,8 @@ def shard(model: Any, setup: Setup) -> nn.Module:  # noqa: ANN401 - of the optio
         for block in stack.block:
             fully_shard(block, **options)
     whole: nn.Module = fully_shard(model, **options)
+    if setup.codec != "fp32":
+        thalweg.fsdp.compress(whole, setup.codec)
     return whole
 
 

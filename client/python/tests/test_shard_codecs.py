@@ -1,0 +1,118 @@
+"""Tests the bytes in which sharded models send parameters and gradients."""
+
+import numpy as np
+import pytest
+import torch
+
+from thalweg._shard_codecs import BLOCK, SMALL, Blocks, Cast, Piece
+
+# Of 2 rows: a small tensor, one that ends within a block, one of whole blocks, an empty shard.
+PIECES = [Piece(100, 200), Piece(700, 1400), Piece(1024, 2048), Piece(0, 2000)]
+ELEMENTS = sum(piece.elements for piece in PIECES)
+
+
+def values(seed: int = 0) -> torch.Tensor:
+    source = torch.Generator().manual_seed(seed)
+    return torch.randn(2, ELEMENTS, generator=source) * torch.logspace(-6, 2, ELEMENTS)
+
+
+def decoded(codec, rows: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+    out = torch.empty(len(rows), codec.elements)
+    payload = codec.encode(rows, residual)
+    assert payload.shape == (len(rows), codec.row_bytes)
+    codec.decode(payload, out)
+    return out
+
+
+def by_numpy(block: np.ndarray) -> np.ndarray:
+    """Returns what a block decodes to, by the formula of its docstring."""
+    scale = np.float32(np.abs(block).max() / np.float32(125))
+    if scale < np.finfo(np.float32).tiny:
+        return np.zeros_like(block)
+    return np.round(block * (np.float32(1) / scale)).astype(np.float32) * scale
+
+
+def test_blocks_of_each_tensor_are_those_of_numpy_and_small_tensors_are_kept():
+    rows = values()
+    result = decoded(Blocks(PIECES), rows)
+    assert torch.equal(result[:, :100], rows[:, :100])
+    for row, got in zip(rows.numpy(), result.numpy(), strict=True):
+        for first, last in ((100, 800), (800, 1824)):
+            for start in range(first, last, BLOCK):
+                part = slice(start, min(start + BLOCK, last))
+                np.testing.assert_array_equal(got[part], by_numpy(row[part]))
+
+
+def test_a_block_is_its_scale_and_a_byte_for_each_element():
+    rows = torch.zeros(1, BLOCK)
+    rows[0, :4] = torch.tensor([125.0, -125.0, 0.5, 2.5])
+    payload = Blocks([Piece(BLOCK, SMALL)]).encode(rows)[0]
+    assert payload[:8].tolist() == [0, 0, 0x80, 0x3F, 125, 256 - 125, 0, 2]
+    assert len(payload) == 260
+
+
+def test_large_tensors_take_a_quarter_of_the_bytes():
+    codec = Blocks([Piece(1 << 20, 1 << 22)])
+    assert codec.row_bytes / (4 * codec.elements) == 260 / 1024
+
+
+@pytest.mark.parametrize("poison", [float("nan"), float("inf"), -float("inf")])
+def test_what_is_not_finite_spoils_its_block_and_leaves_what_was_held_back(poison):
+    codec, rows = Blocks(PIECES), values()
+    residual = torch.zeros(2, codec.residual_elements)
+    decoded(codec, rows, residual)
+    before = residual.clone()
+    rows[1, 810] = poison
+    result = decoded(codec, rows, residual)
+    assert result[1, 800 : 800 + BLOCK].isnan().all()
+    assert result.isfinite().sum() == result.numel() - BLOCK
+    start = 3 * BLOCK  # the second tensor's blocks come first
+    assert torch.equal(residual[1, start : start + BLOCK], before[1, start : start + BLOCK])
+    assert residual.isfinite().all()
+
+
+def test_what_is_delivered_and_what_is_held_back_is_what_was_given():
+    codec = Blocks(PIECES)
+    residual = torch.zeros(2, codec.residual_elements)
+    given, got = torch.zeros(2, ELEMENTS).double(), torch.zeros(2, ELEMENTS).double()
+    for step in range(10):
+        rows = values(step)
+        given += rows
+        got += decoded(codec, rows, residual)
+    held = torch.cat([residual[:, :700], residual[:, 768:]], dim=1)
+    # Each step rounds twice in float32: value + residual, and the residual.
+    bound = 10 * 2 * 2.0**-24 * 2 * given.abs().max()
+    assert (given[:, 100:] - got[:, 100:] - held).abs().max() <= bound
+    assert not residual[:, 700:768].any()  # what fills up the block
+
+
+def test_zeros_and_numbers_too_small_for_a_scale_become_zeros():
+    rows = torch.full((1, BLOCK), 1e-39)
+    codec = Blocks([Piece(BLOCK, SMALL)])
+    assert not decoded(codec, rows).any()
+    assert not decoded(codec, torch.zeros(1, BLOCK)).any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_casts_round_once_and_keep_what_is_not_finite(dtype):
+    rows = values()
+    rows[0, :3] = torch.tensor([float("nan"), float("inf"), 1e30])
+    codec = Cast(dtype, PIECES)
+    assert codec.row_bytes == 2 * ELEMENTS
+    torch.testing.assert_close(
+        decoded(codec, rows), rows.to(dtype).float(), rtol=0, atol=0, equal_nan=True
+    )
+
+
+def test_values_of_a_shorter_type_are_encoded_and_decoded_as_well():
+    codec, rows = Blocks(PIECES), values().bfloat16()
+    out = torch.empty_like(rows)
+    codec.decode(codec.encode(rows), out)
+    assert torch.equal(out, decoded(codec, rows.float()).bfloat16())
+
+
+def test_units_of_small_tensors_alone_are_sent_as_they_are():
+    rows = values()[:, :200]
+    codec = Blocks([Piece(150, 300), Piece(50, 100)])
+    assert codec.row_bytes == 800
+    assert torch.equal(decoded(codec, rows, torch.zeros(2, 0)), rows)

@@ -1,0 +1,60 @@
+"""Tests what a sharded model's codec keeps from step to step, without workers."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.amp.grad_scaler import GradScaler
+
+from thalweg._shard_compression import Compression
+
+
+@pytest.fixture
+def state(monkeypatch):
+    monkeypatch.setattr(dist, "get_rank", lambda: 0)
+    unit = SimpleNamespace(residual=torch.tensor([[1.0, -3.0]]), rounds=5)
+    return Compression("int8:start=2,feedback=1", "bf16", "2 workers", {"blocks.0": unit})
+
+
+def held(state: Compression) -> list[float]:
+    return state._reduces["blocks.0"].residual.flatten().tolist()
+
+
+def test_what_is_held_back_follows_the_scale_of_losses_and_is_saved_without(state):
+    scaler = GradScaler("cpu", init_scale=4.0, growth_interval=1)
+    scaler.scale(torch.ones(1))
+    assert held(state) == [4.0, -12.0]
+    parameter = torch.nn.Parameter(torch.ones(1))
+    parameter.grad = torch.ones(1)
+    scaler.step(torch.optim.SGD([parameter], 0.1))
+    scaler.update()  # doubles it
+    assert held(state) == [8.0, -24.0]
+    saved = state.state_dict()
+    assert saved["rank0"]["blocks.0"].tolist() == [[1.0, -3.0]]
+    state.load_state_dict(saved)
+    assert held(state) == [8.0, -24.0]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"saved_by": "4 workers"}, "saved by 4 workers, and this job has 2 workers"),
+        ({"rank0": {"head": torch.zeros(1, 2)}}, "the state is of other units"),
+        ({"rank0": {"blocks.0": torch.zeros(1, 3)}}, "the state is of other units"),
+    ],
+)
+def test_state_of_another_job_leaves_nothing_held_back_and_says_so(state, change, said, caplog):
+    state.load_state_dict(state.state_dict() | change)
+    assert held(state) == [0.0, 0.0]
+    assert said in caplog.text
+
+
+def test_state_of_another_codec_is_refused(state):
+    with pytest.raises(ValueError, match="saved with codec 'fp16'"):
+        state.load_state_dict({"codec": "fp16"})
+
+
+def test_a_scale_of_zero_is_not_followed(state):
+    state.note_precision(0.0, 1)
+    assert held(state) == [1.0, -3.0]

@@ -1,0 +1,156 @@
+"""Takes the place of the all-gather and the reduce-scatter of a unit of fully_shard()."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.distributed_c10d import ReduceOp, Work
+from torch.distributed.fsdp._fully_shard._fsdp_collectives import (
+    DefaultAllGather,
+    DefaultReduceScatter,
+)
+
+from thalweg._shard_codecs import Cast, RowCodec
+from thalweg._shard_groups import ShardGroup
+
+_log = logging.getLogger("thalweg")
+
+
+class _Remarks:
+    """Says once for each unit and reason what is not compressed; rank 0 says it for all."""
+
+    def __init__(self, unit: str) -> None:
+        self._unit = unit
+        self._said: set[str] = set()
+
+    def say(self, text: str) -> None:
+        if text not in self._said and dist.get_rank() == 0:
+            _log.warning("thalweg: %s goes uncompressed: %s (docs/fsdp.md)", self._unit, text)
+        self._said.add(text)
+
+
+class _Arriving(Work):
+    """An all-gather under way whose bytes have to be decoded when they are there."""
+
+    def __init__(self, work: Work, decode: Callable[[], None]) -> None:
+        super().__init__()
+        self._work = work
+        self._decode: Callable[[], None] | None = decode
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        self._work.wait(timeout)
+        if self._decode is not None:
+            self._decode()
+            self._decode = None
+        return True
+
+
+class CompressedAllGather(DefaultAllGather):
+    """Gathers a unit's parameters in a codec; the owner, too, takes what the bytes decode to."""
+
+    def __init__(self, unit: str, group: ShardGroup, codec: RowCodec) -> None:
+        self._group = group
+        self._codec = codec
+        self._remarks = _Remarks(f"the all-gather of {unit}")
+
+    def __call__(
+        self,
+        output_tensor: Tensor,
+        input_tensor: Tensor,
+        group: dist.ProcessGroup,
+        async_op: bool = False,
+    ) -> Work | None:
+        why = self._why_exact(input_tensor, group)
+        if why:
+            self._remarks.say(why)
+        if why is not None:
+            return super().__call__(output_tensor, input_tensor, group, async_op)
+        payload = self._codec.encode(input_tensor.view(1, -1))
+        gathered = payload.new_empty(group.size(), self._codec.row_bytes)
+        work = dist.all_gather_into_tensor(
+            gathered.view(-1), payload.view(-1), group=group, async_op=True
+        )
+        out = output_tensor.view(group.size(), -1)
+        arriving = _Arriving(work, lambda: self._codec.decode(gathered, out))
+        if async_op:
+            return arriving
+        arriving.wait()
+        return None
+
+    def _why_exact(self, values: Tensor, group: dist.ProcessGroup) -> str | None:
+        """Returns why the values go as they are; "": nobody asked for more; None: they do not."""
+        if group.group_name != self._group.group.group_name:
+            return ""  # whole parameters that were sharded anew after forward, in a smaller group
+        return _why_exact(values, values.numel(), self._codec)
+
+
+class CompressedReduceScatter(DefaultReduceScatter):
+    """Sums a unit's gradients: exactly inside each node, and in a codec between nodes.
+
+    What a codec leaves out of the sums that this rank carries stays in `residual`, float32
+    [ranks, elements], and is added to the next ones. The first `start` rounds are exact.
+    """
+
+    def __init__(
+        self, unit: str, group: ShardGroup, codec: RowCodec, *, start: int, feedback: bool
+    ) -> None:
+        self.rounds = 0
+        self.residual = torch.zeros(
+            group.carries if feedback else 0, codec.residual_elements if feedback else 0
+        )
+        self._feedback = feedback
+        self._start = start
+        self._group = group
+        self._codec = codec
+        self._remarks = _Remarks(f"the reduce-scatter of {unit}")
+
+    def __call__(
+        self,
+        output_tensor: Tensor,
+        input_tensor: Tensor,
+        group: dist.ProcessGroup,
+        op: Any,  # noqa: ANN401 - torch's _ReduceOp is private
+        async_op: bool = False,
+    ) -> Any:  # noqa: ANN401 - Work, or None when it is done
+        self.rounds += 1
+        why = _why_exact(input_tensor, input_tensor.numel() // group.size(), self._codec)
+        scale = _scale_of(op, group.size())
+        if why is None and scale is None:
+            why = f"its operation is {op}"
+        if why:
+            self._remarks.say(why)
+        if why is not None or scale is None or self.rounds <= self._start:
+            return super().__call__(output_tensor, input_tensor, group, op, async_op)
+        rows = self._group.sum_in_node(input_tensor.view(group.size(), -1)).mul_(scale)
+        payload = self._codec.encode(rows[1:], self.residual if self._feedback else None)
+        arrived = self._group.exchange(payload)
+        others = torch.empty(len(arrived), self._codec.elements, device=rows.device)
+        self._codec.decode(arrived, others)
+        output_tensor.copy_(self._group.add_nodes(rows[0], others.unbind()))
+        return None
+
+
+def _why_exact(values: Tensor, row: int, codec: RowCodec) -> str | None:
+    """Returns why rows of `row` elements go as they are; "": because they are short already."""
+    if values.dtype not in (torch.float32, torch.float16, torch.bfloat16):
+        return f"its values are {values.dtype}"
+    if row != codec.elements:
+        return (
+            f"it has {row} elements of each rank, and not the {codec.elements} of the parameters "
+            "that could be trained when thalweg.fsdp.compress() was called"
+        )
+    return "" if isinstance(codec, Cast) and values.itemsize <= codec.itemsize else None
+
+
+def _scale_of(op: Any, size: int) -> Any:  # noqa: ANN401 - a number or a tensor
+    """Returns by what a sum over `size` ranks is multiplied for `op`; None: it is no sum."""
+    # torch tells the factor of PREMUL_SUM to nobody but pickle. RedOpTypes pass for ReduceOps.
+    whole: Any = op if type(op) is ReduceOp else ReduceOp(op)
+    kind, factor = whole.__getstate__()
+    return {ReduceOp.SUM: 1.0, ReduceOp.AVG: 1.0 / size, ReduceOp.PREMUL_SUM: factor}.get(kind)

@@ -1,0 +1,204 @@
+"""Contains trainings with compressed shards, for jobs of compressed_fsdp_jobs.py."""
+
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+import fsdp1_cases
+import fsdp2_cases
+import fsdp_models as models
+import torch
+import torch.distributed as dist
+from jobs import outcome
+from sharded_state_jobs import digest
+from torch import nn
+from torch.distributed import checkpoint
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
+
+from thalweg.fsdp import Compression, compress, state_of
+
+WIDTH = 64  # at which matrices have more than the 1024 elements from which int8 compresses
+BRAIN = torch.bfloat16
+
+
+class Remarks(logging.Handler):
+    """Keeps what is logged."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.texts: list[str] = []
+        logging.getLogger("thalweg").addHandler(self)
+
+    def stop(self) -> list[str]:
+        logging.getLogger("thalweg").removeHandler(self)
+        return self.texts
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.texts.append(record.getMessage())
+
+
+def sharded(width: int = WIDTH, **options: Any) -> nn.Module:
+    return fsdp2_cases.shard(fsdp1_cases.Groups.of("thalweg"), width, **options)
+
+
+def gathered(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Returns what forward() computes with, by name."""
+    found = {}
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.unshard()
+    for name, parameter in model.named_parameters():
+        found[name] = parameter.detach().to(torch.float32, copy=True)
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
+    return found
+
+
+def resumed() -> dict[str, Any]:
+    """Trains six steps; and three, saves, and three more in a fresh model. Twice each.
+
+    Returns digests of this rank's shards, how many bytes it holds back, and what is said where the
+    state has nothing of a rank, or another codec.
+    """
+    digests = []
+    for run in range(2):
+        model = sharded()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+        state = compress(model, "int8")
+        source = models.batches()
+        _steps(model, optimizer, source, 3)
+        folder = Path(os.environ["FOLDER"]) / str(run)
+        checkpoint.save(_parts(model, optimizer, state), checkpoint_id=folder)
+        _steps(model, optimizer, source, 3)
+        digests.append(digest([models.local(p) for p in model.parameters()]))
+        model = sharded()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+        fresh = compress(model, "int8")
+        parts = _parts(model, optimizer, fresh)
+        checkpoint.load(parts, checkpoint_id=folder)
+        set_state_dict(
+            model,
+            optimizer,
+            model_state_dict=parts["model"],
+            optim_state_dict=parts["optimizer"],
+        )
+        fresh.load_state_dict(parts["thalweg"])
+        source = models.batches()
+        for _ in range(3):
+            next(source)
+        _steps(model, optimizer, source, 3)
+        digests.append(digest([models.local(p) for p in model.parameters()]))
+    remarks = Remarks()
+    saved = fresh.state_dict()
+    held = [_held(fresh)]
+    saved.pop(f"rank{dist.get_rank()}")
+    fresh.load_state_dict(saved)
+    held.append(_held(fresh))
+    return {
+        "digests": digests,
+        "bytes": state.residual_bytes,
+        "elements": sum(p.numel() for p in model.parameters() if p.numel() >= 1024),
+        "said": remarks.stop(),
+        "held": held,
+        "error": outcome(lambda: fresh.load_state_dict(saved | {"codec": "bf16"})),
+    }
+
+
+def _held(state: Compression) -> float:
+    tensors = state.state_dict()[f"rank{dist.get_rank()}"].values()
+    return sum(float(one.abs().sum()) for one in tensors)
+
+
+def _steps(model: nn.Module, optimizer: Any, source: Any, steps: int) -> None:
+    for _ in range(steps):
+        optimizer.zero_grad()
+        models.loss_of(model, next(source)).backward()
+        optimizer.step()
+
+
+def _parts(model: nn.Module, optimizer: Any, state: Compression) -> dict[str, Any]:
+    whole = zip(("model", "optimizer"), get_state_dict(model, optimizer), strict=True)
+    return {**dict(whole), "thalweg": state.state_dict()}
+
+
+def refused() -> dict[str, str]:
+    """Returns what is said of what cannot be compressed, and of ranks that disagree."""
+    gloo = fsdp2_cases.shard(fsdp1_cases.Groups.of("gloo"))
+    first = fsdp1_cases.shard(dist.group.WORLD)
+    mine = "bf16" if dist.get_rank() == 0 else "int8"
+    return {
+        "gloo": outcome(lambda: compress(gloo, "int8")),
+        "fsdp1": outcome(lambda: compress(first, "int8")),
+        "plain": outcome(lambda: compress(models.build(), "int8")),
+        "powersgd": outcome(lambda: compress(sharded(), "powersgd:4")),
+        "unequal": outcome(lambda: compress(sharded(), mine)),
+    }
+
+
+def variants() -> dict[str, Any]:
+    """Trains with options of fully_shard() and int8; returns, by case, losses of both ways, how
+    many values a rank has in common with rank 0, and what was said.
+    """
+    half = MixedPrecisionPolicy(param_dtype=BRAIN, reduce_dtype=BRAIN)
+    cases: dict[str, tuple[str, dict[str, Any]]] = {
+        "int8": ("int8", {}),
+        "bf16 over bf16": ("bf16", {"mp_policy": half}),
+        "int8 over bf16": ("int8", {"mp_policy": half}),
+        "gradients over bf16": ("int8", {"mp_policy": MixedPrecisionPolicy(reduce_dtype=BRAIN)}),
+        "kept": ("int8", {"reshard_after_forward": False}),
+        "uneven": ("int8", {"width": 65}),
+    }
+    if dist.get_world_size() == 4:
+        cases["smaller"] = ("int8", {"reshard_after_forward": 2})
+        cases["copies"] = ("int8", {"hybrid": True})
+    result = {}
+    for name, (codec, options) in cases.items():
+        remarks = Remarks()
+        losses = []
+        for one in ("", codec):
+            model = sharded(**options)
+            if one:
+                compress(model, one)
+            losses.append(models.plain_loop(model, lr=0.1, steps=6))
+        result[name] = {"losses": losses, "digest": digest(gathered(model)), "said": remarks.stop()}
+    return result
+
+
+def by_environment() -> dict[str, Any]:
+    """Trains two models with one optimizer each, and the first with another one later; returns, by
+    model, whether the environment has compressed it, what it holds back, and a digest of what the
+    rank computes with.
+    """
+    result: dict[str, Any] = {}
+    for name in ("first", "second"):
+        model = sharded()
+        losses = models.plain_loop(model, lr=0.1, steps=3) + models.plain_loop(
+            model, lr=0.1, steps=2
+        )
+        state = state_of(model)
+        result[name] = {
+            "losses": losses,
+            "codec": "" if state is None else state.codec,
+            "held": 0.0 if state is None else _held(state),
+            "digest": digest(gathered(model)),
+        }
+    return result
+
+
+def left_out() -> list[str]:
+    """Trains a model, a layer of which is frozen in the second step; returns what is said."""
+    remarks = Remarks()
+    model = sharded()
+    compress(model, "int8:start=0")
+    frozen = model.blocks[0].wide
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    source = models.batches()
+    for step in range(3):
+        optimizer.zero_grad()
+        frozen.requires_grad_(step != 1)
+        models.loss_of(model, next(source)).backward()
+        optimizer.step()
+    return remarks.stop()
