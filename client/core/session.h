@@ -42,8 +42,8 @@ struct ReducedBucket {
   DeviceEvent arrived = nullptr;
   // How many elements of the mean are not finite.
   uint64_t nonfinite_elems = 0;
-  // Of a served bucket whose update commits, unless it was pulled: the squares of the mean by
-  // granule (core/base/update.h). `bytes` then mean nothing.
+  // They are set for a served bucket whose update commits, unless it was pulled: the squares of the
+  // mean by granule (core/base/update.h). `bytes` then mean nothing.
   std::vector<double> squares = {};
 };
 

@@ -315,7 +315,8 @@ absl::Status SidecarSession::Handle(Received received) {
     return states_.OnWeights(*weights, std::move(received.fd));
   }
   if (const auto* taken = std::get_if<ipc::WeightsTaken>(&received.message)) {
-    return states_.OnWeightsTaken(*taken);
+    states_.OnWeightsTaken(*taken);
+    return absl::OkStatus();
   }
   if (const auto* arena = std::get_if<ipc::ShareArena>(&received.message)) {
     return collectives_.OnShareArena(*arena, std::move(received.fd));

@@ -9,12 +9,12 @@
 namespace thalweg {
 
 absl::StatusOr<StateCalls::Answer> StateCalls::Ask(const ipc::Message& question, int fd,
-                                                   const std::string& what) {
+                                                   const Topic& topic, const std::string& what) {
   {
     MutexLock lock(mutex_);
     THALWEG_RETURN_IF_ERROR(failure_);
     answer_.reset();
-    waits_ = true;
+    asked_ = topic;
     last_heard_ = Now();
   }
   const absl::Status sent = tell_(question, fd);
@@ -24,7 +24,7 @@ absl::StatusOr<StateCalls::Answer> StateCalls::Ask(const ipc::Message& question,
       return answer_.has_value() || !failure_.ok();
     });
   }
-  waits_ = false;
+  asked_.reset();
   THALWEG_RETURN_IF_ERROR(failure_);
   THALWEG_RETURN_IF_ERROR(sent);
   if (answer_) return *std::exchange(answer_, std::nullopt);
@@ -32,29 +32,28 @@ absl::StatusOr<StateCalls::Answer> StateCalls::Ask(const ipc::Message& question,
       absl::StrCat(who_, " did not ", what, " within ", ToSeconds(timeout_), " s"));
 }
 
-absl::Status StateCalls::Take(Answer answer, const char* name) {
+void StateCalls::Take(const Topic& topic, Answer answer) {
   MutexLock lock(mutex_);
-  if (!waits_) {
-    return absl::InvalidArgumentError(absl::StrCat("the sidecar sent an unexpected ", name));
-  }
+  if (asked_ != topic) return;
   answer_ = std::move(answer);
   changed_.NotifyAll();
-  return absl::OkStatus();
 }
 
 absl::Status StateCalls::OnCodecState(const ipc::CodecState& message, UniqueFd fd) {
   THALWEG_ASSIGN_OR_RETURN(BucketArena arena, BucketArena::Open(std::move(fd), message.bytes));
-  return Take({.bucket = {}, .arena = std::move(arena)}, "CodecState");
+  Take({ipc::Message(message).index()}, {.arena = std::move(arena)});
+  return absl::OkStatus();
 }
 
 absl::Status StateCalls::OnWeights(const ipc::Weights& message, UniqueFd fd) {
   THALWEG_ASSIGN_OR_RETURN(BucketArena arena, BucketArena::Open(std::move(fd), message.bytes));
-  return Take({message.id, message.slice, message.steps, std::move(arena)}, "Weights");
+  Take({ipc::Message(message).index(), message.id, message.slice},
+       {message.steps, std::move(arena)});
+  return absl::OkStatus();
 }
 
-absl::Status StateCalls::OnWeightsTaken(const ipc::WeightsTaken& message) {
-  return Take({.bucket = message.id, .slice = message.slice, .arena = std::nullopt},
-              "WeightsTaken");
+void StateCalls::OnWeightsTaken(const ipc::WeightsTaken& message) {
+  Take({ipc::Message(message).index(), message.id, message.slice}, {});
 }
 
 void StateCalls::Fail(const absl::Status& why) {
@@ -65,7 +64,9 @@ void StateCalls::Fail(const absl::Status& why) {
 
 absl::StatusOr<BucketArena> StateCalls::GetCodecState() {
   MutexLock turn(turn_);
-  THALWEG_ASSIGN_OR_RETURN(Answer answer, Ask(ipc::GetCodecState{}, -1, "send the codec's state"));
+  THALWEG_ASSIGN_OR_RETURN(Answer answer,
+                           Ask(ipc::GetCodecState{}, -1, {ipc::Message(ipc::CodecState{}).index()},
+                               "send the codec's state"));
   return *std::move(answer.arena);
 }
 
@@ -78,9 +79,10 @@ absl::Status StateCalls::SetCodecState(std::span<const std::byte> state) {
 
 absl::StatusOr<WeightsSlice> StateCalls::GetWeights(BucketId bucket, uint32_t slice) {
   MutexLock turn(turn_);
-  THALWEG_ASSIGN_OR_RETURN(const Answer answer,
-                           Ask(ipc::GetWeights{bucket, slice}, -1,
-                               absl::StrCat("send the weights of bucket ", ToString(bucket))));
+  THALWEG_ASSIGN_OR_RETURN(
+      const Answer answer,
+      Ask(ipc::GetWeights{bucket, slice}, -1, {ipc::Message(ipc::Weights{}).index(), bucket, slice},
+          absl::StrCat("send the weights of bucket ", ToString(bucket))));
   const std::span values(reinterpret_cast<const float*>(answer.arena->payload()),
                          answer.arena->payload_bytes() / sizeof(float));
   return WeightsSlice{{values.begin(), values.end()}, answer.steps};
@@ -93,6 +95,7 @@ absl::Status StateCalls::SetWeights(BucketId bucket, uint32_t slice, std::span<c
   std::memcpy(arena.payload(), values.data(), values.size_bytes());
   MutexLock turn(turn_);
   return Ask(ipc::Weights{bucket, slice, steps, values.size_bytes()}, arena.fd(),
+             {ipc::Message(ipc::WeightsTaken{}).index(), bucket, slice},
              absl::StrCat("take the weights of bucket ", ToString(bucket)))
       .status();
 }

@@ -44,21 +44,27 @@ class StateCalls {
   }
   absl::Status OnCodecState(const ipc::CodecState& message, UniqueFd fd);
   absl::Status OnWeights(const ipc::Weights& message, UniqueFd fd);
-  absl::Status OnWeightsTaken(const ipc::WeightsTaken& message);
+  void OnWeightsTaken(const ipc::WeightsTaken& message);
   void Fail(const absl::Status& why);
 
  private:
-  struct Answer {
-    BucketId bucket;  // of weights
+  // A Topic tells answers apart: which message it is, and what it is about.
+  struct Topic {
+    size_t message = 0;  // number among Message's alternatives
+    BucketId bucket = {};
     uint32_t slice = 0;
+    bool operator==(const Topic&) const = default;
+  };
+  struct Answer {
     uint64_t steps = 0;
-    std::optional<BucketArena> arena;  // none: they have been taken
+    std::optional<BucketArena> arena;
   };
 
-  // Sends the question and waits for the answer, which is called `what` in an error.
-  absl::StatusOr<Answer> Ask(const ipc::Message& question, int fd, const std::string& what)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(turn_);
-  absl::Status Take(Answer answer, const char* name);
+  // Sends the question and waits for the answer on that topic; `what` is for an error.
+  absl::StatusOr<Answer> Ask(const ipc::Message& question, int fd, const Topic& topic,
+                             const std::string& what) ABSL_EXCLUSIVE_LOCKS_REQUIRED(turn_);
+  // Drops an answer that comes too late: nobody waits for it any more.
+  void Take(const Topic& topic, Answer answer);
 
   const std::string who_;
   const Duration timeout_;
@@ -67,7 +73,7 @@ class StateCalls {
   Mutex turn_;
   mutable Mutex mutex_;
   CondVar changed_;
-  bool waits_ ABSL_GUARDED_BY(mutex_) = false;
+  std::optional<Topic> asked_ ABSL_GUARDED_BY(mutex_);
   std::optional<Answer> answer_ ABSL_GUARDED_BY(mutex_);
   absl::Status failure_ ABSL_GUARDED_BY(mutex_);
   TimePoint last_heard_ ABSL_GUARDED_BY(mutex_);

@@ -45,21 +45,21 @@ ServedBucket::ServedBucket(std::shared_ptr<Session> session, uint32_t number,
                            const Parameters& parameters, const UpdateRule& update)
     : session_(std::move(session)),
       id_{.index = number},
-      type_(parameters.empty() ? at::kFloat : parameters[0].second.scalar_type()) {
+      type_(parameters.empty() ? at::kFloat : parameters[0].second.scalar_type()),
+      commits_(update.commits) {
   ThrowUnless(session_->RegisterServedBucket(id_, LayoutOf(parameters), update));
 }
 
 ServedBucket::Future ServedBucket::Push(const at::Tensor& gradients, uint64_t settings) {
   CheckReducible(gradients, absl::StrCat("gradients of bucket ", id_.index), c10::kCPU);
   auto future = c10::make_intrusive<c10::ivalue::Future>(c10::TensorType::get());
-  session_->Submit(id_, BytesOf(gradients), {.settings = settings},
-                   [future, type = type_](absl::StatusOr<ReducedBucket> reduced) {
-                     if (!reduced.ok()) return future->setError(ToException(reduced.status()));
-                     if (!reduced->squares.empty()) {
-                       return future->markCompleted(SquaresOf(*reduced));
-                     }
-                     future->markCompleted(Wrap(*std::move(reduced), type));
-                   });
+  session_->Submit(
+      id_, BytesOf(gradients), {.settings = settings},
+      [future, type = type_, commits = commits_](absl::StatusOr<ReducedBucket> result) {
+        if (!result.ok()) return future->setError(ToException(result.status()));
+        if (commits) return future->markCompleted(SquaresOf(*result));
+        future->markCompleted(Wrap(*std::move(result), type));
+      });
   return future;
 }
 

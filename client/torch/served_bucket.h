@@ -48,6 +48,7 @@ class ServedBucket {
   const std::shared_ptr<Session> session_;
   const BucketId id_;
   const at::ScalarType type_;
+  const bool commits_;
 };
 
 // Returns the sum of squares by granule (float64), in the order in which FusedTensors adds them up.

@@ -139,8 +139,8 @@ struct Complete {
   // and its ratio to the norm of what was to be sent.
   double residual_norm = 0;
   double error_ratio = 0;
-  // Of a round of a bucket whose update commits, before the pull: the sums of the squares of the
-  // mean, by granule. There is no result in the arena then.
+  // They are set where a bucket's update commits, in the round before the pull: the sums of the
+  // squares of the mean, by granule. There is no result in the arena then.
   std::vector<double> squares = {};
   bool operator==(const Complete&) const = default;
 };

@@ -58,14 +58,15 @@ absl::Status Job::Supply(uint32_t node, const RoundResult& result, TimePoint now
 absl::StatusOr<std::vector<std::shared_ptr<ServedNode>>> Job::TakeSuppliedLocked(
     uint32_t node, const RoundResult& result) {
   const size_t bytes = result.payload.SizeBytes();
-  // Formats that send indices beside elements take up to twice a chunk's bytes.
-  if (result.epoch != members_.epoch() || result.workers != spec_.world_size ||
+  // Formats that send indices beside elements take up to twice a chunk's bytes. In a pull no worker
+  // contributes, and in a group only some do.
+  if (result.epoch != members_.epoch() || result.workers > spec_.world_size ||
       bytes > 2 * flow_.chunk_bytes || !IsPayloadSize(result.wire, result.elems, bytes)) {
     return absl::InvalidArgumentError(absl::StrCat(
         members_.Name(node), " supplies a result of epoch ", result.epoch, " and ", result.workers,
         " workers with ", result.elems, " elements in ", bytes, " bytes, expected epoch ",
-        members_.epoch(), ", ", spec_.world_size, " workers, and the bytes of ", result.elems,
-        " elements in ", Name(result.wire), ", at most ", 2 * flow_.chunk_bytes));
+        members_.epoch(), ", at most ", spec_.world_size, " workers, and the bytes of ",
+        result.elems, " elements in ", Name(result.wire), ", at most ", 2 * flow_.chunk_bytes));
   }
   THALWEG_ASSIGN_OR_RETURN(const std::vector<uint32_t> asked, resumption_.Supply(node, result));
   metrics_.supplied_results.Add(1);

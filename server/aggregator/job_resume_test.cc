@@ -113,6 +113,15 @@ TEST(JobResumeTest, LastResultOfAnEarlierLayoutReachesTheNodeThatLacksIt) {
   EXPECT_THAT(job.sink(1).failures, IsEmpty());
 }
 
+TEST(JobResumeTest, LastResultThatWasAPullReachesTheNodeThatLacksIt) {
+  TestJob job({1, 1}, TestJob::kPlenty, {{{kBucket, {5}}}, {{kBucket, {4}}}});
+  job.Register(kBucket, kElems, WireFormat::kFloat32);
+  ASSERT_TRUE(Contribute(job, 1, 0, 5, 1).ok());
+  ASSERT_TRUE(job.job().Supply(0, Result(0, 5, 0, 7), Now()).ok());
+  ASSERT_EQ(job.sink(1).results.size(), 1u);
+  EXPECT_EQ(job.sink(1).results[0].workers, 0u);
+}
+
 TEST(JobResumeTest, ResultThatCannotBeTheJobsFailsIt) {
   for (const bool wrong_workers : {false, true}) {
     TestJob job({1, 1}, TestJob::kPlenty, {{{kBucket, {5}}}, {{kBucket, {4}}}});

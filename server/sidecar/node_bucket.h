@@ -135,7 +135,8 @@ class NodeBucket : public std::enable_shared_from_this<NodeBucket> {
   // number.
   std::vector<uint32_t> num_unused_ ABSL_GUARDED_BY(mutex_);
   std::vector<bool> unused_ ABSL_GUARDED_BY(mutex_);  // in the round that runs
-  // Of the round that gathers, once a worker has said so, and of the round that runs.
+  // A Doing is what a round does; `next_` is that of the round that gathers, once a worker has said
+  // so, and `now_` that of the round that runs.
   struct Doing {
     uint64_t settings = 0;
     bool pulls = false;

@@ -4,12 +4,9 @@ NAME OUT`.
 BACKEND is what init_process_group() is asked for.
 """
 
-import gc
-import json
 import os
-import sys
-from pathlib import Path
 
+import job_runner
 import torch
 import torch.distributed as dist
 from collective_forms import CHECKS, outcome
@@ -59,13 +56,7 @@ JOBS = {job.__name__: job for job in (forms, sums, ended_twice, aborted)}
 
 
 def main() -> None:
-    name, out = sys.argv[1:]
-    torch.set_num_threads(1)
-    dist.init_process_group(os.environ["BACKEND"])
-    result = JOBS[name]()
-    Path(out).write_text(json.dumps(result), encoding="utf-8")
-    gc.collect()
-    dist.destroy_process_group()
+    job_runner.run(lambda name: JOBS[name](), os.environ["BACKEND"])
 
 
 if __name__ == "__main__":

@@ -3,16 +3,12 @@
 FOLDER is where checkpoints lie.
 """
 
-import gc
-import json
 import os
-import sys
-import urllib.request
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import fsdp_models as models
+import job_runner
 import torch
 import torch.distributed as dist
 from compressed_fsdp_cases import (
@@ -25,7 +21,7 @@ from compressed_fsdp_cases import (
     sharded,
     variants,
 )
-from harness import metric_in
+from job_runner import sent_bytes
 from sharded_state_jobs import digest
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
@@ -188,19 +184,10 @@ def carried() -> dict[str, float]:
         if codec != "fp32":
             compress(model, codec)
         models.plain_loop(model, lr=0.1, steps=2)
-        before = _sent()
+        before = sent_bytes()
         models.plain_loop(model, lr=0.1, steps=4)
-        result[codec] = (_sent() - before) / 4
+        result[codec] = (sent_bytes() - before) / 4
     return result
-
-
-def _sent() -> float:
-    dist.barrier()
-    url = f"http://{os.environ['SIDECAR_HTTP']}/metrics"
-    with urllib.request.urlopen(url, timeout=10) as reply:
-        sent = metric_in(reply.read().decode(), "thalweg_grpc_sent_payload_bytes_total")
-    dist.barrier()
-    return sent
 
 
 JOBS = {
@@ -214,13 +201,11 @@ JOBS = {
 
 def main() -> None:
     """Does all jobs whose names are joined by "+"."""
-    names, out = sys.argv[1:]
-    torch.set_num_threads(1)
-    dist.init_process_group("thalweg", timeout=timedelta(seconds=60))
-    result = {name: JOBS[name]() for name in names.split("+")}
-    Path(out).write_text(json.dumps(result), encoding="utf-8")
-    gc.collect()
-    dist.destroy_process_group()
+    job_runner.run(
+        lambda names: {name: JOBS[name]() for name in names.split("+")},
+        "thalweg",
+        timedelta(seconds=60),
+    )
 
 
 if __name__ == "__main__":

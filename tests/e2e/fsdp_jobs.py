@@ -5,21 +5,17 @@ STEPS is the number of steps. CASES chooses what is trained: names of functions 
 fsdp2_cases.py, separated by commas.
 """
 
-import gc
-import json
 import os
-import sys
-import urllib.request
 from datetime import datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import fsdp1_cases
 import fsdp2_cases
+import job_runner
 import torch
 import torch.distributed as dist
 from fsdp_models import plain_loop
-from harness import metric_in
+from job_runner import sent_bytes
 from jobs import outcome
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
@@ -100,33 +96,17 @@ def carried() -> dict[str, list[float]]:
         if name == "hybrid":  # an allreduce is a reduce_scatter and an allgather
             units = 2 * (in_blocks + others)
         plain_loop(model, lr=0.1, steps=1)
-        before = _sent()
+        before = sent_bytes()
         plain_loop(model, lr=0.1, steps=4)
-        result[name] = [(_sent() - before) / 4, size * units * (nodes - 1) / nodes]
+        result[name] = [(sent_bytes() - before) / 4, size * units * (nodes - 1) / nodes]
     return result
-
-
-def _sent() -> float:
-    """Returns how many bytes of values this node has sent so far."""
-    dist.barrier()
-    url = f"http://{os.environ['SIDECAR_HTTP']}/metrics"
-    with urllib.request.urlopen(url, timeout=10) as reply:
-        sent = metric_in(reply.read().decode(), "thalweg_grpc_sent_payload_bytes_total")
-    dist.barrier()
-    return sent
 
 
 JOBS = {job.__name__: job for job in (beside_gloo, moved, missing, carried)}
 
 
 def main() -> None:
-    name, out = sys.argv[1:]
-    torch.set_num_threads(1)
-    dist.init_process_group("thalweg", timeout=timedelta(seconds=60))
-    result = JOBS[name]()
-    Path(out).write_text(json.dumps(result), encoding="utf-8")
-    gc.collect()
-    dist.destroy_process_group()
+    job_runner.run(lambda name: JOBS[name](), "thalweg", timedelta(seconds=60))
 
 
 if __name__ == "__main__":

@@ -3,16 +3,14 @@
 SEED chooses what `random_collectives` does, PATIENCE the process group's timeout in seconds.
 """
 
-import gc
 import hashlib
-import json
 import os
 import sys
 import threading
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
+import job_runner
 import torch
 import torch.distributed as dist
 from callback_jobs import late_callbacks, powersgd_of_torch
@@ -120,15 +118,9 @@ JOBS = {
 
 
 def main() -> None:
-    name, out = sys.argv[1:]
-    torch.set_num_threads(1)
     patience = timedelta(seconds=float(os.environ.get("PATIENCE", "60")))
-    backend = "gloo" if name == "group_of_one_rank" else "thalweg"
-    dist.init_process_group(backend, timeout=patience)
-    result = JOBS[name]()
-    Path(out).write_text(json.dumps(result), encoding="utf-8")
-    gc.collect()
-    dist.destroy_process_group()
+    backend = "gloo" if sys.argv[1] == "group_of_one_rank" else "thalweg"
+    job_runner.run(lambda name: JOBS[name](), backend, patience)
 
 
 if __name__ == "__main__":

@@ -3,14 +3,11 @@
 OPTIMIZER, a key of CASES, chooses what `trained` trains with; CODEC and PULL how it travels.
 """
 
-import gc
-import json
 import os
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
+import job_runner
 import torch
 import torch.distributed as dist
 from jobs import digest, outcome
@@ -159,13 +156,7 @@ JOBS: dict[str, Callable[[], Any]] = {
 
 
 def main() -> None:
-    name, out = sys.argv[1:]
-    torch.set_num_threads(1)
-    dist.init_process_group(os.environ.get("BACKEND", "gloo"))
-    result = JOBS[name]()
-    Path(out).write_text(json.dumps(result), encoding="utf-8")
-    gc.collect()
-    dist.destroy_process_group()
+    job_runner.run(lambda name: JOBS[name](), "gloo")
 
 
 if __name__ == "__main__":

@@ -3,11 +3,8 @@
 FOLDER is where checkpoints lie. KIND is "fsdp1" or "fsdp2".
 """
 
-import gc
 import hashlib
-import json
 import os
-import sys
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -16,6 +13,7 @@ from typing import Any
 import fsdp1_cases
 import fsdp2_cases
 import fsdp_models as models
+import job_runner
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -151,13 +149,7 @@ JOBS = {job.__name__: job for job in (zero_redundancy, resharded)}
 
 
 def main() -> None:
-    name, out = sys.argv[1:]
-    torch.set_num_threads(1)
-    dist.init_process_group("thalweg", timeout=timedelta(seconds=60))
-    result = JOBS[name]()
-    Path(out).write_text(json.dumps(result), encoding="utf-8")
-    gc.collect()
-    dist.destroy_process_group()
+    job_runner.run(lambda name: JOBS[name](), "thalweg", timedelta(seconds=60))
 
 
 if __name__ == "__main__":

@@ -47,7 +47,7 @@ def test_every_cell_runs_and_shows_baseline_beside_optimised(tmp_path, monkeypat
     # have half of that, until they travel as factors.
     assert baseline.train[-1]["sent_mb"] > 39
     assert optimised.train[0]["sent_mb"] > 19
-    assert "since iteration 10; " in optimised.path.read_text()
+    assert "since iteration 10\n" in optimised.path.read_text()
     # It is one training of 14 steps.
     assert optimised.train[-1]["loss"] == pytest.approx(baseline.train[-1]["loss"], abs=0.3)
 

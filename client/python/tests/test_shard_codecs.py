@@ -6,7 +6,8 @@ import torch
 
 from thalweg._shard_codecs import BLOCK, SMALL, Blocks, Cast, Piece
 
-# Of 2 rows: a small tensor, one that ends within a block, one of whole blocks, an empty shard.
+# The shards of 2 rows are a small tensor, one that ends within a block, one of whole blocks, and
+# an empty one.
 PIECES = [Piece(100, 200), Piece(700, 1400), Piece(1024, 2048), Piece(0, 2000)]
 ELEMENTS = sum(piece.elements for piece in PIECES)
 

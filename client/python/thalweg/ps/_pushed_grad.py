@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 class PushedGrad(Tensor):
-    """Has the shape and type of a gradient, and no values: whatever uses it raises RuntimeError."""
+    """A gradient with a shape and a type, without values: whatever uses it raises RuntimeError."""
 
     _name: str
 
