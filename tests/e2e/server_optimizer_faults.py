@@ -33,6 +33,11 @@ def broken() -> str:
         trainer.loss().backward()
         trainer.loss(1).backward()
 
+    def backward_after_zero_grad(trainer: Trainer) -> None:
+        trainer.optimizer.zero_grad()
+        trainer.loss().backward()
+        trainer.train(1)  # the step that is missing
+
     def change_settings(trainer: Trainer) -> None:
         trainer.optimizer.zero_grad()
         trainer.loss().backward()
@@ -68,6 +73,7 @@ def broken() -> str:
     ways = (
         clip,
         backward_twice,
+        backward_after_zero_grad,
         change_settings,
         change_weights,
         leave_one_out,

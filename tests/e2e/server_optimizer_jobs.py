@@ -5,6 +5,7 @@ OPTIMIZER, a key of CASES, chooses what `trained` trains with; CODEC and PULL ho
 
 import os
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import job_runner
@@ -17,7 +18,7 @@ from torch import nn
 
 from thalweg.ps import ServerOptimizer
 
-STEPS = 30
+STEPS = int(os.environ.get("STEPS", "30"))
 
 
 def trained() -> dict[str, Any]:
@@ -70,17 +71,9 @@ def _go_on(before: Trainer, after: Trainer, steps: int) -> None:
 
 def rounded_weights() -> dict[str, Any]:
     """Trains a model in bfloat16, or with weights that come so; compares it with the shards'."""
-    model = make_model(0)
-    if os.environ["PULL"] == "own":
-        model = model.bfloat16()
-    pull = "bf16" if os.environ["PULL"] == "bf16" else None
-    optimizer = ServerOptimizer(model.named_parameters(), "adamw", lr=1e-2, pull=pull)
+    model, optimizer = _rounded()
     for step in range(5):
-        data = torch.Generator().manual_seed(10 * step + dist.get_rank())
-        inputs = torch.randn(8, 64, generator=data).to(next(model.parameters()).dtype)
-        optimizer.zero_grad()
-        model(inputs).square().mean().backward()
-        optimizer.step()
+        _rounded_step(model, optimizer, step)
     whole = optimizer.full_state_dict() if dist.get_rank() == 0 else {}  # alone
     dist.barrier()
     mine = dict(model.named_parameters())
@@ -93,6 +86,66 @@ def rounded_weights() -> dict[str, Any]:
         "differ": any(not torch.equal(w, mine[n].float()) for n, w in whole.items()),
         "names": sorted(whole),
     }
+
+
+def _rounded_step(model: nn.Module, optimizer: ServerOptimizer, step: int) -> None:
+    data = torch.Generator().manual_seed(10 * step + dist.get_rank())
+    inputs = torch.randn(8, 64, generator=data).to(next(model.parameters()).dtype)
+    optimizer.zero_grad()
+    model(inputs).square().mean().backward()
+    optimizer.step()
+
+
+def _rounded() -> tuple[nn.Module, ServerOptimizer]:
+    """Returns a model in bfloat16, or one whose weights come so."""
+    model = make_model(0)
+    if os.environ["PULL"] == "own":
+        model = model.bfloat16()
+    pull = "bf16" if os.environ["PULL"] == "bf16" else None
+    return model, ServerOptimizer(model.named_parameters(), "adamw", lr=1e-2, pull=pull)
+
+
+def kept_weights() -> dict[str, Any]:
+    """Trains on after publish(), and from checkpoints with and without the float32 weights."""
+    whole, published, restored, rounded = (_rounded() for _ in range(4))
+    for model, optimizer in (whole, published):
+        for step in range(3):
+            _rounded_step(model, optimizer, step)
+    model, optimizer = whole
+    saved = model.state_dict(), optimizer.state_dict(), optimizer.full_state_dict()
+    published[1].publish()
+    for model, optimizer in (restored, rounded):
+        model.load_state_dict(saved[0])
+        optimizer.load_state_dict(saved[1])
+    part = {name: values for name, values in saved[2].items() if name != "3.bias"}
+    error = outcome(lambda: restored[1].load_full_state_dict(part))
+    restored[1].load_full_state_dict(saved[2])
+    for model, optimizer in (whole, published, restored, rounded):
+        for step in range(3, 6):
+            _rounded_step(model, optimizer, step)
+    names = ("whole", "published", "restored", "rounded")
+    digests = (digest(model) for model, _ in (whole, published, restored, rounded))
+    return dict(zip(names, digests, strict=True)) | {"part": error}
+
+
+def absent() -> str:
+    """Rank 0 trains, and the other one does not."""
+    group = dist.new_group(timeout=timedelta(seconds=3))
+    layer = nn.Linear(3, 3)
+    optimizer = ServerOptimizer(layer.parameters(), "sgd", process_group=group)
+    result = "absent"
+    if dist.get_rank() == 0:
+        layer(torch.ones(3)).sum().backward()
+        result = outcome(optimizer.step)
+    dist.barrier()
+    return result
+
+
+def too_large() -> str:
+    """Has 8 million weights, which with AdamW's moments are 96 MB."""
+    layer = nn.Linear(4000, 2000)
+    optimizer = ServerOptimizer(layer.parameters(), "adamw")
+    return outcome(lambda: layer(torch.ones(4000)).sum().backward() or optimizer.step())
 
 
 def refused() -> list[str]:
@@ -115,6 +168,7 @@ def refused() -> list[str]:
         make(nn.Linear(3, 3 + dist.get_rank())),
         outcome(lambda: optimizer.add_param_group({"params": list(frozen.parameters())})),
         make(frozen),
+        outcome(lambda: setattr(optimizer, "max_grad_norm", 1.0)),
     ]
 
 
@@ -151,6 +205,9 @@ JOBS: dict[str, Callable[[], Any]] = {
         broken,
         changed_and_published,
         trained_on_and_on,
+        kept_weights,
+        absent,
+        too_large,
     )
 }
 

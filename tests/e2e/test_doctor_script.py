@@ -29,10 +29,10 @@ for _ in range(2 if sys.argv[1] == "short" else 10**9):
 FP16 = {"THALWEG_CODEC": "fp16"}
 
 
-def doctor(tmp_path, argument, variables):
+def doctor(tmp_path, argument, variables, text=SCRIPT):
     """Returns the exit code and the lines of the report."""
     script = tmp_path / "train.py"
-    script.write_text(SCRIPT)
+    script.write_text(text)
     with servers() as nothing:
         done = subprocess.run(
             [sys.executable, "-m", "thalweg", "doctor", str(script), argument],
@@ -61,6 +61,38 @@ def test_right_script_is_said_to_be_attached_with_the_bytes_of_its_steps(tmp_pat
         "0.0121 MB of its node's gradients were sent as 0.00606 MB (2.00x less)"
     )
     assert len(lines) == 3
+
+
+OTHERS = """
+import sys, torch, torch.distributed as dist, thalweg
+dist.init_process_group("thalweg")
+model = torch.nn.Linear(100, 10)
+if sys.argv[1] == "served":
+    optimizer = thalweg.ps.ServerOptimizer(model.parameters(), "sgd", lr=0.1)
+else:
+    from torch.distributed.fsdp import fully_shard
+    fully_shard(model)
+    thalweg.fsdp.compress(model, "int8")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+while True:
+    optimizer.zero_grad()
+    model(torch.ones(4, 100)).sum().backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("argument", "said"),
+    [
+        ("served", "ServerOptimizer has pushed this worker's 0.0121 MB of gradients to the shar"),
+        ("sharded", "shards of fully_shard() are sent compressed: gradients in int8"),
+    ],
+)
+def test_models_without_distributed_data_parallel_are_said_to_use_thalweg(tmp_path, argument, said):
+    code, lines = doctor(tmp_path, argument, {}, OTHERS)
+    assert code == 0
+    assert lines[1] == "ok    the script asks for Thalweg itself"
+    assert lines[2].startswith(f"ok    {said}")
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store
+from torch.distributed.constants import default_pg_timeout
 
 from thalweg import _C, _collectives, _config, _job, _torch_patches, policy
 from thalweg._config import Config, Network
@@ -107,6 +108,21 @@ def world_of(group: dist.ProcessGroup | None) -> World | None:
     backend = getattr(backend, "wrapped_pg", backend)  # TORCH_DISTRIBUTED_DEBUG=DETAIL wraps it
     # A group that has been destroyed leaves its name to another, perhaps of another back end.
     return world if isinstance(backend, _C.ProcessGroup) else None
+
+
+def timeout_of(group: dist.ProcessGroup, cuda_device: int | None = None) -> float:
+    """Returns how many seconds the group's collectives wait, at most as many as a setting may have.
+
+    They are those of tensors on that GPU; None: on the CPU.
+    """
+    if (world := world_of(group)) is not None:
+        return world.timeout
+    device = torch.device("cpu") if cuda_device is None else torch.device("cuda", cuda_device)
+    try:
+        timeout = group._get_backend(device).options._timeout
+    except (AttributeError, RuntimeError):  # MPI's has none, nor have plug-ins'
+        timeout = default_pg_timeout
+    return float(min(timeout.total_seconds(), _config.MAX_TIMEOUT))
 
 
 def running_sidecar() -> tuple[str, bool]:

@@ -14,8 +14,6 @@ import weakref
 from collections.abc import Mapping
 from typing import Any
 
-import torch
-from torch.distributed.constants import default_pg_timeout
 from torch.nn.parallel import DistributedDataParallel
 
 from thalweg import (
@@ -106,7 +104,8 @@ def attach(
         problem = str(error)  # the others must hear of it as well
     world = _process_group.world_of(ddp_model.process_group)
     if not config.step_timeout:
-        limit = world.timeout if world else _group_timeout(ddp_model)
+        number = _model.cuda_device(ddp_model)
+        limit = _process_group.timeout_of(ddp_model.process_group, number)
         config = config._replace(step_timeout=limit)
     model = _model.describe(ddp_model)
     me = _job.introduction(
@@ -193,17 +192,6 @@ def _attach(
         "job %s: rank %d, codec %s, path %s%s", state.job, rank, state.codec, state.path, where
     )
     return state
-
-
-def _group_timeout(ddp_model: DistributedDataParallel) -> float:
-    """Returns how many seconds torch's own collectives of these gradients would wait."""
-    number = _model.cuda_device(ddp_model)
-    device = torch.device("cpu") if number is None else torch.device("cuda", number)
-    try:
-        timeout = ddp_model.process_group._get_backend(device).options._timeout
-    except (AttributeError, RuntimeError):  # MPI's has none, nor have plug-ins'
-        timeout = default_pg_timeout
-    return float(min(timeout.total_seconds(), _config.MAX_TIMEOUT))
 
 
 def _join(

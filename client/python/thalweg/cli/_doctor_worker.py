@@ -23,8 +23,8 @@ from torch.optim import Optimizer
 
 from thalweg import _model, _sharded, _stats, _variables, ddp
 from thalweg._config import Activation, ConfigError
-from thalweg._state import State
 from thalweg.cli import _script
+from thalweg.ps import ServerOptimizer
 
 T = TypeVar("T")
 
@@ -83,9 +83,11 @@ def _look(steps: int, wanted: int) -> list[Line]:
     level, why = ("ok", "") if steps >= wanted else ("FAIL", f", before {wanted} were made")
     lines = [Line(level, f"the script has made {steps} steps of its optimizer{why}")]
     activation = Activation.from_env()
-    lines += _of_variables(activation, [ddp.state_of(module) for module in modules])
-    lines += [_of_module(module, activation) for module in modules]
-    return lines if modules else [*lines, _without_modules(optimizers)]
+    others = _of_others(optimizers)
+    asks = any(ddp.state_of(module) for module in modules) or bool(others)
+    lines += _of_variables(activation, asks)
+    lines += [_of_module(module, activation) for module in modules] + others
+    return lines if modules or others else [*lines, _without_modules(optimizers)]
 
 
 def _alive(kind: type[T]) -> list[T]:
@@ -93,7 +95,7 @@ def _alive(kind: type[T]) -> list[T]:
     return [one for one in gc.get_objects() if issubclass(type(one), kind)]
 
 
-def _of_variables(activation: Activation, states: Sequence[State | None]) -> list[Line]:
+def _of_variables(activation: Activation, script_asks: bool) -> list[Line]:
     unknown = [
         Line("FAIL", f"the variable {name} means nothing{like}")
         for name, like in _variables.misspelt(os.environ)
@@ -103,7 +105,7 @@ def _of_variables(activation: Activation, states: Sequence[State | None]) -> lis
             *unknown,
             Line("ok", f"variables ask for Thalweg: {', '.join(activation.variables)}"),
         ]
-    if any(states) or (dist.is_initialized() and dist.get_backend() == "thalweg"):
+    if script_asks or (dist.is_initialized() and dist.get_backend() == "thalweg"):
         return [*unknown, Line("ok", "the script asks for Thalweg itself")]
     text = "nothing asks for Thalweg: set THALWEG_CODEC, or call thalweg.ddp.attach()"
     return [*unknown, Line("FAIL", text)]
@@ -141,13 +143,38 @@ def _why_not(module: DistributedDataParallel, activation: Activation) -> str:
     )
 
 
+def _of_others(optimizers: Sequence[Optimizer]) -> list[Line]:
+    """Returns what there is of models without DistributedDataParallel that use Thalweg."""
+    lines = [_of_served(one) for one in optimizers if isinstance(one, ServerOptimizer)]
+    if "thalweg._shard_compression" in sys.modules:  # torch's FSDP takes seconds to load
+        from thalweg._shard_compression import Compression
+
+        lines += [
+            Line(
+                "ok",
+                f"shards of fully_shard() are sent compressed: gradients in {one.codec}, "
+                f"parameters in {one.gather}",
+            )
+            for one in _alive(Compression)
+        ]
+    return lines
+
+
+def _of_served(optimizer: ServerOptimizer) -> Line:
+    stats = optimizer.stats()
+    if not stats["rounds"]:
+        return Line("FAIL", "ServerOptimizer has pushed no gradient: has no backward pass run?")
+    pushed = f"{stats['raw_bytes'] / 1e6:.3g} MB of gradients"
+    return Line("ok", f"ServerOptimizer has pushed this worker's {pushed} to the shards")
+
+
 def _without_modules(optimizers: Sequence[Optimizer]) -> Line:
     parameters = [p for one in optimizers for group in one.param_groups for p in group["params"]]
     if kinds := _sharded.kinds(parameters):
         return Line(
             "FAIL",
             f"there is no DistributedDataParallel module; parameters are sharded "
-            f"({' and '.join(kinds)}), whose gradients no codec compresses (docs/fsdp.md)",
+            f"({' and '.join(kinds)}), and nothing compresses their gradients (docs/fsdp.md)",
         )
     group = (
         "and no process group: each worker trains by itself"

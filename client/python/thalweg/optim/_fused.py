@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import chain
 from typing import Any
 
 import torch
@@ -14,9 +13,8 @@ from torch.optim import Optimizer
 from thalweg.optim._norm import Norm
 from thalweg.optim._plan import on_device
 from thalweg.optim._shards import local_of
+from thalweg.optim._state import load_unrounded
 from thalweg.optim._steps import Step
-
-_STATE = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "master_param")
 
 
 class FusedMixin:
@@ -80,18 +78,7 @@ class FusedMixin:
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Is Optimizer.load_state_dict, but moments are float32 whatever the parameters are."""
         assert isinstance(self, Optimizer)
-        seen: list[dict[str, Any]] = []
-
-        def remember(_: Optimizer, changed: dict[str, Any]) -> None:
-            seen[:] = [changed]
-
-        # This hook comes last: the others may replace the dictionary.
-        hook = self.register_load_state_dict_pre_hook(remember)
-        try:
-            super().load_state_dict(state_dict)  # type: ignore[misc]
-        finally:
-            hook.remove()
-        _restore_precision(self, seen[0])
+        load_unrounded(self, super().load_state_dict, state_dict)  # type: ignore[misc]
 
 
 def unscale_grads(optimizer: Any) -> None:  # noqa: ANN401
@@ -116,17 +103,3 @@ def refuse_modes(*, foreach: bool | None, capturable: bool, differentiable: bool
                 f"thalweg: {name} is {value}, expected False: `fused` does not support `{name}`, "
                 "use torch's optimizer for it"
             )
-
-
-def _restore_precision(optimizer: Optimizer, source: dict[str, Any]) -> None:
-    """Takes moments from `source` again: torch has rounded them to the parameters' type."""
-    saved = chain.from_iterable(group["params"] for group in source["param_groups"])
-    params = chain.from_iterable(group["params"] for group in optimizer.param_groups)
-    for index, param in zip(saved, params, strict=True):
-        # The values are copied: torch shares what needs no cast, and two optimizers must not share.
-        for key in _STATE:
-            value = source["state"].get(index, {}).get(key)
-            if isinstance(value, Tensor):
-                optimizer.state[param][key] = value.to(param.device, torch.float32, copy=True)
-        if isinstance(step := optimizer.state.get(param, {}).get("step"), Tensor):
-            optimizer.state[param]["step"] = step.clone()

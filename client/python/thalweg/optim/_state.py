@@ -8,6 +8,8 @@ read it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from itertools import chain
 from typing import Any
 
 import torch
@@ -17,6 +19,7 @@ from torch.optim import Optimizer
 from thalweg.optim._shards import is_dtensor
 
 _State = dict[str, Any]
+_MOMENTS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "master_param")
 
 
 def has_state(state: _State | None, keys: tuple[str, ...]) -> bool:
@@ -40,6 +43,40 @@ def complete_state(
     if not isinstance(step, Tensor) or step.device != param.device:
         step = torch.tensor(float(step), dtype=torch.float32, device=param.device)
     return {**{key: _moment(state.get(key), param) for key in keys}, "step": step}
+
+
+def load_unrounded(
+    optimizer: Optimizer, load: Callable[[dict[str, Any]], None], state_dict: dict[str, Any]
+) -> None:
+    """Calls `load`, which is torch's load_state_dict(), and keeps moments in float32 whatever the
+    parameters are.
+    """
+    seen: list[dict[str, Any]] = []
+
+    def remember(_: Optimizer, changed: dict[str, Any]) -> None:
+        seen[:] = [changed]
+
+    # This hook comes last: the others may replace the dictionary.
+    hook = optimizer.register_load_state_dict_pre_hook(remember)
+    try:
+        load(state_dict)
+    finally:
+        hook.remove()
+    _restore_precision(optimizer, seen[0])
+
+
+def _restore_precision(optimizer: Optimizer, source: dict[str, Any]) -> None:
+    """Takes moments from `source` again: torch has rounded them to the parameters' type."""
+    saved = chain.from_iterable(group["params"] for group in source["param_groups"])
+    params = chain.from_iterable(group["params"] for group in optimizer.param_groups)
+    for index, param in zip(saved, params, strict=True):
+        # The values are copied: torch shares what needs no cast, and two optimizers must not share.
+        for key in _MOMENTS:
+            value = source["state"].get(index, {}).get(key)
+            if isinstance(value, Tensor):
+                optimizer.state[param][key] = value.to(param.device, torch.float32, copy=True)
+        if isinstance(step := optimizer.state.get(param, {}).get("step"), Tensor):
+            optimizer.state[param]["step"] = step.clone()
 
 
 def hide_steps(optimizer: Optimizer) -> None:

@@ -11,9 +11,10 @@ from torch.futures import Future
 
 from thalweg import _C
 from thalweg.ps._pushed_grad import PushedGrad
-from thalweg.ps._rules import Kind, Rule
+from thalweg.ps._rules import Group, Kind, Rule
 
 _GRANULE = 4096  # elements of a parameter whose squares are summed together
+_TYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 _FIRST_BYTES = 1 << 20  # as in DistributedDataParallel: the first can leave early
 
 
@@ -23,6 +24,31 @@ class Parameter(NamedTuple):
     name: str
     tensor: Tensor
     group: int  # number of its group
+
+
+def served(groups: Sequence[Group]) -> list[Parameter]:
+    """Returns the parameters that require a gradient, with their names or "group.index"."""
+    found = []
+    for number, group in enumerate(groups):
+        names = group.get("param_names") or [
+            f"{number}.{index}" for index in range(len(group["params"]))
+        ]
+        for name, tensor in zip(names, group["params"], strict=True):
+            if tensor.requires_grad:
+                found.append(Parameter(name, tensor, number))
+    return found
+
+
+def pulled_as(asked: str | None, dtype: torch.dtype) -> str:
+    """Returns the format in which weights of parameters of this type come."""
+    own = next((name for name, one in _TYPES.items() if one == dtype), "fp32")
+    if asked is None:
+        return own  # parameters of other types are refused when the workers meet
+    if asked not in _TYPES:
+        raise ValueError(f"thalweg: pull is {asked!r}, expected fp32, bf16 or fp16")
+    if own not in {"fp32", asked}:
+        raise ValueError(f"thalweg: pull is {asked!r}, but there are parameters in {own}")
+    return asked
 
 
 def cut(parameters: Sequence[Parameter], bytes_: int) -> list[list[Parameter]]:
@@ -62,6 +88,7 @@ class Bucket:
     ) -> None:
         self.parameters = parameters
         self._kind = kind
+        self._pulled = _TYPES[pull]
         self._served = _C.ServedBucket(
             session,
             number=number,
@@ -90,6 +117,10 @@ class Bucket:
     @property
     def is_empty(self) -> bool:
         return not self._gathered
+
+    def has(self, parameter: Parameter) -> bool:
+        """Whether the parameter's gradient has been gathered."""
+        return id(parameter.tensor) in self._gathered
 
     def missing(self) -> list[str]:
         """Returns the names of the parameters that have no gradient in this step."""
@@ -150,8 +181,12 @@ class Bucket:
         weights = self._coming.wait()
         self._coming = None
         self.is_coming = False
-        with torch.no_grad():
-            torch._foreach_copy_(self._tensors(), self._views(weights))
+        self.place(self._views(weights))
+
+    @torch.no_grad()
+    def place(self, weights: Sequence[Tensor]) -> None:
+        """Makes the parameters what they are when such weights have been pulled."""
+        torch._foreach_copy_(self._tensors(), [each.to(self._pulled) for each in weights])
         self.remember()
 
     def remember(self) -> None:
@@ -179,14 +214,16 @@ class Bucket:
         return states, steps
 
     def weights(self) -> list[Tensor]:
-        """Returns the shards' float32 weights, by parameter; empty: nobody has written them."""
+        """Returns the shards' float32 weights, by parameter."""
         values, _ = self._served.read(0)
-        return [] if values is None else [view.clone() for view in self._views(values)]
+        assert values is not None
+        return [view.clone() for view in self._views(values)]
 
-    def write(self, states: Sequence[dict[str, Tensor]], steps: int) -> None:
-        """Makes these, and the parameters' present values, what the shards have."""
-        flat = [tensor.detach().reshape(-1).float() for tensor in self._tensors()]
-        self._served.write(0, torch.cat(flat), steps)
+    def write(
+        self, weights: Sequence[Tensor], states: Sequence[dict[str, Tensor]], steps: int
+    ) -> None:
+        """Makes these float32 weights and states, by parameter, what the shards have."""
+        self._served.write(0, torch.cat([each.reshape(-1) for each in weights]), steps)
         for slice_, name in enumerate(self._kind.moments, start=1):
             values = None
             if any(state.get(name) is not None for state in states):

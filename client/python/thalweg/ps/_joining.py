@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 import torch
 import torch.distributed as dist
 
@@ -34,7 +37,8 @@ def join(
         config, network = Config.from_env({}), Network.from_env({})
         problem = str(error)  # the others must hear of it as well
     config = config._replace(
-        step_timeout=config.step_timeout or config.timeout, node_reduce="sidecar"
+        step_timeout=config.step_timeout or _process_group.timeout_of(group),
+        node_reduce="sidecar",
     )
     # The description is the first line of the model that all must have.
     model = [Tensor(f"({description})", "", ())]
@@ -49,6 +53,13 @@ def join(
     job = _job.join(_job.meet(me, meeting), network, meeting)
     assert job.session is not None
     return job.session
+
+
+def broadcast(group: dist.ProcessGroup, param_groups: Sequence[Mapping[str, Any]]) -> None:
+    """Gives all workers rank 0's parameters, as DistributedDataParallel does."""
+    tensors = [tensor.detach() for each in param_groups for tensor in each["params"]]
+    if tensors:
+        dist._broadcast_coalesced(group, tensors, 250 << 20, 0)  # type: ignore[attr-defined]
 
 
 def _why_not(codecs: Policy, named_parameters: list[tuple[str, torch.Tensor]]) -> str:

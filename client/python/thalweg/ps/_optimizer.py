@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -14,12 +14,11 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from thalweg import _precision
+from thalweg.optim._state import load_unrounded
 from thalweg.ps import _forwards, _joining, _scaling
-from thalweg.ps._bucket import Bucket, Parameter, cut
+from thalweg.ps._bucket import Bucket, Parameter, cut, pulled_as, served
 from thalweg.ps._rules import KINDS, rule_of
 from thalweg.ps._serving import Serving
-
-_PULL_NAMES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
 
 
 class ServerOptimizer(Optimizer):
@@ -77,11 +76,11 @@ class ServerOptimizer(Optimizer):
         rule = rule_of(self.param_groups)
         group = process_group or dist.group.WORLD
         assert group is not None
-        parameters = self._served_parameters()
+        parameters = served(self.param_groups)
         if not parameters:
             raise ValueError("thalweg: no parameter requires a gradient")
         named = [(each.name, each.tensor) for each in parameters]
-        pulls = {each.tensor.dtype: _pull(pull, each.tensor.dtype) for each in parameters}
+        pulls = {each.tensor.dtype: pulled_as(pull, each.tensor.dtype) for each in parameters}
         arguments = {
             "codec": codec,
             "timeout": timeout,
@@ -89,7 +88,7 @@ class ServerOptimizer(Optimizer):
             "chunk_bytes": chunk_bytes,
             "local_shards": local_shards,
         }
-        self.max_grad_norm = _bound(max_grad_norm)
+        self._max_grad_norm = _bound(max_grad_norm)
         self._step_supports_amp_scaling = loss_scaling
         commits = loss_scaling or overlap or max_grad_norm is not None
         self._commits = commits
@@ -111,7 +110,7 @@ class ServerOptimizer(Optimizer):
             )
             for number, each in enumerate(cut(parameters, int(bucket_cap_mb * (1 << 20))))
         ]
-        _broadcast(group, self.param_groups)
+        _joining.broadcast(group, self.param_groups)
         is_first = dist.get_rank(group) == 0
         self._serving = Serving(
             session, buckets, self._kind, rule, commits=commits, is_first=is_first
@@ -162,6 +161,22 @@ class ServerOptimizer(Optimizer):
         """
         return self._norm
 
+    @property
+    def max_grad_norm(self) -> float | None:
+        """What gradients are clipped to. It may be changed between two steps, on all workers alike.
+        ValueError: it is not more than 0, or the optimizer was made for steps without it.
+        """
+        return self._max_grad_norm
+
+    @max_grad_norm.setter
+    def max_grad_norm(self, value: float | None) -> None:
+        if value is not None and not self._commits:
+            raise ValueError(
+                f"thalweg: max_grad_norm is {value}, but shards update before all gradients are "
+                "known: make the ServerOptimizer with a max_grad_norm"
+            )
+        self._max_grad_norm = _bound(value)
+
     @contextlib.contextmanager
     def accumulate(self) -> Iterator[None]:
         """Backward passes in it only add up gradients; the next one after it pushes the sums."""
@@ -173,21 +188,22 @@ class ServerOptimizer(Optimizer):
 
     def publish(self) -> None:
         """Makes rank 0's parameters, as they will be when the next step's first gradient is pushed,
-        those of the shards. Call it on all workers after changing parameters by hand.
+        those of the shards. Call it on all workers after changing parameters by hand. The shards'
+        float32 weights of parameters that have not been changed stay.
         """
-        if self._serving.is_published:
+        if self._serving.state.is_published:
             self._serving.wait()
-            self._serving.load_state(self.state)
-        self._serving.is_published = False
+            self._serving.state.read(self.state)
+            self._serving.state.recall()
 
     def state_dict(self) -> dict[str, Any]:
         """Returns what torch's optimizer of this kind returns. One worker may call it alone,
         between two steps.
         """
-        if not self._serving.is_published:
+        if not self._serving.state.is_published:
             return super().state_dict()
         self._serving.wait()
-        self._serving.load_state(self.state)
+        self._serving.state.read(self.state)
         try:
             return super().state_dict()
         finally:
@@ -198,14 +214,23 @@ class ServerOptimizer(Optimizer):
         get rank 0's, with its parameters, when the next step's first gradient is pushed.
         """
         self._serving.wait()
-        super().load_state_dict(state_dict)
+        load_unrounded(self, super().load_state_dict, state_dict)
         self._serving.check_rule(self.param_groups)
-        self._serving.is_published = False
+        self._serving.state.recall()
 
     def full_state_dict(self) -> dict[str, Tensor]:
         """Returns the float32 weights by name. One worker may call it alone, between two steps."""
         self._serving.wait()
-        return self._serving.weights()
+        return self._serving.state.weights()
+
+    def load_full_state_dict(self, weights: Mapping[str, Tensor]) -> None:
+        """Takes what full_state_dict() returned, and fills the parameters. Call it on all workers,
+        with the same weights, after load_state_dict(), between two steps. Raises ValueError where
+        names or shapes differ.
+        """
+        if self._serving.state.is_published:
+            self.publish()  # keeps the optimizer's state
+        self._serving.state.set_weights(weights)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forgets all gradients that have not been pushed; they become None always."""
@@ -235,7 +260,7 @@ class ServerOptimizer(Optimizer):
                 f"gradients carry a loss scale of {self._serving.loss_scale:g}, but step() divides "
                 f"them by {scale:g}: call scaler.step(optimizer)"
             )
-        bound = self.max_grad_norm or 0.0
+        bound = self._max_grad_norm or 0.0
         if bound:
             self._norm = math.sqrt(self._serving.look(self.param_groups).squares) / scale
         if float(getattr(self, "found_inf", 0.0)):
@@ -249,17 +274,6 @@ class ServerOptimizer(Optimizer):
         """
         self._unscaled_by = 1 / inverse_scale
         return self._serving.look(self.param_groups).nonfinite > 0
-
-    def _served_parameters(self) -> list[Parameter]:
-        served = []
-        for number, group in enumerate(self.param_groups):
-            names = group.get("param_names") or [
-                f"{number}.{index}" for index in range(len(group["params"]))
-            ]
-            for name, tensor in zip(names, group["params"], strict=True):
-                if tensor.requires_grad:
-                    served.append(Parameter(name, tensor, number))
-        return served
 
     def _hook_of(self, bucket: Bucket, parameter: Parameter) -> Callable[[Tensor], None]:
         ref = weakref.ref(self)  # parameters may outlive the optimizer
@@ -278,22 +292,3 @@ def _bound(max_grad_norm: float | None) -> float | None:
             f"thalweg: max_grad_norm is {max_grad_norm}, expected more than 0, or None"
         )
     return max_grad_norm
-
-
-def _pull(asked: str | None, dtype: torch.dtype) -> str:
-    """Returns the format in which weights of this type come."""
-    own = _PULL_NAMES.get(dtype, "fp32")  # others are refused when the workers meet
-    if asked is None:
-        return own
-    if asked not in _PULL_NAMES.values():
-        raise ValueError(f"thalweg: pull is {asked!r}, expected fp32, bf16 or fp16")
-    if own not in {"fp32", asked}:
-        raise ValueError(f"thalweg: pull is {asked!r}, but there are parameters in {own}")
-    return asked
-
-
-def _broadcast(process_group: dist.ProcessGroup, groups: Sequence[Mapping[str, Any]]) -> None:
-    """Gives all workers rank 0's parameters, as DistributedDataParallel does."""
-    tensors = [tensor.detach() for group in groups for tensor in group["params"]]
-    if tensors:
-        dist._broadcast_coalesced(process_group, tensors, 250 << 20, 0)  # type: ignore[attr-defined]

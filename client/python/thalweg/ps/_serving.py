@@ -6,8 +6,8 @@ import functools
 import operator
 import os
 import weakref
-from collections.abc import Iterable, Mapping, MutableMapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,8 +15,7 @@ from torch import Tensor
 from thalweg import _C
 from thalweg.ps._bucket import Bucket, Parameter
 from thalweg.ps._rules import Group, Kind, Rule, rule_of, settings_of
-
-States = MutableMapping[Tensor, Any]  # a torch optimizer's state
+from thalweg.ps._shard_state import ShardState, States
 
 
 class Look(NamedTuple):
@@ -51,12 +50,11 @@ class Serving:
         self._kind = kind
         self._rule = rule
         self._commits = commits
-        self._is_first = is_first
+        self.state = ShardState(buckets, kind, is_first=is_first)
         self._finalizer = weakref.finalize(self, _close, session, os.getpid())
         self._loss_scale = 0.0
         self._pushed = 0  # buckets of this step
         self._look: Look | None = None
-        self.is_published = False  # the shards have the weights
         self._bucket_of = {id(each.tensor): b for b in buckets for each in b.parameters}
         tensors = [each.tensor for bucket in buckets for each in bucket.parameters]
         storages = {tensor.untyped_storage().data_ptr() for tensor in tensors}
@@ -92,6 +90,12 @@ class Serving:
             self.fail(
                 f"{parameter.name} was used before its new weights were here, by other code than "
                 "the forward() of the module that has it: call wait() before, or do without overlap"
+            )
+        if bucket.has(parameter):
+            self.fail(
+                f"{parameter.name} got another gradient before step(), when its first one had been "
+                "pushed: call step() after each backward pass, and put all passes of a step but "
+                "the last into `with optimizer.accumulate():`"
             )
         bucket.gather(parameter)
         # All workers push in the same order, whatever their backward passes do.
@@ -166,25 +170,6 @@ class Serving:
         self._pushed = 0
         self._look = None
 
-    def load_state(self, states: States) -> None:
-        """Fills the state as torch has it, from the shards."""
-        for bucket in self._buckets:
-            read, steps = bucket.read()
-            for each, state in zip(bucket.parameters, read, strict=True):
-                if self._kind.native == "adam":
-                    state["step"] = torch.tensor(float(steps))
-                states[each.tensor] = state
-
-    def weights(self) -> dict[str, Tensor]:
-        """Returns the float32 weights by name."""
-        weights: dict[str, Tensor] = {}
-        for bucket in self._buckets:
-            values = bucket.weights() if self.is_published else []
-            for index, each in enumerate(bucket.parameters):
-                local = each.tensor.detach().float().clone()
-                weights[each.name] = values[index] if values else local
-        return weights
-
     def check_rule(self, groups: Sequence[Group]) -> None:
         rule = rule_of(groups)
         if rule != self._rule:
@@ -205,10 +190,10 @@ class Serving:
                 f"gradients carry a loss scale of {self.loss_scale:g}, which ServerOptimizer only "
                 "undoes with loss_scaling=True"
             )
-        if self.is_published:
+        if self.state.is_published:
             self._check_unchanged()
         else:
-            self._publish(states)
+            self.state.publish(states)
         if not self._commits:
             self._announce(groups)
 
@@ -221,16 +206,6 @@ class Serving:
         self._settings_number += 1
         self._settings = (settings, of_all)
         self._session.set_settings(self._settings_number, settings, **of_all)
-
-    def _publish(self, states: States) -> None:
-        if self._is_first:
-            for bucket in self._buckets:
-                known = [dict(states.get(each.tensor, {})) for each in bucket.parameters]
-                bucket.write(known, _steps(known))
-        for bucket in self._buckets:
-            bucket.remember()
-        states.clear()
-        self.is_published = True
 
     def _check_step(self, groups: Sequence[Group]) -> None:
         missing = [name for bucket in self._buckets for name in bucket.missing()]
@@ -272,17 +247,6 @@ def _total(groups: Sequence[Group], squares: Mapping[int, Tensor]) -> float:
         if found:
             sums.append(_C.total_of_squares(torch.cat(found)))
     return functools.reduce(operator.add, sums)
-
-
-def _steps(states: list[dict[str, Any]]) -> int:
-    """Returns how many steps these states have seen, all the same. Raises ValueError."""
-    found = {int(state["step"]) for state in states if "step" in state}
-    if len(found) > 1:
-        raise ValueError(f"thalweg: parameters have done {_some(sorted(map(str, found)))} steps")
-    if found:
-        return found.pop()
-    # SGD only knows whether it has begun.
-    return int(any(value is not None for state in states for value in state.values()))
 
 
 def _some(names: list[str]) -> str:

@@ -1,0 +1,105 @@
+"""What the shards keep of a job: float32 weights, the optimizer's state, and the steps done."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, MutableMapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from thalweg.ps._bucket import Bucket
+from thalweg.ps._rules import Kind
+
+States = MutableMapping[Tensor, Any]  # a torch optimizer's state
+
+
+class ShardState:
+    """Reads and writes what the shards keep, between two steps."""
+
+    def __init__(self, buckets: Sequence[Bucket], kind: Kind, *, is_first: bool) -> None:
+        """`is_first`: this worker's weights and state become the shards'."""
+        self._buckets = buckets
+        self._kind = kind
+        self._is_first = is_first
+        self.is_published = False  # the shards have all of it
+        # What publish() writes instead of a parameter, by name, unless somebody changes that first:
+        # a parameter may be its weight rounded.
+        self._weights: Mapping[str, Tensor] = {}
+
+    def read(self, states: States) -> None:
+        """Fills the state as torch has it."""
+        for bucket in self._buckets:
+            read, steps = bucket.read()
+            for each, state in zip(bucket.parameters, read, strict=True):
+                if self._kind.native == "adam":
+                    state["step"] = torch.tensor(float(steps))
+                states[each.tensor] = state
+
+    def weights(self) -> dict[str, Tensor]:
+        """Returns the float32 weights by name."""
+        weights: dict[str, Tensor] = {}
+        for bucket in self._buckets:
+            values = bucket.weights() if self.is_published else self._unpublished(bucket)
+            weights |= zip((each.name for each in bucket.parameters), values, strict=True)
+        return weights
+
+    def recall(self) -> None:
+        """Lets the next step publish. The weights of parameters that nobody changes stay."""
+        if self.is_published:
+            self._weights = self.weights()
+        self.is_published = False
+
+    def set_weights(self, weights: Mapping[str, Tensor]) -> None:
+        """Makes parameters what they would be after a step that resulted in these float32 weights,
+        which the next step publishes. ValueError: they are other parameters'.
+        """
+        expected = {each.name: each.tensor.shape for b in self._buckets for each in b.parameters}
+        got = {name: values.shape for name, values in weights.items()}
+        for name in expected | got:
+            if expected.get(name) != got.get(name):
+                raise ValueError(
+                    f"thalweg: weights of {name}: expected {_shape(expected.get(name))}, got "
+                    f"{_shape(got.get(name))}"
+                )
+        for bucket in self._buckets:
+            bucket.place([weights[each.name] for each in bucket.parameters])
+        self._weights = {name: values.detach().float() for name, values in weights.items()}
+        self.is_published = False
+
+    def publish(self, states: States) -> None:
+        """Makes the weights and the state of the first worker those of the shards."""
+        if self._is_first:
+            for bucket in self._buckets:
+                known = [dict(states.get(each.tensor, {})) for each in bucket.parameters]
+                bucket.write(self._unpublished(bucket), known, _steps(known))
+        for bucket in self._buckets:
+            bucket.remember()
+        states.clear()
+        self._weights = {}
+        self.is_published = True
+
+    def _unpublished(self, bucket: Bucket) -> list[Tensor]:
+        changed = set(bucket.changed())
+        return [
+            self._weights[each.name].clone()
+            if each.name in self._weights and each.name not in changed
+            else each.tensor.detach().float().clone()
+            for each in bucket.parameters
+        ]
+
+
+def _shape(shape: torch.Size | None) -> str:
+    return "none" if shape is None else str(list(shape))
+
+
+def _steps(states: list[dict[str, Any]]) -> int:
+    """Returns how many steps these states have seen, all the same. Raises ValueError."""
+    found = {int(state["step"]) for state in states if "step" in state}
+    if len(found) > 1:
+        counts = ", ".join(map(str, sorted(found)))
+        raise ValueError(f"thalweg: parameters have done different numbers of steps: {counts}")
+    if found:
+        return found.pop()
+    # SGD only knows whether it has begun.
+    return int(any(value is not None for state in states for value in state.values()))

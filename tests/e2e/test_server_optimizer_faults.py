@@ -1,0 +1,97 @@
+"""Tests what a training with its optimizer on the shards does when something goes wrong."""
+
+from __future__ import annotations
+
+import re
+import select
+
+import pytest
+from breaking_proxy import proxy
+from harness import Job, servers
+from test_restarts import await_rounds, kill
+from test_server_optimizer import JOBS, run
+
+BROKEN = {
+    "backward_after_zero_grad": "1.2 got another gradient before step()",
+    "clip": "the gradient of 0.0 has been pushed to the shards",
+    "backward_twice": "has been pushed to the shards",
+    "change_settings": "settings have changed between backward() and step()",
+    "change_weights": "0.1 has been changed since the last step",
+    "leave_one_out": "got no gradient in this step",
+    "scale": "gradients carry a loss scale of 4",
+    "other_settings": "a learning rate or the like changes",
+}
+
+
+def test_weights_used_before_they_were_here_fail_the_step(tmp_path):
+    env = {"BREAK": "use_weights_directly", "OVERLAP": "1"}
+    first, second = run("broken", tmp_path, (1, 1), 0, **env)
+    assert "was used before its new weights were here" in first
+    assert "Error: " in second
+
+
+@pytest.mark.parametrize("how", BROKEN)
+def test_script_at_fault_is_told_why_and_nobody_waits_for_it(how, tmp_path):
+    first, second = run("broken", tmp_path, (1, 1), 0, BREAK=how)
+    assert "RuntimeError: " in first
+    assert BROKEN[how] in first
+    assert "Error: " in second
+
+
+@pytest.mark.parametrize("clip", [{}, {"CLIP": "0.5"}], ids=["whole", "clipped"])
+def test_restarted_shard_has_lost_its_weights_and_says_so_to_all(clip, tmp_path):
+    with servers(shards=2) as cluster:
+        sidecars = [cluster.add_sidecar().address for _ in range(2)]
+        job = Job("trained_on_and_on", cluster, tmp_path, sidecar_of=sidecars, env=clip, jobs=JOBS)
+        await_rounds(cluster, job, 50)
+        cluster.add_aggregator(listen=kill(cluster, 1))
+        for result in job.results():
+            assert "RuntimeError: thalweg: " in result
+            assert "or it was restarted and has lost them" in result
+
+
+def test_node_whose_worker_is_killed_is_named_to_the_others(tmp_path):
+    with servers(shards=1) as cluster:
+        sidecars = [cluster.add_sidecar().address for _ in range(2)]
+        job = Job("trained_on_and_on", cluster, tmp_path, sidecar_of=sidecars, jobs=JOBS)
+        await_rounds(cluster, job, 50)
+        job.workers[1].process.kill()
+        first, _ = job.wait()
+        assert "RuntimeError: thalweg: " in first.result
+        assert "node 1" in first.result
+
+
+def test_worker_that_pushes_nothing_is_named_within_the_process_groups_timeout(tmp_path):
+    first, second = run("absent", tmp_path, (1, 1), 0, THALWEG_STEP_TIMEOUT="auto")
+    waited = re.search(r"waited ([\d.]+) s for node 1 ", first)
+    assert waited, first
+    assert float(waited[1]) <= 3
+    assert second == "absent"
+
+
+def test_weights_that_do_not_fit_a_shards_memory_are_refused_with_the_number(tmp_path):
+    with servers() as cluster:
+        cluster.add_aggregator("--memory-limit", "64M")
+        sidecars = [cluster.add_sidecar().address for _ in range(2)]
+        job = Job("too_large", cluster, tmp_path, sidecar_of=sidecars, jobs=JOBS)
+        for result in job.results():
+            needs = re.search(r"the job needs (\d+) bytes of memory, but 67108864", result)
+            assert needs, result
+            assert int(needs[1]) > 3 * 4 * 8_000_000
+
+
+@pytest.mark.parametrize("clip", [{}, {"CLIP": "0.5"}], ids=["whole", "clipped"])
+def test_connections_that_break_are_pauses_and_change_no_bit(clip, tmp_path):
+    env = {"OPTIMIZER": "adamw", "STEPS": "200"} | clip
+    with servers(shards=1) as cluster, proxy(cluster.aggregators[0].address) as between:
+        sidecars = [cluster.add_sidecar(aggregators=between.address).address for _ in range(2)]
+        job = Job("trained", cluster, tmp_path, sidecar_of=sidecars, env=env, jobs=JOBS)
+        await_rounds(cluster, job, 50)
+        while job.workers[0].process.poll() is None:
+            between.reset()
+            select.select([], [], [], 0.1)
+        results = job.results()
+        assert between.resets >= 10
+    assert len({result["servers"] for result in results}) == 1
+    for result in results:
+        assert result["servers"] == result["workers"] != result["before"]
