@@ -134,6 +134,9 @@ ProcessGroup::WorkPtr ProcessGroup::broadcast(Tensors& tensors,
 
 ProcessGroup::WorkPtr ProcessGroup::allreduce(Tensors& tensors,
                                               const c10d::AllreduceOptions& options) {
+  if (tensors.size() == 1 && tensors[0].layout() == at::kSparse && tensors[0].is_cpu()) {
+    return AllReduceSparse(tensors[0], options);
+  }
   const at::Tensor& tensor = Only(tensors, "allreduce");
   return Begin(OpType::ALLREDUCE,
                {FoldPart(CollectiveKind::kAllReduce, options.reduceOp, {tensor}, {tensor})},

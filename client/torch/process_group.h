@@ -107,6 +107,7 @@ class ProcessGroup : public c10d::Backend {
   // Sends one tensor to each rank, and receives one from each.
   WorkPtr ExchangeAll(c10d::OpType type, Tensors given, Tensors got, Tensors outputs,
                       std::chrono::milliseconds timeout);
+  WorkPtr AllReduceSparse(const at::Tensor& tensor, const c10d::AllreduceOptions& options);
   Part FoldPart(CollectiveKind kind, const c10d::ReduceOp& op, Tensors given, Tensors got) const;
   Part GatherPart(const at::Tensor& input, Tensors outputs) const;
   void CheckRoot(int64_t root, const char* what) const;

@@ -123,7 +123,11 @@ void NodeJob::Stop() {
 }
 
 void NodeJob::Fail(const absl::Status& reason) {
-  if (outcome_.Fail(reason)) WakeAll();
+  if (!outcome_.Fail(reason)) return;
+  WakeAll();
+  for (const std::string& flight : collectives_.OpenFlights(Now())) {
+    spdlog::warn("job '{}': {}", spec_.job, flight);
+  }
 }
 
 void NodeJob::WakeAll() {

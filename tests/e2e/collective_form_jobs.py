@@ -7,6 +7,7 @@ BACKEND is what init_process_group() is asked for.
 import os
 
 import job_runner
+import sparse_collective_forms  # noqa: F401 - adds checks
 import torch
 import torch.distributed as dist
 from collective_forms import CHECKS, outcome

@@ -8,6 +8,7 @@ import os
 import sys
 import threading
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import job_runner
@@ -63,6 +64,31 @@ def groups_from_threads() -> list[float]:
     return [float(total.min()) for total in sums] + [float(total.max()) for total in sums]
 
 
+def many_collectives() -> dict[str, Any]:
+    """Takes part in COUNT random collectives, in two halves. Returns what was wrong, and what this
+    rank and the programs PIDS used after each half.
+    """
+    pids = [os.getpid(), *map(int, os.environ["PIDS"].split(","))]
+    problems, used = [], []
+    for _ in range(2):
+        problems += random_collectives(int(os.environ["COUNT"]) // 2)
+        dist.barrier()
+        used.append({str(pid): _used(pid) for pid in pids})
+        dist.barrier()
+    return {"problems": problems, "used": used}
+
+
+def _used(pid: int) -> dict[str, int]:
+    """Returns how much a process has now."""
+    folder = Path("/proc") / str(pid)
+    status = dict(line.split(":", 1) for line in (folder / "status").read_text().splitlines())
+    return {
+        "descriptors": len(list((folder / "fd").iterdir())),
+        "threads": int(status["Threads"]),
+        "kilobytes": int(status["VmRSS"].split()[0]),
+    }
+
+
 def refused() -> list[str]:
     """Asks for what cannot be; returns the errors. The job goes on."""
     ones, integers = torch.ones(3), torch.ones(3, dtype=torch.int32)
@@ -82,11 +108,15 @@ def mismatched() -> str:
 
 
 def deserted() -> str:
-    """Rank 1 does not come to a collective; returns the error of the others."""
+    """Rank 1 does not come to the second collective; returns the error of the others."""
+    store = dist.distributed_c10d._get_default_store()
+    dist.barrier()
     if dist.get_rank() == 1:
-        threading.Event().wait(3 * float(os.environ["THALWEG_TIMEOUT"]))
+        store.wait(["deserted"], timedelta(seconds=60))
         return ""
-    return outcome(lambda: dist.all_reduce(torch.ones(3)))
+    error = outcome(lambda: dist.all_reduce(torch.ones(3)))
+    store.set("deserted", "1")
+    return error
 
 
 def group_of_one_rank() -> str:
@@ -109,6 +139,7 @@ JOBS = {
         groups_from_threads,
         late_callbacks,
         powersgd_of_torch,
+        many_collectives,
         refused,
         mismatched,
         deserted,

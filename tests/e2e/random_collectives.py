@@ -30,7 +30,7 @@ OPS = {
 DIGITS = {torch.float32: 24, torch.float64: 53, torch.float16: 11, torch.bfloat16: 8}
 
 
-def random_collectives() -> list[str]:
+def random_collectives(count: int = 70) -> list[str]:
     """Takes part in random collectives of random groups; returns what was wrong.
 
     All ranks draw the same collectives, and know what each rank gives: the reference is numpy's, in
@@ -44,7 +44,7 @@ def random_collectives() -> list[str]:
         ranks = sorted(draw.sample(range(world), draw.randint(1, world)))
         groups.append((ranks, dist.new_group(ranks)))
     problems = []
-    for number in range(70):
+    for number in range(count):
         ranks, group = draw.choice(groups)
         kind = draw.choice(sorted(KINDS))
         dtype = draw.choice(FLOATS + INTEGERS)

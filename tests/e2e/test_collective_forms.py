@@ -6,6 +6,7 @@ from pathlib import Path
 
 import collective_forms
 import pytest
+import sparse_collective_forms  # noqa: F401 - adds checks
 from harness import Job, servers
 
 JOBS = Path(__file__).parent / "collective_form_jobs.py"

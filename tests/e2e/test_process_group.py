@@ -81,10 +81,40 @@ def test_another_shape_fails_on_all_ranks_naming_the_collective(nodes, tmp_path)
 
 
 @pytest.mark.parametrize("nodes", [(2,), (1, 1)])
-def test_absent_rank_fails_the_collective_of_the_others_within_its_timeout(nodes, tmp_path):
+def test_absent_rank_fails_the_collective_of_the_others_within_its_timeout(nodes, tmp_path, capfd):
     error, _ = run("deserted", tmp_path, nodes, 0, PATIENCE="2")
     assert "RuntimeError: thalweg: job" in error
-    assert "node 1 (" in error or "allreduce 1 of group" in error
+    assert "node 1 (" in error or "allreduce 2 of group" in error
+    record = "allreduce 2 of group '0', sum of 3 elements of fp32: rank 0 came"
+    log = capfd.readouterr().err
+    assert "barrier 1 of group" in log
+    assert record in log, log
+
+
+@pytest.mark.parametrize(
+    "count", [1000, pytest.param(10_000, marks=[pytest.mark.long, pytest.mark.timeout(900)])]
+)
+def test_many_collectives_leave_nothing_behind(count, tmp_path):
+    with servers() as cluster:
+        sidecars = [cluster.add_sidecar("--shard-listen", "127.0.0.1:0") for _ in range(2)]
+        env = {
+            "SEED": "3",
+            "COUNT": str(count),
+            "PIDS": ",".join(str(sidecar.process.pid) for sidecar in sidecars),
+        }
+        addresses = [sidecar.address for sidecar in sidecars]
+        job = Job("many_collectives", cluster, tmp_path, sidecar_of=addresses, env=env, jobs=JOBS)
+        results = job.results(600)
+    for result in results:
+        assert result["problems"] == []
+        half, whole = result["used"]
+        print(half, whole)
+        for pid, before in half.items():
+            after = whole[pid]
+            # A new arena, with a descriptor, comes where more or larger ones are in use than ever.
+            assert after["descriptors"] <= before["descriptors"] + 4, pid
+            assert after["threads"] <= before["threads"], pid
+            assert after["kilobytes"] <= before["kilobytes"] + 8192, pid
 
 
 def test_rank_that_does_not_come_to_a_new_group_is_named_with_what_limits_the_wait(tmp_path):

@@ -17,6 +17,27 @@ def test_with_as_many_aggregators_as_nodes_nodes_host_only_when_told_to(local_sh
     assert shards.hosts == (*range(hosted), -1, -1, -1)
 
 
+def test_nodes_of_a_process_group_host_shards_beside_any_number_of_aggregators():
+    nodes = [node._replace(aggregators=("x:1", "y:2", "z:3")) for node in (A, B, C)]
+    shards = arrange(nodes, "auto", for_all_collectives=True)
+    assert shards.hosts == (0, 1, 2, -1, -1, -1)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "said"),
+    [
+        ((0, 1, -1), ""),
+        ((0, -1), "node 1 hosts no shard: what all_gather, "),
+        ((-1, -1), "nodes 0, 1 host no shard: what all_gather, "),
+    ],
+)
+def test_nodes_whose_bytes_cross_the_network_twice_are_named(hosts, said):
+    place = _topology.place([("a", "s"), ("b", "s")], 0)
+    text = _shards.relays(Shards(("x:1",) * len(hosts), hosts), place)
+    assert text.startswith(said)
+    assert bool(text) == bool(said)
+
+
 def test_shards_of_nodes_come_first_and_in_the_order_of_nodes():
     extra = ("x:1", "y:2")
     nodes = [node._replace(aggregators=extra) for node in (A, B._replace(address=""), C)]

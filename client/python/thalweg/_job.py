@@ -94,16 +94,22 @@ def join(
     network: Network,
     meeting: Meeting,
     cuda_device: int | None = None,
+    *,
+    for_all_collectives: bool = False,
 ) -> Job:
     """Connects this worker, whose gradients are on that GPU; None: on the CPU.
 
-    Raises what thalweg.ddp.attach() does.
+    `for_all_collectives`: the job does others than the allreduce of gradients. Raises what
+    thalweg.ddp.attach() does.
     """
     rank = meeting.rank
     sidecars = _starting.find_sidecars(workers, rank, network, meeting)
     keys = [(worker.host, path) for worker, path in zip(workers, sidecars, strict=True)]
     place = _topology.place(keys, rank)
-    with _shards.offered(workers, place, sidecars[rank], meeting) as shards:
+    offered = _shards.offered(
+        workers, place, sidecars[rank], meeting, for_all_collectives=for_all_collectives
+    )
+    with offered as shards:
         session = _collectives.together(
             lambda: _connect(workers, sidecars[rank], place, shards, cuda_device), meeting
         )

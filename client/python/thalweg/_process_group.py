@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 from torch.distributed.constants import default_pg_timeout
 
-from thalweg import _C, _collectives, _config, _job, _torch_patches, policy
+from thalweg import _C, _collectives, _config, _job, _shards, _torch_patches, policy
 from thalweg._config import Config, Network
 from thalweg._job import Job
 from thalweg._topology import Tensor
@@ -177,8 +177,10 @@ def _begin(options: Any, timeout: float) -> World:  # noqa: ANN401 - c10d's own 
     )
     me = _job.introduction(config, problem, running=running_sidecar())
     workers = _job.meet(me, late)
-    job = _job.join(workers, network, meeting)
+    job = _job.join(workers, network, meeting, for_all_collectives=True)
     assert job.session is not None
+    if rank == 0 and (text := _shards.relays(job.shards, job.place)):
+        _log.warning("job %s: %s", job.name, text)
     world = World(job, job.session, config, step_timeout, options.store, os.getpid())
     _worlds[options.group_id] = world
     # A process may end without destroying its groups; see _starting, whose finalizers run later.

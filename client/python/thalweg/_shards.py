@@ -60,11 +60,17 @@ class Shards(NamedTuple):
 
 @contextlib.contextmanager
 def offered(
-    workers: Sequence[Introduction], place: Placement, sidecar: str, meeting: _collectives.Meeting
+    workers: Sequence[Introduction],
+    place: Placement,
+    sidecar: str,
+    meeting: _collectives.Meeting,
+    *,
+    for_all_collectives: bool = False,
 ) -> Iterator[Shards]:
     """Gives the job's shards, which stay ready for its sessions until the context ends.
 
-    All workers enter it together, with the socket of their sidecar.
+    All workers enter it together, with the socket of their sidecar. `for_all_collectives`: the job
+    does other collectives than the allreduce of gradients.
     """
     if not _topology.may_host(workers):
         yield Shards()
@@ -79,13 +85,16 @@ def offered(
             extra = me.aggregators or tuple(offer.aggregators)
             mine = Node(place.node, me.host, offer.address, extra)
         nodes = [node for node in _collectives.gather(mine, meeting) if node is not None]
-        yield arrange(sorted(nodes), workers[0].local_shards)
+        policy = workers[0].local_shards
+        yield arrange(sorted(nodes), policy, for_all_collectives=for_all_collectives)
     finally:
         if offer is not None:
             offer.close()
 
 
-def arrange(nodes: Sequence[Node], local_shards: str) -> Shards:
+def arrange(
+    nodes: Sequence[Node], local_shards: str, *, for_all_collectives: bool = False
+) -> Shards:
     """Lists the shards, those of nodes first. Raises ConfigError, the same on all workers."""
     hosting = [node for node in nodes if node.address]
     idle = [node for node in nodes if not node.address]
@@ -108,7 +117,7 @@ def arrange(nodes: Sequence[Node], local_shards: str) -> Shards:
             "HOST:PORT, or set THALWEG_AGGREGATORS to host:port of every aggregator"
         )
     extra = nodes[0].aggregators
-    if local_shards == "auto" and len(extra) >= len(nodes):
+    if local_shards == "auto" and len(extra) >= len(nodes) and not for_all_collectives:
         hosting = []  # they would sum nothing, and the nodes need not reach each other
     _check_addresses(hosting, several_hosts=len({node.host for node in nodes}) > 1)
     addresses = (*(node.address for node in hosting), *extra)
@@ -134,6 +143,20 @@ def warning(shards: Shards, num_shards: int, num_nodes: int, local_shards: str) 
         f"{cause}, and {serve} {n} nodes: on equal links the gradients take {n / k:.3g} times as "
         f"long as one link needs to carry them, and {hosting:.3g} times with a shard on every "
         f"node: {remedy}, or use {n} aggregators"
+    )
+
+
+def relays(shards: Shards, place: Placement) -> str:
+    """Says through what the collectives of nodes go that host no shard; empty: there are none."""
+    idle = [node for node in range(place.num_nodes) if node not in shards.hosts]
+    if not idle or place.num_nodes == 1:
+        return ""
+    numbers = ", ".join(map(str, idle))
+    who = f"node {numbers} hosts" if len(idle) == 1 else f"nodes {numbers} host"
+    return (
+        f"{who} no shard: what all_gather, reduce_scatter, "
+        "broadcast, gather, scatter, all_to_all and send bring to them crosses the network twice; "
+        "start their sidecars with --shard-listen HOST:PORT, and leave THALWEG_LOCAL_SHARDS at auto"
     )
 
 

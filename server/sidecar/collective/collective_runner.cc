@@ -122,6 +122,7 @@ absl::Status CollectiveRunner::Collect(uint32_t local_rank, ipc::Collect message
     message.values.resize(values.size());  // for its size
     THALWEG_RETURN_IF_ERROR(collective->Add(rank, message, arena_bytes,
                                             {local_rank, std::move(values), std::move(arena)}));
+    record_.NoteCame(group->name, message, rank, Now());
     if (!collective->IsGathered()) return CheckComingLocked(*group, *collective);
     Queue(*group);
     small = !ready_.empty() && ready_.front()->IsSmall();
@@ -244,6 +245,7 @@ absl::Status CollectiveRunner::Start(const std::shared_ptr<NodeCollective>& coll
     MutexLock lock(mutex_);
     GroupState& group = *FindLocked(number);
     settled = group.settled;
+    record_.NoteSent(collective->spec(), Now());
     collective->Begin(
         agreed.chunk_bytes, context_.shards.size(),
         [&](const Route& route, const ChunkPlan& cut)
@@ -294,6 +296,7 @@ void CollectiveRunner::Complete(const std::shared_ptr<NodeCollective>& collectiv
     MutexLock lock(mutex_);
     GroupState& group = *FindLocked(spec.group);
     ranks = group.ranks;
+    record_.NoteDone(spec, Now());
     group.done.insert(spec.sequence);
     while (group.done.erase(group.settled + 1) > 0) ++group.settled;
     if (result == nullptr) group.collectives.erase(spec.sequence);
@@ -369,6 +372,17 @@ absl::Status CollectiveRunner::CheckLate(TimePoint now) const {
     }
   }
   return absl::OkStatus();
+}
+
+std::vector<std::string> CollectiveRunner::OpenFlights(TimePoint now) const {
+  MutexLock lock(mutex_);
+  bool any = false;
+  for (const auto& [number, group] : groups_) {
+    for (const auto& [sequence, collective] : group.collectives) {
+      any |= sequence > group.settled && !group.done.contains(sequence);
+    }
+  }
+  return any ? record_.Lines(now) : std::vector<std::string>();
 }
 
 bool CollectiveRunner::IsBusy() const {

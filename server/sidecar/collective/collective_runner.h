@@ -21,6 +21,7 @@
 #include "server/sidecar/collective/arenas.h"
 #include "server/sidecar/collective/collective_listener.h"
 #include "server/sidecar/collective/collective_plan.h"
+#include "server/sidecar/collective/flight_record.h"
 #include "server/sidecar/collective/node_collective.h"
 #include "server/sidecar/job_outcome.h"
 #include "server/sidecar/placement.h"
@@ -65,6 +66,9 @@ class CollectiveRunner {
   // Returns DeadlineExceeded, naming group, collective and who is missing, when workers have not
   // come, or shards have not answered, in time.
   absl::Status CheckLate(TimePoint now) const;
+  // Returns what has become of the latest collectives, a line for each; empty when none of them is
+  // open.
+  std::vector<std::string> OpenFlights(TimePoint now) const;
   // Says whether any worker waits for a collective.
   bool IsBusy() const;
   void Wake();
@@ -117,6 +121,7 @@ class CollectiveRunner {
   std::deque<std::shared_ptr<NodeCollective>> ready_ ABSL_GUARDED_BY(mutex_);
   bool is_running_ ABSL_GUARDED_BY(mutex_) = false;  // a thread has a collective or declaration
   std::map<uint32_t, std::string> left_ ABSL_GUARDED_BY(mutex_);  // names, by local rank
+  FlightRecord record_ ABSL_GUARDED_BY(mutex_);
   bool has_thread_ ABSL_GUARDED_BY(mutex_) = false;
   Thread thread_;
 };

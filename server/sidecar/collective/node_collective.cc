@@ -39,11 +39,6 @@ NodeCollective::NodeCollective(uint32_t rank, const ipc::Collect& first, std::st
   spec_.values.clear();
 }
 
-std::string NodeCollective::Name() const {
-  return absl::StrCat(thalweg::Name(spec_.kind), " ", spec_.sequence, " of group '", group_name_,
-                      "'");
-}
-
 size_t NodeCollective::PlaceOf(uint32_t rank) const {
   const auto& here = places_->here();
   return static_cast<size_t>(std::lower_bound(here.begin(), here.end(), rank) - here.begin());
@@ -52,10 +47,7 @@ size_t NodeCollective::PlaceOf(uint32_t rank) const {
 absl::Status NodeCollective::Add(uint32_t rank, const ipc::Collect& message, uint64_t arena_bytes,
                                  GivenValues values) {
   const auto text = [](const ipc::Collect& m) {
-    return absl::StrCat(thalweg::Name(m.kind), Folds(m.kind) ? " with fold " : "",
-                        Folds(m.kind) ? thalweg::Name(m.fold) : "", " of ", m.elems,
-                        " elements of ", thalweg::Name(m.dtype),
-                        HasRoot(m.kind) ? absl::StrCat(" at root ", m.root) : "");
+    return absl::StrCat(thalweg::Name(m.kind), ", ", TextOf(m));
   };
   if (message.kind != spec_.kind || message.fold != spec_.fold || message.dtype != spec_.dtype ||
       message.root != spec_.root || message.elems != spec_.elems) {

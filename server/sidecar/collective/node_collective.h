@@ -20,6 +20,7 @@
 #include "core/ipc/message.h"
 #include "server/sidecar/collective/arenas.h"
 #include "server/sidecar/collective/collective_plan.h"
+#include "server/sidecar/collective/collective_text.h"
 #include "server/sidecar/collective/node_values.h"
 #include "server/sidecar/job_outcome.h"
 
@@ -38,7 +39,7 @@ class NodeCollective {
 
   const ipc::Collect& spec() const { return spec_; }  // without values
   // Returns e.g. "allreduce 7 of group 'default'".
-  std::string Name() const;
+  std::string Name() const { return NameOf(spec_, group_name_); }
 
   // Takes what a worker gives. InvalidArgument: it says another thing than the first worker, or
   // gives too few bytes.

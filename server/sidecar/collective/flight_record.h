@@ -1,0 +1,43 @@
+// A FlightRecord keeps what has become of a node's latest collectives, to say so when a job fails.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/base/clock.h"
+#include "core/ipc/message.h"
+
+namespace thalweg {
+
+// Thread-compatible. Keeps the latest kMost collectives; what is said of earlier ones is ignored.
+class FlightRecord {
+ public:
+  static constexpr size_t kMost = 50;
+
+  // A worker has come, `rank` in the group; `spec` is what it says, and may have values.
+  void NoteCame(const std::string& group, const ipc::Collect& spec, uint32_t rank, TimePoint now);
+  // All workers of the node have come, and their values go to the shards.
+  void NoteSent(const ipc::Collect& spec, TimePoint now);
+  void NoteDone(const ipc::Collect& spec, TimePoint now);
+
+  // Returns a line for each, the latest one last, e.g. "allreduce 7 of group 'default', mean of
+  // 1024 elements of fp32: rank 0 came 2.001 s ago, sent 2.000 s ago, not done".
+  std::vector<std::string> Lines(TimePoint now) const;
+
+ private:
+  struct Flight {
+    std::string group;
+    ipc::Collect spec;  // without values
+    std::vector<std::pair<uint32_t, TimePoint>> came = {};
+    TimePoint sent = {};  // {}: not yet
+    TimePoint done = {};
+  };
+  Flight* Find(const ipc::Collect& spec);
+
+  std::deque<Flight> flights_;
+};
+
+}  // namespace thalweg

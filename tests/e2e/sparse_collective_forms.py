@@ -1,0 +1,48 @@
+"""Adds the forms of collectives of sparse tensors to those of collective_forms."""
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from collective_forms import check, given, outcome, same
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+
+def sparse(rank: int) -> torch.Tensor:
+    """Returns what a rank gives: rows of a matrix, some twice; rank 0 has none."""
+    rows = torch.arange(2 * rank) % 5
+    return torch.sparse_coo_tensor(rows[None], given(rank, 2 * rank, 3), (7, 3))
+
+
+@check
+def sparse_tensors() -> None:
+    expected = sum(sparse(rank).to_dense().numpy() for rank in range(dist.get_world_size()))
+    mine = sparse(dist.get_rank())
+    work = dist.all_reduce(mine, async_op=True)
+    dense = torch.ones(3)
+    dist.all_reduce(dense)  # is not mistaken for what the sparse one still does
+    work.wait()
+    same(mine.to_dense(), expected)
+    same(dense, [dist.get_world_size()] * 3)
+    mean = sparse(dist.get_rank())
+    dist.all_reduce(mean, dist.ReduceOp.AVG)
+    same(mean.to_dense(), expected / dist.get_world_size())
+    whole = torch.eye(4).to_sparse()  # every dimension is sparse
+    dist.all_reduce(whole)
+    same(whole.to_dense(), np.eye(4) * dist.get_world_size())
+    error = outcome(lambda: dist.all_reduce(sparse(0), dist.ReduceOp.MAX))
+    assert "allreduce of sparse tensors with MAX is not supported" in error, error
+
+
+@check
+def sparse_gradients_of_embeddings() -> None:
+    def grad(rank: int) -> torch.Tensor:
+        torch.manual_seed(0)
+        model = nn.EmbeddingBag(10, 4, mode="sum", sparse=True)
+        if rank < 0:
+            model, rank = DistributedDataParallel(model), dist.get_rank()
+        model(torch.tensor([[rank, 3]])).sum().backward()
+        return next(model.parameters()).grad.to_dense()
+
+    world = dist.get_world_size()
+    same(grad(-1), sum(grad(rank).numpy() for rank in range(world)) / world)
