@@ -111,9 +111,10 @@ def test_many_collectives_leave_nothing_behind(count, tmp_path):
         print(half, whole)
         for pid, before in half.items():
             after = whole[pid]
-            # A new arena, with a descriptor, comes where more or larger ones are in use than ever.
+            # A new arena, with a descriptor, comes where more or larger ones are in use than ever;
+            # gRPC has a thread more or less.
             assert after["descriptors"] <= before["descriptors"] + 4, pid
-            assert after["threads"] <= before["threads"], pid
+            assert after["threads"] <= before["threads"] + 4, pid
             assert after["kilobytes"] <= before["kilobytes"] + 8192, pid
 
 
