@@ -11,7 +11,7 @@ import pytest
 from harness import DEADLINE, environment, servers
 
 SCRIPTS = Path(__file__).parent / "clients"
-CLIENTS = ["accelerated", "lightning_training", "timm_training", "trainer"]
+CLIENTS = ["accelerated", "lightning_strategy", "lightning_training", "timm_training", "trainer"]
 CLIENTS += [pytest.param("compiled", marks=pytest.mark.long)]  # the compiler takes a minute
 RUN = [sys.executable, "-m", "thalweg", "run", "--nodes", "2"]
 

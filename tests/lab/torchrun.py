@@ -24,7 +24,6 @@ from thalweg_bench.lab import INTERFACE, Lab
 PORT = 29400
 STATIC = ["--master-addr", "node0", "--master-port", str(PORT)]
 _SCRIPT = Path(__file__).with_name("exact_training.py")
-_SECONDS = 80
 _LEAVING_SECONDS = 15
 
 
@@ -38,10 +37,11 @@ def run(
     env_of: list[dict[str, str]] | None = None,
     dropped: dict[str, int] | None = None,
     contained: bool = False,
+    seconds: float = 80,
 ) -> dict[str, Any]:
     """Returns "hosts", each one's exit code and output, and "left", what they have left behind.
 
-    The code of a host that does not end in time is null.
+    The code of a host that does not end within `seconds` is null.
 
     `env` is added to the environment of all hosts, `env_of` to that of each. `options` are those of
     torchrun, and `dropped` are the TCP ports at which a host drops what it receives. A `contained`
@@ -50,8 +50,9 @@ def run(
     out = folder / "ended.json"
     plan = {"env": env, "hosts": hosts, "script": str(script), "options": options}
     plan |= {"env_of": env_of or [{}] * hosts, "dropped": dropped or {}, "contained": contained}
+    plan["seconds"] = seconds
     argv = [sys.executable, __file__, str(out), json.dumps(plan)]
-    result = subprocess.run(argv, capture_output=True, text=True, timeout=110)
+    result = subprocess.run(argv, capture_output=True, text=True, timeout=seconds + 30)
     assert result.returncode == 0, result.stderr
     ended: dict[str, Any] = json.loads(out.read_text())
     return ended
@@ -138,7 +139,7 @@ def main(out: Path, plan: dict[str, Any]) -> None:
                     stderr=subprocess.STDOUT,
                 )
             started.append(process)
-        deadline = time.monotonic() + _SECONDS
+        deadline = time.monotonic() + plan["seconds"]
         for process in started:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.0, deadline - time.monotonic()))

@@ -28,7 +28,7 @@ class Look(lightning.Callback):
         self.seen = seen(trainer.model)
 
 
-def train(task: Task) -> dict[str, Any]:
+def train(task: Task, strategy: str | lightning.strategies.Strategy = "ddp") -> dict[str, Any]:
     look = Look()
     save = lightning.callbacks.ModelCheckpoint(task.folder, "last", every_n_train_steps=task.steps)
     trainer = lightning.Trainer(
@@ -36,7 +36,7 @@ def train(task: Task) -> dict[str, Any]:
         num_nodes=2,
         devices=1,
         accelerator="cpu",
-        strategy="ddp",
+        strategy=strategy,
         callbacks=[look, save] if task.saves else [look],
         enable_checkpointing=task.saves,
         logger=False,

@@ -1,0 +1,57 @@
+"""Tests jobs of which torchrun restarts the workers again and again: docs/zero_code.md#restarts."""
+
+import json
+import os
+import re
+
+import killed_training
+import pytest
+import torchrun
+from test_torchrun import OWN_STORES, outputs_of
+
+pytestmark = [
+    pytest.mark.alone,
+    pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root"),
+]
+
+RENDEZVOUS = ["--rdzv-backend", "c10d", "--rdzv-id", "killed"]
+RENDEZVOUS += ["--rdzv-endpoint", f"node0:{torchrun.PORT}"]
+SECONDS = 20  # for an attempt, of which torch's import takes some
+
+
+def lost_in(lines):
+    """Returns how many steps each kill has cost."""
+    lost, done = [], 0
+    for line in lines:
+        if "begins" in line:
+            lost.append(done - line["begins"])
+        done = line.get("done", line.get("begins", done))
+    return lost[1:]
+
+
+@pytest.mark.parametrize("kills", [3, pytest.param(20, marks=pytest.mark.long)])
+@pytest.mark.timeout(600)
+def test_killed_job_ends_each_time_and_loses_no_more_than_the_steps_since_its_checkpoint(
+    kills, tmp_path
+):
+    script = killed_training.__file__
+    env = {"THALWEG_ENABLE": "1", "KILLS": str(kills)} | OWN_STORES
+    ended = torchrun.run(
+        tmp_path,
+        env,
+        hosts=2,
+        script=script,
+        options=["--max-restarts", str(kills), *RENDEZVOUS],
+        seconds=SECONDS * (kills + 1),
+    )
+    output = outputs_of(ended)
+    assert [host["code"] for host in ended["hosts"]] == [0, 0], output
+    lines = [json.loads(line) for line in re.findall(r"^.*?(\{.*\})$", output, re.MULTILINE)]
+    lost = lost_in(lines)
+    print(f"{kills} kills cost {lost} steps")
+    assert len(lost) == kills
+    assert max(lost) <= killed_training.EVERY
+    assert lines[-1]["values"] == [killed_training.expected_weight(kills, 2)]
+    attached = re.findall(r"is attached as (job-\w+) .* 2 of them in sidecars", output)
+    assert len(attached) == len(set(attached)) == kills - kills // 4 + 1
+    assert ended["left"] == []
