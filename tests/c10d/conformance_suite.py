@@ -54,7 +54,7 @@ def load(
     os.environ["DISTRIBUTED_TESTS_DEFAULT_TIMEOUT"] = str(int(seconds))
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     if importlib.util.find_spec("expecttest") is None:  # the suite needs its name only
-        sys.modules["expecttest"] = _expecttest()
+        sys.modules["expecttest"] = expecttest()
     common: Any = importlib.import_module(f"{_INTERNAL}.common_utils")
     gate = getattr(common, _GATE)
 
@@ -75,7 +75,8 @@ def load(
     return defined
 
 
-def _expecttest() -> types.ModuleType:
+def expecttest() -> types.ModuleType:
+    """Returns what stands in for a module that is not installed, of which tests need the name."""
     stand_in = types.ModuleType("expecttest")
     vars(stand_in)["TestCase"] = unittest.TestCase
     return stand_in

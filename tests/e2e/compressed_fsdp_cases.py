@@ -2,6 +2,7 @@
 
 import logging
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -69,27 +70,19 @@ def resumed() -> dict[str, Any]:
         optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
         state = compress(model, "int8")
         source = models.batches()
-        _steps(model, optimizer, source, 3)
+        steps(model, optimizer, source, 3)
         folder = Path(os.environ["FOLDER"]) / str(run)
-        checkpoint.save(_parts(model, optimizer, state), checkpoint_id=folder)
-        _steps(model, optimizer, source, 3)
+        checkpoint.save(parts(model, optimizer, state), checkpoint_id=folder)
+        steps(model, optimizer, source, 3)
         digests.append(digest([models.local(p) for p in model.parameters()]))
         model = sharded()
         optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
         fresh = compress(model, "int8")
-        parts = _parts(model, optimizer, fresh)
-        checkpoint.load(parts, checkpoint_id=folder)
-        set_state_dict(
-            model,
-            optimizer,
-            model_state_dict=parts["model"],
-            optim_state_dict=parts["optimizer"],
-        )
-        fresh.load_state_dict(parts["thalweg"])
+        restore(model, optimizer, fresh, folder)
         source = models.batches()
         for _ in range(3):
             next(source)
-        _steps(model, optimizer, source, 3)
+        steps(model, optimizer, source, 3)
         digests.append(digest([models.local(p) for p in model.parameters()]))
     remarks = Remarks()
     saved = fresh.state_dict()
@@ -112,16 +105,26 @@ def _held(state: Compression) -> float:
     return sum(float(one.abs().sum()) for one in tensors)
 
 
-def _steps(model: nn.Module, optimizer: Any, source: Any, steps: int) -> None:
-    for _ in range(steps):
+def steps(model: nn.Module, optimizer: Any, source: Any, count: int) -> None:
+    for _ in range(count):
         optimizer.zero_grad()
         models.loss_of(model, next(source)).backward()
         optimizer.step()
 
 
-def _parts(model: nn.Module, optimizer: Any, state: Compression) -> dict[str, Any]:
+def parts(model: nn.Module, optimizer: Any, state: Compression) -> dict[str, Any]:
     whole = zip(("model", "optimizer"), get_state_dict(model, optimizer), strict=True)
     return {**dict(whole), "thalweg": state.state_dict()}
+
+
+def restore(model: nn.Module, optimizer: Any, state: Compression, folder: Path) -> None:
+    """Restores what was saved of parts()."""
+    saved = parts(model, optimizer, state)
+    checkpoint.load(saved, checkpoint_id=folder)
+    set_state_dict(
+        model, optimizer, model_state_dict=saved["model"], optim_state_dict=saved["optimizer"]
+    )
+    state.load_state_dict(saved["thalweg"])
 
 
 def refused() -> dict[str, str]:
@@ -167,14 +170,14 @@ def variants() -> dict[str, Any]:
     return result
 
 
-def by_environment() -> dict[str, Any]:
+def by_environment(build: Callable[[], nn.Module] = sharded) -> dict[str, Any]:
     """Trains two models with one optimizer each, and the first with another one later; returns, by
     model, whether the environment has compressed it, what it holds back, and a digest of what the
     rank computes with.
     """
     result: dict[str, Any] = {}
     for name in ("first", "second"):
-        model = sharded()
+        model = build()
         losses = models.plain_loop(model, lr=0.1, steps=3) + models.plain_loop(
             model, lr=0.1, steps=2
         )
@@ -182,6 +185,7 @@ def by_environment() -> dict[str, Any]:
         result[name] = {
             "losses": losses,
             "codec": "" if state is None else state.codec,
+            "copies": [] if state is None else [one.codec for one in state.copies],
             "held": 0.0 if state is None else _held(state),
             "digest": digest(gathered(model)),
         }

@@ -68,6 +68,7 @@ def test_example_trains_tests_and_saves(functions, tmp_path):
         ["--strategy", "full", "--fsdp", "1", "--prefetch", "post", "--activation-checkpointing"],
         ["--strategy", "ddp"],
         ["--strategy", "full", "--codec", "int8"],
+        ["--strategy", "hybrid", "--codec", "powersgd:rank=2,start=1"],
     ],
     ids=lambda options: "-".join(option.strip("-") for option in options),
 )
@@ -95,3 +96,20 @@ def test_table_has_all_precisions_and_strategies(functions, tmp_path, kind):
     assert copied / 2 <= sharded < 0.6 * copied
     assert (tmp_path / "out" / "table.png").stat().st_size > 0
     assert "| fp32 | full |" in said
+
+
+@pytest.mark.long
+def test_losses_of_each_codec_stand_beside_those_of_float32(functions, tmp_path):
+    options = ["--losses", "--steps", "4", "--seeds", "2", "--codecs", "int8", "onebit"]
+    said = run(tmp_path, functions, tmp_path / "out", *options)
+    table = json.loads((tmp_path / "out" / "losses.json").read_text(encoding="utf-8"))
+    rows = {(row["strategy"], row["codec"]): row["losses"] for row in table["rows"]}
+    assert list(rows) == [
+        *(("full", "fp32"), ("full", "int8")),
+        *(("hybrid", "fp32"), ("hybrid", "int8"), ("hybrid", "onebit")),
+    ]
+    for losses in rows.values():
+        assert len(set(losses)) == 2  # seeds choose weights and order
+        assert losses == pytest.approx(rows["full", "fp32"], rel=0.05)
+    assert rows["full", "fp32"] != rows["hybrid", "onebit"]
+    assert "| full | fp32 |" in said

@@ -7,14 +7,36 @@ import torch
 import torch.distributed as dist
 from torch.amp.grad_scaler import GradScaler
 
-from thalweg._shard_compression import Compression
+from thalweg._shard_state import Compression
+
+
+class Job:
+    """A job that sums over copies."""
+
+    def __init__(self) -> None:
+        self.loaded: object = None
+        self.closed = 0
+
+    def state_dict(self):
+        return {"codec": "onebit", "node0": b"held"}
+
+    def load_state_dict(self, state):
+        self.loaded = state
+
+    def close(self):
+        self.closed += 1
 
 
 @pytest.fixture
-def state(monkeypatch):
+def job():
+    return Job()
+
+
+@pytest.fixture
+def state(monkeypatch, job):
     monkeypatch.setattr(dist, "get_rank", lambda: 0)
     unit = SimpleNamespace(residual=torch.tensor([[1.0, -3.0]]), rounds=5)
-    return Compression("int8:start=2,feedback=1", "bf16", "2 workers", {"blocks.0": unit})
+    return Compression("int8:start=2,feedback=1", "bf16", "2 workers", {"blocks.0": unit}, [job])
 
 
 def held(state: Compression) -> list[float]:
@@ -42,12 +64,28 @@ def test_what_is_held_back_follows_the_scale_of_losses_and_is_saved_without(stat
         ({"saved_by": "4 workers"}, "saved by 4 workers, and this job has 2 workers"),
         ({"rank0": {"head": torch.zeros(1, 2)}}, "the state is of other units"),
         ({"rank0": {"blocks.0": torch.zeros(1, 3)}}, "the state is of other units"),
+        ({"copies0": {}}, "the state is of other copies"),
     ],
 )
-def test_state_of_another_job_leaves_nothing_held_back_and_says_so(state, change, said, caplog):
+def test_state_of_another_job_leaves_nothing_held_back_and_says_so(
+    state, job, change, said, caplog
+):
     state.load_state_dict(state.state_dict() | change)
     assert held(state) == [0.0, 0.0]
+    assert job.loaded is None
     assert said in caplog.text
+
+
+def test_state_of_sums_over_copies_is_saved_and_loaded_with_that_of_shards(state, job):
+    saved = state.state_dict()
+    assert saved["copies0"] == {"0": job.state_dict()}
+    state.load_state_dict(saved)
+    assert job.loaded == job.state_dict()
+
+
+def test_closing_ends_the_jobs_that_sum_over_copies(state, job):
+    state.close()
+    assert job.closed == 1
 
 
 def test_state_of_another_codec_is_refused(state):

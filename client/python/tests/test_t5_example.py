@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from thalweg.examples import t5_fsdp
-from thalweg.examples.t5 import compare, data, loop, model
+from thalweg.examples.t5 import compare, data, loop, losses, model
 from thalweg.examples.t5.model import Setup
 from thalweg.examples.t5.rouge import rouge
 
@@ -146,3 +146,47 @@ def test_codecs_are_for_fully_shard():
     assert Setup(codec="int8").problem() == ""
     assert "--codec int8 is for --fsdp 2" in Setup(codec="int8", kind=1).problem()
     assert Setup("ddp", codec="bf16").problem()
+
+
+@pytest.mark.parametrize(
+    ("setup", "said"),
+    [
+        (Setup("hybrid", codec="powersgd:4"), ""),
+        (Setup("full", codec="int8:start=0"), ""),
+        (Setup("full", codec="powersgd:4"), "--codec powersgd:4 is for --strategy hybrid"),
+        (Setup("hybrid", codec="zip"), "--codec is 'zip', expected one of fp32"),
+        (Setup("hybrid", kind=1, codec="int8"), "is for --fsdp 2"),
+    ],
+)
+def test_codecs_that_a_strategy_does_not_have_are_refused_by_name(setup, said):
+    assert said in setup.problem()
+    assert bool(setup.problem()) == bool(said)
+
+
+def test_losses_are_compared_for_every_codec_that_a_strategy_has_beside_an_exact_one():
+    made = [(setup.strategy, setup.codec) for setup in losses.setups([])]
+    assert made[0] == ("full", "fp32")
+    assert {codec for strategy, codec in made if strategy == "full"} == set(model.SHARD_CODECS)
+    names = {codec.partition(":")[0] for strategy, codec in made if strategy == "hybrid"}
+    assert names == {"fp32", "fp16", "bf16", "int8", "onebit", "topk", "powersgd"}
+    chosen = [(setup.strategy, setup.codec) for setup in losses.setups(["onebit", "int8"])]
+    assert chosen == [
+        *(("full", "fp32"), ("full", "int8")),
+        *(("hybrid", "fp32"), ("hybrid", "onebit"), ("hybrid", "int8")),
+    ]
+
+
+def test_table_of_losses_has_the_part_above_float32_of_each_seed_and_of_the_means(tmp_path):
+    rows = [
+        losses.Trained("full", "fp32", [4.0, 2.0]),
+        losses.Trained("full", "int8", [4.4, 1.9]),
+        losses.Trained("hybrid", "fp32", [2.0, 2.0]),
+        losses.Trained("hybrid", "onebit", [2.0, 3.0]),
+    ]
+    losses.write(tmp_path, rows, {"steps": 7})
+    lines = (tmp_path / "losses.md").read_text(encoding="utf-8").splitlines()
+    assert lines[3] == "| full | int8 | 4.4000 | 1.9000 | +10.00 -5.00 | +5.00 |"
+    assert lines[5] == "| hybrid | onebit | 2.0000 | 3.0000 | +0.00 +50.00 | +25.00 |"
+    content = json.loads((tmp_path / "losses.json").read_text(encoding="utf-8"))
+    assert content["about"] == {"steps": 7}
+    assert content["rows"][1]["losses"] == [4.4, 1.9]

@@ -18,7 +18,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_collectives import (
 )
 from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState
 
-from thalweg import _backend, _shard_compression, policy
+from thalweg import _backend, _shard_compression, _shard_units, policy
 
 
 class Outcome(NamedTuple):
@@ -42,7 +42,10 @@ def compress(parameters: Sequence[Tensor], codec: str) -> Outcome:
     if obstacle := _obstacle(fresh, codec):
         return Outcome(covered, False, obstacle)
     model = fresh[0] if len(fresh) == 1 else nn.ModuleList(fresh)
-    _shard_compression.compress(model, policy.parse(codec).default)
+    try:
+        _shard_compression.compress(model, policy.parse(codec).default)
+    except ValueError as error:
+        return Outcome(covered, False, str(error).removeprefix("thalweg: "))
     return Outcome([*covered, *model.parameters()], True)
 
 
@@ -61,9 +64,7 @@ def _obstacle(roots: list[nn.Module], codec: str) -> str:
     asked = policy.parse(codec)
     if asked.rules:
         return "rules of a policy are for DistributedDataParallel"
-    if problem := _shard_compression.problem_of(asked.default):
-        return problem
-    for unit in _shard_compression.units_of(nn.ModuleList(roots)):
+    for unit in _shard_units.units_of(nn.ModuleList(roots)):
         if (name := dist.get_backend(unit.shards)) != _backend.NAME:
             return f"shards are compressed by the back end {_backend.NAME!r}, and not by {name!r}"
         comms = unit.parameters._all_gather_comm, unit.parameters._reduce_scatter_comm

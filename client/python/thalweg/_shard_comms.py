@@ -22,7 +22,7 @@ from thalweg._shard_groups import ShardGroup
 _log = logging.getLogger("thalweg")
 
 
-class _Remarks:
+class Remarks:
     """Says once for each unit and reason what is not compressed; rank 0 says it for all."""
 
     def __init__(self, unit: str) -> None:
@@ -57,7 +57,7 @@ class CompressedAllGather(DefaultAllGather):
     def __init__(self, unit: str, group: ShardGroup, codec: RowCodec) -> None:
         self._group = group
         self._codec = codec
-        self._remarks = _Remarks(f"the all-gather of {unit}")
+        self._remarks = Remarks(f"the all-gather of {unit}")
 
     def __call__(
         self,
@@ -108,7 +108,7 @@ class CompressedReduceScatter(DefaultReduceScatter):
         self._start = start
         self._group = group
         self._codec = codec
-        self._remarks = _Remarks(f"the reduce-scatter of {unit}")
+        self._remarks = Remarks(f"the reduce-scatter of {unit}")
 
     def __call__(
         self,
@@ -148,9 +148,15 @@ def _why_exact(values: Tensor, row: int, codec: RowCodec) -> str | None:
     return "" if isinstance(codec, Cast) and values.itemsize <= codec.itemsize else None
 
 
-def _scale_of(op: Any, size: int) -> Any:  # noqa: ANN401 - a number or a tensor
-    """Returns by what a sum over `size` ranks is multiplied for `op`; None: it is no sum."""
-    # torch tells the factor of PREMUL_SUM to nobody but pickle. RedOpTypes pass for ReduceOps.
+def kind_of(op: Any) -> tuple[Any, Any]:  # noqa: ANN401 - torch's types of operations are private
+    """Returns the kind of an operation, such as ReduceOp.SUM, and the factor of a PREMUL_SUM."""
+    # torch tells the factor to nobody but pickle. RedOpTypes pass for ReduceOps.
     whole: Any = op if type(op) is ReduceOp else ReduceOp(op)
     kind, factor = whole.__getstate__()
+    return kind, factor
+
+
+def _scale_of(op: Any, size: int) -> Any:  # noqa: ANN401 - a number or a tensor
+    """Returns by what a sum over `size` ranks is multiplied for `op`; None: it is no sum."""
+    kind, factor = kind_of(op)
     return {ReduceOp.SUM: 1.0, ReduceOp.AVG: 1.0 / size, ReduceOp.PREMUL_SUM: factor}.get(kind)

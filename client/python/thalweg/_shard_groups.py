@@ -72,7 +72,7 @@ class ShardGroup:
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self.group = group
-        self.plan = Plan(_nodes_of(group), group.rank())
+        self.plan = Plan(nodes_of(group), group.rank())
         self._carried = self.plan.carried_by(self.plan.rank)
         self._carriers = self.plan.carriers()
         self._rows = torch.tensor(self.plan.rows_by_worker())
@@ -135,7 +135,8 @@ class ShardGroup:
         return total
 
 
-def _nodes_of(group: dist.ProcessGroup) -> tuple[int, ...]:
+def nodes_of(group: dist.ProcessGroup) -> tuple[int, ...]:
+    """Returns the number of each rank's node. RuntimeError: the group is of another back end."""
     name = dist.get_backend(group)
     if name == _backend.NAME:
         if (world := _process_group.world_of(group)) is not None:

@@ -5,7 +5,8 @@
 
 The first command makes the data set. The second trains a small random model on it; --model takes a
 folder of weights. Loss and ROUGE on the test part are printed after each epoch, with samples.
---compare measures precisions and strategies instead. Needs `pip install thalweg[examples]`.
+--compare measures precisions and strategies instead, --losses trains with each codec and compares.
+Needs `pip install thalweg[examples]`.
 """
 
 from __future__ import annotations
@@ -30,10 +31,9 @@ from torch.optim import Optimizer
 from tqdm import tqdm
 
 import thalweg.fsdp
-from thalweg.examples.t5 import compare, loop
+from thalweg.examples.t5 import compare, loop, losses
 from thalweg.examples.t5.data import Functions, load_tokenizer
 from thalweg.examples.t5.model import (
-    CODECS,
     PRECISIONS,
     STRATEGIES,
     Setup,
@@ -65,9 +65,11 @@ class Trainer:
         self.train_set = Functions(args.data, "train", self.tokenizer, *lengths)
         self.test_set = Functions(args.data, "test", self.tokenizer, *lengths)
 
-    def start(self, setup: Setup) -> tuple[nn.Module, Optimizer, Callable[[torch.Tensor], None]]:
+    def start(
+        self, setup: Setup, seed: int = 0
+    ) -> tuple[nn.Module, Optimizer, Callable[[torch.Tensor], None]]:
         """Returns a sharded model, its optimizer, and what takes a step by a loss."""
-        model = shard(build(self.args.model, self.args.size, len(self.tokenizer)), setup)
+        model = shard(build(self.args.model, self.args.size, len(self.tokenizer), seed), setup)
         optimizer = FusedAdamW(model.parameters(), lr=self.args.lr)
         if setup.precision != "fp16":
             return model, optimizer, lambda loss: (loss.backward(), optimizer.step(), None)[-1]
@@ -177,6 +179,20 @@ class Trainer:
             print(f"\n{compare.text(rows)}\n{args.out}/table.md, .json and .png written")
         return rows
 
+    def compare_losses(self) -> list[losses.Trained]:
+        """Trains with each codec and seed; rank 0 writes the table."""
+        args = self.args
+        plan = losses.Plan(args.steps or 300, args.seeds, args.batch_size, args.lr, args.gamma)
+        rows: list[losses.Trained] = []
+        for setup in losses.setups(args.codecs):
+            rows.append(losses.train(setup, self.start, self.train_set, plan))
+            say(losses.text(rows).splitlines()[-1])
+        if dist.get_rank() == 0:
+            about = {"workers": dist.get_world_size(), "size": args.size, **plan._asdict()}
+            losses.write(args.out, rows, about)
+            print(f"\n{losses.text(rows)}\n{args.out}/losses.md and .json written")
+        return rows
+
 
 def time_of_run() -> datetime:
     """Returns rank 0's time, by which all workers name what they save."""
@@ -221,7 +237,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--fsdp", type=int, choices=(1, 2), default=2, help="fully_shard() is 2")
     add("--strategy", choices=STRATEGIES, default="full")
     add("--precision", choices=PRECISIONS, default="fp32")
-    add("--codec", choices=CODECS, default="fp32", help="in which fully_shard() sends shards")
+    add("--codec", default="fp32", help="in which fully_shard() sends shards, or sums over copies")
     add("--prefetch", choices=("pre", "post", "none"), default="pre", help="of FSDP1")
     boolean = argparse.BooleanOptionalAction
     add("--activation-checkpointing", action=boolean, default=False)
@@ -234,6 +250,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--resume", type=Path, help="checkpoint of shards to go on from")
     add("--out", type=Path, default=Path("output/t5"), help="folder for all that is written")
     add("--compare", action=boolean, default=False, help="measure, in the place of training")
+    add("--losses", action=boolean, default=False, help="train with each codec and seed instead")
+    add("--codecs", nargs="+", default=[], help="of --losses, unless all")
+    add("--seeds", type=int, default=3, help="of --losses")
     args = parser.parse_args(argv)
     problem = setup_of(args).problem()
     if args.resume is not None and not loop.is_complete(args.resume):
@@ -254,6 +273,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     trainer = Trainer(args)
     if args.compare:
         trainer.compare()
+    elif args.losses:
+        trainer.compare_losses()
     else:
         history = trainer.train()
         if dist.get_rank() == 0:

@@ -28,9 +28,10 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 import thalweg.fsdp
+from thalweg import codecs
 
 STRATEGIES = ("full", "grad-op", "hybrid", "ddp")
-CODECS = ("fp32", "fp16", "bf16", "int8")
+SHARD_CODECS = ("fp32", "fp16", "bf16", "int8")
 PREFETCH = {"pre": BackwardPrefetch.BACKWARD_PRE, "post": BackwardPrefetch.BACKWARD_POST}
 
 
@@ -58,7 +59,7 @@ class Setup(NamedTuple):
     kind: int = 2  # FSDP1 or FSDP2
     prefetch: str = "pre"  # a key of PREFETCH, or "none"; for FSDP1
     checkpointing: bool = False  # of activations
-    codec: str = "fp32"  # one of CODECS: how shards are sent
+    codec: str = "fp32"  # how shards are sent, one of SHARD_CODECS; if hybrid, any: how copies are
 
     def problem(self) -> str:
         """Returns why there is no such training; "" if there is."""
@@ -68,10 +69,16 @@ class Setup(NamedTuple):
             return "--prefetch none is for FSDP1: fully_shard() always prefetches"
         if self.codec != "fp32" and (self.kind == 1 or self.strategy == "ddp"):
             return f"--codec {self.codec} is for --fsdp 2 and strategies other than ddp"
+        try:
+            name = codecs.parse(self.codec, "--codec").name
+        except ValueError as error:
+            return str(error)
+        if name not in SHARD_CODECS and self.strategy != "hybrid":
+            return f"--codec {self.codec} is for --strategy hybrid: it sums over copies of shards"
         return ""
 
 
-def build(folder: Path | None, size: str, vocabulary: int) -> Any:  # noqa: ANN401
+def build(folder: Path | None, size: str, vocabulary: int, seed: int = 0) -> Any:  # noqa: ANN401
     """Returns a T5ForConditionalGeneration: the weights in `folder`, or a random model, "tiny",
     "small" or "base", with one seed on all ranks.
     """
@@ -92,7 +99,7 @@ def build(folder: Path | None, size: str, vocabulary: int) -> Any:  # noqa: ANN4
         pad_token_id=0,
         eos_token_id=1,
     )
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     return T5ForConditionalGeneration(config)
 
 
