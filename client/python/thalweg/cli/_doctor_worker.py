@@ -146,8 +146,8 @@ def _why_not(module: DistributedDataParallel, activation: Activation) -> str:
 def _of_others(optimizers: Sequence[Optimizer]) -> list[Line]:
     """Returns what there is of models without DistributedDataParallel that use Thalweg."""
     lines = [_of_served(one) for one in optimizers if isinstance(one, ServerOptimizer)]
-    if "thalweg._shard_compression" in sys.modules:  # torch's FSDP takes seconds to load
-        from thalweg._shard_compression import Compression
+    if "thalweg._shard_state" in sys.modules:  # torch's FSDP takes seconds to load
+        from thalweg._shard_state import Compression
 
         lines += [
             Line(

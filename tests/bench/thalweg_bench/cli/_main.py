@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from thalweg._config import ConfigError
 from thalweg._processes import ServerError
 from thalweg.codecs import WIRE_TYPES, PowerSGD, parse
-from thalweg_bench.cli import _accuracy, _codec, _optim, _placement, _ps, _suite
+from thalweg_bench.cli import _accuracy, _codec, _collectives, _optim, _placement, _ps, _suite
 from thalweg_bench.cli import _types as types
 from thalweg_bench.cli._shape import shape_of
 from thalweg_bench.lab import LabError
@@ -98,6 +98,13 @@ def make_parser() -> argparse.ArgumentParser:
 
     text = "steps with AdamW, on workers and on shards"
     _ps.add_arguments(_add_case(cases, "ps", text, _run_ps, ("iperf3",), rate="250mbit"))
+
+    text = "the collectives of torch.distributed"
+    many = _add_case(
+        cases, "collectives", text, _run_collectives, ("gloo",), rate="250mbit", codec=False
+    )
+    _collectives.add_arguments(many)
+    many.set_defaults(codec="fp32")
 
     _add_small_and_many(cases, reduce_peers)
     _placement.add_parser(cases, _guard)
@@ -242,6 +249,12 @@ def _run_ps(args: argparse.Namespace) -> None:
     from thalweg_bench import ps_case
 
     _report(args, ps_case.run(_ps.case_of(args)))
+
+
+def _run_collectives(args: argparse.Namespace) -> None:
+    from thalweg_bench import collectives_case
+
+    _report(args, collectives_case.run(_collectives.case_of(args)))
 
 
 def _run_latency(args: argparse.Namespace) -> None:
