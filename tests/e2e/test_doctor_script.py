@@ -23,6 +23,7 @@ if sys.argv[1] == "raise":
     raise OSError("there is no data")
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for _ in range(2 if sys.argv[1] == "short" else 10**9):
+    optimizer.zero_grad()
     model(torch.ones(4, 100)).sum().backward()
     optimizer.step()
 """
@@ -61,6 +62,14 @@ def test_right_script_is_said_to_be_attached_with_the_bytes_of_its_steps(tmp_pat
         "0.0121 MB of its node's gradients were sent as 0.00606 MB (2.00x less)"
     )
     assert len(lines) == 3
+
+
+def test_script_whose_optimizer_moves_to_the_shards_is_said_to_do_so(tmp_path):
+    code, lines = doctor(tmp_path, "right", {"THALWEG_PS": "auto"})
+    assert code == 0
+    assert lines[1] == "ok    variables ask for Thalweg: THALWEG_PS=auto"
+    assert "ok    DistributedDataParallel(Linear) leaves its gradients to its optimizer" in lines[2]
+    assert "ok    ServerOptimizer has pushed this worker's 0.00808 MB of gradients" in lines[3]
 
 
 OTHERS = """

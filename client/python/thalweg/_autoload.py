@@ -19,7 +19,11 @@ def activate() -> None:
             from thalweg import _default_group
 
             _default_group.activate()
-        if _variables.activation_is_wanted():
+        if _variables.activation_is_wanted(switches=["THALWEG_PS"]):
+            from thalweg import _served
+
+            _served.activate()
+        elif _variables.activation_is_wanted():
             from thalweg import _zero_code
 
             _zero_code.activate()

@@ -50,6 +50,7 @@ DECLARED = (
         (
             Layer("amp", "workers get rank 0's masters, as torch gives them its parameters"),
             Layer("zero_code", "a module that is built is considered for attaching"),
+            Layer("served", "modules are known whose optimizer may move to the shards"),
         ),
         compiled=False,
     ),
@@ -64,6 +65,21 @@ DECLARED = (
         "_lazy_init",
         (Layer("zero_code", "a module is attached in its first training step"),),
         compiled=False,
+    ),
+    Method(
+        DistributedDataParallel,
+        "no_sync",
+        (Layer("served", "gradients are pushed when the last pass of a step is over"),),
+        compiled=False,
+    ),
+    *(
+        Method(
+            owner,
+            "clip_grad_norm_",
+            (Layer("served", "gradients that are on shards are clipped there"),),
+            compiled=False,
+        )
+        for owner in (nn.utils, nn.utils.clip_grad)
     ),
     Method(
         GradScaler,

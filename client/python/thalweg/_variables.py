@@ -50,6 +50,7 @@ KNOWN: dict[str, str] = {
     "THALWEG_TRACE": "",
     "THALWEG_WEIGHT": "auto",
     "THALWEG_WINDOW_CHUNKS": "auto",
+    "THALWEG_PS": "",
     "THALWEG_RECONNECT": "10",
 }
 

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from thalweg import _model, _sharded, _stats, _variables, ddp
+from thalweg import _model, _served, _sharded, _stats, _variables, ddp
 from thalweg._config import Activation, ConfigError
 from thalweg.cli import _script
 from thalweg.ps import ServerOptimizer
@@ -100,11 +100,10 @@ def _of_variables(activation: Activation, script_asks: bool) -> list[Line]:
         Line("FAIL", f"the variable {name} means nothing{like}")
         for name, like in _variables.misspelt(os.environ)
     ]
-    if activation.codec:
-        return [
-            *unknown,
-            Line("ok", f"variables ask for Thalweg: {', '.join(activation.variables)}"),
-        ]
+    asking = activation.variables if activation.codec else ()
+    asking = (*asking, *_variables.assignments(os.environ, ["THALWEG_PS"]))
+    if asking:
+        return [*unknown, Line("ok", f"variables ask for Thalweg: {', '.join(asking)}")]
     if script_asks or (dist.is_initialized() and dist.get_backend() == "thalweg"):
         return [*unknown, Line("ok", "the script asks for Thalweg itself")]
     text = "nothing asks for Thalweg: set THALWEG_CODEC, or call thalweg.ddp.attach()"
@@ -113,6 +112,8 @@ def _of_variables(activation: Activation, script_asks: bool) -> list[Line]:
 
 def _of_module(module: DistributedDataParallel, activation: Activation) -> Line:
     name = f"DistributedDataParallel({type(module.module).__name__})"
+    if _served.optimizer_of(module) is not None:
+        return Line("ok", f"{name} leaves its gradients to its optimizer, which is on the shards")
     state = ddp.state_of(module)
     if state is None:
         return Line("FAIL", f"{name} is not attached: {_why_not(module, activation)}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -17,8 +16,10 @@ from thalweg import _precision
 from thalweg.optim._state import load_unrounded
 from thalweg.ps import _forwards, _joining, _scaling
 from thalweg.ps._bucket import Bucket, Parameter, cut, pulled_as, served
+from thalweg.ps._committing import Committing
 from thalweg.ps._rules import KINDS, rule_of
 from thalweg.ps._serving import Serving
+from thalweg.ps._wishes import Wishes, check_bound
 
 
 class ServerOptimizer(Optimizer):
@@ -46,6 +47,8 @@ class ServerOptimizer(Optimizer):
     for options that shards do not have.
     """
 
+    _is_complete = True
+
     def __init__(
         self,
         params: Iterable[Any],
@@ -68,19 +71,10 @@ class ServerOptimizer(Optimizer):
             raise ValueError(f"thalweg: optimizer {optimizer!r}, expected {', '.join(KINDS)}")
         if not dist.is_initialized():
             raise RuntimeError("thalweg: call torch.distributed.init_process_group() first")
-        self._kind = KINDS[optimizer]
-        local = self._kind.torch(params, **options)
+        local = KINDS[optimizer].torch(params, **options)
         self._is_complete = False
         super().__init__(local.param_groups, local.defaults)
         self._is_complete = True
-        rule = rule_of(self.param_groups)
-        group = process_group or dist.group.WORLD
-        assert group is not None
-        parameters = served(self.param_groups)
-        if not parameters:
-            raise ValueError("thalweg: no parameter requires a gradient")
-        named = [(each.name, each.tensor) for each in parameters]
-        pulls = {each.tensor.dtype: pulled_as(pull, each.tensor.dtype) for each in parameters}
         arguments = {
             "codec": codec,
             "timeout": timeout,
@@ -88,32 +82,50 @@ class ServerOptimizer(Optimizer):
             "chunk_bytes": chunk_bytes,
             "local_shards": local_shards,
         }
-        self._max_grad_norm = _bound(max_grad_norm)
-        self._step_supports_amp_scaling = loss_scaling
-        commits = loss_scaling or overlap or max_grad_norm is not None
-        self._commits = commits
-        self._overlaps = overlap
-        description = (
-            f"{optimizer}, {rule}, pull {pull}, max_grad_norm {max_grad_norm}, loss_scaling "
-            f"{loss_scaling}, overlap {overlap}, bucket_cap_mb {bucket_cap_mb:g}"
+        group = process_group or dist.group.WORLD
+        assert group is not None
+        self._begin(
+            Wishes(
+                optimizer,
+                group,
+                pull=pull,
+                max_grad_norm=check_bound(max_grad_norm),
+                loss_scaling=loss_scaling,
+                overlap=overlap,
+                bucket_cap_mb=bucket_cap_mb,
+                arguments=arguments,
+            )
         )
-        session = _joining.join(group, named, description, arguments)
+
+    def _begin(self, wishes: Wishes) -> None:
+        """Does what is left to do where this is a torch optimizer of the kind wished for."""
+        kind, group = KINDS[wishes.kind], wishes.group
+        rule = rule_of(self.param_groups)
+        parameters = served(self.param_groups)
+        if not parameters:
+            raise ValueError("thalweg: no parameter requires a gradient")
+        named = [(each.name, each.tensor) for each in parameters]
+        pulls = {
+            each.tensor.dtype: pulled_as(wishes.pull, each.tensor.dtype) for each in parameters
+        }
+        session = _joining.join(group, named, wishes.describe(rule), wishes.arguments)
         buckets = [
             Bucket(
                 session,
                 number,
                 each,
-                kind=self._kind,
+                kind=kind,
                 rule=rule,
-                commits=commits,
+                commits=wishes.commits,
                 pull=pulls[each[0].tensor.dtype],
             )
-            for number, each in enumerate(cut(parameters, int(bucket_cap_mb * (1 << 20))))
+            for number, each in enumerate(cut(parameters, int(wishes.bucket_cap_mb * (1 << 20))))
         ]
         _joining.broadcast(group, self.param_groups)
         is_first = dist.get_rank(group) == 0
+        self._wishes = wishes
         self._serving = Serving(
-            session, buckets, self._kind, rule, commits=commits, is_first=is_first
+            session, buckets, kind, rule, commits=wishes.commits, is_first=is_first
         )
         self.stats = session.stats
         self._accumulates = False
@@ -122,12 +134,12 @@ class ServerOptimizer(Optimizer):
             for bucket in buckets
             for each in bucket.parameters
         ]
-        self._norm: float | None = None
-        self._unscaled_by = 1.0  # what unscale_() has been told in this step
+        self._committing = Committing(self._serving, wishes.max_grad_norm)
+        self._step_supports_amp_scaling = wishes.loss_scaling
         _precision.watch(self._serving)
-        if overlap:
+        if wishes.overlap:
             self._hooks.append(_forwards.watch(self._serving))
-        if loss_scaling:
+        if wishes.loss_scaling:
             _scaling.watch(self)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # noqa: ANN401
@@ -142,11 +154,17 @@ class ServerOptimizer(Optimizer):
         if self._serving.is_idle:
             self._serving.check_open()
             return loss
-        if self._commits:
-            self._commit()
+        if self._wishes.commits:
+            # GradScaler sets these for step(); the scale is None where unscale_() has been called.
+            scale = getattr(self, "grad_scale", None)
+            self._committing.finish_step(
+                self.param_groups,
+                None if scale is None else float(scale),
+                is_finite=not float(getattr(self, "found_inf", 0.0)),
+            )
         else:
             self._serving.finish_step(self.param_groups)
-        if not self._overlaps:
+        if not self._wishes.overlap:
             self._serving.wait()
         return loss
 
@@ -159,23 +177,35 @@ class ServerOptimizer(Optimizer):
         """The norm of all gradients in the last step that had a max_grad_norm, before clipping;
         None: there was none. With a max_grad_norm of infinity nothing is clipped.
         """
-        return self._norm
+        return self._committing.norm
 
     @property
     def max_grad_norm(self) -> float | None:
         """What gradients are clipped to. It may be changed between two steps, on all workers alike.
         ValueError: it is not more than 0, or the optimizer was made for steps without it.
         """
-        return self._max_grad_norm
+        return self._committing.max_grad_norm
 
     @max_grad_norm.setter
     def max_grad_norm(self, value: float | None) -> None:
-        if value is not None and not self._commits:
+        if value is not None and not self._wishes.commits:
             raise ValueError(
                 f"thalweg: max_grad_norm is {value}, but shards update before all gradients are "
                 "known: make the ServerOptimizer with a max_grad_norm"
             )
-        self._max_grad_norm = _bound(value)
+        self._committing.max_grad_norm = check_bound(value)
+
+    def clip_grad_norm_(self, max_norm: float) -> Tensor:
+        """Lets this step, whose backward pass is over, clip as torch.nn.utils.clip_grad_norm_ over
+        all groups. Call it on all workers. Returns the norm before clipping, a float32 on the CPU.
+        RuntimeError: the optimizer was made for steps without clipping and loss scaling.
+        """
+        if not self._wishes.commits:
+            self._serving.fail(
+                "shards update before all gradients are known: to clip them, make the "
+                "ServerOptimizer with a max_grad_norm"
+            )
+        return torch.tensor(self._committing.clip(self.param_groups, check_bound(max_norm) or 0.0))
 
     @contextlib.contextmanager
     def accumulate(self) -> Iterator[None]:
@@ -185,6 +215,11 @@ class ServerOptimizer(Optimizer):
             yield
         finally:
             self._accumulates = before
+
+    @property
+    def accumulates(self) -> bool:
+        """Whether backward passes only add up gradients now."""
+        return self._accumulates
 
     def publish(self) -> None:
         """Makes rank 0's parameters, as they will be when the next step's first gradient is pushed,
@@ -248,32 +283,11 @@ class ServerOptimizer(Optimizer):
             hook.remove()
         self._serving.close()
 
-    def _commit(self) -> None:
-        """Does the step of a scaler, or of clipping, once all gradients are known."""
-        scale, self._unscaled_by = self._unscaled_by, 1.0
-        # GradScaler sets these for step(); its scale is None where unscale_() has been called.
-        given = getattr(self, "grad_scale", None)
-        if given is not None:
-            scale = float(given)
-        if not math.isclose(scale, self._serving.loss_scale, rel_tol=1e-6):
-            self._serving.fail(
-                f"gradients carry a loss scale of {self._serving.loss_scale:g}, but step() divides "
-                f"them by {scale:g}: call scaler.step(optimizer)"
-            )
-        bound = self._max_grad_norm or 0.0
-        if bound:
-            self._norm = math.sqrt(self._serving.look(self.param_groups).squares) / scale
-        if float(getattr(self, "found_inf", 0.0)):
-            return self._serving.skip_step()
-        self._serving.finish_step(self.param_groups, grad_scale=scale, max_grad_norm=bound)
-        return None
-
     def look_for_infinities(self, inverse_scale: float) -> bool:
         """Is called in the place of a GradScaler's unscale_(): step() is to multiply gradients by
         that. Returns whether one is not finite.
         """
-        self._unscaled_by = 1 / inverse_scale
-        return self._serving.look(self.param_groups).nonfinite > 0
+        return self._committing.look_for_infinities(self.param_groups, inverse_scale)
 
     def _hook_of(self, bucket: Bucket, parameter: Parameter) -> Callable[[Tensor], None]:
         ref = weakref.ref(self)  # parameters may outlive the optimizer
@@ -284,11 +298,3 @@ class ServerOptimizer(Optimizer):
                 ours._serving.gather(bucket, parameter, ours.param_groups, ours.state)
 
         return hook
-
-
-def _bound(max_grad_norm: float | None) -> float | None:
-    if max_grad_norm is not None and not max_grad_norm > 0:
-        raise ValueError(
-            f"thalweg: max_grad_norm is {max_grad_norm}, expected more than 0, or None"
-        )
-    return max_grad_norm

@@ -1,0 +1,58 @@
+"""The end of a step whose gradients are looked at as a whole: loss scales and clipping."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from thalweg.ps._rules import Group
+from thalweg.ps._serving import Serving
+
+
+class Committing:
+    """What is known of a step's gradients before shards may update."""
+
+    def __init__(self, serving: Serving, max_grad_norm: float | None) -> None:
+        self.max_grad_norm = max_grad_norm
+        self.norm: float | None = None  # of the latest step that had one, before clipping
+        self._serving = serving
+        self._unscaled_by = 1.0  # what unscale_() has been told in this step
+        self._bound: float | None = None  # of this step alone
+
+    def look_for_infinities(self, groups: Sequence[Group], inverse_scale: float) -> bool:
+        """Notes what the step is to multiply gradients by. Returns whether one is not finite."""
+        self._unscaled_by = 1 / inverse_scale
+        return self._serving.look(groups).nonfinite > 0
+
+    def clip(self, groups: Sequence[Group], bound: float) -> float:
+        """Lets this step clip to `bound`. Returns the norm before."""
+        if not self._is_scale(self._unscaled_by):
+            self._serving.fail(
+                f"gradients carry a loss scale of {self._serving.loss_scale:g}: call "
+                "scaler.unscale_(optimizer) before clipping"
+            )
+        self._bound = bound
+        return math.sqrt(self._serving.look(groups).squares) / self._unscaled_by
+
+    def finish_step(
+        self, groups: Sequence[Group], given_scale: float | None, *, is_finite: bool
+    ) -> None:
+        """Lets the shards update, or not. `given_scale` is what GradScaler has given to step()."""
+        scale, self._unscaled_by = self._unscaled_by, 1.0
+        bound, self._bound = self._bound or self.max_grad_norm or 0.0, None
+        if given_scale is not None:
+            scale = given_scale
+        if not self._is_scale(scale):
+            self._serving.fail(
+                f"gradients carry a loss scale of {self._serving.loss_scale:g}, but step() divides "
+                f"them by {scale:g}: call scaler.step(optimizer)"
+            )
+        if bound:
+            self.norm = math.sqrt(self._serving.look(groups).squares) / scale
+        if is_finite:
+            self._serving.finish_step(groups, grad_scale=scale, max_grad_norm=bound)
+        else:
+            self._serving.skip_step()
+
+    def _is_scale(self, scale: float) -> bool:
+        return math.isclose(scale, self._serving.loss_scale, rel_tol=1e-6)

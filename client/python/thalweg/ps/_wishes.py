@@ -1,0 +1,43 @@
+"""What a script wants of an optimizer on the shards, apart from the optimizer's own settings."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch.distributed as dist
+
+from thalweg.ps._rules import Rule
+
+
+class Wishes(NamedTuple):
+    """The arguments of ServerOptimizer, which says what they mean."""
+
+    kind: str  # a key of KINDS
+    group: dist.ProcessGroup
+    pull: str | None
+    max_grad_norm: float | None
+    loss_scaling: bool
+    overlap: bool
+    bucket_cap_mb: float
+    arguments: dict[str, object]  # of thalweg.ddp.attach()
+
+    @property
+    def commits(self) -> bool:
+        """Whether gradients are looked at as a whole before any weight changes."""
+        return self.loss_scaling or self.overlap or self.max_grad_norm is not None
+
+    def describe(self, rule: Rule) -> str:
+        """Returns what all workers must wish for alike."""
+        return (
+            f"{self.kind}, {rule}, pull {self.pull}, max_grad_norm {self.max_grad_norm}, "
+            f"loss_scaling {self.loss_scaling}, overlap {self.overlap}, bucket_cap_mb "
+            f"{self.bucket_cap_mb:g}"
+        )
+
+
+def check_bound(max_grad_norm: float | None) -> float | None:
+    if max_grad_norm is not None and not max_grad_norm > 0:
+        raise ValueError(
+            f"thalweg: max_grad_norm is {max_grad_norm}, expected more than 0, or None"
+        )
+    return max_grad_norm

@@ -1,0 +1,64 @@
+"""Makes a ServerOptimizer of an optimizer that a script has."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch.distributed as dist
+from torch.optim import Optimizer
+
+from thalweg.ps._optimizer import ServerOptimizer
+from thalweg.ps._wishes import Wishes
+
+
+def take_over(
+    optimizer: Optimizer,
+    kind: str,
+    process_group: dist.ProcessGroup,
+    *,
+    pull: str | None,
+    overlap: bool,
+) -> ServerOptimizer:
+    """Turns torch's own optimizer of that kind into a ServerOptimizer that goes on from its state.
+
+    All workers call it between two steps. The object stays the same, and so do its groups, because
+    schedulers and the script hold them; its class is derived from the former one. Gradients may
+    carry a loss scale, and be clipped from step to step. Raises what ServerOptimizer does.
+    """
+    wishes = Wishes(
+        kind,
+        process_group,
+        pull=pull,
+        max_grad_norm=None,
+        loss_scaling=True,
+        overlap=overlap,
+        bucket_cap_mb=25.0,
+        arguments={},
+    )
+    before = type(optimizer)
+    optimizer.__class__ = type(f"{before.__name__}OnShards", (ServerOptimizer, before), {})
+    assert isinstance(optimizer, ServerOptimizer)
+    try:
+        optimizer._begin(wishes)
+    except BaseException:
+        optimizer.__class__ = before  # type: ignore[assignment]
+        raise
+    optimizer._patch_step_function()  # torch's hooks of steps
+    if "step" in vars(optimizer):
+        _replace_step(optimizer)
+    return optimizer
+
+
+def _replace_step(optimizer: ServerOptimizer) -> None:
+    """Replaces what a scheduler has put in front of the former class's step()."""
+    weak = weakref.ref(optimizer)  # a scheduler does not keep it either
+
+    def step(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        ours = weak()
+        assert ours is not None
+        ours._opt_called = True  # type: ignore[attr-defined]
+        return type(ours).step(ours, *args, **kwargs)
+
+    step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
+    optimizer.step = step  # type: ignore[method-assign]

@@ -1,0 +1,104 @@
+"""A training script that does not mention Thalweg: `served_script.py MODE OUT`.
+
+MODE is several of sgd, accumulate, clip, scaler and part, joined by "_".
+"""
+
+import contextlib
+import gc
+import hashlib
+import json
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import clip_grad_norm_
+
+STEPS = 12
+
+
+def make_model() -> nn.Module:
+    torch.manual_seed(dist.get_rank())  # rank 0's weights count
+    # Before a BatchNorm a bias would have gradients of rounding alone.
+    model = nn.Sequential(
+        nn.Linear(20, 64, bias=False),
+        nn.BatchNorm1d(64),
+        nn.Tanh(),
+        nn.Linear(64, 64),
+        nn.Linear(64, 5),
+    )
+    model[4].bias.requires_grad_(False)
+    return model
+
+
+def make_optimizer(mode: str, model: nn.Module) -> torch.optim.Optimizer:
+    trainable = [one for one in model.parameters() if one.requires_grad]
+    groups = [{"params": trainable[:2]}, {"params": trainable[2:], "lr": 0.02}]
+    if "part" in mode:
+        return torch.optim.AdamW(trainable[2:], lr=0.01)
+    if "sgd" in mode:
+        return torch.optim.SGD(groups, lr=0.01, momentum=0.9, nesterov=True)
+    return torch.optim.AdamW(groups, lr=0.01)
+
+
+def main() -> None:
+    mode, out = sys.argv[1:]
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    model = make_model()
+    ddp = DistributedDataParallel(model)
+    optimizer = make_optimizer(mode, model)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3, gamma=0.8)
+    scaler = torch.amp.GradScaler(
+        "cpu", init_scale=2.0**8, growth_interval=4, enabled="scaler" in mode
+    )
+    norms = []
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        passes = 2 if "accumulate" in mode else 1
+        for part in range(passes):
+            seed = torch.Generator().manual_seed(100 * step + 10 * part + dist.get_rank())
+            with ddp.no_sync() if part + 1 < passes else contextlib.nullcontext():
+                loss = ddp(torch.randn(8, 20, generator=seed)).square().mean()
+                if "scaler" in mode and step % 5 == 3 and dist.get_rank() == 1:
+                    loss = loss * float("inf")
+                scaler.scale(loss).backward()
+        if "clip" in mode:
+            scaler.unscale_(optimizer)
+            norms.append(float(clip_grad_norm_(ddp.parameters(), 0.5)))
+        scaler.step(optimizer)
+        scaler.update()
+        scheduler.step()
+        if step == STEPS // 2:
+            saved = optimizer.state_dict()
+            optimizer.load_state_dict(saved)
+    state = optimizer.state_dict()
+    values = [one.flatten().float() for one in model.state_dict().values()]
+    result = {
+        "digest": digest(dict(model.named_parameters())),
+        "weights": torch.cat(values).tolist(),
+        "kind": type(optimizer).__name__,
+        "is": isinstance(optimizer, torch.optim.Optimizer),
+        "state": sorted(state["state"].get(0, {})),
+        "norms": norms,
+        "lr": [group["lr"] for group in optimizer.param_groups],
+        "scale": scaler.get_scale(),
+    }
+    Path(out).write_text(json.dumps(result), encoding="utf-8")
+    del ddp
+    gc.collect()
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def digest(state: dict[str, torch.Tensor]) -> str:
+    sha = hashlib.sha256()
+    for name, tensor in state.items():
+        sha.update(name.encode() + tensor.detach().numpy().tobytes())
+    return sha.hexdigest()
+
+
+if __name__ == "__main__":
+    main()

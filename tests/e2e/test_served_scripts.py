@@ -1,0 +1,78 @@
+"""Tests scripts that do not mention Thalweg, and whose optimizer THALWEG_PS moves to the shards."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from harness import Job, metric, servers
+
+SCRIPT = Path(__file__).parent / "served_script.py"
+
+
+def run(mode: str, tmp_path: Path, *, nodes: int = 2, **env: str):
+    """Returns the workers' results, rank 0's output, and the rounds of the first sidecar."""
+    with servers() as cluster:
+        for _ in range(nodes):
+            cluster.add_sidecar("--shard-listen", "127.0.0.1:0")
+        sockets = [server.address for server in cluster.sidecars] * (2 // nodes)
+        folder = tmp_path / ("served" if env else "plain")
+        folder.mkdir()
+        job = Job(mode, cluster, folder, sidecar_of=sockets, env=env, jobs=SCRIPT, afresh=True)
+        results = job.results()
+        rounds = metric(cluster.sidecars[0], "thalweg_sidecar_steps_total")
+        return results, job.workers[0].output, rounds
+
+
+@pytest.mark.parametrize("mode", ["sgd_accumulate", "adamw_clip", "adamw_scaler_clip"])
+def test_script_trains_as_with_torch_alone_while_its_optimizer_is_on_the_shards(mode, tmp_path):
+    plain, _, _ = run(mode, tmp_path)
+    served, output, rounds = run(mode, tmp_path, THALWEG_PS="auto")
+    assert "AdamW is on the shards from the second step on" in output or (
+        "sgd" in mode and "SGD is on the shards from the second step on" in output
+    )
+    assert rounds >= 10
+    assert served[0]["digest"] == served[1]["digest"]
+    for ours, theirs in zip(served, plain, strict=True):
+        assert ours["kind"] == f"{theirs['kind']}OnShards"
+        for same in ("is", "state", "lr", "scale"):
+            assert ours[same] == theirs[same], same
+        np.testing.assert_allclose(ours["norms"], theirs["norms"], rtol=1e-5)
+        # Means are rounded in another order. Where a gradient is small, AdamW's step of at most
+        # 0.02 makes that larger: by up to 2**-24 of the largest gradient, over its own.
+        distance = 1e-6 if "sgd" in mode else 1e-4
+        np.testing.assert_allclose(ours["weights"], theirs["weights"], rtol=0, atol=distance)
+
+
+@pytest.mark.parametrize("wishes", ["auto:pull=bf16", "adamw:overlap=1"])
+def test_pull_and_overlap_may_be_wished_for(wishes, tmp_path):
+    plain, _, _ = run("adamw", tmp_path)
+    served, _, _ = run("adamw", tmp_path, THALWEG_PS=wishes, THALWEG_CODEC="bf16")
+    assert served[0]["digest"] == served[1]["digest"] != plain[0]["digest"]
+
+
+@pytest.mark.parametrize(
+    ("mode", "value", "why"),
+    [
+        ("adamw", "sgd", "it is a torch.optim.adamw.AdamW, and not sgd"),
+        ("part", "auto", "it has 4 trainable parameters, and its module 6, of which 4 are the"),
+    ],
+)
+def test_optimizer_that_does_not_fit_stays_and_why_is_said_once(mode, value, why, tmp_path):
+    plain, _, _ = run(mode, tmp_path)
+    served, output, rounds = run(mode, tmp_path, THALWEG_PS=value)
+    assert [one["digest"] for one in served] == [one["digest"] for one in plain]
+    assert output.count(f"stays on the workers in spite of it: {why}") == 1
+    assert rounds == 0
+
+
+def test_value_that_means_nothing_is_refused(tmp_path):
+    with servers() as nothing:
+        env = {"THALWEG_PS": "adagrad"}
+        job = Job(
+            "adamw", nothing, tmp_path, sidecar_of=["", ""], env=env, jobs=SCRIPT, afresh=True
+        )
+        for worker in job.wait():
+            assert worker.process.returncode != 0
+            assert "THALWEG_PS is 'adagrad', expected auto, sgd, adam or adamw" in worker.output
