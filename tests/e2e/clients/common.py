@@ -78,6 +78,11 @@ def main(train: Callable[[Task], dict[str, Any]]) -> None:
     else:
         going_on = Task(ENDS_AT, folder / "saved", resumes=True)
         results["resumes"] = with_codec(POWERSGD, lambda: train(going_on))
+    report(phase, folder, results)
+
+
+def report(phase: str, folder: Path, results: dict[str, Any]) -> None:
+    """Writes what this worker has seen, and ends the process group."""
     name = f"{phase}{os.environ['RANK']}.json"
     (folder / name).write_text(json.dumps(results), encoding="utf-8")
     gc.collect()
