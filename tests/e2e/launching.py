@@ -78,6 +78,8 @@ def run(
                 process.wait()
             for left in cluster.folder.glob("torchelastic_*"):  # not ours
                 shutil.rmtree(left)
+            for file in cluster.folder.glob("pytorch-errorfile-*"):  # of spawn
+                file.unlink()
         logs = [(folder / f"node{n}.log").read_text("utf-8", "replace") for n in range(NODES)]
         output = "\n".join(logs)
         assert codes == [0] * NODES, output
