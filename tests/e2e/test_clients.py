@@ -13,10 +13,9 @@ import pytest
 from harness import DEADLINE, environment, servers
 
 SCRIPTS = Path(__file__).parent / "clients"
-CLIENTS = ["accelerated", "lightning_strategy", "lightning_training", "spawned"]
-CLIENTS += ["timm_training", "trainer"]
-COMPILED = ["compiled", "compiled_inductor"]
-CLIENTS += [pytest.param(name, marks=pytest.mark.long) for name in COMPILED]  # a minute each
+SHORT = ["accelerated", "lightning_strategy", "lightning_training", "timm_training", "trainer"]
+LONG = ["compiled", "compiled_inductor", "spawned"]  # the compiler takes a minute
+CLIENTS = [*SHORT, *(pytest.param(name, marks=pytest.mark.long) for name in LONG)]
 RUN = [sys.executable, "-m", "thalweg", "run", "--nodes", "2"]
 
 

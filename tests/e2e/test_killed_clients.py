@@ -6,14 +6,12 @@ import json
 
 import launching
 import pytest
-from test_clients import CLIENTS, SCRIPTS
-
-NAMES = [name for name in CLIENTS if isinstance(name, str)]
+from test_clients import SCRIPTS, SHORT
 
 
 @pytest.mark.long
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("client", NAMES)
+@pytest.mark.parametrize("client", [*SHORT, "spawned"])
 def test_library_killed_under_torchrun_goes_on_from_its_checkpoint_compressed(client, tmp_path):
     # A variable must be set when torch is imported; the script then chooses others.
     env = {"THALWEG_CODEC": "fp32", "HF_HUB_OFFLINE": "1"} | launching.STORES

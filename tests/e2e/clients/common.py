@@ -98,7 +98,7 @@ def die_after_a_step(note: Path) -> None:
 
 def report(phase: str, folder: Path, results: dict[str, Any]) -> None:
     """Writes what this worker has seen, and ends the process group."""
-    name = f"{phase}{os.environ['RANK']}.json"
+    name = f"{phase}{dist.get_rank()}.json"
     (folder / name).write_text(json.dumps(results), encoding="utf-8")
     gc.collect()
     if dist.is_initialized():
