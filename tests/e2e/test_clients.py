@@ -3,37 +3,52 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import launching
 import pytest
 from harness import DEADLINE, environment, servers
 
 SCRIPTS = Path(__file__).parent / "clients"
-CLIENTS = ["accelerated", "lightning_strategy", "lightning_training", "timm_training", "trainer"]
-CLIENTS += [pytest.param("compiled", marks=pytest.mark.long)]  # the compiler takes a minute
+SHORT = ["accelerated", "lightning_strategy", "lightning_training", "timm_training", "trainer"]
+LONG = ["compiled", "compiled_inductor", "spawned"]  # the compiler takes a minute
+CLIENTS = [*SHORT, *(pytest.param(name, marks=pytest.mark.long) for name in LONG)]
 RUN = [sys.executable, "-m", "thalweg", "run", "--nodes", "2"]
 
 
 def run(client, phase, tmp_path):
     """Returns what both workers have seen, and the output."""
+    # A variable must be set when torch is imported; the script then chooses others.
+    variables = {"THALWEG_CODEC": "fp32", "HF_HUB_OFFLINE": "1"}
+    arguments = [str(SCRIPTS / f"{client}.py"), phase, str(tmp_path)]
+    if client == "accelerated":
+        output = launching.run(launching.accelerate, arguments, tmp_path, variables)
+    else:
+        output = run_cluster(arguments, tmp_path, variables)
+    files = [tmp_path / f"{phase}{rank}.json" for rank in (0, 1)]
+    return [json.loads(file.read_text(encoding="utf-8")) for file in files], output
+
+
+def run_cluster(arguments, tmp_path, variables):
+    """Does it with `thalweg run`."""
     with servers() as nothing:
-        # A variable must be set when torch is imported; the script then chooses others.
-        env = environment(nothing.folder) | {"THALWEG_CODEC": "fp32", "HF_HUB_OFFLINE": "1"}
-        env["TORCHINDUCTOR_CACHE_DIR"] = str(tmp_path)
+        env = environment(nothing.folder) | variables | {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
         done = subprocess.run(
-            [*RUN, str(SCRIPTS / f"{client}.py"), phase, str(tmp_path)],
+            [*RUN, *arguments],
             env=env,
             cwd=tmp_path,
             capture_output=True,
             text=True,
             timeout=2 * DEADLINE,
         )
-    output = done.stdout + done.stderr
+        for left in nothing.folder.glob("torchinductor_*"):  # not ours
+            shutil.rmtree(left)
+    output: str = done.stdout + done.stderr
     assert done.returncode == 0, output
-    files = [tmp_path / f"{phase}{rank}.json" for rank in (0, 1)]
-    return [json.loads(file.read_text(encoding="utf-8")) for file in files], output
+    return output
 
 
 @pytest.mark.timeout(400)
@@ -52,6 +67,17 @@ def test_library_trains_as_with_plain_ddp_and_resumes_compressed(client, tmp_pat
     for found in second:
         assert found["resumes"]["sent"] < found["resumes"]["raw"] / 2  # both steps are compressed
     assert second[0]["resumes"]["digest"] == second[1]["resumes"]["digest"]
+
+
+def test_hooks_that_accelerate_is_asked_for_win_and_each_is_said(tmp_path):
+    found, output = run("accelerated", "hooks", tmp_path)
+    for results in found:
+        asked = {name for name, result in results.items() if result["codec"] is None}
+        assert asked == {"fp16", "bf16", "power_sgd", "batched_power_sgd"}
+        assert results["no"]["codec"] == "fp16"
+    names = ["fp16_compress_hook", "bf16_compress_hook", "powerSGD_hook", "batched_powerSGD_hook"]
+    for name in names:
+        assert output.count(f"keeps its communication hook {name}, which wins over") == 1
 
 
 HOOKED = """

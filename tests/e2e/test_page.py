@@ -123,6 +123,24 @@ def test_page_shows_the_values_of_the_metrics(watched, view):
     expect(card.get_by_role("row")).to_have_count(1 + NODES)
 
 
+@pytest.mark.parametrize(
+    ("seconds", "number"), [(0.0014, -1), (0.00199, -1), (0.002, 1), (0.03, 1)]
+)
+def test_page_calls_a_node_the_slowest_from_a_mean_delay_of_2_ms_on(view, seconds, number):
+    nodes = [
+        {"share": 0.1, "waited": seconds / 10},
+        {"share": 0.9, "waited": seconds},
+        {"share": 0.0, "waited": None},  # it never came last
+    ]
+    find = "async (nodes) => (await import('./rates.js')).slowest(nodes)"
+    assert view.page.evaluate(find, nodes) == number
+
+
+def test_page_says_what_a_nodes_delay_is(watched, view):
+    card = view.page.get_by_role("article", name=name_of_job(watched))
+    expect(card.get_by_role("columnheader", name="Mean delay when last")).to_be_visible()
+
+
 def test_page_follows_the_job(watched, view):
     before = watched.shard_metric("thalweg_shard_rounds_total")
     watched.step(30)

@@ -1,10 +1,13 @@
-"""Trains with Hugging Face Accelerate; see common.py."""
+"""Trains with Hugging Face Accelerate; see common.py. The phase `hooks` tries its own hooks."""
 
+import sys
+from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import Accelerator
-from common import Task, data, layers, main, seen
+from accelerate import Accelerator, DistributedDataParallelKwargs
+from accelerate.utils import DDPCommunicationHookType
+from common import Task, data, layers, main, report, seen, with_codec
 
 
 def train(task: Task) -> dict[str, Any]:
@@ -33,5 +36,27 @@ def train(task: Task) -> dict[str, Any]:
     return result
 
 
+def train_with(hook: DDPCommunicationHookType) -> dict[str, Any]:
+    asked = DistributedDataParallelKwargs(comm_hook=hook)
+    accelerator = Accelerator(cpu=True, kwargs_handlers=[asked])
+    model = layers()
+    model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.01))
+    for _ in range(2):
+        accelerator.backward(model(torch.ones(2, 64)).square().mean())
+        optimizer.step()
+    result = seen(model)
+    accelerator.free_memory()
+    return result
+
+
+def try_hooks() -> dict[str, Any]:
+    return {
+        h.value: with_codec("fp16", lambda h=h: train_with(h)) for h in DDPCommunicationHookType
+    }
+
+
 if __name__ == "__main__":
-    main(train)
+    if sys.argv[1] == "hooks":
+        report("hooks", Path(sys.argv[2]), try_hooks())
+    else:
+        main(train)

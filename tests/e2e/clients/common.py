@@ -1,14 +1,15 @@
 """What the scripts of this folder share: `SCRIPT.py PHASE FOLDER` trains as users of a library do.
 
 The phase `first` trains with plain DDP, with codec fp32, and with PowerSGD until a checkpoint;
-`second`, in other processes, goes on from there. Either writes what it has seen to
-PHASE<rank>.json.
+`second`, in other processes, goes on from there. `killed` does both, but in its first attempt
+rank 1 dies when it goes on. Each writes what it has seen to PHASE<rank>.json.
 """
 
 import gc
 import hashlib
 import json
 import os
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 POWERSGD = "powersgd:rank=1,start=4"
 SAVED_AT, ENDS_AT = 8, 10  # steps
@@ -70,15 +72,33 @@ def main(train: Callable[[Task], dict[str, Any]]) -> None:
     sys.argv = sys.argv[:1]
     torch.set_num_threads(1)
     results = {}
+    saving = Task(SAVED_AT, folder / "saved", saves=True)
+    going_on = Task(ENDS_AT, folder / "saved", resumes=True)
+    if phase == "killed" and not (folder / "died").exists():
+        with_codec(POWERSGD, lambda: train(saving))
+        dist.barrier()  # rank 0 has written the checkpoint
+        if dist.get_rank() == 1:
+            die_after_a_step(folder / "died")
     if phase == "first":
         results["plain"] = with_codec("", lambda: train(Task(6, folder / "plain")))
         results["fp32"] = with_codec("fp32", lambda: train(Task(6, folder / "fp32")))
-        saving = Task(SAVED_AT, folder / "saved", saves=True)
         results["saves"] = with_codec(POWERSGD, lambda: train(saving))
     else:
-        going_on = Task(ENDS_AT, folder / "saved", resumes=True)
         results["resumes"] = with_codec(POWERSGD, lambda: train(going_on))
-    name = f"{phase}{os.environ['RANK']}.json"
+    report(phase, folder, results)
+
+
+def die_after_a_step(note: Path) -> None:
+    def die(*_: object) -> None:
+        note.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    register_optimizer_step_post_hook(die)
+
+
+def report(phase: str, folder: Path, results: dict[str, Any]) -> None:
+    """Writes what this worker has seen, and ends the process group."""
+    name = f"{phase}{dist.get_rank()}.json"
     (folder / name).write_text(json.dumps(results), encoding="utf-8")
     gc.collect()
     if dist.is_initialized():

@@ -1,0 +1,17 @@
+"""Trains in a process that torch.multiprocessing.spawn starts; see common.py."""
+
+import sys
+
+import torch
+from common import main
+from plain_loop import train
+
+
+def child(_: int, arguments: list[str]) -> None:
+    """Has the node's variables, as its parent does."""
+    sys.argv = arguments
+    main(train)
+
+
+if __name__ == "__main__":
+    torch.multiprocessing.spawn(child, args=(sys.argv,), nprocs=1)

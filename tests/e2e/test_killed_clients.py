@@ -1,0 +1,30 @@
+"""Kills a worker of each training library after a checkpoint; torchrun starts the workers again."""
+
+from __future__ import annotations
+
+import json
+
+import launching
+import pytest
+from test_clients import SCRIPTS, SHORT
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("client", [*SHORT, "spawned"])
+def test_library_killed_under_torchrun_goes_on_from_its_checkpoint_compressed(client, tmp_path):
+    # A variable must be set when torch is imported; the script then chooses others.
+    env = {"THALWEG_CODEC": "fp32", "HF_HUB_OFFLINE": "1"} | launching.STORES
+    output = launching.run(
+        lambda node, port: launching.torchrun_restarting(node, port, restarts=1),
+        [str(SCRIPTS / f"{client}.py"), "killed", str(tmp_path)],
+        tmp_path,
+        env,
+    )
+    assert (tmp_path / "died").exists()
+    # Once before the kill, and once after it.
+    assert output.count("the codec goes on after step 8, from the optimizer's checkpoint") == 2
+    found = [json.loads((tmp_path / f"killed{rank}.json").read_text()) for rank in (0, 1)]
+    for worker in found:
+        assert 0 < worker["resumes"]["sent"] < worker["resumes"]["raw"] / 2  # both steps
+    assert found[0]["resumes"]["digest"] == found[1]["resumes"]["digest"]
