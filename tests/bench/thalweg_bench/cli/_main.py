@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from thalweg._config import ConfigError
 from thalweg._processes import ServerError
 from thalweg.codecs import WIRE_TYPES, PowerSGD, parse
-from thalweg_bench.cli import _accuracy, _codec, _optim, _placement, _ps, _suite
+from thalweg_bench.cli import _accuracy, _codec, _optim, _placement, _ps, _sharded, _suite
 from thalweg_bench.cli import _types as types
 from thalweg_bench.cli._shape import shape_of
 from thalweg_bench.lab import LabError
@@ -102,6 +102,7 @@ def make_parser() -> argparse.ArgumentParser:
     _add_small_and_many(cases, reduce_peers)
     _placement.add_parser(cases, _guard)
     _codec.add_parser(cases, _guard)
+    _sharded.add_parser(cases, _guard)
     _optim.add_parser(cases, _guard)
     _accuracy.add_parser(cases, _guard)
     _suite.add_parsers(cases, _guard)
