@@ -169,13 +169,13 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
         help="over which each test runs (default: gloo thalweg)",
     )
     parser.add_argument(
-        "--world-size", type=int, default=4, metavar="N", help="workers at most (default: 4)"
+        "--world-size", type=int, default=8, metavar="N", help="workers at most (default: 8)"
     )
     parser.add_argument(
         "--only", default="", metavar="PATTERN", help='regex found in "file: Class.test"'
     )
     parser.add_argument(
-        "--timeout", type=float, default=100, metavar="SECONDS", help="of a test (default: 100)"
+        "--timeout", type=float, default=300, metavar="SECONDS", help="of a test (default: 300)"
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="gets the outcome of every test")
     options = parser.parse_args(argv)

@@ -1,6 +1,6 @@
 """Contains jobs that compress what sharded models send: `compressed_fsdp_jobs.py NAME OUT`.
 
-FOLDER is where checkpoints lie.
+FOLDER is where checkpoints lie. PART has the bytes of a row's parts, if not the usual ones.
 """
 
 import os
@@ -26,6 +26,7 @@ from sharded_state_jobs import digest
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
+from thalweg._shard_codecs import Parts
 from thalweg.fsdp import compress
 
 
@@ -201,6 +202,7 @@ JOBS = {
 
 def main() -> None:
     """Does all jobs whose names are joined by "+"."""
+    Parts.PART = int(os.environ.get("PART", Parts.PART))
     job_runner.run(
         lambda names: {name: JOBS[name]() for name in names.split("+")},
         "thalweg",

@@ -38,7 +38,8 @@ def test_every_codec_sums_over_copies_alike_on_all_ranks_and_trains(results):
         for outcome, exact in zip(outcomes, (r["trained"][""] for r in results), strict=True):
             assert [spec.partition(":")[0] for spec in outcome["in"]] == [codec.partition(":")[0]]
             assert outcome["rounds"] == 4 * 3  # of three units
-            assert outcome["digest"] != exact["digest"]
+            # "auto" may find that float32 is the fastest here.
+            assert codec.startswith("auto") or outcome["digest"] != exact["digest"]
             assert outcome["losses"][0] == exact["losses"][0]
             assert outcome["losses"] == pytest.approx(exact["losses"], rel=0.1)
 

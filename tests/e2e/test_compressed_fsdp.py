@@ -38,8 +38,8 @@ ALL = "parameters+whole_numbers+feedback+resumed+poisoned+refused+variants+left_
 
 @pytest.fixture(scope="module")
 def fours(tmp_path_factory):
-    """Returns what two nodes of two workers did, of each rank."""
-    return run(ALL, tmp_path_factory.mktemp("fours"), (2, 2))
+    """Returns what two nodes of two workers did, of each rank, with rows in several parts."""
+    return run(ALL, tmp_path_factory.mktemp("fours"), (2, 2), PART="1024")
 
 
 @pytest.fixture(scope="module")

@@ -101,6 +101,27 @@ def test_step_reports_the_step_and_its_communication(tmp_path):
     ]
 
 
+def test_fsdp_reports_steps_of_sharded_models_beside_gloo(tmp_path):
+    small = ["--nodes", "2", "--width", "64", "--blocks", "2", "--repeats", "1"]
+    result = run("fsdp", *small, "--rate", "100mbit", "--json", tmp_path / "rows.json")
+    assert result.returncode == 0, result.stderr
+    rows = read_rows(tmp_path / "rows.json")
+    assert [row["system"] for row in rows] == [
+        *("gloo fsdp2", "gloo fsdp1", "thalweg fsdp2", "thalweg fsdp1"),
+        *("thalweg fsdp2 fp16", "thalweg fsdp2 int8"),
+        *("gloo fsdp2", "thalweg fsdp2", "thalweg fsdp2 powersgd:rank=4,start=2"),
+    ]
+    assert len({row["case"] for row in rows}) == 2
+    cells = [line.split(" | ") for line in result.stdout.splitlines() if " | thalweg" in line]
+    of_gloo = {line[1]: float(line[8]) for line in cells}
+    # 3 units where Gloo sends 4, half of them in fp16, and a quarter in int8, besides headers.
+    assert 0.74 < of_gloo["thalweg fsdp1"] < 0.85
+    assert 0.37 < of_gloo["thalweg fsdp2 fp16"] < 0.45
+    assert 0.19 < of_gloo["thalweg fsdp2 int8"] < 0.27
+    assert of_gloo["thalweg fsdp2 powersgd:rank=4,start=2"] < 0.25
+    assert "is gone" not in result.stderr
+
+
 def test_ps_reports_a_step_on_workers_and_on_shards(tmp_path):
     arguments = ["--rate", "none", "--repeats", "1", "--model", "swin-t", "--clip", "1"]
     result = run("ps", *SMALL, *arguments, "--peers", "", "--json", tmp_path / "rows.json")

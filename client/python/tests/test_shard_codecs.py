@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from thalweg._shard_codecs import BLOCK, SMALL, Blocks, Cast, Piece
+from thalweg._shard_codecs import BLOCK, SMALL, Blocks, Cast, Parts, Piece
 
 # The shards of 2 rows are a small tensor, one that ends within a block, one of whole blocks, and
 # an empty one.
@@ -117,3 +117,33 @@ def test_units_of_small_tensors_alone_are_sent_as_they_are():
     codec = Blocks([Piece(150, 300), Piece(50, 100)])
     assert codec.row_bytes == 800
     assert torch.equal(decoded(codec, rows, torch.zeros(2, 0)), rows)
+
+
+@pytest.mark.parametrize(
+    ("part", "groups"), [(1 << 20, [4]), (1111, [4]), (1110, [2, 2]), (1, [2, 2])]
+)
+def test_parts_together_make_the_bytes_and_residuals_of_the_whole(part, groups, monkeypatch):
+    monkeypatch.setattr(Parts, "PART", part)
+    whole, parts = Blocks(PIECES), Parts(Blocks, PIECES)
+    assert len(parts.codecs) == len(groups)
+    assert [len(codec._sizes) for codec in parts.codecs] == groups
+    residuals = [torch.zeros(2, whole.residual_elements) for _ in range(2)]
+    for seed in range(2):
+        rows, out = values(seed), torch.empty(2, ELEMENTS)
+        expected = decoded(whole, rows, residuals[0])
+        columns = parts.split(rows), parts.split(out), parts.split_residual(residuals[1])
+        for codec, mine, result, held in zip(parts.codecs, *columns, strict=True):
+            codec.decode(codec.encode(mine, held), result)
+        assert torch.equal(out, expected)
+        assert torch.equal(*residuals)
+        assert residuals[0].any()
+
+
+def test_parts_of_a_cast_know_what_an_element_takes():
+    assert Parts(lambda pieces: Cast(torch.float16, pieces), PIECES).itemsize == 2
+    assert Parts(Blocks, PIECES).itemsize == 0
+
+
+def test_large_rows_have_four_parts_of_about_equal_size():
+    parts = Parts(Blocks, [Piece(1 << 18, 1 << 20)] * 12)
+    assert [codec.elements for codec in parts.codecs] == [3 << 18] * 4

@@ -6,7 +6,7 @@ after the other, float32. It makes bytes of rows, all rows the same number, and 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol, TypeVar
 
 import torch
@@ -44,6 +44,47 @@ class RowCodec(Protocol):
 
     def decode(self, payload: Tensor, out: Tensor) -> None:
         """Writes the values of `payload` to `out`, rows of floats of any type."""
+
+
+class Parts:
+    """A row's codec in parts, each of some tensors that follow each other, so that one part can be
+    encoded or decoded while another one is on its way.
+
+    There are MOST at most, and so many that a row's bytes of each are about PART at least.
+    """
+
+    PART, MOST = 128 << 10, 4
+
+    def __init__(
+        self, make: Callable[[Sequence[Piece]], RowCodec], pieces: Sequence[Piece]
+    ) -> None:
+        whole = make(pieces)
+        count = max(1, min(self.MOST, whole.row_bytes // self.PART))
+        groups: list[list[Piece]] = [[]]
+        taken = 0
+        for piece in pieces:
+            middle = taken + piece.elements / 2
+            if groups[-1] and piece.elements and middle > whole.elements * len(groups) / count:
+                groups.append([])
+            groups[-1].append(piece)
+            taken += piece.elements
+        self.codecs = [make(group) for group in groups]
+        self.elements = whole.elements
+        self.residual_elements = whole.residual_elements
+
+    @property
+    def itemsize(self) -> int:
+        """How many bytes an element takes if it is only cast; 0: it is not."""
+        first = self.codecs[0]
+        return first.itemsize if isinstance(first, Cast) else 0
+
+    def split(self, rows: Tensor) -> list[Tensor]:
+        """Returns views of the columns of each part, of [rows, elements]."""
+        return list(rows.split([codec.elements for codec in self.codecs], dim=1))
+
+    def split_residual(self, residual: Tensor) -> list[Tensor]:
+        """Returns views of the columns of each part, of [rows, residual_elements]."""
+        return list(residual.split([codec.residual_elements for codec in self.codecs], dim=1))
 
 
 class Cast:

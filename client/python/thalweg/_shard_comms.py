@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -16,7 +17,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_collectives import (
     DefaultReduceScatter,
 )
 
-from thalweg._shard_codecs import Cast, RowCodec
+from thalweg._shard_codecs import Parts, RowCodec
 from thalweg._shard_groups import ShardGroup
 
 _log = logging.getLogger("thalweg")
@@ -36,25 +37,25 @@ class Remarks:
 
 
 class _Arriving(Work):
-    """An all-gather under way whose bytes have to be decoded when they are there."""
+    """Collectives under way, each with what is to be done when its bytes are there, in order."""
 
-    def __init__(self, work: Work, decode: Callable[[], None]) -> None:
+    def __init__(self, parts: Sequence[tuple[Work, Callable[[], None]]]) -> None:
         super().__init__()
-        self._work = work
-        self._decode: Callable[[], None] | None = decode
+        self._parts = deque(parts)
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        self._work.wait(timeout)
-        if self._decode is not None:
-            self._decode()
-            self._decode = None
+        while self._parts:
+            work, finish = self._parts[0]
+            work.wait(timeout)
+            finish()
+            self._parts.popleft()
         return True
 
 
 class CompressedAllGather(DefaultAllGather):
     """Gathers a unit's parameters in a codec; the owner, too, takes what the bytes decode to."""
 
-    def __init__(self, unit: str, group: ShardGroup, codec: RowCodec) -> None:
+    def __init__(self, unit: str, group: ShardGroup, codec: Parts) -> None:
         self._group = group
         self._codec = codec
         self._remarks = Remarks(f"the all-gather of {unit}")
@@ -71,17 +72,31 @@ class CompressedAllGather(DefaultAllGather):
             self._remarks.say(why)
         if why is not None:
             return super().__call__(output_tensor, input_tensor, group, async_op)
-        payload = self._codec.encode(input_tensor.view(1, -1))
-        gathered = payload.new_empty(group.size(), self._codec.row_bytes)
-        work = dist.all_gather_into_tensor(
-            gathered.view(-1), payload.view(-1), group=group, async_op=True
+        columns = (
+            self._codec.split(input_tensor.view(1, -1)),
+            self._codec.split(output_tensor.view(group.size(), -1)),
         )
-        out = output_tensor.view(group.size(), -1)
-        arriving = _Arriving(work, lambda: self._codec.decode(gathered, out))
+        arriving = _Arriving(
+            [
+                self._begin(codec, own, out, group)
+                for codec, own, out in zip(self._codec.codecs, *columns, strict=True)
+            ]
+        )
         if async_op:
             return arriving
         arriving.wait()
         return None
+
+    def _begin(
+        self, codec: RowCodec, own: Tensor, out: Tensor, group: dist.ProcessGroup
+    ) -> tuple[Work, Callable[[], None]]:
+        """Begins to gather a part; returns that, and what decodes it into `out`."""
+        payload = codec.encode(own)
+        gathered = payload.new_empty(group.size(), codec.row_bytes)
+        work = dist.all_gather_into_tensor(
+            gathered.view(-1), payload.view(-1), group=group, async_op=True
+        )
+        return work, lambda: codec.decode(gathered, out)
 
     def _why_exact(self, values: Tensor, group: dist.ProcessGroup) -> str | None:
         """Returns why the values go as they are; "": nobody asked for more; None: they do not."""
@@ -98,7 +113,7 @@ class CompressedReduceScatter(DefaultReduceScatter):
     """
 
     def __init__(
-        self, unit: str, group: ShardGroup, codec: RowCodec, *, start: int, feedback: bool
+        self, unit: str, group: ShardGroup, codec: Parts, *, start: int, feedback: bool
     ) -> None:
         self.rounds = 0
         self.residual = torch.zeros(
@@ -127,16 +142,42 @@ class CompressedReduceScatter(DefaultReduceScatter):
             self._remarks.say(why)
         if why is not None or scale is None or self.rounds <= self._start:
             return super().__call__(output_tensor, input_tensor, group, op, async_op)
-        rows = self._group.sum_in_node(input_tensor.view(group.size(), -1)).mul_(scale)
-        payload = self._codec.encode(rows[1:], self.residual if self._feedback else None)
-        arrived = self._group.exchange(payload)
-        others = torch.empty(len(arrived), self._codec.elements, device=rows.device)
-        self._codec.decode(arrived, others)
-        output_tensor.copy_(self._group.add_nodes(rows[0], others.unbind()))
+        columns = (
+            self._codec.split(input_tensor.view(group.size(), -1)),
+            self._codec.split(output_tensor.view(1, -1)),
+            self._codec.split_residual(self.residual)
+            if self._feedback
+            else [None] * len(self._codec.codecs),
+        )
+        _Arriving(
+            [
+                self._begin(codec, rows, scale, out, residual)
+                for codec, rows, out, residual in zip(self._codec.codecs, *columns, strict=True)
+            ]
+        ).wait()
         return None
 
+    def _begin(
+        self,
+        codec: RowCodec,
+        rows: Tensor,
+        scale: Any,  # noqa: ANN401 - a number or a tensor
+        out: Tensor,
+        residual: Tensor | None,
+    ) -> tuple[Work, Callable[[], None]]:
+        """Begins to exchange a part; returns that, and what writes this rank's sums to `out`."""
+        sums = self._group.sum_in_node(rows).mul_(scale)
+        work, arrived = self._group.exchange(codec.encode(sums[1:], residual))
 
-def _why_exact(values: Tensor, row: int, codec: RowCodec) -> str | None:
+        def finish() -> None:
+            others = torch.empty(len(arrived), codec.elements, device=rows.device)
+            codec.decode(arrived, others)
+            out.copy_(self._group.add_nodes(sums[0], others.unbind()))
+
+        return work, finish
+
+
+def _why_exact(values: Tensor, row: int, codec: Parts) -> str | None:
     """Returns why rows of `row` elements go as they are; "": because they are short already."""
     if values.dtype not in (torch.float32, torch.float16, torch.bfloat16):
         return f"its values are {values.dtype}"
@@ -145,7 +186,7 @@ def _why_exact(values: Tensor, row: int, codec: RowCodec) -> str | None:
             f"it has {row} elements of each rank, and not the {codec.elements} of the parameters "
             "that could be trained when thalweg.fsdp.compress() was called"
         )
-    return "" if isinstance(codec, Cast) and values.itemsize <= codec.itemsize else None
+    return "" if values.itemsize <= codec.itemsize else None
 
 
 def kind_of(op: Any) -> tuple[Any, Any]:  # noqa: ANN401 - torch's types of operations are private

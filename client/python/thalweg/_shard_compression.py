@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import weakref
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ import torch.distributed as dist
 from torch import nn
 
 from thalweg import _shard_copies, codecs, policy
-from thalweg._shard_codecs import Blocks, Cast, Piece, RowCodec
+from thalweg._shard_codecs import Blocks, Cast, Parts, Piece
 from thalweg._shard_comms import CompressedAllGather, CompressedReduceScatter
 from thalweg._shard_groups import ShardGroup, nodes_of
 from thalweg._shard_state import Compression
@@ -240,5 +241,7 @@ def _compressed_reduce(unit: Unit, group: ShardGroup, codec: Codec) -> Compresse
     )
 
 
-def _row_codec(codec: Codec, pieces: Sequence[Piece]) -> RowCodec:
-    return Blocks(pieces) if isinstance(codec, Int8) else Cast(_CASTS[type(codec)], pieces)
+def _row_codec(codec: Codec, pieces: Sequence[Piece]) -> Parts:
+    if isinstance(codec, Int8):
+        return Parts(Blocks, pieces)
+    return Parts(functools.partial(Cast, _CASTS[type(codec)]), pieces)

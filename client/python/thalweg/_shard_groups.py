@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.distributed_c10d import Work
 
 from thalweg import _backend, _process_group
 
@@ -105,21 +106,23 @@ class ShardGroup:
             parts = own
         return parts[: 1 + self.carries]
 
-    def exchange(self, payload: Tensor) -> Tensor:
-        """Returns what the carriers of other nodes have for this rank, one row for each.
+    def exchange(self, payload: Tensor) -> tuple[Work, Tensor]:
+        """Returns a collective under way, and what then has come from the carriers of other nodes
+        for this rank, one row for each.
 
         `payload`: uint8 [carries, bytes], for the ranks to whom this rank carries.
         """
         arrived = payload.new_empty(len(self._carriers), payload.shape[1])
         size, ranks = payload.shape[1], range(len(self.plan.nodes))
-        dist.all_to_all_single(
+        work = dist.all_to_all_single(
             arrived.view(-1),
             payload.view(-1),
             [size if rank in self._carriers else 0 for rank in ranks],
             [size if rank in self._carried else 0 for rank in ranks],
             group=self.group,
+            async_op=True,
         )
-        return arrived
+        return work, arrived
 
     def add_nodes(self, own: Tensor, others: Sequence[Tensor]) -> Tensor:
         """Returns the sum of a row of this node and of those that exchange() has brought, in the

@@ -31,6 +31,8 @@ from thalweg_bench.cli import _types as types
         (["codec", "--shapes", "4x0"], "nor shapes such as 64x3x7x7,1000x2048"),
         (["codec", "--threads", "0"], "0 is not between 1 and 256"),
         (["placement", "--nodes", "1,2"], "1 is not between 2 and 64"),
+        (["fsdp", "--codecs", "powersgd:4"], "shards are sent in fp16, bf16 or int8"),
+        (["fsdp", "--cases", "round"], "round"),
         (["latency", "--count", "0"], "0 is not between 1 and 100000"),
     ],
 )
@@ -53,6 +55,7 @@ def test_wrong_arguments_are_named_with_exit_code_2(capsys, arguments, message):
         "soak",
         "placement",
         "codec",
+        "fsdp",
         "accuracy",
         "suite",
         "report",

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from thalweg_bench.shapes import MODELS, count_elements, shapes_of
+from thalweg_bench.shapes import MODELS, count_elements, shapes_of, transformer_blocks
 
 # These are the documented elements of torchvision's resnet50 and swin_t and of bert-base-uncased;
 # tensors are counted by layer: 2 per norm or linear layer with bias, 1 per convolution, plus Swin's
@@ -34,3 +34,9 @@ def test_first_and_largest_tensor_are_the_originals(model, first, largest):
     shapes = shapes_of(model)
     assert shapes[0] == first
     assert max(shapes, key=math.prod) == largest
+
+
+def test_blocks_of_a_transformer_have_its_elements():
+    blocks = transformer_blocks(512, 16)
+    # 12 w² of matrices, 9 w of their biases and 4 w of two norms.
+    assert [count_elements(block) for block in blocks] == [12 * 512**2 + 13 * 512] * 16

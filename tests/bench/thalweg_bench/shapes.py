@@ -21,6 +21,19 @@ def count_elements(shapes: list[Shape]) -> int:
     return sum(math.prod(shape) for shape in shapes)
 
 
+def transformer_blocks(width: int, blocks: int) -> list[list[Shape]]:
+    """Returns the blocks of a transformer: attention, two linear layers, two norms."""
+    block = [
+        *_norm(width),
+        *_linear(width, 3 * width),
+        *_linear(width, width),
+        *_norm(width),
+        *_linear(width, 4 * width),
+        *_linear(4 * width, width),
+    ]
+    return [block] * blocks
+
+
 def _norm(width: int) -> list[Shape]:
     return [(width,), (width,)]
 

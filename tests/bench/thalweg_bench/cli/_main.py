@@ -7,14 +7,22 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from thalweg._config import ConfigError
 from thalweg._processes import ServerError
-from thalweg.codecs import WIRE_TYPES, PowerSGD, parse
-from thalweg_bench.cli import _accuracy, _codec, _collectives, _optim, _placement, _ps, _suite
+from thalweg.codecs import WIRE_TYPES
+from thalweg_bench.cli import (
+    _accuracy,
+    _codec,
+    _collectives,
+    _optim,
+    _placement,
+    _ps,
+    _sharded,
+    _step,
+    _suite,
+)
 from thalweg_bench.cli import _types as types
 from thalweg_bench.cli._shape import shape_of
 from thalweg_bench.lab import LabError
-from thalweg_bench.shapes import MODELS
 
 if TYPE_CHECKING:
     from thalweg_bench.lab_case import LabCase, Outcome
@@ -87,14 +95,7 @@ def make_parser() -> argparse.ArgumentParser:
 
     peers = ("ddp", "torch-fp16", "torch-powersgd", "iperf3")
     step = _add_case(cases, "step", "a DDP step", _run_step, peers, rate="250mbit", codec=False)
-    step.add_argument(
-        "--codec",
-        type=types.step_codec,
-        default="fp32",
-        help="a type, a codec of blocks, or powersgd:rank=4,… or auto, which start at 2 "
-        "unless they have start=…",
-    )
-    step.add_argument("--model", choices=MODELS, default="resnet50", help="whose parameters")
+    _step.add_arguments(step)
 
     text = "steps with AdamW, on workers and on shards"
     _ps.add_arguments(_add_case(cases, "ps", text, _run_ps, ("iperf3",), rate="250mbit"))
@@ -109,6 +110,7 @@ def make_parser() -> argparse.ArgumentParser:
     _add_small_and_many(cases, reduce_peers)
     _placement.add_parser(cases, _guard)
     _codec.add_parser(cases, _guard)
+    _sharded.add_parser(cases, _guard)
     _optim.add_parser(cases, _guard)
     _accuracy.add_parser(cases, _guard)
     _suite.add_parsers(cases, _guard)
@@ -227,22 +229,7 @@ def _run_lab(args: argparse.Namespace) -> None:
 def _run_step(args: argparse.Namespace) -> None:
     from thalweg_bench import step_case
 
-    codec = parse(args.codec)
-    if "torch-powersgd" in args.peers:
-        if not isinstance(codec, PowerSGD):
-            raise ConfigError(
-                "--peers torch-powersgd does what --codec powersgd:… says: give one, "
-                f"got --codec {args.codec}"
-            )
-        if codec.rank == 2:
-            raise ConfigError(
-                "--peers torch-powersgd gets wrong results at rank 2 from gradients of rank 1, "
-                "which are those measured here: give another rank"
-            )
-    _report(
-        args,
-        step_case.run(step_case.StepCase(shape_of(args), args.model, args.peers, args.repeats)),
-    )
+    _report(args, step_case.run(_step.case_of(args)))
 
 
 def _run_ps(args: argparse.Namespace) -> None:
