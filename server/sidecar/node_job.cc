@@ -250,12 +250,13 @@ void NodeJob::Refuse(uint32_t local_rank, const absl::Status& why) {
 
 void NodeJob::WorkerLeft(uint32_t local_rank, const absl::Status& reason) {
   const Roster::Departure departure = roster_.Leave(local_rank, reason);
+  // Before the runner and the shards know, so that nobody finds the worker or the node gone and
+  // gives that as the reason.
+  if (!departure.failure.ok()) Fail(departure.failure);
   if (departure.was_last) {
     outcome_.End();
     return WakeAll();
   }
-  // Before the runner knows, so that nobody finds the worker gone and gives that as the reason.
-  if (!departure.failure.ok()) Fail(departure.failure);
   const std::string name = roster_.NameOf(local_rank);
   for (const absl::Status& missed :
        {runner_.OnWorkerLeft(local_rank, name), collectives_.OnWorkerLeft(local_rank, name),

@@ -144,8 +144,13 @@ def absent() -> str:
 def too_large() -> str:
     """Has 8 million weights, which with AdamW's moments are 96 MB."""
     layer = nn.Linear(4000, 2000)
-    optimizer = ServerOptimizer(layer.parameters(), "adamw")
-    return outcome(lambda: layer(torch.ones(4000)).sum().backward() or optimizer.step())
+
+    def train() -> None:
+        optimizer = ServerOptimizer(layer.parameters(), "adamw")
+        layer(torch.ones(4000)).sum().backward()
+        optimizer.step()
+
+    return outcome(train)
 
 
 def refused() -> list[str]:
