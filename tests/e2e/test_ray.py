@@ -13,7 +13,7 @@ from harness import environment, servers
 
 SCRIPT = Path(__file__).parent / "clients" / "ray_training.py"
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(400)]  # it takes a minute
+pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]  # it takes a minute
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +30,7 @@ def trained(tmp_path_factory):
             cwd=folder,
             capture_output=True,
             text=True,
-            timeout=300,
+            timeout=500,
         )
         shutil.rmtree(cluster.folder / "ray")  # not ours
     output = done.stdout + done.stderr
