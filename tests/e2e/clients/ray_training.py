@@ -90,7 +90,9 @@ def main(folder: str, *sockets: str) -> None:
             env_vars={"THALWEG_SIDECAR": socket},
             **({} if cluster.head_node else {"include_dashboard": False}),
         )
-    ray.init(address=cluster.address)
+    # A variable must be set when torch is imported; the trainings then choose others.
+    variables = {"THALWEG_CODEC": "fp32"}
+    ray.init(address=cluster.address, runtime_env={"env_vars": variables})
     fit("plain", "", 6, folder)
     fit("fp32", "fp32", 6, folder)
     fit("resumed", POWERSGD, STEPS, folder, dies=True)
