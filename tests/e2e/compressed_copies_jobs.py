@@ -256,6 +256,29 @@ def both() -> dict[str, Any]:
     return result
 
 
+def variants() -> dict[str, Any]:
+    """Trains with options of fully_shard() and factors; returns, by case, losses of both ways, a
+    digest of what a rank computes with, and what was said.
+    """
+    brain = torch.bfloat16
+    cases: dict[str, dict[str, Any]] = {
+        "uneven": {"width": 65},  # the second rank's shards are filled up
+        "kept": {"reshard_after_forward": False},
+        "bf16": {"mp_policy": MixedPrecisionPolicy(param_dtype=brain, reduce_dtype=brain)},
+    }
+    result = {}
+    for name, options in cases.items():
+        losses, remarks = [], Remarks()
+        for codec in ("", "powersgd:rank=8,start=1"):
+            model = paired(Groups.of("thalweg"), **options)
+            state = compress(model, codec) if codec else None
+            losses.append(models.plain_loop(model, lr=0.1, steps=4))
+        result[name] = {"losses": losses, "digest": digest(gathered(model)), "said": remarks.stop()}
+        assert state is not None
+        state.close()
+    return result
+
+
 def unmentioned() -> dict[str, Any]:
     return by_environment(lambda: paired(Groups.of("thalweg")))
 
@@ -264,7 +287,7 @@ JOBS = {
     job.__name__: job
     for job in (
         *(trained, delivered, recovered, whole_numbers, resumed),
-        *(said, both, unmentioned),
+        *(said, both, variants, unmentioned),
     )
 }
 

@@ -8,7 +8,7 @@ import pytest
 import test_compressed_fsdp
 
 JOBS = Path(__file__).parent / "compressed_copies_jobs.py"
-NAMES = "trained+delivered+recovered+whole_numbers+resumed+said"
+NAMES = "trained+delivered+recovered+whole_numbers+resumed+said+variants"
 # Of float32's bytes, without the tensors that stay in fp32 or fp16 (docs/codecs.md). What top-k
 # sends back depends on the data: the elements that any of both nodes has sent.
 SHARES = {"fp16": 0.5, "bf16": 0.5, "int8": 0.27, "onebit": 0.05, "topk": 0.25, "powersgd": 0.2}
@@ -87,6 +87,18 @@ def test_training_resumes_with_what_copies_held_back_bit_for_bit(results):
                 "ValueError: thalweg: the state was saved with codec"
             )
             assert f"the state has nothing of rank {rank}" in outcome["said"][-1]
+
+
+def test_losses_stay_near_those_of_exact_sums_with_options_of_fully_shard(results):
+    for name in ("uneven", "kept", "bf16"):
+        outcomes = [result["variants"][name] for result in results]
+        assert len({outcome["digest"] for outcome in outcomes}) == 1
+        for outcome in outcomes:
+            exact, compressed = outcome["losses"]
+            assert compressed == pytest.approx(exact, rel=0.05)
+            assert compressed[:2] == exact[:2]  # of which the first step is not compressed yet
+            assert compressed != exact
+            assert outcome["said"] == []
 
 
 def test_what_is_not_compressed_or_is_wrong_is_said_by_name(results):
