@@ -293,12 +293,7 @@ JOBS = {
 
 
 def main() -> None:
-    """Does all jobs whose names are joined by "+"."""
-    job_runner.run(
-        lambda names: {name: JOBS[name]() for name in names.split("+")},
-        "thalweg",
-        timedelta(seconds=60),
-    )
+    job_runner.run_joined(JOBS, "thalweg", timedelta(seconds=60))
 
 
 if __name__ == "__main__":

@@ -201,13 +201,7 @@ JOBS = {
 
 
 def main() -> None:
-    """Does all jobs whose names are joined by "+"."""
-    Parts.PART = int(os.environ.get("PART", Parts.PART))
-    job_runner.run(
-        lambda names: {name: JOBS[name]() for name in names.split("+")},
-        "thalweg",
-        timedelta(seconds=60),
-    )
+    job_runner.run_joined(JOBS, "thalweg", timedelta(seconds=60))
 
 
 if __name__ == "__main__":

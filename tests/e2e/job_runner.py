@@ -5,7 +5,7 @@ import json
 import os
 import sys
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,13 @@ def run(do: Callable[[str], Any], backend: str, timeout: timedelta | None = None
     Path(out).write_text(json.dumps(result), encoding="utf-8")
     gc.collect()  # modules in reference cycles keep threads of the group
     dist.destroy_process_group()
+
+
+def run_joined(
+    jobs: Mapping[str, Callable[[], Any]], backend: str, timeout: timedelta | None = None
+) -> None:
+    """Does all jobs whose names are joined by "+"; their results are by name."""
+    run(lambda names: {name: jobs[name]() for name in names.split("+")}, backend, timeout)
 
 
 def sent_bytes() -> float:
