@@ -26,7 +26,6 @@ from sharded_state_jobs import digest
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
-from thalweg._shard_codecs import Parts
 from thalweg.fsdp import compress
 
 
