@@ -1,6 +1,6 @@
 """A training script that does not mention Thalweg: `served_script.py MODE OUT`.
 
-MODE is several of sgd, accumulate, clip, scaler and part, joined by "_".
+MODE is several of sgd, accumulate, clip, cliponly, scaler and part, joined by "_".
 """
 
 import contextlib
@@ -67,7 +67,8 @@ def main() -> None:
                 scaler.scale(loss).backward()
         if "clip" in mode:
             scaler.unscale_(optimizer)
-            norms.append(float(clip_grad_norm_(ddp.parameters(), 0.5)))
+            clipped = list(ddp.parameters())[: 2 if "cliponly" in mode else None]
+            norms.append(float(clip_grad_norm_(clipped, 0.5)))
         scaler.step(optimizer)
         scaler.update()
         scheduler.step()

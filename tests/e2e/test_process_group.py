@@ -32,6 +32,17 @@ def test_random_collectives_of_random_groups_equal_numpys(nodes, shards, seed, t
     assert results == [[]] * sum(nodes)
 
 
+def test_nodes_host_shards_beside_as_many_aggregators(tmp_path, capfd):
+    with servers(shards=2) as cluster:
+        sidecars = [cluster.add_sidecar("--shard-listen", "127.0.0.1:0") for _ in range(2)]
+        addresses = [sidecar.address for sidecar in sidecars]
+        env = {"SEED": "4", "THALWEG_LOCAL_SHARDS": "auto"}
+        job = Job("random_collectives", cluster, tmp_path, sidecar_of=addresses, env=env, jobs=JOBS)
+        assert job.results() == [[], []]
+        assert "host no shard" not in job.output
+    assert "node 0 of 2 with 1 workers, 4 shards" in capfd.readouterr().err
+
+
 @pytest.mark.parametrize(("nodes", "shards"), PLACES[1:3])
 def test_ddp_trains_on_the_back_end_alone(nodes, shards, tmp_path):
     results = run("trained_with_ddp", tmp_path, nodes, shards)

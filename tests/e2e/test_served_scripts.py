@@ -61,10 +61,23 @@ def test_pull_and_overlap_may_be_wished_for(wishes, tmp_path):
 )
 def test_optimizer_that_does_not_fit_stays_and_why_is_said_once(mode, value, why, tmp_path):
     plain, _, _ = run(mode, tmp_path)
-    served, output, rounds = run(mode, tmp_path, THALWEG_PS=value)
+    served, output, rounds = run(mode, tmp_path, THALWEG_PS=value, THALWEG_CODEC="fp16")
+    assert "torch averages the gradients, and THALWEG_CODEC=fp16 has no effect" in output
     assert [one["digest"] for one in served] == [one["digest"] for one in plain]
     assert output.count(f"stays on the workers in spite of it: {why}") == 1
     assert rounds == 0
+
+
+def test_clipping_a_part_of_the_gradients_is_refused_with_the_numbers(tmp_path):
+    with servers() as nothing:
+        env = {"THALWEG_PS": "auto"}
+        alone = ["", ""]
+        job = Job(
+            "adamw_cliponly", nothing, tmp_path, sidecar_of=alone, env=env, jobs=SCRIPT, afresh=True
+        )
+        for worker in job.wait():
+            assert worker.process.returncode != 0
+            assert "clip_grad_norm_ of 2 of the 6 parameters whose gradients" in worker.output
 
 
 def test_value_that_means_nothing_is_refused(tmp_path):

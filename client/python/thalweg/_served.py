@@ -26,7 +26,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from thalweg import _logging, _torch_patches
 from thalweg._config import log_level
-from thalweg._variables import ConfigError, check_choice
+from thalweg._variables import SWITCHES, ConfigError, assignments, check_choice
 
 if TYPE_CHECKING:
     from thalweg.ps import ServerOptimizer
@@ -129,7 +129,11 @@ def _look(optimizer: Optimizer, *_: object) -> None:
     having = (one for one in _modules if any(id(p) in mine for p in one.parameters()))
     module = next(having, None)
     if why := why_not(optimizer, module, wanted):
-        _say(logging.WARNING, f"{_name(optimizer)} stays on the workers in spite of it: {why}")
+        others = [name for name in SWITCHES if name != "THALWEG_FUSED_OPTIMIZER"]
+        without = ", ".join(assignments(os.environ, others))
+        without = without and f"; torch averages the gradients, and {without} has no effect"
+        text = f"{_name(optimizer)} stays on the workers in spite of it: {why}{without}"
+        _say(logging.WARNING, text)
         return
     assert module is not None
     _move(optimizer, module, wanted)

@@ -20,8 +20,16 @@ void FlightRecord::NoteCame(const std::string& group, const ipc::Collect& spec, 
   Flight* flight = Find(spec);
   if (flight == nullptr) {
     if (flights_.size() == kMost) flights_.pop_front();
-    flight = &flights_.emplace_back(Flight{.group = group, .spec = spec});
-    flight->spec.values.clear();
+    flight = &flights_.emplace_back();
+    flight->group = group;
+    flight->spec = {.group = spec.group,
+                    .sequence = spec.sequence,
+                    .kind = spec.kind,
+                    .fold = spec.fold,
+                    .dtype = spec.dtype,
+                    .root = spec.root,
+                    .elems = spec.elems,
+                    .values = {}};
   }
   flight->came.emplace_back(rank, now);
 }

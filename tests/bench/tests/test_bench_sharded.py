@@ -36,7 +36,7 @@ def test_bytes_of_a_hybrid_are_those_of_sums_over_copies_of_shards():
     case = ShardedCase(HYBRID, 512, 1, ("powersgd:4",), 1)
     kinds = case.kinds()
     assert case.sent_bytes(kinds["thalweg fsdp2"]) == 4 * case.elements
-    # Of each matrix n x m two shards of n/2 rows send 4 (n/2 + m) elements; 13 vectors are whole.
+    # Two shards of n/2 rows of each matrix n x m send 4 (n/2 + m) elements; 13 vectors go whole.
     matrices = ((1536, 512), (512, 512), (2048, 512), (512, 2048))
     factors = sum(2 * 4 * (n // 2 + m) for n, m in matrices)
     assert case.sent_bytes(kinds["thalweg fsdp2 powersgd:4"]) == 4 * (factors + 13 * 512)

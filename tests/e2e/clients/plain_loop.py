@@ -1,4 +1,4 @@
-"""Has the loop of scripts that use nothing but torch; see common.py."""
+"""This module has the loop of scripts that use nothing but torch; see common.py."""
 
 from collections.abc import Callable
 from typing import Any

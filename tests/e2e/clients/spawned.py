@@ -8,7 +8,7 @@ from plain_loop import train
 
 
 def child(_: int, arguments: list[str]) -> None:
-    """Has the node's variables, as its parent does."""
+    """Trains in a process that gets the node's variables from its parent."""
     sys.argv = arguments
     main(train)
 

@@ -88,12 +88,12 @@ class ServerOptimizer(Optimizer):
             Wishes(
                 optimizer,
                 group,
+                arguments,
                 pull=pull,
                 max_grad_norm=check_bound(max_grad_norm),
                 loss_scaling=loss_scaling,
                 overlap=overlap,
                 bucket_cap_mb=bucket_cap_mb,
-                arguments=arguments,
             )
         )
 

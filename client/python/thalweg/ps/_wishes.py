@@ -14,12 +14,12 @@ class Wishes(NamedTuple):
 
     kind: str  # a key of KINDS
     group: dist.ProcessGroup
-    pull: str | None
-    max_grad_norm: float | None
-    loss_scaling: bool
-    overlap: bool
-    bucket_cap_mb: float
     arguments: dict[str, object]  # of thalweg.ddp.attach()
+    pull: str | None = None
+    max_grad_norm: float | None = None
+    loss_scaling: bool = False
+    overlap: bool = False
+    bucket_cap_mb: float = 25.0
 
     @property
     def commits(self) -> bool:

@@ -26,16 +26,7 @@ def take_over(
     schedulers and the script hold them; its class is derived from the former one. Gradients may
     carry a loss scale, and be clipped from step to step. Raises what ServerOptimizer does.
     """
-    wishes = Wishes(
-        kind,
-        process_group,
-        pull=pull,
-        max_grad_norm=None,
-        loss_scaling=True,
-        overlap=overlap,
-        bucket_cap_mb=25.0,
-        arguments={},
-    )
+    wishes = Wishes(kind, process_group, {}, pull=pull, loss_scaling=True, overlap=overlap)
     before = type(optimizer)
     optimizer.__class__ = type(f"{before.__name__}OnShards", (ServerOptimizer, before), {})
     assert isinstance(optimizer, ServerOptimizer)

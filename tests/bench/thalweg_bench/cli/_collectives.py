@@ -11,7 +11,7 @@ from thalweg_bench.cli._shape import shape_of
 if TYPE_CHECKING:
     from thalweg_bench.collectives_case import CollectivesCase
 
-# Those of thalweg_bench.collectives.KINDS, which would load torch.
+# They are the keys of thalweg_bench.collectives.KINDS; that module would load torch.
 _REDUCING = ("all_reduce", "reduce_scatter", "reduce")
 _NAMES = (*_REDUCING, "all_gather", "broadcast", "all_to_all", "barrier")
 
