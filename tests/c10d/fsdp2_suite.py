@@ -117,6 +117,9 @@ def _count_devices(count: int) -> None:
     vars(torch.accelerator)["current_accelerator"] = lambda *_, **__: cpu
     vars(torch.accelerator)["set_device_index"] = lambda *_: None
     vars(torch.cuda)["set_device"] = lambda *_: None
+    # With PYTORCH_NVML_BASED_CUDA_CHECK, which importing Lightning sets, torch infers it from the
+    # number of devices.
+    vars(torch.cuda)["is_available"] = lambda: False
 
 
 def _place_on_cpu() -> None:

@@ -6,6 +6,7 @@ Those tests are not in torch's wheel, so that these bring some of the same form.
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -72,8 +73,9 @@ def run(folder, backends, only=""):
     out = folder / "outcomes.json"
     argv = [str(folder), "--world-size", "2", "--only", only, "--json", str(out)]
     argv += ["--backend", *backends]
+    env = os.environ | {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}  # as importing Lightning leaves it
     done = subprocess.run(
-        [sys.executable, str(COMMAND), *argv], timeout=100, capture_output=True, text=True
+        [sys.executable, str(COMMAND), *argv], env=env, timeout=100, capture_output=True, text=True
     )
     found = json.loads(out.read_text())
     left_out = found.pop("left out")
