@@ -10,9 +10,10 @@ namespace thalweg {
 
 std::optional<Correspondence::Outgoing> Correspondence::Next() {
   const bool may_go = written_ - confirmed_ < window_;
-  if (!waiting_.empty() && may_go) {
-    OpenedLetter next = std::move(waiting_.front());
-    waiting_.pop_front();
+  auto& queue = requests_.empty() ? waiting_ : requests_;
+  if (!queue.empty() && may_go) {
+    OpenedLetter next = std::move(queue.front());
+    queue.pop_front();
     next.letter.taken = told_ = taken_;
     return Outgoing{++written_, Seal(next.letter, std::move(next.body))};
   }

@@ -13,13 +13,17 @@
 
 namespace thalweg {
 
-// Letters are taken in the order in which they were written, whichever way each of them comes. No
-// more are on the way than the window; the others wait. Thread-compatible.
+// Letters are taken in the order in which they go, whichever way each of them comes. Requests go
+// before what has been written earlier and still waits: behind its bytes, the other node's link
+// would rest meanwhile. No more are on the way than the window. Thread-compatible.
 class Correspondence {
  public:
   explicit Correspondence(uint32_t window) : window_(window) {}
 
-  void Write(const Letter& letter, Payload body) { waiting_.push_back({letter, std::move(body)}); }
+  void Write(const Letter& letter, Payload body) {
+    auto& queue = letter.kind == LetterKind::kRequest ? requests_ : waiting_;
+    queue.push_back({letter, std::move(body)});
+  }
 
   struct Outgoing {
     uint64_t number = 0;  // from 1; 0: a receipt, which has none
@@ -34,11 +38,12 @@ class Correspondence {
 
  private:
   const uint32_t window_;
-  std::deque<OpenedLetter> waiting_;
-  uint64_t written_ = 0;    // number of the last letter that has gone
-  uint64_t confirmed_ = 0;  // number of the last one that the other node has taken
-  uint64_t taken_ = 0;      // number of the other node's last letter that has been read
-  uint64_t told_ = 0;       // the same, as the other node knows it
+  std::deque<OpenedLetter> requests_;
+  std::deque<OpenedLetter> waiting_;  // others
+  uint64_t written_ = 0;              // number of the last letter that has gone
+  uint64_t confirmed_ = 0;            // number of the last one that the other node has taken
+  uint64_t taken_ = 0;                // number of the other node's last letter that has been read
+  uint64_t told_ = 0;                 // the same, as the other node knows it
   std::map<uint64_t, OpenedLetter> early_;  // by number
 };
 

@@ -106,6 +106,21 @@ TEST(CorrespondenceTest, WindowOpensWithReceiptsAndAnswers) {
   EXPECT_EQ(Post(a, 10, 0).size(), 1u);
 }
 
+TEST(CorrespondenceTest, RequestsOvertakeWhatWaits) {
+  Correspondence a(2), b(2);
+  auto gone = Post(a, 1, 3);
+  ASSERT_EQ(gone.size(), 2u);
+  a.Write({.kind = LetterKind::kRequest, .message = 9}, {});
+  for (const auto& letter : gone) EXPECT_TRUE(b.Take(letter.number, letter.sealed).ok());
+  const auto receipts = Post(b, 1, 0);
+  ASSERT_EQ(receipts.size(), 1u);
+  ASSERT_TRUE(a.Take(0, receipts[0].sealed).ok());
+  gone = Post(a, 4, 0);
+  ASSERT_EQ(gone.size(), 2u);
+  EXPECT_THAT(MessagesOf(b.Take(gone[0].number, gone[0].sealed)), ElementsAre(9));
+  EXPECT_THAT(MessagesOf(b.Take(gone[1].number, gone[1].sealed)), ElementsAre(3));
+}
+
 TEST(CorrespondenceTest, LettersThatCannotBeAreRefused) {
   Correspondence a(4), b(4);
   const auto gone = Post(a, 1, 2);

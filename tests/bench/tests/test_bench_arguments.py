@@ -25,7 +25,7 @@ from thalweg_bench.cli import _types as types
         (["step", "--codec", "powersgd:x"], "the codec is 'powersgd:x'"),
         (["step", "--peers", "torch-powersgd"], "does what --codec powersgd:… says: give one"),
         (["step", "--codec", "powersgd:2", "--peers", "torch-powersgd"], "give another rank"),
-        (["lab", "--codec", "powersgd:4"], "invalid choice: 'powersgd:4'"),
+        (["ps", "--codec", "powersgd:4"], "invalid choice: 'powersgd:4'"),
         (["codec", "--codec", "fp16"], "fp16 is not measured here: expected powersgd"),
         (["codec", "--shapes", "vgg16"], "'vgg16' is neither one of resnet50, bert-base, swin-t"),
         (["codec", "--shapes", "4x0"], "nor shapes such as 64x3x7x7,1000x2048"),
@@ -77,12 +77,12 @@ def test_arguments_become_the_case(monkeypatch, capsys):
 
     monkeypatch.setattr(lab_case, "run", run)
     arguments = ["--nodes", "8", "--shards", "2", "--workers", "3", "--rate", "1gbit"]
-    arguments += ["--codec", "bf16", "--bytes", "400", "--peers", "gloo,memcpy", "--repeats", "7"]
+    arguments += ["--dtype", "bf16", "--bytes", "400", "--peers", "gloo,memcpy", "--repeats", "7"]
     assert main(["bench", "lab", *arguments]) == 0
     (case,) = cases
     shape = case.shape
     assert (shape.nodes, shape.shards, shape.workers, shape.rate) == (8, 2, 3, 10**9)
-    assert (shape.codec, case.size, case.peers, case.repeats) == (
+    assert (case.dtype, case.size, case.peers, case.repeats) == (
         "bf16",
         400,
         ("gloo", "memcpy"),

@@ -33,14 +33,13 @@ def make_pattern(size: int, dtype: str) -> torch.Tensor:
 class _Reduce:
     """The input of one worker, and the check of the mean or sum over all workers."""
 
-    def __init__(self, pattern: torch.Tensor, place: Place, codec: str, size: int) -> None:
+    def __init__(self, pattern: torch.Tensor, place: Place, size: int) -> None:
         pattern = pattern[: size // pattern.itemsize]
         self._pattern = pattern
         self._place = place
         self._offset = 0
         self.tensor = pattern.clone()
-        coarsest = torch.finfo(DTYPES[codec]).eps
-        self._tolerance = max(coarsest, torch.finfo(pattern.dtype).eps)
+        self._tolerance = torch.finfo(pattern.dtype).eps
 
     def prepare(self, repeat: int) -> None:
         self._offset = repeat % _SPREAD
@@ -51,7 +50,7 @@ class _Reduce:
         size = self._place.world_size
         expected = times * ((size - 1) / 2 + self._offset)
         low, high = torch.sub(result, self._pattern, alpha=times, out=self.tensor).aminmax()
-        # The result was encoded twice, and is compared in the tensor's own type.
+        # The result is rounded to the tensor's type, in which it is compared.
         largest = times * _PERIOD + expected
         allowed = 4 * self._tolerance * largest
         wrong = max(abs(float(low) - expected), abs(float(high) - expected))
@@ -62,30 +61,11 @@ class _Reduce:
             )
 
 
-class _Coded(_Reduce):
-    """A bucket with a codec, as DDP's hook has it, but for one tensor outside of DDP."""
+class _Thalweg(_Reduce):
+    """In place, by the back end of torch.distributed."""
 
     def __init__(self, pattern: torch.Tensor, place: Place, size: int) -> None:
-        super().__init__(pattern, place, place.codec, size)
-        self._session = open_session(place)
-        self._reducer = _C.AllReducer(self._session)
-        self._result = self.tensor
-
-    def run(self) -> None:
-        self._result = self._reducer.mean(self.tensor)
-
-    def check(self) -> None:
-        self.compare(self._result, 1)
-
-    def close(self) -> None:
-        self._session.close()
-
-
-class _ProcessGroup(_Reduce):
-    """In place, by the back end of torch.distributed: the way of DDP without a codec."""
-
-    def __init__(self, pattern: torch.Tensor, place: Place, size: int) -> None:
-        super().__init__(pattern, place, "fp32", size)
+        super().__init__(pattern, place, size)
         self._session = open_session(place)
         self._group = _C.ProcessGroup(
             self._session,
@@ -108,14 +88,9 @@ class _ProcessGroup(_Reduce):
         self._session.close()
 
 
-def _open_thalweg(pattern: torch.Tensor, place: Place, size: int) -> System:
-    system = _ProcessGroup if place.codec == "fp32" else _Coded
-    return system(pattern, place, size)
-
-
 class _Gloo(_Reduce):
     def __init__(self, pattern: torch.Tensor, place: Place, size: int) -> None:
-        super().__init__(pattern, place, "fp32", size)
+        super().__init__(pattern, place, size)
         self._times = place.world_size
 
     def run(self) -> None:
@@ -152,7 +127,7 @@ class _Memcpy:
 def factories(pattern: torch.Tensor) -> dict[str, Callable[..., System]]:
     """Returns systems for a Worker, whose do_open() gives the size, at most the pattern's."""
     return {
-        "thalweg": functools.partial(_open_thalweg, pattern),
+        "thalweg": functools.partial(_Thalweg, pattern),
         "gloo": functools.partial(_Gloo, pattern),
         "memcpy": functools.partial(_Memcpy, pattern),
     }

@@ -15,7 +15,6 @@ from thalweg_bench.torch_import import import_torch
 _ORDER = ("iperf3", "thalweg", "gloo", "memcpy")
 _ROWS = ("thalweg", "gloo", "iperf3", "memcpy")
 _TRAINING = ("thalweg", "gloo")  # systems that a job would use, so their cost on a node counts
-_ITEM_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}
 
 
 @dataclass(frozen=True)
@@ -28,15 +27,7 @@ class LabCase:
 
     @property
     def name(self) -> str:
-        coded = self.dtype == "fp32" and self.shape.codec != "fp32"
-        return f"{self.shape}, {self.dtype}{f' as {self.shape.codec}' if coded else ''}"
-
-    @property
-    def wire_bytes(self) -> int:
-        """Returns the bytes on the wire; only fp32 is encoded."""
-        if self.dtype != "fp32":
-            return self.size
-        return self.size // 4 * _ITEM_BYTES[self.shape.codec]
+        return f"{self.shape}, {self.dtype}"
 
 
 @dataclass(frozen=True)
@@ -132,7 +123,7 @@ def make_rows(case: LabCase, times: Mapping[str, Sequence[float]]) -> list[Row]:
 def _bounds(case: LabCase, rate: float | None) -> dict[str, float | None]:
     shape = case.shape
     return {
-        "thalweg": shape.exchange_bound(case.wire_bytes, rate),
+        "thalweg": shape.exchange_bound(case.size, rate),
         "gloo": ring_bound(case.size, rate, shape.ranks, shape.nodes),
         "iperf3": None if shape.rate is None else case.size * 8 / shape.rate,
         "memcpy": None,
@@ -144,12 +135,12 @@ def round_bytes(case: LabCase) -> dict[str, float]:
     shape = case.shape
     if shape.local:
         # At one byte per second the bound in seconds is what the busiest node carries in bytes.
-        carried = hosted_bound(case.wire_bytes, 8, shape.nodes, shape.shards) or 0.0
+        carried = hosted_bound(case.size, 8, shape.nodes, shape.shards) or 0.0
         return {"aggregator": 2 * carried, "sidecar": 2 * carried, "worker": 2 * case.size}
     return {
         # Every node sends its share of the wire bytes to each shard and receives as many.
-        "aggregator": 2 * shape.nodes * case.wire_bytes / max(1, shape.shards),
+        "aggregator": 2 * shape.nodes * case.size / max(1, shape.shards),
         # In embedded mode nothing leaves the sidecar: what its workers submit and receive counts.
-        "sidecar": 2 * (case.wire_bytes if shape.shards else case.size * shape.workers),
+        "sidecar": 2 * (case.size if shape.shards else case.size * shape.workers),
         "worker": 2 * case.size,
     }

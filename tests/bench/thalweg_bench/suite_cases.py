@@ -52,7 +52,7 @@ _ALL = (
     _allreduce("allreduce-4x2gbit", 30, _lab(4, "2gbit", _BOTH)),
     _allreduce("allreduce-8x100mbit", 165, _lab(8, "100mbit", _BOTH)),
     _allreduce("allreduce-4x2workers-250mbit", 80, _lab(4, "250mbit", _BOTH, "--workers 2")),
-    _allreduce("fp16-4x1gbit", 25, _lab(4, "1gbit", "iperf3", "--codec fp16")),
+    _allreduce("fp16-4x1gbit", 25, _lab(4, "1gbit", "iperf3", "--dtype fp16")),
     _allreduce("local-2workers", 20, _lab(1, "none", "gloo,memcpy", "--workers 2")),
     _allreduce("local-4workers", 20, _lab(1, "none", "gloo,memcpy", "--workers 4")),
     _step("resnet50", 100, "ddp,torch-fp16", "--model resnet50 --codec fp16"),

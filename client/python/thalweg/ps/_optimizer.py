@@ -38,10 +38,10 @@ class ServerOptimizer(Optimizer):
     step. `loss_scaling`: a GradScaler may have scaled the loss, and decides whether to step.
     `overlap`: step() does not wait; a module's forward() waits for its own weights, and
     Module.state_dict() for all; call wait() before anything else reads weights. With any of these,
-    weights come when all gradients have been pushed. `bucket_cap_mb` MiB of parameters
-    travel together. `process_group` is the default one if None. `codec` (of gradients: "fp32",
-    "bf16", "fp16"), `timeout`, `step_timeout`, `chunk_bytes` and `local_shards` are those of
-    thalweg.ddp.attach().
+    weights come when all gradients have been pushed. `bucket_cap_mb` MiB of parameters travel
+    together: 25 unless given, 4 with `overlap`. `process_group` is the default one if None. `codec`
+    (of gradients: "fp32", "bf16", "fp16"), `timeout`, `step_timeout`, `chunk_bytes` and
+    `local_shards` are those of thalweg.ddp.attach().
 
     Raises on all workers, saying what is wrong, what thalweg.ddp.attach() raises; ValueError also
     for options that shards do not have.
@@ -58,7 +58,7 @@ class ServerOptimizer(Optimizer):
         max_grad_norm: float | None = None,
         loss_scaling: bool = False,
         overlap: bool = False,
-        bucket_cap_mb: float = 25.0,
+        bucket_cap_mb: float | None = None,
         process_group: dist.ProcessGroup | None = None,
         codec: object = None,
         timeout: float | None = None,
@@ -119,7 +119,7 @@ class ServerOptimizer(Optimizer):
                 commits=wishes.commits,
                 pull=pulls[each[0].tensor.dtype],
             )
-            for number, each in enumerate(cut(parameters, int(wishes.bucket_cap_mb * (1 << 20))))
+            for number, each in enumerate(cut(parameters, wishes.bucket_bytes))
         ]
         _joining.broadcast(group, self.param_groups)
         is_first = dist.get_rank(group) == 0

@@ -19,19 +19,27 @@ class Wishes(NamedTuple):
     max_grad_norm: float | None = None
     loss_scaling: bool = False
     overlap: bool = False
-    bucket_cap_mb: float = 25.0
+    bucket_cap_mb: float | None = None
 
     @property
     def commits(self) -> bool:
         """Whether gradients are looked at as a whole before any weight changes."""
         return self.loss_scaling or self.overlap or self.max_grad_norm is not None
 
+    @property
+    def bucket_bytes(self) -> int:
+        """How many bytes of parameters travel together."""
+        # As DistributedDataParallel's. What overlaps needs smaller ones: a forward pass begins when
+        # its first bucket has gone up after the backward pass, and its weights have come.
+        cap = (4.0 if self.overlap else 25.0) if self.bucket_cap_mb is None else self.bucket_cap_mb
+        return int(cap * (1 << 20))
+
     def describe(self, rule: Rule) -> str:
         """Returns what all workers must wish for alike."""
         return (
             f"{self.kind}, {rule}, pull {self.pull}, max_grad_norm {self.max_grad_norm}, "
-            f"loss_scaling {self.loss_scaling}, overlap {self.overlap}, bucket_cap_mb "
-            f"{self.bucket_cap_mb:g}"
+            f"loss_scaling {self.loss_scaling}, overlap {self.overlap}, buckets of "
+            f"{self.bucket_bytes} bytes"
         )
 
 

@@ -94,18 +94,15 @@ def make_parser() -> argparse.ArgumentParser:
     )
 
     peers = ("ddp", "torch-fp16", "torch-powersgd", "iperf3")
-    step = _add_case(cases, "step", "a DDP step", _run_step, peers, rate="250mbit", codec=False)
+    step = _add_case(cases, "step", "a DDP step", _run_step, peers, rate="250mbit")
     _step.add_arguments(step)
 
     text = "steps with AdamW, on workers and on shards"
     _ps.add_arguments(_add_case(cases, "ps", text, _run_ps, ("iperf3",), rate="250mbit"))
 
     text = "the collectives of torch.distributed"
-    many = _add_case(
-        cases, "collectives", text, _run_collectives, ("gloo",), rate="250mbit", codec=False
-    )
+    many = _add_case(cases, "collectives", text, _run_collectives, ("gloo",), rate="250mbit")
     _collectives.add_arguments(many)
-    many.set_defaults(codec="fp32")
 
     _add_small_and_many(cases, reduce_peers)
     _placement.add_parser(cases, _guard)
@@ -151,7 +148,6 @@ def _add_case(
     peers: tuple[str, ...],
     *,
     rate: str,
-    codec: bool = True,
 ) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = cases.add_parser(
         name,
@@ -171,10 +167,6 @@ def _add_case(
     )
     parser.add_argument("--workers", type=number(1, 16), default=1, help="per node; default 1")
     parser.add_argument("--rate", type=types.rate, default=rate, help=f"of links; default {rate}")
-    if codec:
-        parser.add_argument(
-            "--codec", choices=WIRE_TYPES, default="fp32", help="of fp32 on the network"
-        )
     parser.add_argument("--json", type=types.output, metavar="FILE", help="write the rows there")
     if peers:
         parser.add_argument("--repeats", type=number(1, 1000), default=5, help="default 5")
@@ -188,6 +180,7 @@ def _add_case(
     else:
         parser.set_defaults(repeats=1, peers=())
     parser.set_defaults(handler=_guard(handler), slow_shard=1, slow_node=1, weighted=False)
+    parser.set_defaults(codec="fp32")
     return parser
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
+from thalweg.codecs import WIRE_TYPES
 from thalweg_bench.cli import _types as types
 from thalweg_bench.cli._shape import shape_of
 from thalweg_bench.shapes import MODELS
@@ -29,7 +30,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help="a device works so long in a forward pass, and twice as long in a backward pass",
     )
-    parser.set_defaults(codec="bf16")
+    parser.add_argument(
+        "--codec", choices=WIRE_TYPES, default="bf16", help="both ways; default bf16"
+    )
 
 
 def case_of(args: argparse.Namespace) -> PsCase:
