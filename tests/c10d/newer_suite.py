@@ -54,10 +54,18 @@ _RENAMED = {
     "all_gather_single": "all_gather_into_tensor",
     "reduce_scatter_single": "reduce_scatter_tensor",
 }
-# Tests, by what is found in "file: Class.test", of functions that older versions of torch lack.
+# Tests, by what is found in "file: Class.test", of what older versions of torch.distributed lack.
 _NEEDS = {
     r"\.test_gather_(single|into_tensor)": "gather_single",
+    r"\.test_work_sequence_number": "Work._get_sequence_number",
     r"^fault_tolerance:": "_reconfigure",
+}
+# Tests in which a back end has no part, or another one than they expect.
+_CLOSED = {
+    ("thalweg", "test_sequence_numbers"): "torch asks no back end of a plug-in for the numbers of "
+    "its groups",
+    ("thalweg", "test_noncontiguous_all_to_all_error"): "it expects a refusal of tensors that "
+    "are not contiguous, which thalweg takes",
 }
 
 NO_BACK_END = "its tests make back ends of torch's own"
@@ -76,12 +84,12 @@ class Test:
     def __str__(self) -> str:
         return f"{self.file}: {self.of}.{self.name}"
 
-    def why_not(self) -> str:
-        """Returns why this version of torch has no part of the test; empty: it has all of it."""
-        for pattern, function in _NEEDS.items():
-            if re.search(pattern, str(self)) and not hasattr(dist, function):
-                return f"torch {torch.__version__} has no torch.distributed.{function}"
-        return ""
+    def why_not(self, backend: str) -> str:
+        """Returns why the test does not run over a back end; empty: it does."""
+        for pattern, path in _NEEDS.items():
+            if re.search(pattern, str(self)) and not _has(dist, path):
+                return f"torch {torch.__version__} has no torch.distributed.{path}"
+        return _CLOSED.get((backend, self.name), "")
 
 
 @dataclass(frozen=True)
@@ -120,6 +128,12 @@ def load(folder: Path, backends: Sequence[str]) -> Iterator[Test | LeftOut]:
     else:
         for path in sorted(folder.glob(_TORCHCOMMS)):
             yield from _of_torchcomms(path, backends)
+
+
+def _has(holder: object, path: str) -> bool:
+    for name in path.split("."):
+        holder = getattr(holder, name, None)
+    return holder is not None
 
 
 def _of_torch(path: Path, file: str, backends: Sequence[str]) -> Iterator[Test | LeftOut]:
