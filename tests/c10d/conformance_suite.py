@@ -6,15 +6,14 @@ They are in the wheel: torch/testing/_internal/distributed/distributed_test.py.
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import multiprocessing
 import os
-import sys
-import types
 import unittest
 from collections.abc import Callable
 from typing import Any
 from unittest import mock
+
+import torch_harness
 
 from thalweg import _topology
 
@@ -51,10 +50,7 @@ def load(
     os.environ["BACKEND"] = "gloo"
     os.environ["INIT_METHOD"] = "file://"  # one decorator wants it; setUp() names the file
     os.environ["WORLD_SIZE"] = str(world_size)
-    os.environ["DISTRIBUTED_TESTS_DEFAULT_TIMEOUT"] = str(int(seconds))
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    if importlib.util.find_spec("expecttest") is None:  # the suite needs its name only
-        sys.modules["expecttest"] = expecttest()
+    torch_harness.prepare(seconds)
     common: Any = importlib.import_module(f"{_INTERNAL}.common_utils")
     gate = getattr(common, _GATE)
 
@@ -73,13 +69,6 @@ def load(
         for name, reason in _CLOSED.items():
             setattr(defined, name, unittest.skip(reason)(getattr(defined, name)))
     return defined
-
-
-def expecttest() -> types.ModuleType:
-    """Returns what stands in for a module that is not installed, of which tests need the name."""
-    stand_in = types.ModuleType("expecttest")
-    vars(stand_in)["TestCase"] = unittest.TestCase
-    return stand_in
 
 
 def _define(suite: Any, backend: str, world_size: int, hosts: int) -> type[unittest.TestCase]:

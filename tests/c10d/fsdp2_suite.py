@@ -7,23 +7,17 @@ harness asks how many there are, and for NCCL; their "cuda" becomes "cpu" here.
 from __future__ import annotations
 
 import importlib
-import importlib.util
-import multiprocessing
-import os
-import sys
 import unittest
 from pathlib import Path
 from typing import Any
 
-import conformance_suite
 import torch
 import torch.distributed as dist
+import torch_harness
 from torch.distributed import device_mesh
 from torch.overrides import TorchFunctionMode
 
 _INTERNAL = "torch.testing._internal"
-# By which tests of several processes are told from those of threads.
-_STARTS_PROCESSES = ("MultiProcessTestCase", "MultiProcContinuousTest")
 THREADS = "its ranks are threads, on a back end of torch's own"
 
 
@@ -52,23 +46,11 @@ def install(world_size: int, seconds: float) -> None:
 
     A test ends its workers after `seconds`. The process must have no other threads.
     """
-    os.environ["DISTRIBUTED_TESTS_DEFAULT_TIMEOUT"] = str(int(seconds))
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    if importlib.util.find_spec("expecttest") is None:  # the tests need its name only
-        sys.modules["expecttest"] = conformance_suite.expecttest()
-    multiprocessing.set_start_method(
-        "fork"
-    )  # torch's own choice, spawn, loads torch in each worker
     _count_devices(world_size)
     _place_on_cpu()
-    harness: Any = importlib.import_module(f"{_INTERNAL}.common_distributed")
+    harness = torch_harness.fork_workers(seconds)
     harness.skip_if_lt_x_gpu = lambda x, **_: unittest.skipIf(
         x > world_size, f"it needs {x} workers"
-    )
-    for name in _STARTS_PROCESSES:
-        _count_workers(getattr(harness, name))
-    harness.MultiProcessTestCase._spawn_processes = lambda self: self._start_processes(
-        multiprocessing.get_context("fork").Process
     )
     common: Any = importlib.import_module(f"{_INTERNAL}.common_fsdp")
     common.DEVICE_COUNT = common.FSDPTestContinuous.world_size = world_size
@@ -83,25 +65,13 @@ def use(backend: str) -> None:
 
 def load(path: Path) -> list[type[unittest.TestCase]]:
     """Returns the test cases of a file that have tests. Raises what loading it raises."""
-    sys.path.insert(0, str(path.parent))
-    try:
-        module = importlib.import_module(path.stem)
-    finally:
-        sys.path.remove(str(path.parent))
-    cases = (value for value in vars(module).values() if isinstance(value, type))
-    return [
-        case
-        for case in cases
-        if issubclass(case, unittest.TestCase)
-        and case.__module__ == module.__name__
-        and unittest.defaultTestLoader.getTestCaseNames(case)
-    ]
+    return torch_harness.cases(torch_harness.load(path))
 
 
 def why_not(case: type[unittest.TestCase]) -> str:
     """Returns why a back end has no part in the tests of a case; empty: it has one."""
     names = {base.__name__ for base in case.__mro__}
-    return "" if names & set(_STARTS_PROCESSES) else THREADS
+    return "" if names & set(torch_harness.STARTS_PROCESSES) else THREADS
 
 
 def _placed(device: Any) -> Any:
@@ -156,14 +126,3 @@ def _leave_out_devices() -> None:
 
     ddp.__init__ = on_cpu
     vars(dist)["barrier"] = vars(dist.distributed_c10d)["barrier"] = of_cpus
-
-
-def _count_workers(case: Any) -> None:
-    set_up = case.setUp
-
-    def counted(self: Any) -> None:
-        set_up(self)
-        self.started = int(self.world_size)
-
-    case.started = 0
-    case.setUp = counted

@@ -194,6 +194,9 @@ def other_strides() -> None:
     output = torch.empty(4, 2)[:, 1]
     dist.scatter(output, list(mine(4, world).t()) if rank == 0 else None, 0)
     same(output, everybodys(4, world)[0][:, rank])
+    output = torch.empty(3, 2 * world).t()[::2]
+    dist.all_to_all_single(output, mine(3, world).t())
+    same(output, everybodys(3, world)[:, :, rank])
 
 
 @check
