@@ -79,9 +79,22 @@ double FactorOf(const ReduceOp& op) {
 
 void CheckTensor(const at::Tensor& tensor, const char* what) {
   if (tensor.is_sparse()) Throw(absl::StrCat(what, " of a sparse tensor is not supported"));
-  if (!tensor.device().is_cpu()) {
-    Throw(absl::StrCat(what, " of a tensor on ", tensor.device().str(),
-                       " is not supported: use init_process_group(\"cpu:thalweg,cuda:nccl\")"));
+  if (!tensor.device().is_cpu() && !tensor.device().is_cuda()) {
+    Throw(absl::StrCat(what, " of a tensor on ", tensor.device().str(), " is not supported"));
+  }
+}
+
+void CheckOneType(const std::vector<at::Tensor>& given, const std::vector<at::Tensor>& got,
+                  const char* what) {
+  const at::Tensor* first = nullptr;
+  for (const auto* tensors : {&given, &got}) {
+    for (const at::Tensor& tensor : *tensors) {
+      if (first == nullptr) first = &tensor;
+      if (tensor.scalar_type() != first->scalar_type()) {
+        Throw(absl::StrCat(what, " of ", c10::toString(first->scalar_type()), " and ",
+                           c10::toString(tensor.scalar_type()), ": expected tensors of one type"));
+      }
+    }
   }
 }
 

@@ -25,6 +25,9 @@ double FactorOf(const c10d::ReduceOp& op);
 
 // `what` is the collective's name.
 void CheckTensor(const at::Tensor& tensor, const char* what);
+// Also throws where `given` and `got` are not all of one type.
+void CheckOneType(const std::vector<at::Tensor>& given, const std::vector<at::Tensor>& got,
+                  const char* what);
 const at::Tensor& Only(const std::vector<at::Tensor>& tensors, const char* what);
 
 std::span<std::byte> WritableBytesOf(const at::Tensor& tensor);

@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
 #include <exception>
 #include <mutex>
 #include <stdexcept>
@@ -51,6 +52,18 @@ const char* TitleOf(c10d::OpType type) {
   }
 }
 
+// A future must know of the devices on which its value is.
+std::vector<c10::Device> DevicesOf(const std::vector<at::Tensor>& tensors) {
+  std::vector<c10::Device> devices;
+  for (const at::Tensor& tensor : tensors) {
+    const c10::Device device = tensor.device();
+    if (!device.is_cpu() && std::find(devices.begin(), devices.end(), device) == devices.end()) {
+      devices.push_back(device);
+    }
+  }
+  return devices;
+}
+
 std::exception_ptr ErrorOf(const absl::Status& status) {
   return std::make_exception_ptr(std::runtime_error(absl::StrCat("thalweg: ", status.message())));
 }
@@ -62,8 +75,8 @@ CollectiveWork::CollectiveWork(int rank, c10d::OpType type, const std::vector<at
     : Work(rank, type, TitleOf(type), inputs),
       outputs_(std::move(outputs)),
       sequence_(sequence),
-      future_(
-          c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()))),
+      future_(c10::make_intrusive<c10::ivalue::Future>(
+          c10::ListType::create(c10::TensorType::get()), DevicesOf(outputs_))),
       left_(count) {}
 
 void CollectiveWork::FinishOne(const absl::Status& status) {
@@ -111,6 +124,8 @@ bool CollectiveWork::wait(std::chrono::milliseconds timeout) {
                                           " ms, as wait() was told"));
   }
   if (exception_ != nullptr) std::rethrow_exception(exception_);
+  lock.unlock();
+  Work::synchronize();  // torch forgets a work that has been waited for
   return true;
 }
 

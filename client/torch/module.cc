@@ -159,14 +159,24 @@ std::unique_ptr<DdpHook> MakeInnerHook(const std::shared_ptr<Session>& session,
   return MakeHook(session, named_parameters, nullptr);
 }
 
+std::chrono::milliseconds ToMillis(double seconds) {
+  return std::chrono::duration_cast<std::chrono::milliseconds>(FromSeconds(seconds));
+}
+
 c10::intrusive_ptr<ProcessGroup> MakeProcessGroup(const std::shared_ptr<Session>& session,
                                                   uint32_t number, uint32_t rank,
                                                   const std::vector<uint32_t>& nodes,
-                                                  const std::string& name, double timeout) {
-  const WorkerGroup group{number, rank, nodes, name};
-  ThrowIfError(session->MakeGroup(group));
-  return c10::make_intrusive<ProcessGroup>(
-      session, group, std::chrono::duration_cast<std::chrono::milliseconds>(FromSeconds(timeout)));
+                                                  const std::string& name, double timeout,
+                                                  const c10::intrusive_ptr<c10d::Store>& store) {
+  return c10::make_intrusive<ProcessGroup>(session, WorkerGroup{number, rank, nodes, name}, store,
+                                           ToMillis(timeout));
+}
+
+c10::intrusive_ptr<ProcessGroup> MakePart(const ProcessGroup& group,
+                                          const c10::intrusive_ptr<c10d::Store>& store,
+                                          const std::vector<int>& ranks, const std::string& name,
+                                          double timeout) {
+  return group.MakePart(*store, ranks, name, ToMillis(timeout));
 }
 
 std::unique_ptr<ServedBucket> MakeServedBucket(const std::shared_ptr<Session>& session,
@@ -354,11 +364,22 @@ PYBIND11_MODULE(_C, m) {
            py::arg("slice"), py::arg("values"), py::arg("steps"));
   // Its base class is torch's, which must be known by now.
   py::module_::import("torch._C._distributed_c10d");
-  py::class_<thalweg::ProcessGroup, c10d::Backend, c10::intrusive_ptr<thalweg::ProcessGroup>>(
-      m, "ProcessGroup")
+  using thalweg::ProcessGroup;
+  py::class_<ProcessGroup, c10d::Backend, c10::intrusive_ptr<ProcessGroup>> group(m,
+                                                                                  "ProcessGroup");
+  group
       .def(py::init(&thalweg::MakeProcessGroup), py::arg("session"), py::kw_only(),
            py::arg("number"), py::arg("rank"), py::arg("nodes"), py::arg("name"),
-           py::arg("timeout"));
+           py::arg("timeout"), py::arg("store") = c10::intrusive_ptr<c10d::Store>())
+      .def_property_readonly("options", &ProcessGroup::options)
+      .def("make_part", &thalweg::MakePart, py::call_guard<py::gil_scoped_release>(), py::kw_only(),
+           py::arg("store"), py::arg("ranks"), py::arg("name"), py::arg("timeout"));
+  // split_group() gives a part's back end a copy of the whole's.
+  py::class_<ProcessGroup::Options, c10d::Backend::Options,
+             c10::intrusive_ptr<ProcessGroup::Options>>(group, "Options")
+      .def("__deepcopy__", [](const ProcessGroup::Options& options, const py::dict&) {
+        return c10::make_intrusive<ProcessGroup::Options>(options);
+      });
   py::class_<thalweg::AllReducer>(m, "AllReducer")
       .def(py::init<std::shared_ptr<Session>>(), py::arg("session"))
       .def("mean", &thalweg::AllReducer::Mean, py::call_guard<py::gil_scoped_release>(),

@@ -1,9 +1,11 @@
 #include "client/torch/process_group.h"
 
 #include <ATen/ATen.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
 #include <optional>
+#include <string>
 #include <torch/csrc/distributed/c10d/Types.hpp>
 #include <utility>
 
@@ -16,11 +18,39 @@ using c10d::OpType;
 using c10d::ReduceOp;
 
 ProcessGroup::ProcessGroup(std::shared_ptr<Session> session, const WorkerGroup& group,
-                           std::chrono::milliseconds timeout)
+                           c10::intrusive_ptr<c10d::Store> store, std::chrono::milliseconds timeout)
     : Backend(static_cast<int>(group.rank), static_cast<int>(group.nodes.size())),
       session_(std::move(session)),
       group_(group),
-      options_(c10::make_intrusive<Options>("thalweg", timeout)) {}
+      store_(std::move(store)),
+      options_(c10::make_intrusive<Options>("thalweg", timeout)) {
+  const absl::Status known = session_->MakeGroup(group_);
+  if (!known.ok()) Throw(std::string(known.message()));
+}
+
+c10::intrusive_ptr<ProcessGroup> ProcessGroup::MakePart(c10d::Store& store,
+                                                        const std::vector<int>& ranks,
+                                                        const std::string& name,
+                                                        std::chrono::milliseconds timeout) const {
+  const auto mine = std::find(ranks.begin(), ranks.end(), getRank());
+  if (mine == ranks.end()) return nullptr;
+  if (store_ == nullptr) Throw(absl::StrCat("group '", group_.name, "' cannot be split"));
+  WorkerGroup part{.number = 0, .rank = static_cast<uint32_t>(mine - ranks.begin()), .name = name};
+  for (const int rank : ranks) part.nodes.push_back(group_.nodes.at(rank));
+  const std::string key = "thalweg/number";
+  if (part.rank == 0) store.set(key, std::to_string(kAll + store_->add("thalweg/groups", 1)));
+  store.wait({key}, timeout);
+  part.number = static_cast<uint32_t>(std::stoul(store.get_to_str(key)));
+  return c10::make_intrusive<ProcessGroup>(session_, part, store_, timeout);
+}
+
+c10::intrusive_ptr<c10d::Backend> ProcessGroup::split(
+    const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
+    const c10::intrusive_ptr<Backend::Options>& options) {
+  const std::string name =
+      options->group_name.empty() ? absl::StrCat("part of ", group_.name) : options->group_name;
+  return MakePart(*store, ranks, name, options->timeout);
+}
 
 void ProcessGroup::CheckRoot(int64_t root, const char* what) const {
   if (root < 0 || root >= getSize()) {
@@ -54,13 +84,17 @@ ProcessGroup::Part ProcessGroup::FoldPart(CollectiveKind kind, const ReduceOp& o
 }
 
 std::span<const std::byte> ProcessGroup::Memory::Given(const at::Tensor& tensor) {
-  return BytesOf(kept.emplace_back(tensor.contiguous()));
+  return BytesOf(kept.emplace_back(tensor.cpu().contiguous()));
 }
 
 std::span<std::byte> ProcessGroup::Memory::Got(const at::Tensor& tensor) {
   at::Tensor target = tensor;
-  if (!tensor.is_contiguous()) {
-    target = at::empty(tensor.sizes(), tensor.options());
+  if (!tensor.is_cpu()) {
+    // The caller's stream may still use the tensor, of which the copy at the end knows nothing.
+    c10::impl::VirtualGuardImpl(tensor.device().type()).getStream(tensor.device()).synchronize();
+  }
+  if (!tensor.is_cpu() || !tensor.is_contiguous()) {
+    target = at::empty(tensor.sizes(), tensor.options().device(at::kCPU));
     copies.emplace_back(target, tensor);
   }
   return WritableBytesOf(kept.emplace_back(target));
@@ -68,6 +102,7 @@ std::span<std::byte> ProcessGroup::Memory::Got(const at::Tensor& tensor) {
 
 void ProcessGroup::Memory::Attach(CollectiveWork& work) && {
   work.Then([copies = std::move(copies), kept = std::move(kept)] {
+    const at::NoGradGuard no_grad;
     for (const auto& [from, to] : copies) to.copy_(from);
   });
 }
@@ -76,6 +111,7 @@ ProcessGroup::WorkPtr ProcessGroup::Begin(OpType type, std::vector<Part> parts, 
                                           std::chrono::milliseconds timeout) {
   Tensors inputs;
   for (const Part& part : parts) {
+    CheckOneType(part.given, part.got, Name(part.kind));
     inputs.insert(inputs.end(), part.given.begin(), part.given.end());
   }
   const auto work = c10::make_intrusive<CollectiveWork>(
@@ -309,7 +345,7 @@ ProcessGroup::WorkPtr ProcessGroup::barrier(const c10d::BarrierOptions& options)
 }
 
 void ProcessGroup::shutdown() {
-  if (group_.number == 1) session_->Close();
+  if (group_.number == kAll) session_->Close();
 }
 
 }  // namespace thalweg

@@ -9,6 +9,7 @@
 #include <span>
 #include <string>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/Store.hpp>
 #include <utility>
 #include <vector>
 
@@ -18,16 +19,34 @@
 namespace thalweg {
 
 // Thread-safe. Calls copy what they give before they return, and write what they get on the
-// session's completion thread. They throw std::runtime_error for what is not supported, by name.
+// session's completion thread; tensors on a GPU go through memory of the CPU. They throw
+// std::runtime_error for what is not supported, by name.
 class ProcessGroup : public c10d::Backend {
  public:
-  // `group` is known to the session already. Group 1 is all workers: its shutdown closes the
-  // session.
-  ProcessGroup(std::shared_ptr<Session> session, const WorkerGroup& group,
-               std::chrono::milliseconds timeout);
+  static constexpr uint32_t kAll = 1;  // the group of all workers, whose shutdown ends the session
 
+  // `store` is that of all workers, which numbers their groups; null: there are no others. Throws
+  // what Session::MakeGroup returns.
+  ProcessGroup(std::shared_ptr<Session> session, const WorkerGroup& group,
+               c10::intrusive_ptr<c10d::Store> store, std::chrono::milliseconds timeout);
+
+  // Returns the group of these ranks of this one, in which the i-th has rank i; null: this worker
+  // is none of them. They make it together, and `store` is theirs alone.
+  c10::intrusive_ptr<ProcessGroup> MakePart(c10d::Store& store, const std::vector<int>& ranks,
+                                            const std::string& name,
+                                            std::chrono::milliseconds timeout) const;
+  bool supportsSplitting() const override { return true; }
+  c10::intrusive_ptr<Backend> split(const c10::intrusive_ptr<c10d::Store>& store,
+                                    const std::vector<int>& ranks,
+                                    const c10::intrusive_ptr<Backend::Options>& options) override;
+
+  // c10d copies what Python knows of them.
+  struct Options : Backend::Options {
+    using Backend::Options::Options;
+  };
   const std::string getBackendName() const override { return "thalweg"; }
-  c10::intrusive_ptr<Options> getBackendOptions() override { return options_; }
+  c10::intrusive_ptr<Options> options() const { return options_; }
+  c10::intrusive_ptr<Backend::Options> getBackendOptions() override { return options_; }
   void setTimeout(std::chrono::milliseconds timeout) override { options_->timeout = timeout; }
 
   using WorkPtr = c10::intrusive_ptr<c10d::Work>;
@@ -114,6 +133,7 @@ class ProcessGroup : public c10d::Backend {
 
   const std::shared_ptr<Session> session_;
   const WorkerGroup group_;
+  const c10::intrusive_ptr<c10d::Store> store_;
   const c10::intrusive_ptr<Options> options_;
   std::atomic<uint64_t> sequence_{0};  // of calls
 };

@@ -80,6 +80,7 @@ ProcessGroup::WorkPtr ProcessGroup::recvAnysource(Tensors& tensors, int tag) {
 ProcessGroup::WorkPtr ProcessGroup::ExchangeAll(OpType type, Tensors given, Tensors got,
                                                 Tensors outputs,
                                                 std::chrono::milliseconds timeout) {
+  CheckOneType(given, got, "all_to_all");
   std::vector<Parcel> parcels;
   const auto size = static_cast<uint32_t>(getSize());
   // Each rank begins with its right neighbour, so that no two send to the same one first.

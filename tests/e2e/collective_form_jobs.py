@@ -1,11 +1,12 @@
 """Contains jobs on the back end "thalweg" with all forms of collectives: `collective_form_jobs.py
 NAME OUT`.
 
-BACKEND is what init_process_group() is asked for.
+BACKEND is what init_process_group() is asked for, DEVICE has the tensors.
 """
 
 import os
 
+import group_forms  # noqa: F401 - adds checks
 import job_runner
 import sparse_collective_forms  # noqa: F401 - adds checks
 import torch
@@ -57,6 +58,7 @@ JOBS = {job.__name__: job for job in (forms, sums, ended_twice, aborted)}
 
 
 def main() -> None:
+    torch.set_default_device(os.environ["DEVICE"])
     job_runner.run(lambda name: JOBS[name](), os.environ["BACKEND"])
 
 

@@ -12,7 +12,6 @@ import numpy as np
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
-from torch.distributed.device_mesh import init_device_mesh
 
 CHECKS: dict[str, Callable[[], None]] = {}
 FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
@@ -26,12 +25,13 @@ def check(function: Callable[[], None]) -> Callable[[], None]:
 def given(rank: int, *shape: int) -> torch.Tensor:
     """Returns what a rank gives: small integers, whose sums float32 has."""
     source = np.random.default_rng(rank)
-    return torch.from_numpy(source.integers(-9, 10, shape).astype(np.float32))
+    values = torch.from_numpy(source.integers(-9, 10, shape).astype(np.float32))
+    return values.to(torch.get_default_device())
 
 
 def everybodys(*shape: int) -> np.ndarray:
     """Returns what all ranks give, stacked."""
-    return np.stack([given(rank, *shape).numpy() for rank in range(dist.get_world_size())])
+    return np.stack([given(rank, *shape).cpu().numpy() for rank in range(dist.get_world_size())])
 
 
 def mine(*shape: int) -> torch.Tensor:
@@ -39,7 +39,7 @@ def mine(*shape: int) -> torch.Tensor:
 
 
 def same(got: torch.Tensor, expected: Any) -> None:
-    np.testing.assert_array_equal(got.numpy(), np.asarray(expected))
+    np.testing.assert_array_equal(got.cpu().numpy(), np.asarray(expected))
 
 
 def outcome(action: Callable[[], Any]) -> str:
@@ -227,7 +227,7 @@ def eight_bit_floats() -> None:
     world, rank = dist.get_world_size(), dist.get_rank()
     for dtype in FLOAT8:
         values = [given(other, world, 5).to(dtype) for other in range(world)]
-        raw = np.stack([value.view(torch.uint8).numpy() for value in values])
+        raw = np.stack([value.view(torch.uint8).cpu().numpy() for value in values])
         empty = functools.partial(torch.empty, dtype=dtype)
         outputs = [empty(world, 5) for _ in range(world)]
         dist.all_gather(outputs, values[rank])
@@ -256,21 +256,6 @@ def eight_bit_floats() -> None:
 
 
 @check
-def groups_of_a_mesh() -> None:
-    world, rank = dist.get_world_size(), dist.get_rank()
-    mesh = init_device_mesh("cpu", (world // 2, 2), mesh_dim_names=("outer", "inner"))
-    row, column = divmod(rank, 2)
-    total = mine(5)
-    dist.all_reduce(total, group=mesh.get_group("inner"))
-    same(total, everybodys(5)[2 * row : 2 * row + 2].sum(0))
-    total = mine(5)
-    dist.all_reduce(total, group=mesh.get_group("outer"))
-    same(total, everybodys(5)[column::2].sum(0))
-    total = functional.all_reduce(mine(5), "sum", (mesh, 1))
-    same(total, everybodys(5)[2 * row : 2 * row + 2].sum(0))
-
-
-@check
 def compiled_function() -> None:
     group, world = dist.group.WORLD, dist.get_world_size()
 
@@ -281,11 +266,3 @@ def compiled_function() -> None:
 
     expected = 2 * everybodys(3, 2).sum(0) + 1
     same(compiled(mine(3, 2)), np.concatenate([expected] * world))
-
-
-@check
-def split_groups() -> None:
-    """Is refused by name, as torch has it for groups with an accelerator only."""
-    dist.group.WORLD.bound_device_id = torch.device("cuda:0")
-    error = outcome(lambda: dist.split_group(split_ranks=[[0], [1]]))
-    assert "its backend does not support splitting" in error, error

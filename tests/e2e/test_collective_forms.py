@@ -5,27 +5,47 @@ from __future__ import annotations
 from pathlib import Path
 
 import collective_forms
+import group_forms  # noqa: F401 - adds checks
 import pytest
 import sparse_collective_forms  # noqa: F401 - adds checks
+import torch
 from harness import Job, servers
 
 JOBS = Path(__file__).parent / "collective_form_jobs.py"
 
 
-def run(name: str, tmp_path: Path, nodes: tuple[int, ...], backend: str = "thalweg"):
+def run(
+    name: str,
+    tmp_path: Path,
+    nodes: tuple[int, ...],
+    backend: str = "thalweg",
+    device: str = "cpu",
+):
     with servers() as cluster:
         sockets = []
         for node, count in enumerate(nodes):
             cluster.add_sidecar("--shard-listen", "127.0.0.1:0")
             sockets += [str(cluster.folder / f"s{node}.sock")] * count
-        env = {"BACKEND": backend}
+        env = {"BACKEND": backend, "DEVICE": device}
         return Job(name, cluster, tmp_path, sidecar_of=sockets, env=env, jobs=JOBS).results()
 
 
-@pytest.fixture(scope="module", params=[(4,), (1, 1)], ids=["one_node", "two_nodes"])
+GPU = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+PLACES = [
+    pytest.param(((4,), "cpu"), id="one_node"),
+    pytest.param(((1, 1), "cpu"), id="two_nodes"),
+    pytest.param(((1, 1), "cuda:0"), id="gpu", marks=GPU),
+]
+
+
+@pytest.fixture(scope="module", params=PLACES)
 def forms(request, tmp_path_factory):
     """Returns the outcomes of all checks, of each rank."""
-    return run("forms", tmp_path_factory.mktemp("forms"), request.param)
+    nodes, device = request.param
+    return run("forms", tmp_path_factory.mktemp("forms"), nodes, device=device)
 
 
 @pytest.mark.parametrize("name", collective_forms.CHECKS)

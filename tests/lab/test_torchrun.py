@@ -48,6 +48,14 @@ def test_one_variable_makes_three_hosts_train_through_their_own_sidecars(tmp_pat
     assert "[error]" not in outputs_of(ended)
 
 
+def test_one_line_of_a_script_is_enough_for_the_back_end_on_three_hosts(tmp_path):
+    plain = Path(exact_training.__file__).read_text("utf-8")
+    assert plain.count('init_process_group("gloo")') == 1
+    script = tmp_path / "script.py"
+    script.write_text(plain.replace('group("gloo")', 'group("thalweg")'), "utf-8")
+    assert_exact(torchrun.run(tmp_path, {}, script=script, contained=True))
+
+
 def test_aiak_script_of_the_documentation_runs_unchanged_on_three_hosts(tmp_path):
     page = AMP_PAGE.read_text("utf-8")
     [text] = re.findall(r"`aiak_script\.py`:\n\n```python\n(.*?)```", page, re.S)

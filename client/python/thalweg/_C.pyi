@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from torch import Tensor
-from torch._C._distributed_c10d import AllreduceOptions, Backend, GradBucket, Work
+from torch._C._distributed_c10d import AllreduceOptions, Backend, GradBucket, Store, Work
 from torch.futures import Future
 
 T = TypeVar("T")
@@ -56,7 +56,7 @@ class ShardOffer:
         """Ends the offer. May be called again."""
 
 class ProcessGroup(Backend):
-    """The back end "thalweg" of one process group, for tensors on the CPU."""
+    """The back end "thalweg" of one process group."""
 
     def __init__(
         self,
@@ -67,11 +67,25 @@ class ProcessGroup(Backend):
         nodes: list[int],
         name: str,
         timeout: float,
+        store: Store | None = None,
     ) -> None:
         """Makes the group known to the node's sidecar; does not wait for the other workers.
 
         `number` names the group in its job, where 1 is all workers; `rank` is this worker's in the
         group; `nodes` has the number of each rank's node; a collective may take `timeout` seconds.
+        `store` is that of all workers, without which the group cannot have parts.
+        """
+
+    class Options(Backend.Options):
+        """The group's timeout; may be copied."""
+
+    @property
+    def options(self) -> Options: ...
+    def make_part(
+        self, *, store: Store, ranks: list[int], name: str, timeout: float
+    ) -> ProcessGroup | None:
+        """Makes a group of some of this one's ranks, which all of them call with a store of their
+        own. Returns None for a worker that is none of them. Raises RuntimeError.
         """
 
     def allreduce(self, tensors: list[Tensor], opts: AllreduceOptions = ...) -> Work:

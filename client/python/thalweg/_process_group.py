@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import Store
 from torch.distributed.constants import default_pg_timeout
 
 from thalweg import _C, _collectives, _config, _job, _shards, _torch_patches, policy
@@ -36,7 +35,6 @@ class World:
     session: _C.Session
     settings: Config  # that the session was started with
     timeout: float  # of the group's collectives, in seconds; at most as long as a setting may be
-    store: Store
     pid: int
     is_taken: bool = False  # a module is attached, whose buckets the session knows by number
 
@@ -79,35 +77,45 @@ def create(options: Any, pg_options: object) -> _C.ProcessGroup:  # noqa: ANN401
     timeout = options.timeout.total_seconds()
     _worlds.pop(options.group_id, None)  # of a group that has been destroyed
     ranks = options.global_ranks_in_group
-    world = world_of(dist.group.WORLD) if ranks else None
-    if world is None:
-        world = _begin(options, timeout)
-        number, nodes = _ALL, world.job.nodes
-    else:
-        number = _number(options, world)
-        nodes = tuple(world.job.nodes[rank] for rank in ranks)
+    if ranks and world_of(dist.group.WORLD) is not None:
+        everyone = _backend_of(dist.group.WORLD)
+        assert everyone is not None
+        part = everyone.make_part(
+            store=options.store, ranks=ranks, name=options.group_id, timeout=timeout
+        )
+        assert part is not None  # c10d asks only those who are in it
+        return part
+    world = _begin(options, timeout)
     return _C.ProcessGroup(
         world.session,
-        number=number,
+        number=_ALL,
         rank=options.group_rank,
-        nodes=list(nodes),
+        nodes=list(world.job.nodes),
         name=options.group_id,
         timeout=timeout,
+        store=options.store,
     )
 
 
 def world_of(group: dist.ProcessGroup | None) -> World | None:
     """Returns the world that a process group is; None: it has another back end, or is a part."""
     world = None if group is None else _worlds.get(group.group_name)
-    if group is None or world is None or world.pid != os.getpid():
+    if world is None or world.pid != os.getpid():
+        return None
+    # A group that has been destroyed leaves its name to another, perhaps of another back end.
+    return None if _backend_of(group) is None else world
+
+
+def _backend_of(group: dist.ProcessGroup | None) -> _C.ProcessGroup | None:
+    """Returns the group's back end for tensors on the CPU, if it is this one."""
+    if group is None:
         return None
     try:
         backend = group._get_backend(torch.device("cpu"))
     except RuntimeError:  # it has none for the CPU
         return None
     backend = getattr(backend, "wrapped_pg", backend)  # TORCH_DISTRIBUTED_DEBUG=DETAIL wraps it
-    # A group that has been destroyed leaves its name to another, perhaps of another back end.
-    return world if isinstance(backend, _C.ProcessGroup) else None
+    return backend if isinstance(backend, _C.ProcessGroup) else None
 
 
 def timeout_of(group: dist.ProcessGroup, cuda_device: int | None = None) -> float:
@@ -144,15 +152,6 @@ def _tell_callbacks() -> None:
         _torch_patches.install("process_group", torch._C.Future, name, _C.call_in_callback)
 
 
-def _number(options: Any, world: World) -> int:  # noqa: ANN401 - c10d's own type
-    """Agrees on the number of a group with its other workers, through its store."""
-    key = "thalweg/number"
-    if options.group_rank == 0:
-        options.store.set(key, str(_ALL + world.store.add("thalweg/groups", 1)))
-    options.store.wait([key], options.timeout)
-    return int(options.store.get(key))
-
-
 def _begin(options: Any, timeout: float) -> World:  # noqa: ANN401 - c10d's own type
     """Makes a group a job of its own."""
     problem = ""
@@ -181,7 +180,7 @@ def _begin(options: Any, timeout: float) -> World:  # noqa: ANN401 - c10d's own 
     assert job.session is not None
     if rank == 0 and (text := _shards.relays(job.shards, job.place)):
         _log.warning("job %s: %s", job.name, text)
-    world = World(job, job.session, config, step_timeout, options.store, os.getpid())
+    world = World(job, job.session, config, step_timeout, os.getpid())
     _worlds[options.group_id] = world
     # A process may end without destroying its groups; see _starting, whose finalizers run later.
     weakref.finalize(world, _close, job.session, world.pid)

@@ -1,0 +1,66 @@
+"""Adds what concerns groups and single calls, whatever the collective, to collective_forms."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
+from collective_forms import check, everybodys, mine, outcome, same
+from torch.distributed.device_mesh import init_device_mesh
+
+
+@check
+def groups_of_a_mesh() -> None:
+    world, rank = dist.get_world_size(), dist.get_rank()
+    mesh = init_device_mesh(
+        torch.get_default_device().type, (world // 2, 2), mesh_dim_names=("outer", "inner")
+    )
+    row, column = divmod(rank, 2)
+    total = mine(5)
+    dist.all_reduce(total, group=mesh.get_group("inner"))
+    same(total, everybodys(5)[2 * row : 2 * row + 2].sum(0))
+    total = mine(5)
+    dist.all_reduce(total, group=mesh.get_group("outer"))
+    same(total, everybodys(5)[column::2].sum(0))
+    total = functional.all_reduce(mine(5), "sum", (mesh, 1))
+    same(total, everybodys(5)[2 * row : 2 * row + 2].sum(0))
+
+
+@check
+def split_groups() -> None:
+    world, rank = dist.get_world_size(), dist.get_rank()
+    dist.group.WORLD.bound_device_id = torch.device("cuda:0")  # torch splits no other groups
+    parts = [range(1, world), range(1)]
+    ours = parts[0] if rank > 0 else parts[1]
+    total = mine(5)
+    dist.all_reduce(total, group=dist.split_group(split_ranks=[list(part) for part in parts]))
+    same(total, everybodys(5)[ours.start : ours.stop].sum(0))
+    last = dist.split_group(split_ranks=[[world - 1]])
+    assert (last is None) == (rank < world - 1)
+
+
+@check
+def two_types_in_one_call() -> None:
+    """Are refused, and the group goes on."""
+    world = dist.get_world_size()
+    for other in (torch.int32, torch.float64):
+        of_all = torch.zeros(2 * world, dtype=other)
+        into = outcome(lambda of_all=of_all: dist.all_gather_into_tensor(of_all, mine(2)))
+        out_of = outcome(lambda of_all=of_all: dist.reduce_scatter_tensor(mine(2), of_all))
+        assert "expected tensors of one type" in into, into
+        assert "expected tensors of one type" in out_of, out_of
+    count = torch.ones(1)
+    dist.all_reduce(count)
+    same(count, [world])
+
+
+@check
+def works_that_torch_counts() -> None:
+    """Are forgotten when they have been waited for."""
+    with functional.allow_inflight_collective_as_graph_input_ctx():
+        before = torch._C._distributed_c10d._get_work_registry_size()
+        work = dist.all_reduce(mine(5), async_op=True)
+        assert work is not None
+        assert torch._C._distributed_c10d._get_work_registry_size() == before + 1
+        work.wait()
+        assert torch._C._distributed_c10d._get_work_registry_size() == before
