@@ -24,6 +24,7 @@ from pathlib import Path
 
 import conformance_suite
 import mapped_devices
+import torch_harness
 
 PASSED, SKIPPED, FAILED = "passed", "skipped", "failed"
 _GRACE = 15  # seconds that a test has for the tracebacks of its workers, after its limit
@@ -172,14 +173,7 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
         action="store_true",
         help="run tests for GPUs on the CPU; those that need a real GPU then fail on any back end",
     )
-    parser.add_argument(
-        "--hosts",
-        type=int,
-        default=1,
-        metavar="N",
-        help="let thalweg take the workers for those of N hosts (default: 1); THALWEG_INTERFACE "
-        "must name an address of this one other than 127.0.0.1",
-    )
+    torch_harness.add_hosts_option(parser)
     parser.add_argument("--json", type=Path, metavar="FILE", help="gets the outcome of every test")
     return parser.parse_args(argv)
 

@@ -15,8 +15,6 @@ from unittest import mock
 
 import torch_harness
 
-from thalweg import _topology
-
 _INTERNAL = "torch.testing._internal"
 _GATE = "skip_but_pass_in_sandcastle_if"  # the decorator of most tests
 
@@ -90,9 +88,7 @@ def _define(suite: Any, backend: str, world_size: int, hosts: int) -> type[unitt
 
         @classmethod
         def _run(cls, rank: int, *args: Any, **kwargs: Any) -> None:
-            if hosts > 1:
-                host = f"host{rank % hosts}/{_topology.host_id()}"
-                vars(_topology)["host_id"] = lambda: host
+            torch_harness.place(rank, hosts)
             super()._run(rank, *args, **kwargs)
 
         def _test_accumulate_gradients_no_sync(self, *args: Any, **kwargs: Any) -> None:

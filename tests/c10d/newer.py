@@ -21,6 +21,7 @@ from pathlib import Path
 import comparison
 import conformance
 import newer_suite
+import torch_harness
 from comparison import Results, compare
 from conformance import SKIPPED, Outcome
 from newer_suite import LeftOut, Test
@@ -28,7 +29,7 @@ from newer_suite import LeftOut, Test
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = _options(argv)
-    newer_suite.install(options.timeout)
+    newer_suite.install(options.timeout, options.hosts)
     results = Results(options.backend)
     return compare(_tests(options, results), partial(run, options.timeout), results, options)
 
@@ -59,6 +60,7 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
         metavar="FOLDER",
         help=f"has {newer_suite.COMMON}, or torchcomms' files *Test.py",
     )
+    torch_harness.add_hosts_option(parser)
     options = parser.parse_args(argv)
     for folder in options.tests:
         if not newer_suite.is_known(folder):

@@ -100,12 +100,13 @@ class LeftOut:
     reason: str
 
 
-def install(seconds: float) -> None:
+def install(seconds: float, hosts: int) -> None:
     """Prepares this process and its children for the tests.
 
-    A test ends its workers after `seconds`. The process must have no other threads.
+    A test ends its workers after `seconds`. Thalweg takes the workers for those of so many hosts,
+    in turn. The process must have no other threads.
     """
-    torch_harness.fork_workers(seconds)
+    torch_harness.fork_workers(seconds, hosts)
     for new, old in _RENAMED.items():
         vars(dist).setdefault(new, getattr(dist, old))
     # Tests of float8 ask a GPU whether it has that.

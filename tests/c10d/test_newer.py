@@ -39,6 +39,7 @@ COLLECTIVES = """
 import torch
 import torch.distributed as dist
 from c10d_backend_common import Base
+from thalweg import _topology
 from torch.testing._internal.common_utils import TestCase
 
 
@@ -53,6 +54,12 @@ class AbstractMadeTest(Base):
     def test_it_runs_over_gloo(self):
         self.begin()
         self.assertEqual(dist.get_backend(), "gloo")
+
+    def test_all_workers_are_on_one_host(self):
+        self.begin()
+        hosts = [None, None]
+        dist.all_gather_object(hosts, _topology.host_id())
+        self.assertEqual(hosts[0], hosts[1])
 
     def test_nothing_is_right(self):
         self.begin()
@@ -122,7 +129,7 @@ class Made(unittest.TestCase):
 """
 
 
-def run(folder, backends, only=""):
+def run(folder, backends, *more):
     """Returns what the command has done, and by back end the outcomes of tests."""
     torchs, comms = folder / "torchs", folder / "comms"
     torchs.mkdir()
@@ -132,7 +139,7 @@ def run(folder, backends, only=""):
     (comms / "MadeTest.py").write_text(COMMS)
     (comms / "OwnTest.py").write_text("import torchcomms\n\ntorchcomms.new_comm('gloo')\n")
     out = folder / "outcomes.json"
-    argv = [str(torchs), str(comms), "--only", only, "--json", str(out), "--backend", *backends]
+    argv = [str(torchs), str(comms), "--json", str(out), "--backend", *backends, *more]
     done = subprocess.run(
         [sys.executable, str(COMMAND), *argv], timeout=100, capture_output=True, text=True
     )
@@ -153,6 +160,7 @@ def ran(tmp_path_factory):
 def test_tests_of_both_forms_run_over_each_back_end_as_far_as_it_says_it_goes(ran):
     _, outcomes = ran
     assert outcomes["gloo"] == {
+        "collectives: Made.test_all_workers_are_on_one_host": "passed",
         "collectives: Made.test_coalescing": "skipped",
         "collectives: Made.test_float8": "skipped",
         "collectives: Made.test_functions_have_their_newer_names": "passed",
@@ -174,7 +182,7 @@ def test_tests_of_both_forms_run_over_each_back_end_as_far_as_it_says_it_goes(ra
 def test_what_fails_over_the_last_back_end_alone_is_named_and_makes_the_command_fail(ran):
     done, _ = ran
     assert done.returncode == 1
-    assert "| collectives | 3 / 3 / 1 | 3 / 2 / 2 |" in done.stdout
+    assert "| collectives | 4 / 3 / 1 | 4 / 2 / 2 |" in done.stdout
     assert "| MadeTest | 2 / 1 / 0 | 1 / 1 / 1 |" in done.stdout
     assert done.stdout.endswith(
         "failed over thalweg and passed over gloo:\n"
@@ -202,10 +210,15 @@ def test_files_and_classes_that_are_not_run_are_named_with_the_reason(ran):
 
 
 def test_tests_that_fail_over_both_back_ends_do_not_make_the_command_fail(tmp_path):
-    done, outcomes = run(tmp_path, ["nonesuch", "nonesuch2"], "sum")
+    done, outcomes = run(tmp_path, ["nonesuch", "nonesuch2"], "--only", "sum")
     assert set(outcomes["nonesuch"].values()) == {"failed"}
     assert len(outcomes["nonesuch2"]) == 2
     assert done.returncode == 0
+
+
+def test_workers_can_be_placed_on_several_hosts(tmp_path):
+    _, outcomes = run(tmp_path, ["gloo"], "--only", "one_host", "--hosts", "2")
+    assert outcomes["gloo"] == {"collectives: Made.test_all_workers_are_on_one_host": "failed"}
 
 
 def test_folder_without_such_tests_is_refused_by_name(tmp_path):

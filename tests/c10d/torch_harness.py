@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import importlib.util
 import multiprocessing
@@ -11,6 +12,8 @@ import types
 import unittest
 from pathlib import Path
 from typing import Any
+
+from thalweg import _topology
 
 # By which tests of several processes are told from those of threads.
 STARTS_PROCESSES = ("MultiProcessTestCase", "MultiProcContinuousTest")
@@ -26,10 +29,11 @@ def prepare(seconds: float) -> None:
         sys.modules["expecttest"] = stand_in
 
 
-def fork_workers(seconds: float) -> Any:
+def fork_workers(seconds: float, hosts: int = 1) -> Any:
     """Prepares the harness, and returns it. Its tests fork their workers, and count them.
 
     torch's own choice, spawn, loads torch in each worker. The process must have no other threads.
+    Thalweg takes the workers for those of so many hosts, in turn.
     """
     prepare(seconds)
     multiprocessing.set_start_method("fork")
@@ -39,7 +43,32 @@ def fork_workers(seconds: float) -> Any:
     harness.MultiProcessTestCase._spawn_processes = lambda self: self._start_processes(
         multiprocessing.get_context("fork").Process
     )
+    run = harness.MultiProcessTestCase._run.__func__
+
+    def on_host(case: Any, rank: int, *args: Any, **kwargs: Any) -> None:
+        place(rank, hosts)
+        run(case, rank, *args, **kwargs)
+
+    harness.MultiProcessTestCase._run = classmethod(on_host)
     return harness
+
+
+def place(rank: int, hosts: int) -> None:
+    """Makes thalweg take this process, a worker, for one on the rank's host of so many."""
+    if hosts > 1:
+        host = f"host{rank % hosts}/{_topology.host_id()}"
+        vars(_topology)["host_id"] = lambda: host
+
+
+def add_hosts_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--hosts",
+        type=int,
+        default=1,
+        metavar="N",
+        help="let thalweg take the workers for those of N hosts (default: 1);\n"
+        "THALWEG_INTERFACE must name an address of this one other than 127.0.0.1",
+    )
 
 
 def load(path: Path) -> types.ModuleType:
