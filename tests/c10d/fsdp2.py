@@ -70,7 +70,7 @@ def _tests(options: argparse.Namespace, results: Results) -> Iterator[Test]:
         try:
             cases = [] if why else fsdp2_suite.load(path)
         except Exception as error:  # noqa: BLE001 - whatever the file does when it is loaded
-            cases, why = [], f"it cannot be loaded: {type(error).__name__}: {error}"
+            cases, why = [], torch_harness.why_not_loaded(error)
         if why:
             results.leave_out(file, why)
         for case in cases:

@@ -122,13 +122,18 @@ def is_known(folder: Path) -> bool:
 
 
 def load(folder: Path, backends: Sequence[str]) -> Iterator[Test | LeftOut]:
-    """Yields the tests of a folder that is known. Raises what loading its files raises."""
+    """Yields the tests of a folder that is known."""
     if (folder / COMMON).exists():
-        for name in _FILES:
-            yield from _of_torch(folder / f"test_c10d_{name}.py", name, backends)
+        files = {name: folder / f"test_c10d_{name}.py" for name in _FILES}
+        of = _of_torch
     else:
-        for path in sorted(folder.glob(_TORCHCOMMS)):
-            yield from _of_torchcomms(path, backends)
+        files = {path.stem: path for path in sorted(folder.glob(_TORCHCOMMS))}
+        of = _of_torchcomms
+    for name, path in files.items():
+        try:
+            yield from of(path, name, backends)
+        except Exception as error:  # noqa: BLE001 - whatever the file does when it is loaded
+            yield LeftOut(name, torch_harness.why_not_loaded(error))
 
 
 def _has(holder: object, path: str) -> bool:
@@ -170,14 +175,14 @@ def _case(abstract: type, backend: str, common: Any) -> type[unittest.TestCase]:
     return made
 
 
-def _of_torchcomms(path: Path, backends: Sequence[str]) -> Iterator[Test | LeftOut]:
+def _of_torchcomms(path: Path, file: str, backends: Sequence[str]) -> Iterator[Test | LeftOut]:
     if "dist.init_process_group(" not in path.read_text():
-        yield LeftOut(path.stem, OWN_COMMUNICATORS)
+        yield LeftOut(file, OWN_COMMUNICATORS)
         return
     for case in torch_harness.cases(torch_harness.load(path)):
         cases = {backend: _started(case, backend) for backend in backends}
         for name in torch_harness.tests(case):
-            yield Test(path.stem, case.__name__, name, cases)
+            yield Test(file, case.__name__, name, cases)
 
 
 def _started(case: type[unittest.TestCase], backend: str) -> type[unittest.TestCase]:

@@ -136,6 +136,7 @@ def run(folder, backends, *more):
     comms.mkdir()
     (torchs / "c10d_backend_common.py").write_text(COMMON)
     (torchs / "test_c10d_collectives.py").write_text(COLLECTIVES)
+    (torchs / "test_c10d_p2p.py").write_text("import nothing_of_that_name")
     (comms / "MadeTest.py").write_text(COMMS)
     (comms / "OwnTest.py").write_text("import torchcomms\n\ntorchcomms.new_comm('gloo')\n")
     out = folder / "outcomes.json"
@@ -205,8 +206,9 @@ def test_files_and_classes_that_are_not_run_are_named_with_the_reason(ran):
     assert f"left out 1: {own}: OwnTest" in done.stdout
     made = "its tests make back ends of torch's own"
     assert f"left out 1: {made}: collectives: ContractTest" in done.stdout
-    missing = "p2p, process_group, fault_tolerance"
-    assert f"left out 3: the folder has no such file: {missing}" in done.stdout
+    missing = "process_group, fault_tolerance"
+    assert f"left out 2: the folder has no such file: {missing}" in done.stdout
+    assert "No module named 'nothing_of_that_name': p2p" in done.stdout
 
 
 def test_tests_that_fail_over_both_back_ends_do_not_make_the_command_fail(tmp_path):

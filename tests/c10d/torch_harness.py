@@ -80,6 +80,11 @@ def load(path: Path) -> types.ModuleType:
         sys.path.remove(str(path.parent))
 
 
+def why_not_loaded(error: Exception) -> str:
+    """Returns what is said of a file that raises an error when it is loaded."""
+    return f"it cannot be loaded: {type(error).__name__}: {error}"
+
+
 def cases(module: types.ModuleType) -> list[type[unittest.TestCase]]:
     """Returns the test cases that a module defines and that have tests."""
     return [
