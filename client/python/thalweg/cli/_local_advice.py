@@ -19,3 +19,20 @@ def least_every(exchange: float, step: float, lost: float = LOST) -> int:
     share of the time.
     """
     return max(1, math.ceil(exchange * (1 - lost) / (lost * step)))
+
+
+def describe(model_bytes: float, step: float, nodes: int, rate: float) -> str:
+    """Returns what exchanges of the whole model mean for steps of so many seconds."""
+    if nodes == 1:
+        return "all workers are on one node, where no exchange crosses a link"
+    exchange = exchange_seconds(model_bytes, model_bytes, nodes, rate)
+    text = (
+        f"steps took {step:.3g} s here; to exchange {model_bytes / 1e6:.3g} MB takes "
+        f"{exchange:.3g} s with {nodes} nodes at {rate / 1e6:.3g} Mbit/s"
+    )
+    if (every := least_every(exchange, step)) == 1:
+        return f"{text}, which every step may do"
+    return (
+        f"{text}: without a codec that is {exchange / step:.3g} times a step, and local updates "
+        f"(thalweg.ps.LocalOptimizer) with every={every} lose {LOST:.0%} of the time"
+    )

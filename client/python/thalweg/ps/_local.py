@@ -101,6 +101,7 @@ class LocalOptimizer(Optimizer):
             inner, plan, outer, group, arguments, pull=pull, bucket_cap_mb=bucket_cap_mb
         )
         self.stats = session.stats
+        self.every = every
         self._has_looked = False
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # noqa: ANN401
