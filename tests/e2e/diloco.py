@@ -21,6 +21,7 @@ class Settings:
     delay: int = 0
     mix: float = 0.0
     shares: Sequence[float] = ()  # of the workers in the mean; empty: equal ones
+    pull: torch.dtype = torch.float32  # in what weights come
 
 
 @dataclass
@@ -35,6 +36,14 @@ class DiLoCo:
     loss: Callable[[nn.Module, int, int], Tensor]  # of a model, a rank and a step
     step: int = 0
     pending: list[tuple[int, str, Tensor]] = field(default_factory=list)
+    last: dict[str, Tensor] = field(default_factory=dict)  # weights as they have come
+
+    @torch.no_grad()
+    def __post_init__(self) -> None:
+        for name, whole in self.whole.named_parameters():
+            self.last[name] = whole.to(self.settings.pull, copy=True).float()
+            for worker in self.workers:
+                worker.get_parameter(name).copy_(self.last[name])
 
     def train(self, steps: int) -> None:
         """Does so many steps of all workers."""
@@ -61,14 +70,16 @@ class DiLoCo:
         self.outer.zero_grad()  # who has no gradient stays
         for name in part:
             whole = self.whole.get_parameter(name)
-            changes = [whole - worker.get_parameter(name) for worker in self.workers]
+            last = self.last[name]
+            changes = [last - worker.get_parameter(name) for worker in self.workers]
             if self.settings.shares:
                 pairs = zip(self.settings.shares, changes, strict=True)
                 changes = [share * len(self.workers) * change for share, change in pairs]
             whole.grad = torch.stack(changes).sum(0) / len(self.workers)
         self.outer.step()
         for name in part:
-            new = self.whole.get_parameter(name).clone()
+            new = self.whole.get_parameter(name).to(self.settings.pull, copy=True).float()
+            self.last[name] = new
             self.pending.append((self.step + self.settings.delay, name, new))
 
     def _land(self) -> None:

@@ -34,6 +34,7 @@ CASES: dict[str, tuple[dict[str, Any], Settings]] = {
     ),
     # Powers of two, so that workers and reference multiply differences by the same.
     "weighted": ({"weighted": True}, Settings(5, shares=(0.25, 0.75))),
+    "rounded": ({"pull": "bf16"}, Settings(5, pull=torch.bfloat16)),
 }
 STEPS = int(os.environ.get("STEPS", "23"))
 
@@ -292,7 +293,7 @@ def uncounted() -> str:
 
 def trained_on_and_on() -> str:
     """Trains until something ends the job; returns what."""
-    trainer = Trainer(0, 3)
+    trainer = Trainer(0, 3, weighted="WEIGHTED" in os.environ)
     return outcome(lambda: trainer.train(100_000))
 
 

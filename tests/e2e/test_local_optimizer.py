@@ -32,7 +32,9 @@ def run(name: str, tmp_path: Path, nodes: tuple[int, ...], shards: int, **env: s
         return job.results()
 
 
-@pytest.mark.parametrize("case", ["plain", "fragments", "delayed", "streaming", "weighted"])
+@pytest.mark.parametrize(
+    "case", ["plain", "fragments", "delayed", "streaming", "weighted", "rounded"]
+)
 def test_workers_have_the_bits_of_diloco_in_one_process(case, tmp_path):
     for result in run("trained", tmp_path, (1, 1), 0, CASE=case):
         assert result["workers"] == result["diloco"] != result["before"]
@@ -152,12 +154,15 @@ def test_what_all_workers_do_wrong_all_are_told(job, tmp_path):
         assert f"RuntimeError: thalweg: {ALIKE[job]}" in result
 
 
-def test_only_worker_of_a_node_that_is_killed_is_named_to_the_others(tmp_path):
+@pytest.mark.parametrize(
+    ("env", "said"), [({}, "rank 1 on "), ({"WEIGHTED": "1"}, "")], ids=["equal", "weighted"]
+)
+def test_only_worker_of_a_node_that_is_killed_is_named_to_the_others(env, said, tmp_path):
     with servers(shards=1) as cluster:
         sidecars = [cluster.add_sidecar().address for _ in range(2)]
-        job = Job("trained_on_and_on", cluster, tmp_path, sidecar_of=sidecars, jobs=JOBS)
+        job = Job("trained_on_and_on", cluster, tmp_path, sidecar_of=sidecars, env=env, jobs=JOBS)
         await_rounds(cluster, job, 50)
         job.workers[1].process.kill()
         first, _ = job.wait()
         assert "RuntimeError: thalweg: " in first.result
-        assert "rank 1 on " in first.result
+        assert said in first.result

@@ -169,12 +169,16 @@ class Exchange:
         self._accepts_changes = True
 
     def _restart(self, states: dict[torch.Tensor, Any] | None = None) -> None:
-        """Begins anew from the parameters, which are equal on all workers."""
+        """Begins anew from the parameters, which are equal on all workers, and are then as if they
+        had been pulled.
+        """
         weights = {name: tensor.detach().float() for name, tensor in self._named().items()}
         self._serving.state.set_weights(weights)
         self._fill(states or {})
         for fragment in self._fragments:
-            fragment.steps, fragment.work, fragment.due = 0, 0.0, None
+            fragment.land(0.0)
+            fragment.steps, fragment.work = 0, 0.0
+        self._remember()
 
     def _fill(self, states: dict[torch.Tensor, Any]) -> None:
         """Gives rank 0's weights and state to the shards, and its weights to all workers."""
