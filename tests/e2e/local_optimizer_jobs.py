@@ -217,6 +217,17 @@ def bytes_sent() -> dict[str, float]:
     return {"local": local / 100, "ddp": (job_runner.sent_bytes() - before) / 100}
 
 
+def _sharded() -> nn.Module:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor
+
+    layer = nn.Linear(3, 3, bias=False)
+    whole = layer.weight.detach()
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    layer.weight = nn.Parameter(DTensor.from_local(whole, mesh))
+    return layer
+
+
 def refused() -> list[str]:
     """Asks for what cannot be; returns the errors."""
     layer = nn.Linear(3, 3)
@@ -241,6 +252,7 @@ def refused() -> list[str]:
         make(layer, pull="int8"),
         make(layer, codec="int8"),
         make(nn.Linear(3, 3).double()),
+        make(_sharded()),
         make(nn.Linear(3, 3).requires_grad_(False)),
         make(layer, every=4 + rank),
         make(layer, outer={"name": "nesterov", "momentum": 0.5 + rank}),
@@ -260,6 +272,8 @@ def broken() -> str:
     if how == "change_weights":
         with torch.no_grad():
             trainer.model[2].weight.mul_(0.5)
+    if how == "step_alone":
+        return outcome(trainer.optimizer.inner.step)
     if how == "count":
         return outcome(lambda: trainer.optimizer.count(8))
     return outcome(lambda: trainer.train(9))

@@ -111,6 +111,7 @@ EXPECTED = [
     "ValueError: thalweg: pull is 'int8', expected fp32, bf16 or fp16",
     "codec int8:start=2,feedback=1 does not go with LocalOptimizer: expected fp32, fp16 or bf16",
     "parameter 0.0 is torch.float64: LocalOptimizer takes float32, float16 and bfloat16",
+    "parameter 0.0 is sharded (DTensor): LocalOptimizer takes whole ones",
     "ValueError: thalweg: no parameter requires a gradient",
     "Plan(every=5, ",
     "'momentum': 1.5",
@@ -129,6 +130,7 @@ def test_what_cannot_be_is_refused_by_name_on_all_workers(tmp_path):
 
 BROKEN = {
     "change_weights": "2.weight has been changed by other code than step(), on this worker alone",
+    "step_alone": "step() of the inner optimizer was called, and nothing would be exchanged",
     "count": "count() needs a LocalOptimizer that was made with weighted=True",
 }
 

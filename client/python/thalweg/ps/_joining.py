@@ -12,6 +12,7 @@ from thalweg import _C, _collectives, _config, _job, _process_group, _rendezvous
 from thalweg._config import Config, Network
 from thalweg._topology import Tensor
 from thalweg.codecs import BF16, FP16, FP32
+from thalweg.optim._shards import is_dtensor
 from thalweg.policy import Policy
 
 _DENSE = (FP32, FP16, BF16)
@@ -74,6 +75,8 @@ def _why_not(
             "(codec=, THALWEG_CODEC)"
         )
     for name, tensor in named_parameters:
+        if is_dtensor(tensor):
+            return f"parameter {name} is sharded (DTensor): {optimizer} takes whole ones"
         if tensor.device.type != "cpu":
             return f"parameter {name} is on {tensor.device}: {optimizer} takes the CPU's only"
         if tensor.dtype not in _DTYPES:

@@ -48,8 +48,8 @@ class LocalOptimizer(Optimizer):
     `local_shards` are those of thalweg.ddp.attach(); the last worker may come `step_timeout` later
     to an exchange than the first.
 
-    Groups and state are those of `inner`: schedulers, zero_grad() and GradScaler take either. A
-    step that a GradScaler leaves out counts like the others.
+    Groups and state are those of `inner`: schedulers take either, GradScaler only this one. A step
+    that a GradScaler leaves out counts like the others.
 
     Raises on all workers, saying what is wrong, what thalweg.ddp.attach() raises; ValueError also
     for arguments that do not fit.
@@ -87,7 +87,11 @@ class LocalOptimizer(Optimizer):
         self.inner = inner
         self._follow()
         ref = weakref.ref(self)  # `inner` may outlive the optimizer
-        self._hook = inner.register_load_state_dict_post_hook(lambda _: _follow(ref))
+        self._hooks = [
+            inner.register_load_state_dict_post_hook(lambda _: _follow(ref)),
+            inner.register_step_pre_hook(lambda *_: _check_caller(ref)),
+        ]
+        self._is_stepping = False
         group = process_group or dist.group.WORLD
         assert group is not None
         arguments = {
@@ -111,7 +115,11 @@ class LocalOptimizer(Optimizer):
         if not self._has_looked:
             self._look_for_ddp()
         self._exchange.check(self.param_groups)
-        loss = self._step_alone(closure)
+        self._is_stepping = True
+        try:
+            loss = self._step_alone(closure)
+        finally:
+            self._is_stepping = False
         self._exchange.advance()
         return loss
 
@@ -171,7 +179,8 @@ class LocalOptimizer(Optimizer):
 
     def close(self) -> None:
         """Leaves the job. Parameters stay as they are. May be called again."""
-        self._hook.remove()
+        for hook in self._hooks:
+            hook.remove()
         self._exchange.close()
 
     def _follow(self) -> None:
@@ -208,6 +217,17 @@ def _follow(ref: weakref.ref[LocalOptimizer]) -> None:
     ours = ref()
     if ours is not None:
         ours._follow()
+
+
+def _check_caller(ref: weakref.ref[LocalOptimizer]) -> None:
+    """Raises RuntimeError where the inner optimizer steps, and nobody counts it."""
+    ours = ref()
+    if ours is not None and not ours._is_stepping:
+        ours.close()
+        raise RuntimeError(
+            "thalweg: step() of the inner optimizer was called, and nothing would be exchanged: "
+            "call that of LocalOptimizer, and give it to GradScaler and trainers"
+        )
 
 
 def _begin(
