@@ -162,14 +162,15 @@ def series() -> dict[str, list[float]]:
 
 
 def finished() -> dict[str, Any]:
-    """Ends a training in the middle of an interval; returns weights of all kinds."""
+    """Ends a training in the middle of an interval; returns weights of all kinds, and counters."""
     rank = dist.get_rank()
     weight, optimizer, step = _one_weight(10, 0.5, rank, outer={"name": "sgd"}, delay=2)
     own = [step() for _ in range(3)][-1]
     optimizer.finish()
     after = weight.item()
     optimizer.finish()  # nothing has changed since
-    return {"own": own, "after": after, "again": weight.item()}
+    stats = optimizer.stats()
+    return {"own": own, "after": after, "again": weight.item(), "stats": stats}
 
 
 def skipped() -> dict[str, Any]:

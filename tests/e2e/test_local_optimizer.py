@@ -73,6 +73,9 @@ def test_finish_leaves_the_same_weights_on_all_and_changes_them_once(tmp_path):
     assert (first["own"], second["own"]) == (0.125, 1.0)
     for result in (first, second):
         assert result["after"] == result["again"] == 0.5625
+        assert result["stats"]["exchanges"] == 1
+        assert result["stats"]["raw_bytes"] == 4  # one weight
+        assert result["stats"]["exchange_seconds"] > 0
 
 
 def test_step_that_a_scaler_leaves_out_on_one_worker_counts_like_the_others(tmp_path):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,12 +68,20 @@ class Exchange:
         self._plan = plan
         self._outer = outer
         self._steps = 0
+        self._exchanged = 0  # fragments, since this was made
+        self._waited = 0.0  # seconds
         self._accepts_changes = False
         self._served = {id(each.tensor) for b in self._buckets() for each in b.parameters}
         self._restart()
 
     def close(self) -> None:
         self._serving.close()
+
+    def stats(self) -> dict[str, float]:
+        """Returns how many fragments have been exchanged, and the seconds that this worker has
+        waited for others and for the network meanwhile.
+        """
+        return {"exchanges": self._exchanged, "exchange_seconds": self._waited}
 
     def count(self, work: float) -> None:
         """The worker has done so much since the last call."""
@@ -105,7 +115,7 @@ class Exchange:
         for fragment in self._fragments:
             fragment.steps += 1
             if fragment.due == self._steps:
-                fragment.land(self._plan.mix)
+                self._land(fragment, self._plan.mix)
         numbers = range(len(self._fragments))
         leaving = [self._fragments[n] for n in numbers if self._plan.leaves(n, self._steps)]
         self._exchange(leaving, self._plan.delay, self._plan.mix)
@@ -117,7 +127,7 @@ class Exchange:
         for fragment in self._fragments:
             if fragment.due is not None:
                 # Where nothing has changed since it left, nothing is to stay.
-                fragment.land(self._plan.mix if fragment.steps else 0.0)
+                self._land(fragment, self._plan.mix if fragment.steps else 0.0)
         self._exchange([each for each in self._fragments if each.steps], 0, 0.0)
         self._remember()
 
@@ -210,9 +220,10 @@ class Exchange:
         settings = self._serving.number_of(self._outer.groups)
         for fragment, factor in zip(leaving, factors, strict=True):
             fragment.leave(factor, settings, self._steps + delay)
+        self._exchanged += len(leaving)
         if not delay:
             for fragment in leaving:
-                fragment.land(mix)
+                self._land(fragment, mix)
 
     def _factors(self, leaving: Sequence[Fragment]) -> list[float]:
         """Returns what this worker's changes count in the mean."""
@@ -220,7 +231,8 @@ class Exchange:
             return [1.0] * len(leaving)
         total = torch.tensor([each.work for each in leaving], dtype=torch.float64)
         try:
-            dist.all_reduce(total, group=self._group)
+            with self._waiting():
+                dist.all_reduce(total, group=self._group)
         except RuntimeError as error:
             self._serving.fail(f"the work that workers have counted could not be added up: {error}")
         if not bool(total.all()):
@@ -228,6 +240,16 @@ class Exchange:
         workers = dist.get_world_size(self._group)
         sums = total.tolist()
         return [workers * each.work / sum_ for each, sum_ in zip(leaving, sums, strict=True)]
+
+    def _land(self, fragment: Fragment, mix: float) -> None:
+        with self._waiting():
+            fragment.land(mix)
+
+    @contextlib.contextmanager
+    def _waiting(self) -> Iterator[None]:
+        began = time.perf_counter()
+        yield
+        self._waited += time.perf_counter() - began
 
     def _arrive(self) -> None:
         for fragment in self._fragments:

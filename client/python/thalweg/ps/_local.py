@@ -104,7 +104,7 @@ class LocalOptimizer(Optimizer):
         session, self._exchange = _begin(
             inner, plan, outer, group, arguments, pull=pull, bucket_cap_mb=bucket_cap_mb
         )
-        self.stats = session.stats
+        self._session = session
         self.every = every
         self._has_looked = False
 
@@ -122,6 +122,13 @@ class LocalOptimizer(Optimizer):
             self._is_stepping = False
         self._exchange.advance()
         return loss
+
+    def stats(self) -> dict[str, float]:
+        """Returns the counters of the job, as thalweg.ddp.State does; and how many fragments have
+        been exchanged ("exchanges"), and for how long step() has waited for that
+        ("exchange_seconds"), for slower workers too.
+        """
+        return self._session.stats() | self._exchange.stats()
 
     def count(self, work: float) -> None:
         """Tells how many samples, tokens or the like this worker has trained with since the last
