@@ -30,13 +30,13 @@ for _ in range(2 if sys.argv[1] == "short" else 10**9):
 FP16 = {"THALWEG_CODEC": "fp16"}
 
 
-def doctor(tmp_path, argument, variables, text=SCRIPT):
+def doctor(tmp_path, argument, variables, text=SCRIPT, options=()):
     """Returns the exit code and the lines of the report."""
     script = tmp_path / "train.py"
     script.write_text(text)
     with servers() as nothing:
         done = subprocess.run(
-            [sys.executable, "-m", "thalweg", "doctor", str(script), argument],
+            [sys.executable, "-m", "thalweg", "doctor", *options, str(script), argument],
             env=environment(nothing.folder)
             | {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
             | variables,
@@ -64,6 +64,15 @@ def test_right_script_is_said_to_be_attached_with_the_bytes_of_its_steps(tmp_pat
     assert len(lines) == 3
 
 
+def test_script_is_told_how_seldom_to_exchange_over_links_of_a_rate(tmp_path):
+    code, lines = doctor(tmp_path, "right", FP16, options=("--rate", "1kbit"))
+    assert code == 0
+    assert lines[3].startswith("note  steps took ")
+    # 1010 elements up and down by a half each.
+    assert "to exchange 0.00404 MB takes 32.3 s with 2 nodes at 0.001 Mbit/s: " in lines[3]
+    assert "local updates (thalweg.ps.LocalOptimizer) with every=" in lines[3]
+
+
 def test_script_whose_optimizer_moves_to_the_shards_is_said_to_do_so(tmp_path):
     code, lines = doctor(tmp_path, "right", {"THALWEG_PS": "auto"})
     assert code == 0
@@ -78,6 +87,9 @@ dist.init_process_group("thalweg")
 model = torch.nn.Linear(100, 10)
 if sys.argv[1] == "served":
     optimizer = thalweg.ps.ServerOptimizer(model.parameters(), "sgd", lr=0.1)
+elif sys.argv[1] == "local":
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = thalweg.ps.LocalOptimizer(inner, every=50)
 else:
     from torch.distributed.fsdp import fully_shard
     fully_shard(model)
@@ -94,6 +106,7 @@ while True:
     ("argument", "said"),
     [
         ("served", "ServerOptimizer has pushed this worker's 0.0121 MB of gradients to the shar"),
+        ("local", "LocalOptimizer exchanges what has changed of 0.00404 MB every 50 steps"),
         ("sharded", "shards of fully_shard() are sent compressed: gradients in int8"),
     ],
 )

@@ -122,12 +122,13 @@ def test_fsdp_reports_steps_of_sharded_models_beside_gloo(tmp_path):
     assert "is gone" not in result.stderr
 
 
-def test_ps_reports_a_step_on_workers_and_on_shards(tmp_path):
+def test_ps_reports_steps_on_workers_on_shards_and_with_local_updates(tmp_path):
     arguments = ["--rate", "none", "--repeats", "1", "--model", "swin-t", "--clip", "1"]
+    arguments += ["--steps", "2", "--local"]
     result = run("ps", *SMALL, *arguments, "--peers", "", "--json", tmp_path / "rows.json")
     assert result.returncode == 0, result.stderr
     rows = read_rows(tmp_path / "rows.json")
-    assert [row["system"] for row in rows] == ["workers", "servers"]
+    assert [row["system"] for row in rows] == ["workers", "servers", "local"]
     assert all("clipped to 1" in row["case"] for row in rows)
 
 

@@ -1,4 +1,7 @@
-"""`thalweg bench ps` runs a step with AdamW on the workers and on the shards, in turns."""
+"""`thalweg bench ps` runs steps with AdamW on the workers and on the shards, in turns.
+
+With `local`, workers also step by themselves, and exchange what has changed at the end of a run.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +15,6 @@ from thalweg_bench.rows import Row, make_row, say
 from thalweg_bench.shapes import count_elements, shapes_of
 from thalweg_bench.torch_import import import_torch
 
-_SYSTEMS = ("workers", "servers")
-
 
 @dataclass(frozen=True)
 class PsCase:
@@ -23,6 +24,7 @@ class PsCase:
     forward_seconds: float  # of a forward pass; a backward pass takes twice as long
     clip: float | None  # the norm to which gradients are clipped
     overlap: bool  # of weights that come with the next forward pass
+    local: bool  # measure local updates as well
     peers: tuple[str, ...]
     repeats: int
 
@@ -37,11 +39,16 @@ class PsCase:
         return ", ".join(parts)
 
     @property
+    def systems(self) -> tuple[str, ...]:
+        return ("workers", "servers", "local") if self.local else ("workers", "servers")
+
+    @property
     def work_seconds(self) -> float:
         return 3 * self.forward_seconds * self.steps
 
     def bound(self, system: str) -> float | None:
-        """Returns how long the links take for the exchanges of a run.
+        """Returns how long the links take for the exchanges of a run; local updates work first, and
+        then exchange once.
 
         Where nothing comes down before all is up, each direction of a link rests half of the time;
         but not where every node has a shard, whose results go up. With other shards beside those
@@ -49,6 +56,8 @@ class PsCase:
         """
         bytes_ = wire_bytes(parse(self.shape.codec), shapes_of(self.model))
         once = self.shape.exchange_bound(bytes_, self.shape.rate)
+        if once is not None and system == "local":
+            return self.work_seconds + once
         once = None if once is None else self.steps * once
         if once is None or system != "servers" or not (self.overlap or self.clip):
             return once
@@ -62,17 +71,17 @@ def run(case: PsCase) -> list[Row]:
     size = 4 * count_elements(shapes_of(case.model))
     with Cluster(case.shape) as cluster:
         _start_workers(cluster, case)
-        slowest = max(case.bound(system) or 0.0 for system in _SYSTEMS) + case.work_seconds
+        slowest = _slowest(case)
 
         def once(system: str, repeat: int) -> float:
             if system == "iperf3":
                 return measure_iperf3(cluster, size)
             return cluster.measure(system, repeat, slowest)
 
-        times = run_alternating((*case.peers, *_SYSTEMS), case.repeats, once)
+        times = run_alternating((*case.peers, *case.systems), case.repeats, once)
     return [
         make_row(
-            case.name, system, size, seconds, case.bound(system) if system in _SYSTEMS else None
+            case.name, system, size, seconds, case.bound(system) if system in case.systems else None
         )
         for system, seconds in times.items()
     ]
@@ -89,7 +98,10 @@ def _start_workers(cluster: Cluster, case: PsCase) -> None:
     systems = factories(training)
     cluster.fork(lambda rank: Worker(cluster.lab, cluster.place(rank), systems))
     cluster.call("start_gloo")
-    slowest = max(case.bound(system) or 0.0 for system in _SYSTEMS) + case.work_seconds
-    for system in _SYSTEMS:
+    for system in case.systems:
         say(f"{system}: building, first steps")
-        cluster.call("open", system, seconds=60 + 20 * slowest)
+        cluster.call("open", system, seconds=60 + 20 * _slowest(case))
+
+
+def _slowest(case: PsCase) -> float:
+    return max(case.bound(system) or 0.0 for system in case.systems) + case.work_seconds

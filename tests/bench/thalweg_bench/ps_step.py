@@ -1,4 +1,6 @@
-"""Defines systems that run training steps with AdamW, on the workers and on the shards."""
+"""Defines systems that run training steps with AdamW: on the workers, also by themselves, and on
+the shards.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from thalweg import ddp
 from thalweg.optim import FusedAdamW
-from thalweg.ps import ServerOptimizer
+from thalweg.ps import LocalOptimizer, ServerOptimizer
 from thalweg_bench.place import Place
 from thalweg_bench.rows import BenchError
 from thalweg_bench.shapes import Shape
@@ -162,7 +164,25 @@ class _OnServers(_Trainer):
         self._servers.close()
 
 
-_SYSTEMS: dict[str, Any] = {"workers": _OnWorkers, "servers": _OnServers}
+class _Local(_Trainer):
+    """A run is an interval: the weights are the same on all workers when it ends."""
+
+    def __init__(self, training: Training, place: Place) -> None:
+        super().__init__(training)
+        self.module = self.model
+        self._local = self.optimizer = LocalOptimizer(
+            FusedAdamW(self.model.named_parameters(), lr=_LR, max_grad_norm=training.clip),
+            every=training.steps,
+            codec=place.codec,
+            pull=place.codec,
+            timeout=TIMEOUT,
+        )
+
+    def close(self) -> None:
+        self._local.close()
+
+
+_SYSTEMS: dict[str, Any] = {"workers": _OnWorkers, "servers": _OnServers, "local": _Local}
 
 
 def factories(training: Training) -> dict[str, Callable[..., System]]:

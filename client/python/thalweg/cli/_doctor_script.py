@@ -18,6 +18,7 @@ class Trial(NamedTuple):
     nproc: int  # workers per node
     codec: str | None  # sets THALWEG_CODEC
     steps: int = 3  # of the optimizer that steps first
+    rate: float = 0.0  # bits per second of links to advise for; 0: no advice
 
 
 def split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -39,6 +40,7 @@ def examine(command: list[str], trial: Trial) -> int:
     with tempfile.TemporaryDirectory(prefix="thalweg-") as folder:
         report = Path(folder) / "report.json"
         worker = ["-m", "thalweg.cli._doctor_worker", str(report), str(trial.steps)]
+        worker.append(str(trial.rate))
         code = _run.run(
             _run.Plan(
                 nodes=trial.nodes,

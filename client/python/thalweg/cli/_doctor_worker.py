@@ -1,8 +1,9 @@
 """Runs a script for some steps as a worker of `thalweg doctor SCRIPT`, and says what was activated.
 
-    python -m thalweg.cli._doctor_worker REPORT STEPS SCRIPT ARGS
+    python -m thalweg.cli._doctor_worker REPORT STEPS RATE SCRIPT ARGS
 
-Rank 0 writes the lines of its report to the file REPORT, as JSON.
+Rank 0 writes the lines of its report to the file REPORT, as JSON. RATE is that of the links in
+bits per second, for which the report says how seldom to exchange; 0: it does not.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import json
 import logging
 import os
 import sys
+import time
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,14 +25,14 @@ from torch.optim import Optimizer
 
 from thalweg import _model, _served, _sharded, _stats, _variables, ddp
 from thalweg._config import Activation, ConfigError
-from thalweg.cli import _script
-from thalweg.ps import ServerOptimizer
+from thalweg.cli import _local_advice, _script
+from thalweg.ps import LocalOptimizer, ServerOptimizer
 
 T = TypeVar("T")
 
 
 class Line(NamedTuple):
-    """A line of the report. `level`: ok, warn or FAIL."""
+    """A line of the report. `level`: ok, note, warn or FAIL."""
 
     level: str
     text: str
@@ -48,11 +50,13 @@ class _Warnings(logging.Handler):
 
 
 def main() -> int:
-    report, wanted, *command = sys.argv[1:]
+    report, wanted, rate, *command = sys.argv[1:]
     warnings = _Warnings()
     logging.getLogger("thalweg").addHandler(warnings)
+    ended: list[float] = []  # the steps so far
 
     def after(number: int) -> None:
+        ended.append(time.perf_counter())
         if number == int(wanted):
             raise _script.Done
 
@@ -63,6 +67,7 @@ def main() -> int:
         lines = _look(steps.count, int(wanted))
     except _script.Done:
         lines = _look(steps.count, int(wanted))  # the script's frames, and its modules, still live
+        lines += _of_links(float(rate), ended)
     except (Exception, SystemExit) as raised:  # noqa: BLE001 - whatever it is, it is reported
         traceback.print_exc()
         error = f"{type(raised).__name__}: {raised}"
@@ -147,6 +152,7 @@ def _why_not(module: DistributedDataParallel, activation: Activation) -> str:
 def _of_others(optimizers: Sequence[Optimizer]) -> list[Line]:
     """Returns what there is of models without DistributedDataParallel that use Thalweg."""
     lines = [_of_served(one) for one in optimizers if isinstance(one, ServerOptimizer)]
+    lines += [_of_local(one) for one in optimizers if isinstance(one, LocalOptimizer)]
     if "thalweg._shard_state" in sys.modules:  # torch's FSDP takes seconds to load
         from thalweg._shard_state import Compression
 
@@ -159,6 +165,26 @@ def _of_others(optimizers: Sequence[Optimizer]) -> list[Line]:
             for one in _alive(Compression)
         ]
     return lines
+
+
+def _of_links(rate: float, ended: Sequence[float]) -> list[Line]:
+    """Returns how seldom to exchange over links of that rate, if steps ended at these times."""
+    if not rate or len(ended) < 2:
+        return []
+    groups = [group for one in _alive(Optimizer) for group in one.param_groups]
+    trained = {id(p): p.nbytes for group in groups for p in group["params"] if p.requires_grad}
+    nodes = int(os.environ["WORLD_SIZE"]) // int(os.environ["LOCAL_WORLD_SIZE"])
+    step = (ended[-1] - ended[0]) / (len(ended) - 1)
+    return [Line("note", _local_advice.describe(sum(trained.values()), step, nodes, rate))]
+
+
+def _of_local(optimizer: LocalOptimizer) -> Line:
+    size = sum(p.nbytes for group in optimizer.param_groups for p in group["params"])
+    return Line(
+        "ok",
+        f"LocalOptimizer exchanges what has changed of {size / 1e6:.3g} MB every "
+        f"{optimizer.every} steps",
+    )
 
 
 def _of_served(optimizer: ServerOptimizer) -> Line:

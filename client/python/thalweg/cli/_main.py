@@ -130,6 +130,13 @@ def _parser() -> argparse.ArgumentParser:
     trial.add_argument("--nodes", type=_count, default=2, metavar="N", help="nodes (default 2)")
     trial.add_argument("--nproc", type=_count, default=1, metavar="L", help="workers per node")
     trial.add_argument("--codec", type=_codec, metavar="CODEC", help="sets THALWEG_CODEC")
+    trial.add_argument(
+        "--rate",
+        type=_profile.rate,
+        default=0.0,
+        metavar="RATE",
+        help="say how seldom to exchange over links of that rate, such as 50mbit",
+    )
     _http.add_arguments(doctor)
     doctor.set_defaults(handler=_doctor)
 
@@ -164,7 +171,7 @@ def _doctor(args: argparse.Namespace) -> int:
     from thalweg.cli import _doctor
 
     if args.doctor_script:
-        trial = _doctor_script.Trial(args.nodes, args.nproc, args.codec)
+        trial = _doctor_script.Trial(args.nodes, args.nproc, args.codec, rate=args.rate)
         return _doctor_script.examine(args.doctor_script, trial)
     config = Config.from_env()
     aggregators = config.aggregators

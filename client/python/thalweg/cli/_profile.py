@@ -44,7 +44,7 @@ def add_parser(commands: _Commands) -> None:
     add("--skip", type=_natural, default=10, help="steps before these (default 10)")
     add(
         "--rate",
-        type=_rate,
+        type=rate,
         metavar="RATE",
         help="advise for links of this rate; default: as measured",
     )
@@ -101,7 +101,7 @@ def _natural(text: str) -> int:
     return number
 
 
-def _rate(text: str) -> float:
+def rate(text: str) -> float:
     """Returns bits per second."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([kmg]bit)", text)
     if match is None or float(match[1]) == 0:

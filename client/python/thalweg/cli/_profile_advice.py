@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from thalweg.cli._local_advice import LOST, exchange_seconds, least_every
 from thalweg.codecs import FP16, FP32, Codec, Int8, PowerSGD
 
 # Seconds that a sidecar computes for each byte of gradients, on one core
@@ -20,6 +21,7 @@ _CANDIDATES: Mapping[str, Codec] = {
 }
 _WORTHWHILE = 0.05  # of a step
 _DATA_IS_LATE = 0.05
+_TOO_SLOW = 0.25  # of a step: a wait that is worth another way of training
 
 
 @dataclass(frozen=True)
@@ -105,6 +107,7 @@ def advise(measured: Measured) -> list[str]:
     """Returns advice, the most effective first; what helps with less than 5 % is left out."""
     advice = [*_about_communication(measured), *_about_data(measured), *_about_update(measured)]
     advice.sort(reverse=True)
+    advice += _about_local_updates(measured)
     if not advice:
         largest = max(measured.phases, key=lambda phase: measured.phases[phase])
         return [f"{largest} {measured.share(largest):.0%}: nothing that Thalweg does would help"]
@@ -135,6 +138,26 @@ def _about_communication(measured: Measured) -> list[tuple[float, str]]:
             text += f" ({name}: {saving:.0%})"
             break
     return [(savings[best], text)]
+
+
+def _about_local_updates(measured: Measured) -> list[tuple[float, str]]:
+    """Speaks of exchanges every so many steps where no codec makes one in each fast enough."""
+    if measured.rate is None or not measured.gradients:
+        return []
+    codecs = [wire_bytes(codec, measured.gradients) for codec in _CANDIDATES.values()]
+    fastest = min(exchange_seconds(one, one, measured.nodes, measured.rate) for one in codecs)
+    left = max(0.0, fastest - measured.phases["backward"])
+    busy = measured.step - measured.phases["wait"] + measured.straggling
+    if left < _TOO_SLOW * (busy + left):
+        return []
+    model = sum(gradient.bytes for gradient in measured.gradients)
+    every = least_every(exchange_seconds(model, model, measured.nodes, measured.rate), busy)
+    text = (
+        f"no codec leaves less than {left / (busy + left):.0%} of a step to communication: "
+        f"thalweg.ps.LocalOptimizer with every={every} leaves {LOST:.0%}, by training differently "
+        "(docs/parameter-server.md)"
+    )
+    return [(0.0, text)]
 
 
 def _about_data(measured: Measured) -> list[tuple[float, str]]:

@@ -4,11 +4,16 @@
     loss.backward()   # each gradient is pushed as soon as it is there
     optimizer.step()  # the new weights are here
 
+Or every worker has its own, and they exchange what it has changed, now and then:
+
+    optimizer = thalweg.ps.LocalOptimizer(torch.optim.AdamW(model.parameters()), every=50)
+
 docs/parameter-server.md says when that helps.
 """
 
 from __future__ import annotations
 
+from thalweg.ps._local import LocalOptimizer
 from thalweg.ps._optimizer import ServerOptimizer
 
-__all__ = ["ServerOptimizer"]
+__all__ = ["LocalOptimizer", "ServerOptimizer"]

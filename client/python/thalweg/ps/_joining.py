@@ -12,6 +12,7 @@ from thalweg import _C, _collectives, _config, _job, _process_group, _rendezvous
 from thalweg._config import Config, Network
 from thalweg._topology import Tensor
 from thalweg.codecs import BF16, FP16, FP32
+from thalweg.optim._shards import is_dtensor
 from thalweg.policy import Policy
 
 _DENSE = (FP32, FP16, BF16)
@@ -23,16 +24,17 @@ def join(
     named_parameters: list[tuple[str, torch.Tensor]],
     description: str,
     arguments: dict[str, object],
+    optimizer: str = "ServerOptimizer",
 ) -> _C.Session:
     """Returns this worker's session. All workers of the group call it together.
 
-    `description` is equal on all workers, as are names, types and shapes of the parameters. Raises
-    what thalweg.ddp.attach() does.
+    `description` is equal on all workers, as are names, types and shapes of the parameters.
+    `optimizer` is the class that messages name. Raises what thalweg.ddp.attach() does.
     """
     problem = ""
     try:
         config, network = Config.from_env().override(**arguments), Network.from_env()
-        problem = _why_not(policy.parse(config.codec), named_parameters)
+        problem = _why_not(policy.parse(config.codec), named_parameters, optimizer)
     except _config.ConfigError as error:
         config, network = Config.from_env({}), Network.from_env({})
         problem = str(error)  # the others must hear of it as well
@@ -62,22 +64,26 @@ def broadcast(group: dist.ProcessGroup, param_groups: Sequence[Mapping[str, Any]
         dist._broadcast_coalesced(group, tensors, 250 << 20, 0)  # type: ignore[attr-defined]
 
 
-def _why_not(codecs: Policy, named_parameters: list[tuple[str, torch.Tensor]]) -> str:
+def _why_not(
+    codecs: Policy, named_parameters: list[tuple[str, torch.Tensor]], optimizer: str
+) -> str:
     """Returns why shards cannot keep these weights; empty: they can."""
     lossy = [codec.spec() for codec in codecs.codecs if not isinstance(codec, _DENSE)]
     if lossy:
         return (
-            f"codec {lossy[0]} does not go with ServerOptimizer: expected fp32, fp16 or bf16 "
+            f"codec {lossy[0]} does not go with {optimizer}: expected fp32, fp16 or bf16 "
             "(codec=, THALWEG_CODEC)"
         )
     for name, tensor in named_parameters:
+        if is_dtensor(tensor):
+            return f"parameter {name} is sharded (DTensor): {optimizer} takes whole ones"
         if tensor.device.type != "cpu":
-            return f"parameter {name} is on {tensor.device}: ServerOptimizer takes the CPU's only"
+            return f"parameter {name} is on {tensor.device}: {optimizer} takes the CPU's only"
         if tensor.dtype not in _DTYPES:
             return (
-                f"parameter {name} is {tensor.dtype}: ServerOptimizer takes float32, float16 and "
+                f"parameter {name} is {tensor.dtype}: {optimizer} takes float32, float16 and "
                 "bfloat16"
             )
         if tensor.layout is not torch.strided:
-            return f"parameter {name} is sparse: ServerOptimizer takes dense ones"
+            return f"parameter {name} is sparse: {optimizer} takes dense ones"
     return ""

@@ -178,7 +178,7 @@ class Serving:
     def check_open(self) -> None:
         """Raises RuntimeError when the job is over."""
         if not self._finalizer.alive:
-            raise RuntimeError("thalweg: this ServerOptimizer has been closed")
+            raise RuntimeError("thalweg: this optimizer has been closed")
         failure = self._session.status()
         if failure is not None:
             raise RuntimeError(f"thalweg: {failure}")
@@ -197,6 +197,11 @@ class Serving:
         if not self._commits:
             self._announce(groups)
 
+    def number_of(self, groups: Sequence[Group]) -> int:
+        """Returns the number by which shards know what these groups have now."""
+        self._announce(groups)
+        return self._settings_number
+
     def _announce(self, groups: Sequence[Group], **of_all: float) -> None:
         """Numbers the settings, if they have changed."""
         settings = settings_of(self._kind, groups)
@@ -211,13 +216,13 @@ class Serving:
         missing = [name for bucket in self._buckets for name in bucket.missing()]
         if missing:
             self.fail(
-                f"{_some(missing)} got no gradient in this step: shards update all parameters that "
+                f"{some(missing)} got no gradient in this step: shards update all parameters that "
                 "required one when ServerOptimizer was made (freeze others before)"
             )
         overwritten = [name for bucket in self._buckets for name in bucket.overwritten()]
         if overwritten:
             self.fail(
-                f"{_some(overwritten)} got another gradient after it was pushed: is the model in "
+                f"{some(overwritten)} got another gradient after it was pushed: is the model in "
                 "DistributedDataParallel? ServerOptimizer takes its place"
             )
         if not self._commits and (settings_of(self._kind, groups), {}) != self._settings:
@@ -230,7 +235,7 @@ class Serving:
         changed = [n for b in self._buckets if not b.is_coming for n in b.changed()]
         if changed:
             self.fail(
-                f"{_some(changed)} has been changed since the last step, and the shards do not "
+                f"{some(changed)} has been changed since the last step, and the shards do not "
                 "know that: call publish() on all workers after changing parameters"
             )
 
@@ -249,7 +254,8 @@ def _total(groups: Sequence[Group], squares: Mapping[int, Tensor]) -> float:
     return functools.reduce(operator.add, sums)
 
 
-def _some(names: list[str]) -> str:
+def some(names: list[str]) -> str:
+    """Returns the first names, and how many more there are."""
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return ", ".join(names[:3]) + more
 

@@ -21,6 +21,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--overlap", action="store_true", help="weights come with the next forward pass"
     )
     parser.add_argument(
+        "--local",
+        action="store_true",
+        help="also let workers step by themselves, and exchange at the end of a run",
+    )
+    parser.add_argument(
         "--steps", type=types.number(1, 1000), default=1, help="of a run; default 1"
     )
     parser.add_argument(
@@ -45,6 +50,7 @@ def case_of(args: argparse.Namespace) -> PsCase:
         forward_seconds=args.forward,
         clip=args.clip,
         overlap=args.overlap,
+        local=args.local,
         peers=args.peers,
         repeats=args.repeats,
     )

@@ -1,0 +1,266 @@
+"""The exchanges of workers that train by themselves: what leaves when, and when it has landed."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from thalweg.ps import _joining
+from thalweg.ps._bucket import served
+from thalweg.ps._local_bucket import LocalBucket
+from thalweg.ps._plan import Outer, Plan
+from thalweg.ps._rules import Group
+from thalweg.ps._serving import Serving, some
+
+
+@dataclass
+class Fragment:
+    """Parameters that are exchanged together."""
+
+    buckets: Sequence[LocalBucket]
+    steps: int = 0  # since it has left
+    work: float = 0.0  # that the worker has counted since then
+    due: int | None = None  # the step after which its new weights take their place
+
+    def leave(self, factor: float, settings: int, due: int) -> None:
+        for bucket in self.buckets:
+            bucket.push_change(factor, settings)
+        self.steps, self.work, self.due = 0, 0.0, due
+
+    def arrive(self) -> None:
+        """Waits until the new weights are here. The parameters stay."""
+        for bucket in self.buckets:
+            bucket.land()
+
+    def land(self, mix: float) -> None:
+        """Puts the new weights in place, with `mix` of what is there."""
+        self.arrive()
+        for bucket in self.buckets:
+            bucket.merge(mix)
+        self.due = None
+
+
+class Exchange:
+    """One worker's side of all exchanges.
+
+    A method that finds the script at fault ends the job, whose other workers would wait for this
+    one, and raises RuntimeError.
+    """
+
+    def __init__(
+        self,
+        group: dist.ProcessGroup,
+        serving: Serving,
+        fragments: Sequence[Fragment],
+        plan: Plan,
+        outer: Outer,
+    ) -> None:
+        """The parameters are equal on all workers. All of them make it together."""
+        self._group = group
+        self._serving = serving
+        self._fragments = fragments
+        self._plan = plan
+        self._outer = outer
+        self._steps = 0
+        self._exchanged = 0  # fragments, since this was made
+        self._waited = 0.0  # seconds
+        self._accepts_changes = False
+        self._served = {id(each.tensor) for b in self._buckets() for each in b.parameters}
+        self._restart()
+
+    def close(self) -> None:
+        self._serving.close()
+
+    def stats(self) -> dict[str, float]:
+        """Returns how many fragments have been exchanged, and the seconds that this worker has
+        waited for others and for the network meanwhile.
+        """
+        return {"exchanges": self._exchanged, "exchange_seconds": self._waited}
+
+    def count(self, work: float) -> None:
+        """The worker has done so much since the last call."""
+        if not self._plan.weighted:
+            self._serving.fail("count() needs a LocalOptimizer that was made with weighted=True")
+        if not 0 <= work < float("inf"):
+            self._serving.fail(f"count() got {work}, expected 0 or more samples or tokens")
+        for fragment in self._fragments:
+            fragment.work += work
+
+    def check(self, groups: Sequence[Group]) -> None:
+        """Is called before each step of the worker."""
+        self._serving.check_open()
+        changed = [name for bucket in self._buckets() for name in bucket.changed()]
+        if changed and not self._accepts_changes:
+            self._serving.fail(
+                f"{some(changed)} has been changed by other code than step(), on this worker "
+                "alone: call publish() on all workers after changing parameters"
+            )
+        strangers = [each.name for each in served(groups) if id(each.tensor) not in self._served]
+        if strangers:
+            self._serving.fail(
+                f"{some(strangers)} requires a gradient now, but did not when LocalOptimizer was "
+                "made: workers would not agree about it. Make a new one"
+            )
+
+    def advance(self) -> None:
+        """Is called after each step of the worker: exchanges what is due."""
+        self._steps += 1
+        self._accepts_changes = False
+        for fragment in self._fragments:
+            fragment.steps += 1
+            if fragment.due == self._steps:
+                self._land(fragment, self._plan.mix)
+        numbers = range(len(self._fragments))
+        leaving = [self._fragments[n] for n in numbers if self._plan.leaves(n, self._steps)]
+        self._exchange(leaving, self._plan.delay, self._plan.mix)
+        self._remember()
+
+    def finish(self) -> None:
+        """Exchanges all that has been changed since it left, at once. All workers call it."""
+        self._serving.check_open()
+        for fragment in self._fragments:
+            if fragment.due is not None:
+                # Where nothing has changed since it left, nothing is to stay.
+                self._land(fragment, self._plan.mix if fragment.steps else 0.0)
+        self._exchange([each for each in self._fragments if each.steps], 0, 0.0)
+        self._remember()
+
+    def publish(self, groups: Sequence[Group]) -> None:
+        """Makes rank 0's parameters everybody's, and the shards'. All workers call it."""
+        self._serving.check_open()
+        self._arrive()
+        _joining.broadcast(self._group, groups)
+        states: dict[torch.Tensor, Any] = {}
+        self._serving.state.read(states)
+        self._restart(states)
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """Returns the shards' float32 weights by name."""
+        self._arrive()
+        return self._serving.state.weights()
+
+    def state(self) -> dict[str, Any]:
+        """Returns what load() takes."""
+        self._arrive()
+        states: dict[torch.Tensor, Any] = {}
+        self._serving.state.read(states)
+        named = self._named()
+        return {
+            "steps": self._steps,
+            "weights": self._serving.state.weights(),
+            "outer": {name: states[tensor] for name, tensor in named.items() if states[tensor]},
+            "fragments": [
+                {"steps": each.steps, "work": each.work, "due": each.due}
+                for each in self._fragments
+            ],
+        }
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Goes on from there; what the shards have is rank 0's. The parameters may be changed until
+        the next step. All workers call it. Raises ValueError on all.
+        """
+        self._serving.check_open()
+        self._arrive()
+        self._check_alike(state)
+        self._serving.state.set_weights(state["weights"])
+        named = self._named()
+        self._fill({named[name]: dict(values) for name, values in state["outer"].items()})
+        self._steps = state["steps"]
+        for fragment, saved in zip(self._fragments, state["fragments"], strict=True):
+            fragment.steps, fragment.work, fragment.due = (
+                saved[key] for key in ("steps", "work", "due")
+            )
+        self._accepts_changes = True
+
+    def _restart(self, states: dict[torch.Tensor, Any] | None = None) -> None:
+        """Begins anew from the parameters, which are equal on all workers, and are then as if they
+        had been pulled.
+        """
+        weights = {name: tensor.detach().float() for name, tensor in self._named().items()}
+        self._serving.state.set_weights(weights)
+        self._fill(states or {})
+        for fragment in self._fragments:
+            fragment.land(0.0)
+            fragment.steps, fragment.work = 0, 0.0
+        self._remember()
+
+    def _fill(self, states: dict[torch.Tensor, Any]) -> None:
+        """Gives rank 0's weights and state to the shards, and its weights to all workers."""
+        self._serving.state.publish(states)
+        flat = [bucket.flat for bucket in self._buckets()]
+        dist._broadcast_coalesced(self._group, flat, 250 << 20, 0)  # type: ignore[attr-defined]
+
+    def _check_alike(self, state: Mapping[str, Any]) -> None:
+        shapes = sorted((name, *weights.shape) for name, weights in state["weights"].items())
+        due = [fragment["due"] for fragment in state["fragments"]]
+        mine = (state["steps"], len(due), due, shapes)
+        found: list[Any] = [None] * dist.get_world_size(self._group)
+        dist.all_gather_object(found, mine, group=self._group)
+        if mine[1] != len(self._fragments):
+            raise ValueError(
+                f"thalweg: the checkpoint has {mine[1]} fragments, expected {len(self._fragments)}"
+            )
+        for rank, theirs in enumerate(found):
+            if theirs != found[0]:
+                raise ValueError(
+                    f"thalweg: rank {rank} loads a checkpoint of step {theirs[0]}, rank 0 of step "
+                    f"{found[0][0]}: expected the same step, and the same exchanges, on all workers"
+                )
+
+    def _exchange(self, leaving: Sequence[Fragment], delay: int, mix: float) -> None:
+        if not leaving:
+            return
+        factors = self._factors(leaving)
+        settings = self._serving.number_of(self._outer.groups)
+        for fragment, factor in zip(leaving, factors, strict=True):
+            fragment.leave(factor, settings, self._steps + delay)
+        self._exchanged += len(leaving)
+        if not delay:
+            for fragment in leaving:
+                self._land(fragment, mix)
+
+    def _factors(self, leaving: Sequence[Fragment]) -> list[float]:
+        """Returns what this worker's changes count in the mean."""
+        if not self._plan.weighted:
+            return [1.0] * len(leaving)
+        total = torch.tensor([each.work for each in leaving], dtype=torch.float64)
+        try:
+            with self._waiting():
+                dist.all_reduce(total, group=self._group)
+        except RuntimeError as error:
+            self._serving.fail(f"the work that workers have counted could not be added up: {error}")
+        if not bool(total.all()):
+            self._serving.fail("no worker has counted anything: call count() before each step")
+        workers = dist.get_world_size(self._group)
+        sums = total.tolist()
+        return [workers * each.work / sum_ for each, sum_ in zip(leaving, sums, strict=True)]
+
+    def _land(self, fragment: Fragment, mix: float) -> None:
+        with self._waiting():
+            fragment.land(mix)
+
+    @contextlib.contextmanager
+    def _waiting(self) -> Iterator[None]:
+        began = time.perf_counter()
+        yield
+        self._waited += time.perf_counter() - began
+
+    def _arrive(self) -> None:
+        for fragment in self._fragments:
+            fragment.arrive()
+
+    def _remember(self) -> None:
+        for bucket in self._buckets():
+            bucket.remember()
+
+    def _buckets(self) -> list[LocalBucket]:
+        return [bucket for fragment in self._fragments for bucket in fragment.buckets]
+
+    def _named(self) -> dict[str, torch.Tensor]:
+        return {each.name: each.tensor for b in self._buckets() for each in b.parameters}

@@ -1,0 +1,289 @@
+"""Local updates, as DiLoCo has them: workers step by themselves and seldom exchange."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from thalweg import _C
+from thalweg.ps import _joining
+from thalweg.ps._bucket import cut, pulled_as, served
+from thalweg.ps._exchange import Exchange, Fragment
+from thalweg.ps._local_bucket import LocalBucket
+from thalweg.ps._plan import Outer, Plan, cut_fragments
+from thalweg.ps._rules import KINDS, rule_of
+from thalweg.ps._serving import Serving
+
+_NESTEROV = {"name": "nesterov"}
+
+
+class LocalOptimizer(Optimizer):
+    """A worker's own optimizer, whose changes of the weights are exchanged every so many steps.
+
+    Every worker of the process group makes it, with a model that is not in DistributedDataParallel.
+    Then rank 0's parameters are on all workers, those that require no gradient too. step() is that
+    of `inner`. After `every` steps, the mean of what the workers have changed is the gradient of
+    the outer optimizer, which is on the shards, and its weights replace the workers'. All workers
+    do equally many steps. Buffers stay as they are.
+
+    `outer` has the "name" of that optimizer, and torch's arguments for it: "nesterov" (lr 0.7,
+    momentum 0.9, unless given), "sgd" (lr 1: the mean of the workers' weights), "adam" or "adamw".
+    `fragments`: the parameters are exchanged in so many parts of about the same size, each after
+    `every` steps, one after the other. `delay`: new weights take their place so many steps after
+    the old ones have left, and travel meanwhile. `mix`: how much of the worker's own weights stays
+    then. `weighted`: workers count in the mean by what they tell count(), which takes one small
+    all_reduce of the process group in each exchange. `pull` says in what the weights come: "fp32",
+    "bf16", "fp16", or as the parameters are (None); shards keep them in float32. `bucket_cap_mb`
+    MiB of parameters travel together. `process_group` is the default one if None. `codec` (of what
+    has changed: "fp32", "bf16", "fp16"), `timeout`, `step_timeout`, `chunk_bytes` and
+    `local_shards` are those of thalweg.ddp.attach(); the last worker may come `step_timeout` later
+    to an exchange than the first.
+
+    Groups and state are those of `inner`: schedulers take either, GradScaler only this one. A step
+    that a GradScaler leaves out counts like the others.
+
+    Raises on all workers, saying what is wrong, what thalweg.ddp.attach() raises; ValueError also
+    for arguments that do not fit.
+    """
+
+    _is_complete = True
+    _step_supports_amp_scaling = True
+
+    def __init__(
+        self,
+        inner: Optimizer,
+        *,
+        every: int,
+        outer: Mapping[str, Any] = _NESTEROV,
+        fragments: int = 1,
+        delay: int = 0,
+        mix: float = 0.0,
+        weighted: bool = False,
+        pull: str | None = None,
+        bucket_cap_mb: float = 25.0,
+        process_group: dist.ProcessGroup | None = None,
+        codec: object = None,
+        timeout: float | None = None,
+        step_timeout: float | str | None = None,
+        chunk_bytes: int | None = None,
+        local_shards: str | bool | None = None,
+    ) -> None:
+        if not dist.is_initialized():
+            raise RuntimeError("thalweg: call torch.distributed.init_process_group() first")
+        plan = Plan(every, fragments, delay, mix, weighted)
+        plan.check()
+        self._is_complete = False
+        super().__init__(inner.param_groups, inner.defaults)
+        self._is_complete = True
+        self.inner = inner
+        self._follow()
+        ref = weakref.ref(self)  # `inner` may outlive the optimizer
+        self._hooks = [
+            inner.register_load_state_dict_post_hook(lambda _: _follow(ref)),
+            inner.register_step_pre_hook(lambda *_: _check_caller(ref)),
+        ]
+        self._is_stepping = False
+        group = process_group or dist.group.WORLD
+        assert group is not None
+        arguments = {
+            "codec": codec,
+            "timeout": timeout,
+            "step_timeout": step_timeout,
+            "chunk_bytes": chunk_bytes,
+            "local_shards": local_shards,
+        }
+        session, self._exchange = _begin(
+            inner, plan, outer, group, arguments, pull=pull, bucket_cap_mb=bucket_cap_mb
+        )
+        self._session = session
+        self.every = every
+        self._has_looked = False
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # noqa: ANN401
+        """Does a step of `inner`, and exchanges what is due. Raises RuntimeError, which ends the
+        job, where other code has changed parameters, or another worker, node or shard has failed.
+        """
+        if not self._has_looked:
+            self._look_for_ddp()
+        self._exchange.check(self.param_groups)
+        self._is_stepping = True
+        try:
+            loss = self._step_alone(closure)
+        finally:
+            self._is_stepping = False
+        self._exchange.advance()
+        return loss
+
+    def stats(self) -> dict[str, float]:
+        """Returns the counters of the job, as thalweg.ddp.State does; and how many fragments have
+        been exchanged ("exchanges"), and for how long step() has waited for that
+        ("exchange_seconds"), for slower workers too.
+        """
+        return self._session.stats() | self._exchange.stats()
+
+    def count(self, work: float) -> None:
+        """Tells how many samples, tokens or the like this worker has trained with since the last
+        call: call it before each step(). RuntimeError: the optimizer is not weighted.
+        """
+        self._exchange.count(work)
+
+    def finish(self) -> None:
+        """Exchanges at once all that has been changed since the last exchange, and puts weights in
+        place that are on their way: then all workers have the same. Call it on all workers, at the
+        end of a training, or before an evaluation.
+        """
+        self._exchange.finish()
+
+    def publish(self) -> None:
+        """Makes rank 0's parameters those of all workers and of the shards. Call it on all workers
+        after changing parameters by hand. What workers have changed since the last exchange is
+        forgotten; the outer optimizer's state stays.
+        """
+        self._exchange.publish(self.param_groups)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns what `inner` returns, and as "local" the shards' weights and state, and how far
+        the worker is. One worker may call it alone, between two steps.
+        """
+        return self.inner.state_dict() | {"local": self._exchange.state()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes what state_dict() returned. Call it on all workers, which load the same step's;
+        shards get rank 0's. The model may be loaded before or after. Raises ValueError on all where
+        the states do not fit, and for one without "local".
+        """
+        if "local" not in state_dict:
+            raise ValueError(
+                "thalweg: this is the state of no LocalOptimizer: load it into the inner "
+                "optimizer, before making LocalOptimizer"
+            )
+        self.inner.load_state_dict({k: v for k, v in state_dict.items() if k != "local"})
+        self._exchange.load(state_dict["local"])
+
+    def full_state_dict(self) -> dict[str, Tensor]:
+        """Returns the shards' float32 weights by name: the result of the last exchange. One worker
+        may call it alone, between two steps.
+        """
+        return self._exchange.weights()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self.inner.zero_grad(set_to_none)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Raises RuntimeError: what the shards keep is fixed."""
+        if self._is_complete:
+            raise RuntimeError("thalweg: LocalOptimizer cannot add groups: make a new one")
+        super().add_param_group(param_group)
+
+    def close(self) -> None:
+        """Leaves the job. Parameters stay as they are. May be called again."""
+        for hook in self._hooks:
+            hook.remove()
+        self._exchange.close()
+
+    def _follow(self) -> None:
+        """Takes what `inner` has. It makes new groups when it is loaded."""
+        self.param_groups = self.inner.param_groups
+        self.state = self.inner.state
+
+    def _step_alone(self, closure: Callable[[], Any] | None) -> Any:  # noqa: ANN401
+        """Does what GradScaler leaves to an optimizer that supports scaling, and the step."""
+        if float(getattr(self, "found_inf", 0.0)):
+            return None
+        scale = getattr(self, "grad_scale", None)  # None where unscale_() has been called
+        if scale is not None:
+            grads = [p.grad for group in self.param_groups for p in group["params"]]
+            torch._foreach_div_([grad for grad in grads if grad is not None], float(scale))
+        return self.inner.step(closure)
+
+    def _look_for_ddp(self) -> None:
+        """Raises RuntimeError where a module of DistributedDataParallel has the parameters."""
+        self._has_looked = True
+        ours = {id(p) for group in self.param_groups for p in group["params"]}
+        for each in gc.get_objects():
+            if issubclass(type(each), DistributedDataParallel) and any(
+                id(p) in ours for p in each.parameters()
+            ):
+                self._exchange.close()
+                raise RuntimeError(
+                    "thalweg: the model is in DistributedDataParallel, which averages gradients in "
+                    "every step: LocalOptimizer takes its place, so train the plain module"
+                )
+
+
+def _follow(ref: weakref.ref[LocalOptimizer]) -> None:
+    ours = ref()
+    if ours is not None:
+        ours._follow()
+
+
+def _check_caller(ref: weakref.ref[LocalOptimizer]) -> None:
+    """Raises RuntimeError where the inner optimizer steps, and nobody counts it."""
+    ours = ref()
+    if ours is not None and not ours._is_stepping:
+        ours.close()
+        raise RuntimeError(
+            "thalweg: step() of the inner optimizer was called, and nothing would be exchanged: "
+            "call that of LocalOptimizer, and give it to GradScaler and trainers"
+        )
+
+
+def _begin(
+    inner: Optimizer,
+    plan: Plan,
+    wish: Mapping[str, Any],
+    group: dist.ProcessGroup,
+    arguments: dict[str, object],
+    *,
+    pull: str | None,
+    bucket_cap_mb: float,
+) -> tuple[_C.Session, Exchange]:
+    """Joins the job, and gives all workers and the shards rank 0's parameters."""
+    parameters = served(inner.param_groups)
+    if not parameters:
+        raise ValueError("thalweg: no parameter requires a gradient")
+    outer = Outer.of(wish, [each.tensor for each in parameters])
+    kind, rule = KINDS[outer.kind], rule_of(outer.groups)
+    parts = [
+        cut(part, int(bucket_cap_mb * (1 << 20)))
+        for part in cut_fragments(parameters, plan.fragments)
+    ]
+    pulls = {each.tensor.dtype: pulled_as(pull, each.tensor.dtype) for each in parameters}
+    description = (
+        f"{type(inner).__name__}, {plan}, {outer.describe()}, pull {pull}, bucket_cap_mb "
+        f"{bucket_cap_mb:g}"
+    )
+    named = [(each.name, each.tensor) for each in parameters]
+    session = _joining.join(group, named, description, arguments, LocalOptimizer.__name__)
+    numbers = itertools.count()
+    fragments = [
+        Fragment(
+            [
+                LocalBucket(
+                    session,
+                    next(numbers),
+                    [each._replace(group=0) for each in own],
+                    kind=kind,
+                    rule=rule,
+                    commits=False,
+                    pull=pulls[own[0].tensor.dtype],
+                )
+                for own in part
+            ]
+        )
+        for part in parts
+    ]
+    _joining.broadcast(group, inner.param_groups)
+    buckets = [bucket for fragment in fragments for bucket in fragment.buckets]
+    is_first = dist.get_rank(group) == 0
+    serving = Serving(session, buckets, kind, rule, commits=False, is_first=is_first)
+    return session, Exchange(group, serving, fragments, plan, outer)

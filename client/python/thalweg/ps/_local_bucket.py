@@ -1,0 +1,52 @@
+"""Parameters that workers change by themselves, and whose changes are pushed together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from thalweg.ps._bucket import Bucket
+
+
+class LocalBucket(Bucket):
+    """One bucket of a session. What it pushes is how far its parameters have come since its last
+    exchange.
+
+    Between two exchanges its memory holds the weights that the last one gave; while weights are on
+    their way, it holds what has been pushed.
+    """
+
+    @torch.no_grad()
+    def push_change(self, factor: float, settings: int) -> None:
+        """Sends `factor` times the weights of the last exchange minus the parameters."""
+        torch._foreach_sub_(self._weights(), self._tensors())
+        if factor != 1:
+            self._grads.mul_(factor)
+        self.push(settings)
+        self.expect()
+
+    @torch.no_grad()
+    def place(self, weights: Sequence[Tensor]) -> None:
+        """Makes these, as they are when they have been pulled, the last exchange's."""
+        torch._foreach_copy_(self._weights(), [each.to(self._pulled) for each in weights])
+        self.remember()
+
+    @torch.no_grad()
+    def merge(self, mix: float) -> None:
+        """Makes the parameters `mix` times what they are, and for the rest the last exchange's
+        weights, which are here.
+        """
+        if mix:
+            torch._foreach_lerp_(self._tensors(), self._weights(), 1 - mix)
+        else:
+            torch._foreach_copy_(self._tensors(), self._weights())
+
+    @property
+    def flat(self) -> Tensor:
+        """The weights of the last exchange, one parameter after the other."""
+        return self._grads
+
+    def _weights(self) -> list[Tensor]:
+        return self._views(self._grads)

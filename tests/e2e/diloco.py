@@ -1,0 +1,91 @@
+"""Does in one process what workers with a LocalOptimizer do: DiLoCo, step by step.
+
+One process has a model and an optimizer for each worker, and a further model for the shards.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+
+@dataclass
+class Settings:
+    """What LocalOptimizer is told."""
+
+    every: int
+    leaves_at: Sequence[int] = ()  # of the steps of an interval, by fragment
+    fragments: Sequence[Sequence[str]] = ()  # names of parameters
+    delay: int = 0
+    mix: float = 0.0
+    shares: Sequence[float] = ()  # of the workers in the mean; empty: equal ones
+    pull: torch.dtype = torch.float32  # in what weights come
+
+
+@dataclass
+class DiLoCo:
+    """Workers, and the weights that they had in common last."""
+
+    settings: Settings
+    workers: Sequence[nn.Module]
+    inner: Sequence[Optimizer]
+    whole: nn.Module
+    outer: Optimizer
+    loss: Callable[[nn.Module, int, int], Tensor]  # of a model, a rank and a step
+    step: int = 0
+    pending: list[tuple[int, str, Tensor]] = field(default_factory=list)
+    last: dict[str, Tensor] = field(default_factory=dict)  # weights as they have come
+
+    @torch.no_grad()
+    def __post_init__(self) -> None:
+        for name, whole in self.whole.named_parameters():
+            self.last[name] = whole.to(self.settings.pull, copy=True).float()
+            for worker in self.workers:
+                worker.get_parameter(name).copy_(self.last[name])
+
+    def train(self, steps: int) -> None:
+        """Does so many steps of all workers."""
+        for _ in range(steps):
+            for rank, (model, optimizer) in enumerate(zip(self.workers, self.inner, strict=True)):
+                optimizer.zero_grad()
+                self.loss(model, rank, self.step).backward()
+                optimizer.step()
+            self.step += 1
+            self._exchange()
+
+    @torch.no_grad()
+    def _exchange(self) -> None:
+        every = self.settings.every
+        names = [name for name, _ in self.whole.named_parameters()]
+        fragments = self.settings.fragments or [names]
+        self._land()
+        for part, leaves_at in zip(fragments, self.settings.leaves_at or [every], strict=True):
+            if self.step % every == leaves_at % every:
+                self._update(part)
+        self._land()
+
+    def _update(self, part: Sequence[str]) -> None:
+        self.outer.zero_grad()  # who has no gradient stays
+        for name in part:
+            whole = self.whole.get_parameter(name)
+            last = self.last[name]
+            changes = [last - worker.get_parameter(name) for worker in self.workers]
+            if self.settings.shares:
+                pairs = zip(self.settings.shares, changes, strict=True)
+                changes = [share * len(self.workers) * change for share, change in pairs]
+            whole.grad = torch.stack(changes).sum(0) / len(self.workers)
+        self.outer.step()
+        for name in part:
+            new = self.whole.get_parameter(name).to(self.settings.pull, copy=True).float()
+            self.last[name] = new
+            self.pending.append((self.step + self.settings.delay, name, new))
+
+    def _land(self) -> None:
+        for due, name, new in self.pending:
+            if due == self.step:
+                for worker in self.workers:
+                    own = worker.get_parameter(name)
+                    own.copy_(torch.lerp(own, new, 1 - self.settings.mix))
+        self.pending = [each for each in self.pending if each[0] != self.step]

@@ -1,0 +1,41 @@
+"""Tests the example of local updates, on all images of Fashion-MNIST."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from statistics import mean
+
+import pytest
+from harness import Job, servers
+
+JOBS = Path(__file__).parent / "fashion_jobs.py"
+
+
+def train(tmp_path: Path, example: str, args: str) -> dict:
+    """Returns what the example writes, with one worker on each of two nodes."""
+    tmp_path.mkdir(exist_ok=True)
+    with servers() as cluster:
+        sidecars = [cluster.add_sidecar("--shard-listen", "127.0.0.1:0").address for _ in range(2)]
+        job = Job(example, cluster, tmp_path, sidecar_of=sidecars, env={"ARGS": args}, jobs=JOBS)
+        assert all(worker.code == 0 for worker in job.wait(600)), job.output
+        return json.loads(job.workers[0].out.read_text())
+
+
+def test_example_learns_and_leaves_the_same_weights_on_all_workers(tmp_path):
+    args = "--images 4000 --epochs 1 --batch 32 --every 10 --fragments 2 --delay 2"
+    result = train(tmp_path, "fashion_local", args)
+    assert result["replicas_identical"]
+    assert result["accuracy"] > 0.5  # ten classes
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+def test_an_exchange_every_50_steps_costs_less_than_half_a_point_of_accuracy(tmp_path):
+    ours, theirs = [], []
+    for seed in (1, 2, 3):
+        args = f"--seed {seed}"
+        ours.append(train(tmp_path, "fashion_local", f"{args} --every 50")["accuracy"])
+        theirs.append(train(tmp_path, "fashion_mnist", args)["accuracy"])
+    print(f"accuracy {ours} with local updates, {theirs} with DistributedDataParallel")
+    assert mean(ours) > mean(theirs) - 0.005

@@ -1,0 +1,173 @@
+"""Tests workers that step by themselves, against DiLoCo in one process and numbers by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness import Job, servers
+from test_restarts import await_rounds
+
+JOBS = Path(__file__).parent / "local_optimizer_jobs.py"
+
+
+def run(name: str, tmp_path: Path, nodes: tuple[int, ...], shards: int, **env: str) -> list[Any]:
+    """Returns what the workers of such a job return. Without shards, sidecars host them."""
+    with servers(shards=shards) as cluster:
+        flags = () if shards else ("--shard-listen", "127.0.0.1:0")
+        sidecars = [cluster.add_sidecar(*flags) for _ in nodes]
+        of_workers = [
+            sidecar for sidecar, count in zip(sidecars, nodes, strict=True) for _ in range(count)
+        ]
+        job = Job(
+            name,
+            cluster,
+            tmp_path,
+            sidecar_of=[sidecar.address for sidecar in of_workers],
+            env=env,
+            env_of=[{"SIDECAR_HTTP": sidecar.http} for sidecar in of_workers],
+            jobs=JOBS,
+        )
+        return job.results()
+
+
+@pytest.mark.parametrize(
+    "case", ["plain", "fragments", "delayed", "streaming", "weighted", "rounded"]
+)
+def test_workers_have_the_bits_of_diloco_in_one_process(case, tmp_path):
+    for result in run("trained", tmp_path, (1, 1), 0, CASE=case):
+        assert result["workers"] == result["diloco"] != result["before"]
+        assert result["whole"]
+
+
+@pytest.mark.parametrize(("nodes", "shards"), [((2,), 0), ((1, 1), 2)])
+def test_bits_are_the_same_wherever_workers_and_shards_are(nodes, shards, tmp_path):
+    for result in run("trained", tmp_path, nodes, shards, CASE="streaming"):
+        assert result["workers"] == result["diloco"] != result["before"]
+        assert result["whole"]
+
+
+# Rounding: a step rounds a weight, which is at most 1, by half a unit in the last place, and so do
+# the difference, its mean, the momentum's sum and the update, of which none is above 2.
+ROUNDED = 30 * 2.0**-23
+
+
+def test_one_weight_takes_the_values_computed_by_hand(tmp_path):
+    # Two steps make 0.49 of a weight. Nesterov's: m' = 0.9 m + d, w' = w - 0.7 (d + 0.9 m') with
+    # d = 0.51 w: 1, m = 0.51; 0.3217, m = 0.623067; -0.18567911, m = 0.4660639539; -0.413011958687.
+    # Delayed: 1/16 has left after four steps, and lands on 1/32, of which a half stays.
+    delayed = [1 / 2, 1 / 4, 1 / 8, 1 / 16, 3 / 64, 3 / 128, 3 / 256, 3 / 512, 9 / 2048]
+    for rank, result in enumerate(run("series", tmp_path, (1, 1), 0)):
+        assert result["plain"] == pytest.approx([0.7, 0.49, 0.343, 0.2401], abs=ROUNDED)
+        assert result["nesterov"][1::2] == pytest.approx(
+            [0.3217, -0.18567911, -0.413011958687], abs=ROUNDED
+        )
+        assert result["delayed"] == delayed
+        # The workers reach their targets, 0 and 1, at once, and count 1 and 3.
+        assert result["weighted"] == [rank, 0.75]
+
+
+def test_finish_leaves_the_same_weights_on_all_and_changes_them_once(tmp_path):
+    first, second = run("finished", tmp_path, (1, 1), 0)
+    assert (first["own"], second["own"]) == (0.125, 1.0)
+    for result in (first, second):
+        assert result["after"] == result["again"] == 0.5625
+        assert result["stats"]["exchanges"] == 1
+        assert result["stats"]["raw_bytes"] == 4  # one weight
+        assert result["stats"]["exchange_seconds"] > 0
+
+
+def test_step_that_a_scaler_leaves_out_on_one_worker_counts_like_the_others(tmp_path):
+    first, second = run("skipped", tmp_path, (1, 1), 0)
+    assert (first["scale"], second["scale"]) == (8.0, 4.0)
+    assert first["weights"] == second["weights"] == [0.5, 0.375, 0.1875, 0.09375]
+
+
+def test_published_parameters_are_rank_0s_on_all_workers(tmp_path):
+    for result in run("published", tmp_path, (1, 1), 0):
+        assert result["weights"] == [16.0, 8.0, 4.0]
+
+
+@pytest.mark.parametrize("first", ["model", "optimizer"])
+@pytest.mark.parametrize("case", ["plain", "streaming", "weighted"])
+def test_training_goes_on_from_a_checkpoint_with_the_same_bits(case, first, tmp_path):
+    results = run("resumed", tmp_path, (1, 1), 0, CASE=case, FIRST=first)
+    for result in results:
+        assert result["resumed"] == result["whole"] != result["before"]
+    assert results[0]["whole"] == results[1]["whole"]
+
+
+def test_bytes_of_a_step_are_less_than_a_49th_of_gradients_in_each(tmp_path):
+    for result in run("bytes_sent", tmp_path, (1, 1), 0):
+        assert 0 < result["local"] <= result["ddp"] / 49
+
+
+EXPECTED = [
+    "ValueError: thalweg: every is 0, expected 1 step or more",
+    "ValueError: thalweg: fragments is 5, expected 1 to 4",
+    "ValueError: thalweg: fragments is 3, but only 2 parameters require a gradient",
+    "ValueError: thalweg: delay is 4, expected 0 to 3 steps",
+    "ValueError: thalweg: mix is 1.0, expected 0 or more, and less than 1",
+    "ValueError: thalweg: outer has name 'lamb', expected nesterov, sgd, adam, adamw",
+    "TypeError: SGD.__init__() got an unexpected keyword argument 'beta'",
+    "ValueError: thalweg: pull is 'int8', expected fp32, bf16 or fp16",
+    "codec int8:start=2,feedback=1 does not go with LocalOptimizer: expected fp32, fp16 or bf16",
+    "parameter 0.0 is torch.float64: LocalOptimizer takes float32, float16 and bfloat16",
+    "parameter 0.0 is sharded (DTensor): LocalOptimizer takes whole ones",
+    "ValueError: thalweg: no parameter requires a gradient",
+    "Plan(every=5, ",
+    "'momentum': 1.5",
+    "RuntimeError: thalweg: LocalOptimizer cannot add groups: make a new one",
+    "ValueError: thalweg: this is the state of no LocalOptimizer",
+    "ValueError: thalweg: rank 1 loads a checkpoint of step 5, rank 0 of step 0",
+]
+
+
+def test_what_cannot_be_is_refused_by_name_on_all_workers(tmp_path):
+    for result in run("refused", tmp_path, (1, 1), 0):
+        assert len(result) == len(EXPECTED)
+        for found, expected in zip(result, EXPECTED, strict=True):
+            assert expected in found
+
+
+BROKEN = {
+    "change_weights": "2.weight has been changed by other code than step(), on this worker alone",
+    "step_alone": "step() of the inner optimizer was called, and nothing would be exchanged",
+    "count": "count() needs a LocalOptimizer that was made with weighted=True",
+}
+
+
+@pytest.mark.parametrize("how", BROKEN)
+def test_script_at_fault_is_told_why_and_nobody_waits_for_it(how, tmp_path):
+    first, second = run("broken", tmp_path, (1, 1), 0, BREAK=how)
+    assert "RuntimeError: " in first
+    assert BROKEN[how] in first
+    assert "Error: " in second
+
+
+ALIKE = {
+    "in_ddp": "the model is in DistributedDataParallel",
+    "thawed": "3.bias requires a gradient now, but did not when LocalOptimizer was made",
+    "uncounted": "no worker has counted anything: call count() before each step",
+}
+
+
+@pytest.mark.parametrize("job", ALIKE)
+def test_what_all_workers_do_wrong_all_are_told(job, tmp_path):
+    for result in run(job, tmp_path, (1, 1), 0):
+        assert f"RuntimeError: thalweg: {ALIKE[job]}" in result
+
+
+@pytest.mark.parametrize(
+    ("env", "said"), [({}, "rank 1 on "), ({"WEIGHTED": "1"}, "")], ids=["equal", "weighted"]
+)
+def test_only_worker_of_a_node_that_is_killed_is_named_to_the_others(env, said, tmp_path):
+    with servers(shards=1) as cluster:
+        sidecars = [cluster.add_sidecar().address for _ in range(2)]
+        job = Job("trained_on_and_on", cluster, tmp_path, sidecar_of=sidecars, env=env, jobs=JOBS)
+        await_rounds(cluster, job, 50)
+        job.workers[1].process.kill()
+        first, _ = job.wait()
+        assert "RuntimeError: thalweg: " in first.result
+        assert said in first.result
