@@ -1,7 +1,7 @@
 # These are the verbs of this repository. Logic lives in scripts/ and CMake; each verb works from a
 # fresh clone.
 .DEFAULT_GOAL := help
-.PHONY: help setup build check test demo lint format asan tsan bench faults chaos helm test-kube
+.PHONY: help setup build check test demo docs lint format asan tsan bench faults chaos helm test-kube
 
 help:    ## list the verbs
 	@sed -n 's/^\([a-z-]*\): *## /  make \1\t/p' Makefile | expand -t 16
@@ -20,6 +20,9 @@ test:    ## build, then run the C++ unit tests and the Python tests
 
 demo:    ## train a CNN on Fashion-MNIST through 2 nodes x 2 workers; picture in out/demo
 	@scripts/demo
+
+docs:    ## build the documentation site in out/site; check its links
+	@scripts/docs
 
 lint:    ## check format, style, types, spelling and clang-tidy; changes nothing
 	@scripts/lint

@@ -18,21 +18,22 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-EVERY = 5  # steps between checkpoints
 # A rank dies at one of these moments; in the first two, its attempt has saved a checkpoint.
 MOMENTS = ("after a step", "in backward", "while saving", "before the first step")
 
 
-def steps(kills: int) -> int:
-    """Returns the steps of a whole training. None of its kills comes after the last one."""
-    return EVERY * (kills // 2 + 2)
+def steps(kills: int, every: int) -> int:
+    """Returns the steps of a whole training with a checkpoint every so many steps. None of its
+    kills comes after the last step.
+    """
+    return every * (kills // 2 + 2)
 
 
-def expected_weight(kills: int, world: int) -> float:
+def expected_weight(kills: int, every: int, world: int) -> float:
     """Returns the value of every weight after a training without kills."""
     gradient = exact_training.gradient
     total = sum(
-        gradient(rank, world, step) for step in range(steps(kills)) for rank in range(world)
+        gradient(rank, world, step) for step in range(steps(kills, every)) for rank in range(world)
     )
     return -exact_training.RATE * total / world
 
@@ -62,7 +63,7 @@ def say(**what: object) -> None:
         print(json.dumps(what), flush=True)
 
 
-def train(folder: Path, kills: int) -> None:
+def train(folder: Path, kills: int, every: int) -> None:
     checkpoint, death = folder / "checkpoint.pt", Death(folder, kills)
     rank, world = dist.get_rank(), dist.get_world_size()
     model = torch.nn.Linear(exact_training.INPUTS, exact_training.OUTPUTS, bias=False)
@@ -76,20 +77,21 @@ def train(folder: Path, kills: int) -> None:
         optimizer.load_state_dict(saved["optimizer"])
         begin = saved["step"]
     say(begins=begin)
+    dist.barrier()  # it is said before somebody dies
     death.may_come("before the first step")
-    for step in range(begin, steps(kills)):
+    for step in range(begin, steps(kills, every)):
         own = step - begin + 1  # steps of this attempt
         optimizer.zero_grad()
         gradient = exact_training.gradient(rank, world, step)
         loss = ddp(torch.full((1, exact_training.INPUTS), gradient)).sum()
-        if own == EVERY + 2:
+        if own == every + 2:
             loss.register_hook(lambda _: death.may_come("in backward"))
         loss.backward()
         optimizer.step()
         say(done=step + 1)
-        if own == EVERY + 1:
+        if own == every + 1:
             death.may_come("after a step")
-        if (step + 1) % EVERY == 0 and rank == 0:
+        if (step + 1) % every == 0 and rank == 0:
             parts = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
             torch.save({**parts, "step": step + 1}, folder / "unfinished.pt")
             death.may_come("while saving")
@@ -99,6 +101,6 @@ def train(folder: Path, kills: int) -> None:
 
 if __name__ == "__main__":
     dist.init_process_group("gloo")
-    train(Path(os.environ["TMPDIR"]), int(os.environ["KILLS"]))
+    train(Path(os.environ["TMPDIR"]), int(os.environ["KILLS"]), int(os.environ["EVERY"]))
     gc.collect()  # a module in a reference cycle would keep Gloo's threads running to the end
     dist.destroy_process_group()

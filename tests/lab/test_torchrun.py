@@ -30,7 +30,7 @@ def outputs_of(ended):
 def assert_exact(ended):
     """Fails unless all hosts have trained to the weights that arithmetic gives, and are gone."""
     hosts, outputs = len(ended["hosts"]), outputs_of(ended)
-    assert [host["code"] for host in ended["hosts"]] == [0] * hosts, outputs
+    assert [host["code"] for host in ended["hosts"]] == [0] * hosts, torchrun.ending(ended)
     told = [json.loads(line) for line in re.findall(r"\{.*\}", outputs)]
     assert sorted(t["rank"] for t in told) == list(range(hosts))
     assert {t["digest"] for t in told} == {told[0]["digest"]}
@@ -65,7 +65,7 @@ def test_aiak_script_of_the_documentation_runs_unchanged_on_three_hosts(tmp_path
     env = dict(variable.split("=") for variable in variables.split())
     ended = torchrun.run(tmp_path, env, script=script)
     outputs = outputs_of(ended)
-    assert [host["code"] for host in ended["hosts"]] == [0] * 3, outputs
+    assert [host["code"] for host in ended["hosts"]] == [0] * 3, torchrun.ending(ended)
     losses = [float(x) for x in re.findall(r"^step \d+: loss (\S+)$", outputs, re.M)]
     assert len(losses) == 4
     assert losses[-1] < losses[0] / 2

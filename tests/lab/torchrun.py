@@ -25,6 +25,7 @@ PORT = 29400
 STATIC = ["--master-addr", "node0", "--master-port", str(PORT)]
 _SCRIPT = Path(__file__).with_name("exact_training.py")
 _LEAVING_SECONDS = 15
+_LINES = 15  # of a host, in a test's message
 
 
 def run(
@@ -56,6 +57,20 @@ def run(
     assert result.returncode == 0, result.stderr
     ended: dict[str, Any] = json.loads(out.read_text())
     return ended
+
+
+def ending(ended: dict[str, Any]) -> str:
+    """Returns what a failed test says of run()'s result: exit codes, and each host's last lines.
+
+    What torchrun itself says of a worker that failed is left out: it hides what the worker said.
+    """
+    codes = [host["code"] for host in ended["hosts"]]
+    said = [f"exit codes {codes} (None: it did not end in time), left behind: {ended['left']}"]
+    for number, host in enumerate(ended["hosts"]):
+        before, _, last = host["output"].rpartition("\nTraceback (most recent call last):\n")
+        output = before if "ChildFailedError" in last else host["output"]
+        said += [f"-- node{number} ends with:", *output.splitlines()[-_LINES:]]
+    return "\n".join(said)
 
 
 def command(plan: dict[str, Any], host: int, hosts_file: str) -> list[str]:

@@ -101,6 +101,8 @@ def test_few_aggregators_alone_are_warned_of_with_what_they_cost(
     assert f", and {hosting} times with a shard on every node" in text
     assert text.startswith("THALWEG_LOCAL_SHARDS") == (local_shards == "0")
     assert ("--shard-listen" in text) == (local_shards == "auto")
+    # Users of `thalweg run` start no sidecar themselves.
+    assert ("(`thalweg run --local-shards auto`)" in text) == (local_shards == "auto")
 
 
 def test_enough_aggregators_hosted_shards_and_single_nodes_are_not_warned_of():

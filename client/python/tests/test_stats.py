@@ -1,7 +1,9 @@
 """Tests the presentation of statistics: State.summary() and thalweg.tensorboard."""
 
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -28,6 +30,7 @@ PLAIN = {
     "residual_norm": 0.0,
     "loss_scale": 0.0,
 }
+PAGE = Path(__file__).parents[3] / "docs" / "summary.md"
 COMPRESSED = PLAIN | {"compressed_since": 11, "error_ratio": 0.25, "residual_norm": 12.5}
 
 
@@ -94,6 +97,17 @@ def test_what_the_codec_leaves_out_is_described_in_place_of_a_beginning_to_come(
 def test_loss_scale_is_described_where_there_is_one():
     text = _stats.describe("fp16", PLAIN | {"loss_scale": 65536.0, "skipped_steps": 2}, "cpu")
     assert "\nloss scale: 65536, skipped steps 2\nseconds: " in text
+
+
+def test_page_explains_every_line_and_every_key():
+    page = PAGE.read_text("utf-8")
+    rows = {row[0]: row[1] for row in re.findall(r"^\| (.+?) \| (.*?) \|", page, re.MULTILINE)}
+    stats = COMPRESSED | {"loss_scale": 2.0, "compression": 2.0}
+    text = _stats.describe("fp16", stats, "cpu", placement="2 shards")
+    assert {line.partition(": ")[0] for line in text.splitlines()} - set(rows) == set()
+    in_the_middle = {f"{name}_seconds" for name in _stats.SECONDS[1:-1]}  # of copy … total
+    keys = set(re.findall(r"`(\w+)`", " ".join(rows.values())))
+    assert set(stats) - in_the_middle - keys == set()
 
 
 @pytest.mark.parametrize(("raw", "wire", "ratio"), [(8, 2, 4.0), (0, 0, 1.0)])

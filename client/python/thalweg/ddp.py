@@ -1,9 +1,11 @@
 """Thalweg for DistributedDataParallel: gradients are averaged by sidecars and aggregators.
 
-ddp_model = DistributedDataParallel(model)
-state = thalweg.ddp.attach(ddp_model, thalweg.PowerSGD(rank=4))
-...train as before...
-print(state.summary())
+    ddp_model = DistributedDataParallel(model)
+    state = thalweg.ddp.attach(ddp_model, thalweg.PowerSGD(rank=4))
+    ...  # train as before
+    print(state.summary())
+
+docs/zero_code.md has the way without a line of code.
 """
 
 from __future__ import annotations
@@ -38,6 +40,8 @@ from thalweg.codecs import Codec
 from thalweg.node import Node
 from thalweg.node import join as join_node
 from thalweg.policy import Policy
+
+__all__ = ["State", "attach", "load_state_dict", "state_of"]
 
 _log = logging.getLogger("thalweg")
 

@@ -1,9 +1,9 @@
 """What models need that torch shards, FullyShardedDataParallel (FSDP1) or fully_shard() (FSDP2):
 whole state on rank 0 and back, names of checkpoints, whether bfloat16 is of use here, and codecs.
 
-state = thalweg.fsdp.full_state_dict(model)  # on all ranks; {} on all but rank 0
-thalweg.fsdp.compress(model, "int8")  # of fully_shard()
-thalweg.fsdp.save(model, thalweg.fsdp.checkpoint_path("checkpoints", "t5", started, epoch))
+    state = thalweg.fsdp.full_state_dict(model)  # on all ranks; {} on all but rank 0
+    thalweg.fsdp.compress(model, "int8")  # of fully_shard()
+    thalweg.fsdp.save(model, thalweg.fsdp.checkpoint_path("checkpoints", "t5", started, epoch))
 
 docs/fsdp.md has the rest.
 """

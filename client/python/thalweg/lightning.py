@@ -1,11 +1,11 @@
 """A strategy of Lightning that averages gradients through Thalweg.
 
-import pytorch_lightning, thalweg.lightning
+    import pytorch_lightning, thalweg.lightning
 
-strategy = thalweg.lightning.ThalwegStrategy("powersgd:rank=4,start=100")
-trainer = pytorch_lightning.Trainer(strategy=strategy, …)  # or strategy="thalweg", without a codec
-trainer.fit(model)
-print(strategy.state.summary())
+    strategy = thalweg.lightning.ThalwegStrategy("powersgd:rank=4,start=100")
+    trainer = pytorch_lightning.Trainer(strategy=strategy, …)  # "thalweg": without a codec
+    trainer.fit(model)
+    print(strategy.state.summary())
 
 It derives from the DDPStrategy of pytorch_lightning, or of lightning.pytorch where that one is
 imported already or is the only one.

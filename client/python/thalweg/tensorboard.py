@@ -1,12 +1,14 @@
 """Writes statistics of a job to TensorBoard, or to any other writer of scalars.
 
-from torch.utils.tensorboard import SummaryWriter
-from thalweg.tensorboard import StatsWriter
+    from torch.utils.tensorboard import SummaryWriter
+    from thalweg.tensorboard import StatsWriter
 
-log = StatsWriter(state, SummaryWriter())
-for step in range(steps):
-    ...
-    log.write(step)
+    log = StatsWriter(state, SummaryWriter())
+    for step in range(steps):
+        ...
+        log.write(step)
+
+Scalars are what has happened since the write before.
 """
 
 from __future__ import annotations

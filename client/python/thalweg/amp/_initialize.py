@@ -58,7 +58,8 @@ def initialize(  # noqa: PLR0917 - apex's order
         num_losses: how many loss scales there are, one for each `loss_id` of scale_loss().
         verbosity: 0: log nothing; 1: log what was set up, on rank 0, and each skipped step;
             2: also print each cast of O1, as `Float->Half (conv2d)`.
-        min_loss_scale, max_loss_scale: bounds of dynamic scales.
+        min_loss_scale: lower bound of dynamic scales.
+        max_loss_scale: upper bound of dynamic scales.
         half_dtype: torch.float16 or torch.bfloat16.
 
     Returns:

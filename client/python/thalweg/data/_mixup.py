@@ -20,7 +20,8 @@ class CollateMixup:
     replaces a box of that share. Labels are mixed by the same shares.
 
     Args:
-        mixup_alpha, cutmix_alpha: of the distribution; 0: this way of mixing is not used.
+        mixup_alpha: of the distribution of λ in mixup; 0: mixup is not used.
+        cutmix_alpha: the same for CutMix.
         cutmix_minmax: smallest and largest side of the box, as shares of the image's sides, instead
             of a box by λ.
         prob: share of batches, pairs or elements that are mixed at all.

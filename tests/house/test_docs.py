@@ -1,0 +1,74 @@
+"""Tests the pages' code, and what scripts/stage_docs.py makes the documentation site of."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import json
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+import thalweg
+
+ROOT = Path(__file__).parents[2]
+PAGES = [
+    *ROOT.glob("*.md"),
+    *(path for folder in ("docs", "deploy") for path in ROOT.glob(f"{folder}/**/*.md")),
+]
+BLOCK = re.compile(r"^( *)```(\w+)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
+
+
+def parse_shell(text):
+    done = subprocess.run(["bash", "-n"], input=text, capture_output=True, text=True)
+    if done.returncode:
+        raise ValueError(done.stderr)
+
+
+PARSERS = {
+    "python": lambda text: ast.parse(text.replace("…", "...")),  # … stands for the reader's own
+    "sh": parse_shell,
+    "json": json.loads,
+    "yaml": lambda text: list(yaml.safe_load_all(text)),
+}
+
+
+@pytest.fixture
+def stage_docs(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    return importlib.import_module("stage_docs")
+
+
+def test_code_of_the_pages_is_code():
+    wrong, checked = [], 0
+    for page in PAGES:
+        for indent, language, code in BLOCK.findall(page.read_text("utf-8")):
+            if language in PARSERS:
+                checked += 1
+                try:
+                    PARSERS[language](re.sub(f"^{indent}", "", code, flags=re.MULTILINE))
+                except (SyntaxError, ValueError, yaml.YAMLError) as error:
+                    wrong.append(f"{page.relative_to(ROOT)}: {error}\n{code}")
+    assert checked > 50
+    assert not wrong, "\n".join(wrong)
+
+
+def test_reference_has_every_module_of_the_package_but_the_names_of_others(stage_docs):
+    assert {f"thalweg.{name}" for name in thalweg._MODULES} - set(stage_docs.public_modules()) == {
+        "thalweg.compat"
+    }
+
+
+def test_site_has_all_pages_and_what_they_link_to_and_lists_linked_folders(stage_docs, tmp_path):
+    stage_docs.stage(tmp_path)
+    assert {path.relative_to(ROOT) for path in PAGES} <= {
+        path.relative_to(tmp_path) for path in tmp_path.rglob("*.md")
+    }
+    assert (tmp_path / "proto/thalweg/v1/policy.proto").exists()  # docs/security.md links to it
+    decisions = (tmp_path / "docs/adr/index.md").read_text("utf-8")
+    fourth = "[4. Hold all contributions, then fold once in node order]"
+    assert f"- {fourth}(0004-deterministic-sum-order.md)\n" in decisions
+    assert "::: thalweg.ddp\n" in (tmp_path / "python.md").read_text("utf-8")
