@@ -172,7 +172,7 @@ c10::intrusive_ptr<ProcessGroup> MakeProcessGroup(const std::shared_ptr<Session>
                                            ToMillis(timeout));
 }
 
-c10::intrusive_ptr<ProcessGroup> MakePart(const ProcessGroup& group,
+c10::intrusive_ptr<ProcessGroup> MakePart(ProcessGroup& group,
                                           const c10::intrusive_ptr<c10d::Store>& store,
                                           const std::vector<int>& ranks, const std::string& name,
                                           double timeout) {

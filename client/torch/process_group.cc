@@ -31,13 +31,18 @@ ProcessGroup::ProcessGroup(std::shared_ptr<Session> session, const WorkerGroup& 
 c10::intrusive_ptr<ProcessGroup> ProcessGroup::MakePart(c10d::Store& store,
                                                         const std::vector<int>& ranks,
                                                         const std::string& name,
-                                                        std::chrono::milliseconds timeout) const {
+                                                        std::chrono::milliseconds timeout) {
   const auto mine = std::find(ranks.begin(), ranks.end(), getRank());
   if (mine == ranks.end()) return nullptr;
   if (store_ == nullptr) Throw(absl::StrCat("group '", group_.name, "' cannot be split"));
   WorkerGroup part{.number = 0, .rank = static_cast<uint32_t>(mine - ranks.begin()), .name = name};
   for (const int rank : ranks) part.nodes.push_back(group_.nodes.at(rank));
-  const std::string key = "thalweg/number";
+  uint64_t before = 0;  // torch asks once for each type of device
+  {
+    MutexLock lock(mutex_);
+    before = parts_[name]++;
+  }
+  const std::string key = absl::StrCat("thalweg/number/", name, "/", before);
   if (part.rank == 0) store.set(key, std::to_string(kAll + store_->add("thalweg/groups", 1)));
   store.wait({key}, timeout);
   part.number = static_cast<uint32_t>(std::stoul(store.get_to_str(key)));
@@ -60,6 +65,7 @@ void ProcessGroup::CheckRoot(int64_t root, const char* what) const {
 
 ProcessGroup::Part ProcessGroup::FoldPart(CollectiveKind kind, const ReduceOp& op, Tensors given,
                                           Tensors got) const {
+  CheckOneType(given, got, Name(kind));  // before complex numbers are taken for pairs
   const at::ScalarType type = given.at(0).scalar_type();
   const bool is_complex = given[0].is_complex();
   const at::ScalarType folded = is_complex ? c10::toRealValueType(type) : type;

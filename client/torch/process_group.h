@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -15,6 +16,7 @@
 
 #include "client/core/session.h"
 #include "client/torch/collective_work.h"
+#include "core/base/mutex.h"
 
 namespace thalweg {
 
@@ -34,7 +36,7 @@ class ProcessGroup : public c10d::Backend {
   // is none of them. They make it together, and `store` is theirs alone.
   c10::intrusive_ptr<ProcessGroup> MakePart(c10d::Store& store, const std::vector<int>& ranks,
                                             const std::string& name,
-                                            std::chrono::milliseconds timeout) const;
+                                            std::chrono::milliseconds timeout);
   bool supportsSplitting() const override { return true; }
   c10::intrusive_ptr<Backend> split(const c10::intrusive_ptr<c10d::Store>& store,
                                     const std::vector<int>& ranks,
@@ -134,6 +136,8 @@ class ProcessGroup : public c10d::Backend {
   const std::shared_ptr<Session> session_;
   const WorkerGroup group_;
   const c10::intrusive_ptr<c10d::Store> store_;
+  Mutex mutex_;
+  std::map<std::string, uint64_t> parts_ ABSL_GUARDED_BY(mutex_);  // how many there are of a name
   const c10::intrusive_ptr<Options> options_;
   std::atomic<uint64_t> sequence_{0};  // of calls
 };
