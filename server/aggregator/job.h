@@ -136,6 +136,9 @@ class Job {
   // Makes a node a member that may be one; the last one begins the job.
   void SeatLocked(const JoinRequest& request, std::shared_ptr<ServedNode> node, TimePoint now,
                   std::shared_ptr<TenantAccount> account) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Reserves memory for the results that are kept for the node's streams, and checks that those on
+  // the stream of this chunk are no more than that. (job_memory.cc)
+  absl::Status CheckKeptLocked(uint32_t node, uint32_t chunk) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Checks a contribution to a one-shot round, which has no layout, by itself.
   absl::Status CheckOneShotLocked(uint32_t node, const Contribution& contribution) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -237,7 +240,8 @@ class Job {
   // From the tenant's memory, or else from the shard's; never empty.
   std::optional<MemoryBudget::Reservation> reservation_ ABSL_GUARDED_BY(mutex_);
   JobTally tally_ ABSL_GUARDED_BY(mutex_);
-  bool has_letters_ ABSL_GUARDED_BY(mutex_) = false;  // memory is reserved for them
+  uint32_t most_streams_ ABSL_GUARDED_BY(mutex_) = 1;  // of a node
+  bool has_letters_ ABSL_GUARDED_BY(mutex_) = false;   // memory is reserved for them
   // What letters take that have not been sent yet; shared with their payloads.
   const std::shared_ptr<std::atomic<uint64_t>> letter_bytes_ =
       std::make_shared<std::atomic<uint64_t>>(0);

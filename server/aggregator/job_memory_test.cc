@@ -76,6 +76,39 @@ TEST(JobMemoryTest, ResidualsBeyondTheLimitFailTheJobWithTheNumbers) {
   EXPECT_EQ(Reserved(job), 0);
 }
 
+TEST(JobMemoryTest, ResultsThatAreKeptForStreamsAreReserved) {
+  TestJob job({1, 1}, kWindows + 15 * kWindows / 3 + kLayout);
+  job.Register(kBucket, 8, WireFormat::kFloat32);
+  job.sink(1).kept.streams = 16;
+  const Bytes gradient(8 * sizeof(float));
+  ASSERT_TRUE(job.Contribute(1, {kBucket, 0, 1}, WireFormat::kFloat32, 8, gradient).ok());
+  EXPECT_GE(Reserved(job), kWindows + 15 * kWindows / 3);  // a window of results for each stream
+
+  TestJob small({1, 1}, kWindows + kLayout);
+  small.Register(kBucket, 8, WireFormat::kFloat32);
+  small.sink(1).kept.streams = 2;
+  const absl::Status refused =
+      small.Contribute(1, {kBucket, 0, 1}, WireFormat::kFloat32, 8, gradient);
+  EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("results on 2 streams"));
+  EXPECT_EQ(Reserved(small), 0);
+}
+
+TEST(JobMemoryTest, NodeThatAcknowledgesLessThanItsWindowsFailsTheJob) {
+  TestJob job({1, 1});
+  job.Register(kBucket, 8, WireFormat::kFloat32);
+  const Bytes gradient(8 * sizeof(float));
+  job.sink(1).kept.results = 63;
+  ASSERT_TRUE(job.Contribute(1, {kBucket, 0, 1}, WireFormat::kFloat32, 8, gradient).ok());
+  job.sink(1).kept.results = 64;
+  const absl::Status refused =
+      job.Contribute(1, {kBucket, 0, 2}, WireFormat::kFloat32, 8, gradient);
+  EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(std::string(refused.message()),
+              AllOf(HasSubstr("node 1 (host1) has acknowledged none of the last 64 results"),
+                    HasSubstr("all but fewer than its windows of 64 chunks")));
+}
+
 TEST(JobMemoryTest, JobWhoseResidualsFitGoesOn) {
   constexpr uint64_t kElems = 100'000;
   TestJob job({1, 1}, kWindows + kElems * sizeof(float) + kLayout);
@@ -112,7 +145,8 @@ TEST(JobMemoryTest, WindowsBeyondTheLimitAreToldToAllNodes) {
   EXPECT_THAT(std::string(refused.message()),
               AllOf(HasSubstr("job 'big'"), HasSubstr(absl::StrCat("needs ", kWindows, " bytes")),
                     HasSubstr(absl::StrCat(kWindows - 1, " of the limit of ", kWindows - 1)),
-                    HasSubstr("2 nodes with windows of 64 chunks of 4096 bytes")));
+                    HasSubstr("2 nodes with windows of 64 chunks of 4096 bytes and results "
+                              "on 1 stream")));
   EXPECT_EQ(memory.reserved(), 0u);
   EXPECT_EQ(TermsOf(job).status(), refused);
 }

@@ -19,9 +19,11 @@ struct ListSink : ServedNode {
   void OnResult(RoundResult result) override { results.push_back(std::move(result)); }
   void OnFailed(absl::Status why) override { failures.push_back(std::move(why)); }
   uint64_t Reconnections() const override { return reconnections; }
+  Kept KeptResults(uint32_t /*chunk*/) const override { return kept; }
   std::vector<RoundResult> results;
   std::vector<absl::Status> failures;
   uint64_t reconnections = 0;
+  Kept kept;
 };
 
 inline Bytes BytesOf(const Payload& payload) {

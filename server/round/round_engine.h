@@ -109,8 +109,10 @@ class RoundEngine {
   // Returns how many one-shot rounds are complete and remembered, so that repeats are recognised.
   size_t unsettled_rounds() const { return finished_.size(); }
   uint64_t held_bytes() const { return held_bytes_; }
-  // Returns how many contributions of all nodes can be held here together.
+  // Return how many contributions of all nodes can be held here together, and how many of a node
+  // can be unanswered in all its groups.
   uint64_t max_held() const;
+  uint64_t window_of(uint32_t node) const { return windows_[node]; }
 
  private:
   struct Seat {

@@ -73,6 +73,7 @@ class NodeStreams final : public ServedNode {
 
   void OnResult(RoundResult result) override;
   uint32_t Backlog() const override;
+  Kept KeptResults(uint32_t chunk) const override;
   uint64_t Reconnections() const override;
   void OnFailed(absl::Status why) override;
 
