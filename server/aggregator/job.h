@@ -102,6 +102,9 @@ class Job {
   void Fail(const absl::Status& reason);
 
  private:
+  // Formats that send indices beside elements take up to twice a chunk's bytes.
+  static constexpr uint64_t kMostBytesOfChunk = 2;
+
   // A Peer is a node as this shard speaks to it; members_ knows whether it takes part.
   struct Peer {
     std::shared_ptr<ServedNode> sink;  // null: it has not joined, or has left

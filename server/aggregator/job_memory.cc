@@ -12,7 +12,8 @@ absl::Status Job::ReserveLocked() {
   const uint64_t held = engine_.max_held() * flow_.chunk_bytes;
   const uint64_t windows = held + held / spec_.num_nodes * most_streams_;
   const uint64_t layouts = layouts_.bytes();
-  const uint64_t resumption = resumption_.bytes();
+  const uint64_t resumption =
+      resumption_.bytes() + resumption_.num_missing() * kMostBytesOfChunk * flow_.chunk_bytes;
   // This shard may sum more than its equal part, which is all that can be told in advance.
   const uint64_t states = std::max(layouts_.state_bytes(), chunks_.bytes());
   const uint64_t letters = has_letters_ ? kLetterBytesPerNode * spec_.num_nodes : 0;
