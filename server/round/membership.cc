@@ -36,6 +36,7 @@ void Members::Join(const JoinRequest& request, TimePoint now) {
   member.host = request.node_name;
   member.workers = request.workers;
   member.last_heard = now;
+  member.lease = LeaseFor(request.grace);
   ++joined_;
   ++present_;
 }
@@ -105,9 +106,10 @@ std::vector<Members::Finding> Members::Silent(TimePoint now) const {
   if (!IsComplete()) return silent;  // they wait for each other
   for (uint32_t node = 0; node < nodes_.size(); ++node) {
     const Node& member = nodes_[node];
-    if (member.state != State::kPresent || now - member.last_heard <= kLease) continue;
-    silent.push_back({node, absl::UnavailableError(absl::StrCat(
-                                member.name, " has sent nothing for ", ToSeconds(kLease), " s"))});
+    if (member.state != State::kPresent || now - member.last_heard <= member.lease) continue;
+    silent.push_back(
+        {node, absl::UnavailableError(absl::StrCat(member.name, " has sent nothing for ",
+                                                   ToSeconds(member.lease), " s"))});
   }
   return silent;
 }

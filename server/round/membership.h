@@ -35,6 +35,7 @@ class Members {
     std::string host;
     uint32_t workers = 0;
     TimePoint last_heard;
+    Duration lease{};
     std::string lost_because;  // set with kLost
   };
 

@@ -103,6 +103,22 @@ TEST(MembersTest, NodeSilentForMoreThanALeaseIsNamed) {
   EXPECT_THAT(members.Silent(kStart + kLease + kMoment), IsEmpty());
 }
 
+TEST(MembersTest, LeaseCoversTheTimeForWhichAConnectionMayBeAway) {
+  Members members(Request(0, 2));
+  JoinRequest patient = Request(0, 2);
+  patient.grace = seconds(60);
+  members.Join(patient, kStart);
+  members.Join(Request(1, 2), kStart);
+  members.Begin(kStart);
+  // Its last heartbeat came an interval before the break; the next one, an interval after the
+  // connection is there again.
+  const TimePoint heard = kStart + kHeartbeatInterval + seconds(60) + kHeartbeatInterval;
+  EXPECT_THAT(NodesOf(members.Silent(heard)), ElementsAre(1));
+  const auto silent = members.Silent(kStart + LeaseFor(seconds(60)) + kMoment);
+  ASSERT_THAT(NodesOf(silent), ElementsAre(0, 1));
+  EXPECT_EQ(silent[0].why, absl::UnavailableError("node 0 (host0) has sent nothing for 66.4 s"));
+}
+
 TEST(MembersTest, GroupCannotHaveMoreWorkersOfANodeThanThereAre) {
   const Members members = Begun(2);
   EXPECT_TRUE(members.CheckGroup({1, {{0, 1}, {1, 2}}}).ok());

@@ -191,7 +191,8 @@ void ControlService::Join(const CallPtr& call) {
   }
   call->Keep(std::move(place));
   const std::shared_ptr<NodeStreams> node =
-      nodes_.Make(parsed->identity, shard_.HasPolicy() ? parsed->peer->Principal() : "");
+      nodes_.Make(parsed->identity, shard_.HasPolicy() ? parsed->peer->Principal() : "",
+                  LeaseFor(parsed->grace));
   const auto joined = [this, call, node](absl::StatusOr<std::unique_ptr<Member>> member) {
     if (!member.ok()) {
       Refuse(*call, member.status());

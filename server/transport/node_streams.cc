@@ -71,9 +71,15 @@ bool NodeStreams::HasStreamLocked() const {
                      [](const Lane& lane) { return lane.stream != nullptr; });
 }
 
+bool NodeStreams::HadStreamLocked() const {
+  return std::any_of(lanes_.begin(), lanes_.end(), [](const Lane& lane) { return lane.was_open; });
+}
+
 bool NodeStreams::IsGone(TimePoint now) const {
   MutexLock lock(mutex_);
-  const Duration patience = end_ ? kLease : NodeTable::kGoneTime;
+  // A longer lease is for a stream that has broken.
+  const Duration away = HadStreamLocked() ? key_.lease : kLease;
+  const Duration patience = end_ ? away : std::max(away, NodeTable::kGoneTime);
   return !HasStreamLocked() && now - streamless_since_ > patience;
 }
 

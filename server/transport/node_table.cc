@@ -19,9 +19,10 @@ SessionToken NewToken() {
 
 }  // namespace
 
-std::shared_ptr<NodeStreams> NodeTable::Make(std::string identity, std::string principal) {
+std::shared_ptr<NodeStreams> NodeTable::Make(std::string identity, std::string principal,
+                                             Duration lease) {
   return std::make_shared<NodeStreams>(
-      NodeStreams::Key{NewToken(), std::move(identity), std::move(principal)}, *this);
+      NodeStreams::Key{NewToken(), std::move(identity), std::move(principal), lease}, *this);
 }
 
 void NodeTable::Add(const std::shared_ptr<NodeStreams>& node, std::unique_ptr<Member> member) {

@@ -25,14 +25,16 @@ class ServerStream;
 class NodeTable {
  public:
   // A node without any stream loses its membership after kGoneTime, or after kLease if its job has
-  // ended. Until then it may come back and be told why.
+  // ended; one whose streams have broken after its lease at the earliest. Until then it may come
+  // back and be told why.
   static constexpr Duration kGoneTime = 3 * kLease;
 
   explicit NodeTable(StreamCounters counters) : counters_(counters) {}
 
   // Makes a node with a new token that is to join a shard and then to be added; its streams must
   // prove `identity`, and its calls and streams come from the certificate `principal`, if any.
-  std::shared_ptr<NodeStreams> Make(std::string identity, std::string principal);
+  std::shared_ptr<NodeStreams> Make(std::string identity, std::string principal,
+                                    Duration lease = kLease);
   // Adds the node, which has joined.
   void Add(const std::shared_ptr<NodeStreams>& node, std::unique_ptr<Member> member);
   // Returns the node; NotFound if it has left or this process has never known it.

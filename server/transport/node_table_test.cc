@@ -133,6 +133,26 @@ TEST_F(NodeTableTest, NodeWhoseStreamHasBrokenLeavesAfterGoneTime) {
   ExpectGone(*node, 4);
 }
 
+TEST_F(NodeTableTest, NodeThatMayBeAwayForLongStaysForItsLeaseOnceItHasHadAStream) {
+  constexpr Duration kLong = 10 * kGoneTime;
+  const auto joined = [&](uint32_t number) {
+    const auto node = table_.Make("", "", kLong);
+    table_.Add(node, std::make_unique<FakeMember>(shard_, number, node));
+    return node;
+  };
+  const auto without = joined(4);
+  const auto with = joined(5);
+  const TimePoint begin = Now();
+  Opened(*with, 1)->Cancel();
+  // Until the server knows of the break.
+  const TimePoint deadline = Now() + kTestPatience;
+  while (!with->IsGone(Now() + 2 * kLong) && Now() < deadline) std::this_thread::yield();
+  table_.Expire(Now() + kGoneTime + kMoment);
+  ExpectGone(*without, 4);
+  table_.Expire(begin + kLong);
+  EXPECT_TRUE(IsMember(*with));
+}
+
 TEST_F(NodeTableTest, NodeThatLeavesIsForgotten) {
   const auto node = Joined(4);
   EXPECT_EQ(*table_.Find(node->key().token), node);
