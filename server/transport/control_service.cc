@@ -25,6 +25,8 @@ constexpr Duration kAnswerTime = std::chrono::milliseconds(500);
 
 // Requests that carry no gradients, layouts or padding: a policy of codecs is the longest part.
 constexpr size_t kShortRequest = 256 << 10;
+// A Join that resumes a job also carries rounds, as varints.
+constexpr size_t kLongestJoin = kShortRequest + kMaxResumedChunks * 10;
 // A poller copies at most this much of a request.
 constexpr size_t kPollersRequest = 16 << 10;
 // A bucket's announcement has a few fields besides its tensors.
@@ -84,7 +86,7 @@ ControlService::ControlService(ServedShard& shard, Callers& callers, NodeTable& 
   const auto longest = size_t{kMaxFrameBytes};
   Add(Requests<&S::RequestProbe>(), &ControlService::Probe, cheap, longest);
   Add(Requests<&S::RequestChallenge>(), &ControlService::Challenge, cheap, kShortRequest);
-  Add(Requests<&S::RequestJoin>(), &ControlService::Join, expensive, kShortRequest);
+  Add(Requests<&S::RequestJoin>(), &ControlService::Join, expensive, kLongestJoin);
   Add(Requests<&S::RequestRegisterBucket>(), &ControlService::RegisterBucket, expensive, longest);
   Add(Requests<&S::RequestMakeGroup>(), &ControlService::MakeGroup, expensive, kShortRequest);
   Add(Requests<&S::RequestReadResidual>(), &ControlService::ReadResidual, expensive, kShortRequest);
