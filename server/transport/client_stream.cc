@@ -48,7 +48,10 @@ void ClientStream::OnRead(bool ok) {
     call_->Finish(&status_, &ended_);
     return;
   }
-  owner_.Receive(index_, std::move(read_));
+  {
+    const Poller::Working working;  // it may decode
+    owner_.Receive(index_, std::move(read_));
+  }
   call_->Read(&read_, &read_done_);
 }
 

@@ -51,7 +51,11 @@ void ServerStream::OnRead(bool ok) {
     return;
   }
   const bool opening = node_ == nullptr;
-  const absl::Status status = Handle();
+  absl::Status status;
+  {
+    const Poller::Working working;  // it may fold, and send to many nodes
+    status = Handle();
+  }
   if (status.ok()) {
     call_.Read(&read_, &read_done_);
     return;
