@@ -2,7 +2,9 @@
 // and streams show.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <memory>
 #include <string>
@@ -37,7 +39,9 @@ class NodeTable {
                                     Duration lease = kLease);
   // Adds the node, which has joined.
   void Add(const std::shared_ptr<NodeStreams>& node, std::unique_ptr<Member> member);
-  // Returns the node; NotFound if it has left or this process has never known it.
+  // Returns the node; NotFound if it has left or this process has never known it, Aborted if it is
+  // one of the last kMostExpired that have expired.
+  static constexpr size_t kMostExpired = 1024;
   absl::StatusOr<std::shared_ptr<NodeStreams>> Find(SessionToken token);
   // Gives the stream to its node and returns the node. Requires that the frame's proof has been
   // checked. PermissionDenied: what it proves is not the node's identity; and as NodeStreams::Add.
@@ -57,6 +61,7 @@ class NodeTable {
   const StreamCounters counters_;
   Mutex mutex_;
   std::map<SessionToken, std::shared_ptr<NodeStreams>> nodes_ ABSL_GUARDED_BY(mutex_);
+  std::deque<SessionToken> expired_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace thalweg
