@@ -333,8 +333,10 @@ size_t Aggregator::num_jobs() {
 bool Aggregator::Drain(TimePoint deadline) {
   MutexLock lock(mutex_);
   draining_ = true;
-  return changed_.WaitUntil(mutex_, deadline,
-                            [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return jobs_.empty(); });
+  return changed_.WaitUntil(mutex_, deadline, [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return std::none_of(jobs_.begin(), jobs_.end(),
+                        [](const auto& entry) { return entry.second->IsUnderWay(Now()); });
+  });
 }
 
 }  // namespace thalweg

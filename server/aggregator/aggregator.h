@@ -85,7 +85,8 @@ class Aggregator : public ServedShard {
   ShardReport Report(TimePoint now);
   // Returns the number of jobs that have members.
   size_t num_jobs();
-  // Takes no new jobs from now on and waits for the running ones; returns false at `deadline`.
+  // Takes no new jobs from now on and waits for those that are under way; returns false at
+  // `deadline`. Nodes that wait for others, or have joined and say nothing, hold nobody up.
   bool Drain(TimePoint deadline);
 
  private:

@@ -459,6 +459,21 @@ TEST_F(AggregatorTest, DrainRefusesNewJobsAndWaitsForRunningOnes) {
   EXPECT_TRUE(aggregator_.Drain(Now() + kPatience));
 }
 
+TEST_F(AggregatorTest, DrainWaitsForNoJobThatHasNotBegun) {
+  const auto sink = std::make_shared<RecordingSink>();
+  const auto waits = [](const MemberOr& member) { EXPECT_FALSE(member.ok()); };
+  aggregator_.BeginJoin(Request(0, 2), sink, Now() + kPatience, waits);
+  EXPECT_TRUE(aggregator_.Drain(Now()));
+  aggregator_.Stop(absl::UnavailableError("shutting down"));
+}
+
+TEST_F(AggregatorTest, DrainWaitsForNoJobThatHasFailed) {
+  StartJob(2);
+  EXPECT_FALSE(aggregator_.Drain(Now()));
+  members_[1]->Leave(absl::UnavailableError("the connection broke"));
+  EXPECT_TRUE(aggregator_.Drain(Now()));
+}
+
 TEST_F(AggregatorTest, StopTellsEveryNode) {
   StartJob(2);
   aggregator_.Stop(absl::UnavailableError("shutting down"));

@@ -229,6 +229,11 @@ bool Job::IsEmpty() {
   return members_.IsEmpty();
 }
 
+bool Job::IsUnderWay(TimePoint now) {
+  MutexLock lock(mutex_);
+  return failure_.ok() && members_.IsInUse(now);
+}
+
 absl::Status Job::CheckActiveLocked(uint32_t node) const {
   return failure_.ok() ? members_.CheckActive(node) : failure_;
 }

@@ -92,6 +92,8 @@ class Job {
   void RemoveMember(uint32_t node, const absl::Status& reason);
   // Returns true when no member has joined or all have left: the job can then be removed.
   bool IsEmpty();
+  // Returns whether the job has begun and not failed, and its nodes use it.
+  bool IsUnderWay(TimePoint now);
   uint32_t num_nodes() const { return spec_.num_nodes; }
 
   // Returns the job's state. (job_report.cc)

@@ -1,5 +1,6 @@
 #include "server/round/membership.h"
 
+#include <algorithm>
 #include <numeric>
 
 #include "absl/strings/str_cat.h"
@@ -42,7 +43,16 @@ void Members::Join(const JoinRequest& request, TimePoint now) {
 }
 
 void Members::Begin(TimePoint now) {
+  begun_ = now;
   for (Node& member : nodes_) member.last_heard = now;
+}
+
+bool Members::IsInUse(TimePoint now) const {
+  if (!IsComplete()) return false;
+  const bool may_speak_yet = now - begun_ <= 2 * kHeartbeatInterval;
+  return std::any_of(nodes_.begin(), nodes_.end(), [&](const Node& node) {
+    return node.state == State::kPresent && (may_speak_yet || node.last_heard > begun_);
+  });
 }
 
 bool Members::Leave(uint32_t node) {

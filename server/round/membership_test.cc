@@ -92,6 +92,21 @@ TEST(MembersTest, LeasesBeginWithTheJob) {
   EXPECT_THAT(NodesOf(members.Silent(begin + kLease + kMoment)), ElementsAre(0, 1));
 }
 
+TEST(MembersTest, JobIsInUseOnceItHasBegunAndANodeSpeaks) {
+  Members members(Request(0, 2));
+  members.Join(Request(0, 2), kStart);
+  EXPECT_FALSE(members.IsInUse(kStart));  // it waits for node 1
+  members.Join(Request(1, 2), kStart);
+  members.Begin(kStart);
+  const TimePoint late = kStart + 3 * kHeartbeatInterval;
+  EXPECT_TRUE(members.IsInUse(kStart + kHeartbeatInterval));
+  EXPECT_FALSE(members.IsInUse(late));
+  members.Hear(1, kStart + kMoment);
+  EXPECT_TRUE(members.IsInUse(late));
+  EXPECT_TRUE(members.Leave(1));
+  EXPECT_FALSE(members.IsInUse(late));
+}
+
 TEST(MembersTest, NodeSilentForMoreThanALeaseIsNamed) {
   Members members = Begun(3);
   members.Hear(0, kStart + seconds(1));
