@@ -30,6 +30,10 @@ void ClientStream::PrepareAgain(const std::shared_ptr<grpc::Channel>& channel,
   patience_.Set(&queue, ToSystemTime(give_up), &patience_over_);
 }
 
+void ClientStream::StartAfter(Duration pause, grpc::CompletionQueue& queue) {
+  pause_.Set(&queue, ToSystemTime(Now() + pause), &paused_);
+}
+
 void ClientStream::Cancel() {
   context_.TryCancel();
   Take(writes_.Close());
