@@ -414,7 +414,7 @@ TEST_F(AggregatorTest, NumberOfJobsIsBounded) {
   }
   const absl::Status full = join().status();
   EXPECT_EQ(full.code(), absl::StatusCode::kResourceExhausted);
-  EXPECT_THAT(std::string(full.message()), HasSubstr("1024 jobs already"));
+  EXPECT_THAT(std::string(full.message()), HasSubstr("no room for 1 more"));
   members.pop_back();
   EXPECT_TRUE(join().ok());
 }

@@ -94,7 +94,9 @@ class Job {
   bool IsEmpty();
   // Returns whether the job has begun and not failed, and its nodes use it.
   bool IsUnderWay(TimePoint now);
-  uint32_t num_nodes() const { return spec_.num_nodes; }
+  const JoinRequest& first() const { return spec_; }  // the request, without its rounds
+  // Returns about how much memory a job takes by itself, whatever its nodes do. (job_memory.cc)
+  static uint64_t OwnBytes(const JoinRequest& first);
 
   // Returns the job's state. (job_report.cc)
   JobReport Report(TimePoint now);
@@ -139,8 +141,11 @@ class Job {
   };
 
   // Makes a node a member that may be one; the last one begins the job.
-  void SeatLocked(const JoinRequest& request, std::shared_ptr<ServedNode> node, TimePoint now,
-                  std::shared_ptr<TenantAccount> account) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void SeatLocked(const JoinRequest& request, std::shared_ptr<ServedNode> node, TimePoint now)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Makes the job the tenant's, unless it has one, and reserves memory there.
+  absl::Status ChargeLocked(std::shared_ptr<TenantAccount> account)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Reserves memory for the results that are kept for the node's streams, and checks that those on
   // the stream of this chunk are no more than that. (job_memory.cc)
   absl::Status CheckKeptLocked(uint32_t node, uint32_t chunk) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -206,9 +211,9 @@ class Job {
   // Returns how many elements the chunk's residual has, or why the node may not use it.
   absl::StatusOr<uint64_t> ResidualElemsLocked(uint32_t node, BucketId bucket, uint32_t chunk) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Reserves the memory that the job will need as far as it is known: windows with their results,
-  // layouts, residuals. Call it when more of them are allowed, before they are used; when it fails,
-  // the job must fail. This and the next are in job_memory.cc.
+  // Reserves the memory that the job will need as far as it is known: its own, windows with their
+  // results, layouts, residuals. Call it when more of them are allowed, before they are used; when
+  // it fails, the job must fail. This and the next are in job_memory.cc.
   absl::Status ReserveLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Updates the gauges; gives the reservation back when the job is over.
   void UpdateMemoryLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -217,6 +222,7 @@ class Job {
   // begun before the shard was restarted.
   const JoinRequest spec_;
   const uint32_t max_window_chunks_;
+  const uint64_t own_bytes_;
   ShardMetrics& metrics_;
   FaultLog& faults_;
   const std::vector<Counter*> waited_for_;  // by node

@@ -2,9 +2,21 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "core/base/protocol.h"
 #include "server/aggregator/job.h"
 
 namespace thalweg {
+
+uint64_t Job::OwnBytes(const JoinRequest& first) {
+  // Beside the objects: a node has its name three times, a shard some numbers in LinkRates, its
+  // host, its share and the reports of these, and a policy is kept parsed, and as text in reports.
+  constexpr uint64_t kOfJob = 16 << 10;
+  constexpr uint64_t kOfNode = 3 * kMaxNameBytes;
+  constexpr uint64_t kOfShard = 96;
+  constexpr uint64_t kTimesPolicy = 8;
+  return kOfJob + first.num_nodes * kOfNode + first.num_shards * kOfShard +
+         first.codec.ToString().size() * kTimesPolicy;
+}
 
 absl::Status Job::ReserveLocked() {
   // The nodes' windows also bound the results that are kept: on each stream as many as one window
@@ -18,7 +30,7 @@ absl::Status Job::ReserveLocked() {
   const uint64_t states = std::max(layouts_.state_bytes(), chunks_.bytes());
   const uint64_t letters = has_letters_ ? kLetterBytesPerNode * spec_.num_nodes : 0;
   const absl::Status reserved =
-      reservation_->Resize(windows + layouts + states + resumption + letters);
+      reservation_->Resize(own_bytes_ + windows + layouts + states + resumption + letters);
   if (reserved.ok()) return reserved;
   return absl::Status(
       reserved.code(),
@@ -27,8 +39,8 @@ absl::Status Job::ReserveLocked() {
                    flow_.window_chunks, " chunks of ", flow_.chunk_bytes, " bytes and results on ",
                    most_streams_, most_streams_ == 1 ? " stream, " : " streams, ", layouts,
                    " for layouts, ", states, " for residuals and weights, ", resumption,
-                   " for resuming, ", letters,
-                   " for letters); raise the shard's limit (THALWEG_MEMORY_LIMIT) or the "
+                   " for resuming, ", letters, " for letters, ", own_bytes_,
+                   " for itself); raise the shard's limit (THALWEG_MEMORY_LIMIT) or the "
                    "tenant's quota, add aggregators, or lower THALWEG_WINDOW_CHUNKS or "
                    "THALWEG_CHUNK_BYTES"));
 }

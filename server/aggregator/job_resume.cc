@@ -12,8 +12,7 @@ namespace thalweg {
 
 absl::Status Job::GatherRoundsLocked(const JoinRequest& request) {
   if (!request.resume) return absl::OkStatus();
-  THALWEG_RETURN_IF_ERROR(resumption_.Add(request.node, *request.resume));
-  return ReserveLocked();
+  return resumption_.Add(request.node, *request.resume);
 }
 
 absl::Status Job::ResumeLocked() {

@@ -183,12 +183,13 @@ void ControlService::Join(const CallPtr& call) {
   }
   parsed->identity = request.identity();
   parsed->peer = NamesOf(call->context());
-  std::shared_ptr<void> place = waiting_joins_.Take();
+  parsed->place = AddressOf(call->context());
+  std::shared_ptr<void> place = waiting_joins_.Take(parsed->place);
   if (place == nullptr) {
     Refuse(*call, absl::ResourceExhaustedError(absl::StrCat(
-                      "job '", parsed->job, "': ", waiting_joins_.count(),
-                      " nodes wait here for the other nodes of their jobs already, try again "
-                      "later")));
+                      "job '", parsed->job,
+                      "': too many nodes, or too many of this address, wait "
+                      "here for the other nodes of their jobs already, try again later")));
     return;
   }
   call->Keep(std::move(place));
@@ -233,11 +234,11 @@ void ControlService::MakeGroup(const CallPtr& call) {
 }
 
 bool ControlService::TakeRead(ControlCall& call) {
-  std::shared_ptr<void> place = reads_.Take();
+  std::shared_ptr<void> place = reads_.Take(AddressOf(call.context()));
   if (place == nullptr) {
-    Refuse(call, absl::ResourceExhaustedError(absl::StrCat(
-                     reads_.count(),
-                     " residuals or weights are being read here already, try again later")));
+    Refuse(call, absl::ResourceExhaustedError(
+                     "too many residuals or weights are being read here, or from this address, "
+                     "try again later"));
     return false;
   }
   call.Keep(std::move(place));
