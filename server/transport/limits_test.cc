@@ -24,6 +24,7 @@
 #include "server/transport/raw_stream.h"
 #include "server/transport/remote_shard.h"
 #include "server/transport/shard_server.h"
+#include "server/transport/stream_set.h"
 #include "thalweg/v1/control.grpc.pb.h"
 
 namespace thalweg {
@@ -349,6 +350,41 @@ TEST_F(LimitsTest, ConnectionsBeyondTheLimitAreClosedUntilOthersEnd) {
   idle.clear();
   EXPECT_TRUE(
       ForeignChannel(server->address())->WaitForConnected(ToSystemTime(Now() + kTestPatience)));
+}
+
+TEST_F(LimitsTest, ConnectionsAreFewWhereMemoryIsLittleUntilOthersEnd) {
+  constexpr size_t kRoom = 8;
+  const auto server = Start({.memory_bytes = (kRoom + 1) * (384 << 10)});
+  HealthyNode healthy(*server, metrics_);
+  std::vector<Idle> idle(3 * kRoom);
+  for (Idle& connection : idle) connection.Connect(*server);
+  size_t accepted = 0;
+  for (Idle& connection : idle) accepted += connection.IsAccepted() ? 1 : 0;
+  EXPECT_EQ(accepted, kRoom);
+  healthy.ExpectServed();
+  idle.clear();
+  EXPECT_TRUE(
+      ForeignChannel(server->address())->WaitForConnected(ToSystemTime(Now() + kTestPatience)));
+}
+
+TEST_F(LimitsTest, StreamsThatDoNotSayWhoTheyAreAreFewForAllConnectionsTogether) {
+  const auto server = Start({.patience = 2 * kTestPatience});
+  HealthyNode healthy(*server, metrics_);
+  constexpr uint32_t kMost = StreamSet::kMaxUnopened / 2;  // all callers are at one address
+  constexpr uint32_t kEach = kMaxStreamsOfConnection - 1;
+  std::vector<std::unique_ptr<RawStream>> streams;
+  while (streams.size() < kMost) {
+    const auto channel = ForeignChannel(server->address());
+    for (uint32_t i = 0; i < kEach && streams.size() < kMost; ++i) {
+      streams.push_back(std::make_unique<RawStream>(channel));
+    }
+    grpc::ClientContext context;  // an answer shows that the server has read what came before
+    v1::ProbeResponse response;
+    EXPECT_TRUE(v1::Control::NewStub(channel)->Probe(&context, {}, &response).ok());
+  }
+  EXPECT_EQ(RawStream(ForeignChannel(server->address())).Finish().error_code(),
+            grpc::StatusCode::CANCELLED);
+  healthy.ExpectServed();
 }
 
 TEST_F(LimitsTest, ConnectionsAreAcceptedAgainAfterDescriptorsHaveRunOut) {
