@@ -4,8 +4,8 @@
 //
 // A round of a group opens with the first contribution, which says what it does and when it is
 // late, and completes with the last node's, in any order of arrival. It holds the payloads as
-// received. Nothing is summed before all are there, so there is never half a sum (promise 3). The
-// payloads come out in node order, so the sum does not depend on timing (promise 2).
+// received. Nothing is summed before all are there, so there is never half a sum (promise 3 of
+// docs/architecture.md), and in node order, so that the sum does not depend on timing (promise 2).
 #pragma once
 
 #include <cstdint>
