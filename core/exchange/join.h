@@ -20,8 +20,8 @@
 namespace thalweg {
 
 // A JoinRequest describes the node and its job. Everything except the first three fields, the link,
-// the costs, the rates and the rounds must be the same on all nodes of a job; and either all of
-// them resume the job or none does.
+// the costs, the rates, the grace and the rounds must be the same on all nodes of a job; and either
+// all of them resume the job or none does.
 //
 // Job and identity together name the job on a shard: whoever does not know its secret can only name
 // another one.
@@ -54,6 +54,11 @@ struct JoinRequest {
   // What the transport knows of a caller on another machine. A caller in the same process has none
   // and is believed.
   std::optional<PeerNames> peer;
+  // Where the caller on another machine is: callers at one place share what is scarce. Empty: it is
+  // in this process, and shares nothing.
+  std::string place = {};
+  // How long a connection of this node may be away and come back; its lease covers that.
+  Duration grace{};
   // Set when the job has begun on this shard and the shard has forgotten it: the last rounds whose
   // results this node has, 0 for chunks that other shards sum. At most kMaxResumedChunks numbers.
   // chunk_bytes and window_chunks are then what the shard answered at first.

@@ -1,6 +1,7 @@
 // A Member is one node's place in a job on one shard: what it may do once it has joined.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -70,7 +71,7 @@ class Member {
   virtual absl::Status WriteWeights(BucketId bucket, uint32_t chunk, uint32_t slice,
                                     WeightsSlice weights, TimePoint deadline) = 0;
 
-  // Reports that the node is alive; a node that is silent for kLease is treated as lost. Returns
+  // Reports that the node is alive; a node that is silent for its lease is treated as lost. Returns
   // the shard's clock.
   virtual absl::StatusOr<ClockReading> Heartbeat(TimePoint deadline) = 0;
 
@@ -79,10 +80,17 @@ class Member {
   virtual void Leave(const absl::Status& reason) = 0;
 };
 
-// A shard treats a node as lost after kLease without a heartbeat; nodes send one at this interval.
-// The lease covers a connection that breaks and comes back: 10 s in which it may be away, and the
-// time until the next heartbeat.
-inline constexpr Duration kLease = std::chrono::seconds(15);
+// Nodes send a heartbeat at this interval. A shard treats one as lost that it has not heard of for
+// its lease: kLease, or longer if its connection may be away for long.
 inline constexpr Duration kHeartbeatInterval = std::chrono::seconds(2);
+inline constexpr Duration kLease = std::chrono::seconds(15);
+
+// Returns the lease of a node whose connection may be away for `grace`. It begins an interval
+// before the break. When the network is back, gRPC may wait 2.4 s before it tries to connect, and
+// the next heartbeat comes an interval later.
+constexpr Duration LeaseFor(Duration grace) {
+  constexpr Duration kConnectTime = std::chrono::milliseconds(2400);
+  return std::max(kLease, grace + 2 * kHeartbeatInterval + kConnectTime);
+}
 
 }  // namespace thalweg

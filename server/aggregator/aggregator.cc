@@ -17,9 +17,6 @@ namespace {
 
 constexpr Duration kTickInterval = std::chrono::milliseconds(25);
 constexpr uint32_t kMaxNodes = 1024;  // of a job; ShardServer lets as many wait
-constexpr size_t kMaxJobs = 1024;
-// A job takes memory, and room in reports, for each of the nodes that it says it has.
-constexpr uint64_t kMaxNodesOfAllJobs = 16'384;
 
 absl::Status Invalid(const JoinRequest& r, const std::string& what) {
   return absl::InvalidArgumentError(absl::StrCat("job '", r.job, "', node ", r.node, ": ", what));
@@ -180,14 +177,14 @@ absl::StatusOr<Aggregator::Seat> Aggregator::Admit(const JoinRequest& request,
   const JobId id{request.job, request.identity};
   MutexLock lock(mutex_);
   if (!stopped_.ok()) return stopped_;
-  absl::Status open = CheckOpenLocked(id, request.num_nodes);
+  absl::Status open = CheckOpenLocked(id, request);
   if (open.ok() && *account != nullptr) open = CheckTenantLocked(id, **account);
   if (!open.ok()) return refuse(open);
   std::shared_ptr<Job>& slot = jobs_[id];
   if (slot == nullptr) {
     slot = std::make_shared<Job>(request, options_.max_window_chunks, memory_, metrics_, faults_,
                                  options_.trace);
-    nodes_of_all_jobs_ += request.num_nodes;
+    places_.Take(request);
     metrics_.jobs.Set(static_cast<double>(jobs_.size()));
     // The first node of several waits for the others, and without a secret it cannot choose them.
     if (id.identity.empty() && request.num_nodes > 1 && open_jobs_log_.Admits(Now())) {
@@ -206,7 +203,7 @@ absl::StatusOr<Aggregator::Seat> Aggregator::Admit(const JoinRequest& request,
   return Seat{job, id, request.node};
 }
 
-absl::Status Aggregator::CheckOpenLocked(const JobId& id, uint32_t num_nodes) const {
+absl::Status Aggregator::CheckOpenLocked(const JobId& id, const JoinRequest& request) const {
   if (options_.hosted_only && !invited_.contains(id)) {
     return absl::PermissionDeniedError(absl::StrCat("this sidecar does not host a shard for job '",
                                                     id.name,
@@ -216,16 +213,7 @@ absl::Status Aggregator::CheckOpenLocked(const JobId& id, uint32_t num_nodes) co
   if (draining_) {
     return absl::UnavailableError("this aggregator is shutting down and takes no new jobs");
   }
-  if (jobs_.size() >= kMaxJobs) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("this aggregator serves ", kMaxJobs, " jobs already"));
-  }
-  if (nodes_of_all_jobs_ + num_nodes > kMaxNodesOfAllJobs) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("this aggregator serves jobs of ", nodes_of_all_jobs_, " nodes, and at most ",
-                     kMaxNodesOfAllJobs, ": it has no room for ", num_nodes, " more"));
-  }
-  return absl::OkStatus();
+  return places_.Check(request);
 }
 
 absl::Status Aggregator::CheckTenantLocked(const JobId& id, const TenantAccount& account) {
@@ -259,7 +247,7 @@ void Aggregator::ForgetIfEmptyLocked(const JobId& id, const std::shared_ptr<Job>
   const auto found = jobs_.find(id);
   // A new job of the same name may have begun in the meantime.
   if (found == jobs_.end() || found->second != job || !job->IsEmpty()) return;
-  nodes_of_all_jobs_ -= job->num_nodes();
+  places_.Return(job->first());
   jobs_.erase(found);
   metrics_.jobs.Set(static_cast<double>(jobs_.size()));
   changed_.NotifyAll();
@@ -333,8 +321,10 @@ size_t Aggregator::num_jobs() {
 bool Aggregator::Drain(TimePoint deadline) {
   MutexLock lock(mutex_);
   draining_ = true;
-  return changed_.WaitUntil(mutex_, deadline,
-                            [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return jobs_.empty(); });
+  return changed_.WaitUntil(mutex_, deadline, [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return std::none_of(jobs_.begin(), jobs_.end(),
+                        [](const auto& entry) { return entry.second->IsUnderWay(Now()); });
+  });
 }
 
 }  // namespace thalweg

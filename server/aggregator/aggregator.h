@@ -21,6 +21,7 @@
 #include "server/aggregator/admission.h"
 #include "server/aggregator/fault_log.h"
 #include "server/aggregator/job.h"
+#include "server/aggregator/job_places.h"
 #include "server/aggregator/memory_budget.h"
 
 namespace thalweg {
@@ -85,7 +86,8 @@ class Aggregator : public ServedShard {
   ShardReport Report(TimePoint now);
   // Returns the number of jobs that have members.
   size_t num_jobs();
-  // Takes no new jobs from now on and waits for the running ones; returns false at `deadline`.
+  // Takes no new jobs from now on and waits for those that are under way; returns false at
+  // `deadline`. Nodes that wait for others, or have joined and say nothing, hold nobody up.
   bool Drain(TimePoint deadline);
 
  private:
@@ -99,7 +101,7 @@ class Aggregator : public ServedShard {
   // Gives the node a seat in its job, which begins to gather with its first node.
   absl::StatusOr<Seat> Admit(const JoinRequest& request, std::shared_ptr<ServedNode> node);
   // Returns why no node may join the job now, which may exist or not.
-  absl::Status CheckOpenLocked(const JobId& id, uint32_t num_nodes) const
+  absl::Status CheckOpenLocked(const JobId& id, const JoinRequest& request) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Returns why a node of tenant `account` may not join the job, which may exist or not.
   absl::Status CheckTenantLocked(const JobId& id, const TenantAccount& account)
@@ -124,7 +126,7 @@ class Aggregator : public ServedShard {
   bool draining_ ABSL_GUARDED_BY(mutex_) = false;
   std::multiset<JobId> invited_ ABSL_GUARDED_BY(mutex_);  // one for each Hosting
   std::map<JobId, std::shared_ptr<Job>> jobs_ ABSL_GUARDED_BY(mutex_);
-  uint64_t nodes_of_all_jobs_ ABSL_GUARDED_BY(mutex_) = 0;  // joined or not
+  JobPlaces places_ ABSL_GUARDED_BY(mutex_);
   Thread ticker_;  // declared last, because it uses everything above
 };
 

@@ -414,7 +414,7 @@ TEST_F(AggregatorTest, NumberOfJobsIsBounded) {
   }
   const absl::Status full = join().status();
   EXPECT_EQ(full.code(), absl::StatusCode::kResourceExhausted);
-  EXPECT_THAT(std::string(full.message()), HasSubstr("1024 jobs already"));
+  EXPECT_THAT(std::string(full.message()), HasSubstr("no room for 1 more"));
   members.pop_back();
   EXPECT_TRUE(join().ok());
 }
@@ -457,6 +457,21 @@ TEST_F(AggregatorTest, DrainRefusesNewJobsAndWaitsForRunningOnes) {
   ASSERT_TRUE(members_[0]->Contribute(Share(1, {1, 1})).ok());
   members_[0]->Leave(absl::OkStatus());
   EXPECT_TRUE(aggregator_.Drain(Now() + kPatience));
+}
+
+TEST_F(AggregatorTest, DrainWaitsForNoJobThatHasNotBegun) {
+  const auto sink = std::make_shared<RecordingSink>();
+  const auto waits = [](const MemberOr& member) { EXPECT_FALSE(member.ok()); };
+  aggregator_.BeginJoin(Request(0, 2), sink, Now() + kPatience, waits);
+  EXPECT_TRUE(aggregator_.Drain(Now()));
+  aggregator_.Stop(absl::UnavailableError("shutting down"));
+}
+
+TEST_F(AggregatorTest, DrainWaitsForNoJobThatHasFailed) {
+  StartJob(2);
+  EXPECT_FALSE(aggregator_.Drain(Now()));
+  members_[1]->Leave(absl::UnavailableError("the connection broke"));
+  EXPECT_TRUE(aggregator_.Drain(Now()));
 }
 
 TEST_F(AggregatorTest, StopTellsEveryNode) {

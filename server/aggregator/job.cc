@@ -30,6 +30,7 @@ Job::Job(const JoinRequest& first, uint32_t max_window_chunks, MemoryBudget& mem
          ShardMetrics& metrics, FaultLog& faults, TraceWriter* trace)
     : spec_(WithoutRounds(first)),
       max_window_chunks_(max_window_chunks),
+      own_bytes_(OwnBytes(first)),
       metrics_(metrics),
       faults_(faults),
       waited_for_(WaitedFor(metrics, first.num_nodes)),
@@ -55,9 +56,10 @@ absl::Status Job::AddMember(const JoinRequest& request, std::shared_ptr<ServedNo
     if (refusal.ok()) {
       refusal = members_.CheckWorkers(request);
       if (refusal.ok()) refusal = GatherRoundsLocked(request);
+      if (refusal.ok()) refusal = ChargeLocked(std::move(account));
       fatal = !refusal.ok();
     }
-    if (refusal.ok()) SeatLocked(request, std::move(node), now, std::move(account));
+    if (refusal.ok()) SeatLocked(request, std::move(node), now);
   }
   if (fatal) {
     Fail(refusal);
@@ -67,17 +69,19 @@ absl::Status Job::AddMember(const JoinRequest& request, std::shared_ptr<ServedNo
   return OfJob(spec_.job, refusal);
 }
 
-void Job::SeatLocked(const JoinRequest& request, std::shared_ptr<ServedNode> node, TimePoint now,
-                     std::shared_ptr<TenantAccount> account) {
+absl::Status Job::ChargeLocked(std::shared_ptr<TenantAccount> account) {
+  if (account_ == nullptr && account != nullptr) {
+    account_ = std::move(account);
+    reservation_.emplace(account_->memory);
+  }
+  return ReserveLocked();
+}
+
+void Job::SeatLocked(const JoinRequest& request, std::shared_ptr<ServedNode> node, TimePoint now) {
   members_.Join(request, now);
   peers_[request.node].sink = std::move(node);
   metrics_.nodes.Add(1);
   LearnLocked(request);
-  if (account_ == nullptr && account != nullptr) {
-    // Nothing is reserved before all nodes have joined.
-    account_ = std::move(account);
-    reservation_.emplace(account_->memory);
-  }
   if (members_.IsComplete()) {
     const absl::Status begun = BeginLocked(now);
     if (!begun.ok()) FailLocked(begun);  // WhenComplete tells the nodes
@@ -227,6 +231,11 @@ void Job::Tell(const std::vector<std::shared_ptr<ServedNode>>& sinks, const absl
 bool Job::IsEmpty() {
   MutexLock lock(mutex_);
   return members_.IsEmpty();
+}
+
+bool Job::IsUnderWay(TimePoint now) {
+  MutexLock lock(mutex_);
+  return failure_.ok() && members_.IsInUse(now);
 }
 
 absl::Status Job::CheckActiveLocked(uint32_t node) const {

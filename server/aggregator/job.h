@@ -92,7 +92,11 @@ class Job {
   void RemoveMember(uint32_t node, const absl::Status& reason);
   // Returns true when no member has joined or all have left: the job can then be removed.
   bool IsEmpty();
-  uint32_t num_nodes() const { return spec_.num_nodes; }
+  // Returns whether the job has begun and not failed, and its nodes use it.
+  bool IsUnderWay(TimePoint now);
+  const JoinRequest& first() const { return spec_; }  // the request, without its rounds
+  // Returns about how much memory a job takes by itself, whatever its nodes do. (job_memory.cc)
+  static uint64_t OwnBytes(const JoinRequest& first);
 
   // Returns the job's state. (job_report.cc)
   JobReport Report(TimePoint now);
@@ -102,6 +106,9 @@ class Job {
   void Fail(const absl::Status& reason);
 
  private:
+  // Formats that send indices beside elements take up to twice a chunk's bytes.
+  static constexpr uint64_t kMostBytesOfChunk = 2;
+
   // A Peer is a node as this shard speaks to it; members_ knows whether it takes part.
   struct Peer {
     std::shared_ptr<ServedNode> sink;  // null: it has not joined, or has left
@@ -134,8 +141,14 @@ class Job {
   };
 
   // Makes a node a member that may be one; the last one begins the job.
-  void SeatLocked(const JoinRequest& request, std::shared_ptr<ServedNode> node, TimePoint now,
-                  std::shared_ptr<TenantAccount> account) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void SeatLocked(const JoinRequest& request, std::shared_ptr<ServedNode> node, TimePoint now)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Makes the job the tenant's, unless it has one, and reserves memory there.
+  absl::Status ChargeLocked(std::shared_ptr<TenantAccount> account)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Reserves memory for the results that are kept for the node's streams, and checks that those on
+  // the stream of this chunk are no more than that. (job_memory.cc)
+  absl::Status CheckKeptLocked(uint32_t node, uint32_t chunk) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Checks a contribution to a one-shot round, which has no layout, by itself.
   absl::Status CheckOneShotLocked(uint32_t node, const Contribution& contribution) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -198,9 +211,9 @@ class Job {
   // Returns how many elements the chunk's residual has, or why the node may not use it.
   absl::StatusOr<uint64_t> ResidualElemsLocked(uint32_t node, BucketId bucket, uint32_t chunk) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Reserves the memory that the job will need as far as it is known: windows with their results,
-  // layouts, residuals. Call it when more of them are allowed, before they are used; when it fails,
-  // the job must fail. This and the next are in job_memory.cc.
+  // Reserves the memory that the job will need as far as it is known: its own, windows with their
+  // results, layouts, residuals. Call it when more of them are allowed, before they are used; when
+  // it fails, the job must fail. This and the next are in job_memory.cc.
   absl::Status ReserveLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Updates the gauges; gives the reservation back when the job is over.
   void UpdateMemoryLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -209,6 +222,7 @@ class Job {
   // begun before the shard was restarted.
   const JoinRequest spec_;
   const uint32_t max_window_chunks_;
+  const uint64_t own_bytes_;
   ShardMetrics& metrics_;
   FaultLog& faults_;
   const std::vector<Counter*> waited_for_;  // by node
@@ -237,7 +251,8 @@ class Job {
   // From the tenant's memory, or else from the shard's; never empty.
   std::optional<MemoryBudget::Reservation> reservation_ ABSL_GUARDED_BY(mutex_);
   JobTally tally_ ABSL_GUARDED_BY(mutex_);
-  bool has_letters_ ABSL_GUARDED_BY(mutex_) = false;  // memory is reserved for them
+  uint32_t most_streams_ ABSL_GUARDED_BY(mutex_) = 1;  // of a node
+  bool has_letters_ ABSL_GUARDED_BY(mutex_) = false;   // memory is reserved for them
   // What letters take that have not been sent yet; shared with their payloads.
   const std::shared_ptr<std::atomic<uint64_t>> letter_bytes_ =
       std::make_shared<std::atomic<uint64_t>>(0);

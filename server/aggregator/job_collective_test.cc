@@ -123,7 +123,7 @@ TEST(JobCollectiveTest, WindowsOfGroupsAreReservedWhenTheyAreMade) {
   ASSERT_TRUE(job.job().MakeGroup(0, {1, {{0, 1}, {1, 1}}, 10}).ok());
   // Two nodes' chunks, and as many results as one window holds.
   EXPECT_EQ(job.Metric("thalweg_shard_memory_reserved_bytes") - before, 30.0 * kMinChunkBytes);
-  TestJob poor({1, 1}, static_cast<uint64_t>(before) + 29 * kMinChunkBytes);
+  TestJob poor({1, 1}, static_cast<uint64_t>(before) - OwnBytes(2) + 29 * kMinChunkBytes);
   EXPECT_EQ(poor.job().MakeGroup(0, {1, {{0, 1}, {1, 1}}, 10}).code(),
             absl::StatusCode::kResourceExhausted);
 }

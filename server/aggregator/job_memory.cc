@@ -2,33 +2,64 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "core/base/protocol.h"
 #include "server/aggregator/job.h"
 
 namespace thalweg {
 
+uint64_t Job::OwnBytes(const JoinRequest& first) {
+  // Beside the objects: a node has its name three times, a shard some numbers in LinkRates, its
+  // host, its share and the reports of these, and a policy is kept parsed, and as text in reports.
+  constexpr uint64_t kOfJob = 16 << 10;
+  constexpr uint64_t kOfNode = 3 * kMaxNameBytes;
+  constexpr uint64_t kOfShard = 96;
+  constexpr uint64_t kTimesPolicy = 8;
+  return kOfJob + first.num_nodes * kOfNode + first.num_shards * kOfShard +
+         first.codec.ToString().size() * kTimesPolicy;
+}
+
 absl::Status Job::ReserveLocked() {
-  // The nodes' windows also bound the results that are not sent yet: as many as one window holds,
-  // because the nodes share them.
+  // The nodes' windows also bound the results that are kept: on each stream as many as one window
+  // holds, because the nodes share them.
   const uint64_t held = engine_.max_held() * flow_.chunk_bytes;
-  const uint64_t windows = held + held / spec_.num_nodes;
+  const uint64_t windows = held + held / spec_.num_nodes * most_streams_;
   const uint64_t layouts = layouts_.bytes();
-  const uint64_t resumption = resumption_.bytes();
+  const uint64_t resumption =
+      resumption_.bytes() + resumption_.num_missing() * kMostBytesOfChunk * flow_.chunk_bytes;
   // This shard may sum more than its equal part, which is all that can be told in advance.
   const uint64_t states = std::max(layouts_.state_bytes(), chunks_.bytes());
   const uint64_t letters = has_letters_ ? kLetterBytesPerNode * spec_.num_nodes : 0;
   const absl::Status reserved =
-      reservation_->Resize(windows + layouts + states + resumption + letters);
+      reservation_->Resize(own_bytes_ + windows + layouts + states + resumption + letters);
   if (reserved.ok()) return reserved;
   return absl::Status(
       reserved.code(),
       absl::StrCat("aggregator shard ", spec_.shard, ": the job ", reserved.message(), " (",
                    windows, " for ", spec_.num_nodes, " nodes with windows of ",
-                   flow_.window_chunks, " chunks of ", flow_.chunk_bytes, " bytes and results, ",
-                   layouts, " for layouts, ", states, " for residuals and weights, ", resumption,
-                   " for resuming, ", letters,
-                   " for letters); raise the shard's limit (THALWEG_MEMORY_LIMIT) or the "
+                   flow_.window_chunks, " chunks of ", flow_.chunk_bytes, " bytes and results on ",
+                   most_streams_, most_streams_ == 1 ? " stream, " : " streams, ", layouts,
+                   " for layouts, ", states, " for residuals and weights, ", resumption,
+                   " for resuming, ", letters, " for letters, ", own_bytes_,
+                   " for itself); raise the shard's limit (THALWEG_MEMORY_LIMIT) or the "
                    "tenant's quota, add aggregators, or lower THALWEG_WINDOW_CHUNKS or "
                    "THALWEG_CHUNK_BYTES"));
+}
+
+absl::Status Job::CheckKeptLocked(uint32_t node, uint32_t chunk) {
+  const ServedNode* sink = peers_[node].sink.get();
+  if (sink == nullptr) return absl::OkStatus();
+  const ServedNode::Kept kept = sink->KeptResults(chunk);
+  // What a node contributes has a place in its windows, of which the results that it had not
+  // received take the others.
+  if (kept.results >= engine_.window_of(node)) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        members_.Name(node), " has acknowledged none of the last ", kept.results,
+        " results of a stream, expected to have received all but fewer than its windows of ",
+        engine_.window_of(node), " chunks"));
+  }
+  if (kept.streams <= most_streams_) return absl::OkStatus();
+  most_streams_ = kept.streams;
+  return ReserveLocked();
 }
 
 void Job::UpdateMemoryLocked() {

@@ -20,7 +20,11 @@ constexpr uint64_t kWindows = 3 * 64 * uint64_t{kMinChunkBytes};
 // A bucket of one tensor has a layout of less than this.
 constexpr uint64_t kLayout = 1024;
 
-double Reserved(TestJob& job) { return job.Metric("thalweg_shard_memory_reserved_bytes"); }
+// Returns what the job has reserved beside what it takes by itself; 0 also if it has nothing.
+double Reserved(TestJob& job) {
+  const double all = job.Metric("thalweg_shard_memory_reserved_bytes");
+  return all == 0 ? 0 : all - static_cast<double>(OwnBytes(job.workers().size()));
+}
 
 BucketAnnouncement Announce(BucketId id, uint64_t elems, WireFormat wire) {
   return {id, {DType::kFloat32, {{"w", {static_cast<int64_t>(elems)}}}}, wire, 0, 0};
@@ -30,7 +34,7 @@ TEST(JobMemoryTest, WindowsAreReservedWhenTheLastNodeJoinsAndReturnedWhenTheJobE
   TestJob failed({1, 1}), left({1, 1});
   for (TestJob* job : {&failed, &left}) {
     EXPECT_EQ(Reserved(*job), kWindows);
-    EXPECT_EQ(job->job().Report(Now()).memory_reserved_bytes, kWindows);
+    EXPECT_EQ(job->job().Report(Now()).memory_reserved_bytes, kWindows + OwnBytes(2));
   }
   failed.job().Fail(absl::UnavailableError("gone"));
   EXPECT_EQ(Reserved(failed), 0);
@@ -68,12 +72,46 @@ TEST(JobMemoryTest, ResidualsBeyondTheLimitFailTheJobWithTheNumbers) {
   EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
   EXPECT_THAT(
       std::string(refused.message()),
-      AllOf(HasSubstr("job 'job'"), HasSubstr("aggregator shard 0"),
-            HasSubstr(absl::StrCat(kLimit, " of the limit of ", kLimit)),
-            HasSubstr("400000 for residuals and weights"), HasSubstr("THALWEG_MEMORY_LIMIT")));
+      AllOf(
+          HasSubstr("job 'job'"), HasSubstr("aggregator shard 0"),
+          HasSubstr(absl::StrCat(kLimit + OwnBytes(2), " of the limit of ", kLimit + OwnBytes(2))),
+          HasSubstr("400000 for residuals and weights"), HasSubstr("THALWEG_MEMORY_LIMIT")));
   ASSERT_EQ(job.sink(1).failures.size(), 1u);
   EXPECT_EQ(job.sink(1).failures[0], refused);
   EXPECT_EQ(Reserved(job), 0);
+}
+
+TEST(JobMemoryTest, ResultsThatAreKeptForStreamsAreReserved) {
+  TestJob job({1, 1}, kWindows + 15 * kWindows / 3 + kLayout);
+  job.Register(kBucket, 8, WireFormat::kFloat32);
+  job.sink(1).kept.streams = 16;
+  const Bytes gradient(8 * sizeof(float));
+  ASSERT_TRUE(job.Contribute(1, {kBucket, 0, 1}, WireFormat::kFloat32, 8, gradient).ok());
+  EXPECT_GE(Reserved(job), kWindows + 15 * kWindows / 3);  // a window of results for each stream
+
+  TestJob small({1, 1}, kWindows + kLayout);
+  small.Register(kBucket, 8, WireFormat::kFloat32);
+  small.sink(1).kept.streams = 2;
+  const absl::Status refused =
+      small.Contribute(1, {kBucket, 0, 1}, WireFormat::kFloat32, 8, gradient);
+  EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("results on 2 streams"));
+  EXPECT_EQ(Reserved(small), 0);
+}
+
+TEST(JobMemoryTest, NodeThatAcknowledgesLessThanItsWindowsFailsTheJob) {
+  TestJob job({1, 1});
+  job.Register(kBucket, 8, WireFormat::kFloat32);
+  const Bytes gradient(8 * sizeof(float));
+  job.sink(1).kept.results = 63;
+  ASSERT_TRUE(job.Contribute(1, {kBucket, 0, 1}, WireFormat::kFloat32, 8, gradient).ok());
+  job.sink(1).kept.results = 64;
+  const absl::Status refused =
+      job.Contribute(1, {kBucket, 0, 2}, WireFormat::kFloat32, 8, gradient);
+  EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(std::string(refused.message()),
+              AllOf(HasSubstr("node 1 (host1) has acknowledged none of the last 64 results"),
+                    HasSubstr("all but fewer than its windows of 64 chunks")));
 }
 
 TEST(JobMemoryTest, JobWhoseResidualsFitGoesOn) {
@@ -99,9 +137,10 @@ JoinRequest Request(uint32_t num_nodes, uint32_t num_shards) {
 TEST(JobMemoryTest, WindowsBeyondTheLimitAreToldToAllNodes) {
   MetricRegistry registry;
   ShardMetrics metrics(registry);
-  MemoryBudget memory(kWindows - 1, metrics.memory_reserved_bytes);
   FaultLog faults;
   JoinRequest request = Request(2, 1);
+  const uint64_t needed = kWindows + Job::OwnBytes(request);
+  MemoryBudget memory(needed - 1, metrics.memory_reserved_bytes);
   Job job(request, 64, memory, metrics, faults);
   for (uint32_t node = 0; node < 2; ++node) {
     request.node = node;
@@ -110,27 +149,46 @@ TEST(JobMemoryTest, WindowsBeyondTheLimitAreToldToAllNodes) {
   const absl::Status refused = TermsOf(job).status();
   EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
   EXPECT_THAT(std::string(refused.message()),
-              AllOf(HasSubstr("job 'big'"), HasSubstr(absl::StrCat("needs ", kWindows, " bytes")),
-                    HasSubstr(absl::StrCat(kWindows - 1, " of the limit of ", kWindows - 1)),
-                    HasSubstr("2 nodes with windows of 64 chunks of 4096 bytes")));
+              AllOf(HasSubstr("job 'big'"), HasSubstr(absl::StrCat("needs ", needed, " bytes")),
+                    HasSubstr(absl::StrCat(needed - 1, " of the limit of ", needed - 1)),
+                    HasSubstr("2 nodes with windows of 64 chunks of 4096 bytes and results "
+                              "on 1 stream")));
   EXPECT_EQ(memory.reserved(), 0u);
   EXPECT_EQ(TermsOf(job).status(), refused);
+}
+
+TEST(JobMemoryTest, JobThatGathersReservesWhatItClaims) {
+  MetricRegistry registry;
+  ShardMetrics metrics(registry);
+  FaultLog faults;
+  const JoinRequest large = Request(1024, 8192), small = Request(2, 1);
+  EXPECT_GT(Job::OwnBytes(large), Job::OwnBytes(small) + 1022 * kMaxNameBytes + 8191 * 64);
+  MemoryBudget memory(Job::OwnBytes(large), metrics.memory_reserved_bytes);
+  Job first(large, 64, memory, metrics, faults), second(small, 64, memory, metrics, faults);
+  ASSERT_TRUE(first.AddMember(large, std::make_shared<ListSink>(), Now()).ok());
+  EXPECT_EQ(memory.reserved(), memory.limit());
+  const absl::Status refused = second.AddMember(small, std::make_shared<ListSink>(), Now());
+  EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("for itself"));
+  first.RemoveMember(0, absl::OkStatus());
+  EXPECT_EQ(memory.reserved(), 0u);
 }
 
 TEST(JobMemoryTest, ShardWithMoreThanAnEqualPartReservesMoreUntilTheLimit) {
   constexpr uint64_t kElems = 100'000;
   constexpr uint64_t kOwnWindows = 2 * 64 * uint64_t{kMinChunkBytes};  // of one node, and results
-  constexpr uint64_t kLimit = kOwnWindows + kElems * sizeof(float) * 3 / 4;
+  const JoinRequest request = Request(1, 2);
+  const uint64_t own = Job::OwnBytes(request);
+  const uint64_t limit = own + kOwnWindows + kElems * sizeof(float) * 3 / 4;
   MetricRegistry registry;
   ShardMetrics metrics(registry);
-  MemoryBudget memory(kLimit, metrics.memory_reserved_bytes);
+  MemoryBudget memory(limit, metrics.memory_reserved_bytes);
   FaultLog faults;
-  const JoinRequest request = Request(1, 2);
   Job job(request, 64, memory, metrics, faults);
   ASSERT_TRUE(job.AddMember(request, std::make_shared<ListSink>(), Now()).ok());
   ASSERT_TRUE(job.RegisterBucket(0, Announce(kBucket, kElems, WireFormat::kInt8)).ok());
   const uint64_t equal_part = memory.reserved();
-  EXPECT_LE(equal_part, kOwnWindows + kElems * sizeof(float) / 2 + kLayout);
+  EXPECT_LE(equal_part, own + kOwnWindows + kElems * sizeof(float) / 2 + kLayout);
 
   const ChunkPlan plan =
       ChunkPlan::For(kElems, DType::kFloat32, WireFormat::kInt8, kMinChunkBytes, 2);
@@ -139,7 +197,7 @@ TEST(JobMemoryTest, ShardWithMoreThanAnEqualPartReservesMoreUntilTheLimit) {
   for (uint32_t chunk = 0; chunk < plan.Count() && status.ok(); ++chunk) {
     status = job.WriteResidual(0, kBucket, chunk, std::vector<float>(plan.Elems(chunk)));
     if (status.ok()) written += plan.Elems(chunk);
-    EXPECT_LE(memory.reserved(), kLimit);
+    EXPECT_LE(memory.reserved(), limit);
   }
   EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
   EXPECT_GT(written, kElems / 2);

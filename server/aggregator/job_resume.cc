@@ -12,16 +12,13 @@ namespace thalweg {
 
 absl::Status Job::GatherRoundsLocked(const JoinRequest& request) {
   if (!request.resume) return absl::OkStatus();
-  THALWEG_RETURN_IF_ERROR(resumption_.Add(request.node, *request.resume));
-  return ReserveLocked();
+  return resumption_.Add(request.node, *request.resume);
 }
 
 absl::Status Job::ResumeLocked() {
   if (!spec_.resume) return absl::OkStatus();
-  // All parts together have the windows of as many parts as there can be.
-  const uint64_t max_lacking = engine_.max_held() * kMaxParts;
   THALWEG_ASSIGN_OR_RETURN(const std::vector<RoundId> complete,
-                           resumption_.Settle(spec_.num_nodes, max_lacking));
+                           resumption_.Settle(spec_.num_nodes, engine_.max_held()));
   for (const RoundId& id : complete) {
     engine_.AllowPart(id.bucket.part);
     engine_.SetCompleted(id);
@@ -58,15 +55,15 @@ absl::Status Job::Supply(uint32_t node, const RoundResult& result, TimePoint now
 absl::StatusOr<std::vector<std::shared_ptr<ServedNode>>> Job::TakeSuppliedLocked(
     uint32_t node, const RoundResult& result) {
   const size_t bytes = result.payload.SizeBytes();
-  // Formats that send indices beside elements take up to twice a chunk's bytes. In a pull no worker
-  // contributes, and in a group only some do.
-  if (result.epoch != members_.epoch() || result.workers > spec_.world_size ||
-      bytes > 2 * flow_.chunk_bytes || !IsPayloadSize(result.wire, result.elems, bytes)) {
+  const uint64_t most = kMostBytesOfChunk * flow_.chunk_bytes;
+  // In a pull no worker contributes, and in a group only some do.
+  if (result.epoch != members_.epoch() || result.workers > spec_.world_size || bytes > most ||
+      !IsPayloadSize(result.wire, result.elems, bytes)) {
     return absl::InvalidArgumentError(absl::StrCat(
         members_.Name(node), " supplies a result of epoch ", result.epoch, " and ", result.workers,
         " workers with ", result.elems, " elements in ", bytes, " bytes, expected epoch ",
         members_.epoch(), ", at most ", spec_.world_size, " workers, and the bytes of ",
-        result.elems, " elements in ", Name(result.wire), ", at most ", 2 * flow_.chunk_bytes));
+        result.elems, " elements in ", Name(result.wire), ", at most ", most));
   }
   THALWEG_ASSIGN_OR_RETURN(const std::vector<uint32_t> asked, resumption_.Supply(node, result));
   metrics_.supplied_results.Add(1);

@@ -41,6 +41,7 @@ absl::StatusOr<std::optional<Job::Completed>> Job::HoldLocked(uint32_t node,
     return absl::Status(
         left.code(), absl::StrCat(ToString(contribution.id), " cannot complete: ", left.message()));
   }
+  THALWEG_RETURN_IF_ERROR(CheckKeptLocked(node, contribution.id.chunk));
   const bool is_one_shot = IsOneShot(contribution.id);
   THALWEG_RETURN_IF_ERROR(is_one_shot ? CheckOneShotLocked(node, contribution)
                                       : layouts_.Check(node, contribution));

@@ -19,9 +19,11 @@ struct ListSink : ServedNode {
   void OnResult(RoundResult result) override { results.push_back(std::move(result)); }
   void OnFailed(absl::Status why) override { failures.push_back(std::move(why)); }
   uint64_t Reconnections() const override { return reconnections; }
+  Kept KeptResults(uint32_t /*chunk*/) const override { return kept; }
   std::vector<RoundResult> results;
   std::vector<absl::Status> failures;
   uint64_t reconnections = 0;
+  Kept kept;
 };
 
 inline Bytes BytesOf(const Payload& payload) {
@@ -37,8 +39,16 @@ inline absl::StatusOr<Terms> TermsOf(Job& job) {
   return answer;
 }
 
-// Chunks have kMinChunkBytes, counted as the format counts them. Node k has workers[k] workers.
-// With `rounds`, by node, the nodes resume the job.
+// Returns what a job of so many nodes, and one shard, reserves for itself.
+inline uint64_t OwnBytes(size_t num_nodes) {
+  JoinRequest request;
+  request.num_nodes = static_cast<uint32_t>(num_nodes);
+  request.num_shards = 1;
+  return Job::OwnBytes(request);
+}
+
+// `memory_bytes` are beside those. Chunks have kMinChunkBytes, counted as the format counts them.
+// Node k has workers[k] workers. With `rounds`, by node, the nodes resume the job.
 class TestJob {
  public:
   using Rounds = std::vector<BucketRounds>;
@@ -46,7 +56,8 @@ class TestJob {
 
   explicit TestJob(std::vector<uint32_t> workers, uint64_t memory_bytes = kPlenty,
                    const std::vector<Rounds>& rounds = {})
-      : workers_(std::move(workers)), memory_(memory_bytes, metrics_.memory_reserved_bytes) {
+      : workers_(std::move(workers)),
+        memory_(memory_bytes + OwnBytes(workers_.size()), metrics_.memory_reserved_bytes) {
     JoinRequest request;
     request.job = "job";
     request.num_nodes = static_cast<uint32_t>(workers_.size());

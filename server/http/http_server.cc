@@ -9,6 +9,7 @@
 #include "core/base/status_macros.h"
 #include "core/base/thread.h"
 #include "httplib.h"
+#include "server/http/doorkeeper.h"
 #include "server/http/prometheus_text.h"
 #include "server/http/token.h"
 #include "server/net/address.h"
@@ -20,8 +21,28 @@ namespace {
 constexpr char kContentSecurityPolicy[] =
     "default-src 'none'; connect-src 'self'; img-src 'self'; script-src 'self'; style-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
-constexpr int kThreads = 4;
+// More than the doorkeeper lets stay, because new connections come between its looks.
+constexpr int kThreads = 24;
 constexpr std::chrono::seconds kSocketTimeout(5);
+
+// Connections are answered by a pool, and counted.
+class CountedPool : public httplib::TaskQueue {
+ public:
+  explicit CountedPool(Doorkeeper& door) : door_(door), pool_(kThreads) {}
+
+  void enqueue(std::function<void()> answer) override {
+    door_.Opened();
+    pool_.enqueue([this, answer = std::move(answer)] {
+      answer();
+      door_.Closed();
+    });
+  }
+  void shutdown() override { pool_.shutdown(); }
+
+ private:
+  Doorkeeper& door_;
+  httplib::ThreadPool pool_;
+};
 
 // Unlike httplib's default, a second server on the same port is an error.
 void AllowQuickRestart(socket_t socket) {
@@ -51,10 +72,18 @@ class HttplibServer final : public HttpServer {
  public:
   HttplibServer(const Options& options, MetricRegistry& metrics,
                 std::function<absl::Status()> ready, HttpHandler pages)
-      : options_(options), server_(MakeServer(options_.tls)), http_(*server_) {
+      : options_(options),
+        ended_(metrics.GetCounter("thalweg_http_ended_connections_total",
+                                  "Connections to the HTTP port that were ended because they were "
+                                  "too many or took too long")),
+        server_(MakeServer(options_.tls)),
+        http_(*server_) {
     if (options_.tls.enabled()) expiry_.emplace(options_.tls, metrics);
-    http_.new_task_queue = [] { return new httplib::ThreadPool(kThreads); };
-    http_.set_socket_options(AllowQuickRestart);
+    http_.new_task_queue = [this] { return new CountedPool(*door_); };
+    http_.set_socket_options([this](socket_t socket) {
+      AllowQuickRestart(socket);
+      listener_ = socket;
+    });
     http_.set_read_timeout(kSocketTimeout);
     http_.set_write_timeout(kSocketTimeout);
     // An open connection occupies a thread: browsers that come back every second would leave none
@@ -92,6 +121,9 @@ class HttplibServer final : public HttpServer {
       return absl::UnavailableError(absl::StrCat("cannot serve HTTP on ", options_.listen,
                                                  ": is the port taken, or the host not ours?"));
     }
+    // httplib lets five connections wait, and the kernel drops others, probes among them.
+    listen(listener_, SOMAXCONN);
+    door_.emplace(Doorkeeper::Options{.port = address_.port}, ended_);
     thread_ = Thread("http", [this] { http_.listen_after_bind(); });
     // httplib ignores stop() before its loop runs; an answered request proves that the loop runs.
     httplib::Client probe(absl::StrCat(scheme(), "://", address()));
@@ -172,8 +204,11 @@ class HttplibServer final : public HttpServer {
   }
 
   Options options_;
+  Counter& ended_;
   std::optional<CertificateExpiry> expiry_;
+  std::optional<Doorkeeper> door_;  // of the port that is bound
   HostPort address_;
+  socket_t listener_ = INVALID_SOCKET;  // httplib's
   const std::unique_ptr<httplib::Server> server_;
   httplib::Server& http_;  // *server_
   Mutex join_mutex_;

@@ -91,7 +91,7 @@ TEST_F(HttpServerTest, MetricsAreValidAndComplete) {
   ASSERT_NO_FATAL_FAILURE(Parse(response->body, &scrape));
   EXPECT_EQ(scrape.types["thalweg_rounds_total"], "counter");
   EXPECT_EQ(scrape.types["thalweg_nodes"], "gauge");
-  EXPECT_EQ(scrape.samples.size(), 4u);
+  EXPECT_EQ(scrape.samples.size(), 4u + 1);  // and the server's own
   EXPECT_EQ(scrape.samples["thalweg_rounds_total{job=\"a\"}"], 3);
   EXPECT_EQ(scrape.samples[R"(thalweg_rounds_total{job="quote \" slash \\ line \n"})"], 4);
   EXPECT_EQ(scrape.samples["thalweg_nodes"], 2.5);
@@ -118,7 +118,10 @@ TEST_F(HttpServerTest, LargeCountsKeepTheirDigits) {
   EXPECT_EQ(scrape.samples["thalweg_bytes_total"], 9007199254740991.0);
 }
 
-TEST_F(HttpServerTest, NoMetricsIsAnEmptyPage) { EXPECT_EQ(client_->Get("/metrics")->body, ""); }
+TEST_F(HttpServerTest, NoMetricsIsAnEmptyPage) {
+  MetricRegistry none;
+  EXPECT_EQ(PrometheusText(none), "");
+}
 
 TEST_F(HttpServerTest, ReadinessSaysWhatIsMissing) {
   EXPECT_EQ(client_->Get("/readyz")->status, 200);

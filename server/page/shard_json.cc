@@ -11,6 +11,9 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
+// A list of jobs has so much of each one's policy, which may have 64 KiB.
+constexpr size_t kMaxListedCodec = 1024;
+
 std::string Dump(const Json& json) {
   return json.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n";
 }
@@ -179,7 +182,13 @@ std::string ShardJson(const ShardReport& report, StartTime started) {
 std::string JobsJson(const ShardReport& report, StartTime started) {
   Json json = Head(report, started);
   json["jobs"] = Json::array();
-  for (const JobReport& job : report.jobs) json["jobs"].push_back(ToJson(job));
+  for (const JobReport& job : report.jobs) {
+    Json one = ToJson(job);
+    if (job.codec.size() > kMaxListedCodec) {
+      one["codec"] = absl::StrCat(job.codec.substr(0, kMaxListedCodec), "…");
+    }
+    json["jobs"].push_back(std::move(one));
+  }
   return Dump(json);
 }
 

@@ -118,6 +118,13 @@ TEST_F(SiteTest, OneJobIsTheSameAsAmongAll) {
   EXPECT_EQ(Get("/api/v1/jobs/team/resnet 50%")["job"], Get("/api/v1/jobs")["jobs"][0]);
 }
 
+TEST_F(SiteTest, ListOfJobsHasTheBeginningOfALongPolicy) {
+  const std::string policy(60'000, 'p');
+  report_.jobs[0].codec = policy;
+  EXPECT_EQ(Get("/api/v1/jobs")["jobs"][0]["codec"], policy.substr(0, 1024) + "…");
+  EXPECT_EQ(Get("/api/v1/jobs/team/resnet 50%")["job"]["codec"], policy);
+}
+
 TEST_F(SiteTest, JobsOfOneNameAreAllListedAndTheOldestIsShownByName) {
   report_.jobs.resize(3, report_.jobs[0]);
   for (int i = 0; i < 3; ++i) {

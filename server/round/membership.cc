@@ -1,5 +1,6 @@
 #include "server/round/membership.h"
 
+#include <algorithm>
 #include <numeric>
 
 #include "absl/strings/str_cat.h"
@@ -36,12 +37,22 @@ void Members::Join(const JoinRequest& request, TimePoint now) {
   member.host = request.node_name;
   member.workers = request.workers;
   member.last_heard = now;
+  member.lease = LeaseFor(request.grace);
   ++joined_;
   ++present_;
 }
 
 void Members::Begin(TimePoint now) {
+  begun_ = now;
   for (Node& member : nodes_) member.last_heard = now;
+}
+
+bool Members::IsInUse(TimePoint now) const {
+  if (!IsComplete()) return false;
+  const bool may_speak_yet = now - begun_ <= 2 * kHeartbeatInterval;
+  return std::any_of(nodes_.begin(), nodes_.end(), [&](const Node& node) {
+    return node.state == State::kPresent && (may_speak_yet || node.last_heard > begun_);
+  });
 }
 
 bool Members::Leave(uint32_t node) {
@@ -105,9 +116,10 @@ std::vector<Members::Finding> Members::Silent(TimePoint now) const {
   if (!IsComplete()) return silent;  // they wait for each other
   for (uint32_t node = 0; node < nodes_.size(); ++node) {
     const Node& member = nodes_[node];
-    if (member.state != State::kPresent || now - member.last_heard <= kLease) continue;
-    silent.push_back({node, absl::UnavailableError(absl::StrCat(
-                                member.name, " has sent nothing for ", ToSeconds(kLease), " s"))});
+    if (member.state != State::kPresent || now - member.last_heard <= member.lease) continue;
+    silent.push_back(
+        {node, absl::UnavailableError(absl::StrCat(member.name, " has sent nothing for ",
+                                                   ToSeconds(member.lease), " s"))});
   }
   return silent;
 }

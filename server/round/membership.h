@@ -35,6 +35,7 @@ class Members {
     std::string host;
     uint32_t workers = 0;
     TimePoint last_heard;
+    Duration lease{};
     std::string lost_because;  // set with kLost
   };
 
@@ -66,6 +67,9 @@ class Members {
 
   // The node has sent something.
   void Hear(uint32_t node, TimePoint now) { nodes_[node].last_heard = now; }
+  // Returns whether the job has begun, and a present node has been heard of since, or could not
+  // yet: the first heartbeats are due.
+  bool IsInUse(TimePoint now) const;
   // Ends the node's membership; returns false when it is not present.
   bool Leave(uint32_t node);
   // The job goes on without the node, because of `why`, a sentence. Call it once per node, and only
@@ -103,6 +107,7 @@ class Members {
   std::vector<Node> nodes_;
   uint32_t joined_ = 0;  // nodes that have ever joined
   uint32_t present_ = 0;
+  TimePoint begun_;
   uint64_t epoch_ = 1;
 };
 

@@ -92,6 +92,21 @@ TEST(MembersTest, LeasesBeginWithTheJob) {
   EXPECT_THAT(NodesOf(members.Silent(begin + kLease + kMoment)), ElementsAre(0, 1));
 }
 
+TEST(MembersTest, JobIsInUseOnceItHasBegunAndANodeSpeaks) {
+  Members members(Request(0, 2));
+  members.Join(Request(0, 2), kStart);
+  EXPECT_FALSE(members.IsInUse(kStart));  // it waits for node 1
+  members.Join(Request(1, 2), kStart);
+  members.Begin(kStart);
+  const TimePoint late = kStart + 3 * kHeartbeatInterval;
+  EXPECT_TRUE(members.IsInUse(kStart + kHeartbeatInterval));
+  EXPECT_FALSE(members.IsInUse(late));
+  members.Hear(1, kStart + kMoment);
+  EXPECT_TRUE(members.IsInUse(late));
+  EXPECT_TRUE(members.Leave(1));
+  EXPECT_FALSE(members.IsInUse(late));
+}
+
 TEST(MembersTest, NodeSilentForMoreThanALeaseIsNamed) {
   Members members = Begun(3);
   members.Hear(0, kStart + seconds(1));
@@ -101,6 +116,22 @@ TEST(MembersTest, NodeSilentForMoreThanALeaseIsNamed) {
   EXPECT_EQ(silent[0].why, absl::UnavailableError("node 1 (host1) has sent nothing for 15 s"));
   EXPECT_TRUE(members.Leave(1));
   EXPECT_THAT(members.Silent(kStart + kLease + kMoment), IsEmpty());
+}
+
+TEST(MembersTest, LeaseCoversTheTimeForWhichAConnectionMayBeAway) {
+  Members members(Request(0, 2));
+  JoinRequest patient = Request(0, 2);
+  patient.grace = seconds(60);
+  members.Join(patient, kStart);
+  members.Join(Request(1, 2), kStart);
+  members.Begin(kStart);
+  // Its last heartbeat came an interval before the break; the next one, an interval after the
+  // connection is there again.
+  const TimePoint heard = kStart + kHeartbeatInterval + seconds(60) + kHeartbeatInterval;
+  EXPECT_THAT(NodesOf(members.Silent(heard)), ElementsAre(1));
+  const auto silent = members.Silent(kStart + LeaseFor(seconds(60)) + kMoment);
+  ASSERT_THAT(NodesOf(silent), ElementsAre(0, 1));
+  EXPECT_EQ(silent[0].why, absl::UnavailableError("node 0 (host0) has sent nothing for 66.4 s"));
 }
 
 TEST(MembersTest, GroupCannotHaveMoreWorkersOfANodeThanThereAre) {

@@ -1,6 +1,7 @@
 #include "server/round/resumption.h"
 
 #include <algorithm>
+#include <bitset>
 #include <string>
 
 #include "absl/strings/str_cat.h"
@@ -80,8 +81,9 @@ absl::Status Resumption::CheckApart(const ChunkKey& chunk, const Rounds& rounds,
       " with round ", least, ": nodes of one job are one round apart at most"));
 }
 
-absl::StatusOr<std::vector<RoundId>> Resumption::Settle(uint32_t num_nodes, uint64_t max_lacking) {
+absl::StatusOr<std::vector<RoundId>> Resumption::Settle(uint32_t num_nodes, uint64_t windows) {
   std::vector<RoundId> complete;
+  std::bitset<kMaxParts> parts;
   uint64_t lacking = 0;
   const auto gathered = std::exchange(gathered_, {});
   num_gathered_ = 0;
@@ -96,12 +98,14 @@ absl::StatusOr<std::vector<RoundId>> Resumption::Settle(uint32_t num_nodes, uint
       if (rounds.nodes == 0) continue;
       THALWEG_RETURN_IF_ERROR(CheckApart({bucket, chunk}, rounds, num_nodes));
       complete.push_back({bucket, chunk, rounds.last});
+      parts.set(bucket.part);
       if (rounds.holders == num_nodes) continue;
       missing_[{bucket, chunk}] = {rounds.last, rounds.holder, num_nodes - rounds.holders};
       lacking += num_nodes - rounds.holders;
     }
   }
   num_settled_ = complete.size();
+  const uint64_t max_lacking = windows * parts.count();
   if (lacking <= max_lacking) return complete;
   return absl::InvalidArgumentError(absl::StrCat(
       "the nodes lack ", lacking, " results, expected at most their windows: ", max_lacking));

@@ -139,5 +139,15 @@ TEST(ResumptionTest, NodesLackAtMostTheirWindows) {
   EXPECT_TRUE(absl::IsInvalidArgument(all.Settle(2, 2).status()));
 }
 
+TEST(ResumptionTest, EachPartThatNodesHaveUsedHasAWindow) {
+  const BucketId other{3, 1, 1};
+  for (const uint64_t windows : {1, 2}) {
+    Resumption all;
+    ASSERT_TRUE(all.Add(0, {{kBucket, {2, 2}}, {other, {2}}}).ok());
+    ASSERT_TRUE(all.Add(1, {{kBucket, {1, 1}}, {other, {1}}}).ok());
+    EXPECT_EQ(all.Settle(2, windows).ok(), windows == 2);
+  }
+}
+
 }  // namespace
 }  // namespace thalweg

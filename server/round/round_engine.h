@@ -4,8 +4,8 @@
 //
 // A round of a group opens with the first contribution, which says what it does and when it is
 // late, and completes with the last node's, in any order of arrival. It holds the payloads as
-// received. Nothing is summed before all are there, so there is never half a sum (promise 3). The
-// payloads come out in node order, so the sum does not depend on timing (promise 2).
+// received. Nothing is summed before all are there, so there is never half a sum (promise 3 of
+// docs/architecture.md), and in node order, so that the sum does not depend on timing (promise 2).
 #pragma once
 
 #include <cstdint>
@@ -109,8 +109,10 @@ class RoundEngine {
   // Returns how many one-shot rounds are complete and remembered, so that repeats are recognised.
   size_t unsettled_rounds() const { return finished_.size(); }
   uint64_t held_bytes() const { return held_bytes_; }
-  // Returns how many contributions of all nodes can be held here together.
+  // Return how many contributions of all nodes can be held here together, and how many of a node
+  // can be unanswered in all its groups.
   uint64_t max_held() const;
+  uint64_t window_of(uint32_t node) const { return windows_[node]; }
 
  private:
   struct Seat {

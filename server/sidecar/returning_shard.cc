@@ -35,7 +35,8 @@ class ReturningMember : public Member {
     THALWEG_RETURN_IF_ERROR(member.status());
     if (*member == nullptr) return absl::OkStatus();  // it will be sent when the node has returned
     const absl::Status sent = (*member)->Contribute(std::move(contribution));
-    return absl::IsNotFound(sent) ? absl::OkStatus() : sent;
+    // A membership that has ended meanwhile says nothing about the next one, which gets it again.
+    return absl::IsNotFound(sent) || seat_->Present() != *member ? absl::OkStatus() : sent;
   }
   absl::Status Supply(RoundResult /*result*/) override {
     return absl::FailedPreconditionError("nobody wants a result of this node's caller");
@@ -79,14 +80,17 @@ class ReturningMember : public Member {
   void Leave(const absl::Status& reason) override { seat_->Leave(reason); }
 
  private:
-  // Returns what `call` returns; repeats it when the shard was restarted.
+  // Returns what `call` returns; repeats it when the membership ended, because the shard was
+  // restarted.
   template <typename Call>
   auto CallAgain(TimePoint deadline, const Call& call) -> decltype(call(std::declval<Member&>())) {
     uint64_t after = 0;
     while (true) {
       THALWEG_ASSIGN_OR_RETURN(const ReturningSeat::Place place, seat_->Await(after, deadline));
       auto result = call(*place.member);
-      if (!absl::IsNotFound(StatusOf(result))) return result;
+      const absl::Status status = StatusOf(result);
+      const bool has_ended = absl::IsNotFound(status) || seat_->Present() != place.member;
+      if (status.ok() || !has_ended) return result;
       after = place.incarnation;
     }
   }

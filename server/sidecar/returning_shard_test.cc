@@ -88,7 +88,8 @@ class ForgetfulShard : public Shard {
     return left_;
   }
 
-  std::function<void()> on_join;  // called without a lock
+  std::function<void()> on_join;  // this and the next are called without a lock
+  std::function<void(int number)> on_contribute;
   absl::Status refusal;
   bool resumes = true;
   std::vector<BucketRounds> wanted;
@@ -109,6 +110,7 @@ class ForgetfulShard : public Shard {
     }
     absl::Status Contribute(Contribution contribution) override {
       const RoundId& id = contribution.id;
+      if (shard_.on_contribute) shard_.on_contribute(number_);
       return Note(absl::StrCat("contribute ", id.chunk, " round ", id.round));
     }
     absl::Status Supply(RoundResult result) override {
@@ -148,6 +150,7 @@ class ForgetfulShard : public Shard {
    private:
     absl::Status Note(const std::string& what) {
       MutexLock lock(shard_.mutex_);
+      if (has_left_) return absl::FailedPreconditionError("the node has left");
       if (number_ <= shard_.forgotten_) return absl::NotFoundError("no such membership");
       shard_.calls_.push_back(absl::StrCat(number_, " ", what));
       shard_.changed_.NotifyAll();
@@ -252,6 +255,19 @@ TEST_F(ReturningShardTest, RestartedShardGetsEverythingBack) {
   EXPECT_TRUE(node_->Heartbeat(Soon()).ok());
   node_->Leave(absl::OkStatus());
   EXPECT_THAT(shard_->WaitForLeaves(2), ElementsAre(1, 2));
+}
+
+TEST_F(ReturningShardTest, ContributionInAMembershipThatEndsMeanwhileCountsInTheNextOne) {
+  Start();
+  shard_->on_contribute = [this](int number) {
+    if (number > 1) return;
+    shard_->Restart();
+    EXPECT_THAT(shard_->WaitForLeaves(1), ElementsAre(1));
+  };
+  EXPECT_TRUE(Contribute(0, 1).ok());
+  EXPECT_THAT(shard_->WaitForCalls(3),
+              ElementsAre("1 register 1", "2 register 1", "2 contribute 0 round 1"));
+  EXPECT_THAT(end_->WaitForFailures(0), IsEmpty());
 }
 
 TEST_F(ReturningShardTest, GroupsAreMadeAgainBeforeBuckets) {

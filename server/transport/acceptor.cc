@@ -17,6 +17,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "core/base/clock.h"
+#include "server/net/connections.h"
 #include "server/transport/channel_options.h"
 #include "spdlog/spdlog.h"
 
@@ -25,6 +26,8 @@ namespace {
 
 // So many connections are accepted before other sockets have their turn.
 constexpr int kAcceptsAtATime = 64;
+// Connections that end are noticed so late at most, when there are as many as there may be.
+constexpr Duration kLookInterval = std::chrono::milliseconds(100);
 // After this time the acceptor tries again whether a descriptor is free.
 constexpr int kRetryMs = 100;
 
@@ -89,8 +92,7 @@ uint32_t DefaultMaxDescriptor() {
       std::min<rlim_t>(limit.rlim_cur - limit.rlim_cur / 4, kMaxConnectionDescriptor));
 }
 
-absl::StatusOr<std::unique_ptr<Acceptor>> Acceptor::Listen(HostPort* address,
-                                                           uint32_t max_descriptor,
+absl::StatusOr<std::unique_ptr<Acceptor>> Acceptor::Listen(HostPort* address, const Limits& limits,
                                                            Counter& refused) {
   addrinfo hints{};
   hints.ai_flags = AI_PASSIVE;
@@ -117,7 +119,18 @@ absl::StatusOr<std::unique_ptr<Acceptor>> Acceptor::Listen(HostPort* address,
   if (stop.fd() < 0) return Failed("eventfd");
   address->port = port;
   return std::unique_ptr<Acceptor>(
-      new Acceptor(std::move(listeners), std::move(stop), max_descriptor, refused));
+      new Acceptor(std::move(listeners), std::move(stop), limits, refused));
+}
+
+bool Acceptor::HasRoom(int fd) {
+  if (static_cast<uint32_t>(fd) >= limits_.descriptor) return false;
+  if (open_.size() >= limits_.connections && Now() - looked_ >= kLookInterval) {
+    looked_ = Now();
+    std::erase_if(open_, [](const Open& each) { return CookieOf(each.fd) != each.cookie; });
+  }
+  if (open_.size() >= limits_.connections) return false;
+  open_.push_back({fd, CookieOf(fd)});
+  return true;
 }
 
 Acceptor::~Acceptor() { eventfd_write(stop_.fd(), 1); }
@@ -154,13 +167,14 @@ bool Acceptor::AcceptAll(int listener) {
       if (errno == ECONNABORTED || errno == EINTR || errno == EPROTO) continue;
       return true;
     }
-    if (static_cast<uint32_t>(connection.fd()) < max_descriptor_) {
+    if (HasRoom(connection.fd())) {
       handler_(listener, connection.Release());
       continue;
     }
     refused_.Add(1);
     if (log_.Admits(Now())) {
-      spdlog::warn("refused a connection: about {} are open", max_descriptor_);
+      spdlog::warn("refused a connection: {} may be open, with descriptors below {}",
+                   limits_.connections, limits_.descriptor);
     }
   }
   return true;

@@ -36,18 +36,21 @@ class Socket {
 inline constexpr uint32_t kMaxConnectionDescriptor = 16'384;
 uint32_t DefaultMaxDescriptor();
 
-// An Acceptor is one thread. A connection whose descriptor is not below `max_descriptor` is closed
-// at once; when the process has no descriptor left, connections wait.
+// An Acceptor is one thread. A connection whose descriptor is not below Limits::descriptor, or that
+// is one too many, is closed at once; when the process has no descriptor left, connections wait.
 class Acceptor {
  public:
+  struct Limits {
+    uint32_t descriptor = kMaxConnectionDescriptor;
+    uint64_t connections = kMaxConnectionDescriptor;  // that are open
+  };
   // Takes the two descriptors, of which the caller owns the second: a listening socket, and a
   // connection that does not block. Called from the acceptor's thread.
   using Handler = std::function<void(int listener, int connection)>;
 
   // Listens on all addresses of the host and sets address->port to the port that is bound.
   // Returns Unavailable when it cannot. Nothing is accepted before Start.
-  static absl::StatusOr<std::unique_ptr<Acceptor>> Listen(HostPort* address,
-                                                          uint32_t max_descriptor,
+  static absl::StatusOr<std::unique_ptr<Acceptor>> Listen(HostPort* address, const Limits& limits,
                                                           Counter& refused);
   // Stops accepting and closes the sockets that listen.
   ~Acceptor();
@@ -55,23 +58,32 @@ class Acceptor {
   void Start(Handler handler);
 
  private:
-  Acceptor(std::vector<Socket> listeners, Socket stop, uint32_t max_descriptor, Counter& refused)
+  struct Open {
+    int fd;
+    uint64_t cookie;
+  };
+
+  Acceptor(std::vector<Socket> listeners, Socket stop, const Limits& limits, Counter& refused)
       : listeners_(std::move(listeners)),
         stop_(std::move(stop)),
-        max_descriptor_(max_descriptor),
+        limits_(limits),
         refused_(refused) {}
 
   void Loop();
   // Accepts what waits at one socket. Returns false when no descriptor is left.
   bool AcceptAll(int listener);
+  // Returns whether there may be this connection too; looks which others have ended, if need be.
+  bool HasRoom(int fd);
 
   const std::vector<Socket> listeners_;
   const Socket stop_;  // an eventfd
-  const uint32_t max_descriptor_;
+  const Limits limits_;
   Counter& refused_;
   LogLimit log_{"about connections that are refused"};
   Handler handler_;
-  Thread thread_;  // declared last, because it uses everything above
+  std::vector<Open> open_;  // connections, or some that have ended; only the thread uses it
+  TimePoint looked_;        // when it was last seen which have
+  Thread thread_;           // declared last, because it uses everything above
 };
 
 }  // namespace thalweg

@@ -36,6 +36,11 @@ PeerNames NamesOf(const grpc::ServerContextBase& context) {
   return names;
 }
 
+std::string AddressOf(const grpc::ServerContextBase& context) {
+  const std::string peer = context.peer();  // such as ipv4:10.0.0.1:70 or ipv6:%5B::1%5D:70
+  return peer.substr(0, peer.rfind(':'));
+}
+
 absl::Status Callers::CheckOwner(const grpc::ServerContextBase& context, const std::string& owner) {
   if (owner.empty()) return absl::OkStatus();
   const std::string caller = NamesOf(context).Principal();

@@ -15,6 +15,9 @@ namespace thalweg {
 // Returns the names in the certificate of whoever calls; none without TLS.
 PeerNames NamesOf(const grpc::ServerContextBase& context);
 
+// Returns the address of whoever calls, without the port.
+std::string AddressOf(const grpc::ServerContextBase& context);
+
 // A Callers is thread-safe.
 class Callers {
  public:

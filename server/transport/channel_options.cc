@@ -53,6 +53,9 @@ grpc::ChannelArguments ClientArguments() {
   // Aggregators are inside the cluster, but gRPC would follow http_proxy by default.
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
   arguments.SetInt(GRPC_ARG_SERVICE_CONFIG_DISABLE_RESOLUTION, 1);
+  // A shard that comes back may have another address behind its name. gRPC would ask for it only
+  // once in 30 s.
+  arguments.SetInt(GRPC_ARG_DNS_MIN_TIME_BETWEEN_RESOLUTIONS_MS, 1000);
   // gRPC does not repeat calls on its own and keeps no chunks for retries.
   arguments.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);
   // Nodes often start before the aggregator, so they reconnect soon.

@@ -9,7 +9,7 @@ namespace thalweg {
 
 // At most this many calls and streams are open on one connection; gRPC's clients wait for a place,
 // and others lose the connection. A sidecar has one connection to a shard for all its jobs.
-inline constexpr int kMaxStreamsOfConnection = 256;
+inline constexpr int kMaxStreamsOfConnection = 64;
 
 // An end whose peer acknowledges nothing for this time loses the connection.
 inline constexpr int kKeepaliveTimeoutMs = 5'000;

@@ -30,6 +30,10 @@ void ClientStream::PrepareAgain(const std::shared_ptr<grpc::Channel>& channel,
   patience_.Set(&queue, ToSystemTime(give_up), &patience_over_);
 }
 
+void ClientStream::StartAfter(Duration pause, grpc::CompletionQueue& queue) {
+  pause_.Set(&queue, ToSystemTime(Now() + pause), &paused_);
+}
+
 void ClientStream::Cancel() {
   context_.TryCancel();
   Take(writes_.Close());
@@ -48,7 +52,10 @@ void ClientStream::OnRead(bool ok) {
     call_->Finish(&status_, &ended_);
     return;
   }
-  owner_.Receive(index_, std::move(read_));
+  {
+    const Poller::Working working;  // it may decode
+    owner_.Receive(index_, std::move(read_));
+  }
   call_->Read(&read_, &read_done_);
 }
 

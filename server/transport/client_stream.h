@@ -32,6 +32,8 @@ class ClientStream {
                     const OpenFrame& open, TimePoint give_up);
   void Keep() { patience_.Cancel(); }
   void Start() { call_->StartCall(&started_); }
+  // Starts after `pause`, on the thread of the queue that Prepare got.
+  void StartAfter(Duration pause, grpc::CompletionQueue& queue);
 
   // Queues a frame. The caller must pass the turn to Take, outside its locks.
   [[nodiscard]] WriteQueue::Turn Queue(grpc::ByteBuffer&& frame) {
@@ -44,6 +46,7 @@ class ClientStream {
   void Cancel();
 
  private:
+  void OnPaused(bool /*ok*/) { Start(); }
   void OnStarted(bool ok);
   void OnRead(bool ok);
   void OnWritten(bool ok);
@@ -56,12 +59,14 @@ class ClientStream {
   const uint32_t index_;
   grpc::ClientContext context_;
   grpc::Alarm patience_;  // set by PrepareAgain only
+  grpc::Alarm pause_;
   std::unique_ptr<grpc::GenericClientAsyncReaderWriter> call_;
   WriteQueue writes_;      // The start of the call takes the first turn.
   grpc::ByteBuffer read_;  // used by OnRead only
   grpc::Status status_;    // read by the last OnEnd
   std::atomic<int> ends_left_{2};
 
+  MemberCompletion<ClientStream, &ClientStream::OnPaused> paused_{*this};
   MemberCompletion<ClientStream, &ClientStream::OnStarted> started_{*this};
   MemberCompletion<ClientStream, &ClientStream::OnRead> read_done_{*this};
   MemberCompletion<ClientStream, &ClientStream::OnWritten> written_{*this};

@@ -65,6 +65,12 @@ TEST(ControlCodecTest, ForeignVersionsAreRefusedNamingBoth) {
   EXPECT_TRUE(FromProto(proto).ok());
 }
 
+TEST(ControlCodecTest, GraceTravelsWithJoin) {
+  JoinRequest request;
+  request.grace = std::chrono::seconds(60);
+  EXPECT_EQ(FromProto(ToProto(request))->grace, request.grace);
+}
+
 TEST(ControlCodecTest, UnusableJoinFieldsAreRefused) {
   v1::JoinRequest proto = ToProto(JoinRequest{});
   proto.set_codec("zip");
@@ -72,6 +78,10 @@ TEST(ControlCodecTest, UnusableJoinFieldsAreRefused) {
   proto = ToProto(JoinRequest{});
   proto.set_round_timeout_ms(~uint64_t{0});
   EXPECT_THAT(Message(FromProto(proto).status()), HasSubstr("expected at most 86400000"));
+  proto = ToProto(JoinRequest{});
+  proto.set_grace_ms(3'600'001);
+  EXPECT_THAT(Message(FromProto(proto).status()),
+              HasSubstr("grace_ms is 3600001, expected at most"));
   proto = ToProto(JoinRequest{});
   proto.set_link_round_trip_us(~uint64_t{0});
   EXPECT_THAT(Message(FromProto(proto).status()), HasSubstr("expected at most 3600000000"));

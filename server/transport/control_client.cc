@@ -14,6 +14,8 @@ namespace {
 
 // A call reserves this time to find out why there is no connection.
 constexpr Duration kReasonTime = std::chrono::milliseconds(500);
+// A call is repeated at most once in this time: a shard that can be reached may refuse it at once.
+constexpr Duration kPause = std::chrono::milliseconds(100);
 
 }  // namespace
 
@@ -31,6 +33,17 @@ void ControlClient::SetName(uint32_t shard) {
 std::string ControlClient::name() {
   MutexLock lock(mutex_);
   return name_;
+}
+
+bool ControlClient::WaitToCallAgain(TimePoint give_up) {
+  const TimePoint next = Now() + kPause;
+  if (next >= give_up) return false;
+  {
+    CondVar never;
+    MutexLock lock(mutex_);
+    never.WaitUntil(mutex_, next, [] { return false; });
+  }
+  return channel_->WaitForConnected(ToSystemTime(give_up));
 }
 
 absl::Status ControlClient::WhenConnected(TimePoint deadline,

@@ -45,7 +45,7 @@ class ControlClient {
     const TimePoint give_up = std::min(deadline, Now() + options_.grace);
     grpc::Status status = CallOnce(method, request, response, deadline);
     while (status.error_code() == grpc::StatusCode::UNAVAILABLE && !IsOurs(status) &&
-           channel_->WaitForConnected(ToSystemTime(give_up))) {
+           WaitToCallAgain(give_up)) {
       status = CallOnce(method, request, response, deadline);
     }
     return Named(FromGrpc(status));
@@ -65,6 +65,8 @@ class ControlClient {
   absl::Status Named(const absl::Status& status) { return Prefixed(name(), status); }
 
  private:
+  // Waits a moment, and then for a connection; returns false at `give_up`.
+  bool WaitToCallAgain(TimePoint give_up);
   template <typename Request, typename Response>
   grpc::Status CallOnce(Method<Request, Response> method, const Request& request,
                         Response* response, TimePoint deadline) {

@@ -21,6 +21,7 @@ namespace {
 // This limit is far beyond any model; multiplied by an element's size it cannot overflow uint64_t.
 constexpr uint64_t kMaxBucketElems = uint64_t{1} << 48;
 constexpr std::chrono::milliseconds kMaxRoundTimeout = std::chrono::hours(24);
+constexpr std::chrono::milliseconds kMaxGrace = std::chrono::hours(1);
 constexpr std::chrono::microseconds kMaxRoundTrip = std::chrono::hours(1);
 
 // Converts `value` to a DType or a WireFormat; `values` names the valid ones for the error message.
@@ -179,6 +180,7 @@ v1::JoinRequest ToProto(const JoinRequest& request) {
   SetLinkAndCosts(request.link, request.costs, &proto);
   for (const uint32_t host : request.hosts) proto.add_shard_hosts(host + 1);
   proto.mutable_shard_rates()->Add(request.shard_rates.begin(), request.shard_rates.end());
+  proto.set_grace_ms(static_cast<uint64_t>(duration_cast<milliseconds>(request.grace).count()));
   if (request.resume) SetRounds(*request.resume, proto.mutable_resume()->mutable_completed());
   return proto;
 }
@@ -276,6 +278,10 @@ absl::StatusOr<JoinRequest> FromProto(const v1::JoinRequest& proto) {
                                                    ", expected at most ",
                                                    kMaxRoundTimeout.count()));
   }
+  if (proto.grace_ms() > static_cast<uint64_t>(kMaxGrace.count())) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("grace_ms is ", proto.grace_ms(), ", expected at most ", kMaxGrace.count()));
+  }
   JoinRequest request;
   THALWEG_ASSIGN_OR_RETURN(request.codec, CodecPolicy::Parse(proto.codec()));
   THALWEG_ASSIGN_OR_RETURN(request.link, LinkOf(proto));
@@ -291,6 +297,7 @@ absl::StatusOr<JoinRequest> FromProto(const v1::JoinRequest& proto) {
   request.chunk_bytes = proto.chunk_bytes();
   request.window_chunks = proto.window_chunks();
   request.round_timeout = std::chrono::milliseconds(proto.round_timeout_ms());
+  request.grace = std::chrono::milliseconds(proto.grace_ms());
   for (const uint32_t host : proto.shard_hosts()) request.hosts.push_back(host - 1);
   for (const double rate : proto.shard_rates()) {
     THALWEG_RETURN_IF_ERROR(CheckNumber("one of shard_rates", rate));

@@ -25,6 +25,8 @@ constexpr Duration kAnswerTime = std::chrono::milliseconds(500);
 
 // Requests that carry no gradients, layouts or padding: a policy of codecs is the longest part.
 constexpr size_t kShortRequest = 256 << 10;
+// A Join that resumes a job also carries rounds, as varints.
+constexpr size_t kLongestJoin = kShortRequest + kMaxResumedChunks * 10;
 // A poller copies at most this much of a request.
 constexpr size_t kPollersRequest = 16 << 10;
 // A bucket's announcement has a few fields besides its tensors.
@@ -84,7 +86,7 @@ ControlService::ControlService(ServedShard& shard, Callers& callers, NodeTable& 
   const auto longest = size_t{kMaxFrameBytes};
   Add(Requests<&S::RequestProbe>(), &ControlService::Probe, cheap, longest);
   Add(Requests<&S::RequestChallenge>(), &ControlService::Challenge, cheap, kShortRequest);
-  Add(Requests<&S::RequestJoin>(), &ControlService::Join, expensive, kShortRequest);
+  Add(Requests<&S::RequestJoin>(), &ControlService::Join, expensive, kLongestJoin);
   Add(Requests<&S::RequestRegisterBucket>(), &ControlService::RegisterBucket, expensive, longest);
   Add(Requests<&S::RequestMakeGroup>(), &ControlService::MakeGroup, expensive, kShortRequest);
   Add(Requests<&S::RequestReadResidual>(), &ControlService::ReadResidual, expensive, kShortRequest);
@@ -181,17 +183,19 @@ void ControlService::Join(const CallPtr& call) {
   }
   parsed->identity = request.identity();
   parsed->peer = NamesOf(call->context());
-  std::shared_ptr<void> place = waiting_joins_.Take();
+  parsed->place = AddressOf(call->context());
+  std::shared_ptr<void> place = waiting_joins_.Take(parsed->place);
   if (place == nullptr) {
     Refuse(*call, absl::ResourceExhaustedError(absl::StrCat(
-                      "job '", parsed->job, "': ", waiting_joins_.count(),
-                      " nodes wait here for the other nodes of their jobs already, try again "
-                      "later")));
+                      "job '", parsed->job,
+                      "': too many nodes, or too many of this address, wait "
+                      "here for the other nodes of their jobs already, try again later")));
     return;
   }
   call->Keep(std::move(place));
   const std::shared_ptr<NodeStreams> node =
-      nodes_.Make(parsed->identity, shard_.HasPolicy() ? parsed->peer->Principal() : "");
+      nodes_.Make(parsed->identity, shard_.HasPolicy() ? parsed->peer->Principal() : "",
+                  LeaseFor(parsed->grace));
   const auto joined = [this, call, node](absl::StatusOr<std::unique_ptr<Member>> member) {
     if (!member.ok()) {
       Refuse(*call, member.status());
@@ -230,11 +234,11 @@ void ControlService::MakeGroup(const CallPtr& call) {
 }
 
 bool ControlService::TakeRead(ControlCall& call) {
-  std::shared_ptr<void> place = reads_.Take();
+  std::shared_ptr<void> place = reads_.Take(AddressOf(call.context()));
   if (place == nullptr) {
-    Refuse(call, absl::ResourceExhaustedError(absl::StrCat(
-                     reads_.count(),
-                     " residuals or weights are being read here already, try again later")));
+    Refuse(call, absl::ResourceExhaustedError(
+                     "too many residuals or weights are being read here, or from this address, "
+                     "try again later"));
     return false;
   }
   call.Keep(std::move(place));

@@ -71,9 +71,15 @@ bool NodeStreams::HasStreamLocked() const {
                      [](const Lane& lane) { return lane.stream != nullptr; });
 }
 
+bool NodeStreams::HadStreamLocked() const {
+  return std::any_of(lanes_.begin(), lanes_.end(), [](const Lane& lane) { return lane.was_open; });
+}
+
 bool NodeStreams::IsGone(TimePoint now) const {
   MutexLock lock(mutex_);
-  const Duration patience = end_ ? kLease : NodeTable::kGoneTime;
+  // A longer lease is for a stream that has broken.
+  const Duration away = HadStreamLocked() ? key_.lease : kLease;
+  const Duration patience = end_ ? away : std::max(away, NodeTable::kGoneTime);
   return !HasStreamLocked() && now - streamless_since_ > patience;
 }
 
@@ -92,11 +98,6 @@ absl::Status NodeStreams::Contribute(uint32_t index, const ServerStream& from, C
     if (lane.stream.get() != &from) return absl::OkStatus();
     ++lane.received;
     THALWEG_RETURN_IF_ERROR(lane.sent.Acknowledge(header.acknowledged, &released));
-    // An honest node has at most its window on the way, and acknowledges all but that.
-    if (lane.sent.frames().size() > kMaxWindowChunks) {
-      return absl::InvalidArgumentError(absl::StrCat("node has acknowledged none of the last ",
-                                                     lane.sent.frames().size(), " results"));
-    }
   }
   released.clear();
   counters_.received.Add(static_cast<double>(chunk.payload.SizeBytes()));
@@ -161,6 +162,7 @@ void NodeStreams::OnResult(RoundResult result) {
     received = lanes_[index].incarnation > 0 ? lanes_[index].received : 0;
   }
   counters_.sent.Add(static_cast<double>(result.payload.SizeBytes()));
+  const bool is_answer = !IsLetter(result.id);
   ChunkHeader header = HeaderOf(result);
   header.acknowledged = received;
   grpc::ByteBuffer frame = EncodeChunk(header, result.payload);
@@ -170,7 +172,7 @@ void NodeStreams::OnResult(RoundResult result) {
     MutexLock lock(mutex_);
     if (end_) return;
     Lane& lane = lanes_[index];
-    if (lane.incarnation > 0) lane.sent.Add(frame);
+    if (lane.incarnation > 0) lane.sent.Add(frame, is_answer);
     stream = lane.stream;
     if (stream != nullptr) turn = stream->Queue(std::move(frame));
     // A broken stream sends the result when it is opened again.
@@ -199,6 +201,12 @@ uint32_t NodeStreams::Backlog() const {
     if (lane.stream != nullptr) waiting += lane.stream->Waiting();
   }
   return static_cast<uint32_t>(waiting);
+}
+
+ServedNode::Kept NodeStreams::KeptResults(uint32_t chunk) const {
+  MutexLock lock(mutex_);
+  if (lanes_.empty()) return {};
+  return {static_cast<uint32_t>(lanes_.size()), lanes_[chunk % lanes_.size()].sent.counted()};
 }
 
 void NodeStreams::OnFailed(absl::Status why) { EndAll({.why = std::move(why), .by_shard = true}); }

@@ -34,6 +34,7 @@ class NodeStreams final : public ServedNode {
     // belongs to another node, and ends without touching the owner.
     std::string identity = {};
     std::string principal = {};  // see ServedShard::HasPolicy; empty: any caller may show the token
+    Duration lease = kLease;     // the shard's
   };
 
   // `table` must outlive the object.
@@ -73,6 +74,7 @@ class NodeStreams final : public ServedNode {
 
   void OnResult(RoundResult result) override;
   uint32_t Backlog() const override;
+  Kept KeptResults(uint32_t chunk) const override;
   uint64_t Reconnections() const override;
   void OnFailed(absl::Status why) override;
 
@@ -101,6 +103,7 @@ class NodeStreams final : public ServedNode {
   // ends are reasons to leave too, but not the first.
   bool BeginLeave();
   void EndMembership(const absl::Status& reason);
+  bool HadStreamLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool HasStreamLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const Key key_;

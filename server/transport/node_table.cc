@@ -1,5 +1,6 @@
 #include "server/transport/node_table.h"
 
+#include <algorithm>
 #include <random>
 #include <utility>
 #include <vector>
@@ -19,9 +20,10 @@ SessionToken NewToken() {
 
 }  // namespace
 
-std::shared_ptr<NodeStreams> NodeTable::Make(std::string identity, std::string principal) {
+std::shared_ptr<NodeStreams> NodeTable::Make(std::string identity, std::string principal,
+                                             Duration lease) {
   return std::make_shared<NodeStreams>(
-      NodeStreams::Key{NewToken(), std::move(identity), std::move(principal)}, *this);
+      NodeStreams::Key{NewToken(), std::move(identity), std::move(principal), lease}, *this);
 }
 
 void NodeTable::Add(const std::shared_ptr<NodeStreams>& node, std::unique_ptr<Member> member) {
@@ -34,6 +36,11 @@ absl::StatusOr<std::shared_ptr<NodeStreams>> NodeTable::Find(SessionToken token)
   MutexLock lock(mutex_);
   const auto found = nodes_.find(token);
   if (found != nodes_.end()) return found->second;
+  // NotFound would tell the node that the shard has been restarted.
+  if (std::find(expired_.begin(), expired_.end(), token) != expired_.end()) {
+    return absl::AbortedError(
+        "this membership has ended, and its job with it: the node had no stream for too long");
+  }
   return absl::NotFoundError("no such membership: it has ended, or the shard has been restarted");
 }
 
@@ -68,6 +75,11 @@ void NodeTable::Expire(TimePoint now) {
     }
   }
   for (const auto& node : gone) {
+    {
+      MutexLock lock(mutex_);
+      expired_.push_back(node->key().token);
+      if (expired_.size() > kMostExpired) expired_.pop_front();
+    }
     node->Leave(absl::UnavailableError("it has no stream to this shard any more, or never had"));
     Forget(node->key().token);
   }

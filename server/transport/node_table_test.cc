@@ -69,7 +69,10 @@ class NodeTableTest : public ::testing::Test {
 
   // Checks that exactly this node has left, as one that is gone.
   void ExpectGone(const NodeStreams& node, uint32_t number) {
-    EXPECT_EQ(table_.Find(node.key().token).status().code(), absl::StatusCode::kNotFound);
+    // Not NotFound, which would mean that the shard has been restarted.
+    const absl::Status found = table_.Find(node.key().token).status();
+    EXPECT_EQ(found.code(), absl::StatusCode::kAborted);
+    EXPECT_THAT(std::string(found.message()), HasSubstr("had no stream for too long"));
     const auto leaves = shard_.leaves.Get();
     ASSERT_EQ(leaves.size(), 1u);
     EXPECT_EQ(leaves.front().first, number);
@@ -109,6 +112,17 @@ TEST_F(NodeTableTest, NodeOfAnEndedJobLeavesAfterTheLease) {
   EXPECT_TRUE(IsMember(*other));
 }
 
+TEST_F(NodeTableTest, OnlyTheLastThatHaveExpiredAreRemembered) {
+  std::vector<std::shared_ptr<NodeStreams>> nodes;
+  for (uint32_t i = 0; i <= NodeTable::kMostExpired; ++i) {
+    nodes.push_back(Joined(i));
+    table_.Expire(Now() + kGoneTime + kMoment);
+  }
+  EXPECT_TRUE(absl::IsNotFound(table_.Find(nodes.front()->key().token).status()));
+  EXPECT_TRUE(absl::IsAborted(table_.Find(nodes[1]->key().token).status()));
+  EXPECT_TRUE(absl::IsAborted(table_.Find(nodes.back()->key().token).status()));
+}
+
 TEST_F(NodeTableTest, NodeWithAStreamStays) {
   const auto node = Joined(4);
   const auto stream = Opened(*node, 1);
@@ -131,6 +145,26 @@ TEST_F(NodeTableTest, NodeWhoseStreamHasBrokenLeavesAfterGoneTime) {
     std::this_thread::yield();
   }
   ExpectGone(*node, 4);
+}
+
+TEST_F(NodeTableTest, NodeThatMayBeAwayForLongStaysForItsLeaseOnceItHasHadAStream) {
+  constexpr Duration kLong = 10 * kGoneTime;
+  const auto joined = [&](uint32_t number) {
+    const auto node = table_.Make("", "", kLong);
+    table_.Add(node, std::make_unique<FakeMember>(shard_, number, node));
+    return node;
+  };
+  const auto without = joined(4);
+  const auto with = joined(5);
+  const TimePoint begin = Now();
+  Opened(*with, 1)->Cancel();
+  // Until the server knows of the break.
+  const TimePoint deadline = Now() + kTestPatience;
+  while (!with->IsGone(Now() + 2 * kLong) && Now() < deadline) std::this_thread::yield();
+  table_.Expire(Now() + kGoneTime + kMoment);
+  ExpectGone(*without, 4);
+  table_.Expire(begin + kLong);
+  EXPECT_TRUE(IsMember(*with));
 }
 
 TEST_F(NodeTableTest, NodeThatLeavesIsForgotten) {

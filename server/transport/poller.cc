@@ -3,6 +3,21 @@
 #include <utility>
 
 namespace thalweg {
+namespace {
+
+thread_local Poller* this_threads_poller = nullptr;
+
+}  // namespace
+
+Poller::Working::Working() : poller_(this_threads_poller) {
+  if (poller_ != nullptr) poller_->is_working_.store(true, std::memory_order_relaxed);
+}
+
+Poller::Working::~Working() {
+  if (poller_ == nullptr) return;
+  poller_->handled_.fetch_add(1, std::memory_order_relaxed);
+  poller_->is_working_.store(false, std::memory_order_release);
+}
 
 Poller::Poller(std::unique_ptr<grpc::CompletionQueue> queue)
     : queue_(std::move(queue)), thread_("grpc-poll", [this] { Loop(); }) {}
@@ -13,6 +28,7 @@ Poller::~Poller() {
 }
 
 void Poller::Loop() {
+  this_threads_poller = this;
   void* tag = nullptr;
   bool ok = false;
   while (queue_->Next(&tag, &ok)) {

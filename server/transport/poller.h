@@ -38,6 +38,19 @@ class MemberCompletion final : public Completion {
 // A Poller is one thread and its queue. It is thread-safe.
 class Poller {
  public:
+  // A Working exists while a completion does what may take long, such as a fold. It must be made
+  // and destroyed on one thread; on one that is no poller's it means nothing.
+  class Working {
+   public:
+    Working();
+    ~Working();
+    Working(const Working&) = delete;
+    Working& operator=(const Working&) = delete;
+
+   private:
+    Poller* const poller_;
+  };
+
   explicit Poller(std::unique_ptr<grpc::CompletionQueue> queue);
   // Waits for the operations in flight. From now on only their completions may start another one.
   ~Poller();
@@ -45,6 +58,8 @@ class Poller {
   grpc::CompletionQueue& queue() { return *queue_; }
   // Returns how many completions the thread has handled.
   uint64_t handled() const { return handled_.load(std::memory_order_relaxed); }
+  // Returns whether there is a Working. When it has ended, handled() has grown.
+  bool is_working() const { return is_working_.load(std::memory_order_acquire); }
   // Returns the processor time that the thread has used.
   Duration ProcessorTime() { return thread_.ProcessorTime(); }
 
@@ -53,6 +68,7 @@ class Poller {
 
   const std::unique_ptr<grpc::CompletionQueue> queue_;
   std::atomic<uint64_t> handled_{0};
+  std::atomic<bool> is_working_{false};
   Thread thread_;
 };
 

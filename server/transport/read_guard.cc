@@ -15,6 +15,7 @@
 #include <utility>
 
 #include "grpcpp/alarm.h"
+#include "server/net/connections.h"
 #include "spdlog/spdlog.h"
 
 namespace thalweg {
@@ -25,20 +26,6 @@ constexpr Duration kInterval = std::chrono::milliseconds(20);
 // When the guard is destroyed, it looks so often.
 constexpr Duration kLastInterval = std::chrono::milliseconds(1);
 
-// Returns the port of the socket's own end, or 0 when it is no socket of TCP.
-int LocalPort(int fd) {
-  sockaddr_storage address{};
-  socklen_t length = sizeof address;
-  if (getsockname(fd, reinterpret_cast<sockaddr*>(&address), &length) != 0) return 0;
-  if (address.ss_family == AF_INET) {
-    return ntohs(reinterpret_cast<const sockaddr_in&>(address).sin_port);
-  }
-  if (address.ss_family == AF_INET6) {
-    return ntohs(reinterpret_cast<const sockaddr_in6&>(address).sin6_port);
-  }
-  return 0;
-}
-
 // Returns how many bytes the process has read from a connection; nullopt when it is none.
 std::optional<uint64_t> BytesRead(int fd) {
   tcp_info info{};
@@ -48,16 +35,6 @@ std::optional<uint64_t> BytesRead(int fd) {
   if (ioctl(fd, FIONREAD, &unread) != 0) return std::nullopt;  // a socket that listens
   const auto waiting = static_cast<uint64_t>(unread);
   return info.tcpi_bytes_received - std::min<uint64_t>(info.tcpi_bytes_received, waiting);
-}
-
-// Returns the bytes read from each connection of the server, by descriptor.
-std::unordered_map<int, uint64_t> BytesReadAt(const ReadGuard::Options& options) {
-  std::unordered_map<int, uint64_t> read;
-  for (int fd = 0; fd < static_cast<int>(options.max_descriptor); ++fd) {
-    if (LocalPort(fd) != options.port) continue;
-    if (const std::optional<uint64_t> bytes = BytesRead(fd)) read[fd] = *bytes;
-  }
-  return read;
 }
 
 std::string PeerOf(int fd) {
@@ -72,15 +49,6 @@ std::string PeerOf(int fd) {
     inet_ntop(address.ss_family, bytes, host, sizeof host);
   }
   return host;
-}
-
-// Ends the connection under gRPC, which keeps the descriptor, and drops what has arrived.
-void Close(int fd) {
-  shutdown(fd, SHUT_RDWR);
-  constexpr size_t kAtOnce = size_t{1} << 20;
-  // For TCP, MSG_TRUNC drops data instead of copying them.
-  while (recv(fd, nullptr, kAtOnce, MSG_DONTWAIT | MSG_TRUNC) > 0) {
-  }
 }
 
 }  // namespace
@@ -98,12 +66,14 @@ class ReadGuard::Watched final : public Completion {
     is_waiting_.store(true, std::memory_order_relaxed);
     alarm_.Set(&poller_.queue(), std::chrono::system_clock::now(), this);
   }
-  // Returns whether the poller has used `busy_time` without handling this or another event.
+  // Returns whether the poller has used `busy_time` without handling this or another event, and is
+  // not working on one.
   bool IsStuck(Duration busy_time) {
     if (!is_waiting()) return false;
     // The time is read before the number, so that a delay between them cannot look like work.
     const Duration used = poller_.ProcessorTime();
-    if (const uint64_t handled = poller_.handled(); handled != handled_) {
+    const bool is_working = poller_.is_working();
+    if (const uint64_t handled = poller_.handled(); is_working || handled != handled_) {
       handled_ = handled;
       used_ = poller_.ProcessorTime();
       return false;
@@ -159,7 +129,7 @@ void ReadGuard::Loop() {
       is_waiting |= watched->is_waiting();
     }
     if (is_stuck) {
-      std::unordered_map<int, uint64_t> read = BytesReadAt(options_);
+      ReadSoFar read = ReadFromAll(options_);
       CloseBusiest(read);
       read_ = std::move(read);
     } else {
@@ -168,21 +138,32 @@ void ReadGuard::Loop() {
   }
 }
 
-void ReadGuard::CloseBusiest(const std::unordered_map<int, uint64_t>& read) {
+ReadGuard::ReadSoFar ReadGuard::ReadFromAll(const Options& options) {
+  ReadSoFar read;
+  for (int fd = 0; fd < static_cast<int>(options.max_descriptor); ++fd) {
+    if (LocalPort(fd) != options.port) continue;
+    // If the descriptor changes hands in between, the cookie is wrong, and nothing is closed.
+    const uint64_t cookie = CookieOf(fd);
+    if (const std::optional<uint64_t> bytes = BytesRead(fd)) read[fd] = {cookie, *bytes};
+  }
+  return read;
+}
+
+void ReadGuard::CloseBusiest(const ReadSoFar& read) {
   int busiest = -1;
   uint64_t most = 0;
-  for (const auto& [fd, bytes] : read) {
+  for (const auto& [fd, now] : read) {
     const auto before = read_.find(fd);
-    if (before == read_.end() || bytes < before->second) continue;
-    if (const uint64_t added = bytes - before->second; added > most) {
+    if (before == read_.end() || before->second.cookie != now.cookie) continue;
+    if (const uint64_t added = now.bytes - before->second.bytes; added > most) {
       most = added;
       busiest = fd;
     }
   }
   if (busiest < 0) return;
   const std::string peer = PeerOf(busiest);
+  if (!EndConnection(busiest, read.at(busiest).cookie)) return;
   closed_.Add(1);
-  Close(busiest);
   if (log_.Admits(Now())) {
     spdlog::warn(
         "closed a connection from {}: it kept a thread busy for {} ms with what is no "

@@ -20,9 +20,9 @@
 namespace thalweg {
 
 // A ReadGuard is one thread. It gives each poller an event now and then. A poller that uses
-// `busy_time` of its processor's time and handles no event meanwhile is inside one connection,
-// because no event takes as long; the connection that is read from most is closed. A poller that
-// waits or is not scheduled uses no time, so a busy machine closes nothing.
+// `busy_time` of its processor's time, handles no event meanwhile and is not working on one
+// (Poller::Working) is inside one connection; the connection that is read from most is closed. A
+// poller that waits or is not scheduled uses no time, so a busy machine closes nothing.
 class ReadGuard {
  public:
   struct Options {
@@ -42,15 +42,22 @@ class ReadGuard {
   // Waits until it is time to look again. Returns whether the guard is being destroyed.
   bool Wait();
   void Loop();
+  // What has been read from a connection, and what tells it from others that have had, or will
+  // have, its descriptor.
+  struct Read {
+    uint64_t cookie = 0;
+    uint64_t bytes = 0;
+  };
+  using ReadSoFar = std::unordered_map<int, Read>;  // by descriptor
+
+  static ReadSoFar ReadFromAll(const Options& options);
   // Closes the connection from which most has been read since `read_`, if anything has.
-  void CloseBusiest(const std::unordered_map<int, uint64_t>& read);
+  void CloseBusiest(const ReadSoFar& read);
 
   const Options options_;
   Counter& closed_;
   std::vector<std::unique_ptr<Watched>> watched_;
-  // The bytes that have been read from each connection, by descriptor; when a poller was inside a
-  // connection the last time that the thread looked.
-  std::unordered_map<int, uint64_t> read_;
+  ReadSoFar read_;  // when a poller was inside a connection the last time that the thread looked
   LogLimit log_{"about connections that kept a thread busy"};
 
   Mutex mutex_;

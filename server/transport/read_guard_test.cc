@@ -5,6 +5,7 @@
 #include <poll.h>
 #include <sys/socket.h>
 
+#include <optional>
 #include <vector>
 
 #include "core/base/thread.h"
@@ -77,19 +78,23 @@ class Sender {
   const int fd_;
 };
 
-// A Reading is a poller's event that reads from a socket until `enough` says so or the socket ends.
+// A Reading is a poller's events, each of which reads from a socket for this processor time, or
+// until the socket ends.
 class Reading : public Completion {
  public:
-  Reading(Pollers& pollers, int fd, Duration processor_time, int events)
+  Reading(Pollers& pollers, int fd, Duration processor_time, int events, bool is_work = false)
       : queue_(pollers.Next()),
         poller_(*pollers.all()[0]),
         fd_(fd),
         processor_time_(processor_time),
-        events_(events) {
+        events_(events),
+        is_work_(is_work) {
     Begin();
   }
 
   void Happened(bool /*ok*/) override {
+    std::optional<Poller::Working> working;
+    if (is_work_) working.emplace();
     const Duration begin = poller_.ProcessorTime();
     std::vector<char> data(1 << 16);
     bool is_open = true;
@@ -123,6 +128,7 @@ class Reading : public Completion {
   const int fd_;
   const Duration processor_time_;
   int events_;
+  const bool is_work_;
   grpc::Alarm alarm_;
 
   Mutex mutex_;
@@ -172,6 +178,14 @@ TEST_F(ReadGuardTest, APollerThatHandlesManyEventsLosesNoConnection) {
   const ReadGuard guard = Guard();
   const Sender sender(busy_.client());
   Reading reading(pollers_, busy_.server(), kBusyTime / 10, 60);
+  EXPECT_TRUE(reading.WasOpen());
+  EXPECT_EQ(closed_.Value(), 0);
+}
+
+TEST_F(ReadGuardTest, APollerThatWorksForLongLosesNoConnection) {
+  const ReadGuard guard = Guard();
+  const Sender sender(busy_.client());
+  Reading reading(pollers_, busy_.server(), 10 * kBusyTime, 3, /*is_work=*/true);
   EXPECT_TRUE(reading.WasOpen());
   EXPECT_EQ(closed_.Value(), 0);
 }

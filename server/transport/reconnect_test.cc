@@ -99,6 +99,11 @@ TEST_F(ReconnectTest, EveryChunkArrivesOnceWhileConnectionsBreakAtRandom) {
   EXPECT_EQ(shard_.nodes.Get().back()->Reconnections(), Resumed("server"));
 }
 
+TEST_F(ReconnectTest, ShardLearnsHowLongAConnectionMayBeAway) {
+  Start(kTestPatience);
+  EXPECT_EQ(shard_.joins.Get().front().first.grace, kTestPatience);
+}
+
 TEST_F(ReconnectTest, ControlCallIsRepeatedAfterABreak) {
   Start(kTestPatience);
   for (int i = 0; i < 20; ++i) {

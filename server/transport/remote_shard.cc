@@ -46,9 +46,11 @@ class GrpcRemoteShard final : public RemoteShard {
     return speed;
   }
 
-  absl::StatusOr<std::unique_ptr<Member>> Join(const JoinRequest& request,
+  absl::StatusOr<std::unique_ptr<Member>> Join(const JoinRequest& of_node,
                                                std::shared_ptr<MemberEvents> events,
                                                TimePoint deadline) override {
+    JoinRequest request = of_node;
+    request.grace = options_.grace;
     control_.SetName(request.shard);
     const std::vector<ShardStreams::Connection> connections = OpenConnections(request.link);
     v1::JoinResponse response;

@@ -47,7 +47,7 @@ class RemoteShard : public Shard {
     // `address`.
     TlsFiles tls = {};
     // A connection that breaks is opened again for this long, and nothing is lost. With 0 it is
-    // not.
+    // not. The shard learns it in Join.
     Duration grace{};
   };
 

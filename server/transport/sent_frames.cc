@@ -4,6 +4,12 @@
 
 namespace thalweg {
 
+void SentFrames::Add(const grpc::ByteBuffer& frame, bool counts) {
+  frames_.push_back(frame);
+  counts_.push_back(counts);
+  if (counts) ++counted_;
+}
+
 absl::Status SentFrames::Acknowledge(uint64_t count, Frames* released) {
   const uint64_t added = acknowledged_ + frames_.size();
   if (count > added) {
@@ -14,6 +20,8 @@ absl::Status SentFrames::Acknowledge(uint64_t count, Frames* released) {
     // Moving a grpc::ByteBuffer would copy it.
     released->emplace_back().Swap(&frames_.front());
     frames_.pop_front();
+    if (counts_.front()) --counted_;
+    counts_.pop_front();
   }
   return absl::OkStatus();
 }
@@ -22,6 +30,8 @@ SentFrames::Frames SentFrames::Clear() {
   Frames frames;
   frames.swap(frames_);
   acknowledged_ += frames.size();
+  counts_.clear();
+  counted_ = 0;
   return frames;
 }
 

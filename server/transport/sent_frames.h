@@ -17,7 +17,8 @@ class SentFrames {
  public:
   using Frames = std::deque<grpc::ByteBuffer>;
 
-  void Add(const grpc::ByteBuffer& frame) { frames_.push_back(frame); }
+  // `counts`: see counted().
+  void Add(const grpc::ByteBuffer& frame, bool counts = true);
 
   // Moves the first `count` frames ever added that are still kept to `released`, which the caller
   // destroys outside its locks. A smaller number than before changes nothing. Returns
@@ -26,12 +27,16 @@ class SentFrames {
 
   // The frames that are not acknowledged, oldest first.
   const Frames& frames() const { return frames_; }
+  // Returns how many of them count.
+  size_t counted() const { return counted_; }
   // Moves all frames to the caller; the numbers go on.
   Frames Clear();
 
  private:
   uint64_t acknowledged_ = 0;
   Frames frames_;
+  std::deque<bool> counts_;  // by frame
+  size_t counted_ = 0;
 };
 
 }  // namespace thalweg

@@ -36,6 +36,18 @@ class SentFramesTest : public ::testing::Test {
   SentFrames::Frames released_;
 };
 
+TEST_F(SentFramesTest, FramesThatCountAreCountedUntilTheyAreAcknowledged) {
+  sent_.Add(Frame("d"), /*counts=*/false);
+  EXPECT_EQ(sent_.counted(), 3u);
+  ASSERT_TRUE(sent_.Acknowledge(2, &released_).ok());
+  EXPECT_EQ(sent_.counted(), 1u);
+  ASSERT_TRUE(sent_.Acknowledge(4, &released_).ok());
+  EXPECT_EQ(sent_.counted(), 0u);
+  sent_.Add(Frame("e"));
+  sent_.Clear();
+  EXPECT_EQ(sent_.counted(), 0u);
+}
+
 TEST_F(SentFramesTest, AcknowledgedFramesAreReleasedAndTheRestStaysInOrder) {
   ASSERT_TRUE(sent_.Acknowledge(1, &released_).ok());
   EXPECT_EQ(All(released_), Names{"a"});

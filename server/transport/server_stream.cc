@@ -23,6 +23,9 @@ void ServerStream::OnAccepted(bool ok) {
   const std::shared_ptr<ServerStream> self = std::move(self_);
   if (!ok) return;  // the server is stopping
   accepted_at_ = Now();
+  place_ = streams_.TakePlace(AddressOf(context_));
+  // Not a status, which would wait until the peer reads it.
+  if (place_ == nullptr) context_.TryCancel();
   // The set takes the stream first: its queue, which this thread polls, is shut down only when the
   // set is empty, and accepts no request afterwards.
   if (streams_.Add(self)) Accept(service_, queue_, callers_, nodes_, streams_);
@@ -51,7 +54,11 @@ void ServerStream::OnRead(bool ok) {
     return;
   }
   const bool opening = node_ == nullptr;
-  const absl::Status status = Handle();
+  absl::Status status;
+  {
+    const Poller::Working working;  // it may fold, and send to many nodes
+    status = Handle();
+  }
   if (status.ok()) {
     call_.Read(&read_, &read_done_);
     return;
@@ -105,6 +112,7 @@ absl::Status ServerStream::Open(const OpenFrame& open) {
   THALWEG_ASSIGN_OR_RETURN(node_, nodes_.Admit(open, shared_from_this()));
   index_ = open.stream;
   is_opened_ = true;
+  place_ = nullptr;
   return absl::OkStatus();
 }
 
@@ -116,6 +124,7 @@ void ServerStream::OnWritten(bool ok) {
 void ServerStream::OnEnd(bool /*ok*/) {
   if (--ends_left_ > 0) return;
   if (node_ != nullptr) node_->Remove(index_, *this);
+  place_ = nullptr;
   streams_.Remove(shared_from_this());
 }
 

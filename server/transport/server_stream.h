@@ -78,6 +78,7 @@ class ServerStream final : public std::enable_shared_from_this<ServerStream> {
   WriteQueue writes_;
   std::atomic<int> ends_left_{2};
   TimePoint accepted_at_;               // set before the stream is in the set
+  std::shared_ptr<void> place_;         // until the open frame has arrived
   std::atomic<bool> is_opened_{false};  // its open frame has arrived
 
   // Only OnRead, of which one runs at a time, and the last OnEnd use these.

@@ -184,12 +184,24 @@ TEST_F(ServerStreamsTest, ResultsThatWereNeverSentCannotBeAcknowledged) {
   EXPECT_EQ(shard_.leaves.WaitFor(1).size(), 1u);
 }
 
-TEST_F(ServerStreamsTest, NodeThatAcknowledgesNothingIsRefusedAtTheLargestWindow) {
-  const auto stream = Opened({.token = token(), .incarnation = 1});
-  for (uint32_t chunk = 0; chunk <= kMaxWindowChunks; ++chunk) ExpectEcho(*stream, chunk);
-  ASSERT_TRUE(stream->Write(Chunk(0)));
-  EXPECT_THAT(stream->Finish().error_message(),
-              HasSubstr("has acknowledged none of the last 1025 results"));
+TEST_F(ServerStreamsTest, ResultsThatAreKeptAreCountedByStreamAndLettersAreNot) {
+  const OpenFrame open{.token = token(), .num_streams = 2, .incarnation = 1};
+  const auto first = Opened(open);
+  ExpectEcho(*first, 0);
+  auto second_open = open;
+  second_open.stream = 1;
+  const auto second = Opened(second_open);
+  for (uint32_t chunk = 1; chunk < 10; chunk += 2) ExpectEcho(*second, chunk);
+  const auto node = shard_.nodes.Get().front();
+  RoundResult letter = ResultOf(1, {});
+  letter.id.bucket = LettersOf(1);
+  node->OnResult(letter);
+  EXPECT_EQ(node->KeptResults(0).streams, 2u);
+  EXPECT_EQ(node->KeptResults(0).results, 1u);
+  EXPECT_EQ(node->KeptResults(7).results, 5u);
+  ASSERT_TRUE(second->Write(EncodeChunk({.id = {{}, 1, 1}, .acknowledged = 4}, {})));
+  shard_.contributions.WaitFor(7);
+  EXPECT_LE(node->KeptResults(1).results, 2u);  // the fifth, and the answer to this one
 }
 
 TEST_F(ServerStreamsTest, NodeWhoseStreamsHaveEndedIsForgotten) {

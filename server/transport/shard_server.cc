@@ -30,6 +30,10 @@ namespace {
 // server.
 constexpr Duration kGoodbyeTime = std::chrono::seconds(1);
 
+// gRPC's quota does not count what streams without a message take, about 17 KB each. A connection
+// that does nothing else may take a MB; most take far less.
+constexpr uint64_t kBytesOfConnection = 384 << 10;
+
 constexpr Duration kWatchInterval = std::chrono::seconds(2);
 
 // Cancelled streams end within this time: the network is no longer involved.
@@ -54,7 +58,9 @@ class GrpcShardServer final : public ShardServer {
     THALWEG_ASSIGN_OR_RETURN(address_, ParseHostPort(options.listen));
     const uint32_t max_descriptor =
         options.max_descriptor > 0 ? options.max_descriptor : DefaultMaxDescriptor();
-    auto acceptor = Acceptor::Listen(&address_, max_descriptor, refused_);
+    Acceptor::Limits limits{.descriptor = max_descriptor};
+    if (options.memory_bytes > 0) limits.connections = options.memory_bytes / kBytesOfConnection;
+    auto acceptor = Acceptor::Listen(&address_, limits, refused_);
     if (!acceptor.ok()) {
       return absl::UnavailableError(absl::StrCat("cannot listen on ", ToString(address_), " (",
                                                  acceptor.status().message(),

@@ -37,7 +37,7 @@ class ShardServer {
     // get ResourceExhausted.
     uint32_t max_waiting_joins = 1024;
     // What has arrived and is still held may take about this many bytes. Beyond it, gRPC resets
-    // streams, new ones or old ones. 0: no limit.
+    // streams, new ones or old ones. It also bounds the number of connections. 0: no limit.
     uint64_t memory_bytes = 0;
     // Connections get descriptors below this, and others are closed at once. 0: three quarters of
     // what the process may have, and 16384 at most.

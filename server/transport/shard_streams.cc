@@ -12,6 +12,9 @@
 namespace thalweg {
 namespace {
 
+// A stream is opened at most once in this time: what ends it may need no time at all.
+constexpr Duration kPause = std::chrono::milliseconds(100);
+
 // Says whether a stream ended because its connection did, and not because the shard ended it.
 bool IsBroken(const grpc::Status& status) {
   switch (status.error_code()) {
@@ -230,6 +233,8 @@ void ShardStreams::Fail(const absl::Status& why) {
 bool ShardStreams::Reopen(uint32_t index, const grpc::Status& status) {
   if (!is_resumable() || !IsBroken(status)) return false;
   std::shared_ptr<ClientStream> stream;
+  const Connection& connection = options_.connections[index];
+  Duration pause{};
   {
     MutexLock lock(mutex_);
     if (is_closed_ || events_ == nullptr) return false;
@@ -244,13 +249,18 @@ bool ShardStreams::Reopen(uint32_t index, const grpc::Status& status) {
     }
     const TimePoint give_up = lane.lost + options_.grace;
     if (now >= give_up) return false;
+    pause = Remaining(lane.opened + kPause, now);
+    lane.opened = now + pause;
     ++lane.incarnation;
     lane.broken = std::exchange(lane.stream, std::make_shared<ClientStream>(*this, index));
     stream = lane.stream;
-    const Connection& connection = options_.connections[index];
     stream->PrepareAgain(connection.channel, *connection.queue, OpenFor(index, lane), give_up);
   }
-  stream->Start();
+  if (pause > Duration::zero()) {
+    stream->StartAfter(pause, *connection.queue);
+  } else {
+    stream->Start();
+  }
   return true;
 }
 

@@ -82,6 +82,7 @@ class ShardStreams {
     bool is_live = true;  // otherwise frames wait in `sent` until the shard has resumed the stream
     SentFrames sent;      // empty without a grace
     uint64_t received = 0;
+    TimePoint opened;   // when this incarnation was, or is to be
     TimePoint lost;     // when it broke
     std::string cause;  // and why
   };

@@ -1,12 +1,15 @@
 // StreamSet holds the open streams of a server.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <set>
+#include <string>
 
 #include "absl/status/status.h"
 #include "core/base/clock.h"
 #include "core/base/mutex.h"
+#include "server/transport/places.h"
 
 namespace thalweg {
 
@@ -15,6 +18,11 @@ class ServerStream;
 // A StreamSet holds the streams that gRPC has not completed. It is thread-safe.
 class StreamSet {
  public:
+  // So many streams may be there that have not said for which node they are.
+  static constexpr uint32_t kMaxUnopened = 2048;
+
+  // Returns the place of a stream that has not, from a caller at `where`; null: there is none.
+  std::shared_ptr<void> TakePlace(const std::string& where) { return unopened_.Take(where); }
   // Keeps the stream and starts it; after Shutdown, ends it instead. Returns false after Close,
   // when gRPC may not be called any more.
   [[nodiscard]] bool Add(const std::shared_ptr<ServerStream>& stream);
@@ -29,6 +37,7 @@ class StreamSet {
   bool WaitEmpty(TimePoint deadline);
 
  private:
+  Places unopened_{kMaxUnopened};
   Mutex mutex_;
   CondVar changed_;
   std::set<std::shared_ptr<ServerStream>> streams_ ABSL_GUARDED_BY(mutex_);

@@ -90,6 +90,13 @@ class Stream:
             return True
         return False
 
+    def receive(self) -> bool:
+        """Waits for a frame and drops it; returns False once the stream has ended."""
+        try:
+            return next(self._call, None) is not None
+        except grpc.RpcError:
+            return False
+
     def finish(self) -> None:
         """Returns when the shard has read all frames and ended the stream."""
         with contextlib.suppress(queue.Full):
@@ -156,6 +163,15 @@ class RawHttp2:
             batch += _frame(_RESET, 0, stream, reset)
         self._next += 2 * count
         return self._send(bytes(batch))
+
+    def open(self, path: str, count: int) -> bool:
+        """Opens `count` calls that send nothing else, and acknowledges none of the peer's settings,
+        which therefore limit nothing; returns False when the peer has disconnected.
+        """
+        headers = _header_block(path)
+        streams = range(self._next, self._next + 2 * count, 2)
+        self._next += 2 * count
+        return self._send(b"".join(_frame(_HEADERS, _END_HEADERS, s, headers) for s in streams))
 
     def ping(self, count: int) -> bool:
         return self._send(_frame(_PING, 0, 0, bytes(8)) * count)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import itertools
 import secrets
 import select
 import time
@@ -138,6 +139,38 @@ def test_window_that_is_never_answered_stays_within_the_memory_of_the_shard(tmp_
     with scene(tmp_path, "a window of 8 x 4 MiB, never answered") as attacked:
         with attacked.stranger() as stranger:
             send_a_window(stranger, 8)
+        attacked.assert_unharmed()
+
+
+def take_results_without_acknowledging(stranger, streams):
+    """Sends the chunks of a job of one node, and reads the results, until the shard has had enough;
+    returns how many results there were."""
+    elems = MAX_CHUNK // 4
+    settings = {"chunk_bytes": MAX_CHUNK, "window_chunks": 1}
+    token = stranger.call("Join", wire_messages.join_request("kept", **settings)).token
+    tensors = [{"name": "w", "shape": [streams * elems]}]
+    layout = {"token": token, "dtype": 1, "wire": 1, "tensors": tensors}
+    stranger.call("RegisterBucket", wire_messages.message("RegisterBucketRequest", **layout))
+    opened = [stranger.stream() for _ in range(streams)]
+    for number, stream in enumerate(opened):
+        opening = {"token": token, "stream": number, "num_streams": streams, "incarnation": 1}
+        stream.send(wire_messages.message("Frame", open=opening))
+    for results in itertools.count():
+        before, chunk = divmod(results, streams)
+        sent = {"epoch": 1, "chunk": chunk, "round": before + 1, "wire": 1, "elems": elems}
+        frame = wire_messages.message("Frame", chunk=sent | {"payload": bytes(MAX_CHUNK)})
+        if not opened[chunk].send(frame) or not opened[chunk].receive():
+            return results
+    return 0
+
+
+@pytest.mark.long
+def test_results_that_are_never_acknowledged_are_kept_within_the_windows(tmp_path):
+    attack = "results on 16 streams, read and never acknowledged"
+    with scene(tmp_path, attack) as attacked:
+        with attacked.stranger() as stranger:
+            # One on each stream, which is the window.
+            assert take_results_without_acknowledging(stranger, 16) == 16
         attacked.assert_unharmed()
 
 

@@ -48,6 +48,18 @@ def test_compressed_message_is_refused_before_it_is_inflated(hosted, tmp_path):
         attacked.assert_unharmed()
 
 
+@pytest.mark.long
+def test_streams_that_say_nothing_are_few_also_where_settings_do_not_count(tmp_path):
+    attack = "20 connections of 10 000 streams each that say nothing"
+    with scene(tmp_path, attack) as attacked:
+        with contextlib.ExitStack() as stack:
+            for _ in range(20):
+                connection = stack.enter_context(RawHttp2(attacked.address))
+                if connection.open(STREAM, 10_000):
+                    connection.await_handled()
+        attacked.assert_unharmed()
+
+
 def wait_in_joins(attacked, stranger, count):
     """Begins calls of Join that wait for a node that never comes; returns them when the shard has
     them. They end when nobody refers to them any more."""
@@ -71,8 +83,8 @@ def test_joins_that_wait_take_no_threads(tmp_path):
     with scene(tmp_path, "2000 `Join`s that wait", before="2018 threads for an hour") as attacked:
         with contextlib.ExitStack() as stack:
             calls = []
-            for _ in range(8):  # a connection has up to 256 calls
-                calls += wait_in_joins(attacked, stack.enter_context(attacked.stranger()), 250)
+            for _ in range(40):  # a connection has up to 64 calls
+                calls += wait_in_joins(attacked, stack.enter_context(attacked.stranger()), 50)
         attacked.assert_unharmed()
 
 

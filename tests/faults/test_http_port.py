@@ -8,7 +8,6 @@ import socket
 import time
 
 import pytest
-from marks import fails_today
 from scene import STALL, scene
 from stranger import PATIENCE
 
@@ -60,7 +59,6 @@ class SlowRequests:
 
 
 @pytest.mark.long
-@fails_today("four slow sockets hold all threads, and probes wait")
 def test_slow_requests_do_not_hold_up_probes(tmp_path):
     unanswered = 0
     before = "`/healthz` silent for 41 s"

@@ -1,0 +1,107 @@
+// These tests keep an HTTP port busy with connections that say little or nothing, and probe it.
+#include "server/http/doorkeeper.h"
+
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "httplib.h"
+#include "server/http/http_server.h"
+#include "server/net/address.h"
+
+namespace thalweg {
+namespace {
+
+// A Guest is a connection that begins a request, and never ends it.
+class Guest {
+ public:
+  Guest(int port, std::string_view begin) : fd_(::socket(AF_INET, SOCK_STREAM, 0)) {
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_port = htons(static_cast<uint16_t>(port));
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    EXPECT_EQ(connect(fd_, reinterpret_cast<sockaddr*>(&address), sizeof address), 0);
+    Say(begin);
+  }
+  ~Guest() { close(fd_); }
+  Guest(const Guest&) = delete;
+  Guest& operator=(const Guest&) = delete;
+
+  // Returns false when the server has ended the connection.
+  bool Say(std::string_view text) {
+    return send(fd_, text.data(), text.size(), MSG_NOSIGNAL) == static_cast<ssize_t>(text.size());
+  }
+  // Waits until the server ends the connection.
+  bool IsEnded() {
+    const timeval patience{30, 0};
+    setsockopt(fd_, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
+    char byte;
+    return recv(fd_, &byte, 1, 0) <= 0 && errno != EAGAIN;
+  }
+
+ private:
+  const int fd_;
+};
+
+class DoorkeeperTest : public ::testing::Test {
+ protected:
+  DoorkeeperTest() {
+    auto server =
+        HttpServer::Start({.listen = "127.0.0.1:0"}, metrics_, [] { return absl::OkStatus(); });
+    EXPECT_TRUE(server.ok()) << server.status();
+    server_ = *std::move(server);
+    port_ = ParseHostPort(server_->address())->port;
+  }
+
+  void ExpectProbeAnswered() {
+    httplib::Client client("http://" + server_->address());
+    client.set_connection_timeout(kProbe);
+    client.set_read_timeout(kProbe);
+    const auto answer = client.Get("/healthz");
+    ASSERT_TRUE(answer);
+    EXPECT_EQ(answer->status, 200);
+  }
+  double Ended() { return metrics_.GetCounter("thalweg_http_ended_connections_total", "").Value(); }
+
+  // Shorter than the 5 s for which the library waits for a byte.
+  static constexpr std::chrono::seconds kProbe{3};
+
+  MetricRegistry metrics_;
+  std::unique_ptr<HttpServer> server_;
+  int port_ = 0;
+};
+
+TEST_F(DoorkeeperTest, ProbesAreAnsweredBesideSlowAndIdleConnections) {
+  std::vector<std::unique_ptr<Guest>> slow, idle;
+  for (int i = 0; i < 200; ++i) idle.push_back(std::make_unique<Guest>(port_, ""));
+  for (int i = 0; i < 8; ++i)
+    slow.push_back(std::make_unique<Guest>(port_, "GET / HTTP/1.1\r\nX: "));
+  for (int probe = 0; probe < 6; ++probe) {
+    ExpectProbeAnswered();
+    for (auto& guest : slow) {
+      if (!guest->Say("x")) guest = std::make_unique<Guest>(port_, "GET / HTTP/1.1\r\nX: ");
+    }
+    for (int i = 0; i < 20; ++i) idle[i] = std::make_unique<Guest>(port_, "");
+  }
+  EXPECT_GT(Ended(), 0);
+}
+
+TEST_F(DoorkeeperTest, RequestThatTakesTooLongIsEndedAlsoIfItIsNeverSilent) {
+  Guest guest(port_, "GET / HTTP/1.1\r\nX: ");
+  const TimePoint deadline = Now() + 6 * Doorkeeper::Options().patience;
+  while (guest.Say("x") && Now() < deadline) {
+    for (int i = 0; i < 16; ++i) ExpectProbeAnswered();  // headers may have 8 KiB
+  }
+  EXPECT_TRUE(guest.IsEnded());
+  EXPECT_EQ(Ended(), 1);
+}
+
+}  // namespace
+}  // namespace thalweg

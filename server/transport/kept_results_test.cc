@@ -1,0 +1,117 @@
+// These tests check, over real sockets and with a real shard, how many results are kept for a node
+// whose connections may break.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <string>
+
+#include "core/base/protocol.h"
+#include "server/aggregator/aggregator.h"
+#include "server/transport/channel_options.h"
+#include "server/transport/control_codec.h"
+#include "server/transport/frame_codec.h"
+#include "server/transport/raw_join.h"
+#include "server/transport/raw_stream.h"
+#include "server/transport/recorder.h"
+#include "server/transport/remote_shard.h"
+#include "server/transport/shard_server.h"
+
+namespace thalweg {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr uint32_t kWindow = 4;
+constexpr uint32_t kStreams = 4;
+constexpr uint32_t kChunks = kStreams * kWindow;
+constexpr uint64_t kChunkElems = kMinChunkBytes / sizeof(float);
+
+// A bucket of kChunks chunks.
+BucketAnnouncement Bucket() {
+  BucketAnnouncement bucket;
+  bucket.layout = {DType::kFloat32, {{"w", {static_cast<int64_t>(kChunks * kChunkElems)}}}};
+  return bucket;
+}
+
+class KeptResultsTest : public ::testing::Test {
+ protected:
+  KeptResultsTest() {
+    auto server = ShardServer::Start({.listen = "127.0.0.1:0"}, aggregator_, metrics_);
+    EXPECT_TRUE(server.ok()) << server.status();
+    server_ = *std::move(server);
+    request_.job = "job";
+    request_.workers = 1;
+    request_.num_nodes = 1;
+    request_.world_size = 1;
+    request_.num_shards = 1;
+    request_.chunk_bytes = kMinChunkBytes;
+    request_.window_chunks = kWindow;
+    request_.round_timeout = kTestPatience;
+  }
+
+  static Payload Chunk() {
+    static const auto bytes = std::make_shared<const std::string>(kMinChunkBytes, '\0');
+    return {std::as_bytes(std::span(*bytes)), bytes};
+  }
+
+  MetricRegistry metrics_;
+  Aggregator aggregator_{{}, metrics_};
+  std::unique_ptr<ShardServer> server_;
+  JoinRequest request_;
+};
+
+TEST_F(KeptResultsTest, NodeThatReadsAndAcknowledgesNothingIsRefusedAtItsWindow) {
+  const auto channel = ForeignChannel(server_->address());
+  SessionToken token = 0;
+  ASSERT_TRUE(RawJoin(channel, ToProto(request_), &token).ok());
+  grpc::ClientContext context;
+  v1::RegisterBucketResponse response;
+  ASSERT_TRUE(v1::Control::NewStub(channel)
+                  ->RegisterBucket(&context, ToProto(token, Bucket()), &response)
+                  .ok());
+  RawStream stream(channel);
+  ASSERT_TRUE(stream.Write(EncodeOpen({.token = token, .incarnation = 1})));
+  for (uint64_t round = 1; round <= kWindow; ++round) {
+    const ChunkHeader header{{{}, 0, round}, 1, WireFormat::kFloat32, kChunkElems};
+    ASSERT_TRUE(stream.Write(EncodeChunk(header, Chunk())));
+    grpc::ByteBuffer answer;
+    ASSERT_TRUE(stream.Read(&answer)) << round;
+  }
+  const ChunkHeader header{{{}, 0, kWindow + 1}, 1, WireFormat::kFloat32, kChunkElems};
+  ASSERT_TRUE(stream.Write(EncodeChunk(header, Chunk())));
+  grpc::ByteBuffer answer;
+  ASSERT_TRUE(stream.Read(&answer));
+  const auto failure = ParseFrame(std::move(answer));
+  ASSERT_TRUE(failure.ok() && std::holds_alternative<FailureFrame>(*failure));
+  EXPECT_THAT(std::string(std::get<FailureFrame>(*failure).why.message()),
+              HasSubstr("has acknowledged none of the last 4 results"));
+}
+
+// What a stream has brought is acknowledged only by what is sent on the same stream.
+TEST_F(KeptResultsTest, NodeThatUsesOneOfItsStreamsAtATimeGoesOn) {
+  const auto remote = RemoteShard::Create(server_->address(),
+                                          {.channels = kStreams, .grace = kTestPatience}, metrics_);
+  const auto events = std::make_shared<RecordingEvents>();
+  const auto member = remote->Join(request_, events, Now() + kTestPatience);
+  ASSERT_TRUE(member.ok()) << member.status();
+  ASSERT_TRUE((*member)->Register(Bucket(), Now() + kTestPatience).ok());
+  size_t results = 0;
+  for (uint64_t round = 1; round <= 10; ++round) {
+    for (uint32_t stream = 0; stream < kStreams; ++stream) {
+      for (uint32_t chunk = stream; chunk < kChunks; chunk += kStreams) {
+        const absl::Status sent = (*member)->Contribute(
+            {{{}, chunk, round}, 1, WireFormat::kFloat32, kChunkElems, Chunk()});
+        ASSERT_TRUE(sent.ok()) << sent;
+      }
+      results += kWindow;
+      ASSERT_EQ(events->results.WaitFor(results).size(), results);
+    }
+  }
+  EXPECT_TRUE(events->failures.Get().empty());
+  EXPECT_GE(metrics_.GetGauge("thalweg_shard_memory_reserved_bytes", "").Value(),
+            (1 + kStreams) * kWindow * kMinChunkBytes);
+}
+
+}  // namespace
+}  // namespace thalweg
