@@ -88,7 +88,7 @@ def test_link_of_the_address_for_other_hosts_is_that_of_its_interface(
 
 
 def test_every_variable_has_a_meaning():
-    assert set(_doctor_variables.MEANINGS) == set(_variables.KNOWN)
+    assert set(_doctor_variables.meanings()) == set(_variables.KNOWN)
 
 
 RANK = "AIAK_MATRIX_APPROXIMATION_RANK"
@@ -130,7 +130,7 @@ RANK = "AIAK_MATRIX_APPROXIMATION_RANK"
     ],
 )
 def test_variable_that_does_nothing_is_said_to_and_why(env, variable, why):
-    finding = next(f for f in _doctor_variables.findings(env) if f.text.startswith(variable))
+    finding = next(f for f in _doctor_variables.findings(env, {}) if f.text.startswith(variable))
     assert finding.level == ("note" if why else "ok")
     assert ("does nothing" in finding.text) == bool(why)
     assert why in finding.text
@@ -141,7 +141,8 @@ def test_doctor_tells_what_is_set_and_what_is_misspelt(capsys, monkeypatch):
     monkeypatch.setenv("THALWG_ENABLE", "1")
     assert main(["doctor"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert "ok    THALWEG_CODEC=fp16 (attaches scripts without code, with this codec)" in lines
+    meaning = "how fp32 gradients cross the network, e.g. fp16 or powersgd:4"
+    assert f"ok    THALWEG_CODEC=fp16 ({meaning})" in lines
     assert "warn  THALWG_ENABLE=1 means nothing (did you mean THALWEG_ENABLE?)" in lines
     for name in ("GPUs", "bfloat16", "RDMA", "link"):
         assert len([line for line in lines if f"  {name}: " in line]) == 1, lines

@@ -50,7 +50,8 @@ def doctor(aggregators: Sequence[str], sidecar: str, network: Network) -> int:
     if "extension" not in failed:  # which needs torch, as the machine's facts do
         for finding in _doctor_machine.findings(network):
             print(finding)
-    for finding in _doctor_variables.findings(os.environ):
+    meanings = {} if _binaries.SIDECAR in failed else _doctor_variables.meanings()
+    for finding in _doctor_variables.findings(os.environ, meanings):
         print(finding)
     if not aggregators:
         print("note  no aggregators are configured: the sidecars of a job's nodes host its shards;")
