@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 from harness import Job, environment, servers
 
 HERE = Path(__file__).parent
+COST = HERE.parents[1] / "scripts" / "resume_cost.py"
 
 
 def run(name, tmp_path, *, nodes=2, env=None):
@@ -77,6 +79,20 @@ def test_state_of_three_nodes_goes_on_in_two_and_what_is_lost_is_said_once(tmp_p
     for result in results[:2]:
         assert max(result["resumed"]) < 30e3
     assert said.count("was saved by 3 workers on 3 nodes, this job has 2 workers on 2 nodes") == 1
+
+
+def test_resume_costs_the_loss_nothing_with_the_state_of_all_workers(tmp_path):
+    with servers() as nothing:
+        env = environment(nothing.folder) | {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
+        command = [sys.executable, "-m", "thalweg", "run", "--nodes", "2", str(COST)]
+        command += ["--seeds", "2", "--saved", "24", "--checks", "32"]
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stdout + done.stderr
+    more = dict(re.findall(r"step 32, (.*?): .* more than without a break: (\S+),", done.stdout))
+    assert float(more.pop("without a break")) == 0
+    assert float(more.pop("and the state of all workers")) == 0
+    assert sorted(more) == ["and the state of rank 0", "ordinary checkpoint"]
+    assert all(float(one) != 0 for one in more.values())  # they differ, so the zeros mean something
 
 
 LIGHTNING = """

@@ -140,9 +140,9 @@ def warning(shards: Shards, num_shards: int, num_nodes: int, local_shards: str) 
         cause, remedy = "THALWEG_LOCAL_SHARDS (local_shards) is 0", "set it to auto"
     serve = "1 aggregator serves" if k == 1 else f"{k} aggregators serve"
     return (
-        f"{cause}, and {serve} {n} nodes: on equal links the gradients take {n / k:.3g} times as "
-        f"long as one link needs to carry them, and {hosting:.3g} times with a shard on every "
-        f"node: {remedy}, or use {n} aggregators"
+        f"{cause}, and {serve} {n} nodes. On equal links the gradients take {n / k:.3g} times as "
+        f"long as one link needs to carry them; with a shard on every node they would take "
+        f"{hosting:.3g} times as long. {remedy[0].upper()}{remedy[1:]}, or use {n} aggregators"
     )
 
 

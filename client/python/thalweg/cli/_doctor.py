@@ -17,7 +17,7 @@ from pathlib import Path
 
 from thalweg import __version__, _addresses, _binaries
 from thalweg._config import ConfigError, Network, SecurityFiles
-from thalweg.cli import _probe
+from thalweg.cli import _doctor_machine, _doctor_variables, _probe
 
 _CONNECT_SECONDS = 2.0
 _SIMD_FLAGS = ("avx512f", "avx2", "sse4_2", "sve", "asimd")  # best first; as in /proc/cpuinfo
@@ -47,6 +47,12 @@ def doctor(aggregators: Sequence[str], sidecar: str, network: Network) -> int:
         checks.append((f"aggregator {index}", ask))
 
     failed = [name for name, check in checks if not _report(name, check)]
+    if "extension" not in failed:  # which needs torch, as the machine's facts do
+        for finding in _doctor_machine.findings(network):
+            print(finding)
+    meanings = {} if _binaries.SIDECAR in failed else _doctor_variables.meanings()
+    for finding in _doctor_variables.findings(os.environ, meanings):
+        print(finding)
     if not aggregators:
         print("note  no aggregators are configured: the sidecars of a job's nodes host its shards;")
         print("      on one machine no network is saved: expect no speed-up")

@@ -1,4 +1,4 @@
-"""Defines the findings of `thalweg doctor --cluster`."""
+"""Defines the findings of `thalweg doctor`."""
 
 from __future__ import annotations
 
@@ -12,3 +12,6 @@ class Finding(NamedTuple):
 
     level: Literal["ok", "note", "warn", "FAIL"]
     text: str
+
+    def __str__(self) -> str:
+        return f"{self.level:<5} {self.text}"
