@@ -16,7 +16,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
+import thalweg.amp
 import thalweg.ddp
+from thalweg.compat._apex_optimizers import FusedAdam
 from thalweg.optim import FusedAdamW, FusedSGD
 from thalweg.ps import LocalOptimizer
 
@@ -241,6 +243,10 @@ def refused() -> list[str]:
     optimizer = LocalOptimizer(torch.optim.SGD(layer.parameters(), lr=0.1), every=4)
     plain = torch.optim.SGD(layer.parameters(), lr=0.1).state_dict()
     state = optimizer.state_dict()
+    model = nn.Linear(3, 3)
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    _, halved = thalweg.amp.initialize(model, inner, opt_level="O2", verbosity=0)
+    fused = FusedAdam(nn.Linear(3, 3).half().parameters(), master_weights=True)
     later = state | {"local": state["local"] | {"steps": 5 * rank}}
     return [
         make(layer, every=0),
@@ -258,6 +264,8 @@ def refused() -> list[str]:
         make(layer, every=4 + rank),
         make(layer, outer={"name": "nesterov", "momentum": 0.5 + rank}),
         outcome(lambda: optimizer.add_param_group({"params": [torch.ones(1)]})),
+        outcome(lambda: LocalOptimizer(halved, every=4)),
+        outcome(lambda: LocalOptimizer(fused, every=4)),
         outcome(lambda: optimizer.load_state_dict(plain)),
         outcome(lambda: optimizer.load_state_dict(later)),
     ]

@@ -119,6 +119,8 @@ EXPECTED = [
     "Plan(every=5, ",
     "'momentum': 1.5",
     "RuntimeError: thalweg: LocalOptimizer cannot add groups: make a new one",
+    "ValueError: thalweg: the inner optimizer has float32 masters of half-precision parameters",
+    "ValueError: thalweg: the inner optimizer has float32 masters of half-precision parameters",
     "ValueError: thalweg: this is the state of no LocalOptimizer",
     "ValueError: thalweg: rank 1 loads a checkpoint of step 5, rank 0 of step 0",
 ]
