@@ -3,6 +3,7 @@
 CASE, a key of CASES, chooses how `trained` and `resumed` exchange.
 """
 
+import io
 import os
 from collections.abc import Callable
 from typing import Any
@@ -102,16 +103,28 @@ def trained() -> dict[str, Any]:
     }
 
 
+def _through_a_file(saved: Any) -> Any:
+    """Returns what a file keeps: rank 0's on all workers if WHOSE says so."""
+    file = io.BytesIO()
+    torch.save(saved, file)
+    kept = [file.getvalue()]
+    if os.environ.get("WHOSE") == "rank 0's":
+        dist.broadcast_object_list(kept)
+    return torch.load(io.BytesIO(kept[0]))
+
+
 def resumed() -> dict[str, Any]:
     """Goes on from a checkpoint of a step in the middle of an interval; returns digests."""
     options, settings = CASES[os.environ["CASE"]]
     first = Trainer(0, settings.every, **options)
     first.train(settings.every + 3)
-    saved = {
-        "model": {name: values.clone() for name, values in first.model.state_dict().items()},
-        "optimizer": first.optimizer.state_dict(),
-        "scheduler": first.scheduler.state_dict(),
-    }
+    saved = _through_a_file(
+        {
+            "model": first.model.state_dict(),
+            "optimizer": first.optimizer.state_dict(),
+            "scheduler": first.scheduler.state_dict(),
+        }
+    )
     second = Trainer(1, settings.every, **options)
     if os.environ["FIRST"] == "model":
         second.model.load_state_dict(saved["model"])
@@ -127,6 +140,27 @@ def resumed() -> dict[str, Any]:
         "before": digest(make_model(1)),
         "whole": digest(first.model),
         "resumed": digest(second.model),
+    }
+
+
+def halved() -> dict[str, Any]:
+    """Trains a model in bfloat16; returns whether it has the shards' weights at the end."""
+    model = make_model(0).bfloat16()
+    inner = torch.optim.SGD(model.named_parameters(), lr=0.1)
+    optimizer = LocalOptimizer(inner, every=3, outer={"name": "sgd"})
+    before = digest(model)
+    for step in range(7):
+        optimizer.zero_grad()
+        data = torch.Generator().manual_seed(10 * step + dist.get_rank())
+        model(torch.randn(8, 64, generator=data).bfloat16()).square().mean().backward()
+        optimizer.step()
+    optimizer.finish()
+    whole, named = optimizer.full_state_dict(), dict(model.named_parameters())
+    return {
+        "before": before,
+        "after": digest(model),
+        "rounded": all(torch.equal(whole[name].bfloat16(), named[name]) for name in named),
+        "differ": any(not torch.equal(whole[name], named[name].float()) for name in named),
     }
 
 
@@ -278,9 +312,11 @@ def broken() -> str:
     how = os.environ["BREAK"]
     if dist.get_rank() != 0:
         return outcome(lambda: trainer.train(9))
-    if how == "change_weights":
+    if how.startswith("change_weights"):
         with torch.no_grad():
             trainer.model[2].weight.mul_(0.5)
+    if how == "change_weights_and_finish":
+        return outcome(trainer.optimizer.finish)
     if how == "step_alone":
         return outcome(trainer.optimizer.inner.step)
     if how == "count":
@@ -325,6 +361,7 @@ JOBS: dict[str, Callable[[], Any]] = {
     for each in (
         trained,
         resumed,
+        halved,
         series,
         finished,
         skipped,

@@ -98,6 +98,19 @@ def test_training_goes_on_from_a_checkpoint_with_the_same_bits(case, first, tmp_
     assert results[0]["whole"] == results[1]["whole"]
 
 
+def test_all_workers_may_go_on_from_rank_0s_checkpoint(tmp_path):
+    env = {"CASE": "streaming", "FIRST": "model", "WHOSE": "rank 0's"}
+    first, second = run("resumed", tmp_path, (1, 1), 0, **env)
+    assert first["resumed"] == second["resumed"] != first["before"]
+
+
+def test_parameters_in_bfloat16_are_the_shards_float32_weights_rounded(tmp_path):
+    first, second = run("halved", tmp_path, (1, 1), 0)
+    assert first["after"] == second["after"] != first["before"]
+    assert first["rounded"]
+    assert first["differ"]  # the shards keep more
+
+
 def test_bytes_of_a_step_are_less_than_a_49th_of_gradients_in_each(tmp_path):
     for result in run("bytes_sent", tmp_path, (1, 1), 0):
         assert 0 < result["local"] <= result["ddp"] / 49
@@ -135,6 +148,7 @@ def test_what_cannot_be_is_refused_by_name_on_all_workers(tmp_path):
 
 BROKEN = {
     "change_weights": "2.weight has been changed by other code than step(), on this worker alone",
+    "change_weights_and_finish": "2.weight has been changed by other code than step()",
     "step_alone": "step() of the inner optimizer was called, and nothing would be exchanged",
     "count": "count() needs a LocalOptimizer that was made with weighted=True",
 }
