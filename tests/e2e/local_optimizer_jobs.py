@@ -3,6 +3,7 @@
 CASE, a key of CASES, chooses how `trained` and `resumed` exchange.
 """
 
+import copy
 import io
 import os
 from collections.abc import Callable
@@ -14,6 +15,8 @@ import torch.distributed as dist
 from diloco import DiLoCo, Settings
 from jobs import digest, outcome
 from torch import Tensor, nn
+from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
+from torch.distributed.optim import PostLocalSGDOptimizer
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
@@ -209,6 +212,41 @@ def finished() -> dict[str, Any]:
     return {"own": own, "after": after, "again": weight.item(), "stats": stats}
 
 
+def averaged() -> dict[str, float]:
+    """Takes 40 steps with the mean of the weights in every fourth, and with torch's local SGD;
+    returns the largest weight, and by how much the weights differ and have moved.
+    """
+    begin = nn.Linear(8, 1, bias=False)
+    for parameter in begin.parameters():
+        dist.broadcast(parameter.data, 0)
+    ours, theirs = copy.deepcopy(begin), copy.deepcopy(begin)
+    inner = torch.optim.SGD(theirs.parameters(), lr=0.1)
+    averager = PeriodicModelAverager(period=4, warmup_steps=3)
+    pairs = [
+        (
+            ours,
+            LocalOptimizer(
+                torch.optim.SGD(ours.parameters(), lr=0.1), every=4, outer={"name": "sgd"}
+            ),
+        ),
+        (theirs, PostLocalSGDOptimizer(inner, averager)),
+    ]
+    for step in range(40):
+        data = torch.Generator().manual_seed(100 * step + dist.get_rank())
+        inputs = functional.normalize(torch.randn(8, 8, generator=data))
+        wanted = torch.rand(8, 1, generator=data)
+        for model, optimizer in pairs:
+            optimizer.zero_grad()
+            (model(inputs) - wanted).square().div(2).mean().backward()
+            optimizer.step()
+    a, b, c = ours.weight.detach(), theirs.weight.detach(), begin.weight.detach()
+    return {
+        "largest": max(float(each.abs().max()) for each in (a, b, c)),
+        "differ": float((a - b).norm()),
+        "moved": float((b - c).norm()),
+    }
+
+
 def skipped() -> dict[str, Any]:
     """Lets a GradScaler leave out a step of one worker only; returns the weight after each."""
     weight = nn.Parameter(torch.ones(1))
@@ -364,6 +402,7 @@ JOBS: dict[str, Callable[[], Any]] = {
         halved,
         series,
         finished,
+        averaged,
         skipped,
         published,
         bytes_sent,

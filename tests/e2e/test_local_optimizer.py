@@ -68,11 +68,28 @@ def test_one_weight_takes_the_values_computed_by_hand(tmp_path):
         assert result["weighted"] == [rank, 0.75]
 
 
-def test_finish_leaves_the_same_weights_on_all_and_changes_them_once(tmp_path):
-    first, second = run("finished", tmp_path, (1, 1), 0)
-    assert (first["own"], second["own"]) == (0.125, 1.0)
-    for result in (first, second):
-        assert result["after"] == result["again"] == 0.5625
+def test_plain_mean_is_torchs_local_sgd(tmp_path):
+    # The loss is quadratic with L <= 1 for inputs of norm 1 and lr = 0.1 < 2, so a step does not
+    # widen the distance of two weight vectors; rounding does, on each side: the update by u W, and
+    # lr times the gradient, whose elements are sums of 8 products of sums of 8 and at most W + 1,
+    # by 20 u of that; an exchange by a difference, a mean, and two updates. All are vectors of 8.
+    u, steps, exchanges = 2.0**-24, 40, 10
+    for result in run("averaged", tmp_path, (1, 1), 0):
+        largest = 8**0.5 * result["largest"]
+        of_steps = 2 * steps * (u * largest + 0.1 * 20 * u * (largest + 1))
+        tolerance = of_steps + exchanges * 4 * u * 2 * largest
+        assert result["differ"] < tolerance
+        assert result["moved"] > 1000 * tolerance
+
+
+@pytest.mark.parametrize(("nodes", "shards"), [((1, 1), 0), ((2, 1, 1), 0), ((2, 2), 3)])
+def test_finish_leaves_the_same_weights_on_all_and_changes_them_once(nodes, shards, tmp_path):
+    results = run("finished", tmp_path, nodes, shards)
+    # Three steps leave an eighth of the way from 1 to the rank. All sums are exact.
+    own = [rank + (1 - rank) / 8 for rank in range(sum(nodes))]
+    assert [result["own"] for result in results] == own
+    for result in results:
+        assert result["after"] == result["again"] == sum(own) / len(own)
         assert result["stats"]["exchanges"] == 1
         assert result["stats"]["raw_bytes"] == 4  # one weight
         assert result["stats"]["exchange_seconds"] > 0
