@@ -3,6 +3,8 @@
 CASE, a key of CASES, chooses how `trained` and `resumed` exchange.
 """
 
+import copy
+import io
 import os
 from collections.abc import Callable
 from typing import Any
@@ -13,10 +15,14 @@ import torch.distributed as dist
 from diloco import DiLoCo, Settings
 from jobs import digest, outcome
 from torch import Tensor, nn
+from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
+from torch.distributed.optim import PostLocalSGDOptimizer
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
+import thalweg.amp
 import thalweg.ddp
+from thalweg.compat._apex_optimizers import FusedAdam
 from thalweg.optim import FusedAdamW, FusedSGD
 from thalweg.ps import LocalOptimizer
 
@@ -100,16 +106,28 @@ def trained() -> dict[str, Any]:
     }
 
 
+def _through_a_file(saved: Any) -> Any:
+    """Returns what a file keeps: rank 0's on all workers if WHOSE says so."""
+    file = io.BytesIO()
+    torch.save(saved, file)
+    kept = [file.getvalue()]
+    if os.environ.get("WHOSE") == "rank 0's":
+        dist.broadcast_object_list(kept)
+    return torch.load(io.BytesIO(kept[0]))
+
+
 def resumed() -> dict[str, Any]:
     """Goes on from a checkpoint of a step in the middle of an interval; returns digests."""
     options, settings = CASES[os.environ["CASE"]]
     first = Trainer(0, settings.every, **options)
     first.train(settings.every + 3)
-    saved = {
-        "model": {name: values.clone() for name, values in first.model.state_dict().items()},
-        "optimizer": first.optimizer.state_dict(),
-        "scheduler": first.scheduler.state_dict(),
-    }
+    saved = _through_a_file(
+        {
+            "model": first.model.state_dict(),
+            "optimizer": first.optimizer.state_dict(),
+            "scheduler": first.scheduler.state_dict(),
+        }
+    )
     second = Trainer(1, settings.every, **options)
     if os.environ["FIRST"] == "model":
         second.model.load_state_dict(saved["model"])
@@ -125,6 +143,27 @@ def resumed() -> dict[str, Any]:
         "before": digest(make_model(1)),
         "whole": digest(first.model),
         "resumed": digest(second.model),
+    }
+
+
+def halved() -> dict[str, Any]:
+    """Trains a model in bfloat16; returns whether it has the shards' weights at the end."""
+    model = make_model(0).bfloat16()
+    inner = torch.optim.SGD(model.named_parameters(), lr=0.1)
+    optimizer = LocalOptimizer(inner, every=3, outer={"name": "sgd"})
+    before = digest(model)
+    for step in range(7):
+        optimizer.zero_grad()
+        data = torch.Generator().manual_seed(10 * step + dist.get_rank())
+        model(torch.randn(8, 64, generator=data).bfloat16()).square().mean().backward()
+        optimizer.step()
+    optimizer.finish()
+    whole, named = optimizer.full_state_dict(), dict(model.named_parameters())
+    return {
+        "before": before,
+        "after": digest(model),
+        "rounded": all(torch.equal(whole[name].bfloat16(), named[name]) for name in named),
+        "differ": any(not torch.equal(whole[name], named[name].float()) for name in named),
     }
 
 
@@ -171,6 +210,41 @@ def finished() -> dict[str, Any]:
     optimizer.finish()  # nothing has changed since
     stats = optimizer.stats()
     return {"own": own, "after": after, "again": weight.item(), "stats": stats}
+
+
+def averaged() -> dict[str, float]:
+    """Takes 40 steps with the mean of the weights in every fourth, and with torch's local SGD;
+    returns the largest weight, and by how much the weights differ and have moved.
+    """
+    begin = nn.Linear(8, 1, bias=False)
+    for parameter in begin.parameters():
+        dist.broadcast(parameter.data, 0)
+    ours, theirs = copy.deepcopy(begin), copy.deepcopy(begin)
+    inner = torch.optim.SGD(theirs.parameters(), lr=0.1)
+    averager = PeriodicModelAverager(period=4, warmup_steps=3)
+    pairs = [
+        (
+            ours,
+            LocalOptimizer(
+                torch.optim.SGD(ours.parameters(), lr=0.1), every=4, outer={"name": "sgd"}
+            ),
+        ),
+        (theirs, PostLocalSGDOptimizer(inner, averager)),
+    ]
+    for step in range(40):
+        data = torch.Generator().manual_seed(100 * step + dist.get_rank())
+        inputs = functional.normalize(torch.randn(8, 8, generator=data))
+        wanted = torch.rand(8, 1, generator=data)
+        for model, optimizer in pairs:
+            optimizer.zero_grad()
+            (model(inputs) - wanted).square().div(2).mean().backward()
+            optimizer.step()
+    a, b, c = ours.weight.detach(), theirs.weight.detach(), begin.weight.detach()
+    return {
+        "largest": max(float(each.abs().max()) for each in (a, b, c)),
+        "differ": float((a - b).norm()),
+        "moved": float((b - c).norm()),
+    }
 
 
 def skipped() -> dict[str, Any]:
@@ -241,6 +315,10 @@ def refused() -> list[str]:
     optimizer = LocalOptimizer(torch.optim.SGD(layer.parameters(), lr=0.1), every=4)
     plain = torch.optim.SGD(layer.parameters(), lr=0.1).state_dict()
     state = optimizer.state_dict()
+    model = nn.Linear(3, 3)
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    _, halved = thalweg.amp.initialize(model, inner, opt_level="O2", verbosity=0)
+    fused = FusedAdam(nn.Linear(3, 3).half().parameters(), master_weights=True)
     later = state | {"local": state["local"] | {"steps": 5 * rank}}
     return [
         make(layer, every=0),
@@ -258,6 +336,8 @@ def refused() -> list[str]:
         make(layer, every=4 + rank),
         make(layer, outer={"name": "nesterov", "momentum": 0.5 + rank}),
         outcome(lambda: optimizer.add_param_group({"params": [torch.ones(1)]})),
+        outcome(lambda: LocalOptimizer(halved, every=4)),
+        outcome(lambda: LocalOptimizer(fused, every=4)),
         outcome(lambda: optimizer.load_state_dict(plain)),
         outcome(lambda: optimizer.load_state_dict(later)),
     ]
@@ -270,9 +350,11 @@ def broken() -> str:
     how = os.environ["BREAK"]
     if dist.get_rank() != 0:
         return outcome(lambda: trainer.train(9))
-    if how == "change_weights":
+    if how.startswith("change_weights"):
         with torch.no_grad():
             trainer.model[2].weight.mul_(0.5)
+    if how == "change_weights_and_finish":
+        return outcome(trainer.optimizer.finish)
     if how == "step_alone":
         return outcome(trainer.optimizer.inner.step)
     if how == "count":
@@ -317,8 +399,10 @@ JOBS: dict[str, Callable[[], Any]] = {
     for each in (
         trained,
         resumed,
+        halved,
         series,
         finished,
+        averaged,
         skipped,
         published,
         bytes_sent,

@@ -68,11 +68,28 @@ def test_one_weight_takes_the_values_computed_by_hand(tmp_path):
         assert result["weighted"] == [rank, 0.75]
 
 
-def test_finish_leaves_the_same_weights_on_all_and_changes_them_once(tmp_path):
-    first, second = run("finished", tmp_path, (1, 1), 0)
-    assert (first["own"], second["own"]) == (0.125, 1.0)
-    for result in (first, second):
-        assert result["after"] == result["again"] == 0.5625
+def test_plain_mean_is_torchs_local_sgd(tmp_path):
+    # The loss is quadratic with L <= 1 for inputs of norm 1 and lr = 0.1 < 2, so a step does not
+    # widen the distance of two weight vectors; rounding does, on each side: the update by u W, and
+    # lr times the gradient, whose elements are sums of 8 products of sums of 8 and at most W + 1,
+    # by 20 u of that; an exchange by a difference, a mean, and two updates. All are vectors of 8.
+    u, steps, exchanges = 2.0**-24, 40, 10
+    for result in run("averaged", tmp_path, (1, 1), 0):
+        largest = 8**0.5 * result["largest"]
+        of_steps = 2 * steps * (u * largest + 0.1 * 20 * u * (largest + 1))
+        tolerance = of_steps + exchanges * 4 * u * 2 * largest
+        assert result["differ"] < tolerance
+        assert result["moved"] > 1000 * tolerance
+
+
+@pytest.mark.parametrize(("nodes", "shards"), [((1, 1), 0), ((2, 1, 1), 0), ((2, 2), 3)])
+def test_finish_leaves_the_same_weights_on_all_and_changes_them_once(nodes, shards, tmp_path):
+    results = run("finished", tmp_path, nodes, shards)
+    # Three steps leave an eighth of the way from 1 to the rank. All sums are exact.
+    own = [rank + (1 - rank) / 8 for rank in range(sum(nodes))]
+    assert [result["own"] for result in results] == own
+    for result in results:
+        assert result["after"] == result["again"] == sum(own) / len(own)
         assert result["stats"]["exchanges"] == 1
         assert result["stats"]["raw_bytes"] == 4  # one weight
         assert result["stats"]["exchange_seconds"] > 0
@@ -98,6 +115,19 @@ def test_training_goes_on_from_a_checkpoint_with_the_same_bits(case, first, tmp_
     assert results[0]["whole"] == results[1]["whole"]
 
 
+def test_all_workers_may_go_on_from_rank_0s_checkpoint(tmp_path):
+    env = {"CASE": "streaming", "FIRST": "model", "WHOSE": "rank 0's"}
+    first, second = run("resumed", tmp_path, (1, 1), 0, **env)
+    assert first["resumed"] == second["resumed"] != first["before"]
+
+
+def test_parameters_in_bfloat16_are_the_shards_float32_weights_rounded(tmp_path):
+    first, second = run("halved", tmp_path, (1, 1), 0)
+    assert first["after"] == second["after"] != first["before"]
+    assert first["rounded"]
+    assert first["differ"]  # the shards keep more
+
+
 def test_bytes_of_a_step_are_less_than_a_49th_of_gradients_in_each(tmp_path):
     for result in run("bytes_sent", tmp_path, (1, 1), 0):
         assert 0 < result["local"] <= result["ddp"] / 49
@@ -119,6 +149,8 @@ EXPECTED = [
     "Plan(every=5, ",
     "'momentum': 1.5",
     "RuntimeError: thalweg: LocalOptimizer cannot add groups: make a new one",
+    "ValueError: thalweg: the inner optimizer has float32 masters of half-precision parameters",
+    "ValueError: thalweg: the inner optimizer has float32 masters of half-precision parameters",
     "ValueError: thalweg: this is the state of no LocalOptimizer",
     "ValueError: thalweg: rank 1 loads a checkpoint of step 5, rank 0 of step 0",
 ]
@@ -133,6 +165,7 @@ def test_what_cannot_be_is_refused_by_name_on_all_workers(tmp_path):
 
 BROKEN = {
     "change_weights": "2.weight has been changed by other code than step(), on this worker alone",
+    "change_weights_and_finish": "2.weight has been changed by other code than step()",
     "step_alone": "step() of the inner optimizer was called, and nothing would be exchanged",
     "count": "count() needs a LocalOptimizer that was made with weighted=True",
 }

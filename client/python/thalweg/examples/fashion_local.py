@@ -77,7 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--lr", type=float, default=0.05, help="highest learning rate of a worker")
     parser.add_argument("--every", type=int, default=50, help="steps between two exchanges")
     parser.add_argument("--outer-lr", type=float, default=0.7)
-    # Nine exchanges in an epoch are few: with 0.9, the momentum has not died down at the end.
+    # Nine exchanges in an epoch are few: 0.9 is worse (docs/measurements/ps.md).
     parser.add_argument("--outer-momentum", type=float, default=0.5)
     parser.add_argument("--fragments", type=int, default=1, help="parts of the model, in turn")
     parser.add_argument("--delay", type=int, default=0, help="steps for which weights may travel")

@@ -94,15 +94,11 @@ class Exchange:
 
     def check(self, groups: Sequence[Group]) -> None:
         """Is called before each step of the worker."""
-        self._serving.check_open()
-        changed = [name for bucket in self._buckets() for name in bucket.changed()]
-        if changed and not self._accepts_changes:
-            self._serving.fail(
-                f"{some(changed)} has been changed by other code than step(), on this worker "
-                "alone: call publish() on all workers after changing parameters"
-            )
-        strangers = [each.name for each in served(groups) if id(each.tensor) not in self._served]
-        if strangers:
+        self._check_unchanged()
+        trained = (p for group in groups for p in group["params"] if p.requires_grad)
+        if any(id(p) not in self._served for p in trained):
+            known = self._served
+            strangers = [each.name for each in served(groups) if id(each.tensor) not in known]
             self._serving.fail(
                 f"{some(strangers)} requires a gradient now, but did not when LocalOptimizer was "
                 "made: workers would not agree about it. Make a new one"
@@ -123,7 +119,7 @@ class Exchange:
 
     def finish(self) -> None:
         """Exchanges all that has been changed since it left, at once. All workers call it."""
-        self._serving.check_open()
+        self._check_unchanged()
         for fragment in self._fragments:
             if fragment.due is not None:
                 # Where nothing has changed since it left, nothing is to stay.
@@ -177,6 +173,15 @@ class Exchange:
                 saved[key] for key in ("steps", "work", "due")
             )
         self._accepts_changes = True
+
+    def _check_unchanged(self) -> None:
+        self._serving.check_open()
+        changed = [name for bucket in self._buckets() for name in bucket.changed()]
+        if changed and not self._accepts_changes:
+            self._serving.fail(
+                f"{some(changed)} has been changed by other code than step(), on this worker "
+                "alone: call publish() on all workers after changing parameters"
+            )
 
     def _restart(self, states: dict[torch.Tensor, Any] | None = None) -> None:
         """Begins anew from the parameters, which are equal on all workers, and are then as if they

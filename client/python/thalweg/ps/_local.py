@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import itertools
 import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -14,14 +13,8 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from thalweg import _C
-from thalweg.ps import _joining
-from thalweg.ps._bucket import cut, pulled_as, served
-from thalweg.ps._exchange import Exchange, Fragment
-from thalweg.ps._local_bucket import LocalBucket
-from thalweg.ps._plan import Outer, Plan, cut_fragments
-from thalweg.ps._rules import KINDS, rule_of
-from thalweg.ps._serving import Serving
+from thalweg.ps._beginning import begin, check_masters
+from thalweg.ps._plan import Plan
 
 _NESTEROV = {"name": "nesterov"}
 
@@ -81,6 +74,7 @@ class LocalOptimizer(Optimizer):
             raise RuntimeError("thalweg: call torch.distributed.init_process_group() first")
         plan = Plan(every, fragments, delay, mix, weighted)
         plan.check()
+        check_masters(inner)
         self._is_complete = False
         super().__init__(inner.param_groups, inner.defaults)
         self._is_complete = True
@@ -101,7 +95,7 @@ class LocalOptimizer(Optimizer):
             "chunk_bytes": chunk_bytes,
             "local_shards": local_shards,
         }
-        session, self._exchange = _begin(
+        session, self._exchange = begin(
             inner, plan, outer, group, arguments, pull=pull, bucket_cap_mb=bucket_cap_mb
         )
         self._session = session
@@ -235,55 +229,3 @@ def _check_caller(ref: weakref.ref[LocalOptimizer]) -> None:
             "thalweg: step() of the inner optimizer was called, and nothing would be exchanged: "
             "call that of LocalOptimizer, and give it to GradScaler and trainers"
         )
-
-
-def _begin(
-    inner: Optimizer,
-    plan: Plan,
-    wish: Mapping[str, Any],
-    group: dist.ProcessGroup,
-    arguments: dict[str, object],
-    *,
-    pull: str | None,
-    bucket_cap_mb: float,
-) -> tuple[_C.Session, Exchange]:
-    """Joins the job, and gives all workers and the shards rank 0's parameters."""
-    parameters = served(inner.param_groups)
-    if not parameters:
-        raise ValueError("thalweg: no parameter requires a gradient")
-    outer = Outer.of(wish, [each.tensor for each in parameters])
-    kind, rule = KINDS[outer.kind], rule_of(outer.groups)
-    parts = [
-        cut(part, int(bucket_cap_mb * (1 << 20)))
-        for part in cut_fragments(parameters, plan.fragments)
-    ]
-    pulls = {each.tensor.dtype: pulled_as(pull, each.tensor.dtype) for each in parameters}
-    description = (
-        f"{type(inner).__name__}, {plan}, {outer.describe()}, pull {pull}, bucket_cap_mb "
-        f"{bucket_cap_mb:g}"
-    )
-    named = [(each.name, each.tensor) for each in parameters]
-    session = _joining.join(group, named, description, arguments, LocalOptimizer.__name__)
-    numbers = itertools.count()
-    fragments = [
-        Fragment(
-            [
-                LocalBucket(
-                    session,
-                    next(numbers),
-                    [each._replace(group=0) for each in own],
-                    kind=kind,
-                    rule=rule,
-                    commits=False,
-                    pull=pulls[own[0].tensor.dtype],
-                )
-                for own in part
-            ]
-        )
-        for part in parts
-    ]
-    _joining.broadcast(group, inner.param_groups)
-    buckets = [bucket for fragment in fragments for bucket in fragment.buckets]
-    is_first = dist.get_rank(group) == 0
-    serving = Serving(session, buckets, kind, rule, commits=False, is_first=is_first)
-    return session, Exchange(group, serving, fragments, plan, outer)
