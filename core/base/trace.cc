@@ -83,6 +83,10 @@ std::string Header(const std::string& program, pid_t pid) {
 
 std::string Arguments(const TraceSpan& span) {
   const TraceSubject& what = span.what;
+  if (!what.collective.empty()) {
+    return absl::StrCat("{", *span.origin, R"(,"collective":)", Quoted(what.collective),
+                        R"(,"raw_bytes":)", what.raw_bytes, "}");
+  }
   std::string text =
       absl::StrCat("{", *span.origin, R"(,"bucket":)", what.bucket.index, R"(,"layout":)",
                    what.bucket.generation, R"(,"part":)", what.bucket.part);

@@ -31,7 +31,8 @@ struct TraceSubject {
     uint32_t shard = 0;
   };
 
-  BucketId bucket;
+  std::string collective = {};  // e.g. "allreduce 7 of group 'default'"; if given, only bytes count
+  BucketId bucket = {};
   uint64_t round = 0;  // of the bucket; 0 when unknown
   std::optional<Chunk> chunk = {};
   uint64_t raw_bytes = 0;   // gradient bytes

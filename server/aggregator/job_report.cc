@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
 #include "server/aggregator/job.h"
 
 namespace thalweg {
@@ -61,6 +62,10 @@ void Job::CountDelivery(const RoundResult& result, double raw_bytes, size_t node
 void Job::TraceRound(const Completed& completed, const RoundResult& result,
                      const WorkTimes& times) const {
   TraceSubject what;
+  if (IsOneShot(result.id)) {
+    what.collective = absl::StrCat("collective ", result.id.round, " of group ",
+                                   result.id.bucket.generation, ", chunk ", result.id.chunk);
+  }
   what.bucket = result.id.bucket;
   what.chunk = {result.id.chunk, result.id.round, spec_.shard};
   what.raw_bytes = static_cast<uint64_t>(completed.raw_bytes);

@@ -105,7 +105,7 @@ NodeJob::NodeJob(const ipc::Hello& first, const ShardDirectory::JobShards& shard
                [this](uint32_t local_rank) { return roster_.NameOf(local_rank); }},
               *this),
       collectives_({first.node, patience_.silence.shard(), HostsOf(first)},
-                   {outcome_, progress_, shards_, arenas_}, *this),
+                   {outcome_, progress_, shards_, arenas_, report_.trace()}, *this),
       post_({first.node, first.num_nodes, HostsOf(first)}, {progress_, shards_, arenas_}, *this),
       roster_(first, context.metrics, outcome_, [this](const absl::Status& why) { Fail(why); }),
       watchdog_(patience_, created_,

@@ -76,7 +76,8 @@ class WatchdogTest : public ::testing::Test {
   Roster roster_{hello_, metrics_, outcome_, [](const absl::Status&) {}};
   NoCollectives nobody_;
   Arenas arenas_;
-  CollectiveRunner collectives_{{}, {outcome_, progress_, shards_, arenas_}, nobody_};
+  const JobTrace trace_;
+  CollectiveRunner collectives_{{}, {outcome_, progress_, shards_, arenas_, trace_}, nobody_};
   PostOffice post_{{}, {progress_, shards_, arenas_}, nobody_};
   Watchdog watchdog_{{{std::chrono::seconds(10)}, {std::chrono::seconds(100)}},
                      kStart,

@@ -39,13 +39,21 @@ SCRIPT = textwrap.dedent("""
     gc.collect()
     dist.destroy_process_group()
 """)
+COLLECTIVES = textwrap.dedent("""
+    import torch, torch.distributed as dist
+
+    dist.init_process_group("thalweg")
+    for _ in range(3):
+        dist.all_reduce(torch.ones(100_000))
+    dist.destroy_process_group()
+""")
 TORCH_WRONG_US = 250_000  # for clocks read on a busy machine; a wrong convention would be years off
 
 
-def run(folder: Path, tmp_path: Path, codec: str, command: list[str]) -> Path:
+def run(folder: Path, tmp_path: Path, codec: str, command: list[str], text: str = SCRIPT) -> Path:
     """Runs the script with traces; returns the folder that holds them."""
     traces, script = tmp_path / "traces", tmp_path / "train.py"
-    script.write_text(SCRIPT)
+    script.write_text(text)
     env = environment(folder) | {"THALWEG_TRACE": str(traces), "THALWEG_TIMEOUT": "30"}
     env["TORCHINDUCTOR_CACHE_DIR"] = str(tmp_path)  # otherwise torch makes one in TMPDIR
     argv = [sys.executable, "-m", *command, str(script), codec, str(tmp_path / "torch.json")]
@@ -84,6 +92,25 @@ def test_cluster_with_two_shards_has_every_phase_and_torch_fits_in(tmp_path, cap
     copies = [s for s in timeline.spans if s.phase == "copy_in" and s.args["rank"] == 0]
     assert min(s.begin for s in copies) > steps["ts"] - TORCH_WRONG_US
     assert max(s.end for s in copies) < steps["ts"] + steps["dur"] + TORCH_WRONG_US
+
+
+def test_collectives_of_a_process_group_are_there_by_name_at_nodes_and_shards(tmp_path, capsys):
+    command = ["thalweg", "run", "--nodes", "2", "--shards", "1"]
+    with servers() as nothing:
+        traces = run(nothing.folder, tmp_path, "fp32", command, COLLECTIVES)
+    merged = tmp_path / "merged.json"
+    assert main(["trace", "merge", str(traces), "-o", str(merged)]) == 0
+    assert main(["trace", "check", str(merged)]) == 0, capsys.readouterr().err
+    seen = [span for span in spans.read(merged).spans if "collective" in span.args]
+    for node in range(2):
+        mine = [span for span in seen if span.args.get("node") == node]
+        name = "allreduce 3 of group '0', sum of 100000 elements of fp32"
+        came, sent = (span for span in mine if span.args["collective"] == name)
+        assert (came.phase, sent.phase) == ("wait_workers", "exchange")
+        assert came.end <= sent.begin <= sent.end
+    phases = {span.phase for span in seen if span.side == "shard"}
+    assert phases == {"wait_for_slowest", "fold", "deliver"}
+    assert any("collective 3 of group 1" in span.args["collective"] for span in seen)
 
 
 def test_sidecar_that_attach_starts_is_traced_too(tmp_path):

@@ -382,7 +382,9 @@ std::vector<std::string> CollectiveRunner::OpenFlights(TimePoint now) const {
       any |= sequence > group.settled && !group.done.contains(sequence);
     }
   }
-  return any ? record_.Lines(now) : std::vector<std::string>();
+  if (!any) return {};
+  record_.TraceOpen(now);
+  return record_.Lines(now);
 }
 
 bool CollectiveRunner::IsBusy() const {

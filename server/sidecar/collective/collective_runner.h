@@ -42,6 +42,7 @@ class CollectiveRunner {
     Progress& progress;
     ShardGroup& shards;
     Arenas& arenas;
+    const JobTrace& trace;
   };
   struct Terms {
     uint32_t node = 0;
@@ -66,8 +67,8 @@ class CollectiveRunner {
   // Returns DeadlineExceeded, naming group, collective and who is missing, when workers have not
   // come, or shards have not answered, in time.
   absl::Status CheckLate(TimePoint now) const;
-  // Returns what has become of the latest collectives, a line for each; empty when none of them is
-  // open.
+  // Returns what has become of the latest collectives, a line for each, and traces those that are
+  // open; empty when none is.
   std::vector<std::string> OpenFlights(TimePoint now) const;
   // Says whether any worker waits for a collective.
   bool IsBusy() const;
@@ -121,7 +122,7 @@ class CollectiveRunner {
   std::deque<std::shared_ptr<NodeCollective>> ready_ ABSL_GUARDED_BY(mutex_);
   bool is_running_ ABSL_GUARDED_BY(mutex_) = false;  // a thread has a collective or declaration
   std::map<uint32_t, std::string> left_ ABSL_GUARDED_BY(mutex_);  // names, by local rank
-  FlightRecord record_ ABSL_GUARDED_BY(mutex_);
+  FlightRecord record_ ABSL_GUARDED_BY(mutex_){context_.trace};
   bool has_thread_ ABSL_GUARDED_BY(mutex_) = false;
   Thread thread_;
 };

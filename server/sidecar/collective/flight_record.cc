@@ -39,7 +39,26 @@ void FlightRecord::NoteSent(const ipc::Collect& spec, TimePoint now) {
 }
 
 void FlightRecord::NoteDone(const ipc::Collect& spec, TimePoint now) {
-  if (Flight* const flight = Find(spec); flight != nullptr) flight->done = now;
+  Flight* const flight = Find(spec);
+  if (flight == nullptr) return;
+  flight->done = now;
+  Trace(*flight, now);
+}
+
+void FlightRecord::TraceOpen(TimePoint now) const {
+  for (const Flight& flight : flights_) {
+    if (flight.done == TimePoint()) Trace(flight, now);
+  }
+}
+
+void FlightRecord::Trace(const Flight& flight, TimePoint end) const {
+  if (!trace_) return;
+  const bool is_sent = flight.sent != TimePoint();
+  TraceSubject what;
+  what.collective = absl::StrCat(NameOf(flight.spec, flight.group), ", ", TextOf(flight.spec));
+  what.raw_bytes = flight.spec.elems * SizeOf(flight.spec.dtype);
+  trace_.Wait("wait_workers", flight.came.front().second, is_sent ? flight.sent : end, what);
+  if (is_sent) trace_.Wait("exchange", flight.sent, end, std::move(what));
 }
 
 std::vector<std::string> FlightRecord::Lines(TimePoint now) const {

@@ -1,4 +1,5 @@
-// A FlightRecord keeps what has become of a node's latest collectives, to say so when a job fails.
+// A FlightRecord keeps what has become of a node's latest collectives, to say so when a job fails,
+// and traces each of them.
 #pragma once
 
 #include <cstdint>
@@ -8,6 +9,7 @@
 #include <vector>
 
 #include "core/base/clock.h"
+#include "core/base/trace.h"
 #include "core/ipc/message.h"
 
 namespace thalweg {
@@ -17,11 +19,15 @@ class FlightRecord {
  public:
   static constexpr size_t kMost = 50;
 
+  explicit FlightRecord(JobTrace trace) : trace_(std::move(trace)) {}
+
   // A worker has come, `rank` in the group; `spec` is what it says, and may have values.
   void NoteCame(const std::string& group, const ipc::Collect& spec, uint32_t rank, TimePoint now);
   // All workers of the node have come, and their values go to the shards.
   void NoteSent(const ipc::Collect& spec, TimePoint now);
   void NoteDone(const ipc::Collect& spec, TimePoint now);
+  // The job has failed: traces those that are not done, as far as they have come.
+  void TraceOpen(TimePoint now) const;
 
   // Returns a line for each, the latest one last, e.g. "allreduce 7 of group 'default', mean of
   // 1024 elements of fp32: rank 0 came 2.001 s ago, sent 2.000 s ago, not done".
@@ -36,7 +42,9 @@ class FlightRecord {
     TimePoint done = {};
   };
   Flight* Find(const ipc::Collect& spec);
+  void Trace(const Flight& flight, TimePoint end) const;
 
+  const JobTrace trace_;
   std::deque<Flight> flights_;
 };
 

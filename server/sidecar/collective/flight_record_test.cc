@@ -25,7 +25,7 @@ ipc::Collect AllReduce(uint64_t sequence) {
 
 TEST(FlightRecordTest, SaysHowFarEachCollectiveHasCome) {
   const TimePoint begin = Now();
-  FlightRecord record;
+  FlightRecord record({});
   EXPECT_THAT(record.Lines(begin), IsEmpty());
   record.NoteCame("default", AllReduce(7), 1, begin);
   record.NoteCame("default", AllReduce(7), 0, begin + seconds(1));
@@ -44,7 +44,7 @@ TEST(FlightRecordTest, SaysHowFarEachCollectiveHasCome) {
 }
 
 TEST(FlightRecordTest, KeepsTheLatestOnly) {
-  FlightRecord record;
+  FlightRecord record({});
   const TimePoint now = Now();
   for (uint64_t sequence = 1; sequence <= FlightRecord::kMost + 1; ++sequence) {
     record.NoteCame("default", AllReduce(sequence), 0, now);

@@ -27,9 +27,10 @@ def problems(timeline: Timeline) -> list[str]:
     if timeline.dropped:
         found.append(f"{timeline.dropped} spans were dropped: what follows may be because of that")
     found += _negative(timeline)
-    found += _missing_of_buckets(timeline.spans)
-    found += _missing_of_chunks(timeline.spans)
-    found += _disorder(timeline)
+    of_buckets = [span for span in timeline.spans if "collective" not in span.args]
+    found += _missing_of_buckets(of_buckets)
+    found += _missing_of_chunks(of_buckets)
+    found += _disorder(timeline, of_buckets)
     return found
 
 
@@ -91,11 +92,11 @@ def _missing_of_chunks(spans: Sequence[Span]) -> Iterator[str]:
                 )
 
 
-def _disorder(timeline: Timeline) -> Iterator[str]:
+def _disorder(timeline: Timeline, spans: Sequence[Span]) -> Iterator[str]:
     """Reports effects that precede their cause by more than the clocks' error."""
     by_chunk: defaultdict[tuple[Any, ...], list[Span]] = defaultdict(list)
     by_round: defaultdict[tuple[Any, ...], list[Span]] = defaultdict(list)
-    for span in timeline.spans:
+    for span in spans:
         if span.phase in ("send", "fold", "deliver", "decode"):
             by_chunk[span.chunk_round].append(span)
         elif span.phase in ("copy_in", "wait", "exchange", "return"):
@@ -135,6 +136,8 @@ def _error(timeline: Timeline, one: int, other: int) -> float | None:
 
 
 def _text(args: dict[str, Any]) -> str:
+    if "collective" in args:
+        return f"job {args['job']}, {args['collective']}"
     text = f"job {args['job']}, bucket {args['bucket']}, round {args.get('round', '?')}"
     return text + (f", chunk {args['chunk']}" if "chunk" in args else "")
 

@@ -144,8 +144,12 @@ def _flows(events: Sequence[Event]) -> list[Event]:
     """Returns arrows from each node's sending of a chunk to the fold, and on to the decoding."""
     slices: dict[tuple[Any, ...], list[Event]] = {}
     for event in events:
-        if event.get("name") in {*_ARROWS, *_ARROWS.values()} and event.get("cat") in _ORDER:
-            args = event["args"]
+        args = event.get("args", {})
+        if (
+            event.get("name") in {*_ARROWS, *_ARROWS.values()}
+            and event.get("cat") in _ORDER
+            and "collective" not in args
+        ):
             keys = ("job", "bucket", "layout", "part", "part_round", "chunk")
             chunk = tuple(args[key] for key in keys)
             slices.setdefault((event["name"], *chunk), []).append(event)
