@@ -29,14 +29,15 @@ TEST(WorkPoolTest, WorkBeyondTheBoundIsRefusedAndTheRestIsDone) {
 }
 
 TEST(PlacesTest, PlaceIsFreeAgainWhenNobodyHasIt) {
+  // Callers of this process share nothing with others.
   Places places(2);
-  const std::shared_ptr<void> first = places.Take();
-  std::shared_ptr<void> second = places.Take();
+  const std::shared_ptr<void> first = places.Take("");
+  std::shared_ptr<void> second = places.Take("");
   ASSERT_NE(first, nullptr);
   ASSERT_NE(second, nullptr);
-  EXPECT_EQ(places.Take(), nullptr);
+  EXPECT_EQ(places.Take(""), nullptr);
   second = nullptr;
-  EXPECT_NE(places.Take(), nullptr);
+  EXPECT_NE(places.Take(""), nullptr);
 }
 
 }  // namespace

@@ -421,7 +421,7 @@ TEST(WorkerFaultTest, JobThatNeedsMoreThanTheShardsMemoryIsRefusedWhileAnotherGo
   for (const auto& refused : large) {
     EXPECT_EQ(refused.status().code(), absl::StatusCode::kResourceExhausted);
     EXPECT_THAT(Message(refused),
-                AllOf(HasSubstr("job 'large'"), HasSubstr("needs 805306368 bytes"),
+                AllOf(HasSubstr("job 'large'"), HasSubstr("(805306368 for 2 nodes"),
                       HasSubstr("THALWEG_MEMORY_LIMIT")));
   }
   std::vector<std::future<Outcome>> pending;
