@@ -76,7 +76,7 @@ def run(
             for process in started:
                 process.terminate()  # launchers end their workers then
                 process.wait()
-            for left in cluster.folder.glob("torchelastic_*"):  # not ours
+            for left in cluster.folder.glob("torch*_*"):  # torchelastic's and Inductor's
                 shutil.rmtree(left)
             for file in cluster.folder.glob("pytorch-errorfile-*"):  # of spawn
                 file.unlink()

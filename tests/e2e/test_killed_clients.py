@@ -6,20 +6,19 @@ import json
 
 import launching
 import pytest
-from test_clients import SCRIPTS, SHORT
+from test_clients import LONG, SCRIPTS, SECONDS, SHORT, VARIABLES
 
 
 @pytest.mark.long
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize("client", [*SHORT, "spawned"])
+@pytest.mark.timeout(SECONDS + 60)
+@pytest.mark.parametrize("client", [*SHORT, *LONG])
 def test_library_killed_under_torchrun_goes_on_from_its_checkpoint_compressed(client, tmp_path):
-    # A variable must be set when torch is imported; the script then chooses others.
-    env = {"THALWEG_CODEC": "fp32", "HF_HUB_OFFLINE": "1"} | launching.STORES
     output = launching.run(
         lambda node, port: launching.torchrun_restarting(node, port, restarts=1),
         [str(SCRIPTS / f"{client}.py"), "killed", str(tmp_path)],
         tmp_path,
-        env,
+        VARIABLES | launching.STORES,
+        seconds=SECONDS,
     )
     assert (tmp_path / "died").exists()
     # Once before the kill, and once after it.

@@ -1,9 +1,7 @@
-"""Trains with torch.compile and its own code generator, Inductor; see compiled.py."""
+"""Trains with torch.compile of the wrapped module and its code generator, Inductor."""
 
-import functools
-
-from common import main
-from compiled import train
+import torch
+from compiled import run
 
 if __name__ == "__main__":
-    main(functools.partial(train, backend="inductor"))
+    run(outside=torch.compile(backend="inductor"))
