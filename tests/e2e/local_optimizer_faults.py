@@ -1,6 +1,7 @@
 """Contains jobs that ask a LocalOptimizer for what it cannot do, or end badly."""
 
 import os
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -83,6 +84,17 @@ def broken() -> str:
     if how == "count":
         return outcome(lambda: trainer.optimizer.count(8))
     return outcome(lambda: trainer.train(9))
+
+
+def absent() -> str:
+    """Rank 0 comes to an exchange, and the other one does not."""
+    group = dist.new_group(timeout=timedelta(seconds=3))
+    trainer = Trainer(0, 3, process_group=group)
+    result = "absent"
+    if dist.get_rank() == 0:
+        result = outcome(lambda: trainer.train(3))
+    dist.barrier()
+    return result
 
 
 def in_ddp() -> str:

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from diloco import DiLoCo
 from jobs import digest
 from local_optimizer_faults import (
+    absent,
     broken,
     in_ddp,
     refused,
@@ -247,6 +248,7 @@ JOBS: dict[str, Callable[[], Any]] = {
         bytes_sent,
         refused,
         broken,
+        absent,
         in_ddp,
         thawed,
         uncounted,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -177,6 +178,14 @@ def test_script_at_fault_is_told_why_and_nobody_waits_for_it(how, tmp_path):
     assert "RuntimeError: " in first
     assert BROKEN[how] in first
     assert "Error: " in second
+
+
+def test_worker_that_does_not_come_to_an_exchange_is_named_within_the_groups_timeout(tmp_path):
+    first, second = run("absent", tmp_path, (1, 1), 0, THALWEG_STEP_TIMEOUT="auto")
+    waited = re.search(r"waited ([\d.]+) s for node 1 ", first)
+    assert waited, first
+    assert float(waited[1]) <= 3
+    assert second == "absent"
 
 
 ALIKE = {
