@@ -31,7 +31,7 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 import thalweg.ddp
-from thalweg.optim import FusedAdamW, FusedSGD
+from thalweg.optim import FusedAdam, FusedAdamW, FusedSGD
 from thalweg.ps import LocalOptimizer
 
 STEPS = int(os.environ.get("STEPS", "23"))
@@ -47,7 +47,9 @@ def trained() -> dict[str, Any]:
     inner = [FusedAdamW(worker.parameters(), lr=1e-2) for worker in workers]
     schedulers = [torch.optim.lr_scheduler.StepLR(each, 4, gamma=0.9) for each in inner]
     whole = make_model(0)
-    outer = FusedSGD(whole.parameters(), lr=0.7, momentum=0.9, nesterov=True)
+    outer: torch.optim.Optimizer = FusedSGD(whole.parameters(), lr=0.7, momentum=0.9, nesterov=True)
+    if "outer" in options:
+        outer = FusedAdam(whole.parameters(), lr=0.01)
     theirs = DiLoCo(settings, workers, inner, whole, outer, loss_of)
     for _ in range(STEPS):
         theirs.train(1)

@@ -25,6 +25,7 @@ CASES: dict[str, tuple[dict[str, Any], Settings]] = {
     ),
     # Powers of two, so that workers and reference multiply differences by the same.
     "weighted": ({"weighted": True}, Settings(5, shares=(0.25, 0.75))),
+    "adam": ({"outer": {"name": "adam", "lr": 0.01}}, Settings(5)),
     "rounded": ({"pull": "bf16"}, Settings(5, pull=torch.bfloat16)),
 }
 

@@ -34,7 +34,7 @@ def run(name: str, tmp_path: Path, nodes: tuple[int, ...], shards: int, **env: s
 
 
 @pytest.mark.parametrize(
-    "case", ["plain", "fragments", "delayed", "streaming", "weighted", "rounded"]
+    "case", ["plain", "fragments", "delayed", "streaming", "weighted", "adam", "rounded"]
 )
 def test_workers_have_the_bits_of_diloco_in_one_process(case, tmp_path):
     for result in run("trained", tmp_path, (1, 1), 0, CASE=case):
@@ -108,7 +108,7 @@ def test_published_parameters_are_rank_0s_on_all_workers(tmp_path):
 
 
 @pytest.mark.parametrize("first", ["model", "optimizer"])
-@pytest.mark.parametrize("case", ["plain", "streaming", "weighted"])
+@pytest.mark.parametrize("case", ["plain", "streaming", "weighted", "adam"])
 def test_training_goes_on_from_a_checkpoint_with_the_same_bits(case, first, tmp_path):
     results = run("resumed", tmp_path, (1, 1), 0, CASE=case, FIRST=first)
     for result in results:
