@@ -98,11 +98,19 @@ def absent() -> str:
 
 
 def in_ddp() -> str:
-    """Trains a model in DistributedDataParallel; returns the error."""
-    model = DistributedDataParallel(make_model(0))
+    """Trains a model in DistributedDataParallel, made before or after; returns the error."""
+    model: nn.Module = make_model(0)
+    if os.environ["DDP"] == "before":
+        model = DistributedDataParallel(model)
     optimizer = LocalOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), every=3)
-    loss_of(model, 0, 0).backward()
-    return outcome(optimizer.step)
+    if os.environ["DDP"] == "after":
+        model = DistributedDataParallel(model)
+
+    def train() -> None:
+        loss_of(model, 0, 0).backward()
+        optimizer.step()
+
+    return outcome(train)
 
 
 def thawed() -> str:

@@ -156,6 +156,22 @@ def finished() -> dict[str, Any]:
     return {"own": own, "after": after, "again": weight.item(), "stats": stats}
 
 
+def left_ddp() -> dict[str, Any]:
+    """Trains in DistributedDataParallel first, and then by local updates; returns digests."""
+    model = DistributedDataParallel(make_model(0))
+    loss_of(model, dist.get_rank(), 0).backward()
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    inner.step()
+    optimizer = LocalOptimizer(inner, every=2)
+    seen = [digest(model.module)]
+    for step in range(1, 3):
+        optimizer.zero_grad()
+        loss_of(model.module, dist.get_rank(), step).backward()
+        optimizer.step()
+        seen.append(digest(model.module))
+    return {"seen": seen}
+
+
 def averaged() -> dict[str, float]:
     """Takes 40 steps with the mean of the weights in every fourth, and with torch's local SGD;
     returns the largest weight, and by how much the weights differ and have moved.
@@ -244,6 +260,7 @@ JOBS: dict[str, Callable[[], Any]] = {
         halved,
         series,
         finished,
+        left_ddp,
         averaged,
         skipped,
         published,

@@ -189,7 +189,6 @@ def test_worker_that_does_not_come_to_an_exchange_is_named_within_the_groups_tim
 
 
 ALIKE = {
-    "in_ddp": "the model is in DistributedDataParallel",
     "thawed": "3.bias requires a gradient now, but did not when LocalOptimizer was made",
     "uncounted": "no worker has counted anything: call count() before each step",
 }
@@ -199,6 +198,18 @@ ALIKE = {
 def test_what_all_workers_do_wrong_all_are_told(job, tmp_path):
     for result in run(job, tmp_path, (1, 1), 0):
         assert f"RuntimeError: thalweg: {ALIKE[job]}" in result
+
+
+@pytest.mark.parametrize("made", ["before", "after"])
+def test_model_in_distributed_data_parallel_is_refused(made, tmp_path):
+    for result in run("in_ddp", tmp_path, (1, 1), 0, DDP=made):
+        assert "RuntimeError: thalweg: the model is in DistributedDataParallel" in result
+
+
+def test_training_may_begin_in_distributed_data_parallel_and_leave_it(tmp_path):
+    first, second = (result["seen"] for result in run("left_ddp", tmp_path, (1, 1), 0))
+    # The same weights after the step in common, own ones after one alone, then an exchange.
+    assert [a == b for a, b in zip(first, second, strict=True)] == [True, False, True]
 
 
 @pytest.mark.parametrize(
