@@ -12,70 +12,29 @@ from typing import Any
 import job_runner
 import torch
 import torch.distributed as dist
-from diloco import DiLoCo, Settings
-from jobs import digest, outcome
-from torch import Tensor, nn
+from diloco import DiLoCo
+from jobs import digest
+from local_optimizer_faults import (
+    absent,
+    broken,
+    in_ddp,
+    refused,
+    thawed,
+    trained_on_and_on,
+    uncounted,
+)
+from local_optimizer_trainers import CASES, Trainer, loss_of, make_model, one_weight
+from torch import nn
 from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
 from torch.distributed.optim import PostLocalSGDOptimizer
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
-import thalweg.amp
 import thalweg.ddp
-from thalweg.compat._apex_optimizers import FusedAdam
-from thalweg.optim import FusedAdamW, FusedSGD
+from thalweg.optim import FusedAdam, FusedAdamW, FusedSGD
 from thalweg.ps import LocalOptimizer
 
-# How a model with parts of 64 x 100, 100 x 100 and 100 x 10 weights is exchanged: by name, the
-# arguments of LocalOptimizer and what they mean. The largest parameter is the first fragment, and
-# those that follow fill up the second one.
-_HALVES = [["2.weight"], ["0.weight", "0.bias", "2.bias", "3.weight", "3.bias"]]
-CASES: dict[str, tuple[dict[str, Any], Settings]] = {
-    "plain": ({}, Settings(5)),
-    "fragments": ({"fragments": 2}, Settings(5, (2, 5), _HALVES)),
-    "delayed": ({"delay": 2, "mix": 0.25}, Settings(5, delay=2, mix=0.25)),
-    "streaming": (
-        {"fragments": 2, "delay": 3, "mix": 0.5},
-        Settings(5, (2, 5), _HALVES, delay=3, mix=0.5),
-    ),
-    # Powers of two, so that workers and reference multiply differences by the same.
-    "weighted": ({"weighted": True}, Settings(5, shares=(0.25, 0.75))),
-    "rounded": ({"pull": "bf16"}, Settings(5, pull=torch.bfloat16)),
-}
 STEPS = int(os.environ.get("STEPS", "23"))
-
-
-def make_model(seed: int) -> nn.Module:
-    torch.manual_seed(seed)
-    return nn.Sequential(nn.Linear(64, 100), nn.Tanh(), nn.Linear(100, 100), nn.Linear(100, 10))
-
-
-def loss_of(model: nn.Module, rank: int, step: int) -> Tensor:
-    data = torch.Generator().manual_seed(1000 * step + rank)
-    inputs, wanted = (torch.randn(8, size, generator=data) for size in (64, 10))
-    return functional.mse_loss(model(inputs), wanted)
-
-
-class Trainer:
-    """A worker, whose learning rate falls."""
-
-    def __init__(self, seed: int, every: int, **options: Any) -> None:
-        self.model = make_model(seed)
-        inner = FusedAdamW(self.model.named_parameters(), lr=1e-2)
-        self.optimizer = LocalOptimizer(inner, every=every, bucket_cap_mb=0.02, **options)
-        self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 4, gamma=0.9)
-        self.work = 1.0 + 2 * dist.get_rank() if options.get("weighted") else 0.0
-        self.step = 0
-
-    def train(self, steps: int) -> None:
-        for _ in range(steps):
-            self.optimizer.zero_grad()
-            loss_of(self.model, dist.get_rank(), self.step).backward()
-            if self.work:
-                self.optimizer.count(self.work)
-            self.optimizer.step()
-            self.scheduler.step()
-            self.step += 1
 
 
 def trained() -> dict[str, Any]:
@@ -88,7 +47,9 @@ def trained() -> dict[str, Any]:
     inner = [FusedAdamW(worker.parameters(), lr=1e-2) for worker in workers]
     schedulers = [torch.optim.lr_scheduler.StepLR(each, 4, gamma=0.9) for each in inner]
     whole = make_model(0)
-    outer = FusedSGD(whole.parameters(), lr=0.7, momentum=0.9, nesterov=True)
+    outer: torch.optim.Optimizer = FusedSGD(whole.parameters(), lr=0.7, momentum=0.9, nesterov=True)
+    if "outer" in options:
+        outer = FusedAdam(whole.parameters(), lr=0.01)
     theirs = DiLoCo(settings, workers, inner, whole, outer, loss_of)
     for _ in range(STEPS):
         theirs.train(1)
@@ -167,31 +128,14 @@ def halved() -> dict[str, Any]:
     }
 
 
-def _one_weight(every: int, inner_lr: float, target: float = 0.0, **options: Any) -> Any:
-    """Returns a weight that begins with 1, and a function that does a step towards the target."""
-    weight = nn.Parameter(torch.ones(1))
-    inner = torch.optim.SGD([weight], lr=inner_lr)
-    optimizer = LocalOptimizer(inner, every=every, **options)
-
-    def step(work: float = 0.0) -> float:
-        optimizer.zero_grad()
-        (weight - target).square().div(2).sum().backward()
-        if work:
-            optimizer.count(work)
-        optimizer.step()
-        return weight.item()
-
-    return weight, optimizer, step
-
-
 def series() -> dict[str, list[float]]:
     """Trains models of one weight; returns it after each step."""
     rank = dist.get_rank()
     mean = {"name": "sgd"}
-    _, _, plain = _one_weight(2, 0.3, outer=mean)
-    _, _, nesterov = _one_weight(2, 0.3, outer={"name": "nesterov", "lr": 0.7, "momentum": 0.9})
-    _, _, delayed = _one_weight(4, 0.5, outer=mean, delay=1, mix=0.5)
-    _, _, weighted = _one_weight(2, 1.0, target=rank, outer=mean, weighted=True)
+    _, _, plain = one_weight(2, 0.3, outer=mean)
+    _, _, nesterov = one_weight(2, 0.3, outer={"name": "nesterov", "lr": 0.7, "momentum": 0.9})
+    _, _, delayed = one_weight(4, 0.5, outer=mean, delay=1, mix=0.5)
+    _, _, weighted = one_weight(2, 1.0, target=rank, outer=mean, weighted=True)
     return {
         "plain": [plain() for _ in range(4)],
         "nesterov": [nesterov() for _ in range(6)],
@@ -203,13 +147,29 @@ def series() -> dict[str, list[float]]:
 def finished() -> dict[str, Any]:
     """Ends a training in the middle of an interval; returns weights of all kinds, and counters."""
     rank = dist.get_rank()
-    weight, optimizer, step = _one_weight(10, 0.5, rank, outer={"name": "sgd"}, delay=2)
+    weight, optimizer, step = one_weight(10, 0.5, rank, outer={"name": "sgd"}, delay=2)
     own = [step() for _ in range(3)][-1]
     optimizer.finish()
     after = weight.item()
     optimizer.finish()  # nothing has changed since
     stats = optimizer.stats()
     return {"own": own, "after": after, "again": weight.item(), "stats": stats}
+
+
+def left_ddp() -> dict[str, Any]:
+    """Trains in DistributedDataParallel first, and then by local updates; returns digests."""
+    model = DistributedDataParallel(make_model(0))
+    loss_of(model, dist.get_rank(), 0).backward()
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    inner.step()
+    optimizer = LocalOptimizer(inner, every=2)
+    seen = [digest(model.module)]
+    for step in range(1, 3):
+        optimizer.zero_grad()
+        loss_of(model.module, dist.get_rank(), step).backward()
+        optimizer.step()
+        seen.append(digest(model.module))
+    return {"seen": seen}
 
 
 def averaged() -> dict[str, float]:
@@ -268,7 +228,7 @@ def skipped() -> dict[str, Any]:
 
 def published() -> dict[str, Any]:
     """Changes a weight by hand, differently on the workers, and publishes it."""
-    weight, optimizer, step = _one_weight(2, 0.5, outer={"name": "sgd"})
+    weight, optimizer, step = one_weight(2, 0.5, outer={"name": "sgd"})
     step()
     with torch.no_grad():
         weight.fill_(16.0 + dist.get_rank())
@@ -292,108 +252,6 @@ def bytes_sent() -> dict[str, float]:
     return {"local": local / 100, "ddp": (job_runner.sent_bytes() - before) / 100}
 
 
-def _sharded() -> nn.Module:
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor import DTensor
-
-    layer = nn.Linear(3, 3, bias=False)
-    whole = layer.weight.detach()
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    layer.weight = nn.Parameter(DTensor.from_local(whole, mesh))
-    return layer
-
-
-def refused() -> list[str]:
-    """Asks for what cannot be; returns the errors."""
-    layer = nn.Linear(3, 3)
-    rank = dist.get_rank()
-
-    def make(module: nn.Module, **options: Any) -> str:
-        inner = torch.optim.SGD(module.parameters(), lr=0.1)
-        return outcome(lambda: LocalOptimizer(inner, **({"every": 4} | options)))
-
-    optimizer = LocalOptimizer(torch.optim.SGD(layer.parameters(), lr=0.1), every=4)
-    plain = torch.optim.SGD(layer.parameters(), lr=0.1).state_dict()
-    state = optimizer.state_dict()
-    model = nn.Linear(3, 3)
-    inner = torch.optim.SGD(model.parameters(), lr=0.1)
-    _, halved = thalweg.amp.initialize(model, inner, opt_level="O2", verbosity=0)
-    fused = FusedAdam(nn.Linear(3, 3).half().parameters(), master_weights=True)
-    later = state | {"local": state["local"] | {"steps": 5 * rank}}
-    return [
-        make(layer, every=0),
-        make(layer, fragments=5),
-        make(layer, fragments=3),
-        make(layer, delay=4),
-        make(layer, mix=1.0),
-        make(layer, outer={"name": "lamb"}),
-        make(layer, outer={"name": "sgd", "beta": 1}),
-        make(layer, pull="int8"),
-        make(layer, codec="int8"),
-        make(nn.Linear(3, 3).double()),
-        make(_sharded()),
-        make(nn.Linear(3, 3).requires_grad_(False)),
-        make(layer, every=4 + rank),
-        make(layer, outer={"name": "nesterov", "momentum": 0.5 + rank}),
-        outcome(lambda: optimizer.add_param_group({"params": [torch.ones(1)]})),
-        outcome(lambda: LocalOptimizer(halved, every=4)),
-        outcome(lambda: LocalOptimizer(fused, every=4)),
-        outcome(lambda: optimizer.load_state_dict(plain)),
-        outcome(lambda: optimizer.load_state_dict(later)),
-    ]
-
-
-def broken() -> str:
-    """Rank 0 does what BREAK says, in its second step; returns how the job ends."""
-    trainer = Trainer(0, 3)
-    trainer.train(1)
-    how = os.environ["BREAK"]
-    if dist.get_rank() != 0:
-        return outcome(lambda: trainer.train(9))
-    if how.startswith("change_weights"):
-        with torch.no_grad():
-            trainer.model[2].weight.mul_(0.5)
-    if how == "change_weights_and_finish":
-        return outcome(trainer.optimizer.finish)
-    if how == "step_alone":
-        return outcome(trainer.optimizer.inner.step)
-    if how == "count":
-        return outcome(lambda: trainer.optimizer.count(8))
-    return outcome(lambda: trainer.train(9))
-
-
-def in_ddp() -> str:
-    """Trains a model in DistributedDataParallel; returns the error."""
-    model = DistributedDataParallel(make_model(0))
-    optimizer = LocalOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), every=3)
-    loss_of(model, 0, 0).backward()
-    return outcome(optimizer.step)
-
-
-def thawed() -> str:
-    """Lets a parameter train that was frozen first; returns the error."""
-    model = make_model(0)
-    model[3].bias.requires_grad_(False)
-    inner = torch.optim.SGD(model.named_parameters(), lr=0.1)
-    optimizer = LocalOptimizer(inner, every=3)
-    model[3].bias.requires_grad_(True)
-    loss_of(model, 0, 0).backward()
-    return outcome(optimizer.step)
-
-
-def uncounted() -> str:
-    """Counts nothing on any worker, where that decides; returns the error."""
-    _, _, step = _one_weight(2, 0.5, weighted=True)
-    step()
-    return outcome(step)
-
-
-def trained_on_and_on() -> str:
-    """Trains until something ends the job; returns what."""
-    trainer = Trainer(0, 3, weighted="WEIGHTED" in os.environ)
-    return outcome(lambda: trainer.train(100_000))
-
-
 JOBS: dict[str, Callable[[], Any]] = {
     each.__name__: each
     for each in (
@@ -402,12 +260,14 @@ JOBS: dict[str, Callable[[], Any]] = {
         halved,
         series,
         finished,
+        left_ddp,
         averaged,
         skipped,
         published,
         bytes_sent,
         refused,
         broken,
+        absent,
         in_ddp,
         thawed,
         uncounted,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ def run(name: str, tmp_path: Path, nodes: tuple[int, ...], shards: int, **env: s
 
 
 @pytest.mark.parametrize(
-    "case", ["plain", "fragments", "delayed", "streaming", "weighted", "rounded"]
+    "case", ["plain", "fragments", "delayed", "streaming", "weighted", "adam", "rounded"]
 )
 def test_workers_have_the_bits_of_diloco_in_one_process(case, tmp_path):
     for result in run("trained", tmp_path, (1, 1), 0, CASE=case):
@@ -107,7 +108,7 @@ def test_published_parameters_are_rank_0s_on_all_workers(tmp_path):
 
 
 @pytest.mark.parametrize("first", ["model", "optimizer"])
-@pytest.mark.parametrize("case", ["plain", "streaming", "weighted"])
+@pytest.mark.parametrize("case", ["plain", "streaming", "weighted", "adam"])
 def test_training_goes_on_from_a_checkpoint_with_the_same_bits(case, first, tmp_path):
     results = run("resumed", tmp_path, (1, 1), 0, CASE=case, FIRST=first)
     for result in results:
@@ -179,8 +180,15 @@ def test_script_at_fault_is_told_why_and_nobody_waits_for_it(how, tmp_path):
     assert "Error: " in second
 
 
+def test_worker_that_does_not_come_to_an_exchange_is_named_within_the_groups_timeout(tmp_path):
+    first, second = run("absent", tmp_path, (1, 1), 0, THALWEG_STEP_TIMEOUT="auto")
+    waited = re.search(r"waited ([\d.]+) s for node 1 ", first)
+    assert waited, first
+    assert float(waited[1]) <= 3
+    assert second == "absent"
+
+
 ALIKE = {
-    "in_ddp": "the model is in DistributedDataParallel",
     "thawed": "3.bias requires a gradient now, but did not when LocalOptimizer was made",
     "uncounted": "no worker has counted anything: call count() before each step",
 }
@@ -190,6 +198,18 @@ ALIKE = {
 def test_what_all_workers_do_wrong_all_are_told(job, tmp_path):
     for result in run(job, tmp_path, (1, 1), 0):
         assert f"RuntimeError: thalweg: {ALIKE[job]}" in result
+
+
+@pytest.mark.parametrize("made", ["before", "after"])
+def test_model_in_distributed_data_parallel_is_refused(made, tmp_path):
+    for result in run("in_ddp", tmp_path, (1, 1), 0, DDP=made):
+        assert "RuntimeError: thalweg: the model is in DistributedDataParallel" in result
+
+
+def test_training_may_begin_in_distributed_data_parallel_and_leave_it(tmp_path):
+    first, second = (result["seen"] for result in run("left_ddp", tmp_path, (1, 1), 0))
+    # The same weights after the step in common, own ones after one alone, then an exchange.
+    assert [a == b for a, b in zip(first, second, strict=True)] == [True, False, True]
 
 
 @pytest.mark.parametrize(

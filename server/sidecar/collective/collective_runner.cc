@@ -382,9 +382,7 @@ std::vector<std::string> CollectiveRunner::OpenFlights(TimePoint now) const {
       any |= sequence > group.settled && !group.done.contains(sequence);
     }
   }
-  if (!any) return {};
-  record_.TraceOpen(now);
-  return record_.Lines(now);
+  return any ? record_.Fail(now) : std::vector<std::string>();
 }
 
 bool CollectiveRunner::IsBusy() const {

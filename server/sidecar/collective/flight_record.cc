@@ -45,10 +45,11 @@ void FlightRecord::NoteDone(const ipc::Collect& spec, TimePoint now) {
   Trace(*flight, now);
 }
 
-void FlightRecord::TraceOpen(TimePoint now) const {
+std::vector<std::string> FlightRecord::Fail(TimePoint now) const {
   for (const Flight& flight : flights_) {
     if (flight.done == TimePoint()) Trace(flight, now);
   }
+  return Lines(now);
 }
 
 void FlightRecord::Trace(const Flight& flight, TimePoint end) const {

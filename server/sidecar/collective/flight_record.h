@@ -26,12 +26,11 @@ class FlightRecord {
   // All workers of the node have come, and their values go to the shards.
   void NoteSent(const ipc::Collect& spec, TimePoint now);
   void NoteDone(const ipc::Collect& spec, TimePoint now);
-  // The job has failed: traces those that are not done, as far as they have come.
-  void TraceOpen(TimePoint now) const;
-
   // Returns a line for each, the latest one last, e.g. "allreduce 7 of group 'default', mean of
   // 1024 elements of fp32: rank 0 came 2.001 s ago, sent 2.000 s ago, not done".
   std::vector<std::string> Lines(TimePoint now) const;
+  // The job has failed: returns them, and traces what is not done as far as it has come.
+  std::vector<std::string> Fail(TimePoint now) const;
 
  private:
   struct Flight {

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
-from collections.abc import Mapping
+import weakref
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from thalweg import _C
@@ -15,8 +18,15 @@ from thalweg.ps._bucket import cut, pulled_as, served
 from thalweg.ps._exchange import Exchange, Fragment
 from thalweg.ps._local_bucket import LocalBucket
 from thalweg.ps._plan import Outer, Plan, cut_fragments
-from thalweg.ps._rules import KINDS, rule_of
+from thalweg.ps._rules import KINDS, Group, rule_of
 from thalweg.ps._serving import Serving
+
+
+def ddp_modules(groups: Sequence[Group]) -> weakref.WeakSet[DistributedDataParallel]:
+    """Returns the modules of DistributedDataParallel that have one of these parameters."""
+    ours = {id(p) for group in groups for p in group["params"]}
+    alive = (each for each in gc.get_objects() if issubclass(type(each), DistributedDataParallel))
+    return weakref.WeakSet(m for m in alive if any(id(p) in ours for p in m.parameters()))
 
 
 def check_masters(inner: Optimizer) -> None:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import gc
 import weakref
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from thalweg.ps._beginning import begin, check_masters
+from thalweg.ps._beginning import begin, check_masters, ddp_modules
 from thalweg.ps._plan import Plan
 
 _NESTEROV = {"name": "nesterov"}
@@ -100,14 +98,20 @@ class LocalOptimizer(Optimizer):
         )
         self._session = session
         self.every = every
-        self._has_looked = False
+        # Those of an earlier part of the training may be left, as long as it does not use them.
+        self._before = ddp_modules(self.param_groups)
+        self._hooks += [
+            each.register_forward_pre_hook(lambda *_: _refuse(ref)) for each in self._before
+        ]
+        self._has_stepped = False
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # noqa: ANN401
         """Does a step of `inner`, and exchanges what is due. Raises RuntimeError, which ends the
         job, where other code has changed parameters, or another worker, node or shard has failed.
         """
-        if not self._has_looked:
-            self._look_for_ddp()
+        if not self._has_stepped and ddp_modules(self.param_groups) - self._before:
+            self._refuse_ddp()
+        self._has_stepped = True
         self._exchange.check(self.param_groups)
         self._is_stepping = True
         try:
@@ -199,25 +203,24 @@ class LocalOptimizer(Optimizer):
             torch._foreach_div_([grad for grad in grads if grad is not None], float(scale))
         return self.inner.step(closure)
 
-    def _look_for_ddp(self) -> None:
-        """Raises RuntimeError where a module of DistributedDataParallel has the parameters."""
-        self._has_looked = True
-        ours = {id(p) for group in self.param_groups for p in group["params"]}
-        for each in gc.get_objects():
-            if issubclass(type(each), DistributedDataParallel) and any(
-                id(p) in ours for p in each.parameters()
-            ):
-                self._exchange.close()
-                raise RuntimeError(
-                    "thalweg: the model is in DistributedDataParallel, which averages gradients in "
-                    "every step: LocalOptimizer takes its place, so train the plain module"
-                )
+    def _refuse_ddp(self) -> NoReturn:
+        self.close()
+        raise RuntimeError(
+            "thalweg: the model is in DistributedDataParallel, which averages gradients in every "
+            "step: LocalOptimizer takes its place, so train the plain module"
+        )
 
 
 def _follow(ref: weakref.ref[LocalOptimizer]) -> None:
     ours = ref()
     if ours is not None:
         ours._follow()
+
+
+def _refuse(ref: weakref.ref[LocalOptimizer]) -> None:
+    ours = ref()
+    if ours is not None and torch.is_grad_enabled():
+        ours._refuse_ddp()
 
 
 def _check_caller(ref: weakref.ref[LocalOptimizer]) -> None:
