@@ -7,6 +7,8 @@
 
 #include <array>
 
+#include "absl/strings/str_cat.h"
+
 namespace thalweg {
 namespace {
 
@@ -48,6 +50,12 @@ TEST_F(ConnectionsTest, OwnPortIsToldAndOtherDescriptorsHaveNone) {
   EXPECT_EQ(LocalPort(pipe_ends[0]), 0);
   EXPECT_EQ(CookieOf(pipe_ends[0]), 0u);
   for (const int end : pipe_ends) close(end);
+}
+
+TEST_F(ConnectionsTest, PeerIsTheOtherEnd) {
+  EXPECT_EQ(PeerOf(client_), absl::StrCat("127.0.0.1:", port_));
+  EXPECT_EQ(PeerOf(server_), absl::StrCat("127.0.0.1:", LocalPort(client_)));
+  EXPECT_EQ(PeerOf(-1), "");
 }
 
 TEST_F(ConnectionsTest, ConnectionEndsAndItsDescriptorStaysOpen) {

@@ -1,6 +1,5 @@
 #include "server/transport/read_guard.h"
 
-#include <arpa/inet.h>
 #include <linux/tcp.h>
 #include <netinet/in.h>
 #include <sys/ioctl.h>
@@ -35,20 +34,6 @@ std::optional<uint64_t> BytesRead(int fd) {
   if (ioctl(fd, FIONREAD, &unread) != 0) return std::nullopt;  // a socket that listens
   const auto waiting = static_cast<uint64_t>(unread);
   return info.tcpi_bytes_received - std::min<uint64_t>(info.tcpi_bytes_received, waiting);
-}
-
-std::string PeerOf(int fd) {
-  sockaddr_storage address{};
-  socklen_t length = sizeof address;
-  char host[INET6_ADDRSTRLEN] = "unknown";
-  if (getpeername(fd, reinterpret_cast<sockaddr*>(&address), &length) == 0) {
-    const void* bytes = &reinterpret_cast<const sockaddr_in6&>(address).sin6_addr;
-    if (address.ss_family == AF_INET) {
-      bytes = &reinterpret_cast<const sockaddr_in&>(address).sin_addr;
-    }
-    inet_ntop(address.ss_family, bytes, host, sizeof host);
-  }
-  return host;
 }
 
 }  // namespace

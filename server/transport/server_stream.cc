@@ -23,6 +23,7 @@ void ServerStream::OnAccepted(bool ok) {
   const std::shared_ptr<ServerStream> self = std::move(self_);
   if (!ok) return;  // the server is stopping
   accepted_at_ = Now();
+  peer_ = context_.peer();
   place_ = streams_.TakePlace(AddressOf(context_));
   // Not a status, which would wait until the peer reads it.
   if (place_ == nullptr) context_.TryCancel();

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <memory>
 #include <optional>
+#include <string>
 #include <utility>
 
 #include "core/base/mutex.h"
@@ -46,6 +47,8 @@ class ServerStream final : public std::enable_shared_from_this<ServerStream> {
   void CutIfStalled(TimePoint before);
 
   size_t Waiting() const { return writes_.Waiting(); }
+  // The connection, as gRPC names its other end; empty before the stream has been accepted.
+  const std::string& peer() const { return peer_; }
 
  private:
   ServerStream(Service& service, grpc::ServerCompletionQueue& queue, Callers& callers,
@@ -77,7 +80,8 @@ class ServerStream final : public std::enable_shared_from_this<ServerStream> {
   grpc::ServerAsyncReaderWriter<grpc::ByteBuffer, grpc::ByteBuffer> call_{&context_};
   WriteQueue writes_;
   std::atomic<int> ends_left_{2};
-  TimePoint accepted_at_;               // set before the stream is in the set
+  TimePoint accepted_at_;  // this and the next are set before it is in the set
+  std::string peer_;
   std::shared_ptr<void> place_;         // until the open frame has arrived
   std::atomic<bool> is_opened_{false};  // its open frame has arrived
 

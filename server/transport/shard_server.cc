@@ -10,6 +10,7 @@
 #include "grpcpp/grpcpp.h"
 #include "grpcpp/resource_quota.h"
 #include "server/net/address.h"
+#include "server/net/connections.h"
 #include "server/transport/acceptor.h"
 #include "server/transport/callers.h"
 #include "server/transport/channel_options.h"
@@ -48,6 +49,9 @@ class GrpcShardServer final : public ShardServer {
         guarded_(metrics.GetCounter(
             "thalweg_grpc_closed_connections_total",
             "Connections that were closed because they kept a thread busy without a message")),
+        ended_(metrics.GetCounter(
+            "thalweg_grpc_ended_connections_total",
+            "Connections that were ended because they had more streams than the server allows")),
         handshakes_(metrics),
         callers_(metrics),
         nodes_(StreamCounters::In(metrics, "server")),
@@ -56,9 +60,8 @@ class GrpcShardServer final : public ShardServer {
 
   absl::Status Listen(const Options& options) {
     THALWEG_ASSIGN_OR_RETURN(address_, ParseHostPort(options.listen));
-    const uint32_t max_descriptor =
-        options.max_descriptor > 0 ? options.max_descriptor : DefaultMaxDescriptor();
-    Acceptor::Limits limits{.descriptor = max_descriptor};
+    max_descriptor_ = options.max_descriptor > 0 ? options.max_descriptor : DefaultMaxDescriptor();
+    Acceptor::Limits limits{.descriptor = max_descriptor_};
     if (options.memory_bytes > 0) limits.connections = options.memory_bytes / kBytesOfConnection;
     auto acceptor = Acceptor::Listen(&address_, limits, refused_);
     if (!acceptor.ok()) {
@@ -94,7 +97,7 @@ class GrpcShardServer final : public ShardServer {
     }
     pollers_ = std::make_shared<Pollers>(std::move(queues));
     guard_ = std::make_unique<ReadGuard>(
-        ReadGuard::Options{.port = address_.port, .max_descriptor = max_descriptor}, *pollers_,
+        ReadGuard::Options{.port = address_.port, .max_descriptor = max_descriptor_}, *pollers_,
         guarded_);
     watch_ = Thread("grpc-watch", [this] { Watch(); });
     acceptor_ = *std::move(acceptor);
@@ -137,6 +140,17 @@ class GrpcShardServer final : public ShardServer {
   }
 
  private:
+  // Ends the connection of a peer, such as ipv4:10.0.0.1:70.
+  void EndPeer(const std::string& peer) {
+    const std::string end = peer.substr(peer.find(':') + 1);
+    for (int fd = 0; fd < static_cast<int>(max_descriptor_); ++fd) {
+      const uint64_t cookie = CookieOf(fd);
+      if (cookie == 0 || LocalPort(fd) != address_.port || PeerOf(fd) != end) continue;
+      if (EndConnection(fd, cookie)) ended_.Add(1);
+      return;
+    }
+  }
+
   // Cuts off the peers that do not read, and ends memberships of nodes that are gone.
   void Watch() {
     const Duration interval = std::min<Duration>(patience_ / 4, kWatchInterval);
@@ -153,12 +167,14 @@ class GrpcShardServer final : public ShardServer {
   const Duration patience_;
   Counter& refused_;
   Counter& guarded_;
+  Counter& ended_;
+  uint32_t max_descriptor_ = 0;
   HostPort address_;
   HandshakeFailures handshakes_;
   Callers callers_;
   NodeTable nodes_;
   ControlService control_;
-  StreamSet streams_;
+  StreamSet streams_{[this](const std::string& peer) { EndPeer(peer); }};
   ServerStream::Service exchange_;
   std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> connections_;
   std::unique_ptr<grpc::Server> server_;

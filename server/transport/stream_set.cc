@@ -1,20 +1,27 @@
 #include "server/transport/stream_set.h"
 
+#include <utility>
 #include <vector>
 
+#include "server/transport/channel_options.h"
 #include "server/transport/server_stream.h"
 
 namespace thalweg {
 
 bool StreamSet::Add(const std::shared_ptr<ServerStream>& stream) {
   absl::Status shut_down;
+  bool is_too_many = false;
   {
     MutexLock lock(mutex_);
     if (closed_) return false;
     streams_.insert(stream);
     shut_down = shut_down_;
+    Peer& peer = by_peer_[stream->peer()];
+    // What has been read from it already goes on making streams.
+    is_too_many = ++peer.streams > kMaxStreamsOfConnection && !std::exchange(peer.is_ended, true);
   }
   stream->Start();
+  if (is_too_many && end_peer_ != nullptr) end_peer_(stream->peer());
   if (!shut_down.ok()) stream->End(shut_down);
   return true;
 }
@@ -27,6 +34,8 @@ void StreamSet::Close() {
 void StreamSet::Remove(const std::shared_ptr<ServerStream>& stream) {
   MutexLock lock(mutex_);
   streams_.erase(stream);
+  const auto peer = by_peer_.find(stream->peer());
+  if (--peer->second.streams == 0) by_peer_.erase(peer);
   changed_.NotifyAll();
 }
 

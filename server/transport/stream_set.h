@@ -2,9 +2,12 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <set>
 #include <string>
+#include <unordered_map>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "core/base/clock.h"
@@ -18,6 +21,12 @@ class ServerStream;
 // A StreamSet holds the streams that gRPC has not completed. It is thread-safe.
 class StreamSet {
  public:
+  // Ends the connection of a peer, as gRPC names it.
+  using EndPeer = std::function<void(const std::string& peer)>;
+  // `end_peer` is called, with no lock held, when a connection has more streams than the server's
+  // settings allow, which bind only those that acknowledge them. Null: nothing is done then.
+  explicit StreamSet(EndPeer end_peer = nullptr) : end_peer_(std::move(end_peer)) {}
+
   // So many streams may be there that have not said for which node they are.
   static constexpr uint32_t kMaxUnopened = 2048;
 
@@ -37,10 +46,18 @@ class StreamSet {
   bool WaitEmpty(TimePoint deadline);
 
  private:
+  // A Peer is a connection.
+  struct Peer {
+    int streams = 0;
+    bool is_ended = false;  // by us
+  };
+
+  const EndPeer end_peer_;
   Places unopened_{kMaxUnopened};
   Mutex mutex_;
   CondVar changed_;
   std::set<std::shared_ptr<ServerStream>> streams_ ABSL_GUARDED_BY(mutex_);
+  std::unordered_map<std::string, Peer> by_peer_ ABSL_GUARDED_BY(mutex_);  // those with streams
   absl::Status shut_down_ ABSL_GUARDED_BY(mutex_);  // OK, or why Add refuses streams
   bool closed_ ABSL_GUARDED_BY(mutex_) = false;
 };
