@@ -140,9 +140,10 @@ def run(folder, backends, *more):
     (comms / "MadeTest.py").write_text(COMMS)
     (comms / "OwnTest.py").write_text("import torchcomms\n\ntorchcomms.new_comm('gloo')\n")
     out = folder / "outcomes.json"
-    argv = [str(torchs), str(comms), "--json", str(out), "--backend", *backends, *more]
+    argv = [str(torchs), str(comms), "--json", str(out), "--timeout", "30"]
+    argv += ["--backend", *backends, *more]
     done = subprocess.run(
-        [sys.executable, str(COMMAND), *argv], timeout=100, capture_output=True, text=True
+        [sys.executable, str(COMMAND), *argv], timeout=200, capture_output=True, text=True
     )
     found = json.loads(out.read_text())
     del found["left out"]
