@@ -78,12 +78,6 @@ class LocalOptimizer(Optimizer):
         self._is_complete = True
         self.inner = inner
         self._follow()
-        ref = weakref.ref(self)  # `inner` may outlive the optimizer
-        self._hooks = [
-            inner.register_load_state_dict_post_hook(lambda _: _follow(ref)),
-            inner.register_step_pre_hook(lambda *_: _check_caller(ref)),
-        ]
-        self._is_stepping = False
         group = process_group or dist.group.WORLD
         assert group is not None
         arguments = {
@@ -97,6 +91,12 @@ class LocalOptimizer(Optimizer):
             inner, plan, outer, group, arguments, pull=pull, bucket_cap_mb=bucket_cap_mb
         )
         self._session = session
+        ref = weakref.ref(self)  # `inner` may outlive the optimizer
+        self._hooks = [
+            inner.register_load_state_dict_post_hook(lambda _: _follow(ref)),
+            inner.register_step_pre_hook(lambda *_: _check_caller(ref)),
+        ]
+        self._is_stepping = False
         self.every = every
         # Those of an earlier part of the training may be left, as long as it does not use them.
         self._before = ddp_modules(self.param_groups)
