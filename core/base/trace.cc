@@ -85,6 +85,7 @@ std::string Arguments(const TraceSpan& span) {
   const TraceSubject& what = span.what;
   if (!what.collective.empty()) {
     return absl::StrCat("{", *span.origin, R"(,"collective":)", Quoted(what.collective),
+                        what.chunk ? absl::StrCat(R"(,"shard":)", what.chunk->shard) : "",
                         R"(,"raw_bytes":)", what.raw_bytes, "}");
   }
   std::string text =

@@ -3,7 +3,6 @@
 import os
 
 import pytest
-import torch.distributed as dist
 
 from thalweg._config import Config
 from thalweg._process_group import World
@@ -26,8 +25,7 @@ OTHERS = {
 
 def world(**settings):
     """Returns one whose session is never used."""
-    store = dist.HashStore()
-    return World(None, None, DEFAULTS._replace(**settings), 60.0, store, os.getpid())
+    return World(None, None, DEFAULTS._replace(**settings), 60.0, os.getpid())
 
 
 def test_module_that_asks_for_the_same_is_served_until_one_is_attached():

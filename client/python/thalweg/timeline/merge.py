@@ -78,13 +78,13 @@ def _rank(trace: TraceFile) -> tuple[int, int, int, str]:
 def _name(trace: TraceFile) -> str:
     side, place = trace.place()
     who = f"{trace.host} {trace.pid}"
+    if not place:
+        return f"{trace.program} without spans ({who})"
     if side == "worker":
         return f"node {place['node']} worker {place['rank']} ({who})"
     if side == "sidecar":
         return f"node {place['node']} sidecar ({who})"
-    if side == "shard":
-        return f"shard {place['shard']} ({who})"
-    return f"{trace.program} without spans ({who})"
+    return f"shard {place['shard']} ({who})"
 
 
 def _warnings(processes: Sequence[Process], root: str) -> list[str]:
