@@ -109,7 +109,8 @@ TEST_F(HostileClientTest, MalformedFrameFailsTheJobWithTheReason) {
 TEST_F(HostileClientTest, JoinOfANodeThatResumesTheLargestJobIsHeard) {
   const auto remote = RemoteShard::Create(server_->address(), {}, metrics_);
   JoinRequest request = OfNode(++node_);
-  // Of one bucket, which counts as a chunk too; the last rounds are long numbers on the wire.
+  // The rounds are those of one bucket, which counts as a chunk too. Such numbers are long ones on
+  // the wire.
   const BucketRounds rounds{{1, 0},
                             std::vector<uint64_t>(kMaxResumedChunks - 1, uint64_t{1} << 62)};
   request.resume = {rounds};

@@ -176,6 +176,14 @@ def test_wrong_arguments_of_the_doctor_exit_with_2(arguments, capsys):
     assert "--shards" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "arguments", [["--nodes", "2"], ["--nproc", "2"], ["--codec", "fp16"], ["--rate", "50mbit"]]
+)
+def test_options_of_a_script_without_one_are_refused_with_the_command_to_give(arguments, capsys):
+    assert main(["doctor", *arguments]) == 2
+    assert "are for a script: thalweg doctor train.py" in capsys.readouterr().err
+
+
 def fake_kubectl(folder, answers):
     """Writes a kubectl with `answers` by its first arguments: output or (standard error,)."""
     script = ["#!/bin/sh", 'case "$*" in']

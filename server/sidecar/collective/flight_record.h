@@ -26,6 +26,7 @@ class FlightRecord {
   // All workers of the node have come, and their values go to the shards.
   void NoteSent(const ipc::Collect& spec, TimePoint now);
   void NoteDone(const ipc::Collect& spec, TimePoint now);
+
   // Returns a line for each, the latest one last, e.g. "allreduce 7 of group 'default', mean of
   // 1024 elements of fp32: rank 0 came 2.001 s ago, sent 2.000 s ago, not done".
   std::vector<std::string> Lines(TimePoint now) const;

@@ -34,8 +34,8 @@ class Task(NamedTuple):
 
 
 class Layers(torch.nn.Sequential):
-    """Has a forward() that is not torch's own, as users' models do: torch.compile() of a wrapped
-    module compiles no other.
+    """A model with a forward() of its own, as users' models have one: torch.compile() leaves out a
+    wrapped module whose forward() is torch's.
     """
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:

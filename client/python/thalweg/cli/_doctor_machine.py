@@ -116,7 +116,7 @@ def rdma(root: Path = _ROOT) -> Finding:
         names = []
     if not names:
         return Finding("ok", "RDMA: there are no devices, and none are needed")
-    advice = "Thalweg uses TCP and leaves them idle; if all workers have them, NCCL is faster"
+    advice = "Thalweg uses TCP and leaves them idle; NCCL can use them"
     return Finding("note", f"RDMA: {', '.join(names)}: {advice}")
 
 

@@ -127,13 +127,12 @@ def _parser() -> argparse.ArgumentParser:
         "--namespace", metavar="NAME", help="with --cluster: of Kubernetes; default: kubectl's"
     )
     trial = doctor.add_argument_group("with a script")
-    trial.add_argument("--nodes", type=_count, default=2, metavar="N", help="nodes (default 2)")
-    trial.add_argument("--nproc", type=_count, default=1, metavar="L", help="workers per node")
+    trial.add_argument("--nodes", type=_count, metavar="N", help="nodes (default 2)")
+    trial.add_argument("--nproc", type=_count, metavar="L", help="workers per node (default 1)")
     trial.add_argument("--codec", type=_codec, metavar="CODEC", help="sets THALWEG_CODEC")
     trial.add_argument(
         "--rate",
         type=_profile.rate,
-        default=0.0,
         metavar="RATE",
         help="say how seldom to exchange over links of that rate, such as 50mbit",
     )
@@ -171,8 +170,15 @@ def _doctor(args: argparse.Namespace) -> int:
     from thalweg.cli import _doctor
 
     if args.doctor_script:
-        trial = _doctor_script.Trial(args.nodes, args.nproc, args.codec, rate=args.rate)
+        trial = _doctor_script.Trial(
+            args.nodes or 2, args.nproc or 1, args.codec, rate=args.rate or 0.0
+        )
         return _doctor_script.examine(args.doctor_script, trial)
+    of_script = (args.nodes, args.nproc, args.codec, args.rate)
+    if any(value is not None for value in of_script):
+        raise ConfigError(
+            "--nodes, --nproc, --codec and --rate are for a script: thalweg doctor train.py"
+        )
     config = Config.from_env()
     aggregators = config.aggregators
     if args.aggregators is not None:

@@ -12,12 +12,13 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from thalweg.ps._beginning import begin, check_masters, ddp_modules
+from thalweg.ps._fixed_groups import FixedGroups
 from thalweg.ps._plan import Plan
 
 _NESTEROV = {"name": "nesterov"}
 
 
-class LocalOptimizer(Optimizer):
+class LocalOptimizer(FixedGroups):
     """A worker's own optimizer, whose changes of the weights are exchanged every so many steps.
 
     Every worker of the process group makes it, with a model that is not in DistributedDataParallel.
@@ -46,7 +47,6 @@ class LocalOptimizer(Optimizer):
     for arguments that do not fit.
     """
 
-    _is_complete = True
     _step_supports_amp_scaling = True
 
     def __init__(
@@ -73,9 +73,7 @@ class LocalOptimizer(Optimizer):
         plan = Plan(every, fragments, delay, mix, weighted)
         plan.check()
         check_masters(inner)
-        self._is_complete = False
         super().__init__(inner.param_groups, inner.defaults)
-        self._is_complete = True
         self.inner = inner
         self._follow()
         group = process_group or dist.group.WORLD
@@ -98,7 +96,7 @@ class LocalOptimizer(Optimizer):
         ]
         self._is_stepping = False
         self.every = every
-        # Those of an earlier part of the training may be left, as long as it does not use them.
+        # An earlier part of the training may have left modules, as long as nobody uses them now.
         self._before = ddp_modules(self.param_groups)
         self._hooks += [
             each.register_forward_pre_hook(lambda *_: _refuse(ref)) for each in self._before
@@ -175,12 +173,6 @@ class LocalOptimizer(Optimizer):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         self.inner.zero_grad(set_to_none)
-
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Raises RuntimeError: what the shards keep is fixed."""
-        if self._is_complete:
-            raise RuntimeError("thalweg: LocalOptimizer cannot add groups: make a new one")
-        super().add_param_group(param_group)
 
     def close(self) -> None:
         """Leaves the job. Parameters stay as they are. May be called again."""

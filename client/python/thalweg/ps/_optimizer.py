@@ -10,19 +10,19 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.optim import Optimizer
 
 from thalweg import _precision
 from thalweg.optim._state import load_unrounded
 from thalweg.ps import _forwards, _joining, _scaling
 from thalweg.ps._bucket import Bucket, Parameter, cut, pulled_as, served
 from thalweg.ps._committing import Committing
+from thalweg.ps._fixed_groups import FixedGroups
 from thalweg.ps._rules import KINDS, rule_of
 from thalweg.ps._serving import Serving
 from thalweg.ps._wishes import Wishes, check_bound
 
 
-class ServerOptimizer(Optimizer):
+class ServerOptimizer(FixedGroups):
     """An optimizer whose step is done on the shards, by one for all workers.
 
     Every worker of the process group makes it, with a model that is not in DistributedDataParallel.
@@ -47,8 +47,6 @@ class ServerOptimizer(Optimizer):
     for options that shards do not have.
     """
 
-    _is_complete = True
-
     def __init__(
         self,
         params: Iterable[Any],
@@ -72,9 +70,7 @@ class ServerOptimizer(Optimizer):
         if not dist.is_initialized():
             raise RuntimeError("thalweg: call torch.distributed.init_process_group() first")
         local = KINDS[optimizer].torch(params, **options)
-        self._is_complete = False
         super().__init__(local.param_groups, local.defaults)
-        self._is_complete = True
         arguments = {
             "codec": codec,
             "timeout": timeout,
@@ -270,12 +266,6 @@ class ServerOptimizer(Optimizer):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forgets all gradients that have not been pushed; they become None always."""
         super().zero_grad(set_to_none=True)
-
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Raises RuntimeError: what the shards keep is fixed."""
-        if self._is_complete:
-            raise RuntimeError("thalweg: ServerOptimizer cannot add groups: make a new one")
-        super().add_param_group(param_group)
 
     def close(self) -> None:
         """Leaves the job. Parameters stay as they are. May be called again."""
