@@ -4,34 +4,43 @@
 
 namespace thalweg {
 
-bool SendQueue::Push(Contribution contribution) {
+bool SendQueue::Push(Contribution contribution, uint64_t position) {
+  positions_.push_back(position);
   waiting_.push_back(std::move(contribution));
   return BeginSending();
 }
 
 bool SendQueue::NoteAnswered() {
-  if (owed_ > 0) --owed_;
+  if (owed() > 0) positions_.pop_front();
   return BeginSending();
 }
 
 bool SendQueue::BeginSending() { return !std::exchange(is_sending_, true); }
 
 std::optional<Contribution> SendQueue::Next(uint32_t window, TimePoint now) {
-  if (waiting_.empty() || owed_ >= window) {
+  if (waiting_.empty() || owed() >= window) {
     if (!waiting_.empty() && !full_since_) full_since_ = now;
     is_sending_ = false;
     return std::nullopt;
   }
   if (full_since_) wait_seconds_.Add(ToSeconds(now - *full_since_));
   full_since_.reset();
-  ++owed_;
   std::optional<Contribution> next = std::move(waiting_.front());
   waiting_.pop_front();
   return next;
 }
 
+std::optional<uint64_t> SendQueue::oldest() const {
+  return positions_.empty() ? std::nullopt : std::optional(positions_.front());
+}
+
+std::optional<uint64_t> SendQueue::next() const {
+  return waiting_.empty() ? std::nullopt : std::optional(positions_[owed()]);
+}
+
 std::deque<Contribution> SendQueue::Close() {
   full_since_.reset();
+  positions_.resize(owed());
   return std::exchange(waiting_, {});
 }
 

@@ -18,9 +18,10 @@ class SendQueue {
   // `wait_seconds` counts how long chunks have waited for a place; it must outlive the queue.
   explicit SendQueue(Counter& wait_seconds) : wait_seconds_(wait_seconds) {}
 
-  // Adds a chunk. Returns whether the caller must send: it calls Next, and passes on what that
-  // returns, until that returns nothing. Otherwise another caller is about to call Next.
-  [[nodiscard]] bool Push(Contribution contribution);
+  // Adds a chunk; `position` is larger than those before. Returns whether the caller must send: it
+  // calls Next, and passes on what that returns, until that returns nothing. Otherwise another
+  // caller is about to call Next.
+  [[nodiscard]] bool Push(Contribution contribution, uint64_t position);
   // The shard has answered one chunk. The result is that of Push.
   [[nodiscard]] bool NoteAnswered();
   // Returns the next chunk to send, while the shard owes fewer than `window` results.
@@ -28,14 +29,18 @@ class SendQueue {
   // Returns what has not been sent and never will be; the caller releases it without locks.
   std::deque<Contribution> Close();
 
-  uint32_t owed() const { return owed_; }  // chunks sent and not answered
+  // Returns how many chunks have been sent and are not answered.
+  uint32_t owed() const { return static_cast<uint32_t>(positions_.size() - waiting_.size()); }
+  // Return the positions of the oldest chunk that is not answered, and of the next one to send.
+  std::optional<uint64_t> oldest() const;
+  std::optional<uint64_t> next() const;
 
  private:
   bool BeginSending();
 
   Counter& wait_seconds_;
   std::deque<Contribution> waiting_;
-  uint32_t owed_ = 0;
+  std::deque<uint64_t> positions_;       // of the chunks owed, then of those that wait
   bool is_sending_ = false;              // some caller has been told to send
   std::optional<TimePoint> full_since_;  // set while chunks wait for a place
 };

@@ -30,13 +30,15 @@ class SendQueueTest : public ::testing::Test {
 };
 
 TEST_F(SendQueueTest, ChunksBeyondTheWindowWaitInOrderForAnswers) {
-  EXPECT_TRUE(queue_.Push(Chunk(0)));
+  EXPECT_TRUE(queue_.Push(Chunk(0), 0));
   EXPECT_EQ(Sent(), (std::vector<uint32_t>{0}));
   for (const uint32_t number : {1, 2, 3}) {
-    EXPECT_TRUE(queue_.Push(Chunk(number)));
+    EXPECT_TRUE(queue_.Push(Chunk(number), number));
     EXPECT_EQ(Sent(), number == 1 ? std::vector<uint32_t>{1} : std::vector<uint32_t>{});
   }
   EXPECT_EQ(queue_.owed(), kWindow);
+  EXPECT_EQ(queue_.oldest(), 0u);
+  EXPECT_EQ(queue_.next(), 2u);
   EXPECT_TRUE(queue_.NoteAnswered());
   EXPECT_EQ(Sent(), (std::vector<uint32_t>{2}));
   EXPECT_TRUE(queue_.NoteAnswered());
@@ -44,8 +46,8 @@ TEST_F(SendQueueTest, ChunksBeyondTheWindowWaitInOrderForAnswers) {
 }
 
 TEST_F(SendQueueTest, OneCallerSendsWhatOthersAddMeanwhile) {
-  ASSERT_TRUE(queue_.Push(Chunk(0)));
-  EXPECT_FALSE(queue_.Push(Chunk(1)));
+  ASSERT_TRUE(queue_.Push(Chunk(0), 0));
+  EXPECT_FALSE(queue_.Push(Chunk(1), 1));
   ASSERT_TRUE(queue_.Next(kWindow, now_).has_value());
   // The answer comes while the first caller still sends.
   EXPECT_FALSE(queue_.NoteAnswered());
@@ -55,7 +57,7 @@ TEST_F(SendQueueTest, OneCallerSendsWhatOthersAddMeanwhile) {
 
 TEST_F(SendQueueTest, TimeIsCountedWhileChunksWaitForAPlace) {
   for (const uint32_t number : {0, 1, 2}) {
-    ASSERT_TRUE(queue_.Push(Chunk(number)));
+    ASSERT_TRUE(queue_.Push(Chunk(number), number));
     Sent();
   }
   now_ += std::chrono::seconds(3);
@@ -66,7 +68,7 @@ TEST_F(SendQueueTest, TimeIsCountedWhileChunksWaitForAPlace) {
 
 TEST_F(SendQueueTest, ClosingReturnsWhatWasNotSent) {
   for (const uint32_t number : {0, 1, 2}) {
-    ASSERT_TRUE(queue_.Push(Chunk(number)));
+    ASSERT_TRUE(queue_.Push(Chunk(number), number));
     Sent();
   }
   EXPECT_EQ(queue_.Close().size(), 1u);

@@ -36,10 +36,6 @@ absl::StatusOr<SharePlan> Settle(std::vector<uint32_t> weights, const Terms& fir
 
 }  // namespace
 
-ShardGroup::Lanes::Lanes(uint32_t chunks, Counter& wait_seconds) : window(chunks) {
-  for (uint32_t part = 0; part < kMaxParts; ++part) queues.emplace_back(wait_seconds);
-}
-
 ShardGroup::ShardGroup(std::vector<Shard*> shards, MetricRegistry& metrics, TraceWriter* trace)
     : shards_(std::move(shards)), trace_(trace), states_(shards_.size()) {
   for (size_t k = 0; k < states_.size(); ++k) {
@@ -47,7 +43,6 @@ ShardGroup::ShardGroup(std::vector<Shard*> shards, MetricRegistry& metrics, Trac
         &metrics.GetCounter("thalweg_sidecar_shard_wait_seconds_total",
                             "Time for which chunks waited because a shard owed a window of results",
                             {{"shard", absl::StrCat(k)}});
-    states_[k].lanes.try_emplace(0, 0, *states_[k].wait_seconds);
     states_[k].share = &metrics.GetGauge(
         "thalweg_sidecar_shard_share",
         "Part of the gradients that a shard sums, in the job that has joined last",
@@ -112,16 +107,17 @@ absl::Status ShardGroup::Join(
   MutexLock lock(mutex_);
   const double total = std::accumulate(plan.shares.begin(), plan.shares.end(), 0.0);
   const double largest = *std::max_element(plan.shares.begin(), plan.shares.end());
+  std::vector<uint32_t> windows;
   for (uint32_t k = 0; k < size(); ++k) {
-    State& state = states_[k];
+    const State& state = states_[k];
     state.share->Set(plan.shares[k] / total);
     const uint32_t most = state.member->terms().window_chunks;
     const double window = std::ceil(most * plan.shares[k] / largest);
     // A shard with any share gets two chunks at least, so that one can travel while it sums
     // another.
-    state.lanes.at(0).window =
-        std::min(std::max(static_cast<uint32_t>(window), kLeastWindow), most);
+    windows.push_back(std::min(std::max(static_cast<uint32_t>(window), kLeastWindow), most));
   }
+  AddLanesLocked(0, windows);
   placements_.assign(kMaxParts, Placement(plan.shares));
   plan_ = std::move(plan);
   return absl::OkStatus();
@@ -157,10 +153,7 @@ absl::Status ShardGroup::MakeGroup(const Group& group, TimePoint deadline) {
   THALWEG_RETURN_IF_ERROR(
       CallAll([&](Member& member) { return member.MakeGroup(group, deadline); }));
   MutexLock lock(mutex_);
-  for (State& state : states_) {
-    state.lanes.try_emplace(group.id, std::max(group.window_chunks, kLeastWindow),
-                            *state.wait_seconds);
-  }
+  AddLanesLocked(group.id, std::vector(size(), std::max(group.window_chunks, kLeastWindow)));
   return absl::OkStatus();
 }
 
@@ -182,9 +175,15 @@ absl::Status ShardGroup::CallAll(const std::function<absl::Status(Member&)>& cal
   return absl::OkStatus();
 }
 
-ShardGroup::Lanes* ShardGroup::FindLanesLocked(uint32_t shard, uint32_t group) {
-  const auto found = states_[shard].lanes.find(group);
-  return found == states_[shard].lanes.end() ? nullptr : &found->second;
+void ShardGroup::AddLanesLocked(uint32_t group, const std::vector<uint32_t>& windows) {
+  std::vector<Counter*> wait_seconds;
+  for (const State& state : states_) wait_seconds.push_back(state.wait_seconds);
+  lanes_.try_emplace(group, std::vector(kMaxParts, SendLane(windows, wait_seconds)));
+}
+
+SendLane* ShardGroup::FindLaneLocked(uint32_t group, uint32_t part) {
+  const auto found = lanes_.find(group);
+  return found == lanes_.end() ? nullptr : &found->second[part];
 }
 
 absl::Status ShardGroup::Contribute(uint32_t k, Contribution contribution) {
@@ -196,11 +195,11 @@ absl::Status ShardGroup::Contribute(uint32_t k, Contribution contribution) {
     State& state = states_[k];
     if (state.member == nullptr) return absl::FailedPreconditionError("shard not joined");
     contribution.epoch = state.member->terms().epoch;
-    Lanes* const lanes = FindLanesLocked(k, group);
-    if (lanes == nullptr) {
+    SendLane* const lane = FindLaneLocked(group, part);
+    if (lane == nullptr) {
       return absl::FailedPreconditionError(absl::StrCat("group ", group, " has not been declared"));
     }
-    if (!lanes->queues[part].Push(std::move(contribution))) return absl::OkStatus();
+    if (!lane->Push(k, std::move(contribution))) return absl::OkStatus();
   }
   return Send(k, group, part);
 }
@@ -214,8 +213,8 @@ absl::Status ShardGroup::Post(uint32_t k, Contribution letter) {
 absl::Status ShardGroup::OnAnswered(uint32_t k, uint32_t group, uint32_t part) {
   {
     MutexLock lock(mutex_);
-    Lanes* const lanes = FindLanesLocked(k, group);
-    if (left_ || lanes == nullptr || !lanes->queues[part].NoteAnswered()) return absl::OkStatus();
+    SendLane* const lane = FindLaneLocked(group, part);
+    if (left_ || lane == nullptr || !lane->NoteAnswered(k)) return absl::OkStatus();
   }
   return Send(k, group, part);
 }
@@ -226,8 +225,7 @@ absl::Status ShardGroup::Send(uint32_t k, uint32_t group, uint32_t part) {
     Member* member = nullptr;
     {
       MutexLock lock(mutex_);
-      Lanes& lanes = *FindLanesLocked(k, group);
-      next = lanes.queues[part].Next(lanes.window, Now());
+      next = FindLaneLocked(group, part)->Next(k, Now());
       member = states_[k].member.get();
     }
     if (!next) return absl::OkStatus();
@@ -269,11 +267,11 @@ std::string ShardGroup::Debtors() { return SilentDebtors(TimePoint::max()); }
 std::string ShardGroup::SilentDebtors(TimePoint since) {
   MutexLock lock(mutex_);
   std::vector<std::string> names;
-  for (size_t k = 0; k < states_.size(); ++k) {
+  for (uint32_t k = 0; k < size(); ++k) {
     if (states_[k].last_heard >= since) continue;
     uint32_t owed = 0;
-    for (const auto& [group, lanes] : states_[k].lanes) {
-      for (const SendQueue& queue : lanes.queues) owed += queue.owed();
+    for (const auto& [group, lanes] : lanes_) {
+      for (const SendLane& lane : lanes) owed += lane.owed(k);
     }
     if (owed > 0) names.push_back(absl::StrCat("aggregator shard ", k, " (", owed, " results)"));
   }
@@ -311,9 +309,9 @@ void ShardGroup::Leave(const absl::Status& reason) {
     left_because_ = reason;
     for (uint32_t k = 0; k < size(); ++k) {
       if (states_[k].member != nullptr) members.push_back(states_[k].member.get());
-      for (auto& [group, lanes] : states_[k].lanes) {
-        for (SendQueue& queue : lanes.queues) unsent.push_back(queue.Close());
-      }
+    }
+    for (auto& [group, lanes] : lanes_) {
+      for (SendLane& lane : lanes) unsent.push_back(lane.Close());
     }
   }
   for (Member* const member : members) member->Leave(reason);

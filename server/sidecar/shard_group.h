@@ -16,7 +16,7 @@
 #include "core/exchange/shard.h"
 #include "server/round/share_plan.h"
 #include "server/sidecar/placement.h"
-#include "server/sidecar/send_queue.h"
+#include "server/sidecar/send_lane.h"
 
 namespace thalweg {
 
@@ -88,16 +88,8 @@ class ShardGroup {
   SharePlan plan();
 
  private:
-  // Lanes are what goes to one shard for one group.
-  struct Lanes {
-    Lanes(uint32_t window, Counter& wait_seconds);
-
-    uint32_t window;  // chunks of a part that this node may have sent and that are not answered
-    std::vector<SendQueue> queues;  // by part
-  };
   struct State {
-    std::unique_ptr<Member> member;   // null until the shard is joined, then kept
-    std::map<uint32_t, Lanes> lanes;  // by group
+    std::unique_ptr<Member> member;  // null until the shard is joined, then kept
     TimePoint last_heard;
     Counter* wait_seconds = nullptr;
     Gauge* share = nullptr;
@@ -109,8 +101,11 @@ class ShardGroup {
   absl::StatusOr<Member*> MemberOf(uint32_t shard);
   // Calls all members at the same time; returns the first shard's error.
   absl::Status CallAll(const std::function<absl::Status(Member&)>& call);
+  // Declares a group to this node, with each shard's window in chunks.
+  void AddLanesLocked(uint32_t group, const std::vector<uint32_t>& windows)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Returns null if there is no such group.
-  Lanes* FindLanesLocked(uint32_t shard, uint32_t group) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  SendLane* FindLaneLocked(uint32_t group, uint32_t part) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Sends what a queue lets go; called by whoever the queue has told to send.
   absl::Status Send(uint32_t shard, uint32_t group, uint32_t part);
   absl::Status CallHeartbeat(uint32_t shard, Member& member);
@@ -122,7 +117,8 @@ class ShardGroup {
   Mutex mutex_;
   bool left_ ABSL_GUARDED_BY(mutex_) = false;
   absl::Status left_because_ ABSL_GUARDED_BY(mutex_);
-  std::vector<State> states_ ABSL_GUARDED_BY(mutex_);  // by shard
+  std::vector<State> states_ ABSL_GUARDED_BY(mutex_);                        // by shard
+  std::map<uint32_t, std::vector<SendLane>> lanes_ ABSL_GUARDED_BY(mutex_);  // by group, part
   SharePlan plan_ ABSL_GUARDED_BY(mutex_);
   // Placements are by part, from Join on: each part number's parts are announced in their own
   // order.

@@ -1,0 +1,43 @@
+#include "server/sidecar/send_lane.h"
+
+#include <algorithm>
+#include <iterator>
+#include <numeric>
+#include <utility>
+
+#include "core/exchange/collective.h"
+
+namespace thalweg {
+
+SendLane::SendLane(std::vector<uint32_t> windows, std::span<Counter* const> wait_seconds)
+    : windows_(std::move(windows)),
+      lead_(std::max(std::accumulate(windows_.begin(), windows_.end(), uint64_t{0}) / 2,
+                     uint64_t{kLeastWindow} * windows_.size())) {
+  for (Counter* const counter : wait_seconds) queues_.emplace_back(*counter);
+}
+
+bool SendLane::Push(uint32_t shard, Contribution contribution) {
+  return queues_[shard].Push(std::move(contribution), pushed_++);
+}
+
+bool SendLane::NoteAnswered(uint32_t shard) { return queues_[shard].NoteAnswered(); }
+
+bool SendLane::IsAhead(uint32_t shard) const {
+  uint64_t oldest = pushed_;
+  for (uint32_t other = 0; other < queues_.size(); ++other) {
+    if (other != shard) oldest = std::min(oldest, queues_[other].oldest().value_or(oldest));
+  }
+  return queues_[shard].next().value_or(oldest) > oldest + lead_;
+}
+
+std::optional<Contribution> SendLane::Next(uint32_t shard, TimePoint now) {
+  return queues_[shard].Next(IsAhead(shard) ? 1 : windows_[shard], now);
+}
+
+std::deque<Contribution> SendLane::Close() {
+  std::deque<Contribution> unsent;
+  for (SendQueue& queue : queues_) std::ranges::move(queue.Close(), std::back_inserter(unsent));
+  return unsent;
+}
+
+}  // namespace thalweg
