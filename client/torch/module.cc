@@ -24,7 +24,6 @@
 #include "client/core/process_trace.h"
 #include "client/core/session.h"
 #include "client/core/shard_offer.h"
-#include "client/torch/all_reducer.h"
 #include "client/torch/ddp_hook.h"
 #include "client/torch/optim_module.h"
 #include "client/torch/process_group.h"
@@ -380,10 +379,6 @@ PYBIND11_MODULE(_C, m) {
       .def("__deepcopy__", [](const ProcessGroup::Options& options, const py::dict&) {
         return c10::make_intrusive<ProcessGroup::Options>(options);
       });
-  py::class_<thalweg::AllReducer>(m, "AllReducer")
-      .def(py::init<std::shared_ptr<Session>>(), py::arg("session"))
-      .def("mean", &thalweg::AllReducer::Mean, py::call_guard<py::gil_scoped_release>(),
-           py::arg("tensor"), py::arg("bucket") = 0);
   thalweg::DefineOptim(m);
   thalweg::DefineDeviceOptim(m);
 }

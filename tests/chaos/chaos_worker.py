@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import mmap
+import sys
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
+
+sys.path.append(str(Path(__file__).parents[1] / "e2e"))
 
 import numpy as np
 import torch
+from averaging import Averaging
 
 from thalweg import _C
 
 NODES, LOCAL = 4, 2
 WORLD = NODES * LOCAL
-SIZES = (40_000, 3_001)  # elements of the buckets, which take turns
+SIZES = (40_000, 3_001)  # elements of a round's buckets
 CHUNK_BYTES = 8192
 TIMEOUT = 8.0  # THALWEG_TIMEOUT of the job
 FOREVER = 1 << 40
@@ -62,8 +67,8 @@ class Terms:
 
 
 def gradient(seed: int, rank: int, done: int) -> np.ndarray:
-    size = SIZES[done % len(SIZES)]
-    return np.random.default_rng([seed, rank, done]).standard_normal(size, dtype=np.float32)
+    """Returns a round's gradient: that of all buckets, one after the other."""
+    return np.random.default_rng([seed, rank, done]).standard_normal(sum(SIZES), dtype=np.float32)
 
 
 def expected_mean(seed: int, done: int) -> np.ndarray:
@@ -71,7 +76,7 @@ def expected_mean(seed: int, done: int) -> np.ndarray:
 
     Both numbers are powers of two, so that dividing changes no bit.
     """
-    total = np.zeros(SIZES[done % len(SIZES)], dtype=np.float32)
+    total = np.zeros(sum(SIZES), dtype=np.float32)
     for node in range(NODES):
         of_node = [gradient(seed, node * LOCAL + local, done) for local in range(LOCAL)]
         total += sum(of_node[1:], of_node[0]) / np.float32(LOCAL)
@@ -133,13 +138,13 @@ class Worker:
                 secret=terms.secret,
             )
             stack.callback(session.close)
-            return self._rounds(_C.AllReducer(session), terms.seed)
+            return self._rounds(Averaging(session, SIZES), terms.seed)
 
-    def _rounds(self, reducer: _C.AllReducer, seed: int) -> tuple[str, str]:
+    def _rounds(self, average: Averaging, seed: int) -> tuple[str, str]:
         done = 0
         while not self.progress.is_last(done):
-            mine = torch.from_numpy(gradient(seed, self.rank, done))
-            mean = reducer.mean(mine, done % len(SIZES)).numpy()
+            mine = torch.from_numpy(gradient(seed, self.rank, done)).split(SIZES)
+            mean = torch.cat(average.means(mine)).numpy()
             wrong = int((mean.view(np.uint32) != expected_mean(seed, done).view(np.uint32)).sum())
             if wrong:
                 return "wrong", f"round {done}: {wrong} of {mean.size} elements differ"

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Iterator
 
 import torch
+from averaging import Averaging
 from harness import TIMEOUT
 
 from thalweg import _C
@@ -38,9 +39,9 @@ def session(sidecar, node, shards, hosts, secret, *, job=JOB, nodes=2, timeout=T
 def train(sidecar, node, shards, hosts, secret, **settings):
     """Trains as a node of the job; returns the mean of 2 ** (node % 8)."""
     with contextlib.closing(session(sidecar, node, shards, hosts, secret, **settings)) as joined:
-        reducer = _C.AllReducer(joined)
+        average = Averaging(joined, [ELEMENTS])
         for _ in range(3):
-            mean = reducer.mean(torch.full((ELEMENTS,), 2.0 ** (node % 8))).clone()
+            [mean] = average.means([torch.full((ELEMENTS,), 2.0 ** (node % 8))])
     return mean
 
 

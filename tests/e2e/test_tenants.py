@@ -15,11 +15,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from averaging import Averaging
 from certificates import Authority
 from harness import TIMEOUT, metric_in, servers
 from shard_nodes import ELEMENTS, offers, session, train
 
-from thalweg import _C, _binaries
+from thalweg import _binaries
 
 POLICY = """\
 tenant {{
@@ -102,8 +103,8 @@ def test_tenant_beyond_its_quota_is_refused_while_others_go_on(tmp_path):
                 of_one(a, "a-2")
             assert running.refused("quota") == 1
             of_one(b, "b-1")
-            reducer = _C.AllReducer(first)
-            assert torch.equal(reducer.mean(torch.ones(ELEMENTS)), torch.ones(ELEMENTS))
+            [mean] = Averaging(first, [ELEMENTS]).means([torch.ones(ELEMENTS)])
+            assert torch.equal(mean, torch.ones(ELEMENTS))
         of_one(a, "a-3")
 
 

@@ -23,9 +23,8 @@ from typing import Any
 sys.path.append(str(Path(__file__).parents[1] / "e2e"))
 
 import torch
+from averaging import Averaging
 from shard_nodes import ELEMENTS, JOB, offers, session
-
-from thalweg import _C
 
 TIMEOUT = 40.0  # of the job's rounds: a stall is measured, and not ended
 PACE = 0.01  # seconds between rounds
@@ -83,15 +82,15 @@ class Training:
             sessions = list(self._pool.map(join, range(len(sidecars))))
             for each in sessions:
                 self._stack.callback(each.close)
-            self._reducers = [_C.AllReducer(each) for each in sessions]
+            self._averages = [Averaging(each, [ELEMENTS]) for each in sessions]
             failing.pop_all()
 
     def round(self) -> float:
         """Averages 1 and 2; returns the seconds that it took."""
-        values = [torch.full((ELEMENTS,), node + 1.0) for node in range(len(self._reducers))]
+        values = [torch.full((ELEMENTS,), node + 1.0) for node in range(len(self._averages))]
         begin = time.monotonic()
-        means = self._pool.map(lambda reducer, value: reducer.mean(value), self._reducers, values)
-        for mean in means:
+        means = self._pool.map(lambda each, value: each.means([value]), self._averages, values)
+        for [mean] in means:
             if not torch.equal(mean, torch.full((ELEMENTS,), 1.5)):
                 raise ArithmeticError(f"a wrong mean: {mean}")
         return time.monotonic() - begin

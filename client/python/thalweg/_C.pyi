@@ -253,17 +253,6 @@ class ServedBucket:
 def total_of_squares(squares: Tensor) -> float:
     """Returns the sum of squares by granule, with the bits of FusedTensors.grad_squares()."""
 
-class AllReducer:
-    """Reduces single tensors. All workers must make the same calls in the same order."""
-
-    def __init__(self, session: Session) -> None: ...
-    def mean(self, tensor: Tensor, bucket: int = 0) -> Tensor:
-        """Returns the mean over all workers; blocks, releasing Python's lock. Raises RuntimeError.
-
-        The result is read-only memory shared by the node's workers, until the next call with the
-        same bucket.
-        """
-
 class NotFusable(RuntimeError):
     """The kernels cannot update these tensors; nothing has been changed."""
 
