@@ -42,7 +42,8 @@ absl::Status Serve(const Flags& flags, Signals& signals) {
                          .memory_bytes = memory_bytes,
                          .policy = SourceOf(policy.get())},
                         registry);
-  const Site site([&] { return aggregator.Report(Now()); }, UnixSeconds());
+  const Site site({.shard = [&] { return aggregator.Report(Now()); }, .collectives = nullptr},
+                  UnixSeconds());
   const uint32_t threads = flags.threads != 0 ? flags.threads : DefaultThreads();
   THALWEG_ASSIGN_OR_RETURN(const std::unique_ptr<ShardServer> server,
                            ShardServer::Start({.listen = flags.listen,

@@ -5,8 +5,8 @@
 
 #include <filesystem>
 #include <memory>
-#include <optional>
 #include <string>
+#include <utility>
 
 #include "absl/strings/numbers.h"
 #include "core/base/env.h"
@@ -103,17 +103,16 @@ absl::Status Serve(const Flags& flags, Signals& signals) {
                            Sidecar::Start({flags.socket, &shards->directory(), &device, gpus.get(),
                                            ThreadsOf(flags), flags.window_chunks, trace.get()},
                                           registry));
-  std::optional<Site> site;  // of the shard in this process
-  if (Aggregator* const own = shards->own()) {
-    site.emplace([own] { return own->Report(Now()); }, UnixSeconds());
-  }
-  const HttpHandler pages = [&](const std::string& path) { return site->Answer(path); };
+  Site::Sources sources{.shard = nullptr, .collectives = [&] { return sidecar->Flights(Now()); }};
+  if (Aggregator* const own = shards->own()) sources.shard = [own] { return own->Report(Now()); };
+  const Site site(std::move(sources), UnixSeconds());
   std::unique_ptr<HttpServer> http;
   if (!flags.common.http.empty()) {
     THALWEG_ASSIGN_OR_RETURN(
         http, HttpServer::Start(
                   {flags.common.http, flags.common.tls, flags.common.http_token_file}, registry,
-                  [&] { return signals.Ready(); }, site ? pages : nullptr));
+                  [&] { return signals.Ready(); },
+                  [&](const std::string& path) { return site.Answer(path); }));
   }
   spdlog::info("serving at {} with {}", flags.socket, shards->Describe());
   AnnounceReady(flags.common.ready_fd, flags.socket, http == nullptr ? "" : http->address());

@@ -77,6 +77,21 @@ Json ToJson(const std::optional<PlacementReport>& placement) {
           {"text", placement->text}};
 }
 
+Json ToJson(const FlightReport& flight) {
+  const auto seconds = [](const std::optional<Duration>& ago) {
+    return ago ? Json(ToSeconds(*ago)) : Json();
+  };
+  Json came = Json::array();
+  for (const FlightReport::Arrival& arrival : flight.came) {
+    came.push_back({{"rank", arrival.rank}, {"seconds_ago", ToSeconds(arrival.ago)}});
+  }
+  return {{"name", flight.name},
+          {"what", flight.what},
+          {"came", std::move(came)},
+          {"sent_seconds_ago", seconds(flight.sent)},
+          {"done_seconds_ago", seconds(flight.done)}};
+}
+
 Json Formats(const JobReport& job) {
   Json formats = Json::array();
   for (const FormatReport& format : job.formats) {
@@ -124,12 +139,17 @@ Json ToJson(const JobReport& job) {
 }
 
 // Returns the fields that every answer begins with.
-Json Head(const ShardReport& report, StartTime started) {
+Json Head(StartTime started) {
   return {{"version", THALWEG_VERSION},
           {"wire_version", kWireVersion},
           {"unix_seconds", ToSeconds(std::chrono::system_clock::now().time_since_epoch())},
-          {"started_unix_seconds", started},
-          {"uptime_seconds", ToSeconds(report.uptime)}};
+          {"started_unix_seconds", started}};
+}
+
+Json Head(const ShardReport& report, StartTime started) {
+  Json head = Head(started);
+  head["uptime_seconds"] = ToSeconds(report.uptime);
+  return head;
 }
 
 Json Faults(const ShardReport& report) {
@@ -200,6 +220,17 @@ std::string JobJson(const ShardReport& report, StartTime started, const std::str
   if (oldest == nullptr) return "";
   Json json = Head(report, started);
   json["job"] = ToJson(*oldest);
+  return Dump(json);
+}
+
+std::string CollectivesJson(const std::vector<JobFlights>& jobs, StartTime started) {
+  Json json = Head(started);
+  json["jobs"] = Json::array();
+  for (const JobFlights& job : jobs) {
+    Json flights = Json::array();
+    for (const FlightReport& flight : job.flights) flights.push_back(ToJson(flight));
+    json["jobs"].push_back({{"name", job.job}, {"node", job.node}, {"collectives", flights}});
+  }
   return Dump(json);
 }
 

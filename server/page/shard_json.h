@@ -1,8 +1,10 @@
-// This header formats a shard's report as JSON, as docs/api.md describes.
+// This header formats what a process reports as JSON, as docs/api.md describes.
 #pragma once
 
 #include <string>
+#include <vector>
 
+#include "core/exchange/flight_report.h"
 #include "core/exchange/shard_report.h"
 
 namespace thalweg {
@@ -18,6 +20,8 @@ std::string JobsJson(const ShardReport& report, StartTime started);
 // Returns the body of GET /api/v1/jobs/NAME; empty when there is no such job. Of several jobs with
 // the name it describes the one that began first.
 std::string JobJson(const ShardReport& report, StartTime started, const std::string& name);
+// Returns the body of GET /api/v1/collectives.
+std::string CollectivesJson(const std::vector<JobFlights>& jobs, StartTime started);
 // Returns {"error": …}.
 std::string ErrorJson(const std::string& error);
 

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "core/base/protocol.h"
@@ -57,7 +58,9 @@ class SiteTest : public ::testing::Test {
   }
 
   ShardReport report_;
-  Site site_{[this] { return report_; }, kStarted};
+  std::vector<JobFlights> flights_;
+  Site site_{{[this] { return report_; }, [this] { return flights_; }}, kStarted};
+  const Site sidecar_{{nullptr, [this] { return flights_; }}, kStarted};  // without a shard
 };
 
 TEST_F(SiteTest, EveryAnswerSaysWhatTheShardSpeaksAndWhatItsClockSays) {
@@ -135,6 +138,32 @@ TEST_F(SiteTest, JobsOfOneNameAreAllListedAndTheOldestIsShownByName) {
   ASSERT_EQ(all.size(), 3u);
   for (int i = 0; i < 3; ++i) EXPECT_EQ(all[i]["identity"], absl::StrCat("a", i));
   EXPECT_EQ(Get("/api/v1/jobs/team/resnet 50%")["job"]["identity"], "a1");
+}
+
+TEST_F(SiteTest, CollectivesSayHowFarTheyHaveCome) {
+  using std::chrono::milliseconds;
+  flights_ = {{"team/resnet",
+               1,
+               {{"allreduce 7 of group 'default'",
+                 "mean of 4 elements of fp32",
+                 {{2, milliseconds(1500)}, {3, milliseconds(250)}},
+                 milliseconds(200),
+                 std::nullopt}}}};
+  const Json expected = Json::parse(R"([{"name": "team/resnet", "node": 1, "collectives": [{
+    "name": "allreduce 7 of group 'default'", "what": "mean of 4 elements of fp32",
+    "came": [{"rank": 2, "seconds_ago": 1.5}, {"rank": 3, "seconds_ago": 0.25}],
+    "sent_seconds_ago": 0.2, "done_seconds_ago": null}]}])");
+  EXPECT_EQ(Get("/api/v1/collectives")["jobs"], expected);
+}
+
+TEST_F(SiteTest, SidecarWithoutAShardHasItsCollectivesOnly) {
+  EXPECT_EQ(sidecar_.Answer("/api/v1/collectives").status, 200);
+  for (const char* path : {"/", "/api/v1/shard", "/api/v1/jobs/vgg"}) {
+    const HttpReply reply = sidecar_.Answer(path);
+    EXPECT_EQ(reply.status, 404);
+    EXPECT_THAT(reply.body, HasSubstr("/api/v1/collectives"));
+    EXPECT_EQ(reply.body.find("/api/v1/jobs,"), std::string::npos);
+  }
 }
 
 TEST_F(SiteTest, UnknownJobIsNotFoundByName) {

@@ -130,6 +130,10 @@ void NodeJob::Fail(const absl::Status& reason) {
   }
 }
 
+JobFlights NodeJob::Flights(TimePoint now) const {
+  return {spec_.job, spec_.node, collectives_.Flights(now)};
+}
+
 void NodeJob::WakeAll() {
   roster_.Wake();
   runner_.Wake();

@@ -97,6 +97,7 @@ class NodeJob : public std::enable_shared_from_this<NodeJob>,
   // come before the last reference goes, and not from an event.
   void Stop();
   std::string name() const { return spec_.job; }
+  JobFlights Flights(TimePoint now) const;
 
  private:
   NodeJob(const ipc::Hello& first, const ShardDirectory::JobShards& shards, NodeContext& context);

@@ -213,6 +213,17 @@ absl::Status Sidecar::TakePrecision(const ipc::Precision& precision, NodeJob& jo
   return absl::OkStatus();
 }
 
+std::vector<JobFlights> Sidecar::Flights(TimePoint now) {
+  std::vector<std::shared_ptr<NodeJob>> jobs;
+  {
+    MutexLock lock(mutex_);
+    for (const auto& [name, entry] : jobs_) jobs.push_back(entry.job);
+  }
+  std::vector<JobFlights> flights;
+  for (const std::shared_ptr<NodeJob>& job : jobs) flights.push_back(job->Flights(now));
+  return flights;
+}
+
 Sidecar::Connections Sidecar::Reap() {
   std::list<Reader> ended;
   std::vector<Entry> over;

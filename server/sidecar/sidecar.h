@@ -46,6 +46,8 @@ class Sidecar {
   // Removes workers that have gone, jobs that are over, and shards that they alone have used; call
   // it a few times a second.
   Connections Reap();
+  // Returns the latest collectives of every job.
+  std::vector<JobFlights> Flights(TimePoint now);
   // Accepts no new workers from now on.
   void StopAccepting();
   // Fails the running jobs with `why` and ends. Idempotent.

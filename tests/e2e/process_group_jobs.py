@@ -20,6 +20,8 @@ from random_collectives import random_collectives
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from thalweg.cli._look import look_at_sidecar
+
 
 def trained_with_ddp() -> dict[str, Any]:
     """Trains with the back end alone, and with Gloo; returns digests and the largest difference."""
@@ -29,6 +31,28 @@ def trained_with_ddp() -> dict[str, Any]:
         "difference": float((ours - theirs).abs().max()),
         "change": float((ours - _train(dist.group.WORLD, steps=0)).abs().max()),
     }
+
+
+def seen_from_outside() -> list[Any]:
+    """Returns what the sidecar at HTTP says of a collective that is done and one that rank 1 has
+    not come to.
+    """
+    dist.all_reduce(torch.ones(4))
+    store = dist.distributed_c10d._get_default_store()
+    seen: list[Any] = []
+    if dist.get_rank() == 0:
+        work = dist.all_reduce(torch.ones(1000), async_op=True)
+        while len(seen) < 2:  # until the sidecar has heard of it
+            answer = look_at_sidecar(os.environ["HTTP"])
+            assert not answer.error, answer.error
+            [job] = answer.jobs
+            seen = job["collectives"]
+        store.set("seen", "")
+        work.wait()
+    else:
+        store.wait(["seen"])
+        dist.all_reduce(torch.ones(1000))
+    return seen
 
 
 def _train(group: Any, steps: int = 4) -> torch.Tensor:
@@ -136,6 +160,7 @@ JOBS = {
     for job in (
         random_collectives,
         trained_with_ddp,
+        seen_from_outside,
         groups_from_threads,
         late_callbacks,
         powersgd_of_torch,

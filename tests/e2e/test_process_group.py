@@ -43,6 +43,20 @@ def test_nodes_host_shards_beside_as_many_aggregators(tmp_path, capfd):
     assert "node 0 of 2 with 1 workers, 4 shards" in capfd.readouterr().err
 
 
+def test_sidecar_says_which_ranks_have_come_to_an_open_collective(tmp_path):
+    with servers(shards=1) as cluster:
+        sidecars = [cluster.add_sidecar() for _ in range(2)]
+        addresses = [sidecar.address for sidecar in sidecars]
+        env = {"HTTP": sidecars[0].http}
+        job = Job("seen_from_outside", cluster, tmp_path, sidecar_of=addresses, env=env, jobs=JOBS)
+        done, waiting = job.results()[0]
+    assert done["name"].startswith("allreduce ") and done["done_seconds_ago"] is not None
+    assert waiting["what"] == "sum of 1000 elements of fp32"
+    assert [each["rank"] for each in waiting["came"]] == [0]
+    # Node 0 has sent its values: it does not wait for those of node 1.
+    assert waiting["done_seconds_ago"] is None
+
+
 @pytest.mark.parametrize(("nodes", "shards"), PLACES[1:3])
 def test_ddp_trains_on_the_back_end_alone(nodes, shards, tmp_path):
     results = run("trained_with_ddp", tmp_path, nodes, shards)

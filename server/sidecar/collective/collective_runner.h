@@ -70,6 +70,11 @@ class CollectiveRunner {
   // Returns what has become of the latest collectives, a line for each, and traces those that are
   // open; empty when none is.
   std::vector<std::string> OpenFlights(TimePoint now) const;
+  // Returns what has become of the latest ones.
+  std::vector<FlightReport> Flights(TimePoint now) const {
+    MutexLock lock(mutex_);
+    return record_.Report(now);
+  }
   // Says whether any worker waits for a collective.
   bool IsBusy() const;
   void Wake();

@@ -47,35 +47,48 @@ void FlightRecord::NoteDone(const ipc::Collect& spec, TimePoint now) {
 
 std::vector<std::string> FlightRecord::Fail(TimePoint now) const {
   for (const Flight& flight : flights_) {
-    if (flight.done == TimePoint()) Trace(flight, now);
+    if (!flight.done) Trace(flight, now);
   }
   return Lines(now);
 }
 
 void FlightRecord::Trace(const Flight& flight, TimePoint end) const {
   if (!trace_) return;
-  const bool is_sent = flight.sent != TimePoint();
   TraceSubject what;
   what.collective = absl::StrCat(NameOf(flight.spec, flight.group), ", ", TextOf(flight.spec));
   what.raw_bytes = flight.spec.elems * SizeOf(flight.spec.dtype);
-  trace_.Wait("wait_workers", flight.came.front().second, is_sent ? flight.sent : end, what);
-  if (is_sent) trace_.Wait("exchange", flight.sent, end, std::move(what));
+  trace_.Wait("wait_workers", flight.came.front().second, flight.sent.value_or(end), what);
+  if (flight.sent) trace_.Wait("exchange", *flight.sent, end, std::move(what));
+}
+
+std::vector<FlightReport> FlightRecord::Report(TimePoint now) const {
+  const auto ago = [now](const std::optional<TimePoint>& then) {
+    return then ? std::optional(now - *then) : std::nullopt;
+  };
+  std::vector<FlightReport> reports;
+  for (const Flight& flight : flights_) {
+    FlightReport report{.name = NameOf(flight.spec, flight.group),
+                        .what = TextOf(flight.spec),
+                        .came = {},
+                        .sent = ago(flight.sent),
+                        .done = ago(flight.done)};
+    for (const auto& [rank, when] : flight.came) report.came.push_back({rank, now - when});
+    reports.push_back(std::move(report));
+  }
+  return reports;
 }
 
 std::vector<std::string> FlightRecord::Lines(TimePoint now) const {
-  const auto ago = [&](TimePoint then) {
-    return absl::StrFormat("%.3f s ago", ToSeconds(now - then));
-  };
-  const auto stage = [&](const char* what, TimePoint then) {
-    return then == TimePoint() ? absl::StrCat(", not ", what)
-                               : absl::StrCat(", ", what, " ", ago(then));
+  const auto ago = [](Duration passed) { return absl::StrFormat("%.3f s ago", ToSeconds(passed)); };
+  const auto stage = [&](const char* what, const std::optional<Duration>& passed) {
+    return passed ? absl::StrCat(", ", what, " ", ago(*passed)) : absl::StrCat(", not ", what);
   };
   std::vector<std::string> lines;
-  for (const Flight& flight : flights_) {
-    std::string line = absl::StrCat(NameOf(flight.spec, flight.group), ", ", TextOf(flight.spec));
+  for (const FlightReport& flight : Report(now)) {
+    std::string line = absl::StrCat(flight.name, ", ", flight.what);
     const char* separator = ": ";
-    for (const auto& [rank, when] : flight.came) {
-      absl::StrAppend(&line, separator, "rank ", rank, " came ", ago(when));
+    for (const FlightReport::Arrival& arrival : flight.came) {
+      absl::StrAppend(&line, separator, "rank ", arrival.rank, " came ", ago(arrival.ago));
       separator = ", ";
     }
     lines.push_back(line + stage("sent", flight.sent) + stage("done", flight.done));

@@ -4,12 +4,14 @@
 
 #include <cstdint>
 #include <deque>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "core/base/clock.h"
 #include "core/base/trace.h"
+#include "core/exchange/flight_report.h"
 #include "core/ipc/message.h"
 
 namespace thalweg {
@@ -27,6 +29,8 @@ class FlightRecord {
   void NoteSent(const ipc::Collect& spec, TimePoint now);
   void NoteDone(const ipc::Collect& spec, TimePoint now);
 
+  // Returns what has become of each, the latest one last.
+  std::vector<FlightReport> Report(TimePoint now) const;
   // Returns a line for each, the latest one last, e.g. "allreduce 7 of group 'default', mean of
   // 1024 elements of fp32: rank 0 came 2.001 s ago, sent 2.000 s ago, not done".
   std::vector<std::string> Lines(TimePoint now) const;
@@ -38,8 +42,8 @@ class FlightRecord {
     std::string group;
     ipc::Collect spec;  // without values
     std::vector<std::pair<uint32_t, TimePoint>> came = {};
-    TimePoint sent = {};  // {}: not yet
-    TimePoint done = {};
+    std::optional<TimePoint> sent = {};
+    std::optional<TimePoint> done = {};
   };
   Flight* Find(const ipc::Collect& spec);
   void Trace(const Flight& flight, TimePoint end) const;

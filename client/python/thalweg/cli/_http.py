@@ -113,8 +113,8 @@ def _refusal(code: int, path: str, access: Access) -> Exception:
         wants = "wants another token than that in" if access.token else "wants a token:"
         return AccessError(f"{wants} --http-token-file")
     return ValueError(
-        f"{path} is answered with {code}; expected the HTTP address of an aggregator of this "
-        "release"
+        f"{path} is answered with {code}; expected the HTTP address of an aggregator or "
+        "sidecar of this release"
     )
 
 

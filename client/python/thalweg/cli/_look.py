@@ -1,4 +1,4 @@
-"""Reads what a shard reports about itself over HTTP (docs/api.md)."""
+"""Reads what shards and sidecars report about themselves over HTTP (docs/api.md)."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import http.client
 from typing import Any, NamedTuple
 
 from thalweg.cli import _http
+
+_ERRORS = (OSError, http.client.HTTPException, ValueError, KeyError, TypeError, _http.AccessError)
 
 
 class Look(NamedTuple):
@@ -17,19 +19,36 @@ class Look(NamedTuple):
     jobs: list[dict[str, Any]]  # the jobs of /api/v1/jobs
 
 
+class Collectives(NamedTuple):
+    """A sidecar's answer."""
+
+    address: str
+    error: str  # why there is no answer; empty when there is one
+    jobs: list[dict[str, Any]]  # the jobs of /api/v1/collectives
+
+
 def look(address: str, access: _http.Access = _http.PLAIN) -> Look:
     """Asks one shard."""
     try:
-        shard, jobs = _get(access, address, "shard"), _get(access, address, "jobs")["jobs"]
-        if not isinstance(jobs, list):
-            raise ValueError("jobs is not a list")
-    except _http.AccessError as error:
-        return Look(address, str(error), {}, [])
-    except (OSError, http.client.HTTPException) as error:
-        return Look(address, f"not reachable: {_reason(error)}", {}, [])
-    except (ValueError, KeyError, TypeError) as error:
-        return Look(address, f"is no shard of Thalweg: {error}", {}, [])
+        shard, jobs = _get(access, address, "shard"), _jobs(access, address, "jobs")
+    except _ERRORS as error:
+        return Look(address, _problem(error, "shard"), {}, [])
     return Look(address, "", shard, jobs)
+
+
+def look_at_sidecar(address: str, access: _http.Access = _http.PLAIN) -> Collectives:
+    """Asks one sidecar."""
+    try:
+        return Collectives(address, "", _jobs(access, address, "collectives"))
+    except _ERRORS as error:
+        return Collectives(address, _problem(error, "sidecar"), [])
+
+
+def _jobs(access: _http.Access, address: str, what: str) -> list[dict[str, Any]]:
+    jobs = _get(access, address, what)["jobs"]
+    if not isinstance(jobs, list):
+        raise ValueError("jobs is not a list")
+    return jobs
 
 
 def _get(access: _http.Access, address: str, what: str) -> dict[str, Any]:
@@ -37,6 +56,14 @@ def _get(access: _http.Access, address: str, what: str) -> dict[str, Any]:
     if not isinstance(answer, dict):
         raise ValueError(f"/api/v1/{what} is not an object")
     return answer
+
+
+def _problem(error: Exception, what: str) -> str:
+    if isinstance(error, _http.AccessError):
+        return str(error)
+    if isinstance(error, (OSError, http.client.HTTPException)):
+        return f"not reachable: {_reason(error)}"
+    return f"is no {what} of Thalweg: {error}"
 
 
 def _reason(error: BaseException) -> str:

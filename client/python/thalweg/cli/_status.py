@@ -1,4 +1,4 @@
-"""`thalweg status` shows what the shards are doing, from their HTTP API (docs/api.md)."""
+"""`thalweg status` shows what shards or sidecars are doing, from their HTTP API (docs/api.md)."""
 
 from __future__ import annotations
 
@@ -8,17 +8,18 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from thalweg._config import ConfigError, parse_addresses
 from thalweg.cli import _http
-from thalweg.cli._look import Look, look
+from thalweg.cli._look import Collectives, Look, look, look_at_sidecar
 
 if TYPE_CHECKING:
     _Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
+_A = TypeVar("_A", Look, Collectives)
 _DEFAULT = "localhost:7071"  # the chart's port; the host is a name in its certificates
 _HOME, _CLEAR_LINE, _CLEAR_REST = "\x1b[H", "\x1b[K", "\x1b[J"
 _CLEAR = "\x1b[2J"
@@ -26,8 +27,15 @@ _EPILOG = """\
 The shards are named by the addresses of their HTTP ports (thalweg-aggregator --http); the page that
 a browser shows there says the same. Rates are over the interval between two looks.
 
+A sidecar (thalweg-sidecar --http, or THALWEG_HTTP for one that a worker starts) knows the latest 50
+collectives of the back end "thalweg" on its node: which ranks have come to each, and what is open.
+
+examples:
+  thalweg status --shards aggregator-0:7071,aggregator-1:7071 --watch
+  thalweg status --sidecars node0:7072,node1:7072
+
 exit codes:
-  0      every shard has answered
+  0      every shard or sidecar has answered
   1      one has not; the table says which, and why
   2      wrong arguments
   130    Ctrl-C
@@ -38,16 +46,21 @@ def add_parser(commands: _Commands) -> None:
     """Adds the command to `thalweg`'s."""
     parser = commands.add_parser(
         "status",
-        help="show what aggregator shards are doing",
-        description="Shows jobs, nodes, rates and recent faults of aggregator shards.",
+        help="show what shards and sidecars are doing",
+        description="Shows jobs, nodes, rates and recent faults of aggregator shards, or the "
+        "latest collectives of sidecars.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "--shards",
         metavar="HOST:PORT,…",
-        default=_DEFAULT,
         help=f"their HTTP addresses; default: {_DEFAULT}",
+    )
+    parser.add_argument(
+        "--sidecars",
+        metavar="HOST:PORT,…",
+        help="show the latest collectives of these sidecars, by their HTTP addresses, instead",
     )
     parser.add_argument("--watch", action="store_true", help="repeat until Ctrl-C")
     parser.add_argument("--json", action="store_true", help="print a line of JSON for each sample")
@@ -59,14 +72,15 @@ def add_parser(commands: _Commands) -> None:
 
 
 def _handle(args: argparse.Namespace) -> int:
-    addresses = parse_addresses("--shards", args.shards)
-    if not addresses:
-        raise ConfigError("--shards is empty, expected HOST:PORT,…")
     access = _http.access_of(args)
+    show = _Show(args.watch, args.json, args.interval)
+    if args.sidecars is not None and args.shards is not None:
+        raise ConfigError("give --shards or --sidecars, not both")
     try:
-        return status(
-            addresses, access, watch=args.watch, as_json=args.json, interval=args.interval
-        )
+        if args.sidecars is not None:
+            return collectives(_addresses("--sidecars", args.sidecars), access, show)
+        shards = _DEFAULT if args.shards is None else args.shards
+        return status(_addresses("--shards", shards), access, show)
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:  # the reader, such as head, has closed the pipe
@@ -74,29 +88,60 @@ def _handle(args: argparse.Namespace) -> int:
         return 0
 
 
-def status(
-    addresses: Sequence[str], access: _http.Access, *, watch: bool, as_json: bool, interval: float
-) -> int:
-    """Prints the state once, or every `interval` seconds, and returns the exit code."""
+def _addresses(option: str, text: str) -> Sequence[str]:
+    addresses = parse_addresses(option, text)
+    if not addresses:
+        raise ConfigError(f"{option} is empty, expected HOST:PORT,…")
+    return addresses
+
+
+class _Show(NamedTuple):
+    watch: bool
+    as_json: bool
+    interval: float
+
+    @property
+    def live(self) -> bool:
+        return self.watch and not self.as_json and sys.stdout.isatty()
+
+    def print(self, lines: Sequence[str]) -> None:
+        print(_frame(lines) if self.live else "\n".join(lines) + "\n" * self.watch, flush=True)
+
+
+def status(addresses: Sequence[str], access: _http.Access, show: _Show) -> int:
+    """Prints the shards' state once, or every `show.interval` seconds; returns the exit code."""
     from thalweg.cli import _status_table
 
     before: list[Look] = []
-    looks = _looks(addresses, access, interval)
-    live = watch and not as_json and sys.stdout.isatty()
-    if live:
+    if show.live:
         print(_CLEAR, end="")
-    for now in looks:
-        if as_json:
-            print(json.dumps({"shards": [look._asdict() for look in now]}), flush=True)
-        elif not before and any(not look.error for look in now):
+    for now in _answers(look, addresses, access, show.interval):
+        if show.as_json:
+            print(json.dumps({"shards": [each._asdict() for each in now]}), flush=True)
+        elif not before and any(not each.error for each in now):
             before = now  # rates need two samples
             continue
         else:
-            lines = _status_table.lines(before, now)
-            print(_frame(lines) if live else "\n".join(lines) + "\n" * watch, flush=True)
-        if not watch:
-            return int(any(look.error for look in now))
+            show.print(_status_table.lines(before, now))
+        if not show.watch:
+            return int(any(each.error for each in now))
         before = now
+    raise AssertionError("looks do not end")
+
+
+def collectives(addresses: Sequence[str], access: _http.Access, show: _Show) -> int:
+    """Prints the sidecars' latest collectives, as status() does."""
+    from thalweg.cli import _status_collectives
+
+    if show.live:
+        print(_CLEAR, end="")
+    for now in _answers(look_at_sidecar, addresses, access, show.interval):
+        if show.as_json:
+            print(json.dumps({"sidecars": [each._asdict() for each in now]}), flush=True)
+        else:
+            show.print(_status_collectives.lines(now))
+        if not show.watch:
+            return int(any(each.error for each in now))
     raise AssertionError("looks do not end")
 
 
@@ -106,12 +151,17 @@ def _frame(lines: Sequence[str]) -> str:
     return _HOME + "".join(f"{line}{_CLEAR_LINE}\n" for line in lines[:rows]) + _CLEAR_REST
 
 
-def _looks(addresses: Sequence[str], access: _http.Access, interval: float) -> Iterator[list[Look]]:
-    """Asks all shards at once, repeatedly: a dead shard does not delay the others."""
+def _answers(
+    ask: Callable[[str, _http.Access], _A],
+    addresses: Sequence[str],
+    access: _http.Access,
+    interval: float,
+) -> Iterator[list[_A]]:
+    """Asks all at once, repeatedly: a dead one does not delay the others."""
     with ThreadPoolExecutor(len(addresses)) as pool:
         due = time.monotonic()
         while True:
-            yield list(pool.map(look, addresses, itertools.repeat(access)))
+            yield list(pool.map(ask, addresses, itertools.repeat(access)))
             due = max(due + interval, time.monotonic())
             time.sleep(max(0.0, due - time.monotonic()))
 

@@ -39,8 +39,8 @@ class Job(NamedTuple):
 def lines(before: Sequence[Look], now: Sequence[Look]) -> list[str]:
     """Returns the table's lines. `before` may lack shards or be empty: then there are no rates."""
     clock = time.strftime("%H:%M:%S")
-    result = [f"thalweg {__version__} · {_count(len(now), 'shard')} · {clock}", ""]
-    result += _columns(_shard_rows(before, now), "<><>>>>>>")
+    result = [f"thalweg {__version__} · {count(len(now), 'shard')} · {clock}", ""]
+    result += columns(_shard_rows(before, now), "<><>>>>>>")
     result += [f"{look.address}  {clean(look.error)}" for look in now if look.error]
     earlier = merged_jobs(_comparable(before, now))
     for name, job in merged_jobs(now).items():
@@ -77,11 +77,12 @@ def duration(seconds: float) -> str:
     return f"{hours} h {minutes} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"
 
 
-def _count(number: int, what: str) -> str:
+def count(number: int, what: str) -> str:
+    """Returns for example "1 node" or "2 nodes"."""
     return f"{number} {what}{'' if number == 1 else 's'}"
 
 
-def _columns(rows: Sequence[Sequence[str]], align: str) -> list[str]:
+def columns(rows: Sequence[Sequence[str]], align: str) -> list[str]:
     """Returns rows of cells as lines, padded to columns; the first row is the header."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     return ["  ".join(f"{c:{a}{w}}" for c, a, w in zip(row, align, widths, strict=True)).rstrip()
@@ -199,8 +200,8 @@ def _job_lines(name: str, job: Job, before: Job | None) -> list[str]:
     grown = job if before is None or before.shards != job.shards else _minus(job, before)
     if grown.rounds <= 0:
         grown = job  # nothing has moved: show the totals so far
-    head = [f"job {clean(name)}", job.state, clean(job.codec), _count(len(job.nodes), "node")]
-    head += [_count(job.workers, "worker"), f"{size(job.raw_bytes)} as {size(job.wire_bytes)}"]
+    head = [f"job {clean(name)}", job.state, clean(job.codec), count(len(job.nodes), "node")]
+    head += [count(job.workers, "worker"), f"{size(job.raw_bytes)} as {size(job.wire_bytes)}"]
     head.append(_ratio(grown.raw_bytes, grown.wire_bytes))
     if job.shards != job.of_shards:
         head.append(f"seen on {job.shards} of {job.of_shards} shards")
@@ -214,7 +215,7 @@ def _job_lines(name: str, job: Job, before: Job | None) -> list[str]:
         if len(job.nodes) > 1 and delays and seconds > 0.6 * waited:
             remarks.append("slowest")
         if job.reconnections[i]:
-            remarks.append(f"reconnected {_count(int(job.reconnections[i]), 'time')}")
+            remarks.append(f"reconnected {count(int(job.reconnections[i]), 'time')}")
         rows.append(
             [
                 str(i),
@@ -227,7 +228,7 @@ def _job_lines(name: str, job: Job, before: Job | None) -> list[str]:
                 ", ".join(remarks),
             ]
         )
-    result = [" · ".join(head), *(f"  {line}" for line in _columns(rows, "><<>>>><"))]
+    result = [" · ".join(head), *(f"  {line}" for line in columns(rows, "><<>>>><"))]
     return [*result, f"  {clean(job.remark)}"] if job.remark else result
 
 
@@ -265,4 +266,4 @@ def _fault_lines(looks: Iterable[Look]) -> list[str]:
     for fault in faults:
         ago = f"{duration(fault['seconds_ago'])} ago"
         rows.append([ago, clean(fault["job"]), fault["reason"], clean(fault["message"])])
-    return ["", *_columns(rows, "<<<<")]
+    return ["", *columns(rows, "<<<<")]
