@@ -25,6 +25,7 @@
 #include "client/core/session.h"
 #include "client/core/shard_offer.h"
 #include "client/torch/ddp_hook.h"
+#include "client/torch/int8_blocks.h"
 #include "client/torch/optim_module.h"
 #include "client/torch/process_group.h"
 #include "client/torch/reducer_access.h"
@@ -379,6 +380,13 @@ PYBIND11_MODULE(_C, m) {
       .def("__deepcopy__", [](const ProcessGroup::Options& options, const py::dict&) {
         return c10::make_intrusive<ProcessGroup::Options>(options);
       });
+  using thalweg::Int8Blocks;
+  py::class_<Int8Blocks>(m, "Int8Blocks")
+      .def(py::init<const std::vector<std::pair<int64_t, int64_t>>&>(), py::arg("tensors"))
+      .def("encode", &Int8Blocks::Encode, py::call_guard<py::gil_scoped_release>(), py::arg("rows"),
+           py::arg("residual").none(true), py::arg("bytes"))
+      .def("decode", &Int8Blocks::Decode, py::call_guard<py::gil_scoped_release>(),
+           py::arg("bytes"), py::arg("rows"));
   thalweg::DefineOptim(m);
   thalweg::DefineDeviceOptim(m);
 }

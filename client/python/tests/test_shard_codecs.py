@@ -30,7 +30,9 @@ def by_numpy(block: np.ndarray) -> np.ndarray:
     scale = np.float32(np.abs(block).max() / np.float32(125))
     if scale < np.finfo(np.float32).tiny:
         return np.zeros_like(block)
-    return np.round(block * (np.float32(1) / scale)).astype(np.float32) * scale
+    inverse = np.float32(1) / scale
+    # The product of two float32 is exact in float64.
+    return np.round(block.astype(np.float64) * inverse).astype(np.float32) * scale
 
 
 def test_blocks_of_each_tensor_are_those_of_numpy_and_small_tensors_are_kept():
@@ -58,18 +60,57 @@ def test_large_tensors_take_a_quarter_of_the_bytes():
 
 
 @pytest.mark.parametrize("poison", [float("nan"), float("inf"), -float("inf")])
-def test_what_is_not_finite_spoils_its_block_and_leaves_what_was_held_back(poison):
+def test_what_is_not_finite_arrives_as_such_and_leaves_what_was_held_back(poison):
     codec, rows = Blocks(PIECES), values()
     residual = torch.zeros(2, codec.residual_elements)
     decoded(codec, rows, residual)
     before = residual.clone()
     rows[1, 810] = poison
     result = decoded(codec, rows, residual)
-    assert result[1, 800 : 800 + BLOCK].isnan().all()
-    assert result.isfinite().sum() == result.numel() - BLOCK
-    start = 3 * BLOCK  # the second tensor's blocks come first
-    assert torch.equal(residual[1, start : start + BLOCK], before[1, start : start + BLOCK])
+    torch.testing.assert_close(result[1, 810], torch.tensor(poison), equal_nan=True)
+    assert result.isfinite().sum() == result.numel() - 1
+    place = 3 * BLOCK + 10  # the second tensor's blocks come first
+    assert residual[1, place] == before[1, place]
     assert residual.isfinite().all()
+    assert not torch.equal(residual, before)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_torchs_operations_give_the_bits_of_the_kernel(dtype):
+    codec = Blocks(PIECES)
+    residuals = [torch.zeros(2, codec.residual_elements) for _ in range(2)]
+    size = 260 * codec.residual_elements // BLOCK
+    for seed in range(4):
+        rows = values(seed).to(dtype)
+        rows[0, 1000:1004] = torch.tensor([float("nan"), float("inf"), -float("inf"), 1e-38])
+        rows[1, 800:1312] *= 0
+        bytes_of_kernel = codec.encode(rows, residuals[0])[:, -size:]
+        bytes_of_torch = torch.empty_like(bytes_of_kernel)
+        codec.encode_by_torch(rows, residuals[1], bytes_of_torch)
+        assert torch.equal(bytes_of_torch, bytes_of_kernel)
+        assert torch.equal(*residuals)
+        # Bytes that no encoder writes decode alike as well.
+        blocks = torch.cat([bytes_of_kernel, torch.randint(256, (2, size), dtype=torch.uint8)])
+        by_kernel, by_torch = (torch.zeros(4, ELEMENTS, dtype=dtype) for _ in range(2))
+        codec._kernel.decode(blocks, by_kernel)
+        codec.decode_by_torch(blocks, by_torch)
+        torch.testing.assert_close(by_torch, by_kernel, rtol=0, atol=0, equal_nan=True)
+
+
+def test_large_tensors_are_encoded_in_spans_with_the_same_bytes():
+    elements = 3 * 65536 + 300
+    rows = torch.randn(2, elements, generator=torch.Generator().manual_seed(5))
+    codec = Blocks([Piece(elements, 2 * elements)])
+    payload = codec.encode(rows)
+    expected = torch.empty_like(payload)
+    codec.encode_by_torch(rows, None, expected)
+    assert torch.equal(payload, expected)
+
+
+def test_bytes_of_another_size_are_refused():
+    codec = Blocks(PIECES)
+    with pytest.raises(RuntimeError, match="bytes of blocks do not fit"):
+        codec._kernel.encode(values(), None, torch.empty(2, 7, dtype=torch.uint8))
 
 
 def test_what_is_delivered_and_what_is_held_back_is_what_was_given():

@@ -253,6 +253,22 @@ class ServedBucket:
 def total_of_squares(squares: Tensor) -> float:
     """Returns the sum of squares by granule, with the bits of FusedTensors.grad_squares()."""
 
+class Int8Blocks:
+    """The wire format int8 for some tensors of the rows of sharded models: each is whole blocks of
+    256 elements, the last one filled up with zeros.
+    """
+
+    def __init__(self, tensors: list[tuple[int, int]]) -> None:
+        """`tensors` has the first column of each in a row, and its number of elements."""
+
+    def encode(self, rows: Tensor, residual: Tensor | None, bytes: Tensor) -> None:
+        """Encodes rows of float32 into as many rows of `bytes`, uint8, all on the CPU. `residual`,
+        float32, is added first and becomes what is lost. Raises RuntimeError (shapes do not fit).
+        """
+
+    def decode(self, bytes: Tensor, rows: Tensor) -> None:
+        """Writes the tensors' columns of `rows`, of float32, float16 or bfloat16. As encode()."""
+
 class NotFusable(RuntimeError):
     """The kernels cannot update these tensors; nothing has been changed."""
 

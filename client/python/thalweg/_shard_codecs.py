@@ -6,18 +6,22 @@ after the other, float32. It makes bytes of rows, all rows the same number, and 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
+from thalweg import _C
+
 BLOCK = 256  # elements with a common scale
 SMALL = 1024  # tensors with fewer elements stay as they are in int8
 _T = TypeVar("_T")
 _FLOAT = 4
 _BLOCK_BYTES = _FLOAT + BLOCK
-_LARGEST_CODE = 125.0
+_LARGEST_CODE = 125
+_INFINITY, _NAN = 126, -128  # their codes
 _SMALLEST_SCALE = torch.finfo(torch.float32).tiny
 
 
@@ -106,12 +110,12 @@ class Cast:
 
 
 class Blocks:
-    """Writes blocks of 256 elements as whole numbers from -125 to 125 with a float32 scale.
+    """Writes tensors in the wire format int8 (docs/codecs.md): blocks of 256 elements, as whole
+    numbers from -125 to 125 with a float32 scale.
 
-    Each tensor begins with a block of its own, and small tensors are sent as they are, before all
-    blocks. A block is 4 bytes of scale, the largest magnitude / 125, and 256 bytes. A block with an
-    element that is not finite has the scale NaN, decodes to NaN throughout and leaves what was held
-    back as it was. Roundings are to nearest, ties to even.
+    Each tensor begins with a block of its own and its last one is filled up with zeros; small
+    tensors are sent as they are, before all blocks. An element that is not finite arrives as such
+    and leaves what was held back of it as it was.
     """
 
     def __init__(self, pieces: Sequence[Piece]) -> None:
@@ -121,39 +125,57 @@ class Blocks:
         self._padded = [-(-n // BLOCK) * BLOCK for n in self._of_kind(self._sizes, exact=False)]
         self.residual_elements = sum(self._padded)
         self._exact_bytes = _FLOAT * sum(self._of_kind(self._sizes, exact=True))
-        self._blocks = self.residual_elements // BLOCK
-        self.row_bytes = self._exact_bytes + _BLOCK_BYTES * self._blocks
+        self.row_bytes = self._exact_bytes + _BLOCK_BYTES * (self.residual_elements // BLOCK)
+        columns = [0, *itertools.accumulate(self._sizes)]
+        placed = list(zip(columns, self._sizes, strict=False))
+        self._kernel = _C.Int8Blocks(self._of_kind(placed, exact=False))
 
     def encode(self, rows: Tensor, residual: Tensor | None = None) -> Tensor:
-        pieces = rows.split(self._sizes, dim=1)
         payload = torch.empty(len(rows), self.row_bytes, dtype=torch.uint8, device=rows.device)
-        exact, scales, codes = self._parts(payload)
-        _copy(self._of_kind(pieces, exact=True), exact)
-        values = torch.zeros(len(rows), self.residual_elements, device=rows.device)
-        _copy(self._of_kind(pieces, exact=False), self._narrowed(values))
-        if residual is not None:
-            values += residual
-        blocks = values.unflatten(1, (self._blocks, BLOCK))
-        _quantize(blocks, scales, codes)
-        if residual is not None:
-            held = residual.view_as(blocks)
-            left = blocks.sub_(codes * scales)
-            torch.where(scales.isfinite(), left, held, out=held)
+        exact, blocks = self._parts(payload)
+        _copy(self._of_kind(rows.split(self._sizes, dim=1), exact=True), exact)
+        if rows.is_cpu:
+            self._kernel.encode(rows.float(), residual, blocks)
+        else:
+            self.encode_by_torch(rows, residual, blocks)
         return payload
 
     def decode(self, payload: Tensor, out: Tensor) -> None:
-        exact, scales, codes = self._parts(payload)
-        pieces = out.split(self._sizes, dim=1)
-        _copy(exact, self._of_kind(pieces, exact=True))
-        _copy(self._narrowed((codes * scales).flatten(1)), self._of_kind(pieces, exact=False))
+        exact, blocks = self._parts(payload)
+        _copy(exact, self._of_kind(out.split(self._sizes, dim=1), exact=True))
+        if out.is_cpu:
+            self._kernel.decode(blocks, out)
+        else:
+            self.decode_by_torch(blocks, out)
 
-    def _parts(self, payload: Tensor) -> tuple[list[Tensor], Tensor, Tensor]:
-        """Returns views: the small tensors, scales [rows, blocks, 1], codes [rows, blocks, 256]."""
-        sizes = self._of_kind(self._sizes, exact=True)
+    def encode_by_torch(self, rows: Tensor, residual: Tensor | None, blocks: Tensor) -> None:
+        """Gives the kernel's bits with torch's operations, on any device."""
+        values = torch.zeros(len(rows), self.residual_elements, device=rows.device)
+        _copy(self._of_kind(rows.split(self._sizes, dim=1), exact=False), self._narrowed(values))
+        if residual is not None:
+            values += residual
+        values = values.unflatten(1, (-1, BLOCK))
+        scales, codes = _scales_and_codes(blocks)
+        _quantize(values, scales, codes)
+        if residual is not None:
+            held = residual.unflatten(1, (-1, BLOCK))
+            torch.where(values.isfinite(), values - codes * scales, held, out=held)
+
+    def decode_by_torch(self, blocks: Tensor, out: Tensor) -> None:
+        """Gives the kernel's bits with torch's operations, on any device."""
+        scales, codes = _scales_and_codes(blocks)
+        numbers = codes.float()
+        infinite = torch.where(numbers.abs() == _INFINITY, numbers.sign() * torch.inf, torch.nan)
+        values = torch.where(numbers.abs() <= _LARGEST_CODE, numbers * scales, infinite)
+        values = torch.where(scales.isfinite(), values, torch.nan).flatten(1)
+        pieces = out.split(self._sizes, dim=1)
+        _copy(self._narrowed(values), self._of_kind(pieces, exact=False))
+
+    def _parts(self, payload: Tensor) -> tuple[list[Tensor], Tensor]:
+        """Returns views: the small tensors, and the bytes of all blocks."""
         exact = payload[:, : self._exact_bytes].view(torch.float32)
-        blocks = payload[:, self._exact_bytes :].unflatten(1, (self._blocks, _BLOCK_BYTES))
-        scales = blocks[..., :_FLOAT].view(torch.float32)
-        return list(exact.split(sizes, dim=1)), scales, blocks[..., _FLOAT:].view(torch.int8)
+        sizes = self._of_kind(self._sizes, exact=True)
+        return list(exact.split(sizes, dim=1)), payload[:, self._exact_bytes :]
 
     def _narrowed(self, blocks: Tensor) -> list[Tensor]:
         """Returns views of the tensors in [rows, residual_elements], without what fills up."""
@@ -165,15 +187,23 @@ class Blocks:
         return [one for one, kind in zip(values, self._exact, strict=True) if kind == exact]
 
 
-def _quantize(blocks: Tensor, scales: Tensor, codes: Tensor) -> None:
+def _scales_and_codes(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns views: scales [rows, blocks, 1], float32, and codes [rows, blocks, 256], int8."""
+    each = blocks.unflatten(1, (-1, _BLOCK_BYTES))
+    return each[..., :_FLOAT].view(torch.float32), each[..., _FLOAT:].view(torch.int8)
+
+
+def _quantize(values: Tensor, scales: Tensor, codes: Tensor) -> None:
     """Writes the scales and codes of blocks of float32."""
-    low, high = blocks.aminmax(dim=-1, keepdim=True)
-    scale = torch.maximum(-low, high) / _LARGEST_CODE
-    scale = torch.where(scale.isfinite(), scale, torch.nan)
+    magnitudes = torch.where(values.isfinite(), values.abs(), 0.0)
+    scale = magnitudes.amax(dim=-1, keepdim=True) / _LARGEST_CODE
     scale = torch.where(scale < _SMALLEST_SCALE, 0.0, scale)
     inverse = torch.where(scale == 0, 0.0, scale.reciprocal())
     scales.copy_(scale)
-    codes.copy_((blocks * inverse).nan_to_num_(0.0).round_())
+    # The product of two float32 is exact in float64: it is rounded once.
+    rounded = (values.double() * inverse.double()).round_()
+    rounded = torch.where(values.isinf(), values.sign() * _INFINITY, rounded)
+    codes.copy_(torch.where(values.isnan(), _NAN, rounded))
 
 
 def _copy(sources: Sequence[Tensor], targets: Sequence[Tensor]) -> None:
