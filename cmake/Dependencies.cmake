@@ -20,3 +20,13 @@ if(THALWEG_SERVER)
   find_package(OpenSSL REQUIRED)
   pkg_check_modules(HTTPLIB REQUIRED IMPORTED_TARGET cpp-httplib)
 endif()
+
+# A sanitizer has an allocator of its own, and its builds have no programs.
+if(THALWEG_SERVER AND NOT THALWEG_SANITIZE)
+  pkg_check_modules(JEMALLOC IMPORTED_TARGET jemalloc)
+  if(NOT JEMALLOC_FOUND)
+    message(FATAL_ERROR "The server programs need jemalloc, and pkg-config finds none: install "
+                        "libjemalloc-dev, as scripts/setup does, or name its folder in "
+                        "PKG_CONFIG_PATH. THALWEG_SERVER=OFF builds no programs")
+  endif()
+endif()

@@ -7,6 +7,7 @@ set(THALWEG_RESERVED_prometheus "http")         # prometheus-cpp
 set(THALWEG_RESERVED_httplib "http")            # HTTP
 set(THALWEG_RESERVED_openssl "identity;net;http")  # keys, certificates, HTTPS; gRPC has its own way
 set(THALWEG_RESERVED_torch "torch")             # libtorch
+set(THALWEG_RESERVED_jemalloc "programs")       # a process has one allocator: workers have Python's
 set(THALWEG_RESERVED_cuda "cuda_kernels;device")  # the CUDA run-time library
 
 include("${CMAKE_CURRENT_LIST_DIR}/Includes.cmake")

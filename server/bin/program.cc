@@ -1,6 +1,5 @@
 #include "server/bin/program.h"
 
-#include <malloc.h>
 #include <sched.h>
 #include <signal.h>
 #include <spdlog/spdlog.h>
@@ -112,10 +111,6 @@ absl::Status Signals::Ready() const {
 }
 
 void PrepareProcess() {
-  // Hundreds of chunks per second are allocated and freed: the process keeps their pages instead of
-  // returning them and faulting them in again.
-  mallopt(M_MMAP_THRESHOLD, 64 << 20);
-  mallopt(M_TRIM_THRESHOLD, 256 << 20);
   // Debian's Abseil searches for deadlocks each time gRPC locks a mutex.
   absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
   // With these experiments a read ends when the rest of a message has arrived, not with each

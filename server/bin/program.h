@@ -32,7 +32,7 @@ class Signals {
   std::atomic<bool> has_come_ = false;
 };
 
-// Applies the settings of the C library and of gRPC that the data plane needs. Call before any
+// Applies the settings of Abseil and of gRPC that the data plane needs. Call before any
 // thread starts and before any use of gRPC; values from the user's environment take precedence.
 void PrepareProcess();
 

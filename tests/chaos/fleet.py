@@ -111,10 +111,7 @@ class Fleet:
             argv = [str(_binaries.find(_binaries.SIDECAR)), "--socket", self._socket(member.host)]
             argv += ["--aggregators", ""]
             argv += ["--shard-listen", listen] if self._hosted else []
-        # With a heap for each thread, memory that a job has freed waits for the same thread to need
-        # it. With one heap it serves the next job, and what grows from job to job is a leak.
-        settings = {"THALWEG_LOG": "warn", "MALLOC_ARENA_MAX": "1"}
-        env = os.environ | settings | {"THALWEG_RECONNECT": str(RECONNECT)}
+        env = os.environ | {"THALWEG_LOG": "warn", "THALWEG_RECONNECT": str(RECONNECT)}
         with (self._folder / f"{member.name}.log").open("ab") as log:
             server = Server(
                 member.name,

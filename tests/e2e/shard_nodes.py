@@ -15,7 +15,9 @@ JOB = "everybody-knows-it"
 ELEMENTS = 5000
 
 
-def session(sidecar, node, shards, hosts, secret, *, job=JOB, nodes=2, timeout=TIMEOUT):
+def session(
+    sidecar, node, shards, hosts, secret, *, job=JOB, nodes=2, timeout=TIMEOUT, chunk_bytes=4096
+):
     """Joins the job as a node."""
     return _C.Session(
         sidecar_path=sidecar,
@@ -28,7 +30,7 @@ def session(sidecar, node, shards, hosts, secret, *, job=JOB, nodes=2, timeout=T
         local_rank=0,
         local_size=1,
         codec="fp32",
-        chunk_bytes=4096,
+        chunk_bytes=chunk_bytes,
         timeout=timeout,
         shards=shards,
         hosts=hosts,
