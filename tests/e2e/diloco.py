@@ -10,6 +10,12 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+Mean = Callable[[str, Sequence[Tensor]], Tensor]
+
+
+def plain_mean(_: str, changes: Sequence[Tensor]) -> Tensor:
+    return torch.stack(list(changes)).sum(0) / len(changes)
+
 
 @dataclass
 class Settings:
@@ -22,6 +28,8 @@ class Settings:
     mix: float = 0.0
     shares: Sequence[float] = ()  # of the workers in the mean; empty: equal ones
     pull: torch.dtype = torch.float32  # in what weights come
+    # Makes what takes the mean of a parameter's changes, by name.
+    mean: Callable[[], Mean] = lambda: plain_mean
 
 
 @dataclass
@@ -40,6 +48,7 @@ class DiLoCo:
 
     @torch.no_grad()
     def __post_init__(self) -> None:
+        self._mean = self.settings.mean()
         for name, whole in self.whole.named_parameters():
             self.last[name] = whole.to(self.settings.pull, copy=True).float()
             for worker in self.workers:
@@ -75,7 +84,7 @@ class DiLoCo:
             if self.settings.shares:
                 pairs = zip(self.settings.shares, changes, strict=True)
                 changes = [share * len(self.workers) * change for share, change in pairs]
-            whole.grad = torch.stack(changes).sum(0) / len(self.workers)
+            whole.grad = self._mean(name, changes)
         self.outer.step()
         for name in part:
             new = self.whole.get_parameter(name).to(self.settings.pull, copy=True).float()

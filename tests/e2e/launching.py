@@ -5,7 +5,8 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from harness import DEADLINE, environment, free_port, servers
@@ -48,8 +49,22 @@ def run(
     *,
     seconds: float = 2 * DEADLINE,
 ) -> str:
-    """Runs `command`, of a node and a port, with the arguments on each node and in `folder`; all
-    must succeed. Returns their outputs.
+    """Does what attempt() does. All must succeed; returns their outputs."""
+    codes, output = attempt(command, arguments, folder, env, seconds=seconds)
+    assert codes == [0] * NODES, output
+    return output
+
+
+def attempt(
+    command: Callable[[int, int], list[str]],
+    arguments: list[str],
+    folder: Path,
+    env: Mapping[str, str],
+    *,
+    seconds: float = 2 * DEADLINE,
+) -> tuple[list[int], str]:
+    """Runs `command`, of a node and a port, with the arguments on each node and in `folder`. When
+    one fails, the others are ended. Returns their exit codes and outputs.
 
     Each node has a sidecar, which makes it one; as on several machines, it hosts a shard.
     """
@@ -70,17 +85,30 @@ def run(
                     stderr=subprocess.STDOUT,
                 )
             started.append(process)
-        try:
-            codes = [process.wait(seconds) for process in started]
-        finally:
-            for process in started:
-                process.terminate()  # launchers end their workers then
-                process.wait()
-            for left in cluster.folder.glob("torch*_*"):  # torchelastic's and Inductor's
-                shutil.rmtree(left)
-            for file in cluster.folder.glob("pytorch-errorfile-*"):  # of spawn
-                file.unlink()
+        codes = _await(started, seconds)
+        for left in cluster.folder.glob("torch*_*"):  # torchelastic's and Inductor's
+            shutil.rmtree(left)
+        for file in cluster.folder.glob("pytorch-errorfile-*"):  # of spawn
+            file.unlink()
         logs = [(folder / f"node{n}.log").read_text("utf-8", "replace") for n in range(NODES)]
-        output = "\n".join(logs)
-        assert codes == [0] * NODES, output
-    return output
+        return codes, "\n".join(logs)
+
+
+def _await(started: Sequence[subprocess.Popen[bytes]], seconds: float) -> list[int]:
+    def end_all() -> None:
+        for process in started:
+            process.terminate()  # launchers end their workers then
+
+    def wait(process: subprocess.Popen[bytes]) -> int:
+        try:
+            code = process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            end_all()
+            process.wait()
+            raise
+        if code != 0:
+            end_all()
+        return code
+
+    with ThreadPoolExecutor(len(started)) as pool:
+        return list(pool.map(wait, started))

@@ -53,7 +53,7 @@ def refused() -> list[str]:
         make(layer, outer={"name": "lamb"}),
         make(layer, outer={"name": "sgd", "beta": 1}),
         make(layer, pull="int8"),
-        make(layer, codec="int8"),
+        make(layer, codec="sparse:2"),
         make(nn.Linear(3, 3).double()),
         make(_sharded()),
         make(nn.Linear(3, 3).requires_grad_(False)),

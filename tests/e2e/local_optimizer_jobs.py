@@ -47,10 +47,7 @@ def trained() -> dict[str, Any]:
     inner = [FusedAdamW(worker.parameters(), lr=1e-2) for worker in workers]
     schedulers = [torch.optim.lr_scheduler.StepLR(each, 4, gamma=0.9) for each in inner]
     whole = make_model(0)
-    outer: torch.optim.Optimizer = FusedSGD(whole.parameters(), lr=0.7, momentum=0.9, nesterov=True)
-    if "outer" in options:
-        outer = FusedAdam(whole.parameters(), lr=0.01)
-    theirs = DiLoCo(settings, workers, inner, whole, outer, loss_of)
+    theirs = DiLoCo(settings, workers, inner, whole, _outer(whole, options), loss_of)
     for _ in range(STEPS):
         theirs.train(1)
         for scheduler in schedulers:
@@ -65,6 +62,13 @@ def trained() -> dict[str, Any]:
             for name, weights in ours.optimizer.full_state_dict().items()
         ),
     }
+
+
+def _outer(model: nn.Module, options: dict[str, Any]) -> torch.optim.Optimizer:
+    asked = options.get("outer", {"name": "nesterov"})
+    if asked["name"] == "nesterov":
+        return FusedSGD(model.parameters(), lr=0.7, momentum=0.9, nesterov=True)
+    return {"adam": FusedAdam, "sgd": FusedSGD}[asked["name"]](model.parameters(), lr=asked["lr"])
 
 
 def _through_a_file(saved: Any) -> Any:
@@ -252,6 +256,36 @@ def bytes_sent() -> dict[str, float]:
     return {"local": local / 100, "ddp": (job_runner.sent_bytes() - before) / 100}
 
 
+def bytes_of_exchange() -> dict[str, float]:
+    """Returns what a node sends in two exchanges in fp32 and in CODEC, as the transport counts it;
+    and as the optimizer does.
+    """
+    sent, counted = {}, {}
+    for codec in ("fp32", os.environ["CODEC"]):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(1000, 1000), nn.Tanh(), nn.Linear(1000, 50))
+        optimizer = LocalOptimizer(
+            torch.optim.SGD(model.parameters(), lr=0.1), every=1, codec=codec
+        )
+        before = job_runner.sent_bytes()
+        for step in range(2):
+            optimizer.zero_grad()
+            data = torch.Generator().manual_seed(10 * step + dist.get_rank())
+            model(torch.randn(8, 1000, generator=data)).square().mean().backward()
+            optimizer.step()
+        sent[codec] = job_runner.sent_bytes() - before
+        counted[codec] = optimizer.stats()["wire_bytes_sent"]
+        optimizer.close()
+    elements = sum(parameter.numel() for parameter in model.parameters())
+    coded = os.environ["CODEC"]
+    return {
+        "elements": elements,
+        "fp32": sent["fp32"],
+        "coded": sent[coded],
+        "counted": counted[coded],
+    }
+
+
 JOBS: dict[str, Callable[[], Any]] = {
     each.__name__: each
     for each in (
@@ -265,6 +299,7 @@ JOBS: dict[str, Callable[[], Any]] = {
         skipped,
         published,
         bytes_sent,
+        bytes_of_exchange,
         refused,
         broken,
         absent,

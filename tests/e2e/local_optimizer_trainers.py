@@ -4,12 +4,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from coded_means import Cast, Int8, SparseMean
 from diloco import Settings
 from torch import Tensor, nn
 from torch.nn import functional
 
 from thalweg.optim import FusedAdamW
-from thalweg.ps import LocalOptimizer
+from thalweg.ps import LocalOptimizer, Sparse
 
 # How a model with parts of 64 x 100, 100 x 100 and 100 x 10 weights is exchanged: by name, the
 # arguments of LocalOptimizer and what they mean. The largest parameter is the first fragment, and
@@ -27,6 +28,25 @@ CASES: dict[str, tuple[dict[str, Any], Settings]] = {
     "weighted": ({"weighted": True}, Settings(5, shares=(0.25, 0.75))),
     "adam": ({"outer": {"name": "adam", "lr": 0.01}}, Settings(5)),
     "rounded": ({"pull": "bf16"}, Settings(5, pull=torch.bfloat16)),
+    "fp16": ({"codec": "fp16"}, Settings(5, mean=lambda: Cast(torch.float16))),
+    "bf16": ({"codec": "bf16"}, Settings(5, mean=lambda: Cast(torch.bfloat16))),
+    "int8": ({"codec": "int8:start=0"}, Settings(5, mean=Int8)),
+    "int8 adam": (
+        {"codec": "int8:start=0", "outer": {"name": "adam", "lr": 0.01}},
+        Settings(5, mean=Int8),
+    ),
+    "int8 delayed": (
+        {"codec": "int8:start=0", "fragments": 2, "delay": 3, "mix": 0.5},
+        Settings(5, (2, 5), _HALVES, delay=3, mix=0.5, mean=Int8),
+    ),
+    "sparse": (
+        {"codec": "sparse:0.02", "outer": {"name": "sgd", "lr": 0.7}},
+        Settings(5, mean=lambda: SparseMean(0.02, 0.95)),
+    ),
+    "sparse delayed": (
+        {"codec": Sparse(0.3, 1.0), "fragments": 2, "delay": 3, "mix": 0.5},
+        Settings(5, (2, 5), _HALVES, delay=3, mix=0.5, mean=lambda: SparseMean(0.3, 1.0)),
+    ),
 }
 
 

@@ -33,18 +33,22 @@ def run(name: str, tmp_path: Path, nodes: tuple[int, ...], shards: int, **env: s
         return job.results()
 
 
-@pytest.mark.parametrize(
-    "case", ["plain", "fragments", "delayed", "streaming", "weighted", "adam", "rounded"]
-)
+EXACT = ["plain", "fragments", "delayed", "streaming", "weighted", "adam", "rounded"]
+CODED = ["fp16", "bf16", "int8", "int8 delayed", "int8 adam"]
+CODED += ["sparse", "sparse delayed"]
+
+
+@pytest.mark.parametrize("case", EXACT + CODED)
 def test_workers_have_the_bits_of_diloco_in_one_process(case, tmp_path):
     for result in run("trained", tmp_path, (1, 1), 0, CASE=case):
         assert result["workers"] == result["diloco"] != result["before"]
         assert result["whole"]
 
 
+@pytest.mark.parametrize("case", ["streaming", "sparse delayed"])
 @pytest.mark.parametrize(("nodes", "shards"), [((2,), 0), ((1, 1), 2)])
-def test_bits_are_the_same_wherever_workers_and_shards_are(nodes, shards, tmp_path):
-    for result in run("trained", tmp_path, nodes, shards, CASE="streaming"):
+def test_bits_are_the_same_wherever_workers_and_shards_are(nodes, shards, case, tmp_path):
+    for result in run("trained", tmp_path, nodes, shards, CASE=case):
         assert result["workers"] == result["diloco"] != result["before"]
         assert result["whole"]
 
@@ -108,7 +112,10 @@ def test_published_parameters_are_rank_0s_on_all_workers(tmp_path):
 
 
 @pytest.mark.parametrize("first", ["model", "optimizer"])
-@pytest.mark.parametrize("case", ["plain", "streaming", "weighted", "adam"])
+@pytest.mark.parametrize(
+    "case",
+    ["plain", "streaming", "weighted", "adam", "int8 adam", "int8 delayed", "sparse delayed"],
+)
 def test_training_goes_on_from_a_checkpoint_with_the_same_bits(case, first, tmp_path):
     results = run("resumed", tmp_path, (1, 1), 0, CASE=case, FIRST=first)
     for result in results:
@@ -116,10 +123,14 @@ def test_training_goes_on_from_a_checkpoint_with_the_same_bits(case, first, tmp_
     assert results[0]["whole"] == results[1]["whole"]
 
 
-def test_all_workers_may_go_on_from_rank_0s_checkpoint(tmp_path):
-    env = {"CASE": "streaming", "FIRST": "model", "WHOSE": "rank 0's"}
+@pytest.mark.parametrize("case", ["streaming", "int8 delayed", "sparse delayed"])
+def test_all_workers_may_go_on_from_rank_0s_checkpoint(case, tmp_path):
+    env = {"CASE": case, "FIRST": "model", "WHOSE": "rank 0's"}
     first, second = run("resumed", tmp_path, (1, 1), 0, **env)
     assert first["resumed"] == second["resumed"] != first["before"]
+    logs = [(tmp_path / f"resumed{rank}.log").read_text() for rank in (0, 1)]
+    lost = "what the codec of LocalOptimizer holds back was saved by"
+    assert [log.count(lost) for log in logs] == [0, int(case != "streaming")]
 
 
 def test_parameters_in_bfloat16_are_the_shards_float32_weights_rounded(tmp_path):
@@ -127,6 +138,29 @@ def test_parameters_in_bfloat16_are_the_shards_float32_weights_rounded(tmp_path)
     assert first["after"] == second["after"] != first["before"]
     assert first["rounded"]
     assert first["differ"]  # the shards keep more
+
+
+# All nodes together send fp32 changes to n - 1 shards, and get as many weights. int8 has a scale of
+# 4 bytes for 256 elements, and small tensors are in fp16. Of sparse changes, 1 of 50 is sent to
+# n - 1 nodes by each, with 2 bits of value and between 5 and 8 of place.
+FEWER = [
+    ((1, 1), "fp16", 4 / 3, 4 / 3),  # weights come in fp32
+    ((1, 1), "int8:start=0", 3.9, 4),
+    ((1, 1), "sparse:0.02", 4 * 8 * 50 / 10, 4 * 8 * 50 / 7),
+    ((1, 1, 1), "int8:start=0", 3.9, 4),
+    ((1, 1, 1), "sparse:0.02", 4 * 8 * 50 / 10 * 2 / 3, 4 * 8 * 50 / 7 * 2 / 3),
+]
+
+
+@pytest.mark.parametrize(("nodes", "codec", "least", "most"), FEWER)
+def test_exchange_sends_fewer_bytes_by_what_its_codec_saves(nodes, codec, least, most, tmp_path):
+    results = run("bytes_of_exchange", tmp_path, nodes, 0, CODEC=codec)
+    fp32, coded = (sum(each[key] for each in results) for key in ("fp32", "coded"))
+    print(f"{codec}, {len(nodes)} nodes: {fp32 / coded:.2f} times fewer bytes than fp32")
+    assert fp32 == 2 * 4 * results[0]["elements"] * (len(nodes) - 1) * 2  # in two exchanges
+    assert least <= fp32 / coded <= most
+    if codec.startswith("sparse"):
+        assert sum(each["counted"] for each in results) == coded
 
 
 def test_bytes_of_a_step_are_less_than_a_49th_of_gradients_in_each(tmp_path):
@@ -143,7 +177,7 @@ EXPECTED = [
     "ValueError: thalweg: outer has name 'lamb', expected nesterov, sgd, adam, adamw",
     "TypeError: SGD.__init__() got an unexpected keyword argument 'beta'",
     "ValueError: thalweg: pull is 'int8', expected fp32, bf16 or fp16",
-    "codec int8:start=2,feedback=1 does not go with LocalOptimizer: expected fp32, fp16 or bf16",
+    "ValueError: thalweg: codec is 'sparse:2': ratio is '2', expected a number above 0, at most 1",
     "parameter 0.0 is torch.float64: LocalOptimizer takes float32, float16 and bfloat16",
     "parameter 0.0 is sharded (DTensor): LocalOptimizer takes whole ones",
     "ValueError: thalweg: no parameter requires a gradient",

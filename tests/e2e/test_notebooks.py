@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from pathlib import Path
 
+import launching
 import nbformat
 import pytest
 from harness import DEADLINE, environment, free_port, servers
 from nbclient import NotebookClient
 
 CLIENTS = Path(__file__).parent / "clients"
+RUNS = ("plain", "fp32")
 TRAIN = """
-import json, pathlib, sys
+import json, os, pathlib, sys
 sys.path.insert(0, {clients!r})
 import torch
 from common import data, layers, seen
 
 def report(module):
-    path = pathlib.Path(f"seen{{torch.distributed.get_rank()}}.json")
+    name = os.environ["THALWEG_CODEC"] or "plain"
+    path = pathlib.Path(f"{{name}}{{torch.distributed.get_rank()}}.json")
     path.write_text(json.dumps(seen(module)))
 """
 ACCELERATE = """
@@ -29,14 +33,16 @@ def train():
     accelerator = Accelerator(cpu=True)
     model = layers()
     model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters()))
-    for _ in range(3):
+    inputs = data().tensors[0].view(-1, 2, 2, 64)[:, accelerator.process_index]
+    for step in range(3):
         optimizer.zero_grad()
-        accelerator.backward(model(torch.ones(2, 64)).square().mean())
+        accelerator.backward(model(inputs[step]).square().mean())
         optimizer.step()
     report(model)
     accelerator.end_training()
 
-notebook_launcher(train, num_processes=2, use_port={port!r})
+def launch():
+    notebook_launcher(train, num_processes=2, use_port={port!r})
 """
 LIGHTNING = """
 import pytorch_lightning as lightning
@@ -54,30 +60,57 @@ class Look(lightning.Callback):
     def on_train_end(self, trainer, _):
         report(trainer.model)
 
-trainer = lightning.Trainer(
-    max_steps=3, devices=2, accelerator="cpu", strategy="ddp_notebook", callbacks=[Look()],
-    logger=False, enable_checkpointing=False, enable_progress_bar=False)
-trainer.fit(Model(), torch.utils.data.DataLoader(data(), batch_size=2))
+def launch():
+    trainer = lightning.Trainer(
+        max_steps=3, devices=2, accelerator="cpu", strategy="ddp_notebook", callbacks=[Look()],
+        logger=False, enable_checkpointing=False, enable_progress_bar=False)
+    trainer.fit(Model(), torch.utils.data.DataLoader(data(), batch_size=2))
+"""
+LAUNCH = """
+for codec in ("", "fp32"):
+    os.environ["THALWEG_CODEC"] = codec
+    launch()
 """
 
 
 @pytest.mark.parametrize("cell", [ACCELERATE, LIGHTNING], ids=["accelerate", "lightning"])
-def test_workers_that_a_notebook_forks_are_attached(cell, tmp_path, monkeypatch):
+def test_workers_that_a_notebook_forks_train_as_with_plain_ddp(cell, tmp_path, monkeypatch):
     cells = [TRAIN.format(clients=str(CLIENTS)), cell.replace("{port!r}", repr(str(free_port())))]
+    cells.append(LAUNCH)
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(text) for text in cells])
     with servers() as nothing:
         for name, value in environment(nothing.folder).items():
             monkeypatch.setenv(name, value)
         monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-        monkeypatch.setenv("THALWEG_CODEC", "fp16")
+        monkeypatch.setenv("THALWEG_CODEC", "fp32")
         resources = {"metadata": {"path": str(tmp_path)}}
         NotebookClient(
             notebook, timeout=DEADLINE, kernel_name="python3", resources=resources
         ).execute()
         for left in (*nothing.folder.glob("torchelastic_*"), *nothing.folder.glob("tmp*")):
             shutil.rmtree(left)  # torch's and Lightning's
-    found = [json.loads((tmp_path / f"seen{rank}.json").read_text()) for rank in (0, 1)]
+    for rank in (0, 1):
+        plain, whole = (json.loads((tmp_path / f"{n}{rank}.json").read_text()) for n in RUNS)
+        assert plain["codec"] is None
+        assert whole["codec"] == "fp32"
+        assert whole["raw"] > 0
+        # Two workers: (a + b) / 2 is rounded once by either side.
+        assert whole["digest"] == plain["digest"]
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+def test_notebooks_on_two_nodes_of_which_a_worker_is_killed_go_on_compressed(tmp_path):
+    output = launching.run(
+        lambda node, port: [sys.executable, str(CLIENTS / "notebook.py"), str(node), str(port)],
+        ["killed", str(tmp_path)],
+        tmp_path,
+        {"THALWEG_CODEC": "fp32", **launching.STORES},
+    )
+    assert (tmp_path / "died").exists()
+    # Once before the kill, and once after it.
+    assert output.count("the codec goes on after step 8, from the optimizer's checkpoint") == 2
+    found = [json.loads((tmp_path / f"killed{rank}.json").read_text()) for rank in range(4)]
     for worker in found:
-        assert worker["codec"] == "fp16"
-        assert worker["raw"] > 0
-    assert found[0]["digest"] == found[1]["digest"]
+        assert worker["resumes"]["digest"] == found[0]["resumes"]["digest"]
+        assert 0 < worker["resumes"]["sent"] < worker["resumes"]["raw"] / 2  # both steps

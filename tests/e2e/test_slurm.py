@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 
 import launching
 import pytest
 from test_clients import SCRIPTS
+
+# A task that is killed fails srun's step, and srun then ends the others: --kill-on-bad-exit.
+KILLED = -signal.SIGKILL
+CODEC = {"THALWEG_CODEC": "fp32"}
 
 
 def srun(node, port):
@@ -31,11 +36,14 @@ def srun(node, port):
     return ["env", *(f"{name}={value}" for name, value in variables.items()), sys.executable]
 
 
-def run(client, phase, folder):
+def run(client, phase, folder, env=CODEC):
     """Returns what both tasks have seen, and the output."""
-    arguments = [str(SCRIPTS / f"{client}.py"), phase, str(folder)]
-    output = launching.run(srun, arguments, folder, {"THALWEG_CODEC": "fp32"})
+    output = launching.run(srun, command(client, phase, folder), folder, env)
     return [json.loads((folder / f"{phase}{rank}.json").read_text()) for rank in (0, 1)], output
+
+
+def command(client, phase, folder):
+    return [str(SCRIPTS / f"{client}.py"), phase, str(folder)]
 
 
 READERS = ["slurm_script"]
@@ -57,3 +65,17 @@ def test_tasks_with_sruns_variables_train_as_with_plain_ddp_and_resume_compresse
     assert output.count("the codec goes on after step 8, from the optimizer's checkpoint") == 1
     for found in second:
         assert found["resumes"]["sent"] < found["resumes"]["raw"] / 2  # both steps are compressed
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("client", READERS)
+def test_job_of_slurm_that_is_requeued_after_a_kill_goes_on_compressed(client, tmp_path):
+    codes, _ = launching.attempt(srun, command(client, "killed", tmp_path), tmp_path, CODEC)
+    assert codes[1] == KILLED
+    assert codes[0] != 0
+    requeued = CODEC | {"SLURM_RESTART_COUNT": "1"}  # Slurm keeps the number of the job
+    found, output = run(client, "killed", tmp_path, requeued)
+    assert output.count("the codec goes on after step 8, from the optimizer's checkpoint") == 1
+    for worker in found:
+        assert 0 < worker["resumes"]["sent"] < worker["resumes"]["raw"] / 2  # both steps
+    assert found[0]["resumes"]["digest"] == found[1]["resumes"]["digest"]

@@ -4,6 +4,7 @@ TIMM_TRAIN=…/train.py python -m pytest tests/e2e/test_timm_script.py
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from PIL import Image
 SCRIPT = os.environ.get("TIMM_TRAIN", "")
 RUNNER = Path(__file__).parent / "clients" / "timm_on_cpu.py"
 STEPS = 16  # of two epochs
+CODEC = "powersgd:rank=1,start=4"
 OPTIONS = ["--device", "cpu", "--batch-size", "4", "--lr", "0.01", "--no-aug"]
 OPTIONS += ["--warmup-epochs", "0", "--cooldown-epochs", "0", "--workers", "0", "--output", "."]
 OPTIONS += ["--model", "vit_tiny_patch16_224", "--img-size", "32", "--num-classes", "4"]
@@ -39,12 +41,12 @@ def draw(folder):
                 Image.fromarray(pixels).save(target / f"{number}.png")
 
 
-def train(folder, name, codec, *options):
+def train(folder, name, codec, *options, launcher=launching.torchrun, env=()):
     """Returns the last checkpoint and the output."""
     arguments = [str(RUNNER), str(Path(SCRIPT).resolve()), "data", *OPTIONS, *options]
     arguments += ["--experiment", name]
-    env = {"THALWEG_CODEC": codec} if codec else {}
-    output = launching.run(launching.torchrun, arguments, folder, env)
+    variables = dict(env) | ({"THALWEG_CODEC": codec} if codec else {})
+    output = launching.run(launcher, arguments, folder, variables)
     return torch.load(folder / name / "last.pth.tar", weights_only=False), output
 
 
@@ -60,9 +62,32 @@ def test_timms_script_trains_as_with_plain_ddp_and_resumes_compressed(optimizer,
     assert plain["state_dict"].keys() == whole["state_dict"].keys()
     for name, value in plain["state_dict"].items():
         assert torch.equal(value, whole["state_dict"][name]), name
-    codec = "powersgd:rank=1,start=4"
-    train(tmp_path, "saved", codec, *options)
+    train(tmp_path, "saved", CODEC, *options)
     options = ["--opt", optimizer, "--epochs", "3", "--resume", "saved/last.pth.tar"]
-    resumed, said = train(tmp_path, "resumed", codec, *options)
+    resumed, said = train(tmp_path, "resumed", CODEC, *options)
     assert resumed["epoch"] == 2
     assert said.count(f"the codec goes on after step {STEPS}, from the optimizer's") == 1
+
+
+@pytest.mark.parametrize("optimizer", ["lamb", "adamw"])
+def test_timms_script_killed_under_torchrun_goes_on_from_its_checkpoint_compressed(
+    optimizer, tmp_path
+):
+    draw(tmp_path)
+    env = {"DIES_AFTER": str(STEPS), "RESUMES_FROM": "killed/last.pth.tar", **launching.STORES}
+    last, said = train(
+        tmp_path,
+        "killed",
+        CODEC,
+        *("--opt", optimizer, "--epochs", "3"),
+        launcher=lambda node, port: launching.torchrun_restarting(node, port, restarts=1),
+        env=env,
+    )
+    assert (tmp_path / "died").exists()
+    assert last["epoch"] == 2
+    assert said.count(f"the codec goes on after step {STEPS}, from the optimizer's") == 1
+    found = [json.loads((tmp_path / f"seen{rank}.json").read_text()) for rank in (0, 1)]
+    for worker in found:
+        assert 0 < worker["sent"] < worker["raw"] / 2  # all eight steps
+    assert found[0]["digest"] == found[1]["digest"]
+    print(f"{optimizer}: {found[0]['raw']} bytes of gradients crossed as {found[0]['sent']}")

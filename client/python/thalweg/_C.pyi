@@ -91,6 +91,9 @@ class ProcessGroup(Backend):
     def allreduce(self, tensors: list[Tensor], opts: AllreduceOptions = ...) -> Work:
         """As all of a back end's calls, which torch.distributed makes; torch has no stub of it."""
 
+    def _allgather_base(self, output: Tensor, input: Tensor) -> Work:
+        """So is this: the inputs of all ranks, one after the other in `output`."""
+
 class Session:
     """A worker's connection. Thread-safe. Does nothing in forked children of the process that made
     it.

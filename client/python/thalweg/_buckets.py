@@ -38,12 +38,16 @@ class Bucket:
         The result is read-only memory that the node's workers share, until the next call. Blocks.
         RuntimeError: the job has failed.
         """
+        [mean] = self.begin(values).wait()
+        return mean
+
+    def begin(self, values: Tensor) -> Future[list[Tensor]]:
+        """Does so without blocking: the future has the mean. `values` may be used again at once."""
         self._bucket.set_buffer(values)
         try:
-            [mean] = self._hook.run(self._bucket).wait()
+            return self._hook.run(self._bucket)
         finally:
             self._bucket.set_buffer(values[:0])
-        return mean
 
 
 def make(

@@ -12,7 +12,7 @@ module loads neither torch nor native code.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -62,13 +62,16 @@ class Codec:
         return f"{self.name}:{','.join(pairs)}" if pairs else self.name
 
 
-def parse(text: str, what: str = "codec") -> Codec:
-    """Returns the codec that `text` describes. ValueError says what is wrong with `what`."""
+def parse(text: str, what: str = "codec", also: Sequence[type[Codec]] = ()) -> Codec:
+    """Returns the codec that `text` describes: one that all take, or one of `also`. ValueError says
+    what is wrong with `what`.
+    """
     name, colon, arguments = text.partition(":")
-    if name not in _BY_NAME:
-        like = did_you_mean(name, _BY_NAME)
-        raise ValueError(f"{what} is {text!r}, expected one of {', '.join(_BY_NAME)}{like}")
-    kind = _BY_NAME[name]
+    known = _BY_NAME | {kind.name: kind for kind in also}
+    if name not in known:
+        like = did_you_mean(name, known)
+        raise ValueError(f"{what} is {text!r}, expected one of {', '.join(known)}{like}")
+    kind = known[name]
     if not colon:
         return kind()
     values: dict[str, Any] = {}
@@ -254,6 +257,24 @@ class TopK(Lossy):
         "ratio": _real("ratio", "a number above 0, at most 1", lambda x: 0 < x <= 1),
         "start_iter": _START,
         "use_error_feedback": _FEEDBACK,
+    }
+
+
+@dataclass(frozen=True)
+class Sparse(Codec):
+    """Only the changes of the largest magnitude cross the network, each rounded to two bits.
+
+    For thalweg.ps.LocalOptimizer alone (docs/parameter-server.md).
+    """
+
+    ratio: float = 0.02  # fraction of the elements of each tensor
+    feedback: float = 0.95  # how much of what was held back is added to the next change
+
+    name = "sparse"
+    _shorthand = "ratio"
+    _keys: ClassVar[Mapping[str, _Key]] = {
+        "ratio": _real("ratio", "a number above 0, at most 1", lambda x: 0 < x <= 1),
+        "feedback": _real("feedback", "a number from 0 to 1", lambda x: 0 <= x <= 1),
     }
 
 

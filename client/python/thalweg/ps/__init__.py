@@ -13,7 +13,8 @@ docs/parameter-server.md says when that helps.
 
 from __future__ import annotations
 
+from thalweg.codecs import Sparse
 from thalweg.ps._local import LocalOptimizer
 from thalweg.ps._optimizer import ServerOptimizer
 
-__all__ = ["LocalOptimizer", "ServerOptimizer"]
+__all__ = ["LocalOptimizer", "ServerOptimizer", "Sparse"]

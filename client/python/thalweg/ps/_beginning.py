@@ -12,11 +12,15 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from thalweg import _C
+from thalweg import _C, policy
+from thalweg._job import Job
+from thalweg.codecs import Sparse
 from thalweg.ps import _joining
-from thalweg.ps._bucket import cut, pulled_as, served
+from thalweg.ps._bucket import Parameter, cut, pulled_as, served
 from thalweg.ps._exchange import Exchange, Fragment
+from thalweg.ps._kept import KeptWeights
 from thalweg.ps._local_bucket import LocalBucket
+from thalweg.ps._means import CodecMeans, Means, SparseMeans
 from thalweg.ps._plan import Outer, Plan, cut_fragments
 from thalweg.ps._rules import KINDS, Group, rule_of
 from thalweg.ps._serving import Serving
@@ -50,8 +54,11 @@ def begin(
     *,
     pull: str | None,
     bucket_cap_mb: float,
+    sparse: Sparse | None,
 ) -> tuple[_C.Session, Exchange]:
-    """Joins the job, and gives all workers and the shards rank 0's parameters."""
+    """Joins the job, and gives all workers and the shards rank 0's parameters. `sparse` is the
+    codec, if it is none of the session's.
+    """
     parameters = served(inner.param_groups)
     if not parameters:
         raise ValueError("thalweg: no parameter requires a gradient")
@@ -64,30 +71,53 @@ def begin(
     pulls = {each.tensor.dtype: pulled_as(pull, each.tensor.dtype) for each in parameters}
     description = (
         f"{type(inner).__name__}, {plan}, {outer.describe()}, pull {pull}, bucket_cap_mb "
-        f"{bucket_cap_mb:g}"
+        f"{bucket_cap_mb:g}{f', codec {sparse.spec()}' if sparse else ''}"
     )
     named = [(each.name, each.tensor) for each in parameters]
-    session = _joining.join(group, named, description, arguments, "LocalOptimizer")
+    job = _joining.join(
+        *(group, named, description, arguments, "LocalOptimizer"),
+        any_codec=True,
+        for_all_collectives=sparse is not None,
+    )
+    session = job.session
+    assert session is not None
+    means = _means(job, group, [own for part in parts for own in part], sparse)
+    of_buckets = iter(means.of_buckets if means else ())
     numbers = itertools.count()
-    fragments = [
-        Fragment(
-            [
-                LocalBucket(
-                    session,
-                    next(numbers),
-                    [each._replace(group=0) for each in own],
-                    kind=kind,
-                    rule=rule,
-                    commits=False,
-                    pull=pulls[own[0].tensor.dtype],
-                )
-                for own in part
-            ]
+
+    def bucket(own: Sequence[Parameter]) -> LocalBucket:
+        elements = sum(each.tensor.numel() for each in own)
+        return LocalBucket(
+            session,
+            next(numbers),
+            [each._replace(group=0) for each in own],
+            kind=kind,
+            rule=rule,
+            commits=False,
+            pull=pulls[own[0].tensor.dtype],
+            kept=KeptWeights(next(of_buckets), outer, elements) if means else None,
         )
-        for part in parts
-    ]
+
+    fragments = [Fragment([bucket(own) for own in part]) for part in parts]
     _joining.broadcast(group, inner.param_groups)
     buckets = [bucket for fragment in fragments for bucket in fragment.buckets]
-    is_first = dist.get_rank(group) == 0
-    serving = Serving(session, buckets, kind, rule, commits=False, is_first=is_first)
-    return session, Exchange(group, serving, fragments, plan, outer)
+    writes = means is not None or dist.get_rank(group) == 0
+    serving = Serving(session, buckets, kind, rule, commits=False, is_first=writes)
+    return session, Exchange(group, serving, fragments, plan, outer, means=means)
+
+
+def _means(
+    job: Job,
+    group: dist.ProcessGroup,
+    buckets: Sequence[Sequence[Parameter]],
+    sparse: Sparse | None,
+) -> Means | None:
+    """Returns how means are taken; None: shards take them, and keep the weights."""
+    layouts = [
+        [(each.name, each.tensor.shape) for each in own if each.tensor.numel()] for own in buckets
+    ]
+    if sparse is not None:
+        return SparseMeans(job, layouts, sparse)
+    if _joining.are_dense(policy.parse(job.workers[0].codec)):
+        return None
+    return CodecMeans(job, group, layouts)

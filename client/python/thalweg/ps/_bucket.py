@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -12,6 +12,9 @@ from torch.futures import Future
 from thalweg import _C
 from thalweg.ps._pushed_grad import PushedGrad
 from thalweg.ps._rules import Group, Kind, Rule
+
+if TYPE_CHECKING:
+    from thalweg.ps._kept import KeptWeights
 
 _GRANULE = 4096  # elements of a parameter whose squares are summed together
 _TYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
@@ -85,11 +88,14 @@ class Bucket:
         rule: Rule,
         commits: bool,
         pull: str,
+        kept: KeptWeights | None = None,
     ) -> None:
+        """`kept`: the workers keep what shards would, in the shards' place."""
         self.parameters = parameters
+        self._kept = kept
         self._kind = kind
         self._pulled = _TYPES[pull]
-        self._served = _C.ServedBucket(
+        self._served = cast("_C.ServedBucket | None", kept) or _C.ServedBucket(
             session,
             number=number,
             named_parameters=[(each.name, each.tensor) for each in parameters],

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from thalweg.ps import _joining
 from thalweg.ps._bucket import served
 from thalweg.ps._local_bucket import LocalBucket
+from thalweg.ps._means import Means
 from thalweg.ps._plan import Outer, Plan
 from thalweg.ps._rules import Group
 from thalweg.ps._serving import Serving, some
@@ -60,13 +61,18 @@ class Exchange:
         fragments: Sequence[Fragment],
         plan: Plan,
         outer: Outer,
+        *,
+        means: Means | None,
     ) -> None:
-        """The parameters are equal on all workers. All of them make it together."""
+        """The parameters are equal on all workers. All of them make it together. `means`: the
+        workers keep what shards would, and take the means of changes so.
+        """
         self._group = group
         self._serving = serving
         self._fragments = fragments
         self._plan = plan
         self._outer = outer
+        self._means = means
         self._steps = 0
         self._exchanged = 0  # fragments, since this was made
         self._waited = 0.0  # seconds
@@ -78,10 +84,16 @@ class Exchange:
         self._serving.close()
 
     def stats(self) -> dict[str, float]:
-        """Returns how many fragments have been exchanged, and the seconds that this worker has
-        waited for others and for the network meanwhile.
+        """Returns how many fragments have been exchanged, the seconds that this worker has waited
+        for others and for the network meanwhile, and the bytes that its node has sent which the
+        session does not count.
         """
-        return {"exchanges": self._exchanged, "exchange_seconds": self._waited}
+        sent = self._means.bytes_sent() if self._means else 0
+        return {
+            "exchanges": self._exchanged,
+            "exchange_seconds": self._waited,
+            "other_bytes_sent": sent,
+        }
 
     def count(self, work: float) -> None:
         """The worker has done so much since the last call."""
@@ -148,6 +160,7 @@ class Exchange:
         self._serving.state.read(states)
         named = self._named()
         return {
+            "codec": self._means.state() if self._means else {},
             "steps": self._steps,
             "weights": self._serving.state.weights(),
             "outer": {name: states[tensor] for name, tensor in named.items() if states[tensor]},
@@ -167,6 +180,8 @@ class Exchange:
         self._serving.state.set_weights(state["weights"])
         named = self._named()
         self._fill({named[name]: dict(values) for name, values in state["outer"].items()})
+        if self._means:
+            self._means.load(state["codec"])
         self._steps = state["steps"]
         for fragment, saved in zip(self._fragments, state["fragments"], strict=True):
             fragment.steps, fragment.work, fragment.due = (
@@ -198,13 +213,14 @@ class Exchange:
     def _fill(self, states: dict[torch.Tensor, Any]) -> None:
         """Gives rank 0's weights and state to the shards, and its weights to all workers."""
         self._serving.state.publish(states)
-        flat = [bucket.flat for bucket in self._buckets()]
-        dist._broadcast_coalesced(self._group, flat, 250 << 20, 0)  # type: ignore[attr-defined]
+        shared = [tensor for bucket in self._buckets() for tensor in bucket.shared()]
+        dist._broadcast_coalesced(self._group, shared, 250 << 20, 0)  # type: ignore[attr-defined]
 
     def _check_alike(self, state: Mapping[str, Any]) -> None:
         shapes = sorted((name, *weights.shape) for name, weights in state["weights"].items())
         due = [fragment["due"] for fragment in state["fragments"]]
-        mine = (state["steps"], len(due), due, shapes)
+        moments = sorted((name, *sorted(values)) for name, values in state["outer"].items())
+        mine = (state["steps"], len(due), due, shapes, moments)
         found: list[Any] = [None] * dist.get_world_size(self._group)
         dist.all_gather_object(found, mine, group=self._group)
         if mine[1] != len(self._fragments):

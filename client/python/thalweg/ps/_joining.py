@@ -8,8 +8,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from thalweg import _C, _collectives, _config, _job, _process_group, _rendezvous, policy
+from thalweg import _collectives, _config, _job, _process_group, _rendezvous, policy
 from thalweg._config import Config, Network
+from thalweg._job import Job
 from thalweg._topology import Tensor
 from thalweg.codecs import BF16, FP16, FP32
 from thalweg.optim._shards import is_dtensor
@@ -25,16 +26,26 @@ def join(
     description: str,
     arguments: dict[str, object],
     optimizer: str = "ServerOptimizer",
-) -> _C.Session:
-    """Returns this worker's session. All workers of the group call it together.
+    *,
+    any_codec: bool = False,
+    for_all_collectives: bool = False,
+) -> Job:
+    """Returns this worker's job, which has a session. All workers of the group call it together.
 
     `description` is equal on all workers, as are names, types and shapes of the parameters.
-    `optimizer` is the class that messages name. Raises what thalweg.ddp.attach() does.
+    `optimizer` is the class that messages name. Shards cannot keep weights with `any_codec`. Raises
+    what thalweg.ddp.attach() does.
     """
     problem = ""
     try:
         config, network = Config.from_env().override(**arguments), Network.from_env()
-        problem = _why_not(policy.parse(config.codec), named_parameters, optimizer)
+        codecs = policy.parse(config.codec)
+        if any_codec:
+            shapes = [(name, tensor.shape) for name, tensor in named_parameters]
+            codecs = policy.except_small_tensors(codecs, shapes)
+            config = config._replace(codec=codecs.spec())
+        problem = "" if any_codec else _why_not_dense(codecs, optimizer)
+        problem = problem or _why_not(named_parameters, optimizer)
     except _config.ConfigError as error:
         config, network = Config.from_env({}), Network.from_env({})
         problem = str(error)  # the others must hear of it as well
@@ -52,9 +63,15 @@ def join(
     )
     _rendezvous.await_all(group, me.step_timeout)
     meeting = _collectives.Meeting.of(group, me.timeout)
-    job = _job.join(_job.meet(me, meeting), network, meeting)
+    workers = _job.meet(me, meeting)
+    job = _job.join(workers, network, meeting, for_all_collectives=for_all_collectives)
     assert job.session is not None
-    return job.session
+    return job
+
+
+def are_dense(codecs: Policy) -> bool:
+    """Whether shards can take gradients in these codecs and keep the weights."""
+    return all(isinstance(codec, _DENSE) for codec in codecs.codecs)
 
 
 def broadcast(group: dist.ProcessGroup, param_groups: Sequence[Mapping[str, Any]]) -> None:
@@ -64,16 +81,19 @@ def broadcast(group: dist.ProcessGroup, param_groups: Sequence[Mapping[str, Any]
         dist._broadcast_coalesced(group, tensors, 250 << 20, 0)  # type: ignore[attr-defined]
 
 
-def _why_not(
-    codecs: Policy, named_parameters: list[tuple[str, torch.Tensor]], optimizer: str
-) -> str:
-    """Returns why shards cannot keep these weights; empty: they can."""
+def _why_not_dense(codecs: Policy, optimizer: str) -> str:
+    """Returns why shards cannot take gradients in these codecs; empty: they can."""
+    if are_dense(codecs):
+        return ""
     lossy = [codec.spec() for codec in codecs.codecs if not isinstance(codec, _DENSE)]
-    if lossy:
-        return (
-            f"codec {lossy[0]} does not go with {optimizer}: expected fp32, fp16 or bf16 "
-            "(codec=, THALWEG_CODEC)"
-        )
+    return (
+        f"codec {lossy[0]} does not go with {optimizer}: expected fp32, fp16 or bf16 "
+        "(codec=, THALWEG_CODEC)"
+    )
+
+
+def _why_not(named_parameters: list[tuple[str, torch.Tensor]], optimizer: str) -> str:
+    """Returns why these weights cannot be exchanged; empty: they can."""
     for name, tensor in named_parameters:
         if is_dtensor(tensor):
             return f"parameter {name} is sharded (DTensor): {optimizer} takes whole ones"

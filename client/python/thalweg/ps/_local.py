@@ -11,6 +11,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
+from thalweg import codecs
+from thalweg.codecs import Sparse
 from thalweg.ps._beginning import begin, check_masters, ddp_modules
 from thalweg.ps._fixed_groups import FixedGroups
 from thalweg.ps._plan import Plan
@@ -35,10 +37,11 @@ class LocalOptimizer(FixedGroups):
     then. `weighted`: workers count in the mean by what they tell count(), which takes one small
     all_reduce of the process group in each exchange. `pull` says in what the weights come: "fp32",
     "bf16", "fp16", or as the parameters are (None); shards keep them in float32. `bucket_cap_mb`
-    MiB of parameters travel together. `process_group` is the default one if None. `codec` (of what
-    has changed: "fp32", "bf16", "fp16"), `timeout`, `step_timeout`, `chunk_bytes` and
-    `local_shards` are those of thalweg.ddp.attach(); the last worker may come `step_timeout` later
-    to an exchange than the first.
+    MiB of parameters travel together. `process_group` is the default one if None. `codec`, of what
+    has changed, is any that thalweg.ddp.attach() takes, or thalweg.ps.Sparse; with lossy ones every
+    worker runs the outer optimizer, and shards only take means. `timeout`, `step_timeout`,
+    `chunk_bytes` and `local_shards` are those of attach(); the last worker may come `step_timeout`
+    later to an exchange than the first.
 
     Groups and state are those of `inner`: schedulers take either, GradScaler only this one. A step
     that a GradScaler leaves out counts like the others.
@@ -78,15 +81,19 @@ class LocalOptimizer(FixedGroups):
         self._follow()
         group = process_group or dist.group.WORLD
         assert group is not None
+        sparse = _sparse(codec)
         arguments = {
-            "codec": codec,
+            "codec": "fp32" if sparse else codec,
             "timeout": timeout,
             "step_timeout": step_timeout,
             "chunk_bytes": chunk_bytes,
             "local_shards": local_shards,
         }
         session, self._exchange = begin(
-            inner, plan, outer, group, arguments, pull=pull, bucket_cap_mb=bucket_cap_mb
+            *(inner, plan, outer, group, arguments),
+            pull=pull,
+            bucket_cap_mb=bucket_cap_mb,
+            sparse=sparse,
         )
         self._session = session
         ref = weakref.ref(self)  # `inner` may outlive the optimizer
@@ -124,7 +131,9 @@ class LocalOptimizer(FixedGroups):
         been exchanged ("exchanges"), and for how long step() has waited for that
         ("exchange_seconds"), for slower workers too.
         """
-        return self._session.stats() | self._exchange.stats()
+        stats = self._session.stats() | self._exchange.stats()
+        stats["wire_bytes_sent"] += stats.pop("other_bytes_sent")
+        return stats
 
     def count(self, work: float) -> None:
         """Tells how many samples, tokens or the like this worker has trained with since the last
@@ -147,8 +156,8 @@ class LocalOptimizer(FixedGroups):
         self._exchange.publish(self.param_groups)
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns what `inner` returns, and as "local" the shards' weights and state, and how far
-        the worker is. One worker may call it alone, between two steps.
+        """Returns what `inner` returns, and as "local" the outer weights and state, how far the
+        worker is, and what its codec holds back. One worker may call it alone, between two steps.
         """
         return self.inner.state_dict() | {"local": self._exchange.state()}
 
@@ -166,7 +175,7 @@ class LocalOptimizer(FixedGroups):
         self._exchange.load(state_dict["local"])
 
     def full_state_dict(self) -> dict[str, Tensor]:
-        """Returns the shards' float32 weights by name: the result of the last exchange. One worker
+        """Returns the outer float32 weights by name: the result of the last exchange. One worker
         may call it alone, between two steps.
         """
         return self._exchange.weights()
@@ -201,6 +210,16 @@ class LocalOptimizer(FixedGroups):
             "thalweg: the model is in DistributedDataParallel, which averages gradients in every "
             "step: LocalOptimizer takes its place, so train the plain module"
         )
+
+
+def _sparse(codec: object) -> Sparse | None:
+    """Returns the codec if it is Sparse, or its text. Raises ValueError."""
+    if isinstance(codec, str) and codec.partition(":")[0] == Sparse.name:
+        try:
+            codec = codecs.parse(codec, also=[Sparse])
+        except ValueError as error:
+            raise ValueError(f"thalweg: {error}") from None
+    return codec if isinstance(codec, Sparse) else None
 
 
 def _follow(ref: weakref.ref[LocalOptimizer]) -> None:

@@ -43,10 +43,11 @@ class LocalBucket(Bucket):
         else:
             torch._foreach_copy_(self._tensors(), self._weights())
 
-    @property
-    def flat(self) -> Tensor:
-        """The weights of the last exchange, one parameter after the other."""
-        return self._grads
+    def shared(self) -> list[Tensor]:
+        """Returns what is equal on all workers after an exchange: its weights, one parameter after
+        the other, and what workers keep in the place of shards.
+        """
+        return [self._grads, *(self._kept.shared() if self._kept else ())]
 
     def _weights(self) -> list[Tensor]:
         return self._views(self._grads)

@@ -104,7 +104,9 @@ class ServerOptimizer(FixedGroups):
         pulls = {
             each.tensor.dtype: pulled_as(wishes.pull, each.tensor.dtype) for each in parameters
         }
-        session = _joining.join(group, named, wishes.describe(rule), wishes.arguments)
+        job = _joining.join(group, named, wishes.describe(rule), wishes.arguments)
+        session = job.session
+        assert session is not None
         buckets = [
             Bucket(
                 session,

@@ -56,6 +56,7 @@ class Outer(NamedTuple):
 
     name: str
     kind: str  # a key of KINDS
+    options: Mapping[str, Any]  # arguments of torch's optimizer
     groups: Sequence[Group]  # one
 
     @classmethod
@@ -68,8 +69,9 @@ class Outer(NamedTuple):
         if name not in _OUTER:
             raise ValueError(f"thalweg: outer has name {name!r}, expected {', '.join(_OUTER)}")
         kind, defaults = _OUTER[name]
-        made = KINDS[kind].torch(list(parameters), **(defaults | options))
-        return cls(name, kind, made.param_groups)
+        options = defaults | options
+        made = KINDS[kind].torch(list(parameters), **options)
+        return cls(name, kind, options, made.param_groups)
 
     def describe(self) -> str:
         settings = {key: value for key, value in self.groups[0].items() if key != "params"}

@@ -1,0 +1,137 @@
+"""Means of what workers have changed, and what their codecs hold back of it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.futures import Future
+
+from thalweg import _C, _buckets, _codec_states
+from thalweg._job import Job
+from thalweg.codecs import Sparse
+from thalweg.ps._entries import Entries
+from thalweg.ps._kept import Mean
+
+_log = logging.getLogger("thalweg")
+Layouts = Sequence[Sequence[tuple[str, torch.Size]]]  # names and shapes of each bucket's parameters
+
+
+class CodecMeans:
+    """Means in the codec of the job's session, a bucket each."""
+
+    def __init__(self, job: Job, group: dist.ProcessGroup, layouts: Layouts) -> None:
+        assert job.session is not None
+        self._session = job.session
+        self._node, self._is_keeper = job.place.node, job.place.local_rank == 0
+        self._size = f"{len(job.workers)} workers on {job.place.num_nodes} nodes"
+        buckets = _buckets.make(self._session, layouts, group)
+        self.of_buckets: list[Mean] = [_CodecMean(bucket) for bucket in buckets]
+
+    def bytes_sent(self) -> int:
+        """Returns what session.stats() does not count."""
+        return 0
+
+    def state(self) -> dict[str, Any]:
+        """Returns what the codec carries on this node; nothing on all workers but its first."""
+        if not self._is_keeper:
+            return {}
+        saved = self._session.save_codec_state()
+        return {"node": self._node, "saved_by": self._size, "held": saved}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Goes on from there. What another node holds back is left out, and that is said."""
+        if not self._is_keeper or not state:
+            return
+        held = state["held"]
+        if (state["node"], state["saved_by"]) != (self._node, self._size):
+            held = _codec_states.without_residuals(held)
+            _say_lost(f"node {state['node']} of {state['saved_by']}", f"node {self._node}")
+        self._session.load_codec_state(held)
+
+
+class _CodecMean:
+    def __init__(self, bucket: _buckets.Bucket) -> None:
+        self._bucket = bucket
+        self._coming: Future[list[Tensor]] | None = None
+
+    def begin(self, values: Tensor) -> None:
+        self._coming = self._bucket.begin(values)
+
+    def wait(self) -> Tensor:
+        assert self._coming is not None
+        [mean] = self._coming.wait()
+        return mean
+
+
+class SparseMeans:
+    """Means of entries that every worker sends to all others, a bucket each."""
+
+    def __init__(self, job: Job, layouts: Layouts, codec: Sparse) -> None:
+        assert job.session is not None
+        place = job.place
+        self._rank = place.ranks[place.local_rank]
+        group = _C.ProcessGroup(
+            job.session,
+            number=1,  # all workers
+            rank=self._rank,
+            nodes=list(job.nodes),
+            name="changes",
+            timeout=job.workers[0].step_timeout,
+        )
+        self._coders = [Entries([shape.numel() for _, shape in each], codec) for each in layouts]
+        self._means = [_SparseMean(group, each, len(job.workers)) for each in self._coders]
+        self.of_buckets: list[Mean] = [*self._means]
+        self._copies = (place.num_nodes - 1) * place.local_size
+
+    def bytes_sent(self) -> int:
+        """Returns what session.stats() does not count: what this node has sent to others."""
+        return self._copies * sum(each.sent for each in self._means)
+
+    def state(self) -> dict[str, Any]:
+        """Returns what this worker holds back, bucket by bucket."""
+        return {"rank": self._rank, "held": [coder.held for coder in self._coders]}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Goes on from there. What another worker holds back is left out, and that is said."""
+        if state["rank"] != self._rank:
+            _say_lost(f"rank {state['rank']}", f"rank {self._rank}")
+        for coder, held in zip(self._coders, state["held"], strict=True):
+            coder.held = held.clone() if state["rank"] == self._rank else torch.zeros_like(held)
+
+
+class _SparseMean:
+    def __init__(self, group: _C.ProcessGroup, coder: Entries, workers: int) -> None:
+        self._group, self._coder = group, coder
+        self._got = torch.empty(workers, coder.payload_bytes, dtype=torch.uint8)
+        self._work: dist.Work | None = None
+        self.sent = 0  # bytes of this worker
+
+    def begin(self, values: Tensor) -> None:
+        self._work = self._group._allgather_base(self._got.flatten(), self._coder.encode(values))
+        self.sent += self._coder.payload_bytes
+
+    def wait(self) -> Tensor:
+        assert self._work is not None
+        self._work.wait()
+        mean = torch.zeros(self._coder.elements)
+        for payload in self._got:
+            places, values = self._coder.decode(payload)
+            mean[places] += values  # no place comes twice
+        return mean / len(self._got)
+
+
+Means = CodecMeans | SparseMeans
+
+
+def _say_lost(theirs: str, mine: str) -> None:
+    _log.warning(
+        "what the codec of LocalOptimizer holds back was saved by %s, and this is %s: it begins at "
+        "zero (state_dict() of each worker, loaded by the same one, keeps it)",
+        theirs,
+        mine,
+    )
