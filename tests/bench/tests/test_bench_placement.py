@@ -1,33 +1,54 @@
 """Tests which clusters `thalweg bench placement` measures."""
 
+import json
+
 from thalweg_bench import lab_case, placement
 from thalweg_bench.cluster import Shape
 from thalweg_bench.lab_case import LabCase, Outcome
 from thalweg_bench.rows import Row
 
-FIRST = Shape(4, 0, 1, 250_000_000, "fp32", local=True)
+SLOW, FAST = 250_000_000, 1_000_000_000
+CASE = LabCase(Shape(4, 0, 1, SLOW, "fp32", local=True), 4, "fp32", ("gloo",), 1)
 
 
-def test_every_number_of_nodes_meets_every_number_of_aggregators_up_to_it():
-    found = [(s.nodes, s.shards, s.local) for s in placement.shapes(FIRST, [2, 3], range(4))]
+def test_every_number_of_nodes_meets_every_number_of_aggregators_up_to_it_at_every_rate():
+    sweep = placement.Sweep(CASE, [2, 3], range(4), [SLOW, FAST])
+    found = [(s.nodes, s.shards, s.rate) for s in sweep.shapes()]
     assert found == [
-        *[(2, shards, True) for shards in (0, 1, 2)],
-        *[(3, shards, True) for shards in (0, 1, 2, 3)],
+        (nodes, shards, rate)
+        for rate in (SLOW, FAST)
+        for nodes, most in ((2, 2), (3, 3))
+        for shards in range(most + 1)
     ]
+    assert all(shape.local for shape in sweep.shapes())
 
 
-def test_rows_of_all_shapes_are_returned_and_drawn(monkeypatch, tmp_path):
-    def run(case):
-        rows = [Row(case.name, s, case.size, 1.0, 1.0, 1.0, 0.9) for s in ("thalweg", "gloo")]
-        return Outcome(rows, [])
+def measured(case):
+    rows = [
+        Row(case.name, "thalweg", case.size, 1.0, 1.0, 1.0, 0.9),
+        Row(case.name, "gloo", case.size, 1.5, 1.5, 1.5, 1.2),
+    ]
+    return Outcome(rows, [])
 
-    monkeypatch.setattr(lab_case, "run", run)
-    case = LabCase(FIRST, 4, "fp32", ("gloo",), 1)
-    rows = placement.run(case, [2, 4], [0, 4])
+
+def test_rows_of_all_shapes_are_returned_saved_drawn_and_tabulated(monkeypatch, tmp_path):
+    monkeypatch.setattr(lab_case, "run", measured)
+    sweep = placement.Sweep(CASE, [2, 4], [0, 4], [SLOW, FAST])
+    rows = placement.run(sweep, tmp_path / "rows.json")
     assert [row.case for row in rows if row.system == "gloo"] == [
-        "2 nodes, local + 0 shards, 250mbit, fp32",
-        "4 nodes, local + 0 shards, 250mbit, fp32",
-        "4 nodes, local + 4 shards, 250mbit, fp32",
+        f"{nodes} nodes, local + {shards} shards, {rate}, fp32"
+        for rate in ("250mbit", "1gbit")
+        for nodes, shards in ((2, 0), (4, 0), (4, 4))
     ]
-    placement.plot(tmp_path / "plot.png", rows, case, [2, 4])
+    assert len(json.loads((tmp_path / "rows.json").read_text())) == len(rows)
+    placement.plot(tmp_path / "plot.png", rows, sweep)
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+    table = placement.format_grid(rows, sweep).splitlines()
+    assert table[:6] == [
+        "250mbit: times as fast as Gloo (part of the bound)",
+        "",
+        "| nodes | + 0 | + 4 |",
+        "|---|---|---|",
+        "| 2 | 1.50 (0.90) |  |",
+        "| 4 | 1.50 (0.90) | 1.50 (0.90) |",
+    ]

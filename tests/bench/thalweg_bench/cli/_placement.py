@@ -15,11 +15,12 @@ _Handler = Callable[[argparse.Namespace], None]
 
 _EPILOG = """\
 Every sidecar hosts a shard. Each number of nodes runs with each number of aggregators that is not
-larger, in a cluster of its own: half a minute each, and root is needed. The rows are those of
-`thalweg bench lab --local-shards 1`.
+larger, at each rate, in a cluster of its own: half a minute each, and root is needed. The rows are
+those of `thalweg bench lab --local-shards 1`; the JSON is written after each cluster.
 
 examples:
-  thalweg bench placement --nodes 2,3,4,5,6 --json rows.json --plot placement.png
+  thalweg bench placement --nodes 2,3,4,5,6 --rate 100mbit,250mbit,500mbit,1gbit \\
+    --bytes 16000000 --repeats 3 --json rows.json --plot placement.png
   thalweg bench placement --nodes 8 --shards 0,2,4 --rate 100mbit --bytes 24000000
 
 exit codes:
@@ -49,7 +50,9 @@ def add_parser(
         metavar="K,…",
         help="aggregators; default: from none to as many as nodes",
     )
-    parser.add_argument("--rate", type=types.rate, default="250mbit", help="default 250mbit")
+    parser.add_argument(
+        "--rate", type=types.rates, default="250mbit", metavar="RATE,…", help="default 250mbit"
+    )
     parser.add_argument("--bytes", type=types.size, default=37_000_000, help="default 37000000")
     parser.add_argument("--repeats", type=types.number(1, 1000), default=5, help="default 5")
     parser.add_argument("--json", type=types.output, metavar="FILE", help="write the rows there")
@@ -63,11 +66,13 @@ def _run(args: argparse.Namespace) -> None:
     from thalweg_bench.lab_case import LabCase
 
     check_installed()
-    shape = Shape(args.nodes[0], 0, 1, args.rate, "fp32", local=True)
+    shape = Shape(args.nodes[0], 0, 1, args.rate[0], "fp32", local=True)
     case = LabCase(shape, args.bytes, "fp32", ("gloo",), args.repeats)
-    found = placement.run(case, args.nodes, args.shards or range(max(args.nodes) + 1))
+    shards = args.shards or range(max(args.nodes) + 1)
+    sweep = placement.Sweep(case, args.nodes, shards, args.rate)
+    found = placement.run(sweep, args.json)
     print(rows.format_table(found))
-    if args.json is not None:
-        rows.write_json(args.json, found)
+    print()
+    print(placement.format_grid(found, sweep))
     if args.plot is not None:
-        placement.plot(args.plot, found, case, args.nodes)
+        placement.plot(args.plot, found, sweep)

@@ -61,6 +61,11 @@ def rate(text: str) -> int | None:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
+def rates(text: str) -> list[int | None]:
+    """Parses rates separated by commas."""
+    return [rate(part) for part in text.split(",")]
+
+
 def names(known: Collection[str]) -> Callable[[str], tuple[str, ...]]:
     """Parses some of the known names, separated by commas."""
 
