@@ -3,7 +3,8 @@
 Runs every test of the bundle, the benchmarks, torch's counterparts where torch is installed, the
 heaviest kernels under ncu, then the tests again under compute-sanitizer, where these tools exist.
 Needs only Python 3.10 and a driver. Exits 0 only if there was a GPU and everything that could run
-has passed; the JSON says whether it is fast enough.
+has passed, 1 if something failed, 2 if nothing has, but the time was up before all had begun: run
+what is left with --parts. The JSON says whether it is fast enough.
 """
 
 from __future__ import annotations
@@ -19,10 +20,11 @@ import subprocess
 import sys
 import tempfile
 import time
-import xml.etree.ElementTree as ET
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from gpu_results import cases, rows_of
 from gpu_targets import against_torch, targets
 
 # Each program gets at most this many seconds, so that one that hangs leaves time for the others.
@@ -32,10 +34,13 @@ TOOLKIT = "/usr/local/cuda/bin"  # if PATH does not have it
 SANITIZERS = ("memcheck", "racecheck", "synccheck")
 KERNELS = "gpu_kernels_test"
 SANITIZER_EXIT = 99
+PARTS = ("tests", "benchmarks", "torch", "profile", "sanitizers")
+NOT_STARTED = "the time was up"
 # The profile covers one launch of each of the three passes over a large model's gradients, after
 # the warm-ups.
 PROFILED = ("gpu_powersgd_bench", "bert-large rank 4 round")
 NCU = (
+    *("--clock-control", "none"),  # to lock clocks is a right that containers lack
     *("--kernel-name-base", "demangled"),
     *("--kernel-name", "regex:(Project|Transposed|Reconstruct)Kernel"),
     *("--launch-skip", "9", "--launch-count", "3", "--kill", "yes"),
@@ -50,18 +55,23 @@ class Bundle:
     def __init__(self, folder: Path, seconds: float) -> None:
         self.folder = folder
         self.deadline = time.monotonic() + seconds
-        self.env = {**os.environ, "LD_LIBRARY_PATH": str(folder / "lib")}
+        # The driver may be found through what is there.
+        paths = [str(folder / "lib"), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
+        self.env = {**os.environ, "LD_LIBRARY_PATH": os.pathsep.join(paths)}
         # Python's own libraries may have the same names.
         self.env_of = {"torch": dict(os.environ)}
+
+    @property
+    def is_late(self) -> bool:
+        """Whether nothing more is to begin."""
+        return time.monotonic() >= self.deadline
 
     def programs(self, suffix: str) -> list[Path]:
         return sorted((self.folder / "bin").glob(f"gpu_*_{suffix}"))
 
     def run(self, command: list[str], kind: str) -> tuple[int, str, str]:
-        """Returns exit status, output and errors; -1 when the time was up."""
+        """Returns exit status, output and errors; -1 when it took too long."""
         left = min(LIMIT[kind], self.deadline - time.monotonic())
-        if left <= 0:
-            return -1, "", "not started: the time was up"
         with subprocess.Popen(
             command,
             stdout=subprocess.PIPE,
@@ -103,26 +113,10 @@ def machine() -> dict[str, str]:
     return dict(zip(query.split(","), lines[0].split(", "), strict=False))
 
 
-def cases(report: Path) -> dict[str, Any]:
-    """Reads a GoogleTest report.
-
-    Returns how many cases passed, which failed, which were skipped and why, and recorded properties
-    such as the path of gradients.
-    """
-    result: dict[str, Any] = {"passed": 0, "failed": {}, "skipped": {}}
-    for noted in ET.parse(report).iter("property"):
-        result[noted.get("name", "")] = noted.get("value")
-    for case in ET.parse(report).iter("testcase"):
-        name = f"{case.get('classname')}.{case.get('name')}"
-        failure, skipped = case.find("failure"), case.find("skipped")
-        if failure is not None:
-            result["failed"][name] = failure.get("message", "")
-        elif skipped is not None:
-            # The message is the place in the source, then the reason.
-            result["skipped"][name] = skipped.get("message", "").strip().splitlines()[-1]
-        else:
-            result["passed"] += 1
-    return result
+def unless_late(
+    bundle: Bundle, run: Callable[..., dict[str, Any]], *args: object
+) -> dict[str, Any]:
+    return {"not started": NOT_STARTED} if bundle.is_late else run(bundle, *args)
 
 
 def run_test(bundle: Bundle, program: Path) -> dict[str, Any]:
@@ -145,38 +139,24 @@ def run_sanitizers(bundle: Bundle) -> dict[str, Any]:
     names = [program.name for program in bundle.programs("test")]
     runs = [(tool, name) for tool in SANITIZERS for name in names if name == KERNELS]
     runs += [("memcheck", name) for name in names if name != KERNELS]
-    results: dict[str, Any] = {}
-    for tool, name in runs:
-        # Some calls fail as tests expect; those errors are not reported.
-        command = [sanitizer, "--tool", tool, "--report-api-errors", "no"]
-        command += ["--error-exitcode", str(SANITIZER_EXIT)]
-        command += [str(bundle.folder / "bin" / name), "--gtest_brief=1"]
-        status, output, errors = bundle.run(command, "sanitizer")
-        result: dict[str, Any] = {"exit": status, "ok": status == 0}
-        if status != 0:
-            result["output"] = (output + errors)[-4000:]
-        results[f"{tool} {name}"] = result
-    return results
+    return {
+        f"{tool} {name}": unless_late(bundle, run_sanitizer, sanitizer, tool, name)
+        for tool, name in runs
+    }
+
+
+def run_sanitizer(bundle: Bundle, sanitizer: str, tool: str, name: str) -> dict[str, Any]:
+    # Some calls fail as tests expect; those errors are not reported.
+    command = [sanitizer, "--tool", tool, "--report-api-errors", "no"]
+    command += ["--error-exitcode", str(SANITIZER_EXIT)]
+    command += [str(bundle.folder / "bin" / name), "--gtest_brief=1"]
+    status, output, errors = bundle.run(command, "sanitizer")
+    result: dict[str, Any] = {"exit": status, "ok": status == 0}
+    return result if status == 0 else {**result, "output": (output + errors)[-4000:]}
 
 
 def run_bench(bundle: Bundle, program: Path) -> dict[str, Any]:
     return rows_of(*bundle.run([str(program)], "bench"))
-
-
-def rows_of(status: int, output: str, errors: str) -> dict[str, Any]:
-    """Returns a benchmark's rows; for a failed one the rows until then, and the reason."""
-    result: dict[str, Any] = {"exit": status, "ok": status == 0}
-    if status == 0:
-        try:
-            return {**result, **json.loads(output)}
-        except ValueError as error:
-            errors += f"\nits output is no JSON: {error}"
-    rows = []
-    for line in output.splitlines():
-        with contextlib.suppress(ValueError):
-            rows.append(json.loads(line.strip().rstrip(",")))
-    rows = [row for row in rows if isinstance(row, dict) and "case" in row]
-    return {**result, "ok": False, "rows": rows, "output": (output + errors)[-4000:]}
 
 
 def run_torch(bundle: Bundle) -> dict[str, Any]:
@@ -200,31 +180,65 @@ def run_ncu(bundle: Bundle) -> dict[str, Any]:
 def why_no_gpu(tests: dict[str, Any]) -> str | None:
     """Returns None if there is a GPU: some program has then skipped nothing."""
     reasons = [set(test.get("skipped", {}).values()) for test in tests.values()]
-    return min(set.union(*reasons)) if all(reasons) else None
+    return min(set.union(*reasons)) if reasons and all(reasons) else None
 
 
-def check(bundle: Bundle) -> dict[str, Any]:
+def not_started(result: dict[str, Any]) -> list[str]:
+    """Returns the names of what the time was up for."""
+    names = []
+    for part in PARTS:
+        found = result.get(part, {})
+        if "not started" in found:
+            names.append(part)
+        names += [
+            name for name, one in found.items() if isinstance(one, dict) and "not started" in one
+        ]
+    return names
+
+
+def check(bundle: Bundle, parts: Sequence[str] = PARTS) -> dict[str, Any]:
     version = bundle.folder / "version"
     result: dict[str, Any] = {
         "version": version.read_text().strip() if version.exists() else "unknown",
         "machine": machine(),
     }
-    tests = {program.name: run_test(bundle, program) for program in bundle.programs("test")}
-    result["tests"] = tests
-    reason = why_no_gpu(tests)
-    if reason is not None:
-        result |= {"ok": False, "error": f"nothing was checked: {reason}"}
-        return result
-    benches = {program.name: run_bench(bundle, program) for program in bundle.programs("bench")}
-    result["benchmarks"] = benches
-    result["torch"] = torch = run_torch(bundle)
-    result["against torch"] = against_torch(benches, torch)
-    result["targets"] = targets(benches, result["against torch"])
-    result["profile"] = run_ncu(bundle)
-    result["sanitizers"] = run_sanitizers(bundle)
-    parts = [*tests.values(), *benches.values(), torch, *result["sanitizers"].values()]
-    result["ok"] = all(part.get("ok", True) for part in parts if isinstance(part, dict))
+    if "tests" in parts:
+        tests = {
+            program.name: unless_late(bundle, run_test, program)
+            for program in bundle.programs("test")
+        }
+        result["tests"] = tests
+        reason = why_no_gpu(tests)
+        if reason is not None:
+            return result | {"ok": False, "error": f"nothing was checked: {reason}"}
+    if "benchmarks" in parts:
+        result["benchmarks"] = {
+            program.name: unless_late(bundle, run_bench, program)
+            for program in bundle.programs("bench")
+        }
+    if "torch" in parts:
+        result["torch"] = unless_late(bundle, run_torch)
+    if "benchmarks" in parts and "torch" in parts:
+        against = against_torch(result["benchmarks"], result["torch"])
+        result["against torch"] = against
+        result["targets"] = targets(result["benchmarks"], against)
+    if "profile" in parts:
+        result["profile"] = unless_late(bundle, run_ncu)
+    if "sanitizers" in parts:
+        result["sanitizers"] = run_sanitizers(bundle)
+    ran = [part for name in PARTS for part in result.get(name, {}).values()]
+    ran.append(result.get("torch", {}))
+    result["ok"] = all(part.get("ok", True) for part in ran if isinstance(part, dict))
+    result["not started"] = not_started(result)
     return result
+
+
+def parts_of(text: str) -> list[str]:
+    chosen = text.split(",")
+    for part in chosen:
+        if part not in PARTS:
+            raise argparse.ArgumentTypeError(f"{part!r}, expected {', '.join(PARTS)}")
+    return chosen
 
 
 def main() -> int:
@@ -238,21 +252,35 @@ def main() -> int:
         "--out", type=Path, default=Path("gpu_check.json"), help="default: %(default)s"
     )
     parser.add_argument(
-        "--minutes", type=float, default=7.5, help="for all; what is left then fails (%(default)s)"
+        "--minutes",
+        type=float,
+        default=7.5,
+        help="for all; nothing begins after that (%(default)s)",
+    )
+    parser.add_argument(
+        "--parts",
+        type=parts_of,
+        default=list(PARTS),
+        metavar="PART,…",
+        help=f"of {', '.join(PARTS)}; default: all",
     )
     options = parser.parse_args()
     bundle = Bundle(options.bundle, options.minutes * 60)
     if not bundle.programs("test"):
         parser.error(f"no tests in {options.bundle}/bin: make the bundle with scripts/gpu_bundle")
     begin = time.monotonic()
-    result = check(bundle)
+    result = check(bundle, options.parts)
     result["seconds"] = round(time.monotonic() - begin, 1)
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps(result, indent=1) + "\n")
-    print(f"{options.out}: {'all passed' if result['ok'] else 'FAILED'}")
+    late = result.get("not started", [])
+    said = "FAILED" if not result["ok"] else "nothing failed" if late else "all passed"
+    print(f"{options.out}: {said}")
+    if late:
+        print(f"not started, {NOT_STARTED}: {', '.join(late)} (--parts)", file=sys.stderr)
     if "error" in result:
         print(f"error: {result['error']}", file=sys.stderr)
-    return 0 if result["ok"] else 1
+    return 1 if not result["ok"] else 2 if late else 0
 
 
 if __name__ == "__main__":

@@ -151,6 +151,7 @@ TEST_F(IpcPathTest, NothingIsFreedWhileACopyUsesIt) {
   EXPECT_FALSE(lane.expired());
   device_->Release(out());
   device_->Settle();
+  device_->CloseMemory(share_);  // as the sidecar does before it hangs up
   EXPECT_TRUE(path_->Close(Now() + kPatience));
   EXPECT_TRUE(owner.expired());
   EXPECT_TRUE(lane.expired());

@@ -72,7 +72,24 @@ void FakeRuntime::CloseMemory(void* memory) {
   MutexLock lock(mutex_);
   Memory& found = memory_.at(static_cast<const std::byte*>(memory));
   if (found.opened == 0) return Violation("memory was closed that was not open");
-  --found.opened;
+  if (--found.opened == 0 && found.abandoned) {
+    munmap(std::exchange(found.inside, nullptr), found.bytes);
+  }
+}
+
+void FakeRuntime::Abandon(void* memory) {
+  {
+    MutexLock lock(mutex_);
+    Memory& found = memory_.at(static_cast<const std::byte*>(memory));
+    found.abandoned = true;
+    if (found.opened > 0) return;
+  }
+  FreeMemory(memory);
+}
+
+void FakeRuntime::AllowFreeingOpenMemory() {
+  MutexLock lock(mutex_);
+  frees_open_ = true;
 }
 
 absl::StatusOr<std::string> FakeRuntime::ShareEvent(DeviceEvent event) {
@@ -121,6 +138,9 @@ void FakeRuntime::Free(std::span<std::byte> memory) {
   MutexLock lock(mutex_);
   Memory& found = memory_.at(memory.data());
   if (found.inside == nullptr) return Violation("memory was freed twice");
+  if (found.opened > 0 && !frees_open_) {
+    Violation("memory was freed that another process had open");
+  }
   munmap(std::exchange(found.inside, nullptr), found.bytes);
   mprotect(memory.data(), found.bytes, PROT_NONE);  // the address stays reserved
 }

@@ -77,6 +77,10 @@ class FakeRuntime : public DeviceRuntime {
   std::span<std::byte> Allocate(size_t bytes);
   // Frees as cudaFree does, but without its wait: a later copy is a violation.
   void Free(std::span<std::byte> memory);
+  // The process that has allocated the memory ends: it is freed when nobody has it open.
+  void Abandon(void* memory);
+  // From now on memory may be freed that another process has open, which otherwise is a violation.
+  void AllowFreeingOpenMemory();
   // Returns the same memory as kernels see it, to be used within Run.
   std::span<std::byte> Inside(std::span<std::byte> memory);
   // Queues a "kernel".
@@ -128,6 +132,7 @@ class FakeRuntime : public DeviceRuntime {
     size_t bytes = 0;
     std::byte* inside = nullptr;  // null once freed
     uint32_t opened = 0;          // number of openers
+    bool abandoned = false;
   };
   struct Registered {
     size_t bytes = 0;
@@ -171,6 +176,7 @@ class FakeRuntime : public DeviceRuntime {
   std::map<Call, uint32_t> calls_ ABSL_GUARDED_BY(mutex_);
   std::map<Call, uint64_t> copied_bytes_ ABSL_GUARDED_BY(mutex_);
   std::map<Call, uint64_t> copies_left_ ABSL_GUARDED_BY(mutex_);  // of the limited directions
+  bool frees_open_ ABSL_GUARDED_BY(mutex_) = false;
   uint64_t work_done_ ABSL_GUARDED_BY(mutex_) = 0;
   uint32_t running_in_place_ ABSL_GUARDED_BY(mutex_) = 0;
   uint64_t pageable_copies_ ABSL_GUARDED_BY(mutex_) = 0;

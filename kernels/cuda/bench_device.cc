@@ -83,6 +83,7 @@ void Bench::Run(const std::string& name, uint64_t bytes, const Work& work) {
       "\"of_copy\": %.3f, \"launches\": %llu}",
       is_first ? "" : ",", name.c_str(), static_cast<unsigned long long>(bytes), ms, rate,
       rate / copy_rate_, static_cast<unsigned long long>(*launches));
+  std::fflush(stdout);  // whoever stops the program has the rows until then
 }
 
 }  // namespace thalweg

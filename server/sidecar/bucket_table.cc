@@ -30,13 +30,12 @@ void BucketTable::Open(const BucketTerms& terms) {
 absl::StatusOr<std::shared_ptr<NodeBucket>> BucketTable::Announce(
     uint32_t local_rank, const std::string& owner, const ipc::RegisterBucket& message,
     UniqueFd input) {
-  std::shared_ptr<NodeBucket> earlier;  // freed without a lock: a device may have to wait for that
   MutexLock lock(announcing_);
   if (!terms_) {
     return absl::FailedPreconditionError(
         absl::StrCat(owner, " announced bucket ", ToString(message.id), " before it was welcomed"));
   }
-  earlier = Find(message.id.index);
+  const std::shared_ptr<NodeBucket> earlier = Find(message.id.index);
   std::shared_ptr<NodeBucket> bucket = earlier;
   if (earlier != nullptr && earlier->id() == message.id) {
     THALWEG_RETURN_IF_ERROR(
@@ -46,8 +45,13 @@ absl::StatusOr<std::shared_ptr<NodeBucket>> BucketTable::Announce(
     THALWEG_ASSIGN_OR_RETURN(bucket, MakeBucket(earlier, owner, message));
     MutexLock table_lock(mutex_);
     buckets_[message.id.index] = bucket;
+    if (earlier != nullptr) replaced_[message.id.index].push_back(earlier);
   }
   THALWEG_RETURN_IF_ERROR(bucket->AddInput(local_rank, std::move(input), message.memory));
+  // The worker frees its earlier share as soon as it is answered.
+  for (const std::shared_ptr<NodeBucket>& old : Replaced(message.id.index)) {
+    old->memory().DropInput(local_rank);
+  }
   return bucket;
 }
 
@@ -84,6 +88,18 @@ std::shared_ptr<NodeBucket> BucketTable::Find(uint32_t index) const {
   MutexLock lock(mutex_);
   const auto found = buckets_.find(index);
   return found == buckets_.end() ? nullptr : found->second;
+}
+
+std::vector<std::shared_ptr<NodeBucket>> BucketTable::Replaced(uint32_t index) const {
+  MutexLock lock(mutex_);
+  const auto found = replaced_.find(index);
+  return found == replaced_.end() ? std::vector<std::shared_ptr<NodeBucket>>() : found->second;
+}
+
+std::vector<std::shared_ptr<NodeBucket>> BucketTable::TakeReplaced(uint32_t index) {
+  MutexLock lock(mutex_);
+  auto node = replaced_.extract(index);
+  return node.empty() ? std::vector<std::shared_ptr<NodeBucket>>() : std::move(node.mapped());
 }
 
 std::vector<std::shared_ptr<NodeBucket>> BucketTable::All() const {

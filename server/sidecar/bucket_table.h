@@ -31,11 +31,12 @@ class BucketTable {
 
   // Takes a worker's announcement: `owner` names the worker for messages, `input` is its arena. The
   // first worker that announces a layout makes the bucket, which replaces the earlier layout of the
-  // same index. A bucket with an update is announced to the shards at once, before any later one:
-  // all nodes must announce these in the same order. May wait for a device, for those shards, and
-  // for other announcements. Errors: FailedPrecondition (the table is not open, a newer layout is
-  // there, a round of the earlier one is in flight), InvalidArgument (the layout or update differs
-  // from another worker's, the input is not what it says, or as NodeBucket::Create), the shards'.
+  // same index; that one stays, without the workers' shares, until TakeReplaced. A bucket with an
+  // update is announced to the shards at once, before any later one: all nodes must announce these
+  // in the same order. May wait for a device, for those shards, and for other announcements.
+  // Errors: FailedPrecondition (the table is not open, a newer layout is there, a round of the
+  // earlier one is in flight), InvalidArgument (the layout or update differs from another worker's,
+  // the input is not what it says, or as NodeBucket::Create), the shards'.
   absl::StatusOr<std::shared_ptr<NodeBucket>> Announce(uint32_t local_rank,
                                                        const std::string& owner,
                                                        const ipc::RegisterBucket& message,
@@ -44,12 +45,17 @@ class BucketTable {
   // Null when there is no such bucket.
   std::shared_ptr<NodeBucket> Find(uint32_t index) const;
   std::vector<std::shared_ptr<NodeBucket>> All() const;  // by index
+  // Lets go of what the bucket has replaced, which the caller frees without locks. When its second
+  // round begins, no worker has earlier results open any more.
+  std::vector<std::shared_ptr<NodeBucket>> TakeReplaced(uint32_t index);
 
  private:
   absl::StatusOr<std::shared_ptr<NodeBucket>> MakeBucket(const std::shared_ptr<NodeBucket>& earlier,
                                                          const std::string& owner,
                                                          const ipc::RegisterBucket& message)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(announcing_);
+
+  std::vector<std::shared_ptr<NodeBucket>> Replaced(uint32_t index) const;
 
   CodecStates& states_;
   JobCompression& compression_;
@@ -60,6 +66,8 @@ class BucketTable {
 
   mutable Mutex mutex_;
   std::map<uint32_t, std::shared_ptr<NodeBucket>> buckets_ ABSL_GUARDED_BY(mutex_);
+  // Workers may have results of these open, whose memory must not be freed then; by index.
+  std::map<uint32_t, std::vector<std::shared_ptr<NodeBucket>>> replaced_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace thalweg

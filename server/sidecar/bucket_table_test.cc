@@ -59,6 +59,15 @@ TEST_F(BucketTableTest, NewLayoutReplacesTheEarlierOneAndNotTheOtherWay) {
   EXPECT_EQ(AnnounceOne(1, {3, 0}, "w").status().code(), absl::StatusCode::kFailedPrecondition);
 }
 
+TEST_F(BucketTableTest, ReplacedBucketStaysUntilItIsTaken) {
+  const std::weak_ptr<NodeBucket> earlier = *AnnounceOne(0, {3, 0}, "w");
+  const auto later = AnnounceOne(0, {3, 1}, "v");
+  EXPECT_FALSE(earlier.expired());
+  EXPECT_TRUE(table_.TakeReplaced(4).empty());
+  EXPECT_EQ(table_.TakeReplaced(3).size(), 1u);
+  EXPECT_TRUE(earlier.expired());
+}
+
 TEST_F(BucketTableTest, LayoutIsNotReplacedWhileARoundIsInFlight) {
   const auto bucket = AnnounceOne(0, {3, 0}, "w");
   ASSERT_TRUE(AnnounceOne(1, {3, 0}, "w").ok());

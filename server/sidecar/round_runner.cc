@@ -90,6 +90,7 @@ absl::Status RoundRunner::Begin(NodeBucket& bucket) {
   if (bucket.is_running()) return absl::OkStatus();
   if (!bucket.compressing().empty()) context_.states.AwaitUse();
   bucket.BeginRound(loss_scale_);
+  if (bucket.round() == 2) context_.buckets.TakeReplaced(bucket.id().index);  // freed here
   return bucket.memory().BeginRound();
 }
 

@@ -57,16 +57,17 @@ class Bundle:
     def tool(self, name: str, status: int = 0) -> None:
         self._write(self.tools / name, f"#!/bin/sh\necho {name} $*\nexit {status}\n")
 
-    def check(self, module, monkeypatch) -> dict:
+    def check(self, module, monkeypatch, *options: str) -> dict:
         self.tools.mkdir(exist_ok=True)
         monkeypatch.setenv("PATH", str(self.tools))
         monkeypatch.setattr(module, "TOOLKIT", str(self.tools))
         monkeypatch.setattr(
-            sys, "argv", ["", "--bundle", str(self.folder), "--out", str(self.report)]
+            sys, "argv", ["", "--bundle", str(self.folder), "--out", str(self.report), *options]
         )
         status = module.main()
         result = json.loads(self.report.read_text())
-        assert (status == 0) == result["ok"]
+        assert (status != 1) == result["ok"]
+        assert (status == 2) == (result["ok"] and bool(result["not started"]))
         return result
 
     @staticmethod
@@ -156,6 +157,31 @@ def test_program_that_hangs_ends_with_its_workers_and_the_next_has_its_turn(
     assert "case 7" in result["tests"]["gpu_a_test"]["output"]
     assert "stopped after 12 s" in result["tests"]["gpu_a_test"]["output"]
     assert result["tests"]["gpu_b_test"]["passed"] == 1
+
+
+def test_what_was_not_started_has_not_failed_and_is_named(bundle, gpu_check, monkeypatch, capsys):
+    bundle.test("gpu_a_test", PASSES)
+    bundle.bench("gpu_b_bench", [ROW])
+    result = bundle.check(gpu_check, monkeypatch, "--minutes", "0")
+    assert result["ok"]
+    assert result["not started"] == ["gpu_a_test", "gpu_b_bench", "torch", "profile"]
+    assert "not started, the time was up: gpu_a_test, gpu_b_bench" in capsys.readouterr().err
+
+
+def test_sanitizers_may_have_a_call_of_their_own(bundle, gpu_check, monkeypatch):
+    bundle.test("gpu_kernels_test", PASSES)
+    bundle.tool("compute-sanitizer")
+    result = bundle.check(gpu_check, monkeypatch, "--parts", "sanitizers")
+    assert list(result["sanitizers"]) == [
+        f"{tool} gpu_kernels_test" for tool in ("memcheck", "racecheck", "synccheck")
+    ]
+    assert "tests" not in result and "benchmarks" not in result
+
+
+def test_the_drivers_own_path_of_libraries_stays(bundle, gpu_check, monkeypatch):
+    monkeypatch.setenv("LD_LIBRARY_PATH", "/of/the/driver")
+    made = gpu_check.Bundle(bundle.folder, 1)
+    assert made.env["LD_LIBRARY_PATH"] == f"{bundle.folder / 'lib'}:/of/the/driver"
 
 
 @pytest.mark.parametrize("finds", [False, True])

@@ -33,6 +33,12 @@ class DeviceWorker {
   DeviceStream in() { return device_->stream(2); }
   DeviceStream stream() { return stream_; }
 
+  // Announces bucket 0 with another layout of as many elements.
+  absl::Status Recut(const BucketLayout& layout) {
+    if (!device_->BindThread().ok()) std::abort();
+    ++id_.generation;
+    return session().RegisterBucket(id_, layout);
+  }
   // Makes the gradient of a round, reduces it and returns what the stream sees of the result after
   // its wait. Uses only bucket 0.
   std::future<Outcome> Reduce(const std::vector<float>& gradient, DType dtype = DType::kFloat32) {
@@ -44,7 +50,7 @@ class DeviceWorker {
     });
     auto seen = std::make_shared<std::promise<Outcome>>();
     session().SubmitFromDevice(
-        {0, 0}, {memory_, stream_, owner_}, {},
+        id_, {memory_, stream_, owner_}, {},
         [this, seen, inside](const absl::StatusOr<ReducedBucket>& reduced) {
           const absl::Status status =
               reduced.ok() ? device_->Wait(stream_, reduced->arrived) : reduced.status();
@@ -64,6 +70,7 @@ class DeviceWorker {
   absl::StatusOr<std::unique_ptr<Session>> session_;
   DeviceStream stream_ = nullptr;
   std::span<std::byte> memory_;
+  BucketId id_;
   const std::shared_ptr<int> owner_ = std::make_shared<int>();
 };
 

@@ -217,6 +217,8 @@ TEST(GpuPathTest, NodesWithAndWithoutGpusAgreeOnEveryBit) {
 
 TEST(GpuPathTest, GradientThatIsNeverMadeFailsTheJobNamingTheWorker) {
   GpuCluster gpus(1, 2);
+  // After a failure the sidecar does not wait until workers have closed its results.
+  gpus.gpu(0).AllowFreeingOpenMemory();
   gpus.Connect("fp32", std::chrono::seconds(1));
   ASSERT_TRUE(gpus.Reduce(1)[0].ok());
   gpus.gpu(0).Hold(gpus.worker(1).stream());
@@ -227,6 +229,28 @@ TEST(GpuPathTest, GradientThatIsNeverMadeFailsTheJobNamingTheWorker) {
     EXPECT_THAT(std::string(result.status().message()), HasSubstr("rank 1"));
   }
   gpus.gpu(0).Release(gpus.worker(1).stream());
+}
+
+TEST(GpuPathTest, ResultOfAnEarlierLayoutStaysWhileAWorkerHasItOpen) {
+  GpuCluster gpus(1, 2);
+  gpus.Connect("fp32");
+  DeviceWorker& slow = gpus.worker(0);
+  gpus.gpu(0).Hold(slow.in());  // its copy of the result does not begin
+  std::vector<std::future<Outcome>> pending;
+  for (uint32_t rank : {0u, 1u}) pending.push_back(gpus.worker(rank).Reduce(Gradient(rank, 1)));
+  ASSERT_TRUE(Get(pending[1]).ok());
+  while (slow.session().stats().rounds < 1) std::this_thread::yield();
+  const BucketLayout other{DType::kFloat32, {{"b", {1000}}, {"w", {40, 100}}}};
+  for (uint32_t rank : {0u, 1u}) ASSERT_TRUE(gpus.worker(rank).Recut(other).ok());
+  gpus.gpu(0).Release(slow.in());
+  EXPECT_EQ(*Get(pending[0]), OnCpu(1, 2, "fp32", 1));
+  const size_t both = gpus.gpu(0).allocated();
+  for (uint64_t round = 2; round <= 3; ++round) {
+    for (const Outcome& outcome : gpus.Reduce(round)) {
+      EXPECT_EQ(*outcome, OnCpu(1, 2, "fp32", round));
+    }
+  }
+  EXPECT_LT(gpus.gpu(0).allocated(), both);
 }
 
 TEST(GpuPathTest, NothingIsLeftOnTheGpuAfterTheJob) {

@@ -84,6 +84,7 @@ bool BenchCase(Device* gpus, uint32_t workers, uint32_t mib, const char* separat
   bool is_well = std::fgets(line.data(), line.size(), pipes[0]) != nullptr;
   for (std::FILE* const pipe : pipes) is_well &= pclose(pipe) == 0;
   if (is_well) std::printf("%s\n    %s", separator, line.data());
+  std::fflush(stdout);  // whoever stops the program has the rows until then
   return is_well;
 }
 

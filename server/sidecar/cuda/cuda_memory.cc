@@ -51,6 +51,7 @@ void CudaMemory::DropInput(uint32_t local_rank) {
   const OnGpu& on_gpu = *inputs_[local_rank]->gpu;
   if (!on_gpu.lane->Bind().ok() || !on_gpu.lane->WaitUntilIdle().ok()) return;
   on_gpu.lane->Close(inputs_[local_rank]->share);
+  inputs_[local_rank].reset();
 }
 
 DeviceMemory CudaMemory::ResultFor(uint32_t local_rank) const {

@@ -69,7 +69,7 @@ class FakeGpuWorker {
   }
   ~FakeGpuWorker() {
     gpu_.Settle();
-    gpu_.FreeMemory(memory_);
+    gpu_.Abandon(memory_);
   }
 
   DeviceStream stream() const { return stream_; }

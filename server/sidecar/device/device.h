@@ -45,8 +45,8 @@ class BucketMemory {
   // Waits until that worker has put `chunks` chunks there, or until `deadline`. Returns how many
   // there are; work queued from now on sees them. Thread-safe.
   virtual uint32_t WaitInput(uint32_t local_rank, uint32_t chunks, TimePoint deadline) const = 0;
-  // Releases the memory of a worker that has left, when no round will come. May wait for a device;
-  // if that takes too long the memory stays as it is.
+  // Releases the memory of a worker that has left, or that has announced another layout, when no
+  // round will come. May wait for a device; if that takes too long the memory stays as it is.
   virtual void DropInput(uint32_t /*local_rank*/) {}
   // Returns the shares from element `begin` on, by local rank: addresses on the device.
   virtual std::vector<const void*> Shares(uint64_t begin) const = 0;
