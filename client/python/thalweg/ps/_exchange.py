@@ -116,6 +116,10 @@ class Exchange:
                 "made: workers would not agree about it. Make a new one"
             )
 
+    def note_common_step(self) -> None:
+        """Counts a step that is over, and has changed weights on all workers alike."""
+        self._steps += 1
+
     def advance(self) -> None:
         """Is called after each step of the worker: exchanges what is due."""
         self._steps += 1
