@@ -185,7 +185,7 @@ class Exchange:
         named = self._named()
         self._fill({named[name]: dict(values) for name, values in state["outer"].items()})
         if self._means:
-            self._means.load(state["codec"])
+            self._means.load(state.get("codec", {}))
         self._steps = state["steps"]
         for fragment, saved in zip(self._fragments, state["fragments"], strict=True):
             fragment.steps, fragment.work, fragment.due = (
