@@ -37,6 +37,8 @@ const std::vector<EnvVar>& KnownEnvVars() {
        "file that says who may take part in which jobs of a shard; empty: none"},
       {"THALWEG_POWERSGD_COMPRESSION", "0", "1: without code, PowerSGD"},
       {"THALWEG_PS", "", "without code, the optimizer moves to the shards: auto, sgd, adam, adamw"},
+      {"THALWEG_PS_EVERY", "", "steps between two exchanges of local updates without code"},
+      {"THALWEG_PS_MODE", "", "local: without code, workers step alone and exchange now and then"},
       {"THALWEG_SHARD_PORTS", "0", "port or FIRST-LAST at which sidecars host shards; 0: any"},
       {"THALWEG_SIDECAR", "", "Unix socket of this node's sidecar; empty: start one"},
       {"THALWEG_START_COMPRESS_ITER", "1000", "iteration at which PowerSGD without code starts"},

@@ -39,6 +39,8 @@ CASES: dict[str, tuple[dict[str, Any], Settings]] = {
         {"codec": "int8:start=0", "fragments": 2, "delay": 3, "mix": 0.5},
         Settings(5, (2, 5), _HALVES, delay=3, mix=0.5, mean=Int8),
     ),
+    # The first exchange is not compressed; the checkpoint comes after it.
+    "powersgd": ({"codec": "powersgd:rank=2,start=1,min_rate=1"}, Settings(5)),
     "sparse": (
         {"codec": "sparse:0.02", "outer": {"name": "sgd", "lr": 0.7}},
         Settings(5, mean=lambda: SparseMean(0.02, 0.95)),

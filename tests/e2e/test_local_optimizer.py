@@ -114,7 +114,10 @@ def test_published_parameters_are_rank_0s_on_all_workers(tmp_path):
 @pytest.mark.parametrize("first", ["model", "optimizer"])
 @pytest.mark.parametrize(
     "case",
-    ["plain", "streaming", "weighted", "adam", "int8 adam", "int8 delayed", "sparse delayed"],
+    [
+        *("plain", "streaming", "weighted", "adam", "int8 adam", "int8 delayed"),
+        *("sparse delayed", "powersgd"),
+    ],
 )
 def test_training_goes_on_from_a_checkpoint_with_the_same_bits(case, first, tmp_path):
     results = run("resumed", tmp_path, (1, 1), 0, CASE=case, FIRST=first)
@@ -123,13 +126,13 @@ def test_training_goes_on_from_a_checkpoint_with_the_same_bits(case, first, tmp_
     assert results[0]["whole"] == results[1]["whole"]
 
 
-@pytest.mark.parametrize("case", ["streaming", "int8 delayed", "sparse delayed"])
+@pytest.mark.parametrize("case", ["streaming", "int8 delayed", "sparse delayed", "powersgd"])
 def test_all_workers_may_go_on_from_rank_0s_checkpoint(case, tmp_path):
     env = {"CASE": case, "FIRST": "model", "WHOSE": "rank 0's"}
     first, second = run("resumed", tmp_path, (1, 1), 0, **env)
     assert first["resumed"] == second["resumed"] != first["before"]
     logs = [(tmp_path / f"resumed{rank}.log").read_text() for rank in (0, 1)]
-    lost = "what the codec of LocalOptimizer holds back was saved by"
+    lost = "what LocalOptimizer's codec holds back begins at zero: it was saved by "
     assert [log.count(lost) for log in logs] == [0, int(case != "streaming")]
 
 

@@ -19,7 +19,11 @@ def activate() -> None:
             from thalweg import _default_group
 
             _default_group.activate()
-        if _variables.activation_is_wanted(switches=["THALWEG_PS"]):
+        if _variables.activation_is_wanted(switches=["THALWEG_PS_MODE"]):
+            from thalweg import _local_updates
+
+            _local_updates.activate()
+        elif _variables.activation_is_wanted(switches=["THALWEG_PS"]):
             from thalweg import _served
 
             _served.activate()

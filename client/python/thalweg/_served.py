@@ -69,11 +69,23 @@ class Wanted(NamedTuple):
 
 def activate() -> None:
     """From now on every optimizer is considered when it has done its first step."""
-    _torch_patches.install("served", DistributedDataParallel, "__init__", _build_and_note)
+    note_modules()
     _torch_patches.install("served", DistributedDataParallel, "no_sync", _hold_back)
     for owner in (torch.nn.utils, torch.nn.utils.clip_grad):
         _torch_patches.install("served", owner, "clip_grad_norm_", _clip)
     register_optimizer_step_post_hook(_disable_dynamo(_look))
+
+
+def note_modules() -> None:
+    """From now on module_of() knows modules that are built."""
+    _torch_patches.install("served", DistributedDataParallel, "__init__", _build_and_note)
+
+
+def module_of(optimizer: Optimizer) -> DistributedDataParallel | None:
+    """Returns a module that has one of the optimizer's parameters; None: no module has."""
+    mine = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    having = (one for one in _modules if any(id(p) in mine for p in one.parameters()))
+    return next(having, None)
 
 
 def optimizer_of(module: DistributedDataParallel) -> ServerOptimizer | None:
@@ -92,16 +104,21 @@ def why_not(optimizer: Optimizer, module: DistributedDataParallel | None, wanted
     if not kind or wanted.kind not in ("auto", kind):
         which = ", ".join(_KINDS.values()) if wanted.kind == "auto" else wanted.kind
         return f"it is a {type(optimizer).__module__}.{type(optimizer).__name__}, and not {which}"
-    ours = {id(p) for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
-    theirs = {id(p) for p in module.parameters() if p.requires_grad}
-    if ours != theirs:
-        return (
-            f"it has {len(ours)} trainable parameters, and its module {len(theirs)}, "
-            f"of which {len(ours & theirs)} are the same"
-        )
     if module in _served:
         return "another optimizer of its module is on the shards"
-    return ""
+    return why_not_all(optimizer, module)
+
+
+def why_not_all(optimizer: Optimizer, module: DistributedDataParallel) -> str:
+    """Returns how their trainable parameters differ; empty: they do not."""
+    ours = {id(p) for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
+    theirs = {id(p) for p in module.parameters() if p.requires_grad}
+    if ours == theirs:
+        return ""
+    return (
+        f"it has {len(ours)} trainable parameters, and its module {len(theirs)}, "
+        f"of which {len(ours & theirs)} are the same"
+    )
 
 
 def _build_and_note(
@@ -125,9 +142,7 @@ def _look(optimizer: Optimizer, *_: object) -> None:
         raise ConfigError(f"thalweg: {error}") from None
     if not wanted.kind:
         return
-    mine = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    having = (one for one in _modules if any(id(p) in mine for p in one.parameters()))
-    module = next(having, None)
+    module = module_of(optimizer)
     if why := why_not(optimizer, module, wanted):
         others = [name for name in SWITCHES if name != "THALWEG_FUSED_OPTIMIZER"]
         without = ", ".join(assignments(os.environ, others))

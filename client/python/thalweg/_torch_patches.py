@@ -50,7 +50,7 @@ DECLARED = (
         (
             Layer("amp", "workers get rank 0's masters, as torch gives them its parameters"),
             Layer("zero_code", "a module that is built is considered for attaching"),
-            Layer("served", "modules are known whose optimizer may move to the shards"),
+            Layer("served", "modules are known whose optimizer may use the parameter server"),
         ),
         compiled=False,
     ),
@@ -64,6 +64,18 @@ DECLARED = (
         DistributedDataParallel,
         "_lazy_init",
         (Layer("zero_code", "a module is attached in its first training step"),),
+        compiled=False,
+    ),
+    Method(
+        DistributedDataParallel,
+        "join",
+        (Layer("local_updates", "workers that exchange do equally many steps"),),
+        compiled=False,
+    ),
+    Method(
+        GradScaler,
+        "step",
+        (Layer("local_updates", "steps that one worker alone leaves out are not counted"),),
         compiled=False,
     ),
     Method(

@@ -51,6 +51,8 @@ KNOWN: dict[str, str] = {
     "THALWEG_WEIGHT": "auto",
     "THALWEG_WINDOW_CHUNKS": "auto",
     "THALWEG_PS": "",
+    "THALWEG_PS_EVERY": "",
+    "THALWEG_PS_MODE": "",
     "THALWEG_RECONNECT": "10",
 }
 

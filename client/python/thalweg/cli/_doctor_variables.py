@@ -11,7 +11,8 @@ from thalweg._variables import AIAK, CODEC_SWITCHES, KNOWN, POWERSGD, SWITCHES, 
 from thalweg.cli._finding import Finding
 
 # They work through the entry point that torch calls when it is imported.
-_WITHOUT_CODE = {*SWITCHES, *POWERSGD, "THALWEG_BACKEND", "THALWEG_COMPAT", "THALWEG_PS"}
+_PS = ("THALWEG_PS", "THALWEG_PS_EVERY", "THALWEG_PS_MODE")
+_WITHOUT_CODE = {*SWITCHES, *POWERSGD, "THALWEG_BACKEND", "THALWEG_COMPAT", *_PS}
 # They are for a sidecar that a worker starts, where that hosts a shard.
 _HOSTING = ("THALWEG_INTERFACE", "THALWEG_SHARD_PORTS")
 # With 0 they switch others off.
@@ -54,6 +55,10 @@ def without_effect(env: Mapping[str, str], variable: str, name: str) -> str:
         (
             (of_powersgd or name in CODEC_SWITCHES) and env.get("THALWEG_CODEC"),
             "because THALWEG_CODEC wins over it",
+        ),
+        (
+            name == "THALWEG_PS_EVERY" and not env.get("THALWEG_PS_MODE"),
+            "because THALWEG_PS_MODE is not local",
         ),
         (of_powersgd and not powersgd_is_on, f"because {AIAK[switch]} is off"),
         (hosting and env.get("THALWEG_SIDECAR"), "because THALWEG_SIDECAR names one that runs"),

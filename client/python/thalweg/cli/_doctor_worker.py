@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from thalweg import _model, _served, _sharded, _stats, _variables, ddp
+from thalweg import _local_updates, _model, _served, _sharded, _stats, _variables, ddp
 from thalweg._config import Activation, ConfigError
 from thalweg.cli import _local_advice, _script
 from thalweg.ps import LocalOptimizer, ServerOptimizer
@@ -106,7 +106,7 @@ def _of_variables(activation: Activation, script_asks: bool) -> list[Line]:
         for name, like in _variables.misspelt(os.environ)
     ]
     asking = activation.variables if activation.codec else ()
-    asking = (*asking, *_variables.assignments(os.environ, ["THALWEG_PS"]))
+    asking = (*asking, *_variables.assignments(os.environ, ["THALWEG_PS", "THALWEG_PS_MODE"]))
     if asking:
         return [*unknown, Line("ok", f"variables ask for Thalweg: {', '.join(asking)}")]
     if script_asks or (dist.is_initialized() and dist.get_backend() == "thalweg"):
@@ -119,6 +119,8 @@ def _of_module(module: DistributedDataParallel, activation: Activation) -> Line:
     name = f"DistributedDataParallel({type(module.module).__name__})"
     if _served.optimizer_of(module) is not None:
         return Line("ok", f"{name} leaves its gradients to its optimizer, which is on the shards")
+    if _local_updates.optimizer_of(module) is not None:
+        return Line("ok", f"{name} leaves its gradients to its optimizer, which does local updates")
     state = ddp.state_of(module)
     if state is None:
         return Line("FAIL", f"{name} is not attached: {_why_not(module, activation)}")

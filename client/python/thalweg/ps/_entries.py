@@ -82,6 +82,10 @@ class Entries:
         of_entry = levels.repeat_interleave(torch.tensor(self._counts), dim=0)
         return places, self._values(signs, is_high, of_entry)
 
+    def split_held(self) -> list[Tensor]:
+        """Returns what is held back of each tensor, as views."""
+        return list(self.held.split(self._sizes))
+
     def _write(self, places: Tensor, signs: Tensor, is_high: Tensor, levels: Tensor) -> Tensor:
         high = torch.zeros(self._high_bits, dtype=torch.bool)
         high[(places >> self._low) + torch.arange(self._entries)] = True

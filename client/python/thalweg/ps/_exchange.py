@@ -116,6 +116,10 @@ class Exchange:
                 "made: workers would not agree about it. Make a new one"
             )
 
+    def note_common_step(self) -> None:
+        """Counts a step that is over, and has changed weights on all workers alike."""
+        self._steps += 1
+
     def advance(self) -> None:
         """Is called after each step of the worker: exchanges what is due."""
         self._steps += 1
@@ -181,7 +185,7 @@ class Exchange:
         named = self._named()
         self._fill({named[name]: dict(values) for name, values in state["outer"].items()})
         if self._means:
-            self._means.load(state["codec"])
+            self._means.load(state.get("codec", {}))
         self._steps = state["steps"]
         for fragment, saved in zip(self._fragments, state["fragments"], strict=True):
             fragment.steps, fragment.work, fragment.due = (

@@ -97,18 +97,11 @@ class LocalOptimizer(FixedGroups):
         )
         self._session = session
         ref = weakref.ref(self)  # `inner` may outlive the optimizer
-        self._hooks = [
-            inner.register_load_state_dict_post_hook(lambda _: _follow(ref)),
-            inner.register_step_pre_hook(lambda *_: _check_caller(ref)),
-        ]
+        self._hooks = [inner.register_load_state_dict_post_hook(lambda _: _follow(ref))]
         self._is_stepping = False
         self.every = every
-        # An earlier part of the training may have left modules, as long as nobody uses them now.
-        self._before = ddp_modules(self.param_groups)
-        self._hooks += [
-            each.register_forward_pre_hook(lambda *_: _refuse(ref)) for each in self._before
-        ]
         self._has_stepped = False
+        self._guard()
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # noqa: ANN401
         """Does a step of `inner`, and exchanges what is due. Raises RuntimeError, which ends the
@@ -188,6 +181,16 @@ class LocalOptimizer(FixedGroups):
         for hook in self._hooks:
             hook.remove()
         self._exchange.close()
+
+    def _guard(self) -> None:
+        """Lets nobody but step() call the inner optimizer's, nor use DistributedDataParallel."""
+        ref = weakref.ref(self)
+        self._hooks.append(self.inner.register_step_pre_hook(lambda *_: _check_caller(ref)))
+        # An earlier part of the training may have left modules, as long as nobody uses them now.
+        self._before = ddp_modules(self.param_groups)
+        self._hooks += [
+            each.register_forward_pre_hook(lambda *_: _refuse(ref)) for each in self._before
+        ]
 
     def _follow(self) -> None:
         """Takes what `inner` has. It makes new groups when it is loaded."""

@@ -27,8 +27,10 @@ class CodecMeans:
     def __init__(self, job: Job, group: dist.ProcessGroup, layouts: Layouts) -> None:
         assert job.session is not None
         self._session = job.session
-        self._node, self._is_keeper = job.place.node, job.place.local_rank == 0
-        self._size = f"{len(job.workers)} workers on {job.place.num_nodes} nodes"
+        self._is_keeper = job.place.local_rank == 0
+        size = f"{len(job.workers)} workers on {job.place.num_nodes} nodes"
+        self._me = f"the first worker of node {job.place.node} of {size}"
+        self._codec = job.workers[0].codec
         buckets = _buckets.make(self._session, layouts, group)
         self.of_buckets: list[Mean] = [_CodecMean(bucket) for bucket in buckets]
 
@@ -40,18 +42,19 @@ class CodecMeans:
         """Returns what the codec carries on this node; nothing on all workers but its first."""
         if not self._is_keeper:
             return {}
-        saved = self._session.save_codec_state()
-        return {"node": self._node, "saved_by": self._size, "held": saved}
+        held = self._session.save_codec_state()
+        return {"codec": self._codec, "saved_by": self._me, "held": held}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Goes on from there. What another node holds back is left out, and that is said."""
-        if not self._is_keeper or not state:
+        """Goes on from there. What another node holds back is left out, and that is said; counts of
+        exchanges and factors, which are equal on all nodes, are not.
+        """
+        if not self._is_keeper:
             return
-        held = state["held"]
-        if (state["node"], state["saved_by"]) != (self._node, self._size):
-            held = _codec_states.without_residuals(held)
-            _say_lost(f"node {state['node']} of {state['saved_by']}", f"node {self._node}")
-        self._session.load_codec_state(held)
+        lost = _is_lost(state, self._codec, self._me)
+        if state.get("codec") == self._codec:
+            held = state["held"]
+            self._session.load_codec_state(_codec_states.without_residuals(held) if lost else held)
 
 
 class _CodecMean:
@@ -74,15 +77,18 @@ class SparseMeans:
     def __init__(self, job: Job, layouts: Layouts, codec: Sparse) -> None:
         assert job.session is not None
         place = job.place
-        self._rank = place.ranks[place.local_rank]
+        rank = place.ranks[place.local_rank]
+        self._me = f"rank {rank} of {len(job.workers)}"
+        self._codec = codec.spec()
         group = _C.ProcessGroup(
             job.session,
             number=1,  # all workers
-            rank=self._rank,
+            rank=rank,
             nodes=list(job.nodes),
             name="changes",
             timeout=job.workers[0].step_timeout,
         )
+        self._names = [[name for name, _ in layout] for layout in layouts]
         self._coders = [Entries([shape.numel() for _, shape in each], codec) for each in layouts]
         self._means = [_SparseMean(group, each, len(job.workers)) for each in self._coders]
         self.of_buckets: list[Mean] = [*self._means]
@@ -93,15 +99,18 @@ class SparseMeans:
         return self._copies * sum(each.sent for each in self._means)
 
     def state(self) -> dict[str, Any]:
-        """Returns what this worker holds back, bucket by bucket."""
-        return {"rank": self._rank, "held": [coder.held for coder in self._coders]}
+        """Returns what this worker holds back, by parameter."""
+        held: dict[str, Tensor] = {}
+        for names, coder in zip(self._names, self._coders, strict=True):
+            held |= zip(names, (part.clone() for part in coder.split_held()), strict=True)
+        return {"codec": self._codec, "saved_by": self._me, "held": held}
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Goes on from there. What another worker holds back is left out, and that is said."""
-        if state["rank"] != self._rank:
-            _say_lost(f"rank {state['rank']}", f"rank {self._rank}")
-        for coder, held in zip(self._coders, state["held"], strict=True):
-            coder.held = held.clone() if state["rank"] == self._rank else torch.zeros_like(held)
+        lost = _is_lost(state, self._codec, self._me)
+        for names, coder in zip(self._names, self._coders, strict=True):
+            for name, part in zip(names, coder.split_held(), strict=True):
+                part.copy_(torch.zeros(()) if lost else state["held"][name])
 
 
 class _SparseMean:
@@ -128,10 +137,16 @@ class _SparseMean:
 Means = CodecMeans | SparseMeans
 
 
-def _say_lost(theirs: str, mine: str) -> None:
+def _is_lost(state: Mapping[str, Any], codec: str, me: str) -> bool:
+    """Returns whether what was held back is another's, and says so."""
+    if state.get("codec") == codec and state["saved_by"] == me:
+        return False
+    theirs = f"by {state['saved_by']} with {state['codec']}" if state else "by nobody"
     _log.warning(
-        "what the codec of LocalOptimizer holds back was saved by %s, and this is %s: it begins at "
-        "zero (state_dict() of each worker, loaded by the same one, keeps it)",
+        "what LocalOptimizer's codec holds back begins at zero: it was saved %s, and this is %s "
+        "with %s (state_dict() of each worker, loaded by the same one, keeps it)",
         theirs,
-        mine,
+        me,
+        codec,
     )
+    return True

@@ -1,4 +1,4 @@
-"""Makes a ServerOptimizer of an optimizer that a script has."""
+"""Makes a ServerOptimizer of an optimizer that a script has, or lets one do local updates."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import torch.distributed as dist
 from torch.optim import Optimizer
 
+from thalweg.ps._local import LocalOptimizer
 from thalweg.ps._optimizer import ServerOptimizer
 from thalweg.ps._wishes import Wishes
 
@@ -39,6 +40,27 @@ def take_over(
     if "step" in vars(optimizer):
         _replace_step(optimizer)
     return optimizer
+
+
+class Followed(LocalOptimizer):
+    """The local updates of an optimizer whose step() the script calls itself, and which has done
+    one that was equal on all workers.
+    """
+
+    def _guard(self) -> None:
+        ref = weakref.ref(self)  # the optimizer may outlive this
+
+        def check(*_: object) -> None:
+            if (ours := ref()) is not None:
+                ours._exchange.check(ours.param_groups)
+
+        def advance(*_: object) -> None:
+            if (ours := ref()) is not None:
+                ours._exchange.advance()
+
+        self._exchange.note_common_step()
+        self._hooks.append(self.inner.register_step_pre_hook(check))
+        self._hooks.append(self.inner.register_step_post_hook(advance))
 
 
 def _replace_step(optimizer: ServerOptimizer) -> None:

@@ -1,0 +1,83 @@
+"""A training script that does not mention Thalweg: `local_script.py MODE OUT`.
+
+MODE is several of adagrad, accumulate, clip, scaler, part, two, join and rest, joined by "_".
+"""
+
+import contextlib
+import hashlib
+import json
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import clip_grad_norm_
+
+STEPS = 12
+
+
+def make_model() -> nn.Module:
+    torch.manual_seed(dist.get_rank())  # rank 0's weights count
+    return nn.Sequential(nn.Linear(20, 64), nn.Tanh(), nn.Linear(64, 5))
+
+
+def make_optimizers(mode: str, model: nn.Module) -> list[torch.optim.Optimizer]:
+    parameters = list(model.parameters())
+    if "part" in mode:
+        return [torch.optim.SGD(parameters[2:], lr=0.1)]
+    if "two" in mode:
+        return [torch.optim.SGD(part, lr=0.1) for part in (parameters[:2], parameters[2:])]
+    if "adagrad" in mode:
+        return [torch.optim.Adagrad(parameters, lr=0.1)]
+    return [torch.optim.SGD(parameters, lr=0.1, momentum=0.9)]
+
+
+def loss_of(ddp: nn.Module, step: int, part: int) -> torch.Tensor:
+    seed = torch.Generator().manual_seed(100 * step + 10 * part + dist.get_rank())
+    return ddp(torch.randn(8, 20, generator=seed)).square().mean()
+
+
+def digest(model: nn.Module) -> str:
+    sha = hashlib.sha256()
+    for tensor in model.parameters():
+        sha.update(tensor.detach().numpy().tobytes())
+    return sha.hexdigest()
+
+
+def main() -> None:
+    mode, out = sys.argv[1:]
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    model = make_model()
+    ddp = DistributedDataParallel(model)
+    optimizers = make_optimizers(mode, model)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizers[0], 3, gamma=0.8)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8, enabled="scaler" in mode)
+    digests = []
+    for step in range(STEPS - ("rest" in mode)):
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        passes = 2 if "accumulate" in mode else 1
+        for part in range(passes):
+            with ddp.no_sync() if part + 1 < passes else contextlib.nullcontext():
+                scaler.scale(loss_of(ddp, step, part)).backward()
+        if "clip" in mode:
+            clip_grad_norm_(ddp.parameters(), 0.5)
+        for optimizer in optimizers:
+            scaler.step(optimizer)
+        scaler.update()
+        scheduler.step()
+        digests.append(digest(model))
+    if "join" in mode:
+        with ddp.join():
+            pass
+    lr = [optimizer.param_groups[0]["lr"] for optimizer in optimizers]
+    Path(out).write_text(json.dumps({"digests": digests, "lr": lr}), encoding="utf-8")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
