@@ -76,7 +76,17 @@ TEST(LayoutRegistryTest, PartsOfABucketAreRegisteredOnTheirOwn) {
   EXPECT_TRUE(registry.Check(0, Share({0, 0, 0}, 0, WireFormat::kFloat32, 1024)).ok());
   EXPECT_TRUE(registry.Check(0, Share({0, 0, 1}, 0, WireFormat::kFloat32, 20)).ok());
   EXPECT_FALSE(registry.Check(0, Share({0, 0, 2}, 0, WireFormat::kFloat32, 20)).ok());
-  EXPECT_FALSE(registry.Register("a", Announce({0, 0, kMaxParts}, factors, 2)).ok());
+}
+
+TEST(LayoutRegistryTest, BucketsAndPartsBeyondTheLimitsAreRefused) {
+  constexpr uint32_t kMaxBuckets = 65536;
+  LayoutRegistry registry(4096, 1);
+  EXPECT_TRUE(registry.Register("a", Announce({kMaxBuckets - 1, 0}, kLayout, 1)).ok());
+  EXPECT_TRUE(registry.Register("a", Announce({0, 0, kMaxParts - 1}, kLayout, 1)).ok());
+  EXPECT_TRUE(
+      absl::IsInvalidArgument(registry.Register("a", Announce({kMaxBuckets, 0}, kLayout, 1))));
+  EXPECT_TRUE(
+      absl::IsInvalidArgument(registry.Register("a", Announce({0, 0, kMaxParts}, kLayout, 1))));
 }
 
 TEST(LayoutRegistryTest, NewGenerationReplacesAndOldOneIsRefused) {

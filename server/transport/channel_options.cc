@@ -21,10 +21,6 @@ constexpr int kKeepaliveMs = 10'000;
 constexpr int kMaxHeaderBytes = 4096;
 // A connection that does not get as far as HTTP/2 in this time is closed.
 constexpr int kHandshakeTimeoutMs = 20'000;
-// A connection without a call or stream for this time is closed. gRPC's clients connect again with
-// their next call.
-constexpr int kMaxIdleMs = 10 * 60'000;
-
 // gRPC handles at most so much before it looks whether a connection still exists.
 constexpr int kMaxReadBytes = 256 << 10;
 
@@ -65,7 +61,7 @@ grpc::ChannelArguments ClientArguments() {
   return arguments;
 }
 
-void ApplyServerArguments(grpc::ServerBuilder& builder) {
+void ApplyServerArguments(grpc::ServerBuilder& builder, Duration idle) {
   for (const auto& [name, value] : CommonArguments()) builder.AddChannelArgument(name, value);
   // This interval is shorter than the clients' keepalive; otherwise the server would disconnect
   // them for pinging too often.
@@ -74,7 +70,8 @@ void ApplyServerArguments(grpc::ServerBuilder& builder) {
   builder.SetMaxReceiveMessageSize(kMaxFrameBytes);
   builder.AddChannelArgument(GRPC_ARG_MAX_METADATA_SIZE, kMaxHeaderBytes);
   builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, kHandshakeTimeoutMs);
-  builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_IDLE_MS, kMaxIdleMs);
+  builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_IDLE_MS,
+                             static_cast<int>(ToNanos(idle) / 1'000'000));
   builder.AddChannelArgument(GRPC_ARG_TCP_MAX_READ_CHUNK_SIZE, kMaxReadBytes);
   builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kMaxStreamsOfConnection);
   // Calls that announce compressed messages are refused.

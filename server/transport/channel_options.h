@@ -15,7 +15,8 @@ inline constexpr int kMaxStreamsOfConnection = 64;
 inline constexpr int kKeepaliveTimeoutMs = 5'000;
 
 grpc::ChannelArguments ClientArguments();
-void ApplyServerArguments(grpc::ServerBuilder& builder);
+// `idle`: how long a connection may have neither a call nor a stream.
+void ApplyServerArguments(grpc::ServerBuilder& builder, Duration idle);
 
 // Converts a deadline for gRPC, which counts deadlines on the wall clock; ours are monotonic.
 std::chrono::system_clock::time_point ToSystemTime(TimePoint deadline);

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <cerrno>
 #include <fstream>
 #include <memory>
 #include <string>
@@ -124,6 +125,15 @@ class Idle {
     if (send(socket_.fd(), kHello, sizeof kHello, MSG_NOSIGNAL) < 0) return false;
     char byte;
     return recv(socket_.fd(), &byte, 1, 0) == 1;
+  }
+  // Waits until the server closes the connection.
+  bool IsClosed() {
+    char bytes[256];
+    ssize_t count;
+    do {
+      count = recv(socket_.fd(), bytes, sizeof bytes, 0);
+    } while (count > 0);
+    return count == 0 || errno == ECONNRESET;
   }
 
  private:
@@ -315,6 +325,16 @@ TEST_F(LimitsTest, ResidualsThatNobodyReceivesAreForgotten) {
     read = (*node)->ReadResidual({}, 0, deadline).status();
   } while (absl::IsResourceExhausted(read) && Now() < deadline);
   EXPECT_TRUE(read.ok()) << read;
+}
+
+TEST_F(LimitsTest, ConnectionWithoutACallOrStreamIsClosed) {
+  const auto server = Start({.idle = kShort});
+  HealthyNode healthy(*server, metrics_);
+  Idle idle;
+  idle.Connect(*server);
+  EXPECT_TRUE(idle.IsAccepted());
+  EXPECT_TRUE(idle.IsClosed());
+  healthy.ExpectServed();
 }
 
 TEST_F(LimitsTest, IdleConnectionsDoNoHarm) {

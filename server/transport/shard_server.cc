@@ -70,7 +70,7 @@ class GrpcShardServer final : public ShardServer {
                                                  "): is the port taken, or the host not ours?"));
     }
     grpc::ServerBuilder builder;
-    ApplyServerArguments(builder);
+    ApplyServerArguments(builder, options.idle);
     grpc::ResourceQuota quota;
     if (options.memory_bytes > 0) quota.Resize(options.memory_bytes);
     builder.SetResourceQuota(quota);

@@ -45,6 +45,9 @@ class ShardServer {
     // A peer loses a stream or call if it accepts no data on it for this time, or a stream if it
     // does not say in this time for which node it has opened it.
     Duration patience = std::chrono::seconds(30);
+    // A connection that has no call or stream for this time is closed. gRPC's clients connect again
+    // with their next call.
+    Duration idle = std::chrono::minutes(10);
   };
 
   // Starts a server. `shard` and `metrics` must outlive it. Returns Unavailable when the address

@@ -7,6 +7,7 @@ import queue
 import select
 import socket
 import struct
+import time
 from typing import Any
 
 import grpc
@@ -132,6 +133,16 @@ def _header_block(path: str) -> bytes:
     return block
 
 
+def seconds_until_closed(client: socket.socket) -> float:
+    """Returns after how many seconds the peer closes the connection."""
+    begin = time.monotonic()
+    client.settimeout(PATIENCE)
+    with contextlib.suppress(ConnectionResetError):
+        while client.recv(1 << 16):
+            pass
+    return time.monotonic() - begin
+
+
 class RawHttp2:
     """An HTTP/2 connection on which streams are opened and reset, and pings are sent, as fast as
     the peer reads. What it sends is thrown away.
@@ -178,6 +189,7 @@ class RawHttp2:
 
     def await_handled(self) -> bool:
         """Returns when the peer has handled what was sent; False when it has disconnected."""
+        self._received = b""  # it may have an earlier answer
         mark = b"to here!"
         answer = _frame(_PING, _ACK, 0, mark)
         if not self._send(_frame(_PING, 0, 0, mark)):
@@ -186,6 +198,9 @@ class RawHttp2:
             if not self._receive():
                 return False
         return True
+
+    def seconds_until_closed(self) -> float:
+        return seconds_until_closed(self._socket)
 
     def _send(self, data: bytes) -> bool:
         rest = memoryview(data)

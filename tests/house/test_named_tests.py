@@ -24,6 +24,27 @@ def existing():
     return found
 
 
+def limits(page):
+    """Returns the rows of the page's tables whose last column says what tests them."""
+    rows, has_tests = [], False
+    for line in page.splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if not line.startswith("|"):
+            has_tests = False
+        elif cells[-1] == "tested by":
+            has_tests = True
+        elif has_tests and set(line) - set("|-"):
+            rows.append((cells[0], cells[-1]))
+    return rows
+
+
+def test_every_limit_names_its_test():
+    rows = limits((ROOT / "docs/security.md").read_text("utf-8"))
+    assert len(rows) > 30
+    untested = [what for what, test in rows if not (NAMED.search(test) or test == "the same")]
+    assert untested == []
+
+
 @pytest.mark.parametrize("page", ["docs/faults.md", "docs/security.md"])
 def test_tests_that_a_page_names_exist(page):
     named = set(NAMED.findall((ROOT / page).read_text("utf-8")))
