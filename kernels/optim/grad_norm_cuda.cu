@@ -85,31 +85,6 @@ struct TotalKernel {
   }
 };
 
-struct LossScaleKernel {
-  static constexpr uint32_t kThreads = 32;
-  struct Shared {};
-  using Args = LossScaleWork;
-
-  template <class Thread>
-  THALWEG_DEVICE static void Run(const Thread& thread, Shared&, const Args& args) {
-    if (thread.Index() != 0) return;
-    int32_t clean = *args.growth_tracker + 1;
-    if (*args.found_inf != 0) {
-      *args.scale = Within(args, static_cast<float>(*args.scale * args.backoff));
-      clean = 0;
-    } else if (clean == args.interval) {
-      *args.scale = Within(args, static_cast<float>(*args.scale * args.growth));
-      clean = 0;
-    }
-    *args.growth_tracker = clean;
-  }
-
-  THALWEG_DEVICE static float Within(const Args& args, float scale) {
-    if (scale < args.least) return args.least;
-    return scale > args.most ? args.most : scale;
-  }
-};
-
 }  // namespace
 
 LaunchError LaunchGradSquares(CudaStream stream, const OptimTable& table, double* sums) {
@@ -119,10 +94,6 @@ LaunchError LaunchGradSquares(CudaStream stream, const OptimTable& table, double
 
 LaunchError LaunchTotal(CudaStream stream, const TotalWork& work) {
   return Launch<TotalKernel>(stream, 1, work);
-}
-
-LaunchError LaunchLossScale(CudaStream stream, const LossScaleWork& work) {
-  return Launch<LossScaleKernel>(stream, 1, work);
 }
 
 }  // namespace thalweg

@@ -112,13 +112,4 @@ absl::Status StepLambOnDevice(CudaStream stream, const OptimPlan& plan, const Op
   return LaunchStatus(LaunchLambStep(stream, view.Step()), "a step of LAMB");
 }
 
-absl::Status UpdateLossScaleOnDevice(CudaStream stream, const LossScaleSettings& settings,
-                                     const float* found_inf, float* scale,
-                                     int32_t* growth_tracker) {
-  const LossScaleWork work = {
-      found_inf,         scale,          growth_tracker, settings.growth, settings.backoff,
-      settings.interval, settings.least, settings.most};
-  return LaunchStatus(LaunchLossScale(stream, work), "an update of the loss scale");
-}
-
 }  // namespace thalweg

@@ -9,7 +9,6 @@
 //
 //   GradSquaresOnDevice   gradients → their squares' sum, found_inf
 //   StepLambOnDevice      … with both
-//   UpdateLossScaleOnDevice
 //
 // Values that may differ from step to step are read from device memory when the step runs:
 // settings, scale, found_inf, steps done. Thus nothing waits, and a step that a CUDA graph has
@@ -30,7 +29,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <limits>
 #include <span>
 
 #include "absl/status/status.h"
@@ -73,19 +71,5 @@ absl::Status StepSgdOnDevice(CudaStream stream, const OptimPlan& plan, const Opt
 // Needs two states and counted steps. Norms are summed as by GradSquaresOnDevice().
 absl::Status StepLambOnDevice(CudaStream stream, const OptimPlan& plan, const OptimMemory& memory,
                               const LambSettings* settings, const StepInputs& inputs);
-
-struct LossScaleSettings {
-  double growth = 2;
-  double backoff = 0.5;
-  int32_t interval = 2000;  // steps without an infinity, after which the scale grows
-  float least = 0x1p-126f;  // makes the inverse finite
-  float most = std::numeric_limits<float>::max();
-};
-
-// Does what torch's GradScaler does after a step, within bounds: multiplies *scale by `backoff`
-// where *found_inf is not 0, by `growth` after `interval` steps in a row where it is 0, which
-// *growth_tracker counts.
-absl::Status UpdateLossScaleOnDevice(CudaStream stream, const LossScaleSettings& settings,
-                                     const float* found_inf, float* scale, int32_t* growth_tracker);
 
 }  // namespace thalweg

@@ -109,21 +109,9 @@ struct TotalWork {
   float* found_inf;
 };
 
-struct LossScaleWork {
-  const float* found_inf;
-  float* scale;
-  int32_t* growth_tracker;
-  double growth;
-  double backoff;
-  int32_t interval;
-  float least;
-  float most;
-};
-
 // Launches the sums: sums[g] is that of granule g's squared gradients.
 LaunchError LaunchGradSquares(CudaStream stream, const OptimTable& table, double* sums);
 LaunchError LaunchTotal(CudaStream stream, const TotalWork& work);
-LaunchError LaunchLossScale(CudaStream stream, const LossScaleWork& work);
 
 // Settings and Prepared are those of Adam, SGD or LAMB, with AdamFactors, SgdFactors or
 // LambPrepared.

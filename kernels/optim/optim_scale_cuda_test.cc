@@ -103,32 +103,6 @@ TEST_F(GradSquaresCudaTest, LargeFiniteGradientsAreFiniteAndOthersAreFound) {
   }
 }
 
-class LossScaleCudaTest : public DeviceTest {};
-
-TEST_F(LossScaleCudaTest, ShrinksAtOnceGrowsAfterCleanStepsAndStaysWithinBounds) {
-  const LossScaleSettings settings = {.interval = 2, .least = 1.0f, .most = 8.0f};
-  const DeviceBuffer scale(std::vector<float>{4});
-  const DeviceBuffer tracker(std::vector<int32_t>{0});
-  const auto next = [&](float found) {
-    const DeviceBuffer found_inf(std::vector<float>{found});
-    EXPECT_TRUE(UpdateLossScaleOnDevice(nullptr, settings, found_inf.As<float>(), scale.As<float>(),
-                                        tracker.As<int32_t>())
-                    .ok());
-    EXPECT_TRUE(FinishDevice().ok());
-    return scale.ContentAs<float>()[0];
-  };
-  EXPECT_EQ(next(0), 4.0f);
-  EXPECT_EQ(next(0), 8.0f);
-  EXPECT_EQ(next(0), 8.0f);
-  EXPECT_EQ(next(0), 8.0f);  // and no more
-  EXPECT_EQ(next(0), 8.0f);
-  EXPECT_EQ(next(1), 4.0f);  // starts counting anew
-  EXPECT_EQ(next(0), 4.0f);
-  EXPECT_EQ(next(1), 2.0f);
-  EXPECT_EQ(next(2), 1.0f);  // two devices have found an infinity
-  EXPECT_EQ(next(1), 1.0f);
-}
-
 TEST(OptimFactorsTest, PowersAreCorrectlyRoundedToFloat32AndCloseInFloat64) {
   for (const double base : {0.0, 0.5, 0.9, 0.99, 0.999, 0.9999, 0.999999}) {
     for (uint64_t exponent = 1; exponent < (1 << 24); exponent += 1 + exponent / 3) {
