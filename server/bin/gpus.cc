@@ -2,6 +2,7 @@
 
 #include <spdlog/spdlog.h>
 
+#include <cstdlib>
 #include <utility>
 #include <vector>
 
@@ -18,6 +19,11 @@ constexpr Duration kConnectPatience = std::chrono::seconds(30);
 }  // namespace
 
 std::unique_ptr<Device> OpenGpus() {
+  // CUDA reads these when it starts. Streams that share one of the hardware's queues wait for each
+  // other's work, and each bucket has two; kernels that are loaded when they are first launched may
+  // wait for streams that wait for workers.
+  setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", /*overwrite=*/0);
+  setenv("CUDA_MODULE_LOADING", "EAGER", /*overwrite=*/0);
   std::vector<std::shared_ptr<DeviceRuntime>> gpus;
   for (int number = 0; number < CountCudaDevices(); ++number) {
     auto gpu = OpenCudaDevice(number);
