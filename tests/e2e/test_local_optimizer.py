@@ -217,8 +217,12 @@ def test_script_at_fault_is_told_why_and_nobody_waits_for_it(how, tmp_path):
     assert "Error: " in second
 
 
-def test_worker_that_does_not_come_to_an_exchange_is_named_within_the_groups_timeout(tmp_path):
-    first, second = run("absent", tmp_path, (1, 1), 0, THALWEG_STEP_TIMEOUT="auto")
+@pytest.mark.parametrize("codec", ["fp32", "int8", "sparse"])
+def test_worker_that_does_not_come_to_an_exchange_is_named_within_the_groups_timeout(
+    codec, tmp_path
+):
+    env = {"THALWEG_STEP_TIMEOUT": "auto", "CODEC": codec}
+    first, second = run("absent", tmp_path, (1, 1), 0, **env)
     waited = re.search(r"waited ([\d.]+) s for node 1 ", first)
     assert waited, first
     assert float(waited[1]) <= 3
@@ -250,7 +254,14 @@ def test_training_may_begin_in_distributed_data_parallel_and_leave_it(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("env", "said"), [({}, "rank 1 on "), ({"WEIGHTED": "1"}, "")], ids=["equal", "weighted"]
+    ("env", "said"),
+    [
+        ({}, "rank 1 on "),
+        ({"WEIGHTED": "1"}, ""),
+        ({"CODEC": "int8"}, "rank 1 on "),
+        ({"CODEC": "sparse"}, "rank 1 on "),
+    ],
+    ids=["equal", "weighted", "int8", "sparse"],
 )
 def test_only_worker_of_a_node_that_is_killed_is_named_to_the_others(env, said, tmp_path):
     with servers(shards=1) as cluster:
