@@ -100,6 +100,13 @@ def test_finish_leaves_the_same_weights_on_all_and_changes_them_once(nodes, shar
         assert result["stats"]["exchange_seconds"] > 0
 
 
+def test_codec_that_begins_late_is_said_once(tmp_path):
+    run("finished", tmp_path, (1, 1), 0, THALWEG_CODEC="powersgd")
+    logs = [(tmp_path / f"finished{rank}.log").read_text() for rank in (0, 1)]
+    said = "changes are not compressed in the first 1000 exchanges"
+    assert [log.count(said) for log in logs] == [1, 0]
+
+
 def test_step_that_a_scaler_leaves_out_on_one_worker_counts_like_the_others(tmp_path):
     first, second = run("skipped", tmp_path, (1, 1), 0)
     assert (first["scale"], second["scale"]) == (8.0, 4.0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import logging
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -24,6 +25,9 @@ from thalweg.ps._means import CodecMeans, Means, SparseMeans
 from thalweg.ps._plan import Outer, Plan, cut_fragments
 from thalweg.ps._rules import KINDS, Group, rule_of
 from thalweg.ps._serving import Serving
+
+_MANY = 10  # exchanges
+_log = logging.getLogger("thalweg")
 
 
 def ddp_modules(groups: Sequence[Group]) -> weakref.WeakSet[DistributedDataParallel]:
@@ -118,6 +122,15 @@ def _means(
     ]
     if sparse is not None:
         return SparseMeans(job, layouts, sparse)
-    if _joining.are_dense(policy.parse(job.workers[0].codec)):
+    codecs = policy.parse(job.workers[0].codec)
+    if _joining.are_dense(codecs):
         return None
+    first = max(getattr(codec, "start_iter", 0) for codec in codecs.codecs)
+    if first > _MANY and dist.get_rank(group) == 0:
+        _log.warning(
+            "job %s: changes are not compressed in the first %d exchanges, each of many steps: "
+            "give the codec a smaller start=",
+            job.name,
+            first,
+        )
     return CodecMeans(job, group, layouts)
