@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
@@ -67,7 +68,6 @@ def begin(
     if not parameters:
         raise ValueError("thalweg: no parameter requires a gradient")
     outer = Outer.of(wish, [each.tensor for each in parameters])
-    kind, rule = KINDS[outer.kind], rule_of(outer.groups)
     parts = [
         cut(part, int(bucket_cap_mb * (1 << 20)))
         for part in cut_fragments(parameters, plan.fragments)
@@ -86,6 +86,23 @@ def begin(
     session = job.session
     assert session is not None
     means = _means(job, group, [own for part in parts for own in part], sparse)
+    fragments = _fragments(session, parts, outer, means, pulls)
+    _joining.broadcast(group, inner.param_groups)
+    buckets = [bucket for fragment in fragments for bucket in fragment.buckets]
+    writes = means is not None or dist.get_rank(group) == 0
+    kind, rule = KINDS[outer.kind], rule_of(outer.groups)
+    serving = Serving(session, buckets, kind, rule, commits=False, is_first=writes)
+    return session, Exchange(group, serving, fragments, plan, outer, means=means)
+
+
+def _fragments(
+    session: _C.Session,
+    parts: Sequence[Sequence[Sequence[Parameter]]],
+    outer: Outer,
+    means: Means | None,
+    pulls: Mapping[torch.dtype, str],
+) -> list[Fragment]:
+    """Returns the fragments of these parts, which have the parameters of each bucket."""
     of_buckets = iter(means.of_buckets if means else ())
     numbers = itertools.count()
 
@@ -95,19 +112,14 @@ def begin(
             session,
             next(numbers),
             [each._replace(group=0) for each in own],
-            kind=kind,
-            rule=rule,
+            kind=KINDS[outer.kind],
+            rule=rule_of(outer.groups),
             commits=False,
             pull=pulls[own[0].tensor.dtype],
             kept=KeptWeights(next(of_buckets), outer, elements) if means else None,
         )
 
-    fragments = [Fragment([bucket(own) for own in part]) for part in parts]
-    _joining.broadcast(group, inner.param_groups)
-    buckets = [bucket for fragment in fragments for bucket in fragment.buckets]
-    writes = means is not None or dist.get_rank(group) == 0
-    serving = Serving(session, buckets, kind, rule, commits=False, is_first=writes)
-    return session, Exchange(group, serving, fragments, plan, outer, means=means)
+    return [Fragment([bucket(own) for own in part]) for part in parts]
 
 
 def _means(
