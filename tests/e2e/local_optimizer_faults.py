@@ -89,7 +89,7 @@ def broken() -> str:
 def absent() -> str:
     """Rank 0 comes to an exchange, and the other one does not."""
     group = dist.new_group(timeout=timedelta(seconds=3))
-    trainer = Trainer(0, 3, process_group=group)
+    trainer = Trainer(0, 3, process_group=group, codec=os.environ.get("CODEC"))
     result = "absent"
     if dist.get_rank() == 0:
         result = outcome(lambda: trainer.train(3))
@@ -133,5 +133,5 @@ def uncounted() -> str:
 
 def trained_on_and_on() -> str:
     """Trains until something ends the job; returns what."""
-    trainer = Trainer(0, 3, weighted="WEIGHTED" in os.environ)
+    trainer = Trainer(0, 3, weighted="WEIGHTED" in os.environ, codec=os.environ.get("CODEC"))
     return outcome(lambda: trainer.train(100_000))

@@ -100,6 +100,13 @@ def test_finish_leaves_the_same_weights_on_all_and_changes_them_once(nodes, shar
         assert result["stats"]["exchange_seconds"] > 0
 
 
+def test_codec_that_begins_late_is_said_once(tmp_path):
+    run("finished", tmp_path, (1, 1), 0, THALWEG_CODEC="powersgd")
+    logs = [(tmp_path / f"finished{rank}.log").read_text() for rank in (0, 1)]
+    said = "changes are not compressed in the first 1000 exchanges"
+    assert [log.count(said) for log in logs] == [1, 0]
+
+
 def test_step_that_a_scaler_leaves_out_on_one_worker_counts_like_the_others(tmp_path):
     first, second = run("skipped", tmp_path, (1, 1), 0)
     assert (first["scale"], second["scale"]) == (8.0, 4.0)
@@ -217,8 +224,12 @@ def test_script_at_fault_is_told_why_and_nobody_waits_for_it(how, tmp_path):
     assert "Error: " in second
 
 
-def test_worker_that_does_not_come_to_an_exchange_is_named_within_the_groups_timeout(tmp_path):
-    first, second = run("absent", tmp_path, (1, 1), 0, THALWEG_STEP_TIMEOUT="auto")
+@pytest.mark.parametrize("codec", ["fp32", "int8", "sparse"])
+def test_worker_that_does_not_come_to_an_exchange_is_named_within_the_groups_timeout(
+    codec, tmp_path
+):
+    env = {"THALWEG_STEP_TIMEOUT": "auto", "CODEC": codec}
+    first, second = run("absent", tmp_path, (1, 1), 0, **env)
     waited = re.search(r"waited ([\d.]+) s for node 1 ", first)
     assert waited, first
     assert float(waited[1]) <= 3
@@ -250,7 +261,14 @@ def test_training_may_begin_in_distributed_data_parallel_and_leave_it(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("env", "said"), [({}, "rank 1 on "), ({"WEIGHTED": "1"}, "")], ids=["equal", "weighted"]
+    ("env", "said"),
+    [
+        ({}, "rank 1 on "),
+        ({"WEIGHTED": "1"}, ""),
+        ({"CODEC": "int8"}, "rank 1 on "),
+        ({"CODEC": "sparse"}, "rank 1 on "),
+    ],
+    ids=["equal", "weighted", "int8", "sparse"],
 )
 def test_only_worker_of_a_node_that_is_killed_is_named_to_the_others(env, said, tmp_path):
     with servers(shards=1) as cluster:

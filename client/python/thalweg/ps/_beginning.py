@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import gc
 import itertools
+import logging
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
@@ -24,6 +26,9 @@ from thalweg.ps._means import CodecMeans, Means, SparseMeans
 from thalweg.ps._plan import Outer, Plan, cut_fragments
 from thalweg.ps._rules import KINDS, Group, rule_of
 from thalweg.ps._serving import Serving
+
+_MANY = 10  # exchanges
+_log = logging.getLogger("thalweg")
 
 
 def ddp_modules(groups: Sequence[Group]) -> weakref.WeakSet[DistributedDataParallel]:
@@ -63,7 +68,6 @@ def begin(
     if not parameters:
         raise ValueError("thalweg: no parameter requires a gradient")
     outer = Outer.of(wish, [each.tensor for each in parameters])
-    kind, rule = KINDS[outer.kind], rule_of(outer.groups)
     parts = [
         cut(part, int(bucket_cap_mb * (1 << 20)))
         for part in cut_fragments(parameters, plan.fragments)
@@ -82,6 +86,23 @@ def begin(
     session = job.session
     assert session is not None
     means = _means(job, group, [own for part in parts for own in part], sparse)
+    fragments = _fragments(session, parts, outer, means, pulls)
+    _joining.broadcast(group, inner.param_groups)
+    buckets = [bucket for fragment in fragments for bucket in fragment.buckets]
+    writes = means is not None or dist.get_rank(group) == 0
+    kind, rule = KINDS[outer.kind], rule_of(outer.groups)
+    serving = Serving(session, buckets, kind, rule, commits=False, is_first=writes)
+    return session, Exchange(group, serving, fragments, plan, outer, means=means)
+
+
+def _fragments(
+    session: _C.Session,
+    parts: Sequence[Sequence[Sequence[Parameter]]],
+    outer: Outer,
+    means: Means | None,
+    pulls: Mapping[torch.dtype, str],
+) -> list[Fragment]:
+    """Returns the fragments of these parts, which have the parameters of each bucket."""
     of_buckets = iter(means.of_buckets if means else ())
     numbers = itertools.count()
 
@@ -91,19 +112,14 @@ def begin(
             session,
             next(numbers),
             [each._replace(group=0) for each in own],
-            kind=kind,
-            rule=rule,
+            kind=KINDS[outer.kind],
+            rule=rule_of(outer.groups),
             commits=False,
             pull=pulls[own[0].tensor.dtype],
             kept=KeptWeights(next(of_buckets), outer, elements) if means else None,
         )
 
-    fragments = [Fragment([bucket(own) for own in part]) for part in parts]
-    _joining.broadcast(group, inner.param_groups)
-    buckets = [bucket for fragment in fragments for bucket in fragment.buckets]
-    writes = means is not None or dist.get_rank(group) == 0
-    serving = Serving(session, buckets, kind, rule, commits=False, is_first=writes)
-    return session, Exchange(group, serving, fragments, plan, outer, means=means)
+    return [Fragment([bucket(own) for own in part]) for part in parts]
 
 
 def _means(
@@ -118,6 +134,15 @@ def _means(
     ]
     if sparse is not None:
         return SparseMeans(job, layouts, sparse)
-    if _joining.are_dense(policy.parse(job.workers[0].codec)):
+    codecs = policy.parse(job.workers[0].codec)
+    if _joining.are_dense(codecs):
         return None
+    first = max(getattr(codec, "start_iter", 0) for codec in codecs.codecs)
+    if first > _MANY and dist.get_rank(group) == 0:
+        _log.warning(
+            "job %s: changes are not compressed in the first %d exchanges, each of many steps: "
+            "give the codec a smaller start=",
+            job.name,
+            first,
+        )
     return CodecMeans(job, group, layouts)
