@@ -4,18 +4,24 @@
 
 # DT_RPATH is used instead of DT_RUNPATH: only the former also finds what the bundled libraries
 # need.
-foreach(target thalweg_torch thalweg_sidecar_bin thalweg_aggregator_bin)
+get_property(extensions GLOBAL PROPERTY THALWEG_EXTENSIONS)
+foreach(target ${extensions} thalweg_sidecar_bin thalweg_aggregator_bin)
   target_link_options(${target} PRIVATE -Wl,--disable-new-dtags)
 endforeach()
-set_target_properties(thalweg_torch PROPERTIES INSTALL_RPATH "$ORIGIN/lib")
 set_target_properties(thalweg_sidecar_bin thalweg_aggregator_bin
                       PROPERTIES INSTALL_RPATH "$ORIGIN/../lib")
 
-install(TARGETS thalweg_torch LIBRARY DESTINATION thalweg COMPONENT thalweg)
+foreach(target IN LISTS extensions)
+  get_target_property(folder ${target} THALWEG_INSTALL_FOLDER)
+  install(TARGETS ${target} LIBRARY DESTINATION ${folder} COMPONENT thalweg)
+endforeach()
 install(FILES client/python/thalweg_apex.pth DESTINATION . COMPONENT thalweg)
 install(TARGETS thalweg_sidecar_bin thalweg_aggregator_bin
         RUNTIME DESTINATION thalweg/bin COMPONENT thalweg)
 
+# The component `libraries` is for systems like the one that built it; scripts/release does without it,
+# and bundles libraries under names of their own.
+#
 # Everything is bundled except the C and C++ run-time libraries and torch, which `import torch` has
 # loaded before the extension. Each library is one file named by its soname: wheels cannot hold
 # links.
@@ -36,4 +42,4 @@ install(CODE [[
   endforeach()
   list(LENGTH libraries count)
   message(STATUS "Bundled ${count} shared libraries in ${folder}")
-]] COMPONENT thalweg)
+]] COMPONENT libraries)

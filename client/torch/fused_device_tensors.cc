@@ -31,7 +31,7 @@ at::Tensor Memory(uint64_t bytes, at::Device device) {
   return at::empty({static_cast<int64_t>(bytes)}, at::TensorOptions(device).dtype(at::kByte));
 }
 
-std::byte* BytesOf(const at::Tensor& memory) {
+std::byte* FirstByteOf(const at::Tensor& memory) {
   return static_cast<std::byte*>(memory.mutable_data_ptr());
 }
 
@@ -74,10 +74,10 @@ const std::byte* FusedDeviceTensors::Sent::Send(std::span<const std::byte> bytes
     const at::Tensor host =
         at::empty({static_cast<int64_t>(bytes.size())},
                   at::TensorOptions().dtype(at::kByte).pinned_memory(!device.is_cpu()));
-    std::copy(bytes.begin(), bytes.end(), BytesOf(host));
+    std::copy(bytes.begin(), bytes.end(), FirstByteOf(host));
     memory_ = host.to(device, /*non_blocking=*/true);
   }
-  return BytesOf(memory_);
+  return FirstByteOf(memory_);
 }
 
 FusedDeviceTensors::FusedDeviceTensors(TensorGroup group) : group_(std::move(group)) {
@@ -104,7 +104,7 @@ FusedDeviceTensors::Batch FusedDeviceTensors::Prepare() {
     workspace_ = Memory(plan->workspace_bytes(), group_.device());
   }
   const std::byte* const table = table_.Send(plan->table(), group_.device());
-  const std::span<std::byte> workspace(BytesOf(workspace_), workspace_.nbytes());
+  const std::span<std::byte> workspace(FirstByteOf(workspace_), workspace_.nbytes());
   return {std::move(work), *std::move(plan), {table, workspace}};
 }
 

@@ -5,7 +5,6 @@
 #include <pybind11/stl.h>
 #include <torch/csrc/jit/python/pybind_utils.h>
 #include <torch/csrc/utils/pybind.h>
-#include <torch/version.h>
 
 #include <map>
 #include <memory>
@@ -18,7 +17,6 @@
 #include <utility>
 #include <vector>
 
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "client/core/completions.h"
 #include "client/core/process_trace.h"
@@ -37,15 +35,6 @@ namespace py = pybind11;
 
 namespace thalweg {
 namespace {
-
-// torch's classes have other members in each minor version, and this module reads them directly.
-void CheckTorchVersion() {
-  const auto running = py::module_::import("torch").attr("__version__").cast<std::string>();
-  const std::string series = absl::StrCat(TORCH_VERSION_MAJOR, ".", TORCH_VERSION_MINOR, ".");
-  if (absl::StartsWith(running, series)) return;
-  throw py::import_error(absl::StrCat("thalweg is built for torch ", series, "*, this is torch ",
-                                      running, ": install that, or build thalweg with this one"));
-}
 
 PyObject* ExceptionFor(absl::StatusCode code) {
   switch (code) {
@@ -304,7 +293,6 @@ std::optional<std::string> StatusText(const Session& session) {
 
 PYBIND11_MODULE(_C, m) {
   using thalweg::Session;
-  thalweg::CheckTorchVersion();
   thalweg::ThrowIfError(thalweg::LimitCpuCapability(thalweg::GetEnv("THALWEG_CPU_CAPABILITY")));
   m.def("cpu_capability", &thalweg::CpuCapability);
   m.def("cuda_problem", &thalweg::CudaProblem, py::arg("number"));

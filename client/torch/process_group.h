@@ -16,6 +16,7 @@
 
 #include "client/core/session.h"
 #include "client/torch/collective_work.h"
+#include "client/torch/torch_version.h"
 #include "core/base/mutex.h"
 
 namespace thalweg {
@@ -42,9 +43,12 @@ class ProcessGroup : public c10d::Backend {
                                     const std::vector<int>& ranks,
                                     const c10::intrusive_ptr<Backend::Options>& options) override;
 
-  // c10d copies what Python knows of them.
+  // c10d copies what Python knows of them, up to torch 2.13, and what clone() returns from 2.14 on.
   struct Options : Backend::Options {
     using Backend::Options::Options;
+    c10::intrusive_ptr<Backend::Options> clone() const THALWEG_OVERRIDE_FROM_2_14 {
+      return c10::make_intrusive<Options>(*this);
+    }
   };
   const std::string getBackendName() const override { return "thalweg"; }
   c10::intrusive_ptr<Options> options() const { return options_; }

@@ -1,5 +1,5 @@
 // Reads what DistributedDataParallel's reducer keeps to itself, at the places where the torch that
-// this module is compiled against has it: module.cc refuses another version.
+// this module is compiled against has it: Python loads the module that fits.
 #pragma once
 
 #include <ATen/core/Tensor.h>

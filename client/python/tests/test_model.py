@@ -1,7 +1,5 @@
 """Tests which parameters of a module are served, under which names, and on which devices."""
 
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import pytest
@@ -82,12 +80,3 @@ def test_gpu_that_cannot_be_used_is_refused_naming_it():
 def test_other_devices_are_refused():
     reason = _model._why_not_there(module_on("meta"))
     assert reason == "p0 is on meta, expected the CPU or a CUDA device"
-
-
-def test_torch_of_another_minor_version_is_refused_naming_both():
-    script = "import torch; torch.__version__ = '2.99.1'; import thalweg._C"
-    result = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False
-    )
-    assert result.returncode == 1
-    assert "ImportError: thalweg is built for torch 2.11.*, this is torch 2.99.1" in result.stderr

@@ -1,7 +1,6 @@
 """The native part: a worker's connection to its node's sidecar, and fused optimizers.
 
-`import torch` must come first. ImportError for a torch of another minor version than this was
-built with.
+Importing it imports torch. ImportError for a torch of a minor version that this was not built for.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,7 @@
-"""Registers the back end "thalweg" of torch.distributed; runs at every `import torch`.
+"""Registers the back end "thalweg" of torch.distributed.
+
+It runs at every `import torch`, and from torch 2.14 on where that did not register it: as an entry
+point of group torch.distributed.backends.
 
 Loads nothing until a process group is made: then `_process_group` does the work.
 """

@@ -14,17 +14,22 @@ SIDECAR = "thalweg-sidecar"
 AGGREGATOR = "thalweg-aggregator"
 
 
-def find(name: str) -> Path:
-    """Returns the path of a server program; FileNotFoundError names the places that were searched.
+def folders() -> list[Path]:
+    """Returns the folders that may have what was compiled of this installation.
 
-    An editable installation keeps Python files in the source tree and programs in site-packages.
+    An editable installation keeps Python files in the source tree and the rest in site-packages.
     """
-    folders = [Path(__file__).parent / "bin"]
-    folders += [Path(sysconfig.get_path(key)) / "thalweg" / "bin" for key in ("platlib", "purelib")]
-    for folder in dict.fromkeys(folders):
-        if os.access(folder / name, os.X_OK):
-            return folder / name
-    places = ", ".join(str(folder) for folder in dict.fromkeys(folders))
+    found = [Path(__file__).parent]
+    found += [Path(sysconfig.get_path(key)) / "thalweg" for key in ("platlib", "purelib")]
+    return list(dict.fromkeys(found))
+
+
+def find(name: str) -> Path:
+    """Returns the path of a server program; FileNotFoundError names the places searched."""
+    for folder in folders():
+        if os.access(folder / "bin" / name, os.X_OK):
+            return folder / "bin" / name
+    places = ", ".join(str(folder / "bin") for folder in folders())
     raise FileNotFoundError(f"{name} is not installed (searched {places}): install thalweg again")
 
 
