@@ -18,6 +18,11 @@ constexpr Duration kProbePatience = std::chrono::seconds(5);
 absl::Status CudaDevice::Probe(const DeviceMemory& probe) {
   THALWEG_ASSIGN_OR_RETURN(const auto runtime, Find(probe.uuid));
   THALWEG_ASSIGN_OR_RETURN(const auto lane, GpuLane::Create(runtime, kProbePatience));
+  if (GpuLane::IsBlocked(*runtime)) {
+    return absl::UnavailableError(
+        "work of an earlier job does not end on this GPU, as when a worker was killed before its "
+        "gradient was there: restart the sidecar once its jobs are over");
+  }
   THALWEG_ASSIGN_OR_RETURN(const GpuLane::Shared shared, lane->Open(probe));
   THALWEG_ASSIGN_OR_RETURN(std::byte* const host, lane->AllocateHost(sizeof(kDeviceProbe)));
   StreamProgress& progress = lane->MakeProgress(1);

@@ -99,6 +99,33 @@ TEST_F(CudaMemoryTest, WhatWasLeftBehindIsFreedWhenTheGpuHasDoneItsWork) {
   EXPECT_EQ(gpus_[0].opened(), 1u);  // the other worker's
 }
 
+TEST_F(CudaMemoryTest, NothingIsFreedBehindWorkThatDoesNotEnd) {
+  const auto brief = std::chrono::milliseconds(20);
+  auto stuck = *device_.MakeMemory({{3}, kLayout, DType::kFloat32, 1, brief});
+  FakeGpuWorker killed(gpus_[0], kLayout.Elems() * sizeof(float));
+  ASSERT_TRUE(stuck->AddInput(0, UniqueFd(), killed.Share()).ok());
+  gpus_[0].Hold(killed.stream());
+  killed.Make(RandomFloats(1, kLayout.Elems()));
+  ASSERT_TRUE(stuck->BeginRound().ok());
+  size_t allocated = 0;
+  {
+    GpuNode healthy(gpus_, device_, kLayout, 2);
+    stuck.reset();
+    EXPECT_TRUE(GpuLane::IsBlocked(gpus_[0]));
+    const auto codec = Codec(healthy.memory());
+    healthy.Make(Gradients(2));
+    EXPECT_TRUE(RunRound(*codec, healthy.memory()).ok());  // it goes on
+    healthy.memory().DropInput(1);
+    allocated = gpus_[0].allocated();
+  }
+  EXPECT_EQ(gpus_[0].allocated(), allocated);
+  gpus_[0].Release(killed.stream());
+  gpus_.Settle();
+  EXPECT_TRUE(GpuLane::Create(gpus_.All()[0], kPatience).ok());
+  EXPECT_FALSE(GpuLane::IsBlocked(gpus_[0]));
+  EXPECT_EQ(gpus_[0].allocated(), 1u);  // the killed worker's
+}
+
 class ProbeTest : public CudaMemoryTest {
  protected:
   // Returns a worker's memory with that content.
@@ -125,6 +152,21 @@ TEST_F(ProbeTest, GpuThatTheSidecarDoesNotSeeDoesNot) {
   const absl::Status status = device_.Probe(Probe(1, kDeviceProbe));
   EXPECT_EQ(status.code(), absl::StatusCode::kNotFound);
   EXPECT_THAT(std::string(status.message()), HasSubstr("NVIDIA_VISIBLE_DEVICES"));
+}
+
+TEST_F(ProbeTest, GpuOnWhichAnEarlierJobIsStuckDoesNot) {
+  auto stuck = *device_.MakeMemory({{3}, kLayout, DType::kFloat32, 1, Duration::zero()});
+  FakeGpuWorker killed(gpus_[0], kLayout.Elems() * sizeof(float));
+  ASSERT_TRUE(stuck->AddInput(0, UniqueFd(), killed.Share()).ok());
+  gpus_[0].Hold(killed.stream());
+  killed.Make(RandomFloats(1, kLayout.Elems()));
+  ASSERT_TRUE(stuck->BeginRound().ok());
+  stuck.reset();
+  const absl::Status refused = device_.Probe(Probe(0, kDeviceProbe));
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("restart the sidecar"));
+  gpus_[0].Release(killed.stream());
+  gpus_.Settle();
+  EXPECT_TRUE(device_.Probe(Probe(0, kDeviceProbe)).ok());
 }
 
 TEST_F(ProbeTest, SystemThatCannotOpenMemoryDoesNot) {

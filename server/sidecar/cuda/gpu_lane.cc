@@ -1,6 +1,9 @@
 #include "server/sidecar/cuda/gpu_lane.h"
 
+#include <algorithm>
 #include <deque>
+#include <iterator>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -43,8 +46,15 @@ struct GpuLane::LeftBehind {
     return *left_behind;
   }
 
+  bool Has(const DeviceRuntime& gpu) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
+    return std::any_of(holdings.begin(), holdings.end(),
+                       [&](const auto& each) { return each->gpu.get() == &gpu; });
+  }
+  // Takes out what is on GPUs of which all that was left behind is idle.
+  std::vector<std::unique_ptr<Holdings>> TakeIdle() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex);
+
   Mutex mutex;
-  std::vector<std::unique_ptr<Holdings>> holdings;
+  std::vector<std::unique_ptr<Holdings>> holdings ABSL_GUARDED_BY(mutex);
 };
 
 absl::StatusOr<std::unique_ptr<GpuLane>> GpuLane::Create(std::shared_ptr<DeviceRuntime> gpu,
@@ -70,11 +80,18 @@ GpuLane::~GpuLane() {
       idle = held.idle->WaitFor(*held.gpu, held.stream, nullptr, 1, held.patience);
     }
   }
-  if (idle.ok()) return;
+  // CUDA lets whoever frees memory wait for all of a GPU's streams: never behind one that is stuck.
+  if (idle.ok() && !IsBlocked(*held.gpu)) return;
   // The GPU may still read and write all this, or is lost.
   LeftBehind& left = LeftBehind::Get();
   MutexLock lock(left.mutex);
   left.holdings.push_back(std::move(holdings_));
+}
+
+bool GpuLane::IsBlocked(const DeviceRuntime& gpu) {
+  LeftBehind& left = LeftBehind::Get();
+  MutexLock lock(left.mutex);
+  return left.Has(gpu);
 }
 
 absl::Status GpuLane::WaitUntilIdle() {
@@ -89,20 +106,38 @@ absl::Status GpuLane::WaitUntilIdle() {
   return WaitFor(idle, 1);
 }
 
+std::vector<std::unique_ptr<GpuLane::Holdings>> GpuLane::LeftBehind::TakeIdle() {
+  const auto is_idle = [](const Holdings& held) {
+    return held.idle != nullptr && held.idle->Wait(1, Now()) == 1 && held.gpu->BindThread().ok();
+  };
+  std::set<const DeviceRuntime*> stuck;
+  for (const auto& each : holdings) {
+    if (!is_idle(*each)) stuck.insert(each->gpu.get());
+  }
+  const auto kept = std::stable_partition(holdings.begin(), holdings.end(), [&](const auto& each) {
+    return stuck.contains(each->gpu.get());
+  });
+  std::vector<std::unique_ptr<Holdings>> idle(std::make_move_iterator(kept),
+                                              std::make_move_iterator(holdings.end()));
+  holdings.erase(kept, holdings.end());
+  return idle;
+}
+
 void GpuLane::SweepLeftBehind() {
-  std::vector<std::unique_ptr<Holdings>> idle;  // freed after the lock is released
-  LeftBehind& left = LeftBehind::Get();
-  MutexLock lock(left.mutex);
-  for (auto it = left.holdings.begin(); it != left.holdings.end();) {
-    const StreamProgress* const mark = (*it)->idle;
-    const bool is_idle =
-        mark != nullptr && mark->Wait(1, Now()) == 1 && (*it)->gpu->BindThread().ok();
-    if (is_idle) idle.push_back(std::move(*it));
-    it = is_idle ? left.holdings.erase(it) : it + 1;
+  std::vector<std::unique_ptr<Holdings>> idle;
+  {
+    LeftBehind& left = LeftBehind::Get();
+    MutexLock lock(left.mutex);
+    idle = left.TakeIdle();
+  }
+  for (auto& held : idle) {
+    held->gpu->BindThread().IgnoreError();  // as just before
+    held.reset();
   }
 }
 
 void GpuLane::Close(const Shared& opened) {
+  if (IsBlocked(gpu())) return;  // stays until all of the lane goes
   MutexLock lock(holdings_->mutex);
   std::erase(holdings_->opened, opened.memory);
   std::erase(holdings_->events, opened.event);

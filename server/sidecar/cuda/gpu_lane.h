@@ -18,8 +18,8 @@
 namespace thalweg {
 
 // A GpuLane is thread-safe. What it hands out lives as long as the lane and everything that has
-// been queued on its stream. If that does not end, it is left behind until the creation or
-// destruction of another lane finds it idle.
+// been queued on its stream. If that does not end, it is left behind, with all lanes of that GPU
+// that end later, until the creation or destruction of another lane finds them idle.
 class GpuLane {
  public:
   // `patience` limits how long the GPU may take for what is queued, once it can begin.
@@ -54,10 +54,13 @@ class GpuLane {
   // Opens those of another process. InvalidArgument: they belong to another GPU, or there is no
   // such memory.
   absl::StatusOr<Shared> Open(const DeviceMemory& handles);
-  // Closes what Open has returned, once; no queued work may use it.
+  // Closes what Open has returned, once; no queued work may use it. Does nothing on a blocked GPU.
   void Close(const Shared& opened);
   // Waits for everything that has been queued.
   absl::Status WaitUntilIdle();
+  // Returns whether something has been left behind on the GPU. Until that is idle, nothing there is
+  // freed.
+  static bool IsBlocked(const DeviceRuntime& gpu);
 
  private:
   struct Holdings;
