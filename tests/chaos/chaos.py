@@ -15,8 +15,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,39 +29,45 @@ from trial import Hang, Trial, WrongSum
 from thalweg_bench import torch_import
 from thalweg_bench.lab import Lab
 
-GRACE = 150.0  # seconds for what comes before and after the mishaps; then the watchdog ends all
+GRACE = 240.0  # seconds for all else, each kind of mishap once among it; then the watchdog ends all
 ROUNDS_AFTER = 3  # that must be completed after a mishap
 
 
-@dataclass
-class Fates:
-    """What came of the mishaps of one kind, in seconds."""
+@dataclass(frozen=True)
+class Fate:
+    """What came of a mishap, or of two at once."""
 
-    pauses: list[float] = field(default_factory=list)  # of jobs that went on
-    failures: list[float] = field(default_factory=list)  # until all workers knew the reason
-    restarts: list[float] = field(default_factory=list)  # from then until the next job's round
+    kind: str
+    victims: list[str]
+    reason: str  # empty: the job went on
+    seconds: float  # the longest pause of a job that went on; until all workers knew the reason
+    restart: float = 0.0  # seconds from then until the next job's round
 
 
 class Chaos:
     def __init__(self, trial: Trial, fleet: Fleet, network: Network) -> None:
         self._trial, self._fleet, self._network = trial, fleet, network
-        self.fates: dict[str, Fates] = defaultdict(Fates)
+        self.fates: list[Fate] = []
+        self.impossible: set[str] = set()  # with this kernel
         self.unexplained: list[str] = []  # failures where the job must have gone on
 
     def run(self, seed: int, seconds: float) -> None:
-        possible = {
+        """Goes on for so long, and until everything that is possible has happened."""
+        works = {
             "lossy link": self._network.can(mishaps.LOSSY),
             "reset": self._network.can_reset(),
         }
-        without = {kind for kind, is_possible in possible.items() if not is_possible}
-        print(f"not possible with this kernel: {', '.join(without) or 'nothing'}", flush=True)
+        self.impossible = {kind for kind, is_possible in works.items() if not is_possible}
+        print(f"not possible with this kernel: {self.impossible or 'nothing'}", flush=True)
+        least = len(mishaps.possible(self._fleet, without=self.impossible))
         end = time.monotonic() + seconds
-        for gap, planned in mishaps.schedule(seed, self._fleet, without=without):
+        schedule = mishaps.schedule(seed, self._fleet, without=self.impossible)
+        for number, (gap, planned) in enumerate(schedule):
             self._train(gap)
             if self._trial.is_ending():
                 print("nothing: ", end="")
                 self._note_failure([])
-            if time.monotonic() > end:
+            if number >= least and time.monotonic() > end:
                 return
             self._disturb(planned)
 
@@ -74,7 +79,8 @@ class Chaos:
     def _disturb(self, planned: list[Mishap]) -> None:
         what = " and ".join(map(str, planned))
         print(f"{what}: ", end="", flush=True)
-        fates = self.fates[" and ".join(f"{m.what} of a {m.member.kind}" for m in planned)]
+        kind = " and ".join(f"{m.what} of a {m.member.kind}" for m in planned)
+        victims = [mishap.member.name for mishap in planned]
         begin = time.monotonic()
         self._trial.forget_pauses()
         undo = [mishaps.begin(mishap, self._fleet, self._network) for mishap in planned]
@@ -86,24 +92,24 @@ class Chaos:
         while not self._trial.is_ending() and self._trial.least() < enough:
             self._trial.watch(0.02)
         if not self._trial.is_ending():
-            fates.pauses.append(self._trial.longest_pause)
-            print(f"went on after {fates.pauses[-1]:.2f} s", flush=True)
+            pause = self._trial.longest_pause
+            self.fates.append(Fate(kind, victims, "", pause))
+            print(f"went on after {pause:.2f} s", flush=True)
             return
-        told_at, restart = self._note_failure(planned)
-        fates.failures.append(told_at - begin)
-        fates.restarts.append(restart)
+        reason, told_at, restart = self._note_failure(planned)
+        self.fates.append(Fate(kind, victims, reason, told_at - begin, restart))
         print(f"    all knew after {told_at - begin:.2f} s; {restart:.2f} s until the next round")
 
-    def _note_failure(self, planned: list[Mishap]) -> tuple[float, float]:
-        """Waits until all workers know the reason, and starts another job; returns when the last
-        one knew it, and the seconds that the other job took to begin.
+    def _note_failure(self, planned: list[Mishap]) -> tuple[str, float, float]:
+        """Waits until all workers know the reason, and starts another job; returns the reason, when
+        the last one knew it, and the seconds that the other job took to begin.
         """
         reason = self._trial.finish()
         print(f"failed: {reason}", flush=True)
         if not planned or mishaps.are_harmless(planned):
             self.unexplained.append(f"{' and '.join(map(str, planned)) or 'nothing'}: {reason}")
         told_at = self._trial.told_at(but={mishap.member.name for mishap in planned})
-        return told_at, self._trial.start()
+        return reason, told_at, self._trial.start()
 
 
 def run(seed: int, seconds: float, *, hosted: bool) -> dict[str, Any]:
@@ -132,13 +138,14 @@ def run(seed: int, seconds: float, *, hosted: bool) -> dict[str, Any]:
         finally:
             log = fleet.log()
             fleet.kill()
+    kinds = sorted({fate.kind for fate in chaos.fates})
     if hangs or wrong or leaked:
         print(log, file=sys.stderr)
     return {
         "seed": seed,
         "rounds": trial.rounds,
-        "mishaps": sum(len(f.pauses) + len(f.failures) for f in chaos.fates.values()),
-        "went on": sum(len(fates.pauses) for fates in chaos.fates.values()),
+        "mishaps": len(chaos.fates),
+        "went on": sum(not fate.reason for fate in chaos.fates),
         "attempts": trial.attempts,
         "failed with a reason": trial.failed,
         "not begun": trial.not_begun,
@@ -147,19 +154,22 @@ def run(seed: int, seconds: float, *, hosted: bool) -> dict[str, Any]:
         "wrong sums": wrong,
         "hangs": hangs,
         "leaks": leaked,
-        "kinds": {kind: summary(fates) for kind, fates in sorted(chaos.fates.items())},
+        "impossible": sorted(chaos.impossible),
+        "fates": [asdict(fate) for fate in chaos.fates],
+        "kinds": {kind: summary(chaos.fates, kind) for kind in kinds},
     }
 
 
-def summary(fates: Fates) -> str:
+def summary(fates: list[Fate], kind: str) -> str:
     """Returns a row of a table: what came of the mishaps, with medians and maxima of seconds."""
 
     def cell(times: list[float]) -> str:
         return f"{statistics.median(times):.2f} s, {max(times):.2f} s" if times else ""
 
-    columns = [fates.pauses, fates.failures, fates.restarts]
-    counts = f"{len(fates.pauses)} | {len(fates.failures)}"
-    return " | ".join([counts, *map(cell, columns)])
+    pauses = [fate.seconds for fate in fates if fate.kind == kind and not fate.reason]
+    failed = [fate for fate in fates if fate.kind == kind and fate.reason]
+    columns = [pauses, [fate.seconds for fate in failed], [fate.restart for fate in failed]]
+    return " | ".join([f"{len(pauses)} | {len(failed)}", *map(cell, columns)])
 
 
 def main() -> int:

@@ -117,22 +117,35 @@ def begin(mishap: Mishap, fleet: Fleet, network: Network) -> Undo:
     return _KINDS[mishap.what].act(fleet, network, mishap.member)
 
 
-def schedule(seed: int, fleet: Fleet, *, without: set[str]) -> Iterator[tuple[float, list[Mishap]]]:
-    """Gives, without end, the seconds until the next mishaps, and one or two at different hosts."""
-    rng = random.Random(seed)
+def possible(fleet: Fleet, *, without: set[str]) -> list[str]:
+    """Returns what can be done to members of the fleet."""
     concerned = {member.kind for member in fleet.members}
-    kinds = [
+    return [
         name
         for name, kind in _KINDS.items()
         if name not in without and not concerned.isdisjoint(kind.concerned)
     ]
+
+
+def schedule(seed: int, fleet: Fleet, *, without: set[str]) -> Iterator[tuple[float, list[Mishap]]]:
+    """Gives, without end, the seconds until the next mishaps, and one or two at different hosts.
+
+    Everything that is possible comes first, each alone.
+    """
+    rng = random.Random(seed)
+    kinds = possible(fleet, without=without)
+    for what in rng.sample(kinds, len(kinds)):
+        yield rng.uniform(*GAP), [_draw(rng, fleet, what, taken=set())]
     while True:
         mishaps: list[Mishap] = []
         for _ in range(2 if rng.random() < TWO_AT_ONCE else 1):
-            what = rng.choice(kinds)
-            kind = _KINDS[what]
             taken = {mishap.member.host for mishap in mishaps}
-            members = [m for m in fleet.members if m.kind in kind.concerned]
-            member = rng.choice([m for m in members if m.host not in taken])
-            mishaps.append(Mishap(what, member, rng.uniform(*kind.seconds)))
+            mishaps.append(_draw(rng, fleet, rng.choice(kinds), taken))
         yield rng.uniform(*GAP), mishaps
+
+
+def _draw(rng: random.Random, fleet: Fleet, what: str, taken: set[str]) -> Mishap:
+    """Chooses whom it concerns, at a host that is not taken, and for how long."""
+    kind = _KINDS[what]
+    members = [m for m in fleet.members if m.kind in kind.concerned and m.host not in taken]
+    return Mishap(what, rng.choice(members), rng.uniform(*kind.seconds))
