@@ -69,6 +69,10 @@ class ForkSafeSession : public Session {
     THALWEG_RETURN_IF_ERROR(CheckProcess());
     return impl_->WriteWeights(id, slice, values, steps);
   }
+  absl::StatusOr<SnapshotReport> Snapshots(SnapshotAction action, SnapshotId id) override {
+    THALWEG_RETURN_IF_ERROR(CheckProcess());
+    return impl_->Snapshots(action, id);
+  }
   void Submit(BucketId id, std::span<const std::byte> gradient, Notes notes, Done done) override {
     const absl::Status status = CheckProcess();
     if (status.ok()) return impl_->Submit(id, gradient, std::move(notes), std::move(done));

@@ -17,6 +17,7 @@
 #include "core/base/clock.h"
 #include "core/base/layout.h"
 #include "core/base/protocol.h"
+#include "core/base/snapshots.h"
 #include "core/base/update.h"
 #include "core/device/device_runtime.h"
 
@@ -88,6 +89,10 @@ class Session {
   virtual absl::StatusOr<WeightsSlice> ReadWeights(BucketId id, uint32_t slice) = 0;
   virtual absl::Status WriteWeights(BucketId id, uint32_t slice, std::span<const float> values,
                                     uint64_t steps) = 0;
+
+  // Asks the shards about snapshots of what they keep, and waits for all. The first worker calls it
+  // before its first Submit of a step. The session fails when a shard cannot do it.
+  virtual absl::StatusOr<SnapshotReport> Snapshots(SnapshotAction action, SnapshotId id) = 0;
 
   // Submits one bucket's gradient (layout.Elems() elements). It is copied (and, for a node's only
   // worker, encoded) before this returns. All workers must submit the same buckets in the same

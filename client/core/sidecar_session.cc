@@ -314,6 +314,10 @@ absl::Status SidecarSession::Handle(Received received) {
   if (const auto* weights = std::get_if<ipc::Weights>(&received.message)) {
     return states_.OnWeights(*weights, std::move(received.fd));
   }
+  if (const auto* snapshots = std::get_if<ipc::Snapshots>(&received.message)) {
+    states_.OnSnapshots(*snapshots);
+    return absl::OkStatus();
+  }
   if (const auto* taken = std::get_if<ipc::WeightsTaken>(&received.message)) {
     states_.OnWeightsTaken(*taken);
     return absl::OkStatus();

@@ -64,6 +64,9 @@ class SidecarSession : public Session {
                             uint64_t steps) override {
     return states_.SetWeights(id, slice, values, steps);
   }
+  absl::StatusOr<SnapshotReport> Snapshots(SnapshotAction action, SnapshotId id) override {
+    return states_.Snapshots({action, id});
+  }
   void Submit(BucketId id, std::span<const std::byte> gradient, Notes notes, Done done) override {
     Start(id, gradient, std::move(notes), {std::move(done), CallOn::kCompletionThread});
   }

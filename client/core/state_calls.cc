@@ -48,8 +48,12 @@ absl::Status StateCalls::OnCodecState(const ipc::CodecState& message, UniqueFd f
 absl::Status StateCalls::OnWeights(const ipc::Weights& message, UniqueFd fd) {
   THALWEG_ASSIGN_OR_RETURN(BucketArena arena, BucketArena::Open(std::move(fd), message.bytes));
   Take({ipc::Message(message).index(), message.id, message.slice},
-       {message.steps, std::move(arena)});
+       {.steps = message.steps, .arena = std::move(arena)});
   return absl::OkStatus();
+}
+
+void StateCalls::OnSnapshots(const ipc::Snapshots& message) {
+  Take({ipc::Message(message).index()}, {.arena = std::nullopt, .snapshots = message.report});
 }
 
 void StateCalls::OnWeightsTaken(const ipc::WeightsTaken& message) {
@@ -75,6 +79,14 @@ absl::Status StateCalls::SetCodecState(std::span<const std::byte> state) {
                            BucketArena::Create("thalweg-codec-state", state.size(), true));
   std::memcpy(arena.payload(), state.data(), state.size());
   return tell_(ipc::CodecState{state.size()}, arena.fd());
+}
+
+absl::StatusOr<SnapshotReport> StateCalls::Snapshots(const ipc::GetSnapshots& question) {
+  MutexLock turn(turn_);
+  THALWEG_ASSIGN_OR_RETURN(
+      Answer answer,
+      Ask(question, -1, {ipc::Message(ipc::Snapshots{}).index()}, "answer about snapshots"));
+  return std::move(answer.snapshots);
 }
 
 absl::StatusOr<WeightsSlice> StateCalls::GetWeights(BucketId bucket, uint32_t slice) {

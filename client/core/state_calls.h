@@ -1,5 +1,5 @@
 // StateCalls asks a sidecar for what a job keeps from round to round, and gives it such a state:
-// that of codecs, and the weights that shards keep.
+// that of codecs, the weights that shards keep, and snapshots of these.
 #pragma once
 
 #include <cstddef>
@@ -32,6 +32,7 @@ class StateCalls {
 
   absl::StatusOr<BucketArena> GetCodecState();
   absl::Status SetCodecState(std::span<const std::byte> state);
+  absl::StatusOr<SnapshotReport> Snapshots(const ipc::GetSnapshots& question);
   absl::StatusOr<WeightsSlice> GetWeights(BucketId bucket, uint32_t slice);
   absl::Status SetWeights(BucketId bucket, uint32_t slice, std::span<const float> values,
                           uint64_t steps);
@@ -44,6 +45,7 @@ class StateCalls {
   }
   absl::Status OnCodecState(const ipc::CodecState& message, UniqueFd fd);
   absl::Status OnWeights(const ipc::Weights& message, UniqueFd fd);
+  void OnSnapshots(const ipc::Snapshots& message);
   void OnWeightsTaken(const ipc::WeightsTaken& message);
   void Fail(const absl::Status& why);
 
@@ -58,6 +60,7 @@ class StateCalls {
   struct Answer {
     uint64_t steps = 0;
     std::optional<BucketArena> arena;
+    SnapshotReport snapshots = {};
   };
 
   // Sends the question and waits for the answer on that topic; `what` is for an error.

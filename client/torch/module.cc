@@ -293,6 +293,7 @@ std::optional<std::string> StatusText(const Session& session) {
 
 PYBIND11_MODULE(_C, m) {
   using thalweg::Session;
+  const py::call_guard<py::gil_scoped_release> released;
   thalweg::ThrowIfError(thalweg::LimitCpuCapability(thalweg::GetEnv("THALWEG_CPU_CAPABILITY")));
   m.def("cpu_capability", &thalweg::CpuCapability);
   m.def("cuda_problem", &thalweg::CudaProblem, py::arg("number"));
@@ -321,6 +322,10 @@ PYBIND11_MODULE(_C, m) {
       .def("set_settings", &thalweg::SetSettings, py::arg("number"), py::arg("groups"),
            py::kw_only(), py::arg("grad_scale") = 1.0, py::arg("max_grad_norm") = 0.0,
            py::arg("grad_squares") = 0.0)
+      .def("snapshots", &thalweg::ListSnapshots, released)
+      .def("take_snapshot", &thalweg::TakeSnapshot, released, py::arg("branch"), py::arg("step"))
+      .def("restore_snapshot", &thalweg::RestoreSnapshot, released, py::arg("branch"),
+           py::arg("step"))
       .def("stats", &thalweg::Stats)
       .def("note_precision", &Session::NotePrecision, py::call_guard<py::gil_scoped_release>(),
            py::arg("loss_scale"), py::arg("skipped_steps"))
@@ -328,6 +333,8 @@ PYBIND11_MODULE(_C, m) {
       .def("num_shards", [](const Session& session) { return session.stats().num_shards; })
       .def("placement", [](const Session& session) { return session.stats().placement; })
       .def("status", &thalweg::StatusText)
+      .def("has_lost_weights",
+           [](const Session& session) { return absl::IsDataLoss(session.status()); })
       .def("close", &Session::Close, py::call_guard<py::gil_scoped_release>());
   py::class_<thalweg::ShardOffer>(m, "ShardOffer")
       .def(py::init(&thalweg::AskForShard), py::kw_only(), py::arg("sidecar_path"), py::arg("job"),

@@ -39,6 +39,12 @@ at::Tensor SquaresOf(const ReducedBucket& reduced) {
   return numbers;
 }
 
+SnapshotReport Ask(Session& session, SnapshotAction action, SnapshotId id) {
+  absl::StatusOr<SnapshotReport> report = session.Snapshots(action, id);
+  ThrowUnless(report.status());
+  return *std::move(report);
+}
+
 }  // namespace
 
 ServedBucket::ServedBucket(std::shared_ptr<Session> session, uint32_t number,
@@ -90,6 +96,21 @@ void ServedBucket::Write(uint32_t slice, const std::optional<at::Tensor>& values
   }
   ThrowUnless(session_->WriteWeights(
       id_, slice, {values->const_data_ptr<float>(), static_cast<size_t>(values->numel())}, steps));
+}
+
+std::pair<bool, Snapshots> ListSnapshots(Session& session) {
+  const SnapshotReport report = Ask(session, SnapshotAction::kList, {});
+  Snapshots complete;
+  for (const SnapshotId& id : report.complete) complete.emplace_back(id.branch, id.step);
+  return {report.is_writing, std::move(complete)};
+}
+
+bool TakeSnapshot(Session& session, uint64_t branch, uint64_t step) {
+  return Ask(session, SnapshotAction::kTake, {branch, step}).has_begun;
+}
+
+void RestoreSnapshot(Session& session, uint64_t branch, uint64_t step) {
+  Ask(session, SnapshotAction::kRestore, {branch, step});
 }
 
 double TotalOfSquares(const at::Tensor& squares) {

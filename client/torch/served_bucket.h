@@ -58,4 +58,12 @@ double TotalOfSquares(const at::Tensor& squares);
 // "beta1", "beta2", "eps"; those that are not there are 0. Throws for any other name.
 GroupStep GroupStepOf(const std::map<std::string, double>& settings);
 
+// These ask the shards about snapshots of the weights (core/base/snapshots.h). The first returns
+// whether a shard is writing, and the branch and step of each snapshot that all have; the second
+// whether they have begun one. Throw.
+using Snapshots = std::vector<std::pair<uint64_t, uint64_t>>;
+std::pair<bool, Snapshots> ListSnapshots(Session& session);
+bool TakeSnapshot(Session& session, uint64_t branch, uint64_t step);
+void RestoreSnapshot(Session& session, uint64_t branch, uint64_t step);
+
 }  // namespace thalweg

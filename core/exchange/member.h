@@ -10,6 +10,7 @@
 #include "absl/status/statusor.h"
 #include "core/base/clock.h"
 #include "core/base/host_clock.h"
+#include "core/base/snapshots.h"
 #include "core/base/update.h"
 #include "core/exchange/collective.h"
 #include "core/exchange/join.h"
@@ -70,6 +71,14 @@ class Member {
                                                    TimePoint deadline) = 0;
   virtual absl::Status WriteWeights(BucketId bucket, uint32_t chunk, uint32_t slice,
                                     WeightsSlice weights, TimePoint deadline) = 0;
+
+  // Takes, restores or lists snapshots of the weights; see SnapshotCall. Repeating a call is
+  // harmless. FailedPrecondition: the shard keeps none, a restored one is of another job's weights,
+  // or another one is being written. DataLoss: the snapshot is damaged, or the shard has been
+  // restarted and has no weights to take one of. NotFound ends the membership, so that there is no
+  // such snapshot is a FailedPrecondition.
+  virtual absl::StatusOr<SnapshotReport> Snapshots(const SnapshotCall& call,
+                                                   TimePoint deadline) = 0;
 
   // Reports that the node is alive; a node that is silent for its lease is treated as lost. Returns
   // the shard's clock.

@@ -14,11 +14,11 @@ constexpr uint32_t kMagic = 0x31574854;  // "THW1"
 constexpr uint16_t kFlagFd = 1;
 constexpr uint16_t kTypes = std::variant_size_v<Message>;
 constexpr const char* kNames[kTypes] = {
-    "Hello",      "Welcome",     "RegisterBucket", "BucketReady",   "Submit",
-    "Complete",   "Fail",        "Leave",          "GetCodecState", "CodecState",
-    "Precision",  "HostShard",   "ShardHosted",    "Alive",         "MakeGroup",
-    "ShareArena", "Collect",     "Collected",      "Taken",         "Send",
-    "Receive",    "SetSettings", "GetWeights",     "Weights",       "WeightsTaken"};
+    "Hello",        "Welcome",      "RegisterBucket", "BucketReady", "Submit",     "Complete",
+    "Fail",         "Leave",        "GetCodecState",  "CodecState",  "Precision",  "HostShard",
+    "ShardHosted",  "Alive",        "MakeGroup",      "ShareArena",  "Collect",    "Collected",
+    "Taken",        "Send",         "Receive",        "SetSettings", "GetWeights", "Weights",
+    "WeightsTaken", "GetSnapshots", "Snapshots"};
 
 void Visit(auto& archive, Is<Hello> auto& m) {
   All(archive, m.ipc_version, m.job, m.rank, m.world_size, m.node, m.num_nodes, m.node_name,
@@ -80,6 +80,11 @@ void Visit(auto& archive, Is<Weights> auto& m) {
 }
 void Visit(auto& archive, Is<WeightsTaken> auto& m) {
   All(archive, m.id.index, m.id.generation, m.slice);
+}
+
+void Visit(auto& archive, Is<GetSnapshots> auto& m) { All(archive, m.action, m.id); }
+void Visit(auto& archive, Is<Snapshots> auto& m) {
+  All(archive, m.report.has_begun, m.report.is_writing, m.report.complete);
 }
 
 template <typename T>

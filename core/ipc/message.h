@@ -13,11 +13,9 @@
 //   u32, u64, i64   as they are
 //   f64             IEEE 754
 //   bool            u8, 0 or 1
-//   DType, GradientPath, CollectiveKind, Fold, Optimizer, WireFormat  u8, one of the valid values
-//   CodecPolicy     string, as CodecPolicy::ToString writes it
-//   StatusCode      u32, 1 … 16 (never OK)
-//   string          u32 length, then the bytes
-//   DeviceMemory    its three strings
+//   DType, GradientPath, CollectiveKind, Fold, Optimizer, SnapshotAction, WireFormat  u8, one of
+//   the valid values CodecPolicy     string, as CodecPolicy::ToString writes it StatusCode u32, 1 …
+//   16 (never OK) string          u32 length, then the bytes DeviceMemory    its three strings
 //   ShardPlace      string address, u32 host
 //   list            u32 count, then each u32 (at most kMaxTensors), ShardPlace or string
 //                   (kMaxShards), GroupStep (kMaxUpdateGroups) or f64 (kMaxFrameBytes / 8)
@@ -50,6 +48,7 @@
 #include "core/base/layout.h"
 #include "core/base/protocol.h"
 #include "core/base/shard_place.h"
+#include "core/base/snapshots.h"
 #include "core/base/update.h"
 #include "core/ipc/device_memory.h"
 
@@ -314,10 +313,27 @@ struct WeightsTaken {
   bool operator==(const WeightsTaken&) const = default;
 };
 
-using Message = std::variant<Hello, Welcome, RegisterBucket, BucketReady, Submit, Complete, Fail,
-                             Leave, GetCodecState, CodecState, Precision, HostShard, ShardHosted,
-                             Alive, MakeGroup, ShareArena, Collect, Collected, Taken, Send, Receive,
-                             SetSettings, GetWeights, Weights, WeightsTaken>;
+// GetSnapshots asks the shards to take or to restore a snapshot of what they keep, or only which
+// ones all of them have; see core/base/snapshots.h. The first worker of the job sends it, while
+// no update can happen.
+struct GetSnapshots {
+  SnapshotAction action = SnapshotAction::kList;
+  SnapshotId id;  // of the snapshot; zeros for none
+  bool operator==(const GetSnapshots&) const = default;
+};
+
+// Snapshots answer it with what all shards have by now. If one of them was still writing, none has
+// begun to take another.
+struct Snapshots {
+  SnapshotReport report;
+  bool operator==(const Snapshots&) const = default;
+};
+
+using Message =
+    std::variant<Hello, Welcome, RegisterBucket, BucketReady, Submit, Complete, Fail, Leave,
+                 GetCodecState, CodecState, Precision, HostShard, ShardHosted, Alive, MakeGroup,
+                 ShareArena, Collect, Collected, Taken, Send, Receive, SetSettings, GetWeights,
+                 Weights, WeightsTaken, GetSnapshots, Snapshots>;
 
 // Values of at most so many bytes travel in the message, without an arena.
 inline constexpr uint64_t kMaxInlineBytes = 16 << 10;

@@ -38,6 +38,7 @@ class Reader {
   void Field(CollectiveKind& value);
   void Field(Fold& value);
   void Field(Optimizer& value);
+  void Field(SnapshotAction& value);
   void Field(WireFormat& value);
   void Field(bool& value);
   void Field(double& value);
@@ -54,6 +55,14 @@ class Reader {
   void Field(std::vector<uint32_t>& tensors) {
     tensors.resize(Count(kMaxTensors, sizeof(uint32_t), "tensors"));
     for (uint32_t& tensor : tensors) Field(tensor);
+  }
+  void Field(SnapshotId& id) {
+    Field(id.branch);
+    Field(id.step);
+  }
+  void Field(std::vector<SnapshotId>& snapshots) {
+    snapshots.resize(Count(kMaxListedSnapshots, sizeof(SnapshotId), "snapshots"));
+    for (SnapshotId& id : snapshots) Field(id);
   }
   void Field(std::vector<GroupStep>& groups) {
     constexpr uint64_t kGroupBytes = 7 * sizeof(double);

@@ -31,6 +31,7 @@ class Writer {
   void Field(const CollectiveKind& value) { Field(static_cast<uint8_t>(value)); }
   void Field(const Fold& value) { Field(static_cast<uint8_t>(value)); }
   void Field(const Optimizer& value) { Field(static_cast<uint8_t>(value)); }
+  void Field(const SnapshotAction& value) { Field(static_cast<uint8_t>(value)); }
   void Field(const WireFormat& value) { Field(static_cast<uint8_t>(value)); }
   void Field(const bool& value) { Field(static_cast<uint8_t>(value)); }
   void Field(const double& value) { Field(std::bit_cast<uint64_t>(value)); }
@@ -39,6 +40,10 @@ class Writer {
   void Field(const BucketLayout& layout);
   void Field(const DeviceMemory& memory) {
     for (const std::string* part : {&memory.uuid, &memory.memory, &memory.event}) Field(*part);
+  }
+  void Field(const SnapshotId& id) {
+    Field(id.branch);
+    Field(id.step);
   }
   void Field(const ShardPlace& place) {
     Field(place.address);

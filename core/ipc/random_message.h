@@ -87,8 +87,13 @@ class RandomMessages {
         return GetWeights{Id(), U32()};
       case 23:
         return Weights{Id(), U32(), random_(), random_()};
-      default:
+      case 24:
         return WeightsTaken{Id(), U32()};
+      case 25:
+        return GetSnapshots{static_cast<SnapshotAction>(1 + Below(3)), {random_(), random_()}};
+      default:
+        return Snapshots{{std::vector<SnapshotId>(Below(4), {random_(), random_()}), Below(2) == 0,
+                          Below(2) == 0}};
     }
   }
   Message Any() { return OfType(Below(std::variant_size_v<Message>)); }

@@ -116,6 +116,10 @@ class Aggregator::SeatedMember : public Member {
                             TimePoint /*deadline*/) override {
     return seat_.job->WriteWeights(seat_.node, bucket, chunk, slice, std::move(weights));
   }
+  absl::StatusOr<SnapshotReport> Snapshots(const SnapshotCall& call,
+                                           TimePoint /*deadline*/) override {
+    return seat_.job->Snapshots(seat_.node, call);
+  }
   absl::StatusOr<ClockReading> Heartbeat(TimePoint /*deadline*/) override {
     THALWEG_RETURN_IF_ERROR(seat_.job->Heartbeat(seat_.node, Now()));
     return ReadClock();
@@ -183,7 +187,7 @@ absl::StatusOr<Aggregator::Seat> Aggregator::Admit(const JoinRequest& request,
   std::shared_ptr<Job>& slot = jobs_[id];
   if (slot == nullptr) {
     slot = std::make_shared<Job>(request, options_.max_window_chunks, memory_, metrics_, faults_,
-                                 options_.trace);
+                                 options_.trace, options_.snapshots);
     places_.Take(request);
     metrics_.jobs.Set(static_cast<double>(jobs_.size()));
     // The first node of several waits for the others, and without a secret it cannot choose them.

@@ -46,6 +46,7 @@ class Aggregator : public ServedShard {
     uint64_t memory_bytes = std::numeric_limits<uint64_t>::max();
     // Decides which nodes of other machines may join which jobs; null: all may join all.
     PolicySource policy = nullptr;
+    SnapshotWriter* snapshots = nullptr;  // none are kept when null; must outlive the aggregator
   };
 
   // A Hosting invites nodes to a job until it is destroyed. Nodes that have joined by then stay.

@@ -27,7 +27,7 @@ std::vector<Counter*> WaitedFor(const ShardMetrics& metrics, uint32_t num_nodes)
 }  // namespace
 
 Job::Job(const JoinRequest& first, uint32_t max_window_chunks, MemoryBudget& memory,
-         ShardMetrics& metrics, FaultLog& faults, TraceWriter* trace)
+         ShardMetrics& metrics, FaultLog& faults, TraceWriter* trace, SnapshotWriter* snapshots)
     : spec_(WithoutRounds(first)),
       max_window_chunks_(max_window_chunks),
       own_bytes_(OwnBytes(first)),
@@ -35,6 +35,7 @@ Job::Job(const JoinRequest& first, uint32_t max_window_chunks, MemoryBudget& mem
       faults_(faults),
       waited_for_(WaitedFor(metrics, first.num_nodes)),
       trace_(trace, "shard", first.job, {{"num_nodes", first.num_nodes}}),
+      snapshots_(snapshots),
       members_(first),
       peers_(first.num_nodes),
       costs_(first.costs.size()),
@@ -146,6 +147,7 @@ absl::Status Job::Heartbeat(uint32_t node, TimePoint now) {
 void Job::RemoveMember(uint32_t node, const absl::Status& reason) {
   absl::Status failure;
   std::vector<std::shared_ptr<ServedNode>> sinks;
+  bool needs_no_snapshots = false;
   {
     MutexLock lock(mutex_);
     if (!members_.Leave(node)) return;
@@ -165,9 +167,12 @@ void Job::RemoveMember(uint32_t node, const absl::Status& reason) {
     // This runs under the same lock, so that no other call finds the node gone and reports that as
     // the reason.
     if (!failure.ok()) sinks = FailLocked(failure);
-    if (members_.IsEmpty() && failure_.ok()) metrics_.jobs_ended.Add(absl::StatusCode::kOk);
+    const bool has_ended_well = members_.IsEmpty() && failure_.ok();
+    if (has_ended_well) metrics_.jobs_ended.Add(absl::StatusCode::kOk);
+    needs_no_snapshots = has_ended_well && takes_snapshots_;
     UpdateMemoryLocked();
   }
+  if (needs_no_snapshots) snapshots_->Forget(spec_.identity);
   Tell(sinks, OfJob(spec_.job, failure));
 }
 

@@ -13,6 +13,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "core/base/mutex.h"
+#include "core/base/snapshots.h"
 #include "core/base/trace.h"
 #include "core/exchange/join.h"
 #include "core/exchange/rounds.h"
@@ -23,6 +24,7 @@
 #include "server/aggregator/job_tally.h"
 #include "server/aggregator/memory_budget.h"
 #include "server/aggregator/shard_metrics.h"
+#include "server/aggregator/snapshot_writer.h"
 #include "server/round/chunk_states.h"
 #include "server/round/flow_plan.h"
 #include "server/round/layout_registry.h"
@@ -39,10 +41,11 @@ namespace thalweg {
 // whole job, and every node is told the reason. Sinks are called with no lock held.
 class Job {
  public:
-  // `memory`, `metrics`, `faults` and `trace` must outlive the job. Without `trace` nothing is
-  // traced.
+  // `memory`, `metrics`, `faults`, `trace` and `snapshots` must outlive the job. Without `trace`
+  // nothing is traced, and without `snapshots` none are kept.
   Job(const JoinRequest& first, uint32_t max_window_chunks, MemoryBudget& memory,
-      ShardMetrics& metrics, FaultLog& faults, TraceWriter* trace = nullptr);
+      ShardMetrics& metrics, FaultLog& faults, TraceWriter* trace = nullptr,
+      SnapshotWriter* snapshots = nullptr);
 
   // Makes `request.node` a member. A request that contradicts the job is refused. While the job is
   // still gathering its nodes, such a request also fails the job, which can then never become
@@ -88,6 +91,10 @@ class Job {
                                            uint32_t slice);
   absl::Status WriteWeights(uint32_t node, BucketId bucket, uint32_t chunk, uint32_t slice,
                             WeightsSlice weights);
+
+  // Takes, restores and lists snapshots of the weights. DataLoss: the shard has been restarted and
+  // has none to take. (job_snapshots.cc)
+  absl::StatusOr<SnapshotReport> Snapshots(uint32_t node, const SnapshotCall& call);
 
   void RemoveMember(uint32_t node, const absl::Status& reason);
   // Returns true when no member has joined or all have left: the job can then be removed.
@@ -168,6 +175,17 @@ class Job {
   absl::StatusOr<uint64_t> WeightElemsLocked(uint32_t node, BucketId bucket, uint32_t chunk,
                                              uint32_t slice) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Returns that the shard was restarted and has forgotten the job's weights, and what helps.
+  absl::Status LostWeights() const;
+  // These are in job_snapshots.cc.
+  absl::Status CheckSnapshots() const;
+  absl::Status TakeSnapshot(const SnapshotCall& call);
+  absl::Status RestoreSnapshot(const SnapshotId& id);
+  // Returns the states that the snapshot's chunks go to, or why it is not of this job's weights.
+  absl::StatusOr<std::vector<std::shared_ptr<ChunkState>>> PlacesLocked(const Snapshot& snapshot)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Keeps chunks and shares as they were in the snapshots of this job, if there are any.
+  void KeepTermsLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Counts the outcome of RoundEngine::Add for a contribution. (job_report.cc)
   void CountLocked(uint32_t node, const LayoutRegistry::Weight& weight, uint64_t bytes,
                    const RoundEngine::Added& added) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -229,6 +247,7 @@ class Job {
   const TimePoint began_ = Now();
   DeliveryTally delivered_;
   const JobTrace trace_;
+  SnapshotWriter* const snapshots_;  // null: none are kept
 
   Mutex mutex_;
   // Its epoch never changes yet, also when the job is resumed.
@@ -251,8 +270,9 @@ class Job {
   // From the tenant's memory, or else from the shard's; never empty.
   std::optional<MemoryBudget::Reservation> reservation_ ABSL_GUARDED_BY(mutex_);
   JobTally tally_ ABSL_GUARDED_BY(mutex_);
-  uint32_t most_streams_ ABSL_GUARDED_BY(mutex_) = 1;  // of a node
-  bool has_letters_ ABSL_GUARDED_BY(mutex_) = false;   // memory is reserved for them
+  uint32_t most_streams_ ABSL_GUARDED_BY(mutex_) = 1;     // of a node
+  bool has_letters_ ABSL_GUARDED_BY(mutex_) = false;      // memory is reserved for them
+  bool takes_snapshots_ ABSL_GUARDED_BY(mutex_) = false;  // the same, for copies of weights
   // What letters take that have not been sent yet; shared with their payloads.
   const std::shared_ptr<std::atomic<uint64_t>> letter_bytes_ =
       std::make_shared<std::atomic<uint64_t>>(0);

@@ -27,7 +27,8 @@ absl::Status Job::ReserveLocked() {
   const uint64_t resumption =
       resumption_.bytes() + resumption_.num_missing() * kMostBytesOfChunk * flow_.chunk_bytes;
   // This shard may sum more than its equal part, which is all that can be told in advance.
-  const uint64_t states = std::max(layouts_.state_bytes(), chunks_.bytes());
+  const uint64_t states =
+      std::max(layouts_.state_bytes(), chunks_.bytes()) * (takes_snapshots_ ? 2 : 1);
   const uint64_t letters = has_letters_ ? kLetterBytesPerNode * spec_.num_nodes : 0;
   const absl::Status reserved =
       reservation_->Resize(own_bytes_ + windows + layouts + states + resumption + letters);
@@ -38,7 +39,8 @@ absl::Status Job::ReserveLocked() {
                    windows, " for ", spec_.num_nodes, " nodes with windows of ",
                    flow_.window_chunks, " chunks of ", flow_.chunk_bytes, " bytes and results on ",
                    most_streams_, most_streams_ == 1 ? " stream, " : " streams, ", layouts,
-                   " for layouts, ", states, " for residuals and weights, ", resumption,
+                   " for layouts, ", states, " for residuals and weights",
+                   takes_snapshots_ ? " and copies of them for snapshots, " : ", ", resumption,
                    " for resuming, ", letters, " for letters, ", own_bytes_,
                    " for itself); raise the shard's limit (THALWEG_MEMORY_LIMIT) or the "
                    "tenant's quota, add aggregators, or lower THALWEG_WINDOW_CHUNKS or "

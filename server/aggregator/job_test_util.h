@@ -48,14 +48,15 @@ inline uint64_t OwnBytes(size_t num_nodes) {
 }
 
 // `memory_bytes` are beside those. Chunks have kMinChunkBytes, counted as the format counts them.
-// Node k has workers[k] workers. With `rounds`, by node, the nodes resume the job.
+// Node k has workers[k] workers. With `rounds`, by node, the nodes resume the job. With
+// `snapshots`, which must outlive it, it has an identity, and all that have one have the same.
 class TestJob {
  public:
   using Rounds = std::vector<BucketRounds>;
   static constexpr uint64_t kPlenty = 1 << 30;
 
   explicit TestJob(std::vector<uint32_t> workers, uint64_t memory_bytes = kPlenty,
-                   const std::vector<Rounds>& rounds = {})
+                   const std::vector<Rounds>& rounds = {}, SnapshotWriter* snapshots = nullptr)
       : workers_(std::move(workers)),
         memory_(memory_bytes + OwnBytes(workers_.size()), metrics_.memory_reserved_bytes) {
     JoinRequest request;
@@ -67,7 +68,8 @@ class TestJob {
     request.window_chunks = 64;
     request.round_timeout = std::chrono::seconds(30);
     if (!rounds.empty()) request.resume = rounds[0];
-    job_ = std::make_unique<Job>(request, 64, memory_, metrics_, faults_);
+    if (snapshots != nullptr) request.identity = std::string(32, 'k');
+    job_ = std::make_unique<Job>(request, 64, memory_, metrics_, faults_, nullptr, snapshots);
     for (uint32_t node = 0; node < workers_.size(); ++node) {
       request.node = node;
       request.node_name = absl::StrCat("host", node);

@@ -17,9 +17,9 @@ absl::Status Job::FindStateLocked(Completed& completed) {
   const bool is_new = chunks_.Find(id.bucket, id.chunk) == nullptr;
   if (completed.update.rule != nullptr) {
     if (is_new) {
-      return absl::FailedPreconditionError(
-          absl::StrCat(ToString(id), ": the shard has no weights to update: nobody has written ",
-                       "them, or it was restarted and has lost them"));
+      if (spec_.resume) return LostWeights();
+      return absl::FailedPreconditionError(absl::StrCat(
+          ToString(id), ": the shard has no weights to update: nobody has written them"));
     }
     THALWEG_RETURN_IF_ERROR(FindStepLocked(completed));
   }
@@ -116,8 +116,9 @@ absl::Status Job::WriteWeights(uint32_t node, BucketId bucket, uint32_t chunk, u
   }
   ChunkState& written = **state;
   MutexLock lock(written.mutex);
-  ValuesOf(written.weights, slice) = std::move(weights.values);
-  written.weights.steps = weights.steps;
+  Weights& changed = written.WeightsToChange();
+  ValuesOf(changed, slice) = std::move(weights.values);
+  changed.steps = weights.steps;
   return absl::OkStatus();
 }
 

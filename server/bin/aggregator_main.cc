@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "core/base/env.h"
@@ -12,9 +13,11 @@
 #include "core/base/status_macros.h"
 #include "core/base/trace.h"
 #include "server/aggregator/aggregator.h"
+#include "server/aggregator/snapshot_writer.h"
 #include "server/bin/program.h"
 #include "server/http/http_server.h"
 #include "server/page/site.h"
+#include "server/snapshot/snapshot_folder.h"
 #include "server/transport/shard_server.h"
 
 namespace thalweg {
@@ -27,6 +30,7 @@ struct Flags {
   std::string listen = GetEnv("THALWEG_LISTEN");
   uint32_t threads = 0;  // 0 means auto
   uint32_t weight = 0;   // 0 means auto
+  std::string state_dir = GetEnv("THALWEG_STATE_DIR");
   CommonOptions common;
 };
 
@@ -37,10 +41,17 @@ absl::Status Serve(const Flags& flags, Signals& signals) {
                            TraceWriter::FromEnv("aggregator"));
   THALWEG_ASSIGN_OR_RETURN(const std::unique_ptr<PolicyFile> policy, OpenPolicy(flags.common));
   const uint64_t memory_bytes = MemoryOf(flags.common);
+  std::unique_ptr<SnapshotFolder> folder;
+  std::optional<SnapshotWriter> snapshots;
+  if (!flags.state_dir.empty()) {
+    THALWEG_ASSIGN_OR_RETURN(folder, SnapshotFolder::Open(flags.state_dir));
+    snapshots.emplace(*folder, registry);
+  }
   Aggregator aggregator({.weight = flags.weight,
                          .trace = trace.get(),
                          .memory_bytes = memory_bytes,
-                         .policy = SourceOf(policy.get())},
+                         .policy = SourceOf(policy.get()),
+                         .snapshots = snapshots ? &*snapshots : nullptr},
                         registry);
   const Site site({.shard = [&] { return aggregator.Report(Now()); }, .collectives = nullptr},
                   UnixSeconds());
@@ -95,6 +106,8 @@ int main(int argc, char** argv) {
   thalweg::AddAutoOption(app, "--weight", "THALWEG_WEIGHT", thalweg::kMaxWeight, &flags.weight,
                          "How much of the gradients to sum, in proportion to the other shards' "
                          "weights; auto: as the links allow, if no shard has a weight");
+  app.add_option("--state-dir", flags.state_dir,
+                 "Folder for snapshots of the weights that jobs keep here; none: no snapshots");
   thalweg::AddCommonOptions(app, &flags.common);
   CLI11_PARSE(app, argc, argv);
   if (const absl::Status status = thalweg::ApplyCommonOptions(flags.common); !status.ok()) {

@@ -4,6 +4,23 @@
 
 namespace thalweg {
 
+Weights& ChunkState::WeightsToChange() {
+  if (is_wanted_) copy_ = weights;
+  is_wanted_ = false;
+  return weights;
+}
+
+void ChunkState::WantWeights() {
+  MutexLock lock(mutex);
+  is_wanted_ = true;
+}
+
+Weights ChunkState::FetchWanted() {
+  MutexLock lock(mutex);
+  if (std::exchange(is_wanted_, false)) return weights;
+  return std::exchange(copy_, std::nullopt).value_or(Weights());
+}
+
 std::shared_ptr<ChunkState> ChunkStates::Get(BucketId bucket, uint32_t chunk, uint64_t elems,
                                              std::vector<ElemRange> padding,
                                              uint64_t bytes_per_elem) {
@@ -18,6 +35,12 @@ std::shared_ptr<ChunkState> ChunkStates::Get(BucketId bucket, uint32_t chunk, ui
 std::shared_ptr<ChunkState> ChunkStates::Find(BucketId bucket, uint32_t chunk) const {
   const auto found = entries_.find({bucket, chunk});
   return found == entries_.end() ? nullptr : found->second.state;
+}
+
+std::vector<ChunkStates::Chunk> ChunkStates::All() const {
+  std::vector<Chunk> all;
+  for (const auto& [key, entry] : entries_) all.push_back({key.first, key.second, entry.state});
+  return all;
 }
 
 void ChunkStates::DropOlderLayouts(BucketId id) {

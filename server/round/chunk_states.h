@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -34,6 +35,17 @@ struct ChunkState {
   double loss_scale ABSL_GUARDED_BY(mutex) = kUnknownLossScale;
   Weights weights ABSL_GUARDED_BY(mutex);          // of a bucket with an UpdateRule
   std::vector<float> mean ABSL_GUARDED_BY(mutex);  // that waits for a pull; empty: none does
+
+  // Returns the weights, to be changed. Whoever changes them gets them here.
+  Weights& WeightsToChange() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex);
+  // A snapshot wants the weights as they are now: it gets them by FetchWanted, once, also if they
+  // have been changed by then, which costs a copy. Call both in turns.
+  void WantWeights() ABSL_LOCKS_EXCLUDED(mutex);
+  Weights FetchWanted() ABSL_LOCKS_EXCLUDED(mutex);
+
+ private:
+  bool is_wanted_ ABSL_GUARDED_BY(mutex) = false;  // and has not been copied
+  std::optional<Weights> copy_ ABSL_GUARDED_BY(mutex);
 };
 
 // ChunkStates holds the states of one job. It is thread-compatible.
@@ -47,6 +59,14 @@ class ChunkStates {
                                   uint64_t bytes_per_elem = sizeof(float));
   // Returns the state, or null when it has not been made.
   std::shared_ptr<ChunkState> Find(BucketId bucket, uint32_t chunk) const;
+
+  // A Chunk is one of them.
+  struct Chunk {
+    BucketId bucket;
+    uint32_t number = 0;
+    std::shared_ptr<ChunkState> state;
+  };
+  std::vector<Chunk> All() const;
 
   // Drops the states of earlier layouts of bucket `id.index`.
   void DropOlderLayouts(BucketId id);

@@ -41,6 +41,24 @@ TEST(ChunkStatesTest, ResidualInUseOutlivesItsLayout) {
   EXPECT_NE(store.Get({3, 0, 1}, 0, 10), residual);
 }
 
+TEST(ChunkStatesTest, SnapshotGetsTheWeightsAsTheyWereHoweverOftenTheyHaveChangedSince) {
+  const Weights before{{1, 2}, {{{3, 4}, {}}}, 7};
+  ChunkState state(2);
+  const auto set = [&state](const Weights& weights) {
+    MutexLock lock(state.mutex);
+    state.WeightsToChange() = weights;
+  };
+  set(before);
+  state.WantWeights();
+  set({{5, 6}, {}, 8});
+  set({{7, 8}, {}, 9});
+  EXPECT_EQ(state.FetchWanted(), before);
+  state.WantWeights();
+  EXPECT_EQ(state.FetchWanted(), (Weights{{7, 8}, {}, 9}));
+  set({{9, 9}, {}, 10});  // nobody wants those before
+  EXPECT_EQ(state.FetchWanted(), Weights());
+}
+
 TEST(ChunkStatesTest, OnlyFormatsThatLoseSomethingHaveResiduals) {
   EXPECT_TRUE(HasResidual(WireFormat::kInt8) && HasResidual(WireFormat::kOneBit));
   EXPECT_FALSE(HasResidual(WireFormat::kTopK));

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "core/base/status_macros.h"
 
 namespace thalweg {
@@ -209,6 +210,21 @@ absl::StatusOr<LayoutRegistry::WeightsSize> LayoutRegistry::SizeOfWeights(Bucket
   }
   return absl::InvalidArgumentError(
       absl::StrCat("bucket ", ToString(bucket), " has no update: shards keep no weights of it"));
+}
+
+std::map<BucketId, std::string> LayoutRegistry::DescribeUpdated() const {
+  std::map<BucketId, std::string> described;
+  for (const auto& [key, entry] : entries_) {
+    if (entry.rule == nullptr) continue;
+    std::string& text = described[entry.bucket.id];
+    text = absl::StrCat(ToString(*entry.rule), ", ", Name(entry.bucket.layout.dtype));
+    const std::vector<TensorSpec>& tensors = entry.bucket.layout.tensors;
+    for (size_t i = 0; i < tensors.size(); ++i) {
+      absl::StrAppend(&text, "\n", tensors[i].name, " [", absl::StrJoin(tensors[i].shape, ", "),
+                      "] of group ", entry.rule->groups[i]);
+    }
+  }
+  return described;
 }
 
 std::vector<ElemRange> LayoutRegistry::Padding(BucketId bucket, uint32_t chunk) const {

@@ -81,6 +81,10 @@ class LayoutRegistry {
   };
   absl::StatusOr<WeightsSize> SizeOfWeights(BucketId bucket, uint32_t chunk) const;
 
+  // Returns what the weights of each registered bucket with an update are of, and how they are
+  // updated, as text: whoever keeps weights for later compares it.
+  std::map<BucketId, std::string> DescribeUpdated() const;
+
   // Returns the padding in a chunk of a registered bucket, counted from the chunk's begin.
   std::vector<ElemRange> Padding(BucketId bucket, uint32_t chunk) const;
 

@@ -145,7 +145,7 @@ absl::StatusOr<RoundResult> UpdateWeights(const RoundResult& mean, const UpdateR
   const auto buffer = std::make_shared_for_overwrite<std::byte[]>(bytes);
   {
     MutexLock lock(state.mutex);
-    Weights& weights = state.weights;
+    Weights& weights = state.WeightsToChange();
     if (weights.params.size() != mean.elems) {
       return absl::FailedPreconditionError(
           absl::StrCat(ToString(mean.id), ": the shard has no weights to update"));

@@ -61,6 +61,8 @@ class FakeShard : public Shard {
   ShareForecast agreed_forecast;
   std::vector<uint64_t> placements;
   std::vector<Group> groups;
+  std::vector<SnapshotCall> snapshot_calls;
+  SnapshotReport snapshots;  // the answer
   std::shared_ptr<MemberEvents> sink;
   std::vector<absl::Status> left;
   int num_heartbeats = 0;
@@ -100,6 +102,10 @@ class FakeShard : public Shard {
     }
     absl::Status WriteWeights(BucketId, uint32_t, uint32_t, WeightsSlice, TimePoint) override {
       return absl::UnimplementedError("nobody asks");
+    }
+    absl::StatusOr<SnapshotReport> Snapshots(const SnapshotCall& call, TimePoint) override {
+      shard_.snapshot_calls.push_back(call);
+      return shard_.snapshots;
     }
     absl::StatusOr<ClockReading> Heartbeat(TimePoint) override {
       ++shard_.num_heartbeats;

@@ -228,6 +228,12 @@ void NodeJob::OnSetSettings(uint32_t local_rank, const ipc::SetSettings& message
   if (!status.ok()) Fail(status);
 }
 
+void NodeJob::OnGetSnapshots(uint32_t local_rank, const ipc::GetSnapshots& message) {
+  const auto answer = weights_.Snapshots(message);
+  if (!answer.ok()) return Fail(answer.status());
+  roster_.Tell(local_rank, *answer);
+}
+
 void NodeJob::OnGetWeights(uint32_t local_rank, const ipc::GetWeights& message) {
   const auto read = weights_.Read(message, AliveOf(local_rank));
   if (!read.ok()) return Fail(read.status());

@@ -66,6 +66,7 @@ class NodeJob : public std::enable_shared_from_this<NodeJob>,
   void OnCodecState(uint32_t local_rank, const ipc::CodecState& message, UniqueFd arena);
   // Fail the job when nobody can do that, for what reason ever.
   void OnSetSettings(uint32_t local_rank, const ipc::SetSettings& message);
+  void OnGetSnapshots(uint32_t local_rank, const ipc::GetSnapshots& message);
   void OnGetWeights(uint32_t local_rank, const ipc::GetWeights& message);
   void OnWeights(uint32_t local_rank, const ipc::Weights& message, UniqueFd arena);
   // Tells one worker why the sidecar hangs up, and waits until that has been sent.

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "core/base/status_macros.h"
+#include "core/exchange/of_job.h"
 
 namespace thalweg {
 namespace {
@@ -89,6 +90,9 @@ void ReturningSeat::OnFailed(uint64_t incarnation, absl::Status why) {
     const bool is_final = is_up_ && !absl::IsNotFound(why);
     is_up_ = false;
     if (!is_final) return;
+    // What the shard says of the job names it; otherwise the shard itself is away for good.
+    const bool is_away = keeps_weights_ && absl::IsUnavailable(why) && !IsOfJob(request_.job, why);
+    if (is_away) why = GoneLocked(why);
     end_ = why;
     events.swap(events_);
   }
@@ -115,6 +119,7 @@ std::shared_ptr<Member> ReturningSeat::Present() {
 
 void ReturningSeat::NoteBucket(const BucketAnnouncement& bucket) {
   MutexLock lock(mutex_);
+  keeps_weights_ = keeps_weights_ || bucket.update.has_value();
   ledger_.NoteBucket(bucket);
 }
 
@@ -260,14 +265,19 @@ absl::Status ReturningSeat::PutBack(Member& member, TimePoint deadline) {
   return absl::OkStatus();
 }
 
+absl::Status ReturningSeat::GoneLocked(const absl::Status& why) const {
+  return keeps_weights_ ? absl::DataLossError(why.message()) : why;
+}
+
 void ReturningSeat::Fail(const absl::Status& why) {
-  const absl::Status failure(absl::IsNotFound(why) ? absl::StatusCode::kUnavailable : why.code(),
-                             absl::StrCat(why.message(), "; aggregator shard ", request_.shard,
-                                          " has been restarted, and the job cannot go on there"));
+  absl::Status failure(absl::IsNotFound(why) ? absl::StatusCode::kUnavailable : why.code(),
+                       absl::StrCat(why.message(), "; aggregator shard ", request_.shard,
+                                    " has been restarted, and the job cannot go on there"));
   std::shared_ptr<MemberEvents> events;
   {
     MutexLock lock(mutex_);
     if (!end_.ok()) return;
+    failure = GoneLocked(failure);
     end_ = failure;
     events.swap(events_);
     changed_.NotifyAll();

@@ -65,6 +65,8 @@ class ReturningSeat : public std::enable_shared_from_this<ReturningSeat> {
   // Gives the shard what it needs and lets contributions pass.
   absl::Status PutBack(Member& member, TimePoint deadline);
   void Fail(const absl::Status& why);
+  // Returns why the shard is away for good: DataLoss if it has kept weights.
+  absl::Status GoneLocked(const absl::Status& why) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   Shard& shard_;
   const Duration patience_;
@@ -76,6 +78,7 @@ class ReturningSeat : public std::enable_shared_from_this<ReturningSeat> {
   Mutex mutex_;
   CondVar changed_;
   RoundLedger ledger_ ABSL_GUARDED_BY(mutex_);
+  bool keeps_weights_ ABSL_GUARDED_BY(mutex_) = false;  // the shard does, of a bucket at least
   std::shared_ptr<MemberEvents> events_ ABSL_GUARDED_BY(mutex_);  // null when calls must stop
   std::shared_ptr<Member> member_ ABSL_GUARDED_BY(mutex_);        // null: there is none to leave
   // What an earlier membership still says does not count.

@@ -68,6 +68,9 @@ class ReturningMember : public Member {
       return member.WriteWeights(bucket, chunk, slice, weights, deadline);
     });
   }
+  absl::StatusOr<SnapshotReport> Snapshots(const SnapshotCall& call, TimePoint deadline) override {
+    return CallAgain(deadline, [&](Member& member) { return member.Snapshots(call, deadline); });
+  }
   absl::StatusOr<ClockReading> Heartbeat(TimePoint deadline) override {
     const absl::Status away = absl::UnavailableError("the shard has been restarted");
     const std::shared_ptr<Member> member = seat_->Present();

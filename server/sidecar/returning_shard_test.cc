@@ -135,6 +135,11 @@ class ForgetfulShard : public Shard {
     absl::Status WriteWeights(BucketId, uint32_t, uint32_t, WeightsSlice, TimePoint) override {
       return Note("write weights");
     }
+    absl::StatusOr<SnapshotReport> Snapshots(const SnapshotCall&, TimePoint) override {
+      const absl::Status status = Note("snapshots");
+      if (!status.ok()) return status;
+      return SnapshotReport{};
+    }
     absl::StatusOr<ClockReading> Heartbeat(TimePoint) override {
       MutexLock lock(shard_.mutex_);
       if (number_ <= shard_.forgotten_) return absl::NotFoundError("no such membership");
@@ -366,6 +371,33 @@ TEST_F(ReturningShardTest, ShardThatDoesNotComeBackFailsTheNodeInTime) {
                                                 "restarted, and the job cannot go on there"));
   EXPECT_EQ(Contribute(0, 1), failures[0]);
   EXPECT_EQ(Register(), failures[0]);
+}
+
+TEST_F(ReturningShardTest, ShardThatHasKeptWeightsLosesThemWhenItDoesNotComeBack) {
+  for (const bool is_restarted : {true, false}) {
+    end_ = std::make_shared<NodeEnd>();
+    shard_ = std::make_shared<ForgetfulShard>();
+    Start(milliseconds(250));
+    BucketAnnouncement bucket{kBucket, {}};
+    bucket.update = UpdateRule{};
+    ASSERT_TRUE(node_->Register(bucket, Soon()).ok());
+    shard_->refusal = absl::UnavailableError("connection refused");
+    if (is_restarted) {
+      shard_->Restart();
+    } else {
+      shard_->sink()->OnFailed(absl::UnavailableError("lost the connection"));
+    }
+    const auto failures = end_->WaitForFailures(1);
+    ASSERT_EQ(failures.size(), 1u);
+    EXPECT_TRUE(absl::IsDataLoss(failures[0])) << failures[0];
+  }
+  // A job that has failed has lost no shard.
+  end_ = std::make_shared<NodeEnd>();
+  shard_ = std::make_shared<ForgetfulShard>();
+  Start();
+  const absl::Status why = absl::UnavailableError("job 'job': node 1 has sent nothing for 15 s");
+  shard_->sink()->OnFailed(why);
+  EXPECT_THAT(end_->WaitForFailures(1), ElementsAre(why));
 }
 
 TEST_F(ReturningShardTest, RefusalFailsTheNodeAtOnce) {

@@ -20,6 +20,18 @@ absl::Status ServedWeights::SetSettings(const std::string& owner, const ipc::Set
   return shards_.SetSettings(message.number, message.step, Now() + patience_);
 }
 
+absl::StatusOr<ipc::Snapshots> ServedWeights::Snapshots(const ipc::GetSnapshots& message) {
+  THALWEG_ASSIGN_OR_RETURN(SnapshotReport found, shards_.Snapshots({}, Now() + patience_));
+  const bool has_begun = message.action == SnapshotAction::kTake && !found.is_writing;
+  if (has_begun || message.action == SnapshotAction::kRestore) {
+    SnapshotCall call{message.action, message.id};
+    if (!found.complete.empty()) call.common = found.complete.back();
+    THALWEG_ASSIGN_OR_RETURN(found, shards_.Snapshots(call, Now() + patience_));
+  }
+  found.has_begun = has_begun;
+  return ipc::Snapshots{std::move(found)};
+}
+
 absl::StatusOr<std::shared_ptr<NodeBucket>> ServedWeights::Find(BucketId id) const {
   std::shared_ptr<NodeBucket> bucket = buckets_.Find(id.index);
   if (bucket == nullptr || bucket->id() != id || !bucket->update()) {

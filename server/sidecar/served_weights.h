@@ -1,5 +1,5 @@
 // ServedWeights is what a node's workers have to say to the shards of the weights that these keep:
-// the settings of updates, and slices of buckets to read and to replace.
+// the settings of updates, slices of buckets to read and to replace, and snapshots.
 #pragma once
 
 #include <functional>
@@ -28,6 +28,10 @@ class ServedWeights {
   // The worker called `owner` has announced settings: the first one's go to the shards.
   // InvalidArgument: other workers of the node, or other nodes, have announced different ones.
   absl::Status SetSettings(const std::string& owner, const ipc::SetSettings& message);
+
+  // Does what a worker asks of snapshots, with all shards: takes one if none of them is writing,
+  // restores one, or only lists what all have.
+  absl::StatusOr<ipc::Snapshots> Snapshots(const ipc::GetSnapshots& message);
 
   // Both call `alive` from time to time. FailedPrecondition: there is no such bucket, a round of it
   // is in flight, or its weights have been written in part only.

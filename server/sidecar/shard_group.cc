@@ -262,6 +262,25 @@ absl::Status ShardGroup::WriteWeights(uint32_t k, BucketId bucket, uint32_t chun
   return member->WriteWeights(bucket, chunk, slice, std::move(weights), deadline);
 }
 
+absl::StatusOr<SnapshotReport> ShardGroup::Snapshots(const SnapshotCall& call, TimePoint deadline) {
+  Mutex mutex;
+  std::vector<SnapshotReport> reports;
+  THALWEG_RETURN_IF_ERROR(CallAll([&](Member& member) {
+    THALWEG_ASSIGN_OR_RETURN(SnapshotReport report, member.Snapshots(call, deadline));
+    MutexLock lock(mutex);
+    reports.push_back(std::move(report));
+    return absl::OkStatus();
+  }));
+  SnapshotReport all = reports.front();
+  for (const SnapshotReport& report : reports) {
+    all.is_writing = all.is_writing || report.is_writing;
+    std::erase_if(all.complete, [&](const SnapshotId& id) {
+      return !std::binary_search(report.complete.begin(), report.complete.end(), id);
+    });
+  }
+  return all;
+}
+
 std::string ShardGroup::Debtors() { return SilentDebtors(TimePoint::max()); }
 
 std::string ShardGroup::SilentDebtors(TimePoint since) {

@@ -67,6 +67,10 @@ class ShardGroup {
   absl::Status WriteWeights(uint32_t shard, BucketId bucket, uint32_t chunk, uint32_t slice,
                             WeightsSlice weights, TimePoint deadline);
 
+  // Makes the same call to all shards; see Member. Returns what all of them have, and whether any
+  // is writing.
+  absl::StatusOr<SnapshotReport> Snapshots(const SnapshotCall& call, TimePoint deadline);
+
   // Returns the shards with pending results, for messages: "aggregator shard 1 (2 results)",
   // separated by commas.
   std::string Debtors();

@@ -177,6 +177,17 @@ TEST_F(ShardGroupTest, RefusalOfOneShardIsReturnedAndOnlyJoinedOnesAreLeft) {
   EXPECT_TRUE(b_.left.empty());
 }
 
+TEST_F(ShardGroupTest, SnapshotsAreThoseThatAllShardsHave) {
+  ASSERT_TRUE(Join().ok());
+  a_.snapshots = {{{0, 10}, {0, 20}, {1, 5}}, false};
+  b_.snapshots = {{{0, 20}, {0, 30}, {1, 5}}, true};
+  const SnapshotCall call{SnapshotAction::kTake, {1, 6}, SnapshotId{1, 5}};
+  const auto all = group_.Snapshots(call, Now() + kPatience);
+  ASSERT_TRUE(all.ok()) << all.status();
+  EXPECT_EQ(*all, (SnapshotReport{{{0, 20}, {1, 5}}, true}));
+  for (const FakeShard* shard : {&a_, &b_}) EXPECT_EQ(shard->snapshot_calls.back(), call);
+}
+
 TEST_F(ShardGroupTest, OnlyAShardThatForgotUsFailsTheHeartbeat) {
   ASSERT_TRUE(Join().ok());
   a_.heartbeat = absl::UnavailableError("slow");

@@ -172,6 +172,8 @@ absl::Status Sidecar::ReadMessages(Connection& connection, NodeJob& job, uint32_
       job.OnSetSettings(local_rank, *settings);
     } else if (const auto* wanted = std::get_if<ipc::GetWeights>(&received->message)) {
       job.OnGetWeights(local_rank, *wanted);
+    } else if (const auto* snapshots = std::get_if<ipc::GetSnapshots>(&received->message)) {
+      job.OnGetSnapshots(local_rank, *snapshots);
     } else if (const auto* weights = std::get_if<ipc::Weights>(&received->message)) {
       job.OnWeights(local_rank, *weights, std::move(received->fd));
     } else if (const auto* group = std::get_if<ipc::MakeGroup>(&received->message)) {

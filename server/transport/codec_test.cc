@@ -137,6 +137,29 @@ TEST(ControlCodecTest, TooManyGroupsOfSettingsAreRefused) {
   EXPECT_THAT(Message(FromProto(proto).status()), HasSubstr("settings of 4097 groups"));
 }
 
+TEST(ControlCodecTest, CallsAboutSnapshotsArriveWholeAndSoDoTheirAnswers) {
+  const SnapshotCall calls[] = {
+      {},
+      {SnapshotAction::kTake, {0, 0}},
+      {SnapshotAction::kTake, {3, 7}, SnapshotId{3, 5}},
+      {SnapshotAction::kRestore, {~uint64_t{0}, 7}},
+  };
+  for (const SnapshotCall& call : calls) EXPECT_EQ(*FromProto(ToProto(call)), call);
+  const SnapshotReport report{{{0, 5}, {3, ~uint64_t{0}}}, true};
+  EXPECT_EQ(*FromProto(ToProto(report)), report);
+}
+
+TEST(ControlCodecTest, SnapshotCallThatTakesAndRestoresAndLongListsAreRefused) {
+  v1::SnapshotsRequest request = ToProto({SnapshotAction::kTake, {1, 2}});
+  request.mutable_restore()->set_step(3);
+  EXPECT_THAT(Message(FromProto(request).status()), HasSubstr("one to restore, expected one"));
+  v1::SnapshotsResponse response =
+      ToProto(SnapshotReport{std::vector<SnapshotId>(kMaxListedSnapshots)});
+  EXPECT_EQ(FromProto(response)->complete.size(), kMaxListedSnapshots);
+  response.add_complete();
+  EXPECT_THAT(Message(FromProto(response).status()), HasSubstr("a shard lists 65 snapshots"));
+}
+
 TEST(ControlCodecTest, EveryWireFormatAndPartArrives) {
   for (int wire : {1, 2, 3, 4, 16, 17, 18}) {
     const auto format = static_cast<WireFormat>(wire);

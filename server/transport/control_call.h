@@ -28,8 +28,8 @@ class ControlCall final : public std::enable_shared_from_this<ControlCall> {
       v1::Control::WithRawMethod_ReadResidual<v1::Control::WithRawMethod_WriteResidual<
           v1::Control::WithRawMethod_Heartbeat<v1::Control::WithRawMethod_Leave<Base>>>>>;
   template <typename Base>
-  using Part3 = v1::Control::WithRawMethod_SetSettings<
-      v1::Control::WithRawMethod_ReadWeights<v1::Control::WithRawMethod_WriteWeights<Base>>>;
+  using Part3 = v1::Control::WithRawMethod_SetSettings<v1::Control::WithRawMethod_ReadWeights<
+      v1::Control::WithRawMethod_WriteWeights<v1::Control::WithRawMethod_Snapshots<Base>>>>;
   // Requests arrive as bytes, so that no poller parses a long one.
   using Service = Part1<Part2<Part3<v1::Control::Service>>>;
   using Writer = grpc::ServerAsyncResponseWriter<grpc::ByteBuffer>;

@@ -94,6 +94,7 @@ ControlService::ControlService(ServedShard& shard, Callers& callers, NodeTable& 
   Add(Requests<&S::RequestSetSettings>(), &ControlService::SetSettings, expensive, longest);
   Add(Requests<&S::RequestReadWeights>(), &ControlService::ReadWeights, expensive, kShortRequest);
   Add(Requests<&S::RequestWriteWeights>(), &ControlService::WriteWeights, expensive, longest);
+  Add(Requests<&S::RequestSnapshots>(), &ControlService::Snapshots, expensive, kShortRequest);
   Add(Requests<&S::RequestHeartbeat>(), &ControlService::Heartbeat, cheap, kShortRequest);
   Add(Requests<&S::RequestLeave>(), &ControlService::Leave, cheap, kShortRequest);
 }
@@ -322,6 +323,17 @@ void ControlService::WriteWeights(const CallPtr& call) {
       *call,
       node->member().WriteWeights(FromProto(request.bucket()), request.chunk(), request.slice(),
                                   std::move(slice), AnswerBy(call->context())));
+}
+
+void ControlService::Snapshots(const CallPtr& call) {
+  v1::SnapshotsRequest request;
+  if (!Parse(*call, &request)) return;
+  const auto node = NodeOf(*call, request.token());
+  if (node == nullptr) return;
+  const absl::StatusOr<SnapshotCall> parsed = FromProto(request);
+  const auto report =
+      parsed.ok() ? node->member().Snapshots(*parsed, AnswerBy(call->context())) : parsed.status();
+  report.ok() ? Answer(*call, ToProto(*report)) : Refuse(*call, report.status());
 }
 
 void ControlService::Heartbeat(const CallPtr& call) {

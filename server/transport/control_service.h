@@ -65,6 +65,7 @@ class ControlService {
   void SetSettings(const CallPtr& call);
   void ReadWeights(const CallPtr& call);
   void WriteWeights(const CallPtr& call);
+  void Snapshots(const CallPtr& call);
   void Heartbeat(const CallPtr& call);
   void Leave(const CallPtr& call);
 

@@ -40,6 +40,8 @@ struct FakeAnswers {
   Recorder<std::pair<uint64_t, UpdateStep>> settings;
   // The chunk, the slice, and what is written.
   Recorder<std::tuple<uint32_t, uint32_t, WeightsSlice>> weights;
+  Recorder<SnapshotCall> snapshot_calls;
+  SnapshotReport snapshot_answer;
   Recorder<uint32_t> heartbeats;                         // by node number
   Recorder<std::pair<uint32_t, absl::Status>> leaves;    // by node number; once for each member
   Recorder<std::pair<uint32_t, absl::Status>> given_up;  // Joins, by node number
@@ -114,6 +116,13 @@ class FakeMember : public Member {
     if (left_) return HasLeft();
     shard_.weights.Add({chunk, slice, std::move(weights)});
     return shard_.residual_answer.status();
+  }
+  absl::StatusOr<SnapshotReport> Snapshots(const SnapshotCall& call,
+                                           TimePoint /*deadline*/) override {
+    if (left_) return HasLeft();
+    shard_.snapshot_calls.Add(call);
+    if (!shard_.residual_answer.ok()) return shard_.residual_answer.status();
+    return shard_.snapshot_answer;
   }
   absl::StatusOr<ClockReading> Heartbeat(TimePoint /*deadline*/) override {
     if (left_) return HasLeft();

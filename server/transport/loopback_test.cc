@@ -338,6 +338,7 @@ TEST_F(LoopbackTest, CallsAfterLeaveDoNotReachTheShard) {
   EXPECT_EQ(member_->SetSettings(1, {}, Soon()).code(), code);
   EXPECT_EQ(member_->ReadWeights({}, 0, 0, Soon()).status().code(), code);
   EXPECT_EQ(member_->WriteWeights({}, 0, 0, {}, Soon()).code(), code);
+  EXPECT_EQ(member_->Snapshots({}, Soon()).status().code(), code);
   EXPECT_EQ(member_->Supply({}).code(), code);
   EXPECT_TRUE(shard_.buckets.Get().empty());
   EXPECT_TRUE(shard_.heartbeats.Get().empty());

@@ -114,6 +114,15 @@ absl::Status RemoteMember::WriteWeights(BucketId bucket, uint32_t chunk, uint32_
   return Call(&v1::Control::Stub::WriteWeights, request, &response, deadline);
 }
 
+absl::StatusOr<SnapshotReport> RemoteMember::Snapshots(const SnapshotCall& call,
+                                                       TimePoint deadline) {
+  v1::SnapshotsResponse response;
+  THALWEG_RETURN_IF_ERROR(Call(&v1::Control::Stub::Snapshots, ToProto(call), &response, deadline));
+  auto report = FromProto(response);
+  if (!report.ok()) return control_.Named(report.status());
+  return report;
+}
+
 absl::StatusOr<ClockReading> RemoteMember::Heartbeat(TimePoint deadline) {
   v1::HeartbeatResponse response;
   THALWEG_RETURN_IF_ERROR(

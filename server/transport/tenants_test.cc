@@ -231,6 +231,7 @@ TEST_F(OtherCertificateTest, NoCallIsTaken) {
   ExpectCallRefused(&v1::Control::Stub::SetSettings);
   ExpectCallRefused(&v1::Control::Stub::ReadWeights);
   ExpectCallRefused(&v1::Control::Stub::WriteWeights);
+  ExpectCallRefused(&v1::Control::Stub::Snapshots);
   ExpectCallRefused(&v1::Control::Stub::Leave);
 }
 

@@ -8,6 +8,17 @@
 
 namespace thalweg {
 
+namespace {
+
+void Set(const SnapshotId& id, v1::SnapshotId* proto) {
+  proto->set_branch(id.branch);
+  proto->set_step(id.step);
+}
+
+SnapshotId IdOf(const v1::SnapshotId& proto) { return {proto.branch(), proto.step()}; }
+
+}  // namespace
+
 v1::UpdateRule ToProto(const UpdateRule& rule) {
   v1::UpdateRule proto;
   proto.set_optimizer(static_cast<v1::Optimizer>(rule.optimizer));
@@ -86,6 +97,43 @@ absl::StatusOr<UpdateStep> FromProto(const v1::SetSettingsRequest& proto) {
                            .eps = group.eps()});
   }
   return step;
+}
+
+v1::SnapshotsRequest ToProto(const SnapshotCall& call) {
+  v1::SnapshotsRequest proto;
+  if (call.action == SnapshotAction::kTake) Set(call.id, proto.mutable_take());
+  if (call.action == SnapshotAction::kRestore) Set(call.id, proto.mutable_restore());
+  if (call.common) Set(*call.common, proto.mutable_common());
+  return proto;
+}
+
+absl::StatusOr<SnapshotCall> FromProto(const v1::SnapshotsRequest& proto) {
+  if (proto.has_take() && proto.has_restore()) {
+    return absl::InvalidArgumentError("a snapshot to take and one to restore, expected one");
+  }
+  SnapshotCall call;
+  if (proto.has_take()) call = {SnapshotAction::kTake, IdOf(proto.take())};
+  if (proto.has_restore()) call = {SnapshotAction::kRestore, IdOf(proto.restore())};
+  if (proto.has_common()) call.common = IdOf(proto.common());
+  return call;
+}
+
+v1::SnapshotsResponse ToProto(const SnapshotReport& report) {
+  v1::SnapshotsResponse proto;
+  for (const SnapshotId& id : report.complete) Set(id, proto.add_complete());
+  proto.set_is_writing(report.is_writing);
+  return proto;
+}
+
+absl::StatusOr<SnapshotReport> FromProto(const v1::SnapshotsResponse& proto) {
+  if (proto.complete_size() > static_cast<int>(kMaxListedSnapshots)) {
+    return absl::InvalidArgumentError(absl::StrCat("a shard lists ", proto.complete_size(),
+                                                   " snapshots, expected at most ",
+                                                   kMaxListedSnapshots));
+  }
+  SnapshotReport report{.is_writing = proto.is_writing()};
+  for (const v1::SnapshotId& id : proto.complete()) report.complete.push_back(IdOf(id));
+  return report;
 }
 
 }  // namespace thalweg

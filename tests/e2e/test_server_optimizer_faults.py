@@ -47,7 +47,7 @@ def test_restarted_shard_has_lost_its_weights_and_says_so_to_all(clip, tmp_path)
         cluster.add_aggregator(listen=kill(cluster, 1))
         for result in job.results():
             assert "RuntimeError: thalweg: " in result
-            assert "or it was restarted and has lost them" in result
+            assert "was restarted and has lost the weights that it kept; to go back to" in result
 
 
 def test_only_worker_of_a_node_that_is_killed_is_named_to_the_others(tmp_path):

@@ -45,6 +45,9 @@ class ForwardingMember : public Member {
                             TimePoint deadline) override {
     return member_->WriteWeights(bucket, chunk, slice, std::move(weights), deadline);
   }
+  absl::StatusOr<SnapshotReport> Snapshots(const SnapshotCall& call, TimePoint deadline) override {
+    return member_->Snapshots(call, deadline);
+  }
   absl::StatusOr<ClockReading> Heartbeat(TimePoint deadline) override {
     return member_->Heartbeat(deadline);
   }

@@ -107,7 +107,11 @@ def watched(tmp_path_factory) -> Iterator[Watched]:
         "authorization": {"credentials_file": str(folder / "token")},
     }
     with contextlib.ExitStack() as stack:
-        cluster = stack.enter_context(servers(nodes=2, shards=2, env=env))
+        cluster = stack.enter_context(servers(env=env))
+        for number in range(2):
+            cluster.add_aggregator("--state-dir", str(folder / f"state{number}"))
+        for _ in range(2):
+            cluster.add_sidecar()
         sockets = [server.address for server in cluster.sidecars]
         script = Path(__file__).with_name("watch_job.py")
         job = Job("watch", cluster, folder, sidecar_of=sockets, jobs=script)

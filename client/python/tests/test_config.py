@@ -32,12 +32,13 @@ def test_values_are_read():
             "THALWEG_LOCAL_SHARDS": "1",
             "THALWEG_NODE_REDUCE": "workers",
             "THALWEG_SIDECAR": "/run/s.sock",
+            "THALWEG_SNAPSHOT_EVERY": "100",
             "THALWEG_STEP_TIMEOUT": "600",
             "THALWEG_TIMEOUT": "2.5",
         }
     )
     assert config == Config(
-        ("a:1", "[::1]:2"), 65536, "bf16", "night", "1", "workers", "/run/s.sock", 600.0, 2.5
+        ("a:1", "[::1]:2"), 65536, "bf16", "night", "1", "workers", "/run/s.sock", 100, 600.0, 2.5
     )
 
 
@@ -54,6 +55,8 @@ def test_values_are_read():
         ("THALWEG_CODEC", "fp64"),
         ("THALWEG_LOCAL_SHARDS", "yes"),
         ("THALWEG_NODE_REDUCE", "worker"),
+        ("THALWEG_SNAPSHOT_EVERY", "-1"),
+        ("THALWEG_SNAPSHOT_EVERY", "often"),
         ("THALWEG_STEP_TIMEOUT", "never"),
         ("THALWEG_TIMEOUT", "0"),
         ("THALWEG_TIMEOUT", "-1"),

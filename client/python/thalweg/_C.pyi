@@ -181,6 +181,22 @@ class Session:
     def placement(self) -> str:
         """Says which shard sums how much, and what that takes; empty on a single node."""
 
+    def snapshots(self) -> tuple[bool, list[tuple[int, int]]]:
+        """Returns whether a shard is writing one, and the branch and the step of each that all
+        shards have, ascending.
+        """
+
+    def take_snapshot(self, branch: int, step: int) -> bool:
+        """Lets all shards begin one, between two updates. Returns whether they have, which they
+        have not while one of them still writes.
+        """
+
+    def restore_snapshot(self, branch: int, step: int) -> None:
+        """Makes the weights on all shards those of the snapshot."""
+
+    def has_lost_weights(self) -> bool:
+        """Whether the session has failed because a shard has lost the weights that it kept."""
+
     def status(self) -> str | None:
         """Returns None while the session works, else why it has failed."""
 

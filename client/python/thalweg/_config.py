@@ -63,6 +63,7 @@ class Config(NamedTuple):
     local_shards: str  # one of LOCAL_SHARDS
     node_reduce: str  # one of NODE_REDUCE
     sidecar: str
+    snapshot_every: int  # steps; 0: no snapshots
     step_timeout: float  # 0: the process group's
     timeout: float
 
@@ -81,6 +82,7 @@ class Config(NamedTuple):
             local_shards=_check_local_shards(*look_up(env, "THALWEG_LOCAL_SHARDS")),
             node_reduce=check_choice(*look_up(env, "THALWEG_NODE_REDUCE"), NODE_REDUCE),
             sidecar=look_up(env, "THALWEG_SIDECAR")[1],
+            snapshot_every=_check_snapshot_every(*look_up(env, "THALWEG_SNAPSHOT_EVERY")),
             step_timeout=_check_step_timeout(*look_up(env, "THALWEG_STEP_TIMEOUT")),
             timeout=_check_timeout(*look_up(env, "THALWEG_TIMEOUT")),
         )
@@ -94,6 +96,7 @@ class Config(NamedTuple):
             "codec": _check_codec,
             "local_shards": _check_local_shards,
             "node_reduce": functools.partial(check_choice, choices=NODE_REDUCE),
+            "snapshot_every": _check_snapshot_every,
             "step_timeout": _check_step_timeout,
             "timeout": _check_timeout,
         }
@@ -239,6 +242,12 @@ def _check_chunk_bytes(what: str, value: str | int) -> int:
             f"{MAX_CHUNK_BYTES}"
         )
     return number
+
+
+def _check_snapshot_every(what: str, value: str | int) -> int:
+    if not str(value).isdecimal():
+        raise ConfigError(f"{what} is {value!r}, expected a number of steps, or 0 for no snapshots")
+    return int(value)
 
 
 def _check_local_shards(what: str, value: str | bool) -> str:

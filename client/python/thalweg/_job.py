@@ -33,6 +33,10 @@ class Job:
         return self.workers[0].job
 
     @property
+    def secret(self) -> str:
+        return self.workers[0].secret
+
+    @property
     def starts_sidecars(self) -> bool:
         """Whether this worker's sidecar is the job's own, and not one of THALWEG_SIDECAR."""
         return not self.workers[self.place.ranks[self.place.local_rank]].sidecar
@@ -54,9 +58,11 @@ def introduction(
     running: tuple[str, bool] = ("", False),
     model: tuple[Tensor, ...] = (),
     apart: str = "",
+    secret: str = "",
 ) -> Introduction:
     """Returns what this worker tells the others; `running` is its sidecar of an earlier job, and
-    whether that listens for other nodes. `config.step_timeout` must be in seconds, not 0.
+    whether that listens for other nodes. `config.step_timeout` must be in seconds, not 0. The job
+    has a `secret` of its own unless one is given.
     """
     return Introduction(
         host=_topology.host_id(),
@@ -65,7 +71,7 @@ def introduction(
         running_listens=running[1],
         aggregators=config.aggregators,
         job=f"{config.job or 'job'}-{secrets.token_hex(4)}",
-        secret=secrets.token_hex(32),
+        secret=secret or secrets.token_hex(32),
         codec=config.codec,
         chunk_bytes=config.chunk_bytes,
         local_shards=config.local_shards,

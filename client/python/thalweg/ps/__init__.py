@@ -16,5 +16,6 @@ from __future__ import annotations
 from thalweg.codecs import Sparse
 from thalweg.ps._local import LocalOptimizer
 from thalweg.ps._optimizer import ServerOptimizer
+from thalweg.ps._rolling_back import RolledBack
 
-__all__ = ["LocalOptimizer", "ServerOptimizer", "Sparse"]
+__all__ = ["LocalOptimizer", "RolledBack", "ServerOptimizer", "Sparse"]

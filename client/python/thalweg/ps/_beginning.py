@@ -78,13 +78,12 @@ def begin(
         f"{bucket_cap_mb:g}{f', codec {sparse.spec()}' if sparse else ''}"
     )
     named = [(each.name, each.tensor) for each in parameters]
-    job = _joining.join(
+    joined = _joining.join(
         *(group, named, description, arguments, "LocalOptimizer"),
         any_codec=True,
         for_all_collectives=sparse is not None,
     )
-    session = job.session
-    assert session is not None
+    job, session = joined.job, joined.session
     means = _means(job, group, [own for part in parts for own in part], sparse)
     fragments = _fragments(session, parts, outer, means, pulls)
     _joining.broadcast(group, inner.param_groups)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple, cast
 
@@ -95,8 +96,8 @@ class Bucket:
         self._kept = kept
         self._kind = kind
         self._pulled = _TYPES[pull]
-        self._served = cast("_C.ServedBucket | None", kept) or _C.ServedBucket(
-            session,
+        self._serve = functools.partial(
+            _C.ServedBucket,
             number=number,
             named_parameters=[(each.name, each.tensor) for each in parameters],
             groups=[each.group for each in parameters],
@@ -112,9 +113,15 @@ class Bucket:
         self._grads = torch.empty(elems, dtype=first.dtype)
         self._places = dict(zip(map(id, self._tensors()), self._views(self._grads), strict=True))
         self._gathered: set[int] = set()
+        self.connect(session)
+        self.remember()
+
+    def connect(self, session: _C.Session) -> None:
+        """Goes on in that session, with nothing gathered and nothing on its way."""
+        self._served = cast("_C.ServedBucket | None", self._kept) or self._serve(session)
+        self._gathered.clear()
         self._coming: Future[Tensor] | None = None
         self.is_coming = False  # weights are, and not what else a push may give
-        self.remember()
 
     @property
     def is_full(self) -> bool:
@@ -222,7 +229,9 @@ class Bucket:
     def weights(self) -> list[Tensor]:
         """Returns the shards' float32 weights, by parameter."""
         values, _ = self._served.read(0)
-        assert values is not None
+        if values is None:
+            names = ", ".join(each.name for each in self.parameters)
+            raise RuntimeError(f"thalweg: the shards have no weights of {names}")
         return [view.clone() for view in self._views(values)]
 
     def write(

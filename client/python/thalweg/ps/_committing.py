@@ -19,6 +19,10 @@ class Committing:
         self._unscaled_by = 1.0  # what unscale_() has been told in this step
         self._bound: float | None = None  # of this step alone
 
+    def forget_step(self) -> None:
+        """The step has ended without an update, and without being finished."""
+        self._unscaled_by, self._bound = 1.0, None
+
     def look_for_infinities(self, groups: Sequence[Group], inverse_scale: float) -> bool:
         """Notes what the step is to multiply gradients by. Returns whether one is not finite."""
         self._unscaled_by = 1 / inverse_scale
@@ -36,8 +40,10 @@ class Committing:
 
     def finish_step(
         self, groups: Sequence[Group], given_scale: float | None, *, is_finite: bool
-    ) -> None:
-        """Lets the shards update, or not. `given_scale` is what GradScaler has given to step()."""
+    ) -> bool:
+        """Lets the shards update, or not; returns which. `given_scale` is what GradScaler has given
+        to step().
+        """
         scale, self._unscaled_by = self._unscaled_by, 1.0
         bound, self._bound = self._bound or self.max_grad_norm or 0.0, None
         if given_scale is not None:
@@ -53,6 +59,7 @@ class Committing:
             self._serving.finish_step(groups, grad_scale=scale, max_grad_norm=bound)
         else:
             self._serving.skip_step()
+        return is_finite
 
     def _is_scale(self, scale: float) -> bool:
         return math.isclose(scale, self._serving.loss_scale, rel_tol=1e-6)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 
-from thalweg import _collectives, _config, _job, _process_group, _rendezvous, policy
+from thalweg import _C, _collectives, _config, _job, _process_group, _rendezvous, policy
 from thalweg._config import Config, Network
 from thalweg._job import Job
 from thalweg._topology import Tensor
@@ -20,6 +20,15 @@ _DENSE = (FP32, FP16, BF16)
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
+class Joined(NamedTuple):
+    """A worker's place in a job."""
+
+    job: Job
+    session: _C.Session  # the job's
+    meeting: _collectives.Meeting
+    snapshot_every: int  # steps; 0: none are taken
+
+
 def join(
     group: dist.ProcessGroup,
     named_parameters: list[tuple[str, torch.Tensor]],
@@ -29,12 +38,14 @@ def join(
     *,
     any_codec: bool = False,
     for_all_collectives: bool = False,
-) -> Job:
-    """Returns this worker's job, which has a session. All workers of the group call it together.
+    secret: str = "",
+) -> Joined:
+    """Makes this worker a member of a job. All workers of the group call it together.
 
     `description` is equal on all workers, as are names, types and shapes of the parameters.
-    `optimizer` is the class that messages name. Shards cannot keep weights with `any_codec`. Raises
-    what thalweg.ddp.attach() does.
+    `optimizer` is the class that messages name. Shards cannot keep weights with `any_codec`.
+    `secret` is that of an earlier job of these workers; empty: they have a new one. Raises what
+    thalweg.ddp.attach() does.
     """
     problem = ""
     try:
@@ -53,20 +64,26 @@ def join(
         step_timeout=config.step_timeout or _process_group.timeout_of(group),
         node_reduce="sidecar",
     )
+    if optimizer != "ServerOptimizer":
+        config = config._replace(snapshot_every=0)
+    if config.snapshot_every:
+        description += f", snapshots every {config.snapshot_every} steps"
+        if config.local_shards == "auto":
+            config = config._replace(local_shards="0")  # sidecars have no disk for snapshots
     # The description is the first line of the model that all must have.
     model = [Tensor(f"({description})", "", ())]
     for name, tensor in named_parameters:
         dtype = str(tensor.dtype).removeprefix("torch.")
         model.append(Tensor(name, dtype, tuple(tensor.shape)))
     me = _job.introduction(
-        config, problem, running=_process_group.running_sidecar(), model=tuple(model)
+        config, problem, running=_process_group.running_sidecar(), model=tuple(model), secret=secret
     )
     _rendezvous.await_all(group, me.step_timeout)
     meeting = _collectives.Meeting.of(group, me.timeout)
     workers = _job.meet(me, meeting)
     job = _job.join(workers, network, meeting, for_all_collectives=for_all_collectives)
     assert job.session is not None
-    return job
+    return Joined(job, job.session, meeting, config.snapshot_every)
 
 
 def are_dense(codecs: Policy) -> bool:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -12,17 +13,16 @@ import torch.distributed as dist
 from torch import Tensor
 
 from thalweg import _precision
-from thalweg.optim._state import load_unrounded
 from thalweg.ps import _forwards, _joining, _scaling
 from thalweg.ps._bucket import Bucket, Parameter, cut, pulled_as, served
 from thalweg.ps._committing import Committing
-from thalweg.ps._fixed_groups import FixedGroups
+from thalweg.ps._kept_state import KeptState, or_rolled_back
 from thalweg.ps._rules import KINDS, rule_of
 from thalweg.ps._serving import Serving
 from thalweg.ps._wishes import Wishes, check_bound
 
 
-class ServerOptimizer(FixedGroups):
+class ServerOptimizer(KeptState):
     """An optimizer whose step is done on the shards, by one for all workers.
 
     Every worker of the process group makes it, with a model that is not in DistributedDataParallel.
@@ -41,7 +41,9 @@ class ServerOptimizer(FixedGroups):
     weights come when all gradients have been pushed. `bucket_cap_mb` MiB of parameters travel
     together: 25 unless given, 4 with `overlap`. `process_group` is the default one if None. `codec`
     (of gradients: "fp32", "bf16", "fp16"), `timeout`, `step_timeout`, `chunk_bytes` and
-    `local_shards` are those of thalweg.ddp.attach().
+    `local_shards` are those of thalweg.ddp.attach(). With `snapshot_every`, aggregators that have a
+    folder for it write what they keep to it after every so many steps. When one of them has lost
+    its memory, step() raises RolledBack on all workers: they have the weights of a snapshot again.
 
     Raises on all workers, saying what is wrong, what thalweg.ddp.attach() raises; ValueError also
     for options that shards do not have.
@@ -57,6 +59,7 @@ class ServerOptimizer(FixedGroups):
         loss_scaling: bool = False,
         overlap: bool = False,
         bucket_cap_mb: float | None = None,
+        snapshot_every: int | None = None,
         process_group: dist.ProcessGroup | None = None,
         codec: object = None,
         timeout: float | None = None,
@@ -77,6 +80,7 @@ class ServerOptimizer(FixedGroups):
             "step_timeout": step_timeout,
             "chunk_bytes": chunk_bytes,
             "local_shards": local_shards,
+            "snapshot_every": snapshot_every,
         }
         group = process_group or dist.group.WORLD
         assert group is not None
@@ -104,12 +108,13 @@ class ServerOptimizer(FixedGroups):
         pulls = {
             each.tensor.dtype: pulled_as(wishes.pull, each.tensor.dtype) for each in parameters
         }
-        job = _joining.join(group, named, wishes.describe(rule), wishes.arguments)
-        session = job.session
-        assert session is not None
+        join = functools.partial(
+            _joining.join, group, named, wishes.describe(rule), wishes.arguments
+        )
+        joined = join()
         buckets = [
             Bucket(
-                session,
+                joined.session,
                 number,
                 each,
                 kind=kind,
@@ -122,10 +127,17 @@ class ServerOptimizer(FixedGroups):
         _joining.broadcast(group, self.param_groups)
         is_first = dist.get_rank(group) == 0
         self._wishes = wishes
+        snapshots = self._begin_snapshots(joined, join, is_first=is_first)
         self._serving = Serving(
-            session, buckets, kind, rule, commits=wishes.commits, is_first=is_first
+            joined.session,
+            buckets,
+            kind,
+            rule,
+            commits=wishes.commits,
+            is_first=is_first,
+            snapshots=snapshots,
         )
-        self.stats = session.stats
+        self.stats = self._serving.stats
         self._accumulates = False
         self._hooks = [
             each.tensor.register_post_accumulate_grad_hook(self._hook_of(bucket, each))
@@ -140,32 +152,37 @@ class ServerOptimizer(FixedGroups):
         if wishes.loss_scaling:
             _scaling.watch(self)
 
+    @or_rolled_back
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # noqa: ANN401
         """Waits for the new weights. Raises RuntimeError, which ends the job, where a parameter
         that requires a gradient got none, settings have changed since the backward pass, or another
-        worker, node or shard has failed.
+        worker, node or shard has failed. RolledBack: all workers have the weights of an earlier
+        step again.
         """
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        self._serving.check_open()
         if self._serving.is_idle:
-            self._serving.check_open()
             return loss
         if self._wishes.commits:
             # GradScaler sets these for step(); the scale is None where unscale_() has been called.
             scale = getattr(self, "grad_scale", None)
-            self._committing.finish_step(
+            has_updated = self._committing.finish_step(
                 self.param_groups,
                 None if scale is None else float(scale),
                 is_finite=not float(getattr(self, "found_inf", 0.0)),
             )
         else:
             self._serving.finish_step(self.param_groups)
+            has_updated = True
         if not self._wishes.overlap:
             self._serving.wait()
+        self._serving.updates += has_updated
         return loss
 
+    @or_rolled_back
     def wait(self) -> None:
         """Waits until the weights of the last step are in place."""
         self._serving.wait()
@@ -193,6 +210,7 @@ class ServerOptimizer(FixedGroups):
             )
         self._committing.max_grad_norm = check_bound(value)
 
+    @or_rolled_back
     def clip_grad_norm_(self, max_norm: float) -> Tensor:
         """Lets this step, whose backward pass is over, clip as torch.nn.utils.clip_grad_norm_ over
         all groups. Call it on all workers. Returns the norm before clipping, a float32 on the CPU.
@@ -219,52 +237,6 @@ class ServerOptimizer(FixedGroups):
         """Whether backward passes only add up gradients now."""
         return self._accumulates
 
-    def publish(self) -> None:
-        """Makes rank 0's parameters, as they will be when the next step's first gradient is pushed,
-        those of the shards. Call it on all workers after changing parameters by hand. The shards'
-        float32 weights of parameters that have not been changed stay.
-        """
-        if self._serving.state.is_published:
-            self._serving.wait()
-            self._serving.state.read(self.state)
-            self._serving.state.recall()
-
-    def state_dict(self) -> dict[str, Any]:
-        """Returns what torch's optimizer of this kind returns. One worker may call it alone,
-        between two steps.
-        """
-        if not self._serving.state.is_published:
-            return super().state_dict()
-        self._serving.wait()
-        self._serving.state.read(self.state)
-        try:
-            return super().state_dict()
-        finally:
-            self.state.clear()
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes what torch's optimizer of this kind returned. Call it on all workers; the shards
-        get rank 0's, with its parameters, when the next step's first gradient is pushed.
-        """
-        self._serving.wait()
-        load_unrounded(self, super().load_state_dict, state_dict)
-        self._serving.check_rule(self.param_groups)
-        self._serving.state.recall()
-
-    def full_state_dict(self) -> dict[str, Tensor]:
-        """Returns the float32 weights by name. One worker may call it alone, between two steps."""
-        self._serving.wait()
-        return self._serving.state.weights()
-
-    def load_full_state_dict(self, weights: Mapping[str, Tensor]) -> None:
-        """Takes what full_state_dict() returned, and fills the parameters. Call it on all workers,
-        with the same weights, after load_state_dict(), between two steps. Raises ValueError where
-        names or shapes differ.
-        """
-        if self._serving.state.is_published:
-            self.publish()  # keeps the optimizer's state
-        self._serving.state.set_weights(weights)
-
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forgets all gradients that have not been pushed; they become None always."""
         super().zero_grad(set_to_none=True)
@@ -275,6 +247,7 @@ class ServerOptimizer(FixedGroups):
             hook.remove()
         self._serving.close()
 
+    @or_rolled_back
     def look_for_infinities(self, inverse_scale: float) -> bool:
         """Is called in the place of a GradScaler's unscale_(): step() is to multiply gradients by
         that. Returns whether one is not finite.

@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-import functools
-import operator
 import os
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import Any
 
-import torch
 from torch import Tensor
 
 from thalweg import _C
 from thalweg.ps._bucket import Bucket, Parameter
+from thalweg.ps._look import Look
 from thalweg.ps._rules import Group, Kind, Rule, rule_of, settings_of
 from thalweg.ps._shard_state import ShardState, States
-
-
-class Look(NamedTuple):
-    """The mean of all workers' gradients as a whole."""
-
-    squares: float  # of all elements, added up
-    nonfinite: int  # elements
+from thalweg.ps._snapshots import Snapshots
 
 
 class Serving:
@@ -41,32 +33,60 @@ class Serving:
         *,
         commits: bool,
         is_first: bool,
+        snapshots: Snapshots | None = None,
     ) -> None:
         """`commits`: gradients are looked at as a whole before any weight changes. `is_first`: this
-        worker's weights become the shards'.
+        worker's weights become the shards'. With `snapshots`, what shards have lost is no failure
+        before step().
         """
-        self._session = session
         self._buckets = buckets
         self._kind = kind
         self._rule = rule
         self._commits = commits
+        self._snapshots = snapshots
         self.state = ShardState(buckets, kind, is_first=is_first)
-        self._finalizer = weakref.finalize(self, _close, session, os.getpid())
+        self.updates = 0  # steps that the shards have done, and that have ended here
         self._loss_scale = 0.0
-        self._pushed = 0  # buckets of this step
-        self._look: Look | None = None
         self._bucket_of = {id(each.tensor): b for b in buckets for each in b.parameters}
         tensors = [each.tensor for bucket in buckets for each in bucket.parameters]
         storages = {tensor.untyped_storage().data_ptr() for tensor in tensors}
         self._shares_memory = len(storages) < len(self._bucket_of)
+        self._enter(session)
+
+    def _enter(self, session: _C.Session) -> None:
+        """Begins in a session whose buckets are empty."""
+        self._session = session
+        self._finalizer = weakref.finalize(self, _close, session, os.getpid())
+        self._pushed = 0  # buckets of this step
+        self._look: Look | None = None
         self._awaited: set[int] = set()  # ids of parameters whose new weights nobody has asked for
         self._settings: object = None
         self._settings_number = 0
+
+    def reconnect(self, session: _C.Session) -> None:
+        """Goes on in another session, between two steps. Raises RuntimeError."""
+        self._enter(session)
+        for bucket in self._buckets:
+            bucket.connect(session)
+
+    def fetch(self, updates: int) -> None:
+        """Makes parameters what they are after so many updates, whose weights the shards have."""
+        self.state.fetch()
+        self.updates = updates
+
+    @property
+    def has_lost(self) -> bool:
+        """Whether shards have lost weights of which there are snapshots."""
+        return self._snapshots is not None and self._session.has_lost_weights()
 
     @property
     def is_idle(self) -> bool:
         """Whether no gradient of the next step has been gathered."""
         return all(bucket.is_empty for bucket in self._buckets)
+
+    def stats(self) -> dict[str, Any]:
+        """Returns what the session of the moment has counted."""
+        return self._session.stats()
 
     def close(self) -> None:
         self._finalizer()
@@ -84,6 +104,15 @@ class Serving:
         self, bucket: Bucket, parameter: Parameter, groups: Sequence[Group], states: States
     ) -> None:
         """Takes a parameter's gradient, and pushes the buckets that are full."""
+        try:
+            self._gather(bucket, parameter, groups, states)
+        except RuntimeError:
+            if not self.has_lost:
+                raise
+
+    def _gather(
+        self, bucket: Bucket, parameter: Parameter, groups: Sequence[Group], states: States
+    ) -> None:
         if self.is_idle:
             self._begin_step(groups, states)
         if id(parameter.tensor) in self._awaited:
@@ -107,14 +136,7 @@ class Serving:
         """Waits for what the step's gradients are as a whole. Requires `commits`."""
         if self._look is None:
             self._check_step(groups)
-            squares: dict[int, Tensor] = {}
-            nonfinite = 0
-            for bucket in self._buckets:
-                found, count = bucket.squares()
-                ids = (id(each.tensor) for each in bucket.parameters)
-                squares.update(zip(ids, found, strict=True))
-                nonfinite += count
-            self._look = Look(_total(groups, squares), nonfinite)
+            self._look = Look.at(self._buckets, groups)
         return self._look
 
     def skip_step(self) -> None:
@@ -156,7 +178,11 @@ class Serving:
             return
         for parameter in parameters:
             if id(parameter) in self._awaited:
-                self._land(self._bucket_of[id(parameter)])
+                try:
+                    self._land(self._bucket_of[id(parameter)])
+                except RuntimeError:
+                    if not self.has_lost:
+                        raise
                 self._awaited.remove(id(parameter))
 
     def _land(self, bucket: Bucket) -> None:
@@ -194,6 +220,12 @@ class Serving:
             self._check_unchanged()
         else:
             self.state.publish(states)
+            if self._snapshots is not None:
+                self._snapshots.note_new_state(self.updates)
+        if self._snapshots is not None and self._snapshots.is_due(self.updates):
+            for bucket in self._buckets:  # then no shard has an update left to do
+                self._land(bucket)
+            self._snapshots.take(self._session, self.updates)
         if not self._commits:
             self._announce(groups)
 
@@ -242,16 +274,6 @@ class Serving:
     def fail(self, why: str) -> None:
         self.close()
         raise RuntimeError(f"thalweg: {why}")
-
-
-def _total(groups: Sequence[Group], squares: Mapping[int, Tensor]) -> float:
-    """Adds up squares by parameter's id and granule, in the order of a worker's own optimizer."""
-    sums = []
-    for group in groups:
-        found = [squares[id(tensor)] for tensor in group["params"] if id(tensor) in squares]
-        if found:
-            sums.append(_C.total_of_squares(torch.cat(found)))
-    return functools.reduce(operator.add, sums)
 
 
 def some(names: list[str]) -> str:

@@ -44,6 +44,15 @@ class ShardState:
             weights |= zip((each.name for each in bucket.parameters), values, strict=True)
         return weights
 
+    def fetch(self) -> None:
+        """The shards have a state of their own: makes parameters what they are after a step that
+        resulted in it. Raises RuntimeError.
+        """
+        for bucket in self._buckets:
+            bucket.place(bucket.weights())
+        self._weights = {}
+        self.is_published = True
+
     def recall(self) -> None:
         """Lets the next step publish. The weights of parameters that nobody changes stay."""
         if self.is_published:

@@ -1,0 +1,83 @@
+"""Lets a job whose shards have lost weights go back to a snapshot."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable
+
+from thalweg import _C, _collectives
+from thalweg._collectives import Meeting
+from thalweg.ps._joining import Joined
+from thalweg.ps._serving import Serving
+from thalweg.ps._snapshots import Snapshots, restore
+
+_PAUSE = 0.2  # seconds between two attempts, while shards are being started again
+
+
+class RolledBack(Exception):
+    """The shards had lost weights. All workers have those of an earlier step again, and may go on
+    from there; `step` is the number of updates that are left (ServerOptimizer.updates).
+    """
+
+    def __init__(self, step: int) -> None:
+        super().__init__(
+            f"thalweg: shards had lost their weights: all workers have those after {step} updates "
+            "again, and the script has to go back as well (docs/parameter-server.md)"
+        )
+        self.step = step
+
+
+def roll_back(
+    serving: Serving,
+    snapshots: Snapshots,
+    rejoin: Callable[[], Joined],
+    meeting: Meeting,
+    why: str,
+) -> int:
+    """Makes the workers a new job, which goes on from the latest snapshot that all shards have, of
+    a step that has ended on all workers. All workers call it, and all raise, or return how many
+    updates that is after. Shards may be away for the meeting's timeout.
+    """
+    serving.close()
+    deadline = time.monotonic() + meeting.timeout
+    while True:
+        snapshots.branch += 1
+        try:
+            step = _try(serving, snapshots, rejoin, meeting)
+        except (RuntimeError, OSError) as error:
+            serving.close()
+            if not _collectives.gather(time.monotonic() < deadline, meeting)[0]:
+                raise RuntimeError(
+                    f"{why}; and the job could not go back to a snapshot: {error}"
+                ) from error
+            time.sleep(_PAUSE)
+            continue
+        if step is None:
+            serving.close()
+            raise RuntimeError(f"{why}; and there is no snapshot yet that all shards have")
+        snapshots.go_on_from(step)
+        return step
+
+
+def _try(
+    serving: Serving, snapshots: Snapshots, rejoin: Callable[[], Joined], meeting: Meeting
+) -> int | None:
+    """Returns None where there is no snapshot."""
+    session = rejoin().session
+    connect = functools.partial(_connect, serving, session)
+    seen = min(_collectives.gather_made(connect, meeting))
+    restored = functools.partial(restore, session, seen, meeting.timeout)
+    step = _collectives.gather_made(restored if meeting.rank == 0 else _nothing, meeting)[0]
+    if step is not None:
+        _collectives.gather_made(functools.partial(serving.fetch, step), meeting)
+    return step
+
+
+def _connect(serving: Serving, session: _C.Session) -> int:
+    serving.reconnect(session)
+    return serving.updates
+
+
+def _nothing() -> int | None:
+    return None

@@ -1,0 +1,170 @@
+// This file holds the parts of Job that take snapshots of its weights, and restore them.
+#include <spdlog/spdlog.h>
+
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "core/base/status_macros.h"
+#include "core/exchange/of_job.h"
+#include "server/aggregator/job.h"
+
+namespace thalweg {
+namespace {
+
+// Returns the first lines in which two descriptions of a bucket differ.
+std::string Difference(const std::string& expected, const std::string& got) {
+  const std::vector<std::string> ours = absl::StrSplit(expected, '\n');
+  const std::vector<std::string> theirs = absl::StrSplit(got, '\n');
+  size_t line = 0;
+  while (line < ours.size() && line < theirs.size() && ours[line] == theirs[line]) ++line;
+  return absl::StrCat("expected ", line < ours.size() ? ours[line] : "no further tensor", ", got ",
+                      line < theirs.size() ? theirs[line] : "no further tensor");
+}
+
+}  // namespace
+
+absl::Status Job::LostWeights() const {
+  return absl::DataLossError(absl::StrCat(
+      "aggregator shard ", spec_.shard, " was restarted and has lost the weights that it kept",
+      snapshots_ == nullptr
+          ? "; to go back to a snapshot when that happens, start the aggregators with --state-dir, "
+            "and make the ServerOptimizer with snapshot_every"
+          : ""));
+}
+
+absl::Status Job::CheckSnapshots() const {
+  if (spec_.identity.empty()) {
+    return absl::FailedPreconditionError("a job without a secret can have no snapshots");
+  }
+  if (snapshots_ != nullptr) return absl::OkStatus();
+  const uint32_t host = spec_.hosts.empty() ? kNoHost : spec_.hosts[spec_.shard];
+  return absl::FailedPreconditionError(absl::StrCat(
+      "aggregator shard ", spec_.shard,
+      host == kNoHost ? " keeps no snapshots: start it with --state-dir (THALWEG_STATE_DIR)"
+                      : absl::StrCat(" is in the sidecar of node ", host,
+                                     ", which keeps no snapshots: let aggregators with --state-dir "
+                                     "sum alone (THALWEG_AGGREGATORS, THALWEG_LOCAL_SHARDS=0)"),
+      ", or make the optimizer without snapshot_every"));
+}
+
+absl::StatusOr<SnapshotReport> Job::Snapshots(uint32_t node, const SnapshotCall& call) {
+  absl::Status status;
+  {
+    MutexLock lock(mutex_);
+    THALWEG_RETURN_IF_ERROR(CheckActiveLocked(node));
+    status = CheckSnapshots();
+  }
+  if (status.ok() && call.action == SnapshotAction::kTake) status = TakeSnapshot(call);
+  if (status.ok() && call.action == SnapshotAction::kRestore) {
+    status = RestoreSnapshot(call.id);
+  }
+  if (!status.ok()) return OfJob(spec_.job, status);
+  return snapshots_->Report(spec_.identity);
+}
+
+absl::Status Job::TakeSnapshot(const SnapshotCall& call) {
+  SnapshotHeader header{.job = spec_.job,
+                        .identity = spec_.identity,
+                        .id = call.id,
+                        .shard = spec_.shard,
+                        .num_shards = spec_.num_shards};
+  std::vector<ChunkStates::Chunk> chunks;
+  {
+    MutexLock lock(mutex_);
+    if (spec_.resume) return LostWeights();
+    takes_snapshots_ = true;
+    THALWEG_RETURN_IF_ERROR(ReserveLocked());
+    UpdateMemoryLocked();
+    header.chunk_bytes = flow_.chunk_bytes;
+    header.shares = plan_.shares;
+    header.buckets = layouts_.DescribeUpdated();
+    chunks = chunks_.All();
+  }
+  std::erase_if(chunks, [](const ChunkStates::Chunk& chunk) {
+    ChunkState& state = *chunk.state;
+    MutexLock lock(state.mutex);
+    return state.weights.params.empty();
+  });
+  header.num_chunks = chunks.size();
+  THALWEG_ASSIGN_OR_RETURN(const bool is_new, snapshots_->Begin(spec_.identity, call.id));
+  if (!is_new) return absl::OkStatus();
+  for (const ChunkStates::Chunk& chunk : chunks) chunk.state->WantWeights();
+  snapshots_->Write(std::move(header), std::move(chunks), call.common);
+  return absl::OkStatus();
+}
+
+absl::Status Job::RestoreSnapshot(const SnapshotId& id) {
+  if (snapshots_->Report(spec_.identity).is_writing) {
+    return absl::FailedPreconditionError("another snapshot of this job is still being written");
+  }
+  absl::StatusOr<Snapshot> snapshot = snapshots_->folder().Read(spec_.identity, id);
+  // To a node, NotFound would mean that this shard has been restarted.
+  if (absl::IsNotFound(snapshot.status())) {
+    return absl::FailedPreconditionError(snapshot.status().message());
+  }
+  THALWEG_RETURN_IF_ERROR(snapshot.status());
+  std::vector<std::shared_ptr<ChunkState>> places;
+  {
+    MutexLock lock(mutex_);
+    THALWEG_ASSIGN_OR_RETURN(places, PlacesLocked(*snapshot));
+  }
+  for (size_t i = 0; i < places.size(); ++i) {
+    ChunkState& state = *places[i];
+    MutexLock lock(state.mutex);
+    state.WeightsToChange() = std::move(snapshot->chunks[i].weights);
+  }
+  snapshots_->folder().DropLater(spec_.identity, id);
+  spdlog::info("job '{}': its weights are those of {}, in {} chunks", spec_.job, ToString(id),
+               places.size());
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::vector<std::shared_ptr<ChunkState>>> Job::PlacesLocked(
+    const Snapshot& snapshot) {
+  const SnapshotHeader& header = snapshot.header;
+  const auto other = [&](const std::string& what) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(ToString(header.id), " is of other weights: ", what));
+  };
+  if (header.shard != spec_.shard || header.num_shards != spec_.num_shards ||
+      header.chunk_bytes != flow_.chunk_bytes) {
+    return other(absl::StrCat("expected shard ", spec_.shard, " of ", spec_.num_shards,
+                              " with chunks of ", flow_.chunk_bytes, " bytes, got shard ",
+                              header.shard, " of ", header.num_shards, " with ",
+                              header.chunk_bytes));
+  }
+  for (const auto& [id, description] : layouts_.DescribeUpdated()) {
+    const auto known = header.buckets.find(id);
+    if (known == header.buckets.end()) {
+      return other(absl::StrCat("it has no bucket ", ToString(id)));
+    }
+    if (known->second != description) {
+      return other(
+          absl::StrCat("bucket ", ToString(id), ": ", Difference(description, known->second)));
+    }
+  }
+  std::vector<std::shared_ptr<ChunkState>> places;
+  for (const SnapshotChunk& chunk : snapshot.chunks) {
+    THALWEG_ASSIGN_OR_RETURN(const auto size, layouts_.SizeOfWeights(chunk.bucket, chunk.chunk));
+    if (chunk.weights.params.size() != size.elems) {
+      return other(absl::StrCat("chunk ", chunk.chunk, " of bucket ", ToString(chunk.bucket),
+                                ": expected ", size.elems, " weights, got ",
+                                chunk.weights.params.size()));
+    }
+    THALWEG_ASSIGN_OR_RETURN(std::shared_ptr<ChunkState> state,
+                             StateLocked(chunk.bucket, chunk.chunk, size.elems));
+    places.push_back(std::move(state));
+  }
+  return places;
+}
+
+void Job::KeepTermsLocked() {
+  const std::vector<SnapshotHeader> known = snapshots_->folder().List(spec_.identity);
+  if (known.empty() || known.back().num_shards != spec_.num_shards) return;
+  flow_.chunk_bytes = known.back().chunk_bytes;
+  if (known.back().shares.size() == plan_.shares.size()) plan_.shares = known.back().shares;
+}
+
+}  // namespace thalweg

@@ -1,0 +1,157 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstring>
+
+#include "server/aggregator/job_test_util.h"
+#include "server/aggregator/snapshot_test_util.h"
+
+namespace thalweg {
+namespace {
+
+using Floats = std::vector<float>;
+using Action = SnapshotAction;
+using ::testing::Each;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+constexpr uint64_t kElems = 600;
+const std::string kIdentity(32, 'k');
+
+// A job of one node, whose gradients are ones and whose learning rate is one: an update takes one
+// off each weight.
+class Training {
+ public:
+  explicit Training(SnapshotWriter* snapshots, const std::string& tensor = "w",
+                    uint64_t memory = TestJob::kPlenty,
+                    const std::vector<TestJob::Rounds>& rounds = {})
+      : test_({1}, memory, rounds, snapshots) {
+    BucketAnnouncement bucket{{}, {DType::kFloat32, {{tensor, {static_cast<int64_t>(kElems)}}}}};
+    bucket.update = UpdateRule{.groups = {0}};
+    EXPECT_TRUE(test_.job().RegisterBucket(0, bucket).ok());
+    EXPECT_TRUE(test_.job().SetSettings(0, 1, {{{.lr = 1}}}).ok());
+  }
+
+  absl::Status Write(float value) {
+    return test_.job().WriteWeights(0, {}, 0, 0, {Floats(kElems, value), 0});
+  }
+  absl::Status Update() {
+    const Floats ones(kElems, 1);
+    Bytes bytes(ones.size() * sizeof(float));
+    std::memcpy(bytes.data(), ones.data(), bytes.size());
+    Contribution contribution{{{}, 0, ++round_}, 1, WireFormat::kFloat32, kElems, Split(bytes, {})};
+    contribution.settings = 1;
+    return test_.job().Contribute(0, std::move(contribution), Now());
+  }
+  absl::StatusOr<SnapshotReport> Call(Action action, const SnapshotId& id = {}) {
+    return test_.job().Snapshots(0, {action, id});
+  }
+  WeightsSlice Weights() { return *test_.job().ReadWeights(0, {}, 0, 0); }
+  TestJob& test() { return test_; }
+
+ private:
+  TestJob test_;
+  uint64_t round_ = 0;
+};
+
+TEST(JobSnapshotsTest, SnapshotHasTheWeightsOfItsStepThoughUpdatesGoOn) {
+  SnapshotsForTest snapshots;
+  Training training(&snapshots.writer());
+  ASSERT_TRUE(training.Write(10).ok());
+  ASSERT_TRUE(training.Update().ok());
+  ASSERT_TRUE(training.Call(Action::kTake, {0, 1}).ok());
+  for (int i = 0; i < 5; ++i) ASSERT_TRUE(training.Update().ok());
+  EXPECT_THAT(snapshots.Await(kIdentity).complete, ElementsAre(SnapshotId{0, 1}));
+
+  snapshots.Restart();
+  Training after(&snapshots.writer());
+  EXPECT_THAT(after.Call(Action::kList)->complete, ElementsAre(SnapshotId{0, 1}));
+  ASSERT_TRUE(after.Call(Action::kRestore, {0, 1}).ok());
+  EXPECT_EQ(after.Weights(), (WeightsSlice{Floats(kElems, 9), 1}));
+  ASSERT_TRUE(after.Update().ok());
+  EXPECT_EQ(after.Weights(), (WeightsSlice{Floats(kElems, 8), 2}));
+}
+
+TEST(JobSnapshotsTest, LaterSnapshotsAreGoneWhenOneIsRestored) {
+  SnapshotsForTest snapshots;
+  Training training(&snapshots.writer());
+  ASSERT_TRUE(training.Write(10).ok());
+  for (uint64_t step = 1; step <= 2; ++step) {
+    ASSERT_TRUE(training.Update().ok());
+    ASSERT_TRUE(training.Call(Action::kTake, {0, step}).ok());
+    snapshots.Await(kIdentity);
+  }
+  const auto restored = training.Call(Action::kRestore, {0, 1});
+  ASSERT_TRUE(restored.ok()) << restored.status();
+  EXPECT_THAT(restored->complete, ElementsAre(SnapshotId{0, 1}));
+  EXPECT_THAT(training.Weights().values, Each(9));
+}
+
+TEST(JobSnapshotsTest, ShardWithoutAFolderSaysHowToGetOne) {
+  SnapshotsForTest snapshots;
+  Training with(&snapshots.writer()), without(nullptr);
+  EXPECT_THAT(std::string(without.Call(Action::kList).status().message()),
+              HasSubstr("a job without a secret"));
+  JoinRequest request = without.test().job().first();
+  request.identity = kIdentity;
+  MetricRegistry registry;
+  ShardMetrics metrics(registry);
+  MemoryBudget memory(TestJob::kPlenty, metrics.memory_reserved_bytes);
+  FaultLog faults;
+  Job job(request, 64, memory, metrics, faults);
+  ASSERT_TRUE(job.AddMember(request, std::make_shared<ListSink>(), Now()).ok());
+  const absl::Status status = job.Snapshots(0, {}).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(status.message()),
+              HasSubstr("shard 0 keeps no snapshots: start it with --state-dir"));
+}
+
+TEST(JobSnapshotsTest, SnapshotOfOtherWeightsIsRefusedByName) {
+  SnapshotsForTest snapshots;
+  Training training(&snapshots.writer());
+  ASSERT_TRUE(training.Write(10).ok());
+  ASSERT_TRUE(training.Call(Action::kTake, {0, 0}).ok());
+  snapshots.Await(kIdentity);
+  Training other(&snapshots.writer(), "v");
+  const absl::Status status = other.Call(Action::kRestore, {0, 0}).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(status.message()),
+              HasSubstr("bucket 0: expected v [600] of group 0, got w [600] of group 0"));
+  EXPECT_EQ(other.Call(Action::kRestore, {0, 7}).status().code(),
+            absl::StatusCode::kFailedPrecondition);
+}
+
+TEST(JobSnapshotsTest, RestartedShardHasNothingToTakeAndSaysThatItHasLostWeights) {
+  SnapshotsForTest snapshots;
+  Training training(&snapshots.writer(), "w", TestJob::kPlenty, {{{{}, {1}}}});
+  EXPECT_TRUE(absl::IsDataLoss(training.Call(Action::kTake, {0, 1}).status()));
+  EXPECT_THAT(training.Call(Action::kList)->complete, IsEmpty());
+}
+
+TEST(JobSnapshotsTest, CopiesForSnapshotsNeedMemoryAsTheStateDoes) {
+  SnapshotsForTest snapshots;
+  Training training(&snapshots.writer());
+  ASSERT_TRUE(training.Write(10).ok());
+  const double before = training.test().Metric("thalweg_shard_memory_reserved_bytes");
+  ASSERT_TRUE(training.Call(Action::kTake, {0, 0}).ok());
+  // A weight and a moment, in float32.
+  EXPECT_EQ(training.test().Metric("thalweg_shard_memory_reserved_bytes"),
+            before + 2 * sizeof(float) * kElems);
+}
+
+TEST(JobSnapshotsTest, JobThatEndsWellLeavesNoSnapshotsAndOneThatFailsDoes) {
+  SnapshotsForTest snapshots;
+  for (const bool fails : {true, false}) {
+    Training training(&snapshots.writer());
+    ASSERT_TRUE(training.Write(10).ok());
+    ASSERT_TRUE(training.Call(Action::kTake, {fails ? 0u : 1u, 0}).ok());
+    snapshots.Await(kIdentity);
+    training.test().job().RemoveMember(
+        0, fails ? absl::AbortedError("its worker is gone") : absl::OkStatus());
+    EXPECT_EQ(snapshots.writer().Report(kIdentity).complete.empty(), !fails);
+  }
+}
+
+}  // namespace
+}  // namespace thalweg

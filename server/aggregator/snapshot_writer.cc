@@ -1,0 +1,139 @@
+#include "server/aggregator/snapshot_writer.h"
+
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "core/base/log.h"
+#include "core/base/status_macros.h"
+
+namespace thalweg {
+
+SnapshotWriter::SnapshotWriter(SnapshotFolder& folder, MetricRegistry& registry)
+    : folder_(folder),
+      snapshots_(registry, "thalweg_shard_snapshots_total",
+                 "Snapshots of weights, by outcome: ok, or why one was left out"),
+      bytes_(registry.GetCounter("thalweg_shard_snapshot_bytes_total",
+                                 "Bytes of snapshots that were written")),
+      seconds_(
+          registry.GetHistogram("thalweg_shard_snapshot_seconds",
+                                "Time from the request for a snapshot until it is on the disk")),
+      newest_(registry.GetGauge("thalweg_shard_snapshot_timestamp_seconds",
+                                "When the latest snapshot was finished, in seconds since 1970")),
+      thread_("agg-snapshot", [this] { WriteLoop(); }) {}
+
+SnapshotWriter::~SnapshotWriter() {
+  {
+    MutexLock lock(mutex_);
+    stopping_ = true;
+    changed_.NotifyAll();
+  }
+  thread_.Join();
+}
+
+absl::StatusOr<bool> SnapshotWriter::Begin(const std::string& identity, const SnapshotId& id) {
+  for (const SnapshotHeader& known : folder_.List(identity)) {
+    if (known.id == id) return false;
+  }
+  MutexLock lock(mutex_);
+  const auto [begun, is_new] = begun_.try_emplace(identity, id);
+  if (is_new || begun->second == id) return is_new;
+  return absl::FailedPreconditionError(
+      absl::StrCat(ToString(begun->second), " is still being written"));
+}
+
+void SnapshotWriter::Write(SnapshotHeader header, std::vector<ChunkStates::Chunk> chunks,
+                           std::optional<SnapshotId> common) {
+  MutexLock lock(mutex_);
+  orders_.push_back({std::move(header), std::move(chunks), common});
+  changed_.NotifyAll();
+}
+
+SnapshotReport SnapshotWriter::Report(const std::string& identity) {
+  SnapshotReport report;
+  {
+    MutexLock lock(mutex_);
+    report.is_writing = begun_.contains(identity);
+  }
+  for (const SnapshotHeader& known : folder_.List(identity)) report.complete.push_back(known.id);
+  if (report.complete.size() > kMaxListedSnapshots) {
+    report.complete.erase(report.complete.begin(), report.complete.end() - kMaxListedSnapshots);
+  }
+  return report;
+}
+
+void SnapshotWriter::Forget(const std::string& identity) {
+  {
+    MutexLock lock(mutex_);
+    if (begun_.contains(identity)) {
+      forgotten_.insert(identity);  // the thread does it
+      return;
+    }
+  }
+  folder_.Forget(identity);
+}
+
+void SnapshotWriter::WriteLoop() {
+  while (true) {
+    Order order;
+    {
+      MutexLock lock(mutex_);
+      changed_.WaitUntil(mutex_, kUntilStopped, [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+        return stopping_ || !orders_.empty();
+      });
+      if (stopping_) return;
+      order = std::move(orders_.front());
+      orders_.pop_front();
+    }
+    Carry(std::move(order));
+  }
+}
+
+void SnapshotWriter::Carry(Order order) {
+  const TimePoint began = Now();
+  const std::string identity = order.header.identity;
+  const absl::StatusOr<uint64_t> bytes = WriteFile(order);
+  // What has not been written still wants its chunks.
+  for (const ChunkStates::Chunk& chunk : order.chunks) chunk.state->FetchWanted();
+  if (bytes.ok()) folder_.Prune(identity, order.common);
+  NoteOutcome(order.header, bytes, Now() - began);
+  MutexLock lock(mutex_);
+  begun_.erase(identity);
+  if (forgotten_.erase(identity) > 0) folder_.Forget(identity);
+}
+
+absl::StatusOr<uint64_t> SnapshotWriter::WriteFile(const Order& order) {
+  THALWEG_ASSIGN_OR_RETURN(SnapshotFile file, folder_.Create(order.header));
+  for (const ChunkStates::Chunk& chunk : order.chunks) {
+    if (IsDropped(order.header.identity)) return absl::CancelledError("nobody needs it any more");
+    THALWEG_RETURN_IF_ERROR(file.Add({chunk.bucket, chunk.number, chunk.state->FetchWanted()}));
+  }
+  THALWEG_RETURN_IF_ERROR(file.Commit());
+  return file.bytes();
+}
+
+bool SnapshotWriter::IsDropped(const std::string& identity) {
+  MutexLock lock(mutex_);
+  return stopping_ || forgotten_.contains(identity);
+}
+
+void SnapshotWriter::NoteOutcome(const SnapshotHeader& header,
+                                 const absl::StatusOr<uint64_t>& bytes, Duration took) {
+  snapshots_.Add(bytes.status().code());
+  MutexLock lock(mutex_);
+  if (bytes.ok()) {
+    bytes_.Add(static_cast<double>(*bytes));
+    seconds_.Observe(ToSeconds(took));
+    const auto now = std::chrono::system_clock::now().time_since_epoch();
+    newest_.Set(std::chrono::duration<double>(now).count());
+    failing_.erase(header.identity);
+  } else if (!absl::IsCancelled(bytes.status()) && failing_.insert(header.identity).second) {
+    spdlog::error("job '{}': {} is left out, and the job goes on without it: {}", header.job,
+                  ToString(header.id), Text(bytes.status()));
+  }
+}
+
+}  // namespace thalweg

@@ -1,0 +1,75 @@
+// SnapshotWriter writes snapshots of jobs' weights while the weights are updated.
+#pragma once
+
+#include <deque>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "core/base/metrics.h"
+#include "core/base/mutex.h"
+#include "core/base/outcome_counters.h"
+#include "core/base/snapshots.h"
+#include "core/base/thread.h"
+#include "server/round/chunk_states.h"
+#include "server/snapshot/snapshot_folder.h"
+
+namespace thalweg {
+
+// Thread-safe. Its thread writes one snapshot after the other, chunk by chunk. One that cannot be
+// written, for example because the disk is full, is left out: that is counted, and logged once
+// until the job has one again.
+class SnapshotWriter {
+ public:
+  // Both must outlive it.
+  SnapshotWriter(SnapshotFolder& folder, MetricRegistry& registry);
+  // Leaves out what has not been written.
+  ~SnapshotWriter();
+
+  // Takes turns with Write: returns true if the snapshot has to be written, false if it is being
+  // written or has been. FailedPrecondition: another one of the same job is being written.
+  absl::StatusOr<bool> Begin(const std::string& identity, const SnapshotId& id);
+  // `chunks` have been told that their weights are wanted; see SnapshotCall for `common`.
+  void Write(SnapshotHeader header, std::vector<ChunkStates::Chunk> chunks,
+             std::optional<SnapshotId> common);
+
+  SnapshotReport Report(const std::string& identity);
+  // Removes the job's snapshots, with that which is being written.
+  void Forget(const std::string& identity);
+  SnapshotFolder& folder() { return folder_; }
+
+ private:
+  struct Order {
+    SnapshotHeader header;
+    std::vector<ChunkStates::Chunk> chunks;
+    std::optional<SnapshotId> common;
+  };
+
+  void WriteLoop();
+  void Carry(Order order);
+  absl::StatusOr<uint64_t> WriteFile(const Order& order);
+  // Returns whether what has been begun of the job is not wanted any more.
+  bool IsDropped(const std::string& identity);
+  void NoteOutcome(const SnapshotHeader& header, const absl::StatusOr<uint64_t>& bytes,
+                   Duration took);
+
+  SnapshotFolder& folder_;
+  OutcomeCounters snapshots_;
+  Counter& bytes_;
+  Histogram& seconds_;
+  Gauge& newest_;
+
+  Mutex mutex_;
+  CondVar changed_;
+  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+  std::deque<Order> orders_ ABSL_GUARDED_BY(mutex_);
+  std::map<std::string, SnapshotId> begun_ ABSL_GUARDED_BY(mutex_);  // by identity
+  std::set<std::string> forgotten_ ABSL_GUARDED_BY(mutex_);          // of those
+  std::set<std::string> failing_ ABSL_GUARDED_BY(mutex_);            // jobs whose latest failed
+  Thread thread_;  // declared last, because it uses everything above
+};
+
+}  // namespace thalweg

@@ -1,0 +1,186 @@
+#include "server/snapshot/snapshot_folder.h"
+
+#include <fcntl.h>
+#include <spdlog/spdlog.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <system_error>
+#include <utility>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "core/base/log.h"
+
+namespace thalweg {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr char kEnding[] = ".snapshot";
+
+std::optional<SnapshotId> IdOf(const fs::path& path) {
+  if (path.extension() != kEnding) return std::nullopt;
+  const std::pair<std::string, std::string> parts =
+      absl::StrSplit(path.stem().string(), absl::MaxSplits('-', 1));
+  SnapshotId id;
+  if (!absl::SimpleAtoi(parts.first, &id.branch) || !absl::SimpleAtoi(parts.second, &id.step)) {
+    return std::nullopt;
+  }
+  return id;
+}
+
+// Returns the paths in a folder; none if it cannot be read.
+std::vector<fs::path> PathsIn(const std::string& folder) {
+  std::error_code error;
+  std::vector<fs::path> paths;
+  for (fs::directory_iterator entry(folder, error), end; !error && entry != end;
+       entry.increment(error)) {
+    paths.push_back(entry->path());
+  }
+  return paths;
+}
+
+// Removes the folders of jobs to which nothing has been added for long.
+void RemoveForgotten(const std::string& path) {
+  for (const fs::path& folder : PathsIn(path)) {
+    std::error_code error;
+    if (!fs::is_directory(folder, error)) continue;
+    const auto written = fs::last_write_time(folder, error);
+    if (error || fs::file_time_type::clock::now() - written < SnapshotFolder::kForgottenAfter) {
+      continue;
+    }
+    fs::remove_all(folder, error);
+    spdlog::info("removed {}: no snapshot has been written there for {} days", folder.string(),
+                 SnapshotFolder::kForgottenAfter / std::chrono::hours(24));
+  }
+}
+
+void RemoveUnfinished(const std::string& path) {
+  for (const fs::path& folder : PathsIn(path)) {
+    for (const fs::path& file : PathsIn(folder)) {
+      std::error_code ignored;
+      if (file.extension() == kUnfinished) fs::remove(file, ignored);
+    }
+  }
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<SnapshotFolder>> SnapshotFolder::Open(const std::string& path) {
+  std::error_code error;
+  fs::create_directories(path, error);
+  const std::string lock_path = path + "/lock";
+  const int lock =
+      error ? -1 : open(lock_path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, S_IRUSR | S_IWUSR);
+  if (lock < 0) {
+    return absl::InternalError(absl::StrCat("cannot keep snapshots in ", path, ": ",
+                                            error ? error.message() : std::strerror(errno)));
+  }
+  if (flock(lock, LOCK_EX | LOCK_NB) != 0) {
+    close(lock);
+    return absl::FailedPreconditionError(absl::StrCat("another aggregator keeps its snapshots in ",
+                                                      path, ": give each a folder of its own"));
+  }
+  RemoveForgotten(path);
+  RemoveUnfinished(path);
+  return std::unique_ptr<SnapshotFolder>(new SnapshotFolder(path, lock));
+}
+
+SnapshotFolder::~SnapshotFolder() { close(lock_); }
+
+std::string SnapshotFolder::FolderOf(const std::string& identity) const {
+  return absl::StrCat(path_, "/", absl::BytesToHexString(identity));
+}
+
+std::string SnapshotFolder::PathOf(const std::string& identity, const SnapshotId& id) const {
+  return absl::StrCat(FolderOf(identity), "/", id.branch, "-", id.step, kEnding);
+}
+
+absl::StatusOr<SnapshotFile> SnapshotFolder::Create(const SnapshotHeader& header) {
+  std::error_code error;
+  const std::string folder = FolderOf(header.identity);
+  fs::create_directories(folder, error);
+  if (error) {
+    return absl::InternalError(absl::StrCat("cannot make ", folder, ": ", error.message()));
+  }
+  return SnapshotFile::Create(PathOf(header.identity, header.id), header);
+}
+
+std::vector<SnapshotHeader> SnapshotFolder::List(const std::string& identity) {
+  std::vector<SnapshotHeader> found;
+  for (const fs::path& path : PathsIn(FolderOf(identity))) {
+    const std::optional<SnapshotId> id = IdOf(path);
+    if (!id) continue;
+    {
+      MutexLock lock(mutex_);
+      if (refused_.contains(path)) continue;
+    }
+    absl::StatusOr<SnapshotHeader> header = ReadSnapshotHeader(path);
+    if (header.ok() && (header->identity != identity || header->id != *id)) {
+      header = absl::FailedPreconditionError(
+          absl::StrCat(path.string(), " is ", ToString(header->id), " of job '", header->job,
+                       "' with another secret, or has been renamed"));
+    }
+    if (header.ok()) {
+      found.push_back(*std::move(header));
+    } else if (!absl::IsNotFound(header.status())) {
+      Refuse(path, header.status());
+    }
+  }
+  std::sort(found.begin(), found.end(),
+            [](const SnapshotHeader& a, const SnapshotHeader& b) { return a.id < b.id; });
+  return found;
+}
+
+absl::StatusOr<Snapshot> SnapshotFolder::Read(const std::string& identity, const SnapshotId& id) {
+  const std::string path = PathOf(identity, id);
+  absl::StatusOr<Snapshot> snapshot = ReadSnapshot(path);
+  if (absl::IsDataLoss(snapshot.status())) Refuse(path, snapshot.status());
+  return snapshot;
+}
+
+void SnapshotFolder::Refuse(const std::string& path, const absl::Status& why) {
+  {
+    MutexLock lock(mutex_);
+    if (!refused_.insert(path).second) return;
+  }
+  spdlog::warn("{}; the snapshot before it is used", Text(why));
+}
+
+void SnapshotFolder::Remove(const std::string& identity, const SnapshotId& id) {
+  std::error_code error;
+  const std::string path = PathOf(identity, id);
+  if (!fs::remove(path, error) && error) {
+    spdlog::warn("cannot remove the snapshot {}: {}", path, error.message());
+  }
+}
+
+void SnapshotFolder::Prune(const std::string& identity, const std::optional<SnapshotId>& common) {
+  const std::vector<SnapshotHeader> all = List(identity);
+  for (size_t i = 0; i + 2 < all.size(); ++i) {
+    // The first of those before `common` that is kept is the last of them.
+    const bool is_fallback = common && all[i].id < *common && !(all[i + 1].id < *common);
+    if (!is_fallback && all[i].id != common) Remove(identity, all[i].id);
+  }
+}
+
+void SnapshotFolder::DropLater(const std::string& identity, const SnapshotId& id) {
+  for (const SnapshotHeader& each : List(identity)) {
+    if (id < each.id) Remove(identity, each.id);
+  }
+}
+
+void SnapshotFolder::Forget(const std::string& identity) {
+  std::error_code error;
+  fs::remove_all(FolderOf(identity), error);
+  if (error) spdlog::warn("cannot remove {}: {}", FolderOf(identity), error.message());
+}
+
+}  // namespace thalweg

@@ -1,0 +1,152 @@
+#include "server/snapshot/snapshot_folder.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "absl/strings/str_cat.h"
+
+namespace thalweg {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+const std::string kOurs(32, '\x01'), kTheirs(32, '\x02');
+
+class SnapshotFolderTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    path_ = fs::path(::testing::TempDir()) /
+            absl::StrCat("snapshots-", getpid(), "-",
+                         ::testing::UnitTest::GetInstance()->current_test_info()->name());
+    Open();
+  }
+  void TearDown() override { fs::remove_all(path_); }
+
+  void Open() {
+    folder_.reset();
+    auto opened = SnapshotFolder::Open(path_);
+    ASSERT_TRUE(opened.ok()) << opened.status();
+    folder_ = *std::move(opened);
+  }
+  void Take(const SnapshotId& id, const std::string& identity = kOurs) {
+    auto file = folder_->Create({.job = "job", .identity = identity, .id = id, .num_chunks = 1});
+    ASSERT_TRUE(file.ok()) << file.status();
+    ASSERT_TRUE(file->Add({{}, 0, {{1.0f}, {}, id.step}}).ok());
+    ASSERT_TRUE(file->Commit().ok());
+  }
+  std::vector<SnapshotId> Listed(const std::string& identity = kOurs) {
+    std::vector<SnapshotId> ids;
+    for (const SnapshotHeader& header : folder_->List(identity)) ids.push_back(header.id);
+    return ids;
+  }
+  // Returns where the only file with this name lies.
+  fs::path Find(const std::string& name) const {
+    for (const auto& entry : fs::recursive_directory_iterator(path_)) {
+      if (entry.path().filename() == name) return entry.path();
+    }
+    return {};
+  }
+
+  fs::path path_;
+  std::unique_ptr<SnapshotFolder> folder_;
+};
+
+TEST_F(SnapshotFolderTest, SnapshotsAreListedInOrderByJobAlsoAfterARestart) {
+  Take({0, 30});
+  Take({1, 20});
+  Take({0, 100});
+  Take({5, 5}, kTheirs);
+  Open();
+  EXPECT_THAT(Listed(), ElementsAre(SnapshotId{0, 30}, SnapshotId{0, 100}, SnapshotId{1, 20}));
+  EXPECT_THAT(Listed(kTheirs), ElementsAre(SnapshotId{5, 5}));
+  const auto snapshot = folder_->Read(kOurs, {0, 100});
+  ASSERT_TRUE(snapshot.ok()) << snapshot.status();
+  EXPECT_EQ(snapshot->chunks[0].weights.steps, 100u);
+}
+
+TEST_F(SnapshotFolderTest, TwoNewestAreKeptAndWhatAllShardsHaveAndTheOneBefore) {
+  for (uint64_t step = 10; step <= 70; step += 10) Take({0, step});
+  folder_->Prune(kOurs, SnapshotId{0, 40});
+  EXPECT_THAT(Listed(), ElementsAre(SnapshotId{0, 30}, SnapshotId{0, 40}, SnapshotId{0, 60},
+                                    SnapshotId{0, 70}));
+  folder_->Prune(kOurs, SnapshotId{0, 70});
+  EXPECT_THAT(Listed(), ElementsAre(SnapshotId{0, 60}, SnapshotId{0, 70}));
+  folder_->Prune(kOurs, std::nullopt);
+  EXPECT_THAT(Listed(), ElementsAre(SnapshotId{0, 60}, SnapshotId{0, 70}));
+}
+
+TEST_F(SnapshotFolderTest, SnapshotsLaterThanTheRestoredOneAreDropped) {
+  Take({0, 10});
+  Take({0, 20});
+  Take({1, 5});
+  folder_->DropLater(kOurs, {0, 10});
+  EXPECT_THAT(Listed(), ElementsAre(SnapshotId{0, 10}));
+}
+
+TEST_F(SnapshotFolderTest, JobThatIsOverLeavesNothing) {
+  Take({0, 10});
+  Take({0, 10}, kTheirs);
+  folder_->Forget(kOurs);
+  EXPECT_THAT(Listed(), IsEmpty());
+  EXPECT_THAT(Listed(kTheirs), ElementsAre(SnapshotId{0, 10}));
+}
+
+TEST_F(SnapshotFolderTest, DamagedFileIsRefusedWhenItIsReadAndNotListedAgain) {
+  Take({0, 10});
+  Take({0, 20});
+  const fs::path damaged = Find("0-20.snapshot");
+  fs::resize_file(damaged, fs::file_size(damaged) - 1);
+  EXPECT_THAT(Listed(), ElementsAre(SnapshotId{0, 10}, SnapshotId{0, 20}));  // its header is whole
+  const absl::Status status = folder_->Read(kOurs, {0, 20}).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("0-20.snapshot is cut off"));
+  EXPECT_THAT(Listed(), ElementsAre(SnapshotId{0, 10}));
+}
+
+TEST_F(SnapshotFolderTest, FilesOfOthersAreNotListed) {
+  Take({0, 10});
+  Take({0, 20}, kTheirs);
+  const fs::path ours = Find("0-10.snapshot"), theirs = Find("0-20.snapshot");
+  fs::copy_file(theirs, ours.parent_path() / "0-20.snapshot");
+  fs::copy_file(ours, ours.parent_path() / "0-30.snapshot");  // under another name
+  std::ofstream(ours.parent_path() / "0-40.snapshot") << "anything";
+  std::ofstream(ours.parent_path() / "notes.txt") << "anything";
+  EXPECT_THAT(Listed(), ElementsAre(SnapshotId{0, 10}));
+}
+
+TEST_F(SnapshotFolderTest, UnfinishedFilesAreRemovedWhenTheFolderIsOpened) {
+  Take({0, 10});
+  const fs::path unfinished = Find("0-10.snapshot").parent_path() / "0-20.snapshot.unfinished";
+  std::ofstream(unfinished) << "half a";
+  Open();
+  EXPECT_FALSE(fs::exists(unfinished));
+  EXPECT_THAT(Listed(), ElementsAre(SnapshotId{0, 10}));
+}
+
+TEST_F(SnapshotFolderTest, JobsThatHaveWrittenNothingForAWeekAreForgotten) {
+  Take({0, 10});
+  Take({0, 20}, kTheirs);
+  const fs::path old = Find("0-10.snapshot").parent_path();
+  fs::last_write_time(old, fs::file_time_type::clock::now() - SnapshotFolder::kForgottenAfter);
+  Open();
+  EXPECT_THAT(Listed(), IsEmpty());
+  EXPECT_THAT(Listed(kTheirs), ElementsAre(SnapshotId{0, 20}));
+}
+
+TEST_F(SnapshotFolderTest, FolderIsOneProcesss) {
+  const absl::Status second = SnapshotFolder::Open(path_).status();
+  EXPECT_EQ(second.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(second.message()), HasSubstr("give each a folder of its own"));
+  EXPECT_THAT(std::string(SnapshotFolder::Open("/proc/snapshots").status().message()),
+              HasSubstr("cannot keep snapshots in /proc/snapshots: "));
+}
+
+}  // namespace
+}  // namespace thalweg

@@ -1,0 +1,184 @@
+"""Tests that a training goes on from a snapshot when aggregators lose what they keep."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import re
+import secrets
+import select
+from pathlib import Path
+
+import pytest
+import snapshot_jobs
+from harness import Job, metric, servers
+
+JOBS = Path(snapshot_jobs.__file__)
+EVERY = 5
+PATIENCE = 300.0
+
+
+class Cluster:
+    """Aggregators with folders for snapshots, two nodes, and a job that trains on them."""
+
+    def __init__(self, running, tmp_path: Path, name="trained_through_losses", shards=2, **env):
+        self.running = running
+        self.folders = [tmp_path / f"state{number}" for number in range(shards)]
+        for folder in self.folders:
+            running.add_aggregator("--state-dir", str(folder))
+        sidecars = [running.add_sidecar(env={"THALWEG_RECONNECT": "2"}).address for _ in range(2)]
+        self.progress = tmp_path / "progress"
+        variables = {"EVERY": str(EVERY), "PROGRESS": str(self.progress)} | env
+        self.job = Job(name, running, tmp_path, sidecar_of=sidecars, env=variables, jobs=JOBS)
+
+    def told(self) -> tuple[int, int]:
+        """The steps that the first worker has tried, and how often it has gone back."""
+        if not self.progress.exists():
+            return 0, 0
+        tried, rolled_back = map(int, self.progress.read_text(encoding="ascii").split())
+        return tried, rolled_back
+
+    def await_until(self, holds) -> None:
+        while not holds():
+            assert self.job.workers[0].process.poll() is None, self.job.output
+            select.select([], [], [], 0.001)
+
+    def await_steps(self, more: int) -> None:
+        last = self.told()[0] + more
+        self.await_until(lambda: self.told()[0] >= last)
+
+    def is_writing(self, number: int) -> bool:
+        return any(self.folders[number].glob("*/*.unfinished"))
+
+    def kill(self, *numbers: int) -> None:
+        """Kills these aggregators at once."""
+        self.killed = {number: self.running.aggregators[number] for number in numbers}
+        for aggregator in self.killed.values():
+            aggregator.process.kill()
+        for aggregator in self.killed.values():
+            aggregator.process.wait()
+
+    def restart(self) -> None:
+        """Starts those that were killed again, at the same addresses."""
+        for number, before in self.killed.items():
+            flags = ("--state-dir", str(self.folders[number]))
+            self.running.add_aggregator(*flags, listen=before.address)
+            self.running.aggregators[number] = self.running.aggregators.pop()
+
+    def files(self, number: int) -> list[Path]:
+        return sorted(self.folders[number].glob("*/*.snapshot"), key=_order)
+
+
+def _order(path: Path) -> tuple[int, int]:
+    branch, step = map(int, path.stem.split("-"))
+    return branch, step
+
+
+def assert_exact(results, losses: int) -> None:
+    """The workers went back together, to weights of a training without losses, and ended so."""
+    first, *others = results
+    assert all(other["rolled back"] == first["rolled back"] for other in others)
+    assert len(first["rolled back"]) == losses
+    for result in results:
+        assert result["wrong"] == []
+        assert result["weights"] == result["expected"]
+
+
+def lose_at_random(tmp_path: Path, kills: int, **env: str) -> None:
+    """Kills one or all aggregators `kills` times, at random or while they write a snapshot."""
+    seed = int(os.environ.get("SEED") or secrets.randbits(32))
+    print(f"SEED={seed}")
+    chance = random.Random(seed)
+    steps = str(120 * kills)
+    with servers() as running:
+        cluster = Cluster(running, tmp_path, STEPS=steps, **env)
+        cluster.await_until(lambda: all(cluster.files(number) for number in (0, 1)))
+        for kill in range(1, kills + 1):
+            cluster.await_steps(chance.randrange(3 * EVERY))
+            victims = chance.choice([(0,), (1,), (0, 1)])
+            if chance.random() < 0.5:
+                cluster.await_until(lambda: cluster.is_writing(victims[0]))  # noqa: B023
+            cluster.kill(*victims)
+            cluster.restart()
+            cluster.await_until(lambda: cluster.told()[1] == kill)  # noqa: B023
+        assert_exact(cluster.job.results(PATIENCE), kills)
+
+
+@pytest.mark.parametrize("overlap", [{}, {"OVERLAP": "1"}], ids=["waiting", "overlapping"])
+def test_killed_aggregators_cost_no_more_than_the_steps_since_their_snapshot(overlap, tmp_path):
+    lose_at_random(tmp_path, 3, **overlap)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+def test_fifty_random_kills_never_leave_a_torn_state(tmp_path):
+    lose_at_random(tmp_path, 50)
+
+
+def test_damaged_snapshot_is_named_and_the_one_before_it_is_used(tmp_path, capfd):
+    with servers() as running:
+        cluster = Cluster(running, tmp_path, STEPS="200")
+        cluster.await_until(lambda: all(len(cluster.files(number)) >= 2 for number in (0, 1)))
+        cluster.kill(0, 1)
+        common = sorted(
+            {path.name for path in cluster.files(0)} & {path.name for path in cluster.files(1)},
+            key=lambda name: _order(Path(name)),
+        )
+        before, damaged = common[-2:]
+        path = next(cluster.folders[1].glob(f"*/{damaged}"))
+        with path.open("r+b") as file:
+            file.truncate(path.stat().st_size - 1)
+        cluster.restart()
+        results = cluster.job.results()
+    assert_exact(results, 1)
+    assert results[0]["rolled back"] == [_order(Path(before))[1]]
+    assert f"{path} is cut off" in capfd.readouterr().err
+
+
+def test_full_disk_fails_the_snapshot_and_not_the_job(tmp_path):
+    with servers() as running:
+        steps = 300
+        cluster = Cluster(running, tmp_path, STEPS=str(steps))
+        cluster.await_until(lambda: bool(cluster.files(1)))
+        first = cluster.files(1)[0]
+        for step in range(EVERY, steps, EVERY):
+            with contextlib.suppress(FileExistsError):  # it is being written
+                path = first.with_name(f"{_order(first)[0]}-{step}.snapshot.unfinished")
+                path.symlink_to("/dev/full")
+        results = cluster.job.results()
+        failed = metric(
+            running.aggregators[1], "thalweg_shard_snapshots_total", 'outcome="resource_exhausted"'
+        )
+    assert_exact(results, 0)
+    assert failed > 0
+
+
+def test_shard_without_a_folder_is_named_when_the_optimizer_is_made(tmp_path):
+    with servers(shards=1) as running:
+        running.add_aggregator("--state-dir", str(tmp_path / "state"))
+        sidecars = [running.add_sidecar().address for _ in range(2)]
+        job = Job("trained_on_and_on", running, tmp_path, sidecar_of=sidecars, jobs=JOBS)
+        for result in job.results():
+            assert "RuntimeError: thalweg: " in result
+            assert "aggregator shard 0 keeps no snapshots: start it with --state-dir" in result
+
+
+def test_shard_that_does_not_come_back_ends_the_job_with_its_name(tmp_path):
+    with servers() as running:
+        cluster = Cluster(running, tmp_path, "trained_on_and_on", THALWEG_TIMEOUT="3")
+        cluster.await_steps(2 * EVERY)
+        cluster.kill(1)
+        results = cluster.job.results()
+    for result in results:
+        assert re.search("RuntimeError: .*could not go back to a snapshot: ", result), result
+
+
+def test_script_without_a_handler_is_told_that_it_went_back(tmp_path):
+    with servers() as running:
+        cluster = Cluster(running, tmp_path, "trained_on_and_on")
+        cluster.await_steps(2 * EVERY)
+        cluster.kill(0)
+        cluster.restart()
+        for result in cluster.job.results():
+            assert result.startswith("RolledBack: thalweg: shards had lost their weights: ")
