@@ -146,12 +146,13 @@ TEST(MessageTest, BadHeadersAreRefusedByName) {
   const struct {
     size_t offset;
     std::string bytes;
-    const char* expected;
-  } cases[] = {{0, "X", "not a Thalweg process"},
-               {4, std::string(2, '\0'), "type 0"},
-               {4, "\x1a", "type 26"},
-               {6, "\x02", "flags 2"},
-               {8, U32(kMaxFrameBytes + 1), "frame of 16777217 bytes"}};
+    std::string expected;
+  } cases[] = {
+      {0, "X", "not a Thalweg process"},
+      {4, std::string(2, '\0'), "type 0"},
+      {4, std::string(1, static_cast<char>(kTypes + 1)), absl::StrCat("type ", kTypes + 1)},
+      {6, "\x02", "flags 2"},
+      {8, U32(kMaxFrameBytes + 1), "frame of 16777217 bytes"}};
   for (const auto& c : cases) {
     std::string bad = good;
     bad.replace(c.offset, c.bytes.size(), c.bytes);

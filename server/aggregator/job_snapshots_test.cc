@@ -95,12 +95,14 @@ TEST(JobSnapshotsTest, ShardWithoutAFolderSaysHowToGetOne) {
               HasSubstr("a job without a secret"));
   JoinRequest request = without.test().job().first();
   request.identity = kIdentity;
+  request.workers = 1;
   MetricRegistry registry;
   ShardMetrics metrics(registry);
   MemoryBudget memory(TestJob::kPlenty, metrics.memory_reserved_bytes);
   FaultLog faults;
   Job job(request, 64, memory, metrics, faults);
-  ASSERT_TRUE(job.AddMember(request, std::make_shared<ListSink>(), Now()).ok());
+  const absl::Status member = job.AddMember(request, std::make_shared<ListSink>(), Now());
+  ASSERT_TRUE(member.ok()) << member;
   const absl::Status status = job.Snapshots(0, {}).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(std::string(status.message()),
