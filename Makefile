@@ -1,7 +1,7 @@
 # These are the verbs of this repository. Logic lives in scripts/ and CMake; each verb works from a
 # fresh clone.
 .DEFAULT_GOAL := help
-.PHONY: help setup build check test demo docs lint format asan tsan bench faults chaos helm test-kube
+.PHONY: help setup build check test demo docs lint format asan tsan bench faults chaos fuzz helm test-kube
 
 help:    ## list the verbs
 	@sed -n 's/^\([a-z-]*\): *## /  make \1\t/p' Makefile | expand -t 16
@@ -50,3 +50,6 @@ faults:  ## attack servers beside a healthy job, run other long tests (about sev
 
 chaos:   ## disturb a job at random and check every bit (root): make chaos SEED=1 SECONDS=300
 	@scripts/chaos "$(SEED)" "$(SECONDS)"
+
+fuzz:    ## let parsers of what peers send read made-up bytes: make fuzz SECONDS=60 for each
+	@scripts/fuzz $(SECONDS)

@@ -149,7 +149,7 @@ function(thalweg_check_includes)
     get_property(tests GLOBAL PROPERTY "THALWEG_TESTS_OF_${file}")
     if(owner STREQUAL "")
       list(APPEND errors "${file} lies in no room: a thalweg_room() must claim its folder")
-    elseif(NOT owner STREQUAL "(left out)" AND (tests OR NOT file MATCHES "_(test|bench)\\.cc$"))
+    elseif(NOT owner STREQUAL "(left out)" AND (tests OR NOT file MATCHES "_(test|bench|fuzz)\\.cc$"))
       file(STRINGS "${PROJECT_SOURCE_DIR}/${file}" lines
            REGEX "^[ \t]*#[ \t]*include[ \t]*(\"[^\"]*\"|<[^>]*/[^>]*>)")
       if(NOT tests)

@@ -148,6 +148,30 @@ function(thalweg_test)
   endif()
 endfunction()
 
+# thalweg_fuzz(NAME x_fuzz ROOM room SOURCES … [LINK …]): a fuzz target, and a test that runs it on
+# its corpus, the files of tests/fuzz/x_fuzz. With Clang's -fsanitize=fuzzer the program makes
+# inputs of its own instead (scripts/fuzz).
+function(thalweg_fuzz)
+  if(NOT THALWEG_TESTS)
+    return()
+  endif()
+  cmake_parse_arguments(ARG "" "NAME;ROOM" "SOURCES;LINK" ${ARGN})
+  add_executable(${ARG_NAME} ${ARG_SOURCES})
+  target_link_libraries(${ARG_NAME} PRIVATE thalweg_${ARG_ROOM} ${ARG_LINK})
+  thalweg_declare_test(${ARG_NAME} "${ARG_ROOM};${ARG_LINK}" "${ARG_SOURCES}")
+  if(THALWEG_SANITIZE MATCHES "fuzzer")
+    target_link_options(${ARG_NAME} PRIVATE -fsanitize=fuzzer)
+    if(NOT TARGET fuzz_targets)
+      add_custom_target(fuzz_targets)
+    endif()
+    add_dependencies(fuzz_targets ${ARG_NAME})
+    return()
+  endif()
+  target_sources(${ARG_NAME} PRIVATE ${PROJECT_SOURCE_DIR}/core/base/replay_corpus.cc)
+  add_test(NAME ${ARG_NAME} COMMAND ${ARG_NAME} ${PROJECT_SOURCE_DIR}/tests/fuzz/${ARG_NAME})
+  set_tests_properties(${ARG_NAME} PROPERTIES TIMEOUT 120 LABELS "unit;${ARG_ROOM}")
+endfunction()
+
 # thalweg_bench(NAME x_bench ROOM room SOURCES … [LINK …]) makes a Google Benchmark program; none
 # where a sanitizer would make its figures meaningless.
 function(thalweg_bench)

@@ -1,5 +1,6 @@
 #include "server/transport/grpc_log.h"
 
+#include <google/protobuf/stubs/logging.h>
 #include <grpc/support/log.h>
 #include <spdlog/spdlog.h>
 
@@ -41,9 +42,20 @@ void Write(gpr_log_func_args* line) {
               Printable(line->message, kMaxReasonBytes));
 }
 
+// Protobuf complains of each text of a peer that is not UTF-8.
+void WriteOfProtobuf(google::protobuf::LogLevel /*level*/, const char* /*file*/, int /*line*/,
+                     const std::string& message) {
+  static LogLimit& lines = *new LogLimit("of protobuf");
+  if (lines.Admits(Now())) spdlog::warn("protobuf: {}", Printable(message, kMaxReasonBytes));
+}
+
 }  // namespace
 
-void RouteGrpcLog() { gpr_set_log_function(Write); }
+void RouteGrpcLog() {
+  gpr_set_log_function(Write);
+  // Protobuf's handler may be set only while no other thread parses.
+  [[maybe_unused]] static const auto before = google::protobuf::SetLogHandler(WriteOfProtobuf);
+}
 
 HandshakeFailures::HandshakeFailures(MetricRegistry& metrics)
     : counter_(metrics.GetCounter(

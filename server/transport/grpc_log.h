@@ -1,12 +1,13 @@
-// This header is about what gRPC itself logs.
+// This header is about what gRPC and protobuf themselves log.
 #pragma once
 
 #include "core/base/metrics.h"
 
 namespace thalweg {
 
-// Sends what gRPC logs to our log, for the whole process. Strangers can cause gRPC's errors as
-// often as they like, so only some of them are logged (LogLimit). Idempotent.
+// Sends what gRPC and protobuf log to our log, for the whole process. Strangers can cause their
+// errors as often as they like, so only some of them are logged (LogLimit). Idempotent; the first
+// call comes before any other thread parses messages.
 void RouteGrpcLog();
 
 // A HandshakeFailures counts the TLS handshakes that fail in this process while it exists, at
