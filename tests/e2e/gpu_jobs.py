@@ -10,6 +10,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import thalweg.ddp
+import thalweg.optim
+import thalweg.ps
 
 STEPS = 6
 BUSY_CYCLES = 20_000_000  # some milliseconds during which a GPU does nothing else
@@ -70,6 +72,41 @@ def differing_steps(model: DistributedDataParallel) -> int:
         differing += int(not torch.equal(averaged, expected))
         optimizer.step()
     return differing
+
+
+@job
+def served_weights() -> dict[str, Any]:
+    """Counts the steps after which a ServerOptimizer's weights are not those of the fused optimizer
+    on the CPU with the workers' mean.
+    """
+    torch.use_deterministic_algorithms(True)
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Linear(256, 512), nn.ReLU(), nn.Linear(512, 10)).to(device())
+    parameters = list(model.parameters())
+    kept = [nn.Parameter(each.detach().cpu().clone()) for each in parameters]
+    options = {"lr": 0.05, "momentum": 0.9, "weight_decay": 0.01}
+    served = thalweg.ps.ServerOptimizer(parameters, "sgd", **options, bucket_cap_mb=0.2)
+    local = thalweg.optim.FusedSGD(kept, **options)
+    data = torch.Generator().manual_seed(dist.get_rank())
+    differing = 0
+    for _ in range(STEPS):
+        x = torch.randn(32, 256, generator=data).to(device())
+        own = torch.autograd.grad(model(x).square().mean(), parameters)
+        for parameter, gradient_ in zip(kept, own, strict=True):
+            parameter.grad = mean(gradient_)
+        served.zero_grad()
+        keep_busy()
+        model(x).square().mean().backward()
+        served.step()
+        local.step()
+        pairs = zip(parameters, kept, strict=True)
+        differing += any(not torch.equal(ours.cpu(), theirs) for ours, theirs in pairs)
+    state = served.state_dict()["state"]
+    moments = [state[index]["momentum_buffer"] for index in range(len(kept))]
+    expected = [local.state[each]["momentum_buffer"] for each in kept]
+    pairs = zip(moments, expected, strict=True)
+    same = all(torch.equal(ours.cpu(), theirs) for ours, theirs in pairs)
+    return {"differing": differing, "same_moments": same}
 
 
 @job

@@ -47,3 +47,9 @@ def test_gradients_are_bit_for_bit_the_mean_of_the_workers(device, nodes, tmp_pa
 def test_closed_session_fails_backward_with_its_reason(device, tmp_path):
     for result in run("closed_early", device, tmp_path, 1):
         assert "the session was closed" in result["error"]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_server_optimizer_gives_the_weights_of_the_fused_one(device, tmp_path):
+    for result in run("served_weights", device, tmp_path, 2):
+        assert result == {"differing": 0, "same_moments": True}

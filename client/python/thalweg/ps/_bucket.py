@@ -13,6 +13,7 @@ from torch.futures import Future
 from thalweg import _C
 from thalweg.ps._pushed_grad import PushedGrad
 from thalweg.ps._rules import Group, Kind, Rule
+from thalweg.ps._staging import Staging, flattened, on_cpu
 
 if TYPE_CHECKING:
     from thalweg.ps._kept import KeptWeights
@@ -99,7 +100,7 @@ class Bucket:
         self._serve = functools.partial(
             _C.ServedBucket,
             number=number,
-            named_parameters=[(each.name, each.tensor) for each in parameters],
+            named_parameters=[(each.name, on_cpu(each.tensor)) for each in parameters],
             groups=[each.group for each in parameters],
             optimizer=kind.native,
             decoupled=rule.decoupled,
@@ -110,8 +111,10 @@ class Bucket:
         )
         first = parameters[0].tensor
         elems = sum(each.tensor.numel() for each in parameters)
-        self._grads = torch.empty(elems, dtype=first.dtype)
-        self._places = dict(zip(map(id, self._tensors()), self._views(self._grads), strict=True))
+        from_gpu = any(tensor.is_cuda for tensor in self._tensors())
+        self._grads = Staging(elems, first.dtype, from_gpu=from_gpu)
+        views = self._views(self._grads.flat)
+        self._places = dict(zip(map(id, self._tensors()), views, strict=True))
         self._gathered: set[int] = set()
         self.connect(session)
         self.remember()
@@ -151,14 +154,14 @@ class Bucket:
         """Takes the parameter's gradient away. Call it once in a step."""
         tensor = parameter.tensor
         assert tensor.grad is not None
-        self._places[id(tensor)].copy_(tensor.grad)
+        self._grads.fill(self._places[id(tensor)], tensor.grad)
         tensor.grad = None
         tensor.grad = PushedGrad(tensor, parameter.name)
         self._gathered.add(id(tensor))
 
     def push(self, settings: int) -> None:
         """Sends the gradients, all of which have been gathered."""
-        self._coming = self._served.push(self._grads, settings)
+        self._coming = self._served.push(self._grads.settled(), settings)
 
     def squares(self) -> tuple[list[Tensor], int]:
         """With an update that commits: waits for the squares of the mean gradients. Returns them
@@ -238,7 +241,7 @@ class Bucket:
         self, weights: Sequence[Tensor], states: Sequence[dict[str, Tensor]], steps: int
     ) -> None:
         """Makes these float32 weights and states, by parameter, what the shards have."""
-        self._served.write(0, torch.cat([each.reshape(-1) for each in weights]), steps)
+        self._served.write(0, flattened(list(weights)), steps)
         for slice_, name in enumerate(self._kind.moments, start=1):
             values = None
             if any(state.get(name) is not None for state in states):
@@ -248,7 +251,7 @@ class Bucket:
                     else state[name]
                     for tensor, state in zip(self._tensors(), states, strict=True)
                 ]
-                values = torch.cat([moment.detach().reshape(-1).float() for moment in moments])
+                values = flattened(moments)
             self._served.write(slice_, values, steps)
 
     def _tensors(self) -> list[Tensor]:

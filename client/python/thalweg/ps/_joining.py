@@ -114,8 +114,10 @@ def _why_not(named_parameters: list[tuple[str, torch.Tensor]], optimizer: str) -
     for name, tensor in named_parameters:
         if is_dtensor(tensor):
             return f"parameter {name} is sharded (DTensor): {optimizer} takes whole ones"
-        if tensor.device.type != "cpu":
-            return f"parameter {name} is on {tensor.device}: {optimizer} takes the CPU's only"
+        devices = {"cpu", "cuda"} if optimizer == "ServerOptimizer" else {"cpu"}
+        if tensor.device.type not in devices:
+            taken = " and ".join(sorted(devices))
+            return f"parameter {name} is on {tensor.device}: {optimizer} takes those on {taken}"
         if tensor.dtype not in _DTYPES:
             return (
                 f"parameter {name} is {tensor.dtype}: {optimizer} takes float32, float16 and "

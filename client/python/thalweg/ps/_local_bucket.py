@@ -23,7 +23,7 @@ class LocalBucket(Bucket):
         """Sends `factor` times the weights of the last exchange minus the parameters."""
         torch._foreach_sub_(self._weights(), self._tensors())
         if factor != 1:
-            self._grads.mul_(factor)
+            self._grads.flat.mul_(factor)
         self.push(settings)
         self.expect()
 
@@ -47,7 +47,7 @@ class LocalBucket(Bucket):
         """Returns what is equal on all workers after an exchange: its weights, one parameter after
         the other, and what workers keep in the place of shards.
         """
-        return [self._grads, *(self._kept.shared() if self._kept else ())]
+        return [self._grads.flat, *(self._kept.shared() if self._kept else ())]
 
     def _weights(self) -> list[Tensor]:
-        return self._views(self._grads)
+        return self._views(self._grads.flat)
