@@ -80,8 +80,7 @@ class Session {
   // announce these in the same order, with generation 0 only.
   virtual absl::Status RegisterServedBucket(BucketId id, const BucketLayout& layout,
                                             const UpdateRule& update) = 0;
-  // Numbers, from 1, settings that later rounds name. All workers give the same; a disagreement
-  // fails the session. Does not wait.
+  // Numbers settings, from 1, for later rounds. Workers that differ fail the session. Never waits.
   virtual absl::Status SetSettings(uint64_t number, const UpdateStep& step) = 0;
   // Read or replace a slice (core/base/update.h) of a served bucket's weights, as a whole: as many
   // values as the bucket has elements, or none. Block. One worker of the job writes them, before
@@ -90,8 +89,8 @@ class Session {
   virtual absl::Status WriteWeights(BucketId id, uint32_t slice, std::span<const float> values,
                                     uint64_t steps) = 0;
 
-  // Asks the shards about snapshots of what they keep, and waits for all. The first worker calls it
-  // before its first Submit of a step. The session fails when a shard cannot do it.
+  // Asks the shards about snapshots of what they keep, and waits for all; a shard that cannot do it
+  // fails the session. The first worker calls it, before its first Submit of a step.
   virtual absl::StatusOr<SnapshotReport> Snapshots(SnapshotAction action, SnapshotId id) = 0;
 
   // Submits one bucket's gradient (layout.Elems() elements). It is copied (and, for a node's only

@@ -88,11 +88,11 @@ void SnapshotWriter::WriteLoop() {
       order = std::move(orders_.front());
       orders_.pop_front();
     }
-    Carry(std::move(order));
+    Carry(order);
   }
 }
 
-void SnapshotWriter::Carry(Order order) {
+void SnapshotWriter::Carry(const Order& order) {
   const TimePoint began = Now();
   const std::string identity = order.header.identity;
   const absl::StatusOr<uint64_t> bytes = WriteFile(order);

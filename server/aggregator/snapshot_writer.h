@@ -49,7 +49,7 @@ class SnapshotWriter {
   };
 
   void WriteLoop();
-  void Carry(Order order);
+  void Carry(const Order& order);
   absl::StatusOr<uint64_t> WriteFile(const Order& order);
   // Returns whether what has been begun of the job is not wanted any more.
   bool IsDropped(const std::string& identity);
