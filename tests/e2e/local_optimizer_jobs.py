@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from diloco import DiLoCo
 from jobs import digest
+from local_optimizer_bytes import bytes_of_exchange, bytes_sent
 from local_optimizer_faults import (
     absent,
     broken,
@@ -30,7 +31,6 @@ from torch.distributed.optim import PostLocalSGDOptimizer
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
-import thalweg.ddp
 from thalweg.optim import FusedAdam, FusedAdamW, FusedSGD
 from thalweg.ps import LocalOptimizer
 
@@ -238,52 +238,6 @@ def published() -> dict[str, Any]:
         weight.fill_(16.0 + dist.get_rank())
     optimizer.publish()
     return {"weights": [weight.item(), *(step() for _ in range(2))]}
-
-
-def bytes_sent() -> dict[str, float]:
-    """Returns what a node sends in a step: with gradients in each, and with every 50th's."""
-    trainer = Trainer(0, 50)
-    trainer.train(50)
-    before = job_runner.sent_bytes()
-    trainer.train(100)
-    local = job_runner.sent_bytes() - before
-    trainer.optimizer.close()
-    model = DistributedDataParallel(make_model(0))
-    thalweg.ddp.attach(model)
-    before = job_runner.sent_bytes()
-    for step in range(100):
-        loss_of(model, dist.get_rank(), step).backward()
-    return {"local": local / 100, "ddp": (job_runner.sent_bytes() - before) / 100}
-
-
-def bytes_of_exchange() -> dict[str, float]:
-    """Returns what a node sends in two exchanges in fp32 and in CODEC, as the transport counts it;
-    and as the optimizer does.
-    """
-    sent, counted = {}, {}
-    for codec in ("fp32", os.environ["CODEC"]):
-        torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(1000, 1000), nn.Tanh(), nn.Linear(1000, 50))
-        optimizer = LocalOptimizer(
-            torch.optim.SGD(model.parameters(), lr=0.1), every=1, codec=codec
-        )
-        before = job_runner.sent_bytes()
-        for step in range(2):
-            optimizer.zero_grad()
-            data = torch.Generator().manual_seed(10 * step + dist.get_rank())
-            model(torch.randn(8, 1000, generator=data)).square().mean().backward()
-            optimizer.step()
-        sent[codec] = job_runner.sent_bytes() - before
-        counted[codec] = optimizer.stats()["wire_bytes_sent"]
-        optimizer.close()
-    elements = sum(parameter.numel() for parameter in model.parameters())
-    coded = os.environ["CODEC"]
-    return {
-        "elements": elements,
-        "fp32": sent["fp32"],
-        "coded": sent[coded],
-        "counted": counted[coded],
-    }
 
 
 JOBS: dict[str, Callable[[], Any]] = {

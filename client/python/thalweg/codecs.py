@@ -12,10 +12,11 @@ module loads neither torch nor native code.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from thalweg._codec_keys import Key, flag, integer, real
 from thalweg._variables import did_you_mean
 
 # These codecs are only a type of element.
@@ -27,22 +28,11 @@ _MAX_REAL = 1e6
 _UP_TO_MAX = f"a number from 0 to {_MAX_REAL:g}"
 
 
-@dataclass(frozen=True)
-class _Key:
-    """A parameter of a codec in its text form."""
-
-    name: str
-    expected: str
-    accepts: Callable[[Any], bool]
-    read: Callable[[str], Any]  # raises ValueError when the text is no such value
-    write: Callable[[Any], str] = str
-
-
 class Codec:
     """Base of all codecs: immutable, compared by value, safe to share between threads."""
 
     name: ClassVar[str]
-    _keys: ClassVar[Mapping[str, _Key]] = {}  # by attribute, in the order of the text form
+    _keys: ClassVar[Mapping[str, Key]] = {}  # by attribute, in the order of the text form
     _shorthand: ClassVar[str] = ""  # the key that may be given without its name
 
     def __post_init__(self) -> None:
@@ -114,43 +104,10 @@ def _read_part(kind: type[Codec], part: str, alone: bool) -> tuple[str, object]:
     return by_name[name], read_value(kind, by_name[name], name, text)
 
 
-def _integer(name: str, low: int, high: int) -> _Key:
-    def read(text: str) -> int:
-        if not (text.isascii() and text.isdigit()):
-            raise ValueError
-        return int(text)
-
-    def accepts(value: object) -> bool:
-        return type(value) is int and low <= value <= high
-
-    return _Key(name, f"a whole number from {low} to {high}", accepts, read)
-
-
-def _real(name: str, expected: str, inside: Callable[[float], bool]) -> _Key:
-    def accepts(value: object) -> bool:
-        return isinstance(value, int | float) and type(value) is not bool and inside(value)
-
-    return _Key(name, expected, accepts, float, _write_real)
-
-
-def _write_real(value: float) -> str:
-    """Formats as C's %g where that reproduces the value, so that both languages agree."""
-    short = f"{value + 0.0:g}"  # removes the sign of -0.0
-    return short if float(short) == value else repr(float(value))
-
-
-def _flag(name: str) -> _Key:
-    def accepts(value: object) -> bool:
-        return type(value) is bool
-
-    read = {"0": False, "1": True}.get
-    return _Key(name, "True or False (in text 1 or 0)", accepts, read, lambda value: f"{value:d}")
-
-
-_RANK = _integer("rank", 1, _MAX_RANK)
-_START = _integer("start", 0, _MAX_ITERATION)
-_SEED = _integer("seed", 0, _MAX_SEED)
-_FEEDBACK = _flag("feedback")
+_RANK = integer("rank", 1, _MAX_RANK)
+_START = integer("start", 0, _MAX_ITERATION)
+_SEED = integer("seed", 0, _MAX_SEED)
+_FEEDBACK = flag("feedback")
 
 
 @dataclass(frozen=True)
@@ -194,15 +151,15 @@ class PowerSGD(Codec):
 
     name = "powersgd"
     _shorthand = "rank"
-    _keys: ClassVar[Mapping[str, _Key]] = {
+    _keys: ClassVar[Mapping[str, Key]] = {
         "rank": _RANK,
         "start_iter": _START,
-        "min_compression_rate": _real("min_rate", _UP_TO_MAX, lambda x: 0 <= x <= _MAX_REAL),
-        "wire": _Key("wire", f"one of {', '.join(WIRE_TYPES)}", WIRE_TYPES.__contains__, str),
-        "warm_start": _flag("warm"),
+        "min_compression_rate": real("min_rate", _UP_TO_MAX, lambda x: 0 <= x <= _MAX_REAL),
+        "wire": Key("wire", f"one of {', '.join(WIRE_TYPES)}", WIRE_TYPES.__contains__, str),
+        "warm_start": flag("warm"),
         "use_error_feedback": _FEEDBACK,
         "seed": _SEED,
-        "epsilon": _real("epsilon", _UP_TO_MAX, lambda x: 0 <= x <= _MAX_REAL),
+        "epsilon": real("epsilon", _UP_TO_MAX, lambda x: 0 <= x <= _MAX_REAL),
     }
 
 
@@ -226,7 +183,7 @@ class Int8(Lossy):
 
     name = "int8"
     block = (256, 260)
-    _keys: ClassVar[Mapping[str, _Key]] = {"start_iter": _START, "use_error_feedback": _FEEDBACK}
+    _keys: ClassVar[Mapping[str, Key]] = {"start_iter": _START, "use_error_feedback": _FEEDBACK}
 
 
 @dataclass(frozen=True)
@@ -239,7 +196,7 @@ class OneBit(Lossy):
     name = "onebit"
     block = (1024, 132)
     is_coarse = True
-    _keys: ClassVar[Mapping[str, _Key]] = {"start_iter": _START, "use_error_feedback": _FEEDBACK}
+    _keys: ClassVar[Mapping[str, Key]] = {"start_iter": _START, "use_error_feedback": _FEEDBACK}
 
 
 @dataclass(frozen=True)
@@ -253,8 +210,8 @@ class TopK(Lossy):
     name = "topk"
     is_coarse = True
     _shorthand = "ratio"
-    _keys: ClassVar[Mapping[str, _Key]] = {
-        "ratio": _real("ratio", "a number above 0, at most 1", lambda x: 0 < x <= 1),
+    _keys: ClassVar[Mapping[str, Key]] = {
+        "ratio": real("ratio", "a number above 0, at most 1", lambda x: 0 < x <= 1),
         "start_iter": _START,
         "use_error_feedback": _FEEDBACK,
     }
@@ -272,9 +229,9 @@ class Sparse(Codec):
 
     name = "sparse"
     _shorthand = "ratio"
-    _keys: ClassVar[Mapping[str, _Key]] = {
-        "ratio": _real("ratio", "a number above 0, at most 1", lambda x: 0 < x <= 1),
-        "feedback": _real("feedback", "a number from 0 to 1", lambda x: 0 <= x <= 1),
+    _keys: ClassVar[Mapping[str, Key]] = {
+        "ratio": real("ratio", "a number above 0, at most 1", lambda x: 0 < x <= 1),
+        "feedback": real("feedback", "a number from 0 to 1", lambda x: 0 <= x <= 1),
     }
 
 
@@ -291,7 +248,7 @@ class Auto(Codec):
 
     name = "auto"
     _shorthand = "rank"
-    _keys: ClassVar[Mapping[str, _Key]] = {
+    _keys: ClassVar[Mapping[str, Key]] = {
         "rank": _RANK,
         "start_iter": _START,
         "seed": _SEED,
