@@ -72,6 +72,8 @@ absl::Status Roster::Admit(const ipc::Hello& hello, std::shared_ptr<Connection> 
                                                     " ", why.message())));
   };
   MutexLock lock(mutex_);
+  // With the lock: whoever tells the workers of the failure later finds this one.
+  THALWEG_RETURN_IF_ERROR(outcome_.Check());
   THALWEG_RETURN_IF_ERROR(CheckSeatLocked(hello));
   auto outbox = std::make_shared<Outbox>(std::move(connection), Outbox::Limits(), on_stuck);
   workers_[hello.local_rank] = {std::move(outbox),  hello.rank, hello.path, shares_gpu,
@@ -196,8 +198,7 @@ Roster::Departure Roster::Leave(uint32_t local_rank, const absl::Status& reason)
 
 bool Roster::IsOver() const {
   MutexLock lock(mutex_);
-  return num_left_ > 0 && num_left_ == num_here_ &&
-         (num_here_ == first_.local_size || !outcome_.failure().ok());
+  return num_left_ == num_here_ && (num_here_ == first_.local_size || !outcome_.failure().ok());
 }
 
 std::string Roster::NameOf(uint32_t local_rank) const {

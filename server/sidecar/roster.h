@@ -31,7 +31,8 @@ class Roster {
   // InvalidArgument names the first thing that the worker says differently from the first one.
   absl::Status CheckSameJob(const ipc::Hello& hello) const;
   // Takes a worker of the same job in. `shares_gpu`: OK, or why the sidecar cannot work on its
-  // GPU's memory. AlreadyExists: there is a worker with its rank or local rank.
+  // GPU's memory. AlreadyExists: there is a worker with its rank or local rank. Returns the
+  // outcome's error when the job has ended: nobody else would tell the worker.
   absl::Status Admit(const ipc::Hello& hello, std::shared_ptr<Connection> connection,
                      const absl::Status& shares_gpu);
   // Waits until all workers are here. Returns the outcome's error when the job ends before.

@@ -99,6 +99,20 @@ TEST_F(RosterTest, WorkerThatLeavesEarlyOrVanishesIsNamed) {
   EXPECT_TRUE(roster_.IsOver());
 }
 
+TEST_F(RosterTest, WorkerThatComesWhenTheJobHasFailedIsToldWhyAndDoesNotCount) {
+  ASSERT_TRUE(Admit(0).ok());
+  outcome_.Fail(absl::AbortedError("because"));
+  roster_.Leave(0, absl::OkStatus());
+  EXPECT_EQ(Admit(1).message(), "job 'job': because");
+  EXPECT_TRUE(roster_.IsOver());
+}
+
+TEST_F(RosterTest, JobThatFailsBeforeAnybodyIsHereIsOver) {
+  EXPECT_FALSE(roster_.IsOver());
+  outcome_.Fail(absl::AbortedError("because"));
+  EXPECT_TRUE(roster_.IsOver());
+}
+
 TEST_F(RosterTest, FailedJobIsOverWithoutThoseThatNeverCame) {
   ASSERT_TRUE(Admit(0).ok());
   roster_.Leave(0, absl::OkStatus());
