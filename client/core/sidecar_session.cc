@@ -294,19 +294,7 @@ absl::Status SidecarSession::Handle(Received received) {
   }
   if (std::holds_alternative<ipc::Alive>(received.message)) return absl::OkStatus();
   if (const auto* ready = std::get_if<ipc::BucketReady>(&received.message)) {
-    MutexLock lock(mutex_);
-    const auto found = buckets_.find(ready->id.index);
-    // The message answers a layout that has been replaced in the meantime.
-    if (found == buckets_.end() || found->second.first != ready->id) return absl::OkStatus();
-    Bucket& bucket = *found->second.second;
-    const uint64_t bytes = UsesArenas() ? bucket.elems * SizeOf(bucket.dtype) : 0;
-    THALWEG_ASSIGN_OR_RETURN(BucketArena arena, BucketArena::Open(std::move(received.fd), bytes));
-    if (bucket.lane != nullptr) {
-      THALWEG_RETURN_IF_ERROR(path_->SetResult(*bucket.lane, ready->memory));
-      bucket.old_lane.reset();
-    }
-    bucket.result = std::make_shared<const BucketArena>(std::move(arena));
-    return absl::OkStatus();
+    return OnReady(*ready, std::move(received.fd));
   }
   if (const auto* state = std::get_if<ipc::CodecState>(&received.message)) {
     return states_.OnCodecState(*state, std::move(received.fd));
@@ -339,6 +327,22 @@ absl::Status SidecarSession::Handle(Received received) {
   }
   return absl::InvalidArgumentError(
       absl::StrCat("the sidecar sent an unexpected ", Name(received.message)));
+}
+
+absl::Status SidecarSession::OnReady(const ipc::BucketReady& ready, UniqueFd fd) {
+  MutexLock lock(mutex_);
+  const auto found = buckets_.find(ready.id.index);
+  // The message answers a layout that has been replaced in the meantime.
+  if (found == buckets_.end() || found->second.first != ready.id) return absl::OkStatus();
+  Bucket& bucket = *found->second.second;
+  const uint64_t bytes = UsesArenas() ? bucket.elems * SizeOf(bucket.dtype) : 0;
+  THALWEG_ASSIGN_OR_RETURN(BucketArena arena, BucketArena::Open(std::move(fd), bytes));
+  if (bucket.lane != nullptr) {
+    THALWEG_RETURN_IF_ERROR(path_->SetResult(*bucket.lane, ready.memory));
+    bucket.old_lane.reset();
+  }
+  bucket.result = std::make_shared<const BucketArena>(std::move(arena));
+  return absl::OkStatus();
 }
 
 absl::Status SidecarSession::Finish(const ipc::Complete& m) {

@@ -166,6 +166,7 @@ class SidecarSession : public Session {
   TraceSubject Describe(BucketId id, const Bucket& bucket) const;
   void ProgressLoop();
   absl::Status Handle(Received received);
+  absl::Status OnReady(const ipc::BucketReady& ready, UniqueFd fd);
   absl::Status Finish(const ipc::Complete& message);
   // Tells the sidecar, when it is time, that this worker is alive, whatever its own code does.
   absl::Status ShowLife(TimePoint now);

@@ -34,6 +34,20 @@ struct Flags {
   CommonOptions common;
 };
 
+// Waits for a signal, and then for the jobs that run.
+void WaitForEnd(const Flags& flags, Aggregator& aggregator, PolicyFile* policy, Signals& signals) {
+  while (!signals.Wait(kSignalPoll)) {
+    if (policy != nullptr) policy->Refresh(Now());
+  }
+  spdlog::info("shutting down: waiting up to {} s for {} jobs", flags.common.drain_seconds,
+               aggregator.num_jobs());
+  const TimePoint deadline = Now() + FromSeconds(flags.common.drain_seconds);
+  while (!aggregator.Drain(std::min(deadline, Now() + kSignalPoll))) {
+    // A second signal ends the wait.
+    if (Now() >= deadline || signals.Wait(Duration::zero())) break;
+  }
+}
+
 absl::Status Serve(const Flags& flags, Signals& signals) {
   MetricRegistry registry;
   ExportProcessInfo(registry, "aggregator");
@@ -76,16 +90,7 @@ absl::Status Serve(const Flags& flags, Signals& signals) {
                page.empty() ? "" : ", live page and metrics on " + page);
   AnnounceReady(flags.common.ready_fd, server->address(), http == nullptr ? "" : http->address());
 
-  while (!signals.Wait(kSignalPoll)) {
-    if (policy != nullptr) policy->Refresh(Now());
-  }
-  spdlog::info("shutting down: waiting up to {} s for {} jobs", flags.common.drain_seconds,
-               aggregator.num_jobs());
-  const TimePoint deadline = Now() + FromSeconds(flags.common.drain_seconds);
-  while (!aggregator.Drain(std::min(deadline, Now() + kSignalPoll))) {
-    // A second signal ends the wait.
-    if (Now() >= deadline || signals.Wait(Duration::zero())) break;
-  }
+  WaitForEnd(flags, aggregator, policy.get(), signals);
   aggregator.Stop(absl::UnavailableError("the aggregator is shutting down"));
   server->Stop(kStopGrace);
   return absl::OkStatus();

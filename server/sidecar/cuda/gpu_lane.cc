@@ -114,7 +114,7 @@ std::vector<std::unique_ptr<GpuLane::Holdings>> GpuLane::LeftBehind::TakeIdle() 
   for (const auto& each : holdings) {
     if (!is_idle(*each)) stuck.insert(each->gpu.get());
   }
-  const auto kept = std::stable_partition(holdings.begin(), holdings.end(), [&](const auto& each) {
+  const auto kept = std::partition(holdings.begin(), holdings.end(), [&](const auto& each) {
     return stuck.contains(each->gpu.get());
   });
   std::vector<std::unique_ptr<Holdings>> idle(std::make_move_iterator(kept),
