@@ -44,7 +44,6 @@ def test_seats_without_a_stream_expire(tmp_path):
         attacked.assert_unharmed()
 
 
-@pytest.mark.long
 def test_seats_without_a_stream_do_not_delay_the_end(tmp_path):
     with servers() as cluster:
         server = start_aggregator(cluster, tmp_path / "log", "--drain-seconds", "60")
@@ -60,7 +59,6 @@ def test_hosted_shard_gives_strangers_no_seats(tmp_path):
         attacked.assert_unharmed()
 
 
-@pytest.mark.long
 def test_layouts_of_empty_tensors_are_refused(tmp_path):
     with scene(tmp_path, "20 layouts of 4 194 304 empty tensors", before="1.3 GiB") as attacked:
         with attacked.stranger() as stranger:
@@ -85,7 +83,6 @@ def await_refusals(calls, count):
     assert {call.code() for call in calls if call.done()} == {REFUSED}
 
 
-@pytest.mark.long
 def test_claimed_nodes_do_not_swell_the_answers_of_the_api(tmp_path):
     with scene(
         tmp_path, "400 jobs of 1024 nodes, then `GET /api/v1/jobs`", before="183 MB answer, > 5 GiB"
@@ -102,7 +99,6 @@ def test_claimed_nodes_do_not_swell_the_answers_of_the_api(tmp_path):
         attacked.assert_unharmed()
 
 
-@pytest.mark.long
 def test_window_that_is_beyond_the_memory_of_the_shard_is_refused(tmp_path):
     settings = {"chunk_bytes": MAX_CHUNK, "window_chunks": MAX_WINDOW}
     request = wire_messages.join_request("window", **settings)
@@ -134,7 +130,6 @@ def send_a_window(stranger, chunks):
     stream.finish()
 
 
-@pytest.mark.long
 def test_window_that_is_never_answered_stays_within_the_memory_of_the_shard(tmp_path):
     with scene(tmp_path, "a window of 8 x 4 MiB, never answered") as attacked:
         with attacked.stranger() as stranger:
@@ -164,7 +159,6 @@ def take_results_without_acknowledging(stranger, streams):
     return 0
 
 
-@pytest.mark.long
 def test_results_that_are_never_acknowledged_are_kept_within_the_windows(tmp_path):
     attack = "results on 16 streams, read and never acknowledged"
     with scene(tmp_path, attack) as attacked:

@@ -24,7 +24,6 @@ UNKNOWN = "/nobody/Knows"
 both_shards = pytest.mark.parametrize("hosted", [False, True], ids=["aggregator", "hosted"])
 
 
-@pytest.mark.long
 @both_shards
 @pytest.mark.parametrize("path", [HEARTBEAT, STREAM, UNKNOWN], ids=["call", "stream", "unknown"])
 def test_rapid_reset_costs_neither_threads_nor_memory(path, hosted, tmp_path):
@@ -88,7 +87,6 @@ def test_joins_that_wait_take_no_threads(tmp_path):
         attacked.assert_unharmed()
 
 
-@pytest.mark.long
 def test_joins_that_wait_end_with_their_caller(tmp_path):
     with scene(tmp_path, "20 `Join`s that wait, and go") as attacked:
         with attacked.stranger() as stranger:

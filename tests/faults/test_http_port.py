@@ -19,7 +19,6 @@ def connect(http):
     return socket.create_connection((host, int(port)), timeout=PATIENCE)
 
 
-@pytest.mark.long
 def test_bodies_in_chunks_are_not_kept(tmp_path):
     piece = b"100000\r\n" + bytes(1 << 20) + b"\r\n"
     with scene(tmp_path, "4 HTTP bodies of 400 MiB in chunks", before="2.1 GiB") as attacked:
