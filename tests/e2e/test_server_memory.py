@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
+from averaging import Averaging
 from harness import servers
 from shard_nodes import offers, session
 
@@ -46,12 +47,11 @@ def run_job(job, sidecars):
         sessions = list(pool.map(join, range(nodes)))
         for each in sessions:
             stack.callback(each.close)
-        reducers = [_C.AllReducer(each) for each in sessions]
-        values = torch.ones(ELEMENTS)
+        averages = [Averaging(each, [ELEMENTS] * BUCKETS) for each in sessions]
+        values = [torch.ones(ELEMENTS)] * BUCKETS
         for _ in range(ROUNDS):
-            for bucket in range(BUCKETS):
-                means = pool.map(lambda r, bucket=bucket: r.mean(values, bucket), reducers)
-                assert all(torch.equal(mean, values) for mean in means)
+            for means in pool.map(lambda average: average.means(values), averages):
+                assert all(map(torch.equal, means, values))
 
 
 def test_programs_have_an_allocator_for_servers_and_workers_keep_theirs():

@@ -46,7 +46,6 @@ def test_words_of_peers_cannot_forge_the_log(word, tmp_path):
     assert not [line for line in lines if "\x1b" in line]
 
 
-@pytest.mark.long
 def test_log_grows_little_whatever_peers_say(tmp_path):
     before = "168 MB of log in 1.6 s"
     with scene(tmp_path, "reasons of 4 MiB, 1000 failures", before=before) as attacked:
