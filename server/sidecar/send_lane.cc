@@ -9,10 +9,23 @@
 
 namespace thalweg {
 
+namespace {
+
+// Returns how many chunks a shard may lead by. Connections that have the same to carry share a link
+// by themselves.
+uint64_t LeadOf(const std::vector<uint32_t>& windows) {
+  const double all = std::accumulate(windows.begin(), windows.end(), 0.0);
+  const double largest = *std::max_element(windows.begin(), windows.end());
+  const auto count = static_cast<double>(windows.size());
+  const double alike = all / count / largest;  // 1: all are the same
+  return static_cast<uint64_t>(
+      std::max(all * std::max(0.5, alike * alike * alike), kLeastWindow * count));
+}
+
+}  // namespace
+
 SendLane::SendLane(std::vector<uint32_t> windows, std::span<Counter* const> wait_seconds)
-    : windows_(std::move(windows)),
-      lead_(std::max(std::accumulate(windows_.begin(), windows_.end(), uint64_t{0}) / 2,
-                     uint64_t{kLeastWindow} * windows_.size())) {
+    : windows_(std::move(windows)), lead_(LeadOf(windows_)) {
   for (Counter* const counter : wait_seconds) queues_.emplace_back(*counter);
 }
 

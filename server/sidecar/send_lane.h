@@ -18,9 +18,10 @@ namespace thalweg {
 // window of results holds up no other. The network divides a node's link by connections, not by
 // what each of them has to carry, so the shard with the largest share would be done last, alone.
 // Therefore a shard that is ahead gets one chunk at a time, until the others have caught up: its
-// next chunk came later than the oldest unanswered one of all shards by more than half of what all
-// windows hold. There is always a chunk on its way to every shard for which one waits, so nodes
-// whose chunks come in different orders at different shards do not wait for each other.
+// next chunk came later than the oldest one that another shard has not answered, by more than half
+// of what all windows hold, or by more than all of it where windows are alike. There is always a
+// chunk on its way to every shard for which one waits, so nodes whose chunks come in different
+// orders at different shards do not wait for each other.
 class SendLane {
  public:
   // Windows and `wait_seconds` (SendQueue) are by shard.

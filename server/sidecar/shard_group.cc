@@ -34,6 +34,18 @@ absl::StatusOr<SharePlan> Settle(std::vector<uint32_t> weights, const Terms& fir
   return SharePlan{first.shares, first.forecast};
 }
 
+// Returns each shard's window, in proportion to its share, of which the largest gets `most` chunks.
+// A shard gets two chunks at least, so that one can travel while it sums another.
+std::vector<uint32_t> WindowsOf(const std::vector<uint32_t>& shares, uint32_t most) {
+  const double largest = *std::max_element(shares.begin(), shares.end());
+  std::vector<uint32_t> windows;
+  for (const uint32_t share : shares) {
+    const auto window = static_cast<uint32_t>(std::ceil(most * share / largest));
+    windows.push_back(std::min(std::max(window, kLeastWindow), most));
+  }
+  return windows;
+}
+
 }  // namespace
 
 ShardGroup::ShardGroup(std::vector<Shard*> shards, MetricRegistry& metrics, TraceWriter* trace)
@@ -106,18 +118,8 @@ absl::Status ShardGroup::Join(
   THALWEG_ASSIGN_OR_RETURN(SharePlan plan, Settle(std::move(weights), agreed()));
   MutexLock lock(mutex_);
   const double total = std::accumulate(plan.shares.begin(), plan.shares.end(), 0.0);
-  const double largest = *std::max_element(plan.shares.begin(), plan.shares.end());
-  std::vector<uint32_t> windows;
-  for (uint32_t k = 0; k < size(); ++k) {
-    const State& state = states_[k];
-    state.share->Set(plan.shares[k] / total);
-    const uint32_t most = state.member->terms().window_chunks;
-    const double window = std::ceil(most * plan.shares[k] / largest);
-    // A shard with any share gets two chunks at least, so that one can travel while it sums
-    // another.
-    windows.push_back(std::min(std::max(static_cast<uint32_t>(window), kLeastWindow), most));
-  }
-  AddLanesLocked(0, windows);
+  for (uint32_t k = 0; k < size(); ++k) states_[k].share->Set(plan.shares[k] / total);
+  AddLanesLocked(0, WindowsOf(plan.shares, states_[0].member->terms().window_chunks));
   placements_.assign(kMaxParts, Placement(plan.shares));
   plan_ = std::move(plan);
   return absl::OkStatus();
@@ -153,7 +155,7 @@ absl::Status ShardGroup::MakeGroup(const Group& group, TimePoint deadline) {
   THALWEG_RETURN_IF_ERROR(
       CallAll([&](Member& member) { return member.MakeGroup(group, deadline); }));
   MutexLock lock(mutex_);
-  AddLanesLocked(group.id, std::vector(size(), std::max(group.window_chunks, kLeastWindow)));
+  AddLanesLocked(group.id, WindowsOf(plan_.shares, std::max(group.window_chunks, kLeastWindow)));
   return absl::OkStatus();
 }
 
