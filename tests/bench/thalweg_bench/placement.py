@@ -111,10 +111,11 @@ def plot(path: Path, rows: Sequence[Row], sweep: Sweep) -> None:
                     drawn.append((shards, found.speed, found.limit))
             if drawn:
                 counts, speeds, limits = zip(*drawn, strict=True)
-                (line,) = axes.plot(counts, speeds, "o-", label=f"{nodes} nodes")
+                label = f"{nodes} nodes" if axes is grid[0] else None
+                (line,) = axes.plot(counts, speeds, "o-", label=label)
                 axes.plot(counts, limits, ":", color=line.get_color())
         axes.axhline(1, color="grey", linewidth=0.8)
         axes.set_title(format_rate(rate))
         axes.set_xlabel("aggregators beside the nodes' own shards")
-    grid[0].set_ylabel("speed relative to Gloo (dotted: the bound)")
+    grid[0].set_ylabel("times as fast as Gloo (dotted: bound)")
     plots.save(figure, path)
