@@ -47,7 +47,7 @@ def main() -> None:
 
 
 def repair(wheel: Path, platform: str, folder: Path, *options: str) -> None:
-    """Has auditwheel write the wheel for this platform into the folder."""
+    """Lets auditwheel write the wheel for this platform into the folder."""
     excluded = [f"--exclude={name}" for name in FROM_TORCH]
     fixed = (f"--plat={platform}", f"--wheel-dir={folder}")
     command = ["auditwheel", "repair", *fixed, *excluded, *options, str(wheel)]
@@ -55,7 +55,7 @@ def repair(wheel: Path, platform: str, folder: Path, *options: str) -> None:
 
 
 def lower(path: Path) -> None:
-    """Has a program or library ask for RENAMED in its old version.
+    """Makes a program or library ask for RENAMED in its old version.
 
     Raises ValueError when it needs something else in the new version.
     """

@@ -63,8 +63,8 @@ def test_programs_have_an_allocator_for_servers_and_workers_keep_theirs():
 
 
 def test_memory_of_jobs_that_have_ended_is_returned():
-    # Of a job, a sidecar may have the results once, for shards that are restarted, and its windows
-    # of contributions and of results, which are less.
+    # A sidecar may have a job's results once, for shards that are restarted, and its windows of
+    # contributions and of results, which are less.
     of_a_job = 2 * BUCKETS * ELEMENTS * 4
     with servers() as cluster:
         programs = [

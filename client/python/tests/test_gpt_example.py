@@ -39,7 +39,7 @@ def test_model_has_three_million_parameters_and_begins_with_no_preference():
     model = Gpt()
     assert sum(parameter.numel() for parameter in model.parameters()) == 3_241_472
     loss = model(torch.randint(256, (8, 65)))
-    # Of 256 equally likely bytes it is log 256, 5.545; the scores begin with a deviation of
+    # The loss of 256 equally likely bytes is log 256, 5.545; the scores begin with a deviation of
     # 0.02 sqrt(256) = 0.32, whose square's half, 0.05, comes to that.
     assert loss.item() == pytest.approx(5.6, abs=0.1)
 

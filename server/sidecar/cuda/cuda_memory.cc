@@ -47,11 +47,11 @@ absl::Status CudaMemory::AddInput(uint32_t local_rank, UniqueFd /*fd*/,
 }
 
 void CudaMemory::DropInput(uint32_t local_rank) {
-  if (!inputs_[local_rank].has_value()) return;
+  if (!inputs_[local_rank].has_value() || inputs_[local_rank]->is_dropped) return;
   const OnGpu& on_gpu = *inputs_[local_rank]->gpu;
   if (!on_gpu.lane->Bind().ok() || !on_gpu.lane->WaitUntilIdle().ok()) return;
   on_gpu.lane->Close(inputs_[local_rank]->share);
-  inputs_[local_rank].reset();
+  inputs_[local_rank]->is_dropped = true;
 }
 
 DeviceMemory CudaMemory::ResultFor(uint32_t local_rank) const {

@@ -71,6 +71,7 @@ class CudaMemory final : public BucketMemory {
     OnGpu* gpu = nullptr;
     GpuLane::Shared share;
     StreamProgress* arrived = nullptr;
+    bool is_dropped = false;  // `share` is closed; only the worker's own thread reads this
   };
 
   CudaMemory(CudaDevice& device, const MemoryTerms& terms, BucketArena progress);

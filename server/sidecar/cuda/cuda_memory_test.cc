@@ -80,6 +80,18 @@ TEST_F(CudaMemoryTest, GpuThatFailsAfterItWasIdleKeepsItsMemory) {
   EXPECT_GT(gpus_[0].allocated(), 0u);
 }
 
+TEST_F(CudaMemoryTest, ShareIsClosedOnceAndItsRoundCanStillBeAskedFor) {
+  GpuNode gpu(gpus_, device_, kLayout, 2);
+  const auto codec = Codec(gpu.memory());
+  gpu.Make(Gradients(2));
+  ASSERT_TRUE(RunRound(*codec, gpu.memory()).ok());
+  for (int i = 0; i < 2; ++i) gpu.memory().DropInput(0);
+  EXPECT_EQ(gpus_[0].opened(), 1u);
+  // The watchdog may ask who has filled the round while a worker leaves.
+  EXPECT_EQ(gpu.memory().WaitInput(0, 1, Now()), 1u);
+  EXPECT_TRUE(gpu.memory().HasInput(0));
+}
+
 TEST_F(CudaMemoryTest, WhatWasLeftBehindIsFreedWhenTheGpuHasDoneItsWork) {
   const auto brief = std::chrono::milliseconds(20);
   auto memory = *device_.MakeMemory({{3}, kLayout, DType::kFloat32, 1, brief});
