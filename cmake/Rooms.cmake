@@ -169,7 +169,7 @@ function(thalweg_fuzz)
   endif()
   target_sources(${ARG_NAME} PRIVATE ${PROJECT_SOURCE_DIR}/core/base/replay_corpus.cc)
   add_test(NAME ${ARG_NAME} COMMAND ${ARG_NAME} ${PROJECT_SOURCE_DIR}/tests/fuzz/${ARG_NAME})
-  set_tests_properties(${ARG_NAME} PROPERTIES TIMEOUT 120 LABELS "unit;${ARG_ROOM}")
+  set_tests_properties(${ARG_NAME} PROPERTIES TIMEOUT 120 LABELS "unit;fuzz;${ARG_ROOM}")
 endfunction()
 
 # thalweg_bench(NAME x_bench ROOM room SOURCES … [LINK …]) makes a Google Benchmark program; none

@@ -18,6 +18,7 @@ OTHERS = {
     "local_shards": "0",
     "node_reduce": "workers",
     "sidecar": "/tmp/s",
+    "snapshot_every": 50,
     "step_timeout": 7.0,
     "timeout": 7.0,
 }
