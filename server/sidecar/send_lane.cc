@@ -13,34 +13,44 @@ namespace {
 
 // Returns how many chunks a shard may lead by. Connections that have the same to carry share a link
 // by themselves.
-uint64_t LeadOf(const std::vector<uint32_t>& windows) {
+double LeadOf(const std::vector<uint32_t>& windows) {
   const double all = std::accumulate(windows.begin(), windows.end(), 0.0);
   const double largest = *std::max_element(windows.begin(), windows.end());
   const auto count = static_cast<double>(windows.size());
   const double alike = all / count / largest;  // 1: all are the same
-  return static_cast<uint64_t>(
-      std::max(all * std::max(0.5, alike * alike * alike), kLeastWindow * count));
+  return std::max(all * std::max(0.5, alike * alike * alike), kLeastWindow * count);
 }
 
 }  // namespace
 
 SendLane::SendLane(std::vector<uint32_t> windows, std::span<Counter* const> wait_seconds)
-    : windows_(std::move(windows)), lead_(LeadOf(windows_)) {
+    : windows_(std::move(windows)), lead_(LeadOf(windows_)), next_places_(windows_.size()) {
   for (Counter* const counter : wait_seconds) queues_.emplace_back(*counter);
 }
 
 bool SendLane::Push(uint32_t shard, Contribution contribution) {
-  return queues_[shard].Push(std::move(contribution), pushed_++);
+  const double all = std::accumulate(windows_.begin(), windows_.end(), 0.0);
+  const double least = *std::max_element(next_places_.begin(), next_places_.end());
+  const double place = std::max(next_places_[shard], OldestBut(shard).value_or(least));
+  next_places_[shard] = place + all / windows_[shard];
+  return queues_[shard].Push(std::move(contribution), place);
+}
+
+std::optional<double> SendLane::OldestBut(uint32_t shard) const {
+  std::optional<double> oldest;
+  for (uint32_t other = 0; other < queues_.size(); ++other) {
+    const std::optional<double> place = queues_[other].oldest();
+    if (other != shard && place) oldest = std::min(*place, oldest.value_or(*place));
+  }
+  return oldest;
 }
 
 bool SendLane::NoteAnswered(uint32_t shard) { return queues_[shard].NoteAnswered(); }
 
 bool SendLane::IsAhead(uint32_t shard) const {
-  uint64_t oldest = pushed_;
-  for (uint32_t other = 0; other < queues_.size(); ++other) {
-    if (other != shard) oldest = std::min(oldest, queues_[other].oldest().value_or(oldest));
-  }
-  return queues_[shard].next().value_or(oldest) > oldest + lead_;
+  const std::optional<double> next = queues_[shard].next();
+  const std::optional<double> oldest = OldestBut(shard);
+  return next && oldest && *next > *oldest + lead_;
 }
 
 std::optional<Contribution> SendLane::Next(uint32_t shard, TimePoint now) {

@@ -45,18 +45,18 @@ class SendLaneTest : public ::testing::Test {
 
 TEST_F(SendLaneTest, EachShardGetsItsWindowWhileBothKeepPace) {
   PushInTurns(4);
-  EXPECT_EQ(Send(kLarge), 4);  // up to 5; the oldest chunk of the other one is 0, and 6 the lead
+  EXPECT_EQ(Send(kLarge), 5);  // up to 6, the lead; the place of the other one's oldest chunk is 0
   Answer(kLarge);
-  EXPECT_EQ(Send(kSmall), 4);  // up to 9; the oldest one is 7
+  EXPECT_EQ(Send(kSmall), 4);  // up to 9; the oldest one is at 7.5
   Answer(kSmall);
   PushInTurns(4);
-  EXPECT_EQ(Send(kLarge), 8);  // up to 17; the oldest one is 12
+  EXPECT_EQ(Send(kLarge), 8);  // up to 18; the oldest one is at 12
 }
 
 TEST_F(SendLaneTest, ShardThatIsAheadGetsOneChunkAtATimeUntilTheOtherHasCaughtUp) {
   PushInTurns(100);
-  ASSERT_EQ(Send(kSmall), 3);  // 0, 3, 6; the oldest chunk of the other one is 1
-  ASSERT_EQ(Send(kLarge), 4);
+  ASSERT_EQ(Send(kSmall), 3);  // 0, 3, 6; the oldest chunk of the other one is at 0
+  ASSERT_EQ(Send(kLarge), 5);
   for (int i = 0; i < 10; ++i) {
     Answer(kSmall);
     EXPECT_EQ(Send(kSmall), 1);
@@ -67,7 +67,29 @@ TEST_F(SendLaneTest, ShardThatIsAheadGetsOneChunkAtATimeUntilTheOtherHasCaughtUp
   }
   Answer(kLarge);
   Answer(kSmall);
-  EXPECT_EQ(Send(kSmall), 4);  // 39 to 48; the oldest chunk of the other one is 43
+  EXPECT_EQ(Send(kSmall), 4);  // 39 to 48; the oldest chunk of the other one is at 43.5
+}
+
+TEST_F(SendLaneTest, ShardsWhoseChunksComeOneShardAfterTheOtherKeepPace) {
+  for (int i = 0; i < 100; ++i) std::ignore = lane_.Push(kSmall, {});
+  for (int i = 0; i < 200; ++i) std::ignore = lane_.Push(kLarge, {});
+  EXPECT_EQ(Send(kSmall), 3);
+  EXPECT_EQ(Send(kLarge), 5);
+  Answer(kSmall);
+  Answer(kLarge);
+  EXPECT_EQ(Send(kLarge), 6);  // 7.5 to 15; the oldest chunk of the other one is at 9
+  EXPECT_EQ(Send(kSmall), 2);  // 9, 12; the oldest one is at 7.5
+}
+
+TEST_F(SendLaneTest, ShardThatHadNothingToDoGetsNoLeadForIt) {
+  for (int i = 0; i < 100; ++i) {
+    std::ignore = lane_.Push(kLarge, {});
+    ASSERT_EQ(Send(kLarge), 1);
+    Answer(kLarge);
+  }
+  PushInTurns(100);
+  EXPECT_EQ(Send(kSmall), 3);
+  EXPECT_GE(Send(kLarge), 4);
 }
 
 TEST_F(SendLaneTest, ShardWithoutChunksHoldsNoOtherUp) {

@@ -4,14 +4,14 @@
 
 namespace thalweg {
 
-bool SendQueue::Push(Contribution contribution, uint64_t position) {
-  positions_.push_back(position);
+bool SendQueue::Push(Contribution contribution, double place) {
+  places_.push_back(place);
   waiting_.push_back(std::move(contribution));
   return BeginSending();
 }
 
 bool SendQueue::NoteAnswered() {
-  if (owed() > 0) positions_.pop_front();
+  if (owed() > 0) places_.pop_front();
   return BeginSending();
 }
 
@@ -30,17 +30,17 @@ std::optional<Contribution> SendQueue::Next(uint32_t window, TimePoint now) {
   return next;
 }
 
-std::optional<uint64_t> SendQueue::oldest() const {
-  return positions_.empty() ? std::nullopt : std::optional(positions_.front());
+std::optional<double> SendQueue::oldest() const {
+  return places_.empty() ? std::nullopt : std::optional(places_.front());
 }
 
-std::optional<uint64_t> SendQueue::next() const {
-  return waiting_.empty() ? std::nullopt : std::optional(positions_[owed()]);
+std::optional<double> SendQueue::next() const {
+  return waiting_.empty() ? std::nullopt : std::optional(places_[owed()]);
 }
 
 std::deque<Contribution> SendQueue::Close() {
   full_since_.reset();
-  positions_.resize(owed());
+  places_.resize(owed());
   return std::exchange(waiting_, {});
 }
 
