@@ -211,6 +211,7 @@ class NodeEnd : public MemberEvents {
 class ReturningShardTest : public ::testing::Test {
  protected:
   void Start(Duration patience = kTestPatience) {
+    node_.reset();  // it leaves the shard that it has joined, which an earlier call has made
     returning_ = std::make_unique<ReturningShard>(shard_, patience, metrics_);
     JoinRequest request;
     request.job = "job";
