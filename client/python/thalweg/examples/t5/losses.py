@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
+from tqdm import tqdm
 
 import thalweg.fsdp
 from thalweg.examples.t5 import loop
@@ -81,7 +82,14 @@ def train(setup: Setup, start: Start, data: Functions, plan: Plan) -> Trained:
 def _loss(setup: Setup, start: Start, data: Functions, plan: Plan, seed: int) -> float:
     model, optimizer, update = start(setup, seed)
     found: list[torch.Tensor] = []
-    for epoch, rows in _steps(data, plan, seed):
+    steps = tqdm(
+        _steps(data, plan, seed),
+        desc=f"{setup.strategy} {setup.codec}, seed {seed} of {plan.seeds}",
+        total=plan.steps,
+        unit="step",
+        disable=dist.get_rank() != 0,
+    )
+    for epoch, rows in steps:
         for group in optimizer.param_groups:
             group["lr"] = plan.lr * plan.gamma**epoch
         optimizer.zero_grad()
