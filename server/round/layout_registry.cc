@@ -46,18 +46,23 @@ uint64_t BytesPerElem(const BucketAnnouncement& bucket) {
   return floats * sizeof(float);
 }
 
-// Returns about how many bytes the bucket's entry takes.
-uint64_t BytesOf(const BucketAnnouncement& bucket) {
+// A chunk of a bucket with an update takes at least this: where it begins, and its pieces.
+constexpr uint64_t kBytesOfChunk = sizeof(uint64_t) + 64 + sizeof(UpdatePiece);
+
+}  // namespace
+
+uint64_t LayoutRegistry::BytesOf(const BucketAnnouncement& bucket) const {
   uint64_t bytes = 512;  // of the entry itself, with its owner's name
   for (const TensorSpec& tensor : bucket.layout.tensors) {
     bytes += sizeof(TensorSpec) + tensor.name.size() + tensor.shape.size() * sizeof(int64_t);
     if (tensor.name.empty()) bytes += sizeof(ElemRange);
     if (bucket.update) bytes += sizeof(uint32_t) + sizeof(UpdatePiece);
   }
-  return bytes;
+  if (!bucket.update) return bytes;
+  const ChunkPlan plan = ChunkPlan::For(bucket.layout.Elems(), bucket.layout.dtype, bucket.wire,
+                                        chunk_bytes_, num_shards_);
+  return bytes + plan.Count() * kBytesOfChunk;
 }
-
-}  // namespace
 
 absl::Status LayoutRegistry::Register(const std::string& owner, const BucketAnnouncement& bucket) {
   const BucketId id = bucket.id;
@@ -116,9 +121,8 @@ LayoutRegistry::Entry LayoutRegistry::MakeEntry(const std::string& owner,
   if (bucket.update) {
     entry.plan = PlanOfUpdated(layout, bucket.wire, chunk_bytes_, num_shards_);
     entry.rule = std::make_shared<const UpdateRule>(*bucket.update);
-    for (uint32_t chunk = 0; chunk < entry.plan.Count(); ++chunk) {
-      entry.pieces.push_back(std::make_shared<const std::vector<UpdatePiece>>(
-          PiecesOf(layout, *bucket.update, entry.plan.Begin(chunk), entry.plan.Begin(chunk + 1))));
+    for (std::vector<UpdatePiece>& pieces : PiecesOf(layout, *bucket.update, entry.plan)) {
+      entry.pieces.push_back(std::make_shared<const std::vector<UpdatePiece>>(std::move(pieces)));
     }
   }
   return entry;

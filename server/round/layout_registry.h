@@ -102,6 +102,8 @@ class LayoutRegistry {
   absl::StatusOr<const Entry*> Find(BucketId bucket, uint32_t chunk) const;
 
   Entry MakeEntry(const std::string& owner, const BucketAnnouncement& bucket) const;
+  // Returns about how many bytes the bucket's entry takes.
+  uint64_t BytesOf(const BucketAnnouncement& bucket) const;
   uint64_t StateBytesOf(const BucketAnnouncement& bucket) const;
 
   uint64_t chunk_bytes_;

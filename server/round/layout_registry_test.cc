@@ -123,6 +123,17 @@ TEST(LayoutRegistryTest, LayoutsOfAJobTakeBoundedMemory) {
   EXPECT_FALSE(registry.Register("node 1 (b)", Announce({index, 0}, large, kPlacement)).ok());
 }
 
+TEST(LayoutRegistryTest, UpdatedBucketIsRefusedBeforeTooManyChunksAreMade) {
+  LayoutRegistry registry(4096, 1);
+  BucketAnnouncement bucket = Announce({0, 0}, {DType::kFloat32, {{"w", {1 << 20, 1 << 19}}}}, 1);
+  bucket.update = UpdateRule{.groups = {0}};
+  const absl::Status status = registry.Register("node 0 (a)", bucket);
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(std::string(status.message()),
+              AllOf(HasSubstr("node 0 (a)"), HasSubstr("at most 33554432 are kept")));
+  EXPECT_EQ(registry.bytes(), 0u);
+}
+
 TEST(LayoutRegistryTest, ResidualsAreCountedForOneOfAllShards) {
   LayoutRegistry registry(4096, 4);
   const BucketLayout layout{DType::kFloat32, {{"w", {10'000}}}};

@@ -90,15 +90,19 @@ std::pair<std::vector<Tensor>, FlatIndex> TensorsOf(const Arrays& arrays, const 
 
 }  // namespace
 
-std::vector<UpdatePiece> PiecesOf(const BucketLayout& layout, const UpdateRule& rule,
-                                  uint64_t begin, uint64_t end) {
-  std::vector<UpdatePiece> pieces;
-  uint64_t first = 0;
+std::vector<std::vector<UpdatePiece>> PiecesOf(const BucketLayout& layout, const UpdateRule& rule,
+                                               const ChunkPlan& plan) {
+  std::vector<std::vector<UpdatePiece>> pieces(plan.Count());
+  uint32_t chunk = 0;
+  uint64_t at = 0;
   for (size_t i = 0; i < layout.tensors.size(); ++i) {
-    const uint64_t last = first + layout.tensors[i].Elems();
-    const uint64_t from = std::max(first, begin), to = std::min(last, end);
-    if (from < to) pieces.push_back({{from - begin, to - begin}, rule.groups[i]});
-    first = last;
+    for (const uint64_t last = at + layout.tensors[i].Elems(); at < last;) {
+      while (plan.Begin(chunk + 1) <= at) ++chunk;
+      const uint64_t begin = plan.Begin(chunk);
+      const uint64_t end = std::min(last, plan.Begin(chunk + 1));
+      pieces[chunk].push_back({{at - begin, end - begin}, rule.groups[i]});
+      at = end;
+    }
   }
   return pieces;
 }

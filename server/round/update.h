@@ -21,10 +21,10 @@ struct UpdatePiece {
   bool operator==(const UpdatePiece&) const = default;
 };
 
-// Returns the pieces of the chunk that is elements [begin, end) of a bucket. Requires
-// Validate(rule, layout).
-std::vector<UpdatePiece> PiecesOf(const BucketLayout& layout, const UpdateRule& rule,
-                                  uint64_t begin, uint64_t end);
+// Returns the pieces of each chunk of a bucket. Requires Validate(rule, layout), and that `plan` is
+// of all its elements.
+std::vector<std::vector<UpdatePiece>> PiecesOf(const BucketLayout& layout, const UpdateRule& rule,
+                                               const ChunkPlan& plan);
 
 // Keeps `mean`, a result of FoldRound, in `state` for the pull that follows. Returns the result
 // that takes its place: the sums of its squares in float64, by granule of the chunk. Takes the

@@ -64,18 +64,29 @@ Floats Decoded(const RoundResult& result) {
   return values;
 }
 
+// Returns the plan of a bucket of kElems elements with chunks of these sizes.
+ChunkPlan PlanOf(const std::vector<uint64_t>& chunks) {
+  std::vector<uint64_t> begins = {0};
+  for (const uint64_t elems : chunks) begins.push_back(begins.back() + elems);
+  ChunkPlan plan{kElems};
+  plan.begins = std::make_shared<const std::vector<uint64_t>>(std::move(begins));
+  return plan;
+}
+
 // Trains in chunks of these sizes for `steps` steps; returns what workers get last.
 Floats Train(const UpdateRule& rule, const std::vector<uint64_t>& chunks, int steps) {
   const Floats start = Random(kElems, 1);
+  const ChunkPlan plan = PlanOf(chunks);
   Floats last(kElems);
   uint64_t begin = 0;
+  size_t chunk = 0;
   for (const uint64_t elems : chunks) {
     ChunkState state(elems);
     {
       MutexLock lock(state.mutex);
       state.weights.params.assign(start.begin() + begin, start.begin() + begin + elems);
     }
-    const auto pieces = PiecesOf(kLayout, rule, begin, begin + elems);
+    const auto pieces = PiecesOf(kLayout, rule, plan)[chunk++];
     for (int step = 1; step <= steps; ++step) {
       const Floats gradient = Random(kElems, 100 + step);
       const auto result = UpdateWeights(Mean(gradient.data() + begin, elems, step), rule, pieces,
@@ -161,10 +172,13 @@ TEST(WeightsTest, ShardWithoutWeightsRefuses) {
 
 TEST(WeightsTest, PiecesAreTheTensorsWhereTheChunkIs) {
   const UpdateRule rule = Rule(Optimizer::kSgd);
-  const std::vector<UpdatePiece> expected = {{{0, 1}, 0}, {{1, 701}, 1}, {{701, 1000}, 0}};
-  EXPECT_EQ(PiecesOf(kLayout, rule, 1000, 2000), expected);
-  EXPECT_EQ(PiecesOf(kLayout, rule, 0, 1001), (std::vector<UpdatePiece>{{{0, 1001}, 0}}));
-  EXPECT_EQ(PiecesOf(kLayout, rule, 1001, 1701), (std::vector<UpdatePiece>{{{0, 700}, 1}}));
+  using Pieces = std::vector<std::vector<UpdatePiece>>;
+  const Pieces within = {{{{0, 1000}, 0}}, {{{0, 1}, 0}, {{1, 701}, 1}, {{701, 1000}, 0}}};
+  const Pieces all = PiecesOf(kLayout, rule, PlanOf({1000, 1000, kElems - 2000}));
+  EXPECT_EQ(Pieces(all.begin(), all.begin() + 2), within);
+  const Pieces exact = PiecesOf(kLayout, rule, PlanOf({1001, 700, kElems - 1701}));
+  EXPECT_EQ(exact[0], (std::vector<UpdatePiece>{{{0, 1001}, 0}}));
+  EXPECT_EQ(exact[1], (std::vector<UpdatePiece>{{{0, 700}, 1}}));
 }
 
 }  // namespace

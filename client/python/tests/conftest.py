@@ -4,7 +4,13 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
+
+# Cases that hypothesis makes up are the same in each run, but for those of `make fuzz`.
+hypothesis.settings.register_profile("tests", derandomize=True, database=None)
+hypothesis.settings.register_profile("fuzz", max_examples=20_000)
+hypothesis.settings.load_profile("tests")
 
 # tests/e2e has certificates.py.
 sys.path.append(str(Path(__file__).parents[3] / "tests" / "e2e"))

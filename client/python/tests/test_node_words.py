@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import threading
 
+import hypothesis
 import pytest
+from hypothesis import strategies
 
 from thalweg.node import _words
 from thalweg.node._words import Address, Line
@@ -35,7 +38,9 @@ def test_strangers_are_not_taken_for_followers_and_the_missing_are_named():
             _words.accept(listener, address.token, {1, 2, 3}, 0.2)
 
 
-@pytest.mark.parametrize("said", [b"", b"\xff\n", b"{\n", b"7\n", b"x" * (200 << 10)])
+@pytest.mark.parametrize(
+    "said", [b"", b"\xff\n", b"{\n", b"7\n", b"[" * 60_000 + b"\n", b"x" * (200 << 10)]
+)
 def test_what_is_no_message_ends_the_connection(said):
     ours, theirs = socket.socketpair()
     with ours, theirs:
@@ -45,6 +50,47 @@ def test_what_is_no_message_ends_the_connection(said):
             Line(ours).receive(5.0)
         ours.close()
         writer.join()
+
+
+_VALUES = strategies.recursive(
+    strategies.none() | strategies.booleans() | strategies.integers() | strategies.text(),
+    lambda inner: strategies.lists(inner) | strategies.dictionaries(strategies.text(), inner),
+    max_leaves=8,
+)
+_SAID = (
+    strategies.binary(max_size=40)
+    | _VALUES.map(lambda value: json.dumps(value).encode())
+    | strategies.integers(1, 30_000).map(lambda depth: b'{"a":' * depth)
+)
+
+
+def _messages(said: bytes) -> list[object]:
+    """Returns the objects at the beginning of what was said."""
+    messages = []
+    for line in said.split(b"\n")[:-1]:
+        try:
+            words = json.loads(line)
+        except (ValueError, RecursionError):
+            break
+        if not isinstance(words, dict):
+            break
+        messages.append(words)
+    return messages
+
+
+@hypothesis.settings(deadline=None)
+@hypothesis.given(strategies.lists(_SAID).map(b"\n".join))
+def test_made_up_words_are_messages_or_end_the_connection(said):
+    said = said[: 60 << 10]  # a socket takes that much at once
+    ours, theirs = socket.socketpair()
+    with ours:
+        with theirs:
+            theirs.sendall(said)
+        line, heard = Line(ours), []
+        with pytest.raises(OSError):
+            while True:
+                heard.append(line.receive(5.0))
+    assert heard == _messages(said)
 
 
 def test_hanging_up_ends_a_wait_of_either_side():

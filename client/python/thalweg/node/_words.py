@@ -57,7 +57,7 @@ class Line:
                 raise ConnectionResetError("the connection has ended")
             self._received += data
         line, _, self._received = self._received.partition(b"\n")
-        with contextlib.suppress(ValueError):
+        with contextlib.suppress(ValueError, RecursionError):  # the latter if it is nested deeply
             words = json.loads(line)
             if isinstance(words, dict):
                 return words
