@@ -179,11 +179,41 @@ absl::StatusOr<Aggregator::Seat> Aggregator::Admit(const JoinRequest& request,
   const auto account = admission_.Find(request, Now());
   if (!account.ok()) return refuse(account.status());
   const JobId id{request.job, request.identity};
-  MutexLock lock(mutex_);
-  if (!stopped_.ok()) return stopped_;
-  absl::Status open = CheckOpenLocked(id, request);
-  if (open.ok() && *account != nullptr) open = CheckTenantLocked(id, **account);
-  if (!open.ok()) return refuse(open);
+  absl::StatusOr<Seat> seat;
+  std::function<void()> tell;
+  {
+    MutexLock lock(mutex_);
+    if (!stopped_.ok()) return stopped_;
+    absl::Status open = CheckOpenLocked(id, request);
+    if (open.ok() && *account != nullptr) open = CheckTenantLocked(id, **account);
+    if (!open.ok()) return refuse(open);
+    auto forgotten = ForgetForLocked(id, request);
+    if (!forgotten.ok()) return refuse(forgotten.status());
+    tell = *std::move(forgotten);
+    seat = SeatLocked(request, std::move(node), *account);
+  }
+  if (tell != nullptr) tell();
+  return seat;
+}
+
+absl::StatusOr<std::function<void()>> Aggregator::ForgetForLocked(const JobId& id,
+                                                                  const JoinRequest& request) {
+  const auto found = jobs_.find(id);
+  if (found == jobs_.end()) return nullptr;
+  const std::shared_ptr<Job> job = found->second;
+  THALWEG_ASSIGN_OR_RETURN(const bool gathers, job->GathersAgainFor(request));
+  if (!gathers) return nullptr;
+  places_.Return(job->first());
+  jobs_.erase(found);
+  spdlog::info("job '{}': node {} ({}) has been restarted: all nodes join this shard again",
+               request.job, request.node, request.node_name);
+  return [job, tell = job->Forget(request)] { tell(); };
+}
+
+absl::StatusOr<Aggregator::Seat> Aggregator::SeatLocked(const JoinRequest& request,
+                                                        std::shared_ptr<ServedNode> node,
+                                                        std::shared_ptr<TenantAccount> account) {
+  const JobId id{request.job, request.identity};
   std::shared_ptr<Job>& slot = jobs_[id];
   if (slot == nullptr) {
     slot = std::make_shared<Job>(request, options_.max_window_chunks, memory_, metrics_, faults_,
@@ -199,7 +229,7 @@ absl::StatusOr<Aggregator::Seat> Aggregator::Admit(const JoinRequest& request,
   const std::shared_ptr<Job> job = slot;
   // The member is added under the lock of the look-up; otherwise the job could be removed as empty
   // in between.
-  const absl::Status admitted = job->AddMember(request, std::move(node), Now(), *account);
+  const absl::Status admitted = job->AddMember(request, std::move(node), Now(), std::move(account));
   if (!admitted.ok()) {
     ForgetIfEmptyLocked(id, job);
     return admitted;

@@ -99,8 +99,17 @@ class Aggregator : public ServedShard {
     uint32_t node = 0;
   };
 
-  // Gives the node a seat in its job, which begins to gather with its first node.
+  // Gives the node a seat in its job, which begins to gather with its first node. A node that has
+  // been restarted, and resumes a job in which it has a seat, lets the job gather again.
   absl::StatusOr<Seat> Admit(const JoinRequest& request, std::shared_ptr<ServedNode> node);
+  // Does so for a request that is in order, in a job that is open to it.
+  absl::StatusOr<Seat> SeatLocked(const JoinRequest& request, std::shared_ptr<ServedNode> node,
+                                  std::shared_ptr<TenantAccount> account)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Removes the job of that name, if it has to gather again for the request. Returns what tells its
+  // nodes, to be called without the lock; null: nobody has to be told.
+  absl::StatusOr<std::function<void()>> ForgetForLocked(const JobId& id, const JoinRequest& request)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Returns why no node may join the job now, which may exist or not.
   absl::Status CheckOpenLocked(const JobId& id, const JoinRequest& request) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

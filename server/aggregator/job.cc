@@ -207,14 +207,18 @@ void Job::Fail(const absl::Status& reason) {
 }
 
 std::vector<std::shared_ptr<ServedNode>> Job::FailLocked(const absl::Status& reason) {
-  std::vector<std::shared_ptr<ServedNode>> sinks;
-  if (!failure_.ok()) return sinks;
+  if (!failure_.ok()) return {};
   const absl::Status failure = OfJob(spec_.job, reason);
   failure_ = absl::Status(failure.code(), Printable(failure.message(), kMaxReasonBytes));
   metrics_.jobs_ended.Add(failure_.code());
   metrics_.rounds.Add(failure_.code(), static_cast<double>(engine_.open_rounds()));
   tally_.rounds_lost = engine_.open_rounds();
   faults_.AddFailure(spec_.job, failure_, tally_.rounds_lost, Now());
+  return ReleaseLocked();
+}
+
+std::vector<std::shared_ptr<ServedNode>> Job::ReleaseLocked() {
+  std::vector<std::shared_ptr<ServedNode>> sinks;
   // The rounds can never complete, so their payloads and layouts are released at once.
   engine_ =
       RoundEngine({members_.epoch(), spec_.num_nodes, flow_.window_chunks, spec_.round_timeout});

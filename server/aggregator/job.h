@@ -68,6 +68,14 @@ class Job {
   void WhenComplete(TimePoint deadline, Done done);
   void AnswerWaiting(TimePoint now);
 
+  // Says whether the node has been restarted: it resumes the job, in which it has a seat. Then all
+  // nodes have to join again. Only nodes of a job with a secret are believed that. InvalidArgument,
+  // FailedPrecondition: the job cannot go on with it. (job_resume.cc, as is the next)
+  absl::StatusOr<bool> GathersAgainFor(const JoinRequest& request);
+  // Ends the job as a restart of the shard would: its nodes are told NotFound, by calling what this
+  // returns with no lock held. What it has reserved is free when this returns.
+  std::function<void()> Forget(const JoinRequest& request);
+
   absl::Status RegisterBucket(uint32_t node, const BucketAnnouncement& bucket);
   absl::Status MakeGroup(uint32_t node, const Group& group);
   absl::Status Contribute(uint32_t node, Contribution contribution, TimePoint now);
@@ -211,6 +219,9 @@ class Job {
   std::vector<std::shared_ptr<ServedNode>> FailLocked(const absl::Status& reason)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   static void Tell(const std::vector<std::shared_ptr<ServedNode>>& sinks, const absl::Status& why);
+  // Lets go of rounds, layouts and states, of which nothing will come any more. Returns the sinks
+  // that are to be told.
+  std::vector<std::shared_ptr<ServedNode>> ReleaseLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // These two are in job_terms.cc. The first takes what a new member has measured, the second fixes
   // the terms when all nodes have joined.
   void LearnLocked(const JoinRequest& request) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

@@ -7,12 +7,42 @@
 #include "core/base/status_macros.h"
 #include "core/exchange/of_job.h"
 #include "server/aggregator/job.h"
+#include "server/round/same_job.h"
 
 namespace thalweg {
 
 absl::Status Job::GatherRoundsLocked(const JoinRequest& request) {
   if (!request.resume) return absl::OkStatus();
   return resumption_.Add(request.node, *request.resume);
+}
+
+absl::StatusOr<bool> Job::GathersAgainFor(const JoinRequest& request) {
+  MutexLock lock(mutex_);
+  const bool is_believed = request.resume && !spec_.identity.empty();
+  if (!is_believed || !failure_.ok() || members_.CheckSeat(request).ok()) return false;
+  JoinRequest first = spec_;
+  first.resume = request.resume;
+  if (members_.IsComplete()) {
+    first.chunk_bytes = flow_.chunk_bytes;
+    first.window_chunks = flow_.window_chunks;
+  }
+  THALWEG_RETURN_IF_ERROR(OfJob(spec_.job, CheckSameJob(first, request)));
+  if (!layouts_.HasUpdated()) return true;
+  return absl::FailedPreconditionError(absl::StrCat(
+      "job '", spec_.job, "': node ", request.node, " (", request.node_name,
+      ") has been restarted, and cannot take its seat again: this shard keeps weights of the job"));
+}
+
+std::function<void()> Job::Forget(const JoinRequest& request) {
+  MutexLock lock(mutex_);
+  failure_ = OfJob(spec_.job,
+                   absl::NotFoundError(absl::StrCat("node ", request.node, " (", request.node_name,
+                                                    ") has been restarted, and all nodes join "
+                                                    "this shard again")));
+  return [this, why = failure_, sinks = ReleaseLocked()] {
+    Tell(sinks, why);
+    AnswerWaiting(Now());
+  };
 }
 
 absl::Status Job::ResumeLocked() {
@@ -25,7 +55,8 @@ absl::Status Job::ResumeLocked() {
   }
   metrics_.resumed_jobs.Add(1);
   spdlog::info(
-      "job '{}': its nodes resume it after this shard has been restarted, with {} chunks; the "
+      "job '{}': its nodes resume it after this shard or a node has been restarted, with {} "
+      "chunks; the "
       "results of {} are passed on from nodes that have them",
       spec_.job, complete.size(), resumption_.num_missing());
   return absl::OkStatus();

@@ -216,6 +216,11 @@ absl::StatusOr<LayoutRegistry::WeightsSize> LayoutRegistry::SizeOfWeights(Bucket
       absl::StrCat("bucket ", ToString(bucket), " has no update: shards keep no weights of it"));
 }
 
+bool LayoutRegistry::HasUpdated() const {
+  return std::any_of(entries_.begin(), entries_.end(),
+                     [](const auto& entry) { return entry.second.rule != nullptr; });
+}
+
 std::map<BucketId, std::string> LayoutRegistry::DescribeUpdated() const {
   std::map<BucketId, std::string> described;
   for (const auto& [key, entry] : entries_) {

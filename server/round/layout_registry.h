@@ -81,6 +81,8 @@ class LayoutRegistry {
   };
   absl::StatusOr<WeightsSize> SizeOfWeights(BucketId bucket, uint32_t chunk) const;
 
+  // Says whether a registered bucket has an update.
+  bool HasUpdated() const;
   // Returns what the weights of each registered bucket with an update are of, and how they are
   // updated, as text: whoever keeps weights for later compares it.
   std::map<BucketId, std::string> DescribeUpdated() const;

@@ -64,6 +64,22 @@ absl::Status ReturningSeat::Join(const JoinRequest& request, std::shared_ptr<Mem
   return absl::OkStatus();
 }
 
+absl::Status ReturningSeat::TakeUp(const JoinRequest& request, const Terms& agreed,
+                                   RoundLedger ledger, std::shared_ptr<MemberEvents> events,
+                                   TimePoint deadline) {
+  agreed_ = agreed;
+  request_ = request;
+  request_.chunk_bytes = agreed_.chunk_bytes;
+  request_.window_chunks = agreed_.window_chunks;
+  {
+    MutexLock lock(mutex_);
+    events_ = std::move(events);
+    ledger_ = std::move(ledger);
+    metrics_.kept_bytes.Add(static_cast<double>(ledger_.result_bytes()));
+  }
+  return KeepTrying(deadline);
+}
+
 void ReturningSeat::OnResult(uint64_t incarnation, RoundResult result) {
   std::shared_ptr<MemberEvents> events;
   {
@@ -169,21 +185,22 @@ void ReturningSeat::ReturnLoop() {
 
 absl::Status ReturningSeat::Return() {
   const TimePoint begin = Now();
-  const TimePoint deadline = begin + patience_;
   spdlog::warn(
-      "job '{}': aggregator shard {} has forgotten the job, so it has been restarted: "
+      "job '{}': aggregator shard {} has forgotten the job, so it or a node has been restarted: "
       "joining it again",
       request_.job, request_.shard);
+  const absl::Status status = KeepTrying(begin + patience_);
+  if (!status.ok()) return status;
+  metrics_.returns.Add(1);
+  spdlog::info("job '{}': aggregator shard {} goes on {:.1f} s after it had forgotten the job",
+               request_.job, request_.shard, ToSeconds(Now() - begin));
+  return status;
+}
+
+absl::Status ReturningSeat::KeepTrying(TimePoint deadline) {
   while (true) {
     const absl::Status status = TryToReturn(deadline);
-    if (status.ok()) {
-      metrics_.returns.Add(1);
-      spdlog::info(
-          "job '{}': aggregator shard {} goes on {:.1f} s after this node found that it "
-          "had been restarted",
-          request_.job, request_.shard, ToSeconds(Now() - begin));
-      return status;
-    }
+    if (status.ok()) return status;
     const bool may_change = absl::IsNotFound(status) || absl::IsUnavailable(status);
     MutexLock lock(mutex_);
     const bool has_ended = changed_.WaitUntil(

@@ -36,6 +36,11 @@ class ReturningSeat : public std::enable_shared_from_this<ReturningSeat> {
   // Joins for the first time. Call once, before everything else.
   absl::Status Join(const JoinRequest& request, std::shared_ptr<MemberEvents> events,
                     TimePoint deadline);
+  // Instead of that: takes up a job in which this node had a place before it was restarted.
+  // `agreed` are the terms of then, and `ledger` has the buckets, groups and last results of then;
+  // the request, which otherwise is as it was then, need not name their rounds.
+  absl::Status TakeUp(const JoinRequest& request, const Terms& agreed, RoundLedger ledger,
+                      std::shared_ptr<MemberEvents> events, TimePoint deadline);
   // Waits until the node has to return, returns, and so on, until it leaves or the job fails.
   void ReturnLoop();
 
@@ -59,8 +64,10 @@ class ReturningSeat : public std::enable_shared_from_this<ReturningSeat> {
   void OnResult(uint64_t incarnation, RoundResult result);
   void OnFailed(uint64_t incarnation, absl::Status why);
 
-  // Tries to join until it succeeds, the node leaves, or patience is over.
+  // Returns to the shard, unless the node leaves, or patience is over.
   absl::Status Return();
+  // Tries to join until it succeeds, the node leaves, or `deadline`.
+  absl::Status KeepTrying(TimePoint deadline);
   absl::Status TryToReturn(TimePoint deadline);
   // Gives the shard what it needs and lets contributions pass.
   absl::Status PutBack(Member& member, TimePoint deadline);
@@ -71,7 +78,7 @@ class ReturningSeat : public std::enable_shared_from_this<ReturningSeat> {
   Shard& shard_;
   const Duration patience_;
   const Metrics metrics_;
-  // These are set by Join.
+  // These are set by Join or TakeUp.
   JoinRequest request_;
   Terms agreed_;
 

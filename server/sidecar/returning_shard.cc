@@ -117,6 +117,23 @@ absl::StatusOr<std::unique_ptr<Member>> ReturningShard::Join(const JoinRequest& 
                                                              TimePoint deadline) {
   const auto seat = std::make_shared<ReturningSeat>(*shard_, patience_, metrics_);
   THALWEG_RETURN_IF_ERROR(seat->Join(request, std::move(events), deadline));
+  return Occupy(seat);
+}
+
+absl::StatusOr<std::unique_ptr<Member>> ReturningShard::TakeUp(const JoinRequest& request,
+                                                               const Terms& agreed,
+                                                               RoundLedger ledger,
+                                                               std::shared_ptr<MemberEvents> events,
+                                                               TimePoint deadline) {
+  const auto seat = std::make_shared<ReturningSeat>(*shard_, patience_, metrics_);
+  const absl::Status taken =
+      seat->TakeUp(request, agreed, std::move(ledger), std::move(events), deadline);
+  if (taken.ok()) return Occupy(seat);
+  seat->Leave(taken);
+  return taken;
+}
+
+std::unique_ptr<Member> ReturningShard::Occupy(const std::shared_ptr<ReturningSeat>& seat) {
   MutexLock lock(mutex_);
   threads_.emplace_back("shard-return", [seat] { seat->ReturnLoop(); });
   return std::make_unique<ReturningMember>(seat);

@@ -20,6 +20,11 @@ void RoundLedger::NoteContribution(const Contribution& contribution) {
   chunks_[{contribution.id.bucket, contribution.id.chunk}].unanswered = contribution;
 }
 
+void RoundLedger::NoteLast(const RoundResult& result) {
+  chunks_[{result.id.bucket, result.id.chunk}].last = result;
+  result_bytes_ += result.payload.SizeBytes();
+}
+
 bool RoundLedger::NoteResult(const RoundResult& result, Replaced* replaced) {
   if (IsLetter(result.id)) return has_letters_ = true;
   if (IsOneShot(result.id)) return one_shots_.erase(result.id) > 0;

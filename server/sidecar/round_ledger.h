@@ -22,6 +22,8 @@ class RoundLedger {
   void NoteBucket(const BucketAnnouncement& bucket);
   void NoteGroup(const Group& group) { groups_.push_back(group); }
   void NoteContribution(const Contribution& contribution);
+  // Takes the last result of a chunk, which was known before the ledger began.
+  void NoteLast(const RoundResult& result);
   // What a result replaces, for the caller to destroy without locks.
   struct Replaced {
     std::optional<Contribution> contribution;

@@ -1,5 +1,5 @@
-// These tests restart a shard in the middle of rounds, as a kill does: its connections break, and
-// its memory is gone.
+// These tests restart a shard, or a node, in the middle of rounds, as a kill does: its connections
+// break, and its memory is gone.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -16,6 +16,7 @@
 #include "core/base/thread.h"
 #include "kernels/codec/lossy_reference.h"
 #include "server/aggregator/aggregator.h"
+#include "server/identity/job_key.h"
 #include "server/sidecar/returning_shard.h"
 #include "server/transport/breaking_proxy.h"
 #include "server/transport/remote_shard.h"
@@ -104,7 +105,8 @@ class RestartTest : public ::testing::Test {
     const std::vector<std::string> parts = absl::StrSplit(address_, ':');
     uint32_t port = 0;
     EXPECT_TRUE(absl::SimpleAtoi(parts.back(), &port));
-    proxy_ = std::make_unique<BreakingProxy>(port);
+    port_ = static_cast<uint16_t>(port);
+    proxy_ = std::make_unique<BreakingProxy>(port_);
   }
 
   void StartProgram(const std::string& listen) {
@@ -144,11 +146,8 @@ class RestartTest : public ::testing::Test {
     return chunk;
   }
 
-  // Takes a node through all rounds of all chunks, with up to two rounds' chunks on the way.
-  void RunNode(uint32_t node, WireFormat wire) {
-    const std::shared_ptr<Shard> remote =
-        RemoteShard::Create(proxy_->address(), {.channels = 2, .grace = kPatience}, metrics_);
-    ReturningShard shard(remote, kPatience, metrics_);
+  // The job has a secret.
+  JoinRequest RequestOf(uint32_t node) const {
     JoinRequest request;
     request.job = "job";
     request.node = node;
@@ -160,28 +159,43 @@ class RestartTest : public ::testing::Test {
     request.chunk_bytes = kMinChunkBytes;
     request.window_chunks = kChunks;
     request.round_timeout = kPatience;
-    const auto member = shard.Join(request, sinks_[node], Now() + kPatience);
+    request.identity = key_->public_key();
+    request.signer = key_;
+    return request;
+  }
+  static BucketAnnouncement AnnouncementOf(WireFormat wire, uint32_t chunk) {
+    const bool is_float = wire == WireFormat::kFloat32;
+    const BucketLayout layout{DType::kFloat32,
+                              {{"w", {static_cast<int64_t>(is_float ? kFloats : kSigns)}}}};
+    return {IdOf(wire, chunk, 1).bucket, layout, wire};
+  }
+  static void Contribute(Member& member, uint32_t node, RoundId id, WireFormat wire) {
+    const uint64_t elems = ElemsOf(wire, id);
+    const auto bytes = std::make_shared<const Bytes>(ChunkOf(node, id, wire, elems).bytes);
+    const absl::Status sent = member.Contribute(
+        {id, member.terms().epoch, wire, elems, Payload(std::span(*bytes), bytes)});
+    EXPECT_TRUE(sent.ok()) << sent;
+  }
+
+  // Takes a node through all rounds of all chunks, with up to two rounds' chunks on the way; one of
+  // sinks_ hears it.
+  void RunNode(uint32_t node, uint32_t sink, WireFormat wire) {
+    const std::shared_ptr<Shard> remote =
+        RemoteShard::Create(proxy_->address(), {.channels = 2, .grace = kPatience}, metrics_);
+    ReturningShard shard(remote, kPatience, metrics_);
+    const auto member = shard.Join(RequestOf(node), sinks_[sink], Now() + kPatience);
     ASSERT_TRUE(member.ok()) << member.status();
     for (uint32_t c = 0; c < kChunks; ++c) {
-      const bool is_float = wire == WireFormat::kFloat32;
-      const BucketLayout layout{DType::kFloat32,
-                                {{"w", {static_cast<int64_t>(is_float ? kFloats : kSigns)}}}};
-      const BucketId bucket = IdOf(wire, c, 1).bucket;
-      ASSERT_TRUE((*member)->Register({bucket, layout, wire}, Now() + kPatience).ok());
+      ASSERT_TRUE((*member)->Register(AnnouncementOf(wire, c), Now() + kPatience).ok());
     }
     for (uint64_t round = 1; round <= kRounds; ++round) {
       for (uint32_t c = 0; c < kChunks; ++c) {
-        const RoundId id = IdOf(wire, c, round);
-        if (round > 1 && !sinks_[node]->WaitFor(IdOf(wire, c, round - 1))) return;
-        const uint64_t elems = ElemsOf(wire, id);
-        const auto bytes = std::make_shared<const Bytes>(ChunkOf(node, id, wire, elems).bytes);
-        const absl::Status sent = (*member)->Contribute(
-            {id, (*member)->terms().epoch, wire, elems, Payload(std::span(*bytes), bytes)});
-        ASSERT_TRUE(sent.ok()) << sent;
+        if (round > 1 && !sinks_[sink]->WaitFor(IdOf(wire, c, round - 1))) return;
+        Contribute(**member, node, IdOf(wire, c, round), wire);
       }
     }
     // A node that leaves cannot give the others what they lack after a restart.
-    for (const auto& sink : sinks_) sink->WaitFor(kChunks * kRounds);
+    for (const auto& each : sinks_) each->WaitFor(kChunks * kRounds);
     (*member)->Leave(absl::OkStatus());
   }
 
@@ -190,7 +204,7 @@ class RestartTest : public ::testing::Test {
     for (uint32_t node = 0; node < kNodes; ++node) sinks_.push_back(std::make_shared<Results>());
     std::vector<Thread> threads;
     for (uint32_t node = 0; node < kNodes; ++node) {
-      threads.emplace_back("node", [this, node, wire] { RunNode(node, wire); });
+      threads.emplace_back("node", [this, node, wire] { RunNode(node, node, wire); });
     }
     for (int i = 1; i <= restarts; ++i) {
       if (!sinks_[i % kNodes]->WaitFor(kChunks * kRounds * i / (restarts + 1))) break;
@@ -207,6 +221,15 @@ class RestartTest : public ::testing::Test {
     EXPECT_LE(returns, kNodes * restarts);
   }
 
+  // Compares float32 results with the means of what the nodes have contributed.
+  static void CheckMeans(const std::map<RoundId, Bytes>& results) {
+    for (const auto& [id, bytes] : results) {
+      const Floats mean = MeanOf(id, WireFormat::kFloat32, ElemsOf(WireFormat::kFloat32, id));
+      ASSERT_EQ(bytes.size(), mean.size() * sizeof(float));
+      EXPECT_EQ(std::memcmp(bytes.data(), mean.data(), bytes.size()), 0)
+          << "chunk " << id.chunk << " round " << id.round;
+    }
+  }
   static Floats MeanOf(RoundId id, WireFormat wire, uint64_t elems) {
     std::vector<Floats> values;
     for (uint32_t node = 0; node < kNodes; ++node) {
@@ -215,22 +238,94 @@ class RestartTest : public ::testing::Test {
     return ReferenceMean(values, std::vector<uint32_t>(kNodes, 1));
   }
 
+  const std::shared_ptr<const JobKey> key_ = JobKey::FromHex(std::string(64, '7')).value();
   MetricRegistry metrics_;
   std::unique_ptr<Program> program_;
   std::string address_;
+  uint16_t port_ = 0;
   std::unique_ptr<BreakingProxy> proxy_;
   std::vector<std::shared_ptr<Results>> sinks_;
 };
 
 TEST_F(RestartTest, SumsAreThoseOfARunWithoutRestarts) {
-  const WireFormat wire = WireFormat::kFloat32;
-  RunJob(wire, 5);
-  for (const auto& [id, bytes] : sinks_[0]->all()) {
-    const Floats mean = MeanOf(id, wire, ElemsOf(wire, id));
-    ASSERT_EQ(bytes.size(), mean.size() * sizeof(float));
-    EXPECT_EQ(std::memcmp(bytes.data(), mean.data(), bytes.size()), 0)
-        << "chunk " << id.chunk << " round " << id.round;
+  RunJob(WireFormat::kFloat32, 5);
+  CheckMeans(sinks_[0]->all());
+}
+
+// A node whose process is killed in rounds. What its workers have of it outlives it: the inputs,
+// and the results of the rounds before.
+class RestartedNodeTest : public RestartTest {
+ protected:
+  static constexpr uint32_t kMortal = 1;
+  static constexpr WireFormat kWire = WireFormat::kFloat32;
+
+  // Lives from after round `completed` to the end of round `last`, or is killed in it.
+  void Live(uint64_t completed, uint64_t last, bool is_killed) {
+    BreakingProxy network(port_);
+    const auto heard = std::make_shared<Results>();
+    const std::shared_ptr<Shard> remote =
+        RemoteShard::Create(network.address(), {.channels = 2, .grace = kPatience}, metrics_);
+    ReturningShard shard(remote, kPatience, metrics_);
+    const auto member = Begin(shard, completed, heard);
+    ASSERT_TRUE(member.ok()) << member.status();
+    terms_ = (*member)->terms();
+    for (uint64_t round = completed + 1; round <= last; ++round) {
+      const uint32_t chunks = is_killed && round == last ? kChunks / 2 : kChunks;
+      for (uint32_t c = 0; c < chunks; ++c)
+        Contribute(**member, kMortal, IdOf(kWire, c, round), kWire);
+      for (uint32_t c = 0; c < chunks; ++c) ASSERT_TRUE(heard->WaitFor(IdOf(kWire, c, round)));
+    }
+    for (const auto& [id, bytes] : heard->all()) {
+      const auto [known, is_new] = results_.emplace(id, bytes);
+      EXPECT_TRUE(is_new || known->second == bytes) << "a node got two results of a round";
+    }
+    if (!is_killed) {
+      for (const auto& sink : sinks_) sink->WaitFor(kChunks * kRounds);
+      return (*member)->Leave(absl::OkStatus());
+    }
+    network.SetOpen(false);  // it cannot say that it leaves
+    network.Break();
   }
+
+  absl::StatusOr<std::unique_ptr<Member>> Begin(ReturningShard& shard, uint64_t completed,
+                                                const std::shared_ptr<Results>& heard) {
+    RoundLedger ledger;
+    for (uint32_t c = 0; c < kChunks; ++c) ledger.NoteBucket(AnnouncementOf(kWire, c));
+    if (completed > 0) {
+      for (uint32_t c = 0; c < kChunks; ++c) ledger.NoteLast(ResultOf(IdOf(kWire, c, completed)));
+      return shard.TakeUp(RequestOf(kMortal), terms_, ledger, heard, Now() + kPatience);
+    }
+    auto member = shard.Join(RequestOf(kMortal), heard, Now() + kPatience);
+    if (!member.ok()) return member;
+    for (const BucketAnnouncement& bucket : ledger.Buckets()) {
+      EXPECT_TRUE((*member)->Register(bucket, Now() + kPatience).ok());
+    }
+    return member;
+  }
+
+  RoundResult ResultOf(RoundId id) {
+    const auto bytes = std::make_shared<const Bytes>(results_.at(id));
+    return {id, 1, kWire, ElemsOf(kWire, id), kNodes, 0, Payload(std::span(*bytes), bytes)};
+  }
+
+  Terms terms_;
+  std::map<RoundId, Bytes> results_;  // that any of its lives has heard
+};
+
+TEST_F(RestartedNodeTest, SumsAreThoseOfARunWithoutRestarts) {
+  for (uint32_t node = 0; node + 1 < kNodes; ++node) sinks_.push_back(std::make_shared<Results>());
+  std::vector<Thread> threads;
+  threads.emplace_back("node", [this] { RunNode(0, 0, kWire); });
+  threads.emplace_back("node", [this] { RunNode(2, 1, kWire); });
+  Live(0, 7, true);
+  Live(6, 8, true);  // in the next round
+  Live(7, 30, true);
+  Live(29, kRounds, false);
+  threads.clear();
+  ASSERT_EQ(results_.size(), kChunks * kRounds);
+  CheckMeans(results_);
+  for (const auto& sink : sinks_) EXPECT_TRUE(sink->all() == results_);
+  EXPECT_GE(metrics_.GetCounter("thalweg_sidecar_shard_returns_total", "").Value(), 2 * 3);
 }
 
 TEST_F(RestartTest, LossyResultsGoOnWithoutWhatTheShardHadLeftOut) {
