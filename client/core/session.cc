@@ -83,6 +83,11 @@ class ForkSafeSession : public Session {
     if (!status.ok()) return done(status);
     impl_->Pull(id, settings, std::move(done));
   }
+  void Measure(BucketId id, uint64_t settings, Done done) override {
+    const absl::Status status = CheckProcess();
+    if (!status.ok()) return done(status);
+    impl_->Measure(id, settings, std::move(done));
+  }
   void SubmitFromDevice(BucketId id, DeviceGradient gradient, Notes notes, Done done) override {
     const absl::Status status = CheckProcess();
     if (!status.ok()) return done(status);

@@ -43,8 +43,7 @@ struct ReducedBucket {
   DeviceEvent arrived = nullptr;
   // How many elements of the mean are not finite.
   uint64_t nonfinite_elems = 0;
-  // They are set for a served bucket whose update commits, unless it was pulled: the squares of the
-  // mean by granule (core/base/update.h). `bytes` then mean nothing.
+  // Set for a served bucket whose update commits, unless pulled: see UpdateRound. No `bytes` then.
   std::vector<double> squares = {};
 };
 
@@ -104,9 +103,10 @@ class Session {
   // memory.
   virtual void SubmitFromDevice(BucketId id, DeviceGradient gradient, Notes notes, Done done) = 0;
 
-  // Pulls a served bucket whose update commits: after its Submit has given the squares, the shards
-  // update its weights with these settings. The rest is as for Submit.
+  // Does UpdateRound::kPull on a served bucket whose update commits, after its Submit has given the
+  // squares, with these settings; or kMeasure, before. The rest is as for Submit.
   virtual void Pull(BucketId id, uint64_t settings, Done done) = 0;
+  virtual void Measure(BucketId id, uint64_t settings, Done done) = 0;
 
   // Submits and waits for the outcome, with one thread switch less than waiting for `done`.
   virtual absl::StatusOr<ReducedBucket> Reduce(BucketId id,

@@ -117,12 +117,13 @@ void SidecarSession::Start(BucketId id, std::span<const std::byte> gradient, Not
   if (!copies_first) CopyIn(id, **bucket, gradient);
 }
 
-void SidecarSession::Pull(BucketId id, uint64_t settings, Done done) {
+void SidecarSession::StartWithoutGradient(BucketId id, uint64_t settings, UpdateRound kind,
+                                          Done done) {
   Callback callback{std::move(done), CallOn::kCompletionThread};
   const auto bucket = BeginRound(id, std::nullopt, nullptr, callback);
   if (!bucket.ok()) return Refuse(std::move(callback.done), bucket.status());
   const absl::Status sent =
-      Tell(ipc::Submit{.id = id, .round = (*bucket)->round, .settings = settings, .pulls = true});
+      Tell(ipc::Submit{.id = id, .round = (*bucket)->round, .settings = settings, .kind = kind});
   if (!sent.ok()) Fail(sent);
 }
 

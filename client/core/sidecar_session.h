@@ -70,7 +70,12 @@ class SidecarSession : public Session {
   void Submit(BucketId id, std::span<const std::byte> gradient, Notes notes, Done done) override {
     Start(id, gradient, std::move(notes), {std::move(done), CallOn::kCompletionThread});
   }
-  void Pull(BucketId id, uint64_t settings, Done done) override;
+  void Pull(BucketId id, uint64_t settings, Done done) override {
+    StartWithoutGradient(id, settings, UpdateRound::kPull, std::move(done));
+  }
+  void Measure(BucketId id, uint64_t settings, Done done) override {
+    StartWithoutGradient(id, settings, UpdateRound::kMeasure, std::move(done));
+  }
   void SubmitFromDevice(BucketId id, DeviceGradient gradient, Notes notes, Done done) override;
   absl::StatusOr<ReducedBucket> Reduce(BucketId id, std::span<const std::byte> gradient) override;
   absl::Status SaveCodecState(const std::function<void(std::span<const std::byte>)>& use) override;
@@ -155,6 +160,7 @@ class SidecarSession : public Session {
   absl::StatusOr<Bucket*> BeginRound(BucketId id, std::optional<size_t> bytes,
                                      DeviceGradient* gradient, Callback& callback);
   void Refuse(Done done, absl::Status why);
+  void StartWithoutGradient(BucketId id, uint64_t settings, UpdateRound kind, Done done);
   template <typename Call>
   void Begin(Call call, const Collectives::Done& done);
   // Fails all collectives if the session has failed.

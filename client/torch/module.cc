@@ -168,6 +168,11 @@ c10::intrusive_ptr<ProcessGroup> MakePart(ProcessGroup& group,
   return group.MakePart(*store, ranks, name, ToMillis(timeout));
 }
 
+Optimizer OptimizerNamed(const std::string& name) {
+  if (name == "sgd") return Optimizer::kSgd;
+  return name == "lamb" ? Optimizer::kLamb : Optimizer::kAdam;
+}
+
 std::unique_ptr<ServedBucket> MakeServedBucket(const std::shared_ptr<Session>& session,
                                                uint32_t number,
                                                const ServedBucket::Parameters& parameters,
@@ -175,7 +180,7 @@ std::unique_ptr<ServedBucket> MakeServedBucket(const std::shared_ptr<Session>& s
                                                const std::string& optimizer, bool decoupled,
                                                bool nesterov, bool maximize, bool commits,
                                                const std::string& down) {
-  UpdateRule update{.optimizer = optimizer == "sgd" ? Optimizer::kSgd : Optimizer::kAdam,
+  UpdateRule update{.optimizer = OptimizerNamed(optimizer),
                     .decoupled = decoupled,
                     .nesterov = nesterov,
                     .maximize = maximize,
@@ -199,22 +204,26 @@ std::shared_ptr<torch::jit::PythonFutureWrapper> Push(ServedBucket& bucket,
   return std::make_shared<torch::jit::PythonFutureWrapper>(std::move(future));
 }
 
-std::shared_ptr<torch::jit::PythonFutureWrapper> Pull(ServedBucket& bucket, uint64_t settings) {
+using Ask = ServedBucket::Future (ServedBucket::*)(uint64_t settings);
+
+template <Ask kAsk>
+std::shared_ptr<torch::jit::PythonFutureWrapper> Begin(ServedBucket& bucket, uint64_t settings) {
   ServedBucket::Future future;
   {
     const py::gil_scoped_release release;
-    future = bucket.Pull(settings);
+    future = (bucket.*kAsk)(settings);
   }
   return std::make_shared<torch::jit::PythonFutureWrapper>(std::move(future));
 }
 
 void SetSettings(Session& session, uint64_t number,
                  const std::vector<std::map<std::string, double>>& groups, double grad_scale,
-                 double max_grad_norm, double grad_squares) {
+                 double max_grad_norm, double grad_squares, bool measures) {
   UpdateStep step{.groups = {},
                   .grad_scale = grad_scale,
                   .max_grad_norm = max_grad_norm,
-                  .grad_squares = grad_squares};
+                  .grad_squares = grad_squares,
+                  .measures = measures};
   for (const auto& group : groups) step.groups.push_back(GroupStepOf(group));
   ThrowIfError(session.SetSettings(number, step));
 }
@@ -321,7 +330,7 @@ PYBIND11_MODULE(_C, m) {
       .def("load_codec_state", &thalweg::LoadCodecState, py::arg("state"))
       .def("set_settings", &thalweg::SetSettings, py::arg("number"), py::arg("groups"),
            py::kw_only(), py::arg("grad_scale") = 1.0, py::arg("max_grad_norm") = 0.0,
-           py::arg("grad_squares") = 0.0)
+           py::arg("grad_squares") = 0.0, py::arg("measures") = false)
       .def("snapshots", &thalweg::ListSnapshots, released)
       .def("take_snapshot", &thalweg::TakeSnapshot, released, py::arg("branch"), py::arg("step"))
       .def("restore_snapshot", &thalweg::RestoreSnapshot, released, py::arg("branch"),
@@ -352,7 +361,8 @@ PYBIND11_MODULE(_C, m) {
            py::arg("decoupled"), py::arg("nesterov"), py::arg("maximize"), py::arg("commits"),
            py::arg("down"))
       .def("push", &thalweg::Push, py::arg("gradients"), py::arg("settings"))
-      .def("pull", &thalweg::Pull, py::arg("settings"))
+      .def("pull", &thalweg::Begin<&thalweg::ServedBucket::Pull>, py::arg("settings"))
+      .def("measure", &thalweg::Begin<&thalweg::ServedBucket::Measure>, py::arg("settings"))
       .def("read", &thalweg::ServedBucket::Read, py::call_guard<py::gil_scoped_release>(),
            py::arg("slice"))
       .def("write", &thalweg::ServedBucket::Write, py::call_guard<py::gil_scoped_release>(),

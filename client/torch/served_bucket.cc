@@ -78,6 +78,15 @@ ServedBucket::Future ServedBucket::Pull(uint64_t settings) {
   return future;
 }
 
+ServedBucket::Future ServedBucket::Measure(uint64_t settings) {
+  auto future = c10::make_intrusive<c10::ivalue::Future>(c10::TensorType::get());
+  session_->Measure(id_, settings, [future](absl::StatusOr<ReducedBucket> measured) {
+    if (!measured.ok()) return future->setError(ToException(measured.status()));
+    future->markCompleted(SquaresOf(*measured));
+  });
+  return future;
+}
+
 std::pair<std::optional<at::Tensor>, uint64_t> ServedBucket::Read(uint32_t slice) const {
   const absl::StatusOr<WeightsSlice> weights = session_->ReadWeights(id_, slice);
   ThrowUnless(weights.status());
@@ -122,7 +131,7 @@ GroupStep GroupStepOf(const std::map<std::string, double>& settings) {
   const std::map<std::string, double*> fields = {
       {"lr", &step.lr},       {"weight_decay", &step.weight_decay}, {"momentum", &step.momentum},
       {"eps", &step.eps},     {"dampening", &step.dampening},       {"beta1", &step.beta1},
-      {"beta2", &step.beta2},
+      {"beta2", &step.beta2}, {"trust_ratio", &step.trust_ratio},
   };
   for (const auto& [name, value] : settings) {
     const auto field = fields.find(name);

@@ -37,6 +37,9 @@ class ServedBucket {
   Future Push(const at::Tensor& gradients, uint64_t settings);
   // With such an update, the future has the new weights.
   Future Pull(uint64_t settings);
+  // With LAMB, before that: the future has the squares of the weights by granule, those of the
+  // update, and one number more.
+  Future Measure(uint64_t settings);
 
   // Read and replace a slice: see Session. The values are fp32, all parameters' one after the
   // other; none where they are zeros or have never been written. A read also returns the steps
@@ -55,7 +58,8 @@ class ServedBucket {
 double TotalOfSquares(const at::Tensor& squares);
 
 // Names the settings of one group as torch does: "lr", "weight_decay", "momentum", "dampening",
-// "beta1", "beta2", "eps"; those that are not there are 0. Throws for any other name.
+// "beta1", "beta2", "eps"; those that are not there are 0, and "trust_ratio" 1. Throws for any
+// other name.
 GroupStep GroupStepOf(const std::map<std::string, double>& settings);
 
 // These ask the shards about snapshots of the weights (core/base/snapshots.h). The first returns

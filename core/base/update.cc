@@ -12,13 +12,32 @@ uint32_t NumGroups(const UpdateRule& rule) {
   return rule.groups.empty() ? 0 : 1 + *std::max_element(rule.groups.begin(), rule.groups.end());
 }
 
+bool IsSame(double a, double b) { return a == b || (std::isnan(a) && std::isnan(b)); }
+
+const char* NameOf(Optimizer optimizer) {
+  switch (optimizer) {
+    case Optimizer::kSgd:
+      return "sgd";
+    case Optimizer::kAdam:
+      return "adam";
+    case Optimizer::kLamb:
+      return "lamb";
+  }
+  return "unknown";
+}
+
 }  // namespace
+
+bool GroupStep::operator==(const GroupStep& other) const {
+  return lr == other.lr && weight_decay == other.weight_decay && momentum == other.momentum &&
+         dampening == other.dampening && beta1 == other.beta1 && beta2 == other.beta2 &&
+         eps == other.eps && IsSame(trust_ratio, other.trust_ratio);
+}
 
 bool UpdateStep::operator==(const UpdateStep& other) const {
   return groups == other.groups && grad_scale == other.grad_scale &&
-         max_grad_norm == other.max_grad_norm &&
-         (grad_squares == other.grad_squares ||
-          (std::isnan(grad_squares) && std::isnan(other.grad_squares)));
+         max_grad_norm == other.max_grad_norm && IsSame(grad_squares, other.grad_squares) &&
+         measures == other.measures;
 }
 
 ChunkPlan PlanOfUpdated(const BucketLayout& layout, WireFormat wire, uint64_t chunk_bytes,
@@ -47,10 +66,15 @@ absl::Status Validate(const UpdateRule& rule, const BucketLayout& layout) {
   if (!IsValid(rule.optimizer)) {
     return refused("there is no optimizer ", static_cast<int>(rule.optimizer));
   }
-  if (rule.decoupled && rule.optimizer != Optimizer::kAdam) {
-    return refused("SGD has no decoupled weight decay");
+  if (rule.decoupled && rule.optimizer == Optimizer::kSgd) {
+    return refused("sgd has no decoupled weight decay");
   }
-  if (rule.nesterov && rule.optimizer != Optimizer::kSgd) return refused("Adam has no Nesterov");
+  if (rule.nesterov && rule.optimizer != Optimizer::kSgd) {
+    return refused(NameOf(rule.optimizer), " has no Nesterov");
+  }
+  if (rule.optimizer == Optimizer::kLamb && !rule.commits) {
+    return refused("lamb needs the norms of whole tensors: its update commits");
+  }
   if (rule.down != WireFormat::kFloat32 && rule.down != WireFormat::kFloat16 &&
       rule.down != WireFormat::kBFloat16) {
     return refused("weights cross the network in floats of 16 or 32 bits, not in ",
@@ -83,7 +107,7 @@ absl::Status Validate(const UpdateStep& step) {
     for (const double value : {g.lr, g.weight_decay, g.momentum, g.dampening, g.eps}) {
       if (!std::isfinite(value)) return refused("group ", i, " has a setting of ", value);
     }
-    if (g.lr < 0 || g.weight_decay < 0 || g.momentum < 0 || g.eps < 0) {
+    if (g.lr < 0 || g.weight_decay < 0 || g.momentum < 0 || g.eps < 0 || g.trust_ratio < 0) {
       return refused("group ", i, " has a negative setting");
     }
     for (const double beta : {g.beta1, g.beta2}) {
@@ -102,6 +126,9 @@ absl::Status CheckFits(const UpdateStep& step, const UpdateRule& rule) {
   if (step.groups.size() < NumGroups(rule)) {
     return refused("expected settings of ", NumGroups(rule), " groups, got ", step.groups.size());
   }
+  if (step.measures && rule.optimizer != Optimizer::kLamb) {
+    return refused(NameOf(rule.optimizer), " has nothing to measure");
+  }
   if (!rule.nesterov) return absl::OkStatus();
   for (const uint32_t group : rule.groups) {
     const GroupStep& g = step.groups[group];
@@ -113,12 +140,14 @@ absl::Status CheckFits(const UpdateStep& step, const UpdateRule& rule) {
 }
 
 std::string ToString(const UpdateRule& rule) {
-  const char* name = rule.optimizer == Optimizer::kSgd ? "sgd" : "adam";
   const char* option = rule.decoupled ? " (decoupled)" : rule.nesterov ? " (nesterov)" : "";
+  const char* rounds = rule.optimizer == Optimizer::kLamb ? ", in three rounds"
+                       : rule.commits                     ? ", in two rounds"
+                                                          : "";
   const uint32_t groups = NumGroups(rule);
-  return absl::StrCat(name, option, rule.commits ? ", in two rounds" : "",
-                      rule.maximize ? ", maximizing" : "", ", weights in ", Name(rule.down), ", ",
-                      groups, groups == 1 ? " group" : " groups");
+  return absl::StrCat(NameOf(rule.optimizer), option, rounds, rule.maximize ? ", maximizing" : "",
+                      ", weights in ", Name(rule.down), ", ", groups,
+                      groups == 1 ? " group" : " groups");
 }
 
 }  // namespace thalweg

@@ -17,7 +17,7 @@ namespace thalweg {
 // A job has at most this many groups of parameters.
 inline constexpr uint32_t kMaxUpdateGroups = 4096;
 
-enum class Optimizer : uint8_t { kSgd = 1, kAdam = 2 };
+enum class Optimizer : uint8_t { kSgd = 1, kAdam = 2, kLamb = 3 };
 
 // The squares of gradients are summed by granule: so many elements of a tensor, counted from its
 // first. A bucket's chunks end at granules where it has an update, so that the sums do not depend
@@ -27,11 +27,12 @@ inline constexpr uint64_t kUpdateGranule = 4096;
 // An UpdateRule is what stays for as long as the bucket is registered: all nodes announce the same.
 struct UpdateRule {
   Optimizer optimizer = Optimizer::kSgd;
-  bool decoupled = false;  // of kAdam: weight decay as in AdamW
+  bool decoupled = false;  // weight decay as in AdamW; not of kSgd
   bool nesterov = false;   // of kSgd
   bool maximize = false;
   // Where something has to be known of all gradients before any update, an update takes two rounds:
-  // one that gives the squares of the mean, and, when all nodes have decided, a pull.
+  // one that gives the squares of the mean, and, when all nodes have decided, a pull. LAMB's does,
+  // and takes another one between them.
   bool commits = false;
   // By tensor of the bucket: the number of its group of parameters, from 0 without gaps in a job.
   std::vector<uint32_t> groups;
@@ -40,17 +41,27 @@ struct UpdateRule {
   bool operator==(const UpdateRule&) const = default;
 };
 
+// An UpdateRound is what a bucket's round does with the weights that shards keep.
+enum class UpdateRound : uint8_t {
+  kPush = 0,     // gives gradients, and gets new weights, or squares where the update commits
+  kPull = 1,     // gets the new weights of an update that commits
+  kMeasure = 2,  // of kLamb, before the pull: advances the moments, and gets two sums by granule,
+                 // the squares of the weights and those of LAMB's update
+};
+
 // A GroupStep holds the settings of one group in one step, named as torch's optimizers name them.
 struct GroupStep {
   double lr = 0;
   double weight_decay = 0;
   double momentum = 0;   // of kSgd
   double dampening = 0;  // of kSgd
-  double beta1 = 0;      // of kAdam, as are the rest
+  double beta1 = 0;      // of kAdam and kLamb, as are the next two
   double beta2 = 0;
   double eps = 0;
+  double trust_ratio = 1;  // of kLamb, where each tensor is a group of its own; may be no number
 
-  bool operator==(const GroupStep&) const = default;
+  // Ratios that are not numbers are equal.
+  bool operator==(const GroupStep& other) const;
 };
 
 // An UpdateStep is announced by number, which contributions then name; all nodes give the same.
@@ -62,6 +73,7 @@ struct UpdateStep {
   double grad_scale = 1;
   double max_grad_norm = 0;
   double grad_squares = 0;  // not finite if a gradient is not
+  bool measures = false;    // rounds with these settings are UpdateRound::kMeasure
 
   // Squares that are not numbers are equal.
   bool operator==(const UpdateStep& other) const;
@@ -89,7 +101,13 @@ struct WeightsSlice {
 };
 
 constexpr bool IsValid(Optimizer optimizer) {
-  return optimizer == Optimizer::kSgd || optimizer == Optimizer::kAdam;
+  return optimizer == Optimizer::kSgd || optimizer == Optimizer::kAdam ||
+         optimizer == Optimizer::kLamb;
+}
+
+constexpr bool IsValid(UpdateRound round) {
+  return round == UpdateRound::kPush || round == UpdateRound::kPull ||
+         round == UpdateRound::kMeasure;
 }
 
 // Returns the plan of a bucket with an update.
@@ -100,12 +118,12 @@ uint64_t GranulesIn(const BucketLayout& layout, uint64_t begin, uint64_t end);
 
 // Returns how many moments the optimizer keeps for each weight, with any settings.
 constexpr uint32_t MaxMomentsOf(Optimizer optimizer) {
-  return optimizer == Optimizer::kAdam ? 2 : 1;
+  return optimizer == Optimizer::kSgd ? 1 : 2;
 }
 
 // Returns how many moments the optimizer keeps for each weight in a step with these settings.
 inline uint32_t MomentsOf(const UpdateRule& rule, const GroupStep& group) {
-  return rule.optimizer == Optimizer::kAdam ? 2 : group.momentum != 0 ? 1 : 0;
+  return rule.optimizer != Optimizer::kSgd ? 2 : group.momentum != 0 ? 1 : 0;
 }
 
 // Check values that may come from outside. InvalidArgument says what cannot be: there is no such

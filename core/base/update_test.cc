@@ -59,6 +59,14 @@ TEST(UpdateTest, StepsWithTheSameSquaresAreEqualAlsoWhereTheseAreNoNumbers) {
   EXPECT_EQ(step, step);
   EXPECT_TRUE(Validate(step).ok());
   EXPECT_NE(step, Step());
+  UpdateStep trusted = Step();
+  trusted.groups[1].trust_ratio = std::numeric_limits<double>::quiet_NaN();
+  EXPECT_EQ(trusted, trusted);
+  EXPECT_TRUE(Validate(trusted).ok());
+  EXPECT_NE(trusted, Step());
+  UpdateStep measuring = Step();
+  measuring.measures = true;
+  EXPECT_NE(measuring, Step());
   UpdateStep clipped = Step();
   clipped.max_grad_norm = 1;
   EXPECT_NE(clipped, Step());
@@ -75,6 +83,11 @@ TEST(UpdateTest, RuleThatFitsTheBucketIsTakenAndNamed) {
   sgd.down = WireFormat::kBFloat16;
   EXPECT_TRUE(Validate(sgd, kLayout).ok());
   EXPECT_EQ(ToString(sgd), "sgd (nesterov), weights in bf16, 1 group");
+  UpdateRule lamb = AdamW();
+  lamb.optimizer = Optimizer::kLamb;
+  lamb.commits = true;
+  EXPECT_TRUE(Validate(lamb, kLayout).ok());
+  EXPECT_EQ(ToString(lamb), "lamb (decoupled), in three rounds, weights in fp32, 2 groups");
 }
 
 TEST(UpdateTest, RuleThatCannotBeIsRefusedWithTheReason) {
@@ -90,8 +103,10 @@ TEST(UpdateTest, RuleThatCannotBeIsRefusedWithTheReason) {
   EXPECT_EQ(why([](UpdateRule& r) { r.optimizer = static_cast<Optimizer>(9); }),
             "update: there is no optimizer 9");
   EXPECT_EQ(why([](UpdateRule& r) { r.optimizer = Optimizer::kSgd; }),
-            "update: SGD has no decoupled weight decay");
-  EXPECT_EQ(why([](UpdateRule& r) { r.nesterov = true; }), "update: Adam has no Nesterov");
+            "update: sgd has no decoupled weight decay");
+  EXPECT_EQ(why([](UpdateRule& r) { r.nesterov = true; }), "update: adam has no Nesterov");
+  EXPECT_EQ(why([](UpdateRule& r) { r.optimizer = Optimizer::kLamb; }),
+            "update: lamb needs the norms of whole tensors: its update commits");
   EXPECT_EQ(why([](UpdateRule& r) { r.groups[0] = 1 << 20; }),
             "update: at most 4096 groups, got number 1048576");
   EXPECT_EQ(why([](UpdateRule& r) { r.down = WireFormat::kInt8; }),
@@ -116,6 +131,9 @@ TEST(UpdateTest, StepThatDoesNotFitTheRuleIsRefusedWithTheReason) {
             "update: group 1 has a negative setting");
   EXPECT_EQ(why([](UpdateStep& s) { s.groups[0].beta2 = 1; }),
             "update: group 0: expected betas from 0 to below 1, got 1");
+  EXPECT_EQ(why([](UpdateStep& s) { s.groups[1].trust_ratio = -1; }),
+            "update: group 1 has a negative setting");
+  EXPECT_EQ(why([](UpdateStep& s) { s.measures = true; }), "update: adam has nothing to measure");
   UpdateRule nesterov;
   nesterov.nesterov = true;
   nesterov.groups = {0, 0};

@@ -35,7 +35,7 @@ void Visit(auto& archive, Is<BucketReady> auto& m) {
   All(archive, m.id.index, m.id.generation, m.memory);
 }
 void Visit(auto& archive, Is<Submit> auto& m) {
-  All(archive, m.id.index, m.id.generation, m.round, m.unused, m.settings, m.pulls);
+  All(archive, m.id.index, m.id.generation, m.round, m.unused, m.settings, m.kind);
 }
 void Visit(auto& archive, Is<Complete> auto& m) {
   All(archive, m.id.index, m.id.generation, m.round, m.workers, m.nonfinite_elems,
@@ -70,7 +70,7 @@ void Visit(auto& archive, Is<Receive> auto& m) {
 
 void Visit(auto& archive, Is<SetSettings> auto& m) {
   All(archive, m.number, m.step.groups, m.step.grad_scale, m.step.max_grad_norm,
-      m.step.grad_squares);
+      m.step.grad_squares, m.step.measures);
 }
 void Visit(auto& archive, Is<GetWeights> auto& m) {
   All(archive, m.id.index, m.id.generation, m.slice);

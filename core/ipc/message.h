@@ -117,7 +117,7 @@ struct Submit {
   // gradients are zero.
   std::vector<uint32_t> unused = {};
   uint64_t settings = 0;  // number of those for the update that the round does; 0: it does none
-  bool pulls = false;     // the arena has no gradient: see UpdateRule::commits
+  UpdateRound kind = UpdateRound::kPush;  // of the round; the arena has a gradient only in a push
   bool operator==(const Submit&) const = default;
 };
 
@@ -138,8 +138,9 @@ struct Complete {
   // and its ratio to the norm of what was to be sent.
   double residual_norm = 0;
   double error_ratio = 0;
-  // They are set where a bucket's update commits, in the round before the pull: the sums of the
-  // squares of the mean, by granule. There is no result in the arena then.
+  // They are set where a bucket's update commits, in the rounds before the pull: the sums of the
+  // squares of the mean, by granule, or where the round measures, those of the weights and then
+  // those of the update. There is no result in the arena then.
   std::vector<double> squares = {};
   bool operator==(const Complete&) const = default;
 };

@@ -29,7 +29,7 @@ void Fields(auto& archive, Is<UpdateRule> auto& rule) {
 }
 void Fields(auto& archive, Is<GroupStep> auto& step) {
   All(archive, step.lr, step.weight_decay, step.momentum, step.dampening, step.beta1, step.beta2,
-      step.eps);
+      step.eps, step.trust_ratio);
 }
 
 }  // namespace thalweg::ipc

@@ -55,7 +55,8 @@ void Reader::Field(CollectiveKind& value) { Numbered(value, "collective", ", exp
 void Reader::Field(Fold& value) { Numbered(value, "fold", ", expected 0 to 8"); }
 void Reader::Field(GradientPath& value) { Numbered(value, "gradients' path", ", expected 1 to 4"); }
 
-void Reader::Field(Optimizer& value) { Numbered(value, "optimizer", ", expected 1 or 2"); }
+void Reader::Field(Optimizer& value) { Numbered(value, "optimizer", ", expected 1 to 3"); }
+void Reader::Field(UpdateRound& value) { Numbered(value, "kind of round", ", expected 0 to 2"); }
 void Reader::Field(SnapshotAction& value) { Numbered(value, "action", ", expected 1 to 3"); }
 void Reader::Field(WireFormat& value) {
   Numbered(value, "wire format", ", expected 1 to 9 or 16 to 18");

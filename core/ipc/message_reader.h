@@ -38,6 +38,7 @@ class Reader {
   void Field(CollectiveKind& value);
   void Field(Fold& value);
   void Field(Optimizer& value);
+  void Field(UpdateRound& value);
   void Field(SnapshotAction& value);
   void Field(WireFormat& value);
   void Field(bool& value);
@@ -65,7 +66,7 @@ class Reader {
     for (SnapshotId& id : snapshots) Field(id);
   }
   void Field(std::vector<GroupStep>& groups) {
-    constexpr uint64_t kGroupBytes = 7 * sizeof(double);
+    constexpr uint64_t kGroupBytes = 8 * sizeof(double);
     groups.resize(Count(kMaxUpdateGroups, kGroupBytes, "groups"));
     for (GroupStep& group : groups) Fields(*this, group);
   }

@@ -69,7 +69,7 @@ TEST(MessageTest, FrameIsTheDocumentedBytes) {
       "\x02\x00\x00\x00\x01\x00\x00\x00\x07\x00\x00\x00\x00\x00\x00\x00"
       "\x01\x00\x00\x00\x05\x00\x00\x00\x09\x00\x00\x00\x00\x00\x00\x00\x01",
       45);
-  EXPECT_EQ(EncodeFrame(Submit{{2, 1}, 7, {5}, 9, true}, false), submit);
+  EXPECT_EQ(EncodeFrame(Submit{{2, 1}, 7, {5}, 9, UpdateRound::kPull}, false), submit);
   const std::string register_bucket(
       "THW1\x03\x00\x01\x00\x44\x00\x00\x00"
       "\x02\x00\x00\x00\x01\x00\x00\x00\x01\x01\x00\x00\x00"

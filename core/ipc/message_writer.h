@@ -31,6 +31,7 @@ class Writer {
   void Field(const CollectiveKind& value) { Field(static_cast<uint8_t>(value)); }
   void Field(const Fold& value) { Field(static_cast<uint8_t>(value)); }
   void Field(const Optimizer& value) { Field(static_cast<uint8_t>(value)); }
+  void Field(const UpdateRound& value) { Field(static_cast<uint8_t>(value)); }
   void Field(const SnapshotAction& value) { Field(static_cast<uint8_t>(value)); }
   void Field(const WireFormat& value) { Field(static_cast<uint8_t>(value)); }
   void Field(const bool& value) { Field(static_cast<uint8_t>(value)); }

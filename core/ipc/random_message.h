@@ -32,7 +32,7 @@ class RandomMessages {
         return BucketReady{Id(), Memory()};
       case 4:
         return Submit{Id(), random_(), std::vector<uint32_t>(Below(4), U32()), random_(),
-                      Below(2) == 0};
+                      static_cast<UpdateRound>(Below(3))};
       case 5:
         return Complete{Id(),      random_(),
                         U32(),     random_(),
@@ -81,8 +81,9 @@ class RandomMessages {
       case 20:
         return Receive{U32(), random_(), U32(), random_(), random_(), random_()};
       case 21:
-        return SetSettings{random_(),
-                           {std::vector<GroupStep>(Below(4), Step()), Real(), Real(), Real()}};
+        return SetSettings{
+            random_(),
+            {std::vector<GroupStep>(Below(4), Step()), Real(), Real(), Real(), Below(2) == 0}};
       case 22:
         return GetWeights{Id(), U32()};
       case 23:
@@ -123,7 +124,7 @@ class RandomMessages {
   DType AnyDType() { return static_cast<DType>(1 + Below(4)); }
   std::optional<UpdateRule> Rule() {
     if (Below(2) == 0) return std::nullopt;
-    return UpdateRule{.optimizer = static_cast<Optimizer>(1 + Below(2)),
+    return UpdateRule{.optimizer = static_cast<Optimizer>(1 + Below(3)),
                       .decoupled = Below(2) == 0,
                       .nesterov = Below(2) == 0,
                       .maximize = Below(2) == 0,
@@ -131,7 +132,7 @@ class RandomMessages {
                       .groups = std::vector<uint32_t>(Below(4), U32()),
                       .down = static_cast<WireFormat>(1 + Below(9))};
   }
-  GroupStep Step() { return {Real(), Real(), Real(), Real(), Real(), Real(), Real()}; }
+  GroupStep Step() { return {Real(), Real(), Real(), Real(), Real(), Real(), Real(), Real()}; }
   BucketLayout Layout() {
     BucketLayout layout{AnyDType(), {}};
     layout.tensors.resize(Below(6));

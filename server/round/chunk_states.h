@@ -33,8 +33,9 @@ struct ChunkState {
   std::vector<float> residual ABSL_GUARDED_BY(mutex);
   // The loss scale in whose units the residual is.
   double loss_scale ABSL_GUARDED_BY(mutex) = kUnknownLossScale;
-  Weights weights ABSL_GUARDED_BY(mutex);          // of a bucket with an UpdateRule
-  std::vector<float> mean ABSL_GUARDED_BY(mutex);  // that waits for a pull; empty: none does
+  Weights weights ABSL_GUARDED_BY(mutex);           // of a bucket with an UpdateRule
+  std::vector<float> mean ABSL_GUARDED_BY(mutex);   // that waits for a pull; empty: none does
+  bool is_measured ABSL_GUARDED_BY(mutex) = false;  // the moments have that of the next pull
 
   // Returns the weights, to be changed. Whoever changes them gets them here.
   Weights& WeightsToChange() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex);

@@ -34,7 +34,8 @@ std::string Difference(const UpdateStep& ours, const std::string& owner, const U
       {"dampening", &GroupStep::dampening},
       {"beta1", &GroupStep::beta1},
       {"beta2", &GroupStep::beta2},
-      {"eps", &GroupStep::eps}};
+      {"eps", &GroupStep::eps},
+      {"trust_ratio", &GroupStep::trust_ratio}};
   for (const auto& [name, member] : kNames) {
     if ((*our).*member == (*their).*member) continue;
     return absl::StrCat(name, " ", (*their).*member, " of group ", our - ours.groups.begin(), ", ",

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <memory>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "core/base/status_macros.h"
@@ -22,15 +23,16 @@ absl::Status Decode(const RoundResult& mean, float* out) {
 }
 
 // Returns what the mean is multiplied by, in a group with these settings.
-double GradFactor(OptimSettings& settings, const UpdateStep& step) {
+double GradFactor(OptimSettings& settings, const UpdateStep& step, double norm_epsilon) {
   settings.max_grad_norm = step.max_grad_norm;
-  settings.norm_epsilon = kTorchNormEpsilon;
+  settings.norm_epsilon = norm_epsilon;
   return GradFactorOf(settings, 1 / step.grad_scale, step.grad_squares);
 }
 
-AdamFactors AdamFactorsOf(const UpdateRule& rule, const UpdateStep& step, const GroupStep& group,
-                          uint64_t number) {
-  AdamSettings settings;
+// Returns the settings that Adam and LAMB have in common.
+template <typename Settings>
+Settings MomentSettingsOf(const UpdateRule& rule, const GroupStep& group) {
+  Settings settings;
   settings.lr = group.lr;
   settings.weight_decay = group.weight_decay;
   settings.maximize = rule.maximize;
@@ -38,8 +40,21 @@ AdamFactors AdamFactorsOf(const UpdateRule& rule, const UpdateStep& step, const 
   settings.beta2 = group.beta2;
   settings.epsilon = group.eps;
   settings.decoupled = rule.decoupled;
+  return settings;
+}
+
+AdamFactors AdamFactorsOf(const UpdateRule& rule, const UpdateStep& step, const GroupStep& group,
+                          uint64_t number) {
+  auto settings = MomentSettingsOf<AdamSettings>(rule, group);
   return FactorsOf(settings, BiasCorrectionsAt(settings, static_cast<double>(number)),
-                   GradFactor(settings, step));
+                   GradFactor(settings, step, kTorchNormEpsilon));
+}
+
+LambFactors LambFactorsOf(const UpdateRule& rule, const UpdateStep& step, const GroupStep& group,
+                          uint64_t number) {
+  auto settings = MomentSettingsOf<LambSettings>(rule, group);
+  return FactorsOf(settings, BiasCorrectionsAt(settings, static_cast<double>(number)),
+                   GradFactor(settings, step, /*norm_epsilon=*/0));
 }
 
 SgdFactors SgdFactorsOf(const UpdateRule& rule, const UpdateStep& step, const GroupStep& group,
@@ -51,15 +66,15 @@ SgdFactors SgdFactorsOf(const UpdateRule& rule, const UpdateStep& step, const Gr
   settings.momentum = group.momentum;
   settings.dampening = group.dampening;
   settings.nesterov = rule.nesterov;
-  return FactorsOf(settings, number == 1, GradFactor(settings, step));
+  return FactorsOf(settings, number == 1, GradFactor(settings, step, kTorchNormEpsilon));
 }
 
 // What a step reads and writes: weights, the mean, and where the new weights are sent from.
 struct Arrays {
   Weights& weights;
-  const float* mean;
-  std::byte* out;
-  DType out_type;
+  const float* mean;         // null in LAMB's step, which has it in the moments
+  std::byte* out = nullptr;  // null: nothing is sent
+  DType out_type = DType::kFloat32;
 };
 
 template <typename Tensor>
@@ -74,18 +89,76 @@ std::pair<std::vector<Tensor>, FlatIndex> TensorsOf(const Arrays& arrays, const 
     Tensor tensor;
     tensor.elems = piece.elems.end - at;
     tensor.param = arrays.weights.params.data() + at;
-    tensor.grad = arrays.mean + at;
+    if (arrays.mean != nullptr) tensor.grad = arrays.mean + at;
     for (uint32_t i = 0; i < MomentsOf(rule, group); ++i) {
       arrays.weights.moments[i].resize(arrays.weights.params.size());
       tensor.states[i] = arrays.weights.moments[i].data() + at;
     }
-    tensor.copy = arrays.out + at * SizeOf(arrays.out_type);
+    if (arrays.out != nullptr) tensor.copy = arrays.out + at * SizeOf(arrays.out_type);
     tensor.copy_type = arrays.out_type;
     tensor.factors = factors_of(rule, step, group, arrays.weights.steps);
+    if constexpr (requires { tensor.rate; }) {
+      tensor.rate = static_cast<float>(static_cast<float>(group.lr) * group.trust_ratio);
+    }
     index.Add(tensor.elems, StepBytes(tensor));
     tensors.push_back(tensor);
   }
   return {std::move(tensors), std::move(index)};
+}
+
+void Step(const Arrays& arrays, const UpdateRule& rule, std::span<const UpdatePiece> pieces,
+          const UpdateStep& step) {
+  if (rule.optimizer == Optimizer::kAdam) {
+    const auto [tensors, index] = TensorsOf<AdamTensor>(arrays, rule, pieces, step, AdamFactorsOf);
+    RunAdam(tensors, index, 0, index.Size());
+  } else if (rule.optimizer == Optimizer::kLamb) {
+    const auto [tensors, index] = TensorsOf<LambTensor>(arrays, rule, pieces, step, LambFactorsOf);
+    RunLambStep(tensors, index, 0, index.Size());
+  } else {
+    const auto [tensors, index] = TensorsOf<SgdTensor>(arrays, rule, pieces, step, SgdFactorsOf);
+    RunSgd(tensors, index, 0, index.Size());
+  }
+}
+
+// Returns the result of that round with `count` sums in the place of its values.
+RoundResult WithSums(const RoundResult& round, const std::shared_ptr<double[]>& sums,
+                     uint64_t count) {
+  RoundResult result = round;
+  result.wire = WireFormat::kFloat64;
+  result.elems = count;
+  result.payload =
+      Payload({reinterpret_cast<const std::byte*>(sums.get()), count * sizeof(double)}, sums);
+  return result;
+}
+
+absl::Status NoWeights(const RoundResult& round) {
+  return absl::FailedPreconditionError(
+      absl::StrCat(ToString(round.id), ": the shard has no weights to update"));
+}
+
+absl::Status NothingWaits(const RoundResult& round) {
+  return absl::FailedPreconditionError(
+      absl::StrCat(ToString(round.id), " pulls, but nothing has been pushed since the last one"));
+}
+
+// Does a round that measures.
+absl::StatusOr<RoundResult> Measure(const RoundResult& round, const UpdateRule& rule,
+                                    std::span<const UpdatePiece> pieces, const UpdateStep& step,
+                                    ChunkState& state) {
+  std::vector<float> gradient;
+  MutexLock lock(state.mutex);
+  gradient.swap(state.mean);
+  if (gradient.size() != round.elems) return NothingWaits(round);
+  Weights& weights = state.WeightsToChange();
+  if (weights.params.size() != round.elems) return NoWeights(round);
+  ++weights.steps;
+  const auto [tensors, index] =
+      TensorsOf<LambTensor>({weights, gradient.data()}, rule, pieces, step, LambFactorsOf);
+  const uint64_t granules = index.Granules();
+  const auto sums = std::make_shared_for_overwrite<double[]>(2 * granules);
+  RunLambMoments(tensors, index, 0, index.Size(), sums.get(), sums.get() + granules);
+  state.is_measured = true;
+  return WithSums(round, sums, 2 * granules);
 }
 
 }  // namespace
@@ -127,48 +200,37 @@ absl::StatusOr<RoundResult> KeepMean(const RoundResult& mean, std::span<const Up
   {
     MutexLock lock(state.mutex);
     state.mean.swap(gradient);
+    state.is_measured = false;
   }
-  RoundResult result = mean;
-  result.wire = WireFormat::kFloat64;
-  result.elems = granules;
-  result.payload = Payload(
-      {reinterpret_cast<const std::byte*>(squares.get()), granules * sizeof(double)}, squares);
-  return result;
+  return WithSums(mean, squares, granules);
 }
 
 absl::StatusOr<RoundResult> UpdateWeights(const RoundResult& mean, const UpdateRule& rule,
                                           std::span<const UpdatePiece> pieces,
                                           const UpdateStep& step, ChunkState& state) {
+  if (step.measures) return Measure(mean, rule, pieces, step, state);
   std::vector<float> gradient;
   if (!rule.commits) {
     gradient.resize(mean.elems);
     THALWEG_RETURN_IF_ERROR(Decode(mean, gradient.data()));
   }
+  const bool is_measured_before = rule.optimizer == Optimizer::kLamb;
   const DType type = DTypeOf(rule.down);
   const uint64_t bytes = mean.elems * SizeOf(type);
   const auto buffer = std::make_shared_for_overwrite<std::byte[]>(bytes);
   {
     MutexLock lock(state.mutex);
     Weights& weights = state.WeightsToChange();
-    if (weights.params.size() != mean.elems) {
-      return absl::FailedPreconditionError(
-          absl::StrCat(ToString(mean.id), ": the shard has no weights to update"));
-    }
-    if (rule.commits) gradient.swap(state.mean);
-    if (gradient.size() != mean.elems) {
-      return absl::FailedPreconditionError(absl::StrCat(
-          ToString(mean.id), " pulls, but nothing has been pushed since the last one"));
-    }
-    ++weights.steps;
-    const Arrays arrays{weights, gradient.data(), buffer.get(), type};
-    if (rule.optimizer == Optimizer::kAdam) {
-      const auto [tensors, index] =
-          TensorsOf<AdamTensor>(arrays, rule, pieces, step, AdamFactorsOf);
-      RunAdam(tensors, index, 0, index.Size());
+    if (weights.params.size() != mean.elems) return NoWeights(mean);
+    if (is_measured_before) {
+      if (!std::exchange(state.is_measured, false)) return NothingWaits(mean);
     } else {
-      const auto [tensors, index] = TensorsOf<SgdTensor>(arrays, rule, pieces, step, SgdFactorsOf);
-      RunSgd(tensors, index, 0, index.Size());
+      if (rule.commits) gradient.swap(state.mean);
+      if (gradient.size() != mean.elems) return NothingWaits(mean);
+      ++weights.steps;
     }
+    const float* const values = is_measured_before ? nullptr : gradient.data();
+    Step({weights, values, buffer.get(), type}, rule, pieces, step);
   }
   RoundResult result = mean;
   result.wire = rule.down;

@@ -36,8 +36,10 @@ absl::StatusOr<RoundResult> KeepMean(const RoundResult& mean, std::span<const Up
 // result of FoldRound, has for workers, or, where the rule commits, with what KeepMean has kept.
 // The result that it returns has their new values in the place of `mean`, in rule.down. In the
 // arithmetic of kernels/optim: the weights are those that a worker's own fused optimizer computes
-// from the same mean, bit for bit, however the bucket is cut into chunks. It takes the state's
-// lock. FailedPrecondition: the weights have not been written, or no mean has been kept.
+// from the same mean, bit for bit, however the bucket is cut into chunks. With a step that measures
+// it only advances LAMB's moments; the result then has, by granule of the chunk and in float64, the
+// sums of the squares of the weights, followed by those of the update. It takes the state's lock.
+// FailedPrecondition: the weights have not been written, or no mean has been kept or measured.
 absl::StatusOr<RoundResult> UpdateWeights(const RoundResult& mean, const UpdateRule& rule,
                                           std::span<const UpdatePiece> pieces,
                                           const UpdateStep& step, ChunkState& state);

@@ -181,5 +181,107 @@ TEST(WeightsTest, PiecesAreTheTensorsWhereTheChunkIs) {
   EXPECT_EQ(exact[1], (std::vector<UpdatePiece>{{{0, 700}, 1}}));
 }
 
+// Does one step of LAMB in chunks of these sizes; returns the weights. The ratios of the tensors
+// are those of their norms.
+Floats LambStep(const std::vector<uint64_t>& chunks) {
+  UpdateRule rule = Rule(Optimizer::kLamb);
+  rule.commits = true;
+  rule.groups = {0, 1, 2};
+  UpdateStep step{{kFirst, kSecond, kFirst}, 4};
+  step.measures = true;
+  const Floats start = Random(kElems, 1);
+  const Floats gradient = Random(kElems, 2);
+  std::vector<std::unique_ptr<ChunkState>> states;
+  std::vector<std::vector<UpdatePiece>> pieces;
+  double sums[3][2] = {};
+  uint64_t begin = 0;
+  for (const uint64_t elems : chunks) {
+    ChunkState& state = *states.emplace_back(std::make_unique<ChunkState>(elems));
+    {
+      MutexLock lock(state.mutex);
+      state.weights.params.assign(start.begin() + begin, start.begin() + begin + elems);
+    }
+    const auto& own = pieces.emplace_back(PiecesOf(kLayout, rule, begin, begin + elems));
+    const RoundResult mean = Mean(gradient.data() + begin, elems, 1);
+    EXPECT_TRUE(KeepMean(mean, own, state).ok());
+    const auto measured = UpdateWeights(mean, rule, own, step, state);
+    EXPECT_TRUE(measured.ok()) << measured.status();
+    std::vector<double> norms(measured->elems);
+    EXPECT_TRUE(DecodePayload(measured->payload, DType::kFloat64, DType::kFloat64, norms.size(),
+                              norms.data())
+                    .ok());
+    EXPECT_EQ(norms.size(), 2 * own.size());  // each tensor is one granule
+    for (size_t i = 0; i < own.size(); ++i) {
+      sums[own[i].group][0] += norms[i];
+      sums[own[i].group][1] += norms[own.size() + i];
+    }
+    begin += elems;
+  }
+  step.measures = false;
+  for (int i = 0; i < 3; ++i) step.groups[i].trust_ratio = std::sqrt(sums[i][0] / sums[i][1]);
+  Floats weights;
+  for (size_t i = 0; i < chunks.size(); ++i) {
+    const auto pulled =
+        UpdateWeights(Mean(gradient.data(), chunks[i], 2), rule, pieces[i], step, *states[i]);
+    EXPECT_TRUE(pulled.ok()) << pulled.status();
+    const Floats values = Decoded(*pulled);
+    weights.insert(weights.end(), values.begin(), values.end());
+  }
+  return weights;
+}
+
+TEST(LambTest, StepIsThatOfTheFormulasHoweverTensorsAreCutBetweenThem) {
+  const Floats got = LambStep({kElems});
+  EXPECT_EQ(got, LambStep({1001, 700, 3299}));
+  const Floats start = Random(kElems, 1);
+  const Floats gradient = Random(kElems, 2);
+  const uint64_t ends[] = {0, 1001, 1701, kElems};
+  for (int tensor = 0; tensor < 3; ++tensor) {
+    const GroupStep& g = tensor == 1 ? kSecond : kFirst;
+    std::vector<double> update;
+    double of_weights = 0, of_update = 0;
+    for (uint64_t i = ends[tensor]; i < ends[tensor + 1]; ++i) {
+      // In the first step both moments are, without their bias, the gradient and its square.
+      const double grad = gradient[i] / 4;
+      update.push_back(grad / (std::abs(grad) + g.eps) + g.weight_decay * start[i]);
+      of_weights += double{start[i]} * start[i];
+      of_update += update.back() * update.back();
+    }
+    const double rate = g.lr * std::sqrt(of_weights / of_update);
+    for (uint64_t i = ends[tensor]; i < ends[tensor + 1]; ++i) {
+      const double expected = start[i] - rate * update[i - ends[tensor]];
+      // Some ten roundings of values below 8, of which the update's is multiplied by the rate.
+      ASSERT_NEAR(got[i], expected, 10 * 8 * 6e-8) << i;
+    }
+  }
+}
+
+TEST(LambTest, RoundsOutOfTheirOrderAreRefused) {
+  UpdateRule rule = Rule(Optimizer::kLamb);
+  rule.commits = true;
+  UpdateStep step{{kFirst, kSecond}};
+  const std::vector<UpdatePiece> pieces = {{{0, 10}, 0}};
+  const Floats gradient = Random(10, 2);
+  const RoundResult mean = Mean(gradient.data(), 10, 1);
+  ChunkState state(10);
+  {
+    MutexLock lock(state.mutex);
+    state.weights.params = Random(10, 1);
+  }
+  const auto update = [&](bool measures) {
+    step.measures = measures;
+    return UpdateWeights(mean, rule, pieces, step, state).status();
+  };
+  const absl::Status nothing = absl::FailedPreconditionError(
+      "bucket 3 round 1 chunk 1 pulls, but nothing has been pushed since the last one");
+  EXPECT_EQ(update(true), nothing);
+  ASSERT_TRUE(KeepMean(mean, pieces, state).ok());
+  EXPECT_EQ(update(false), nothing);  // it has not been measured
+  EXPECT_TRUE(update(true).ok());
+  EXPECT_EQ(update(true), nothing);
+  EXPECT_TRUE(update(false).ok());
+  EXPECT_EQ(update(false), nothing);
+}
+
 }  // namespace
 }  // namespace thalweg

@@ -98,18 +98,22 @@ absl::Status NodeBucket::NoteUnused(const std::vector<uint32_t>& tensors) {
   return absl::OkStatus();
 }
 
-absl::Status NodeBucket::NoteUpdate(uint64_t settings, bool pulls) {
+absl::Status NodeBucket::NoteUpdate(uint64_t settings, UpdateRound kind) {
   const auto refused = [this](auto... what) {
     return absl::InvalidArgumentError(absl::StrCat("bucket ", ToString(id_), what...));
   };
   const bool commits = update() && update()->commits;
-  if (pulls && !commits) return refused(" is pulled, but its update does not commit");
-  const bool updates = update() && pulls == commits;
+  const bool is_push = kind == UpdateRound::kPush;
+  if (!is_push && !commits) return refused(" is pulled, but its update does not commit");
+  if (kind == UpdateRound::kMeasure && update()->optimizer != Optimizer::kLamb) {
+    return refused(" is measured, but its update is not LAMB's");
+  }
+  const bool updates = update() && is_push != commits;
   if (updates != (settings != 0)) {
     return refused(updates ? " was submitted without settings of its update"
                            : " was submitted with settings, but without an update");
   }
-  const Doing doing{settings, pulls};
+  const Doing doing{settings, kind};
   MutexLock lock(mutex_);
   if (next_ && *next_ != doing) {
     return refused(": workers of this node submitted it with settings ", next_->settings, " and ",
@@ -124,18 +128,22 @@ uint64_t NodeBucket::settings() const {
   return now_.settings;
 }
 
-bool NodeBucket::pulls() const {
+bool NodeBucket::has_gradient() const {
   MutexLock lock(mutex_);
-  return now_.pulls;
+  return now_.kind == UpdateRound::kPush;
 }
 
 absl::Status NodeBucket::TakeSquares(const Part& part, const RoundResult& received) {
   const uint64_t first = GranulesIn(layout_, 0, part.plan.Begin(received.id.chunk));
+  const uint64_t count = received.elems / part.NumSquares();
   std::vector<double> squares(received.elems);
   THALWEG_RETURN_IF_ERROR(DecodePayload(received.payload, DType::kFloat64, DType::kFloat64,
                                         received.elems, squares.data()));
   MutexLock lock(mutex_);
-  std::copy(squares.begin(), squares.end(), squares_.begin() + static_cast<ptrdiff_t>(first));
+  const uint64_t of_bucket = squares_.size() / part.NumSquares();
+  for (uint64_t i = 0; i < squares.size(); ++i) {
+    squares_[i / count * of_bucket + first + i % count] = squares[i];
+  }
   return absl::OkStatus();
 }
 
@@ -155,8 +163,7 @@ void NodeBucket::BeginRound(double loss_scale) {
   num_unused_.clear();
   now_ = next_.value_or(Doing());
   next_.reset();
-  const bool gives_squares = update() && update()->commits && !now_.pulls;
-  squares_.assign(gives_squares ? GranulesIn(layout_, 0, layout_.Elems()) : 0, 0);
+  squares_.clear();
   round_.Begin(std::move(codecs), loss_scale);
 }
 
@@ -177,7 +184,10 @@ std::vector<BucketCodec*> NodeBucket::CodecsInUse() const {
 
 void NodeBucket::BeginPart(Part& part) {
   MutexLock lock(mutex_);
-  part.BeginRound(now_.pulls);
+  part.BeginRound(now_.kind);
+  if (part.gives_squares()) {
+    squares_.assign(part.NumSquares() * GranulesIn(layout_, 0, layout_.Elems()), 0);
+  }
 }
 
 void NodeBucket::NoteSent(BucketCodec& codec, Part& part, uint32_t chunk, uint64_t bytes,
@@ -248,7 +258,7 @@ NodeBucket::Waiting NodeBucket::waiting() const {
 }
 
 std::vector<uint32_t> NodeBucket::UnfilledBy() const {
-  if (!is_running() || pulls()) return {};
+  if (!is_running() || !has_gradient()) return {};
   const uint32_t chunks = whole_->part().plan.Count();
   std::vector<uint32_t> unfilled;
   for (uint32_t rank = 0; rank < local_size_; ++rank) {

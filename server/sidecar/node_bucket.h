@@ -67,7 +67,7 @@ class NodeBucket : public std::enable_shared_from_this<NodeBucket> {
   absl::Status NoteUnused(const std::vector<uint32_t>& tensors);
   // Before Submit: what the round does with the weights that shards keep. InvalidArgument: workers
   // differ, or the bucket's update does not do that.
-  absl::Status NoteUpdate(uint64_t settings, bool pulls);
+  absl::Status NoteUpdate(uint64_t settings, UpdateRound kind);
   // Begins the round, which must be queued: it goes through compressing() once all of them have
   // started, otherwise through whole(). Its gradients carry `loss_scale`. The caller then has
   // memory() begin it, too.
@@ -75,7 +75,7 @@ class NodeBucket : public std::enable_shared_from_this<NodeBucket> {
   // Returns the same, of the round that runs.
   double loss_scale() const;
   uint64_t settings() const;
-  bool pulls() const;
+  bool has_gradient() const;  // it takes one from the workers
   // Takes the result of a claimed chunk that has squares (Part::gives_squares).
   absl::Status TakeSquares(const Part& part, const RoundResult& received);
   // Returns which tensors took no part on any worker of the node, by number; empty: all took part.
@@ -139,12 +139,12 @@ class NodeBucket : public std::enable_shared_from_this<NodeBucket> {
   // so, and `now_` that of the round that runs.
   struct Doing {
     uint64_t settings = 0;
-    bool pulls = false;
+    UpdateRound kind = UpdateRound::kPush;
     bool operator==(const Doing&) const = default;
   };
   std::optional<Doing> next_ ABSL_GUARDED_BY(mutex_);
   Doing now_ ABSL_GUARDED_BY(mutex_);
-  std::vector<double> squares_ ABSL_GUARDED_BY(mutex_);  // by granule, of the round that runs
+  std::vector<double> squares_ ABSL_GUARDED_BY(mutex_);  // as in Complete, of the round that runs
 };
 
 }  // namespace thalweg

@@ -24,12 +24,12 @@ WireFormat Part::result_format() const {
 
 uint64_t Part::ResultElems(uint32_t chunk) const {
   if (!gives_squares()) return plan.Elems(chunk);
-  return GranulesIn(bucket.layout, plan.Begin(chunk), plan.Begin(chunk + 1));
+  return NumSquares() * GranulesIn(bucket.layout, plan.Begin(chunk), plan.Begin(chunk + 1));
 }
 
-void Part::BeginRound(bool is_pull) {
+void Part::BeginRound(UpdateRound what) {
   ++round;
-  pulls = is_pull;
+  kind = what;
   in_flight = true;
   claimed.assign(plan.Count(), false);
   sent.resize(plan.Count());

@@ -18,7 +18,7 @@ struct Part {
   Part(BucketId id, BucketLayout layout, WireFormat wire, uint64_t chunk_bytes,
        uint32_t num_shards);
 
-  void BeginRound(bool is_pull = false);
+  void BeginRound(UpdateRound what = UpdateRound::kPush);
   // Claims chunk `result.id.chunk` of the round for decoding. Returns InvalidArgument when the
   // result does not belong to the round in flight, FailedPrecondition when it is a duplicate.
   absl::Status Claim(const RoundResult& result);
@@ -28,8 +28,12 @@ struct Part {
   uint64_t Elems() const { return plan.total_elems; }
   // Sets the bucket's update. Before it is announced.
   void SetUpdate(const UpdateRule& update, uint64_t chunk_bytes, uint32_t num_shards);
-  // Returns whether the round's results are squares: see UpdateRule::commits.
-  bool gives_squares() const { return bucket.update && bucket.update->commits && !pulls; }
+  // Returns whether the round's results are squares: see UpdateRound.
+  bool gives_squares() const {
+    return bucket.update && bucket.update->commits && kind != UpdateRound::kPull;
+  }
+  // Returns how many of them there are for each granule.
+  uint32_t NumSquares() const { return kind == UpdateRound::kMeasure ? 2 : 1; }
   // Return what a result of the round has for a chunk.
   WireFormat result_format() const;
   uint64_t ResultElems(uint32_t chunk) const;
@@ -42,7 +46,7 @@ struct Part {
   // The following members are the round's.
   uint64_t round = 0;  // in flight, or the last one
   bool in_flight = false;
-  bool pulls = false;           // nothing is sent: see UpdateRule::commits
+  UpdateRound kind = UpdateRound::kPush;
   std::vector<bool> claimed;    // by chunk
   std::vector<TimePoint> sent;  // by chunk, when it was sent
   uint32_t finished_chunks = 0;

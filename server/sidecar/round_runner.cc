@@ -37,7 +37,7 @@ absl::Status RoundRunner::Submit(uint32_t local_rank, const ipc::Submit& message
   const bool may_run_at_once = bucket->compressing().empty() &&
                                bucket->whole().part().plan.Count() == 1 && message.round > 1;
   THALWEG_RETURN_IF_ERROR(bucket->NoteUnused(message.unused));
-  THALWEG_RETURN_IF_ERROR(bucket->NoteUpdate(message.settings, message.pulls));
+  THALWEG_RETURN_IF_ERROR(bucket->NoteUpdate(message.settings, message.kind));
   const TimePoint now = Now();
   THALWEG_ASSIGN_OR_RETURN(const TurnQueue::Turn turn,
                            turns_.Submit(bucket, local_rank, message.round, now, may_run_at_once));
@@ -75,7 +75,8 @@ void RoundRunner::RunAtOnce(const std::shared_ptr<NodeBucket>& bucket) {
   absl::Status status = Begin(*bucket);
   bool can_run = true;
   for (uint32_t worker = 0; status.ok() && worker < inputs_.local_size; ++worker) {
-    can_run = can_run && (bucket->pulls() || bucket->memory().WaitInput(worker, 1, Now()) >= 1);
+    can_run =
+        can_run && (!bucket->has_gradient() || bucket->memory().WaitInput(worker, 1, Now()) >= 1);
   }
   if (status.ok() && can_run) {
     status = Exchange(bucket);
@@ -96,7 +97,7 @@ absl::Status RoundRunner::Begin(NodeBucket& bucket) {
 
 absl::Status RoundRunner::Exchange(const std::shared_ptr<NodeBucket>& bucket) {
   ArenaGradient gradient(*bucket, inputs_);
-  if (bucket->pulls()) return Pull(bucket);
+  if (!bucket->has_gradient()) return Pull(bucket);
   for (BucketCodec* const codec : bucket->CodecsInUse()) {
     const TimePoint start = Now();
     THALWEG_RETURN_IF_ERROR(codec->FollowLossScale(bucket->loss_scale()));

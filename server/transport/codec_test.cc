@@ -114,19 +114,37 @@ TEST(ControlCodecTest, UpdatesRoundTripAndUnknownOnesAreRefused) {
   adam.down = WireFormat::kBFloat16;
   UpdateRule sgd;
   sgd.nesterov = true;
-  for (const UpdateRule& rule : {adam, sgd}) {
+  UpdateRule lamb = adam;
+  lamb.optimizer = Optimizer::kLamb;
+  lamb.commits = true;
+  for (const UpdateRule& rule : {adam, sgd, lamb}) {
     bucket.update = rule;
     const auto back = FromProto(ToProto(7, bucket));
     ASSERT_TRUE(back.ok()) << back.status();
     EXPECT_EQ(back->update, rule);
   }
   v1::RegisterBucketRequest proto = ToProto(7, bucket);
-  proto.mutable_update()->set_optimizer(static_cast<v1::Optimizer>(3));
+  proto.mutable_update()->set_optimizer(static_cast<v1::Optimizer>(4));
   EXPECT_THAT(Message(FromProto(proto).status()),
-              HasSubstr("optimizer of an update is 3, expected 1 or 2"));
+              HasSubstr("optimizer of an update is 4, expected 1 to 3"));
   proto = ToProto(7, bucket);
   proto.mutable_update()->set_down(static_cast<v1::WireFormat>(99));
   EXPECT_THAT(Message(FromProto(proto).status()), HasSubstr("down of an update is 99"));
+}
+
+TEST(ControlCodecTest, SettingsArriveWholeAlsoWithARatioThatIsNoNumber) {
+  const UpdateStep step{
+      {GroupStep{.lr = 1, .momentum = 0.5, .beta2 = 0.25, .eps = 1e-8}, GroupStep{.trust_ratio = 3},
+       GroupStep{.trust_ratio = std::numeric_limits<double>::quiet_NaN()}},
+      8,
+      2,
+      5,
+      true};
+  EXPECT_EQ(FromProto(ToProto(7, step)).value(), step);
+  // A release that knows no ratios gives none.
+  v1::SetSettingsRequest proto;
+  proto.add_groups()->set_lr(1);
+  EXPECT_EQ(FromProto(proto)->groups[0], GroupStep{.lr = 1});
 }
 
 TEST(ControlCodecTest, TooManyGroupsOfSettingsAreRefused) {

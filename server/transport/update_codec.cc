@@ -38,9 +38,10 @@ absl::StatusOr<UpdateRule> FromProto(const v1::UpdateRule& proto) {
                                                    kMaxBucketTensors));
   }
   const int optimizer = proto.optimizer();
-  if (optimizer != v1::OPTIMIZER_SGD && optimizer != v1::OPTIMIZER_ADAM) {
+  if (optimizer != v1::OPTIMIZER_SGD && optimizer != v1::OPTIMIZER_ADAM &&
+      optimizer != v1::OPTIMIZER_LAMB) {
     return absl::InvalidArgumentError(
-        absl::StrCat("optimizer of an update is ", optimizer, ", expected 1 or 2"));
+        absl::StrCat("optimizer of an update is ", optimizer, ", expected 1 to 3"));
   }
   const int down = proto.down();
   if (down < 0 || down > std::numeric_limits<uint8_t>::max() ||
@@ -65,6 +66,7 @@ v1::SetSettingsRequest ToProto(uint64_t number, const UpdateStep& step) {
   proto.set_grad_scale(step.grad_scale);
   proto.set_max_grad_norm(step.max_grad_norm);
   proto.set_grad_squares(step.grad_squares);
+  proto.set_measures(step.measures);
   for (const GroupStep& group : step.groups) {
     v1::GroupStep& out = *proto.add_groups();
     out.set_lr(group.lr);
@@ -74,6 +76,7 @@ v1::SetSettingsRequest ToProto(uint64_t number, const UpdateStep& step) {
     out.set_beta1(group.beta1);
     out.set_beta2(group.beta2);
     out.set_eps(group.eps);
+    if (group.trust_ratio != 1) out.set_trust_ratio(group.trust_ratio);
   }
   return proto;
 }
@@ -86,7 +89,8 @@ absl::StatusOr<UpdateStep> FromProto(const v1::SetSettingsRequest& proto) {
   UpdateStep step{.groups = {},
                   .grad_scale = proto.grad_scale(),
                   .max_grad_norm = proto.max_grad_norm(),
-                  .grad_squares = proto.grad_squares()};
+                  .grad_squares = proto.grad_squares(),
+                  .measures = proto.measures()};
   for (const v1::GroupStep& group : proto.groups()) {
     step.groups.push_back({.lr = group.lr(),
                            .weight_decay = group.weight_decay(),
@@ -94,7 +98,8 @@ absl::StatusOr<UpdateStep> FromProto(const v1::SetSettingsRequest& proto) {
                            .dampening = group.dampening(),
                            .beta1 = group.beta1(),
                            .beta2 = group.beta2(),
-                           .eps = group.eps()});
+                           .eps = group.eps(),
+                           .trust_ratio = group.has_trust_ratio() ? group.trust_ratio() : 1});
   }
   return step;
 }

@@ -1,6 +1,6 @@
 """A training script that does not mention Thalweg: `served_script.py MODE OUT`.
 
-MODE is several of sgd, accumulate, clip, cliponly, scaler and part, joined by "_".
+MODE is several of sgd, lamb, accumulate, clip, cliponly, scaler and part, joined by "_".
 """
 
 import contextlib
@@ -40,6 +40,8 @@ def make_optimizer(mode: str, model: nn.Module) -> torch.optim.Optimizer:
         return torch.optim.AdamW(trainable[2:], lr=0.01)
     if "sgd" in mode:
         return torch.optim.SGD(groups, lr=0.01, momentum=0.9, nesterov=True)
+    if "lamb" in mode:
+        return torch.optim.LAMB(groups, lr=0.01, weight_decay=0.01)
     return torch.optim.AdamW(groups, lr=0.01)
 
 

@@ -12,8 +12,9 @@ import job_runner
 import torch
 import torch.distributed as dist
 from jobs import digest, outcome
+from server_optimizer_every_way import go_on, trained_every_way
 from server_optimizer_faults import broken
-from server_optimizer_trainers import Trainer, make_model, on_servers, on_workers
+from server_optimizer_trainers import make_model, on_servers, on_workers
 from torch import nn
 
 from thalweg.ps import ServerOptimizer
@@ -47,26 +48,14 @@ def exchanged_checkpoints() -> dict[str, Any]:
     first.train(half)
     second.train(half)
     to_workers, to_servers = on_workers(case), on_servers(case)
-    _go_on(first, to_workers, half)
-    _go_on(second, to_servers, half)
+    for before, after in ((first, to_workers), (second, to_servers)):
+        go_on(before, after)
+        after.train(half)
     return {
         "whole": digest(whole.model.module),
         "servers then workers": digest(to_workers.model.module),
         "workers then servers": digest(to_servers.model),
     }
-
-
-def _go_on(before: Trainer, after: Trainer, steps: int) -> None:
-    plain = getattr(before.model, "module", before.model)
-    # Either order must do: the optimizer's state first on one side, the model's on the other.
-    if isinstance(after.optimizer, ServerOptimizer):
-        after.optimizer.load_state_dict(before.optimizer.state_dict())
-    getattr(after.model, "module", after.model).load_state_dict(plain.state_dict())
-    if not isinstance(after.optimizer, ServerOptimizer):
-        after.optimizer.load_state_dict(before.optimizer.state_dict())
-    after.scheduler.load_state_dict(before.scheduler.state_dict())
-    after.step = before.step
-    after.train(steps)
 
 
 def rounded_weights() -> dict[str, Any]:
@@ -158,12 +147,13 @@ def refused() -> list[str]:
     layer = nn.Linear(3, 3)
     frozen = nn.Linear(3, 3).requires_grad_(False)
     optimizer = ServerOptimizer(layer.parameters(), "sgd")
+    apart = [{"params": [layer.weight]}, {"params": [layer.bias], "max_grad_norm": 2.0}]
 
     def make(module: nn.Module, kind: str = "adam", **options: Any) -> str:
         return outcome(lambda: ServerOptimizer(module.parameters(), kind, **options))
 
     return [
-        make(layer, "lamb"),
+        make(layer, "adagrad"),
         make(layer, amsgrad=True),
         make(layer, pull="int8"),
         make(layer, codec="int8"),
@@ -174,6 +164,8 @@ def refused() -> list[str]:
         outcome(lambda: optimizer.add_param_group({"params": list(frozen.parameters())})),
         make(frozen),
         outcome(lambda: setattr(optimizer, "max_grad_norm", 1.0)),
+        make(layer, "lamb", grad_averaging=False),
+        outcome(lambda: ServerOptimizer(apart, "lamb")),
     ]
 
 
@@ -205,6 +197,7 @@ JOBS: dict[str, Callable[[], Any]] = {
     for each in (
         trained,
         exchanged_checkpoints,
+        trained_every_way,
         rounded_weights,
         refused,
         broken,

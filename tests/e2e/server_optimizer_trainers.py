@@ -27,6 +27,12 @@ CASES: dict[str, tuple[str, Any, dict[str, Any]]] = {
     "adam": ("adam", thalweg.optim.FusedAdam, {"lr": 1e-2, "weight_decay": 1e-2}),
     "adamw": ("adamw", thalweg.optim.FusedAdamW, {"lr": 1e-2, "betas": (0.8, 0.95)}),
     "maximize": ("adamw", thalweg.optim.FusedAdamW, {"lr": 1e-3, "maximize": True}),
+    "lamb": ("lamb", thalweg.optim.FusedLAMB, {"lr": 1e-2, "weight_decay": 1e-2}),
+    "nvlamb": (
+        "lamb",
+        thalweg.optim.FusedLAMB,
+        {"lr": 1e-2, "use_nvlamb": True, "adam_w_mode": False, "weight_decay": 1e-3},
+    ),
 }
 
 
@@ -116,13 +122,16 @@ def on_servers(case: str) -> Trainer:
         max_grad_norm=_bound(),
         loss_scaling=bool(_scaling()),
         overlap="OVERLAP" in os.environ,
+        chunk_bytes=int(os.environ.get("CHUNK_BYTES", "0")) or None,
         **options,
     )
     return Trainer(model, optimizer)
 
 
 def on_workers(case: str) -> Trainer:
-    _, make, options = CASES[case]
+    kind, make, options = CASES[case]
+    if kind != "lamb" or _bound() is not None:  # LAMB's own default is another one
+        options = options | {"max_grad_norm": _bound()}
     model = DistributedDataParallel(make_model(dist.get_rank()), bucket_cap_mb=BUCKET_MB)
     thalweg.ddp.attach(model, os.environ.get("CODEC"))
-    return Trainer(model, make(groups_of(model.module), max_grad_norm=_bound(), **options))
+    return Trainer(model, make(groups_of(model.module), **options))

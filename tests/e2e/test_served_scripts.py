@@ -17,7 +17,7 @@ def run(mode: str, tmp_path: Path, *, nodes: int = 2, **env: str):
         for _ in range(nodes):
             cluster.add_sidecar("--shard-listen", "127.0.0.1:0")
         sockets = [server.address for server in cluster.sidecars] * (2 // nodes)
-        folder = tmp_path / ("served" if env else "plain")
+        folder = tmp_path / ("served" if "THALWEG_PS" in env else "plain")
         folder.mkdir()
         job = Job(mode, cluster, folder, sidecar_of=sockets, env=env, jobs=SCRIPT, afresh=True)
         results = job.results()
@@ -25,13 +25,13 @@ def run(mode: str, tmp_path: Path, *, nodes: int = 2, **env: str):
         return results, job.workers[0].output, rounds
 
 
-@pytest.mark.parametrize("mode", ["sgd_accumulate", "adamw_clip", "adamw_scaler_clip"])
+@pytest.mark.parametrize("mode", ["sgd_accumulate", "adamw_clip", "adamw_scaler_clip", "lamb_clip"])
 def test_script_trains_as_with_torch_alone_while_its_optimizer_is_on_the_shards(mode, tmp_path):
-    plain, _, _ = run(mode, tmp_path)
-    served, output, rounds = run(mode, tmp_path, THALWEG_PS="auto")
-    assert "AdamW is on the shards from the second step on" in output or (
-        "sgd" in mode and "SGD is on the shards from the second step on" in output
-    )
+    name = {"sgd": "SGD", "adamw": "AdamW", "lamb": "FusedLAMB"}[mode.split("_")[0]]
+    names = {"THALWEG_COMPAT": "1"}  # torch.optim.LAMB
+    plain, _, _ = run(mode, tmp_path, **names)
+    served, output, rounds = run(mode, tmp_path, THALWEG_PS="auto", **names)
+    assert f"{name} is on the shards from the second step on" in output
     assert rounds >= 10
     assert served[0]["digest"] == served[1]["digest"]
     for ours, theirs in zip(served, plain, strict=True):
@@ -88,4 +88,6 @@ def test_value_that_means_nothing_is_refused(tmp_path):
         )
         for worker in job.wait():
             assert worker.process.returncode != 0
-            assert "THALWEG_PS is 'adagrad', expected auto, sgd, adam or adamw" in worker.output
+            assert (
+                "THALWEG_PS is 'adagrad', expected auto, sgd, adam, adamw or lamb" in worker.output
+            )

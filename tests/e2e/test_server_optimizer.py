@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import Job, servers
+from harness import DEADLINE, Job, servers
 
 JOBS = Path(__file__).parent / "server_optimizer_jobs.py"
 
@@ -15,15 +15,24 @@ JOBS = Path(__file__).parent / "server_optimizer_jobs.py"
 PLACES = [((1,), 0), ((2,), 0), ((1, 1), 0), ((2, 1, 1), 0), ((1, 1), 2), ((1, 2), 3)]
 
 
-def run(name: str, tmp_path: Path, nodes: tuple[int, ...], shards: int, **env: str) -> list[Any]:
-    """Returns what the workers of such a job return."""
+def run(
+    name: str,
+    tmp_path: Path,
+    nodes: tuple[int, ...],
+    shards: int,
+    *,
+    seconds: float = DEADLINE,
+    **env: str,
+) -> list[Any]:
+    """Returns what the workers of such a job return, within so many seconds."""
     with servers(shards=shards) as cluster:
         flags = () if shards else ("--shard-listen", "127.0.0.1:0")
         for _ in nodes:
             cluster.add_sidecar(*flags)
         sockets = [str(cluster.folder / f"s{node}.sock") for node in range(len(nodes))]
         sidecar_of = [sockets[node] for node, count in enumerate(nodes) for _ in range(count)]
-        return Job(name, cluster, tmp_path, sidecar_of=sidecar_of, env=env, jobs=JOBS).results()
+        job = Job(name, cluster, tmp_path, sidecar_of=sidecar_of, env=env, jobs=JOBS)
+        return job.results(seconds)
 
 
 def assert_same_bits(results: list[dict[str, str]]) -> None:
@@ -41,6 +50,24 @@ def test_weights_have_the_bits_of_the_workers_own_fused_optimizer(nodes, shards,
 @pytest.mark.parametrize("optimizer", ["sgd", "nesterov", "dampened", "adam", "maximize"])
 def test_every_optimizer_has_the_bits_of_the_workers_own(optimizer, tmp_path):
     assert_same_bits(run("trained", tmp_path, (1, 1), 0, OPTIMIZER=optimizer))
+
+
+@pytest.mark.parametrize(("nodes", "shards"), PLACES)
+def test_lamb_has_the_bits_of_the_workers_own_however_tensors_are_cut(nodes, shards, tmp_path):
+    # A chunk is one granule: tensors of several granules are on several shards.
+    env = {"OPTIMIZER": "lamb", "CHUNK_BYTES": str(4 * 4096)}
+    results = run("trained", tmp_path, nodes, shards, **env)
+    assert_same_bits(results)
+    for result in results:
+        ours, theirs = result["norms"]
+        assert ours == theirs > 0
+
+
+@pytest.mark.parametrize("clip", [{}, {"CLIP": "0.1"}], ids=["default", "clipped"])
+@pytest.mark.parametrize("how", [{}, {"SCALING": "unscaled"}, {"OVERLAP": "1"}, {"CODEC": "bf16"}])
+def test_lamb_of_every_kind_has_the_bits_of_the_workers_own(how, clip, tmp_path):
+    env = {"OPTIMIZER": "nvlamb"} | how | clip
+    assert_same_bits(run("trained", tmp_path, (1, 1), 2, **env))
 
 
 @pytest.mark.parametrize("codec", ["fp16", "bf16"])
@@ -88,7 +115,7 @@ def test_scaler_skips_the_same_steps_as_with_the_workers_own_optimizer(scaling, 
         assert ours == theirs > 0
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "nesterov", "adamw"])
+@pytest.mark.parametrize("optimizer", ["sgd", "nesterov", "adamw", "lamb"])
 def test_checkpoint_of_either_goes_on_in_the_other_with_the_same_bits(optimizer, tmp_path):
     for result in run("exchanged_checkpoints", tmp_path, (1, 1), 2, OPTIMIZER=optimizer):
         assert result["servers then workers"] == result["whole"]
@@ -118,7 +145,7 @@ def test_parameters_changed_by_hand_and_published_are_the_shards(tmp_path):
 
 
 EXPECTED = [
-    "ValueError: thalweg: optimizer 'lamb', expected sgd, adam, adamw",
+    "ValueError: thalweg: optimizer 'adagrad', expected sgd, adam, adamw, lamb",
     "ValueError: thalweg: group 0 has amsgrad, which shards do not have",
     "ValueError: thalweg: pull is 'int8', expected fp32, bf16 or fp16",
     "codec int8:start=2,feedback=1 does not go with ServerOptimizer: expected fp32, fp16 or bf16",
@@ -129,6 +156,8 @@ EXPECTED = [
     "RuntimeError: thalweg: ServerOptimizer cannot add groups: make a new one",
     "ValueError: thalweg: no parameter requires a gradient",
     "ValueError: thalweg: max_grad_norm is 1.0, but shards update before all gradients are known",
+    "ValueError: thalweg: group 0 has no grad_averaging, which shards have",
+    "ValueError: thalweg: group 1 has max_grad_norm 2, group 0 1: shards have one for all",
 ]
 
 

@@ -198,6 +198,65 @@ TEST_P(ServedWeightsTest, UpdateInTwoRoundsGivesTheSquaresFirstAndThenTheSameWei
   });
 }
 
+using Squares = absl::StatusOr<std::vector<double>>;
+
+Session::Done SquaresTo(const std::shared_ptr<std::promise<Squares>>& promise) {
+  return [promise](absl::StatusOr<ReducedBucket> reduced) {
+    if (!reduced.ok()) return promise->set_value(reduced.status());
+    promise->set_value(reduced->squares);
+  };
+}
+
+// The squares of elements in the three granules of kLayout: the first tensor is one, the second one
+// and a rest.
+std::vector<double> SquaresByGranule(const Values& values) {
+  std::vector<double> squares(3);
+  for (uint64_t i = 0; i < kElems; ++i) {
+    squares[i < 7 ? 0 : i < 7 + kUpdateGranule ? 1 : 2] += double{values[i]} * values[i];
+  }
+  return squares;
+}
+
+TEST_P(ServedWeightsTest, LambMeasuresWeightsAndUpdateBeforeItStepsByTheRatioOfEachTensor) {
+  const Shape shape = GetParam();
+  Cluster cluster(shape.nodes, shape.workers, shape.shards);
+  Workers workers(cluster, "fp32", shape.hosted);
+  workers.Begin(
+      {.optimizer = Optimizer::kLamb, .decoupled = true, .commits = true, .groups = {0, 1}});
+  workers.Run([&](uint32_t rank, Session& session) {
+    Values expected = Reference().weights;
+    for (uint64_t step = 1; step <= 3; ++step) {
+      const auto looked = std::make_shared<std::promise<Squares>>();
+      // A mean of 4: without betas and eps, the update of every element is 1.
+      const float off = static_cast<float>(rank) - static_cast<float>(workers.size() - 1) / 2;
+      const Values gradient(kElems, 4 + off);
+      session.Submit(kBucket, std::as_bytes(std::span(gradient)), {}, SquaresTo(looked));
+      auto squares = looked->get_future();
+      EXPECT_EQ(Get(squares).value(), SquaresByGranule(Values(kElems, 4)));
+
+      UpdateStep settings{{GroupStep{.lr = 0.25}, GroupStep{.lr = 0.25}}};
+      settings.measures = true;
+      ASSERT_TRUE(session.SetSettings(2 * step - 1, settings).ok());
+      const auto measured = std::make_shared<std::promise<Squares>>();
+      session.Measure(kBucket, 2 * step - 1, SquaresTo(measured));
+      std::vector<double> both = SquaresByGranule(expected);
+      for (const double one : SquaresByGranule(Values(kElems, 1))) both.push_back(one);
+      auto norms = measured->get_future();
+      EXPECT_EQ(Get(norms).value(), both) << "rank " << rank << ", step " << step;
+
+      settings.measures = false;
+      settings.groups[0].trust_ratio = 2;
+      settings.groups[1].trust_ratio = 4;
+      ASSERT_TRUE(session.SetSettings(2 * step, settings).ok());
+      for (uint64_t i = 0; i < kElems; ++i) expected[i] -= i < 7 ? 0.5F : 1.0F;
+      auto pulled = Pull(session, 2 * step);
+      const Outcome weights = Get(pulled);
+      ASSERT_TRUE(weights.ok()) << weights.status();
+      ASSERT_EQ(ValuesOf(*weights), expected) << "rank " << rank << ", step " << step;
+    }
+  });
+}
+
 TEST(ServedWeightsTest, WeightsCrossTheNetworkRoundedAndStayWholeOnTheShards) {
   Cluster cluster(2, 1, 2);
   Workers workers(cluster);

@@ -145,13 +145,15 @@ class Session:
         grad_scale: float = 1.0,
         max_grad_norm: float = 0.0,
         grad_squares: float = 0.0,
+        measures: bool = False,
     ) -> None:
         """Numbers, from 1, the settings of an update, by group, that later pushes or pulls name.
 
-        The keys are lr, weight_decay, momentum, dampening, beta1, beta2 and eps; one that is not
-        there is 0. For updates that commit: the gradients' scale, the norm to which all together
-        are clipped (0: they are not), and the sum of the squares of the scaled ones. All workers of
-        the job give the same. Raises RuntimeError.
+        The keys are lr, weight_decay, momentum, dampening, beta1, beta2 and eps, which are 0 unless
+        given, and trust_ratio, which is 1. For updates that commit: the gradients' scale, the norm
+        to which all together are clipped (0: they are not), and the sum of the squares of the
+        scaled ones. `measures`: they are for measure(). All workers of the job give the same.
+        Raises RuntimeError.
         """
 
     def stats(self) -> dict[str, float]:
@@ -237,9 +239,9 @@ class ServedBucket:
         down: str,
     ) -> None:
         """`number` is the bucket's in the session. `groups` has the number of each parameter's
-        group, `optimizer` is "sgd" or "adam", which is `decoupled` as in AdamW; with `commits` an
-        update takes a push and a pull; `down` is the format in which weights come: "fp32", "fp16"
-        or "bf16".
+        group, `optimizer` is "sgd", "adam" or "lamb", of which the last two may be `decoupled` as
+        AdamW is; with `commits`, which "lamb" needs, an update takes a push and a pull; `down` is
+        the format in which weights come: "fp32", "fp16" or "bf16".
 
         Parameters are dense, of one type out of float32, float16 and bfloat16, and on the CPU.
         Raises RuntimeError.
@@ -257,6 +259,11 @@ class ServedBucket:
 
     def pull(self, settings: int) -> Future[Tensor]:
         """With `commits`: returns the new weights."""
+
+    def measure(self, settings: int) -> Future[Tensor]:
+        """With "lamb", between push and pull: returns in float64, by granule, the squares of the
+        weights, then those of the update, and one number more.
+        """
 
     def read(self, slice: int) -> tuple[Tensor | None, int]:
         """Returns the weights (0) or a moment of the optimizer (1, 2), and the steps done.

@@ -27,12 +27,13 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from thalweg import _logging, _torch_patches
 from thalweg._config import log_level
 from thalweg._variables import SWITCHES, ConfigError, assignments, check_choice
+from thalweg.optim.lamb import FusedLAMB
 
 if TYPE_CHECKING:
     from thalweg.ps import ServerOptimizer
 
 _NAME = "THALWEG_PS"
-_KINDS: dict[type[Optimizer], str] = {SGD: "sgd", Adam: "adam", AdamW: "adamw"}
+_KINDS: dict[type[Optimizer], str] = {SGD: "sgd", Adam: "adam", AdamW: "adamw", FusedLAMB: "lamb"}
 _modules: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
 _seen: weakref.WeakSet[Optimizer] = weakref.WeakSet()
 _served: weakref.WeakKeyDictionary[DistributedDataParallel, ServerOptimizer] = (
@@ -43,7 +44,7 @@ _served: weakref.WeakKeyDictionary[DistributedDataParallel, ServerOptimizer] = (
 class Wanted(NamedTuple):
     """What THALWEG_PS asks for: `KIND`, or `KIND:pull=bf16,overlap=1`."""
 
-    kind: str  # "sgd", "adam", "adamw"; "auto": what the script's optimizer is; "": nothing
+    kind: str  # "sgd", "adam", "adamw", "lamb"; "auto": what the script's optimizer is; "": nothing
     pull: str | None = None
     overlap: bool = False
 

@@ -110,7 +110,7 @@ def _fragments(
         return LocalBucket(
             session,
             next(numbers),
-            [each._replace(group=0) for each in own],
+            [each._replace(group=0, settings=0) for each in own],
             kind=KINDS[outer.kind],
             rule=rule_of(outer.groups),
             commits=False,

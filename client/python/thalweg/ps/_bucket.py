@@ -29,10 +29,13 @@ class Parameter(NamedTuple):
     name: str
     tensor: Tensor
     group: int  # number of its group
+    settings: int  # number of its settings on the shards
 
 
-def served(groups: Sequence[Group]) -> list[Parameter]:
-    """Returns the parameters that require a gradient, with their names or "group.index"."""
+def served(groups: Sequence[Group], *, apart: bool = False) -> list[Parameter]:
+    """Returns the parameters that require a gradient, with their names or "group.index". `apart`:
+    each has settings of its own, in the place of its group's.
+    """
     found = []
     for number, group in enumerate(groups):
         names = group.get("param_names") or [
@@ -40,7 +43,7 @@ def served(groups: Sequence[Group]) -> list[Parameter]:
         ]
         for name, tensor in zip(names, group["params"], strict=True):
             if tensor.requires_grad:
-                found.append(Parameter(name, tensor, number))
+                found.append(Parameter(name, tensor, number, len(found) if apart else number))
     return found
 
 
@@ -101,7 +104,7 @@ class Bucket:
             _C.ServedBucket,
             number=number,
             named_parameters=[(each.name, on_cpu(each.tensor)) for each in parameters],
-            groups=[each.group for each in parameters],
+            groups=[each.settings for each in parameters],
             optimizer=kind.native,
             decoupled=rule.decoupled,
             nesterov=rule.nesterov,
@@ -169,8 +172,22 @@ class Bucket:
         """
         assert self._coming is not None
         numbers = self._coming.wait()
-        counts = [-(-tensor.numel() // _GRANULE) for tensor in self._tensors()]
-        return list(numbers[:-1].split(counts)), int(numbers[-1])
+        return self._by_granule(numbers[:-1]), int(numbers[-1])
+
+    def measure(self, settings: int) -> None:
+        """After that, with an update that measures: lets the shards do it, with these settings."""
+        self._coming = self._served.measure(settings)
+
+    def norms(self) -> list[tuple[float, float]]:
+        """Waits for what the shards have measured. Returns by parameter the sum of the squares of
+        its weights, and that of its update.
+        """
+        assert self._coming is not None
+        halves = self._coming.wait()[:-1].chunk(2)
+        of_weights, of_updates = (
+            [_C.total_of_squares(part) for part in self._by_granule(half)] for half in halves
+        )
+        return list(zip(of_weights, of_updates, strict=True))
 
     def commit(self, settings: int) -> None:
         """After that: lets the shards update, with these settings."""
@@ -253,6 +270,10 @@ class Bucket:
                 ]
                 values = flattened(moments)
             self._served.write(slice_, values, steps)
+
+    def _by_granule(self, squares: Tensor) -> list[Tensor]:
+        """Returns the part of each parameter."""
+        return list(squares.split([-(-tensor.numel() // _GRANULE) for tensor in self._tensors()]))
 
     def _tensors(self) -> list[Tensor]:
         return [each.tensor for each in self.parameters]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from thalweg.ps._rules import Group
+from thalweg.ps._rules import Group, own_bound
 from thalweg.ps._serving import Serving
 
 
@@ -45,7 +45,8 @@ class Committing:
         to step().
         """
         scale, self._unscaled_by = self._unscaled_by, 1.0
-        bound, self._bound = self._bound or self.max_grad_norm or 0.0, None
+        bounds = (self._bound or self.max_grad_norm, own_bound(groups))
+        bound, self._bound = min(filter(None, bounds), default=0.0), None
         if given_scale is not None:
             scale = given_scale
         if not self._is_scale(scale):

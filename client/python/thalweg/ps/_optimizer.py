@@ -17,7 +17,7 @@ from thalweg.ps import _forwards, _joining, _scaling
 from thalweg.ps._bucket import Bucket, Parameter, cut, pulled_as, served
 from thalweg.ps._committing import Committing
 from thalweg.ps._kept_state import KeptState, or_rolled_back
-from thalweg.ps._rules import KINDS, rule_of
+from thalweg.ps._rules import KINDS, own_bound, rule_of
 from thalweg.ps._serving import Serving
 from thalweg.ps._wishes import Wishes, check_bound
 
@@ -30,20 +30,21 @@ class ServerOptimizer(KeptState):
     pushes each gradient as soon as it is there; step() waits for the weights that result from the
     mean of all workers' gradients. Parameters without gradients stay as they are, as do buffers.
 
-    `optimizer` is "sgd", "adam" or "adamw"; `options` are torch's arguments for that one, with its
-    defaults. Groups, schedulers, `zero_grad` and `state_dict` are those of a torch optimizer of
-    that kind, and checkpoints can be exchanged with it in both directions. `pull` says in what the
-    weights come: "fp32", "bf16", "fp16", or as the parameters are (None); shards keep them in
-    float32. `max_grad_norm`: gradients are clipped as by clip_grad_norm_ over all groups, in the
-    step. `loss_scaling`: a GradScaler may have scaled the loss, and decides whether to step.
-    `overlap`: step() does not wait; a module's forward() waits for its own weights, and
-    Module.state_dict() for all; call wait() before anything else reads weights. With any of these,
-    weights come when all gradients have been pushed. `bucket_cap_mb` MiB of parameters travel
-    together: 25 unless given, 4 with `overlap`. `process_group` is the default one if None. `codec`
-    (of gradients: "fp32", "bf16", "fp16"), `timeout`, `step_timeout`, `chunk_bytes` and
-    `local_shards` are those of thalweg.ddp.attach(). With `snapshot_every`, aggregators that have a
-    folder for it write what they keep to it after every so many steps. When one of them has lost
-    its memory, step() raises RolledBack on all workers: they have the weights of a snapshot again.
+    `optimizer` is "sgd", "adam", "adamw" or "lamb"; `options` are the arguments of torch's, and of
+    thalweg.optim.FusedLAMB, with their defaults. Groups, schedulers, `zero_grad` and `state_dict`
+    are those of such an optimizer, and checkpoints can be exchanged with it in both directions.
+    `pull` says in what the weights come: "fp32", "bf16", "fp16", or as the parameters are (None);
+    shards keep them in float32. `max_grad_norm`: gradients are clipped as by clip_grad_norm_ over
+    all groups, in the step; LAMB clips to 1 unless given. `loss_scaling`: a GradScaler may have
+    scaled the loss, and decides whether to step. `overlap`: step() does not wait; a module's
+    forward() waits for its own weights, and Module.state_dict() for all; call wait() before
+    anything else reads weights. With any of these, and with LAMB, weights come when all gradients
+    have been pushed. `bucket_cap_mb` MiB of parameters travel together: 25 unless given, 4 with
+    `overlap`. `process_group` is the default one if None. `codec` (of gradients: "fp32", "bf16",
+    "fp16"), `timeout`, `step_timeout`, `chunk_bytes` and `local_shards` are those of
+    thalweg.ddp.attach(). With `snapshot_every`, aggregators that have a folder for it write what
+    they keep to it after every so many steps. When one of them has lost its memory, step() raises
+    RolledBack on all workers: they have the weights of a snapshot again.
 
     Raises on all workers, saying what is wrong, what thalweg.ddp.attach() raises; ValueError also
     for options that shards do not have.
@@ -72,6 +73,9 @@ class ServerOptimizer(KeptState):
             raise ValueError(f"thalweg: optimizer {optimizer!r}, expected {', '.join(KINDS)}")
         if not dist.is_initialized():
             raise RuntimeError("thalweg: call torch.distributed.init_process_group() first")
+        if KINDS[optimizer].measures and max_grad_norm is not None:
+            options["max_grad_norm"] = check_bound(max_grad_norm)
+            max_grad_norm = None
         local = KINDS[optimizer].torch(params, **options)
         super().__init__(local.param_groups, local.defaults)
         arguments = {
@@ -101,7 +105,8 @@ class ServerOptimizer(KeptState):
         """Does what is left to do where this is a torch optimizer of the kind wished for."""
         kind, group = KINDS[wishes.kind], wishes.group
         rule = rule_of(self.param_groups)
-        parameters = served(self.param_groups)
+        own_bound(self.param_groups)
+        parameters = served(self.param_groups, apart=kind.measures)
         if not parameters:
             raise ValueError("thalweg: no parameter requires a gradient")
         named = [(each.name, each.tensor) for each in parameters]
@@ -199,7 +204,7 @@ class ServerOptimizer(KeptState):
         """What gradients are clipped to. It may be changed between two steps, on all workers alike.
         ValueError: it is not more than 0, or the optimizer was made for steps without it.
         """
-        return self._committing.max_grad_norm
+        return own_bound(self.param_groups) or self._committing.max_grad_norm
 
     @max_grad_norm.setter
     def max_grad_norm(self, value: float | None) -> None:
@@ -208,7 +213,11 @@ class ServerOptimizer(KeptState):
                 f"thalweg: max_grad_norm is {value}, but shards update before all gradients are "
                 "known: make the ServerOptimizer with a max_grad_norm"
             )
-        self._committing.max_grad_norm = check_bound(value)
+        if KINDS[self._wishes.kind].measures:
+            for group in self.param_groups:
+                group["max_grad_norm"] = check_bound(value)
+        else:
+            self._committing.max_grad_norm = check_bound(value)
 
     @or_rolled_back
     def clip_grad_norm_(self, max_norm: float) -> Tensor:

@@ -8,28 +8,43 @@ from typing import Any, NamedTuple
 from torch import Tensor
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
+from thalweg.optim.lamb import FusedLAMB
+
 Group = Mapping[str, Any]  # of a torch optimizer's param_groups
 
 
 class Kind(NamedTuple):
     """An optimizer that shards have."""
 
-    torch: type[Optimizer]  # whose arguments, groups and state it has
+    torch: type[Optimizer]  # whose arguments, groups and state it has: torch's, or ours
     native: str  # its name in _C.ServedBucket
     moments: tuple[str, ...]  # the names of its state in torch, by slice from 1
     settings: tuple[str, ...]  # the names in a group of what may change from step to step
 
+    @property
+    def counts_steps(self) -> bool:
+        """Whether the state of a parameter has its number of steps."""
+        return self.native != "sgd"
 
-_ADAM = ("adam", ("exp_avg", "exp_avg_sq"), ("lr", "weight_decay", "betas", "eps"))
+    @property
+    def measures(self) -> bool:
+        """Whether steps depend on norms of whole parameters, which have settings of their own."""
+        return self.native == "lamb"
+
+
+_MOMENTS = ("exp_avg", "exp_avg_sq")
+_ADAM = ("lr", "weight_decay", "betas", "eps")
 KINDS = {
     "sgd": Kind(SGD, "sgd", ("momentum_buffer",), ("lr", "weight_decay", "momentum", "dampening")),
-    "adam": Kind(Adam, *_ADAM),
-    "adamw": Kind(AdamW, *_ADAM),
+    "adam": Kind(Adam, "adam", _MOMENTS, _ADAM),
+    "adamw": Kind(AdamW, "adam", _MOMENTS, _ADAM),
+    "lamb": Kind(FusedLAMB, "lamb", _MOMENTS, _ADAM),
 }
 
 # Options of torch's that ask for a way of computing, not for another result.
 _WAYS = ("foreach", "fused")
 _UNKNOWN = ("amsgrad", "capturable", "differentiable")
+_NEEDED = ("bias_correction", "grad_averaging")  # of LAMB
 
 
 class Rule(NamedTuple):
@@ -44,7 +59,7 @@ def rule_of(groups: Sequence[Group]) -> Rule:
     """Returns the rule of these groups. Raises ValueError for what shards cannot do."""
     rules = [
         Rule(
-            decoupled=bool(group.get("decoupled_weight_decay", False)),
+            decoupled=bool(group.get("decoupled_weight_decay", group.get("adam_w_mode", False))),
             nesterov=bool(group.get("nesterov", False)),
             maximize=bool(group["maximize"]),
         )
@@ -54,6 +69,9 @@ def rule_of(groups: Sequence[Group]) -> Rule:
         for option in _UNKNOWN:
             if group.get(option):
                 raise ValueError(f"thalweg: group {number} has {option}, which shards do not have")
+        for option in _NEEDED:
+            if not group.get(option, True):
+                raise ValueError(f"thalweg: group {number} has no {option}, which shards have")
         if rule != rules[0]:
             raise ValueError(
                 f"thalweg: group {number} has {rule}, group 0 {rules[0]}: shards have one for all"
@@ -64,6 +82,20 @@ def rule_of(groups: Sequence[Group]) -> Rule:
 def settings_of(kind: Kind, groups: Sequence[Group]) -> list[dict[str, float]]:
     """Returns by group what a step needs, with the names that _C.Session.set_settings() knows."""
     return [_settings(kind, group) for group in groups]
+
+
+def own_bound(groups: Sequence[Group]) -> float:
+    """Returns the norm to which the optimizer itself clips, as LAMB does; 0: it does not. Raises
+    ValueError.
+    """
+    bounds = [float(group.get("max_grad_norm") or 0) for group in groups]
+    for number, bound in enumerate(bounds):
+        if bound != bounds[0]:
+            raise ValueError(
+                f"thalweg: group {number} has max_grad_norm {bound:g}, group 0 {bounds[0]:g}: "
+                "shards have one for all"
+            )
+    return bounds[0]
 
 
 def _settings(kind: Kind, group: Group) -> dict[str, float]:

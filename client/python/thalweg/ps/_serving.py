@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -12,9 +12,11 @@ from torch import Tensor
 from thalweg import _C
 from thalweg.ps._bucket import Bucket, Parameter
 from thalweg.ps._look import Look
-from thalweg.ps._rules import Group, Kind, Rule, rule_of, settings_of
+from thalweg.ps._rules import Group, Kind, Rule, rule_of
 from thalweg.ps._shard_state import ShardState, States
 from thalweg.ps._snapshots import Snapshots
+from thalweg.ps._step_settings import StepSettings
+from thalweg.ps._trust import trust_ratios
 
 
 class Serving:
@@ -48,7 +50,8 @@ class Serving:
         self.updates = 0  # steps that the shards have done, and that have ended here
         self._loss_scale = 0.0
         self._bucket_of = {id(each.tensor): b for b in buckets for each in b.parameters}
-        tensors = [each.tensor for bucket in buckets for each in bucket.parameters]
+        self._parameters = [each for bucket in buckets for each in bucket.parameters]
+        tensors = [each.tensor for each in self._parameters]
         storages = {tensor.untyped_storage().data_ptr() for tensor in tensors}
         self._shares_memory = len(storages) < len(self._bucket_of)
         self._enter(session)
@@ -60,8 +63,7 @@ class Serving:
         self._pushed = 0  # buckets of this step
         self._look: Look | None = None
         self._awaited: set[int] = set()  # ids of parameters whose new weights nobody has asked for
-        self._settings: object = None
-        self._settings_number = 0
+        self._settings = StepSettings(session, self._kind, self._parameters)
 
     def reconnect(self, session: _C.Session) -> None:
         """Goes on in another session, between two steps. Raises RuntimeError."""
@@ -129,7 +131,7 @@ class Serving:
         bucket.gather(parameter)
         # All workers push in the same order, whatever their backward passes do.
         while self._pushed < len(self._buckets) and self._buckets[self._pushed].is_full:
-            self._buckets[self._pushed].push(0 if self._commits else self._settings_number)
+            self._buckets[self._pushed].push(0 if self._commits else self._settings.number)
             self._pushed += 1
 
     def look(self, groups: Sequence[Group]) -> Look:
@@ -151,14 +153,18 @@ class Serving:
         """From now on the new weights are on their way."""
         if self._commits:
             squares = self.look(groups).squares
-            self._announce(
-                groups,
-                grad_scale=grad_scale,
-                max_grad_norm=max_grad_norm,
-                grad_squares=squares if max_grad_norm else 0.0,
-            )
+            of_all = {
+                "grad_scale": grad_scale,
+                "max_grad_norm": max_grad_norm,
+                "grad_squares": squares if max_grad_norm else 0.0,
+            }
+            ratios = None
+            if self._kind.measures:
+                self._announce(groups, measures=True, **of_all)
+                ratios = trust_ratios(self._buckets, groups, self._settings.number)
+            self._announce(groups, ratios, **of_all)
             for bucket in reversed(self._buckets):  # the order in which a forward pass needs them
-                bucket.commit(self._settings_number)
+                bucket.commit(self._settings.number)
         else:
             self._check_step(groups)
             for bucket in self._buckets:
@@ -232,17 +238,15 @@ class Serving:
     def number_of(self, groups: Sequence[Group]) -> int:
         """Returns the number by which shards know what these groups have now."""
         self._announce(groups)
-        return self._settings_number
+        return self._settings.number
 
-    def _announce(self, groups: Sequence[Group], **of_all: float) -> None:
-        """Numbers the settings, if they have changed."""
-        settings = settings_of(self._kind, groups)
-        if (settings, of_all) == self._settings:
-            return
-        self.check_rule(groups)
-        self._settings_number += 1
-        self._settings = (settings, of_all)
-        self._session.set_settings(self._settings_number, settings, **of_all)
+    def _announce(
+        self, groups: Sequence[Group], ratios: Mapping[int, float] | None = None, **of_all: float
+    ) -> None:
+        """Lets the shards know the settings, if they have changed."""
+        if not self._settings.are(groups, ratios, **of_all):
+            self.check_rule(groups)
+            self._settings.announce(groups, ratios, **of_all)
 
     def _check_step(self, groups: Sequence[Group]) -> None:
         missing = [name for bucket in self._buckets for name in bucket.missing()]
@@ -257,7 +261,7 @@ class Serving:
                 f"{some(overwritten)} got another gradient after it was pushed: is the model in "
                 "DistributedDataParallel? ServerOptimizer takes its place"
             )
-        if not self._commits and (settings_of(self._kind, groups), {}) != self._settings:
+        if not self._commits and not self._settings.are(groups):
             self.fail(
                 "a group's settings have changed between backward() and step(), when the shards "
                 "had used the former ones: change them before backward(), or after step()"

@@ -32,7 +32,7 @@ class ShardState:
         for bucket in self._buckets:
             read, steps = bucket.read()
             for each, state in zip(bucket.parameters, read, strict=True):
-                if self._kind.native == "adam":
+                if self._kind.counts_steps:
                     state["step"] = torch.tensor(float(steps))
                 states[each.tensor] = state
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import torch.distributed as dist
 
-from thalweg.ps._rules import Rule
+from thalweg.ps._rules import KINDS, Rule
 
 
 class Wishes(NamedTuple):
@@ -24,7 +24,8 @@ class Wishes(NamedTuple):
     @property
     def commits(self) -> bool:
         """Whether gradients are looked at as a whole before any weight changes."""
-        return self.loss_scaling or self.overlap or self.max_grad_norm is not None
+        looks = self.loss_scaling or self.overlap or self.max_grad_norm is not None
+        return looks or KINDS[self.kind].measures
 
     @property
     def bucket_bytes(self) -> int:
