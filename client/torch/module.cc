@@ -28,6 +28,7 @@
 #include "client/torch/process_group.h"
 #include "client/torch/reducer_access.h"
 #include "client/torch/served_bucket.h"
+#include "client/torch/snapshot_module.h"
 #include "core/base/env.h"
 #include "kernels/cast/cpu_capability.h"
 
@@ -393,5 +394,6 @@ PYBIND11_MODULE(_C, m) {
       .def("decode", &Int8Blocks::Decode, py::call_guard<py::gil_scoped_release>(),
            py::arg("bytes"), py::arg("rows"));
   thalweg::DefineOptim(m);
+  thalweg::DefineSnapshots(m);
   thalweg::DefineDeviceOptim(m);
 }

@@ -182,3 +182,41 @@ def test_script_without_a_handler_is_told_that_it_went_back(tmp_path):
         cluster.restart()
         for result in cluster.job.results():
             assert result.startswith("RolledBack: thalweg: shards had lost their weights: ")
+
+
+def lost_training(tmp_path: Path, shards: int, **env: str) -> Cluster:
+    """Trains on so many shards until all workers are killed; returns what is left."""
+    tmp_path.mkdir()
+    with servers() as running:
+        cluster = Cluster(running, tmp_path, "trained_on_and_on", shards, **env)
+        cluster.await_until(lambda: all(len(cluster.files(n)) >= 2 for n in range(shards)))
+        for worker in cluster.job.workers:
+            worker.process.kill()
+        cluster.job.wait()
+    return cluster
+
+
+def test_training_goes_on_from_snapshots_with_other_numbers_of_shards(tmp_path):
+    two = lost_training(tmp_path / "two", 2)
+    before = {"FOLDERS": ":".join(map(str, two.folders))}
+    three = lost_training(tmp_path / "three", 3, **before)
+    steps = _order(three.files(0)[-1])[1] + 50
+    after = {"FOLDERS": ":".join(map(str, three.folders)), "STEPS": str(steps)}
+    (tmp_path / "one").mkdir()
+    with servers() as running:
+        results = Cluster(running, tmp_path / "one", shards=1, **after).job.results()
+    assert_exact(results, 0)
+    for result in results:
+        assert result["updates"] == steps
+        assert result["loaded"] % EVERY == 0
+        assert steps > result["loaded"] >= EVERY
+
+
+def test_snapshot_that_cannot_be_loaded_is_refused_on_all_workers_with_the_reason(tmp_path):
+    left = lost_training(tmp_path / "left", 2)
+    part = {"FOLDERS": str(left.folders[1])}
+    (tmp_path / "part").mkdir()
+    with servers() as running:
+        cluster = Cluster(running, tmp_path / "part", "trained_on_and_on", **part)
+        for result in cluster.job.results():
+            assert "no snapshot that all shards of a job have written" in result

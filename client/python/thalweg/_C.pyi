@@ -4,7 +4,7 @@ Importing it imports torch. ImportError for a torch of a minor version that this
 """
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from torch import Tensor
 from torch._C._distributed_c10d import AllreduceOptions, Backend, GradBucket, Store, Work
@@ -204,6 +204,19 @@ class Session:
 
     def close(self) -> None:
         """Leaves the job; buckets in flight fail. May be called again."""
+
+def read_snapshot_header(path: str) -> dict[str, Any]:
+    """Returns what a file of a snapshot (docs/snapshots.md) says of itself: job, identity in
+    hexadecimal, branch, step, shard, num_shards, and the description of each bucket, by its three
+    numbers. Raises RuntimeError, naming the file, as does the next one.
+    """
+
+def read_snapshot(
+    path: str,
+) -> tuple[dict[str, Any], list[tuple[tuple[int, int, int], int, int, list[Tensor]]]]:
+    """Returns the same, and of each chunk the bucket, its number, the steps done, and the values of
+    all slices in float32.
+    """
 
 class DdpHook:
     """The hook that Session.attach() registers, for hooks in Python, which call scale_to_joined()

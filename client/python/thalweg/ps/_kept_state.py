@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 from torch import Tensor
 
 from thalweg import _collectives
 from thalweg.optim._state import load_unrounded
+from thalweg.ps import _joining
 from thalweg.ps._committing import Committing
 from thalweg.ps._fixed_groups import FixedGroups
 from thalweg.ps._joining import Joined
 from thalweg.ps._rolling_back import RolledBack, roll_back
+from thalweg.ps._rules import KINDS
 from thalweg.ps._serving import Serving
+from thalweg.ps._snapshot_files import read_latest
 from thalweg.ps._snapshots import Snapshots
+from thalweg.ps._wishes import Wishes
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -42,6 +47,7 @@ def or_rolled_back(
 class KeptState(FixedGroups):
     """The part of ServerOptimizer that is about the state on the shards as a whole."""
 
+    _wishes: Wishes
     _serving: Serving
     _committing: Committing
     _snapshots: Snapshots | None
@@ -106,6 +112,30 @@ class KeptState(FixedGroups):
             self.publish()  # keeps the optimizer's state
         self._serving.state.set_weights(weights)
 
+    @or_rolled_back
+    def load_snapshot(self, folders: Iterable[str | Path], *, identity: str | None = None) -> int:
+        """Takes the latest snapshot that all shards of an earlier job have written to these
+        folders, however many they were and are. Call it on all workers, between two steps; rank 0
+        reads the folders. Returns after how many updates it is, from which `updates` goes on.
+        `identity` says whose, where several jobs have some. Raises on all workers; on rank 0
+        ValueError: there is none, or it is of other parameters or another optimizer.
+        """
+        self._serving.wait()
+        meeting = self._joined.meeting
+        read = functools.partial(self._read_snapshot, list(folders), identity)
+        steps = _collectives.gather_made(read if meeting.rank == 0 else _nothing, meeting)[0]
+        assert steps is not None
+        if meeting.rank != 0:
+            self._serving.state.await_first()
+        _joining.broadcast(self._wishes.group, self.param_groups)
+        self._serving.updates = steps
+        return steps
+
+    def _read_snapshot(self, folders: list[str | Path], identity: str | None) -> int:
+        saved = read_latest(folders, KINDS[self._wishes.kind], identity)
+        self._serving.state.load(saved, self.state)
+        return saved.step
+
     def _begin_snapshots(
         self, joined: Joined, join: Callable[..., Joined], *, is_first: bool
     ) -> Snapshots | None:
@@ -126,3 +156,7 @@ class KeptState(FixedGroups):
         self.zero_grad()
         self._committing.forget_step()
         return roll_back(self._serving, self._snapshots, self._rejoin, self._joined.meeting, why)
+
+
+def _nothing() -> int | None:
+    return None

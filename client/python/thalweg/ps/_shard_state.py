@@ -10,6 +10,7 @@ from torch import Tensor
 
 from thalweg.ps._bucket import Bucket
 from thalweg.ps._rules import Kind
+from thalweg.ps._snapshot_files import Saved
 
 States = MutableMapping[Tensor, Any]  # a torch optimizer's state
 
@@ -75,6 +76,21 @@ class ShardState:
             bucket.place([weights[each.name] for each in bucket.parameters])
         self._weights = {name: values.detach().float() for name, values in weights.items()}
         self.is_published = False
+
+    def await_first(self) -> None:
+        """The first worker has got other weights, which the next step publishes."""
+        self._weights = {}
+        self.is_published = False
+
+    def load(self, saved: Saved, states: States) -> None:
+        """Lets the next step publish what was saved. Call it on the first worker. ValueError: it is
+        other parameters'.
+        """
+        self.set_weights(saved.weights)
+        states.clear()
+        for bucket in self._buckets:
+            for each in bucket.parameters:
+                states[each.tensor] = saved.states[each.name]
 
     def publish(self, states: States) -> None:
         """Makes the weights and the state of the first worker those of the shards."""
