@@ -85,6 +85,7 @@ struct JobReport {
   uint64_t memory_reserved_bytes = 0;
   Duration wait_time{};  // from the first contribution to the last, over all rounds
   Duration fold_time{};
+  Duration update_time{};  // of weights that the shard keeps
   Volume received;
   Volume sent;
   std::vector<FormatReport> formats;

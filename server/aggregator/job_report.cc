@@ -49,7 +49,10 @@ void Job::CountDelivery(const RoundResult& result, double raw_bytes, size_t node
   metrics_.nonfinite.Add(nonfinite);
   if (nonfinite > 0) metrics_.nonfinite_rounds.Add();
   metrics_.fold.Observe(ToSeconds(fold_time));
-  if (times.end > times.folded) metrics_.update.Observe(ToSeconds(times.end - times.folded));
+  if (times.end > times.folded) {
+    metrics_.update.Observe(ToSeconds(times.end - times.folded));
+    delivered_.update_seconds.Add(ToSeconds(times.end - times.folded));
+  }
   metrics_.bytes_out.Add(wire_bytes);
   metrics_.raw_bytes_out.Add(count * raw_bytes);
   delivered_.rounds.Add();
@@ -92,6 +95,7 @@ JobReport Job::Report(TimePoint now) {
   report.rounds_completed = static_cast<uint64_t>(delivered_.rounds.Value());
   report.nonfinite_elems = static_cast<uint64_t>(delivered_.nonfinite.Value());
   report.fold_time = FromSeconds(delivered_.fold_seconds.Value());
+  report.update_time = FromSeconds(delivered_.update_seconds.Value());
   report.sent = {delivered_.raw_bytes.Value(), delivered_.wire_bytes.Value()};
   // allocate before taking the lock, which contributions need
   report.nodes.reserve(spec_.num_nodes);

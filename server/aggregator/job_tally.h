@@ -23,6 +23,7 @@ struct DeliveryTally {
   Counter rounds;
   Counter nonfinite;
   Counter fold_seconds;
+  Counter update_seconds;
   Counter raw_bytes;
   Counter wire_bytes;
 };

@@ -250,6 +250,8 @@ TEST_F(JobUpdatesTest, TimeOfUpdatesIsCountedApartFromThatOfFolds) {
   };
   EXPECT_GT(seconds("update"), 0);
   EXPECT_GT(seconds("fold"), 0);
+  // Reports count whole nanoseconds.
+  EXPECT_NEAR(ToSeconds(test_.job().Report(Now()).update_time), seconds("update"), 2e-9);
 }
 
 TEST_F(JobUpdatesTest, PullOfAnUpdateThatDoesNotCommitIsRefused) {

@@ -96,17 +96,22 @@ export class JobCard {
   }
 
   #showPhases(rates) {
-    const total = (rates.wait ?? 0) + (rates.fold ?? 0);
+    const total = (rates.wait ?? 0) + (rates.fold ?? 0) + (rates.update ?? 0);
     const width = (value) => (total > 0 ? `${(100 * (value ?? 0)) / total}%` : "0");
     this.element.querySelector('[data-phase="wait"]').style.width = width(rates.wait);
     this.element.querySelector('[data-phase="fold"]').style.width = width(rates.fold);
+    this.element.querySelector('[data-phase="update"]').style.width = width(rates.update);
     const wait = document.createElement("span");
     wait.className = "key-wait";
     wait.textContent = `${duration(rates.wait)} from the first node to the last`;
     const fold = document.createElement("span");
     fold.className = "key-fold";
     fold.textContent = `${duration(rates.fold)} summing`;
-    this.#field("phases").replaceChildren(wait, fold);
+    const update = document.createElement("span");
+    update.className = "key-update";
+    update.textContent = `${duration(rates.update)} updating weights`;
+    update.hidden = job.update_seconds === 0;
+    this.#field("phases").replaceChildren(wait, fold, update);
   }
 
   #showNodes(job, rates) {
@@ -161,6 +166,10 @@ export class JobCard {
     const unknown = job.shard > 0 ? "the first shard says it" : "not known";
     setText(this.#field("codec"), job.codec);
     setText(this.#field("placement"), job.placement === null ? unknown : job.placement.text);
+    // With a lossy codec it has residuals, but then nothing is updated.
+    const weights = this.#field("weights");
+    weights.parentElement.hidden = job.update_seconds === 0;
+    setText(weights, `${bytes(job.residual_bytes)} here, with the optimizer's state`);
     setText(this.#field("key"), job.identity === "" ? "none: whoever reaches the shard can join" : job.identity.slice(0, 8));
     setText(this.#field("formats"), described.join(", ") || "nothing yet");
     setText(this.#field("link"), speed > 0 ? link : "not measured");

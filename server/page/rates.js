@@ -12,6 +12,7 @@ export function countersOf(job) {
     wireDown: job.sent.wire_bytes,
     wait: job.wait_seconds,
     fold: job.fold_seconds,
+    update: job.update_seconds ?? 0, // only jobs have them
     last: (job.nodes ?? []).map((node) => node.last_rounds), // a shard has no nodes, only jobs have
     waited: (job.nodes ?? []).map((node) => node.waited_seconds),
   };
@@ -60,6 +61,7 @@ export function ratesOf(counters, growth) {
     ratio: base.wire > 0 && base.raw > 0 ? base.raw / base.wire : null,
     wait: each(base.wait),
     fold: each(base.fold),
+    update: each(base.update),
     nodes: base.last.map((last, i) => ({
       last: each(last),
       waited: last > 0 ? base.waited[i] / last : null,

@@ -132,6 +132,7 @@ Json ToJson(const JobReport& job) {
           {"memory_reserved_bytes", job.memory_reserved_bytes},
           {"wait_seconds", ToSeconds(job.wait_time)},
           {"fold_seconds", ToSeconds(job.fold_time)},
+          {"update_seconds", ToSeconds(job.update_time)},
           {"received", ToJson(job.received)},
           {"sent", ToJson(job.sent)},
           {"waiting", ToJson(job.waiting)},

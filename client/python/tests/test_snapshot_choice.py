@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from thalweg.ps._snapshots import Snapshots, restore
+from thalweg.ps._snapshots import Snapshots, restore, why_no_way_back
 
 
 class Shards:
@@ -97,3 +97,11 @@ def test_without_a_snapshot_that_all_have_nothing_is_restored():
     shards: Any = Shards((False, [(1, 30)]))
     assert restore(shards, 29, 1.0) is None
     assert shards.calls == []
+
+
+def test_timeouts_that_end_a_job_before_it_can_go_back_are_named():
+    assert why_no_way_back(timeout=30, step_timeout=1800, reconnect=10) == ""
+    for timeout, step_timeout in ((10, 1800), (30, 11)):
+        why = why_no_way_back(timeout, step_timeout, reconnect=10)
+        assert "let THALWEG_RECONNECT, 10 s, be less than nine tenths of THALWEG_TIMEOUT" in why
+        assert f"{timeout} s, and THALWEG_STEP_TIMEOUT, {step_timeout} s" in why

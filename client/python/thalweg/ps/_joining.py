@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -12,9 +13,11 @@ from thalweg import _C, _collectives, _config, _job, _process_group, _rendezvous
 from thalweg._config import Config, Network
 from thalweg._job import Job
 from thalweg._topology import Tensor
+from thalweg._variables import look_up
 from thalweg.codecs import BF16, FP16, FP32
 from thalweg.optim._shards import is_dtensor
 from thalweg.policy import Policy
+from thalweg.ps._snapshots import why_no_way_back
 
 _DENSE = (FP32, FP16, BF16)
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -27,6 +30,7 @@ class Joined(NamedTuple):
     session: _C.Session  # the job's
     meeting: _collectives.Meeting
     snapshot_every: int  # steps; 0: none are taken
+    no_way_back: str  # why the job may not go back to one; empty: it does
 
 
 def join(
@@ -83,7 +87,9 @@ def join(
     workers = _job.meet(me, meeting)
     job = _job.join(workers, network, meeting, for_all_collectives=for_all_collectives)
     assert job.session is not None
-    return Joined(job, job.session, meeting, config.snapshot_every)
+    _, reconnect = look_up(os.environ, "THALWEG_RECONNECT")
+    no_way_back = why_no_way_back(config.timeout, config.step_timeout, float(reconnect))
+    return Joined(job, job.session, meeting, config.snapshot_every, no_way_back)
 
 
 def are_dense(codecs: Policy) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
@@ -22,6 +23,7 @@ from thalweg.ps._snapshot_files import read_latest
 from thalweg.ps._snapshots import Snapshots
 from thalweg.ps._wishes import Wishes
 
+_log = logging.getLogger("thalweg")
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
@@ -145,6 +147,8 @@ class KeptState(FixedGroups):
         self._snapshots, self._joined = None, joined
         self._rejoin = functools.partial(join, secret=joined.job.secret)
         if joined.snapshot_every:
+            if is_first and joined.no_way_back:
+                _log.warning("job %s: %s", joined.job.name, joined.no_way_back)
             ask = joined.session.snapshots if is_first else list
             _collectives.gather_made(ask, joined.meeting)
             self._snapshots = Snapshots(joined.snapshot_every, is_first=is_first)

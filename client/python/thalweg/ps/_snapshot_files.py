@@ -46,9 +46,7 @@ def read_latest(folders: Iterable[str | Path], kind: Kind, identity: str | None)
             return _read(known[key], kind)
         except RuntimeError as error:
             _log.warning("%s; the snapshot before it is used", str(error))
-    raise ValueError(
-        "thalweg: the folders have no snapshot that all shards of a job have written"
-    )
+    raise ValueError("thalweg: the folders have no snapshot that all shards of a job have written")
 
 
 def _complete(folders: Iterable[Path]) -> dict[_Key, list[Path]]:

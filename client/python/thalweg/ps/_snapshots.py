@@ -42,6 +42,20 @@ class Snapshots:
         self._next = updates - updates % self._every + self._every
 
 
+def why_no_way_back(timeout: float, step_timeout: float, reconnect: float) -> str:
+    """Returns why a job may end instead of going back to a snapshot; empty: it does go back. These
+    are THALWEG_TIMEOUT, THALWEG_STEP_TIMEOUT and THALWEG_RECONNECT.
+    """
+    patience = 0.9 * min(timeout, step_timeout)  # of sidecars; docs/architecture.md
+    if patience > reconnect:
+        return ""
+    return (
+        f"an aggregator that is away for {patience:g} s ends the job, which does not go back to a "
+        f"snapshot then: let THALWEG_RECONNECT, {reconnect:g} s, be less than nine tenths of "
+        f"THALWEG_TIMEOUT, {timeout:g} s, and THALWEG_STEP_TIMEOUT, {step_timeout:g} s"
+    )
+
+
 def restore(session: _C.Session, seen: int, timeout: float) -> int | None:
     """Lets the shards restore the latest snapshot that all have, after `seen` updates at most.
     Returns after how many; None: there is none. Raises RuntimeError.
