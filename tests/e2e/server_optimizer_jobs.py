@@ -11,10 +11,11 @@ from typing import Any
 import job_runner
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from jobs import digest, outcome
 from server_optimizer_every_way import go_on, trained_every_way
 from server_optimizer_faults import broken
-from server_optimizer_trainers import make_model, on_servers, on_workers
+from server_optimizer_trainers import Trainer, make_model, on_servers, on_workers
 from torch import nn
 
 from thalweg.ps import ServerOptimizer
@@ -37,6 +38,7 @@ def trained() -> dict[str, Any]:
         "workers": digest(theirs.model.module),
         "norms": [float(getattr(each.optimizer, "grad_norm", 0) or 0) for each in (ours, theirs)],
         "skipped": [each.skipped for each in (ours, theirs)],
+        "waited": _served(ours).stats()["pull_wait_seconds"],
     }
 
 
@@ -169,6 +171,40 @@ def refused() -> list[str]:
     ]
 
 
+def sharded_checkpoints() -> dict[str, Any]:
+    """Goes on from a checkpoint of which each worker has written a part, in a model of other
+    weights; returns digests, and the names in the part.
+    """
+    case, half = os.environ["OPTIMIZER"], STEPS // 2
+    whole, before = on_servers(case), on_servers(case)
+    whole.train(2 * half)
+    before.train(half)
+    folder = os.environ["FOLDER"]
+    dcp.save({"optimizer": _served(before).shards}, checkpoint_id=folder)
+    after = on_servers(case)
+    after.train(1)  # which is to be forgotten
+    dcp.load({"optimizer": _served(after).shards}, checkpoint_id=folder)
+    loaded = digest(after.model) == digest(before.model)
+    after.scheduler.load_state_dict(before.scheduler.state_dict())
+    for group, saved in zip(
+        after.optimizer.param_groups, before.optimizer.param_groups, strict=True
+    ):
+        group["lr"] = saved["lr"]
+    after.step = before.step
+    after.train(half)
+    return {
+        "loaded": loaded,
+        "whole": digest(whole.model),
+        "after": digest(after.model),
+        "part": sorted(_served(before).shards.state_dict()),
+    }
+
+
+def _served(trainer: Trainer) -> ServerOptimizer:
+    assert isinstance(trainer.optimizer, ServerOptimizer)
+    return trainer.optimizer
+
+
 def changed_and_published() -> dict[str, Any]:
     """Halves a weight by hand after two steps; returns digests of both kinds of optimizer."""
     ours, theirs = on_servers("adamw"), on_workers("adamw")
@@ -198,6 +234,7 @@ JOBS: dict[str, Callable[[], Any]] = {
         trained,
         exchanged_checkpoints,
         trained_every_way,
+        sharded_checkpoints,
         rounded_weights,
         refused,
         broken,

@@ -35,7 +35,7 @@ def run(
         return job.results(seconds)
 
 
-def assert_same_bits(results: list[dict[str, str]]) -> None:
+def assert_same_bits(results: list[dict[str, Any]]) -> None:
     """All workers have the weights of the optimizer on the workers, which are not the first."""
     assert len({result["servers"] for result in results}) == 1
     for result in results:
@@ -76,7 +76,9 @@ def test_gradients_in_16_bits_give_what_they_give_with_the_hook(codec, tmp_path)
 
 
 def test_accumulated_gradients_are_pushed_once(tmp_path):
-    assert_same_bits(run("trained", tmp_path, (1, 1), 0, OPTIMIZER="nesterov", PASSES="3"))
+    results = run("trained", tmp_path, (1, 1), 0, OPTIMIZER="nesterov", PASSES="3")
+    assert_same_bits(results)
+    assert all(result["waited"] > 0 for result in results)
 
 
 @pytest.mark.parametrize(("nodes", "shards"), PLACES)
@@ -120,6 +122,20 @@ def test_checkpoint_of_either_goes_on_in_the_other_with_the_same_bits(optimizer,
     for result in run("exchanged_checkpoints", tmp_path, (1, 1), 2, OPTIMIZER=optimizer):
         assert result["servers then workers"] == result["whole"]
         assert result["workers then servers"] == result["whole"]
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "nesterov", "lamb"])
+@pytest.mark.parametrize(("nodes", "shards"), [((1, 1), 2), ((2, 1), 0)])
+def test_checkpoint_of_parts_goes_on_with_the_same_bits(optimizer, nodes, shards, tmp_path):
+    env = {"OPTIMIZER": optimizer, "FOLDER": str(tmp_path / "checkpoint")}
+    results = run("sharded_checkpoints", tmp_path, nodes, shards, **env)
+    for result in results:
+        assert result["loaded"]
+        assert result["after"] == result["whole"]
+    # No worker has had all of it, and none the same as another one.
+    parts = [name for result in results for name in result["part"]]
+    assert sorted(parts) == ["0.0", "0.1", "0.2", "1.1", "1.2"]
+    assert all(len(result["part"]) < len(parts) for result in results)
 
 
 @pytest.mark.parametrize("pull", ["own", "bf16"])

@@ -71,10 +71,11 @@ class Cluster:
     """Servers run from __enter__() on, workers from fork() on, all until __exit__(). One thread may
     use it.
 
-    `http`: servers serve their metrics, each in its own namespace.
+    `http`: servers serve their metrics, each in its own namespace. `keeps`: aggregators have a
+    folder for snapshots.
     """
 
-    def __init__(self, shape: Shape, *, http: bool = False) -> None:
+    def __init__(self, shape: Shape, *, http: bool = False, keeps: bool = False) -> None:
         self.shape = shape
         self.nodes = [f"node{index}" for index in range(shape.nodes)]
         self.shards = [f"shard{index}" for index in range(shape.shards)]
@@ -88,6 +89,7 @@ class Cluster:
         self._job = f"bench-{secrets.token_hex(4)}"
         self._secret = secrets.token_hex(32)
         self._http = http
+        self._keeps = keeps
         self._servers: list[tuple[Server, str]] = []
         self._cleanup = contextlib.ExitStack()
 
@@ -96,7 +98,7 @@ class Cluster:
             stack.enter_context(self.lab)
             stack.callback(self._stop_servers)
             stack.callback(self.crew.kill)
-            self._start_aggregators()
+            self._start_aggregators(stack)
             self._start_sidecars(stack)
             self._cleanup = stack.pop_all()
         return self
@@ -172,13 +174,15 @@ class Cluster:
         processes += [Process(pid, "worker", "worker") for pid in self.crew.pids]
         return Usage(processes)
 
-    def _start_aggregators(self) -> None:
+    def _start_aggregators(self, stack: contextlib.ExitStack) -> None:
         binary = str(_binaries.find(_binaries.AGGREGATOR))
         self.addresses = tuple(f"{self.lab.address(name)}:{_PORT}" for name in self.shards)
         for name, address in zip(self.shards, self.addresses, strict=True):
             argv = [binary, "--listen", address]
             if self.shape.weighted and name != self.shards[-1]:
                 argv += ["--weight", str(self.shape.slow_factor)]
+            if self._keeps:
+                argv += ["--state-dir", _folder(stack)]
             self._start(name, name, "aggregator", argv)
         self._await_ready()
 
@@ -186,9 +190,7 @@ class Cluster:
         binary = str(_binaries.find(_binaries.SIDECAR))
         for name in self.nodes:
             # Each sidecar has its own folder, which it removes also when this process is killed.
-            folder = tempfile.mkdtemp(prefix="thalweg-bench-")
-            stack.callback(shutil.rmtree, folder, ignore_errors=True)
-            path = str(Path(folder) / "sidecar.sock")
+            path = str(Path(_folder(stack)) / "sidecar.sock")
             self.sockets.append(path)
             argv = [binary, "--socket", path, "--own-dir"]
             argv += ["--aggregators", ",".join(self.addresses)]
@@ -220,6 +222,12 @@ class Cluster:
             server.process.terminate()
         for server, _ in self._servers:
             server.stop(grace=3)
+
+
+def _folder(stack: contextlib.ExitStack) -> str:
+    folder = tempfile.mkdtemp(prefix="thalweg-bench-")
+    stack.callback(shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
 def check_installed() -> None:

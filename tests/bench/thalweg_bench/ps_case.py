@@ -1,16 +1,19 @@
 """`thalweg bench ps` runs steps with AdamW on the workers and on the shards, in turns.
 
 With `local`, workers also step by themselves, and exchange what has changed at the end of a run.
+With `snapshot_every`, shards also write snapshots of what they keep, while steps go on.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from thalweg.codecs import parse
 from thalweg_bench.cluster import Cluster, Shape
 from thalweg_bench.compression import wire_bytes
 from thalweg_bench.lab_case import measure_iperf3, run_alternating
+from thalweg_bench.resources import Memory
 from thalweg_bench.rows import Row, make_row, say
 from thalweg_bench.shapes import count_elements, shapes_of
 from thalweg_bench.torch_import import import_torch
@@ -25,6 +28,7 @@ class PsCase:
     clip: float | None  # the norm to which gradients are clipped
     overlap: bool  # of weights that come with the next forward pass
     local: bool  # measure local updates as well
+    snapshot_every: int  # steps: measure them with snapshots as well; 0: do not
     peers: tuple[str, ...]
     repeats: int
 
@@ -40,7 +44,8 @@ class PsCase:
 
     @property
     def systems(self) -> tuple[str, ...]:
-        return ("workers", "servers", "local") if self.local else ("workers", "servers")
+        more = [("snapshots", self.snapshot_every > 0), ("local", self.local)]
+        return ("workers", "servers", *(name for name, wanted in more if wanted))
 
     @property
     def work_seconds(self) -> float:
@@ -59,7 +64,8 @@ class PsCase:
         if once is not None and system == "local":
             return self.work_seconds + once
         once = None if once is None else self.steps * once
-        if once is None or system != "servers" or not (self.overlap or self.clip):
+        on_shards = system in {"servers", "snapshots"}
+        if once is None or not on_shards or not (self.overlap or self.clip):
             return once
         if self.shape.local:
             return once if self.shape.shards == 0 else None
@@ -69,7 +75,7 @@ class PsCase:
 def run(case: PsCase) -> list[Row]:
     """Runs the case. Raises BenchError, LabError or ServerError."""
     size = 4 * count_elements(shapes_of(case.model))
-    with Cluster(case.shape) as cluster:
+    with Cluster(case.shape, keeps=case.snapshot_every > 0) as cluster:
         _start_workers(cluster, case)
         slowest = _slowest(case)
 
@@ -94,13 +100,35 @@ def _start_workers(cluster: Cluster, case: PsCase) -> None:
     from thalweg_bench.worker import Worker
 
     shapes = shapes_of(case.model)
-    training = Training(shapes, case.steps, case.forward_seconds, case.clip, case.overlap)
+    training = Training(
+        shapes, case.steps, case.forward_seconds, case.clip, case.overlap, case.snapshot_every
+    )
     systems = factories(training)
     cluster.fork(lambda rank: Worker(cluster.lab, cluster.place(rank), systems))
     cluster.call("start_gloo")
     for system in case.systems:
         say(f"{system}: building, first steps")
+        before = _memory_of_shards(cluster)
         cluster.call("open", system, seconds=60 + 20 * _slowest(case))
+        if system == "servers":
+            _say_memory(_memory_of_shards(cluster), before, count_elements(shapes))
+
+
+def _memory_of_shards(cluster: Cluster) -> dict[str, Memory]:
+    shards = [*cluster.shards, *(cluster.nodes if cluster.shape.local else ())]
+    servers = [cluster.server(name) for name in shards]
+    return {server.name: Memory.of(server.process.pid) for server in servers}
+
+
+def _say_memory(now: Mapping[str, Memory], before: Mapping[str, Memory], elements: int) -> None:
+    """Says what each shard takes more since then, and how much of that is the optimizer's."""
+    kept = 12 * elements / max(1, len(now))  # weights and moments
+    for name, memory in now.items():
+        grown = memory.minus(before[name])
+        say(
+            f"{name}: {grown.own / 1e6:.1f} MB more, of which weights and moments take "
+            f"{kept / 1e6:.1f} with equal shares, and {grown.shared / 1e6:.1f} MB in arenas"
+        )
 
 
 def _slowest(case: PsCase) -> float:

@@ -39,6 +39,7 @@ class Training:
     forward_seconds: float = 0.0
     clip: float | None = None  # the norm to which gradients are clipped
     overlap: bool = False  # of weights that come with the next forward pass
+    snapshot_every: int = 0  # steps, of the system "snapshots"
 
 
 class _Work(torch.autograd.Function):
@@ -143,7 +144,7 @@ class _OnWorkers(_Trainer):
 
 
 class _OnServers(_Trainer):
-    def __init__(self, training: Training, place: Place) -> None:
+    def __init__(self, training: Training, place: Place, snapshot_every: int = 0) -> None:
         super().__init__(training)
         self.module = self.model
         self._servers = self.optimizer = ServerOptimizer(
@@ -154,6 +155,7 @@ class _OnServers(_Trainer):
             pull=place.codec,
             max_grad_norm=training.clip,
             overlap=training.overlap,
+            snapshot_every=snapshot_every,
             timeout=TIMEOUT,
         )
 
@@ -162,6 +164,11 @@ class _OnServers(_Trainer):
 
     def close(self) -> None:
         self._servers.close()
+
+
+class _WithSnapshots(_OnServers):
+    def __init__(self, training: Training, place: Place) -> None:
+        super().__init__(training, place, training.snapshot_every)
 
 
 class _Local(_Trainer):
@@ -182,7 +189,12 @@ class _Local(_Trainer):
         self._local.close()
 
 
-_SYSTEMS: dict[str, Any] = {"workers": _OnWorkers, "servers": _OnServers, "local": _Local}
+_SYSTEMS: dict[str, Any] = {
+    "workers": _OnWorkers,
+    "servers": _OnServers,
+    "snapshots": _WithSnapshots,
+    "local": _Local,
+}
 
 
 def factories(training: Training) -> dict[str, Callable[..., System]]:

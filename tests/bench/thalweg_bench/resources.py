@@ -105,6 +105,23 @@ class Usage:
         }
 
 
+@dataclass(frozen=True)
+class Memory:
+    """Bytes that a process has in memory: its own, and what it shares with others."""
+
+    own: int
+    shared: int
+
+    @classmethod
+    def of(cls, pid: int) -> Memory:
+        text = Path(f"/proc/{pid}/status").read_text(encoding="ascii")
+        sizes = dict(re.findall(r"^(\w+):\s+(\d+) kB$", text, re.MULTILINE))
+        return cls(int(sizes["RssAnon"]) << 10, int(sizes["RssShmem"]) << 10)
+
+    def minus(self, before: Memory) -> Memory:
+        return Memory(self.own - before.own, self.shared - before.shared)
+
+
 def cpu_seconds(pid: int) -> float:
     """Returns utime + stime of /proc/PID/stat, in nanoseconds instead of hundredths of a second."""
     clock = (~pid << 3) | 2  # the process's CPUCLOCK_SCHED, as clock_getcpuclockid() makes it

@@ -17,7 +17,8 @@ from thalweg.ps._local_bucket import LocalBucket
 from thalweg.ps._means import Means
 from thalweg.ps._plan import Outer, Plan
 from thalweg.ps._rules import Group
-from thalweg.ps._serving import Serving, some
+from thalweg.ps._serving import Serving
+from thalweg.ps._some import some
 
 
 @dataclass

@@ -19,6 +19,7 @@ from thalweg.ps._committing import Committing
 from thalweg.ps._kept_state import KeptState, or_rolled_back
 from thalweg.ps._rules import KINDS, own_bound, rule_of
 from thalweg.ps._serving import Serving
+from thalweg.ps._sharded import ShardedState
 from thalweg.ps._wishes import Wishes, check_bound
 
 
@@ -143,6 +144,7 @@ class ServerOptimizer(KeptState):
             snapshots=snapshots,
         )
         self.stats = self._serving.stats
+        self._buckets = buckets
         self._accumulates = False
         self._hooks = [
             each.tensor.register_post_accumulate_grad_hook(self._hook_of(bucket, each))
@@ -231,6 +233,12 @@ class ServerOptimizer(KeptState):
                 "ServerOptimizer with a max_grad_norm"
             )
         return torch.tensor(self._committing.clip(self.param_groups, check_bound(max_norm) or 0.0))
+
+    @property
+    def shards(self) -> ShardedState:
+        """The whole state, for torch.distributed.checkpoint: each worker saves and loads a part."""
+        kind = KINDS[self._wishes.kind]
+        return ShardedState(self._serving, self._buckets, kind, self, self._joined.meeting)
 
     @contextlib.contextmanager
     def accumulate(self) -> Iterator[None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -15,6 +16,7 @@ from thalweg.ps._look import Look
 from thalweg.ps._rules import Group, Kind, Rule, rule_of
 from thalweg.ps._shard_state import ShardState, States
 from thalweg.ps._snapshots import Snapshots
+from thalweg.ps._some import some
 from thalweg.ps._step_settings import StepSettings
 from thalweg.ps._trust import trust_ratios
 
@@ -48,6 +50,7 @@ class Serving:
         self._snapshots = snapshots
         self.state = ShardState(buckets, kind, is_first=is_first)
         self.updates = 0  # steps that the shards have done, and that have ended here
+        self._waited = 0.0  # seconds
         self._loss_scale = 0.0
         self._bucket_of = {id(each.tensor): b for b in buckets for each in b.parameters}
         self._parameters = [each for bucket in buckets for each in bucket.parameters]
@@ -75,6 +78,16 @@ class Serving:
         """Makes parameters what they are after so many updates, whose weights the shards have."""
         self.state.fetch()
         self.updates = updates
+        self._note_new_state()
+
+    def publish(self, states: States) -> None:
+        """Makes the first worker's weights, and its part of `states`, those of the shards."""
+        self.state.publish(states)
+        self._note_new_state()
+
+    def _note_new_state(self) -> None:
+        if self._snapshots is not None:
+            self._snapshots.note_new_state(self.updates)
 
     @property
     def has_lost(self) -> bool:
@@ -87,8 +100,8 @@ class Serving:
         return all(bucket.is_empty for bucket in self._buckets)
 
     def stats(self) -> dict[str, Any]:
-        """Returns what the session of the moment has counted."""
-        return self._session.stats()
+        """Returns what the session has counted, and how long this worker has waited for weights."""
+        return self._session.stats() | {"pull_wait_seconds": self._waited}
 
     def close(self) -> None:
         self._finalizer()
@@ -194,7 +207,9 @@ class Serving:
     def _land(self, bucket: Bucket) -> None:
         # A write to one of the views of a tensor counts as one to all of them.
         others = [b for b in self._buckets if self._shares_memory and not b.changed()]
+        began = time.perf_counter()
         bucket.land()
+        self._waited += time.perf_counter() - began
         for other in others:
             other.remember()
 
@@ -225,9 +240,7 @@ class Serving:
         if self.state.is_published:
             self._check_unchanged()
         else:
-            self.state.publish(states)
-            if self._snapshots is not None:
-                self._snapshots.note_new_state(self.updates)
+            self.publish(states)
         if self._snapshots is not None and self._snapshots.is_due(self.updates):
             for bucket in self._buckets:  # then no shard has an update left to do
                 self._land(bucket)
@@ -278,12 +291,6 @@ class Serving:
     def fail(self, why: str) -> None:
         self.close()
         raise RuntimeError(f"thalweg: {why}")
-
-
-def some(names: list[str]) -> str:
-    """Returns the first names, and how many more there are."""
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return ", ".join(names[:3]) + more
 
 
 def _close(session: _C.Session, pid: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
+from thalweg._config import ConfigError
 from thalweg.codecs import WIRE_TYPES
 from thalweg_bench.cli import _types as types
 from thalweg_bench.cli._shape import shape_of
@@ -26,6 +27,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="also let workers step by themselves, and exchange at the end of a run",
     )
     parser.add_argument(
+        "--snapshot-every",
+        type=types.number(1, 1000),
+        metavar="STEPS",
+        help="also let the aggregators write snapshots after so many steps",
+    )
+    parser.add_argument(
         "--steps", type=types.number(1, 1000), default=1, help="of a run; default 1"
     )
     parser.add_argument(
@@ -43,14 +50,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def case_of(args: argparse.Namespace) -> PsCase:
     from thalweg_bench.ps_case import PsCase
 
+    shape = shape_of(args)
+    if args.snapshot_every and (shape.shards == 0 or shape.local):
+        raise ConfigError("--snapshot-every needs aggregators alone: --shards 1, --local-shards 0")
     return PsCase(
-        shape=shape_of(args),
+        shape=shape,
         model=args.model,
         steps=args.steps,
         forward_seconds=args.forward,
         clip=args.clip,
         overlap=args.overlap,
         local=args.local,
+        snapshot_every=args.snapshot_every or 0,
         peers=args.peers,
         repeats=args.repeats,
     )
