@@ -20,7 +20,7 @@ const BucketLayout kLayout{DType::kFloat32, {{"w", {kChunkElems}}}};
 class Shard {
  public:
   explicit Shard(const UpdateRule& rule)
-      : rule_(rule), pieces_(PiecesOf(kLayout, rule, 0, kChunkElems)) {
+      : rule_(rule), pieces_(PiecesOf(kLayout, rule, ChunkPlan{kChunkElems, kChunkElems})[0]) {
     for (uint32_t chunk = 0; chunk < kChunks; ++chunk) {
       states_.push_back(std::make_unique<ChunkState>(kChunkElems));
       MutexLock lock(states_.back()->mutex);

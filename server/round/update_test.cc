@@ -192,7 +192,7 @@ Floats LambStep(const std::vector<uint64_t>& chunks) {
   const Floats start = Random(kElems, 1);
   const Floats gradient = Random(kElems, 2);
   std::vector<std::unique_ptr<ChunkState>> states;
-  std::vector<std::vector<UpdatePiece>> pieces;
+  const std::vector<std::vector<UpdatePiece>> pieces = PiecesOf(kLayout, rule, PlanOf(chunks));
   double sums[3][2] = {};
   uint64_t begin = 0;
   for (const uint64_t elems : chunks) {
@@ -201,7 +201,7 @@ Floats LambStep(const std::vector<uint64_t>& chunks) {
       MutexLock lock(state.mutex);
       state.weights.params.assign(start.begin() + begin, start.begin() + begin + elems);
     }
-    const auto& own = pieces.emplace_back(PiecesOf(kLayout, rule, begin, begin + elems));
+    const std::vector<UpdatePiece>& own = pieces[states.size() - 1];
     const RoundResult mean = Mean(gradient.data() + begin, elems, 1);
     EXPECT_TRUE(KeepMean(mean, own, state).ok());
     const auto measured = UpdateWeights(mean, rule, own, step, state);

@@ -36,7 +36,7 @@ def served(groups: Sequence[Group], *, apart: bool = False) -> list[Parameter]:
     """Returns the parameters that require a gradient, with their names or "group.index". `apart`:
     each has settings of its own, in the place of its group's.
     """
-    found = []
+    found: list[Parameter] = []
     for number, group in enumerate(groups):
         names = group.get("param_names") or [
             f"{number}.{index}" for index in range(len(group["params"]))

@@ -173,7 +173,7 @@ class Serving:
             }
             ratios = None
             if self._kind.measures:
-                self._announce(groups, measures=True, **of_all)
+                self._announce(groups, None, measures=True, **of_all)
                 ratios = trust_ratios(self._buckets, groups, self._settings.number)
             self._announce(groups, ratios, **of_all)
             for bucket in reversed(self._buckets):  # the order in which a forward pass needs them
