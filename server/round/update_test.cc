@@ -31,7 +31,7 @@ const GroupStep kSecond{.lr = 0.02, .momentum = 0.5, .beta1 = 0.8, .beta2 = 0.95
 UpdateRule Rule(Optimizer optimizer, WireFormat down = WireFormat::kFloat32) {
   UpdateRule rule;
   rule.optimizer = optimizer;
-  rule.decoupled = optimizer == Optimizer::kAdam;
+  rule.decoupled = optimizer != Optimizer::kSgd;
   rule.groups = {0, 1, 0};
   rule.down = down;
   return rule;

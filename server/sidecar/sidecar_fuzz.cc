@@ -160,7 +160,7 @@ class Script {
     const TimePoint deadline = Now() + kPatience;
     while (TheNode().sidecar->Reap().now > 0) {
       Promise(Now() < deadline, "a sidecar hangs up on those that are gone");
-      std::this_thread::sleep_for(std::chrono::microseconds(100));
+      std::this_thread::yield();
     }
     Promise(TheNode().shard.num_jobs() == 0, "no job stays without workers");
   }
