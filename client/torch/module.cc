@@ -168,19 +168,20 @@ c10::intrusive_ptr<ProcessGroup> MakePart(ProcessGroup& group,
   return group.MakePart(*store, ranks, name, ToMillis(timeout));
 }
 
-std::unique_ptr<ServedBucket> MakeServedBucket(const std::shared_ptr<Session>& session,
-                                               uint32_t number,
-                                               const ServedBucket::Parameters& parameters,
-                                               const std::vector<uint32_t>& groups,
-                                               const std::string& optimizer, bool decoupled,
-                                               bool nesterov, bool maximize, bool commits,
-                                               const std::string& down) {
+std::unique_ptr<ServedBucket> MakeServedBucket(
+    const std::shared_ptr<Session>& session, uint32_t number,
+    const ServedBucket::Parameters& parameters, const std::vector<uint32_t>& groups,
+    const std::string& optimizer, bool decoupled, bool nesterov, bool maximize, bool commits,
+    const std::string& down, uint32_t ahead, bool alone, bool delay_aware) {
   UpdateRule update{.optimizer = optimizer == "sgd" ? Optimizer::kSgd : Optimizer::kAdam,
                     .decoupled = decoupled,
                     .nesterov = nesterov,
                     .maximize = maximize,
                     .commits = commits,
-                    .groups = groups};
+                    .groups = groups,
+                    .ahead = ahead,
+                    .alone = alone,
+                    .delay_aware = delay_aware};
   const auto format = ParseDType(down);
   ThrowIfError(format.status());
   update.down = FormatOf(*format);
@@ -350,7 +351,7 @@ PYBIND11_MODULE(_C, m) {
       .def(py::init(&thalweg::MakeServedBucket), py::arg("session"), py::kw_only(),
            py::arg("number"), py::arg("named_parameters"), py::arg("groups"), py::arg("optimizer"),
            py::arg("decoupled"), py::arg("nesterov"), py::arg("maximize"), py::arg("commits"),
-           py::arg("down"))
+           py::arg("down"), py::arg("ahead"), py::arg("alone"), py::arg("delay_aware"))
       .def("push", &thalweg::Push, py::arg("gradients"), py::arg("settings"))
       .def("pull", &thalweg::Pull, py::arg("settings"))
       .def("read", &thalweg::ServedBucket::Read, py::call_guard<py::gil_scoped_release>(),

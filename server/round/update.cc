@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "core/base/status_macros.h"
+#include "kernels/cast/cast.h"
 #include "kernels/codec/dense.h"
 #include "kernels/codec/lossy.h"
 #include "kernels/optim/factors_scalar.h"
@@ -136,44 +137,132 @@ absl::StatusOr<RoundResult> KeepMean(const RoundResult& mean, std::span<const Up
   return result;
 }
 
-absl::StatusOr<RoundResult> UpdateWeights(const RoundResult& mean, const UpdateRule& rule,
-                                          std::span<const UpdatePiece> pieces,
-                                          const UpdateStep& step, ChunkState& state) {
+namespace {
+
+// Returns the settings for a gradient of this staleness.
+UpdateStep Slowed(UpdateStep step, uint64_t staleness) {
+  for (GroupStep& group : step.groups) {
+    group.lr /= static_cast<double>(std::max<uint64_t>(staleness, 1));
+  }
+  return step;
+}
+
+absl::Status CheckWritten(const RoundResult& round, const Weights& weights) {
+  if (weights.params.size() == round.elems) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat(ToString(round.id), ": the shard has no weights to update"));
+}
+
+// A WeightsBuffer is where weights are sent from.
+struct WeightsBuffer {
+  WeightsBuffer(const UpdateRule& rule, uint64_t elems)
+      : type(DTypeOf(rule.down)),
+        size(elems * SizeOf(type)),
+        bytes(std::make_shared_for_overwrite<std::byte[]>(size)) {}
+
+  // Returns `round` with the weights in the payload's place.
+  RoundResult ResultOf(RoundResult round, WireFormat down) const {
+    round.wire = down;
+    round.payload = Payload({bytes.get(), size}, bytes);
+    return round;
+  }
+
+  DType type;
+  uint64_t size;
+  std::shared_ptr<std::byte[]> bytes;
+};
+
+void Step(const Arrays& arrays, const UpdateRule& rule, std::span<const UpdatePiece> pieces,
+          const UpdateStep& step) {
+  if (rule.optimizer == Optimizer::kAdam) {
+    const auto [tensors, index] = TensorsOf<AdamTensor>(arrays, rule, pieces, step, AdamFactorsOf);
+    RunAdam(tensors, index, 0, index.Size());
+  } else {
+    const auto [tensors, index] = TensorsOf<SgdTensor>(arrays, rule, pieces, step, SgdFactorsOf);
+    RunSgd(tensors, index, 0, index.Size());
+  }
+}
+
+absl::StatusOr<AppliedUpdate> Apply(std::optional<uint32_t> alone, const RoundResult& mean,
+                                    const UpdateRule& rule, std::span<const UpdatePiece> pieces,
+                                    const UpdateStep& step, ChunkState& state) {
   std::vector<float> gradient;
   if (!rule.commits) {
     gradient.resize(mean.elems);
     THALWEG_RETURN_IF_ERROR(Decode(mean, gradient.data()));
   }
-  const DType type = DTypeOf(rule.down);
-  const uint64_t bytes = mean.elems * SizeOf(type);
-  const auto buffer = std::make_shared_for_overwrite<std::byte[]>(bytes);
+  const WeightsBuffer buffer(rule, mean.elems);
+  AppliedUpdate applied;
   {
     MutexLock lock(state.mutex);
     Weights& weights = state.WeightsToChange();
-    if (weights.params.size() != mean.elems) {
-      return absl::FailedPreconditionError(
-          absl::StrCat(ToString(mean.id), ": the shard has no weights to update"));
-    }
+    THALWEG_RETURN_IF_ERROR(CheckWritten(mean, weights));
     if (rule.commits) gradient.swap(state.mean);
     if (gradient.size() != mean.elems) {
       return absl::FailedPreconditionError(absl::StrCat(
           ToString(mean.id), " pulls, but nothing has been pushed since the last one"));
     }
-    ++weights.steps;
-    const Arrays arrays{weights, gradient.data(), buffer.get(), type};
-    if (rule.optimizer == Optimizer::kAdam) {
-      const auto [tensors, index] =
-          TensorsOf<AdamTensor>(arrays, rule, pieces, step, AdamFactorsOf);
-      RunAdam(tensors, index, 0, index.Size());
-    } else {
-      const auto [tensors, index] = TensorsOf<SgdTensor>(arrays, rule, pieces, step, SgdFactorsOf);
-      RunSgd(tensors, index, 0, index.Size());
+    Versions& versions = state.versions;
+    if (rule.ahead > 0 && mean.id.round != versions.latest + 1) {
+      return absl::FailedPreconditionError(
+          absl::StrCat(ToString(mean.id), " updates weights of version ", versions.latest));
     }
+    if (alone) applied.staleness = versions.latest - versions.seen[*alone];
+    ++weights.steps;
+    Step({weights, gradient.data(), buffer.bytes.get(), buffer.type}, rule, pieces,
+         rule.delay_aware ? Slowed(step, applied.staleness) : step);
+    applied.version = ++versions.latest;
+    if (alone) versions.seen[*alone] = applied.version;
   }
-  RoundResult result = mean;
-  result.wire = rule.down;
-  result.payload = Payload({buffer.get(), bytes}, buffer);
-  return result;
+  applied.result = buffer.ResultOf(mean, rule.down);
+  return applied;
+}
+
+}  // namespace
+
+absl::StatusOr<AppliedUpdate> UpdateWeights(const RoundResult& mean, const UpdateRule& rule,
+                                            std::span<const UpdatePiece> pieces,
+                                            const UpdateStep& step, ChunkState& state) {
+  return Apply(std::nullopt, mean, rule, pieces, step, state);
+}
+
+absl::StatusOr<AppliedUpdate> UpdateAlone(uint32_t node, const RoundResult& mean,
+                                          const UpdateRule& rule,
+                                          std::span<const UpdatePiece> pieces,
+                                          const UpdateStep& step, ChunkState& state) {
+  return Apply(node, mean, rule, pieces, step, state);
+}
+
+absl::StatusOr<std::optional<AppliedUpdate>> AskForWeights(const Versions::Ask& ask,
+                                                           const RoundResult& contributed,
+                                                           const UpdateRule& rule,
+                                                           ChunkState& state) {
+  const WeightsBuffer buffer(rule, contributed.elems);
+  AppliedUpdate given;
+  {
+    MutexLock lock(state.mutex);
+    if (state.versions.latest < ask.least) {
+      state.versions.asks.push_back(ask);
+      return std::nullopt;
+    }
+    THALWEG_RETURN_IF_ERROR(CheckWritten(contributed, state.weights));
+    Cast(DType::kFloat32, state.weights.params.data(), buffer.type, buffer.bytes.get(),
+         contributed.elems);
+    given.version = state.versions.latest;
+  }
+  given.staleness = ask.round - given.version;
+  given.result = buffer.ResultOf(contributed, rule.down);
+  return given;
+}
+
+std::vector<Versions::Ask> TakeAnswered(uint64_t version, ChunkState& state) {
+  MutexLock lock(state.mutex);
+  std::vector<Versions::Ask>& asks = state.versions.asks;
+  const auto waiting = std::partition(
+      asks.begin(), asks.end(), [&](const Versions::Ask& ask) { return ask.least > version; });
+  std::vector<Versions::Ask> answered(waiting, asks.end());
+  asks.erase(waiting, asks.end());
+  return answered;
 }
 
 }  // namespace thalweg

@@ -112,8 +112,11 @@ TEST(ControlCodecTest, UpdatesRoundTripAndUnknownOnesAreRefused) {
   adam.maximize = true;
   adam.groups = {1, 0};
   adam.down = WireFormat::kBFloat16;
+  adam.ahead = 8;
   UpdateRule sgd;
   sgd.nesterov = true;
+  sgd.alone = true;
+  sgd.delay_aware = true;
   for (const UpdateRule& rule : {adam, sgd}) {
     bucket.update = rule;
     const auto back = FromProto(ToProto(7, bucket));

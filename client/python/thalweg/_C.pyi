@@ -235,6 +235,9 @@ class ServedBucket:
         maximize: bool,
         commits: bool,
         down: str,
+        ahead: int,
+        alone: bool,
+        delay_aware: bool,
     ) -> None:
         """`number` is the bucket's in the session. `groups` has the number of each parameter's
         group, `optimizer` is "sgd" or "adam", which is `decoupled` as in AdamW; with `commits` an

@@ -27,6 +27,7 @@ class Joined(NamedTuple):
     session: _C.Session  # the job's
     meeting: _collectives.Meeting
     snapshot_every: int  # steps; 0: none are taken
+    step_timeout: float  # seconds
 
 
 def join(
@@ -39,13 +40,14 @@ def join(
     any_codec: bool = False,
     for_all_collectives: bool = False,
     secret: str = "",
+    snapshots: bool = True,
 ) -> Joined:
     """Makes this worker a member of a job. All workers of the group call it together.
 
     `description` is equal on all workers, as are names, types and shapes of the parameters.
     `optimizer` is the class that messages name. Shards cannot keep weights with `any_codec`.
-    `secret` is that of an earlier job of these workers; empty: they have a new one. Raises what
-    thalweg.ddp.attach() does.
+    `secret` is that of an earlier job of these workers; empty: they have a new one. Without
+    `snapshots` none can be taken. Raises what thalweg.ddp.attach() does.
     """
     problem = ""
     try:
@@ -57,6 +59,11 @@ def join(
             config = config._replace(codec=codecs.spec())
         problem = "" if any_codec else _why_not_dense(codecs, optimizer)
         problem = problem or _why_not(named_parameters, optimizer)
+        if config.snapshot_every and not snapshots:
+            problem = problem or (
+                "snapshots (snapshot_every=, THALWEG_SNAPSHOT_EVERY) need all nodes in the same "
+                'step: they go with mode="sync"'
+            )
     except _config.ConfigError as error:
         config, network = Config.from_env({}), Network.from_env({})
         problem = str(error)  # the others must hear of it as well
@@ -83,7 +90,7 @@ def join(
     workers = _job.meet(me, meeting)
     job = _job.join(workers, network, meeting, for_all_collectives=for_all_collectives)
     assert job.session is not None
-    return Joined(job, job.session, meeting, config.snapshot_every)
+    return Joined(job, job.session, meeting, config.snapshot_every, me.step_timeout)
 
 
 def are_dense(codecs: Policy) -> bool:

@@ -17,6 +17,7 @@ from thalweg.ps import _forwards, _joining, _scaling
 from thalweg.ps._bucket import Bucket, Parameter, cut, pulled_as, served
 from thalweg.ps._committing import Committing
 from thalweg.ps._kept_state import KeptState, or_rolled_back
+from thalweg.ps._pace import Apart, Pace
 from thalweg.ps._rules import KINDS, rule_of
 from thalweg.ps._serving import Serving
 from thalweg.ps._wishes import Wishes, check_bound
@@ -41,9 +42,15 @@ class ServerOptimizer(KeptState):
     weights come when all gradients have been pushed. `bucket_cap_mb` MiB of parameters travel
     together: 25 unless given, 4 with `overlap`. `process_group` is the default one if None. `codec`
     (of gradients: "fp32", "bf16", "fp16"), `timeout`, `step_timeout`, `chunk_bytes` and
-    `local_shards` are those of thalweg.ddp.attach(). With `snapshot_every`, aggregators that have a
-    folder for it write what they keep to it after every so many steps. When one of them has lost
-    its memory, step() raises RolledBack on all workers: they have the weights of a snapshot again.
+    `local_shards` are those of thalweg.ddp.attach(). `mode` says which nodes wait for each other:
+    "sync", all in each step. "stale": a node gets the weights of the moment, which lack at most
+    `staleness` of the steps before its own; each step still has the mean of all nodes, and they do
+    equally many. "async": each node's gradient is an update by itself, for which nobody waits; with
+    `delay_aware`, the learning rate is divided by how many others came in between. Call finish() at
+    the end of these two. They take no clipping, loss scaling, overlap nor snapshots. With
+    `snapshot_every`, aggregators that have a folder for it write what they keep to it after every
+    so many steps. When one of them has lost its memory, step() raises RolledBack on all workers:
+    they have the weights of a snapshot again.
 
     Raises on all workers, saying what is wrong, what thalweg.ddp.attach() raises; ValueError also
     for options that shards do not have.
@@ -58,6 +65,9 @@ class ServerOptimizer(KeptState):
         max_grad_norm: float | None = None,
         loss_scaling: bool = False,
         overlap: bool = False,
+        mode: str = "sync",
+        staleness: int | None = None,
+        delay_aware: bool = False,
         bucket_cap_mb: float | None = None,
         snapshot_every: int | None = None,
         process_group: dist.ProcessGroup | None = None,
@@ -70,6 +80,7 @@ class ServerOptimizer(KeptState):
     ) -> None:
         if optimizer not in KINDS:
             raise ValueError(f"thalweg: optimizer {optimizer!r}, expected {', '.join(KINDS)}")
+        pace = Pace.of(mode, staleness, delay_aware=delay_aware)
         if not dist.is_initialized():
             raise RuntimeError("thalweg: call torch.distributed.init_process_group() first")
         local = KINDS[optimizer].torch(params, **options)
@@ -94,12 +105,14 @@ class ServerOptimizer(KeptState):
                 loss_scaling=loss_scaling,
                 overlap=overlap,
                 bucket_cap_mb=bucket_cap_mb,
+                pace=pace,
             )
         )
 
     def _begin(self, wishes: Wishes) -> None:
         """Does what is left to do where this is a torch optimizer of the kind wished for."""
         kind, group = KINDS[wishes.kind], wishes.group
+        wishes.check()
         rule = rule_of(self.param_groups)
         parameters = served(self.param_groups)
         if not parameters:
@@ -109,7 +122,12 @@ class ServerOptimizer(KeptState):
             each.tensor.dtype: pulled_as(wishes.pull, each.tensor.dtype) for each in parameters
         }
         join = functools.partial(
-            _joining.join, group, named, wishes.describe(rule), wishes.arguments
+            _joining.join,
+            group,
+            named,
+            wishes.describe(rule),
+            wishes.arguments,
+            snapshots=wishes.pace.is_together,
         )
         joined = join()
         buckets = [
@@ -121,6 +139,7 @@ class ServerOptimizer(KeptState):
                 rule=rule,
                 commits=wishes.commits,
                 pull=pulls[each[0].tensor.dtype],
+                pace=wishes.pace,
             )
             for number, each in enumerate(cut(parameters, wishes.bucket_bytes))
         ]
@@ -136,6 +155,7 @@ class ServerOptimizer(KeptState):
             commits=wishes.commits,
             is_first=is_first,
             snapshots=snapshots,
+            apart=Apart.of(wishes.pace, joined),
         )
         self.stats = self._serving.stats
         self._accumulates = False

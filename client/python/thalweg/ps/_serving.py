@@ -12,6 +12,7 @@ from torch import Tensor
 from thalweg import _C
 from thalweg.ps._bucket import Bucket, Parameter
 from thalweg.ps._look import Look
+from thalweg.ps._pace import Apart
 from thalweg.ps._rules import Group, Kind, Rule, rule_of, settings_of
 from thalweg.ps._shard_state import ShardState, States
 from thalweg.ps._snapshots import Snapshots
@@ -34,16 +35,18 @@ class Serving:
         commits: bool,
         is_first: bool,
         snapshots: Snapshots | None = None,
+        apart: Apart | None = None,
     ) -> None:
         """`commits`: gradients are looked at as a whole before any weight changes. `is_first`: this
         worker's weights become the shards'. With `snapshots`, what shards have lost is no failure
-        before step().
+        before step(). `apart`: nodes need not be in the same step.
         """
         self._buckets = buckets
         self._kind = kind
         self._rule = rule
         self._commits = commits
         self._snapshots = snapshots
+        self._apart = apart
         self.state = ShardState(buckets, kind, is_first=is_first)
         self.updates = 0  # steps that the shards have done, and that have ended here
         self._loss_scale = 0.0
@@ -61,7 +64,7 @@ class Serving:
         self._look: Look | None = None
         self._awaited: set[int] = set()  # ids of parameters whose new weights nobody has asked for
         self._settings: object = None
-        self._settings_number = 0
+        self._settings_number = self._apart.series if self._apart else 0
 
     def reconnect(self, session: _C.Session) -> None:
         """Goes on in another session, between two steps. Raises RuntimeError."""
@@ -73,6 +76,12 @@ class Serving:
         """Makes parameters what they are after so many updates, whose weights the shards have."""
         self.state.fetch()
         self.updates = updates
+
+    def meet(self) -> bool:
+        """Returns whether nodes may be apart; if so, when all are here. Raises TimeoutError."""
+        if self._apart:
+            self._apart.meet()
+        return self._apart is not None
 
     @property
     def has_lost(self) -> bool:
@@ -219,7 +228,9 @@ class Serving:
         if self.state.is_published:
             self._check_unchanged()
         else:
+            self.meet()  # nobody pushes while weights change
             self.state.publish(states)
+            self.meet()
             if self._snapshots is not None:
                 self._snapshots.note_new_state(self.updates)
         if self._snapshots is not None and self._snapshots.is_due(self.updates):
