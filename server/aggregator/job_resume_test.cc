@@ -153,14 +153,7 @@ TEST(JobResumeTest, ResidualsBeginAtZeroAgainWhichIsCounted) {
 class JobGathersAgainTest : public ::testing::Test {
  protected:
   static JoinRequest Request(uint32_t node, std::optional<std::vector<BucketRounds>> resume) {
-    JoinRequest request;
-    request.job = "job";
-    request.node = node;
-    request.node_name = absl::StrCat("host", node);
-    request.workers = 1;
-    request.num_nodes = 2;
-    request.world_size = 2;
-    request.num_shards = 1;
+    JoinRequest request = RequestOf(node, 2);
     request.chunk_bytes = kMinChunkBytes;
     request.window_chunks = 4;
     request.round_timeout = std::chrono::seconds(30);

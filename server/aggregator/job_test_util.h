@@ -39,6 +39,19 @@ inline absl::StatusOr<Terms> TermsOf(Job& job) {
   return answer;
 }
 
+// Returns the request of a node with one worker to a job's only shard.
+inline JoinRequest RequestOf(uint32_t node, uint32_t num_nodes) {
+  JoinRequest request;
+  request.job = "job";
+  request.node = node;
+  request.node_name = absl::StrCat("host", node);
+  request.workers = 1;
+  request.num_nodes = num_nodes;
+  request.world_size = num_nodes;
+  request.num_shards = 1;
+  return request;
+}
+
 // Returns what a job of so many nodes, and one shard, reserves for itself.
 inline uint64_t OwnBytes(size_t num_nodes) {
   JoinRequest request;

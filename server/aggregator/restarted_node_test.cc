@@ -28,15 +28,8 @@ class RestartedNodeTest : public ::testing::Test {
   };
 
   static JoinRequest Request(uint32_t node, const std::string& identity) {
-    JoinRequest request;
-    request.job = "job";
+    JoinRequest request = RequestOf(node, 2);
     request.identity = identity;
-    request.node = node;
-    request.node_name = absl::StrCat("host", node);
-    request.workers = 1;
-    request.num_nodes = 2;
-    request.world_size = 2;
-    request.num_shards = 1;
     request.round_timeout = kPatience;
     return request;
   }
