@@ -92,8 +92,8 @@ Floats Train(const UpdateRule& rule, const std::vector<uint64_t>& chunks, int st
       const auto result = UpdateWeights(Mean(gradient.data() + begin, elems, step), rule, pieces,
                                         {{kFirst, kSecond}}, state);
       EXPECT_TRUE(result.ok()) << result.status();
-      EXPECT_EQ(result->wire, rule.down);
-      const Floats values = Decoded(*result);
+      EXPECT_EQ(result->result.wire, rule.down);
+      const Floats values = Decoded(result->result);
       std::copy(values.begin(), values.end(), last.begin() + begin);
     }
     begin += elems;

@@ -112,10 +112,14 @@ TEST(ControlCodecTest, UpdatesRoundTripAndUnknownOnesAreRefused) {
   adam.maximize = true;
   adam.groups = {1, 0};
   adam.down = WireFormat::kBFloat16;
+  adam.ahead = 8;
   UpdateRule sgd;
   sgd.nesterov = true;
+  sgd.alone = true;
+  sgd.delay_aware = true;
   UpdateRule lamb = adam;
   lamb.optimizer = Optimizer::kLamb;
+  lamb.ahead = 0;
   lamb.commits = true;
   for (const UpdateRule& rule : {adam, sgd, lamb}) {
     bucket.update = rule;
