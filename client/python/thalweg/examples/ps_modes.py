@@ -129,7 +129,7 @@ def train(task: Task, mode: str, args: argparse.Namespace) -> list[dict[str, flo
 
     for step, number in enumerate(batches(mode, args), start=1):
         for group in optimizer.param_groups:
-            group["lr"] = highest * (1 - number / (args.steps * world))
+            group["lr"] = highest * (1 - number // world / args.steps)
         optimizer.zero_grad()
         task.loss(model, number).backward()
         time.sleep(work)
