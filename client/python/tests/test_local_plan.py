@@ -24,7 +24,7 @@ def test_each_fragment_leaves_once_in_an_interval_and_alone(every, fragments):
 
 
 def parameters(sizes: list[int]) -> list[Parameter]:
-    return [Parameter(f"p{i}", torch.empty(size), 0) for i, size in enumerate(sizes)]
+    return [Parameter(f"p{i}", torch.empty(size), 0, 0) for i, size in enumerate(sizes)]
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5])
