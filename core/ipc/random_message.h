@@ -1,5 +1,4 @@
-// This header makes messages with random contents for tests: of every type, within message.h's
-// bounds.
+// This header makes messages of every type with random contents for tests.
 #pragma once
 
 #include <optional>

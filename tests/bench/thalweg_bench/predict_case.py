@@ -40,7 +40,16 @@ class Prediction:
     def case(self) -> PsCase:
         shape = Shape(self.nodes, 0, 1, self.rate, self.codec, local=True)
         return _Alone(
-            *(shape, self.model, self.steps, self.forward_seconds, None, False, True, ()), repeats=3
+            shape,
+            self.model,
+            self.steps,
+            self.forward_seconds,
+            clip=None,
+            overlap=False,
+            local=True,
+            snapshot_every=0,
+            peers=(),
+            repeats=3,
         )
 
     @property

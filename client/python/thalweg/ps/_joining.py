@@ -96,9 +96,7 @@ def join(
     assert job.session is not None
     _, reconnect = look_up(os.environ, "THALWEG_RECONNECT")
     no_way_back = why_no_way_back(config.timeout, config.step_timeout, float(reconnect))
-    return Joined(
-        job, job.session, meeting, config.snapshot_every, no_way_back, me.step_timeout
-    )
+    return Joined(job, job.session, meeting, config.snapshot_every, no_way_back, me.step_timeout)
 
 
 def are_dense(codecs: Policy) -> bool:
