@@ -174,19 +174,20 @@ Optimizer OptimizerNamed(const std::string& name) {
   return name == "lamb" ? Optimizer::kLamb : Optimizer::kAdam;
 }
 
-std::unique_ptr<ServedBucket> MakeServedBucket(const std::shared_ptr<Session>& session,
-                                               uint32_t number,
-                                               const ServedBucket::Parameters& parameters,
-                                               const std::vector<uint32_t>& groups,
-                                               const std::string& optimizer, bool decoupled,
-                                               bool nesterov, bool maximize, bool commits,
-                                               const std::string& down) {
+std::unique_ptr<ServedBucket> MakeServedBucket(
+    const std::shared_ptr<Session>& session, uint32_t number,
+    const ServedBucket::Parameters& parameters, const std::vector<uint32_t>& groups,
+    const std::string& optimizer, bool decoupled, bool nesterov, bool maximize, bool commits,
+    const std::string& down, uint32_t ahead, bool alone, bool delay_aware) {
   UpdateRule update{.optimizer = OptimizerNamed(optimizer),
                     .decoupled = decoupled,
                     .nesterov = nesterov,
                     .maximize = maximize,
                     .commits = commits,
-                    .groups = groups};
+                    .groups = groups,
+                    .ahead = ahead,
+                    .alone = alone,
+                    .delay_aware = delay_aware};
   const auto format = ParseDType(down);
   ThrowIfError(format.status());
   update.down = FormatOf(*format);
@@ -360,7 +361,7 @@ PYBIND11_MODULE(_C, m) {
       .def(py::init(&thalweg::MakeServedBucket), py::arg("session"), py::kw_only(),
            py::arg("number"), py::arg("named_parameters"), py::arg("groups"), py::arg("optimizer"),
            py::arg("decoupled"), py::arg("nesterov"), py::arg("maximize"), py::arg("commits"),
-           py::arg("down"))
+           py::arg("down"), py::arg("ahead"), py::arg("alone"), py::arg("delay_aware"))
       .def("push", &thalweg::Push, py::arg("gradients"), py::arg("settings"))
       .def("pull", &thalweg::Begin<&thalweg::ServedBucket::Pull>, py::arg("settings"))
       .def("measure", &thalweg::Begin<&thalweg::ServedBucket::Measure>, py::arg("settings"))

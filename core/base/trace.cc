@@ -100,6 +100,7 @@ std::string Arguments(const TraceSpan& span) {
   if (what.wire_bytes != 0) absl::StrAppend(&text, R"(,"wire_bytes":)", what.wire_bytes);
   if (!what.codec.empty()) absl::StrAppend(&text, R"(,"codec":)", Quoted(what.codec));
   if (what.last_node) absl::StrAppend(&text, R"(,"last_node":)", *what.last_node);
+  if (what.version != 0) absl::StrAppend(&text, R"(,"version":)", what.version);
   return text + "}";
 }
 

@@ -39,6 +39,7 @@ struct TraceSubject {
   uint64_t wire_bytes = 0;  // 0 when nothing has been encoded
   std::string codec = {};
   std::optional<uint32_t> last_node = {};  // the node that the others have waited for
+  uint64_t version = 0;                    // of weights that are updated; 0 when they are not
 };
 
 struct TraceSpan {

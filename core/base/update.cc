@@ -80,6 +80,16 @@ absl::Status Validate(const UpdateRule& rule, const BucketLayout& layout) {
     return refused("weights cross the network in floats of 16 or 32 bits, not in ",
                    IsValid(rule.down) ? Name(rule.down) : "an unknown format");
   }
+  if (rule.ahead > kMaxAhead) {
+    return refused("nodes can be at most ", kMaxAhead, " rounds apart, not ", rule.ahead);
+  }
+  if ((rule.ahead > 0) + rule.alone + rule.commits > 1) {
+    return refused(
+        "nodes wait for each other in one way: expected one of two rounds, some rounds "
+        "apart, or each by itself");
+  }
+  if (rule.delay_aware && !rule.alone)
+    return refused("nodes that wait for each other have no delays");
   if (rule.groups.size() != layout.tensors.size()) {
     return refused("expected groups of ", layout.tensors.size(), " tensors, got ",
                    rule.groups.size());
@@ -145,7 +155,12 @@ std::string ToString(const UpdateRule& rule) {
                        : rule.commits                     ? ", in two rounds"
                                                           : "";
   const uint32_t groups = NumGroups(rule);
-  return absl::StrCat(NameOf(rule.optimizer), option, rounds, rule.maximize ? ", maximizing" : "",
+  const std::string apart = rule.alone ? ", each node by itself"
+                            : rule.ahead > 0
+                                ? absl::StrCat(", nodes up to ", rule.ahead, " rounds apart")
+                                : "";
+  return absl::StrCat(NameOf(rule.optimizer), option, rounds, apart,
+                      rule.delay_aware ? ", by staleness" : "", rule.maximize ? ", maximizing" : "",
                       ", weights in ", Name(rule.down), ", ", groups,
                       groups == 1 ? " group" : " groups");
 }

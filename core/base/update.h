@@ -16,6 +16,8 @@ namespace thalweg {
 
 // A job has at most this many groups of parameters.
 inline constexpr uint32_t kMaxUpdateGroups = 4096;
+// A rule lets nodes be at most this many rounds apart.
+inline constexpr uint32_t kMaxAhead = 64;
 
 enum class Optimizer : uint8_t { kSgd = 1, kAdam = 2, kLamb = 3 };
 
@@ -37,6 +39,12 @@ struct UpdateRule {
   // By tensor of the bucket: the number of its group of parameters, from 0 without gaps in a job.
   std::vector<uint32_t> groups;
   WireFormat down = WireFormat::kFloat32;  // of the weights in results: of 16 or 32 bits
+  // Updates have the mean of all nodes, but a node's result waits only for the round that is this
+  // much older than its own, and has the weights of the moment.
+  uint32_t ahead = 0;
+  bool alone = false;  // each contribution is an update, whose result goes to its node alone
+  // Of `alone`: the learning rate is divided by the contribution's staleness, if that is above 1.
+  bool delay_aware = false;
 
   bool operator==(const UpdateRule&) const = default;
 };

@@ -88,6 +88,9 @@ TEST(UpdateTest, RuleThatFitsTheBucketIsTakenAndNamed) {
   lamb.commits = true;
   EXPECT_TRUE(Validate(lamb, kLayout).ok());
   EXPECT_EQ(ToString(lamb), "lamb (decoupled), in three rounds, weights in fp32, 2 groups");
+  sgd.ahead = 8;
+  EXPECT_TRUE(Validate(sgd, kLayout).ok());
+  EXPECT_EQ(ToString(sgd), "sgd (nesterov), nodes up to 8 rounds apart, weights in bf16, 1 group");
 }
 
 TEST(UpdateTest, RuleThatCannotBeIsRefusedWithTheReason) {
@@ -111,6 +114,19 @@ TEST(UpdateTest, RuleThatCannotBeIsRefusedWithTheReason) {
             "update: at most 4096 groups, got number 1048576");
   EXPECT_EQ(why([](UpdateRule& r) { r.down = WireFormat::kInt8; }),
             "update: weights cross the network in floats of 16 or 32 bits, not in int8");
+  EXPECT_EQ(why([](UpdateRule& r) { r.ahead = 65; }),
+            "update: nodes can be at most 64 rounds apart, not 65");
+  EXPECT_EQ(why([](UpdateRule& r) { r.delay_aware = true; }),
+            "update: nodes that wait for each other have no delays");
+  const char* const two_ways =
+      "update: nodes wait for each other in one way: expected one of two "
+      "rounds, some rounds apart, or each by itself";
+  EXPECT_EQ(why([](UpdateRule& r) { r.alone = r.commits = true; }), two_ways);
+  EXPECT_EQ(why([](UpdateRule& r) {
+              r.alone = true;
+              r.ahead = 1;
+            }),
+            two_ways);
 }
 
 TEST(UpdateTest, StepThatDoesNotFitTheRuleIsRefusedWithTheReason) {

@@ -25,7 +25,7 @@ void All(Archive& archive, Values&... fields) {
 // the messages.
 void Fields(auto& archive, Is<UpdateRule> auto& rule) {
   All(archive, rule.optimizer, rule.decoupled, rule.nesterov, rule.maximize, rule.commits,
-      rule.groups, rule.down);
+      rule.groups, rule.down, rule.ahead, rule.alone, rule.delay_aware);
 }
 void Fields(auto& archive, Is<GroupStep> auto& step) {
   All(archive, step.lr, step.weight_decay, step.momentum, step.dampening, step.beta1, step.beta2,

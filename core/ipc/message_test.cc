@@ -71,18 +71,21 @@ TEST(MessageTest, FrameIsTheDocumentedBytes) {
       45);
   EXPECT_EQ(EncodeFrame(Submit{{2, 1}, 7, {5}, 9, UpdateRound::kPull}, false), submit);
   const std::string register_bucket(
-      "THW1\x03\x00\x01\x00\x44\x00\x00\x00"
+      "THW1\x03\x00\x01\x00\x4a\x00\x00\x00"
       "\x02\x00\x00\x00\x01\x00\x00\x00\x01\x01\x00\x00\x00"
       "\x01\x00\x00\x00w\x02\x00\x00\x00"
       "\x03\x00\x00\x00\x00\x00\x00\x00\x04\x00\x00\x00\x00\x00\x00\x00"
       "\x01\x00\x00\x00u\x01\x00\x00\x00m\x01\x00\x00\x00\x65"
-      "\x01\x02\x01\x00\x00\x01\x01\x00\x00\x00\x05\x00\x00\x00\x02",
-      12 + 0x44);
+      "\x01\x02\x01\x00\x00\x01\x01\x00\x00\x00\x05\x00\x00\x00\x02"
+      "\x03\x00\x00\x00\x00\x01",
+      12 + 0x4a);
   const UpdateRule adamw = {.optimizer = Optimizer::kAdam,
                             .decoupled = true,
                             .commits = true,
                             .groups = {5},
-                            .down = WireFormat::kFloat16};
+                            .down = WireFormat::kFloat16,
+                            .ahead = 3,
+                            .delay_aware = true};
   EXPECT_EQ(
       EncodeFrame(
           RegisterBucket{{2, 1}, {DType::kFloat32, {{"w", {3, 4}}}}, {"u", "m", "e"}, adamw}, true),

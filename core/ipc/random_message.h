@@ -1,5 +1,4 @@
-// This header makes messages with random contents for tests: of every type, within message.h's
-// bounds.
+// This header makes messages of every type with random contents for tests.
 #pragma once
 
 #include <optional>
@@ -130,15 +129,16 @@ class RandomMessages {
                       .maximize = Below(2) == 0,
                       .commits = Below(2) == 0,
                       .groups = std::vector<uint32_t>(Below(4), U32()),
-                      .down = static_cast<WireFormat>(1 + Below(9))};
+                      .down = static_cast<WireFormat>(1 + Below(9)),
+                      .ahead = U32(),
+                      .alone = Below(2) == 0,
+                      .delay_aware = Below(2) == 0};
   }
   GroupStep Step() { return {Real(), Real(), Real(), Real(), Real(), Real(), Real(), Real()}; }
   BucketLayout Layout() {
-    BucketLayout layout{AnyDType(), {}};
-    layout.tensors.resize(Below(6));
+    BucketLayout layout{AnyDType(), std::vector<TensorSpec>(Below(6))};
     for (TensorSpec& tensor : layout.tensors) {
-      tensor.name = Text();
-      tensor.shape.resize(Below(5));
+      tensor = {Text(), std::vector<int64_t>(Below(5))};
       for (int64_t& dim : tensor.shape) dim = static_cast<int64_t>(Below(1000));
     }
     return layout;

@@ -24,6 +24,12 @@ std::vector<Counter*> WaitedFor(const ShardMetrics& metrics, uint32_t num_nodes)
   return counters;
 }
 
+std::vector<Counter*> StaleUpdates(const ShardMetrics& metrics, uint32_t num_nodes) {
+  std::vector<Counter*> counters;
+  for (uint32_t node = 0; node < num_nodes; ++node) counters.push_back(&metrics.StaleUpdates(node));
+  return counters;
+}
+
 }  // namespace
 
 Job::Job(const JoinRequest& first, uint32_t max_window_chunks, MemoryBudget& memory,
@@ -34,13 +40,14 @@ Job::Job(const JoinRequest& first, uint32_t max_window_chunks, MemoryBudget& mem
       metrics_(metrics),
       faults_(faults),
       waited_for_(WaitedFor(metrics, first.num_nodes)),
+      stale_updates_(StaleUpdates(metrics, first.num_nodes)),
       trace_(trace, "shard", first.job, {{"num_nodes", first.num_nodes}}),
       snapshots_(snapshots),
       members_(first),
       peers_(first.num_nodes),
       costs_(first.costs.size()),
       rates_(first.num_nodes, HostsOf(first)),
-      layouts_(first.chunk_bytes, first.num_shards),
+      layouts_(first.chunk_bytes, first.num_shards, first.num_nodes),
       engine_({members_.epoch(), first.num_nodes, 0, first.round_timeout}),
       reservation_(std::in_place, memory) {}
 
@@ -103,6 +110,7 @@ absl::Status Job::RegisterBucket(uint32_t node, const BucketAnnouncement& bucket
     if (spec_.resume && layouts_.IsReplaced(bucket.id)) return absl::OkStatus();
     status = layouts_.Register(members_.Name(node), bucket);
     if (status.ok()) engine_.AllowPart(bucket.id.part);
+    if (status.ok()) lone_.DropOlderLayouts(bucket.id);
     if (status.ok() && engine_.DropOlderLayouts(bucket.id) > 0) {
       status = absl::FailedPreconditionError(
           absl::StrCat(members_.Name(node), " announced bucket ", ToString(bucket.id),
@@ -224,7 +232,7 @@ std::vector<std::shared_ptr<ServedNode>> Job::ReleaseLocked() {
       RoundEngine({members_.epoch(), spec_.num_nodes, flow_.window_chunks, spec_.round_timeout});
   chunks_ = ChunkStates();
   resumption_ = Resumption();
-  layouts_ = LayoutRegistry(flow_.chunk_bytes, spec_.num_shards);
+  layouts_ = LayoutRegistry(flow_.chunk_bytes, spec_.num_shards, spec_.num_nodes);
   UpdateMemoryLocked();
   if (!members_.IsComplete()) return sinks;  // WhenComplete tells the nodes
   for (const Peer& peer : peers_) {

@@ -29,6 +29,7 @@
 #include "server/round/flow_plan.h"
 #include "server/round/layout_registry.h"
 #include "server/round/link_rates.h"
+#include "server/round/lone_rounds.h"
 #include "server/round/membership.h"
 #include "server/round/resumption.h"
 #include "server/round/round_engine.h"
@@ -93,7 +94,8 @@ class Job {
 
   // These are for buckets with an update (job_updates.cc). Settings are numbered from 1, and every
   // node gives those that its contributions will name; InvalidArgument, and the job fails, when
-  // nodes differ. Reading and writing follow the rules of residuals.
+  // nodes differ. Node k that updates alone may number its own from k + 1 << kSeriesBit on. Reading
+  // and writing follow the rules of residuals.
   absl::Status SetSettings(uint32_t node, uint64_t number, const UpdateStep& step);
   absl::StatusOr<WeightsSlice> ReadWeights(uint32_t node, BucketId bucket, uint32_t chunk,
                                            uint32_t slice);
@@ -148,6 +150,17 @@ class Job {
     uint32_t last_node = 0;  // the node whose contribution completed it
     TimePoint at;            // when that contribution arrived
   };
+  // An Asked is a node's round whose result does not wait for all other nodes.
+  struct Asked {
+    Versions::Ask ask;
+    RoundResult contributed;  // its number and size
+    std::shared_ptr<const UpdateRule> rule;
+    std::shared_ptr<ChunkState> state;
+  };
+  struct Held {
+    std::optional<Completed> completed;
+    std::optional<Asked> asked;
+  };
   // When a complete round was folded and its weights updated; without an update both end at once.
   struct WorkTimes {
     TimePoint begin;
@@ -168,10 +181,23 @@ class Job {
   absl::Status CheckOneShotLocked(uint32_t node, const Contribution& contribution) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Stores a contribution (this, Contribute and Deliver are in job_rounds.cc); returns the round
-  // when the contribution completes it.
-  absl::StatusOr<std::optional<Completed>> HoldLocked(uint32_t node, Contribution contribution,
-                                                      TimePoint now)
+  // when the contribution completes it, and what its node is to get before.
+  absl::StatusOr<Held> HoldLocked(uint32_t node, Contribution contribution, TimePoint now)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // These are for updates that let nodes be apart (job_apart.cc). The first holds a contribution in
+  // the way of its rule, null without one; the second says what the node waits for after that; the
+  // third updates; the others send weights to nodes that waited for them, or may have them now.
+  absl::StatusOr<RoundEngine::Added> AddLocked(uint32_t node, Contribution contribution,
+                                               const UpdateRule* rule, TimePoint now)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::StatusOr<Asked> AskedLocked(uint32_t node, const RoundResult& contributed,
+                                    std::shared_ptr<const UpdateRule> rule) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::StatusOr<AppliedUpdate> Update(const Completed& completed, const RoundResult& mean);
+  absl::Status Answer(const Asked& asked);
+  void AnswerAsks(const Completed& completed, const AppliedUpdate& applied);
+  void Send(const Versions::Ask& ask, RoundResult weights, uint64_t version);
+  void CountStaleness(uint32_t node, uint64_t staleness) const;
   // Returns the chunk's state, making it at first use. On error the job must fail; Fail says so.
   absl::StatusOr<std::shared_ptr<ChunkState>> StateLocked(BucketId bucket, uint32_t chunk,
                                                           uint64_t elems)
@@ -185,6 +211,8 @@ class Job {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Returns that the shard was restarted and has forgotten the job's weights, and what helps.
   absl::Status LostWeights() const;
+  // Returns why a round without weights fails.
+  absl::Status NoWeights(const RoundId& id) const;
   // These are in job_snapshots.cc.
   absl::Status CheckSnapshots() const;
   absl::Status TakeSnapshot(const SnapshotCall& call);
@@ -207,7 +235,7 @@ class Job {
   std::vector<std::shared_ptr<ServedNode>> SinksLocked(const std::vector<uint32_t>& nodes) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Both write to the trace and to the report. (job_report.cc)
-  void TraceRound(const Completed& completed, const RoundResult& result,
+  void TraceRound(const Completed& completed, const AppliedUpdate& applied,
                   const WorkTimes& times) const;
   void ReportRoundsLocked(TimePoint now, JobReport* report) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -254,7 +282,8 @@ class Job {
   const uint64_t own_bytes_;
   ShardMetrics& metrics_;
   FaultLog& faults_;
-  const std::vector<Counter*> waited_for_;  // by node
+  const std::vector<Counter*> waited_for_;  // by node, as is the next
+  const std::vector<Counter*> stale_updates_;
   const TimePoint began_ = Now();
   DeliveryTally delivered_;
   const JobTrace trace_;
@@ -275,6 +304,7 @@ class Job {
   Resumption resumption_ ABSL_GUARDED_BY(mutex_);
   bool has_lost_residuals_ ABSL_GUARDED_BY(mutex_) = false;
   RoundEngine engine_ ABSL_GUARDED_BY(mutex_);
+  LoneRounds lone_ ABSL_GUARDED_BY(mutex_);
   ChunkStates chunks_ ABSL_GUARDED_BY(mutex_);
   StepSettings settings_ ABSL_GUARDED_BY(mutex_);
   std::shared_ptr<TenantAccount> account_ ABSL_GUARDED_BY(mutex_);

@@ -26,7 +26,7 @@ void Job::CountLocked(uint32_t node, const LayoutRegistry::Weight& weight, uint6
   Volume& received = tally_.received[weight.kind];
   received.raw_bytes += weight.raw_bytes;
   received.wire_bytes += wire_bytes;
-  if (!added.completed) return;
+  if (!added.completed || added.completed->is_lone) return;
   // Contributions are timed before they wait for the lock, so the last one may be the older one.
   const Duration open = std::max(Duration::zero(), added.completed->open);
   const Duration alone = std::max(Duration::zero(), added.completed->missing_one);
@@ -62,8 +62,9 @@ void Job::CountDelivery(const RoundResult& result, double raw_bytes, size_t node
   delivered_.raw_bytes.Add(count * raw_bytes);
 }
 
-void Job::TraceRound(const Completed& completed, const RoundResult& result,
+void Job::TraceRound(const Completed& completed, const AppliedUpdate& applied,
                      const WorkTimes& times) const {
+  const RoundResult& result = applied.result;
   TraceSubject what;
   if (IsOneShot(result.id)) {
     what.collective = absl::StrCat("collective ", result.id.round, " of group ",
@@ -75,9 +76,14 @@ void Job::TraceRound(const Completed& completed, const RoundResult& result,
   what.wire_bytes = result.payload.SizeBytes();
   what.codec = Name(result.wire);
   trace_.Work("fold", times.begin, times.folded, what);
-  if (times.end > times.folded) trace_.Work("update", times.folded, times.end, what);
-  trace_.Work("deliver", times.end, Now(), what);
+  TraceSubject updated = what;
+  const auto& rule = completed.update.rule;
+  if (rule != nullptr && (rule->alone || rule->ahead > 0)) updated.version = applied.version;
   what.last_node = completed.last_node;
+  if (completed.round.is_lone) updated.last_node = what.last_node;
+  if (times.end > times.folded) trace_.Work("update", times.folded, times.end, std::move(updated));
+  trace_.Work("deliver", times.end, Now(), what);
+  if (completed.round.is_lone) return;  // nobody waits
   const Duration open = std::max(Duration::zero(), completed.round.open);
   trace_.Wait("wait_for_slowest", completed.at - open, completed.at, std::move(what));
 }

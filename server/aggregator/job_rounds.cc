@@ -12,7 +12,7 @@ namespace thalweg {
 
 absl::Status Job::Contribute(uint32_t node, Contribution contribution, TimePoint now) {
   if (IsLetter(contribution.id)) return PassOn(node, std::move(contribution), now);
-  std::optional<Completed> completed;
+  Held held;
   std::optional<RoundResult> missed;
   std::shared_ptr<ServedNode> sink;
   absl::Status status;
@@ -22,52 +22,59 @@ absl::Status Job::Contribute(uint32_t node, Contribution contribution, TimePoint
     members_.Hear(node, now);
     sink = peers_[node].sink;
     if (!resumption_.Ask(node, contribution.id, &missed)) {
-      auto held = HoldLocked(node, std::move(contribution), now);
-      status = held.status();
-      if (held.ok()) completed = *std::move(held);
+      auto taken = HoldLocked(node, std::move(contribution), now);
+      status = taken.status();
+      if (taken.ok()) held = *std::move(taken);
     }
     UpdateMemoryLocked();
   }
   if (missed && sink != nullptr) sink->OnResult(*std::move(missed));
-  if (completed) status = Deliver(*completed);
+  if (held.completed) status = Deliver(*held.completed);
+  if (status.ok() && held.asked) status = Answer(*held.asked);
   if (!status.ok()) Fail(status);
   return OfJob(spec_.job, status);
 }
 
-absl::StatusOr<std::optional<Job::Completed>> Job::HoldLocked(uint32_t node,
-                                                              Contribution contribution,
-                                                              TimePoint now) {
-  if (const absl::Status left = members_.CheckNoneLeft(); !left.ok()) {
-    return absl::Status(
-        left.code(), absl::StrCat(ToString(contribution.id), " cannot complete: ", left.message()));
-  }
+absl::StatusOr<Job::Held> Job::HoldLocked(uint32_t node, Contribution contribution, TimePoint now) {
   THALWEG_RETURN_IF_ERROR(CheckKeptLocked(node, contribution.id.chunk));
-  const bool is_one_shot = IsOneShot(contribution.id);
+  const RoundId id = contribution.id;
+  const bool is_one_shot = IsOneShot(id);
   THALWEG_RETURN_IF_ERROR(is_one_shot ? CheckOneShotLocked(node, contribution)
                                       : layouts_.Check(node, contribution));
+  const LayoutRegistry::Update update =
+      is_one_shot ? LayoutRegistry::Update() : layouts_.UpdateOf(id.bucket, id.chunk);
+  const bool is_lone = update.rule != nullptr && update.rule->alone;
+  if (const absl::Status left = members_.CheckNoneLeft(); !is_lone && !left.ok()) {
+    return absl::Status(left.code(),
+                        absl::StrCat(ToString(id), " cannot complete: ", left.message()));
+  }
   const uint64_t bytes = contribution.payload.SizeBytes();
   const LayoutRegistry::Weight weight =
       is_one_shot ? LayoutRegistry::Weight{{contribution.wire}, static_cast<double>(bytes)}
-                  : layouts_.WeightOf(contribution.id.bucket, contribution.elems);
-  const ServedNode* sink = peers_[node].sink.get();
-  auto added =
-      engine_.Add(node, std::move(contribution), now, sink == nullptr ? 0 : sink->Backlog());
-  if (!added.ok()) {
-    return absl::Status(added.status().code(),
-                        absl::StrCat(members_.Name(node), ": ", added.status().message()));
+                  : layouts_.WeightOf(id.bucket, contribution.elems);
+  RoundResult contributed;  // without values
+  contributed.id = id;
+  contributed.epoch = contribution.epoch;
+  contributed.elems = contribution.elems;
+  THALWEG_ASSIGN_OR_RETURN(RoundEngine::Added added,
+                           AddLocked(node, std::move(contribution), update.rule.get(), now));
+  CountLocked(node, weight, bytes, added);
+  Held held;
+  const bool is_ahead = update.rule != nullptr && update.rule->ahead > 0;
+  if (is_ahead && (added.completed || added.verdict == RoundEngine::Verdict::kHeld)) {
+    THALWEG_ASSIGN_OR_RETURN(held.asked, AskedLocked(node, contributed, update.rule));
   }
-  CountLocked(node, weight, bytes, *added);
-  if (!added->completed) return std::nullopt;
-  Completed completed{.round = *std::move(added->completed),
-                      .state = nullptr,
-                      .raw_bytes = weight.raw_bytes,
-                      .last_node = node,
-                      .at = now};
-  const CompleteRound& round = completed.round;
+  if (!added.completed) return held;
+  Completed& completed = held.completed.emplace(Completed{.round = *std::move(added.completed),
+                                                          .state = nullptr,
+                                                          .raw_bytes = weight.raw_bytes,
+                                                          .last_node = node,
+                                                          .at = now});
+  if (is_ahead) completed.round.results.clear();  // nodes get what they ask for
   // Not when the layout is announced: the first node may still want to read and move them.
-  if (!is_one_shot && round.id.round == 1) chunks_.DropOlderLayouts(round.id.bucket);
+  if (!is_one_shot && id.round == 1) chunks_.DropOlderLayouts(id.bucket);
   if (!is_one_shot) THALWEG_RETURN_IF_ERROR(FindStateLocked(completed));
-  return completed;
+  return held;
 }
 
 absl::Status Job::CheckOneShotLocked(uint32_t node, const Contribution& contribution) const {
@@ -103,9 +110,10 @@ absl::Status Job::Deliver(const Completed& completed) {
   THALWEG_ASSIGN_OR_RETURN(RoundResult result, FoldRound(round, epoch, completed.state.get()));
   times.folded = Now();
   const LayoutRegistry::Update& update = completed.update;
+  AppliedUpdate applied;
   if (completed.step != nullptr) {
-    THALWEG_ASSIGN_OR_RETURN(result, UpdateWeights(result, *update.rule, *update.pieces,
-                                                   *completed.step, *completed.state));
+    THALWEG_ASSIGN_OR_RETURN(applied, Update(completed, result));
+    result = applied.result;
   } else if (update.rule != nullptr) {
     THALWEG_ASSIGN_OR_RETURN(result, KeepMean(result, *update.pieces, *completed.state));
   }
@@ -117,7 +125,9 @@ absl::Status Job::Deliver(const Completed& completed) {
     receipt.payload = Payload();
     for (const auto& sink : others) sink->OnResult(receipt);
   }
-  if (trace_) TraceRound(completed, result, times);
+  if (applied.version != 0) AnswerAsks(completed, applied);
+  applied.result = std::move(result);
+  if (trace_) TraceRound(completed, applied, times);
   return absl::OkStatus();
 }
 

@@ -65,7 +65,7 @@ absl::Status Job::BeginLocked(TimePoint now) {
   if (spec_.window_chunks != 0) flow_.window_chunks = spec_.window_chunks;
   flow_.window_chunks = std::min(flow_.window_chunks, max_window_chunks_);
   if (snapshots_ != nullptr && spec_.shard == 0) KeepTermsLocked();
-  layouts_ = LayoutRegistry(flow_.chunk_bytes, spec_.num_shards);
+  layouts_ = LayoutRegistry(flow_.chunk_bytes, spec_.num_shards, spec_.num_nodes);
   engine_ = RoundEngine({members_.epoch(), spec_.num_nodes, flow_.window_chunks,
                          spec_.round_timeout, members_.Workers()});
   THALWEG_RETURN_IF_ERROR(ResumeLocked());

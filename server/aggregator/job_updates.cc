@@ -16,17 +16,19 @@ absl::Status Job::FindStateLocked(Completed& completed) {
   if (completed.update.rule == nullptr && !has_residual) return absl::OkStatus();
   const bool is_new = chunks_.Find(id.bucket, id.chunk) == nullptr;
   if (completed.update.rule != nullptr) {
-    if (is_new) {
-      if (spec_.resume) return LostWeights();
-      return absl::FailedPreconditionError(absl::StrCat(
-          ToString(id), ": the shard has no weights to update: nobody has written them"));
-    }
+    if (is_new) return NoWeights(id);
     THALWEG_RETURN_IF_ERROR(FindStepLocked(completed));
   }
   THALWEG_ASSIGN_OR_RETURN(completed.state,
                            StateLocked(id.bucket, id.chunk, completed.round.elems));
   if (is_new && has_residual) NoteLostResidualLocked(id);
   return absl::OkStatus();
+}
+
+absl::Status Job::NoWeights(const RoundId& id) const {
+  if (spec_.resume) return LostWeights();
+  return absl::FailedPreconditionError(
+      absl::StrCat(ToString(id), ": the shard has no weights to update: nobody has written them"));
 }
 
 absl::Status Job::FindStepLocked(Completed& completed) {
@@ -56,7 +58,11 @@ absl::Status Job::SetSettings(uint32_t node, uint64_t number, const UpdateStep& 
   {
     MutexLock lock(mutex_);
     THALWEG_RETURN_IF_ERROR(CheckActiveLocked(node));
-    status = settings_.Set(members_.Name(node), number, step);
+    const uint64_t series = number >> StepSettings::kSeriesBit;
+    status = series == 0 || series == uint64_t{node} + 1
+                 ? settings_.Set(members_.Name(node), number, step)
+                 : absl::InvalidArgumentError(absl::StrCat(members_.Name(node), " gives settings ",
+                                                           number, " of another node"));
   }
   if (!status.ok()) Fail(status);
   return OfJob(spec_.job, status);

@@ -1,5 +1,7 @@
 #include "server/aggregator/shard_metrics.h"
 
+#include <algorithm>
+#include <bit>
 #include <string>
 
 #include "absl/strings/str_cat.h"
@@ -62,7 +64,20 @@ ShardMetrics::ShardMetrics(MetricRegistry& r)
                                     "Chunk rounds whose result has NaN or infinite values")),
       wait_for_slowest(Phase(r, "wait_for_slowest")),
       fold(Phase(r, "fold")),
-      update(Phase(r, "update")) {}
+      update(Phase(r, "update")) {
+  for (size_t i = 0; i < staleness_.size(); ++i) {
+    const uint64_t first = i == 0 ? 0 : uint64_t{1} << (i - 1);
+    const bool is_last = i + 1 == staleness_.size();
+    const std::string upto = i < 2     ? ""
+                             : is_last ? " or more"
+                                       : absl::StrCat(" to ", 2 * first - 1);
+    staleness_[i] = &r.GetCounter(
+        "thalweg_shard_staleness_total",
+        "Chunks whose nodes do not wait for all others, by staleness: how many updates the "
+        "weights that the gradients were computed with lacked",
+        {{"updates", absl::StrCat(first, upto)}});
+  }
+}
 
 Counter& ShardMetrics::WaitedFor(uint32_t node) const {
   return registry.GetCounter(
@@ -70,6 +85,19 @@ Counter& ShardMetrics::WaitedFor(uint32_t node) const {
       absl::StrCat("Time that chunk rounds waited for one node alone, by that node; nodes from ",
                    kNamedNodes, " on are one, 'other'"),
       {{"node", node < kNamedNodes ? absl::StrCat(node) : "other"}});
+}
+
+Counter& ShardMetrics::StaleUpdates(uint32_t node) const {
+  return registry.GetCounter(
+      "thalweg_shard_stale_updates_total",
+      absl::StrCat("Sum of the staleness of chunks whose nodes do not wait for all others, by the "
+                   "node; nodes from ",
+                   kNamedNodes, " on are one, 'other'"),
+      {{"node", node < kNamedNodes ? absl::StrCat(node) : "other"}});
+}
+
+void ShardMetrics::CountStaleness(uint64_t staleness) const {
+  staleness_[std::min<size_t>(std::bit_width(staleness), staleness_.size() - 1)]->Add();
 }
 
 void ShardMetrics::Report(ShardReport* report) const {

@@ -1,6 +1,7 @@
 // ShardMetrics holds the metrics of a shard.
 #pragma once
 
+#include <array>
 #include <cstdint>
 
 #include "core/base/metrics.h"
@@ -20,6 +21,10 @@ struct ShardMetrics {
   // one counter.
   Counter& WaitedFor(uint32_t node) const;
   static constexpr uint32_t kNamedNodes = 64;
+  // Returns the sum of the staleness of what this node has contributed; named in the same way.
+  Counter& StaleUpdates(uint32_t node) const;
+  // Counts a contribution, of a chunk, of this staleness.
+  void CountStaleness(uint64_t staleness) const;
 
   MetricRegistry& registry;
   Gauge& jobs;
@@ -45,6 +50,9 @@ struct ShardMetrics {
   Histogram& wait_for_slowest;
   Histogram& fold;
   Histogram& update;
+
+ private:
+  std::array<Counter*, 8> staleness_;  // 0, 1, 2 to 3, 4 to 7 …
 };
 
 }  // namespace thalweg

@@ -3,12 +3,13 @@
 #include <sys/socket.h>
 
 #include <algorithm>
+#include <array>
 #include <filesystem>
 #include <system_error>
-#include <utility>
-#include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
+#include "absl/strings/string_view.h"
 #include "server/net/connections.h"
 
 namespace thalweg {
@@ -32,6 +33,14 @@ std::vector<int> ConnectionsOf(int port) {
     if (LocalPort(fd) == port && !IsListening(fd)) connections.push_back(fd);
   }
   return connections;
+}
+
+// Whether a whole request has come that nobody has read: who sent it waits for a thread.
+bool HasAsked(int fd) {
+  std::array<char, 8 << 10> unread;  // headers may have as many bytes
+  const ssize_t got = recv(fd, unread.data(), unread.size(), MSG_PEEK | MSG_DONTWAIT);
+  return got > 0 &&
+         absl::StrContains(absl::string_view(unread.data(), static_cast<size_t>(got)), "\r\n\r\n");
 }
 
 }  // namespace
@@ -66,16 +75,24 @@ void Doorkeeper::Look(TimePoint now) {
     open[cookie] = {fd, known == visits_.end() ? now : known->second.seen};
   }
   visits_ = std::move(open);
-  std::vector<std::pair<uint64_t, Visit>> oldest_first(visits_.begin(), visits_.end());
-  std::sort(oldest_first.begin(), oldest_first.end(), [](const auto& a, const auto& b) {
-    return std::pair(a.second.seen, a.first) < std::pair(b.second.seen, b.first);
-  });
-  size_t left = oldest_first.size();
-  for (const auto& [cookie, visit] : oldest_first) {
-    if (left <= options_.most && now - visit.seen < options_.patience) break;
-    if (EndConnection(visit.fd, cookie)) ended_.Add(1);
+  const std::vector<Leaving> order = InOrder();
+  size_t left = order.size();
+  for (const auto& [has_asked, seen, cookie] : order) {
+    const bool is_one_too_many = left > options_.most && now - seen >= options_.welcome;
+    if (!is_one_too_many && now - seen < options_.patience) continue;
+    if (EndConnection(visits_[cookie].fd, cookie)) ended_.Add(1);
     --left;
   }
+}
+
+std::vector<Doorkeeper::Leaving> Doorkeeper::InOrder() const {
+  const bool are_too_many = visits_.size() > options_.most;
+  std::vector<Leaving> order;
+  for (const auto& [cookie, visit] : visits_) {
+    order.emplace_back(are_too_many && HasAsked(visit.fd), visit.seen, cookie);
+  }
+  std::sort(order.begin(), order.end());
+  return order;
 }
 
 }  // namespace thalweg

@@ -8,7 +8,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <tuple>
 #include <unordered_map>
+#include <vector>
 
 #include "core/base/clock.h"
 #include "core/base/metrics.h"
@@ -18,13 +20,16 @@
 namespace thalweg {
 
 // A Doorkeeper is one thread, which looks at connections while there are any. Of those that are too
-// many, the oldest are ended: a probe's is young.
+// many, the oldest are ended, and last of all those that wait for an answer: a probe's is young, or
+// waits.
 class Doorkeeper {
  public:
   struct Options {
     int port = 0;                                 // of the server
     size_t most = 16;                             // connections at a time
     Duration patience = std::chrono::seconds(5);  // for a request and its answer
+    // No connection is ended for being one too many before it had so long to ask.
+    Duration welcome = std::chrono::milliseconds(200);
   };
 
   // `ended` counts connections.
@@ -42,8 +47,13 @@ class Doorkeeper {
     TimePoint seen;
   };
 
+  // Whether the connection has asked, when it was first seen, and its socket's cookie.
+  using Leaving = std::tuple<bool, TimePoint, uint64_t>;
+
   void Loop();
   void Look(TimePoint now);
+  // Returns all visits, those first that are to be ended first.
+  std::vector<Leaving> InOrder() const;
 
   const Options options_;
   Counter& ended_;

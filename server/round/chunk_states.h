@@ -18,6 +18,21 @@
 
 namespace thalweg {
 
+// Versions say which weights of a chunk nodes have, where its rule lets nodes be apart. The first
+// weights are version 0, and each update makes the next one.
+struct Versions {
+  // An Ask is of a node whose result in `round` is weights of version `least`, or a later one.
+  struct Ask {
+    uint32_t node = 0;
+    uint64_t round = 0;
+    uint64_t least = 0;
+  };
+
+  uint64_t latest = 0;
+  std::map<uint32_t, uint64_t> seen;  // by node that updates alone: what it got last
+  std::vector<Ask> asks;              // that wait
+};
+
 // A ChunkState belongs to one chunk. Folds, reads and writes take turns on its mutex; nodes that
 // wait for a round's result before they contribute to the next never contend for it.
 struct ChunkState {
@@ -36,6 +51,7 @@ struct ChunkState {
   Weights weights ABSL_GUARDED_BY(mutex);           // of a bucket with an UpdateRule
   std::vector<float> mean ABSL_GUARDED_BY(mutex);   // that waits for a pull; empty: none does
   bool is_measured ABSL_GUARDED_BY(mutex) = false;  // the moments have that of the next pull
+  Versions versions ABSL_GUARDED_BY(mutex);
 
   // Returns the weights, to be changed. Whoever changes them gets them here.
   Weights& WeightsToChange() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex);

@@ -23,6 +23,7 @@ struct CompleteRound {
   std::vector<uint32_t> workers = {};   // how many workers that node has
   std::vector<uint32_t> results = {};   // the nodes that get the result, ascending
   std::vector<uint32_t> receipts = {};  // the others of the group, which get an empty payload
+  bool is_lone = false;                 // one node's, which waits for no other
 };
 
 }  // namespace thalweg

@@ -7,7 +7,7 @@
 namespace thalweg {
 
 HeldRound::HeldRound(uint32_t node, const Contribution& first, size_t seats, Duration timeout,
-                     TimePoint now)
+                     TimePoint now, bool counts)
     : first_(node),
       group_(first.group),
       collective_(first.collective),
@@ -16,6 +16,7 @@ HeldRound::HeldRound(uint32_t node, const Contribution& first, size_t seats, Dur
       elems_(first.elems),
       timeout_(timeout),
       opened_(now),
+      counts_(counts),
       latest_(now),
       held_(seats) {}
 
@@ -63,8 +64,9 @@ CompleteRound HeldRound::Take(const RoundId& id, const RoundGroup& group, TimePo
   CompleteRound round{id, wire_, elems_, {}};
   round.collective = collective_;
   round.settings = settings_;
-  round.open = now - opened_;
-  round.missing_one = now - latest_;
+  const TimePoint since = awaited_since(now);
+  round.open = now - since;
+  round.missing_one = now - std::max(latest_, since);
   for (size_t i = 0; i < held_.size(); ++i) {
     const auto& [node, workers] = group.seats()[i].member;
     if (!group.seats()[i].is_lost) {

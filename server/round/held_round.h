@@ -1,6 +1,7 @@
 // HeldRound is an open round: what its first contribution says of it, and what it holds.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -18,8 +19,9 @@ namespace thalweg {
 class HeldRound {
  public:
   // The round that `first`, of `node`, opens, in a group of `seats` nodes. It holds nothing yet.
-  HeldRound(uint32_t node, const Contribution& first, size_t seats, Duration timeout,
-            TimePoint now);
+  // With `counts`, windows count what it holds.
+  HeldRound(uint32_t node, const Contribution& first, size_t seats, Duration timeout, TimePoint now,
+            bool counts = true);
 
   // Returns InvalidArgument that names both nodes when a contribution of `node` differs from the
   // first in group, collective, format or elements.
@@ -30,6 +32,8 @@ class HeldRound {
   size_t BytesOf(size_t seat) const { return held_[seat] ? held_[seat]->payload.SizeBytes() : 0; }
   // It still waits, after the contribution that came at `now`.
   void Wait(TimePoint now) { latest_ = now; }
+  // From now on at the latest a node waits until it is complete.
+  void Await(TimePoint now) { awaited_ = std::min(awaited_.value_or(now), now); }
 
   // Returns whether it holds something of all members that are not lost.
   bool IsComplete(const RoundGroup& group) const;
@@ -42,6 +46,9 @@ class HeldRound {
 
   uint32_t group() const { return group_; }
   TimePoint opened() const { return opened_; }
+  // Returns since when a node has waited for it; `now`: none does.
+  TimePoint awaited_since(TimePoint now) const { return awaited_.value_or(now); }
+  bool counts() const { return counts_; }
   Duration timeout() const { return timeout_; }
 
  private:
@@ -59,6 +66,8 @@ class HeldRound {
   const uint64_t elems_;
   const Duration timeout_;
   const TimePoint opened_;
+  const bool counts_;
+  std::optional<TimePoint> awaited_;
   TimePoint latest_;  // when its latest contribution came
   uint32_t count_ = 0;
   std::vector<std::optional<Share>> held_;  // by seat

@@ -38,14 +38,6 @@ absl::Status CheckSame(const BucketAnnouncement& a, const std::string& owner_a,
                    "announce their buckets in the same order?"));
 }
 
-// Returns how many bytes a shard keeps for each element of the bucket.
-uint64_t BytesPerElem(const BucketAnnouncement& bucket) {
-  uint64_t floats = HasResidual(bucket.wire) ? 1 : 0;
-  if (bucket.update) floats += 1 + MaxMomentsOf(bucket.update->optimizer);
-  if (bucket.update && bucket.update->commits) ++floats;  // the mean that waits
-  return floats * sizeof(float);
-}
-
 // A chunk of a bucket with an update takes at least this: where it begins, and its pieces.
 constexpr uint64_t kBytesOfChunk = sizeof(uint64_t) + 64 + sizeof(UpdatePiece);
 
@@ -190,6 +182,17 @@ absl::StatusOr<uint64_t> LayoutRegistry::ResidualElems(BucketId bucket, uint32_t
   return absl::InvalidArgumentError(absl::StrCat("bucket ", ToString(bucket), " is sent in ",
                                                  Name(entry->bucket.wire),
                                                  ", which leaves no residual"));
+}
+
+uint64_t LayoutRegistry::BytesPerElem(const BucketAnnouncement& bucket) const {
+  uint64_t floats = HasResidual(bucket.wire) ? 1 : 0;
+  if (bucket.update) {
+    floats += 1 + MaxMomentsOf(bucket.update->optimizer);
+    if (bucket.update->commits) ++floats;  // the mean that waits
+    // What nodes contribute before the slowest of them.
+    if (const uint64_t ahead = bucket.update->ahead; ahead > 0) floats += (ahead + 1) * num_nodes_;
+  }
+  return floats * sizeof(float);
 }
 
 uint64_t LayoutRegistry::StateBytesOf(const BucketAnnouncement& bucket) const {

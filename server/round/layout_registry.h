@@ -23,8 +23,8 @@ class LayoutRegistry {
   // The layouts of a job take at most about this many bytes.
   static constexpr uint64_t kMaxBytes = 32 << 20;
 
-  LayoutRegistry(uint64_t chunk_bytes, uint32_t num_shards)
-      : chunk_bytes_(chunk_bytes), num_shards_(num_shards) {}
+  LayoutRegistry(uint64_t chunk_bytes, uint32_t num_shards, uint32_t num_nodes = 1)
+      : chunk_bytes_(chunk_bytes), num_shards_(num_shards), num_nodes_(num_nodes) {}
 
   // Accepts an announcement from the node called `owner`. The first announcement of a generation
   // decides; later ones must equal it. Returns InvalidArgument that names both owners and the
@@ -104,12 +104,14 @@ class LayoutRegistry {
   absl::StatusOr<const Entry*> Find(BucketId bucket, uint32_t chunk) const;
 
   Entry MakeEntry(const std::string& owner, const BucketAnnouncement& bucket) const;
-  // Returns about how many bytes the bucket's entry takes.
+  // Return about how many bytes the bucket's entry takes, and the state of each of its elements.
   uint64_t BytesOf(const BucketAnnouncement& bucket) const;
+  uint64_t BytesPerElem(const BucketAnnouncement& bucket) const;
   uint64_t StateBytesOf(const BucketAnnouncement& bucket) const;
 
   uint64_t chunk_bytes_;
   uint32_t num_shards_;
+  uint32_t num_nodes_;
   uint64_t bytes_ = 0;                                      // of all entries
   uint64_t state_bytes_ = 0;                                // the same
   std::map<std::pair<uint32_t, uint32_t>, Entry> entries_;  // by bucket index and part

@@ -50,28 +50,37 @@ void RoundEngine::AllowPart(uint32_t part) {
 }
 
 absl::StatusOr<RoundEngine::Added> RoundEngine::Add(uint32_t node, Contribution contribution,
-                                                    TimePoint now, uint32_t backlog) {
+                                                    TimePoint now, uint32_t backlog,
+                                                    uint32_t ahead) {
   if (contribution.epoch != options_.epoch) {
     return absl::FailedPreconditionError(absl::StrCat("contribution of epoch ", contribution.epoch,
                                                       ", but the job is in ", options_.epoch));
   }
   THALWEG_ASSIGN_OR_RETURN(const Seat at, FindSeat(node, contribution));
-  THALWEG_ASSIGN_OR_RETURN(const Verdict verdict, Judge(node, at, contribution, backlog));
+  THALWEG_ASSIGN_OR_RETURN(const Verdict verdict, Judge(node, at, contribution, backlog, ahead));
   if (at.group.Settle(at.index, contribution.settled)) ForgetSettled(at.group);
   if (verdict != Verdict::kHeld) return Added{verdict, std::nullopt};
 
   const Duration timeout =
       contribution.timeout > Duration::zero() ? contribution.timeout : options_.round_timeout;
+  RoundId awaited = contribution.id;
+  awaited.round -= std::min<uint64_t>(ahead, awaited.round);
   const auto open =
-      open_.try_emplace(contribution.id, node, contribution, at.group.seats().size(), timeout, now)
+      open_
+          .try_emplace(contribution.id, node, contribution, at.group.seats().size(), timeout, now,
+                       /*counts=*/ahead == 0)
           .first;
   HeldRound& round = open->second;
   held_bytes_ += contribution.payload.SizeBytes();
-  ++outstanding_[node];
-  ++at.group.seat(at.index).outstanding;
+  if (round.counts()) {
+    ++outstanding_[node];
+    ++at.group.seat(at.index).outstanding;
+  }
   round.Hold(at.index, std::move(contribution));
   if (round.IsComplete(at.group)) return Added{Verdict::kCompleted, Take(open, now)};
   round.Wait(now);
+  // Whoever contributes waits for this one to complete.
+  if (const auto older = open_.find(awaited); older != open_.end()) older->second.Await(now);
   return Added{Verdict::kHeld, std::nullopt};
 }
 
@@ -94,29 +103,11 @@ absl::StatusOr<RoundEngine::Seat> RoundEngine::FindSeat(uint32_t node, const Con
 }
 
 absl::StatusOr<RoundEngine::Verdict> RoundEngine::Judge(uint32_t node, const Seat& at,
-                                                        const Contribution& c,
-                                                        uint32_t backlog) const {
+                                                        const Contribution& c, uint32_t backlog,
+                                                        uint32_t ahead) const {
   const RoundId& id = c.id;
-  if (IsOneShot(id)) {
-    if (id.bucket != OneShotsOf(c.group) || id.round <= c.settled) {
-      return absl::InvalidArgumentError(absl::StrCat(ToString(id), ": node ", node,
-                                                     " contributes to it in group ", c.group,
-                                                     " and has settled ", c.settled));
-    }
-    if (id.round <= at.group.seats()[at.index].settled ||
-        finished_.contains({c.group, id.round, id.chunk})) {
-      return Verdict::kStale;
-    }
-  } else {
-    const auto known = completed_.find({id.bucket, id.chunk});
-    const uint64_t completed = known == completed_.end() ? 0 : known->second;
-    if (id.round <= completed) return Verdict::kStale;
-    if (id.round != completed + 1) {
-      return absl::FailedPreconditionError(
-          absl::StrCat("contribution to round ", id.round, " of bucket ", ToString(id.bucket),
-                       " chunk ", id.chunk, ", but round ", completed + 1, " is not complete"));
-    }
-  }
+  THALWEG_ASSIGN_OR_RETURN(const Verdict known, JudgeNumber(node, at, c, ahead));
+  if (known != Verdict::kHeld) return known;
   if (const auto open = open_.find(id); open == open_.end()) {
     THALWEG_RETURN_IF_ERROR(CheckOpening(at.group, c));
   } else {
@@ -130,6 +121,42 @@ absl::StatusOr<RoundEngine::Verdict> RoundEngine::Judge(uint32_t node, const Sea
                                                    "', which wants nothing from it"));
   }
   THALWEG_RETURN_IF_ERROR(CheckWindow(node, at, backlog));
+  return Verdict::kHeld;
+}
+
+absl::StatusOr<RoundEngine::Verdict> RoundEngine::JudgeNumber(uint32_t node, const Seat& at,
+                                                              const Contribution& c,
+                                                              uint32_t ahead) const {
+  const RoundId& id = c.id;
+  if (IsOneShot(id)) {
+    if (id.bucket != OneShotsOf(c.group) || id.round <= c.settled) {
+      return absl::InvalidArgumentError(absl::StrCat(ToString(id), ": node ", node,
+                                                     " contributes to it in group ", c.group,
+                                                     " and has settled ", c.settled));
+    }
+    if (id.round <= at.group.seats()[at.index].settled ||
+        finished_.contains({c.group, id.round, id.chunk})) {
+      return Verdict::kStale;
+    }
+    return Verdict::kHeld;
+  }
+  const auto known = completed_.find({id.bucket, id.chunk});
+  const uint64_t completed = known == completed_.end() ? 0 : known->second;
+  if (id.round <= completed) return Verdict::kStale;
+  const auto refused = [&](auto... why) {
+    return absl::FailedPreconditionError(absl::StrCat("contribution to round ", id.round,
+                                                      " of bucket ", ToString(id.bucket), " chunk ",
+                                                      id.chunk, ", but ", why...));
+  };
+  if (id.round > completed + 1 + ahead) {
+    return refused("round ", completed + 1, " is not complete");
+  }
+  if (id.round > completed + 1) {
+    const auto before = open_.find({id.bucket, id.chunk, id.round - 1});
+    if (before == open_.end() || !before->second.Holds(at.index)) {
+      return refused("node ", node, " has not contributed to the round before");
+    }
+  }
   return Verdict::kHeld;
 }
 
@@ -191,6 +218,7 @@ void RoundEngine::Release(const HeldRound& round) {
     if (!round.Holds(i)) continue;
     RoundGroup::Seat& seat = group.seat(i);
     held_bytes_ -= round.BytesOf(i);
+    if (!round.counts()) continue;
     --outstanding_[seat.member.node];
     --seat.outstanding;
   }
@@ -232,7 +260,8 @@ RoundEngine::OpenRound RoundEngine::Describe(const Open::value_type& open) const
 std::vector<RoundEngine::OpenRound> RoundEngine::Expired(TimePoint now) const {
   std::vector<OpenRound> expired;
   for (const auto& open : open_) {
-    if (now - open.second.opened() > open.second.timeout()) expired.push_back(Describe(open));
+    if (now - open.second.awaited_since(now) > open.second.timeout())
+      expired.push_back(Describe(open));
   }
   return expired;
 }

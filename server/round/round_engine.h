@@ -67,12 +67,10 @@ class RoundEngine {
   // the group is known otherwise. ResourceExhausted: there are kMaxGroups.
   absl::Status SetGroup(const Group& group);
 
-  // Declares that part `part` < kMaxParts of buckets is in use: in group 0, nodes then have a
-  // window for it, as they have for part 0.
+  // Gives nodes in group 0 a window for part `part` < kMaxParts of buckets, as for part 0.
   void AllowPart(uint32_t part);
 
-  // The rounds of a chunk up to `id.round` are complete, somewhere else. Call it before the chunk's
-  // first contribution.
+  // The chunk's rounds up to `id.round` are complete elsewhere. Call it before it has any other.
   void SetCompleted(const RoundId& id) { completed_[{id.bucket, id.chunk}] = id.round; }
 
   // Takes a contribution of `node` (< num_nodes), whose payload has been checked against what its
@@ -85,8 +83,10 @@ class RoundEngine {
   //     from the node and it gives something, or it differs from the round's first contribution in
   //     group, collective, format or elements (both nodes are named);
   //   ResourceExhausted: the node exceeds its window, or kMaxUnsettled is reached.
+  // With `ahead`, a node may contribute to a chunk's rounds up to so many after the one that waits
+  // for others, one after the other; windows do not count these.
   absl::StatusOr<Added> Add(uint32_t node, Contribution contribution, TimePoint now,
-                            uint32_t backlog = 0);
+                            uint32_t backlog = 0, uint32_t ahead = 0);
 
   struct Removed {
     std::vector<CompleteRound> completed;
@@ -98,19 +98,17 @@ class RoundEngine {
 
   // Returns the rounds that have been open for longer than their timeouts.
   std::vector<OpenRound> Expired(TimePoint now) const;
-  // Return the open round that has waited longest, for `node` or for any, if there is one.
+  // Return the round that has been open longest, for `node` or for any, if there is one.
   std::optional<OpenRound> OldestWaitingFor(uint32_t node) const;
   std::optional<OpenRound> Oldest() const;
 
   // Drops the rounds of earlier layouts of bucket `id.index`; returns how many of them were open.
   size_t DropOlderLayouts(BucketId id);
-
   size_t open_rounds() const { return open_.size(); }
-  // Returns how many one-shot rounds are complete and remembered, so that repeats are recognised.
+  // Returns how many complete one-shot rounds are remembered to recognise repeats.
   size_t unsettled_rounds() const { return finished_.size(); }
   uint64_t held_bytes() const { return held_bytes_; }
-  // Return how many contributions of all nodes can be held here together, and how many of a node
-  // can be unanswered in all its groups.
+  // Return how many contributions windows let all nodes have here, and a node in all its groups.
   uint64_t max_held() const;
   uint64_t window_of(uint32_t node) const { return windows_[node]; }
 
@@ -123,10 +121,12 @@ class RoundEngine {
 
   void Insert(const Group& group);
   absl::StatusOr<Seat> FindSeat(uint32_t node, const Contribution& contribution);
-  // These say whether a contribution is to be held, is known already, or why it is refused. The
-  // second one is about a contribution that opens a round.
+  // These say whether a contribution is to be held, is known already, or why it is refused: the
+  // second by its number alone, the third if it opens a round.
   absl::StatusOr<Verdict> Judge(uint32_t node, const Seat& seat, const Contribution& contribution,
-                                uint32_t backlog) const;
+                                uint32_t backlog, uint32_t ahead) const;
+  absl::StatusOr<Verdict> JudgeNumber(uint32_t node, const Seat& seat, const Contribution& c,
+                                      uint32_t ahead) const;
   absl::Status CheckOpening(const RoundGroup& group, const Contribution& contribution) const;
   absl::Status CheckWindow(uint32_t node, const Seat& seat, uint32_t backlog) const;
   CompleteRound Take(Open::iterator open, TimePoint now);

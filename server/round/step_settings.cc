@@ -49,25 +49,28 @@ std::string Difference(const UpdateStep& ours, const std::string& owner, const U
 absl::Status StepSettings::Set(const std::string& owner, uint64_t number, const UpdateStep& step) {
   THALWEG_RETURN_IF_ERROR(Validate(step));
   if (number == 0) return absl::InvalidArgumentError("settings are numbered from 1, got 0");
-  if (const auto known = entries_.find(number); known != entries_.end()) {
+  Entries& entries = series_[number >> kSeriesBit];
+  if (const auto known = entries.find(number); known != entries.end()) {
     const Entry& first = known->second;
     if (*first.step == step) return absl::OkStatus();
     return absl::InvalidArgumentError(absl::StrCat(owner, " gives settings ", number, " with ",
                                                    Difference(*first.step, first.owner, step)));
   }
-  if (entries_.size() == kKept && number < entries_.begin()->first) {
+  if (entries.size() == kKept && number < entries.begin()->first) {
     return absl::FailedPreconditionError(absl::StrCat(owner, " gives settings ", number,
                                                       ", but the oldest that are kept are ",
-                                                      entries_.begin()->first));
+                                                      entries.begin()->first));
   }
-  entries_[number] = {std::make_shared<const UpdateStep>(step), owner};
-  if (entries_.size() > kKept) entries_.erase(entries_.begin());
+  entries[number] = {std::make_shared<const UpdateStep>(step), owner};
+  if (entries.size() > kKept) entries.erase(entries.begin());
   return absl::OkStatus();
 }
 
 std::shared_ptr<const UpdateStep> StepSettings::Find(uint64_t number) const {
-  const auto found = entries_.find(number);
-  return found == entries_.end() ? nullptr : found->second.step;
+  const auto series = series_.find(number >> kSeriesBit);
+  if (series == series_.end()) return nullptr;
+  const auto found = series->second.find(number);
+  return found == series->second.end() ? nullptr : found->second.step;
 }
 
 }  // namespace thalweg

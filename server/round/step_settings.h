@@ -15,8 +15,10 @@ namespace thalweg {
 // Thread-compatible.
 class StepSettings {
  public:
-  // So many are kept: rounds that are open together name few.
-  static constexpr size_t kKept = 16;
+  // So many of a series are kept: rounds that are open together name few.
+  static constexpr size_t kKept = 16 + kMaxAhead;
+  // Numbers that differ from this bit on are of different series, each of which is kept for itself.
+  static constexpr int kSeriesBit = 40;
 
   // Takes the settings that the node called `owner` has numbered. Those of the first node decide.
   // InvalidArgument: another node has announced others under that number (it is named, with the
@@ -32,7 +34,8 @@ class StepSettings {
     std::shared_ptr<const UpdateStep> step;
     std::string owner;
   };
-  std::map<uint64_t, Entry> entries_;
+  using Entries = std::map<uint64_t, Entry>;  // by number
+  std::map<uint64_t, Entries> series_;
 };
 
 }  // namespace thalweg

@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "core/base/status_macros.h"
+#include "kernels/cast/cast.h"
 #include "kernels/codec/dense.h"
 #include "kernels/codec/lossy.h"
 #include "kernels/optim/factors_scalar.h"
@@ -205,37 +206,134 @@ absl::StatusOr<RoundResult> KeepMean(const RoundResult& mean, std::span<const Up
   return WithSums(mean, squares, granules);
 }
 
-absl::StatusOr<RoundResult> UpdateWeights(const RoundResult& mean, const UpdateRule& rule,
-                                          std::span<const UpdatePiece> pieces,
-                                          const UpdateStep& step, ChunkState& state) {
-  if (step.measures) return Measure(mean, rule, pieces, step, state);
+namespace {
+
+// Returns the settings for a gradient of this staleness.
+UpdateStep Slowed(UpdateStep step, uint64_t staleness) {
+  for (GroupStep& group : step.groups) {
+    group.lr /= static_cast<double>(std::max<uint64_t>(staleness, 1));
+  }
+  return step;
+}
+
+// A WeightsBuffer is where weights are sent from.
+struct WeightsBuffer {
+  WeightsBuffer(const UpdateRule& rule, uint64_t elems)
+      : type(DTypeOf(rule.down)),
+        size(elems * SizeOf(type)),
+        bytes(std::make_shared_for_overwrite<std::byte[]>(size)) {}
+
+  // Returns `round` with the weights in the payload's place.
+  RoundResult ResultOf(RoundResult round, WireFormat down) const {
+    round.wire = down;
+    round.payload = Payload({bytes.get(), size}, bytes);
+    return round;
+  }
+
+  DType type;
+  uint64_t size;
+  std::shared_ptr<std::byte[]> bytes;
+};
+
+// Returns the gradient of an update that does not commit; otherwise nothing.
+absl::StatusOr<std::vector<float>> PushedWith(const RoundResult& mean, const UpdateRule& rule) {
   std::vector<float> gradient;
   if (!rule.commits) {
     gradient.resize(mean.elems);
     THALWEG_RETURN_IF_ERROR(Decode(mean, gradient.data()));
   }
-  const bool is_measured_before = rule.optimizer == Optimizer::kLamb;
-  const DType type = DTypeOf(rule.down);
-  const uint64_t bytes = mean.elems * SizeOf(type);
-  const auto buffer = std::make_shared_for_overwrite<std::byte[]>(bytes);
+  return gradient;
+}
+
+// Gives `gradient` the mean that the update is of, unless LAMB's moments have it.
+absl::Status TakeMean(const RoundResult& round, const UpdateRule& rule, ChunkState& state,
+                      std::vector<float>& gradient) ABSL_EXCLUSIVE_LOCKS_REQUIRED(state.mutex) {
+  if (rule.optimizer == Optimizer::kLamb) {
+    return std::exchange(state.is_measured, false) ? absl::OkStatus() : NothingWaits(round);
+  }
+  if (rule.commits) gradient.swap(state.mean);
+  if (gradient.size() != round.elems) return NothingWaits(round);
+  ++state.WeightsToChange().steps;
+  return absl::OkStatus();
+}
+
+absl::StatusOr<AppliedUpdate> Apply(std::optional<uint32_t> alone, const RoundResult& mean,
+                                    const UpdateRule& rule, std::span<const UpdatePiece> pieces,
+                                    const UpdateStep& step, ChunkState& state) {
+  THALWEG_ASSIGN_OR_RETURN(std::vector<float> gradient, PushedWith(mean, rule));
+  const WeightsBuffer buffer(rule, mean.elems);
+  AppliedUpdate applied;
   {
     MutexLock lock(state.mutex);
     Weights& weights = state.WeightsToChange();
     if (weights.params.size() != mean.elems) return NoWeights(mean);
-    if (is_measured_before) {
-      if (!std::exchange(state.is_measured, false)) return NothingWaits(mean);
-    } else {
-      if (rule.commits) gradient.swap(state.mean);
-      if (gradient.size() != mean.elems) return NothingWaits(mean);
-      ++weights.steps;
+    Versions& versions = state.versions;
+    if (rule.ahead > 0 && mean.id.round != versions.latest + 1) {
+      return absl::FailedPreconditionError(
+          absl::StrCat(ToString(mean.id), " updates weights of version ", versions.latest));
     }
-    const float* const values = is_measured_before ? nullptr : gradient.data();
-    Step({weights, values, buffer.get(), type}, rule, pieces, step);
+    THALWEG_RETURN_IF_ERROR(TakeMean(mean, rule, state, gradient));
+    if (alone) applied.staleness = versions.latest - versions.seen[*alone];
+    const float* const values = gradient.empty() ? nullptr : gradient.data();
+    Step({weights, values, buffer.bytes.get(), buffer.type}, rule, pieces,
+         rule.delay_aware ? Slowed(step, applied.staleness) : step);
+    applied.version = ++versions.latest;
+    if (alone) versions.seen[*alone] = applied.version;
   }
-  RoundResult result = mean;
-  result.wire = rule.down;
-  result.payload = Payload({buffer.get(), bytes}, buffer);
-  return result;
+  applied.result = buffer.ResultOf(mean, rule.down);
+  return applied;
+}
+
+}  // namespace
+
+absl::StatusOr<AppliedUpdate> UpdateWeights(const RoundResult& mean, const UpdateRule& rule,
+                                            std::span<const UpdatePiece> pieces,
+                                            const UpdateStep& step, ChunkState& state) {
+  if (step.measures) {
+    AppliedUpdate measured;
+    THALWEG_ASSIGN_OR_RETURN(measured.result, Measure(mean, rule, pieces, step, state));
+    return measured;
+  }
+  return Apply(std::nullopt, mean, rule, pieces, step, state);
+}
+
+absl::StatusOr<AppliedUpdate> UpdateAlone(uint32_t node, const RoundResult& mean,
+                                          const UpdateRule& rule,
+                                          std::span<const UpdatePiece> pieces,
+                                          const UpdateStep& step, ChunkState& state) {
+  return Apply(node, mean, rule, pieces, step, state);
+}
+
+absl::StatusOr<std::optional<AppliedUpdate>> AskForWeights(const Versions::Ask& ask,
+                                                           const RoundResult& contributed,
+                                                           const UpdateRule& rule,
+                                                           ChunkState& state) {
+  const WeightsBuffer buffer(rule, contributed.elems);
+  AppliedUpdate given;
+  {
+    MutexLock lock(state.mutex);
+    if (state.versions.latest < ask.least) {
+      state.versions.asks.push_back(ask);
+      return std::nullopt;
+    }
+    if (state.weights.params.size() != contributed.elems) return NoWeights(contributed);
+    Cast(DType::kFloat32, state.weights.params.data(), buffer.type, buffer.bytes.get(),
+         contributed.elems);
+    given.version = state.versions.latest;
+  }
+  given.staleness = ask.round - given.version;
+  given.result = buffer.ResultOf(contributed, rule.down);
+  return given;
+}
+
+std::vector<Versions::Ask> TakeAnswered(uint64_t version, ChunkState& state) {
+  MutexLock lock(state.mutex);
+  std::vector<Versions::Ask>& asks = state.versions.asks;
+  const auto waiting = std::partition(
+      asks.begin(), asks.end(), [&](const Versions::Ask& ask) { return ask.least > version; });
+  std::vector<Versions::Ask> answered(waiting, asks.end());
+  asks.erase(waiting, asks.end());
+  return answered;
 }
 
 }  // namespace thalweg

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -32,6 +33,13 @@ std::vector<std::vector<UpdatePiece>> PiecesOf(const BucketLayout& layout, const
 absl::StatusOr<RoundResult> KeepMean(const RoundResult& mean, std::span<const UpdatePiece> pieces,
                                      ChunkState& state);
 
+// An AppliedUpdate is an update with its place among those of the chunk.
+struct AppliedUpdate {
+  RoundResult result;
+  uint64_t version = 0;    // of the weights in the result
+  uint64_t staleness = 0;  // updates since those that the node had when it computed the gradient
+};
+
 // Does one step of rule.optimizer on the weights in `state` with the gradients that `mean`, a
 // result of FoldRound, has for workers, or, where the rule commits, with what KeepMean has kept.
 // The result that it returns has their new values in the place of `mean`, in rule.down. In the
@@ -40,8 +48,24 @@ absl::StatusOr<RoundResult> KeepMean(const RoundResult& mean, std::span<const Up
 // it only advances LAMB's moments; the result then has, by granule of the chunk and in float64, the
 // sums of the squares of the weights, followed by those of the update. It takes the state's lock.
 // FailedPrecondition: the weights have not been written, or no mean has been kept or measured.
-absl::StatusOr<RoundResult> UpdateWeights(const RoundResult& mean, const UpdateRule& rule,
+absl::StatusOr<AppliedUpdate> UpdateWeights(const RoundResult& mean, const UpdateRule& rule,
+                                            std::span<const UpdatePiece> pieces,
+                                            const UpdateStep& step, ChunkState& state);
+
+// Does the same with what one node has contributed by itself, where the rule is `alone`.
+absl::StatusOr<AppliedUpdate> UpdateAlone(uint32_t node, const RoundResult& mean,
+                                          const UpdateRule& rule,
                                           std::span<const UpdatePiece> pieces,
                                           const UpdateStep& step, ChunkState& state);
+
+// Where the rule lets nodes be `ahead`: returns the weights of the moment as the result that `ask`
+// waits for, with their version, or keeps `ask` for TakeAnswered if they are too old. `contributed`
+// names the chunk's round and size.
+absl::StatusOr<std::optional<AppliedUpdate>> AskForWeights(const Versions::Ask& ask,
+                                                           const RoundResult& contributed,
+                                                           const UpdateRule& rule,
+                                                           ChunkState& state);
+// Returns the asks that weights of this version answer, and forgets them.
+std::vector<Versions::Ask> TakeAnswered(uint64_t version, ChunkState& state);
 
 }  // namespace thalweg

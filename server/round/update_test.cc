@@ -92,8 +92,8 @@ Floats Train(const UpdateRule& rule, const std::vector<uint64_t>& chunks, int st
       const auto result = UpdateWeights(Mean(gradient.data() + begin, elems, step), rule, pieces,
                                         {{kFirst, kSecond}}, state);
       EXPECT_TRUE(result.ok()) << result.status();
-      EXPECT_EQ(result->wire, rule.down);
-      const Floats values = Decoded(*result);
+      EXPECT_EQ(result->result.wire, rule.down);
+      const Floats values = Decoded(result->result);
       std::copy(values.begin(), values.end(), last.begin() + begin);
     }
     begin += elems;
@@ -206,9 +206,9 @@ Floats LambStep(const std::vector<uint64_t>& chunks) {
     EXPECT_TRUE(KeepMean(mean, own, state).ok());
     const auto measured = UpdateWeights(mean, rule, own, step, state);
     EXPECT_TRUE(measured.ok()) << measured.status();
-    std::vector<double> norms(measured->elems);
-    EXPECT_TRUE(DecodePayload(measured->payload, DType::kFloat64, DType::kFloat64, norms.size(),
-                              norms.data())
+    std::vector<double> norms(measured->result.elems);
+    EXPECT_TRUE(DecodePayload(measured->result.payload, DType::kFloat64, DType::kFloat64,
+                              norms.size(), norms.data())
                     .ok());
     EXPECT_EQ(norms.size(), 2 * own.size());  // each tensor is one granule
     for (size_t i = 0; i < own.size(); ++i) {
@@ -224,7 +224,7 @@ Floats LambStep(const std::vector<uint64_t>& chunks) {
     const auto pulled =
         UpdateWeights(Mean(gradient.data(), chunks[i], 2), rule, pieces[i], step, *states[i]);
     EXPECT_TRUE(pulled.ok()) << pulled.status();
-    const Floats values = Decoded(*pulled);
+    const Floats values = Decoded(pulled->result);
     weights.insert(weights.end(), values.begin(), values.end());
   }
   return weights;

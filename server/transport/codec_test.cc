@@ -52,12 +52,15 @@ TEST(ControlCodecTest, ForeignVersionsAreRefusedNamingBoth) {
   v1::JoinRequest proto = ToProto(JoinRequest{});
   proto.set_min_wire_version(kWireVersion + 1);
   proto.set_max_wire_version(kWireVersion + 4);
-  EXPECT_THAT(Message(FromProto(proto).status()),
-              AllOf(HasSubstr("versions 4 to 7"), HasSubstr("aggregator speaks 3")));
+  EXPECT_THAT(
+      Message(FromProto(proto).status()),
+      AllOf(HasSubstr(absl::StrCat("versions ", kWireVersion + 1, " to ", kWireVersion + 4)),
+            HasSubstr(absl::StrCat("aggregator speaks ", kWireVersion))));
   proto.set_min_wire_version(1);
   proto.set_max_wire_version(kWireVersion - 1);
   EXPECT_THAT(Message(FromProto(proto).status()),
-              AllOf(HasSubstr("versions 1 to 2"), HasSubstr("aggregator speaks 3")));
+              AllOf(HasSubstr(absl::StrCat("versions 1 to ", kWireVersion - 1)),
+                    HasSubstr(absl::StrCat("aggregator speaks ", kWireVersion))));
   proto.set_min_wire_version(0);
   proto.set_max_wire_version(0);
   EXPECT_EQ(FromProto(proto).status().code(), absl::StatusCode::kInvalidArgument);
@@ -112,10 +115,14 @@ TEST(ControlCodecTest, UpdatesRoundTripAndUnknownOnesAreRefused) {
   adam.maximize = true;
   adam.groups = {1, 0};
   adam.down = WireFormat::kBFloat16;
+  adam.ahead = 8;
   UpdateRule sgd;
   sgd.nesterov = true;
+  sgd.alone = true;
+  sgd.delay_aware = true;
   UpdateRule lamb = adam;
   lamb.optimizer = Optimizer::kLamb;
+  lamb.ahead = 0;
   lamb.commits = true;
   for (const UpdateRule& rule : {adam, sgd, lamb}) {
     bucket.update = rule;
@@ -394,10 +401,12 @@ TEST(ControlCodecTest, AnswersThatNoAggregatorGivesAreRefused) {
   }
   const absl::Status other = refusal([](auto& proto) { proto.set_wire_version(kWireVersion + 1); });
   EXPECT_EQ(other.code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_THAT(Message(other), AllOf(HasSubstr("wire version 4, this node speaks 3"),
+  EXPECT_THAT(Message(other), AllOf(HasSubstr(absl::StrCat("wire version ", kWireVersion + 1,
+                                                           ", this node speaks ", kWireVersion)),
                                     HasSubstr("install the same release")));
   const absl::Status older = refusal([](auto& proto) { proto.set_wire_version(1); });
-  EXPECT_THAT(Message(older), HasSubstr("wire version 1, this node speaks 3"));
+  EXPECT_THAT(Message(older),
+              HasSubstr(absl::StrCat("wire version 1, this node speaks ", kWireVersion)));
 }
 
 }  // namespace

@@ -28,6 +28,9 @@ v1::UpdateRule ToProto(const UpdateRule& rule) {
   proto.mutable_groups()->Add(rule.groups.begin(), rule.groups.end());
   proto.set_commits(rule.commits);
   proto.set_down(static_cast<v1::WireFormat>(rule.down));
+  proto.set_ahead(rule.ahead);
+  proto.set_alone(rule.alone);
+  proto.set_delay_aware(rule.delay_aware);
   return proto;
 }
 
@@ -57,6 +60,9 @@ absl::StatusOr<UpdateRule> FromProto(const v1::UpdateRule& proto) {
   rule.commits = proto.commits();
   rule.groups.assign(proto.groups().begin(), proto.groups().end());
   rule.down = static_cast<WireFormat>(down);
+  rule.ahead = proto.ahead();
+  rule.alone = proto.alone();
+  rule.delay_aware = proto.delay_aware();
   return rule;
 }
 

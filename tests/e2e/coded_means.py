@@ -49,7 +49,9 @@ class Int8:
         blocks = flat.view(-1, _BLOCK)
         scales = blocks.abs().amax(1, keepdim=True) / 125
         inverse = torch.where(scales > 0, 1 / scales, 0.0)
-        rounded = (blocks * inverse).round() * scales
+        # In float64 the products are exact: they are rounded once, as the codec rounds them.
+        codes = (blocks.double() * inverse.double()).round().float()
+        rounded = codes * scales
         result = rounded.flatten()[: whole.numel()].view_as(whole)
         self._held[name, who] = whole - result
         return result

@@ -193,6 +193,20 @@ def test_fold_before_its_contributions_is_a_problem_beyond_the_clocks_error(
     assert all("before send" in problem for problem in found)
 
 
+def test_nodes_that_may_be_apart_get_weights_before_their_round_is_folded(tmp_path):
+    on = hosts()
+    writers = job(on, rounds=1)
+    compare_clocks(writers, on)
+    for line in writers[4].lines:
+        if line["name"] == "fold":
+            line["ts"] -= 13e3
+    where = {"part_round": 1, "chunk": 0, "shard": 0}
+    writers[4].span("shard", "update", 150 * MS, 151 * MS, **where)
+    assert check.problems(spans.read(merged(tmp_path, writers)[1]))
+    writers[4].span("shard", "update", 151 * MS, 152 * MS, **where, version=1)
+    assert not check.problems(spans.read(merged(tmp_path, writers)[1]))
+
+
 def test_dropped_spans_are_said(tmp_path, writers):
     writers[0].meta("thalweg_dropped", {"spans": 3})
     writers[0].meta("thalweg_dropped", {"spans": 5})

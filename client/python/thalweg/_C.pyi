@@ -250,6 +250,9 @@ class ServedBucket:
         maximize: bool,
         commits: bool,
         down: str,
+        ahead: int,
+        alone: bool,
+        delay_aware: bool,
     ) -> None:
         """`number` is the bucket's in the session. `groups` has the number of each parameter's
         group, `optimizer` is "sgd", "adam" or "lamb", of which the last two may be `decoupled` as

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.futures import Future
 
 from thalweg import _C
+from thalweg.ps._pace import Pace
 from thalweg.ps._pushed_grad import PushedGrad
 from thalweg.ps._rules import Group, Kind, Rule
 from thalweg.ps._staging import Staging, flattened, on_cpu
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 _GRANULE = 4096  # elements of a parameter whose squares are summed together
 _TYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+_TOGETHER = Pace()
 _FIRST_BYTES = 1 << 20  # as in DistributedDataParallel: the first can leave early
 
 
@@ -93,6 +95,7 @@ class Bucket:
         rule: Rule,
         commits: bool,
         pull: str,
+        pace: Pace = _TOGETHER,
         kept: KeptWeights | None = None,
     ) -> None:
         """`kept`: the workers keep what shards would, in the shards' place."""
@@ -111,6 +114,9 @@ class Bucket:
             maximize=rule.maximize,
             commits=commits,
             down=pull,
+            ahead=pace.ahead,
+            alone=pace.alone,
+            delay_aware=pace.delay_aware,
         )
         first = parameters[0].tensor
         elems = sum(each.tensor.numel() for each in parameters)

@@ -31,6 +31,7 @@ class Joined(NamedTuple):
     meeting: _collectives.Meeting
     snapshot_every: int  # steps; 0: none are taken
     no_way_back: str  # why the job may not go back to one; empty: it does
+    step_timeout: float  # seconds
 
 
 def join(
@@ -43,13 +44,14 @@ def join(
     any_codec: bool = False,
     for_all_collectives: bool = False,
     secret: str = "",
+    snapshots: bool = True,
 ) -> Joined:
     """Makes this worker a member of a job. All workers of the group call it together.
 
     `description` is equal on all workers, as are names, types and shapes of the parameters.
     `optimizer` is the class that messages name. Shards cannot keep weights with `any_codec`.
-    `secret` is that of an earlier job of these workers; empty: they have a new one. Raises what
-    thalweg.ddp.attach() does.
+    `secret` is that of an earlier job of these workers; empty: they have a new one. Without
+    `snapshots` none can be taken. Raises what thalweg.ddp.attach() does.
     """
     problem = ""
     try:
@@ -61,6 +63,11 @@ def join(
             config = config._replace(codec=codecs.spec())
         problem = "" if any_codec else _why_not_dense(codecs, optimizer)
         problem = problem or _why_not(named_parameters, optimizer)
+        if config.snapshot_every and not snapshots:
+            problem = problem or (
+                "snapshots (snapshot_every=, THALWEG_SNAPSHOT_EVERY) need all nodes in the same "
+                'step: they go with mode="sync"'
+            )
     except _config.ConfigError as error:
         config, network = Config.from_env({}), Network.from_env({})
         problem = str(error)  # the others must hear of it as well
@@ -89,7 +96,7 @@ def join(
     assert job.session is not None
     _, reconnect = look_up(os.environ, "THALWEG_RECONNECT")
     no_way_back = why_no_way_back(config.timeout, config.step_timeout, float(reconnect))
-    return Joined(job, job.session, meeting, config.snapshot_every, no_way_back)
+    return Joined(job, job.session, meeting, config.snapshot_every, no_way_back, me.step_timeout)
 
 
 def are_dense(codecs: Policy) -> bool:

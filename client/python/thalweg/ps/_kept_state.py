@@ -63,6 +63,16 @@ class KeptState(FixedGroups):
         """
         return self._serving.updates
 
+    def finish(self) -> None:
+        """Waits for all workers' steps: then all have the same weights. Call it on all workers, at
+        the end of a training, or before an evaluation or a checkpoint. TimeoutError: one has not
+        come.
+        """
+        self._serving.wait()
+        if self._serving.meet() and self._serving.state.is_published:
+            self._serving.state.fetch()
+            self._serving.meet()
+
     @or_rolled_back
     def publish(self) -> None:
         """Makes rank 0's parameters, as they will be when the next step's first gradient is pushed,
@@ -71,6 +81,7 @@ class KeptState(FixedGroups):
         """
         if self._serving.state.is_published:
             self._serving.wait()
+            self._serving.meet()
             self._serving.state.read(self.state)
             self._serving.state.recall()
 
@@ -94,6 +105,7 @@ class KeptState(FixedGroups):
         get rank 0's, with its parameters, when the next step's first gradient is pushed.
         """
         self._serving.wait()
+        self._serving.meet()
         load_unrounded(self, super().load_state_dict, state_dict)
         self._serving.check_rule(self.param_groups)
         self._serving.state.recall()

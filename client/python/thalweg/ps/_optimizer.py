@@ -17,6 +17,7 @@ from thalweg.ps import _forwards, _joining, _scaling
 from thalweg.ps._bucket import Bucket, Parameter, cut, pulled_as, served
 from thalweg.ps._committing import Committing
 from thalweg.ps._kept_state import KeptState, or_rolled_back
+from thalweg.ps._pace import Apart, Pace
 from thalweg.ps._rules import KINDS, own_bound, rule_of
 from thalweg.ps._serving import Serving
 from thalweg.ps._sharded import ShardedState
@@ -43,9 +44,14 @@ class ServerOptimizer(KeptState):
     have been pushed. `bucket_cap_mb` MiB of parameters travel together: 25 unless given, 4 with
     `overlap`. `process_group` is the default one if None. `codec` (of gradients: "fp32", "bf16",
     "fp16"), `timeout`, `step_timeout`, `chunk_bytes` and `local_shards` are those of
-    thalweg.ddp.attach(). With `snapshot_every`, aggregators that have a folder for it write what
-    they keep to it after every so many steps. When one of them has lost its memory, step() raises
-    RolledBack on all workers: they have the weights of a snapshot again.
+    thalweg.ddp.attach(). `mode` says which nodes wait for each other: "sync", all in each step.
+    "stale": a node gets the weights of the moment, which lack at most `staleness` of the steps
+    before its own; each step still has the mean of all nodes, and they do equally many. "async":
+    each node's gradient is an update by itself, for which nobody waits; with `delay_aware`, the
+    learning rate is divided by how many others came in between. Call finish() at the end of these
+    two, which take no LAMB, clipping, loss scaling, overlap nor snapshots. With `snapshot_every`,
+    aggregators that have a folder for it write what they keep to it after so many steps. When one
+    has lost its memory, step() raises RolledBack on all workers: they have a snapshot's weights.
 
     Raises on all workers, saying what is wrong, what thalweg.ddp.attach() raises; ValueError also
     for options that shards do not have.
@@ -60,6 +66,9 @@ class ServerOptimizer(KeptState):
         max_grad_norm: float | None = None,
         loss_scaling: bool = False,
         overlap: bool = False,
+        mode: str = "sync",
+        staleness: int | None = None,
+        delay_aware: bool = False,
         bucket_cap_mb: float | None = None,
         snapshot_every: int | None = None,
         process_group: dist.ProcessGroup | None = None,
@@ -72,6 +81,7 @@ class ServerOptimizer(KeptState):
     ) -> None:
         if optimizer not in KINDS:
             raise ValueError(f"thalweg: optimizer {optimizer!r}, expected {', '.join(KINDS)}")
+        pace = Pace.of(mode, staleness, delay_aware=delay_aware)
         if not dist.is_initialized():
             raise RuntimeError("thalweg: call torch.distributed.init_process_group() first")
         if KINDS[optimizer].measures and max_grad_norm is not None:
@@ -99,23 +109,29 @@ class ServerOptimizer(KeptState):
                 loss_scaling=loss_scaling,
                 overlap=overlap,
                 bucket_cap_mb=bucket_cap_mb,
+                pace=pace,
             )
         )
 
     def _begin(self, wishes: Wishes) -> None:
         """Does what is left to do where this is a torch optimizer of the kind wished for."""
         kind, group = KINDS[wishes.kind], wishes.group
+        wishes.check()
         rule = rule_of(self.param_groups)
         own_bound(self.param_groups)
         parameters = served(self.param_groups, apart=kind.measures)
         if not parameters:
             raise ValueError("thalweg: no parameter requires a gradient")
         named = [(each.name, each.tensor) for each in parameters]
-        pulls = {
-            each.tensor.dtype: pulled_as(wishes.pull, each.tensor.dtype) for each in parameters
-        }
+        dtypes = {each.tensor.dtype for each in parameters}
+        pulls = {dtype: pulled_as(wishes.pull, dtype) for dtype in dtypes}
         join = functools.partial(
-            _joining.join, group, named, wishes.describe(rule), wishes.arguments
+            _joining.join,
+            group,
+            named,
+            wishes.describe(rule),
+            wishes.arguments,
+            snapshots=wishes.pace.is_together,
         )
         joined = join()
         buckets = [
@@ -127,6 +143,7 @@ class ServerOptimizer(KeptState):
                 rule=rule,
                 commits=wishes.commits,
                 pull=pulls[each[0].tensor.dtype],
+                pace=wishes.pace,
             )
             for number, each in enumerate(cut(parameters, wishes.bucket_bytes))
         ]
@@ -142,6 +159,7 @@ class ServerOptimizer(KeptState):
             commits=wishes.commits,
             is_first=is_first,
             snapshots=snapshots,
+            apart=Apart.of(wishes.pace, joined),
         )
         self.stats = self._serving.stats
         self._buckets = buckets

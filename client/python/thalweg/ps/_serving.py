@@ -13,10 +13,12 @@ from torch import Tensor
 from thalweg import _C
 from thalweg.ps._bucket import Bucket, Parameter
 from thalweg.ps._look import Look
+from thalweg.ps._pace import Apart
 from thalweg.ps._rules import Group, Kind, Rule, rule_of
 from thalweg.ps._shard_state import ShardState, States
 from thalweg.ps._snapshots import Snapshots
 from thalweg.ps._some import some
+from thalweg.ps._step_faults import fault_of
 from thalweg.ps._step_settings import StepSettings
 from thalweg.ps._trust import trust_ratios
 
@@ -38,24 +40,25 @@ class Serving:
         commits: bool,
         is_first: bool,
         snapshots: Snapshots | None = None,
+        apart: Apart | None = None,
     ) -> None:
         """`commits`: gradients are looked at as a whole before any weight changes. `is_first`: this
         worker's weights become the shards'. With `snapshots`, what shards have lost is no failure
-        before step().
+        before step(). `apart`: nodes need not be in the same step.
         """
         self._buckets = buckets
         self._kind = kind
         self._rule = rule
         self._commits = commits
         self._snapshots = snapshots
+        self._apart = apart
         self.state = ShardState(buckets, kind, is_first=is_first)
         self.updates = 0  # steps that the shards have done, and that have ended here
         self._waited = 0.0  # seconds
         self._loss_scale = 0.0
         self._bucket_of = {id(each.tensor): b for b in buckets for each in b.parameters}
         self._parameters = [each for bucket in buckets for each in bucket.parameters]
-        tensors = [each.tensor for each in self._parameters]
-        storages = {tensor.untyped_storage().data_ptr() for tensor in tensors}
+        storages = {each.tensor.untyped_storage().data_ptr() for each in self._parameters}
         self._shares_memory = len(storages) < len(self._bucket_of)
         self._enter(session)
 
@@ -66,7 +69,8 @@ class Serving:
         self._pushed = 0  # buckets of this step
         self._look: Look | None = None
         self._awaited: set[int] = set()  # ids of parameters whose new weights nobody has asked for
-        self._settings = StepSettings(session, self._kind, self._parameters)
+        last = self._apart.series if self._apart else 0
+        self._settings = StepSettings(session, self._kind, self._parameters, last)
 
     def reconnect(self, session: _C.Session) -> None:
         """Goes on in another session, between two steps. Raises RuntimeError."""
@@ -88,6 +92,12 @@ class Serving:
     def _note_new_state(self) -> None:
         if self._snapshots is not None:
             self._snapshots.note_new_state(self.updates)
+
+    def meet(self) -> bool:
+        """Returns whether nodes may be apart; if so, when all are here. Raises TimeoutError."""
+        if self._apart:
+            self._apart.meet()
+        return self._apart is not None
 
     @property
     def has_lost(self) -> bool:
@@ -240,7 +250,9 @@ class Serving:
         if self.state.is_published:
             self._check_unchanged()
         else:
+            self.meet()  # nobody pushes while weights change
             self.publish(states)
+            self.meet()
         if self._snapshots is not None and self._snapshots.is_due(self.updates):
             for bucket in self._buckets:  # then no shard has an update left to do
                 self._land(bucket)
@@ -262,18 +274,8 @@ class Serving:
             self._settings.announce(groups, ratios, **of_all)
 
     def _check_step(self, groups: Sequence[Group]) -> None:
-        missing = [name for bucket in self._buckets for name in bucket.missing()]
-        if missing:
-            self.fail(
-                f"{some(missing)} got no gradient in this step: shards update all parameters that "
-                "required one when ServerOptimizer was made (freeze others before)"
-            )
-        overwritten = [name for bucket in self._buckets for name in bucket.overwritten()]
-        if overwritten:
-            self.fail(
-                f"{some(overwritten)} got another gradient after it was pushed: is the model in "
-                "DistributedDataParallel? ServerOptimizer takes its place"
-            )
+        if fault := fault_of(self._buckets):
+            self.fail(fault)
         if not self._commits and not self._settings.are(groups):
             self.fail(
                 "a group's settings have changed between backward() and step(), when the shards "

@@ -12,12 +12,15 @@ from thalweg.ps._rules import Group, Kind, settings_of
 class StepSettings:
     """What has been announced in a session, the latest last."""
 
-    def __init__(self, session: _C.Session, kind: Kind, parameters: Sequence[Parameter]) -> None:
+    def __init__(
+        self, session: _C.Session, kind: Kind, parameters: Sequence[Parameter], last: int
+    ) -> None:
+        """Numbers follow `last`."""
         self._session = session
         self._kind = kind
         self._group_of = {each.settings: each.group for each in parameters}
         self._latest: object = None
-        self.number = 0  # of the latest
+        self.number = last  # of the latest
 
     def are(
         self,

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import torch.distributed as dist
 
+from thalweg.ps._pace import Pace
 from thalweg.ps._rules import KINDS, Rule
 
 
@@ -20,6 +21,23 @@ class Wishes(NamedTuple):
     loss_scaling: bool = False
     overlap: bool = False
     bucket_cap_mb: float | None = None
+    pace: Pace = Pace()
+
+    def check(self) -> None:
+        """Raises ValueError where nodes may be apart, and something else asks them to wait."""
+        if self.pace.is_together:
+            return
+        waits = {
+            "max_grad_norm": self.max_grad_norm is not None,
+            "loss_scaling": self.loss_scaling,
+            "overlap": self.overlap,
+            self.kind: KINDS[self.kind].measures,
+        }
+        for name, is_wanted in waits.items():
+            if is_wanted:
+                raise ValueError(
+                    f'thalweg: {name} needs all nodes in the same step: it goes with mode="sync"'
+                )
 
     @property
     def commits(self) -> bool:
@@ -40,7 +58,7 @@ class Wishes(NamedTuple):
         return (
             f"{self.kind}, {rule}, pull {self.pull}, max_grad_norm {self.max_grad_norm}, "
             f"loss_scaling {self.loss_scaling}, overlap {self.overlap}, buckets of "
-            f"{self.bucket_bytes} bytes"
+            f"{self.bucket_bytes} bytes, {self.pace}"
         )
 
 

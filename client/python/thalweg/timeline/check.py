@@ -27,11 +27,21 @@ def problems(timeline: Timeline) -> list[str]:
     if timeline.dropped:
         found.append(f"{timeline.dropped} spans were dropped: what follows may be because of that")
     found += _negative(timeline)
-    of_buckets = [span for span in timeline.spans if "collective" not in span.args]
+    apart = _apart(timeline)
+    of_buckets = [
+        span
+        for span in timeline.spans
+        if "collective" not in span.args and span.args.get("job") not in apart
+    ]
     found += _missing_of_buckets(of_buckets)
     found += _missing_of_chunks(of_buckets)
     found += _disorder(timeline, of_buckets)
     return found
+
+
+def _apart(timeline: Timeline) -> set[str]:
+    """Returns the jobs whose nodes may be apart: what they get need not wait for what they give."""
+    return {span.args["job"] for span in timeline.spans if "version" in span.args}
 
 
 def _negative(timeline: Timeline) -> Iterator[str]:

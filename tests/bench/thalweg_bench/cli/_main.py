@@ -14,7 +14,9 @@ from thalweg_bench.cli import (
     _codec,
     _collectives,
     _optim,
+    _pace,
     _placement,
+    _predict,
     _ps,
     _sharded,
     _step,
@@ -100,12 +102,16 @@ def make_parser() -> argparse.ArgumentParser:
     text = "steps with AdamW, on workers and on shards"
     _ps.add_arguments(_add_case(cases, "ps", text, _run_ps, ("iperf3",), rate="250mbit"))
 
+    text = "nodes that are slow in some steps, in step and at their own pace"
+    _pace.add_arguments(_add_case(cases, "pace", text, _run_pace, (), rate="none"))
+
     text = "the collectives of torch.distributed"
     many = _add_case(cases, "collectives", text, _run_collectives, ("gloo",), rate="250mbit")
     _collectives.add_arguments(many)
 
     _add_small_and_many(cases, reduce_peers)
     _placement.add_parser(cases, _guard)
+    _predict.add_parser(cases, _guard)
     _codec.add_parser(cases, _guard)
     _sharded.add_parser(cases, _guard)
     _optim.add_parser(cases, _guard)
@@ -229,6 +235,12 @@ def _run_ps(args: argparse.Namespace) -> None:
     from thalweg_bench import ps_case
 
     _report(args, ps_case.run(_ps.case_of(args)))
+
+
+def _run_pace(args: argparse.Namespace) -> None:
+    from thalweg_bench import pace_case
+
+    _report(args, pace_case.run(_pace.case_of(args)))
 
 
 def _run_collectives(args: argparse.Namespace) -> None:
