@@ -35,7 +35,8 @@ c10::intrusive_ptr<ProcessGroup> ProcessGroup::MakePart(c10d::Store& store,
   const auto mine = std::find(ranks.begin(), ranks.end(), getRank());
   if (mine == ranks.end()) return nullptr;
   if (store_ == nullptr) Throw(absl::StrCat("group '", group_.name, "' cannot be split"));
-  WorkerGroup part{.number = 0, .rank = static_cast<uint32_t>(mine - ranks.begin()), .name = name};
+  WorkerGroup part{
+      .number = 0, .rank = static_cast<uint32_t>(mine - ranks.begin()), .nodes = {}, .name = name};
   for (const int rank : ranks) part.nodes.push_back(group_.nodes.at(rank));
   uint64_t before = 0;  // torch asks once for each type of device
   {

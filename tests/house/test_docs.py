@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ast
 import importlib
+import inspect
 import json
 import re
 import subprocess
 from pathlib import Path
+from pkgutil import resolve_name
 
 import pytest
 import yaml
@@ -53,6 +55,45 @@ def test_code_of_the_pages_is_code():
                 except (SyntaxError, ValueError, yaml.YAMLError) as error:
                     wrong.append(f"{page.relative_to(ROOT)}: {error}\n{code}")
     assert checked > 50
+    assert not wrong, "\n".join(wrong)
+
+
+def name_of(node):
+    """Returns the dotted name that an expression is, or none."""
+    text = ast.unparse(node)
+    return text if re.fullmatch(r"[\w.]+", text) else ""
+
+
+def calls(code):
+    """Yields each call of a function or class of thalweg, with its whole name."""
+    tree, imported = ast.parse(code), {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            imported |= {a.asname or a.name: f"{node.module}.{a.name}" for a in node.names}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            first, dot, rest = name_of(node.func).partition(".")
+            name = imported.get(first, first) + dot + rest
+            if name.startswith("thalweg."):
+                yield name, node
+
+
+def test_calls_of_the_pages_have_arguments_that_thalweg_takes():
+    wrong, checked = [], set()
+    for page in PAGES:
+        for _, _, code in re.findall(BLOCK, page.read_text("utf-8")):
+            try:
+                found = list(calls(code.replace("…", "...")))
+            except SyntaxError:
+                continue  # another language, or a test above complains
+            for name, call in found:
+                checked.add(name)
+                given = {k.arg: None for k in call.keywords if k.arg}
+                try:
+                    inspect.signature(resolve_name(name)).bind(*call.args, **given)
+                except (AttributeError, ImportError, TypeError) as error:
+                    wrong.append(f"{page.relative_to(ROOT)}: {ast.unparse(call)}: {error}")
+    assert len(checked) > 10
     assert not wrong, "\n".join(wrong)
 
 

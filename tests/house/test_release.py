@@ -32,6 +32,27 @@ def test_every_torch_that_may_be_installed_is_built_for_and_documented():
         assert f"2.{first} to 2.{after - 1}" in (ROOT / page).read_text("utf-8")
 
 
+def version(name):
+    header = (ROOT / "core" / "base" / "protocol.h").read_text("utf-8")
+    [number] = re.findall(rf"\b{name} = (\d+);", header)
+    return number
+
+
+def test_pages_state_the_versions_that_the_programs_speak():
+    install = (ROOT / "docs" / "install.md").read_text("utf-8")
+    row = r"^\| \[%s version\].*?\| .*? \| (\d+) \|"
+    assert re.findall(row % "wire", install, re.M) == [version("kWireVersion")]
+    assert re.findall(row % "ipc", install, re.M) == [version("kIpcVersion")]
+    wire = (ROOT / "docs" / "wire.md").read_text("utf-8")
+    assert re.findall(r"The current version is (\d+)", wire) == [version("kWireVersion")]
+
+
+def test_changelog_says_which_versions_the_formats_have():
+    changelog = (ROOT / "CHANGELOG.md").read_text("utf-8")
+    for name, constant in (("wire", "kWireVersion"), ("ipc", "kIpcVersion")):
+        assert f"he {name} version is {version(constant)}" in changelog.replace("\n  ", " ")
+
+
 def test_release_builds_with_the_versions_of_development():
     def pins(name):
         return dict(re.findall(r"^([\w-]+)==(\S+)$", (ROOT / name).read_text("utf-8"), re.M))

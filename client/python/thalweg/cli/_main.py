@@ -90,7 +90,7 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument(
         "--local-shards",
         choices=LOCAL_SHARDS,
-        help="sets THALWEG_LOCAL_SHARDS: do sidecars host shards? (default: with --shards 0)",
+        help="sets THALWEG_LOCAL_SHARDS: whether sidecars host shards (default: with --shards 0)",
     )
     run.add_argument("--codec", type=_codec, metavar="CODEC", help="sets THALWEG_CODEC")
     run.add_argument(
