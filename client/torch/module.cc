@@ -206,9 +206,9 @@ std::shared_ptr<torch::jit::PythonFutureWrapper> Push(ServedBucket& bucket,
   return std::make_shared<torch::jit::PythonFutureWrapper>(std::move(future));
 }
 
-using Ask = ServedBucket::Future (ServedBucket::*)(uint64_t settings);
+using AsksShards = ServedBucket::Future (ServedBucket::*)(uint64_t settings);
 
-template <Ask kAsk>
+template <AsksShards kAsk>
 std::shared_ptr<torch::jit::PythonFutureWrapper> Begin(ServedBucket& bucket, uint64_t settings) {
   ServedBucket::Future future;
   {
