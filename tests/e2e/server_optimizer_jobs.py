@@ -159,6 +159,8 @@ def refused() -> list[str]:
         make(layer, amsgrad=True),
         make(layer, pull="int8"),
         make(layer, codec="int8"),
+        make(layer, codec="topk:start=0"),
+        make(layer, codec="int8:start=0", find_unused_parameters=True),
         make(layer, momentum=0.9),
         make(nn.Linear(3, 3).double()),
         make(nn.Linear(3, 3).half(), pull="bf16"),

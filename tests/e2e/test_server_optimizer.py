@@ -75,6 +75,28 @@ def test_gradients_in_16_bits_give_what_they_give_with_the_hook(codec, tmp_path)
     assert_same_bits(run("trained", tmp_path, (1, 1), 1, OPTIMIZER="adamw", CODEC=codec))
 
 
+@pytest.mark.parametrize(("nodes", "shards"), PLACES)
+@pytest.mark.parametrize("codec", ["int8:start=0", "onebit:start=0,feedback=0"])
+def test_gradients_in_few_bits_give_what_they_give_with_the_hook(codec, nodes, shards, tmp_path):
+    env = {"OPTIMIZER": "adamw", "CODEC": codec, "CHUNK_BYTES": str(4 * 4096)}
+    assert_same_bits(run("trained", tmp_path, nodes, shards, **env))
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"OVERLAP": "1"},
+        {"CLIP": "0.1"},
+        {"SCALING": "scaled", "PASSES": "2"},
+        {"OPTIMIZER": "lamb"},
+    ],
+    ids=str,
+)
+def test_gradients_in_few_bits_go_with_everything_else(how, tmp_path):
+    env = {"OPTIMIZER": "nesterov", "CODEC": "onebit:start=0"} | how
+    assert_same_bits(run("trained", tmp_path, (2, 1), 0, **env))
+
+
 def test_accumulated_gradients_are_pushed_once(tmp_path):
     results = run("trained", tmp_path, (1, 1), 0, OPTIMIZER="nesterov", PASSES="3")
     assert_same_bits(results)
@@ -115,6 +137,33 @@ def test_scaler_skips_the_same_steps_as_with_the_workers_own_optimizer(scaling, 
     for result in results:
         ours, theirs = result["skipped"]
         assert ours == theirs > 0
+
+
+@pytest.mark.parametrize(("nodes", "shards"), PLACES)
+@pytest.mark.parametrize("optimizer", ["dampened", "adamw", "lamb"])
+def test_parameters_without_gradients_stay_with_the_bits_of_the_workers_own(
+    optimizer, nodes, shards, tmp_path
+):
+    env = {"OPTIMIZER": optimizer, "UNUSED": "1", "CLIP": "0.5"}
+    assert_same_bits(run("trained", tmp_path, nodes, shards, **env))
+
+
+@pytest.mark.parametrize(
+    "how",
+    [{}, {"UNUSED": "idle"}, {"PASSES": "3"}, {"OVERLAP": "1"}, {"SCALING": "scaled"}],
+    ids=str,
+)
+def test_unused_parameters_go_with_everything_else(how, tmp_path):
+    env = {"OPTIMIZER": "adam", "UNUSED": "1"} | how
+    assert_same_bits(run("trained", tmp_path, (2, 1), 0, **env))
+
+
+@pytest.mark.parametrize("optimizer", ["dampened", "adamw", "lamb"])
+def test_checkpoints_have_the_steps_of_each_parameter(optimizer, tmp_path):
+    env = {"OPTIMIZER": optimizer, "UNUSED": "1"}
+    for result in run("exchanged_checkpoints", tmp_path, (1, 1), 2, **env):
+        assert result["servers then workers"] == result["whole"]
+        assert result["workers then servers"] == result["whole"]
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "nesterov", "adamw", "lamb"])
@@ -164,7 +213,10 @@ EXPECTED = [
     "ValueError: thalweg: optimizer 'adagrad', expected sgd, adam, adamw, lamb",
     "ValueError: thalweg: group 0 has amsgrad, which shards do not have",
     "ValueError: thalweg: pull is 'int8', expected fp32, bf16 or fp16",
-    "codec int8:start=2,feedback=1 does not go with ServerOptimizer: expected fp32, fp16 or bf16",
+    "codec int8:start=2,feedback=1 starts after 2 steps, but shards that keep weights take "
+    "gradients in one format: expected int8:start=0",
+    "does not go with ServerOptimizer: expected fp32, fp16, bf16, int8:start=0 or onebit:start=0",
+    "codec int8:start=0,feedback=1 does not go with find_unused_parameters: expected fp32, fp16",
     "TypeError: Adam.__init__() got an unexpected keyword argument 'momentum'",
     "parameter 0.0 is torch.float64: ServerOptimizer takes float32, float16 and bfloat16",
     "ValueError: thalweg: pull is 'bf16', but there are parameters in fp16",

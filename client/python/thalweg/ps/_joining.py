@@ -14,12 +14,13 @@ from thalweg._config import Config, Network
 from thalweg._job import Job
 from thalweg._topology import Tensor
 from thalweg._variables import look_up
-from thalweg.codecs import BF16, FP16, FP32
+from thalweg.codecs import BF16, FP16, FP32, Int8, OneBit
 from thalweg.optim._shards import is_dtensor
 from thalweg.policy import Policy
 from thalweg.ps._snapshots import why_no_way_back
 
 _DENSE = (FP32, FP16, BF16)
+_IN_BLOCKS = (Int8, OneBit)  # lossy, with the same bits however gradients are cut
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -32,6 +33,7 @@ class Joined(NamedTuple):
     snapshot_every: int  # steps; 0: none are taken
     no_way_back: str  # why the job may not go back to one; empty: it does
     step_timeout: float  # seconds
+    is_lossy: bool  # gradients are rounded to a few bits, each parameter's by itself
 
 
 def join(
@@ -42,6 +44,7 @@ def join(
     optimizer: str = "ServerOptimizer",
     *,
     any_codec: bool = False,
+    lossless: str = "",
     for_all_collectives: bool = False,
     secret: str = "",
     snapshots: bool = True,
@@ -50,6 +53,7 @@ def join(
 
     `description` is equal on all workers, as are names, types and shapes of the parameters.
     `optimizer` is the class that messages name. Shards cannot keep weights with `any_codec`.
+    `lossless` says what keeps gradients from being rounded to a few bits; empty: nothing.
     `secret` is that of an earlier job of these workers; empty: they have a new one. Without
     `snapshots` none can be taken. Raises what thalweg.ddp.attach() does.
     """
@@ -57,11 +61,11 @@ def join(
     try:
         config, network = Config.from_env().override(**arguments), Network.from_env()
         codecs = policy.parse(config.codec)
-        if any_codec:
+        if any_codec or not are_dense(codecs):
             shapes = [(name, tensor.shape) for name, tensor in named_parameters]
             codecs = policy.except_small_tensors(codecs, shapes)
             config = config._replace(codec=codecs.spec())
-        problem = "" if any_codec else _why_not_dense(codecs, optimizer)
+        problem = "" if any_codec else _why_not_served(codecs, optimizer, lossless)
         problem = problem or _why_not(named_parameters, optimizer)
         if config.snapshot_every and not snapshots:
             problem = problem or (
@@ -70,6 +74,7 @@ def join(
             )
     except _config.ConfigError as error:
         config, network = Config.from_env({}), Network.from_env({})
+        codecs = policy.parse(config.codec)
         problem = str(error)  # the others must hear of it as well
     config = config._replace(
         step_timeout=config.step_timeout or _process_group.timeout_of(group),
@@ -96,7 +101,15 @@ def join(
     assert job.session is not None
     _, reconnect = look_up(os.environ, "THALWEG_RECONNECT")
     no_way_back = why_no_way_back(config.timeout, config.step_timeout, float(reconnect))
-    return Joined(job, job.session, meeting, config.snapshot_every, no_way_back, me.step_timeout)
+    return Joined(
+        job,
+        job.session,
+        meeting,
+        config.snapshot_every,
+        no_way_back,
+        me.step_timeout,
+        is_lossy=not are_dense(codecs),
+    )
 
 
 def are_dense(codecs: Policy) -> bool:
@@ -111,15 +124,28 @@ def broadcast(group: dist.ProcessGroup, param_groups: Sequence[Mapping[str, Any]
         dist._broadcast_coalesced(group, tensors, 250 << 20, 0)  # type: ignore[attr-defined]
 
 
-def _why_not_dense(codecs: Policy, optimizer: str) -> str:
+def _why_not_served(codecs: Policy, optimizer: str, lossless: str) -> str:
     """Returns why shards cannot take gradients in these codecs; empty: they can."""
-    if are_dense(codecs):
-        return ""
-    lossy = [codec.spec() for codec in codecs.codecs if not isinstance(codec, _DENSE)]
-    return (
-        f"codec {lossy[0]} does not go with {optimizer}: expected fp32, fp16 or bf16 "
-        "(codec=, THALWEG_CODEC)"
-    )
+    for codec in codecs.codecs:
+        if isinstance(codec, _DENSE):
+            continue
+        name = f"codec {codec.spec()}"
+        if lossless or not isinstance(codec, _IN_BLOCKS):
+            known = (
+                "fp32, fp16 or bf16"
+                if lossless
+                else "fp32, fp16, bf16, int8:start=0 or onebit:start=0"
+            )
+            return (
+                f"{name} does not go with {lossless or optimizer}: expected {known} "
+                "(codec=, THALWEG_CODEC)"
+            )
+        if codec.start_iter:
+            return (
+                f"{name} starts after {codec.start_iter} steps, but shards that keep weights take "
+                f"gradients in one format: expected {codec.name}:start=0 (codec=, THALWEG_CODEC)"
+            )
+    return ""
 
 
 def _why_not(named_parameters: list[tuple[str, torch.Tensor]], optimizer: str) -> str:
