@@ -39,7 +39,7 @@ tsan:    ## run the unit tests of rooms with threads, but without gRPC, under Th
 helm:    ## check the Helm chart and the manifests (builds helm and others into .tools, once)
 	@scripts/helm_check
 
-test-kube: ## test the chart and the manifests on a real API server (builds it into .tools, once: 15 min)
+test-kube: ## test chart and manifests on a real API server, and as root on a real cluster (builds both, once)
 	@scripts/test_kube
 
 bench:   ## measure all cases beside their peers into out/bench (root; about 25 min)
