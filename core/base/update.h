@@ -43,7 +43,7 @@ struct UpdateRule {
   // much older than its own, and has the weights of the moment.
   uint32_t ahead = 0;
   bool alone = false;  // each contribution is an update, whose result goes to its node alone
-  // Of `alone`: the learning rate is divided by the contribution's staleness, if that is above 1.
+  // The learning rate is divided by the staleness of an `alone` contribution, if that is above 1.
   bool delay_aware = false;
 
   bool operator==(const UpdateRule&) const = default;

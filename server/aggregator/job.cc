@@ -18,15 +18,11 @@ JoinRequest WithoutRounds(JoinRequest request) {
   return request;
 }
 
-std::vector<Counter*> WaitedFor(const ShardMetrics& metrics, uint32_t num_nodes) {
-  std::vector<Counter*> counters;
-  for (uint32_t node = 0; node < num_nodes; ++node) counters.push_back(&metrics.WaitedFor(node));
-  return counters;
-}
+using CounterOfNode = Counter& (ShardMetrics::*)(uint32_t node) const;
 
-std::vector<Counter*> StaleUpdates(const ShardMetrics& metrics, uint32_t num_nodes) {
+std::vector<Counter*> ByNode(const ShardMetrics& metrics, CounterOfNode of, uint32_t num_nodes) {
   std::vector<Counter*> counters;
-  for (uint32_t node = 0; node < num_nodes; ++node) counters.push_back(&metrics.StaleUpdates(node));
+  for (uint32_t node = 0; node < num_nodes; ++node) counters.push_back(&(metrics.*of)(node));
   return counters;
 }
 
@@ -39,8 +35,8 @@ Job::Job(const JoinRequest& first, uint32_t max_window_chunks, MemoryBudget& mem
       own_bytes_(OwnBytes(first)),
       metrics_(metrics),
       faults_(faults),
-      waited_for_(WaitedFor(metrics, first.num_nodes)),
-      stale_updates_(StaleUpdates(metrics, first.num_nodes)),
+      waited_for_(ByNode(metrics, &ShardMetrics::WaitedFor, first.num_nodes)),
+      stale_updates_(ByNode(metrics, &ShardMetrics::StaleUpdates, first.num_nodes)),
       trace_(trace, "shard", first.job, {{"num_nodes", first.num_nodes}}),
       snapshots_(snapshots),
       members_(first),

@@ -156,6 +156,7 @@ class Job {
     RoundResult contributed;  // its number and size
     std::shared_ptr<const UpdateRule> rule;
     std::shared_ptr<ChunkState> state;
+    double raw_bytes = 0;
   };
   struct Held {
     std::optional<Completed> completed;
@@ -191,12 +192,12 @@ class Job {
                                                const UpdateRule* rule, TimePoint now)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::StatusOr<Asked> AskedLocked(uint32_t node, const RoundResult& contributed,
-                                    std::shared_ptr<const UpdateRule> rule) const
+                                    std::shared_ptr<const UpdateRule> rule, double raw_bytes) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::StatusOr<AppliedUpdate> Update(const Completed& completed, const RoundResult& mean);
   absl::Status Answer(const Asked& asked);
   void AnswerAsks(const Completed& completed, const AppliedUpdate& applied);
-  void Send(const Versions::Ask& ask, RoundResult weights, uint64_t version);
+  void Send(const Versions::Ask& ask, AppliedUpdate given, double raw_bytes);
   void CountStaleness(uint32_t node, uint64_t staleness) const;
   // Returns the chunk's state, making it at first use. On error the job must fail; Fail says so.
   absl::StatusOr<std::shared_ptr<ChunkState>> StateLocked(BucketId bucket, uint32_t chunk,
@@ -242,6 +243,7 @@ class Job {
   // Counts a result that goes to `nodes` nodes. (job_report.cc)
   void CountDelivery(const RoundResult& result, double raw_bytes, size_t nodes,
                      const WorkTimes& times);
+  void CountSent(double wire_bytes, double raw_bytes);
   // Records the failure and returns the sinks to Tell after the lock is released; returns none when
   // the job has already failed.
   std::vector<std::shared_ptr<ServedNode>> FailLocked(const absl::Status& reason)

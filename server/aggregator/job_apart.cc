@@ -21,12 +21,13 @@ absl::StatusOr<RoundEngine::Added> Job::AddLocked(uint32_t node, Contribution co
 }
 
 absl::StatusOr<Job::Asked> Job::AskedLocked(uint32_t node, const RoundResult& contributed,
-                                            std::shared_ptr<const UpdateRule> rule) const {
+                                            std::shared_ptr<const UpdateRule> rule,
+                                            double raw_bytes) const {
   const RoundId& id = contributed.id;
   const uint64_t least = id.round - std::min<uint64_t>(id.round, rule->ahead);
   auto state = chunks_.Find(id.bucket, id.chunk);
   if (state == nullptr) return NoWeights(id);
-  return Asked{{node, id.round, least}, contributed, std::move(rule), std::move(state)};
+  return Asked{{node, id.round, least}, contributed, std::move(rule), std::move(state), raw_bytes};
 }
 
 absl::StatusOr<AppliedUpdate> Job::Update(const Completed& completed, const RoundResult& mean) {
@@ -44,28 +45,27 @@ absl::StatusOr<AppliedUpdate> Job::Update(const Completed& completed, const Roun
 absl::Status Job::Answer(const Asked& asked) {
   THALWEG_ASSIGN_OR_RETURN(std::optional<AppliedUpdate> given,
                            AskForWeights(asked.ask, asked.contributed, *asked.rule, *asked.state));
-  if (given) Send(asked.ask, std::move(given->result), given->version);
+  if (given) Send(asked.ask, *std::move(given), asked.raw_bytes);
   return absl::OkStatus();
 }
 
 void Job::AnswerAsks(const Completed& completed, const AppliedUpdate& applied) {
   if (completed.update.rule->ahead == 0) return;
   for (const Versions::Ask& ask : TakeAnswered(applied.version, *completed.state)) {
-    Send(ask, applied.result, applied.version);
+    Send(ask, applied, completed.raw_bytes);
   }
 }
 
-void Job::Send(const Versions::Ask& ask, RoundResult weights, uint64_t version) {
-  CountStaleness(ask.node, ask.round - version);
+void Job::Send(const Versions::Ask& ask, AppliedUpdate given, double raw_bytes) {
+  CountStaleness(ask.node, ask.round - given.version);
   std::shared_ptr<ServedNode> sink;
   {
     MutexLock lock(mutex_);
     sink = peers_[ask.node].sink;
   }
   if (sink == nullptr) return;
-  const auto bytes = static_cast<double>(weights.payload.SizeBytes());
-  metrics_.bytes_out.Add(bytes);
-  delivered_.wire_bytes.Add(bytes);
+  RoundResult& weights = given.result;
+  CountSent(static_cast<double>(weights.payload.SizeBytes()), raw_bytes);
   weights.id.round = ask.round;
   weights.workers = spec_.world_size;
   sink->OnResult(std::move(weights));

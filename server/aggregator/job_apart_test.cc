@@ -12,7 +12,6 @@
 namespace thalweg {
 namespace {
 
-using Floats = std::vector<float>;
 using ::testing::HasSubstr;
 using ::testing::SizeIs;
 
@@ -27,19 +26,6 @@ Floats Values(uint32_t node, uint64_t round) {
   Floats made(kElems);
   for (float& value : made) value = values(random);
   return made;
-}
-
-Bytes Encoded(const Floats& values) {
-  Bytes bytes(values.size() * sizeof(float));
-  std::memcpy(bytes.data(), values.data(), bytes.size());
-  return bytes;
-}
-
-Floats Decoded(const Payload& payload) {
-  const Bytes bytes = BytesOf(payload);
-  Floats values(bytes.size() / sizeof(float));
-  std::memcpy(values.data(), bytes.data(), bytes.size());
-  return values;
 }
 
 UpdateRule Alone() {
@@ -89,6 +75,7 @@ class JobApartTest : public ::testing::Test {
     test_ = std::make_unique<TestJob>(std::move(workers));
     for (uint32_t node = 0; node < nodes(); ++node) {
       BucketAnnouncement bucket{kBucket, {DType::kFloat32, {{"w", {kElems}}}}};
+      bucket.raw_bytes = kElems * sizeof(float);
       bucket.update = rule;
       ASSERT_TRUE(test_->job().RegisterBucket(node, bucket).ok());
       ASSERT_TRUE(test_->job().SetSettings(node, 1, Settings(kRate)).ok());
@@ -103,14 +90,14 @@ class JobApartTest : public ::testing::Test {
   Floats result(uint32_t node, uint64_t round) {
     const RoundResult& found = test_->sink(node).results.at(round - 1);
     EXPECT_EQ(found.id, (RoundId{kBucket, 0, round}));
-    return Decoded(found.payload);
+    return DecodedFloats(found.payload);
   }
   absl::Status Contribute(uint32_t node, uint64_t round, uint64_t settings = 1) {
     Contribution contribution{{kBucket, 0, round},
                               1,
                               WireFormat::kFloat32,
                               kElems,
-                              Split(Encoded(Values(node, round)), {})};
+                              Split(EncodedFloats(Values(node, round)), {})};
     contribution.settings = settings;
     return test_->job().Contribute(node, std::move(contribution), Now());
   }
@@ -209,7 +196,7 @@ TEST_F(JobApartTest, EachLoneNodeHasSettingsOfItsOwn) {
     return ((node + 1) << StepSettings::kSeriesBit) + number;
   };
   Fold fold;
-  // Of the slow node, those of its second step are wanted when the fast one has long had others.
+  // The slow node's settings are wanted when the fast one has given more than a series keeps.
   ASSERT_TRUE(test_->job().SetSettings(1, numbered(1, 1), Settings(0.5)).ok());
   for (uint64_t step = 1; step <= 2 * StepSettings::kKept; ++step) {
     const double rate = kRate / static_cast<double>(step);
@@ -263,6 +250,10 @@ TEST_F(JobApartTest, NodesInStepGetTheBitsOfSynchronousOnes) {
       for (const uint32_t node : {2u, 0u, 3u, 1u}) ASSERT_TRUE(Advance(node));
       EXPECT_EQ(result(1, round), versions[round]);  // the last one to come
     }
+    // Each node has got all weights in each round, at once or when it may have them.
+    const double bytes = 20 * 4 * kElems * sizeof(float);
+    EXPECT_EQ(Count("thalweg_shard_sent_bytes_total", {}), bytes);
+    EXPECT_EQ(Count("thalweg_shard_sent_raw_bytes_total", {}), bytes);
   }
 }
 

@@ -43,7 +43,6 @@ void Job::CountDelivery(const RoundResult& result, double raw_bytes, size_t node
                         const WorkTimes& times) {
   const Duration fold_time = times.folded - times.begin;
   const auto count = static_cast<double>(nodes);
-  const double wire_bytes = count * static_cast<double>(result.payload.SizeBytes());
   const auto nonfinite = static_cast<double>(result.nonfinite_elems);
   metrics_.rounds.Add(absl::StatusCode::kOk);
   metrics_.nonfinite.Add(nonfinite);
@@ -53,13 +52,17 @@ void Job::CountDelivery(const RoundResult& result, double raw_bytes, size_t node
     metrics_.update.Observe(ToSeconds(times.end - times.folded));
     delivered_.update_seconds.Add(ToSeconds(times.end - times.folded));
   }
-  metrics_.bytes_out.Add(wire_bytes);
-  metrics_.raw_bytes_out.Add(count * raw_bytes);
   delivered_.rounds.Add();
   delivered_.nonfinite.Add(nonfinite);
   delivered_.fold_seconds.Add(ToSeconds(fold_time));
+  CountSent(count * static_cast<double>(result.payload.SizeBytes()), count * raw_bytes);
+}
+
+void Job::CountSent(double wire_bytes, double raw_bytes) {
+  metrics_.bytes_out.Add(wire_bytes);
+  metrics_.raw_bytes_out.Add(raw_bytes);
   delivered_.wire_bytes.Add(wire_bytes);
-  delivered_.raw_bytes.Add(count * raw_bytes);
+  delivered_.raw_bytes.Add(raw_bytes);
 }
 
 void Job::TraceRound(const Completed& completed, const AppliedUpdate& applied,

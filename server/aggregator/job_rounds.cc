@@ -62,7 +62,8 @@ absl::StatusOr<Job::Held> Job::HoldLocked(uint32_t node, Contribution contributi
   Held held;
   const bool is_ahead = update.rule != nullptr && update.rule->ahead > 0;
   if (is_ahead && (added.completed || added.verdict == RoundEngine::Verdict::kHeld)) {
-    THALWEG_ASSIGN_OR_RETURN(held.asked, AskedLocked(node, contributed, update.rule));
+    THALWEG_ASSIGN_OR_RETURN(held.asked,
+                             AskedLocked(node, contributed, update.rule, weight.raw_bytes));
   }
   if (!added.completed) return held;
   Completed& completed = held.completed.emplace(Completed{.round = *std::move(added.completed),
@@ -107,13 +108,13 @@ absl::Status Job::Deliver(const Completed& completed) {
   }
   WorkTimes times;
   times.begin = Now();
-  THALWEG_ASSIGN_OR_RETURN(RoundResult result, FoldRound(round, epoch, completed.state.get()));
+  AppliedUpdate applied;
+  RoundResult& result = applied.result;
+  THALWEG_ASSIGN_OR_RETURN(result, FoldRound(round, epoch, completed.state.get()));
   times.folded = Now();
   const LayoutRegistry::Update& update = completed.update;
-  AppliedUpdate applied;
   if (completed.step != nullptr) {
     THALWEG_ASSIGN_OR_RETURN(applied, Update(completed, result));
-    result = applied.result;
   } else if (update.rule != nullptr) {
     THALWEG_ASSIGN_OR_RETURN(result, KeepMean(result, *update.pieces, *completed.state));
   }
@@ -126,7 +127,6 @@ absl::Status Job::Deliver(const Completed& completed) {
     for (const auto& sink : others) sink->OnResult(receipt);
   }
   if (applied.version != 0) AnswerAsks(completed, applied);
-  applied.result = std::move(result);
   if (trace_) TraceRound(completed, applied, times);
   return absl::OkStatus();
 }

@@ -9,7 +9,6 @@
 namespace thalweg {
 namespace {
 
-using Floats = std::vector<float>;
 using Action = SnapshotAction;
 using ::testing::Each;
 using ::testing::ElementsAre;

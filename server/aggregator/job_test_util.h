@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
+#include <cstring>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -30,6 +31,21 @@ inline Bytes BytesOf(const Payload& payload) {
   Bytes bytes;
   for (const auto& piece : payload.pieces) bytes.insert(bytes.end(), piece.begin(), piece.end());
   return bytes;
+}
+
+using Floats = std::vector<float>;
+
+// These write and read values in float32.
+inline Bytes EncodedFloats(const Floats& values) {
+  Bytes bytes(values.size() * sizeof(float));
+  std::memcpy(bytes.data(), values.data(), bytes.size());
+  return bytes;
+}
+inline Floats DecodedFloats(const Payload& payload) {
+  const Bytes bytes = BytesOf(payload);
+  Floats values(bytes.size() / sizeof(float));
+  std::memcpy(values.data(), bytes.data(), bytes.size());
+  return values;
 }
 
 // Returns what a node of the job is told that waits no longer.

@@ -10,7 +10,6 @@
 namespace thalweg {
 namespace {
 
-using Floats = std::vector<float>;
 using ::testing::HasSubstr;
 
 constexpr BucketId kBucket{3, 0, 0};
@@ -39,19 +38,6 @@ Floats Values(float first) {
   return values;
 }
 
-Bytes Encoded(const Floats& values) {
-  Bytes bytes(values.size() * sizeof(float));
-  std::memcpy(bytes.data(), values.data(), bytes.size());
-  return bytes;
-}
-
-Floats Decoded(const Payload& payload) {
-  const Bytes bytes = BytesOf(payload);
-  Floats values(bytes.size() / sizeof(float));
-  std::memcpy(values.data(), bytes.data(), bytes.size());
-  return values;
-}
-
 class JobUpdatesTest : public ::testing::Test {
  protected:
   void Register(const UpdateRule& rule = AdamW()) {
@@ -64,7 +50,7 @@ class JobUpdatesTest : public ::testing::Test {
   absl::Status Contribute(uint32_t node, uint64_t round, const Floats& gradient,
                           uint64_t settings) {
     Contribution contribution{
-        {kBucket, 0, round}, 1, WireFormat::kFloat32, kElems, Split(Encoded(gradient), {})};
+        {kBucket, 0, round}, 1, WireFormat::kFloat32, kElems, Split(EncodedFloats(gradient), {})};
     contribution.settings = settings;
     return test_.job().Contribute(node, std::move(contribution), Now());
   }
@@ -147,7 +133,7 @@ TEST_F(JobUpdatesTest, ResultsAreTheWeightsOfWorkersThatUpdateThemselvesBitForBi
     ASSERT_TRUE(Contribute(0, round, first, round).ok());
     for (uint32_t node = 0; node < 2; ++node) {
       ASSERT_EQ(test_.sink(node).results.size(), round);
-      EXPECT_EQ(Decoded(test_.sink(node).results.back().payload), expected.params);
+      EXPECT_EQ(DecodedFloats(test_.sink(node).results.back().payload), expected.params);
     }
   }
   EXPECT_EQ(Read(test_), expected);
@@ -176,12 +162,12 @@ TEST_F(JobUpdatesTest, JobGoesOnFromWeightsThatWereRead) {
   for (uint32_t node = 0; node < 2; ++node) {
     ASSERT_TRUE(Contribute(node, 3, Values(2), 1).ok());
     Contribution again{
-        {kBucket, 0, 1}, 1, WireFormat::kFloat32, kElems, Split(Encoded(Values(2)), {})};
+        {kBucket, 0, 1}, 1, WireFormat::kFloat32, kElems, Split(EncodedFloats(Values(2)), {})};
     again.settings = 1;
     ASSERT_TRUE(other.job().Contribute(node, std::move(again), Now()).ok());
   }
-  EXPECT_EQ(Decoded(other.sink(0).results.back().payload),
-            Decoded(test_.sink(0).results.back().payload));
+  EXPECT_EQ(DecodedFloats(other.sink(0).results.back().payload),
+            DecodedFloats(test_.sink(0).results.back().payload));
 }
 
 TEST_F(JobUpdatesTest, NodesThatDifferAreNamedAndTheJobFails) {
@@ -229,7 +215,7 @@ TEST_F(JobUpdatesTest, UpdateThatCommitsGivesSquaresAndChangesWeightsOnlyWhenItI
     ASSERT_TRUE(Pull(0, push + 1, step).ok());
     ASSERT_TRUE(Pull(1, push + 1, step).ok());
     StepLocally(expected, mean, 0.1);
-    EXPECT_EQ(Decoded(test_.sink(1).results.back().payload), expected.params);
+    EXPECT_EQ(DecodedFloats(test_.sink(1).results.back().payload), expected.params);
     EXPECT_EQ(Read(test_), expected);
   }
   // What has been pulled is gone.
@@ -274,7 +260,7 @@ TEST_F(JobUpdatesTest, RoundWithoutWeightsOrSettingsFailsWithTheReason) {
   ASSERT_TRUE(other.job().RegisterBucket(0, bucket).ok());
   ASSERT_TRUE(other.job().SetSettings(0, 1, Settings(0.1)).ok());
   Contribution first{
-      {kBucket, 0, 1}, 1, WireFormat::kFloat32, kElems, Split(Encoded(Values(1)), {})};
+      {kBucket, 0, 1}, 1, WireFormat::kFloat32, kElems, Split(EncodedFloats(Values(1)), {})};
   first.settings = 1;
   EXPECT_THAT(std::string(other.job().Contribute(0, std::move(first), Now()).message()),
               HasSubstr("the shard has no weights to update"));

@@ -18,6 +18,10 @@ Histogram& Phase(MetricRegistry& r, const std::string& phase) {
       {{"phase", phase}});
 }
 
+Labels OfNode(uint32_t node) {
+  return {{"node", node < ShardMetrics::kNamedNodes ? absl::StrCat(node) : "other"}};
+}
+
 }  // namespace
 
 ShardMetrics::ShardMetrics(MetricRegistry& r)
@@ -84,7 +88,7 @@ Counter& ShardMetrics::WaitedFor(uint32_t node) const {
       "thalweg_shard_waited_for_seconds_total",
       absl::StrCat("Time that chunk rounds waited for one node alone, by that node; nodes from ",
                    kNamedNodes, " on are one, 'other'"),
-      {{"node", node < kNamedNodes ? absl::StrCat(node) : "other"}});
+      OfNode(node));
 }
 
 Counter& ShardMetrics::StaleUpdates(uint32_t node) const {
@@ -93,7 +97,7 @@ Counter& ShardMetrics::StaleUpdates(uint32_t node) const {
       absl::StrCat("Sum of the staleness of chunks whose nodes do not wait for all others, by the "
                    "node; nodes from ",
                    kNamedNodes, " on are one, 'other'"),
-      {{"node", node < kNamedNodes ? absl::StrCat(node) : "other"}});
+      OfNode(node));
 }
 
 void ShardMetrics::CountStaleness(uint64_t staleness) const {

@@ -5,11 +5,10 @@
 #include <algorithm>
 #include <array>
 #include <filesystem>
+#include <string_view>
 #include <system_error>
 
-#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
-#include "absl/strings/string_view.h"
 #include "server/net/connections.h"
 
 namespace thalweg {
@@ -39,8 +38,8 @@ std::vector<int> ConnectionsOf(int port) {
 bool HasAsked(int fd) {
   std::array<char, 8 << 10> unread;  // headers may have as many bytes
   const ssize_t got = recv(fd, unread.data(), unread.size(), MSG_PEEK | MSG_DONTWAIT);
-  return got > 0 &&
-         absl::StrContains(absl::string_view(unread.data(), static_cast<size_t>(got)), "\r\n\r\n");
+  return got > 0 && std::string_view(unread.data(), static_cast<size_t>(got)).find("\r\n\r\n") !=
+                        std::string_view::npos;
 }
 
 }  // namespace
@@ -69,10 +68,14 @@ void Doorkeeper::Loop() {
 
 void Doorkeeper::Look(TimePoint now) {
   std::unordered_map<uint64_t, Visit> open;
-  for (const int fd : ConnectionsOf(options_.port)) {
+  const std::vector<int> connections = ConnectionsOf(options_.port);
+  const bool are_too_many = connections.size() > options_.most;
+  for (const int fd : connections) {
     const uint64_t cookie = CookieOf(fd);
     const auto known = visits_.find(cookie);
-    open[cookie] = {fd, known == visits_.end() ? now : known->second.seen};
+    Visit& visit = open[cookie] = known == visits_.end() ? Visit{fd, now} : known->second;
+    // Whoever was seen to wait may be about to get its answer.
+    visit.has_asked = visit.has_asked || (are_too_many && HasAsked(fd));
   }
   visits_ = std::move(open);
   const std::vector<Leaving> order = InOrder();
@@ -86,10 +89,9 @@ void Doorkeeper::Look(TimePoint now) {
 }
 
 std::vector<Doorkeeper::Leaving> Doorkeeper::InOrder() const {
-  const bool are_too_many = visits_.size() > options_.most;
   std::vector<Leaving> order;
   for (const auto& [cookie, visit] : visits_) {
-    order.emplace_back(are_too_many && HasAsked(visit.fd), visit.seen, cookie);
+    order.emplace_back(visit.has_asked, visit.seen, cookie);
   }
   std::sort(order.begin(), order.end());
   return order;

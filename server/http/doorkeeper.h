@@ -45,6 +45,7 @@ class Doorkeeper {
   struct Visit {
     int fd;
     TimePoint seen;
+    bool has_asked = false;
   };
 
   // Whether the connection has asked, when it was first seen, and its socket's cookie.

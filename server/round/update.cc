@@ -275,8 +275,12 @@ absl::StatusOr<AppliedUpdate> Apply(std::optional<uint32_t> alone, const RoundRe
     THALWEG_RETURN_IF_ERROR(TakeMean(mean, rule, state, gradient));
     if (alone) applied.staleness = versions.latest - versions.seen[*alone];
     const float* const values = gradient.empty() ? nullptr : gradient.data();
-    Step({weights, values, buffer.bytes.get(), buffer.type}, rule, pieces,
-         rule.delay_aware ? Slowed(step, applied.staleness) : step);
+    const Arrays arrays{weights, values, buffer.bytes.get(), buffer.type};
+    if (rule.delay_aware) {
+      Step(arrays, rule, pieces, Slowed(step, applied.staleness));
+    } else {
+      Step(arrays, rule, pieces, step);
+    }
     applied.version = ++versions.latest;
     if (alone) versions.seen[*alone] = applied.version;
   }
@@ -308,22 +312,16 @@ absl::StatusOr<std::optional<AppliedUpdate>> AskForWeights(const Versions::Ask& 
                                                            const RoundResult& contributed,
                                                            const UpdateRule& rule,
                                                            ChunkState& state) {
-  const WeightsBuffer buffer(rule, contributed.elems);
-  AppliedUpdate given;
-  {
-    MutexLock lock(state.mutex);
-    if (state.versions.latest < ask.least) {
-      state.versions.asks.push_back(ask);
-      return std::nullopt;
-    }
-    if (state.weights.params.size() != contributed.elems) return NoWeights(contributed);
-    Cast(DType::kFloat32, state.weights.params.data(), buffer.type, buffer.bytes.get(),
-         contributed.elems);
-    given.version = state.versions.latest;
+  MutexLock lock(state.mutex);
+  if (state.versions.latest < ask.least) {
+    state.versions.asks.push_back(ask);
+    return std::nullopt;
   }
-  given.staleness = ask.round - given.version;
-  given.result = buffer.ResultOf(contributed, rule.down);
-  return given;
+  if (state.weights.params.size() != contributed.elems) return NoWeights(contributed);
+  const WeightsBuffer buffer(rule, contributed.elems);
+  Cast(DType::kFloat32, state.weights.params.data(), buffer.type, buffer.bytes.get(),
+       contributed.elems);
+  return AppliedUpdate{buffer.ResultOf(contributed, rule.down), state.versions.latest};
 }
 
 std::vector<Versions::Ask> TakeAnswered(uint64_t version, ChunkState& state) {

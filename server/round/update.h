@@ -37,7 +37,7 @@ absl::StatusOr<RoundResult> KeepMean(const RoundResult& mean, std::span<const Up
 struct AppliedUpdate {
   RoundResult result;
   uint64_t version = 0;    // of the weights in the result
-  uint64_t staleness = 0;  // updates since those that the node had when it computed the gradient
+  uint64_t staleness = 0;  // of UpdateAlone: updates since those that the gradient knew of
 };
 
 // Does one step of rule.optimizer on the weights in `state` with the gradients that `mean`, a

@@ -140,8 +140,8 @@ def refused() -> list[str]:
     """Asks for what cannot be; returns the errors."""
     layer = nn.Linear(3, 3)
 
-    def make(**options: Any) -> str:
-        return outcome(lambda: ServerOptimizer(layer.parameters(), "sgd", **options))
+    def make(kind: str = "sgd", **options: Any) -> str:
+        return outcome(lambda: ServerOptimizer(layer.parameters(), kind, **options))
 
     return [
         make(mode="bulk"),
@@ -152,6 +152,7 @@ def refused() -> list[str]:
         make(mode="async", max_grad_norm=1.0),
         make(mode="async", loss_scaling=True),
         make(mode="stale", staleness=1, overlap=True),
+        make("lamb", mode="stale", staleness=1),
         make(mode="async", snapshot_every=10),
         make(mode="stale", staleness=dist.get_rank() + 1),
     ]

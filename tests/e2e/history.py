@@ -45,13 +45,15 @@ class Sgd:
 
     def __init__(self, weights: np.ndarray, lr: float, momentum: float) -> None:
         self.weights = weights.copy()
-        self._lr, self._momentum = np.float32(lr), np.float32(momentum)
+        self._lr, self._momentum = lr, np.float32(momentum)
         self._buffer: np.ndarray | None = None
 
-    def add(self, gradient: np.ndarray) -> None:
+    def add(self, gradient: np.ndarray, staleness: int = 0) -> None:
+        """Takes a step, whose rate is divided by the staleness if that is above 1."""
         buffer = self._buffer
         self._buffer = gradient if buffer is None else _fma(buffer, self._momentum, gradient)
-        self.weights = _fma(self._buffer, -self._lr, self.weights)
+        rate = np.float32(self._lr / max(staleness, 1))
+        self.weights = _fma(self._buffer, -rate, self.weights)
 
 
 class AdamW:
@@ -61,7 +63,8 @@ class AdamW:
         self._tensor = torch.nn.Parameter(torch.from_numpy(weights.copy()))
         self._optimizer = optim.FusedAdamW([self._tensor], **options)
 
-    def add(self, gradient: np.ndarray) -> None:
+    def add(self, gradient: np.ndarray, staleness: int = 0) -> None:
+        assert not staleness
         self._tensor.grad = torch.from_numpy(gradient.copy())
         self._optimizer.step()
 
@@ -82,9 +85,10 @@ def check(
     fold: Sgd | AdamW,
     *,
     ahead: int | None,
+    delay_aware: bool = False,
 ) -> list[str]:
     """Returns what is wrong with the history of a chunk whose nodes could be so many steps `ahead`;
-    None: each push is an update.
+    None: each push is an update, which counts less the staler it is if `delay_aware`.
     """
     updates = sorted(updates, key=lambda update: update.version)
     problems = [
@@ -94,7 +98,7 @@ def check(
     ]
     versions = [begin]
     of_push: dict[tuple[int, int], int] = {}
-    for update in updates:
+    for update, stale in zip(updates, staleness(updates), strict=True):
         nodes = [update.node] if ahead is None else range(len(workers))
         gradients = []
         for node in nodes:
@@ -105,7 +109,8 @@ def check(
                 return [*problems, f"node {node} has not pushed step {update.round}"]
             gradients.append(workers[node].pushed[update.round])
         # Two nodes: half of each, in the order of nodes.
-        fold.add(sum(gradients[1:], gradients[0]) * np.float32(1 / len(gradients)))
+        mean = sum(gradients[1:], gradients[0]) * np.float32(1 / len(gradients))
+        fold.add(mean, stale if delay_aware else 0)
         versions.append(fold.weights)
     for node, worker in enumerate(workers):
         problems += _check_gotten(node, worker, versions, of_push, ahead)
@@ -184,7 +189,7 @@ def check_records(
             part = slice(first, end)
             cut = [_cut(worker, part) for worker in workers]
             fold = (Sgd if kind == "sgd" else AdamW)(before[part], **options)
-            found = check(before[part], cut, updates[key], fold, ahead=how.get("ahead"))
+            found = check(before[part], cut, updates[key], fold, **{"ahead": None} | how)
             problems += [f"bucket {key[0]}, chunk {key[1]}: {each}" for each in found]
     return problems, updates
 

@@ -73,6 +73,18 @@ def test_slow_node_holds_up_nobody_and_weights_are_the_fold_of_all_pushes(
     assert sum(stale) >= 3 * 9 * len(updates)
 
 
+def test_stale_push_counts_less_where_rates_are_delay_aware(tmp_path):
+    with traced(tmp_path, 1) as cluster:
+        env = {"MODE": "async", "LAG": "10", "STEPS": "40", "DELAY_AWARE": "1"}
+        start(cluster, tmp_path, "slow_one", **env).results()
+    updates = checked(tmp_path, 2, delay_aware=True)
+    assert max(history.staleness(next(iter(updates.values())))) >= 9
+    problems, _ = history.check_records(
+        *(tmp_path / "records", tmp_path / "traces", 2, "sgd", OPTIONS["sgd"])
+    )
+    assert problems  # it is not what the same rate for all gives
+
+
 @pytest.mark.parametrize("staleness", [1, 4])
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 def test_no_gradient_lacks_more_steps_than_it_may(optimizer, staleness, tmp_path):
@@ -158,6 +170,7 @@ EXPECTED = [
     'max_grad_norm needs all nodes in the same step: it goes with mode="sync"',
     'loss_scaling needs all nodes in the same step: it goes with mode="sync"',
     'overlap needs all nodes in the same step: it goes with mode="sync"',
+    'lamb needs all nodes in the same step: it goes with mode="sync"',
     "snapshots (snapshot_every=, THALWEG_SNAPSHOT_EVERY) need all nodes in the same step",
     "Pace(ahead=",
 ]

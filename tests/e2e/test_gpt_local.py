@@ -4,28 +4,15 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 
-from harness import DEADLINE, environment, servers
+from example_runs import run_example
 
 SMALL = "--steps 60 --look 20 --width 64 --blocks 1 --batch 4 --length 32 --tests 16"
 WAYS = ["ddp", "10", "10:int8:start=0", "10:sparse"]
 
 
 def test_ways_are_compared_from_the_same_weights_and_their_bytes_are_counted(tmp_path):
-    command = [sys.executable, "-m", "thalweg", "run", "--nodes", "2"]
-    command += ["-m", "thalweg.examples.gpt_local", "--ways", *WAYS, *SMALL.split()]
-    with servers() as nothing:
-        env = environment(nothing.folder) | {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
-        done = subprocess.run(
-            [*command, "--out", str(tmp_path)],
-            env=env,
-            capture_output=True,
-            text=True,
-            timeout=2 * DEADLINE,
-        )
-    assert done.returncode == 0, done.stdout + done.stderr
+    printed = run_example("gpt_local", ["--ways", *WAYS, *SMALL.split()], tmp_path)
     runs = [json.loads(path.read_text()) for path in tmp_path.glob("*.json")]
     curves = {run["way"]: run["curve"] for run in runs}
     assert sorted(curves) == sorted(WAYS)
@@ -33,7 +20,7 @@ def test_ways_are_compared_from_the_same_weights_and_their_bytes_are_counted(tmp
         losses = [point["loss"] for point in curve]
         assert [point["step"] for point in curve] == [20, 40, 60]
         assert losses[-1] < losses[0] < 5.7  # log 256 is 5.55
-        assert re.search(rf"{way} +{losses[-1]:.4f} ", done.stdout), done.stdout
+        assert re.search(rf"{way} +{losses[-1]:.4f} ", printed), printed
     sent = {way: curve[-1]["sent"] for way, curve in curves.items()}
     assert sent["10"] == sent["ddp"] / 10
     assert 3.5 < sent["10"] / sent["10:int8:start=0"] < 4

@@ -4,28 +4,15 @@ from __future__ import annotations
 
 import itertools
 import json
-import subprocess
-import sys
 
-from harness import DEADLINE, environment, servers
+from example_runs import run_example
 
 SMALL = "--task gpt --steps 40 --width 64 --batch 4 --look 10 --work 0.01 --slow 4"
 MODES = ["sync", "stale:2", "async", "local:10"]
 
 
 def test_modes_train_from_the_same_weights_and_are_drawn_over_time_and_bytes(tmp_path):
-    command = [sys.executable, "-m", "thalweg", "run", "--nodes", "2"]
-    command += ["-m", "thalweg.examples.ps_modes", "--modes", *MODES, *SMALL.split()]
-    with servers() as nothing:
-        env = environment(nothing.folder) | {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
-        done = subprocess.run(
-            [*command, "--out", str(tmp_path)],
-            env=env,
-            capture_output=True,
-            text=True,
-            timeout=3 * DEADLINE,
-        )
-    assert done.returncode == 0, done.stdout + done.stderr
+    run_example("ps_modes", ["--modes", *MODES, *SMALL.split()], tmp_path)
     curves = json.loads((tmp_path / "gpt.json").read_text())["curves"]
     assert sorted(curves) == sorted(MODES)
     for curve in curves.values():

@@ -257,7 +257,9 @@ class ServedBucket:
         """`number` is the bucket's in the session. `groups` has the number of each parameter's
         group, `optimizer` is "sgd", "adam" or "lamb", of which the last two may be `decoupled` as
         AdamW is; with `commits`, which "lamb" needs, an update takes a push and a pull; `down` is
-        the format in which weights come: "fp32", "fp16" or "bf16".
+        the format in which weights come: "fp32", "fp16" or "bf16". Of the next two one may be set:
+        a node may be so many rounds `ahead` of others, at most 64, or, `alone`, waits for none,
+        and then shards may divide its rates by its staleness (`delay_aware`).
 
         Parameters are dense, of one type out of float32, float16 and bfloat16, and on the CPU.
         Raises RuntimeError.
