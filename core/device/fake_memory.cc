@@ -14,12 +14,6 @@
 #include "core/device/fake_runtime.h"
 
 namespace thalweg {
-namespace {
-
-constexpr size_t kPage = 4096;
-
-}  // namespace
-
 absl::StatusOr<void*> FakeRuntime::AllocateMemory(size_t bytes) {
   {
     MutexLock lock(mutex_);

@@ -13,7 +13,6 @@
 namespace thalweg {
 namespace {
 
-constexpr size_t kPage = 4096;
 // A caller that must wait for a copy waits at most this long: longer than any test holds a stream.
 constexpr Duration kPatience = std::chrono::seconds(60);
 

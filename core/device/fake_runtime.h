@@ -121,6 +121,7 @@ class FakeRuntime : public DeviceRuntime {
   uint64_t pageable_copies();
 
  private:
+  static constexpr size_t kPage = 4096;
   struct Stream;
   struct Event {
     uint64_t recorded = 0;

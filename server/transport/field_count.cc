@@ -4,14 +4,12 @@
 
 #include "google/protobuf/io/coded_stream.h"
 #include "grpcpp/support/proto_buffer_reader.h"
+#include "server/transport/wire_types.h"
 
 namespace thalweg {
 namespace {
 
 using google::protobuf::io::CodedInputStream;
-
-// The wire types of protobuf's encoding, but for groups, which our messages do not have.
-enum WireType : uint32_t { kVarint = 0, kFixed64 = 1, kLengthDelimited = 2, kFixed32 = 5 };
 
 // Skips the field that follows its tag; returns false if it is cut off or of another type.
 bool SkipField(CodedInputStream& input, uint32_t tag) {

@@ -13,17 +13,16 @@
 #include "core/base/status_macros.h"
 #include "grpcpp/support/proto_buffer_reader.h"
 #include "server/transport/small_frames.h"
+#include "server/transport/wire_types.h"
 #include "thalweg/v1/exchange.pb.h"
 
 namespace thalweg {
 namespace {
 
-enum WireType : uint32_t { kVarint = 0, kFixed64 = 1, kBytes = 2, kFixed32 = 5 };
-
 constexpr uint32_t Tag(int field, WireType type) {
   return static_cast<uint32_t>(field) << 3 | type;
 }
-constexpr uint32_t kChunkTag = Tag(v1::Frame::kChunkFieldNumber, kBytes);
+constexpr uint32_t kChunkTag = Tag(v1::Frame::kChunkFieldNumber, kLengthDelimited);
 constexpr uint32_t kPayloadField = v1::Chunk::kPayloadFieldNumber;
 
 constexpr uint32_t kLossScaleField = v1::Chunk::kLossScaleFieldNumber;
@@ -182,7 +181,7 @@ absl::Status SkipUnknown(uint32_t tag, Cursor* in) {
     case kFixed32:
       complete = in->Skip(4);
       break;
-    case kBytes:
+    case kLengthDelimited:
       complete = in->ReadLength(&value) && in->Skip(value);
       break;
     default:
@@ -202,7 +201,9 @@ absl::Status ParseField(Cursor* in, Scalars* scalars, Payload* payload) {
   if (!is_payload && field >= scalars->size()) return SkipUnknown(tag, in);
 
   const char* name = is_payload ? "payload" : kScalarNames[field];
-  const uint32_t expected = is_payload ? kBytes : field == kLossScaleField ? kFixed64 : kVarint;
+  const uint32_t expected = is_payload                 ? kLengthDelimited
+                            : field == kLossScaleField ? kFixed64
+                                                       : kVarint;
   if (type != expected) {
     return Malformed(*in, absl::StrCat(name, " has wire type ", type, ", expected ", expected));
   }
@@ -290,7 +291,7 @@ grpc::ByteBuffer EncodeChunk(const ChunkHeader& header, const Payload& payload) 
   Head head;
   if (payload_bytes > 0) {
     head.PrependVarint(payload_bytes);
-    head.PrependVarint(Tag(kPayloadField, kBytes));
+    head.PrependVarint(Tag(kPayloadField, kLengthDelimited));
   }
   for (size_t field = scalars.size() - 1; field > 0; --field) {
     if (scalars[field] == 0) continue;  // proto3 omits defaults

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -15,6 +16,9 @@
 #include "grpcpp/completion_queue.h"
 
 namespace thalweg {
+
+// A cancelled call or stream ends within this time: the network is no longer involved.
+constexpr Duration kCancelTime = std::chrono::seconds(10);
 
 // The tags of a Poller's queue point to Completions. Happened is called once for every operation
 // that was started with it, on the poller's thread, and must not block.

@@ -159,7 +159,6 @@ class ReadGuardTest : public ::testing::Test {
 };
 
 TEST_F(ReadGuardTest, AConnectionThatHoldsAPollerIsClosed) {
-  const ReadGuard guard = Guard();
   Thread other_reader("reader", [this] {
     std::vector<char> data(1 << 16);
     while (recv(other_.server(), data.data(), data.size(), 0) > 0) {
@@ -167,8 +166,12 @@ TEST_F(ReadGuardTest, AConnectionThatHoldsAPollerIsClosed) {
   });
   const Sender other_sender(other_.client());
   const Sender sender(busy_.client());
-  Reading reading(pollers_, busy_.server(), Duration::max(), 1);
-  EXPECT_FALSE(reading.WasOpen());
+  {
+    const ReadGuard guard = Guard();
+    Reading reading(pollers_, busy_.server(), Duration::max(), 1);
+    EXPECT_FALSE(reading.WasOpen());
+  }
+  // The guard counts after it has closed.
   EXPECT_EQ(closed_.Value(), 1);
   EXPECT_TRUE(idle_.IsOpen());
   EXPECT_TRUE(other_.IsOpen());

@@ -6,6 +6,7 @@
 
 #include "core/base/status_macros.h"
 #include "server/transport/control_codec.h"
+#include "server/transport/poller.h"
 #include "server/transport/status_codec.h"
 #include "server/transport/update_codec.h"
 #include "spdlog/spdlog.h"
@@ -14,8 +15,6 @@ namespace thalweg {
 namespace {
 
 constexpr Duration kLeaveTime = std::chrono::seconds(2);
-// A cancelled stream ends within this time: the network is no longer involved.
-constexpr Duration kCancelTime = std::chrono::seconds(10);
 
 absl::Status HasLeft() { return absl::FailedPreconditionError("the node has left"); }
 

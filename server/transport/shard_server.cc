@@ -37,9 +37,6 @@ constexpr uint64_t kBytesOfConnection = 384 << 10;
 
 constexpr Duration kWatchInterval = std::chrono::seconds(2);
 
-// Cancelled streams end within this time: the network is no longer involved.
-constexpr Duration kCancelTime = std::chrono::seconds(10);
-
 class GrpcShardServer final : public ShardServer {
  public:
   GrpcShardServer(ServedShard& shard, const Options& options, MetricRegistry& metrics)
