@@ -1,6 +1,6 @@
 """A training script that does not mention Thalweg: `served_script.py MODE OUT`.
 
-MODE is several of sgd, lamb, accumulate, clip, cliponly, scaler and part, joined by "_".
+MODE is several of sgd, lamb, accumulate, clip, cliponly, scaler, unused and part, joined by "_".
 """
 
 import contextlib
@@ -19,10 +19,20 @@ from torch.nn.utils import clip_grad_norm_
 STEPS = 12
 
 
-def make_model() -> nn.Module:
+class Model(nn.Sequential):
+    skips = False  # a layer
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for number, layer in enumerate(self):
+            if number != 3 or not self.skips:
+                x = layer(x)
+        return x
+
+
+def make_model() -> Model:
     torch.manual_seed(dist.get_rank())  # rank 0's weights count
     # Before a BatchNorm a bias would have gradients of rounding alone.
-    model = nn.Sequential(
+    model = Model(
         nn.Linear(20, 64, bias=False),
         nn.BatchNorm1d(64),
         nn.Tanh(),
@@ -50,7 +60,7 @@ def main() -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     model = make_model()
-    ddp = DistributedDataParallel(model)
+    ddp = DistributedDataParallel(model, find_unused_parameters="unused" in mode)
     optimizer = make_optimizer(mode, model)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3, gamma=0.8)
     scaler = torch.amp.GradScaler(
@@ -58,6 +68,8 @@ def main() -> None:
     )
     norms = []
     for step in range(STEPS):
+        # Both workers, or one of them.
+        model.skips = "unused" in mode and step % 3 == 2 and (step < 6 or dist.get_rank() == 0)
         optimizer.zero_grad()
         passes = 2 if "accumulate" in mode else 1
         for part in range(passes):

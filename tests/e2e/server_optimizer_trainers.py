@@ -36,8 +36,33 @@ CASES: dict[str, tuple[str, Any, dict[str, Any]]] = {
 }
 
 
+class Branching(nn.Module):
+    """A model of which workers use other parts by their rank and in each forward pass."""
+
+    passes: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trunk = nn.Linear(64, 100)
+        self.heads = nn.ModuleList(nn.Linear(100, 10) for _ in range(4))
+        self.bypass = nn.Linear(64, 10)
+        self.register_buffer("passes", torch.tensor(0))  # goes with checkpoints
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        number, rank = int(self.passes), dist.get_rank()
+        self.passes += 1
+        is_last = rank == dist.get_world_size() - 1
+        if number % 7 == 4 or (number % 5 == 3 and is_last):
+            return self.bypass(x)
+        # All use the same head, or others; none uses the last one for long.
+        head = (1, rank % 2, 2 * (rank % 2), 3 if number > 8 else 0)[number % 4]
+        return self.heads[head](self.trunk(x).tanh())
+
+
 def make_model(seed: int) -> nn.Module:
     torch.manual_seed(seed)
+    if _unused():
+        return Branching()
     model = nn.Sequential(nn.Linear(64, 100), nn.Tanh(), nn.Linear(100, 100), nn.Linear(100, 10))
     model[0].bias.requires_grad_(False)
     # Two parameters in one piece of memory, as some libraries have them.
@@ -84,7 +109,11 @@ class Trainer:
             with self.held_back():
                 for part in range(1, passes):
                     self.scaler.scale(self.loss(part)).backward()
-            self.scaler.scale(self.loss()).backward()
+            loss = self.scaler.scale(self.loss())
+            if not self.idles():
+                loss.backward()
+            elif isinstance(self.model, DistributedDataParallel):
+                (0 * loss).backward()
             if _scaling() == "unscaled":
                 self.scaler.unscale_(self.optimizer)
             self.scaler.step(self.optimizer)
@@ -93,6 +122,15 @@ class Trainer:
             self.skipped += self.scaler.get_scale() < before
             self.scheduler.step()
             self.step += 1
+
+    def idles(self) -> bool:
+        """Whether this rank has no gradient in this step.
+
+        DistributedDataParallel needs zeros, and takes their parameters for used: it is a step in
+        which the other ranks use the same ones.
+        """
+        is_last = dist.get_rank() == dist.get_world_size() - 1
+        return _unused() == "idle" and is_last and self.step % 12 == 0
 
     def held_back(self) -> contextlib.AbstractContextManager[Any]:
         if isinstance(self.optimizer, ServerOptimizer):
@@ -104,6 +142,11 @@ class Trainer:
 def _scaling() -> str:
     """Returns how a GradScaler is used; "": there is none."""
     return os.environ.get("SCALING", "")
+
+
+def _unused() -> str:
+    """Returns how parameters lack gradients in some steps; "": they do not."""
+    return os.environ.get("UNUSED", "")
 
 
 def _bound() -> float | None:
@@ -122,6 +165,7 @@ def on_servers(case: str) -> Trainer:
         max_grad_norm=_bound(),
         loss_scaling=bool(_scaling()),
         overlap="OVERLAP" in os.environ,
+        find_unused_parameters=bool(_unused()),
         chunk_bytes=int(os.environ.get("CHUNK_BYTES", "0")) or None,
         **options,
     )
@@ -132,6 +176,10 @@ def on_workers(case: str) -> Trainer:
     kind, make, options = CASES[case]
     if kind != "lamb" or _bound() is not None:  # LAMB's own default is another one
         options = options | {"max_grad_norm": _bound()}
-    model = DistributedDataParallel(make_model(dist.get_rank()), bucket_cap_mb=BUCKET_MB)
+    model = DistributedDataParallel(
+        make_model(dist.get_rank()),
+        bucket_cap_mb=BUCKET_MB,
+        find_unused_parameters=bool(_unused()),
+    )
     thalweg.ddp.attach(model, os.environ.get("CODEC"))
     return Trainer(model, make(groups_of(model.module), **options))

@@ -25,7 +25,17 @@ def run(mode: str, tmp_path: Path, *, nodes: int = 2, **env: str):
         return results, job.workers[0].output, rounds
 
 
-@pytest.mark.parametrize("mode", ["sgd_accumulate", "adamw_clip", "adamw_scaler_clip", "lamb_clip"])
+@pytest.mark.parametrize(
+    "mode",
+    [
+        "sgd_accumulate",
+        "adamw_clip",
+        "adamw_scaler_clip",
+        "lamb_clip",
+        "sgd_unused_clip",
+        "adamw_unused_clip",
+    ],
+)
 def test_script_trains_as_with_torch_alone_while_its_optimizer_is_on_the_shards(mode, tmp_path):
     name = {"sgd": "SGD", "adamw": "AdamW", "lamb": "FusedLAMB"}[mode.split("_")[0]]
     names = {"THALWEG_COMPAT": "1"}  # torch.optim.LAMB

@@ -117,6 +117,33 @@ def test_scaler_skips_the_same_steps_as_with_the_workers_own_optimizer(scaling, 
         assert ours == theirs > 0
 
 
+@pytest.mark.parametrize(("nodes", "shards"), PLACES)
+@pytest.mark.parametrize("optimizer", ["dampened", "adamw", "lamb"])
+def test_parameters_without_gradients_stay_with_the_bits_of_the_workers_own(
+    optimizer, nodes, shards, tmp_path
+):
+    env = {"OPTIMIZER": optimizer, "UNUSED": "1", "CLIP": "0.5"}
+    assert_same_bits(run("trained", tmp_path, nodes, shards, **env))
+
+
+@pytest.mark.parametrize(
+    "how",
+    [{}, {"UNUSED": "idle"}, {"PASSES": "3"}, {"OVERLAP": "1"}, {"SCALING": "scaled"}],
+    ids=str,
+)
+def test_unused_parameters_go_with_everything_else(how, tmp_path):
+    env = {"OPTIMIZER": "adam", "UNUSED": "1"} | how
+    assert_same_bits(run("trained", tmp_path, (2, 1), 0, **env))
+
+
+@pytest.mark.parametrize("optimizer", ["dampened", "adamw", "lamb"])
+def test_checkpoints_have_the_steps_of_each_parameter(optimizer, tmp_path):
+    env = {"OPTIMIZER": optimizer, "UNUSED": "1"}
+    for result in run("exchanged_checkpoints", tmp_path, (1, 1), 2, **env):
+        assert result["servers then workers"] == result["whole"]
+        assert result["workers then servers"] == result["whole"]
+
+
 @pytest.mark.parametrize("optimizer", ["sgd", "nesterov", "adamw", "lamb"])
 def test_checkpoint_of_either_goes_on_in_the_other_with_the_same_bits(optimizer, tmp_path):
     for result in run("exchanged_checkpoints", tmp_path, (1, 1), 2, OPTIMIZER=optimizer):
@@ -136,6 +163,14 @@ def test_checkpoint_of_parts_goes_on_with_the_same_bits(optimizer, nodes, shards
     parts = [name for result in results for name in result["part"]]
     assert sorted(parts) == ["0.0", "0.1", "0.2", "1.1", "1.2"]
     assert all(len(result["part"]) < len(parts) for result in results)
+
+
+@pytest.mark.parametrize("optimizer", ["dampened", "adamw"])
+def test_checkpoint_of_parts_has_the_steps_of_each_parameter(optimizer, tmp_path):
+    env = {"OPTIMIZER": optimizer, "FOLDER": str(tmp_path / "checkpoint"), "UNUSED": "1"}
+    for result in run("sharded_checkpoints", tmp_path, (1, 1), 2, **env):
+        assert result["loaded"]
+        assert result["after"] == result["whole"]
 
 
 @pytest.mark.parametrize("pull", ["own", "bf16"])

@@ -160,7 +160,12 @@ def _move(optimizer: Optimizer, module: DistributedDataParallel, wanted: Wanted)
 
     name, group = _name(optimizer), module.process_group
     ours = takeover.take_over(
-        optimizer, _KINDS[type(optimizer)], group, pull=wanted.pull, overlap=wanted.overlap
+        optimizer,
+        _KINDS[type(optimizer)],
+        group,
+        pull=wanted.pull,
+        overlap=wanted.overlap,
+        find_unused_parameters=module.find_unused_parameters,
     )
     _served[module] = ours
     module.require_backward_grad_sync = False
@@ -206,8 +211,14 @@ def _clip(
 ) -> Tensor:
     """Is clip_grad_norm_: gradients that are on shards are clipped there, in the step."""
     tensors = [parameters] if isinstance(parameters, Tensor) else list(parameters)
-    given = {id(one) for one in tensors if one.grad is not None}
-    for ours in _served.values():
+    for module, ours in _served.items():
+        # Gradients that some workers lack may be clipped on all.
+        finds_unused = module.find_unused_parameters
+        given = {
+            id(one)
+            for one in tensors
+            if one.grad is not None or (finds_unused and one.requires_grad)
+        }
         served = {id(p) for group in ours.param_groups for p in group["params"] if p.requires_grad}
         if not given & served or ours.accumulates:
             continue

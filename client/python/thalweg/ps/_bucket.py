@@ -33,6 +33,12 @@ class Parameter(NamedTuple):
     group: int  # number of its group
     settings: int  # number of its settings on the shards
 
+    @property
+    def has_gradient(self) -> bool:
+        """Whether it has one that has not been gathered."""
+        grad = self.tensor.grad
+        return grad is not None and not isinstance(grad, PushedGrad)
+
 
 def served(groups: Sequence[Group], *, apart: bool = False) -> list[Parameter]:
     """Returns the parameters that require a gradient, with their names or "group.index". `apart`:
@@ -153,20 +159,22 @@ class Bucket:
 
     def overwritten(self) -> list[str]:
         """Returns the names of those whose gradient somebody has put back."""
-        return [
-            each.name
-            for each in self.parameters
-            if each.tensor.grad is not None and not isinstance(each.tensor.grad, PushedGrad)
-        ]
+        return [each.name for each in self.parameters if each.has_gradient]
 
-    def gather(self, parameter: Parameter) -> None:
-        """Takes the parameter's gradient away. Call it once in a step."""
+    def gather(self, parameter: Parameter) -> bool:
+        """Takes the parameter's gradient away, or zeros if it has none; returns whether it has one.
+        Call it once in a step.
+        """
         tensor = parameter.tensor
+        self._gathered.add(id(tensor))
+        if not parameter.has_gradient:
+            self._places[id(tensor)].zero_()
+            return False
         assert tensor.grad is not None
         self._grads.fill(self._places[id(tensor)], tensor.grad)
         tensor.grad = None
         tensor.grad = PushedGrad(tensor, parameter.name)
-        self._gathered.add(id(tensor))
+        return True
 
     def push(self, settings: int) -> None:
         """Sends the gradients, all of which have been gathered."""

@@ -13,6 +13,7 @@ from torch import Tensor
 from thalweg import _C
 from thalweg.ps._bucket import Bucket
 from thalweg.ps._rules import Group
+from thalweg.ps._unused import Used
 
 
 class Look(NamedTuple):
@@ -20,10 +21,13 @@ class Look(NamedTuple):
 
     squares: float  # of all elements, added up
     nonfinite: int  # elements
+    buckets: Sequence[Bucket]  # those of which anything has a gradient
 
     @classmethod
-    def at(cls, buckets: Sequence[Bucket], groups: Sequence[Group]) -> Look:
-        """Waits for the squares of these buckets, whose update commits."""
+    def at(cls, buckets: Sequence[Bucket], groups: Sequence[Group], used: Used | None) -> Look:
+        """Waits for the squares of these buckets, whose update commits. `used` knows which
+        parameters have gradients; None: all do.
+        """
         squares: dict[int, Tensor] = {}
         nonfinite = 0
         for bucket in buckets:
@@ -31,7 +35,11 @@ class Look(NamedTuple):
             ids = (id(each.tensor) for each in bucket.parameters)
             squares.update(zip(ids, found, strict=True))
             nonfinite += count
-        return cls(_total(groups, squares), nonfinite)
+        if used is not None:
+            having = used.answer()
+            squares = {key: each for key, each in squares.items() if key in having}
+            buckets = [b for b in buckets if id(b.parameters[0].tensor) in having]
+        return cls(_total(groups, squares), nonfinite, buckets)
 
 
 def _total(groups: Sequence[Group], squares: Mapping[int, Tensor]) -> float:
@@ -41,4 +49,4 @@ def _total(groups: Sequence[Group], squares: Mapping[int, Tensor]) -> float:
         found = [squares[id(tensor)] for tensor in group["params"] if id(tensor) in squares]
         if found:
             sums.append(_C.total_of_squares(torch.cat(found)))
-    return functools.reduce(operator.add, sums)
+    return functools.reduce(operator.add, sums, 0.0)

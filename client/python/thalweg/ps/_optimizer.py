@@ -15,16 +15,18 @@ from torch import Tensor
 from thalweg import _precision
 from thalweg.ps import _forwards, _joining, _scaling
 from thalweg.ps._bucket import Bucket, Parameter, cut, pulled_as, served
+from thalweg.ps._clipping import Clipping
 from thalweg.ps._committing import Committing
-from thalweg.ps._kept_state import KeptState, or_rolled_back
+from thalweg.ps._kept_state import or_rolled_back
 from thalweg.ps._pace import Apart, Pace
 from thalweg.ps._rules import KINDS, own_bound, rule_of
 from thalweg.ps._serving import Serving
 from thalweg.ps._sharded import ShardedState
+from thalweg.ps._unused import Used
 from thalweg.ps._wishes import Wishes, check_bound
 
 
-class ServerOptimizer(KeptState):
+class ServerOptimizer(Clipping):
     """An optimizer whose step is done on the shards, by one for all workers.
 
     Every worker of the process group makes it, with a model that is not in DistributedDataParallel.
@@ -40,18 +42,21 @@ class ServerOptimizer(KeptState):
     all groups, in the step; LAMB clips to 1 unless given. `loss_scaling`: a GradScaler may have
     scaled the loss, and decides whether to step. `overlap`: step() does not wait; a module's
     forward() waits for its own weights, and Module.state_dict() for all; call wait() before
-    anything else reads weights. With any of these, and with LAMB, weights come when all gradients
-    have been pushed. `bucket_cap_mb` MiB of parameters travel together: 25 unless given, 4 with
-    `overlap`. `process_group` is the default one if None. `codec` (of gradients: "fp32", "bf16",
-    "fp16"), `timeout`, `step_timeout`, `chunk_bytes` and `local_shards` are those of
-    thalweg.ddp.attach(). `mode` says which nodes wait for each other: "sync", all in each step.
-    "stale": a node gets the weights of the moment, which lack at most `staleness` of the steps
-    before its own; each step still has the mean of all nodes, and they do equally many. "async":
-    each node's gradient is an update by itself, for which nobody waits; with `delay_aware`, the
-    learning rate is divided by how many others came in between. Call finish() at the end of these
-    two, which take no LAMB, clipping, loss scaling, overlap nor snapshots. With `snapshot_every`,
-    aggregators that have a folder for it write what they keep to it after so many steps. When one
-    has lost its memory, step() raises RolledBack on all workers: they have a snapshot's weights.
+    anything else reads weights. `find_unused_parameters`: a parameter may get no gradient in a
+    step, and stays as it is, with its state, if it gets none on any worker; all workers call
+    step(), those without gradients too. With any of these, and with LAMB, weights come when all
+    gradients have been pushed. `bucket_cap_mb` MiB of parameters travel together: 25 unless given,
+    4 with `overlap`; with `find_unused_parameters` each travels alone. `process_group` is the
+    default one if None. `codec` (of gradients: "fp32", "bf16", "fp16"), `timeout`, `step_timeout`,
+    `chunk_bytes` and `local_shards` are those of thalweg.ddp.attach(). `mode` says which nodes wait
+    for each other: "sync", all in each step. "stale": a node gets the weights of the moment, which
+    lack at most `staleness` of the steps before its own; each step still has the mean of all nodes,
+    and they do equally many. "async": each node's gradient is an update by itself, for which nobody
+    waits; with `delay_aware`, the learning rate is divided by how many others came in between. Call
+    finish() at the end of these two, which take no LAMB, clipping, loss scaling, overlap nor
+    snapshots. With `snapshot_every`, aggregators that have a folder for it write what they keep to
+    it after so many steps. When one has lost its memory, step() raises RolledBack on all workers:
+    they have a snapshot's weights.
 
     Raises on all workers, saying what is wrong, what thalweg.ddp.attach() raises; ValueError also
     for options that shards do not have.
@@ -66,6 +71,7 @@ class ServerOptimizer(KeptState):
         max_grad_norm: float | None = None,
         loss_scaling: bool = False,
         overlap: bool = False,
+        find_unused_parameters: bool = False,
         mode: str = "sync",
         staleness: int | None = None,
         delay_aware: bool = False,
@@ -108,6 +114,7 @@ class ServerOptimizer(KeptState):
                 max_grad_norm=check_bound(max_grad_norm),
                 loss_scaling=loss_scaling,
                 overlap=overlap,
+                finds_unused=find_unused_parameters,
                 bucket_cap_mb=bucket_cap_mb,
                 pace=pace,
             )
@@ -160,6 +167,7 @@ class ServerOptimizer(KeptState):
             is_first=is_first,
             snapshots=snapshots,
             apart=Apart.of(wishes.pace, joined),
+            used=Used(group, parameters) if wishes.finds_unused else None,
         )
         self.stats = self._serving.stats
         self._buckets = buckets
@@ -189,6 +197,7 @@ class ServerOptimizer(KeptState):
             with torch.enable_grad():
                 loss = closure()
         self._serving.check_open()
+        self._serving.complete(self.param_groups, self.state)
         if self._serving.is_idle:
             return loss
         if self._wishes.commits:
@@ -211,46 +220,6 @@ class ServerOptimizer(KeptState):
     def wait(self) -> None:
         """Waits until the weights of the last step are in place."""
         self._serving.wait()
-
-    @property
-    def grad_norm(self) -> float | None:
-        """The norm of all gradients in the last step that had a max_grad_norm, before clipping;
-        None: there was none. With a max_grad_norm of infinity nothing is clipped.
-        """
-        return self._committing.norm
-
-    @property
-    def max_grad_norm(self) -> float | None:
-        """What gradients are clipped to. It may be changed between two steps, on all workers alike.
-        ValueError: it is not more than 0, or the optimizer was made for steps without it.
-        """
-        return own_bound(self.param_groups) or self._committing.max_grad_norm
-
-    @max_grad_norm.setter
-    def max_grad_norm(self, value: float | None) -> None:
-        if value is not None and not self._wishes.commits:
-            raise ValueError(
-                f"thalweg: max_grad_norm is {value}, but shards update before all gradients are "
-                "known: make the ServerOptimizer with a max_grad_norm"
-            )
-        if KINDS[self._wishes.kind].measures:
-            for group in self.param_groups:
-                group["max_grad_norm"] = check_bound(value)
-        else:
-            self._committing.max_grad_norm = check_bound(value)
-
-    @or_rolled_back
-    def clip_grad_norm_(self, max_norm: float) -> Tensor:
-        """Lets this step, whose backward pass is over, clip as torch.nn.utils.clip_grad_norm_ over
-        all groups. Call it on all workers. Returns the norm before clipping, a float32 on the CPU.
-        RuntimeError: the optimizer was made for steps without clipping and loss scaling.
-        """
-        if not self._wishes.commits:
-            self._serving.fail(
-                "shards update before all gradients are known: to clip them, make the "
-                "ServerOptimizer with a max_grad_norm"
-            )
-        return torch.tensor(self._committing.clip(self.param_groups, check_bound(max_norm) or 0.0))
 
     @property
     def shards(self) -> ShardedState:
@@ -281,13 +250,6 @@ class ServerOptimizer(KeptState):
         for hook in self._hooks:
             hook.remove()
         self._serving.close()
-
-    @or_rolled_back
-    def look_for_infinities(self, inverse_scale: float) -> bool:
-        """Is called in the place of a GradScaler's unscale_(): step() is to multiply gradients by
-        that. Returns whether one is not finite.
-        """
-        return self._committing.look_for_infinities(self.param_groups, inverse_scale)
 
     def _hook_of(self, bucket: Bucket, parameter: Parameter) -> Callable[[Tensor], None]:
         ref = weakref.ref(self)  # parameters may outlive the optimizer

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -11,16 +10,17 @@ from typing import Any
 from torch import Tensor
 
 from thalweg import _C
+from thalweg.ps._arrivals import Arrivals
 from thalweg.ps._bucket import Bucket, Parameter
 from thalweg.ps._look import Look
 from thalweg.ps._pace import Apart
 from thalweg.ps._rules import Group, Kind, Rule, rule_of
 from thalweg.ps._shard_state import ShardState, States
 from thalweg.ps._snapshots import Snapshots
-from thalweg.ps._some import some
-from thalweg.ps._step_faults import fault_of
+from thalweg.ps._step_faults import change_of, fault_of
 from thalweg.ps._step_settings import StepSettings
 from thalweg.ps._trust import trust_ratios
+from thalweg.ps._unused import Used
 
 
 class Serving:
@@ -41,10 +41,12 @@ class Serving:
         is_first: bool,
         snapshots: Snapshots | None = None,
         apart: Apart | None = None,
+        used: Used | None = None,
     ) -> None:
         """`commits`: gradients are looked at as a whole before any weight changes. `is_first`: this
         worker's weights become the shards'. With `snapshots`, what shards have lost is no failure
-        before step(). `apart`: nodes need not be in the same step.
+        before step(). `apart`: nodes need not be in the same step. `used`: not all parameters need
+        gradients; then each has a bucket of its own, and `commits`.
         """
         self._buckets = buckets
         self._kind = kind
@@ -52,23 +54,21 @@ class Serving:
         self._commits = commits
         self._snapshots = snapshots
         self._apart = apart
+        self._used = used
         self.state = ShardState(buckets, kind, is_first=is_first)
         self.updates = 0  # steps that the shards have done, and that have ended here
-        self._waited = 0.0  # seconds
         self._loss_scale = 0.0
-        self._bucket_of = {id(each.tensor): b for b in buckets for each in b.parameters}
+        self._look: Look | None = None
+        self._arrivals = Arrivals(buckets)
         self._parameters = [each for bucket in buckets for each in bucket.parameters]
-        storages = {each.tensor.untyped_storage().data_ptr() for each in self._parameters}
-        self._shares_memory = len(storages) < len(self._bucket_of)
         self._enter(session)
 
     def _enter(self, session: _C.Session) -> None:
         """Begins in a session whose buckets are empty."""
         self._session = session
         self._finalizer = weakref.finalize(self, _close, session, os.getpid())
-        self._pushed = 0  # buckets of this step
-        self._look: Look | None = None
-        self._awaited: set[int] = set()  # ids of parameters whose new weights nobody has asked for
+        self._end_step()
+        self._arrivals.forget()
         last = self._apart.series if self._apart else 0
         self._settings = StepSettings(session, self._kind, self._parameters, last)
 
@@ -111,7 +111,7 @@ class Serving:
 
     def stats(self) -> dict[str, Any]:
         """Returns what the session has counted, and how long this worker has waited for weights."""
-        return self._session.stats() | {"pull_wait_seconds": self._waited}
+        return self._session.stats() | {"pull_wait_seconds": self._arrivals.waited}
 
     def close(self) -> None:
         self._finalizer()
@@ -135,12 +135,23 @@ class Serving:
             if not self.has_lost:
                 raise
 
+    def complete(self, groups: Sequence[Group], states: States) -> None:
+        """Pushes what the backward passes have left, if not all parameters need gradients."""
+        if self._used is None or self._used.is_asked:
+            return
+        for bucket in self._buckets:
+            for each in bucket.parameters:
+                if not bucket.has(each):
+                    self._arrivals.land(bucket)  # nothing in this step has waited for it
+                    self._gather(bucket, each, groups, states)
+        self._used.ask()
+
     def _gather(
         self, bucket: Bucket, parameter: Parameter, groups: Sequence[Group], states: States
     ) -> None:
         if self.is_idle:
             self._begin_step(groups, states)
-        if id(parameter.tensor) in self._awaited:
+        if self._arrivals.has(parameter.tensor) and parameter.has_gradient:
             self.fail(
                 f"{parameter.name} was used before its new weights were here, by other code than "
                 "the forward() of the module that has it: call wait() before, or do without overlap"
@@ -151,7 +162,8 @@ class Serving:
                 "pushed: call step() after each backward pass, and put all passes of a step but "
                 "the last into `with optimizer.accumulate():`"
             )
-        bucket.gather(parameter)
+        if bucket.gather(parameter) and self._used:
+            self._used.note(parameter)
         # All workers push in the same order, whatever their backward passes do.
         while self._pushed < len(self._buckets) and self._buckets[self._pushed].is_full:
             self._buckets[self._pushed].push(0 if self._commits else self._settings.number)
@@ -161,7 +173,7 @@ class Serving:
         """Waits for what the step's gradients are as a whole. Requires `commits`."""
         if self._look is None:
             self._check_step(groups)
-            self._look = Look.at(self._buckets, groups)
+            self._look = Look.at(self._buckets, groups, self._used)
         return self._look
 
     def skip_step(self) -> None:
@@ -174,8 +186,9 @@ class Serving:
         self, groups: Sequence[Group], *, grad_scale: float = 1.0, max_grad_norm: float = 0.0
     ) -> None:
         """From now on the new weights are on their way."""
+        updated = self._buckets
         if self._commits:
-            squares = self.look(groups).squares
+            squares, updated = self.look(groups).squares, self.look(groups).buckets
             of_all = {
                 "grad_scale": grad_scale,
                 "max_grad_norm": max_grad_norm,
@@ -184,48 +197,41 @@ class Serving:
             ratios = None
             if self._kind.measures:
                 self._announce(groups, None, measures=True, **of_all)
-                ratios = trust_ratios(self._buckets, groups, self._settings.number)
+                ratios = trust_ratios(updated, groups, self._settings.number)
             self._announce(groups, ratios, **of_all)
-            for bucket in reversed(self._buckets):  # the order in which a forward pass needs them
+            for bucket in self._buckets:
+                if bucket not in updated:
+                    bucket.drop()
+            for bucket in reversed(updated):  # the order in which a forward pass needs them
                 bucket.commit(self._settings.number)
         else:
             self._check_step(groups)
             for bucket in self._buckets:
                 bucket.expect()
-        self._awaited = set(self._bucket_of)
+        self._arrivals.expect(updated)
         self._end_step()
 
     def wait(self) -> None:
         """Waits for all weights that are on their way, and puts them in place."""
-        for bucket in reversed(self._buckets):
-            self._land(bucket)
-        self._awaited.clear()
+        self._arrivals.take_all()
 
     def wait_for(self, parameters: Iterable[Tensor | None]) -> None:
         """Does so for those that these parameters are among."""
-        if not self._awaited:
+        if not self._arrivals:
             return
         for parameter in parameters:
-            if id(parameter) in self._awaited:
+            if self._arrivals.has(parameter):
                 try:
-                    self._land(self._bucket_of[id(parameter)])
+                    self._arrivals.take(parameter)
                 except RuntimeError:
                     if not self.has_lost:
                         raise
-                self._awaited.remove(id(parameter))
-
-    def _land(self, bucket: Bucket) -> None:
-        # A write to one of the views of a tensor counts as one to all of them.
-        others = [b for b in self._buckets if self._shares_memory and not b.changed()]
-        began = time.perf_counter()
-        bucket.land()
-        self._waited += time.perf_counter() - began
-        for other in others:
-            other.remember()
 
     def _end_step(self) -> None:
-        self._pushed = 0
+        self._pushed = 0  # buckets of this step
         self._look = None
+        if self._used:
+            self._used.forget()
 
     def check_rule(self, groups: Sequence[Group]) -> None:
         rule = rule_of(groups)
@@ -248,14 +254,15 @@ class Serving:
                 "undoes with loss_scaling=True"
             )
         if self.state.is_published:
-            self._check_unchanged()
+            if fault := change_of(self._buckets):
+                self.fail(fault)
         else:
             self.meet()  # nobody pushes while weights change
             self.publish(states)
             self.meet()
         if self._snapshots is not None and self._snapshots.is_due(self.updates):
             for bucket in self._buckets:  # then no shard has an update left to do
-                self._land(bucket)
+                self._arrivals.land(bucket)
             self._snapshots.take(self._session, self.updates)
         if not self._commits:
             self._announce(groups)
@@ -280,14 +287,6 @@ class Serving:
             self.fail(
                 "a group's settings have changed between backward() and step(), when the shards "
                 "had used the former ones: change them before backward(), or after step()"
-            )
-
-    def _check_unchanged(self) -> None:
-        changed = [n for b in self._buckets if not b.is_coming for n in b.changed()]
-        if changed:
-            self.fail(
-                f"{some(changed)} has been changed since the last step, and the shards do not "
-                "know that: call publish() on all workers after changing parameters"
             )
 
     def fail(self, why: str) -> None:

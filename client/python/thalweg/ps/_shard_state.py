@@ -32,6 +32,8 @@ class ShardState:
         """Fills the state as torch has it."""
         for bucket in self._buckets:
             read, steps = bucket.read()
+            if not steps:
+                continue  # torch has no state of parameters that have seen no step
             for each, state in zip(bucket.parameters, read, strict=True):
                 if self._kind.counts_steps:
                     state["step"] = torch.tensor(float(steps))

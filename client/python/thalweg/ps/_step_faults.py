@@ -1,4 +1,4 @@
-"""What a script may have done wrong with gradients, when it calls step()."""
+"""What a script may have done wrong with gradients and weights, when it calls step()."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ def fault_of(buckets: Sequence[Bucket]) -> str:
     if missing:
         return (
             f"{some(missing)} got no gradient in this step: shards update all parameters that "
-            "required one when ServerOptimizer was made (freeze others before)"
+            "required one when ServerOptimizer was made: freeze others before, or make it with "
+            "find_unused_parameters=True"
         )
     overwritten = [name for bucket in buckets for name in bucket.overwritten()]
     if overwritten:
@@ -23,3 +24,14 @@ def fault_of(buckets: Sequence[Bucket]) -> str:
             "DistributedDataParallel? ServerOptimizer takes its place"
         )
     return ""
+
+
+def change_of(buckets: Sequence[Bucket]) -> str:
+    """Returns which weights have been changed between two steps; empty: none."""
+    changed = [name for b in buckets if not b.is_coming for name in b.changed()]
+    if not changed:
+        return ""
+    return (
+        f"{some(changed)} has been changed since the last step, and the shards do not know that: "
+        "call publish() on all workers after changing parameters"
+    )

@@ -29,7 +29,7 @@ class StepSettings:
         **of_all: float,
     ) -> bool:
         """Whether the latest settings are these. `ratios` has by number of settings what a rate is
-        multiplied by.
+        multiplied by, if that is not 1.
         """
         return (self._by_number(groups, ratios), of_all) == self._latest
 
@@ -52,6 +52,6 @@ class StepSettings:
         if not self._kind.measures:
             return by_group
         return [
-            by_group[group] | {"trust_ratio": ratios[number] if ratios else 1.0}
+            by_group[group] | {"trust_ratio": ratios.get(number, 1.0) if ratios else 1.0}
             for number, group in sorted(self._group_of.items())
         ]

@@ -20,6 +20,7 @@ class Wishes(NamedTuple):
     max_grad_norm: float | None = None
     loss_scaling: bool = False
     overlap: bool = False
+    finds_unused: bool = False  # parameters, in each step
     bucket_cap_mb: float | None = None
     pace: Pace = Pace()
 
@@ -31,6 +32,7 @@ class Wishes(NamedTuple):
             "max_grad_norm": self.max_grad_norm is not None,
             "loss_scaling": self.loss_scaling,
             "overlap": self.overlap,
+            "find_unused_parameters": self.finds_unused,
             self.kind: KINDS[self.kind].measures,
         }
         for name, is_wanted in waits.items():
@@ -42,12 +44,16 @@ class Wishes(NamedTuple):
     @property
     def commits(self) -> bool:
         """Whether gradients are looked at as a whole before any weight changes."""
-        looks = self.loss_scaling or self.overlap or self.max_grad_norm is not None
-        return looks or KINDS[self.kind].measures
+        looks = self.loss_scaling or self.overlap or self.finds_unused
+        return looks or self.max_grad_norm is not None or KINDS[self.kind].measures
 
     @property
     def bucket_bytes(self) -> int:
-        """How many bytes of parameters travel together."""
+        """How many bytes of parameters travel together, if there are several; 0: each travels by
+        itself.
+        """
+        if self.finds_unused:
+            return 0  # the shards count steps by bucket, and one that is not pulled stays
         # As DistributedDataParallel's. What overlaps needs smaller ones: a forward pass begins when
         # its first bucket has gone up after the backward pass, and its weights have come.
         cap = (4.0 if self.overlap else 25.0) if self.bucket_cap_mb is None else self.bucket_cap_mb
@@ -57,8 +63,8 @@ class Wishes(NamedTuple):
         """Returns what all workers must wish for alike."""
         return (
             f"{self.kind}, {rule}, pull {self.pull}, max_grad_norm {self.max_grad_norm}, "
-            f"loss_scaling {self.loss_scaling}, overlap {self.overlap}, buckets of "
-            f"{self.bucket_bytes} bytes, {self.pace}"
+            f"loss_scaling {self.loss_scaling}, overlap {self.overlap}, find_unused_parameters "
+            f"{self.finds_unused}, buckets of {self.bucket_bytes} bytes, {self.pace}"
         )
 
 

@@ -20,6 +20,7 @@ def take_over(
     *,
     pull: str | None,
     overlap: bool,
+    find_unused_parameters: bool,
 ) -> ServerOptimizer:
     """Turns torch's own optimizer of that kind into a ServerOptimizer that goes on from its state.
 
@@ -27,7 +28,15 @@ def take_over(
     schedulers and the script hold them; its class is derived from the former one. Gradients may
     carry a loss scale, and be clipped from step to step. Raises what ServerOptimizer does.
     """
-    wishes = Wishes(kind, process_group, {}, pull=pull, loss_scaling=True, overlap=overlap)
+    wishes = Wishes(
+        kind,
+        process_group,
+        {},
+        pull=pull,
+        loss_scaling=True,
+        overlap=overlap,
+        finds_unused=find_unused_parameters,
+    )
     before = type(optimizer)
     optimizer.__class__ = type(f"{before.__name__}OnShards", (ServerOptimizer, before), {})
     assert isinstance(optimizer, ServerOptimizer)

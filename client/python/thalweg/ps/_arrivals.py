@@ -1,0 +1,61 @@
+"""New weights on their way from the shards, and who waits for them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Sequence
+
+from torch import Tensor
+
+from thalweg.ps._bucket import Bucket
+
+
+class Arrivals:
+    """The weights of a job that a worker has not put in place yet."""
+
+    def __init__(self, buckets: Sequence[Bucket]) -> None:
+        self._buckets = buckets
+        self._bucket_of = {id(each.tensor): b for b in buckets for each in b.parameters}
+        tensors = (each.tensor for bucket in buckets for each in bucket.parameters)
+        storages = {tensor.untyped_storage().data_ptr() for tensor in tensors}
+        self._shares_memory = len(storages) < len(self._bucket_of)
+        self._awaited: set[int] = set()  # ids of parameters whose new weights nobody has asked for
+        self.waited = 0.0  # seconds
+
+    def expect(self, buckets: Collection[Bucket]) -> None:
+        """Those of these buckets are on their way now."""
+        self._awaited |= {id(each.tensor) for bucket in buckets for each in bucket.parameters}
+
+    def forget(self) -> None:
+        """Nothing is on its way any more."""
+        self._awaited.clear()
+
+    def has(self, parameter: Tensor | None) -> bool:
+        """Whether the parameter's new weights are on their way, and nobody has asked for them."""
+        return id(parameter) in self._awaited
+
+    def __bool__(self) -> bool:
+        return bool(self._awaited)
+
+    def take(self, parameter: Tensor | None) -> None:
+        """Waits for the weights of a parameter that is on its way. Raises RuntimeError."""
+        self.land(self._bucket_of[id(parameter)])
+        self._awaited.remove(id(parameter))
+
+    def take_all(self) -> None:
+        """Raises RuntimeError."""
+        for bucket in reversed(self._buckets):
+            self.land(bucket)
+        self._awaited.clear()
+
+    def land(self, bucket: Bucket) -> None:
+        """Waits for the bucket's weights if they are on their way, and puts them in place. Raises
+        RuntimeError.
+        """
+        # A write to one of the views of a tensor counts as one to all of them.
+        others = [b for b in self._buckets if self._shares_memory and not b.changed()]
+        began = time.perf_counter()
+        bucket.land()
+        self.waited += time.perf_counter() - began
+        for other in others:
+            other.remember()
