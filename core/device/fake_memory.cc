@@ -14,6 +14,7 @@
 #include "core/device/fake_runtime.h"
 
 namespace thalweg {
+
 absl::StatusOr<void*> FakeRuntime::AllocateMemory(size_t bytes) {
   {
     MutexLock lock(mutex_);

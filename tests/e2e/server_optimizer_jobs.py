@@ -159,6 +159,7 @@ def refused() -> list[str]:
         make(layer, amsgrad=True),
         make(layer, pull="int8"),
         make(layer, codec="int8"),
+        make(layer, snapshot_every=2, find_unused_parameters=True),
         make(layer, momentum=0.9),
         make(nn.Linear(3, 3).double()),
         make(nn.Linear(3, 3).half(), pull="bf16"),

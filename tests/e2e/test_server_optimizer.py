@@ -200,6 +200,7 @@ EXPECTED = [
     "ValueError: thalweg: group 0 has amsgrad, which shards do not have",
     "ValueError: thalweg: pull is 'int8', expected fp32, bf16 or fp16",
     "codec int8:start=2,feedback=1 does not go with ServerOptimizer: expected fp32, fp16 or bf16",
+    "snapshots (snapshot_every=, THALWEG_SNAPSHOT_EVERY) do not go with find_unused_parameters",
     "TypeError: Adam.__init__() got an unexpected keyword argument 'momentum'",
     "parameter 0.0 is torch.float64: ServerOptimizer takes float32, float16 and bfloat16",
     "ValueError: thalweg: pull is 'bf16', but there are parameters in fp16",

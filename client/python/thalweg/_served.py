@@ -175,7 +175,9 @@ def _move(optimizer: Optimizer, module: DistributedDataParallel, wanted: Wanted)
         module.require_forward_param_sync = not ours.accumulates
 
     module.register_forward_hook(keep)
-    _say(logging.INFO, f"{name} is on the shards from the second step on")
+    alone = "; with find_unused_parameters each parameter travels by itself, which is slower"
+    cost = alone if module.find_unused_parameters else ""
+    _say(logging.INFO, f"{name} is on the shards from the second step on{cost}")
 
 
 def _name(optimizer: Optimizer) -> str:

@@ -23,11 +23,11 @@ class Arrivals:
         self.waited = 0.0  # seconds
 
     def expect(self, buckets: Collection[Bucket]) -> None:
-        """Those of these buckets are on their way now."""
+        """Hears that new weights of these buckets are on their way."""
         self._awaited |= {id(each.tensor) for bucket in buckets for each in bucket.parameters}
 
     def forget(self) -> None:
-        """Nothing is on its way any more."""
+        """Hears that none are on their way any more."""
         self._awaited.clear()
 
     def has(self, parameter: Tensor | None) -> bool:
@@ -43,7 +43,7 @@ class Arrivals:
         self._awaited.remove(id(parameter))
 
     def take_all(self) -> None:
-        """Raises RuntimeError."""
+        """Waits for the weights of all parameters. Raises RuntimeError."""
         for bucket in reversed(self._buckets):
             self.land(bucket)
         self._awaited.clear()

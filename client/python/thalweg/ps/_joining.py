@@ -44,14 +44,15 @@ def join(
     any_codec: bool = False,
     for_all_collectives: bool = False,
     secret: str = "",
-    snapshots: bool = True,
+    why_no_snapshots: str = "",
 ) -> Joined:
     """Makes this worker a member of a job. All workers of the group call it together.
 
     `description` is equal on all workers, as are names, types and shapes of the parameters.
     `optimizer` is the class that messages name. Shards cannot keep weights with `any_codec`.
-    `secret` is that of an earlier job of these workers; empty: they have a new one. Without
-    `snapshots` none can be taken. Raises what thalweg.ddp.attach() does.
+    `secret` is that of an earlier job of these workers; empty: they have a new one.
+    `why_no_snapshots` says why none can be taken; empty: they can. Raises what
+    thalweg.ddp.attach() does.
     """
     problem = ""
     try:
@@ -63,10 +64,9 @@ def join(
             config = config._replace(codec=codecs.spec())
         problem = "" if any_codec else _why_not_dense(codecs, optimizer)
         problem = problem or _why_not(named_parameters, optimizer)
-        if config.snapshot_every and not snapshots:
+        if config.snapshot_every and why_no_snapshots:
             problem = problem or (
-                "snapshots (snapshot_every=, THALWEG_SNAPSHOT_EVERY) need all nodes in the same "
-                'step: they go with mode="sync"'
+                f"snapshots (snapshot_every=, THALWEG_SNAPSHOT_EVERY) {why_no_snapshots}"
             )
     except _config.ConfigError as error:
         config, network = Config.from_env({}), Network.from_env({})

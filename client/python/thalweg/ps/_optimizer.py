@@ -46,17 +46,17 @@ class ServerOptimizer(Clipping):
     step, and stays as it is, with its state, if it gets none on any worker; all workers call
     step(), those without gradients too. With any of these, and with LAMB, weights come when all
     gradients have been pushed. `bucket_cap_mb` MiB of parameters travel together: 25 unless given,
-    4 with `overlap`; with `find_unused_parameters` each travels alone. `process_group` is the
-    default one if None. `codec` (of gradients: "fp32", "bf16", "fp16"), `timeout`, `step_timeout`,
-    `chunk_bytes` and `local_shards` are those of thalweg.ddp.attach(). `mode` says which nodes wait
-    for each other: "sync", all in each step. "stale": a node gets the weights of the moment, which
-    lack at most `staleness` of the steps before its own; each step still has the mean of all nodes,
-    and they do equally many. "async": each node's gradient is an update by itself, for which nobody
-    waits; with `delay_aware`, the learning rate is divided by how many others came in between. Call
-    finish() at the end of these two, which take no LAMB, clipping, loss scaling, overlap nor
-    snapshots. With `snapshot_every`, aggregators that have a folder for it write what they keep to
-    it after so many steps. When one has lost its memory, step() raises RolledBack on all workers:
-    they have a snapshot's weights.
+    4 with `overlap`; with `find_unused_parameters` each travels alone, and there are no snapshots.
+    `process_group` is the default one if None. `codec` (of gradients: "fp32", "bf16", "fp16"),
+    `timeout`, `step_timeout`, `chunk_bytes` and `local_shards` are those of thalweg.ddp.attach().
+    `mode` says which nodes wait for each other: "sync", all in each step. "stale": a node gets the
+    weights of the moment, which lack at most `staleness` of the steps before its own; each step
+    still has the mean of all nodes, and they do equally many. "async": each node's gradient is an
+    update by itself, for which nobody waits; with `delay_aware`, the learning rate is divided by
+    how many others came in between. Call finish() at the end of these two, which take no LAMB,
+    clipping, loss scaling, overlap nor snapshots. With `snapshot_every`, aggregators that have a
+    folder for it write what they keep to it after so many steps. When one has lost its memory,
+    step() raises RolledBack on all workers: they have a snapshot's weights.
 
     Raises on all workers, saying what is wrong, what thalweg.ddp.attach() raises; ValueError also
     for options that shards do not have.
@@ -138,7 +138,7 @@ class ServerOptimizer(Clipping):
             named,
             wishes.describe(rule),
             wishes.arguments,
-            snapshots=wishes.pace.is_together,
+            why_no_snapshots=wishes.why_no_snapshots,
         )
         joined = join()
         buckets = [

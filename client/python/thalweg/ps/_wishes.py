@@ -48,6 +48,17 @@ class Wishes(NamedTuple):
         return looks or self.max_grad_norm is not None or KINDS[self.kind].measures
 
     @property
+    def why_no_snapshots(self) -> str:
+        """What snapshots do that these wishes cannot have; empty: they can."""
+        if not self.pace.is_together:
+            return 'need all nodes in the same step: they go with mode="sync"'
+        if self.finds_unused:
+            # Some workers may have asked the others what they use when the job goes back, and
+            # others not; then answers would be of another step.
+            return "do not go with find_unused_parameters"
+        return ""
+
+    @property
     def bucket_bytes(self) -> int:
         """How many bytes of parameters travel together, if there are several; 0: each travels by
         itself.
