@@ -168,7 +168,7 @@ class Exchange:
             "codec": self._means.state() if self._means else {},
             "steps": self._steps,
             "weights": self._serving.state.weights(),
-            "outer": {name: states[tensor] for name, tensor in named.items() if states[tensor]},
+            "outer": {name: states[tensor] for name, tensor in named.items() if states.get(tensor)},
             "fragments": [
                 {"steps": each.steps, "work": each.work, "due": each.due}
                 for each in self._fragments
