@@ -77,7 +77,7 @@ absl::StatusOr<std::shared_ptr<NodeBucket>> BucketTable::MakeBucket(
                            states_.MakeBucket(All(), message, owner, *terms_,
                                               compression_.Choose(message.id, message.layout)));
   if (message.update) {
-    Part& part = made->whole().part();
+    Part& part = made->updated_part();
     THALWEG_ASSIGN_OR_RETURN(part.shard_of_chunk, shards_.RegisterBucket(part.bucket, part.plan,
                                                                          Now() + terms_->patience));
   }

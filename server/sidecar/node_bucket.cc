@@ -29,7 +29,11 @@ absl::StatusOr<std::shared_ptr<NodeBucket>> NodeBucket::Create(const ipc::Regist
   THALWEG_ASSIGN_OR_RETURN(
       bucket->memory_,
       terms.device->MakeMemory({id, layout, bucket->share_, terms.local_size, terms.patience}));
-  const CodecPlace place{id, terms.chunk_bytes, terms.num_shards, terms.num_nodes == 1};
+  CodecPlace place{id, terms.chunk_bytes, terms.num_shards, terms.num_nodes == 1};
+  if (update) {
+    THALWEG_RETURN_IF_ERROR(Validate(*update, layout));
+    place.update = update;
+  }
   const CodecChoice choice{terms.codec, auto_choice};
   bucket->whole_ = MakeDenseCodec(layout, *bucket->memory_, place, choice);
   // Nothing crosses a network between the workers of one node.
@@ -37,23 +41,33 @@ absl::StatusOr<std::shared_ptr<NodeBucket>> NodeBucket::Create(const ipc::Regist
     THALWEG_ASSIGN_OR_RETURN(bucket->compressing_,
                              MakeCodecs(layout, *bucket->memory_, place, choice, states));
   }
-  if (update) THALWEG_RETURN_IF_ERROR(bucket->LeaveWeightsTo(*update, terms));
+  if (update) THALWEG_RETURN_IF_ERROR(bucket->CheckUpdated(terms));
   return bucket;
 }
 
-absl::Status NodeBucket::LeaveWeightsTo(const UpdateRule& update, const BucketTerms& terms) {
-  THALWEG_RETURN_IF_ERROR(Validate(update, layout_));
-  if (!compressing_.empty()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("bucket ", ToString(id_), ": codec ", terms.codec.ToString(),
-                     " does not go with weights on shards, expected fp32, fp16 or bf16"));
-  }
+absl::Status NodeBucket::CheckUpdated(const BucketTerms& terms) {
+  const auto refused = [this](auto... what) {
+    return absl::InvalidArgumentError(absl::StrCat("bucket ", ToString(id_), what...));
+  };
   if (terms.path == GradientPath::kIpc) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "bucket ", ToString(id_), " has its weights on shards, whose results go through the host: ",
-        "a sidecar that works on GPUs cannot take them (start it without --cuda)"));
+    return refused(" has its weights on shards, whose results go through the host: ",
+                   "a sidecar that works on GPUs cannot take them (start it without --cuda)");
   }
-  whole_->part().SetUpdate(update, terms.chunk_bytes, terms.num_shards);
+  BucketCodec& codec = updating();
+  for (uint32_t number = 0; number < kMaxParts && updated_part_ == nullptr; ++number) {
+    updated_part_ = codec.FindPart(number);
+  }
+  // A weight must always be at the same place of the same part.
+  const bool is_one =
+      compressing_.size() <= 1 && updated_part_ != nullptr && updated_part_->bucket.update;
+  if (!is_one || !codec.HasStarted()) {
+    return refused(": codec ", terms.codec.ToString(), " does not go with weights on shards, ",
+                   "expected one codec for all tensors of the bucket, with one part and start=0");
+  }
+  if (updated_part_->bucket.layout.tensors != layout_.tensors) {
+    return refused(": codec ", codec.name(), " puts padding between tensors whose weights are on ",
+                   "shards, expected a bucket of one tensor");
+  }
   return absl::OkStatus();
 }
 

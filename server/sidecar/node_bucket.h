@@ -47,6 +47,9 @@ class NodeBucket : public std::enable_shared_from_this<NodeBucket> {
   DType share() const { return share_; }
   // Set where the shards keep the bucket's weights, which are then the results of its rounds.
   const std::optional<UpdateRule>& update() const { return whole_->part().bucket.update; }
+  // Returns the codec whose one part all those rounds go through.
+  BucketCodec& updating() { return compressing_.empty() ? *whole_ : *compressing_.front(); }
+  Part& updated_part() { return *updated_part_; }
   BucketMemory& memory() { return *memory_; }
   const BucketMemory& memory() const { return *memory_; }
   // Takes the whole bucket, as part 0, until all of compressing() have started.
@@ -116,7 +119,7 @@ class NodeBucket : public std::enable_shared_from_this<NodeBucket> {
   std::pair<uint32_t, uint32_t> Outstanding();
 
  private:
-  absl::Status LeaveWeightsTo(const UpdateRule& update, const BucketTerms& terms);
+  absl::Status CheckUpdated(const BucketTerms& terms);
   NodeBucket(BucketId id, const BucketLayout& layout, const std::string& owner,
              const BucketTerms& terms);
 
@@ -128,6 +131,7 @@ class NodeBucket : public std::enable_shared_from_this<NodeBucket> {
   std::unique_ptr<BucketMemory> memory_;  // set by Create, as are the codecs; outlives them
   std::unique_ptr<DenseCodec> whole_;
   std::vector<std::unique_ptr<BucketCodec>> compressing_;
+  Part* updated_part_ = nullptr;  // set with update()
 
   mutable Mutex mutex_;
   BucketRound round_ ABSL_GUARDED_BY(mutex_);

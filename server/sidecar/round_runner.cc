@@ -120,8 +120,8 @@ absl::Status RoundRunner::Exchange(const std::shared_ptr<NodeBucket>& bucket) {
 }
 
 absl::Status RoundRunner::Pull(const std::shared_ptr<NodeBucket>& bucket) {
-  DenseCodec& codec = bucket->whole();
-  Part& part = codec.part();
+  BucketCodec& codec = bucket->updating();
+  Part& part = bucket->updated_part();
   bucket->BeginPart(part);
   for (uint32_t chunk = 0; chunk < part.plan.Count(); ++chunk) {
     Contribution contribution;

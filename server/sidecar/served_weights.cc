@@ -49,7 +49,7 @@ absl::StatusOr<std::shared_ptr<NodeBucket>> ServedWeights::Find(BucketId id) con
 absl::StatusOr<std::pair<ipc::Weights, BucketArena>> ServedWeights::Read(
     const ipc::GetWeights& message, const Alive& alive) {
   THALWEG_ASSIGN_OR_RETURN(const std::shared_ptr<NodeBucket> bucket, Find(message.id));
-  const Part& part = bucket->whole().part();
+  const Part& part = bucket->updated_part();
   ipc::Weights answer{.id = message.id, .slice = message.slice};
   THALWEG_ASSIGN_OR_RETURN(
       BucketArena arena,
@@ -58,7 +58,7 @@ absl::StatusOr<std::pair<ipc::Weights, BucketArena>> ServedWeights::Read(
   uint32_t written = 0;
   for (uint32_t chunk = 0; chunk < part.plan.Count(); ++chunk) {
     THALWEG_ASSIGN_OR_RETURN(const WeightsSlice slice,
-                             shards_.ReadWeights(part.shard_of_chunk[chunk], message.id, chunk,
+                             shards_.ReadWeights(part.shard_of_chunk[chunk], part.bucket.id, chunk,
                                                  message.slice, Now() + patience_));
     alive();
     if (chunk > 0 && slice.steps != answer.steps) {
@@ -94,7 +94,7 @@ absl::Status ServedWeights::Write(const ipc::Weights& message, UniqueFd fd, cons
   THALWEG_ASSIGN_OR_RETURN(const BucketArena arena,
                            BucketArena::Open(std::move(fd), message.bytes));
   THALWEG_ASSIGN_OR_RETURN(const std::shared_ptr<NodeBucket> bucket, Find(message.id));
-  const Part& part = bucket->whole().part();
+  const Part& part = bucket->updated_part();
   const bool is_empty = message.bytes == 0;
   if (!is_empty && message.bytes != part.Elems() * sizeof(float)) {
     return absl::InvalidArgumentError(absl::StrCat("weights of bucket ", ToString(message.id),
@@ -107,7 +107,7 @@ absl::Status ServedWeights::Write(const ipc::Weights& message, UniqueFd fd, cons
     if (!is_empty) {
       slice.values.assign(values + part.plan.Begin(chunk), values + part.plan.Begin(chunk + 1));
     }
-    THALWEG_RETURN_IF_ERROR(shards_.WriteWeights(part.shard_of_chunk[chunk], message.id, chunk,
+    THALWEG_RETURN_IF_ERROR(shards_.WriteWeights(part.shard_of_chunk[chunk], part.bucket.id, chunk,
                                                  message.slice, std::move(slice),
                                                  Now() + patience_));
     alive();

@@ -75,6 +75,28 @@ def test_gradients_in_16_bits_give_what_they_give_with_the_hook(codec, tmp_path)
     assert_same_bits(run("trained", tmp_path, (1, 1), 1, OPTIMIZER="adamw", CODEC=codec))
 
 
+@pytest.mark.parametrize("how", [{}, {"CLIP": "0.1", "OVERLAP": "1"}], ids=["plain", "clipped"])
+@pytest.mark.parametrize(("nodes", "shards"), [((1, 1), 0), ((2, 1), 3)])
+def test_gradients_in_8_bits_give_what_they_give_with_the_hook(how, nodes, shards, tmp_path):
+    # Chunks are small, so that tensors are cut where the hook does not cut them.
+    env = {"OPTIMIZER": "adamw", "CODEC": "int8:start=0", "CHUNK_BYTES": str(4 * 4096)} | how
+    assert_same_bits(run("trained", tmp_path, nodes, shards, **env))
+
+
+def test_lamb_takes_gradients_in_8_bits(tmp_path):
+    env = {"OPTIMIZER": "lamb", "CODEC": "int8:start=0"}
+    assert_same_bits(run("trained", tmp_path, (1, 1), 2, **env))
+
+
+# The hook's buckets make other blocks, and choose among other elements.
+@pytest.mark.parametrize("codec", ["onebit", "topk:ratio=0.1"])
+def test_workers_have_the_same_weights_where_less_goes_up(codec, tmp_path):
+    env = {"OPTIMIZER": "sgd", "CODEC": codec}
+    results = run("trained", tmp_path, (1, 1), 2, **env)
+    assert len({result["servers"] for result in results}) == 1
+    assert results[0]["servers"] != results[0]["before"]
+
+
 def test_accumulated_gradients_are_pushed_once(tmp_path):
     results = run("trained", tmp_path, (1, 1), 0, OPTIMIZER="nesterov", PASSES="3")
     assert_same_bits(results)
@@ -199,7 +221,12 @@ EXPECTED = [
     "ValueError: thalweg: optimizer 'adagrad', expected sgd, adam, adamw, lamb",
     "ValueError: thalweg: group 0 has amsgrad, which shards do not have",
     "ValueError: thalweg: pull is 'int8', expected fp32, bf16 or fp16",
-    "codec int8:start=2,feedback=1 does not go with ServerOptimizer: expected fp32, fp16 or bf16",
+    "does not go with ServerOptimizer: expected fp32, fp16, bf16, int8, onebit or topk (codec=, ",
+    "codec int8:start=3,feedback=1 does not go with ServerOptimizer, whose shards take gradients",
+    "codec onebit:start=2,feedback=1 does not go with loss_scaling: expected fp32, fp16 or bf16",
+    'does not go with mode="async": expected fp32, fp16 or bf16',
+    "does not go with find_unused_parameters: expected fp32, fp16 or bf16",
+    "snapshots (snapshot_every=, THALWEG_SNAPSHOT_EVERY) do not go with codec int8:start=0,feedback",
     "snapshots (snapshot_every=, THALWEG_SNAPSHOT_EVERY) do not go with find_unused_parameters",
     "TypeError: Adam.__init__() got an unexpected keyword argument 'momentum'",
     "parameter 0.0 is torch.float64: ServerOptimizer takes float32, float16 and bfloat16",

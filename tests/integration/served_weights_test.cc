@@ -294,10 +294,11 @@ TEST(ServedWeightsTest, MomentThatIsZerosAndWeightsThatNobodyWroteAreReadAsNone)
 
 // Returns what every worker is told when the job fails.
 std::vector<std::string> FailuresOf(Workers& workers, const UpdateRule& rule, uint64_t settings,
-                                    const std::function<UpdateStep(uint32_t rank)>& step_of) {
+                                    const std::function<UpdateStep(uint32_t rank)>& step_of,
+                                    const BucketLayout& layout = kLayout) {
   std::vector<std::string> failures(workers.size());
   workers.Run([&](uint32_t rank, Session& session) {
-    session.RegisterServedBucket(kBucket, kLayout, rule).IgnoreError();
+    session.RegisterServedBucket(kBucket, layout, rule).IgnoreError();
     session.SetSettings(1, step_of(rank)).IgnoreError();
     auto pushed = Push(session, GradientOf(rank, workers.size(), 1), settings);
     failures[rank] = std::string(Get(pushed).status().message());
@@ -338,6 +339,55 @@ TEST(ServedWeightsTest, RoundBeforeAnyoneHasWrittenTheWeightsFailsTheJob) {
               Each(HasSubstr("the shard has no weights to update: nobody has written them")));
 }
 
+// A gradient that int8 has without a rounding: the largest of each block is 125, and all are whole.
+float WholeGradient(uint64_t i, uint64_t round) {
+  return i % 256 == 0 ? 125 : static_cast<float>((i + round) % 8);
+}
+
+class CodedGradientsTest : public ::testing::TestWithParam<std::tuple<const char*, bool>> {};
+
+TEST_P(CodedGradientsTest, ShardsUpdateWeightsByTheMeanOfWhatNodesHaveEncoded) {
+  const auto [codec, commits] = GetParam();
+  Cluster cluster(2, 2, 2);
+  Workers workers(cluster, codec);
+  UpdateRule rule = kSgd;
+  rule.commits = commits;
+  rule.groups = {0};
+  const BucketLayout one{DType::kFloat32, {{"b", {kElems}}}};
+  workers.Run([&](uint32_t, Session& session) {
+    ASSERT_TRUE(session.RegisterServedBucket(kBucket, one, rule).ok());
+  });
+  ASSERT_TRUE(workers.session(0).WriteWeights(kBucket, 0, Values(kElems, 1), /*steps=*/0).ok());
+  const UpdateStep step{{{.lr = 0.25}}};
+  workers.Run([&](uint32_t, Session& session) {
+    Values expected(kElems, 1);
+    ASSERT_TRUE(session.SetSettings(1, step).ok());
+    for (uint64_t round = 1; round <= 3; ++round) {
+      Values gradient(kElems);
+      for (uint64_t i = 0; i < kElems; ++i) gradient[i] = WholeGradient(i, round);
+      auto pushed = Push(session, gradient, rule.commits ? 0 : 1);
+      Outcome weights = Get(pushed);
+      ASSERT_TRUE(weights.ok()) << weights.status();
+      if (rule.commits) {
+        auto pulled = Pull(session, 1);
+        weights = Get(pulled);
+        ASSERT_TRUE(weights.ok()) << weights.status();
+      }
+      for (uint64_t i = 0; i < kElems; ++i) expected[i] -= 0.25F * gradient[i];
+      ASSERT_EQ(ValuesOf(*weights), expected) << "round " << round;
+    }
+  });
+  const auto kept = workers.session(1).ReadWeights(kBucket, 0);
+  ASSERT_TRUE(kept.ok()) << kept.status();
+  EXPECT_EQ(kept->steps, 3U);
+  EXPECT_LT(workers.session(0).stats().wire_bytes_sent, 3 * kElems * 2 * sizeof(float));
+}
+
+INSTANTIATE_TEST_SUITE_P(Codecs, CodedGradientsTest,
+                         ::testing::Combine(::testing::Values("int8:start=0",
+                                                              "topk:ratio=1,start=0"),
+                                            ::testing::Bool()));
+
 TEST(ServedWeightsTest, RoundWithoutSettingsAndCodecsThatLoseAreRefused) {
   Cluster cluster(2, 1, 1);
   Workers plain(cluster);
@@ -346,7 +396,17 @@ TEST(ServedWeightsTest, RoundWithoutSettingsAndCodecsThatLoseAreRefused) {
   Cluster other(2, 1, 1);
   Workers lossy(other, "int8");
   EXPECT_THAT(FailuresOf(lossy, kSgd, 1, [](uint32_t) { return kStep; }),
-              Each(AllOf(HasSubstr("int8"), HasSubstr("weights on shards"))));
+              Each(AllOf(HasSubstr("int8"), HasSubstr("start=0"))));
+  Cluster third(2, 1, 1);
+  Workers padded(third, "int8:start=0");
+  EXPECT_THAT(FailuresOf(padded, kSgd, 1, [](uint32_t) { return kStep; }),
+              Each(AllOf(HasSubstr("int8"), HasSubstr("padding"))));
+  Cluster fourth(2, 1, 1);
+  Workers factors(fourth, "powersgd:start=0");
+  const BucketLayout matrices{DType::kFloat32, {{"a", {50, 50}}, {"b", {50, 50}}}};
+  EXPECT_THAT(FailuresOf(
+                  factors, kSgd, 1, [](uint32_t) { return kStep; }, matrices),
+              Each(AllOf(HasSubstr("powersgd"), HasSubstr("weights on shards"))));
 }
 
 }  // namespace

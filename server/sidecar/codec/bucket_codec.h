@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -18,6 +19,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "core/base/layout.h"
+#include "core/base/update.h"
 #include "core/exchange/rounds.h"
 #include "server/sidecar/codec/compression_loss.h"
 #include "server/sidecar/codec/gradient.h"
@@ -36,6 +38,8 @@ struct CodecPlace {
   bool is_alone = false;  // true on a job's only node, which sends nothing
   // The result of the whole bucket, in its own type; null when it is not in host memory.
   std::byte* result = nullptr;
+  // Set where shards keep the bucket's weights: parts of one codec with one part have it.
+  std::optional<UpdateRule> update = std::nullopt;
 };
 
 // Traffic counts the payload bytes of this node in one round.

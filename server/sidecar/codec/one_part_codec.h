@@ -18,14 +18,18 @@ class OnePartCodec : public BucketCodec {
   uint64_t nonfinite_elems() const final { return part_.nonfinite_elems; }
 
  protected:
-  // The part has all tensors and their padding; in float32 where `wire` is lossy, else in the
-  // bucket's type.
+  // The part has all tensors and their padding, in float32 where `wire` is lossy, else in the
+  // bucket's type; and the bucket's update, if there is one.
   OnePartCodec(TensorSet tensors, const CodecPlace& place, uint32_t number, WireFormat wire)
       : BucketCodec(std::move(tensors), place),
         part_(MakePart(
             number,
             {IsDense(wire) ? tensors_.layout().dtype : DType::kFloat32, tensors_.PaddedTensors()},
-            wire, tensors_.Bytes())) {}
+            wire, tensors_.Bytes())) {
+    if (place_.update) {
+      part_.SetUpdate(*place_.update, place_.chunk_bytes, place_.num_shards);
+    }
+  }
 
   Part part_;
 };

@@ -15,17 +15,18 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from thalweg import _C, policy
-from thalweg._job import Job
 from thalweg.codecs import Sparse
 from thalweg.ps import _joining
 from thalweg.ps._bucket import Parameter, cut, pulled_as, served
 from thalweg.ps._exchange import Exchange, Fragment
+from thalweg.ps._joining import Joined
 from thalweg.ps._kept import KeptWeights
 from thalweg.ps._local_bucket import LocalBucket
 from thalweg.ps._means import CodecMeans, Means, SparseMeans
 from thalweg.ps._plan import Outer, Plan, cut_fragments
 from thalweg.ps._rules import KINDS, Group, rule_of
 from thalweg.ps._serving import Serving
+from thalweg.ps._upward import are_dense
 
 _MANY = 10  # exchanges
 _log = logging.getLogger("thalweg")
@@ -80,11 +81,11 @@ def begin(
     named = [(each.name, each.tensor) for each in parameters]
     joined = _joining.join(
         *(group, named, description, arguments, "LocalOptimizer"),
-        any_codec=True,
+        choose=policy.except_small_tensors,
         for_all_collectives=sparse is not None,
     )
-    job, session = joined.job, joined.session
-    means = _means(job, group, [own for part in parts for own in part], sparse)
+    session = joined.session
+    means = _means(joined, group, [own for part in parts for own in part], sparse)
     fragments = _fragments(session, parts, outer, means, pulls)
     _joining.broadcast(group, inner.param_groups)
     buckets = [bucket for fragment in fragments for bucket in fragment.buckets]
@@ -122,7 +123,7 @@ def _fragments(
 
 
 def _means(
-    job: Job,
+    joined: Joined,
     group: dist.ProcessGroup,
     buckets: Sequence[Sequence[Parameter]],
     sparse: Sparse | None,
@@ -132,16 +133,15 @@ def _means(
         [(each.name, each.tensor.shape) for each in own if each.tensor.numel()] for own in buckets
     ]
     if sparse is not None:
-        return SparseMeans(job, layouts, sparse)
-    codecs = policy.parse(job.workers[0].codec)
-    if _joining.are_dense(codecs):
+        return SparseMeans(joined.job, layouts, sparse)
+    if are_dense(joined.codecs):
         return None
-    first = max(getattr(codec, "start_iter", 0) for codec in codecs.codecs)
+    first = max(getattr(codec, "start_iter", 0) for codec in joined.codecs.codecs)
     if first > _MANY and dist.get_rank(group) == 0:
         _log.warning(
             "job %s: changes are not compressed in the first %d exchanges, each of many steps: "
             "give the codec a smaller start=",
-            job.name,
+            joined.job.name,
             first,
         )
-    return CodecMeans(job, group, layouts)
+    return CodecMeans(joined.job, group, layouts)

@@ -11,6 +11,8 @@ from torch import Tensor
 from torch.futures import Future
 
 from thalweg import _C
+from thalweg.codecs import FP32, Lossy
+from thalweg.policy import Policy
 from thalweg.ps._pace import Pace
 from thalweg.ps._pushed_grad import PushedGrad
 from thalweg.ps._rules import Group, Kind, Rule
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 _GRANULE = 4096  # elements of a parameter whose squares are summed together
 _TYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 _TOGETHER = Pace()
+_FLOATS = Policy(FP32())
 _FIRST_BYTES = 1 << 20  # as in DistributedDataParallel: the first can leave early
 
 
@@ -67,16 +70,23 @@ def pulled_as(asked: str | None, dtype: torch.dtype) -> str:
     return asked
 
 
-def cut(parameters: Sequence[Parameter], bytes_: int) -> list[list[Parameter]]:
+def cut(
+    parameters: Sequence[Parameter], bytes_: int, codecs: Policy = _FLOATS
+) -> list[list[Parameter]]:
     """Returns the buckets of parameters in the order in which a backward pass should fill them.
 
-    A bucket has one type, and at least one parameter; others only as far as `bytes_` allow.
+    A bucket has one type, and at least one parameter; others only as far as `bytes_` allow, and
+    only of those whose gradients go up in floats.
     """
     buckets: list[list[Parameter]] = []
     sizes: list[int] = []
     open_: dict[torch.dtype, int] = {}  # the number of the bucket of each type that is not full
     for parameter in reversed(parameters):
         dtype, size = parameter.tensor.dtype, parameter.tensor.nbytes
+        if isinstance(codecs.codec_of(parameter.name, parameter.tensor.shape), Lossy):
+            buckets.append([parameter])
+            sizes.append(size)
+            continue
         number = open_.get(dtype)
         limit = min(_FIRST_BYTES, bytes_) if number == 0 else bytes_
         if number is None or sizes[number] + size > limit:

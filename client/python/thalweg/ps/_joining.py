@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -14,12 +14,12 @@ from thalweg._config import Config, Network
 from thalweg._job import Job
 from thalweg._topology import Tensor
 from thalweg._variables import look_up
-from thalweg.codecs import BF16, FP16, FP32
 from thalweg.optim._shards import is_dtensor
 from thalweg.policy import Policy
 from thalweg.ps._snapshots import why_no_way_back
+from thalweg.ps._upward import are_dense
 
-_DENSE = (FP32, FP16, BF16)
+_Shapes = list[tuple[str, torch.Size]]
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -27,6 +27,7 @@ class Joined(NamedTuple):
     """A worker's place in a job."""
 
     job: Job
+    codecs: Policy  # of gradients
     session: _C.Session  # the job's
     meeting: _collectives.Meeting
     snapshot_every: int  # steps; 0: none are taken
@@ -41,7 +42,7 @@ def join(
     arguments: dict[str, object],
     optimizer: str = "ServerOptimizer",
     *,
-    any_codec: bool = False,
+    choose: Callable[[Policy, _Shapes], Policy],
     for_all_collectives: bool = False,
     secret: str = "",
     why_no_snapshots: str = "",
@@ -49,27 +50,28 @@ def join(
     """Makes this worker a member of a job. All workers of the group call it together.
 
     `description` is equal on all workers, as are names, types and shapes of the parameters.
-    `optimizer` is the class that messages name. Shards cannot keep weights with `any_codec`.
+    `optimizer` is the class that messages name. `choose` makes of the codecs that are asked for,
+    and of the parameters' names and shapes, the codecs that are used; it may raise ConfigError.
     `secret` is that of an earlier job of these workers; empty: they have a new one.
     `why_no_snapshots` says why none can be taken; empty: they can. Raises what
     thalweg.ddp.attach() does.
     """
-    problem = ""
     try:
         config, network = Config.from_env().override(**arguments), Network.from_env()
-        codecs = policy.parse(config.codec)
-        if any_codec:
-            shapes = [(name, tensor.shape) for name, tensor in named_parameters]
-            codecs = policy.except_small_tensors(codecs, shapes)
-            config = config._replace(codec=codecs.spec())
-        problem = "" if any_codec else _why_not_dense(codecs, optimizer)
-        problem = problem or _why_not(named_parameters, optimizer)
+        shapes = [(name, tensor.shape) for name, tensor in named_parameters]
+        codecs = choose(policy.parse(config.codec), shapes)
+        config = config._replace(codec=codecs.spec())
+        problem = _why_not(named_parameters, optimizer)
+        if optimizer == "ServerOptimizer" and not (are_dense(codecs) or why_no_snapshots):
+            # What nodes hold back would stay that of the step at which a shard was lost.
+            why_no_snapshots = f"do not go with codec {config.codec}: expected fp32, fp16 or bf16"
         if config.snapshot_every and why_no_snapshots:
             problem = problem or (
                 f"snapshots (snapshot_every=, THALWEG_SNAPSHOT_EVERY) {why_no_snapshots}"
             )
     except _config.ConfigError as error:
         config, network = Config.from_env({}), Network.from_env({})
+        codecs = policy.parse(config.codec)
         problem = str(error)  # the others must hear of it as well
     config = config._replace(
         step_timeout=config.step_timeout or _process_group.timeout_of(group),
@@ -96,12 +98,9 @@ def join(
     assert job.session is not None
     _, reconnect = look_up(os.environ, "THALWEG_RECONNECT")
     no_way_back = why_no_way_back(config.timeout, config.step_timeout, float(reconnect))
-    return Joined(job, job.session, meeting, config.snapshot_every, no_way_back, me.step_timeout)
-
-
-def are_dense(codecs: Policy) -> bool:
-    """Whether shards can take gradients in these codecs and keep the weights."""
-    return all(isinstance(codec, _DENSE) for codec in codecs.codecs)
+    return Joined(
+        job, codecs, job.session, meeting, config.snapshot_every, no_way_back, me.step_timeout
+    )
 
 
 def broadcast(group: dist.ProcessGroup, param_groups: Sequence[Mapping[str, Any]]) -> None:
@@ -109,17 +108,6 @@ def broadcast(group: dist.ProcessGroup, param_groups: Sequence[Mapping[str, Any]
     tensors = [tensor.detach() for each in param_groups for tensor in each["params"]]
     if tensors:
         dist._broadcast_coalesced(group, tensors, 250 << 20, 0)  # type: ignore[attr-defined]
-
-
-def _why_not_dense(codecs: Policy, optimizer: str) -> str:
-    """Returns why shards cannot take gradients in these codecs; empty: they can."""
-    if are_dense(codecs):
-        return ""
-    lossy = [codec.spec() for codec in codecs.codecs if not isinstance(codec, _DENSE)]
-    return (
-        f"codec {lossy[0]} does not go with {optimizer}: expected fp32, fp16 or bf16 "
-        "(codec=, THALWEG_CODEC)"
-    )
 
 
 def _why_not(named_parameters: list[tuple[str, torch.Tensor]], optimizer: str) -> str:

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from thalweg import _precision
-from thalweg.ps import _forwards, _joining, _scaling
+from thalweg.ps import _forwards, _joining, _scaling, _upward
 from thalweg.ps._bucket import Bucket, Parameter, cut, pulled_as, served
 from thalweg.ps._clipping import Clipping
 from thalweg.ps._committing import Committing
@@ -47,7 +47,7 @@ class ServerOptimizer(Clipping):
     step(), those without gradients too. With any of these, and with LAMB, weights come when all
     gradients have been pushed. `bucket_cap_mb` MiB of parameters travel together: 25 unless given,
     4 with `overlap`; with `find_unused_parameters` each travels alone, and there are no snapshots.
-    `process_group` is the default one if None. `codec` (of gradients: "fp32", "bf16", "fp16"),
+    `process_group` is the default one if None. `codec` (of gradients),
     `timeout`, `step_timeout`, `chunk_bytes` and `local_shards` are those of thalweg.ddp.attach().
     `mode` says which nodes wait for each other: "sync", all in each step. "stale": a node gets the
     weights of the moment, which lack at most `staleness` of the steps before its own; each step
@@ -138,6 +138,7 @@ class ServerOptimizer(Clipping):
             named,
             wishes.describe(rule),
             wishes.arguments,
+            choose=functools.partial(_upward.chosen, why_dense=wishes.why_dense),
             why_no_snapshots=wishes.why_no_snapshots,
         )
         joined = join()
@@ -152,7 +153,7 @@ class ServerOptimizer(Clipping):
                 pull=pulls[each[0].tensor.dtype],
                 pace=wishes.pace,
             )
-            for number, each in enumerate(cut(parameters, wishes.bucket_bytes))
+            for number, each in enumerate(cut(parameters, wishes.bucket_bytes, joined.codecs))
         ]
         _joining.broadcast(group, self.param_groups)
         is_first = dist.get_rank(group) == 0

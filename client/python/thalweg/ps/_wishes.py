@@ -48,6 +48,17 @@ class Wishes(NamedTuple):
         return looks or self.max_grad_norm is not None or KINDS[self.kind].measures
 
     @property
+    def why_dense(self) -> str:
+        """Which wish needs gradients that go up in floats; empty: none does. With a codec that
+        holds something back, what a step that is left out has sent must be held back again.
+        """
+        if not self.pace.is_together:
+            return 'mode="async"' if self.pace.alone else 'mode="stale"'
+        if self.loss_scaling:
+            return "loss_scaling"
+        return "find_unused_parameters" if self.finds_unused else ""
+
+    @property
     def why_no_snapshots(self) -> str:
         """What snapshots do that these wishes cannot have; empty: they can."""
         if not self.pace.is_together:
