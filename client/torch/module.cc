@@ -188,9 +188,9 @@ std::unique_ptr<ServedBucket> MakeServedBucket(
                     .ahead = ahead,
                     .alone = alone,
                     .delay_aware = delay_aware};
-  const auto format = ParseDType(down);
+  const auto format = ParseWireFormat(down);
   ThrowIfError(format.status());
-  update.down = FormatOf(*format);
+  update.down = *format;
   const py::gil_scoped_release release;
   return std::make_unique<ServedBucket>(session, number, parameters, update);
 }

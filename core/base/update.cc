@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 
 #include "absl/strings/str_cat.h"
 
@@ -10,6 +11,13 @@ namespace {
 
 uint32_t NumGroups(const UpdateRule& rule) {
   return rule.groups.empty() ? 0 : 1 + *std::max_element(rule.groups.begin(), rule.groups.end());
+}
+
+bool IsDownFormat(WireFormat down) {
+  const std::optional<LossyTraits> lossy = FindLossy(down);
+  return lossy ? lossy->block_elems != 0
+               : down == WireFormat::kFloat32 || down == WireFormat::kFloat16 ||
+                     down == WireFormat::kBFloat16;
 }
 
 bool IsSame(double a, double b) { return a == b || (std::isnan(a) && std::isnan(b)); }
@@ -75,10 +83,16 @@ absl::Status Validate(const UpdateRule& rule, const BucketLayout& layout) {
   if (rule.optimizer == Optimizer::kLamb && !rule.commits) {
     return refused("lamb needs the norms of whole tensors: its update commits");
   }
-  if (rule.down != WireFormat::kFloat32 && rule.down != WireFormat::kFloat16 &&
-      rule.down != WireFormat::kBFloat16) {
-    return refused("weights cross the network in floats of 16 or 32 bits, not in ",
+  if (!IsDownFormat(rule.down)) {
+    return refused("weights cross the network in floats of 16 or 32 bits, or in blocks, not in ",
                    IsValid(rule.down) ? Name(rule.down) : "an unknown format");
+  }
+  if (rule.sends_differences() && layout.dtype != DType::kFloat32) {
+    return refused("weights in ", Name(layout.dtype), " do not come as differences in ",
+                   Name(rule.down), ", which need fp32");
+  }
+  if (rule.sends_differences() && (rule.ahead > 0 || rule.alone)) {
+    return refused("differences in ", Name(rule.down), " need all nodes in the same round");
   }
   if (rule.ahead > kMaxAhead) {
     return refused("nodes can be at most ", kMaxAhead, " rounds apart, not ", rule.ahead);

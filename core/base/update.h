@@ -38,15 +38,16 @@ struct UpdateRule {
   bool commits = false;
   // By tensor of the bucket: the number of its group of parameters, from 0 without gaps in a job.
   std::vector<uint32_t> groups;
-  WireFormat down = WireFormat::kFloat32;  // of the weights in results: of 16 or 32 bits
+  // Of weights in results: floats of 16 or 32 bits, or blocks, of what they differ from those that
+  WireFormat down = WireFormat::kFloat32;  // nodes have; they come in fp32 where nodes have none
   // Updates have the mean of all nodes, but a node's result waits only for the round that is this
   // much older than its own, and has the weights of the moment.
   uint32_t ahead = 0;
   bool alone = false;  // each contribution is an update, whose result goes to its node alone
   // The learning rate is divided by the staleness of an `alone` contribution, if that is above 1.
   bool delay_aware = false;
-
   bool operator==(const UpdateRule&) const = default;
+  bool sends_differences() const { return !IsDense(down); }
 };
 
 // An UpdateRound is what a bucket's round does with the weights that shards keep.
@@ -124,18 +125,17 @@ ChunkPlan PlanOfUpdated(const BucketLayout& layout, WireFormat wire, uint64_t ch
 // Returns how many granules elements [begin, end) have. A chunk of that plan has whole ones.
 uint64_t GranulesIn(const BucketLayout& layout, uint64_t begin, uint64_t end);
 
-// Returns how many moments the optimizer keeps for each weight, with any settings.
+// Return how many moments the optimizer keeps for each weight, with any settings, and in a step
+// with these.
 constexpr uint32_t MaxMomentsOf(Optimizer optimizer) {
   return optimizer == Optimizer::kSgd ? 1 : 2;
 }
-
-// Returns how many moments the optimizer keeps for each weight in a step with these settings.
 inline uint32_t MomentsOf(const UpdateRule& rule, const GroupStep& group) {
   return rule.optimizer != Optimizer::kSgd ? 2 : group.momentum != 0 ? 1 : 0;
 }
 
 // Check values that may come from outside. InvalidArgument says what cannot be: there is no such
-// optimizer or it has no such option, `down` is not a float of 16 or 32 bits, the bucket has
+// optimizer or it has no such option, weights do not come in the format `down`, the bucket has
 // another number of tensors, a setting is not finite or out of torch's bounds for it, or there are
 // too many groups.
 absl::Status Validate(const UpdateRule& rule, const BucketLayout& layout);

@@ -112,8 +112,14 @@ TEST(UpdateTest, RuleThatCannotBeIsRefusedWithTheReason) {
             "update: lamb needs the norms of whole tensors: its update commits");
   EXPECT_EQ(why([](UpdateRule& r) { r.groups[0] = 1 << 20; }),
             "update: at most 4096 groups, got number 1048576");
-  EXPECT_EQ(why([](UpdateRule& r) { r.down = WireFormat::kInt8; }),
-            "update: weights cross the network in floats of 16 or 32 bits, not in int8");
+  EXPECT_EQ(
+      why([](UpdateRule& r) { r.down = WireFormat::kTopK; }),
+      "update: weights cross the network in floats of 16 or 32 bits, or in blocks, not in topk");
+  EXPECT_EQ(why([](UpdateRule& r) {
+              r.down = WireFormat::kInt8;
+              r.alone = true;
+            }),
+            "update: differences in int8 need all nodes in the same round");
   EXPECT_EQ(why([](UpdateRule& r) { r.ahead = 65; }),
             "update: nodes can be at most 64 rounds apart, not 65");
   EXPECT_EQ(why([](UpdateRule& r) { r.delay_aware = true; }),
@@ -127,6 +133,16 @@ TEST(UpdateTest, RuleThatCannotBeIsRefusedWithTheReason) {
               r.ahead = 1;
             }),
             two_ways);
+}
+
+TEST(UpdateTest, OnlyWeightsInFloatsOf32BitsComeAsDifferences) {
+  UpdateRule rule = AdamW();
+  rule.down = WireFormat::kOneBit;
+  EXPECT_TRUE(Validate(rule, kLayout).ok());
+  BucketLayout half = kLayout;
+  half.dtype = DType::kBFloat16;
+  EXPECT_EQ(Validate(rule, half).message(),
+            "update: weights in bf16 do not come as differences in onebit, which need fp32");
 }
 
 TEST(UpdateTest, StepThatDoesNotFitTheRuleIsRefusedWithTheReason) {

@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <optional>
 
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "core/base/dtype.h"
 #include "core/base/lossy_formats.h"
 
@@ -76,5 +78,7 @@ constexpr bool IsPayloadSize(WireFormat format, uint64_t elems, uint64_t bytes) 
 
 // Returns the name of the element type, or the one in the registry.
 const char* Name(WireFormat format);
+// Returns the lossy format, or that of floats, of this name. InvalidArgument: there is none.
+absl::StatusOr<WireFormat> ParseWireFormat(absl::string_view name);
 
 }  // namespace thalweg

@@ -80,6 +80,13 @@ TEST(WireFormatTest, ElementCountsWhoseSizeWouldOverflowAreRefused) {
   }
 }
 
+TEST(WireFormatTest, FormatsOfFloatsAndLossyOnesAreKnownByName) {
+  for (const WireFormat format : {WireFormat::kBFloat16, WireFormat::kInt8, WireFormat::kTopK}) {
+    EXPECT_EQ(ParseWireFormat(Name(format)).value(), format);
+  }
+  EXPECT_EQ(ParseWireFormat("int32").status().code(), absl::StatusCode::kInvalidArgument);
+}
+
 TEST(WireFormatTest, ChunksAreAsSmallAsPromised) {
   const uint64_t elems = 1 << 18;
   const double raw = 4.0 * static_cast<double>(elems);

@@ -124,6 +124,7 @@ absl::Status Job::WriteWeights(uint32_t node, BucketId bucket, uint32_t chunk, u
   MutexLock lock(written.mutex);
   Weights& changed = written.WeightsToChange();
   ValuesOf(changed, slice) = std::move(weights.values);
+  if (slice == 0) written.sent.clear();
   changed.steps = weights.steps;
   return absl::OkStatus();
 }

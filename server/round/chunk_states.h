@@ -51,6 +51,8 @@ struct ChunkState {
   Weights weights ABSL_GUARDED_BY(mutex);           // of a bucket with an UpdateRule
   std::vector<float> mean ABSL_GUARDED_BY(mutex);   // that waits for a pull; empty: none does
   bool is_measured ABSL_GUARDED_BY(mutex) = false;  // the moments have that of the next pull
+  // What nodes have of weights that come as differences; empty: they have none.
+  std::vector<float> sent ABSL_GUARDED_BY(mutex);
   Versions versions ABSL_GUARDED_BY(mutex);
 
   // Returns the weights, to be changed. Whoever changes them gets them here.

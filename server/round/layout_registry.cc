@@ -188,7 +188,8 @@ uint64_t LayoutRegistry::BytesPerElem(const BucketAnnouncement& bucket) const {
   uint64_t floats = HasResidual(bucket.wire) ? 1 : 0;
   if (bucket.update) {
     floats += 1 + MaxMomentsOf(bucket.update->optimizer);
-    if (bucket.update->commits) ++floats;  // the mean that waits
+    if (bucket.update->commits) ++floats;              // the mean that waits
+    if (bucket.update->sends_differences()) ++floats;  // the weights that nodes have
     // What nodes contribute before the slowest of them.
     if (const uint64_t ahead = bucket.update->ahead; ahead > 0) floats += (ahead + 1) * num_nodes_;
   }

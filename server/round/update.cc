@@ -219,13 +219,13 @@ UpdateStep Slowed(UpdateStep step, uint64_t staleness) {
 // A WeightsBuffer is where weights are sent from.
 struct WeightsBuffer {
   WeightsBuffer(const UpdateRule& rule, uint64_t elems)
-      : type(DTypeOf(rule.down)),
+      : type(rule.sends_differences() ? DType::kFloat32 : DTypeOf(rule.down)),
         size(elems * SizeOf(type)),
         bytes(std::make_shared_for_overwrite<std::byte[]>(size)) {}
 
   // Returns `round` with the weights in the payload's place.
-  RoundResult ResultOf(RoundResult round, WireFormat down) const {
-    round.wire = down;
+  RoundResult ResultOf(RoundResult round) const {
+    round.wire = FormatOf(type);
     round.payload = Payload({bytes.get(), size}, bytes);
     return round;
   }
@@ -235,32 +235,71 @@ struct WeightsBuffer {
   std::shared_ptr<std::byte[]> bytes;
 };
 
-// Returns the gradient of an update that does not commit; otherwise nothing.
-absl::StatusOr<std::vector<float>> PushedWith(const RoundResult& mean, const UpdateRule& rule) {
-  std::vector<float> gradient;
-  if (!rule.commits) {
-    gradient.resize(mean.elems);
-    THALWEG_RETURN_IF_ERROR(Decode(mean, gradient.data()));
+// Returns `round` with what these weights differ from those that nodes have, in the payload's
+// place, and advances what they have by what they will decode. Nodes that have none get all.
+absl::StatusOr<RoundResult> DifferenceOf(const WeightsBuffer& weights, RoundResult round,
+                                         WireFormat down, std::vector<float>& sent) {
+  const auto* const values = reinterpret_cast<const float*>(weights.bytes.get());
+  if (sent.empty()) {
+    sent.assign(values, values + round.elems);
+    return weights.ResultOf(std::move(round));
   }
+  std::vector<float> difference(round.elems);
+  for (uint64_t i = 0; i < round.elems; ++i) difference[i] = values[i] - sent[i];
+  const auto bytes =
+      std::make_shared_for_overwrite<std::byte[]>(MaxEncodedBytes(down, round.elems));
+  const Encoded encoded =
+      EncodeLossy(down, 0, difference.data(), nullptr, round.elems, bytes.get());
+  round.wire = down;
+  round.payload = Payload({bytes.get(), encoded.bytes}, bytes);
+  THALWEG_RETURN_IF_ERROR(
+      DecodeLossy(round.payload, down, DType::kFloat32, round.elems, difference.data()));
+  for (uint64_t i = 0; i < round.elems; ++i) sent[i] += difference[i];
+  return round;
+}
+
+// A Gradient is what an update is of. LAMB's is in the moments, and has no values.
+struct Gradient {
+  const float* values = nullptr;
+  std::vector<float> own = {};  // where the values are, unless they are where they came
+};
+
+// Returns the gradient that a mean has, which must outlive it.
+absl::StatusOr<Gradient> GradientOf(const RoundResult& mean) {
+  Gradient gradient;
+  if (mean.wire == WireFormat::kFloat32 && mean.payload.pieces.size() == 1) {
+    const void* const bytes = mean.payload.pieces[0].data();
+    gradient.values = static_cast<const float*>(bytes);
+    const bool is_aligned = reinterpret_cast<uintptr_t>(bytes) % alignof(float) == 0;
+    if (is_aligned && mean.payload.SizeBytes() == mean.elems * sizeof(float)) return gradient;
+  }
+  gradient.own.resize(mean.elems);
+  gradient.values = gradient.own.data();
+  THALWEG_RETURN_IF_ERROR(Decode(mean, gradient.own.data()));
   return gradient;
 }
 
-// Gives `gradient` the mean that the update is of, unless LAMB's moments have it.
-absl::Status TakeMean(const RoundResult& round, const UpdateRule& rule, ChunkState& state,
-                      std::vector<float>& gradient) ABSL_EXCLUSIVE_LOCKS_REQUIRED(state.mutex) {
+// Returns the gradient that the last push has left.
+absl::StatusOr<Gradient> TakeKept(const RoundResult& round, const UpdateRule& rule,
+                                  ChunkState& state) ABSL_EXCLUSIVE_LOCKS_REQUIRED(state.mutex) {
   if (rule.optimizer == Optimizer::kLamb) {
-    return std::exchange(state.is_measured, false) ? absl::OkStatus() : NothingWaits(round);
+    if (!std::exchange(state.is_measured, false)) return NothingWaits(round);
+    return Gradient();
   }
-  if (rule.commits) gradient.swap(state.mean);
-  if (gradient.size() != round.elems) return NothingWaits(round);
-  ++state.WeightsToChange().steps;
-  return absl::OkStatus();
+  Gradient gradient;
+  gradient.own.swap(state.mean);
+  gradient.values = gradient.own.data();
+  if (gradient.own.size() != round.elems) return NothingWaits(round);
+  return gradient;
 }
 
 absl::StatusOr<AppliedUpdate> Apply(std::optional<uint32_t> alone, const RoundResult& mean,
                                     const UpdateRule& rule, std::span<const UpdatePiece> pieces,
                                     const UpdateStep& step, ChunkState& state) {
-  THALWEG_ASSIGN_OR_RETURN(std::vector<float> gradient, PushedWith(mean, rule));
+  Gradient gradient;
+  if (!rule.commits) {
+    THALWEG_ASSIGN_OR_RETURN(gradient, GradientOf(mean));
+  }
   const WeightsBuffer buffer(rule, mean.elems);
   AppliedUpdate applied;
   {
@@ -272,10 +311,12 @@ absl::StatusOr<AppliedUpdate> Apply(std::optional<uint32_t> alone, const RoundRe
       return absl::FailedPreconditionError(
           absl::StrCat(ToString(mean.id), " updates weights of version ", versions.latest));
     }
-    THALWEG_RETURN_IF_ERROR(TakeMean(mean, rule, state, gradient));
+    if (rule.commits) {
+      THALWEG_ASSIGN_OR_RETURN(gradient, TakeKept(mean, rule, state));
+    }
+    if (gradient.values != nullptr) ++weights.steps;
     if (alone) applied.staleness = versions.latest - versions.seen[*alone];
-    const float* const values = gradient.empty() ? nullptr : gradient.data();
-    const Arrays arrays{weights, values, buffer.bytes.get(), buffer.type};
+    const Arrays arrays{weights, gradient.values, buffer.bytes.get(), buffer.type};
     if (rule.delay_aware) {
       Step(arrays, rule, pieces, Slowed(step, applied.staleness));
     } else {
@@ -283,8 +324,12 @@ absl::StatusOr<AppliedUpdate> Apply(std::optional<uint32_t> alone, const RoundRe
     }
     applied.version = ++versions.latest;
     if (alone) versions.seen[*alone] = applied.version;
+    if (rule.sends_differences()) {
+      THALWEG_ASSIGN_OR_RETURN(applied.result, DifferenceOf(buffer, mean, rule.down, state.sent));
+      return applied;
+    }
   }
-  applied.result = buffer.ResultOf(mean, rule.down);
+  applied.result = buffer.ResultOf(mean);
   return applied;
 }
 
@@ -321,7 +366,7 @@ absl::StatusOr<std::optional<AppliedUpdate>> AskForWeights(const Versions::Ask& 
   const WeightsBuffer buffer(rule, contributed.elems);
   Cast(DType::kFloat32, state.weights.params.data(), buffer.type, buffer.bytes.get(),
        contributed.elems);
-  return AppliedUpdate{buffer.ResultOf(contributed, rule.down), state.versions.latest};
+  return AppliedUpdate{buffer.ResultOf(contributed), state.versions.latest};
 }
 
 std::vector<Versions::Ask> TakeAnswered(uint64_t version, ChunkState& state) {

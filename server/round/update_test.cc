@@ -8,6 +8,7 @@
 #include <random>
 
 #include "kernels/codec/dense.h"
+#include "kernels/codec/lossy.h"
 #include "server/round/round_test_util.h"
 
 namespace thalweg {
@@ -156,6 +157,84 @@ TEST_P(UpdateWeightsTest, WeightsThatAreSentInFewerBitsStayWhole) {
       // Rounded once, at the end: an error of each step would add up.
       ASSERT_LE(std::abs(sent[i] - whole[i]), eps * std::abs(whole[i]) + 0x1p-24f) << i;
     }
+  }
+}
+
+// A node that adds up the differences that it gets.
+struct Receiver {
+  Floats weights;
+
+  void Take(const RoundResult& result) {
+    if (IsDense(result.wire)) {
+      weights = Decoded(result);
+      return;
+    }
+    Floats difference(result.elems);
+    ASSERT_TRUE(
+        DecodeLossy(result.payload, result.wire, DType::kFloat32, result.elems, difference.data())
+            .ok());
+    for (uint64_t i = 0; i < result.elems; ++i) weights[i] += difference[i];
+  }
+};
+
+double DistanceOf(const Floats& a, const Floats& b) {
+  double squares = 0;
+  for (size_t i = 0; i < a.size(); ++i) squares += (double{a[i]} - b[i]) * (double{a[i]} - b[i]);
+  return std::sqrt(squares);
+}
+
+class DifferencesTest : public ::testing::TestWithParam<WireFormat> {};
+INSTANTIATE_TEST_SUITE_P(Formats, DifferencesTest,
+                         ::testing::Values(WireFormat::kInt8, WireFormat::kOneBit),
+                         [](const auto& info) { return std::string(Name(info.param)); });
+
+TEST_P(DifferencesTest, AddUpToTheWeightsSinceWhatOneLeavesOutComesWithTheNext) {
+  const UpdateRule rule = Rule(Optimizer::kSgd, GetParam());
+  const auto pieces = PiecesOf(kLayout, rule, PlanOf({kElems}))[0];
+  ChunkState state(kElems);
+  {
+    MutexLock lock(state.mutex);
+    state.weights.params = Random(kElems, 1);
+  }
+  Receiver node;
+  GroupStep moving = kFirst, resting = kFirst;
+  resting.lr = 0;
+  double after_moving = 0;
+  for (uint64_t step = 1; step <= 60; ++step) {
+    const Floats gradient = Random(kElems, 100 + step);
+    const GroupStep& now = step <= 20 ? moving : resting;
+    const auto result =
+        UpdateWeights(Mean(gradient.data(), kElems, step), rule, pieces, {{now, now}}, state);
+    ASSERT_TRUE(result.ok()) << result.status();
+    ASSERT_EQ(result->result.wire, step == 1 ? WireFormat::kFloat32 : GetParam());
+    node.Take(result->result);
+    MutexLock lock(state.mutex);
+    ASSERT_EQ(node.weights, state.sent) << "step " << step;
+    if (step == 1) EXPECT_EQ(node.weights, state.weights.params);
+    if (step == 20) after_moving = DistanceOf(node.weights, state.weights.params);
+  }
+  // Weights that rest are reached: a block of int8 comes 250 times closer with each difference, but
+  // signs with one scale slowly, once a few elements are what is left.
+  const double part = GetParam() == WireFormat::kInt8 ? 1e-3 : 0.5;
+  MutexLock lock(state.mutex);
+  EXPECT_LT(DistanceOf(node.weights, state.weights.params), part * after_moving);
+}
+
+TEST_P(DifferencesTest, WeightsThatHaveBeenWrittenComeWhole) {
+  const UpdateRule rule = Rule(Optimizer::kSgd, GetParam());
+  const auto pieces = PiecesOf(kLayout, rule, PlanOf({kElems}))[0];
+  ChunkState state(kElems);
+  const Floats zeros(kElems);
+  for (uint64_t step = 1; step <= 4; ++step) {
+    if (step % 2 == 1) {
+      MutexLock lock(state.mutex);
+      state.weights.params = Random(kElems, step);
+      state.sent.clear();
+    }
+    const auto result =
+        UpdateWeights(Mean(zeros.data(), kElems, step), rule, pieces, {{kFirst, kSecond}}, state);
+    ASSERT_TRUE(result.ok()) << result.status();
+    EXPECT_EQ(result->result.wire, step % 2 == 1 ? WireFormat::kFloat32 : GetParam());
   }
 }
 

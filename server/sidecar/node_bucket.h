@@ -47,19 +47,17 @@ class NodeBucket : public std::enable_shared_from_this<NodeBucket> {
   DType share() const { return share_; }
   // Set where the shards keep the bucket's weights, which are then the results of its rounds.
   const std::optional<UpdateRule>& update() const { return whole_->part().bucket.update; }
-  // Returns the codec whose one part all those rounds go through.
+  // Return the codec, and its part, that all those rounds go through.
   BucketCodec& updating() { return compressing_.empty() ? *whole_ : *compressing_.front(); }
   Part& updated_part() { return *updated_part_; }
   BucketMemory& memory() { return *memory_; }
   const BucketMemory& memory() const { return *memory_; }
   // Takes the whole bucket, as part 0, until all of compressing() have started.
   DenseCodec& whole() { return *whole_; }
-  const DenseCodec& whole() const { return *whole_; }
   // Empty when the bucket is never compressed. Each tensor belongs to one of them.
   const std::vector<std::unique_ptr<BucketCodec>>& compressing() const { return compressing_; }
   // Returns the codec whose part that is; null when the bucket has no such part.
   BucketCodec* FindCodec(uint32_t part);
-
   // Takes the memory into which worker `local_rank` will put its share, in type share().
   absl::Status AddInput(uint32_t local_rank, UniqueFd fd, const DeviceMemory& device_memory);
 
@@ -98,7 +96,6 @@ class NodeBucket : public std::enable_shared_from_this<NodeBucket> {
   FinishedRound FinishRound(TimePoint now);
   void AddReduceTime(Duration time);
   void AddWaitTime(Duration time);
-
   bool in_flight() const;
   bool is_running() const;  // in flight, and begun
   // Returns the number of the round in flight, or of the last one.
@@ -122,7 +119,6 @@ class NodeBucket : public std::enable_shared_from_this<NodeBucket> {
   absl::Status CheckUpdated(const BucketTerms& terms);
   NodeBucket(BucketId id, const BucketLayout& layout, const std::string& owner,
              const BucketTerms& terms);
-
   const BucketId id_;
   const BucketLayout layout_;
   const std::string owner_;

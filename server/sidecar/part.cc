@@ -17,9 +17,11 @@ void Part::SetUpdate(const UpdateRule& update, uint64_t chunk_bytes, uint32_t nu
   plan = PlanOfUpdated(bucket.layout, bucket.wire, chunk_bytes, num_shards);
 }
 
-WireFormat Part::result_format() const {
-  if (gives_squares()) return WireFormat::kFloat64;
-  return bucket.update ? bucket.update->down : bucket.wire;
+bool Part::ResultsComeIn(WireFormat format) const {
+  if (gives_squares()) return format == WireFormat::kFloat64;
+  if (!bucket.update) return format == bucket.wire;
+  const bool may_be_whole = bucket.update->sends_differences();
+  return format == bucket.update->down || (may_be_whole && format == WireFormat::kFloat32);
 }
 
 uint64_t Part::ResultElems(uint32_t chunk) const {
@@ -39,8 +41,8 @@ void Part::BeginRound(UpdateRound what) {
 }
 
 absl::Status Part::Claim(const RoundResult& r) {
-  if (!in_flight || r.id.round != round || r.id.chunk >= plan.Count() ||
-      r.wire != result_format() || r.elems != ResultElems(r.id.chunk) ||
+  if (!in_flight || r.id.round != round || r.id.chunk >= plan.Count() || !ResultsComeIn(r.wire) ||
+      r.elems != ResultElems(r.id.chunk) ||
       !IsPayloadSize(r.wire, r.elems, r.payload.SizeBytes())) {
     return absl::InvalidArgumentError(absl::StrCat(
         "got ", r.elems, " ", Name(r.wire), " values in ", r.payload.SizeBytes(),

@@ -34,8 +34,8 @@ struct Part {
   }
   // Returns how many of them there are for each granule.
   uint32_t NumSquares() const { return kind == UpdateRound::kMeasure ? 2 : 1; }
-  // Return what a result of the round has for a chunk.
-  WireFormat result_format() const;
+  // Say what a result of the round has for a chunk.
+  bool ResultsComeIn(WireFormat format) const;
   uint64_t ResultElems(uint32_t chunk) const;
 
   BucketAnnouncement bucket;

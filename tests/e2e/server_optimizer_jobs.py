@@ -19,6 +19,7 @@ from server_optimizer_trainers import Trainer, make_model, on_servers, on_worker
 from torch import nn
 
 from thalweg.ps import ServerOptimizer
+from thalweg.ps._bucket import served
 
 STEPS = int(os.environ.get("STEPS", "30"))
 
@@ -39,6 +40,7 @@ def trained() -> dict[str, Any]:
         "norms": [float(getattr(each.optimizer, "grad_norm", 0) or 0) for each in (ours, theirs)],
         "skipped": [each.skipped for each in (ours, theirs)],
         "waited": _served(ours).stats()["pull_wait_seconds"],
+        "waited for": _served(ours).stats()["pull_wait_seconds_of"],
     }
 
 
@@ -92,8 +94,28 @@ def _rounded() -> tuple[nn.Module, ServerOptimizer]:
     model = make_model(0)
     if os.environ["PULL"] == "own":
         model = model.bfloat16()
-    pull = "bf16" if os.environ["PULL"] == "bf16" else None
+    pull = os.environ["PULL"] if os.environ["PULL"] != "own" else None
     return model, ServerOptimizer(model.named_parameters(), "adamw", lr=1e-2, pull=pull)
+
+
+def followed() -> dict[str, Any]:
+    """Trains with weights that come as differences; says how far they are from the shards'."""
+    trainer = on_servers("sgd")
+    optimizer = _served(trainer)
+    first = optimizer.full_state_dict()
+    trainer.train(20)
+    optimizer.wait()
+    whole = optimizer.full_state_dict()
+    mine = {each.name: each.tensor.detach() for each in served(optimizer.param_groups)}
+
+    def distance(weights: dict[str, torch.Tensor]) -> float:
+        return max(float((weights[name] - whole[name]).norm()) for name in whole)
+
+    return {
+        "digest": digest(trainer.model),
+        "apart": distance(mine),
+        "moved": distance(first),
+    }
 
 
 def kept_weights() -> dict[str, Any]:
@@ -157,7 +179,9 @@ def refused() -> list[str]:
     return [
         make(layer, "adagrad"),
         make(layer, amsgrad=True),
-        make(layer, pull="int8"),
+        make(layer, pull="topk"),
+        make(layer, pull="int8", mode="async"),
+        make(nn.Linear(3, 3).half(), pull="onebit"),
         make(layer, codec="powersgd:start=0"),
         make(layer, codec="int8:start=3"),
         make(layer, codec="onebit", loss_scaling=True),
@@ -248,6 +272,7 @@ JOBS: dict[str, Callable[[], Any]] = {
         broken,
         changed_and_published,
         trained_on_and_on,
+        followed,
         kept_weights,
         absent,
         too_large,

@@ -186,7 +186,7 @@ EXPECTED = [
     "ValueError: thalweg: mix is 1.0, expected 0 or more, and less than 1",
     "ValueError: thalweg: outer has name 'lamb', expected nesterov, sgd, adam, adamw",
     "TypeError: SGD.__init__() got an unexpected keyword argument 'beta'",
-    "ValueError: thalweg: pull is 'int8', expected fp32, bf16 or fp16",
+    "ValueError: thalweg: pull is 'int8', expected fp32, fp16, bf16",
     "ValueError: thalweg: codec is 'sparse:2': ratio is '2', expected a number above 0, at most 1",
     "parameter 0.0 is torch.float64: LocalOptimizer takes float32, float16 and bfloat16",
     "parameter 0.0 is sharded (DTensor): LocalOptimizer takes whole ones",

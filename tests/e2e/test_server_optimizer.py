@@ -100,7 +100,9 @@ def test_workers_have_the_same_weights_where_less_goes_up(codec, tmp_path):
 def test_accumulated_gradients_are_pushed_once(tmp_path):
     results = run("trained", tmp_path, (1, 1), 0, OPTIMIZER="nesterov", PASSES="3")
     assert_same_bits(results)
-    assert all(result["waited"] > 0 for result in results)
+    for result in results:
+        assert sum(result["waited for"].values()) == result["waited"] > 0
+        assert len(result["waited for"]) > 1  # buckets
 
 
 @pytest.mark.parametrize(("nodes", "shards"), PLACES)
@@ -213,6 +215,16 @@ def test_rounded_weights_lose_nothing_by_publishing_or_by_a_full_checkpoint(pull
         assert "ValueError: thalweg: weights of 3.bias: expected [10], got none" in result["part"]
 
 
+@pytest.mark.parametrize("how", [{}, {"CLIP": "0.1", "OVERLAP": "1", "CODEC": "int8"}])
+# What one difference leaves out is a part of one step, of which there are 20.
+@pytest.mark.parametrize(("pull", "part"), [("int8", 0.05), ("onebit", 0.25)])
+def test_weights_that_come_as_differences_stay_near_those_of_the_shards(pull, part, how, tmp_path):
+    results = run("followed", tmp_path, (2, 1), 3, PULL=pull, **how)
+    assert len({result["digest"] for result in results}) == 1
+    apart, moved = results[0]["apart"], results[0]["moved"]
+    assert 0 < apart < part * moved
+
+
 def test_parameters_changed_by_hand_and_published_are_the_shards(tmp_path):
     assert_same_bits(run("changed_and_published", tmp_path, (1, 1), 0))
 
@@ -220,13 +232,15 @@ def test_parameters_changed_by_hand_and_published_are_the_shards(tmp_path):
 EXPECTED = [
     "ValueError: thalweg: optimizer 'adagrad', expected sgd, adam, adamw, lamb",
     "ValueError: thalweg: group 0 has amsgrad, which shards do not have",
-    "ValueError: thalweg: pull is 'int8', expected fp32, bf16 or fp16",
+    "ValueError: thalweg: pull is 'topk', expected fp32, fp16, bf16, int8, onebit",
+    "ValueError: thalweg: pull='int8' needs all nodes in the same step: it goes with mode=\"sync\"",
+    "ValueError: thalweg: pull is 'onebit', but there are parameters in fp16",
     "does not go with ServerOptimizer: expected fp32, fp16, bf16, int8, onebit or topk (codec=, ",
     "codec int8:start=3,feedback=1 does not go with ServerOptimizer, whose shards take gradients",
     "codec onebit:start=2,feedback=1 does not go with loss_scaling: expected fp32, fp16 or bf16",
     'does not go with mode="async": expected fp32, fp16 or bf16',
     "does not go with find_unused_parameters: expected fp32, fp16 or bf16",
-    "snapshots (snapshot_every=, THALWEG_SNAPSHOT_EVERY) do not go with codec int8:start=0,feedback",
+    "snapshots (snapshot_every=, THALWEG_SNAPSHOT_EVERY) do not go with codec int8:start=0",
     "snapshots (snapshot_every=, THALWEG_SNAPSHOT_EVERY) do not go with find_unused_parameters",
     "TypeError: Adam.__init__() got an unexpected keyword argument 'momentum'",
     "parameter 0.0 is torch.float64: ServerOptimizer takes float32, float16 and bfloat16",

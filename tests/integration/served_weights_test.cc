@@ -280,6 +280,43 @@ TEST(ServedWeightsTest, WeightsCrossTheNetworkRoundedAndStayWholeOnTheShards) {
   EXPECT_EQ(kept->steps, 4U);
 }
 
+TEST(ServedWeightsTest, WeightsThatComeAsDifferencesAreExactWhereTheseAre) {
+  for (const bool commits : {false, true}) {
+    Cluster cluster(2, 2, 2);
+    Workers workers(cluster);
+    UpdateRule rule = kSgd;
+    rule.commits = commits;
+    rule.down = WireFormat::kInt8;
+    workers.Begin(rule);
+    for (uint64_t round = 1; round <= 5; ++round) {
+      // Half-way somebody writes the weights anew.
+      if (round == 4) {
+        ASSERT_TRUE(workers.session(1).WriteWeights(kBucket, 0, Values(kElems, 3), 3).ok());
+      }
+      workers.Run([&](uint32_t, Session& session) {
+        ASSERT_TRUE(session.SetSettings(1, {{{.lr = 0.5}}}).ok());
+        auto pushed = Push(session, Values(kElems, 1), commits ? 0 : 1);
+        Outcome weights = Get(pushed);
+        ASSERT_TRUE(weights.ok()) << weights.status();
+        if (commits) {
+          auto pulled = Pull(session, 1);
+          weights = Get(pulled);
+          ASSERT_TRUE(weights.ok()) << weights.status();
+        }
+        const Values got = ValuesOf(*weights);
+        for (uint64_t i = 0; i < kElems; ++i) {
+          const float first = round < 4 ? FirstWeight(i) : 3;
+          const auto steps = static_cast<float>(round < 4 ? round : round - 3);
+          // 125 times the scale of a block, 0.5 / 125, may be rounded.
+          ASSERT_NEAR(got[i], first - 0.5F * steps, 1e-6F) << "round " << round << ", " << i;
+        }
+      });
+    }
+    EXPECT_LT(workers.session(0).stats().wire_bytes_received,
+              5 * kElems * sizeof(float) * (commits ? 3 : 2) / 2);
+  }
+}
+
 TEST(ServedWeightsTest, MomentThatIsZerosAndWeightsThatNobodyWroteAreReadAsNone) {
   Cluster cluster(1, 1, 1);
   Workers workers(cluster);

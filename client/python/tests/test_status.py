@@ -67,6 +67,17 @@ def test_parts_of_a_job_on_several_shards_are_one_job(monkeypatch):
     assert lines[-1] == "  waiting for node 1 (host1) for 4.2 s"
 
 
+def test_weights_on_shards_are_shown_with_the_time_of_their_updates(monkeypatch):
+    kept = {"residual_bytes": 3_000_000, "update_seconds": 0.5}
+    now = [Look("a:1", "", LATER, [LATER_JOB | kept]), Look("b:1", "", LATER, [LATER_JOB | kept])]
+    then = [Look(each.address, "", shard(), [job(update_seconds=0.3)]) for each in now]
+    lines = table(then, now, monkeypatch)
+    assert row_of(lines, "weights ") == (
+        "weights on the shards: 6 MB with the optimizer's state, 400 ms of updates"
+    )
+    assert "weights on" not in "".join(table([], BEFORE, monkeypatch))
+
+
 def test_failure_is_shown_with_its_reason_once(monkeypatch):
     fault = {"seconds_ago": 90.0, "job": "resnet", "kind": "failed", "reason": "UNAVAILABLE",
              "message": "node 1 (host1) is gone", "rounds_lost": 3}  # fmt: skip

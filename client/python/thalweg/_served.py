@@ -58,7 +58,7 @@ class Wanted(NamedTuple):
         for part in filter(None, rest.split(",")):
             key, _, value = part.partition("=")
             if key == "pull":
-                types = ("fp32", "bf16", "fp16")
+                types = ("fp32", "bf16", "fp16", "int8", "onebit")
                 wanted = wanted._replace(pull=check_choice(f"{_NAME}'s pull", value, types))
             elif key == "overlap":
                 on = check_choice(f"{_NAME}'s overlap", value, ("0", "1")) == "1"

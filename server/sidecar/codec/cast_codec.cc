@@ -38,6 +38,7 @@ absl::StatusOr<std::span<const std::byte>> CastCodec::Encode(const Part& part, u
 }
 
 absl::Status CastCodec::Decode(const Part& part, const RoundResult& received) {
+  if (part.bucket.update) return DecodeWeights(received);
   const uint64_t begin = part.plan.Begin(received.id.chunk);
   return Scatter(begin, received.elems, [&](std::byte* out) {
     return DecodePayload(received.payload, DTypeOf(received.wire), tensors_.layout().dtype,

@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "core/base/status_macros.h"
-#include "kernels/codec/dense.h"
 #include "kernels/codec/lossy.h"
 
 namespace thalweg {
@@ -117,13 +116,10 @@ uint64_t CpuLossy::EncodeTile(uint64_t begin, uint64_t end, const Gradient& grad
 }
 
 absl::Status CpuLossy::Decode(const Part& part, const RoundResult& received) {
+  if (part.bucket.update) return DecodeWeights(received);
   const uint64_t begin = part.plan.Begin(received.id.chunk);
-  const DType type = tensors_.layout().dtype;
   return Scatter(begin, received.elems, [&](std::byte* out) {
-    if (IsDense(received.wire)) {  // the weights after an update
-      return DecodePayload(received.payload, DTypeOf(received.wire), type, received.elems, out);
-    }
-    return DecodeLossy(received.payload, format_, type, received.elems, out);
+    return DecodeLossy(received.payload, format_, tensors_.layout().dtype, received.elems, out);
   });
 }
 

@@ -31,6 +31,10 @@ class OnePartCodec : public BucketCodec {
     }
   }
 
+  // Puts the weights that shards have sent for a chunk after an update where they belong in the
+  // result, or adds to the weights there what these differ by. InvalidArgument as Decode.
+  absl::Status DecodeWeights(const RoundResult& received) const;
+
   Part part_;
 };
 

@@ -34,6 +34,8 @@ class Job(NamedTuple):
     nodes: tuple[_Json, ...]
     remark: str  # a failure, or the nodes it waits for
     placement: _Json | None  # as its first shard tells it
+    update_seconds: float  # spent on steps of an optimizer, where shards keep the weights
+    kept_bytes: float  # of residuals, or of weights and the optimizer's state
 
 
 def lines(before: Sequence[Look], now: Sequence[Look]) -> list[str]:
@@ -184,6 +186,8 @@ def _merge(parts: Sequence[_Json]) -> Job:
         nodes=tuple(worst["nodes"]),
         remark=worst["failure"] or _waiting(parts),
         placement=next((told for part in parts if (told := part.get("placement"))), None),
+        update_seconds=sum(part.get("update_seconds", 0.0) for part in parts),
+        kept_bytes=sum(part.get("residual_bytes", 0) for part in parts),
     )
 
 
@@ -229,6 +233,11 @@ def _job_lines(name: str, job: Job, before: Job | None) -> list[str]:
             ]
         )
     result = [" · ".join(head), *(f"  {line}" for line in columns(rows, "><<>>>><"))]
+    if job.update_seconds:
+        result.append(
+            f"  weights on the shards: {size(job.kept_bytes)} with the optimizer's state, "
+            f"{duration(grown.update_seconds)} of updates"
+        )
     return [*result, f"  {clean(job.remark)}"] if job.remark else result
 
 
@@ -244,6 +253,7 @@ def _minus(job: Job, before: Job) -> Job:
         wire_bytes=job.wire_bytes - before.wire_bytes,
         last_rounds=less(job.last_rounds, before.last_rounds),
         waited_seconds=less(job.waited_seconds, before.waited_seconds),
+        update_seconds=job.update_seconds - before.update_seconds,
     )
 
 

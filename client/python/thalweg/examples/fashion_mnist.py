@@ -1,6 +1,8 @@
-"""Trains on Fashion-MNIST with DistributedDataParallel, averaged by Thalweg or (--plain) by Gloo.
+"""Trains on Fashion-MNIST with DistributedDataParallel, averaged by Thalweg or (--plain) by Gloo,
+or (--ps) with the optimizer on the shards.
 
     thalweg run --nodes 2 --nproc 2 --shards 2 --codec fp16 -m thalweg.examples.fashion_mnist
+    thalweg run --nodes 2 -m thalweg.examples.fashion_mnist --ps --codec int8 --pull int8
 
 The images are Debian's package dataset-fashion-mnist. Needs tqdm (`pip install thalweg[examples]`).
 Exit code 1: the workers' parameters differ, or --min-accuracy was missed.
@@ -16,11 +18,11 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from pathlib import Path
 from statistics import mean
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -32,6 +34,7 @@ from tqdm import tqdm
 
 import thalweg.ddp
 from thalweg.examples.fashion_models import MODELS
+from thalweg.ps import ServerOptimizer
 
 _DATA = "/usr/share/datasets/fashion-mnist"
 
@@ -46,8 +49,37 @@ def load(folder: Path, part: str) -> tuple[torch.Tensor, torch.Tensor]:
     return (pixels - 0.286) / 0.353, torch.from_numpy(labels)
 
 
+class Trained(NamedTuple):
+    """What is trained, and by whom."""
+
+    by: str
+    codec: str
+    model: nn.Module  # what is called
+    own: nn.Module  # the model itself
+    optimizer: torch.optim.Optimizer
+    stats: Callable[[], dict[str, Any] | None]
+
+
+def make(args: argparse.Namespace) -> Trained:
+    model = MODELS[args.model]()
+    options = {"lr": args.lr, "momentum": 0.9, "nesterov": True}
+    if args.ps:
+        optimizer = ServerOptimizer(
+            model.named_parameters(), "sgd", codec=args.codec, pull=args.pull, **options
+        )
+        codec = f"{args.codec or 'as set'}, weights in {args.pull or 'fp32'}"
+        return Trained("thalweg's shards", codec, model, model, optimizer, optimizer.stats)
+    ddp_model = DistributedDataParallel(model)
+    state = None if args.plain else thalweg.ddp.attach(ddp_model, codec=args.codec)
+    by, codec = ("gloo", "fp32") if state is None else ("thalweg", state.codec)
+    sgd = torch.optim.SGD(ddp_model.parameters(), **options)
+    return Trained(
+        by, codec, ddp_model, model, sgd, (lambda: None) if state is None else state.stats
+    )
+
+
 def train_batches(
-    ddp_model: DistributedDataParallel,
+    model: nn.Module,
     optimizer: torch.optim.Optimizer,
     schedule: torch.optim.lr_scheduler.LRScheduler,
     data: tuple[torch.Tensor, torch.Tensor],
@@ -56,10 +88,10 @@ def train_batches(
     """Trains on batches given as rows of indices; returns the workers' mean loss of each step."""
     images, labels = data
     losses = []
-    ddp_model.train()
+    model.train()
     for batch in batches:
         optimizer.zero_grad()
-        loss = functional.cross_entropy(ddp_model(images[batch]), labels[batch])
+        loss = functional.cross_entropy(model(images[batch]), labels[batch])
         loss.backward()
         optimizer.step()
         schedule.step()
@@ -103,12 +135,11 @@ def digests_of_parameters(model: nn.Module) -> list[str | None]:
 def train(args: argparse.Namespace) -> dict[str, Any]:
     """Returns the training's history; only the statistics differ between workers."""
     torch.manual_seed(args.seed)
-    train_set, test_set = load(args.data, "train"), load(args.data, "t10k")
-    ddp_model = DistributedDataParallel(MODELS[args.model]())
-    state = None if args.plain else thalweg.ddp.attach(ddp_model, codec=args.codec)
-    optimizer = torch.optim.SGD(ddp_model.parameters(), lr=args.lr, momentum=0.9, nesterov=True)
+    images, labels = load(args.data, "train")
+    train_set, test_set = (images[: args.images], labels[: args.images]), load(args.data, "t10k")
+    made = make(args)
     steps = len(train_set[1]) // (args.batch * dist.get_world_size())
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, args.lr, args.epochs * steps)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(made.optimizer, args.lr, args.epochs * steps)
 
     every = args.curve_every or steps
     epochs, losses, curve = [], [], []
@@ -120,18 +151,18 @@ def train(args: argparse.Namespace) -> dict[str, Any]:
             left = iter(shown)
             for _ in range(0, steps, every):
                 part = islice(left, every)
-                new = train_batches(ddp_model, optimizer, schedule, train_set, part)
+                new = train_batches(made.model, made.optimizer, schedule, train_set, part)
                 losses += new
-                test = accuracy(ddp_model.module, *test_set)
+                test = accuracy(made.own, *test_set)
                 curve.append({"step": len(losses), "loss": mean(new), "accuracy": test})
         loss, seconds = mean(losses[-steps:]), time.monotonic() - started
         epochs.append({"epoch": epoch + 1, "loss": loss, "accuracy": test, "seconds": seconds})
         if dist.get_rank() == 0:
             print(f"{title}: training loss {loss:.4f}, test accuracy {test:.4f}, {seconds:.1f} s")
-    digests = digests_of_parameters(ddp_model.module)
+    digests = digests_of_parameters(made.own)
     return {
-        "by": "gloo" if state is None else "thalweg",
-        "codec": "fp32" if state is None else state.codec,
+        "by": made.by,
+        "codec": made.codec,
         "model": args.model,
         "workers": dist.get_world_size(),
         "epochs": epochs,
@@ -141,7 +172,7 @@ def train(args: argparse.Namespace) -> dict[str, Any]:
         "train_seconds": time.monotonic() - started,
         "parameters_sha256": digests[0],
         "replicas_identical": len(set(digests)) == 1,
-        "stats": None if state is None else state.stats(),
+        "stats": made.stats(),
     }
 
 
@@ -149,7 +180,8 @@ def report(history: dict[str, Any]) -> None:
     print(f"test accuracy {history['accuracy']:.4f} after {history['train_seconds']:.1f} s")
     if stats := history["stats"]:
         print(f"raw gradients: {stats['raw_bytes']:.0f} bytes per worker")
-        less = f" ({stats['compression']:.2f}x less)" if stats["compression"] > 1 else ""
+        ratio = stats["raw_bytes"] / max(stats["wire_bytes_sent"], 1)
+        less = f" ({ratio:.2f}x less)" if stats["wire_bytes_sent"] and ratio > 1 else ""
         print(
             f"on the wire:   {stats['wire_bytes_sent']:.0f} bytes sent per node, "
             f"{stats['wire_bytes_received']:.0f} received{less}"
@@ -171,16 +203,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--curve-every", type=int, metavar="STEPS", help="test that often; default: every epoch"
     )
+    parser.add_argument("--images", type=int, help="train on the first so many; default: all")
     parser.add_argument("--batch", type=int, default=64, help="images per worker and step")
     parser.add_argument("--lr", type=float, default=0.05, help="highest learning rate")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--codec", help="such as fp16 or powersgd:4 (default: THALWEG_CODEC)")
     parser.add_argument("--plain", action="store_true", help="without Thalweg: Gloo's allreduce")
+    parser.add_argument("--ps", action="store_true", help="the optimizer on the shards")
+    parser.add_argument("--pull", help="with --ps, what weights come in, such as bf16 or int8")
     parser.add_argument("--out", type=Path, help="write the history to this JSON file")
     parser.add_argument("--min-accuracy", type=float, default=0.0)
     args = parser.parse_args(argv)
     if args.curve_every is not None and args.curve_every < 1:
         parser.error(f"--curve-every is {args.curve_every}, expected 1 or more steps")
+    if args.plain and args.ps:
+        parser.error("--plain is without Thalweg, and --ps with its shards: expected one of them")
+    if args.pull and not args.ps:
+        parser.error("--pull is for weights that come from shards: expected --ps with it")
     if not (args.data / "train-images-idx3-ubyte.gz").exists():
         parser.error(f"no Fashion-MNIST in {args.data}: apt-get install dataset-fashion-mnist")
 

@@ -20,7 +20,18 @@ class Arrivals:
         storages = {tensor.untyped_storage().data_ptr() for tensor in tensors}
         self._shares_memory = len(storages) < len(self._bucket_of)
         self._awaited: set[int] = set()  # ids of parameters whose new weights nobody has asked for
-        self.waited = 0.0  # seconds
+        self._waited = {id(bucket): 0.0 for bucket in buckets}  # seconds
+
+    @property
+    def waits(self) -> dict[str, float]:
+        """The seconds that this worker has waited for the weights of each bucket, by the names of
+        its first and last parameter; the buckets in the order in which a forward pass uses them.
+        """
+        waits: dict[str, float] = {}
+        for bucket in reversed(self._buckets):
+            first, last = bucket.parameters[-1].name, bucket.parameters[0].name
+            waits[first if first == last else f"{first} … {last}"] = self._waited[id(bucket)]
+        return waits
 
     def expect(self, buckets: Collection[Bucket]) -> None:
         """Hears that new weights of these buckets are on their way."""
@@ -56,6 +67,6 @@ class Arrivals:
         others = [b for b in self._buckets if self._shares_memory and not b.changed()]
         began = time.perf_counter()
         bucket.land()
-        self.waited += time.perf_counter() - began
+        self._waited[id(bucket)] += time.perf_counter() - began
         for other in others:
             other.remember()

@@ -16,8 +16,8 @@ from torch.optim import Optimizer
 
 from thalweg import _C, policy
 from thalweg.codecs import Sparse
-from thalweg.ps import _joining
-from thalweg.ps._bucket import Parameter, cut, pulled_as, served
+from thalweg.ps import _downward, _joining
+from thalweg.ps._bucket import Parameter, cut, served
 from thalweg.ps._exchange import Exchange, Fragment
 from thalweg.ps._joining import Joined
 from thalweg.ps._kept import KeptWeights
@@ -73,7 +73,7 @@ def begin(
         cut(part, int(bucket_cap_mb * (1 << 20)))
         for part in cut_fragments(parameters, plan.fragments)
     ]
-    pulls = {each.tensor.dtype: pulled_as(pull, each.tensor.dtype) for each in parameters}
+    pulls = {each.tensor.dtype: _downward.chosen(pull, each.tensor.dtype) for each in parameters}
     description = (
         f"{type(inner).__name__}, {plan}, {outer.describe()}, pull {pull}, bucket_cap_mb "
         f"{bucket_cap_mb:g}{f', codec {sparse.spec()}' if sparse else ''}"

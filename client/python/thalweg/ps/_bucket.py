@@ -13,6 +13,7 @@ from torch.futures import Future
 from thalweg import _C
 from thalweg.codecs import FP32, Lossy
 from thalweg.policy import Policy
+from thalweg.ps import _downward
 from thalweg.ps._pace import Pace
 from thalweg.ps._pushed_grad import PushedGrad
 from thalweg.ps._rules import Group, Kind, Rule
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from thalweg.ps._kept import KeptWeights
 
 _GRANULE = 4096  # elements of a parameter whose squares are summed together
-_TYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 _TOGETHER = Pace()
 _FLOATS = Policy(FP32())
 _FIRST_BYTES = 1 << 20  # as in DistributedDataParallel: the first can leave early
@@ -56,18 +56,6 @@ def served(groups: Sequence[Group], *, apart: bool = False) -> list[Parameter]:
             if tensor.requires_grad:
                 found.append(Parameter(name, tensor, number, len(found) if apart else number))
     return found
-
-
-def pulled_as(asked: str | None, dtype: torch.dtype) -> str:
-    """Returns the format in which weights of parameters of this type come."""
-    own = next((name for name, one in _TYPES.items() if one == dtype), "fp32")
-    if asked is None:
-        return own  # parameters of other types are refused when the workers meet
-    if asked not in _TYPES:
-        raise ValueError(f"thalweg: pull is {asked!r}, expected fp32, bf16 or fp16")
-    if own not in {"fp32", asked}:
-        raise ValueError(f"thalweg: pull is {asked!r}, but there are parameters in {own}")
-    return asked
 
 
 def cut(
@@ -118,7 +106,7 @@ class Bucket:
         self.parameters = parameters
         self._kept = kept
         self._kind = kind
-        self._pulled = _TYPES[pull]
+        self._pulled = _downward.type_of(pull)
         self._serve = functools.partial(
             _C.ServedBucket,
             number=number,

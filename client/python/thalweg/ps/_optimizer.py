@@ -13,8 +13,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from thalweg import _precision
-from thalweg.ps import _forwards, _joining, _scaling, _upward
-from thalweg.ps._bucket import Bucket, Parameter, cut, pulled_as, served
+from thalweg.ps import _downward, _forwards, _joining, _scaling, _upward
+from thalweg.ps._bucket import Bucket, Parameter, cut, served
 from thalweg.ps._clipping import Clipping
 from thalweg.ps._committing import Committing
 from thalweg.ps._kept_state import or_rolled_back
@@ -38,25 +38,26 @@ class ServerOptimizer(Clipping):
     thalweg.optim.FusedLAMB, with their defaults. Groups, schedulers, `zero_grad` and `state_dict`
     are those of such an optimizer, and checkpoints can be exchanged with it in both directions.
     `pull` says in what the weights come: "fp32", "bf16", "fp16", or as the parameters are (None);
-    shards keep them in float32. `max_grad_norm`: gradients are clipped as by clip_grad_norm_ over
-    all groups, in the step; LAMB clips to 1 unless given. `loss_scaling`: a GradScaler may have
-    scaled the loss, and decides whether to step. `overlap`: step() does not wait; a module's
-    forward() waits for its own weights, and Module.state_dict() for all; call wait() before
-    anything else reads weights. `find_unused_parameters`: a parameter may get no gradient in a
-    step, and stays as it is, with its state, if it gets none on any worker; all workers call
-    step(), those without gradients too. With any of these, and with LAMB, weights come when all
-    gradients have been pushed. `bucket_cap_mb` MiB of parameters travel together: 25 unless given,
-    4 with `overlap`; with `find_unused_parameters` each travels alone, and there are no snapshots.
-    `process_group` is the default one if None. `codec` (of gradients),
-    `timeout`, `step_timeout`, `chunk_bytes` and `local_shards` are those of thalweg.ddp.attach().
-    `mode` says which nodes wait for each other: "sync", all in each step. "stale": a node gets the
-    weights of the moment, which lack at most `staleness` of the steps before its own; each step
-    still has the mean of all nodes, and they do equally many. "async": each node's gradient is an
-    update by itself, for which nobody waits; with `delay_aware`, the learning rate is divided by
-    how many others came in between. Call finish() at the end of these two, which take no LAMB,
-    clipping, loss scaling, overlap nor snapshots. With `snapshot_every`, aggregators that have a
-    folder for it write what they keep to it after so many steps. When one has lost its memory,
-    step() raises RolledBack on all workers: they have a snapshot's weights.
+    with "int8" and "onebit" comes what float32 weights have changed by, rounded, and the rest of it
+    in later steps. Shards keep weights in float32. `max_grad_norm`: gradients are clipped as by
+    clip_grad_norm_ over all groups, in the step; LAMB clips to 1 unless given. `loss_scaling`: a
+    GradScaler may have scaled the loss, and decides whether to step. `overlap`: step() does not
+    wait; a module's forward() waits for its own weights, and Module.state_dict() for all; call
+    wait() before anything else reads weights. `find_unused_parameters`: a parameter may get no
+    gradient in a step, and stays as it is, with its state, if it gets none on any worker; all
+    workers call step(), those without gradients too. With any of these, and with LAMB, weights come
+    when all gradients have been pushed. `bucket_cap_mb` MiB of parameters travel together: 25
+    unless given, 4 with `overlap`; with `find_unused_parameters` each travels alone, and there are
+    no snapshots. `process_group` is the default one if None. `codec` (of gradients), `timeout`,
+    `step_timeout`, `chunk_bytes` and `local_shards` are those of thalweg.ddp.attach(). `mode` says
+    which nodes wait for each other: "sync", all in each step. "stale": a node gets the weights of
+    the moment, which lack at most `staleness` of the steps before its own; each step still has the
+    mean of all nodes, and they do equally many. "async": each node's gradient is an update by
+    itself, for which nobody waits; with `delay_aware`, the learning rate is divided by how many
+    others came in between. Call finish() at the end of these two, which take no LAMB, clipping,
+    loss scaling, overlap nor snapshots. With `snapshot_every`, aggregators that have a folder for
+    it write what they keep to it after so many steps. When one has lost its memory, step() raises
+    RolledBack on all workers: they have a snapshot's weights.
 
     Raises on all workers, saying what is wrong, what thalweg.ddp.attach() raises; ValueError also
     for options that shards do not have.
@@ -131,7 +132,7 @@ class ServerOptimizer(Clipping):
             raise ValueError("thalweg: no parameter requires a gradient")
         named = [(each.name, each.tensor) for each in parameters]
         dtypes = {each.tensor.dtype for each in parameters}
-        pulls = {dtype: pulled_as(wishes.pull, dtype) for dtype in dtypes}
+        pulls = {each: _downward.chosen(wishes.pull, each, differences=True) for each in dtypes}
         join = functools.partial(
             _joining.join,
             group,

@@ -111,7 +111,9 @@ class Serving:
 
     def stats(self) -> dict[str, Any]:
         """Returns what the session has counted, and how long this worker has waited for weights."""
-        return self._session.stats() | {"pull_wait_seconds": self._arrivals.waited}
+        waits = self._arrivals.waits
+        stats = {"pull_wait_seconds": sum(waits.values()), "pull_wait_seconds_of": waits}
+        return self._session.stats() | stats
 
     def close(self) -> None:
         self._finalizer()

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import torch.distributed as dist
 
+from thalweg.ps._downward import DIFFERENCES
 from thalweg.ps._pace import Pace
 from thalweg.ps._rules import KINDS, Rule
 
@@ -33,6 +34,7 @@ class Wishes(NamedTuple):
             "loss_scaling": self.loss_scaling,
             "overlap": self.overlap,
             "find_unused_parameters": self.finds_unused,
+            f"pull={self.pull!r}": self.pull in DIFFERENCES,
             self.kind: KINDS[self.kind].measures,
         }
         for name, is_wanted in waits.items():

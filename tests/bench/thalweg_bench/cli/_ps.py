@@ -14,6 +14,8 @@ from thalweg_bench.shapes import MODELS
 if TYPE_CHECKING:
     from thalweg_bench.ps_case import PsCase
 
+_LOSSY = ("int8", "onebit")
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", choices=MODELS, default="resnet50", help="whose parameters")
@@ -43,7 +45,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a device works so long in a forward pass, and twice as long in a backward pass",
     )
     parser.add_argument(
-        "--codec", choices=WIRE_TYPES, default="bf16", help="both ways; default bf16"
+        "--codec",
+        choices=(*WIRE_TYPES, *_LOSSY),
+        default="bf16",
+        help="both ways; default bf16; weights come as differences in int8 and onebit",
     )
 
 
@@ -53,6 +58,11 @@ def case_of(args: argparse.Namespace) -> PsCase:
     shape = shape_of(args)
     if args.snapshot_every and (shape.shards == 0 or shape.local):
         raise ConfigError("--snapshot-every needs aggregators alone: --shards 1, --local-shards 0")
+    if args.codec in _LOSSY and (args.local or args.snapshot_every):
+        raise ConfigError(
+            f"--codec {args.codec} goes with neither --local nor --snapshot-every: expected "
+            f"{', '.join(WIRE_TYPES)}"
+        )
     return PsCase(
         shape=shape,
         model=args.model,

@@ -1,4 +1,4 @@
-"""Tests the example of local updates, on all images of Fashion-MNIST."""
+"""Tests the examples of optimizers on shards, on images of Fashion-MNIST."""
 
 from __future__ import annotations
 
@@ -27,6 +27,14 @@ def test_example_learns_and_leaves_the_same_weights_on_all_workers(tmp_path):
     result = train(tmp_path, "fashion_local", args)
     assert result["replicas_identical"]
     assert result["accuracy"] > 0.5  # ten classes
+
+
+def test_example_learns_by_an_optimizer_on_the_shards_in_few_bytes(tmp_path):
+    args = "--images 4000 --epochs 1 --batch 32 --ps --codec int8 --pull int8"
+    result = train(tmp_path, "fashion_mnist", args)
+    assert result["replicas_identical"]
+    assert result["accuracy"] > 0.5  # ten classes
+    assert result["stats"]["wire_bytes_sent"] < 0.3 * result["stats"]["raw_bytes"]
 
 
 @pytest.mark.long
