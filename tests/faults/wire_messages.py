@@ -44,7 +44,7 @@ def parse(name: str, data: bytes) -> Any:
 
 
 @functools.cache
-def _wire_version() -> int:
+def wire_version() -> int:
     """Returns the version that the servers of this checkout speak."""
     header = (ROOT / "core" / "base" / "protocol.h").read_text()
     found = re.search(r"\bkWireVersion = (\d+);", header)
@@ -55,8 +55,8 @@ def _wire_version() -> int:
 def join_request(job: str, *, node: int = 0, nodes: int = 1, **fields: Any) -> Any:
     """Returns a valid request to join a job without a secret, with one worker on each node."""
     known = {
-        "max_wire_version": _wire_version(),
-        "min_wire_version": _wire_version(),
+        "max_wire_version": wire_version(),
+        "min_wire_version": wire_version(),
         "job": job,
         "node": node,
         "node_name": "stranger",

@@ -102,8 +102,8 @@ def await_all(group: dist.ProcessGroup, timeout: float) -> None:
         )
     except TimeoutError as error:
         raise TimeoutError(
-            f"{error}. All workers must attach, which without code they do in their first training "
-            "step: a worker that has no batch at all, or is later than that, cannot take part"
+            f"{error}. All workers must attach. Without code, they do so in their first training "
+            "step. A worker cannot take part if it has no batch, or if its first step comes later"
         ) from None
 
 
