@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Sequence
+from typing import Any
 
 from torch import Tensor
 
@@ -22,16 +23,15 @@ class Arrivals:
         self._awaited: set[int] = set()  # ids of parameters whose new weights nobody has asked for
         self._waited = {id(bucket): 0.0 for bucket in buckets}  # seconds
 
-    @property
-    def waits(self) -> dict[str, float]:
-        """The seconds that this worker has waited for the weights of each bucket, by the names of
-        its first and last parameter; the buckets in the order in which a forward pass uses them.
+    def stats(self) -> dict[str, Any]:
+        """Returns the seconds that this worker has waited for weights, and the same of each bucket,
+        by the names of its first and last parameter, in the order of a forward pass.
         """
         waits: dict[str, float] = {}
         for bucket in reversed(self._buckets):
             first, last = bucket.parameters[-1].name, bucket.parameters[0].name
             waits[first if first == last else f"{first} … {last}"] = self._waited[id(bucket)]
-        return waits
+        return {"pull_wait_seconds": sum(waits.values()), "pull_wait_seconds_of": waits}
 
     def expect(self, buckets: Collection[Bucket]) -> None:
         """Hears that new weights of these buckets are on their way."""

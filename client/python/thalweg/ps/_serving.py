@@ -111,9 +111,7 @@ class Serving:
 
     def stats(self) -> dict[str, Any]:
         """Returns what the session has counted, and how long this worker has waited for weights."""
-        waits = self._arrivals.waits
-        stats = {"pull_wait_seconds": sum(waits.values()), "pull_wait_seconds_of": waits}
-        return self._session.stats() | stats
+        return self._session.stats() | self._arrivals.stats()
 
     def close(self) -> None:
         self._finalizer()
