@@ -21,6 +21,7 @@ from torch.nn.functional import mse_loss
 from torch.nn.parallel import DistributedDataParallel
 
 import thalweg.ddp
+from thalweg._codec_states import with_residuals
 
 CODEC = "powersgd:rank=4,start=20"
 OPTIMIZERS = {
@@ -73,6 +74,14 @@ class Training:
         return losses
 
 
+def one_step_late(saved: dict[str, Any], later: dict[str, Any]) -> dict[str, Any]:
+    """Returns a worker's state with what its node holds back after the next step."""
+    return {
+        key: with_residuals(value, later[key]) if isinstance(value, bytes) else value
+        for key, value in saved.items()
+    }
+
+
 def trial(seed: int, options: argparse.Namespace) -> dict[str, Losses]:
     """Returns the losses of each way to train on."""
     undisturbed = Training(seed, options.optimizer)
@@ -80,11 +89,16 @@ def trial(seed: int, options: argparse.Namespace) -> dict[str, Losses]:
     saved, mine = undisturbed.checkpoint(), undisturbed.state.state_dict()
     box = [mine]
     dist.broadcast_object_list(box)
+    undisturbed.go_on([options.saved + 1])
+    late = one_step_late(mine, undisturbed.state.state_dict())
+    files = mine if dist.get_rank() == 0 else late  # THALWEG_RESIDUALS
     losses = {"without a break": undisturbed.go_on(options.checks)}
     undisturbed.state.close()
     ways: dict[str, Callable[[thalweg.ddp.State], None]] = {
         "ordinary checkpoint": lambda _: None,
         "and the state of rank 0": lambda state: state.load_state_dict(box[0]),
+        "and residuals one step late": lambda state: state.load_state_dict(late),
+        "and residuals one step late, but for rank 0": lambda state: state.load_state_dict(files),
         "and the state of all workers": lambda state: state.load_state_dict(mine),
     }
     for way, load in ways.items():

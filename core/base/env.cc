@@ -39,6 +39,7 @@ const std::vector<EnvVar>& KnownEnvVars() {
       {"THALWEG_PS", "", "without code, the optimizer moves to the shards: auto, sgd, adam, adamw"},
       {"THALWEG_PS_EVERY", "", "steps between two exchanges of local updates without code"},
       {"THALWEG_PS_MODE", "", "local: without code, workers step alone and exchange now and then"},
+      {"THALWEG_RESIDUALS", "", "folder for what nodes hold back of gradients; empty: none"},
       {"THALWEG_SHARD_PORTS", "0", "port or FIRST-LAST at which sidecars host shards; 0: any"},
       {"THALWEG_SIDECAR", "", "Unix socket of this node's sidecar; empty: start one"},
       {"THALWEG_SNAPSHOT_EVERY", "0", "steps between snapshots of an optimizer on shards; 0: none"},

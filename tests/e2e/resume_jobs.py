@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from jobs import job, main
+from jobs import digest, job, main
 from powersgd_jobs import Net, step
 from torch.nn.parallel import DistributedDataParallel
 
@@ -22,12 +23,17 @@ SAVED_AFTER = 8
 class Training:
     """A model with its optimizer, attached explicitly, or by the environment if `codec` is None."""
 
-    def __init__(self, codec: str | None = CODEC, group: dist.ProcessGroup | None = None) -> None:
+    def __init__(
+        self,
+        codec: str | None = CODEC,
+        group: dist.ProcessGroup | None = None,
+        residuals: Path | None = None,
+    ) -> None:
         torch.manual_seed(7)
         self.model = DistributedDataParallel(Net(), process_group=group, bucket_cap_mb=0.1)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3)
         if codec is not None:
-            thalweg.ddp.attach(self.model, codec)
+            thalweg.ddp.attach(self.model, codec, residuals=residuals)
         self.steps = 0
         self.sent = 0.0
 
@@ -164,6 +170,77 @@ def fewer_nodes() -> dict[str, Any]:
     dist.barrier()
     first.state.close()
     return result
+
+
+def resume_from_files(codec: str, *, lose: str = "", blocked: bool = False) -> dict[str, Any]:
+    """Saves model and optimizer on rank 0, and resumes from that and from files of residuals.
+
+    `lose` is a pattern of files that are gone by then; `blocked`: no file can be written.
+    """
+    folder = path().with_name(f"{path().name}-residuals")
+    if blocked and dist.get_rank() == 0:
+        folder.touch()
+    dist.barrier()
+    first = Training(codec, residuals=folder)
+    first.train(SAVED_AFTER)
+    first.save(path(), state=False)
+    first.train(3)
+    first.state.close()
+    straight = digest(first.model)
+    dist.barrier()
+    if dist.get_rank() == 0:
+        for file in folder.glob(lose) if lose else ():
+            file.unlink()
+    dist.barrier()
+    second = Training(codec, residuals=folder)
+    second.load(path())
+    sent = second.train(3)
+    second.state.close()
+    dist.barrier()
+    files = sorted(file.name.partition("-")[2][9:] for file in folder.glob("*"))
+    plain = torch.optim.AdamW(Net().parameters())
+    plain.load_state_dict(torch.load(path(), weights_only=True)["optim"])
+    dist.barrier()
+    if dist.get_rank() == 0:
+        path().unlink()
+        shutil.rmtree(folder) if folder.is_dir() else folder.unlink()
+    return {
+        "straight": straight,
+        "resumed": digest(second.model),
+        "sent": sent,
+        "files": files,
+        "keys": sorted(plain.state_dict()),
+    }
+
+
+@job
+def with_files() -> dict[str, Any]:
+    return resume_from_files(CODEC)
+
+
+@job
+def with_files_of_int8() -> dict[str, Any]:
+    return resume_from_files("int8")
+
+
+@job
+def with_a_file_lost() -> dict[str, Any]:
+    return resume_from_files(CODEC, lose="*node1.residuals")
+
+
+@job
+def with_a_folder_that_is_none() -> dict[str, Any]:
+    return resume_from_files(CODEC, blocked=True)
+
+
+@job
+def with_a_folder_on_one_node() -> dict[str, Any]:
+    folder = path() if dist.get_rank() == 0 else None
+    try:
+        Training(residuals=folder)
+    except ValueError as error:
+        return {"error": str(error)}
+    return {}
 
 
 if __name__ == "__main__":

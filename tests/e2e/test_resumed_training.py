@@ -81,6 +81,48 @@ def test_state_of_three_nodes_goes_on_in_two_and_what_is_lost_is_said_once(tmp_p
     assert said.count("was saved by 3 workers on 3 nodes, this job has 2 workers on 2 nodes") == 1
 
 
+def test_ordinary_checkpoint_and_files_of_residuals_go_on_bit_for_bit(tmp_path):
+    for name in ("with_files", "with_files_of_int8"):
+        results, said = run(name, tmp_path)
+        for result in results:
+            assert result["resumed"] == result["straight"]
+            assert result["keys"] == ["param_groups", "state"]
+            # Node 1 writes one when it leaves, too. No file is unfinished.
+            assert result["files"] == [
+                "11-node1.residuals",
+                "11-node1.residuals",
+                "8-node0.residuals",
+                "8-node1.residuals",
+            ]
+        assert said.count("what nodes held back of gradients goes on, from files") == 1
+
+
+def test_residuals_begin_at_zero_everywhere_where_one_node_has_no_file(tmp_path):
+    results, said = run("with_a_file_lost", tmp_path)
+    for result in results:
+        assert result["resumed"] != result["straight"]
+        assert max(result["sent"]) < 30e3  # compressed, of 244 kB of gradients
+    assert results[0]["resumed"] == results[1]["resumed"]
+    assert said.count("what nodes held back of gradients begins at zero: node 1: no file") == 1
+
+
+def test_folder_that_cannot_be_written_is_said_once_by_each_node_and_training_goes_on(tmp_path):
+    results, said = run("with_a_folder_that_is_none", tmp_path)
+    for result in results:
+        assert max(result["sent"]) < 30e3
+    # Node 1 leaves two jobs; a checkpoint is written in one of them.
+    for node, times in ((0, 1), (1, 2)):
+        warning = f"node {node} does not keep what it holds back of gradients in"
+        assert said.count(warning) == times
+    assert said.count("what nodes held back of gradients begins at zero: node 0: no file") == 1
+
+
+def test_folder_that_one_node_has_alone_is_refused_by_name(tmp_path):
+    results, _ = run("with_a_folder_on_one_node", tmp_path)
+    for result in results:
+        assert "residuals is True on rank 0 but False on rank 1" in result["error"]
+
+
 def test_resume_costs_the_loss_nothing_with_the_state_of_all_workers(tmp_path):
     with servers() as nothing:
         env = environment(nothing.folder) | {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
@@ -91,7 +133,9 @@ def test_resume_costs_the_loss_nothing_with_the_state_of_all_workers(tmp_path):
     more = dict(re.findall(r"step 32, (.*?): .* more than without a break: (\S+),", done.stdout))
     assert float(more.pop("without a break")) == 0
     assert float(more.pop("and the state of all workers")) == 0
-    assert sorted(more) == ["and the state of rank 0", "ordinary checkpoint"]
+    late = "and residuals one step late"
+    others = [late, f"{late}, but for rank 0", "and the state of rank 0", "ordinary checkpoint"]
+    assert sorted(more) == others
     assert all(float(one) != 0 for one in more.values())  # they differ, so the zeros mean something
 
 

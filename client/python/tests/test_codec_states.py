@@ -31,6 +31,15 @@ def test_counts_and_factors_stay_and_what_is_held_back_goes():
     assert _codec_states.rounds_of(state()) == 0
 
 
+def test_what_one_state_holds_back_is_put_to_counts_and_factors_of_another():
+    old = state(parameter("a", 7, [1.0], []), parameter("b", 8, [], [9.0]))
+    new = state(parameter("b", 9, [], [6.0], [7.0]), parameter("a", 8, [2.0], [3.0, 4.0]))
+    both = state(parameter("a", 7, [1.0], [3.0, 4.0]), parameter("b", 8, [], [6.0], [7.0]))
+    assert _codec_states.with_residuals(old, new) == both
+    with pytest.raises(ValueError, match="of different parameters"):
+        _codec_states.with_residuals(old, state(parameter("a", 8, [2.0], [])))
+
+
 @pytest.mark.parametrize(
     ("broken", "said"),
     [

@@ -31,6 +31,7 @@ def test_values_are_read():
             "THALWEG_JOB": "night",
             "THALWEG_LOCAL_SHARDS": "1",
             "THALWEG_NODE_REDUCE": "workers",
+            "THALWEG_RESIDUALS": "held",
             "THALWEG_SIDECAR": "/run/s.sock",
             "THALWEG_SNAPSHOT_EVERY": "100",
             "THALWEG_STEP_TIMEOUT": "600",
@@ -38,7 +39,8 @@ def test_values_are_read():
         }
     )
     assert config == Config(
-        ("a:1", "[::1]:2"), 65536, "bf16", "night", "1", "workers", "/run/s.sock", 100, 600.0, 2.5
+        *(("a:1", "[::1]:2"), 65536, "bf16", "night", "1", "workers", "held", "/run/s.sock"),
+        *(100, 600.0, 2.5),
     )
 
 

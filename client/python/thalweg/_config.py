@@ -62,6 +62,7 @@ class Config(NamedTuple):
     job: str
     local_shards: str  # one of LOCAL_SHARDS
     node_reduce: str  # one of NODE_REDUCE
+    residuals: str  # a folder; empty: none
     sidecar: str
     snapshot_every: int  # steps; 0: no snapshots
     step_timeout: float  # 0: the process group's
@@ -81,6 +82,7 @@ class Config(NamedTuple):
             job=look_up(env, "THALWEG_JOB")[1],
             local_shards=_check_local_shards(*look_up(env, "THALWEG_LOCAL_SHARDS")),
             node_reduce=check_choice(*look_up(env, "THALWEG_NODE_REDUCE"), NODE_REDUCE),
+            residuals=look_up(env, "THALWEG_RESIDUALS")[1],
             sidecar=look_up(env, "THALWEG_SIDECAR")[1],
             snapshot_every=_check_snapshot_every(*look_up(env, "THALWEG_SNAPSHOT_EVERY")),
             step_timeout=_check_step_timeout(*look_up(env, "THALWEG_STEP_TIMEOUT")),
@@ -88,14 +90,13 @@ class Config(NamedTuple):
         )
 
     def override(self, **arguments: Any) -> Config:  # noqa: ANN401 - each is checked
-        """Applies the caller's arguments, which take precedence over the environment unless they
-        are None.
-        """
+        """Applies the caller's arguments, which win over the environment unless they are None."""
         checks: dict[str, Callable[[str, Any], Any]] = {
             "chunk_bytes": _check_chunk_bytes,
             "codec": _check_codec,
             "local_shards": _check_local_shards,
             "node_reduce": functools.partial(check_choice, choices=NODE_REDUCE),
+            "residuals": lambda _, value: os.fspath(value),
             "snapshot_every": _check_snapshot_every,
             "step_timeout": _check_step_timeout,
             "timeout": _check_timeout,

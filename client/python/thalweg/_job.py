@@ -80,6 +80,7 @@ def introduction(
         step_timeout=config.step_timeout,
         model=model,
         problem=problem,
+        residuals=bool(config.residuals),
         apart=apart,
     )
 

@@ -61,6 +61,11 @@ def counts_steps(codec: str) -> bool:
     )
 
 
+def holds_back(codec: str) -> bool:
+    """Returns whether nodes leave something out of gradients that files can keep."""
+    return any(isinstance(one, PowerSGD | Lossy) for one in _codecs_of(codec))
+
+
 def _holds_back(codec: str) -> bool:
     return any(map(_has_state, _codecs_of(codec)))
 

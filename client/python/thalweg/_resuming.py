@@ -2,7 +2,7 @@
 
 So a checkpoint as every trainer writes it, by one worker, resumes with the codec's step counts and
 factors. torch ignores the key, also where Thalweg is not installed. What nodes hold back differs
-between them and is not in it: State.state_dict() has that.
+between them and is not in it: State.state_dict() has that, and so do files (_residuals.py).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.utils.weak import WeakIdKeyDictionary
 
-from thalweg import _torch_patches
+from thalweg import _codec_states, _torch_patches
 
 if TYPE_CHECKING:
     from thalweg._collectives import Meeting
@@ -66,15 +66,22 @@ def settle(module: DistributedDataParallel, state: State) -> None:
     for parameter in module.parameters():
         _loaded.pop(parameter, None)
     mine = _SAVED_BY_HAND if state.has_loaded else _digest(found)
+    held_back, missing = _find_residuals(state, found)
     try:
         # Half as long, because gather() waits for twice the timeout.
-        everyone = _collectives.gather(mine, meeting._replace(timeout=meeting.timeout / 2))
+        meeting = meeting._replace(timeout=meeting.timeout / 2)
+        everyone = _collectives.gather((mine, missing), meeting)
     except TimeoutError:
         # None of them takes anything: those who come later wait in vain as well.
-        everyone = [mine, ""]
-    if found is None or _SAVED_BY_HAND in everyone:
+        everyone = [(mine, missing), ("", missing)]
+    loaded = {digest for digest, _ in everyone}
+    if found is None or _SAVED_BY_HAND in loaded:
         return
-    problem = state.ride_on(found) if len(set(everyone)) == 1 else "not all workers have loaded it"
+    missing = next((why for _, why in everyone if why), "")
+    how = f"begins at zero: {missing}" if missing else "goes on, from files"
+    problem = "not all workers have loaded it"
+    if len(loaded) == 1:
+        problem = state.ride_on(found, None if missing else held_back, how)
     if problem and meeting.rank == 0:
         _log.warning(
             "job %s: the codec begins anew, with step 1, in spite of what the optimizer's "
@@ -82,6 +89,22 @@ def settle(module: DistributedDataParallel, state: State) -> None:
             state.job,
             problem,
         )
+
+
+def _find_residuals(state: State, found: Mapping[str, Any] | None) -> tuple[bytes | None, str]:
+    """Returns what this node has held back, or why files do not say; neither: another worker of the
+    node looks for it.
+    """
+    if found is None or not state.has_residual_files:
+        return None, "THALWEG_RESIDUALS and State.state_dict() keep it"
+    if state.residuals is None:
+        return None, ""
+    try:
+        whole = state.residuals.find(found.get("residuals"))
+        _codec_states.with_residuals(found["shared"], whole)
+    except (OSError, ValueError) as error:
+        return None, str(error).removeprefix("thalweg: ")
+    return whole, ""
 
 
 def _digest(found: Mapping[str, Any] | None) -> str:

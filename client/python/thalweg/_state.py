@@ -9,8 +9,9 @@ import weakref
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
 
-from thalweg import _C, _codec_states, _left_behind, _precision, _savings, _stats, _topology
+from thalweg import _C, _codec_states, _precision, _savings, _stats, _topology
 from thalweg._left_out import LeftOut
+from thalweg._residuals import ResidualKeeper
 
 _log = logging.getLogger("thalweg")
 
@@ -44,6 +45,7 @@ class _Ending(NamedTuple):
     job: str
     member: Member
     size: _savings.Size | None  # None: another worker says what the job has saved
+    residuals: ResidualKeeper | None
 
 
 class State:
@@ -66,6 +68,9 @@ class State:
         place: _topology.Placement,
         left_out: LeftOut,
         workers: int,
+        rides: bool = False,
+        has_residual_files: bool = False,
+        residuals: ResidualKeeper | None = None,
     ) -> None:
         self.job = job
         self.codec = codec
@@ -76,6 +81,9 @@ class State:
         self._place = place
         self._left_out = left_out
         self._workers = workers  # of the whole job
+        self.rides = rides  # an optimizer's checkpoint has what the codec has on all nodes alike
+        self.has_residual_files = has_residual_files  # on all nodes
+        self.residuals = residuals  # None: no files, or another worker keeps those of the node
         self.has_loaded = False  # load_state_dict() was called
         self.has_trained = False  # the first training step has begun
         self._member = member
@@ -83,7 +91,8 @@ class State:
         self._pid = os.getpid()
         # This runs when the object is collected or at exit, whichever comes first.
         size = _savings.Size(place.num_nodes, workers)
-        ending = _Ending(job, member, size if place.node == place.local_rank == 0 else None)
+        speaks = place.node == place.local_rank == 0
+        ending = _Ending(job, member, size if speaks else None, residuals)
         self._finalizer = weakref.finalize(self, _close, ending, self._pid)
 
     @property
@@ -211,10 +220,16 @@ class State:
                 error,
             )
             return None
-        return {"codec": self.codec, "shared": _codec_states.without_residuals(whole)}
+        result: dict[str, Any] = {"codec": self.codec}
+        result["shared"] = _codec_states.without_residuals(whole)
+        if self.residuals is not None:
+            result["residuals"] = self.residuals.keep(whole)
+        return result
 
-    def ride_on(self, riding: Mapping[str, Any]) -> str:
-        """Goes on from what rode in an optimizer's checkpoint; returns why it cannot, or ""."""
+    def ride_on(self, riding: Mapping[str, Any], held_back: bytes | None, how: str) -> str:
+        """Goes on from what rode in an optimizer's checkpoint, and from what this node has held
+        back, where it is known; `how` tells people. Returns why it cannot, or "".
+        """
         saved = str(riding.get("codec", ""))
         if saved.partition(":")[0] != self.codec.partition(":")[0]:
             return f"it was saved with codec {saved}, this job uses {self.codec}"
@@ -222,6 +237,8 @@ class State:
             return "this job compresses nothing"
         try:
             shared = _codec_states.without_residuals(riding["shared"])
+            if held_back is not None:
+                shared = _codec_states.with_residuals(shared, held_back)
         except ValueError as error:
             return str(error).removeprefix("thalweg: ")
         if self._keeper is None:
@@ -230,16 +247,12 @@ class State:
         if self._place.node == 0:
             _log.info(
                 "job %s: the codec goes on after step %d, from the optimizer's checkpoint; what "
-                "nodes held back of gradients begins at zero (State.state_dict() keeps it)",
+                "nodes held back of gradients %s",
                 self.job,
                 _codec_states.rounds_of(shared),
+                how,
             )
         return ""
-
-    @property
-    def rides(self) -> bool:
-        """Whether an optimizer's checkpoint takes along what the codec has on all nodes alike."""
-        return self._place.num_nodes > 1 and _left_behind.counts_steps(self.codec)
 
     @property
     def _size(self) -> str:
@@ -265,8 +278,10 @@ class State:
 def _close(ending: _Ending, pid: int) -> None:
     if os.getpid() != pid:  # a forked child must not touch its parent's session
         return
-    job, member, size = ending
+    job, member, size, residuals = ending
     if size is not None and member.status() is None:
         _savings.farewell(job, member.stats, member.placement, size)
+    if residuals is not None and member.status() is None:
+        residuals.close()
     with contextlib.suppress(RuntimeError):
         member.close()

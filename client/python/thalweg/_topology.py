@@ -13,7 +13,15 @@ from typing import Any
 from thalweg._config import ConfigError
 
 # The fields of an introduction that must be equal on all workers.
-_SETTINGS = ("codec", "chunk_bytes", "local_shards", "node_reduce", "timeout", "step_timeout")
+_SETTINGS = (
+    "codec",
+    "chunk_bytes",
+    "local_shards",
+    "node_reduce",
+    "residuals",
+    "timeout",
+    "step_timeout",
+)
 
 
 @dataclass(frozen=True)
@@ -48,6 +56,7 @@ class Introduction:
     model: tuple[Tensor, ...]  # empty in a report whose digest says enough
     problem: str  # why this worker cannot take part; empty if it can
     digest: str = ""  # of the model
+    residuals: bool = False  # what its node holds back of gradients is written to files
     apart: str = ""  # why the session of its process group cannot serve it; empty if it can
 
 

@@ -38,6 +38,7 @@ KNOWN: dict[str, str] = {
     "THALWEG_NODE_REDUCE": "sidecar",
     "THALWEG_POLICY": "",
     "THALWEG_POWERSGD_COMPRESSION": "0",
+    "THALWEG_RESIDUALS": "",
     "THALWEG_SHARD_PORTS": "0",
     "THALWEG_SIDECAR": "",
     "THALWEG_SNAPSHOT_EVERY": "0",

@@ -28,6 +28,7 @@ from thalweg import (
     _precision,
     _process_group,
     _rendezvous,
+    _residuals,
     _resuming,
     _shards,
 )
@@ -62,6 +63,7 @@ def attach(
     chunk_bytes: int | None = None,
     node_reduce: str | None = None,
     local_shards: str | bool | None = None,
+    residuals: str | os.PathLike[str] | None = None,
 ) -> State:
     """Makes `ddp_model` average its gradients through Thalweg. Call it on all workers.
 
@@ -75,9 +77,10 @@ def attach(
     `chunk_bytes` of gradient travel together; by default the links decide. `node_reduce` says who
     sums the gradients of a node: "sidecar", or "workers" among themselves, which needs a GPU for
     each (docs/gpu.md, path C). `local_shards` says whether the nodes' sidecars host the shards of a
-    job of several nodes: True, False or "auto", those that can. Arguments left out come from the
-    environment. A module of the default process group joins the job of that where the group is one
-    of the back end "thalweg" and was made with the same settings (docs/c10d.md).
+    job of several nodes: True, False or "auto", those that can. `residuals` is a folder for what
+    this node holds back of gradients (docs/compression.md, checkpoints). Arguments left out come
+    from the environment. A module of the default process group joins the job of that where the
+    group is one of the back end "thalweg" and was made with the same settings (docs/c10d.md).
 
     Raises on all workers, saying what is wrong: ValueError (settings or models differ),
     ConnectionError, TimeoutError (workers are missing), RuntimeError, TypeError (not a DDP module).
@@ -95,6 +98,7 @@ def attach(
             chunk_bytes=chunk_bytes,
             node_reduce=node_reduce,
             local_shards=local_shards,
+            residuals=residuals,
         )
         network = Network.from_env()
         config = config._replace(codec=_model.add_exceptions(ddp_model, config.codec))
@@ -119,7 +123,7 @@ def attach(
         model=model,
         apart=world.why_apart(config, model, _model.cuda_device(ddp_model)) if world else "",
     )
-    return _attach(ddp_model, me, network, world)
+    return _attach(ddp_model, me, network, world, config.residuals)
 
 
 def state_of(ddp_model: DistributedDataParallel) -> State | None:
@@ -142,7 +146,11 @@ def load_state_dict(ddp_model: DistributedDataParallel, state_dict: Mapping[str,
 
 
 def _attach(
-    ddp_model: DistributedDataParallel, me: Introduction, network: Network, world: World | None
+    ddp_model: DistributedDataParallel,
+    me: Introduction,
+    network: Network,
+    world: World | None,
+    residuals: str,
 ) -> State:
     group = ddp_model.process_group
     _rendezvous.await_all(group, me.step_timeout)
@@ -160,6 +168,10 @@ def _attach(
     assert member is not None
     if session is not None:
         _precision.watch(session)
+    holds_back = place.num_nodes > 1 and _left_behind.holds_back(me.codec)
+    keeper = None
+    if session is not None and place.local_rank == 0 and holds_back and residuals:
+        keeper = _residuals.keeper_of(ddp_model, job, meeting, residuals)
     state = State(
         member,
         keeper=session if place.local_rank == 0 else None,
@@ -172,6 +184,10 @@ def _attach(
         place=place,
         left_out=_left_out.find(me.codec, me.model, place.num_nodes),
         workers=len(workers),
+        rides=place.num_nodes > 1
+        and (_left_behind.counts_steps(me.codec) or (holds_back and me.residuals)),
+        has_residual_files=holds_back and me.residuals,
+        residuals=keeper,
     )
     _states[ddp_model] = state
     if state.rides:

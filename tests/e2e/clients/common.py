@@ -123,4 +123,6 @@ def report(phase: str, folder: Path, results: dict[str, Any]) -> None:
 def with_codec(codec: str, train: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """Trains with that THALWEG_CODEC, which is read when a module is wrapped; empty: with none."""
     os.environ["THALWEG_CODEC"] = codec
-    return train()
+    result = train()
+    gc.collect()  # the training's job ends, as it does with its process
+    return result

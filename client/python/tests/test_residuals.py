@@ -1,0 +1,138 @@
+"""Tests which files nodes write of what they hold back, with stand-ins for job and store."""
+
+import logging
+import struct
+from pathlib import Path
+
+import pytest
+
+from thalweg._residual_files import ResidualFiles
+from thalweg._residuals import ResidualKeeper
+
+
+def state(step, value=1.0):
+    name = b"weight"
+    sizes = struct.pack("<4Q", step, 0, 1, 0)
+    return struct.pack("<4sII", b"TWS3", 1, len(name)) + name + sizes + struct.pack("<f", value)
+
+
+class Store:
+    """Is a store of one process."""
+
+    def __init__(self):
+        self.keys = set()
+        self.broken = False
+
+    def set(self, key, _):
+        self.keys.add(key)
+
+    def check(self, keys):
+        if self.broken:
+            raise RuntimeError("Connection reset by peer")
+        return self.keys.issuperset(keys)
+
+
+class Node:
+    """Is a node of a job, after `step` steps."""
+
+    def __init__(self, folder, store, number, nodes=2, job="job-1"):
+        self.step = 0
+        self.asked = 0
+        self.keeper = ResidualKeeper(
+            ResidualFiles(str(folder), number),
+            store,
+            job=job,
+            node=number,
+            nodes=nodes,
+            whole=self.whole,
+        )
+
+    def whole(self):
+        self.asked += 1
+        return state(self.step)
+
+
+def names(folder):
+    return sorted(path.name for path in Path(folder).iterdir())
+
+
+def test_node_writes_its_file_after_rank_0_has_saved_and_only_then(tmp_path):
+    store = Store()
+    first, second = Node(tmp_path, store, 0), Node(tmp_path, store, 1)
+    for second.step in (1, 2):
+        second.keeper.look()
+    assert second.asked == 0
+    mark = first.keeper.keep(state(2))
+    assert mark == {"job": "job-1", "step": 2, "nodes": 2}
+    second.step = 3  # it was one step further when it looked
+    second.keeper.look()
+    second.keeper.look()
+    assert second.asked == 1
+    first.keeper.close()
+    second.keeper.close()
+    assert names(tmp_path) == ["job-1-2-node0.residuals", "job-1-3-node1.residuals"]
+    assert first.keeper.find(mark) == state(2)
+    assert second.keeper.find(mark) == state(3)
+
+
+def test_two_optimizers_of_a_module_make_one_file(tmp_path):
+    first = Node(tmp_path, Store(), 0)
+    assert first.keeper.keep(state(2)) == first.keeper.keep(state(2, 5.0))
+    first.keeper.close()
+    assert names(tmp_path) == ["job-1-2-node0.residuals"]
+    assert first.keeper.find({"job": "job-1", "step": 2, "nodes": 2}) == state(2)
+
+
+def test_three_files_of_each_node_stay_and_none_that_is_unfinished(tmp_path):
+    (tmp_path / "job-0-9-node1.residuals.unfinished").touch()
+    for number in (0, 1):
+        files = ResidualFiles(str(tmp_path), number)
+        for step in range(1, 6):
+            files.write("job/1", step, state(step))
+    expected = [f"job_1-{step}-node{node}.residuals" for step in (3, 4, 5) for node in (0, 1)]
+    assert names(tmp_path) == expected
+
+
+def test_file_that_is_damaged_or_missing_or_of_other_nodes_is_refused_by_name(tmp_path):
+    first = Node(tmp_path, Store(), 0)
+    mark = first.keeper.keep(state(2))
+    first.keeper.close()
+    for wrong, said in (
+        (None, "written without THALWEG_RESIDUALS"),
+        ({"step": "2"}, "written without THALWEG_RESIDUALS"),
+        (mark | {"nodes": 3}, "written by 3 nodes, this job has 2"),
+        (mark | {"step": 4}, "node 0: no file .*job-1-4-node0.residuals"),
+    ):
+        with pytest.raises(OSError, match=said):
+            first.keeper.find(wrong)
+    [path] = tmp_path.iterdir()
+    path.write_bytes(path.read_bytes()[:-1] + b"x")
+    with pytest.raises(OSError, match="damaged"):
+        first.keeper.find(mark)
+
+
+def test_full_disk_is_said_once_and_leaves_no_file(tmp_path, monkeypatch, caplog):
+    first = Node(tmp_path, Store(), 0)
+
+    def full(_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with caplog.at_level(logging.WARNING, "thalweg"):
+        for step in (2, 3):
+            first.keeper.keep(state(step))
+        first.keeper.close()
+    assert caplog.text.count("node 0 does not keep what it holds back") == 1
+    assert "No space left on device" in caplog.text
+    assert names(tmp_path) == []
+
+
+def test_store_that_has_gone_is_said_once_and_files_are_written_at_the_end(tmp_path, caplog):
+    store = Store()
+    second = Node(tmp_path, store, 1)
+    store.broken = True
+    for second.step in (1, 2):
+        second.keeper.look()
+    second.keeper.close()
+    assert caplog.text.count("Connection reset by peer") == 1
+    assert names(tmp_path) == ["job-1-2-node1.residuals"]
