@@ -8,23 +8,26 @@ import launching
 import pytest
 from test_clients import LONG, SCRIPTS, SECONDS, SHORT, VARIABLES
 
+WITH_FILES = ["accelerated", "lightning_training", "trainer"]  # of what nodes hold back
+
 
 @pytest.mark.long
 @pytest.mark.timeout(SECONDS + 60)
 @pytest.mark.parametrize("client", [*SHORT, *LONG])
 def test_library_killed_under_torchrun_goes_on_from_its_checkpoint_compressed(client, tmp_path):
-    residuals = {"THALWEG_RESIDUALS": str(tmp_path / "residuals")}
+    folder = {"THALWEG_RESIDUALS": str(tmp_path / "residuals")} if client in WITH_FILES else {}
     output = launching.run(
         lambda node, port: launching.torchrun_restarting(node, port, restarts=1),
         [str(SCRIPTS / f"{client}.py"), "killed", str(tmp_path)],
         tmp_path,
-        VARIABLES | launching.STORES | residuals,
+        VARIABLES | launching.STORES | folder,
         seconds=SECONDS,
     )
     assert (tmp_path / "died").exists()
     # Once before the kill, and once after it.
     assert output.count("the codec goes on after step 8, from the optimizer's checkpoint") == 2
-    assert output.count("what nodes held back of gradients goes on, from files") == 2
+    expected = 2 if folder else 0
+    assert output.count("what nodes held back of gradients goes on, from files") == expected
     found = [json.loads((tmp_path / f"killed{rank}.json").read_text()) for rank in (0, 1)]
     for worker in found:
         assert 0 < worker["resumes"]["sent"] < worker["resumes"]["raw"] / 2  # both steps
