@@ -133,7 +133,7 @@ void AddCommonOptions(CLI::App& app, CommonOptions* options) {
   app.add_option("--tls-ca", options->tls.ca, "PEM certificates of the CAs of sidecars and shards");
   app.add_option("--policy", options->policy,
                  "File that says which certificates may take part in which jobs, with quotas; it "
-                 "needs TLS, and is read again when it changes; none: all in all");
+                 "needs TLS, and is read again when it changes; none: everybody in every job");
   app.add_option("--cpus", options->cpus, "Cores to run on, e.g. 0-3,8; empty: all");
   // Of two transforms, the one that is added last is applied first.
   app.add_option("--memory-limit", options->memory_limit,
