@@ -1,13 +1,16 @@
 #!/usr/bin/env python3
-"""Draws some milliseconds of a merged trace: draw_timeline.py MERGED.json OUT.png [--round N].
+"""Draws some milliseconds of a merged trace: draw_timeline.py MERGED.json OUT.png.
 
 One band for each process, a row for each span that overlaps others, colours by phase. Shows one
-round of all buckets, the last but one unless told otherwise. Needs matplotlib.
+round of all buckets, the last but one unless told otherwise; or several, such as that of a push and
+that of the pull after it. What a script has marked "forward" and
+"backward" by torch.profiler.record_function has a band above its worker's. Needs matplotlib.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 from pathlib import Path
 
 import matplotlib as mpl
@@ -36,23 +39,37 @@ COLOURS = {
     "return": "#55a868",
     "wait_for_slowest": "#f3d9d9",
     "fold": "#8c613c",
+    "update": "#c44e52",
     "deliver": "#dc7ec0",
+    "forward": "#b5d8a6",
+    "backward": "#f3c78f",
 }
+MARKS = ("forward", "backward")
 ROW, GAP = 1.0, 0.9
 
 
-def window(timeline: Timeline, number: int | None) -> tuple[float, float]:
-    """Returns when the workers' round `number` begins and ends."""
+def window(timeline: Timeline, numbers: list[int]) -> tuple[float, float]:
+    """Returns when the workers' rounds begin and end."""
     workers = [span for span in timeline.spans if span.side == "worker"]
     rounds = sorted({span.args["round"] for span in workers})
-    wanted = number or rounds[max(0, len(rounds) - 2)]
+    wanted = numbers or [rounds[max(0, len(rounds) - 2)]]
     # When the framework has rebuilt its buckets, rounds count from 1 again: the last layout is
     # used.
     layout = max(span.args["layout"] for span in workers)
-    some = [s for s in workers if (s.args["round"], s.args["layout"]) == (wanted, layout)]
+    some = [s for s in workers if s.args["round"] in wanted and s.args["layout"] == layout]
     if not some:
-        raise SystemExit(f"no round {wanted}: there are {rounds[0]} to {rounds[-1]}")
+        raise SystemExit(f"no round of {wanted}: there are {rounds[0]} to {rounds[-1]}")
     return min(span.begin for span in some), max(span.end for span in some)
+
+
+def marked(merged: Path) -> list[Span]:
+    """Returns what scripts have marked as one of MARKS, in the process of torch's profile."""
+    events = json.loads(merged.read_text(encoding="utf-8"))["traceEvents"]
+    return [
+        Span("torch", event["name"], event["ts"], event["ts"] + event["dur"], event["pid"], {})
+        for event in events
+        if event.get("cat") == "user_annotation" and event["name"] in MARKS
+    ]
 
 
 def lanes(some: list[Span]) -> list[list[Span]]:
@@ -67,13 +84,16 @@ def lanes(some: list[Span]) -> list[list[Span]]:
     return rows
 
 
-def draw(timeline: Timeline, number: int | None) -> plt.Figure:
-    begin, end = window(timeline, number)
-    drawn = [s for s in timeline.spans if COLOURS.get(s.phase) and s.end > begin and s.begin < end]
+def draw(timeline: Timeline, marks: list[Span], numbers: list[int], sides: list[str]) -> plt.Figure:
+    begin, end = window(timeline, numbers)
+    known = [*(span for span in timeline.spans if span.side in sides), *marks]
+    drawn = [s for s in known if COLOURS.get(s.phase) and s.end > begin and s.begin < end]
     figure, axes = plt.subplots(figsize=(13, 8), layout="constrained")
     y = 0.0
     ticks = []
-    for process in sorted(timeline.clocks):
+    # A worker's marks are in a process of torch, which is named after the worker.
+    processes = {span.process for span in drawn}
+    for process in sorted(processes, key=lambda p: (_owner(timeline, p), -p)):
         top = y
         for row in lanes([span for span in drawn if span.process == process]):
             times = [((s.begin - begin) / 1e3, max(s.end - s.begin, 1) / 1e3) for s in row]
@@ -93,13 +113,21 @@ def draw(timeline: Timeline, number: int | None) -> plt.Figure:
     return figure
 
 
+def _owner(timeline: Timeline, process: int) -> int:
+    """Returns the process itself, or the worker whose marks it has."""
+    name = timeline.names[process].partition(": torch")[0]
+    return next((p for p in timeline.clocks if timeline.names[p] == name), process)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("merged", type=Path)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--round", type=int)
+    parser.add_argument("--round", type=int, nargs="+", default=[], metavar="N")
+    parser.add_argument("--sides", nargs="+", choices=spans.SIDES, default=spans.SIDES)
     args = parser.parse_args()
-    draw(spans.read(args.merged), args.round).savefig(args.out, dpi=110)
+    figure = draw(spans.read(args.merged), marked(args.merged), args.round, args.sides)
+    figure.savefig(args.out, dpi=110)
 
 
 if __name__ == "__main__":
