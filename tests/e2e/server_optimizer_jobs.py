@@ -188,6 +188,7 @@ def refused() -> list[str]:
         make(layer, codec="topk", mode="async"),
         make(layer, codec="int8", find_unused_parameters=True),
         make(layer, codec="int8", snapshot_every=2),
+        make(layer, pull="int8", snapshot_every=2),
         make(layer, snapshot_every=2, find_unused_parameters=True),
         make(layer, momentum=0.9),
         make(nn.Linear(3, 3).double()),

@@ -55,10 +55,13 @@ def test_script_trains_as_with_torch_alone_while_its_optimizer_is_on_the_shards(
         np.testing.assert_allclose(ours["weights"], theirs["weights"], rtol=0, atol=distance)
 
 
-@pytest.mark.parametrize("wishes", ["auto:pull=bf16", "adamw:overlap=1"])
-def test_pull_and_overlap_may_be_wished_for(wishes, tmp_path):
+@pytest.mark.parametrize(
+    ("wishes", "codec"),
+    [("auto:pull=bf16", "bf16"), ("adamw:overlap=1", "bf16"), ("auto:pull=int8", "int8")],
+)
+def test_pull_and_overlap_may_be_wished_for(wishes, codec, tmp_path):
     plain, _, _ = run("adamw", tmp_path)
-    served, _, _ = run("adamw", tmp_path, THALWEG_PS=wishes, THALWEG_CODEC="bf16")
+    served, _, _ = run("adamw", tmp_path, THALWEG_PS=wishes, THALWEG_CODEC=codec)
     assert served[0]["digest"] == served[1]["digest"] != plain[0]["digest"]
 
 

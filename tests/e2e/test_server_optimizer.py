@@ -241,6 +241,7 @@ EXPECTED = [
     'does not go with mode="async": expected fp32, fp16 or bf16',
     "does not go with find_unused_parameters: expected fp32, fp16 or bf16",
     "snapshots (snapshot_every=, THALWEG_SNAPSHOT_EVERY) do not go with codec int8:start=0",
+    "snapshots (snapshot_every=, THALWEG_SNAPSHOT_EVERY) do not go with pull='int8': expected fp32",
     "snapshots (snapshot_every=, THALWEG_SNAPSHOT_EVERY) do not go with find_unused_parameters",
     "TypeError: Adam.__init__() got an unexpected keyword argument 'momentum'",
     "parameter 0.0 is torch.float64: ServerOptimizer takes float32, float16 and bfloat16",

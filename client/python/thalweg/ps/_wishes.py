@@ -69,6 +69,9 @@ class Wishes(NamedTuple):
             # Some workers may have asked the others what they use when the job goes back, and
             # others not; then answers would be of another step.
             return "do not go with find_unused_parameters"
+        if self.pull in DIFFERENCES:
+            # Weights come whole once when the job has gone back, and no step would be the same.
+            return f"do not go with pull={self.pull!r}: expected fp32, bf16 or fp16"
         return ""
 
     @property
