@@ -119,6 +119,7 @@ class Serving:
     def note_precision(self, loss_scale: float, skipped_steps: int) -> None:
         """Hears of the loss scalers of this process, before gradients carry the scale."""
         self._loss_scale = loss_scale
+        self._session.note_precision(loss_scale, skipped_steps)
 
     @property
     def loss_scale(self) -> float:

@@ -52,12 +52,10 @@ class Wishes(NamedTuple):
     @property
     def why_dense(self) -> str:
         """Which wish needs gradients that go up in floats; empty: none does. With a codec that
-        holds something back, what a step that is left out has sent must be held back again.
+        holds something back, what has been sent for a parameter that stays must be held back again.
         """
         if not self.pace.is_together:
             return 'mode="async"' if self.pace.alone else 'mode="stale"'
-        if self.loss_scaling:
-            return "loss_scaling"
         return "find_unused_parameters" if self.finds_unused else ""
 
     @property
