@@ -46,7 +46,7 @@ absl::StatusOr<std::shared_ptr<NodeBucket>> NodeBucket::Create(const ipc::Regist
 }
 
 absl::Status NodeBucket::CheckUpdated(const BucketTerms& terms) {
-  const auto refused = [this](auto... what) {
+  const auto refused = [this](const auto&... what) {
     return absl::InvalidArgumentError(absl::StrCat("bucket ", ToString(id_), what...));
   };
   if (terms.path == GradientPath::kIpc) {
