@@ -8,7 +8,8 @@ import launching
 import pytest
 from test_clients import LONG, SCRIPTS, SECONDS, SHORT, VARIABLES
 
-WITH_FILES = ["accelerated", "lightning_training", "trainer"]  # of what nodes hold back
+# These keep files of what nodes hold back.
+WITH_FILES = ["accelerated", "lightning_training", "timm_training", "trainer"]
 
 
 @pytest.mark.long
