@@ -3,8 +3,8 @@
 
 One band for each process, a row for each span that overlaps others, colours by phase. Shows one
 round of all buckets, the last but one unless told otherwise; or several, such as that of a push and
-that of the pull after it. What a script has marked "forward" and
-"backward" by torch.profiler.record_function has a band above its worker's. Needs matplotlib.
+that of the pull after it. What a script has marked "forward" and "backward" by
+torch.profiler.record_function has a band above its worker's. Needs matplotlib.
 """
 
 from __future__ import annotations

@@ -38,8 +38,8 @@ struct UpdateRule {
   bool commits = false;
   // By tensor of the bucket: the number of its group of parameters, from 0 without gaps in a job.
   std::vector<uint32_t> groups;
-  // Of weights in results: floats of 16 or 32 bits, or blocks, of what they differ from those that
-  WireFormat down = WireFormat::kFloat32;  // nodes have; they come in fp32 where nodes have none
+  // Weights come in floats of 16 or 32 bits, or in blocks as differences from what nodes have.
+  WireFormat down = WireFormat::kFloat32;  // differences begin with all weights in fp32
   // Updates have the mean of all nodes, but a node's result waits only for the round that is this
   // much older than its own, and has the weights of the moment.
   uint32_t ahead = 0;

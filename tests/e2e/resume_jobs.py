@@ -234,6 +234,14 @@ def with_a_folder_that_is_none() -> dict[str, Any]:
 
 
 @job
+def with_nothing_to_keep() -> None:
+    Training("fp16", residuals=path()).train(1)
+    layer = torch.nn.Linear(64, 64)
+    os.environ["THALWEG_RESIDUALS"] = str(path())
+    thalweg.ps.ServerOptimizer(layer.parameters(), "sgd", codec="int8").close()
+
+
+@job
 def with_a_folder_on_one_node() -> dict[str, Any]:
     folder = path() if dist.get_rank() == 0 else None
     try:

@@ -100,22 +100,28 @@ def _rounded() -> tuple[nn.Module, ServerOptimizer]:
 
 
 def followed() -> dict[str, Any]:
-    """Trains with weights that come as differences; says how far they are from the shards'."""
+    """Trains with weights that come as differences. Says what the last difference was of, and what
+    it has left out: the largest element of each, and the norm.
+    """
     trainer = on_servers("sgd")
     optimizer = _served(trainer)
-    first = optimizer.full_state_dict()
-    trainer.train(20)
-    optimizer.wait()
-    whole = optimizer.full_state_dict()
-    mine = {each.name: each.tensor.detach() for each in served(optimizer.param_groups)}
 
-    def distance(weights: dict[str, torch.Tensor]) -> float:
-        return max(float((weights[name] - whole[name]).norm()) for name in whole)
+    def mine() -> torch.Tensor:
+        optimizer.wait()
+        return torch.cat([one.tensor.detach().flatten() for one in served(optimizer.param_groups)])
 
+    trainer.train(19)
+    before = mine().clone()
+    trainer.train(1)
+    weights = optimizer.full_state_dict()
+    names = [one.name for one in served(optimizer.param_groups)]
+    whole = torch.cat([weights[name].flatten() for name in names]).double()
+    changed, left = whole - before, whole - mine()
     return {
         "digest": digest(trainer.model),
-        "apart": distance(mine),
-        "moved": distance(first),
+        "changed": (float(changed.abs().max()), float(changed.norm())),
+        "left": (float(left.abs().max()), float(left.norm())),
+        "largest": float(whole.abs().max()),
     }
 
 

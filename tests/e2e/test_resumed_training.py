@@ -117,6 +117,12 @@ def test_folder_that_cannot_be_written_is_said_once_by_each_node_and_training_go
     assert said.count("what nodes held back of gradients begins at zero: node 0: no file") == 1
 
 
+def test_folder_into_which_nothing_is_written_is_said_once(tmp_path):
+    _, said = run("with_nothing_to_keep", tmp_path)
+    assert said.count("THALWEG_RESIDUALS (residuals=) has no effect: with codec fp16 nothing") == 1
+    assert said.count("THALWEG_RESIDUALS has no effect with ServerOptimizer") == 1
+
+
 def test_folder_that_one_node_has_alone_is_refused_by_name(tmp_path):
     results, _ = run("with_a_folder_on_one_node", tmp_path)
     for result in results:

@@ -61,8 +61,8 @@ def counts_steps(codec: str) -> bool:
     )
 
 
-def holds_back(codec: str) -> bool:
-    """Returns whether nodes leave something out of gradients that files can keep."""
+def fits_files(codec: str) -> bool:
+    """Returns whether nodes leave out of gradients what files can keep."""
     return any(isinstance(one, PowerSGD | Lossy) for one in _codecs_of(codec))
 
 

@@ -168,9 +168,9 @@ def _attach(
     assert member is not None
     if session is not None:
         _precision.watch(session)
-    holds_back = place.num_nodes > 1 and _left_behind.holds_back(me.codec)
+    has_files = me.residuals and place.num_nodes > 1 and _left_behind.fits_files(me.codec)
     keeper = None
-    if session is not None and place.local_rank == 0 and holds_back and residuals:
+    if session is not None and place.local_rank == 0 and has_files:
         keeper = _residuals.keeper_of(ddp_model, job, meeting, residuals)
     state = State(
         member,
@@ -184,9 +184,8 @@ def _attach(
         place=place,
         left_out=_left_out.find(me.codec, me.model, place.num_nodes),
         workers=len(workers),
-        rides=place.num_nodes > 1
-        and (_left_behind.counts_steps(me.codec) or (holds_back and me.residuals)),
-        has_residual_files=holds_back and me.residuals,
+        rides=place.num_nodes > 1 and (_left_behind.counts_steps(me.codec) or has_files),
+        has_residual_files=has_files,
         residuals=keeper,
     )
     _states[ddp_model] = state
@@ -201,6 +200,14 @@ def _attach(
     owner = _left_behind.Owner(state.job, me.codec, compresses)
     for remark in _left_behind.own(_model.parameters(ddp_model), owner) if rank == 0 else ():
         _log.warning("job %s: %s", state.job, remark)
+    if me.residuals and not has_files and rank == 0:
+        why = f"with codec {me.codec}" if place.num_nodes > 1 else "on a single node"
+        _log.warning(
+            "job %s: THALWEG_RESIDUALS (residuals=) has no effect: %s nothing is held back that "
+            "files can keep",
+            state.job,
+            why,
+        )
     if session is not None and rank == 0:
         warning = _shards.warning(
             job.shards, session.num_shards(), place.num_nodes, workers[0].local_shards

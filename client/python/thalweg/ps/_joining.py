@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -20,6 +21,7 @@ from thalweg.ps._snapshots import why_no_way_back
 from thalweg.ps._upward import are_dense
 
 _Shapes = list[tuple[str, torch.Size]]
+_log = logging.getLogger("thalweg")
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -96,6 +98,13 @@ def join(
     workers = _job.meet(me, meeting)
     job = _job.join(workers, network, meeting, for_all_collectives=for_all_collectives)
     assert job.session is not None
+    if config.residuals and not are_dense(codecs) and job.place.node == job.place.local_rank == 0:
+        _log.warning(
+            "job %s: THALWEG_RESIDUALS has no effect with %s: only nodes behind "
+            "DistributedDataParallel keep files of what they hold back",
+            job.name,
+            optimizer,
+        )
     _, reconnect = look_up(os.environ, "THALWEG_RECONNECT")
     no_way_back = why_no_way_back(config.timeout, config.step_timeout, float(reconnect))
     return Joined(
