@@ -1,8 +1,9 @@
-"""Tests that the tests which the documentation names exist."""
+"""Tests that the tests which the documentation names exist, and that pytest can import all."""
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -19,9 +20,13 @@ def existing():
         text = path.read_text("utf-8")
         for suite, name in re.findall(r"^\w*TEST\w*\((\w+),\s*(\w+)\)", text, re.MULTILINE):
             found |= {suite, f"{suite}.{name}"}
-    for path in (*ROOT.glob("tests/**/test_*.py"), *ROOT.glob("client/**/test_*.py")):
+    for path in modules():
         found |= set(re.findall(r"^\s*def (test_\w+)", path.read_text("utf-8"), re.MULTILINE))
     return found
+
+
+def modules():
+    return [*ROOT.glob("tests/**/test_*.py"), *ROOT.glob("client/**/test_*.py")]
 
 
 def limits(page):
@@ -50,3 +55,8 @@ def test_tests_that_a_page_names_exist(page):
     named = set(NAMED.findall((ROOT / page).read_text("utf-8")))
     assert named
     assert named - existing() == set()
+
+
+def test_each_module_of_tests_has_a_name_of_its_own():  # pytest imports them by it
+    counted = Counter(path.name for path in modules())
+    assert [name for name, times in counted.items() if times > 1] == []

@@ -17,6 +17,7 @@ OTHERS = {
     "job": "mine",
     "local_shards": "0",
     "node_reduce": "workers",
+    "residuals": "/tmp/r",
     "sidecar": "/tmp/s",
     "snapshot_every": 50,
     "step_timeout": 7.0,
