@@ -61,8 +61,8 @@ class Session {
     // gradients are zero, and their results are discarded if they took part nowhere: a codec keeps
     // what it has left out of them so far.
     std::vector<uint32_t> unused = {};
-    // With which settings the round updates a served bucket's weights; 0: it does not.
-    uint64_t settings = 0;
+    uint64_t settings = 0;   // of the update that the round does; 0: it does none
+    uint64_t waited_ns = 0;  // for which this worker waited for a served bucket's last weights
   };
 
   // Connects and waits until all workers of the job have connected. Errors name what is missing or

@@ -108,8 +108,11 @@ void SidecarSession::Start(BucketId id, std::span<const std::byte> gradient, Not
   // first chunks meanwhile; a single chunk is copied before.
   const bool copies_first = (*bucket)->plan.Count() == 1;
   if (copies_first) CopyIn(id, **bucket, gradient);
-  const absl::Status sent =
-      Tell(ipc::Submit{id, (*bucket)->round, std::move(notes.unused), notes.settings});
+  const absl::Status sent = Tell(ipc::Submit{.id = id,
+                                             .round = (*bucket)->round,
+                                             .unused = std::move(notes.unused),
+                                             .settings = notes.settings,
+                                             .waited_ns = notes.waited_ns});
   if (!sent.ok()) {
     Fail(sent);
     return;

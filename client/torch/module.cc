@@ -197,11 +197,11 @@ std::unique_ptr<ServedBucket> MakeServedBucket(
 
 std::shared_ptr<torch::jit::PythonFutureWrapper> Push(ServedBucket& bucket,
                                                       const at::Tensor& gradients,
-                                                      uint64_t settings) {
+                                                      uint64_t settings, double waited) {
   ServedBucket::Future future;
   {
     const py::gil_scoped_release release;
-    future = bucket.Push(gradients, settings);
+    future = bucket.Push(gradients, settings, waited);
   }
   return std::make_shared<torch::jit::PythonFutureWrapper>(std::move(future));
 }
@@ -362,7 +362,7 @@ PYBIND11_MODULE(_C, m) {
            py::arg("number"), py::arg("named_parameters"), py::arg("groups"), py::arg("optimizer"),
            py::arg("decoupled"), py::arg("nesterov"), py::arg("maximize"), py::arg("commits"),
            py::arg("down"), py::arg("ahead"), py::arg("alone"), py::arg("delay_aware"))
-      .def("push", &thalweg::Push, py::arg("gradients"), py::arg("settings"))
+      .def("push", &thalweg::Push, py::arg("gradients"), py::arg("settings"), py::arg("waited"))
       .def("pull", &thalweg::Begin<&thalweg::ServedBucket::Pull>, py::arg("settings"))
       .def("measure", &thalweg::Begin<&thalweg::ServedBucket::Measure>, py::arg("settings"))
       .def("read", &thalweg::ServedBucket::Read, py::call_guard<py::gil_scoped_release>(),

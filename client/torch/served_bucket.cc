@@ -56,11 +56,13 @@ ServedBucket::ServedBucket(std::shared_ptr<Session> session, uint32_t number,
   ThrowUnless(session_->RegisterServedBucket(id_, LayoutOf(parameters), update));
 }
 
-ServedBucket::Future ServedBucket::Push(const at::Tensor& gradients, uint64_t settings) {
+ServedBucket::Future ServedBucket::Push(const at::Tensor& gradients, uint64_t settings,
+                                        double waited_seconds) {
   CheckReducible(gradients, absl::StrCat("gradients of bucket ", id_.index), c10::kCPU);
   auto future = c10::make_intrusive<c10::ivalue::Future>(c10::TensorType::get());
   session_->Submit(
-      id_, BytesOf(gradients), {.settings = settings},
+      id_, BytesOf(gradients),
+      {.settings = settings, .waited_ns = static_cast<uint64_t>(waited_seconds * 1e9)},
       [future, type = type_, commits = commits_](absl::StatusOr<ReducedBucket> result) {
         if (!result.ok()) return future->setError(ToException(result.status()));
         if (commits) return future->markCompleted(SquaresOf(*result));

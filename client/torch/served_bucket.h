@@ -34,7 +34,8 @@ class ServedBucket {
   // node's workers share, until the next push. With an update that commits, `settings` are 0, and
   // it has the squares of the mean by granule of 4096 elements of a tensor, in float64, followed by
   // how many elements of it are not finite.
-  Future Push(const at::Tensor& gradients, uint64_t settings);
+  // `waited_seconds`: for which this worker has waited for the weights of the push before.
+  Future Push(const at::Tensor& gradients, uint64_t settings, double waited_seconds);
   // With such an update, the future has the new weights.
   Future Pull(uint64_t settings);
   // With LAMB, before that: the future has the squares of the weights by granule, those of the

@@ -35,7 +35,7 @@ void Visit(auto& archive, Is<BucketReady> auto& m) {
   All(archive, m.id.index, m.id.generation, m.memory);
 }
 void Visit(auto& archive, Is<Submit> auto& m) {
-  All(archive, m.id.index, m.id.generation, m.round, m.unused, m.settings, m.kind);
+  All(archive, m.id.index, m.id.generation, m.round, m.unused, m.settings, m.kind, m.waited_ns);
 }
 void Visit(auto& archive, Is<Complete> auto& m) {
   All(archive, m.id.index, m.id.generation, m.round, m.workers, m.nonfinite_elems,

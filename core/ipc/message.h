@@ -118,6 +118,7 @@ struct Submit {
   std::vector<uint32_t> unused = {};
   uint64_t settings = 0;  // number of those for the update that the round does; 0: it does none
   UpdateRound kind = UpdateRound::kPush;  // of the round; the arena has a gradient only in a push
+  uint64_t waited_ns = 0;  // for which the worker has waited for the bucket's last weights
   bool operator==(const Submit&) const = default;
 };
 

@@ -1,5 +1,6 @@
 #include "server/sidecar/bucket_table.h"
 
+#include <iterator>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -108,6 +109,12 @@ std::vector<std::shared_ptr<NodeBucket>> BucketTable::All() const {
   all.reserve(buckets_.size());
   for (const auto& [index, bucket] : buckets_) all.push_back(bucket);
   return all;
+}
+
+size_t BucketTable::QuarterOf(uint32_t index) const {
+  MutexLock lock(mutex_);
+  const auto before = std::distance(buckets_.upper_bound(index), buckets_.end());
+  return 1 + static_cast<size_t>(before) * 4 / buckets_.size();
 }
 
 }  // namespace thalweg

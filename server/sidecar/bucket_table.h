@@ -45,6 +45,9 @@ class BucketTable {
   // Null when there is no such bucket.
   std::shared_ptr<NodeBucket> Find(uint32_t index) const;
   std::vector<std::shared_ptr<NodeBucket>> All() const;  // by index
+  // Returns the quarter of the model that a bucket is in, from 1, in the order of a forward pass:
+  // the bucket with the highest index comes first.
+  size_t QuarterOf(uint32_t index) const;
   // Lets go of what the bucket has replaced, which the caller frees without locks. When its second
   // round begins, no worker has earlier results open any more.
   std::vector<std::shared_ptr<NodeBucket>> TakeReplaced(uint32_t index);

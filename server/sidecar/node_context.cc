@@ -13,6 +13,16 @@ std::map<GradientPath, Gauge*> WorkersByPath(MetricRegistry& r) {
   return gauges;
 }
 
+std::array<Counter*, 4> WaitsByQuarter(MetricRegistry& r) {
+  const auto of = [&r](const char* quarter) {
+    return &r.GetCounter("thalweg_sidecar_weights_wait_seconds_total",
+                         "Time for which nodes' first workers waited for weights that shards had "
+                         "updated, by quarter of the model in the order of a forward pass",
+                         {{"quarter", quarter}});
+  };
+  return {of("1"), of("2"), of("3"), of("4")};
+}
+
 Histogram& Phase(MetricRegistry& r, const std::string& phase) {
   return r.GetHistogram(
       "thalweg_sidecar_phase_seconds",
@@ -63,6 +73,7 @@ SidecarMetrics::SidecarMetrics(MetricRegistry& r)
                             "scalers the smallest; 0: no job has said one")),
       skipped_steps(r.GetCounter("thalweg_sidecar_skipped_steps_total",
                                  "Steps that loss scalers have skipped because gradients were not "
-                                 "finite, of all jobs")) {}
+                                 "finite, of all jobs")),
+      weights_wait(WaitsByQuarter(r)) {}
 
 }  // namespace thalweg

@@ -1,6 +1,7 @@
 // NodeContext has what all jobs of a sidecar share.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <map>
 
@@ -41,6 +42,7 @@ struct SidecarMetrics {
   Gauge& residual_norm;
   Gauge& loss_scale;
   Counter& skipped_steps;
+  std::array<Counter*, 4> weights_wait;  // by quarter of the model
 };
 
 // A NodeJob uses these objects; all must outlive it.

@@ -44,6 +44,10 @@ void RoundReport::CountTraffic(NodeBucket& bucket) const {
   }
 }
 
+void RoundReport::CountWeightsWait(size_t quarter, Duration waited) const {
+  metrics_.weights_wait.at(quarter - 1)->Add(ToSeconds(waited));
+}
+
 void RoundReport::CountExchange(Duration time) const {
   metrics_.exchange_seconds.Add(ToSeconds(time));
 }

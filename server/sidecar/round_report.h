@@ -24,6 +24,8 @@ class RoundReport {
   void CountTimes(const ipc::Complete& message, Duration total) const;
   // Requires that all codecs of the round have their results, and that it has not ended yet.
   void CountTraffic(NodeBucket& bucket) const;
+  // The node's first worker has waited for weights of that quarter of the model.
+  void CountWeightsWait(size_t quarter, Duration waited) const;
   // The job had rounds in flight for that long without a break.
   void CountExchange(Duration time) const;
 

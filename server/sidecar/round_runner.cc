@@ -38,6 +38,10 @@ absl::Status RoundRunner::Submit(uint32_t local_rank, const ipc::Submit& message
                                bucket->whole().part().plan.Count() == 1 && message.round > 1;
   THALWEG_RETURN_IF_ERROR(bucket->NoteUnused(message.unused));
   THALWEG_RETURN_IF_ERROR(bucket->NoteUpdate(message.settings, message.kind));
+  if (local_rank == 0 && message.waited_ns > 0) {
+    context_.report.CountWeightsWait(context_.buckets.QuarterOf(message.id.index),
+                                     std::chrono::nanoseconds(message.waited_ns));
+  }
   const TimePoint now = Now();
   THALWEG_ASSIGN_OR_RETURN(const TurnQueue::Turn turn,
                            turns_.Submit(bucket, local_rank, message.round, now, may_run_at_once));

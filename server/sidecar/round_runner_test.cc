@@ -139,6 +139,28 @@ TEST_F(RoundRunnerTest, ShardsAreToldTheLossScaleOfChunksWithResiduals) {
   EXPECT_EQ(shard_.loss_scales(), (std::vector<double>{1024, kUnknownLossScale}));
 }
 
+TEST_F(RoundRunnerTest, WaitsOfTheFirstWorkerAreCountedByQuarterOfTheModel) {
+  Start(2);
+  std::vector<TestBucket> made;
+  for (const uint32_t index : {1u, 2u, 5u, 7u, 9u}) {
+    made.push_back(Announce(table_, index, 10, 2));
+  }
+  const auto submit = [&](uint32_t rank, uint32_t index, uint64_t waited_ns) {
+    return runner_->Submit(rank, {.id = {index, 0}, .round = 1, .waited_ns = waited_ns});
+  };
+  ASSERT_TRUE(submit(0, 9, 250'000'000).ok());  // the first of a forward pass
+  ASSERT_TRUE(submit(0, 7, 500'000'000).ok());
+  ASSERT_TRUE(submit(0, 1, 2'000'000'000).ok());
+  ASSERT_TRUE(submit(1, 1, 1'000'000'000).ok());
+  const auto waited = [&](const char* quarter) {
+    return registry_
+        .GetCounter("thalweg_sidecar_weights_wait_seconds_total", "", {{"quarter", quarter}})
+        .Value();
+  };
+  EXPECT_EQ(waited("1"), 0.75);
+  EXPECT_EQ(waited("4"), 2);
+}
+
 TEST_F(RoundRunnerTest, SmallBucketIsSentByTheThreadThatSubmitsIt) {
   Start(1);
   TestBucket made = Announce(table_, 3, 10, 1);

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import DEADLINE, Job, servers
+from harness import DEADLINE, Job, metric, servers
 
 JOBS = Path(__file__).parent / "server_optimizer_jobs.py"
 
@@ -107,6 +107,20 @@ def test_accumulated_gradients_are_pushed_once(tmp_path):
     for result in results:
         assert sum(result["waited for"].values()) == result["waited"] > 0
         assert len(result["waited for"]) > 1  # buckets
+
+
+def test_sidecars_count_what_their_first_worker_has_waited_for_weights(tmp_path):
+    with servers(shards=1) as cluster:
+        sidecars = [cluster.add_sidecar() for _ in range(2)]
+        sockets = [sidecar.address for sidecar in sidecars for _ in range(2)]
+        job = Job(
+            "trained", cluster, tmp_path, sidecar_of=sockets, env={"OPTIMIZER": "sgd"}, jobs=JOBS
+        )
+        results = job.results()
+        for sidecar, first in zip(sidecars, (results[0], results[2]), strict=True):
+            counted = metric(sidecar, "thalweg_sidecar_weights_wait_seconds_total")
+            # Of the last weights no push has told.
+            assert first["waited"] > counted > 0
 
 
 @pytest.mark.parametrize(("nodes", "shards"), PLACES)

@@ -265,9 +265,10 @@ class ServedBucket:
         Raises RuntimeError.
         """
 
-    def push(self, gradients: Tensor, settings: int) -> Future[Tensor]:
+    def push(self, gradients: Tensor, settings: int, waited: float) -> Future[Tensor]:
         """Pushes the gradients of all parameters, one after the other in one tensor of their type,
-        which may be reused at once.
+        which may be reused at once. `waited`: the seconds for which this worker has waited for the
+        weights of the push before.
 
         The result is the new weights in the same order and type: read-only memory that the node's
         workers share, until the next push. With `commits`, `settings` is 0, and the result is

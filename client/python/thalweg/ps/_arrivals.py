@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -21,7 +20,6 @@ class Arrivals:
         storages = {tensor.untyped_storage().data_ptr() for tensor in tensors}
         self._shares_memory = len(storages) < len(self._bucket_of)
         self._awaited: set[int] = set()  # ids of parameters whose new weights nobody has asked for
-        self._waited = {id(bucket): 0.0 for bucket in buckets}  # seconds
 
     def stats(self) -> dict[str, Any]:
         """Returns the seconds that this worker has waited for weights, and the same of each bucket,
@@ -30,7 +28,7 @@ class Arrivals:
         waits: dict[str, float] = {}
         for bucket in reversed(self._buckets):
             first, last = bucket.parameters[-1].name, bucket.parameters[0].name
-            waits[first if first == last else f"{first} … {last}"] = self._waited[id(bucket)]
+            waits[first if first == last else f"{first} … {last}"] = bucket.waited
         return {"pull_wait_seconds": sum(waits.values()), "pull_wait_seconds_of": waits}
 
     def expect(self, buckets: Collection[Bucket]) -> None:
@@ -65,8 +63,6 @@ class Arrivals:
         """
         # A write to one of the views of a tensor counts as one to all of them.
         others = [b for b in self._buckets if self._shares_memory and not b.changed()]
-        began = time.perf_counter()
         bucket.land()
-        self._waited[id(bucket)] += time.perf_counter() - began
         for other in others:
             other.remember()

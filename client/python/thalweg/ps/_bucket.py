@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple, cast
 
@@ -129,6 +130,7 @@ class Bucket:
         views = self._views(self._grads.flat)
         self._places = dict(zip(map(id, self._tensors()), views, strict=True))
         self._gathered: set[int] = set()
+        self.waited = self._told = 0.0  # seconds, for weights; of these the sidecar has heard
         self.connect(session)
         self.remember()
 
@@ -176,7 +178,8 @@ class Bucket:
 
     def push(self, settings: int) -> None:
         """Sends the gradients, all of which have been gathered."""
-        self._coming = self._served.push(self._grads.settled(), settings)
+        waited, self._told = self.waited - self._told, self.waited
+        self._coming = self._served.push(self._grads.settled(), settings, waited)
 
     def squares(self) -> tuple[list[Tensor], int]:
         """With an update that commits: waits for the squares of the mean gradients. Returns them
@@ -223,7 +226,9 @@ class Bucket:
         if not self.is_coming:
             return
         assert self._coming is not None
+        began = time.perf_counter()
         weights = self._coming.wait()
+        self.waited += time.perf_counter() - began
         self._coming = None
         self.is_coming = False
         self.place(self._views(weights))
@@ -272,15 +277,12 @@ class Bucket:
         """Makes these float32 weights and states, by parameter, what the shards have."""
         self._served.write(0, flattened(list(weights)), steps)
         for slice_, name in enumerate(self._kind.moments, start=1):
+            moments = [state.get(name) for state in states]
             values = None
-            if any(state.get(name) is not None for state in states):
-                moments = [
-                    torch.zeros_like(tensor, dtype=torch.float32)
-                    if state.get(name) is None
-                    else state[name]
-                    for tensor, state in zip(self._tensors(), states, strict=True)
-                ]
-                values = flattened(moments)
+            if any(moment is not None for moment in moments):
+                zeros = [torch.zeros_like(each, dtype=torch.float32) for each in self._tensors()]
+                pairs = zip(moments, zeros, strict=True)
+                values = flattened([zero if one is None else one for one, zero in pairs])
             self._served.write(slice_, values, steps)
 
     def _by_granule(self, squares: Tensor) -> list[Tensor]:
@@ -292,6 +294,6 @@ class Bucket:
 
     def _views(self, flat: Tensor) -> list[Tensor]:
         """Returns the part of each parameter, in its shape."""
-        parts = flat.split([tensor.numel() for tensor in self._tensors()])
-        shapes = [tensor.shape for tensor in self._tensors()]
-        return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
+        tensors = self._tensors()
+        parts = flat.split([tensor.numel() for tensor in tensors])
+        return [part.view_as(tensor) for part, tensor in zip(parts, tensors, strict=True)]

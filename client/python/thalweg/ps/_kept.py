@@ -35,7 +35,7 @@ class KeptWeights:
         self._weights = nn.Parameter(torch.zeros(elements))
         self._optimizer = _FUSED[outer.kind]([self._weights], **outer.options)
 
-    def push(self, changes: Tensor, settings: int) -> KeptWeights:
+    def push(self, changes: Tensor, settings: int, waited: float) -> KeptWeights:
         """Sends changes. wait() returns the weights that result, in float32."""
         self._mean.begin(changes.float())
         return self
