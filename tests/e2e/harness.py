@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import random
 import shutil
-import socket
 import ssl
 import subprocess
 import sys
@@ -23,6 +21,7 @@ import preloaded
 from leftovers import await_clean, shared_memory
 
 from thalweg import _binaries
+from thalweg._addresses import free_port
 from thalweg._processes import Server
 
 JOBS = Path(__file__).parent / "jobs.py"
@@ -222,15 +221,6 @@ class Job:
     @property
     def output(self) -> str:
         return "".join(f"--- worker {worker.rank}\n{worker.output}" for worker in self.workers)
-
-
-def free_port() -> int:
-    """Returns a port that nobody uses and that the kernel gives to nobody who asks for any port."""
-    first_given = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    while True:
-        port = random.randrange(1024, first_given)
-        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
-            return port
 
 
 def metric(server: Server, name: str, label: str = "") -> float:

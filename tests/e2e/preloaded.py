@@ -2,11 +2,12 @@
 
 start() sends a request to a server, `preloaded.py` as a program. That has imported torch, without
 what the environment has its backends do, and forks. In the new process Thalweg is activated as at
-the end of `import torch`, and the script runs as `__main__`, up to the end of the interpreter.
+the end of `import torch`, and the script runs as `__main__`.
 
-Two things differ from a process of its own: the seed of Python's hashes is the server's, and what
-`import torch` reads of the environment is what the server was started with. must_load() says which
-variables forbid that.
+Three things differ from a process of its own: the seed of Python's hashes is the server's; what
+`import torch` reads of the environment is what the server was started with, and must_load() says
+which variables forbid that; and a script that succeeds ends after the functions of atexit, with all
+modules in place, because taking them apart copies most of the server's memory.
 """
 
 from __future__ import annotations
@@ -22,10 +23,11 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import types
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 # What Python, torch or the libraries beneath it read when they start.
 _READ_EARLY = ("PYTHON", "LD_", "OMP_", "MKL_", "OPENBLAS_", "ATEN_", "TORCH", "THALWEG_COMPAT")
@@ -161,9 +163,18 @@ def _main() -> types.CodeType:
     return code
 
 
+def _end() -> NoReturn:
+    threading._shutdown()  # waits for threads, as the interpreter does
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
 if __name__ == "__main__":
     _code = _main()
     _script = types.ModuleType("__main__")
     _script.__dict__.update(__file__=sys.argv[0], __builtins__=__builtins__)
     sys.modules["__main__"] = _script
     exec(_code, _script.__dict__)
+    _end()

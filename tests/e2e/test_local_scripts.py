@@ -13,7 +13,7 @@ LOCAL = {"THALWEG_PS_MODE": "local", "THALWEG_PS_EVERY": "4"}
 
 def start(mode: str, tmp_path: Path, cluster, env) -> Job:
     sockets = [cluster.add_sidecar("--shard-listen", "127.0.0.1:0").address for _ in range(2)]
-    return Job(mode, cluster, tmp_path, sidecar_of=sockets, env=env, jobs=SCRIPT, afresh=True)
+    return Job(mode, cluster, tmp_path, sidecar_of=sockets, env=env, jobs=SCRIPT)
 
 
 def run(mode: str, tmp_path: Path, env=LOCAL):

@@ -53,7 +53,7 @@ def test_variables_alone_give_a_plain_script_our_group_and_its_module_the_same_j
 def test_variable_alone_halves_the_bytes_of_a_plain_script(plain, tmp_path):
     with servers(nodes=2, shards=1) as cluster:
         sockets = [server.address for server in cluster.sidecars]
-        job = Job("plain", cluster, tmp_path, sidecar_of=sockets, env=FP16, jobs=JOBS, afresh=True)
+        job = Job("plain", cluster, tmp_path, sidecar_of=sockets, env=FP16, jobs=JOBS)
         results = job.results()
         for server in cluster.sidecars:
             raw = metric(server, "thalweg_sidecar_raw_bytes_total")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import ipaddress
+import random
 import socket
 import struct
 from collections.abc import Callable, Mapping, Sequence
@@ -222,3 +223,15 @@ def _ipv6_addresses() -> dict[str, list[ipaddress.IPv6Address]]:
             digits, *_, name = line.split()
             found.setdefault(name, []).append(ipaddress.IPv6Address(bytes.fromhex(digits)))
     return found
+
+
+def free_port() -> int:
+    """Returns a port of this machine that nobody uses, and that the kernel gives to nobody who asks
+    for any.
+    """
+    ports = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text("ascii")
+    first_given = max(int(ports.split()[0]), 2048)
+    while True:
+        port = random.randrange(1024, first_given)
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port

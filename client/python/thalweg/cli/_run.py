@@ -6,14 +6,13 @@ import importlib.util
 import os
 import shutil
 import signal
-import socket
 import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from thalweg import _binaries, _config
+from thalweg import _addresses, _binaries, _config
 from thalweg._config import ConfigError
 from thalweg._processes import Server, ServerError, die_with_parent
 from thalweg.cli._supervisor import Interrupted, Supervisor
@@ -133,7 +132,7 @@ def _await_all(supervisor: Supervisor, servers: list[Server], timeout: float) ->
 
 
 def _start_workers(supervisor: Supervisor, plan: Plan, sockets: list[str]) -> None:
-    port = plan.port or _free_port()
+    port = plan.port or _addresses.free_port()
     for rank in range(plan.nodes * plan.nproc):
         node = rank // plan.nproc
         supervisor.start_worker(
@@ -169,8 +168,3 @@ def _worker_environment(plan: Plan, rank: int, sidecar: str, port: int) -> dict[
     if plan.timeout is not None:
         env["THALWEG_TIMEOUT"] = f"{plan.timeout:g}"
     return env
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
