@@ -1,7 +1,7 @@
 # These are the verbs of this repository. Logic lives in scripts/ and CMake; each verb works from a
 # fresh clone.
 .DEFAULT_GOAL := help
-.PHONY: help setup build check test demo docs lint format asan tsan bench faults chaos fuzz helm test-kube
+.PHONY: help setup build check test demo docs lint format asan tsan tsan-grpc bench faults chaos fuzz helm test-kube
 
 help:    ## list the verbs
 	@sed -n 's/^\([a-z-]*\): *## /  make \1\t/p' Makefile | expand -t 16
@@ -35,6 +35,9 @@ asan:    ## run the unit tests under AddressSanitizer and UndefinedBehaviorSanit
 
 tsan:    ## run the unit tests of rooms with threads, but without gRPC, under ThreadSanitizer
 	@scripts/sanitize tsan
+
+tsan-grpc: ## run the unit tests of the room that speaks gRPC under ThreadSanitizer
+	@scripts/sanitize tsan-grpc
 
 helm:    ## check the Helm chart and the manifests (builds helm and others into .tools, once)
 	@scripts/helm_check

@@ -27,11 +27,11 @@ void ClientStream::PrepareAgain(const std::shared_ptr<grpc::Channel>& channel,
   context_.set_wait_for_ready(true);
   Prepare(channel, queue, open);
   ++ends_left_;
-  patience_.Set(&queue, ToSystemTime(give_up), &patience_over_);
+  patience_.Set(&queue, ToSystemTime(give_up), patience_over_.Tag());
 }
 
 void ClientStream::StartAfter(Duration pause, grpc::CompletionQueue& queue) {
-  pause_.Set(&queue, ToSystemTime(Now() + pause), &paused_);
+  pause_.Set(&queue, ToSystemTime(Now() + pause), paused_.Tag());
 }
 
 void ClientStream::Cancel() {
@@ -41,7 +41,7 @@ void ClientStream::Cancel() {
 
 void ClientStream::OnStarted(bool /*ok*/) {
   // If the call could not start, the read reports it.
-  call_->Read(&read_, &read_done_);
+  call_->Read(&read_, read_done_.Tag());
   Take(writes_.Written());
 }
 
@@ -49,14 +49,14 @@ void ClientStream::OnRead(bool ok) {
   if (!ok) {
     Keep();
     Finish();
-    call_->Finish(&status_, &ended_);
+    call_->Finish(&status_, ended_.Tag());
     return;
   }
   {
     const Poller::Working working;  // it may decode
     owner_.Receive(index_, std::move(read_));
   }
-  call_->Read(&read_, &read_done_);
+  call_->Read(&read_, read_done_.Tag());
 }
 
 void ClientStream::OnWritten(bool ok) {
@@ -75,9 +75,9 @@ void ClientStream::OnEnd(bool /*ok*/) {
 
 void ClientStream::Take(WriteQueue::Turn turn) {
   if (turn == WriteQueue::Turn::kWrite) {
-    call_->Write(writes_.current(), &written_);
+    call_->Write(writes_.current(), written_.Tag());
   } else if (turn == WriteQueue::Turn::kEnd) {
-    call_->WritesDone(&ended_);
+    call_->WritesDone(ended_.Tag());
   }
 }
 

@@ -31,7 +31,7 @@ class ClientStream {
   void PrepareAgain(const std::shared_ptr<grpc::Channel>& channel, grpc::CompletionQueue& queue,
                     const OpenFrame& open, TimePoint give_up);
   void Keep() { patience_.Cancel(); }
-  void Start() { call_->StartCall(&started_); }
+  void Start() { call_->StartCall(started_.Tag()); }
   // Starts after `pause`, on the thread of the queue that Prepare got.
   void StartAfter(Duration pause, grpc::CompletionQueue& queue);
 

@@ -9,9 +9,9 @@ void ControlCall::Accept(Service& service, const Method& method, grpc::ServerCom
                          OpenCalls& calls) {
   std::shared_ptr<ControlCall> call(new ControlCall(service, method, queue, calls));
   call->self_ = call;
-  call->context_.AsyncNotifyWhenDone(&call->done_);
+  call->context_.AsyncNotifyWhenDone(call->done_.Tag());
   method.request(service, &call->context_, &call->request_, &call->writer_, &queue,
-                 &call->accepted_);
+                 call->accepted_.Tag());
 }
 
 void ControlCall::OnAccepted(bool ok) {
@@ -36,9 +36,9 @@ bool ControlCall::Finish(const grpc::Status& status, const grpc::ByteBuffer& res
     when_gone_ = nullptr;
   }
   if (status.ok()) {
-    writer_.Finish(response, status, &finished_);
+    writer_.Finish(response, status, finished_.Tag());
   } else {
-    writer_.FinishWithError(status, &finished_);
+    writer_.FinishWithError(status, finished_.Tag());
   }
   return !has_gone;
 }

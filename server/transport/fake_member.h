@@ -24,10 +24,10 @@ struct FakeAnswers {
     std::vector<float> values;
   };
 
-  absl::StatusOr<Terms> join_answer = Terms{5, 1 << 18, 64, 3};
-  absl::Status register_answer;
-  absl::Status contribute_answer;
-  absl::StatusOr<std::vector<float>> residual_answer = std::vector<float>();
+  Choice<absl::StatusOr<Terms>> join_answer{Terms{5, 1 << 18, 64, 3}};
+  Choice<absl::Status> register_answer{absl::OkStatus()};
+  Choice<absl::Status> contribute_answer{absl::OkStatus()};
+  Choice<absl::StatusOr<std::vector<float>>> residual_answer{std::vector<float>()};
   uint32_t window_chunks = 1024;
   std::function<void()> on_register;
 
@@ -54,7 +54,7 @@ struct FakeAnswers {
 class FakeMember : public Member {
  public:
   FakeMember(FakeAnswers& shard, uint32_t number, std::weak_ptr<ServedNode> node)
-      : shard_(shard), terms_(*shard.join_answer), number_(number), node_(std::move(node)) {}
+      : shard_(shard), terms_(*shard.join_answer.Get()), number_(number), node_(std::move(node)) {}
   ~FakeMember() override { Leave(absl::OkStatus()); }
 
   const Terms& terms() const override { return terms_; }
@@ -62,7 +62,7 @@ class FakeMember : public Member {
     if (left_) return HasLeft();
     shard_.buckets.Add(bucket);
     if (shard_.on_register != nullptr) shard_.on_register();
-    return shard_.register_answer;
+    return shard_.register_answer.Get();
   }
   absl::Status MakeGroup(const Group& group, TimePoint /*deadline*/) override {
     if (left_) return HasLeft();
@@ -72,7 +72,7 @@ class FakeMember : public Member {
   absl::Status Contribute(Contribution contribution) override {
     const std::shared_ptr<ServedNode> node = node_.lock();
     if (left_ || node == nullptr) return HasLeft();
-    if (!shard_.contribute_answer.ok()) return shard_.contribute_answer;
+    if (const absl::Status refusal = shard_.contribute_answer.Get(); !refusal.ok()) return refusal;
     shard_.contributions.Add(contribution);
     if (node->Backlog() >= shard_.window_chunks) {
       return absl::FailedPreconditionError("node has more chunks on the way than its window");
@@ -90,38 +90,38 @@ class FakeMember : public Member {
                                                   TimePoint /*deadline*/) override {
     if (left_) return HasLeft();
     shard_.residual_reads.Add({number_, bucket, chunk, {}});
-    return shard_.residual_answer;
+    return shard_.residual_answer.Get();
   }
   absl::Status WriteResidual(BucketId bucket, uint32_t chunk, std::span<const float> values,
                              TimePoint /*deadline*/) override {
     if (left_) return HasLeft();
     shard_.residual_writes.Add({number_, bucket, chunk, {values.begin(), values.end()}});
-    return shard_.residual_answer.status();
+    return shard_.residual_answer.Get().status();
   }
   absl::Status SetSettings(uint64_t number, const UpdateStep& step,
                            TimePoint /*deadline*/) override {
     if (left_) return HasLeft();
     shard_.settings.Add({number, step});
-    return shard_.register_answer;
+    return shard_.register_answer.Get();
   }
   // Returns what was written last.
   absl::StatusOr<WeightsSlice> ReadWeights(BucketId /*bucket*/, uint32_t /*chunk*/,
                                            uint32_t /*slice*/, TimePoint /*deadline*/) override {
     if (left_) return HasLeft();
-    if (!shard_.residual_answer.ok()) return shard_.residual_answer.status();
+    if (!shard_.residual_answer.Get().ok()) return shard_.residual_answer.Get().status();
     return std::get<2>(shard_.weights.WaitFor(1).back());
   }
   absl::Status WriteWeights(BucketId /*bucket*/, uint32_t chunk, uint32_t slice,
                             WeightsSlice weights, TimePoint /*deadline*/) override {
     if (left_) return HasLeft();
     shard_.weights.Add({chunk, slice, std::move(weights)});
-    return shard_.residual_answer.status();
+    return shard_.residual_answer.Get().status();
   }
   absl::StatusOr<SnapshotReport> Snapshots(const SnapshotCall& call,
                                            TimePoint /*deadline*/) override {
     if (left_) return HasLeft();
     shard_.snapshot_calls.Add(call);
-    if (!shard_.residual_answer.ok()) return shard_.residual_answer.status();
+    if (!shard_.residual_answer.Get().ok()) return shard_.residual_answer.Get().status();
     return shard_.snapshot_answer;
   }
   absl::StatusOr<ClockReading> Heartbeat(TimePoint /*deadline*/) override {

@@ -2,6 +2,7 @@
 // with a deadline.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -16,7 +17,7 @@
 
 namespace thalweg {
 
-// A FakeShard gives every node a FakeMember, or join_answer's error. Set the answers before use.
+// A FakeShard gives every node a FakeMember, or join_answer's error.
 class FakeShard : public ServedShard, public FakeAnswers {
  public:
   absl::StatusOr<LinkSpeed> MeasureLink(TimePoint /*deadline*/) override {
@@ -29,7 +30,7 @@ class FakeShard : public ServedShard, public FakeAnswers {
     const Answer answer = [this, number, node = std::weak_ptr(node),
                            joined = std::move(joined)](const absl::Status& refusal) {
       if (!refusal.ok()) return joined(refusal);
-      if (!join_answer.ok()) return joined(join_answer.status());
+      if (const auto answer = join_answer.Get(); !answer.ok()) return joined(answer.status());
       joined(std::make_unique<FakeMember>(*this, number, node));
     };
     bool waits = false;
@@ -53,7 +54,7 @@ class FakeShard : public ServedShard, public FakeAnswers {
     for (const auto& [number, answer] : waiting) answer(absl::OkStatus());
   }
 
-  bool hold_joins = false;  // set before use; AnswerJoins resets it
+  std::atomic<bool> hold_joins = false;  // AnswerJoins resets it
 
  private:
   using Answer = std::function<void(const absl::Status& refusal)>;

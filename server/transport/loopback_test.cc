@@ -453,7 +453,7 @@ TEST_F(LoopbackTest, RefusedContributionFailsTheJobWithTheReason) {
   shard_.contribute_answer = absl::FailedPreconditionError("chunk of epoch 4, expected 5");
   ASSERT_NO_FATAL_FAILURE(Join());
   ASSERT_TRUE(Contribute(0, std::make_shared<std::string>("ab")).ok());
-  EXPECT_EQ(shard_.leaves.WaitFor(1).front().second, shard_.contribute_answer);
+  EXPECT_EQ(shard_.leaves.WaitFor(1).front().second, shard_.contribute_answer.Get());
   const absl::Status why = events_->failures.WaitFor(1).front();
   EXPECT_EQ(why.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(Message(why), HasSubstr("chunk of epoch 4, expected 5"));

@@ -20,11 +20,13 @@ namespace thalweg {
 // A cancelled call or stream ends within this time: the network is no longer involved.
 constexpr Duration kCancelTime = std::chrono::seconds(10);
 
-// The tags of a Poller's queue point to Completions. Happened is called once for every operation
-// that was started with it, on the poller's thread, and must not block.
+// Operations on a Poller's queue are started with the Tag of a Completion. Happened is called once
+// for each, on the poller's thread, and must not block.
 class Completion {
  public:
   virtual ~Completion() = default;
+  // Call it when everything that Happened is to see has been written.
+  void* Tag();
   virtual void Happened(bool ok) = 0;
 };
 

@@ -49,7 +49,7 @@ class ReadGuard::Watched final : public Completion {
     handled_ = poller_.handled();
     used_ = poller_.ProcessorTime();
     is_waiting_.store(true, std::memory_order_relaxed);
-    alarm_.Set(&poller_.queue(), std::chrono::system_clock::now(), this);
+    alarm_.Set(&poller_.queue(), std::chrono::system_clock::now(), Tag());
   }
   // Returns whether the poller has used `busy_time` without handling this or another event, and is
   // not working on one.

@@ -1,4 +1,4 @@
-// Recorder and RecordingEvents keep what this room's tests wait for.
+// Recorder and RecordingEvents keep what this room's tests wait for, and a Choice what they choose.
 #pragma once
 
 #include <chrono>
@@ -36,6 +36,26 @@ class Recorder {
   Mutex mutex_;
   CondVar changed_;
   std::vector<T> values_;
+};
+
+// A Choice is what a test lets a double do; it may change while other threads ask for it.
+template <typename T>
+class Choice {
+ public:
+  explicit Choice(T value) : value_(std::move(value)) {}
+  Choice& operator=(T value) {
+    MutexLock lock(mutex_);
+    value_ = std::move(value);
+    return *this;
+  }
+  T Get() const {
+    MutexLock lock(mutex_);
+    return value_;
+  }
+
+ private:
+  mutable Mutex mutex_;
+  T value_;
 };
 
 class RecordingEvents : public MemberEvents {

@@ -16,7 +16,7 @@ void ServerStream::Accept(Service& service, grpc::ServerCompletionQueue& queue, 
                           NodeTable& nodes, StreamSet& streams) {
   std::shared_ptr<ServerStream> stream(new ServerStream(service, queue, callers, nodes, streams));
   stream->self_ = stream;
-  service.RequestStream(&stream->context_, &stream->call_, &queue, &queue, &stream->accepted_);
+  service.RequestStream(&stream->context_, &stream->call_, &queue, &queue, stream->accepted_.Tag());
 }
 
 void ServerStream::OnAccepted(bool ok) {
@@ -61,7 +61,7 @@ void ServerStream::OnRead(bool ok) {
     status = Handle();
   }
   if (status.ok()) {
-    call_.Read(&read_, &read_done_);
+    call_.Read(&read_, read_done_.Tag());
     return;
   }
   if (opening) {
@@ -131,14 +131,14 @@ void ServerStream::OnEnd(bool /*ok*/) {
 
 void ServerStream::Take(WriteQueue::Turn turn) {
   if (turn == WriteQueue::Turn::kWrite) {
-    call_.Write(writes_.current(), &written_);
+    call_.Write(writes_.current(), written_.Tag());
   } else if (turn == WriteQueue::Turn::kEnd) {
     absl::Status end;
     {
       MutexLock lock(mutex_);
       end = end_.value_or(absl::OkStatus());
     }
-    call_.Finish(ToGrpc(end), &ended_);
+    call_.Finish(ToGrpc(end), ended_.Tag());
   }
 }
 

@@ -31,7 +31,7 @@ class ServerStream final : public std::enable_shared_from_this<ServerStream> {
                      NodeTable& nodes, StreamSet& streams);
 
   // Starts reading. Call once, after the stream is in the set.
-  void Start() { call_.Read(&read_, &read_done_); }
+  void Start() { call_.Read(&read_, read_done_.Tag()); }
 
   // Queues a frame. The caller must pass the turn to Take, outside its locks.
   [[nodiscard]] WriteQueue::Turn Queue(grpc::ByteBuffer&& frame) {
