@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # A service may have these keys; any other is refused and not ignored.
 KNOWN = {
     *("image", "build", "command", "environment", "depends_on", "healthcheck", "volumes"),
-    *("read_only", "cap_drop", "shm_size"),
+    *("read_only", "cap_drop", "shm_size", "ports"),
 }
 WORKERS = ("worker0", "worker1")
 TRAINING_SECONDS = 400.0
