@@ -57,6 +57,18 @@ def free_port() -> int:
         return int(server.getsockname()[1])
 
 
+def assert_locked(container: str) -> None:
+    """Asserts that a container's program is the user 65532, can do nothing more than any user, and
+    cannot write to its root.
+    """
+    status = podman("exec", "--user=0", container, "cat", "/proc/1/status")
+    fields = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
+    assert fields["Uid"].split() == ["65532"] * 4
+    assert {fields[name].strip("0") for name in ("CapEff", "CapBnd")} == {""}
+    with pytest.raises(AssertionError, match="Read-only file system"):
+        podman("exec", "--user=0", container, "touch", "/opt/thalweg/new")
+
+
 @contextlib.contextmanager
 def network() -> Iterator[str]:
     """Makes a network of containers, which this machine reaches too; takes it and them away."""

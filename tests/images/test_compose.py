@@ -8,7 +8,7 @@ import subprocess
 import urllib.request
 
 import pytest
-from engine import ENV, ROOT, free_port, needs_images, podman
+from engine import ENV, ROOT, assert_locked, free_port, needs_images, podman
 
 pytestmark = [
     pytest.mark.alone,
@@ -76,8 +76,13 @@ def test_compose_file_trains_two_nodes_and_shows_the_page(project):
     assert "2 replicas are bit-identical" in said
     assert b"<html" in page(project["aggregator0"], "/")
     assert json.loads(page(project["aggregator0"], "/api/v1/shard"))["rounds"] > 0
-    for name in ("aggregator0", "aggregator1", "sidecar0", "sidecar1"):
-        podman("healthcheck", "run", project[name])
+    servers = [id for name, id in project.items() if not name.startswith("worker")]
+    for server in servers:
+        assert_locked(server)
+        podman("healthcheck", "run", server)
+    assert compose("stop").returncode == 0
+    ended = podman("container", "inspect", "--format", "{{.State.ExitCode}}", *servers)
+    assert ended.split() == ["0"] * 4, "\n".join(map(output, servers))
 
 
 def test_compose_down_leaves_nothing():

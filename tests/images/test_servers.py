@@ -9,7 +9,7 @@ import subprocess
 import sys
 
 import pytest
-from engine import ROOT, Container, free_port, image, needs_images, podman
+from engine import ROOT, Container, assert_locked, free_port, image, needs_images, podman
 
 pytestmark = [
     pytest.mark.alone,
@@ -88,12 +88,8 @@ def test_container_gives_its_program_no_rights_and_no_writable_root(network):
     container = Container("aggregator", network)
     try:
         container.await_ready(7071)
-        status = podman("exec", "--user=0", container.id, "cat", "/proc/1/status")
-        fields = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
-        assert fields["Uid"].split() == ["65532"] * 4
-        assert {fields[name].strip("0") for name in ("CapEff", "CapBnd")} == {""}
-        assert fields["NoNewPrivs"] == "1"
-        with pytest.raises(AssertionError, match="Read-only file system"):
-            podman("exec", "--user=0", container.id, "touch", "/opt/thalweg/new")
+        assert_locked(container.id)
+        status = podman("exec", container.id, "cat", "/proc/1/status")
+        assert "NoNewPrivs:\t1\n" in status
     finally:
         container.remove()
