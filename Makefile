@@ -1,7 +1,7 @@
 # These are the verbs of this repository. Logic lives in scripts/ and CMake; each verb works from a
 # fresh clone.
 .DEFAULT_GOAL := help
-.PHONY: help setup build check test demo docs lint format asan tsan tsan-grpc bench faults chaos fuzz helm test-kube
+.PHONY: help setup build check test demo docs lint format asan tsan tsan-grpc bench faults chaos fuzz helm test-images test-kube
 
 help:    ## list the verbs
 	@sed -n 's/^\([a-z-]*\): *## /  make \1\t/p' Makefile | expand -t 16
@@ -41,6 +41,9 @@ tsan-grpc: ## run the unit tests of the room that speaks gRPC under ThreadSaniti
 
 helm:    ## check the Helm chart and the manifests (builds helm and others into .tools, once)
 	@scripts/helm_check
+
+test-images: ## build the images with buildah, run them and compose.yaml with podman (root; IMAGES=all: training too, 6 GB)
+	@scripts/test_images $(IMAGES)
 
 test-kube: ## test the chart and the manifests on a real API server (builds it into .tools, once: 15 min)
 	@scripts/test_kube

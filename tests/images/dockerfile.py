@@ -37,7 +37,7 @@ def parse(path: Path) -> Dockerfile:
     stage: Stage | None = None
     for item in DockerfileParser(str(path)).structure:
         name, value = item["instruction"].upper(), item["value"]
-        if name == "COMMENT":
+        if name in ("COMMENT", "LABEL"):
             continue
         if name == "FROM":
             match = re.fullmatch(r"(\S+)\s+AS\s+(\S+)", value, re.IGNORECASE)
