@@ -145,9 +145,11 @@ void ReadGuard::CloseBusiest(const ReadSoFar& read) {
       busiest = fd;
     }
   }
-  if (busiest < 0) return;
+  // What a closed connection has sent before may still be read.
+  if (busiest < 0 || read.at(busiest).cookie == ended_) return;
   const std::string peer = PeerOf(busiest);
   if (!EndConnection(busiest, read.at(busiest).cookie)) return;
+  ended_ = read.at(busiest).cookie;
   closed_.Add(1);
   if (log_.Admits(Now())) {
     spdlog::warn(

@@ -58,6 +58,7 @@ class ReadGuard {
   Counter& closed_;
   std::vector<std::unique_ptr<Watched>> watched_;
   ReadSoFar read_;  // when a poller was inside a connection the last time that the thread looked
+  uint64_t ended_ = 0;  // the cookie of the connection that was closed last
   LogLimit log_{"about connections that kept a thread busy"};
 
   Mutex mutex_;

@@ -9,6 +9,7 @@ JOBS = Path(__file__).parent / "kept_memory_jobs.py"
 ELEMENTS = 2_000_000
 
 
+@pytest.mark.alone  # links are measured; shards have equal parts if their rates are alike
 @pytest.mark.parametrize("nodes", [2, 4])
 def test_each_node_keeps_its_part_of_weights_and_moments_and_the_last_results_of_others(
     nodes, tmp_path
@@ -24,10 +25,9 @@ def test_each_node_keeps_its_part_of_weights_and_moments_and_the_last_results_of
             jobs=JOBS,
         )
         found = job.results()[0]
-    slack = 0.1 * ELEMENTS / nodes  # chunks are not cut where a share ends
-    # Three floats for each weight on one of the shards.
-    assert sum(kept for kept, _, _ in found) == 12 * ELEMENTS
-    for kept, last, share in found:
-        assert kept == pytest.approx(12 * ELEMENTS * share, abs=12 * slack)
+    # Three floats for each weight on one of the shards; chunks are what their parts differ by.
+    assert sum(kept for kept, _ in found) == 12 * ELEMENTS
+    for kept, last in found:
+        assert kept <= 1.05 * 12 * ELEMENTS / nodes
         # In bf16, for other nodes if a shard is restarted that is not this node's.
-        assert last == pytest.approx(2 * ELEMENTS * (1 - share), abs=2 * slack)
+        assert last == pytest.approx(2 * ELEMENTS * (nodes - 1) / nodes, rel=0.05)

@@ -119,7 +119,7 @@ def test_sidecars_count_what_their_first_worker_has_waited_for_weights(tmp_path)
         results = job.results()
         for sidecar, first in zip(sidecars, (results[0], results[2]), strict=True):
             counted = metric(sidecar, "thalweg_sidecar_weights_wait_seconds_total")
-            # Of the last weights no push has told.
+            # No push has told of the last weights.
             assert first["waited"] > counted > 0
 
 

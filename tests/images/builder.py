@@ -24,19 +24,6 @@ from dockerfile import Stage
 from stage import StageRun
 
 ROOT = Path(__file__).resolve().parents[2]
-_SOURCES = """\
-Types: deb
-URIs: http://deb.debian.org/debian
-Suites: bookworm bookworm-updates
-Components: main
-Signed-By: /usr/share/keyrings/debian-archive-keyring.gpg
-
-Types: deb
-URIs: http://deb.debian.org/debian-security
-Suites: bookworm-security
-Components: main
-Signed-By: /usr/share/keyrings/debian-archive-keyring.gpg
-"""
 
 
 class Builder:
@@ -101,19 +88,13 @@ class Builder:
         return found
 
     def _debian(self) -> Image:
-        """Makes a minimal Debian 12 with debootstrap, with its sources in the image's form."""
+        """Makes a minimal Debian 12 with debootstrap."""
         base = self._out / "base"
         if not base.exists():
             print("==> debootstrap", flush=True)
             part = base.with_suffix(".part")
             subprocess.run(["rm", "-rf", part], check=True)
-            # It runs in its own mount namespace: its mounts disappear when it ends in any way.
-            command = ["unshare", "--mount", "debootstrap", "--variant=minbase", "bookworm", part]
-            subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-            (part / "etc/apt/sources.list").unlink(missing_ok=True)
-            (part / "etc/apt/sources.list.d/debian.sources").write_text(_SOURCES, encoding="ascii")
-            for name in ("resolv.conf", "hostname", "hosts"):  # from this machine
-                (part / "etc" / name).write_text("", encoding="ascii")
+            subprocess.run([ROOT / "scripts" / "debian_base", part], check=True)
             part.rename(base)
         return Image([str(base)])
 

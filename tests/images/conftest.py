@@ -1,13 +1,7 @@
-"""Gives these tests a network of containers, and what they share with tests of clusters."""
-
-import sys
-from pathlib import Path
-
-import pytest
-
-sys.path.append(str(Path(__file__).parents[1] / "kube"))
+"""Gives these tests a network of containers."""
 
 import engine
+import pytest
 
 
 @pytest.fixture

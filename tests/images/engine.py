@@ -6,7 +6,6 @@ import contextlib
 import functools
 import json
 import os
-import socket
 import subprocess
 import urllib.request
 from collections.abc import Iterator
@@ -50,11 +49,6 @@ def image(name: str) -> dict[str, Any]:
     """Returns what the engine knows of an image."""
     (found,) = json.loads(podman("image", "inspect", f"localhost/thalweg-{name}"))
     return dict(found)
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
 
 
 def assert_locked(container: str) -> None:

@@ -8,7 +8,9 @@ import subprocess
 import urllib.request
 
 import pytest
-from engine import ENV, ROOT, assert_locked, free_port, needs_images, podman
+from engine import ENV, ROOT, assert_locked, needs_images, podman
+
+from thalweg._addresses import free_port
 
 pytestmark = [
     pytest.mark.alone,

@@ -9,7 +9,9 @@ import subprocess
 import sys
 
 import pytest
-from engine import ROOT, Container, assert_locked, free_port, image, needs_images, podman
+from engine import ROOT, Container, assert_locked, image, needs_images, podman
+
+from thalweg._addresses import free_port
 
 pytestmark = [
     pytest.mark.alone,
