@@ -1,10 +1,11 @@
 """Checks a bundle made by scripts/gpu_bundle on a machine with a GPU, and writes one JSON.
 
-Runs every test of the bundle, the benchmarks, torch's counterparts where torch is installed, the
-heaviest kernels under ncu, then the tests again under compute-sanitizer, where these tools exist.
-Needs only Python 3.10 and a driver. Exits 0 only if there was a GPU and everything that could run
-has passed, 1 if something failed, 2 if nothing has, but the time was up before all had begun: run
-what is left with --parts. The JSON says whether it is fast enough.
+Runs every test of the bundle, the benchmarks, and where torch is installed its counterparts and,
+with the bundle's wheel, training; the heaviest kernels under ncu, then the tests again under
+compute-sanitizer, where these tools exist. Needs only Python 3.10 and a driver. Exits 0 only if
+there was a GPU and everything that could run has passed, 1 if something failed, 2 if nothing has,
+but the time was up before all had begun: run what is left with --parts. The JSON says whether it is
+fast enough.
 """
 
 from __future__ import annotations
@@ -21,20 +22,24 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from gpu_results import cases, rows_of
 from gpu_targets import against_torch, targets
+from gpu_training import run_training
 
 # Each program gets at most this many seconds, so that one that hangs leaves time for the others.
-LIMIT = {"test": 90, "bench": 60, "torch": 90, "ncu": 60, "sanitizer": 90}
+LIMIT = {"test": 90, "bench": 90, "torch": 90, "training": 180, "ncu": 60, "sanitizer": 180}
 TOOLKIT = "/usr/local/cuda/bin"  # if PATH does not have it
 # Races and barriers concern only kernels, all of which this program has.
 SANITIZERS = ("memcheck", "racecheck", "synccheck")
 KERNELS = "gpu_kernels_test"
+# Arrays of 8 GiB take a sanitizer minutes and show it nothing that small ones do not.
+NOT_SANITIZED = "--gtest_filter=-*Beyond32Bits*"
 SANITIZER_EXIT = 99
-PARTS = ("tests", "benchmarks", "torch", "profile", "sanitizers")
+PARTS = ("tests", "benchmarks", "torch", "training", "profile", "sanitizers")
 NOT_STARTED = "the time was up"
 # The profile covers one launch of each of the three passes over a large model's gradients, after
 # the warm-ups.
@@ -59,12 +64,16 @@ class Bundle:
         paths = [str(folder / "lib"), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
         self.env = {**os.environ, "LD_LIBRARY_PATH": os.pathsep.join(paths)}
         # Python's own libraries may have the same names.
-        self.env_of = {"torch": dict(os.environ)}
+        self.env_of = {"torch": dict(os.environ), "training": dict(os.environ)}
 
     @property
     def is_late(self) -> bool:
         """Whether nothing more is to begin."""
         return time.monotonic() >= self.deadline
+
+    @property
+    def wheel(self) -> Path | None:
+        return next(iter(self.folder.glob("thalweg-*.whl")), None)
 
     def programs(self, suffix: str) -> list[Path]:
         return sorted((self.folder / "bin").glob(f"gpu_*_{suffix}"))
@@ -139,17 +148,16 @@ def run_sanitizers(bundle: Bundle) -> dict[str, Any]:
     names = [program.name for program in bundle.programs("test")]
     runs = [(tool, name) for tool in SANITIZERS for name in names if name == KERNELS]
     runs += [("memcheck", name) for name in names if name != KERNELS]
-    return {
-        f"{tool} {name}": unless_late(bundle, run_sanitizer, sanitizer, tool, name)
-        for tool, name in runs
-    }
+    with ThreadPoolExecutor() as pool:
+        found = pool.map(lambda run: unless_late(bundle, run_sanitizer, sanitizer, *run), runs)
+        return {f"{tool} {name}": result for (tool, name), result in zip(runs, found, strict=True)}
 
 
 def run_sanitizer(bundle: Bundle, sanitizer: str, tool: str, name: str) -> dict[str, Any]:
     # Some calls fail as tests expect; those errors are not reported.
     command = [sanitizer, "--tool", tool, "--report-api-errors", "no"]
     command += ["--error-exitcode", str(SANITIZER_EXIT)]
-    command += [str(bundle.folder / "bin" / name), "--gtest_brief=1"]
+    command += [str(bundle.folder / "bin" / name), "--gtest_brief=1", NOT_SANITIZED]
     status, output, errors = bundle.run(command, "sanitizer")
     result: dict[str, Any] = {"exit": status, "ok": status == 0}
     return result if status == 0 else {**result, "output": (output + errors)[-4000:]}
@@ -218,16 +226,19 @@ def check(bundle: Bundle, parts: Sequence[str] = PARTS) -> dict[str, Any]:
         }
     if "torch" in parts:
         result["torch"] = unless_late(bundle, run_torch)
+    if "training" in parts:
+        result["training"] = unless_late(bundle, run_training)
     if "benchmarks" in parts and "torch" in parts:
         against = against_torch(result["benchmarks"], result["torch"])
         result["against torch"] = against
-        result["targets"] = targets(result["benchmarks"], against)
+        steps = result.get("training", {}).get("steps", {})
+        result["targets"] = targets(result["benchmarks"], against, steps)
     if "profile" in parts:
         result["profile"] = unless_late(bundle, run_ncu)
     if "sanitizers" in parts:
         result["sanitizers"] = run_sanitizers(bundle)
     ran = [part for name in PARTS for part in result.get(name, {}).values()]
-    ran.append(result.get("torch", {}))
+    ran += [result.get("torch", {}), result.get("training", {})]
     result["ok"] = all(part.get("ok", True) for part in ran if isinstance(part, dict))
     result["not started"] = not_started(result)
     return result

@@ -10,7 +10,7 @@ from typing import Any
 
 
 def cases(report: Path) -> dict[str, Any]:
-    """Reads a GoogleTest report.
+    """Reads a report of GoogleTest or pytest.
 
     Returns how many cases passed, which failed, which were skipped and why, and recorded properties
     such as the path of gradients.
@@ -21,6 +21,8 @@ def cases(report: Path) -> dict[str, Any]:
     for case in ET.parse(report).iter("testcase"):
         name = f"{case.get('classname')}.{case.get('name')}"
         failure, skipped = case.find("failure"), case.find("skipped")
+        if failure is None:
+            failure = case.find("error")  # pytest's, outside a test
         if failure is not None:
             result["failed"][name] = failure.get("message", "")
         elif skipped is not None:

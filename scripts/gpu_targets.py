@@ -37,6 +37,7 @@ _OF_COPY = {
 }
 _WHOLE_CASES = tuple(case for case in _OF_COPY if not case.endswith(" "))
 _LAUNCHES = 12
+_STEPS = ("ResNet-50", "GPT-2")
 _HOOK_MS = 0.020  # compared with two copies
 
 
@@ -61,9 +62,10 @@ def against_torch(benches: Mapping[str, Row], torch: Row) -> list[Row]:
     ]
 
 
-def targets(benches: Mapping[str, Row], compared: list[Row]) -> list[Row]:
+def targets(benches: Mapping[str, Row], compared: list[Row], steps: Row) -> list[Row]:
     """Returns each of the project's targets with the measured value; null where there is none."""
-    return [*_speed(benches), *_times_torch(compared), *_powersgd(benches), _hook(benches)]
+    kernels = [*_speed(benches), *_times_torch(compared), *_powersgd(benches)]
+    return [*kernels, _hook(benches), *_steps(steps)]
 
 
 def _rows(benches: Mapping[str, Row]) -> list[Row]:
@@ -105,3 +107,12 @@ def _hook(benches: Mapping[str, Row]) -> Row:
     beyond = round(rows[0]["call_ms"] - rows[0]["two_copies_ms"], 5) if rows else None
     what = f"{case}: milliseconds of the call beyond two copies"
     return _target(what, beyond, least=False, bound=_HOOK_MS)
+
+
+def _steps(steps: Row) -> Iterator[Row]:
+    """Returns how many times as long as Thalweg's steps those of DDP alone take."""
+    times = {row["case"]: row["ms"] for row in steps.get("rows", ())}
+    for model in _STEPS:
+        ours, theirs = (times.get(f"{model} O2, {by}") for by in ("Thalweg", "DDP over Gloo"))
+        ratio = round(theirs / ours, 2) if ours and theirs else None
+        yield _target(f"steps of {model}: times as fast", ratio, least=True, bound=1.0)

@@ -177,13 +177,16 @@ ProcessGroup::WorkPtr ProcessGroup::broadcast(Tensors& tensors,
 
 ProcessGroup::WorkPtr ProcessGroup::allreduce(Tensors& tensors,
                                               const c10d::AllreduceOptions& options) {
-  if (tensors.size() == 1 && tensors[0].layout() == at::kSparse && tensors[0].is_cpu()) {
-    return AllReduceSparse(tensors[0], options);
-  }
+  if (tensors.size() == 1 && tensors[0].is_sparse()) return AllReduceSparse(tensors[0], options);
   const at::Tensor& tensor = Only(tensors, "allreduce");
   return Begin(OpType::ALLREDUCE,
                {FoldPart(CollectiveKind::kAllReduce, options.reduceOp, {tensor}, {tensor})},
                tensors, options.timeout);
+}
+
+ProcessGroup::WorkPtr ProcessGroup::allreduce_sparse(Tensors& tensors,
+                                                     const c10d::AllreduceOptions& options) {
+  return allreduce(tensors, options);
 }
 
 ProcessGroup::WorkPtr ProcessGroup::allreduce_coalesced(

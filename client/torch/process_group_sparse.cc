@@ -1,6 +1,7 @@
 // This file holds the part of ProcessGroup that adds up sparse tensors: every rank gets what all
-// have, and adds it up in the order of ranks.
+// have, and adds it up in the order of ranks, in memory of the CPU.
 #include <ATen/ATen.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <exception>
 #include <functional>
@@ -82,7 +83,7 @@ ProcessGroup::WorkPtr ProcessGroup::AllReduceSparse(const at::Tensor& tensor,
     Throw(absl::StrCat("allreduce of sparse tensors with ", NameOf(op),
                        " is not supported: expected SUM or AVG"));
   }
-  const at::Tensor mine = tensor.coalesce();
+  const at::Tensor mine = tensor.coalesce().cpu();
   const auto whole = c10::make_intrusive<CollectiveWork>(
       getRank(), c10d::OpType::ALLREDUCE, Tensors{tensor}, Tensors{tensor}, 1, ++sequence_);
   const auto all = std::make_shared<Gathered>();
@@ -100,6 +101,9 @@ ProcessGroup::WorkPtr ProcessGroup::AllReduceSparse(const at::Tensor& tensor,
     sum = sum.coalesce();
     if (op == c10d::ReduceOp::AVG) sum._values().div_(size);
     tensor.copy_(sum);
+    if (!tensor.is_cpu()) {  // the work ends when the copy has, on this thread's stream
+      c10::impl::VirtualGuardImpl(tensor.device().type()).getStream(tensor.device()).synchronize();
+    }
     whole->FinishOne(absl::OkStatus());
   };
   const at::Tensor description = Describe(mine);

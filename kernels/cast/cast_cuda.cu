@@ -7,7 +7,9 @@
 namespace thalweg {
 namespace {
 
-// Accesses are of 16 bytes in the narrower type and of 16 or 32 in the other, or of one element.
+// Reads are of 16 bytes or more, or of 8 where types widen; writes are of 16 bytes, and those of a
+// warp are adjacent: two halves of a sector that are written apart cost the memory twice. Or
+// accesses are of one element.
 template <class From, class To, int kPackElems>
 struct CastKernel {
   static constexpr uint32_t kThreads = 256;
@@ -55,7 +57,7 @@ bool WalkBothInPacks(const void* in, void* out, uint64_t elems, uint32_t pack_el
 
 template <class From, class To>
 LaunchError LaunchCast(CudaStream stream, const void* in, void* out, uint64_t elems) {
-  constexpr int kPackElems = 8;  // 16 bytes in the narrower type
+  constexpr int kPackElems = 16 / sizeof(typename To::Bits);
   Walk walk;
   if (WalkBothInPacks<From, To>(in, out, elems, kPackElems, &walk)) {
     using Kernel = CastKernel<From, To, kPackElems>;

@@ -22,8 +22,9 @@ THALWEG_HD inline To BitCast(From from) {
 }
 
 // Each type has: Bits, its bit pattern; Accumulator, the type it is computed in; Widen and Narrow
-// between the two; kMagnitude, all bits but the sign; kInfinity; kNan, the one NaN that sums give;
-// and kOverflow, the smallest magnitude of an Accumulator that Narrow makes infinite.
+// between the two; WidenNumber and NarrowNumber, which may make any NaN of a NaN and are one
+// instruction of a GPU; kMagnitude, all bits but the sign; kInfinity; kNan, the one NaN that sums
+// give; and kOverflow, the smallest magnitude of an Accumulator that Narrow makes infinite.
 
 struct Fp32 {
   using Bits = uint32_t;
@@ -34,6 +35,8 @@ struct Fp32 {
   static constexpr float kOverflow = std::numeric_limits<float>::infinity();
   THALWEG_HD static float Widen(Bits bits) { return BitCast<float>(bits); }
   THALWEG_HD static Bits Narrow(float value) { return BitCast<Bits>(value); }
+  THALWEG_HD static float WidenNumber(Bits bits) { return Widen(bits); }
+  THALWEG_HD static Bits NarrowNumber(float value) { return Narrow(value); }
 };
 
 struct Fp16 {
@@ -43,26 +46,39 @@ struct Fp16 {
   static constexpr Bits kInfinity = 0x7c00u;
   static constexpr Bits kNan = 0x7e00u;
   static constexpr float kOverflow = 65520.0f;
-  // GPUs have instructions for these conversions, with the same bits except for NaN.
   THALWEG_HD static float Widen(Bits bits) {
 #if defined(__CUDA_ARCH__)
-    if ((bits & kMagnitude) <= kInfinity) {
-      float value;
-      asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
-      return value;
-    }
-#endif
+    const float nan = BitCast<float>(Fp32NanFromFp16(bits));
+    return (bits & kMagnitude) > kInfinity ? nan : WidenNumber(bits);
+#else
     return BitCast<float>(Fp32FromFp16(bits));
+#endif
   }
   THALWEG_HD static Bits Narrow(float value) {
 #if defined(__CUDA_ARCH__)
-    if (value == value) {
-      Bits bits;
-      asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
-      return bits;
-    }
-#endif
+    const Bits nan = Fp16NanFromFp32(BitCast<uint32_t>(value));
+    return value != value ? nan : NarrowNumber(value);
+#else
     return Fp16FromFp32(BitCast<uint32_t>(value));
+#endif
+  }
+  THALWEG_HD static float WidenNumber(Bits bits) {
+#if defined(__CUDA_ARCH__)
+    float value;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
+    return value;
+#else
+    return Widen(bits);
+#endif
+  }
+  THALWEG_HD static Bits NarrowNumber(float value) {
+#if defined(__CUDA_ARCH__)
+    Bits bits;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+    return bits;
+#else
+    return Narrow(value);
+#endif
   }
 };
 
@@ -75,6 +91,16 @@ struct BFloat16 {
   static constexpr float kOverflow = 0x1.ffp127f;
   THALWEG_HD static float Widen(Bits bits) { return BitCast<float>(Fp32FromBFloat16(bits)); }
   THALWEG_HD static Bits Narrow(float value) { return BFloat16FromFp32(BitCast<uint32_t>(value)); }
+  THALWEG_HD static float WidenNumber(Bits bits) { return Widen(bits); }
+  THALWEG_HD static Bits NarrowNumber(float value) {
+#if defined(__CUDA_ARCH__)
+    Bits bits;
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+    return bits;
+#else
+    return Narrow(value);
+#endif
+  }
 };
 
 struct Fp64 {
@@ -86,6 +112,8 @@ struct Fp64 {
   static constexpr double kOverflow = std::numeric_limits<double>::infinity();
   THALWEG_HD static double Widen(Bits bits) { return BitCast<double>(bits); }
   THALWEG_HD static Bits Narrow(double value) { return BitCast<Bits>(value); }
+  THALWEG_HD static double WidenNumber(Bits bits) { return Widen(bits); }
+  THALWEG_HD static Bits NarrowNumber(double value) { return Narrow(value); }
 };
 
 // Returns whether the bits of an element represent a finite number.

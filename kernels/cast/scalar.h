@@ -14,12 +14,15 @@
 
 namespace thalweg {
 
+// Requires a NaN.
+THALWEG_HD constexpr uint16_t Fp16NanFromFp32(uint32_t bits) {
+  return static_cast<uint16_t>(((bits >> 16) & 0x8000u) | 0x7e00u | ((bits >> 13) & 0x03ffu));
+}
+
 THALWEG_HD constexpr uint16_t Fp16FromFp32(uint32_t bits) {
   const uint32_t sign = (bits >> 16) & 0x8000u;
   const uint32_t magnitude = bits & 0x7fffffffu;
-  if (magnitude > 0x7f800000u) {  // NaN
-    return static_cast<uint16_t>(sign | 0x7e00u | ((magnitude >> 13) & 0x03ffu));
-  }
+  if (magnitude > 0x7f800000u) return Fp16NanFromFp32(bits);
   if (magnitude >= 0x477ff000u) return static_cast<uint16_t>(sign | 0x7c00u);  // 65520 and more
   if (magnitude >= 0x38800000u) {                                              // 2^-14 and more
     const uint32_t rebiased = magnitude - (112u << 23);
@@ -38,14 +41,17 @@ THALWEG_HD constexpr uint16_t Fp16FromFp32(uint32_t bits) {
   return static_cast<uint16_t>(sign | (units + up));
 }
 
+// Requires a NaN.
+THALWEG_HD constexpr uint32_t Fp32NanFromFp16(uint16_t half) {
+  return (static_cast<uint32_t>(half & 0x8000u) << 16) | 0x7fc00000u |
+         (static_cast<uint32_t>(half & 0x03ffu) << 13);
+}
+
 THALWEG_HD constexpr uint32_t Fp32FromFp16(uint16_t half) {
   const uint32_t sign = static_cast<uint32_t>(half & 0x8000u) << 16;
   uint32_t exponent = (half >> 10) & 0x1fu;
   uint32_t fraction = half & 0x03ffu;
-  if (exponent == 0x1fu) {
-    const uint32_t quiet = fraction != 0u ? 0x00400000u : 0u;
-    return sign | 0x7f800000u | quiet | (fraction << 13);
-  }
+  if (exponent == 0x1fu) return fraction != 0u ? Fp32NanFromFp16(half) : sign | 0x7f800000u;
   if (exponent == 0u) {
     if (fraction == 0u) return sign;
     for (exponent = 1u; (fraction & 0x0400u) == 0u; fraction <<= 1) --exponent;

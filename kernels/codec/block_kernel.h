@@ -21,18 +21,20 @@ struct BlockPlace {
   uint64_t offset;  // its first byte in the payload
 };
 
-template <uint64_t kBlockElems, uint64_t kBlockBytes, class Thread>
-THALWEG_DEVICE inline BlockPlace PlaceOf(const Thread& thread, uint64_t elems) {
-  const uint64_t block = uint64_t{thread.Block()} * kWarpsOfBlockKernel + thread.Warp();
+// Locates number `which` of the kPerWarp blocks that a warp takes.
+template <uint64_t kBlockElems, uint64_t kBlockBytes, uint32_t kPerWarp = 1, class Thread>
+THALWEG_DEVICE inline BlockPlace PlaceOf(const Thread& thread, uint64_t elems, uint32_t which = 0) {
+  const uint64_t warp = uint64_t{thread.Block()} * kWarpsOfBlockKernel + thread.Warp();
+  const uint64_t block = warp * kPerWarp + which;
   const uint64_t first = block * kBlockElems;
   const uint64_t left = first < elems ? elems - first : 0;
   const uint64_t here = left < kBlockElems ? left : kBlockElems;
   return {first, static_cast<uint32_t>(here), block * kBlockBytes};
 }
 
-template <uint64_t kBlockElems>
+template <uint64_t kBlockElems, uint32_t kPerWarp = 1>
 constexpr uint64_t BlocksOfBlockKernel(uint64_t elems) {
-  return BlocksFor(BlocksFor(elems, kBlockElems), kWarpsOfBlockKernel);
+  return BlocksFor(BlocksFor(elems, kBlockElems), kWarpsOfBlockKernel * kPerWarp);
 }
 
 // Returns the four bytes from number `at` on, as far as a block has them; `aligned` when the

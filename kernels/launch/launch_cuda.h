@@ -51,16 +51,21 @@ class CudaThread {
   static constexpr uint32_t kAllLanes = 0xffffffffu;
 };
 
-// A multiprocessor must have registers for this many threads: the reads of fewer do not keep the
-// memory busy.
+// A multiprocessor must have registers for this many threads of a kernel, unless the kernel says
+// how many blocks in kBlocksAtOnce: the reads of fewer do not keep the memory busy.
 inline constexpr uint32_t kThreadsAtOnce = 512;
 
 template <class Kernel>
-inline constexpr uint32_t kBlocksAtOnce =
-    (kThreadsAtOnce + Kernel::kThreads - 1) / Kernel::kThreads;
+constexpr uint32_t BlocksAtOnce() {
+  if constexpr (requires { Kernel::kBlocksAtOnce; }) {
+    return Kernel::kBlocksAtOnce;
+  } else {
+    return (kThreadsAtOnce + Kernel::kThreads - 1) / Kernel::kThreads;
+  }
+}
 
 template <class Kernel>
-__global__ void __launch_bounds__(Kernel::kThreads, kBlocksAtOnce<Kernel>)
+__global__ void __launch_bounds__(Kernel::kThreads, BlocksAtOnce<Kernel>())
     RunKernel(const __grid_constant__ typename Kernel::Args args) {
   __shared__ typename Kernel::Shared shared;
   Kernel::Run(CudaThread(), shared, args);

@@ -1,5 +1,5 @@
-// This header reads and writes several elements at once: packs of 16 bytes, the widest access of a
-// GPU thread, and words.
+// This header reads and writes several elements at once: packs of 8 bytes or of multiples of 16,
+// the widest access of a GPU thread, and words.
 #pragma once
 
 #include <cstddef>
@@ -38,8 +38,29 @@ THALWEG_DEVICE inline void Store16(const Bytes16& bytes, void* to) {
 #endif
 }
 
+struct alignas(8) Bytes8 {
+  uint32_t words[2];
+};
+
+THALWEG_DEVICE inline Bytes8 Load8(const void* from) {
+#if defined(__CUDA_ARCH__)
+  const uint2 loaded = *static_cast<const uint2*>(from);
+  return {{loaded.x, loaded.y}};
+#else
+  return *static_cast<const Bytes8*>(from);
+#endif
+}
+
+THALWEG_DEVICE inline void Store8(const Bytes8& bytes, void* to) {
+#if defined(__CUDA_ARCH__)
+  *static_cast<uint2*>(to) = make_uint2(bytes.words[0], bytes.words[1]);
+#else
+  *static_cast<Bytes8*>(to) = bytes;
+#endif
+}
+
 // Returns the elements from number `first` of `array`: one, or a pack that begins at a multiple of
-// 16 bytes.
+// 16 bytes, or of 8 if it has no more.
 template <class Element, int kElems>
 THALWEG_DEVICE inline Pack<Element, kElems> LoadPack(const void* array, uint64_t first) {
   using Bits = typename Element::Bits;
@@ -47,6 +68,9 @@ THALWEG_DEVICE inline Pack<Element, kElems> LoadPack(const void* array, uint64_t
   const Bits* const from = static_cast<const Bits*>(array) + first;
   if constexpr (kElems == 1) {
     pack.bits[0] = *from;
+  } else if constexpr (sizeof(pack) == sizeof(Bytes8)) {
+    const Bytes8 bytes = Load8(from);
+    std::memcpy(&pack, &bytes, sizeof(bytes));
   } else {
     constexpr int kStep = 16 / sizeof(Bits);
     for (int i = 0; i < kElems; i += kStep) {

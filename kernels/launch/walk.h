@@ -16,10 +16,11 @@ struct Walk {
   uint64_t elems = 0;
 };
 
-// Sets `walk` such that packs of `pack_elems` elements begin at multiples of 16 bytes in the array
-// `narrow` and in all of `others`, and returns true; returns false when no such walk exists for
-// their addresses. Requires that packs are a multiple of 16 bytes in every array, arrays are
-// aligned to their elements, and elements of `others` are not smaller than those of `narrow`.
+// Sets `walk` such that packs of `pack_elems` elements begin at multiples of 16 bytes in all of
+// `others`, and of 16 bytes or of a pack in the array `narrow`, and returns true; returns false
+// when no such walk exists for their addresses. Requires that packs are a multiple of 16 bytes in
+// `others` and of 8 in `narrow`, arrays are aligned to their elements, and elements of `others` are
+// not smaller than those of `narrow`.
 inline bool WalkInPacks(const void* narrow, size_t narrow_bytes, const void* const* others,
                         size_t others_count, size_t others_bytes, uint64_t elems,
                         uint32_t pack_elems, Walk* walk) {
@@ -39,7 +40,9 @@ inline Walk WalkElements(uint64_t elems) { return {0, elems, elems}; }
 // Each thread takes this many packs at once, so that enough reads are in flight to keep memory
 // busy.
 template <int kPackElems>
-inline constexpr int kPacksPerThread = kPackElems == 1 ? 8 : 2;
+inline constexpr int kPacksPerThread = kPackElems == 1   ? 8
+                                       : kPackElems == 8 ? 2
+                                                         : 4;
 
 // Returns how many blocks WalkBlock needs.
 template <int kThreads, int kPackElems>

@@ -1,5 +1,6 @@
 #include "kernels/cast/element.h"
 #include "kernels/launch/launch.h"
+#include "kernels/launch/pack.h"
 #include "kernels/optim/granule_sums.h"
 #include "kernels/optim/optim_launch.h"
 
@@ -12,7 +13,8 @@ namespace {
 struct GradSquaresKernel {
   static constexpr uint32_t kThreads = 256;
   static constexpr uint32_t kWarps = kThreads / 32;
-  static constexpr uint32_t kAtOnce = 32;
+  static constexpr uint32_t kBlocksAtOnce = 4;
+  static constexpr uint32_t kAtOnce = 16;
   struct Shared {};
   struct Args {
     OptimTable table;
@@ -50,21 +52,27 @@ struct GradSquaresKernel {
 
   template <class Element>
   THALWEG_DEVICE static double SquaresOf(const void* grad, uint64_t first, uint64_t last) {
-    using Bits = typename Element::Bits;
     double sum = 0;
     for (uint64_t begin = first; begin < last; begin += uint64_t{kChains} * kAtOnce) {
-      // Elements beyond the end are read as zeros: adding them changes nothing.
-      Bits bits[kAtOnce];
-      for (uint32_t k = 0; k < kAtOnce; ++k) {
-        const uint64_t i = begin + uint64_t{k} * kChains;
-        bits[k] = i < last ? static_cast<const Bits*>(grad)[i] : Bits{0};
-      }
-      for (uint32_t k = 0; k < kAtOnce; ++k) {
-        const auto value = static_cast<double>(Element::Widen(bits[k]));
-        sum += value * value;
-      }
+      const auto read = Read<Element>(grad, begin, last);
+      for (uint32_t k = 0; k < kAtOnce; ++k) sum = AddSquare(Element::Widen(read.bits[k]), sum);
     }
     return sum;
+  }
+
+  // Elements beyond the end are read as zeros: adding them changes nothing.
+  template <class Element>
+  THALWEG_DEVICE static Pack<Element, kAtOnce> Read(const void* grad, uint64_t first,
+                                                    uint64_t last) {
+    const auto* const from = static_cast<const typename Element::Bits*>(grad) + first;
+    const uint64_t left = (last - first + kChains - 1) / kChains;
+    Pack<Element, kAtOnce> read;
+    if (left >= kAtOnce) {
+      for (uint32_t k = 0; k < kAtOnce; ++k) read.bits[k] = from[k * kChains];
+    } else {
+      for (uint32_t k = 0; k < kAtOnce; ++k) read.bits[k] = k < left ? from[k * kChains] : 0;
+    }
+    return read;
   }
 };
 

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <span>
 
+#include "kernels/cast/element.h"
 #include "kernels/launch/host_device.h"
 
 namespace thalweg {
@@ -12,6 +13,13 @@ namespace thalweg {
 // A granule's squares are added up in sixteen sums, each of every sixteenth element, as kernels on
 // processors do.
 inline constexpr uint32_t kChains = 16;
+
+// Adds the square of a float32, of which float64 has every bit: one rounding, as of product and
+// sum.
+THALWEG_DEVICE inline double AddSquare(float value, double sum) {
+  const double wide = value;
+  return Fma(wide, wide, sum);
+}
 
 // Returns the total of sixteen chains that 16 neighbouring lanes of a warp have, from the first to
 // the last. All lanes of the warp must call it.
@@ -42,7 +50,7 @@ inline double TotalOfGranules(std::span<const double> sums) {
 template <class Thread>
 THALWEG_DEVICE inline double TotalOfGranules(const Thread& thread, const double* sums,
                                              uint64_t count, double* parts) {
-  constexpr uint32_t kAtOnce = 16;  // reads in flight
+  constexpr uint32_t kAtOnce = 32;  // reads in flight
   double part = 0;
   for (uint64_t begin = thread.Index(); begin < count; begin += uint64_t{kParts} * kAtOnce) {
     double read[kAtOnce];
@@ -56,7 +64,11 @@ THALWEG_DEVICE inline double TotalOfGranules(const Thread& thread, const double*
   thread.SyncBlock();
   double total = 0;
   if (thread.Index() == 0) {
-    for (uint32_t k = 0; k < kParts && k < count; ++k) total += parts[k];
+    for (uint32_t begin = 0; begin < kParts && begin < count; begin += kAtOnce) {
+      double read[kAtOnce];
+      for (uint32_t k = 0; k < kAtOnce; ++k) read[k] = begin + k < count ? parts[begin + k] : 0.0;
+      for (uint32_t k = 0; k < kAtOnce; ++k) total += read[k];
+    }
   }
   thread.SyncBlock();
   return total;

@@ -11,7 +11,7 @@ namespace {
 struct LambMomentsKernel {
   static constexpr uint32_t kWorkers = 256;
   static constexpr uint32_t kThreads = kWorkers + 32;
-  static constexpr uint32_t kTile = kWorkers * kEight;
+  static constexpr uint32_t kTile = 2 * kWorkers * kQuad;
   static_assert(kGranule % kTile == 0 && kTile % kChains == 0);
 
   // The elements of a chain are contiguous, with a gap after them, such that neither writers nor
@@ -59,35 +59,34 @@ struct LambMomentsKernel {
   THALWEG_DEVICE static void Work(const Thread& thread, const OptimEntry& tensor,
                                   const LambPrepared& prepared, uint64_t first, uint64_t last,
                                   Squared* squared) {
-    ForEachPlace(thread.Index(), kWorkers, tensor.head, first, last,
-                 [&]<bool kPacked>(const Place& place) {
-                   float params[kEight];
-                   float updates[kEight];
-                   Moments<kPacked>(tensor, prepared.factors, place, params, updates);
-                   if (!prepared.is_trusted) return;
-                   for (uint32_t e = 0; e < kEight; ++e) {
-                     if (e >= place.count) continue;
-                     const uint32_t slot = SlotOf(static_cast<uint32_t>(place.At(e) - first));
-                     squared->params[slot] = params[e];
-                     squared->updates[slot] = updates[e];
-                   }
-                 });
+    ForEachPlace<false>(
+        thread.Index(), kWorkers, tensor.head, first, last,
+        [&]<bool kPacked>(const Place& place) { return LoadTensor<kPacked, 2>(tensor, place); },
+        [&]<bool kPacked>(const Place& place, const LoadedTensor<2>& loaded) {
+          float params[kQuad];
+          float updates[kQuad];
+          Moments<kPacked>(tensor, prepared.factors, place, loaded, params, updates);
+          if (!prepared.is_trusted) return;
+          for (uint32_t e = 0; e < kQuad; ++e) {
+            if (e >= place.count) continue;
+            const uint32_t slot = SlotOf(static_cast<uint32_t>(place.At(e) - first));
+            squared->params[slot] = params[e];
+            squared->updates[slot] = updates[e];
+          }
+        });
   }
 
   template <bool kPacked>
   THALWEG_DEVICE static void Moments(const OptimEntry& tensor, const LambFactors& factors,
-                                     const Place& place, float* params, float* updates) {
+                                     const Place& place, const LoadedTensor<2>& loaded,
+                                     float* params, float* updates) {
     constexpr ElementType kState = ElementType::kFp32;
-    const Eight param_bits = Load<kPacked>(tensor.param, tensor.param_type, place);
-    const Eight grad_bits = Load<kPacked>(tensor.grad, tensor.grad_type, place);
-    float grads[kEight];
-    float moments[2][kEight];
-    for (int k = 0; k < 2; ++k) {
-      Widen<kPacked>(Load<kPacked>(tensor.states[k], kState, place), kState, moments[k]);
-    }
-    Widen<kPacked>(param_bits, tensor.param_type, params);
-    Widen<kPacked>(grad_bits, tensor.grad_type, grads);
-    for (uint32_t e = 0; e < kEight; ++e) {
+    float grads[kQuad];
+    float moments[2][kQuad];
+    for (int k = 0; k < 2; ++k) Widen<kPacked>(loaded.states[k], kState, moments[k]);
+    Widen<kPacked>(loaded.param, tensor.param_type, params);
+    Widen<kPacked>(loaded.grad, tensor.grad_type, grads);
+    for (uint32_t e = 0; e < kQuad; ++e) {
       LambMoments(factors, params[e], grads[e], &moments[0][e], &moments[1][e]);
       updates[e] = LambUpdate(factors, params[e], moments[0][e], moments[1][e]);
     }
@@ -107,10 +106,7 @@ struct LambMomentsKernel {
     for (uint32_t begin = 0; begin < own; begin += kAtOnce) {
       float read[kAtOnce];
       for (uint32_t k = 0; k < kAtOnce; ++k) read[k] = begin + k < own ? values[begin + k] : 0.0f;
-      for (uint32_t k = 0; k < kAtOnce; ++k) {
-        const double value = read[k];
-        sum += value * value;
-      }
+      for (uint32_t k = 0; k < kAtOnce; ++k) sum = AddSquare(read[k], sum);
     }
     return sum;
   }
@@ -149,24 +145,37 @@ struct LambStepKernel {
     ForEachPieceOf(args.table, thread.Block(), thread.Blocks(), [&](const FlatPiece& piece) {
       const OptimEntry tensor = args.table.entries[piece.tensor];
       const LambPrepared prepared = args.prepared[piece.tensor];
-      ForEachPlace(
+      ForEachPlace<false>(
           thread.Index(), kThreads, tensor.head, piece.first, piece.last,
-          [&]<bool kPacked>(const Place& place) { Step<kPacked>(tensor, prepared, place); });
+          [&]<bool kPacked>(const Place& place) { return Read<kPacked>(tensor, place); },
+          [&]<bool kPacked>(const Place& place, const Loaded& loaded) {
+            Step<kPacked>(tensor, prepared, place, loaded);
+          });
     });
+  }
+
+  struct Loaded {
+    Quad param;
+    Quad states[2];
+  };
+
+  template <bool kPacked>
+  THALWEG_DEVICE static Loaded Read(const OptimEntry& tensor, const Place& place) {
+    return {Load<kPacked>(tensor.param, tensor.param_type, place),
+            {Load<kPacked>(tensor.states[0], ElementType::kFp32, place),
+             Load<kPacked>(tensor.states[1], ElementType::kFp32, place)}};
   }
 
   template <bool kPacked>
   THALWEG_DEVICE static void Step(const OptimEntry& tensor, const LambPrepared& prepared,
-                                  const Place& place) {
-    constexpr ElementType kState = ElementType::kFp32;
-    const Eight bits = Load<kPacked>(tensor.param, tensor.param_type, place);
-    float params[kEight];
-    float moments[2][kEight];
+                                  const Place& place, const Loaded& loaded) {
+    float params[kQuad];
+    float moments[2][kQuad];
     for (int k = 0; k < 2; ++k) {
-      Widen<kPacked>(Load<kPacked>(tensor.states[k], kState, place), kState, moments[k]);
+      Widen<kPacked>(loaded.states[k], ElementType::kFp32, moments[k]);
     }
-    Widen<kPacked>(bits, tensor.param_type, params);
-    for (uint32_t e = 0; e < kEight; ++e) {
+    Widen<kPacked>(loaded.param, tensor.param_type, params);
+    for (uint32_t e = 0; e < kQuad; ++e) {
       const float update = LambUpdate(prepared.factors, params[e], moments[0][e], moments[1][e]);
       params[e] = LambStep(prepared.rate, params[e], update);
     }

@@ -167,22 +167,27 @@ TEST(OptimFactorsTest, TrustRatioIsOneWhereANormIsZero) {
   EXPECT_EQ(TrustedRate(0.5f, 4, 0), 0.5f);
 }
 
-TEST(ForEachPlaceTest, EveryElementIsVisitedOnceAlsoBeyond32Bits) {
+TEST(ForEachPlaceTest, EveryElementIsVisitedOnceEitherWayAlsoBeyond32Bits) {
   for (const uint64_t base : {uint64_t{0}, uint64_t{1} << 33}) {
     for (const uint64_t elems : {1, 7, 8, 15, 16, 23, 300, 4096}) {
       for (const uint8_t head : {uint8_t{0}, uint8_t{3}, uint8_t{7}, kNoPacks}) {
         std::vector<int> visits(elems);
         uint64_t packed = 0;
         for (uint32_t index = 0; index < 32; ++index) {
-          ForEachPlace(index, 32, head, base, base + elems, [&]<bool kPacked>(const Place& place) {
+          const auto load = []<bool kPacked>(const Place& place) { return place.first; };
+          const auto use = [&]<bool kPacked>(const Place& place, uint64_t loaded) {
+            EXPECT_EQ(loaded, place.first);
             for (uint32_t e = 0; e < place.count; ++e) ++visits.at(place.At(e) - base);
             if (!kPacked) return;
             packed += place.count;
-            EXPECT_EQ((place.first - base) % kEight, head);
-          });
+            EXPECT_EQ((place.first - base) % kQuad, head % kQuad);
+          };
+          ForEachPlace<false>(index, 32, head, base, base + elems, load, use);
+          ForEachPlace<true>(index, 32, head, base, base + elems, load, use);
         }
-        EXPECT_EQ(visits, std::vector<int>(elems, 1)) << elems << ", head " << int{head};
-        EXPECT_EQ(packed, head == kNoPacks || head > elems ? 0 : (elems - head) / kEight * kEight);
+        EXPECT_EQ(visits, std::vector<int>(elems, 2)) << elems << ", head " << int{head};
+        EXPECT_EQ(packed,
+                  head == kNoPacks || head > elems ? 0 : (elems - head) / kQuad * kQuad * 2);
       }
     }
   }

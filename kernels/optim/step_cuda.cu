@@ -30,11 +30,12 @@ struct SgdRule {
   }
 };
 
-// Types are checked once for eight elements rather than being template parameters: one launch has
+// Types are checked once for four elements rather than being template parameters: one launch has
 // tensors of all kinds.
 template <class Rule>
 struct StepKernel {
   static constexpr uint32_t kThreads = 256;
+  static constexpr uint32_t kBlocksAtOnce = 3;
   struct Shared {};
   using Args = StepWork<typename Rule::Factors>;
 
@@ -56,27 +57,27 @@ struct StepKernel {
   template <int kHas, class Thread>
   THALWEG_DEVICE static void Walk(const Thread& thread, const OptimEntry tensor,
                                   const typename Rule::Factors factors, const FlatPiece& piece) {
-    ForEachPlace(thread.Index(), kThreads, tensor.head, piece.first, piece.last,
-                 [&]<bool kPacked>(const Place& place) {
-                   StepEight<kHas, kPacked>(tensor, factors, place);
-                 });
+    ForEachPlace<true>(
+        thread.Index(), kThreads, tensor.head, piece.first, piece.last,
+        [&]<bool kPacked>(const Place& place) { return LoadTensor<kPacked, kHas>(tensor, place); },
+        [&]<bool kPacked>(const Place& place, const LoadedTensor<kHas>& loaded) {
+          StepQuad<kHas, kPacked>(tensor, factors, place, loaded);
+        });
   }
 
   template <int kHas, bool kPacked>
-  THALWEG_DEVICE static void StepEight(const OptimEntry& tensor,
-                                       const typename Rule::Factors& factors, const Place& place) {
-    const Eight param_bits = Load<kPacked>(tensor.param, tensor.param_type, place);
-    const Eight grad_bits = Load<kPacked>(tensor.grad, tensor.grad_type, place);
-    float states[3][kEight];
+  THALWEG_DEVICE static void StepQuad(const OptimEntry& tensor,
+                                      const typename Rule::Factors& factors, const Place& place,
+                                      const LoadedTensor<kHas>& loaded) {
+    float states[3][kQuad];
     for (int k = 0; k < kHas; ++k) {
-      Widen<kPacked>(Load<kPacked>(tensor.states[k], ElementType::kFp32, place), ElementType::kFp32,
-                     states[k]);
+      Widen<kPacked>(loaded.states[k], ElementType::kFp32, states[k]);
     }
-    float params[kEight];
-    float grads[kEight];
-    Widen<kPacked>(param_bits, tensor.param_type, params);
-    Widen<kPacked>(grad_bits, tensor.grad_type, grads);
-    for (uint32_t e = 0; e < kEight; ++e) {
+    float params[kQuad];
+    float grads[kQuad];
+    Widen<kPacked>(loaded.param, tensor.param_type, params);
+    Widen<kPacked>(loaded.grad, tensor.grad_type, grads);
+    for (uint32_t e = 0; e < kQuad; ++e) {
       params[e] = Rule::template Step<kHas>(factors, params[e], grads[e], &states[0][e],
                                             &states[1][e], &states[2][e]);
     }

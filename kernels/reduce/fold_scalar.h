@@ -10,13 +10,13 @@ namespace thalweg {
 // The first summand is a product alone, so that −0 stays −0.
 template <class In>
 THALWEG_HD inline typename In::Accumulator FoldFirst(float weight, typename In::Bits bits) {
-  return static_cast<typename In::Accumulator>(weight) * In::Widen(bits);
+  return static_cast<typename In::Accumulator>(weight) * In::WidenNumber(bits);
 }
 
 template <class In>
 THALWEG_HD inline typename In::Accumulator FoldNext(float weight, typename In::Bits bits,
                                                     typename In::Accumulator sum) {
-  return Fma(static_cast<typename In::Accumulator>(weight), In::Widen(bits), sum);
+  return Fma(static_cast<typename In::Accumulator>(weight), In::WidenNumber(bits), sum);
 }
 
 // Replaces every NaN by the same one: processors differ in which of several NaNs a fused
@@ -27,8 +27,8 @@ THALWEG_HD inline typename Out::Bits SettleNaN(typename Out::Bits bits) {
 }
 
 template <class Out, class Accumulator>
-THALWEG_HD inline typename Out::Bits FoldLast(Accumulator sum, float divisor) {
-  return SettleNaN<Out>(Out::Narrow(sum / divisor));
+THALWEG_HD inline typename Out::Bits FoldLast(Accumulator mean) {
+  return SettleNaN<Out>(Out::NarrowNumber(mean));
 }
 
 }  // namespace thalweg

@@ -62,7 +62,7 @@ class Folder {
     for (size_t k = 1; k < count_; ++k) {
       sum = FoldNext<In>(weights_[k], LoadBits<In>(inputs_[k], i), sum);
     }
-    const typename Out::Bits bits = FoldLast<Out>(sum, divisor_);
+    const typename Out::Bits bits = FoldLast<Out>(sum / divisor_);
     StoreBits<Out>(bits, out_, i);
     return IsFinite<Out>(bits) ? 0 : 1;
   }

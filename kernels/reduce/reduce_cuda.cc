@@ -52,7 +52,7 @@ absl::Status FoldMeanOnDevice(CudaStream stream, std::span<const void* const> in
   std::copy(inputs.begin(), inputs.end(), work.inputs);
   std::copy(weights.begin(), weights.end(), work.weights);
   work.count = static_cast<uint32_t>(inputs.size());
-  work.divisor = divisor;
+  work.divisor = Divisor(divisor);
   work.out = out;
   work.elems = elems;
   work.nonfinite = nonfinite;

@@ -3,6 +3,7 @@
 #include "kernels/launch/launch.h"
 #include "kernels/launch/pack.h"
 #include "kernels/launch/walk.h"
+#include "kernels/reduce/divide.h"
 #include "kernels/reduce/fold_scalar.h"
 #include "kernels/reduce/reduce_launch.h"
 
@@ -29,34 +30,47 @@ struct FoldKernel {
     AddInWarp(thread, nonfinite, args.work.nonfinite);
   }
 
-  // All packs advance together, so that their reads are in flight at the same time.
+  using Accumulator = typename In::Accumulator;
+
+  template <int kPacks, int kElems>
+  struct Packs {
+    Pack<In, kElems> at[kPacks];
+  };
+
+  template <int kPacks, int kElems>
+  THALWEG_DEVICE static Packs<kPacks, kElems> Load(const void* input, uint64_t first,
+                                                   uint64_t stride) {
+    Packs<kPacks, kElems> packs;
+    for (int p = 0; p < kPacks; ++p) {
+      packs.at[p] = LoadPack<In, kElems>(input, first + p * stride);
+    }
+    return packs;
+  }
+
+  // All packs advance together, and those of the next input are read before this one's are added,
+  // so that many reads are in flight at the same time.
   template <int kPacks, int kElems>
   THALWEG_DEVICE static uint32_t Fold(const FoldWork& work, uint64_t first, uint64_t stride) {
-    Pack<In, kElems> in[kPacks];
-    typename In::Accumulator sums[kPacks][kElems];
-    for (int p = 0; p < kPacks; ++p) {
-      in[p] = LoadPack<In, kElems>(work.inputs[0], first + p * stride);
+    Accumulator sums[kPacks][kElems];
+    for (auto& pack : sums) {
+      for (Accumulator& sum : pack) sum = static_cast<Accumulator>(-0.0);  // keeps a -0
     }
-    for (int p = 0; p < kPacks; ++p) {
-      for (int e = 0; e < kElems; ++e) {
-        sums[p][e] = FoldFirst<In>(work.weights[0], in[p].bits[e]);
-      }
-    }
-    for (uint32_t k = 1; k < work.count; ++k) {
-      for (int p = 0; p < kPacks; ++p) {
-        in[p] = LoadPack<In, kElems>(work.inputs[k], first + p * stride);
-      }
+    auto in = Load<kPacks, kElems>(work.inputs[0], first, stride);
+    for (uint32_t k = 0; k < work.count; ++k) {
+      const auto now = in;
+      if (k + 1 < work.count) in = Load<kPacks, kElems>(work.inputs[k + 1], first, stride);
       for (int p = 0; p < kPacks; ++p) {
         for (int e = 0; e < kElems; ++e) {
-          sums[p][e] = FoldNext<In>(work.weights[k], in[p].bits[e], sums[p][e]);
+          sums[p][e] = FoldNext<In>(work.weights[k], now.at[p].bits[e], sums[p][e]);
         }
       }
     }
     uint32_t nonfinite = 0;
     for (int p = 0; p < kPacks; ++p) {
       Pack<Out, kElems> out;
+      Divide(work.divisor, sums[p]);
       for (int e = 0; e < kElems; ++e) {
-        out.bits[e] = FoldLast<Out>(sums[p][e], work.divisor);
+        out.bits[e] = FoldLast<Out>(sums[p][e]);
         nonfinite += IsFinite<Out>(out.bits[e]) ? 0 : 1;
       }
       StorePack<Out, kElems>(out, work.out, first + p * stride);

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "kernels/launch/stream.h"
+#include "kernels/reduce/divide.h"
 
 namespace thalweg {
 
@@ -14,7 +15,7 @@ struct FoldWork {
   const void* inputs[kMaxFoldInputs] = {};
   float weights[kMaxFoldInputs] = {};
   uint32_t count = 0;
-  float divisor = 0;
+  Divisor divisor;
   void* out = nullptr;
   uint64_t elems = 0;
   uint64_t* nonfinite = nullptr;

@@ -39,6 +39,8 @@ def mine(*shape: int) -> torch.Tensor:
 
 
 def same(got: torch.Tensor, expected: Any) -> None:
+    if isinstance(expected, torch.Tensor):
+        expected = expected.cpu()
     np.testing.assert_array_equal(got.cpu().numpy(), np.asarray(expected))
 
 

@@ -16,7 +16,7 @@ def sparse(rank: int) -> torch.Tensor:
 
 @check
 def sparse_tensors() -> None:
-    expected = sum(sparse(rank).to_dense().numpy() for rank in range(dist.get_world_size()))
+    expected = sum(sparse(rank).to_dense().cpu().numpy() for rank in range(dist.get_world_size()))
     mine = sparse(dist.get_rank())
     work = dist.all_reduce(mine, async_op=True)
     dense = torch.ones(3)
@@ -45,4 +45,4 @@ def sparse_gradients_of_embeddings() -> None:
         return next(model.parameters()).grad.to_dense()
 
     world = dist.get_world_size()
-    same(grad(-1), sum(grad(rank).numpy() for rank in range(world)) / world)
+    same(grad(-1), sum(grad(rank).cpu().numpy() for rank in range(world)) / world)

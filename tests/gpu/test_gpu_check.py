@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -164,7 +165,7 @@ def test_what_was_not_started_has_not_failed_and_is_named(bundle, gpu_check, mon
     bundle.bench("gpu_b_bench", [ROW])
     result = bundle.check(gpu_check, monkeypatch, "--minutes", "0")
     assert result["ok"]
-    assert result["not started"] == ["gpu_a_test", "gpu_b_bench", "torch", "profile"]
+    assert result["not started"] == ["gpu_a_test", "gpu_b_bench", "torch", "training", "profile"]
     assert "not started, the time was up: gpu_a_test, gpu_b_bench" in capsys.readouterr().err
 
 
@@ -226,3 +227,38 @@ def test_torchs_cases_are_those_of_the_targets(gpu_check):
     source = (ROOT / "scripts" / "gpu_torch_bench.py").read_text()
     for case in (*gpu_targets._OPTIMIZERS, "torch's PowerSGD hook, ", "Gloo, "):
         assert f'"{case}' in source
+
+
+def wheel_of(folder: Path) -> None:
+    """Writes a wheel with a module that has nothing."""
+    folder.mkdir(exist_ok=True)
+    info = "thalweg-0.1.dist-info"
+    with zipfile.ZipFile(folder / "thalweg-0.1-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("of_the_wheel.py", "")
+        wheel.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: thalweg\nVersion: 0.1\n")
+        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
+        wheel.writestr(f"{info}/RECORD", "")
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_training_uses_the_wheel_and_counts(fails, bundle, gpu_check, monkeypatch):
+    bundle.test("gpu_a_test", PASSES)
+    wheel_of(bundle.folder)
+    bundle._write(bundle.folder / "checkout" / "pyproject.toml", "[tool.pytest.ini_options]\n")
+    bundle._write(
+        bundle.folder / "checkout" / "test_it.py",
+        f"import of_the_wheel, pytest\n@pytest.mark.gpu\ndef test_it():\n    assert not {fails}\n",
+    )
+    rows = [
+        {"case": "ResNet-50 O2, Thalweg", "ms": 2.0},
+        {"case": "ResNet-50 O2, DDP over Gloo", "ms": 3.0},
+    ]
+    text = json.dumps({"rows": rows})
+    bundle._write(bundle.folder / "gpu_step_bench.py", f"import of_the_wheel\nprint({text!r})")
+    result = bundle.check(gpu_check, monkeypatch)
+    assert result["ok"] != fails
+    assert result["training"]["passed"] == 1 - fails
+    assert list(result["training"]["failed"]) == ["test_it.test_it"] * fails
+    said = {target["what"]: (target["value"], target["ok"]) for target in result["targets"]}
+    assert said["steps of ResNet-50: times as fast"] == (1.5, True)
+    assert said["steps of GPT-2: times as fast"] == (None, False)

@@ -112,8 +112,10 @@ struct EncodeInt8Kernel {
   }
 };
 
+// A block's codes are few bytes, so a warp reads those of several blocks before it writes.
 struct DecodeInt8Kernel {
   static constexpr uint32_t kThreads = kBlockKernelThreads;
+  static constexpr uint32_t kPerWarp = 4;
   struct Shared {};
   struct Args {
     BlockDecoding work;
@@ -123,20 +125,67 @@ struct DecodeInt8Kernel {
 
   template <class Thread>
   THALWEG_DEVICE static void Run(const Thread& thread, Shared&, const Args& args) {
-    const BlockPlace place = PlaceOf<kInt8BlockElems, kBlockBytes>(thread, args.work.elems);
-    if (place.elems == 0) return;
-    const bool wide = args.wide && place.elems == kInt8BlockElems;
-    const std::byte* const in = args.work.in + place.offset;
-    const float scale = BitCast<float>(LoadWord(in, args.words));
-    uint32_t codes[kQuads];
-    for (uint32_t q = 0; q < kQuads; ++q) {
-      codes[q] = LoadBlockWord(in + sizeof(float), QuadAt(thread, q), place.elems, args.words);
+    const BlockPlace first = PlaceAt(thread, args, 0);
+    const BlockPlace last = PlaceAt(thread, args, kPerWarp - 1);
+    if (last.elems == kInt8BlockElems && args.words) {
+      const std::byte* const in = args.work.in + first.offset;
+      Codes codes[kPerWarp];
+      for (uint32_t b = 0; b < kPerWarp; ++b) codes[b] = LoadWhole(thread, in + b * kBlockBytes);
+      for (uint32_t b = 0; b < kPerWarp; ++b) {
+        Decode(thread, args, PlaceAt(thread, args, b), codes[b]);
+      }
+    } else {
+      for (uint32_t b = 0; b < kPerWarp; ++b) {
+        const BlockPlace place = PlaceAt(thread, args, b);
+        if (place.elems > 0) Decode(thread, args, place, Load(thread, args, place));
+      }
     }
+  }
+
+ private:
+  struct Codes {
+    uint32_t words[kQuads];
+    float scale;
+  };
+
+  template <class Thread>
+  THALWEG_DEVICE static BlockPlace PlaceAt(const Thread& thread, const Args& args, uint32_t which) {
+    return PlaceOf<kInt8BlockElems, kBlockBytes, kPerWarp>(thread, args.work.elems, which);
+  }
+
+  // Nothing is asked between the reads, so that those of all blocks are in flight together.
+  template <class Thread>
+  THALWEG_DEVICE static Codes LoadWhole(const Thread& thread, const std::byte* in) {
+    Codes codes;
+    codes.scale = BitCast<float>(LoadWord(in, true));
+    for (uint32_t q = 0; q < kQuads; ++q) {
+      codes.words[q] = LoadWord(in + sizeof(float) + QuadAt(thread, q), true);
+    }
+    return codes;
+  }
+
+  template <class Thread>
+  THALWEG_DEVICE static Codes Load(const Thread& thread, const Args& args,
+                                   const BlockPlace& place) {
+    Codes codes;
+    const std::byte* const in = args.work.in + place.offset;
+    codes.scale = BitCast<float>(LoadWord(in, args.words));
+    for (uint32_t q = 0; q < kQuads; ++q) {
+      codes.words[q] =
+          LoadBlockWord(in + sizeof(float), QuadAt(thread, q), place.elems, args.words);
+    }
+    return codes;
+  }
+
+  template <class Thread>
+  THALWEG_DEVICE static void Decode(const Thread& thread, const Args& args, const BlockPlace& place,
+                                    const Codes& codes) {
+    const bool wide = args.wide && place.elems == kInt8BlockElems;
     for (uint32_t q = 0; q < kQuads; ++q) {
       Quad decoded;
       for (int e = 0; e < 4; ++e) {
-        const auto code = static_cast<int8_t>(static_cast<uint8_t>(codes[q] >> (8 * e)));
-        decoded.bits[e] = Fp32::Narrow(DecodeInt8Element(code, scale));
+        const auto code = static_cast<int8_t>(static_cast<uint8_t>(codes.words[q] >> (8 * e)));
+        decoded.bits[e] = Fp32::Narrow(DecodeInt8Element(code, codes.scale));
       }
       StoreQuad(decoded, args.work.out + place.first, QuadAt(thread, q), place.elems, wide);
     }
@@ -154,8 +203,9 @@ LaunchError Encode(CudaStream stream, const BlockEncoding& work) {
 }
 
 LaunchError Decode(CudaStream stream, const BlockDecoding& work) {
-  return Launch<DecodeInt8Kernel>(stream, BlocksOfBlockKernel<kInt8BlockElems>(work.elems),
-                                  {work, IsAligned(work.out, 16), IsAligned(work.in, 4)});
+  using Kernel = DecodeInt8Kernel;
+  const uint64_t blocks = BlocksOfBlockKernel<kInt8BlockElems, Kernel::kPerWarp>(work.elems);
+  return Launch<Kernel>(stream, blocks, {work, IsAligned(work.out, 16), IsAligned(work.in, 4)});
 }
 
 }  // namespace

@@ -83,6 +83,8 @@ THALWEG_DEVICE inline void RotateBack(const Thread& thread, const Flips& flips, 
 template <bool kFeedback>
 struct EncodeOneBitKernel {
   static constexpr uint32_t kThreads = kBlockKernelThreads;
+  static constexpr uint32_t kAtOnce = 8;
+  static_assert(kRows % kAtOnce == 0);
   struct Shared {};
   struct Args {
     BlockEncoding work;
@@ -95,13 +97,18 @@ struct EncodeOneBitKernel {
     const BlockPlace place = PlaceOf<kOneBitBlockElems, kBlockBytes>(thread, args.work.elems);
     if (place.elems == 0) return;
     float x[kRows];
-    uint32_t nonfinite = 0;
-    for (uint32_t row = 0; row < kRows; ++row) {
-      const uint32_t i = row * 32 + thread.Lane();
-      x[row] = 0;  // adds nothing to a sum
-      if (i < place.elems) x[row] = LoadX(args.work, place.first + i);
-      if (!IsFinite<Fp32>(BitCast<uint32_t>(x[row]))) ++nonfinite;
+    if (place.elems == kOneBitBlockElems) {
+      for (uint32_t row = 0; row < kRows; row += kAtOnce) {
+        LoadRows(args.work, place.first + row * 32 + thread.Lane(), &x[row]);
+      }
+    } else {
+      for (uint32_t row = 0; row < kRows; ++row) {
+        const uint32_t i = row * 32 + thread.Lane();
+        x[row] = i < place.elems ? LoadX(args.work, place.first + i) : 0;  // adds nothing to a sum
+      }
     }
+    uint32_t nonfinite = 0;
+    for (const float each : x) nonfinite += IsFinite<Fp32>(BitCast<uint32_t>(each)) ? 0 : 1;
     float scale = Fp32::Widen(Fp32::kNan);
     uint32_t signs = 0;
     if (thread.Ballot(nonfinite > 0) == 0) {
@@ -122,6 +129,15 @@ struct EncodeOneBitKernel {
     return kFeedback ? work.values[i] + work.residual[i] : work.values[i];
   }
 
+  // Loads x of kAtOnce rows, of which `first` is this lane's first element; all reads are in flight
+  // together.
+  THALWEG_DEVICE static void LoadRows(const BlockEncoding& work, uint64_t first, float* x) {
+    float left[kAtOnce] = {};
+    for (uint32_t k = 0; kFeedback && k < kAtOnce; ++k) left[k] = work.residual[first + k * 32];
+    for (uint32_t k = 0; k < kAtOnce; ++k) x[k] = work.values[first + k * 32];
+    for (uint32_t k = 0; kFeedback && k < kAtOnce; ++k) x[k] += left[k];
+  }
+
   // Reading x again, from a cache, costs less than keeping it beside the rotated block, which would
   // take 32 more registers.
   template <class Thread>
@@ -138,10 +154,21 @@ struct EncodeOneBitKernel {
     if constexpr (kFeedback) {
       for (float& z : x) z = z < 0 ? -1.0f : 1.0f;
       RotateBack(thread, args.flips, *scale, x);
-      for (uint32_t row = 0; row < kRows; ++row) {
-        const uint64_t i = place.first + row * 32 + thread.Lane();
-        args.work.residual[i] = WholeOneBitResidual(LoadX(args.work, i), x[row]);
+      for (uint32_t row = 0; row < kRows; row += kAtOnce) {
+        StoreResiduals(args.work, place.first + row * 32 + thread.Lane(), &x[row]);
       }
+    }
+  }
+
+  // Stores the residuals of kAtOnce rows, of which `first` is this lane's first element. All are
+  // read before any is stored: a store may change what a later read gets, so the reads would wait
+  // for each other.
+  THALWEG_DEVICE static void StoreResiduals(const BlockEncoding& work, uint64_t first,
+                                            const float* decoded) {
+    float again[kAtOnce];
+    LoadRows(work, first, again);
+    for (uint32_t k = 0; k < kAtOnce; ++k) {
+      work.residual[first + k * 32] = WholeOneBitResidual(again[k], decoded[k]);
     }
   }
 
