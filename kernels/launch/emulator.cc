@@ -40,6 +40,7 @@ int Emulator::Run(uint32_t blocks, uint32_t threads, const std::function<void()>
     start();
     StartThreads();
     if (!RunBlock()) return 1;
+    if (access_log_ != nullptr) access_log_->EndBlock();
   }
   return 0;
 }

@@ -15,6 +15,8 @@
 #include <string>
 #include <vector>
 
+#include "kernels/launch/access_log.h"
+
 namespace thalweg {
 
 inline constexpr uint32_t kWarpThreads = 32;
@@ -40,11 +42,17 @@ class Emulator {
   uint64_t launches() const { return launches_; }
   void CountLaunch() { ++launches_; }
 
+  // Wide accesses are noted in `log` from now on; null: in none.
+  void SetAccessLog(AccessLog* log) { access_log_ = log; }
+
   // These are for the body: they say which thread of which block runs, and let threads wait.
   uint32_t thread() const { return current_; }
   uint32_t block() const { return block_; }
   uint32_t blocks() const { return blocks_; }
   void SyncBlock();
+  void NoteAccess(const void* at, uint32_t bytes, bool writes) {
+    if (access_log_ != nullptr) access_log_->Note(current_, at, bytes, writes);
+  }
   // Returns the `value` of each of the 32 lanes, once all of them have called it with equal `name`.
   // Valid until the lane's next call.
   const uint64_t* ExchangeInWarp(const char* name, uint64_t value);
@@ -92,6 +100,7 @@ class Emulator {
   const std::function<void()>* body_ = nullptr;
   std::string error_;
   uint64_t launches_ = 0;
+  AccessLog* access_log_ = nullptr;
   // These are this launch's orders of blocks, warps and lanes.
   std::vector<uint32_t> warp_order_;
   std::vector<uint32_t> lane_order_;

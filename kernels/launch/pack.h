@@ -8,6 +8,10 @@
 
 #include "kernels/launch/host_device.h"
 
+#if !defined(__CUDACC__)
+#include "kernels/launch/emulator.h"
+#endif
+
 namespace thalweg {
 
 // A Pack is kElems elements in registers.
@@ -16,24 +20,32 @@ struct Pack {
   typename Element::Bits bits[kElems];
 };
 
+#if !defined(__CUDACC__)
+inline void NoteAccess(const void* at, uint32_t bytes, bool writes) {
+  Emulator::Get().NoteAccess(at, bytes, writes);
+}
+#endif
+
 struct alignas(16) Bytes16 {
   uint32_t words[4];
 };
 
 THALWEG_DEVICE inline Bytes16 Load16(const void* from) {
-#if defined(__CUDA_ARCH__)
+#if defined(__CUDACC__)
   const uint4 loaded = *static_cast<const uint4*>(from);
   return {{loaded.x, loaded.y, loaded.z, loaded.w}};
 #else
+  NoteAccess(from, 16, false);
   return *static_cast<const Bytes16*>(from);
 #endif
 }
 
 THALWEG_DEVICE inline void Store16(const Bytes16& bytes, void* to) {
-#if defined(__CUDA_ARCH__)
+#if defined(__CUDACC__)
   *static_cast<uint4*>(to) =
       make_uint4(bytes.words[0], bytes.words[1], bytes.words[2], bytes.words[3]);
 #else
+  NoteAccess(to, 16, true);
   *static_cast<Bytes16*>(to) = bytes;
 #endif
 }
@@ -43,18 +55,20 @@ struct alignas(8) Bytes8 {
 };
 
 THALWEG_DEVICE inline Bytes8 Load8(const void* from) {
-#if defined(__CUDA_ARCH__)
+#if defined(__CUDACC__)
   const uint2 loaded = *static_cast<const uint2*>(from);
   return {{loaded.x, loaded.y}};
 #else
+  NoteAccess(from, 8, false);
   return *static_cast<const Bytes8*>(from);
 #endif
 }
 
 THALWEG_DEVICE inline void Store8(const Bytes8& bytes, void* to) {
-#if defined(__CUDA_ARCH__)
+#if defined(__CUDACC__)
   *static_cast<uint2*>(to) = make_uint2(bytes.words[0], bytes.words[1]);
 #else
+  NoteAccess(to, 8, true);
   *static_cast<Bytes8*>(to) = bytes;
 #endif
 }
