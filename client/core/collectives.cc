@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -39,12 +40,25 @@ void CopyIn(const std::vector<std::span<const std::byte>>& pieces, BucketArena& 
       to += bytes;
       if (bytes == room) {
         arena.PublishReady(static_cast<uint32_t>((done + bytes) / ipc::kReadyBlockBytes));
+        std::this_thread::yield();
       }
     }
   }
   const auto total = static_cast<uint64_t>(to - begin);
   arena.PublishReady(
       static_cast<uint32_t>((total + ipc::kReadyBlockBytes - 1) / ipc::kReadyBlockBytes));
+}
+
+// Copies bytes [begin, end) of a result, which lies at `from`, to where its pieces belong.
+void CopyOut(const std::byte* from, uint64_t begin, uint64_t end,
+             const std::vector<std::span<std::byte>>& pieces) {
+  uint64_t at = 0;  // of the piece, in the result
+  for (const std::span<std::byte> piece : pieces) {
+    const uint64_t first = std::max(begin, at);
+    const uint64_t last = std::min<uint64_t>(end, at + piece.size());
+    if (first < last) std::memcpy(piece.data() + (first - at), from + first, last - first);
+    at += piece.size();
+  }
 }
 
 }  // namespace
@@ -116,10 +130,11 @@ absl::Status Collectives::Start(CollectiveCall call, int lane, Done done) {
     message.arena = arena->number;
     arena->memory.ResetReady();
   }
+  Key key;
   {
     MutexLock starting(starting_);
     THALWEG_ASSIGN_OR_RETURN(message.group, GroupOf(call.group, lane));
-    const Key key{message.group, ++sequences_[message.group]};
+    key = {message.group, ++sequences_[message.group]};
     message.sequence = key.second;
     Pending pending{.what = Name(call.kind),
                     .group = message.group,
@@ -128,10 +143,15 @@ absl::Status Collectives::Start(CollectiveCall call, int lane, Done done) {
                     .from = nullptr,
                     .done = std::move(done),
                     .since = Now(),
-                    .timeout = call.timeout};
+                    .timeout = call.timeout,
+                    .is_given = arena == nullptr,
+                    .copied = {}};
     THALWEG_RETURN_IF_ERROR(Announce(key, std::move(pending), arena, std::move(message)));
   }
-  if (arena != nullptr) CopyIn(call.given, arena->memory);
+  if (arena == nullptr) return absl::OkStatus();
+  CopyIn(call.given, arena->memory);
+  MutexLock lock(mutex_);
+  if (const auto found = pending_.find(key); found != pending_.end()) found->second.is_given = true;
   return absl::OkStatus();
 }
 
@@ -158,7 +178,9 @@ absl::Status Collectives::Start(PeerCall call, int lane, Done done) {
                   .from = std::move(call.from),
                   .done = std::move(done),
                   .since = Now(),
-                  .timeout = call.timeout};
+                  .timeout = call.timeout,
+                  .is_given = true,
+                  .copied = {}};
   if (!is_send) pending.got.push_back(call.got);
   MutexLock starting(starting_);
   const Key key{0, ++sequences_[0]};
@@ -192,6 +214,27 @@ absl::Status Collectives::OnShareArena(const ipc::ShareArena& message, UniqueFd 
   return absl::OkStatus();
 }
 
+absl::Status Collectives::OnCollectedPart(const ipc::CollectedPart& message) {
+  MutexLock lock(mutex_);
+  const auto found = pending_.find({message.group, message.sequence});
+  const auto arena = results_.find(message.arena);
+  const uint64_t size = found == pending_.end() ? 0 : SizeOf(found->second.got);
+  const uint64_t room = arena == results_.end() ? 0 : arena->second->payload_bytes();
+  if (message.begin > size || message.bytes > size - message.begin || message.offset > room ||
+      size > room - message.offset) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "the sidecar names bytes ", message.begin, " to ", message.begin + message.bytes,
+        " of collective ", message.sequence, " of group ", message.group, ", which has ", size));
+  }
+  Pending& pending = found->second;
+  // What the worker gives may lie where its result goes, and so may the group's earlier results.
+  if (!pending.is_given || copied_[message.group] + 1 != message.sequence) return absl::OkStatus();
+  const uint64_t end = message.begin + message.bytes;
+  CopyOut(arena->second->payload() + message.offset, message.begin, end, pending.got);
+  pending.copied[message.begin] = end;
+  return absl::OkStatus();
+}
+
 absl::StatusOr<std::vector<Collectives::Finished>> Collectives::OnCollected(
     ipc::Collected message) {
   MutexLock lock(mutex_);
@@ -219,6 +262,7 @@ absl::StatusOr<std::vector<Collectives::Finished>> Collectives::OnCollected(
                     arena == results_.end() ? nullptr : arena->second,
                     std::move(pending->second.got),
                     std::move(pending->second.from),
+                    std::move(pending->second.copied),
                     std::move(pending->second.done)};
   pending_.erase(pending);
   const auto oldest = pending_.lower_bound({key.first, 0});
@@ -251,9 +295,15 @@ void Collectives::Finish(const Finished& finished) {
   const std::byte* from = finished.arena == nullptr || message.arena == 0
                               ? reinterpret_cast<const std::byte*>(message.values.data())
                               : finished.arena->payload() + message.offset;
-  for (const std::span<std::byte> piece : finished.got) {
-    if (!piece.empty()) std::memcpy(piece.data(), from, piece.size());
-    from += piece.size();
+  uint64_t at = 0;
+  for (const auto& [begin, end] : finished.copied) {
+    CopyOut(from, at, begin, finished.got);
+    at = std::max(at, end);
+  }
+  CopyOut(from, at, message.bytes, finished.got);
+  {
+    MutexLock lock(mutex_);
+    copied_[message.group] = message.sequence;
   }
   absl::Status taken;
   if (message.arena != 0) taken = connection_.Send(ipc::Taken{message.group, message.sequence});

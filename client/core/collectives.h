@@ -49,10 +49,13 @@ class Collectives {
     std::shared_ptr<const BucketArena> arena;
     std::vector<std::span<std::byte>> got;
     std::function<void(uint32_t)> from;
+    std::map<uint64_t, uint64_t> copied;  // ends of parts that are, by their beginnings
     Done done;
   };
   // Messages of the sidecar. InvalidArgument: they contradict what is in flight.
   absl::Status OnShareArena(const ipc::ShareArena& message, UniqueFd fd);
+  // Copies what is there already of a result, unless something else is to be copied before.
+  absl::Status OnCollectedPart(const ipc::CollectedPart& message);
   // Returns what is to be finished now: a group's collectives in the order in which they began, so
   // that all workers' callbacks begin further ones in the same order. Messages do not wait.
   absl::StatusOr<std::vector<Finished>> OnCollected(ipc::Collected message);
@@ -77,6 +80,8 @@ class Collectives {
     Done done;
     TimePoint since;
     Duration timeout{};
+    bool is_given = false;  // what this worker gives need not be read any more
+    std::map<uint64_t, uint64_t> copied;
   };
   // Each is used by one collective at a time.
   struct Arena {
@@ -99,7 +104,8 @@ class Collectives {
   mutable Mutex mutex_;
   std::map<uint32_t, WorkerGroup> groups_ ABSL_GUARDED_BY(mutex_);  // by number
   std::map<Key, Pending> pending_ ABSL_GUARDED_BY(mutex_);
-  std::map<Key, Finished> finished_ ABSL_GUARDED_BY(mutex_);  // an earlier one is pending
+  std::map<Key, Finished> finished_ ABSL_GUARDED_BY(mutex_);     // an earlier one is pending
+  std::map<uint32_t, uint64_t> copied_ ABSL_GUARDED_BY(mutex_);  // the last sequence, by group
   std::map<Key, std::shared_ptr<Arena>> lent_ ABSL_GUARDED_BY(mutex_);
   std::vector<std::shared_ptr<Arena>> free_ ABSL_GUARDED_BY(mutex_);
   uint32_t num_arenas_ ABSL_GUARDED_BY(mutex_) = 0;

@@ -326,6 +326,9 @@ absl::Status SidecarSession::Handle(Received received) {
     }
     return absl::OkStatus();
   }
+  if (const auto* part = std::get_if<ipc::CollectedPart>(&received.message)) {
+    return collectives_.OnCollectedPart(*part);
+  }
   if (const auto* taken = std::get_if<ipc::Taken>(&received.message)) {
     return collectives_.OnTaken(*taken);
   }

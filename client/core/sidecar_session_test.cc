@@ -6,6 +6,7 @@
 #include <array>
 #include <future>
 #include <memory>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -31,13 +32,15 @@ class SidecarSessionTest : public ::testing::Test {
         std::make_unique<Connection>(UniqueFd(ends[1])), nullptr);
   }
 
-  void MakeGroup() {
-    ASSERT_TRUE(session_->MakeGroup({.number = kGroup, .rank = 0, .nodes = {0}, .name = "g"}).ok());
+  void MakeGroup(uint32_t number = kGroup) {
+    ASSERT_TRUE(session_->MakeGroup({.number = number, .rank = 0, .nodes = {0}, .name = "g"}).ok());
     ASSERT_TRUE(Next<ipc::MakeGroup>().has_value());
   }
-  void Begin(std::function<void(absl::Status)> done) {
+  void Begin(std::function<void(absl::Status)> done, uint32_t group = kGroup,
+             std::span<std::byte> got = {}) {
     CollectiveCall call;
-    call.group = kGroup;
+    call.group = group;
+    call.got = {got};
     call.timeout = kPatience;
     session_->Collect(std::move(call), std::move(done));
   }
@@ -107,6 +110,88 @@ TEST_F(SidecarSessionTest, CollectivesOfAGroupAreFinishedInTheOrderInWhichTheyBe
   Complete(kGroup, 1);
   all.get_future().get();
   EXPECT_EQ(finished, (std::vector<int>{1, 2, 3}));
+}
+
+// The sidecar of these tests has results in an arena: bytes 1, 2, 3, ….
+class CollectedPartTest : public SidecarSessionTest {
+ protected:
+  static constexpr uint32_t kArena = 3;
+  static constexpr uint32_t kOther = kGroup + 1;
+  static constexpr uint64_t kBytes = 8;
+
+  void SetUp() override {
+    SidecarSessionTest::SetUp();
+    MakeGroup();
+    MakeGroup(kOther);
+    auto arena = BucketArena::Create("results", kBytes, true);
+    ASSERT_TRUE(arena.ok());
+    for (uint64_t i = 0; i < kBytes; ++i) arena->payload()[i] = static_cast<std::byte>(i + 1);
+    ASSERT_TRUE(sidecar_->Send(ipc::ShareArena{kArena, kBytes}, arena->fd()).ok());
+  }
+  // Begins a collective that gets all of the arena.
+  void BeginLarge(std::vector<std::byte>* got, std::promise<absl::Status>* done) {
+    got->assign(kBytes, std::byte{0});
+    Begin([done](absl::Status status) { done->set_value(std::move(status)); }, kGroup, *got);
+    ASSERT_TRUE(Next<ipc::Collect>().has_value());
+  }
+  void SendPart(uint64_t sequence, uint64_t begin, uint64_t bytes) {
+    const ipc::CollectedPart part{kGroup, sequence, kArena, 0, begin, bytes};
+    ASSERT_TRUE(sidecar_->Send(part).ok());
+    // Messages are taken in order: when a collective of the other group is done, the part is taken.
+    std::promise<absl::Status> taken;
+    Begin([&](absl::Status status) { taken.set_value(std::move(status)); }, kOther);
+    ASSERT_TRUE(Next<ipc::Collect>().has_value());
+    Complete(kOther, ++others_);
+    ASSERT_TRUE(taken.get_future().get().ok());
+  }
+  void CompleteLarge(uint64_t sequence) {
+    ASSERT_TRUE(sidecar_->Send(ipc::Collected{kGroup, sequence, kBytes, kArena, 0, 0, ""}).ok());
+  }
+  static std::vector<int> Numbers(const std::vector<std::byte>& bytes) {
+    std::vector<int> numbers;
+    for (const std::byte byte : bytes) numbers.push_back(std::to_integer<int>(byte));
+    return numbers;
+  }
+
+ private:
+  uint64_t others_ = 0;
+};
+
+TEST_F(CollectedPartTest, IsCopiedBeforeTheRestIsThere) {
+  std::vector<std::byte> got;
+  std::promise<absl::Status> done;
+  BeginLarge(&got, &done);
+  SendPart(1, 5, 2);
+  SendPart(1, 2, 1);
+  EXPECT_EQ(Numbers(got), (std::vector<int>{0, 0, 3, 0, 0, 6, 7, 0}));
+  CompleteLarge(1);
+  EXPECT_TRUE(done.get_future().get().ok());
+  EXPECT_EQ(Numbers(got), (std::vector<int>{1, 2, 3, 4, 5, 6, 7, 8}));
+}
+
+// An earlier collective may still write to the same memory.
+TEST_F(CollectedPartTest, WaitsForEarlierCollectivesOfItsGroup) {
+  std::vector<std::byte> got[2];
+  std::promise<absl::Status> done[2];
+  for (int i = 0; i < 2; ++i) BeginLarge(&got[i], &done[i]);
+  SendPart(2, 0, 4);
+  EXPECT_EQ(Numbers(got[1]), std::vector<int>(kBytes, 0));
+  for (const uint64_t sequence : {1, 2}) CompleteLarge(sequence);
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_TRUE(done[i].get_future().get().ok());
+    EXPECT_EQ(Numbers(got[i]), (std::vector<int>{1, 2, 3, 4, 5, 6, 7, 8}));
+  }
+}
+
+TEST_F(CollectedPartTest, BeyondTheResultEndsTheSession) {
+  std::vector<std::byte> got;
+  std::promise<absl::Status> done;
+  BeginLarge(&got, &done);
+  ASSERT_TRUE(sidecar_->Send(ipc::CollectedPart{kGroup, 1, kArena, 0, 7, 2}).ok());
+  const absl::Status status = done.get_future().get();
+  EXPECT_NE(std::string(status.message()).find("names bytes 7 to 9 of collective 1"),
+            std::string::npos)
+      << status;
 }
 
 TEST_F(SidecarSessionTest, CallbackMayWaitForACollectiveOfItsOwnWhichHasAnOrderOfItsOwn) {

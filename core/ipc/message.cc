@@ -14,11 +14,11 @@ constexpr uint32_t kMagic = 0x31574854;  // "THW1"
 constexpr uint16_t kFlagFd = 1;
 constexpr uint16_t kTypes = std::variant_size_v<Message>;
 constexpr const char* kNames[kTypes] = {
-    "Hello",        "Welcome",      "RegisterBucket", "BucketReady", "Submit",     "Complete",
-    "Fail",         "Leave",        "GetCodecState",  "CodecState",  "Precision",  "HostShard",
-    "ShardHosted",  "Alive",        "MakeGroup",      "ShareArena",  "Collect",    "Collected",
-    "Taken",        "Send",         "Receive",        "SetSettings", "GetWeights", "Weights",
-    "WeightsTaken", "GetSnapshots", "Snapshots"};
+    "Hello",        "Welcome",      "RegisterBucket", "BucketReady",  "Submit",     "Complete",
+    "Fail",         "Leave",        "GetCodecState",  "CodecState",   "Precision",  "HostShard",
+    "ShardHosted",  "Alive",        "MakeGroup",      "ShareArena",   "Collect",    "Collected",
+    "Taken",        "Send",         "Receive",        "SetSettings",  "GetWeights", "Weights",
+    "WeightsTaken", "GetSnapshots", "Snapshots",      "CollectedPart"};
 
 void Visit(auto& archive, Is<Hello> auto& m) {
   All(archive, m.ipc_version, m.job, m.rank, m.world_size, m.node, m.num_nodes, m.node_name,
@@ -59,6 +59,9 @@ void Visit(auto& archive, Is<Collect> auto& m) {
 }
 void Visit(auto& archive, Is<Collected> auto& m) {
   All(archive, m.group, m.sequence, m.bytes, m.arena, m.offset, m.from, m.values);
+}
+void Visit(auto& archive, Is<CollectedPart> auto& m) {
+  All(archive, m.group, m.sequence, m.arena, m.offset, m.begin, m.bytes);
 }
 void Visit(auto& archive, Is<Taken> auto& m) { All(archive, m.group, m.sequence); }
 void Visit(auto& archive, Is<Send> auto& m) {

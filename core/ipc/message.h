@@ -274,6 +274,19 @@ struct Collected {
   bool operator==(const Collected&) const = default;
 };
 
+// CollectedPart is the sidecar's message that a part of what a Collected will name is there, so
+// that the worker can copy it while the rest is under way. Parts do not overlap, need not cover
+// all, and come before the Collected.
+struct CollectedPart {
+  uint32_t group = 0;
+  uint64_t sequence = 0;
+  uint32_t arena = 0;
+  uint64_t offset = 0;  // in the arena, of what the worker gets
+  uint64_t begin = 0;   // of the part, in what the worker gets
+  uint64_t bytes = 0;   // of the part
+  bool operator==(const CollectedPart&) const = default;
+};
+
 // Taken is a worker's message that it does not need the arena of a Collected any more.
 struct Taken {
   uint32_t group = 0;
@@ -335,12 +348,15 @@ using Message =
     std::variant<Hello, Welcome, RegisterBucket, BucketReady, Submit, Complete, Fail, Leave,
                  GetCodecState, CodecState, Precision, HostShard, ShardHosted, Alive, MakeGroup,
                  ShareArena, Collect, Collected, Taken, Send, Receive, SetSettings, GetWeights,
-                 Weights, WeightsTaken, GetSnapshots, Snapshots>;
+                 Weights, WeightsTaken, GetSnapshots, Snapshots, CollectedPart>;
 
 // Values of at most so many bytes travel in the message, without an arena.
 inline constexpr uint64_t kMaxInlineBytes = 16 << 10;
 // An arena for a collective's values counts what is ready in blocks of this size.
 inline constexpr uint64_t kReadyBlockBytes = 256 << 10;
+// Parts of a collective's result, if that has at least as many bytes as several of them.
+inline constexpr uint64_t kPartBytes = 1 << 20;
+inline constexpr uint64_t kFewestParts = 4;
 
 inline constexpr size_t kFrameHeaderBytes = 12;
 inline constexpr uint32_t kMaxFrameBytes = 16 << 20;

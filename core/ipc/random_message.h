@@ -61,16 +61,8 @@ class RandomMessages {
       case 15:
         return ShareArena{U32(), random_()};
       case 16:
-        return Collect{U32(),
-                       random_(),
-                       static_cast<CollectiveKind>(1 + Below(8)),
-                       static_cast<Fold>(Below(9)),
-                       static_cast<DType>(1 + Below(9)),
-                       U32(),
-                       random_(),
-                       random_(),
-                       U32(),
-                       Text()};
+        return Collect{U32(), random_(), AnyKind(), AnyFold(), AnyDType(),
+                       U32(), random_(), random_(), U32(),     Text()};
       case 17:
         return Collected{U32(), random_(), random_(), U32(), random_(), U32(), Text()};
       case 18:
@@ -91,9 +83,11 @@ class RandomMessages {
         return WeightsTaken{Id(), U32()};
       case 25:
         return GetSnapshots{static_cast<SnapshotAction>(1 + Below(3)), {random_(), random_()}};
-      default:
+      case 26:
         return Snapshots{{std::vector<SnapshotId>(Below(4), {random_(), random_()}), Below(2) == 0,
                           Below(2) == 0}};
+      default:
+        return CollectedPart{U32(), random_(), U32(), random_(), random_(), random_()};
     }
   }
   Message Any() { return OfType(Below(std::variant_size_v<Message>)); }
@@ -120,6 +114,8 @@ class RandomMessages {
     return {codec, {}};
   }
   std::vector<ShardPlace> Places() { return std::vector<ShardPlace>(Below(4), {Text(), U32()}); }
+  CollectiveKind AnyKind() { return static_cast<CollectiveKind>(1 + Below(8)); }
+  Fold AnyFold() { return static_cast<Fold>(Below(9)); }
   DType AnyDType() { return static_cast<DType>(1 + Below(4)); }
   std::optional<UpdateRule> Rule() {
     if (Below(2) == 0) return std::nullopt;

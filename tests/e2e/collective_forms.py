@@ -128,6 +128,36 @@ def coalesced_collectives() -> None:
 
 
 @check
+def results_that_come_in_parts() -> None:
+    """Gets results of several MiB, which also lie where the worker's own values do."""
+    rank, world, size = dist.get_rank(), dist.get_world_size(), 3 << 19
+    values = everybodys(size)
+    sums = [mine(size) for _ in range(3)]
+    works = [dist.all_reduce(total, async_op=True) for total in sums]
+    for work, total in zip(works, sums, strict=True):
+        work.wait()
+        same(total, values.sum(0))
+    whole = torch.zeros(world * size)
+    slots = whole.view(world, size)
+    slots[rank] = mine(size)
+    dist.all_gather_into_tensor(whole, slots[rank])
+    same(whole, np.concatenate(values))
+    part = whole.view(world, size)[rank]
+    dist.reduce_scatter_tensor(part, whole)
+    same(part, values[rank] * world)
+    pieces = [torch.empty(size) for _ in range(world)]
+    dist.all_gather(pieces, mine(size))
+    same(torch.stack(pieces), values)
+    dist.broadcast(pieces[0], world - 1)
+    same(pieces[0], values[0])
+    root = world - 1
+    total = mine(size)
+    dist.reduce(total, root)
+    if rank == root:
+        same(total, values.sum(0))
+
+
+@check
 def sums_of_products() -> None:
     """Sums what each rank has multiplied by its own factor, a number or a tensor."""
     rank, world = dist.get_rank(), dist.get_world_size()

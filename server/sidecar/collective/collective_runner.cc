@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "core/base/shard_place.h"
 #include "core/base/status_macros.h"
 #include "core/base/wire_format.h"
@@ -14,8 +13,6 @@ namespace {
 
 // A group's chunks at a shard that may be under way; more than that hides no round trip.
 constexpr uint32_t kMostWindow = 16;
-// A shard's own report of a late round takes less.
-constexpr Duration kGrace = std::chrono::seconds(2);
 constexpr uint32_t kRotation = 64;  // collectives after which the choice of shards repeats
 
 // Returns InvalidArgument unless there is such a collective in the group.
@@ -252,6 +249,14 @@ absl::Status CollectiveRunner::Start(const std::shared_ptr<NodeCollective>& coll
             ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return ShardsOf(group, route, cut, sequence); },
         std::move(arena));
   }
+  if (const auto& result = collective->result(); result != nullptr) {
+    for (const auto& [local_rank, rank] : RanksOf(number)) {
+      if (!context_.arenas.IsNewTo(local_rank, *result)) continue;
+      listener_.OnMessage(local_rank,
+                          ipc::ShareArena{result->number, result->arena.payload_bytes()},
+                          result->arena.fd());
+    }
+  }
   const uint32_t chunks = collective->num_chunks();
   if (chunks == 0) Complete(collective);
   for (uint32_t chunk = 0; chunk < chunks; ++chunk) {
@@ -263,7 +268,7 @@ absl::Status CollectiveRunner::Start(const std::shared_ptr<NodeCollective>& coll
           context_.shards.Contribute(collective->ShardOf(chunk), std::move(contribution)));
     } else {
       THALWEG_RETURN_IF_ERROR(collective->Keep(chunk, context_.outcome));
-      if (collective->FinishChunk()) Complete(collective);
+      FinishChunk(collective);
     }
   }
   return absl::OkStatus();
@@ -284,7 +289,25 @@ void CollectiveRunner::OnResult(uint32_t shard, const RoundResult& received) {
                             : collective->TakeResult(received);
   if (status.ok()) status = context_.shards.OnAnswered(shard, number, 0);
   if (!status.ok()) return listener_.OnCollectiveFailed(status);
+  FinishChunk(collective);
+}
+
+void CollectiveRunner::FinishChunk(const std::shared_ptr<NodeCollective>& collective) {
+  // Before the chunk counts as done: then no part comes after the whole.
+  if (const std::vector<uint32_t> parts = collective->TakeNewParts(); !parts.empty()) {
+    for (const auto& [local_rank, rank] : RanksOf(collective->spec().group)) {
+      for (const uint32_t part : parts) {
+        const auto message = collective->PartFor(rank, part);
+        if (message) listener_.OnMessage(local_rank, *message, -1);
+      }
+    }
+  }
   if (collective->FinishChunk()) Complete(collective);
+}
+
+std::map<uint32_t, uint32_t> CollectiveRunner::RanksOf(uint32_t group) const {
+  MutexLock lock(mutex_);
+  return groups_.at(group).ranks;
 }
 
 void CollectiveRunner::Complete(const std::shared_ptr<NodeCollective>& collective) {
@@ -300,11 +323,6 @@ void CollectiveRunner::Complete(const std::shared_ptr<NodeCollective>& collectiv
     group.done.insert(spec.sequence);
     while (group.done.erase(group.settled + 1) > 0) ++group.settled;
     if (result == nullptr) group.collectives.erase(spec.sequence);
-  }
-  for (const auto& [local_rank, rank] : ranks) {
-    if (result == nullptr || !context_.arenas.IsNewTo(local_rank, *result)) continue;
-    listener_.OnMessage(local_rank, ipc::ShareArena{result->number, result->arena.payload_bytes()},
-                        result->arena.fd());
   }
   for (const auto& [local_rank, rank] : ranks) {
     listener_.OnMessage(local_rank, collective->ResultFor(rank), -1);
@@ -349,40 +367,6 @@ absl::Status CollectiveRunner::CheckComingLocked(const GroupState& group,
         absl::StrCat(gone->second, " has left, but ", collective.Name(), " waits for it"));
   }
   return absl::OkStatus();
-}
-
-absl::Status CollectiveRunner::CheckLate(TimePoint now) const {
-  MutexLock lock(mutex_);
-  for (const auto& [number, group] : groups_) {
-    for (const auto& [sequence, collective] : group.collectives) {
-      const Duration limit = std::chrono::milliseconds(collective->spec().timeout_ms);
-      if (!collective->IsGathered() && now - collective->since() > limit) {
-        return absl::DeadlineExceededError(absl::StrCat(
-            collective->Name(), ": rank ", absl::StrJoin(collective->Missing(), ", "),
-            " of the group did not come within the timeout of ", ToSeconds(limit), " s"));
-      }
-      // Shards fail a round in time themselves, if they are there.
-      const TimePoint last = std::max(collective->since(), context_.progress.last());
-      if (collective->IsGathered() && collective->remaining() > 0 && now - last > limit + kGrace) {
-        return absl::DeadlineExceededError(absl::StrCat(
-            collective->Name(), ": ", collective->remaining(), " of ", collective->num_chunks(),
-            " chunks did not come back within the timeout of ", ToSeconds(limit),
-            " s; missing are ", context_.shards.Debtors()));
-      }
-    }
-  }
-  return absl::OkStatus();
-}
-
-std::vector<std::string> CollectiveRunner::OpenFlights(TimePoint now) const {
-  MutexLock lock(mutex_);
-  bool any = false;
-  for (const auto& [number, group] : groups_) {
-    for (const auto& [sequence, collective] : group.collectives) {
-      any |= sequence > group.settled && !group.done.contains(sequence);
-    }
-  }
-  return any ? record_.Fail(now) : std::vector<std::string>();
 }
 
 bool CollectiveRunner::IsBusy() const {

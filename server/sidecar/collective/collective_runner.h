@@ -114,7 +114,11 @@ class CollectiveRunner {
   absl::Status Start(const std::shared_ptr<NodeCollective>& collective);
   std::vector<uint32_t> ShardsOf(GroupState& group, const Route& route, const ChunkPlan& cut,
                                  uint64_t sequence) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // A chunk is done; tells workers of parts of the result, or of the whole.
+  void FinishChunk(const std::shared_ptr<NodeCollective>& collective);
   void Complete(const std::shared_ptr<NodeCollective>& collective);
+  // Returns ranks in the group by local rank.
+  std::map<uint32_t, uint32_t> RanksOf(uint32_t group) const;
 
   const Terms terms_;
   const Context context_;

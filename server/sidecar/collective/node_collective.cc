@@ -110,6 +110,9 @@ void NodeCollective::Begin(uint64_t chunk_bytes, uint32_t num_shards, const Shar
   MutexLock lock(mutex_);
   remaining_ = num_chunks();
   came_.assign(num_chunks(), false);
+  if (result_size() >= ipc::kFewestParts * ipc::kPartBytes) {
+    parts_ = PartsCount(result_size(), ipc::kPartBytes);
+  }
 }
 
 std::byte* NodeCollective::result_bytes() {
@@ -203,7 +206,9 @@ void NodeCollective::Put(const Chunk& chunk, const Payload& payload) {
   auto piece = payload.pieces.begin();
   size_t used = 0;  // of the piece
   ForPieces(chunk, [&](const Segment& segment, uint64_t, uint64_t within, uint64_t bytes) {
-    std::byte* to = result_bytes() + segment.got * unit_bytes() + within;
+    const uint64_t begin = segment.got * unit_bytes() + within;
+    const uint64_t end = begin + bytes;
+    std::byte* to = result_bytes() + begin;
     while (bytes > 0) {
       const uint64_t count = std::min<uint64_t>(bytes, piece->size() - used);
       std::memcpy(to, piece->data() + used, count);
@@ -215,6 +220,8 @@ void NodeCollective::Put(const Chunk& chunk, const Payload& payload) {
         used = 0;
       }
     }
+    MutexLock lock(mutex_);
+    parts_.Add(begin, end);
   });
 }
 
@@ -251,6 +258,25 @@ bool NodeCollective::FinishChunk() {
 uint32_t NodeCollective::remaining() const {
   MutexLock lock(mutex_);
   return remaining_;
+}
+
+std::vector<uint32_t> NodeCollective::TakeNewParts() {
+  MutexLock lock(mutex_);
+  return parts_.Take();
+}
+
+std::optional<ipc::CollectedPart> NodeCollective::PartFor(uint32_t rank, uint32_t part) const {
+  const ipc::Collected whole = ResultFor(rank);
+  MutexLock lock(mutex_);
+  const uint64_t begin = std::max(parts_.Begin(part), whole.offset);
+  const uint64_t end = std::min(parts_.End(part), whole.offset + whole.bytes);
+  if (begin >= end) return std::nullopt;
+  return ipc::CollectedPart{.group = spec_.group,
+                            .sequence = spec_.sequence,
+                            .arena = whole.arena,
+                            .offset = whole.offset,
+                            .begin = begin - whole.offset,
+                            .bytes = end - begin};
 }
 
 ipc::Collected NodeCollective::ResultFor(uint32_t rank) const {

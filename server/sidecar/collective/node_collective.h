@@ -22,6 +22,7 @@
 #include "server/sidecar/collective/collective_plan.h"
 #include "server/sidecar/collective/collective_text.h"
 #include "server/sidecar/collective/node_values.h"
+#include "server/sidecar/collective/parts_count.h"
 #include "server/sidecar/job_outcome.h"
 
 namespace thalweg {
@@ -73,6 +74,10 @@ class NodeCollective {
   bool FinishChunk();
   uint32_t remaining() const;  // chunks
 
+  // Returns the parts of a large result that are there since the last call.
+  std::vector<uint32_t> TakeNewParts();
+  // Returns what a worker is told of a part; nothing if it gets none of it.
+  std::optional<ipc::CollectedPart> PartFor(uint32_t rank, uint32_t part) const;
   // The result, when all chunks are done: by rank, the worker's message, and the arena it names.
   ipc::Collected ResultFor(uint32_t rank) const;
   const std::shared_ptr<ResultArena>& result() const { return result_; }
@@ -114,6 +119,7 @@ class NodeCollective {
 
   mutable Mutex mutex_;
   std::vector<bool> came_ ABSL_GUARDED_BY(mutex_);  // by chunk
+  PartsCount parts_ ABSL_GUARDED_BY(mutex_);
   uint32_t remaining_ ABSL_GUARDED_BY(mutex_) = 0;
   uint32_t taken_ ABSL_GUARDED_BY(mutex_) = 0;
 };

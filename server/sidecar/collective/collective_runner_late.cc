@@ -1,0 +1,50 @@
+// This file holds the part of CollectiveRunner that says what is late.
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "server/sidecar/collective/collective_runner.h"
+
+namespace thalweg {
+namespace {
+
+// A shard's own report of a late round takes less.
+constexpr Duration kGrace = std::chrono::seconds(2);
+
+}  // namespace
+
+absl::Status CollectiveRunner::CheckLate(TimePoint now) const {
+  MutexLock lock(mutex_);
+  for (const auto& [number, group] : groups_) {
+    for (const auto& [sequence, collective] : group.collectives) {
+      const Duration limit = std::chrono::milliseconds(collective->spec().timeout_ms);
+      if (!collective->IsGathered() && now - collective->since() > limit) {
+        return absl::DeadlineExceededError(absl::StrCat(
+            collective->Name(), ": rank ", absl::StrJoin(collective->Missing(), ", "),
+            " of the group did not come within the timeout of ", ToSeconds(limit), " s"));
+      }
+      // Shards fail a round in time themselves, if they are there.
+      const TimePoint last = std::max(collective->since(), context_.progress.last());
+      if (collective->IsGathered() && collective->remaining() > 0 && now - last > limit + kGrace) {
+        return absl::DeadlineExceededError(absl::StrCat(
+            collective->Name(), ": ", collective->remaining(), " of ", collective->num_chunks(),
+            " chunks did not come back within the timeout of ", ToSeconds(limit),
+            " s; missing are ", context_.shards.Debtors()));
+      }
+    }
+  }
+  return absl::OkStatus();
+}
+
+std::vector<std::string> CollectiveRunner::OpenFlights(TimePoint now) const {
+  MutexLock lock(mutex_);
+  bool any = false;
+  for (const auto& [number, group] : groups_) {
+    for (const auto& [sequence, collective] : group.collectives) {
+      any |= sequence > group.settled && !group.done.contains(sequence);
+    }
+  }
+  return any ? record_.Fail(now) : std::vector<std::string>();
+}
+
+}  // namespace thalweg
