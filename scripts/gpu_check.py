@@ -36,7 +36,7 @@ TOOLKIT = "/usr/local/cuda/bin"  # if PATH does not have it
 # Races and barriers concern only kernels, all of which this program has.
 SANITIZERS = ("memcheck", "racecheck", "synccheck")
 KERNELS = "gpu_kernels_test"
-# Arrays of 8 GiB take a sanitizer minutes and show it nothing that small ones do not.
+# Arrays of 8 GiB show a sanitizer nothing that small ones do not.
 NOT_SANITIZED = "--gtest_filter=-*Beyond32Bits*"
 SANITIZER_EXIT = 99
 PARTS = ("tests", "benchmarks", "torch", "training", "profile", "sanitizers")

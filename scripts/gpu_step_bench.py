@@ -16,7 +16,6 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -61,7 +60,9 @@ def gpt(device: torch.device, scale: int) -> tuple[nn.Module, Tensor]:
 MODELS = {"ResNet-50": resnet50, "GPT-2": gpt}
 
 
-def work(rank: int, model_name: str, averaged_by: str, folder: Path, options: Any) -> None:  # noqa: ANN401
+def work(
+    rank: int, model_name: str, averaged_by: str, folder: Path, options: argparse.Namespace
+) -> None:
     """Runs a worker; that of rank 0 writes its row into the folder."""
     import thalweg.ddp
     from thalweg import amp

@@ -40,7 +40,7 @@ void CopyIn(const std::vector<std::span<const std::byte>>& pieces, BucketArena& 
       to += bytes;
       if (bytes == room) {
         arena.PublishReady(static_cast<uint32_t>((done + bytes) / ipc::kReadyBlockBytes));
-        std::this_thread::yield();
+        std::this_thread::yield();  // to the sidecar, which can send what is there
       }
     }
   }
@@ -230,6 +230,7 @@ absl::Status Collectives::OnCollectedPart(const ipc::CollectedPart& message) {
   // What the worker gives may lie where its result goes, and so may the group's earlier results.
   if (!pending.is_given || copied_[message.group] + 1 != message.sequence) return absl::OkStatus();
   const uint64_t end = message.begin + message.bytes;
+  // With the lock: after TakeAll() the memory may be gone.
   CopyOut(arena->second->payload() + message.offset, message.begin, end, pending.got);
   pending.copied[message.begin] = end;
   return absl::OkStatus();

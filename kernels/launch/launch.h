@@ -3,6 +3,7 @@
 //
 //   struct Negate {
 //     static constexpr uint32_t kThreads = 256;  // in a block, a multiple of 32
+//     static constexpr uint32_t kBlocksAtOnce = 3;  // may be left out; see launch_cuda.h
 //     struct Shared {};                          // the block's shared memory; trivial
 //     struct Args { float* values; uint64_t elems; };  // by value; at most 4 KiB
 //     template <class Thread>

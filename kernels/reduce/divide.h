@@ -10,7 +10,7 @@ namespace thalweg {
 
 // A GPU divides by some ten instructions and a branch. Where the inverse of the divisor is known,
 // five do, if no step underflows or overflows (P. Markstein, Computation of elementary functions on
-// the IBM RISC System/6000 processor, theorem 7): a quotient that is off by less than one unit of
+// the IBM RISC System/6000 processor, 1990): a quotient that is off by less than one unit of
 // its last place becomes the rounded one by adding remainder times inverse.
 struct Divisor {
   float value = 1;
