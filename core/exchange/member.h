@@ -89,17 +89,26 @@ class Member {
   virtual void Leave(const absl::Status& reason) = 0;
 };
 
-// Nodes send a heartbeat at this interval. A shard treats one as lost that it has not heard of for
-// its lease: kLease, or longer if its connection may be away for long.
+// The least interval of heartbeats, and the lease of a node that sends them as often.
 inline constexpr Duration kHeartbeatInterval = std::chrono::seconds(2);
 inline constexpr Duration kLease = std::chrono::seconds(15);
 
-// Returns the lease of a node whose connection may be away for `grace`. It begins an interval
-// before the break. When the network is back, gRPC may wait 2.4 s before it tries to connect, and
-// the next heartbeat comes an interval later.
-constexpr Duration LeaseFor(Duration grace) {
+// Returns the interval at which each node of a job sends a heartbeat to each of its shards. At most
+// 16 a second leave a node and, where every node hosts a shard, reach it; beyond 64 shards they are
+// more, so that the lease stays short.
+constexpr Duration HeartbeatInterval(uint32_t shards) {
+  constexpr Duration kOfEachShard = std::chrono::microseconds(62'500);
+  return std::clamp(std::min(shards, 64U) * kOfEachShard, kHeartbeatInterval,
+                    2 * kHeartbeatInterval);
+}
+
+// Returns the lease of a node of a job with so many shards whose connection may be away for
+// `grace`: a shard treats the node as lost that it has not heard of for so long. It begins an
+// interval before the break. When the network is back, gRPC may wait 2.4 s before it tries to
+// connect, and the next heartbeat comes an interval later.
+constexpr Duration LeaseFor(Duration grace, uint32_t shards) {
   constexpr Duration kConnectTime = std::chrono::milliseconds(2400);
-  return std::max(kLease, grace + 2 * kHeartbeatInterval + kConnectTime);
+  return std::max(kLease, grace + 2 * HeartbeatInterval(shards) + kConnectTime);
 }
 
 }  // namespace thalweg

@@ -10,7 +10,10 @@
 namespace thalweg {
 
 Members::Members(const JoinRequest& first)
-    : job_(first.job), world_size_(first.world_size), nodes_(first.num_nodes) {}
+    : job_(first.job),
+      world_size_(first.world_size),
+      heartbeat_interval_(HeartbeatInterval(first.num_shards)),
+      nodes_(first.num_nodes) {}
 
 absl::Status Members::CheckSeat(const JoinRequest& request) const {
   const Node& member = nodes_[request.node];
@@ -37,7 +40,7 @@ void Members::Join(const JoinRequest& request, TimePoint now) {
   member.host = request.node_name;
   member.workers = request.workers;
   member.last_heard = now;
-  member.lease = LeaseFor(request.grace);
+  member.lease = LeaseFor(request.grace, request.num_shards);
   ++joined_;
   ++present_;
 }
@@ -49,7 +52,7 @@ void Members::Begin(TimePoint now) {
 
 bool Members::IsInUse(TimePoint now) const {
   if (!IsComplete()) return false;
-  const bool may_speak_yet = now - begun_ <= 2 * kHeartbeatInterval;
+  const bool may_speak_yet = now - begun_ <= 2 * heartbeat_interval_;
   return std::any_of(nodes_.begin(), nodes_.end(), [&](const Node& node) {
     return node.state == State::kPresent && (may_speak_yet || node.last_heard > begun_);
   });

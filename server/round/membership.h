@@ -104,6 +104,7 @@ class Members {
  private:
   const std::string job_;
   const uint32_t world_size_;
+  const Duration heartbeat_interval_;
   std::vector<Node> nodes_;
   uint32_t joined_ = 0;  // nodes that have ever joined
   uint32_t present_ = 0;

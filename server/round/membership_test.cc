@@ -129,9 +129,28 @@ TEST(MembersTest, LeaseCoversTheTimeForWhichAConnectionMayBeAway) {
   // connection is there again.
   const TimePoint heard = kStart + kHeartbeatInterval + seconds(60) + kHeartbeatInterval;
   EXPECT_THAT(NodesOf(members.Silent(heard)), ElementsAre(1));
-  const auto silent = members.Silent(kStart + LeaseFor(seconds(60)) + kMoment);
+  const auto silent = members.Silent(kStart + LeaseFor(seconds(60), 1) + kMoment);
   ASSERT_THAT(NodesOf(silent), ElementsAre(0, 1));
   EXPECT_EQ(silent[0].why, absl::UnavailableError("node 0 (host0) has sent nothing for 66.4 s"));
+}
+
+TEST(MembersTest, JobOfManyShardsHasHeartbeatsLessOftenAndLongerLeases) {
+  EXPECT_EQ(HeartbeatInterval(1), seconds(2));
+  EXPECT_EQ(HeartbeatInterval(32), seconds(2));
+  EXPECT_EQ(HeartbeatInterval(48), seconds(3));
+  EXPECT_EQ(HeartbeatInterval(4096), seconds(4));
+  JoinRequest request = Request(0, 1);
+  request.num_shards = 64;
+  request.grace = seconds(10);
+  Members members(request);
+  members.Join(request, kStart);
+  members.Begin(kStart);
+  // As above, with a connection that takes 2.4 s.
+  const TimePoint heard = kStart + seconds(4) + seconds(10) + milliseconds(2400) + seconds(4);
+  EXPECT_THAT(members.Silent(heard), IsEmpty());
+  EXPECT_THAT(NodesOf(members.Silent(heard + kMoment)), ElementsAre(0));
+  EXPECT_TRUE(members.IsInUse(kStart + 2 * seconds(4)));
+  EXPECT_FALSE(members.IsInUse(kStart + 2 * seconds(4) + kMoment));
 }
 
 TEST(MembersTest, GroupCannotHaveMoreWorkersOfANodeThanThereAre) {

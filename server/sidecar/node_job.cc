@@ -346,7 +346,11 @@ void NodeJob::Monitor() {
 }
 
 void NodeJob::SendHeartbeats(uint32_t shard) {
-  while (!outcome_.WaitForEnd(Now() + kHeartbeatInterval)) {
+  const Duration interval = shards_.heartbeat_interval();
+  // They are spread over the interval, so that a node does not speak to all shards at once.
+  TimePoint next = Now() + interval * (shard + 1) / shards_.size();
+  while (!outcome_.WaitForEnd(next)) {
+    next = Now() + interval;
     if (const absl::Status unknown = shards_.Heartbeat(shard); !unknown.ok()) Fail(unknown);
   }
 }

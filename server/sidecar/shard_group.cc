@@ -308,7 +308,7 @@ absl::Status ShardGroup::Heartbeat(uint32_t k) {
 
 absl::Status ShardGroup::CallHeartbeat(uint32_t k, Member& member) {
   const TimePoint asked = Now();
-  const auto reading = member.Heartbeat(asked + kHeartbeatInterval);
+  const auto reading = member.Heartbeat(asked + heartbeat_interval());
   if (reading.ok()) {
     MutexLock lock(mutex_);
     states_[k].last_heard = Now();

@@ -78,13 +78,14 @@ class ShardGroup {
   std::string SilentDebtors(TimePoint since);
 
   // Tells the shard, if the group has joined it, that this node is alive, and waits for the answer,
-  // at most for kHeartbeatInterval. Returns NotFound if the shard does not know this node, OK
+  // at most for heartbeat_interval(). Returns NotFound if the shard does not know this node, OK
   // otherwise: the exchange reports a slow or absent shard.
   absl::Status Heartbeat(uint32_t shard);
   // Ends all memberships, with OK or for `reason`; later calls return it. Idempotent.
   void Leave(const absl::Status& reason);
 
   uint32_t size() const { return static_cast<uint32_t>(shards_.size()); }
+  Duration heartbeat_interval() const { return HeartbeatInterval(size()); }
   // Returns what all nodes have agreed on, from Join on: the slowest link, the largest costs.
   Terms agreed();
   // Returns which part of the gradients each shard sums, from Join on: the shards' weights if any

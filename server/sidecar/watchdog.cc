@@ -12,7 +12,7 @@ namespace thalweg {
 namespace {
 
 // A shard answers heartbeats at an interval of its own.
-constexpr Duration kShardSilence = 3 * kHeartbeatInterval;
+constexpr int kHeartbeatsMissed = 3;
 // A worker that nobody on this node waits for, but perhaps other nodes, may be silent for as long
 // on a busy machine.
 constexpr Duration kWorkerSilence = std::chrono::seconds(5);
@@ -79,7 +79,9 @@ absl::Status Watchdog::CheckBucket(NodeBucket& bucket, TimePoint now) const {
   const auto [missing_chunks, chunks] = bucket.Outstanding();
   const std::string prefix = absl::StrCat(id, waiting.round, ": ", missing_chunks, " of ", chunks,
                                           " chunks did not come back; missing are ");
-  const TimePoint answered = now - std::max(patience_.silence.sidecar(), kShardSilence);
+  const TimePoint answered =
+      now - std::max(patience_.silence.sidecar(),
+                     kHeartbeatsMissed * context_.shards.heartbeat_interval());
   return Judge(
       waited, prefix, [&] { return context_.shards.SilentDebtors(answered); },
       [&] { return context_.shards.Debtors(); }, "");

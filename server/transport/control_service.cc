@@ -196,7 +196,7 @@ void ControlService::Join(const CallPtr& call) {
   call->Keep(std::move(place));
   const std::shared_ptr<NodeStreams> node =
       nodes_.Make(parsed->identity, shard_.HasPolicy() ? parsed->peer->Principal() : "",
-                  LeaseFor(parsed->grace));
+                  LeaseFor(parsed->grace, parsed->num_shards));
   const auto joined = [this, call, node](absl::StatusOr<std::unique_ptr<Member>> member) {
     if (!member.ok()) {
       Refuse(*call, member.status());
