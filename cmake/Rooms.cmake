@@ -86,25 +86,55 @@ function(thalweg_gpu_program name)
   add_dependencies(gpu_programs ${name})
 endfunction()
 
-# thalweg_walls(folder): the subfolders of `folder`, part of a room, may use `folder` but not each
-# other. Fails the configuration when a source of one includes a header of another.
-function(thalweg_walls folder)
-  file(GLOB sources RELATIVE "${PROJECT_SOURCE_DIR}/${folder}" "${PROJECT_SOURCE_DIR}/${folder}/*/*")
-  list(TRANSFORM sources REPLACE "/.*" "" OUTPUT_VARIABLE parts)
-  list(REMOVE_DUPLICATES parts)
-  foreach(part IN LISTS parts)
-    set(others ${parts})
-    list(REMOVE_ITEM others ${part})
-    list(JOIN others "|" others)
-    file(GLOB sources "${PROJECT_SOURCE_DIR}/${folder}/${part}/*")
-    foreach(source IN LISTS sources)
-      file(STRINGS "${source}" across REGEX "^#include \"${folder}/(${others})/")
-      if(across)
-        message(FATAL_ERROR "${source} has ${across}: the parts of ${folder} must not know each "
-                            "other; move what both need to ${folder}")
-      endif()
+# thalweg_floors(folder floors…): the order of a room's subfolders. Each may include files of those
+# before it, `folder` itself, and none after it; folders that share a floor, "a|b", must not know
+# each other. What is in `folder` itself is "." among them. Tests, and `testing`, may include all.
+# Fails the configuration when a file includes upwards, or lies in a folder that is on no floor.
+function(thalweg_floors folder)
+  set(errors "")
+  set(below "testing")
+  file(GLOB found RELATIVE "${PROJECT_SOURCE_DIR}/${folder}" "${PROJECT_SOURCE_DIR}/${folder}/*/*.h")
+  list(TRANSFORM found REPLACE "/.*" "")
+  string(REPLACE "|" ";" named "${ARGN}")
+  list(REMOVE_ITEM found ${named} testing)
+  if(found)
+    message(FATAL_ERROR "${folder} has folders that are on no floor: ${found}")
+  endif()
+  foreach(floor IN LISTS ARGN)
+    string(REPLACE "|" ";" parts "${floor}")
+    foreach(part IN LISTS parts)
+      set(others ${named})
+      list(REMOVE_ITEM others ${part} ${below})
+      thalweg_includes_of("${folder}" ${part} "${others}" across)
+      list(APPEND errors ${across})
     endforeach()
+    list(APPEND below ${parts})
   endforeach()
+  if(errors)
+    list(JOIN errors "\n  " errors)
+    message(FATAL_ERROR "Includes against the floors of ${folder}, ${ARGN}:\n  ${errors}")
+  endif()
+endfunction()
+
+# Part of thalweg_floors(): sets `out` to the includes, in the sources of `part` of `folder` that are
+# no tests, of files in the folders `others`.
+function(thalweg_includes_of folder part others out)
+  set(across "")
+  list(TRANSFORM others APPEND "/")
+  list(TRANSFORM others REPLACE "^[.]/$" "[a-z_]+[.]h")
+  list(JOIN others "|" others)
+  file(GLOB sources "${PROJECT_SOURCE_DIR}/${folder}/${part}/*.h"
+       "${PROJECT_SOURCE_DIR}/${folder}/${part}/*.cc" "${PROJECT_SOURCE_DIR}/${folder}/${part}/*.cu")
+  list(FILTER sources EXCLUDE REGEX "_(test|bench|fuzz)[.]cc$")
+  foreach(source IN LISTS sources)
+    if(others)
+      file(STRINGS "${source}" lines REGEX "^#include \"${folder}/(${others})")
+      file(RELATIVE_PATH name "${PROJECT_SOURCE_DIR}" "${source}")
+      list(TRANSFORM lines PREPEND "${name}: ")
+      list(APPEND across ${lines})
+    endif()
+  endforeach()
+  set(${out} "${across}" PARENT_SCOPE)
 endfunction()
 
 # thalweg_test_library(NAME x ROOM room SOURCES … [LINK …]): what tests of several rooms share, the

@@ -17,6 +17,7 @@
 
 #include "absl/status/statusor.h"
 #include "client/core/pinned_path.h"
+#include "core/base/testing/test_patience.h"
 
 namespace thalweg {
 namespace {
@@ -24,7 +25,6 @@ namespace {
 constexpr int kWarmups = 3;
 constexpr int kRepetitions = 21;
 constexpr uint64_t kChunkBytes = uint64_t{1} << 20;
-constexpr Duration kPatience = std::chrono::seconds(60);
 
 void Require(cudaError_t error, const char* what) {
   if (error == cudaSuccess) return;
@@ -105,7 +105,7 @@ void BenchBucket(PinnedPath& path, cudaStream_t stream, DeviceRuntime& device, u
         input->ResetReady();
         Require(path.Send(lane, gradient, plan));
       },
-      [&] { input->WaitReady(plan.Count(), Now() + kPatience); });
+      [&] { input->WaitReady(plan.Count(), Now() + kTestPatience); });
   const Times fetch =
       Median([&] { Require(device.Wait(producer, Require(path.Fetch(lane, result, gradient)))); },
              [&] { Require(cudaStreamSynchronize(stream), "a result"); });
@@ -131,7 +131,7 @@ void RunAll() {
               properties.name, kRepetitions, Name(path->path()));
   for (const uint64_t mib : {1, 25, 256}) BenchBucket(*path, stream, *device, mib << 20);
   std::printf("\n  ]\n}\n");
-  path->Close(Now() + kPatience);
+  path->Close(Now() + kTestPatience);
   Require(cudaStreamDestroy(stream), "cudaStreamDestroy");
 }
 

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/base/testing/test_patience.h"
 #include "core/device/fake_runtime.h"
 
 namespace thalweg {
@@ -17,7 +18,6 @@ using Call = FakeRuntime::Call;
 
 constexpr size_t kElems = 1000;
 constexpr size_t kBytes = kElems * sizeof(float);
-constexpr Duration kPatience = std::chrono::seconds(60);  // far beyond what any test needs
 
 // The fixture has a session's side of the path; a stream and the memory of the result replace the
 // sidecar.
@@ -152,7 +152,7 @@ TEST_F(IpcPathTest, NothingIsFreedWhileACopyUsesIt) {
   device_->Release(out());
   device_->Settle();
   device_->CloseMemory(share_);  // as the sidecar does before it hangs up
-  EXPECT_TRUE(path_->Close(Now() + kPatience));
+  EXPECT_TRUE(path_->Close(Now() + kTestPatience));
   EXPECT_TRUE(owner.expired());
   EXPECT_TRUE(lane.expired());
 }
@@ -163,7 +163,7 @@ TEST_F(IpcPathTest, WhatADeviceThatHasFailedMayStillUseIsLeftBehind) {
   ASSERT_TRUE(path_->Send(lane_, gradient_, plan_).ok());
   device_->FailDevice(absl::InternalError("lost"));
   EXPECT_EQ(path_->Check().message(), "lost");
-  EXPECT_FALSE(path_->Close(Now() + kPatience));
+  EXPECT_FALSE(path_->Close(Now() + kTestPatience));
   const std::weak_ptr<IpcPath::Lane> lane = std::exchange(lane_, nullptr);
   path_.reset();
   EXPECT_FALSE(lane.expired());

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "client/core/pinned_path.h"
+#include "core/base/testing/test_patience.h"
 #include "core/device/gpu_test.h"
 
 namespace thalweg {
@@ -16,7 +17,6 @@ namespace {
 // a bucket of DDP's size, and three elements
 constexpr uint64_t kElems = 25 * (uint64_t{1} << 20) / 4 + 3;
 constexpr uint64_t kBytes = kElems * 4;
-constexpr Duration kPatience = std::chrono::seconds(60);  // far beyond what any test needs
 
 class PinnedPathGpuTest : public GpuTest {
  protected:
@@ -37,7 +37,7 @@ class PinnedPathGpuTest : public GpuTest {
   }
   void TearDown() override {
     if (path_ != nullptr) {
-      EXPECT_TRUE(path_->Close(Now() + kPatience));
+      EXPECT_TRUE(path_->Close(Now() + kTestPatience));
       device_->DestroyStream(producer_);
       device_->DestroyStream(consumer_);
     }
@@ -53,7 +53,7 @@ class PinnedPathGpuTest : public GpuTest {
     return path_->Send(lane_, gradient_, plan_);
   }
   bool InputIs(int value) const {
-    if (input_->WaitReady(plan_.Count(), Now() + kPatience) != plan_.Count()) return false;
+    if (input_->WaitReady(plan_.Count(), Now() + kTestPatience) != plan_.Count()) return false;
     return All(std::as_const(*input_).payload(), value);
   }
   static bool All(const std::byte* bytes, int value) {
@@ -103,7 +103,7 @@ TEST_F(PinnedPathGpuTest, ClosingWaitsForWhatIsQueuedAndFreesIt) {
   ASSERT_TRUE(Send(9).ok());
   gradient_.owner.reset();
   EXPECT_EQ(owner.use_count(), 2);  // KeepBusy ensures that the copy is not done yet
-  EXPECT_TRUE(path_->Close(Now() + kPatience));
+  EXPECT_TRUE(path_->Close(Now() + kTestPatience));
   EXPECT_EQ(owner.use_count(), 1);
   EXPECT_TRUE(InputIs(9));
 }

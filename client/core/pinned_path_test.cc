@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/base/testing/test_patience.h"
 #include "core/device/fake_runtime.h"
 
 namespace thalweg {
@@ -18,7 +19,6 @@ using Call = FakeRuntime::Call;
 
 constexpr uint64_t kChunk = 1 << 20;
 constexpr uint64_t kElems = 10 * kChunk / 4;
-constexpr Duration kPatience = std::chrono::seconds(60);  // far beyond what any test needs
 
 // The fixture has a session's arenas, a bucket in device memory, and the stream that makes its
 // gradients.
@@ -167,7 +167,7 @@ TEST_F(PinnedPathTest, NothingIsFreedBeforeTheLastCopyAndAllIsAfterwards) {
   EXPECT_FALSE(input.expired());
   EXPECT_EQ(device_->registered_ranges(), 1u);
   device_->Release(producer_);
-  EXPECT_TRUE(path_->Close(Now() + kPatience));
+  EXPECT_TRUE(path_->Close(Now() + kTestPatience));
   EXPECT_TRUE(owner.expired());
   EXPECT_TRUE(input.expired());
   EXPECT_EQ(device_->registered_ranges(), 0u);
@@ -196,14 +196,14 @@ TEST_F(PinnedPathTest, CloseLeavesBehindWhatAStalledStreamWillStillUse) {
 TEST_F(PinnedPathTest, ClosedPathTakesNothingMore) {
   Start();
   lane_ = *path_->OpenLane(input_, kElems * 4);
-  EXPECT_TRUE(path_->Close(Now() + kPatience));
+  EXPECT_TRUE(path_->Close(Now() + kTestPatience));
   EXPECT_TRUE(absl::IsCancelled(Send()));
   EXPECT_TRUE(absl::IsCancelled(path_->Fetch(lane_, result_, gradient_).status()));
 }
 
 TEST_F(PinnedPathTest, WhoeverDestroysAClosedPathNeedsNoDevice) {
   Start();
-  EXPECT_TRUE(path_->Close(Now() + kPatience));
+  EXPECT_TRUE(path_->Close(Now() + kTestPatience));
   FakeRuntime elsewhere;
   ASSERT_TRUE(elsewhere.BindThread().ok());
   EXPECT_TRUE(path_->Close(Now()));
@@ -218,7 +218,7 @@ TEST_F(PinnedPathTest, PathThatCouldNotBeClosedStaysSo) {
   EXPECT_FALSE(path_->Close(Now()));
   device_->Release(out());
   device_->Settle();
-  EXPECT_FALSE(path_->Close(Now() + kPatience));
+  EXPECT_FALSE(path_->Close(Now() + kTestPatience));
 }
 
 TEST_F(PinnedPathTest, LostDeviceIsReportedAndNotWaitedFor) {
@@ -258,7 +258,7 @@ TEST_F(PinnedPathTest, EmptyBucketNeedsNoCopies) {
   const auto plan = ChunkPlan::For(0, DType::kFloat32, WireFormat::kFloat32, kChunk, 1);
   EXPECT_TRUE(path_->Send(lane, gradient, plan).ok());
   EXPECT_TRUE(path_->Fetch(lane, empty, gradient).ok());
-  EXPECT_TRUE(path_->Close(Now() + kPatience));
+  EXPECT_TRUE(path_->Close(Now() + kTestPatience));
 }
 
 class PinnedPathErrorTest : public PinnedPathTest, public ::testing::WithParamInterface<Call> {};

@@ -23,7 +23,8 @@ struct TensorSpec {
 
 // DDP numbers its buckets from 0 and rebuilds them after the first iteration: `generation` counts
 // the layouts that bucket `index` has had, from 0. `part` is 0 for the bucket itself; compression
-// exchanges other vectors in its place (server/sidecar/part.h), which are parts 1 … kMaxParts - 1.
+// exchanges other vectors in its place (server/sidecar/codec/part.h), which are parts 1 …
+// kMaxParts - 1.
 struct BucketId {
   uint32_t index = 0;
   uint32_t generation = 0;

@@ -14,7 +14,7 @@ inline constexpr uint32_t kWireVersion = 4;
 inline constexpr uint32_t kIpcVersion = 16;
 
 // A job's settings must be within these limits; within them a shard chooses
-// (server/round/flow_plan.h).
+// (server/plan/flow_plan.h).
 inline constexpr uint64_t kMinChunkBytes = 4 << 10;
 inline constexpr uint64_t kMaxChunkBytes = 4 << 20;
 inline constexpr uint32_t kMaxWindowChunks = 1024;

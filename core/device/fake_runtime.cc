@@ -9,12 +9,12 @@
 
 #include "absl/strings/str_cat.h"
 #include "core/base/status_macros.h"
+#include "core/base/testing/test_patience.h"
 
 namespace thalweg {
 namespace {
 
 // A caller that must wait for a copy waits at most this long: longer than any test holds a stream.
-constexpr Duration kPatience = std::chrono::seconds(60);
 
 // The names are in the order of FakeRuntime::Call.
 constexpr const char* kCallNames[] = {
@@ -179,9 +179,9 @@ absl::Status FakeRuntime::CopyHost(Call direction, std::byte* host, std::byte* d
                    }});
   if (registered) return absl::OkStatus();
   ++pageable_copies_;
-  if (!changed_.WaitUntil(mutex_, Now() + kPatience, [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-        return *done || !failure_.ok();
-      })) {
+  if (!changed_.WaitUntil(
+          mutex_, Now() + kTestPatience,
+          [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return *done || !failure_.ok(); })) {
     Violation("a copy of pageable memory waited for a stream that was held");
   }
   return failure_;
@@ -320,7 +320,7 @@ bool FakeRuntime::CanGoOn(const Stream& stream) {
 
 void FakeRuntime::Settle() {
   MutexLock lock(mutex_);
-  changed_.WaitUntil(mutex_, Now() + kPatience, [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+  changed_.WaitUntil(mutex_, Now() + kTestPatience, [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     for (const auto& stream : streams_) {
       if (stream->busy || CanGoOn(*stream)) return false;
     }

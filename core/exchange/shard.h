@@ -12,7 +12,7 @@
 //
 // A shard keeps everything in memory. When it has been restarted, its nodes join again with
 // JoinRequest::resume, announce their buckets, Supply the results that the shard wants of them, and
-// repeat the contributions that have no result (server/sidecar/returning_shard.h).
+// repeat the contributions that have no result (server/shards/returning_shard.h).
 #pragma once
 
 #include <memory>

@@ -4,8 +4,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "core/base/printable.h"
 #include "core/base/protocol.h"
+#include "server/base/printable.h"
 
 namespace thalweg {
 namespace {

@@ -10,12 +10,12 @@
 #include <utility>
 
 #include "absl/status/statusor.h"
-#include "core/base/metrics.h"
 #include "core/base/mutex.h"
-#include "core/base/refusals.h"
 #include "core/base/tenant.h"
 #include "core/exchange/join.h"
 #include "server/aggregator/memory_budget.h"
+#include "server/base/metrics.h"
+#include "server/base/refusals.h"
 
 namespace thalweg {
 

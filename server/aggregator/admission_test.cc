@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "core/base/protocol.h"
+#include "core/base/testing/test_patience.h"
 #include "core/base/thread.h"
 #include "server/aggregator/aggregator.h"
 #include "server/aggregator/job_test_util.h"
@@ -25,7 +26,6 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-constexpr Duration kPatience = std::chrono::seconds(30);
 constexpr uint32_t kWindow = 8;
 // What a job of one node reserves: its own, its window, and the results.
 const uint64_t kJobBytes = OwnBytes(1) + 2 * kWindow * uint64_t{kMinChunkBytes};
@@ -41,7 +41,7 @@ JoinRequest Request(const std::string& job, const std::string& common_name, uint
   request.num_shards = 1;
   request.chunk_bytes = kMinChunkBytes;
   request.window_chunks = kWindow;
-  request.round_timeout = kPatience;
+  request.round_timeout = kTestPatience;
   if (!common_name.empty()) request.peer = PeerNames{.common_name = common_name};
   return request;
 }
@@ -59,7 +59,7 @@ class AdmissionTest : public ::testing::Test {
 
   // Joins until the test ends.
   absl::StatusOr<Member*> Join(const JoinRequest& request) {
-    auto member = shard_.Join(request, std::make_shared<ListSink>(), Now() + kPatience);
+    auto member = shard_.Join(request, std::make_shared<ListSink>(), Now() + kTestPatience);
     if (!member.ok()) return member.status();
     MutexLock lock(mutex_);
     members_.push_back(*std::move(member));
@@ -193,7 +193,7 @@ TEST(NoPolicyTest, EverybodyJoinsEverything) {
   MetricRegistry registry;
   Aggregator shard({}, registry);
   const auto member =
-      shard.Join(Request("a-1", "c-host"), std::make_shared<ListSink>(), Now() + kPatience);
+      shard.Join(Request("a-1", "c-host"), std::make_shared<ListSink>(), Now() + kTestPatience);
   ASSERT_TRUE(member.ok()) << member.status();
   EXPECT_FALSE(shard.HasPolicy());
 }

@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "core/base/printable.h"
 #include "core/base/status_macros.h"
+#include "server/base/printable.h"
 
 namespace thalweg {
 namespace {

@@ -10,8 +10,6 @@
 #include <string>
 #include <vector>
 
-#include "core/base/log_limit.h"
-#include "core/base/metrics.h"
 #include "core/base/mutex.h"
 #include "core/base/protocol.h"
 #include "core/base/thread.h"
@@ -23,6 +21,8 @@
 #include "server/aggregator/job.h"
 #include "server/aggregator/job_places.h"
 #include "server/aggregator/memory_budget.h"
+#include "server/base/log_limit.h"
+#include "server/base/metrics.h"
 
 namespace thalweg {
 

@@ -10,15 +10,14 @@
 #include <thread>
 #include <vector>
 
-#include "server/round/flow_plan.h"
+#include "core/base/testing/test_patience.h"
+#include "server/plan/flow_plan.h"
 
 namespace thalweg {
 namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
-
-constexpr Duration kPatience = std::chrono::seconds(30);  // far beyond what any test needs
 
 // A RecordingSink records what a node is told.
 class RecordingSink : public ServedNode {
@@ -39,14 +38,14 @@ class RecordingSink : public ServedNode {
   std::vector<RoundResult> WaitResults(size_t count) {
     MutexLock lock(mutex_);
     EXPECT_TRUE(changed_.WaitUntil(
-        mutex_, Now() + kPatience,
+        mutex_, Now() + kTestPatience,
         [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return results_.size() >= count; }));
     return results_;
   }
   absl::Status WaitFailure() {
     MutexLock lock(mutex_);
     const bool failed = changed_.WaitUntil(
-        mutex_, Now() + kPatience,
+        mutex_, Now() + kTestPatience,
         [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return !failures_.empty(); });
     EXPECT_TRUE(failed);
     return failed ? failures_.front() : absl::OkStatus();
@@ -74,7 +73,7 @@ JoinRequest Request(uint32_t node, uint32_t num_nodes, const std::string& identi
   r.world_size = num_nodes;
   r.num_shards = 1;
   r.chunk_bytes = kMinChunkBytes;
-  r.round_timeout = kPatience;
+  r.round_timeout = kTestPatience;
   return r;
 }
 
@@ -100,13 +99,13 @@ class AggregatorTest : public ::testing::Test {
   using Edit = std::function<void(JoinRequest&)>;
   using MemberOr = absl::StatusOr<std::unique_ptr<Member>>;
 
-  MemberOr Join(const JoinRequest& request, Duration patience = kPatience) {
+  MemberOr Join(const JoinRequest& request, Duration patience = kTestPatience) {
     return aggregator_.Join(request, std::make_shared<RecordingSink>(), Now() + patience);
   }
 
   // Joins all nodes at once, as in a real job. `edit` may change a node's request.
   std::vector<MemberOr> JoinAll(uint32_t num_nodes, const Edit& edit = {},
-                                Duration patience = kPatience) {
+                                Duration patience = kTestPatience) {
     std::vector<std::future<MemberOr>> joins;
     for (uint32_t node = 0; node < num_nodes; ++node) {
       JoinRequest request = Request(node, num_nodes);
@@ -127,14 +126,14 @@ class AggregatorTest : public ::testing::Test {
       sinks_.push_back(std::make_shared<RecordingSink>());
       JoinRequest request = Request(node, num_nodes);
       if (edit) edit(request);
-      aggregator_.BeginJoin(request, sinks_.back(), Now() + kPatience,
+      aggregator_.BeginJoin(request, sinks_.back(), Now() + kTestPatience,
                             [this, node](MemberOr member) {
                               ASSERT_TRUE(member.ok()) << member.status();
                               members_[node] = *std::move(member);
                             });
     }
     for (const auto& member : members_) {
-      ASSERT_TRUE(member->Register({{0, 0}, kLayout}, Now() + kPatience).ok());
+      ASSERT_TRUE(member->Register({{0, 0}, kLayout}, Now() + kTestPatience).ok());
     }
   }
 
@@ -238,8 +237,8 @@ TEST_F(AggregatorTest, NodeThatGivesUpJoiningFailsTheJobAtOnceAndFreesItsName) {
   std::vector<absl::Status> answers;
   const auto keep = [&](const MemberOr& member) { answers.push_back(member.status()); };
   const auto sink = std::make_shared<RecordingSink>();
-  aggregator_.BeginJoin(Request(0, 3), sink, Now() + kPatience, keep);
-  const auto give_up = aggregator_.BeginJoin(Request(1, 3), sink, Now() + kPatience, keep);
+  aggregator_.BeginJoin(Request(0, 3), sink, Now() + kTestPatience, keep);
+  const auto give_up = aggregator_.BeginJoin(Request(1, 3), sink, Now() + kTestPatience, keep);
   EXPECT_TRUE(answers.empty());
   give_up(absl::UnavailableError("gave up"));
   ASSERT_EQ(answers.size(), 2u);
@@ -343,9 +342,9 @@ TEST_F(AggregatorTest, OrderlyLeaveOfAllEndsTheJobWithoutFailure) {
 
 TEST_F(AggregatorTest, LayoutMismatchFailsTheJobNamingTensorAndNodes) {
   StartJob(2);
-  ASSERT_TRUE(members_[0]->Register({{1, 0}, kLayout}, Now() + kPatience).ok());
+  ASSERT_TRUE(members_[0]->Register({{1, 0}, kLayout}, Now() + kTestPatience).ok());
   const BucketLayout other{DType::kFloat32, {{"v", {2}}}};
-  EXPECT_EQ(members_[1]->Register({{1, 0}, other}, Now() + kPatience).code(),
+  EXPECT_EQ(members_[1]->Register({{1, 0}, other}, Now() + kTestPatience).code(),
             absl::StatusCode::kInvalidArgument);
   for (auto& sink : sinks_) {
     EXPECT_THAT(std::string(sink->WaitFailure().message()),
@@ -427,7 +426,7 @@ TEST_F(AggregatorTest, NodesThatJobsClaimAreBoundedTogether) {
     joins.push_back(
         std::async(std::launch::async, [this, request] { return Join(request).status(); }));
   }
-  const TimePoint deadline = Now() + kPatience;
+  const TimePoint deadline = Now() + kTestPatience;
   while (aggregator_.num_jobs() < joins.size() && Now() < deadline) std::this_thread::yield();
   const absl::Status full = Join(Request(0, 1)).status();
   EXPECT_EQ(full.code(), absl::StatusCode::kResourceExhausted);
@@ -456,13 +455,13 @@ TEST_F(AggregatorTest, DrainRefusesNewJobsAndWaitsForRunningOnes) {
   EXPECT_EQ(Join(other).status().code(), absl::StatusCode::kUnavailable);
   ASSERT_TRUE(members_[0]->Contribute(Share(1, {1, 1})).ok());
   members_[0]->Leave(absl::OkStatus());
-  EXPECT_TRUE(aggregator_.Drain(Now() + kPatience));
+  EXPECT_TRUE(aggregator_.Drain(Now() + kTestPatience));
 }
 
 TEST_F(AggregatorTest, DrainWaitsForNoJobThatHasNotBegun) {
   const auto sink = std::make_shared<RecordingSink>();
   const auto waits = [](const MemberOr& member) { EXPECT_FALSE(member.ok()); };
-  aggregator_.BeginJoin(Request(0, 2), sink, Now() + kPatience, waits);
+  aggregator_.BeginJoin(Request(0, 2), sink, Now() + kTestPatience, waits);
   EXPECT_TRUE(aggregator_.Drain(Now()));
   aggregator_.Stop(absl::UnavailableError("shutting down"));
 }

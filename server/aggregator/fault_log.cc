@@ -4,8 +4,8 @@
 
 #include <utility>
 
-#include "core/base/log.h"
-#include "core/base/printable.h"
+#include "server/base/log.h"
+#include "server/base/printable.h"
 
 namespace thalweg {
 

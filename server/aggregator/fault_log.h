@@ -9,9 +9,9 @@
 #include <string>
 
 #include "absl/status/status.h"
-#include "core/base/log_limit.h"
 #include "core/base/mutex.h"
 #include "core/exchange/shard_report.h"
+#include "server/base/log_limit.h"
 
 namespace thalweg {
 

@@ -10,6 +10,7 @@
 #include <string>
 #include <utility>
 
+#include "core/base/testing/test_patience.h"
 #include "core/base/thread.h"
 #include "server/aggregator/aggregator.h"
 #include "server/aggregator/job_test_util.h"
@@ -19,8 +20,6 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
-
-constexpr Duration kPatience = std::chrono::seconds(30);
 
 JoinRequest Request(const std::string& job, const std::string& identity, uint32_t node = 0,
                     uint32_t num_nodes = 1) {
@@ -32,14 +31,14 @@ JoinRequest Request(const std::string& job, const std::string& identity, uint32_
   request.workers = 1;
   request.world_size = num_nodes;
   request.num_shards = 1;
-  request.round_timeout = kPatience;
+  request.round_timeout = kTestPatience;
   return request;
 }
 
 class HostingTest : public ::testing::Test {
  protected:
   absl::StatusOr<std::unique_ptr<Member>> Join(const JoinRequest& request) {
-    return shard_.Join(request, sink_, Now() + kPatience);
+    return shard_.Join(request, sink_, Now() + kTestPatience);
   }
   void ExpectRefused(const JoinRequest& request) {
     const size_t jobs_before = shard_.num_jobs();
@@ -74,7 +73,7 @@ TEST_F(HostingTest, JobGoesOnWhenItsHostingHasEndedAndTakesNobodyIn) {
   hosting.reset();
   ExpectRefused(Request("job", "id"));
   const BucketLayout layout{DType::kFloat32, {{"w", {1}}}};
-  ASSERT_TRUE((*member)->Register({{0, 0}, layout}, Now() + kPatience).ok());
+  ASSERT_TRUE((*member)->Register({{0, 0}, layout}, Now() + kTestPatience).ok());
   const auto value = std::make_shared<float>(3.5f);
   const Payload payload(std::as_bytes(std::span(value.get(), 1)), value);
   const uint64_t epoch = (*member)->terms().epoch;
@@ -111,7 +110,7 @@ class JobLogTest : public ::testing::Test {
       for (uint32_t node = 0; node < num_nodes; ++node) {
         nodes.emplace_back("node", [this, identity, node, num_nodes] {
           const auto member = shard_.Join(Request("bert", identity, node, num_nodes),
-                                          std::make_shared<ListSink>(), Now() + kPatience);
+                                          std::make_shared<ListSink>(), Now() + kTestPatience);
           ASSERT_TRUE(member.ok()) << member.status();
         });
       }

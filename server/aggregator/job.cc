@@ -4,10 +4,10 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "core/base/printable.h"
 #include "core/base/protocol.h"
 #include "core/base/status_macros.h"
 #include "core/exchange/of_job.h"
+#include "server/base/printable.h"
 #include "server/round/same_job.h"
 
 namespace thalweg {

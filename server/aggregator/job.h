@@ -25,15 +25,15 @@
 #include "server/aggregator/memory_budget.h"
 #include "server/aggregator/shard_metrics.h"
 #include "server/aggregator/snapshot_writer.h"
+#include "server/plan/flow_plan.h"
+#include "server/plan/link_rates.h"
+#include "server/plan/share_plan.h"
 #include "server/round/chunk_states.h"
-#include "server/round/flow_plan.h"
 #include "server/round/layout_registry.h"
-#include "server/round/link_rates.h"
 #include "server/round/lone_rounds.h"
 #include "server/round/membership.h"
 #include "server/round/resumption.h"
 #include "server/round/round_engine.h"
-#include "server/round/share_plan.h"
 #include "server/round/step_settings.h"
 
 namespace thalweg {

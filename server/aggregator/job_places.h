@@ -4,8 +4,8 @@
 #include <cstdint>
 
 #include "absl/status/status.h"
-#include "core/base/fair_places.h"
 #include "core/exchange/join.h"
+#include "server/base/fair_places.h"
 
 namespace thalweg {
 

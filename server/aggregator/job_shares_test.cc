@@ -8,9 +8,10 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "core/base/testing/test_patience.h"
 #include "server/aggregator/aggregator.h"
 #include "server/aggregator/job_test_util.h"
-#include "server/round/flow_plan.h"
+#include "server/plan/flow_plan.h"
 
 namespace thalweg {
 namespace {
@@ -21,8 +22,6 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::SizeIs;
-
-constexpr Duration kPatience = std::chrono::seconds(30);  // far beyond what any test needs
 
 class JobSharesTest : public ::testing::Test {
  protected:
@@ -39,7 +38,7 @@ class JobSharesTest : public ::testing::Test {
     request.num_nodes = num_nodes_;
     request.world_size = num_nodes_;
     request.num_shards = num_shards;
-    request.round_timeout = kPatience;
+    request.round_timeout = kTestPatience;
     return request;
   }
 
@@ -50,7 +49,7 @@ class JobSharesTest : public ::testing::Test {
       JoinRequest request = Request(node, num_shards);
       edit(request);
       joins.push_back(std::async(std::launch::async, [this, request] {
-        return aggregator_.Join(request, std::make_shared<ListSink>(), Now() + kPatience);
+        return aggregator_.Join(request, std::make_shared<ListSink>(), Now() + kTestPatience);
       }));
     }
     std::vector<MemberOr> members;
@@ -115,7 +114,8 @@ TEST_F(JobSharesTest, ShardsWhoseChoiceDoesNotCountReportNone) {
   num_nodes_ = 1;
   MetricRegistry registry;
   Aggregator weighted({.weight = 3}, registry);
-  const auto member = weighted.Join(Request(0, 1), std::make_shared<ListSink>(), Now() + kPatience);
+  const auto member =
+      weighted.Join(Request(0, 1), std::make_shared<ListSink>(), Now() + kTestPatience);
   ASSERT_TRUE(member.ok()) << member.status();
   EXPECT_FALSE(weighted.Report(Now()).jobs[0].placement);
 }
@@ -164,7 +164,7 @@ TEST_F(JobSharesTest, ShardsThatCannotBeAreRefused) {
     JoinRequest request = Request(1, 2);
     edit(request);
     const absl::Status status =
-        aggregator_.Join(request, std::make_shared<ListSink>(), Now() + kPatience).status();
+        aggregator_.Join(request, std::make_shared<ListSink>(), Now() + kTestPatience).status();
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
     return std::string(status.message());
   };

@@ -3,8 +3,8 @@
 
 #include <map>
 
-#include "core/base/metrics.h"
 #include "core/exchange/shard_report.h"
+#include "server/base/metrics.h"
 #include "server/round/layout_registry.h"
 
 namespace thalweg {

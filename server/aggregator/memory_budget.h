@@ -7,8 +7,8 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
-#include "core/base/metrics.h"
 #include "core/base/mutex.h"
+#include "server/base/metrics.h"
 
 namespace thalweg {
 

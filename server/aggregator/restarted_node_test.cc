@@ -7,6 +7,7 @@
 #include <string>
 #include <utility>
 
+#include "core/base/testing/test_patience.h"
 #include "server/aggregator/aggregator.h"
 #include "server/aggregator/job_test_util.h"
 
@@ -16,8 +17,6 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::SizeIs;
-
-constexpr Duration kPatience = std::chrono::seconds(60);  // far beyond what any test needs
 
 class RestartedNodeTest : public ::testing::Test {
  protected:
@@ -30,7 +29,7 @@ class RestartedNodeTest : public ::testing::Test {
   static JoinRequest Request(uint32_t node, const std::string& identity) {
     JoinRequest request = RequestOf(node, 2);
     request.identity = identity;
-    request.round_timeout = kPatience;
+    request.round_timeout = kTestPatience;
     return request;
   }
 
@@ -42,12 +41,12 @@ class RestartedNodeTest : public ::testing::Test {
       ASSERT_TRUE(life.member.ok()) << life.member.status();
       BucketAnnouncement bucket{{0, 0}, {DType::kFloat32, {{"w", {2}}}}};
       bucket.update = update;
-      ASSERT_TRUE((*life.member)->Register(bucket, Now() + kPatience).ok());
+      ASSERT_TRUE((*life.member)->Register(bucket, Now() + kTestPatience).ok());
     }
   }
 
   void Join(const JoinRequest& request, Life& life) {
-    shard_.BeginJoin(request, life.sink, Now() + kPatience,
+    shard_.BeginJoin(request, life.sink, Now() + kTestPatience,
                      [&life](auto member) { life.member = std::move(member); });
   }
   // Lets a node do so as if it were new and had the result of `round`.
@@ -62,7 +61,7 @@ class RestartedNodeTest : public ::testing::Test {
 
   void ExpectThatTheJobGoesOn() {
     for (Life& life : lives_) {
-      EXPECT_TRUE((*life.member)->Heartbeat(Now() + kPatience).ok());
+      EXPECT_TRUE((*life.member)->Heartbeat(Now() + kTestPatience).ok());
       EXPECT_THAT(life.sink->failures, IsEmpty());
     }
   }
@@ -83,7 +82,7 @@ TEST_F(RestartedNodeTest, AllNodesJoinAgainAndGoOn) {
     EXPECT_TRUE(absl::IsNotFound(life.sink->failures[0])) << life.sink->failures[0];
     EXPECT_THAT(std::string(life.sink->failures[0].message()),
                 HasSubstr("node 1 (host1) has been restarted"));
-    EXPECT_TRUE(absl::IsNotFound((*life.member)->Heartbeat(Now() + kPatience).status()));
+    EXPECT_TRUE(absl::IsNotFound((*life.member)->Heartbeat(Now() + kTestPatience).status()));
     (*life.member)->Leave(absl::OkStatus());
   }
   Resume(0, 4, next[0]);

@@ -4,9 +4,9 @@
 #include <array>
 #include <cstdint>
 
-#include "core/base/metrics.h"
-#include "core/base/outcome_counters.h"
 #include "core/exchange/shard_report.h"
+#include "server/base/metrics.h"
+#include "server/base/outcome_counters.h"
 
 namespace thalweg {
 

@@ -9,11 +9,11 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "core/base/metrics.h"
 #include "core/base/mutex.h"
-#include "core/base/outcome_counters.h"
 #include "core/base/snapshots.h"
 #include "core/base/thread.h"
+#include "server/base/metrics.h"
+#include "server/base/outcome_counters.h"
 #include "server/round/chunk_states.h"
 #include "server/snapshot/snapshot_folder.h"
 

@@ -8,17 +8,17 @@
 #include <string>
 
 #include "core/base/env.h"
-#include "core/base/log.h"
 #include "core/base/protocol.h"
 #include "core/base/status_macros.h"
 #include "core/base/trace.h"
 #include "server/aggregator/aggregator.h"
 #include "server/aggregator/snapshot_writer.h"
+#include "server/base/log.h"
 #include "server/bin/program.h"
 #include "server/http/http_server.h"
 #include "server/page/site.h"
 #include "server/snapshot/snapshot_folder.h"
-#include "server/transport/shard_server.h"
+#include "server/transport/shard/shard_server.h"
 
 namespace thalweg {
 namespace {

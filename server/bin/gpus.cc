@@ -6,8 +6,8 @@
 #include <utility>
 #include <vector>
 
-#include "core/base/log.h"
 #include "core/device/nccl_group.h"
+#include "server/base/log.h"
 #include "server/sidecar/cuda/cuda_device.h"
 
 namespace thalweg {

@@ -21,10 +21,10 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/synchronization/mutex.h"
-#include "core/base/log.h"
-#include "core/base/memory_limit.h"
 #include "core/base/status_macros.h"
 #include "kernels/cast/cpu_capability.h"
+#include "server/base/log.h"
+#include "server/base/memory_limit.h"
 
 namespace thalweg {
 namespace {

@@ -11,7 +11,7 @@
 #include "absl/status/statusor.h"
 #include "core/base/clock.h"
 #include "core/base/env.h"
-#include "core/base/metrics.h"
+#include "server/base/metrics.h"
 #include "server/net/tls_files.h"
 #include "server/policy/policy_file.h"
 

@@ -10,10 +10,10 @@
 
 #include "absl/strings/numbers.h"
 #include "core/base/env.h"
-#include "core/base/log.h"
 #include "core/base/protocol.h"
 #include "core/base/status_macros.h"
 #include "core/base/trace.h"
+#include "server/base/log.h"
 #include "server/bin/gpus.h"
 #include "server/bin/program.h"
 #include "server/bin/sidecar_shards.h"

@@ -10,7 +10,7 @@
 #include "core/base/status_macros.h"
 #include "server/identity/job_key.h"
 #include "server/net/address.h"
-#include "server/sidecar/returning_shard.h"
+#include "server/shards/returning_shard.h"
 
 namespace thalweg {
 namespace {

@@ -8,13 +8,13 @@
 
 #include "absl/status/statusor.h"
 #include "core/base/clock.h"
-#include "core/base/metrics.h"
 #include "core/base/trace.h"
 #include "server/aggregator/aggregator.h"
+#include "server/base/metrics.h"
 #include "server/net/tls_files.h"
-#include "server/sidecar/shard_directory.h"
-#include "server/transport/remote_shard.h"
-#include "server/transport/shard_server.h"
+#include "server/sidecar/job/shard_directory.h"
+#include "server/transport/node/remote_shard.h"
+#include "server/transport/shard/shard_server.h"
 
 namespace thalweg {
 

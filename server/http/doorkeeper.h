@@ -13,9 +13,9 @@
 #include <vector>
 
 #include "core/base/clock.h"
-#include "core/base/metrics.h"
 #include "core/base/mutex.h"
 #include "core/base/thread.h"
+#include "server/base/metrics.h"
 
 namespace thalweg {
 

@@ -5,10 +5,10 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "core/base/log.h"
 #include "core/base/status_macros.h"
 #include "core/base/thread.h"
 #include "httplib.h"
+#include "server/base/log.h"
 #include "server/http/doorkeeper.h"
 #include "server/http/prometheus_text.h"
 #include "server/http/token.h"

@@ -6,8 +6,8 @@
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "core/base/http_reply.h"
-#include "core/base/metrics.h"
+#include "server/base/http_reply.h"
+#include "server/base/metrics.h"
 #include "server/net/tls_files.h"
 
 namespace thalweg {

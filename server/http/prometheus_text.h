@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "core/base/metrics.h"
+#include "server/base/metrics.h"
 
 namespace thalweg {
 

@@ -13,8 +13,8 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "core/base/log.h"
 #include "core/base/status_macros.h"
+#include "server/base/log.h"
 #include "spdlog/spdlog.h"
 
 namespace thalweg {

@@ -6,7 +6,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "core/base/metrics.h"
+#include "server/base/metrics.h"
 
 namespace thalweg {
 

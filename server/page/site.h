@@ -7,9 +7,9 @@
 #include <utility>
 #include <vector>
 
-#include "core/base/http_reply.h"
 #include "core/exchange/flight_report.h"
 #include "core/exchange/shard_report.h"
+#include "server/base/http_reply.h"
 #include "server/page/shard_json.h"
 
 namespace thalweg {

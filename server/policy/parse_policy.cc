@@ -6,9 +6,9 @@
 #include <set>
 
 #include "absl/strings/str_cat.h"
-#include "core/base/printable.h"
 #include "core/base/protocol.h"
 #include "core/base/status_macros.h"
+#include "server/base/printable.h"
 #include "thalweg/v1/policy.pb.h"
 
 namespace thalweg {

@@ -8,8 +8,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "core/base/log.h"
 #include "core/base/status_macros.h"
+#include "server/base/log.h"
 #include "server/policy/parse_policy.h"
 
 namespace thalweg {

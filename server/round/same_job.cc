@@ -4,7 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "server/round/link_rates.h"
+#include "server/plan/link_rates.h"
 
 namespace thalweg {
 namespace {

@@ -8,11 +8,11 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "core/base/log.h"
 #include "core/base/protocol.h"
 #include "core/base/status_macros.h"
 #include "core/exchange/of_job.h"
-#include "server/round/share_plan.h"
+#include "server/base/log.h"
+#include "server/plan/share_plan.h"
 #include "server/sidecar/codec/codec_costs.h"
 
 namespace thalweg {

@@ -5,11 +5,11 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "core/base/log.h"
 #include "core/base/loss_scale.h"
 #include "core/base/protocol.h"
 #include "core/base/status_macros.h"
 #include "core/exchange/of_job.h"
+#include "server/base/log.h"
 
 namespace thalweg {
 namespace {

@@ -9,12 +9,12 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "core/base/metrics.h"
 #include "core/base/mutex.h"
 #include "core/base/thread.h"
 #include "core/base/trace.h"
 #include "core/ipc/connection.h"
 #include "core/ipc/listener.h"
+#include "server/base/metrics.h"
 #include "server/sidecar/device/device.h"
 #include "server/sidecar/node_job.h"
 

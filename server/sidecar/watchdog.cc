@@ -51,7 +51,7 @@ absl::Status Watchdog::Look(TimePoint now, TimePoint awake_since) const {
 }
 
 absl::Status Watchdog::CheckBucket(NodeBucket& bucket, TimePoint now) const {
-  const NodeBucket::Waiting waiting = bucket.waiting();
+  const BucketRound::Waiting waiting = bucket.round().waiting();
   const std::string id = absl::StrCat("bucket ", ToString(bucket.id()), " round ");
   const auto check_workers = [&](uint64_t round, Duration waited,
                                  const std::vector<uint32_t>& awaited, const char* what) {
@@ -102,7 +102,7 @@ bool Watchdog::WorkersWait() const {
   if (context_.collectives.IsBusy() || context_.post.IsBusy()) return true;
   const auto buckets = context_.buckets.All();
   return std::any_of(buckets.begin(), buckets.end(), [](const auto& bucket) {
-    const NodeBucket::Waiting waiting = bucket->waiting();
+    const BucketRound::Waiting waiting = bucket->round().waiting();
     return waiting.is_running || !waiting.missing.empty();
   });
 }

@@ -6,13 +6,13 @@
 
 #include "absl/status/status.h"
 #include "core/base/clock.h"
-#include "server/sidecar/bucket_table.h"
+#include "server/shards/shard_group.h"
+#include "server/sidecar/bucket/bucket_table.h"
 #include "server/sidecar/collective/collective_runner.h"
-#include "server/sidecar/job_outcome.h"
+#include "server/sidecar/job/job_outcome.h"
+#include "server/sidecar/job/progress.h"
 #include "server/sidecar/letters/post_office.h"
-#include "server/sidecar/progress.h"
-#include "server/sidecar/roster.h"
-#include "server/sidecar/shard_group.h"
+#include "server/sidecar/workers/roster.h"
 
 namespace thalweg {
 

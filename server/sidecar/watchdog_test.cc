@@ -5,7 +5,7 @@
 
 #include <string>
 
-#include "server/sidecar/job_test_util.h"
+#include "server/sidecar/testing/job_test_util.h"
 
 namespace thalweg {
 namespace {
@@ -51,7 +51,7 @@ class WatchdogTest : public ::testing::Test {
   }
   void SubmitAll(NodeBucket& bucket, TimePoint now) {
     for (uint32_t rank = 0; rank < kWorkers; ++rank) {
-      ASSERT_TRUE(bucket.Submit(rank, 1, now).ok());
+      ASSERT_TRUE(bucket.Submit(rank, {bucket.id(), 1}, now).ok());
     }
   }
   std::string Late(TimePoint now) {
@@ -96,7 +96,7 @@ TEST_F(WatchdogTest, WorkerThatDoesNotSubmitIsNamed) {
   AdmitAll();
   TestBucket bucket = Announce(table_, 3, 10, kWorkers);
   const TimePoint submitted = kStart + std::chrono::hours(1);
-  ASSERT_TRUE(bucket.bucket->Submit(0, 1, submitted).ok());
+  ASSERT_TRUE(bucket.bucket->Submit(0, {bucket.bucket->id(), 1}, submitted).ok());
   EXPECT_EQ(Late(submitted + std::chrono::seconds(9)), "");
   EXPECT_THAT(Late(submitted + kJustLate), HasSubstr("bucket 3 round 1: rank 6 did not submit"));
 }
@@ -117,7 +117,7 @@ TEST_F(WatchdogTest, ResultsThatDoNotComeAreCountedFromTheLastProgress) {
   bucket.Fill(1);
   SubmitAll(*bucket.bucket, kStart);
   bucket.bucket->BeginRound(kUnknownLossScale);
-  bucket.bucket->BeginPart(bucket.bucket->whole().part());
+  bucket.bucket->round().BeginPart(bucket.bucket->whole().part());
   const TimePoint last = kStart + std::chrono::seconds(5);
   progress_.Note(last);
   EXPECT_EQ(Late(kStart + 10 * kJustLate), "");
@@ -128,7 +128,7 @@ TEST_F(WatchdogTest, ResultsThatDoNotComeAreCountedFromTheLastProgress) {
 TEST_F(WatchdogTest, WorkerThatIsAliveMayTakeAStepsTime) {
   AdmitAll();
   TestBucket bucket = Announce(table_, 3, 10, kWorkers);
-  ASSERT_TRUE(bucket.bucket->Submit(0, 1, kStart).ok());
+  ASSERT_TRUE(bucket.bucket->Submit(0, {bucket.bucket->id(), 1}, kStart).ok());
   const TimePoint late = kStart + 10 * kJustLate;
   roster_.Heard(1, late - std::chrono::seconds(9));
   EXPECT_EQ(Late(late - std::chrono::seconds(1)), "");
@@ -164,7 +164,7 @@ TEST_F(WatchdogTest, ShardThatAnswersHeartbeatsMayTakeAStepsTime) {
   const TimePoint begin = Now() - kJustLate;
   SubmitAll(*bucket.bucket, begin);
   bucket.bucket->BeginRound(kUnknownLossScale);
-  bucket.bucket->BeginPart(bucket.bucket->whole().part());
+  bucket.bucket->round().BeginPart(bucket.bucket->whole().part());
   ASSERT_TRUE(shards_.Contribute(0, {}).ok());
   ASSERT_TRUE(shards_.Heartbeat(0).ok());  // reads the real clock
   EXPECT_EQ(Late(begin + kJustLate), "");

@@ -16,7 +16,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-#include "core/base/log.h"
+#include "server/base/log.h"
 
 namespace thalweg {
 namespace {

@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "server/transport/frame_codec.h"
+#include "server/transport/wire/frame_codec.h"
 
 namespace thalweg {
 namespace {

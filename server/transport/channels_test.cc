@@ -10,9 +10,9 @@
 #include <vector>
 
 #include "server/net/address.h"
-#include "server/transport/fake_shard.h"
-#include "server/transport/remote_shard.h"
-#include "server/transport/shard_server.h"
+#include "server/transport/node/remote_shard.h"
+#include "server/transport/shard/shard_server.h"
+#include "server/transport/testing/fake_shard.h"
 
 namespace thalweg {
 namespace {

@@ -8,10 +8,10 @@
 #include <string>
 
 #include "absl/strings/match.h"
-#include "core/base/log_limit.h"
 #include "core/base/mutex.h"
-#include "core/base/printable.h"
 #include "core/base/protocol.h"
+#include "server/base/log_limit.h"
+#include "server/base/printable.h"
 
 namespace thalweg {
 namespace {

@@ -1,7 +1,7 @@
 // This header is about what gRPC and protobuf themselves log.
 #pragma once
 
-#include "core/base/metrics.h"
+#include "server/base/metrics.h"
 
 namespace thalweg {
 

@@ -11,7 +11,7 @@
 #include <sstream>
 #include <string>
 
-#include "core/base/log_limit.h"
+#include "server/base/log_limit.h"
 #include "thalweg/v1/exchange.pb.h"
 
 namespace thalweg {

@@ -6,10 +6,10 @@
 #include <string>
 
 #include "grpcpp/grpcpp.h"
-#include "server/transport/frame_test_util.h"
-#include "server/transport/known_member.h"
-#include "server/transport/raw_stream.h"
-#include "server/transport/recorder.h"
+#include "server/transport/testing/frame_test_util.h"
+#include "server/transport/testing/known_member.h"
+#include "server/transport/testing/raw_stream.h"
+#include "server/transport/testing/recorder.h"
 #include "thalweg/v1/exchange.grpc.pb.h"
 
 namespace thalweg {

@@ -14,13 +14,13 @@
 #include "server/aggregator/aggregator.h"
 #include "server/identity/job_key.h"
 #include "server/transport/channel_options.h"
-#include "server/transport/fake_shard.h"
-#include "server/transport/frame_codec.h"
-#include "server/transport/known_member.h"
+#include "server/transport/node/remote_shard.h"
 #include "server/transport/proofs.h"
-#include "server/transport/raw_stream.h"
-#include "server/transport/remote_shard.h"
-#include "server/transport/shard_server.h"
+#include "server/transport/shard/shard_server.h"
+#include "server/transport/testing/fake_shard.h"
+#include "server/transport/testing/known_member.h"
+#include "server/transport/testing/raw_stream.h"
+#include "server/transport/wire/frame_codec.h"
 
 namespace thalweg {
 namespace {

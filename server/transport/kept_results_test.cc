@@ -9,13 +9,13 @@
 #include "core/base/protocol.h"
 #include "server/aggregator/aggregator.h"
 #include "server/transport/channel_options.h"
-#include "server/transport/control_codec.h"
-#include "server/transport/frame_codec.h"
-#include "server/transport/raw_join.h"
-#include "server/transport/raw_stream.h"
-#include "server/transport/recorder.h"
-#include "server/transport/remote_shard.h"
-#include "server/transport/shard_server.h"
+#include "server/transport/node/remote_shard.h"
+#include "server/transport/shard/shard_server.h"
+#include "server/transport/testing/raw_join.h"
+#include "server/transport/testing/raw_stream.h"
+#include "server/transport/testing/recorder.h"
+#include "server/transport/wire/control_codec.h"
+#include "server/transport/wire/frame_codec.h"
 
 namespace thalweg {
 namespace {

@@ -11,12 +11,12 @@
 #include "absl/strings/str_cat.h"
 #include "core/base/thread.h"
 #include "server/transport/channel_options.h"
-#include "server/transport/fake_shard.h"
-#include "server/transport/frame_codec.h"
-#include "server/transport/raw_join.h"
-#include "server/transport/raw_stream.h"
-#include "server/transport/remote_shard.h"
-#include "server/transport/shard_server.h"
+#include "server/transport/node/remote_shard.h"
+#include "server/transport/shard/shard_server.h"
+#include "server/transport/testing/fake_shard.h"
+#include "server/transport/testing/raw_join.h"
+#include "server/transport/testing/raw_stream.h"
+#include "server/transport/wire/frame_codec.h"
 
 namespace thalweg {
 namespace {

@@ -10,10 +10,10 @@
 
 #include "core/base/thread.h"
 #include "server/transport/channel_options.h"
-#include "server/transport/fake_shard.h"
-#include "server/transport/known_member.h"
-#include "server/transport/remote_shard.h"
-#include "server/transport/shard_server.h"
+#include "server/transport/node/remote_shard.h"
+#include "server/transport/shard/shard_server.h"
+#include "server/transport/testing/fake_shard.h"
+#include "server/transport/testing/known_member.h"
 
 namespace thalweg {
 namespace {

@@ -15,10 +15,10 @@
 #include "absl/strings/str_cat.h"
 #include "core/base/thread.h"
 #include "server/net/address.h"
-#include "server/transport/acceptor.h"
-#include "server/transport/fake_shard.h"
-#include "server/transport/remote_shard.h"
-#include "server/transport/shard_server.h"
+#include "server/transport/guard/acceptor.h"
+#include "server/transport/node/remote_shard.h"
+#include "server/transport/shard/shard_server.h"
+#include "server/transport/testing/fake_shard.h"
 
 namespace thalweg {
 namespace {

@@ -3,7 +3,7 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "server/identity/job_key.h"
-#include "server/transport/status_codec.h"
+#include "server/transport/wire/status_codec.h"
 
 namespace thalweg {
 namespace {

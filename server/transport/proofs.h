@@ -7,7 +7,7 @@
 #include "absl/status/status.h"
 #include "core/base/clock.h"
 #include "server/identity/challenges.h"
-#include "server/transport/frame_codec.h"
+#include "server/transport/wire/frame_codec.h"
 #include "thalweg/v1/control.pb.h"
 
 namespace thalweg {

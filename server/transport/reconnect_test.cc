@@ -11,10 +11,10 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_split.h"
-#include "server/transport/breaking_proxy.h"
-#include "server/transport/fake_shard.h"
-#include "server/transport/remote_shard.h"
-#include "server/transport/shard_server.h"
+#include "server/transport/node/remote_shard.h"
+#include "server/transport/shard/shard_server.h"
+#include "server/transport/testing/breaking_proxy.h"
+#include "server/transport/testing/fake_shard.h"
 
 namespace thalweg {
 namespace {

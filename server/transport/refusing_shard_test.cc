@@ -8,11 +8,11 @@
 
 #include "absl/strings/str_cat.h"
 #include "grpcpp/grpcpp.h"
-#include "server/transport/control_client.h"
+#include "server/transport/node/control_client.h"
+#include "server/transport/node/shard_streams.h"
 #include "server/transport/poller.h"
-#include "server/transport/raw_stream.h"
-#include "server/transport/recorder.h"
-#include "server/transport/shard_streams.h"
+#include "server/transport/testing/raw_stream.h"
+#include "server/transport/testing/recorder.h"
 #include "thalweg/v1/control.grpc.pb.h"
 #include "thalweg/v1/exchange.grpc.pb.h"
 

@@ -7,9 +7,9 @@
 #include <string>
 
 #include "server/net/test_certificates.h"
-#include "server/transport/fake_shard.h"
-#include "server/transport/remote_shard.h"
-#include "server/transport/shard_server.h"
+#include "server/transport/node/remote_shard.h"
+#include "server/transport/shard/shard_server.h"
+#include "server/transport/testing/fake_shard.h"
 
 namespace thalweg {
 namespace {

@@ -23,9 +23,9 @@
 #include "core/base/codec_policy.h"
 #include "core/base/status_macros.h"
 #include "kernels/codec/powersgd/orthogonalise.h"
-#include "server/sidecar/codec/make_codecs.h"
+#include "server/sidecar/bucket/make_codecs.h"
+#include "server/sidecar/codec/fold_pool.h"
 #include "server/sidecar/device/cpu_device.h"
-#include "server/sidecar/fold_pool.h"
 
 namespace thalweg {
 namespace {

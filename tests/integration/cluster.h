@@ -15,8 +15,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "client/core/session.h"
-#include "core/base/metrics.h"
 #include "server/aggregator/aggregator.h"
+#include "server/base/metrics.h"
 #include "server/sidecar/device/cpu_device.h"
 #include "server/sidecar/sidecar.h"
 #include "tests/integration/outcome.h"
@@ -99,7 +99,7 @@ class Cluster {
     o.local_rank = rank % workers_per_node_;
     o.local_size = workers_per_node_;
     o.chunk_bytes = kMinChunkBytes;
-    o.timeout = kPatience;
+    o.timeout = kTestPatience;
     return o;
   }
 

@@ -49,7 +49,7 @@ class GpuCluster {
   Cluster& cluster() { return cluster_; }
   DeviceWorker& worker(uint32_t rank) { return *workers_[rank]; }
 
-  void Connect(const char* codec, Duration timeout = kPatience) {
+  void Connect(const char* codec, Duration timeout = kTestPatience) {
     std::vector<std::future<std::unique_ptr<DeviceWorker>>> pending;
     for (uint32_t rank = 0; rank < cluster_.world_size(); ++rank) {
       SessionOptions options = cluster_.OptionsFor(rank);
@@ -258,7 +258,7 @@ TEST(GpuPathTest, NothingIsLeftOnTheGpuAfterTheJob) {
   gpus.Connect("int8:start=1");
   for (uint64_t round = 1; round <= 3; ++round) ASSERT_TRUE(gpus.Reduce(round)[0].ok());
   for (uint32_t rank : {0u, 1u}) gpus.worker(rank).session().Close();
-  const TimePoint deadline = Now() + kPatience;
+  const TimePoint deadline = Now() + kTestPatience;
   // Only the gradients remain, one for each worker.
   while (gpus.gpu(0).allocated() > 2 && Now() < deadline) gpus.cluster().sidecar(0).Reap();
   EXPECT_EQ(gpus.gpu(0).allocated(), 2u);

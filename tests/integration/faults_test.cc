@@ -183,8 +183,8 @@ class WaitingMember : public ForwardingMember {
     MutexLock lock(heard_.mutex);
     if (!is_first_) heard_.second = true;
     heard_.changed.NotifyAll();
-    const bool in_time =
-        heard_.changed.WaitUntil(heard_.mutex, Now() + kPatience, [&] { return heard_.second; });
+    const bool in_time = heard_.changed.WaitUntil(heard_.mutex, Now() + kTestPatience,
+                                                  [&] { return heard_.second; });
     EXPECT_TRUE(in_time) << "the second shard was not asked while the first one did not answer";
     return ForwardingMember::Heartbeat(deadline);
   }
@@ -207,7 +207,7 @@ TEST(WorkerFaultTest, ShardThatDoesNotAnswerHeartbeatsDoesNotDelayAnothers) {
   ASSERT_TRUE(sessions[0].ok()) << sessions[0].status();
   MutexLock lock(heard.mutex);
   EXPECT_TRUE(
-      heard.changed.WaitUntil(heard.mutex, Now() + kPatience, [&] { return heard.second; }));
+      heard.changed.WaitUntil(heard.mutex, Now() + kTestPatience, [&] { return heard.second; }));
 }
 
 TEST(WorkerFaultTest, WorkerThatDoesNotSubmitIsNamedToTheOthers) {
@@ -237,9 +237,9 @@ TEST(WorkerFaultTest, WorkerThatVanishesMidStepFailsEveryWorkerAtOnce) {
   // Rank 3 speaks raw ipc, so that it can vanish without a Leave.
   auto raw = std::async(std::launch::async, [&] {
     const SessionOptions o = cluster.OptionsFor(3);
-    auto connection = *Connection::Connect(o.sidecar_path, Now() + kPatience);
+    auto connection = *Connection::Connect(o.sidecar_path, Now() + kTestPatience);
     EXPECT_TRUE(connection->Send(HelloOf(o)).ok());
-    EXPECT_TRUE(connection->Receive(Now() + kPatience).ok());
+    EXPECT_TRUE(connection->Receive(Now() + kTestPatience).ok());
     return connection;
   });
   std::vector<std::future<absl::StatusOr<std::unique_ptr<Session>>>> connecting;
@@ -296,11 +296,11 @@ TEST(WorkerFaultTest, NobodyAtTheSocketIsSaidAtOnce) {
 
 TEST(WorkerFaultTest, OtherIpcVersionIsRefusedNamingBoth) {
   Cluster cluster(1, 1, 1);
-  auto connection = *Connection::Connect(cluster.SocketPath(0), Now() + kPatience);
+  auto connection = *Connection::Connect(cluster.SocketPath(0), Now() + kTestPatience);
   ipc::Hello hello = HelloOf(cluster.OptionsFor(0));
   hello.ipc_version = kIpcVersion + 1;
   ASSERT_TRUE(connection->Send(hello).ok());
-  auto received = connection->Receive(Now() + kPatience);
+  auto received = connection->Receive(Now() + kTestPatience);
   ASSERT_TRUE(received.ok()) << received.status();
   const auto* fail = std::get_if<ipc::Fail>(&received->message);
   ASSERT_NE(fail, nullptr);
@@ -310,9 +310,9 @@ TEST(WorkerFaultTest, OtherIpcVersionIsRefusedNamingBoth) {
 
 TEST(WorkerFaultTest, MessageOutOfTurnIsRefused) {
   Cluster cluster(1, 1, 1);
-  auto connection = *Connection::Connect(cluster.SocketPath(0), Now() + kPatience);
+  auto connection = *Connection::Connect(cluster.SocketPath(0), Now() + kTestPatience);
   ASSERT_TRUE(connection->Send(ipc::Submit{{0, 0}, 1}).ok());
-  auto received = connection->Receive(Now() + kPatience);
+  auto received = connection->Receive(Now() + kTestPatience);
   ASSERT_TRUE(received.ok()) << received.status();
   EXPECT_THAT(std::get<ipc::Fail>(received->message).message, HasSubstr("expected Hello"));
 }
@@ -321,12 +321,12 @@ TEST(WorkerFaultTest, LossScaleOfAnotherThanTheFirstWorkerIsRefused) {
   Cluster cluster(1, 2, 1);
   auto first = std::async(std::launch::async,
                           [&cluster] { return Session::Connect(cluster.OptionsFor(0)); });
-  auto connection = *Connection::Connect(cluster.SocketPath(0), Now() + kPatience);
+  auto connection = *Connection::Connect(cluster.SocketPath(0), Now() + kTestPatience);
   const SessionOptions o = cluster.OptionsFor(1);
   ASSERT_TRUE(connection->Send(HelloOf(o)).ok());
-  ASSERT_TRUE(connection->Receive(Now() + kPatience).ok());  // Welcome
+  ASSERT_TRUE(connection->Receive(Now() + kTestPatience).ok());  // Welcome
   ASSERT_TRUE(connection->Send(ipc::Precision{2, 3}).ok());
-  auto received = connection->Receive(Now() + kPatience);
+  auto received = connection->Receive(Now() + kTestPatience);
   ASSERT_TRUE(received.ok()) << received.status();
   EXPECT_THAT(std::get<ipc::Fail>(received->message).message,
               HasSubstr("local rank 1 sent Precision"));
@@ -337,11 +337,11 @@ TEST(WorkerFaultTest, LossScaleOfAnotherThanTheFirstWorkerIsRefused) {
 TEST(WorkerFaultTest, LossScaleThatIsNoneIsRefused) {
   for (const double scale : {-1.0, std::nan(""), std::numeric_limits<double>::infinity()}) {
     Cluster cluster(1, 1, 1);
-    auto connection = *Connection::Connect(cluster.SocketPath(0), Now() + kPatience);
+    auto connection = *Connection::Connect(cluster.SocketPath(0), Now() + kTestPatience);
     ASSERT_TRUE(connection->Send(HelloOf(cluster.OptionsFor(0))).ok());
-    ASSERT_TRUE(connection->Receive(Now() + kPatience).ok());  // Welcome
+    ASSERT_TRUE(connection->Receive(Now() + kTestPatience).ok());  // Welcome
     ASSERT_TRUE(connection->Send(ipc::Precision{scale, 0}).ok());
-    auto received = connection->Receive(Now() + kPatience);
+    auto received = connection->Receive(Now() + kTestPatience);
     ASSERT_TRUE(received.ok()) << received.status();
     EXPECT_THAT(std::get<ipc::Fail>(received->message).message,
                 HasSubstr("expected a positive, finite one, or 0 for none"));
@@ -362,14 +362,14 @@ TEST(WorkerFaultTest, WorkerThatDoesNotReadHoldsUpNobodyAndFindsAllResultsInOrde
     }));
   }
   const SessionOptions o = cluster.OptionsFor(1);
-  auto connection = *Connection::Connect(o.sidecar_path, Now() + kPatience);
+  auto connection = *Connection::Connect(o.sidecar_path, Now() + kTestPatience);
   ASSERT_TRUE(connection->Send(HelloOf(o)).ok());
-  ASSERT_TRUE(connection->Receive(Now() + kPatience).ok());  // Welcome
+  ASSERT_TRUE(connection->Receive(Now() + kTestPatience).ok());  // Welcome
   auto input = *BucketArena::Create("input", sizeof share, true);
   std::memcpy(input.payload(), &share, sizeof share);
   input.PublishReady(1);
   ASSERT_TRUE(connection->Send(ipc::RegisterBucket{{0, 0}, layout, {}}, input.fd()).ok());
-  ASSERT_TRUE(connection->Receive(Now() + kPatience).ok());  // BucketReady
+  ASSERT_TRUE(connection->Receive(Now() + kTestPatience).ok());  // BucketReady
   std::vector<std::unique_ptr<Session>> sessions;
   for (auto& session : connecting) {
     sessions.push_back(*session.get());
@@ -384,7 +384,7 @@ TEST(WorkerFaultTest, WorkerThatDoesNotReadHoldsUpNobodyAndFindsAllResultsInOrde
     for (auto& outcome : pending) ASSERT_TRUE(Get(outcome).ok()) << round;
   }
   for (uint64_t round = 1; round <= kRounds; ++round) {
-    const auto received = connection->Receive(Now() + kPatience);
+    const auto received = connection->Receive(Now() + kTestPatience);
     ASSERT_TRUE(received.ok()) << received.status();
     EXPECT_EQ(std::get<ipc::Complete>(received->message).round, round);
   }
@@ -461,7 +461,7 @@ TEST(WorkerFaultTest, ForkedChildNeitherUsesNorKeepsAliveTheParentsSession) {
   auto pending = SubmitAsync(*session, {0, 0}, Gradient());
   EXPECT_TRUE(Get(pending).ok());
   session->Close();
-  const TimePoint deadline = Now() + kPatience;
+  const TimePoint deadline = Now() + kTestPatience;
   while (cluster.sidecar(0).Reap().now > 0 && Now() < deadline) std::this_thread::yield();
   EXPECT_EQ(cluster.sidecar(0).Reap().now, 0u);
   ASSERT_EQ(write(pipe_fds[1], "x", 1), 1);

@@ -14,9 +14,9 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "core/base/log.h"
 #include "core/base/status_macros.h"
 #include "core/device/device_runtime.h"
+#include "server/base/log.h"
 #include "server/sidecar/cuda/cuda_device.h"
 #include "tests/integration/cluster.h"
 #include "tests/integration/gpu_worker.h"

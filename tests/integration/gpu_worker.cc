@@ -7,11 +7,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "core/base/status_macros.h"
+#include "core/base/testing/test_patience.h"
 
 namespace thalweg {
 namespace {
-
-constexpr Duration kPatience = std::chrono::seconds(60);
 
 // Runs on a thread of the driver.
 void Set(void* promise) { static_cast<std::promise<void>*>(promise)->set_value(); }
@@ -36,7 +35,7 @@ absl::StatusOr<std::unique_ptr<GpuWorker>> GpuWorker::Connect(const std::string&
   options.local_size = place.workers;
   options.chunk_bytes = kChunkBytes;
   THALWEG_ASSIGN_OR_RETURN(options.codec, CodecPolicy::Parse(codec));
-  options.timeout = kPatience;
+  options.timeout = kTestPatience;
   options.device = worker->gpu_;
   THALWEG_ASSIGN_OR_RETURN(worker->session_, Session::Connect(options));
   THALWEG_RETURN_IF_ERROR(worker->session_->RegisterBucket({0, 0}, layout));
@@ -79,7 +78,7 @@ absl::Status GpuWorker::Reduce(Duration* call) {
 absl::Status GpuWorker::Finish() {
   std::promise<void> done;
   THALWEG_RETURN_IF_ERROR(gpu_->Launch(stream_, &Set, &done));
-  if (done.get_future().wait_for(kPatience) == std::future_status::ready) {
+  if (done.get_future().wait_for(kTestPatience) == std::future_status::ready) {
     return gpu_->Check(stream_);
   }
   std::abort();  // the stream still refers to `done`

@@ -9,15 +9,15 @@
 #include <random>
 #include <vector>
 
-#include "core/base/metrics.h"
+#include "core/base/testing/test_patience.h"
 #include "core/base/thread.h"
 #include "server/aggregator/aggregator.h"
-#include "server/sidecar/shard_group.h"
+#include "server/base/metrics.h"
+#include "server/shards/shard_group.h"
 
 namespace thalweg {
 namespace {
 
-constexpr Duration kPatience = std::chrono::seconds(60);  // far beyond what any test needs
 constexpr uint64_t kElems = 64;
 
 using Values = std::vector<float>;
@@ -63,14 +63,14 @@ class Node {
     request.world_size = num_nodes;
     request.chunk_bytes = 4096;
     request.window_chunks = 2;
-    request.round_timeout = kPatience;
+    request.round_timeout = kTestPatience;
     const absl::Status joined = shards_.Join(
         request, [this](uint32_t shard) { return std::make_shared<Ear>(*this, shard); },
-        Now() + kPatience);
+        Now() + kTestPatience);
     ASSERT_TRUE(joined.ok()) << joined;
   }
   void MakeGroup(const Group& group) {
-    const absl::Status made = shards_.MakeGroup(group, Now() + kPatience);
+    const absl::Status made = shards_.MakeGroup(group, Now() + kTestPatience);
     ASSERT_TRUE(made.ok()) << made;
   }
   // Takes part in a one-shot round, which shard sequence % shards folds.
@@ -91,7 +91,7 @@ class Node {
   // Waits until rounds 1 to `count` of the group have results.
   bool WaitFor(uint32_t group, uint64_t count) {
     MutexLock lock(mutex_);
-    return changed_.WaitUntil(mutex_, Now() + kPatience,
+    return changed_.WaitUntil(mutex_, Now() + kTestPatience,
                               [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
                                 return !failure_.ok() || results_[group].size() >= count;
                               }) &&

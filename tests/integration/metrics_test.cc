@@ -130,7 +130,7 @@ TEST_F(SidecarMetricsTest, LossScaleIsTakenWhileARoundIsUnderWay) {
   const auto gradient = std::as_bytes(std::span(values));
   auto first = SubmitAsync(training.session(0), {0, 0}, gradient);
   training.session(0).NotePrecision(2, 5);
-  const TimePoint deadline = Now() + kPatience;
+  const TimePoint deadline = Now() + kTestPatience;
   while (LossScale(cluster).Value() != 2 && Now() < deadline) std::this_thread::yield();
   EXPECT_EQ(LossScale(cluster).Value(), 2);
   auto second = SubmitAsync(training.session(1), {0, 0}, gradient);

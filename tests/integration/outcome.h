@@ -10,10 +10,9 @@
 
 #include "absl/status/statusor.h"
 #include "client/core/session.h"
+#include "core/base/testing/test_patience.h"
 
 namespace thalweg {
-
-inline constexpr Duration kPatience = std::chrono::seconds(60);  // far beyond what any test needs
 
 // An Outcome is the result of one Submit, as bytes.
 using Outcome = absl::StatusOr<std::vector<std::byte>>;
@@ -31,7 +30,7 @@ inline std::future<Outcome> SubmitAsync(Session& session, BucketId id,
 // Waits with a bound, so that a hang becomes a failure.
 template <typename T>
 T Get(std::future<T>& future) {
-  if (future.wait_for(kPatience) != std::future_status::ready) std::abort();
+  if (future.wait_for(kTestPatience) != std::future_status::ready) std::abort();
   return future.get();
 }
 

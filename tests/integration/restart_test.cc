@@ -13,19 +13,19 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_split.h"
 #include "core/base/protocol.h"
+#include "core/base/testing/test_patience.h"
 #include "core/base/thread.h"
 #include "kernels/codec/lossy_reference.h"
 #include "server/aggregator/aggregator.h"
 #include "server/identity/job_key.h"
-#include "server/sidecar/returning_shard.h"
-#include "server/transport/breaking_proxy.h"
-#include "server/transport/remote_shard.h"
-#include "server/transport/shard_server.h"
+#include "server/shards/returning_shard.h"
+#include "server/transport/node/remote_shard.h"
+#include "server/transport/shard/shard_server.h"
+#include "server/transport/testing/breaking_proxy.h"
 
 namespace thalweg {
 namespace {
 
-constexpr Duration kPatience = std::chrono::seconds(60);
 constexpr uint32_t kNodes = 3;
 constexpr uint32_t kChunks = 5;
 constexpr uint64_t kRounds = 40;
@@ -72,7 +72,7 @@ class Results : public MemberEvents {
   // Waits for that many results; returns false when the job has failed instead.
   bool WaitFor(size_t count) {
     MutexLock lock(mutex_);
-    changed_.WaitUntil(mutex_, Now() + kPatience, [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    changed_.WaitUntil(mutex_, Now() + kTestPatience, [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
       return of_.size() >= count || !failure_.ok();
     });
     EXPECT_TRUE(failure_.ok()) << failure_;
@@ -80,7 +80,7 @@ class Results : public MemberEvents {
   }
   bool WaitFor(RoundId id) {
     MutexLock lock(mutex_);
-    return changed_.WaitUntil(mutex_, Now() + kPatience,
+    return changed_.WaitUntil(mutex_, Now() + kTestPatience,
                               [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
                                 return of_.contains(id) || !failure_.ok();
                               }) &&
@@ -111,7 +111,7 @@ class RestartTest : public ::testing::Test {
 
   void StartProgram(const std::string& listen) {
     program_ = std::make_unique<Program>();
-    const TimePoint deadline = Now() + kPatience;
+    const TimePoint deadline = Now() + kTestPatience;
     while (program_->server == nullptr && Now() < deadline) {  // the kernel may need a moment
       auto server = ShardServer::Start({.listen = listen}, program_->aggregator, program_->metrics);
       if (server.ok()) program_->server = *std::move(server);
@@ -158,7 +158,7 @@ class RestartTest : public ::testing::Test {
     request.num_shards = 1;
     request.chunk_bytes = kMinChunkBytes;
     request.window_chunks = kChunks;
-    request.round_timeout = kPatience;
+    request.round_timeout = kTestPatience;
     request.identity = key_->public_key();
     request.signer = key_;
     return request;
@@ -181,12 +181,12 @@ class RestartTest : public ::testing::Test {
   // sinks_ hears it.
   void RunNode(uint32_t node, uint32_t sink, WireFormat wire) {
     const std::shared_ptr<Shard> remote =
-        RemoteShard::Create(proxy_->address(), {.channels = 2, .grace = kPatience}, metrics_);
-    ReturningShard shard(remote, kPatience, metrics_);
-    const auto member = shard.Join(RequestOf(node), sinks_[sink], Now() + kPatience);
+        RemoteShard::Create(proxy_->address(), {.channels = 2, .grace = kTestPatience}, metrics_);
+    ReturningShard shard(remote, kTestPatience, metrics_);
+    const auto member = shard.Join(RequestOf(node), sinks_[sink], Now() + kTestPatience);
     ASSERT_TRUE(member.ok()) << member.status();
     for (uint32_t c = 0; c < kChunks; ++c) {
-      ASSERT_TRUE((*member)->Register(AnnouncementOf(wire, c), Now() + kPatience).ok());
+      ASSERT_TRUE((*member)->Register(AnnouncementOf(wire, c), Now() + kTestPatience).ok());
     }
     for (uint64_t round = 1; round <= kRounds; ++round) {
       for (uint32_t c = 0; c < kChunks; ++c) {
@@ -264,8 +264,8 @@ class RestartedNodeTest : public RestartTest {
     BreakingProxy network(port_);
     const auto heard = std::make_shared<Results>();
     const std::shared_ptr<Shard> remote =
-        RemoteShard::Create(network.address(), {.channels = 2, .grace = kPatience}, metrics_);
-    ReturningShard shard(remote, kPatience, metrics_);
+        RemoteShard::Create(network.address(), {.channels = 2, .grace = kTestPatience}, metrics_);
+    ReturningShard shard(remote, kTestPatience, metrics_);
     const auto member = Begin(shard, completed, heard);
     ASSERT_TRUE(member.ok()) << member.status();
     terms_ = (*member)->terms();
@@ -293,12 +293,12 @@ class RestartedNodeTest : public RestartTest {
     for (uint32_t c = 0; c < kChunks; ++c) ledger.NoteBucket(AnnouncementOf(kWire, c));
     if (completed > 0) {
       for (uint32_t c = 0; c < kChunks; ++c) ledger.NoteLast(ResultOf(IdOf(kWire, c, completed)));
-      return shard.TakeUp(RequestOf(kMortal), terms_, ledger, heard, Now() + kPatience);
+      return shard.TakeUp(RequestOf(kMortal), terms_, ledger, heard, Now() + kTestPatience);
     }
-    auto member = shard.Join(RequestOf(kMortal), heard, Now() + kPatience);
+    auto member = shard.Join(RequestOf(kMortal), heard, Now() + kTestPatience);
     if (!member.ok()) return member;
     for (const BucketAnnouncement& bucket : ledger.Buckets()) {
-      EXPECT_TRUE((*member)->Register(bucket, Now() + kPatience).ok());
+      EXPECT_TRUE((*member)->Register(bucket, Now() + kTestPatience).ok());
     }
     return member;
   }

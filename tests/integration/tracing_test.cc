@@ -13,8 +13,8 @@
 #include "absl/status/status.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_split.h"
-#include "core/base/outcome_counters.h"
 #include "core/base/trace.h"
+#include "server/base/outcome_counters.h"
 #include "tests/integration/training.h"
 
 namespace thalweg {

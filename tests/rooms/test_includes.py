@@ -33,9 +33,13 @@ FILES = {
 }
 
 
-def check(folder: Path, files: dict[str, str], rooms: str = ROOMS) -> subprocess.CompletedProcess:
-    """Runs the check on a project of FILES and `files`."""
+def check(
+    folder: Path, files: dict[str, str | None], rooms: str = ROOMS
+) -> subprocess.CompletedProcess:
+    """Runs the check on a project of FILES and `files`; None leaves one out."""
     for name, text in {**FILES, **files}.items():
+        if text is None:
+            continue
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
@@ -132,3 +136,41 @@ def test_test_includes_what_it_links_and_no_more(tmp_path):
     files["core/base/a_test.cc"] = '#include "server/job/job.h"\n'
     said = complaints(check(tmp_path, files, rooms))
     assert "core/base/a_test.cc:1 includes server/job/job.h of room 'job' which test" in said
+
+
+FLOORS = 'thalweg_floors(server/job wire "node|shard" .)\n'
+ON_FLOORS = {
+    "server/job/parts/part.cc": None,
+    "server/job/wire/frame.h": "",
+    "server/job/node/node.h": '#include "server/job/wire/frame.h"\n',
+    "server/job/shard/shard.h": '#include "server/job/testing/fake.h"\n',
+    "server/job/testing/fake.h": '#include "server/job/node/node.h"\n',
+    "server/job/shard/shard_test.cc": '#include "server/job/node/node.h"\n',
+    "server/job/all.cc": '#include "server/job/node/node.h"\n',
+}
+
+
+def test_includes_of_floors_below_and_of_tests_pass(tmp_path):
+    done = check(tmp_path, ON_FLOORS, ROOMS + FLOORS)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("file", "header"),
+    [
+        ("server/job/wire/frame.cc", "server/job/node/node.h"),
+        ("server/job/node/node.cc", "server/job/shard/shard.h"),
+        ("server/job/node/node.cc", "server/job/job.h"),
+    ],
+)
+def test_include_of_a_floor_above_or_beside_is_refused(tmp_path, file, header):
+    said = complaints(
+        check(tmp_path, {**ON_FLOORS, file: f'#include "{header}"\n'}, ROOMS + FLOORS)
+    )
+    assert "Includes against the floors of server/job" in said
+    assert f'{file}: #include "{header}' in said
+
+
+def test_folder_on_no_floor_is_refused(tmp_path):
+    said = complaints(check(tmp_path, {**ON_FLOORS, "server/job/attic/box.h": ""}, ROOMS + FLOORS))
+    assert "server/job has folders that are on no floor: attic" in said

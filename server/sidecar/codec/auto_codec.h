@@ -3,7 +3,7 @@
 // plain arithmetic in one order.
 //
 //   link     bytes that a node sends * the seconds that they are predicted to take with the shares
-//            of the shards (server/round/share_plan.h); as much comes back meanwhile. Without a
+//            of the shards (server/plan/share_plan.h); as much comes back meanwhile. Without a
 //            prediction bytes / rate, times num_nodes / num_shards if shards have more to carry
 //   casts and lossy formats go chunk by chunk, so that everything overlaps:
 //            max(link, computing at a node, computing at a shard) + a round trip

@@ -1,5 +1,5 @@
 // A BucketCodec is one codec with its tensors of one bucket, on one node. It sends parts of the
-// bucket (server/sidecar/part.h): a shard sums each of them and is independent of codecs.
+// bucket (server/sidecar/codec/part.h): a shard sums each of them and is independent of codecs.
 //
 //   Begin ─▶ part ─▶ Encode each chunk ─▶ shards ─▶ Decode each result ─┬─▶ the result is there
 //                       ▲                                               │   (EndsWith)
@@ -22,11 +22,11 @@
 #include "core/base/update.h"
 #include "core/exchange/rounds.h"
 #include "server/sidecar/codec/compression_loss.h"
+#include "server/sidecar/codec/fold_pool.h"
 #include "server/sidecar/codec/gradient.h"
 #include "server/sidecar/codec/parameter_states.h"
+#include "server/sidecar/codec/part.h"
 #include "server/sidecar/codec/tensor_set.h"
-#include "server/sidecar/fold_pool.h"
-#include "server/sidecar/part.h"
 
 namespace thalweg {
 

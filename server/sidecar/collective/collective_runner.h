@@ -18,15 +18,15 @@
 #include "core/base/thread.h"
 #include "core/exchange/rounds.h"
 #include "core/ipc/message.h"
+#include "server/shards/placement.h"
+#include "server/shards/shard_group.h"
 #include "server/sidecar/collective/arenas.h"
 #include "server/sidecar/collective/collective_listener.h"
 #include "server/sidecar/collective/collective_plan.h"
 #include "server/sidecar/collective/flight_record.h"
 #include "server/sidecar/collective/node_collective.h"
-#include "server/sidecar/job_outcome.h"
-#include "server/sidecar/placement.h"
-#include "server/sidecar/progress.h"
-#include "server/sidecar/shard_group.h"
+#include "server/sidecar/job/job_outcome.h"
+#include "server/sidecar/job/progress.h"
 
 namespace thalweg {
 

@@ -23,7 +23,7 @@
 #include "server/sidecar/collective/collective_text.h"
 #include "server/sidecar/collective/node_values.h"
 #include "server/sidecar/collective/parts_count.h"
-#include "server/sidecar/job_outcome.h"
+#include "server/sidecar/job/job_outcome.h"
 
 namespace thalweg {
 

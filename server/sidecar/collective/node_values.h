@@ -12,7 +12,7 @@
 
 #include "absl/status/status.h"
 #include "core/ipc/bucket_arena.h"
-#include "server/sidecar/job_outcome.h"
+#include "server/sidecar/job/job_outcome.h"
 
 namespace thalweg {
 

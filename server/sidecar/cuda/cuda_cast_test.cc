@@ -6,7 +6,7 @@
 
 #include "core/base/codec_policy.h"
 #include "core/base/protocol.h"
-#include "server/sidecar/codec/make_codecs.h"
+#include "server/sidecar/bucket/make_codecs.h"
 #include "server/sidecar/cuda/node_rounds.h"
 
 namespace thalweg {

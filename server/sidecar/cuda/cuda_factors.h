@@ -14,9 +14,9 @@
 #include "absl/status/statusor.h"
 #include "core/base/dtype.h"
 #include "core/exchange/rounds.h"
+#include "server/sidecar/codec/part.h"
 #include "server/sidecar/cuda/chunk_staging.h"
 #include "server/sidecar/cuda/gpu_lane.h"
-#include "server/sidecar/part.h"
 
 namespace thalweg {
 

@@ -10,7 +10,7 @@
 #include "core/base/thread.h"
 #include "core/device/fake_group.h"
 #include "kernels/cast/scalar.h"
-#include "server/sidecar/codec/make_codecs.h"
+#include "server/sidecar/bucket/make_codecs.h"
 #include "server/sidecar/cuda/cuda_device.h"
 #include "server/sidecar/cuda/cuda_memory.h"
 #include "server/sidecar/cuda/node_rounds.h"
@@ -81,7 +81,7 @@ class Gpus {
 class Bucket {
  public:
   Bucket(Gpus& gpus, const Places& places, DType dtype = DType::kFloat32, uint32_t index = 0,
-         Duration patience = kPatience)
+         Duration patience = kTestPatience)
       : gpus_(gpus), layout_{dtype, {{"a", {1500}}, {"b", {3, 700}}, {"c", {1}}}} {
     const auto workers = static_cast<uint32_t>(places.size());
     memory_ = *gpus.device().MakeMemory({{index}, layout_, dtype, workers, patience});

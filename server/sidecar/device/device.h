@@ -65,8 +65,8 @@ class BucketMemory {
   // its event.
   virtual absl::Status EndRound() { return absl::OkStatus(); }
 
-  // These make the codecs of server/sidecar/codec/make_codecs.h for this memory, which must outlive
-  // them. Part 0 is the whole bucket.
+  // These make the codecs of server/sidecar/bucket/make_codecs.h for this memory, which must
+  // outlive them. Part 0 is the whole bucket.
   virtual std::unique_ptr<DenseCodec> MakeCast(TensorSet tensors, const CodecPlace& place,
                                                uint32_t number, DType wire) = 0;
   virtual absl::StatusOr<std::unique_ptr<BucketCodec>> MakeLossy(TensorSet tensors,

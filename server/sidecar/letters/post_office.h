@@ -17,14 +17,14 @@
 #include "core/base/mutex.h"
 #include "core/exchange/rounds.h"
 #include "core/ipc/message.h"
+#include "server/shards/shard_group.h"
 #include "server/sidecar/collective/arenas.h"
 #include "server/sidecar/collective/collective_listener.h"
+#include "server/sidecar/job/progress.h"
 #include "server/sidecar/letters/correspondence.h"
 #include "server/sidecar/letters/mailbox.h"
 #include "server/sidecar/letters/message.h"
 #include "server/sidecar/letters/open_calls.h"
-#include "server/sidecar/progress.h"
-#include "server/sidecar/shard_group.h"
 
 namespace thalweg {
 

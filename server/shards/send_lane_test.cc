@@ -1,0 +1,111 @@
+#include "server/shards/send_lane.h"
+
+#include <gtest/gtest.h>
+
+#include <vector>
+
+namespace thalweg {
+namespace {
+
+// The second shard has twice the first one's share.
+constexpr uint32_t kSmall = 0;
+constexpr uint32_t kLarge = 1;
+
+class SendLaneTest : public ::testing::Test {
+ protected:
+  // Adds `count` times a chunk for the small shard and two for the large one.
+  void PushInTurns(int count) {
+    for (int i = 0; i < count; ++i) {
+      for (const uint32_t shard : {kSmall, kLarge, kLarge}) {
+        Contribution chunk;
+        chunk.id.chunk = chunks_++;
+        std::ignore = lane_.Push(shard, std::move(chunk));
+      }
+    }
+  }
+  // Returns how many chunks may go to the shard now.
+  int Send(uint32_t shard) {
+    int count = 0;
+    while (lane_.Next(shard, now_)) ++count;
+    return count;
+  }
+  // The shard answers all chunks that it has.
+  void Answer(uint32_t shard) {
+    for (uint32_t left = lane_.owed(shard); left > 0; --left) {
+      std::ignore = lane_.NoteAnswered(shard);
+    }
+  }
+
+  MetricRegistry registry_;
+  Counter& waited_ = registry_.GetCounter("waited", "");
+  TimePoint now_ = Now();
+  uint32_t chunks_ = 0;
+  SendLane lane_{{4, 8}, std::vector<Counter*>{&waited_, &waited_}};  // a shard may lead by 6
+};
+
+TEST_F(SendLaneTest, EachShardGetsItsWindowWhileBothKeepPace) {
+  PushInTurns(4);
+  EXPECT_EQ(Send(kLarge), 5);  // up to 6, the lead; the place of the other one's oldest chunk is 0
+  Answer(kLarge);
+  EXPECT_EQ(Send(kSmall), 4);  // up to 9; the oldest one is at 7.5
+  Answer(kSmall);
+  PushInTurns(4);
+  EXPECT_EQ(Send(kLarge), 8);  // up to 18; the oldest one is at 12
+}
+
+TEST_F(SendLaneTest, ShardThatIsAheadGetsOneChunkAtATimeUntilTheOtherHasCaughtUp) {
+  PushInTurns(100);
+  ASSERT_EQ(Send(kSmall), 3);  // 0, 3, 6; the oldest chunk of the other one is at 0
+  ASSERT_EQ(Send(kLarge), 5);
+  for (int i = 0; i < 10; ++i) {
+    Answer(kSmall);
+    EXPECT_EQ(Send(kSmall), 1);
+  }
+  for (int i = 0; i < 3; ++i) {
+    Answer(kLarge);
+    EXPECT_EQ(Send(kLarge), 8);
+  }
+  Answer(kLarge);
+  Answer(kSmall);
+  EXPECT_EQ(Send(kSmall), 4);  // 39 to 48; the oldest chunk of the other one is at 43.5
+}
+
+TEST_F(SendLaneTest, ShardsWhoseChunksComeOneShardAfterTheOtherKeepPace) {
+  for (int i = 0; i < 100; ++i) std::ignore = lane_.Push(kSmall, {});
+  for (int i = 0; i < 200; ++i) std::ignore = lane_.Push(kLarge, {});
+  EXPECT_EQ(Send(kSmall), 3);
+  EXPECT_EQ(Send(kLarge), 5);
+  Answer(kSmall);
+  Answer(kLarge);
+  EXPECT_EQ(Send(kLarge), 6);  // 7.5 to 15; the oldest chunk of the other one is at 9
+  EXPECT_EQ(Send(kSmall), 2);  // 9, 12; the oldest one is at 7.5
+}
+
+TEST_F(SendLaneTest, ShardThatHadNothingToDoGetsNoLeadForIt) {
+  for (int i = 0; i < 100; ++i) {
+    std::ignore = lane_.Push(kLarge, {});
+    ASSERT_EQ(Send(kLarge), 1);
+    Answer(kLarge);
+  }
+  PushInTurns(100);
+  EXPECT_EQ(Send(kSmall), 3);
+  EXPECT_GE(Send(kLarge), 4);
+}
+
+TEST_F(SendLaneTest, ShardWithoutChunksHoldsNoOtherUp) {
+  for (int i = 0; i < 100; ++i) std::ignore = lane_.Push(kLarge, {});
+  for (int i = 0; i < 10; ++i) {
+    EXPECT_EQ(Send(kLarge), 8);
+    Answer(kLarge);
+  }
+}
+
+TEST_F(SendLaneTest, ClosingReturnsWhatWaitsForEveryShard) {
+  PushInTurns(10);
+  const int sent = Send(kLarge) + Send(kSmall);
+  EXPECT_EQ(lane_.Close().size(), static_cast<size_t>(30 - sent));
+  EXPECT_EQ(Send(kLarge) + Send(kSmall), 0);
+}
+
+}  // namespace
+}  // namespace thalweg

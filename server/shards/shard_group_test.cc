@@ -1,0 +1,200 @@
+#include "server/shards/shard_group.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "core/base/protocol.h"
+#include "core/base/testing/test_patience.h"
+#include "server/shards/testing/fake_shard.h"
+
+namespace thalweg {
+namespace {
+
+using ::testing::HasSubstr;
+
+Contribution Chunk(uint32_t chunk) {
+  Contribution c;
+  c.id = {{0, 0}, chunk, 1};
+  return c;
+}
+
+class ShardGroupTest : public ::testing::Test {
+ protected:
+  absl::Status Join(const JoinRequest& request = {}) {
+    return group_.Join(
+        request, [](uint32_t) { return std::make_shared<NullSink>(); }, Now() + kTestPatience);
+  }
+  FakeShard a_, b_;
+  MetricRegistry metrics_;
+  ShardGroup group_{{&a_, &b_}, metrics_};
+};
+
+TEST_F(ShardGroupTest, EveryShardIsToldItsPlace) {
+  ASSERT_TRUE(Join().ok());
+  EXPECT_EQ(a_.joined.shard, 0u);
+  EXPECT_EQ(b_.joined.shard, 1u);
+  EXPECT_EQ(b_.joined.num_shards, 2u);
+}
+
+TEST_F(ShardGroupTest, EveryShardIsToldTheJobsIdentity) {
+  JoinRequest request;
+  request.identity = "id";
+  ASSERT_TRUE(Join(request).ok());
+  for (const FakeShard* shard : {&a_, &b_}) EXPECT_EQ(shard->joined.identity, "id");
+}
+
+TEST_F(ShardGroupTest, LinkIsMeasuredOnceAndToldToAllShardsWithTheFirstOnesTerms) {
+  b_.link = {1e6, {}};
+  JoinRequest request;
+  request.node = 3;  // measures shard 1
+  request.num_nodes = 4;
+  ASSERT_TRUE(Join(request).ok());
+  EXPECT_EQ(a_.joined.link.bytes_per_second, 1e6);
+  EXPECT_EQ(b_.joined.link.bytes_per_second, 1e6);
+  EXPECT_EQ(a_.num_measurements, 0);
+  EXPECT_EQ(b_.num_measurements, 1);
+  EXPECT_EQ(a_.joined.chunk_bytes, 0u);
+  EXPECT_EQ(b_.joined.chunk_bytes, kMinChunkBytes);
+  EXPECT_EQ(a_.joined.window_chunks, 0u);
+  EXPECT_EQ(b_.joined.window_chunks, 2u);
+}
+
+TEST_F(ShardGroupTest, FirstShardAloneSettlesLinkAndCosts) {
+  JoinRequest request;
+  request.costs = {{1, 2, 3}};
+  a_.agreed_costs = {{4, 5, 6}};
+  a_.agreed_link = {7e6, std::chrono::milliseconds(8)};
+  b_.agreed_link = {1, {}};
+  ASSERT_TRUE(Join(request).ok());
+  EXPECT_EQ(a_.joined.costs, request.costs);
+  EXPECT_TRUE(b_.joined.costs.empty());
+  EXPECT_EQ(group_.agreed().costs, a_.agreed_costs);
+  EXPECT_EQ(group_.agreed().link.bytes_per_second, 7e6);
+  EXPECT_EQ(group_.agreed().link.round_trip, std::chrono::milliseconds(8));
+}
+
+TEST_F(ShardGroupTest, CostsOfAnotherNumberOfCodecsAreRefused) {
+  a_.agreed_costs.resize(2);
+  JoinRequest request;
+  request.costs.resize(1);
+  const absl::Status joined = Join(request);
+  EXPECT_EQ(joined.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(joined.message()), HasSubstr("costs of 2 codecs, expected 1"));
+}
+
+TEST_F(ShardGroupTest, AllShardsAreToldTheSamePlacement) {
+  ASSERT_TRUE(Join().ok());
+  const BucketLayout layout{DType::kFloat32, {{"w", {40}}}};
+  const auto placed = group_.RegisterBucket({{}, layout}, {40, 10}, Now() + kTestPatience);
+  ASSERT_TRUE(placed.ok());
+  EXPECT_EQ(*placed, (std::vector<uint32_t>{0, 1, 0, 1}));
+  EXPECT_EQ(a_.placements, std::vector<uint64_t>{Placement::Fingerprint(*placed)});
+  EXPECT_EQ(b_.placements, a_.placements);
+}
+
+TEST_F(ShardGroupTest, FullWindowOfOneShardDoesNotHoldUpAnother) {
+  ASSERT_TRUE(Join().ok());
+  for (const uint32_t chunk : {0, 2, 4}) ASSERT_TRUE(group_.Contribute(0, Chunk(chunk)).ok());
+  for (const uint32_t chunk : {1, 3}) ASSERT_TRUE(group_.Contribute(1, Chunk(chunk)).ok());
+  EXPECT_EQ(a_.chunks().size(), 2u);
+  EXPECT_EQ(b_.chunks().size(), 2u);
+  EXPECT_EQ(group_.Debtors(), "aggregator shard 0 (2 results), aggregator shard 1 (2 results)");
+  ASSERT_TRUE(group_.OnAnswered(0, 0, 0).ok());
+  ASSERT_EQ(a_.chunks().size(), 3u);
+  EXPECT_EQ(a_.chunks()[2].chunk, 4u);
+  EXPECT_EQ(b_.chunks().size(), 2u);
+}
+
+TEST_F(ShardGroupTest, WindowOfOnePartDoesNotHoldUpAnother) {
+  ASSERT_TRUE(Join().ok());
+  for (const uint32_t chunk : {0, 2, 4}) ASSERT_TRUE(group_.Contribute(0, Chunk(chunk)).ok());
+  Contribution other = Chunk(0);
+  other.id.bucket.part = 1;
+  ASSERT_TRUE(group_.Contribute(0, other).ok());
+  ASSERT_EQ(a_.chunks().size(), 3u);
+  EXPECT_EQ(a_.chunks()[2].bucket.part, 1u);
+}
+
+TEST_F(ShardGroupTest, WindowOfOneGroupDoesNotHoldUpAnother) {
+  ASSERT_TRUE(Join().ok());
+  Contribution of_group = Chunk(0);
+  of_group.id.bucket = OneShotsOf(3);
+  of_group.group = 3;
+  EXPECT_THAT(std::string(group_.Contribute(0, of_group).message()),
+              HasSubstr("group 3 has not been declared"));
+  ASSERT_TRUE(group_.MakeGroup({3, {{0, 1}}, 3}, Now() + kTestPatience).ok());
+  for (FakeShard* shard : {&a_, &b_}) ASSERT_EQ(shard->groups.size(), 1u);
+  for (const uint32_t chunk : {0, 2, 4}) ASSERT_TRUE(group_.Contribute(0, Chunk(chunk)).ok());
+  ASSERT_EQ(a_.chunks().size(), 2u);
+  for (uint32_t chunk = 0; chunk < 4; ++chunk) {
+    of_group.id.chunk = chunk;
+    ASSERT_TRUE(group_.Contribute(0, of_group).ok());
+  }
+  EXPECT_EQ(a_.chunks().size(), 2u + 3u);
+  ASSERT_TRUE(group_.OnAnswered(0, 3, 0).ok());
+  EXPECT_EQ(a_.chunks().size(), 2u + 4u);
+}
+
+TEST_F(ShardGroupTest, AnswersDuringContributeSendTheRestWithoutRecursion) {
+  ASSERT_TRUE(Join().ok());
+  // As a shard in this process does when the contribution completes the round.
+  int depth = 0, deepest = 0;
+  a_.on_contribute = [&] {
+    deepest = std::max(deepest, ++depth);
+    EXPECT_TRUE(group_.OnAnswered(0, 0, 0).ok());
+    --depth;
+  };
+  for (uint32_t chunk = 0; chunk < 10; ++chunk) {
+    ASSERT_TRUE(group_.Contribute(0, Chunk(chunk)).ok());
+  }
+  EXPECT_EQ(a_.chunks().size(), 10u);
+  EXPECT_EQ(deepest, 1);
+}
+
+TEST_F(ShardGroupTest, LeavingDropsWhatWaitsAndTellsEveryShardOnce) {
+  ASSERT_TRUE(Join().ok());
+  for (const uint32_t chunk : {0, 2, 4}) ASSERT_TRUE(group_.Contribute(0, Chunk(chunk)).ok());
+  group_.Leave(absl::AbortedError("because"));
+  group_.Leave(absl::OkStatus());
+  EXPECT_EQ(group_.Contribute(1, Chunk(1)).message(), "because");
+  EXPECT_TRUE(group_.OnAnswered(0, 0, 0).ok());
+  EXPECT_EQ(a_.chunks().size(), 2u);
+  for (FakeShard* shard : {&a_, &b_}) {
+    ASSERT_EQ(shard->left.size(), 1u);
+    EXPECT_EQ(shard->left[0].message(), "because");
+  }
+}
+
+TEST_F(ShardGroupTest, RefusalOfOneShardIsReturnedAndOnlyJoinedOnesAreLeft) {
+  b_.refusal = absl::InvalidArgumentError("no");
+  EXPECT_EQ(Join().message(), "no");
+  group_.Leave(absl::InvalidArgumentError("no"));
+  EXPECT_EQ(a_.left.size(), 1u);
+  EXPECT_TRUE(b_.left.empty());
+}
+
+TEST_F(ShardGroupTest, SnapshotsAreThoseThatAllShardsHave) {
+  ASSERT_TRUE(Join().ok());
+  a_.snapshots = {{{0, 10}, {0, 20}, {1, 5}}, false};
+  b_.snapshots = {{{0, 20}, {0, 30}, {1, 5}}, true};
+  const SnapshotCall call{SnapshotAction::kTake, {1, 6}, SnapshotId{1, 5}};
+  const auto all = group_.Snapshots(call, Now() + kTestPatience);
+  ASSERT_TRUE(all.ok()) << all.status();
+  EXPECT_EQ(*all, (SnapshotReport{{{0, 20}, {1, 5}}, true}));
+  for (const FakeShard* shard : {&a_, &b_}) EXPECT_EQ(shard->snapshot_calls.back(), call);
+}
+
+TEST_F(ShardGroupTest, OnlyAShardThatForgotUsFailsTheHeartbeat) {
+  ASSERT_TRUE(Join().ok());
+  a_.heartbeat = absl::UnavailableError("slow");
+  EXPECT_TRUE(group_.Heartbeat(0).ok());
+  a_.heartbeat = absl::NotFoundError("who?");
+  EXPECT_FALSE(group_.Heartbeat(0).ok());
+  EXPECT_TRUE(group_.Heartbeat(1).ok());
+}
+
+}  // namespace
+}  // namespace thalweg

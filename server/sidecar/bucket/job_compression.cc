@@ -1,0 +1,106 @@
+#include "server/sidecar/bucket/job_compression.h"
+
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "server/sidecar/codec/tensor_set.h"
+
+namespace thalweg {
+namespace {
+
+CompressionLoss Sum(const std::map<uint32_t, CompressionLoss>& losses) {
+  CompressionLoss sum;
+  for (const auto& [index, loss] : losses) sum += loss;
+  return sum;
+}
+
+}  // namespace
+
+JobCompression::JobCompression(std::string job, const CodecPolicy& policy, uint32_t num_nodes,
+                               uint32_t num_shards, SidecarMetrics& metrics)
+    : job_(std::move(job)),
+      policy_(policy),
+      metrics_(metrics),
+      candidates_(policy.fallback.kind == CodecKind::kAuto && num_nodes > 1
+                      ? AutoCandidates(policy.fallback)
+                      : std::vector<CodecSpec>()),
+      terms_{candidates_, {}, {}, num_nodes, num_shards} {}
+
+void JobCompression::Agree(const Terms& agreed, const ShareForecast& forecast) {
+  MutexLock lock(mutex_);
+  terms_.costs = agreed.costs;
+  terms_.link = agreed.link;
+  terms_.seconds_per_byte = forecast.seconds_per_byte;
+}
+
+uint32_t JobCompression::Choose(BucketId id, const BucketLayout& layout) {
+  std::vector<uint32_t> open;  // tensors that no rule is about
+  for (uint32_t i = 0; i < layout.tensors.size(); ++i) {
+    if (policy_.CodecOf(layout.tensors[i]).kind == CodecKind::kAuto) open.push_back(i);
+  }
+  if (open.empty() || candidates_.empty()) return 0;
+  MutexLock lock(mutex_);
+  Choice& choice = choices_[id.index];
+  choice = ChooseCodec(TensorSet(layout, open).layout(), terms_);
+  spdlog::info("job '{}': bucket {}: {}", job_, ToString(id), choice.reason);
+  ShowChoices();
+  return choice.codec;
+}
+
+// Summed over the buckets, of which a model may have thousands.
+void JobCompression::ShowChoices() {
+  for (uint32_t k = 0; k < candidates_.size(); ++k) {
+    double seconds = 0;
+    double buckets = 0;
+    for (const auto& [index, choice] : choices_) {
+      seconds += choice.seconds[k];
+      if (choice.codec == k) ++buckets;
+    }
+    const Labels labels = {{"codec", candidates_[k].Name()}};
+    metrics_.registry
+        .GetGauge("thalweg_sidecar_auto_predicted_seconds",
+                  "What auto has predicted that a codec would add to a step, by codec", labels)
+        .Set(seconds);
+    metrics_.registry
+        .GetGauge("thalweg_sidecar_auto_buckets", "Buckets for which auto has chosen a codec",
+                  labels)
+        .Set(buckets);
+  }
+}
+
+void JobCompression::Count(const NodeBucket& bucket) {
+  const auto gave_up = [](const auto& codec) { return codec->gave_up(); };
+  if (std::any_of(bucket.compressing().begin(), bucket.compressing().end(), gave_up)) {
+    metrics_.given_up_buckets.Add();
+    return;
+  }
+  metrics_.compressed_buckets.Add();
+  MutexLock lock(mutex_);
+  uint64_t rounds = 0;
+  for (const auto& codec : bucket.compressing()) rounds = std::max(rounds, codec->rounds());
+  if (compressed_since_ == 0) {
+    compressed_since_ = rounds + 1;
+    metrics_.compressed_since.Set(static_cast<double>(compressed_since_));
+    spdlog::info("job '{}': compression has begun after {} iterations", job_, rounds);
+  }
+  CompressionLoss& loss = loss_[bucket.id().index];
+  loss = {};
+  for (const auto& codec : bucket.compressing()) loss += codec->loss();
+  const CompressionLoss whole = Sum(loss_);
+  metrics_.residual_norm.Set(std::sqrt(whole.residual));
+  metrics_.compression_error.Set(ErrorRatio(whole));
+}
+
+void JobCompression::Describe(ipc::Complete& message) {
+  MutexLock lock(mutex_);
+  const CompressionLoss whole = Sum(loss_);
+  message.compressed_since = compressed_since_;
+  message.residual_norm = std::sqrt(whole.residual);
+  message.error_ratio = ErrorRatio(whole);
+}
+
+}  // namespace thalweg

@@ -1,0 +1,59 @@
+#include "server/sidecar/bucket/step_queue.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace thalweg {
+
+void StepQueue::AddFirst(Step step) {
+  MutexLock lock(mutex_);
+  first_.push_back({std::move(step)});
+}
+
+void StepQueue::AddLater(Step step) {
+  MutexLock lock(mutex_);
+  later_.push_back({std::move(step)});
+}
+
+void StepQueue::NoteHere(const Part& part) {
+  MutexLock lock(mutex_);
+  for (std::deque<Waiting>* queue : {&first_, &later_}) {
+    for (Waiting& waiting : *queue) {
+      if (waiting.step.part == &part) waiting.is_here = true;
+    }
+  }
+  changed_.NotifyAll();
+}
+
+std::optional<Step> StepQueue::Next() {
+  MutexLock lock(mutex_);
+  std::optional<Step> step;
+  changed_.WaitUntil(mutex_, kUntilStopped, [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    if (!outcome_.Check().ok()) return true;
+    step = TakeLocked();
+    return step.has_value();
+  });
+  return step;
+}
+
+std::optional<Step> StepQueue::TakeLocked() {
+  // Sending comes first, because other nodes wait for it.
+  if (!first_.empty() && first_.front().is_here) {
+    Step step = std::move(first_.front().step);
+    first_.pop_front();
+    return step;
+  }
+  const auto here = std::find_if(later_.begin(), later_.end(),
+                                 [](const Waiting& waiting) { return waiting.is_here; });
+  if (here == later_.end()) return std::nullopt;
+  Step step = std::move(here->step);
+  later_.erase(here);
+  return step;
+}
+
+void StepQueue::Wake() {
+  MutexLock lock(mutex_);
+  changed_.NotifyAll();
+}
+
+}  // namespace thalweg

@@ -1,0 +1,86 @@
+// ControlClient makes the calls of control.proto to one shard on another machine.
+#pragma once
+
+#include <algorithm>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "core/base/clock.h"
+#include "core/base/mutex.h"
+#include "core/exchange/join.h"
+#include "grpcpp/grpcpp.h"
+#include "server/transport/channel_options.h"
+#include "server/transport/wire/status_codec.h"
+#include "thalweg/v1/control.grpc.pb.h"
+
+namespace thalweg {
+
+// A ControlClient is thread-safe. Its errors name the shard.
+class ControlClient {
+ public:
+  struct Options {
+    std::string address;
+    bool has_tls = false;
+    Duration grace{};  // how long a call that must be harmless is repeated when connections break
+  };
+  ControlClient(Options options, std::shared_ptr<grpc::Channel> channel);
+
+  template <typename Request, typename Response>
+  using Method = grpc::Status (v1::Control::Stub::*)(grpc::ClientContext*, const Request&,
+                                                     Response*);
+
+  // Makes a call once. The error does not name the shard yet.
+  template <typename Request, typename Response>
+  absl::Status Call(Method<Request, Response> method, const Request& request, Response* response,
+                    TimePoint deadline) {
+    return FromGrpc(CallOnce(method, request, response, deadline));
+  }
+
+  // Repeats a call, which must be harmless, when the connection breaks, while the grace lasts.
+  template <typename Request, typename Response>
+  absl::Status CallAgain(Method<Request, Response> method, const Request& request,
+                         Response* response, TimePoint deadline) {
+    const TimePoint give_up = std::min(deadline, Now() + options_.grace);
+    grpc::Status status = CallOnce(method, request, response, deadline);
+    while (status.error_code() == grpc::StatusCode::UNAVAILABLE && !IsOurs(status) &&
+           WaitToCallAgain(give_up)) {
+      status = CallOnce(method, request, response, deadline);
+    }
+    return Named(FromGrpc(status));
+  }
+
+  // Returns what `call` returns, or says that there is no connection. The call starts when there is
+  // one, or when the time left is too short to wait for one.
+  absl::Status WhenConnected(TimePoint deadline, const std::function<absl::Status()>& call);
+
+  // Proves the request's identity with its signer, if it has one, and joins. Without a signer the
+  // shard refuses any identity.
+  absl::Status Join(const JoinRequest& request, v1::JoinResponse* response, TimePoint deadline);
+
+  // Names the shard in errors from now on: "aggregator shard 1 at …".
+  void SetName(uint32_t shard);
+  std::string name();
+  absl::Status Named(const absl::Status& status) { return Prefixed(name(), status); }
+
+ private:
+  // Waits a moment, and then for a connection; returns false at `give_up`.
+  bool WaitToCallAgain(TimePoint give_up);
+  template <typename Request, typename Response>
+  grpc::Status CallOnce(Method<Request, Response> method, const Request& request,
+                        Response* response, TimePoint deadline) {
+    grpc::ClientContext context;
+    context.set_deadline(ToSystemTime(deadline));
+    return (stub_.get()->*method)(&context, request, response);
+  }
+
+  const Options options_;
+  const std::shared_ptr<grpc::Channel> channel_;
+  const std::unique_ptr<v1::Control::Stub> stub_;
+
+  Mutex mutex_;
+  std::string name_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace thalweg

@@ -1,0 +1,120 @@
+#include "server/transport/node/remote_shard.h"
+
+#include <utility>
+#include <vector>
+
+#include "core/base/mutex.h"
+#include "core/base/protocol.h"
+#include "core/base/status_macros.h"
+#include "grpcpp/grpcpp.h"
+#include "server/base/printable.h"
+#include "server/transport/channel_options.h"
+#include "server/transport/credentials.h"
+#include "server/transport/link_probe.h"
+#include "server/transport/node/control_client.h"
+#include "server/transport/node/remote_member.h"
+#include "server/transport/node/shard_streams.h"
+#include "server/transport/poller.h"
+#include "server/transport/wire/control_codec.h"
+#include "spdlog/spdlog.h"
+
+namespace thalweg {
+namespace {
+
+// One connection carries at most this rate, because one thread handles its bytes at either end.
+constexpr double kOneChannelBytesPerSecond = 600e6;
+
+class GrpcRemoteShard final : public RemoteShard {
+ public:
+  GrpcRemoteShard(const std::string& address, const Options& options, MetricRegistry& metrics)
+      : address_(address),
+        options_(options),
+        counters_(StreamCounters::In(metrics, "client")),
+        pollers_(options.pollers != nullptr ? options.pollers : MakePollers(1)),
+        credentials_(MakeChannelCredentials(options.tls)),
+        connections_{{Connect(), &pollers_->Next()}},
+        control_({address, options.tls.enabled(), options.grace}, connections_.front().channel) {}
+
+  absl::StatusOr<LinkSpeed> MeasureLink(TimePoint deadline) override {
+    absl::StatusOr<LinkSpeed> speed;
+    THALWEG_RETURN_IF_ERROR(control_.WhenConnected(deadline, [&] {
+      speed = ProbeLink([&](size_t padding_bytes) { return Probe(padding_bytes, deadline); });
+      return speed.status();
+    }));
+    spdlog::debug("{}: {:.0f} MB/s, round trip {:.3f} ms", control_.name(),
+                  speed->bytes_per_second / 1e6, ToSeconds(speed->round_trip) * 1e3);
+    return speed;
+  }
+
+  absl::StatusOr<std::unique_ptr<Member>> Join(const JoinRequest& of_node,
+                                               std::shared_ptr<MemberEvents> events,
+                                               TimePoint deadline) override {
+    JoinRequest request = of_node;
+    request.grace = options_.grace;
+    control_.SetName(request.shard);
+    const std::vector<ShardStreams::Connection> connections = OpenConnections(request.link);
+    v1::JoinResponse response;
+    THALWEG_RETURN_IF_ERROR(control_.WhenConnected(
+        deadline, [&] { return control_.Join(request, &response, deadline); }));
+    absl::StatusOr<Terms> terms = FromProto(response);
+    if (!terms.ok()) return control_.Named(terms.status());
+    spdlog::debug("joined '{}' at {}, release {}", request.job, control_.name(),
+                  Printable(response.server_version(), kMaxNameBytes));
+    const ShardStreams::Ticket ticket{response.token(), request.identity, request.signer};
+    return std::make_unique<RemoteMember>(
+        control_, ticket.token, *std::move(terms),
+        ShardStreams::Open({connections, control_.name(), ticket, options_.grace},
+                           std::move(events), counters_));
+  }
+
+ private:
+  absl::StatusOr<Duration> Probe(size_t padding_bytes, TimePoint deadline) {
+    v1::ProbeRequest request;
+    request.mutable_padding()->resize(padding_bytes);
+    v1::ProbeResponse response;
+    const TimePoint begin = Now();
+    THALWEG_RETURN_IF_ERROR(control_.Call(&v1::Control::Stub::Probe, request, &response, deadline));
+    return Now() - begin;
+  }
+
+  std::shared_ptr<grpc::Channel> Connect() const {
+    return grpc::CreateCustomChannel(address_, credentials_, ClientArguments());
+  }
+
+  // Connects the channels that streams will use, so that they are ready when the shard answers.
+  std::vector<ShardStreams::Connection> OpenConnections(const LinkSpeed& link) {
+    const uint32_t wanted = options_.channels != 0                              ? options_.channels
+                            : link.bytes_per_second < kOneChannelBytesPerSecond ? 1
+                                                                                : 2;
+    MutexLock lock(mutex_);
+    while (connections_.size() < wanted) {
+      connections_.push_back({Connect(), &pollers_->Next()});
+      connections_.back().channel->GetState(/*try_to_connect=*/true);
+    }
+    return connections_;
+  }
+
+  const std::string address_;
+  const Options options_;
+  const StreamCounters counters_;
+  const std::shared_ptr<Pollers> pollers_;
+  const std::shared_ptr<grpc::ChannelCredentials> credentials_;
+
+  Mutex mutex_;
+  // The control calls use the first one too.
+  std::vector<ShardStreams::Connection> connections_ ABSL_GUARDED_BY(mutex_);
+  ControlClient control_;
+};
+
+}  // namespace
+
+std::shared_ptr<Pollers> MakePollers(uint32_t threads) {
+  return std::make_shared<Pollers>(threads);
+}
+
+std::unique_ptr<RemoteShard> RemoteShard::Create(const std::string& address, const Options& options,
+                                                 MetricRegistry& metrics) {
+  return std::make_unique<GrpcRemoteShard>(address, options, metrics);
+}
+
+}  // namespace thalweg
