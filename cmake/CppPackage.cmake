@@ -11,13 +11,14 @@ target_compile_features(thalweg_base PUBLIC cxx_std_20)
 
 install(TARGETS ${rooms} EXPORT thalweg-targets ARCHIVE DESTINATION lib COMPONENT cpp)
 install(EXPORT thalweg-targets NAMESPACE thalweg:: DESTINATION lib/cmake/thalweg COMPONENT cpp)
-# Headers name each other by their path in the project.
-install(FILES client/core/collective_call.h client/core/session.h client/core/session_options.h
-              client/core/session_stats.h
-        DESTINATION include/thalweg/client/core COMPONENT cpp)
-install(FILES core/device/device_runtime.h DESTINATION include/thalweg/core/device COMPONENT cpp)
-install(DIRECTORY core/base DESTINATION include/thalweg/core COMPONENT cpp
-        FILES_MATCHING PATTERN "*.h" PATTERN "*_test_util.h" EXCLUDE)
+# session.h and what it includes; headers name each other by their path in the project.
+# scripts/cpp_reference.py makes the reference of these.
+set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS cmake/public_headers.txt)
+file(STRINGS cmake/public_headers.txt headers)
+foreach(header IN LISTS headers)
+  cmake_path(GET header PARENT_PATH folder)
+  install(FILES ${header} DESTINATION include/thalweg/${folder} COMPONENT cpp)
+endforeach()
 
 include(CMakePackageConfigHelpers)
 configure_package_config_file(

@@ -2,7 +2,8 @@
 """Puts the pages of the documentation site, and what they link to, into a folder for mkdocs.
 
 Usage: stage_docs.py FOLDER. Files keep their places in the repository, so that links hold. A folder
-to which a page links gets a page that lists it; python.md is the reference of the public modules.
+to which a page links gets a page that lists it. python.md is the reference of the public modules,
+and cpp that of the installed headers; links to these headers lead there.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import cpp_reference
 from check_links import lines_outside_code
+from doxygen import public_headers
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "client" / "python"
@@ -33,11 +36,11 @@ def public_modules() -> list[str]:
 
 
 def linked(page: Path) -> Iterator[Path]:
-    """Yields the files and folders to which a page links, but for other pages."""
+    """Yields the files and folders to which a page links, but for other pages and headers."""
     for _, line in lines_outside_code(page.read_text("utf-8")):
         for target in _LINK.findall(line):
             path = (page.parent / target).resolve()
-            if path.suffix != ".md" and path.exists():
+            if path.suffix not in (".md", ".h") and path.exists():
                 yield path.relative_to(ROOT)
 
 
@@ -50,6 +53,15 @@ def listing(folder: Path, names: list[str]) -> str:
             title = (ROOT / folder / name).read_text("utf-8").partition("\n")[0].removeprefix("# ")
         lines.append(f"- [{title}]({name})")
     return "\n".join(lines) + "\n"
+
+
+def with_links_to_reference(page: Path) -> str:
+    """Returns a page whose links to installed headers lead to the reference of these."""
+    text = (ROOT / page).read_text("utf-8")
+    for header in public_headers():
+        up = "../" * (len(page.parts) - 1)
+        text = text.replace(f"]({up}{header})", f"]({up}{cpp_reference.link_to(header)})")
+    return text
 
 
 def tracked(*patterns: str) -> list[Path]:
@@ -76,6 +88,9 @@ def stage(target: Path) -> None:
     for folder in folders - {page.parent for page in pages if page.name == "README.md"}:
         names = sorted(str(path.relative_to(folder)) for path in tracked(str(folder)))
         (target / folder / "index.md").write_text(listing(folder, names), "utf-8")
+    for page in pages:
+        (target / page).write_text(with_links_to_reference(page), "utf-8")
+    cpp_reference.write(target)
     modules = (f"::: {name}\n" for name in public_modules())
     (target / "python.md").write_text("\n".join(["# Python\n", *modules]), "utf-8")
 

@@ -112,4 +112,6 @@ def test_site_has_all_pages_and_what_they_link_to_and_lists_linked_folders(stage
     decisions = (tmp_path / "docs/adr/index.md").read_text("utf-8")
     fourth = "[4. Hold all contributions, then fold once in node order]"
     assert f"- {fourth}(0004-deterministic-sum-order.md)\n" in decisions
+    worker = (tmp_path / "docs/cpp.md").read_text("utf-8")
+    assert "[`client/core/session.h`](../cpp/client.md#client-core-session-h)" in worker
     assert "::: thalweg.ddp\n" in (tmp_path / "python.md").read_text("utf-8")
