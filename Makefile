@@ -46,7 +46,7 @@ test-images: ## build the images with buildah, run them and compose.yaml with po
 	@scripts/test_images $(IMAGES)
 
 test-kube: ## test the chart and the manifests on a real API server (builds it into .tools, once: 15 min)
-	@scripts/test_kube
+	@scripts/test_kube $(if $(NODES),--nodes $(NODES))
 
 bench:   ## measure all cases beside their peers into out/bench (root; about 25 min)
 	@scripts/bench

@@ -1,6 +1,7 @@
-"""Lets these tests use the end-to-end tests' certificates."""
+"""Lets these tests use the end-to-end tests' certificates, and what tests of images share."""
 
 import sys
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).parents[1] / "e2e"))
+for name in ("e2e", "images"):
+    sys.path.append(str(Path(__file__).parents[1] / name))
