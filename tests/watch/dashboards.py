@@ -97,8 +97,8 @@ def lint_rules(text: str, known: set[str]) -> Iterator[str]:
 
 
 def lint_dashboard(dashboard: dict[str, Any], known: set[str]) -> Iterator[str]:
-    if dashboard["id"] is not None:
-        yield f"id is {dashboard['id']}, expected null: Grafana gives one"
+    if dashboard.get("id") is not None:
+        yield f"id is {dashboard['id']}, expected none: Grafana gives one"
     variables = {variable["name"]: variable for variable in dashboard["templating"]["list"]}
     if variables.get("datasource", {}).get("query") != "prometheus":
         yield "there is no variable datasource of type prometheus"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import subprocess
+import sys
 from pathlib import Path
 
 import dashboards
@@ -18,6 +19,14 @@ needs_promtool = pytest.mark.skipif(
 def test_dashboards_and_rules_are_clean():
     assert dashboards.lint() == []
     assert len(list(dashboards.expressions())) > 50
+
+
+def test_dashboards_are_what_their_lists_say(tmp_path):
+    writer = dashboards.ROOT / "helm" / "dashboards" / "write.py"
+    subprocess.run([sys.executable, writer, tmp_path], check=True)
+    written = {path.name: path.read_text(encoding="utf-8") for path in tmp_path.iterdir()}
+    kept = (dashboards.FILES / "dashboards").iterdir()
+    assert written == {path.name: path.read_text(encoding="utf-8") for path in kept}
 
 
 def duplicate_id(dashboard):
