@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import torch
 import torch.distributed as dist
 
-from thalweg._topology import Placement
+from thalweg._job._topology import Placement
 from thalweg.node._follower import Follower
 from thalweg.node._leader import Leader
 from thalweg.node._sums import NodeSums

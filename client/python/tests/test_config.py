@@ -5,9 +5,10 @@ import subprocess
 import pytest
 
 import thalweg
-from thalweg import _binaries, _config, _variables
-from thalweg._config import Config, ConfigError, Network
-from thalweg._variables import KNOWN
+from thalweg import _binaries
+from thalweg._settings import _config, _variables
+from thalweg._settings._config import Config, ConfigError, Network
+from thalweg._settings._variables import KNOWN
 
 
 def test_empty_environment_gives_the_defaults():

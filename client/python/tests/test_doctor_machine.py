@@ -4,8 +4,9 @@ import sys
 
 import pytest
 
-from thalweg import _addresses, _variables
-from thalweg._config import Network
+from thalweg._job import _addresses
+from thalweg._settings import _variables
+from thalweg._settings._config import Network
 from thalweg.cli import _doctor_machine, _doctor_variables, main
 from thalweg.cli._doctor_machine import Build
 

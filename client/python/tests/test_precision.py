@@ -15,7 +15,8 @@ import torch
 from torch import nn
 from torch.amp import GradScaler
 
-from thalweg import _precision, amp
+from thalweg import amp
+from thalweg._torch import _precision
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 # Each step's gradient is multiplied by one of these.

@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from thalweg import _savings
+from thalweg._attach import _savings
 from thalweg.cli import _compare, main
 from thalweg.cli._compare import Run
 

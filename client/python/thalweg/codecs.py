@@ -16,8 +16,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from thalweg._codec_keys import Key, flag, integer, real
-from thalweg._variables import did_you_mean
+from thalweg._settings._codec_keys import Key, flag, integer, real
+from thalweg._settings._variables import did_you_mean
 
 # These codecs are only a type of element.
 WIRE_TYPES = ("fp32", "fp16", "bf16")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from thalweg._config import ConfigError
+from thalweg._settings._config import ConfigError
 from thalweg.cli import main
 from thalweg_bench import reach, report
 from thalweg_bench.results import Results

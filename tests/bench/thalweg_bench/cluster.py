@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from thalweg import _binaries, _config
-from thalweg._processes import Server, die_with_parent
+from thalweg import _binaries
+from thalweg._job._processes import Server, die_with_parent
+from thalweg._settings import _config
 from thalweg_bench.crew import Crew
 from thalweg_bench.lab import Lab, format_rate
 from thalweg_bench.place import Place

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection, Pipe, wait
 from typing import Any
 
-from thalweg._processes import describe_exit, die_with_parent
+from thalweg._job._processes import describe_exit, die_with_parent
 from thalweg_bench.rows import BenchError
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from thalweg._config import ConfigError
+from thalweg._settings._config import ConfigError
 from thalweg_bench.results import Results
 from thalweg_bench.rows import Row, say
 from thalweg_bench.suite_cases import SCALE_NODES

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from thalweg._config import ConfigError
+from thalweg._settings._config import ConfigError
 from thalweg_bench import reach
 from thalweg_bench.results import Results
 from thalweg_bench.rows import HEADINGS, Row, make_cells

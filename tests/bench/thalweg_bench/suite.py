@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from thalweg._processes import describe_exit, die_with_parent
+from thalweg._job._processes import describe_exit, die_with_parent
 from thalweg_bench import cluster, iperf, machine, micro
 from thalweg_bench.lab import check_possible
 from thalweg_bench.rows import BenchError, count, say

@@ -12,7 +12,7 @@ from typing import Protocol
 import torch.distributed as dist
 
 from thalweg import _C
-from thalweg._config import Config
+from thalweg._settings._config import Config
 from thalweg_bench.lab import INTERFACE, Lab
 from thalweg_bench.place import Place
 from thalweg_bench.rows import say

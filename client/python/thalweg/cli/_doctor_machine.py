@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from thalweg import _addresses
-from thalweg._config import ConfigError, Network
-from thalweg._variables import KNOWN
+from thalweg._job import _addresses
+from thalweg._settings._config import ConfigError, Network
+from thalweg._settings._variables import KNOWN
 from thalweg.cli._finding import Finding
 
 _ROOT = Path("/")

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from thalweg import __version__, codecs, policy
-from thalweg._config import LOCAL_SHARDS, ConfigError, parse_addresses
+from thalweg._settings._config import LOCAL_SHARDS, ConfigError, parse_addresses
 from thalweg.cli import _doctor_script, _http, _passed_on, _profile, _status, _trace
 
 _RUN_EPILOG = """\
@@ -166,7 +166,7 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _doctor(args: argparse.Namespace) -> int:
-    from thalweg._config import Config, Network
+    from thalweg._settings._config import Config, Network
     from thalweg.cli import _doctor
 
     if args.doctor_script:

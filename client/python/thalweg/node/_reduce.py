@@ -21,8 +21,10 @@ import torch
 from torch._C._distributed_c10d import GradBucket, PrefixStore, Store
 from torch.nn.parallel import DistributedDataParallel
 
-from thalweg import _C, _model, _rendezvous
-from thalweg._topology import Placement
+from thalweg import _C
+from thalweg._attach import _model
+from thalweg._job import _rendezvous
+from thalweg._job._topology import Placement
 from thalweg.node import _words
 from thalweg.node._follower import Follower
 from thalweg.node._leader import Leader

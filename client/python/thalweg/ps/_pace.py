@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from thalweg import _collectives
+from thalweg._job import _collectives
 
 if TYPE_CHECKING:
     from thalweg.ps._joining import Joined

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from thalweg._config import ConfigError
+from thalweg._settings._config import ConfigError
 from thalweg.codecs import PowerSGD
 from thalweg_bench.cli import _types as types
 from thalweg_bench.shapes import MODELS

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from thalweg._processes import ServerError
+from thalweg._job._processes import ServerError
 from thalweg.codecs import WIRE_TYPES
 from thalweg_bench.cli import (
     _accuracy,

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from thalweg._config import ConfigError
+from thalweg._settings._config import ConfigError
 from thalweg_bench.cli import _types as types
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from thalweg._config import ConfigError
+from thalweg._settings._config import ConfigError
 
 if TYPE_CHECKING:
     from thalweg_bench.cluster import Shape

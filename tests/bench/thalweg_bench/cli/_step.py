@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from thalweg._config import ConfigError
+from thalweg._settings._config import ConfigError
 from thalweg.codecs import PowerSGD, parse
 from thalweg_bench.cli import _types as types
 from thalweg_bench.cli._shape import shape_of
