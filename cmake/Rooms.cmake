@@ -88,16 +88,19 @@ endfunction()
 
 # thalweg_floors(folder floors…): the order of a room's subfolders. Each may include files of those
 # before it, `folder` itself, and none after it; folders that share a floor, "a|b", must not know
-# each other. What is in `folder` itself is "." among them. Tests, and `testing`, may include all.
+# each other. What is in `folder` itself is "." among them; tests that lie there, and `testing`, may
+# include all.
 # Fails the configuration when a file includes upwards, or lies in a folder that is on no floor.
 function(thalweg_floors folder)
   set(errors "")
   set(below "testing")
-  file(GLOB found RELATIVE "${PROJECT_SOURCE_DIR}/${folder}" "${PROJECT_SOURCE_DIR}/${folder}/*/*.h")
+  file(GLOB found RELATIVE "${PROJECT_SOURCE_DIR}/${folder}" "${PROJECT_SOURCE_DIR}/${folder}/*/*.h"
+       "${PROJECT_SOURCE_DIR}/${folder}/*/*.cc" "${PROJECT_SOURCE_DIR}/${folder}/*/*.cu")
   list(TRANSFORM found REPLACE "/.*" "")
   string(REPLACE "|" ";" named "${ARGN}")
   list(REMOVE_ITEM found ${named} testing)
   if(found)
+    list(REMOVE_DUPLICATES found)
     message(FATAL_ERROR "${folder} has folders that are on no floor: ${found}")
   endif()
   foreach(floor IN LISTS ARGN)
@@ -116,23 +119,26 @@ function(thalweg_floors folder)
   endif()
 endfunction()
 
-# Part of thalweg_floors(): sets `out` to the includes, in the sources of `part` of `folder` that are
-# no tests, of files in the folders `others`.
+# Part of thalweg_floors(): sets `out` to the includes that `part` of `folder` must not have, those of
+# files in the folders `others`.
 function(thalweg_includes_of folder part others out)
   set(across "")
   list(TRANSFORM others APPEND "/")
-  list(TRANSFORM others REPLACE "^[.]/$" "[a-z_]+[.]h")
+  list(TRANSFORM others REPLACE "^[.]/$" "[^/]+[.]h")
   list(JOIN others "|" others)
   file(GLOB sources "${PROJECT_SOURCE_DIR}/${folder}/${part}/*.h"
        "${PROJECT_SOURCE_DIR}/${folder}/${part}/*.cc" "${PROJECT_SOURCE_DIR}/${folder}/${part}/*.cu")
-  list(FILTER sources EXCLUDE REGEX "_(test|bench|fuzz)[.]cc$")
+  if(part STREQUAL ".")
+    list(FILTER sources EXCLUDE REGEX "_(test|bench|fuzz)[.]cc$")
+  endif()
+  if(NOT others)
+    set(sources "")
+  endif()
   foreach(source IN LISTS sources)
-    if(others)
-      file(STRINGS "${source}" lines REGEX "^#include \"${folder}/(${others})")
-      file(RELATIVE_PATH name "${PROJECT_SOURCE_DIR}" "${source}")
-      list(TRANSFORM lines PREPEND "${name}: ")
-      list(APPEND across ${lines})
-    endif()
+    file(STRINGS "${source}" lines REGEX "^#include \"${folder}/(${others})")
+    file(RELATIVE_PATH name "${PROJECT_SOURCE_DIR}" "${source}")
+    list(TRANSFORM lines PREPEND "${name}: ")
+    list(APPEND across ${lines})
   endforeach()
   set(${out} "${across}" PARENT_SCOPE)
 endfunction()

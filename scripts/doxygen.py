@@ -1,4 +1,4 @@
-"""Has Doxygen read the C++ headers that the package installs, those of cmake/public_headers.txt.
+"""Lets Doxygen read the C++ headers that the package installs: cmake/public_headers.txt names them.
 
 Their comments begin with `//`, which Doxygen takes for none: it is given copies.
 """

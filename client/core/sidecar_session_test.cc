@@ -14,7 +14,7 @@
 namespace thalweg {
 namespace {
 
-constexpr Duration kTestPatience = std::chrono::seconds(20);
+constexpr Duration kPatience = std::chrono::seconds(20);
 constexpr uint32_t kGroup = 7;
 
 // The test plays the sidecar at the other end of the connection.
@@ -41,14 +41,14 @@ class SidecarSessionTest : public ::testing::Test {
     CollectiveCall call;
     call.group = group;
     call.got = {got};
-    call.timeout = kTestPatience;
+    call.timeout = kPatience;
     session_->Collect(std::move(call), std::move(done));
   }
   template <typename Message>
   std::optional<Message> Next() {
-    auto received = sidecar_->Receive(Now() + kTestPatience);
+    auto received = sidecar_->Receive(Now() + kPatience);
     while (received.ok() && std::holds_alternative<ipc::Alive>(received->message)) {
-      received = sidecar_->Receive(Now() + kTestPatience);
+      received = sidecar_->Receive(Now() + kPatience);
     }
     if (!received.ok()) return std::nullopt;
     const auto* message = std::get_if<Message>(&received->message);

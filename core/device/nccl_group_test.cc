@@ -22,7 +22,7 @@ using ::testing::HasSubstr;
 using ::testing::IsSupersetOf;
 using ::testing::Not;
 
-constexpr Duration kTestPatience = std::chrono::seconds(20);
+constexpr Duration kPatience = std::chrono::seconds(20);
 constexpr Duration kShort = std::chrono::milliseconds(30);  // for waits that must time out
 
 // A Recorder replaces NCCL for two GPUs. It records calls as they begin; one kind of call can be
@@ -37,7 +37,7 @@ class Recorder {
   void Reset() {
     Unblock();
     MutexLock lock(mutex_);
-    changed_.WaitUntil(mutex_, Now() + kTestPatience,
+    changed_.WaitUntil(mutex_, Now() + kPatience,
                        [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return blocked_ == 0; });
     calls_.clear();
     failing_.clear();
@@ -63,7 +63,7 @@ class Recorder {
   }
   bool WaitFor(const std::string& call) {
     MutexLock lock(mutex_);
-    return changed_.WaitUntil(mutex_, Now() + kTestPatience,
+    return changed_.WaitUntil(mutex_, Now() + kPatience,
                               [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
                                 return std::count(calls_.begin(), calls_.end(), call) > 0;
                               });
@@ -81,7 +81,7 @@ class Recorder {
     calls_.push_back(call);
     changed_.NotifyAll();
     ++blocked_;
-    changed_.WaitUntil(mutex_, Now() + kTestPatience,
+    changed_.WaitUntil(mutex_, Now() + kPatience,
                        [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return blocking_ != call; });
     --blocked_;
     changed_.NotifyAll();
@@ -145,7 +145,7 @@ class NcclGroupTest : public ::testing::Test {
     group_ = nullptr;
     Recorder::Get().Reset();
   }
-  absl::Status Open(Duration patience = kTestPatience) {
+  absl::Status Open(Duration patience = kPatience) {
     auto group = NcclGroup::Create(
         Api(), {std::make_shared<FakeRuntime>(true, 3), std::make_shared<FakeRuntime>(true, 5)},
         patience);
@@ -312,7 +312,7 @@ TEST_F(NcclGroupTest, NcclItselfSaysWhyItCannotConnect) {
   ASSERT_TRUE(api.ok()) << api.status();
   const auto group = NcclGroup::Create(
       *api, {std::make_shared<FakeRuntime>(true, 0), std::make_shared<FakeRuntime>(true, 1)},
-      kTestPatience);
+      kPatience);
   EXPECT_THAT(group.status().message(), HasSubstr("NCCL: ncclCommInitAll: unhandled cuda error"));
 }
 

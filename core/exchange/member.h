@@ -89,17 +89,16 @@ class Member {
   virtual void Leave(const absl::Status& reason) = 0;
 };
 
-// The least interval of heartbeats, and the lease of a node that sends them as often.
+// Heartbeats are at least this far apart, and a lease lasts at least that long.
 inline constexpr Duration kHeartbeatInterval = std::chrono::seconds(2);
 inline constexpr Duration kLease = std::chrono::seconds(15);
 
-// Returns the interval at which each node of a job sends a heartbeat to each of its shards. At most
-// 16 a second leave a node and, where every node hosts a shard, reach it; beyond 64 shards they are
-// more, so that the lease stays short.
+// Returns the interval at which each node of a job sends a heartbeat to each of its shards. A node
+// sends 16 a second at most, and receives as many where every node hosts a shard. Beyond 64 shards
+// it sends more, so that the lease stays short.
 constexpr Duration HeartbeatInterval(uint32_t shards) {
   constexpr Duration kOfEachShard = std::chrono::microseconds(62'500);
-  return std::clamp(std::min(shards, 64U) * kOfEachShard, kHeartbeatInterval,
-                    2 * kHeartbeatInterval);
+  return std::clamp(shards * kOfEachShard, kHeartbeatInterval, 2 * kHeartbeatInterval);
 }
 
 // Returns the lease of a node of a job with so many shards whose connection may be away for

@@ -1,4 +1,4 @@
-"""The shards."""
+"""Lists what the dashboard of the shards shows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What has gone wrong."""
+"""Lists what the dashboard of faults shows."""
 
 from __future__ import annotations
 

@@ -85,22 +85,22 @@ def expand(expression: str) -> str:
 
 
 def bounded(builder: Builder) -> None:
-    """For shares, which end at 1."""
+    """Ends the axis at 1: for shares."""
     builder.max(1)
 
 
 def whole(builder: Builder) -> None:
-    """For counts of few things."""
+    """Shows no decimals: for counts of few things."""
     builder.decimals(0)
 
 
 def signed(builder: Builder) -> None:
-    """For what may be below 0, or has a scale that cannot begin there."""
+    """Lets the axis begin anywhere: for what may be below 0, and for scales without 0."""
     builder._internal.field_config.defaults.min_val = None
 
 
 def stacked(builder: Builder) -> None:
-    """For parts of one whole."""
+    """Puts lines upon each other: for parts of one whole."""
     stacking = common.StackingConfig().mode(kinds.StackingMode.NORMAL).group("A")
     builder.fill_opacity(40).stacking(stacking)
 
@@ -112,12 +112,12 @@ def logarithmic(builder: Builder) -> None:
 
 
 def decimals(count: int, *steps: tuple[str, float]) -> Callable[[Builder], None]:
-    """For a number with so many decimals, whose colour changes from some values on."""
+    """Shows so many decimals, and other colours from some values on."""
     return lambda builder: builder.decimals(count).thresholds(thresholds("text", *steps))
 
 
 def alarming(builder: Builder) -> None:
-    """For what should be 0."""
+    """Shows red from 1 on: for what should be 0."""
     builder.thresholds(thresholds("green", ("red", 1)))
 
 

@@ -1,4 +1,4 @@
-"""A training job."""
+"""Lists what the dashboard of a training job shows."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ namespace {
 constexpr size_t kWorkers = 3;
 constexpr uint64_t kMostElems = 1 << 20;  // workers are trusted not to take a machine's memory
 constexpr uint64_t kMostMillis = 500;
-constexpr Duration kTestPatience = std::chrono::seconds(9);  // below libFuzzer's
+constexpr Duration kPatience = std::chrono::seconds(9);  // below libFuzzer's
 constexpr Duration kAnswer = std::chrono::milliseconds(20);
 
 // A Node is a sidecar with a shard, which serves all inputs.
@@ -60,7 +60,7 @@ Node& TheNode() {
 }
 
 std::unique_ptr<Connection> Connect() {
-  auto connection = Connection::Connect(TheNode().Socket(), Now() + kTestPatience);
+  auto connection = Connection::Connect(TheNode().Socket(), Now() + kPatience);
   Promise(connection.ok(), "workers can connect");
   return *std::move(connection);
 }
@@ -157,7 +157,7 @@ class Script {
 
   // Waits until the sidecar has let go of everybody.
   static void AwaitEnd() {
-    const TimePoint deadline = Now() + kTestPatience;
+    const TimePoint deadline = Now() + kPatience;
     while (TheNode().sidecar->Reap().now > 0) {
       Promise(Now() < deadline, "a sidecar hangs up on those that are gone");
       std::this_thread::yield();
@@ -168,7 +168,7 @@ class Script {
   static void Greet() {
     const auto worker = Connect();
     worker->Send(HelloOf("next", 0, 1)).IgnoreError();
-    const auto answer = worker->Receive(Now() + kTestPatience);
+    const auto answer = worker->Receive(Now() + kPatience);
     Promise(answer.ok() && std::holds_alternative<ipc::Welcome>(answer->message),
             "a sidecar takes the next job");
     worker->Send(ipc::Leave{}).IgnoreError();

@@ -11,7 +11,7 @@
 namespace thalweg {
 namespace {
 
-// A shard answers heartbeats at an interval of its own.
+// A shard that has answered none of so many heartbeats is silent.
 constexpr int kHeartbeatsMissed = 3;
 // A worker that nobody on this node waits for, but perhaps other nodes, may be silent for as long
 // on a busy machine.

@@ -145,12 +145,12 @@ ON_FLOORS = {
     "server/job/node/node.h": '#include "server/job/wire/frame.h"\n',
     "server/job/shard/shard.h": '#include "server/job/testing/fake.h"\n',
     "server/job/testing/fake.h": '#include "server/job/node/node.h"\n',
-    "server/job/shard/shard_test.cc": '#include "server/job/node/node.h"\n',
+    "server/job/both_test.cc": '#include "server/job/shard/shard.h"\n',
     "server/job/all.cc": '#include "server/job/node/node.h"\n',
 }
 
 
-def test_includes_of_floors_below_and_of_tests_pass(tmp_path):
+def test_includes_of_floors_below_and_of_doubles_pass(tmp_path):
     done = check(tmp_path, ON_FLOORS, ROOMS + FLOORS)
     assert done.returncode == 0, done.stderr
 
@@ -160,6 +160,7 @@ def test_includes_of_floors_below_and_of_tests_pass(tmp_path):
     [
         ("server/job/wire/frame.cc", "server/job/node/node.h"),
         ("server/job/node/node.cc", "server/job/shard/shard.h"),
+        ("server/job/node/node_test.cc", "server/job/shard/shard.h"),
         ("server/job/node/node.cc", "server/job/job.h"),
     ],
 )

@@ -114,15 +114,15 @@ class BucketRound {
   mutable Mutex mutex_;
   State state_ ABSL_GUARDED_BY(mutex_) = State::kGathering;
   uint64_t number_ ABSL_GUARDED_BY(mutex_) = 0;
-  // Of the round that gathers: who has submitted it, by local rank; how many have said of a tensor
-  // that it is unused, by number; what the first has said it does.
+  // These are of the round that gathers. They say who has submitted it, by local rank; how many
+  // workers have said of each tensor that it is unused; and what they have said the round does.
   std::vector<bool> submitted_ ABSL_GUARDED_BY(mutex_);
   uint32_t num_submitted_ ABSL_GUARDED_BY(mutex_) = 0;
   std::vector<uint32_t> num_unused_ ABSL_GUARDED_BY(mutex_);
   std::optional<Doing> next_ ABSL_GUARDED_BY(mutex_);
   TimePoint first_submit_ ABSL_GUARDED_BY(mutex_);
   TimePoint ready_since_ ABSL_GUARDED_BY(mutex_);
-  // Of the round that runs.
+  // These are of the round that runs, or of the last one.
   std::vector<BucketCodec*> codecs_ ABSL_GUARDED_BY(mutex_);
   double loss_scale_ ABSL_GUARDED_BY(mutex_) = kUnknownLossScale;
   std::vector<bool> unused_ ABSL_GUARDED_BY(mutex_);

@@ -29,7 +29,7 @@ class CudaMemoryTest : public ::testing::Test {
 };
 
 TEST_F(CudaMemoryTest, MemoryOfAGpuThatTheSidecarDoesNotSeeIsRefused) {
-  auto memory = *device_.MakeMemory({{3}, kLayout, DType::kFloat32, 1, kTestPatience});
+  auto memory = *device_.MakeMemory({{3}, kLayout, DType::kFloat32, 1, kPatience});
   FakeGpuWorker worker(gpus_[1], 64);
   const absl::Status status = memory->AddInput(0, UniqueFd(), worker.Share());
   EXPECT_EQ(status.code(), absl::StatusCode::kNotFound) << status;
@@ -105,7 +105,7 @@ TEST_F(CudaMemoryTest, WhatWasLeftBehindIsFreedWhenTheGpuHasDoneItsWork) {
   EXPECT_EQ(gpus_[0].opened(), 1u);
   gpus_[0].Release(worker.stream());
   gpus_.Settle();
-  memory = *device_.MakeMemory({{4}, kLayout, DType::kFloat32, 1, kTestPatience});
+  memory = *device_.MakeMemory({{4}, kLayout, DType::kFloat32, 1, kPatience});
   FakeGpuWorker other(gpus_[0], kLayout.Elems() * sizeof(float));
   ASSERT_TRUE(memory->AddInput(0, UniqueFd(), other.Share()).ok());
   EXPECT_EQ(gpus_[0].opened(), 1u);  // the other worker's
@@ -133,7 +133,7 @@ TEST_F(CudaMemoryTest, NothingIsFreedBehindWorkThatDoesNotEnd) {
   EXPECT_EQ(gpus_[0].allocated(), allocated);
   gpus_[0].Release(killed.stream());
   gpus_.Settle();
-  EXPECT_TRUE(GpuLane::Create(gpus_.All()[0], kTestPatience).ok());
+  EXPECT_TRUE(GpuLane::Create(gpus_.All()[0], kPatience).ok());
   EXPECT_FALSE(GpuLane::IsBlocked(gpus_[0]));
   EXPECT_EQ(gpus_[0].allocated(), 1u);  // the killed worker's
 }

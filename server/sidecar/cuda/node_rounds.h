@@ -18,7 +18,7 @@
 
 namespace thalweg {
 
-inline constexpr Duration kTestPatience = std::chrono::seconds(20);
+inline constexpr Duration kPatience = std::chrono::seconds(20);
 
 // Waits as the sidecar does.
 class MemoryGradient : public Gradient {
@@ -26,7 +26,7 @@ class MemoryGradient : public Gradient {
   explicit MemoryGradient(BucketMemory& memory, DType share = DType::kFloat32)
       : Gradient(share), memory_(memory) {}
   absl::Status WaitFor(uint64_t) override {
-    return memory_.WaitInput(0, 1, Now() + kTestPatience) >= 1
+    return memory_.WaitInput(0, 1, Now() + kPatience) >= 1
                ? absl::OkStatus()
                : absl::DeadlineExceededError("rank 0 is late");
   }
@@ -102,7 +102,7 @@ class GpuNode {
   GpuNode(FakeGpus& gpus, CudaDevice& device, const BucketLayout& layout, uint32_t workers)
       : elems_(layout.Elems()),
         dtype_(layout.dtype),
-        memory_(*device.MakeMemory({{3}, layout, layout.dtype, workers, kTestPatience})) {
+        memory_(*device.MakeMemory({{3}, layout, layout.dtype, workers, kPatience})) {
     for (uint32_t rank = 0; rank < workers; ++rank) {
       workers_.push_back(std::make_unique<FakeGpuWorker>(gpus[0], elems_ * SizeOf(dtype_)));
       EXPECT_TRUE(memory_->AddInput(rank, UniqueFd(), workers_[rank]->Share()).ok());

@@ -81,7 +81,7 @@ class Gpus {
 class Bucket {
  public:
   Bucket(Gpus& gpus, const Places& places, DType dtype = DType::kFloat32, uint32_t index = 0,
-         Duration patience = kTestPatience)
+         Duration patience = kPatience)
       : gpus_(gpus), layout_{dtype, {{"a", {1500}}, {"b", {3, 700}}, {"c", {1}}}} {
     const auto workers = static_cast<uint32_t>(places.size());
     memory_ = *gpus.device().MakeMemory({{index}, layout_, dtype, workers, patience});
