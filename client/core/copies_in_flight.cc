@@ -6,7 +6,7 @@ namespace thalweg {
 namespace {
 
 // A waiting thread checks at this interval whether the device still works.
-constexpr Duration kLookAround = std::chrono::milliseconds(50);
+constexpr Duration kLookAtCopies = std::chrono::milliseconds(50);
 
 }  // namespace
 
@@ -62,7 +62,7 @@ bool CopiesInFlight::Close(DeviceRuntime& device, DeviceStream stream, TimePoint
     MutexLock lock(mutex_);
     is_lost = is_lost || broken_;
     is_drained = changed_.WaitUntil(
-        mutex_, is_lost ? Now() : std::min(deadline, Now() + kLookAround),
+        mutex_, is_lost ? Now() : std::min(deadline, Now() + kLookAtCopies),
         [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return in_flight_.empty(); });
   } while (!is_drained && !is_lost && Now() < deadline);
   Reap();

@@ -13,7 +13,7 @@ namespace thalweg {
 namespace {
 
 // The progress thread checks deadlines at this interval while no message arrives.
-constexpr Duration kLookAround = std::chrono::milliseconds(250);
+constexpr Duration kLookAtSidecar = std::chrono::milliseconds(250);
 // Writing the rest of a trace may take this long.
 constexpr Duration kTraceTime = std::chrono::seconds(2);
 
@@ -219,7 +219,7 @@ void SidecarSession::ProgressLoop() {
   }
   while (true) {
     auto received = connection_->Receive(
-        Now() + std::min<Duration>(kLookAround, options_.timeout / kSignsOfLife));
+        Now() + std::min<Duration>(kLookAtSidecar, options_.timeout / kSignsOfLife));
     absl::Status status = received.status();
     {
       MutexLock lock(mutex_);

@@ -10,7 +10,7 @@
 namespace thalweg::ipc {
 namespace {
 
-constexpr uint32_t kMagic = 0x31574854;  // "THW1"
+constexpr uint32_t kMessageMagic = 0x31574854;  // "THW1"
 constexpr uint16_t kFlagFd = 1;
 constexpr uint16_t kTypes = std::variant_size_v<Message>;
 constexpr const char* kNames[kTypes] = {
@@ -127,7 +127,7 @@ std::string EncodeFrame(const Message& message, bool has_fd) {
   Writer writer(frame);
   const auto type = static_cast<uint16_t>(message.index() + 1);
   const uint16_t flags = has_fd ? kFlagFd : 0;
-  All(writer, kMagic, type, flags);
+  All(writer, kMessageMagic, type, flags);
   writer.Field(static_cast<uint32_t>(body.size()));
   return frame.append(body);
 }
@@ -139,9 +139,9 @@ absl::StatusOr<FrameHeader> ParseFrameHeader(std::span<const std::byte> bytes) {
   Reader reader("frame header", bytes);
   All(reader, magic, header.type, flags, header.body_bytes);
   THALWEG_RETURN_IF_ERROR(reader.Finish());
-  if (magic != kMagic) {
+  if (magic != kMessageMagic) {
     return absl::InvalidArgumentError(absl::StrCat("frame begins with 0x", absl::Hex(magic),
-                                                   ", expected 0x", absl::Hex(kMagic),
+                                                   ", expected 0x", absl::Hex(kMessageMagic),
                                                    ": the peer is not a Thalweg process"));
   }
   THALWEG_RETURN_IF_ERROR(CheckType(header.type));

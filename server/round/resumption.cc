@@ -12,7 +12,7 @@ namespace thalweg {
 namespace {
 
 // A chunk takes about this much here and in the engine.
-constexpr uint64_t kBytesOfChunk = 256;
+constexpr uint64_t kBytesOfGathered = 256;
 // While nodes wait, each number is kept as it came and as it was read.
 constexpr uint64_t kBytesOfNumber = 2 * sizeof(uint64_t);
 
@@ -153,7 +153,7 @@ absl::StatusOr<std::vector<uint32_t>> Resumption::Supply(uint32_t node, const Ro
 }
 
 uint64_t Resumption::bytes() const {
-  return kBytesOfChunk * (num_gathered_ + num_settled_) + kBytesOfNumber * numbers_;
+  return kBytesOfGathered * (num_gathered_ + num_settled_) + kBytesOfNumber * numbers_;
 }
 
 }  // namespace thalweg

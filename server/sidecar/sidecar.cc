@@ -16,7 +16,7 @@ namespace {
 
 // A process that has connected may take this long to say who it is.
 constexpr Duration kHelloTimeout = std::chrono::seconds(10);
-constexpr Duration kLookAround = std::chrono::milliseconds(500);
+constexpr Duration kLookAtStop = std::chrono::milliseconds(500);
 constexpr uint32_t kMaxLocalWorkers = 1024;
 
 absl::Status CheckHello(const ipc::Hello& h) {
@@ -65,7 +65,7 @@ void Sidecar::AcceptLoop() {
       spdlog::error("cannot take a worker: {}", Text(accepted.status()));
       MutexLock lock(mutex_);
       // Out of descriptors: try again when a connection may have ended.
-      if (changed_.WaitUntil(mutex_, Now() + kLookAround,
+      if (changed_.WaitUntil(mutex_, Now() + kLookAtStop,
                              [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return stopping_; }))
         return;
       continue;
@@ -119,7 +119,7 @@ absl::Status Sidecar::HostShard(Connection& connection, const ipc::HostShard& re
   THALWEG_ASSIGN_OR_RETURN(const ShardDirectory::Offer offer, context_.shards.OfferTo(request));
   THALWEG_RETURN_IF_ERROR(connection.Send(offer.answer));
   while (true) {
-    const auto received = connection.Receive(Now() + kLookAround);
+    const auto received = connection.Receive(Now() + kLookAtStop);
     if (absl::IsDeadlineExceeded(received.status())) continue;
     if (absl::IsUnavailable(received.status())) return absl::OkStatus();
     THALWEG_RETURN_IF_ERROR(received.status());
@@ -151,7 +151,7 @@ absl::StatusOr<std::shared_ptr<NodeJob>> Sidecar::FindJob(const ipc::Hello& hell
 
 absl::Status Sidecar::ReadMessages(Connection& connection, NodeJob& job, uint32_t local_rank) {
   while (true) {
-    auto received = connection.Receive(Now() + kLookAround);
+    auto received = connection.Receive(Now() + kLookAtStop);
     if (absl::IsDeadlineExceeded(received.status())) continue;
     THALWEG_RETURN_IF_ERROR(received.status());
     job.OnHeard(local_rank);

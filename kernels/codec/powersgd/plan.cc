@@ -18,7 +18,7 @@ constexpr uint64_t kLargestRank = 256;
 
 // A tile is large enough that starting a block costs little, and small enough that a bucket of 25
 // MB has work for all multiprocessors of a GPU.
-constexpr uint64_t kTileElems = 16 << 10;
+constexpr uint64_t kPlanTileElems = 16 << 10;
 
 // All threads of a block share a row with more columns: a tile of such rows would be too much work
 // for a warp.
@@ -46,7 +46,7 @@ void AddRowTiles(const FactorShape& shape, uint32_t matrix, std::vector<PowerSgd
   const uint32_t lanes = LanesFor(shape.cols);
   const uint64_t at_once = uint64_t{kPowerSgdThreads} / lanes * kRowsAtOnce;
   const uint64_t rows =
-      at_once * std::max<uint64_t>(1, kTileElems / (std::min(at_once, shape.rows) * shape.cols));
+      at_once * std::max<uint64_t>(1, kPlanTileElems / (std::min(at_once, shape.rows) * shape.cols));
   for (uint64_t begin = 0; begin < shape.rows; begin += rows) {
     tiles->push_back({matrix, static_cast<uint32_t>(begin),
                       static_cast<uint32_t>(std::min<uint64_t>(shape.rows, begin + rows)), lanes});

@@ -7,7 +7,7 @@ namespace thalweg {
 namespace {
 
 // A thread waits this long for a worker's chunks before it checks whether the job still goes on.
-constexpr Duration kLookAround = std::chrono::milliseconds(50);
+constexpr Duration kLookAtInput = std::chrono::milliseconds(50);
 
 }  // namespace
 
@@ -15,7 +15,7 @@ absl::Status ArenaGradient::WaitFor(uint64_t end) {
   const uint32_t chunks = bucket_.whole().part().plan.ChunkOf(end - 1) + 1;
   const TimePoint start = Now();
   for (uint32_t worker = 0; worker < terms_.local_size; ++worker) {
-    while (bucket_.memory().WaitInput(worker, chunks, Now() + kLookAround) < chunks) {
+    while (bucket_.memory().WaitInput(worker, chunks, Now() + kLookAtInput) < chunks) {
       THALWEG_RETURN_IF_ERROR(terms_.outcome.Check());
       if (Now() - start > terms_.timeout) {
         return absl::DeadlineExceededError(absl::StrCat(

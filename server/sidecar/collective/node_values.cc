@@ -8,7 +8,7 @@ namespace thalweg {
 namespace {
 
 // A wait for a worker's copy looks at the job this often.
-constexpr Duration kLookAround = std::chrono::milliseconds(100);
+constexpr Duration kLookAtValues = std::chrono::milliseconds(100);
 
 }  // namespace
 
@@ -22,7 +22,7 @@ absl::Status GivenValues::Await(uint64_t bytes, const JobOutcome& outcome) const
   if (arena_ == nullptr) return absl::OkStatus();
   const auto blocks =
       static_cast<uint32_t>((bytes + ipc::kReadyBlockBytes - 1) / ipc::kReadyBlockBytes);
-  while (arena_->WaitReady(blocks, Now() + kLookAround) < blocks) {
+  while (arena_->WaitReady(blocks, Now() + kLookAtValues) < blocks) {
     THALWEG_RETURN_IF_ERROR(outcome.Check());
   }
   return absl::OkStatus();

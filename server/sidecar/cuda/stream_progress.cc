@@ -9,7 +9,7 @@ namespace thalweg {
 namespace {
 
 // A waiting thread checks at this interval whether the GPU still works.
-constexpr Duration kLookAround = std::chrono::milliseconds(50);
+constexpr Duration kLookAtStream = std::chrono::milliseconds(50);
 
 }  // namespace
 
@@ -40,7 +40,7 @@ uint32_t StreamProgress::Wait(uint32_t count, TimePoint deadline) const {
 absl::Status StreamProgress::WaitFor(DeviceRuntime& gpu, DeviceStream stream, DeviceGroup* group,
                                      uint32_t count, Duration patience) const {
   const TimePoint deadline = Now() + patience;
-  while (Wait(count, std::min(deadline, Now() + kLookAround)) < count) {
+  while (Wait(count, std::min(deadline, Now() + kLookAtStream)) < count) {
     THALWEG_RETURN_IF_ERROR(gpu.Check(stream));
     if (group != nullptr) THALWEG_RETURN_IF_ERROR(group->Check());
     if (Now() >= deadline) {

@@ -11,7 +11,7 @@ namespace thalweg {
 namespace {
 
 // The sender waits this long for room before it checks whether the outbox is to end.
-constexpr Duration kLookAround = std::chrono::milliseconds(100);
+constexpr Duration kLookForRoom = std::chrono::milliseconds(100);
 
 }  // namespace
 
@@ -93,7 +93,7 @@ void Outbox::SendLoop() {
       deadline = last_room_ + limits_.patience;
     }
     // A socket counts as writable only when it is nearly empty: also looks without being told.
-    connection_->WaitForRoom(std::min(deadline, Now() + kLookAround)).IgnoreError();
+    connection_->WaitForRoom(std::min(deadline, Now() + kLookForRoom)).IgnoreError();
     SendPending();
     {
       MutexLock lock(mutex_);

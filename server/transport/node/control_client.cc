@@ -15,7 +15,7 @@ namespace {
 // A call reserves this time to find out why there is no connection.
 constexpr Duration kReasonTime = std::chrono::milliseconds(500);
 // A call is repeated at most once in this time: a shard that can be reached may refuse it at once.
-constexpr Duration kPause = std::chrono::milliseconds(100);
+constexpr Duration kPauseOfConnection = std::chrono::milliseconds(100);
 
 }  // namespace
 
@@ -36,7 +36,7 @@ std::string ControlClient::name() {
 }
 
 bool ControlClient::WaitToCallAgain(TimePoint give_up) {
-  const TimePoint next = Now() + kPause;
+  const TimePoint next = Now() + kPauseOfConnection;
   if (next >= give_up) return false;
   {
     CondVar never;

@@ -13,7 +13,7 @@ namespace thalweg {
 namespace {
 
 // A stream is opened at most once in this time: what ends it may need no time at all.
-constexpr Duration kPause = std::chrono::milliseconds(100);
+constexpr Duration kPauseOfLane = std::chrono::milliseconds(100);
 
 // Says whether a stream ended because its connection did, and not because the shard ended it.
 bool IsBroken(const grpc::Status& status) {
@@ -249,7 +249,7 @@ bool ShardStreams::Reopen(uint32_t index, const grpc::Status& status) {
     }
     const TimePoint give_up = lane.lost + options_.grace;
     if (now >= give_up) return false;
-    pause = Remaining(lane.opened + kPause, now);
+    pause = Remaining(lane.opened + kPauseOfLane, now);
     lane.opened = now + pause;
     ++lane.incarnation;
     lane.broken = std::exchange(lane.stream, std::make_shared<ClientStream>(*this, index));

@@ -1,0 +1,70 @@
+"""Tests that sources of one room can be compiled as one, as the sanitizers' builds do."""
+
+import re
+from collections import defaultdict
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+# Each source of this folder is a program of its own.
+PROGRAMS = Path("server/bin")
+DECLARATIONS = (
+    re.compile(r"(?:inline )?(?:constexpr|const|constinit|static) [^=({]*?(\w+)[\[\]\w]* ?[={;]"),
+    re.compile(r"(?:template <.*> )?(?:struct|class|enum class|enum|using) (\w+)"),
+    # A function's name together with its parameters, since functions may be overloaded.
+    re.compile(r"[\w:<>,*& ]*?[ *&](\w+\(.*)"),
+)
+
+
+def names_without_linkage(text: str) -> list[str]:
+    """Returns what unnamed namespaces declare at the start of a line, behind the namespaces around."""
+    around: list[str] = []
+    names = []
+    for line in text.splitlines():
+        if opened := re.match(r"(?:inline )?namespace (?:([\w:]+) )?\{$", line):
+            around.append(opened[1] or "")
+        elif line.startswith("}  // namespace") and around:
+            around.pop()
+        elif around and not around[-1] and re.match(r"\w", line):
+            for declaration in DECLARATIONS:
+                if declared := declaration.match(line):
+                    names.append("::".join([*around, declared[1]]))
+                    break
+    return names
+
+
+def clashes(sources: dict[str, str]) -> list[str]:
+    """Returns each name without linkage that several `sources`, texts by path, of a room declare."""
+    places = defaultdict(list)
+    for path, text in sources.items():
+        # What is compiled for several targets has their names around its own.
+        if "HWY_NAMESPACE" not in text:
+            for name in set(names_without_linkage(text)):
+                places["/".join(Path(path).parts[:2]), name].append(path)
+    return [f"{name}: {', '.join(paths)}" for (_, name), paths in places.items() if len(paths) > 1]
+
+
+def test_names_clash_in_a_room_alone() -> None:
+    text = "namespace thalweg {{\nnamespace {{\n{}\n}}  // namespace\n}}  // namespace thalweg\n"
+    paths = ("core/base/clock.cc", "core/base/in/clock.cc", "core/ipc/clock.cc")
+    for line, name in {
+        "constexpr Duration kPause = seconds(1);": "kPause",
+        "constexpr char kMagic[8] = {};": "kMagic",
+        "struct Part {": "Part",
+        "int Add(int a, int b) {": "Add(int a, int b) {",
+    }.items():
+        found = clashes({path: text.format(line) for path in paths})
+        assert found == [f"thalweg::::{name}: {paths[0]}, {paths[1]}"]
+    assert not clashes({paths[0]: text.format("int Add(int a)"), paths[1]: text.format("int Add()")})
+    assert not clashes({path: "namespace thalweg {\nint a = 1;\n}\n" for path in paths[:2]})
+
+
+def test_no_two_sources_of_a_room_share_a_name_without_linkage() -> None:
+    sources = {
+        str(path.relative_to(ROOT)): path.read_text()
+        for room in ("core", "server", "client", "kernels")
+        for path in sorted((ROOT / room).rglob("*.cc"))
+        if not re.search(r"_(test|bench|fuzz)\.cc$", path.name)
+        and PROGRAMS not in path.relative_to(ROOT).parents
+    }
+    assert len(sources) > 200
+    assert clashes(sources) == []
