@@ -111,7 +111,7 @@ absl::Status CheckFile(int fd, uint64_t payload_bytes) {
 absl::Status CheckHeader(const std::byte* base, uint64_t payload_bytes) {
   Header header;  // a copy, because the peer may still change the original
   std::memcpy(&header, base, sizeof header);
-  if (std::memcmp(header.magic, kArenaMagic, sizeof kMagic) != 0) {
+  if (std::memcmp(header.magic, kArenaMagic, sizeof kArenaMagic) != 0) {
     return absl::InvalidArgumentError("arena: magic is not THWGAREN");
   }
   if (header.version != kIpcVersion) {
@@ -141,7 +141,7 @@ absl::StatusOr<BucketArena> BucketArena::Create(const std::string& name, uint64_
   const int fd_number = fd.get();
   BucketArena arena(std::move(fd), static_cast<std::byte*>(base), payload_bytes);
   Header header = {};
-  std::memcpy(header.magic, kArenaMagic, sizeof kMagic);
+  std::memcpy(header.magic, kArenaMagic, sizeof kArenaMagic);
   header.version = kIpcVersion;
   header.payload_bytes = payload_bytes;
   std::memcpy(base, &header, sizeof header);
