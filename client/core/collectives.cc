@@ -68,7 +68,12 @@ absl::Status Collectives::MakeGroup(const WorkerGroup& group) {
     MutexLock lock(mutex_);
     groups_[group.number] = group;
   }
-  return connection_.Send(ipc::MakeGroup{group.number, group.rank, group.nodes, group.name});
+  return tell_(ipc::MakeGroup{group.number, group.rank, group.nodes, group.name}, -1);
+}
+
+bool Collectives::has_groups() const {
+  MutexLock lock(mutex_);
+  return !groups_.empty();
 }
 
 absl::StatusOr<uint32_t> Collectives::GroupOf(uint32_t group, int lane) {
@@ -107,7 +112,7 @@ absl::StatusOr<std::shared_ptr<Collectives::Arena>> Collectives::TakeArena(uint6
     number = ++num_arenas_;
   }
   THALWEG_ASSIGN_OR_RETURN(BucketArena memory, BucketArena::Create("thalweg-given", size, true));
-  THALWEG_RETURN_IF_ERROR(connection_.Send(ipc::ShareArena{number, size}, memory.fd()));
+  THALWEG_RETURN_IF_ERROR(tell_(ipc::ShareArena{number, size}, memory.fd()));
   return std::make_shared<Arena>(Arena{number, std::move(memory)});
 }
 
@@ -200,7 +205,7 @@ absl::Status Collectives::Announce(const Key& key, Pending pending, std::shared_
     pending_[key] = std::move(pending);
     if (arena != nullptr) lent_[key] = std::move(arena);
   }
-  const absl::Status sent = connection_.Send(message);
+  const absl::Status sent = tell_(message, -1);
   if (sent.ok()) return sent;
   MutexLock lock(mutex_);
   // Otherwise the session has failed in the meantime, and has told.
@@ -307,7 +312,7 @@ void Collectives::Finish(const Finished& finished) {
     copied_[message.group] = message.sequence;
   }
   absl::Status taken;
-  if (message.arena != 0) taken = connection_.Send(ipc::Taken{message.group, message.sequence});
+  if (message.arena != 0) taken = tell_(ipc::Taken{message.group, message.sequence}, -1);
   // A sidecar that is gone is noticed by who reads from it.
   taken.IgnoreError();
   if (finished.from != nullptr) finished.from(message.from);

@@ -27,8 +27,9 @@ class Collectives {
  public:
   using Done = std::function<void(absl::Status)>;
 
-  // `connection` must outlive it.
-  explicit Collectives(Connection& connection) : connection_(connection) {}
+  using Tell = std::function<absl::Status(const ipc::Message&, int fd)>;
+  // `tell` sends to the sidecar.
+  explicit Collectives(Tell tell) : tell_(std::move(tell)) {}
 
   // Must come before the group's first collective.
   absl::Status MakeGroup(const WorkerGroup& group);
@@ -66,6 +67,8 @@ class Collectives {
   std::vector<std::pair<int, Done>> TakeAll();
   // Returns what is late at `now`, e.g. "allreduce 7 of group 'default'"; empty: nothing.
   std::string Late(TimePoint now) const;
+  // Says whether the sidecar knows of a group.
+  bool has_groups() const;
   // Returns since when the oldest is in flight; nothing if none is.
   std::optional<TimePoint> Since() const;
 
@@ -95,7 +98,7 @@ class Collectives {
   absl::Status Announce(const Key& key, Pending pending, std::shared_ptr<Arena> arena,
                         const ipc::Message& message);
 
-  Connection& connection_;
+  const Tell tell_;
 
   // Held while a collective is announced, so that the sidecar hears of a group's in order.
   Mutex starting_;

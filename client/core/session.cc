@@ -206,8 +206,8 @@ absl::StatusOr<std::unique_ptr<Session>> Session::Connect(const SessionOptions& 
   // The path is closed first: work queued to test sharing may not be done yet, and memory in use
   // would be left behind.
   if (ipc != nullptr) ipc->Close(deadline);
-  return std::make_unique<ForkSafeSession>(
-      std::make_unique<SidecarSession>(options, welcome, std::move(connection), std::move(path)));
+  return std::make_unique<ForkSafeSession>(std::make_unique<SidecarSession>(
+      options, hello, welcome, std::move(connection), std::move(path)));
 }
 
 }  // namespace thalweg

@@ -31,6 +31,8 @@ struct SessionOptions {
   Duration timeout = std::chrono::seconds(30);
   // Limit of a round's wait for workers that are alive, but do not come to it; 0: `timeout`.
   Duration step_timeout{};
+  // How long a sidecar may be away and come back as a new process; 0: its end ends the session.
+  Duration reconnect{};
   // The job's shards in order, equal on all nodes; empty: those that the sidecar is configured
   // with.
   std::vector<ShardPlace> shards = {};

@@ -21,6 +21,7 @@ struct SessionStats {
   double wire_seconds = 0;           // node: from the first chunk sent to the last result decoded
   double decode_seconds = 0;         // node: decoding results, summed over threads
   double total_seconds = 0;          // worker: from Submit to completion
+  uint64_t sidecar_returns = 0;      // times that the session has gone on with a new sidecar
   // The following members are current values of this node, not sums.
   uint64_t compressed_since = 0;  // first compressed iteration, from 1; 0: none yet
   double residual_norm = 0;       // norm of what compression has left for later

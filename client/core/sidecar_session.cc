@@ -36,6 +36,8 @@ void Count(const ipc::Complete& m, SessionStats* stats) {
 absl::Status SidecarSession::Announce(BucketId id, const BucketLayout& layout,
                                       const std::optional<UpdateRule>& update) {
   auto bucket = std::make_unique<Bucket>();
+  bucket->layout = layout;
+  bucket->has_update = update.has_value();
   bucket->elems = layout.Elems();
   bucket->dtype = layout.dtype;
   bucket->share = ShareType(layout.dtype, options_.codec, options_.local_size, path());
@@ -57,6 +59,7 @@ absl::Status SidecarSession::Announce(BucketId id, const BucketLayout& layout,
   const int fd = bucket->input->fd();
   // The last layout's bucket is freed without the lock, because the device may have to wait.
   std::pair<BucketId, std::unique_ptr<Bucket>> replaced = {id, std::move(bucket)};
+  std::shared_ptr<Connection> connection;
   {
     MutexLock lock(mutex_);
     THALWEG_RETURN_IF_ERROR(status_);
@@ -69,12 +72,36 @@ absl::Status SidecarSession::Announce(BucketId id, const BucketLayout& layout,
     if (replaced.second != nullptr && !UsesArenas()) {
       slot.second->old_lane = std::move(replaced.second->lane);
     }
+    if (!is_away_) connection = connection_;
+    slot.second->is_announced = connection != nullptr;
   }
-  return Tell(message, fd);
+  return TellNoted(connection, message, fd);
 }
 
 absl::Status SidecarSession::Tell(const ipc::Message& message, int fd) {
-  return Explain(connection_->Send(message, fd));
+  std::shared_ptr<Connection> connection;
+  {
+    MutexLock lock(mutex_);
+    changed_.WaitUntil(mutex_, kUntilStopped, [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+      return !is_away_ || !status_.ok();
+    });
+    THALWEG_RETURN_IF_ERROR(status_);
+    connection = connection_;
+  }
+  return Explain(connection->Send(message, fd));
+}
+
+absl::Status SidecarSession::TellNoted(const std::shared_ptr<Connection>& connection,
+                                       const ipc::Message& message, int fd) {
+  if (connection == nullptr) return absl::OkStatus();
+  const absl::Status sent = connection->Send(message, fd);
+  if (!absl::IsUnavailable(sent)) return sent;
+  // The progress thread notices too, and fails or leaves for the next process.
+  MutexLock lock(mutex_);
+  changed_.WaitUntil(mutex_, Now() + options_.timeout, [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return !status_.ok() || is_away_ || connection_ != connection;
+  });
+  return status_;
 }
 
 absl::Status SidecarSession::Explain(absl::Status sent) {
@@ -99,34 +126,35 @@ absl::StatusOr<ReducedBucket> SidecarSession::Reduce(BucketId id,
 
 void SidecarSession::Start(BucketId id, std::span<const std::byte> gradient, Notes notes,
                            Callback callback) {
-  auto bucket = BeginRound(id, gradient.size(), nullptr, callback);
-  if (!bucket.ok()) {
-    Refuse(std::move(callback.done), bucket.status());
+  ipc::Submit submit{.id = id,
+                     .unused = std::move(notes.unused),
+                     .settings = notes.settings,
+                     .waited_ns = notes.waited_ns};
+  const auto begun = BeginRound(std::move(submit), gradient.size(), nullptr, callback);
+  if (!begun.ok()) {
+    Refuse(std::move(callback.done), begun.status());
     return;
   }
+  Bucket& bucket = *begun->bucket;
   // A bucket of several chunks is announced before it is copied, so that the sidecar works on the
   // first chunks meanwhile; a single chunk is copied before.
-  const bool copies_first = (*bucket)->plan.Count() == 1;
-  if (copies_first) CopyIn(id, **bucket, gradient);
-  const absl::Status sent = Tell(ipc::Submit{.id = id,
-                                             .round = (*bucket)->round,
-                                             .unused = std::move(notes.unused),
-                                             .settings = notes.settings,
-                                             .waited_ns = notes.waited_ns});
+  const bool copies_first = bucket.plan.Count() == 1;
+  if (copies_first) CopyIn(id, bucket, gradient);
+  const absl::Status sent = TellNoted(begun->connection, bucket.submit);
   if (!sent.ok()) {
     Fail(sent);
     return;
   }
-  if (!copies_first) CopyIn(id, **bucket, gradient);
+  if (!copies_first) CopyIn(id, bucket, gradient);
 }
 
 void SidecarSession::StartWithoutGradient(BucketId id, uint64_t settings, UpdateRound kind,
                                           Done done) {
   Callback callback{std::move(done), CallOn::kCompletionThread};
-  const auto bucket = BeginRound(id, std::nullopt, nullptr, callback);
-  if (!bucket.ok()) return Refuse(std::move(callback.done), bucket.status());
-  const absl::Status sent =
-      Tell(ipc::Submit{.id = id, .round = (*bucket)->round, .settings = settings, .kind = kind});
+  const auto begun =
+      BeginRound({.id = id, .settings = settings, .kind = kind}, std::nullopt, nullptr, callback);
+  if (!begun.ok()) return Refuse(std::move(callback.done), begun.status());
+  const absl::Status sent = TellNoted(begun->connection, begun->bucket->submit);
   if (!sent.ok()) Fail(sent);
 }
 
@@ -161,10 +189,11 @@ void SidecarSession::FailCollectives() {
   }
 }
 
-absl::StatusOr<SidecarSession::Bucket*> SidecarSession::BeginRound(BucketId id,
-                                                                   std::optional<size_t> bytes,
-                                                                   DeviceGradient* gradient,
-                                                                   Callback& callback) {
+absl::StatusOr<SidecarSession::Begun> SidecarSession::BeginRound(ipc::Submit submit,
+                                                                 std::optional<size_t> bytes,
+                                                                 DeviceGradient* gradient,
+                                                                 Callback& callback) {
+  const BucketId id = submit.id;
   MutexLock lock(mutex_);
   THALWEG_RETURN_IF_ERROR(status_);
   if ((gradient != nullptr) != (path_ != nullptr)) {
@@ -196,7 +225,9 @@ absl::StatusOr<SidecarSession::Bucket*> SidecarSession::BeginRound(BucketId id,
   bucket.chunks_seen = 0;
   bucket.input->ResetReady();
   stats_.raw_bytes += bytes.value_or(0);
-  return &bucket;
+  bucket.submit = std::move(submit);
+  bucket.submit.round = bucket.round;
+  return Begun{&bucket, is_away_ ? nullptr : connection_};
 }
 
 void SidecarSession::CopyIn(BucketId id, Bucket& bucket, std::span<const std::byte> gradient) {
@@ -218,7 +249,7 @@ void SidecarSession::ProgressLoop() {
     if (const absl::Status bound = options_.device->BindThread(); !bound.ok()) FailForAll(bound);
   }
   while (true) {
-    auto received = connection_->Receive(
+    auto received = connection()->Receive(
         Now() + std::min<Duration>(kLookAtSidecar, options_.timeout / kSignsOfLife));
     absl::Status status = received.status();
     {
@@ -245,6 +276,7 @@ void SidecarSession::ProgressLoop() {
       status = absl::UnavailableError(absl::StrCat("job '", options_.job, "': the sidecar at ",
                                                    options_.sidecar_path,
                                                    " is gone: ", status.message()));
+      status = Return(status);
     }
     if (!status.ok()) {
       Fail(status);
@@ -297,6 +329,10 @@ absl::Status SidecarSession::Handle(Received received) {
     return absl::Status(fail->code, fail->message);
   }
   if (std::holds_alternative<ipc::Alive>(received.message)) return absl::OkStatus();
+  if (auto* placed = std::get_if<ipc::Placed>(&received.message)) {
+    OnPlaced(std::move(*placed));
+    return absl::OkStatus();
+  }
   if (const auto* ready = std::get_if<ipc::BucketReady>(&received.message)) {
     return OnReady(*ready, std::move(received.fd));
   }
@@ -352,6 +388,13 @@ absl::Status SidecarSession::OnReady(const ipc::BucketReady& ready, UniqueFd fd)
   return absl::OkStatus();
 }
 
+void SidecarSession::OnPlaced(ipc::Placed message) {
+  MutexLock lock(mutex_);
+  const auto found = buckets_.find(message.id.index);
+  if (found == buckets_.end() || found->second.first != message.id) return;
+  found->second.second->placed = std::move(message);
+}
+
 absl::Status SidecarSession::Finish(const ipc::Complete& m) {
   MutexLock lock(mutex_);
   const auto found = buckets_.find(m.id.index);
@@ -365,6 +408,7 @@ absl::Status SidecarSession::Finish(const ipc::Complete& m) {
   Bucket& bucket = *found->second.second;
   const TimePoint now = Now();
   last_progress_ = now;
+  bucket.nonfinite_elems = m.nonfinite_elems;
   Count(m, &stats_);
   stats_.total_seconds += ToSeconds(now - bucket.submitted);
   const BucketArena& arena = *bucket.result;
@@ -399,7 +443,7 @@ absl::Status SidecarSession::Finish(const ipc::Complete& m) {
 absl::Status SidecarSession::ShowLife(TimePoint now) {
   if (now - last_life_ < options_.timeout / kSignsOfLife) return absl::OkStatus();
   last_life_ = now;
-  const absl::Status sent = connection_->Send(ipc::Alive{});
+  const absl::Status sent = connection()->Send(ipc::Alive{});
   // What was received before the connection closed tells why.
   return absl::IsUnavailable(sent) ? absl::OkStatus() : sent;
 }
@@ -459,7 +503,7 @@ bool SidecarSession::SetFailed(const absl::Status& why) {
 }
 
 void SidecarSession::Fail(const absl::Status& why) {
-  if (SetFailed(why)) connection_->Shutdown();
+  if (SetFailed(why)) connection()->Shutdown();
 }
 
 void SidecarSession::Close() {
@@ -473,14 +517,14 @@ void SidecarSession::Close() {
       absl::CancelledError(absl::StrCat("job '", options_.job, "': the session was closed")));
   if (!in_order) {
     // A failure here has no consequence: the sidecar is already gone.
-    if (was_ok) connection_->Send(ipc::Leave{}).IgnoreError();
-    connection_->Shutdown();
+    if (was_ok) connection()->Send(ipc::Leave{}).IgnoreError();
+    connection()->Shutdown();
     progress_thread_.Join();
   }
   completions_.Close();
   // The caller's thread keeps its device.
   if (path_ != nullptr) Thread("thw-release", [this] { ReleaseDevice(); }).Join();
-  connection_->Shutdown();
+  connection()->Shutdown();
   progress_thread_.Join();
   // The process may end at any moment now.
   if (options_.trace != nullptr) options_.trace->Flush(Now() + kTraceTime);

@@ -1,6 +1,7 @@
 // SidecarSession implements Session without regard to forks.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -25,15 +26,23 @@ namespace thalweg {
 //   progress thread     reads the sidecar's messages; runs only the session's own code, so what a
 //                       completion callback waits for can never block it
 //   completion threads  call the callbacks: see Completions
+//
+// When the sidecar's process ends without a word, the progress thread waits for the next one and
+// lets it take up the job (sidecar_session_return.cc). Until it has, the session is away: what
+// callers submit is only noted.
 class SidecarSession : public Session {
  public:
-  // `path` is null for gradients in host memory.
-  SidecarSession(const SessionOptions& options, ipc::Welcome welcome,
-                 std::unique_ptr<Connection> connection, std::unique_ptr<DevicePath> path)
+  // `hello` is what has been answered with `welcome`. `path` is null for gradients in host memory.
+  SidecarSession(const SessionOptions& options, ipc::Hello hello, ipc::Welcome welcome,
+                 std::shared_ptr<Connection> connection, std::unique_ptr<DevicePath> path)
       : options_(options),
+        hello_(std::move(hello)),
         welcome_(std::move(welcome)),
+        in_child_(connection.get()),
         connection_(std::move(connection)),
-        collectives_(*connection_),
+        collectives_([this](const ipc::Message& message, int fd) {
+          return this->connection()->Send(message, fd);
+        }),
         states_(absl::StrCat("job '", options.job, "': the sidecar at ", options.sidecar_path),
                 options.timeout,
                 [this](const ipc::Message& message, int fd) { return Tell(message, fd); }),
@@ -101,7 +110,7 @@ class SidecarSession : public Session {
   }
   void Close() override;
   // Closes the child's copy of the connection in a forked child.
-  void CloseInChild() { connection_->CloseInChild(); }
+  void CloseInChild() { in_child_.load()->CloseInChild(); }
   // Detaches both threads in a forked child, where they do not exist.
   void DetachInChild() {
     progress_thread_.Detach();
@@ -118,6 +127,8 @@ class SidecarSession : public Session {
     int lane = 0;  // of completions_
   };
   struct Bucket {
+    BucketLayout layout;
+    bool has_update = false;
     uint64_t elems = 0;
     ChunkPlan plan;
     DType dtype = DType::kFloat32;
@@ -127,6 +138,11 @@ class SidecarSession : public Session {
     std::shared_ptr<const BucketArena> result;
     uint64_t round = 0;
     Callback callback;  // set while a round is in flight
+    // These four are for the sidecar's next process.
+    bool is_announced = false;  // to the process of the moment
+    ipc::Placed placed;
+    uint64_t nonfinite_elems = 0;  // of the last result
+    ipc::Submit submit;            // of the round in flight
     // These two exist only in a session with a device: its view of the arenas, and what is in
     // flight.
     std::shared_ptr<DevicePath::Lane> lane;
@@ -145,20 +161,35 @@ class SidecarSession : public Session {
     DeviceGradient gradient;
   };
 
+  // Names a round in flight, and through which connection to announce it; null: the session is
+  // away, and will do so when it has returned.
+  struct Begun {
+    Bucket* bucket = nullptr;
+    std::shared_ptr<Connection> connection;
+  };
+
   GradientPath path() const { return path_ == nullptr ? GradientPath::kCpu : path_->path(); }
   bool UsesArenas() const { return path_ == nullptr || path_->UsesArenas(); }
   absl::Status Announce(BucketId id, const BucketLayout& layout,
                         const std::optional<UpdateRule>& update);
   void Start(BucketId id, std::span<const std::byte> gradient, Notes notes, Callback callback);
-  // Sends; not for the progress thread. See Explain.
+  std::shared_ptr<Connection> connection() const {
+    MutexLock lock(mutex_);
+    return connection_;
+  }
+  // Sends, when the session is not away; not for the progress thread. See Explain.
   absl::Status Tell(const ipc::Message& message, int fd = -1);
+  // Sends what is noted too: if the sidecar's process ends, the next one will be told. A null
+  // `connection` means that it will be anyway.
+  absl::Status TellNoted(const std::shared_ptr<Connection>& connection, const ipc::Message& message,
+                         int fd = -1);
   // Returns what became of sending; for a closed connection, why the progress thread, which reads
   // the sidecar's last words, has failed or is about to fail the session.
   absl::Status Explain(absl::Status sent);
   // `gradient` is null for a gradient in host memory; `bytes` is its size in either case, and
-  // absent where there is none.
-  absl::StatusOr<Bucket*> BeginRound(BucketId id, std::optional<size_t> bytes,
-                                     DeviceGradient* gradient, Callback& callback);
+  // absent where there is none. `submit` needs no round.
+  absl::StatusOr<Begun> BeginRound(ipc::Submit submit, std::optional<size_t> bytes,
+                                   DeviceGradient* gradient, Callback& callback);
   void Refuse(Done done, absl::Status why);
   void StartWithoutGradient(BucketId id, uint64_t settings, UpdateRound kind, Done done);
   template <typename Call>
@@ -173,10 +204,22 @@ class SidecarSession : public Session {
   void ProgressLoop();
   absl::Status Handle(Received received);
   absl::Status OnReady(const ipc::BucketReady& ready, UniqueFd fd);
+  void OnPlaced(ipc::Placed message);
   absl::Status Finish(const ipc::Complete& message);
   // Tells the sidecar, when it is time, that this worker is alive, whatever its own code does.
   absl::Status ShowLife(TimePoint now);
   absl::Status CheckProgress(TimePoint now);
+  // The sidecar is gone, as `lost` says. Returns OK when a new process has taken up the job. These
+  // are the progress thread's, in sidecar_session_return.cc.
+  absl::Status Return(const absl::Status& lost);
+  // Begins the absence, or returns why the session cannot be away.
+  absl::Status LeaveForNow(const absl::Status& lost);
+  absl::Status CheckMayReturnLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status TryToReturn(TimePoint deadline);
+  absl::Status BringAlong(Connection& connection);
+  absl::Status AwaitWelcome(Connection& connection, TimePoint deadline);
+  // Tells the new process what has been noted; the session is away no longer.
+  absl::Status GoOn(std::shared_ptr<Connection> connection);
   // Fails everything in flight and everything later. Returns false if the session had already
   // failed.
   bool SetFailed(const absl::Status& why);
@@ -194,15 +237,18 @@ class SidecarSession : public Session {
   bool Part(const std::vector<std::shared_ptr<DevicePath::Lane>>& lanes);
 
   const SessionOptions options_;
+  const ipc::Hello hello_;
   const ipc::Welcome welcome_;
-  const std::unique_ptr<Connection> connection_;
+  std::atomic<Connection*> in_child_;  // that of the moment, for a forked child
+  mutable Mutex mutex_;
+  std::shared_ptr<Connection> connection_ ABSL_GUARDED_BY(mutex_);
   Collectives collectives_;
   StateCalls states_;
   const std::unique_ptr<DevicePath> path_;  // null without a device
   const JobTrace trace_;
 
-  mutable Mutex mutex_;
   CondVar changed_;
+  bool is_away_ ABSL_GUARDED_BY(mutex_) = false;
   absl::Status status_ ABSL_GUARDED_BY(mutex_);
   bool closed_ ABSL_GUARDED_BY(mutex_) = false;
   bool parts_in_order_ ABSL_GUARDED_BY(mutex_) = false;

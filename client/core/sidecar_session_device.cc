@@ -13,30 +13,31 @@ namespace thalweg {
 void SidecarSession::SubmitFromDevice(BucketId id, DeviceGradient gradient, Notes notes,
                                       Done done) {
   Callback callback{std::move(done), CallOn::kCompletionThread};
-  const auto bucket = BeginRound(id, gradient.bytes.size(), &gradient, callback);
-  if (!bucket.ok()) {
-    Refuse(std::move(callback.done), bucket.status());
+  ipc::Submit submit{.id = id, .unused = std::move(notes.unused), .settings = notes.settings};
+  const auto begun = BeginRound(std::move(submit), gradient.bytes.size(), &gradient, callback);
+  if (!begun.ok()) {
+    Refuse(std::move(callback.done), begun.status());
     return;
   }
+  Bucket& bucket = *begun->bucket;
   std::shared_ptr<DevicePath::Lane> lane;
   {
     MutexLock lock(mutex_);
-    lane = (*bucket)->lane;
+    lane = bucket.lane;
   }
   if (lane == nullptr) return;  // closed in the meantime, which has failed the round
   const TimePoint start = Now();
-  const absl::Status queued = path_->Send(lane, gradient, (*bucket)->plan);
+  const absl::Status queued = path_->Send(lane, gradient, bucket.plan);
   if (!queued.ok()) {
     FailForAll(queued);
     return;
   }
-  if (trace_) TraceCopyIn(id, **bucket, start);
+  if (trace_) TraceCopyIn(id, bucket, start);
   {
     MutexLock lock(mutex_);
     stats_.copy_seconds += ToSeconds(Now() - start);
   }
-  const absl::Status sent =
-      Tell(ipc::Submit{id, (*bucket)->round, std::move(notes.unused), notes.settings});
+  const absl::Status sent = TellNoted(begun->connection, bucket.submit);
   if (!sent.ok()) Fail(sent);
 }
 
@@ -61,8 +62,8 @@ void SidecarSession::FailForAll(const absl::Status& why) {
   // reason.
   if (!SetFailed(why)) return;
   // A failure here has no consequence: the sidecar is already gone.
-  connection_->Send(ipc::Fail{why.code(), std::string(why.message())}).IgnoreError();
-  connection_->Shutdown();
+  connection()->Send(ipc::Fail{why.code(), std::string(why.message())}).IgnoreError();
+  connection()->Shutdown();
 }
 
 bool SidecarSession::CanPartInOrder() {
@@ -100,7 +101,7 @@ bool SidecarSession::Part(const std::vector<std::shared_ptr<DevicePath::Lane>>& 
     if (!parts_in_order_) return false;
   }
   for (const auto& lane : lanes) path_->CloseResult(*lane);
-  connection_->Send(ipc::Leave{}).IgnoreError();
+  connection()->Send(ipc::Leave{}).IgnoreError();
   MutexLock lock(mutex_);
   return changed_.WaitUntil(mutex_, Now() + options_.timeout,
                             [&]()

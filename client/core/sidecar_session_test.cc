@@ -28,7 +28,8 @@ class SidecarSessionTest : public ::testing::Test {
     options.job = "job";
     options.sidecar_path = "/the/socket";
     session_ = std::make_unique<SidecarSession>(
-        options, ipc::Welcome{.num_shards = 1, .server_version = "", .chunk_bytes = 1 << 16},
+        options, ipc::Hello(),
+        ipc::Welcome{.num_shards = 1, .server_version = "", .chunk_bytes = 1 << 16},
         std::make_unique<Connection>(UniqueFd(ends[1])), nullptr);
   }
 

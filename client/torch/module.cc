@@ -20,6 +20,7 @@
 #include "absl/strings/str_cat.h"
 #include "client/core/completions.h"
 #include "client/core/process_trace.h"
+#include "client/core/reconnect.h"
 #include "client/core/session.h"
 #include "client/core/shard_offer.h"
 #include "client/torch/ddp_hook.h"
@@ -56,6 +57,12 @@ void ThrowIfError(const absl::Status& status) {
   throw py::error_already_set();
 }
 
+template <typename T>
+T OrThrow(absl::StatusOr<T> result) {
+  ThrowIfError(result.status());
+  return *std::move(result);
+}
+
 std::shared_ptr<Session> Connect(const std::string& sidecar_path, const std::string& job,
                                  uint32_t rank, uint32_t world_size, uint32_t node,
                                  uint32_t num_nodes, const std::string& node_name,
@@ -68,8 +75,6 @@ std::shared_ptr<Session> Connect(const std::string& sidecar_path, const std::str
     throw py::value_error(absl::StrCat("thalweg: ", shards.size(), " shards, but ", hosts.size(),
                                        " hosts: there must be one for each"));
   }
-  const auto policy = CodecPolicy::Parse(codec);
-  ThrowIfError(policy.status());
   SessionOptions options{.sidecar_path = sidecar_path,
                          .job = job,
                          .rank = rank,
@@ -79,23 +84,20 @@ std::shared_ptr<Session> Connect(const std::string& sidecar_path, const std::str
                          .node_name = node_name,
                          .local_rank = local_rank,
                          .local_size = local_size,
-                         .codec = *policy,
+                         .codec = OrThrow(CodecPolicy::Parse(codec)),
                          .chunk_bytes = chunk_bytes,
                          .timeout = FromSeconds(timeout),
                          .step_timeout = FromSeconds(step_timeout.value_or(timeout)),
+                         .reconnect = OrThrow(ReconnectFromEnv()),
                          .secret = secret};
   for (size_t k = 0; k < shards.size(); ++k) {
     const uint32_t host = hosts[k] < 0 ? kNoHost : static_cast<uint32_t>(hosts[k]);
     options.shards.push_back({shards[k], host});
   }
-  auto trace = ProcessTrace();
-  ThrowIfError(trace.status());
-  options.trace = *std::move(trace);
+  options.trace = OrThrow(ProcessTrace());
   c10::OptionalDeviceGuard guard;
   if (cuda_device.has_value()) {
-    auto device = OpenCudaDevice(*cuda_device);
-    ThrowIfError(device.status());
-    options.device = *std::move(device);
+    options.device = OrThrow(OpenCudaDevice(*cuda_device));
     guard.reset_device(c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(*cuda_device)));
   }
   absl::StatusOr<std::unique_ptr<Session>> session;
@@ -103,8 +105,7 @@ std::shared_ptr<Session> Connect(const std::string& sidecar_path, const std::str
     py::gil_scoped_release release;
     session = Session::Connect(options);
   }
-  ThrowIfError(session.status());
-  return *std::move(session);
+  return OrThrow(std::move(session));
 }
 
 std::unique_ptr<ShardOffer> AskForShard(const std::string& sidecar_path, const std::string& job,
@@ -114,8 +115,7 @@ std::unique_ptr<ShardOffer> AskForShard(const std::string& sidecar_path, const s
     py::gil_scoped_release release;
     offer = ShardOffer::Ask(sidecar_path, job, secret, FromSeconds(timeout));
   }
-  ThrowIfError(offer.status());
-  return *std::move(offer);
+  return OrThrow(std::move(offer));
 }
 
 using NamedParameters = std::vector<std::pair<std::string, at::Tensor>>;
@@ -188,9 +188,7 @@ std::unique_ptr<ServedBucket> MakeServedBucket(
                     .ahead = ahead,
                     .alone = alone,
                     .delay_aware = delay_aware};
-  const auto format = ParseWireFormat(down);
-  ThrowIfError(format.status());
-  update.down = *format;
+  update.down = OrThrow(ParseWireFormat(down));
   const py::gil_scoped_release release;
   return std::make_unique<ServedBucket>(session, number, parameters, update);
 }
@@ -263,6 +261,7 @@ py::dict Stats(const Session& session) {
   result["error_ratio"] = stats.error_ratio;
   result["loss_scale"] = stats.loss_scale;
   result["skipped_steps"] = stats.skipped_steps;
+  result["sidecar_returns"] = stats.sidecar_returns;
   return result;
 }
 

@@ -87,4 +87,12 @@ struct Terms {
   std::vector<BucketRounds> wanted = {};
 };
 
+// A KeptSeat is what is left of a node's place on a shard when the node's process has died: what it
+// was told when it joined, the buckets that it announced, and the last results that it got.
+struct KeptSeat {
+  Terms agreed;
+  std::vector<BucketAnnouncement> buckets;
+  std::vector<RoundResult> results;  // of each chunk at most one
+};
+
 }  // namespace thalweg

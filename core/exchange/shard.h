@@ -46,6 +46,17 @@ class Shard {
   virtual absl::StatusOr<std::unique_ptr<Member>> Join(const JoinRequest& request,
                                                        std::shared_ptr<MemberEvents> events,
                                                        TimePoint deadline) = 0;
+
+  // Instead of Join: takes the place up that an earlier process of this node had. The request,
+  // which otherwise is as it was then, need not name rounds. All other nodes of the job, which must
+  // have a secret unless it is of this node alone, return to the shard too. Errors as Join;
+  // Unimplemented: the node does not return to shards.
+  virtual absl::StatusOr<std::unique_ptr<Member>> TakeUp(const JoinRequest& /*request*/,
+                                                         KeptSeat /*kept*/,
+                                                         std::shared_ptr<MemberEvents> /*events*/,
+                                                         TimePoint /*deadline*/) {
+    return absl::UnimplementedError("this node does not return to shards (--reconnect is 0)");
+  }
 };
 
 }  // namespace thalweg

@@ -14,19 +14,21 @@ constexpr uint32_t kMessageMagic = 0x31574854;  // "THW1"
 constexpr uint16_t kFlagFd = 1;
 constexpr uint16_t kTypes = std::variant_size_v<Message>;
 constexpr const char* kNames[kTypes] = {
-    "Hello",        "Welcome",      "RegisterBucket", "BucketReady",  "Submit",     "Complete",
-    "Fail",         "Leave",        "GetCodecState",  "CodecState",   "Precision",  "HostShard",
-    "ShardHosted",  "Alive",        "MakeGroup",      "ShareArena",   "Collect",    "Collected",
-    "Taken",        "Send",         "Receive",        "SetSettings",  "GetWeights", "Weights",
-    "WeightsTaken", "GetSnapshots", "Snapshots",      "CollectedPart"};
+    "Hello",        "Welcome",      "RegisterBucket", "BucketReady",   "Submit",     "Complete",
+    "Fail",         "Leave",        "GetCodecState",  "CodecState",    "Precision",  "HostShard",
+    "ShardHosted",  "Alive",        "MakeGroup",      "ShareArena",    "Collect",    "Collected",
+    "Taken",        "Send",         "Receive",        "SetSettings",   "GetWeights", "Weights",
+    "WeightsTaken", "GetSnapshots", "Snapshots",      "CollectedPart", "Placed",     "KeptBucket",
+    "KeptResult"};
 
 void Visit(auto& archive, Is<Hello> auto& m) {
   All(archive, m.ipc_version, m.job, m.rank, m.world_size, m.node, m.num_nodes, m.node_name,
       m.local_rank, m.local_size, m.codec, m.chunk_bytes, m.timeout_ms, m.step_timeout_ms, m.path,
-      m.probe, m.shards, m.secret);
+      m.probe, m.shards, m.secret, m.known, m.kept_buckets);
 }
 void Visit(auto& archive, Is<Welcome> auto& m) {
   All(archive, m.epoch, m.num_shards, m.server_version, m.chunk_bytes, m.path, m.placement);
+  Fields(archive, m.terms);
 }
 void Visit(auto& archive, Is<RegisterBucket> auto& m) {
   All(archive, m.id.index, m.id.generation, m.layout, m.memory, m.update);
@@ -89,6 +91,15 @@ void Visit(auto& archive, Is<GetSnapshots> auto& m) { All(archive, m.action, m.i
 void Visit(auto& archive, Is<Snapshots> auto& m) {
   All(archive, m.report.has_begun, m.report.is_writing, m.report.complete);
 }
+
+void Visit(auto& archive, Is<Placed> auto& m) {
+  All(archive, m.id.index, m.id.generation, m.shards, m.loads);
+}
+void Visit(auto& archive, Is<KeptBucket> auto& m) {
+  All(archive, m.id.index, m.id.generation, m.layout, m.round, m.nonfinite_elems, m.shards,
+      m.loads);
+}
+void Visit(auto& archive, Is<KeptResult> auto& m) { All(archive, m.id.index, m.id.generation); }
 
 template <typename T>
 absl::StatusOr<Message> ParseAs(const char* name, std::span<const std::byte> body) {

@@ -4,7 +4,7 @@
 //
 //   byte  size  field
 //   0     4   A magic       "THW1"
-//   4     2   B type        1 … 25, in the order of Message's alternatives
+//   4     2   B type        1 … 31, in the order of Message's alternatives
 //   6     2   C flags       1: a file descriptor comes with the frame's first byte; else 0
 //   8     4   D body bytes  at most kMaxFrameBytes
 //   12    D   E body        the message's fields in the order of their declaration, without
@@ -17,13 +17,13 @@
 //   the valid values CodecPolicy     string, as CodecPolicy::ToString writes it StatusCode u32, 1 …
 //   16 (never OK) string          u32 length, then the bytes DeviceMemory    its three strings
 //   ShardPlace      string address, u32 host
-//   list            u32 count, then each u32 (at most kMaxTensors), ShardPlace or string
+//   list            u32 count, then each u32 (at most kMaxTensors), u64, ShardPlace or string
 //                   (kMaxShards), GroupStep (kMaxUpdateGroups) or f64 (kMaxFrameBytes / 8)
 //   optional        bool, then the value if it is there
 //   BucketId        u32 index, u32 generation
 //   BucketLayout    DType dtype, u32 count (at most kMaxTensors), then each TensorSpec
 //   TensorSpec      string name, u32 count (at most kMaxDims), then each dimension as i64
-//   UpdateRule, GroupStep  their fields
+//   UpdateRule, GroupStep, JobTerms  their fields
 //
 // A layout's dimensions are not negative, and its elements, counting 0-sized dimensions as 1, are
 // at most kMaxBucketElems. There is exactly one encoding of a message. docs/ipc.md has a worked
@@ -54,6 +54,15 @@
 
 namespace thalweg::ipc {
 
+// JobTerms are what the job's shards have answered when this node joined: what a sidecar needs to
+// know that takes up the job of an earlier process.
+struct JobTerms {
+  std::vector<uint64_t> epochs;  // by shard
+  uint32_t window_chunks = 0;
+  std::vector<uint32_t> shares;  // by shard: its part of the gradients
+  bool operator==(const JobTerms&) const = default;
+};
+
 // Hello is a worker's first message on a connection and describes the worker.
 struct Hello {
   uint32_t ipc_version = 0;  // kIpcVersion
@@ -76,6 +85,10 @@ struct Hello {
   // with.
   std::vector<ShardPlace> shards;
   std::string secret;  // of the job, as 64 hexadecimal digits; empty: it has none
+  // Set by a worker that was welcome to an earlier process of the sidecar: what that has said, and
+  // how many KeptBuckets follow.
+  std::optional<JobTerms> known = {};
+  uint32_t kept_buckets = 0;
   bool operator==(const Hello&) const = default;
 };
 
@@ -87,6 +100,7 @@ struct Welcome {
   uint64_t chunk_bytes = 0;                // as agreed by all nodes
   GradientPath path = GradientPath::kCpu;  // the path of this worker's gradients
   std::string placement = {};  // for people: how the nodes use the shards; empty on a single node
+  JobTerms terms = {};
   bool operator==(const Welcome&) const = default;
 };
 
@@ -344,11 +358,39 @@ struct Snapshots {
   bool operator==(const Snapshots&) const = default;
 };
 
-using Message =
-    std::variant<Hello, Welcome, RegisterBucket, BucketReady, Submit, Complete, Fail, Leave,
-                 GetCodecState, CodecState, Precision, HostShard, ShardHosted, Alive, MakeGroup,
-                 ShareArena, Collect, Collected, Taken, Send, Receive, SetSettings, GetWeights,
-                 Weights, WeightsTaken, GetSnapshots, Snapshots, CollectedPart>;
+// Placed is the sidecar's message that the shards know a bucket, before its first round completes:
+// what it needs to know if another process takes up the job.
+struct Placed {
+  BucketId id;
+  std::vector<uint32_t> shards;  // by chunk: the shard that sums it
+  std::vector<uint64_t> loads;   // by shard: how many bytes these chunks are
+  bool operator==(const Placed&) const = default;
+};
+
+// KeptBucket gives the sidecar a bucket that the worker has announced to an earlier process; it
+// follows Hello. Its descriptor is the arena of the worker's gradients.
+struct KeptBucket {
+  BucketId id;
+  BucketLayout layout;
+  uint64_t round = 0;            // the last one whose result the worker has
+  uint64_t nonfinite_elems = 0;  // of that result
+  // As Placed has said; empty: it has not come.
+  std::vector<uint32_t> shards;
+  std::vector<uint64_t> loads;
+  bool operator==(const KeptBucket&) const = default;
+};
+
+// KeptResult follows a KeptBucket with a round: its descriptor is the arena of the result.
+struct KeptResult {
+  BucketId id;
+  bool operator==(const KeptResult&) const = default;
+};
+
+using Message = std::variant<Hello, Welcome, RegisterBucket, BucketReady, Submit, Complete, Fail,
+                             Leave, GetCodecState, CodecState, Precision, HostShard, ShardHosted,
+                             Alive, MakeGroup, ShareArena, Collect, Collected, Taken, Send, Receive,
+                             SetSettings, GetWeights, Weights, WeightsTaken, GetSnapshots,
+                             Snapshots, CollectedPart, Placed, KeptBucket, KeptResult>;
 
 // Values of at most so many bytes travel in the message, without an arena.
 inline constexpr uint64_t kMaxInlineBytes = 16 << 10;

@@ -6,6 +6,7 @@
 #include <type_traits>
 
 #include "core/base/update.h"
+#include "core/ipc/message.h"
 
 namespace thalweg::ipc {
 
@@ -30,6 +31,9 @@ void Fields(auto& archive, Is<UpdateRule> auto& rule) {
 void Fields(auto& archive, Is<GroupStep> auto& step) {
   All(archive, step.lr, step.weight_decay, step.momentum, step.dampening, step.beta1, step.beta2,
       step.eps, step.trust_ratio);
+}
+void Fields(auto& archive, Is<JobTerms> auto& terms) {
+  All(archive, terms.epochs, terms.window_chunks, terms.shares);
 }
 
 }  // namespace thalweg::ipc

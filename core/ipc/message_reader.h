@@ -57,6 +57,10 @@ class Reader {
     tensors.resize(Count(kMaxTensors, sizeof(uint32_t), "tensors"));
     for (uint32_t& tensor : tensors) Field(tensor);
   }
+  void Field(std::vector<uint64_t>& numbers) {
+    numbers.resize(Count(kMaxShards, sizeof(uint64_t), "shards"));
+    for (uint64_t& number : numbers) Field(number);
+  }
   void Field(SnapshotId& id) {
     Field(id.branch);
     Field(id.step);

@@ -192,7 +192,7 @@ TEST(MessageTest, InvalidElementTypeIsRefused) {
 TEST(MessageTest, UnknownPathOfGradientsIsRefused) {
   for (const char bad : {'\0', '\5', '\xff'}) {
     std::string body = Body(Welcome{});
-    body[body.size() - 1 - U32(0).size()] = bad;  // path, before an empty text
+    body[body.size() - 1 - 4 * U32(0).size()] = bad;  // path, before an empty text and no terms
     const auto parsed = ParseBody(2, AsBytes(body));
     EXPECT_TRUE(absl::IsInvalidArgument(parsed.status()));
     EXPECT_THAT(std::string(parsed.status().message()), HasSubstr("expected 1 to 4"));

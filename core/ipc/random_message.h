@@ -20,11 +20,11 @@ class RandomMessages {
   Message OfType(size_t type) {
     switch (type) {
       case 0:
-        return Hello{kIpcVersion, Text(),    U32(),    U32(),      U32(),     U32(),
-                     Text(),      U32(),     U32(),    AnyCodec(), random_(), random_(),
-                     random_(),   AnyPath(), Memory(), Places(),   Text()};
+        return Hello{kIpcVersion, Text(),   U32(),      U32(),     U32(),     U32(),     Text(),
+                     U32(),       U32(),    AnyCodec(), random_(), random_(), random_(), AnyPath(),
+                     Memory(),    Places(), Text(),     Known(),   U32()};
       case 1:
-        return Welcome{random_(), U32(), Text(), random_(), AnyPath(), Text()};
+        return Welcome{random_(), U32(), Text(), random_(), AnyPath(), Text(), Terms()};
       case 2:
         return RegisterBucket{Id(), Layout(), Memory(), Rule()};
       case 3:
@@ -86,8 +86,15 @@ class RandomMessages {
       case 26:
         return Snapshots{{std::vector<SnapshotId>(Below(4), {random_(), random_()}), Below(2) == 0,
                           Below(2) == 0}};
-      default:
+      case 27:
         return CollectedPart{U32(), random_(), U32(), random_(), random_(), random_()};
+      case 28:
+        return Placed{Id(), Numbers<uint32_t>(), Numbers<uint64_t>()};
+      case 29:
+        return KeptBucket{
+            Id(), Layout(), random_(), random_(), Numbers<uint32_t>(), Numbers<uint64_t>()};
+      default:
+        return KeptResult{Id()};
     }
   }
   Message Any() { return OfType(Below(std::variant_size_v<Message>)); }
@@ -105,6 +112,14 @@ class RandomMessages {
   BucketId Id() { return {U32(), U32()}; }
   GradientPath AnyPath() { return static_cast<GradientPath>(1 + Below(4)); }
   DeviceMemory Memory() { return {Text(), Text(), Text()}; }
+  template <typename Number>
+  std::vector<Number> Numbers() {
+    std::vector<Number> numbers(Below(4));
+    for (Number& number : numbers) number = static_cast<Number>(random_());
+    return numbers;
+  }
+  std::optional<JobTerms> Known() { return Below(2) == 0 ? std::nullopt : std::optional(Terms()); }
+  JobTerms Terms() { return {Numbers<uint64_t>(), U32(), Numbers<uint32_t>()}; }
   CodecPolicy AnyCodec() {
     CodecSpec codec;
     if (Below(2) == 0) codec.kind = CodecKind::kPowerSgd;

@@ -239,9 +239,11 @@ absl::StatusOr<Aggregator::Seat> Aggregator::SeatLocked(const JoinRequest& reque
 
 absl::Status Aggregator::CheckOpenLocked(const JobId& id, const JoinRequest& request) const {
   if (options_.hosted_only && !invited_.contains(id)) {
-    return absl::PermissionDeniedError(absl::StrCat("this sidecar does not host a shard for job '",
-                                                    id.name,
-                                                    "', at least not for one with this secret"));
+    // Where the sidecar is new, its workers have not told it yet.
+    const auto code =
+        request.resume ? absl::StatusCode::kUnavailable : absl::StatusCode::kPermissionDenied;
+    return absl::Status(code, absl::StrCat("this sidecar does not host a shard for job '", id.name,
+                                           "', at least not for one with this secret"));
   }
   if (jobs_.contains(id)) return absl::OkStatus();
   if (draining_) {

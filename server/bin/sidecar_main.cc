@@ -16,6 +16,7 @@
 #include "server/base/log.h"
 #include "server/bin/gpus.h"
 #include "server/bin/program.h"
+#include "server/bin/respawn.h"
 #include "server/bin/sidecar_shards.h"
 #include "server/http/http_server.h"
 #include "server/page/site.h"
@@ -37,6 +38,7 @@ struct Flags {
   uint32_t window_chunks = 0;
   double reconnect_seconds = 10;
   bool exit_when_idle = false;
+  bool respawn = false;
   bool own_dir = false;
   bool no_gpus = false;
   CommonOptions common;
@@ -74,7 +76,7 @@ void WaitForEnd(const Flags& flags, Sidecar& sidecar, SidecarShards& shards, Pol
   }
 }
 
-absl::Status Serve(const Flags& flags, Signals& signals) {
+absl::Status Serve(const Flags& flags, KeptAddresses& kept, Signals& signals) {
   MetricRegistry registry;
   ExportProcessInfo(registry, "sidecar");
   THALWEG_ASSIGN_OR_RETURN(const std::unique_ptr<TraceWriter> trace,
@@ -115,7 +117,9 @@ absl::Status Serve(const Flags& flags, Signals& signals) {
                   [&](const std::string& path) { return site.Answer(path); }));
   }
   spdlog::info("serving at {} with {}", flags.socket, shards->Describe());
-  AnnounceReady(flags.common.ready_fd, flags.socket, http == nullptr ? "" : http->address());
+  const std::string http_address = http == nullptr ? "" : http->address();
+  kept.Keep(shards->address(), http_address);
+  AnnounceReady(flags.common.ready_fd, flags.socket, http_address);
   WaitForEnd(flags, *sidecar, *shards, policy.get(), signals);
   sidecar->Stop(absl::UnavailableError("the sidecar is shutting down"));
   return absl::OkStatus();
@@ -147,6 +151,9 @@ void AddOptions(CLI::App& app, Flags* flags) {
   app.add_option("--timeout", flags->timeout_seconds,
                  "With --exit-when-idle: seconds to wait for the first worker");
   app.add_flag("--exit-when-idle", flags->exit_when_idle, "Exit once the last worker has left");
+  app.add_flag("--respawn", flags->respawn,
+               "Serve in a child process, and start another one when it is killed: its workers go "
+               "on with that");
   app.add_flag("--no-gpus", flags->no_gpus,
                "Take gradients on GPUs through host memory, also where workers and this process "
                "could share the GPUs' memory");
@@ -178,7 +185,14 @@ int main(int argc, char** argv) {
     spdlog::error("no socket: give --socket PATH or set THALWEG_SIDECAR");
     return 2;
   }
-  const int code = thalweg::ExitCode(thalweg::Serve(flags, signals), flags.common.ready_fd);
+  thalweg::KeptAddresses kept;
+  std::optional<int> ended;
+  if (flags.respawn) ended = thalweg::Respawn("the sidecar", &flags.common.ready_fd);
+  if (!kept.shard().empty()) flags.shard_listen = kept.shard();
+  if (!kept.http().empty()) flags.common.http = kept.http();
+  const int code =
+      ended ? *ended
+            : thalweg::ExitCode(thalweg::Serve(flags, kept, signals), flags.common.ready_fd);
   if (flags.own_dir) {
     std::error_code ignored;
     std::filesystem::remove(std::filesystem::path(flags.socket).parent_path(), ignored);

@@ -43,6 +43,8 @@ class SidecarShards {
   ShardDirectory& directory() { return *directory_; }
   // This process's own shard; null: all shards are elsewhere.
   Aggregator* own() { return own_.get(); }
+  // At which other nodes reach it; empty: at none.
+  std::string address() const { return server_ == nullptr ? "" : server_->address(); }
   // Describes for the log where gradients are summed.
   std::string Describe() const;
   // Returns whether another node still takes part in a job on this process's shard.

@@ -1,7 +1,9 @@
 #include "server/shards/placement.h"
 
+#include <algorithm>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "core/base/hash.h"
 
 namespace thalweg {
@@ -9,13 +11,15 @@ namespace thalweg {
 Placement::Placement(std::vector<uint32_t> weights)
     : weights_(std::move(weights)), loads_(weights_.size()) {}
 
-std::vector<uint32_t> Placement::Place(uint32_t index, const ChunkPlan& plan, WireFormat wire) {
-  std::vector<uint64_t>& mine = of_bucket_[index];
-  mine.resize(weights_.size());
-  for (size_t k = 0; k < mine.size(); ++k) loads_[k] -= std::exchange(mine[k], 0);
-
-  std::vector<uint32_t> shards;
-  shards.reserve(plan.Count());
+Placement::Placed Placement::Place(BucketId id, const ChunkPlan& plan, WireFormat wire) {
+  const auto known = placed_.find(id.index);
+  if (known != placed_.end()) {
+    if (known->second.first == id) return known->second.second;
+    for (size_t k = 0; k < loads_.size(); ++k) loads_[k] -= known->second.second.loads[k];
+  }
+  Placed placed;
+  placed.loads.resize(weights_.size());
+  placed.shards.reserve(plan.Count());
   for (uint32_t chunk = 0; chunk < plan.Count(); ++chunk) {
     const uint64_t bytes = MaxEncodedBytes(wire, plan.Elems(chunk));
     uint32_t best = 0;
@@ -24,10 +28,25 @@ std::vector<uint32_t> Placement::Place(uint32_t index, const ChunkPlan& plan, Wi
       if ((loads_[k] + bytes) * weights_[best] < (loads_[best] + bytes) * weights_[k]) best = k;
     }
     loads_[best] += bytes;
-    mine[best] += bytes;
-    shards.push_back(best);
+    placed.loads[best] += bytes;
+    placed.shards.push_back(best);
   }
-  return shards;
+  placed_.insert_or_assign(id.index, std::pair(id, placed));
+  return placed;
+}
+
+absl::Status Placement::Restore(BucketId id, Placed placed) {
+  const auto is_shard = [this](uint32_t shard) { return shard < weights_.size(); };
+  if (placed.loads.size() != weights_.size() ||
+      !std::all_of(placed.shards.begin(), placed.shards.end(), is_shard) ||
+      placed_.contains(id.index)) {
+    return absl::InvalidArgumentError(absl::StrCat("bucket ", ToString(id),
+                                                   " cannot have been placed like that on ",
+                                                   weights_.size(), " shards"));
+  }
+  for (size_t k = 0; k < loads_.size(); ++k) loads_[k] += placed.loads[k];
+  placed_.emplace(id.index, std::pair(id, std::move(placed)));
+  return absl::OkStatus();
 }
 
 uint64_t Placement::Fingerprint(std::span<const uint32_t> shard_of_chunk) {

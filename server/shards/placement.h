@@ -4,8 +4,10 @@
 #include <cstdint>
 #include <map>
 #include <span>
+#include <utility>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "core/base/layout.h"
 #include "core/base/wire_format.h"
 
@@ -19,17 +21,26 @@ class Placement {
  public:
   explicit Placement(std::vector<uint32_t> weights);  // by shard; one is not 0
 
-  // Returns the shard of each chunk of bucket `index`, whose chunks cross the network in format
-  // `wire`; drops the bucket's earlier layout.
-  std::vector<uint32_t> Place(uint32_t index, const ChunkPlan& plan, WireFormat wire);
+  // A bucket, placed: the shard of each chunk, and the bytes that each shard has of it.
+  struct Placed {
+    std::vector<uint32_t> shards;
+    std::vector<uint64_t> loads;
+
+    bool operator==(const Placed&) const = default;
+  };
+  // Places a bucket, whose chunks cross the network in format `wire`, and drops its earlier layout.
+  // One that is placed again stays where it is.
+  Placed Place(BucketId id, const ChunkPlan& plan, WireFormat wire);
+  // Takes what another object with these weights has placed. InvalidArgument: it cannot have.
+  absl::Status Restore(BucketId id, Placed placed);
 
   // Returns a value that is equal for equal placements.
   static uint64_t Fingerprint(std::span<const uint32_t> shard_of_chunk);
 
  private:
   std::vector<uint32_t> weights_;
-  std::vector<uint64_t> loads_;                          // bytes, by shard
-  std::map<uint32_t, std::vector<uint64_t>> of_bucket_;  // each bucket's part of loads_
+  std::vector<uint64_t> loads_;                             // bytes, by shard
+  std::map<uint32_t, std::pair<BucketId, Placed>> placed_;  // by index; part of loads_
 };
 
 }  // namespace thalweg

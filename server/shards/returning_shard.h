@@ -38,12 +38,9 @@ class ReturningShard : public Shard {
   absl::StatusOr<std::unique_ptr<Member>> Join(const JoinRequest& request,
                                                std::shared_ptr<MemberEvents> events,
                                                TimePoint deadline) override;
-  // Takes up a job in which this node had a place before it was restarted; see ReturningSeat. The
-  // other nodes of the job, which must have a secret, return to the shard too.
-  absl::StatusOr<std::unique_ptr<Member>> TakeUp(const JoinRequest& request, const Terms& agreed,
-                                                 RoundLedger ledger,
+  absl::StatusOr<std::unique_ptr<Member>> TakeUp(const JoinRequest& request, KeptSeat kept,
                                                  std::shared_ptr<MemberEvents> events,
-                                                 TimePoint deadline);
+                                                 TimePoint deadline) override;
 
  private:
   // Makes the member of a seat that has joined.

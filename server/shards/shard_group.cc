@@ -110,19 +110,83 @@ absl::Status ShardGroup::Join(
     for (int i = 0; trace_ != nullptr && i < kFirstComparisons; ++i) {
       CallHeartbeat(k, *member).IgnoreError();  // the exchange will report what is wrong
     }
-    MutexLock lock(mutex_);
-    if (left_) return LeftLocked();
-    states_[k].member = std::move(member);
-    states_[k].last_heard = Now();
+    THALWEG_RETURN_IF_ERROR(SetMember(k, std::move(member)));
   }
-  THALWEG_ASSIGN_OR_RETURN(SharePlan plan, Settle(std::move(weights), agreed()));
+  const Terms first = agreed();
+  THALWEG_ASSIGN_OR_RETURN(SharePlan plan, Settle(std::move(weights), first));
+  std::vector<Placement> placements(kMaxParts, Placement(plan.shares));
+  Open(std::move(plan), first.window_chunks, std::move(placements));
+  return absl::OkStatus();
+}
+
+absl::Status ShardGroup::SetMember(uint32_t k, std::unique_ptr<Member> member) {
+  MutexLock lock(mutex_);
+  if (left_) return LeftLocked();
+  states_[k].member = std::move(member);
+  states_[k].last_heard = Now();
+  return absl::OkStatus();
+}
+
+void ShardGroup::Open(SharePlan plan, uint32_t window_chunks, std::vector<Placement> placements) {
   MutexLock lock(mutex_);
   const double total = std::accumulate(plan.shares.begin(), plan.shares.end(), 0.0);
   for (uint32_t k = 0; k < size(); ++k) states_[k].share->Set(plan.shares[k] / total);
-  AddLanesLocked(0, WindowsOf(plan.shares, states_[0].member->terms().window_chunks));
-  placements_.assign(kMaxParts, Placement(plan.shares));
+  AddLanesLocked(0, WindowsOf(plan.shares, window_chunks));
+  placements_ = std::move(placements);
   plan_ = std::move(plan);
+}
+
+absl::Status ShardGroup::TakeUp(
+    JoinRequest request, const KeptPlaces& kept,
+    const std::function<std::shared_ptr<MemberEvents>(uint32_t)>& events_of, TimePoint deadline) {
+  const bool has_share =
+      std::any_of(kept.shares.begin(), kept.shares.end(), [](uint32_t share) { return share > 0; });
+  if (kept.terms.size() != size() || kept.shares.size() != size() || !has_share) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the job had ", kept.terms.size(), " aggregator shards, there are ", size()));
+  }
+  std::vector<Placement> placements(kMaxParts, Placement(kept.shares));
+  for (const KeptPlaces::Bucket& bucket : kept.buckets) {
+    THALWEG_RETURN_IF_ERROR(
+        placements[bucket.announcement.id.part].Restore(bucket.announcement.id, bucket.placed));
+  }
+  request.num_shards = size();
+  request.shard_rates.assign(size(), 0);
+  std::vector<absl::Status> answers(size());
+  const auto take_up = [&](uint32_t k) -> absl::Status {
+    JoinRequest mine = request;
+    mine.shard = k;
+    if (k > 0) {  // as in Join
+      mine.costs.clear();
+      mine.shard_rates.clear();
+    }
+    THALWEG_ASSIGN_OR_RETURN(std::unique_ptr<Member> member,
+                             shards_[k]->TakeUp(mine, SeatOf(k, kept), events_of(k), deadline));
+    return SetMember(k, std::move(member));
+  };
+  {
+    std::vector<Thread> threads;
+    for (uint32_t k = 0; k < size(); ++k) {
+      threads.emplace_back("shard-take-up", [&, k] { answers[k] = take_up(k); });
+    }
+  }
+  for (const absl::Status& answer : answers) THALWEG_RETURN_IF_ERROR(answer);
+  Open({kept.shares, {}}, kept.terms[0].window_chunks, std::move(placements));
   return absl::OkStatus();
+}
+
+KeptSeat ShardGroup::SeatOf(uint32_t k, const KeptPlaces& kept) {
+  KeptSeat seat{kept.terms[k], {}, {}};
+  for (const KeptPlaces::Bucket& bucket : kept.buckets) {
+    seat.buckets.push_back(bucket.announcement);
+    seat.buckets.back().placement = Placement::Fingerprint(bucket.placed.shards);
+    for (const RoundResult& result : bucket.results) {
+      if (bucket.placed.shards[result.id.chunk] != k) continue;
+      seat.results.push_back(result);
+      seat.results.back().epoch = seat.agreed.epoch;
+    }
+  }
+  return seat;
 }
 
 absl::StatusOr<Member*> ShardGroup::MemberOf(uint32_t shard) {
@@ -136,16 +200,16 @@ absl::Status ShardGroup::LeftLocked() const {
   return left_because_.ok() ? absl::CancelledError("the job has ended") : left_because_;
 }
 
-absl::StatusOr<std::vector<uint32_t>> ShardGroup::RegisterBucket(BucketAnnouncement bucket,
-                                                                 const ChunkPlan& plan,
-                                                                 TimePoint deadline) {
-  std::vector<uint32_t> placed;
+absl::StatusOr<Placement::Placed> ShardGroup::RegisterBucket(BucketAnnouncement bucket,
+                                                             const ChunkPlan& plan,
+                                                             TimePoint deadline) {
+  Placement::Placed placed;
   {
     MutexLock lock(mutex_);
     if (placements_.empty()) return absl::FailedPreconditionError("shards not joined");
-    placed = placements_[bucket.id.part].Place(bucket.id.index, plan, bucket.wire);
+    placed = placements_[bucket.id.part].Place(bucket.id, plan, bucket.wire);
   }
-  bucket.placement = Placement::Fingerprint(placed);
+  bucket.placement = Placement::Fingerprint(placed.shards);
   THALWEG_RETURN_IF_ERROR(
       CallAll([&](Member& member) { return member.Register(bucket, deadline); }));
   return placed;
@@ -342,6 +406,15 @@ Terms ShardGroup::agreed() {
   MutexLock lock(mutex_);
   // The first shard chooses, and the others are told.
   return states_.empty() || states_[0].member == nullptr ? Terms{} : states_[0].member->terms();
+}
+
+std::vector<uint64_t> ShardGroup::epochs() {
+  MutexLock lock(mutex_);
+  std::vector<uint64_t> epochs;
+  for (const State& state : states_) {
+    epochs.push_back(state.member == nullptr ? 0 : state.member->terms().epoch);
+  }
+  return epochs;
 }
 
 SharePlan ShardGroup::plan() {

@@ -15,6 +15,7 @@
 #include "core/exchange/shard.h"
 #include "server/base/metrics.h"
 #include "server/plan/share_plan.h"
+#include "server/shards/kept_places.h"
 #include "server/shards/placement.h"
 #include "server/shards/send_lane.h"
 
@@ -34,10 +35,15 @@ class ShardGroup {
   absl::Status Join(JoinRequest request,
                     const std::function<std::shared_ptr<MemberEvents>(uint32_t)>& events_of,
                     TimePoint deadline);
+  // Instead of Join: takes all places up again, at the same time (Shard::TakeUp). InvalidArgument
+  // also: what is kept contradicts itself.
+  absl::Status TakeUp(JoinRequest request, const KeptPlaces& kept,
+                      const std::function<std::shared_ptr<MemberEvents>(uint32_t)>& events_of,
+                      TimePoint deadline);
   // Announces a bucket or part to all shards and returns which shard sums each of its chunks. All
   // nodes must announce those of one part number in the same order.
-  absl::StatusOr<std::vector<uint32_t>> RegisterBucket(BucketAnnouncement bucket,
-                                                       const ChunkPlan& plan, TimePoint deadline);
+  absl::StatusOr<Placement::Placed> RegisterBucket(BucketAnnouncement bucket, const ChunkPlan& plan,
+                                                   TimePoint deadline);
   // Declares a group at all shards; see Member::MakeGroup.
   absl::Status MakeGroup(const Group& group, TimePoint deadline);
   // Sends a chunk to `shard` in the current epoch, without blocking: while the shard owes a window
@@ -88,6 +94,8 @@ class ShardGroup {
   Duration heartbeat_interval() const { return HeartbeatInterval(size()); }
   // Returns what all nodes have agreed on, from Join on: the slowest link, the largest costs.
   Terms agreed();
+  // Returns the epoch of each membership, from Join on.
+  std::vector<uint64_t> epochs();
   // Returns which part of the gradients each shard sums, from Join on: the shards' weights if any
   // is set, then without a forecast, otherwise what the first shard has chosen.
   SharePlan plan();
@@ -102,6 +110,11 @@ class ShardGroup {
 
   // Measures this node's part of the job's links; fills in the request's link and rates.
   absl::Status MeasureLinks(JoinRequest* request, TimePoint deadline);
+  // Fills in what this node has in its place on a shard.
+  static KeptSeat SeatOf(uint32_t shard, const KeptPlaces& kept);
+  absl::Status SetMember(uint32_t shard, std::unique_ptr<Member> member);
+  // From now on buckets can be announced.
+  void Open(SharePlan plan, uint32_t window_chunks, std::vector<Placement> placements);
   // Returns the member, or why there is none.
   absl::StatusOr<Member*> MemberOf(uint32_t shard);
   // Calls all members at the same time; returns the first shard's error.

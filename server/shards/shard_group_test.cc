@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <tuple>
 #include <vector>
 
 #include "core/base/protocol.h"
@@ -90,8 +91,8 @@ TEST_F(ShardGroupTest, AllShardsAreToldTheSamePlacement) {
   const BucketLayout layout{DType::kFloat32, {{"w", {40}}}};
   const auto placed = group_.RegisterBucket({{}, layout}, {40, 10}, Now() + kTestPatience);
   ASSERT_TRUE(placed.ok());
-  EXPECT_EQ(*placed, (std::vector<uint32_t>{0, 1, 0, 1}));
-  EXPECT_EQ(a_.placements, std::vector<uint64_t>{Placement::Fingerprint(*placed)});
+  EXPECT_EQ(placed->shards, (std::vector<uint32_t>{0, 1, 0, 1}));
+  EXPECT_EQ(a_.placements, std::vector<uint64_t>{Placement::Fingerprint(placed->shards)});
   EXPECT_EQ(b_.placements, a_.placements);
 }
 
@@ -194,6 +195,72 @@ TEST_F(ShardGroupTest, OnlyAShardThatForgotUsFailsTheHeartbeat) {
   a_.heartbeat = absl::NotFoundError("who?");
   EXPECT_FALSE(group_.Heartbeat(0).ok());
   EXPECT_TRUE(group_.Heartbeat(1).ok());
+}
+
+// Two shards sum two chunks each of a bucket that an earlier process has placed.
+class TakenUpGroupTest : public ShardGroupTest {
+ protected:
+  static constexpr BucketId kBucket{3, 1};
+
+  TakenUpGroupTest() {
+    KeptPlaces::Bucket bucket{{{1, 1, 0, 1}, {40, 120}}, {kBucket, {}}, {}};
+    for (uint32_t chunk = 0; chunk < 4; ++chunk) {
+      bucket.results.push_back({.id = {kBucket, chunk, 7}});
+    }
+    kept_.terms = {{11, kMinChunkBytes, 2}, {12, kMinChunkBytes, 2}};
+    kept_.shares = {1, 3};
+    kept_.buckets.push_back(std::move(bucket));
+  }
+  absl::Status TakeUp() {
+    JoinRequest request;
+    request.costs.resize(2);
+    return group_.TakeUp(
+        request, kept_, [](uint32_t) { return std::make_shared<NullSink>(); },
+        Now() + kTestPatience);
+  }
+  KeptPlaces kept_;
+};
+
+TEST_F(TakenUpGroupTest, EveryShardGetsItsPlaceAndTheResultsOfItsChunks) {
+  ASSERT_TRUE(TakeUp().ok());
+  EXPECT_EQ(b_.joined.shard, 1u);
+  EXPECT_EQ(b_.joined.num_shards, 2u);
+  EXPECT_EQ(a_.joined.costs.size(), 2u);  // as in a first join, which tells only the first shard
+  EXPECT_EQ(b_.joined.costs.size(), 0u);
+  const std::vector<uint32_t> of_a = {2}, of_b = {0, 1, 3};
+  for (const auto& [seat, epoch, chunks] :
+       {std::tuple(a_.taken_up, 11u, of_a), {b_.taken_up, 12u, of_b}}) {
+    ASSERT_EQ(seat.buckets.size(), 1u);
+    EXPECT_EQ(seat.buckets[0].id, kBucket);
+    EXPECT_EQ(seat.buckets[0].placement, Placement::Fingerprint(kept_.buckets[0].placed.shards));
+    std::vector<uint32_t> given;
+    for (const RoundResult& result : seat.results) {
+      given.push_back(result.id.chunk);
+      EXPECT_EQ(result.epoch, epoch);
+    }
+    EXPECT_EQ(given, chunks);
+  }
+  EXPECT_EQ(group_.epochs(), (std::vector<uint64_t>{11, 12}));
+}
+
+TEST_F(TakenUpGroupTest, LaterBucketsArePlacedAsIfTheProcessHadLivedOn) {
+  ASSERT_TRUE(TakeUp().ok());
+  Placement lived({1, 3});
+  ASSERT_TRUE(lived.Restore(kBucket, kept_.buckets[0].placed).ok());
+  const BucketAnnouncement next{{4, 0}, {DType::kFloat32, {{"w", {40}}}}};
+  const auto placed = group_.RegisterBucket(next, {40, 10}, Now() + kTestPatience);
+  ASSERT_TRUE(placed.ok());
+  EXPECT_EQ(*placed, lived.Place(next.id, {40, 10}, WireFormat::kFloat32));
+}
+
+TEST_F(TakenUpGroupTest, TermsOfAnotherNumberOfShardsAreRefused) {
+  kept_.terms.pop_back();
+  EXPECT_TRUE(absl::IsInvalidArgument(TakeUp()));
+}
+
+TEST_F(TakenUpGroupTest, RefusalOfOneShardIsReturned) {
+  b_.refusal = absl::FailedPreconditionError("the reason");
+  EXPECT_EQ(TakeUp(), b_.refusal);
 }
 
 }  // namespace

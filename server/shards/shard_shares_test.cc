@@ -43,7 +43,9 @@ class ShardSharesTest : public ::testing::Test {
   // Returns the shards of a bucket's chunks.
   std::vector<uint32_t> Place(uint64_t chunks) {
     const BucketLayout layout{DType::kFloat32, {{"w", {static_cast<int64_t>(10 * chunks)}}}};
-    return group_->RegisterBucket({{}, layout}, {10 * chunks, 10}, Now() + kTestPatience).value();
+    return group_->RegisterBucket({{}, layout}, {10 * chunks, 10}, Now() + kTestPatience)
+        .value()
+        .shards;
   }
   double Share(const char* shard) {
     return metrics_.GetGauge("thalweg_sidecar_shard_share", "", {{"shard", shard}}).Value();

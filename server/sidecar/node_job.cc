@@ -12,8 +12,7 @@
 #include "core/base/status_macros.h"
 #include "core/exchange/of_job.h"
 #include "server/base/log.h"
-#include "server/plan/share_plan.h"
-#include "server/sidecar/codec/codec_costs.h"
+#include "server/sidecar/node_entry.h"
 
 namespace thalweg {
 namespace {
@@ -29,16 +28,6 @@ std::vector<Shard*> Pointers(const std::vector<std::shared_ptr<Shard>>& owners) 
   std::vector<Shard*> shards;
   for (const auto& owner : owners) shards.push_back(owner.get());
   return shards;
-}
-
-// Says how the nodes use the shards, for a job of several nodes, and logs it. All nodes have the
-// same plan, so one says it aloud.
-std::string AnnouncePlacement(const ipc::Hello& job, const SharePlan& plan) {
-  if (job.num_nodes == 1) return "";
-  std::string placement = Describe(plan);
-  spdlog::log(job.node == 0 ? spdlog::level::info : spdlog::level::debug, "job '{}': {}", job.job,
-              placement);
-  return placement;
 }
 
 // Passes on what one shard tells the job. It refers to the job weakly, because shards may hold it
@@ -58,13 +47,6 @@ class ShardEvents : public MemberEvents {
   const std::weak_ptr<NodeJob> job_;
   const uint32_t shard_;
 };
-
-// By shard: the node that hosts it.
-std::vector<uint32_t> HostsOf(const ipc::Hello& job) {
-  std::vector<uint32_t> hosts;
-  for (const ShardPlace& place : job.shards) hosts.push_back(place.host);
-  return hosts;
-}
 
 }  // namespace
 
@@ -104,9 +86,11 @@ NodeJob::NodeJob(const ipc::Hello& first, const ShardDirectory::JobShards& shard
               {outcome_, report_, patience_.step.sidecar(), first.local_size,
                [this](uint32_t local_rank) { return roster_.NameOf(local_rank); }},
               *this),
-      collectives_({first.node, patience_.silence.shard(), HostsOf(first)},
+      collectives_({first.node, patience_.silence.shard(), HostsOf(first.shards)},
                    {outcome_, progress_, shards_, arenas_, report_.trace()}, *this),
-      post_({first.node, first.num_nodes, HostsOf(first)}, {progress_, shards_, arenas_}, *this),
+      post_({first.node, first.num_nodes, HostsOf(first.shards)}, {progress_, shards_, arenas_},
+            *this),
+      kept_(first.local_size, outcome_),
       roster_(first, context.metrics, outcome_, [this](const absl::Status& why) { Fail(why); }),
       watchdog_(patience_, created_,
                 {outcome_, roster_, buckets_, collectives_, post_, progress_, shards_}) {}
@@ -138,6 +122,7 @@ void NodeJob::WakeAll() {
   roster_.Wake();
   runner_.Wake();
   collectives_.Wake();
+  kept_.Wake();
 }
 
 absl::Status NodeJob::ProbeGpu(const ipc::Hello& hello) const {
@@ -153,6 +138,7 @@ absl::Status NodeJob::AddWorker(const ipc::Hello& hello, std::shared_ptr<Connect
   THALWEG_RETURN_IF_ERROR(outcome_.Check());
   if (!refusal.ok() && !roster_.has_gathered()) Fail(refusal);
   if (refusal.ok()) refusal = roster_.Admit(hello, std::move(connection), shares_gpu);
+  if (refusal.ok()) kept_.Expect(hello.local_rank, hello.kept_buckets);
   return OfJob(spec_.job, refusal);
 }
 
@@ -283,54 +269,18 @@ void NodeJob::ReleaseWorker(uint32_t local_rank) {
 
 void NodeJob::Run() {
   absl::Status status = roster_.Gather();
-  if (status.ok()) status = JoinShards();
+  if (status.ok()) {
+    const std::weak_ptr<NodeJob> self = weak_from_this();
+    NodeEntry entry(
+        {spec_, patience_, context_, signer_, shards_, compression_, buckets_, kept_, roster_},
+        [&](uint32_t shard) { return std::make_shared<ShardEvents>(self, shard); });
+    status = entry.Enter(created_ + patience_.silence.sidecar());
+  }
   if (status.ok()) {
     runner_.RunLoop();
   } else {
     Fail(status);
   }
-}
-
-absl::Status NodeJob::JoinShards() {
-  JoinRequest request;
-  request.job = spec_.job;
-  request.node = spec_.node;
-  request.node_name = spec_.node_name;
-  request.workers = spec_.local_size;
-  request.num_nodes = spec_.num_nodes;
-  request.world_size = spec_.world_size;
-  request.chunk_bytes = spec_.chunk_bytes;
-  request.window_chunks = context_.window_chunks;
-  request.codec = spec_.codec;
-  request.round_timeout = patience_.step.shard();
-  request.identity = IdentityOf(signer_.get());
-  request.signer = signer_;
-  request.hosts = HostsOf(spec_);
-  request.costs = MeasureCosts(compression_.candidates(), spec_.num_nodes, context_.threads);
-  const std::weak_ptr<NodeJob> self = weak_from_this();
-  THALWEG_RETURN_IF_ERROR(shards_.Join(
-      request, [&](uint32_t shard) { return std::make_shared<ShardEvents>(self, shard); },
-      created_ + patience_.silence.sidecar()));
-  const Terms agreed = shards_.agreed();
-  const SharePlan plan = shards_.plan();
-  compression_.Agree(agreed, plan.forecast);
-  BucketTerms terms;
-  terms.codec = spec_.codec;
-  terms.chunk_bytes = agreed.chunk_bytes;
-  terms.num_shards = shards_.size();
-  terms.num_nodes = spec_.num_nodes;
-  terms.local_size = spec_.local_size;
-  terms.device = roster_.ChoosePaths() ? context_.gpus : &context_.device;
-  terms.path = roster_.first_path();
-  terms.patience = patience_.silence.sidecar();
-  buckets_.Open(terms);
-  spdlog::info(
-      "job '{}': node {} of {} with {} workers, {} shards, {} on the wire in chunks of {} KiB",
-      spec_.job, spec_.node, spec_.num_nodes, spec_.local_size, shards_.size(),
-      spec_.codec.ToString(), agreed.chunk_bytes >> 10);
-  roster_.Welcome({agreed.epoch, shards_.size(), THALWEG_VERSION, agreed.chunk_bytes,
-                   GradientPath::kCpu, AnnouncePlacement(spec_, plan)});
-  return absl::OkStatus();
 }
 
 void NodeJob::Monitor() {

@@ -26,6 +26,7 @@
 #include "server/sidecar/bucket/bucket_table.h"
 #include "server/sidecar/bucket/codec_states.h"
 #include "server/sidecar/bucket/job_compression.h"
+#include "server/sidecar/bucket/kept_buckets.h"
 #include "server/sidecar/bucket/round_report.h"
 #include "server/sidecar/bucket/round_runner.h"
 #include "server/sidecar/bucket/served_weights.h"
@@ -39,8 +40,7 @@
 
 namespace thalweg {
 
-// Thread-safe. Owns the threads. Fails as a whole: the first error is told to every worker and
-// shard.
+// Thread-safe. Owns the threads. Fails as a whole: all workers and shards are told the first error.
 class NodeJob : public std::enable_shared_from_this<NodeJob>,
                 private RoundRunner::Listener,
                 private CollectiveListener {
@@ -52,10 +52,10 @@ class NodeJob : public std::enable_shared_from_this<NodeJob>,
                                         const ShardDirectory::JobShards& shards,
                                         NodeContext& context);
 
-  // Takes a worker in. A worker that contradicts the job is refused, and fails the job while it
-  // gathers. The connection is shared with the thread that reads from it; nobody else may send
-  // through it from now on.
+  // Takes a worker in. One that contradicts the job is refused, and fails the job while it gathers.
+  // The connection is shared with the thread that reads from it; nobody else may send through it.
   absl::Status AddWorker(const ipc::Hello& hello, std::shared_ptr<Connection> connection);
+  KeptBuckets& kept() { return kept_; }  // that workers bring along from an earlier process
   void OnRegisterBucket(uint32_t local_rank, const ipc::RegisterBucket& message, UniqueFd arena);
   void OnSubmit(uint32_t local_rank, const ipc::Submit& message);
   // The worker has sent a message, be it only a sign of life.
@@ -97,12 +97,12 @@ class NodeJob : public std::enable_shared_from_this<NodeJob>,
   // Ends the threads, after the workers and shards have been told of a failure. Idempotent; must
   // come before the last reference goes, and not from an event.
   void Stop();
-  std::string name() const { return spec_.job; }
   JobFlights Flights(TimePoint now) const;
 
  private:
   NodeJob(const ipc::Hello& first, const ShardDirectory::JobShards& shards, NodeContext& context);
 
+  void OnPlaced(const ipc::Placed& message) override { roster_.TellAll(message); }
   void OnComplete(const ipc::Complete& message) override { roster_.TellAll(message); }
   void OnFailed(const absl::Status& why) override { Fail(why); }
   void OnMessage(uint32_t local_rank, const ipc::Message& message, int fd) override {
@@ -114,7 +114,6 @@ class NodeJob : public std::enable_shared_from_this<NodeJob>,
   void WakeAll();
   absl::Status ProbeGpu(const ipc::Hello& hello) const;
   void Run();
-  absl::Status JoinShards();
   void Monitor();
   void SendHeartbeats(uint32_t shard);
   // Shows that the worker and the job are alive while the worker's reader is busy.
@@ -138,6 +137,7 @@ class NodeJob : public std::enable_shared_from_this<NodeJob>,
   Arenas arenas_;
   CollectiveRunner collectives_;
   PostOffice post_;
+  KeptBuckets kept_;
   Roster roster_;
   Watchdog watchdog_;
 

@@ -35,6 +35,7 @@ absl::Status CheckHello(const ipc::Hello& h) {
     return invalid(absl::StrCat("chunks must have ", kMinChunkBytes, " to ", kMaxChunkBytes,
                                 " bytes, got ", h.chunk_bytes));
   }
+  if (h.known && h.chunk_bytes == 0) return invalid("it goes on with chunks of 0 bytes");
   if (h.timeout_ms == 0 || h.step_timeout_ms == 0) {
     return invalid("the timeouts must be positive");
   }
@@ -162,6 +163,11 @@ absl::Status Sidecar::ReadMessages(Connection& connection, NodeJob& job, uint32_
     }
     if (const auto* bucket = std::get_if<ipc::RegisterBucket>(&received->message)) {
       job.OnRegisterBucket(local_rank, *bucket, std::move(received->fd));
+    } else if (auto* kept = std::get_if<ipc::KeptBucket>(&received->message)) {
+      THALWEG_RETURN_IF_ERROR(
+          job.kept().Add(local_rank, std::move(*kept), std::move(received->fd)));
+    } else if (const auto* result = std::get_if<ipc::KeptResult>(&received->message)) {
+      THALWEG_RETURN_IF_ERROR(job.kept().AddResult(local_rank, *result, std::move(received->fd)));
     } else if (const auto* submit = std::get_if<ipc::Submit>(&received->message)) {
       job.OnSubmit(local_rank, *submit);
     } else if (std::holds_alternative<ipc::GetCodecState>(received->message)) {

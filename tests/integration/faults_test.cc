@@ -383,6 +383,7 @@ TEST(WorkerFaultTest, WorkerThatDoesNotReadHoldsUpNobodyAndFindsAllResultsInOrde
     }
     for (auto& outcome : pending) ASSERT_TRUE(Get(outcome).ok()) << round;
   }
+  ASSERT_TRUE(connection->Receive(Now() + kTestPatience).ok());  // Placed
   for (uint64_t round = 1; round <= kRounds; ++round) {
     const auto received = connection->Receive(Now() + kTestPatience);
     ASSERT_TRUE(received.ok()) << received.status();

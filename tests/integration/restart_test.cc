@@ -289,15 +289,17 @@ class RestartedNodeTest : public RestartTest {
 
   absl::StatusOr<std::unique_ptr<Member>> Begin(ReturningShard& shard, uint64_t completed,
                                                 const std::shared_ptr<Results>& heard) {
-    RoundLedger ledger;
-    for (uint32_t c = 0; c < kChunks; ++c) ledger.NoteBucket(AnnouncementOf(kWire, c));
+    KeptSeat kept{terms_, {}, {}};
+    for (uint32_t c = 0; c < kChunks; ++c) kept.buckets.push_back(AnnouncementOf(kWire, c));
     if (completed > 0) {
-      for (uint32_t c = 0; c < kChunks; ++c) ledger.NoteLast(ResultOf(IdOf(kWire, c, completed)));
-      return shard.TakeUp(RequestOf(kMortal), terms_, ledger, heard, Now() + kTestPatience);
+      for (uint32_t c = 0; c < kChunks; ++c) {
+        kept.results.push_back(ResultOf(IdOf(kWire, c, completed)));
+      }
+      return shard.TakeUp(RequestOf(kMortal), std::move(kept), heard, Now() + kTestPatience);
     }
     auto member = shard.Join(RequestOf(kMortal), heard, Now() + kTestPatience);
     if (!member.ok()) return member;
-    for (const BucketAnnouncement& bucket : ledger.Buckets()) {
+    for (const BucketAnnouncement& bucket : kept.buckets) {
       EXPECT_TRUE((*member)->Register(bucket, Now() + kTestPatience).ok());
     }
     return member;

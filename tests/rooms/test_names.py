@@ -16,7 +16,7 @@ DECLARATIONS = (
 
 
 def names_without_linkage(text: str) -> list[str]:
-    """Returns what unnamed namespaces declare at the start of a line, behind the namespaces around."""
+    """Returns what unnamed namespaces declare at the start of a line, with the namespaces around."""
     around: list[str] = []
     names = []
     for line in text.splitlines():
@@ -33,7 +33,7 @@ def names_without_linkage(text: str) -> list[str]:
 
 
 def clashes(sources: dict[str, str]) -> list[str]:
-    """Returns each name without linkage that several `sources`, texts by path, of a room declare."""
+    """Returns each name without linkage that several `sources` of a room, texts by path, have."""
     places = defaultdict(list)
     for path, text in sources.items():
         # What is compiled for several targets has their names around its own.
@@ -54,8 +54,10 @@ def test_names_clash_in_a_room_alone() -> None:
     }.items():
         found = clashes({path: text.format(line) for path in paths})
         assert found == [f"thalweg::::{name}: {paths[0]}, {paths[1]}"]
-    assert not clashes({paths[0]: text.format("int Add(int a)"), paths[1]: text.format("int Add()")})
-    assert not clashes({path: "namespace thalweg {\nint a = 1;\n}\n" for path in paths[:2]})
+    assert not clashes(
+        {paths[0]: text.format("int Add(int a)"), paths[1]: text.format("int Add()")}
+    )
+    assert not clashes(dict.fromkeys(paths[:2], "namespace thalweg {\nint a = 1;\n}\n"))
 
 
 def test_no_two_sources_of_a_room_share_a_name_without_linkage() -> None:

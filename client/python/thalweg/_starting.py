@@ -109,7 +109,7 @@ def _start_in(folder: str, worker: Introduction, listen: str) -> str:
                 "set TMPDIR to a shorter one"
             )
         argv = [str(_binaries.find(_binaries.SIDECAR)), "--socket", path, "--own-dir"]
-        argv += ["--exit-when-idle", "--timeout", f"{worker.timeout:g}"]
+        argv += ["--respawn", "--exit-when-idle", "--timeout", f"{worker.timeout:g}"]
         if worker.aggregators:
             argv += ["--aggregators", ",".join(worker.aggregators)]
         if listen:

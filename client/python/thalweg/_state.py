@@ -124,7 +124,8 @@ class State:
         rounds (buckets), raw_bytes (gradients that this worker submitted), wire_bytes_sent and
         wire_bytes_received (by its node), compression (raw_bytes / wire_bytes_sent),
         nonfinite_elems, skipped_steps (by loss scalers of this process, torch's or thalweg.amp's),
-        and *_seconds: copy (this worker), wait, reduce, decode, wire (the node), total.
+        sidecar_returns (times that a new process of the sidecar has taken up the job), and
+        *_seconds: copy (this worker), wait, reduce, decode, wire (the node), total.
 
         These are not sums: compressed_since (the iteration, counted from 1, in which compression
         began; 0: not yet), the latest samples of error_ratio (the lost part of a gradient, relative

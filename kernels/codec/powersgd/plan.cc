@@ -46,7 +46,8 @@ void AddRowTiles(const FactorShape& shape, uint32_t matrix, std::vector<PowerSgd
   const uint32_t lanes = LanesFor(shape.cols);
   const uint64_t at_once = uint64_t{kPowerSgdThreads} / lanes * kRowsAtOnce;
   const uint64_t rows =
-      at_once * std::max<uint64_t>(1, kPlanTileElems / (std::min(at_once, shape.rows) * shape.cols));
+      at_once *
+      std::max<uint64_t>(1, kPlanTileElems / (std::min(at_once, shape.rows) * shape.cols));
   for (uint64_t begin = 0; begin < shape.rows; begin += rows) {
     tiles->push_back({matrix, static_cast<uint32_t>(begin),
                       static_cast<uint32_t>(std::min<uint64_t>(shape.rows, begin + rows)), lanes});

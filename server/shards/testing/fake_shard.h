@@ -29,6 +29,15 @@ class FakeShard : public Shard {
     return std::make_unique<FakeMember>(*this, Terms{1, kMinChunkBytes, 2, weight, agreed_link,
                                                      agreed_costs, agreed_shares, agreed_forecast});
   }
+  absl::StatusOr<std::unique_ptr<Member>> TakeUp(const JoinRequest& request, KeptSeat kept,
+                                                 std::shared_ptr<MemberEvents> events,
+                                                 TimePoint) override {
+    joined = request;
+    if (!refusal.ok()) return refusal;
+    sink = std::move(events);
+    taken_up = std::move(kept);
+    return std::make_unique<FakeMember>(*this, taken_up.agreed);
+  }
   absl::StatusOr<LinkSpeed> MeasureLink(TimePoint) override {
     ++num_measurements;
     return link;
@@ -54,6 +63,7 @@ class FakeShard : public Shard {
   std::function<void()> on_contribute;  // called with no lock held; null: nothing
   absl::Status refusal, heartbeat;
   JoinRequest joined;
+  KeptSeat taken_up;
   LinkSpeed link, agreed_link;
   uint32_t weight = 1;
   std::vector<CodecCost> agreed_costs;

@@ -40,6 +40,11 @@ class BucketRound {
   BucketRound(BucketId id, const BucketLayout& layout, uint32_t local_size, BucketArena& result)
       : id_(id), layout_(layout), result_(result), submitted_(local_size) {}
 
+  // Goes on after round `number` of an earlier process. Before the first round.
+  void Restore(uint64_t number) {
+    MutexLock lock(mutex_);
+    number_ = number;
+  }
   // Takes a worker's submission. Returns true when it was the last worker's: the round is queued.
   // InvalidArgument: out of order, there is no tensor that it says is unused, or other workers of
   // the node say something else of the round.

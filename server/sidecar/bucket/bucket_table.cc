@@ -79,8 +79,10 @@ absl::StatusOr<std::shared_ptr<NodeBucket>> BucketTable::MakeBucket(
                                               compression_.Choose(message.id, message.layout)));
   if (message.update) {
     Part& part = made->updated_part();
-    THALWEG_ASSIGN_OR_RETURN(part.shard_of_chunk, shards_.RegisterBucket(part.bucket, part.plan,
-                                                                         Now() + terms_->patience));
+    THALWEG_ASSIGN_OR_RETURN(
+        Placement::Placed placed,
+        shards_.RegisterBucket(part.bucket, part.plan, Now() + terms_->patience));
+    part.shard_of_chunk = std::move(placed.shards);
   }
   return made;
 }

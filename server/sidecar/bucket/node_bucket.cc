@@ -81,6 +81,12 @@ BucketCodec* NodeBucket::FindCodec(uint32_t part) {
   return nullptr;
 }
 
+void NodeBucket::Restore(uint64_t round, std::vector<uint32_t> shards) {
+  round_.Restore(round);
+  whole_->part().round = round;
+  whole_->part().shard_of_chunk = std::move(shards);
+}
+
 absl::Status NodeBucket::AddInput(uint32_t local_rank, UniqueFd fd,
                                   const DeviceMemory& device_memory) {
   if (memory_->HasInput(local_rank)) {

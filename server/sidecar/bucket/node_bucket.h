@@ -55,6 +55,9 @@ class NodeBucket : public std::enable_shared_from_this<NodeBucket> {
   const std::vector<std::unique_ptr<BucketCodec>>& compressing() const { return compressing_; }
   // Returns the codec whose part that is; null when the bucket has no such part.
   BucketCodec* FindCodec(uint32_t part);
+  // Goes on after `round`, which an earlier process has completed; `shards` sum the chunks. Before
+  // the first round.
+  void Restore(uint64_t round, std::vector<uint32_t> shards);
   // Takes the memory into which worker `local_rank` will put its share, in type share().
   absl::Status AddInput(uint32_t local_rank, UniqueFd fd, const DeviceMemory& device_memory);
 

@@ -151,8 +151,11 @@ absl::Status RoundRunner::SendPart(const Step& step, FoldPool& pool) {
 absl::Status RoundRunner::Announce(BucketCodec& codec, Part& part) {
   if (part.round == 1 && !part.bucket.update) {
     THALWEG_ASSIGN_OR_RETURN(
-        part.shard_of_chunk,
+        Placement::Placed placed,
         context_.shards.RegisterBucket(part.bucket, part.plan, Now() + terms_.timeout.shard()));
+    part.shard_of_chunk = placed.shards;
+    const BucketId& id = part.bucket.id;
+    if (id.part == 0) listener_.OnPlaced({id, std::move(placed.shards), std::move(placed.loads)});
   }
   if (terms_.node != 0) return absl::OkStatus();
   return WriteShardResiduals(context_.shards, codec, part, terms_.timeout.shard());

@@ -48,6 +48,8 @@ class RoundRunner {
   class Listener {
    public:
     virtual ~Listener() = default;
+    // The shards know a whole bucket, whose first round begins.
+    virtual void OnPlaced(const ipc::Placed& message) = 0;
     // The result of a round is where workers will find it.
     virtual void OnComplete(const ipc::Complete& message) = 0;
     // A round cannot go on.

@@ -18,6 +18,7 @@ using ::testing::HasSubstr;
 // Waits for what a runner tells.
 class FakeListener : public RoundRunner::Listener {
  public:
+  void OnPlaced(const ipc::Placed& /*message*/) override {}
   void OnComplete(const ipc::Complete& message) override {
     MutexLock lock(mutex_);
     completed_.push_back(message);

@@ -228,8 +228,9 @@ std::vector<uint32_t> CollectiveRunner::ShardsOf(GroupState& group, const Route&
     }
     placement = group.placements.emplace(without, Placement(std::move(weights))).first;
   }
-  return placement->second.Place(static_cast<uint32_t>(sequence % kRotation), cut,
-                                 WireFormat::kFloat32);
+  const BucketId id{static_cast<uint32_t>(sequence % kRotation),
+                    static_cast<uint32_t>(sequence / kRotation)};
+  return placement->second.Place(id, cut, WireFormat::kFloat32).shards;
 }
 
 absl::Status CollectiveRunner::Start(const std::shared_ptr<NodeCollective>& collective) {

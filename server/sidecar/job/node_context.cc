@@ -40,6 +40,9 @@ SidecarMetrics::SidecarMetrics(MetricRegistry& r)
       workers(WorkersByPath(r)),
       jobs_ended(r, "thalweg_sidecar_jobs_ended_total",
                  "Jobs that have ended, by outcome: ok, or why they failed"),
+      taken_up_jobs(r.GetCounter("thalweg_sidecar_taken_up_jobs_total",
+                                 "Jobs of an earlier process of the sidecar that have gone on "
+                                 "here")),
       steps(r.GetCounter("thalweg_sidecar_steps_total",
                          "Rounds of jobs' first bucket completed: steps that exchange gradients")),
       exchange_seconds(r.GetCounter("thalweg_sidecar_exchange_seconds_total",

@@ -25,6 +25,7 @@ struct SidecarMetrics {
   // connected workers; all paths have an entry, also unused ones
   std::map<GradientPath, Gauge*> workers;
   OutcomeCounters jobs_ended;
+  Counter& taken_up_jobs;
   Counter& steps;
   Counter& exchange_seconds;
   Counter& buckets;

@@ -22,8 +22,7 @@ absl::StatusOr<ShardDirectory::JobShards> ShardDirectory::ShardsOf(const ipc::He
   }
   if (hello.shards.empty()) {
     for (Shard* const shard : options_.configured) {
-      const bool is_elsewhere = !options_.addresses.empty();
-      job.shards.push_back(is_elsewhere ? Returning(Unowned(shard)) : Unowned(shard));
+      job.shards.push_back(Returning(Unowned(shard)));
     }
   }
   for (const ShardPlace& place : hello.shards) {
@@ -35,7 +34,7 @@ absl::StatusOr<ShardDirectory::JobShards> ShardDirectory::ShardsOf(const ipc::He
 absl::StatusOr<std::shared_ptr<Shard>> ShardDirectory::Find(const ShardPlace& place,
                                                             uint32_t node) {
   if (place.host == node) {
-    if (options_.hosted.shard != nullptr) return Unowned(options_.hosted.shard);
+    if (options_.hosted.shard != nullptr) return Returning(Unowned(options_.hosted.shard));
     return absl::InvalidArgumentError(
         absl::StrCat("node ", node, " is to host a shard at ", place.address,
                      ", but its sidecar hosts none: start it with --shard-listen"));

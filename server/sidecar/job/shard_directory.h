@@ -37,8 +37,8 @@ class ShardDirectory {
     // Makes a signer from a job's secret. Null: jobs must not have any.
     std::function<absl::StatusOr<std::shared_ptr<const JobSigner>>(const std::string& secret)>
         make_signer;
-    // Wraps a shard of another process for one job, so that the job goes on when the shard is
-    // restarted (ReturningShard). Null: it does not.
+    // Wraps a shard for one job, so that the job goes on when the shard forgets it, because it or
+    // another node is restarted (ReturningShard). Null: it does not.
     std::function<std::shared_ptr<Shard>(std::shared_ptr<Shard>)> make_returning = nullptr;
   };
   explicit ShardDirectory(Options options) : options_(std::move(options)) {}

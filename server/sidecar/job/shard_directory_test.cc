@@ -75,7 +75,7 @@ TEST_F(ShardDirectoryTest, OwnShardIsCalledDirectlyAndOthersByTheirAddress) {
   EXPECT_EQ(connected_, (std::vector<std::string>{"10.0.0.2:7100", "agg:1"}));
 }
 
-TEST_F(ShardDirectoryTest, ShardsOfOtherProcessesReturnForEachJob) {
+TEST_F(ShardDirectoryTest, AllShardsMayForgetEachJobAndItsNodeReturns) {
   std::vector<std::shared_ptr<Shard>> wrapped;
   make_returning_ = [&](std::shared_ptr<Shard> shard) {
     wrapped.push_back(std::move(shard));
@@ -86,11 +86,11 @@ TEST_F(ShardDirectoryTest, ShardsOfOtherProcessesReturnForEachJob) {
   const auto second = directory.ShardsOf(NodeOne({{"10.0.0.2:7100", 0}}));
   const auto third = directory.ShardsOf(NodeOne({}));
   ASSERT_TRUE(first.ok() && second.ok() && third.ok());
-  ASSERT_EQ(wrapped.size(), 3u);
-  EXPECT_EQ(wrapped[0], wrapped[1]);
+  ASSERT_EQ(wrapped.size(), 4u);
+  EXPECT_EQ(wrapped[1].get(), &own_);
+  EXPECT_EQ(wrapped[0], wrapped[2]);
   EXPECT_NE(first->shards[0], second->shards[0]);
-  EXPECT_EQ(first->shards[1].get(), &own_);
-  EXPECT_EQ(wrapped[2].get(), &configured_);
+  EXPECT_EQ(wrapped[3].get(), &configured_);
 }
 
 TEST_F(ShardDirectoryTest, JobsShareAConnectionUntilTheLastOneHasEnded) {

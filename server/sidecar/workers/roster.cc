@@ -56,6 +56,13 @@ absl::Status Roster::CheckSameJob(const ipc::Hello& h) const {
     return differs("the list of shards", absl::StrCat("'", places(h), "'"),
                    absl::StrCat("'", places(first_), "'"));
   }
+  if (h.known.has_value() != first_.known.has_value()) {
+    return differs("whether the job goes on", h.known.has_value(), first_.known.has_value());
+  }
+  if (h.known != first_.known) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("rank ", h.rank, " takes another job up than rank ", first_.rank));
+  }
   if (h.secret != first_.secret) {
     return absl::InvalidArgumentError(absl::StrCat("rank ", h.rank,
                                                    " has another secret of the "

@@ -100,7 +100,8 @@ def _start_sidecars(
         # Each sidecar has its own folder, which it removes also when the launcher is killed.
         folders.append(tempfile.mkdtemp(prefix="thalweg-"))
         sockets.append(str(Path(folders[-1]) / "sidecar.sock"))
-        argv = [binary, "--socket", sockets[-1], "--own-dir", "--http", "127.0.0.1:0"]
+        argv = [binary, "--socket", sockets[-1], "--own-dir", "--respawn"]
+        argv += ["--http", "127.0.0.1:0"]
         argv += ["--aggregators", ",".join(aggregators)]
         if plan.sidecars_listen:
             argv += ["--shard-listen", "127.0.0.1:0"]

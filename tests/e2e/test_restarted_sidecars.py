@@ -1,0 +1,128 @@
+"""Tests that training goes on when a sidecar is killed and started again."""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import signal
+import time
+import urllib.error
+from pathlib import Path
+
+import pytest
+import reconnecting_jobs
+from harness import Job, metric, servers
+
+JOBS = Path(reconnecting_jobs.__file__)
+KILLS = 6
+BUCKETS = 60  # between kills, of about 6 in a step
+STEPS = 900  # the job must not end before the last kill
+BY_AGGREGATORS, HOSTED = "aggregators", "hosted shards"
+
+
+def child_of(server):
+    """The process in which a server with --respawn serves."""
+    pid = server.process.pid
+    return int(Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii"))
+
+
+def kill(server):
+    os.kill(child_of(server), signal.SIGKILL)
+
+
+def await_buckets(server, job, count):
+    """Waits until a sidecar has completed `count` more rounds of buckets."""
+    last = metric(server, "thalweg_sidecar_buckets_total") + count
+    while metric(server, "thalweg_sidecar_buckets_total") < last:
+        assert job.workers[0].process.poll() is None, job.output
+        select.select([], [], [], 0.005)
+
+
+def await_return(server, job):
+    """Waits until the sidecar's new process has taken up the job."""
+    while True:
+        assert job.workers[0].process.poll() is None, job.output
+        try:
+            if metric(server, "thalweg_sidecar_taken_up_jobs_total") > 0:
+                return
+        except (urllib.error.URLError, ConnectionError, AssertionError):
+            pass  # it is not there yet, or has no page yet
+        select.select([], [], [], 0.005)
+
+
+def add_sidecars(cluster, way, nodes, *flags, env=None):
+    listen = () if way == BY_AGGREGATORS else ("--shard-listen", "127.0.0.1:0")
+    return [cluster.add_sidecar(*flags, *listen, env=env) for _ in range(nodes)]
+
+
+def train(cluster, folder, sidecars, codec, *, env=None, local=1):
+    folder.mkdir()
+    variables = {"CODEC": codec, "STEPS": str(STEPS), **(env or {})}
+    sidecar_of = [sidecar.address for sidecar in sidecars for _ in range(local)]
+    return Job("train", cluster, folder, sidecar_of=sidecar_of, env=variables, jobs=JOBS)
+
+
+@pytest.mark.parametrize("way", [BY_AGGREGATORS, HOSTED])
+@pytest.mark.parametrize(("codec", "local"), [("fp32", 2), ("fp16", 1)])
+def test_killed_sidecars_that_come_back_change_no_weight(codec, local, way, tmp_path):
+    pauses = []
+    with servers(shards=2 if way == BY_AGGREGATORS else 0) as cluster:
+        sidecars = add_sidecars(cluster, way, 2, "--respawn")
+        expected = train(cluster, tmp_path / "undisturbed", sidecars, codec, local=local).results()
+        job = train(cluster, tmp_path / "restarted", sidecars, codec, local=local)
+        for number in range(KILLS):
+            killed, other = sidecars[number % 2], sidecars[1 - number % 2]
+            await_buckets(other, job, BUCKETS)
+            began = time.monotonic()
+            kill(killed)
+            await_return(killed, job)
+            await_buckets(other, job, 1)
+            pauses.append(time.monotonic() - began)
+        results = job.results()
+    print(f"{codec}, {way}: from the kill to the first round after it: {max(pauses):.2f} s at most")
+    assert len(set(results)) == 1
+    assert results == expected
+    assert not re.search("error", job.output, re.I)
+
+
+def test_sidecar_that_does_not_come_back_is_named(tmp_path):
+    with servers() as cluster:
+        sidecars = add_sidecars(cluster, HOSTED, 2)
+        job = train(cluster, tmp_path / "job", sidecars, "fp32", env={"THALWEG_RECONNECT": "1"})
+        await_buckets(sidecars[0], job, BUCKETS)
+        sidecars[1].process.kill()
+        sidecars[1].process.wait()
+        for worker in job.wait():
+            assert worker.code != 0
+        for file in Path(sidecars[1].address).parent.glob("s1.sock*"):
+            file.unlink()
+        reason = rf"the sidecar at {sidecars[1].address} is gone: .*within 1 s"
+        assert re.search(reason, job.output), job.output
+
+
+@pytest.mark.parametrize(
+    ("codec", "env", "reason"),
+    [
+        ("powersgd:rank=2,start=2", {}, "what codec powersgd.* carries from step to step is lost"),
+        ("fp32", {"THALWEG_RECONNECT": "0"}, "THALWEG_RECONNECT is 0"),
+    ],
+)
+def test_job_that_cannot_go_on_with_another_process_says_why(codec, env, reason, tmp_path):
+    with servers() as cluster:
+        sidecars = add_sidecars(cluster, HOSTED, 2, "--respawn")
+        job = train(cluster, tmp_path / "job", sidecars, codec, env=env)
+        await_buckets(sidecars[0], job, BUCKETS)
+        kill(sidecars[1])
+        for worker in job.wait():
+            assert worker.code != 0
+        assert re.search(f"cannot go on with another process: {reason}", job.output), job.output
+
+
+def test_program_that_is_told_to_end_takes_its_child_along(tmp_path):
+    with servers() as cluster:
+        (sidecar,) = add_sidecars(cluster, HOSTED, 1, "--respawn")
+        child = child_of(sidecar)
+        assert sidecar.stop(grace=20) == 0
+        with pytest.raises(ProcessLookupError):
+            os.kill(child, 0)
