@@ -29,9 +29,10 @@ class KeptAddresses {
 };
 
 // Starts a child, and another one whenever that is killed by a signal, unless five in a row were
-// in their first second. Returns nothing in a child, and in the parent, which must have no threads and has blocked
-// SIGTERM and SIGINT, the exit code when there will be no other. The first child may announce
-// itself on `ready_fd`, unless negative, which the parent closes; the others find it to be -1.
+// in their first second. Returns nothing in a child, and in the parent, which must have no threads
+// and has blocked SIGTERM and SIGINT, the exit code when there will be no other. The first child
+// may announce itself on `ready_fd`, unless negative, which the parent closes; the others find it
+// to be -1.
 std::optional<int> Respawn(const std::string& program, int* ready_fd);
 
 }  // namespace thalweg

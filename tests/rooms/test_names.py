@@ -16,7 +16,7 @@ DECLARATIONS = (
 
 
 def names_without_linkage(text: str) -> list[str]:
-    """Returns what unnamed namespaces declare at the start of a line, with the namespaces around."""
+    """Returns what unnamed namespaces declare at the start of lines, with the namespaces around."""
     around: list[str] = []
     names = []
     for line in text.splitlines():

@@ -1,5 +1,4 @@
-// For tests: a shard that admits everybody with a window of two chunks, and remembers what it
-// hears.
+// For tests: a shard that admits everybody with a window of two chunks, and notes what it hears.
 #pragma once
 
 #include <cstdint>
@@ -14,6 +13,7 @@
 #include "core/base/protocol.h"
 #include "core/exchange/shard.h"
 #include "core/exchange/shares.h"
+#include "server/shards/testing/unasked_member.h"
 
 namespace thalweg {
 
@@ -23,20 +23,15 @@ class FakeShard : public Shard {
   absl::StatusOr<std::unique_ptr<Member>> Join(const JoinRequest& request,
                                                std::shared_ptr<MemberEvents> events,
                                                TimePoint) override {
-    joined = request;
-    if (!refusal.ok()) return refusal;
-    sink = std::move(events);
-    return std::make_unique<FakeMember>(*this, Terms{1, kMinChunkBytes, 2, weight, agreed_link,
-                                                     agreed_costs, agreed_shares, agreed_forecast});
+    return Admit(
+        request, std::move(events),
+        {1, kMinChunkBytes, 2, weight, agreed_link, agreed_costs, agreed_shares, agreed_forecast});
   }
   absl::StatusOr<std::unique_ptr<Member>> TakeUp(const JoinRequest& request, KeptSeat kept,
                                                  std::shared_ptr<MemberEvents> events,
                                                  TimePoint) override {
-    joined = request;
-    if (!refusal.ok()) return refusal;
-    sink = std::move(events);
     taken_up = std::move(kept);
-    return std::make_unique<FakeMember>(*this, taken_up.agreed);
+    return Admit(request, std::move(events), taken_up.agreed);
   }
   absl::StatusOr<LinkSpeed> MeasureLink(TimePoint) override {
     ++num_measurements;
@@ -54,8 +49,7 @@ class FakeShard : public Shard {
     MutexLock lock(mutex_);
     return chunks_;
   }
-
-  std::vector<double> loss_scales() {  // of the chunks
+  std::vector<double> loss_scales() {
     MutexLock lock(mutex_);
     return loss_scales_;
   }
@@ -79,7 +73,7 @@ class FakeShard : public Shard {
   int num_measurements = 0;
 
  private:
-  class FakeMember : public Member {
+  class FakeMember : public UnaskedMember {
    public:
     FakeMember(FakeShard& shard, Terms terms) : shard_(shard), terms_(std::move(terms)) {}
     ~FakeMember() override { Leave(absl::OkStatus()); }
@@ -94,24 +88,7 @@ class FakeShard : public Shard {
       return absl::OkStatus();
     }
     absl::Status Contribute(Contribution contribution) override {
-      shard_.Note(contribution);
-      return absl::OkStatus();
-    }
-    absl::Status Supply(RoundResult) override { return absl::UnimplementedError("nobody asks"); }
-    absl::StatusOr<std::vector<float>> ReadResidual(BucketId, uint32_t, TimePoint) override {
-      return std::vector<float>();
-    }
-    absl::Status WriteResidual(BucketId, uint32_t, std::span<const float>, TimePoint) override {
-      return absl::UnimplementedError("nobody asks");
-    }
-    absl::Status SetSettings(uint64_t, const UpdateStep&, TimePoint) override {
-      return absl::UnimplementedError("nobody asks");
-    }
-    absl::StatusOr<WeightsSlice> ReadWeights(BucketId, uint32_t, uint32_t, TimePoint) override {
-      return absl::UnimplementedError("nobody asks");
-    }
-    absl::Status WriteWeights(BucketId, uint32_t, uint32_t, WeightsSlice, TimePoint) override {
-      return absl::UnimplementedError("nobody asks");
+      return shard_.Note(contribution);
     }
     absl::StatusOr<SnapshotReport> Snapshots(const SnapshotCall& call, TimePoint) override {
       shard_.snapshot_calls.push_back(call);
@@ -132,7 +109,14 @@ class FakeShard : public Shard {
     bool has_left_ = false;
   };
 
-  void Note(const Contribution& contribution) {
+  absl::StatusOr<std::unique_ptr<Member>> Admit(const JoinRequest& request,
+                                                std::shared_ptr<MemberEvents> events, Terms terms) {
+    joined = request;
+    if (!refusal.ok()) return refusal;
+    sink = std::move(events);
+    return std::make_unique<FakeMember>(*this, std::move(terms));
+  }
+  absl::Status Note(const Contribution& contribution) {
     {
       MutexLock lock(mutex_);
       chunks_.push_back(contribution.id);
@@ -140,6 +124,7 @@ class FakeShard : public Shard {
       changed_.NotifyAll();
     }
     if (on_contribute) on_contribute();
+    return absl::OkStatus();
   }
 
   Mutex mutex_;
