@@ -45,8 +45,8 @@ helm:    ## check the Helm chart and the manifests (builds helm and others into 
 test-images: ## build the images with buildah, run them and compose.yaml with podman (root; IMAGES=all: training too, 6 GB)
 	@scripts/test_images $(IMAGES)
 
-test-kube: ## test the chart and the manifests on a real API server (builds it into .tools, once: 15 min)
-	@scripts/test_kube
+test-kube: ## test chart and jobs on a real Kubernetes of NODES=3 nodes (root; builds it into .tools, once: 30 min)
+	@scripts/test_kube $(if $(NODES),--nodes $(NODES))
 
 bench:   ## measure all cases beside their peers into out/bench (root; about 25 min)
 	@scripts/bench

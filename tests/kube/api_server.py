@@ -1,6 +1,7 @@
-"""Runs a Kubernetes API server on loopback, without a scheduler and controllers.
+"""Runs a Kubernetes API server, without a scheduler and controllers.
 
-It validates, prunes, stores and authorises like any other; pods never run.
+It validates, prunes, stores and authorises like any other; pods never run, unless cluster.py adds
+what a cluster needs.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +24,11 @@ ROOT = Path(__file__).resolve().parents[2]
 BIN = ROOT / ".tools" / "bin"
 START_SECONDS = 90.0
 _FLAGS = """
---bind-address=127.0.0.1 --advertise-address=127.0.0.1 --service-cluster-ip-range=10.0.0.0/24
---service-account-issuer=https://localhost --authorization-mode=RBAC
---disable-admission-plugins=ServiceAccount --allow-privileged=true
+--service-cluster-ip-range=10.0.0.0/24 --service-account-issuer=https://localhost
+--authorization-mode=RBAC --allow-privileged=true
 """
+# Nobody makes service accounts where no controller runs.
+_ALONE = "--disable-admission-plugins=ServiceAccount"
 
 
 def free_port() -> int:
@@ -34,11 +37,26 @@ def free_port() -> int:
 
 
 class ApiServer:
-    """Runs etcd and kube-apiserver. `folder` gets their files and an administrator's kubeconfig."""
+    """Runs etcd and kube-apiserver. `folder` gets their files and an administrator's kubeconfig.
 
-    def __init__(self, folder: Path) -> None:
+    It is reached at `address`; `enter` is a command that runs another one where that address is,
+    and where `data` is a folder for etcd, by default in `folder`.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        address: str = "127.0.0.1",
+        enter: Sequence[str] = (),
+        flags: str = _ALONE,
+        data: str = "",
+    ) -> None:
         self.folder = folder
         self.port = free_port()
+        self.address = address
+        self._enter = enter
+        self._flags = flags
+        self._data = data or str(folder / "etcd")
         self.kubeconfig = folder / "kubeconfig"
         self._token = secrets.token_hex(16)
         self._processes: list[subprocess.Popen[bytes]] = []
@@ -53,9 +71,10 @@ class ApiServer:
         self._write_kubeconfig()
         etcd = f"--listen-client-urls {client} --advertise-client-urls {client} "
         etcd += f"--listen-peer-urls {peer} --initial-advertise-peer-urls {peer} "
-        etcd += f"--initial-cluster default={peer} --data-dir {self.folder / 'etcd'}"
+        etcd += f"--initial-cluster default={peer} --data-dir {self._data}"
         self._spawn("etcd", etcd)
         api = f"--etcd-servers={client} --secure-port={self.port} --cert-dir={self.folder / 'pki'} "
+        api += f"--bind-address={self.address} --advertise-address={self.address} {self._flags} "
         api += f"--service-account-key-file={key} --service-account-signing-key-file={key} "
         self._spawn("kube-apiserver", f"{api} --token-auth-file={tokens} {_FLAGS}")
         self._await("/readyz", lambda status, _: status == 200, START_SECONDS)
@@ -77,7 +96,7 @@ class ApiServer:
         kind = "yaml" if isinstance(body, str) else "json"
         text = body if isinstance(body, str) else json.dumps(body)
         request = urllib.request.Request(
-            f"https://127.0.0.1:{self.port}{path}",
+            f"https://{self.address}:{self.port}{path}",
             data=None if body is None else text.encode(),
             method=method,
             headers={
@@ -117,7 +136,7 @@ class ApiServer:
 
     def _spawn(self, name: str, arguments: str) -> None:
         with (self.folder / f"{name}.log").open("wb") as log:
-            argv = [BIN / name, *arguments.split()]
+            argv = [*self._enter, BIN / name, *arguments.split()]
             self._processes.append(
                 subprocess.Popen(argv, stdout=log, stderr=log, env=dict(os.environ))
             )
@@ -142,7 +161,7 @@ class ApiServer:
                 self._processes[-1].wait(timeout=0.1)
 
     def _write_kubeconfig(self) -> None:
-        server = {"server": f"https://127.0.0.1:{self.port}", "insecure-skip-tls-verify": True}
+        server = {"server": f"https://{self.address}:{self.port}", "insecure-skip-tls-verify": True}
         content = {
             "apiVersion": "v1",
             "kind": "Config",

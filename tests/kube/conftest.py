@@ -1,6 +1,45 @@
-"""Lets these tests use the end-to-end tests' certificates."""
+"""Lets these tests use the end-to-end tests' certificates and what tests of images share, and
+starts the cluster that some of them run on.
+"""
 
 import sys
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).parents[1] / "e2e"))
+import pytest
+import timing
+
+for name in ("e2e", "images"):
+    sys.path.append(str(Path(__file__).parents[1] / name))
+
+
+def pytest_terminal_summary(terminalreporter):
+    if timing.lines:
+        terminalreporter.section("on the cluster")
+        terminalreporter.write_line("\n".join(timing.lines))
+
+
+@pytest.fixture(scope="session")
+def cluster():
+    """A cluster with operators. It ends with the namespaces that scripts/test_kube makes."""
+    from cluster import NODES, Cluster
+    from operators import install_prometheus_operator, install_training_operator
+
+    found = Cluster(NODES)
+    with timing.timed(f"{NODES} nodes ready, with all images"):
+        found.start()
+    with timing.timed("operators ready: PyTorchJob, Prometheus"):
+        install_training_operator(found)
+        install_prometheus_operator(found)
+    return found
+
+
+@pytest.fixture(scope="module")
+def release(cluster):
+    """The chart with its defaults, as the release that deploy/jobs/pytorchjob.yaml expects."""
+    from releases import Release
+
+    found = Release(cluster)
+    with timing.timed("helm install --wait, defaults"):
+        found.install()
+    yield found
+    found.uninstall()

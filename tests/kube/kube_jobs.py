@@ -1,0 +1,125 @@
+"""Jobs of deploy/jobs on a cluster of this machine, and the same outside."""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import subprocess
+import sys
+from typing import Any, NamedTuple
+
+from api_server import ROOT
+from cluster import Cluster
+from releases import NAMESPACE
+from until import until
+
+AIAK = {
+    "AIAK_POWERSGD_COMPRESSION": "1",
+    "AIAK_MATRIX_APPROXIMATION_RANK": "4",
+    "AIAK_START_COMPRESS_ITER": "10",
+}
+_COMMAND = "[torchrun, /opt/thalweg/examples/train.py]"
+
+
+class _Kind(NamedTuple):
+    label: str  # of a job's pods
+    container: str  # in which the training runs
+    succeeded: str  # the condition at a good end
+
+
+_KINDS = {
+    "pytorchjob.kubeflow.org": _Kind("training.kubeflow.org/job-name", "pytorch", "Succeeded"),
+    "job.batch": _Kind("batch.kubernetes.io/job-name", "node", "Complete"),
+}
+
+
+def manifest(file: str = "pytorchjob", steps: int = 100) -> str:
+    """Returns a file of deploy/jobs, with requests of CPU that the cores of a small machine can
+    grant to all its nodes' pods.
+    """
+    text = (ROOT / "deploy" / "jobs" / f"{file}.yaml").read_text(encoding="utf-8")
+    text = re.sub(r'cpu: "\d"', "cpu: 100m", text)
+    if steps == 100:
+        return text
+    assert _COMMAND in text
+    return text.replace(_COMMAND, f"{_COMMAND[:-1]}, --steps={steps}]")
+
+
+class Job:
+    """A job in the cluster, made of a manifest."""
+
+    def __init__(self, cluster: Cluster, text: str, namespace: str = NAMESPACE) -> None:
+        self._cluster = cluster
+        self._where = ["--namespace", namespace]
+        self._text = text
+        made = cluster.kubectl("create", *self._where, "-f", "-", "-o", "name", stdin=text).split()
+        self._resource = next(name for name in made if name.split("/")[0] in _KINDS)
+        kind, self.name = self._resource.split("/")
+        self._kind = _KINDS[kind if "." in kind else f"{kind}.batch"]
+        self._selector = f"--selector={self._kind.label}={self.name}"
+
+    def pods(self) -> list[dict[str, Any]]:
+        """Returns the pod of rank 0 and then the others."""
+        items = self._cluster.get("pods", *self._where, self._selector)["items"]
+        return sorted(items, key=lambda pod: str(pod["metadata"]["name"]))
+
+    def log(self, pod: int = 0) -> str:
+        name = self.pods()[pod]["metadata"]["name"]
+        return self._cluster.kubectl("logs", *self._where, name, "-c", self._kind.container)
+
+    def end(self) -> str:
+        """Returns Succeeded or Failed; empty while it runs."""
+        status = self._cluster.get(self._resource, *self._where).get("status", {})
+        true = [c["type"] for c in status.get("conditions") or [] if c["status"] == "True"]
+        if self._kind.succeeded in true:
+            return "Succeeded"
+        return "Failed" if "Failed" in true else ""
+
+    def await_end(self, seconds: float = 240) -> str:
+        return until("the end of the job", self.end, seconds, self.describe)
+
+    def await_text(self, text: str, seconds: float = 120, pod: int = 0) -> None:
+        """Returns when a pod has logged the text."""
+
+        def is_there() -> bool:
+            pods = self.pods()
+            return len(pods) > pod and _has_started(pods[pod]) and text in self.log(pod)
+
+        until(f"'{text}' in the log", is_there, seconds, self.describe)
+
+    def describe(self) -> str:
+        """Returns what kubectl says about its pods, and the end of their logs."""
+        selector = [*self._where, self._selector]
+        logs = ["logs", *selector, "--all-containers", "--prefix", "--tail=40", "--ignore-errors"]
+        return self._cluster.kubectl("describe", "pods", *selector)[-3000:] + self._cluster.kubectl(
+            *logs
+        )
+
+    def delete(self) -> None:
+        self._cluster.kubectl("delete", *self._where, "-f", "-", stdin=self._text)
+        until("the end of the pods", lambda: not self.pods(), 90, self.describe)
+
+
+def _has_started(pod: dict[str, Any]) -> bool:
+    return pod["status"]["phase"] in ("Running", "Succeeded", "Failed")
+
+
+def losses(log: str) -> list[str]:
+    return re.findall(r"step \d+: loss \S+", log)
+
+
+@functools.cache
+def outside(nodes: int = 2, steps: int = 100, *, compressed: bool = True) -> list[str]:
+    """Runs the same script with the same variables and two shards as processes of this machine;
+    returns its losses.
+    """
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("THALWEG_", "AIAK_"))}
+    # Bits depend on how many threads torch has: in the pods all cores, in `thalweg run` one.
+    env |= {"OMP_NUM_THREADS": str(os.cpu_count())} | (AIAK if compressed else {})
+    argv = [sys.executable, "-m", "thalweg", "run", f"--nodes={nodes}", "--nproc=1"]
+    argv += [str(ROOT / "deploy" / "train.py"), f"--steps={steps}"]
+    result = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=300)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert f"{nodes} replicas are bit-identical" in result.stdout
+    return losses(result.stdout)
