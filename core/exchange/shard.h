@@ -51,10 +51,9 @@ class Shard {
   // which otherwise is as it was then, need not name rounds. All other nodes of the job, which must
   // have a secret unless it is of this node alone, return to the shard too. Errors as Join;
   // Unimplemented: the node does not return to shards.
-  virtual absl::StatusOr<std::unique_ptr<Member>> TakeUp(const JoinRequest& /*request*/,
-                                                         KeptSeat /*kept*/,
-                                                         std::shared_ptr<MemberEvents> /*events*/,
-                                                         TimePoint /*deadline*/) {
+  virtual absl::StatusOr<std::unique_ptr<Member>> TakeUp(
+      const JoinRequest& /*request*/, const KeptSeat& /*kept*/,
+      const std::shared_ptr<MemberEvents>& /*events*/, TimePoint /*deadline*/) {
     return absl::UnimplementedError("this node does not return to shards (--reconnect is 0)");
   }
 };

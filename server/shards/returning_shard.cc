@@ -120,16 +120,15 @@ absl::StatusOr<std::unique_ptr<Member>> ReturningShard::Join(const JoinRequest& 
   return Occupy(seat);
 }
 
-absl::StatusOr<std::unique_ptr<Member>> ReturningShard::TakeUp(const JoinRequest& request,
-                                                               KeptSeat kept,
-                                                               std::shared_ptr<MemberEvents> events,
-                                                               TimePoint deadline) {
+absl::StatusOr<std::unique_ptr<Member>> ReturningShard::TakeUp(
+    const JoinRequest& request, const KeptSeat& kept, const std::shared_ptr<MemberEvents>& events,
+    TimePoint deadline) {
   const auto seat = std::make_shared<ReturningSeat>(*shard_, patience_, metrics_);
   RoundLedger ledger;
   for (const BucketAnnouncement& bucket : kept.buckets) ledger.NoteBucket(bucket);
   for (const RoundResult& result : kept.results) ledger.NoteLast(result);
   const absl::Status taken =
-      seat->TakeUp(request, kept.agreed, std::move(ledger), std::move(events), deadline);
+      seat->TakeUp(request, kept.agreed, std::move(ledger), events, deadline);
   if (taken.ok()) return Occupy(seat);
   seat->Leave(taken);
   return taken;

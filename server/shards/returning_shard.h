@@ -38,8 +38,8 @@ class ReturningShard : public Shard {
   absl::StatusOr<std::unique_ptr<Member>> Join(const JoinRequest& request,
                                                std::shared_ptr<MemberEvents> events,
                                                TimePoint deadline) override;
-  absl::StatusOr<std::unique_ptr<Member>> TakeUp(const JoinRequest& request, KeptSeat kept,
-                                                 std::shared_ptr<MemberEvents> events,
+  absl::StatusOr<std::unique_ptr<Member>> TakeUp(const JoinRequest& request, const KeptSeat& kept,
+                                                 const std::shared_ptr<MemberEvents>& events,
                                                  TimePoint deadline) override;
 
  private:

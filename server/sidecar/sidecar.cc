@@ -42,6 +42,11 @@ absl::Status CheckHello(const ipc::Hello& h) {
   return absl::OkStatus();
 }
 
+absl::Status Unexpected(const ipc::Message& message) {
+  return absl::InvalidArgumentError(
+      absl::StrCat("a worker must not send ", Name(message), " at this point"));
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Sidecar>> Sidecar::Start(const Options& options,
@@ -101,7 +106,8 @@ void Sidecar::Serve(Connection& connection, const std::shared_ptr<Connection>& s
     auto job = Admit(*hello, shared);
     status = job.status();
     if (status.ok()) {
-      status = ReadMessages(connection, **job, hello->local_rank);
+      status = TakeKept(connection, **job, *hello);
+      if (status.ok()) status = ReadMessages(connection, **job, hello->local_rank);
       if (absl::IsInvalidArgument(status)) {
         // The peer gets the reason too; it hears no broadcast once it has left the job.
         (*job)->Refuse(hello->local_rank, status);
@@ -150,6 +156,23 @@ absl::StatusOr<std::shared_ptr<NodeJob>> Sidecar::FindJob(const ipc::Hello& hell
   return job;
 }
 
+absl::Status Sidecar::TakeKept(Connection& connection, NodeJob& job, const ipc::Hello& hello) {
+  for (uint32_t left = hello.kept_buckets; left > 0; --left) {
+    THALWEG_ASSIGN_OR_RETURN(Received bucket, connection.Receive(Now() + kHelloTimeout));
+    auto* const kept = std::get_if<ipc::KeptBucket>(&bucket.message);
+    if (kept == nullptr) return Unexpected(bucket.message);
+    const bool has_result = kept->round > 0;
+    THALWEG_RETURN_IF_ERROR(
+        job.kept().Add(hello.local_rank, std::move(*kept), std::move(bucket.fd)));
+    if (!has_result) continue;
+    THALWEG_ASSIGN_OR_RETURN(Received result, connection.Receive(Now() + kHelloTimeout));
+    const auto* const of = std::get_if<ipc::KeptResult>(&result.message);
+    if (of == nullptr) return Unexpected(result.message);
+    THALWEG_RETURN_IF_ERROR(job.kept().AddResult(hello.local_rank, *of, std::move(result.fd)));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status Sidecar::ReadMessages(Connection& connection, NodeJob& job, uint32_t local_rank) {
   while (true) {
     auto received = connection.Receive(Now() + kLookAtStop);
@@ -163,11 +186,6 @@ absl::Status Sidecar::ReadMessages(Connection& connection, NodeJob& job, uint32_
     }
     if (const auto* bucket = std::get_if<ipc::RegisterBucket>(&received->message)) {
       job.OnRegisterBucket(local_rank, *bucket, std::move(received->fd));
-    } else if (auto* kept = std::get_if<ipc::KeptBucket>(&received->message)) {
-      THALWEG_RETURN_IF_ERROR(
-          job.kept().Add(local_rank, std::move(*kept), std::move(received->fd)));
-    } else if (const auto* result = std::get_if<ipc::KeptResult>(&received->message)) {
-      THALWEG_RETURN_IF_ERROR(job.kept().AddResult(local_rank, *result, std::move(received->fd)));
     } else if (const auto* submit = std::get_if<ipc::Submit>(&received->message)) {
       job.OnSubmit(local_rank, *submit);
     } else if (std::holds_alternative<ipc::GetCodecState>(received->message)) {
@@ -197,8 +215,7 @@ absl::Status Sidecar::ReadMessages(Connection& connection, NodeJob& job, uint32_
     } else if (const auto* precision = std::get_if<ipc::Precision>(&received->message)) {
       THALWEG_RETURN_IF_ERROR(TakePrecision(*precision, job, local_rank));
     } else {
-      return absl::InvalidArgumentError(
-          absl::StrCat("a worker must not send ", Name(received->message)));
+      return Unexpected(received->message);
     }
   }
 }

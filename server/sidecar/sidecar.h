@@ -76,6 +76,8 @@ class Sidecar {
   absl::Status HostShard(Connection& connection, const ipc::HostShard& request);
   // Returns the job that the worker belongs to; the first worker starts it.
   absl::StatusOr<std::shared_ptr<NodeJob>> FindJob(const ipc::Hello& hello);
+  // Takes what a worker brings along after its Hello.
+  absl::Status TakeKept(Connection& connection, NodeJob& job, const ipc::Hello& hello);
   absl::Status ReadMessages(Connection& connection, NodeJob& job, uint32_t local_rank);
   // Takes no lock: rounds may be in flight.
   absl::Status TakePrecision(const ipc::Precision& precision, NodeJob& job, uint32_t local_rank);

@@ -27,11 +27,11 @@ class FakeShard : public Shard {
         request, std::move(events),
         {1, kMinChunkBytes, 2, weight, agreed_link, agreed_costs, agreed_shares, agreed_forecast});
   }
-  absl::StatusOr<std::unique_ptr<Member>> TakeUp(const JoinRequest& request, KeptSeat kept,
-                                                 std::shared_ptr<MemberEvents> events,
+  absl::StatusOr<std::unique_ptr<Member>> TakeUp(const JoinRequest& request, const KeptSeat& kept,
+                                                 const std::shared_ptr<MemberEvents>& events,
                                                  TimePoint) override {
-    taken_up = std::move(kept);
-    return Admit(request, std::move(events), taken_up.agreed);
+    taken_up = kept;
+    return Admit(request, events, kept.agreed);
   }
   absl::StatusOr<LinkSpeed> MeasureLink(TimePoint) override {
     ++num_measurements;

@@ -56,20 +56,20 @@ absl::Status Roster::CheckSameJob(const ipc::Hello& h) const {
     return differs("the list of shards", absl::StrCat("'", places(h), "'"),
                    absl::StrCat("'", places(first_), "'"));
   }
-  if (h.known.has_value() != first_.known.has_value()) {
-    return differs("whether the job goes on", h.known.has_value(), first_.known.has_value());
-  }
-  if (h.known != first_.known) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("rank ", h.rank, " takes another job up than rank ", first_.rank));
-  }
+  return CheckSameSecrets(h);
+}
+
+absl::Status Roster::CheckSameSecrets(const ipc::Hello& h) const {
   if (h.secret != first_.secret) {
     return absl::InvalidArgumentError(absl::StrCat("rank ", h.rank,
                                                    " has another secret of the "
                                                    "job than rank ",
                                                    first_.rank));
   }
-  return absl::OkStatus();
+  if (h.known == first_.known) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("rank ", h.rank, h.known ? " goes on with a job" : " begins a job", ", rank ",
+                   first_.rank, first_.known ? " goes on with another" : " begins one"));
 }
 
 absl::Status Roster::Admit(const ipc::Hello& hello, std::shared_ptr<Connection> connection,

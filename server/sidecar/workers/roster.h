@@ -85,6 +85,7 @@ class Roster {
     bool has_left = false;
     TimePoint last_heard;
   };
+  absl::Status CheckSameSecrets(const ipc::Hello& hello) const;
   absl::Status CheckSeatLocked(const ipc::Hello& hello) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::shared_ptr<Outbox> OutboxOf(uint32_t local_rank) const;
   std::vector<std::shared_ptr<Outbox>> Outboxes(bool with_left) const;
