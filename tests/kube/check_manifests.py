@@ -38,9 +38,10 @@ def sidecars(document: Any) -> Iterator[dict[str, Any]]:
 
 
 def comparable(sidecar: dict[str, Any]) -> dict[str, Any]:
-    """Returns the sidecar without what must differ: its image, and how it finds the shards."""
+    """Returns the sidecar without its image and what a ConfigMap of the chart may tell it."""
     result = {key: value for key, value in sidecar.items() if key not in ("image", "envFrom")}
-    result["env"] = [v for v in sidecar["env"] if v["name"] != "THALWEG_AGGREGATORS"]
+    told = ("THALWEG_AGGREGATORS", "THALWEG_RECONNECT")
+    result["env"] = [v for v in sidecar["env"] if v["name"] not in told]
     return result
 
 

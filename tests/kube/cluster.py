@@ -31,7 +31,7 @@ _IMPORT_SECONDS = 240
 
 def needs_nodes(count: int) -> list[pytest.MarkDecorator]:
     reason = f"needs a cluster of {count} nodes: run `make test-kube`, as root"
-    return [pytest.mark.skipif(count > NODES, reason=reason), pytest.mark.timeout(600)]
+    return [pytest.mark.skipif(count > NODES, reason=reason), pytest.mark.timeout(1500)]
 
 
 class Cluster:
@@ -57,7 +57,7 @@ class Cluster:
             assert process.wait(_IMPORT_SECONDS) == 0, node.log()
         for node in self.nodes:
             node.start_kubelet(self.api.kubeconfig)
-        until("nodes ready", self.is_ready, 90, self.nodes[-1].log)
+        until("nodes ready", self.is_ready, 240, self.nodes[-1].log)
 
     def is_ready(self) -> bool:
         """Whether all nodes are."""
@@ -78,7 +78,7 @@ class Cluster:
         assert result.returncode == 0, f"{arguments}: {result.stderr}"
         return result.stdout
 
-    def helm(self, *arguments: object, seconds: float = 180) -> subprocess.CompletedProcess[str]:
+    def helm(self, *arguments: object, seconds: float = 400) -> subprocess.CompletedProcess[str]:
         return self.run(HELM, *arguments, seconds=seconds)
 
     def get(self, *arguments: object) -> Any:

@@ -43,3 +43,22 @@ def release(cluster):
         found.install()
     yield found
     found.uninstall()
+
+
+@pytest.fixture
+def start(release):
+    """Starts a job, and returns when it has trained a little."""
+    from kube_jobs import STEPS, Job, manifest
+
+    jobs = []
+
+    def started(steps=STEPS):
+        limits = "memory: 1Gi\n                limits:\n                  memory: 2Gi\n"
+        text = manifest(steps=steps).replace("memory: 4Gi\n", limits)
+        jobs.append(Job(release.cluster, text))
+        jobs[-1].await_text("step 10:")
+        return jobs[-1]
+
+    yield started
+    for job in jobs:
+        job.delete()

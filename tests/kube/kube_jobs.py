@@ -19,6 +19,7 @@ AIAK = {
     "AIAK_MATRIX_APPROXIMATION_RANK": "4",
     "AIAK_START_COMPRESS_ITER": "10",
 }
+STEPS = 200  # of a job during which something happens
 _COMMAND = "[torchrun, /opt/thalweg/examples/train.py]"
 
 
@@ -76,10 +77,10 @@ class Job:
             return "Succeeded"
         return "Failed" if "Failed" in true else ""
 
-    def await_end(self, seconds: float = 240) -> str:
+    def await_end(self, seconds: float = 600) -> str:
         return until("the end of the job", self.end, seconds, self.describe)
 
-    def await_text(self, text: str, seconds: float = 120, pod: int = 0) -> None:
+    def await_text(self, text: str, seconds: float = 300, pod: int = 0) -> None:
         """Returns when a pod has logged the text."""
 
         def is_there() -> bool:
@@ -98,7 +99,7 @@ class Job:
 
     def delete(self) -> None:
         self._cluster.kubectl("delete", *self._where, "-f", "-", stdin=self._text)
-        until("the end of the pods", lambda: not self.pods(), 90, self.describe)
+        until("the end of the pods", lambda: not self.pods(), 180, self.describe)
 
 
 def _has_started(pod: dict[str, Any]) -> bool:

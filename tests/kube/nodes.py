@@ -8,8 +8,10 @@ arranges that, and that everything here ends with it.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 from api_server import BIN, ROOT
@@ -96,10 +98,15 @@ class Node:
                 argv, env=_ENV, stdin=subprocess.DEVNULL, stdout=log, stderr=log
             )
 
-    def cut(self, *, off: bool) -> None:
-        """Takes the node's link down, or up again, at the switch: the node itself sees nothing."""
-        link = f"ip link set port{self.number} {'nomaster' if off else f'master {_SWITCH}'}"
-        subprocess.run(link.split(), check=True)
+    @contextlib.contextmanager
+    def cut_off(self) -> Iterator[None]:
+        """Takes the node's link from the switch: the node itself sees nothing of that."""
+        link = ["ip", "link", "set", f"port{self.number}"]
+        subprocess.run([*link, "nomaster"], check=True)
+        try:
+            yield
+        finally:
+            subprocess.run([*link, "master", _SWITCH], check=True)
 
     def start_containerd(self) -> None:
         spec = json.loads(self.run("ctr", "oci", "spec"))

@@ -109,6 +109,8 @@ args:
 env:
   - name: THALWEG_AGGREGATORS
     value: {{ include "thalweg.aggregators" . | quote }}
+  - name: THALWEG_RECONNECT
+    value: {{ .Values.sidecar.reconnectSeconds | quote }}
   {{- if include "thalweg.hosts" . }}
   - name: POD_IP
     valueFrom:

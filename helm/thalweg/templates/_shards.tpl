@@ -35,4 +35,6 @@ name, so with TLS none has any. Fails where a job of several nodes would have no
   value: /run/thalweg/sidecar.sock
 - name: THALWEG_LOCAL_SHARDS
   value: {{ include "thalweg.localShards" . | quote }}
+- name: THALWEG_RECONNECT
+  value: {{ .Values.sidecar.reconnectSeconds | quote }}
 {{- end }}
