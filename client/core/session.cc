@@ -32,6 +32,8 @@ ipc::Hello MakeHello(const SessionOptions& o) {
   hello.step_timeout_ms = Millis(StepTimeout(o));
   hello.shards = o.shards;
   hello.secret = o.secret;
+  hello.min_nodes = o.min_nodes;
+  hello.loss_grace_ms = Millis(o.loss_grace);
   return hello;
 }
 

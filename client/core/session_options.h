@@ -33,6 +33,11 @@ struct SessionOptions {
   Duration step_timeout{};
   // How long a sidecar may be away and come back as a new process; 0: its end ends the session.
   Duration reconnect{};
+  // The job goes on when nodes are lost, as long as so many are left: results are then the mean
+  // over their workers. 0: the job needs all. A node is lost that has been silent for `loss_grace`
+  // and an interval of heartbeats. Nodes that host a shard cannot be lost.
+  uint32_t min_nodes = 0;
+  Duration loss_grace{};
   // The job's shards in order, equal on all nodes; empty: those that the sidecar is configured
   // with.
   std::vector<ShardPlace> shards = {};

@@ -23,6 +23,7 @@ struct SessionStats {
   double total_seconds = 0;          // worker: from Submit to completion
   uint64_t sidecar_returns = 0;      // times that the session has gone on with a new sidecar
   // The following members are current values of this node, not sums.
+  uint32_t workers = 0;           // that the last result is the mean over
   uint64_t compressed_since = 0;  // first compressed iteration, from 1; 0: none yet
   double residual_norm = 0;       // norm of what compression has left for later
   double error_ratio = 0;         // residual_norm relative to the norm of what was to be sent

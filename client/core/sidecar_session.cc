@@ -19,6 +19,7 @@ constexpr Duration kTraceTime = std::chrono::seconds(2);
 
 void Count(const ipc::Complete& m, SessionStats* stats) {
   ++stats->rounds;
+  if (m.workers > 0) stats->workers = m.workers;  // none in a pull
   stats->wire_bytes_sent += m.wire_bytes_sent;
   stats->wire_bytes_received += m.wire_bytes_received;
   stats->nonfinite_elems += m.nonfinite_elems;

@@ -19,8 +19,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "client/core/completions.h"
+#include "client/core/patience.h"
 #include "client/core/process_trace.h"
-#include "client/core/reconnect.h"
 #include "client/core/session.h"
 #include "client/core/shard_offer.h"
 #include "client/torch/ddp_hook.h"
@@ -63,6 +63,12 @@ T OrThrow(absl::StatusOr<T> result) {
   return *std::move(result);
 }
 
+template <typename Call>
+auto WithoutGil(const Call& call) {
+  const py::gil_scoped_release release;
+  return call();
+}
+
 std::shared_ptr<Session> Connect(const std::string& sidecar_path, const std::string& job,
                                  uint32_t rank, uint32_t world_size, uint32_t node,
                                  uint32_t num_nodes, const std::string& node_name,
@@ -70,7 +76,8 @@ std::shared_ptr<Session> Connect(const std::string& sidecar_path, const std::str
                                  uint64_t chunk_bytes, double timeout,
                                  std::optional<double> step_timeout, std::optional<int> cuda_device,
                                  const std::vector<std::string>& shards,
-                                 const std::vector<int>& hosts, const std::string& secret) {
+                                 const std::vector<int>& hosts, const std::string& secret,
+                                 uint32_t min_nodes) {
   if (shards.size() != hosts.size()) {
     throw py::value_error(absl::StrCat("thalweg: ", shards.size(), " shards, but ", hosts.size(),
                                        " hosts: there must be one for each"));
@@ -89,6 +96,8 @@ std::shared_ptr<Session> Connect(const std::string& sidecar_path, const std::str
                          .timeout = FromSeconds(timeout),
                          .step_timeout = FromSeconds(step_timeout.value_or(timeout)),
                          .reconnect = OrThrow(ReconnectFromEnv()),
+                         .min_nodes = min_nodes,
+                         .loss_grace = OrThrow(LossGraceFromEnv()),
                          .secret = secret};
   for (size_t k = 0; k < shards.size(); ++k) {
     const uint32_t host = hosts[k] < 0 ? kNoHost : static_cast<uint32_t>(hosts[k]);
@@ -100,22 +109,13 @@ std::shared_ptr<Session> Connect(const std::string& sidecar_path, const std::str
     options.device = OrThrow(OpenCudaDevice(*cuda_device));
     guard.reset_device(c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(*cuda_device)));
   }
-  absl::StatusOr<std::unique_ptr<Session>> session;
-  {
-    py::gil_scoped_release release;
-    session = Session::Connect(options);
-  }
-  return OrThrow(std::move(session));
+  return OrThrow(WithoutGil([&] { return Session::Connect(options); }));
 }
 
 std::unique_ptr<ShardOffer> AskForShard(const std::string& sidecar_path, const std::string& job,
                                         const std::string& secret, double timeout) {
-  absl::StatusOr<std::unique_ptr<ShardOffer>> offer;
-  {
-    py::gil_scoped_release release;
-    offer = ShardOffer::Ask(sidecar_path, job, secret, FromSeconds(timeout));
-  }
-  return OrThrow(std::move(offer));
+  return OrThrow(
+      WithoutGil([&] { return ShardOffer::Ask(sidecar_path, job, secret, FromSeconds(timeout)); }));
 }
 
 using NamedParameters = std::vector<std::pair<std::string, at::Tensor>>;
@@ -262,6 +262,7 @@ py::dict Stats(const Session& session) {
   result["loss_scale"] = stats.loss_scale;
   result["skipped_steps"] = stats.skipped_steps;
   result["sidecar_returns"] = stats.sidecar_returns;
+  result["workers"] = stats.workers;
   return result;
 }
 
@@ -325,7 +326,7 @@ PYBIND11_MODULE(_C, m) {
            py::arg("node_name"), py::arg("local_rank"), py::arg("local_size"), py::arg("codec"),
            py::arg("chunk_bytes"), py::arg("timeout"), py::arg("step_timeout") = py::none(),
            py::arg("cuda_device") = py::none(), py::arg("shards") = std::vector<std::string>(),
-           py::arg("hosts") = std::vector<int>(), py::arg("secret") = "")
+           py::arg("hosts") = std::vector<int>(), py::arg("secret") = "", py::arg("min_nodes") = 0)
       .def("attach", &thalweg::Attach, py::arg("reducer"), py::arg("named_parameters"))
       .def("save_codec_state", &thalweg::SaveCodecState)
       .def("load_codec_state", &thalweg::LoadCodecState, py::arg("state"))

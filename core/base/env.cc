@@ -55,6 +55,8 @@ const std::vector<EnvVar>& KnownEnvVars() {
       {"THALWEG_WEIGHT", "auto",
        "this aggregator's share of the gradients relative to the others'"},
       {"THALWEG_WINDOW_CHUNKS", "auto", "chunks a node may have sent to a shard unanswered"},
+      {"THALWEG_LOSS_GRACE", "3", "seconds of silence after which a node is lost"},
+      {"THALWEG_MIN_NODES", "0", "nodes with which a job goes on when others are lost; 0: all"},
       {"THALWEG_RECONNECT", "10", "seconds in which a broken connection may come back; 0: none"},
   };
   return vars;

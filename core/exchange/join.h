@@ -19,6 +19,15 @@
 
 namespace thalweg {
 
+// Losses say whether a job goes on when a node is lost: its rounds then give the mean over those
+// that are left. All nodes say the same, and a node that was lost cannot return.
+struct Losses {
+  uint32_t min_nodes = 0;  // so many must be left; 0: the job needs all
+  Duration grace{};        // a node is lost that has been silent for this and an interval
+
+  bool operator==(const Losses&) const = default;
+};
+
 // A JoinRequest describes the node and its job. Everything except the first three fields, the link,
 // the costs, the rates, the grace and the rounds must be the same on all nodes of a job; and either
 // all of them resume the job or none does.
@@ -59,6 +68,7 @@ struct JoinRequest {
   std::string place = {};
   // How long a connection of this node may be away and come back; its lease covers that.
   Duration grace{};
+  Losses losses = {};
   // Set when the job has begun on this shard and the shard has forgotten it: the last rounds whose
   // results this node has, 0 for chunks that other shards sum. At most kMaxResumedChunks numbers.
   // chunk_bytes and window_chunks are then what the shard answered at first.
@@ -83,6 +93,7 @@ struct Terms {
   std::vector<uint32_t> shares = {};
   ShareForecast forecast = {};
   bool resumed = false;  // as the request has asked for
+  Losses losses = {};    // the same
   // The results that this node must Supply, because others lack them.
   std::vector<BucketRounds> wanted = {};
 };

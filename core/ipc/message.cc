@@ -24,7 +24,7 @@ constexpr const char* kNames[kTypes] = {
 void Visit(auto& archive, Is<Hello> auto& m) {
   All(archive, m.ipc_version, m.job, m.rank, m.world_size, m.node, m.num_nodes, m.node_name,
       m.local_rank, m.local_size, m.codec, m.chunk_bytes, m.timeout_ms, m.step_timeout_ms, m.path,
-      m.probe, m.shards, m.secret, m.known, m.kept_buckets);
+      m.probe, m.shards, m.secret, m.known, m.kept_buckets, m.min_nodes, m.loss_grace_ms);
 }
 void Visit(auto& archive, Is<Welcome> auto& m) {
   All(archive, m.epoch, m.num_shards, m.server_version, m.chunk_bytes, m.path, m.placement);

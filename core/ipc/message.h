@@ -89,6 +89,10 @@ struct Hello {
   // how many KeptBuckets follow.
   std::optional<JobTerms> known = {};
   uint32_t kept_buckets = 0;
+  // The job goes on when nodes are lost as long as so many are left; 0: it needs all. A node is
+  // lost that has been silent for this time and an interval.
+  uint32_t min_nodes = 0;
+  uint64_t loss_grace_ms = 0;
   bool operator==(const Hello&) const = default;
 };
 

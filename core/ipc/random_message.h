@@ -19,7 +19,7 @@ class RandomMessages : public RandomFields {
       case 0:
         return Hello{kIpcVersion, Text(),   U32(),      U32(),     U32(),     U32(),     Text(),
                      U32(),       U32(),    AnyCodec(), random_(), random_(), random_(), AnyPath(),
-                     Memory(),    Places(), Text(),     Known(),   U32()};
+                     Memory(),    Places(), Text(),     Known(),   U32(),     U32(),     random_()};
       case 1:
         return Welcome{random_(), U32(), Text(), random_(), AnyPath(), Text(), Terms()};
       case 2:

@@ -71,6 +71,14 @@ absl::Status CheckRequest(const JoinRequest& r) {
                                 r.window_chunks));
   }
   if (r.round_timeout <= Duration::zero()) return invalid("the round timeout must be positive");
+  if (r.losses.min_nodes > r.num_nodes) {
+    return invalid(absl::StrCat("the job is to go on with ", r.losses.min_nodes, " of ",
+                                r.num_nodes, " nodes"));
+  }
+  if (r.losses.min_nodes > 0 &&
+      std::any_of(r.hosts.begin(), r.hosts.end(), [](uint32_t host) { return host != kNoHost; })) {
+    return invalid("nodes that host a shard cannot be lost");
+  }
   return absl::OkStatus();
 }
 
@@ -154,18 +162,20 @@ Aggregator::GiveUp Aggregator::BeginJoin(const JoinRequest& request,
     joined(seat.status());
     return nullptr;
   }
-  seat->job->WhenComplete(deadline, [this, seat = *seat, resumed = request.resume.has_value(),
-                                     joined = std::move(joined)](absl::StatusOr<Terms> terms) {
-    if (!terms.ok()) {
-      Vacate(seat, absl::OkStatus());
-      joined(terms.status());
-      return;
-    }
-    terms->weight = options_.weight;
-    terms->resumed = resumed;
-    terms->wanted = seat.job->WantedFrom(seat.node);
-    joined(std::make_unique<SeatedMember>(*this, seat, *std::move(terms)));
-  });
+  seat->job->WhenComplete(
+      deadline, [this, seat = *seat, resumed = request.resume.has_value(), losses = request.losses,
+                 joined = std::move(joined)](absl::StatusOr<Terms> terms) {
+        if (!terms.ok()) {
+          Vacate(seat, absl::OkStatus());
+          joined(terms.status());
+          return;
+        }
+        terms->weight = options_.weight;
+        terms->resumed = resumed;
+        terms->losses = losses;
+        terms->wanted = seat.job->WantedFrom(seat.node);
+        joined(std::make_unique<SeatedMember>(*this, seat, *std::move(terms)));
+      });
   return [this, seat = *seat](const absl::Status& reason) { Vacate(seat, reason); };
 }
 

@@ -104,7 +104,12 @@ absl::Status Job::RegisterBucket(uint32_t node, const BucketAnnouncement& bucket
     THALWEG_RETURN_IF_ERROR(CheckActiveLocked(node));
     // A node that lacks the last results of a layout still uses it, when others have the next one.
     if (spec_.resume && layouts_.IsReplaced(bucket.id)) return absl::OkStatus();
-    status = layouts_.Register(members_.Name(node), bucket);
+    if (spec_.losses.min_nodes > 0 && bucket.update) {
+      status = absl::InvalidArgumentError(
+          "weights that are kept here need all nodes: the job cannot go on when one is lost "
+          "(THALWEG_MIN_NODES)");
+    }
+    if (status.ok()) status = layouts_.Register(members_.Name(node), bucket);
     if (status.ok()) engine_.AllowPart(bucket.id.part);
     if (status.ok()) lone_.DropOlderLayouts(bucket.id);
     if (status.ok() && engine_.DropOlderLayouts(bucket.id) > 0) {
@@ -124,7 +129,12 @@ absl::Status Job::MakeGroup(uint32_t node, const Group& group) {
   {
     MutexLock lock(mutex_);
     THALWEG_RETURN_IF_ERROR(CheckActiveLocked(node));
-    status = members_.CheckGroup(group);
+    if (spec_.losses.min_nodes > 0) {
+      status = absl::InvalidArgumentError(
+          "a group of workers, whose collectives need all nodes, but the job is to go on when one "
+          "is lost (THALWEG_MIN_NODES)");
+    }
+    if (status.ok()) status = members_.CheckGroup(group);
     if (status.ok() && group.window_chunks > max_window_chunks_) {
       status = absl::InvalidArgumentError(
           absl::StrCat(ToString(group), ": windows have at most ", max_window_chunks_, " chunks"));
@@ -150,6 +160,7 @@ absl::Status Job::Heartbeat(uint32_t node, TimePoint now) {
 
 void Job::RemoveMember(uint32_t node, const absl::Status& reason) {
   absl::Status failure;
+  std::optional<Loss> loss;
   std::vector<std::shared_ptr<ServedNode>> sinks;
   bool needs_no_snapshots = false;
   {
@@ -159,6 +170,12 @@ void Job::RemoveMember(uint32_t node, const absl::Status& reason) {
     metrics_.nodes.Add(-1);
     if (!reason.ok()) {
       failure = members_.Blame(node, reason);
+      auto lost = LoseLocked(node, failure, Now());
+      if (!lost.ok()) failure = lost.status();
+      if (lost.ok() && lost->has_value()) {
+        loss = *std::move(lost);
+        failure = absl::OkStatus();
+      }
     } else if (const auto open = engine_.OldestWaitingFor(node)) {
       failure = absl::AbortedError(IsOneShot(open->id)
                                        ? absl::StrCat(members_.Name(node), " left while ",
@@ -177,21 +194,29 @@ void Job::RemoveMember(uint32_t node, const absl::Status& reason) {
     UpdateMemoryLocked();
   }
   if (needs_no_snapshots) snapshots_->Forget(spec_.identity);
+  if (loss) Conclude(*loss);
   Tell(sinks, OfJob(spec_.job, failure));
 }
 
 void Job::Tick(TimePoint now) {
   absl::Status failure;
+  std::vector<Loss> losses;
   {
     MutexLock lock(mutex_);
-    failure = FindFailureLocked(now);
+    failure = FindFailureLocked(now, &losses);
   }
+  for (const Loss& loss : losses) Conclude(loss);
   if (!failure.ok()) Fail(failure);
   AnswerWaiting(now);
 }
 
-absl::Status Job::FindFailureLocked(TimePoint now) const {
-  if (const auto silent = members_.Silent(now); !silent.empty()) return silent.front().why;
+absl::Status Job::FindFailureLocked(TimePoint now, std::vector<Loss>* losses) {
+  if (!failure_.ok()) return absl::OkStatus();
+  for (const Members::Finding& silent : members_.Silent(now)) {
+    THALWEG_ASSIGN_OR_RETURN(std::optional<Loss> loss, LoseLocked(silent.node, silent.why, now));
+    if (!loss) return silent.why;
+    losses->push_back(*std::move(loss));
+  }
   const auto expired = engine_.Expired(now);
   if (expired.empty()) return absl::OkStatus();
   const RoundEngine::OpenRound& round = expired.front();

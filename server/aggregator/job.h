@@ -38,8 +38,9 @@
 
 namespace thalweg {
 
-// A Job is thread-safe. Its membership is fixed: a job needs all its nodes. Any failure fails the
-// whole job, and every node is told the reason. Sinks are called with no lock held.
+// A Job is thread-safe. It needs all its nodes, unless they have said with how many it goes on. Any
+// failure fails the whole job, and every node is told the reason. Sinks are called with no lock
+// held.
 class Job {
  public:
   // `memory`, `metrics`, `faults`, `trace` and `snapshots` must outlive the job. Without `trace`
@@ -265,8 +266,22 @@ class Job {
       uint32_t node, const RoundResult& result) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void NoteLostResidualLocked(const RoundId& id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status CheckActiveLocked(uint32_t node) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Returns why the job fails now; OK if it does not.
-  absl::Status FindFailureLocked(TimePoint now) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // A Loss is what follows from going on without a node: rounds that are complete without it, and
+  // who is told, which is the node itself, if it still listens.
+  struct Loss {
+    std::vector<Completed> completed;
+    std::shared_ptr<ServedNode> sink;
+    absl::Status why;
+  };
+  // These are in job_losses.cc. The first goes on without the node, whose loss `why` explains, if
+  // the job can; the second returns an error if the job must fail then; the third tells and sends.
+  absl::StatusOr<std::optional<Loss>> LoseLocked(uint32_t node, const absl::Status& why,
+                                                 TimePoint now)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Conclude(const Loss& loss);
+  // Returns why the job fails now; OK if it does not. Adds what silent nodes are lost.
+  absl::Status FindFailureLocked(TimePoint now, std::vector<Loss>* losses)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Returns how many elements the chunk's residual has, or why the node may not use it.
   absl::StatusOr<uint64_t> ResidualElemsLocked(uint32_t node, BucketId bucket, uint32_t chunk) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -292,7 +307,6 @@ class Job {
   SnapshotWriter* const snapshots_;  // null: none are kept
 
   Mutex mutex_;
-  // Its epoch never changes yet, also when the job is resumed.
   Members members_ ABSL_GUARDED_BY(mutex_);
   std::vector<Peer> peers_ ABSL_GUARDED_BY(mutex_);  // by node
   std::vector<Waiting> waiting_ ABSL_GUARDED_BY(mutex_);

@@ -27,6 +27,12 @@ absl::StatusOr<bool> Job::GathersAgainFor(const JoinRequest& request) {
     first.window_chunks = flow_.window_chunks;
   }
   THALWEG_RETURN_IF_ERROR(OfJob(spec_.job, CheckSameJob(first, request)));
+  if (members_.epoch() > 1) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("job '", spec_.job, "': node ", request.node, " (", request.node_name,
+                     ") has been restarted, and cannot take its seat again: the job has gone on "
+                     "without a node"));
+  }
   if (!layouts_.HasUpdated()) return true;
   return absl::FailedPreconditionError(absl::StrCat(
       "job '", spec_.job, "': node ", request.node, " (", request.node_name,

@@ -50,6 +50,8 @@ ShardMetrics::ShardMetrics(MetricRegistry& r)
                                     "others")),
       lost_residuals(r.GetCounter("thalweg_shard_lost_residuals_total",
                                   "Chunks of resumed jobs whose residual began at zero again")),
+      lost_nodes(
+          r.GetCounter("thalweg_shard_lost_nodes_total", "Nodes without which jobs have gone on")),
       rounds(r, "thalweg_shard_rounds_total",
              "Chunk rounds by outcome: ok, or why the job failed while they were open"),
       jobs_ended(r, "thalweg_shard_jobs_ended_total",

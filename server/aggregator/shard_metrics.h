@@ -39,6 +39,7 @@ struct ShardMetrics {
   Counter& resumed_jobs;
   Counter& supplied_results;
   Counter& lost_residuals;
+  Counter& lost_nodes;
   OutcomeCounters rounds;
   OutcomeCounters jobs_ended;
   Counter& bytes_in;

@@ -12,6 +12,7 @@ namespace thalweg {
 Members::Members(const JoinRequest& first)
     : job_(first.job),
       world_size_(first.world_size),
+      min_nodes_(first.losses.min_nodes),
       heartbeat_interval_(HeartbeatInterval(first.num_shards)),
       nodes_(first.num_nodes) {}
 
@@ -40,7 +41,9 @@ void Members::Join(const JoinRequest& request, TimePoint now) {
   member.host = request.node_name;
   member.workers = request.workers;
   member.last_heard = now;
-  member.lease = LeaseFor(request.grace, request.num_shards);
+  member.lease = request.losses.min_nodes == 0
+                     ? LeaseFor(request.grace, request.num_shards)
+                     : request.losses.grace + HeartbeatInterval(request.num_shards);
   ++joined_;
   ++present_;
 }
@@ -63,6 +66,13 @@ bool Members::Leave(uint32_t node) {
   nodes_[node].state = State::kLeft;
   --present_;
   return true;
+}
+
+bool Members::CanLose(uint32_t node) const {
+  const auto is_lost = [](const Node& each) { return each.state == State::kLost; };
+  const auto lost = std::count_if(nodes_.begin(), nodes_.end(), is_lost);
+  return min_nodes_ > 0 && IsComplete() && !is_lost(nodes_[node]) &&
+         nodes_.size() - static_cast<size_t>(lost) > min_nodes_;
 }
 
 Members::Change Members::SetLost(uint32_t node, const std::string& why) {

@@ -72,6 +72,8 @@ class Members {
   bool IsInUse(TimePoint now) const;
   // Ends the node's membership; returns false when it is not present.
   bool Leave(uint32_t node);
+  // Returns whether the job can go on without the node: its Losses say so, and it has begun.
+  bool CanLose(uint32_t node) const;
   // The job goes on without the node, because of `why`, a sentence. Call it once per node, and only
   // after Begin.
   Change SetLost(uint32_t node, const std::string& why);
@@ -104,6 +106,7 @@ class Members {
  private:
   const std::string job_;
   const uint32_t world_size_;
+  const uint32_t min_nodes_;
   const Duration heartbeat_interval_;
   std::vector<Node> nodes_;
   uint32_t joined_ = 0;  // nodes that have ever joined

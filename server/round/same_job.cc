@@ -60,6 +60,12 @@ absl::Status CheckSameJob(const JoinRequest& first, const JoinRequest& request) 
   if (r.costs.size() != first.costs.size()) {
     return differs("the number of codecs with a cost", r.costs.size(), first.costs.size());
   }
+  if (r.losses != first.losses) {
+    const auto text = [](const Losses& losses) {
+      return absl::StrCat(losses.min_nodes, " after ", ToSeconds(losses.grace), " s");
+    };
+    return differs("the number of nodes that it goes on with", text(r.losses), text(first.losses));
+  }
   if (r.codec != first.codec) {
     return differs("the codec", r.codec.ToString(), first.codec.ToString());
   }

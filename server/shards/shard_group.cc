@@ -102,6 +102,10 @@ absl::Status ShardGroup::Join(
           absl::StrCat("aggregator shard 0 answered with the costs of ", terms.costs.size(),
                        " codecs, expected ", request.costs.size()));
     }
+    if (terms.losses != request.losses) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          "aggregator shard ", k, " cannot go on without a node: install this node's release"));
+    }
     request.chunk_bytes = terms.chunk_bytes;
     request.window_chunks = terms.window_chunks;
     request.costs.clear();

@@ -101,6 +101,7 @@ JoinRequest NodeEntry::MakeRequest() const {
   request.identity = IdentityOf(parts_.signer.get());
   request.signer = parts_.signer;
   request.hosts = HostsOf(spec.shards);
+  request.losses = {spec.min_nodes, std::chrono::milliseconds(spec.loss_grace_ms)};
   request.costs =
       MeasureCosts(parts_.compression.candidates(), spec.num_nodes, parts_.context.threads);
   return request;

@@ -188,6 +188,11 @@ void NodeJob::OnResult(uint32_t shard, const RoundResult& result) {
   IsOneShot(result.id) ? collectives_.OnResult(shard, result) : runner_.OnResult(shard, result);
 }
 
+void NodeJob::OnComplete(const ipc::Complete& message) {
+  report_.NoteWorkers(message.workers);
+  roster_.TellAll(message);
+}
+
 std::function<void(uint32_t, const ipc::Message&)> NodeJob::Poster() {
   return [job = weak_from_this()](uint32_t local_rank, const ipc::Message& message) {
     if (const auto alive = job.lock()) alive->roster_.Tell(local_rank, message);

@@ -103,7 +103,7 @@ class NodeJob : public std::enable_shared_from_this<NodeJob>,
   NodeJob(const ipc::Hello& first, const ShardDirectory::JobShards& shards, NodeContext& context);
 
   void OnPlaced(const ipc::Placed& message) override { roster_.TellAll(message); }
-  void OnComplete(const ipc::Complete& message) override { roster_.TellAll(message); }
+  void OnComplete(const ipc::Complete& message) override;
   void OnFailed(const absl::Status& why) override { Fail(why); }
   void OnMessage(uint32_t local_rank, const ipc::Message& message, int fd) override {
     roster_.Tell(local_rank, message, fd);
@@ -127,7 +127,7 @@ class NodeJob : public std::enable_shared_from_this<NodeJob>,
 
   JobOutcome outcome_;
   Progress progress_;
-  const RoundReport report_;
+  RoundReport report_;
   ShardGroup shards_;
   JobCompression compression_;
   CodecStates states_;

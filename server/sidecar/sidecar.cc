@@ -36,6 +36,9 @@ absl::Status CheckHello(const ipc::Hello& h) {
                                 " bytes, got ", h.chunk_bytes));
   }
   if (h.known && h.chunk_bytes == 0) return invalid("it goes on with chunks of 0 bytes");
+  if (h.min_nodes > h.num_nodes) {
+    return invalid(absl::StrCat("it goes on with ", h.min_nodes, " of ", h.num_nodes, " nodes"));
+  }
   if (h.timeout_ms == 0 || h.step_timeout_ms == 0) {
     return invalid("the timeouts must be positive");
   }

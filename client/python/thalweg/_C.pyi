@@ -118,6 +118,7 @@ class Session:
         shards: list[str] = ...,
         hosts: list[int] = ...,
         secret: str = "",
+        min_nodes: int = 0,
     ) -> None:
         """Connects and waits until all workers of the job have connected.
 
@@ -127,7 +128,8 @@ class Session:
         `shards` are the addresses of the job's shards, in an order that is equal on all nodes;
         empty: those that the sidecar was started with, or its own on a single node. hosts[k] is the
         number of the node that hosts shards[k]; -1: a machine of its own does. `secret`, 64
-        hexadecimal digits, proves to shards and nodes that they belong to the job.
+        hexadecimal digits, proves to shards and nodes that they belong to the job. The job goes on
+        when nodes are lost as long as `min_nodes` are left; 0: it needs all.
 
         Raises ValueError (the workers disagree about the job), TimeoutError (workers are missing),
         ConnectionError (no sidecar there, it lost an aggregator, or there is no such GPU) or

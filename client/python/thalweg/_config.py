@@ -61,6 +61,7 @@ class Config(NamedTuple):
     codec: str  # in the form of Policy.spec()
     job: str
     local_shards: str  # one of LOCAL_SHARDS
+    min_nodes: int  # with which the job goes on when others are lost; 0: all
     node_reduce: str  # one of NODE_REDUCE
     residuals: str  # a folder; empty: none
     sidecar: str
@@ -81,10 +82,11 @@ class Config(NamedTuple):
             codec=_choose_codec(env),
             job=look_up(env, "THALWEG_JOB")[1],
             local_shards=_check_local_shards(*look_up(env, "THALWEG_LOCAL_SHARDS")),
+            min_nodes=_check_count(*look_up(env, "THALWEG_MIN_NODES")),
             node_reduce=check_choice(*look_up(env, "THALWEG_NODE_REDUCE"), NODE_REDUCE),
             residuals=look_up(env, "THALWEG_RESIDUALS")[1],
             sidecar=look_up(env, "THALWEG_SIDECAR")[1],
-            snapshot_every=_check_snapshot_every(*look_up(env, "THALWEG_SNAPSHOT_EVERY")),
+            snapshot_every=_check_count(*look_up(env, "THALWEG_SNAPSHOT_EVERY")),
             step_timeout=_check_step_timeout(*look_up(env, "THALWEG_STEP_TIMEOUT")),
             timeout=_check_timeout(*look_up(env, "THALWEG_TIMEOUT")),
         )
@@ -95,9 +97,10 @@ class Config(NamedTuple):
             "chunk_bytes": _check_chunk_bytes,
             "codec": _check_codec,
             "local_shards": _check_local_shards,
+            "min_nodes": _check_count,
             "node_reduce": functools.partial(check_choice, choices=NODE_REDUCE),
             "residuals": lambda _, value: os.fspath(value),
-            "snapshot_every": _check_snapshot_every,
+            "snapshot_every": _check_count,
             "step_timeout": _check_step_timeout,
             "timeout": _check_timeout,
         }
@@ -233,10 +236,7 @@ def _check_codec(what: str, value: Codec | Policy | str) -> str:
 def _check_chunk_bytes(what: str, value: str | int) -> int:
     if value == "auto":
         return 0
-    try:
-        number = int(value)
-    except ValueError:
-        number = -1
+    number = int(value) if str(value).isdecimal() else -1
     if not MIN_CHUNK_BYTES <= number <= MAX_CHUNK_BYTES:
         raise ConfigError(
             f"{what} is {value!r}, expected auto or a number from {MIN_CHUNK_BYTES} to "
@@ -245,9 +245,9 @@ def _check_chunk_bytes(what: str, value: str | int) -> int:
     return number
 
 
-def _check_snapshot_every(what: str, value: str | int) -> int:
+def _check_count(what: str, value: str | int) -> int:
     if not str(value).isdecimal():
-        raise ConfigError(f"{what} is {value!r}, expected a number of steps, or 0 for no snapshots")
+        raise ConfigError(f"{what} is {value!r}, expected a whole number, 0 or more")
     return int(value)
 
 

@@ -16,6 +16,11 @@ from thalweg._config import Config, Network
 from thalweg._shards import Shards
 from thalweg._topology import Introduction, Placement, Tensor
 
+_NO_HOSTS = (
+    "nodes are to host shards (THALWEG_LOCAL_SHARDS is 1), but the job is to go on when one is "
+    "lost (THALWEG_MIN_NODES): leave one of them out"
+)
+
 
 @dataclass(frozen=True)
 class Job:
@@ -64,6 +69,11 @@ def introduction(
     whether that listens for other nodes. `config.step_timeout` must be in seconds, not 0. The job
     has a `secret` of its own unless one is given.
     """
+    local_shards = config.local_shards
+    if config.min_nodes:
+        if local_shards == "1":
+            problem = problem or _NO_HOSTS
+        local_shards = "0"
     return Introduction(
         host=_topology.host_id(),
         sidecar=config.sidecar,
@@ -74,12 +84,13 @@ def introduction(
         secret=secret or secrets.token_hex(32),
         codec=config.codec,
         chunk_bytes=config.chunk_bytes,
-        local_shards=config.local_shards,
+        local_shards=local_shards,
         node_reduce=config.node_reduce,
         timeout=config.timeout,
         step_timeout=config.step_timeout,
         model=model,
         problem=problem,
+        min_nodes=config.min_nodes,
         residuals=bool(config.residuals),
         apart=apart,
     )
@@ -160,6 +171,7 @@ def _connect(
             shards=list(shards.addresses),
             hosts=list(shards.hosts),
             secret=first.secret,
+            min_nodes=first.min_nodes,
         )
     except ConnectionError as error:
         text = f"{error}{_shards.question(str(error))}"

@@ -129,9 +129,9 @@ class State:
 
         These are not sums: compressed_since (the iteration, counted from 1, in which compression
         began; 0: not yet), the latest samples of error_ratio (the lost part of a gradient, relative
-        to it) and residual_norm (norm of what is left for later), and loss_scale (the smallest; 0:
-        none yet). A GPU's loss_scale and skipped_steps are updated by a later step, or by this
-        call.
+        to it) and residual_norm (norm of what is left for later), loss_scale (the smallest; 0: none
+        yet), and workers, over which the last gradients are the mean. A GPU's loss_scale and
+        skipped_steps are updated by a later step, or by this call.
         """
         _precision.settle()
         stats = self._member.stats()

@@ -19,6 +19,7 @@ _SETTINGS = (
     "local_shards",
     "node_reduce",
     "residuals",
+    "min_nodes",
     "timeout",
     "step_timeout",
 )
@@ -56,6 +57,7 @@ class Introduction:
     model: tuple[Tensor, ...]  # empty in a report whose digest says enough
     problem: str  # why this worker cannot take part; empty if it can
     digest: str = ""  # of the model
+    min_nodes: int = 0  # with which the job goes on when others are lost; 0: all
     residuals: bool = False  # what its node holds back of gradients is written to files
     apart: str = ""  # why the session of its process group cannot serve it; empty if it can
 
@@ -121,8 +123,9 @@ def check(workers: Sequence[Introduction]) -> None:
         raise ConfigError(
             f"thalweg: the workers form {_count_nodes(workers)} nodes, but "
             f"{host_name(without[0].host)} has no aggregator to meet the others at, and "
-            "THALWEG_LOCAL_SHARDS is 0: set it to auto, THALWEG_AGGREGATORS to host:port of every "
-            "aggregator on all workers, or THALWEG_SIDECAR to the socket of each node's sidecar"
+            "THALWEG_LOCAL_SHARDS is 0 or THALWEG_MIN_NODES is set: set the first to auto and "
+            "leave the second out, set THALWEG_AGGREGATORS to host:port of every aggregator on all "
+            "workers, or THALWEG_SIDECAR to the socket of each node's sidecar"
         )
 
 

@@ -56,6 +56,8 @@ KNOWN: dict[str, str] = {
     "THALWEG_PS": "",
     "THALWEG_PS_EVERY": "",
     "THALWEG_PS_MODE": "",
+    "THALWEG_LOSS_GRACE": "3",
+    "THALWEG_MIN_NODES": "0",
     "THALWEG_RECONNECT": "10",
 }
 

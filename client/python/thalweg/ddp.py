@@ -64,6 +64,7 @@ def attach(
     node_reduce: str | None = None,
     local_shards: str | bool | None = None,
     residuals: str | os.PathLike[str] | None = None,
+    min_nodes: int | None = None,
 ) -> State:
     """Makes `ddp_model` average its gradients through Thalweg. Call it on all workers.
 
@@ -78,9 +79,10 @@ def attach(
     sums the gradients of a node: "sidecar", or "workers" among themselves, which needs a GPU for
     each (docs/gpu.md, path C). `local_shards` says whether the nodes' sidecars host the shards of a
     job of several nodes: True, False or "auto", those that can. `residuals` is a folder for what
-    this node holds back of gradients (docs/compression.md, checkpoints). Arguments left out come
-    from the environment. A module of the default process group joins the job of that where the
-    group is one of the back end "thalweg" and was made with the same settings (docs/c10d.md).
+    this node holds back of gradients (docs/compression.md, checkpoints). With `min_nodes` the job
+    goes on when nodes are lost, as long as so many are left (docs/faults.md, lost nodes). Arguments left
+    out come from the environment. A module of the default process group joins the job of that where
+    the group is one of the back end "thalweg" and was made with the same settings (docs/c10d.md).
 
     Raises on all workers, saying what is wrong: ValueError (settings or models differ),
     ConnectionError, TimeoutError (workers are missing), RuntimeError, TypeError (not a DDP module).
@@ -99,6 +101,7 @@ def attach(
             node_reduce=node_reduce,
             local_shards=local_shards,
             residuals=residuals,
+            min_nodes=min_nodes,
         )
         network = Network.from_env()
         config = config._replace(codec=_model.add_exceptions(ddp_model, config.codec))

@@ -1,11 +1,16 @@
 #include "server/sidecar/bucket/round_report.h"
 
+#include <spdlog/spdlog.h>
+
 #include <cmath>
 
 namespace thalweg {
 
 RoundReport::RoundReport(const ipc::Hello& job, SidecarMetrics& metrics, TraceWriter* trace)
-    : codec_(job.codec.ToString()),
+    : job_(job.job),
+      world_size_(job.world_size),
+      workers_(job.world_size),
+      codec_(job.codec.ToString()),
       is_alone_(job.num_nodes == 1),
       metrics_(metrics),
       trace_(trace, "sidecar", job.job, {{"node", job.node}, {"num_nodes", job.num_nodes}}) {}
@@ -24,6 +29,14 @@ void RoundReport::CountTimes(const ipc::Complete& message, Duration total) const
   if (is_alone_) return;
   observe(metrics_.wire, message.wire_ns);
   observe(metrics_.decode, message.decode_ns);
+}
+
+void RoundReport::NoteWorkers(uint32_t workers) {
+  // A pull has results of no worker.
+  if (workers == 0 || workers >= workers_.exchange(workers)) return;
+  spdlog::warn(
+      "job '{}': results are means over {} of its {} workers: it goes on without the others", job_,
+      workers, world_size_);
 }
 
 void RoundReport::CountTraffic(NodeBucket& bucket) const {

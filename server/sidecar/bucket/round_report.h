@@ -2,6 +2,7 @@
 // (docs/timeline.md).
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <string>
 
@@ -22,6 +23,8 @@ class RoundReport {
 
   // A round of the bucket is over, and `total` has passed since the last worker submitted it.
   void CountTimes(const ipc::Complete& message, Duration total) const;
+  // Says in the log when results are means over fewer workers than before, or than the job has.
+  void NoteWorkers(uint32_t workers);
   // Requires that all codecs of the round have their results, and that it has not ended yet.
   void CountTraffic(NodeBucket& bucket) const;
   // The node's first worker has waited for weights of that quarter of the model.
@@ -37,6 +40,9 @@ class RoundReport {
                         uint32_t chunk, uint64_t wire_bytes) const;
 
  private:
+  const std::string job_;
+  const uint32_t world_size_;
+  std::atomic<uint32_t> workers_;  // that the last results are means over
   const std::string codec_;
   const bool is_alone_;
   SidecarMetrics& metrics_;

@@ -46,6 +46,9 @@ absl::Status Roster::CheckSameJob(const ipc::Hello& h) const {
   if (h.step_timeout_ms != first_.step_timeout_ms) {
     return differs("the timeout of a step in ms", h.step_timeout_ms, first_.step_timeout_ms);
   }
+  if (h.min_nodes != first_.min_nodes) {
+    return differs("the number of nodes to go on with", h.min_nodes, first_.min_nodes);
+  }
   const auto places = [](const ipc::Hello& hello) {
     return absl::StrJoin(hello.shards, ", ", [](std::string* out, const ShardPlace& place) {
       absl::StrAppend(out, place.address);

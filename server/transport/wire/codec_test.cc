@@ -71,7 +71,9 @@ TEST(ControlCodecTest, ForeignVersionsAreRefusedNamingBoth) {
 TEST(ControlCodecTest, GraceTravelsWithJoin) {
   JoinRequest request;
   request.grace = std::chrono::seconds(60);
+  request.losses = {3, std::chrono::milliseconds(2500)};
   EXPECT_EQ(FromProto(ToProto(request))->grace, request.grace);
+  EXPECT_EQ(FromProto(ToProto(request))->losses, request.losses);
 }
 
 TEST(ControlCodecTest, UnusableJoinFieldsAreRefused) {

@@ -155,6 +155,23 @@ void SetLinkAndCosts(const LinkSpeed& link, const std::vector<CodecCost>& costs,
   }
 }
 
+template <class Proto>
+void SetLosses(const Losses& losses, Proto* proto) {
+  using std::chrono::milliseconds;
+  proto->set_min_nodes(losses.min_nodes);
+  proto->set_loss_grace_ms(
+      static_cast<uint64_t>(std::chrono::duration_cast<milliseconds>(losses.grace).count()));
+}
+
+template <class Proto>
+absl::StatusOr<Losses> LossesOf(const Proto& proto) {
+  if (proto.loss_grace_ms() > static_cast<uint64_t>(kMaxGrace.count())) {
+    return absl::InvalidArgumentError(absl::StrCat("loss_grace_ms is ", proto.loss_grace_ms(),
+                                                   ", expected at most ", kMaxGrace.count()));
+  }
+  return Losses{proto.min_nodes(), std::chrono::milliseconds(proto.loss_grace_ms())};
+}
+
 }  // namespace
 
 v1::JoinRequest ToProto(const JoinRequest& request) {
@@ -181,6 +198,7 @@ v1::JoinRequest ToProto(const JoinRequest& request) {
   for (const uint32_t host : request.hosts) proto.add_shard_hosts(host + 1);
   proto.mutable_shard_rates()->Add(request.shard_rates.begin(), request.shard_rates.end());
   proto.set_grace_ms(static_cast<uint64_t>(duration_cast<milliseconds>(request.grace).count()));
+  SetLosses(request.losses, &proto);
   if (request.resume) SetRounds(*request.resume, proto.mutable_resume()->mutable_completed());
   return proto;
 }
@@ -196,6 +214,7 @@ v1::JoinResponse ToProto(SessionToken token, const Terms& terms) {
   proto.set_weight(terms.weight);
   SetLinkAndCosts(terms.link, terms.costs, &proto);
   proto.set_resumed(terms.resumed);
+  SetLosses(terms.losses, &proto);
   SetRounds(terms.wanted, proto.mutable_wanted());
   if (terms.shares.empty()) return proto;
   proto.mutable_shares()->Add(terms.shares.begin(), terms.shares.end());
@@ -286,6 +305,7 @@ absl::StatusOr<JoinRequest> FromProto(const v1::JoinRequest& proto) {
   THALWEG_ASSIGN_OR_RETURN(request.codec, CodecPolicy::Parse(proto.codec()));
   THALWEG_ASSIGN_OR_RETURN(request.link, LinkOf(proto));
   THALWEG_ASSIGN_OR_RETURN(request.costs, CostsOf(proto));
+  THALWEG_ASSIGN_OR_RETURN(request.losses, LossesOf(proto));
   request.node = proto.node();
   request.node_name = proto.node_name();
   request.workers = proto.workers();
@@ -378,6 +398,7 @@ absl::StatusOr<Terms> FromProto(const v1::JoinResponse& proto) {
   Terms terms{proto.epoch(), proto.chunk_bytes(), proto.window_chunks(), proto.weight()};
   THALWEG_ASSIGN_OR_RETURN(terms.link, LinkOf(proto));
   THALWEG_ASSIGN_OR_RETURN(terms.costs, CostsOf(proto));
+  THALWEG_ASSIGN_OR_RETURN(terms.losses, LossesOf(proto));
   THALWEG_ASSIGN_OR_RETURN(terms.shares, SharesOf(proto));
   THALWEG_ASSIGN_OR_RETURN(terms.forecast, ForecastOf(proto.forecast()));
   terms.resumed = proto.resumed();

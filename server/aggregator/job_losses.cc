@@ -1,0 +1,53 @@
+// This file holds the parts of Job that let it go on without a node.
+#include <spdlog/spdlog.h>
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "core/base/status_macros.h"
+#include "core/exchange/of_job.h"
+#include "server/aggregator/job.h"
+
+namespace thalweg {
+
+absl::StatusOr<std::optional<Job::Loss>> Job::LoseLocked(uint32_t node, const absl::Status& why,
+                                                         TimePoint now) {
+  if (!failure_.ok() || !members_.CanLose(node)) return std::nullopt;
+  const bool was_present = peers_[node].sink != nullptr;
+  const Members::Change change = members_.SetLost(node, std::string(why.message()));
+  spdlog::warn("job '{}': goes on without {}: {}", spec_.job, members_.Name(node), change.why);
+  metrics_.lost_nodes.Add(1);
+  if (was_present) metrics_.nodes.Add(-1);
+  Loss loss{{}, std::exchange(peers_[node].sink, nullptr), why};
+  RoundEngine::Removed removed = engine_.Remove(node, now);
+  if (!removed.impossible.empty()) {
+    return absl::Status(why.code(), absl::StrCat(ToString(removed.impossible.front().id),
+                                                 " cannot complete: ", why.message()));
+  }
+  for (CompleteRound& round : removed.completed) {
+    if (round.id.round == 1) chunks_.DropOlderLayouts(round.id.bucket);  // as in HoldLocked
+    const LayoutRegistry::Weight weight = layouts_.WeightOf(round.id.bucket, round.elems);
+    Completed& completed = loss.completed.emplace_back(Completed{.round = std::move(round),
+                                                                 .state = nullptr,
+                                                                 .raw_bytes = weight.raw_bytes,
+                                                                 .last_node = node,
+                                                                 .at = now});
+    THALWEG_RETURN_IF_ERROR(FindStateLocked(completed));
+  }
+  UpdateMemoryLocked();
+  return loss;
+}
+
+void Job::Conclude(const Loss& loss) {
+  if (loss.sink != nullptr) {
+    loss.sink->OnFailed(
+        OfJob(spec_.job, absl::Status(loss.why.code(), absl::StrCat("the job goes on without this "
+                                                                    "node: ",
+                                                                    loss.why.message()))));
+  }
+  for (const Completed& completed : loss.completed) {
+    if (const absl::Status status = Deliver(completed); !status.ok()) return Fail(status);
+  }
+}
+
+}  // namespace thalweg

@@ -1,0 +1,65 @@
+"""Contains a training of which nodes are lost: `lost_node_jobs.py train OUT`.
+
+It writes over how many workers each step's gradient was the mean, the longest step in seconds, and
+the weights at the end.
+"""
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+import thalweg.ddp
+
+STEPS = int(os.environ.get("STEPS", "400"))
+BATCH, FEATURES, OUTPUTS, RATE = 8, 16, 4, 0.05
+
+
+def build() -> torch.nn.Module:
+    torch.manual_seed(0)
+    return torch.nn.Linear(FEATURES, OUTPUTS)
+
+
+def batches(rank: int) -> torch.Generator:
+    return torch.Generator().manual_seed(rank)
+
+
+def draw(random: torch.Generator) -> torch.Tensor:
+    return torch.randn(BATCH, FEATURES, generator=random)
+
+
+def train() -> dict[str, object]:
+    model = build()
+    ddp = DistributedDataParallel(model)
+    state = thalweg.ddp.attach(ddp, codec="fp32", min_nodes=int(os.environ["NODES_LEFT"]))
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=RATE)
+    random = batches(dist.get_rank())
+    workers, longest, last = [], 0.0, time.monotonic()
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        ddp(draw(random)).square().mean().backward()
+        optimizer.step()
+        workers.append(int(state.stats()["workers"]))
+        now = time.monotonic()
+        longest, last = max(longest, now - last), now
+    state.close()
+    weights = torch.cat([p.detach().flatten() for p in model.parameters()]).tolist()
+    return {"workers": workers, "longest": longest, "weights": weights}
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    Path(sys.argv[2]).write_text(json.dumps(train()), encoding="utf-8")
+    # The group has lost a process, so that it cannot be taken apart together.
+    sys.stdout.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

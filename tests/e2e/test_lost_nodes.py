@@ -1,0 +1,95 @@
+"""Tests that training goes on with the nodes that are left when one is lost."""
+
+from __future__ import annotations
+
+import re
+import select
+from pathlib import Path
+
+import lost_node_jobs
+import pytest
+import torch
+from harness import Job, metric, servers
+
+JOBS = Path(lost_node_jobs.__file__)
+NODES, LOST = 3, 1
+STEPS_BEFORE = 40
+
+
+def begin(cluster, tmp_path, nodes_left, env=None):
+    """Starts a job of as many workers as nodes, and waits until it has done some steps."""
+    sidecars = [cluster.add_sidecar().address for _ in range(NODES)]
+    variables = {"NODES_LEFT": str(nodes_left), "THALWEG_LOSS_GRACE": "1", **(env or {})}
+    job = Job("train", cluster, tmp_path, sidecar_of=sidecars, env=variables, jobs=JOBS)
+    while metric(cluster.sidecars[0], "thalweg_sidecar_buckets_total") < STEPS_BEFORE:
+        assert job.workers[0].process.poll() is None, job.output
+        select.select([], [], [], 0.005)
+    return job
+
+
+def lose(cluster, job, what):
+    """Kills a node's worker, and with it its sidecar if it is the whole node."""
+    if what == "node":
+        cluster.sidecars[LOST].process.kill()
+    job.workers[LOST].process.kill()
+    if what == "node":
+        cluster.sidecars[LOST].process.wait()
+        for file in cluster.folder.glob(f"s{LOST}.sock*"):
+            file.unlink()
+
+
+def repeat(workers):
+    """The weights after a training in one process whose steps have means over so many workers."""
+    model = lost_node_jobs.build()
+    optimizer = torch.optim.SGD(model.parameters(), lr=lost_node_jobs.RATE)
+    batches = [lost_node_jobs.batches(rank) for rank in range(NODES)]
+    for count in workers:
+        drawn = [lost_node_jobs.draw(random) for random in batches]
+        present = [x for rank, x in enumerate(drawn) if count == NODES or rank != LOST]
+        optimizer.zero_grad()
+        for x in present:
+            (model(x).square().mean() / len(present)).backward()
+        optimizer.step()
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+@pytest.mark.parametrize("what", ["worker", "node"])
+def test_gradients_are_the_mean_over_the_nodes_that_are_left(what, tmp_path):
+    with servers(shards=2) as cluster:
+        job = begin(cluster, tmp_path, NODES - 1)
+        lose(cluster, job, what)
+        left = [worker for worker in job.wait() if worker.rank != LOST]
+        for worker in left:
+            assert worker.code == 0, job.output
+        lost = [metric(shard, "thalweg_shard_lost_nodes_total") for shard in cluster.aggregators]
+    results = [worker.result for worker in left]
+    print(f"{what} lost: longest step {max(result['longest'] for result in results):.2f} s")
+    assert lost == [1, 1]
+    assert results[0]["weights"] == results[1]["weights"]
+    workers = results[0]["workers"]
+    assert workers == sorted(workers, reverse=True)
+    assert (workers[0], workers[-1]) == (NODES, NODES - 1)
+    # Each step rounds each weight a few times, of at most 1.
+    tolerance = len(workers) * 8 * torch.finfo(torch.float32).eps
+    torch.testing.assert_close(
+        torch.tensor(results[0]["weights"]), repeat(workers), rtol=0, atol=tolerance
+    )
+
+
+def test_job_that_has_too_few_nodes_left_fails_with_the_reason(tmp_path):
+    with servers(shards=1) as cluster:
+        job = begin(cluster, tmp_path, NODES)
+        lose(cluster, job, "worker")
+        for worker in job.wait():
+            assert worker.code != 0
+        assert re.search(rf"rank {LOST} .*is gone", job.output), job.output
+
+
+def test_nodes_that_are_to_host_shards_cannot_be_lost(tmp_path):
+    with servers(shards=1) as cluster:
+        sidecars = [cluster.add_sidecar().address for _ in range(NODES)]
+        env = {"NODES_LEFT": "2", "THALWEG_LOCAL_SHARDS": "1"}
+        job = Job("train", cluster, tmp_path, sidecar_of=sidecars, env=env, jobs=JOBS)
+        for worker in job.wait():
+            assert worker.code != 0
+        assert "(THALWEG_MIN_NODES): leave one of them out" in job.output
