@@ -78,7 +78,7 @@ class Cluster:
         assert result.returncode == 0, f"{arguments}: {result.stderr}"
         return result.stdout
 
-    def helm(self, *arguments: object, seconds: float = 400) -> subprocess.CompletedProcess[str]:
+    def helm(self, *arguments: object, seconds: float = 600) -> subprocess.CompletedProcess[str]:
         return self.run(HELM, *arguments, seconds=seconds)
 
     def get(self, *arguments: object) -> Any:

@@ -69,6 +69,10 @@ class Job:
         name = self.pods()[pod]["metadata"]["name"]
         return self._cluster.kubectl("logs", *self._where, name, "-c", self._kind.container)
 
+    def logs(self) -> str:
+        """Returns what all its pods have logged."""
+        return "\n".join(self.log(pod) for pod in range(len(self.pods())))
+
     def end(self) -> str:
         """Returns Succeeded or Failed; empty while it runs."""
         status = self._cluster.get(self._resource, *self._where).get("status", {})

@@ -36,7 +36,7 @@ class Release:
         self.await_ready()
 
     def try_upgrade(self, *values: object) -> subprocess.CompletedProcess[str]:
-        argv = ["upgrade", "thalweg", CHART, *self.where, "--wait", *VALUES]
+        argv = ["upgrade", "thalweg", CHART, *self.where, "--wait", "--timeout=9m", *VALUES]
         return self.cluster.helm(*argv, *values)
 
     def rollback(self) -> None:
@@ -74,10 +74,10 @@ class Release:
         """Returns when the shard's container is ready after so many restarts."""
 
         def is_back() -> bool:
-            (status,) = self.aggregators()[shard]["status"]["containerStatuses"]
-            return bool(status["restartCount"] == restarts and status["ready"])
+            status = _status(self.aggregators(), shard)
+            return status.get("restartCount") == restarts and bool(status["ready"])
 
-        until(f"restart {restarts} of shard {shard}", is_back, seconds)
+        until(f"restart {restarts} of shard {shard}", is_back, seconds, self.describe)
 
     def describe(self) -> str:
         """Returns what kubectl says about its pods."""
@@ -87,3 +87,10 @@ class Release:
         result = self.cluster.helm(*arguments, *self.where)
         assert result.returncode == 0, f"{result.stdout}{result.stderr}\n{self.describe()}"
         return result.stdout
+
+
+def _status(pods: list[dict[str, Any]], shard: int) -> dict[str, Any]:
+    """Returns the status of a shard's container; empty while there is none."""
+    name = f"thalweg-aggregator-{shard}"
+    statuses = [p["status"].get("containerStatuses") for p in pods if p["metadata"]["name"] == name]
+    return dict(statuses[0][0]) if statuses and statuses[0] else {}

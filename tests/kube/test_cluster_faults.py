@@ -63,3 +63,13 @@ def test_node_without_a_network_for_five_seconds_is_waited_for(release, start):
     with node.cut_off():
         threading.Event().wait(5)  # the length of the cut, not a wait for a result
     assert_trains_as_outside(job)
+
+
+def test_node_without_a_network_fails_the_job_on_both_sides(release, endless):
+    began = time.monotonic()
+    with release.cluster.node_of(endless.pods()[1]).cut_off():
+        say = "RuntimeError: thalweg.*"
+        said = until("a reason", lambda: re.search(say, endless.log()), 90, endless.describe)
+        note(f"node cut off: the other node's worker says: {said[0]}", time.monotonic() - began)
+    until("nodes ready", release.cluster.is_ready, 90)
+    assert endless.await_end() == "Failed"
