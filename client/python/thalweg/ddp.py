@@ -80,9 +80,10 @@ def attach(
     each (docs/gpu.md, path C). `local_shards` says whether the nodes' sidecars host the shards of a
     job of several nodes: True, False or "auto", those that can. `residuals` is a folder for what
     this node holds back of gradients (docs/compression.md, checkpoints). With `min_nodes` the job
-    goes on when nodes are lost, as long as so many are left (docs/faults.md, lost nodes). Arguments left
-    out come from the environment. A module of the default process group joins the job of that where
-    the group is one of the back end "thalweg" and was made with the same settings (docs/c10d.md).
+    goes on when nodes are lost, as long as so many are left (docs/faults.md, lost nodes). Arguments
+    left out come from the environment. A module of the default process group joins the job of that
+    where the group is one of the back end "thalweg" and was made with the same settings
+    (docs/c10d.md).
 
     Raises on all workers, saying what is wrong: ValueError (settings or models differ),
     ConnectionError, TimeoutError (workers are missing), RuntimeError, TypeError (not a DDP module).

@@ -13,6 +13,7 @@
 #include "core/base/protocol.h"
 #include "core/base/status_macros.h"
 #include "server/base/printable.h"
+#include "server/transport/wire/losses_codec.h"
 #include "server/transport/wire/update_codec.h"
 
 namespace thalweg {
@@ -21,7 +22,6 @@ namespace {
 // This limit is far beyond any model; multiplied by an element's size it cannot overflow uint64_t.
 constexpr uint64_t kMaxBucketElems = uint64_t{1} << 48;
 constexpr std::chrono::milliseconds kMaxRoundTimeout = std::chrono::hours(24);
-constexpr std::chrono::milliseconds kMaxGrace = std::chrono::hours(1);
 constexpr std::chrono::microseconds kMaxRoundTrip = std::chrono::hours(1);
 
 // Converts `value` to a DType or a WireFormat; `values` names the valid ones for the error message.
@@ -153,23 +153,6 @@ void SetLinkAndCosts(const LinkSpeed& link, const std::vector<CodecCost>& costs,
     out.set_shard(cost.shard);
     out.set_factors(cost.factors);
   }
-}
-
-template <class Proto>
-void SetLosses(const Losses& losses, Proto* proto) {
-  using std::chrono::milliseconds;
-  proto->set_min_nodes(losses.min_nodes);
-  proto->set_loss_grace_ms(
-      static_cast<uint64_t>(std::chrono::duration_cast<milliseconds>(losses.grace).count()));
-}
-
-template <class Proto>
-absl::StatusOr<Losses> LossesOf(const Proto& proto) {
-  if (proto.loss_grace_ms() > static_cast<uint64_t>(kMaxGrace.count())) {
-    return absl::InvalidArgumentError(absl::StrCat("loss_grace_ms is ", proto.loss_grace_ms(),
-                                                   ", expected at most ", kMaxGrace.count()));
-  }
-  return Losses{proto.min_nodes(), std::chrono::milliseconds(proto.loss_grace_ms())};
 }
 
 }  // namespace
