@@ -68,11 +68,11 @@ import_files() {
 import_program() {
   local folder library
   folder=$(mktemp -d)
-  cp "$tools/bin/$2" "$folder/program"
-  for library in $(ldd "$folder/program" 2>/dev/null | grep -o '/lib[^ ]*'); do
+  install -D "$tools/bin/$2" "$folder/bin/$2"
+  for library in $(ldd "$folder/bin/$2" 2>/dev/null | grep -o '/lib[^ ]*'); do
     install -D "$library" "$folder/$library"
   done
-  import_files "$1" '["/program"]' "$folder"
+  import_files "$1" "[\"/bin/$2\"]" "$folder"
   rm -rf "$folder"
 }
 

@@ -79,6 +79,15 @@ class Release:
 
         until(f"restart {restarts} of shard {shard}", is_back, seconds, self.describe)
 
+    def await_next(self, shard: int, uid: str) -> None:
+        """Returns when another pod than that one serves as the shard."""
+
+        def is_there() -> bool:
+            others = [pod for pod in self.aggregators() if pod["metadata"]["uid"] != uid]
+            return bool(_status(others, shard).get("ready"))
+
+        until(f"another pod of shard {shard}", is_there, 120, self.describe)
+
     def describe(self) -> str:
         """Returns what kubectl says about its pods."""
         return self.cluster.kubectl("describe", "pods", *self.where)[-4000:]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
 
@@ -53,3 +54,34 @@ def test_next_job_uses_the_aggregators_that_a_release_has_grown_by(release):
     with timed("helm rollback to two"):
         release.rollback()
     assert len(release.aggregators()) == 2
+
+
+def test_budget_lets_one_aggregator_be_evicted_at_a_time(release):
+    pods = [pod["metadata"] for pod in release.aggregators()]
+    answers = [evict(release, pod["name"]) for pod in pods]
+    assert answers[0].returncode == 0, answers[0].stderr
+    assert "violate the pod's disruption budget" in answers[1].stderr
+    with timed("an aggregator evicted, until it is ready again"):
+        release.await_next(0, pods[0]["uid"])
+
+
+def test_aggregator_of_a_drained_node_moves_to_another(release):
+    pod = release.aggregators()[1]
+    name = pod["spec"]["nodeName"]
+    with timed("node drained, until its aggregator is ready elsewhere"):
+        drain = ["--ignore-daemonsets", "--delete-emptydir-data", "--force"]
+        release.cluster.kubectl("drain", name, *drain, "--timeout=90s")
+        release.await_next(1, pod["metadata"]["uid"])
+    assert release.aggregators()[1]["spec"]["nodeName"] != name
+    release.cluster.kubectl("uncordon", name)
+
+
+def evict(release, pod):
+    eviction = {
+        "apiVersion": "policy/v1",
+        "kind": "Eviction",
+        "metadata": {"name": pod, "namespace": "ml"},
+    }
+    path = f"/api/v1/namespaces/ml/pods/{pod}/eviction"
+    argv = ["kubectl", "create", "--raw", path, "-f", "-"]
+    return release.cluster.run(*argv, stdin=json.dumps(eviction), seconds=30)

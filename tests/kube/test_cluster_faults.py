@@ -47,6 +47,18 @@ def test_aggregator_that_crashes_twice_only_makes_the_job_longer(release, start)
     assert_trains_as_outside(job)
 
 
+def test_aggregator_whose_pod_is_lost_comes_back_at_another_address(release, start):
+    job = start()
+    before = release.aggregators()[0]
+    now = ["--force", "--grace-period=0"]
+    release.cluster.kubectl("delete", "pod", "thalweg-aggregator-0", *release.where, *now)
+    killed = time.monotonic()
+    release.await_next(0, before["metadata"]["uid"])
+    note("aggregator's pod deleted by force: ready again", time.monotonic() - killed)
+    assert release.aggregators()[0]["status"]["podIP"] != before["status"]["podIP"]
+    assert_trains_as_outside(job)
+
+
 def test_worker_that_takes_too_much_memory_fails_the_job_by_name(release, endless):
     worker = endless.pods()[1]["metadata"]["name"]
     # Nobody has this memory but the container, so the kernel ends its largest process.
