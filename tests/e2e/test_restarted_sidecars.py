@@ -63,27 +63,49 @@ def train(cluster, folder, sidecars, codec, *, env=None, local=1):
     return Job("train", cluster, folder, sidecar_of=sidecar_of, env=variables, jobs=JOBS)
 
 
-@pytest.mark.parametrize("way", [BY_AGGREGATORS, HOSTED])
-@pytest.mark.parametrize(("codec", "local"), [("fp32", 2), ("fp16", 1)])
-def test_killed_sidecars_that_come_back_change_no_weight(codec, local, way, tmp_path):
+def train_with_kills(tmp_path, way, codec, local, *, kills=KILLS, buckets=BUCKETS, steps=STEPS):
+    """Trains undisturbed, and with that many kills in turn after so many rounds of buckets each;
+    returns what both give, and the longest time from a kill to the next round.
+    """
     pauses = []
     with servers(shards=2 if way == BY_AGGREGATORS else 0) as cluster:
         sidecars = add_sidecars(cluster, way, 2, "--respawn")
-        expected = train(cluster, tmp_path / "undisturbed", sidecars, codec, local=local).results()
-        job = train(cluster, tmp_path / "restarted", sidecars, codec, local=local)
-        for number in range(KILLS):
+        options = {"codec": codec, "local": local, "env": {"STEPS": str(steps)}}
+        expected = train(cluster, tmp_path / "undisturbed", sidecars, **options).results(600)
+        job = train(cluster, tmp_path / "restarted", sidecars, **options)
+        for number in range(kills):
             killed, other = sidecars[number % 2], sidecars[1 - number % 2]
-            await_buckets(other, job, BUCKETS)
+            await_buckets(other, job, buckets)
             began = time.monotonic()
             kill(killed)
             await_return(killed, job)
             await_buckets(other, job, 1)
             pauses.append(time.monotonic() - began)
-        results = job.results()
-    print(f"{codec}, {way}: from the kill to the first round after it: {max(pauses):.2f} s at most")
+        results = job.results(600)
+    assert not re.search("error", job.output, re.I)
+    return expected, results, max(pauses)
+
+
+@pytest.mark.parametrize("way", [BY_AGGREGATORS, HOSTED])
+@pytest.mark.parametrize(("codec", "local"), [("fp32", 2), ("fp16", 1)])
+def test_killed_sidecars_that_come_back_change_no_weight(codec, local, way, tmp_path):
+    expected, results, pause = train_with_kills(tmp_path, way, codec, local)
+    print(f"{codec}, {way}: from a kill to the first round after it: {pause:.2f} s at most")
     assert len(set(results)) == 1
     assert results == expected
-    assert not re.search("error", job.output, re.I)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("way", [BY_AGGREGATORS, HOSTED])
+def test_fifty_kills_of_sidecars_change_no_weight(way, tmp_path):
+    # No process is killed in its first second, and the job still trains at the last kill.
+    expected, results, pause = train_with_kills(
+        tmp_path, way, "fp32", 2, kills=50, buckets=400, steps=26000
+    )
+    print(f"50 kills, {way}: from a kill to the first round after it: {pause:.2f} s at most")
+    assert len(set(results)) == 1
+    assert results == expected
 
 
 def test_sidecar_that_does_not_come_back_is_named(tmp_path):

@@ -30,6 +30,7 @@ def test_values_are_read():
             "THALWEG_CODEC": "bf16",
             "THALWEG_JOB": "night",
             "THALWEG_LOCAL_SHARDS": "1",
+            "THALWEG_MIN_NODES": "3",
             "THALWEG_NODE_REDUCE": "workers",
             "THALWEG_RESIDUALS": "held",
             "THALWEG_SIDECAR": "/run/s.sock",
@@ -39,8 +40,8 @@ def test_values_are_read():
         }
     )
     assert config == Config(
-        *(("a:1", "[::1]:2"), 65536, "bf16", "night", "1", "workers", "held", "/run/s.sock"),
-        *(100, 600.0, 2.5),
+        *(("a:1", "[::1]:2"), 65536, "bf16", "night", "1", 3, "workers", "held"),
+        *("/run/s.sock", 100, 600.0, 2.5),
     )
 
 
@@ -56,6 +57,8 @@ def test_values_are_read():
         ("THALWEG_CHUNK_BYTES", "4194305"),
         ("THALWEG_CODEC", "fp64"),
         ("THALWEG_LOCAL_SHARDS", "yes"),
+        ("THALWEG_MIN_NODES", "-1"),
+        ("THALWEG_MIN_NODES", "most"),
         ("THALWEG_NODE_REDUCE", "worker"),
         ("THALWEG_SNAPSHOT_EVERY", "-1"),
         ("THALWEG_SNAPSHOT_EVERY", "often"),

@@ -16,6 +16,7 @@ OTHERS = {
     "codec": "fp16",
     "job": "mine",
     "local_shards": "0",
+    "min_nodes": 2,
     "node_reduce": "workers",
     "residuals": "/tmp/r",
     "sidecar": "/tmp/s",
