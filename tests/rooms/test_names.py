@@ -70,3 +70,12 @@ def test_no_two_sources_of_a_room_share_a_name_without_linkage() -> None:
     }
     assert len(sources) > 200
     assert clashes(sources) == []
+
+
+def test_no_room_has_both_headers_that_define_tcp() -> None:
+    rooms = defaultdict(set)
+    for path in sorted((ROOT / "server").rglob("*.cc")):
+        for header in re.findall(r"#include <((?:linux|netinet)/tcp\.h)>", path.read_text()):
+            rooms[path.relative_to(ROOT).parts[:2]].add(header)
+    assert rooms
+    assert all(len(headers) == 1 for headers in rooms.values()), rooms
