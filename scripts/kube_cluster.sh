@@ -10,9 +10,9 @@ prometheus_operator_version=0.77.1
 registry=registry.example.com/team # as deploy/jobs has it
 cluster_images=()
 
-# build_commands MODULE@VERSION CHANGE LDFLAGS PROGRAM…: builds those of ./cmd that are not there. CHANGE
-# is sed's, for go.mod: these modules cannot be installed by name, because they refer to folders that
-# their zips leave out, and that are published as modules of their own.
+# build_commands MODULE@VERSION CHANGE LDFLAGS PROGRAM…: builds those of ./cmd that are not there.
+# CHANGE is sed's, for go.mod: these modules cannot be installed by name, because they refer to
+# folders that their zips leave out, and that are published as modules of their own.
 build_commands() {
   local module=$1 change=$2 flags=$3 source program missing=()
   shift 3
@@ -48,13 +48,10 @@ build_cluster() {
   build_kubernetes kube-controller-manager kube-scheduler kubelet kube-proxy
   command -v kubectl >/dev/null || build_kubernetes kubectl
   export CGO_ENABLED=0 # images of the operators have nothing but them
-  install_modules github.com/coredns/coredns@v1.11.3 "$operator/cmd/training-operator.v1@v$operator_version"
+  install_modules github.com/coredns/coredns@v1.11.3 \
+    "$operator/cmd/training-operator.v1@v$operator_version"
   build_commands "$prometheus_operator@v$prometheus_operator_version" '/^replace/,/^\)/d' \
-    "-X github.com/prometheus/common/version.Version=$prometheus_operator_version" \
-    operator prometheus-config-reloader
-  [ -x "$tools/bin/prometheus" ] || unpack_package prometheus usr/bin/prometheus usr/bin/promtool
-  [ -x "$tools/bin/prometheus-alertmanager" ] ||
-    unpack_package prometheus-alertmanager usr/bin/prometheus-alertmanager
+    "-X github.com/prometheus/common/version.Version=$prometheus_operator_version" operator
 }
 
 # import_files IMAGE ENTRYPOINT FOLDER: makes an image of files alone.
@@ -62,26 +59,6 @@ import_files() {
   cluster_images+=("$1")
   tar -C "$3" --owner=0 --group=0 -c . |
     podman import --quiet --change "ENTRYPOINT $2" - "$1" >/dev/null
-}
-
-# import_program IMAGE PROGRAM: makes an image of a program of .tools and the C library, if it needs that.
-import_program() {
-  local folder library
-  folder=$(mktemp -d)
-  install -D "$tools/bin/$2" "$folder/bin/$2"
-  for library in $(ldd "$folder/bin/$2" 2>/dev/null | grep -o '/lib[^ ]*'); do
-    install -D "$library" "$folder/$library"
-  done
-  import_files "$1" "[\"/bin/$2\"]" "$folder"
-  rm -rf "$folder"
-}
-
-make_watching_images() {
-  import_program "$registry/prometheus-operator:v$prometheus_operator_version" operator
-  import_program "$registry/prometheus-config-reloader:v$prometheus_operator_version" \
-    prometheus-config-reloader
-  import_program "$registry/prometheus:debian" prometheus
-  import_program "$registry/alertmanager:debian" prometheus-alertmanager
 }
 
 # What pods of the cluster itself need: a program that waits, and a shell in which the operator's
@@ -108,6 +85,9 @@ make_tool_images() {
       exit 1
 TEMPLATE
   import_files "$registry/training-operator:$operator_version" '["/manager"]' "$folder/operator"
+  install -D "$tools/bin/operator" "$folder/watcher/bin/operator"
+  import_files "$registry/prometheus-operator:v$prometheus_operator_version" '["/bin/operator"]' \
+    "$folder/watcher"
   rm -rf "$folder"
 }
 
@@ -132,10 +112,9 @@ make_archive() {
   local image version
   scripts/build_images --debootstrap --programs aggregator sidecar
   version=$(sed -n 's/^project(thalweg VERSION \([0-9.]*\).*/\1/p' CMakeLists.txt)
-  say "images: training without torch, operators, Prometheus, Alertmanager"
+  say "images: training without torch, operators"
   make_training_image "$version"
   make_tool_images
-  make_watching_images
   for image in aggregator sidecar; do
     cluster_images+=("$registry/thalweg-$image:$version")
     podman tag "localhost/thalweg-$image:$version" "${cluster_images[-1]}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import time
 from typing import Any
@@ -28,6 +29,17 @@ class Release:
     def install(self, *values: object) -> None:
         """Returns when it is ready."""
         self._helm("install", "thalweg", CHART, "--create-namespace", "--wait", *VALUES, *values)
+
+    def template(self, name: str, *values: object) -> str:
+        """Returns what a template makes of these values."""
+        show = ["--show-only", f"templates/{name}.yaml", "--kube-version", "1.31"]
+        return self._helm("template", "thalweg", CHART, *show, *VALUES, *values)
+
+    def make_namespace(self) -> None:
+        text = json.dumps(
+            {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}
+        )
+        self.cluster.kubectl("apply", "-f", "-", stdin=text)
 
     def upgrade(self, *values: object) -> None:
         """Changes these values of the defaults, and returns when the pods are ready with them."""
