@@ -1,10 +1,13 @@
-"""Contains trainings: `reconnecting_jobs.py NAME OUT` writes a digest of the weights of one."""
+"""Contains trainings: `reconnecting_jobs.py NAME OUT` writes how many steps one has done, and a
+digest of its weights. They do STEPS steps, or go on until there is a file UNTIL.
+"""
 
 import gc
 import hashlib
 import json
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -17,7 +20,20 @@ from thalweg.examples import fashion_mnist
 STEPS = int(os.environ.get("STEPS", "150"))
 
 
-def train() -> str:
+def steps() -> Iterator[None]:
+    """Counts the steps, the same on all workers."""
+    until = os.environ.get("UNTIL")
+    if until is None:
+        yield from [None] * STEPS
+        return
+    is_over = torch.zeros(1)
+    while not is_over:
+        yield
+        is_over.fill_(Path(until).exists())
+        dist.broadcast(is_over, 0)
+
+
+def train() -> tuple[int, str]:
     torch.manual_seed(0)
     model = torch.nn.Sequential(
         torch.nn.Linear(64, 128), torch.nn.Tanh(), torch.nn.Linear(128, 32), torch.nn.Linear(32, 8)
@@ -26,13 +42,15 @@ def train() -> str:
     state = thalweg.ddp.attach(ddp, codec=os.environ["CODEC"], chunk_bytes=4096)
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05)
     random = torch.Generator().manual_seed(dist.get_rank())
-    for _ in range(STEPS):
+    done = 0
+    for _ in steps():
+        done += 1
         optimizer.zero_grad()
         ddp(torch.randn(16, 64, generator=random)).square().mean().backward()
         optimizer.step()
     state.close()
     weights = torch.cat([p.detach().flatten() for p in model.parameters()])
-    return hashlib.sha256(weights.numpy().tobytes()).hexdigest()
+    return done, hashlib.sha256(weights.numpy().tobytes()).hexdigest()
 
 
 def train_fashion() -> None:
