@@ -1,7 +1,7 @@
 """Contains a training of which nodes are lost: `lost_node_jobs.py train OUT`.
 
-It writes over how many workers each step's gradient was the mean, the longest step in seconds, and
-the weights at the end.
+It goes on until a node has been lost for some steps, and writes over how many workers each step's
+gradient was the mean, the longest step in seconds, and the weights at the end.
 """
 
 import json
@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import thalweg.ddp
 
-STEPS = int(os.environ.get("STEPS", "400"))
+STEPS_AFTER = 200  # the first one that lacks a node
 BATCH, FEATURES, OUTPUTS, RATE = 8, 16, 4, 0.05
 
 
@@ -40,7 +40,8 @@ def train() -> dict[str, object]:
     optimizer = torch.optim.SGD(ddp.parameters(), lr=RATE)
     random = batches(dist.get_rank())
     workers, longest, last = [], 0.0, time.monotonic()
-    for _ in range(STEPS):
+    # All that are left see the loss in the same step, because a step's gradient is one chunk.
+    while sum(count < dist.get_world_size() for count in workers) < STEPS_AFTER:
         optimizer.zero_grad()
         ddp(draw(random)).square().mean().backward()
         optimizer.step()
