@@ -11,9 +11,7 @@ ELEMENTS = 2_000_000
 
 @pytest.mark.alone  # links are measured; shards have equal parts if their rates are alike
 @pytest.mark.parametrize("nodes", [2, 4])
-def test_each_node_keeps_its_part_of_weights_and_moments_and_the_last_results_of_others(
-    nodes, tmp_path
-):
+def test_each_node_keeps_its_part_of_weights_and_moments_and_all_last_results(nodes, tmp_path):
     with servers() as cluster:
         sidecars = [cluster.add_sidecar("--shard-listen", "127.0.0.1:0") for _ in range(nodes)]
         job = Job(
@@ -29,5 +27,5 @@ def test_each_node_keeps_its_part_of_weights_and_moments_and_the_last_results_of
     assert sum(kept for kept, _ in found) == 12 * ELEMENTS
     for kept, last in found:
         assert kept <= 1.05 * 12 * ELEMENTS / nodes
-        # In bf16, for other nodes if a shard is restarted that is not this node's.
-        assert last == pytest.approx(2 * ELEMENTS * (nodes - 1) / nodes, rel=0.05)
+        # In bf16, for other nodes if a shard forgets the job, because it or a node is restarted.
+        assert last == pytest.approx(2 * ELEMENTS, rel=0.05)
