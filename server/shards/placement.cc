@@ -14,7 +14,6 @@ Placement::Placement(std::vector<uint32_t> weights)
 Placement::Placed Placement::Place(BucketId id, const ChunkPlan& plan, WireFormat wire) {
   const auto known = placed_.find(id.index);
   if (known != placed_.end()) {
-    if (known->second.first == id) return known->second.second;
     for (size_t k = 0; k < loads_.size(); ++k) loads_[k] -= known->second.second.loads[k];
   }
   Placed placed;
@@ -33,6 +32,11 @@ Placement::Placed Placement::Place(BucketId id, const ChunkPlan& plan, WireForma
   }
   placed_.insert_or_assign(id.index, std::pair(id, placed));
   return placed;
+}
+
+const Placement::Placed* Placement::Find(BucketId id) const {
+  const auto known = placed_.find(id.index);
+  return known == placed_.end() || known->second.first != id ? nullptr : &known->second.second;
 }
 
 absl::Status Placement::Restore(BucketId id, Placed placed) {

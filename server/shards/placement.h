@@ -28,9 +28,11 @@ class Placement {
 
     bool operator==(const Placed&) const = default;
   };
-  // Places a bucket, whose chunks cross the network in format `wire`, and drops its earlier layout.
-  // One that is placed again stays where it is.
+  // Places a bucket, whose chunks cross the network in format `wire`, and drops what has been
+  // placed with its index before.
   Placed Place(BucketId id, const ChunkPlan& plan, WireFormat wire);
+  // Returns where the bucket has been placed; null: it has not, or another layout has since.
+  const Placed* Find(BucketId id) const;
   // Takes what another object with these weights has placed. InvalidArgument: it cannot have.
   absl::Status Restore(BucketId id, Placed placed);
 

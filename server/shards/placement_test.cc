@@ -70,12 +70,16 @@ TEST(PlacementTest, ReplacedLayoutNoLongerCounts) {
   EXPECT_THAT(ShardsOf(placement, 1, {20, 10}, 1), ElementsAre(1, 0));
 }
 
-TEST(PlacementTest, PlacedBucketStaysWhereItIs) {
+TEST(PlacementTest, BucketIsFoundWhereItWasPlacedUntilItsIndexIsPlacedAgain) {
   Placement placement({1, 1});
   ASSERT_THAT(ShardsOf(placement, 0, {10, 10}), ElementsAre(0));
   ASSERT_THAT(ShardsOf(placement, 1, {20, 10}), ElementsAre(1, 0));
-  EXPECT_THAT(ShardsOf(placement, 0, {10, 10}), ElementsAre(0));
-  EXPECT_THAT(ShardsOf(placement, 2, {10, 10}), ElementsAre(1));
+  ASSERT_NE(placement.Find({1, 0}), nullptr);
+  EXPECT_THAT(placement.Find({1, 0})->shards, ElementsAre(1, 0));
+  EXPECT_EQ(placement.Find({2, 0}), nullptr);
+  EXPECT_EQ(placement.Find({1, 1}), nullptr);
+  // Also with the same number, for another size: the earlier one counts no more.
+  EXPECT_THAT(ShardsOf(placement, 1, {30, 10}), ElementsAre(1, 0, 1));
 }
 
 TEST(PlacementTest, RestoredBucketsCountLikeThosePlacedHere) {
@@ -85,7 +89,8 @@ TEST(PlacementTest, RestoredBucketsCountLikeThosePlacedHere) {
   for (const uint32_t bucket : {2, 0, 1}) {
     const auto placed = first.Place({bucket, 0}, plan, WireFormat::kFloat16);
     ASSERT_TRUE(second.Restore({bucket, 0}, placed).ok());
-    EXPECT_EQ(second.Place({bucket, 0}, plan, WireFormat::kFloat16), placed);
+    ASSERT_NE(second.Find({bucket, 0}), nullptr);
+    EXPECT_EQ(*second.Find({bucket, 0}), placed);
   }
   // Of a later layout it is known only how the earlier one was placed.
   EXPECT_EQ(ShardsOf(second, 1, {90, 10}, 1), ShardsOf(first, 1, {90, 10}, 1));

@@ -158,7 +158,10 @@ absl::StatusOr<Placement::Placed> ShardGroup::RegisterBucket(BucketAnnouncement 
   {
     MutexLock lock(mutex_);
     if (placements_.empty()) return absl::FailedPreconditionError("shards not joined");
-    placed = placements_[bucket.id.part].Place(bucket.id, plan, bucket.wire);
+    Placement& placement = placements_[bucket.id.part];
+    // A bucket that an earlier process has announced stays where it is.
+    const Placement::Placed* const known = placement.Find(bucket.id);
+    placed = known != nullptr ? *known : placement.Place(bucket.id, plan, bucket.wire);
   }
   bucket.placement = Placement::Fingerprint(placed.shards);
   THALWEG_RETURN_IF_ERROR(

@@ -228,8 +228,7 @@ std::vector<uint32_t> CollectiveRunner::ShardsOf(GroupState& group, const Route&
     }
     placement = group.placements.emplace(without, Placement(std::move(weights))).first;
   }
-  const BucketId id{static_cast<uint32_t>(sequence % kRotation),
-                    static_cast<uint32_t>(sequence / kRotation)};
+  const BucketId id{static_cast<uint32_t>(sequence % kRotation), 0};
   return placement->second.Place(id, cut, WireFormat::kFloat32).shards;
 }
 
