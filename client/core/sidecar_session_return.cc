@@ -78,7 +78,9 @@ absl::Status SidecarSession::CheckMayReturnLocked() const {
 absl::Status SidecarSession::TryToReturn(TimePoint deadline) {
   THALWEG_ASSIGN_OR_RETURN(std::shared_ptr<Connection> connection,
                            Connection::Connect(options_.sidecar_path, deadline));
-  THALWEG_RETURN_IF_ERROR(BringAlong(*connection));
+  const absl::Status brought = BringAlong(*connection);
+  // The last words of a sidecar that has hung up tell why.
+  if (!brought.ok() && !absl::IsUnavailable(brought)) return brought;
   THALWEG_RETURN_IF_ERROR(AwaitWelcome(*connection, Now() + options_.timeout));
   return GoOn(std::move(connection));
 }
@@ -124,6 +126,12 @@ absl::Status SidecarSession::AwaitWelcome(Connection& connection, TimePoint dead
       THALWEG_RETURN_IF_ERROR(status_);
     }
     if (absl::IsDeadlineExceeded(received.status()) && Now() < deadline) continue;
+    if (absl::IsDeadlineExceeded(received.status())) {
+      return absl::DeadlineExceededError(
+          absl::StrCat("job '", options_.job, "': the sidecar at ", options_.sidecar_path,
+                       " has been restarted, but not taken up the job within ",
+                       ToSeconds(options_.timeout), " s"));
+    }
     THALWEG_RETURN_IF_ERROR(received.status());
     if (std::holds_alternative<ipc::Welcome>(received->message)) return absl::OkStatus();
     THALWEG_RETURN_IF_ERROR(Handle(*std::move(received)));

@@ -78,6 +78,14 @@ class SessionReturnTest : public ::testing::Test {
       return values;
     });
   }
+  // Lets a round be in flight after a first one.
+  std::future<Values> BeginSecondRound() {
+    Begin();
+    CompleteOneRound({1, 2, 3, 4});
+    auto second = Reduce();
+    EXPECT_TRUE(Next<ipc::Submit>().has_value());
+    return second;
+  }
   static BucketArena ArenaOf(const Values& values) {
     BucketArena arena = *BucketArena::Create("result", kBytes, true);
     std::memcpy(arena.payload(), values.data(), kBytes);
@@ -115,7 +123,9 @@ class SessionReturnTest : public ::testing::Test {
   void WelcomeBack(const Values& values) {
     const BucketArena arena = ArenaOf(values);
     ASSERT_TRUE(sidecar_->Send(ipc::BucketReady{kId, {}}, arena.fd()).ok());
-    ASSERT_TRUE(sidecar_->Send(ipc::Welcome{.num_shards = 1, .chunk_bytes = 1 << 16}).ok());
+    ASSERT_TRUE(
+        sidecar_->Send(ipc::Welcome{.num_shards = 1, .server_version = "", .chunk_bytes = 1 << 16})
+            .ok());
   }
   std::string WhyGone() {
     sidecar_.reset();
@@ -154,10 +164,7 @@ TEST_F(SessionReturnTest, NextProcessGetsTermsPlacementGradientsAndTheLastResult
 }
 
 TEST_F(SessionReturnTest, RoundInFlightIsSubmittedAgainAndEndsThere) {
-  Begin();
-  CompleteOneRound({1, 2, 3, 4});
-  auto second = Reduce();
-  ASSERT_TRUE(Next<ipc::Submit>().has_value());
+  auto second = BeginSecondRound();
   ReplaceSidecar();
   TakeKeptBucket();
   WelcomeBack({5, 6, 7, 8});
@@ -171,16 +178,15 @@ TEST_F(SessionReturnTest, RoundInFlightIsSubmittedAgainAndEndsThere) {
 }
 
 TEST_F(SessionReturnTest, EndOfARoundThatWasNotHeardOfIsHeardFromTheNextProcess) {
-  Begin();
-  CompleteOneRound({1, 2, 3, 4});
-  auto second = Reduce();
-  ASSERT_TRUE(Next<ipc::Submit>().has_value());
+  auto second = BeginSecondRound();
   ReplaceSidecar();
   TakeKeptBucket();
   const BucketArena arena = ArenaOf({5, 6, 7, 8});
   ASSERT_TRUE(sidecar_->Send(ipc::BucketReady{kId, {}}, arena.fd()).ok());
   ASSERT_TRUE(sidecar_->Send(ipc::Complete{.id = kId, .round = 2}).ok());
-  ASSERT_TRUE(sidecar_->Send(ipc::Welcome{.num_shards = 1, .chunk_bytes = 1 << 16}).ok());
+  ASSERT_TRUE(
+      sidecar_->Send(ipc::Welcome{.num_shards = 1, .server_version = "", .chunk_bytes = 1 << 16})
+          .ok());
   EXPECT_THAT(second.get(), ElementsAre(5, 6, 7, 8));
   auto third = Reduce();
   const auto next = Next<ipc::Submit>();  // the second one is not repeated
@@ -217,10 +223,7 @@ TEST_F(SessionReturnTest, WhatBeginsWhileTheSidecarIsAwayIsToldInOrder) {
 }
 
 TEST_F(SessionReturnTest, ProcessThatDiesBeforeItsWelcomeIsFollowedByAnother) {
-  Begin();
-  CompleteOneRound({1, 2, 3, 4});
-  auto second = Reduce();
-  ASSERT_TRUE(Next<ipc::Submit>().has_value());
+  auto second = BeginSecondRound();
   ReplaceSidecar();
   TakeKeptBucket();
   listener_.reset();
@@ -232,11 +235,29 @@ TEST_F(SessionReturnTest, ProcessThatDiesBeforeItsWelcomeIsFollowedByAnother) {
   EXPECT_THAT(second.get(), ElementsAre(5, 6, 7, 8));
 }
 
-TEST_F(SessionReturnTest, RefusalOfTheNextProcessIsTheReason) {
-  Begin();
-  CompleteOneRound({1, 2, 3, 4});
-  auto second = Reduce();
+TEST_F(SessionReturnTest, WhatIsNotNotedIsSentToTheNextProcess) {
+  auto second = BeginSecondRound();
+  ReplaceSidecar();
+  TakeKeptBucket();
+  auto noted = std::async(std::launch::async, [this] { session_->NotePrecision(8, 1); });
+  while (session_->stats().loss_scale != 8) std::this_thread::yield();
+  WelcomeBack({5, 6, 7, 8});
   ASSERT_TRUE(Next<ipc::Submit>().has_value());
+  std::vector<ipc::Precision> told;
+  while (told.empty() || told.back().skipped_steps == 0) {
+    const auto precision = Next<ipc::Precision>();
+    ASSERT_TRUE(precision.has_value());
+    EXPECT_EQ(precision->loss_scale, 8);
+    told.push_back(*precision);
+  }
+  noted.get();
+  EXPECT_TRUE(session_->status().ok());
+  session_->Close();
+  second.get();
+}
+
+TEST_F(SessionReturnTest, RefusalOfTheNextProcessIsTheReason) {
+  auto second = BeginSecondRound();
   ReplaceSidecar();
   ASSERT_TRUE(sidecar_->Send(ipc::Fail{absl::StatusCode::kAborted, "the reason"}).ok());
   EXPECT_THAT(second.get(), ElementsAre());
@@ -251,10 +272,7 @@ TEST_F(SessionReturnTest, SidecarThatStaysAwayIsSaidToBeGone) {
 }
 
 TEST_F(SessionReturnTest, SessionThatIsClosedMeanwhileDoesNotWait) {
-  Begin();
-  CompleteOneRound({1, 2, 3, 4});
-  auto second = Reduce();
-  ASSERT_TRUE(Next<ipc::Submit>().has_value());
+  auto second = BeginSecondRound();
   sidecar_.reset();
   session_->Close();
   EXPECT_THAT(second.get(), ElementsAre());

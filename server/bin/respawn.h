@@ -14,7 +14,7 @@ class KeptAddresses {
  public:
   KeptAddresses();
 
-  // Empty at first. The copies that a child makes of itself in the parent outlive it.
+  // Both are empty in the first child.
   std::string shard() const { return shared_->shard; }
   std::string http() const { return shared_->http; }
   // Both have at most 255 bytes; longer ones are not kept.

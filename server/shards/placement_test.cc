@@ -92,7 +92,7 @@ TEST(PlacementTest, RestoredBucketsCountLikeThosePlacedHere) {
     ASSERT_NE(second.Find({bucket, 0}), nullptr);
     EXPECT_EQ(*second.Find({bucket, 0}), placed);
   }
-  // Of a later layout it is known only how the earlier one was placed.
+  // A later layout takes the place of the restored one.
   EXPECT_EQ(ShardsOf(second, 1, {90, 10}, 1), ShardsOf(first, 1, {90, 10}, 1));
   EXPECT_EQ(ShardsOf(second, 3, {90, 10}), ShardsOf(first, 3, {90, 10}));
 }

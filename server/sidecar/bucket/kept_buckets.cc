@@ -70,10 +70,11 @@ absl::Status KeptBuckets::AddResult(uint32_t local_rank, const ipc::KeptResult& 
   MutexLock lock(mutex_);
   auto& buckets = workers_[local_rank].buckets;
   const auto found = buckets.find(result.id);
-  if (found == buckets.end() || found->second.message.round == 0 || found->second.result.valid()) {
+  if (!arena.valid() || found == buckets.end() || found->second.message.round == 0 ||
+      found->second.result.valid()) {
     return absl::InvalidArgumentError(
         absl::StrCat("the result of bucket ", ToString(result.id),
-                     " was brought along twice, or without the bucket or its round"));
+                     " was brought along twice, or without its arena, the bucket or its round"));
   }
   found->second.result = std::move(arena);
   changed_.NotifyAll();
