@@ -106,15 +106,16 @@ def test_follower_that_dies_fails_the_workers_of_all_nodes_at_once(tmp_path):
             assert expected in worker.result[key]
 
 
-def test_sidecar_that_dies_fails_all_workers_of_its_node_with_the_reason(tmp_path):
+def test_sidecar_that_dies_and_stays_away_fails_all_workers_of_its_node_with_the_reason(tmp_path):
     with servers(nodes=1) as cluster:
         sidecar = cluster.sidecars[0]
-        variables = {"NODE_JOB_VICTIM": f"pid {sidecar.process.pid}"}
+        variables = {"NODE_JOB_VICTIM": f"pid {sidecar.process.pid}", "THALWEG_RECONNECT": "1"}
         results = start("bereft", cluster, tmp_path, [0, 0], variables).results()
         for left in (sidecar.address, f"{sidecar.address}.lock"):
             Path(left).unlink()
     for result in results:
         assert f"the sidecar at {sidecar.address} is gone" in result["error"]
+        assert "within 1 s (THALWEG_RECONNECT) no other process" in result["error"]
         assert result["seconds"] < TIMEOUT / 2
 
 
