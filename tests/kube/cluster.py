@@ -34,6 +34,12 @@ def needs_nodes(count: int) -> list[pytest.MarkDecorator]:
     return [pytest.mark.skipif(count > NODES, reason=reason), pytest.mark.timeout(1500)]
 
 
+def statuses(pod: dict[str, Any]) -> list[dict[str, Any]]:
+    """Returns those of all its containers, also of those that run beside the main one."""
+    status = pod["status"]
+    return [*status.get("initContainerStatuses", []), *status["containerStatuses"]]
+
+
 class Cluster:
     """`count` nodes with the images of ARCHIVE. Files and logs are in FOLDER."""
 
@@ -71,6 +77,13 @@ class Cluster:
 
     def node_of(self, pod: dict[str, Any]) -> Node:
         return next(node for node in self.nodes if node.name == pod["spec"]["nodeName"])
+
+    def kill(self, pod: dict[str, Any], container: str) -> None:
+        """Kills the container's first process, and with it the others."""
+        (found,) = [status for status in statuses(pod) if status["name"] == container]
+        _, _, number = found["containerID"].rpartition("//")
+        tasks = ["ctr", "--namespace", "k8s.io", "tasks"]
+        self.node_of(pod).run(*tasks, "kill", "--signal=SIGKILL", number)
 
     def kubectl(self, *arguments: object, stdin: str = "", seconds: float = 120) -> str:
         """Returns what it prints. Raises AssertionError with what it says."""

@@ -34,6 +34,17 @@ def cluster():
 
 
 @pytest.fixture(scope="module")
+def cuttable(cluster):
+    """Keeps new pods away from the node of the control plane: without a network, nobody could ask
+    that about the others.
+    """
+    name = cluster.nodes[0].name
+    cluster.kubectl("cordon", name)
+    yield
+    cluster.kubectl("uncordon", name)
+
+
+@pytest.fixture(scope="module")
 def release(cluster):
     """The chart with its defaults, as the release that deploy/jobs/pytorchjob.yaml expects."""
     from releases import Release
@@ -52,9 +63,9 @@ def start(release):
 
     jobs = []
 
-    def started(steps=STEPS):
+    def started(steps=STEPS, codec=""):
         limits = "memory: 1Gi\n                limits:\n                  memory: 2Gi\n"
-        text = manifest(steps=steps).replace("memory: 4Gi\n", limits)
+        text = manifest(steps=steps, codec=codec).replace("memory: 4Gi\n", limits)
         jobs.append(Job(release.cluster, text))
         jobs[-1].await_text("step 10:")
         return jobs[-1]

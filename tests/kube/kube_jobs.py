@@ -20,6 +20,7 @@ AIAK = {
     "AIAK_START_COMPRESS_ITER": "10",
 }
 STEPS = 200  # of a job during which something happens
+_CODEC = re.compile(r'( +)- name: AIAK_P.*?value: "10"\n', re.DOTALL)  # with the AIAK variables
 _COMMAND = "[torchrun, /opt/thalweg/examples/train.py]"
 
 
@@ -35,12 +36,15 @@ _KINDS = {
 }
 
 
-def manifest(file: str = "pytorchjob", steps: int = 100) -> str:
+def manifest(file: str = "pytorchjob", steps: int = 100, codec: str = "") -> str:
     """Returns a file of deploy/jobs, with requests of CPU that the cores of a small machine can
-    grant to all its nodes' pods.
+    grant to all its nodes' pods; with a codec, if there is one, in place of the file's.
     """
     text = (ROOT / "deploy" / "jobs" / f"{file}.yaml").read_text(encoding="utf-8")
     text = re.sub(r'cpu: "\d"', "cpu: 100m", text)
+    if codec:
+        text, count = _CODEC.subn(rf"\1- name: THALWEG_CODEC\n\1  value: {codec}\n", text)
+        assert count == 1
     if steps == 100:
         return text
     assert _COMMAND in text
@@ -115,13 +119,13 @@ def losses(log: str) -> list[str]:
 
 
 @functools.cache
-def outside(nodes: int = 2, steps: int = 100, *, compressed: bool = True) -> list[str]:
-    """Runs the same script with the same variables and two shards as processes of this machine;
-    returns its losses.
+def outside(nodes: int = 2, steps: int = 100, codec: str = "") -> list[str]:
+    """Returns the losses of the same script, with the same variables, in processes of this
+    machine.
     """
     env = {k: v for k, v in os.environ.items() if not k.startswith(("THALWEG_", "AIAK_"))}
     # Bits depend on how many threads torch has: in the pods all cores, in `thalweg run` one.
-    env |= {"OMP_NUM_THREADS": str(os.cpu_count())} | (AIAK if compressed else {})
+    env |= {"OMP_NUM_THREADS": str(os.cpu_count())} | ({"THALWEG_CODEC": codec} if codec else AIAK)
     argv = [sys.executable, "-m", "thalweg", "run", f"--nodes={nodes}", "--nproc=1"]
     argv += [str(ROOT / "deploy" / "train.py"), f"--steps={steps}"]
     result = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=300)

@@ -75,11 +75,8 @@ class Release:
         self.cluster.kubectl("rollout", "status", name, *self.where, "--timeout=150s", seconds=160)
 
     def kill(self, shard: int) -> float:
-        """Kills the shard's process, as a crash does; returns when, for `away_for`."""
-        pod = self.aggregators()[shard]
-        container = pod["status"]["containerStatuses"][0]["containerID"].rpartition("//")[2]
-        tasks = ["ctr", "--namespace", "k8s.io", "tasks"]
-        self.cluster.node_of(pod).run(*tasks, "kill", "--signal=SIGKILL", container)
+        """Kills the shard's process, as a crash does; returns when."""
+        self.cluster.kill(self.aggregators()[shard], "aggregator")
         return time.monotonic()
 
     def await_return(self, shard: int, restarts: int, seconds: float) -> None:

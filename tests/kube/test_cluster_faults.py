@@ -69,15 +69,19 @@ def test_worker_that_takes_too_much_memory_fails_the_job_by_name(release, endles
     assert_fails_with("rank 1", endless, began)
 
 
-def test_node_without_a_network_for_five_seconds_is_waited_for(release, start):
+def test_node_without_a_network_for_five_seconds_is_waited_for(cuttable, release, start):
     job = start()
     node = release.cluster.node_of(job.pods()[1])
     with node.cut_off():
         threading.Event().wait(5)  # the length of the cut, not a wait for a result
+        said = losses(job.log())
+    began = time.monotonic()
+    until("the next loss", lambda: losses(job.log()) != said, 60, job.describe)
+    note("node cut off for 5 s: the next loss after its return", time.monotonic() - began)
     assert_trains_as_outside(job)
 
 
-def test_node_without_a_network_fails_the_job_on_both_sides(release, endless):
+def test_node_without_a_network_fails_the_job_on_both_sides(cuttable, release, endless):
     began = time.monotonic()
     with release.cluster.node_of(endless.pods()[1]).cut_off():
         say = "RuntimeError: thalweg.*"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cluster import needs_nodes
+from cluster import needs_nodes, statuses
 from kube_jobs import Job, losses, manifest, outside
 from timing import timed
 
@@ -21,10 +21,8 @@ def run(cluster, file, namespace="ml"):
 
 
 def is_well(pod):
-    """Whether all its containers ended with 0, those that ran beside the training, too."""
-    status = pod["status"]
-    kept = [*status.get("initContainerStatuses", []), *status["containerStatuses"]]
-    return all(container["state"]["terminated"]["exitCode"] == 0 for container in kept)
+    """Whether all its containers ended with 0."""
+    return all(status["state"]["terminated"]["exitCode"] == 0 for status in statuses(pod))
 
 
 def test_operator_runs_the_job_with_native_sidecars_to_the_losses_that_it_has_outside(release):
@@ -63,4 +61,4 @@ def test_indexed_job_needs_neither_release_nor_operator(cluster):
     cluster.kubectl("create", "namespace", "indexed")
     log = run(cluster, "indexed-job", "indexed")
     assert "3 replicas are bit-identical" in log
-    assert losses(log) == outside(nodes=3, compressed=False)
+    assert losses(log) == outside(nodes=3, codec="fp32")
