@@ -103,6 +103,7 @@ args:
   - --threads={{ .Values.sidecar.threads }}
   - --channels={{ .Values.sidecar.channels }}
   - --drain-seconds={{ .Values.sidecar.drainSeconds }}
+  - --respawn
   {{- if include "thalweg.hosts" . }}
   - --shard-listen=[$(POD_IP)]:{{ include "thalweg.shardPorts" . }}
   {{- end }}
