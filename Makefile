@@ -45,7 +45,7 @@ helm:    ## check the Helm chart and the manifests (builds helm and others into 
 test-images: ## build the images with buildah, run them and compose.yaml with podman (root; IMAGES=all: training too, 6 GB)
 	@scripts/test_images $(IMAGES)
 
-test-kube: ## test chart and jobs on a real Kubernetes of NODES=3 nodes (root; builds it into .tools, once: 21 min)
+test-kube: ## test chart and jobs on a real Kubernetes of NODES=3 nodes (root; builds it into .tools, once: 24 min)
 	@scripts/test_kube $(if $(NODES),--nodes $(NODES))
 
 bench:   ## measure all cases beside their peers into out/bench (root; about 25 min)

@@ -7,16 +7,19 @@ operator=github.com/kubeflow/training-operator
 operator_version=1.9.0
 prometheus_operator=github.com/prometheus-operator/prometheus-operator
 prometheus_operator_version=0.77.1
+prometheus_version=2.55.1
+alertmanager_version=0.27.0
 registry=registry.example.com/team # as deploy/jobs has it
 cluster_images=()
+in_images=$tools/images # programs for images alone: .tools/bin has another Prometheus
 
-# build_commands MODULE@VERSION CHANGE LDFLAGS PROGRAM…: builds those of ./cmd that are not there.
-# CHANGE is sed's, for go.mod: these modules cannot be installed by name, because they refer to
-# folders that their zips leave out, and that are published as modules of their own.
+# build_commands FOLDER MODULE@VERSION MEND LDFLAGS PROGRAM…: builds those of ./cmd that are not in it.
+# MEND is a command that changes the sources. These modules cannot be installed by name, because they
+# replace others.
 build_commands() {
-  local module=$1 change=$2 flags=$3 source program missing=()
-  shift 3
-  for program in "$@"; do [ -x "$tools/bin/$program" ] || missing+=("$program"); done
+  local folder=$1 module=$2 mend=$3 flags=$4 source program missing=()
+  shift 4
+  for program in "$@"; do [ -x "$folder/$program" ] || missing+=("$program"); done
   if [ ${#missing[@]} -eq 0 ]; then return; fi
   source=$(mktemp -d)
   cp -r "$(module_dir "$module")/." "$source"
@@ -24,20 +27,27 @@ build_commands() {
   (
     cd "$source"
     rm -rf go.work go.work.sum vendor
-    sed -i -E "$change" go.mod
+    "$mend"
     for program in "${missing[@]}"; do
       say "building $program of $module"
-      CGO_ENABLED=0 GOFLAGS="$GOFLAGS -mod=mod" nice go build -o "$tools/bin/$program" \
+      CGO_ENABLED=0 GOFLAGS="$GOFLAGS -mod=mod" nice go build -o "$folder/$program" \
         -ldflags "-s -w $flags" "./cmd/$program"
     done
   )
   rm -rf "$source"
 }
 
+# They are folders that its zip leaves out, and are published as modules of their own.
+use_published_modules() {
+  sed -i -E "s#^(\s+)(k8s.io/[a-z-]+) => ./staging/src/.*#\1\2 => \2 v0.${kube_version#1.}#" go.mod
+}
+replace_no_modules() { sed -i '/^replace (/,/^)/d; /^replace/d' go.mod; }
+# The clouds' libraries would take longer to build than all the rest.
+find_only_pods() { sed -i '\#prometheus/discovery/#{/kubernetes/!d}' plugins/plugins.go; }
+
 build_kubernetes() {
   local stamp=k8s.io/component-base/version
-  build_commands "k8s.io/kubernetes@v$kube_version" \
-    "s#^(\s+)(k8s.io/[a-z-]+) => ./staging/src/.*#\1\2 => \2 v0.${kube_version#1.}#" \
+  build_commands "$tools/bin" "k8s.io/kubernetes@v$kube_version" use_published_modules \
     "-X $stamp.gitVersion=v$kube_version -X $stamp.gitMajor=1 -X $stamp.gitMinor=31" "$@"
 }
 
@@ -50,8 +60,15 @@ build_cluster() {
   export CGO_ENABLED=0 # images of the operators have nothing but them
   install_modules github.com/coredns/coredns@v1.11.3 \
     "$operator/cmd/training-operator.v1@v$operator_version"
-  build_commands "$prometheus_operator@v$prometheus_operator_version" '/^replace/,/^\)/d' \
-    "-X github.com/prometheus/common/version.Version=$prometheus_operator_version" operator
+  build_commands "$in_images" "$prometheus_operator@v$prometheus_operator_version" \
+    replace_no_modules \
+    "-X github.com/prometheus/common/version.Version=$prometheus_operator_version" \
+    operator prometheus-config-reloader
+  # Debian's finds no pods: it is built without Kubernetes.
+  build_commands "$in_images" "github.com/prometheus/prometheus@v0.${prometheus_version#2.}" \
+    find_only_pods "" prometheus
+  build_commands "$in_images" "github.com/prometheus/alertmanager@v$alertmanager_version" \
+    replace_no_modules "" alertmanager
 }
 
 # import_files IMAGE ENTRYPOINT FOLDER: makes an image of files alone.
@@ -59,6 +76,23 @@ import_files() {
   cluster_images+=("$1")
   tar -C "$3" --owner=0 --group=0 -c . |
     podman import --quiet --change "ENTRYPOINT $2" - "$1" >/dev/null
+}
+
+# import_program IMAGE PROGRAM: makes an image of a program of $in_images.
+import_program() {
+  local folder
+  folder=$(mktemp -d)
+  install -D "$in_images/$2" "$folder/bin/$2"
+  import_files "$1" "[\"/bin/$2\"]" "$folder"
+  rm -rf "$folder"
+}
+
+make_watching_images() {
+  import_program "$registry/prometheus-operator:v$prometheus_operator_version" operator
+  import_program "$registry/prometheus-config-reloader:v$prometheus_operator_version" \
+    prometheus-config-reloader
+  import_program "$registry/prometheus:v$prometheus_version" prometheus
+  import_program "$registry/alertmanager:v$alertmanager_version" alertmanager
 }
 
 # What pods of the cluster itself need: a program that waits, and a shell in which the operator's
@@ -85,9 +119,6 @@ make_tool_images() {
       exit 1
 TEMPLATE
   import_files "$registry/training-operator:$operator_version" '["/manager"]' "$folder/operator"
-  install -D "$tools/bin/operator" "$folder/watcher/bin/operator"
-  import_files "$registry/prometheus-operator:v$prometheus_operator_version" '["/bin/operator"]' \
-    "$folder/watcher"
   rm -rf "$folder"
 }
 
@@ -112,9 +143,10 @@ make_archive() {
   local image version
   scripts/build_images --debootstrap --programs aggregator sidecar
   version=$(sed -n 's/^project(thalweg VERSION \([0-9.]*\).*/\1/p' CMakeLists.txt)
-  say "images: training without torch, operators"
+  say "images: training without torch, operators, Prometheus, Alertmanager"
   make_training_image "$version"
   make_tool_images
+  make_watching_images
   for image in aggregator sidecar; do
     cluster_images+=("$registry/thalweg-$image:$version")
     podman tag "localhost/thalweg-$image:$version" "${cluster_images[-1]}"
