@@ -20,6 +20,8 @@ constexpr EnvVar kVars[] = {
     {"THALWEG_COMPAT", "", "1: torch has the names of AIAK-Training; apex: and a module apex"},
     {"THALWEG_CPU_CAPABILITY", "", "for tests: default, avx2 or avx512; empty: what the CPU has"},
     {"THALWEG_CPUS", "", "cores on which a server program runs, e.g. 0-3,8; empty: all"},
+    {"THALWEG_ELASTIC", "", "host or host:port of every node of a training that may lose some"},
+    {"THALWEG_ELASTIC_NODE", "", "this node's place among those, from 0; empty: by its address"},
     {"THALWEG_ENABLE", "", "1: scripts use Thalweg without code; 0: they never do"},
     {"THALWEG_FP16_COMPRESSION", "0", "1: without code, gradients cross the network as fp16"},
     {"THALWEG_FUSED_OPTIMIZER", "0", "1: torch's SGD, Adam, AdamW run fused"},

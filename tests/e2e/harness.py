@@ -149,7 +149,7 @@ def _load(argv: list[str], variables: dict[str, str], log: Path) -> subprocess.P
         )
 
 
-def _fork(argv: list[str], variables: dict[str, str], log: Path) -> preloaded.Process:
+def fork(argv: list[str], variables: dict[str, str], log: Path) -> preloaded.Process:
     base = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
     ours = [name for name in base if name.startswith(("THALWEG_", "AIAK_"))]
     for name in ours:
@@ -194,7 +194,7 @@ class Job:
                 "THALWEG_SIDECAR": sidecar,
                 "TORCHINDUCTOR_CACHE_DIR": str(tmp_path),  # otherwise torch makes one in TMPDIR
             }
-            start = _load if afresh or preloaded.must_load(own) else _fork
+            start = _load if afresh or preloaded.must_load(own) else fork
             process = start([str(jobs), name, str(out)], variables, log)
             self.workers.append(Worker(rank, process, out, log))
 

@@ -21,6 +21,8 @@ KNOWN: dict[str, str] = {
     "THALWEG_COMPAT": "",
     "THALWEG_CPU_CAPABILITY": "",
     "THALWEG_CPUS": "",
+    "THALWEG_ELASTIC": "",
+    "THALWEG_ELASTIC_NODE": "",
     "THALWEG_ENABLE": "",
     "THALWEG_FP16_COMPRESSION": "0",
     "THALWEG_FUSED_OPTIMIZER": "0",

@@ -149,6 +149,12 @@ def load_state_dict(ddp_model: DistributedDataParallel, state_dict: Mapping[str,
         state.load_state_dict(state_dict)
 
 
+def close_all() -> None:
+    """Closes the states of all modules, because their process group is about to end."""
+    for state in list(_states.values()):
+        state.close()
+
+
 def _attach(
     ddp_model: DistributedDataParallel,
     me: Introduction,

@@ -1,0 +1,167 @@
+"""Tests that nodes find each other, agree on a plan, and hear of what is not a node's."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import pytest
+
+from thalweg._addresses import free_port
+from thalweg._config import ConfigError
+from thalweg.elastic import _mailbox, _nodes
+from thalweg.elastic._gathering import Finished, FirstWorker, FurtherWorker
+from thalweg.elastic._mailbox import Plan
+from thalweg.elastic._nodes import Address
+from thalweg.elastic._quorum import Rules, Standing
+
+SECONDS = 20.0
+
+
+class Cluster:
+    """First workers of some nodes, in threads of this process."""
+
+    def __init__(self, count: int) -> None:
+        self.addresses = tuple(Address("127.0.0.1", free_port()) for _ in range(count))
+        self.workers: dict[int, FirstWorker] = {}
+        self.standings = {node: Standing(node, workers=2) for node in range(count)}
+        self._threads = ThreadPoolExecutor(count)
+
+    def start(self, node: int) -> FirstWorker:
+        rules = Rules(len(self.addresses), 1, first_seconds=0.5, late_seconds=0.5)
+        store = Address("127.0.0.1", 1000 + node)
+        worker = FirstWorker(self.addresses, self.standings[node], rules, lambda: store)
+        self.workers[node] = worker
+        return worker
+
+    def begin_to_gather(self, *nodes: int, seconds: float = SECONDS) -> dict[int, Future[Plan]]:
+        return {
+            node: self._threads.submit(
+                self.workers[node].gather, self.standings[node], None, seconds
+            )
+            for node in nodes
+        }
+
+    def gather(self, *nodes: int) -> Plan:
+        """Lets these nodes gather, and train in what they have agreed upon."""
+        plans = {n: found.result(SECONDS) for n, found in self.begin_to_gather(*nodes).items()}
+        plan = plans[nodes[0]]
+        assert set(plans.values()) == {plan}
+        for node in nodes:
+            self.standings[node] = Standing(node, plan.generation, plan.nodes, workers=2)
+            self.workers[node].begin(self.standings[node])
+        return plan
+
+    def close(self, node: int) -> None:
+        self.workers.pop(node).close()
+
+
+@pytest.fixture
+def cluster() -> Iterator[Cluster]:
+    found = Cluster(3)
+    for node in range(3):
+        found.start(node)
+    yield found
+    for node in list(found.workers):
+        found.close(node)
+
+
+def test_all_nodes_get_the_same_plan_with_ranks_by_node(cluster):
+    plan = cluster.gather(0, 1, 2)
+    assert (plan.generation, plan.nodes, plan.workers) == (1, (0, 1, 2), (2, 2, 2))
+    assert [plan.first_rank(node) for node in plan.nodes] == [0, 2, 4]
+    assert plan.store == Address("127.0.0.1", 1000)
+    assert not any(worker.has_comers() for worker in cluster.workers.values())
+
+
+def test_others_plan_when_the_leader_is_lost(cluster):
+    cluster.gather(0, 1, 2)
+    cluster.close(0)
+    plan = cluster.gather(1, 2)
+    assert (plan.generation, plan.nodes, plan.before) == (2, (1, 2), (0, 1, 2))
+    assert plan.store == Address("127.0.0.1", 1001)
+    assert plan.membership(0).lost == (0,)
+
+
+def test_node_that_comes_back_is_noticed_by_the_leader_and_planned_in(cluster):
+    cluster.gather(0, 1, 2)
+    cluster.close(0)
+    cluster.gather(1, 2)
+    cluster.standings[0] = Standing(0, workers=2)
+    cluster.start(0)
+    back = cluster.begin_to_gather(0)
+    while not cluster.workers[1].has_comers():
+        assert not back[0].done()
+    plan = cluster.begin_to_gather(1, 2)[1].result(SECONDS)
+    assert back[0].result(SECONDS) == plan
+    assert (plan.generation, plan.nodes) == (3, (0, 1, 2))
+    assert plan.membership(0).come == (0,)
+
+
+def test_single_node_of_three_waits_and_says_why(cluster):
+    cluster.close(1)
+    cluster.close(2)
+    alone = cluster.begin_to_gather(0, seconds=1)[0]
+    with pytest.raises(TimeoutError, match="nodes 1, 2 of 3 not there: more than half must be"):
+        alone.result(SECONDS)
+
+
+def test_workers_of_a_node_get_its_plans_one_after_the_other(cluster):
+    further = FurtherWorker(cluster.addresses[1])
+    first = cluster.gather(0, 1, 2)
+    assert further.gather(Standing(1), None, SECONDS) == first
+    waiting = ThreadPoolExecutor(1).submit(further.gather, Standing(1), first, SECONDS)
+    second = cluster.gather(0, 1, 2)
+    assert waiting.result(SECONDS) == second != first
+
+
+def test_node_that_comes_after_the_end_is_told(cluster):
+    cluster.gather(0, 1, 2)
+    ends = [
+        threading.Thread(target=cluster.workers[node].finish, args=(cluster.standings[node],))
+        for node in (0, 1)
+    ]
+    for thread in ends:
+        thread.start()
+    late = cluster.begin_to_gather(2)[2]
+    with pytest.raises(Finished, match="have ended the training"):
+        late.result(SECONDS)
+    for thread in ends:
+        thread.join(SECONDS)
+
+
+@pytest.mark.parametrize("body", ["", "[]", "{", '{"question": 1}', '{"node": 1, "question": "a"}'])
+def test_what_is_no_nodes_question_changes_nothing(cluster, body):
+    address = cluster.addresses[0]
+    connection = http.client.HTTPConnection(address.host, address.port, timeout=SECONDS)
+    connection.request("POST", "/", body)
+    with contextlib.suppress(http.client.HTTPException, ConnectionError):
+        connection.getresponse().read()
+    assert not cluster.workers[0].has_comers()
+    assert _mailbox.look_at(address) == Standing(0, workers=2)
+
+
+@pytest.mark.parametrize(
+    ("text", "node", "why"),
+    [
+        ("", None, "THALWEG_ELASTIC is not set"),
+        ("a,,b", 0, "has '', expected host or host:port"),
+        ("a:x,b", 0, "has 'a:x', expected host or host:port"),
+        ("a,b,a:29555", 0, "a node is named twice"),
+        ("a,b", 2, "THALWEG_ELASTIC_NODE is 2, expected 0 to 1"),
+        ("127.0.0.1:1,127.0.0.1:2", None, "2 of them are this host's: set THALWEG_ELASTIC_NODE"),
+    ],
+)
+def test_wrong_list_of_nodes_is_refused_with_the_reason(text, node, why):
+    with pytest.raises(ConfigError, match=why):
+        _nodes.find(text, node)
+
+
+def test_nodes_have_a_port_each_or_the_usual_one():
+    addresses, node = _nodes.find("a, b:7 ,[::1]:8,fe80::1", 3)
+    assert list(map(str, addresses)) == ["a:29555", "b:7", "[::1]:8", "[fe80::1]:29555"]
+    assert node == 3
+    assert _nodes.find("192.0.2.1,127.0.0.1")[1] == 1

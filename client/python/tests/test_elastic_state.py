@@ -1,0 +1,111 @@
+"""Tests what an elastic training keeps, and how its sampler divides an epoch."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from thalweg import elastic
+
+
+def step(model, optimizer):
+    optimizer.zero_grad()
+    model(torch.ones(2, 3)).square().sum().backward()
+    optimizer.step()
+
+
+def training():
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    return model, optimizer, elastic.State(model=model, optimizer=optimizer, epoch=0, seen=[])
+
+
+def everything(model, optimizer):
+    parts = [*model.state_dict().values()]
+    for of_parameter in optimizer.state_dict()["state"].values():
+        parts += [torch.as_tensor(value) for value in of_parameter.values()]
+    return [part.clone() for part in parts]
+
+
+def test_what_follows_a_commit_is_undone_as_often_as_asked():
+    model, optimizer, state = training()
+    step(model, optimizer)
+    state.epoch, state.seen = 3, [7]
+    state.commit()
+    expected = everything(model, optimizer)
+    for _ in range(2):
+        step(model, optimizer)
+        state.epoch = 4
+        state.seen.append(8)
+        state.restore()
+        assert all(map(torch.equal, everything(model, optimizer), expected))
+        assert (state.epoch, state.seen, state.commits) == (3, [7], 1)
+
+
+def test_tensors_of_a_commit_are_used_again_by_the_next():
+    model, optimizer, state = training()
+    step(model, optimizer)
+    state.commit()
+    before = state.state_dict()["parts"]["optimizer"]["state"][0]["exp_avg"]
+    step(model, optimizer)
+    state.commit()
+    after = state.state_dict()["parts"]["optimizer"]["state"][0]["exp_avg"]
+    assert after.data_ptr() == before.data_ptr()
+    assert torch.equal(after, optimizer.state_dict()["state"][0]["exp_avg"])
+
+
+def test_checkpoint_of_other_parts_is_refused_by_name():
+    _, _, state = training()
+    with pytest.raises(ValueError, match="saved with model, this one has epoch, model, optimizer"):
+        state.load_state_dict({"commits": 1, "parts": {"model": {}}})
+
+
+def test_part_with_a_name_of_the_states_own_is_refused():
+    with pytest.raises(ValueError, match="'commits' already"):
+        elastic.State(commits=1)
+
+
+@pytest.fixture
+def be(monkeypatch):
+    """Lets this process be a worker of so many."""
+
+    def become(rank: int, world: int) -> None:
+        monkeypatch.setattr(dist, "get_rank", lambda: rank)
+        monkeypatch.setattr(dist, "get_world_size", lambda: world)
+
+    return become
+
+
+def test_every_sample_of_an_epoch_is_used_once_by_a_changing_number_of_workers(be):
+    sampler = elastic.Sampler(range(120), seed=2)
+    used = []
+    for world, steps in ((4, 5), (3, 4), (4, 100)):
+        mine = []
+        for rank in range(world):
+            be(rank, world)
+            mine.append(list(sampler))
+            assert len(sampler) == len(mine[-1])
+        for first in range(0, min(2 * steps, len(mine[0])), 2):
+            parts = [one[first : first + 2] for one in mine]
+            used += itertools.chain(*parts)
+            sampler.took(len(parts[0]))
+    assert sampler.left == 0
+    assert sorted(used) == list(range(120))
+    sampler.set_epoch(1)
+    be(0, 1)
+    assert sampler.left == 120
+    assert sorted(sampler) == list(range(120)) != list(sampler)
+
+
+def test_sampler_pads_a_small_rest_so_that_all_have_as_many(be):
+    sampler = elastic.Sampler(range(5), shuffle=False)
+    be(0, 4)
+    sampler.took(1)
+    parts = []
+    for rank in range(4):
+        be(rank, 4)
+        parts.append(list(sampler))
+    assert parts == [[4]] * 4

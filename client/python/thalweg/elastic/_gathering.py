@@ -1,0 +1,169 @@
+"""Nodes gather: those that answer each other find the leader, who plans the next membership."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+
+from thalweg.elastic import _mailbox, _quorum
+from thalweg.elastic._mailbox import Mailbox, Plan
+from thalweg.elastic._nodes import Address
+from thalweg.elastic._quorum import Rules, Standing
+
+_POLL_SECONDS = 0.05
+_GONE_SECONDS = 5.0  # this node's first worker does not answer for so long: it has gone
+_SAY_SECONDS = 10.0
+
+_log = logging.getLogger("thalweg")
+
+
+class Finished(RuntimeError):
+    """The others have ended the training."""
+
+
+class FirstWorker:
+    """Gathers for a node, and may lead."""
+
+    def __init__(
+        self,
+        addresses: tuple[Address, ...],
+        standing: Standing,
+        rules: Rules,
+        open_store: Callable[[], Address],
+    ) -> None:
+        """`open_store` starts a store for a membership's workers to meet."""
+        self._addresses = addresses
+        self._node = standing.node
+        self._rules = rules
+        self._open_store = open_store
+        self._mailbox = Mailbox(addresses[standing.node], standing)
+        self._lookers = ThreadPoolExecutor(len(addresses), "thw-look")
+
+    def gather(self, standing: Standing, last: Plan | None, seconds: float) -> Plan:
+        """Returns the next plan. Raises TimeoutError after `seconds`, which says why; Finished."""
+        del last  # the leader makes no plan twice
+        asking = standing._replace(question=secrets.token_hex(8))
+        self._mailbox.set_standing(asking)
+        began = said = time.monotonic()
+        led_since: float | None = None
+        why = ""
+        while time.monotonic() < began + seconds:
+            answering = self._look() | {self._node: asking}
+            if any(one.has_finished for one in answering.values()):
+                raise Finished("thalweg: the other nodes have ended the training")
+            leader = _quorum.leader(answering)
+            if leader == self._node:
+                led_since = led_since or time.monotonic()
+                come = {n: one for n, one in self._mailbox.come().items() if n in answering}
+                come[self._node] = asking
+                waited = time.monotonic() - led_since
+                why = _quorum.why_wait(come, answering, waited, self._rules)
+                plan = None if why else self._offer(come, asking.question)
+            else:
+                led_since, why = None, f"node {leader} at {self._addresses[leader]} decides"
+                plan = _mailbox.come_to(self._addresses[leader], asking)
+            if plan is not None:
+                self._mailbox.set_plan(plan)
+                return plan
+            if time.monotonic() > said + _SAY_SECONDS:
+                said = time.monotonic()
+                _log.info("elastic: node %d waits: %s", self._node, why)
+            time.sleep(_POLL_SECONDS)
+        raise TimeoutError(f"thalweg: no membership within {seconds:g} s: {why}")
+
+    def begin(self, standing: Standing) -> None:
+        """Says that this node trains in the membership of `standing`."""
+        self._mailbox.set_standing(standing)
+
+    def has_comers(self) -> bool:
+        """Returns whether nodes have come that this worker must let in."""
+        return bool(self._mailbox.come())
+
+    def finish(self, standing: Standing) -> None:
+        """Says that the training has ended, until the others have heard it too."""
+        self._mailbox.set_standing(standing._replace(has_finished=True))
+        deadline = time.monotonic() + _GONE_SECONDS
+        while time.monotonic() < deadline:
+            others = [one for node, one in self._look().items() if node in standing.members]
+            if all(one.has_finished for one in others):
+                return
+            time.sleep(_POLL_SECONDS)
+
+    def close(self) -> None:
+        self._mailbox.close()
+        self._lookers.shutdown(wait=False, cancel_futures=True)
+
+    def _look(self) -> dict[int, Standing]:
+        others = [number for number in range(len(self._addresses)) if number != self._node]
+        found = self._lookers.map(lambda one: _mailbox.look_at(self._addresses[one]), others)
+        seen = zip(others, found, strict=True)
+        return {number: one for number, one in seen if one is not None and one.node == number}
+
+    def _offer(self, come: Mapping[int, Standing], question: str) -> Plan | None:
+        """Returns a plan that all who have come have got; None: one of them has gone."""
+        plan = self._plan(come)
+        self._mailbox.offer(plan, question)
+        deadline = time.monotonic() + _mailbox.FRESH_SECONDS
+        while not self._mailbox.is_taken():
+            if time.monotonic() > deadline:
+                return None
+            time.sleep(_POLL_SECONDS / 10)
+        return plan
+
+    def _plan(self, come: Mapping[int, Standing]) -> Plan:
+        nodes = tuple(sorted(come))
+        newest = _quorum.newest(come.values())
+        return Plan(
+            generation=newest.generation + 1,
+            name=secrets.token_hex(8),
+            nodes=nodes,
+            workers=tuple(come[node].workers for node in nodes),
+            questions=tuple(come[node].question for node in nodes),
+            store=self._open_store(),
+            before=newest.members,
+        )
+
+
+class FurtherWorker:
+    """Hears the plans of its node from the node's first worker."""
+
+    def __init__(self, address: Address) -> None:
+        self._address = address
+
+    def gather(self, standing: Standing, last: Plan | None, seconds: float) -> Plan:
+        """Returns the plan after `last`. Raises TimeoutError; ConnectionError if the first worker
+        has gone.
+        """
+        del standing  # the first worker's counts
+        after = "" if last is None else last.name
+        heard = began = time.monotonic()
+        while time.monotonic() < began + seconds + _GONE_SECONDS:
+            try:
+                plan = _mailbox.plan_after(self._address, after)
+                heard = time.monotonic()
+            except ConnectionError:
+                plan = None
+                # At the beginning it may still be on its way.
+                if last is not None and time.monotonic() > heard + _GONE_SECONDS:
+                    raise
+            if plan is not None:
+                return plan
+            time.sleep(_POLL_SECONDS)
+        raise TimeoutError(
+            f"thalweg: this node's first worker has had no membership within {seconds:g} s"
+        )
+
+    def begin(self, standing: Standing) -> None:
+        """Does nothing: the first worker says it."""
+
+    def has_comers(self) -> bool:
+        """Returns False: nodes come to first workers."""
+        return False
+
+    def finish(self, standing: Standing) -> None:
+        """Does nothing, as begin()."""
+
+    def close(self) -> None: ...

@@ -1,0 +1,96 @@
+"""Contains an elastic training: `elastic_jobs.py LOG` appends to LOG, a JSON value a line, its
+memberships and steps; it goes on until there is a file UNTIL.
+"""
+
+import hashlib
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+import thalweg.ddp
+import thalweg.elastic
+
+SAMPLES = 96
+BATCH = 4
+RATE = 0.05
+
+
+def inputs() -> torch.Tensor:
+    return torch.randn(SAMPLES, 8, generator=torch.Generator().manual_seed(5))
+
+
+def make() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(3)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1))
+    return model, torch.optim.SGD(model.parameters(), lr=RATE, momentum=0.5)
+
+
+def loss_of(model: torch.nn.Module, samples: torch.Tensor) -> torch.Tensor:
+    loss: torch.Tensor = (model(samples) - samples.sum(1, keepdim=True)).square().mean()
+    return loss
+
+
+def weights_of(model: torch.nn.Module) -> torch.Tensor:
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+def digest(model: torch.nn.Module) -> str:
+    return hashlib.sha256(weights_of(model).numpy().tobytes()).hexdigest()
+
+
+class Log:
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def write(self, **entry: Any) -> None:
+        with Path(self._path).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(entry) + "\n")
+
+
+def main() -> None:
+    log = Log(sys.argv[1])
+    torch.set_num_threads(1)
+    model, optimizer = make()
+    data = inputs()
+    sampler = thalweg.elastic.Sampler(range(SAMPLES), seed=1)
+    state = thalweg.elastic.State(model=model, optimizer=optimizer, sampler=sampler, epoch=0)
+    state.on_change(lambda membership: log.write(membership=membership, commits=state.commits))
+    is_over = torch.zeros(1)
+    fails_at = int(os.environ.get("FAILS_AT", "-1"))
+
+    @thalweg.elastic.run
+    def train(state: thalweg.elastic.State) -> list[float]:
+        ddp = DistributedDataParallel(model)
+        thalweg.ddp.attach(ddp, codec=os.environ.get("CODEC"))
+        while True:
+            sampler.set_epoch(state.epoch)
+            indices = list(sampler)
+            for at in range(0, len(indices), BATCH):
+                part = indices[at : at + BATCH]
+                step = {"step": state.commits + 1, "generation": state.membership.generation}
+                log.write(**step, samples=part)
+                optimizer.zero_grad()
+                loss_of(ddp, data[part]).backward()
+                if state.commits == fails_at:
+                    raise RuntimeError("the script's own fault")
+                optimizer.step()
+                sampler.took(len(part))
+                log.write(**step, digest=digest(model))
+                state.commit()
+                is_over.fill_(Path(os.environ["UNTIL"]).exists())
+                dist.broadcast(is_over, 0)
+                if is_over:
+                    return weights_of(model).tolist()
+            state.epoch += 1
+
+    log.write(result=train(state))
+
+
+if __name__ == "__main__":
+    main()

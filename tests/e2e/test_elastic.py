@@ -1,0 +1,197 @@
+"""Tests that elastic trainings go on without lost nodes, and with those that come back."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import select
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import elastic_jobs
+import pytest
+import torch
+from harness import DEADLINE, Servers, environment, fork, servers
+
+from thalweg._addresses import free_port
+
+JOBS = Path(elastic_jobs.__file__)
+# Each step of a trajectory may be rounded otherwise than in one process, by a few units of the last
+# place; tanh and a rate of 0.05 do not amplify that over the tests' few hundred steps.
+TOLERANCE = 1e-5
+
+
+@dataclass
+class Nodes:
+    """Nodes of a worker each, with a sidecar of their own that hosts a shard."""
+
+    cluster: Servers
+    folder: Path
+    addresses: list[str]
+    env: dict[str, str] = field(default_factory=dict)
+    processes: dict[int, Any] = field(default_factory=dict)
+    sidecars: dict[int, Any] = field(default_factory=dict)
+
+    def start(self, node: int) -> None:
+        """Starts a node, perhaps again."""
+        self.sidecars[node] = self.cluster.add_sidecar("--shard-listen", "127.0.0.1:0")
+        variables = environment(self.cluster.folder) | self.env
+        variables |= {
+            "THALWEG_ELASTIC": ",".join(self.addresses),
+            "THALWEG_ELASTIC_NODE": str(node),
+            "THALWEG_SIDECAR": self.sidecars[node].address,
+            "UNTIL": str(self.folder / "over"),
+        }
+        argv = [str(JOBS), str(self.log(node))]
+        output = self.folder / f"{node}.{len(self.cluster.sidecars)}.txt"
+        self.processes[node] = fork(argv, variables, output)
+
+    def kill(self, node: int) -> None:
+        """Kills a node: its worker and its sidecar, and so the shard that it hosts."""
+        self.sidecars[node].process.kill()
+        self.processes[node].kill()
+        self.processes[node].wait(DEADLINE)
+        self.sidecars[node].process.wait(DEADLINE)
+        Path(self.sidecars[node].address).unlink(missing_ok=True)
+        Path(f"{self.sidecars[node].address}.lock").unlink(missing_ok=True)
+
+    def log(self, node: int) -> Path:
+        return self.folder / f"{node}.json"
+
+    def entries(self, node: int, key: str) -> list[dict[str, Any]]:
+        """What a node has written with that key, also in earlier lives."""
+        if not self.log(node).exists():
+            return []
+        lines = self.log(node).read_text(encoding="utf-8").split("\n")[:-1]
+        return [entry for entry in map(json.loads, lines) if key in entry]
+
+    def await_that(self, happens: Callable[[], bool], seconds: float = DEADLINE) -> None:
+        deadline = time.monotonic() + seconds
+        while not happens():
+            assert time.monotonic() < deadline, self.output
+            select.select([], [], [], 0.02)
+
+    def await_commits(self, node: int, more: int = 5) -> None:
+        """Waits until a node has committed some more steps."""
+        last = len(self.entries(node, "digest")) + more
+        self.await_that(lambda: len(self.entries(node, "digest")) >= last)
+
+    def await_membership(self, nodes: list[int]) -> None:
+        """Waits until these nodes train together, and have committed a step."""
+        self.await_that(lambda: all(self.members(node) == nodes for node in nodes))
+        self.await_commits(nodes[0])
+
+    def members(self, node: int) -> list[int] | None:
+        found = self.entries(node, "membership")
+        return list(found[-1]["membership"][1]) if found else None
+
+    def finish(self) -> list[list[float]]:
+        """Lets the training end, and returns the results of the nodes that live."""
+        (self.folder / "over").touch()
+        living = [node for node, process in self.processes.items() if process.poll() is None]
+        for node in living:
+            assert self.processes[node].wait(DEADLINE) == 0, self.output
+        return [self.entries(node, "result")[-1]["result"] for node in living]
+
+    @property
+    def output(self) -> str:
+        texts = sorted(self.folder.glob("*.txt"))
+        return "".join(f"--- {text.name}\n{text.read_text(encoding='utf-8')}" for text in texts)
+
+
+@contextlib.contextmanager
+def training(tmp_path: Path, count: int, env: dict[str, str] | None = None) -> Iterator[Nodes]:
+    addresses = [f"127.0.0.1:{free_port()}" for _ in range(count)]
+    with servers() as cluster:
+        nodes = Nodes(cluster, tmp_path, addresses, {**(env or {})})
+        try:
+            for node in range(count):
+                nodes.start(node)
+            yield nodes
+        finally:
+            for process in nodes.processes.values():
+                if process.poll() is None:
+                    process.kill()
+
+
+def replay(steps: list[list[list[int]]]) -> torch.Tensor:
+    """Returns the weights of a single process that does these steps, with samples by worker."""
+    model, optimizer = elastic_jobs.make()
+    data = elastic_jobs.inputs()
+    for parts in steps:
+        optimizer.zero_grad()
+        for part in parts:
+            (elastic_jobs.loss_of(model, data[part]) / len(parts)).backward()
+        optimizer.step()
+    return elastic_jobs.weights_of(model)
+
+
+def check_weights(nodes: Nodes, results: list[list[float]]) -> None:
+    """Checks that all nodes agree after each commit, and with a single process at the end."""
+    everyone = range(len(nodes.addresses))
+    begun = [entry for node in everyone for entry in nodes.entries(node, "samples")]
+    done = [entry for node in everyone for entry in nodes.entries(node, "digest")]
+    steps = []
+    for number in range(1, max(entry["step"] for entry in done) + 1):
+        # What nobody who lives has committed is done again, in a later membership.
+        last = max(entry["generation"] for entry in done if entry["step"] == number)
+        this = {"step": number, "generation": last}
+        assert len({entry["digest"] for entry in done if this.items() <= entry.items()}) == 1
+        steps.append([entry["samples"] for entry in begun if this.items() <= entry.items()])
+    assert all(result == results[0] for result in results)
+    torch.testing.assert_close(torch.tensor(results[0]), replay(steps), rtol=0, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("lost", [2, 0])
+def test_training_goes_on_without_a_lost_node_and_with_it_when_it_is_back(lost, tmp_path):
+    others = [node for node in range(4) if node != lost]
+    with training(tmp_path, 4) as nodes:
+        nodes.await_membership([0, 1, 2, 3])
+        nodes.kill(lost)
+        nodes.await_membership(others)
+        nodes.start(lost)
+        nodes.await_membership([0, 1, 2, 3])
+        results = nodes.finish()
+    assert len(results) == 4
+    check_weights(nodes, results)
+    memberships = [entry["membership"] for entry in nodes.entries(others[0], "membership")]
+    assert [(found[2], found[3]) for found in memberships[-2:]] == [([lost], []), ([], [lost])]
+
+
+def test_too_few_nodes_wait_for_the_others_and_keep_what_they_have(tmp_path):
+    with training(tmp_path, 4) as nodes:
+        nodes.await_membership([0, 1, 2, 3])
+        nodes.kill(3)
+        nodes.kill(1)
+        nodes.await_membership([0, 2])  # half of them, with the first
+        nodes.kill(0)
+        for node in (0, 1, 3):
+            nodes.start(node)
+        nodes.await_membership([0, 1, 2, 3])
+        results = nodes.finish()
+    check_weights(nodes, results)
+    last = nodes.entries(2, "membership")[-1]
+    before = [entry for entry in nodes.entries(2, "digest") if entry["step"] <= last["commits"]]
+    assert {entry["generation"] for entry in before} == set(range(1, last["membership"][0]))
+
+
+def test_codec_that_carries_state_goes_on_with_all_nodes_alike(tmp_path):
+    with training(tmp_path, 3, {"CODEC": "powersgd:rank=1,start=3,min_rate=1"}) as nodes:
+        nodes.await_membership([0, 1, 2])
+        nodes.kill(1)
+        nodes.await_membership([0, 2])
+        nodes.start(1)
+        nodes.await_membership([0, 1, 2])
+        results = nodes.finish()
+    assert results[0] == results[1] == results[2]
+
+
+def test_fault_of_the_script_is_raised_when_it_comes_again(tmp_path):
+    with training(tmp_path, 2, {"FAILS_AT": "4"}) as nodes:
+        for process in nodes.processes.values():
+            assert process.wait(DEADLINE) == 1
+    assert nodes.output.count("RuntimeError: the script's own fault") >= 2
+    assert len({entry["generation"] for entry in nodes.entries(0, "samples")}) == 3
