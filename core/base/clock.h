@@ -20,6 +20,13 @@ inline int64_t ToNanos(Duration d) {
 inline Duration FromSeconds(double s) {
   return std::chrono::duration_cast<Duration>(std::chrono::duration<double>(s));
 }
+// Returns a time that another process tells, or ten years if it tells more: a deadline so far off
+// still is a TimePoint.
+inline Duration FromMillis(uint64_t ms) {
+  constexpr std::chrono::hours kMost(24 * 365 * 10);
+  constexpr uint64_t kMostMillis = std::chrono::milliseconds(kMost).count();
+  return std::chrono::milliseconds(std::min(ms, kMostMillis));
+}
 
 // The deadline of a thread's idle wait that its owner's Stop() ends by making the predicate true. A
 // thread that waits for another process uses a real deadline.

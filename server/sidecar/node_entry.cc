@@ -62,10 +62,10 @@ absl::Status NodeEntry::TakeUp(const ipc::JobTerms& known, TimePoint deadline) {
   }
   THALWEG_RETURN_IF_ERROR(kept.Await(deadline));
   OpenBuckets(spec.chunk_bytes);
-  THALWEG_ASSIGN_OR_RETURN(KeptBuckets::Restored restored,
-                           kept.Restore(buckets, spec.world_size, [&roster](uint32_t local_rank) {
-                             return roster.NameOf(local_rank);
-                           }));
+  THALWEG_ASSIGN_OR_RETURN(
+      KeptBuckets::Restored restored,
+      kept.Restore(buckets, spec.world_size,
+                   [&roster = roster](uint32_t local_rank) { return roster.NameOf(local_rank); }));
   KeptPlaces place{{}, known.shares, std::move(restored.buckets)};
   for (const uint64_t epoch : known.epochs) {
     place.terms.push_back({epoch, spec.chunk_bytes, known.window_chunks});
@@ -101,7 +101,7 @@ JoinRequest NodeEntry::MakeRequest() const {
   request.identity = IdentityOf(parts_.signer.get());
   request.signer = parts_.signer;
   request.hosts = HostsOf(spec.shards);
-  request.losses = {spec.min_nodes, std::chrono::milliseconds(spec.loss_grace_ms)};
+  request.losses = {spec.min_nodes, FromMillis(spec.loss_grace_ms)};
   request.costs =
       MeasureCosts(parts_.compression.candidates(), spec.num_nodes, parts_.context.threads);
   return request;

@@ -171,6 +171,7 @@ std::vector<IndexedResidual> AddResidual(const float* values, float* residual, u
 
 std::vector<uint32_t> SelectLargest(const float* x, uint64_t elems, uint64_t count) {
   assert(count >= 1);
+  if (elems == 0) return {};
   const std::vector<uint64_t> candidates = Candidates(x, elems, count);
   uint64_t least = 0;
   if (candidates.size() > count) {

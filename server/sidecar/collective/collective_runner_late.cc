@@ -17,7 +17,7 @@ absl::Status CollectiveRunner::CheckLate(TimePoint now) const {
   MutexLock lock(mutex_);
   for (const auto& [number, group] : groups_) {
     for (const auto& [sequence, collective] : group.collectives) {
-      const Duration limit = std::chrono::milliseconds(collective->spec().timeout_ms);
+      const Duration limit = FromMillis(collective->spec().timeout_ms);
       if (!collective->IsGathered() && now - collective->since() > limit) {
         return absl::DeadlineExceededError(absl::StrCat(
             collective->Name(), ": rank ", absl::StrJoin(collective->Missing(), ", "),

@@ -182,7 +182,7 @@ absl::StatusOr<Contribution> NodeCollective::MakeContribution(uint32_t number,
   contribution.elems = (chunk.end - chunk.begin) / SizeOf(dtype);
   contribution.group = spec_.group;
   contribution.collective = route.what;
-  contribution.timeout = std::chrono::milliseconds(spec_.timeout_ms);
+  contribution.timeout = FromMillis(spec_.timeout_ms);
   if (route.what.from.Has(places_->node())) {
     THALWEG_ASSIGN_OR_RETURN(contribution.payload,
                              Folds(spec_.kind) ? FoldHere(chunk, outcome) : Gather(chunk, outcome));

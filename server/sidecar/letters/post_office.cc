@@ -93,7 +93,7 @@ absl::Status PostOffice::Send(uint32_t local_rank, ipc::Send message) {
     calls_.Add({local_rank, call.call},
                {absl::StrCat("send of ", call.bytes, " bytes with tag ", call.tag, " from rank ",
                              sending->from, " to rank ", call.to, " of group '", group->name, "'"),
-                Now(), std::chrono::milliseconds(call.timeout_ms)});
+                Now(), FromMillis(call.timeout_ms)});
     if (sending->node == terms_.node) {
       if (call.arena == 0) SentLocked(*sending);
       Offer offer;
@@ -162,7 +162,7 @@ absl::Status PostOffice::Receive(uint32_t local_rank, const ipc::Receive& messag
     OpenCalls::Call call{
         absl::StrCat("receive of ", message.bytes, " bytes with tag ", message.tag, " from ",
                      source, " on rank ", receive->to, " of group '", group->name, "'"),
-        Now(), std::chrono::milliseconds(message.timeout_ms)};
+        Now(), FromMillis(message.timeout_ms)};
     const auto sender = group->local_ranks.find(message.from);
     if (sender != group->local_ranks.end()) call.awaited = sender->second;
     const OpenCalls::Id id{local_rank, message.call};
