@@ -46,7 +46,8 @@ def run(
 
     Each call makes the default process group of the nodes that are there, gives all workers the
     state of the last commit, and calls `train`. When that raises because a node was lost, and when
-    nodes have come, it does so again. Returns what `train` returns, when that of all has returned.
+    nodes have come, it does so again. Returns what `train` returns, when that of all has returned;
+    the last process group stays.
 
     `nodes` and `node` are THALWEG_ELASTIC and this node's place there. Fewer nodes than `min_nodes`
     do not train. `backend` is that of the process group. `wait` is how many seconds a worker waits
