@@ -197,6 +197,7 @@ def test_codec_that_carries_state_goes_on_with_all_nodes_alike(tmp_path):
         nodes.await_membership([0, 1, 2])
         results = nodes.finish()
     assert results[0] == results[1] == results[2]
+    assert "the codec begins anew" not in nodes.output
 
 
 def test_fault_of_the_script_is_raised_when_it_comes_again(tmp_path):

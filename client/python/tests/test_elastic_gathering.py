@@ -14,7 +14,7 @@ from thalweg._addresses import free_port
 from thalweg._config import ConfigError
 from thalweg.elastic import _mailbox, _nodes
 from thalweg.elastic._gathering import Finished, FirstWorker, FurtherWorker
-from thalweg.elastic._mailbox import Plan
+from thalweg.elastic._mailbox import Mailbox, Plan
 from thalweg.elastic._nodes import Address
 from thalweg.elastic._quorum import Rules, Standing
 
@@ -27,8 +27,11 @@ class Cluster:
     def __init__(self, count: int) -> None:
         self.addresses = tuple(Address("127.0.0.1", free_port()) for _ in range(count))
         self.workers: dict[int, FirstWorker] = {}
-        self.standings = {node: Standing(node, workers=2) for node in range(count)}
+        self.standings = {node: self.fresh(node) for node in range(count)}
         self._threads = ThreadPoolExecutor(count)
+
+    def fresh(self, node: int) -> Standing:
+        return Standing(node, workers=2, nodes=",".join(map(str, self.addresses)))
 
     def start(self, node: int) -> FirstWorker:
         rules = Rules(len(self.addresses), 1, first_seconds=0.5, late_seconds=0.5)
@@ -51,7 +54,8 @@ class Cluster:
         plan = plans[nodes[0]]
         assert set(plans.values()) == {plan}
         for node in nodes:
-            self.standings[node] = Standing(node, plan.generation, plan.nodes, workers=2)
+            standing = self.fresh(node)._replace(generation=plan.generation, members=plan.nodes)
+            self.standings[node] = standing
             self.workers[node].begin(self.standings[node])
         return plan
 
@@ -90,7 +94,7 @@ def test_node_that_comes_back_is_noticed_by_the_leader_and_planned_in(cluster):
     cluster.gather(0, 1, 2)
     cluster.close(0)
     cluster.gather(1, 2)
-    cluster.standings[0] = Standing(0, workers=2)
+    cluster.standings[0] = cluster.fresh(0)
     cluster.start(0)
     back = cluster.begin_to_gather(0)
     while not cluster.workers[1].has_comers():
@@ -118,6 +122,30 @@ def test_workers_of_a_node_get_its_plans_one_after_the_other(cluster):
     assert waiting.result(SECONDS) == second != first
 
 
+def test_node_that_was_given_other_nodes_is_refused_by_name_and_disturbs_nobody(cluster):
+    cluster.gather(0, 1)
+    cluster.standings[2] = cluster.standings[2]._replace(nodes="a:1,b:2")
+    other = cluster.begin_to_gather(2)[2]
+    with pytest.raises(ConfigError, match=r"THALWEG_ELASTIC is a:1,b:2 at node 2, but 127\."):
+        other.result(SECONDS)
+    assert not cluster.workers[0].has_comers()
+
+
+def test_plan_that_a_node_has_not_taken_is_given_to_nobody_later():
+    address = Address("127.0.0.1", free_port())
+    mailbox = Mailbox(address, Standing(0))
+    plan = Plan(1, "plan", (0, 1), (1, 1), ("a", "b"), address, ())
+    asking = Standing(1, question="b")
+    mailbox.offer(plan, "a")
+    assert not mailbox.is_taken()
+    mailbox.withdraw()
+    assert _mailbox.come_to(address, asking) is None
+    mailbox.offer(plan, "a")
+    assert _mailbox.come_to(address, asking) == plan
+    assert mailbox.is_taken()
+    mailbox.close()
+
+
 def test_node_that_comes_after_the_end_is_told(cluster):
     cluster.gather(0, 1, 2)
     ends = [
@@ -141,7 +169,7 @@ def test_what_is_no_nodes_question_changes_nothing(cluster, body):
     with contextlib.suppress(http.client.HTTPException, ConnectionError):
         connection.getresponse().read()
     assert not cluster.workers[0].has_comers()
-    assert _mailbox.look_at(address) == Standing(0, workers=2)
+    assert _mailbox.look_at(address) == cluster.fresh(0)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 
 import pytest
@@ -55,6 +56,44 @@ def test_tensors_of_a_commit_are_used_again_by_the_next():
     after = state.state_dict()["parts"]["optimizer"]["state"][0]["exp_avg"]
     assert after.data_ptr() == before.data_ptr()
     assert torch.equal(after, optimizer.state_dict()["state"][0]["exp_avg"])
+
+
+def test_commit_that_fails_leaves_the_last_one_as_it_was():
+    class Failing:
+        fails = False
+
+        def state_dict(self):
+            if self.fails:
+                raise RuntimeError("no state")
+            return {}
+
+        def load_state_dict(self, state_dict):
+            pass
+
+    model, optimizer, _ = training()
+    last = Failing()
+    state = elastic.State(model=model, optimizer=optimizer, last=last)
+    expected = everything(model, optimizer)
+    step(model, optimizer)
+    last.fails = True
+    with pytest.raises(RuntimeError, match="no state"):
+        state.commit()
+    state.restore()
+    assert all(map(torch.equal, everything(model, optimizer), expected))
+    assert state.commits == 0
+
+
+def test_commits_leave_a_checkpoint_that_was_loaded_as_it_was():
+    model, optimizer, state = training()
+    step(model, optimizer)
+    state.commit()
+    saved = copy.deepcopy(state.state_dict())
+    kept = copy.deepcopy(saved)
+    state.load_state_dict(saved)
+    step(model, optimizer)
+    state.commit()
+    now = saved["parts"]["model"]
+    assert all(torch.equal(now[name], value) for name, value in kept["parts"]["model"].items())
 
 
 def test_checkpoint_of_other_parts_is_refused_by_name():

@@ -109,6 +109,7 @@ class FirstWorker:
         deadline = time.monotonic() + _mailbox.FRESH_SECONDS
         while not self._mailbox.is_taken():
             if time.monotonic() > deadline:
+                self._mailbox.withdraw()
                 return None
             time.sleep(_POLL_SECONDS / 10)
         return plan

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple
 
+from thalweg._config import ConfigError
 from thalweg.elastic._membership import Membership
 from thalweg.elastic._nodes import Address
 from thalweg.elastic._quorum import Standing
@@ -62,7 +63,7 @@ class Mailbox:
         self._untaken: set[str] = set()  # questions of the plan whose nodes have not got it
         self._for_workers: Plan | None = None
         self._come: dict[int, tuple[float, Standing]] = {}
-        self._server = _listen(address, self)
+        self._server = _listen(address.port, self)
         self._thread = threading.Thread(
             target=self._server.serve_forever,
             args=(_POLL_SECONDS,),
@@ -79,6 +80,11 @@ class Mailbox:
         """Gives a plan to all whose question is in it."""
         with self._lock:
             self._plan, self._untaken = plan, {*plan.questions} - {own_question}
+
+    def withdraw(self) -> None:
+        """Gives nobody the plan that was offered any more."""
+        with self._lock:
+            self._plan = None
 
     def is_taken(self) -> bool:
         """Returns whether all nodes have got the plan that was offered."""
@@ -116,6 +122,8 @@ class Mailbox:
                 return {"plan": _encode(plan) if is_new else None}
             if "question" in asked:
                 standing = _standing_of(asked)
+                if standing.nodes != self._standing.nodes:
+                    return {"plan": None, "expected": self._standing.nodes}
                 if plan is not None and standing.question in plan.questions:
                     self._come.pop(standing.node, None)
                     self._untaken.discard(standing.question)
@@ -131,8 +139,15 @@ def look_at(address: Address) -> Standing | None:
 
 
 def come_to(address: Address, standing: Standing) -> Plan | None:
-    """Says at a leader that this node waits for its plan; returns that, if it is there."""
+    """Says at a leader that this node waits for its plan; returns that, if it is there. Raises
+    ConfigError when that one knows other nodes.
+    """
     answer = _ask(address, standing._asdict())
+    if answer is not None and "expected" in answer:
+        raise ConfigError(
+            f"thalweg: THALWEG_ELASTIC is {standing.nodes} at node {standing.node}, but "
+            f"{answer['expected']} at {address}: it must be the same on all nodes"
+        )
     return None if answer is None else _decode(answer["plan"])
 
 
@@ -173,7 +188,7 @@ def _standing_of(found: Mapping[str, Any]) -> Standing:
     return Standing(**{**found, "members": tuple(found["members"])})
 
 
-def _listen(address: Address, mailbox: Mailbox) -> ThreadingHTTPServer:
+def _listen(port: int, mailbox: Mailbox) -> ThreadingHTTPServer:
     class Handler(BaseHTTPRequestHandler):
         timeout = _ANSWER_SECONDS
 
@@ -182,7 +197,7 @@ def _listen(address: Address, mailbox: Mailbox) -> ThreadingHTTPServer:
 
         def do_POST(self) -> None:
             length = int(self.headers.get("Content-Length", 0))
-            self._answer(json.loads(self.rfile.read(min(length, _MAX_BYTES)) or b"{}"))
+            self._answer(json.loads(self.rfile.read(max(0, min(length, _MAX_BYTES))) or b"{}"))
 
         def _answer(self, asked: Mapping[str, Any]) -> None:
             try:
@@ -199,23 +214,23 @@ def _listen(address: Address, mailbox: Mailbox) -> ThreadingHTTPServer:
         def log_message(self, *_: object) -> None:
             """Says nothing: nodes look at each other many times a second while they gather."""
 
-    server = _Server(("", address.port), Handler, bind_and_activate=False)
+    server = _Server(("", port), Handler, bind_and_activate=False)
     server.socket.close()
-    server.socket = _bind(address)
+    server.socket = _bind(port)
     return server
 
 
-def _bind(address: Address) -> socket.socket:
+def _bind(port: int) -> socket.socket:
     """Returns a socket that listens on all interfaces: a host may know itself by a loopback's."""
     dual = socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if dual else socket.AF_INET
     deadline = time.monotonic() + _BIND_SECONDS
     while True:
         try:
-            return socket.create_server(("", address.port), family=family, dualstack_ipv6=dual)
+            return socket.create_server(("", port), family=family, dualstack_ipv6=dual)
         except OSError as error:
             if time.monotonic() >= deadline:
-                why = f"thalweg: cannot listen at port {address.port}: {error.strerror}"
+                why = f"thalweg: cannot listen at port {port}: {error.strerror}"
                 raise OSError(error.errno, why) from None
         time.sleep(_POLL_SECONDS)
 

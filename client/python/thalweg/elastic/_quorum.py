@@ -24,6 +24,7 @@ class Standing(NamedTuple):
     members: tuple[int, ...] = ()  # nodes of that membership
     commits: int = 0  # that its state has
     workers: int = 1
+    nodes: str = ""  # the list of all nodes that it was given
     question: str = ""  # it waits for a plan and will know it by this word; empty: it trains
     has_finished: bool = False
 

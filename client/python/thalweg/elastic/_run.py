@@ -76,7 +76,14 @@ class _Runner:
     def __init__(
         self, nodes: str | None, node: int | None, min_nodes: int, backend: str, wait: float
     ) -> None:
+        if dist.is_initialized():
+            raise RuntimeError(
+                "thalweg: run() makes the default process group, but there is one already: "
+                "destroy it before"
+            )
         addresses, self._node = _nodes.find(nodes, node)
+        if min_nodes > len(addresses):
+            raise ValueError(f"thalweg: min_nodes is {min_nodes}, of {len(addresses)} nodes")
         self._backend = backend
         self._wait = wait
         self._settings = _config.Config.from_env()
@@ -85,7 +92,7 @@ class _Runner:
         self._store: tuple[Address, TCPStore] | None = None  # that this worker serves
         self._host = addresses[self._node].host
         workers = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-        self._standing = Standing(self._node, workers=workers)
+        self._standing = Standing(self._node, workers=workers, nodes=",".join(map(str, addresses)))
         self._gatherer: FirstWorker | FurtherWorker
         if self._local_rank == 0:
             seconds = self._settings.timeout

@@ -76,10 +76,10 @@ class State:
         self.restore()
 
     def _keep(self) -> None:
-        for name in self._names:
-            part = getattr(self, name)
-            value = part.state_dict() if _is_object(part) else part
-            self._kept[name] = _copy(value, self._kept.get(name))
+        parts = {name: getattr(self, name) for name in self._names}
+        # Where one of them fails, nothing of the last commit has changed.
+        values = {n: part.state_dict() if _is_object(part) else part for n, part in parts.items()}
+        self._kept = _copy(values, self._kept)
 
     def _load(self, state_dict: Mapping[str, Any]) -> None:
         if set(state_dict["parts"]) != set(self._names):
@@ -88,7 +88,7 @@ class State:
                 f"thalweg: the state was saved with {saved}, this one has "
                 f"{', '.join(sorted(self._names))}"
             )
-        self._kept = dict(state_dict["parts"])
+        self._kept = _copy(state_dict["parts"], None)
         self.commits = state_dict["commits"]
 
     def _begin(
@@ -101,10 +101,8 @@ class State:
         self._has_comers = has_comers
         standings: list[tuple[int, int]] = [(0, 0)] * membership.world_size
         dist.all_gather_object(standings, (generation, self.commits))
-        newest = max(standings)
-        # Nodes that have no state of the job may all have made another one.
-        if newest[0] == 0 or any(one != newest for one in standings):
-            self._send(standings.index(newest))
+        # Of workers with as many commits the first one of a node has the codec's part, too.
+        self._send(standings.index(max(standings)))
         self.restore()
         self.membership = membership
         for listener in self._listeners:
@@ -122,7 +120,9 @@ class State:
             content = torch.frombuffer(file.getbuffer(), dtype=torch.uint8)
         dist.broadcast(content, root)
         if not is_root:
-            self._load(torch.load(io.BytesIO(content.numpy().tobytes()), weights_only=False))
+            file = io.BytesIO(content.numpy().tobytes())
+            # The other worker's GPU may have another number here.
+            self._load(torch.load(file, map_location="cpu", weights_only=False))
 
 
 def _is_object(part: object) -> bool:
