@@ -130,9 +130,16 @@ class ApiServer:
         return self.folder / "pki" / "apiserver.crt"
 
     def _await_kind(self, crd: Any, *, served: bool) -> None:
+        """Waits until objects of the kind are served, and until clients can find that out."""
         spec = crd["spec"]
-        path = f"/apis/{spec['group']}/{spec['versions'][0]['name']}/{spec['names']['plural']}"
-        self._await(path, lambda status, _: (status == 200) == served, 30)
+        version, plural = f"{spec['group']}/{spec['versions'][0]['name']}", spec["names"]["plural"]
+        self._await(f"/apis/{version}/{plural}", lambda status, _: (status == 200) == served, 30)
+
+        def is_listed(status: int, found: Any) -> bool:
+            kinds = found["resources"] if status == 200 else []
+            return any(kind["name"] == plural for kind in kinds) == served
+
+        self._await(f"/apis/{version}", is_listed, 30)
 
     def _spawn(self, name: str, arguments: str) -> None:
         with (self.folder / f"{name}.log").open("wb") as log:

@@ -7,9 +7,11 @@ import time
 
 import pytest
 from cluster import needs_nodes, statuses
-from kube_jobs import STEPS, losses, outside
+from kube_jobs import losses, outside
 from timing import note
 from until import until
+
+STEPS = 1500  # the job must not end before the next process has been asked for its metrics
 
 pytestmark = needs_nodes(3)
 
@@ -34,14 +36,14 @@ def restart_count(cluster, pod):
 def jobs_taken_up(cluster, pod):
     """Returns how many jobs of an earlier process have gone on in this one."""
     path = f"/api/v1/namespaces/ml/pods/{pod['metadata']['name']}:7072/proxy/metrics"
-    answer = cluster.run("kubectl", "get", "--raw", path, seconds=30)
+    answer = cluster.run("kubectl", "get", "--raw", path, "--request-timeout=5s", seconds=30)
     found = re.search(r"^thalweg_sidecar_taken_up_jobs_total (\d+)", answer.stdout, re.M)
     return int(found[1]) if found else 0
 
 
 @pytest.mark.parametrize(("kill", "restarts"), [(kill_process, 0), (kill_container, 1)])
 def test_job_goes_on_when_a_sidecar_is_killed(kill, restarts, cluster, start):
-    job = start(codec="fp16")
+    job = start(steps=STEPS, codec="fp16")
     pod = job.pods()[1]
     began = time.monotonic()
     kill(cluster, pod)
