@@ -135,6 +135,9 @@ class ForkSafeSession : public Session {
   void Close() override {
     if (!guard_.InChild()) impl_->Close();
   }
+  void Abort() override {
+    if (!guard_.InChild()) impl_->Abort();
+  }
 
  private:
   absl::Status CheckProcess() const {

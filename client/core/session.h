@@ -14,7 +14,6 @@
 #include "client/core/collective_call.h"
 #include "client/core/session_options.h"
 #include "client/core/session_stats.h"
-#include "core/base/clock.h"
 #include "core/base/layout.h"
 #include "core/base/protocol.h"
 #include "core/base/snapshots.h"
@@ -137,14 +136,15 @@ class Session {
   // way, or have arrived; the rest is as for Collect.
   virtual void Exchange(PeerCall call, std::function<void(absl::Status)> done) = 0;
 
-  // Returns the device of SessionOptions.
-  virtual std::shared_ptr<DeviceRuntime> device() const = 0;
+  virtual std::shared_ptr<DeviceRuntime> device() const = 0;  // of SessionOptions
   virtual absl::Status status() const = 0;
   virtual SessionStats stats() const = 0;
 
   // Leaves the job. Buckets in flight fail. Copies that are queued on the device get `timeout` to
   // be done; what they use is left behind otherwise. Idempotent.
   virtual void Close() = 0;
+  // Fails the job for all its workers at once, whatever they wait for; and what is in flight here.
+  virtual void Abort() = 0;
 };
 
 }  // namespace thalweg

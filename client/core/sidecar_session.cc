@@ -281,6 +281,15 @@ void SidecarSession::Fail(const absl::Status& why) {
   if (SetFailed(why)) connection()->Shutdown();
 }
 
+void SidecarSession::Abort() {
+  const std::string job = absl::StrCat("job '", options_.job, "'");
+  if (!SetFailed(absl::CancelledError(absl::StrCat(job, ": this worker has aborted it")))) return;
+  // Without the message the others would hear of a worker that is gone.
+  const ipc::Fail fail{absl::StatusCode::kAborted, "it has aborted the job"};
+  connection()->Send(fail).IgnoreError();
+  connection()->Shutdown();
+}
+
 void SidecarSession::Close() {
   {
     MutexLock lock(mutex_);

@@ -109,6 +109,7 @@ class SidecarSession : public Session {
     return stats;
   }
   void Close() override;
+  void Abort() override;
   // Closes the child's copy of the connection in a forked child.
   void CloseInChild() { in_child_.load()->CloseInChild(); }
   // Detaches both threads in a forked child, where they do not exist.

@@ -96,7 +96,7 @@ class ProcessGroup : public c10d::Backend {
 
   void setSequenceNumberForGroup() override {}
   uint64_t getSequenceNumberForGroup() override { return sequence_; }
-  void abort() override { session_->Close(); }
+  void abort() override { session_->Abort(); }
   void shutdown() override;
 
  private:

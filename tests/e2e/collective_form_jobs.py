@@ -12,7 +12,6 @@ import sparse_collective_forms  # noqa: F401 - adds checks
 import torch
 import torch.distributed as dist
 from collective_forms import CHECKS, outcome
-from torch.distributed.distributed_c10d import _get_default_store
 
 
 def forms() -> dict[str, str]:
@@ -40,18 +39,14 @@ def ended_twice() -> list[str]:
 
 
 def aborted() -> list[str]:
-    """Aborts while a collective waits for the other ranks, which never come to it."""
+    """Aborts while a collective waits for the other ranks, which wait for something else."""
     backend = dist.group.WORLD._get_backend(torch.device("cpu"))
     dist.barrier()
-    store = _get_default_store()
     if dist.get_rank() > 0:
-        store.wait(["aborted"])
-        return []
+        return [outcome(lambda: dist.recv(torch.zeros(2), src=0))]
     work = dist.all_reduce(torch.ones(2), async_op=True)
     backend.abort()
-    errors = [outcome(work.wait), outcome(backend.abort)]
-    store.set("aborted", "1")
-    return errors
+    return [outcome(work.wait), outcome(backend.abort)]
 
 
 JOBS = {job.__name__: job for job in (forms, sums, ended_twice, aborted)}

@@ -66,6 +66,8 @@ def test_back_end_may_be_ended_twice(tmp_path):
 
 
 def test_abort_wakes_who_waits_for_a_collective(tmp_path):
-    (waited, again), _ = run("aborted", tmp_path, (2,))
-    assert "the session was closed" in waited
+    (waited, again), (other,) = run("aborted", tmp_path, (1, 1))
+    assert "this worker has aborted it" in waited
     assert again == ""
+    assert "rank 0 on" in other
+    assert "it has aborted the job" in other

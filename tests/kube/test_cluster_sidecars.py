@@ -11,7 +11,7 @@ from kube_jobs import losses, outside
 from timing import note
 from until import until
 
-STEPS = 1500  # the job must not end before the next process has been asked for its metrics
+STEPS = 600  # the job must not end before the next process has been asked for its metrics
 
 pytestmark = needs_nodes(3)
 

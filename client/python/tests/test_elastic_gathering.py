@@ -28,6 +28,7 @@ class Cluster:
         self.addresses = tuple(Address("127.0.0.1", free_port()) for _ in range(count))
         self.workers: dict[int, FirstWorker] = {}
         self.standings = {node: self.fresh(node) for node in range(count)}
+        self.aborted = {node: threading.Event() for node in range(count)}
         self._threads = ThreadPoolExecutor(count)
 
     def fresh(self, node: int) -> Standing:
@@ -36,7 +37,8 @@ class Cluster:
     def start(self, node: int) -> FirstWorker:
         rules = Rules(len(self.addresses), 1, first_seconds=0.5, late_seconds=0.5)
         store = Address("127.0.0.1", 1000 + node)
-        worker = FirstWorker(self.addresses, self.standings[node], rules, lambda: store)
+        on_left = self.aborted[node].set
+        worker = FirstWorker(self.addresses, self.standings[node], rules, lambda: store, on_left)
         self.workers[node] = worker
         return worker
 
@@ -103,6 +105,19 @@ def test_node_that_comes_back_is_noticed_by_the_leader_and_planned_in(cluster):
     assert back[0].result(SECONDS) == plan
     assert (plan.generation, plan.nodes) == (3, (0, 1, 2))
     assert plan.membership(0).come == (0,)
+
+
+def test_membership_ends_at_once_when_a_member_comes_back_to_the_leader(cluster):
+    cluster.gather(0, 1, 2)
+    assert not any(aborted.is_set() for aborted in cluster.aborted.values())
+    cluster.close(2)
+    cluster.standings[2] = cluster.fresh(2)
+    cluster.start(2)
+    back = cluster.begin_to_gather(2)
+    assert cluster.aborted[0].wait(SECONDS)
+    cluster.aborted[0].clear()
+    assert cluster.begin_to_gather(0, 1)[0].result(SECONDS) == back[2].result(SECONDS)
+    assert not cluster.aborted[0].is_set()
 
 
 def test_single_node_of_three_waits_and_says_why(cluster):

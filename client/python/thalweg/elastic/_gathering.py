@@ -33,13 +33,16 @@ class FirstWorker:
         standing: Standing,
         rules: Rules,
         open_store: Callable[[], Address],
+        on_left: Callable[[], None],
     ) -> None:
-        """`open_store` starts a store for a membership's workers to meet."""
+        """`open_store` starts a store for a membership's workers to meet. `on_left` is called on
+        another thread when a membership that has begun has lost a member, who has come again.
+        """
         self._addresses = addresses
         self._node = standing.node
         self._rules = rules
         self._open_store = open_store
-        self._mailbox = Mailbox(addresses[standing.node], standing)
+        self._mailbox = Mailbox(addresses[standing.node], standing, on_left)
         self._lookers = ThreadPoolExecutor(len(addresses), "thw-look")
 
     def gather(self, standing: Standing, last: Plan | None, seconds: float) -> Plan:

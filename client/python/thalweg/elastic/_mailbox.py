@@ -10,7 +10,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple
 
@@ -56,9 +56,15 @@ class Plan(NamedTuple):
 class Mailbox:
     """Serves a node's mailbox until close(). Thread-safe. Raises OSError when it has no port."""
 
-    def __init__(self, address: Address, standing: Standing) -> None:
+    def __init__(
+        self, address: Address, standing: Standing, on_left: Callable[[], None] = lambda: None
+    ) -> None:
+        """Calls `on_left` on a thread of its own, perhaps again, when a member of the membership
+        in which this node trains waits for another one.
+        """
         self._lock = threading.Lock()
         self._standing = standing
+        self._on_left = on_left
         self._plan: Plan | None = None
         self._untaken: set[str] = set()  # questions of the plan whose nodes have not got it
         self._for_workers: Plan | None = None
@@ -114,6 +120,8 @@ class Mailbox:
 
     def answer(self, asked: Mapping[str, Any]) -> dict[str, Any]:
         """Returns what a node or a worker of this node gets."""
+        if self._has_left(asked):
+            self._on_left()
         with self._lock:
             plan = self._plan
             if "after" in asked:  # a worker of this node
@@ -130,6 +138,15 @@ class Mailbox:
                     return {"plan": _encode(plan)}
                 self._come[standing.node] = (time.monotonic(), standing)
             return {"standing": self._standing._asdict(), "plan": None}
+
+    def _has_left(self, asked: Mapping[str, Any]) -> bool:
+        """Returns whether a member waits for another plan than that by which this node trains."""
+        with self._lock:
+            ours, plan = self._standing, self._plan
+            if plan is None or ours.question or ours.has_finished:
+                return False  # this node does not train
+            is_member = "question" in asked and asked.get("node") in ours.members
+            return is_member and asked["question"] not in plan.questions
 
 
 def look_at(address: Address) -> Standing | None:

@@ -28,6 +28,8 @@ _Result = TypeVar("_Result")
 
 # A worker that fails so often without a commit in between fails for good.
 _TRIES = 3
+# Others wait so long for the shard of a node that is gone: less than where its loss ends the job.
+_RECONNECT_SECONDS = "3"
 _GROUP_SECONDS = default_pg_timeout.total_seconds()
 
 _log = logging.getLogger("thalweg")
@@ -81,6 +83,8 @@ class _Runner:
                 "thalweg: run() makes the default process group, but there is one already: "
                 "destroy it before"
             )
+        # For sidecars that workers start.
+        os.environ.setdefault("THALWEG_RECONNECT", _RECONNECT_SECONDS)
         addresses, self._node = _nodes.find(nodes, node)
         if min_nodes > len(addresses):
             raise ValueError(f"thalweg: min_nodes is {min_nodes}, of {len(addresses)} nodes")
@@ -90,6 +94,7 @@ class _Runner:
         self._local_rank = int(os.environ.get("LOCAL_RANK", "0"))
         self._plan: Plan | None = None
         self._store: tuple[Address, TCPStore] | None = None  # that this worker serves
+        self._group: dist.ProcessGroup | None = None  # of a membership that has begun
         self._host = addresses[self._node].host
         workers = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         self._standing = Standing(self._node, workers=workers, nodes=",".join(map(str, addresses)))
@@ -97,7 +102,9 @@ class _Runner:
         if self._local_rank == 0:
             seconds = self._settings.timeout
             rules = Rules(len(addresses), min_nodes, seconds, seconds)
-            self._gatherer = FirstWorker(addresses, self._standing, rules, self._open_store)
+            self._gatherer = FirstWorker(
+                addresses, self._standing, rules, self._open_store, self._abort
+            )
         else:
             self._gatherer = FurtherWorker(addresses[self._node])
 
@@ -148,6 +155,7 @@ class _Runner:
         membership = plan.membership(rank)
         state._begin(membership, self._standing.generation, self._gatherer.has_comers)
         self._standing = self._standing._replace(generation=plan.generation, members=plan.nodes)
+        self._group = dist.group.WORLD
         self._gatherer.begin(self._standing)
         if rank == 0:
             took = time.monotonic() - began
@@ -157,12 +165,18 @@ class _Runner:
 
     def _leave(self, state: State) -> None:
         """Ends this worker's part in a membership; that of the others fails, if it has not yet."""
-        state.membership = None
+        state.membership = self._group = None
         ddp.close_all()
         if dist.is_initialized():
             dist.destroy_process_group()
         self._store = None
         gc.collect()  # modules of the last membership hold its gradients
+
+    def _abort(self) -> None:
+        """Ends the wait for a member that has left and, although it is back, takes no part."""
+        group = self._group
+        if group is not None:
+            group.abort()
 
     def _open_store(self) -> Address:
         store = TCPStore(self._host, 0, is_master=True, wait_for_workers=False)

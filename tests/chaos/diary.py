@@ -1,0 +1,128 @@
+"""What the workers of an elastic training have written down, and who of them lived."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+
+@dataclass
+class Living:
+    """Which nodes lived, and when."""
+
+    count: int
+    _noted: list[tuple[float, list[bool]]] = field(default_factory=list)
+
+    def note(self, living: list[bool], at: float) -> None:
+        if not self._noted or self._noted[-1][1] != living:
+            self._noted.append((at, living))
+
+    def seconds(self, begin: float, end: float) -> float:
+        """Returns for how many seconds nodes lived, of all nodes together."""
+        total = 0.0
+        ends = [at for at, _ in self._noted[1:]] + [end]
+        for (at, living), until in zip(self._noted, ends, strict=True):
+            total += sum(living) * max(0.0, min(until, end) - max(at, begin))
+        return total
+
+    def share(self, begin: float, end: float) -> float:
+        return self.seconds(begin, end) / (self.count * (end - begin))
+
+
+@dataclass(frozen=True)
+class _Commit:
+    """A step that a node has committed."""
+
+    node: int
+    at: float
+    step: int
+    generation: int
+    workers: int
+    digest: str
+    loss: float
+
+
+class Diary:
+    """The logs of all nodes, as far as read() has seen them."""
+
+    def __init__(self, logs: list[Path]) -> None:
+        self._logs = logs
+        self._read = [0] * len(logs)
+        self._commits: list[list[_Commit]] = [[] for _ in logs]
+        self._memberships: list[list[int]] = []  # as the first node has seen them
+
+    def read(self) -> None:
+        for node, log in enumerate(self._logs):
+            if not log.exists():
+                continue
+            with log.open("rb") as file:
+                file.seek(self._read[node])
+                text, newline, _ = file.read().rpartition(b"\n")
+            self._read[node] += len(text) + len(newline)
+            for line in text.splitlines():
+                self._add(node, json.loads(line))
+
+    def _add(self, node: int, entry: dict[str, Any]) -> None:
+        if "nodes" not in entry:
+            self._commits[node].append(_Commit(node, **entry))
+        elif node == min(entry["nodes"]):
+            self._memberships.append(entry["nodes"])
+
+    def train_together(self, count: int) -> bool:
+        """Returns whether the last commits are of a membership of so many workers."""
+        last = [commits[-1] for commits in self._commits if commits]
+        return len(last) == count == last[0].workers and len({c.generation for c in last}) == 1
+
+    def last_of(self, node: int) -> float:
+        return self._commits[node][-1].at if self._commits[node] else 0.0
+
+    def longest_gap(self, nodes: set[int], since: float) -> tuple[float, float]:
+        """Returns how long the longest time between two commits of these nodes was, of those that
+        ended later, and when it ended.
+        """
+        times = sorted(commit.at for node in nodes for commit in self._commits[node])
+        return max((b - a, b) for a, b in itertools.pairwise(times) if b > since)
+
+    def rate(self, begin: float, end: float) -> float:
+        """Returns the steps a second, each counted once for every worker that took part."""
+        return sum(s.workers for s in self._steps() if begin < s.at <= end) / (end - begin)
+
+    def share_of(self, living: Living, begin: float, end: float) -> float:
+        """Returns how many of the living nodes took part: each time belongs to the next commit."""
+        took_part = could = 0.0
+        last = begin
+        for step in self._steps():
+            if begin < step.at <= end:
+                lived = living.seconds(last, step.at)
+                took_part += min(step.workers * (step.at - last), lived)
+                could += lived
+                last = step.at
+        return took_part / could
+
+    def losses(self) -> list[float]:
+        """Returns the first node's loss of each step that counts."""
+        return [step.loss for step in self._steps()]
+
+    def memberships(self) -> list[list[int]]:
+        return self._memberships
+
+    def differing(self) -> list[str]:
+        """Returns which steps of a membership did not end in the same weights on all its nodes."""
+        seen: dict[tuple[int, int], set[str]] = {}
+        for commits in self._commits:
+            for commit in commits:
+                seen.setdefault((commit.step, commit.generation), set()).add(commit.digest)
+        return [f"step {key[0]}: {found}" for key, found in seen.items() if len(found) > 1]
+
+    def _steps(self) -> list[_Commit]:
+        """Returns the first commit of each step, of the last membership that did it."""
+        best: dict[int, _Commit] = {}
+        for commits in self._commits:
+            for one in commits:
+                old = best.get(one.step)
+                if old is None or (one.generation, -one.at) > (old.generation, -old.at):
+                    best[one.step] = one
+        return [best[step] for step in sorted(best)]
