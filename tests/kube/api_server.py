@@ -130,16 +130,16 @@ class ApiServer:
         return self.folder / "pki" / "apiserver.crt"
 
     def _await_kind(self, crd: Any, *, served: bool) -> None:
-        """Waits until objects of the kind are served, and until clients can find that out."""
+        """Waits until objects of the kind are served, and described to clients."""
         spec = crd["spec"]
         version, plural = f"{spec['group']}/{spec['versions'][0]['name']}", spec["names"]["plural"]
         self._await(f"/apis/{version}/{plural}", lambda status, _: (status == 200) == served, 30)
 
-        def is_listed(status: int, found: Any) -> bool:
-            kinds = found["resources"] if status == 200 else []
-            return any(kind["name"] == plural for kind in kinds) == served
+        def is_described(status: int, found: Any) -> bool:
+            paths = found["paths"] if status == 200 else ()
+            return any(path.endswith(f"/{plural}") for path in paths) == served
 
-        self._await(f"/apis/{version}", is_listed, 30)
+        self._await(f"/openapi/v3/apis/{version}", is_described, 30)
 
     def _spawn(self, name: str, arguments: str) -> None:
         with (self.folder / f"{name}.log").open("wb") as log:
