@@ -346,7 +346,8 @@ PYBIND11_MODULE(_C, m) {
       .def("status", &thalweg::StatusText)
       .def("has_lost_weights",
            [](const Session& session) { return absl::IsDataLoss(session.status()); })
-      .def("close", &Session::Close, py::call_guard<py::gil_scoped_release>());
+      .def("close", &Session::Close, released)
+      .def("abort", &Session::Abort, released);
   py::class_<thalweg::ShardOffer>(m, "ShardOffer")
       .def(py::init(&thalweg::AskForShard), py::kw_only(), py::arg("sidecar_path"), py::arg("job"),
            py::arg("secret"), py::arg("timeout"))
@@ -365,8 +366,7 @@ PYBIND11_MODULE(_C, m) {
       .def("push", &thalweg::Push, py::arg("gradients"), py::arg("settings"), py::arg("waited"))
       .def("pull", &thalweg::Begin<&thalweg::ServedBucket::Pull>, py::arg("settings"))
       .def("measure", &thalweg::Begin<&thalweg::ServedBucket::Measure>, py::arg("settings"))
-      .def("read", &thalweg::ServedBucket::Read, py::call_guard<py::gil_scoped_release>(),
-           py::arg("slice"))
+      .def("read", &thalweg::ServedBucket::Read, released, py::arg("slice"))
       .def("write", &thalweg::ServedBucket::Write, py::call_guard<py::gil_scoped_release>(),
            py::arg("slice"), py::arg("values"), py::arg("steps"));
   // Its base class is torch's, which must be known by now.

@@ -1,10 +1,10 @@
 """Disturbs an elastic training at random, and says how much it trained meanwhile.
 
-`elastic_chaos.py --seed 1 --seconds 900 [--faults-per-hour 125] [--codec fp16] [--out FILE]` needs
+`elastic_chaos.py --seed 1 --seconds 900 [--faults-per-hour 125] [--codec fp16] [--every 50]` needs
 root, and OMP_NUM_THREADS=1 because it forks workers from a process without other threads. Four
 nodes train; after some undisturbed seconds each fault concerns one of them, and somebody starts
 again at once what has died. Each line says what was done and what came of it; the last ones sum up,
-and FILE gets them as JSON. Exits 1 if weights differ between nodes, or a node does not come back.
+and --out gets them as JSON. Exits 1 if weights differ between nodes, or a node does not come back.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ class Chaos:
             "alive": self.living.share(self.disturbed, self.ended),
             "taking part": of_living,
             "committed": disturbed / calm,
-            "steps a worker and second, undisturbed": calm,
+            "commits of workers a second, undisturbed": calm,
             "losses": self._diary.losses(),
             "memberships": self._diary.memberships(),
             "nodes that differ": self._diary.differing(),
@@ -168,7 +168,10 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     rate = parse_rate(options.rate)
     folder = options.logs or Path(tempfile.mkdtemp(prefix="elastic-"))
     with Lab(hosts, rate) as lab:
-        nodes = [Node(lab, number, folder, options.codec) for number in range(NODES)]
+        nodes = [
+            Node(lab, number, folder, codec=options.codec, every=options.every)
+            for number in range(NODES)
+        ]
         chaos = Chaos(nodes, Network(lab))
         try:
             gap = 3600 / options.faults_per_hour
@@ -206,6 +209,7 @@ def main() -> None:
     parser.add_argument("--calm", type=float, default=20, help="undisturbed seconds before")
     parser.add_argument("--faults-per-hour", type=float, default=125)
     parser.add_argument("--codec", default="fp16")
+    parser.add_argument("--every", type=int, default=0, help="steps between local updates; 0: none")
     parser.add_argument("--rate", default="250mbit", help="of each node's link")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--logs", type=Path, help="an empty folder to keep what nodes write")

@@ -26,12 +26,14 @@ class Node:
     Use it in a process without other threads: workers are forked. Call look() often.
     """
 
-    def __init__(self, lab: Lab, number: int, folder: Path, codec: str) -> None:
+    def __init__(self, lab: Lab, number: int, folder: Path, *, codec: str, every: int) -> None:
+        """The training has that codec, and local updates after `every` steps unless 0."""
         self.host = lab.names[number]
         self.number = number
         self.is_down = False  # nothing is started again
         self.is_cut = False
-        self._lab, self._folder, self._codec = lab, folder, codec
+        self._lab, self._folder = lab, folder
+        self._codec, self._every = codec, every
         self._worker = 0
         self._sidecar: subprocess.Popen[bytes] | None = None
         self._is_stopped = False
@@ -159,7 +161,7 @@ class Node:
             THALWEG_RECONNECT=RECONNECT,
             THALWEG_CODEC=self._codec,
         )
-        elastic_worker.train(self.log, self._folder / "over")
+        elastic_worker.train(self.log, self._folder / "over", self._every)
 
     @property
     def _socket(self) -> str:

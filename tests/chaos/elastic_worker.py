@@ -6,6 +6,7 @@ import hashlib
 import json
 import logging
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -14,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import thalweg.ddp
 import thalweg.elastic
+from thalweg.ps import LocalOptimizer
 
 WIDTH = 256
 BATCH = 32
@@ -26,53 +28,95 @@ def _loss_of(model: torch.nn.Module, samples: torch.Tensor) -> torch.Tensor:
     return loss
 
 
-class _Log:
-    def __init__(self, path: Path) -> None:
-        self._file = path.open("a", encoding="utf-8", buffering=1)
+class _Training:
+    """One worker's. Its log gets a JSON object for each membership and each committed step."""
 
-    def write(self, **entry: object) -> None:
-        self._file.write(json.dumps({**entry, "at": time.monotonic()}) + "\n")
+    def __init__(self, log: Path, until: Path) -> None:
+        torch.manual_seed(3)
+        layers = [torch.nn.Linear(WIDTH, WIDTH), torch.nn.Tanh(), torch.nn.Linear(WIDTH, 1)]
+        self.model = torch.nn.Sequential(*layers)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-3, momentum=0.9)
+        self._data = torch.randn(_SAMPLES, WIDTH, generator=torch.Generator().manual_seed(5)) / 16
+        self._sampler = thalweg.elastic.Sampler(range(_SAMPLES), seed=1)
+        self.state = thalweg.elastic.State(
+            model=self.model, optimizer=self.optimizer, sampler=self._sampler, epoch=0, local=None
+        )
+        self._log = log.open("a", encoding="utf-8", buffering=1)
+        self.state.on_change(lambda membership: self._write(nodes=membership.nodes))
+        self._until = until
+        self._is_over = torch.zeros(1)
+
+    def batches(self) -> Iterator[torch.Tensor]:
+        """Gives batches without end."""
+        while True:
+            self._sampler.set_epoch(self.state.epoch)
+            loader = torch.utils.data.DataLoader(
+                self._data, batch_size=BATCH, sampler=self._sampler
+            )
+            for batch in loader:
+                self._sampler.took(len(batch))  # as soon as the step is committed
+                yield batch
+            self.state.epoch += 1
+
+    def step(
+        self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, batch: torch.Tensor
+    ) -> float:
+        """Returns the loss."""
+        optimizer.zero_grad()
+        loss = _loss_of(model, batch)
+        loss.backward()
+        time.sleep(DEVICE_SECONDS)
+        optimizer.step()
+        return loss.item()
+
+    def commit(self, loss: float) -> bool:
+        """Returns whether all workers end now."""
+        self.state.commit()
+        membership = self.state.membership
+        assert membership is not None
+        weights = torch.cat([p.detach().flatten() for p in self.model.parameters()]).numpy()
+        self._write(
+            step=self.state.commits,
+            generation=membership.generation,
+            workers=membership.world_size,
+            digest=hashlib.sha256(weights.tobytes()).hexdigest()[:16],
+            loss=loss,
+        )
+        self._is_over.fill_(self._until.exists())
+        dist.broadcast(self._is_over, 0)
+        return bool(self._is_over)
+
+    def _write(self, **entry: object) -> None:
+        self._log.write(json.dumps({**entry, "at": time.monotonic()}) + "\n")
 
 
-def train(log: Path, until: Path) -> None:
-    """Trains until there is a file `until`; `log` gets a JSON object for each membership and each
-    committed step, with the moment.
+def train(log: Path, until: Path, every: int) -> None:
+    """Trains until there is a file `until`; with local updates that are exchanged and committed
+    after `every` steps, unless that is 0.
     """
     logging.basicConfig(format="%(asctime)s %(message)s", level=logging.INFO)
-    torch.manual_seed(3)
-    layers = [torch.nn.Linear(WIDTH, WIDTH), torch.nn.Tanh(), torch.nn.Linear(WIDTH, 1)]
-    model = torch.nn.Sequential(*layers)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
-    data = torch.randn(_SAMPLES, WIDTH, generator=torch.Generator().manual_seed(5)) / 16
-    sampler = thalweg.elastic.Sampler(range(_SAMPLES), seed=1)
-    state = thalweg.elastic.State(model=model, optimizer=optimizer, sampler=sampler, epoch=0)
-    entries = _Log(log)
-    state.on_change(lambda membership: entries.write(nodes=membership.nodes))
-    is_over = torch.zeros(1)
+    training = _Training(log, until)
 
     @thalweg.elastic.run
     def run(state: thalweg.elastic.State) -> None:
-        ddp = DistributedDataParallel(model)
+        ddp = DistributedDataParallel(training.model)
         thalweg.ddp.attach(ddp)
-        while True:
-            sampler.set_epoch(state.epoch)
-            for batch in torch.utils.data.DataLoader(data, batch_size=BATCH, sampler=sampler):
-                optimizer.zero_grad()
-                loss = _loss_of(ddp, batch)
-                loss.backward()
-                time.sleep(DEVICE_SECONDS)
-                optimizer.step()
-                sampler.took(len(batch))
-                state.commit()
-                generation, world = state.membership.generation, state.membership.world_size
-                weights = torch.cat([p.detach().flatten() for p in model.parameters()]).numpy()
-                digest = hashlib.sha256(weights.tobytes()).hexdigest()[:16]
-                step = {"step": state.commits, "generation": generation, "workers": world}
-                entries.write(**step, digest=digest, loss=loss.item())
-                is_over.fill_(until.exists())
-                dist.broadcast(is_over, 0)
-                if is_over:
-                    return
-            state.epoch += 1
+        for batch in training.batches():
+            if training.commit(training.step(ddp, training.optimizer, batch)):
+                return
 
-    run(state)
+    @thalweg.elastic.run
+    def run_local(state: thalweg.elastic.State) -> None:
+        optimizer = LocalOptimizer(training.optimizer, every=every)
+        if state.local is not None:
+            optimizer.load_state_dict(state.local)
+        for number, batch in enumerate(training.batches(), start=1):
+            loss = training.step(training.model, optimizer, batch)
+            if number % every:
+                continue
+            state.local = optimizer.state_dict()
+            if training.commit(loss):
+                optimizer.close()
+                return
+
+    (run_local if every else run)(training.state)

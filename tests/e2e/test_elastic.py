@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import elastic_jobs
+import elastic_local_jobs
 import pytest
 import torch
 from harness import DEADLINE, Servers, environment, fork, servers
@@ -31,6 +32,7 @@ class Nodes:
     cluster: Servers
     folder: Path
     addresses: list[str]
+    jobs: Path
     env: dict[str, str] = field(default_factory=dict)
     processes: dict[int, Any] = field(default_factory=dict)
     sidecars: dict[int, Any] = field(default_factory=dict)
@@ -45,7 +47,7 @@ class Nodes:
             "THALWEG_SIDECAR": self.sidecars[node].address,
             "UNTIL": str(self.folder / "over"),
         }
-        argv = [str(JOBS), str(self.log(node))]
+        argv = [str(self.jobs), str(self.log(node))]
         output = self.folder / f"{node}.{len(self.cluster.sidecars)}.txt"
         self.processes[node] = fork(argv, variables, output)
 
@@ -108,12 +110,14 @@ class Nodes:
 
 
 @contextlib.contextmanager
-def training(tmp_path: Path, count: int, env: dict[str, str] | None = None) -> Iterator[Nodes]:
+def training(
+    tmp_path: Path, count: int, env: dict[str, str] | None = None, jobs: Path = JOBS
+) -> Iterator[Nodes]:
     addresses = [f"127.0.0.1:{free_port()}" for _ in range(count)]
     # Nobody waits longer for a shard whose node is lost.
     variables = {"THALWEG_RECONNECT": "2", **(env or {})}
     with servers(env=variables) as cluster:
-        nodes = Nodes(cluster, tmp_path, addresses, variables)
+        nodes = Nodes(cluster, tmp_path, addresses, jobs, variables)
         try:
             for node in range(count):
                 nodes.start(node)
@@ -150,6 +154,55 @@ def check_weights(nodes: Nodes, results: list[list[float]]) -> None:
         steps.append([entry["samples"] for entry in begun if this.items() <= entry.items()])
     assert all(result == results[0] for result in results)
     torch.testing.assert_close(torch.tensor(results[0]), replay(steps), rtol=0, atol=TOLERANCE)
+
+
+def replay_local(nodes: Nodes, exchanges: int) -> torch.Tensor:
+    """Returns the weights of a single process that does, for each worker of each exchange that
+    counts, its steps one after the other; it has the outer optimizer that workers share.
+    """
+    model, _ = elastic_local_jobs.make()
+    steps = [nodes.entries(node, "samples") for node in range(len(nodes.addresses))]
+    outer = elastic_local_jobs.OUTER
+    data = elastic_jobs.inputs()
+    before = elastic_jobs.weights_of(model)
+    velocity = torch.zeros_like(before)
+    for number in range(1, exchanges + 1):
+        these = [[e for e in found if e["step"] == number] for found in steps]
+        last = max(entry["generation"] for found in these for entry in found)
+        mean = torch.zeros_like(before)
+        workers = [[e for e in found if e["generation"] == last] for found in these]
+        workers = [found for found in workers if found]
+        for found in workers:
+            torch.nn.utils.vector_to_parameters(before.clone(), model.parameters())
+            inner = torch.optim.SGD(model.parameters(), lr=elastic_jobs.RATE)
+            for entry in found:
+                inner.zero_grad()
+                elastic_jobs.loss_of(model, data[entry["samples"]]).backward()
+                inner.step()
+            mean += (before - elastic_jobs.weights_of(model)) / len(workers)
+        velocity = outer["momentum"] * velocity + mean
+        before = before - outer["lr"] * (mean + outer["momentum"] * velocity)
+    return before
+
+
+@pytest.mark.parametrize("codec", ["fp32", "int8"])
+def test_local_updates_go_on_without_a_lost_node_and_with_it_when_it_is_back(codec, tmp_path):
+    jobs = Path(elastic_local_jobs.__file__)
+    with training(tmp_path, 3, {"CODEC": codec}, jobs) as nodes:
+        nodes.await_membership([0, 1, 2])
+        nodes.kill(1)
+        nodes.await_membership([0, 2])
+        nodes.start(1)
+        nodes.await_membership([0, 1, 2])
+        results = nodes.finish()
+    assert results[0] == results[1] == results[2]
+    done = [entry for node in range(3) for entry in nodes.entries(node, "digest")]
+    for entry in done:
+        this = {key: entry[key] for key in ("step", "generation")}
+        assert len({other["digest"] for other in done if this.items() <= other.items()}) == 1
+    if codec == "fp32":
+        weights = replay_local(nodes, max(entry["step"] for entry in done))
+        torch.testing.assert_close(torch.tensor(results[0]), weights, rtol=0, atol=TOLERANCE)
 
 
 @pytest.mark.parametrize("lost", [2, 0])

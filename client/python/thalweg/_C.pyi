@@ -207,6 +207,9 @@ class Session:
     def close(self) -> None:
         """Leaves the job; buckets in flight fail. May be called again."""
 
+    def abort(self) -> None:
+        """Fails the job for all its workers at once, whatever they wait for."""
+
 def read_snapshot_header(path: str) -> dict[str, Any]:
     """Returns what a file of a snapshot (docs/snapshots.md) says of itself: job, identity in
     hexadecimal, branch, step, shard, num_shards, and the description of each bucket, by its three

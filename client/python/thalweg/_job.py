@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import secrets
 import socket
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -20,6 +21,8 @@ _NO_HOSTS = (
     "nodes are to host shards (THALWEG_LOCAL_SHARDS is 1), but the job is to go on when one is "
     "lost (THALWEG_MIN_NODES): leave one of them out"
 )
+
+_sessions: weakref.WeakSet[_C.Session] = weakref.WeakSet()
 
 
 @dataclass(frozen=True)
@@ -153,7 +156,7 @@ def _connect(
     if leaders_only and place.local_rank != 0:
         return None
     try:
-        return _C.Session(
+        session = _C.Session(
             sidecar_path=sidecar,
             job=first.job,
             rank=place.node if leaders_only else place.ranks[place.local_rank],
@@ -176,3 +179,11 @@ def _connect(
     except ConnectionError as error:
         text = f"{error}{_shards.question(str(error))}"
         raise type(error)(f"{text}{shards.hint(text, place.node)}") from None
+    _sessions.add(session)
+    return session
+
+
+def abort_all() -> None:
+    """Fails all jobs that this process has joined, for all their workers. Thread-safe."""
+    for session in list(_sessions):
+        session.abort()

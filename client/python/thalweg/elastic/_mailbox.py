@@ -60,7 +60,7 @@ class Mailbox:
         self, address: Address, standing: Standing, on_left: Callable[[], None] = lambda: None
     ) -> None:
         """Calls `on_left` on a thread of its own, perhaps again, when a member of the membership
-        in which this node trains waits for another one.
+        in which this node trains waits for another one; it must call nothing here.
         """
         self._lock = threading.Lock()
         self._standing = standing
@@ -120,10 +120,10 @@ class Mailbox:
 
     def answer(self, asked: Mapping[str, Any]) -> dict[str, Any]:
         """Returns what a node or a worker of this node gets."""
-        if self._has_left(asked):
-            self._on_left()
         with self._lock:
             plan = self._plan
+            if self._has_left(asked):
+                self._on_left()
             if "after" in asked:  # a worker of this node
                 plan = self._for_workers
                 is_new = plan is not None and plan.name != asked["after"]
@@ -141,12 +141,11 @@ class Mailbox:
 
     def _has_left(self, asked: Mapping[str, Any]) -> bool:
         """Returns whether a member waits for another plan than that by which this node trains."""
-        with self._lock:
-            ours, plan = self._standing, self._plan
-            if plan is None or ours.question or ours.has_finished:
-                return False  # this node does not train
-            is_member = "question" in asked and asked.get("node") in ours.members
-            return is_member and asked["question"] not in plan.questions
+        ours, plan = self._standing, self._plan
+        if plan is None or ours.question or ours.has_finished:
+            return False  # this node does not train
+        is_member = "question" in asked and asked.get("node") in ours.members
+        return is_member and asked["question"] not in plan.questions
 
 
 def look_at(address: Address) -> Standing | None:

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 from torch.distributed.constants import default_pg_timeout
 
-from thalweg import _config, ddp
+from thalweg import _config, _job, ddp
 from thalweg.elastic import _nodes
 from thalweg.elastic._gathering import Finished, FirstWorker, FurtherWorker
 from thalweg.elastic._mailbox import Plan
@@ -94,7 +94,6 @@ class _Runner:
         self._local_rank = int(os.environ.get("LOCAL_RANK", "0"))
         self._plan: Plan | None = None
         self._store: tuple[Address, TCPStore] | None = None  # that this worker serves
-        self._group: dist.ProcessGroup | None = None  # of a membership that has begun
         self._host = addresses[self._node].host
         workers = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         self._standing = Standing(self._node, workers=workers, nodes=",".join(map(str, addresses)))
@@ -103,7 +102,7 @@ class _Runner:
             seconds = self._settings.timeout
             rules = Rules(len(addresses), min_nodes, seconds, seconds)
             self._gatherer = FirstWorker(
-                addresses, self._standing, rules, self._open_store, self._abort
+                addresses, self._standing, rules, self._open_store, _job.abort_all
             )
         else:
             self._gatherer = FurtherWorker(addresses[self._node])
@@ -155,7 +154,6 @@ class _Runner:
         membership = plan.membership(rank)
         state._begin(membership, self._standing.generation, self._gatherer.has_comers)
         self._standing = self._standing._replace(generation=plan.generation, members=plan.nodes)
-        self._group = dist.group.WORLD
         self._gatherer.begin(self._standing)
         if rank == 0:
             took = time.monotonic() - began
@@ -165,18 +163,12 @@ class _Runner:
 
     def _leave(self, state: State) -> None:
         """Ends this worker's part in a membership; that of the others fails, if it has not yet."""
-        state.membership = self._group = None
+        state.membership = None
         ddp.close_all()
         if dist.is_initialized():
             dist.destroy_process_group()
         self._store = None
         gc.collect()  # modules of the last membership hold its gradients
-
-    def _abort(self) -> None:
-        """Ends the wait for a member that has left and, although it is back, takes no part."""
-        group = self._group
-        if group is not None:
-            group.abort()
 
     def _open_store(self) -> Address:
         store = TCPStore(self._host, 0, is_master=True, wait_for_workers=False)
