@@ -1,8 +1,10 @@
 #include "client/core/session.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "client/core/connects.h"
 #include "client/core/fork_guard.h"
 #include "client/core/ipc_path.h"
 #include "client/core/pinned_path.h"
@@ -150,9 +152,20 @@ class ForkSafeSession : public Session {
   const ForkGuard guard_;  // destroyed before impl_
 };
 
+// How long CancelConnects may take.
+constexpr Duration kLookAtCancelled = std::chrono::milliseconds(100);
+
 absl::StatusOr<ipc::Welcome> AwaitWelcome(Connection& connection, const SessionOptions& options,
                                           TimePoint deadline) {
-  auto received = connection.Receive(deadline);
+  const uint64_t cancelled = CancelledConnects();
+  absl::StatusOr<Received> received;
+  do {
+    received = connection.Receive(std::min(deadline, Now() + kLookAtCancelled));
+    if (CancelledConnects() != cancelled) {
+      return absl::CancelledError(absl::StrCat("job '", options.job, "': rank ", options.rank,
+                                               " does not wait for the others any more"));
+    }
+  } while (absl::IsDeadlineExceeded(received.status()) && Now() < deadline);
   if (absl::IsDeadlineExceeded(received.status())) {
     return absl::DeadlineExceededError(absl::StrCat(
         "job '", options.job, "': the sidecar at ", options.sidecar_path, " did not admit rank ",

@@ -1,5 +1,4 @@
-// This is the extension module thalweg._C: a Session and fused optimizers for Python. _C.pyi states
-// its contract in Python terms.
+// This is the extension module thalweg._C, whose contract _C.pyi states in Python terms.
 #include <c10/core/DeviceGuard.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
@@ -19,6 +18,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "client/core/completions.h"
+#include "client/core/connects.h"
 #include "client/core/patience.h"
 #include "client/core/process_trace.h"
 #include "client/core/session.h"
@@ -348,6 +348,7 @@ PYBIND11_MODULE(_C, m) {
            [](const Session& session) { return absl::IsDataLoss(session.status()); })
       .def("close", &Session::Close, released)
       .def("abort", &Session::Abort, released);
+  m.def("cancel_connects", &thalweg::CancelConnects);
   py::class_<thalweg::ShardOffer>(m, "ShardOffer")
       .def(py::init(&thalweg::AskForShard), py::kw_only(), py::arg("sidecar_path"), py::arg("job"),
            py::arg("secret"), py::arg("timeout"))
@@ -367,8 +368,8 @@ PYBIND11_MODULE(_C, m) {
       .def("pull", &thalweg::Begin<&thalweg::ServedBucket::Pull>, py::arg("settings"))
       .def("measure", &thalweg::Begin<&thalweg::ServedBucket::Measure>, py::arg("settings"))
       .def("read", &thalweg::ServedBucket::Read, released, py::arg("slice"))
-      .def("write", &thalweg::ServedBucket::Write, py::call_guard<py::gil_scoped_release>(),
-           py::arg("slice"), py::arg("values"), py::arg("steps"));
+      .def("write", &thalweg::ServedBucket::Write, released, py::arg("slice"), py::arg("values"),
+           py::arg("steps"));
   // Its base class is torch's, which must be known by now.
   py::module_::import("torch._C._distributed_c10d");
   using thalweg::ProcessGroup;
@@ -392,8 +393,7 @@ PYBIND11_MODULE(_C, m) {
       .def(py::init<const std::vector<std::pair<int64_t, int64_t>>&>(), py::arg("tensors"))
       .def("encode", &Int8Blocks::Encode, py::call_guard<py::gil_scoped_release>(), py::arg("rows"),
            py::arg("residual").none(true), py::arg("bytes"))
-      .def("decode", &Int8Blocks::Decode, py::call_guard<py::gil_scoped_release>(),
-           py::arg("bytes"), py::arg("rows"));
+      .def("decode", &Int8Blocks::Decode, released, py::arg("bytes"), py::arg("rows"));
   thalweg::DefineOptim(m);
   thalweg::DefineSnapshots(m);
   thalweg::DefineDeviceOptim(m);

@@ -278,8 +278,18 @@ std::unique_ptr<Aggregator::Hosting> Aggregator::Host(const std::string& job,
 }
 
 Aggregator::Hosting::~Hosting() {
-  MutexLock lock(shard_.mutex_);
-  shard_.invited_.erase(invitation_);
+  std::shared_ptr<Job> uninvited;
+  {
+    MutexLock lock(shard_.mutex_);
+    const JobId id = *invitation_;
+    shard_.invited_.erase(invitation_);
+    const auto job = shard_.jobs_.find(id);
+    if (job != shard_.jobs_.end() && !shard_.invited_.contains(id)) uninvited = job->second;
+  }
+  if (uninvited != nullptr) {
+    uninvited->FailUnlessBegun(
+        absl::AbortedError("the workers of a node that is to host a shard are gone"));
+  }
 }
 
 void Aggregator::Vacate(const Seat& seat, const absl::Status& reason) {

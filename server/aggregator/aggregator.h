@@ -49,7 +49,8 @@ class Aggregator : public ServedShard {
     SnapshotWriter* snapshots = nullptr;  // none are kept when null; must outlive the aggregator
   };
 
-  // A Hosting invites nodes to a job until it is destroyed. Nodes that have joined by then stay.
+  // A Hosting invites nodes to a job until it is destroyed. A job that has begun by then goes on;
+  // one whose nodes still wait for each other fails.
   class Hosting {
    public:
     ~Hosting();

@@ -8,6 +8,7 @@
 #include <memory>
 #include <sstream>
 #include <string>
+#include <thread>
 #include <utility>
 
 #include "core/base/testing/test_patience.h"
@@ -81,6 +82,18 @@ TEST_F(HostingTest, JobGoesOnWhenItsHostingHasEndedAndTakesNobodyIn) {
       (*member)->Contribute({{{0, 0}, 0, 1}, epoch, WireFormat::kFloat32, 1, payload}).ok());
   EXPECT_EQ(sink_->results.size(), 1u);
   EXPECT_TRUE(sink_->failures.empty());
+}
+
+TEST_F(HostingTest, NodesThatWaitForOthersAreToldWhenTheHostingHasEnded) {
+  auto hosting = shard_.Host("job", "id");
+  absl::Status waited;
+  {
+    const Thread node("node", [&] { waited = Join(Request("job", "id", 0, 2)).status(); });
+    while (shard_.num_jobs() == 0) std::this_thread::yield();
+    hosting.reset();
+  }
+  EXPECT_EQ(waited.code(), absl::StatusCode::kAborted) << waited;
+  EXPECT_THAT(std::string(waited.message()), HasSubstr("are gone"));
 }
 
 TEST_F(HostingTest, JobIsHostedUntilTheLastOfItsHostingsEnds) {

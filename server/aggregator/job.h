@@ -122,6 +122,8 @@ class Job {
   // Fails the job when a round, a lease or the wait for its nodes has timed out.
   void Tick(TimePoint now);
   void Fail(const absl::Status& reason);
+  // Fails it if nodes are still missing, and answers those that wait for them. (job_terms.cc)
+  void FailUnlessBegun(const absl::Status& reason);
 
  private:
   // Formats that send indices beside elements take up to twice a chunk's bytes.

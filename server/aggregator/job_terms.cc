@@ -46,6 +46,15 @@ void Job::AnswerWaiting(TimePoint now) {
   for (const Waiting& waiting : answered) waiting.done(answer);
 }
 
+void Job::FailUnlessBegun(const absl::Status& reason) {
+  {
+    MutexLock lock(mutex_);
+    if (members_.IsComplete()) return;
+    FailLocked(reason);
+  }
+  AnswerWaiting(Now());
+}
+
 void Job::LearnLocked(const JoinRequest& request) {
   const LinkSpeed& link = request.link;
   const bool slower =

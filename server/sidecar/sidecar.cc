@@ -276,7 +276,10 @@ Sidecar::Connections Sidecar::Reap() {
   }
   // Both join threads, which may need the lock.
   ended.clear();
-  for (const Entry& entry : over) entry.job->Stop();
+  for (Entry& entry : over) {
+    entry.shards.invitation.reset();  // else it would wait here for nodes that have not joined
+    entry.job->Stop();
+  }
   over.clear();
   context_.shards.Prune();
   return connections;
@@ -288,17 +291,20 @@ void Sidecar::StopAccepting() {
 }
 
 void Sidecar::Stop(const absl::Status& why) {
-  std::vector<std::shared_ptr<NodeJob>> jobs;
+  std::vector<Entry> jobs;
   {
     MutexLock lock(mutex_);
     stopping_ = true;
-    for (const auto& [name, entry] : jobs_) jobs.push_back(entry.job);
+    for (auto& [name, entry] : jobs_) {
+      jobs.push_back({entry.job, {{}, nullptr, std::exchange(entry.shards.invitation, nullptr)}});
+    }
     changed_.NotifyAll();
   }
   StopAccepting();
-  for (const auto& job : jobs) {
-    job->Fail(why);
-    job->Stop();  // after it has told its workers why
+  for (Entry& entry : jobs) {
+    entry.job->Fail(why);
+    entry.shards.invitation.reset();  // as in Reap
+    entry.job->Stop();                // after it has told its workers why
   }
   MutexLock lock(mutex_);
   for (Reader& reader : readers_) reader.connection->Shutdown();

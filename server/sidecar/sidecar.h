@@ -63,7 +63,8 @@ class Sidecar {
   struct Entry {
     // The ownership is shared: readers and shards' sinks use a job while the table removes it.
     std::shared_ptr<NodeJob> job;
-    ShardDirectory::JobShards shards;  // released after the job has been stopped
+    // The invitation is released before the job is stopped, and the rest afterwards.
+    ShardDirectory::JobShards shards;
   };
 
   Sidecar(const Options& options, MetricRegistry& registry);

@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import thalweg.ddp
 import thalweg.elastic
+from thalweg import _job
 
 SAMPLES = 96
 BATCH = 4
@@ -53,7 +54,18 @@ class Log:
             file.write(json.dumps(entry) + "\n")
 
 
+def die_while_it_begins(where: str) -> None:
+    """Lets this process end in its first membership: before its nodes meet, or when they have met
+    and connect to the shards.
+    """
+    if where == "meets":
+        dist.init_process_group = lambda *_, **__: os._exit(9)
+    elif where == "connects":
+        _job._connect = lambda *_: os._exit(9)
+
+
 def main() -> None:
+    die_while_it_begins(os.environ.get("DIES_WHEN_IT", ""))
     log = Log(sys.argv[1])
     torch.set_num_threads(1)
     model, optimizer = make()

@@ -37,8 +37,8 @@ class Nodes:
     processes: dict[int, Any] = field(default_factory=dict)
     sidecars: dict[int, Any] = field(default_factory=dict)
 
-    def start(self, node: int) -> None:
-        """Starts a node, perhaps again."""
+    def start(self, node: int, **env: str) -> None:
+        """Starts a node, perhaps again; `env` has variables for this start."""
         self.sidecars[node] = self.cluster.add_sidecar("--shard-listen", "127.0.0.1:0")
         variables = environment(self.cluster.folder) | self.env
         variables |= {
@@ -46,6 +46,7 @@ class Nodes:
             "THALWEG_ELASTIC_NODE": str(node),
             "THALWEG_SIDECAR": self.sidecars[node].address,
             "UNTIL": str(self.folder / "over"),
+            **env,
         }
         argv = [str(self.jobs), str(self.log(node))]
         output = self.folder / f"{node}.{len(self.cluster.sidecars)}.txt"
@@ -222,6 +223,24 @@ def test_training_goes_on_without_a_lost_node_and_with_it_when_it_is_back(lost, 
     check_weights(nodes, results)
     memberships = [entry["membership"] for entry in nodes.entries(others[0], "membership")]
     assert [(found[2], found[3]) for found in memberships[-2:]] == [([lost], []), ([], [lost])]
+
+
+@pytest.mark.parametrize("where", ["meets", "connects"])
+def test_node_that_dies_while_a_membership_begins_is_not_waited_for(where, tmp_path):
+    # Only who looks at the others hears of it sooner than the test waits.
+    with training(tmp_path, 3, {"THALWEG_TIMEOUT": "300"}) as nodes:
+        nodes.await_membership([0, 1, 2])
+        nodes.kill(1)
+        nodes.await_membership([0, 2])
+        nodes.start(1, DIES_WHEN_IT=where)
+        nodes.await_that(lambda: nodes.processes[1].poll() == 9)
+        nodes.await_membership([0, 2])
+        nodes.kill(1)
+        nodes.start(1)
+        nodes.await_membership([0, 1, 2])
+        results = nodes.finish()
+    check_weights(nodes, results)
+    assert "does not begin it" in nodes.output
 
 
 def test_too_few_nodes_wait_for_the_others_and_keep_what_they_have(tmp_path):

@@ -101,6 +101,7 @@ class ApiServer:
             method=method,
             headers={
                 "Authorization": f"Bearer {self._token}",
+                "Accept": "application/json",
                 "Content-Type": f"application/{kind}",
             },
         )

@@ -210,6 +210,9 @@ class Session:
     def abort(self) -> None:
         """Fails the job for all its workers at once, whatever they wait for."""
 
+def cancel_connects() -> None:
+    """Ends all calls of Session() that wait for other workers: they raise RuntimeError."""
+
 def read_snapshot_header(path: str) -> dict[str, Any]:
     """Returns what a file of a snapshot (docs/snapshots.md) says of itself: job, identity in
     hexadecimal, branch, step, shard, num_shards, and the description of each bucket, by its three

@@ -184,6 +184,10 @@ def _connect(
 
 
 def abort_all() -> None:
-    """Fails all jobs that this process has joined, for all their workers. Thread-safe."""
+    """Fails all jobs that this process has joined or is joining, for all their workers.
+
+    Thread-safe.
+    """
+    _C.cancel_connects()
     for session in list(_sessions):
         session.abort()

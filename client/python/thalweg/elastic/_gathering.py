@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import secrets
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 
 from thalweg.elastic import _mailbox, _quorum
 from thalweg.elastic._mailbox import Mailbox, Plan
@@ -14,6 +17,8 @@ from thalweg.elastic._nodes import Address
 from thalweg.elastic._quorum import Rules, Standing
 
 _POLL_SECONDS = 0.05
+_WATCH_SECONDS = 0.5
+_MISSES = 3  # looks in a row at which a node of a plan is not there
 _GONE_SECONDS = 5.0  # this node's first worker does not answer for so long: it has gone
 _SAY_SECONDS = 10.0
 
@@ -77,6 +82,20 @@ class FirstWorker:
             time.sleep(_POLL_SECONDS)
         raise TimeoutError(f"thalweg: no membership within {seconds:g} s: {why}")
 
+    @contextlib.contextmanager
+    def guard(self, plan: Plan, give_up: Callable[[], None]) -> Iterator[None]:
+        """Calls `give_up`, on another thread, when a node of `plan` is lost while it begins."""
+        is_over = threading.Event()
+        watcher = threading.Thread(
+            target=self._watch, args=(plan, give_up, is_over), name="thw-watch", daemon=True
+        )
+        watcher.start()
+        try:
+            yield
+        finally:
+            is_over.set()
+            watcher.join()
+
     def begin(self, standing: Standing) -> None:
         """Says that this node trains in the membership of `standing`."""
         self._mailbox.set_standing(standing)
@@ -98,6 +117,17 @@ class FirstWorker:
     def close(self) -> None:
         self._mailbox.close()
         self._lookers.shutdown(wait=False, cancel_futures=True)
+
+    def _watch(self, plan: Plan, give_up: Callable[[], None], is_over: threading.Event) -> None:
+        missed = 0
+        while not is_over.wait(_WATCH_SECONDS):
+            seen = self._look()
+            others = [node for node in plan.nodes if node != self._node]
+            missed = 0 if all(plan.holds(node, seen.get(node)) for node in others) else missed + 1
+            if missed == _MISSES:
+                _log.warning("elastic: a node of membership %d does not begin it", plan.generation)
+                give_up()
+                return
 
     def _look(self) -> dict[int, Standing]:
         others = [number for number in range(len(self._addresses)) if number != self._node]
@@ -159,6 +189,11 @@ class FurtherWorker:
         raise TimeoutError(
             f"thalweg: this node's first worker has had no membership within {seconds:g} s"
         )
+
+    def guard(self, plan: Plan, give_up: Callable[[], None]) -> AbstractContextManager[None]:
+        """Does nothing: first workers look at each other."""
+        del plan, give_up
+        return contextlib.nullcontext()
 
     def begin(self, standing: Standing) -> None:
         """Does nothing: the first worker says it."""

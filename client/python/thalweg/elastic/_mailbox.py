@@ -48,6 +48,13 @@ class Plan(NamedTuple):
     def world_size(self) -> int:
         return sum(self.workers)
 
+    def holds(self, node: int, seen: Standing | None) -> bool:
+        """Returns whether a node that says this of itself begins the membership, or has done so."""
+        if seen is None:
+            return False
+        question = self.questions[self.nodes.index(node)]
+        return seen.generation >= self.generation or seen.question == question
+
     def first_rank(self, node: int) -> int:
         """Returns the rank of a node's first worker."""
         return sum(self.workers[: self.nodes.index(node)])

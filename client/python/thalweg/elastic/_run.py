@@ -93,7 +93,7 @@ class _Runner:
         self._settings = _config.Config.from_env()
         self._local_rank = int(os.environ.get("LOCAL_RANK", "0"))
         self._plan: Plan | None = None
-        self._store: tuple[Address, TCPStore] | None = None  # that this worker serves
+        self._store: TCPStore | None = None  # that this worker serves
         self._host = addresses[self._node].host
         workers = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         self._standing = Standing(self._node, workers=workers, nodes=",".join(map(str, addresses)))
@@ -144,13 +144,14 @@ class _Runner:
         self._plan = plan
         rank = plan.first_rank(self._node) + self._local_rank
         os.environ.update(RANK=str(rank), WORLD_SIZE=str(plan.world_size))
-        dist.init_process_group(
-            self._backend,
-            store=PrefixStore(plan.name, self._store_of(plan)),
-            rank=rank,
-            world_size=plan.world_size,
-            timeout=timedelta(seconds=self._settings.step_timeout or _GROUP_SECONDS),
-        )
+        with self._gatherer.guard(plan, self._give_up):
+            dist.init_process_group(
+                self._backend,
+                store=PrefixStore(plan.name, self._store_of(plan)),
+                rank=rank,
+                world_size=plan.world_size,
+                timeout=timedelta(seconds=self._settings.step_timeout or _GROUP_SECONDS),
+            )
         membership = plan.membership(rank)
         state._begin(membership, self._standing.generation, self._gatherer.has_comers)
         self._standing = self._standing._replace(generation=plan.generation, members=plan.nodes)
@@ -167,17 +168,23 @@ class _Runner:
         ddp.close_all()
         if dist.is_initialized():
             dist.destroy_process_group()
-        self._store = None
+        self._close_store()
         gc.collect()  # modules of the last membership hold its gradients
 
     def _open_store(self) -> Address:
-        store = TCPStore(self._host, 0, is_master=True, wait_for_workers=False)
-        address = Address(self._host, store.port)
-        self._store = address, store
-        return address
+        """Starts a store for a membership's workers, this one among them, to meet."""
+        self._store = TCPStore(self._host, 0, is_master=True, wait_for_workers=False)
+        return Address(self._host, self._store.port)
+
+    def _give_up(self) -> None:
+        """Ends this worker's wait for others that are to begin a membership, and so theirs."""
+        self._close_store()
+        _job.abort_all()
+
+    def _close_store(self) -> None:
+        """Ends all waits for what others put into the store that this worker has opened."""
+        self._store = None
 
     def _store_of(self, plan: Plan) -> TCPStore:
-        if self._store is not None and self._store[0] == plan.store:
-            return self._store[1]
         seconds = timedelta(seconds=self._settings.timeout)
         return TCPStore(plan.store.host, plan.store.port, is_master=False, timeout=seconds)
