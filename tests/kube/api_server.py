@@ -136,8 +136,9 @@ class ApiServer:
         version, plural = f"{spec['group']}/{spec['versions'][0]['name']}", spec["names"]["plural"]
         self._await(f"/apis/{version}/{plural}", lambda status, _: (status == 200) == served, 30)
 
-        def is_described(status: int, found: Any) -> bool:
-            paths = found["paths"] if status == 200 else ()
+        def is_described(_: int, found: Any) -> bool:
+            # Of a group that has gone the description is empty for a while.
+            paths = found.get("paths", ()) if isinstance(found, dict) else ()
             return any(path.endswith(f"/{plural}") for path in paths) == served
 
         self._await(f"/openapi/v3/apis/{version}", is_described, 30)
