@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import secrets
 import socket
+import threading
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ _NO_HOSTS = (
 )
 
 _sessions: weakref.WeakSet[_C.Session] = weakref.WeakSet()
+_sessions_lock = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -179,7 +181,8 @@ def _connect(
     except ConnectionError as error:
         text = f"{error}{_shards.question(str(error))}"
         raise type(error)(f"{text}{shards.hint(text, place.node)}") from None
-    _sessions.add(session)
+    with _sessions_lock:
+        _sessions.add(session)
     return session
 
 
@@ -189,5 +192,7 @@ def abort_all() -> None:
     Thread-safe.
     """
     _C.cancel_connects()
-    for session in list(_sessions):
+    with _sessions_lock:
+        sessions = list(_sessions)
+    for session in sessions:
         session.abort()
