@@ -155,9 +155,9 @@ class ForkSafeSession : public Session {
 // How long CancelConnects may take.
 constexpr Duration kLookAtCancelled = std::chrono::milliseconds(100);
 
+// `cancelled`: CancelledConnects() when the call began.
 absl::StatusOr<ipc::Welcome> AwaitWelcome(Connection& connection, const SessionOptions& options,
-                                          TimePoint deadline) {
-  const uint64_t cancelled = CancelledConnects();
+                                          uint64_t cancelled, TimePoint deadline) {
   absl::StatusOr<Received> received;
   do {
     received = connection.Receive(std::min(deadline, Now() + kLookAtCancelled));
@@ -199,6 +199,7 @@ absl::StatusOr<ipc::Welcome> AwaitWelcome(Connection& connection, const SessionO
 
 absl::StatusOr<std::unique_ptr<Session>> Session::Connect(const SessionOptions& options) {
   const TimePoint deadline = Now() + options.timeout;
+  const uint64_t cancelled = CancelledConnects();
   ipc::Hello hello = MakeHello(options);
   std::unique_ptr<DevicePath> pinned;
   std::unique_ptr<DevicePath> ipc;
@@ -215,7 +216,7 @@ absl::StatusOr<std::unique_ptr<Session>> Session::Connect(const SessionOptions& 
                            Connection::Connect(options.sidecar_path, deadline));
   THALWEG_RETURN_IF_ERROR(connection->Send(hello));
   THALWEG_ASSIGN_OR_RETURN(const ipc::Welcome welcome,
-                           AwaitWelcome(*connection, options, deadline));
+                           AwaitWelcome(*connection, options, cancelled, deadline));
   std::unique_ptr<DevicePath> path = std::move(welcome.path == GradientPath::kIpc ? ipc : pinned);
   if (welcome.path != (path == nullptr ? GradientPath::kCpu : path->path())) {
     return absl::InvalidArgumentError(absl::StrCat("the sidecar asks for gradients by the path ",

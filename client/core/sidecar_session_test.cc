@@ -11,6 +11,9 @@
 #include <utility>
 #include <vector>
 
+#include "client/core/connects.h"
+#include "core/ipc/listener.h"
+
 namespace thalweg {
 namespace {
 
@@ -92,6 +95,33 @@ TEST_F(SidecarSessionTest, LastWordsOfASidecarAreTheReasonHoweverItsEndIsNoticed
     Begin([&](absl::Status status) { outcome.set_value(std::move(status)); });
     ASSERT_EQ(outcome.get_future().get(), absl::AbortedError("the reason"));
   }
+}
+
+TEST_F(SidecarSessionTest, AbortTellsTheSidecarAndEndsWhatIsInFlight) {
+  MakeGroup();
+  std::promise<absl::Status> outcome;
+  Begin([&](absl::Status status) { outcome.set_value(std::move(status)); });
+  ASSERT_TRUE(Next<ipc::Collect>().has_value());
+  session_->Abort();
+  EXPECT_EQ(outcome.get_future().get().code(), absl::StatusCode::kCancelled);
+  const auto told = Next<ipc::Fail>();
+  ASSERT_TRUE(told.has_value());
+  EXPECT_EQ(told->code, absl::StatusCode::kAborted);
+}
+
+TEST(SessionConnectTest, CancelledConnectDoesNotWaitForTheOthers) {
+  SessionOptions options;
+  options.job = "job";
+  options.sidecar_path = ::testing::TempDir() + "session_connect.sock";
+  options.timeout = kPatience;
+  const auto listener = Listener::Bind(options.sidecar_path);
+  ASSERT_TRUE(listener.ok()) << listener.status();
+  auto outcome = std::async(std::launch::async, [&] { return Session::Connect(options).status(); });
+  const auto connection = (*listener)->Accept();
+  ASSERT_TRUE(connection.ok()) << connection.status();
+  ASSERT_TRUE((*connection)->Receive(Now() + kPatience).ok());
+  CancelConnects();
+  EXPECT_EQ(outcome.get().code(), absl::StatusCode::kCancelled);
 }
 
 TEST_F(SidecarSessionTest, CollectivesOfAGroupAreFinishedInTheOrderInWhichTheyBegan) {
