@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -79,12 +80,14 @@ class Diary:
     def last_of(self, node: int) -> float:
         return self._commits[node][-1].at if self._commits[node] else 0.0
 
-    def longest_gap(self, nodes: set[int], since: float) -> tuple[float, float]:
+    def longest_gap(
+        self, nodes: set[int], since: float, begun_by: float = math.inf
+    ) -> tuple[float, float]:
         """Returns how long the longest time between two commits of these nodes was, of those that
-        ended later, and when it ended.
+        began by a moment and ended after another one, and when it ended.
         """
         times = sorted(commit.at for node in nodes for commit in self._commits[node])
-        return max((b - a, b) for a, b in itertools.pairwise(times) if b > since)
+        return max((b - a, b) for a, b in itertools.pairwise(times) if a < begun_by and b > since)
 
     def rate(self, begin: float, end: float) -> float:
         """Returns the steps a second, each counted once for every worker that took part."""

@@ -33,6 +33,7 @@ NODES = 4
 LASTS = (0.5, 5.0)  # seconds: a node is down, stopped or cut off
 GIVE_UP = 90.0  # seconds: a node that is not back then will not come
 KINDS = ("worker killed", "sidecar killed", "node killed", "node stopped", "link cut")
+_SOON = 0.5  # seconds: a victim that has not noticed yet may still commit
 _POLL = 0.02
 
 
@@ -82,7 +83,8 @@ class Chaos:
             self._train(fault.at + rng.uniform(0.5, 1.5) * gap - time.monotonic())
             others = {*range(NODES)} - {fault.node}
             fault.pause, _ = self._diary.longest_gap(others, fault.at)
-            fault.back = self._diary.longest_gap({fault.node}, fault.free)[1] - fault.free
+            own = self._diary.longest_gap({fault.node}, fault.free, begun_by=fault.free + _SOON)
+            fault.back = own[1] - fault.free
             print(f"{fault}: pause {fault.pause:.2f} s, back in {fault.back:.2f} s", flush=True)
             self.faults.append(fault)
         self.ended = time.monotonic()

@@ -45,3 +45,4 @@ def test_longest_gap_is_that_of_all_nodes_together(tmp_path):
     found = diary(tmp_path, [(1.0, 1, 1, 2, "a"), (6.0, 3, 2, 2, "b")], [(3.0, 2, 2, 2, "c")])
     assert found.longest_gap({0, 1}, 2.0) == (3.0, 6.0)
     assert found.longest_gap({0}, 2.0) == (5.0, 6.0)
+    assert found.longest_gap({0, 1}, 0.0, begun_by=2.0) == (2.0, 3.0)

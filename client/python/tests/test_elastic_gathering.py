@@ -120,6 +120,13 @@ def test_membership_ends_at_once_when_a_member_comes_back_to_the_leader(cluster)
     assert not cluster.aborted[0].is_set()
 
 
+def test_members_hear_at_once_that_the_leader_has_left(cluster):
+    cluster.gather(0, 1, 2)
+    again = cluster.begin_to_gather(0)
+    assert all(cluster.aborted[node].wait(SECONDS) for node in (1, 2))
+    assert cluster.begin_to_gather(1, 2)[1].result(SECONDS) == again[0].result(SECONDS)
+
+
 def test_single_node_of_three_waits_and_says_why(cluster):
     cluster.close(1)
     cluster.close(2)

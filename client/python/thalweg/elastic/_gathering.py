@@ -55,6 +55,8 @@ class FirstWorker:
         del last  # the leader makes no plan twice
         asking = standing._replace(question=secrets.token_hex(8))
         self._mailbox.set_standing(asking)
+        for node in {*standing.members} - {self._node}:  # they need not wait for this one
+            self._lookers.submit(_mailbox.come_to, self._addresses[node], asking)
         began = said = time.monotonic()
         led_since: float | None = None
         why = ""
