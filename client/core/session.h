@@ -137,8 +137,8 @@ class Session {
   virtual void Exchange(PeerCall call, std::function<void(absl::Status)> done) = 0;
 
   virtual std::shared_ptr<DeviceRuntime> device() const = 0;  // of SessionOptions
-  virtual absl::Status status() const = 0;  // OK, or why the session has failed
-  virtual SessionStats stats() const = 0;   // since Connect
+  virtual absl::Status status() const = 0;                    // OK, or why the session has failed
+  virtual SessionStats stats() const = 0;                     // since Connect
 
   // Leaves the job. Buckets in flight fail. Copies that are queued on the device get `timeout` to
   // be done; what they use is left behind otherwise. Idempotent.
