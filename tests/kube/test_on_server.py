@@ -327,9 +327,15 @@ def ailing_pod(server: ApiServer) -> None:
 needs_kubectl = pytest.mark.skipif(shutil.which("kubectl") is None, reason="there is no kubectl")
 
 
-@needs_kubectl
-def test_doctor_tells_what_ails_pods(server, monkeypatch):
+@pytest.fixture
+def kubectl_access(server, tmp_path, monkeypatch):
+    """Lets kubectl speak to the server, and not remember what definitions were before."""
     monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig))
+    monkeypatch.setenv("KUBECACHEDIR", str(tmp_path))
+
+
+@needs_kubectl
+def test_doctor_tells_what_ails_pods(server, kubectl_access):
     ailing_pod(server)
     told = [f"{finding.level} {finding.text}" for finding in _kubernetes.findings("default")]
     assert told == [
@@ -342,8 +348,7 @@ def test_doctor_tells_what_ails_pods(server, monkeypatch):
 
 
 @needs_kubectl
-def test_doctor_tells_a_definition_that_drops_the_sidecar(server, old_operator, monkeypatch):
-    monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig))
+def test_doctor_tells_a_definition_that_drops_the_sidecar(old_operator, kubectl_access):
     failures = [f.text for f in _kubernetes.findings("none") if f.level == "FAIL"]
     assert len(failures) == 1
     assert failures[0].startswith("pytorchjobs.kubeflow.org: drops restartPolicy")
