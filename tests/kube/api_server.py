@@ -137,7 +137,7 @@ class ApiServer:
         self._await(f"/apis/{version}/{plural}", lambda status, _: (status == 200) == served, 30)
 
         def is_described(_: int, found: Any) -> bool:
-            # Of a group that has gone the description is empty for a while.
+            # The description of a group that has gone is empty for a while.
             paths = found.get("paths", ()) if isinstance(found, dict) else ()
             return any(path.endswith(f"/{plural}") for path in paths) == served
 

@@ -144,13 +144,15 @@ def test_workers_of_a_node_get_its_plans_one_after_the_other(cluster):
     assert waiting.result(SECONDS) == second != first
 
 
-def test_node_that_was_given_other_nodes_is_refused_by_name_and_disturbs_nobody(cluster):
-    cluster.gather(0, 1)
+@pytest.mark.parametrize("members", [(0, 1), (0, 1, 2)])
+def test_node_that_was_given_other_nodes_is_refused_by_name_and_disturbs_nobody(members, cluster):
+    cluster.gather(*members)
     cluster.standings[2] = cluster.standings[2]._replace(nodes="a:1,b:2")
     other = cluster.begin_to_gather(2)[2]
     with pytest.raises(ConfigError, match=r"THALWEG_ELASTIC is a:1,b:2 at node 2, but 127\."):
         other.result(SECONDS)
     assert not cluster.workers[0].has_comers()
+    assert not any(aborted.is_set() for aborted in cluster.aborted.values())
 
 
 def test_plan_that_a_node_has_not_taken_is_given_to_nobody_later():

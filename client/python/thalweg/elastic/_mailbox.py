@@ -129,8 +129,6 @@ class Mailbox:
         """Returns what a node or a worker of this node gets."""
         with self._lock:
             plan = self._plan
-            if self._has_left(asked):
-                self._on_left()
             if "after" in asked:  # a worker of this node
                 plan = self._for_workers
                 is_new = plan is not None and plan.name != asked["after"]
@@ -143,16 +141,16 @@ class Mailbox:
                     self._come.pop(standing.node, None)
                     self._untaken.discard(standing.question)
                     return {"plan": _encode(plan)}
+                if self._has_left(standing):
+                    self._on_left()
                 self._come[standing.node] = (time.monotonic(), standing)
             return {"standing": self._standing._asdict(), "plan": None}
 
-    def _has_left(self, asked: Mapping[str, Any]) -> bool:
-        """Returns whether a member waits for another plan than that by which this node trains."""
-        ours, plan = self._standing, self._plan
-        if plan is None or ours.question or ours.has_finished:
-            return False  # this node does not train
-        is_member = "question" in asked and asked.get("node") in ours.members
-        return is_member and asked["question"] not in plan.questions
+    def _has_left(self, standing: Standing) -> bool:
+        """Returns whether a node whose question is new left the membership in which this trains."""
+        ours = self._standing
+        trains = self._plan is not None and not ours.question and not ours.has_finished
+        return trains and standing.node in ours.members
 
 
 def look_at(address: Address) -> Standing | None:
