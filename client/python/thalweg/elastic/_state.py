@@ -101,7 +101,7 @@ class State:
         self._has_comers = has_comers
         standings: list[tuple[int, int]] = [(0, 0)] * membership.world_size
         dist.all_gather_object(standings, (generation, self.commits))
-        # The first worker of a node has the codec's part, too: it precedes others with as many commits.
+        # A node's first worker has the codec's part, too: it precedes others with as many commits.
         self._send(standings.index(max(standings)))
         self.restore()
         self.membership = membership
