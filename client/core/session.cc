@@ -35,6 +35,7 @@ ipc::Hello MakeHello(const SessionOptions& o) {
   hello.shards = o.shards;
   hello.secret = o.secret;
   hello.min_nodes = o.min_nodes;
+  hello.returns = o.reconnect > Duration::zero();
   hello.loss_grace_ms = Millis(o.loss_grace);
   return hello;
 }

@@ -150,6 +150,10 @@ absl::Status SidecarSession::SaveCodecState(
 
 absl::Status SidecarSession::LoadCodecState(std::span<const std::byte> state) {
   THALWEG_RETURN_IF_ERROR(CheckIdle());
+  {
+    MutexLock lock(mutex_);
+    has_loaded_ = true;
+  }
   return states_.SetCodecState(state);
 }
 
@@ -174,6 +178,10 @@ absl::Status SidecarSession::Handle(Received received) {
   if (std::holds_alternative<ipc::Alive>(received.message)) return absl::OkStatus();
   if (auto* placed = std::get_if<ipc::Placed>(&received.message)) {
     OnPlaced(std::move(*placed));
+    return absl::OkStatus();
+  }
+  if (const auto* memory = std::get_if<ipc::CodecMemory>(&received.message)) {
+    OnCodecMemory(*memory, std::move(received.fd));
     return absl::OkStatus();
   }
   if (const auto* ready = std::get_if<ipc::BucketReady>(&received.message)) {

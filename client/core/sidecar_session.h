@@ -139,11 +139,13 @@ class SidecarSession : public Session {
     std::shared_ptr<const BucketArena> result;
     uint64_t round = 0;
     Callback callback;  // set while a round is in flight
-    // These four are for the sidecar's next process.
+    // These six are for the sidecar's next process.
     bool is_announced = false;  // to the process of the moment
     ipc::Placed placed;
-    uint64_t nonfinite_elems = 0;  // of the last result
-    ipc::Submit submit;            // of the round in flight
+    ipc::CodecMemory codec_memory;
+    std::shared_ptr<const UniqueFd> codec_memory_fd;  // null: none has come
+    uint64_t nonfinite_elems = 0;                     // of the last result
+    ipc::Submit submit;                               // of the round in flight
     // These two exist only in a session with a device: its view of the arenas, and what is in
     // flight.
     std::shared_ptr<DevicePath::Lane> lane;
@@ -206,6 +208,7 @@ class SidecarSession : public Session {
   absl::Status Handle(Received received);
   absl::Status OnReady(const ipc::BucketReady& ready, UniqueFd fd);
   void OnPlaced(ipc::Placed message);
+  void OnCodecMemory(const ipc::CodecMemory& message, UniqueFd fd);
   absl::Status Finish(const ipc::Complete& message);
   // Tells the sidecar, when it is time, that this worker is alive, whatever its own code does.
   absl::Status ShowLife(TimePoint now);
@@ -250,6 +253,7 @@ class SidecarSession : public Session {
 
   CondVar changed_;
   bool is_away_ ABSL_GUARDED_BY(mutex_) = false;
+  bool has_loaded_ ABSL_GUARDED_BY(mutex_) = false;  // a codec state, and completed nothing since
   absl::Status status_ ABSL_GUARDED_BY(mutex_);
   bool closed_ ABSL_GUARDED_BY(mutex_) = false;
   bool parts_in_order_ ABSL_GUARDED_BY(mutex_) = false;

@@ -3,8 +3,9 @@
 //
 //   worker                                             the sidecar's next process
 //     │ Hello with `known` ───────────────────────────▶
-//     │ per bucket: KeptBucket + fd, KeptResult + fd ─▶ takes up the node's places at the shards
-//     │ ◀── BucketReady + fd; Complete of a round that ended unheard; Welcome
+//     │ per bucket: KeptBucket + fd, KeptResult + fd,
+//     │ CodecMemory + fd ─────────────────────────────▶ takes up the node's places at the shards
+//     │ ◀── CodecMemory + fd, BucketReady + fd; Complete of a round that ended unheard; Welcome
 //     │ buckets and rounds that the worker has begun since, and those that are in flight ──▶
 
 #include <algorithm>
@@ -58,9 +59,8 @@ absl::Status SidecarSession::CheckMayReturnLocked() const {
     return absl::FailedPreconditionError(absl::StrCat(why...));
   };
   if (options_.reconnect <= Duration::zero()) return no("THALWEG_RECONNECT is 0");
-  if (!options_.codec.IsPlainCast()) {
-    return no("what codec ", options_.codec.ToString(), " carries from step to step is lost");
-  }
+  if (options_.codec.IsAuto()) return no("what codec auto has measured and chosen is lost");
+  if (has_loaded_) return no("a codec's state had just been loaded");
   if (options_.num_nodes > 1 && options_.secret.empty()) return no("it has no secret");
   if (!UsesArenas()) return no("gradients were in the memory of a GPU that it had opened");
   if (collectives_.has_groups()) return no("its groups' collectives are lost");
@@ -90,6 +90,8 @@ absl::Status SidecarSession::BringAlong(Connection& connection) {
     ipc::KeptBucket message;
     std::shared_ptr<BucketArena> input;
     std::shared_ptr<const BucketArena> result;
+    ipc::CodecMemory codec_memory;
+    std::shared_ptr<const UniqueFd> codec_memory_fd;
   };
   std::vector<Kept> all;
   {
@@ -98,13 +100,16 @@ absl::Status SidecarSession::BringAlong(Connection& connection) {
       auto& [id, bucket] = entry;
       const uint64_t complete = bucket->round - (bucket->callback.done == nullptr ? 0 : 1);
       all.push_back({{id, bucket->layout, complete, bucket->nonfinite_elems, bucket->placed.shards,
-                      bucket->placed.loads},
+                      bucket->placed.loads, bucket->codec_memory_fd != nullptr},
                      bucket->input,
-                     complete == 0 ? nullptr : bucket->result});
+                     complete == 0 ? nullptr : bucket->result,
+                     bucket->codec_memory,
+                     bucket->codec_memory_fd});
       bucket->is_announced = true;
     }
   }
   ipc::Hello hello = hello_;
+  hello.compressed_since = stats().compressed_since;
   hello.probe = {};
   hello.chunk_bytes = welcome_.chunk_bytes;
   hello.known = welcome_.terms;
@@ -112,8 +117,12 @@ absl::Status SidecarSession::BringAlong(Connection& connection) {
   THALWEG_RETURN_IF_ERROR(connection.Send(hello));
   for (const Kept& kept : all) {
     THALWEG_RETURN_IF_ERROR(connection.Send(kept.message, kept.input->fd()));
-    if (kept.result == nullptr) continue;
-    THALWEG_RETURN_IF_ERROR(connection.Send(ipc::KeptResult{kept.message.id}, kept.result->fd()));
+    if (kept.result != nullptr) {
+      THALWEG_RETURN_IF_ERROR(connection.Send(ipc::KeptResult{kept.message.id}, kept.result->fd()));
+    }
+    if (kept.codec_memory_fd != nullptr) {
+      THALWEG_RETURN_IF_ERROR(connection.Send(kept.codec_memory, kept.codec_memory_fd->get()));
+    }
   }
   return absl::OkStatus();
 }
@@ -159,6 +168,9 @@ absl::Status SidecarSession::GoOn(std::shared_ptr<Connection> connection) {
   }
   if (options_.local_rank == 0 && stats_.loss_scale != 0) {
     THALWEG_RETURN_IF_ERROR(connection->Send(ipc::Precision{stats_.loss_scale, 0}));
+  }
+  if (states_.awaits_codec_state()) {
+    THALWEG_RETURN_IF_ERROR(connection->Send(ipc::GetCodecState{}));
   }
   ++stats_.sidecar_returns;
   in_child_ = connection.get();

@@ -163,6 +163,45 @@ TEST_F(SessionReturnTest, NextProcessGetsTermsPlacementGradientsAndTheLastResult
   EXPECT_THAT(values, ElementsAre(1, 2, 3, 4));
 }
 
+TEST_F(SessionReturnTest, NextProcessGetsTheLastMemoryOfABucketsCodecs) {
+  Begin();
+  CompleteOneRound({1, 2, 3, 4});
+  for (const float value : {1.0F, 2.0F}) {
+    const BucketArena memory = ArenaOf({value, value, value, value});
+    ASSERT_TRUE(sidecar_->Send(ipc::CodecMemory{kId, kBytes}, memory.fd()).ok());
+  }
+  ASSERT_TRUE(sidecar_->Send(ipc::CodecMemory{{9, 0}, kBytes}, ArenaOf({0, 0, 0, 0}).fd()).ok());
+  ReplaceSidecar();
+  const auto bucket = Next<ipc::KeptBucket>();
+  ASSERT_TRUE(bucket.has_value());
+  EXPECT_TRUE(bucket->has_codec_memory);
+  ASSERT_TRUE(Next<ipc::KeptResult>().has_value());
+  EXPECT_EQ(Next<ipc::CodecMemory>(), (ipc::CodecMemory{kId, kBytes}));
+  const auto memory = BucketArena::Open(std::move(fd_), kBytes);
+  ASSERT_TRUE(memory.ok()) << memory.status();
+  float first = 0;
+  std::memcpy(&first, memory->payload(), sizeof first);
+  EXPECT_EQ(first, 2);
+}
+
+TEST_F(SessionReturnTest, NextProcessIsAskedForACodecStateThatHasNotCome) {
+  Begin();
+  CompleteOneRound({1, 2, 3, 4});
+  auto saved = std::async(std::launch::async, [this] {
+    std::vector<std::byte> state;
+    const absl::Status status = session_->SaveCodecState(
+        [&](std::span<const std::byte> bytes) { state.assign(bytes.begin(), bytes.end()); });
+    return status.ok() ? state.size() : 0;
+  });
+  ASSERT_TRUE(Next<ipc::GetCodecState>().has_value());
+  ReplaceSidecar();
+  TakeKeptBucket();
+  WelcomeBack({1, 2, 3, 4});
+  ASSERT_TRUE(Next<ipc::GetCodecState>().has_value());
+  ASSERT_TRUE(sidecar_->Send(ipc::CodecState{kBytes}, ArenaOf({0, 0, 0, 0}).fd()).ok());
+  EXPECT_EQ(saved.get(), kBytes);
+}
+
 TEST_F(SessionReturnTest, RoundInFlightIsSubmittedAgainAndEndsThere) {
   auto second = BeginSecondRound();
   ReplaceSidecar();
@@ -289,12 +328,16 @@ TEST_F(SessionReturnTest, WhyAJobCannotGoOnIsSaid) {
   options_.reconnect = Duration::zero();
   EXPECT_THAT(why_gone(), HasSubstr(cannot + "THALWEG_RECONNECT is 0"));
   options_ = usual;
-  options_.codec = CodecPolicy::Parse("int8").value();
-  EXPECT_THAT(why_gone(), HasSubstr(cannot + "what codec int8"));
+  options_.codec = CodecPolicy::Parse("auto").value();
+  EXPECT_THAT(why_gone(), HasSubstr(cannot + "what codec auto"));
   options_ = usual;
   options_.num_nodes = 2;
   EXPECT_THAT(why_gone(), HasSubstr(cannot + "it has no secret"));
   options_ = usual;
+  Begin();
+  CompleteOneRound({1, 2, 3, 4});
+  ASSERT_TRUE(session_->LoadCodecState({}).ok());
+  EXPECT_THAT(WhyGone(), HasSubstr(cannot + "a codec's state had just been loaded"));
   Begin();
   CompleteOneRound({1, 2, 3, 4});
   ASSERT_TRUE(session_->MakeGroup({.number = 7, .rank = 0, .nodes = {0}, .name = "g"}).ok());

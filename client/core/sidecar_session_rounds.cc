@@ -203,6 +203,14 @@ void SidecarSession::OnPlaced(ipc::Placed message) {
   found->second.second->placed = std::move(message);
 }
 
+void SidecarSession::OnCodecMemory(const ipc::CodecMemory& message, UniqueFd fd) {
+  MutexLock lock(mutex_);
+  const auto found = buckets_.find(message.id.index);
+  if (found == buckets_.end() || found->second.first != message.id) return;
+  found->second.second->codec_memory = message;
+  found->second.second->codec_memory_fd = std::make_shared<const UniqueFd>(std::move(fd));
+}
+
 absl::Status SidecarSession::Finish(const ipc::Complete& m) {
   MutexLock lock(mutex_);
   const auto found = buckets_.find(m.id.index);
@@ -217,6 +225,7 @@ absl::Status SidecarSession::Finish(const ipc::Complete& m) {
   const TimePoint now = Now();
   last_progress_ = now;
   bucket.nonfinite_elems = m.nonfinite_elems;
+  has_loaded_ = false;
   Count(m, &stats_);
   stats_.total_seconds += ToSeconds(now - bucket.submitted);
   const BucketArena& arena = *bucket.result;

@@ -48,6 +48,11 @@ class StateCalls {
   void OnSnapshots(const ipc::Snapshots& message);
   void OnWeightsTaken(const ipc::WeightsTaken& message);
   void Fail(const absl::Status& why);
+  // A sidecar's next process has to be asked for the codec's state again.
+  bool awaits_codec_state() const {
+    MutexLock lock(mutex_);
+    return asked_ == Topic{ipc::Message(ipc::CodecState{}).index()};
+  }
 
  private:
   // A Topic tells answers apart: which message it is, and what it is about.

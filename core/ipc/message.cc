@@ -19,12 +19,13 @@ constexpr const char* kNames[kTypes] = {
     "ShardHosted",  "Alive",        "MakeGroup",      "ShareArena",    "Collect",    "Collected",
     "Taken",        "Send",         "Receive",        "SetSettings",   "GetWeights", "Weights",
     "WeightsTaken", "GetSnapshots", "Snapshots",      "CollectedPart", "Placed",     "KeptBucket",
-    "KeptResult"};
+    "KeptResult",   "CodecMemory"};
 
 void Visit(auto& archive, Is<Hello> auto& m) {
   All(archive, m.ipc_version, m.job, m.rank, m.world_size, m.node, m.num_nodes, m.node_name,
       m.local_rank, m.local_size, m.codec, m.chunk_bytes, m.timeout_ms, m.step_timeout_ms, m.path,
-      m.probe, m.shards, m.secret, m.known, m.kept_buckets, m.min_nodes, m.loss_grace_ms);
+      m.probe, m.shards, m.secret, m.known, m.kept_buckets, m.compressed_since, m.min_nodes,
+      m.loss_grace_ms, m.returns);
 }
 void Visit(auto& archive, Is<Welcome> auto& m) {
   All(archive, m.epoch, m.num_shards, m.server_version, m.chunk_bytes, m.path, m.placement);
@@ -96,10 +97,13 @@ void Visit(auto& archive, Is<Placed> auto& m) {
   All(archive, m.id.index, m.id.generation, m.shards, m.loads);
 }
 void Visit(auto& archive, Is<KeptBucket> auto& m) {
-  All(archive, m.id.index, m.id.generation, m.layout, m.round, m.nonfinite_elems, m.shards,
-      m.loads);
+  All(archive, m.id.index, m.id.generation, m.layout, m.round, m.nonfinite_elems, m.shards, m.loads,
+      m.has_codec_memory);
 }
 void Visit(auto& archive, Is<KeptResult> auto& m) { All(archive, m.id.index, m.id.generation); }
+void Visit(auto& archive, Is<CodecMemory> auto& m) {
+  All(archive, m.id.index, m.id.generation, m.bytes);
+}
 
 template <typename T>
 absl::StatusOr<Message> ParseAs(const char* name, std::span<const std::byte> body) {

@@ -89,10 +89,12 @@ struct Hello {
   // how many KeptBuckets follow.
   std::optional<JobTerms> known = {};
   uint32_t kept_buckets = 0;
+  uint64_t compressed_since = 0;  // as Complete has said
   // The job goes on when nodes are lost as long as so many are left; 0: it needs all. A node is
   // lost that has been silent for this time and an interval.
   uint32_t min_nodes = 0;
   uint64_t loss_grace_ms = 0;
+  bool returns = false;  // if the sidecar is killed, the worker looks for another process of it
   bool operator==(const Hello&) const = default;
 };
 
@@ -371,6 +373,15 @@ struct Placed {
   bool operator==(const Placed&) const = default;
 };
 
+// CodecMemory is for the node's first worker to hold, before BucketReady: the arena of its
+// descriptor has what another process of the sidecar needs of the bucket's codecs. The worker gives
+// the last one that it got for a bucket to that process, after KeptBucket and KeptResult.
+struct CodecMemory {
+  BucketId id;
+  uint64_t bytes = 0;
+  bool operator==(const CodecMemory&) const = default;
+};
+
 // KeptBucket gives the sidecar a bucket that the worker has announced to an earlier process; it
 // follows Hello. Its descriptor is the arena of the worker's gradients.
 struct KeptBucket {
@@ -381,6 +392,7 @@ struct KeptBucket {
   // As Placed has said; empty: it has not come.
   std::vector<uint32_t> shards;
   std::vector<uint64_t> loads;
+  bool has_codec_memory = false;  // which follows
   bool operator==(const KeptBucket&) const = default;
 };
 
@@ -394,7 +406,7 @@ using Message = std::variant<Hello, Welcome, RegisterBucket, BucketReady, Submit
                              Leave, GetCodecState, CodecState, Precision, HostShard, ShardHosted,
                              Alive, MakeGroup, ShareArena, Collect, Collected, Taken, Send, Receive,
                              SetSettings, GetWeights, Weights, WeightsTaken, GetSnapshots,
-                             Snapshots, CollectedPart, Placed, KeptBucket, KeptResult>;
+                             Snapshots, CollectedPart, Placed, KeptBucket, KeptResult, CodecMemory>;
 
 // Values of at most so many bytes travel in the message, without an arena.
 inline constexpr uint64_t kMaxInlineBytes = 16 << 10;

@@ -17,9 +17,10 @@ class RandomMessages : public RandomFields {
   Message OfType(size_t type) {
     switch (type) {
       case 0:
-        return Hello{kIpcVersion, Text(),   U32(),      U32(),     U32(),     U32(),     Text(),
-                     U32(),       U32(),    AnyCodec(), random_(), random_(), random_(), AnyPath(),
-                     Memory(),    Places(), Text(),     Known(),   U32(),     U32(),     random_()};
+        return Hello{kIpcVersion, Text(),    U32(),    U32(),      U32(),        U32(),
+                     Text(),      U32(),     U32(),    AnyCodec(), random_(),    random_(),
+                     random_(),   AnyPath(), Memory(), Places(),   Text(),       Known(),
+                     U32(),       random_(), U32(),    random_(),  Below(2) == 0};
       case 1:
         return Welcome{random_(), U32(), Text(), random_(), AnyPath(), Text(), Terms()};
       case 2:
@@ -89,9 +90,12 @@ class RandomMessages : public RandomFields {
         return Placed{Id(), Numbers<uint32_t>(), Numbers<uint64_t>()};
       case 29:
         return KeptBucket{
-            Id(), Layout(), random_(), random_(), Numbers<uint32_t>(), Numbers<uint64_t>()};
-      default:
+            Id(),         Layout(), random_(), random_(), Numbers<uint32_t>(), Numbers<uint64_t>(),
+            Below(2) == 0};
+      case 30:
         return KeptResult{Id()};
+      default:
+        return CodecMemory{Id(), random_()};
     }
   }
   Message Any() { return OfType(Below(std::variant_size_v<Message>)); }

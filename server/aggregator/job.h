@@ -126,9 +126,6 @@ class Job {
   void FailUnlessBegun(const absl::Status& reason);
 
  private:
-  // Formats that send indices beside elements take up to twice a chunk's bytes.
-  static constexpr uint64_t kMostBytesOfChunk = 2;
-
   // A Peer is a node as this shard speaks to it; members_ knows whether it takes part.
   struct Peer {
     std::shared_ptr<ServedNode> sink;  // null: it has not joined, or has left
@@ -261,11 +258,13 @@ class Job {
   absl::Status BeginLocked(TimePoint now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // The following are in job_resume.cc. The first takes what a node that resumes the job has done;
   // the second lets the engine go on from there when all nodes have joined; the third returns the
-  // sinks that get a result; the fourth counts a chunk whose residual is gone.
+  // sinks that get a result, of at most MostBytesOfResultLocked; the last one counts a chunk whose
+  // residual is gone.
   absl::Status GatherRoundsLocked(const JoinRequest& request) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status ResumeLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::StatusOr<std::vector<std::shared_ptr<ServedNode>>> TakeSuppliedLocked(
       uint32_t node, const RoundResult& result) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  uint64_t MostBytesOfResultLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void NoteLostResidualLocked(const RoundId& id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status CheckActiveLocked(uint32_t node) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // A Loss is what follows from going on without a node: rounds that are complete without it, and

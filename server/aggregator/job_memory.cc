@@ -25,7 +25,7 @@ absl::Status Job::ReserveLocked() {
   const uint64_t windows = held + held / spec_.num_nodes * most_streams_;
   const uint64_t layouts = layouts_.bytes();
   const uint64_t resumption =
-      resumption_.bytes() + resumption_.num_missing() * kMostBytesOfChunk * flow_.chunk_bytes;
+      resumption_.bytes() + resumption_.num_missing() * MostBytesOfResultLocked();
   // This shard may sum more than its equal part, which is all that can be told in advance.
   const uint64_t states =
       std::max(layouts_.state_bytes(), chunks_.bytes()) * (takes_snapshots_ ? 2 : 1);

@@ -1,9 +1,11 @@
 // This file holds the parts of Job that resume it after its shard has been restarted.
 #include <spdlog/spdlog.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "core/base/protocol.h"
 #include "core/base/status_macros.h"
 #include "core/exchange/of_job.h"
 #include "server/aggregator/job.h"
@@ -89,10 +91,24 @@ absl::Status Job::Supply(uint32_t node, const RoundResult& result, TimePoint now
   return absl::OkStatus();
 }
 
+uint64_t Job::MostBytesOfResultLocked() const {
+  // An update's results may be wider than what nodes contribute.
+  uint64_t most = 2 * flow_.chunk_bytes;
+  for (const CodecSpec& codec : spec_.codec.Codecs()) {
+    if (codec.kind != CodecKind::kLossy) continue;
+    const WireFormat wire = LossyFormat(codec);
+    const uint64_t scaled =
+        std::min(FindLossy(wire)->chunk_scale * flow_.chunk_bytes, kMaxChunkBytes);
+    const uint64_t elems = std::max(flow_.chunk_bytes, scaled) / sizeof(float);
+    most = std::max(most, MaxEncodedBytes(wire, elems));
+  }
+  return most;
+}
+
 absl::StatusOr<std::vector<std::shared_ptr<ServedNode>>> Job::TakeSuppliedLocked(
     uint32_t node, const RoundResult& result) {
   const size_t bytes = result.payload.SizeBytes();
-  const uint64_t most = kMostBytesOfChunk * flow_.chunk_bytes;
+  const uint64_t most = MostBytesOfResultLocked();
   // In a pull no worker contributes, and in a group only some do.
   if (result.epoch != members_.epoch() || result.workers > spec_.world_size || bytes > most ||
       !IsPayloadSize(result.wire, result.elems, bytes)) {

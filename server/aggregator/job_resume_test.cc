@@ -223,6 +223,32 @@ TEST_F(JobGathersAgainTest, ResultsThatNodesSupplyAreReservedAndNoMoreThanTheirW
   }
 }
 
+TEST_F(JobGathersAgainTest, ResultWithAsManyIndicesAsAChunkCanHaveIsTaken) {
+  constexpr uint64_t kElemsOfChunk = 16 * kMinChunkBytes / sizeof(float);
+  for (const bool too_long : {false, true}) {
+    JoinRequest first = Request(0, {{{kBucket, {2}}}});
+    JoinRequest second = Request(1, {{{kBucket, {1}}}});
+    for (JoinRequest* request : {&first, &second}) {
+      request->codec = CodecPolicy::Parse("topk:ratio=0.1").value();
+    }
+    Job job(first, 8, memory_, metrics_, faults_);
+    ASSERT_TRUE(Add(job, first).ok());
+    ASSERT_TRUE(Add(job, second).ok());
+    const auto terms = TermsOf(job);
+    ASSERT_TRUE(terms.ok()) << terms.status();
+    RoundResult result;
+    result.id = {kBucket, 0, 2};
+    result.epoch = terms->epoch;
+    result.wire = WireFormat::kTopK;
+    result.elems = too_long ? kElemsOfChunk + 1024 : kElemsOfChunk;
+    result.workers = 2;
+    const std::vector<std::byte> bytes(MaxEncodedBytes(result.wire, result.elems));
+    result.payload = Payload(bytes, nullptr);
+    EXPECT_GE(memory_.reserved(), MaxEncodedBytes(WireFormat::kTopK, kElemsOfChunk));
+    EXPECT_EQ(job.Supply(0, result, Now()).ok(), !too_long);
+  }
+}
+
 TEST_F(JobGathersAgainTest, RoundsAreReservedAsMemory) {
   // Within the limit of their number, and beyond that of the memory.
   const JoinRequest first = Request(0, {{{kBucket, std::vector<uint64_t>(20'000, 1)}}});

@@ -30,6 +30,17 @@ std::vector<uint32_t> HostsOf(const std::vector<ShardPlace>& shards) {
   return hosts;
 }
 
+void TellReady(Roster& roster, uint32_t local_rank, NodeBucket& bucket) {
+  if (const CodecMemory* const memory = bucket.codec_memory();
+      memory != nullptr && local_rank == 0) {
+    const BucketArena& arena = memory->arena();
+    roster.Tell(local_rank, ipc::CodecMemory{bucket.id(), arena.payload_bytes()}, arena.fd());
+  }
+  const BucketMemory& memory = bucket.memory();
+  roster.Tell(local_rank, ipc::BucketReady{bucket.id(), memory.ResultFor(local_rank)},
+              memory.result().fd());
+}
+
 absl::Status NodeEntry::Enter(TimePoint deadline) {
   const auto& known = parts_.spec.known;
   return known ? TakeUp(*known, deadline) : Join(deadline);
@@ -55,12 +66,13 @@ absl::Status NodeEntry::Join(TimePoint deadline) {
 absl::Status NodeEntry::TakeUp(const ipc::JobTerms& known, TimePoint deadline) {
   const auto& [spec, patience, context, signer, shards, compression, buckets, kept, roster] =
       parts_;
-  if (!spec.codec.IsPlainCast()) {
+  if (spec.codec.IsAuto()) {
     return absl::FailedPreconditionError(
         absl::StrCat("the sidecar has been restarted, and what codec ", spec.codec.ToString(),
-                     " carries from round to round was lost"));
+                     " has measured and chosen was lost"));
   }
   THALWEG_RETURN_IF_ERROR(kept.Await(deadline));
+  compression.Restore(spec.compressed_since);
   OpenBuckets(spec.chunk_bytes);
   THALWEG_ASSIGN_OR_RETURN(
       KeptBuckets::Restored restored,
@@ -74,12 +86,11 @@ absl::Status NodeEntry::TakeUp(const ipc::JobTerms& known, TimePoint deadline) {
   context.metrics.taken_up_jobs.Add(1);
   spdlog::warn("job '{}': node {} goes on with {} buckets that its workers have kept", spec.job,
                spec.node, restored.answers.size() / spec.local_size);
-  for (const KeptBuckets::Answer& answer : restored.answers) {
-    const BucketMemory& memory = answer.bucket->memory();
-    roster.Tell(answer.local_rank,
-                ipc::BucketReady{answer.bucket->id(), memory.ResultFor(answer.local_rank)},
-                memory.result().fd());
-    if (answer.missed) roster.Tell(answer.local_rank, *answer.missed);
+  for (KeptBuckets::Answer& answer : restored.answers) {
+    TellReady(roster, answer.local_rank, *answer.bucket);
+    if (!answer.missed) continue;
+    compression.Describe(*answer.missed);
+    roster.Tell(answer.local_rank, *answer.missed);
   }
   Welcome(spec.chunk_bytes, known, "");
   return absl::OkStatus();
@@ -118,6 +129,8 @@ void NodeEntry::OpenBuckets(uint64_t chunk_bytes) {
   terms.device = parts_.roster.ChoosePaths() ? parts_.context.gpus : &parts_.context.device;
   terms.path = parts_.roster.first_path();
   terms.patience = parts_.patience.silence.sidecar();
+  terms.keeps_codecs = spec.returns && spec.num_nodes > 1 && !spec.secret.empty() &&
+                       !spec.codec.IsAuto() && terms.device != parts_.context.gpus;
   parts_.buckets.Open(terms);
 }
 

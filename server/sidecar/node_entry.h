@@ -28,6 +28,9 @@ namespace thalweg {
 // Returns the node that hosts each shard.
 std::vector<uint32_t> HostsOf(const std::vector<ShardPlace>& shards);
 
+// Tells a worker that a bucket is registered; the node's first one also gets the codecs' memory.
+void TellReady(Roster& roster, uint32_t local_rank, NodeBucket& bucket);
+
 // Thread-compatible; used once.
 class NodeEntry {
  public:

@@ -151,9 +151,7 @@ void NodeJob::OnRegisterBucket(uint32_t local_rank, const ipc::RegisterBucket& m
   const auto bucket =
       buckets_.Announce(local_rank, roster_.NameOf(local_rank), message, std::move(arena));
   if (!bucket.ok()) return Fail(bucket.status());
-  const BucketMemory& memory = (*bucket)->memory();
-  roster_.Tell(local_rank, ipc::BucketReady{message.id, memory.ResultFor(local_rank)},
-               memory.result().fd());
+  TellReady(roster_, local_rank, **bucket);
 }
 
 void NodeJob::OnSubmit(uint32_t local_rank, const ipc::Submit& message) {

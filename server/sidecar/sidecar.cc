@@ -164,14 +164,19 @@ absl::Status Sidecar::TakeKept(Connection& connection, NodeJob& job, const ipc::
     THALWEG_ASSIGN_OR_RETURN(Received bucket, connection.Receive(Now() + kHelloTimeout));
     auto* const kept = std::get_if<ipc::KeptBucket>(&bucket.message);
     if (kept == nullptr) return Unexpected(bucket.message);
-    const bool has_result = kept->round > 0;
+    int follow = (kept->round > 0 ? 1 : 0) + (kept->has_codec_memory ? 1 : 0);
     THALWEG_RETURN_IF_ERROR(
         job.kept().Add(hello.local_rank, std::move(*kept), std::move(bucket.fd)));
-    if (!has_result) continue;
-    THALWEG_ASSIGN_OR_RETURN(Received result, connection.Receive(Now() + kHelloTimeout));
-    const auto* const of = std::get_if<ipc::KeptResult>(&result.message);
-    if (of == nullptr) return Unexpected(result.message);
-    THALWEG_RETURN_IF_ERROR(job.kept().AddResult(hello.local_rank, *of, std::move(result.fd)));
+    for (; follow > 0; --follow) {
+      THALWEG_ASSIGN_OR_RETURN(Received next, connection.Receive(Now() + kHelloTimeout));
+      absl::Status taken = Unexpected(next.message);
+      if (const auto* const result = std::get_if<ipc::KeptResult>(&next.message)) {
+        taken = job.kept().AddResult(hello.local_rank, *result, std::move(next.fd));
+      } else if (const auto* const memory = std::get_if<ipc::CodecMemory>(&next.message)) {
+        taken = job.kept().AddCodecMemory(hello.local_rank, *memory, std::move(next.fd));
+      }
+      THALWEG_RETURN_IF_ERROR(taken);
+    }
   }
   return absl::OkStatus();
 }

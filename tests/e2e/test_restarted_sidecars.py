@@ -91,11 +91,27 @@ def train_with_kills(tmp_path, way, codec, local, *, kills=KILLS, buckets=BUCKET
 
 
 @pytest.mark.parametrize("way", [BY_AGGREGATORS, HOSTED])
-@pytest.mark.parametrize(("codec", "local"), [("fp32", 2), ("fp16", 1)])
+@pytest.mark.parametrize(
+    ("codec", "local"),
+    [
+        ("fp32", 2),
+        ("fp16", 1),
+        ("powersgd:rank=2,start=0,min_rate=1.2", 2),
+        ("powersgd:rank=2,start=40,min_rate=1.2", 1),
+        ("powersgd:rank=2,start=0,min_rate=1.2;2.*=fp16", 1),
+    ],
+)
 def test_killed_sidecars_that_come_back_change_no_weight(codec, local, way, tmp_path):
     expected, results, pause = train_with_kills(tmp_path, way, codec, local)
     print(f"{codec}, {way}: from a kill to the first round after it: {pause:.2f} s at most")
     assert results == expected
+    assert all(result == results[0] for result in results)
+
+
+@pytest.mark.parametrize("way", [BY_AGGREGATORS, HOSTED])
+@pytest.mark.parametrize("codec", ["int8:start=0", "onebit:start=10", "topk:start=0,ratio=0.1"])
+def test_killed_sidecars_lose_at_most_what_shards_had_left_out_of_results(codec, way, tmp_path):
+    _, results, _ = train_with_kills(tmp_path, way, codec, 2)
     assert all(result == results[0] for result in results)
 
 
@@ -128,7 +144,7 @@ def test_sidecar_that_does_not_come_back_is_named(tmp_path):
 @pytest.mark.parametrize(
     ("codec", "env", "reason"),
     [
-        ("powersgd:rank=2,start=2", {}, "what codec powersgd.* carries from step to step is lost"),
+        ("auto", {}, "what codec auto has measured and chosen is lost"),
         ("fp32", {"THALWEG_RECONNECT": "0"}, "THALWEG_RECONNECT is 0"),
     ],
 )

@@ -20,6 +20,7 @@ struct BucketTerms {
   // How long a device may take for what is queued on it, and a shard to answer an announcement.
   Duration patience{};
   GradientPath path = GradientPath::kCpu;  // of the worker, if the node has one only
+  bool keeps_codecs = false;  // a worker holds what another process needs of codecs (CodecMemory)
 };
 
 }  // namespace thalweg

@@ -48,6 +48,7 @@ absl::StatusOr<BucketArena> CodecStates::Save(const Buckets& buckets, ShardGroup
     THALWEG_RETURN_IF_ERROR(CollectLocked(buckets));
     // In place, so that this job goes on with the bits of one that loads the states.
     ToTrueUnits(states_);
+    Keep(buckets);
     states = states_;
   }
   // The asking worker's thread is here, and no round can begin without that worker: the states
@@ -86,7 +87,15 @@ absl::Status CodecStates::Load(const Buckets& buckets, const BucketArena& arena)
   MutexLock lock(mutex_);
   THALWEG_RETURN_IF_ERROR(CheckIdle(buckets));
   THALWEG_RETURN_IF_ERROR(CollectLocked(buckets));
-  return Replace(states_, std::move(loaded));
+  THALWEG_RETURN_IF_ERROR(Replace(states_, std::move(loaded)));
+  Keep(buckets);
+  return absl::OkStatus();
+}
+
+void CodecStates::Keep(const Buckets& buckets) {
+  for (const auto& bucket : buckets) {
+    if (bucket->codec_memory() != nullptr) bucket->codec_memory()->KeepStates();
+  }
 }
 
 }  // namespace thalweg

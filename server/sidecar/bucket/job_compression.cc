@@ -37,6 +37,12 @@ void JobCompression::Agree(const Terms& agreed, const ShareForecast& forecast) {
   terms_.seconds_per_byte = forecast.seconds_per_byte;
 }
 
+void JobCompression::Restore(uint64_t compressed_since) {
+  MutexLock lock(mutex_);
+  compressed_since_ = compressed_since;
+  metrics_.compressed_since.Set(static_cast<double>(compressed_since));
+}
+
 uint32_t JobCompression::Choose(BucketId id, const BucketLayout& layout) {
   std::vector<uint32_t> open;  // tensors that no rule is about
   for (uint32_t i = 0; i < layout.tensors.size(); ++i) {

@@ -28,6 +28,8 @@ class JobCompression {
   // Takes what the nodes know of each other once they have joined; `forecast` is that of the shares
   // in use.
   void Agree(const Terms& agreed, const ShareForecast& forecast);
+  // Goes on after an earlier process, in which compression had begun in that iteration; 0: not yet.
+  void Restore(uint64_t compressed_since);
   // The number, among the policy's codecs, of what auto takes for a bucket. Says why.
   uint32_t Choose(BucketId id, const BucketLayout& layout);
 

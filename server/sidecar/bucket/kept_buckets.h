@@ -1,6 +1,6 @@
 // KeptBuckets are a job's buckets as its workers have kept them when the node's sidecar died, for
-// the process that takes the job up. Everything that a dense codec needs is there: the workers'
-// gradients, and of the last round the result.
+// the process that takes the job up: the workers' gradients, the last result, and what codecs carry
+// from round to round.
 #pragma once
 
 #include <cstdint>
@@ -36,6 +36,7 @@ class KeptBuckets {
   void Expect(uint32_t local_rank, uint32_t buckets);
   absl::Status Add(uint32_t local_rank, ipc::KeptBucket bucket, UniqueFd input);
   absl::Status AddResult(uint32_t local_rank, const ipc::KeptResult& result, UniqueFd arena);
+  absl::Status AddCodecMemory(uint32_t local_rank, const ipc::CodecMemory& memory, UniqueFd arena);
   // Waits until all workers have brought everything. DeadlineExceeded; the outcome's error.
   absl::Status Await(TimePoint deadline);
   void Wake();
@@ -50,9 +51,10 @@ class KeptBuckets {
     std::vector<KeptPlaces::Bucket> buckets;
     std::vector<Answer> answers;
   };
-  // Announces all to the table, in the place of the workers, and gives each bucket its last result.
-  // `world_size` workers have taken part in it. Requires Await. InvalidArgument: workers contradict
-  // each other; the table's errors.
+  // Announces all to the table, in the place of the workers, and gives each bucket its last result
+  // and its codecs' states. `world_size` workers have taken part in it. Requires Await.
+  // InvalidArgument: workers contradict each other; the table's errors; those of
+  // CodecMemory::Restore; FailedPrecondition: nobody has kept what a bucket's codecs carry.
   absl::StatusOr<Restored> Restore(BucketTable& table, uint32_t world_size,
                                    const std::function<std::string(uint32_t)>& name_of);
 
@@ -61,6 +63,7 @@ class KeptBuckets {
     ipc::KeptBucket message;
     UniqueFd input;
     UniqueFd result;
+    UniqueFd codec_memory;
   };
   struct Worker {
     std::optional<uint32_t> expected;  // nothing: it has not come
@@ -69,9 +72,14 @@ class KeptBuckets {
   // The same bucket of all workers, by local rank.
   using Shares = std::map<uint32_t, Bucket>;
 
+  // Returns the bucket of a worker that still waits for what one of these gives.
+  absl::StatusOr<Bucket*> FindLocked(uint32_t local_rank, BucketId id, UniqueFd Bucket::* what)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   static absl::Status RestoreBucket(Shares& shares, BucketTable& table, uint32_t world_size,
                                     const std::function<std::string(uint32_t)>& name_of,
                                     Restored& restored);
+  // Takes what the bucket's codecs carry on after `round` from the worker that has kept it.
+  static absl::Status RestoreCodecs(Shares& shares, NodeBucket& bucket, uint64_t round);
   bool IsCompleteLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const JobOutcome& outcome_;

@@ -6,6 +6,8 @@
 
 #include <cmath>
 #include <cstring>
+#include <map>
+#include <memory>
 #include <vector>
 
 #include "core/base/testing/test_patience.h"
@@ -145,6 +147,88 @@ TEST_F(KeptBucketsTest, BucketThatShardsDoNotKnowYetIsNotTakenUp) {
   ASSERT_TRUE(restored.ok()) << restored.status();
   EXPECT_EQ(restored->buckets.size(), 0u);
   EXPECT_EQ(restored->answers.size(), 2u);
+}
+
+// The same with a codec that carries something from round to round, of which worker 0 holds the
+// memory.
+class KeptCodecsTest : public KeptBucketsTest {
+ protected:
+  void SetUp() override {
+    hello_.codec = CodecPolicy::Parse("int8:start=1").value();
+    BucketTerms terms = TermsOf(hello_, device_);
+    terms.keeps_codecs = true;
+    table_.Open(terms);
+    BucketTable dead(dead_states_, compression_, shards_);
+    dead.Open(terms);
+    died_ = Announce(dead, kId.index, kElems, 2).bucket;
+    for (uint32_t rank : {0u, 1u}) kept_.Expect(rank, 1);
+  }
+  // Rounds that nobody but this node takes part in.
+  void TakeRound() {
+    const uint64_t round = died_->round().number() + 1;
+    for (uint32_t rank : {0u, 1u}) ASSERT_TRUE(died_->Submit(rank, {kId, round}, Now()).ok());
+    died_->BeginRound(kUnknownLossScale);
+    for (BucketCodec* const codec : died_->round().codecs()) {
+      for (uint32_t number = 0; number < kMaxParts; ++number) {
+        Part* const part = codec->FindPart(number);
+        if (part == nullptr) continue;
+        part->BeginRound();
+        died_->codec_memory()->KeepPlace(*part, std::vector<uint32_t>{0},
+                                         std::vector<uint64_t>{20});
+      }
+    }
+    died_->FinishRound(Now());
+  }
+  void BringAll(uint64_t round) {
+    for (uint32_t rank : {0u, 1u}) {
+      ipc::KeptBucket bucket{kId,      {DType::kFloat32, {{"w3", {kElems}}}}, round, 0, {0}, {20},
+                             rank == 0};
+      arenas_.push_back(*BucketArena::Create("input", kElems * sizeof(float), true));
+      ASSERT_TRUE(kept_.Add(rank, bucket, Duplicate(arenas_.back())).ok());
+      arenas_.push_back(*BucketArena::Create("result", kElems * sizeof(float), true));
+      ASSERT_TRUE(kept_.AddResult(rank, {kId}, Duplicate(arenas_.back())).ok());
+    }
+  }
+  absl::Status AddMemory(uint32_t rank = 0) {
+    const BucketArena& arena = died_->codec_memory()->arena();
+    return kept_.AddCodecMemory(rank, {kId, arena.payload_bytes()}, Duplicate(arena));
+  }
+
+  CodecStates dead_states_;
+  std::shared_ptr<NodeBucket> died_;
+};
+
+TEST_F(KeptCodecsTest, PartsAreTakenUpWithTheirOwnCounts) {
+  for (int round = 0; round < 3; ++round) TakeRound();
+  BringAll(3);
+  ASSERT_TRUE(AddMemory().ok());
+  const auto restored = Restore();
+  ASSERT_TRUE(restored.ok()) << restored.status();
+  std::map<uint32_t, uint64_t> rounds;
+  for (const KeptPlaces::Bucket& bucket : restored->buckets) {
+    EXPECT_EQ(bucket.placed, (Placement::Placed{{0}, {20}}));
+    ASSERT_EQ(bucket.results.size(), 1u);
+    rounds[bucket.announcement.id.part] = bucket.results[0].id.round;
+  }
+  EXPECT_EQ(rounds, (std::map<uint32_t, uint64_t>{{0, 1}, {1, 2}}));
+  EXPECT_EQ(table_.Find(kId.index)->compressing()[0]->rounds(), 3u);
+}
+
+TEST_F(KeptCodecsTest, MemoryIsAwaited) {
+  TakeRound();
+  BringAll(1);
+  EXPECT_TRUE(absl::IsDeadlineExceeded(kept_.Await(Now())));
+  ASSERT_TRUE(AddMemory().ok());
+  EXPECT_TRUE(kept_.Await(Now()).ok());
+}
+
+TEST_F(KeptCodecsTest, MemoryThatNobodyAnnouncedOrOfAnotherRoundIsRefused) {
+  TakeRound();
+  BringAll(2);
+  EXPECT_TRUE(absl::IsInvalidArgument(AddMemory(1)));
+  ASSERT_TRUE(AddMemory().ok());
+  EXPECT_TRUE(absl::IsInvalidArgument(AddMemory()));
+  EXPECT_TRUE(absl::IsDataLoss(Restore().status()));
 }
 
 TEST_F(KeptBucketsTest, ResultsThatAreTwoRoundsApartAreRefused) {

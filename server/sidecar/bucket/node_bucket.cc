@@ -44,6 +44,11 @@ absl::StatusOr<std::shared_ptr<NodeBucket>> NodeBucket::Create(const ipc::Regist
                              MakeCodecs(layout, *bucket->memory_, place, choice, states));
   }
   if (update) THALWEG_RETURN_IF_ERROR(bucket->CheckUpdated(terms));
+  if (!update && terms.keeps_codecs && !bucket->compressing_.empty()) {
+    THALWEG_ASSIGN_OR_RETURN(
+        bucket->codec_memory_,
+        CodecMemory::Create(*bucket->whole_, bucket->compressing_, terms.num_shards));
+  }
   return bucket;
 }
 
@@ -133,10 +138,12 @@ void NodeBucket::BeginRound(double loss_scale) {
     codecs.push_back(whole_.get());
   }
   round_.Begin(std::move(codecs), loss_scale);
+  if (codec_memory_ != nullptr) codec_memory_->BeginRound(round_.number());
 }
 
 FinishedRound NodeBucket::FinishRound(TimePoint now) {
   for (const auto& codec : compressing_) codec->CountRound();
+  if (codec_memory_ != nullptr) codec_memory_->EndRound(round_.codecs());
   return round_.Finish(now);
 }
 

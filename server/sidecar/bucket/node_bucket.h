@@ -17,6 +17,7 @@
 #include "server/sidecar/bucket/bucket_round.h"
 #include "server/sidecar/bucket/bucket_terms.h"
 #include "server/sidecar/codec/bucket_codec.h"
+#include "server/sidecar/codec/codec_memory.h"
 #include "server/sidecar/codec/dense_codec.h"
 #include "server/sidecar/codec/parameter_states.h"
 #include "server/sidecar/codec/part.h"
@@ -55,8 +56,10 @@ class NodeBucket : public std::enable_shared_from_this<NodeBucket> {
   const std::vector<std::unique_ptr<BucketCodec>>& compressing() const { return compressing_; }
   // Returns the codec whose part that is; null when the bucket has no such part.
   BucketCodec* FindCodec(uint32_t part);
+  // Returns what another process needs of compressing(); null: nobody keeps that.
+  CodecMemory* codec_memory() { return codec_memory_.get(); }
   // Goes on after `round`, which an earlier process has completed; `shards` sum the chunks. Before
-  // the first round.
+  // the first round, and before codec_memory() is restored.
   void Restore(uint64_t round, std::vector<uint32_t> shards);
   // Takes the memory into which worker `local_rank` will put its share, in type share().
   absl::Status AddInput(uint32_t local_rank, UniqueFd fd, const DeviceMemory& device_memory);
@@ -90,6 +93,7 @@ class NodeBucket : public std::enable_shared_from_this<NodeBucket> {
   const std::unique_ptr<BucketMemory> memory_;
   std::unique_ptr<DenseCodec> whole_;  // set by Create, as are the others
   std::vector<std::unique_ptr<BucketCodec>> compressing_;
+  std::unique_ptr<CodecMemory> codec_memory_;
   Part* updated_part_ = nullptr;  // set with update()
   BucketRound round_;
 };

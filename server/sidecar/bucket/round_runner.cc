@@ -141,24 +141,28 @@ absl::Status RoundRunner::Pull(const std::shared_ptr<NodeBucket>& bucket) {
 }
 
 absl::Status RoundRunner::SendPart(const Step& step, FoldPool& pool) {
-  THALWEG_RETURN_IF_ERROR(Announce(*step.codec, *step.part));
+  THALWEG_RETURN_IF_ERROR(Announce(step));
   const bool is_reduced_here = terms_.num_nodes == 1 && !step.bucket->update();
   return pool.Run(step.part->plan.Count(), [&](uint32_t chunk) {
     return is_reduced_here ? ReduceChunk(step, chunk) : SendChunk(step, chunk);
   });
 }
 
-absl::Status RoundRunner::Announce(BucketCodec& codec, Part& part) {
+absl::Status RoundRunner::Announce(const Step& step) {
+  Part& part = *step.part;
   if (part.round == 1 && !part.bucket.update) {
     THALWEG_ASSIGN_OR_RETURN(
         Placement::Placed placed,
         context_.shards.RegisterBucket(part.bucket, part.plan, Now() + terms_.timeout.shard()));
     part.shard_of_chunk = placed.shards;
+    if (CodecMemory* const memory = step.bucket->codec_memory(); memory != nullptr) {
+      memory->KeepPlace(part, placed.shards, placed.loads);
+    }
     const BucketId& id = part.bucket.id;
     if (id.part == 0) listener_.OnPlaced({id, std::move(placed.shards), std::move(placed.loads)});
   }
   if (terms_.node != 0) return absl::OkStatus();
-  return WriteShardResiduals(context_.shards, codec, part, terms_.timeout.shard());
+  return WriteShardResiduals(context_.shards, *step.codec, part, terms_.timeout.shard());
 }
 
 absl::Status RoundRunner::SendChunk(const Step& step, uint32_t chunk) {
@@ -250,6 +254,8 @@ absl::Status RoundRunner::Decode(const RoundResult& received, Step& step, TimePo
   }
   THALWEG_ASSIGN_OR_RETURN(sent, step.bucket->round().Claim(*step.part, received));
   if (step.part->gives_squares()) return step.bucket->round().TakeSquares(*step.part, received);
+  CodecMemory* const memory = step.bucket->codec_memory();
+  if (memory != nullptr) memory->KeepResult(*step.part, received);
   return step.codec->Decode(*step.part, received);
 }
 

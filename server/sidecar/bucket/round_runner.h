@@ -96,7 +96,7 @@ class RoundRunner {
   // Asks the shards for the weights, instead.
   absl::Status Pull(const std::shared_ptr<NodeBucket>& bucket);
   absl::Status SendPart(const Step& step, FoldPool& pool);
-  absl::Status Announce(BucketCodec& codec, Part& part);
+  absl::Status Announce(const Step& step);
   absl::Status SendChunk(const Step& step, uint32_t chunk);
   // Takes the place of SendChunk on a node that is alone, unless a shard keeps the weights.
   absl::Status ReduceChunk(const Step& step, uint32_t chunk);

@@ -44,9 +44,15 @@ absl::Status BucketCodec::ReturnResiduals() {
     std::vector<float>& residual = States()[i]->residual;
     // Other nodes' gradients may have left something, too.
     for (size_t k = 0; k < withheld.size(); ++k) residual[k] += withheld[k];
+    KeepResidual(i, 0, residual.size());
   }
   withheld_.clear();
   return absl::OkStatus();
+}
+
+void BucketCodec::KeepResidual(size_t tensor, uint64_t begin, uint64_t elems) const {
+  if (kept_.empty()) return;
+  std::copy_n(States()[tensor]->residual.data() + begin, elems, kept_[tensor].data() + begin);
 }
 
 absl::Status BucketCodec::Scatter(uint64_t begin, uint64_t elems,

@@ -10,7 +10,6 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -19,8 +18,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "core/base/layout.h"
-#include "core/base/update.h"
 #include "core/exchange/rounds.h"
+#include "server/sidecar/codec/codec_place.h"
 #include "server/sidecar/codec/compression_loss.h"
 #include "server/sidecar/codec/fold_pool.h"
 #include "server/sidecar/codec/gradient.h"
@@ -29,18 +28,6 @@
 #include "server/sidecar/codec/tensor_set.h"
 
 namespace thalweg {
-
-// A CodecPlace has what all codecs of one bucket use on this node.
-struct CodecPlace {
-  BucketId bucket;
-  uint64_t chunk_bytes = 0;
-  uint32_t num_shards = 1;
-  bool is_alone = false;  // true on a job's only node, which sends nothing
-  // The result of the whole bucket, in its own type; null when it is not in host memory.
-  std::byte* result = nullptr;
-  // Set where shards keep the bucket's weights: parts of one codec with one part have it.
-  std::optional<UpdateRule> update = std::nullopt;
-};
 
 // Traffic counts the payload bytes of this node in one round.
 struct Traffic {
@@ -102,6 +89,11 @@ class BucketCodec {
   // kSampleEvery.
   virtual CompressionLoss loss() const { return {}; }
 
+  // Returns by tensor; null for one without a state.
+  virtual std::span<const std::shared_ptr<ParameterState>> States() const { return {}; }
+  // From now on every residual is copied to its place, by tensor, as soon as a round has changed
+  // it. Only for gradients in host memory. Before Begin.
+  void KeepResidualsIn(std::vector<std::span<float>> places) { kept_ = std::move(places); }
   // Copies a device's states to the host, from where the next round takes them again. Not while a
   // round's parts are in flight. May wait for the device.
   virtual absl::Status SaveStates() { return absl::OkStatus(); }
@@ -119,14 +111,15 @@ class BucketCodec {
   Traffic traffic;  // of the round in flight, or of the last one
 
  protected:
-  // By tensor; null for one without a state.
-  virtual std::span<const std::shared_ptr<ParameterState>> States() const { return {}; }
   static constexpr uint64_t kSampleEvery = 100;
 
   // Lets `decode` write the elements of the set from `begin` on, the first of which is no padding,
   // in the bucket's type, to their place in the result.
   absl::Status Scatter(uint64_t begin, uint64_t elems,
                        const std::function<absl::Status(std::byte*)>& decode) const;
+
+  // Is called when these elements of a tensor's residual have changed for the last time in a round.
+  void KeepResidual(size_t tensor, uint64_t begin, uint64_t elems) const;
 
   // Makes a part that represents `raw_bytes` of the tensors.
   Part MakePart(uint32_t number, BucketLayout layout, WireFormat wire, uint64_t raw_bytes) const {
@@ -142,6 +135,7 @@ class BucketCodec {
 
  private:
   std::vector<std::pair<size_t, std::vector<float>>> withheld_;  // by tensor of the set
+  std::vector<std::span<float>> kept_;  // places of residuals, by tensor; empty: nobody keeps them
 };
 
 }  // namespace thalweg

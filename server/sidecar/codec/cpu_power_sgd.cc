@@ -165,6 +165,7 @@ uint64_t CpuPowerSgd::ReconstructRows(const Task& task, CompressionLoss* loss) {
     nonfinite = thalweg::Reconstruct(Shape(task), P(p_.mean, task),
                                      std::span(q_.mean).subspan(m.q_offset, m.QElems()),
                                      ResidualRows(task), {decoded, elems});
+    KeepResidual(m.tensor, task.begin * m.columns, elems);
     if (loss != nullptr) *loss = LossOf({decoded, elems}, ResidualRows(task));
     if (in_place) return nonfinite;
     values = decoded;
@@ -199,6 +200,8 @@ absl::Status CpuPowerSgd::GiveUp(FoldPool& pool, Gradient& gradient) {
     const auto [begin, elems] = Range(task);
     std::vector<float> tile;
     RestoreError({gradient.Read(begin, elems, tile), elems}, ResidualRows(task));
+    const Matrix& m = matrices_[task.item];
+    KeepResidual(m.tensor, task.begin * m.columns, elems);
     return absl::OkStatus();
   });
 }

@@ -28,10 +28,9 @@ class LossyCodec : public OnePartCodec {
   std::vector<float> ShardResidual(uint32_t chunk) const final;
   void ForgetShardResiduals() final;
   bool keeps_shard_residuals() const final { return keeps_shard_residuals_; }
-
- protected:
   std::span<const std::shared_ptr<ParameterState>> States() const final { return states_; }
 
+ protected:
   // Sends the tensors as part `number`. In a format with blocks each tensor begins with a block: no
   // other tensor has a say in its scales. So chunks and tiles of whole blocks begin with an element
   // of a tensor. The padding is zero and has no residual; what it decodes to is dropped.

@@ -45,10 +45,9 @@ class PowerSgd : public BucketCodec {
   absl::StatusOr<Part*> Next(FoldPool& pool, Gradient& gradient) final;
   uint64_t nonfinite_elems() const final { return nonfinite_elems_; }
   bool gave_up() const final { return step_ == Step::kWhole; }
-
- protected:
   std::span<const std::shared_ptr<ParameterState>> States() const final { return states_; }
 
+ protected:
   struct Matrix {
     size_t tensor = 0;        // its number in the set
     uint64_t offset = 0;      // of its first element in the bucket
