@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "core/base/status_macros.h"
+#include "server/sidecar/codec/streaming_copy.h"
 
 namespace thalweg {
 
@@ -52,7 +53,8 @@ absl::Status BucketCodec::ReturnResiduals() {
 
 void BucketCodec::KeepResidual(size_t tensor, uint64_t begin, uint64_t elems) const {
   if (kept_.empty()) return;
-  std::copy_n(States()[tensor]->residual.data() + begin, elems, kept_[tensor].data() + begin);
+  const std::span<const float> residual = States()[tensor]->residual;
+  StreamingCopy(residual.subspan(begin, elems), kept_[tensor].data() + begin);
 }
 
 absl::Status BucketCodec::Scatter(uint64_t begin, uint64_t elems,

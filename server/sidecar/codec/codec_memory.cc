@@ -146,6 +146,10 @@ void CodecMemory::EndRound(const std::vector<BucketCodec*>& took_part) {
 void CodecMemory::KeepStates() {
   At<HalfHead>(Half(round_))->after = 0;
   std::atomic_thread_fence(std::memory_order_release);
+  CompleteAnew();
+}
+
+void CodecMemory::CompleteAnew() {
   for (std::array<bool, 2>& halves : residuals_) halves = {false, false};
   Complete({});
 }
@@ -196,7 +200,7 @@ absl::Status CodecMemory::Restore(const BucketArena& kept, uint64_t round) {
   for (const std::vector<StatePlan>& states : plan_.states) {
     for (const StatePlan& plan : states) THALWEG_RETURN_IF_ERROR(RestoreState(plan, kept));
   }
-  Complete({});
+  CompleteAnew();
   return absl::OkStatus();
 }
 

@@ -114,6 +114,8 @@ class CodecMemory {
   // Completes the half of round_. These codecs have changed their residuals in the round, and kept
   // them.
   void Complete(const std::vector<BucketCodec*>& took_part);
+  // The same when they have all changed otherwise.
+  void CompleteAnew();
   void KeepState(const StatePlan& plan, bool with_residual);
   absl::Status RestoreState(const StatePlan& plan, const BucketArena& kept);
   void RestorePart(const PartPlan& plan, const BucketArena& kept);
