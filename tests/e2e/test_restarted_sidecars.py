@@ -122,7 +122,7 @@ def test_killed_sidecars_lose_at_most_what_shards_had_left_out_of_results(codec,
 def test_fifty_kills_of_sidecars_change_no_weight(way, codec, tmp_path):
     # No process is killed in its first second.
     expected, results, pause = train_with_kills(tmp_path, way, codec, 2, kills=50, buckets=400)
-    print(f"50 kills, {codec}, {way}: from a kill to the first round after it: {pause:.2f} s at most")
+    print(f"50 kills, {codec}, {way}: from a kill to the next round: {pause:.2f} s at most")
     assert results == expected
     assert all(result == results[0] for result in results)
 
