@@ -246,7 +246,9 @@ TEST_F(KeptBucketsTest, ResultWithoutAPlacementIsRefused) {
 
 TEST_F(KeptBucketsTest, WhatWasNotAnnouncedIsRefused) {
   Bring(0, {7, 1});
-  EXPECT_TRUE(absl::IsInvalidArgument(kept_.Add(0, {.id = {4, 0}}, UniqueFd())));
+  ipc::KeptBucket unknown;
+  unknown.id = {4, 0};
+  EXPECT_TRUE(absl::IsInvalidArgument(kept_.Add(0, unknown, UniqueFd())));
   EXPECT_TRUE(absl::IsInvalidArgument(kept_.AddResult(0, {kId}, UniqueFd())));  // the second one
   EXPECT_TRUE(absl::IsInvalidArgument(kept_.AddResult(1, {kId}, UniqueFd())));
 }
