@@ -128,8 +128,8 @@ void Job::NoteLostResidualLocked(const RoundId& id) {
   metrics_.lost_residuals.Add(1);
   if (std::exchange(has_lost_residuals_, true)) return;
   spdlog::warn(
-      "job '{}': what the encoding of results had left out before this shard was restarted is "
-      "lost: the residuals of int8 and onebit begin at zero again",
+      "job '{}': what the encoding of results had left out before this shard or a node was "
+      "restarted is lost: the residuals of int8 and onebit begin at zero again",
       spec_.job);
 }
 

@@ -112,8 +112,8 @@ uint64_t CpuLossy::EncodeTile(uint64_t begin, uint64_t end, const Gradient& grad
       std::copy_n(residual + (piece.begin - begin), piece.elems, residual_of(piece));
     }
   }
-  for (const auto& piece : pieces) {
-    if (residual != nullptr) KeepResidual(piece.tensor, piece.offset, piece.elems);
+  if (residual != nullptr) {
+    for (const auto& piece : pieces) KeepResidual(piece.tensor, piece.offset, piece.elems);
   }
   return encoded.bytes;
 }
