@@ -1,7 +1,6 @@
 #include "client/core/state_calls.h"
 
 #include <algorithm>
-#include <cstring>
 
 #include "absl/strings/str_cat.h"
 #include "core/base/status_macros.h"
@@ -77,7 +76,7 @@ absl::StatusOr<BucketArena> StateCalls::GetCodecState() {
 absl::Status StateCalls::SetCodecState(std::span<const std::byte> state) {
   THALWEG_ASSIGN_OR_RETURN(BucketArena arena,
                            BucketArena::Create("thalweg-codec-state", state.size(), true));
-  std::memcpy(arena.payload(), state.data(), state.size());
+  std::ranges::copy(state, arena.payload());
   return tell_(ipc::CodecState{state.size()}, arena.fd());
 }
 
@@ -104,7 +103,7 @@ absl::Status StateCalls::SetWeights(BucketId bucket, uint32_t slice, std::span<c
                                     uint64_t steps) {
   THALWEG_ASSIGN_OR_RETURN(BucketArena arena,
                            BucketArena::Create("thalweg-weights", values.size_bytes(), true));
-  std::memcpy(arena.payload(), values.data(), values.size_bytes());
+  std::ranges::copy(std::as_bytes(values), arena.payload());
   MutexLock turn(turn_);
   return Ask(ipc::Weights{bucket, slice, steps, values.size_bytes()}, arena.fd(),
              {ipc::Message(ipc::WeightsTaken{}).index(), bucket, slice},
