@@ -194,12 +194,10 @@ absl::Status SidecarSession::Handle(Received received) {
     return states_.OnWeights(*weights, std::move(received.fd));
   }
   if (const auto* snapshots = std::get_if<ipc::Snapshots>(&received.message)) {
-    states_.OnSnapshots(*snapshots);
-    return absl::OkStatus();
+    return states_.OnSnapshots(*snapshots);
   }
   if (const auto* taken = std::get_if<ipc::WeightsTaken>(&received.message)) {
-    states_.OnWeightsTaken(*taken);
-    return absl::OkStatus();
+    return states_.OnWeightsTaken(*taken);
   }
   if (const auto* arena = std::get_if<ipc::ShareArena>(&received.message)) {
     return collectives_.OnShareArena(*arena, std::move(received.fd));

@@ -51,12 +51,14 @@ absl::Status StateCalls::OnWeights(const ipc::Weights& message, UniqueFd fd) {
   return absl::OkStatus();
 }
 
-void StateCalls::OnSnapshots(const ipc::Snapshots& message) {
+absl::Status StateCalls::OnSnapshots(const ipc::Snapshots& message) {
   Take({ipc::Message(message).index()}, {.arena = std::nullopt, .snapshots = message.report});
+  return absl::OkStatus();
 }
 
-void StateCalls::OnWeightsTaken(const ipc::WeightsTaken& message) {
+absl::Status StateCalls::OnWeightsTaken(const ipc::WeightsTaken& message) {
   Take({ipc::Message(message).index(), message.id, message.slice}, {});
+  return absl::OkStatus();
 }
 
 void StateCalls::Fail(const absl::Status& why) {

@@ -45,8 +45,8 @@ class StateCalls {
   }
   absl::Status OnCodecState(const ipc::CodecState& message, UniqueFd fd);
   absl::Status OnWeights(const ipc::Weights& message, UniqueFd fd);
-  void OnSnapshots(const ipc::Snapshots& message);
-  void OnWeightsTaken(const ipc::WeightsTaken& message);
+  absl::Status OnSnapshots(const ipc::Snapshots& message);
+  absl::Status OnWeightsTaken(const ipc::WeightsTaken& message);
   void Fail(const absl::Status& why);
   // A sidecar's next process has to be asked for the codec's state again.
   bool awaits_codec_state() const {
