@@ -100,7 +100,7 @@ class Rounds {
       const auto state = states_.find(tensor.name);
       const bool has_residual = state != states_.end() && !state->second->residual.empty();
       for (uint64_t i = 0; i < tensor.Elems(); ++i) {
-        const float left = has_residual ? state->second->residual[i] : 0;
+        const float left = has_residual ? state->second->residual.data()[i] : 0;
         const float expected = gradient_[offset + i];
         const float got = Result()[offset + i];
         const float allowed = kAllowed * (std::abs(got) + std::abs(left) + std::abs(expected)) +

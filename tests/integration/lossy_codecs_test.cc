@@ -98,7 +98,7 @@ TEST_P(LossyCodecsTest, WhatHasNotComeOutIsInTheResiduals) {
       for (size_t i = 0; state != states->end() && i < tensor.Elems(); ++i) {
         const auto& residual = state->second->residual;
         const auto& shard_residual = state->second->shard_residual;
-        if (!residual.empty()) missing[offset + i] -= residual[i] / 2.0;
+        if (!residual.empty()) missing[offset + i] -= residual.data()[i] / 2.0;
         if (!shard_residual.empty()) missing[offset + i] -= shard_residual[i];
       }
       offset += tensor.Elems();

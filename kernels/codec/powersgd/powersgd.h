@@ -13,7 +13,7 @@
 // Rows of X are independent in passes 1 and 3, columns in pass 2, so a caller may cut the work into
 // blocks as it likes and gets the same bits.
 //
-//   G, E → AddErrorAndProject → P → (sum, OrthogonaliseColumns) → P̂
+//   G, E → AddErrorAndProject → X, P → (sum, OrthogonaliseColumns) → P̂
 //   X, P̂ → ProjectTransposed → Q → (mean)
 //   P̂, Q → Reconstruct → G', E        or, when the round is given up:  G, X → RestoreError → E
 #pragma once
@@ -39,22 +39,23 @@ size_t FactorRank(size_t rows, size_t cols, size_t rank);
 // `min_rate`: (rows + cols) · FactorRank · min_rate < rows · cols. It is always false for a vector.
 bool Compresses(size_t rows, size_t cols, size_t rank, double min_rate);
 
-// Does pass 1 for some rows: X = G + E, stored over E, and P = X·Q. `gradient` and `error` hold
-// rows · cols elements, `q` rank · cols, `p` gets rows · rank. An empty `error` means no error
-// feedback: then X is `gradient` itself. Returns how many elements of `gradient` are NaN or
-// infinite. E keeps its value there, and is never made infinite: a sum that overflows is stored as
-// the largest finite number. A row of X with such an element gives a non-finite row of P, so that
-// the average of P shows it.
+// Does pass 1 for some rows: X = G + E, stored in `x`, which may be `error`'s memory, and P = X·Q.
+// `gradient`, `error` and `x` hold rows · cols elements, `q` rank · cols, `p` gets rows · rank. An
+// empty `error`, and then `x`, means no error feedback: X is `gradient` itself. Returns how many
+// elements of `gradient` are NaN or infinite. X is E there, and is never made infinite: a sum that
+// overflows is stored as the largest finite number. A row of X with such an element gives a
+// non-finite row of P, so that the average of P shows it.
 uint64_t AddErrorAndProject(const FactorShape& block, std::span<const float> gradient,
-                            std::span<float> error, std::span<const float> q, std::span<float> p);
+                            std::span<const float> error, std::span<float> x,
+                            std::span<const float> q, std::span<float> p);
 
 // Gives up a round between passes 1 and 3: turns X, which AddErrorAndProject left in `error`, back
 // into E = X − G, up to the rounding of that sum. G is the same `gradient` as then; where it is not
 // finite `error` is unchanged. Both may be any pieces of equal length.
 void RestoreError(std::span<const float> gradient, std::span<float> error);
 
-// Does pass 2 for columns [col_begin, col_end): Q = Xᵀ·P. `x` is the whole matrix, the `error` of
-// pass 1 or, without error feedback, its `gradient`; `p` is rows · rank. Only those columns of `q`,
+// Does pass 2 for columns [col_begin, col_end): Q = Xᵀ·P. `x` is the whole matrix, that of pass 1
+// or, without error feedback, its `gradient`; `p` is rows · rank. Only those columns of `q`,
 // which is whole as well, are written. Sums of 8 rows each, one fused multiply-add per row from
 // zero, are added in the order of rows: the same bits on every processor. Blocks of a multiple of
 // 64 columns keep vectors full.

@@ -52,7 +52,7 @@ class Model {
 
   void AddErrorAndProjectAll() {
     for (const Matrix& m : matrices_) {
-      AddErrorAndProject(m.shape, Of(m, gradient_), Of(m, error_), OfQ(m), OfP(m));
+      AddErrorAndProject(m.shape, Of(m, gradient_), Of(m, error_), Of(m, error_), OfQ(m), OfP(m));
     }
   }
   void ProjectTransposedAll() {

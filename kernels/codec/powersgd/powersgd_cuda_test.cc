@@ -60,7 +60,8 @@ void ForEachBucket(const Check& check) {
 uint64_t AddErrorAndProject(PowerSgdBucket& b) {
   uint64_t nonfinite = 0;
   for (const PlacedMatrix& m : b.matrices) {
-    nonfinite += AddErrorAndProject(m.shape, b.Of(m, b.gradient), b.Of(m, b.error), b.Q(m), b.P(m));
+    nonfinite += AddErrorAndProject(m.shape, b.Of(m, b.gradient), b.Of(m, b.error),
+                                    b.Of(m, b.error), b.Q(m), b.P(m));
   }
   return nonfinite;
 }

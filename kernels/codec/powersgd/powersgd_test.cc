@@ -93,7 +93,8 @@ TEST(AddErrorAndProjectTest, StoresTheSumAndItsProductWithTheFactor) {
     const auto [rows, cols, rank] = c.shape;
     Floats sum(rows * cols);
     for (size_t i = 0; i < rows * cols; ++i) sum[i] = c.gradient[i] + c.error[i];
-    EXPECT_EQ(AddErrorAndProject(c.shape, c.gradient.All(), c.error.All(), c.q.All(), c.p.All()),
+    EXPECT_EQ(AddErrorAndProject(c.shape, c.gradient.All(), c.error.All(), c.error.All(), c.q.All(),
+                                 c.p.All()),
               0u);
     ASSERT_NO_FATAL_FAILURE(ExpectSameBits(c.error.All(), sum.All()));
     for (size_t i = 0; i < rows; ++i) {
@@ -112,12 +113,27 @@ TEST(AddErrorAndProjectTest, StoresTheSumAndItsProductWithTheFactor) {
   });
 }
 
+TEST(AddErrorAndProjectTest, SumMayLieElsewhereAndTheErrorStays) {
+  ForEachCase([](Case c) {
+    Floats error = c.error;
+    Floats x(c.shape.rows * c.shape.cols);
+    Case in_place = c;
+    AddErrorAndProject(c.shape, c.gradient.All(), c.error.All(), x.All(), c.q.All(), c.p.All());
+    AddErrorAndProject(c.shape, c.gradient.All(), in_place.error.All(), in_place.error.All(),
+                       c.q.All(), in_place.p.All());
+    ASSERT_NO_FATAL_FAILURE(ExpectSameBits(c.error.All(), error.All()));
+    ASSERT_NO_FATAL_FAILURE(ExpectSameBits(x.All(), in_place.error.All()));
+    ASSERT_NO_FATAL_FAILURE(ExpectSameBits(c.p.All(), in_place.p.All()));
+  });
+}
+
 TEST(AddErrorAndProjectTest, WithoutFeedbackProjectsTheGradient) {
   ForEachCase([](Case c) {
     Floats zero(c.shape.rows * c.shape.cols);
     Floats expected = c.p;
-    AddErrorAndProject(c.shape, c.gradient.All(), zero.All(), c.q.All(), expected.All());
-    EXPECT_EQ(AddErrorAndProject(c.shape, c.gradient.All(), {}, c.q.All(), c.p.All()), 0u);
+    AddErrorAndProject(c.shape, c.gradient.All(), zero.All(), zero.All(), c.q.All(),
+                       expected.All());
+    EXPECT_EQ(AddErrorAndProject(c.shape, c.gradient.All(), {}, {}, c.q.All(), c.p.All()), 0u);
     ASSERT_NO_FATAL_FAILURE(ExpectSameBits(c.p.All(), expected.All()));
   });
 }
@@ -126,12 +142,13 @@ TEST(AddErrorAndProjectTest, DoesNotDependOnTheCutIntoRows) {
   ForEachCase([](Case c) {
     const auto [rows, cols, rank] = c.shape;
     Case whole = c;
-    AddErrorAndProject(whole.shape, whole.gradient.All(), whole.error.All(), whole.q.All(),
-                       whole.p.All());
+    AddErrorAndProject(whole.shape, whole.gradient.All(), whole.error.All(), whole.error.All(),
+                       whole.q.All(), whole.p.All());
     size_t count = 1;
     for (size_t row = 0; row < rows; row += count, count = 1 + count % 5) {
       count = std::min(count, rows - row);
       AddErrorAndProject({count, cols, rank}, c.gradient.All().subspan(row * cols, count * cols),
+                         c.error.All().subspan(row * cols, count * cols),
                          c.error.All().subspan(row * cols, count * cols), c.q.All(),
                          c.p.All().subspan(row * rank, count * rank));
     }
@@ -149,14 +166,15 @@ TEST(AddErrorAndProjectTest, NonFiniteElementsShowInTheirRowAndStayOutOfTheError
     for (int64_t target : hwy::SupportedAndGeneratedTargets()) {
       const ForcedTarget forced(target);
       Case clean = made;
-      AddErrorAndProject(clean.shape, clean.gradient.All(), clean.error.All(), clean.q.All(),
-                         clean.p.All());
+      AddErrorAndProject(clean.shape, clean.gradient.All(), clean.error.All(), clean.error.All(),
+                         clean.q.All(), clean.p.All());
       for (size_t at = 0; at < rows * cols; ++at) {
         Case c = made;
         c.gradient[at] = at % 3 == 0 ? kNan : at % 3 == 1 ? kInfinity : -kInfinity;
         c.q[at % cols] = 0;
-        EXPECT_EQ(
-            AddErrorAndProject(c.shape, c.gradient.All(), c.error.All(), c.q.All(), c.p.All()), 1u);
+        EXPECT_EQ(AddErrorAndProject(c.shape, c.gradient.All(), c.error.All(), c.error.All(),
+                                     c.q.All(), c.p.All()),
+                  1u);
         Case expected = clean;
         expected.error[at] = Case(made).error[at];
         ASSERT_NO_FATAL_FAILURE(ExpectSameBits(c.error.All(), expected.error.All()));
@@ -175,7 +193,9 @@ TEST(AddErrorAndProjectTest, AnOverflowingSumIsStoredFiniteAndShowsInTheFactor) 
     Floats error(19, -1e38f);
     Floats q(19, 1.0f);
     Floats p(1);
-    EXPECT_EQ(AddErrorAndProject({1, 19, 1}, gradient.All(), error.All(), q.All(), p.All()), 0u);
+    EXPECT_EQ(
+        AddErrorAndProject({1, 19, 1}, gradient.All(), error.All(), error.All(), q.All(), p.All()),
+        0u);
     EXPECT_FALSE(std::isfinite(p[0]));
     EXPECT_THAT(error.All(), testing::Each(-kLargest));
   }
@@ -185,7 +205,8 @@ TEST(RestoreErrorTest, UndoesTheAdditionUpToItsRounding) {
   ForEachCase([](Case c) {
     Case before = c;
     c.gradient[0] = kNan;
-    AddErrorAndProject(c.shape, c.gradient.All(), c.error.All(), c.q.All(), c.p.All());
+    AddErrorAndProject(c.shape, c.gradient.All(), c.error.All(), c.error.All(), c.q.All(),
+                       c.p.All());
     Case added = c;
     RestoreError(c.gradient.All(), c.error.All());
     EXPECT_EQ(c.error[0], before.error[0]);
@@ -317,7 +338,7 @@ double SquaredNorm(std::span<const float> values) {
 // Runs one node's round.
 void CompressOnce(Case& c, Floats& out) {
   OrthogonaliseRows(c.q.All(), c.shape.rank, 0);
-  AddErrorAndProject(c.shape, c.gradient.All(), c.error.All(), c.q.All(), c.p.All());
+  AddErrorAndProject(c.shape, c.gradient.All(), c.error.All(), c.error.All(), c.q.All(), c.p.All());
   OrthogonaliseColumns(c.p.All(), c.shape.rank, 0);
   ProjectTransposed(c.shape, c.error.All(), c.p.All(), 0, c.shape.cols, c.q.All());
   Reconstruct(c.shape, c.p.All(), c.q.All(), c.error.All(), out.All());

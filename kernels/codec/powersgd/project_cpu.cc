@@ -54,33 +54,36 @@ struct PlainRows {
   PlainRows From(size_t row) const { return {x + row * cols, cols}; }
 };
 
-// AddedRows are rows of gradient + error; each element that is read is stored over the error.
+// AddedRows are rows of gradient + error; each element that is read is stored in x, too.
 struct AddedRows {
   const float* gradient;
-  float* error;
+  const float* error;
+  float* x;
   size_t cols;
 
   float At(size_t row, size_t j) const {
     const float g = gradient[row * cols + j];
-    float& e = error[row * cols + j];
-    const float x = g + e;
-    e = StoredSum(g, e, x);
-    return x;
+    const float e = error[row * cols + j];
+    const float sum = g + e;
+    x[row * cols + j] = StoredSum(g, e, sum);
+    return sum;
   }
 #if THALWEG_VECTORS
   HWY_INLINE V Load(size_t row, size_t j) const {
     const D d;
     const V g = hn::LoadU(d, gradient + row * cols + j);
     const V e = hn::LoadU(d, error + row * cols + j);
-    const V x = hn::Add(g, e);
+    const V sum = hn::Add(g, e);
     const V largest = hn::Set(d, kLargest);
-    const V clamped = hn::Max(hn::Min(x, largest), hn::Neg(largest));
+    const V clamped = hn::Max(hn::Min(sum, largest), hn::Neg(largest));
     const auto finite = hn::Le(hn::Abs(g), largest);
-    hn::StoreU(hn::IfThenElse(finite, clamped, e), d, error + row * cols + j);
-    return x;
+    hn::StoreU(hn::IfThenElse(finite, clamped, e), d, x + row * cols + j);
+    return sum;
   }
 #endif
-  AddedRows From(size_t row) const { return {gradient + row * cols, error + row * cols, cols}; }
+  AddedRows From(size_t row) const {
+    return {gradient + row * cols, error + row * cols, x + row * cols, cols};
+  }
 };
 
 // Computes kRanks columns of kRows rows of P: p[row · stride + c].
@@ -151,22 +154,23 @@ bool AllFinite(const float* values, size_t count) {
   return std::all_of(values, values + count, [](float value) { return std::isfinite(value); });
 }
 
-uint64_t AddErrorAndProjectForTarget(const FactorShape& block, const float* gradient, float* error,
-                                     const float* q, float* p) {
+// Without error feedback `error` and `x` are null.
+uint64_t AddErrorAndProjectForTarget(const FactorShape& block, const float* gradient,
+                                     const float* error, float* x, const float* q, float* p) {
   const auto [rows, cols, rank] = block;
   uint64_t nonfinite = 0;
   for (size_t row = 0; row < rows; row += kTileRows) {
     const size_t count = std::min(kTileRows, rows - row);
     const float* g = gradient + row * cols;
-    float* e = error == nullptr ? nullptr : error + row * cols;
     float* tile = p + row * rank;
     for (size_t c = 0; c < rank;) {
       const size_t ranks = ColumnsAtOnce(rank - c);
-      if (e != nullptr && c == 0) {
-        ProjectColumns(ranks, AddedRows{g, e, cols}, count, q, tile, rank);
+      if (x != nullptr && c == 0) {
+        const AddedRows added{g, error + row * cols, x + row * cols, cols};
+        ProjectColumns(ranks, added, count, q, tile, rank);
       } else {
-        const float* x = e == nullptr ? g : e;
-        ProjectColumns(ranks, PlainRows{x, cols}, count, q + c * cols, tile + c, rank);
+        const PlainRows plain{x == nullptr ? g : x + row * cols, cols};
+        ProjectColumns(ranks, plain, count, q + c * cols, tile + c, rank);
       }
       c += ranks;
     }
@@ -308,12 +312,14 @@ bool Compresses(size_t rows, size_t cols, size_t rank, double min_rate) {
 }
 
 uint64_t AddErrorAndProject(const FactorShape& block, std::span<const float> gradient,
-                            std::span<float> error, std::span<const float> q, std::span<float> p) {
+                            std::span<const float> error, std::span<float> x,
+                            std::span<const float> q, std::span<float> p) {
   assert(block.rank > 0 && gradient.size() == block.rows * block.cols);
-  assert(error.empty() || error.size() == gradient.size());
+  assert(error.size() == x.size() && (x.empty() || x.size() == gradient.size()));
   assert(q.size() == block.rank * block.cols && p.size() == block.rows * block.rank);
   return HWY_DYNAMIC_DISPATCH(AddErrorAndProjectForTarget)(
-      block, gradient.data(), error.empty() ? nullptr : error.data(), q.data(), p.data());
+      block, gradient.data(), x.empty() ? nullptr : error.data(), x.empty() ? nullptr : x.data(),
+      q.data(), p.data());
 }
 
 void RestoreError(std::span<const float> gradient, std::span<float> error) {

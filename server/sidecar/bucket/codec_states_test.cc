@@ -58,7 +58,7 @@ TEST_F(CodecStatesTest, StatesAreSavedInTrueUnitsAndGoOnInThoseOfTheNextRound) {
   TestBucket bucket = Announce(table_, 0, kElems, 1);
   ParameterStates states;
   states["w0"] = std::make_shared<ParameterState>();
-  states["w0"]->residual.assign(kElems, 3);
+  states["w0"]->residual = std::vector<float>(kElems, 3);
   auto arena = *BucketArena::Create("states", EncodedBytes(states), true);
   Encode(states, {arena.payload(), arena.payload_bytes()});
   ASSERT_TRUE(states_.Load(table_.All(), arena).ok());

@@ -5,7 +5,6 @@
 #include <memory>
 
 #include "core/base/status_macros.h"
-#include "server/sidecar/codec/streaming_copy.h"
 
 namespace thalweg {
 
@@ -17,7 +16,9 @@ absl::Status BucketCodec::FollowLossScale(double loss_scale) {
   // So rarely that the host can do it, whatever the device.
   if (changes) THALWEG_RETURN_IF_ERROR(SaveStates());
   for (const auto& state : states) {
-    if (state != nullptr) Rescale(state->residual, state->loss_scale, loss_scale);
+    if (state == nullptr) continue;
+    if (ChangesUnits(state->loss_scale, loss_scale)) state->residual.Own();
+    Rescale(state->residual, state->loss_scale, loss_scale);
   }
   return absl::OkStatus();
 }
@@ -32,8 +33,9 @@ absl::Status BucketCodec::WithholdResiduals(const std::vector<bool>& unused) {
   // Few scripts leave out parameters: the host does it, whatever the device.
   THALWEG_RETURN_IF_ERROR(SaveStates());
   for (const size_t i : tensors) {
-    std::vector<float>& residual = states[i]->residual;
-    withheld_.emplace_back(i, std::exchange(residual, std::vector<float>(residual.size())));
+    const std::span<const float> residual = states[i]->residual;
+    withheld_.emplace_back(i, std::vector<float>(residual.begin(), residual.end()));
+    states[i]->residual = std::vector<float>(residual.size());
   }
   return absl::OkStatus();
 }
@@ -42,19 +44,12 @@ absl::Status BucketCodec::ReturnResiduals() {
   if (withheld_.empty()) return absl::OkStatus();
   THALWEG_RETURN_IF_ERROR(SaveStates());
   for (const auto& [i, withheld] : withheld_) {
-    std::vector<float>& residual = States()[i]->residual;
+    const std::span<float> residual = NextResidual(i);
     // Other nodes' gradients may have left something, too.
     for (size_t k = 0; k < withheld.size(); ++k) residual[k] += withheld[k];
-    KeepResidual(i, 0, residual.size());
   }
   withheld_.clear();
   return absl::OkStatus();
-}
-
-void BucketCodec::KeepResidual(size_t tensor, uint64_t begin, uint64_t elems) const {
-  if (kept_.empty()) return;
-  const std::span<const float> residual = States()[tensor]->residual;
-  StreamingCopy(residual.subspan(begin, elems), kept_[tensor].data() + begin);
 }
 
 absl::Status BucketCodec::Scatter(uint64_t begin, uint64_t elems,

@@ -91,9 +91,10 @@ class BucketCodec {
 
   // Returns by tensor; null for one without a state.
   virtual std::span<const std::shared_ptr<ParameterState>> States() const { return {}; }
-  // From now on every residual is copied to its place, by tensor, as soon as a round has changed
-  // it. Only for gradients in host memory. Before Begin.
-  void KeepResidualsIn(std::vector<std::span<float>> places) { kept_ = std::move(places); }
+  // The next round makes the residuals that it leaves in these places, by tensor, and the states
+  // keep what they have: when the round is over, the caller makes them lie there. A place may be
+  // where a residual lies already. Only for gradients in host memory. Before Begin.
+  void MakeResidualsIn(std::vector<std::span<float>> places) { places_ = std::move(places); }
   // Copies a device's states to the host, from where the next round takes them again. Not while a
   // round's parts are in flight. May wait for the device.
   virtual absl::Status SaveStates() { return absl::OkStatus(); }
@@ -118,8 +119,10 @@ class BucketCodec {
   absl::Status Scatter(uint64_t begin, uint64_t elems,
                        const std::function<absl::Status(std::byte*)>& decode) const;
 
-  // Is called when these elements of a tensor's residual have changed for the last time in a round.
-  void KeepResidual(size_t tensor, uint64_t begin, uint64_t elems) const;
+  // Returns where a round leaves a tensor's residual.
+  std::span<float> NextResidual(size_t tensor) const {
+    return places_.empty() ? std::span<float>(States()[tensor]->residual) : places_[tensor];
+  }
 
   // Makes a part that represents `raw_bytes` of the tensors.
   Part MakePart(uint32_t number, BucketLayout layout, WireFormat wire, uint64_t raw_bytes) const {
@@ -135,7 +138,7 @@ class BucketCodec {
 
  private:
   std::vector<std::pair<size_t, std::vector<float>>> withheld_;  // by tensor of the set
-  std::vector<std::span<float>> kept_;  // places of residuals, by tensor; empty: nobody keeps them
+  std::vector<std::span<float>> places_;  // of the next residuals, by tensor; empty: as they are
 };
 
 }  // namespace thalweg

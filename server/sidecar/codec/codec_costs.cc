@@ -103,7 +103,7 @@ class Bench {
     std::vector<float> q(kSide * rank);
     SeedDirection({.column = 1}, q);
     const double passes = BestSeconds([&] {
-      AddErrorAndProject(shape, gradient_, residual_, q, p);
+      AddErrorAndProject(shape, gradient_, residual_, residual_, q, p);
       ProjectTransposed(shape, residual_, p, 0, kSide, q);
       Reconstruct(shape, p, q, residual_, result_);
     });

@@ -117,12 +117,14 @@ void CodecMemory::BeginRound(uint64_t round) {
   std::atomic_thread_fence(std::memory_order_release);
   for (size_t k = 0; k < plan_.codecs.size(); ++k) {
     std::vector<std::span<float>> residuals;
-    for (const StatePlan& plan : plan_.states[k]) {
-      float* const begin = At<float>(Half(round) + plan.residual);
-      residuals.emplace_back(begin, plan.state == nullptr ? 0 : plan.elems);
-    }
-    plan_.codecs[k]->KeepResidualsIn(std::move(residuals));
+    for (const StatePlan& plan : plan_.states[k]) residuals.push_back(PlaceOf(plan));
+    plan_.codecs[k]->MakeResidualsIn(std::move(residuals));
   }
+}
+
+std::span<float> CodecMemory::PlaceOf(const StatePlan& plan) {
+  if (plan.state == nullptr) return {};
+  return {At<float>(Half(round_) + plan.residual), plan.elems};
 }
 
 void CodecMemory::KeepResult(const Part& part, const RoundResult& result) {
@@ -163,6 +165,10 @@ void CodecMemory::Complete(const std::vector<BucketCodec*>& took_part) {
     if (std::count(took_part.begin(), took_part.end(), plan_.codecs[k]) > 0) {
       halves = {false, false};
       halves[round_ % 2] = true;
+      for (const StatePlan& plan : plan_.states[k]) {
+        if (plan.state == nullptr || plan.state->residual.empty()) continue;
+        plan.state->residual.LieIn(PlaceOf(plan), arena_);
+      }
     }
     const bool with_residual = !std::exchange(halves[round_ % 2], true);
     for (const StatePlan& plan : plan_.states[k]) KeepState(plan, with_residual);
@@ -179,15 +185,18 @@ void CodecMemory::KeepState(const StatePlan& plan, bool with_residual) {
   const size_t residual = std::min<uint64_t>(state.residual.size(), plan.elems);
   // A loaded factor of another size counts for nothing.
   const size_t factor = state.factor.size() > plan.elems ? 0 : state.factor.size();
-  if (with_residual) std::copy_n(state.residual.data(), residual, At<float>(half + plan.residual));
+  float* const place = At<float>(half + plan.residual);
+  if (with_residual && state.residual.data() != place) {
+    std::copy_n(state.residual.data(), residual, place);
+  }
   std::copy_n(state.factor.data(), factor, At<float>(half + plan.factor));
   *At<KeptState>(half + plan.head) = {state.rounds, state.loss_scale, residual, factor};
 }
 
 absl::Status CodecMemory::Restore(const BucketArena& kept, uint64_t round) {
-  if (kept.payload_bytes() != arena_.payload_bytes()) {
+  if (kept.payload_bytes() != arena_->payload_bytes()) {
     return absl::InvalidArgumentError(absl::StrCat("the codecs' memory has ", kept.payload_bytes(),
-                                                   " bytes, expected ", arena_.payload_bytes()));
+                                                   " bytes, expected ", arena_->payload_bytes()));
   }
   BeginRound(round);
   const HalfHead& head = *In<HalfHead>(kept, Half(round));
@@ -237,7 +246,7 @@ absl::Status CodecMemory::RestoreState(const StatePlan& plan, const BucketArena&
   }
   const float* const residual = In<float>(kept, half + plan.residual);
   const float* const factor = In<float>(kept, half + plan.factor);
-  plan.state->residual.assign(residual, residual + known.residual_elems);
+  plan.state->residual = std::vector<float>(residual, residual + known.residual_elems);
   plan.state->factor.assign(factor, factor + known.factor_elems);
   plan.state->rounds = known.rounds;
   plan.state->loss_scale = known.loss_scale;
@@ -249,11 +258,12 @@ std::vector<CodecMemory::KeptPart> CodecMemory::Parts(uint32_t workers) const {
   for (const PartPlan& plan : plan_.parts) {
     const Part& part = *plan.part;
     if (plan.payloads.empty() || part.shard_of_chunk.empty()) continue;
-    const uint64_t* const loads = In<uint64_t>(arena_, plan.place) + 1 + part.shard_of_chunk.size();
+    const uint64_t* const loads =
+        In<uint64_t>(*arena_, plan.place) + 1 + part.shard_of_chunk.size();
     KeptPart& kept = all.emplace_back();
     kept = {&part, part.shard_of_chunk, {loads, loads + plan_.num_shards}, {}};
     for (uint32_t chunk = 0; part.round > 0 && chunk < plan.payloads.size(); ++chunk) {
-      const KeptChunk& known = In<KeptChunk>(arena_, Half(round_) + plan.chunks)[chunk];
+      const KeptChunk& known = In<KeptChunk>(*arena_, Half(round_) + plan.chunks)[chunk];
       RoundResult& result = kept.results.emplace_back();
       result.id = {part.bucket.id, chunk, part.round};
       result.wire = part.bucket.wire;
@@ -263,7 +273,7 @@ std::vector<CodecMemory::KeptPart> CodecMemory::Parts(uint32_t workers) const {
       result.nonfinite_elems = known.nonfinite_elems;
       const std::shared_ptr<std::byte[]> copy =
           std::make_unique_for_overwrite<std::byte[]>(known.bytes);
-      std::memcpy(copy.get(), In<std::byte>(arena_, Half(round_) + plan.payloads[chunk]),
+      std::memcpy(copy.get(), In<std::byte>(*arena_, Half(round_) + plan.payloads[chunk]),
                   known.bytes);
       result.payload = Payload(std::span<const std::byte>(copy.get(), known.bytes), copy);
     }

@@ -41,17 +41,18 @@ class CodecMemory {
                                                              const Codecs& codecs,
                                                              uint32_t num_shards);
 
-  const BucketArena& arena() const { return arena_; }
+  const BucketArena& arena() const { return *arena_; }
 
   // The shards know a part: by chunk which sums it, and by shard how many bytes these are.
   void KeepPlace(const Part& part, std::span<const uint32_t> shards,
                  std::span<const uint64_t> loads);
-  // Makes codecs keep residuals in the half of that round, until the next one.
+  // Makes codecs leave residuals in the half of that round.
   void BeginRound(uint64_t round);
   // A chunk of the round in flight has this result. Any thread, one for a chunk. Results of `whole`
   // are not kept: they lie where the workers look for them.
   void KeepResult(const Part& part, const RoundResult& result);
-  // The round, in which these took part, is over: completes its half.
+  // The round, in which these took part, is over: completes its half, where their residuals lie
+  // now.
   void EndRound(const std::vector<BucketCodec*>& took_part);
   // Between two rounds: the states have changed.
   void KeepStates();
@@ -99,29 +100,31 @@ class CodecMemory {
     uint64_t num_shards = 0;
   };
   CodecMemory(Plan plan, BucketArena arena)
-      : plan_(std::move(plan)), arena_(std::move(arena)), residuals_(plan_.codecs.size()) {}
+      : plan_(std::move(plan)),
+        arena_(std::make_shared<BucketArena>(std::move(arena))),
+        residuals_(plan_.codecs.size()) {}
 
   static Plan MakePlan(DenseCodec& whole, const Codecs& codecs, uint32_t num_shards);
   Offset Half(uint64_t round) const { return plan_.halves + round % 2 * plan_.half_bytes; }
   template <typename T>
   T* At(Offset offset) {
-    return reinterpret_cast<T*>(arena_.payload() + offset);
+    return reinterpret_cast<T*>(arena_->payload() + offset);
   }
   template <typename T>
   static const T* In(const BucketArena& arena, Offset offset) {
     return reinterpret_cast<const T*>(arena.payload() + offset);
   }
-  // Completes the half of round_. These codecs have changed their residuals in the round, and kept
-  // them.
+  // Completes the half of round_. These codecs have left residuals there.
   void Complete(const std::vector<BucketCodec*>& took_part);
   // The same when they have all changed otherwise.
   void CompleteAnew();
+  std::span<float> PlaceOf(const StatePlan& plan);  // of its residual in that half
   void KeepState(const StatePlan& plan, bool with_residual);
   absl::Status RestoreState(const StatePlan& plan, const BucketArena& kept);
   void RestorePart(const PartPlan& plan, const BucketArena& kept);
 
   const Plan plan_;
-  BucketArena arena_;
+  const std::shared_ptr<BucketArena> arena_;    // outlives this while residuals lie in it
   uint64_t round_ = 0;                          // in flight, or the last one
   uint64_t whole_last_ = 0;                     // the last one that went through `whole`
   std::vector<std::array<bool, 2>> residuals_;  // by codec: which halves have its residuals of now

@@ -77,6 +77,8 @@ class Node {
                               memory_->arena().payload_bytes());
   }
 
+  // Gradients carry this loss scale from now on.
+  void SetLossScale(double scale) { loss_scale_ = scale; }
   void TakeRound(const Floats& values, const std::vector<bool>& unused = {}) {
     BucketCodec& used = codec().HasStarted() ? codec() : *whole_;
     BeginRound(used, values, unused);
@@ -100,7 +102,7 @@ class Node {
     FoldPool pool(2);
     WholeGradient gradient(values);
     memory_->BeginRound(round_ + 1);
-    ASSERT_TRUE(used.FollowLossScale(kNoLossScale).ok());
+    ASSERT_TRUE(used.FollowLossScale(loss_scale_).ok());
     ASSERT_TRUE(used.WithholdResiduals(unused).ok());
     sent_.clear();
     for (Part* part = *used.Begin(pool, gradient); part != nullptr;
@@ -136,6 +138,7 @@ class Node {
   std::unique_ptr<CodecMemory> memory_;
   std::map<std::pair<uint32_t, uint32_t>, Bytes> sent_;
   uint64_t round_ = 0;
+  double loss_scale_ = kNoLossScale;
 };
 
 class CodecMemoryTest : public ::testing::TestWithParam<const char*> {};
@@ -202,13 +205,37 @@ TEST_P(CodecMemoryTest, ResidualsOfUnusedTensorsAreKept) {
   EXPECT_TRUE(next.sent() == undisturbed.sent());
 }
 
+TEST_P(CodecMemoryTest, RoundThatChangesTheUnitsOfResidualsLeavesTheLastOnesAsTheyAre) {
+  Node undisturbed(GetParam()), dying(GetParam()), next(GetParam());
+  for (uint64_t round = 0; round < 4; ++round) {
+    for (Node* node : {&undisturbed, &dying}) node->TakeRound(Random(round));
+  }
+  for (Node* node : {&undisturbed, &dying, &next}) node->SetLossScale(1024);
+  dying.DieInARound(Random(4));
+  ASSERT_TRUE(next.TakeUp(dying).ok());
+  for (Node* node : {&undisturbed, &next}) node->TakeRound(Random(4));
+  EXPECT_TRUE(next.sent() == undisturbed.sent());
+}
+
+TEST_P(CodecMemoryTest, CheckpointLeavesWhatIsKeptAsItIs) {
+  Node undisturbed(GetParam()), dying(GetParam()), next(GetParam());
+  for (Node* node : {&undisturbed, &dying, &next}) node->SetLossScale(1024);
+  for (uint64_t round = 0; round < 4; ++round) {
+    for (Node* node : {&undisturbed, &dying}) node->TakeRound(Random(round));
+  }
+  ToTrueUnits(dying.states());  // and it dies before the states are kept anew
+  ASSERT_TRUE(next.TakeUp(dying).ok());
+  for (Node* node : {&undisturbed, &next}) node->TakeRound(Random(4));
+  EXPECT_TRUE(next.sent() == undisturbed.sent());
+}
+
 TEST_P(CodecMemoryTest, StatesThatWereLoadedAreKept) {
   Node undisturbed(GetParam()), dying(GetParam()), next(GetParam());
   for (uint64_t round = 0; round < 3; ++round) {
     for (Node* node : {&undisturbed, &dying}) node->TakeRound(Random(round));
   }
   for (Node* node : {&undisturbed, &dying}) {
-    std::fill_n(node->states().at("w")->residual.begin(), 10, 3.0f);
+    std::fill_n(node->states().at("w")->residual.data(), 10, 3.0f);
     node->memory().KeepStates();
   }
   ASSERT_TRUE(next.TakeUp(dying).ok());

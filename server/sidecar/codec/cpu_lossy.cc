@@ -37,7 +37,7 @@ absl::StatusOr<Part*> CpuLossy::Begin(FoldPool& /*pool*/, Gradient& /*gradient*/
   }
   const auto& tensors = tensors_.layout().tensors;
   for (size_t i = 0; spec_.feedback && i < states_.size(); ++i) {
-    states_[i]->residual.resize(tensors[i].Elems());
+    states_[i]->residual.Resize(tensors[i].Elems());
   }
   return &part_;
 }
@@ -82,18 +82,21 @@ uint64_t CpuLossy::EncodeTile(uint64_t begin, uint64_t end, const Gradient& grad
   const uint64_t elems = end - begin;
   const float* values = Values(begin, end, gradient, tile);
   const auto pieces = tensors_.TensorPieces(begin, end);
-  const auto residual_of = [&](const TensorSet::Piece& piece) {
-    return states_[piece.tensor]->residual.data() + piece.offset;
+  const auto next_of = [&](const TensorSet::Piece& piece) {
+    return NextResidual(piece.tensor).data() + piece.offset;
   };
   float* residual = nullptr;
   const bool gathered = pieces[0].elems < elems;
-  if (spec_.feedback && !gathered) residual = residual_of(pieces[0]);
+  if (spec_.feedback && !gathered) residual = next_of(pieces[0]);
   if (spec_.feedback && gathered) {
     tile.residual.assign(elems, 0.0f);
     residual = tile.residual.data();
-    for (const auto& piece : pieces) {
-      std::copy_n(residual_of(piece), piece.elems, residual + (piece.begin - begin));
-    }
+  }
+  for (const auto& piece : pieces) {
+    if (residual == nullptr) break;
+    const float* const last = states_[piece.tensor]->residual.data() + piece.offset;
+    float* const here = residual + (piece.begin - begin);
+    if (last != here) std::copy_n(last, piece.elems, here);
   }
   if (loss != nullptr && residual != nullptr) {
     for (uint64_t i = 0; i < elems; ++i) {
@@ -109,11 +112,8 @@ uint64_t CpuLossy::EncodeTile(uint64_t begin, uint64_t end, const Gradient& grad
   }
   if (residual != nullptr && gathered) {
     for (const auto& piece : pieces) {
-      std::copy_n(residual + (piece.begin - begin), piece.elems, residual_of(piece));
+      std::copy_n(residual + (piece.begin - begin), piece.elems, next_of(piece));
     }
-  }
-  if (residual != nullptr) {
-    for (const auto& piece : pieces) KeepResidual(piece.tensor, piece.offset, piece.elems);
   }
   return encoded.bytes;
 }

@@ -121,7 +121,8 @@ class CpuLossyTest : public ::testing::TestWithParam<const char*> {
     for (const TensorSpec& tensor : kBucket.tensors) {
       const auto state = states_.find(tensor.name);
       const Floats none(tensor.Elems());
-      const Floats& one = state == states_.end() ? none : state->second->residual;
+      std::span<const float> one = none;
+      if (state != states_.end()) one = state->second->residual;
       bucket.insert(bucket.end(), one.begin(), one.end());
     }
     return Padded(bucket);
@@ -166,9 +167,10 @@ TEST_P(CpuLossyTest, ScatteredTensorsAreEncodedAsOneVector) {
 }
 
 TEST_P(CpuLossyTest, ResidualFollowsTheLossScale) {
-  const auto times = [](Floats values, float factor) {
-    for (float& value : values) value *= factor;
-    return values;
+  const auto times = [](std::span<const float> values, float factor) {
+    Floats scaled(values.begin(), values.end());
+    for (float& value : scaled) value *= factor;
+    return scaled;
   };
   ParameterStates plain_states;
   LossyNode plain(kBucket, kMembers, spec_, plain_states);
@@ -242,7 +244,7 @@ TEST_P(CpuLossyTest, SampledLossIsThatOfTheFirstRound) {
 TEST_P(CpuLossyTest, StateOfAnotherSizeIsRefused) {
   ParameterStates states;
   states["b"] = std::make_shared<ParameterState>();
-  states["b"]->residual.resize(12);
+  states["b"]->residual.Resize(12);
   const CodecPlace place{{}, kMinChunkBytes, 1};
   const auto codec = CpuLossy::Create(TensorSet(kBucket, kMembers), place, 1, spec_, states);
   EXPECT_EQ(codec.status().code(), absl::StatusCode::kInvalidArgument) << codec.status();

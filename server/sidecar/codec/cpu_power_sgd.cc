@@ -115,9 +115,14 @@ absl::Status CpuPowerSgd::ProjectRows(const Task& task, Gradient& gradient) {
     return absl::OkStatus();
   }
   const Matrix& m = matrices_[task.item];
-  const std::span<float> error = ResidualRows(task);
-  if (!spec_.feedback) std::fill(error.begin(), error.end(), 0.0f);
-  AddErrorAndProject(Shape(task), {g, elems}, error, m.state->factor, P(p_.sent, task));
+  const std::span<float> x = NextRows(task);
+  std::span<const float> error =
+      std::span<const float>(m.state->residual).subspan(task.begin * m.columns, elems);
+  if (!spec_.feedback) {
+    std::fill(x.begin(), x.end(), 0.0f);
+    error = x;
+  }
+  AddErrorAndProject(Shape(task), {g, elems}, error, x, m.state->factor, P(p_.sent, task));
   return absl::OkStatus();
 }
 
@@ -141,7 +146,7 @@ absl::StatusOr<bool> CpuPowerSgd::ProjectTransposed(FoldPool& pool) {
       pool.Run(static_cast<uint32_t>(column_tasks_.size()), [this](uint32_t i) -> absl::Status {
         const Task& task = column_tasks_[i];
         const Matrix& m = matrices_[task.item];
-        thalweg::ProjectTransposed({m.rows, m.columns, m.rank}, m.state->residual,
+        thalweg::ProjectTransposed({m.rows, m.columns, m.rank}, NextResidual(m.tensor),
                                    std::span(p_.mean).subspan(m.p_offset, m.rows * m.rank),
                                    task.begin, task.end,
                                    std::span(q_.sent).subspan(m.q_offset, m.QElems()));
@@ -164,9 +169,8 @@ uint64_t CpuPowerSgd::ReconstructRows(const Task& task, CompressionLoss* loss) {
     float* decoded = in_place ? reinterpret_cast<float*>(out) : tile.data();
     nonfinite = thalweg::Reconstruct(Shape(task), P(p_.mean, task),
                                      std::span(q_.mean).subspan(m.q_offset, m.QElems()),
-                                     ResidualRows(task), {decoded, elems});
-    KeepResidual(m.tensor, task.begin * m.columns, elems);
-    if (loss != nullptr) *loss = LossOf({decoded, elems}, ResidualRows(task));
+                                     NextRows(task), {decoded, elems});
+    if (loss != nullptr) *loss = LossOf({decoded, elems}, NextRows(task));
     if (in_place) return nonfinite;
     values = decoded;
   } else {
@@ -199,9 +203,7 @@ absl::Status CpuPowerSgd::GiveUp(FoldPool& pool, Gradient& gradient) {
     if (!task.is_matrix) return absl::OkStatus();
     const auto [begin, elems] = Range(task);
     std::vector<float> tile;
-    RestoreError({gradient.Read(begin, elems, tile), elems}, ResidualRows(task));
-    const Matrix& m = matrices_[task.item];
-    KeepResidual(m.tensor, task.begin * m.columns, elems);
+    RestoreError({gradient.Read(begin, elems, tile), elems}, NextRows(task));
     return absl::OkStatus();
   });
 }
@@ -211,10 +213,10 @@ FactorShape CpuPowerSgd::Shape(const Task& task) const {
   return {task.end - task.begin, m.columns, m.rank};
 }
 
-std::span<float> CpuPowerSgd::ResidualRows(const Task& task) const {
+std::span<float> CpuPowerSgd::NextRows(const Task& task) const {
   const Matrix& m = matrices_[task.item];
-  return std::span(m.state->residual)
-      .subspan(task.begin * m.columns, (task.end - task.begin) * m.columns);
+  return NextResidual(m.tensor).subspan(task.begin * m.columns,
+                                        (task.end - task.begin) * m.columns);
 }
 
 std::span<float> CpuPowerSgd::P(std::vector<float>& first, const Task& task) const {

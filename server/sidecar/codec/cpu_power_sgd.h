@@ -63,7 +63,8 @@ class CpuPowerSgd final : public PowerSgd {
   Factors& Of(const Part& part) { return &part == first_.get() ? p_ : q_; }
   // Returns a task's rows of P, in the first part's values.
   std::span<float> P(std::vector<float>& first, const Task& task) const;
-  std::span<float> ResidualRows(const Task& task) const;
+  // Returns a task's rows of the residual that the round leaves; until then those of the matrix.
+  std::span<float> NextRows(const Task& task) const;
   FactorShape Shape(const Task& task) const;
   // Returns where a task's elements begin in the bucket, and how many they are.
   std::pair<uint64_t, uint64_t> Range(const Task& task) const;

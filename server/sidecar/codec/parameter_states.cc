@@ -76,13 +76,15 @@ absl::Status TakeParameter(Reader& in, ParameterStates& states) {
   THALWEG_RETURN_IF_ERROR(in.Take(&residual, sizeof residual));
   THALWEG_RETURN_IF_ERROR(in.Take(&shard_residual, sizeof shard_residual));
   THALWEG_RETURN_IF_ERROR(in.TakeInto(state->factor, factor));
-  THALWEG_RETURN_IF_ERROR(in.TakeInto(state->residual, residual));
+  std::vector<float> values;
+  THALWEG_RETURN_IF_ERROR(in.TakeInto(values, residual));
+  state->residual = std::move(values);
   THALWEG_RETURN_IF_ERROR(in.TakeInto(state->shard_residual, shard_residual));
   if (states.emplace(name, std::move(state)).second) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat("codec state has '", name, "' twice"));
 }
 
-absl::Status CheckSize(const std::string& name, uint64_t elems, const std::vector<float>& values) {
+absl::Status CheckSize(const std::string& name, uint64_t elems, std::span<const float> values) {
   if (values.empty() || values.size() == elems) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat("parameter '", name, "' has ", elems,
                                                  " elements, its codec state ", values.size()));
@@ -92,6 +94,7 @@ absl::Status CheckSize(const std::string& name, uint64_t elems, const std::vecto
 
 void ToTrueUnits(ParameterStates& states) {
   for (const auto& [name, state] : states) {
+    if (ChangesUnits(state->loss_scale, kNoLossScale)) state->residual.Own();
     Rescale(state->residual, state->loss_scale, kNoLossScale);
   }
 }
@@ -117,8 +120,10 @@ void Encode(const ParameterStates& states, std::span<std::byte> out) {
     writer.Add(uint64_t{state->factor.size()});
     writer.Add(uint64_t{state->residual.size()});
     writer.Add(uint64_t{state->shard_residual.size()});
-    for (const auto* values : {&state->factor, &state->residual, &state->shard_residual}) {
-      writer.Add(values->data(), values->size() * sizeof(float));
+    for (const std::span<const float> values :
+         {std::span<const float>(state->factor), std::span<const float>(state->residual),
+          std::span<const float>(state->shard_residual)}) {
+      writer.Add(values.data(), values.size_bytes());
     }
   }
 }
@@ -164,7 +169,7 @@ absl::Status Replace(ParameterStates& states, ParameterStates loaded) {
     const size_t elems = known->residual.size();
     const std::shared_ptr<ParameterState> taken = std::move(state);
     *known = std::move(*taken);
-    if (known->residual.empty()) known->residual.resize(elems);
+    if (known->residual.empty()) known->residual.Resize(elems);
   }
   return absl::OkStatus();
 }

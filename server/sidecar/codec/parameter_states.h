@@ -25,12 +25,14 @@
 #include "absl/status/statusor.h"
 #include "core/base/layout.h"
 #include "core/base/loss_scale.h"
+#include "server/sidecar/codec/residual.h"
 
 namespace thalweg {
 
 struct ParameterState {
-  // This node's residual; during a round of PowerSGD the matrix itself. Empty: none.
-  std::vector<float> residual;
+  // This node's; empty: none. In a round of PowerSGD this is the matrix itself, unless the round
+  // makes the next residual elsewhere (BucketCodec::MakeResidualsIn).
+  Residual residual;
   std::vector<float> factor;  // PowerSGD's Q transposed, rank × columns; empty: none yet
   uint64_t rounds = 0;        // that the parameter has been reduced in
   // What the shards have left out of the results. Only while a state is saved or loaded, and only

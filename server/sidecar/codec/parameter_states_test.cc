@@ -11,11 +11,13 @@ namespace {
 
 using ::testing::HasSubstr;
 
+using Floats = std::vector<float>;
+
 ParameterStates Example() {
   ParameterStates states;
-  states["a"] =
-      std::make_shared<ParameterState>(ParameterState{{1, 2, 3, 4}, {5, 6}, 7, {8, 9, 10, 11}});
-  states["layer.weight"] = std::make_shared<ParameterState>(ParameterState{{-1}, {}, 0, {}});
+  states["a"] = std::make_shared<ParameterState>(
+      ParameterState{Floats{1, 2, 3, 4}, {5, 6}, 7, {8, 9, 10, 11}});
+  states["layer.weight"] = std::make_shared<ParameterState>(ParameterState{Floats{-1}, {}, 0, {}});
   return states;
 }
 
@@ -103,15 +105,15 @@ TEST(ParameterStatesTest, ReplacingKeepsAddressesAndRefusesOtherSizes) {
   ParameterStates states = Example();
   const auto address = states["a"];
   ParameterStates loaded;
-  loaded["a"] = std::make_shared<ParameterState>(ParameterState{{9, 8, 7, 6}, {}, 3, {}});
-  loaded["new"] = std::make_shared<ParameterState>(ParameterState{{1}, {}, 3, {}});
+  loaded["a"] = std::make_shared<ParameterState>(ParameterState{Floats{9, 8, 7, 6}, {}, 3, {}});
+  loaded["new"] = std::make_shared<ParameterState>(ParameterState{Floats{1}, {}, 3, {}});
   ASSERT_TRUE(Replace(states, std::move(loaded)).ok());
   EXPECT_EQ(states["a"], address);
   EXPECT_EQ(address->residual, (std::vector<float>{9, 8, 7, 6}));
   EXPECT_EQ(states.count("new"), 1u);
 
   ParameterStates wrong;
-  wrong["a"] = std::make_shared<ParameterState>(ParameterState{{1, 2}, {}, 3, {}});
+  wrong["a"] = std::make_shared<ParameterState>(ParameterState{Floats{1, 2}, {}, 3, {}});
   EXPECT_THAT(std::string(Replace(states, std::move(wrong)).message()),
               HasSubstr("'a' has 4 elements, its codec state 2"));
   EXPECT_EQ(address->residual.size(), 4u);

@@ -51,7 +51,7 @@ absl::Status PowerSgd::Add(size_t index, uint64_t set_offset, ParameterStates& s
     return absl::OkStatus();
   }
   THALWEG_ASSIGN_OR_RETURN(auto state, StateOf(states, tensor));
-  state->residual.resize(elems);
+  state->residual.Resize(elems);
   states_[index] = state;
   const auto rank = static_cast<uint32_t>(FactorRank(rows, columns, spec_.rank));
   matrices_.push_back({index, offset, set_offset, rows, columns, rank, 0, 0, HashOf(tensor.name),

@@ -90,8 +90,8 @@ absl::Status CudaTensors::Load(States states) {
   std::fill_n(staged_, tensors_.Elems(), 0.0f);
   for (const auto& piece : tensors_.TensorPieces(0, tensors_.Elems())) {
     if (states[piece.tensor] == nullptr) continue;
-    std::vector<float>& residual = states[piece.tensor]->residual;
-    residual.resize(tensors_.layout().tensors[piece.tensor].Elems());
+    Residual& residual = states[piece.tensor]->residual;
+    residual.Resize(tensors_.layout().tensors[piece.tensor].Elems());
     std::copy_n(residual.data() + piece.offset, piece.elems, staged_ + piece.begin);
   }
   is_loaded_ = true;
@@ -108,8 +108,8 @@ absl::Status CudaTensors::Save(States states) {
   THALWEG_RETURN_IF_ERROR(lane().WaitFor(*saved_, 1));
   for (const auto& piece : tensors_.TensorPieces(0, tensors_.Elems())) {
     if (states[piece.tensor] == nullptr) continue;
-    std::vector<float>& residual = states[piece.tensor]->residual;
-    residual.resize(tensors_.layout().tensors[piece.tensor].Elems());
+    Residual& residual = states[piece.tensor]->residual;
+    residual.Resize(tensors_.layout().tensors[piece.tensor].Elems());
     std::copy_n(staged_ + piece.begin, piece.elems, residual.data() + piece.offset);
   }
   is_loaded_ = false;

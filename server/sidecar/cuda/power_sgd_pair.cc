@@ -129,7 +129,7 @@ void PowerSgdPair::ExpectSameSent(const Part& part, const std::vector<std::byte>
 // been rounded to fp16, by 2^-11 of it or half the spacing of its subnormal numbers, 2^-25.
 void PowerSgdPair::ExpectNear(const TensorSpec& tensor, const Floats& cpu, const Floats& gpu) {
   const std::string name = tensor.name.substr(0, tensor.name.size() - 2);
-  const Floats& x = states_.cpu.at(name)->residual;  // in mid-round X itself
+  const std::span<const float> x = states_.cpu.at(name)->residual;  // in mid-round X itself
   const auto rows = static_cast<size_t>(tensor.shape[0]);
   const size_t rank = cpu.size() / rows;
   const size_t columns = x.size() / rows;

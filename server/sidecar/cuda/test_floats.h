@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <cstring>
 #include <random>
+#include <span>
 #include <vector>
 
 #include "core/base/dtype.h"
@@ -22,7 +23,7 @@ inline Floats RandomFloats(uint64_t seed, uint64_t elems) {
   return values;
 }
 
-inline bool SameBits(const Floats& a, const Floats& b) {
+inline bool SameBits(std::span<const float> a, std::span<const float> b) {
   return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
 }
 
