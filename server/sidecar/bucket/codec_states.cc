@@ -48,7 +48,9 @@ absl::StatusOr<BucketArena> CodecStates::Save(const Buckets& buckets, ShardGroup
     THALWEG_RETURN_IF_ERROR(CollectLocked(buckets));
     // In place, so that this job goes on with the bits of one that loads the states.
     ToTrueUnits(states_);
-    Keep(buckets);
+    for (const auto& bucket : buckets) {
+      if (bucket->codec_memory() != nullptr) bucket->codec_memory()->NoteUnits();
+    }
     states = states_;
   }
   // The asking worker's thread is here, and no round can begin without that worker: the states
@@ -88,14 +90,10 @@ absl::Status CodecStates::Load(const Buckets& buckets, const BucketArena& arena)
   THALWEG_RETURN_IF_ERROR(CheckIdle(buckets));
   THALWEG_RETURN_IF_ERROR(CollectLocked(buckets));
   THALWEG_RETURN_IF_ERROR(Replace(states_, std::move(loaded)));
-  Keep(buckets);
-  return absl::OkStatus();
-}
-
-void CodecStates::Keep(const Buckets& buckets) {
   for (const auto& bucket : buckets) {
     if (bucket->codec_memory() != nullptr) bucket->codec_memory()->KeepStates();
   }
+  return absl::OkStatus();
 }
 
 }  // namespace thalweg

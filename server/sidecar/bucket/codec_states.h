@@ -49,8 +49,6 @@ class CodecStates {
 
  private:
   static absl::Status CheckIdle(const Buckets& buckets);
-  // The states have changed: the buckets' memory for another process gets them.
-  static void Keep(const Buckets& buckets);
   // Brings the states that devices keep here, except those of buckets in flight.
   absl::Status CollectLocked(const Buckets& buckets) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 

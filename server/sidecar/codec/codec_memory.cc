@@ -151,8 +151,12 @@ void CodecMemory::KeepStates() {
   CompleteAnew();
 }
 
-void CodecMemory::CompleteAnew() {
+void CodecMemory::NoteUnits() {
   for (std::array<bool, 2>& halves : residuals_) halves = {false, false};
+}
+
+void CodecMemory::CompleteAnew() {
+  NoteUnits();
   Complete({});
 }
 

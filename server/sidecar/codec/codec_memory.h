@@ -56,6 +56,8 @@ class CodecMemory {
   void EndRound(const std::vector<BucketCodec*>& took_part);
   // Between two rounds: the states have changed.
   void KeepStates();
+  // Between two rounds: the states may be in other units now. What is kept of them is as good.
+  void NoteUnits();
 
   // Sets codecs and parts to what they were after that round, from another process's memory, and
   // keeps that. Before the first round. DataLoss: it has no such round; InvalidArgument: it is
