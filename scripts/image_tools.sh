@@ -25,7 +25,7 @@ EOF
   export CONTAINERS_CONF=$root/.tools/containers.conf
 }
 
-debian_base=localhost/debian:bookworm-minbase
+debian_base=localhost/debian:bookworm-without-docs
 make_debian_base() {
   local folder
   if podman image exists "$debian_base"; then return; fi

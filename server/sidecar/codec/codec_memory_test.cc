@@ -258,6 +258,21 @@ TEST_P(CodecMemoryTest, ResidualsAreKeptInTheUnitsOfACheckpointBeforeRoundsWitho
   EXPECT_TRUE(next.sent() == undisturbed.sent());
 }
 
+// Residuals then lie where the round makes the next ones.
+TEST_P(CodecMemoryTest, NodeThatDiedInTheRoundAfterOneWithoutTheCodecGoesOnBitForBit) {
+  Node undisturbed(GetParam()), dying(GetParam()), next(GetParam());
+  for (uint64_t round = 0; round < 4; ++round) {
+    for (Node* node : {&undisturbed, &dying}) node->TakeRound(Random(round));
+  }
+  for (Node* node : {&undisturbed, &dying}) node->TakeWholeRound(Random(4));
+  dying.DieInARound(Random(5));
+  ASSERT_TRUE(next.TakeUp(dying).ok());
+  for (uint64_t round = 5; round < 8; ++round) {
+    for (Node* node : {&undisturbed, &next}) node->TakeRound(Random(round));
+    EXPECT_TRUE(next.sent() == undisturbed.sent()) << "round " << round + 1;
+  }
+}
+
 TEST_P(CodecMemoryTest, StatesThatWereLoadedAreKept) {
   Node undisturbed(GetParam()), dying(GetParam()), next(GetParam());
   for (uint64_t round = 0; round < 3; ++round) {

@@ -92,11 +92,12 @@ uint64_t CpuLossy::EncodeTile(uint64_t begin, uint64_t end, const Gradient& grad
     tile.residual.assign(elems, 0.0f);
     residual = tile.residual.data();
   }
-  for (const auto& piece : pieces) {
-    if (residual == nullptr) break;
-    const float* const last = states_[piece.tensor]->residual.data() + piece.offset;
-    float* const here = residual + (piece.begin - begin);
-    if (last != here) std::copy_n(last, piece.elems, here);
+  if (residual != nullptr) {
+    for (const auto& piece : pieces) {
+      const float* const last = states_[piece.tensor]->residual.data() + piece.offset;
+      float* const here = residual + (piece.begin - begin);
+      if (last != here) std::copy_n(last, piece.elems, here);
+    }
   }
   if (loss != nullptr && residual != nullptr) {
     for (uint64_t i = 0; i < elems; ++i) {
