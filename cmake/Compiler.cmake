@@ -7,7 +7,11 @@ endif()
 find_program(THALWEG_CCACHE ccache)
 if(THALWEG_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
   set(CMAKE_C_COMPILER_LAUNCHER ${THALWEG_CCACHE})
-  set(CMAKE_CXX_COMPILER_LAUNCHER ${THALWEG_CCACHE})
+  # What a source includes is known from its last compilation, without another run of the
+  # preprocessor. Precompiled headers may define macros that a source does not use, and the time.
+  set(CMAKE_CXX_COMPILER_LAUNCHER
+      ${CMAKE_COMMAND} -E env CCACHE_DEPEND=1 CCACHE_SLOPPINESS=pch_defines,time_macros
+      ${THALWEG_CCACHE})
 endif()
 
 find_program(THALWEG_MOLD mold)

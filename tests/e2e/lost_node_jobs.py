@@ -1,7 +1,8 @@
 """Contains a training of which nodes are lost: `lost_node_jobs.py train OUT`.
 
 It goes on until a node has been lost for some steps, and writes over how many workers each step's
-gradient was the mean, the longest step in seconds, and the weights at the end.
+gradient was the mean, what it was told of that before which step, the longest step in seconds, and
+the weights at the end.
 """
 
 import json
@@ -40,6 +41,8 @@ def train() -> dict[str, object]:
     optimizer = torch.optim.SGD(ddp.parameters(), lr=RATE)
     random = batches(dist.get_rank())
     workers, longest, last = [], 0.0, time.monotonic()
+    told = []
+    state.on_loss(lambda left: told.append((left, len(workers))))
     # All that are left see the loss in the same step, because a step's gradient is one chunk.
     while sum(count < dist.get_world_size() for count in workers) < STEPS_AFTER:
         optimizer.zero_grad()
@@ -50,7 +53,7 @@ def train() -> dict[str, object]:
         longest, last = max(longest, now - last), now
     state.close()
     weights = torch.cat([p.detach().flatten() for p in model.parameters()]).tolist()
-    return {"workers": workers, "longest": longest, "weights": weights}
+    return {"workers": workers, "told": told, "longest": longest, "weights": weights}
 
 
 def main() -> None:

@@ -7,7 +7,9 @@ from pathlib import Path
 from statistics import mean
 
 import pytest
-from harness import Job, servers
+from harness import DEADLINE, Job, environment, fork, servers
+
+from thalweg._addresses import free_port
 
 JOBS = Path(__file__).parent / "fashion_jobs.py"
 
@@ -35,6 +37,21 @@ def test_example_learns_by_an_optimizer_on_the_shards_in_few_bytes(tmp_path):
     assert result["replicas_identical"]
     assert result["accuracy"] > 0.5  # ten classes
     assert result["stats"]["wire_bytes_sent"] < 0.3 * result["stats"]["raw_bytes"]
+
+
+def test_elastic_example_learns(tmp_path):
+    log = tmp_path / "log.json"
+    with servers() as cluster:
+        env = environment(cluster.folder) | {
+            "THALWEG_ELASTIC": f"127.0.0.1:{free_port()}",
+            "ARGS": "--images 4000 --epochs 1 --batch 32",
+        }
+        output = tmp_path / "output.txt"
+        worker = fork([str(JOBS), "fashion_elastic", str(log)], env, output)
+        assert worker.wait(DEADLINE) == 0, output.read_text()
+    entries = [json.loads(line) for line in log.read_text().splitlines()]
+    assert [entry["step"] for entry in entries if "step" in entry] == list(range(1, 126))
+    assert entries[-2]["accuracy"] > 0.5  # ten classes
 
 
 @pytest.mark.long

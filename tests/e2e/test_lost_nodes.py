@@ -69,6 +69,9 @@ def test_gradients_are_the_mean_over_the_nodes_that_are_left(what, tmp_path):
     workers = results[0]["workers"]
     assert workers == sorted(workers, reverse=True)
     assert (workers[0], workers[-1]) == (NODES, NODES - 1)
+    for result in results:
+        assert result["told"] == [[NODES - 1, workers.index(NODES - 1)]]
+    assert f"means over {NODES - 1} of {NODES} workers from now on" in job.output
     # Each step rounds each weight a few times, of at most 1.
     tolerance = len(workers) * 8 * torch.finfo(torch.float32).eps
     torch.testing.assert_close(

@@ -6,11 +6,12 @@ import contextlib
 import logging
 import os
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol
 
 from thalweg import _C, _codec_states, _precision, _savings, _stats, _topology
 from thalweg._left_out import LeftOut
+from thalweg._lost_workers import LostWorkers
 from thalweg._residuals import ResidualKeeper
 
 _log = logging.getLogger("thalweg")
@@ -26,19 +27,6 @@ class Member(Protocol):
     def close(self) -> None: ...
 
 
-class Guest:
-    """A module's part in the job of its process group, which only the group itself ends."""
-
-    def __init__(self, session: _C.Session) -> None:
-        self.stats = session.stats
-        self.path = session.path
-        self.placement = session.placement
-        self.status = session.status
-
-    def close(self) -> None:
-        """Does nothing: other modules and collectives use the session."""
-
-
 class _Ending(NamedTuple):
     """What is to be done when a State ends."""
 
@@ -46,6 +34,7 @@ class _Ending(NamedTuple):
     member: Member
     size: _savings.Size | None  # None: another worker says what the job has saved
     residuals: ResidualKeeper | None
+    lost: LostWorkers | None
 
 
 class State:
@@ -71,6 +60,7 @@ class State:
         rides: bool = False,
         has_residual_files: bool = False,
         residuals: ResidualKeeper | None = None,
+        min_nodes: int = 0,
     ) -> None:
         self.job = job
         self.codec = codec
@@ -92,7 +82,8 @@ class State:
         # This runs when the object is collected or at exit, whichever comes first.
         size = _savings.Size(place.num_nodes, workers)
         speaks = place.node == place.local_rank == 0
-        ending = _Ending(job, member, size if speaks else None, residuals)
+        self._lost = LostWorkers(job, workers, member.stats) if min_nodes else None
+        ending = _Ending(job, member, size if speaks else None, residuals, self._lost)
         self._finalizer = weakref.finalize(self, _close, ending, self._pid)
 
     @property
@@ -137,6 +128,15 @@ class State:
         stats = self._member.stats()
         stats["compression"] = _stats.ratio(stats["raw_bytes"], stats["wire_bytes_sent"])
         return stats
+
+    def on_loss(self, listener: Callable[[int], None]) -> None:
+        """Calls `listener` with the number of workers that are left when nodes were lost.
+
+        That happens before the optimizer's step with the first gradients that are the mean over
+        so many: the listener may set the learning rate for it. Without `min_nodes` it never does.
+        """
+        if self._lost is not None:
+            self._lost.tell(listener)
 
     def summary(self) -> str:
         """Formats the statistics for people, a line each (docs/summary.md); with several nodes also
@@ -279,7 +279,9 @@ class State:
 def _close(ending: _Ending, pid: int) -> None:
     if os.getpid() != pid:  # a forked child must not touch its parent's session
         return
-    job, member, size, residuals = ending
+    job, member, size, residuals, lost = ending
+    if lost is not None:
+        lost.close()
     if size is not None and member.status() is None:
         _savings.farewell(job, member.stats, member.placement, size)
     if residuals is not None and member.status() is None:

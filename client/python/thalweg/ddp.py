@@ -19,6 +19,7 @@ from typing import Any
 from torch.nn.parallel import DistributedDataParallel
 
 from thalweg import (
+    _C,
     _collectives,
     _config,
     _job,
@@ -35,7 +36,7 @@ from thalweg import (
 from thalweg._config import Config, Network
 from thalweg._job import Job
 from thalweg._process_group import World
-from thalweg._state import Guest, Member, State
+from thalweg._state import Member, State
 from thalweg._topology import Introduction
 from thalweg.codecs import Codec
 from thalweg.node import Node
@@ -52,6 +53,19 @@ _saved: weakref.WeakKeyDictionary[DistributedDataParallel, Mapping[str, Any]] = 
     weakref.WeakKeyDictionary()
 )
 _resuming.install()
+
+
+class _Guest:
+    """A module's part in the job of its process group, which only the group itself ends."""
+
+    def __init__(self, session: _C.Session) -> None:
+        self.stats = session.stats
+        self.path = session.path
+        self.placement = session.placement
+        self.status = session.status
+
+    def close(self) -> None:
+        """Does nothing: other modules and collectives use the session."""
 
 
 def attach(
@@ -197,6 +211,7 @@ def _attach(
         rides=place.num_nodes > 1 and (_left_behind.counts_steps(me.codec) or has_files),
         has_residual_files=has_files,
         residuals=keeper,
+        min_nodes=me.min_nodes,
     )
     _states[ddp_model] = state
     if state.rides:
@@ -258,7 +273,7 @@ def _serve(ddp_model: DistributedDataParallel, job: Job, world: World | None) ->
         return join_node(ddp_model, node, job.session)
     assert job.session is not None
     job.session.attach(ddp_model.reducer, _model.parameters(ddp_model))
-    return Guest(job.session) if _is_guest(job, world) else job.session
+    return _Guest(job.session) if _is_guest(job, world) else job.session
 
 
 def _is_guest(job: Job, world: World | None) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import io
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -27,6 +27,11 @@ class State:
 
     membership: Membership | None = None  # None: not in run()
     commits: int = 0  # commits so far, in all memberships
+
+    if TYPE_CHECKING:  # its parts have any names
+
+        def __getattr__(self, name: str) -> Any: ...  # noqa: ANN401
+        def __setattr__(self, name: str, value: Any) -> None: ...  # noqa: ANN401
 
     def __init__(self, **parts: Any) -> None:  # noqa: ANN401 - objects and values of any type
         for name in parts:
