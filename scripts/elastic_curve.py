@@ -10,6 +10,7 @@ run again. Needs an installed thalweg.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import signal
@@ -100,7 +101,7 @@ def train(folder: Path, seed: int, args: argparse.Namespace, *, loses: bool) -> 
         nodes += [Node(number, addresses, folder, options) for number in range(NODES)]
         for third, event in ((1, nodes[VICTIM].kill), (2, nodes[VICTIM].start)) if loses else ():
             due = third * args.epochs / 3
-            await_that(lambda due=due: epochs_of(nodes[0].entries()) >= due, nodes, deadline)
+            await_that(functools.partial(has_done, nodes[0], due), nodes, deadline)
             event()
         ended = [node.worker for node in nodes]
         await_that(lambda: all(worker.poll() == 0 for worker in ended), nodes, deadline)
@@ -110,9 +111,9 @@ def train(folder: Path, seed: int, args: argparse.Namespace, *, loses: bool) -> 
             node.kill()
 
 
-def epochs_of(entries: list[dict[str, Any]]) -> float:
-    """Returns how many epochs are over."""
-    return next((entry["epochs"] for entry in reversed(entries) if "epochs" in entry), 0.0)
+def has_done(node: Node, epochs: float) -> bool:
+    """Returns whether so many epochs are over."""
+    return any(entry.get("epochs", 0.0) >= epochs for entry in node.entries())
 
 
 def row_of(

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, TensorDataset
 
 import thalweg.ddp
 import thalweg.elastic
@@ -60,11 +60,11 @@ def digest(model: torch.nn.Module) -> str:
 def train(args: argparse.Namespace) -> None:
     torch.manual_seed(args.seed)
     images, labels = fashion_mnist.load(args.data, "train")
-    labels = labels[: args.images]
+    dataset = TensorDataset(images[: args.images], labels[: args.images])
     test = fashion_mnist.load(args.data, "t10k")
     model = MODELS[args.model]()
     optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9, nesterov=True)
-    sampler = thalweg.elastic.Sampler(labels, seed=args.seed)
+    sampler = thalweg.elastic.Sampler(dataset, seed=args.seed)
     state = thalweg.elastic.State(model=model, optimizer=optimizer, sampler=sampler, epoch=0)
     log = _Log(args.out)
 
@@ -77,16 +77,15 @@ def train(args: argparse.Namespace) -> None:
         while state.epoch < args.epochs:
             model.train()
             sampler.set_epoch(state.epoch)
-            loader = DataLoader(range(len(labels)), batch_size=args.batch, sampler=sampler)
-            for batch in loader:
-                epochs = state.epoch + 1 - sampler.left / len(labels)
+            for x, y in DataLoader(dataset, batch_size=args.batch, sampler=sampler):
+                epochs = state.epoch + 1 - sampler.left / len(dataset)
                 # The more workers, the larger the batch, and the longer the steps.
                 optimizer.param_groups[0]["lr"] = workers * rate(args.lr, epochs / args.epochs)
                 optimizer.zero_grad()
-                loss = functional.cross_entropy(ddp_model(images[batch]), labels[batch])
+                loss = functional.cross_entropy(ddp_model(x), y)
                 loss.backward()
                 optimizer.step()
-                sampler.took(len(batch))
+                sampler.took(len(y))
                 log.write(step=state.commits + 1, epochs=epochs, workers=workers, loss=loss.item())
                 state.commit()
             accuracy = fashion_mnist.accuracy(model, *test)
