@@ -41,6 +41,8 @@ def test_pods_of_the_job_have_their_sidecars_on_different_nodes(release):
         (sidecar,) = [c for c in pod["spec"]["initContainers"] if c.get("restartPolicy")]
         assert (sidecar["name"], sidecar["restartPolicy"]) == ("thalweg-sidecar", "Always")
     assert len({pod["spec"]["nodeName"] for pod in pods}) == 2
+    print(release.cluster.kubectl("-n", "ml", "get", "pods", "-o", "wide"))
+    print(job.log())
     job.delete()
 
 
