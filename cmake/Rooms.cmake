@@ -166,8 +166,6 @@ function(thalweg_test)
     set(ARG_TIMEOUT 120)
   endif()
   add_executable(${ARG_NAME} ${ARG_SOURCES})
-  # Tests share names of constants and helpers, which sources of one room do not.
-  set_target_properties(${ARG_NAME} PROPERTIES UNITY_BUILD OFF)
   # Tests take most of a build, and optimising them takes more than a third of that.
   target_compile_options(${ARG_NAME} PRIVATE "$<$<COMPILE_LANGUAGE:CXX>:-O0>")
   target_link_libraries(${ARG_NAME} PRIVATE thalweg_${ARG_ROOM} ${ARG_LINK} GTest::gmock

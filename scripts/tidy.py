@@ -1,7 +1,8 @@
 """Runs clang-tidy over sources of a build, except those that passed before in the same state.
 
 A source's state is its compile command, .clang-tidy, clang-tidy's version, and the contents of all
-files that it includes, which the build recorded. States that passed are kept in .cache/clang-tidy.
+files that it includes, which the build recorded; in a unity build those of a few sources together.
+States that passed are kept in .cache/clang-tidy.
 Usage: tidy.py BUILD_FOLDER SOURCE…; exit code 1 if clang-tidy finds anything.
 """
 
@@ -11,6 +12,7 @@ import functools
 import hashlib
 import json
 import os
+import re
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -23,10 +25,18 @@ def run(*argv: str, cwd: Path | None = None) -> str:
     return subprocess.run(argv, cwd=cwd, check=True, capture_output=True, text=True).stdout
 
 
-def commands(build: Path) -> dict[Path, tuple[str, str]]:
-    """Returns the object file and the compile command of each source in the build."""
-    entries = json.loads((build / "compile_commands.json").read_text())
-    return {Path(entry["file"]): (entry["output"], entry["command"]) for entry in entries}
+def commands(build: Path) -> list[dict[str, str]]:
+    """Returns the compilation database with an entry for each source, also in a unity build."""
+    result = []
+    for entry in json.loads((build / "compile_commands.json").read_text()):
+        file = entry["file"]
+        sources = [file]
+        if Path(file).parent.name == "Unity":
+            sources = re.findall(r'^#include "(.*)"$', Path(file).read_text(), re.MULTILINE)
+        for source in sources:
+            command = entry["command"].replace(file, source)
+            result.append(entry | {"file": source, "command": command})
+    return result
 
 
 def dependencies(build: Path) -> dict[str, list[Path]]:
@@ -55,9 +65,9 @@ def state(command: str, files: list[Path], tool: bytes) -> str:
     return result.hexdigest()
 
 
-def check(build: Path, source: str, key: str) -> bool:
+def check(source: str, key: str) -> bool:
     """Returns whether clang-tidy is content with the source, and prints what it finds."""
-    argv = ["clang-tidy", "-p", str(build), "--quiet", source]
+    argv = ["clang-tidy", "-p", str(CACHE), "--quiet", source]
     done = subprocess.run(argv, capture_output=True, text=True)
     if done.returncode == 0 and not done.stdout.strip():
         if key:
@@ -70,7 +80,9 @@ def check(build: Path, source: str, key: str) -> bool:
 def main(build: Path, sources: list[str]) -> int:
     CACHE.mkdir(parents=True, exist_ok=True)
     tool = run("clang-tidy", "--version").encode() + Path(".clang-tidy").read_bytes()
-    known, files = commands(build), dependencies(build)
+    database, files = commands(build), dependencies(build)
+    (CACHE / "compile_commands.json").write_text(json.dumps(database))
+    known = {Path(entry["file"]): (entry["output"], entry["command"]) for entry in database}
     keys = {}
     for source in sources:
         if Path(source).resolve() not in known:
@@ -82,7 +94,7 @@ def main(build: Path, sources: list[str]) -> int:
     due = [source for source, key in keys.items() if not key or not (CACHE / key).exists()]
     print(f"clang-tidy: {len(sources) - len(due)} files have passed before, {len(due)} to check")
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        passed = list(pool.map(lambda source: check(build, source, keys[source]), due))
+        passed = list(pool.map(lambda source: check(source, keys[source]), due))
     return 0 if all(passed) else 1
 
 

@@ -5,7 +5,7 @@
 #include <future>
 #include <vector>
 
-namespace thalweg {
+namespace thalweg::completions_test {
 namespace {
 
 TEST(CompletionsTest, CallsOfALaneComeInOrder) {
@@ -99,4 +99,4 @@ TEST(CompletionsTest, AnotherObjectsLaneIsNotThisOnes) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::completions_test

@@ -10,7 +10,7 @@
 #include "core/base/testing/test_patience.h"
 #include "core/device/fake_runtime.h"
 
-namespace thalweg {
+namespace thalweg::ipc_path_test {
 namespace {
 
 using ::testing::IsEmpty;
@@ -186,4 +186,4 @@ TEST_F(IpcPathTest, DeviceThatCannotShareSaysSo) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::ipc_path_test

@@ -11,7 +11,7 @@
 #include "core/base/testing/test_patience.h"
 #include "core/device/gpu_test.h"
 
-namespace thalweg {
+namespace thalweg::pinned_path_gpu_test {
 namespace {
 
 // a bucket of DDP's size, and three elements
@@ -109,4 +109,4 @@ TEST_F(PinnedPathGpuTest, ClosingWaitsForWhatIsQueuedAndFreesIt) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::pinned_path_gpu_test

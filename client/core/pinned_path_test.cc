@@ -10,7 +10,7 @@
 #include "core/base/testing/test_patience.h"
 #include "core/device/fake_runtime.h"
 
-namespace thalweg {
+namespace thalweg::pinned_path_test {
 namespace {
 
 using ::testing::EndsWith;
@@ -298,4 +298,4 @@ INSTANTIATE_TEST_SUITE_P(Calls, PinnedPathErrorTest,
                                            Call::kRegisterHost));
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::pinned_path_test

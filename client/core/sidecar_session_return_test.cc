@@ -17,7 +17,7 @@
 #include "core/base/testing/test_patience.h"
 #include "core/ipc/listener.h"
 
-namespace thalweg {
+namespace thalweg::sidecar_session_return_test {
 namespace {
 
 using ::testing::ElementsAre;
@@ -345,4 +345,4 @@ TEST_F(SessionReturnTest, WhyAJobCannotGoOnIsSaid) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::sidecar_session_return_test

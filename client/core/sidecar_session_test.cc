@@ -14,7 +14,7 @@
 #include "client/core/connects.h"
 #include "core/ipc/listener.h"
 
-namespace thalweg {
+namespace thalweg::sidecar_session_test {
 namespace {
 
 constexpr Duration kPatience = std::chrono::seconds(20);
@@ -267,4 +267,4 @@ TEST_F(SidecarSessionTest, FailureReachesACallbackThatWaitsForAnotherOne) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::sidecar_session_test

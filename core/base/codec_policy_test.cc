@@ -10,7 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 
-namespace thalweg {
+namespace thalweg::codec_policy_test {
 namespace {
 
 using ::testing::AllOf;
@@ -214,4 +214,4 @@ TEST(CodecPolicyTest, OnlyWorkerNarrowsUnlessTheSidecarCompressesOrSomeAreExcept
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::codec_policy_test

@@ -5,7 +5,7 @@
 
 #include <string>
 
-namespace thalweg {
+namespace thalweg::codec_spec_test {
 namespace {
 
 using ::testing::AllOf;
@@ -113,4 +113,4 @@ TEST(CodecSpecTest, OnlyFp32IsNarrowed) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::codec_spec_test

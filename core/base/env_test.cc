@@ -5,7 +5,7 @@
 
 #include <cstdlib>
 
-namespace thalweg {
+namespace thalweg::env_test {
 namespace {
 
 TEST(EnvTest, UnsetAndEmptyMeanDefault) {
@@ -26,4 +26,4 @@ TEST(EnvTest, MisspeltVariableIsReported) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::env_test

@@ -5,7 +5,7 @@
 #include <chrono>
 #include <cstdlib>
 
-namespace thalweg {
+namespace thalweg::host_clock_test {
 namespace {
 
 using std::chrono::microseconds;
@@ -36,4 +36,4 @@ TEST(HostClockTest, OffsetIsWithinItsErrorWhicheverWayIsTheLongerOne) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::host_clock_test

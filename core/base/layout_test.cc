@@ -7,7 +7,7 @@
 
 #include "core/base/protocol.h"
 
-namespace thalweg {
+namespace thalweg::layout_test {
 namespace {
 
 using ::testing::AllOf;
@@ -148,4 +148,4 @@ TEST(ChunkPlanSizeTest, LossyChunksAreOfWholeBlocksButForTheLast) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::layout_test

@@ -6,7 +6,7 @@
 #include <limits>
 #include <vector>
 
-namespace thalweg {
+namespace thalweg::loss_scale_test {
 namespace {
 
 constexpr double kHuge = std::numeric_limits<double>::max();
@@ -55,4 +55,4 @@ TEST(LossScaleTest, OnlyPositiveFiniteNumbersAndUnknownAreScales) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::loss_scale_test

@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-namespace thalweg {
+namespace thalweg::tenant_test {
 namespace {
 
 TEST(PatternTest, StarStandsForAnyTextAtOneEnd) {
@@ -60,4 +60,4 @@ TEST(PolicyTest, FirstTenantThatHoldsTheCertificateCounts) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::tenant_test

@@ -16,7 +16,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 
-namespace thalweg {
+namespace thalweg::trace_test {
 namespace {
 
 using ::testing::AllOf;
@@ -211,4 +211,4 @@ TEST(JobTraceTest, WithoutAWriterItIsOff) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::trace_test

@@ -5,7 +5,7 @@
 #include <cmath>
 #include <limits>
 
-namespace thalweg {
+namespace thalweg::update_test {
 namespace {
 
 const BucketLayout kLayout{.tensors = {{"w", {4, 5}}, {"b", {5}}}};
@@ -174,4 +174,4 @@ TEST(UpdateTest, StepThatDoesNotFitTheRuleIsRefusedWithTheReason) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::update_test

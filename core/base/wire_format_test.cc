@@ -2,7 +2,7 @@
 
 #include "gtest/gtest.h"
 
-namespace thalweg {
+namespace thalweg::wire_format_test {
 namespace {
 
 constexpr WireFormat kDense[] = {
@@ -95,4 +95,4 @@ TEST(WireFormatTest, ChunksAreAsSmallAsPromised) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::wire_format_test

@@ -6,7 +6,7 @@
 
 #include "core/device/gpu_test.h"
 
-namespace thalweg {
+namespace thalweg::cuda_runtime_gpu_test {
 namespace {
 
 using ::testing::AllOf;
@@ -107,4 +107,4 @@ TEST_F(CudaRuntimeGpuTest, FailedCallIsNamedAndSpoilsNothing) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::cuda_runtime_gpu_test

@@ -6,7 +6,7 @@
 
 #include "core/device/device_runtime.h"
 
-namespace thalweg {
+namespace thalweg::cuda_runtime_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -18,4 +18,4 @@ TEST(CudaRuntimeTest, DeviceThatIsNotThereIsNamedAsAnError) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::cuda_runtime_test

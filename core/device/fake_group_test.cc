@@ -5,7 +5,7 @@
 
 #include <cstring>
 
-namespace thalweg {
+namespace thalweg::fake_group_test {
 namespace {
 
 using ::testing::ElementsAre;
@@ -125,4 +125,4 @@ TEST_F(FakeGroupTest, MissingMemberAndFreedMemoryAreViolations) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::fake_group_test

@@ -7,7 +7,7 @@
 #include <cstring>
 #include <future>
 
-namespace thalweg {
+namespace thalweg::fake_runtime_test {
 namespace {
 
 using ::testing::Contains;
@@ -201,4 +201,4 @@ TEST_F(FakeRuntimeTest, KernelInPlaceUsesWhatWasAllocatedWhileAnotherRan) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::fake_runtime_test

@@ -12,7 +12,7 @@
 #include "core/base/thread.h"
 #include "core/device/fake_runtime.h"
 
-namespace thalweg {
+namespace thalweg::nccl_group_test {
 namespace {
 
 using ::testing::AllOf;
@@ -325,4 +325,4 @@ TEST_F(NcclGroupTest, CallForOtherMembersIsRefused) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::nccl_group_test

@@ -5,7 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 
-namespace thalweg {
+namespace thalweg::nccl_library_test {
 namespace {
 
 using ::testing::AllOf;
@@ -63,4 +63,4 @@ TEST(NcclLibraryTest, NcclItselfIsLoadedAndNamesItsErrors) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::nccl_library_test

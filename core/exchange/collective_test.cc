@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-namespace thalweg {
+namespace thalweg::collective_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -79,4 +79,4 @@ TEST(CollectiveTest, GroupIsDescribedByItsNodes) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::collective_test

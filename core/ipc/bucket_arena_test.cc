@@ -15,7 +15,7 @@
 #include "core/base/protocol.h"
 #include "core/base/thread.h"
 
-namespace thalweg {
+namespace thalweg::bucket_arena_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -226,4 +226,4 @@ TEST(BucketArenaTest, PayloadIsThereWhenTheCountSaysSo) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::bucket_arena_test

@@ -19,7 +19,7 @@
 #include "core/ipc/bucket_arena.h"
 #include "core/ipc/random_message.h"
 
-namespace thalweg {
+namespace thalweg::connection_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -363,4 +363,4 @@ TEST_F(RawPeerTest, MalformedBodyIsRefused) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::connection_test

@@ -18,7 +18,7 @@
 #include "core/base/thread.h"
 #include "core/ipc/unix_address.h"
 
-namespace thalweg {
+namespace thalweg::listener_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -230,4 +230,4 @@ TEST_F(ListenerTest, ForeignUserIsDroppedAndTheNextPeerServed) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::listener_test

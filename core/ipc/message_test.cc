@@ -10,7 +10,7 @@
 #include "core/base/protocol.h"
 #include "core/ipc/random_message.h"
 
-namespace thalweg::ipc {
+namespace thalweg::ipc::message_test {
 namespace {
 
 using ::testing::AllOf;
@@ -300,4 +300,4 @@ TEST(MessageTest, RandomAndMutatedFramesAreRefusedOrCanonical) {
 }
 
 }  // namespace
-}  // namespace thalweg::ipc
+}  // namespace thalweg::ipc::message_test

@@ -13,7 +13,7 @@
 #include "kernels/cast/test_util.h"
 #include "kernels/launch/test_device.h"
 
-namespace thalweg {
+namespace thalweg::cast_cuda_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -104,4 +104,4 @@ TEST(CastOnDeviceArgumentsTest, OtherPairsOfTypesAreRefused) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::cast_cuda_test

@@ -11,7 +11,7 @@
 #include "kernels/cast/element.h"
 #include "kernels/cast/test_util.h"
 
-namespace thalweg {
+namespace thalweg::cast_test {
 namespace {
 
 template <class FromElement, class ToElement>
@@ -183,4 +183,4 @@ TEST(CastCopyTest, NoElementsNeedNoMemory) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::cast_test

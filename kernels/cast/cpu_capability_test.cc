@@ -5,7 +5,7 @@
 
 #include "hwy/highway.h"
 
-namespace thalweg {
+namespace thalweg::cpu_capability_test {
 namespace {
 
 class CpuCapabilityTest : public testing::Test {
@@ -40,4 +40,4 @@ TEST_F(CpuCapabilityTest, UnknownNameIsRefusedAndChangesNothing) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::cpu_capability_test

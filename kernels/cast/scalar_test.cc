@@ -9,7 +9,7 @@
 #include "gtest/gtest.h"
 #include "kernels/cast/element.h"
 
-namespace thalweg {
+namespace thalweg::scalar_test {
 namespace {
 
 // The two formats are defined by their fraction bits and the exponent of the least normal number.
@@ -135,4 +135,4 @@ TEST(ScalarNarrowingTest, OverflowStartsHalfAUnitAboveTheLargestValue) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::scalar_test

@@ -10,7 +10,7 @@
 #include "kernels/codec/lossy_test_util.h"
 #include "kernels/launch/test_device.h"
 
-namespace thalweg {
+namespace thalweg::block_cuda_test {
 namespace {
 
 struct Result {
@@ -173,4 +173,4 @@ TEST_F(DocumentedBytesOnDeviceTest, OneBit) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::block_cuda_test

@@ -22,7 +22,7 @@
 #include "kernels/reduce/fold_elements.h"
 #include "kernels/reduce/reduce.h"
 
-namespace thalweg {
+namespace thalweg::dense_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -301,4 +301,4 @@ TEST(CodecDecodeTest, TypesThatNoCodecPairsAreRefused) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::dense_test

@@ -8,7 +8,7 @@
 #include "kernels/codec/lossy.h"
 #include "kernels/codec/lossy_reference.h"
 
-namespace thalweg {
+namespace thalweg::lossy_fold_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -241,4 +241,4 @@ TEST(LossyFoldFormatTest, OtherFormatsAreRefused) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::lossy_fold_test

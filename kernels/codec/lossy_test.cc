@@ -8,7 +8,7 @@
 #include "kernels/cast/cast.h"
 #include "kernels/codec/lossy_test_util.h"
 
-namespace thalweg {
+namespace thalweg::lossy_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -215,4 +215,4 @@ TEST(LossyFormatTest, BlocksCutAtMultiplesOf1024MayBeEncodedApart) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::lossy_test

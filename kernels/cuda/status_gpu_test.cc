@@ -3,7 +3,7 @@
 #include "kernels/launch/status.h"
 #include "kernels/launch/test_device.h"
 
-namespace thalweg {
+namespace thalweg::status_gpu_test {
 namespace {
 
 class LaunchStatusTest : public DeviceTest {};
@@ -17,4 +17,4 @@ TEST_F(LaunchStatusTest, ErrorIsNotFoundAgainByTheNextLaunch) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::status_gpu_test

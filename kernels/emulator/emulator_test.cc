@@ -9,7 +9,7 @@
 #include "kernels/launch/launch.h"
 #include "kernels/launch/status.h"
 
-namespace thalweg {
+namespace thalweg::emulator_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -164,4 +164,4 @@ TEST(EmulatorTest, ThreadsThatWaitForOthersThatNeverComeAreAnError) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::emulator_test

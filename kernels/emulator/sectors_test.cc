@@ -16,7 +16,7 @@
 #include "kernels/optim/optim_cuda_test_util.h"
 #include "kernels/reduce/reduce_cuda.h"
 
-namespace thalweg {
+namespace thalweg::sectors_test {
 namespace {
 
 constexpr uint64_t kElems = 32 * 1024;
@@ -136,4 +136,4 @@ TEST_F(OptimSectorsTest, LambReadsParametersAndMomentsTwiceAndWritesEachSectorOn
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::sectors_test

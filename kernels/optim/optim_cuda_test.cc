@@ -10,7 +10,7 @@
 #include "kernels/launch/count_launches.h"
 #include "kernels/optim/optim_cuda_test_util.h"
 
-namespace thalweg {
+namespace thalweg::optim_cuda_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -421,4 +421,4 @@ TEST_F(OptimCudaTest, PlanWithoutWhatTheOptimizerKeepsIsRefused) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::optim_cuda_test

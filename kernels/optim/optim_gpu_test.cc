@@ -8,7 +8,7 @@
 #include "kernels/launch/test_device.h"
 #include "kernels/optim/optim_cuda.h"
 
-namespace thalweg {
+namespace thalweg::optim_gpu_test {
 namespace {
 
 class OptimGpuTest : public DeviceTest {
@@ -126,4 +126,4 @@ TEST_F(OptimGpuTest, ElementsBeyond32BitsAreUpdated) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::optim_gpu_test

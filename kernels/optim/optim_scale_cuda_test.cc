@@ -10,7 +10,7 @@
 #include "kernels/optim/optim_cuda.h"
 #include "kernels/optim/optim_cuda_test_util.h"
 
-namespace thalweg {
+namespace thalweg::optim_scale_cuda_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -271,4 +271,4 @@ TEST(OptimPlanTest, RefusesWhatKernelsCannotRead) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::optim_scale_cuda_test

@@ -12,7 +12,7 @@
 #include "gtest/gtest.h"
 #include "kernels/cast/test_util.h"
 
-namespace thalweg {
+namespace thalweg::optim_test {
 namespace {
 
 // Arrays are those of one tensor, parameters and gradients at odd addresses; some elements follow
@@ -334,4 +334,4 @@ TEST(FlatIndexTest, StretchesOfEqualLengthHaveEqualBytesUpToAGranule) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::optim_test

@@ -6,7 +6,7 @@
 #include <random>
 #include <vector>
 
-namespace thalweg {
+namespace thalweg::divide_test {
 namespace {
 
 // Many mantissas, all exponents, both signs, and what is no number.
@@ -63,4 +63,4 @@ TEST(DivideTest, NeighboursOfASmallNumberAreDividedToo) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::divide_test

@@ -11,7 +11,7 @@
 #include "kernels/cast/element.h"
 #include "kernels/cast/test_util.h"
 
-namespace thalweg {
+namespace thalweg::fold_elements_test {
 namespace {
 
 struct Result {
@@ -153,4 +153,4 @@ TEST(FoldElementsOrderTest, ResultMayReplaceAnInput) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::fold_elements_test

@@ -6,7 +6,7 @@
 
 #include "kernels/launch/test_device.h"
 
-namespace thalweg {
+namespace thalweg::norm_cuda_test {
 namespace {
 
 class NormCudaTest : public DeviceTest {
@@ -58,4 +58,4 @@ TEST_F(NormCudaTest, NanShows) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::norm_cuda_test

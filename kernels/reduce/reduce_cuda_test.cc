@@ -13,7 +13,7 @@
 #include "kernels/launch/test_device.h"
 #include "kernels/reduce/reduce.h"
 
-namespace thalweg {
+namespace thalweg::reduce_cuda_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -185,4 +185,4 @@ TEST(FoldOnDeviceArgumentsTest, WhatIsNotSupportedIsRefused) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::reduce_cuda_test

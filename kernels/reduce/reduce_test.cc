@@ -11,7 +11,7 @@
 #include "kernels/cast/element.h"
 #include "kernels/cast/test_util.h"
 
-namespace thalweg {
+namespace thalweg::reduce_test {
 namespace {
 
 template <class InElement, class OutElement>
@@ -213,4 +213,4 @@ TEST(FoldMeanValueTest, NoElementsNeedNoMemory) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::reduce_test

@@ -20,7 +20,7 @@
 #include "server/aggregator/aggregator.h"
 #include "server/aggregator/job_test_util.h"
 
-namespace thalweg {
+namespace thalweg::admission_test {
 namespace {
 
 using ::testing::AllOf;
@@ -199,4 +199,4 @@ TEST(NoPolicyTest, EverybodyJoinsEverything) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::admission_test

@@ -13,7 +13,7 @@
 #include "core/base/testing/test_patience.h"
 #include "server/plan/flow_plan.h"
 
-namespace thalweg {
+namespace thalweg::aggregator_test {
 namespace {
 
 using ::testing::AllOf;
@@ -482,4 +482,4 @@ TEST_F(AggregatorTest, StopTellsEveryNode) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::aggregator_test

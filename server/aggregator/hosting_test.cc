@@ -16,7 +16,7 @@
 #include "server/aggregator/aggregator.h"
 #include "server/aggregator/job_test_util.h"
 
-namespace thalweg {
+namespace thalweg::hosting_test {
 namespace {
 
 using ::testing::AllOf;
@@ -149,4 +149,4 @@ TEST_F(JobLogTest, JobThatNobodyElseCanJoinIsNotLogged) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::hosting_test

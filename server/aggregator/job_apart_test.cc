@@ -9,7 +9,7 @@
 #include "kernels/optim/optim.h"
 #include "server/aggregator/job_test_util.h"
 
-namespace thalweg {
+namespace thalweg::job_apart_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -311,4 +311,4 @@ TEST_F(JobApartTest, MemoryOfWhatNodesContributeAheadIsReservedBeforehand) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::job_apart_test

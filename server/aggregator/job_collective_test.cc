@@ -7,7 +7,7 @@
 
 #include "server/aggregator/job_test_util.h"
 
-namespace thalweg {
+namespace thalweg::job_collective_test {
 namespace {
 
 constexpr uint64_t kElems = 3;
@@ -129,4 +129,4 @@ TEST(JobCollectiveTest, WindowsOfGroupsAreReservedWhenTheyAreMade) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::job_collective_test

@@ -7,7 +7,7 @@
 
 #include "server/aggregator/job_test_util.h"
 
-namespace thalweg {
+namespace thalweg::job_letters_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -69,4 +69,4 @@ TEST(JobLettersTest, LettersThatAreNotTakenAreBounded) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::job_letters_test

@@ -8,7 +8,7 @@
 
 #include "server/aggregator/job_test_util.h"
 
-namespace thalweg {
+namespace thalweg::job_losses_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -151,4 +151,4 @@ TEST_F(JobLossesTest, CollectivesOfGroupsNeedAllNodes) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::job_losses_test

@@ -8,7 +8,7 @@
 
 #include "server/aggregator/job_test_util.h"
 
-namespace thalweg {
+namespace thalweg::job_memory_test {
 namespace {
 
 using ::testing::AllOf;
@@ -206,4 +206,4 @@ TEST(JobMemoryTest, ShardWithMoreThanAnEqualPartReservesMoreUntilTheLimit) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::job_memory_test

@@ -6,7 +6,7 @@
 
 #include "server/aggregator/job_test_util.h"
 
-namespace thalweg {
+namespace thalweg::job_metrics_test {
 namespace {
 
 constexpr BucketId kBucket{0, 0, 0};
@@ -121,4 +121,4 @@ TEST_F(JobMetricsTest, RoundsWithNonFiniteValuesAreCountedOnce) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::job_metrics_test

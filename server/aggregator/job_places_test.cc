@@ -7,7 +7,7 @@
 
 #include "core/base/protocol.h"
 
-namespace thalweg {
+namespace thalweg::job_places_test {
 namespace {
 
 using ::testing::AllOf;
@@ -51,4 +51,4 @@ TEST(JobPlacesTest, OneAddressCannotTakeTheJobsOrNodesOfOthers) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::job_places_test

@@ -13,7 +13,7 @@
 #include "server/aggregator/aggregator.h"
 #include "server/aggregator/job_test_util.h"
 
-namespace thalweg {
+namespace thalweg::job_report_test {
 namespace {
 
 using ::testing::ElementsAre;
@@ -245,4 +245,4 @@ TEST_F(ShardReportTest, CanBeReadWhileRoundsGoOn) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::job_report_test

@@ -9,7 +9,7 @@
 
 #include "server/aggregator/job_test_util.h"
 
-namespace thalweg {
+namespace thalweg::job_residuals_test {
 namespace {
 
 using ::testing::AllOf;
@@ -186,4 +186,4 @@ TEST_P(JobResidualsTest, JobThatHasFailedSaysWhy) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::job_residuals_test

@@ -8,7 +8,7 @@
 #include "kernels/codec/lossy.h"
 #include "server/aggregator/job_test_util.h"
 
-namespace thalweg {
+namespace thalweg::job_resume_test {
 namespace {
 
 using ::testing::ElementsAre;
@@ -259,4 +259,4 @@ TEST_F(JobGathersAgainTest, RoundsAreReservedAsMemory) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::job_resume_test

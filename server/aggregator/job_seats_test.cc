@@ -5,7 +5,7 @@
 
 #include "server/aggregator/job_test_util.h"
 
-namespace thalweg {
+namespace thalweg::job_seats_test {
 namespace {
 
 using std::chrono::milliseconds;
@@ -51,4 +51,4 @@ TEST_F(JobSeatsTest, NodeNotHeardOfForALeaseIsLost) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::job_seats_test

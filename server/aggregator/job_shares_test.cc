@@ -13,7 +13,7 @@
 #include "server/aggregator/job_test_util.h"
 #include "server/plan/flow_plan.h"
 
-namespace thalweg {
+namespace thalweg::job_shares_test {
 namespace {
 
 using ::testing::AllOf;
@@ -182,4 +182,4 @@ TEST_F(JobSharesTest, ShardsThatCannotBeAreRefused) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::job_shares_test

@@ -6,7 +6,7 @@
 #include "server/aggregator/job_test_util.h"
 #include "server/aggregator/snapshot_test_util.h"
 
-namespace thalweg {
+namespace thalweg::job_snapshots_test {
 namespace {
 
 using Action = SnapshotAction;
@@ -155,4 +155,4 @@ TEST(JobSnapshotsTest, JobThatEndsWellLeavesNoSnapshotsAndOneThatFailsDoes) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::job_snapshots_test

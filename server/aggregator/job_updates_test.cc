@@ -7,7 +7,7 @@
 #include "kernels/optim/optim.h"
 #include "server/aggregator/job_test_util.h"
 
-namespace thalweg {
+namespace thalweg::job_updates_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -298,4 +298,4 @@ TEST_F(JobUpdatesTest, MemoryOfWeightsAndMomentsIsReservedBeforehand) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::job_updates_test

@@ -9,7 +9,7 @@
 #include "kernels/codec/lossy.h"
 #include "server/aggregator/job_test_util.h"
 
-namespace thalweg {
+namespace thalweg::lossy_job_test {
 namespace {
 
 using ::testing::AllOf;
@@ -225,4 +225,4 @@ TEST(PartWindowTest, EveryPartThatIsInUseAddsAWindow) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::lossy_job_test

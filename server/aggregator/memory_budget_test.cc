@@ -9,7 +9,7 @@
 
 #include "core/base/thread.h"
 
-namespace thalweg {
+namespace thalweg::memory_budget_test {
 namespace {
 
 using ::testing::AllOf;
@@ -103,4 +103,4 @@ TEST(MemoryBudgetTest, ThreadsNeverReserveMoreThanTheLimit) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::memory_budget_test

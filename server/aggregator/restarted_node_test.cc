@@ -11,7 +11,7 @@
 #include "server/aggregator/aggregator.h"
 #include "server/aggregator/job_test_util.h"
 
-namespace thalweg {
+namespace thalweg::restarted_node_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -144,4 +144,4 @@ TEST_F(RestartedNodeTest, JobThatGathersAgainNeedsNoMoreMemoryThanBefore) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::restarted_node_test

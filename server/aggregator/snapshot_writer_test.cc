@@ -6,7 +6,7 @@
 #include "absl/strings/escaping.h"
 #include "server/aggregator/snapshot_test_util.h"
 
-namespace thalweg {
+namespace thalweg::snapshot_writer_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -82,4 +82,4 @@ TEST_F(SnapshotWriterTest, ForgottenJobLeavesNoSnapshotThatIsBeingWritten) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::snapshot_writer_test

@@ -4,7 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 
-namespace thalweg {
+namespace thalweg::fair_places_test {
 namespace {
 
 // Takes one place after the other for as long as that is allowed; returns how many.
@@ -55,4 +55,4 @@ TEST(FairPlacesTest, ReturnedPlacesCanBeTakenAgain) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::fair_places_test

@@ -9,7 +9,7 @@
 #include <memory>
 #include <sstream>
 
-namespace thalweg {
+namespace thalweg::log_limit_test {
 namespace {
 
 TEST(LogLimitTest, EachMinuteHasItsLinesAndTheRestIsCounted) {
@@ -35,4 +35,4 @@ TEST(LogLimitTest, EachMinuteHasItsLinesAndTheRestIsCounted) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::log_limit_test

@@ -6,7 +6,7 @@
 #include <fstream>
 #include <string>
 
-namespace thalweg {
+namespace thalweg::memory_limit_test {
 namespace {
 
 // A root directory with the files that each test writes.
@@ -56,4 +56,4 @@ TEST_F(MemoryLimitTest, LimitOfAContainerLiesAtItsTop) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::memory_limit_test

@@ -6,7 +6,7 @@
 
 #include "core/base/thread.h"
 
-namespace thalweg {
+namespace thalweg::metrics_test {
 namespace {
 
 TEST(MetricsTest, SameNameAndLabelsAreOneCounter) {
@@ -69,4 +69,4 @@ TEST(MetricsTest, ConcurrentObservationsAllCount) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::metrics_test

@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-namespace thalweg {
+namespace thalweg::outcome_counters_test {
 namespace {
 
 class OutcomeCountersTest : public ::testing::Test {
@@ -35,4 +35,4 @@ TEST_F(OutcomeCountersTest, CodeThatDoesNotExistIsUnknown) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::outcome_counters_test

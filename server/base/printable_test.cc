@@ -7,7 +7,7 @@
 
 #include "core/base/protocol.h"
 
-namespace thalweg {
+namespace thalweg::printable_test {
 namespace {
 
 using ::testing::AllOf;
@@ -76,4 +76,4 @@ TEST(PrintableTest, NamesAreShortAndPrintable) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::printable_test

@@ -16,7 +16,7 @@
 #include "server/http/http_server.h"
 #include "server/net/address.h"
 
-namespace thalweg {
+namespace thalweg::doorkeeper_test {
 namespace {
 
 // A Guest is a connection that begins a request, and never ends it.
@@ -104,4 +104,4 @@ TEST_F(DoorkeeperTest, RequestThatTakesTooLongIsEndedAlsoIfItIsNeverSilent) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::doorkeeper_test

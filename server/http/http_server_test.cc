@@ -15,7 +15,7 @@
 #include "httplib.h"
 #include "server/http/prometheus_text.h"
 
-namespace thalweg {
+namespace thalweg::http_server_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -224,4 +224,4 @@ TEST_F(HttpServerTest, StopsTwiceAndFreesThePort) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::http_server_test

@@ -11,7 +11,7 @@
 #include "server/http/http_server.h"
 #include "server/net/test_certificates.h"
 
-namespace thalweg {
+namespace thalweg::https_server_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -117,4 +117,4 @@ TEST_F(HttpsServerTest, TokenFileWithoutATokenIsRefused) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::https_server_test

@@ -8,7 +8,7 @@
 
 #include "absl/strings/escaping.h"
 
-namespace thalweg {
+namespace thalweg::token_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -44,4 +44,4 @@ TEST(TokenTest, FilesAreReadWithoutTheSpaceAround) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::token_test

@@ -5,7 +5,7 @@
 
 #include <string>
 
-namespace thalweg {
+namespace thalweg::challenges_test {
 namespace {
 
 using std::chrono::nanoseconds;
@@ -72,4 +72,4 @@ TEST(ChallengesTest, FloodDisplacesNobodysChallenge) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::challenges_test

@@ -7,7 +7,7 @@
 
 #include "absl/strings/escaping.h"
 
-namespace thalweg {
+namespace thalweg::job_key_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -104,4 +104,4 @@ TEST(JobKeyTest, MalformedSecretIsRefusedWithoutBeingRepeated) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::job_key_test

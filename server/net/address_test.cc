@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-namespace thalweg {
+namespace thalweg::address_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -54,4 +54,4 @@ TEST(AddressTest, MalformedRangesAreRefused) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::address_test

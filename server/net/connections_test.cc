@@ -9,7 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 
-namespace thalweg {
+namespace thalweg::connections_test {
 namespace {
 
 // Two ends of a connection of TCP on 127.0.0.1.
@@ -76,4 +76,4 @@ TEST_F(ConnectionsTest, ConnectionThatHasGotTheDescriptorOfAnotherIsLeftAlone) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::connections_test

@@ -8,7 +8,7 @@
 
 #include "server/net/test_certificates.h"
 
-namespace thalweg {
+namespace thalweg::tls_files_test {
 namespace {
 
 using ::testing::AllOf;
@@ -98,4 +98,4 @@ TEST(TlsFilesTest, ExpiryFollowsTheFilesAndSurvivesABrokenOne) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::tls_files_test

@@ -11,7 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "core/base/protocol.h"
 
-namespace thalweg {
+namespace thalweg::site_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -216,4 +216,4 @@ TEST_F(SiteTest, PageComesWithItsPartsAndNothingFromElsewhere) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::site_test

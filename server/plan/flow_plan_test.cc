@@ -8,7 +8,7 @@
 
 #include "core/base/protocol.h"
 
-namespace thalweg {
+namespace thalweg::flow_plan_test {
 namespace {
 
 using std::chrono::microseconds;
@@ -84,4 +84,4 @@ TEST(FlowPlanTest, WithoutANetworkThePlanDoesNotDependOnShards) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::flow_plan_test

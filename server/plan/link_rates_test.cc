@@ -8,7 +8,7 @@
 #include <set>
 #include <vector>
 
-namespace thalweg {
+namespace thalweg::link_rates_test {
 namespace {
 
 using ::testing::Each;
@@ -172,4 +172,4 @@ TEST(LinkRatesTest, NodeThatHasMeasuredNothingIsUnknown) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::link_rates_test

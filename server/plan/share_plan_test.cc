@@ -11,7 +11,7 @@
 
 #include "core/base/shard_place.h"
 
-namespace thalweg {
+namespace thalweg::share_plan_test {
 namespace {
 
 using ::testing::AllOf;
@@ -285,4 +285,4 @@ TEST(SharePlanTest, DescriptionWithoutAForecastSaysOnlyTheShares) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::share_plan_test

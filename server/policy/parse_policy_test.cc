@@ -5,7 +5,7 @@
 
 #include <string>
 
-namespace thalweg {
+namespace thalweg::parse_policy_test {
 namespace {
 
 using ::testing::ElementsAre;
@@ -83,4 +83,4 @@ TEST(ParsePolicyTest, TextsThatCannotBeShownAreRefused) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::parse_policy_test

@@ -13,7 +13,7 @@
 
 #include "absl/strings/str_cat.h"
 
-namespace thalweg {
+namespace thalweg::policy_file_test {
 namespace {
 
 using std::chrono::milliseconds;
@@ -83,4 +83,4 @@ TEST_F(PolicyFileTest, FileThatCannotBeReadIsAnErrorAtTheStart) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::policy_file_test

@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-namespace thalweg {
+namespace thalweg::chunk_states_test {
 namespace {
 
 TEST(ChunkStatesTest, ChunksOfPartsHaveResidualsOfTheirOwnFromFirstUseOn) {
@@ -66,4 +66,4 @@ TEST(ChunkStatesTest, OnlyFormatsThatLoseSomethingHaveResiduals) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::chunk_states_test

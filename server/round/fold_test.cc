@@ -13,7 +13,7 @@
 #include "kernels/codec/lossy_reference.h"
 #include "server/round/round_test_util.h"
 
-namespace thalweg {
+namespace thalweg::fold_test {
 namespace {
 
 using ::testing::AllOf;
@@ -316,4 +316,4 @@ TEST(FoldTest, MalformedTopKIsRefusedNamingTheContribution) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::fold_test

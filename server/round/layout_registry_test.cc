@@ -9,7 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 
-namespace thalweg {
+namespace thalweg::layout_registry_test {
 namespace {
 
 using ::testing::AllOf;
@@ -240,4 +240,4 @@ TEST(LayoutRegistryTest, ChunkStandsForItsShareOfTheGradient) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::layout_registry_test

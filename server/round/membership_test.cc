@@ -5,7 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 
-namespace thalweg {
+namespace thalweg::membership_test {
 namespace {
 
 using std::chrono::milliseconds;
@@ -216,4 +216,4 @@ TEST(MembersTest, NodeThatHasLeftIsNotNeededOnceItIsLost) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::membership_test

@@ -11,7 +11,7 @@
 #include "server/round/round_engine.h"
 #include "server/round/round_test_util.h"
 
-namespace thalweg {
+namespace thalweg::one_shot_chaos_test {
 namespace {
 
 constexpr uint32_t kNodes = 5;
@@ -89,4 +89,4 @@ TEST_F(OneShotChaosTest, RoundsCompleteOnceAndLeaveNothingUnderRepetitionAndReor
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::one_shot_chaos_test

@@ -7,7 +7,7 @@
 #include "server/round/round_engine.h"
 #include "server/round/round_test_util.h"
 
-namespace thalweg {
+namespace thalweg::one_shot_test {
 namespace {
 
 using std::chrono::seconds;
@@ -137,4 +137,4 @@ TEST_F(OneShotTest, RoundsThatANodeNeverSettlesAreBounded) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::one_shot_test

@@ -5,7 +5,7 @@
 
 #include "core/base/protocol.h"
 
-namespace thalweg {
+namespace thalweg::resumption_test {
 namespace {
 
 using ::testing::ElementsAre;
@@ -150,4 +150,4 @@ TEST(ResumptionTest, EachPartThatNodesHaveUsedHasAWindow) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::resumption_test

@@ -13,7 +13,7 @@
 #include "server/round/fold.h"
 #include "server/round/round_engine.h"
 
-namespace thalweg {
+namespace thalweg::round_chaos_test {
 namespace {
 
 constexpr uint32_t kNodes = 5;
@@ -119,4 +119,4 @@ TEST_F(RoundChaosTest, LossDuplicationAndReorderingNeverMakeAWrongSumOrALeak) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::round_chaos_test

@@ -8,7 +8,7 @@
 #include "server/round/round_engine.h"
 #include "server/round/round_test_util.h"
 
-namespace thalweg {
+namespace thalweg::round_collective_test {
 namespace {
 
 using std::chrono::seconds;
@@ -262,4 +262,4 @@ TEST(RoundCollectiveTest, ResultsThatANodeDoesNotTakeCountTowardsAllItsWindows) 
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::round_collective_test

@@ -5,7 +5,7 @@
 
 #include "server/round/round_test_util.h"
 
-namespace thalweg {
+namespace thalweg::round_engine_test {
 namespace {
 
 using ::testing::ElementsAre;
@@ -140,4 +140,4 @@ TEST(RoundEngineTest, NewLayoutForgetsRoundsOfTheOldOne) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::round_engine_test

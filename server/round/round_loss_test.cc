@@ -9,7 +9,7 @@
 #include "server/round/round_engine.h"
 #include "server/round/round_test_util.h"
 
-namespace thalweg {
+namespace thalweg::round_loss_test {
 namespace {
 
 using std::chrono::seconds;
@@ -121,4 +121,4 @@ TEST_F(RoundLossTest, AllGroupsGoOnWithoutTheLostNode) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::round_loss_test

@@ -9,7 +9,7 @@
 
 #include "core/base/shard_place.h"
 
-namespace thalweg {
+namespace thalweg::same_job_test {
 namespace {
 
 JoinRequest Request(uint32_t node) {
@@ -64,4 +64,4 @@ TEST(SameJobTest, DifferenceIsNamedWithBothValuesAndNodes) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::same_job_test

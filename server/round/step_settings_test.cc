@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-namespace thalweg {
+namespace thalweg::step_settings_test {
 namespace {
 
 UpdateStep WithRate(double lr) { return {{GroupStep{.lr = 1}, GroupStep{.lr = lr}}}; }
@@ -47,4 +47,4 @@ TEST(StepSettingsTest, WhatCannotBeIsRefused) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::step_settings_test

@@ -12,7 +12,7 @@
 #include "kernels/codec/lossy.h"
 #include "server/round/round_test_util.h"
 
-namespace thalweg {
+namespace thalweg::update_test {
 namespace {
 
 using Floats = std::vector<float>;
@@ -367,4 +367,4 @@ TEST(LambTest, RoundsOutOfTheirOrderAreRefused) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::update_test

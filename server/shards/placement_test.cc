@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <vector>
 
-namespace thalweg {
+namespace thalweg::placement_test {
 namespace {
 
 using ::testing::ElementsAre;
@@ -115,4 +115,4 @@ TEST(PlacementTest, FingerprintTellsPlacementsApart) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::placement_test

@@ -13,7 +13,7 @@
 #include "core/base/protocol.h"
 #include "core/base/testing/test_patience.h"
 
-namespace thalweg {
+namespace thalweg::returning_shard_test {
 namespace {
 
 using std::chrono::milliseconds;
@@ -456,4 +456,4 @@ TEST_F(ReturningShardTest, BytesOfKeptResultsAreShownUntilTheNodeLeaves) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::returning_shard_test

@@ -3,7 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-namespace thalweg {
+namespace thalweg::round_ledger_test {
 namespace {
 
 using ::testing::ElementsAre;
@@ -100,4 +100,4 @@ TEST_F(RoundLedgerTest, PayloadsAreHandedToTheCaller) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::round_ledger_test

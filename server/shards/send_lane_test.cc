@@ -4,7 +4,7 @@
 
 #include <vector>
 
-namespace thalweg {
+namespace thalweg::send_lane_test {
 namespace {
 
 // The second shard has twice the first one's share.
@@ -108,4 +108,4 @@ TEST_F(SendLaneTest, ClosingReturnsWhatWaitsForEveryShard) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::send_lane_test

@@ -4,7 +4,7 @@
 
 #include <vector>
 
-namespace thalweg {
+namespace thalweg::send_queue_test {
 namespace {
 
 constexpr uint32_t kWindow = 2;
@@ -77,4 +77,4 @@ TEST_F(SendQueueTest, ClosingReturnsWhatWasNotSent) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::send_queue_test

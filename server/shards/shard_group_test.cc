@@ -11,7 +11,7 @@
 #include "core/base/testing/test_patience.h"
 #include "server/shards/testing/fake_shard.h"
 
-namespace thalweg {
+namespace thalweg::shard_group_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -264,4 +264,4 @@ TEST_F(TakenUpGroupTest, RefusalOfOneShardIsReturned) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::shard_group_test

@@ -10,7 +10,7 @@
 #include "server/shards/shard_group.h"
 #include "server/shards/testing/fake_shard.h"
 
-namespace thalweg {
+namespace thalweg::shard_shares_test {
 namespace {
 
 using ::testing::ElementsAre;
@@ -131,4 +131,4 @@ TEST_F(ShardSharesTest, HostsOfAnotherNumberOfShardsAreRefused) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::shard_shares_test

@@ -7,7 +7,7 @@
 
 #include "server/sidecar/testing/job_test_util.h"
 
-namespace thalweg {
+namespace thalweg::watchdog_test {
 namespace {
 
 using ::testing::AllOf;
@@ -186,4 +186,4 @@ TEST_F(WatchdogTest, WatchEndsWithTheJob) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::watchdog_test

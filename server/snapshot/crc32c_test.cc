@@ -4,7 +4,7 @@
 
 #include <string>
 
-namespace thalweg {
+namespace thalweg::crc32c_test {
 namespace {
 
 // The examples of RFC 3720, B.4, and the check value of the polynomial.
@@ -20,4 +20,4 @@ TEST(Crc32cTest, ChecksumsAreThoseOfTheStandard) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::crc32c_test

@@ -10,7 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 
-namespace thalweg {
+namespace thalweg::snapshot_file_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -130,4 +130,4 @@ TEST_F(SnapshotFileTest, FullDiskIsSaidToBeFull) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::snapshot_file_test

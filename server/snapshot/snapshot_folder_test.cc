@@ -9,7 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 
-namespace thalweg {
+namespace thalweg::snapshot_folder_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -149,4 +149,4 @@ TEST_F(SnapshotFolderTest, FolderIsOneProcesss) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::snapshot_folder_test

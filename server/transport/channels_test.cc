@@ -14,7 +14,7 @@
 #include "server/transport/shard/shard_server.h"
 #include "server/transport/testing/fake_shard.h"
 
-namespace thalweg {
+namespace thalweg::channels_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -164,4 +164,4 @@ TEST_F(ChannelsTest, NodesAndServersMayGoAtAnyTime) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::channels_test

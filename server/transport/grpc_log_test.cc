@@ -14,7 +14,7 @@
 #include "server/base/log_limit.h"
 #include "thalweg/v1/exchange.pb.h"
 
-namespace thalweg {
+namespace thalweg::grpc_log_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -59,4 +59,4 @@ TEST(GrpcLogTest, ComplaintsOfProtobufAboutPeersAreOursAndBounded) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::grpc_log_test

@@ -23,7 +23,7 @@
 #include "thalweg/v1/control.grpc.pb.h"
 #include "thalweg/v1/exchange.pb.h"
 
-namespace thalweg {
+namespace thalweg::hostile_client_test {
 namespace {
 
 using ::testing::AllOf;
@@ -357,4 +357,4 @@ TEST_F(HostileClientTest, WhatHasArrivedAndIsHeldIsBounded) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::hostile_client_test

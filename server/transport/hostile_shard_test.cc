@@ -12,7 +12,7 @@
 #include "server/transport/testing/recorder.h"
 #include "thalweg/v1/exchange.grpc.pb.h"
 
-namespace thalweg {
+namespace thalweg::hostile_shard_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -59,4 +59,4 @@ TEST(HostileShardTest, ContributionFromAShardFailsTheNodeWithTheReason) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::hostile_shard_test

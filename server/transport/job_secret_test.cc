@@ -22,7 +22,7 @@
 #include "server/transport/testing/raw_stream.h"
 #include "server/transport/wire/frame_codec.h"
 
-namespace thalweg {
+namespace thalweg::job_secret_test {
 namespace {
 
 TimePoint Soon() { return Now() + kTestPatience; }
@@ -221,4 +221,4 @@ TEST_F(JobSecretTest, StolenTokenOpensNoStreamAndTheJobGoesOn) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::job_secret_test

@@ -17,7 +17,7 @@
 #include "server/transport/wire/control_codec.h"
 #include "server/transport/wire/frame_codec.h"
 
-namespace thalweg {
+namespace thalweg::kept_results_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -114,4 +114,4 @@ TEST_F(KeptResultsTest, NodeThatUsesOneOfItsStreamsAtATimeGoesOn) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::kept_results_test

@@ -28,7 +28,7 @@
 #include "server/transport/wire/frame_codec.h"
 #include "thalweg/v1/control.grpc.pb.h"
 
-namespace thalweg {
+namespace thalweg::limits_test {
 namespace {
 
 constexpr Duration kShort = std::chrono::milliseconds(200);
@@ -423,4 +423,4 @@ TEST_F(LimitsTest, ConnectionsAreAcceptedAgainAfterDescriptorsHaveRunOut) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::limits_test

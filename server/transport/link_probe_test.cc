@@ -7,7 +7,7 @@
 #include <tuple>
 #include <vector>
 
-namespace thalweg {
+namespace thalweg::link_probe_test {
 namespace {
 
 using std::chrono::milliseconds;
@@ -120,4 +120,4 @@ TEST(LinkProbeTest, ClockThatStandsStillGivesAFiniteRate) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::link_probe_test

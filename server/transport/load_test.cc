@@ -18,7 +18,7 @@
 #include "server/transport/testing/raw_stream.h"
 #include "server/transport/wire/frame_codec.h"
 
-namespace thalweg {
+namespace thalweg::load_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -161,4 +161,4 @@ TEST_F(LoadTest, SixtyFourNodesAtOnceAllGetTheirResults) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::load_test

@@ -15,7 +15,7 @@
 #include "server/transport/testing/fake_shard.h"
 #include "server/transport/testing/known_member.h"
 
-namespace thalweg {
+namespace thalweg::loopback_test {
 namespace {
 
 using std::chrono::microseconds;
@@ -493,4 +493,4 @@ TEST_F(LoopbackTest, TakenPortAndMalformedAddressAreRefused) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::loopback_test

@@ -14,7 +14,7 @@
 #include "server/transport/shard/shard_server.h"
 #include "server/transport/testing/fake_shard.h"
 
-namespace thalweg {
+namespace thalweg::lossy_loopback_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -134,4 +134,4 @@ TEST_P(ResidualLoopbackTest, ShardsRefusalKeepsCodeAndReason) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::lossy_loopback_test

@@ -20,7 +20,7 @@
 #include "server/transport/shard/shard_server.h"
 #include "server/transport/testing/fake_shard.h"
 
-namespace thalweg {
+namespace thalweg::moved_shard_test {
 namespace {
 
 // gRPC asks once in 30 s by default, and a node's grace is 10 s.
@@ -104,4 +104,4 @@ TEST(MovedShardTest, NodeFindsAShardThatComesBackAtAnotherAddressWithinItsGrace)
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::moved_shard_test

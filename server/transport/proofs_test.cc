@@ -21,7 +21,7 @@
 #include "server/transport/wire/control_codec.h"
 #include "thalweg/v1/control.grpc.pb.h"
 
-namespace thalweg {
+namespace thalweg::proofs_test {
 namespace {
 
 using ::testing::AllOf;
@@ -281,4 +281,4 @@ TEST_F(StolenTokenTest, RepeatedOpenEndsAlone) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::proofs_test

@@ -16,7 +16,7 @@
 #include "server/transport/testing/breaking_proxy.h"
 #include "server/transport/testing/fake_shard.h"
 
-namespace thalweg {
+namespace thalweg::reconnect_test {
 namespace {
 
 using std::chrono::milliseconds;
@@ -230,4 +230,4 @@ TEST_F(ReconnectTest, StoppingServerFailsTheNodeAtOnce) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::reconnect_test

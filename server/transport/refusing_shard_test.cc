@@ -16,7 +16,7 @@
 #include "thalweg/v1/control.grpc.pb.h"
 #include "thalweg/v1/exchange.grpc.pb.h"
 
-namespace thalweg {
+namespace thalweg::refusing_shard_test {
 namespace {
 
 constexpr Duration kGrace = std::chrono::milliseconds(500);
@@ -91,4 +91,4 @@ TEST_F(RefusingShardTest, CallIsRepeatedWithPausesUntilTheGraceIsOver) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::refusing_shard_test

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-namespace thalweg {
+namespace thalweg::sent_frames_test {
 namespace {
 
 grpc::ByteBuffer Frame(const std::string& bytes) {
@@ -81,4 +81,4 @@ TEST_F(SentFramesTest, NumbersGoOnAfterClear) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::sent_frames_test

@@ -28,7 +28,7 @@
 #include "server/transport/wire/frame_codec.h"
 #include "thalweg/v1/control.grpc.pb.h"
 
-namespace thalweg {
+namespace thalweg::tenants_test {
 namespace {
 
 using ::testing::AllOf;
@@ -267,4 +267,4 @@ TEST_F(TenantsTest, ClientWithoutTlsIsCountedAndLogged) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::tenants_test

@@ -11,7 +11,7 @@
 #include "server/transport/shard/shard_server.h"
 #include "server/transport/testing/fake_shard.h"
 
-namespace thalweg {
+namespace thalweg::tls_test {
 namespace {
 
 using ::testing::AllOf;
@@ -132,4 +132,4 @@ TEST_F(TlsTest, ReplacedCertificatesCountForNewConnectionsAndOpenStreamsLiveOn) 
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::tls_test

@@ -5,7 +5,7 @@
 #include <optional>
 #include <string>
 
-namespace thalweg {
+namespace thalweg::write_queue_test {
 namespace {
 
 using Turn = WriteQueue::Turn;
@@ -79,4 +79,4 @@ TEST_F(WriteQueueTest, NothingIsQueuedOnceTheQueueIsGone) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::write_queue_test

@@ -11,7 +11,7 @@
 #include "tests/integration/cluster.h"
 #include "tests/integration/reordering_shard.h"
 
-namespace thalweg {
+namespace thalweg::allreduce_test {
 namespace {
 
 struct Shape {
@@ -257,4 +257,4 @@ TEST(NonFiniteTest, InfinityReachesEveryWorkerAndIsCounted) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::allreduce_test

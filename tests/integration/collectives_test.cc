@@ -12,7 +12,7 @@
 #include "core/base/thread.h"
 #include "tests/integration/worker_groups.h"
 
-namespace thalweg {
+namespace thalweg::collectives_test {
 namespace {
 
 using ::testing::AllOf;
@@ -40,8 +40,8 @@ TEST_P(CollectivesTest, AllWorkersGetTheRightValuesFromManyInFlight) {
   for (uint32_t rank = 0; rank < size; ++rank) {
     threads.emplace_back("worker", [&, rank] {
       for (const uint64_t elems : {uint64_t{3}, uint64_t{5000}, uint64_t{70'000}}) {
-        Values sums(elems), gathered(elems * size), scattered(elems), mine(elems, rank + 1);
-        Values parts(elems * size);
+        Integers sums(elems), gathered(elems * size), scattered(elems), mine(elems, rank + 1);
+        Integers parts(elems * size);
         for (uint64_t i = 0; i < parts.size(); ++i) parts[i] = static_cast<int64_t>(i / elems);
         std::vector<std::future<absl::Status>> done;
         const auto call = [&](CollectiveKind kind, Fold fold) {
@@ -58,8 +58,8 @@ TEST_P(CollectivesTest, AllWorkersGetTheRightValuesFromManyInFlight) {
           const absl::Status status = outcome.get();
           ASSERT_TRUE(status.ok()) << status;
         }
-        EXPECT_EQ(sums, Values(elems, size * (size + 1) / 2));
-        EXPECT_EQ(scattered, Values(elems, rank * size));
+        EXPECT_EQ(sums, Integers(elems, size * (size + 1) / 2));
+        EXPECT_EQ(scattered, Integers(elems, rank * size));
         for (uint64_t i = 0; i < gathered.size(); ++i) {
           ASSERT_EQ(gathered[i], static_cast<int64_t>(i / elems + 1));
         }
@@ -80,8 +80,8 @@ TEST_F(CollectivesTest, ValuesInFlightAreNotOverwrittenByTheNextOnes) {
   for (uint32_t rank = 0; rank < 3; ++rank) {
     threads.emplace_back("worker", [&, rank] {
       for (int round = 0; round < kRounds; ++round) {
-        Values got(3 * kElems);
-        const Values given(kElems, 100 * round + rank);
+        Integers got(3 * kElems);
+        const Integers given(kElems, 100 * round + rank);
         const CollectiveCall call{.group = 1, .kind = CollectiveKind::kAllGather, .elems = kElems};
         const absl::Status status = Begin(*sessions[rank], call, given, &got).get();
         ASSERT_TRUE(status.ok()) << status;
@@ -102,8 +102,8 @@ TEST_F(CollectivesTest, GroupsUsedInOppositeOrdersOnTwoNodesFinish) {
   std::vector<Thread> threads;
   for (uint32_t rank = 0; rank < 2; ++rank) {
     threads.emplace_back("worker", [&, rank] {
-      const Values ones(3000, 1);
-      std::vector<Values> got(2 * kRounds, Values(3000));
+      const Integers ones(3000, 1);
+      std::vector<Integers> got(2 * kRounds, Integers(3000));
       std::vector<std::future<absl::Status>> done;
       for (const uint32_t group : rank == 0 ? std::vector{1u, 2u} : std::vector{2u, 1u}) {
         for (int round = 0; round < kRounds; ++round) {
@@ -115,7 +115,7 @@ TEST_F(CollectivesTest, GroupsUsedInOppositeOrdersOnTwoNodesFinish) {
         }
       }
       for (auto& outcome : done) ASSERT_TRUE(outcome.get().ok());
-      for (const Values& values : got) EXPECT_EQ(values, Values(3000, 2));
+      for (const Integers& values : got) EXPECT_EQ(values, Integers(3000, 2));
     });
   }
 }
@@ -128,18 +128,18 @@ TEST_P(CollectivesTest, CallbacksBeginAndAwaitCollectivesWhileOtherThreadsDo) {
   auto sessions = Connect(cluster, shape.hosted);
   MakeGroup(sessions, 1, shape.workers);
   const auto size = static_cast<int64_t>(sessions.size());
-  const auto sum = [](Session& session, int64_t value, Values& got) {
+  const auto sum = [](Session& session, int64_t value, Integers& got) {
     const CollectiveCall call{
         .group = 1, .kind = CollectiveKind::kAllReduce, .fold = Fold::kSum, .elems = 100};
-    return Begin(session, call, Values(100, value), &got);
+    return Begin(session, call, Integers(100, value), &got);
   };
   std::vector<Thread> threads;
   for (const auto& session : sessions) {
     threads.emplace_back("worker", [&] {
-      std::vector<Values> inner(kRounds, Values(100));
-      std::vector<Values> outer(kRounds, Values(100));
+      std::vector<Integers> inner(kRounds, Integers(100));
+      std::vector<Integers> outer(kRounds, Integers(100));
       std::vector<std::promise<absl::Status>> done(kRounds);
-      const Values ones(100, 1);
+      const Integers ones(100, 1);
       for (int round = 0; round < kRounds; ++round) {
         CollectiveCall call{.group = 1,
                             .kind = CollectiveKind::kAllReduce,
@@ -155,8 +155,8 @@ TEST_P(CollectivesTest, CallbacksBeginAndAwaitCollectivesWhileOtherThreadsDo) {
       }
       for (auto& outcome : done) ASSERT_TRUE(outcome.get_future().get().ok());
       for (int round = 0; round < kRounds; ++round) {
-        EXPECT_EQ(outer[round], Values(100, size));
-        EXPECT_EQ(inner[round], Values(100, size * (1000 + round)));
+        EXPECT_EQ(outer[round], Integers(100, size));
+        EXPECT_EQ(inner[round], Integers(100, size * (1000 + round)));
       }
     });
   }
@@ -166,9 +166,9 @@ TEST_F(CollectivesTest, WorkersThatDisagreeAllGetTheReason) {
   Cluster cluster(1, 2, 1);
   auto sessions = Connect(cluster, /*hosted=*/false);
   MakeGroup(sessions, 1, 2);
-  std::vector<Values> got(2, Values(4));
+  std::vector<Integers> got(2, Integers(4));
   std::vector<std::future<absl::Status>> done;
-  const std::vector<Values> given = {Values(4, 1), Values(3, 1)};
+  const std::vector<Integers> given = {Integers(4, 1), Integers(3, 1)};
   for (uint32_t rank = 0; rank < 2; ++rank) {
     done.push_back(Begin(*sessions[rank],
                          {.group = 1,
@@ -198,8 +198,8 @@ TEST_F(CollectivesTest, WhatCannotBeIsRefusedByTheSidecar) {
     Cluster cluster(1, 1, 1);
     auto sessions = Connect(cluster, /*hosted=*/false);
     MakeGroup(sessions, 1, 1);
-    Values got(4);
-    const absl::Status status = Begin(*sessions[0], call, Values(4, 1), &got).get();
+    Integers got(4);
+    const absl::Status status = Begin(*sessions[0], call, Integers(4, 1), &got).get();
     EXPECT_THAT(std::string(status.message()), HasSubstr(why));
   }
 }
@@ -209,13 +209,13 @@ TEST_F(CollectivesTest, AbsentWorkerIsNamedWithinTheCollectivesTimeout) {
     Cluster cluster(shape.nodes, shape.workers, shape.shards);
     auto sessions = Connect(cluster, /*hosted=*/false);
     MakeGroup(sessions, 1, shape.workers);
-    Values got(4);
+    Integers got(4);
     const CollectiveCall call{.group = 1,
                               .kind = CollectiveKind::kAllReduce,
                               .fold = Fold::kSum,
                               .elems = 4,
                               .timeout = std::chrono::milliseconds(500)};
-    const absl::Status status = Begin(*sessions[0], call, Values(4, 1), &got).get();
+    const absl::Status status = Begin(*sessions[0], call, Integers(4, 1), &got).get();
     EXPECT_THAT(
         std::string(status.message()),
         HasSubstr(shape.workers == 2 ? "allreduce 1 of group 'group1': rank 1 of the group"
@@ -227,14 +227,14 @@ TEST_F(CollectivesTest, WorkerThatLeavesBeforeACollectiveFailsItForTheOthers) {
   Cluster cluster(1, 2, 1);
   auto sessions = Connect(cluster, /*hosted=*/false);
   MakeGroup(sessions, 1, 2);
-  Values got(4);
+  Integers got(4);
   const CollectiveCall call{
       .group = 1, .kind = CollectiveKind::kAllReduce, .fold = Fold::kSum, .elems = 4};
-  auto outcome = Begin(*sessions[0], call, Values(4, 1), &got);
+  auto outcome = Begin(*sessions[0], call, Integers(4, 1), &got);
   sessions[1]->Close();
   EXPECT_THAT(std::string(outcome.get().message()),
               AllOf(HasSubstr("rank 1"), HasSubstr("allreduce 1 of group 'group1' waits for it")));
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::collectives_test

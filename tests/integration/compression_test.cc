@@ -14,7 +14,7 @@
 #include "tests/integration/reordering_shard.h"
 #include "tests/integration/training.h"
 
-namespace thalweg {
+namespace thalweg::compression_test {
 namespace {
 
 constexpr int64_t kRows = 24;
@@ -277,4 +277,4 @@ TEST(CompressionNonfiniteTest, ReachesEveryWorkerElementByElementAndLeavesNoTrac
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::compression_test

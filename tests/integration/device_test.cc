@@ -8,7 +8,7 @@
 
 #include "tests/integration/device_worker.h"
 
-namespace thalweg {
+namespace thalweg::device_test {
 namespace {
 
 using ::testing::AllOf;
@@ -251,4 +251,4 @@ TEST(DevicePathTest, NewLayoutReplacesABucketWhoseResultIsStillBeingCopied) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::device_test

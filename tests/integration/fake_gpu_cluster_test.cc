@@ -16,7 +16,7 @@
 #include "tests/integration/device_worker.h"
 #include "tests/integration/made_gradient.h"
 
-namespace thalweg {
+namespace thalweg::fake_gpu_cluster_test {
 namespace {
 
 using ::testing::AllOf;
@@ -266,4 +266,4 @@ TEST(GpuPathTest, NothingIsLeftOnTheGpuAfterTheJob) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::fake_gpu_cluster_test

@@ -21,7 +21,7 @@
 #define THALWEG_TSAN 1
 #endif
 
-namespace thalweg {
+namespace thalweg::faults_test {
 namespace {
 
 using ::testing::AllOf;
@@ -474,4 +474,4 @@ TEST(WorkerFaultTest, ForkedChildNeitherUsesNorKeepsAliveTheParentsSession) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::faults_test

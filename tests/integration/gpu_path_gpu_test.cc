@@ -16,7 +16,7 @@
 #include "tests/integration/gpu_worker.h"
 #include "tests/integration/made_gradient.h"
 
-namespace thalweg {
+namespace thalweg::gpu_path_gpu_test {
 namespace {
 
 constexpr int64_t kRows = 1000;
@@ -132,4 +132,4 @@ TEST_F(GpuPathGpuTest, SidecarWithoutTheGpuGetsTheSameBitsThroughHostMemory) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::gpu_path_gpu_test

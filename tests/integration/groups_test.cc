@@ -15,7 +15,7 @@
 #include "server/base/metrics.h"
 #include "server/shards/shard_group.h"
 
-namespace thalweg {
+namespace thalweg::groups_test {
 namespace {
 
 constexpr uint64_t kElems = 64;
@@ -277,4 +277,4 @@ TEST_F(GroupsTest, ThousandsOfRoundsLeaveNothingHeld) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::groups_test

@@ -15,7 +15,7 @@
 #include "tests/integration/reordering_shard.h"
 #include "tests/integration/training.h"
 
-namespace thalweg {
+namespace thalweg::lossy_codecs_test {
 namespace {
 
 constexpr uint64_t kStart = 2;
@@ -274,4 +274,4 @@ TEST(LossyNonfiniteTest, CrossesAsTheFormatSaysAndLeavesNoTrace) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::lossy_codecs_test

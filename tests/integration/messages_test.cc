@@ -12,7 +12,7 @@
 #include "core/base/thread.h"
 #include "tests/integration/worker_groups.h"
 
-namespace thalweg {
+namespace thalweg::messages_test {
 namespace {
 
 using ::testing::AllOf;
@@ -28,11 +28,11 @@ Outcome Exchange(Session& session, PeerCall call, Duration timeout = std::chrono
   return outcome->get_future();
 }
 
-Outcome Send(Session& session, uint32_t to, uint64_t tag, const Values& values) {
+Outcome Send(Session& session, uint32_t to, uint64_t tag, const Integers& values) {
   return Exchange(session, {.peer = to, .tag = tag, .given = std::as_bytes(std::span(values))});
 }
 
-Outcome Receive(Session& session, std::optional<uint32_t> from, uint64_t tag, Values* values,
+Outcome Receive(Session& session, std::optional<uint32_t> from, uint64_t tag, Integers* values,
                 std::function<void(uint32_t)> source = nullptr) {
   return Exchange(session, {.way = PeerCall::Way::kReceive,
                             .peer = from,
@@ -59,8 +59,8 @@ INSTANTIATE_TEST_SUITE_P(Shapes, MessagesTest,
                          ::testing::Values(Shape{1, 2, 1}, Shape{2, 1, 1}, Shape{2, 2, 3, true}));
 
 // The values of one pair of workers' messages.
-Values Pattern(uint32_t from, uint32_t to, uint64_t number, uint64_t elems) {
-  return Values(elems, static_cast<int64_t>(from * 1'000'000 + to * 1000 + number));
+Integers Pattern(uint32_t from, uint32_t to, uint64_t number, uint64_t elems) {
+  return Integers(elems, static_cast<int64_t>(from * 1'000'000 + to * 1000 + number));
 }
 
 // Sizes travel in the message, with the offer, and in several requests.
@@ -74,7 +74,7 @@ TEST_P(MessagesTest, EverybodyGetsWhatEverybodySendsWhateverTheOrder) {
     threads.emplace_back("worker", [&, rank] {
       Session& session = *sessions[rank];
       std::vector<Outcome> done;
-      std::vector<Values> expected, got;
+      std::vector<Integers> expected, got;
       got.reserve(size * std::size(kSizes));
       const auto receive = [&](uint64_t number) {
         for (uint32_t from = 0; from < size; ++from) {
@@ -107,17 +107,17 @@ TEST_P(MessagesTest, MessagesOfOneTagArriveInTheirOrder) {
   const auto last = static_cast<uint32_t>(sessions.size() - 1);
   std::vector<Outcome> sent;
   for (int i = 0; i < kMessages; ++i) {
-    sent.push_back(Send(*sessions[0], last, 7, Values(i % 3 == 0 ? 9000 : 2, i)));
+    sent.push_back(Send(*sessions[0], last, 7, Integers(i % 3 == 0 ? 9000 : 2, i)));
   }
-  Values other(2);
-  auto passed_by = Send(*sessions[0], last, 8, Values(2, 42));
+  Integers other(2);
+  auto passed_by = Send(*sessions[0], last, 8, Integers(2, 42));
   ASSERT_TRUE(Receive(*sessions[last], 0, 8, &other).get().ok());
-  EXPECT_EQ(other, Values(2, 42));
+  EXPECT_EQ(other, Integers(2, 42));
   for (int i = 0; i < kMessages; ++i) {
-    Values got(i % 3 == 0 ? 9000 : 2);
+    Integers got(i % 3 == 0 ? 9000 : 2);
     const absl::Status status = Receive(*sessions[last], 0, 7, &got).get();
     ASSERT_TRUE(status.ok()) << status;
-    ASSERT_EQ(got, Values(got.size(), i)) << "message " << i;
+    ASSERT_EQ(got, Integers(got.size(), i)) << "message " << i;
   }
   for (Outcome& outcome : sent) EXPECT_TRUE(outcome.get().ok());
 }
@@ -132,7 +132,7 @@ TEST_P(MessagesTest, ReceiveFromAnyoneSaysWhoSent) {
   }
   std::set<uint32_t> sources;
   for (uint32_t i = 1; i < size; ++i) {
-    Values got(3000);
+    Integers got(3000);
     uint32_t source = 0;
     ASSERT_TRUE(Receive(*sessions[0], std::nullopt, 1, &got, [&](uint32_t rank) { source = rank; })
                     .get()
@@ -149,8 +149,8 @@ TEST_P(MessagesTest, MessageAndCollectiveInOppositeOrdersFinish) {
   Cluster cluster(GetParam().nodes, GetParam().workers, GetParam().shards);
   auto sessions = Sessions(cluster);
   const auto last = static_cast<uint32_t>(sessions.size() - 1);
-  const Values given(100'000, 5);
-  Values got(given.size());
+  const Integers given(100'000, 5);
+  Integers got(given.size());
   auto sent = Send(*sessions[0], last, 0, given);
   const auto barrier = [](Session& session) {
     return Begin(session, {.group = 1, .kind = CollectiveKind::kBarrier}, {}, nullptr);
@@ -167,9 +167,9 @@ TEST_P(MessagesTest, OtherSizeIsToldToBothSides) {
   Cluster cluster(GetParam().nodes, GetParam().workers, GetParam().shards);
   auto sessions = Sessions(cluster);
   const auto last = static_cast<uint32_t>(sessions.size() - 1);
-  Values got(3);
+  Integers got(3);
   auto received = Receive(*sessions[last], 0, 4, &got);
-  auto sent = Send(*sessions[0], last, 4, Values(20'000, 1));
+  auto sent = Send(*sessions[0], last, 4, Integers(20'000, 1));
   EXPECT_THAT(std::string(received.get().message()),
               AllOf(HasSubstr("rank 0 sends 160000 bytes"),
                     HasSubstr("receive of 24 bytes with tag 4 from rank 0"), HasSubstr("group1")));
@@ -179,7 +179,7 @@ TEST_P(MessagesTest, OtherSizeIsToldToBothSides) {
 TEST_P(MessagesTest, ReceiveOfNothingEndsWithItsNameAfterTheTimeout) {
   Cluster cluster(GetParam().nodes, GetParam().workers, GetParam().shards);
   auto sessions = Sessions(cluster);
-  Values got(3);
+  Integers got(3);
   PeerCall call{.way = PeerCall::Way::kReceive, .peer = 0, .tag = 9};
   call.got = std::as_writable_bytes(std::span(got));
   const absl::Status status =
@@ -190,4 +190,4 @@ TEST_P(MessagesTest, ReceiveOfNothingEndsWithItsNameAfterTheTimeout) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::messages_test

@@ -9,7 +9,7 @@
 
 #include "tests/integration/training.h"
 
-namespace thalweg {
+namespace thalweg::metrics_test {
 namespace {
 
 constexpr uint64_t kRounds = 3;
@@ -149,4 +149,4 @@ TEST_F(SidecarMetricsTest, ClosedSessionSaysNothingOfItsLossScale) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::metrics_test

@@ -23,7 +23,7 @@
 #include "server/transport/shard/shard_server.h"
 #include "server/transport/testing/breaking_proxy.h"
 
-namespace thalweg {
+namespace thalweg::restart_test {
 namespace {
 
 constexpr uint32_t kNodes = 3;
@@ -361,4 +361,4 @@ TEST_F(RestartTest, LossyResultsGoOnWithoutWhatTheShardHadLeftOut) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::restart_test

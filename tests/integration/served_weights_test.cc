@@ -8,7 +8,7 @@
 
 #include "tests/integration/cluster.h"
 
-namespace thalweg {
+namespace thalweg::served_weights_test {
 namespace {
 
 using ::testing::AllOf;
@@ -447,4 +447,4 @@ TEST(ServedWeightsTest, RoundWithoutSettingsAndCodecsThatLoseAreRefused) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::served_weights_test

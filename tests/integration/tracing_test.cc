@@ -17,7 +17,7 @@
 #include "server/base/outcome_counters.h"
 #include "tests/integration/training.h"
 
-namespace thalweg {
+namespace thalweg::tracing_test {
 namespace {
 
 constexpr uint64_t kRounds = 3;
@@ -109,4 +109,4 @@ TEST_F(TracingTest, NodeAloneHasNothingOnTheWire) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::tracing_test

@@ -41,10 +41,10 @@ inline void MakeGroup(std::vector<std::unique_ptr<Session>>& sessions, uint32_t 
   }
 }
 
-using Values = std::vector<int64_t>;
+using Integers = std::vector<int64_t>;
 
-inline std::future<absl::Status> Begin(Session& session, CollectiveCall call, const Values& given,
-                                       Values* got) {
+inline std::future<absl::Status> Begin(Session& session, CollectiveCall call, const Integers& given,
+                                       Integers* got) {
   call.dtype = DType::kInt64;
   if (call.timeout == Duration::zero()) call.timeout = std::chrono::seconds(60);
   call.given = {std::as_bytes(std::span(given))};

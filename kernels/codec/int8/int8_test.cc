@@ -7,7 +7,7 @@
 #include "hwy/highway.h"
 #include "kernels/codec/lossy_reference.h"
 
-namespace thalweg {
+namespace thalweg::int8_test {
 namespace {
 
 struct Result {
@@ -141,4 +141,4 @@ TEST(Int8Test, AnyBytesDecodeAsDefined) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::int8_test

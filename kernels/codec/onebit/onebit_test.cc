@@ -9,7 +9,7 @@
 #include "hwy/highway.h"
 #include "kernels/codec/lossy_reference.h"
 
-namespace thalweg {
+namespace thalweg::onebit_test {
 namespace {
 
 struct Result {
@@ -204,4 +204,4 @@ TEST(OneBitTest, AnyBytesDecodeAsDefined) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::onebit_test

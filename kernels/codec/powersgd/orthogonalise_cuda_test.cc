@@ -5,7 +5,7 @@
 #include "kernels/codec/powersgd/orthogonalise.h"
 #include "kernels/codec/powersgd/powersgd_cuda_test_util.h"
 
-namespace thalweg {
+namespace thalweg::orthogonalise_cuda_test {
 namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
@@ -116,4 +116,4 @@ TEST_P(OrthogonaliseOnDeviceTest, RoundingsThatShowEqualTheCpu) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::orthogonalise_cuda_test

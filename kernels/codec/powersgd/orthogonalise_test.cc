@@ -14,7 +14,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-namespace thalweg {
+namespace thalweg::orthogonalise_test {
 namespace {
 
 using ::testing::Each;
@@ -236,4 +236,4 @@ TEST(SeedDirectionTest, ReplacesAColumnThatBecameZero) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::orthogonalise_test

@@ -14,7 +14,7 @@
 #include "kernels/codec/powersgd/powersgd_cuda_test_util.h"
 #include "kernels/launch/count_launches.h"
 
-namespace thalweg {
+namespace thalweg::powersgd_cuda_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -328,4 +328,4 @@ TEST(PowerSgdPlanTest, ATableThatIsNotAlignedIsRefused) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::powersgd_cuda_test

@@ -15,7 +15,7 @@
 #include "kernels/cast/test_util.h"
 #include "kernels/codec/powersgd/orthogonalise.h"
 
-namespace thalweg {
+namespace thalweg::powersgd_test {
 namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
@@ -404,4 +404,4 @@ TEST(PowerSgdTest, OnlyMatricesWhoseFactorsAreSmallerAreCompressed) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::powersgd_test

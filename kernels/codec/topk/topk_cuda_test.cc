@@ -11,7 +11,7 @@
 #include "kernels/codec/topk/topk.h"
 #include "kernels/launch/test_device.h"
 
-namespace thalweg {
+namespace thalweg::topk_cuda_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -162,4 +162,4 @@ TEST(TopKOnDeviceArgumentsTest, TooManyElementsAndNoCountAreRefused) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::topk_cuda_test

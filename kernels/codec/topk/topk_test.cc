@@ -8,7 +8,7 @@
 #include "gtest/gtest.h"
 #include "kernels/codec/lossy_reference.h"
 
-namespace thalweg {
+namespace thalweg::topk_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -198,4 +198,4 @@ TEST(TopKTest, TheFoldIsTheMeanOverAllWorkersAtEveryIndexThatOccurs) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::topk_test

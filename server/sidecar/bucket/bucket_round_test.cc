@@ -5,7 +5,7 @@
 
 #include "server/sidecar/testing/job_test_util.h"
 
-namespace thalweg {
+namespace thalweg::bucket_round_test {
 namespace {
 
 using ::testing::ElementsAre;
@@ -131,4 +131,4 @@ TEST_F(BucketRoundTest, RoundEndsWithTheLastChunkOfItsLastCodecAndSaysWhatItTook
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::bucket_round_test

@@ -5,7 +5,7 @@
 
 #include "server/sidecar/testing/job_test_util.h"
 
-namespace thalweg {
+namespace thalweg::bucket_table_test {
 namespace {
 
 using ::testing::AllOf;
@@ -89,4 +89,4 @@ TEST(ClosedBucketTableTest, AnnouncementBeforeTheJobHasBegunIsRefused) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::bucket_table_test

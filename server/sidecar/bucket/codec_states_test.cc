@@ -7,7 +7,7 @@
 
 #include "server/sidecar/testing/job_test_util.h"
 
-namespace thalweg {
+namespace thalweg::codec_states_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -119,4 +119,4 @@ TEST_F(CodecStatesTest, LayoutIsReplacedOnlyBetweenRoundsAndByANewerOne) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::codec_states_test

@@ -14,7 +14,7 @@
 #include "kernels/codec/dense.h"
 #include "server/sidecar/testing/job_test_util.h"
 
-namespace thalweg {
+namespace thalweg::kept_buckets_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -261,4 +261,4 @@ TEST_F(KeptBucketsTest, WorkerThatBringsTooLittleIsAwaitedUntilTheDeadlineOrTheJ
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::kept_buckets_test

@@ -8,7 +8,7 @@
 #include "core/base/protocol.h"
 #include "server/sidecar/device/cpu_device.h"
 
-namespace thalweg {
+namespace thalweg::make_codecs_test {
 namespace {
 
 using ::testing::ElementsAre;
@@ -97,4 +97,4 @@ TEST_F(MakeCodecsTest, Float64KeepsItsDigits) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::make_codecs_test

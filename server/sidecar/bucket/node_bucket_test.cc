@@ -10,7 +10,7 @@
 #include "core/base/protocol.h"
 #include "server/sidecar/device/cpu_device.h"
 
-namespace thalweg {
+namespace thalweg::node_bucket_test {
 namespace {
 
 using ::testing::ElementsAre;
@@ -65,4 +65,4 @@ TEST_F(NodeBucketTest, WorkersThatHaveNotFilledTheirArenaAreNamedOnceTheRoundRun
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::node_bucket_test

@@ -10,7 +10,7 @@
 
 #include "server/sidecar/testing/job_test_util.h"
 
-namespace thalweg {
+namespace thalweg::round_runner_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -261,4 +261,4 @@ TEST_F(RoundRunnerTest, RoundThatWaitsForAWorkerThatLeavesIsNamed) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::round_runner_test

@@ -8,7 +8,7 @@
 #include "server/sidecar/bucket/step_queue.h"
 #include "server/sidecar/testing/job_test_util.h"
 
-namespace thalweg {
+namespace thalweg::turn_queue_test {
 namespace {
 
 using Turn = TurnQueue::Turn;
@@ -94,4 +94,4 @@ TEST_F(QueueTest, StepsAfterFirstPartsComeInTheOrderOfSendingAndBeforeLaterOnes)
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::turn_queue_test

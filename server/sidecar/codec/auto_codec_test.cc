@@ -11,7 +11,7 @@
 
 #include "server/sidecar/codec/codec_costs.h"
 
-namespace thalweg {
+namespace thalweg::auto_codec_test {
 namespace {
 
 using ::testing::AllOf;
@@ -201,4 +201,4 @@ TEST(CodecCostsTest, SlowerOneHasTheLargerOfEachCost) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::auto_codec_test

@@ -20,7 +20,7 @@
 #include "server/sidecar/codec/cpu_lossy.h"
 #include "server/sidecar/codec/cpu_power_sgd.h"
 
-namespace thalweg {
+namespace thalweg::codec_memory_test {
 namespace {
 
 using ::testing::ElementsAre;
@@ -327,4 +327,4 @@ TEST(CodecMemoryOfABucketTest, ResultsOfTheWholeBucketCountUntilItsCodecsHaveSta
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::codec_memory_test

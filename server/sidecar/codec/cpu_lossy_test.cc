@@ -14,7 +14,7 @@
 #include "kernels/codec/lossy.h"
 #include "kernels/codec/lossy_reference.h"
 
-namespace thalweg {
+namespace thalweg::cpu_lossy_test {
 namespace {
 
 // Tensors 0, 2 and 3 are compressed: pieces of odd sizes that no chunk, tile or block divides.
@@ -306,4 +306,4 @@ INSTANTIATE_TEST_SUITE_P(Formats, CpuLossyBlocksTest, ::testing::Values("int8", 
                          [](const auto& info) { return CodecSpec::Parse(info.param)->Name(); });
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::cpu_lossy_test

@@ -5,7 +5,7 @@
 #include <atomic>
 #include <vector>
 
-namespace thalweg {
+namespace thalweg::fold_pool_test {
 namespace {
 
 TEST(FoldPoolTest, EveryChunkIsWorkedOnOnceInEveryRun) {
@@ -37,4 +37,4 @@ TEST(FoldPoolTest, FailureIsReturnedAndEndsTheRunButNotThePool) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::fold_pool_test

@@ -6,7 +6,7 @@
 #include <cstring>
 #include <random>
 
-namespace thalweg {
+namespace thalweg::parameter_states_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -120,4 +120,4 @@ TEST(ParameterStatesTest, ReplacingKeepsAddressesAndRefusesOtherSizes) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::parameter_states_test

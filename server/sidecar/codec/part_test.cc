@@ -7,7 +7,7 @@
 
 #include "core/base/protocol.h"
 
-namespace thalweg {
+namespace thalweg::part_test {
 namespace {
 
 class PartTest : public ::testing::Test {
@@ -63,4 +63,4 @@ TEST_F(PartTest, ResultThatDoesNotBelongToTheRoundIsRefused) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::part_test

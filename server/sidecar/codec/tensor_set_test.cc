@@ -4,7 +4,7 @@
 
 #include <tuple>
 
-namespace thalweg {
+namespace thalweg::tensor_set_test {
 namespace {
 
 using Parts = std::vector<std::tuple<uint64_t, uint64_t, uint64_t, size_t>>;
@@ -99,4 +99,4 @@ TEST(TensorSetTest, EveryRangeIsCoveredInOrder) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::tensor_set_test

@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-namespace thalweg {
+namespace thalweg::collective_plan_test {
 namespace {
 
 constexpr CollectiveKind kKinds[] = {CollectiveKind::kAllReduce,    CollectiveKind::kReduce,
@@ -160,4 +160,4 @@ TEST(CollectivePlanTest, ABarrierCarriesNothing) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::collective_plan_test

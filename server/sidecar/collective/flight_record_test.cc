@@ -5,7 +5,7 @@
 
 #include <chrono>
 
-namespace thalweg {
+namespace thalweg::flight_record_test {
 namespace {
 
 using std::chrono::seconds;
@@ -56,4 +56,4 @@ TEST(FlightRecordTest, KeepsTheLatestOnly) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::flight_record_test

@@ -3,7 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-namespace thalweg {
+namespace thalweg::parts_count_test {
 namespace {
 
 using ::testing::ElementsAre;
@@ -30,4 +30,4 @@ TEST(PartsCountTest, OneWithoutPartsCountsNothing) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::parts_count_test

@@ -9,7 +9,7 @@
 #include "server/sidecar/bucket/make_codecs.h"
 #include "server/sidecar/cuda/node_rounds.h"
 
-namespace thalweg {
+namespace thalweg::cuda_cast_test {
 namespace {
 
 const BucketLayout kLayout{DType::kFloat32, {{"a", {1500}}, {"b", {3, 700}}, {"c", {1}}}};
@@ -196,4 +196,4 @@ INSTANTIATE_TEST_SUITE_P(Types, CudaCastTest, ::testing::Values("fp32", "fp16", 
                          [](const auto& param) { return std::string(param.param); });
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::cuda_cast_test

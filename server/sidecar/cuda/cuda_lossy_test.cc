@@ -7,7 +7,7 @@
 #include "core/base/protocol.h"
 #include "server/sidecar/cuda/node_rounds.h"
 
-namespace thalweg {
+namespace thalweg::cuda_lossy_test {
 namespace {
 
 // Tensors 0, 2 and 3 are compressed: two stretches, which no chunk or block divides, so that there
@@ -182,4 +182,4 @@ INSTANTIATE_TEST_SUITE_P(Formats, CudaLossyTest,
                          });
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::cuda_lossy_test

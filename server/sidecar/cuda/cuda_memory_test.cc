@@ -7,7 +7,7 @@
 #include "server/sidecar/bucket/make_codecs.h"
 #include "server/sidecar/cuda/node_rounds.h"
 
-namespace thalweg {
+namespace thalweg::cuda_memory_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -188,4 +188,4 @@ TEST_F(ProbeTest, SystemThatCannotOpenMemoryDoesNot) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::cuda_memory_test

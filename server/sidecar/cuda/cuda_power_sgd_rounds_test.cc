@@ -7,7 +7,7 @@
 #include "server/sidecar/cuda/cuda_power_sgd.h"
 #include "server/sidecar/cuda/power_sgd_pair.h"
 
-namespace thalweg {
+namespace thalweg::cuda_power_sgd_rounds_test {
 namespace {
 
 constexpr int64_t kRows = 30;
@@ -174,4 +174,4 @@ TEST_F(CudaPowerSgdRoundsTest, BucketWithNothingToGainHasNoCodec) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::cuda_power_sgd_rounds_test

@@ -9,7 +9,7 @@
 
 #include "server/sidecar/cuda/power_sgd_pair.h"
 
-namespace thalweg {
+namespace thalweg::cuda_power_sgd_test {
 namespace {
 
 // The layout has a convolution, odd sizes, and rows of whole 16 bytes; "tall" is a matrix for rank
@@ -127,4 +127,4 @@ INSTANTIATE_TEST_SUITE_P(Specs, CudaPowerSgdTest,
                          });
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::cuda_power_sgd_test

@@ -15,7 +15,7 @@
 #include "server/sidecar/cuda/cuda_memory.h"
 #include "server/sidecar/cuda/node_rounds.h"
 
-namespace thalweg {
+namespace thalweg::several_gpus_test {
 namespace {
 
 using ::testing::ElementsAre;
@@ -376,4 +376,4 @@ TEST(SeveralGpusTest, BucketThatGoesWhileItsGroupHangsEndsIt) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::several_gpus_test

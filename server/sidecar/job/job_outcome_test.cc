@@ -5,7 +5,7 @@
 
 #include "core/base/thread.h"
 
-namespace thalweg {
+namespace thalweg::job_outcome_test {
 namespace {
 
 using ::testing::AllOf;
@@ -38,4 +38,4 @@ TEST(JobOutcomeTest, WaitReturnsAtItsDeadlineOrWhenTheJobEnds) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::job_outcome_test

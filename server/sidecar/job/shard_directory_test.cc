@@ -6,7 +6,7 @@
 #include "core/base/protocol.h"
 #include "server/shards/testing/fake_shard.h"
 
-namespace thalweg {
+namespace thalweg::shard_directory_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -160,4 +160,4 @@ TEST_F(ShardDirectoryTest, OfferOfASidecarThatHostsNoneHasNoAddress) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::shard_directory_test

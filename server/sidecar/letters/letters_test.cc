@@ -9,7 +9,7 @@
 #include "server/sidecar/letters/letter.h"
 #include "server/sidecar/letters/mailbox.h"
 
-namespace thalweg {
+namespace thalweg::letters_test {
 namespace {
 
 using ::testing::ElementsAre;
@@ -159,4 +159,4 @@ TEST(MailboxTest, OffersAndReceivesMeetBySourceAndTagInOrder) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::letters_test

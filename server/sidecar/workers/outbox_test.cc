@@ -12,7 +12,7 @@
 
 #include "core/base/testing/test_patience.h"
 
-namespace thalweg {
+namespace thalweg::outbox_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -98,4 +98,4 @@ TEST_F(OutboxTest, WorkerThatHasGoneIsLeftToItsReader) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::outbox_test

@@ -8,7 +8,7 @@
 
 #include "server/sidecar/testing/job_test_util.h"
 
-namespace thalweg {
+namespace thalweg::roster_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -132,4 +132,4 @@ TEST_F(RosterTest, WorkersThatHaveNotComeAreCounted) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::roster_test

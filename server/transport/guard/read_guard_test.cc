@@ -12,7 +12,7 @@
 #include "grpcpp/alarm.h"
 #include "server/transport/guard/acceptor.h"
 
-namespace thalweg {
+namespace thalweg::read_guard_test {
 namespace {
 
 constexpr Duration kBusyTime = ReadGuard::Options().busy_time;
@@ -194,4 +194,4 @@ TEST_F(ReadGuardTest, APollerThatWorksForLongLosesNoConnection) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::read_guard_test

@@ -19,7 +19,7 @@
 #include "server/transport/testing/raw_join.h"
 #include "server/transport/testing/raw_stream.h"
 
-namespace thalweg {
+namespace thalweg::node_table_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -229,4 +229,4 @@ TEST_F(NodeTableTest, CloseEndsAllMemberships) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::node_table_test

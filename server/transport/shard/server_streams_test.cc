@@ -13,7 +13,7 @@
 #include "server/transport/testing/raw_stream.h"
 #include "server/transport/wire/frame_codec.h"
 
-namespace thalweg {
+namespace thalweg::server_streams_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -293,4 +293,4 @@ TEST_F(ServerStreamsTest, StoppingServerTellsTheSameReasonOnEveryStream) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::server_streams_test

@@ -5,7 +5,7 @@
 #include "server/transport/guard/places.h"
 #include "server/transport/testing/recorder.h"
 
-namespace thalweg {
+namespace thalweg::work_pool_test {
 namespace {
 
 TEST(WorkPoolTest, WorkBeyondTheBoundIsRefusedAndTheRestIsDone) {
@@ -41,4 +41,4 @@ TEST(PlacesTest, PlaceIsFreeAgainWhenNobodyHasIt) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::work_pool_test

@@ -69,7 +69,9 @@ inline grpc::ByteBuffer Sliced(const std::string& bytes, const std::vector<size_
   return grpc::ByteBuffer(slices.data(), slices.size());
 }
 
-inline absl::Status Refusal(const std::string& bytes) { return ParseFrame(Sliced(bytes)).status(); }
+inline absl::Status WhyRefused(const std::string& bytes) {
+  return ParseFrame(Sliced(bytes)).status();
+}
 
 inline ChunkFrame MustParseChunk(const grpc::ByteBuffer& buffer) {
   auto parsed = ParseFrame(grpc::ByteBuffer(buffer));

@@ -12,7 +12,7 @@
 #include "server/transport/wire/status_codec.h"
 #include "server/transport/wire/update_codec.h"
 
-namespace thalweg {
+namespace thalweg::codec_test {
 namespace {
 
 using ::testing::AllOf;
@@ -412,4 +412,4 @@ TEST(ControlCodecTest, AnswersThatNoAggregatorGivesAreRefused) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::codec_test

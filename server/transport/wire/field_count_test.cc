@@ -7,7 +7,7 @@
 
 #include "thalweg/v1/control.pb.h"
 
-namespace thalweg {
+namespace thalweg::field_count_test {
 namespace {
 
 grpc::ByteBuffer Buffer(const std::string& bytes) {
@@ -48,4 +48,4 @@ TEST(FieldCountTest, WhatIsNoMessageHasTooMany) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::field_count_test

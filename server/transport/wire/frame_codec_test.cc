@@ -19,7 +19,7 @@
 #include "server/transport/testing/random_chunks.h"
 #include "thalweg/v1/exchange.pb.h"
 
-namespace thalweg {
+namespace thalweg::frame_codec_test {
 namespace {
 
 using ::google::protobuf::io::CodedInputStream;
@@ -43,7 +43,7 @@ TEST(FrameCodecTest, EveryTruncationIsRefused) {
   Random random(3);
   const std::string bytes = ToProto(RandomChunk(random, 9)).SerializeAsString();
   for (size_t size = 0; size < bytes.size(); ++size) {
-    EXPECT_EQ(Refusal(bytes.substr(0, size)).code(), absl::StatusCode::kInvalidArgument) << size;
+    EXPECT_EQ(WhyRefused(bytes.substr(0, size)).code(), absl::StatusCode::kInvalidArgument) << size;
   }
 }
 
@@ -158,7 +158,7 @@ TEST(FrameCodecTest, FailureNeverMeansOk) {
 
 TEST(FrameCodecTest, RefusalsSayWhatWasExpected) {
   const auto message = [](const std::string& bytes) {
-    const absl::Status status = Refusal(bytes);
+    const absl::Status status = WhyRefused(bytes);
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
     return std::string(status.message());
   };
@@ -352,4 +352,4 @@ TEST(FrameCodecTest, AgreesWithProtobufOnRandomAndMutatedFrames) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::frame_codec_test

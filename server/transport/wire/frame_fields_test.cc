@@ -14,7 +14,7 @@
 #include "server/transport/wire/chunk_fields.h"
 #include "server/transport/wire/frame_codec.h"
 
-namespace thalweg {
+namespace thalweg::frame_fields_test {
 namespace {
 
 using std::chrono::hours;
@@ -161,13 +161,13 @@ TEST(FrameFieldsTest, OverflowingElementCountIsRefused) {
   ChunkFrame chunk;
   chunk.header.elems = (uint64_t{1} << 62) + 1;
   chunk.payload = Payload(std::as_bytes(std::span(bytes)), nullptr);
-  EXPECT_THAT(std::string(Refusal(ToProto(chunk).SerializeAsString()).message()),
+  EXPECT_THAT(std::string(WhyRefused(ToProto(chunk).SerializeAsString()).message()),
               HasSubstr("the payload has 4 bytes"));
 }
 
 // Returns the sentence with which a chunk in fp32 is refused that has these fields as well.
 std::string RefusalOf(const std::string& fields) {
-  const absl::Status status = Refusal(Wrapped("\x30\x01" + fields));
+  const absl::Status status = WhyRefused(Wrapped("\x30\x01" + fields));
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
   return std::string(status.message());
 }
@@ -221,4 +221,4 @@ TEST(FrameFieldsTest, WrongWireTypesNameTheField) {
 }
 
 }  // namespace
-}  // namespace thalweg
+}  // namespace thalweg::frame_fields_test
