@@ -25,6 +25,10 @@ def run(*argv: str, cwd: Path | None = None) -> str:
     return subprocess.run(argv, cwd=cwd, check=True, capture_output=True, text=True).stdout
 
 
+# GCC's precompiled headers mean nothing to Clang.
+PRECOMPILED = re.compile(r" -Winvalid-pch -include \S+/cmake_pch\.hxx")
+
+
 def commands(build: Path) -> list[dict[str, str]]:
     """Returns the compilation database with an entry for each source, also in a unity build."""
     result = []
@@ -34,7 +38,7 @@ def commands(build: Path) -> list[dict[str, str]]:
         if Path(file).parent.name == "Unity":
             sources = re.findall(r'^#include "(.*)"$', Path(file).read_text(), re.MULTILINE)
         for source in sources:
-            command = entry["command"].replace(file, source)
+            command = PRECOMPILED.sub("", entry["command"].replace(file, source))
             result.append(entry | {"file": source, "command": command})
     return result
 
