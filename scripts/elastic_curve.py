@@ -93,8 +93,6 @@ def train(folder: Path, seed: int, args: argparse.Namespace, *, loses: bool) -> 
     folder.mkdir(parents=True)
     addresses = [f"127.0.0.1:{free_port()}" for _ in range(NODES)]
     options = ["--seed", str(seed), "--epochs", str(args.epochs), "--data", str(args.data)]
-    if args.images is not None:
-        options += ["--images", str(args.images)]
     nodes: list[Node] = []
     deadline = time.monotonic() + LIMIT
     try:
@@ -133,7 +131,7 @@ def row_of(
         "with_fewer": [e["epochs"] for e in steps[0].values() if e["workers"] < NODES],
         "curve": [(part * epochs / POINTS, statistics.mean(parts[part])) for part in sorted(parts)],
         "accuracy": next(e["accuracy"] for e in reversed(logs[0]) if "accuracy" in e),
-        "same_weights": len({log[-1]["parameters_sha256"] for log in logs}) == 1,
+        "same_weights": all(log[-1]["replicas_identical"] for log in logs),
     }
 
 
@@ -160,7 +158,7 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
         curves = [row["curve"] for row in rows if row["loses"] == loses]
         if not curves:
             continue
-        same = list(zip(*curves, strict=False))
+        same = list(zip(*curves, strict=True))
         epochs = [points[0][0] for points in same]
         values = [[point[1] for point in points] for points in same]
         axes.plot(epochs, [statistics.mean(v) for v in values], color=colour, label=label)
@@ -178,7 +176,6 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--epochs", type=int, default=3)
-    parser.add_argument("--images", type=int, help="train on the first so many; default: all")
     parser.add_argument("--data", type=Path, default=Path("/usr/share/datasets/fashion-mnist"))
     parser.add_argument("--out", type=Path, default=OUT)
     args = parser.parse_args()

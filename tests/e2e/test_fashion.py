@@ -52,6 +52,7 @@ def test_elastic_example_learns(tmp_path):
     entries = [json.loads(line) for line in log.read_text().splitlines()]
     assert [entry["step"] for entry in entries if "step" in entry] == list(range(1, 126))
     assert entries[-2]["accuracy"] > 0.5  # ten classes
+    assert entries[-1] == {"replicas_identical": True}
 
 
 @pytest.mark.long

@@ -46,6 +46,7 @@ def test_all_workers_get_the_mean_and_the_same_bits(dtype, two_nodes):
         # The statistics count every worker's gradient, and each node's once: nothing is compressed.
         assert result["stats"]["raw_bytes"] == result["bytes"]
         assert result["stats"]["wire_bytes_sent"] == result["bytes"]
+        assert result["stats"]["workers"] == 4
 
 
 def test_mean_is_over_workers_also_where_nodes_have_different_numbers(tmp_path):

@@ -15,9 +15,9 @@ _log = logging.getLogger("thalweg")
 class LostWorkers:
     """Looks before each step of an optimizer over how many workers the gradients are the mean."""
 
-    def __init__(self, job: str, workers: int, stats: Callable[[], dict[str, float]]) -> None:
-        """`stats` are those of a session, whose `workers` is 0 before the first mean."""
-        self._job, self._all, self._stats = job, workers, stats
+    def __init__(self, job: str, workers: int, count: Callable[[], int]) -> None:
+        """`count` says over how many the last gradients are the mean; 0: there are none yet."""
+        self._job, self._all, self._count = job, workers, count
         self._left = workers
         self._listeners: list[Callable[[int], None]] = []
 
@@ -34,7 +34,7 @@ class LostWorkers:
         self._handle.remove()
 
     def _look(self) -> None:
-        left = int(self._stats()["workers"])
+        left = self._count()
         if not 0 < left < self._left:
             return
         self._left = left

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import weakref
@@ -61,7 +62,9 @@ class State:
         has_residual_files: bool = False,
         residuals: ResidualKeeper | None = None,
         min_nodes: int = 0,
+        counted: int = 0,
     ) -> None:
+        """`counted` is what `member` counts instead of the workers, unless 0."""
         self.job = job
         self.codec = codec
         self.sidecar = sidecar
@@ -82,7 +85,8 @@ class State:
         # This runs when the object is collected or at exit, whichever comes first.
         size = _savings.Size(place.num_nodes, workers)
         speaks = place.node == place.local_rank == 0
-        self._lost = LostWorkers(job, workers, member.stats) if min_nodes else None
+        self._count = functools.partial(_count, member, workers, counted or workers)
+        self._lost = LostWorkers(job, workers, self._count) if min_nodes else None
         ending = _Ending(job, member, size if speaks else None, residuals, self._lost)
         self._finalizer = weakref.finalize(self, _close, ending, self._pid)
 
@@ -126,14 +130,15 @@ class State:
         """
         _precision.settle()
         stats = self._member.stats()
+        stats["workers"] = self._count()
         stats["compression"] = _stats.ratio(stats["raw_bytes"], stats["wire_bytes_sent"])
         return stats
 
     def on_loss(self, listener: Callable[[int], None]) -> None:
         """Calls `listener` with the number of workers that are left when nodes were lost.
 
-        That happens before the optimizer's step with the first gradients that are the mean over
-        so many: the listener may set the learning rate for it. Without `min_nodes` it never does.
+        That happens before an optimizer's step with gradients that are the mean over so many: the
+        listener may set the learning rate for it. Without `min_nodes` it never does.
         """
         if self._lost is not None:
             self._lost.tell(listener)
@@ -274,6 +279,11 @@ class State:
     def __repr__(self) -> str:
         status = "closed" if self.closed else self.status() or "ok"
         return f"<thalweg.ddp.State job={self.job!r} codec={self.codec} status={status!r}>"
+
+
+def _count(member: Member, workers: int, counted: int) -> int:
+    """Returns over how many of the job's workers the last gradients are the mean."""
+    return int(member.stats()["workers"]) * workers // counted
 
 
 def _close(ending: _Ending, pid: int) -> None:

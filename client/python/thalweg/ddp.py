@@ -212,6 +212,7 @@ def _attach(
         has_residual_files=has_files,
         residuals=keeper,
         min_nodes=me.min_nodes,
+        counted=place.num_nodes if job.by_workers else 0,
     )
     _states[ddp_model] = state
     if state.rides:
