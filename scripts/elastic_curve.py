@@ -29,6 +29,7 @@ from thalweg_bench import plots
 OUT = Path(__file__).resolve().parent.parent / "out" / "elastic_curve"
 NODES = 4
 VICTIM = 2
+EPOCHS = 3  # with fewer, the others may end before the victim is back
 LIMIT = 900.0  # seconds of a training
 POINTS = 60  # of a curve: each is the mean loss of as long a part of the training
 
@@ -92,18 +93,18 @@ def train(folder: Path, seed: int, args: argparse.Namespace, *, loses: bool) -> 
     """Returns a row. With `loses` a node is killed, and started again."""
     folder.mkdir(parents=True)
     addresses = [f"127.0.0.1:{free_port()}" for _ in range(NODES)]
-    options = ["--seed", str(seed), "--epochs", str(args.epochs), "--data", str(args.data)]
+    options = ["--seed", str(seed), "--epochs", str(EPOCHS), "--data", str(args.data)]
     nodes: list[Node] = []
     deadline = time.monotonic() + LIMIT
     try:
         nodes += [Node(number, addresses, folder, options) for number in range(NODES)]
         for third, event in ((1, nodes[VICTIM].kill), (2, nodes[VICTIM].start)) if loses else ():
-            due = third * args.epochs / 3
+            due = third * EPOCHS / 3
             await_that(functools.partial(has_done, nodes[0], due), nodes, deadline)
             event()
         ended = [node.worker for node in nodes]
         await_that(lambda: all(worker.poll() == 0 for worker in ended), nodes, deadline)
-        return row_of([node.entries() for node in nodes], seed, args.epochs, loses=loses)
+        return row_of([node.entries() for node in nodes], seed, loses=loses)
     finally:
         for node in nodes:
             node.kill()
@@ -114,22 +115,20 @@ def has_done(node: Node, epochs: float) -> bool:
     return any(entry.get("epochs", 0.0) >= epochs for entry in node.entries())
 
 
-def row_of(
-    logs: list[list[dict[str, Any]]], seed: int, epochs: int, *, loses: bool
-) -> dict[str, Any]:
+def row_of(logs: list[list[dict[str, Any]]], seed: int, *, loses: bool) -> dict[str, Any]:
     """Returns what became of a training, from what its workers have written."""
     # What was not committed when the node was lost was done again: the last entry of a step counts.
     steps = [{e["step"]: e for e in log if "step" in e} for log in logs]
     parts: dict[int, list[float]] = {}
     for own in steps:
         for entry in own.values():
-            parts.setdefault(int(entry["epochs"] / epochs * POINTS), []).append(entry["loss"])
+            parts.setdefault(int(entry["epochs"] / EPOCHS * POINTS), []).append(entry["loss"])
     return {
         "seed": seed,
         "loses": loses,
         "steps": max(steps[0]),
         "with_fewer": [e["epochs"] for e in steps[0].values() if e["workers"] < NODES],
-        "curve": [(part * epochs / POINTS, statistics.mean(parts[part])) for part in sorted(parts)],
+        "curve": [(part * EPOCHS / POINTS, statistics.mean(parts[part])) for part in sorted(parts)],
         "accuracy": next(e["accuracy"] for e in reversed(logs[0]) if "accuracy" in e),
         "same_weights": all(log[-1]["replicas_identical"] for log in logs),
     }
@@ -175,7 +174,6 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--data", type=Path, default=Path("/usr/share/datasets/fashion-mnist"))
     parser.add_argument("--out", type=Path, default=OUT)
     args = parser.parse_args()
