@@ -51,7 +51,7 @@ test-kube: ## test chart and jobs on a real Kubernetes of NODES=3 nodes (root; b
 bench:   ## measure all cases beside their peers into out/bench (root; about 25 min)
 	@scripts/bench
 
-faults:  ## attack servers beside a healthy job, run other long tests (about seven minutes; root)
+faults:  ## attack servers beside a healthy job, run other long tests (long; root)
 	@scripts/faults
 
 chaos:   ## disturb a job at random and check every bit (root): make chaos SEED=1 SECONDS=300

@@ -203,7 +203,7 @@ endfunction()
 
 # thalweg_fuzz(NAME x_fuzz ROOM room SOURCES … [LINK …]): a fuzz target, and a test that runs it on
 # its corpus, the files of tests/fuzz/x_fuzz. With Clang's -fsanitize=fuzzer the program makes
-# inputs of its own instead (scripts/fuzz).
+# inputs of its own instead (scripts/fuzz), and otherwise at random if asked (scripts/fuzz_quickly).
 function(thalweg_fuzz)
   if(NOT THALWEG_TESTS)
     return()
@@ -220,7 +220,7 @@ function(thalweg_fuzz)
     add_dependencies(fuzz_targets ${ARG_NAME})
     return()
   endif()
-  target_sources(${ARG_NAME} PRIVATE ${PROJECT_SOURCE_DIR}/core/base/replay_corpus.cc)
+  target_sources(${ARG_NAME} PRIVATE ${PROJECT_SOURCE_DIR}/core/base/fuzz_main.cc)
   add_test(NAME ${ARG_NAME} COMMAND ${ARG_NAME} ${PROJECT_SOURCE_DIR}/tests/fuzz/${ARG_NAME})
   set_tests_properties(${ARG_NAME} PROPERTIES TIMEOUT 120 LABELS "unit;fuzz;${ARG_ROOM}")
 endfunction()

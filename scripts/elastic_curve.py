@@ -22,8 +22,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from thalweg import _binaries, _processes
-from thalweg._addresses import free_port
+from thalweg import _binaries
+from thalweg._job import _processes
+from thalweg._job._addresses import free_port
 from thalweg_bench import plots
 
 OUT = Path(__file__).resolve().parent.parent / "out" / "elastic_curve"

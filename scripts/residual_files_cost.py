@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import thalweg.ddp
-from thalweg import _residuals
+from thalweg._attach import _residuals
 
 TURNS, STEPS = 40, 25
 

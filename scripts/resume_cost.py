@@ -21,7 +21,7 @@ from torch.nn.functional import mse_loss
 from torch.nn.parallel import DistributedDataParallel
 
 import thalweg.ddp
-from thalweg._codec_states import with_residuals
+from thalweg._attach._codec_states import with_residuals
 
 CODEC = "powersgd:rank=4,start=20"
 OPTIMIZERS = {

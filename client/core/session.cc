@@ -40,119 +40,6 @@ ipc::Hello MakeHello(const SessionOptions& o) {
   return hello;
 }
 
-// A ForkSafeSession is what users hold. In a forked child it releases the session without touching
-// its threads, locks and connection, which belong to the parent.
-class ForkSafeSession : public Session {
- public:
-  explicit ForkSafeSession(std::unique_ptr<SidecarSession> impl)
-      : impl_(std::move(impl)), guard_([raw = impl_.get()] { raw->CloseInChild(); }) {}
-  ~ForkSafeSession() override {
-    if (guard_.InChild()) {
-      impl_->DetachInChild();
-      impl_.release();  // NOLINT: leaked on purpose, see above
-    }
-  }
-  absl::Status RegisterBucket(BucketId id, const BucketLayout& layout) override {
-    THALWEG_RETURN_IF_ERROR(CheckProcess());
-    return impl_->RegisterBucket(id, layout);
-  }
-  absl::Status RegisterServedBucket(BucketId id, const BucketLayout& layout,
-                                    const UpdateRule& update) override {
-    THALWEG_RETURN_IF_ERROR(CheckProcess());
-    return impl_->RegisterServedBucket(id, layout, update);
-  }
-  absl::Status SetSettings(uint64_t number, const UpdateStep& step) override {
-    THALWEG_RETURN_IF_ERROR(CheckProcess());
-    return impl_->SetSettings(number, step);
-  }
-  absl::StatusOr<WeightsSlice> ReadWeights(BucketId id, uint32_t slice) override {
-    THALWEG_RETURN_IF_ERROR(CheckProcess());
-    return impl_->ReadWeights(id, slice);
-  }
-  absl::Status WriteWeights(BucketId id, uint32_t slice, std::span<const float> values,
-                            uint64_t steps) override {
-    THALWEG_RETURN_IF_ERROR(CheckProcess());
-    return impl_->WriteWeights(id, slice, values, steps);
-  }
-  absl::StatusOr<SnapshotReport> Snapshots(SnapshotAction action, SnapshotId id) override {
-    THALWEG_RETURN_IF_ERROR(CheckProcess());
-    return impl_->Snapshots(action, id);
-  }
-  void Submit(BucketId id, std::span<const std::byte> gradient, Notes notes, Done done) override {
-    const absl::Status status = CheckProcess();
-    if (status.ok()) return impl_->Submit(id, gradient, std::move(notes), std::move(done));
-    done(status);
-  }
-  void Pull(BucketId id, uint64_t settings, Done done) override {
-    const absl::Status status = CheckProcess();
-    if (!status.ok()) return done(status);
-    impl_->Pull(id, settings, std::move(done));
-  }
-  void Measure(BucketId id, uint64_t settings, Done done) override {
-    const absl::Status status = CheckProcess();
-    if (!status.ok()) return done(status);
-    impl_->Measure(id, settings, std::move(done));
-  }
-  void SubmitFromDevice(BucketId id, DeviceGradient gradient, Notes notes, Done done) override {
-    const absl::Status status = CheckProcess();
-    if (!status.ok()) return done(status);
-    impl_->SubmitFromDevice(id, std::move(gradient), std::move(notes), std::move(done));
-  }
-  absl::StatusOr<ReducedBucket> Reduce(BucketId id, std::span<const std::byte> gradient) override {
-    THALWEG_RETURN_IF_ERROR(CheckProcess());
-    return impl_->Reduce(id, gradient);
-  }
-  absl::Status MakeGroup(const WorkerGroup& group) override {
-    THALWEG_RETURN_IF_ERROR(CheckProcess());
-    return impl_->MakeGroup(group);
-  }
-  void Collect(CollectiveCall call, std::function<void(absl::Status)> done) override {
-    const absl::Status status = CheckProcess();
-    if (!status.ok()) return done(status);
-    impl_->Collect(std::move(call), std::move(done));
-  }
-  void Exchange(PeerCall call, std::function<void(absl::Status)> done) override {
-    const absl::Status status = CheckProcess();
-    if (!status.ok()) return done(status);
-    impl_->Exchange(std::move(call), std::move(done));
-  }
-  void NotePrecision(double loss_scale, uint64_t skipped_steps) override {
-    if (!guard_.InChild()) impl_->NotePrecision(loss_scale, skipped_steps);
-  }
-  std::shared_ptr<DeviceRuntime> device() const override { return impl_->device(); }
-  absl::Status status() const override {
-    THALWEG_RETURN_IF_ERROR(CheckProcess());
-    return impl_->status();
-  }
-  absl::Status SaveCodecState(const std::function<void(std::span<const std::byte>)>& use) override {
-    THALWEG_RETURN_IF_ERROR(CheckProcess());
-    return impl_->SaveCodecState(use);
-  }
-  absl::Status LoadCodecState(std::span<const std::byte> state) override {
-    THALWEG_RETURN_IF_ERROR(CheckProcess());
-    return impl_->LoadCodecState(state);
-  }
-  SessionStats stats() const override {
-    return CheckProcess().ok() ? impl_->stats() : SessionStats{};
-  }
-  void Close() override {
-    if (!guard_.InChild()) impl_->Close();
-  }
-  void Abort() override {
-    if (!guard_.InChild()) impl_->Abort();
-  }
-
- private:
-  absl::Status CheckProcess() const {
-    if (!guard_.InChild()) return absl::OkStatus();
-    return absl::FailedPreconditionError(
-        "this session belongs to the parent process; a forked child must not use it");
-  }
-
-  std::unique_ptr<SidecarSession> impl_;
-  const ForkGuard guard_;  // destroyed before impl_
-};
-
 // How long CancelConnects may take.
 constexpr Duration kLookAtCancelled = std::chrono::milliseconds(100);
 
@@ -226,8 +113,8 @@ absl::StatusOr<std::unique_ptr<Session>> Session::Connect(const SessionOptions& 
   // The path is closed first: work queued to test sharing may not be done yet, and memory in use
   // would be left behind.
   if (ipc != nullptr) ipc->Close(deadline);
-  return std::make_unique<ForkSafeSession>(std::make_unique<SidecarSession>(
-      options, hello, welcome, std::move(connection), std::move(path)));
+  return std::make_unique<SidecarSession>(options, hello, welcome, std::move(connection),
+                                          std::move(path));
 }
 
 }  // namespace thalweg

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "core/base/gradient_path.h"
 
@@ -32,6 +33,9 @@ struct SessionStats {
   GradientPath path = GradientPath::kCpu;
   uint32_t num_shards = 0;  // of the job
   std::string placement;    // for people: how the nodes use the shards; empty on a single node
+  // Nodes without which the job goes on, for people: "node 1 (host): why". A node is here at most
+  // an interval of heartbeats later than in `workers`.
+  std::vector<std::string> lost_nodes;
 };
 
 }  // namespace thalweg

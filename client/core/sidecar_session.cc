@@ -17,6 +17,32 @@ constexpr Duration kTraceTime = std::chrono::seconds(2);
 
 }  // namespace
 
+void SidecarSession::operator delete(SidecarSession* session, std::destroying_delete_t) {
+  if (session->fork_guard_.InChild()) {
+    session->progress_thread_.Detach();
+    session->completions_.DetachInChild();
+    return;  // leaked on purpose: locks may be held by threads that are not here
+  }
+  session->~SidecarSession();
+  ::operator delete(session);
+}
+
+absl::Status SidecarSession::CheckProcess() const {
+  if (!fork_guard_.InChild()) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      "this session belongs to the parent process; a forked child must not use it");
+}
+
+SessionStats SidecarSession::stats() const {
+  if (fork_guard_.InChild()) return {};
+  MutexLock lock(mutex_);
+  SessionStats stats = stats_;
+  stats.path = path();
+  stats.num_shards = welcome_.num_shards;
+  stats.placement = welcome_.placement;
+  return stats;
+}
+
 absl::Status SidecarSession::Tell(const ipc::Message& message, int fd) {
   std::shared_ptr<Connection> last;
   absl::Status sent;
@@ -129,6 +155,7 @@ void SidecarSession::ProgressLoop() {
 }
 
 absl::Status SidecarSession::CheckIdle() const {
+  THALWEG_RETURN_IF_ERROR(CheckProcess());
   MutexLock lock(mutex_);
   THALWEG_RETURN_IF_ERROR(status_);
   for (const auto& [index, entry] : buckets_) {
@@ -158,6 +185,7 @@ absl::Status SidecarSession::LoadCodecState(std::span<const std::byte> state) {
 }
 
 void SidecarSession::NotePrecision(double loss_scale, uint64_t skipped_steps) {
+  if (fork_guard_.InChild()) return;
   {
     MutexLock lock(mutex_);
     if (!status_.ok() || (skipped_steps == 0 && loss_scale == stats_.loss_scale)) return;
@@ -180,6 +208,11 @@ absl::Status SidecarSession::Handle(Received received) {
     OnPlaced(std::move(*placed));
     return absl::OkStatus();
   }
+  if (const auto* lost = std::get_if<ipc::Lost>(&received.message)) {
+    MutexLock lock(mutex_);
+    stats_.lost_nodes.push_back(absl::StrCat(lost->node, ": ", lost->why));
+    return absl::OkStatus();
+  }
   if (const auto* memory = std::get_if<ipc::CodecMemory>(&received.message)) {
     OnCodecMemory(*memory, std::move(received.fd));
     return absl::OkStatus();
@@ -199,6 +232,10 @@ absl::Status SidecarSession::Handle(Received received) {
   if (const auto* taken = std::get_if<ipc::WeightsTaken>(&received.message)) {
     return states_.OnWeightsTaken(*taken);
   }
+  return HandleCollective(std::move(received));
+}
+
+absl::Status SidecarSession::HandleCollective(Received received) {
   if (const auto* arena = std::get_if<ipc::ShareArena>(&received.message)) {
     return collectives_.OnShareArena(*arena, std::move(received.fd));
   }
@@ -288,6 +325,7 @@ void SidecarSession::Fail(const absl::Status& why) {
 }
 
 void SidecarSession::Abort() {
+  if (fork_guard_.InChild()) return;
   const std::string job = absl::StrCat("job '", options_.job, "'");
   if (!SetFailed(absl::CancelledError(absl::StrCat(job, ": this worker has aborted it")))) return;
   // Without the message the others would hear of a worker that is gone.
@@ -297,6 +335,7 @@ void SidecarSession::Abort() {
 }
 
 void SidecarSession::Close() {
+  if (fork_guard_.InChild()) return;
   {
     MutexLock lock(mutex_);
     if (std::exchange(closed_, true)) return;

@@ -1,10 +1,11 @@
-// SidecarSession implements Session without regard to forks.
+// SidecarSession implements Session.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <new>
 #include <optional>
 #include <utility>
 
@@ -12,9 +13,11 @@
 #include "client/core/collectives.h"
 #include "client/core/completions.h"
 #include "client/core/device_path.h"
+#include "client/core/fork_guard.h"
 #include "client/core/session.h"
 #include "client/core/state_calls.h"
 #include "core/base/mutex.h"
+#include "core/base/status_macros.h"
 #include "core/base/thread.h"
 #include "core/ipc/bucket_arena.h"
 #include "core/ipc/connection.h"
@@ -30,6 +33,8 @@ namespace thalweg {
 // When the sidecar's process ends without a word, the progress thread waits for the next one and
 // lets it take up the job (sidecar_session_return.cc). Until it has, the session is away: what
 // callers submit is only noted.
+//
+// In a forked child it touches neither threads nor locks, which belong to the parent.
 class SidecarSession : public Session {
  public:
   // `hello` is what has been answered with `welcome`. `path` is null for gradients in host memory.
@@ -51,10 +56,13 @@ class SidecarSession : public Session {
                {{"rank", options.rank},
                 {"node", options.node},
                 {"world_size", options.world_size},
-                {"num_nodes", options.num_nodes}}) {
+                {"num_nodes", options.num_nodes}}),
+        fork_guard_([this] { in_child_.load()->CloseInChild(); }) {
     progress_thread_ = Thread("thw-progress", [this] { ProgressLoop(); });
   }
   ~SidecarSession() override { Close(); }
+  // Leaves a forked child's session as it is, but for the threads, which do not exist there.
+  static void operator delete(SidecarSession* session, std::destroying_delete_t);
 
   absl::Status RegisterBucket(BucketId id, const BucketLayout& layout) override {
     return Announce(id, layout, std::nullopt);
@@ -64,16 +72,20 @@ class SidecarSession : public Session {
     return Announce(id, layout, update);
   }
   absl::Status SetSettings(uint64_t number, const UpdateStep& step) override {
+    THALWEG_RETURN_IF_ERROR(CheckProcess());
     return Tell(ipc::SetSettings{number, step});
   }
   absl::StatusOr<WeightsSlice> ReadWeights(BucketId id, uint32_t slice) override {
+    THALWEG_RETURN_IF_ERROR(CheckProcess());
     return states_.GetWeights(id, slice);
   }
   absl::Status WriteWeights(BucketId id, uint32_t slice, std::span<const float> values,
                             uint64_t steps) override {
+    THALWEG_RETURN_IF_ERROR(CheckProcess());
     return states_.SetWeights(id, slice, values, steps);
   }
   absl::StatusOr<SnapshotReport> Snapshots(SnapshotAction action, SnapshotId id) override {
+    THALWEG_RETURN_IF_ERROR(CheckProcess());
     return states_.Snapshots({action, id});
   }
   void Submit(BucketId id, std::span<const std::byte> gradient, Notes notes, Done done) override {
@@ -91,34 +103,24 @@ class SidecarSession : public Session {
   absl::Status LoadCodecState(std::span<const std::byte> state) override;
   void NotePrecision(double loss_scale, uint64_t skipped_steps) override;
   absl::Status MakeGroup(const WorkerGroup& group) override {
+    THALWEG_RETURN_IF_ERROR(CheckProcess());
     return Explain(collectives_.MakeGroup(group));
   }
   void Collect(CollectiveCall call, std::function<void(absl::Status)> done) override;
   void Exchange(PeerCall call, std::function<void(absl::Status)> done) override;
   std::shared_ptr<DeviceRuntime> device() const override { return options_.device; }
   absl::Status status() const override {
+    THALWEG_RETURN_IF_ERROR(CheckProcess());
     MutexLock lock(mutex_);
     return status_;
   }
-  SessionStats stats() const override {
-    MutexLock lock(mutex_);
-    SessionStats stats = stats_;
-    stats.path = path();
-    stats.num_shards = welcome_.num_shards;
-    stats.placement = welcome_.placement;
-    return stats;
-  }
+  SessionStats stats() const override;
   void Close() override;
   void Abort() override;
-  // Closes the child's copy of the connection in a forked child.
-  void CloseInChild() { in_child_.load()->CloseInChild(); }
-  // Detaches both threads in a forked child, where they do not exist.
-  void DetachInChild() {
-    progress_thread_.Detach();
-    completions_.DetachInChild();
-  }
 
  private:
+  // Returns an error in a forked child.
+  absl::Status CheckProcess() const;
   // Foreign code runs on the completion thread; our own callbacks, which only wake a waiter, may
   // run on the progress thread.
   enum class CallOn { kCompletionThread, kProgressThread };
@@ -206,6 +208,7 @@ class SidecarSession : public Session {
   TraceSubject Describe(BucketId id, const Bucket& bucket) const;
   void ProgressLoop();
   absl::Status Handle(Received received);
+  absl::Status HandleCollective(Received received);  // what concerns collectives
   absl::Status OnReady(const ipc::BucketReady& ready, UniqueFd fd);
   void OnPlaced(ipc::Placed message);
   void OnCodecMemory(const ipc::CodecMemory& message, UniqueFd fd);
@@ -266,7 +269,8 @@ class SidecarSession : public Session {
   TimePoint last_heard_ ABSL_GUARDED_BY(mutex_);  // from the sidecar, which is silent without any
   TimePoint last_life_;                           // of the progress thread
 
-  Mutex landing_;  // held while a result is brought to the device
+  Mutex landing_;               // held while a result is brought to the device
+  const ForkGuard fork_guard_;  // closes a child's copy of the connection
   Completions completions_;
   Thread progress_thread_;
 };

@@ -59,7 +59,6 @@ absl::Status SidecarSession::CheckMayReturnLocked() const {
     return absl::FailedPreconditionError(absl::StrCat(why...));
   };
   if (options_.reconnect <= Duration::zero()) return no("THALWEG_RECONNECT is 0");
-  if (options_.codec.IsAuto()) return no("what codec auto has measured and chosen is lost");
   if (has_loaded_) return no("a codec's state had just been loaded");
   if (options_.num_nodes > 1 && options_.secret.empty()) return no("it has no secret");
   if (!UsesArenas()) return no("gradients were in the memory of a GPU that it had opened");

@@ -328,9 +328,6 @@ TEST_F(SessionReturnTest, WhyAJobCannotGoOnIsSaid) {
   options_.reconnect = Duration::zero();
   EXPECT_THAT(why_gone(), HasSubstr(cannot + "THALWEG_RECONNECT is 0"));
   options_ = usual;
-  options_.codec = CodecPolicy::Parse("auto").value();
-  EXPECT_THAT(why_gone(), HasSubstr(cannot + "what codec auto"));
-  options_ = usual;
   options_.num_nodes = 2;
   EXPECT_THAT(why_gone(), HasSubstr(cannot + "it has no secret"));
   options_ = usual;

@@ -31,6 +31,7 @@ void Count(const ipc::Complete& m, SessionStats* stats) {
 
 absl::Status SidecarSession::Announce(BucketId id, const BucketLayout& layout,
                                       const std::optional<UpdateRule>& update) {
+  THALWEG_RETURN_IF_ERROR(CheckProcess());
   auto bucket = std::make_unique<Bucket>();
   bucket->layout = layout;
   bucket->has_update = update.has_value();
@@ -121,6 +122,7 @@ void SidecarSession::StartWithoutGradient(BucketId id, uint64_t settings, Update
 }
 
 void SidecarSession::Refuse(Done done, absl::Status why) {
+  if (fork_guard_.InChild()) return done(std::move(why));
   completions_.Add(completions_.LaneHere(),
                    [done = std::move(done), why = std::move(why)] { done(why); });
 }
@@ -130,6 +132,7 @@ absl::StatusOr<SidecarSession::Begun> SidecarSession::BeginRound(ipc::Submit sub
                                                                  DeviceGradient* gradient,
                                                                  Callback& callback) {
   const BucketId id = submit.id;
+  THALWEG_RETURN_IF_ERROR(CheckProcess());
   MutexLock lock(mutex_);
   THALWEG_RETURN_IF_ERROR(status_);
   if ((gradient != nullptr) != (path_ != nullptr)) {

@@ -29,7 +29,9 @@
 #include "client/torch/process_group.h"
 #include "client/torch/reducer_access.h"
 #include "client/torch/served_bucket.h"
+#include "client/torch/served_module.h"
 #include "client/torch/snapshot_module.h"
+#include "client/torch/throw.h"
 #include "core/base/env.h"
 #include "kernels/cast/cpu_capability.h"
 
@@ -37,31 +39,6 @@ namespace py = pybind11;
 
 namespace thalweg {
 namespace {
-
-PyObject* ExceptionFor(absl::StatusCode code) {
-  switch (code) {
-    case absl::StatusCode::kInvalidArgument:
-      return PyExc_ValueError;
-    case absl::StatusCode::kDeadlineExceeded:
-      return PyExc_TimeoutError;
-    case absl::StatusCode::kUnavailable:
-      return PyExc_ConnectionError;
-    default:
-      return PyExc_RuntimeError;
-  }
-}
-
-void ThrowIfError(const absl::Status& status) {
-  if (status.ok()) return;
-  PyErr_SetString(ExceptionFor(status.code()), absl::StrCat("thalweg: ", status.message()).c_str());
-  throw py::error_already_set();
-}
-
-template <typename T>
-T OrThrow(absl::StatusOr<T> result) {
-  ThrowIfError(result.status());
-  return *std::move(result);
-}
 
 template <typename Call>
 auto WithoutGil(const Call& call) {
@@ -169,65 +146,6 @@ c10::intrusive_ptr<ProcessGroup> MakePart(ProcessGroup& group,
   return group.MakePart(*store, ranks, name, ToMillis(timeout));
 }
 
-Optimizer OptimizerNamed(const std::string& name) {
-  if (name == "sgd") return Optimizer::kSgd;
-  return name == "lamb" ? Optimizer::kLamb : Optimizer::kAdam;
-}
-
-std::unique_ptr<ServedBucket> MakeServedBucket(
-    const std::shared_ptr<Session>& session, uint32_t number,
-    const ServedBucket::Parameters& parameters, const std::vector<uint32_t>& groups,
-    const std::string& optimizer, bool decoupled, bool nesterov, bool maximize, bool commits,
-    const std::string& down, uint32_t ahead, bool alone, bool delay_aware) {
-  UpdateRule update{.optimizer = OptimizerNamed(optimizer),
-                    .decoupled = decoupled,
-                    .nesterov = nesterov,
-                    .maximize = maximize,
-                    .commits = commits,
-                    .groups = groups,
-                    .ahead = ahead,
-                    .alone = alone,
-                    .delay_aware = delay_aware};
-  update.down = OrThrow(ParseWireFormat(down));
-  const py::gil_scoped_release release;
-  return std::make_unique<ServedBucket>(session, number, parameters, update);
-}
-
-std::shared_ptr<torch::jit::PythonFutureWrapper> Push(ServedBucket& bucket,
-                                                      const at::Tensor& gradients,
-                                                      uint64_t settings, double waited) {
-  ServedBucket::Future future;
-  {
-    const py::gil_scoped_release release;
-    future = bucket.Push(gradients, settings, waited);
-  }
-  return std::make_shared<torch::jit::PythonFutureWrapper>(std::move(future));
-}
-
-using AsksShards = ServedBucket::Future (ServedBucket::*)(uint64_t settings);
-
-template <AsksShards kAsk>
-std::shared_ptr<torch::jit::PythonFutureWrapper> Begin(ServedBucket& bucket, uint64_t settings) {
-  ServedBucket::Future future;
-  {
-    const py::gil_scoped_release release;
-    future = (bucket.*kAsk)(settings);
-  }
-  return std::make_shared<torch::jit::PythonFutureWrapper>(std::move(future));
-}
-
-void SetSettings(Session& session, uint64_t number,
-                 const std::vector<std::map<std::string, double>>& groups, double grad_scale,
-                 double max_grad_norm, double grad_squares, bool measures) {
-  UpdateStep step{.groups = {},
-                  .grad_scale = grad_scale,
-                  .max_grad_norm = max_grad_norm,
-                  .grad_squares = grad_squares,
-                  .measures = measures};
-  for (const auto& group : groups) step.groups.push_back(GroupStepOf(group));
-  ThrowIfError(session.SetSettings(number, step));
-}
-
 std::shared_ptr<torch::jit::PythonFutureWrapper> RunHook(DdpHook& hook, c10d::GradBucket& bucket) {
   c10::intrusive_ptr<c10::ivalue::Future> future;
   {
@@ -308,8 +226,7 @@ PYBIND11_MODULE(_C, m) {
   thalweg::ThrowIfError(thalweg::LimitCpuCapability(thalweg::GetEnv("THALWEG_CPU_CAPABILITY")));
   m.def("cpu_capability", &thalweg::CpuCapability);
   m.def("cuda_problem", &thalweg::CudaProblem, py::arg("number"));
-  m.def("set_error", &thalweg::SetError, py::call_guard<py::gil_scoped_release>(),
-        py::arg("future"), py::arg("text"));
+  m.def("set_error", &thalweg::SetError, released, py::arg("future"), py::arg("text"));
   m.def("reducer_parameters", &thalweg::ParametersOf, py::arg("reducer"));
   m.def(
       "call_in_callback",
@@ -332,7 +249,8 @@ PYBIND11_MODULE(_C, m) {
       .def("load_codec_state", &thalweg::LoadCodecState, py::arg("state"))
       .def("set_settings", &thalweg::SetSettings, py::arg("number"), py::arg("groups"),
            py::kw_only(), py::arg("grad_scale") = 1.0, py::arg("max_grad_norm") = 0.0,
-           py::arg("grad_squares") = 0.0, py::arg("measures") = false)
+           py::arg("grad_squares") = 0.0, py::arg("measures") = false,
+           py::arg("waits_for_all") = false, py::arg("gives_nothing") = false)
       .def("snapshots", &thalweg::ListSnapshots, released)
       .def("take_snapshot", &thalweg::TakeSnapshot, released, py::arg("branch"), py::arg("step"))
       .def("restore_snapshot", &thalweg::RestoreSnapshot, released, py::arg("branch"),
@@ -343,6 +261,7 @@ PYBIND11_MODULE(_C, m) {
       .def("path", [](const Session& session) { return Name(session.stats().path); })
       .def("num_shards", [](const Session& session) { return session.stats().num_shards; })
       .def("placement", [](const Session& session) { return session.stats().placement; })
+      .def("lost_nodes", [](const Session& session) { return session.stats().lost_nodes; })
       .def("status", &thalweg::StatusText)
       .def("has_lost_weights",
            [](const Session& session) { return absl::IsDataLoss(session.status()); })
@@ -358,18 +277,6 @@ PYBIND11_MODULE(_C, m) {
   py::class_<thalweg::DdpHook>(m, "DdpHook")
       .def(py::init(&thalweg::MakeInnerHook), py::arg("session"), py::arg("named_parameters"))
       .def("run", &thalweg::RunHook, py::arg("bucket"));
-  m.def("total_of_squares", &thalweg::TotalOfSquares, py::arg("squares"));
-  py::class_<thalweg::ServedBucket>(m, "ServedBucket")
-      .def(py::init(&thalweg::MakeServedBucket), py::arg("session"), py::kw_only(),
-           py::arg("number"), py::arg("named_parameters"), py::arg("groups"), py::arg("optimizer"),
-           py::arg("decoupled"), py::arg("nesterov"), py::arg("maximize"), py::arg("commits"),
-           py::arg("down"), py::arg("ahead"), py::arg("alone"), py::arg("delay_aware"))
-      .def("push", &thalweg::Push, py::arg("gradients"), py::arg("settings"), py::arg("waited"))
-      .def("pull", &thalweg::Begin<&thalweg::ServedBucket::Pull>, py::arg("settings"))
-      .def("measure", &thalweg::Begin<&thalweg::ServedBucket::Measure>, py::arg("settings"))
-      .def("read", &thalweg::ServedBucket::Read, released, py::arg("slice"))
-      .def("write", &thalweg::ServedBucket::Write, released, py::arg("slice"), py::arg("values"),
-           py::arg("steps"));
   // Its base class is torch's, which must be known by now.
   py::module_::import("torch._C._distributed_c10d");
   using thalweg::ProcessGroup;
@@ -394,6 +301,7 @@ PYBIND11_MODULE(_C, m) {
       .def("encode", &Int8Blocks::Encode, py::call_guard<py::gil_scoped_release>(), py::arg("rows"),
            py::arg("residual").none(true), py::arg("bytes"))
       .def("decode", &Int8Blocks::Decode, released, py::arg("bytes"), py::arg("rows"));
+  thalweg::DefineServed(m);
   thalweg::DefineOptim(m);
   thalweg::DefineSnapshots(m);
   thalweg::DefineDeviceOptim(m);

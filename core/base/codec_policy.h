@@ -64,8 +64,6 @@ struct CodecPolicy {
   const CodecSpec& CodecOf(const TensorSpec& tensor) const;
   // Returns true when the policy only narrows the type: a cast, without rules.
   bool IsPlainCast() const;
-  // Returns true when the nodes choose codecs by what they measure.
-  bool IsAuto() const { return fallback.kind == CodecKind::kAuto; }
 
   bool operator==(const CodecPolicy&) const = default;
 };

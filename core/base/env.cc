@@ -12,12 +12,13 @@ namespace thalweg {
 namespace {
 
 constexpr EnvVar kVars[] = {
-    {"THALWEG_AGGREGATORS", "", "host:port of every aggregator shard, comma separated, in order"},
+    {"THALWEG_AGGREGATORS", "",
+     "host:port of each aggregator, separated by commas, in the same order everywhere"},
     {"THALWEG_BACKEND", "0", "1: the default process group of torch.distributed is thalweg's"},
     {"THALWEG_CHANNELS", "auto", "TCP connections from a sidecar to each shard, 1 to 16"},
     {"THALWEG_CHUNK_BYTES", "auto", "bytes of gradient that travel as one chunk"},
     {"THALWEG_CODEC", "fp32", "how fp32 gradients cross the network, e.g. fp16 or powersgd:4"},
-    {"THALWEG_COMPAT", "", "1: torch has the names of AIAK-Training; apex: and a module apex"},
+    {"THALWEG_COMPAT", "", "1: torch has the names of AIAK-Training; apex: also a module apex"},
     {"THALWEG_CPU_CAPABILITY", "", "for tests: default, avx2 or avx512; empty: what the CPU has"},
     {"THALWEG_CPUS", "", "cores on which a server program runs, e.g. 0-3,8; empty: all"},
     {"THALWEG_ELASTIC", "", "host or host:port of every node of a training that may lose some"},
@@ -38,9 +39,10 @@ constexpr EnvVar kVars[] = {
     {"THALWEG_NCCL_LIBRARY", "libnccl.so.2", "NCCL, for workers of a node on several GPUs"},
     {"THALWEG_NODE_REDUCE", "sidecar", "who sums a node's gradients: sidecar or workers"},
     {"THALWEG_POLICY", "",
-     "file that says who may take part in which jobs of a shard; empty: none"},
+     "file that says who may take part in which jobs; empty: everybody in all"},
     {"THALWEG_POWERSGD_COMPRESSION", "0", "1: without code, PowerSGD"},
-    {"THALWEG_PS", "", "without code, the optimizer moves to the shards: auto, sgd, adam, adamw"},
+    {"THALWEG_PS", "",
+     "without code, the optimizer moves to the shards: auto, sgd, adam, adamw, lamb"},
     {"THALWEG_PS_EVERY", "", "steps between two exchanges of local updates without code"},
     {"THALWEG_PS_MODE", "", "local: without code, workers step alone and exchange now and then"},
     {"THALWEG_RESIDUALS", "", "folder for what nodes hold back of gradients; empty: none"},
@@ -60,7 +62,8 @@ constexpr EnvVar kVars[] = {
     {"THALWEG_WINDOW_CHUNKS", "auto", "chunks a node may have sent to a shard unanswered"},
     {"THALWEG_LOSS_GRACE", "3", "seconds of silence after which a node is lost"},
     {"THALWEG_MIN_NODES", "0", "nodes with which a job goes on when others are lost; 0: all"},
-    {"THALWEG_RECONNECT", "10", "seconds in which a broken connection may come back; 0: none"},
+    {"THALWEG_RECONNECT", "10",
+     "seconds in which a broken connection, an aggregator or a sidecar may come back; 0: none"},
 };
 
 }  // namespace

@@ -1,5 +1,5 @@
-// The C++ code reads the environment only here. client/python/thalweg/_variables.py is the
-// counterpart in Python; a test keeps the two lists of names equal.
+// The C++ code reads the environment only here. client/python/thalweg/_settings/_variables.py is
+// the counterpart in Python; a test keeps the two lists of names equal.
 #pragma once
 
 #include <string>

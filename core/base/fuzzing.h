@@ -1,5 +1,5 @@
 // This header is for fuzz targets (x_fuzz.cc): functions that take any bytes and end the process if
-// a promise is broken. Clang's libFuzzer calls them with bytes that it makes up, replay_corpus.cc
+// a promise is broken. Clang's libFuzzer calls them with bytes that it makes up, fuzz_main.cc
 // with files.
 #pragma once
 

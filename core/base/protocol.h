@@ -8,10 +8,10 @@ namespace thalweg {
 
 // kWireVersion is for sidecar ↔ aggregator (proto/thalweg/v1). A peer of another major version is
 // refused at Join.
-inline constexpr uint32_t kWireVersion = 4;
+inline constexpr uint32_t kWireVersion = 5;
 // kIpcVersion is for worker ↔ sidecar (core/ipc). Both come from the same installation, so the
 // versions must be equal.
-inline constexpr uint32_t kIpcVersion = 19;
+inline constexpr uint32_t kIpcVersion = 21;
 
 // A job's settings must be within these limits; within them a shard chooses
 // (server/plan/flow_plan.h).

@@ -101,6 +101,7 @@ std::string Arguments(const TraceSpan& span) {
   if (!what.codec.empty()) absl::StrAppend(&text, R"(,"codec":)", Quoted(what.codec));
   if (what.last_node) absl::StrAppend(&text, R"(,"last_node":)", *what.last_node);
   if (what.version != 0) absl::StrAppend(&text, R"(,"version":)", what.version);
+  if (!what.pushes.empty()) absl::StrAppend(&text, R"(,"pushes":)", Quoted(what.pushes));
   return text + "}";
 }
 

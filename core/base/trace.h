@@ -40,6 +40,8 @@ struct TraceSubject {
   std::string codec = {};
   std::optional<uint32_t> last_node = {};  // the node that the others have waited for
   uint64_t version = 0;                    // of weights that are updated; 0 when they are not
+  std::string pushes =
+      {};  // that such an update has, each as "node:round", if not all of one round
 };
 
 struct TraceSpan {

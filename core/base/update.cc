@@ -22,6 +22,13 @@ bool IsDownFormat(WireFormat down) {
 
 bool IsSame(double a, double b) { return a == b || (std::isnan(a) && std::isnan(b)); }
 
+std::string GraceOf(const UpdateRule& rule) {
+  return absl::StrCat(rule.grace_ms == kMeasuredGrace
+                          ? "a measured grace"
+                          : absl::StrCat("a grace of ", rule.grace_ms, " ms"),
+                      rule.drops_late ? ", late ones dropped" : "");
+}
+
 const char* NameOf(Optimizer optimizer) {
   switch (optimizer) {
     case Optimizer::kSgd:
@@ -45,7 +52,8 @@ bool GroupStep::operator==(const GroupStep& other) const {
 bool UpdateStep::operator==(const UpdateStep& other) const {
   return groups == other.groups && grad_scale == other.grad_scale &&
          max_grad_norm == other.max_grad_norm && IsSame(grad_squares, other.grad_squares) &&
-         measures == other.measures;
+         measures == other.measures && waits_for_all == other.waits_for_all &&
+         gives_nothing == other.gives_nothing;
 }
 
 ChunkPlan PlanOfUpdated(const BucketLayout& layout, WireFormat wire, uint64_t chunk_bytes,
@@ -91,16 +99,19 @@ absl::Status Validate(const UpdateRule& rule, const BucketLayout& layout) {
     return refused("weights in ", Name(layout.dtype), " do not come as differences in ",
                    Name(rule.down), ", which need fp32");
   }
-  if (rule.sends_differences() && (rule.ahead > 0 || rule.alone)) {
+  if (rule.sends_differences() && (rule.ahead > 0 || rule.has_own_rounds())) {
     return refused("differences in ", Name(rule.down), " need all nodes in the same round");
   }
   if (rule.ahead > kMaxAhead) {
     return refused("nodes can be at most ", kMaxAhead, " rounds apart, not ", rule.ahead);
   }
-  if ((rule.ahead > 0) + rule.alone + rule.commits > 1) {
+  if ((rule.ahead > 0) + rule.alone + rule.commits + (rule.quorum > 0) > 1) {
     return refused(
         "nodes wait for each other in one way: expected one of two rounds, some rounds "
-        "apart, or each by itself");
+        "apart, each by itself, or a quorum");
+  }
+  if (rule.quorum == 0 && (rule.grace_ms > 0 || rule.drops_late)) {
+    return refused("only nodes that a quorum does not wait for are late");
   }
   if (rule.delay_aware && !rule.alone)
     return refused("nodes that wait for each other have no delays");
@@ -153,6 +164,10 @@ absl::Status CheckFits(const UpdateStep& step, const UpdateRule& rule) {
   if (step.measures && rule.optimizer != Optimizer::kLamb) {
     return refused(NameOf(rule.optimizer), " has nothing to measure");
   }
+  if ((step.waits_for_all && rule.quorum == 0) || (step.gives_nothing && !step.waits_for_all)) {
+    return refused(
+        "only a round that waits for all, where others wait for a quorum, takes nothing");
+  }
   if (!rule.nesterov) return absl::OkStatus();
   for (const uint32_t group : rule.groups) {
     const GroupStep& g = step.groups[group];
@@ -169,10 +184,11 @@ std::string ToString(const UpdateRule& rule) {
                        : rule.commits                     ? ", in two rounds"
                                                           : "";
   const uint32_t groups = NumGroups(rule);
-  const std::string apart = rule.alone ? ", each node by itself"
-                            : rule.ahead > 0
-                                ? absl::StrCat(", nodes up to ", rule.ahead, " rounds apart")
-                                : "";
+  const std::string apart =
+      rule.alone        ? ", each node by itself"
+      : rule.ahead > 0  ? absl::StrCat(", nodes up to ", rule.ahead, " rounds apart")
+      : rule.quorum > 0 ? absl::StrCat(", a quorum of ", rule.quorum, " nodes, ", GraceOf(rule))
+                        : "";
   return absl::StrCat(NameOf(rule.optimizer), option, rounds, apart,
                       rule.delay_aware ? ", by staleness" : "", rule.maximize ? ", maximizing" : "",
                       ", weights in ", Name(rule.down), ", ", groups,

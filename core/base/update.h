@@ -2,14 +2,13 @@
 // a step of an optimizer, whose new weights are the round's result in the mean's place.
 #pragma once
 
-#include <array>
-#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "core/base/layout.h"
+#include "core/base/weights.h"
 #include "core/base/wire_format.h"
 
 namespace thalweg {
@@ -18,6 +17,8 @@ namespace thalweg {
 inline constexpr uint32_t kMaxUpdateGroups = 4096;
 // A rule lets nodes be at most this many rounds apart.
 inline constexpr uint32_t kMaxAhead = 64;
+// An UpdateRule::grace_ms that follows what has been measured of the nodes.
+inline constexpr uint32_t kMeasuredGrace = UINT32_MAX;
 
 enum class Optimizer : uint8_t { kSgd = 1, kAdam = 2, kLamb = 3 };
 
@@ -46,7 +47,16 @@ struct UpdateRule {
   bool alone = false;  // each contribution is an update, whose result goes to its node alone
   // The learning rate is divided by the staleness of an `alone` contribution, if that is above 1.
   bool delay_aware = false;
+  // Nodes train by themselves, and number their rounds so. An update has the mean of what is there
+  // when all have contributed, or so many nodes and a grace is over that the others have; 0: of the
+  // contributions to one round. Who comes later gets the weights of the moment, and what it gives
+  // counts in the next update, or not at all.
+  uint32_t quorum = 0;
+  uint32_t grace_ms = 0;
+  bool drops_late = false;
   bool operator==(const UpdateRule&) const = default;
+  // Whether each node has rounds of its own, which it numbers by itself.
+  bool has_own_rounds() const { return alone || quorum > 0; }
   bool sends_differences() const { return !IsDense(down); }
 };
 
@@ -83,30 +93,13 @@ struct UpdateStep {
   double max_grad_norm = 0;
   double grad_squares = 0;  // not finite if a gradient is not
   bool measures = false;    // rounds with these settings are UpdateRound::kMeasure
+  // With a quorum: the round waits for all nodes to have contributed with such settings, of which
+  // those with the second give no values.
+  bool waits_for_all = false;
+  bool gives_nothing = false;
 
   // Squares that are not numbers are equal.
   bool operator==(const UpdateStep& other) const;
-};
-
-// Weights are a chunk's parameters and its optimizer's state, in fp32, with one element for each of
-// the chunk.
-struct Weights {
-  static constexpr size_t kMaxMoments = 2;
-
-  bool operator==(const Weights&) const = default;
-
-  std::vector<float> params;  // empty: they have not been written yet
-  // As many as the optimizer has, in the order of kernels/optim; an empty one is the same as zeros.
-  std::array<std::vector<float>, kMaxMoments> moments = {};
-  uint64_t steps = 0;  // done so far
-};
-
-// Weights are read and written in slices: 0 is the parameters, 1 and 2 are the moments.
-struct WeightsSlice {
-  std::vector<float> values;
-  uint64_t steps = 0;  // done so far
-
-  bool operator==(const WeightsSlice&) const = default;
 };
 
 constexpr bool IsValid(Optimizer optimizer) {

@@ -67,6 +67,9 @@ TEST(UpdateTest, StepsWithTheSameSquaresAreEqualAlsoWhereTheseAreNoNumbers) {
   UpdateStep measuring = Step();
   measuring.measures = true;
   EXPECT_NE(measuring, Step());
+  UpdateStep ending = Step();
+  ending.waits_for_all = true;
+  EXPECT_NE(ending, Step());
   UpdateStep clipped = Step();
   clipped.max_grad_norm = 1;
   EXPECT_NE(clipped, Step());
@@ -126,13 +129,20 @@ TEST(UpdateTest, RuleThatCannotBeIsRefusedWithTheReason) {
             "update: nodes that wait for each other have no delays");
   const char* const two_ways =
       "update: nodes wait for each other in one way: expected one of two "
-      "rounds, some rounds apart, or each by itself";
+      "rounds, some rounds apart, each by itself, or a quorum";
   EXPECT_EQ(why([](UpdateRule& r) { r.alone = r.commits = true; }), two_ways);
   EXPECT_EQ(why([](UpdateRule& r) {
               r.alone = true;
               r.ahead = 1;
             }),
             two_ways);
+  EXPECT_EQ(why([](UpdateRule& r) {
+              r.quorum = 2;
+              r.ahead = 1;
+            }),
+            two_ways);
+  EXPECT_EQ(why([](UpdateRule& r) { r.grace_ms = 1; }),
+            "update: only nodes that a quorum does not wait for are late");
 }
 
 TEST(UpdateTest, OnlyWeightsInFloatsOf32BitsComeAsDifferences) {
@@ -166,6 +176,16 @@ TEST(UpdateTest, StepThatDoesNotFitTheRuleIsRefusedWithTheReason) {
   EXPECT_EQ(why([](UpdateStep& s) { s.groups[1].trust_ratio = -1; }),
             "update: group 1 has a negative setting");
   EXPECT_EQ(why([](UpdateStep& s) { s.measures = true; }), "update: adam has nothing to measure");
+  const char* const no_quorum =
+      "update: only a round that waits for all, where others wait for a quorum, takes nothing";
+  EXPECT_EQ(why([](UpdateStep& s) { s.waits_for_all = true; }), no_quorum);
+  UpdateRule quorum = AdamW();
+  quorum.quorum = 2;
+  UpdateStep ends = Step();
+  ends.gives_nothing = true;
+  EXPECT_EQ(CheckFits(ends, quorum).message(), no_quorum);
+  ends.waits_for_all = true;
+  EXPECT_TRUE(CheckFits(ends, quorum).ok());
   UpdateRule nesterov;
   nesterov.nesterov = true;
   nesterov.groups = {0, 0};

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -17,6 +18,19 @@
 #include "core/exchange/rounds.h"
 
 namespace thalweg {
+
+// A LostNode is one without which its job goes on; both texts are for people.
+struct LostNode {
+  std::string node;  // "node 1 (host)"
+  std::string why;
+  bool operator==(const LostNode&) const = default;
+};
+
+// A Pulse is what a shard answers a sign of life with.
+struct Pulse {
+  ClockReading clock;          // the shard's
+  std::vector<LostNode> lost;  // all so far
+};
 
 // A Member is thread-safe. Its destructor leaves; that has no further effect after Leave, which
 // ends everything else too: a Member that has left touches the shard no more and answers all calls
@@ -80,9 +94,8 @@ class Member {
   virtual absl::StatusOr<SnapshotReport> Snapshots(const SnapshotCall& call,
                                                    TimePoint deadline) = 0;
 
-  // Reports that the node is alive; a node that is silent for its lease is treated as lost. Returns
-  // the shard's clock.
-  virtual absl::StatusOr<ClockReading> Heartbeat(TimePoint deadline) = 0;
+  // Reports that the node is alive; a node that is silent for its lease is treated as lost.
+  virtual absl::StatusOr<Pulse> Heartbeat(TimePoint deadline) = 0;
 
   // Ends the membership. With OK the node is done: rounds that still need it fail with its name.
   // Otherwise the whole job fails at once, for `reason`. Idempotent.

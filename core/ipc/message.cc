@@ -14,12 +14,15 @@ constexpr uint32_t kMessageMagic = 0x31574854;  // "THW1"
 constexpr uint16_t kFlagFd = 1;
 constexpr uint16_t kTypes = std::variant_size_v<Message>;
 constexpr const char* kNames[kTypes] = {
-    "Hello",        "Welcome",      "RegisterBucket", "BucketReady",   "Submit",     "Complete",
-    "Fail",         "Leave",        "GetCodecState",  "CodecState",    "Precision",  "HostShard",
-    "ShardHosted",  "Alive",        "MakeGroup",      "ShareArena",    "Collect",    "Collected",
-    "Taken",        "Send",         "Receive",        "SetSettings",   "GetWeights", "Weights",
-    "WeightsTaken", "GetSnapshots", "Snapshots",      "CollectedPart", "Placed",     "KeptBucket",
-    "KeptResult",   "CodecMemory"};
+    "Hello",         "Welcome",      "RegisterBucket", "BucketReady",
+    "Submit",        "Complete",     "Fail",           "Leave",
+    "GetCodecState", "CodecState",   "Precision",      "HostShard",
+    "ShardHosted",   "Alive",        "MakeGroup",      "ShareArena",
+    "Collect",       "Collected",    "Taken",          "Send",
+    "Receive",       "SetSettings",  "GetWeights",     "Weights",
+    "WeightsTaken",  "GetSnapshots", "Snapshots",      "CollectedPart",
+    "Placed",        "KeptBucket",   "KeptResult",     "CodecMemory",
+    "Lost"};
 
 void Visit(auto& archive, Is<Hello> auto& m) {
   All(archive, m.ipc_version, m.job, m.rank, m.world_size, m.node, m.num_nodes, m.node_name,
@@ -76,7 +79,7 @@ void Visit(auto& archive, Is<Receive> auto& m) {
 
 void Visit(auto& archive, Is<SetSettings> auto& m) {
   All(archive, m.number, m.step.groups, m.step.grad_scale, m.step.max_grad_norm,
-      m.step.grad_squares, m.step.measures);
+      m.step.grad_squares, m.step.measures, m.step.waits_for_all, m.step.gives_nothing);
 }
 void Visit(auto& archive, Is<GetWeights> auto& m) {
   All(archive, m.id.index, m.id.generation, m.slice);
@@ -104,6 +107,7 @@ void Visit(auto& archive, Is<KeptResult> auto& m) { All(archive, m.id.index, m.i
 void Visit(auto& archive, Is<CodecMemory> auto& m) {
   All(archive, m.id.index, m.id.generation, m.bytes);
 }
+void Visit(auto& archive, Is<Lost> auto& m) { All(archive, m.node, m.why); }
 
 template <typename T>
 absl::StatusOr<Message> ParseAs(const char* name, std::span<const std::byte> body) {

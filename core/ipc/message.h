@@ -60,6 +60,8 @@ struct JobTerms {
   std::vector<uint64_t> epochs;  // by shard
   uint32_t window_chunks = 0;
   std::vector<uint32_t> shares;  // by shard: its part of the gradients
+  // By which codec auto chooses; empty for other codecs. Its content is the sidecar's own.
+  std::vector<double> measured;
   bool operator==(const JobTerms&) const = default;
 };
 
@@ -402,11 +404,19 @@ struct KeptResult {
   bool operator==(const KeptResult&) const = default;
 };
 
-using Message = std::variant<Hello, Welcome, RegisterBucket, BucketReady, Submit, Complete, Fail,
-                             Leave, GetCodecState, CodecState, Precision, HostShard, ShardHosted,
-                             Alive, MakeGroup, ShareArena, Collect, Collected, Taken, Send, Receive,
-                             SetSettings, GetWeights, Weights, WeightsTaken, GetSnapshots,
-                             Snapshots, CollectedPart, Placed, KeptBucket, KeptResult, CodecMemory>;
+// Lost is the sidecar's message that the job goes on without a node; both texts are for people.
+struct Lost {
+  std::string node;
+  std::string why;
+  bool operator==(const Lost&) const = default;
+};
+
+using Message =
+    std::variant<Hello, Welcome, RegisterBucket, BucketReady, Submit, Complete, Fail, Leave,
+                 GetCodecState, CodecState, Precision, HostShard, ShardHosted, Alive, MakeGroup,
+                 ShareArena, Collect, Collected, Taken, Send, Receive, SetSettings, GetWeights,
+                 Weights, WeightsTaken, GetSnapshots, Snapshots, CollectedPart, Placed, KeptBucket,
+                 KeptResult, CodecMemory, Lost>;
 
 // Values of at most so many bytes travel in the message, without an arena.
 inline constexpr uint64_t kMaxInlineBytes = 16 << 10;

@@ -26,14 +26,15 @@ void All(Archive& archive, Values&... fields) {
 // the messages.
 void Fields(auto& archive, Is<UpdateRule> auto& rule) {
   All(archive, rule.optimizer, rule.decoupled, rule.nesterov, rule.maximize, rule.commits,
-      rule.groups, rule.down, rule.ahead, rule.alone, rule.delay_aware);
+      rule.groups, rule.down, rule.ahead, rule.alone, rule.delay_aware, rule.quorum, rule.grace_ms,
+      rule.drops_late);
 }
 void Fields(auto& archive, Is<GroupStep> auto& step) {
   All(archive, step.lr, step.weight_decay, step.momentum, step.dampening, step.beta1, step.beta2,
       step.eps, step.trust_ratio);
 }
 void Fields(auto& archive, Is<JobTerms> auto& terms) {
-  All(archive, terms.epochs, terms.window_chunks, terms.shares);
+  All(archive, terms.epochs, terms.window_chunks, terms.shares, terms.measured);
 }
 
 }  // namespace thalweg::ipc

@@ -72,21 +72,24 @@ TEST(MessageTest, FrameIsTheDocumentedBytes) {
       53);
   EXPECT_EQ(EncodeFrame(Submit{{2, 1}, 7, {5}, 9, UpdateRound::kPull, 11}, false), submit);
   const std::string register_bucket(
-      "THW1\x03\x00\x01\x00\x4a\x00\x00\x00"
+      "THW1\x03\x00\x01\x00\x53\x00\x00\x00"
       "\x02\x00\x00\x00\x01\x00\x00\x00\x01\x01\x00\x00\x00"
       "\x01\x00\x00\x00w\x02\x00\x00\x00"
       "\x03\x00\x00\x00\x00\x00\x00\x00\x04\x00\x00\x00\x00\x00\x00\x00"
       "\x01\x00\x00\x00u\x01\x00\x00\x00m\x01\x00\x00\x00\x65"
       "\x01\x02\x01\x00\x00\x01\x01\x00\x00\x00\x05\x00\x00\x00\x02"
-      "\x03\x00\x00\x00\x00\x01",
-      12 + 0x4a);
+      "\x03\x00\x00\x00\x00\x01\x02\x00\x00\x00\xf4\x01\x00\x00\x01",
+      12 + 0x53);
   const UpdateRule adamw = {.optimizer = Optimizer::kAdam,
                             .decoupled = true,
                             .commits = true,
                             .groups = {5},
                             .down = WireFormat::kFloat16,
                             .ahead = 3,
-                            .delay_aware = true};
+                            .delay_aware = true,
+                            .quorum = 2,
+                            .grace_ms = 500,
+                            .drops_late = true};
   EXPECT_EQ(
       EncodeFrame(
           RegisterBucket{{2, 1}, {DType::kFloat32, {{"w", {3, 4}}}}, {"u", "m", "e"}, adamw}, true),
@@ -192,7 +195,7 @@ TEST(MessageTest, InvalidElementTypeIsRefused) {
 TEST(MessageTest, UnknownPathOfGradientsIsRefused) {
   for (const char bad : {'\0', '\5', '\xff'}) {
     std::string body = Body(Welcome{});
-    body[body.size() - 1 - 4 * U32(0).size()] = bad;  // path, before an empty text and no terms
+    body[body.size() - 1 - 5 * U32(0).size()] = bad;  // path, before an empty text and no terms
     const auto parsed = ParseBody(2, AsBytes(body));
     EXPECT_TRUE(absl::IsInvalidArgument(parsed.status()));
     EXPECT_THAT(std::string(parsed.status().message()), HasSubstr("expected 1 to 4"));

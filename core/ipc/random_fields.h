@@ -36,7 +36,9 @@ class RandomFields {
     return numbers;
   }
   std::optional<JobTerms> Known() { return Below(2) == 0 ? std::nullopt : std::optional(Terms()); }
-  JobTerms Terms() { return {Numbers<uint64_t>(), U32(), Numbers<uint32_t>()}; }
+  JobTerms Terms() {
+    return {Numbers<uint64_t>(), U32(), Numbers<uint32_t>(), std::vector<double>(Below(4), Real())};
+  }
   CodecPolicy AnyCodec() {
     CodecSpec codec;
     if (Below(2) == 0) codec.kind = CodecKind::kPowerSgd;
@@ -60,7 +62,10 @@ class RandomFields {
                       .down = static_cast<WireFormat>(1 + Below(9)),
                       .ahead = U32(),
                       .alone = Below(2) == 0,
-                      .delay_aware = Below(2) == 0};
+                      .delay_aware = Below(2) == 0,
+                      .quorum = U32(),
+                      .grace_ms = U32(),
+                      .drops_late = Below(2) == 0};
   }
   GroupStep Step() { return {Real(), Real(), Real(), Real(), Real(), Real(), Real(), Real()}; }
   BucketLayout Layout() {

@@ -70,9 +70,9 @@ class RandomMessages : public RandomFields {
       case 20:
         return Receive{U32(), random_(), U32(), random_(), random_(), random_()};
       case 21:
-        return SetSettings{
-            random_(),
-            {std::vector<GroupStep>(Below(4), Step()), Real(), Real(), Real(), Below(2) == 0}};
+        return SetSettings{random_(),
+                           {std::vector<GroupStep>(Below(4), Step()), Real(), Real(), Real(),
+                            Below(2) == 0, Below(2) == 0, Below(2) == 0}};
       case 22:
         return GetWeights{Id(), U32()};
       case 23:
@@ -94,8 +94,10 @@ class RandomMessages : public RandomFields {
             Below(2) == 0};
       case 30:
         return KeptResult{Id()};
-      default:
+      case 31:
         return CodecMemory{Id(), random_()};
+      default:
+        return Lost{Text(), Text()};
     }
   }
   Message Any() { return OfType(Below(std::variant_size_v<Message>)); }

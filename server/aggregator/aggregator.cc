@@ -128,9 +128,9 @@ class Aggregator::SeatedMember : public Member {
                                            TimePoint /*deadline*/) override {
     return seat_.job->Snapshots(seat_.node, call);
   }
-  absl::StatusOr<ClockReading> Heartbeat(TimePoint /*deadline*/) override {
-    THALWEG_RETURN_IF_ERROR(seat_.job->Heartbeat(seat_.node, Now()));
-    return ReadClock();
+  absl::StatusOr<Pulse> Heartbeat(TimePoint /*deadline*/) override {
+    THALWEG_ASSIGN_OR_RETURN(auto lost, seat_.job->Heartbeat(seat_.node, Now()));
+    return Pulse{ReadClock(), std::move(lost)};
   }
   void Leave(const absl::Status& reason) override {
     if (!has_left_.exchange(true)) shard_.Vacate(seat_, reason);

@@ -31,21 +31,20 @@ std::vector<Counter*> ByNode(const ShardMetrics& metrics, CounterOfNode of, uint
 Job::Job(const JoinRequest& first, uint32_t max_window_chunks, MemoryBudget& memory,
          ShardMetrics& metrics, FaultLog& faults, TraceWriter* trace, SnapshotWriter* snapshots)
     : spec_(WithoutRounds(first)),
-      max_window_chunks_(max_window_chunks),
-      own_bytes_(OwnBytes(first)),
       metrics_(metrics),
       faults_(faults),
       waited_for_(ByNode(metrics, &ShardMetrics::WaitedFor, first.num_nodes)),
       stale_updates_(ByNode(metrics, &ShardMetrics::StaleUpdates, first.num_nodes)),
+      late_(ByNode(metrics, &ShardMetrics::Late, first.num_nodes)),
       trace_(trace, "shard", first.job, {{"num_nodes", first.num_nodes}}),
       snapshots_(snapshots),
       members_(first),
       peers_(first.num_nodes),
-      costs_(first.costs.size()),
-      rates_(first.num_nodes, HostsOf(first)),
+      plan_(spec_, max_window_chunks),
       layouts_(first.chunk_bytes, first.num_shards, first.num_nodes),
       engine_({members_.epoch(), first.num_nodes, 0, first.round_timeout}),
-      reservation_(std::in_place, memory) {}
+      quorum_(first.num_nodes),
+      memory_(first, memory, metrics) {}
 
 absl::Status Job::AddMember(const JoinRequest& request, std::shared_ptr<ServedNode> node,
                             TimePoint now, std::shared_ptr<TenantAccount> account) {
@@ -60,7 +59,10 @@ absl::Status Job::AddMember(const JoinRequest& request, std::shared_ptr<ServedNo
     if (refusal.ok()) {
       refusal = members_.CheckWorkers(request);
       if (refusal.ok()) refusal = GatherRoundsLocked(request);
-      if (refusal.ok()) refusal = ChargeLocked(std::move(account));
+      if (refusal.ok()) {
+        memory_.ChargeTo(std::move(account));
+        refusal = ReserveLocked();
+      }
       fatal = !refusal.ok();
     }
     if (refusal.ok()) SeatLocked(request, std::move(node), now);
@@ -73,19 +75,11 @@ absl::Status Job::AddMember(const JoinRequest& request, std::shared_ptr<ServedNo
   return OfJob(spec_.job, refusal);
 }
 
-absl::Status Job::ChargeLocked(std::shared_ptr<TenantAccount> account) {
-  if (account_ == nullptr && account != nullptr) {
-    account_ = std::move(account);
-    reservation_.emplace(account_->memory);
-  }
-  return ReserveLocked();
-}
-
 void Job::SeatLocked(const JoinRequest& request, std::shared_ptr<ServedNode> node, TimePoint now) {
   members_.Join(request, now);
   peers_[request.node].sink = std::move(node);
   metrics_.nodes.Add(1);
-  LearnLocked(request);
+  plan_.Learn(request);
   if (members_.IsComplete()) {
     const absl::Status begun = BeginLocked(now);
     if (!begun.ok()) FailLocked(begun);  // WhenComplete tells the nodes
@@ -94,7 +88,7 @@ void Job::SeatLocked(const JoinRequest& request, std::shared_ptr<ServedNode> nod
 
 std::shared_ptr<const TenantAccount> Job::account() {
   MutexLock lock(mutex_);
-  return account_;
+  return memory_.account();
 }
 
 absl::Status Job::RegisterBucket(uint32_t node, const BucketAnnouncement& bucket) {
@@ -104,7 +98,7 @@ absl::Status Job::RegisterBucket(uint32_t node, const BucketAnnouncement& bucket
     THALWEG_RETURN_IF_ERROR(CheckActiveLocked(node));
     // A node that lacks the last results of a layout still uses it, when others have the next one.
     if (spec_.resume && layouts_.IsReplaced(bucket.id)) return absl::OkStatus();
-    if (spec_.losses.min_nodes > 0 && bucket.update) {
+    if (spec_.losses.min_nodes > 0 && bucket.update && bucket.update->quorum == 0) {
       status = absl::InvalidArgumentError(
           "weights that are kept here need all nodes: the job cannot go on when one is lost "
           "(THALWEG_MIN_NODES)");
@@ -112,6 +106,7 @@ absl::Status Job::RegisterBucket(uint32_t node, const BucketAnnouncement& bucket
     if (status.ok()) status = layouts_.Register(members_.Name(node), bucket);
     if (status.ok()) engine_.AllowPart(bucket.id.part);
     if (status.ok()) lone_.DropOlderLayouts(bucket.id);
+    if (status.ok()) quorum_.DropOlderLayouts(bucket.id);
     if (status.ok() && engine_.DropOlderLayouts(bucket.id) > 0) {
       status = absl::FailedPreconditionError(
           absl::StrCat(members_.Name(node), " announced bucket ", ToString(bucket.id),
@@ -135,9 +130,9 @@ absl::Status Job::MakeGroup(uint32_t node, const Group& group) {
           "is lost (THALWEG_MIN_NODES)");
     }
     if (status.ok()) status = members_.CheckGroup(group);
-    if (status.ok() && group.window_chunks > max_window_chunks_) {
-      status = absl::InvalidArgumentError(
-          absl::StrCat(ToString(group), ": windows have at most ", max_window_chunks_, " chunks"));
+    if (status.ok() && group.window_chunks > plan_.max_window_chunks()) {
+      status = absl::InvalidArgumentError(absl::StrCat(ToString(group), ": windows have at most ",
+                                                       plan_.max_window_chunks(), " chunks"));
     }
     if (status.ok()) status = engine_.SetGroup(group);
     if (status.ok()) status = ReserveLocked();
@@ -151,11 +146,11 @@ absl::Status Job::MakeGroup(uint32_t node, const Group& group) {
   return OfJob(spec_.job, status);
 }
 
-absl::Status Job::Heartbeat(uint32_t node, TimePoint now) {
+absl::StatusOr<std::vector<LostNode>> Job::Heartbeat(uint32_t node, TimePoint now) {
   MutexLock lock(mutex_);
   THALWEG_RETURN_IF_ERROR(CheckActiveLocked(node));
   members_.Hear(node, now);
-  return absl::OkStatus();
+  return members_.Lost();
 }
 
 void Job::RemoveMember(uint32_t node, const absl::Status& reason) {
@@ -183,6 +178,9 @@ void Job::RemoveMember(uint32_t node, const absl::Status& reason) {
                                        : absl::StrCat(members_.Name(node), " left while round ",
                                                       open->id.round, " of bucket ",
                                                       ToString(open->id.bucket), " waited for it"));
+    } else {
+      const absl::Status left = absl::AbortedError(absl::StrCat(members_.Name(node), " left"));
+      failure = AddToLossLocked(quorum_.Remove(node, Now()), node, left, Now(), &loss.emplace());
     }
     if (members_.IsEmpty()) chunks_ = ChunkStates();
     // This runs under the same lock, so that no other call finds the node gone and reports that as
@@ -217,7 +215,13 @@ absl::Status Job::FindFailureLocked(TimePoint now, std::vector<Loss>* losses) {
     if (!loss) return silent.why;
     losses->push_back(*std::move(loss));
   }
-  const auto expired = engine_.Expired(now);
+  if (auto ripe = quorum_.Ripe(now); !ripe.empty()) {
+    const uint32_t node = ripe.front().answers.back().first;
+    THALWEG_RETURN_IF_ERROR(AddToLossLocked({std::move(ripe), {}}, node, absl::OkStatus(), now,
+                                            &losses->emplace_back()));
+  }
+  auto expired = engine_.Expired(now);
+  if (expired.empty()) expired = quorum_.Expired(now, spec_.round_timeout);
   if (expired.empty()) return absl::OkStatus();
   const RoundEngine::OpenRound& round = expired.front();
   return absl::DeadlineExceededError(absl::StrCat(
@@ -249,11 +253,12 @@ std::vector<std::shared_ptr<ServedNode>> Job::FailLocked(const absl::Status& rea
 std::vector<std::shared_ptr<ServedNode>> Job::ReleaseLocked() {
   std::vector<std::shared_ptr<ServedNode>> sinks;
   // The rounds can never complete, so their payloads and layouts are released at once.
-  engine_ =
-      RoundEngine({members_.epoch(), spec_.num_nodes, flow_.window_chunks, spec_.round_timeout});
+  engine_ = RoundEngine(
+      {members_.epoch(), spec_.num_nodes, plan_.flow().window_chunks, spec_.round_timeout});
+  quorum_ = QuorumRounds(spec_.num_nodes);
   chunks_ = ChunkStates();
   resumption_ = Resumption();
-  layouts_ = LayoutRegistry(flow_.chunk_bytes, spec_.num_shards, spec_.num_nodes);
+  layouts_ = LayoutRegistry(plan_.flow().chunk_bytes, spec_.num_shards, spec_.num_nodes);
   UpdateMemoryLocked();
   if (!members_.IsComplete()) return sinks;  // WhenComplete tells the nodes
   for (const Peer& peer : peers_) {

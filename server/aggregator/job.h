@@ -19,19 +19,17 @@
 #include "core/exchange/rounds.h"
 #include "core/exchange/served_shard.h"
 #include "core/exchange/shard_report.h"
-#include "server/aggregator/admission.h"
 #include "server/aggregator/fault_log.h"
+#include "server/aggregator/job_memory.h"
 #include "server/aggregator/job_tally.h"
-#include "server/aggregator/memory_budget.h"
 #include "server/aggregator/shard_metrics.h"
 #include "server/aggregator/snapshot_writer.h"
-#include "server/plan/flow_plan.h"
-#include "server/plan/link_rates.h"
-#include "server/plan/share_plan.h"
+#include "server/plan/job_plan.h"
 #include "server/round/chunk_states.h"
 #include "server/round/layout_registry.h"
 #include "server/round/lone_rounds.h"
 #include "server/round/membership.h"
+#include "server/round/quorum_rounds.h"
 #include "server/round/resumption.h"
 #include "server/round/round_engine.h"
 #include "server/round/step_settings.h"
@@ -81,7 +79,8 @@ class Job {
   absl::Status RegisterBucket(uint32_t node, const BucketAnnouncement& bucket);
   absl::Status MakeGroup(uint32_t node, const Group& group);
   absl::Status Contribute(uint32_t node, Contribution contribution, TimePoint now);
-  absl::Status Heartbeat(uint32_t node, TimePoint now);
+  // Returns the nodes without which the job goes on.
+  absl::StatusOr<std::vector<LostNode>> Heartbeat(uint32_t node, TimePoint now);
 
   // These resume a job that has begun before the shard was restarted (job_resume.cc). The first is
   // called once the job is complete, and returns the results that `node` must Supply.
@@ -113,8 +112,6 @@ class Job {
   // Returns whether the job has begun and not failed, and its nodes use it.
   bool IsUnderWay(TimePoint now);
   const JoinRequest& first() const { return spec_; }  // the request, without its rounds
-  // Returns about how much memory a job takes by itself, whatever its nodes do. (job_memory.cc)
-  static uint64_t OwnBytes(const JoinRequest& first);
 
   // Returns the job's state. (job_report.cc)
   JobReport Report(TimePoint now);
@@ -172,11 +169,8 @@ class Job {
   // Makes a node a member that may be one; the last one begins the job.
   void SeatLocked(const JoinRequest& request, std::shared_ptr<ServedNode> node, TimePoint now)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Makes the job the tenant's, unless it has one, and reserves memory there.
-  absl::Status ChargeLocked(std::shared_ptr<TenantAccount> account)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Reserves memory for the results that are kept for the node's streams, and checks that those on
-  // the stream of this chunk are no more than that. (job_memory.cc)
+  // the stream of this chunk are no more than that. (job_needs.cc)
   absl::Status CheckKeptLocked(uint32_t node, uint32_t chunk) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Checks a contribution to a one-shot round, which has no layout, by itself.
   absl::Status CheckOneShotLocked(uint32_t node, const Contribution& contribution) const
@@ -186,17 +180,22 @@ class Job {
   absl::StatusOr<Held> HoldLocked(uint32_t node, Contribution contribution, TimePoint now)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // These are for updates that let nodes be apart (job_apart.cc). The first holds a contribution in
-  // the way of its rule, null without one; the second says what the node waits for after that; the
-  // third updates; the others send weights to nodes that waited for them, or may have them now.
+  // the way of its rule, null without one, as the second does with a quorum; the third says what
+  // the node waits for after that: weights of version `least`, or a later one; the fourth updates;
+  // the others send weights to nodes that waited for them, or may have them now.
   absl::StatusOr<RoundEngine::Added> AddLocked(uint32_t node, Contribution contribution,
-                                               const UpdateRule* rule, TimePoint now)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  absl::StatusOr<Asked> AskedLocked(uint32_t node, const RoundResult& contributed,
+                                               const std::shared_ptr<const UpdateRule>& rule,
+                                               TimePoint now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::StatusOr<RoundEngine::Added> AddToQuorumLocked(
+      uint32_t node, Contribution contribution, const std::shared_ptr<const UpdateRule>& rule,
+      TimePoint now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::StatusOr<Asked> AskedLocked(uint32_t node, const RoundResult& contributed, uint64_t least,
                                     std::shared_ptr<const UpdateRule> rule, double raw_bytes) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::StatusOr<AppliedUpdate> Update(const Completed& completed, const RoundResult& mean);
   absl::Status Answer(const Asked& asked);
   void AnswerAsks(const Completed& completed, const AppliedUpdate& applied);
+  absl::Status GiveWeights(const Completed& completed);
   void Send(const Versions::Ask& ask, AppliedUpdate given, double raw_bytes);
   void CountStaleness(uint32_t node, uint64_t staleness) const;
   // Returns the chunk's state, making it at first use. On error the job must fail; Fail says so.
@@ -204,6 +203,9 @@ class Job {
                                                           uint64_t elems)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Finds the state that the chunk's round needs, if any. (job_updates.cc, as is the one above)
+  absl::StatusOr<std::shared_ptr<const UpdateStep>> SettingsLocked(const RoundId& id,
+                                                                   uint64_t number) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status FindStepLocked(Completed& completed) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status FindStateLocked(Completed& completed) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Returns how many weights the chunk has, or why the node may not use that slice of them.
@@ -252,9 +254,7 @@ class Job {
   // Lets go of rounds, layouts and states, of which nothing will come any more. Returns the sinks
   // that are to be told.
   std::vector<std::shared_ptr<ServedNode>> ReleaseLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // These two are in job_terms.cc. The first takes what a new member has measured, the second fixes
-  // the terms when all nodes have joined.
-  void LearnLocked(const JoinRequest& request) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Fixes the terms when all nodes have joined. (job_terms.cc)
   absl::Status BeginLocked(TimePoint now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // The following are in job_resume.cc. The first takes what a node that resumes the job has done;
   // the second lets the engine go on from there when all nodes have joined; the third returns the
@@ -267,8 +267,9 @@ class Job {
   uint64_t MostBytesOfResultLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void NoteLostResidualLocked(const RoundId& id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status CheckActiveLocked(uint32_t node) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // A Loss is what follows from going on without a node: rounds that are complete without it, and
-  // who is told, which is the node itself, if it still listens.
+  // A Loss is what follows from going on without a node, also if only for now: rounds that are
+  // complete without it, and who is told, which is the node itself, if it is lost and still
+  // listens.
   struct Loss {
     std::vector<Completed> completed;
     std::shared_ptr<ServedNode> sink;
@@ -280,6 +281,10 @@ class Job {
                                                  TimePoint now)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Conclude(const Loss& loss);
+  // Adds the rounds that are complete without the node to what follows; returns an error if one can
+  // never complete.
+  absl::Status AddToLossLocked(RoundEngine::Removed removed, uint32_t node, const absl::Status& why,
+                               TimePoint now, Loss* loss) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Returns why the job fails now; OK if it does not. Adds what silent nodes are lost.
   absl::Status FindFailureLocked(TimePoint now, std::vector<Loss>* losses)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -288,7 +293,7 @@ class Job {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Reserves the memory that the job will need as far as it is known: its own, windows with their
   // results, layouts, residuals. Call it when more of them are allowed, before they are used; when
-  // it fails, the job must fail. This and the next are in job_memory.cc.
+  // it fails, the job must fail. This and the next are in job_needs.cc.
   absl::Status ReserveLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Updates the gauges; gives the reservation back when the job is over.
   void UpdateMemoryLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -296,12 +301,11 @@ class Job {
   // The request of the node that came first, without its rounds. If it has `resume`, the job has
   // begun before the shard was restarted.
   const JoinRequest spec_;
-  const uint32_t max_window_chunks_;
-  const uint64_t own_bytes_;
   ShardMetrics& metrics_;
   FaultLog& faults_;
-  const std::vector<Counter*> waited_for_;  // by node, as is the next
+  const std::vector<Counter*> waited_for_;  // by node, as are the next two
   const std::vector<Counter*> stale_updates_;
+  const std::vector<Counter*> late_;
   const TimePoint began_ = Now();
   DeliveryTally delivered_;
   const JobTrace trace_;
@@ -312,21 +316,16 @@ class Job {
   std::vector<Peer> peers_ ABSL_GUARDED_BY(mutex_);  // by node
   std::vector<Waiting> waiting_ ABSL_GUARDED_BY(mutex_);
   absl::Status failure_ ABSL_GUARDED_BY(mutex_);
-  LinkSpeed slowest_ ABSL_GUARDED_BY(mutex_);             // of all links known so far
-  std::vector<CodecCost> costs_ ABSL_GUARDED_BY(mutex_);  // the largest known so far
-  LinkRates rates_ ABSL_GUARDED_BY(mutex_);
-  SharePlan plan_ ABSL_GUARDED_BY(mutex_);  // this and the next are set once the job is complete
-  FlowPlan flow_ ABSL_GUARDED_BY(mutex_);
+  JobPlan plan_ ABSL_GUARDED_BY(mutex_);
   LayoutRegistry layouts_ ABSL_GUARDED_BY(mutex_);
   Resumption resumption_ ABSL_GUARDED_BY(mutex_);
   bool has_lost_residuals_ ABSL_GUARDED_BY(mutex_) = false;
   RoundEngine engine_ ABSL_GUARDED_BY(mutex_);
   LoneRounds lone_ ABSL_GUARDED_BY(mutex_);
+  QuorumRounds quorum_ ABSL_GUARDED_BY(mutex_);
   ChunkStates chunks_ ABSL_GUARDED_BY(mutex_);
   StepSettings settings_ ABSL_GUARDED_BY(mutex_);
-  std::shared_ptr<TenantAccount> account_ ABSL_GUARDED_BY(mutex_);
-  // From the tenant's memory, or else from the shard's; never empty.
-  std::optional<MemoryBudget::Reservation> reservation_ ABSL_GUARDED_BY(mutex_);
+  JobMemory memory_ ABSL_GUARDED_BY(mutex_);
   JobTally tally_ ABSL_GUARDED_BY(mutex_);
   uint32_t most_streams_ ABSL_GUARDED_BY(mutex_) = 1;     // of a node
   bool has_letters_ ABSL_GUARDED_BY(mutex_) = false;      // memory is reserved for them
@@ -334,10 +333,6 @@ class Job {
   // What letters take that have not been sent yet; shared with their payloads.
   const std::shared_ptr<std::atomic<uint64_t>> letter_bytes_ =
       std::make_shared<std::atomic<uint64_t>>(0);
-  // These are this job's shares in the shard's gauges.
-  double reported_held_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
-  double reported_limit_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
-  double reported_residual_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace thalweg

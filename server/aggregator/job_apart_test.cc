@@ -147,7 +147,9 @@ TEST_F(JobApartTest, NodesThatUpdateAloneWaitForNobodyAndWeightsAreTheFoldOfAllP
     ASSERT_EQ(results(node), rounds_[node]);
     EXPECT_EQ(result(node, rounds_[node]), fold.weights());
     // A connection that breaks brings contributions again.
-    if (random() % 3 == 0) ASSERT_TRUE(Contribute(node, rounds_[node]).ok());
+    if (random() % 3 == 0) {
+      ASSERT_TRUE(Contribute(node, rounds_[node]).ok());
+    }
   }
   const auto read = test_->job().ReadWeights(0, kBucket, 0, 0);
   EXPECT_EQ(read->values, fold.weights());
@@ -225,7 +227,9 @@ TEST_F(JobApartTest, NoNodeIsFurtherAheadThanItMayBeAndEachStepHasTheMeanOfAll) 
       // It goes on if and only if its last round's weights lack no more than they may.
       EXPECT_EQ(results(node) == rounds_[node], rounds_[node] <= slowest + ahead);
       if (!has_advanced) continue;
-      if (random() % 3 == 0) ASSERT_TRUE(Contribute(node, rounds_[node]).ok());
+      if (random() % 3 == 0) {
+        ASSERT_TRUE(Contribute(node, rounds_[node]).ok());
+      }
     }
     EXPECT_EQ(furthest, ahead + 1);  // it has contributed, and waits
     for (uint32_t node = 0; node < nodes(); ++node) {

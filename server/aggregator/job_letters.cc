@@ -42,9 +42,9 @@ absl::Status Job::CheckLetterLocked(uint32_t node, const Contribution& letter) c
         absl::StrCat("'", ToString(way), "' in epoch ", letter.epoch, " is no way that it can go"));
   }
   if (letter.wire != WireFormat::kDenseUInt8 || letter.elems != bytes ||
-      bytes > flow_.chunk_bytes) {
-    return refused(absl::StrCat("expected at most ", flow_.chunk_bytes, " bytes, got ", bytes,
-                                " for ", letter.elems, " elements in ", Name(letter.wire)));
+      bytes > plan_.flow().chunk_bytes) {
+    return refused(absl::StrCat("expected at most ", plan_.flow().chunk_bytes, " bytes, got ",
+                                bytes, " for ", letter.elems, " elements in ", Name(letter.wire)));
   }
   if (*letter_bytes_ + bytes <= kLetterBytesPerNode * spec_.num_nodes) return absl::OkStatus();
   return absl::ResourceExhaustedError(

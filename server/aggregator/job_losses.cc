@@ -19,7 +19,14 @@ absl::StatusOr<std::optional<Job::Loss>> Job::LoseLocked(uint32_t node, const ab
   metrics_.lost_nodes.Add(1);
   if (was_present) metrics_.nodes.Add(-1);
   Loss loss{{}, std::exchange(peers_[node].sink, nullptr), why};
-  RoundEngine::Removed removed = engine_.Remove(node, now);
+  THALWEG_RETURN_IF_ERROR(AddToLossLocked(engine_.Remove(node, now), node, why, now, &loss));
+  THALWEG_RETURN_IF_ERROR(AddToLossLocked(quorum_.Remove(node, now), node, why, now, &loss));
+  UpdateMemoryLocked();
+  return loss;
+}
+
+absl::Status Job::AddToLossLocked(RoundEngine::Removed removed, uint32_t node,
+                                  const absl::Status& why, TimePoint now, Loss* loss) {
   if (!removed.impossible.empty()) {
     return absl::Status(why.code(), absl::StrCat(ToString(removed.impossible.front().id),
                                                  " cannot complete: ", why.message()));
@@ -27,15 +34,14 @@ absl::StatusOr<std::optional<Job::Loss>> Job::LoseLocked(uint32_t node, const ab
   for (CompleteRound& round : removed.completed) {
     if (round.id.round == 1) chunks_.DropOlderLayouts(round.id.bucket);  // as in HoldLocked
     const LayoutRegistry::Weight weight = layouts_.WeightOf(round.id.bucket, round.elems);
-    Completed& completed = loss.completed.emplace_back(Completed{.round = std::move(round),
-                                                                 .state = nullptr,
-                                                                 .raw_bytes = weight.raw_bytes,
-                                                                 .last_node = node,
-                                                                 .at = now});
+    Completed& completed = loss->completed.emplace_back(Completed{.round = std::move(round),
+                                                                  .state = nullptr,
+                                                                  .raw_bytes = weight.raw_bytes,
+                                                                  .last_node = node,
+                                                                  .at = now});
     THALWEG_RETURN_IF_ERROR(FindStateLocked(completed));
   }
-  UpdateMemoryLocked();
-  return loss;
+  return absl::OkStatus();
 }
 
 void Job::Conclude(const Loss& loss) {

@@ -1,13 +1,15 @@
-// This file holds the parts of Job that reserve memory and report it.
-#include <algorithm>
+#include "server/aggregator/job_memory.h"
 
-#include "absl/strings/str_cat.h"
+#include <utility>
+
 #include "core/base/protocol.h"
-#include "server/aggregator/job.h"
 
 namespace thalweg {
 
-uint64_t Job::OwnBytes(const JoinRequest& first) {
+JobMemory::JobMemory(const JoinRequest& first, MemoryBudget& memory, ShardMetrics& metrics)
+    : own_bytes_(OwnBytes(first)), metrics_(metrics), reservation_(std::in_place, memory) {}
+
+uint64_t JobMemory::OwnBytes(const JoinRequest& first) {
   // Beside the objects: a node has its name three times, a shard some numbers in LinkRates, its
   // host, its share and the reports of these, and a policy is kept parsed, and as text in reports.
   constexpr uint64_t kOfJob = 16 << 10;
@@ -18,64 +20,20 @@ uint64_t Job::OwnBytes(const JoinRequest& first) {
          first.codec.ToString().size() * kTimesPolicy;
 }
 
-absl::Status Job::ReserveLocked() {
-  // The nodes' windows also bound the results that are kept: on each stream as many as one window
-  // holds, because the nodes share them.
-  const uint64_t held = engine_.max_held() * flow_.chunk_bytes;
-  const uint64_t windows = held + held / spec_.num_nodes * most_streams_;
-  const uint64_t layouts = layouts_.bytes();
-  const uint64_t resumption =
-      resumption_.bytes() + resumption_.num_missing() * MostBytesOfResultLocked();
-  // This shard may sum more than its equal part, which is all that can be told in advance.
-  const uint64_t states =
-      std::max(layouts_.state_bytes(), chunks_.bytes()) * (takes_snapshots_ ? 2 : 1);
-  const uint64_t letters = has_letters_ ? kLetterBytesPerNode * spec_.num_nodes : 0;
-  const absl::Status reserved =
-      reservation_->Resize(own_bytes_ + windows + layouts + states + resumption + letters);
-  if (reserved.ok()) return reserved;
-  return absl::Status(
-      reserved.code(),
-      absl::StrCat("aggregator shard ", spec_.shard, ": the job ", reserved.message(), " (",
-                   windows, " for ", spec_.num_nodes, " nodes with windows of ",
-                   flow_.window_chunks, " chunks of ", flow_.chunk_bytes, " bytes and results on ",
-                   most_streams_, most_streams_ == 1 ? " stream, " : " streams, ", layouts,
-                   " for layouts, ", states, " for residuals and weights",
-                   takes_snapshots_ ? " and copies of them for snapshots, " : ", ", resumption,
-                   " for resuming, ", letters, " for letters, ", own_bytes_,
-                   " for itself); raise the shard's limit (THALWEG_MEMORY_LIMIT) or the "
-                   "tenant's quota, add aggregators, or lower THALWEG_WINDOW_CHUNKS or "
-                   "THALWEG_CHUNK_BYTES"));
+void JobMemory::ChargeTo(std::shared_ptr<TenantAccount> account) {
+  if (account_ != nullptr || account == nullptr) return;
+  account_ = std::move(account);
+  reservation_.emplace(account_->memory);
 }
 
-absl::Status Job::CheckKeptLocked(uint32_t node, uint32_t chunk) {
-  const ServedNode* sink = peers_[node].sink.get();
-  if (sink == nullptr) return absl::OkStatus();
-  const ServedNode::Kept kept = sink->KeptResults(chunk);
-  // What a node contributes has a place in its windows, of which the results that it had not
-  // received take the others.
-  if (kept.results >= engine_.window_of(node)) {
-    return absl::ResourceExhaustedError(absl::StrCat(
-        members_.Name(node), " has acknowledged none of the last ", kept.results,
-        " results of a stream, expected to have received all but fewer than its windows of ",
-        engine_.window_of(node), " chunks"));
-  }
-  if (kept.streams <= most_streams_) return absl::OkStatus();
-  most_streams_ = kept.streams;
-  return ReserveLocked();
-}
-
-void Job::UpdateMemoryLocked() {
-  const auto report = [](Gauge& gauge, uint64_t bytes, double& reported) {
-    const auto now = static_cast<double>(bytes);
-    if (now != reported) gauge.Add(now - reported);
-    reported = now;
+void JobMemory::Show(const Held& held) {
+  const auto show = [](Gauge& gauge, uint64_t bytes, uint64_t shown) {
+    if (bytes != shown) gauge.Add(static_cast<double>(bytes) - static_cast<double>(shown));
   };
-  const bool is_over = !failure_.ok() || members_.IsEmpty();
-  if (is_over) reservation_->Release();
-  report(metrics_.held_bytes, engine_.held_bytes(), reported_held_bytes_);
-  report(metrics_.held_limit_bytes, is_over ? 0 : engine_.max_held() * flow_.chunk_bytes,
-         reported_limit_bytes_);
-  report(metrics_.residual_bytes, chunks_.bytes(), reported_residual_bytes_);
+  show(metrics_.held_bytes, held.bytes, shown_.bytes);
+  show(metrics_.held_limit_bytes, held.limit_bytes, shown_.limit_bytes);
+  show(metrics_.residual_bytes, held.state_bytes, shown_.state_bytes);
+  shown_ = held;
 }
 
 }  // namespace thalweg

@@ -139,7 +139,7 @@ TEST(JobMemoryTest, WindowsBeyondTheLimitAreToldToAllNodes) {
   ShardMetrics metrics(registry);
   FaultLog faults;
   JoinRequest request = Request(2, 1);
-  const uint64_t needed = kWindows + Job::OwnBytes(request);
+  const uint64_t needed = kWindows + JobMemory::OwnBytes(request);
   MemoryBudget memory(needed - 1, metrics.memory_reserved_bytes);
   Job job(request, 64, memory, metrics, faults);
   for (uint32_t node = 0; node < 2; ++node) {
@@ -162,8 +162,9 @@ TEST(JobMemoryTest, JobThatGathersReservesWhatItClaims) {
   ShardMetrics metrics(registry);
   FaultLog faults;
   const JoinRequest large = Request(1024, 8192), small = Request(2, 1);
-  EXPECT_GT(Job::OwnBytes(large), Job::OwnBytes(small) + 1022 * kMaxNameBytes + 8191 * 64);
-  MemoryBudget memory(Job::OwnBytes(large), metrics.memory_reserved_bytes);
+  EXPECT_GT(JobMemory::OwnBytes(large),
+            JobMemory::OwnBytes(small) + 1022 * kMaxNameBytes + 8191 * 64);
+  MemoryBudget memory(JobMemory::OwnBytes(large), metrics.memory_reserved_bytes);
   Job first(large, 64, memory, metrics, faults), second(small, 64, memory, metrics, faults);
   ASSERT_TRUE(first.AddMember(large, std::make_shared<ListSink>(), Now()).ok());
   EXPECT_EQ(memory.reserved(), memory.limit());
@@ -178,7 +179,7 @@ TEST(JobMemoryTest, ShardWithMoreThanAnEqualPartReservesMoreUntilTheLimit) {
   constexpr uint64_t kElems = 100'000;
   constexpr uint64_t kOwnWindows = 2 * 64 * uint64_t{kMinChunkBytes};  // of one node, and results
   const JoinRequest request = Request(1, 2);
-  const uint64_t own = Job::OwnBytes(request);
+  const uint64_t own = JobMemory::OwnBytes(request);
   const uint64_t limit = own + kOwnWindows + kElems * sizeof(float) * 3 / 4;
   MetricRegistry registry;
   ShardMetrics metrics(registry);

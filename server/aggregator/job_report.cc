@@ -81,7 +81,13 @@ void Job::TraceRound(const Completed& completed, const AppliedUpdate& applied,
   trace_.Work("fold", times.begin, times.folded, what);
   TraceSubject updated = what;
   const auto& rule = completed.update.rule;
-  if (rule != nullptr && (rule->alone || rule->ahead > 0)) updated.version = applied.version;
+  if (rule != nullptr && (rule->has_own_rounds() || rule->ahead > 0)) {
+    updated.version = applied.version;
+  }
+  for (size_t i = 0; i < completed.round.rounds.size(); ++i) {
+    absl::StrAppend(&updated.pushes, i == 0 ? "" : " ", completed.round.nodes[i], ":",
+                    completed.round.rounds[i]);
+  }
   what.last_node = completed.last_node;
   if (completed.round.is_lone) updated.last_node = what.last_node;
   if (times.end > times.folded) trace_.Work("update", times.folded, times.end, std::move(updated));
@@ -144,24 +150,28 @@ void Job::ReportRoundsLocked(TimePoint now, JobReport* report) const {
   } else if (members_.IsComplete()) {
     report->state = JobReport::State::kRunning;
   }
-  report->chunk_bytes = flow_.chunk_bytes;
-  report->window_chunks = flow_.window_chunks;
-  report->link = slowest_;
-  if (!plan_.shares.empty()) report->placement = {plan_.shares, plan_.forecast, ""};
+  report->chunk_bytes = plan_.flow().chunk_bytes;
+  report->window_chunks = plan_.flow().window_chunks;
+  report->link = plan_.slowest();
+  const auto& [shares, forecast] = plan_.shares();
+  if (!shares.empty()) report->placement = {shares, forecast, ""};
   report->contributions = tally_.contributions;
   report->repeated_contributions = tally_.repeated_contributions;
   report->rounds_lost = tally_.rounds_lost;
   report->open_rounds = engine_.open_rounds();
-  report->held_bytes = engine_.held_bytes();
+  report->held_bytes = engine_.held_bytes() + quorum_.held_bytes();
   report->residual_bytes = chunks_.bytes();
-  report->memory_reserved_bytes = reservation_->bytes();
+  report->memory_reserved_bytes = memory_.reserved_bytes();
   report->wait_time = tally_.wait_time;
   for (const auto& [kind, volume] : tally_.received) {
     report->formats.push_back({kind.wire, kind.factors, volume});
     report->received.raw_bytes += volume.raw_bytes;
     report->received.wire_bytes += volume.wire_bytes;
   }
-  if (auto oldest = engine_.Oldest()) {
+  auto oldest = engine_.Oldest();
+  auto other = quorum_.Oldest();
+  if (other && (!oldest || other->opened < oldest->opened)) oldest = std::move(other);
+  if (oldest) {
     report->waiting = {oldest->id, now - oldest->opened, std::move(oldest->missing)};
   }
 }

@@ -25,8 +25,8 @@ absl::StatusOr<bool> Job::GathersAgainFor(const JoinRequest& request) {
   JoinRequest first = spec_;
   first.resume = request.resume;
   if (members_.IsComplete()) {
-    first.chunk_bytes = flow_.chunk_bytes;
-    first.window_chunks = flow_.window_chunks;
+    first.chunk_bytes = plan_.flow().chunk_bytes;
+    first.window_chunks = plan_.flow().window_chunks;
   }
   THALWEG_RETURN_IF_ERROR(OfJob(spec_.job, CheckSameJob(first, request)));
   if (members_.epoch() > 1) {
@@ -93,13 +93,13 @@ absl::Status Job::Supply(uint32_t node, const RoundResult& result, TimePoint now
 
 uint64_t Job::MostBytesOfResultLocked() const {
   // An update's results may be wider than what nodes contribute.
-  uint64_t most = 2 * flow_.chunk_bytes;
+  uint64_t most = 2 * plan_.flow().chunk_bytes;
   for (const CodecSpec& codec : spec_.codec.Codecs()) {
     if (codec.kind != CodecKind::kLossy) continue;
     const WireFormat wire = LossyFormat(codec);
     const uint64_t scaled =
-        std::min(FindLossy(wire)->chunk_scale * flow_.chunk_bytes, kMaxChunkBytes);
-    const uint64_t elems = std::max(flow_.chunk_bytes, scaled) / sizeof(float);
+        std::min(FindLossy(wire)->chunk_scale * plan_.flow().chunk_bytes, kMaxChunkBytes);
+    const uint64_t elems = std::max(plan_.flow().chunk_bytes, scaled) / sizeof(float);
     most = std::max(most, MaxEncodedBytes(wire, elems));
   }
   return most;

@@ -1,4 +1,5 @@
 // This file holds the parts of Job through which a round goes: from contributions to its result.
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -43,8 +44,8 @@ absl::StatusOr<Job::Held> Job::HoldLocked(uint32_t node, Contribution contributi
                                       : layouts_.Check(node, contribution));
   const LayoutRegistry::Update update =
       is_one_shot ? LayoutRegistry::Update() : layouts_.UpdateOf(id.bucket, id.chunk);
-  const bool is_lone = update.rule != nullptr && update.rule->alone;
-  if (const absl::Status left = members_.CheckNoneLeft(); !is_lone && !left.ok()) {
+  const bool is_apart = update.rule != nullptr && update.rule->has_own_rounds();
+  if (const absl::Status left = members_.CheckNoneLeft(); !is_apart && !left.ok()) {
     return absl::Status(left.code(),
                         absl::StrCat(ToString(id), " cannot complete: ", left.message()));
   }
@@ -57,13 +58,17 @@ absl::StatusOr<Job::Held> Job::HoldLocked(uint32_t node, Contribution contributi
   contributed.epoch = contribution.epoch;
   contributed.elems = contribution.elems;
   THALWEG_ASSIGN_OR_RETURN(RoundEngine::Added added,
-                           AddLocked(node, std::move(contribution), update.rule.get(), now));
+                           AddLocked(node, std::move(contribution), update.rule, now));
   CountLocked(node, weight, bytes, added);
   Held held;
   const bool is_ahead = update.rule != nullptr && update.rule->ahead > 0;
+  std::optional<uint64_t> least = added.late.answer;
   if (is_ahead && (added.completed || added.verdict == RoundEngine::Verdict::kHeld)) {
+    least = id.round - std::min<uint64_t>(id.round, update.rule->ahead);
+  }
+  if (least) {
     THALWEG_ASSIGN_OR_RETURN(held.asked,
-                             AskedLocked(node, contributed, update.rule, weight.raw_bytes));
+                             AskedLocked(node, contributed, *least, update.rule, weight.raw_bytes));
   }
   if (!added.completed) return held;
   Completed& completed = held.completed.emplace(Completed{.round = *std::move(added.completed),
@@ -92,12 +97,14 @@ absl::Status Job::CheckOneShotLocked(uint32_t node, const Contribution& contribu
                                 contribution.elems, " elements in ", Name(contribution.wire),
                                 " to '", ToString(contribution.collective), "'"));
   }
-  if (bytes <= flow_.chunk_bytes) return absl::OkStatus();
-  return refused(absl::StrCat("chunks have at most ", flow_.chunk_bytes, " bytes, got ", bytes));
+  if (bytes <= plan_.flow().chunk_bytes) return absl::OkStatus();
+  return refused(
+      absl::StrCat("chunks have at most ", plan_.flow().chunk_bytes, " bytes, got ", bytes));
 }
 
 absl::Status Job::Deliver(const Completed& completed) {
   const CompleteRound& round = completed.round;
+  if (!round.answers.empty() && round.payloads.empty()) return GiveWeights(completed);
   uint64_t epoch = 0;
   std::vector<std::shared_ptr<ServedNode>> sinks, others;
   {
@@ -118,6 +125,7 @@ absl::Status Job::Deliver(const Completed& completed) {
   } else if (update.rule != nullptr) {
     THALWEG_ASSIGN_OR_RETURN(result, KeepMean(result, *update.pieces, *completed.state));
   }
+  if (round.is_lone) result.workers = spec_.world_size;  // nobody is missing
   times.end = update.rule == nullptr ? times.folded : Now();
   CountDelivery(result, completed.raw_bytes, sinks.size(), times);
   for (const auto& sink : sinks) sink->OnResult(result);
@@ -125,6 +133,9 @@ absl::Status Job::Deliver(const Completed& completed) {
     RoundResult receipt = result;
     receipt.payload = Payload();
     for (const auto& sink : others) sink->OnResult(receipt);
+  }
+  for (const auto& [node, number] : round.answers) {
+    Send({node, number}, applied, completed.raw_bytes);
   }
   if (applied.version != 0) AnswerAsks(completed, applied);
   if (trace_) TraceRound(completed, applied, times);

@@ -77,8 +77,8 @@ absl::Status Job::TakeSnapshot(const SnapshotCall& call) {
     takes_snapshots_ = true;
     THALWEG_RETURN_IF_ERROR(ReserveLocked());
     UpdateMemoryLocked();
-    header.chunk_bytes = flow_.chunk_bytes;
-    header.shares = plan_.shares;
+    header.chunk_bytes = plan_.flow().chunk_bytes;
+    header.shares = plan_.shares().shares;
     header.buckets = layouts_.DescribeUpdated();
     chunks = chunks_.All();
   }
@@ -129,9 +129,9 @@ absl::StatusOr<std::vector<std::shared_ptr<ChunkState>>> Job::PlacesLocked(
         absl::StrCat(ToString(header.id), " is of other weights: ", what));
   };
   if (header.shard != spec_.shard || header.num_shards != spec_.num_shards ||
-      header.chunk_bytes != flow_.chunk_bytes) {
+      header.chunk_bytes != plan_.flow().chunk_bytes) {
     return other(absl::StrCat("expected shard ", spec_.shard, " of ", spec_.num_shards,
-                              " with chunks of ", flow_.chunk_bytes, " bytes, got shard ",
+                              " with chunks of ", plan_.flow().chunk_bytes, " bytes, got shard ",
                               header.shard, " of ", header.num_shards, " with ",
                               header.chunk_bytes));
   }
@@ -163,8 +163,7 @@ absl::StatusOr<std::vector<std::shared_ptr<ChunkState>>> Job::PlacesLocked(
 void Job::KeepTermsLocked() {
   const std::vector<SnapshotHeader> known = snapshots_->folder().List(spec_.identity);
   if (known.empty() || known.back().num_shards != spec_.num_shards) return;
-  flow_.chunk_bytes = known.back().chunk_bytes;
-  if (known.back().shares.size() == plan_.shares.size()) plan_.shares = known.back().shares;
+  plan_.Keep(known.back().chunk_bytes, known.back().shares);
 }
 
 }  // namespace thalweg

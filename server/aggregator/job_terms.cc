@@ -31,13 +31,7 @@ void Job::AnswerWaiting(TimePoint now) {
     if (!failure_.ok()) {
       answer = failure_;
     } else if (members_.IsComplete()) {
-      answer = Terms{.epoch = members_.epoch(),
-                     .chunk_bytes = flow_.chunk_bytes,
-                     .window_chunks = flow_.window_chunks,
-                     .link = slowest_,
-                     .costs = costs_,
-                     .shares = plan_.shares,
-                     .forecast = plan_.forecast};
+      answer = plan_.TermsOf(members_.epoch());
     } else {
       return;
     }
@@ -55,27 +49,12 @@ void Job::FailUnlessBegun(const absl::Status& reason) {
   AnswerWaiting(Now());
 }
 
-void Job::LearnLocked(const JoinRequest& request) {
-  const LinkSpeed& link = request.link;
-  const bool slower =
-      slowest_.bytes_per_second <= 0 || link.bytes_per_second < slowest_.bytes_per_second;
-  if (link.bytes_per_second > 0 && slower) slowest_ = link;
-  for (size_t i = 0; i < costs_.size(); ++i) costs_[i] = Slower(costs_[i], request.costs[i]);
-  rates_.Add(request.node, request.shard_rates);
-}
-
 absl::Status Job::BeginLocked(TimePoint now) {
   members_.Begin(now);
-  // The first shard chooses for all; the nodes tell the others.
-  if (spec_.shard == 0) plan_ = PlanShares(rates_.Resolve());
-  const std::vector<uint32_t> equal(spec_.num_shards, 1);
-  flow_ = PlanFlow(slowest_, spec_.shard == 0 ? plan_.shares : equal, spec_.codec.fallback.wire);
-  if (spec_.chunk_bytes != 0) flow_.chunk_bytes = spec_.chunk_bytes;
-  if (spec_.window_chunks != 0) flow_.window_chunks = spec_.window_chunks;
-  flow_.window_chunks = std::min(flow_.window_chunks, max_window_chunks_);
+  plan_.Choose();
   if (snapshots_ != nullptr && spec_.shard == 0) KeepTermsLocked();
-  layouts_ = LayoutRegistry(flow_.chunk_bytes, spec_.num_shards, spec_.num_nodes);
-  engine_ = RoundEngine({members_.epoch(), spec_.num_nodes, flow_.window_chunks,
+  layouts_ = LayoutRegistry(plan_.flow().chunk_bytes, spec_.num_shards, spec_.num_nodes);
+  engine_ = RoundEngine({members_.epoch(), spec_.num_nodes, plan_.flow().window_chunks,
                          spec_.round_timeout, members_.Workers()});
   THALWEG_RETURN_IF_ERROR(ResumeLocked());
   return ReserveLocked();

@@ -73,7 +73,7 @@ inline uint64_t OwnBytes(size_t num_nodes) {
   JoinRequest request;
   request.num_nodes = static_cast<uint32_t>(num_nodes);
   request.num_shards = 1;
-  return Job::OwnBytes(request);
+  return JobMemory::OwnBytes(request);
 }
 
 // `memory_bytes` are beside those. Chunks have kMinChunkBytes, counted as the format counts them.

@@ -31,14 +31,17 @@ absl::Status Job::NoWeights(const RoundId& id) const {
       absl::StrCat(ToString(id), ": the shard has no weights to update: nobody has written them"));
 }
 
+absl::StatusOr<std::shared_ptr<const UpdateStep>> Job::SettingsLocked(const RoundId& id,
+                                                                      uint64_t number) const {
+  if (auto found = settings_.Find(number)) return found;
+  return absl::FailedPreconditionError(
+      absl::StrCat(ToString(id), " names settings ", number, ", which are not known"));
+}
+
 absl::Status Job::FindStepLocked(Completed& completed) {
   const uint64_t number = completed.round.settings;
   if (number == 0) return absl::OkStatus();
-  completed.step = settings_.Find(number);
-  if (completed.step == nullptr) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        ToString(completed.round.id), " names settings ", number, ", which are not known"));
-  }
+  THALWEG_ASSIGN_OR_RETURN(completed.step, SettingsLocked(completed.round.id, number));
   return CheckFits(*completed.step, *completed.update.rule);
 }
 

@@ -18,8 +18,11 @@ Histogram& Phase(MetricRegistry& r, const std::string& phase) {
       {{"phase", phase}});
 }
 
-Labels OfNode(uint32_t node) {
-  return {{"node", node < ShardMetrics::kNamedNodes ? absl::StrCat(node) : "other"}};
+Counter& OfNode(MetricRegistry& registry, const char* name, const char* help, uint32_t node) {
+  constexpr uint32_t kNamed = ShardMetrics::kNamedNodes;
+  return registry.GetCounter(name,
+                             absl::StrCat(help, "; nodes from ", kNamed, " on are one, 'other'"),
+                             {{"node", node < kNamed ? absl::StrCat(node) : "other"}});
 }
 
 }  // namespace
@@ -86,20 +89,20 @@ ShardMetrics::ShardMetrics(MetricRegistry& r)
 }
 
 Counter& ShardMetrics::WaitedFor(uint32_t node) const {
-  return registry.GetCounter(
-      "thalweg_shard_waited_for_seconds_total",
-      absl::StrCat("Time that chunk rounds waited for one node alone, by that node; nodes from ",
-                   kNamedNodes, " on are one, 'other'"),
-      OfNode(node));
+  return OfNode(registry, "thalweg_shard_waited_for_seconds_total",
+                "Time that chunk rounds waited for one node alone, by that node", node);
 }
 
 Counter& ShardMetrics::StaleUpdates(uint32_t node) const {
-  return registry.GetCounter(
-      "thalweg_shard_stale_updates_total",
-      absl::StrCat("Sum of the staleness of chunks whose nodes do not wait for all others, by the "
-                   "node; nodes from ",
-                   kNamedNodes, " on are one, 'other'"),
-      OfNode(node));
+  return OfNode(
+      registry, "thalweg_shard_stale_updates_total",
+      "Sum of the staleness of chunks whose nodes do not wait for all others, by the node", node);
+}
+
+Counter& ShardMetrics::Late(uint32_t node) const {
+  return OfNode(registry, "thalweg_shard_late_total",
+                "Chunks that came when the update of a quorum of nodes was over, by the node",
+                node);
 }
 
 void ShardMetrics::CountStaleness(uint64_t staleness) const {

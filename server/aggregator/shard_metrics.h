@@ -23,6 +23,8 @@ struct ShardMetrics {
   static constexpr uint32_t kNamedNodes = 64;
   // Returns the sum of the staleness of what this node has contributed; named in the same way.
   Counter& StaleUpdates(uint32_t node) const;
+  // Returns how many chunks of this node have come when a quorum's update was over; named likewise.
+  Counter& Late(uint32_t node) const;
   // Counts a contribution, of a chunk, of this staleness.
   void CountStaleness(uint64_t staleness) const;
 

@@ -120,7 +120,7 @@ void PrepareProcess() {
 
 void AddCommonOptions(CLI::App& app, CommonOptions* options) {
   app.add_option("--http", options->http,
-                 "host:port for /metrics, /healthz, /readyz, an aggregator's page; empty: none");
+                 "host:port for /metrics, /healthz, /readyz, a shard's page; empty: none");
   app.add_option(
       "--http-token-file", options->http_token_file,
       "File with a token that readers of the HTTP port must give, as bearer or password; "
@@ -133,7 +133,7 @@ void AddCommonOptions(CLI::App& app, CommonOptions* options) {
   app.add_option("--tls-ca", options->tls.ca, "PEM certificates of the CAs of sidecars and shards");
   app.add_option("--policy", options->policy,
                  "File that says which certificates may take part in which jobs, with quotas; it "
-                 "needs TLS, and is read again when it changes; none: everybody in every job");
+                 "needs TLS, and is read again when it changes; empty: everybody in every job");
   app.add_option("--cpus", options->cpus, "Cores to run on, e.g. 0-3,8; empty: all");
   // Of two transforms, the one that is added last is applied first.
   app.add_option("--memory-limit", options->memory_limit,

@@ -144,8 +144,8 @@ void AddOptions(CLI::App& app, Flags* flags) {
                 "Chunks sent to an aggregator and not answered yet; auto: by what the "
                 "link carries; the same on all nodes");
   app.add_option("--reconnect", flags->reconnect_seconds,
-                 "Seconds in which a broken connection to an aggregator may come back without "
-                 "anybody noticing, or an aggregator be restarted; 0: it fails the job at once")
+                 "Seconds in which a broken connection to an aggregator may come back, or an "
+                 "aggregator that was restarted. The job waits so long; 0: it fails at once")
       ->envname("THALWEG_RECONNECT")
       ->check(CLI::Range(0.0, 3600.0));
   app.add_option("--timeout", flags->timeout_seconds,

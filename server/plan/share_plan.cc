@@ -247,9 +247,9 @@ std::string Describe(const SharePlan& plan) {
   if (forecast.seconds_per_byte <= 0) return text;
   absl::StrAppend(&text, "; 100 MB take ", Rounded(1e8 * forecast.seconds_per_byte), " s");
   if (forecast.ring_seconds_per_byte > 0) {
-    absl::StrAppend(&text, ", ",
-                    Rounded(forecast.seconds_per_byte / forecast.ring_seconds_per_byte),
-                    " times as long as in a ring");
+    const double times = Rounded(forecast.seconds_per_byte / forecast.ring_seconds_per_byte);
+    absl::StrAppend(&text, ", ", times == 1 ? "" : absl::StrCat(times, " times "),
+                    "as long as in a ring");
   }
   absl::StrAppend(&text, "; ", forecast.at_shard ? "shard " : "node ", forecast.number,
                   "'s link carries ");

@@ -263,7 +263,7 @@ TEST(SharePlanTest, DescriptionNamesSharesTimeTheBusiestLinkAndWhatWouldHelp) {
             "0's link carries 2.5 times the gradient; with a shard on every node "
             "(THALWEG_LOCAL_SHARDS=1) 100 MB would take 1.29 s");
   EXPECT_EQ(Describe(PlanShares(EqualLinks(4, 0, 1e8))),
-            "4 shards sum equal shares; 100 MB take 1.5 s, 1 times as long as in a ring; node 0's "
+            "4 shards sum equal shares; 100 MB take 1.5 s, as long as in a ring; node 0's "
             "link carries 1.5 times the gradient; with one more aggregator 100 MB would take 1.33 "
             "s");
   Links slow = EqualLinks(3, 1, 1e8);

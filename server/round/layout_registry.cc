@@ -192,6 +192,7 @@ uint64_t LayoutRegistry::BytesPerElem(const BucketAnnouncement& bucket) const {
     if (bucket.update->sends_differences()) ++floats;  // the weights that nodes have
     // What nodes contribute before the slowest of them.
     if (const uint64_t ahead = bucket.update->ahead; ahead > 0) floats += (ahead + 1) * num_nodes_;
+    if (bucket.update->quorum > 0) floats += num_nodes_;  // what comes late, until the next update
   }
   return floats * sizeof(float);
 }

@@ -31,6 +31,11 @@ absl::StatusOr<RoundEngine::Added> LoneRounds::Add(uint32_t node, uint32_t worke
   return RoundEngine::Added{RoundEngine::Verdict::kCompleted, std::move(round)};
 }
 
+bool LoneRounds::Has(uint32_t node, const RoundId& id) const {
+  const auto last = completed_.find({id.bucket, id.chunk, node});
+  return last != completed_.end() && id.round <= last->second;
+}
+
 void LoneRounds::DropOlderLayouts(BucketId id) {
   completed_.erase(completed_.lower_bound({BucketId{id.index, 0, 0}, 0, 0}),
                    completed_.lower_bound({BucketId{id.index, id.generation, 0}, 0, 0}));

@@ -19,6 +19,8 @@ class LoneRounds {
   // node's next one to that chunk. InvalidArgument: it is of a group, or of other nodes' values.
   absl::StatusOr<RoundEngine::Added> Add(uint32_t node, uint32_t workers,
                                          Contribution contribution);
+  // Returns whether the node's contribution to this round has come before.
+  bool Has(uint32_t node, const RoundId& id) const;
   // Forgets the rounds of earlier layouts of bucket `id.index`.
   void DropOlderLayouts(BucketId id);
 

@@ -88,6 +88,14 @@ Members::Change Members::SetLost(uint32_t node, const std::string& why) {
   return change;
 }
 
+std::vector<LostNode> Members::Lost() const {
+  std::vector<LostNode> lost;
+  for (const Node& member : nodes_) {
+    if (member.state == State::kLost) lost.push_back({member.name, member.lost_because});
+  }
+  return lost;
+}
+
 absl::Status Members::CheckActive(uint32_t node) const {
   if (!IsComplete()) return absl::FailedPreconditionError("the job is not complete yet");
   const Node& member = nodes_[node];

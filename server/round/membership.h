@@ -90,6 +90,7 @@ class Members {
   absl::Status Blame(uint32_t node, const absl::Status& reason) const;
   // Returns the present nodes whose lease is over. (Unavailable)
   std::vector<Finding> Silent(TimePoint now) const;
+  std::vector<LostNode> Lost() const;
 
   bool IsComplete() const { return joined_ == nodes_.size(); }  // all have joined
   bool IsEmpty() const { return present_ == 0; }

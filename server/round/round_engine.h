@@ -39,14 +39,14 @@ class RoundEngine {
   enum class Verdict {
     kHeld,       // waits for other nodes
     kCompleted,  // this was the last contribution
-    // this node has already contributed to the open round; the first contribution counts
-    kDuplicate,
-    kStale,  // the round is already complete
+    kDuplicate,  // of this node's to the open round, which counts
+    kStale,      // the round is already complete
   };
 
   struct Added {
     Verdict verdict;
     std::optional<CompleteRound> completed;  // set with kCompleted
+    Lateness late = {};                      // with a quorum
   };
 
   struct OpenRound {
@@ -77,8 +77,7 @@ class RoundEngine {
   // bucket's layout, or the job, allows. `backlog` results of earlier rounds have not been sent to
   // the node yet: they count as unanswered, so that a node that sends but never reads is bounded
   // too. On error nothing has changed:
-  //   FailedPrecondition: it belongs to another epoch, to a round that cannot have begun, or to one
-  //     that needs a lost node;
+  //   FailedPrecondition: it is of another epoch, or its round cannot begin or needs a lost node;
   //   InvalidArgument: the node is not in the group, there is no such collective, nothing is wanted
   //     from the node and it gives something, or it differs from the round's first contribution in
   //     group, collective, format or elements (both nodes are named);
@@ -104,11 +103,12 @@ class RoundEngine {
 
   // Drops the rounds of earlier layouts of bucket `id.index`; returns how many of them were open.
   size_t DropOlderLayouts(BucketId id);
+  uint64_t epoch() const { return options_.epoch; }
   size_t open_rounds() const { return open_.size(); }
   // Returns how many complete one-shot rounds are remembered to recognise repeats.
   size_t unsettled_rounds() const { return finished_.size(); }
   uint64_t held_bytes() const { return held_bytes_; }
-  // Return how many contributions windows let all nodes have here, and a node in all its groups.
+  // Return how many contributions windows let all nodes have here, and one.
   uint64_t max_held() const;
   uint64_t window_of(uint32_t node) const { return windows_[node]; }
 

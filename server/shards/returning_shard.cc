@@ -71,14 +71,14 @@ class ReturningMember : public Member {
   absl::StatusOr<SnapshotReport> Snapshots(const SnapshotCall& call, TimePoint deadline) override {
     return CallAgain(deadline, [&](Member& member) { return member.Snapshots(call, deadline); });
   }
-  absl::StatusOr<ClockReading> Heartbeat(TimePoint deadline) override {
+  absl::StatusOr<Pulse> Heartbeat(TimePoint deadline) override {
     const absl::Status away = absl::UnavailableError("the shard has been restarted");
     const std::shared_ptr<Member> member = seat_->Present();
     if (member == nullptr) return away;
-    absl::StatusOr<ClockReading> reading = member->Heartbeat(deadline);
+    absl::StatusOr<Pulse> pulse = member->Heartbeat(deadline);
     // The events will say so, too.
-    if (absl::IsNotFound(reading.status())) return away;
-    return reading;
+    if (absl::IsNotFound(pulse.status())) return away;
+    return pulse;
   }
   void Leave(const absl::Status& reason) override { seat_->Leave(reason); }
 

@@ -140,10 +140,10 @@ class ForgetfulShard : public Shard {
       if (!status.ok()) return status;
       return SnapshotReport{};
     }
-    absl::StatusOr<ClockReading> Heartbeat(TimePoint) override {
+    absl::StatusOr<Pulse> Heartbeat(TimePoint) override {
       MutexLock lock(shard_.mutex_);
       if (number_ <= shard_.forgotten_) return absl::NotFoundError("no such membership");
-      return ClockReading{"a boot", 1};
+      return Pulse{{"a boot", 1}, {}};
     }
     void Leave(const absl::Status&) override {
       MutexLock lock(shard_.mutex_);

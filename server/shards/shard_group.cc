@@ -112,7 +112,7 @@ absl::Status ShardGroup::Join(
     request.shard_rates.clear();
     weights.push_back(terms.weight);
     for (int i = 0; trace_ != nullptr && i < kFirstComparisons; ++i) {
-      CallHeartbeat(k, *member).IgnoreError();  // the exchange will report what is wrong
+      CallHeartbeat(k, *member).status().IgnoreError();  // the exchange will report what is wrong
     }
     THALWEG_RETURN_IF_ERROR(SetMember(k, std::move(member)));
   }
@@ -317,25 +317,24 @@ std::string ShardGroup::SilentDebtors(TimePoint since) {
   return absl::StrJoin(names, ", ");
 }
 
-absl::Status ShardGroup::Heartbeat(uint32_t k) {
+absl::StatusOr<std::vector<LostNode>> ShardGroup::Heartbeat(uint32_t k) {
   const auto member = MemberOf(k);
-  if (!member.ok()) return absl::OkStatus();  // not joined yet, or over
-  const absl::Status status = CallHeartbeat(k, **member);
-  return absl::IsNotFound(status) ? status : absl::OkStatus();
+  if (!member.ok()) return std::vector<LostNode>();  // not joined yet, or over
+  auto lost = CallHeartbeat(k, **member);
+  if (lost.ok() || absl::IsNotFound(lost.status())) return lost;
+  return std::vector<LostNode>();
 }
 
-absl::Status ShardGroup::CallHeartbeat(uint32_t k, Member& member) {
+absl::StatusOr<std::vector<LostNode>> ShardGroup::CallHeartbeat(uint32_t k, Member& member) {
   const TimePoint asked = Now();
-  const auto reading = member.Heartbeat(asked + heartbeat_interval());
-  if (reading.ok()) {
-    MutexLock lock(mutex_);
-    states_[k].last_heard = Now();
-  }
+  THALWEG_ASSIGN_OR_RETURN(Pulse pulse, member.Heartbeat(asked + heartbeat_interval()));
   // A shard of an earlier release has no clock.
-  if (trace_ != nullptr && reading.ok() && !reading->clock.empty()) {
-    trace_->AddOffset(OffsetOf(*reading, asked, Now()));
+  if (trace_ != nullptr && !pulse.clock.clock.empty()) {
+    trace_->AddOffset(OffsetOf(pulse.clock, asked, Now()));
   }
-  return reading.status();
+  MutexLock lock(mutex_);
+  states_[k].last_heard = Now();
+  return std::move(pulse.lost);
 }
 
 void ShardGroup::Leave(const absl::Status& reason) {

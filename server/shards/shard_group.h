@@ -84,9 +84,9 @@ class ShardGroup {
   std::string SilentDebtors(TimePoint since);
 
   // Tells the shard, if the group has joined it, that this node is alive, and waits for the answer,
-  // at most for heartbeat_interval(). Returns NotFound if the shard does not know this node, OK
-  // otherwise: the exchange reports a slow or absent shard.
-  absl::Status Heartbeat(uint32_t shard);
+  // at most for heartbeat_interval(). Returns the nodes that the shard has lost so far, or
+  // NotFound if the shard does not know this node; the exchange reports a slow or absent shard.
+  absl::StatusOr<std::vector<LostNode>> Heartbeat(uint32_t shard);
   // Ends all memberships, with OK or for `reason`; later calls return it. Idempotent.
   void Leave(const absl::Status& reason);
 
@@ -126,7 +126,7 @@ class ShardGroup {
   SendLane* FindLaneLocked(uint32_t group, uint32_t part) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Sends what a queue lets go; called by whoever the queue has told to send.
   absl::Status Send(uint32_t shard, uint32_t group, uint32_t part);
-  absl::Status CallHeartbeat(uint32_t shard, Member& member);
+  absl::StatusOr<std::vector<LostNode>> CallHeartbeat(uint32_t shard, Member& member);
   absl::Status LeftLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const std::vector<Shard*> shards_;

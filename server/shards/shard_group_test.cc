@@ -197,6 +197,13 @@ TEST_F(ShardGroupTest, OnlyAShardThatForgotUsFailsTheHeartbeat) {
   EXPECT_TRUE(group_.Heartbeat(1).ok());
 }
 
+TEST_F(ShardGroupTest, HeartbeatReturnsTheNodesThatTheShardHasLost) {
+  ASSERT_TRUE(Join().ok());
+  b_.lost = {{"node 1 (x)", "is gone"}, {"node 2 (y)", "is silent"}};
+  EXPECT_TRUE(group_.Heartbeat(0).value().empty());
+  EXPECT_EQ(group_.Heartbeat(1).value(), b_.lost);
+}
+
 // Two shards sum two chunks each of a bucket that an earlier process has placed.
 class TakenUpGroupTest : public ShardGroupTest {
  protected:

@@ -58,7 +58,8 @@ absl::Status NodeEntry::Join(TimePoint deadline) {
       "job '{}': node {} of {} with {} workers, {} shards, {} on the wire in chunks of {} KiB",
       spec.job, spec.node, spec.num_nodes, spec.local_size, shards.size(), spec.codec.ToString(),
       agreed.chunk_bytes >> 10);
-  Welcome(agreed.chunk_bytes, {shards.epochs(), agreed.window_chunks, plan.shares},
+  Welcome(agreed.chunk_bytes,
+          {shards.epochs(), agreed.window_chunks, plan.shares, compression.measured()},
           AnnouncePlacement(spec, plan));
   return absl::OkStatus();
 }
@@ -66,13 +67,8 @@ absl::Status NodeEntry::Join(TimePoint deadline) {
 absl::Status NodeEntry::TakeUp(const ipc::JobTerms& known, TimePoint deadline) {
   const auto& [spec, patience, context, signer, shards, compression, buckets, kept, roster] =
       parts_;
-  if (spec.codec.IsAuto()) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("the sidecar has been restarted, and what codec ", spec.codec.ToString(),
-                     " has measured and chosen was lost"));
-  }
   THALWEG_RETURN_IF_ERROR(kept.Await(deadline));
-  compression.Restore(spec.compressed_since);
+  THALWEG_RETURN_IF_ERROR(compression.Restore(known.measured, spec.compressed_since));
   OpenBuckets(spec.chunk_bytes);
   THALWEG_ASSIGN_OR_RETURN(
       KeptBuckets::Restored restored,
@@ -130,7 +126,7 @@ void NodeEntry::OpenBuckets(uint64_t chunk_bytes) {
   terms.path = parts_.roster.first_path();
   terms.patience = parts_.patience.silence.sidecar();
   terms.keeps_codecs = spec.returns && spec.num_nodes > 1 && !spec.secret.empty() &&
-                       !spec.codec.IsAuto() && terms.device != parts_.context.gpus;
+                       terms.device != parts_.context.gpus;
   parts_.buckets.Open(terms);
 }
 

@@ -303,7 +303,15 @@ void NodeJob::SendHeartbeats(uint32_t shard) {
   TimePoint next = Now() + interval * (shard + 1) / shards_.size();
   while (!outcome_.WaitForEnd(next)) {
     next = Now() + interval;
-    if (const absl::Status unknown = shards_.Heartbeat(shard); !unknown.ok()) Fail(unknown);
+    const auto lost = shards_.Heartbeat(shard);
+    if (!lost.ok()) {
+      Fail(lost.status());
+      continue;
+    }
+    for (const LostNode& each : *lost) {
+      if (!roster_.TellLost({each.node, each.why})) continue;
+      spdlog::warn("job '{}': goes on without {}: {}", spec_.job, each.node, each.why);
+    }
   }
 }
 

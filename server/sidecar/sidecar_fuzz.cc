@@ -6,8 +6,10 @@
 #include <spdlog/spdlog.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <string>
 #include <thread>
@@ -27,6 +29,7 @@ constexpr size_t kWorkers = 3;
 constexpr uint64_t kMostElems = 1 << 20;  // workers are trusted not to take a machine's memory
 constexpr uint64_t kMostMillis = 500;
 constexpr Duration kPatience = std::chrono::seconds(9);  // below libFuzzer's
+constexpr uint16_t kHostShard = 12;
 constexpr Duration kAnswer = std::chrono::milliseconds(20);
 
 // A Node is a sidecar with a shard, which serves all inputs.
@@ -120,12 +123,19 @@ class Script {
     const uint8_t who = input_.Byte();
     const uint16_t type = input_.Byte();
     const uint8_t fd = input_.Byte();
-    const auto body = input_.Take(input_.Short());
+    std::string text = input_.Text(input_.Short());
+    if (type == kHostShard) SetVersion(&text);
+    const auto body = std::as_bytes(std::span(text.data(), text.size()));
     std::unique_ptr<Connection>& worker = workers_[who % kWorkers];
     if (type == 255) return worker.reset();  // it is gone, without a word
     if (worker == nullptr) worker = Connect();
     Send(*worker, type, fd, body);
     if (who >= 128) Receive(*worker);
+  }
+
+  // Sidecars have nothing more to say to workers of another version.
+  static void SetVersion(std::string* body) {
+    std::memcpy(body->data(), &kIpcVersion, std::min(body->size(), sizeof kIpcVersion));
   }
 
   // Sends what is a message in bounds, and bytes that are none as they are.

@@ -150,10 +150,11 @@ TEST_F(LoopbackTest, ControlCallsArrive) {
   EXPECT_EQ(placement, 0x123456789abcdef0u);
   EXPECT_EQ(raw_bytes, 4096u);
   EXPECT_EQ(update, std::nullopt);
-  const auto reading = member_->Heartbeat(Soon());
-  ASSERT_TRUE(reading.ok()) << reading.status();
-  EXPECT_EQ(reading->clock, "a boot");
-  EXPECT_EQ(reading->nanos, -5);
+  const auto pulse = member_->Heartbeat(Soon());
+  ASSERT_TRUE(pulse.ok()) << pulse.status();
+  EXPECT_EQ(pulse->clock.clock, "a boot");
+  EXPECT_EQ(pulse->clock.nanos, -5);
+  EXPECT_EQ(pulse->lost, (std::vector<LostNode>{{"node 7 (far)", "its cable"}}));
   EXPECT_EQ(shard_.heartbeats.Get(), std::vector<uint32_t>{0});
   member_->Leave(absl::AbortedError("loss is NaN"));
   const auto [node, reason] = shard_.leaves.WaitFor(1).front();

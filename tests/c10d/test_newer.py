@@ -39,7 +39,7 @@ COLLECTIVES = """
 import torch
 import torch.distributed as dist
 from c10d_backend_common import Base
-from thalweg import _topology
+from thalweg._job import _topology
 from torch.testing._internal.common_utils import TestCase
 
 

@@ -13,7 +13,7 @@ import unittest
 from pathlib import Path
 from typing import Any
 
-from thalweg import _topology
+from thalweg._job import _topology
 
 # By which tests of several processes are told from those of threads.
 STARTS_PROCESSES = ("MultiProcessTestCase", "MultiProcContinuousTest")

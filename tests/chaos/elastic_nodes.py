@@ -13,7 +13,7 @@ from pathlib import Path
 import elastic_worker
 
 from thalweg import _binaries
-from thalweg._processes import die_with_parent
+from thalweg._job._processes import die_with_parent
 from thalweg_bench.lab import Lab
 
 PORT = 29555

@@ -13,7 +13,7 @@ from pathlib import Path
 from chaos_worker import LOCAL, NODES, WORLD, Progress, Worker
 
 from thalweg import _binaries
-from thalweg._processes import Server, die_with_parent
+from thalweg._job._processes import Server, die_with_parent
 from thalweg_bench.lab import Lab
 
 PORT = 7070

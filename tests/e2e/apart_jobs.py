@@ -51,7 +51,7 @@ class Trainer:
             **OPTIONS[kind],
         )
         names = [[p.name for p in b.parameters] for b in self.optimizer._serving._buckets]
-        self._save("begin", {"buckets": names, "weights": self._weights()})
+        save("begin", {"buckets": names, "weights": self._weights()})
 
     def train(self, steps: int) -> None:
         for _ in range(steps):
@@ -60,24 +60,26 @@ class Trainer:
             self.optimizer.zero_grad()
             self.model(torch.randn(8, 64, generator=data)).square().mean().backward()
             self.optimizer.step()
-            self._save(f"got{self.step}", self._weights())
+            save(f"got{self.step}", self._weights())
 
     def _record_of(self, name: str) -> Callable[[torch.Tensor], None]:
         def record(parameter: torch.Tensor) -> None:
             assert parameter.grad is not None
             self.grads[name] = parameter.grad.clone()
-            self._save(f"pushed{self.step}.{name}", self.grads[name])
+            save(f"pushed{self.step}.{name}", self.grads[name])
 
         return record
 
     def _weights(self) -> dict[str, torch.Tensor]:
         return {name: each.detach().clone() for name, each in self.model.named_parameters()}
 
-    def _save(self, name: str, what: object) -> None:
-        torch.save(what, Path(os.environ["RECORDS"]) / f"{dist.get_rank()}.{name}.pt")
+
+def save(name: str, what: object) -> None:
+    """Keeps a record of this worker's."""
+    torch.save(what, Path(os.environ["RECORDS"]) / f"{dist.get_rank()}.{name}.pt")
 
 
-def _store() -> dist.Store:
+def store() -> dist.Store:
     return dist.distributed_c10d._get_default_store()
 
 
@@ -89,10 +91,10 @@ def slow_one() -> dict[str, Any]:
     for step in range(1, steps + 1):
         before = _behind(step, lag)
         if is_last and before:
-            _store().wait([f"ended{before}"])
+            store().wait([f"ended{before}"])
         trainer.train(1)
         if is_first:
-            _store().set(f"ended{step}", "")
+            store().set(f"ended{step}", "")
     trainer.optimizer.finish()
     return {"digest": digest(trainer.model), "stats": trainer.optimizer.stats()}
 

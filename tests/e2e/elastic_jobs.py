@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import thalweg.ddp
 import thalweg.elastic
-from thalweg import _job
+from thalweg._job import _member
 
 SAMPLES = 96
 BATCH = 4
@@ -61,7 +61,7 @@ def die_while_it_begins(where: str) -> None:
     if where == "meets":
         dist.init_process_group = lambda *_, **__: os._exit(9)
     elif where == "connects":
-        _job._connect = lambda *_: os._exit(9)
+        _member._connect = lambda *_: os._exit(9)
 
 
 def main() -> None:

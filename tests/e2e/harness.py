@@ -21,8 +21,8 @@ import preloaded
 from leftovers import await_clean, shared_memory
 
 from thalweg import _binaries
-from thalweg._addresses import free_port
-from thalweg._processes import Server
+from thalweg._job._addresses import free_port
+from thalweg._job._processes import Server
 
 JOBS = Path(__file__).parent / "jobs.py"
 TIMEOUT = 10.0  # THALWEG_TIMEOUT and THALWEG_STEP_TIMEOUT of the jobs

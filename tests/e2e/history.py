@@ -30,6 +30,7 @@ class Update:
     round: int
     node: int  # whose push it was; -1: all have pushed
     elements: int
+    pushes: tuple[tuple[int, int], ...] = ()  # of a quorum: node and step of each
 
 
 @dataclasses.dataclass
@@ -99,22 +100,49 @@ def check(
     versions = [begin]
     of_push: dict[tuple[int, int], int] = {}
     for update, stale in zip(updates, staleness(updates), strict=True):
-        nodes = [update.node] if ahead is None else range(len(workers))
         gradients = []
-        for node in nodes:
-            if (node, update.round) in of_push:
-                problems.append(f"step {update.round} of node {node} is applied twice")
-            of_push[node, update.round] = update.version
-            if update.round not in workers[node].pushed:
-                return [*problems, f"node {node} has not pushed step {update.round}"]
-            gradients.append(workers[node].pushed[update.round])
-        # Two nodes: half of each, in the order of nodes.
-        mean = sum(gradients[1:], gradients[0]) * np.float32(1 / len(gradients))
+        for node, step in _pushes_of(update, ahead, len(workers)):
+            if (node, step) in of_push:
+                problems.append(f"step {step} of node {node} is applied twice")
+            of_push[node, step] = update.version
+            if step not in workers[node].pushed:
+                return [*problems, f"node {node} has not pushed step {step}"]
+            gradients.append(workers[node].pushed[step])
+        mean = sum(gradients[1:], gradients[0]) / np.float32(len(gradients))
         fold.add(mean, stale if delay_aware else 0)
         versions.append(fold.weights)
     for node, worker in enumerate(workers):
-        problems += _check_gotten(node, worker, versions, of_push, ahead)
+        if any(update.pushes for update in updates):
+            problems += _check_quorum(node, worker, versions, of_push)
+        else:
+            problems += _check_gotten(node, worker, versions, of_push, ahead)
     return problems
+
+
+def _check_quorum(
+    node: int,
+    worker: Worker,
+    versions: Sequence[np.ndarray],
+    of_push: Mapping[tuple[int, int], int],
+) -> Iterator[str]:
+    """A node gets the weights of the update that has its push, or older ones, if it came late; but
+    none that are older than what it had.
+    """
+    last = 0
+    for step, got in sorted(worker.got.items()):
+        most = of_push.get((node, step), len(versions) - 1)
+        found = [v for v in range(last, most + 1) if np.array_equal(versions[v], got)]
+        if not found:
+            yield f"node {node} got weights in step {step} that no update from {last} to {most} has"
+            continue
+        last = found[-1]
+
+
+def _pushes_of(update: Update, ahead: int | None, world: int) -> Sequence[tuple[int, int]]:
+    """Returns the node and the step of each push that the update has, in the order of nodes."""
+    if update.pushes or ahead is None:
+        return update.pushes or [(update.node, update.round)]
+    return [(node, update.round) for node in range(world)]
 
 
 def _check_gotten(
@@ -163,6 +191,7 @@ def updates_in(traces: Path) -> dict[Key, list[Update]]:
             update = Update(
                 *(args["version"], args["part_round"], args.get("last_node", -1)),
                 args["raw_bytes"] // 4,
+                tuple(tuple(map(int, push.split(":"))) for push in args.get("pushes", "").split()),
             )
             found.setdefault((args["bucket"], args["chunk"]), []).append(update)
     return found

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import thalweg.ddp
-from thalweg import _precision, amp
+from thalweg import amp
+from thalweg._torch import _precision
 
 # PowerSGD compresses the matrix and the others all of it; none of them before the third step.
 CODECS = ("powersgd:rank=2,start=2", "int8", "onebit", "topk:0.05")

@@ -1,8 +1,8 @@
 """Contains a training of which nodes are lost: `lost_node_jobs.py train OUT`.
 
 It goes on until a node has been lost for some steps, and writes over how many workers each step's
-gradient was the mean, what it was told of that before which step, the longest step in seconds, and
-the weights at the end.
+gradient was the mean, what it was told of that before which step, which nodes were lost, the
+longest step in seconds, and the weights at the end.
 """
 
 import json
@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 import thalweg.ddp
 
 STEPS_AFTER = 200  # the first one that lacks a node
+NAMED_WITHIN = 10  # seconds
 BATCH, FEATURES, OUTPUTS, RATE = 8, 16, 4, 0.05
 
 
@@ -32,6 +33,14 @@ def batches(rank: int) -> torch.Generator:
 
 def draw(random: torch.Generator) -> torch.Tensor:
     return torch.randn(BATCH, FEATURES, generator=random)
+
+
+def await_names(state: thalweg.ddp.State) -> list[str]:
+    """Returns the lost nodes, which shards name in their answers to heartbeats."""
+    deadline = time.monotonic() + NAMED_WITHIN
+    while not (names := state.lost_nodes()) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return names
 
 
 def train() -> dict[str, object]:
@@ -51,9 +60,11 @@ def train() -> dict[str, object]:
         workers.append(int(state.stats()["workers"]))
         now = time.monotonic()
         longest, last = max(longest, now - last), now
-    state.close()
     weights = torch.cat([p.detach().flatten() for p in model.parameters()]).tolist()
-    return {"workers": workers, "told": told, "longest": longest, "weights": weights}
+    lost = await_names(state)
+    optimizer.step()  # before which the log names them
+    state.close()
+    return {"workers": workers, "told": told, "lost": lost, "longest": longest, "weights": weights}
 
 
 def main() -> None:

@@ -33,15 +33,17 @@ def traced(tmp_path: Path, shards: int):
         yield cluster
 
 
-def start(cluster: Servers, tmp_path: Path, name: str, world: int = 2, **env: str) -> Job:
-    """Starts a job with one worker on each node."""
+def start(
+    cluster: Servers, tmp_path: Path, name: str, world: int = 2, *, jobs: Path = JOBS, **env: str
+) -> Job:
+    """Starts a job of that file with one worker on each node, which keep records."""
     records = tmp_path / "records"
     records.mkdir()
     while len(cluster.sidecars) < world:
         cluster.add_sidecar()
     sidecars = [each.address for each in cluster.sidecars]
     env = {"RECORDS": str(records), "THALWEG_STEP_TIMEOUT": "60"} | env
-    return Job(name, cluster, tmp_path, sidecar_of=sidecars, env=env, jobs=JOBS)
+    return Job(name, cluster, tmp_path, sidecar_of=sidecars, env=env, jobs=jobs)
 
 
 def checked(tmp_path: Path, world: int, optimizer: str = "sgd", **how: int) -> Any:

@@ -9,7 +9,7 @@ from statistics import mean
 import pytest
 from harness import DEADLINE, Job, environment, fork, servers
 
-from thalweg._addresses import free_port
+from thalweg._job._addresses import free_port
 
 JOBS = Path(__file__).parent / "fashion_jobs.py"
 

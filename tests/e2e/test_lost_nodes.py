@@ -71,6 +71,9 @@ def test_gradients_are_the_mean_over_the_nodes_that_are_left(what, tmp_path):
     assert (workers[0], workers[-1]) == (NODES, NODES - 1)
     for result in results:
         assert result["told"] == [[NODES - 1, workers.index(NODES - 1)]]
+        [lost_node] = result["lost"]
+        assert lost_node.startswith(f"node {LOST} ("), lost_node
+        assert f"goes on without {lost_node}" in job.output
     assert f"means over {NODES - 1} of {NODES} workers from now on" in job.output
     # Each step rounds each weight a few times, of at most 1.
     tolerance = len(workers) * 8 * torch.finfo(torch.float32).eps

@@ -16,7 +16,7 @@ from playwright.sync_api import expect
 from watched import JOB, NODES, api, browser, watched_job
 
 from thalweg import _binaries
-from thalweg._processes import Server
+from thalweg._job._processes import Server
 
 
 @pytest.fixture(scope="module")

@@ -30,7 +30,13 @@ def plain(tmp_path_factory):
         results = job.results()
         assert "thalweg" not in job.output
     loaded = {name for result in results for name in result["modules"]}
-    assert loaded == {"thalweg", "thalweg._autoload", "thalweg._backend", "thalweg._variables"}
+    assert loaded == {
+        "thalweg",
+        "thalweg._autoload",
+        "thalweg._backend",
+        "thalweg._settings",
+        "thalweg._settings._variables",
+    }
     assert results[0]["digest"] == results[1]["digest"]
     return results[0]["digest"]
 

@@ -85,7 +85,7 @@ def test_script_finds_the_same_process_and_what_its_variables_activate(env, scri
         assert loaded["folder"] == str(nothing.folder)
     assert forked == loaded
     activated = any(name.startswith("THALWEG_") for name in env)
-    assert ("thalweg._zero_code" in forked["modules"]) == activated
+    assert ("thalweg._activation._zero_code" in forked["modules"]) == activated
 
 
 def test_process_is_found_by_its_folder_and_can_be_killed(script):

@@ -19,7 +19,7 @@ from harness import Servers, environment, metric, servers
 from stranger import Stranger
 
 from thalweg import _binaries
-from thalweg._processes import Server
+from thalweg._job._processes import Server
 
 LIMIT_MB = 128  # --memory-limit of the shard that is attacked
 # What a process needs beside its limit: 25 MB at rest, the healthy job, a message that is being

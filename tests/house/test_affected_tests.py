@@ -14,9 +14,9 @@ SPEC.loader.exec_module(affected)
 
 FOLDERS = {"kernels": ["lossy_test", "optim_test"], "server/sidecar": ["sidecar_test"]}
 TESTS = {
-    "client/python/tests/test_left_out.py": "from thalweg import _left_out",
+    "client/python/tests/test_left_out.py": "from thalweg._attach import _left_out",
     "client/python/tests/test_amp_levels.py": "from thalweg import amp",
-    "client/python/tests/test_config.py": "from thalweg._config import Config",
+    "client/python/tests/test_config.py": "from thalweg._settings._config import Config",
 }
 
 
@@ -34,7 +34,7 @@ def test_programs_are_those_of_the_nearest_folder_that_has_any(file, programs):
 
 
 def test_tests_that_name_a_changed_module_run_with_one_job_through_servers():
-    changed = ["client/python/thalweg/_left_out.py"]
+    changed = ["client/python/thalweg/_attach/_left_out.py"]
     assert affected.python_tests(changed, TESTS) == [
         "client/python/tests/test_left_out.py",
         affected.JOB,

@@ -10,7 +10,8 @@ from pkgutil import resolve_name
 import pytest
 
 import thalweg.compat.apex as shim
-from thalweg import _variables, codecs
+from thalweg import codecs
+from thalweg._settings import _variables
 from thalweg.compat._apex_map import PROVIDED
 
 PAGE = (Path(__file__).parents[2] / "docs" / "migrate.md").read_text(encoding="utf-8")

@@ -25,8 +25,8 @@ def bounds():
 
 def test_every_torch_that_may_be_installed_is_built_for_and_documented():
     first, after = bounds()
-    script = (ROOT / "scripts" / "release").read_text("utf-8")
-    [built] = re.findall(r"torches=\((2\.[\d. ]+)\)", script)
+    script = (ROOT / "scripts" / "torches.sh").read_text("utf-8")
+    [built] = re.findall(r"all_torches=\((2\.[\d. ]+)\)", script)
     assert [int(v.split(".")[1]) for v in built.split()] == list(range(first, after))
     for page in ("README.md", "docs/install.md"):
         assert f"2.{first} to 2.{after - 1}" in (ROOT / page).read_text("utf-8")

@@ -10,7 +10,7 @@ import urllib.request
 import pytest
 from engine import ENV, ROOT, assert_locked, needs_images, podman
 
-from thalweg._addresses import free_port
+from thalweg._job._addresses import free_port
 
 pytestmark = [
     pytest.mark.alone,

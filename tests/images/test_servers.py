@@ -11,7 +11,7 @@ import sys
 import pytest
 from engine import ROOT, Container, assert_locked, image, needs_images, podman
 
-from thalweg._addresses import free_port
+from thalweg._job._addresses import free_port
 
 pytestmark = [
     pytest.mark.alone,

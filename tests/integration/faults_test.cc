@@ -6,6 +6,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cmath>
 #include <fstream>
 #include <limits>
@@ -137,7 +138,7 @@ class SilentMember : public ForwardingMember {
  public:
   using ForwardingMember::ForwardingMember;
   absl::Status Contribute(Contribution) override { return absl::OkStatus(); }
-  absl::StatusOr<ClockReading> Heartbeat(TimePoint deadline) override {
+  absl::StatusOr<Pulse> Heartbeat(TimePoint deadline) override {
     MutexLock lock(mutex_);
     changed_.WaitUntil(mutex_, deadline, [] { return false; });
     return absl::DeadlineExceededError("no answer");
@@ -179,7 +180,7 @@ class WaitingMember : public ForwardingMember {
   WaitingMember(std::unique_ptr<Member> member, bool is_first, Heard& heard)
       : ForwardingMember(std::move(member)), is_first_(is_first), heard_(heard) {}
 
-  absl::StatusOr<ClockReading> Heartbeat(TimePoint deadline) override {
+  absl::StatusOr<Pulse> Heartbeat(TimePoint deadline) override {
     MutexLock lock(heard_.mutex);
     if (!is_first_) heard_.second = true;
     heard_.changed.NotifyAll();
@@ -452,7 +453,12 @@ TEST(WorkerFaultTest, ForkedChildNeitherUsesNorKeepsAliveTheParentsSession) {
   ASSERT_EQ(pipe(pipe_fds), 0);
   const pid_t child = fork();
   if (child == 0) {
-    const bool refused = !session->status().ok();
+    const std::vector<absl::Status> answers = {
+        session->status(), session->RegisterBucket({1, 0}, kLayout),
+        session->Reduce({0, 0}, Gradient()).status(), session->LoadCodecState({}),
+        session->WriteWeights({0, 0}, 0, {}, 0)};
+    const bool refused = std::all_of(answers.begin(), answers.end(), absl::IsFailedPrecondition);
+    session->Abort();
     session.reset();
     char byte;
     // The child lives until the parent has seen that its session works and ends without it.

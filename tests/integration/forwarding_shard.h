@@ -48,7 +48,7 @@ class ForwardingMember : public Member {
   absl::StatusOr<SnapshotReport> Snapshots(const SnapshotCall& call, TimePoint deadline) override {
     return member_->Snapshots(call, deadline);
   }
-  absl::StatusOr<ClockReading> Heartbeat(TimePoint deadline) override {
+  absl::StatusOr<Pulse> Heartbeat(TimePoint deadline) override {
     return member_->Heartbeat(deadline);
   }
   void Leave(const absl::Status& reason) override { member_->Leave(reason); }

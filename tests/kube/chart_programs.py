@@ -15,7 +15,7 @@ from typing import Any
 from rendered import arguments, variables
 
 from thalweg import _binaries
-from thalweg._processes import Server
+from thalweg._job._processes import Server
 
 
 def environment(container: dict[str, Any], folder: Path, **changes: str) -> dict[str, str]:

@@ -22,7 +22,7 @@ from chart_programs import addresses, environment, start, torchrun
 from rendered import ROOT, needs_helm, pod_of, the
 
 from thalweg import _binaries
-from thalweg._processes import Server
+from thalweg._job._processes import Server
 
 pytestmark = needs_helm
 

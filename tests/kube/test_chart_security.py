@@ -24,7 +24,7 @@ from chart_programs import addresses, environment, start, torchrun
 from rendered import TLS, needs_helm, pod_of, the
 
 from thalweg import _binaries
-from thalweg._processes import Server
+from thalweg._job._processes import Server
 
 pytestmark = needs_helm
 TOKEN = "hunter2"

@@ -16,7 +16,7 @@ import pytest
 from rendered import arguments, needs_helm, pod_of, variables
 
 from thalweg import _binaries
-from thalweg._processes import Server
+from thalweg._job._processes import Server
 
 pytestmark = [
     pytest.mark.alone,

@@ -16,11 +16,12 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from thalweg_bench import lab_case, torch_import
-from thalweg_bench.cluster import Cluster, Shape
+from thalweg_bench import torch_import
+from thalweg_bench.cluster import Cluster
 from thalweg_bench.lab import INTERFACE
 from thalweg_bench.lab_case import LabCase
 from thalweg_bench.resources import peak_rss_mb
+from thalweg_bench.shape import Shape
 
 NODES = 4
 CHUNK_BYTES, WINDOW_CHUNKS = 64 << 10, 8
@@ -41,14 +42,13 @@ def slow_shard() -> dict[str, Any]:
     os.environ["THALWEG_WEIGHT"] = "1"
     os.environ["THALWEG_CHUNK_BYTES"] = str(CHUNK_BYTES)
     os.environ["THALWEG_WINDOW_CHUNKS"] = str(WINDOW_CHUNKS)
-    shape = Shape(NODES, NODES, 1, RATE, "fp32", slow_factor=SLOW_FACTOR)
-    case = LabCase(shape, SLOW_BYTES, "fp32", (), ROUNDS)
-    with Cluster(shape, http=True) as cluster:
-        lab_case.start_workers(cluster, case)
-        lab_case.open_systems(cluster, case)
-        bound = lab_case.slowest_bound(case)
+    shape = Shape(NODES, NODES, 1, RATE, slow_shard=SLOW_FACTOR)
+    case = LabCase(shape=shape, bytes=(SLOW_BYTES,), peers=())
+    with case.cluster(http=True) as cluster:
+        case.start(cluster, gloo=False)
+        case.open(cluster, SLOW_BYTES)
         # Every result is checked.
-        seconds = [cluster.measure("thalweg", repeat, bound) for repeat in range(ROUNDS)]
+        seconds = [cluster.measure("thalweg", repeat, case.slowest) for repeat in range(ROUNDS)]
         return {
             "seconds": seconds,
             "waits": {node: read_waits(cluster, node) for node in cluster.nodes},
@@ -67,7 +67,7 @@ def stopped_aggregator() -> dict[str, Any]:
     """Stops shard 1 between two rounds; returns what every worker is told, and when."""
     torch_import.import_torch()
     from thalweg_bench import worker
-    from thalweg_bench.allreduce import factories, make_pattern
+    from thalweg_bench.collectives import factories, make_pattern
 
     worker.TIMEOUT = TIMEOUT
 
@@ -80,10 +80,9 @@ def stopped_aggregator() -> dict[str, Any]:
                 return time.monotonic() - begin, str(error)
             return time.monotonic() - begin, ""
 
-    shape = Shape(2, 2, 2, None, "fp32")
     size = 4 << 20
     systems = factories(make_pattern(size, "fp32"))
-    with Cluster(shape) as cluster:
+    with Cluster(Shape(2, 2, 2, None), "fp32") as cluster:
         cluster.fork(lambda rank: Worker(cluster.lab, cluster.place(rank), systems))
         cluster.call("open", "thalweg", size)
         cluster.measure("thalweg", 0, None)
@@ -94,11 +93,10 @@ def stopped_aggregator() -> dict[str, Any]:
 
 def partition() -> dict[str, Any]:
     """Cuts node 1 off in the middle of a round; returns how long the round took."""
-    shape = Shape(2, 1, 1, RATE, "fp32")
-    case = LabCase(shape, CUT_BYTES, "fp32", (), 1)
-    with Cluster(shape) as cluster:
-        lab_case.start_workers(cluster, case)
-        lab_case.open_systems(cluster, case)
+    case = LabCase(shape=Shape(2, 1, 1, RATE), bytes=(CUT_BYTES,), peers=())
+    with case.cluster() as cluster:
+        case.start(cluster, gloo=False)
+        case.open(cluster, CUT_BYTES)
         cluster.measure("thalweg", 0, None)
 
         def cut() -> None:

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import thalweg.ddp
-from thalweg import _starting
+from thalweg._job import _starting
 
 
 def main() -> None:

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from thalweg import _collectives
-from thalweg._topology import Introduction, Tensor
+from thalweg._job import _collectives
+from thalweg._job._topology import Introduction, Tensor
 
 TIMEOUT = 20.0  # for waits that should never time out
 

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import torch
 import torch.distributed as dist
 
-from thalweg._topology import Placement
+from thalweg._job._topology import Placement
 from thalweg.node._follower import Follower
 from thalweg.node._leader import Leader
 from thalweg.node._sums import NodeSums
@@ -35,6 +35,9 @@ class Session:
 
     def placement(self) -> str:
         return "2 shards sum equal shares"
+
+    def lost_nodes(self) -> list[str]:
+        return []
 
     def path(self) -> str:
         return "cpu"

@@ -276,7 +276,7 @@ def whole_state_for_a_shard():
 
 def without_code():
     """Runs torch's AdamW fused by the environment; it changes torch, and therefore comes last."""
-    from thalweg import _fused_optimizers
+    from thalweg._activation import _fused_optimizers
 
     params = make_params(shapes=SHAPES)
     ours, theirs = spread(params), spread(params)

@@ -9,7 +9,7 @@ import sys
 import torch.multiprocessing
 from job_of_threads import worker
 
-from thalweg import _processes, _starting
+from thalweg._job import _processes, _starting
 
 
 class LastingServer:

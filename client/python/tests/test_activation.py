@@ -2,8 +2,8 @@ import logging
 
 import pytest
 
-from thalweg._config import Activation, Config, ConfigError
-from thalweg._variables import KNOWN, activation_is_wanted
+from thalweg._settings._config import Activation, Config, ConfigError
+from thalweg._settings._variables import KNOWN, activation_is_wanted
 from thalweg.codecs import FP16, FP32, Int8, PowerSGD
 
 AIAK = {

@@ -4,9 +4,9 @@ import socket
 
 import pytest
 
-from thalweg import _addresses
-from thalweg._addresses import LOOPBACK, System, candidate, settle
-from thalweg._config import ConfigError, Network
+from thalweg._job import _addresses
+from thalweg._job._addresses import LOOPBACK, System, candidate, settle
+from thalweg._settings._config import ConfigError, Network
 
 UNSET = Network.from_env({})
 HAS = {

@@ -8,7 +8,7 @@ import pytest
 
 import thalweg
 from thalweg import _binaries
-from thalweg._processes import Server
+from thalweg._job._processes import Server
 from thalweg.cli import _passed_on, _run, main
 from thalweg.cli._run import Plan
 

@@ -4,7 +4,7 @@ import struct
 
 import pytest
 
-from thalweg import _codec_states
+from thalweg._attach import _codec_states
 
 
 def parameter(name, rounds, factor, residual, shard_residual=()):

@@ -91,8 +91,11 @@ def test_real_numbers_survive_the_text_form(value):
         ("powersgd:rank=0", "rank is '0', expected a whole number from 1 to 256"),
         ("powersgd:rank=4.0", "rank is '4.0', expected a whole number"),
         ("powersgd:rank=٤", "rank is '٤', expected a whole number"),
+        (
+            "powersgd:4,start=2",
+            r"expected key=value \(rank=4 beside other keys\), got '4'; keys are rank, start",
+        ),
         ("powersgd:rank=4,", "expected key=value, got ''"),
-        ("powersgd:4,start=2", "expected key=value, got '4'; keys are rank, start"),
         ("powersgd:rank=4,rank=4", "rank is given twice"),
         ("powersgd:wire=fp64", "wire is 'fp64', expected one of fp32, fp16, bf16"),
         ("powersgd:warm=yes", r"warm is 'yes', expected True or False \(in text 1 or 0\)"),

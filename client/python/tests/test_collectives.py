@@ -9,8 +9,8 @@ import torch.distributed as dist
 from gloo_workers import run_workers
 from job_of_threads import TIMEOUT, Workers
 
-from thalweg import _collectives, _rendezvous
-from thalweg._collectives import Meeting
+from thalweg._job import _collectives, _rendezvous
+from thalweg._job._collectives import Meeting
 
 
 @pytest.fixture

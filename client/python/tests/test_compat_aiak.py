@@ -12,7 +12,7 @@ from torch import nn, optim
 
 import thalweg.compat  # noqa: F401 - gives torch the names
 from thalweg import amp
-from thalweg._variables import ConfigError, compat_is_wanted
+from thalweg._settings._variables import ConfigError, compat_is_wanted
 
 SCRIPTS = Path(__file__).parent / "scripts"
 ADAMS = [

@@ -5,9 +5,10 @@ import subprocess
 import pytest
 
 import thalweg
-from thalweg import _binaries, _config, _variables
-from thalweg._config import Config, ConfigError, Network
-from thalweg._variables import KNOWN
+from thalweg import _binaries
+from thalweg._settings import _config, _variables
+from thalweg._settings._config import Config, ConfigError, Network
+from thalweg._settings._variables import KNOWN
 
 
 def test_empty_environment_gives_the_defaults():
@@ -157,9 +158,17 @@ def test_unknown_variable_is_warned_about_once(monkeypatch, caplog, name, right)
         Config.from_env()
         Config.from_env()
     [message] = [record.getMessage() for record in caplog.records]
-    assert message.startswith(
-        f"unknown environment variable {name} is ignored (did you mean {right}?)"
-    )
+    assert message == f"unknown environment variable {name} is ignored (did you mean {right}?)"
+
+
+def test_unknown_variable_that_is_like_none_is_warned_about_with_all_that_are_known(
+    monkeypatch, caplog
+):
+    monkeypatch.setenv("THALWEG_QQQQQQ", "1")
+    _variables.warn_of_unknown.cache_clear()
+    with caplog.at_level(logging.WARNING, logger="thalweg"):
+        _variables.warn_of_unknown()
+    assert "; known are THALWEG_AGGREGATORS, " in caplog.messages[0]
 
 
 def test_variables_that_kubernetes_makes_for_services_are_not_warned_about():

@@ -6,8 +6,10 @@ import pytest
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-from thalweg import _default_group, _torch_patches, _variables
-from thalweg._variables import ConfigError
+from thalweg._c10d import _default_group
+from thalweg._settings import _variables
+from thalweg._settings._variables import ConfigError
+from thalweg._torch import _patches
 
 
 def choose(asked, **changes):
@@ -87,7 +89,7 @@ def asked_of_torch(monkeypatch):
     monkeypatch.setenv("THALWEG_BACKEND", "1")
     _default_group.activate()
     yield asked
-    _torch_patches.uninstall("default_group")
+    _patches.uninstall("default_group")
 
 
 @pytest.mark.parametrize("torchcomms", [False, True])

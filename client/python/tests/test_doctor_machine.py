@@ -1,11 +1,13 @@
 """Tests what `thalweg doctor` says of GPUs, networks and variables, on machines of files."""
 
+import socket
 import sys
 
 import pytest
 
-from thalweg import _addresses, _variables
-from thalweg._config import Network
+from thalweg._job import _addresses
+from thalweg._settings import _variables
+from thalweg._settings._config import Network
 from thalweg.cli import _doctor_machine, _doctor_variables, main
 from thalweg.cli._doctor_machine import Build
 
@@ -92,6 +94,30 @@ def test_every_variable_has_a_meaning():
 
 
 RANK = "AIAK_MATRIX_APPROXIMATION_RANK"
+
+
+@pytest.mark.parametrize(
+    ("host", "interfaces", "level", "said"),
+    [
+        ("127.0.1.1", "", "note", "stands for 127.0.1.1, at which no other host reaches it"),
+        ("127.0.1.1", "eth0", "ok", "other hosts reach eth0 (GLOO_SOCKET_IFNAME)"),
+        ("192.0.2.1", "", "ok", "other hosts reach 192.0.2.1"),
+    ],
+)
+def test_hosts_whose_name_is_loopbacks_are_noted_because_gloo_takes_that(
+    host, interfaces, level, said
+):
+    finding = _doctor_machine.gloo(NONE._replace(gloo_interfaces=interfaces), host)
+    assert finding.level == level
+    assert said in finding.text
+
+
+def test_host_whose_name_has_no_address_is_noted_as_loopback(monkeypatch):
+    def unknown(*_, **__):
+        raise socket.gaierror("no such name")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    assert "set GLOO_SOCKET_IFNAME" in _doctor_machine.gloo(NONE, "somewhere").text
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
-from thalweg._addresses import free_port
-from thalweg._config import ConfigError
+from thalweg._job._addresses import free_port
+from thalweg._settings._config import ConfigError
 from thalweg.elastic import _mailbox, _nodes
 from thalweg.elastic._gathering import Finished, FirstWorker, FurtherWorker
 from thalweg.elastic._mailbox import Mailbox, Plan

@@ -45,7 +45,7 @@ results = {
     "mine": train(Mine),
 }
 counts = None
-if "thalweg._fused_optimizers" in sys.modules:
+if "thalweg._activation._fused_optimizers" in sys.modules:
     from thalweg.optim import fallbacks, fused_steps
     counts = [fused_steps, fallbacks]
 print(json.dumps({"native": native, "results": results, "counts": counts}))

@@ -4,9 +4,9 @@ import os
 
 import pytest
 
-from thalweg._config import Config
-from thalweg._process_group import World
-from thalweg._topology import Tensor
+from thalweg._c10d._process_group import World
+from thalweg._job._topology import Tensor
+from thalweg._settings._config import Config
 
 MODEL = (Tensor("a.weight", "float32", (64, 64)), Tensor("a.bias", "float32", (64,)))
 DEFAULTS = Config.from_env({})

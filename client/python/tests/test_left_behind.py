@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from thalweg import _left_behind
-from thalweg._left_behind import Owner
+from thalweg._attach import _left_behind
+from thalweg._attach._left_behind import Owner
 
 
 @pytest.fixture

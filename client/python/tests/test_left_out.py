@@ -2,8 +2,8 @@
 
 import pytest
 
-from thalweg import _left_out
-from thalweg._topology import Tensor
+from thalweg._attach import _left_out
+from thalweg._job._topology import Tensor
 
 FLOAT = Tensor("layer.weight", "float32", (64, 64))
 DOUBLE = Tensor("head.weight", "float64", (64, 64))

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from thalweg import _C, _model
+from thalweg import _C
+from thalweg._attach import _model
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from optim_cases import bound, copy_of, distance, make_params, set_grads
 
-from thalweg import _fused_optimizers
+from thalweg._activation import _fused_optimizers
 from thalweg.optim import FusedAdamW, FusedSGD
 
 pytestmark = pytest.mark.numeric

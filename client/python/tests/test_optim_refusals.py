@@ -4,7 +4,7 @@ import pytest
 import torch
 from optim_cases import copy_of, make_params, set_grads
 
-from thalweg import _fused_optimizers
+from thalweg._activation import _fused_optimizers
 from thalweg.compat._apex_optimizers import FusedAdam as ApexAdam
 from thalweg.optim import FusedLAMB, _plan, fallbacks, fused_steps
 

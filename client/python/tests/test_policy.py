@@ -7,8 +7,9 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import thalweg
-from thalweg import _model, policy
-from thalweg._config import ConfigError
+from thalweg import policy
+from thalweg._attach import _model
+from thalweg._settings._config import ConfigError
 from thalweg.codecs import BF16, FP16, FP32, Auto, Int8, OneBit, PowerSGD, TopK
 from thalweg.policy import Policy, Rule, except_embeddings, except_small_tensors, parse
 

@@ -15,7 +15,8 @@ import torch
 from torch import nn
 from torch.amp import GradScaler
 
-from thalweg import _precision, amp
+from thalweg import amp
+from thalweg._torch import _precision
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 # Each step's gradient is multiplied by one of these.
@@ -213,7 +214,7 @@ def test_scale_is_the_clamped_one_of_a_decoration(watched_first):
     script = "\n".join(
         [
             "import torch, thalweg.compat",
-            "from thalweg import _precision",
+            "from thalweg._torch import _precision",
             "from test_precision import Listener, Training",
             "listener, t = Listener(), Training()",
             *(lines if watched_first else reversed(lines)),

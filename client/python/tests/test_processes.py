@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from thalweg._processes import Server, ServerError, describe_exit, die_with_parent
+from thalweg._job._processes import Server, ServerError, describe_exit, die_with_parent
 
 ANNOUNCE = """
 import os, signal, sys
@@ -70,7 +70,7 @@ def test_program_that_does_not_exist_is_named():
 def test_child_dies_with_its_parent():
     parent_code = (
         "import signal, subprocess, sys\n"
-        "from thalweg._processes import die_with_parent\n"
+        "from thalweg._job._processes import die_with_parent\n"
         "child = subprocess.Popen([sys.executable, '-c', 'import signal; signal.pause()'],"
         " preexec_fn=die_with_parent(signal.SIGKILL))\n"
         "print(child.pid, flush=True)\n"

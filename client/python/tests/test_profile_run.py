@@ -7,7 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
-from thalweg._config import ConfigError
+from thalweg._settings._config import ConfigError
 from thalweg.cli import _profile_clock, _profile_worker, main
 from thalweg.cli._profile_update import fused_seconds
 

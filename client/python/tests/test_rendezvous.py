@@ -6,7 +6,7 @@ from datetime import timedelta
 import pytest
 import torch.distributed as dist
 
-from thalweg import _rendezvous
+from thalweg._job import _rendezvous
 
 TIMEOUT = 30.0  # for waits that should never time out
 SHORT = 0.2

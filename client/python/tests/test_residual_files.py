@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from thalweg._residual_files import ResidualFiles
-from thalweg._residuals import ResidualKeeper
+from thalweg._attach._residual_files import ResidualFiles
+from thalweg._attach._residuals import ResidualKeeper
 
 
 def state(step, value=1.0):

@@ -3,7 +3,8 @@
 import torch
 from torch import nn, optim
 
-from thalweg import _resuming, amp
+from thalweg import amp
+from thalweg._attach import _resuming
 from thalweg.optim import FusedLAMB
 
 RIDING = {"codec": "powersgd:rank=4", "shared": b"bytes"}

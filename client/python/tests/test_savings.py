@@ -4,11 +4,17 @@ import logging
 
 import pytest
 
-from thalweg import _savings
+from thalweg._attach import _savings
 from thalweg.cli import _compare, main
 from thalweg.cli._compare import Run
 
-STATS = {"rounds": 10, "raw_bytes": 4e8, "wire_bytes_sent": 1e8, "total_seconds": 1.234}
+STATS = {
+    "rounds": 10,
+    "raw_bytes": 4e8,
+    "wire_bytes_sent": 1e8,
+    "total_seconds": 1.234,
+    "compressed_since": 0,
+}
 PLACEMENT = "2 shards sum equal shares; 100 MB take 3 s, 1.5 times as long as in a ring; node 0's"
 
 
@@ -21,6 +27,22 @@ def test_line_has_bytes_seconds_and_both_predictions():
         "averages (a sum over buckets, which overlap); by the measured links its bytes take 3 s, "
         "and those of plain DDP would have taken 12 s"
     )
+
+
+def test_shards_that_take_as_long_as_a_ring_are_said_so_without_a_factor():
+    placement = PLACEMENT.replace("1.5 times as", "as")
+    text = _savings.describe(STATS, placement, _savings.Size(nodes=2, workers=2))
+    # A ring of two takes 3 s for 100 MB, and each link carries once the bytes.
+    assert text.endswith("its bytes take 3 s, and those of plain DDP would have taken 12 s")
+
+
+def test_codec_that_has_not_begun_is_said_to_have_compressed_nothing():
+    text = _savings.describe(STATS | {"wire_bytes_sent": 4e8}, "", _savings.Size(2, 2))
+    assert text.startswith(
+        "400.0 MB of gradients crossed a node's link as 400.0 MB (nothing was compressed); waited"
+    )
+    begun = STATS | {"wire_bytes_sent": 4e8, "compressed_since": 3}
+    assert "compressed" not in _savings.describe(begun, "", _savings.Size(2, 2))
 
 
 def test_links_that_were_not_measured_give_no_prediction():

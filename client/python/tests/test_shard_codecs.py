@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from thalweg._shard_codecs import BLOCK, SMALL, Blocks, Cast, Parts, Piece
+from thalweg._sharded._codecs import BLOCK, SMALL, Blocks, Cast, Parts, Piece
 
 # The shards of 2 rows are a small tensor, one that ends within a block, one of whole blocks, and
 # an empty one.

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch.amp.grad_scaler import GradScaler
 
-from thalweg._shard_state import Compression
+from thalweg._sharded._state import Compression
 
 
 class Job:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from thalweg._shard_groups import Plan
+from thalweg._sharded._groups import Plan
 
 WORLDS = [(0, 1), (0, 0, 1, 1), (0, 1, 0, 1), (0, 1, 1, 2, 2), (0, 0, 0, 1), (2, 0, 1, 0, 1, 2)]
 

@@ -6,8 +6,9 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
-from thalweg import _left_behind, _sharded
-from thalweg._config import Activation
+from thalweg._activation import _sharded
+from thalweg._attach import _left_behind
+from thalweg._settings._config import Activation
 
 
 def asked(**variables: str) -> Activation:

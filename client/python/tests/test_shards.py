@@ -3,9 +3,10 @@
 import pytest
 from job_of_threads import Workers, worker
 
-from thalweg import _C, _collectives, _shards, _topology
-from thalweg._config import ConfigError
-from thalweg._shards import Node, Shards, arrange
+from thalweg import _C
+from thalweg._job import _collectives, _shards, _topology
+from thalweg._job._shards import Node, Shards, arrange
+from thalweg._settings._config import ConfigError
 
 A, B, C = (Node(number, f"host{number}/boot", f"10.0.0.{number}:7000", ()) for number in range(3))
 

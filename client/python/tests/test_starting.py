@@ -10,10 +10,10 @@ import torch.distributed as dist
 from amp_models import script_environment
 from job_of_threads import Workers, worker
 
-from thalweg import _addresses, _processes, _starting
-from thalweg._addresses import System
-from thalweg._collectives import Meeting
-from thalweg._config import ConfigError, Network
+from thalweg._job import _addresses, _processes, _starting
+from thalweg._job._addresses import System
+from thalweg._job._collectives import Meeting
+from thalweg._settings._config import ConfigError, Network
 
 PORTS = Network.from_env({"THALWEG_SHARD_PORTS": "7000-7010"})
 

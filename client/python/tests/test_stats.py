@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from thalweg import _stats
-from thalweg._left_out import LeftOut
+from thalweg._attach import _stats
+from thalweg._attach._left_out import LeftOut
 from thalweg.tensorboard import StatsWriter
 
 POWERSGD = "powersgd:rank=4,start=10,min_rate=2,wire=fp32,warm=1,feedback=1,seed=0,epsilon=0"

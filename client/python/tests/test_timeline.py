@@ -3,7 +3,7 @@ import json
 import pytest
 from made_traces import MS, Host, Writer, compare_clocks, hosts, job
 
-from thalweg._config import ConfigError
+from thalweg._settings._config import ConfigError
 from thalweg.cli import main
 from thalweg.timeline import check, files, merge, spans, torch_profile
 

@@ -1,9 +1,8 @@
 import pytest
 from job_of_threads import Workers, worker
 
-from thalweg import _collectives
-from thalweg._config import ConfigError
-from thalweg._topology import (
+from thalweg._job import _collectives
+from thalweg._job._topology import (
     Placement,
     Tensor,
     check,
@@ -13,6 +12,7 @@ from thalweg._topology import (
     place,
     starters,
 )
+from thalweg._settings._config import ConfigError
 
 WEIGHT, BIAS = worker().model
 

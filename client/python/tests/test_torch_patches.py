@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from thalweg import _torch_patches
-from thalweg._torch_patches import Layer, Method
+from thalweg._torch import _patches
+from thalweg._torch._patches import Layer, Method
 
 PERMUTATIONS = list(itertools.permutations(("inner", "middle", "outer")))
 
@@ -24,8 +24,8 @@ def owner(monkeypatch):
             return f"({text}{end})"
 
     layers = tuple(Layer(user, "for tests") for user in ("inner", "middle", "outer"))
-    declared = (*_torch_patches.DECLARED, Method(Owner, "work", layers, compiled=True))
-    monkeypatch.setattr(_torch_patches, "DECLARED", declared)
+    declared = (*_patches.DECLARED, Method(Owner, "work", layers, compiled=True))
+    monkeypatch.setattr(_patches, "DECLARED", declared)
     return Owner
 
 
@@ -38,7 +38,7 @@ def around(user):
 
 def install(owner, users):
     for user in users:
-        _torch_patches.install(user, owner, "work", around(user))
+        _patches.install(user, owner, "work", around(user))
 
 
 @pytest.mark.parametrize("users", PERMUTATIONS)
@@ -54,17 +54,17 @@ def test_torchs_own_method_is_back_once_the_last_layer_is_gone(owner, users):
     install(owner, ("outer", "inner", "middle"))
     for user in users:
         assert vars(owner)["work"] is not before
-        _torch_patches.uninstall(user)
+        _patches.uninstall(user)
     assert vars(owner)["work"] is before
 
 
 def test_installing_twice_is_installing_once(owner):
     install(owner, ("outer", "outer", "inner", "outer"))
     assert owner().work("x") == "<outer<inner(x)inner>outer>"
-    _torch_patches.uninstall("outer")
+    _patches.uninstall("outer")
     assert owner().work("x") == "<inner(x)inner>"
-    _torch_patches.uninstall("outer")
-    _torch_patches.uninstall("inner")
+    _patches.uninstall("outer")
+    _patches.uninstall("inner")
 
 
 def test_method_keeps_its_name_and_documentation(owner):
@@ -84,7 +84,7 @@ def test_replacement_by_others_stays_and_leads_to_what_is_installed(owner):
     install(owner, ("outer",))
     assert owner().work("x") == "theirs <outer<inner(x)inner>outer>"
     for user in ("inner", "outer"):
-        _torch_patches.uninstall(user)
+        _patches.uninstall(user)
     assert owner.work is theirs
     assert owner().work("x") == "theirs (x)"
     install(owner, ("middle",))
@@ -93,19 +93,20 @@ def test_replacement_by_others_stays_and_leads_to_what_is_installed(owner):
 
 def test_replacement_that_is_not_declared_is_refused(owner):
     with pytest.raises(LookupError, match=r"Owner.work is not declared as replaced by 'somebody'"):
-        _torch_patches.install("somebody", owner, "work", around("somebody"))
+        _patches.install("somebody", owner, "work", around("somebody"))
     with pytest.raises(LookupError, match=r"Owner.rest is not declared as replaced by 'inner'"):
-        _torch_patches.install("inner", owner, "rest", around("inner"))
+        _patches.install("inner", owner, "rest", around("inner"))
 
 
 EVERYTHING = """
 import inspect, json
 import torch
-from thalweg import _torch_patches, _fused_optimizers, _precision, _zero_code
+from thalweg._activation import _fused_optimizers, _zero_code
+from thalweg._torch import _patches, _precision
 from thalweg.optim import _finite
 
 def current():
-    return [vars(method.owner)[method.name] for method in _torch_patches.DECLARED]
+    return [vars(method.owner)[method.name] for method in _patches.DECLARED]
 
 class Session:
     def note_precision(self, loss_scale, skipped_steps): pass
@@ -116,17 +117,17 @@ _zero_code.activate()
 _fused_optimizers.activate()
 _precision.watch(session)
 _finite.install()
-for replacement in _torch_patches._replaced.values():
+for replacement in _patches._replaced.values():
     for around in replacement._arounds.values():
         first, second, *_ = inspect.signature(around).parameters.values()
         assert first.kind == second.kind == inspect.Parameter.POSITIONAL_ONLY, around
-users = {layer.user for method in _torch_patches.DECLARED for layer in method.layers}
+users = {layer.user for method in _patches.DECLARED for layer in method.layers}
 replaced = {
     f"{method.owner.__name__}.{method.name}": [layer.user for layer in method.layers]
-    for method, old, new in zip(_torch_patches.DECLARED, before, current()) if old is not new
+    for method, old, new in zip(_patches.DECLARED, before, current()) if old is not new
 }
 for user in users:
-    _torch_patches.uninstall(user)
+    _patches.uninstall(user)
 print(json.dumps([replaced, [old is new for old, new in zip(before, current())]]))
 """
 

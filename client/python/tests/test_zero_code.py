@@ -9,9 +9,9 @@ import threading
 import pytest
 import torch.distributed as dist
 
-from thalweg import _zero_code
-from thalweg._config import ConfigError
-from thalweg._zero_code import Answer
+from thalweg._activation import _zero_code
+from thalweg._activation._zero_code import Answer
+from thalweg._settings._config import ConfigError
 
 REPORT = """
 import json, sys
@@ -45,7 +45,8 @@ def test_nothing_set_leaves_torch_as_it_is(variables):
         "thalweg",
         "thalweg._autoload",
         "thalweg._backend",
-        "thalweg._variables",
+        "thalweg._settings",
+        "thalweg._settings._variables",
     ]
     assert loaded["init"].endswith("torch/nn/parallel/distributed.py")
     assert loaded["lazy"].endswith("torch/nn/parallel/distributed.py")
@@ -92,7 +93,9 @@ def test_subpackages_are_there_after_importing_thalweg_alone():
     assert result.stdout == "ok\n", result.stderr
 
 
-@pytest.mark.parametrize("broken", ["thalweg._variables", "thalweg._zero_code"])
+@pytest.mark.parametrize(
+    "broken", ["thalweg._settings._variables", "thalweg._activation._zero_code"]
+)
 def test_broken_thalweg_leaves_torch_usable_and_warns_once(broken):
     breaking = f"import sys; sys.modules['{broken}'] = None"
     loaded, said = import_torch(breaking, AIAK_FP16_COMPRESSION="1")

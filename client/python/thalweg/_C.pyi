@@ -148,14 +148,17 @@ class Session:
         max_grad_norm: float = 0.0,
         grad_squares: float = 0.0,
         measures: bool = False,
+        waits_for_all: bool = False,
+        gives_nothing: bool = False,
     ) -> None:
         """Numbers, from 1, the settings of an update, by group, that later pushes or pulls name.
 
         The keys are lr, weight_decay, momentum, dampening, beta1, beta2 and eps, which are 0 unless
         given, and trust_ratio, which is 1. For updates that commit: the gradients' scale, the norm
         to which all together are clipped (0: they are not), and the sum of the squares of the
-        scaled ones. `measures`: they are for measure(). All workers of the job give the same.
-        Raises RuntimeError.
+        scaled ones. `measures`: they are for measure(). With a quorum: pushes wait until all nodes
+        have made one with settings that say `waits_for_all`, of which those with `gives_nothing`
+        give no values. All workers of the job give the same. Raises RuntimeError.
         """
 
     def stats(self) -> dict[str, float]:
@@ -184,6 +187,9 @@ class Session:
 
     def placement(self) -> str:
         """Says which shard sums how much, and what that takes; empty on a single node."""
+
+    def lost_nodes(self) -> list[str]:
+        """Returns the nodes without which the job goes on, each with the reason."""
 
     def snapshots(self) -> tuple[bool, list[tuple[int, int]]]:
         """Returns whether a shard is writing one, and the branch and the step of each that all
@@ -261,13 +267,18 @@ class ServedBucket:
         ahead: int,
         alone: bool,
         delay_aware: bool,
+        quorum: int,
+        grace: float | None,
+        drops_late: bool,
     ) -> None:
         """`number` is the bucket's in the session. `groups` has the number of each parameter's
         group, `optimizer` is "sgd", "adam" or "lamb", of which the last two may be `decoupled` as
         AdamW is; with `commits`, which "lamb" needs, an update takes a push and a pull; `down` is
-        the format in which weights come: "fp32", "fp16" or "bf16". Of the next two one may be set:
-        a node may be so many rounds `ahead` of others, at most 64, or, `alone`, waits for none,
-        and then shards may divide its rates by its staleness (`delay_aware`).
+        the format in which weights come: "fp32", "fp16" or "bf16". One of three may be set: a node
+        may be so many rounds `ahead` of others, at most 64, or, `alone`, waits for none, and then
+        shards may divide its rates by its staleness (`delay_aware`), or it waits for a `quorum` of
+        so many nodes and for a `grace` in seconds (None: the shards measure it), after which what
+        others push counts in the next update or not (`drops_late`).
 
         Parameters are dense, of one type out of float32, float16 and bfloat16, and on the CPU.
         Raises RuntimeError.

@@ -11,28 +11,29 @@ def activate() -> None:
     other names.
     """
     try:
-        from thalweg import _backend, _variables
+        from thalweg import _backend
+        from thalweg._settings import _variables
 
         _variables.warn_of_unknown()
         _backend.register()
         if _variables.process_groups_are_watched():
-            from thalweg import _default_group
+            from thalweg._c10d import _default_group
 
             _default_group.activate()
         if _variables.activation_is_wanted(switches=["THALWEG_PS_MODE"]):
-            from thalweg import _local_updates
+            from thalweg._activation import _local_updates
 
             _local_updates.activate()
         elif _variables.activation_is_wanted(switches=["THALWEG_PS"]):
-            from thalweg import _served
+            from thalweg._activation import _served
 
             _served.activate()
         elif _variables.activation_is_wanted():
-            from thalweg import _zero_code
+            from thalweg._activation import _zero_code
 
             _zero_code.activate()
         if _variables.activation_is_wanted(switches=["THALWEG_FUSED_OPTIMIZER"]):
-            from thalweg import _fused_optimizers
+            from thalweg._activation import _fused_optimizers
 
             _fused_optimizers.activate()
         names, apex = _variables.compat_is_wanted()

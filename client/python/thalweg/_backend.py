@@ -23,6 +23,6 @@ def register() -> None:
 
 
 def _create(options: Any, pg_options: Any) -> Any:  # noqa: ANN401 - c10d's types are private
-    from thalweg import _process_group
+    from thalweg._c10d import _process_group
 
     return _process_group.create(options, pg_options)

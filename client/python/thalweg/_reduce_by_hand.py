@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import thalweg.ddp
-from thalweg._state import State
+from thalweg._attach._state import State
 from thalweg.codecs import Codec
 from thalweg.policy import Policy
 

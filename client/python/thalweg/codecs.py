@@ -16,8 +16,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from thalweg._codec_keys import Key, flag, integer, real
-from thalweg._variables import did_you_mean
+from thalweg._settings._codec_keys import Key, flag, integer, real
+from thalweg._settings._variables import did_you_mean
 
 # These codecs are only a type of element.
 WIRE_TYPES = ("fp32", "fp16", "bf16")
@@ -97,7 +97,8 @@ def _read_part(kind: type[Codec], part: str, alone: bool) -> tuple[str, object]:
     elif not by_name:
         raise ValueError(f"{kind.name} has no keys, got {part!r}")
     elif not equals:
-        raise ValueError(f"expected key=value, got {part!r}; keys are {', '.join(by_name)}")
+        full = f" ({kind._shorthand}={part} beside other keys)" if part and kind._shorthand else ""
+        raise ValueError(f"expected key=value{full}, got {part!r}; keys are {', '.join(by_name)}")
     if name not in by_name:
         like = did_you_mean(name, by_name)
         raise ValueError(f"{kind.name} has no key {name!r}{like}; keys are {', '.join(by_name)}")

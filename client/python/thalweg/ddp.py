@@ -18,26 +18,17 @@ from typing import Any
 
 from torch.nn.parallel import DistributedDataParallel
 
-from thalweg import (
-    _C,
-    _collectives,
-    _config,
-    _job,
-    _left_behind,
-    _left_out,
-    _model,
-    _precision,
-    _process_group,
-    _rendezvous,
-    _residuals,
-    _resuming,
-    _shards,
-)
-from thalweg._config import Config, Network
-from thalweg._job import Job
-from thalweg._process_group import World
-from thalweg._state import Member, State
-from thalweg._topology import Introduction
+from thalweg import _C
+from thalweg._attach import _left_behind, _left_out, _model, _residuals, _resuming
+from thalweg._attach._state import Member, State
+from thalweg._c10d import _process_group
+from thalweg._c10d._process_group import World
+from thalweg._job import _collectives, _member, _rendezvous, _shards
+from thalweg._job._member import Job
+from thalweg._job._topology import Introduction
+from thalweg._settings import _config
+from thalweg._settings._config import Config, Network
+from thalweg._torch import _precision
 from thalweg.codecs import Codec
 from thalweg.node import Node
 from thalweg.node import join as join_node
@@ -62,6 +53,7 @@ class _Guest:
         self.stats = session.stats
         self.path = session.path
         self.placement = session.placement
+        self.lost_nodes = session.lost_nodes
         self.status = session.status
 
     def close(self) -> None:
@@ -134,7 +126,7 @@ def attach(
         limit = _process_group.timeout_of(ddp_model.process_group, number)
         config = config._replace(step_timeout=limit)
     model = _model.describe(ddp_model)
-    me = _job.introduction(
+    me = _member.introduction(
         config,
         problem,
         running=_running_sidecar(),
@@ -180,7 +172,7 @@ def _attach(
     _rendezvous.await_all(group, me.step_timeout)
     meeting = _collectives.Meeting.of(group, me.timeout)
     rank = meeting.rank
-    workers = _job.meet(me, meeting)
+    workers = _member.meet(me, meeting)
     job = _join(workers, network, meeting, world, _model.cuda_device(ddp_model))
     session, place = job.session, job.place
     try:
@@ -259,7 +251,7 @@ def _join(
     if world is not None and not apart:
         world.is_taken = True
         return world.job
-    job = _job.join(workers, network, meeting, cuda_device)
+    job = _member.join(workers, network, meeting, cuda_device)
     if world is not None and meeting.rank == 0:
         text = "job %s: a job of its own beside %s of the process group: %s"
         _log.warning(text, job.name, world.job.name, apart)
@@ -271,7 +263,7 @@ def _serve(ddp_model: DistributedDataParallel, job: Job, world: World | None) ->
     if job.by_workers:
         first = job.workers[0]
         node = Node(first.job, job.place, len(job.workers), first.timeout, first.step_timeout)
-        return join_node(ddp_model, node, job.session)
+        return join_node(ddp_model, _model.parameters(ddp_model), node, job.session)
     assert job.session is not None
     job.session.attach(ddp_model.reducer, _model.parameters(ddp_model))
     return _Guest(job.session) if _is_guest(job, world) else job.session

@@ -32,8 +32,8 @@ from torch.distributed.fsdp import (
     StateDictType,
 )
 
-from thalweg._shard_compression import compress, state_of
-from thalweg._shard_state import Compression
+from thalweg._sharded._compression import compress, state_of
+from thalweg._sharded._state import Compression
 
 __all__ = [
     "Compression",

@@ -24,7 +24,7 @@ from thalweg import ddp
 if TYPE_CHECKING:
     from pytorch_lightning.strategies import DDPStrategy, StrategyRegistry
 
-    from thalweg._state import State
+    from thalweg._attach._state import State
     from thalweg.codecs import Codec
     from thalweg.policy import Policy
 elif "lightning.pytorch" in sys.modules or importlib.util.find_spec("pytorch_lightning") is None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from thalweg import _stats
+from thalweg._attach import _stats
 
 _SUMS = {
     "raw_bytes": "bytes/raw",

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import thalweg.ddp
 from thalweg import _binaries
-from thalweg._processes import Server
+from thalweg._job._processes import Server
 
 # In chunks of 4 KiB (THALWEG_CHUNK_BYTES) enough that each of up to 256 shards gets some.
 PARAMETERS = 512 * 1024

@@ -56,6 +56,7 @@ class FakeShard : public Shard {
 
   std::function<void()> on_contribute;  // called with no lock held; null: nothing
   absl::Status refusal, heartbeat;
+  std::vector<LostNode> lost;  // named in answers to heartbeats
   JoinRequest joined;
   KeptSeat taken_up;
   LinkSpeed link, agreed_link;
@@ -94,10 +95,10 @@ class FakeShard : public Shard {
       shard_.snapshot_calls.push_back(call);
       return shard_.snapshots;
     }
-    absl::StatusOr<ClockReading> Heartbeat(TimePoint) override {
+    absl::StatusOr<Pulse> Heartbeat(TimePoint) override {
       ++shard_.num_heartbeats;
       if (!shard_.heartbeat.ok()) return shard_.heartbeat;
-      return ClockReading{"a boot", 7};
+      return Pulse{{"a boot", 7}, shard_.lost};
     }
     void Leave(const absl::Status& reason) override {
       if (!std::exchange(has_left_, true)) shard_.left.push_back(reason);

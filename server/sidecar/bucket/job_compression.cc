@@ -12,6 +12,9 @@
 namespace thalweg {
 namespace {
 
+// Bytes per second, nanoseconds or seconds.
+constexpr double kMostMeasured = 1e15;
+
 CompressionLoss Sum(const std::map<uint32_t, CompressionLoss>& losses) {
   CompressionLoss sum;
   for (const auto& [index, loss] : losses) sum += loss;
@@ -37,10 +40,42 @@ void JobCompression::Agree(const Terms& agreed, const ShareForecast& forecast) {
   terms_.seconds_per_byte = forecast.seconds_per_byte;
 }
 
-void JobCompression::Restore(uint64_t compressed_since) {
+std::vector<double> JobCompression::measured() const {
+  if (candidates_.empty()) return {};
   MutexLock lock(mutex_);
+  std::vector<double> numbers{terms_.link.bytes_per_second,
+                              static_cast<double>(ToNanos(terms_.link.round_trip)),
+                              terms_.seconds_per_byte};
+  for (const CodecCost& cost : terms_.costs) {
+    numbers.insert(numbers.end(), {cost.node, cost.shard, cost.factors});
+  }
+  return numbers;
+}
+
+absl::Status JobCompression::Restore(const std::vector<double>& measured,
+                                     uint64_t compressed_since) {
+  constexpr size_t kEach = 3;  // numbers, of the links and of each candidate
+  const size_t expected = candidates_.empty() ? 0 : kEach * (1 + candidates_.size());
+  const bool are_numbers = std::all_of(measured.begin(), measured.end(), [](double number) {
+    return number >= 0 && number <= kMostMeasured;
+  });
+  if (measured.size() != expected || !are_numbers) {
+    return absl::InvalidArgumentError(absl::StrCat("workers brought ", measured.size(),
+                                                   " numbers by which auto chooses, expected ",
+                                                   expected, ", none of them negative"));
+  }
+  MutexLock lock(mutex_);
+  if (!measured.empty()) {
+    terms_.link = {measured[0], std::chrono::nanoseconds(static_cast<int64_t>(measured[1]))};
+    terms_.seconds_per_byte = measured[2];
+    terms_.costs.clear();
+    for (size_t i = kEach; i < measured.size(); i += kEach) {
+      terms_.costs.push_back({measured[i], measured[i + 1], measured[i + 2]});
+    }
+  }
   compressed_since_ = compressed_since;
   metrics_.compressed_since.Set(static_cast<double>(compressed_since));
+  return absl::OkStatus();
 }
 
 uint32_t JobCompression::Choose(BucketId id, const BucketLayout& layout) {

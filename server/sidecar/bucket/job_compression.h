@@ -28,8 +28,12 @@ class JobCompression {
   // Takes what the nodes know of each other once they have joined; `forecast` is that of the shares
   // in use.
   void Agree(const Terms& agreed, const ShareForecast& forecast);
-  // Goes on after an earlier process, in which compression had begun in that iteration; 0: not yet.
-  void Restore(uint64_t compressed_since);
+  // Returns the numbers that were agreed on and by which auto chooses; empty unless it is to
+  // choose.
+  std::vector<double> measured() const;
+  // Goes on after an earlier process, which had agreed on `measured`, and in which compression had
+  // begun in that iteration (0: not yet). InvalidArgument: these are not a job's like this one.
+  absl::Status Restore(const std::vector<double>& measured, uint64_t compressed_since);
   // The number, among the policy's codecs, of what auto takes for a bucket. Says why.
   uint32_t Choose(BucketId id, const BucketLayout& layout);
 
@@ -46,7 +50,7 @@ class JobCompression {
   SidecarMetrics& metrics_;
   const std::vector<CodecSpec> candidates_;
 
-  Mutex mutex_;
+  mutable Mutex mutex_;
   AutoTerms terms_ ABSL_GUARDED_BY(mutex_);
   std::map<uint32_t, Choice> choices_ ABSL_GUARDED_BY(mutex_);        // of auto, by bucket index
   uint64_t compressed_since_ ABSL_GUARDED_BY(mutex_) = 0;             // the iteration; 0: not yet

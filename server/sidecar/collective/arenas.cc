@@ -27,6 +27,10 @@ absl::StatusOr<std::shared_ptr<const BucketArena>> Arenas::Find(uint32_t local_r
 
 absl::StatusOr<std::shared_ptr<ResultArena>> Arenas::Take(uint64_t bytes) {
   if (bytes <= ipc::kMaxInlineBytes) return nullptr;
+  if (bytes > kMaxArenaPayloadBytes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("result of ", bytes, " bytes, expected at most ", kMaxArenaPayloadBytes));
+  }
   const uint64_t size = std::bit_ceil(bytes);
   uint32_t number = 0;
   {

@@ -33,7 +33,8 @@ class Arenas {
   absl::StatusOr<std::shared_ptr<const BucketArena>> Find(uint32_t local_rank,
                                                           uint32_t number) const;
 
-  // Returns an arena for a result of so many bytes; null if they need none.
+  // Returns an arena for a result of so many bytes; null if they need none. InvalidArgument: more
+  // than kMaxArenaPayloadBytes. ResourceExhausted: the system has none.
   absl::StatusOr<std::shared_ptr<ResultArena>> Take(uint64_t bytes);
   void Return(std::shared_ptr<ResultArena> arena);
   // Returns whether the worker has not been told of the arena before.

@@ -257,6 +257,17 @@ void Roster::Welcome(ipc::Welcome message) {
     message.path = path;
     outbox->Post(message);
   }
+  MutexLock lock(mutex_);
+  has_welcomed_ = true;
+}
+
+bool Roster::TellLost(const ipc::Lost& lost) {
+  {
+    MutexLock lock(mutex_);
+    if (!has_welcomed_ || !lost_.insert(lost.node).second) return false;
+  }
+  TellAll(lost);
+  return true;
 }
 
 void Roster::Flush(uint32_t local_rank, TimePoint deadline) {

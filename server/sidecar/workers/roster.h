@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -71,6 +72,9 @@ class Roster {
   void Tell(uint32_t local_rank, const ipc::Message& message, int fd = -1);
   void TellAll(const ipc::Message& message);
   void Welcome(ipc::Welcome message);  // with each worker's path
+  // Tells all of a lost node. Returns false, and tells nobody, if they have been told of it, or
+  // have not been welcomed yet: nothing may come before that.
+  bool TellLost(const ipc::Lost& lost);
   // Waits until what has been posted to the worker is sent, or until `deadline`.
   void Flush(uint32_t local_rank, TimePoint deadline);
   // Does so for all workers, then drops what is left and ends the outboxes' threads.
@@ -101,6 +105,8 @@ class Roster {
   uint32_t num_here_ ABSL_GUARDED_BY(mutex_) = 0;        // have come
   uint32_t num_left_ ABSL_GUARDED_BY(mutex_) = 0;
   bool has_gathered_ ABSL_GUARDED_BY(mutex_) = false;
+  bool has_welcomed_ ABSL_GUARDED_BY(mutex_) = false;
+  std::set<std::string> lost_ ABSL_GUARDED_BY(mutex_);  // nodes of which they have been told
 };
 
 }  // namespace thalweg

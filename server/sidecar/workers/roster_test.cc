@@ -81,6 +81,22 @@ TEST_F(RosterTest, MessagesReachThoseThatAreHereEachWithItsPath) {
   EXPECT_FALSE(ends_[0].worker->Receive(Now()).ok());
 }
 
+TEST_F(RosterTest, LostNodeIsToldOnceAndNotBeforeTheWelcome) {
+  ASSERT_TRUE(Admit(0).ok());
+  ASSERT_TRUE(Admit(1).ok());
+  const ipc::Lost lost{"node 1 (x)", "is gone"};
+  EXPECT_FALSE(roster_.TellLost(lost));
+  roster_.Welcome({3, 1, "version", 4096, GradientPath::kCpu});
+  EXPECT_TRUE(roster_.TellLost(lost));
+  EXPECT_FALSE(roster_.TellLost({"node 1 (x)", "is silent, says another shard"}));
+  roster_.TellAll(ipc::Alive{});
+  for (const size_t worker : {0, 1}) {
+    EXPECT_TRUE(std::holds_alternative<ipc::Welcome>(Heard(worker).value()));
+    EXPECT_EQ(std::get<ipc::Lost>(Heard(worker).value()), lost);
+    EXPECT_TRUE(std::holds_alternative<ipc::Alive>(Heard(worker).value()));
+  }
+}
+
 TEST_F(RosterTest, GpusAreUsedOnlyWhenAllWorkersShareThem) {
   ASSERT_TRUE(Admit(0, absl::OkStatus()).ok());
   ASSERT_TRUE(Admit(1).ok());

@@ -7,6 +7,7 @@
 #include "core/base/status_macros.h"
 #include "server/transport/poller.h"
 #include "server/transport/wire/control_codec.h"
+#include "server/transport/wire/losses_codec.h"
 #include "server/transport/wire/status_codec.h"
 #include "server/transport/wire/update_codec.h"
 #include "spdlog/spdlog.h"
@@ -122,11 +123,11 @@ absl::StatusOr<SnapshotReport> RemoteMember::Snapshots(const SnapshotCall& call,
   return report;
 }
 
-absl::StatusOr<ClockReading> RemoteMember::Heartbeat(TimePoint deadline) {
+absl::StatusOr<Pulse> RemoteMember::Heartbeat(TimePoint deadline) {
   v1::HeartbeatResponse response;
   THALWEG_RETURN_IF_ERROR(
       Call(&v1::Control::Stub::Heartbeat, v1::HeartbeatRequest(), &response, deadline));
-  return ClockReading{response.clock(), static_cast<int64_t>(response.clock_nanos())};
+  return FromProto(response);
 }
 
 void RemoteMember::Leave(const absl::Status& reason) {

@@ -37,7 +37,7 @@ class RemoteMember final : public Member {
   absl::Status WriteWeights(BucketId bucket, uint32_t chunk, uint32_t slice, WeightsSlice weights,
                             TimePoint deadline) override;
   absl::StatusOr<SnapshotReport> Snapshots(const SnapshotCall& call, TimePoint deadline) override;
-  absl::StatusOr<ClockReading> Heartbeat(TimePoint deadline) override;
+  absl::StatusOr<Pulse> Heartbeat(TimePoint deadline) override;
   void Leave(const absl::Status& reason) override;
 
  private:

@@ -8,6 +8,7 @@
 
 #include <array>
 #include <map>
+#include <set>
 #include <string>
 #include <utility>
 
@@ -26,18 +27,22 @@ constexpr uint64_t kMemory = 16 << 20;
 
 // A Shelf has the results of the rounds of one input, which jobs share: once a node has left, a
 // round's name may come again.
-using Shelf = std::map<std::pair<std::string, RoundId>, std::string>;
+struct Shelf {
+  std::map<std::pair<std::string, RoundId>, std::string> results;
+  std::set<BucketId> apart;  // whose nodes may get other weights in rounds of one number
+};
 
 struct Sink : ServedNode {
   Sink(std::string of, Shelf& on) : job(std::move(of)), shelf(on) {}
 
   void OnResult(RoundResult result) override {
     if (IsLetter(result.id) || result.payload.SizeBytes() == 0) return;
+    if (shelf.apart.contains(result.id.bucket)) return;
     std::string bytes;
     for (const auto& piece : result.payload.pieces) {
       bytes.append(reinterpret_cast<const char*>(piece.data()), piece.size());
     }
-    const auto [found, is_first] = shelf.try_emplace({job, result.id}, bytes);
+    const auto [found, is_first] = shelf.results.try_emplace({job, result.id}, bytes);
     Promise(is_first || found->second == bytes, "all nodes get the same bytes");
   }
   void OnFailed(absl::Status why) override { Promise(!why.ok(), "a failure is no success"); }
@@ -117,7 +122,7 @@ class Script {
   void Call(int what, Member& member, const std::string& bytes) {
     const TimePoint by = Now();
     if (v1::RegisterBucketRequest r; what == 12 && Parse(bytes, &r)) {
-      if (const auto bucket = FromProto(r); bucket.ok()) Note(member.Register(*bucket, by));
+      if (const auto bucket = FromProto(r); bucket.ok()) Register(member, *bucket);
     } else if (v1::MakeGroupRequest r; what == 3 && Parse(bytes, &r)) {
       if (const auto group = FromProto(r); group.ok()) Note(member.MakeGroup(*group, by));
     } else if (what == 4 || what == 5) {
@@ -134,6 +139,12 @@ class Script {
     } else if (what == 11) {
       Note(member.Heartbeat(by).status());
     }
+  }
+
+  void Register(Member& member, const BucketAnnouncement& bucket) {
+    const auto& update = bucket.update;
+    if (update && (update->has_own_rounds() || update->ahead > 0)) shelf_.apart.insert(bucket.id);
+    Note(member.Register(bucket, Now()));
   }
 
   void Contribute(Member& member, const std::string& bytes) {
@@ -180,7 +191,7 @@ class Script {
     }
     members_[node].reset();
     give_up_[node] = nullptr;
-    shelf_.clear();
+    shelf_ = {};
   }
 
   // A failure for which no cause was foreseen is a fault of ours.

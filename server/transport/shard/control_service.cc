@@ -12,6 +12,7 @@
 #include "server/transport/wire/control_codec.h"
 #include "server/transport/wire/field_count.h"
 #include "server/transport/wire/frame_codec.h"
+#include "server/transport/wire/losses_codec.h"
 #include "server/transport/wire/status_codec.h"
 #include "server/transport/wire/update_codec.h"
 
@@ -341,15 +342,8 @@ void ControlService::Heartbeat(const CallPtr& call) {
   if (!Parse(*call, &request)) return;
   const auto node = NodeOf(*call, request.token());
   if (node == nullptr) return;
-  const auto reading = node->member().Heartbeat(AnswerBy(call->context()));
-  if (!reading.ok()) {
-    Refuse(*call, reading.status());
-    return;
-  }
-  v1::HeartbeatResponse response;
-  response.set_clock(reading->clock);
-  response.set_clock_nanos(static_cast<uint64_t>(reading->nanos));
-  Answer(*call, response);
+  const auto pulse = node->member().Heartbeat(AnswerBy(call->context()));
+  pulse.ok() ? Answer(*call, ToProto(*pulse)) : Refuse(*call, pulse.status());
 }
 
 void ControlService::Leave(const CallPtr& call) {

@@ -124,10 +124,10 @@ class FakeMember : public Member {
     if (!shard_.residual_answer.Get().ok()) return shard_.residual_answer.Get().status();
     return shard_.snapshot_answer;
   }
-  absl::StatusOr<ClockReading> Heartbeat(TimePoint /*deadline*/) override {
+  absl::StatusOr<Pulse> Heartbeat(TimePoint /*deadline*/) override {
     if (left_) return HasLeft();
     shard_.heartbeats.Add(number_);
-    return ClockReading{"a boot", -5};
+    return Pulse{{"a boot", -5}, {{"node 7 (far)", "its cable"}}};
   }
   void Leave(const absl::Status& reason) override {
     if (!left_.exchange(true)) shard_.leaves.Add({number_, reason});

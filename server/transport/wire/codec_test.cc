@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "core/base/protocol.h"
 #include "server/transport/wire/control_codec.h"
+#include "server/transport/wire/losses_codec.h"
 #include "server/transport/wire/status_codec.h"
 #include "server/transport/wire/update_codec.h"
 
@@ -33,6 +34,20 @@ TEST(StatusCodecTest, EveryCodeKeepsItsMeaningAndMessage) {
 TEST(StatusCodecTest, CodesThatDoNotExistBecomeUnknown) {
   EXPECT_EQ(StatusFromWire(17, "x"), absl::UnknownError("x"));
   EXPECT_EQ(StatusFromWire(0xffffffffu, "x"), absl::UnknownError("x"));
+}
+
+TEST(PulseCodecTest, LostNodesArriveWithReasonsThatAreCutAndCannotForgeALog) {
+  const std::string why(100000, 'x');
+  const Pulse sent{{"a boot", -5}, {{"node 1 (x)", why}, {"node 2 (y)", "is gone"}}};
+  v1::HeartbeatResponse proto = ToProto(sent);
+  EXPECT_EQ(proto.lost(0).why().size(), kMaxLostBytes);
+  proto.mutable_lost(1)->set_node("node 2\nnode 3");
+  const Pulse received = FromProto(proto);
+  ASSERT_EQ(received.lost.size(), 2u);
+  EXPECT_EQ(received.clock.nanos, -5);
+  EXPECT_EQ(received.lost[0].node, "node 1 (x)");
+  EXPECT_EQ(received.lost[1].node, "node 2\\nnode 3");
+  EXPECT_EQ(received.lost[1].why, "is gone");
 }
 
 TEST(StatusCodecTest, LongMessagesAreCut) {
@@ -126,7 +141,12 @@ TEST(ControlCodecTest, UpdatesRoundTripAndUnknownOnesAreRefused) {
   lamb.optimizer = Optimizer::kLamb;
   lamb.ahead = 0;
   lamb.commits = true;
-  for (const UpdateRule& rule : {adam, sgd, lamb}) {
+  UpdateRule outer = sgd;
+  outer.alone = outer.delay_aware = false;
+  outer.quorum = 3;
+  outer.grace_ms = kMeasuredGrace;
+  outer.drops_late = true;
+  for (const UpdateRule& rule : {adam, sgd, lamb, outer}) {
     bucket.update = rule;
     const auto back = FromProto(ToProto(7, bucket));
     ASSERT_TRUE(back.ok()) << back.status();
@@ -148,6 +168,8 @@ TEST(ControlCodecTest, SettingsArriveWholeAlsoWithARatioThatIsNoNumber) {
       8,
       2,
       5,
+      true,
+      true,
       true};
   EXPECT_EQ(FromProto(ToProto(7, step)).value(), step);
   // A release that knows no ratios gives none.

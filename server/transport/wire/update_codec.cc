@@ -31,6 +31,9 @@ v1::UpdateRule ToProto(const UpdateRule& rule) {
   proto.set_ahead(rule.ahead);
   proto.set_alone(rule.alone);
   proto.set_delay_aware(rule.delay_aware);
+  proto.set_quorum(rule.quorum);
+  proto.set_grace_ms(rule.grace_ms);
+  proto.set_drops_late(rule.drops_late);
   return proto;
 }
 
@@ -63,6 +66,9 @@ absl::StatusOr<UpdateRule> FromProto(const v1::UpdateRule& proto) {
   rule.ahead = proto.ahead();
   rule.alone = proto.alone();
   rule.delay_aware = proto.delay_aware();
+  rule.quorum = proto.quorum();
+  rule.grace_ms = proto.grace_ms();
+  rule.drops_late = proto.drops_late();
   return rule;
 }
 
@@ -73,6 +79,8 @@ v1::SetSettingsRequest ToProto(uint64_t number, const UpdateStep& step) {
   proto.set_max_grad_norm(step.max_grad_norm);
   proto.set_grad_squares(step.grad_squares);
   proto.set_measures(step.measures);
+  proto.set_waits_for_all(step.waits_for_all);
+  proto.set_gives_nothing(step.gives_nothing);
   for (const GroupStep& group : step.groups) {
     v1::GroupStep& out = *proto.add_groups();
     out.set_lr(group.lr);
@@ -96,7 +104,9 @@ absl::StatusOr<UpdateStep> FromProto(const v1::SetSettingsRequest& proto) {
                   .grad_scale = proto.grad_scale(),
                   .max_grad_norm = proto.max_grad_norm(),
                   .grad_squares = proto.grad_squares(),
-                  .measures = proto.measures()};
+                  .measures = proto.measures(),
+                  .waits_for_all = proto.waits_for_all(),
+                  .gives_nothing = proto.gives_nothing()};
   for (const v1::GroupStep& group : proto.groups()) {
     step.groups.push_back({.lr = group.lr(),
                            .weight_decay = group.weight_decay(),

@@ -10,8 +10,9 @@ from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 from thalweg.cli import main
 from thalweg.codecs import BF16, FP16, FP32, Int8, OneBit, PowerSGD, parse
 from thalweg_bench import codec_case, codec_rounds, compression, step_case
-from thalweg_bench.cluster import Shape
+from thalweg_bench.programs import find_programs
 from thalweg_bench.rows import BenchError
+from thalweg_bench.shape import Shape
 from thalweg_bench.shapes import shapes_of
 
 SHAPES = [(64, 3, 7, 7), (64,), (1000, 2048), (8, 8), ()]
@@ -77,12 +78,12 @@ def test_warm_up_ends_after_compression_has_started(text, steps):
 
 
 def test_bound_is_seven_passes_at_the_speed_of_memcpy():
-    case = codec_case.CodecCase(PowerSGD(4), "two", [(100, 200), (80,)], 2, (), 3)
+    case = codec_case.CodecCase(codec="powersgd:rank=4", shapes="100x200,80", threads=2)
     # 2 * 80320 bytes are read and written in a microsecond.
-    rows = codec_case.make_rows(case, {"thalweg": [3e-6, 2e-6, 9e-6], "memcpy": [1e-6]})
+    rows = case.rows({"thalweg": [3e-6, 2e-6, 9e-6], "memcpy": [1e-6]})
     ours, copy = rows
     assert (ours.case, ours.system, ours.bytes) == (
-        "two, powersgd:rank=4, 2 threads",
+        "100x200,80, powersgd:rank=4, 2 threads",
         "thalweg",
         80320,
     )
@@ -92,10 +93,13 @@ def test_bound_is_seven_passes_at_the_speed_of_memcpy():
 
 
 def test_step_is_bounded_by_its_factors():
-    shape = Shape(4, 4, 1, 100_000_000, "powersgd:rank=4,start=2,wire=fp16")
-    case = step_case.StepCase(shape, "resnet50", ("ddp", "torch-powersgd"), 3)
+    case = step_case.StepCase(
+        shape=Shape(rate=100_000_000),
+        codec="powersgd:rank=4,start=2,wire=fp16",
+        peers=("ddp", "torch-powersgd"),
+    )
     times = {"thalweg": [1.0], "ddp": [12.0], "torch-powersgd": [2.0], "local": [0.1]}
-    bounds = {row.system: row.bound_s for row in step_case.make_rows(case, times)}
+    bounds = {row.system: row.bound_s for row in case.rows(times)}
     sent = compression.wire_bytes(PowerSGD(4), shapes_of("resnet50"))
     assert bounds["thalweg"] == pytest.approx(sent / 2 * 8 / 1e8)
     # The bound is a ring of 4; torch sends fp32 factors.
@@ -108,26 +112,28 @@ def make_program(folder, body):
     path.parent.mkdir()
     path.write_text(f"#!/bin/sh\n{body}\n")
     path.chmod(0o755)
-    return codec_rounds.find_program(folder)
+    (found,) = find_programs(folder, codec_rounds.PROGRAM)
+    return found
 
 
 def test_program_gets_shapes_and_answers_rounds(tmp_path):
     answer = '{"seconds": 0.25, "copy_seconds": 0.125}'
     body = f'echo "$@" > {tmp_path}/seen; while read line; do echo "$line" >> {tmp_path}/seen\n'
     program = make_program(tmp_path, body + f"[ \"$line\" = round ] && echo '{answer}'; done")
-    with codec_rounds.CodecRounds(program, "powersgd:4", [(2, 3), (5,)], 2) as rounds:
-        assert [rounds.run(), rounds.run()] == [codec_rounds.Round(0.25, 0.125)] * 2
+    with codec_rounds.running(program, "powersgd:4", [(2, 3), (5,)], 2) as run_round:
+        assert [run_round(), run_round()] == [(0.25, 0.125)] * 2
     seen = (tmp_path / "seen").read_text().splitlines()
     assert seen == ["powersgd:4 2", "2x3", "5", "", "round", "round"]
 
 
-def test_program_that_fails_is_named(tmp_path):
-    program = make_program(tmp_path, "read line; read line; echo no memory >&2; exit 3")
+@pytest.mark.parametrize("reading", ["", "read line; read line; "])
+def test_program_that_fails_is_named(tmp_path, reading):
+    program = make_program(tmp_path, f"{reading}echo no memory >&2; exit 3")
     with (
-        codec_rounds.CodecRounds(program, "powersgd:4", [(2, 3)], 1) as rounds,
+        codec_rounds.running(program, "powersgd:4", [(2, 3)], 1) as run_round,
         pytest.raises(BenchError, match="thalweg-codec-rounds ended with 3: no memory"),
     ):
-        rounds.run()
+        run_round()
 
 
 @pytest.mark.parametrize("line", ["", "1.0", "[]", '{"seconds": 1}'])

@@ -2,15 +2,13 @@
 
 import pytest
 
-from thalweg_bench.cli import _collectives
-from thalweg_bench.cluster import Shape
 from thalweg_bench.collectives import KINDS
 from thalweg_bench.collectives_case import CollectivesCase
+from thalweg_bench.shape import Shape
 
 
 def case_of(nodes, workers=1, rate=8_000_000):
-    shape = Shape(nodes, 0, workers, rate, "fp32", local=True)
-    return CollectivesCase(shape, tuple(KINDS), 12_000_000, 1, ("gloo",), 1)
+    return CollectivesCase(shape=Shape(nodes, 0, workers, rate, 1), bytes=12_000_000)
 
 
 # At 8 Mbit/s a megabyte takes a second.
@@ -27,18 +25,18 @@ def case_of(nodes, workers=1, rate=8_000_000):
     ],
 )
 def test_bound_is_what_the_busiest_link_carries(name, seconds):
-    assert case_of(4).bound(name) == (seconds and pytest.approx(seconds))
+    assert case_of(4).bound_of(name) == (seconds and pytest.approx(seconds))
 
 
 def test_only_what_each_worker_sends_to_each_grows_with_the_workers_of_a_node():
-    assert case_of(4, 2).bound("all_to_all") == pytest.approx(18)
-    assert case_of(4, 2).bound("all_gather") == pytest.approx(9)
+    assert case_of(4, 2).bound_of("all_to_all") == pytest.approx(18)
+    assert case_of(4, 2).bound_of("all_gather") == pytest.approx(9)
 
 
 def test_nothing_bounds_one_node_or_links_without_a_rate():
-    assert case_of(1, 4).bound("all_gather") is None
-    assert case_of(4, rate=None).bound("all_gather") is None
+    assert case_of(1, 4).bound_of("all_gather") is None
+    assert case_of(4, rate=None).bound_of("all_gather") is None
 
 
 def test_command_line_knows_all_collectives():
-    assert set(_collectives._NAMES) == set(KINDS)
+    assert set(CollectivesCase().only) == set(KINDS)

@@ -8,7 +8,7 @@ import pytest
 
 from thalweg_bench import resources
 from thalweg_bench.crew import Crew
-from thalweg_bench.resources import Process, Usage
+from thalweg_bench.resources import Usage
 from thalweg_bench.rows import BenchError
 
 
@@ -76,7 +76,7 @@ def test_usage_counts_only_between_start_and_stop(monkeypatch):
     monkeypatch.setattr(resources, "cpu_seconds", lambda _: next(clock))
     sent = iter([1_000_000, 2_000_000, 5_000_000, 8_000_000])
     monkeypatch.setattr(resources, "sent_bytes", lambda _: next(sent))
-    usage = Usage([Process(os.getpid(), "shard0", "aggregator")])
+    usage = Usage({"aggregator": [os.getpid()], "sidecar": []})
     for _ in range(2):
         usage.start()
         usage.stop()
@@ -92,7 +92,7 @@ def test_usage_of_many_rounds_is_that_of_one_on_average(monkeypatch):
     clock, sent = iter([1.0, 3.0]), iter([0, 40_000_000])
     monkeypatch.setattr(resources, "cpu_seconds", lambda _: next(clock))
     monkeypatch.setattr(resources, "sent_bytes", lambda _: next(sent))
-    usage = Usage([Process(os.getpid(), "node0.sidecar", "sidecar")])
+    usage = Usage({"sidecar": [os.getpid()]})
     usage.start()
     usage.stop(rounds=10)
     (most, mean) = usage.report("c", {"sidecar": 1e8}, lambda _: 7.0)

@@ -1,112 +1,78 @@
+"""Tests what `thalweg bench optim` compares, and that wrong steps are refused."""
+
 import json
+from contextlib import nullcontext
 
 import pytest
 import torch
 from amp_models import ROUNDOFF, casts_off_afterwards
 
 from thalweg.cli import main
-from thalweg_bench import optim_case
+from thalweg_bench import optim_step
 from thalweg_bench.mixed_sequence import MixedSequence
 from thalweg_bench.optim_case import OptimCase
 from thalweg_bench.rows import BenchError
 
+SMALL = {"numel": 10_000, "repeats": 2}
+
 
 @pytest.mark.parametrize(
-    ("optimizer", "dtype", "per_element"),
+    ("settings", "per_element", "name"),
     [
-        ("sgd", "fp32", 20),
-        ("adamw", "fp32", 28),
-        ("adamw", "bf16", 22),
-        ("adam", "fp16", 22),
-        ("lamb", "fp32", 44),
+        ({"optimizer": "sgd"}, 20, "sgd fp32"),
+        ({}, 28, "adamw fp32"),
+        ({"param_dtype": "bf16"}, 22, "adamw bf16"),
+        ({"optimizer": "adam", "param_dtype": "fp16"}, 22, "adam fp16"),
+        ({"optimizer": "lamb"}, 44, "lamb fp32"),
+        # Clipping reads gradients once more.
+        ({"max_grad_norm": 0.5}, 32, "adamw fp32"),
+        ({"max_grad_norm": 0.5, "param_dtype": "bf16"}, 24, "adamw bf16"),
+        # Mixed precision moves gradients of half the width, and a copy of the parameters.
+        ({"optimizer": "sgd", "opt_level": "O2"}, 22, "sgd O2"),
+        ({"optimizer": "adam", "opt_level": "O2"}, 30, "adam O2"),
+        ({"optimizer": "lamb", "opt_level": "O2"}, 42, "lamb O2"),
     ],
 )
-def test_bytes_are_the_least_that_a_step_can_move(optimizer, dtype, per_element):
-    case = OptimCase(optimizer, dtype, 1000, 1, (), 1)
+def test_bytes_are_the_least_that_a_step_can_move(settings, per_element, name):
+    case = OptimCase(numel=1000, **settings)
+    clipped = ", clipped to 0.5" if "max_grad_norm" in settings else ""
     assert case.bytes_moved == per_element * 1000
-
-
-@pytest.mark.parametrize(("dtype", "per_element"), [("fp32", 32), ("bf16", 24)])
-def test_clipping_reads_gradients_once_more(dtype, per_element):
-    case = OptimCase("adamw", dtype, 1000, 1, (), 1, max_grad_norm=0.5)
-    assert case.bytes_moved == per_element * 1000
-    assert case.name == f"adamw {dtype}, 1,000 in 1 tensor, clipped to 0.5"
-
-
-@pytest.mark.parametrize(("optimizer", "per_element"), [("sgd", 22), ("adam", 30), ("lamb", 42)])
-def test_mixed_precision_moves_half_gradients_and_a_half_copy(optimizer, per_element):
-    case = OptimCase(optimizer, "fp32", 1000, 1, (), 1, mixed=True)
-    assert case.bytes_moved == per_element * 1000
-    assert case.name == f"{optimizer} O2, 1,000 in 1 tensor"
+    assert case.name == f"{name}, 1,000 in 1 tensor{clipped}"
 
 
 def test_bound_is_the_bytes_at_the_rate_of_the_fastest_triad():
-    case = OptimCase("adamw", "fp32", 1000, 1, ("torch",), 2)
     times = {"thalweg": [3.0, 4.0], "torch": [5.0, 5.0], "triad": [2.0, 1.0]}
-    rows = {row.system: row for row in optim_case.make_rows(case, times, 14_000)}
+    rows = {row.system: row for row in OptimCase(numel=1000).rows(times, 14_000)}
     assert rows["thalweg"].bound_s == rows["torch"].bound_s == 2.0
     assert rows["thalweg"].bytes == 28_000
     assert rows["triad"].bytes == 14_000
     assert rows["triad"].bound_s is None
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "adam", "sgd", "lamb"])
-def test_rows_are_written_and_results_agree_with_the_peer(optimizer, tmp_path, capsys):
+@pytest.mark.parametrize(
+    ("optimizer", "more"),
+    [
+        *((optimizer, "") for optimizer in ("adamw", "adam", "sgd", "lamb")),
+        *((optimizer, "--opt-level O2") for optimizer in ("adamw", "sgd", "lamb")),
+        *((optimizer, "--max-grad-norm 0.1") for optimizer in ("adamw", "sgd")),
+    ],
+)
+def test_rows_are_written_and_results_agree_with_the_peer(optimizer, more, tmp_path, capsys):
     file = tmp_path / "rows.json"
     arguments = f"--optimizer {optimizer} --numel 10000 --tensors 7 --repeats 3 --json {file}"
-    assert main(["bench", "optim", *arguments.split()]) == 0
+    with casts_off_afterwards() if "O2" in more else nullcontext():
+        assert main(["bench", "optim", *arguments.split(), *more.split()]) == 0
     rows = json.loads(file.read_text())
     assert [row["system"] for row in rows] == ["thalweg", "torch", "triad"]
-    assert rows[0]["case"] == f"{optimizer} fp32, 10,000 in 7 tensors"
     assert "of bound" in capsys.readouterr().out
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("optimizer", ["adamw", "lamb"])
-def test_steps_on_a_gpu_agree_with_the_peer(optimizer, tmp_path):
-    file = tmp_path / "rows.json"
-    arguments = f"--optimizer {optimizer} --device cuda:0 --numel 10000 --tensors 7 --json {file}"
-    assert main(["bench", "optim", *arguments.split()]) == 0
-    rows = json.loads(file.read_text())
-    assert [row["system"] for row in rows] == ["thalweg", "torch", "triad"]
-    assert rows[0]["case"] == f"{optimizer} fp32, 10,000 in 7 tensors on cuda:0"
-
-
-def test_parameters_and_triad_are_on_the_device():
-    """`meta` is a device that computes nothing."""
-    case = OptimCase("adamw", "fp32", 1000, 2, (), 1, "meta")
-    [param, _] = optim_case._open(case, "thalweg").params
-    assert param.device.type == param.grad.device.type == "meta"
-    assert optim_case._Triad(1, torch.device("meta"))._a.device.type == "meta"
-
-
-@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
-def test_clipped_results_agree_with_the_peers(optimizer, tmp_path):
-    file = tmp_path / "rows.json"
-    arguments = f"--optimizer {optimizer} --numel 10000 --tensors 7 --repeats 3 --json {file}"
-    clipping = "--max-grad-norm 0.1 --peers torch,torch-foreach"
-    assert main(["bench", "optim", *arguments.split(), *clipping.split()]) == 0
-    assert {row["bytes"] for row in json.loads(file.read_text())[:3]} == {
-        10_000 * (32 if optimizer == "adamw" else 24)
-    }
-
-
-@pytest.mark.parametrize("optimizer", ["adamw", "sgd", "lamb"])
-def test_masters_agree_with_those_of_the_sequence(optimizer, tmp_path):
-    file = tmp_path / "rows.json"
-    arguments = f"--optimizer {optimizer} --numel 10000 --tensors 7 --repeats 3 --json {file}"
-    with casts_off_afterwards():
-        assert main(["bench", "optim", *arguments.split(), "--opt-level", "O2"]) == 0
-    assert json.loads(file.read_text())[0]["case"] == f"{optimizer} O2, 10,000 in 7 tensors"
-
-
 def test_masters_are_how_torch_keeps_moments_of_half_parameters_in_float32():
-    case = OptimCase("adamw", "bf16", 1000, 2, (), 1)
-    theirs = optim_case._open(case, optim_case.MASTERS)
+    case = OptimCase(param_dtype="bf16", numel=1000, tensors=2)
+    theirs = optim_step.open_system(case, optim_step.MASTERS)
     start = [param.detach().clone() for param in theirs.params]
     theirs.step()
-    ours = optim_case._open(case, "thalweg")
+    ours = optim_step.open_system(case, "thalweg")
     ours.step()
     for param, master, begin in zip(ours.params, theirs.params, start, strict=True):
         assert master.dtype is torch.float32
@@ -116,26 +82,24 @@ def test_masters_are_how_torch_keeps_moments_of_half_parameters_in_float32():
         assert ((param - master).abs() <= bound).all()
 
 
-def test_mixed_step_that_is_left_out_is_refused(monkeypatch):
-    monkeypatch.setattr(MixedSequence, "step", lambda _: None)
+class WrongAdamW(torch.optim.AdamW):
+    def __init__(self, params, lr, weight_decay):
+        super().__init__(params, 2 * lr, weight_decay=weight_decay)
+
+
+@pytest.mark.parametrize(
+    ("target", "wrong", "settings"),
+    [
+        ("thalweg.optim.FusedAdamW", WrongAdamW, {}),
+        ("torch.nn.utils.clip_grad_norm_", lambda *_: None, {"max_grad_norm": 0.1}),
+        (f"{MixedSequence.__module__}.MixedSequence.step", lambda _: None, {"opt_level": "O2"}),
+    ],
+)
+def test_wrong_result_is_refused(target, wrong, settings, monkeypatch):
+    monkeypatch.setattr(target, wrong)
+    optimizer = "sgd" if settings else "adamw"
     with casts_off_afterwards(), pytest.raises(BenchError, match="tensor 0 differs from torch by"):
-        optim_case.run(OptimCase("sgd", "fp32", 10_000, 1, ("torch",), 2, mixed=True))
-
-
-def test_clipping_that_one_side_leaves_out_is_refused(monkeypatch):
-    monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", lambda *_: None)
-    with pytest.raises(BenchError, match="tensor 0 differs from torch by"):
-        optim_case.run(OptimCase("sgd", "fp32", 10_000, 1, ("torch",), 2, max_grad_norm=0.1))
-
-
-def test_wrong_result_is_refused(monkeypatch):
-    class Wrong(torch.optim.AdamW):
-        def __init__(self, params, lr, weight_decay):
-            super().__init__(params, 2 * lr, weight_decay=weight_decay)
-
-    monkeypatch.setattr("thalweg.optim.FusedAdamW", Wrong)
-    with pytest.raises(BenchError, match="tensor 0 differs from torch by"):
-        optim_case.run(OptimCase("adamw", "fp32", 1000, 1, ("torch",), 2))
+        OptimCase(optimizer=optimizer, **SMALL, **settings).run()
 
 
 @pytest.mark.parametrize(
@@ -143,9 +107,6 @@ def test_wrong_result_is_refused(monkeypatch):
     [
         ("--numel 10 --tensors 11", "--tensors 11 is more than --numel 10"),
         ("--optimizer lamb --param-dtype bf16", "torch's side of lamb is in fp32 only"),
-        ("--device meta", "--device meta is not known: give cpu, cuda or cuda:N"),
-        ("--device cuda:99", "--device cuda:99 cannot be used: "),
-        ("--device gpu", "--device gpu cannot be used: "),
         ("--optimizer lamb --max-grad-norm 2", "lamb clips to 1 always"),
         ("--opt-level O2 --param-dtype bf16", "O2 has fp16 parameters"),
         ("--peers torch-masters", "fp32 parameters need no masters"),

@@ -1,16 +1,18 @@
-"""Tests what `thalweg bench pace` and `predict` compare their times with."""
+"""Tests what `thalweg bench pace` and `ps` compare their times with."""
 
 import dataclasses
 import itertools
 
 import pytest
 
-from thalweg_bench import predict_case
-from thalweg_bench.cluster import Shape
+from thalweg.cli import _local_advice
 from thalweg_bench.pace_case import PaceCase
+from thalweg_bench.ps_case import PsCase
 from thalweg_bench.rows import make_row
+from thalweg_bench.shape import Shape
+from thalweg_bench.shapes import count_elements, shapes_of
 
-ONE = PaceCase(Shape(4, 1, 1, None, "fp32"), 1000, 100, 0.05, "one", 10.0, 8, 3)
+ONE = PaceCase(shape=Shape(4, 1, 1, None), bytes=1000)
 
 
 def test_one_slow_node_holds_up_all_but_those_that_wait_for_nobody():
@@ -18,6 +20,9 @@ def test_one_slow_node_holds_up_all_but_those_that_wait_for_nobody():
     assert ONE.bound("stale 8") == pytest.approx(100 * 0.5)
     # Three nodes at full speed and one at a tenth share four times 100 steps.
     assert ONE.bound("async") == pytest.approx(400 / 3.1 * 0.05)
+    assert ONE.systems[-2:] == ("local 10", "quorum of 3, local 10")
+    assert ONE.bound("local 10") == ONE.bound("sync")
+    assert ONE.bound("quorum of 3, local 10") == ONE.bound("async")
 
 
 @pytest.mark.parametrize("nodes", [4, 8])
@@ -32,17 +37,30 @@ def test_random_slow_node_is_another_one_in_most_steps_and_all_are_slow_alike(no
     assert min(counts) > 0.8 * 1000 / nodes
     assert sum(a != b for a, b in itertools.pairwise(slow)) > 500
     assert case.bound("sync") == pytest.approx(1000 * 0.15)
+    # Some node is slow in at most all ten steps of an interval, and in each one somebody is.
+    assert case.bound("stale 8") < case.bound("local 10") < case.bound("sync")
     # The node that is slow most often needs the longest; its slow steps take three times 50 ms.
     assert case.bound("stale 8") == pytest.approx(0.05 * (1000 + 2 * max(counts)))
 
 
-def test_predictions_are_of_twelve_configurations_and_errors_of_both_signs_count():
-    asked = predict_case.predictions("resnet50", 10, 0.1)
-    assert len({str(each) for each in asked}) == 12
-    # 25.6 million parameters of 4 bytes go up and come down, each for a half.
-    assert asked[0].seconds == pytest.approx(3 + 25_557_032 * 32 / 50e6)
-    rows = [
-        make_row("", "local", 0, [each.seconds * (1.2 if number else 0.7)], None)
-        for number, each in enumerate(asked)
-    ]
-    assert "off by 20.0% (median), 30.0% (worst)" in predict_case.format_errors(asked, rows)
+@pytest.mark.parametrize("nodes", [2, 4, 8])
+def test_local_updates_take_their_work_and_the_exchange_that_is_advised_by(nodes):
+    case = PsCase(
+        shape=Shape(nodes, 0, 1, 50_000_000, 1), steps=10, forward=0.1, local=True, peers=()
+    )
+    size = 2 * count_elements(shapes_of("resnet50"))  # bytes, each way
+    exchange = _local_advice.exchange_seconds(size, size, nodes, 50e6)
+    assert case.bound("local", 5e7) == pytest.approx(10 * (0.1 + 0.2) + exchange)
+    assert case.bound("workers", 5e7) == pytest.approx(10 * exchange)
+    assert case.systems == ("workers", "servers", "local")
+    rows = [make_row("", "local", 0, [1.2 * case.bound("local", 5e7)], None)]
+    expected = f"local: +20.0% from the {3 + exchange:.3f} s that advice predicts"
+    assert case.advice(rows).endswith(expected)
+    assert dataclasses.replace(case, local=False).advice(rows) == ""
+
+
+def test_steps_with_snapshots_have_the_bound_of_those_without():
+    case = PsCase(shape=Shape(2, 1), steps=10, clip=1.0, snapshot_every=10, peers=())
+    assert case.systems == ("workers", "servers", "snapshots")
+    bounds = [case.bound(system, 5e7) for system in case.systems]
+    assert bounds[1] == bounds[2] == pytest.approx(2 * bounds[0])

@@ -1,7 +1,5 @@
 """Tests the parameter shapes of the models of `thalweg bench step`."""
 
-import math
-
 import pytest
 
 from thalweg_bench.shapes import MODELS, count_elements, shapes_of, transformer_blocks
@@ -20,20 +18,6 @@ KNOWN = {
 def test_models_have_as_many_elements_and_tensors_as_the_originals(model):
     shapes = shapes_of(model)
     assert (count_elements(shapes), len(shapes)) == KNOWN[model]
-
-
-@pytest.mark.parametrize(
-    ("model", "first", "largest"),
-    [
-        ("resnet50", (64, 3, 7, 7), (512, 512, 3, 3)),
-        ("bert-base", (30522, 768), (30522, 768)),
-        ("swin-t", (96, 3, 4, 4), (3072, 768)),
-    ],
-)
-def test_first_and_largest_tensor_are_the_originals(model, first, largest):
-    shapes = shapes_of(model)
-    assert shapes[0] == first
-    assert max(shapes, key=math.prod) == largest
 
 
 def test_blocks_of_a_transformer_have_its_elements():

@@ -4,8 +4,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from thalweg_bench import allreduce, step
+from thalweg_bench import step
 from thalweg_bench.codec_torch import end_process_group
+from thalweg_bench.collectives import KINDS, MEAN, Collective, make_pattern
 from thalweg_bench.place import Place
 from thalweg_bench.rows import BenchError
 
@@ -14,20 +15,40 @@ def place(rank=0, nodes=4, codec="fp32"):
     return Place(rank=rank, nodes=nodes, workers=1, sidecar="", job="job", codec=codec)
 
 
-def reducers(dtype):
-    pattern = allreduce.make_pattern(4000, dtype)
-    return [allreduce._Reduce(pattern, place(rank), 2000) for rank in range(4)]
+def begun(kind=MEAN, dtype="fp32"):
+    """Returns four workers' parts of 2000 bytes, and what they give."""
+    pattern = make_pattern(2000, dtype)
+    everyone = [Collective(kind, None, pattern, place(rank)) for rank in range(4)]
+    for one in everyone:
+        one.prepare(repeat=3)
+    return everyone, torch.stack([one.given for one in everyone])
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])
-@pytest.mark.parametrize("times", [1, 4])
-def test_right_result_passes(dtype, times):
-    everyone = reducers(dtype)
-    for reduce in everyone:
-        reduce.prepare(repeat=3)
-    inputs = torch.stack([reduce.tensor.double() for reduce in everyone])
-    assert inputs.shape[1] * everyone[0].tensor.itemsize == 2000
-    everyone[2].compare((inputs.mean(0) * times).to(everyone[0].tensor.dtype), times)
+@pytest.mark.parametrize(("kind", "times"), [(MEAN, 1), (KINDS["all_reduce"], 4)])
+def test_right_sums_pass(dtype, kind, times):
+    everyone, inputs = begun(kind, dtype)
+    assert inputs[0].nbytes == 2000
+    everyone[2].got.copy_(inputs.double().mean(0) * times)
+    everyone[2].check()
+
+
+@pytest.mark.parametrize(
+    ("name", "right"),
+    [
+        ("all_gather", lambda x: x.view(4, 4, -1)[range(4), range(4)].flatten()),
+        ("reduce_scatter", lambda x: x.sum(0).chunk(4)[2]),
+        ("all_to_all", lambda x: torch.cat([row.chunk(4)[2] for row in x])),
+        ("broadcast", lambda x: x[0]),
+    ],
+)
+def test_only_the_right_parts_pass(name, right):
+    everyone, inputs = begun(KINDS[name])
+    everyone[2].got.copy_(right(inputs))
+    everyone[2].check()
+    everyone[2].got.copy_(right(inputs.roll(1, dims=1)))
+    with pytest.raises(BenchError, match="the result is wrong"):
+        everyone[2].check()
 
 
 @pytest.mark.parametrize(
@@ -41,21 +62,17 @@ def test_right_result_passes(dtype, times):
     ],
 )
 def test_wrong_result_is_refused(damage):
-    everyone = reducers("fp32")
-    for reduce in everyone:
-        reduce.prepare(repeat=1)
-    mean = torch.stack([reduce.tensor for reduce in everyone]).mean(0)
+    everyone, inputs = begun()
+    everyone[0].got.copy_(damage(inputs.mean(0)))
     with pytest.raises(BenchError, match="the result is wrong"):
-        everyone[0].compare(damage(mean), 1)
+        everyone[0].check()
 
 
 def test_missing_contribution_is_refused():
-    everyone = reducers("fp32")
-    for reduce in everyone:
-        reduce.prepare(repeat=1)
-    mean = torch.stack([reduce.tensor for reduce in everyone[:3]]).mean(0)
+    everyone, inputs = begun()
+    everyone[0].got.copy_(inputs[:3].mean(0))
     with pytest.raises(BenchError):
-        everyone[0].compare(mean, 1)
+        everyone[0].check()
 
 
 @pytest.fixture

@@ -4,93 +4,59 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import TracebackType
+from typing import TYPE_CHECKING
 
-from thalweg import _binaries, _config
-from thalweg._processes import Server, die_with_parent
+from thalweg import _binaries
+from thalweg._job._processes import Server, die_with_parent
+from thalweg._settings import _config
 from thalweg_bench.crew import Crew
-from thalweg_bench.lab import Lab, format_rate
+from thalweg_bench.lab import Lab
 from thalweg_bench.place import Place
-from thalweg_bench.resources import Process, Usage
-from thalweg_bench.rows import count, exchange_bound, hosted_bound
+from thalweg_bench.resources import Usage
+from thalweg_bench.rows import count, say
+from thalweg_bench.shape import Shape
+from thalweg_bench.torch_import import import_torch
+
+if TYPE_CHECKING:
+    from thalweg_bench.worker import Factories
 
 _READY_SECONDS = 30.0
-_SETUP_SECONDS = 60.0  # for what takes no noticeable time unless something hangs
-START_DELAY = 0.05  # every worker learns of a start instant before it comes
+SETUP_SECONDS = 60.0  # for what takes no noticeable time unless something hangs
+_START_DELAY = 0.05  # every worker learns of a start instant before it comes
+_MOST_SECONDS = 0.01  # of one of many small runs; the watchdog allows a multiple
 _PORT = 7070
 
 
-@dataclass(frozen=True)
-class Shape:
-    nodes: int
-    shards: int  # 0: the sidecar of the only node aggregates
-    workers: int  # per node
-    rate: int | None  # of every link, in bits per second
-    codec: str
-    slow_factor: int = 1  # factor by which the last shard's link is slower
-    weighted: bool = False  # true if weights say so, and not what the nodes measure
-    local: bool = False  # true if every sidecar hosts a shard as well
-    slow_node: int = 1  # factor by which the last node's link is slower
-
-    def __str__(self) -> str:
-        workers = "" if self.workers == 1 else f" x {self.workers} workers"
-        shards = "embedded" if self.shards == 0 else count(self.shards, "shard")
-        if self.slow_factor > 1:
-            how = ", weighted" if self.weighted else ""
-            shards += f" (one at 1/{self.slow_factor}{how})"
-        if self.local:
-            shards = f"local + {self.shards} shards"
-        slow = f" (one at 1/{self.slow_node})" if self.slow_node > 1 else ""
-        return f"{count(self.nodes, 'node')}{slow}{workers}, {shards}, {format_rate(self.rate)}"
-
-    @property
-    def slow_rate(self) -> int | None:
-        return None if self.rate is None else self.rate // self.slow_factor
-
-    def exchange_bound(self, wire_bytes: int, rate: float | None) -> float | None:
-        """Returns the bound with links that really carry `rate`."""
-        if self.local:
-            return hosted_bound(wire_bytes, rate, self.nodes, self.shards, slow_node=self.slow_node)
-        return exchange_bound(
-            wire_bytes, rate, self.nodes, self.shards, slow_factor=self.slow_factor
-        )
-
-    @property
-    def ranks(self) -> int:
-        return self.nodes * self.workers
-
-
 class Cluster:
-    """Servers run from __enter__() on, workers from fork() on, all until __exit__(). One thread may
-    use it.
+    """Servers run from __enter__() on, workers from start() on, all until __exit__(). One thread
+    may use it.
 
     `http`: servers serve their metrics, each in its own namespace. `keeps`: aggregators have a
     folder for snapshots.
     """
 
-    def __init__(self, shape: Shape, *, http: bool = False, keeps: bool = False) -> None:
+    def __init__(
+        self, shape: Shape, codec: str, *, http: bool = False, keeps: bool = False
+    ) -> None:
         self.shape = shape
         self.nodes = [f"node{index}" for index in range(shape.nodes)]
         self.shards = [f"shard{index}" for index in range(shape.shards)]
-        rates = dict.fromkeys(self.shards[-1:], shape.slow_rate)
-        if shape.slow_node > 1 and shape.rate is not None:
-            rates[self.nodes[-1]] = shape.rate // shape.slow_node
+        slow = [(self.shards[-1:], shape.slow_shard), (self.nodes[-1:], shape.slow_node)]
+        rates = {n[0]: shape.rate and shape.rate // factor for n, factor in slow if n}
         self.lab = Lab([*self.nodes, *self.shards], shape.rate, rates=rates)
         self.crew = Crew()
         self.sockets: list[str] = []
-        self.addresses: tuple[str, ...] = ()
+        self._codec = codec
         self._job = f"bench-{secrets.token_hex(4)}"
         self._secret = secrets.token_hex(32)
         self._http = http
         self._keeps = keeps
-        self._servers: list[tuple[Server, str]] = []
+        self._servers: dict[str, list[Server]] = {"aggregator": [], "sidecar": []}
         self._cleanup = contextlib.ExitStack()
 
     def __enter__(self) -> Cluster:
@@ -103,15 +69,23 @@ class Cluster:
             self._cleanup = stack.pop_all()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         with self._cleanup:
             if kind is None:
-                self.crew.call("close", seconds=_SETUP_SECONDS)
+                self.call("close")
+
+    def start(self, make: Callable[[], Factories], *, gloo: bool) -> None:
+        """Forks workers, with the systems that `make` returns once torch is imported; gives them
+        torch's process group over Gloo if asked for.
+        """
+        say(f"{count(len(self.shards), 'aggregator')}, {count(len(self.nodes), 'sidecar')} ready")
+        import_torch()
+        from thalweg_bench.worker import Worker
+
+        systems = make()
+        self.fork(lambda rank: Worker(self.lab, self.place(rank), systems))
+        if gloo:
+            self.call("start_gloo")
 
     def fork(self, make: Callable[[int], object]) -> None:
         """Forks workers; `make(rank)` runs in the child. Import beforehand what it needs."""
@@ -120,28 +94,34 @@ class Cluster:
             self.crew.fork(f"worker {rank} ({node})", lambda rank=rank: make(rank))  # type: ignore[misc]
 
     def place(self, rank: int) -> Place:
-        shape = self.shape
+        shape, local = self.shape, self.shape.local
         return Place(
             rank=rank,
             nodes=shape.nodes,
             workers=shape.workers,
             sidecar=self.sockets[rank // shape.workers],
             job=self._job,
-            codec=shape.codec,
-            shards=self._hosted_addresses() + self.addresses if shape.local else (),
-            hosts=(*range(shape.nodes), *[-1] * shape.shards) if shape.local else (),
-            secret=self._secret if shape.local else "",
+            codec=self._codec,
+            shards=tuple(map(self._address, (*self.nodes, *self.shards))) if local else (),
+            hosts=(*range(shape.nodes), *[-1] * shape.shards) if local else (),
+            secret=self._secret if local else "",
         )
 
-    def call(self, method: str, *arguments: object, seconds: float = _SETUP_SECONDS) -> None:
+    def call(self, method: str, *arguments: object, seconds: float = SETUP_SECONDS) -> None:
         """Calls the method in all workers at once. Raises BenchError."""
         self.crew.call(method, *arguments, seconds=seconds)
 
-    def open(self, system: str, *arguments: object, seconds: float = _SETUP_SECONDS) -> None:
-        """Opens the system in all workers at once. Raises BenchError."""
-        self.call("offer", seconds=seconds)
+    def open(
+        self, system: str, *arguments: object, seconds: float = SETUP_SECONDS, offers: bool = True
+    ) -> None:
+        """Opens the system in all workers at once; with `offers`, sidecars are told beforehand to
+        host a shard if they all do. Raises BenchError.
+        """
+        if offers:
+            self.call("offer", seconds=seconds)
         self.call("open", system, *arguments, seconds=seconds)
-        self.call("end_offer", seconds=seconds)
+        if offers:
+            self.call("end_offer", seconds=seconds)
 
     def measure(
         self, system: str, repeat: int, bound: float | None, usage: Usage | None = None
@@ -151,40 +131,47 @@ class Cluster:
 
         A worker that takes much longer than `bound` seconds has hung: BenchError names it.
         """
-        watchdog = watchdog_seconds(bound)
+        watchdog = _watchdog_seconds(bound)
         self.call("prepare", system, repeat, seconds=watchdog)
         if usage is not None:
             usage.start()
-        start = time.monotonic() + START_DELAY
-        times: list[tuple[float, float]] = self.crew.call("run", system, start, seconds=watchdog)
+        start = time.monotonic() + _START_DELAY
+        times = self.crew.call("run", system, start, seconds=watchdog)
         if usage is not None:
             usage.stop()
         self.call("check", system, seconds=watchdog)
-        return max(end for _, end in times) - min(begin for begin, _ in times)
+        return durations([[time] for time in times])[0]
+
+    def measure_many(self, system: str, count: int, bound: float | None) -> list[float]:
+        """Returns the seconds of each of `count` runs, as measure() does; `bound` is of one."""
+        start = time.monotonic() + _START_DELAY
+        seconds = _watchdog_seconds((_MOST_SECONDS + (bound or 0.0)) * count)
+        return durations(self.crew.call("run_many", system, start, count, seconds=seconds))
 
     def server(self, name: str) -> Server:
         """Returns the server process of an aggregator, or of a node's sidecar."""
-        return next(s for s, _ in self._servers if s.name in (name, f"{name}.sidecar"))
+        servers = [server for of_kind in self._servers.values() for server in of_kind]
+        return next(server for server in servers if server.name in (name, f"{name}.sidecar"))
 
     def usage(self) -> Usage:
         """Returns the usage of all servers and workers."""
-        processes = [
-            Process(server.process.pid, server.name, kind) for server, kind in self._servers
-        ]
-        processes += [Process(pid, "worker", "worker") for pid in self.crew.pids]
-        return Usage(processes)
+        servers = self._servers.items()
+        pids = {kind: [server.process.pid for server in of_kind] for kind, of_kind in servers}
+        return Usage({**pids, "worker": self.crew.pids})
+
+    def _address(self, name: str) -> str:
+        return f"{self.lab.address(name)}:{_PORT}"
 
     def _start_aggregators(self, stack: contextlib.ExitStack) -> None:
         binary = str(_binaries.find(_binaries.AGGREGATOR))
-        self.addresses = tuple(f"{self.lab.address(name)}:{_PORT}" for name in self.shards)
-        for name, address in zip(self.shards, self.addresses, strict=True):
-            argv = [binary, "--listen", address]
+        for name in self.shards:
+            argv = [binary, "--listen", self._address(name)]
             if self.shape.weighted and name != self.shards[-1]:
-                argv += ["--weight", str(self.shape.slow_factor)]
+                argv += ["--weight", str(self.shape.slow_shard)]
             if self._keeps:
                 argv += ["--state-dir", _folder(stack)]
-            self._start(name, name, "aggregator", argv)
-        self._await_ready()
+            self._start("aggregator", name, name, argv)
+        self._await_ready("aggregator")
 
     def _start_sidecars(self, stack: contextlib.ExitStack) -> None:
         binary = str(_binaries.find(_binaries.SIDECAR))
@@ -193,16 +180,13 @@ class Cluster:
             path = str(Path(_folder(stack)) / "sidecar.sock")
             self.sockets.append(path)
             argv = [binary, "--socket", path, "--own-dir"]
-            argv += ["--aggregators", ",".join(self.addresses)]
+            argv += ["--aggregators", ",".join(map(self._address, self.shards))]
             if self.shape.local:
-                argv += ["--shard-listen", f"{self.lab.address(name)}:{_PORT}"]
-            self._start(f"{name}.sidecar", name, "sidecar", argv)
-        self._await_ready()
+                argv += ["--shard-listen", self._address(name)]
+            self._start("sidecar", f"{name}.sidecar", name, argv)
+        self._await_ready("sidecar")
 
-    def _hosted_addresses(self) -> tuple[str, ...]:
-        return tuple(f"{self.lab.address(name)}:{_PORT}" for name in self.nodes)
-
-    def _start(self, name: str, namespace: str, kind: str, argv: list[str]) -> None:
+    def _start(self, kind: str, name: str, namespace: str, argv: list[str]) -> None:
         http = ["--http", "127.0.0.1:0"] if self._http else []
         server = Server(
             name,
@@ -210,24 +194,23 @@ class Cluster:
             env=_config.server_environment(log="warn"),
             preexec=self.lab.entering(namespace, die_with_parent(signal.SIGTERM)),
         )
-        self._servers.append((server, kind))
+        self._servers[kind].append(server)
 
-    def _await_ready(self) -> None:
-        for server, _ in self._servers:
-            if not server.address:
-                server.wait_ready(_READY_SECONDS)
+    def _await_ready(self, kind: str) -> None:
+        for server in self._servers[kind]:
+            server.wait_ready(_READY_SECONDS)
 
     def _stop_servers(self) -> None:
-        for server, _ in self._servers:
+        servers = [server for of_kind in self._servers.values() for server in of_kind]
+        for server in servers:
             server.process.terminate()
-        for server, _ in self._servers:
+        for server in servers:
             server.stop(grace=3)
 
 
 def _folder(stack: contextlib.ExitStack) -> str:
-    folder = tempfile.mkdtemp(prefix="thalweg-bench-")
-    stack.callback(shutil.rmtree, folder, ignore_errors=True)
-    return folder
+    made = tempfile.TemporaryDirectory(prefix="thalweg-bench-", ignore_cleanup_errors=True)
+    return stack.enter_context(made)
 
 
 def check_installed() -> None:
@@ -239,5 +222,13 @@ def check_installed() -> None:
         raise _config.ConfigError(str(error)) from None
 
 
-def watchdog_seconds(bound: float | None) -> float:
+def _watchdog_seconds(bound: float | None) -> float:
     return 20 * (bound or 0.0) + 60
+
+
+def durations(times: Sequence[Sequence[tuple[float, float]]]) -> list[float]:
+    """Returns each run's time, from the first worker's begin to the last one's end."""
+    return [
+        max(end for _, end in of_all) - min(begin for begin, _ in of_all)
+        for of_all in zip(*times, strict=True)
+    ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,176 +13,175 @@ from torch import Tensor
 
 from thalweg import _C
 from thalweg_bench import worker
-from thalweg_bench.allreduce import make_pattern
 from thalweg_bench.place import Place
 from thalweg_bench.rows import BenchError
-from thalweg_bench.worker import System, open_session
+from thalweg_bench.worker import Factories, System, open_session
 
-_SPREAD = 7  # inputs differ from repeat to repeat; sums of up to 64 workers stay exact in fp32
+_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+_PERIOD = 61  # not a divisor of any chunk size, so that a misplaced chunk is detected
+_SPREAD = 7  # inputs differ from repeat to repeat
+_MEAN = dist.AllreduceOptions()
+_MEAN.reduceOp = dist.ReduceOp(dist.ReduceOp.AVG)
 
 
-class _Collective:
-    """One worker's part in a collective of `pattern`, whose values are small integers.
+def make_pattern(size: int, dtype: str) -> Tensor:
+    """Returns small integers that all workers share: made before the fork, they cost the workers
+    nothing.
 
-    Rank r gives pattern + r + repeat, or a part of that.
+    Worker r contributes pattern + r + repeat: every partial sum of up to 64 workers is exact in
+    fp32, and an encoded one is as inexact as its type.
     """
+    tensor = torch.arange(size // _DTYPES[dtype].itemsize, dtype=torch.float32)
+    return tensor.remainder_(_PERIOD).to(_DTYPES[dtype])
 
-    def __init__(self, backend: Any, pattern: Tensor, place: Place) -> None:  # noqa: ANN401
-        self.backend = backend
-        self.pattern = pattern
+
+class Collective:
+    """One worker's part in a collective. Rank r gives pattern + r + repeat, or a part of that."""
+
+    def __init__(self, kind: Kind, backend: Any, pattern: Tensor, place: Place) -> None:  # noqa: ANN401
+        self._kind, self._backend = kind, backend
+        self._pattern = pattern
         self.rank, self.world = place.rank, place.world_size
-        self.own = len(pattern) // self.world  # elements of what belongs to one rank
+        self._own = len(pattern) // self.world  # elements of what belongs to one rank
         self._offset = 0
-
-    def given(self, rank: int) -> Tensor:
-        return self.pattern + (rank + self._offset)
-
-    def summed(self) -> Tensor:
-        ranks = self.world * (self.world - 1) / 2
-        return self.pattern * self.world + (ranks + self.world * self._offset)
-
-    def part(self, whole: Tensor, rank: int) -> Tensor:
-        return whole[rank * self.own : (rank + 1) * self.own]
+        self.given = pattern[: self._own * self.world].clone() if kind.gets else pattern.clone()
+        parts = {"part": 1, "all": self.world}.get(kind.gets)
+        self.got = torch.zeros(self._own * parts) if parts else self.given
 
     def prepare(self, repeat: int) -> None:
         self._offset = repeat % _SPREAD
-        self.fill()
-
-    def fill(self) -> None:
-        self.tensor = self.given(self.rank)
-
-    def expected(self) -> Tensor | None:
-        """Returns what `tensor` must be afterwards; None: this rank gets nothing."""
-        raise NotImplementedError
+        torch.add(self._pattern[: len(self.given)], self.rank + self._offset, out=self.given)
 
     def run(self) -> None:
-        raise NotImplementedError
+        self._kind.start(self, self._backend).wait()
 
     def check(self) -> None:
-        expected = self.expected()
-        if expected is not None and not torch.equal(self.tensor, expected):
-            wrong = int((self.tensor != expected).sum())
-            raise BenchError(f"{wrong} of {expected.numel()} elements are wrong")
+        expected = self._kind.expected(self)
+        if expected is None:
+            return
+        largest = float(expected.max())
+        low, high = torch.sub(self.got, expected, out=expected).aminmax()
+        wrong = max(-float(low), float(high))
+        # The result is rounded to the tensor's type, in which it is compared.
+        allowed = 4 * torch.finfo(self._pattern.dtype).eps * largest
+        if not wrong <= allowed:  # so that NaN is wrong too
+            raise BenchError(
+                f"the result is wrong: off by {wrong:g}, expected at most {allowed:g} "
+                f"(values up to {largest:g})"
+            )
 
     def close(self) -> None:
-        """The back end is everybody's."""
+        if isinstance(self._backend, _Ours):
+            self._backend.session.close()
+
+    def of(self, rank: int) -> Tensor:
+        """Returns what a rank gives, if it gives all."""
+        return self._pattern + (rank + self._offset)
+
+    def reduced(self, times: float = 1) -> Tensor:
+        """Returns `times` the mean of what all give."""
+        mean_rank = (self.world - 1) / 2
+        return (self._pattern * times).add_(times * (mean_rank + self._offset))
+
+    def part(self, whole: Tensor, rank: int) -> Tensor:
+        return whole[rank * self._own : (rank + 1) * self._own]
+
+    def parts(self, of_rank: Callable[[int], int]) -> Tensor:
+        """Returns the parts that all ranks give, `of_rank` says which."""
+        return torch.cat([self.part(self.of(rank), of_rank(rank)) for rank in range(self.world)])
 
 
-class _AllReduce(_Collective):
-    def run(self) -> None:
-        self.backend.allreduce([self.tensor], dist.AllreduceOptions()).wait()
+@dataclass(frozen=True)
+class Kind:
+    """A collective: how it is begun with a back end, and what this rank then has."""
 
-    def expected(self) -> Tensor:
-        return self.summed()
-
-
-class _Reduce(_Collective):
-    def run(self) -> None:
-        self.backend.reduce([self.tensor], dist.ReduceOptions()).wait()
-
-    def expected(self) -> Tensor | None:
-        return self.summed() if self.rank == 0 else None
+    start: Callable[[Collective, Any], Any]
+    expected: Callable[[Collective], Tensor | None]  # None: this rank gets nothing
+    gets: str = ""  # "part" or "all" of what all ranks give; empty: in the place of what it gives
 
 
-class _Broadcast(_Collective):
-    def run(self) -> None:
-        self.backend.broadcast([self.tensor], dist.BroadcastOptions()).wait()
-
-    def expected(self) -> Tensor:
-        return self.given(0)
-
-
-class _AllGather(_Collective):
-    def fill(self) -> None:
-        self._mine = self.part(self.given(self.rank), self.rank).clone()
-        self.tensor = torch.zeros(self.own * self.world)
-
-    def run(self) -> None:
-        self.backend._allgather_base(self.tensor, self._mine).wait()
-
-    def expected(self) -> Tensor:
-        return torch.cat([self.part(self.given(rank), rank) for rank in range(self.world)])
-
-
-class _ReduceScatter(_Collective):
-    def fill(self) -> None:
-        self._all = self.given(self.rank)[: self.own * self.world]
-        self.tensor = torch.zeros(self.own)
-
-    def run(self) -> None:
-        self.backend._reduce_scatter_base(self.tensor, self._all).wait()
-
-    def expected(self) -> Tensor:
-        return self.part(self.summed(), self.rank)
-
-
-class _AllToAll(_Collective):
-    def fill(self) -> None:
-        self._all = self.given(self.rank)[: self.own * self.world]
-        self.tensor = torch.zeros(self.own * self.world)
-
-    def run(self) -> None:
-        self.backend.alltoall_base(self.tensor, self._all, [], []).wait()
-
-    def expected(self) -> Tensor:
-        return torch.cat([self.part(self.given(rank), self.rank) for rank in range(self.world)])
-
-
-class _Barrier(_Collective):
-    def run(self) -> None:
-        self.backend.barrier(dist.BarrierOptions()).wait()
-
-    def expected(self) -> None:
-        return None
-
-
-KINDS: dict[str, type[_Collective]] = {
-    "all_reduce": _AllReduce,
-    "all_gather": _AllGather,
-    "reduce_scatter": _ReduceScatter,
-    "broadcast": _Broadcast,
-    "reduce": _Reduce,
-    "all_to_all": _AllToAll,
-    "barrier": _Barrier,
+KINDS = {
+    "all_reduce": Kind(
+        lambda c, backend: backend.allreduce([c.given], dist.AllreduceOptions()),
+        lambda c: c.reduced(c.world),
+    ),
+    "all_gather": Kind(
+        lambda c, backend: backend._allgather_base(c.got, c.part(c.given, c.rank)),
+        lambda c: c.parts(lambda rank: rank),
+        "all",
+    ),
+    "reduce_scatter": Kind(
+        lambda c, backend: backend._reduce_scatter_base(c.got, c.given),
+        lambda c: c.part(c.reduced(c.world), c.rank),
+        "part",
+    ),
+    "broadcast": Kind(
+        lambda c, backend: backend.broadcast([c.given], dist.BroadcastOptions()),
+        lambda c: c.of(0),
+    ),
+    "reduce": Kind(
+        lambda c, backend: backend.reduce([c.given], dist.ReduceOptions()),
+        lambda c: c.reduced(c.world) if c.rank == 0 else None,
+    ),
+    "all_to_all": Kind(
+        lambda c, backend: backend.alltoall_base(c.got, c.given, [], []),
+        lambda c: c.parts(lambda _: c.rank),
+        "all",
+    ),
+    "barrier": Kind(lambda _, backend: backend.barrier(dist.BarrierOptions()), lambda _: None),
 }
+MEAN = Kind(lambda c, backend: backend.allreduce([c.given], _MEAN), lambda c: c.reduced())
 
 
-class _Thalweg:
-    """Opens the worker's session once, for all collectives."""
+class _Memcpy(Collective):
+    """One worker copies the bytes; the others are idle."""
 
-    def __init__(self) -> None:
-        self._group: _C.ProcessGroup | None = None
+    def run(self) -> None:
+        if self.rank == 0:
+            self.got.copy_(self._pattern)
 
-    def group(self, place: Place) -> _C.ProcessGroup:
-        if self._group is None:
-            nodes = [rank // place.workers for rank in range(place.world_size)]
-            self._group = _C.ProcessGroup(
-                open_session(place),
-                number=1,
-                rank=place.rank,
-                nodes=nodes,
-                name="bench",
-                timeout=worker.TIMEOUT,
-            )
-        return self._group
+    def check(self) -> None:
+        pass
 
 
-def factories(size: int) -> dict[str, Callable[..., System]]:
-    """Returns the systems for a Worker, whose do_open() gives the collective's name and its bytes,
-    at most `size`. Their names are "thalweg all_reduce", "gloo all_reduce" and so on.
+class _Ours(_C.ProcessGroup):
+    """Thalweg's back end, with a session of its own."""
+
+    def __init__(self, place: Place) -> None:
+        self.session = open_session(place)
+        super().__init__(
+            self.session,
+            number=1,
+            rank=place.rank,
+            nodes=[rank // place.workers for rank in range(place.world_size)],
+            name="bench",
+            timeout=worker.TIMEOUT,
+        )
+
+
+def _gloo(_: Place) -> Any:  # noqa: ANN401
+    assert dist.group.WORLD is not None
+    return dist.group.WORLD._get_backend(torch.device("cpu"))
+
+
+def factories(pattern: Tensor) -> Factories:
+    """Returns the systems for a Worker, whose do_open() gives the bytes, at most the pattern's:
+    "thalweg", which averages; "gloo", which adds up; "memcpy"; and for each collective "thalweg
+    all_reduce", "gloo all_reduce" and so on.
     """
-    pattern, ours = make_pattern(size, "fp32"), _Thalweg()
 
-    def open_ours(place: Place, bytes_: int, *, kind: type[_Collective]) -> System:
-        return kind(ours.group(place), pattern[: bytes_ // 4], place)
+    def make(place: Place, size: int, *, kind: Kind, backend: Callable[[Place], Any]) -> System:
+        return Collective(kind, backend(place), pattern[: size // pattern.itemsize], place)
 
-    def open_gloo(place: Place, bytes_: int, *, kind: type[_Collective]) -> System:
-        assert dist.group.WORLD is not None
-        backend = dist.group.WORLD._get_backend(torch.device("cpu"))
-        return kind(backend, pattern[: bytes_ // 4], place)
+    def memcpy(place: Place, size: int) -> System:
+        return _Memcpy(MEAN, None, pattern[: size // pattern.itemsize], place)
 
-    return {
-        f"{system} {name}": functools.partial(make, kind=kind)
-        for system, make in (("thalweg", open_ours), ("gloo", open_gloo))
-        for name, kind in KINDS.items()
+    systems: dict[str, Callable[..., System]] = {
+        "thalweg": functools.partial(make, kind=MEAN, backend=_Ours),
+        "gloo": functools.partial(make, kind=KINDS["all_reduce"], backend=_gloo),
+        "memcpy": memcpy,
     }
+    for name, kind in KINDS.items():
+        systems[f"thalweg {name}"] = functools.partial(make, kind=kind, backend=_Ours)
+        systems[f"gloo {name}"] = functools.partial(make, kind=kind, backend=_gloo)
+    return systems

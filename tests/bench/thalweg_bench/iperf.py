@@ -7,8 +7,8 @@ import shutil
 import signal
 import subprocess
 
-from thalweg._config import ConfigError
-from thalweg._processes import die_with_parent
+from thalweg._job._processes import die_with_parent
+from thalweg._settings._config import ConfigError
 from thalweg_bench.lab import Lab
 from thalweg_bench.rows import BenchError
 

@@ -1,121 +1,96 @@
-"""`thalweg bench placement` measures clusters whose sidecars host shards, beside more and more
-aggregators, at several rates.
-"""
+"""Measures clusters whose sidecars host shards, beside more and more aggregators."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import asdict, dataclass, replace
+from typing import Annotated
 
-from thalweg_bench import lab_case, plots
-from thalweg_bench.cluster import Shape
+from thalweg_bench.case import Case, Outcome
+from thalweg_bench.cluster import check_installed
 from thalweg_bench.lab import format_rate
 from thalweg_bench.lab_case import LabCase
-from thalweg_bench.rows import Row, say, write_json
+from thalweg_bench.options import Bytes, Counts, Option, read_rate
+from thalweg_bench.rows import Row, markdown, say, write_json
+from thalweg_bench.shape import Shape
 
 
-@dataclass(frozen=True)
-class Sweep:
-    """Clusters of each number of nodes with each number of aggregators up to that, at each rate."""
-
-    case: LabCase  # what they do
-    nodes: Sequence[int]
-    shards: Sequence[int]
-    rates: Sequence[int | None]
-
-    def shapes(self) -> Iterator[Shape]:
-        for rate in self.rates:
-            for nodes in self.nodes:
-                for shards in self.shards:
-                    if shards <= nodes:
-                        yield self.shape(nodes, shards, rate)
-
-    def shape(self, nodes: int, shards: int, rate: int | None) -> Shape:
-        return replace(self.case.shape, nodes=nodes, shards=shards, rate=rate, local=True)
+def _rates(text: str) -> tuple[int | None, ...]:
+    return tuple(read_rate(part) for part in text.split(","))
 
 
-@dataclass(frozen=True)
-class Point:
-    """One cluster beside Gloo's ring on the same links."""
-
-    speed: float  # Gloo's time / ours
-    limit: float  # the same of the bounds
-    of_bound: float  # our bound / our time
+def _show(rates: Sequence[int | None]) -> str:
+    return ",".join(map(format_rate, rates))
 
 
-def run(sweep: Sweep, save: Path | None = None) -> list[Row]:
-    """Runs the case in all shapes, each in a cluster of its own; writes the rows to `save`, if any,
-    after each.
+@dataclass(frozen=True, kw_only=True)
+class PlacementCase(Case):
+    """allreduces through shards in the sidecars, with and without aggregators
 
-    Raises BenchError, LabError or ServerError.
+    Every sidecar hosts a shard. Each number of nodes runs with each number of aggregators that is
+    not larger, at each rate, in a cluster of its own, which takes about half a minute. The rows are
+    those of `thalweg bench lab --local-shards 1`, and written after each cluster.
+
+    examples:
+      thalweg bench placement --nodes 2,3,4,5,6 --rate 250mbit,1gbit --bytes 16000000 --repeats 3
+      thalweg bench placement --nodes 8 --shards 0,2,4 --rate 100mbit --bytes 24000000
     """
-    found: list[Row] = []
-    for shape in sweep.shapes():
-        rate = format_rate(shape.rate)
-        say(f"{shape.nodes} nodes + {shape.shards} aggregators at {rate}")
-        found += lab_case.run(replace(sweep.case, shape=shape)).rows
-        if save is not None:
-            write_json(save, found)
-    return found
 
-
-def point(rows: Sequence[Row], case: str) -> Point | None:
-    """Returns what the rows say of a case; None: they lack one of its systems or a bound."""
-    found = {row.system: row for row in rows if row.case == case}
-    ours, gloo = found.get("thalweg"), found.get("gloo")
-    if ours is None or gloo is None or not ours.bound_s or not gloo.bound_s:
-        return None
-    return Point(
-        gloo.median_s / ours.median_s, gloo.bound_s / ours.bound_s, ours.bound_s / ours.median_s
+    nodes: Counts = (4,)
+    shards: Counts = ()  # as many as nodes, and less
+    rate: Annotated[tuple[int | None, ...], Option(_rates, metavar="RATE,…", show=_show)] = (
+        250_000_000,
     )
+    bytes: Bytes = 37_000_000
 
+    def check(self) -> None:
+        for case in self.cases():
+            case.check()
+        check_installed()
 
-def format_grid(rows: Sequence[Row], sweep: Sweep) -> str:
-    """Returns a table for each rate, in Markdown: speed beside Gloo and, in parentheses, part of
-    the bound, by nodes and aggregators.
-    """
-    lines: list[str] = []
-    for rate in sweep.rates:
-        lines += [
-            f"{format_rate(rate)}: times as fast as Gloo (part of the bound)",
-            "",
-            "| nodes | " + " | ".join(f"+ {shards}" for shards in sweep.shards) + " |",
-            "|---" * (len(sweep.shards) + 1) + "|",
-        ]
-        for nodes in sweep.nodes:
-            cells = []
-            for shards in sweep.shards:
-                name = replace(sweep.case, shape=sweep.shape(nodes, shards, rate)).name
-                found = point(rows, name)
-                cells.append(f"{found.speed:.2f} ({found.of_bound:.2f})" if found else "")
-            lines.append(f"| {nodes} | " + " | ".join(cells) + " |")
-        lines.append("")
-    return "\n".join(lines)
+    @property
+    def columns(self) -> Sequence[int]:
+        """The numbers of aggregators."""
+        return self.shards or range(max(self.nodes) + 1)
 
+    def case(self, nodes: int, shards: int, rate: int | None) -> LabCase:
+        shape = Shape(nodes=nodes, shards=shards, rate=rate, local_shards=1)
+        return LabCase(shape=shape, bytes=(self.bytes,), repeats=self.repeats)
 
-def plot(path: Path, rows: Sequence[Row], sweep: Sweep) -> None:
-    """Draws the speed relative to Gloo over the number of aggregators, and its bound.
+    def cases(self) -> Iterator[LabCase]:
+        for rate in self.rate:
+            for nodes in self.nodes:
+                yield from (self.case(nodes, k, rate) for k in self.columns if k <= nodes)
 
-    Raises ConfigError without matplotlib.
-    """
-    figure = plots.new_figure()
-    figure.set_size_inches(4 + 4 * len(sweep.rates), 4)
-    grid = figure.subplots(1, len(sweep.rates), sharey=True, squeeze=False)[0]
-    for axes, rate in zip(grid, sweep.rates, strict=True):
-        for nodes in sweep.nodes:
-            drawn: list[tuple[int, float, float]] = []
-            for shards in sweep.shards:
-                name = replace(sweep.case, shape=sweep.shape(nodes, shards, rate)).name
-                if found := point(rows, name):
-                    drawn.append((shards, found.speed, found.limit))
-            if drawn:
-                counts, speeds, limits = zip(*drawn, strict=True)
-                label = f"{nodes} nodes" if axes is grid[0] else None
-                (line,) = axes.plot(counts, speeds, "o-", label=label)
-                axes.plot(counts, limits, ":", color=line.get_color())
-        axes.axhline(1, color="grey", linewidth=0.8)
-        axes.set_title(format_rate(rate))
-        axes.set_xlabel("aggregators beside the nodes' own shards")
-    grid[0].set_ylabel("times as fast as Gloo (dotted: bound)")
-    plots.save(figure, path)
+    def run(self) -> Outcome:
+        found = []
+        for case in self.cases():
+            say(case.name)
+            found.append(case.run())
+            if self.json is not None:
+                write_json(self.json, [asdict(row) for part in found for row in part.rows])
+        joined = Outcome.joined(found)
+        return replace(joined, text=f"{joined}\n\n{self.grids(joined.rows)}")
+
+    def grids(self, rows: Sequence[Row]) -> str:
+        """Returns a table for each rate: times as fast as Gloo and, in parentheses, part of the
+        bound, by nodes and aggregators.
+        """
+        of = {(row.case, row.system): row for row in rows}
+
+        def cell(case: LabCase) -> str:
+            ours, gloo = of.get((case.name, "thalweg")), of.get((case.name, "gloo"))
+            if ours is None or gloo is None:
+                return ""
+            part = "-" if ours.bound_s is None else f"{ours.bound_s / ours.median_s:.2f}"
+            return f"{gloo.median_s / ours.median_s:.2f} ({part})"
+
+        heads = ["nodes", *(f"+ {shards}" for shards in self.columns)]
+        texts = []
+        for rate in self.rate:
+            lines = [
+                [str(n), *(cell(self.case(n, k, rate)) for k in self.columns)] for n in self.nodes
+            ]
+            title = f"{format_rate(rate)}: times as fast as Gloo (part of the bound)"
+            texts.append(f"{title}\n\n{markdown(heads, lines, left=1)}")
+        return "\n\n".join(texts)

@@ -1,57 +1,95 @@
-"""`thalweg bench ps` runs steps with AdamW on the workers and on the shards, in turns.
-
-With `local`, workers also step by themselves, and exchange what has changed at the end of a run.
-With `snapshot_every`, shards also write snapshots of what they keep, while steps go on.
-"""
+"""Measures steps with AdamW on the workers and on the shards, and what advice says of them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
 
-from thalweg.codecs import parse
-from thalweg_bench.cluster import Cluster, Shape
+from thalweg._settings._config import ConfigError
+from thalweg.cli._local_advice import exchange_seconds
+from thalweg.codecs import WIRE_TYPES, parse
+from thalweg_bench.case import Outcome
+from thalweg_bench.cluster import Cluster
+from thalweg_bench.cluster_case import ClusterCase
 from thalweg_bench.compression import wire_bytes
-from thalweg_bench.lab_case import measure_iperf3, run_alternating
-from thalweg_bench.resources import Memory
-from thalweg_bench.rows import Row, make_row, say
+from thalweg_bench.options import Forward, Model, Norm, flag, number, one_of, peers
+from thalweg_bench.resources import memory_of
+from thalweg_bench.rows import Row, format_table, say
 from thalweg_bench.shapes import count_elements, shapes_of
-from thalweg_bench.torch_import import import_torch
+
+if TYPE_CHECKING:
+    from thalweg_bench.worker import Factories
+
+_Memory = dict[str, int]
+_LOSSY = ("int8", "onebit")
+_ON_SHARDS = ("servers", "snapshots")
 
 
-@dataclass(frozen=True)
-class PsCase:
-    shape: Shape
-    model: str
-    steps: int  # in a run
-    forward_seconds: float  # of a forward pass; a backward pass takes twice as long
-    clip: float | None  # the norm to which gradients are clipped
-    overlap: bool  # of weights that come with the next forward pass
-    local: bool  # measure local updates as well
-    snapshot_every: int  # steps: measure them with snapshots as well; 0: do not
-    peers: tuple[str, ...]
-    repeats: int
+@dataclass(frozen=True, kw_only=True)
+class PsCase(ClusterCase):
+    """steps with AdamW, on workers and on shards
+
+    With --local, workers also step by themselves, and exchange what has changed at the end of a
+    run; without aggregators, what advice predicts of that is shown beside it. With
+    --snapshot-every, shards also write snapshots of what they keep, while steps go on.
+    """
+
+    model: Model = "resnet50"
+    clip: Norm = None
+    overlap: Annotated[bool, flag("weights come with the next forward pass")] = False
+    local: Annotated[bool, flag("also let workers step by themselves")] = False
+    snapshot_every: Annotated[
+        int, number(0, 1000, "steps after which aggregators write snapshots; 0: never")
+    ] = 0
+    steps: Annotated[int, number(1, 1000, "of a run")] = 1
+    forward: Forward = 0.0
+    codec: Annotated[
+        str,
+        one_of((*WIRE_TYPES, *_LOSSY), "both ways; weights come as differences in int8 and onebit"),
+    ] = "bf16"
+    peers: Annotated[tuple[str, ...], peers("iperf3")] = ("iperf3",)
+
+    def check(self) -> None:
+        if self.snapshot_every and (self.shape.shards == 0 or self.shape.local):
+            raise ConfigError(
+                "--snapshot-every needs aggregators alone: --shards 1, --local-shards 0"
+            )
+        if self.codec in _LOSSY and (self.local or self.snapshot_every):
+            raise ConfigError(
+                f"--codec {self.codec} goes with neither --local nor --snapshot-every: expected "
+                f"{', '.join(WIRE_TYPES)}"
+            )
+        super().check()
 
     @property
     def name(self) -> str:
-        parts = [self.model, str(self.shape), self.shape.codec, "AdamW"]
+        parts = [self.model, str(self.shape), self.codec, "AdamW"]
         parts += [] if self.clip is None else [f"clipped to {self.clip:g}"]
         parts += ["overlapped"] if self.overlap else []
-        if self.forward_seconds:
-            parts.append(f"{self.forward_seconds:g} + {2 * self.forward_seconds:g} s of work")
+        parts += [f"{self.forward:g} + {2 * self.forward:g} s of work"] if self.forward else []
         parts += [f"{self.steps} steps"] if self.steps > 1 else []
         return ", ".join(parts)
 
     @property
+    def size(self) -> int:
+        return 4 * count_elements(shapes_of(self.model))
+
+    @property
     def systems(self) -> tuple[str, ...]:
         more = [("snapshots", self.snapshot_every > 0), ("local", self.local)]
-        return ("workers", "servers", *(name for name, wanted in more if wanted))
+        return (*self.peers, "workers", "servers", *(name for name, wanted in more if wanted))
+
+    def factories(self) -> Factories:
+        from thalweg_bench.ps_step import factories
+
+        return factories(self)
 
     @property
     def work_seconds(self) -> float:
-        return 3 * self.forward_seconds * self.steps
+        return 3 * self.forward * self.steps  # a backward pass takes two forward passes
 
-    def bound(self, system: str) -> float | None:
+    def bound(self, system: str, rate: float | None) -> float | None:
         """Returns how long the links take for the exchanges of a run; local updates work first, and
         then exchange once.
 
@@ -59,77 +97,63 @@ class PsCase:
         but not where every node has a shard, whose results go up. With other shards beside those
         there is no formula here.
         """
-        bytes_ = wire_bytes(parse(self.shape.codec), shapes_of(self.model))
-        once = self.shape.exchange_bound(bytes_, self.shape.rate)
-        if once is not None and system == "local":
+        if system in self.peers:
+            return super().bound(system, rate)
+        sent = wire_bytes(parse(self.codec), shapes_of(self.model))
+        once = self.shape.exchange_bound(sent, rate)
+        if once is None:
+            return None
+        if system == "local":
             return self.work_seconds + once
-        once = None if once is None else self.steps * once
-        on_shards = system in {"servers", "snapshots"}
-        if once is None or not on_shards or not (self.overlap or self.clip):
-            return once
+        if system not in _ON_SHARDS or not (self.overlap or self.clip):
+            return self.steps * once
         if self.shape.local:
-            return once if self.shape.shards == 0 else None
-        return 2 * once
+            return self.steps * once if self.shape.shards == 0 else None
+        return 2 * self.steps * once
+
+    @property
+    def slowest(self) -> float:
+        return (super().slowest or 0.0) + self.work_seconds
+
+    def run(self) -> Outcome:
+        with self.cluster(keeps=self.snapshot_every > 0) as cluster:
+            self.start(cluster)
+            for system in self.systems:
+                before = _memory_of_shards(cluster)
+                if system not in self.peers:
+                    say(f"{system}: building, first steps")
+                    cluster.open(system, seconds=60 + 20 * self.slowest, offers=False)
+                if system == "servers":
+                    self._say_memory(_memory_of_shards(cluster), before)
+            rows = self.rows(self.take_turns(cluster))
+        return Outcome(rows, text=f"{format_table(rows)}{self.advice(rows)}")
+
+    def advice(self, rows: Sequence[Row]) -> str:
+        """Says what `thalweg doctor` and `thalweg profile` predict of local updates, beside what
+        was measured; it is about clusters in which every node hosts a shard. The formula has no
+        number that was fitted to any.
+        """
+        shape = self.shape
+        if not (self.local and shape.local and shape.rate) or shape.shards:
+            return ""
+        sent = wire_bytes(parse(self.codec), shapes_of(self.model))
+        seconds = self.work_seconds + exchange_seconds(sent, sent, shape.nodes, shape.rate)
+        measured = next(row.median_s for row in rows if row.system == "local")
+        off = 100 * (measured / seconds - 1)
+        return f"\n\nlocal: {off:+.1f}% from the {seconds:.3f} s that advice predicts"
+
+    def _say_memory(self, now: Mapping[str, _Memory], before: Mapping[str, _Memory]) -> None:
+        """Says what each shard takes more since then, and how much of that is the optimizer's."""
+        kept = 3 * self.size / max(1, len(now))  # weights and moments
+        for name, memory in now.items():
+            own, shared = (memory[key] - before[name][key] for key in ("RssAnon", "RssShmem"))
+            say(
+                f"{name}: {own / 1e6:.1f} MB more, of which weights and moments take "
+                f"{kept / 1e6:.1f} with equal shares, and {shared / 1e6:.1f} MB in arenas"
+            )
 
 
-def run(case: PsCase) -> list[Row]:
-    """Runs the case. Raises BenchError, LabError or ServerError."""
-    size = 4 * count_elements(shapes_of(case.model))
-    with Cluster(case.shape, keeps=case.snapshot_every > 0) as cluster:
-        _start_workers(cluster, case)
-        slowest = _slowest(case)
-
-        def once(system: str, repeat: int) -> float:
-            if system == "iperf3":
-                return measure_iperf3(cluster, size)
-            return cluster.measure(system, repeat, slowest)
-
-        times = run_alternating((*case.peers, *case.systems), case.repeats, once)
-    return [
-        make_row(
-            case.name, system, size, seconds, case.bound(system) if system in case.systems else None
-        )
-        for system, seconds in times.items()
-    ]
-
-
-def _start_workers(cluster: Cluster, case: PsCase) -> None:
-    say(case.name)
-    import_torch()
-    from thalweg_bench.ps_step import Training, factories
-    from thalweg_bench.worker import Worker
-
-    shapes = shapes_of(case.model)
-    training = Training(
-        shapes, case.steps, case.forward_seconds, case.clip, case.overlap, case.snapshot_every
-    )
-    systems = factories(training)
-    cluster.fork(lambda rank: Worker(cluster.lab, cluster.place(rank), systems))
-    cluster.call("start_gloo")
-    for system in case.systems:
-        say(f"{system}: building, first steps")
-        before = _memory_of_shards(cluster)
-        cluster.call("open", system, seconds=60 + 20 * _slowest(case))
-        if system == "servers":
-            _say_memory(_memory_of_shards(cluster), before, count_elements(shapes))
-
-
-def _memory_of_shards(cluster: Cluster) -> dict[str, Memory]:
+def _memory_of_shards(cluster: Cluster) -> dict[str, _Memory]:
     shards = [*cluster.shards, *(cluster.nodes if cluster.shape.local else ())]
     servers = [cluster.server(name) for name in shards]
-    return {server.name: Memory.of(server.process.pid) for server in servers}
-
-
-def _say_memory(now: Mapping[str, Memory], before: Mapping[str, Memory], elements: int) -> None:
-    """Says what each shard takes more since then, and how much of that is the optimizer's."""
-    kept = 12 * elements / max(1, len(now))  # weights and moments
-    for name, memory in now.items():
-        grown = memory.minus(before[name])
-        say(
-            f"{name}: {grown.own / 1e6:.1f} MB more, of which weights and moments take "
-            f"{kept / 1e6:.1f} with equal shares, and {grown.shared / 1e6:.1f} MB in arenas"
-        )
-
-
-def _slowest(case: PsCase) -> float:
-    return max(case.bound(system) or 0.0 for system in case.systems) + case.work_seconds
+    return {server.name: memory_of(server.process.pid) for server in servers}

@@ -1,14 +1,12 @@
 """Defines systems that run training steps with AdamW: on the workers, also by themselves, and on
-the shards.
+the shards; and systems that train at the pace of `thalweg bench pace`.
 """
 
 from __future__ import annotations
 
 import functools
-import math
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -19,87 +17,61 @@ from torch.nn.parallel import DistributedDataParallel
 from thalweg import ddp
 from thalweg.optim import FusedAdamW
 from thalweg.ps import LocalOptimizer, ServerOptimizer
+from thalweg_bench.hollow import Block
+from thalweg_bench.pace_case import PaceCase
 from thalweg_bench.place import Place
+from thalweg_bench.ps_case import PsCase
 from thalweg_bench.rows import BenchError
-from thalweg_bench.shapes import Shape
-from thalweg_bench.worker import TIMEOUT, System
+from thalweg_bench.shapes import shapes_of, tensors_of
+from thalweg_bench.worker import TIMEOUT, Factories, System
 
 _LR = 1e-3
 _WARM_UP = 2  # runs: buckets are made, then made again; moments are allocated
 
 
-@dataclass(frozen=True)
-class Training:
-    """What a run does."""
-
-    shapes: list[Shape]
-    steps: int = 1
-    # A device's work, during which the processor rests: in each forward pass, and twice as long in
-    # each backward pass, equally long for each parameter.
-    forward_seconds: float = 0.0
-    clip: float | None = None  # the norm to which gradients are clipped
-    overlap: bool = False  # of weights that come with the next forward pass
-    snapshot_every: int = 0  # steps, of the system "snapshots"
-
-
-class _Work(torch.autograd.Function):
-    """The identity, which takes its time; gives `parameter` a gradient that is 1 everywhere."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,  # noqa: ANN401 - torch's
-        x: Tensor,
-        parameter: Tensor,
-        seconds: float,
-    ) -> Tensor:
-        ctx.shape, ctx.seconds = parameter.shape, seconds
-        _rest(seconds)
-        return x.clone()
-
-    @staticmethod
-    def backward(
-        ctx: Any,  # noqa: ANN401 - torch's
-        gradient: Tensor,
-    ) -> tuple[Tensor, Tensor, None]:
-        _rest(2 * ctx.seconds)
-        return gradient, torch.ones(()).expand(ctx.shape), None
-
-
-def _rest(seconds: float) -> None:
-    if seconds:
-        time.sleep(seconds)
-
-
-class _Layer(nn.Module):
-    def __init__(self, weight: Tensor, seconds: float) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(weight)
-        self._seconds = seconds
-
-    def forward(self, x: Tensor) -> Tensor:
-        return _Work.apply(x, self.weight, self._seconds)  # type: ignore[no-any-return,no-untyped-call]
-
-
-def _make_model(training: Training) -> nn.Sequential:
-    seconds = training.forward_seconds / len(training.shapes)
-    sizes = [math.prod(shape) for shape in training.shapes]
-    parts = torch.zeros(sum(sizes)).split(sizes)
-    weights = (part.view(shape) for part, shape in zip(parts, training.shapes, strict=True))
-    return nn.Sequential(*(_Layer(weight, seconds) for weight in weights))
+def _of_all(mine: Tensor) -> list[float]:
+    """Returns all workers' numbers."""
+    found = [torch.zeros_like(mine) for _ in range(dist.get_world_size())]
+    dist.all_gather(found, mine)
+    return [float(each) for each in found]
 
 
 class _Trainer:
-    """Trains a model without computation of its own."""
+    """Trains a model without computation of its own, on one of the systems of `thalweg bench ps`.
 
-    optimizer: torch.optim.Optimizer
-    module: nn.Module
+    A run of the system "local" is an interval: its weights are the same everywhere when it ends.
+    """
 
-    def __init__(self, training: Training) -> None:
-        self._training = training
-        self.model = _make_model(training)
-        self._before = 0.0
-
-    def warm_up(self) -> None:
+    def __init__(self, case: PsCase, place: Place, system: str) -> None:
+        self._case, self._before = case, 0.0
+        tensors = tensors_of(shapes_of(case.model))
+        seconds = case.forward / len(tensors)
+        self._model = nn.Sequential(*(Block([each], seconds) for each in tensors))
+        self._module: nn.Module = self._model
+        self._optimizer: torch.optim.Optimizer
+        self._opened: Any  # what has been joined
+        common: dict[str, Any] = {"codec": place.codec, "timeout": TIMEOUT}
+        if system in ("workers", "local"):
+            named = self._model.named_parameters()
+            fused = FusedAdamW(named, lr=_LR, max_grad_norm=case.clip)
+        if system == "workers":
+            self._module = DistributedDataParallel(self._model, init_sync=False)
+            self._optimizer, self._opened = fused, ddp.attach(self._module, **common)
+        elif system == "local":
+            self._optimizer = self._opened = LocalOptimizer(
+                fused, every=case.steps, pull=place.codec, **common
+            )
+        else:
+            self._optimizer = self._opened = ServerOptimizer(
+                self._model.named_parameters(),
+                "adamw",
+                lr=_LR,
+                pull=place.codec,
+                max_grad_norm=case.clip,
+                overlap=case.overlap,
+                snapshot_every=case.snapshot_every if system == "snapshots" else 0,
+                **common,
+            )
         for _ in range(_WARM_UP):
             self.run()
             self.check()
@@ -108,101 +80,101 @@ class _Trainer:
         pass
 
     def run(self) -> None:
-        for _ in range(self._training.steps):
-            self.optimizer.zero_grad()
-            self.module(torch.ones(1)).sum().backward()
-            self.optimizer.step()
-        self.finish()
-
-    def finish(self) -> None:
-        """Returns when the weights are there."""
+        for _ in range(self._case.steps):
+            self._optimizer.zero_grad()
+            self._module(torch.ones(1)).sum().backward()
+            self._optimizer.step()
+        if isinstance(self._optimizer, ServerOptimizer):
+            self._optimizer.wait()  # until the weights are there
 
     def check(self) -> None:
         """Raises BenchError unless the weights have changed, and are the same on all workers."""
-        sums = [parameter.detach().double().sum() for parameter in self.model.parameters()]
-        mine = torch.stack(sums).sum()
-        found = [torch.zeros_like(mine) for _ in range(dist.get_world_size())]
-        dist.all_gather(found, mine)
-        values = {float(each) for each in found}
+        sums = [parameter.detach().double().sum() for parameter in self._model.parameters()]
+        values = set(_of_all(torch.stack(sums).sum()))
         if len(values) != 1 or self._before in values:
             raise BenchError(f"sums of weights are {sorted(values)}, before {self._before}")
-        self._before = float(mine)
+        (self._before,) = values
 
     def close(self) -> None:
-        pass
+        self._opened.close()
 
 
-class _OnWorkers(_Trainer):
-    def __init__(self, training: Training, place: Place) -> None:
-        super().__init__(training)
-        self.module = DistributedDataParallel(self.model, init_sync=False)
-        self._state = ddp.attach(self.module, codec=place.codec, timeout=TIMEOUT)
-        self.optimizer = FusedAdamW(self.model.parameters(), lr=_LR, max_grad_norm=training.clip)
+class _AtPace:
+    """A run takes as many steps as the case says, and ends with the same weights everywhere."""
+
+    def __init__(self, case: PaceCase, place: Place, mode: str) -> None:
+        self._case, self._mode, self._rank = case, mode, place.rank
+        self._run = 0
+        self._weights = torch.nn.Parameter(torch.zeros(case.size // 4))
+        common: dict[str, Any] = {"codec": place.codec, "timeout": TIMEOUT}
+        self._optimizer: ServerOptimizer | LocalOptimizer
+        if mode in ("local", "quorum"):
+            self._optimizer = LocalOptimizer(
+                torch.optim.SGD([self._weights], lr=1.0),
+                every=case.every,
+                outer={"name": "sgd"},
+                quorum=max(1, place.world_size - 1) if mode == "quorum" else None,
+                **common,
+            )
+        else:
+            self._optimizer = ServerOptimizer(
+                [self._weights],
+                "sgd",
+                lr=1.0 / place.world_size if mode == "async" else 1.0,
+                mode=mode,
+                staleness=case.staleness if mode == "stale" else None,
+                **common,
+            )
+        self._step()  # all wait for the first one
+        self._optimizer.finish()
+        self._before = float(self._weights.detach()[0])
+
+    def prepare(self, repeat: int) -> None:
+        self._run += 1
+
+    def run(self) -> None:
+        is_drawn = self._mode in ("async", "quorum")
+        for step in self._drawn() if is_drawn else range(self._case.steps):
+            time.sleep(self._case.seconds_of(self._rank, step))
+            self._step()
+        self._optimizer.finish()
+
+    def _drawn(self) -> Iterator[int]:
+        """Yields a step whenever fewer than all workers' have been begun: slow ones get fewer."""
+        store = dist.distributed_c10d._get_default_store()
+        limit = self._case.steps * dist.get_world_size()
+        step = 0
+        while store.add(f"{self._mode} {self._run}", 1) <= limit:
+            yield step
+            step += 1
+
+    def _step(self) -> None:
+        self._optimizer.zero_grad()
+        self._weights.sum().backward()
+        self._optimizer.step()
+
+    def check(self) -> None:
+        """Raises BenchError unless all workers have weights from which each step has taken 1; with
+        a quorum, whose nodes differ, unless they have the same.
+        """
+        found = _of_all(self._weights.detach()[:1].double())
+        expected = self._before - self._case.steps
+        push = 1 / dist.get_world_size()  # what a single one takes in the asynchronous mode
+        is_right = self._mode == "quorum" or abs(found[0] - expected) <= push / 2
+        if len(set(found)) != 1 or not found[0] < self._before or not is_right:
+            raise BenchError(f"weights are {found}, not {expected}")
+        self._before = found[0]
 
     def close(self) -> None:
-        self._state.close()
+        self._optimizer.close()
 
 
-class _OnServers(_Trainer):
-    def __init__(self, training: Training, place: Place, snapshot_every: int = 0) -> None:
-        super().__init__(training)
-        self.module = self.model
-        self._servers = self.optimizer = ServerOptimizer(
-            self.model.named_parameters(),
-            "adamw",
-            lr=_LR,
-            codec=place.codec,
-            pull=place.codec,
-            max_grad_norm=training.clip,
-            overlap=training.overlap,
-            snapshot_every=snapshot_every,
-            timeout=TIMEOUT,
-        )
-
-    def finish(self) -> None:
-        self._servers.wait()
-
-    def close(self) -> None:
-        self._servers.close()
-
-
-class _WithSnapshots(_OnServers):
-    def __init__(self, training: Training, place: Place) -> None:
-        super().__init__(training, place, training.snapshot_every)
-
-
-class _Local(_Trainer):
-    """A run is an interval: the weights are the same on all workers when it ends."""
-
-    def __init__(self, training: Training, place: Place) -> None:
-        super().__init__(training)
-        self.module = self.model
-        self._local = self.optimizer = LocalOptimizer(
-            FusedAdamW(self.model.named_parameters(), lr=_LR, max_grad_norm=training.clip),
-            every=training.steps,
-            codec=place.codec,
-            pull=place.codec,
-            timeout=TIMEOUT,
-        )
-
-    def close(self) -> None:
-        self._local.close()
-
-
-_SYSTEMS: dict[str, Any] = {
-    "workers": _OnWorkers,
-    "servers": _OnServers,
-    "snapshots": _WithSnapshots,
-    "local": _Local,
-}
-
-
-def factories(training: Training) -> dict[str, Callable[..., System]]:
+def factories(case: PsCase | PaceCase) -> Factories:
     """Returns systems for a Worker whose process group has been started."""
 
-    def make(place: Place, *, kind: Any) -> System:  # noqa: ANN401
-        system: _Trainer = kind(training, place)
-        system.warm_up()
-        return system
+    def make(place: Place, *, system: str) -> System:
+        if isinstance(case, PaceCase):
+            return _AtPace(case, place, system.split(maxsplit=1)[0])
+        return _Trainer(case, place, system)
 
-    return {name: functools.partial(make, kind=kind) for name, kind in _SYSTEMS.items()}
+    return {name: functools.partial(make, system=name) for name in case.systems}

@@ -1,149 +1,101 @@
-"""Generates the blocks of docs/measurements/performance.md."""
+"""Writes the page and the plots of what a suite has measured."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from thalweg._config import ConfigError
-from thalweg_bench import reach
-from thalweg_bench.results import Results
-from thalweg_bench.rows import HEADINGS, Row, make_cells
-from thalweg_bench.suite_cases import MICRO
+from thalweg_bench import plots
+from thalweg_bench.results import NODES, Results, targets
+from thalweg_bench.rows import Row, markdown, say
 
-_MARK = re.compile(r"^<!-- (?:generated: (?P<name>\S+)|(?P<end>end)) -->$", re.MULTILINE)
-_MET = {True: "yes", False: "**no**", None: "-"}
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
-
-def make_blocks(results: Results) -> dict[str, str]:
-    """Returns the blocks by name. Equal results give equal text."""
-    return {
-        "reach": _reach(results),
-        "rows": _rows(results),
-        "resources": _resources(results),
-        "micro": micro_table(results.rows.get(MICRO, ())),
-        "machine": _machine(results),
-    }
-
-
-def fill_file(path: Path, results: Results) -> None:
-    """Fills the file. Raises ConfigError unless it has exactly these blocks."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"--markdown {path} cannot be read: {error.strerror}") from None
-    path.write_text(fill(text, make_blocks(results), str(path)), encoding="utf-8")
+_ALLREDUCES = {
+    "allreduce-4x250mbit": "4 nodes\n250 Mbit/s",
+    "allreduce-4x500mbit": "4 nodes\n500 Mbit/s",
+    "allreduce-4x1gbit": "4 nodes\n1 Gbit/s",
+    "allreduce-4x2gbit": "4 nodes\n2 Gbit/s",
+    "allreduce-4x2workers-250mbit": "4 nodes x 2\n250 Mbit/s",
+    "allreduce-8x100mbit": "8 nodes\n100 Mbit/s",
+}
+_STEPS = {
+    "step-resnet50": "ResNet-50\nfp16",
+    "step-swin-t": "Swin-T\nfp16",
+    "step-bert-base": "BERT-base\nfp16",
+    "step-4x2workers-fp32": "ResNet-50\nfp32, 2 workers",
+}
 
 
-def fill(text: str, blocks: dict[str, str], where: str) -> str:
-    """Returns `text` with new contents between its marks. Raises ConfigError."""
-    found = list(_find_blocks(text, where))
-    names = [name for name, _, _ in found]
-    for name in names:
-        if name not in blocks:
-            raise ConfigError(
-                f"{where} has a block '{name}', which nothing generates: known are "
-                f"{', '.join(blocks)}"
-            )
-    for name in blocks:
-        if names.count(name) != 1:
-            raise ConfigError(
-                f"{where} has {names.count(name)} blocks '<!-- generated: {name} -->', "
-                "expected one, with '<!-- end -->' behind it"
-            )
-    parts, position = [], 0
-    for name, begin, end in found:
-        parts += [text[position:begin], "\n", blocks[name], "\n"]
-        position = end
-    return "".join([*parts, text[position:]])
-
-
-def _find_blocks(text: str, where: str) -> Iterable[tuple[str, int, int]]:
-    """Yields name, end of the opening mark, begin of the closing one."""
-    name, begin = "", 0
-    for mark in _MARK.finditer(text):
-        line = text.count("\n", 0, mark.start()) + 1
-        if bool(mark["end"]) != bool(name):
-            expected = f"'<!-- end -->' of '{name}'" if name else "'<!-- generated: NAME -->'"
-            raise ConfigError(f"{where}:{line}: expected {expected}, got '{mark[0]}'")
-        if mark["end"]:
-            yield name, begin, mark.start()
-            name = ""
+def write(
+    folder: Path, found: Results, machine: Mapping[str, object], names: Sequence[str]
+) -> None:
+    """Writes FOLDER/performance.md, of FOLDER/NAME.md, and plots. Raises ConfigError without
+    matplotlib.
+    """
+    about = "\n".join(f"- {key}: {value}" for key, value in machine.items() if value)
+    reached_ = markdown(("case", "target", "measured", "met"), reached(found), left=4)
+    parts = ["# Performance: measurements", about, "## Targets", reached_]
+    for draw in (allreduce, step, sweep, scale):
+        figure, name = plots.new_figure(), f"performance/{draw.__name__}.png"
+        try:
+            draw(figure.add_subplot(), found)
+        except LookupError as error:
+            say(f"no {draw.__name__}.png: not measured: {error}")
         else:
-            name, begin = mark["name"], mark.end()
-    if name:
-        raise ConfigError(f"{where}: the block '{name}' has no '<!-- end -->'")
+            plots.save(figure, folder / name)
+            parts.append(f"![{draw.__name__}]({name})")
+    paths = [path for name in names if (path := folder / f"{name}.md").exists()]
+    parts += [path.read_text(encoding="utf-8").rstrip() for path in paths]
+    (folder / "performance.md").write_text("\n\n".join(parts) + "\n", encoding="utf-8")
 
 
-def _reach(results: Results) -> str:
-    lines = []
-    for target in reach.targets():
-        measured = target.measure(results)
-        if measured is None:
-            lines.append((target.case, target.target, "not measured", "-"))
-        else:
-            lines.append((target.case, target.target, measured.text, _MET[measured.met]))
-    return make_table(("case", "target", "measured", "met"), lines)
+def reached(found: Results) -> list[tuple[str, ...]]:
+    lines: list[tuple[str, ...]] = []
+    for case, target, measure in targets():
+        try:
+            text, met = measure(found)
+            shown = {True: "yes", False: "**no**", None: "-"}[met]
+        except LookupError:
+            text, shown = "not measured", "-"
+        lines.append((case, target, text, shown))
+    return lines
 
 
-def _rows(results: Results) -> str:
-    lines = []
-    for name, rows in results.rows.items():
-        if name != MICRO:
-            lines += [(name, *cells) for cells in make_cells(rows)]
-    return make_table(("suite case", *HEADINGS), lines, left=3)
+def sweep(axes: Axes, found: Results) -> None:
+    rows = found.rows["sweep-1gbit"]
+    systems = ("thalweg", "gloo")
+    plots.curves(axes, {s: {row.bytes: row for row in rows if row.system == s} for s in systems})
+    axes.set(xscale="log", yscale="log", xlabel="bytes", ylabel="seconds")
+    axes.set_title("Allreduce, fp32, 4 nodes + 4 shards, 1 Gbit/s")
 
 
-def _resources(results: Results) -> str:
-    lines = [
-        (
-            name,
-            str(entry["case"]),
-            str(entry["process"]),
-            f"{entry['cpu_s_per_gb']:.3f}",
-            f"{entry['rss_mb']:.1f}",
-            "-" if entry["sent_mb"] is None else f"{entry['sent_mb']:.3f}",
-        )
-        for name, entries in results.resources.items()
-        for entry in entries
-    ]
-    headings = ("suite case", "case", "process", "CPU-s per GB", "MB resident", "MB sent")
-    return make_table(headings, lines, left=3)
+def scale(axes: Axes, found: Results) -> None:
+    plots.curves(axes, {"thalweg": {n: found.row(f"scale-{n}", "thalweg") for n in NODES}})
+    axes.set(xscale="log", xlabel="nodes = shards", ylabel="seconds")
+    axes.set_xticks(NODES, [str(nodes) for nodes in NODES], minor=False)
+    axes.set_xticks([], minor=True)
+    axes.set_ylim(bottom=0)
+    axes.set_title("Allreduce of 12 MB, fp32, 50 Mbit/s")
 
 
-def micro_table(rows: Sequence[Row]) -> str:
-    lines = [
-        (
-            row.case,
-            str(row.bytes) if row.bytes else "-",
-            f"{row.median_s * 1e6:.3f}",
-            f"{row.min_s * 1e6:.3f}",
-            f"{row.max_s * 1e6:.3f}",
-            f"{row.bytes / row.median_s / 1e9:.2f}" if row.bytes else "-",
-        )
-        for row in rows
-    ]
-    return make_table(("benchmark", "bytes", "median µs", "min", "max", "GB/s"), lines, left=1)
+def allreduce(axes: Axes, found: Results) -> None:
+    """Draws time in units of what the bytes need once over a link."""
+
+    def of_case(name: str) -> list[tuple[Row, float]]:
+        once = found.row(name, "iperf3").median_s
+        return [(found.row(name, system), once) for system in ("thalweg", "gloo")]
+
+    plots.bars(axes, {label: of_case(name) for name, label in _ALLREDUCES.items()})
+    axes.set(ylabel="time / (size/rate)", title="Allreduce of 102 MB, fp32")
 
 
-def _machine(results: Results) -> str:
-    machine, cases = results.machine, results.machine["cases"]
-    about = [f"- {key}: {value}" for key, value in machine.items() if key != "cases" and value]
-    lines = [
-        (name, "<br>".join(f"`{c}`" for c in case["commands"]), case["date"], str(case["seconds"]))
-        for name, case in sorted(cases.items(), key=lambda item: _order(results, item[0]))
-    ]
-    headings = ("suite case", "commands", "measured", "seconds")
-    return "\n".join([*about, "", make_table(headings, lines, left=3)])
+def step(axes: Axes, found: Results) -> None:
+    def communication(rows: Sequence[Row]) -> list[tuple[Row, float]]:
+        apart = [row for row in rows if row.case.endswith(" communication")]
+        return [(row, 1.0) for row in apart if row.system != "iperf3"]
 
-
-def _order(results: Results, name: str) -> tuple[int, str]:
-    names = list(results.rows)
-    return (names.index(name) if name in names else len(names), name)
-
-
-def make_table(headings: Sequence[str], lines: Iterable[Sequence[str]], left: int = 4) -> str:
-    """Formats a table; the first `left` columns are words."""
-    rule = ["---" if index < left else "---:" for index in range(len(headings))]
-    return "\n".join(f"| {' | '.join(line)} |" for line in (headings, rule, *lines))
+    plots.bars(axes, {label: communication(found.rows[name]) for name, label in _STEPS.items()})
+    axes.set(ylabel="seconds", title="Communication of a DDP step, 4 nodes + 4 shards, 250 Mbit/s")

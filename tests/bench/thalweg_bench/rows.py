@@ -1,4 +1,4 @@
-"""Defines a benchmark's results, and the bounds that they are compared with."""
+"""Defines a benchmark's results, and how they are shown and written."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 import statistics
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 HEADINGS = ("case", "system", "MB", "median ms", "min", "max", "of bound", "vs thalweg")
@@ -42,66 +42,11 @@ def percentile(values: Sequence[float], percent: float) -> float:
     return ordered[max(0, math.ceil(len(ordered) * percent / 100) - 1)]
 
 
-def exchange_bound(
-    wire_bytes: int,
-    rate: float | None,
-    nodes: int,
-    shards: int,
-    *,
-    slow_factor: int = 1,
-) -> float | None:
-    """Returns Thalweg's bound: each node sends and receives its gradients once, at the same time.
-
-    A shard's link carries nodes/shards times as much as a node's. One shard's link may be slower by
-    `slow_factor`; every other shard then sums more than the slow one by that factor.
-    """
-    if rate is None or shards == 0:
-        return None
-    parts = slow_factor * (shards - 1) + 1
-    return wire_bytes * 8 / rate * max(1.0, nodes * slow_factor / parts)
-
-
-def hosted_bound(
-    wire_bytes: float, rate: float | None, nodes: int, shards: int, *, slow_node: int = 1
-) -> float | None:
-    """Returns the bound where every node hosts a shard too, and all share the sums as well as can
-    be.
-
-    A node that sums x bytes carries wire_bytes + (nodes - 2)·x in each direction, another shard
-    nodes·x. The last node's link may be slower by `slow_node`.
-    """
-    if rate is None or nodes < 2:
-        return None
-    node_rates = [rate / 8] * (nodes - 1) + [rate / 8 / slow_node]
-
-    def summed_within(seconds: float) -> float:
-        spare = [seconds * r - wire_bytes for r in node_rates]
-        if min(spare) < 0:
-            return -1.0
-        hosted = sum(min(wire_bytes, s / (nodes - 2)) if nodes > 2 else wire_bytes for s in spare)
-        return hosted + shards * seconds * rate / 8 / nodes
-
-    low, high = 0.0, 2 * nodes * wire_bytes / min(node_rates)
-    for _ in range(100):
-        middle = (low + high) / 2
-        low, high = (low, middle) if summed_within(middle) >= wire_bytes else (middle, high)
-    return high
-
-
-def ring_bound(size: int, rate: float | None, ranks: int, nodes: int) -> float | None:
-    """Returns the bound of a ring allreduce: every rank sends 2·(N-1)/N of the bytes to its
-    successor.
-
-    Ranks of a node are neighbours in the ring, so that it leaves each node once and enters it once,
-    however many workers the node has: a link carries what one rank sends.
-    """
-    if rate is None or nodes < 2:
-        return None
-    return 2 * (ranks - 1) / ranks * size * 8 / rate
-
-
-def write_json(path: Path, rows: Sequence[Row]) -> None:
-    path.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n", encoding="utf-8")
+def write_json(path: Path, document: object) -> None:
+    """Writes at once: what an interrupted run has measured before is not lost."""
+    new = path.with_name(f"{path.name}.new")
+    new.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    new.replace(path)
 
 
 def make_cells(rows: Sequence[Row]) -> list[tuple[str, ...]]:
@@ -110,31 +55,26 @@ def make_cells(rows: Sequence[Row]) -> list[tuple[str, ...]]:
     lines: list[tuple[str, ...]] = []
     for row in rows:
         own = ours.get((row.case, row.bytes))
-        lines.append(
-            (
-                row.case,
-                row.system,
-                f"{row.bytes / 1e6:.3f}",
-                f"{row.median_s * 1e3:.3f}",
-                f"{row.min_s * 1e3:.3f}",
-                f"{row.max_s * 1e3:.3f}",
-                "-" if row.bound_s is None else f"{row.bound_s / row.median_s:.3f}",
-                "-" if own is None or row.system == "thalweg" else f"{row.median_s / own:.2f}x",
-            )
-        )
+        times = (f"{seconds * 1e3:.3f}" for seconds in (row.median_s, row.min_s, row.max_s))
+        of_bound = "-" if row.bound_s is None else f"{row.bound_s / row.median_s:.3f}"
+        beside = "-" if own is None or row.system == "thalweg" else f"{row.median_s / own:.2f}x"
+        lines.append((row.case, row.system, f"{row.bytes / 1e6:.3f}", *times, of_bound, beside))
     return lines
 
 
 def format_table(rows: Sequence[Row]) -> str:
-    lines = [HEADINGS, *make_cells(rows)]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return "\n".join(
-        "  ".join(
-            cell.ljust(width) if index < 2 else cell.rjust(width)
-            for index, (cell, width) in enumerate(zip(line, widths, strict=True))
-        ).rstrip()
-        for line in lines
-    )
+    return markdown(HEADINGS, make_cells(rows))
+
+
+def markdown(heads: Sequence[str], lines: Sequence[Sequence[str]], left: int = 2) -> str:
+    """Returns a table in Markdown that can be read as it is; the first `left` columns are words."""
+    widths = [max(3, *map(len, column)) for column in zip(heads, *lines, strict=True)]
+    rule = ["-" * w if at < left else "-" * (w - 1) + ":" for at, w in enumerate(widths)]
+    aligned = [
+        [cell.ljust(w) if at < left else cell.rjust(w) for at, (cell, w) in enumerate(zipped)]
+        for zipped in (zip(line, widths, strict=True) for line in (heads, *lines))
+    ]
+    return "\n".join(f"| {' | '.join(line)} |" for line in (aligned[0], rule, *aligned[1:]))
 
 
 def count(number: int, noun: str) -> str:

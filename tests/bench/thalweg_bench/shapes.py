@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Shape = tuple[int, ...]
 
@@ -17,21 +21,46 @@ def shapes_of(model: str) -> list[Shape]:
     return list(MODELS[model]())
 
 
-def count_elements(shapes: list[Shape]) -> int:
+def parse_shapes(text: str) -> list[Shape]:
+    """Reads a model's name, or shapes as in 64x3x7x7,1000x2048. Raises ValueError."""
+    if text in MODELS:
+        return shapes_of(text)
+    try:
+        found = [tuple(int(extent) for extent in shape.split("x")) for shape in text.split(",")]
+    except ValueError:
+        found = []
+    if not found or any(extent < 1 for shape in found for extent in shape):
+        raise ValueError(
+            f"{text!r} is neither one of {', '.join(MODELS)} nor shapes such as 64x3x7x7,1000x2048"
+        )
+    return found
+
+
+def count_elements(shapes: Sequence[Shape]) -> int:
     return sum(math.prod(shape) for shape in shapes)
+
+
+def tensors_of(shapes: Sequence[Shape]) -> list[Tensor]:
+    """Returns zeros of these shapes, in one piece of memory."""
+    import torch
+
+    parts = torch.zeros(count_elements(shapes)).split([math.prod(shape) for shape in shapes])
+    return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
 
 
 def transformer_blocks(width: int, blocks: int) -> list[list[Shape]]:
     """Returns the blocks of a transformer: attention, two linear layers, two norms."""
-    block = [
-        *_norm(width),
-        *_linear(width, 3 * width),
-        *_linear(width, width),
-        *_norm(width),
-        *_linear(width, 4 * width),
-        *_linear(4 * width, width),
-    ]
-    return [block] * blocks
+    return [_block(width)] * blocks
+
+
+def _block(width: int, table: Sequence[Shape] = ()) -> list[Shape]:
+    """Returns norm, attention, norm and two linear layers; `table` comes before the attention."""
+    heads = _linear(width, 3 * width) + _linear(width, width)
+    return [*_norm(width), *table, *heads, *_norm(width), *_mlp(width)]
+
+
+def _mlp(width: int) -> list[Shape]:
+    return _linear(width, 4 * width) + _linear(4 * width, width)
 
 
 def _norm(width: int) -> list[Shape]:
@@ -65,36 +94,23 @@ def _resnet50() -> Iterator[Shape]:
 def _bert_base() -> Iterator[Shape]:
     """Returns bert-base-uncased: the encoder with its pooler."""
     width = _BERT_WIDTH
-    for rows in (_BERT_VOCABULARY, _BERT_POSITIONS, 2):
-        yield (rows, width)
+    yield from ((rows, width) for rows in (_BERT_VOCABULARY, _BERT_POSITIONS, 2))
     yield from _norm(width)
     for _ in range(_BERT_LAYERS):
-        for _ in range(4):  # query, key, value, output
-            yield from _linear(width, width)
-        yield from _norm(width)
-        yield from _linear(width, 4 * width)
-        yield from _linear(4 * width, width)
-        yield from _norm(width)
+        yield from 4 * _linear(width, width)  # query, key, value, output
+        yield from [*_norm(width), *_mlp(width), *_norm(width)]
     yield from _linear(width, width)
 
 
 def _swin_t() -> Iterator[Shape]:
     width = _SWIN_WIDTH
-    yield from ((width, 3, 4, 4), (width,))
-    yield from _norm(width)
+    yield from ((width, 3, 4, 4), (width,), *_norm(width))
     for stage, (blocks, heads) in enumerate(zip(_SWIN_BLOCKS, _SWIN_HEADS, strict=True)):
         if stage > 0:  # merging of patches
-            yield (2 * width, 4 * width)
-            yield from _norm(4 * width)
+            yield from ((2 * width, 4 * width), *_norm(4 * width))
             width *= 2
         for _ in range(blocks):
-            yield from _norm(width)
-            yield ((2 * _SWIN_WINDOW - 1) ** 2, heads)
-            yield from _linear(width, 3 * width)
-            yield from _linear(width, width)
-            yield from _norm(width)
-            yield from _linear(width, 4 * width)
-            yield from _linear(4 * width, width)
+            yield from _block(width, [((2 * _SWIN_WINDOW - 1) ** 2, heads)])
     yield from _norm(width)
     yield from _linear(width, _CLASSES)
 

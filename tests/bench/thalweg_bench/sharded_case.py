@@ -1,21 +1,31 @@
-"""`thalweg bench fsdp` runs steps of a model that torch shards, over Gloo and over Thalweg."""
+"""Measures steps of a model that torch shards, over Gloo and over Thalweg."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated
 
+from thalweg._settings._config import ConfigError
 from thalweg.codecs import parse
-from thalweg_bench.cluster import Cluster, Shape
+from thalweg_bench.case import Outcome
+from thalweg_bench.cluster_case import ClusterCase
 from thalweg_bench.compression import wire_bytes
-from thalweg_bench.lab_case import run_alternating
-from thalweg_bench.resources import Usage
-from thalweg_bench.rows import Row, make_row, say
+from thalweg_bench.options import StepCodecs, names, number
+from thalweg_bench.rows import Row, markdown
+from thalweg_bench.shape import HOSTED, Shape
 from thalweg_bench.shapes import count_elements, transformer_blocks
-from thalweg_bench.torch_import import import_torch
+
+if TYPE_CHECKING:
+    from thalweg_bench.worker import Factories
 
 # Bytes of an element that is gathered, and of one that is reduced. Both are the same here.
 _ITEM_BYTES = {"fp32": 4.0, "fp16": 2.0, "bf16": 2.0, "int8": 260 / 256}
+_FORMS = ("flat", "hybrid")
+_HEADINGS = (
+    *("case", "system", "seconds", "min", "max", "of bound"),
+    *("times Gloo", "MB sent", "of Gloo", "of fp32"),
+)
 
 
 @dataclass(frozen=True)
@@ -28,22 +38,54 @@ class Kind:
     hybrid: bool = False  # sharded inside each node, copies on all nodes
 
 
-@dataclass(frozen=True)
-class ShardedCase:
-    shape: Shape
-    width: int
-    blocks: int
-    codecs: tuple[str, ...]
-    repeats: int
+@dataclass(frozen=True, kw_only=True)
+class FsdpCase(ClusterCase):
+    """a step of a model that torch shards, over Gloo and over Thalweg
+
+    A step is a forward and a backward pass with a transformer's parameters and hardly any
+    computation: it takes what its links take. The blocks are the units that torch gathers and
+    reduces. "flat": sharded over all workers, by FSDP2 (fully_shard) and FSDP1; "hybrid": inside
+    each of 2 nodes of 2 workers, with copies on both. There are no aggregators unless asked for:
+    the nodes' sidecars host the shards. MB sent: by a node in a step, headers included.
+
+    examples:
+      thalweg bench fsdp --json rows.json
+      thalweg bench fsdp --cases hybrid --hybrid-codecs powersgd:4,onebit --rate 100mbit
+    """
+
+    shape: Shape = HOSTED
+    cases: Annotated[tuple[str, ...], names(_FORMS)] = _FORMS
+    width: Annotated[int, number(8, 8192, "of the transformer")] = 512
+    blocks: Annotated[int, number(1, 1000)] = 16
+    codecs: StepCodecs = ("fp16", "int8")
+    hybrid_codecs: StepCodecs = ("powersgd:rank=4,start=2",)
+    repeats: Annotated[int, number(1, 1000)] = 3
+
+    def check(self) -> None:
+        for codec in self.codecs:
+            if "flat" in self.cases and codec.partition(":")[0] not in ("fp16", "bf16", "int8"):
+                raise ConfigError(f"--codecs {codec}: shards are sent in fp16, bf16 or int8")
+        super().check()
+
+    def run(self) -> Outcome:
+        shapes = {"flat": self.shape, "hybrid": replace(self.shape, nodes=2, workers=2)}
+        parts = [replace(self, cases=(form,), shape=shapes[form])._run() for form in self.cases]
+        found = Outcome.joined(parts)
+        sent = [float(str(entry["sent_mb"])) for entry in found.resources]
+        return replace(found, text=table(found.rows, sent))
 
     @property
     def hybrid(self) -> bool:
         """Whether the model is sharded inside each node, with copies on all nodes."""
-        return self.shape.workers > 1
+        return self.cases == ("hybrid",)
 
     @property
     def elements(self) -> int:
         return sum(map(count_elements, transformer_blocks(self.width, self.blocks)))
+
+    @property
+    def size(self) -> int:
+        return 4 * self.elements
 
     @property
     def name(self) -> str:
@@ -59,9 +101,18 @@ class ShardedCase:
         }
         coded = {
             f"thalweg fsdp2 {codec}": Kind("thalweg", 2, codec, self.hybrid)
-            for codec in self.codecs
+            for codec in (self.hybrid_codecs if self.hybrid else self.codecs)
         }
         return plain | coded
+
+    @property
+    def systems(self) -> tuple[str, ...]:
+        return tuple(self.kinds())
+
+    def factories(self) -> Factories:
+        from thalweg_bench.sharded_step import factories
+
+        return factories(transformer_blocks(self.width, self.blocks), self.kinds())
 
     def sent_bytes(self, kind: Kind) -> float:
         """Returns the bytes of values that a node's link carries each way in a step.
@@ -76,79 +127,40 @@ class ShardedCase:
         units = 4 if kind.backend == "gloo" else 3
         return units * part * self.elements * _ITEM_BYTES[kind.codec.partition(":")[0]]
 
+    def bound(self, system: str, rate: float | None) -> float | None:
+        return None if rate is None else self.sent_bytes(self.kinds()[system]) * 8 / rate
 
-@dataclass(frozen=True)
-class Measured:
-    row: Row
-    sent_mb: float  # by a node in a step, headers included
-
-
-def run(case: ShardedCase) -> list[Measured]:
-    """Runs the case. Raises BenchError, LabError or ServerError."""
-    kinds = case.kinds()
-    with Cluster(case.shape) as cluster:
-        _start_workers(cluster, case)
-        usages = {system: cluster.usage() for system in kinds}
-        slowest = max(filter(None, (_bound(case, kind) for kind in kinds.values())), default=None)
-
-        def once(system: str, repeat: int) -> float:
-            return cluster.measure(system, repeat, slowest, usages[system] if repeat else None)
-
-        times = run_alternating(list(kinds), case.repeats, once)
-        return [
-            _measured(case, system, times[system], _bound(case, kind), usages[system])
-            for system, kind in kinds.items()
-        ]
+    def _run(self) -> Outcome:
+        with self.cluster() as cluster:
+            self.start(cluster)
+            self.open(cluster, seconds=120 + 20 * (self.slowest or 0.0))
+            usages = {system: cluster.usage() for system in self.systems}
+            rows = self.rows(self.take_turns(cluster, usages))
+            nodes = self.shape.nodes
+            return Outcome(
+                rows, [usages[r.system].per_node(r.case, r.system, r.bytes, nodes) for r in rows]
+            )
 
 
-def _measured(
-    case: ShardedCase, system: str, seconds: Sequence[float], bound: float | None, usage: Usage
-) -> Measured:
-    row = make_row(case.name, system, 4 * case.elements, seconds, bound)
-    used = usage.per_node(case.name, system, row.bytes, case.shape.nodes)
-    return Measured(row, float(str(used["sent_mb"])))
-
-
-def _start_workers(cluster: Cluster, case: ShardedCase) -> None:
-    say(case.name)
-    import_torch()
-    from thalweg_bench.sharded_step import factories
-    from thalweg_bench.worker import Worker
-
-    kinds = case.kinds()
-    systems = factories(transformer_blocks(case.width, case.blocks), kinds)
-    cluster.fork(lambda rank: Worker(cluster.lab, cluster.place(rank), systems))
-    cluster.call("start_gloo")
-    slowest = max(filter(None, (_bound(case, kind) for kind in kinds.values())), default=0.0)
-    for system in kinds:
-        say(f"{system}: building, first steps")
-        cluster.call("open", system, seconds=120 + 20 * slowest)
-
-
-def _bound(case: ShardedCase, kind: Kind) -> float | None:
-    rate = case.shape.rate
-    return None if rate is None else case.sent_bytes(kind) * 8 / rate
-
-
-def table(results: Sequence[Measured]) -> str:
-    """Returns a Markdown table, each system beside Gloo's of its case and kind of FSDP: how many
-    times as fast it is, what part it sends of Gloo's bytes, and of its own without a codec.
+def table(rows: Sequence[Row], sent_mb: Sequence[float]) -> str:
+    """Returns each system beside Gloo's of its case and kind of FSDP: how many times as fast it is,
+    what part it sends of Gloo's bytes, and of its own without a codec.
     """
-    heads = ("case", "system", "seconds", "min", "max", "of bound", "times Gloo", "MB sent")
-    lines = [f"| {' | '.join((*heads, 'of Gloo', 'of fp32'))} |", "|---" * 10 + "|"]
-    for one in results:
-        row = one.row
+    by_system = {
+        (row.case, row.system): (row, sent) for row, sent in zip(rows, sent_mb, strict=True)
+    }
+    lines = []
+    for row, sent in by_system.values():
         kind = row.system.split()[1]
-        gloo, exact = (_find(results, row.case, f"{by} {kind}") for by in ("gloo", "thalweg"))
-        cells = (
-            *(row.case, row.system, f"{row.median_s:.3f}", f"{row.min_s:.3f}", f"{row.max_s:.3f}"),
-            "-" if row.bound_s is None else f"{row.bound_s / row.median_s:.3f}",
-            *(f"{gloo.row.median_s / row.median_s:.2f}", f"{one.sent_mb:.2f}"),
-            *(f"{one.sent_mb / base.sent_mb:.3f}" for base in (gloo, exact)),
+        gloo, gloo_sent = by_system[row.case, f"gloo {kind}"]
+        plain_sent = by_system[row.case, f"thalweg {kind}"][1]
+        lines.append(
+            (
+                *(row.case, row.system),
+                *(f"{seconds:.3f}" for seconds in (row.median_s, row.min_s, row.max_s)),
+                "-" if row.bound_s is None else f"{row.bound_s / row.median_s:.3f}",
+                *(f"{gloo.median_s / row.median_s:.2f}", f"{sent:.2f}"),
+                *(f"{sent / base:.3f}" for base in (gloo_sent, plain_sent)),
+            )
         )
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
-def _find(results: Sequence[Measured], case: str, system: str) -> Measured:
-    return next(one for one in results if (one.row.case, one.row.system) == (case, system))
+    return markdown(_HEADINGS, lines)

@@ -1,167 +1,179 @@
-"""`thalweg bench suite` runs all cases, one after the other, each in a process of its own."""
+"""Runs all cases, each in a process of its own, and writes a page of them."""
 
 from __future__ import annotations
 
-import contextlib
-import json
+import datetime
 import os
-import shlex
-import signal
+import platform
+import re
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
-from typing import IO, Any
+from typing import Annotated, Any
 
-from thalweg._processes import describe_exit, die_with_parent
-from thalweg_bench import cluster, iperf, machine, micro
+import thalweg
+from thalweg._settings._config import ConfigError
+from thalweg_bench import iperf, micro, report
+from thalweg_bench.case import Case, Outcome
+from thalweg_bench.cluster import check_installed
 from thalweg_bench.lab import check_possible
-from thalweg_bench.rows import BenchError, count, say
-from thalweg_bench.suite_cases import CASES, MICRO, SuiteCase
+from thalweg_bench.options import Option, Programs, flag, names
+from thalweg_bench.programs import run_watched
+from thalweg_bench.results import (
+    CHUNK_BYTES,
+    MEMORY_NODES,
+    NODES,
+    RESNET_BYTES,
+    WINDOW_CHUNKS,
+    Results,
+)
+from thalweg_bench.rows import BenchError, say
 
-MACHINE = "machine.json"
-_GRACE_SECONDS = 30.0  # for a case to take its network down
+_DEADLINE = 900.0  # of a case; the longest takes three minutes on two cores
 
 
-@dataclass(frozen=True)
-class Suite:
-    out: Path
-    names: tuple[str, ...]
-    micro_dir: Path
+def _lab(nodes: int, rate: str, peers: str, more: str = "", *, size: int = RESNET_BYTES) -> str:
+    shards = 0 if rate == "none" else nodes
+    where = f"lab --nodes {nodes} --shards {shards} --rate {rate} --bytes {size} --peers {peers}"
+    return f"{where} {more}".rstrip()
+
+
+_BOTH = "gloo,iperf3"
+_STEP = "step --nodes 4 --shards 4 --rate 250mbit --peers"
+_SIZES = ",".join(str(4096 << shift) for shift in range(0, 18, 2))
+_SLOW = _lab(4, "250mbit", "iperf3", "--repeats 3 --slow-shard 10", size=12_800_000)
+_SMALL_CHUNKS = f"THALWEG_CHUNK_BYTES={CHUNK_BYTES} THALWEG_WINDOW_CHUNKS={WINDOW_CHUNKS}"
+# The arguments of `thalweg bench`, after variables of the environment.
+CASES = {
+    "allreduce-4x250mbit": _lab(4, "250mbit", _BOTH),
+    "allreduce-4x500mbit": _lab(4, "500mbit", _BOTH),
+    "allreduce-4x1gbit": _lab(4, "1gbit", _BOTH),
+    "allreduce-4x2gbit": _lab(4, "2gbit", _BOTH),
+    "allreduce-8x100mbit": _lab(8, "100mbit", _BOTH),
+    "allreduce-4x2workers-250mbit": _lab(4, "250mbit", _BOTH, "--workers 2"),
+    "fp16-4x1gbit": _lab(4, "1gbit", "iperf3", "--dtype fp16"),
+    "local-2workers": _lab(1, "none", "gloo,memcpy", "--workers 2"),
+    "local-4workers": _lab(1, "none", "gloo,memcpy", "--workers 4"),
+    "step-resnet50": f"{_STEP} ddp,torch-fp16,iperf3 --model resnet50 --codec fp16",
+    "step-swin-t": f"{_STEP} ddp,torch-fp16,iperf3 --model swin-t --codec fp16",
+    # Plain DDP would add its 438 MB and 21 s to each of many steps without new information.
+    "step-bert-base": f"{_STEP} torch-fp16,iperf3 --model bert-base --codec fp16 --repeats 3",
+    "step-4x2workers-fp32": f"{_STEP} ddp,iperf3 --model resnet50 --workers 2 --repeats 3",
+    "sweep-1gbit": f"lab --nodes 4 --shards 4 --rate 1gbit --bytes {_SIZES} --repeats 3",
+    **{f"scale-{n}": _lab(n, "50mbit", "iperf3", size=12_000_000) for n in NODES},
+    "latency": "latency --nodes 4 --shards 4 --count 1000 --peers gloo",
+    "soak": "soak --nodes 2 --shards 2 --count 10000",
+    "memory": f"{_SMALL_CHUNKS} {_lab(MEMORY_NODES, '500mbit', 'iperf3', '--repeats 3')}",
+    "slow-shard": _SLOW,
+    "slow-shard-weighted": f"{_SLOW} --weighted",
+    "micro": "micro",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SuiteCase(Case):
+    """all cases that `make bench` measures
+
+    Each case is a command of `thalweg bench`; --list shows them. It leaves what it prints in
+    DIR/NAME.md, its rows in DIR/NAME.json, and some resources in DIR/NAME.resources.json. Cases
+    measured earlier stay in DIR unless they are measured again. In the end DIR/performance.md has
+    all of them, with their targets and plots.
+    """
+
+    out: Annotated[Path | None, Option(Path, "where to write; made if need be", "DIR")] = None
+    list: Annotated[bool, flag("show the cases and leave")] = False
+    only: Annotated[tuple[str, ...], names(CASES, "default: all")] = tuple(CASES)
+    dir: Programs = Path("build/release")
 
     def check(self) -> None:
-        """Raises LabError or ConfigError when a case cannot run here."""
-        if set(self.names) != {MICRO}:
+        if self.list:
+            return
+        if self.out is None:
+            raise ConfigError("one of --out and --list is required")
+        if "micro" in self.only and not micro.programs_in(self.dir):
+            raise ConfigError(
+                f"there is no program *_bench in {self.dir}: build first (make build)"
+            )
+        if self.only != ("micro",):
             check_possible()
             iperf.check_installed()
-            cluster.check_installed()
+            check_installed()
 
-    def run(self, start: Callable[[SuiteCase, Path], None] | None = None) -> list[str]:
-        """Returns the names of failed cases; `start` runs a case, writing into a folder."""
-        start = start or self._start
+    def run(self) -> Outcome:
+        if self.list or self.out is None:
+            return Outcome([], text="\n".join(f"{name}\n    {typed(name)}" for name in self.only))
         self.out.mkdir(parents=True, exist_ok=True)
-        cases = [CASES[name] for name in self.names]
-        minutes = sum(case.seconds for case in cases) / 60
-        say(f"{count(len(cases), 'case')}, about {minutes:.0f} min")
         failures = []
-        for number, case in enumerate(cases, 1):
-            say(f"== {case.name} ({number}/{len(cases)}), about {case.seconds} s")
+        for name in self.only:
+            say(f"== {name}: {typed(name)}")
+            for path in self.out.glob(f"{name}.*"):  # an earlier run's must not pass for this one's
+                path.unlink()
             try:
-                self._measure(case, start)
-            except (BenchError, OSError) as error:
-                say(f"== {case.name} failed: {error}")
-                failures.append(case.name)
-        return failures
+                self.start(name, self.out)
+            except BenchError as error:
+                say(f"== {name} failed: {error}")
+                failures.append(name)
+        report.write(self.out, Results.read(self.out, [*CASES]), describe_machine(), [*CASES])
+        if failures:
+            raise BenchError(f"failed: {', '.join(failures)}; all others were measured")
+        return Outcome([], text=f"see {self.out / 'performance.md'}")
 
-    def _measure(self, case: SuiteCase, start: Callable[[SuiteCase, Path], None]) -> None:
-        begin = time.monotonic()
-        self._forget(case)
-        with tempfile.TemporaryDirectory(prefix="thalweg-suite-") as folder:
-            start(case, Path(folder))
-            for kind in _kinds(case):
-                parts = [Path(folder, f"{i}.{kind}") for i in range(len(case.commands))]
-                merged = [entry for part in parts for entry in json.loads(part.read_text("utf-8"))]
-                _write(self.out / f"{case.name}.{kind}", merged)
-        self._remember(case, time.monotonic() - begin)
-
-    def _forget(self, case: SuiteCase) -> None:
-        """Deletes an earlier run's results, which must not pass for this one's."""
-        for kind in ("json", "resources.json"):
-            (self.out / f"{case.name}.{kind}").unlink(missing_ok=True)
-        self._update_machine(lambda cases: cases.pop(case.name, None))
-
-    def _remember(self, case: SuiteCase, seconds: float) -> None:
-        entry = {
-            "date": machine.now(),
-            "seconds": round(seconds),
-            "commands": case.command_lines(),
-        }
-        self._update_machine(lambda cases: cases.update({case.name: entry}))
-
-    def _update_machine(self, change: Callable[[dict[str, Any]], object]) -> None:
-        path = self.out / MACHINE
-        known = {}
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            known = dict(json.loads(path.read_text("utf-8"))["cases"])
-        change(known)
-        _write(path, machine.describe(self._command()) | {"cases": known})
-
-    def _command(self) -> str:
-        argv = ["thalweg", "bench", "suite", "--out", str(self.out)]
-        if self.names != tuple(CASES):
-            argv += ["--only", ",".join(self.names)]
-        return shlex.join(argv)
-
-    def _start(self, case: SuiteCase, folder: Path) -> None:
-        for number, command in enumerate(case.commands):
-            argv = [sys.executable, "-m", "thalweg", "bench", *command.split()]
-            if case.name == MICRO:
-                argv += ["--dir", str(self.micro_dir)]
-            options = {"json": "--json", "resources.json": "--resources"}
-            for kind in _kinds(case):
-                argv += [options[kind], str(folder / f"{number}.{kind}")]
-            run_watched(argv, os.environ | dict(case.env), 4.0 * case.seconds + 60)
+    def start(self, name: str, out: Path) -> None:
+        """Runs a case, which writes its files. Raises BenchError."""
+        words = CASES[name].split()
+        env = dict(word.split("=") for word in words if word.startswith("THALWEG_"))
+        words = [*words[len(env) :], "--json", str(out / f"{name}.json")]
+        if words[0] in ("lab", "soak"):
+            words += ["--resources", str(out / f"{name}.resources.json")]
+        if words[0] == "micro":
+            words += ["--dir", str(self.dir)]
+        argv, begin = [sys.executable, "-m", "thalweg", "bench", *words], time.monotonic()
+        with tempfile.TemporaryFile() as file:
+            run_watched(argv, _DEADLINE, env=env, output=file)
+            file.seek(0)
+            seconds, table = time.monotonic() - begin, file.read().decode()
+        how = f"`{typed(name)}`, {_now()}, {seconds:.0f} s"
+        (out / f"{name}.md").write_text(f"## {name}\n\n{how}\n\n{table}", encoding="utf-8")
 
 
-def select(only: Sequence[str], micro_dir: Path) -> tuple[str, ...]:
-    """Returns cases in the order of the suite; without `only` all that can run."""
-    if only:
-        return tuple(name for name in CASES if name in only)
-    if micro.find_programs(micro_dir):
-        return tuple(CASES)
-    say(f"{MICRO} is left out: there is no program *_bench in {micro_dir} (see --micro-dir)")
-    return tuple(name for name in CASES if name != MICRO)
+def typed(name: str) -> str:
+    """Returns a case's command as a person would type it."""
+    return re.sub("^((?:THALWEG_\\S+ )*)", r"\1thalweg bench ", CASES[name])
 
 
-def run_watched(
-    argv: Sequence[str], env: dict[str, str], seconds: float, output: IO[bytes] | None = None
-) -> None:
-    """Raises BenchError unless the command succeeds in time. Leaves nothing running.
-
-    `output` gets what the command prints; default: it is shown.
-    """
-    preexec = die_with_parent(signal.SIGTERM)
-    with (
-        _exiting_on_sigterm(),
-        subprocess.Popen(
-            argv, env=env, stdout=output, stderr=output, preexec_fn=preexec
-        ) as process,
-    ):
-        try:
-            code = process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            raise BenchError(f"it did not end within {seconds:.0f} s") from None
-        finally:
-            _end(process)
-    if code == 128 + signal.SIGINT:
-        raise KeyboardInterrupt
-    if code != 0:
-        raise BenchError(f"it {describe_exit(code)}; its message is above")
+def describe_machine() -> dict[str, Any]:
+    cpu = re.search(r"^model name\s*:\s*(.+)$", _read("/proc/cpuinfo"), re.MULTILINE)
+    kilobytes = re.search(r"^MemTotal:\s*(\d+) kB", _read("/proc/meminfo"), re.MULTILINE)
+    return {
+        "date": _now(),
+        "cpu": cpu[1] if cpu else platform.machine(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory": f"{round(int(kilobytes[1]) / (1 << 20))} GiB" if kilobytes else None,
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "torch": metadata.version("torch"),
+        "thalweg": thalweg.__version__,
+        "commit": commit(Path(thalweg.__file__).parent),
+    }
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    process.terminate()
+def commit(folder: Path) -> str | None:
+    """Returns the commit of the repository around the folder; "-dirty" when it has changes."""
+    argv = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--exclude=*"]
     try:
-        process.wait(_GRACE_SECONDS)
-    except subprocess.TimeoutExpired:
-        process.kill()
+        result = subprocess.run(argv, capture_output=True, text=True, timeout=30)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return result.stdout.strip() if result.returncode == 0 else None
 
 
-@contextlib.contextmanager
-def _exiting_on_sigterm() -> Iterator[None]:
-    old = signal.signal(signal.SIGTERM, lambda signum, _: sys.exit(128 + signum))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, old)
+def _now() -> str:
+    return datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
 
 
-def _kinds(case: SuiteCase) -> list[str]:
-    return ["json", "resources.json"] if case.resources else ["json"]
-
-
-def _write(path: Path, document: object) -> None:
-    path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+def _read(path: str) -> str:
+    return Path(path).read_text(encoding="utf-8")

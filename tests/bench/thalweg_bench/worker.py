@@ -12,7 +12,7 @@ from typing import Protocol
 import torch.distributed as dist
 
 from thalweg import _C
-from thalweg._config import Config
+from thalweg._settings._config import Config
 from thalweg_bench.lab import INTERFACE, Lab
 from thalweg_bench.place import Place
 from thalweg_bench.rows import say
@@ -37,15 +37,16 @@ class System(Protocol):
         """Releases what it holds."""
 
 
+Factories = Mapping[str, Callable[..., System]]  # by the systems' names
+
+
 class Worker:
     """The parent calls its do_* methods. One thread may use it.
 
     `factories` make the systems, by name, from the place and the arguments of do_open().
     """
 
-    def __init__(
-        self, lab: Lab, place: Place, factories: Mapping[str, Callable[..., System]]
-    ) -> None:
+    def __init__(self, lab: Lab, place: Place, factories: Factories) -> None:
         lab.enter(f"node{place.node}")
         os.environ["GLOO_SOCKET_IFNAME"] = INTERFACE
         os.environ["THALWEG_SIDECAR"] = place.sidecar  # ddp.attach() reads it
@@ -57,7 +58,9 @@ class Worker:
         self._offer: _C.ShardOffer | None = None
 
     def do_start_gloo(self) -> None:
-        start_gloo(self._place, self._master)
+        rank, size = self._place.rank, self._place.world_size
+        address = f"tcp://{self._master}:{_GLOO_PORT}"
+        dist.init_process_group("gloo", init_method=address, rank=rank, world_size=size)
 
     def do_offer(self) -> None:
         """Makes the node's sidecar host a shard for what is opened next."""
@@ -106,15 +109,6 @@ class Worker:
         for system in self._systems.values():
             system.close()
         self._systems.clear()
-
-
-def start_gloo(place: Place, master: str) -> None:
-    dist.init_process_group(
-        "gloo",
-        init_method=f"tcp://{master}:{_GLOO_PORT}",
-        rank=place.rank,
-        world_size=place.world_size,
-    )
 
 
 def open_session(place: Place) -> _C.Session:

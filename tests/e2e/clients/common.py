@@ -2,7 +2,8 @@
 
 The phase `first` trains with plain DDP, with codec fp32, and with PowerSGD until a checkpoint;
 `second`, in other processes, goes on from there. `killed` does both, but in its first attempt
-rank 1 dies when it goes on. Each writes what it has seen to PHASE<rank>.json.
+rank 1 dies when it goes on; then it trains as long without a break. Each writes what it has seen
+to PHASE<rank>.json.
 """
 
 import gc
@@ -96,6 +97,9 @@ def main(train: Callable[[Task], dict[str, Any]]) -> None:
         results["saves"] = with_codec(POWERSGD, lambda: train(saving))
     else:
         results["resumes"] = with_codec(POWERSGD, lambda: train(going_on))
+    if phase == "killed":
+        os.environ.pop("THALWEG_RESIDUALS", None)  # the folder is one training's alone
+        results["whole"] = with_codec(POWERSGD, lambda: train(Task(ENDS_AT, folder / "whole")))
     report(phase, folder, results)
 
 

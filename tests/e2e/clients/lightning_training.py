@@ -4,7 +4,7 @@ from typing import Any
 
 import pytorch_lightning as lightning
 import torch
-from common import Task, data, layers, main, seen
+from common import SAVED_AT, Task, data, layers, main, seen
 
 
 class Model(lightning.LightningModule):
@@ -44,7 +44,9 @@ def train(task: Task, strategy: str | lightning.strategies.Strategy = "ddp") -> 
         enable_model_summary=False,
     )
     path = str(task.folder / "last.ckpt") if task.resumes else None
-    trainer.fit(Model(), torch.utils.data.DataLoader(data(), batch_size=2), ckpt_path=path)
+    # The checkpoint ends an epoch: within one, Lightning would begin with its first batch again.
+    epoch = torch.utils.data.DataLoader(data(SAVED_AT), batch_size=2)
+    trainer.fit(Model(), epoch, ckpt_path=path)
     return look.seen
 
 

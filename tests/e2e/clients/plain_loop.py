@@ -30,12 +30,14 @@ def train(
         optimizer.load_state_dict(saved["optimizer"])
         done = saved["done"]
     generator = torch.Generator().manual_seed(dist.get_rank())
-    while done < task.steps:
+    for step in range(task.steps):
+        samples = torch.randn(2, 64, generator=generator)
+        if step < done:
+            continue
         optimizer.zero_grad()
-        model(torch.randn(2, 64, generator=generator)).square().mean().backward()
+        model(samples).square().mean().backward()
         optimizer.step()
-        done += 1
     if task.saves and dist.get_rank() == 0:
-        parts = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "done": done}
-        torch.save(parts, task.folder)
+        parts = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+        torch.save(parts | {"done": task.steps}, task.folder)
     return seen(model)

@@ -39,6 +39,7 @@ def train(task: Task) -> dict[str, Any]:
         per_device_train_batch_size=2,
         save_strategy="steps" if task.saves else "no",
         save_steps=task.steps,
+        lr_scheduler_type="constant",  # whatever the number of steps
         report_to=[],
         disable_tqdm=True,
         use_cpu=True,

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
-from thalweg import _torch_patches
+from thalweg._torch import _patches
 from thalweg.amp._optimizer import mixed_optimizer_of
 from thalweg.amp._scaling import ScaleRule
 from thalweg.optim import _finite
@@ -41,7 +41,7 @@ def install() -> None:
         ("update", _update_and_clamp),
         ("load_state_dict", _load_and_remember),
     ):
-        _torch_patches.install("amp", GradScaler, name, around)
+        _patches.install("amp", GradScaler, name, around)
 
 
 def _fill_and_unscale(

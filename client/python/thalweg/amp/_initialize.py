@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from thalweg._precision import announce
+from thalweg._torch._precision import announce
 from thalweg.amp import _gradscaler
 from thalweg.amp._casts import casting
 from thalweg.amp._functions import Casts, NoCasts, activate_casts, deactivate_casts

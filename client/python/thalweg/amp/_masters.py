@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from thalweg import _torch_patches
+from thalweg._torch import _patches
 from thalweg.amp._scaling import LossScaler, gather_unscaled
 from thalweg.optim._copies import ask_for_copies, take_stored
 
@@ -227,7 +227,7 @@ def share_when_distributed() -> None:
     torch gives them rank 0's parameters only. Workers that were initialised with other seeds would
     round to the same parameters once, and diverge from there.
     """
-    _torch_patches.install("amp", DistributedDataParallel, "__init__", _build_and_share)
+    _patches.install("amp", DistributedDataParallel, "__init__", _build_and_share)
 
 
 def share_masters(module: DistributedDataParallel) -> None:

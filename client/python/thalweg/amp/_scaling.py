@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from thalweg._precision import tell
+from thalweg._torch._precision import tell
 
 # The smallest scale whose inverse is a float32. It is the floor where none is given, so that a
 # scale never becomes 0.

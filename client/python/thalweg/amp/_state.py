@@ -16,8 +16,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
-from thalweg import _logging
-from thalweg._config import Activation
+from thalweg._settings import _logging
+from thalweg._settings._config import Activation
 from thalweg.amp._functions import NoCasts
 from thalweg.amp._masters import HALF_TYPES, MasterSet
 from thalweg.amp._scaling import LossScaler

@@ -10,8 +10,8 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
-from thalweg import _config
-from thalweg._config import ConfigError
+from thalweg._settings import _config
+from thalweg._settings._config import ConfigError
 from thalweg.cli import _run
 
 _LEAST_STEPS = 3

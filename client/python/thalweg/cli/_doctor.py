@@ -15,8 +15,9 @@ from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
 
-from thalweg import __version__, _addresses, _binaries
-from thalweg._config import ConfigError, Network, SecurityFiles
+from thalweg import __version__, _binaries
+from thalweg._job import _addresses
+from thalweg._settings._config import ConfigError, Network, SecurityFiles
 from thalweg.cli import _doctor_machine, _doctor_variables, _probe
 
 _CONNECT_SECONDS = 2.0

@@ -1,20 +1,22 @@
 """What an installer asks of a machine, for `thalweg doctor`: GPUs, their driver and torch's build,
-NCCL, bfloat16, MPS, RDMA, and the link to other hosts. Nothing of it is needed, so nothing fails.
+NCCL, bfloat16, MPS, RDMA, the link to other hosts, and the address that Gloo gives these. Nothing
+of it is needed, so nothing fails.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from thalweg import _addresses
-from thalweg._config import ConfigError, Network
-from thalweg._variables import KNOWN
+from thalweg._job import _addresses
+from thalweg._settings._config import ConfigError, Network
+from thalweg._settings._variables import KNOWN
 from thalweg.cli._finding import Finding
 
 _ROOT = Path("/")
@@ -45,6 +47,7 @@ def findings(network: Network) -> Iterator[Finding]:
     yield bfloat16()
     yield rdma()
     yield link(network)
+    yield gloo(network, socket.gethostname())
 
 
 def torchs_build() -> Build:
@@ -138,3 +141,20 @@ def link(network: Network, root: Path = _ROOT) -> Finding:
         measured = "a job measures it when it begins"
         return Finding("note", f"link: {name} does not say how fast it is; {measured}")
     return Finding("ok", f"link: {name} is one of {mbits / 1000:g} Gbit/s")
+
+
+def gloo(network: Network, host: str) -> Finding:
+    """Says at which address torch's Gloo lets other hosts connect: that of the host's name."""
+    if network.gloo_interfaces:
+        return Finding(
+            "ok", f"Gloo: other hosts reach {network.gloo_interfaces} (GLOO_SOCKET_IFNAME)"
+        )
+    try:
+        address = str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
+    except OSError:
+        address = "127.0.0.1"  # which Gloo takes then
+    if _addresses.is_loopback(address):
+        where = f"stands for {address}, at which no other host reaches it"
+        remedy = "in a job of several hosts, set GLOO_SOCKET_IFNAME to the interface between them"
+        return Finding("note", f"Gloo: this host's name, {host}, {where}: {remedy}")
+    return Finding("ok", f"Gloo: other hosts reach {address}, for which the name {host} stands")

@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Iterator, Mapping
 
 from thalweg import _binaries
-from thalweg._variables import AIAK, CODEC_SWITCHES, KNOWN, POWERSGD, SWITCHES, misspelt
+from thalweg._settings._variables import AIAK, CODEC_SWITCHES, KNOWN, POWERSGD, SWITCHES, misspelt
 from thalweg.cli._finding import Finding
 
 # They work through the entry point that torch calls when it is imported.

@@ -23,8 +23,11 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from thalweg import _local_updates, _model, _served, _sharded, _stats, _variables, ddp
-from thalweg._config import Activation, ConfigError
+from thalweg import ddp
+from thalweg._activation import _local_updates, _served, _sharded
+from thalweg._attach import _model, _stats
+from thalweg._settings import _variables
+from thalweg._settings._config import Activation, ConfigError
 from thalweg.cli import _local_advice, _script
 from thalweg.ps import LocalOptimizer, ServerOptimizer
 
@@ -155,8 +158,8 @@ def _of_others(optimizers: Sequence[Optimizer]) -> list[Line]:
     """Returns what there is of models without DistributedDataParallel that use Thalweg."""
     lines = [_of_served(one) for one in optimizers if isinstance(one, ServerOptimizer)]
     lines += [_of_local(one) for one in optimizers if isinstance(one, LocalOptimizer)]
-    if "thalweg._shard_state" in sys.modules:  # torch's FSDP takes seconds to load
-        from thalweg._shard_state import Compression
+    if "thalweg._sharded._state" in sys.modules:  # torch's FSDP takes seconds to load
+        from thalweg._sharded._state import Compression
 
         lines += [
             Line(

@@ -12,8 +12,8 @@ import urllib.request
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from thalweg import _config
-from thalweg._config import ConfigError
+from thalweg._settings import _config
+from thalweg._settings._config import ConfigError
 
 _ANSWER_SECONDS = 5.0
 

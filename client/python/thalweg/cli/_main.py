@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from thalweg import __version__, codecs, policy
-from thalweg._config import LOCAL_SHARDS, ConfigError, parse_addresses
+from thalweg._settings._config import LOCAL_SHARDS, ConfigError, parse_addresses
 from thalweg.cli import _doctor_script, _http, _passed_on, _profile, _status, _trace
 
 _RUN_EPILOG = """\
@@ -40,9 +40,10 @@ _DOCTOR_EPILOG = """\
 With a script: runs it for three steps on a cluster on this machine, with the variables that are
 set, and says what was activated, what was not, and why.
 
-With --cluster: every aggregator by both of its ports, their versions and clocks, jobs that miss
-nodes or shards, failures of the last hour; and where kubectl knows a cluster, Thalweg's pods, their
-events, and definitions of jobs that would drop a sidecar. All of it is only read.
+With --cluster: asks every aggregator, at both of its ports, for its version and its clock, for jobs
+that lack nodes or shards, and for failures of the last hour. Where kubectl knows a cluster, it also
+looks at Thalweg's pods, their events, and definitions of jobs that would drop a sidecar. It changes
+nothing.
 
 exit codes:
   0      everything that was checked works; lines that begin with warn may matter
@@ -90,7 +91,7 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument(
         "--local-shards",
         choices=LOCAL_SHARDS,
-        help="sets THALWEG_LOCAL_SHARDS: whether sidecars host shards (default: with --shards 0)",
+        help="sets THALWEG_LOCAL_SHARDS: do sidecars host shards? (default: only with --shards 0)",
     )
     run.add_argument("--codec", type=_codec, metavar="CODEC", help="sets THALWEG_CODEC")
     run.add_argument(
@@ -107,7 +108,7 @@ def _parser() -> argparse.ArgumentParser:
 
     doctor = commands.add_parser(
         "doctor",
-        help="check this machine, or with --cluster the whole",
+        help="check this machine, a script, or with --cluster all servers",
         usage="%(prog)s [options] [SCRIPT.py ARGS | -m MODULE ARGS]",
         description="Checks this machine and, if given, aggregators and a sidecar, or a script.",
         epilog=_DOCTOR_EPILOG,
@@ -166,7 +167,7 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _doctor(args: argparse.Namespace) -> int:
-    from thalweg._config import Config, Network
+    from thalweg._settings._config import Config, Network
     from thalweg.cli import _doctor
 
     if args.doctor_script:

@@ -8,7 +8,7 @@ from importlib.metadata import entry_points
 from typing import TYPE_CHECKING
 
 from thalweg import _binaries
-from thalweg._config import ConfigError
+from thalweg._settings._config import ConfigError
 
 if TYPE_CHECKING:
     _Commands = argparse._SubParsersAction[argparse.ArgumentParser]

@@ -11,7 +11,7 @@ import socket
 import ssl
 from collections.abc import Iterator
 
-from thalweg._config import SecurityFiles
+from thalweg._settings._config import SecurityFiles
 
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _FRAME_HEADER = 9  # bytes: 3 of length, type, flags, 4 of the stream's number

@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from thalweg import _topology
-from thalweg._config import Config, ConfigError
+from thalweg._job import _topology
+from thalweg._settings._config import Config, ConfigError
 from thalweg.cli import _profile_report, _script
 from thalweg.cli._profile_advice import Measured, Tensor, advise, at_rate
 from thalweg.cli._profile_clock import PHASES, Clock

@@ -12,9 +12,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from thalweg import _addresses, _binaries, _config
-from thalweg._config import ConfigError
-from thalweg._processes import Server, ServerError, die_with_parent
+from thalweg import _binaries
+from thalweg._job import _addresses
+from thalweg._job._processes import Server, ServerError, die_with_parent
+from thalweg._settings import _config
+from thalweg._settings._config import ConfigError
 from thalweg.cli._supervisor import Interrupted, Supervisor
 
 

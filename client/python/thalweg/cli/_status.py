@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from thalweg._config import ConfigError, parse_addresses
+from thalweg._settings._config import ConfigError, parse_addresses
 from thalweg.cli import _http
 from thalweg.cli._look import Collectives, Look, look, look_at_sidecar
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import TextIO
 
-from thalweg._processes import describe_exit, die_with_parent
+from thalweg._job._processes import describe_exit, die_with_parent
 
 GRACE_SECONDS = 5.0
 _MAX_LINE_BYTES = 64 << 10

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 _SHOWN = 20
 _EPILOG = """\
 examples:
-  THALWEG_TRACE=traces thalweg run --nodes 2 --nproc 2 train.py
+  THALWEG_TRACE=traces thalweg run --nodes 2 --nproc 2 --codec fp16 train.py
   thalweg trace merge traces -o merged.json
   thalweg trace merge traces --torch profile.json -o merged.json
   thalweg trace check merged.json

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple
 
-from thalweg._config import ConfigError
+from thalweg._settings._config import ConfigError
 from thalweg.elastic._membership import Membership
 from thalweg.elastic._nodes import Address
 from thalweg.elastic._quorum import Standing

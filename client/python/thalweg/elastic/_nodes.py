@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from typing import NamedTuple
 
-from thalweg import _addresses
-from thalweg._config import ConfigError
-from thalweg._variables import look_up
+from thalweg._job import _addresses
+from thalweg._settings._config import ConfigError
+from thalweg._settings._variables import look_up
 
 _PORT = 29555  # unless a node has its own
 

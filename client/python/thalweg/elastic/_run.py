@@ -16,7 +16,9 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 from torch.distributed.constants import default_pg_timeout
 
-from thalweg import _config, _job, ddp
+from thalweg import ddp
+from thalweg._job import _member
+from thalweg._settings import _config
 from thalweg.elastic import _nodes
 from thalweg.elastic._gathering import Finished, FirstWorker, FurtherWorker
 from thalweg.elastic._mailbox import Plan
@@ -102,7 +104,7 @@ class _Runner:
             seconds = self._settings.timeout
             rules = Rules(len(addresses), min_nodes, seconds, seconds)
             self._gatherer = FirstWorker(
-                addresses, self._standing, rules, self._open_store, _job.abort_all
+                addresses, self._standing, rules, self._open_store, _member.abort_all
             )
         else:
             self._gatherer = FurtherWorker(addresses[self._node])
@@ -179,7 +181,7 @@ class _Runner:
     def _give_up(self) -> None:
         """Ends this worker's wait for others that are to begin a membership, and so theirs."""
         self._close_store()
-        _job.abort_all()
+        _member.abort_all()
 
     def _close_store(self) -> None:
         """Ends all waits for what others put into the store that this worker has opened."""

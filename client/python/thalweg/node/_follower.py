@@ -47,6 +47,7 @@ class Follower:
         self._path: str = welcome["path"]
         self._placement: str = welcome["placement"]
         self._stats: dict[str, float] = welcome["stats"]
+        self._lost_nodes: list[str] = welcome["lost_nodes"]
         # The lock is reentrant: a garbage collection may call close() anywhere on any thread.
         self._lock = threading.RLock()
         # _lock guards all members below.
@@ -83,6 +84,9 @@ class Follower:
 
     def placement(self) -> str:
         return self._placement
+
+    def lost_nodes(self) -> list[str]:
+        return self._lost_nodes
 
     def status(self) -> str | None:
         return self._reason or None
@@ -144,6 +148,7 @@ class Follower:
             if not self._waiting:  # closed in the meantime
                 return
             self._stats = words.get("stats", self._stats)
+            self._lost_nodes = words.get("lost_nodes", self._lost_nodes)
             bucket = self._waiting.popleft()
         try:
             with self._sums.on_the_way("down"):

@@ -69,6 +69,7 @@ class Leader:
                 "kind": "welcome",
                 "path": session.path(),
                 "placement": session.placement(),
+                "lost_nodes": session.lost_nodes(),
                 "stats": session.stats(),
             }
         )
@@ -104,6 +105,9 @@ class Leader:
 
     def placement(self) -> str:
         return self._session.placement()
+
+    def lost_nodes(self) -> list[str]:
+        return self._session.lost_nodes()
 
     def status(self) -> str | None:
         return self._reason or self._session.status()
@@ -156,6 +160,7 @@ class Leader:
             words: Words = {"kind": "result"}
             if entry.bucket.is_last():
                 words["stats"] = self._session.stats()
+                words["lost_nodes"] = self._session.lost_nodes()
             self._tell(words)
             entry.work = self._sums.spread(entry.result)
             self._spread_so_far += 1

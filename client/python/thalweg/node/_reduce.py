@@ -21,8 +21,9 @@ import torch
 from torch._C._distributed_c10d import GradBucket, PrefixStore, Store
 from torch.nn.parallel import DistributedDataParallel
 
-from thalweg import _C, _model, _rendezvous
-from thalweg._topology import Placement
+from thalweg import _C
+from thalweg._job import _rendezvous
+from thalweg._job._topology import Placement
 from thalweg.node import _words
 from thalweg.node._follower import Follower
 from thalweg.node._leader import Leader
@@ -40,17 +41,19 @@ class Node(NamedTuple):
 
 
 def join(
-    model: DistributedDataParallel, node: Node, session: _C.Session | None
+    model: DistributedDataParallel,
+    parameters: list[tuple[str, torch.Tensor]],
+    node: Node,
+    session: _C.Session | None,
 ) -> Leader | Follower:
-    """Makes `model` average its gradients over its node, and the leader, with `session`, over the
-    nodes.
+    """Makes `model` average the gradients of its `parameters` over its node, and the leader, with
+    `session`, over the nodes.
 
     Call it on all workers of the node. Raises RuntimeError, OSError (TimeoutError among them).
     """
     # The name of a job is new at every attach(): no other attempt has written there.
     prefix = f"thalweg/{node.job}/node{node.place.node}"
     store = PrefixStore(prefix, _rendezvous.default_store())
-    parameters = _model.parameters(model)
     device = parameters[0][1].device if parameters else torch.device("cpu")
     member: Leader | Follower
     if session is not None:

@@ -21,7 +21,7 @@ from torch._C._distributed_c10d import (
     Work,
 )
 
-from thalweg._topology import Placement
+from thalweg._job._topology import Placement
 
 Outcome = torch.futures.Future[torch.Tensor]
 

@@ -13,14 +13,14 @@ from torch import Tensor
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
-from thalweg import _torch_patches
+from thalweg._torch import _patches
 from thalweg.optim._norm import keep_squares
 from thalweg.optim._plan import known_plan
 
 
 def install() -> None:
     """Replaces a method of GradScaler; for optimizers without a plan it does what it did."""
-    _torch_patches.install("finite", GradScaler, "_unscale_grads_", _unscale_or_look)
+    _patches.install("finite", GradScaler, "_unscale_grads_", _unscale_or_look)
 
 
 def _unscale_or_look(  # noqa: PLR0917 - torch's order

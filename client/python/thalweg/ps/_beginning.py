@@ -18,11 +18,13 @@ from thalweg import _C, policy
 from thalweg.codecs import Sparse
 from thalweg.ps import _downward, _joining
 from thalweg.ps._bucket import Parameter, cut, served
-from thalweg.ps._exchange import Exchange, Fragment
+from thalweg.ps._exchange import Exchange
+from thalweg.ps._fragment import Fragment
 from thalweg.ps._joining import Joined
 from thalweg.ps._kept import KeptWeights
 from thalweg.ps._local_bucket import LocalBucket
 from thalweg.ps._means import CodecMeans, Means, SparseMeans
+from thalweg.ps._pace import Apart, Pace
 from thalweg.ps._plan import Outer, Plan, cut_fragments
 from thalweg.ps._rules import KINDS, Group, rule_of
 from thalweg.ps._serving import Serving
@@ -61,6 +63,7 @@ def begin(
     pull: str | None,
     bucket_cap_mb: float,
     sparse: Sparse | None,
+    pace: Pace,
 ) -> tuple[_C.Session, Exchange]:
     """Joins the job, and gives all workers and the shards rank 0's parameters. `sparse` is the
     codec, if it is none of the session's.
@@ -77,6 +80,7 @@ def begin(
     description = (
         f"{type(inner).__name__}, {plan}, {outer.describe()}, pull {pull}, bucket_cap_mb "
         f"{bucket_cap_mb:g}{f', codec {sparse.spec()}' if sparse else ''}"
+        f"{f', {pace}' if pace.quorum else ''}"
     )
     named = [(each.name, each.tensor) for each in parameters]
     joined = _joining.join(
@@ -85,14 +89,36 @@ def begin(
         for_all_collectives=sparse is not None,
     )
     session = joined.session
+    if fault := _why_no_quorum(pace, joined, sparse):
+        session.close()
+        raise ValueError(f"thalweg: {fault}")
     means = _means(joined, group, [own for part in parts for own in part], sparse)
-    fragments = _fragments(session, parts, outer, means, pulls)
+    fragments = _fragments(session, parts, outer, means, pulls, pace=pace)
     _joining.broadcast(group, inner.param_groups)
     buckets = [bucket for fragment in fragments for bucket in fragment.buckets]
     writes = means is not None or dist.get_rank(group) == 0
     kind, rule = KINDS[outer.kind], rule_of(outer.groups)
-    serving = Serving(session, buckets, kind, rule, commits=False, is_first=writes)
-    return session, Exchange(group, serving, fragments, plan, outer, means=means)
+    apart = Apart.of(pace, joined)
+    serving = Serving(session, buckets, kind, rule, commits=False, is_first=writes, apart=apart)
+    return session, Exchange(
+        *(group, serving, fragments, plan, outer), means=means, has_quorum=pace.quorum > 0
+    )
+
+
+def _why_no_quorum(pace: Pace, joined: Joined, sparse: Sparse | None) -> str:
+    """Returns why the job cannot exchange so, which all workers know alike; empty: it can."""
+    place, most = joined.job.place, joined.job.workers[0].min_nodes
+    if pace.quorum > place.num_nodes:
+        return f"quorum is {pace.quorum}, but the job has {place.num_nodes} nodes"
+    if pace.quorum and 0 < most < pace.quorum:
+        return f"min_nodes is {most}: no update is made of fewer than a quorum of {pace.quorum}"
+    if pace.quorum and (sparse is not None or not are_dense(joined.codecs)):
+        codec = sparse.spec() if sparse else joined.codecs.spec()
+        return (
+            f"quorum does not go with codec {codec}, with which every worker runs the outer "
+            "optimizer and needs each mean: expected fp32, fp16 or bf16"
+        )
+    return ""
 
 
 def _fragments(
@@ -101,6 +127,8 @@ def _fragments(
     outer: Outer,
     means: Means | None,
     pulls: Mapping[torch.dtype, str],
+    *,
+    pace: Pace,
 ) -> list[Fragment]:
     """Returns the fragments of these parts, which have the parameters of each bucket."""
     of_buckets = iter(means.of_buckets if means else ())
@@ -116,6 +144,7 @@ def _fragments(
             rule=rule_of(outer.groups),
             commits=False,
             pull=pulls[own[0].tensor.dtype],
+            pace=pace,
             kept=KeptWeights(next(of_buckets), outer, elements) if means else None,
         )
 

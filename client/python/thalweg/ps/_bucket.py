@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple, cast
@@ -108,21 +107,23 @@ class Bucket:
         self._kept = kept
         self._kind = kind
         self._pulled = _downward.type_of(pull)
-        self._serve = functools.partial(
-            _C.ServedBucket,
-            number=number,
-            named_parameters=[(each.name, on_cpu(each.tensor)) for each in parameters],
-            groups=[each.settings for each in parameters],
-            optimizer=kind.native,
-            decoupled=rule.decoupled,
-            nesterov=rule.nesterov,
-            maximize=rule.maximize,
-            commits=commits,
-            down=pull,
-            ahead=pace.ahead,
-            alone=pace.alone,
-            delay_aware=pace.delay_aware,
-        )
+
+        def serve(session: _C.Session) -> _C.ServedBucket:
+            return _C.ServedBucket(
+                session,
+                number=number,
+                named_parameters=[(each.name, on_cpu(each.tensor)) for each in parameters],
+                groups=[each.settings for each in parameters],
+                optimizer=kind.native,
+                decoupled=rule.decoupled,
+                nesterov=rule.nesterov,
+                maximize=rule.maximize,
+                commits=commits,
+                down=pull,
+                **pace._asdict(),
+            )
+
+        self._serve = serve
         first = parameters[0].tensor
         elems = sum(each.tensor.numel() for each in parameters)
         from_gpu = any(tensor.is_cuda for tensor in self._tensors())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,39 +12,13 @@ import torch.distributed as dist
 
 from thalweg.ps import _joining
 from thalweg.ps._bucket import served
+from thalweg.ps._fragment import Fragment
 from thalweg.ps._local_bucket import LocalBucket
 from thalweg.ps._means import Means
 from thalweg.ps._plan import Outer, Plan
 from thalweg.ps._rules import Group
 from thalweg.ps._serving import Serving
 from thalweg.ps._some import some
-
-
-@dataclass
-class Fragment:
-    """Parameters that are exchanged together."""
-
-    buckets: Sequence[LocalBucket]
-    steps: int = 0  # since it has left
-    work: float = 0.0  # that the worker has counted since then
-    due: int | None = None  # the step after which its new weights take their place
-
-    def leave(self, factor: float, settings: int, due: int) -> None:
-        for bucket in self.buckets:
-            bucket.push_change(factor, settings)
-        self.steps, self.work, self.due = 0, 0.0, due
-
-    def arrive(self) -> None:
-        """Waits until the new weights are here. The parameters stay."""
-        for bucket in self.buckets:
-            bucket.land()
-
-    def land(self, mix: float) -> None:
-        """Puts the new weights in place, with `mix` of what is there."""
-        self.arrive()
-        for bucket in self.buckets:
-            bucket.merge(mix)
-        self.due = None
 
 
 class Exchange:
@@ -64,9 +37,11 @@ class Exchange:
         outer: Outer,
         *,
         means: Means | None,
+        has_quorum: bool = False,
     ) -> None:
         """The parameters are equal on all workers. All of them make it together. `means`: the
-        workers keep what shards would, and take the means of changes so.
+        workers keep what shards would, and take the means of changes so. `has_quorum`: an exchange
+        does not wait for all of them.
         """
         self._group = group
         self._serving = serving
@@ -74,6 +49,7 @@ class Exchange:
         self._plan = plan
         self._outer = outer
         self._means = means
+        self._has_quorum = has_quorum
         self._steps = 0
         self._exchanged = 0  # fragments, since this was made
         self._waited = 0.0  # seconds
@@ -137,17 +113,36 @@ class Exchange:
     def finish(self) -> None:
         """Exchanges all that has been changed since it left, at once. All workers call it."""
         self._check_unchanged()
-        for fragment in self._fragments:
-            if fragment.due is not None:
-                # Where nothing has changed since it left, nothing is to stay.
-                self._land(fragment, self._plan.mix if fragment.steps else 0.0)
-        self._exchange([each for each in self._fragments if each.steps], 0, 0.0)
+        if self._has_quorum:
+            self._meet(are_kept=True)
+        else:
+            for fragment in self._fragments:
+                self._land_early(fragment)
+            self._exchange([each for each in self._fragments if each.steps], 0, 0.0)
         self._remember()
+
+    def _land_early(self, fragment: Fragment) -> None:
+        """Puts weights in place that are on their way."""
+        if fragment.due is not None:  # where nothing has changed since, nothing is to stay
+            self._land(fragment, self._plan.mix if fragment.steps else 0.0)
+
+    def _meet(self, *, are_kept: bool) -> None:
+        """Returns when all workers are here, with the same weights, which have what this worker has
+        changed if changes `are_kept`.
+        """
+        for fragment in self._fragments:
+            self._land_early(fragment)
+            how = {"waits_for_all": True, "gives_nothing": not (are_kept and fragment.steps)}
+            settings = self._serving.number_of(self._outer.groups, **how)
+            fragment.leave(1.0, settings, self._steps)
+        self._exchanged += len(self._fragments)
+        for fragment in self._fragments:
+            self._land(fragment, 0.0)
 
     def publish(self, groups: Sequence[Group]) -> None:
         """Makes rank 0's parameters everybody's, and the shards'. All workers call it."""
         self._serving.check_open()
-        self._arrive()
+        self._gather()
         _joining.broadcast(self._group, groups)
         states: dict[torch.Tensor, Any] = {}
         self._serving.state.read(states)
@@ -180,7 +175,7 @@ class Exchange:
         the next step. All workers call it. Raises ValueError on all.
         """
         self._serving.check_open()
-        self._arrive()
+        self._gather()
         self._check_alike(state)
         self._serving.state.set_weights(state["weights"])
         named = self._named()
@@ -225,7 +220,8 @@ class Exchange:
         shapes = sorted((name, *weights.shape) for name, weights in state["weights"].items())
         due = [fragment["due"] for fragment in state["fragments"]]
         moments = sorted((name, *sorted(values)) for name, values in state["outer"].items())
-        mine = (state["steps"], len(due), due, shapes, moments)
+        steps = 0 if self._has_quorum else state["steps"]
+        mine = (steps, len(due), due, shapes, moments)
         found: list[Any] = [None] * dist.get_world_size(self._group)
         dist.all_gather_object(found, mine, group=self._group)
         if mine[1] != len(self._fragments):
@@ -276,6 +272,16 @@ class Exchange:
         began = time.perf_counter()
         yield
         self._waited += time.perf_counter() - began
+
+    def _gather(self) -> None:
+        """Returns when nothing of this worker is on its way; with a quorum, nothing of any."""
+        if self._has_quorum:
+            tensors = [tensor.detach() for tensor in self._named().values()]
+            own = [tensor.clone() for tensor in tensors]
+            self._meet(are_kept=False)
+            torch._foreach_copy_(tensors, own)
+        else:
+            self._arrive()
 
     def _arrive(self) -> None:
         for fragment in self._fragments:

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils.hooks import RemovableHandle
 
-from thalweg import _torch_patches
+from thalweg._torch import _patches
 from thalweg.ps._serving import Serving
 
 
@@ -46,7 +46,7 @@ def watch(serving: Serving) -> Handle:
         if ours is not None:
             ours.wait_for(module._parameters.values())
 
-    _torch_patches.install("ps", nn.Module, "state_dict", _wait_first)
+    _patches.install("ps", nn.Module, "state_dict", _wait_first)
     _servings.add(serving)
     return _Watch(serving, register_module_forward_pre_hook(before))
 

@@ -10,11 +10,14 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from thalweg import _C, _collectives, _config, _job, _process_group, _rendezvous, policy
-from thalweg._config import Config, Network
-from thalweg._job import Job
-from thalweg._topology import Tensor
-from thalweg._variables import look_up
+from thalweg import _C, policy
+from thalweg._c10d import _process_group
+from thalweg._job import _collectives, _member, _rendezvous
+from thalweg._job._member import Job
+from thalweg._job._topology import Tensor
+from thalweg._settings import _config
+from thalweg._settings._config import Config, Network
+from thalweg._settings._variables import look_up
 from thalweg.optim._shards import is_dtensor
 from thalweg.policy import Policy
 from thalweg.ps._snapshots import why_no_way_back
@@ -90,13 +93,13 @@ def join(
     for name, tensor in named_parameters:
         dtype = str(tensor.dtype).removeprefix("torch.")
         model.append(Tensor(name, dtype, tuple(tensor.shape)))
-    me = _job.introduction(
+    me = _member.introduction(
         config, problem, running=_process_group.running_sidecar(), model=tuple(model), secret=secret
     )
     _rendezvous.await_all(group, me.step_timeout)
     meeting = _collectives.Meeting.of(group, me.timeout)
-    workers = _job.meet(me, meeting)
-    job = _job.join(workers, network, meeting, for_all_collectives=for_all_collectives)
+    workers = _member.meet(me, meeting)
+    job = _member.join(workers, network, meeting, for_all_collectives=for_all_collectives)
     assert job.session is not None
     if config.residuals and not are_dense(codecs) and job.place.node == job.place.local_rank == 0:
         _log.warning(

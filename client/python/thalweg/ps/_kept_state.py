@@ -10,7 +10,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 from torch import Tensor
 
-from thalweg import _collectives
+from thalweg._job import _collectives
 from thalweg.optim._state import load_unrounded
 from thalweg.ps import _joining
 from thalweg.ps._committing import Committing

@@ -15,6 +15,7 @@ from thalweg import codecs
 from thalweg.codecs import Sparse
 from thalweg.ps._beginning import begin, check_masters, ddp_modules
 from thalweg.ps._fixed_groups import FixedGroups
+from thalweg.ps._pace import Pace
 from thalweg.ps._plan import Plan
 
 _NESTEROV = {"name": "nesterov"}
@@ -40,8 +41,15 @@ class LocalOptimizer(FixedGroups):
     MiB of parameters travel together. `process_group` is the default one if None. `codec`, of what
     has changed, is any that thalweg.ddp.attach() takes, or thalweg.ps.Sparse; with lossy ones every
     worker runs the outer optimizer, and shards only take means. `timeout`, `step_timeout`,
-    `chunk_bytes` and `local_shards` are those of attach(); the last worker may come `step_timeout`
-    later to an exchange than the first.
+    `chunk_bytes`, `local_shards` and `min_nodes` are those of attach(), the last one only with a
+    `quorum`; the last worker may come `step_timeout` later to an exchange than the first.
+
+    `quorum`: an exchange waits for so many nodes, not for all, and for others as long as their
+    `grace`, in seconds; None waits for those that usually come a little later. A node that comes
+    later than that gets the weights of the moment, and what it has changed counts in the next
+    exchange, or with `late` "drop" not at all. It goes with codecs and pulls of floats, and not
+    with `weighted` and `fragments`. Then workers need not do equally many steps, and have the same
+    weights after finish(), publish() and load_state_dict() alone, which wait for all.
 
     Groups and state are those of `inner`: schedulers take either, GradScaler only this one. A step
     that a GradScaler leaves out counts like the others.
@@ -70,11 +78,24 @@ class LocalOptimizer(FixedGroups):
         step_timeout: float | str | None = None,
         chunk_bytes: int | None = None,
         local_shards: str | bool | None = None,
+        quorum: int | None = None,
+        grace: float | None = None,
+        late: str = "keep",
+        min_nodes: int | None = None,
     ) -> None:
         if not dist.is_initialized():
             raise RuntimeError("thalweg: call torch.distributed.init_process_group() first")
         plan = Plan(every, fragments, delay, mix, weighted)
         plan.check()
+        pace = Pace.of_quorum(quorum, grace, late)
+        if min_nodes and quorum is None:
+            raise ValueError("thalweg: min_nodes goes with quorum: without one all are needed")
+        if quorum is not None and (weighted or fragments > 1):
+            raise ValueError(
+                "thalweg: quorum does not go with weighted, which needs the sum of what all "
+                "workers have counted, nor with fragments, of which nodes could wait for each "
+                "other's"
+            )
         check_masters(inner)
         super().__init__(inner.param_groups, inner.defaults)
         self.inner = inner
@@ -88,12 +109,14 @@ class LocalOptimizer(FixedGroups):
             "step_timeout": step_timeout,
             "chunk_bytes": chunk_bytes,
             "local_shards": local_shards,
+            "min_nodes": min_nodes,
         }
         session, self._exchange = begin(
             *(inner, plan, outer, group, arguments),
             pull=pull,
             bucket_cap_mb=bucket_cap_mb,
             sparse=sparse,
+            pace=pace,
         )
         self._session = session
         ref = weakref.ref(self)  # `inner` may outlive the optimizer

@@ -11,8 +11,10 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.futures import Future
 
-from thalweg import _C, _buckets, _codec_states
-from thalweg._job import Job
+from thalweg import _C
+from thalweg._attach import _codec_states
+from thalweg._job import _buckets
+from thalweg._job._member import Job
 from thalweg.codecs import Sparse
 from thalweg.ps._entries import Entries
 from thalweg.ps._kept import Mean

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from thalweg import _precision
+from thalweg._torch import _precision
 from thalweg.ps import _downward, _forwards, _joining, _scaling, _upward
 from thalweg.ps._bucket import Bucket, Parameter, cut, served
 from thalweg.ps._clipping import Clipping

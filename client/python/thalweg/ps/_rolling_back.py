@@ -6,8 +6,9 @@ import functools
 import time
 from collections.abc import Callable
 
-from thalweg import _C, _collectives
-from thalweg._collectives import Meeting
+from thalweg import _C
+from thalweg._job import _collectives
+from thalweg._job._collectives import Meeting
 from thalweg.ps._joining import Joined
 from thalweg.ps._serving import Serving
 from thalweg.ps._snapshots import Snapshots, restore

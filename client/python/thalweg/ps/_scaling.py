@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
-from thalweg import _torch_patches
+from thalweg._torch import _patches
 
 
 class Asked(Protocol):
@@ -25,7 +25,7 @@ _asked: weakref.WeakSet[Asked] = weakref.WeakSet()
 
 def watch(optimizer: Asked) -> None:
     """From now on scalers ask the optimizer, instead of looking at gradients."""
-    _torch_patches.install("ps", GradScaler, "_unscale_grads_", _unscale)
+    _patches.install("ps", GradScaler, "_unscale_grads_", _unscale)
     _asked.add(optimizer)
 
 

@@ -268,9 +268,9 @@ class Serving:
         if not self._commits:
             self._announce(groups)
 
-    def number_of(self, groups: Sequence[Group]) -> int:
-        """Returns the number by which shards know what these groups have now."""
-        self._announce(groups)
+    def number_of(self, groups: Sequence[Group], **of_all: bool) -> int:
+        """Returns the number by which shards know what these groups have now, and `of_all`."""
+        self._announce(groups, None, **of_all)
         return self._settings.number
 
     def _announce(

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from thalweg import _collectives
-from thalweg._collectives import Meeting
+from thalweg._job import _collectives
+from thalweg._job._collectives import Meeting
 from thalweg.ps._bucket import Bucket
 from thalweg.ps._rules import Kind
 from thalweg.ps._serving import Serving

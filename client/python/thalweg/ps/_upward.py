@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 
 from thalweg import policy
-from thalweg._config import ConfigError
+from thalweg._settings._config import ConfigError
 from thalweg.codecs import BF16, FP16, FP32, Codec, Lossy
 from thalweg.policy import Policy
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from thalweg._config import ConfigError
+from thalweg._settings._config import ConfigError
 
 SIDES = ("worker", "sidecar", "shard")
 

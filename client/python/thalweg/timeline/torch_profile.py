@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from thalweg._config import ConfigError
+from thalweg._settings._config import ConfigError
 from thalweg.timeline.clocks import Way
 from thalweg.timeline.files import Event, TraceFile
 

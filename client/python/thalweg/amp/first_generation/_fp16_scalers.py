@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from thalweg._precision import announce, tell
+from thalweg._torch._precision import announce, tell
 
 
 class StaticLossScaler:

@@ -21,7 +21,7 @@ from thalweg.examples.swin.precision import Level, Reduce, autocast_context_mana
 from thalweg.examples.swin.sharding import averaging, inside
 
 if TYPE_CHECKING:
-    from thalweg._state import State
+    from thalweg._attach._state import State
     from thalweg.examples.swin.loading import Batch, Loaders
 
 

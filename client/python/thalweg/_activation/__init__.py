@@ -1,0 +1,1 @@
+"""Activation without code: what the environment asks of scripts (docs/zero_code.md)."""

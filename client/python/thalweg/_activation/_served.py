@@ -1,0 +1,238 @@
+"""Moves the optimizers of scripts that do not mention Thalweg to the shards: THALWEG_PS.
+
+The first step is torch's own, on every worker: no part of Thalweg sees an optimizer and its
+DistributedDataParallel module earlier that belong together. After it the shards have the weights
+and the state that result, the optimizer has become a ServerOptimizer, and the module leaves its
+gradients alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import os
+import weakref
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._compile import _disable_dynamo
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import SGD, Adam, AdamW, Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from thalweg._settings import _logging
+from thalweg._settings._config import log_level
+from thalweg._settings._variables import SWITCHES, ConfigError, assignments, check_choice
+from thalweg._torch import _patches
+from thalweg.optim.lamb import FusedLAMB
+
+if TYPE_CHECKING:
+    from thalweg.ps import ServerOptimizer
+
+_NAME = "THALWEG_PS"
+_KINDS: dict[type[Optimizer], str] = {SGD: "sgd", Adam: "adam", AdamW: "adamw", FusedLAMB: "lamb"}
+_modules: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
+_seen: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+_served: weakref.WeakKeyDictionary[DistributedDataParallel, ServerOptimizer] = (
+    weakref.WeakKeyDictionary()
+)
+
+
+class Wanted(NamedTuple):
+    """What THALWEG_PS asks for: `KIND`, or `KIND:pull=bf16,overlap=1`."""
+
+    kind: str  # "sgd", "adam", "adamw", "lamb"; "auto": what the script's optimizer is; "": nothing
+    pull: str | None = None
+    overlap: bool = False
+
+    @classmethod
+    def of(cls, text: str) -> Wanted:
+        """Raises ConfigError."""
+        kind, _, rest = text.partition(":")
+        if kind in ("", "0"):
+            return cls("")
+        wanted = cls(check_choice(_NAME, kind, ("auto", *_KINDS.values())))
+        for part in filter(None, rest.split(",")):
+            key, _, value = part.partition("=")
+            if key == "pull":
+                types = ("fp32", "bf16", "fp16", "int8", "onebit")
+                wanted = wanted._replace(pull=check_choice(f"{_NAME}'s pull", value, types))
+            elif key == "overlap":
+                on = check_choice(f"{_NAME}'s overlap", value, ("0", "1")) == "1"
+                wanted = wanted._replace(overlap=on)
+            else:
+                raise ConfigError(f"{_NAME} has {part!r}, expected pull=… or overlap=…")
+        return wanted
+
+
+def activate() -> None:
+    """From now on every optimizer is considered when it has done its first step."""
+    note_modules()
+    _patches.install("served", DistributedDataParallel, "no_sync", _hold_back)
+    for owner in (torch.nn.utils, torch.nn.utils.clip_grad):
+        _patches.install("served", owner, "clip_grad_norm_", _clip)
+    register_optimizer_step_post_hook(_disable_dynamo(_look))
+
+
+def note_modules() -> None:
+    """From now on module_of() knows modules that are built."""
+    _patches.install("served", DistributedDataParallel, "__init__", _build_and_note)
+
+
+def module_of(optimizer: Optimizer) -> DistributedDataParallel | None:
+    """Returns a module that has one of the optimizer's parameters; None: no module has."""
+    mine = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    having = (one for one in _modules if any(id(p) in mine for p in one.parameters()))
+    return next(having, None)
+
+
+def optimizer_of(module: DistributedDataParallel) -> ServerOptimizer | None:
+    """Returns the module's optimizer if the environment has moved it to the shards."""
+    return _served.get(module)
+
+
+def why_not(optimizer: Optimizer, module: DistributedDataParallel | None, wanted: Wanted) -> str:
+    """Returns why an optimizer stays on the workers; empty: it moves to the shards.
+
+    `module` has one of its parameters; None: no module of DistributedDataParallel has.
+    """
+    kind = _KINDS.get(type(optimizer), "")
+    if module is None:
+        return "its parameters are in no DistributedDataParallel module"
+    if not kind or wanted.kind not in ("auto", kind):
+        which = ", ".join(_KINDS.values()) if wanted.kind == "auto" else wanted.kind
+        return f"it is a {type(optimizer).__module__}.{type(optimizer).__name__}, and not {which}"
+    if module in _served:
+        return "another optimizer of its module is on the shards"
+    return why_not_all(optimizer, module)
+
+
+def why_not_all(optimizer: Optimizer, module: DistributedDataParallel) -> str:
+    """Returns how their trainable parameters differ; empty: they do not."""
+    ours = {id(p) for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
+    theirs = {id(p) for p in module.parameters() if p.requires_grad}
+    if ours == theirs:
+        return ""
+    return (
+        f"it has {len(ours)} trainable parameters, and its module {len(theirs)}, "
+        f"of which {len(ours & theirs)} are the same"
+    )
+
+
+def _build_and_note(
+    build: Callable[..., None],
+    module: DistributedDataParallel,
+    /,
+    *args: Any,  # noqa: ANN401
+    **kwargs: Any,  # noqa: ANN401
+) -> None:
+    build(module, *args, **kwargs)
+    _modules.add(module)
+
+
+def _look(optimizer: Optimizer, *_: object) -> None:
+    if optimizer in _seen or not dist.is_initialized() or dist.get_world_size() == 1:
+        return
+    _seen.add(optimizer)
+    try:
+        wanted = Wanted.of(os.environ.get(_NAME, ""))
+    except ConfigError as error:
+        raise ConfigError(f"thalweg: {error}") from None
+    if not wanted.kind:
+        return
+    module = module_of(optimizer)
+    if why := why_not(optimizer, module, wanted):
+        others = [name for name in SWITCHES if name != "THALWEG_FUSED_OPTIMIZER"]
+        without = ", ".join(assignments(os.environ, others))
+        without = without and f"; torch averages the gradients, and {without} has no effect"
+        text = f"{_name(optimizer)} stays on the workers in spite of it: {why}{without}"
+        _say(logging.WARNING, text)
+        return
+    assert module is not None
+    _move(optimizer, module, wanted)
+
+
+def _move(optimizer: Optimizer, module: DistributedDataParallel, wanted: Wanted) -> None:
+    from thalweg.ps import takeover
+
+    name, group = _name(optimizer), module.process_group
+    ours = takeover.take_over(
+        optimizer,
+        _KINDS[type(optimizer)],
+        group,
+        pull=wanted.pull,
+        overlap=wanted.overlap,
+        find_unused_parameters=module.find_unused_parameters,
+    )
+    _served[module] = ours
+    module.require_backward_grad_sync = False
+
+    def keep(module: DistributedDataParallel, *_: object) -> None:
+        # Where gradients are not synchronised, torch does not synchronise buffers either.
+        module.require_forward_param_sync = not ours.accumulates
+
+    module.register_forward_hook(keep)
+    alone = "; with find_unused_parameters each parameter travels by itself, which is slower"
+    cost = alone if module.find_unused_parameters else ""
+    _say(logging.INFO, f"{name} is on the shards from the second step on{cost}")
+
+
+def _name(optimizer: Optimizer) -> str:
+    return type(optimizer).__name__
+
+
+def _say(level: int, text: str) -> None:
+    """On rank 0; visible also if the script has not set up logging."""
+    if dist.get_rank() == 0:
+        value = os.environ[_NAME]
+        _logging.prepare(log_level()).log(level, "%s=%s: %s", _NAME, value, text)
+
+
+@contextlib.contextmanager
+def _hold_back(
+    no_sync: Callable[..., contextlib.AbstractContextManager[None]],
+    module: DistributedDataParallel,
+    /,
+) -> Iterator[None]:
+    ours = _served.get(module)
+    with no_sync(module), ours.accumulate() if ours else contextlib.nullcontext():
+        yield
+
+
+def _clip(
+    clip: Callable[..., Tensor],
+    parameters: Any,  # noqa: ANN401 - torch's own
+    max_norm: float,
+    norm_type: float = 2.0,
+    error_if_nonfinite: bool = False,
+    *args: Any,  # noqa: ANN401
+    **kwargs: Any,  # noqa: ANN401
+) -> Tensor:
+    """Is clip_grad_norm_: gradients that are on shards are clipped there, in the step."""
+    tensors = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+    for module, ours in _served.items():
+        # Gradients that some workers lack may be clipped on all.
+        finds_unused = module.find_unused_parameters
+        given = {
+            id(one)
+            for one in tensors
+            if one.grad is not None or (finds_unused and one.requires_grad)
+        }
+        served = {id(p) for group in ours.param_groups for p in group["params"] if p.requires_grad}
+        if not given & served or ours.accumulates:
+            continue
+        if given != served or float(norm_type) != 2:
+            raise RuntimeError(
+                f"thalweg: clip_grad_norm_ of {len(given & served)} of the {len(served)} "
+                f"parameters whose gradients are on shards, and {len(given - served)} others, with "
+                f"norm_type {norm_type}: shards clip all together, by the norm of type 2 ({_NAME})"
+            )
+        norm = ours.clip_grad_norm_(max_norm)
+        if error_if_nonfinite and not math.isfinite(norm):
+            raise RuntimeError(f"thalweg: the norm of the gradients is {float(norm)}")
+        return norm
+    return clip(tensors, max_norm, norm_type, error_if_nonfinite, *args, **kwargs)

@@ -1,0 +1,1 @@
+"""What `thalweg.ddp.attach` does with a module: whether it can be served, states, checkpoints."""

@@ -1,0 +1,98 @@
+"""Says what a policy asks for and does not get, where this is known when a job begins: parameters
+that a codec leaves as they are, and rules without parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from thalweg import policy
+from thalweg._job._topology import Tensor
+from thalweg.codecs import FP32, WIRE_TYPES, Codec, TopK
+
+
+class LeftOut(NamedTuple):
+    """Says what a codec was chosen for and does not do."""
+
+    remarks: tuple[str, ...] = ()  # one for each reason
+    everything: bool = False  # nothing is left that it does
+
+
+NOTHING = LeftOut()
+_NODES = "(two torchruns on one machine are one node; `thalweg run --nodes 2` makes two)"
+# An entry of topk takes 5 bytes or more, and an element of fp32 4 (docs/codecs.md).
+_BYTES_OF_TOPK = 5 / 4
+
+
+def find(codec: str, model: Sequence[Tensor], num_nodes: int) -> LeftOut:
+    """Judges the policy `codec`, in its text form, by the codec of each parameter."""
+    parsed = policy.parse(codec)
+    remarks = _idle_rules(parsed, model)
+    chosen = [(tensor, parsed.codec_of(tensor.name, tensor.shape)) for tensor in model]
+    chosen = [(tensor, codec) for tensor, codec in chosen if not isinstance(codec, FP32)]
+    double = [(tensor, codec) for tensor, codec in chosen if tensor.dtype == "float64"]
+    idle = [pair for pair in chosen if num_nodes == 1 and pair not in double]
+    # fp16 and bf16 round the gradients of a single node, too.
+    rounded = [pair for pair in idle if pair[1].name in WIRE_TYPES and pair[0].dtype == "float32"]
+    alone = [pair for pair in idle if pair[1].name not in WIRE_TYPES]
+    if double:
+        remarks.append(
+            f"{_count(double, model)} stay uncompressed in spite of {_names(double)}: they are "
+            "float64, which no codec shortens; train in float32 if they should be compressed"
+        )
+    remarks += _longer(parsed)
+    if alone:
+        remarks.append(
+            f"{_count(alone, model)} stay uncompressed in spite of {_names(alone)}: all workers "
+            "are on one node, and only what crosses a network between nodes is compressed; choose "
+            f"fp32, or run on several nodes {_NODES}"
+        )
+    elif rounded:
+        remarks.append(
+            f"{_count(rounded, model)} are rounded to {_names(rounded)}, and no byte is saved: all "
+            "workers are on one node, and nothing crosses a network between nodes; choose fp32, or "
+            f"run on several nodes {_NODES}"
+        )
+    return LeftOut(tuple(remarks), 0 < len(chosen) == len(double) + len(alone))
+
+
+def _idle_rules(parsed: policy.Policy, model: Sequence[Tensor]) -> list[str]:
+    """Returns a remark for each rule that applies to no parameter."""
+    remarks: list[str] = []
+    taken: set[str] = set()
+    for rule in parsed.rules:
+        matching = {tensor.name for tensor in model if rule.matches(tensor.name, tensor.shape)}
+        if matching <= taken:
+            why = (
+                f"rules before it apply to all that it matches ({_some(sorted(matching))})"
+                if matching
+                else f"the parameters are {_some([tensor.name for tensor in model])}"
+            )
+            remarks.append(f"the rule {rule.spec()!r} applies to no parameter: {why}")
+        taken |= matching
+    return remarks
+
+
+def _longer(parsed: policy.Policy) -> list[str]:
+    """Returns a remark for each codec of which it is known that it sends more than fp32."""
+    return [
+        f"topk with ratio={codec.ratio:g} sends at least {_BYTES_OF_TOPK * codec.ratio:.3g} times "
+        "the bytes of fp32, because an entry names its place too: choose a smaller ratio, such as "
+        "topk:0.01, or fp32"
+        for codec in parsed.codecs
+        if isinstance(codec, TopK) and _BYTES_OF_TOPK * codec.ratio >= 1
+    ]
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join([*names[:3], "…"] if len(names) > 3 else names)
+
+
+def _count(pairs: Sequence[tuple[Tensor, Codec]], model: Sequence[Tensor]) -> str:
+    first, more = pairs[0][0].name, ", …" if len(pairs) > 1 else ""
+    return f"gradients of {len(pairs)} of {len(model)} parameters ({first}{more})"
+
+
+def _names(pairs: Sequence[tuple[Tensor, Codec]]) -> str:
+    return " and ".join(dict.fromkeys(codec.name for _, codec in pairs))

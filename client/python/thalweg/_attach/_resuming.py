@@ -1,0 +1,206 @@
+"""Lets what a codec carries on all nodes alike ride in the optimizer's state_dict().
+
+So a checkpoint as every trainer writes it, by one worker, resumes with the codec's step counts and
+factors. torch ignores the key, also where Thalweg is not installed. What nodes hold back differs
+between them and is not in it: State.state_dict() has that, and so do files (_residuals.py).
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import logging
+import sys
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch._compile import _disable_dynamo
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+from torch.utils.weak import WeakIdKeyDictionary
+
+from thalweg._attach import _codec_states
+from thalweg._torch import _patches
+
+if TYPE_CHECKING:
+    from thalweg._attach._state import State
+    from thalweg._job._collectives import Meeting
+
+KEY = "thalweg"  # in the state_dict of an optimizer
+_SAVED_BY_HAND = "by load_state_dict()"
+
+_log = logging.getLogger("thalweg")
+_states: WeakIdKeyDictionary = WeakIdKeyDictionary()  # by parameter: a weak reference to its State
+_loaded: WeakIdKeyDictionary = WeakIdKeyDictionary()  # by parameter: what rode with it
+_meetings: weakref.WeakKeyDictionary[DistributedDataParallel, Meeting] = weakref.WeakKeyDictionary()
+
+
+def install() -> None:
+    """From now on optimizers' checkpoints take along what belongs to attached modules."""
+    _patches.install("resuming", Optimizer, "state_dict", _save)
+    _patches.install("resuming", Optimizer, "load_state_dict", _load)
+
+
+def join(module: DistributedDataParallel, state: State, meeting: Meeting) -> None:
+    """Makes the module's workers agree in its first training step from where they go on."""
+    for parameter in module.parameters():
+        _states[parameter] = weakref.ref(state)
+    _meetings[module] = meeting
+    module.register_forward_pre_hook(_before_forward)
+
+
+def settle(module: DistributedDataParallel, state: State) -> None:
+    """Goes on from what optimizers have loaded. All workers call it together, before a step.
+
+    If not all of them have loaded the same, nobody takes it: nodes must count alike.
+    """
+    meeting = _meetings.pop(module, None)
+    if meeting is None:
+        return
+    state.has_trained = True
+    from thalweg._job import _collectives
+
+    found = next((_loaded[p] for p in module.parameters() if p in _loaded), None)
+    for parameter in module.parameters():
+        _loaded.pop(parameter, None)
+    mine = _SAVED_BY_HAND if state.has_loaded else _digest(found)
+    held_back, missing = _find_residuals(state, found)
+    try:
+        # Half as long, because gather() waits for twice the timeout.
+        meeting = meeting._replace(timeout=meeting.timeout / 2)
+        everyone = _collectives.gather((mine, missing), meeting)
+    except TimeoutError:
+        # None of them takes anything: those who come later wait in vain as well.
+        everyone = [(mine, missing), ("", missing)]
+    loaded = {digest for digest, _ in everyone}
+    if found is None or _SAVED_BY_HAND in loaded:
+        return
+    missing = next((why for _, why in everyone if why), "")
+    how = f"begins at zero: {missing}" if missing else "goes on, from files"
+    problem = "not all workers have loaded it"
+    if len(loaded) == 1:
+        problem = state.ride_on(found, None if missing else held_back, how)
+    if problem and meeting.rank == 0:
+        _log.warning(
+            "job %s: the codec begins anew, with step 1, in spite of what the optimizer's "
+            "checkpoint has of it: %s",
+            state.job,
+            problem,
+        )
+
+
+def _find_residuals(state: State, found: Mapping[str, Any] | None) -> tuple[bytes | None, str]:
+    """Returns what this node has held back, or why files do not say; neither: another worker of the
+    node looks for it.
+    """
+    if found is None or not state.has_residual_files:
+        return None, "THALWEG_RESIDUALS and State.state_dict() keep it"
+    if state.residuals is None:
+        return None, ""
+    try:
+        whole = state.residuals.find(found.get("residuals"))
+        _codec_states.with_residuals(found["shared"], whole)
+    except (OSError, ValueError) as error:
+        return None, str(error).removeprefix("thalweg: ")
+    return whole, ""
+
+
+def _digest(found: Mapping[str, Any] | None) -> str:
+    if found is None:
+        return ""
+    return hashlib.sha256(str(found.get("codec")).encode() + bytes(found["shared"])).hexdigest()
+
+
+@_disable_dynamo
+def _before_forward(module: DistributedDataParallel, _: object) -> None:
+    """Is a hook of the module until its first training step."""
+    if not torch.is_grad_enabled() or not (module.training or module.module.training):
+        return
+    for key, hook in list(module._forward_pre_hooks.items()):
+        if hook is _before_forward:
+            del module._forward_pre_hooks[key]
+    from thalweg import ddp
+
+    state = ddp.state_of(module)
+    if state is not None:
+        settle(module, state)
+
+
+def _save(
+    original: Callable[..., dict[str, Any]],
+    optimizer: Optimizer,
+    /,
+    *args: Any,  # noqa: ANN401
+    **kwargs: Any,  # noqa: ANN401
+) -> dict[str, Any]:
+    result = original(optimizer, *args, **kwargs)
+    positions: dict[State | None, list[int]] = {}  # of parameters, by their job
+    for position, parameter in enumerate(_parameters(optimizer)):
+        if parameter in _states:
+            positions.setdefault(_states[parameter](), []).append(position)
+    ridings = []
+    for state, of in positions.items():
+        if state is None or state.closed:
+            _say_that_it_has_ended()
+        elif riding := state.riding():
+            ridings.append({**riding, "parameters": of})
+    return {**result, KEY: ridings} if ridings else result
+
+
+def _load(
+    original: Callable[..., None],
+    optimizer: Optimizer,
+    /,
+    state_dict: Mapping[str, Any],
+    *args: Any,  # noqa: ANN401
+    **kwargs: Any,  # noqa: ANN401
+) -> None:
+    original(optimizer, state_dict, *args, **kwargs)
+    ridings = [one for one in state_dict.get(KEY) or () if _is_riding(one)]
+    if not ridings:
+        return
+    parameters = list(_parameters(optimizer))
+    known = [_states[p]() for p in parameters if p in _states]
+    training = next((s for s in known if s is not None and s.has_trained), None)
+    if training is not None:
+        _log.info(
+            "job %s: the codec keeps its own step counts and factors: those of an optimizer's "
+            "checkpoint are taken before the first training step only",
+            training.job,
+        )
+        return
+    for riding in ridings:
+        for position in riding["parameters"]:
+            if position < len(parameters):
+                _loaded[parameters[position]] = riding
+
+
+def _is_riding(value: object) -> bool:
+    return (
+        isinstance(value, Mapping)
+        and isinstance(value.get("shared"), bytes)
+        and isinstance(value.get("parameters"), list)
+    )
+
+
+def _parameters(optimizer: Optimizer) -> Iterator[torch.Tensor]:
+    """Yields the model's parameters that the optimizer updates, also through masters."""
+    mixed: Any = sys.modules.get("thalweg.amp._optimizer")
+    found = mixed.mixed_optimizer_of(optimizer) if mixed else None
+    by_master = {} if found is None else found.params_by_master()
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            yield by_master.get(id(parameter), parameter)
+
+
+@functools.cache
+def _say_that_it_has_ended() -> None:
+    """Warns once, on rank 0."""
+    if not dist.is_initialized() or dist.get_rank() == 0:
+        _log.warning(
+            "an optimizer's checkpoint is without the codec's step counts and factors: the job of "
+            "its parameters has ended; save it before DistributedDataParallel's module is gone"
+        )

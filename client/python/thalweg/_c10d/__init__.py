@@ -1,0 +1,1 @@
+"""The process groups of the back end "thalweg" of torch.distributed."""

@@ -1,0 +1,128 @@
+"""Defines what thalweg.fsdp.compress() returns."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor
+
+from thalweg._attach._state import State
+from thalweg._sharded._comms import CompressedReduceScatter
+from thalweg._torch import _precision
+
+_log = logging.getLogger("thalweg")
+
+
+class Compression:
+    """What a sharded model's codecs carry from step to step; compress() returns it.
+
+    `codec` is that of gradients, `gather` that of parameters, as text. `copies` has the state of
+    the job that sums gradients over copies of this rank's shards on other nodes, with its codec and
+    statistics; it is empty where there are none, or where the sums are exact.
+    """
+
+    def __init__(
+        self,
+        codec: str,
+        gather: str,
+        size: str,
+        reduces: dict[str, CompressedReduceScatter],
+        copies: Sequence[State],
+    ) -> None:
+        self.codec = codec
+        self.gather = gather
+        self.copies = tuple(copies)
+        self._size = size
+        self._reduces = reduces
+        self._loss_scale = 1.0
+        _precision.watch(self)
+
+    @property
+    def residual_bytes(self) -> int:
+        """How many bytes of gradients this rank holds back for later steps, without what the
+        node's sidecar holds back of sums over copies.
+        """
+        return sum(one.residual.nbytes for one in self._reduces.values())
+
+    def note_precision(self, loss_scale: float, skipped_steps: int) -> None:
+        """Hears of loss scalers: what is held back has the scale of the gradients to come."""
+        if loss_scale > 0 and loss_scale != self._loss_scale:
+            for one in self._reduces.values():
+                one.residual *= loss_scale / self._loss_scale
+            self._loss_scale = loss_scale
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns what is held back of gradients, for a checkpoint: call it between two steps.
+
+        "codec" and "saved_by" are the same on all ranks, and so is "rounds", by unit. "rankN" has
+        float32 tensors by unit, without loss scale, and "copiesN" what State.state_dict() returns
+        of each job of `copies`; only rank N has them, so that every rank's own result must be
+        stored, as torch.distributed.checkpoint does. RuntimeError: such a job has failed.
+        """
+        held = {name: one.residual / self._loss_scale for name, one in self._reduces.items()}
+        return {
+            "codec": self.codec,
+            "saved_by": self._size,
+            "rounds": {name: one.rounds for name, one in self._reduces.items()},
+            self._own: held,
+            self._own_copies: {
+                str(number): state.state_dict() for number, state in enumerate(self.copies)
+            },
+        }
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Restores `state_dict`; with model and optimizer restored, training goes on bit for bit.
+
+        Call it before the first step. Where it was saved by another number of workers or nodes, has
+        nothing of this rank or is of other units, what is held back begins at zero, and the codecs
+        of sums over copies at their first step, which the log says. Raises ValueError if it belongs
+        to another codec.
+        """
+        saved = str(state_dict.get("codec", ""))
+        if saved != self.codec:
+            raise ValueError(
+                f"thalweg: the state was saved with codec {saved!r}, and {self.codec!r} is in use"
+            )
+        lost = self._what_is_lost(state_dict)
+        for name, one in self._reduces.items():
+            one.rounds = int(state_dict.get("rounds", {}).get(name, 0))
+            if lost:
+                one.residual.zero_()
+            else:
+                one.residual.copy_(state_dict[self._own][name]).mul_(self._loss_scale)
+        if not lost:
+            for number, state in enumerate(self.copies):
+                state.load_state_dict(state_dict[self._own_copies][str(number)])
+        if lost:
+            _log.warning("thalweg: %s: what is held back of gradients begins at zero", lost)
+
+    def _what_is_lost(self, state: Mapping[str, Any]) -> str:
+        """Returns why this rank cannot take what was held back from a state; empty: it can."""
+        then = state.get("saved_by", "")
+        if then != self._size:
+            return f"the state was saved by {then}, and this job has {self._size}"
+        if self._own not in state or (self.copies and self._own_copies not in state):
+            return f"the state has nothing of rank {dist.get_rank()}"
+        held: Mapping[str, Tensor] = state[self._own]
+        shapes = {name: one.residual.shape for name, one in self._reduces.items()}
+        if {name: tensor.shape for name, tensor in held.items()} != shapes:
+            return "the state is of other units"
+        if len(state.get(self._own_copies, ())) != len(self.copies):
+            return "the state is of other copies"
+        return ""
+
+    def close(self) -> None:
+        """Ends the jobs of `copies`; backward() fails from then on. May be called again."""
+        for state in self.copies:
+            state.close()
+
+    @property
+    def _own(self) -> str:
+        return f"rank{dist.get_rank()}"
+
+    @property
+    def _own_copies(self) -> str:
+        return f"copies{dist.get_rank()}"

@@ -1,0 +1,1 @@
+"""What is changed in torch's own classes, and what their loss scalers decide."""

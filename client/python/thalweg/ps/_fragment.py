@@ -1,0 +1,35 @@
+"""Parameters that workers exchange together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from thalweg.ps._local_bucket import LocalBucket
+
+
+@dataclass
+class Fragment:
+    """Parameters that are exchanged together."""
+
+    buckets: Sequence[LocalBucket]
+    steps: int = 0  # since it has left
+    work: float = 0.0  # that the worker has counted since then
+    due: int | None = None  # the step after which its new weights take their place
+
+    def leave(self, factor: float, settings: int, due: int) -> None:
+        for bucket in self.buckets:
+            bucket.push_change(factor, settings)
+        self.steps, self.work, self.due = 0, 0.0, due
+
+    def arrive(self) -> None:
+        """Waits until the new weights are here. The parameters stay."""
+        for bucket in self.buckets:
+            bucket.land()
+
+    def land(self, mix: float) -> None:
+        """Puts the new weights in place, with `mix` of what is there."""
+        self.arrive()
+        for bucket in self.buckets:
+            bucket.merge(mix)
+        self.due = None
