@@ -2,13 +2,15 @@
 
 Two nodes of a Ray cluster on this machine, with one worker and one sidecar each, train with plain
 DDP, with codec fp32, and with PowerSGD, where a worker is killed after a checkpoint and Ray starts
-the workers again. Every training writes NAME<rank>.json; see common.py.
+the workers again, and once more without a break. Every training writes NAME<rank>.json; see
+common.py.
 """
 
 import json
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,9 @@ STEPS, DIES_AT = 12, 10
 
 def train(options: dict[str, Any]) -> None:
     os.environ["THALWEG_CODEC"] = options["codec"]  # read when the module is wrapped
+    residuals = Path(options["folder"]) / "residuals"
+    if options["dies"]:
+        os.environ["THALWEG_RESIDUALS"] = str(residuals)
     torch.set_num_threads(1)
     context = ray.train.get_context()
     rank, folder = context.get_world_rank(), Path(options["folder"])
@@ -47,9 +52,18 @@ def train(options: dict[str, Any]) -> None:
         note = folder / "died"
         if done == DIES_AT and options["dies"] and rank == 1 and not note.exists():
             note.touch()
+            wait_for_files(residuals, 2)
             os.kill(os.getpid(), signal.SIGKILL)
     result = {"began": began, **seen(model)}
     (folder / f"{options['name']}{rank}.json").write_text(json.dumps(result), encoding="utf-8")
+
+
+def wait_for_files(folder: Path, count: int) -> None:
+    """Waits until each node has written what it held back; it does so beside the next steps."""
+    deadline = time.monotonic() + 60
+    while len(list(folder.glob(f"*-{SAVED_AT}-node*.residuals"))) < count:
+        assert time.monotonic() < deadline, f"files are missing in {folder}"
+        time.sleep(0.01)
 
 
 def save(folder: Path, parts: dict[str, Any], done: int) -> None:
@@ -96,6 +110,7 @@ def main(folder: str, *sockets: str) -> None:
     fit("plain", "", 6, folder)
     fit("fp32", "fp32", 6, folder)
     fit("resumed", POWERSGD, STEPS, folder, dies=True)
+    fit("undisturbed", POWERSGD, STEPS, folder)
     ray.shutdown()
     cluster.shutdown()
 
