@@ -10,8 +10,8 @@ from pathlib import Path
 import launching
 import nbformat
 import pytest
+from clients.kernels import Kernels
 from harness import DEADLINE, environment, free_port, servers
-from jupyter_client.manager import AsyncKernelManager
 from nbclient import NotebookClient
 
 CLIENTS = Path(__file__).parent / "clients"
@@ -85,9 +85,9 @@ def test_workers_that_a_notebook_forks_train_as_with_plain_ddp(cell, tmp_path, m
         monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
         monkeypatch.setenv("THALWEG_CODEC", "fp32")
         resources = {"metadata": {"path": str(tmp_path)}}
-        # Ports that are free may be taken before the kernel binds them: it listens on files.
-        kernel = AsyncKernelManager(kernel_name="python3", transport="ipc")
-        NotebookClient(notebook, timeout=DEADLINE, km=kernel, resources=resources).execute()
+        NotebookClient(
+            notebook, timeout=DEADLINE, kernel_manager_class=Kernels, resources=resources
+        ).execute()
         for left in (*nothing.folder.glob("torchelastic_*"), *nothing.folder.glob("tmp*")):
             shutil.rmtree(left)  # torch's and Lightning's
     for rank in (0, 1):

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import nbformat
 import pytest
+from clients.kernels import Kernels
 from harness import environment, servers
-from jupyter_client.manager import AsyncKernelManager
 from nbclient import NotebookClient
 
 from thalweg.examples.swin.plot import traverse
@@ -37,9 +37,9 @@ def test_every_cell_runs_and_shows_baseline_beside_optimised(tmp_path, monkeypat
         monkeypatch.setenv("SWIN_STEPS", "14")
         monkeypatch.setenv("SWIN_BATCH", "2")
         resources = {"metadata": {"path": str(tmp_path)}}
-        # Ports that are free may be taken before the kernel binds them: it listens on files.
-        kernel = AsyncKernelManager(kernel_name="python3", transport="ipc")
-        NotebookClient(notebook, timeout=250, km=kernel, resources=resources).execute()
+        NotebookClient(
+            notebook, timeout=250, kernel_manager_class=Kernels, resources=resources
+        ).execute()
     (table,) = outputs_of(notebook, "text/markdown")
     rows = [line.split(" | ")[0].strip("| ") for line in table.splitlines()[2:]]
     assert rows == ["baseline_ddp_O1", "optimised_thalweg_O2"]

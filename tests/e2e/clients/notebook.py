@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import nbformat
-from jupyter_client.manager import AsyncKernelManager
+from kernels import Kernels
 from nbclient import NotebookClient
 
 CELL = """
@@ -32,9 +32,7 @@ def main(node: str, port: str, phase: str, folder: str) -> None:
     clients = str(Path(__file__).parent)
     text = CELL.format(clients=clients, node=node, port=port, phase=phase, folder=folder)
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(text)])
-    # Ports that are free may be taken before the kernel binds them: it listens on files.
-    kernel = AsyncKernelManager(kernel_name="python3", transport="ipc")
-    NotebookClient(notebook, km=kernel).execute()
+    NotebookClient(notebook, kernel_manager_class=Kernels).execute()
     for output in notebook.cells[0].outputs:
         print(output.get("text", ""), end="")
 
