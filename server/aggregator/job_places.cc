@@ -8,7 +8,7 @@ namespace thalweg {
 namespace {
 
 // `what` are the things that places stand for.
-absl::Status CheckPlaces(const FairPlaces& places, const JoinRequest& first, uint64_t wanted,
+absl::Status CheckPlaces(const FairQuota& places, const JoinRequest& first, uint64_t wanted,
                          const char* what) {
   if (places.MayTake(first.place, wanted)) return absl::OkStatus();
   std::string own;

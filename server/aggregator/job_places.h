@@ -5,7 +5,7 @@
 
 #include "absl/status/status.h"
 #include "core/exchange/join.h"
-#include "server/base/fair_places.h"
+#include "server/base/fair_quota.h"
 
 namespace thalweg {
 
@@ -20,9 +20,9 @@ class JobPlaces {
   void Return(const JoinRequest& first);
 
  private:
-  FairPlaces jobs_{1024};
-  FairPlaces nodes_{16'384};
-  FairPlaces shards_{32'768};
+  FairQuota jobs_{1024};
+  FairQuota nodes_{16'384};
+  FairQuota shards_{32'768};
 };
 
 }  // namespace thalweg

@@ -40,19 +40,19 @@ absl::StatusOr<Job::Held> Job::HoldLocked(uint32_t node, Contribution contributi
   THALWEG_RETURN_IF_ERROR(CheckKeptLocked(node, contribution.id.chunk));
   const RoundId id = contribution.id;
   const bool is_one_shot = IsOneShot(id);
-  THALWEG_RETURN_IF_ERROR(is_one_shot ? CheckOneShotLocked(node, contribution)
-                                      : layouts_.Check(node, contribution));
-  const LayoutRegistry::Update update =
-      is_one_shot ? LayoutRegistry::Update() : layouts_.UpdateOf(id.bucket, id.chunk);
+  const uint64_t bytes = contribution.payload.SizeBytes();
+  LayoutRegistry::Known known{{}, {{contribution.wire}, static_cast<double>(bytes)}};
+  if (is_one_shot) {
+    THALWEG_RETURN_IF_ERROR(CheckOneShotLocked(node, contribution));
+  } else {
+    THALWEG_ASSIGN_OR_RETURN(known, layouts_.Check(node, contribution));
+  }
+  const auto& [update, weight] = known;
   const bool is_apart = update.rule != nullptr && update.rule->has_own_rounds();
   if (const absl::Status left = members_.CheckNoneLeft(); !is_apart && !left.ok()) {
     return absl::Status(left.code(),
                         absl::StrCat(ToString(id), " cannot complete: ", left.message()));
   }
-  const uint64_t bytes = contribution.payload.SizeBytes();
-  const LayoutRegistry::Weight weight =
-      is_one_shot ? LayoutRegistry::Weight{{contribution.wire}, static_cast<double>(bytes)}
-                  : layouts_.WeightOf(id.bucket, contribution.elems);
   RoundResult contributed;  // without values
   contributed.id = id;
   contributed.epoch = contribution.epoch;

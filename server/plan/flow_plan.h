@@ -29,7 +29,9 @@ struct FlowPlan {
 // then gets the part of them that its share needs. More in flight would not fit into the queues of
 // switches; what they drop comes late, and whichever connection recovers first takes the link. On
 // fast links, 40 ms are more than a processor's caches hold, so beyond 4 MiB only 2 ms are covered.
-// The largest window has at least 6 chunks, so that the others can be in proportion to it.
+// The largest window has at least 6 chunks, and up to half as many more where the others, which are
+// whole numbers, are then nearer to their proportion: a shard with too small a window is slower
+// than its share, and holds the others up.
 FlowPlan PlanFlow(const LinkSpeed& slowest, std::span<const uint32_t> shares, DType wire);
 
 }  // namespace thalweg

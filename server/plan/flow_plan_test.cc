@@ -55,6 +55,22 @@ TEST(FlowPlanTest, WindowIsThatOfTheLargestShare) {
   EXPECT_EQ(PlanFlow(link, std::vector<uint32_t>{3, 1}, DType::kFloat32).window_chunks, 15u);
 }
 
+TEST(FlowPlanTest, WindowGrowsUntilThoseOfOtherSharesAreInProportion) {
+  // 500 Mbit/s carry 1.67 MB of two thirds in 40 ms: 13 chunks of 128 KiB, of which half are 6.5.
+  const LinkSpeed link{500 * kMegabit, {}};
+  EXPECT_EQ(PlanFlow(link, std::vector<uint32_t>{2, 1}, DType::kFloat32).window_chunks, 14u);
+}
+
+TEST(FlowPlanTest, UnequalShardsGetMoreAndSmallerChunks) {
+  // 1.25 MB are 6 chunks of 35 000 bytes for each of 6 shards, and 4 of 52 000.
+  const LinkSpeed link{250 * kMegabit, {}};
+  const std::vector<uint32_t> shares = {3, 3, 1, 1, 1, 1};
+  EXPECT_EQ(PlanFlow(link, shares, DType::kFloat32).chunk_bytes, 32u << 10);
+  const LinkSpeed slower{200 * kMegabit, {}};
+  EXPECT_EQ(PlanFlow(slower, shares, DType::kFloat32).chunk_bytes, 16u << 10);
+  EXPECT_EQ(PlanEqually(slower, 6).chunk_bytes, 32u << 10);
+}
+
 TEST(FlowPlanTest, WhateverWasMeasuredThePlanIsWithinTheProtocolsBounds) {
   for (double rate :
        {1e-300, 1.0, 1e3, 1e6, 1e9, 1e12, 1e300, std::numeric_limits<double>::max()}) {

@@ -138,7 +138,8 @@ absl::StatusOr<const LayoutRegistry::Entry*> LayoutRegistry::Find(BucketId bucke
                                                  entry.plan.Count(), " chunks, got chunk ", chunk));
 }
 
-absl::Status LayoutRegistry::Check(uint32_t node, const Contribution& c) const {
+absl::StatusOr<LayoutRegistry::Known> LayoutRegistry::Check(uint32_t node,
+                                                            const Contribution& c) const {
   THALWEG_ASSIGN_OR_RETURN(const Entry* entry, Find(c.id.bucket, c.id.chunk));
   const WireFormat wire = entry->bucket.wire;
   const uint64_t elems = entry->plan.Elems(c.id.chunk);
@@ -157,7 +158,9 @@ absl::Status LayoutRegistry::Check(uint32_t node, const Contribution& c) const {
                              : " has no update in this round, but the contribution names settings ",
                      updates ? "" : absl::StrCat(c.settings), pulls ? " and pulls" : ""));
   }
-  if (c.wire == wire && c.elems == elems && HasRightSize(node, c)) return absl::OkStatus();
+  if (c.wire == wire && c.elems == elems && HasRightSize(node, c)) {
+    return Known{entry->UpdateOf(c.id.chunk), entry->WeightOf(c.elems)};
+  }
   return absl::InvalidArgumentError(
       absl::StrCat("chunk ", c.id.chunk, " of bucket ", ToString(c.id.bucket), ": expected ", elems,
                    " elements in ", Name(wire), ", ", HasFixedSize(wire) ? "" : "at most ",
@@ -165,15 +168,17 @@ absl::Status LayoutRegistry::Check(uint32_t node, const Contribution& c) const {
                    ", ", bytes, " bytes"));
 }
 
-LayoutRegistry::Weight LayoutRegistry::WeightOf(BucketId id, uint64_t elems) const {
-  const Entry& entry = entries_.at({id.index, id.part});
-  const BucketAnnouncement& bucket = entry.bucket;
+LayoutRegistry::Weight LayoutRegistry::Entry::WeightOf(uint64_t elems) const {
   // read from the plan: the layout would have to add up its tensors
-  const uint64_t total = entry.plan.total_elems;
+  const uint64_t total = plan.total_elems;
   if (total == 0) return {{bucket.wire}, 0};
   const auto raw_bytes = static_cast<double>(bucket.raw_bytes);
   return {{bucket.wire, bucket.raw_bytes > total * SizeOf(bucket.layout.dtype)},
           raw_bytes * static_cast<double>(elems) / static_cast<double>(total)};
+}
+
+LayoutRegistry::Weight LayoutRegistry::WeightOf(BucketId id, uint64_t elems) const {
+  return entries_.at({id.index, id.part}).WeightOf(elems);
 }
 
 absl::StatusOr<uint64_t> LayoutRegistry::ResidualElems(BucketId bucket, uint32_t chunk) const {
@@ -205,10 +210,13 @@ uint64_t LayoutRegistry::StateBytesPerElem(BucketId id) const {
   return BytesPerElem(entries_.at({id.index, id.part}).bucket);
 }
 
+LayoutRegistry::Update LayoutRegistry::Entry::UpdateOf(uint32_t chunk) const {
+  if (rule == nullptr) return {};
+  return {rule, pieces[chunk]};
+}
+
 LayoutRegistry::Update LayoutRegistry::UpdateOf(BucketId id, uint32_t chunk) const {
-  const Entry& entry = entries_.at({id.index, id.part});
-  if (entry.rule == nullptr) return {};
-  return {entry.rule, entry.pieces[chunk]};
+  return entries_.at({id.index, id.part}).UpdateOf(chunk);
 }
 
 absl::StatusOr<LayoutRegistry::WeightsSize> LayoutRegistry::SizeOfWeights(BucketId bucket,

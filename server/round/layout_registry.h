@@ -35,12 +35,7 @@ class LayoutRegistry {
   // Says whether a later layout of the bucket has been registered.
   bool IsReplaced(BucketId bucket) const;
 
-  // Checks that a contribution of `node` is a chunk of a registered bucket with the right format
-  // and size.
-  absl::Status Check(uint32_t node, const Contribution& contribution) const;
-
-  // A Kind says how a chunk of a registered bucket is counted in statistics. Requires that Check
-  // has passed.
+  // A Kind says how a chunk is counted in statistics.
   struct Kind {
     WireFormat wire = WireFormat::kFloat32;
     bool factors = false;  // represents more than its own elements
@@ -51,7 +46,21 @@ class LayoutRegistry {
     Kind kind;
     double raw_bytes = 0;  // bytes of gradient
   };
+  // What becomes of a chunk after its mean; `rule` is null if nothing does.
+  struct Update {
+    std::shared_ptr<const UpdateRule> rule;
+    std::shared_ptr<const std::vector<UpdatePiece>> pieces;  // null without a rule
+  };
+  struct Known {
+    Update update;
+    Weight weight;
+  };
+  // Checks that a contribution of `node` is a chunk of a registered bucket with the right format
+  // and size; returns what is known of that.
+  absl::StatusOr<Known> Check(uint32_t node, const Contribution& contribution) const;
+  // Return the parts of that for a chunk of a registered bucket.
   Weight WeightOf(BucketId bucket, uint64_t elems) const;
+  Update UpdateOf(BucketId bucket, uint32_t chunk) const;
 
   // Returns how many elements the residual of a chunk has. Returns FailedPrecondition when no such
   // bucket is registered, InvalidArgument when it has no such chunk or its format has no residuals.
@@ -64,13 +73,6 @@ class LayoutRegistry {
   uint64_t state_bytes() const { return state_bytes_; }
   // Returns how many bytes the state of a chunk of a registered bucket takes for each element.
   uint64_t StateBytesPerElem(BucketId bucket) const;
-
-  // What becomes of a chunk of a registered bucket after its mean; `rule` is null if nothing does.
-  struct Update {
-    std::shared_ptr<const UpdateRule> rule;
-    std::shared_ptr<const std::vector<UpdatePiece>> pieces;  // null without a rule
-  };
-  Update UpdateOf(BucketId bucket, uint32_t chunk) const;
 
   // Returns how many elements the weights of a chunk have, and how many moments its optimizer may
   // keep. Returns FailedPrecondition when no such bucket is registered, InvalidArgument when it has
@@ -98,6 +100,9 @@ class LayoutRegistry {
     std::vector<ElemRange> padding;
     std::shared_ptr<const UpdateRule> rule;                               // null: none
     std::vector<std::shared_ptr<const std::vector<UpdatePiece>>> pieces;  // by chunk
+
+    Weight WeightOf(uint64_t elems) const;
+    Update UpdateOf(uint32_t chunk) const;
   };
 
   // Returns the entry of the registered bucket that contains this chunk.

@@ -96,7 +96,7 @@ TEST(LayoutRegistryTest, NewGenerationReplacesAndOldOneIsRefused) {
   ASSERT_TRUE(registry.Register("a", Announce({0, 1}, rebuilt, kPlacement)).ok());
   EXPECT_EQ(registry.Register("b", Announce({0, 0}, kLayout, kPlacement)).code(),
             absl::StatusCode::kFailedPrecondition);
-  EXPECT_EQ(registry.Check(0, Share({0, 0}, 0, WireFormat::kFloat32, 1024)).code(),
+  EXPECT_EQ(registry.Check(0, Share({0, 0}, 0, WireFormat::kFloat32, 1024)).status().code(),
             absl::StatusCode::kFailedPrecondition);
   EXPECT_TRUE(registry.Check(0, Share({0, 1}, 0, WireFormat::kFloat32, 500)).ok());
 }
@@ -194,14 +194,14 @@ TEST(LayoutRegistryTest, LossyContributionMustHaveThePlannedChunksSize) {
     ASSERT_TRUE(registry.Register("a", Announce({0, 0, 1}, layout, 1, c.wire)).ok());
     Contribution share = Share({0, 0, 1}, 0, c.wire, c.elems);
     ASSERT_EQ(share.payload.SizeBytes(), c.bytes);
-    EXPECT_TRUE(registry.Check(0, share).ok()) << registry.Check(0, share);
+    EXPECT_TRUE(registry.Check(0, share).ok()) << registry.Check(0, share).status();
     EXPECT_FALSE(registry.Check(0, Share({0, 0, 1}, 0, c.wire, c.elems - 1)).ok());
     EXPECT_FALSE(registry.Check(0, Share({0, 0, 1}, 0, WireFormat::kFloat32, c.elems)).ok());
     const std::span<const std::byte> whole = share.payload.pieces[0];
     share.payload.pieces[0] = whole.first(c.bytes - 1);
     EXPECT_EQ(registry.Check(0, share).ok(), c.wire == WireFormat::kTopK);
     share.payload.pieces[0] = whole.first(3);
-    EXPECT_THAT(std::string(registry.Check(0, share).message()),
+    EXPECT_THAT(std::string(registry.Check(0, share).status().message()),
                 AllOf(HasSubstr(absl::StrCat(c.bytes, " bytes")), HasSubstr(", 3 bytes")));
     share.payload.pieces = {whole, whole.first(1)};
     EXPECT_FALSE(registry.Check(0, share).ok());

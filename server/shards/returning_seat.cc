@@ -30,10 +30,10 @@ absl::Status CheckSameTerms(const Terms& now, const Terms& before) {
 
 }  // namespace
 
-// An Ear hears what the shard says to one of the memberships.
-class ReturningSeat::Ear : public MemberEvents {
+// A Listener hears what the shard says to one of the memberships.
+class ReturningSeat::Listener : public MemberEvents {
  public:
-  Ear(std::shared_ptr<ReturningSeat> seat, uint64_t incarnation)
+  Listener(std::shared_ptr<ReturningSeat> seat, uint64_t incarnation)
       : seat_(std::move(seat)), incarnation_(incarnation) {}
 
   void OnResult(RoundResult result) override { seat_->OnResult(incarnation_, std::move(result)); }
@@ -54,7 +54,7 @@ absl::Status ReturningSeat::Join(const JoinRequest& request, std::shared_ptr<Mem
   }
   THALWEG_ASSIGN_OR_RETURN(
       std::shared_ptr<Member> member,
-      shard_.Join(request, std::make_shared<Ear>(shared_from_this(), 1), deadline));
+      shard_.Join(request, std::make_shared<Listener>(shared_from_this(), 1), deadline));
   agreed_ = member->terms();
   request_ = request;
   request_.chunk_bytes = agreed_.chunk_bytes;
@@ -233,7 +233,7 @@ absl::Status ReturningSeat::TryToReturn(TimePoint deadline) {
   if (old != nullptr) old->Leave(absl::OkStatus());  // ends its streams
   THALWEG_ASSIGN_OR_RETURN(
       const std::shared_ptr<Member> member,
-      shard_.Join(request, std::make_shared<Ear>(shared_from_this(), incarnation), deadline));
+      shard_.Join(request, std::make_shared<Listener>(shared_from_this(), incarnation), deadline));
   const absl::Status status = CheckSameTerms(member->terms(), agreed_);
   absl::Status end;
   {
@@ -276,7 +276,7 @@ absl::Status ReturningSeat::PutBack(Member& member, TimePoint deadline) {
     unanswered = ledger_.Unanswered();
   }
   for (Contribution& contribution : unanswered) {
-    // A stream that ends here is told to the Ear.
+    // A stream that ends here is told to the Listener.
     member.Contribute(std::move(contribution)).IgnoreError();
   }
   return absl::OkStatus();

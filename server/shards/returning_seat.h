@@ -59,7 +59,7 @@ class ReturningSeat : public std::enable_shared_from_this<ReturningSeat> {
   void Leave(const absl::Status& reason);
 
  private:
-  class Ear;
+  class Listener;
 
   void OnResult(uint64_t incarnation, RoundResult result);
   void OnFailed(uint64_t incarnation, absl::Status why);

@@ -4,7 +4,7 @@
 //
 //   node's calls  ──▶ ReturningMember ──▶ the shard's Member of the moment
 //                          ▲   ReturningSeat: which member that is
-//   node's events ◀── Ear ─┴───────────◀ OnResult; OnFailed(NotFound): it has been restarted
+//   node's events ◀── Listener ┴─────────────◀ OnResult; OnFailed(NotFound): it has been restarted
 //
 //   shard-return thread    leaves the old membership → Join with resume → Register …
 //                          → Supply what the shard wants → repeat contributions

@@ -23,16 +23,18 @@ double LeadOf(const std::vector<uint32_t>& windows) {
 
 }  // namespace
 
-SendLane::SendLane(std::vector<uint32_t> windows, std::span<Counter* const> wait_seconds)
+SendLane::SendLane(std::vector<uint32_t> windows, const std::vector<double>& shares,
+                   std::span<Counter* const> wait_seconds)
     : windows_(std::move(windows)), lead_(LeadOf(windows_)), next_places_(windows_.size()) {
+  const double all = std::accumulate(shares.begin(), shares.end(), 0.0);
+  for (const double share : shares) steps_.push_back(all / share);
   for (Counter* const counter : wait_seconds) queues_.emplace_back(*counter);
 }
 
 bool SendLane::Push(uint32_t shard, Contribution contribution) {
-  const double all = std::accumulate(windows_.begin(), windows_.end(), 0.0);
   const double least = *std::max_element(next_places_.begin(), next_places_.end());
   const double place = std::max(next_places_[shard], OldestBut(shard).value_or(least));
-  next_places_[shard] = place + all / windows_[shard];
+  next_places_[shard] = place + steps_[shard];
   return queues_[shard].Push(std::move(contribution), place);
 }
 

@@ -19,7 +19,7 @@ namespace thalweg {
 // what each of them has to carry, so the shard with the largest share would be done last, alone.
 // Therefore a shard that is ahead gets one chunk at a time, until the others have caught up. A
 // chunk's place tells that: in a shard's queue, the places of chunks that follow each other differ
-// by all windows over that shard's, so queues that keep the same pace do their shares, whatever the
+// by all shares over that shard's, so queues that keep the same pace do their shares, whatever the
 // order in which chunks came (an allreduce's come for all shards in turn, a reduce_scatter's for
 // one shard after the other). A shard is ahead if its next chunk's place is larger than that of the
 // oldest chunk that another one has not answered, by more than half of what all windows hold, or by
@@ -28,8 +28,10 @@ namespace thalweg {
 // orders at different shards do not wait for each other.
 class SendLane {
  public:
-  // Windows and `wait_seconds` (SendQueue) are by shard.
-  SendLane(std::vector<uint32_t> windows, std::span<Counter* const> wait_seconds);
+  // Windows, shares, which are above 0, and `wait_seconds` (SendQueue) are by shard. Windows are
+  // whole numbers, so that they are only roughly in proportion to the shares.
+  SendLane(std::vector<uint32_t> windows, const std::vector<double>& shares,
+           std::span<Counter* const> wait_seconds);
 
   // These are as in SendQueue.
   [[nodiscard]] bool Push(uint32_t shard, Contribution contribution);
@@ -47,7 +49,8 @@ class SendLane {
   bool IsAhead(uint32_t shard) const;
 
   const std::vector<uint32_t> windows_;
-  const double lead_;  // of a shard that is not ahead, in chunks of all shards
+  const double lead_;          // of a shard that is not ahead, in chunks of all shards
+  std::vector<double> steps_;  // by shard: from one chunk's place to the next one's
   std::vector<SendQueue> queues_;
   std::vector<double> next_places_;  // by shard: the least that its next chunk may have
 };

@@ -13,6 +13,9 @@ constexpr uint32_t kLarge = 1;
 
 class SendLaneTest : public ::testing::Test {
  protected:
+  explicit SendLaneTest(const std::vector<uint32_t>& windows = {4, 8})
+      : lane_(windows, {1, 2}, std::vector<Counter*>{&waited_, &waited_}) {}
+
   // Adds `count` times a chunk for the small shard and two for the large one.
   void PushInTurns(int count) {
     for (int i = 0; i < count; ++i) {
@@ -40,7 +43,7 @@ class SendLaneTest : public ::testing::Test {
   Counter& waited_ = registry_.GetCounter("waited", "");
   TimePoint now_ = Now();
   uint32_t chunks_ = 0;
-  SendLane lane_{{4, 8}, std::vector<Counter*>{&waited_, &waited_}};  // a shard may lead by 6
+  SendLane lane_;  // a shard may lead by 6
 };
 
 TEST_F(SendLaneTest, EachShardGetsItsWindowWhileBothKeepPace) {
@@ -98,6 +101,23 @@ TEST_F(SendLaneTest, ShardWithoutChunksHoldsNoOtherUp) {
     EXPECT_EQ(Send(kLarge), 8);
     Answer(kLarge);
   }
+}
+
+class RoundedWindowsTest : public SendLaneTest {
+ protected:
+  RoundedWindowsTest() : SendLaneTest({5, 9}) {}
+};
+
+TEST_F(RoundedWindowsTest, ShardsAreDoneTogetherThoughTheirWindowsDifferFromTheirShares) {
+  PushInTurns(1000);
+  int small = 0, large = 0;
+  while (small < 1000) {
+    small += Send(kSmall);
+    large += Send(kLarge);
+    Answer(kSmall);
+    Answer(kLarge);
+  }
+  EXPECT_GT(large, 2000 - 2 * 7);  // the lead is 7 chunks of both
 }
 
 TEST_F(SendLaneTest, ClosingReturnsWhatWaitsForEveryShard) {

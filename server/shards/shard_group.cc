@@ -40,10 +40,23 @@ std::vector<uint32_t> WindowsOf(const std::vector<uint32_t>& shares, uint32_t mo
   const double largest = *std::max_element(shares.begin(), shares.end());
   std::vector<uint32_t> windows;
   for (const uint32_t share : shares) {
-    const auto window = static_cast<uint32_t>(std::ceil(most * share / largest));
+    const auto window = static_cast<uint32_t>(std::lround(most * share / largest));
     windows.push_back(std::min(std::max(window, kLeastWindow), most));
   }
   return windows;
+}
+
+// Returns the shares; a shard that has none, and may still sum what its node alone wants, gets what
+// its window is worth.
+std::vector<double> PositiveSharesOf(const std::vector<uint32_t>& shares,
+                                     const std::vector<uint32_t>& windows) {
+  const double all = std::accumulate(shares.begin(), shares.end(), 0.0);
+  const double slots = std::accumulate(windows.begin(), windows.end(), 0.0);
+  std::vector<double> positive;
+  for (size_t k = 0; k < shares.size(); ++k) {
+    positive.push_back(shares[k] > 0 ? shares[k] : all * windows[k] / slots);
+  }
+  return positive;
 }
 
 }  // namespace
@@ -135,9 +148,9 @@ void ShardGroup::Open(SharePlan plan, uint32_t window_chunks, std::vector<Placem
   MutexLock lock(mutex_);
   const double total = std::accumulate(plan.shares.begin(), plan.shares.end(), 0.0);
   for (uint32_t k = 0; k < size(); ++k) states_[k].share->Set(plan.shares[k] / total);
-  AddLanesLocked(0, WindowsOf(plan.shares, window_chunks));
   placements_ = std::move(placements);
   plan_ = std::move(plan);
+  AddLanesLocked(0, window_chunks);
 }
 
 absl::StatusOr<Member*> ShardGroup::MemberOf(uint32_t shard) {
@@ -173,7 +186,7 @@ absl::Status ShardGroup::MakeGroup(const Group& group, TimePoint deadline) {
   THALWEG_RETURN_IF_ERROR(
       CallAll([&](Member& member) { return member.MakeGroup(group, deadline); }));
   MutexLock lock(mutex_);
-  AddLanesLocked(group.id, WindowsOf(plan_.shares, std::max(group.window_chunks, kLeastWindow)));
+  AddLanesLocked(group.id, std::max(group.window_chunks, kLeastWindow));
   return absl::OkStatus();
 }
 
@@ -195,10 +208,12 @@ absl::Status ShardGroup::CallAll(const std::function<absl::Status(Member&)>& cal
   return absl::OkStatus();
 }
 
-void ShardGroup::AddLanesLocked(uint32_t group, const std::vector<uint32_t>& windows) {
+void ShardGroup::AddLanesLocked(uint32_t group, uint32_t window_chunks) {
+  const std::vector<uint32_t> windows = WindowsOf(plan_.shares, window_chunks);
+  const std::vector<double> shares = PositiveSharesOf(plan_.shares, windows);
   std::vector<Counter*> wait_seconds;
   for (const State& state : states_) wait_seconds.push_back(state.wait_seconds);
-  lanes_.try_emplace(group, std::vector(kMaxParts, SendLane(windows, wait_seconds)));
+  lanes_.try_emplace(group, std::vector(kMaxParts, SendLane(windows, shares, wait_seconds)));
 }
 
 SendLane* ShardGroup::FindLaneLocked(uint32_t group, uint32_t part) {
@@ -301,9 +316,9 @@ absl::StatusOr<SnapshotReport> ShardGroup::Snapshots(const SnapshotCall& call, T
   return all;
 }
 
-std::string ShardGroup::Debtors() { return SilentDebtors(TimePoint::max()); }
+std::string ShardGroup::PendingShards() { return SilentPendingShards(TimePoint::max()); }
 
-std::string ShardGroup::SilentDebtors(TimePoint since) {
+std::string ShardGroup::SilentPendingShards(TimePoint since) {
   MutexLock lock(mutex_);
   std::vector<std::string> names;
   for (uint32_t k = 0; k < size(); ++k) {

@@ -79,9 +79,9 @@ class ShardGroup {
 
   // Returns the shards with pending results, for messages: "aggregator shard 1 (2 results)",
   // separated by commas.
-  std::string Debtors();
+  std::string PendingShards();
   // Returns those of them that have answered no heartbeat since then; empty: there are none.
-  std::string SilentDebtors(TimePoint since);
+  std::string SilentPendingShards(TimePoint since);
 
   // Tells the shard, if the group has joined it, that this node is alive, and waits for the answer,
   // at most for heartbeat_interval(). Returns the nodes that the shard has lost so far, or
@@ -120,8 +120,7 @@ class ShardGroup {
   // Calls all members at the same time; returns the first shard's error.
   absl::Status CallAll(const std::function<absl::Status(Member&)>& call);
   // Declares a group to this node, with each shard's window in chunks.
-  void AddLanesLocked(uint32_t group, const std::vector<uint32_t>& windows)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void AddLanesLocked(uint32_t group, uint32_t window_chunks) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Returns null if there is no such group.
   SendLane* FindLaneLocked(uint32_t group, uint32_t part) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Sends what a queue lets go; called by whoever the queue has told to send.

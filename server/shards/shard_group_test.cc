@@ -102,7 +102,8 @@ TEST_F(ShardGroupTest, FullWindowOfOneShardDoesNotHoldUpAnother) {
   for (const uint32_t chunk : {1, 3}) ASSERT_TRUE(group_.Contribute(1, Chunk(chunk)).ok());
   EXPECT_EQ(a_.chunks().size(), 2u);
   EXPECT_EQ(b_.chunks().size(), 2u);
-  EXPECT_EQ(group_.Debtors(), "aggregator shard 0 (2 results), aggregator shard 1 (2 results)");
+  EXPECT_EQ(group_.PendingShards(),
+            "aggregator shard 0 (2 results), aggregator shard 1 (2 results)");
   ASSERT_TRUE(group_.OnAnswered(0, 0, 0).ok());
   ASSERT_EQ(a_.chunks().size(), 3u);
   EXPECT_EQ(a_.chunks()[2].chunk, 4u);

@@ -83,8 +83,8 @@ absl::Status Watchdog::CheckBucket(NodeBucket& bucket, TimePoint now) const {
       now - std::max(patience_.silence.sidecar(),
                      kHeartbeatsMissed * context_.shards.heartbeat_interval());
   return Judge(
-      waited, prefix, [&] { return context_.shards.SilentDebtors(answered); },
-      [&] { return context_.shards.Debtors(); }, "");
+      waited, prefix, [&] { return context_.shards.SilentPendingShards(answered); },
+      [&] { return context_.shards.PendingShards(); }, "");
 }
 
 absl::Status Watchdog::Judge(Duration waited, const std::string& prefix, const Names& silent,

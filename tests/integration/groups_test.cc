@@ -65,7 +65,7 @@ class Node {
     request.window_chunks = 2;
     request.round_timeout = kTestPatience;
     const absl::Status joined = shards_.Join(
-        request, [this](uint32_t shard) { return std::make_shared<Ear>(*this, shard); },
+        request, [this](uint32_t shard) { return std::make_shared<Listener>(*this, shard); },
         Now() + kTestPatience);
     ASSERT_TRUE(joined.ok()) << joined;
   }
@@ -107,9 +107,9 @@ class Node {
   }
 
  private:
-  class Ear : public MemberEvents {
+  class Listener : public MemberEvents {
    public:
-    Ear(Node& node, uint32_t shard) : node_(node), shard_(shard) {}
+    Listener(Node& node, uint32_t shard) : node_(node), shard_(shard) {}
     void OnResult(RoundResult result) override { node_.OnResult(shard_, result); }
     void OnFailed(absl::Status why) override {
       MutexLock lock(node_.mutex_);

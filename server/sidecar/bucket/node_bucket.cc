@@ -43,6 +43,7 @@ absl::StatusOr<std::shared_ptr<NodeBucket>> NodeBucket::Create(const ipc::Regist
     THALWEG_ASSIGN_OR_RETURN(bucket->compressing_,
                              MakeCodecs(layout, *bucket->memory_, place, choice, states));
   }
+  bucket->IndexParts();
   if (update) THALWEG_RETURN_IF_ERROR(bucket->CheckUpdated(terms));
   if (!update && terms.keeps_codecs && !bucket->compressing_.empty()) {
     THALWEG_ASSIGN_OR_RETURN(
@@ -78,12 +79,14 @@ absl::Status NodeBucket::CheckUpdated(const BucketTerms& terms) {
   return absl::OkStatus();
 }
 
-BucketCodec* NodeBucket::FindCodec(uint32_t part) {
-  if (part == 0) return whole_.get();
-  for (const auto& codec : compressing_) {
-    if (codec->FindPart(part) != nullptr) return codec.get();
-  }
-  return nullptr;
+void NodeBucket::IndexParts() {
+  const auto index = [this](BucketCodec& codec) {
+    for (uint32_t number = 0; number < kMaxParts; ++number) {
+      if (Part* const part = codec.FindPart(number)) parts_[number] = {&codec, part};
+    }
+  };
+  index(*whole_);
+  for (const auto& codec : compressing_) index(*codec);
 }
 
 void NodeBucket::Restore(uint64_t round, std::vector<uint32_t> shards) {
@@ -157,12 +160,10 @@ std::vector<uint32_t> NodeBucket::UnfilledBy() const {
   return unfilled;
 }
 
-std::pair<uint32_t, uint32_t> NodeBucket::Outstanding() {
+std::pair<uint32_t, uint32_t> NodeBucket::Outstanding() const {
   std::vector<const Part*> parts;
-  for (uint32_t number = 0; number < kMaxParts; ++number) {
-    BucketCodec* codec = FindCodec(number);
-    const Part* part = codec == nullptr ? nullptr : codec->FindPart(number);
-    if (part != nullptr) parts.push_back(part);
+  for (const OwnedPart& owned : parts_) {
+    if (owned.part != nullptr) parts.push_back(owned.part);
   }
   return round_.Outstanding(parts);
 }

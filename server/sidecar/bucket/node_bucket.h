@@ -1,6 +1,7 @@
 // One bucket on one node: its memory, its codecs and its round.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -54,8 +55,14 @@ class NodeBucket : public std::enable_shared_from_this<NodeBucket> {
   DenseCodec& whole() { return *whole_; }
   // Empty when the bucket is never compressed. Each tensor belongs to one of them.
   const std::vector<std::unique_ptr<BucketCodec>>& compressing() const { return compressing_; }
-  // Returns the codec whose part that is; null when the bucket has no such part.
-  BucketCodec* FindCodec(uint32_t part);
+  // A part, and the codec that it belongs to; both are null where the bucket has no such part.
+  struct OwnedPart {
+    BucketCodec* codec = nullptr;
+    Part* part = nullptr;
+  };
+  OwnedPart FindPart(uint32_t number) const {
+    return number < kMaxParts ? parts_[number] : OwnedPart();
+  }
   // Returns what another process needs of compressing(); null: nobody keeps that.
   CodecMemory* codec_memory() { return codec_memory_.get(); }
   // Goes on after `round`, which an earlier process has completed; `shards` sum the chunks. Before
@@ -77,11 +84,12 @@ class NodeBucket : public std::enable_shared_from_this<NodeBucket> {
   // Returns the local ranks whose share of the round that runs is not there, or not whole.
   std::vector<uint32_t> UnfilledBy() const;
   // Returns how many chunks of the parts in flight are without a result, and how many there are.
-  std::pair<uint32_t, uint32_t> Outstanding();
+  std::pair<uint32_t, uint32_t> Outstanding() const;
 
  private:
   NodeBucket(const ipc::RegisterBucket& announced, const std::string& owner,
              const BucketTerms& terms, DType share, std::unique_ptr<BucketMemory> memory);
+  void IndexParts();
   absl::Status CheckUpdated(const BucketTerms& terms);
   absl::Status CheckDoes(const ipc::Submit& submission) const;
 
@@ -93,6 +101,7 @@ class NodeBucket : public std::enable_shared_from_this<NodeBucket> {
   const std::unique_ptr<BucketMemory> memory_;
   std::unique_ptr<DenseCodec> whole_;  // set by Create, as are the others
   std::vector<std::unique_ptr<BucketCodec>> compressing_;
+  std::array<OwnedPart, kMaxParts> parts_;  // by number
   std::unique_ptr<CodecMemory> codec_memory_;
   Part* updated_part_ = nullptr;  // set with update()
   BucketRound round_;

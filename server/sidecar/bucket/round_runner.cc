@@ -247,8 +247,11 @@ void RoundRunner::OnResult(uint32_t shard, const RoundResult& received) {
 absl::Status RoundRunner::Decode(const RoundResult& received, Step& step, TimePoint& sent) {
   const BucketId& id = received.id.bucket;
   step.bucket = context_.buckets.Find(id.index);
-  if (step.bucket != nullptr) step.codec = step.bucket->FindCodec(id.part);
-  if (step.codec != nullptr) step.part = step.codec->FindPart(id.part);
+  if (step.bucket != nullptr) {
+    const auto [codec, part] = step.bucket->FindPart(id.part);
+    step.codec = codec;
+    step.part = part;
+  }
   if (step.part == nullptr || step.part->bucket.id != id) {
     return absl::InvalidArgumentError(absl::StrCat("result for unknown bucket ", ToString(id)));
   }

@@ -77,7 +77,7 @@ class RoundRunnerTest : public ::testing::Test {
   }
   // The mean over all nodes of a chunk that this one has sent is `value` everywhere.
   void Answer(NodeBucket& bucket, RoundId id, float value) {
-    const Part& part = *bucket.FindCodec(id.bucket.part)->FindPart(id.bucket.part);
+    const Part& part = *bucket.FindPart(id.bucket.part).part;
     const std::vector<float> values(part.plan.Elems(id.chunk), value);
     RoundResult result;
     result.id = id;

@@ -29,7 +29,7 @@ absl::Status CollectiveRunner::CheckLate(TimePoint now) const {
         return absl::DeadlineExceededError(absl::StrCat(
             collective->Name(), ": ", collective->remaining(), " of ", collective->num_chunks(),
             " chunks did not come back within the timeout of ", ToSeconds(limit),
-            " s; missing are ", context_.shards.Debtors()));
+            " s; missing are ", context_.shards.PendingShards()));
       }
     }
   }

@@ -74,10 +74,10 @@ constexpr ControlCall::Method::Request Requests() {
 
 }  // namespace
 
-ControlService::ControlService(ServedShard& shard, Callers& callers, NodeTable& nodes,
+ControlService::ControlService(ServedShard& shard, Authorizer& authorizer, NodeTable& nodes,
                                Duration challenge_lifetime, uint32_t max_waiting_joins)
     : shard_(shard),
-      callers_(callers),
+      authorizer_(authorizer),
       nodes_(nodes),
       challenges_(challenge_lifetime),
       waiting_joins_(max_waiting_joins) {
@@ -147,7 +147,7 @@ bool ControlService::Parse(ControlCall& call, Message* message) {
 std::shared_ptr<NodeStreams> ControlService::NodeOf(ControlCall& call, SessionToken token) {
   absl::StatusOr<std::shared_ptr<NodeStreams>> node = nodes_.Find(token);
   const absl::Status owned =
-      node.ok() ? callers_.CheckOwner(call.context(), (*node)->key().principal) : node.status();
+      node.ok() ? authorizer_.CheckOwner(call.context(), (*node)->key().principal) : node.status();
   if (owned.ok()) return *std::move(node);
   Refuse(call, owned);
   return nullptr;
@@ -179,7 +179,7 @@ void ControlService::Join(const CallPtr& call) {
     return;
   }
   if (const absl::Status proved = CheckProof(request, challenges_, Now()); !proved.ok()) {
-    callers_.NotProved(call->context(), proved);
+    authorizer_.NotProved(call->context(), proved);
     Refuse(*call, proved);
     return;
   }

@@ -12,8 +12,8 @@
 #include "core/exchange/served_shard.h"
 #include "grpcpp/grpcpp.h"
 #include "server/identity/challenges.h"
-#include "server/transport/guard/callers.h"
-#include "server/transport/guard/places.h"
+#include "server/transport/guard/authorizer.h"
+#include "server/transport/guard/fair_semaphore.h"
 #include "server/transport/shard/control_call.h"
 #include "server/transport/shard/node_table.h"
 #include "server/transport/shard/work_pool.h"
@@ -35,7 +35,7 @@ class ControlService {
 
   // The references must outlive the service. At most `max_waiting_joins` nodes wait at a
   // time; others get ResourceExhausted.
-  ControlService(ServedShard& shard, Callers& callers, NodeTable& nodes,
+  ControlService(ServedShard& shard, Authorizer& authorizer, NodeTable& nodes,
                  Duration challenge_lifetime, uint32_t max_waiting_joins);
 
   // To be registered with the server before it starts.
@@ -82,11 +82,11 @@ class ControlService {
   std::shared_ptr<NodeStreams> NodeOf(ControlCall& call, SessionToken token);
 
   ServedShard& shard_;
-  Callers& callers_;
+  Authorizer& authorizer_;
   NodeTable& nodes_;
   Challenges challenges_;
-  Places waiting_joins_;
-  Places reads_{kMaxReads};
+  FairSemaphore waiting_joins_;
+  FairSemaphore reads_{kMaxReads};
   Mutex long_parse_;
   ControlCall::Service service_;
   std::vector<std::unique_ptr<const ControlCall::Method>> methods_;

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "server/transport/guard/callers.h"
+#include "server/transport/guard/authorizer.h"
 #include "server/transport/poller.h"
 #include "server/transport/shard/server_stream.h"
 #include "server/transport/shard/stream_set.h"
@@ -41,7 +41,7 @@ class NodeTableTest : public ::testing::Test {
     queues.push_back(std::move(queue));
     server_ = builder.BuildAndStart();
     ASSERT_NE(server_, nullptr);
-    ServerStream::Accept(exchange_, accepting, callers_, table_, streams_);
+    ServerStream::Accept(exchange_, accepting, authorizer_, table_, streams_);
     pollers_ = std::make_unique<Pollers>(std::move(queues));
     channel_ = ForeignChannel(absl::StrCat("127.0.0.1:", port));
   }
@@ -82,7 +82,7 @@ class NodeTableTest : public ::testing::Test {
 
   MetricRegistry metrics_;
   FakeShard shard_;
-  Callers callers_{metrics_};
+  Authorizer authorizer_{metrics_};
   NodeTable table_{StreamCounters::In(metrics_, "server")};
   StreamSet streams_;
   ServerStream::Service exchange_;

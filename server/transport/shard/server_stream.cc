@@ -12,9 +12,10 @@
 
 namespace thalweg {
 
-void ServerStream::Accept(Service& service, grpc::ServerCompletionQueue& queue, Callers& callers,
-                          NodeTable& nodes, StreamSet& streams) {
-  std::shared_ptr<ServerStream> stream(new ServerStream(service, queue, callers, nodes, streams));
+void ServerStream::Accept(Service& service, grpc::ServerCompletionQueue& queue,
+                          Authorizer& authorizer, NodeTable& nodes, StreamSet& streams) {
+  std::shared_ptr<ServerStream> stream(
+      new ServerStream(service, queue, authorizer, nodes, streams));
   stream->self_ = stream;
   service.RequestStream(&stream->context_, &stream->call_, &queue, &queue, stream->accepted_.Tag());
 }
@@ -29,7 +30,7 @@ void ServerStream::OnAccepted(bool ok) {
   if (place_ == nullptr) context_.TryCancel();
   // The set takes the stream first: its queue, which this thread polls, is shut down only when the
   // set is empty, and accepts no request afterwards.
-  if (streams_.Add(self)) Accept(service_, queue_, callers_, nodes_, streams_);
+  if (streams_.Add(self)) Accept(service_, queue_, authorizer_, nodes_, streams_);
 }
 
 void ServerStream::End(const absl::Status& why) {
@@ -105,11 +106,11 @@ absl::Status ServerStream::Handle() {
 
 absl::Status ServerStream::Open(const OpenFrame& open) {
   if (const absl::Status proved = CheckProof(open); !proved.ok()) {
-    callers_.NotProved(context_, proved);
+    authorizer_.NotProved(context_, proved);
     return proved;
   }
   THALWEG_ASSIGN_OR_RETURN(const std::shared_ptr<NodeStreams> node, nodes_.Find(open.token));
-  THALWEG_RETURN_IF_ERROR(callers_.CheckOwner(context_, node->key().principal));
+  THALWEG_RETURN_IF_ERROR(authorizer_.CheckOwner(context_, node->key().principal));
   THALWEG_ASSIGN_OR_RETURN(node_, nodes_.Admit(open, shared_from_this()));
   index_ = open.stream;
   is_opened_ = true;

@@ -9,7 +9,7 @@
 
 #include "core/base/mutex.h"
 #include "grpcpp/grpcpp.h"
-#include "server/transport/guard/callers.h"
+#include "server/transport/guard/authorizer.h"
 #include "server/transport/poller.h"
 #include "server/transport/shard/node_streams.h"
 #include "server/transport/shard/node_table.h"
@@ -27,7 +27,7 @@ class ServerStream final : public std::enable_shared_from_this<ServerStream> {
 
   // Waits on `queue`'s thread for a node to open a stream; then waits for the next one with a new
   // ServerStream, until the server ends. All references must outlive gRPC's use of the stream.
-  static void Accept(Service& service, grpc::ServerCompletionQueue& queue, Callers& callers,
+  static void Accept(Service& service, grpc::ServerCompletionQueue& queue, Authorizer& authorizer,
                      NodeTable& nodes, StreamSet& streams);
 
   // Starts reading. Call once, after the stream is in the set.
@@ -51,11 +51,11 @@ class ServerStream final : public std::enable_shared_from_this<ServerStream> {
   const std::string& peer() const { return peer_; }
 
  private:
-  ServerStream(Service& service, grpc::ServerCompletionQueue& queue, Callers& callers,
+  ServerStream(Service& service, grpc::ServerCompletionQueue& queue, Authorizer& authorizer,
                NodeTable& nodes, StreamSet& streams)
       : service_(service),
         queue_(queue),
-        callers_(callers),
+        authorizer_(authorizer),
         nodes_(nodes),
         streams_(streams),
         writes_(nodes.counters()) {}
@@ -72,7 +72,7 @@ class ServerStream final : public std::enable_shared_from_this<ServerStream> {
 
   Service& service_;
   grpc::ServerCompletionQueue& queue_;
-  Callers& callers_;
+  Authorizer& authorizer_;
   NodeTable& nodes_;
   StreamSet& streams_;
   std::shared_ptr<ServerStream> self_;  // set until OnAccepted

@@ -15,7 +15,7 @@
 #include "server/transport/credentials.h"
 #include "server/transport/grpc_log.h"
 #include "server/transport/guard/acceptor.h"
-#include "server/transport/guard/callers.h"
+#include "server/transport/guard/authorizer.h"
 #include "server/transport/guard/read_guard.h"
 #include "server/transport/poller.h"
 #include "server/transport/shard/control_service.h"
@@ -50,9 +50,10 @@ class GrpcShardServer final : public ShardServer {
             "thalweg_grpc_ended_connections_total",
             "Connections that were ended because they had more streams than the server allows")),
         handshakes_(metrics),
-        callers_(metrics),
+        authorizer_(metrics),
         nodes_(StreamCounters::In(metrics, "server")),
-        control_(shard, callers_, nodes_, options.challenge_lifetime, options.max_waiting_joins) {}
+        control_(shard, authorizer_, nodes_, options.challenge_lifetime,
+                 options.max_waiting_joins) {}
   ~GrpcShardServer() override { Stop(Duration::zero()); }
 
   absl::Status Listen(const Options& options) {
@@ -89,7 +90,7 @@ class GrpcShardServer final : public ShardServer {
       return absl::InternalError(absl::StrCat("cannot serve on ", ToString(address_)));
     }
     for (auto* queue : accepting) {
-      ServerStream::Accept(exchange_, *queue, callers_, nodes_, streams_);
+      ServerStream::Accept(exchange_, *queue, authorizer_, nodes_, streams_);
       control_.Accept(*queue);
     }
     pollers_ = std::make_shared<Pollers>(std::move(queues));
@@ -168,7 +169,7 @@ class GrpcShardServer final : public ShardServer {
   uint32_t max_descriptor_ = 0;
   HostPort address_;
   HandshakeFailures handshakes_;
-  Callers callers_;
+  Authorizer authorizer_;
   NodeTable nodes_;
   ControlService control_;
   StreamSet streams_{[this](const std::string& peer) { EndPeer(peer); }};

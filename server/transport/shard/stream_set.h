@@ -12,7 +12,7 @@
 #include "absl/status/status.h"
 #include "core/base/clock.h"
 #include "core/base/mutex.h"
-#include "server/transport/guard/places.h"
+#include "server/transport/guard/fair_semaphore.h"
 
 namespace thalweg {
 
@@ -53,7 +53,7 @@ class StreamSet {
   };
 
   const EndPeer end_peer_;
-  Places unopened_{kMaxUnopened};
+  FairSemaphore unopened_{kMaxUnopened};
   Mutex mutex_;
   CondVar changed_;
   std::set<std::shared_ptr<ServerStream>> streams_ ABSL_GUARDED_BY(mutex_);

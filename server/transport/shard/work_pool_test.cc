@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-#include "server/transport/guard/places.h"
+#include "server/transport/guard/fair_semaphore.h"
 #include "server/transport/testing/recorder.h"
 
 namespace thalweg::work_pool_test {
@@ -30,7 +30,7 @@ TEST(WorkPoolTest, WorkBeyondTheBoundIsRefusedAndTheRestIsDone) {
 
 TEST(PlacesTest, PlaceIsFreeAgainWhenNobodyHasIt) {
   // Callers of this process share nothing with others.
-  Places places(2);
+  FairSemaphore places(2);
   const std::shared_ptr<void> first = places.Take("");
   std::shared_ptr<void> second = places.Take("");
   ASSERT_NE(first, nullptr);

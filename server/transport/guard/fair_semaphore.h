@@ -1,4 +1,4 @@
-// Places count what may exist only so many times at once, for all callers together.
+// FairSemaphore counts what may exist only so many times at once, for all callers together.
 #pragma once
 
 #include <cstdint>
@@ -6,22 +6,22 @@
 #include <string>
 
 #include "core/base/mutex.h"
-#include "server/base/fair_places.h"
+#include "server/base/fair_quota.h"
 
 namespace thalweg {
 
-// Places are thread-safe and must outlive the places that are taken.
-class Places {
+// A FairSemaphore is thread-safe and must outlive the places that are taken.
+class FairSemaphore {
  public:
-  explicit Places(uint32_t count) : places_(count) {}
+  explicit FairSemaphore(uint32_t count) : places_(count) {}
 
   // Returns a place for a caller at `where`, which is free again when the last copy of the result
-  // is destroyed; null when all are taken, or callers there have their share (FairPlaces).
+  // is destroyed; null when all are taken, or callers there have their share (FairQuota).
   std::shared_ptr<void> Take(const std::string& where) {
     MutexLock lock(mutex_);
     if (!places_.MayTake(where, 1)) return nullptr;
     places_.Take(where, 1);
-    return {this, [where](Places* places) { places->Return(where); }};
+    return {this, [where](FairSemaphore* semaphore) { semaphore->Return(where); }};
   }
 
  private:
@@ -31,7 +31,7 @@ class Places {
   }
 
   Mutex mutex_;
-  FairPlaces places_ ABSL_GUARDED_BY(mutex_);
+  FairQuota places_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace thalweg

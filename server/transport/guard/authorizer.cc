@@ -1,4 +1,4 @@
-#include "server/transport/guard/callers.h"
+#include "server/transport/guard/authorizer.h"
 
 #include <grpc/grpc_security_constants.h>
 
@@ -41,7 +41,8 @@ std::string AddressOf(const grpc::ServerContextBase& context) {
   return peer.substr(0, peer.rfind(':'));
 }
 
-absl::Status Callers::CheckOwner(const grpc::ServerContextBase& context, const std::string& owner) {
+absl::Status Authorizer::CheckOwner(const grpc::ServerContextBase& context,
+                                    const std::string& owner) {
   if (owner.empty()) return absl::OkStatus();
   const std::string caller = NamesOf(context).Principal();
   if (caller == owner) return absl::OkStatus();
@@ -52,7 +53,7 @@ absl::Status Callers::CheckOwner(const grpc::ServerContextBase& context, const s
   return why;
 }
 
-void Callers::NotProved(const grpc::ServerContextBase& context, const absl::Status& why) {
+void Authorizer::NotProved(const grpc::ServerContextBase& context, const absl::Status& why) {
   refusals_.Add(Refusal::kSecret, Prefixed(context.peer(), why), Now());
 }
 

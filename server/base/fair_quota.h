@@ -1,4 +1,4 @@
-// FairPlaces shares out what may exist only so many times, so that nobody can take everything.
+// FairQuota shares out what may exist only so many times, so that nobody can take everything.
 #pragma once
 
 #include <cstdint>
@@ -10,9 +10,9 @@ namespace thalweg {
 // Each taker may have as many places as it leaves free: one can take half of them, two a third
 // each, and so on. Takers are told apart by where they are; the one without a name is ourselves,
 // who may take what is free. Thread-compatible.
-class FairPlaces {
+class FairQuota {
  public:
-  explicit FairPlaces(uint64_t count) : count_(count) {}
+  explicit FairQuota(uint64_t count) : count_(count) {}
 
   uint64_t count() const { return count_; }
   uint64_t taken() const { return taken_; }

@@ -1,5 +1,5 @@
-// Callers are those on the other machine: what their certificates say, and whether a membership is
-// theirs.
+// Authorizer decides whether a membership belongs to the caller on the other machine, by what its
+// certificate says.
 #pragma once
 
 #include <string>
@@ -18,11 +18,11 @@ PeerNames NamesOf(const grpc::ServerContextBase& context);
 // Returns the address of whoever calls, without the port.
 std::string AddressOf(const grpc::ServerContextBase& context);
 
-// A Callers is thread-safe.
-class Callers {
+// An Authorizer is thread-safe.
+class Authorizer {
  public:
   // `metrics` must outlive the object.
-  explicit Callers(MetricRegistry& metrics) : refusals_(metrics) {}
+  explicit Authorizer(MetricRegistry& metrics) : refusals_(metrics) {}
 
   // Returns PermissionDenied if a membership that belongs to the certificate `owner` (empty: to
   // whoever shows its token) is used by a caller with another one.
