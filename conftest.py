@@ -1,11 +1,11 @@
-"""Leaves out the tests whose turn comes after THALWEG_TESTS_UNTIL, in seconds since 1970."""
+"""Leaves out the tests whose turn comes after TESTS_UNTIL, in seconds since 1970."""
 
 import os
 import time
 
 import pytest
 
-_UNTIL = float(os.environ.get("THALWEG_TESTS_UNTIL", "inf"))
+_UNTIL = float(os.environ.get("TESTS_UNTIL", "inf"))
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -5,6 +5,8 @@
 #include <cmath>
 #include <numeric>
 
+#include "core/exchange/collective.h"
+
 namespace thalweg {
 namespace {
 
@@ -15,37 +17,47 @@ constexpr uint64_t kLocalChunk = 256 << 10;
 constexpr double kWindowSeconds = 0.04;
 constexpr double kCachedWindow = 4 << 20;
 constexpr double kShortestWindowSeconds = 0.002;
-// Of an average share, in all windows of a node; more where shares differ, so that those of small
-// shares have a few chunks as well.
+// All windows of a node together have so many chunks for each shard. Where shares differ they have
+// more, so that a small share's window has a few chunks as well.
 constexpr double kChunksPerShard = 4;
 constexpr double kChunksPerUnequalShard = 6;
 constexpr uint32_t kSmallestWindow = 6;
 constexpr uint32_t kLargestWindow = 64;
 
-// Returns how far the windows of the other shards are from their shares, where the largest share's
-// has so many chunks: the largest part by which one differs.
-double RoundingOf(uint32_t window, std::span<const uint32_t> shares, double largest) {
+// Returns the largest part by which a window differs from its share, where the largest share's has
+// so many chunks.
+double RoundingOf(uint32_t most, std::span<const uint32_t> shares) {
+  const double largest = *std::max_element(shares.begin(), shares.end());
+  const std::vector<uint32_t> windows = WindowsOf(shares, most);
   double worst = 0;
-  for (const uint32_t share : shares) {
-    if (share == 0) continue;
-    const double exact = window * share / largest;
-    worst = std::max(worst, std::abs(std::max(2.0, std::round(exact)) - exact) / exact);
+  for (size_t k = 0; k < shares.size(); ++k) {
+    if (shares[k] == 0) continue;
+    const double exact = most * shares[k] / largest;
+    worst = std::max(worst, std::abs(windows[k] - exact) / exact);
   }
   return worst;
 }
 
 // Returns the window from `least` to half as much more for which rounding is the smallest.
 uint32_t RoundWindow(uint32_t least, std::span<const uint32_t> shares) {
-  const double largest = *std::max_element(shares.begin(), shares.end());
   uint32_t best = least;
   for (uint32_t window = least; window <= std::min(least + least / 2, kLargestWindow); ++window) {
-    const double better = RoundingOf(best, shares, largest) - RoundingOf(window, shares, largest);
-    if (better > 1e-9) best = window;
+    if (RoundingOf(best, shares) - RoundingOf(window, shares) > 1e-9) best = window;
   }
   return best;
 }
 
 }  // namespace
+
+std::vector<uint32_t> WindowsOf(std::span<const uint32_t> shares, uint32_t most) {
+  const double largest = *std::max_element(shares.begin(), shares.end());
+  std::vector<uint32_t> windows;
+  for (const uint32_t share : shares) {
+    const auto window = static_cast<uint32_t>(std::lround(most * share / largest));
+    windows.push_back(std::min(std::max(window, kLeastWindow), most));
+  }
+  return windows;
+}
 
 FlowPlan PlanFlow(const LinkSpeed& slowest, std::span<const uint32_t> shares, DType wire) {
   const uint64_t raw_per_wire = SizeOf(DType::kFloat32) / SizeOf(wire);

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include "core/base/wire_format.h"
 #include "core/exchange/link_speed.h"
@@ -19,10 +20,10 @@ struct FlowPlan {
 //
 // Small chunks fill the pipeline sooner: a round ends about two chunks after the link has carried
 // its last byte. Large chunks cost less work per byte. A chunk gets as many bytes as the slowest
-// node's link carries in 4 ms, or less where many shards have a share, rounded down to a power of
-// two from 16 KiB to 1 MiB; without a network it gets a size that stays in a core's cache. The
-// bytes are counted on the wire: under a wire type of half the size, chunk_bytes, which counts the
-// gradient's bytes, is twice as much.
+// node's link carries in 4 ms, or less where many shards have a share, and less again where shares
+// differ, rounded down to a power of two from 16 KiB to 1 MiB; without a network it gets a size
+// that stays in a core's cache. The bytes are counted on the wire: under a wire type of half the
+// size, chunk_bytes, which counts the gradient's bytes, is twice as much.
 //
 // All windows of a node together cover 40 ms and two round trips of that link, and each is in
 // proportion to its shard's share: where links are shared by several shards' chunks, each shard
@@ -33,5 +34,9 @@ struct FlowPlan {
 // whole numbers, are then nearer to their proportion: a shard with too small a window is slower
 // than its share, and holds the others up.
 FlowPlan PlanFlow(const LinkSpeed& slowest, std::span<const uint32_t> shares, DType wire);
+
+// Returns each shard's window, in proportion to its share, of which the largest gets `most` chunks.
+// A shard gets kLeastWindow at least, so that one chunk can travel while it sums another.
+std::vector<uint32_t> WindowsOf(std::span<const uint32_t> shares, uint32_t most);
 
 }  // namespace thalweg

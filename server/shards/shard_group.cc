@@ -1,7 +1,6 @@
 #include "server/shards/shard_group.h"
 
 #include <algorithm>
-#include <cmath>
 #include <deque>
 #include <numeric>
 #include <utility>
@@ -10,6 +9,7 @@
 #include "absl/strings/str_join.h"
 #include "core/base/status_macros.h"
 #include "core/base/thread.h"
+#include "server/plan/flow_plan.h"
 #include "server/plan/link_rates.h"
 
 namespace thalweg {
@@ -32,18 +32,6 @@ absl::StatusOr<SharePlan> Settle(std::vector<uint32_t> weights, const Terms& fir
                      " shards, expected ", weights.size()));
   }
   return SharePlan{first.shares, first.forecast};
-}
-
-// Returns each shard's window, in proportion to its share, of which the largest gets `most` chunks.
-// A shard gets two chunks at least, so that one can travel while it sums another.
-std::vector<uint32_t> WindowsOf(const std::vector<uint32_t>& shares, uint32_t most) {
-  const double largest = *std::max_element(shares.begin(), shares.end());
-  std::vector<uint32_t> windows;
-  for (const uint32_t share : shares) {
-    const auto window = static_cast<uint32_t>(std::lround(most * share / largest));
-    windows.push_back(std::min(std::max(window, kLeastWindow), most));
-  }
-  return windows;
 }
 
 // Returns the shares; a shard that has none, and may still sum what its node alone wants, gets what

@@ -99,6 +99,16 @@ TEST_F(ShardSharesTest, FirstShardsSharesDecideWithoutWeights) {
   EXPECT_THAT(Place(4), ElementsAre(2, 2, 0, 2));
 }
 
+TEST_F(ShardSharesTest, ShardWithoutAShareGetsItsWindowBesideOthers) {
+  SetWeights({0, 0, 0});
+  shards_[0].agreed_shares = {kShareTotal / 2, 0, kShareTotal / 2};
+  ASSERT_TRUE(Join(0, 2).ok());
+  ASSERT_TRUE(group_->Contribute(0, {}).ok());
+  // As a collective does that only the shard's node wants something of.
+  for (int i = 0; i < 3; ++i) ASSERT_TRUE(group_->Contribute(1, {}).ok());
+  EXPECT_EQ(shards_[1].chunks().size(), 2u);  // the window of a FakeShard
+}
+
 TEST_F(ShardSharesTest, AnyWeightTakesThePlaceOfAllShares) {
   SetWeights({0, 0, 2});
   shards_[0].agreed_shares = {kShareTotal, 0, 0};

@@ -13,6 +13,7 @@ import json
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -103,14 +104,32 @@ def main(train: Callable[[Task], dict[str, Any]]) -> None:
     report(phase, folder, results)
 
 
+def await_residuals(folder: Path, step: int, seconds: float = 60) -> str:
+    """Waits until both nodes have files of what they held back after the step, or after the next
+    one, and returns their names; empty: they have none in so many seconds.
+    """
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        found = [path for s in (step, step + 1) for path in folder.glob(f"*-{s}-node*.residuals")]
+        if len({path.stem.rpartition("-")[2] for path in found}) == 2:
+            return " ".join(path.stem for path in found)
+        time.sleep(0.01)
+    return ""
+
+
 def die_after_a_step(note: Path, *, later: int = 0) -> None:
-    """Kills this worker in the next step of an optimizer, or so many steps later."""
-    steps = itertools.count()
+    """Kills this worker in the next step of an optimizer, or so many steps later, and then not
+    before both nodes have files of what they held back; the note has their names.
+    """
+    steps, folder = itertools.count(), os.environ.get("THALWEG_RESIDUALS") if later else None
 
     def die(*_: object) -> None:
-        if next(steps) == later:
-            note.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
+        # A node that has begun this step before the checkpoint was written looks in the next one.
+        if next(steps) >= later:
+            files = await_residuals(Path(folder), later, seconds=1) if folder else ""
+            if files or not folder:
+                note.write_text(files, encoding="ascii")
+                os.kill(os.getpid(), signal.SIGKILL)
 
     register_optimizer_step_post_hook(die)
 

@@ -10,7 +10,6 @@ import json
 import os
 import signal
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ import ray
 import ray.train
 import ray.train.torch
 import torch
-from common import POWERSGD, SAVED_AT, data, layers, seen
+from common import POWERSGD, SAVED_AT, await_residuals, data, layers, seen
 from ray.cluster_utils import Cluster
 
 STEPS, DIES_AT = 12, 10
@@ -52,18 +51,10 @@ def train(options: dict[str, Any]) -> None:
         note = folder / "died"
         if done == DIES_AT and options["dies"] and rank == 1 and not note.exists():
             note.touch()
-            wait_for_files(residuals, 2)
+            assert await_residuals(residuals, SAVED_AT)
             os.kill(os.getpid(), signal.SIGKILL)
     result = {"began": began, **seen(model)}
     (folder / f"{options['name']}{rank}.json").write_text(json.dumps(result), encoding="utf-8")
-
-
-def wait_for_files(folder: Path, count: int) -> None:
-    """Waits until each node has written what it held back; it does so beside the next steps."""
-    deadline = time.monotonic() + 60
-    while len(list(folder.glob(f"*-{SAVED_AT}-node*.residuals"))) < count:
-        assert time.monotonic() < deadline, f"files are missing in {folder}"
-        time.sleep(0.01)
 
 
 def save(folder: Path, parts: dict[str, Any], done: int) -> None:
