@@ -82,15 +82,17 @@ class Trainer:
 
 
 def slow_one() -> dict[str, Any]:
-    """The last rank makes one exchange while the first makes LAG."""
+    """The last rank makes one exchange while the first makes LAG, neither fewer nor more."""
     trainer, lag = Trainer(), int(os.environ["LAG"])
     is_first, is_last = dist.get_rank() == 0, dist.get_rank() == dist.get_world_size() - 1
     for exchange in range(1, (EXCHANGES // lag if is_last else EXCHANGES) + 1):
         if is_last:
             store().wait([f"ended{exchange * lag}"])
+        elif exchange > lag and exchange % lag == 0:
+            store().wait([f"slow_ended{exchange // lag - 1}"])
         trainer.train(1)
-        if is_first:
-            store().set(f"ended{exchange}", "")
+        if is_first or is_last:
+            store().set(f"{'ended' if is_first else 'slow_ended'}{exchange}", "")
     before = trainer.exchange
     trainer.optimizer.finish()
     return {"digest": digest(trainer.model), "exchanges": before}

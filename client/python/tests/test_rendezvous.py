@@ -1,6 +1,6 @@
 """Tests how workers meet through a store; they are threads of one process."""
 
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from datetime import timedelta
 
 import pytest
@@ -72,6 +72,28 @@ def test_rank_0_is_named_when_nobody_answers(connect):
 def test_second_meeting_gives_new_answers(connect):
     assert meet(connect, {0: "a", 1: "b"}) == [["a", "b"]] * 2
     assert meet(connect, {0: "c", 1: "d"}) == [["c", "d"]] * 2
+
+
+def test_rank_0_whose_process_may_serve_the_store_stays_until_the_others_have_read():
+    store, stayed = dist.HashStore(), []
+
+    class SlowReader:
+        """Reads what has been decided when rank 0 has had the time to leave."""
+
+        def __getattr__(self, name):
+            return getattr(store, name)
+
+        def get(self, key):
+            if key.endswith("/all"):
+                wait([first], SHORT)
+                stayed.append(not first.done())
+            return store.get(key)
+
+    with ThreadPoolExecutor(2) as pool:
+        first = come(lambda: store, pool, 0, "a", world=2)
+        second = come(SlowReader, pool, 1, "b", world=2)
+    assert first.result() == second.result() == ["a", "b"]
+    assert stayed == [True]
 
 
 @pytest.mark.parametrize("comes", [0, 1])

@@ -23,6 +23,7 @@ from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 _POLL_SECONDS = 0.02  # how often rank 0 looks for new questions
 _GRACE_SECONDS = 1.0  # rank 0 tells its decision within this time
+_READING_SECONDS = 5.0  # the others read it within this time, or rank 0 goes on
 
 
 def default_store() -> Store:
@@ -63,7 +64,8 @@ def gather(
     """Returns what all ranks give under this name, by rank; messages say `where` they meet, and
     which `variable` has the timeout.
 
-    Rank 0 decides. If it has waited `timeout` seconds for another rank, TimeoutError names that one
+    Rank 0 decides, and returns when the others have read that: its process may be the store's, and
+    end next. If it has waited `timeout` seconds for another rank, TimeoutError names that one
     to all that have come. A rank that rank 0 does not answer for as long, because it has not come
     or has given up, gets TimeoutError as well.
     """
@@ -125,6 +127,8 @@ def _collect(shared: Store, name: str, value: str, world: int, timeout: float) -
         absent = [rank for rank in absent if not shared.check([_key(name, meeting, rank)])]
     answers = [value, *(_read(shared, _key(name, meeting, rank)) for rank in range(1, world))]
     shared.set(_key(name, meeting, "all"), json.dumps(answers))
+    readers = [rank for rank, answer in enumerate(answers) if rank and answer is not None]
+    missing(shared, [_key(name, meeting, "read", rank) for rank in readers], _READING_SECONDS)
     return answers
 
 
@@ -141,6 +145,7 @@ def _take_part(shared: Store, name: str, value: str, rank: int, timeout: float) 
     if missing(shared, [collected], timeout + _GRACE_SECONDS):
         return [None]
     answers: list[str | None] = json.loads(shared.get(collected))
+    shared.set(_key(name, meeting, "read", rank), "")
     return answers
 
 
