@@ -1,4 +1,4 @@
-"""Tests what `thalweg bench pace` and `ps` compare their times with."""
+"""Tests what `thalweg bench pace`, `local` and `ps` compare their times with."""
 
 import dataclasses
 import itertools
@@ -6,9 +6,9 @@ import itertools
 import pytest
 
 from thalweg.cli import _local_advice
+from thalweg_bench.local_case import LocalCase
 from thalweg_bench.pace_case import PaceCase
 from thalweg_bench.ps_case import PsCase
-from thalweg_bench.rows import make_row
 from thalweg_bench.shape import Shape
 from thalweg_bench.shapes import count_elements, shapes_of
 
@@ -44,19 +44,16 @@ def test_random_slow_node_is_another_one_in_most_steps_and_all_are_slow_alike(no
 
 
 @pytest.mark.parametrize("nodes", [2, 4, 8])
-def test_local_updates_take_their_work_and_the_exchange_that_is_advised_by(nodes):
-    case = PsCase(
-        shape=Shape(nodes, 0, 1, 50_000_000, 1), steps=10, forward=0.1, local=True, peers=()
-    )
+def test_local_updates_take_their_steps_and_the_exchange_that_is_advised_by(nodes):
+    case = LocalCase(shape=Shape(nodes, 0, 1, 50_000_000, 1), every=10, forward=0.1, codec="fp16")
     size = 2 * count_elements(shapes_of("resnet50"))  # bytes, each way
     exchange = _local_advice.exchange_seconds(size, size, nodes, 50e6)
+    assert case.bound("alone", 5e7) == pytest.approx(10 * (0.1 + 0.2))
     assert case.bound("local", 5e7) == pytest.approx(10 * (0.1 + 0.2) + exchange)
-    assert case.bound("workers", 5e7) == pytest.approx(10 * exchange)
-    assert case.systems == ("workers", "servers", "local")
-    rows = [make_row("", "local", 0, [1.2 * case.bound("local", 5e7)], None)]
-    expected = f"local: +20.0% from the {3 + exchange:.3f} s that advice predicts"
-    assert case.advice(rows).endswith(expected)
-    assert dataclasses.replace(case, local=False).advice(rows) == ""
+    # The steps took a second longer than their work; what is predicted has that second.
+    times = {"alone": [4.0], "local": [1.2 * (4.0 + exchange)]}
+    expected = f"local: +20.0% from the {4 + exchange:.3f} s that advice predicts, of which 4.000 s"
+    assert case.advice(times).startswith(expected)
 
 
 def test_steps_with_snapshots_have_the_bound_of_those_without():

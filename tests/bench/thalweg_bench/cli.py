@@ -17,6 +17,7 @@ from thalweg_bench.codec_case import CodecCase
 from thalweg_bench.collectives_case import CollectivesCase
 from thalweg_bench.lab import LabError
 from thalweg_bench.lab_case import LabCase, LatencyCase, SoakCase
+from thalweg_bench.local_case import LocalCase
 from thalweg_bench.micro import MicroCase
 from thalweg_bench.optim_case import OptimCase
 from thalweg_bench.options import add_options, make
@@ -34,6 +35,7 @@ COMMANDS: dict[str, Case] = {
     "placement": PlacementCase(),
     "step": StepCase(),
     "ps": PsCase(),
+    "local": LocalCase(),
     "pace": PaceCase(),
     "collectives": CollectivesCase(),
     "fsdp": FsdpCase(),

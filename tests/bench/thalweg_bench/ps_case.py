@@ -1,13 +1,12 @@
-"""Measures steps with AdamW on the workers and on the shards, and what advice says of them."""
+"""Measures steps with AdamW on the workers and on the shards."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 from thalweg._settings._config import ConfigError
-from thalweg.cli._local_advice import exchange_seconds
 from thalweg.codecs import WIRE_TYPES, parse
 from thalweg_bench.case import Outcome
 from thalweg_bench.cluster import Cluster
@@ -15,7 +14,7 @@ from thalweg_bench.cluster_case import ClusterCase
 from thalweg_bench.compression import wire_bytes
 from thalweg_bench.options import Forward, Model, Norm, flag, number, one_of, peers
 from thalweg_bench.resources import memory_of
-from thalweg_bench.rows import Row, format_table, say
+from thalweg_bench.rows import say
 from thalweg_bench.shapes import count_elements, shapes_of
 
 if TYPE_CHECKING:
@@ -30,15 +29,12 @@ _ON_SHARDS = ("servers", "snapshots")
 class PsCase(ClusterCase):
     """steps with AdamW, on workers and on shards
 
-    With --local, workers also step by themselves, and exchange what has changed at the end of a
-    run; without aggregators, what advice predicts of that is shown beside it. With
-    --snapshot-every, shards also write snapshots of what they keep, while steps go on.
+    With --snapshot-every, shards also write snapshots of what they keep, while steps go on.
     """
 
     model: Model = "resnet50"
     clip: Norm = None
     overlap: Annotated[bool, flag("weights come with the next forward pass")] = False
-    local: Annotated[bool, flag("also let workers step by themselves")] = False
     snapshot_every: Annotated[
         int, number(0, 1000, "steps after which aggregators write snapshots; 0: never")
     ] = 0
@@ -55,9 +51,9 @@ class PsCase(ClusterCase):
             raise ConfigError(
                 "--snapshot-every needs aggregators alone: --shards 1, --local-shards 0"
             )
-        if self.codec in _LOSSY and (self.local or self.snapshot_every):
+        if self.codec in _LOSSY and self.snapshot_every:
             raise ConfigError(
-                f"--codec {self.codec} goes with neither --local nor --snapshot-every: expected "
+                f"--codec {self.codec} does not go with --snapshot-every: expected "
                 f"{', '.join(WIRE_TYPES)}"
             )
         super().check()
@@ -77,8 +73,8 @@ class PsCase(ClusterCase):
 
     @property
     def systems(self) -> tuple[str, ...]:
-        more = [("snapshots", self.snapshot_every > 0), ("local", self.local)]
-        return (*self.peers, "workers", "servers", *(name for name, wanted in more if wanted))
+        snapshots = ("snapshots",) if self.snapshot_every else ()
+        return (*self.peers, "workers", "servers", *snapshots)
 
     def factories(self) -> Factories:
         from thalweg_bench.ps_step import factories
@@ -90,8 +86,7 @@ class PsCase(ClusterCase):
         return 3 * self.forward * self.steps  # a backward pass takes two forward passes
 
     def bound(self, system: str, rate: float | None) -> float | None:
-        """Returns how long the links take for the exchanges of a run; local updates work first, and
-        then exchange once.
+        """Returns how long the links take for the exchanges of a run.
 
         Where nothing comes down before all is up, each direction of a link rests half of the time;
         but not where every node has a shard, whose results go up. With other shards beside those
@@ -103,8 +98,6 @@ class PsCase(ClusterCase):
         once = self.shape.exchange_bound(sent, rate)
         if once is None:
             return None
-        if system == "local":
-            return self.work_seconds + once
         if system not in _ON_SHARDS or not (self.overlap or self.clip):
             return self.steps * once
         if self.shape.local:
@@ -125,22 +118,7 @@ class PsCase(ClusterCase):
                     cluster.open(system, seconds=60 + 20 * self.slowest, offers=False)
                 if system == "servers":
                     self._say_memory(_memory_of_shards(cluster), before)
-            rows = self.rows(self.take_turns(cluster))
-        return Outcome(rows, text=f"{format_table(rows)}{self.advice(rows)}")
-
-    def advice(self, rows: Sequence[Row]) -> str:
-        """Says what `thalweg doctor` and `thalweg profile` predict of local updates, beside what
-        was measured; it is about clusters in which every node hosts a shard. The formula has no
-        number that was fitted to any.
-        """
-        shape = self.shape
-        if not (self.local and shape.local and shape.rate) or shape.shards:
-            return ""
-        sent = wire_bytes(parse(self.codec), shapes_of(self.model))
-        seconds = self.work_seconds + exchange_seconds(sent, sent, shape.nodes, shape.rate)
-        measured = next(row.median_s for row in rows if row.system == "local")
-        off = 100 * (measured / seconds - 1)
-        return f"\n\nlocal: {off:+.1f}% from the {seconds:.3f} s that advice predicts"
+            return Outcome(self.rows(self.take_turns(cluster)))
 
     def _say_memory(self, now: Mapping[str, _Memory], before: Mapping[str, _Memory]) -> None:
         """Says what each shard takes more since then, and how much of that is the optimizer's."""

@@ -1,4 +1,4 @@
-"""Defines systems that run training steps with AdamW: on the workers, also by themselves, and on
+"""Defines systems that run training steps with AdamW on the workers, also each by itself, and on
 the shards; and systems that train at the pace of `thalweg bench pace`.
 """
 
@@ -18,6 +18,7 @@ from thalweg import ddp
 from thalweg.optim import FusedAdamW
 from thalweg.ps import LocalOptimizer, ServerOptimizer
 from thalweg_bench.hollow import Block
+from thalweg_bench.local_case import LocalCase
 from thalweg_bench.pace_case import PaceCase
 from thalweg_bench.place import Place
 from thalweg_bench.ps_case import PsCase
@@ -37,41 +38,33 @@ def _of_all(mine: Tensor) -> list[float]:
 
 
 class _Trainer:
-    """Trains a model without computation of its own, on one of the systems of `thalweg bench ps`.
-
-    A run of the system "local" is an interval: its weights are the same everywhere when it ends.
+    """Trains a model without computation of its own, on one of the systems of `thalweg bench ps`
+    and `local`. When a run ends, its weights are the same everywhere.
     """
 
-    def __init__(self, case: PsCase, place: Place, system: str) -> None:
-        self._case, self._before = case, 0.0
+    def __init__(self, case: PsCase | LocalCase, place: Place, system: str) -> None:
+        self._before = 0.0
+        self._steps = case.every if isinstance(case, LocalCase) else case.steps
         tensors = tensors_of(shapes_of(case.model))
         seconds = case.forward / len(tensors)
         self._model = nn.Sequential(*(Block([each], seconds) for each in tensors))
         self._module: nn.Module = self._model
         self._optimizer: torch.optim.Optimizer
-        self._opened: Any  # what has been joined
+        self._opened: Any = None  # what has been joined
         common: dict[str, Any] = {"codec": place.codec, "timeout": TIMEOUT}
-        if system in ("workers", "local"):
+        if isinstance(case, LocalCase):
+            self._optimizer = FusedAdamW(self._model.named_parameters(), lr=_LR)
+            if system == "local":
+                self._optimizer = self._opened = LocalOptimizer(
+                    self._optimizer, every=case.every, pull=place.codec, **common
+                )
+        elif system == "workers":
             named = self._model.named_parameters()
-            fused = FusedAdamW(named, lr=_LR, max_grad_norm=case.clip)
-        if system == "workers":
+            self._optimizer = FusedAdamW(named, lr=_LR, max_grad_norm=case.clip)
             self._module = DistributedDataParallel(self._model, init_sync=False)
-            self._optimizer, self._opened = fused, ddp.attach(self._module, **common)
-        elif system == "local":
-            self._optimizer = self._opened = LocalOptimizer(
-                fused, every=case.steps, pull=place.codec, **common
-            )
+            self._opened = ddp.attach(self._module, **common)
         else:
-            self._optimizer = self._opened = ServerOptimizer(
-                self._model.named_parameters(),
-                "adamw",
-                lr=_LR,
-                pull=place.codec,
-                max_grad_norm=case.clip,
-                overlap=case.overlap,
-                snapshot_every=case.snapshot_every if system == "snapshots" else 0,
-                **common,
-            )
+            self._optimizer = self._opened = _on_servers(case, self._model, system, common)
         for _ in range(_WARM_UP):
             self.run()
             self.check()
@@ -80,7 +73,7 @@ class _Trainer:
         pass
 
     def run(self) -> None:
-        for _ in range(self._case.steps):
+        for _ in range(self._steps):
             self._optimizer.zero_grad()
             self._module(torch.ones(1)).sum().backward()
             self._optimizer.step()
@@ -96,7 +89,23 @@ class _Trainer:
         (self._before,) = values
 
     def close(self) -> None:
-        self._opened.close()
+        if self._opened is not None:
+            self._opened.close()
+
+
+def _on_servers(
+    case: PsCase, model: nn.Module, system: str, common: dict[str, Any]
+) -> ServerOptimizer:
+    return ServerOptimizer(
+        model.named_parameters(),
+        "adamw",
+        lr=_LR,
+        pull=common["codec"],
+        max_grad_norm=case.clip,
+        overlap=case.overlap,
+        snapshot_every=case.snapshot_every if system == "snapshots" else 0,
+        **common,
+    )
 
 
 class _AtPace:
@@ -169,7 +178,7 @@ class _AtPace:
         self._optimizer.close()
 
 
-def factories(case: PsCase | PaceCase) -> Factories:
+def factories(case: PsCase | LocalCase | PaceCase) -> Factories:
     """Returns systems for a Worker whose process group has been started."""
 
     def make(place: Place, *, system: str) -> System:
