@@ -1,6 +1,7 @@
 """Builds, installs and uses the example back end of docs/c10d.md."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -41,8 +42,6 @@ def test_example_is_installed_found_by_torch_and_reduces_between_two_ranks(tmp_p
     )
     launch = "-m torch.distributed.run --standalone --nproc-per-node 2"
     said = run(*launch.split(), str(source / "try_it.py"), seconds=90, PYTHONPATH=installed)
-    lines = sorted(line for line in said.splitlines() if line.startswith("rank "))
-    assert len(lines) == 2
-    for rank, line in enumerate(lines):
-        assert line.startswith(f"rank {rank} of 2: sums and copies are right; refused: ")
-        assert "store_demo does not support allgather" in line
+    # torchrun's workers are unbuffered: both may write into one line.
+    what = r"rank (\d) of 2: sums and copies are right; refused: .*?does not support allgather"
+    assert sorted(re.findall(what, said)) == ["0", "1"]

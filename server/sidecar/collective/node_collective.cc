@@ -145,11 +145,8 @@ absl::StatusOr<Payload> NodeCollective::Gather(const Chunk& chunk, const JobOutc
   return payload;
 }
 
-absl::StatusOr<Payload> NodeCollective::FoldHere(const Chunk& chunk, const JobOutcome& outcome) {
-  const uint64_t total = chunk.end - chunk.begin;
-  const bool alone = values_->size() == 1;  // what one worker gives is folded elsewhere
-  auto folded = alone ? nullptr : std::make_shared_for_overwrite<std::byte[]>(total);
-  Payload payload;
+absl::Status NodeCollective::FoldPieces(const Chunk& chunk, const JobOutcome& outcome,
+                                        auto&& place_of) {
   absl::Status status;
   ForPieces(chunk, [&](const Segment& segment, uint64_t at, uint64_t within, uint64_t bytes) {
     const uint64_t begin = segment.given * unit_bytes() + within;
@@ -159,16 +156,21 @@ absl::StatusOr<Payload> NodeCollective::FoldHere(const Chunk& chunk, const JobOu
       inputs.push_back(values->data() + begin);
     }
     if (!status.ok()) return;
-    if (alone) {
-      payload.pieces.emplace_back(static_cast<const std::byte*>(inputs[0]), bytes);
-    } else {
-      FoldInto(spec_.fold, inputs, spec_.dtype, folded.get() + at, bytes / SizeOf(spec_.dtype));
-    }
+    FoldInto(spec_.fold, inputs, spec_.dtype, place_of(segment, at, within),
+             bytes / SizeOf(spec_.dtype));
   });
-  THALWEG_RETURN_IF_ERROR(status);
-  if (!alone) return Payload({folded.get(), total}, folded);
-  payload.owner = values_;
-  return payload;
+  return status;
+}
+
+absl::StatusOr<Payload> NodeCollective::FoldHere(const Chunk& chunk, const JobOutcome& outcome) {
+  // What one worker gives is folded elsewhere.
+  if (values_->size() == 1) return Gather(chunk, outcome);
+  const uint64_t total = chunk.end - chunk.begin;
+  const auto folded = std::make_shared_for_overwrite<std::byte[]>(total);
+  THALWEG_RETURN_IF_ERROR(FoldPieces(
+      chunk, outcome,
+      [&](const Segment&, uint64_t at, uint64_t /*within*/) { return folded.get() + at; }));
+  return Payload({folded.get(), total}, folded);
 }
 
 absl::StatusOr<Contribution> NodeCollective::MakeContribution(uint32_t number,
@@ -195,9 +197,21 @@ absl::Status NodeCollective::Keep(uint32_t number, const JobOutcome& outcome) {
   const Place here = Place::One(places_->node());
   if (route.what.from.kind == Place::Kind::kOne && route.what.from != here) return absl::OkStatus();
   const Chunk& chunk = chunks_[number];
-  THALWEG_ASSIGN_OR_RETURN(const Payload payload,
-                           Folds(spec_.kind) ? FoldHere(chunk, outcome) : Gather(chunk, outcome));
-  Put(chunk, payload);
+  if (!Folds(spec_.kind) || values_->size() == 1) {
+    THALWEG_ASSIGN_OR_RETURN(const Payload payload, Gather(chunk, outcome));
+    Put(chunk, payload);
+    return absl::OkStatus();
+  }
+  if (plan_.result_units == 0) return absl::OkStatus();
+  THALWEG_RETURN_IF_ERROR(
+      FoldPieces(chunk, outcome, [this](const Segment& segment, uint64_t /*at*/, uint64_t within) {
+        return result_bytes() + segment.got * unit_bytes() + within;
+      }));
+  ForPieces(chunk, [this](const Segment& segment, uint64_t, uint64_t within, uint64_t bytes) {
+    const uint64_t begin = segment.got * unit_bytes() + within;
+    MutexLock lock(mutex_);
+    parts_.Add(begin, begin + bytes);
+  });
   return absl::OkStatus();
 }
 

@@ -101,6 +101,9 @@ class NodeCollective {
   // piece.
   void ForPieces(const Chunk& chunk, auto&& use) const;
   absl::StatusOr<Payload> Gather(const Chunk& chunk, const JobOutcome& outcome);
+  // Folds what the workers give, each piece to place_of(segment, its first byte in the chunk, in
+  // the segment).
+  absl::Status FoldPieces(const Chunk& chunk, const JobOutcome& outcome, auto&& place_of);
   absl::StatusOr<Payload> FoldHere(const Chunk& chunk, const JobOutcome& outcome);
   void Put(const Chunk& chunk, const Payload& payload);
 
