@@ -298,12 +298,12 @@ def test_what_cannot_be_initialized_is_refused():
         setup(nn.DataParallel(nn.Linear(2, 2)), None, "O2")
     with pytest.raises(TypeError, match="models contains a int"):
         setup(1, None, "O2")
+    model, optimizer = exact()
     other = optim.SGD(nn.Linear(2, 2).parameters(), lr=1.0)
     with (
         pytest.raises(RuntimeError, match="SGD was not given to initialize"),
         amp.scale_loss(torch.ones(()), other),
     ):
         pass
-    model, optimizer = exact()
     with pytest.raises(ValueError, match="loss_id is 3, expected one below 1"):
         backward(model, optimizer, [1.0, 1.0], loss_id=3)
