@@ -87,7 +87,7 @@ def test_others_plan_when_the_leader_is_lost(cluster):
     cluster.gather(0, 1, 2)
     cluster.close(0)
     plan = cluster.gather(1, 2)
-    assert (plan.generation, plan.nodes, plan.before) == (2, (1, 2), (0, 1, 2))
+    assert (plan.generation, plan.nodes) == (2, (1, 2))
     assert plan.store == Address("127.0.0.1", 1001)
     assert plan.membership(0).lost == (0,)
 
@@ -158,7 +158,7 @@ def test_node_that_was_given_other_nodes_is_refused_by_name_and_disturbs_nobody(
 def test_plan_that_a_node_has_not_taken_is_given_to_nobody_later():
     address = Address("127.0.0.1", free_port())
     mailbox = Mailbox(address, Standing(0))
-    plan = Plan(1, "plan", (0, 1), (1, 1), ("a", "b"), address, ())
+    plan = Plan(1, "plan", (0, 1), (1, 1), ("a", "b"), address, (), ())
     asking = Standing(1, question="b")
     mailbox.offer(plan, "a")
     assert not mailbox.is_taken()

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from thalweg.elastic._quorum import Rules, Standing, leader, why_wait
+from thalweg.elastic._quorum import Rules, Standing, changes, leader, why_wait
 
 FOR_EVER = 1e9
 
@@ -47,6 +47,23 @@ def test_nodes_without_a_state_do_not_count_unless_all_nodes_are_there():
     assert expected in why_wait(come, come, FOR_EVER, rules(4))
     come |= fresh(3)
     assert why_wait(come, come, 0, rules(4)) == ""
+
+
+def test_all_nodes_of_the_first_membership_are_new():
+    assert changes(fresh(0, 2)) == ((), (0, 2))
+
+
+def test_nodes_are_lost_or_new_by_the_last_membership():
+    come = healed(0, 1, members=(0, 1, 2))
+    assert changes(come) == ((2,), ())
+    assert changes(come | fresh(2, 3)) == ((), (3,))
+
+
+def test_node_that_has_missed_a_membership_hears_of_what_that_has_changed():
+    # The second one, without node 4 and with node 3, has not begun on node 2.
+    come = healed(0, 1, 3, members=(0, 1, 2, 3), generation=2)
+    come |= healed(2, members=(0, 1, 2, 4), generation=1)
+    assert changes(come) == ((4,), (3,))
 
 
 def test_lost_nodes_are_not_waited_for_and_late_members_for_a_while():

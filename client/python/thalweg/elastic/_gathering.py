@@ -151,15 +151,16 @@ class FirstWorker:
 
     def _plan(self, come: Mapping[int, Standing]) -> Plan:
         nodes = tuple(sorted(come))
-        newest = _quorum.newest(come.values())
+        lost, new = _quorum.changes(come)
         return Plan(
-            generation=newest.generation + 1,
+            generation=_quorum.newest(come.values()).generation + 1,
             name=secrets.token_hex(8),
             nodes=nodes,
             workers=tuple(come[node].workers for node in nodes),
             questions=tuple(come[node].question for node in nodes),
             store=self._open_store(),
-            before=newest.members,
+            lost=lost,
+            come=new,
         )
 
 

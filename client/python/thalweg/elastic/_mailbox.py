@@ -36,13 +36,12 @@ class Plan(NamedTuple):
     workers: tuple[int, ...]  # of each of these nodes
     questions: tuple[str, ...]  # of each of these nodes
     store: Address  # where its workers meet
-    before: tuple[int, ...]  # nodes of the membership that it follows; none: it is the first
+    lost: tuple[int, ...]  # and the nodes that have come: see _quorum.changes()
+    come: tuple[int, ...]
 
     def membership(self, rank: int) -> Membership:
         """Returns what a worker is told."""
-        before, now = set(self.before), set(self.nodes)
-        lost, come = tuple(sorted(before - now)), tuple(sorted(now - before))
-        return Membership(self.generation, self.nodes, lost, come, rank, self.world_size)
+        return Membership(self.generation, self.nodes, self.lost, self.come, rank, self.world_size)
 
     @property
     def world_size(self) -> int:
@@ -201,7 +200,7 @@ def _encode(plan: Plan | None) -> dict[str, Any] | None:
 def _decode(found: Mapping[str, Any] | None) -> Plan | None:
     if found is None:
         return None
-    lists = {name: tuple(found[name]) for name in ("nodes", "workers", "questions", "before")}
+    lists = {name: tuple(value) for name, value in found.items() if isinstance(value, list)}
     return Plan(**{**found, **lists, "store": Address(*found["store"])})
 
 

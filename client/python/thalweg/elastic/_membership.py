@@ -11,7 +11,7 @@ class Membership(NamedTuple):
 
     generation: int  # counted from 1
     nodes: tuple[int, ...]
-    lost: tuple[int, ...]  # since the membership before
+    lost: tuple[int, ...]  # since the last membership that all of those that stay have trained in
     come: tuple[int, ...]
     rank: int  # of this worker
     world_size: int

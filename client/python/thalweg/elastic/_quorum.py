@@ -48,6 +48,18 @@ def leader(standings: Mapping[int, Standing]) -> int:
     return newest(standings.values()).node
 
 
+def changes(come: Mapping[int, Standing]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Returns which nodes these have lost, and which are new among them.
+
+    A node is lost or new if it is so for any that has a state: where a membership has begun on some
+    of them only, the others have not heard of its changes yet. All are new in the first one.
+    """
+    known = [set(one.members) for one in come.values() if one.generation > 0] or [set()]
+    lost = set().union(*known) - set(come)
+    new = set(come) - set.intersection(*known)
+    return tuple(sorted(lost)), tuple(sorted(new))
+
+
 def why_wait(
     come: Mapping[int, Standing],
     answering: Mapping[int, Standing],
