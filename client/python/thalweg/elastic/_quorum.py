@@ -54,9 +54,10 @@ def changes(come: Mapping[int, Standing]) -> tuple[tuple[int, ...], tuple[int, .
     A node is lost or new if it is so for any that has a state: where a membership has begun on some
     of them only, the others have not heard of its changes yet. All are new in the first one.
     """
-    known = [set(one.members) for one in come.values() if one.generation > 0] or [set()]
-    lost = set().union(*known) - set(come)
-    new = set(come) - set.intersection(*known)
+    known: list[set[int]] = [set(one.members) for one in come.values() if one.generation > 0]
+    known = known or [set()]
+    lost = known[0].union(*known) - set(come)
+    new = set(come) - known[0].intersection(*known)
     return tuple(sorted(lost)), tuple(sorted(new))
 
 
